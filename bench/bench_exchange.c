@@ -99,8 +99,8 @@ static moert_status find_tokens(bench *b) {
 static moert_status find_slots(bench *b) {
     const moert_plan *plan = b->plan->plan;
     const int32_t *index = b->all_index + plan->rank * tokens * topk;
-    return moert_plan_create(index, tokens, topk, experts, plan->ranks, plan->rank, plan->counts,
-                             &b->slots);
+    return moert_plan_create(&(moert_plan_shape){experts, plan->ranks, plan->rank, tokens, topk},
+                             index, plan->counts, &b->slots);
 }
 
 /* ---- set-up ---- */
@@ -187,8 +187,8 @@ static moert_status prepare(bench *b) {
     MOERT_TRY(status);
     MOERT_TRY(dtype == BENCH_BF16 ? moert_window_create_codes(b->exchange, hidden, &b->window)
                                   : moert_window_create(b->exchange, b->width, &b->window));
-    MOERT_TRY(
-        moert_exchange_make_plan(b->exchange, MOERT_OK, b->index, tokens, topk, experts, &b->plan));
+    MOERT_TRY(moert_exchange_make_plan(
+        b->exchange, &(moert_exchange_slots){b->index, tokens, topk, experts}, MOERT_OK, &b->plan));
     MOERT_TRY(moert_window_reserve(b->window, b->plan->plan));
     if (moert_exchange_pushes(b->exchange, false))
         MOERT_TRY(prepare_push(b));

@@ -54,8 +54,8 @@ static double in_place_bytes(const bench_sizes *s) {
 }
 
 static moert_status rope_run(const bench_memory *b) {
-    return moert_rope(b->of.tokens, b->of.tokens, b->of.hidden / BENCH_HEAD, BENCH_HEAD, b->rope,
-                      false, b->out[0]);
+    const moert_rotation rotation = {b->rope, b->of.hidden / BENCH_HEAD, b->of.tokens};
+    return moert_rope(&rotation, b->of.tokens, BENCH_HEAD, false, b->out[0]);
 }
 
 static moert_status rope_check(const bench_memory *b, double chosen, double *got, double *want) {
@@ -190,8 +190,8 @@ static double embedding_backward_bytes(const bench_sizes *s) {
 }
 
 static moert_status embedding_backward_run(const bench_memory *b) {
-    return moert_embedding_backward(1, b->of.tokens, b->of.hidden, b->token, b->in[1], 0,
-                                    b->of.vocabulary, b->out[0]);
+    return moert_embedding_backward(&(moert_embedding_part){
+        1, b->of.tokens, b->of.hidden, 0, b->of.vocabulary, b->token, b->in[1], b->out[0]});
 }
 
 static moert_status embedding_backward_check(const bench_memory *b, double chosen, double *got,

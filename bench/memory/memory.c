@@ -62,8 +62,8 @@ static moert_status fetch_slots(bench_memory *b) {
     MOERT_TRY(moert_alloc(&index, slots, sizeof *index));
     moert_status status = moert_buffer_read(b->index, 0, index, slots * sizeof *index);
     if (status == MOERT_OK)
-        status = moert_plan_create(index, s->tokens, s->topk, s->experts, 1, 0, made->counts,
-                                   &b->plan->plan);
+        status = moert_plan_create(&(moert_plan_shape){s->experts, 1, 0, s->tokens, s->topk}, index,
+                                   made->counts, &b->plan->plan);
     if (status == MOERT_OK)
         moert_plan_destroy(made);
     free(index);
@@ -75,8 +75,9 @@ static moert_status make_exchange(bench_memory *b, moert_comm *comm) {
     const uint32_t rows = (uint32_t)(s->tokens * s->topk);
     MOERT_TRY(make_index(b));
     MOERT_TRY(moert_exchange_create(b->device, comm, MOERT_EXCHANGE_LOCAL, &b->exchange));
-    MOERT_TRY(moert_exchange_make_plan(b->exchange, MOERT_OK, b->index, s->tokens, s->topk,
-                                       s->experts, &b->plan));
+    MOERT_TRY(moert_exchange_make_plan(
+        b->exchange, &(moert_exchange_slots){b->index, s->tokens, s->topk, s->experts}, MOERT_OK,
+        &b->plan));
     MOERT_TRY(fetch_slots(b));
     MOERT_TRY(moert_window_create(b->exchange, s->hidden, &b->window));
     MOERT_TRY(upload(b, b->plan->plan->slot_row, rows * sizeof(uint32_t), &b->gather));

@@ -25,8 +25,13 @@ double bench_norm_bytes(const bench_sizes *s) {
 }
 
 moert_status bench_norm_run(const bench_memory *b) {
-    return moert_norm_forward(norm_rows(&b->of), norm_width(&b->of), (float)EPSILON, b->in[0],
-                              b->in[2], b->out[0], b->out[1]);
+    return moert_norm_run(&(moert_norm){.rows = norm_rows(&b->of),
+                                        .width = norm_width(&b->of),
+                                        .epsilon = (float)EPSILON,
+                                        .x = b->in[0],
+                                        .weight = b->in[2],
+                                        .y = b->out[0],
+                                        .rstd = b->out[1]});
 }
 
 static double norm_scale(const bench_memory *b, size_t row) {

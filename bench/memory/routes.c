@@ -160,8 +160,12 @@ double bench_router_backward_bytes(const bench_sizes *s) {
 moert_status bench_router_backward_run(const bench_memory *b) {
     const moert_router_options options = router_of(b);
     const moert_routing routing = routing_of(b);
-    return moert_router_backward(b->device, &options, routed(&b->of), b->in[0], &routing, b->in[1],
-                                 NULL, 0.0f, b->out[4]);
+    return moert_router_backward(b->device, &options,
+                                 &(moert_router_gradient){.tokens = routed(&b->of),
+                                                          .logits = b->in[0],
+                                                          .routing = &routing,
+                                                          .dweight = b->in[1],
+                                                          .dlogits = b->out[4]});
 }
 
 /* The weight of a token's choice number `rank`, and its expert, by counting the logits above each:

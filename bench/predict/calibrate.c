@@ -221,8 +221,9 @@ static moert_status open_passage(const bench_work *w, size_t tokens, unsigned en
     MOERT_TRY(moert_buffer_write(p->index, 0, p->experts + mine, slots * sizeof(int32_t)));
     MOERT_TRY(moert_exchange_create(p->device, p->comm, engine, &p->exchange));
     MOERT_TRY(moert_window_create(p->exchange, w->hidden, &p->window));
-    MOERT_TRY(moert_exchange_make_plan(p->exchange, MOERT_OK, p->index, tokens, w->topk, w->experts,
-                                       &p->plan));
+    MOERT_TRY(moert_exchange_make_plan(
+        p->exchange, &(moert_exchange_slots){p->index, tokens, w->topk, w->experts}, MOERT_OK,
+        &p->plan));
     return moert_window_reserve(p->window, p->plan->plan);
 }
 

@@ -59,8 +59,10 @@ typedef struct moert_plan {
  * ERROR_MEMORY, ERROR_UNSUPPORTED (2^32 - 1 rows or more on any one rank; all ranks alike),
  * ERROR_MISMATCH (counts do not fit index).
  */
-MOERT_API moert_status moert_plan_create(const int32_t *index, size_t tokens, size_t topk,
-                                         size_t experts, size_t ranks, size_t rank,
+typedef struct moert_plan_shape {
+    size_t experts, ranks, rank, tokens, topk;
+} moert_plan_shape;
+MOERT_API moert_status moert_plan_create(const moert_plan_shape *shape, const int32_t *index,
                                          const uint64_t *counts, moert_plan **plan);
 MOERT_API void moert_plan_destroy(moert_plan *plan);
 

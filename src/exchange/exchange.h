@@ -129,18 +129,20 @@ struct moert_exchange_plan {
     size_t waves;              /* 1, until moert_exchange_cut */
     struct moert_planner *planner; /* the exchange's */
 };
-moert_status moert_exchange_make_plan(moert_exchange *exchange, moert_status local,
-                                      const moert_buffer *index, size_t tokens, size_t topk,
-                                      size_t experts, moert_exchange_plan **plan);
+typedef struct moert_exchange_slots {
+    const moert_buffer *index; /* int32 [T,K] */
+    size_t tokens, topk, experts;
+} moert_exchange_slots;
+moert_status moert_exchange_make_plan(moert_exchange *exchange, const moert_exchange_slots *slots,
+                                      moert_status local, moert_exchange_plan **plan);
 /*
  * The same in two calls, between which the caller may enqueue work that needs no plan: the device
  * does it while the host makes the plan. begin's status, an error of this rank's own, goes with
  * that of the work to end, as `local`; every begin has its end. index stays as it is until the
  * plan's first dispatch is done. Collective: end.
  */
-moert_status moert_exchange_begin_plan(moert_exchange *exchange, moert_status local,
-                                       const moert_buffer *index, size_t tokens, size_t topk,
-                                       size_t experts);
+moert_status moert_exchange_begin_plan(moert_exchange *exchange, const moert_exchange_slots *slots,
+                                       moert_status local);
 moert_status moert_exchange_end_plan(moert_exchange *exchange, moert_status local,
                                      moert_exchange_plan **plan);
 /* Before its exchange is destroyed. What has been enqueued may still use it. NULL is legal. */

@@ -22,16 +22,10 @@ static size_t count_words(const moert_exchange *exchange, size_t experts) {
     return HEADER_WORDS + experts + (exchange->rails != NULL ? exchange->rails->nodes : 0);
 }
 
-/* What is planned. */
-typedef struct moert_choice {
-    const moert_buffer *index; /* int32 [T,K] */
-    size_t tokens, topk, experts;
-} moert_choice;
-
 /* What plans of one exchange are made in. Memory of the host and of devices takes longer to get
  * than a plan, so it stays, and that of a plan goes to the next one. */
 typedef struct moert_planner {
-    moert_choice choice;
+    moert_exchange_slots choice;
     size_t told;                /* words that each rank tells */
     size_t room;                /* for so many */
     uint64_t *mine;             /* [told] */
@@ -44,7 +38,7 @@ typedef struct moert_planner {
     moert_exchange_plan *spare; /* the memory of the next plan, or NULL */
 } moert_planner;
 
-static size_t chunks_of(const moert_choice *choice) {
+static size_t chunks_of(const moert_exchange_slots *choice) {
     return moert_ceil_div(choice->tokens, CHUNK);
 }
 
@@ -113,7 +107,7 @@ static size_t first_lane(size_t local) {
 }
 
 static moert_status reserve(moert_exchange *exchange, moert_planner *planner) {
-    const moert_choice *choice = &planner->choice;
+    const moert_exchange_slots *choice = &planner->choice;
     const size_t slots = choice->tokens * choice->topk, rows = choice->experts + 1;
     moert_device *device = exchange->device;
     size_t first, local;
@@ -139,7 +133,7 @@ static moert_status reserve(moert_exchange *exchange, moert_planner *planner) {
 
 /* ---- counts ---- */
 
-static moert_plan_args args_of(const moert_choice *choice) {
+static moert_plan_args args_of(const moert_exchange_slots *choice) {
     return (moert_plan_args){.tokens = (uint32_t)choice->tokens,
                              .topk = (uint32_t)choice->topk,
                              .experts = (uint32_t)choice->experts,
@@ -148,7 +142,7 @@ static moert_plan_args args_of(const moert_choice *choice) {
 
 /* Enqueues that the device counts, and tells the host. */
 static moert_status count(moert_exchange *exchange, moert_planner *planner) {
-    const moert_choice *choice = &planner->choice;
+    const moert_exchange_slots *choice = &planner->choice;
     const size_t experts = choice->experts;
     const moert_plan_args args = args_of(choice);
     const moert_grid grid = {args.chunks, 1, 1}, rows = {experts + 1, 1, 1};
@@ -168,7 +162,7 @@ static moert_status count(moert_exchange *exchange, moert_planner *planner) {
  * rails need them. */
 static moert_status look_at_slots(moert_exchange *exchange, const moert_planner *planner,
                                   int32_t **index) {
-    const moert_choice *choice = &planner->choice;
+    const moert_exchange_slots *choice = &planner->choice;
     const size_t slots = choice->tokens * choice->topk;
     MOERT_TRY(moert_alloc(index, slots, sizeof(int32_t)));
     if (slots > 0)
@@ -284,7 +278,7 @@ static moert_status tell_device(moert_device *device, const uint32_t *words, siz
 
 static moert_status place(moert_exchange *exchange, const moert_planner *planner,
                           const moert_exchange_plan *made) {
-    const moert_choice *choice = &planner->choice;
+    const moert_exchange_slots *choice = &planner->choice;
     const moert_plan *plan = made->plan;
     const size_t experts = choice->experts, first = first_lane(plan->local_experts);
     moert_plan_args args = args_of(choice);
@@ -303,11 +297,15 @@ static moert_status place(moert_exchange *exchange, const moert_planner *planner
 /* From the counts of all ranks to the plan, in the spare memory. */
 static moert_status complete(moert_exchange *exchange, const moert_planner *planner,
                              const int32_t *index, moert_exchange_plan *made) {
-    const moert_choice *choice = &planner->choice;
-    const size_t ranks = moert_comm_size(exchange->comm), rank = moert_comm_rank(exchange->comm);
+    const moert_exchange_slots *choice = &planner->choice;
+    const size_t ranks = moert_comm_size(exchange->comm);
     MOERT_TRY(read_counts(planner, ranks, made));
-    MOERT_TRY(moert_plan_create(index, choice->tokens, choice->topk, choice->experts, ranks, rank,
-                                planner->counts, &made->plan));
+    MOERT_TRY(moert_plan_create(&(moert_plan_shape){.experts = choice->experts,
+                                                    .ranks = ranks,
+                                                    .rank = moert_comm_rank(exchange->comm),
+                                                    .tokens = choice->tokens,
+                                                    .topk = choice->topk},
+                                index, planner->counts, &made->plan));
     MOERT_TRY(place(exchange, planner, made));
     if (exchange->rails != NULL)
         MOERT_TRY(moert_relay_create(exchange->device, exchange->rails, made->plan,
@@ -318,16 +316,15 @@ static moert_status complete(moert_exchange *exchange, const moert_planner *plan
     return MOERT_OK;
 }
 
-moert_status moert_exchange_begin_plan(moert_exchange *exchange, moert_status local,
-                                       const moert_buffer *index, size_t tokens, size_t topk,
-                                       size_t experts) {
+moert_status moert_exchange_begin_plan(moert_exchange *exchange, const moert_exchange_slots *slots,
+                                       moert_status local) {
     moert_phase_set(MOERT_PHASE_PLAN);
     if (exchange->planner == NULL)
         MOERT_TRY(MOERT_NEW(&exchange->planner));
     moert_planner *planner = exchange->planner;
-    planner->choice = (moert_choice){index, tokens, topk, experts};
-    MOERT_TRY(
-        reserve_message(planner, count_words(exchange, experts), moert_comm_size(exchange->comm)));
+    planner->choice = *slots;
+    MOERT_TRY(reserve_message(planner, count_words(exchange, slots->experts),
+                              moert_comm_size(exchange->comm)));
     if (local != MOERT_OK)
         return local;
     MOERT_TRY(reserve(exchange, planner));
@@ -359,9 +356,8 @@ release:
     return status;
 }
 
-moert_status moert_exchange_make_plan(moert_exchange *exchange, moert_status local,
-                                      const moert_buffer *index, size_t tokens, size_t topk,
-                                      size_t experts, moert_exchange_plan **plan) {
-    local = moert_exchange_begin_plan(exchange, local, index, tokens, topk, experts);
+moert_status moert_exchange_make_plan(moert_exchange *exchange, const moert_exchange_slots *slots,
+                                      moert_status local, moert_exchange_plan **plan) {
+    local = moert_exchange_begin_plan(exchange, slots, local);
     return moert_exchange_end_plan(exchange, local, plan);
 }

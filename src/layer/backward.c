@@ -157,9 +157,14 @@ static moert_status differentiate_router(moert_layer *layer, const moert_layer_l
     moert_phase_set(MOERT_PHASE_ROUTER_BACKWARD);
     MOERT_TRY(
         moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_LOGITS, tokens * router->experts, dlogits));
-    MOERT_TRY(moert_router_backward(layer->mesh->device, router, tokens, layer->logits,
-                                    &layer->routing, dweight, losses->aux_gradient,
-                                    losses->z_factor, *dlogits));
+    MOERT_TRY(moert_router_backward(layer->mesh->device, router,
+                                    &(moert_router_gradient){.tokens = tokens,
+                                                             .logits = layer->logits,
+                                                             .routing = &layer->routing,
+                                                             .dweight = dweight,
+                                                             .aux_gradient = losses->aux_gradient,
+                                                             .z_factor = losses->z_factor,
+                                                             .dlogits = *dlogits}));
     const moert_gemm gemm = moert_layer_router_gemm(layer, layer->input, *dlogits);
     return moert_block_dense_gradient(layer->block[BLOCK_DENSE], DENSE_ROUTER, &layer->batch, &gemm,
                                       layer->options.router_bias,

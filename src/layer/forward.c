@@ -160,8 +160,11 @@ static moert_status deliver(moert_layer *layer, moert_status status, const moert
     moert_mesh *mesh = layer->mesh;
     const moert_router_options *router = &layer->options.router;
     const moert_buffer *packed = NULL;
-    status = moert_exchange_begin_plan(mesh->exchange, status, layer->routing.index,
-                                       layer->batch.tokens, router->topk, router->experts);
+    status =
+        moert_exchange_begin_plan(mesh->exchange,
+                                  &(moert_exchange_slots){layer->routing.index, layer->batch.tokens,
+                                                          router->topk, router->experts},
+                                  status);
     if (status == MOERT_OK) /* while the host makes the plan */
         status = moert_wire_pack(layer, x, &packed);
     MOERT_TRY(moert_exchange_end_plan(mesh->exchange, status, &layer->plan));

@@ -68,15 +68,6 @@ static moert_status differentiate_product(moert_model *model, moert_block *block
     return moert_block_gemm(block, index, &gemm);
 }
 
-/* Gradient through y = x weight^T: dx (+)= dy weight, and of the weight as tensor `index` of
- * `block`; x and dy are factors. */
-static moert_status differentiate_dense(moert_model *model, moert_block *block, size_t index,
-                                        size_t n, size_t k, const moert_buffer *x,
-                                        const moert_buffer *dy, moert_buffer *dx, bool accumulate) {
-    const moert_gemm gemm = moert_model_gemm(model, n, k, x, dy);
-    return differentiate_product(model, block, index, &gemm, dx, accumulate);
-}
-
 /* d = gradient of the last layer's result, from that of the logits; a tied head's own gradient
  * comes with the embedding's. */
 static moert_status differentiate_logits(moert_model *model, const moert_buffer *x) {
@@ -94,32 +85,32 @@ static moert_status differentiate_logits(moert_model *model, const moert_buffer 
 }
 
 /* q or k backwards: rotation, norm, then the projection, into dn. */
-static moert_status differentiate_heads(moert_model *model, moert_model_layer *layer, size_t weight,
-                                        size_t norm, size_t heads, const moert_buffer *raw,
-                                        const moert_buffer *rstd, moert_buffer *dx,
+static moert_status differentiate_heads(moert_model *model, moert_model_layer *layer,
+                                        const moert_model_heads *h, moert_buffer *dx,
                                         bool accumulate) {
     const moert_model_config *c = &model->config;
     const moert_number type = moert_model_type(model);
-    const size_t tokens = model->batch.tokens, width = heads * c->head_size;
+    const size_t tokens = model->batch.tokens, width = h->count * c->head_size;
+    const moert_rotation rotation = {model->rope, h->count, model->length};
     moert_buffer *factor;
     if (c->qk_norm) {
         MOERT_TRY(moert_factor_place(model->mesh, type, tokens * width, MOERT_SCRATCH_ROUNDED_Y, dx,
                                      &factor));
-        const moert_norm_gradient own = {.rows = tokens * heads,
+        const moert_norm_gradient own = {.rows = tokens * h->count,
                                          .width = c->head_size,
-                                         .x = raw,
-                                         .rstd = rstd,
+                                         .x = h->raw,
+                                         .rstd = h->rstd,
                                          .dy = dx,
                                          .dx = type == MOERT_NUMBER_F32 ? dx : NULL,
                                          .codes = type == MOERT_NUMBER_F32 ? NULL : factor,
-                                         .rotation = {model->rope, heads, model->length}};
-        MOERT_TRY(differentiate_norm(model, layer->attention, norm, &own));
+                                         .rotation = rotation};
+        MOERT_TRY(differentiate_norm(model, layer->attention, h->norm, &own));
     } else {
-        MOERT_TRY(moert_rope(tokens, model->length, heads, c->head_size, model->rope, true, dx));
+        MOERT_TRY(moert_rope(&rotation, tokens, c->head_size, true, dx));
         MOERT_TRY(moert_model_factor(model, width, dx, MOERT_SCRATCH_ROUNDED_Y, &factor));
     }
-    return differentiate_dense(model, layer->attention, weight, width, c->hidden, layer->normed,
-                               factor, model->dn, accumulate);
+    const moert_gemm gemm = moert_model_gemm(model, width, c->hidden, layer->normed, factor);
+    return differentiate_product(model, layer->attention, h->weight, &gemm, model->dn, accumulate);
 }
 
 /* d += gradient through the attention half of a layer. */
@@ -141,13 +132,13 @@ static moert_status differentiate_attention(moert_model *model, moert_model_laye
     MOERT_TRY(moert_attention_backward(&attention));
     MOERT_TRY(moert_block_dense_gradient(layer->attention, ATTN_O, &model->batch, &out, false,
                                          partial_scratch(model)));
-    MOERT_TRY(differentiate_heads(model, layer, ATTN_Q, ATTN_Q_NORM, c->heads, layer->q_raw,
-                                  layer->q_rstd, model->dq, false));
-    MOERT_TRY(differentiate_heads(model, layer, ATTN_K, ATTN_K_NORM, c->kv_heads, layer->k_raw,
-                                  layer->k_rstd, model->dk, true));
+    const moert_model_heads heads_q = moert_model_q(model, layer),
+                            heads_k = moert_model_k(model, layer);
+    MOERT_TRY(differentiate_heads(model, layer, &heads_q, model->dq, false));
+    MOERT_TRY(differentiate_heads(model, layer, &heads_k, model->dk, true));
     MOERT_TRY(moert_model_factor(model, kv, model->dv, MOERT_SCRATCH_ROUNDED_Y, &dy));
-    MOERT_TRY(differentiate_dense(model, layer->attention, ATTN_V, kv, c->hidden, layer->normed, dy,
-                                  model->dn, true));
+    const moert_gemm v = moert_model_gemm(model, kv, c->hidden, layer->normed, dy);
+    MOERT_TRY(differentiate_product(model, layer->attention, ATTN_V, &v, model->dn, true));
     return differentiate_rows(model, layer->attention, ATTN_INPUT_NORM, x, layer->rstd, true);
 }
 
@@ -175,8 +166,15 @@ static moert_status differentiate_tied(moert_model *model) {
     MOERT_TRY(moert_model_reserve(model, rows * row_floats, partial_scratch(model)));
     for (size_t row = 0; row < c->vocabulary && sequences > 0; row += rows) {
         size_t count = moert_min(rows, c->vocabulary - row);
-        MOERT_TRY(moert_embedding_backward(sequences, model->length, c->hidden, model->tokens,
-                                           model->d, row, count, *partial_scratch(model)));
+        MOERT_TRY(
+            moert_embedding_backward(&(moert_embedding_part){.sequences = sequences,
+                                                             .length = model->length,
+                                                             .hidden = c->hidden,
+                                                             .first_row = row,
+                                                             .rows = count,
+                                                             .token = model->tokens,
+                                                             .dx = model->d,
+                                                             .partial = *partial_scratch(model)}));
         moert_gemm gemm = moert_model_head_gradient(model);
         gemm.kind = MOERT_GEMM_WGRAD;
         gemm.n = count;

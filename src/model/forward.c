@@ -105,26 +105,24 @@ static moert_status normalise(moert_model *model, const moert_block *block, size
 }
 
 /* q or k: projection, norm over each head where the model has one, rotation. */
-static moert_status project_heads(moert_model *model, const moert_model_layer *layer, size_t weight,
-                                  size_t norm, size_t heads, moert_buffer *raw, moert_buffer *rstd,
-                                  moert_buffer *out) {
+static moert_status project_heads(moert_model *model, const moert_model_layer *layer,
+                                  const moert_model_heads *h) {
     const moert_model_config *c = &model->config;
-    const moert_block_tensor *tensor = layer->attention->tensor;
     size_t tokens = model->batch.tokens;
-    moert_buffer *projected = c->qk_norm ? raw : out;
-    const moert_gemm gemm =
-        moert_model_gemm(model, heads * c->head_size, c->hidden, layer->normed, projected);
-    MOERT_TRY(moert_block_gemm(layer->attention, weight, &gemm));
+    const moert_rotation rotation = {model->rope, h->count, model->length};
+    const moert_gemm gemm = moert_model_gemm(model, h->count * c->head_size, c->hidden,
+                                             layer->normed, c->qk_norm ? h->raw : h->rotated);
+    MOERT_TRY(moert_block_gemm(layer->attention, h->weight, &gemm));
     if (!c->qk_norm)
-        return moert_rope(tokens, model->length, heads, c->head_size, model->rope, false, out);
-    return moert_norm_run(&(moert_norm){.rows = tokens * heads,
+        return moert_rope(&rotation, tokens, c->head_size, false, h->rotated);
+    return moert_norm_run(&(moert_norm){.rows = tokens * h->count,
                                         .width = c->head_size,
                                         .epsilon = c->norm_epsilon,
-                                        .x = raw,
-                                        .weight = tensor[norm].weight,
-                                        .y = out,
-                                        .rstd = rstd,
-                                        .rotation = {model->rope, heads, model->length}});
+                                        .x = h->raw,
+                                        .weight = layer->attention->tensor[h->norm].weight,
+                                        .y = h->rotated,
+                                        .rstd = h->rstd,
+                                        .rotation = rotation});
 }
 
 /* middle = x + attention(norm(x)) */
@@ -134,10 +132,10 @@ static moert_status attend(moert_model *model, moert_model_layer *layer, const m
            kv = c->kv_heads * c->head_size;
     moert_phase_set(MOERT_PHASE_ATTENTION);
     MOERT_TRY(normalise(model, layer->attention, ATTN_INPUT_NORM, x, layer->normed, layer->rstd));
-    MOERT_TRY(project_heads(model, layer, ATTN_Q, ATTN_Q_NORM, c->heads, layer->q_raw,
-                            layer->q_rstd, layer->q));
-    MOERT_TRY(project_heads(model, layer, ATTN_K, ATTN_K_NORM, c->kv_heads, layer->k_raw,
-                            layer->k_rstd, layer->k));
+    const moert_model_heads heads_q = moert_model_q(model, layer),
+                            heads_k = moert_model_k(model, layer);
+    MOERT_TRY(project_heads(model, layer, &heads_q));
+    MOERT_TRY(project_heads(model, layer, &heads_k));
     moert_gemm gemm = moert_model_gemm(model, kv, c->hidden, layer->normed, layer->v);
     MOERT_TRY(moert_block_gemm(layer->attention, ATTN_V, &gemm));
     moert_attention attention = moert_model_attention(model, layer);

@@ -112,6 +112,23 @@ static inline moert_gemm moert_model_head_gradient(const moert_model *model) {
     return gemm;
 }
 
+/* The heads of q or k: tensors of the attention, and activations of the last forward. */
+typedef struct moert_model_heads {
+    size_t weight, norm, count;
+    moert_buffer *raw, *rstd, *rotated;
+} moert_model_heads;
+
+static inline moert_model_heads moert_model_q(const moert_model *model,
+                                              const moert_model_layer *l) {
+    return (moert_model_heads){ATTN_Q, ATTN_Q_NORM, model->config.heads, l->q_raw, l->q_rstd, l->q};
+}
+
+static inline moert_model_heads moert_model_k(const moert_model *model,
+                                              const moert_model_layer *l) {
+    return (moert_model_heads){ATTN_K,   ATTN_K_NORM, model->config.kv_heads,
+                               l->k_raw, l->k_rstd,   l->k};
+}
+
 static inline moert_attention moert_model_attention(const moert_model *model,
                                                     const moert_model_layer *layer) {
     const moert_model_config *c = &model->config;

@@ -72,8 +72,8 @@ static moert_status gather_numbers(moert_model *model, moert_buffer *numbers) {
         const moert_routing *routing = moert_layer_routing(model->layer[l].moe);
         const size_t at = numbers_of_layer(model, l);
         MOERT_TRY(copy_numbers(routing->lse, tokens, numbers, at));
-        MOERT_TRY(moert_router_mass(model->device, &c->router, tokens, routing->scores,
-                                    model->batch.ends, sequences, mass));
+        MOERT_TRY(moert_router_mass(&c->router, tokens, routing->scores, model->batch.ends,
+                                    sequences, mass));
         MOERT_TRY(copy_numbers(mass, masses, numbers, at + tokens));
     }
     return MOERT_OK;
@@ -147,8 +147,9 @@ static moert_status balance_together(moert_model *model, const uint64_t *counts,
                 mass[e] += sums[column_of_layer(model, l) + 1 + e];
                 count[e] += counts[l * experts + e];
             }
-        *aux = moert_router_aux_loss(MOERT_AUX_HUGGING_FACE, &c->router, count, mass, rows,
-                                     coefficient, gradient);
+        const moert_router_load load = {count, mass, rows};
+        *aux =
+            moert_router_aux_loss(MOERT_AUX_HUGGING_FACE, &c->router, &load, coefficient, gradient);
         const moert_buffer *first = model->layer[0].aux_gradient;
         status = moert_buffer_write(model->layer[0].aux_gradient, 0, gradient,
                                     experts * sizeof *gradient);
@@ -168,9 +169,9 @@ static moert_status balance_layers(moert_model *model, const uint64_t *counts, c
     double rows = (double)(model->batch.total_sequences * model->length);
     *aux = 0.0;
     for (size_t l = 0; l < c->layers; l++) {
-        *aux += moert_router_aux_loss(MOERT_AUX_MEGATRON, &c->router, counts + l * experts,
-                                      sums + column_of_layer(model, l) + 1, rows, coefficient,
-                                      gradient);
+        const moert_router_load load = {counts + l * experts, sums + column_of_layer(model, l) + 1,
+                                        rows};
+        *aux += moert_router_aux_loss(MOERT_AUX_MEGATRON, &c->router, &load, coefficient, gradient);
         MOERT_TRY(moert_buffer_write(model->layer[l].aux_gradient, 0, gradient,
                                      experts * sizeof *gradient));
     }

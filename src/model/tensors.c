@@ -18,12 +18,12 @@ static moert_model_tensor *add(moert_model *model, size_t rank, size_t rows, siz
     return tensor;
 }
 
-/* A tensor that is a whole tensor of a block. */
+/* A tensor [rows, columns], or [rows] of no columns, that is a whole tensor of a block. */
 static void add_whole(moert_model *model, moert_block *block, size_t index, const char *name,
-                      size_t rank, size_t rows, size_t columns) {
+                      size_t rows, size_t columns) {
     if (block->tensor[index].elements == 0)
         return;
-    moert_model_tensor *tensor = add(model, rank, rows, columns);
+    moert_model_tensor *tensor = add(model, columns > 0 ? 2 : 1, rows, moert_max(columns, 1));
     snprintf(tensor->name, sizeof tensor->name, "%s", name);
     tensor->block = block;
     tensor->offset = block->tensor[index].offset;
@@ -34,22 +34,21 @@ static void add_attention(moert_model *model, size_t index) {
     size_t h = c->hidden, q = c->heads * c->head_size, kv = c->kv_heads * c->head_size;
     const struct {
         const char *suffix;
-        size_t rank, rows, columns;
+        size_t rows, columns;
     } rows[ATTN_TENSORS] = {
-        [ATTN_INPUT_NORM] = {"input_layernorm.weight", 1, h, 1},
-        [ATTN_Q] = {"self_attn.q_proj.weight", 2, q, h},
-        [ATTN_K] = {"self_attn.k_proj.weight", 2, kv, h},
-        [ATTN_V] = {"self_attn.v_proj.weight", 2, kv, h},
-        [ATTN_O] = {"self_attn.o_proj.weight", 2, h, q},
-        [ATTN_Q_NORM] = {"self_attn.q_norm.weight", 1, c->head_size, 1},
-        [ATTN_K_NORM] = {"self_attn.k_norm.weight", 1, c->head_size, 1},
-        [ATTN_POST_NORM] = {"post_attention_layernorm.weight", 1, h, 1},
+        [ATTN_INPUT_NORM] = {"input_layernorm.weight", h, 0},
+        [ATTN_Q] = {"self_attn.q_proj.weight", q, h},
+        [ATTN_K] = {"self_attn.k_proj.weight", kv, h},
+        [ATTN_V] = {"self_attn.v_proj.weight", kv, h},
+        [ATTN_O] = {"self_attn.o_proj.weight", h, q},
+        [ATTN_Q_NORM] = {"self_attn.q_norm.weight", c->head_size, 0},
+        [ATTN_K_NORM] = {"self_attn.k_norm.weight", c->head_size, 0},
+        [ATTN_POST_NORM] = {"post_attention_layernorm.weight", h, 0},
     };
     for (size_t i = 0; i < ATTN_TENSORS; i++) {
         char name[96];
         snprintf(name, sizeof name, "model.layers.%zu.%s", index, rows[i].suffix);
-        add_whole(model, model->layer[index].attention, i, name, rows[i].rank, rows[i].rows,
-                  rows[i].columns);
+        add_whole(model, model->layer[index].attention, i, name, rows[i].rows, rows[i].columns);
     }
 }
 
@@ -79,20 +78,20 @@ moert_status moert_model_list_tensors(moert_model *model) {
     const moert_model_config *c = &model->config;
     MOERT_TRY(MOERT_NEW_ARRAY(
         &model->tensor, OUTER_TENSORS + c->layers * (ATTN_TENSORS + 1 + 3 * c->router.experts)));
-    add_whole(model, model->outer, OUTER_EMBED, "model.embed_tokens.weight", 2, c->vocabulary,
+    add_whole(model, model->outer, OUTER_EMBED, "model.embed_tokens.weight", c->vocabulary,
               c->hidden);
     for (size_t i = 0; i < c->layers; i++) {
         char name[96];
         add_attention(model, i);
         moert_moe_tensor_name(c, i, "gate.weight", name, sizeof name);
-        add_whole(model, moert_layer_block(model->layer[i].moe, 0), 0, name, 2, c->router.experts,
+        add_whole(model, moert_layer_block(model->layer[i].moe, 0), 0, name, c->router.experts,
                   c->hidden);
         for (size_t e = 0; e < c->router.experts; e++)
             for (int part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++)
                 add_expert(model, i, e, (moert_expert_part)part);
     }
-    add_whole(model, model->outer, OUTER_NORM, "model.norm.weight", 1, c->hidden, 1);
-    add_whole(model, model->outer, OUTER_HEAD, "lm_head.weight", 2, c->vocabulary, c->hidden);
+    add_whole(model, model->outer, OUTER_NORM, "model.norm.weight", c->hidden, 0);
+    add_whole(model, model->outer, OUTER_HEAD, "lm_head.weight", c->vocabulary, c->hidden);
     return MOERT_OK;
 }
 

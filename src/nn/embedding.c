@@ -20,19 +20,18 @@ moert_status moert_embedding_forward(size_t tokens, size_t hidden, const moert_b
                      MOERT_ARGS(moert_embedding_args, .tokens = tokens, .hidden = hidden));
 }
 
-moert_status moert_embedding_backward(size_t sequences, size_t length, size_t hidden,
-                                      const moert_buffer *token, const moert_buffer *dx,
-                                      size_t first_row, size_t rows, moert_buffer *partial) {
-    moert_device *device = moert_buffer_device(partial);
+moert_status moert_embedding_backward(const moert_embedding_part *part) {
+    const size_t hidden = part->hidden, rows = part->rows;
+    moert_device *device = moert_buffer_device(part->partial);
     const size_t share = moert_share(device, rows, GPU_ROWS);
     const moert_grid grid = {moert_share(device, moert_ceil_div(hidden, COLUMNS), hidden > 0),
-                             sequences, rows > 0 ? moert_ceil_div(rows, share) : 0};
+                             part->sequences, rows > 0 ? moert_ceil_div(rows, share) : 0};
     moert_profile_work(device, "nn/embedding", 0.0,
-                       sizeof(float) * (double)(sequences * (length + rows) * hidden));
+                       sizeof(float) * (double)(part->sequences * (part->length + rows) * hidden));
     return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/embedding", hidden), "embedding_backward",
-                     grid, MOERT_ARG(token), MOERT_ARG(dx), MOERT_ARG(partial),
-                     MOERT_ARGS(moert_embedding_args, .length = length, .hidden = hidden,
-                                .first_row = first_row, .rows = rows, .share = share));
+                     grid, MOERT_ARG(part->token), MOERT_ARG(part->dx), MOERT_ARG(part->partial),
+                     MOERT_ARGS(moert_embedding_args, .length = part->length, .hidden = hidden,
+                                .first_row = part->first_row, .rows = rows, .share = share));
 }
 
 moert_status moert_embedding_links(moert_span span, size_t length, size_t rows,

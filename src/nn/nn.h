@@ -30,9 +30,12 @@ moert_status moert_embedding_forward(size_t tokens, size_t hidden, const moert_b
                                      const moert_buffer *token, moert_buffer *x);
 /* partial[S,rows,H] = for table rows [first_row, first_row + rows): sum of dx[t] over the
  * sequence's tokens in order. */
-moert_status moert_embedding_backward(size_t sequences, size_t length, size_t hidden,
-                                      const moert_buffer *token, const moert_buffer *dx,
-                                      size_t first_row, size_t rows, moert_buffer *partial);
+typedef struct moert_embedding_part {
+    size_t sequences, length, hidden, first_row, rows;
+    const moert_buffer *token, *dx;
+    moert_buffer *partial;
+} moert_embedding_part;
+moert_status moert_embedding_backward(const moert_embedding_part *part);
 /*
  * The same for all `rows` of the table, straight to the nodes of the tree: what moert_tree_reduce
  * makes of such partials, bit for bit, without them. link[T,2] is made by moert_embedding_links
@@ -51,23 +54,19 @@ moert_status moert_embedding_links(moert_span span, size_t length, size_t rows,
 /* ---- RMSNorm: y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon), over rows of `width`
  * ---- */
 
-/*
- * x, y [R,width] (may be the same buffer), weight [width], rstd [R] kept for backward. Norms over
- * heads are the same with R = T * heads and width = head_size. Errors: ERROR_USAGE (width 0).
- */
-moert_status moert_norm_forward(size_t rows, size_t width, float epsilon, const moert_buffer *x,
-                                const moert_buffer *weight, moert_buffer *y, moert_buffer *rstd);
-
 /* Rows that are heads, so many of a token in sequences of `length`, rotated by the table (see
  * below); a table of NULL: they are not. */
 typedef struct moert_rotation {
     const moert_buffer *table;
     size_t heads, length;
 } moert_rotation;
+
 /*
- * The same with y rotated then, and with y also or, when y is NULL, only as bf16 codes: the values
- * that a cast would give. Errors also: ERROR_USAGE (no results, R no multiple of heads, those of
- * moert_rope), ERROR_UNSUPPORTED (rotated codes).
+ * x, y [R,width] (may be the same buffer), weight [width], rstd [R] kept for backward; y is also
+ * or, when y is NULL, only given as bf16 codes: the values that a cast would give. Norms over heads
+ * are the same with R = T * heads and width = head_size, and y may be rotated then. Errors:
+ * ERROR_USAGE (width 0, no results, R no multiple of heads, those of moert_rope),
+ * ERROR_UNSUPPORTED (rotated codes).
  */
 typedef struct moert_norm {
     size_t rows, width;
@@ -114,11 +113,10 @@ moert_status moert_rope_table_create(moert_device *device, size_t length, size_t
  * Rotates x[T,heads,head_size] in place, token t by position t mod length; `inverse` rotates back,
  * which is the backward. Errors: ERROR_USAGE (head_size odd or 0, table shorter than the length).
  */
+moert_status moert_rope(const moert_rotation *rotation, size_t tokens, size_t head_size,
+                        bool inverse, moert_buffer *x);
 /* Its errors alone, for what rotates as well. */
-moert_status moert_rope_check(size_t tokens, size_t length, size_t heads, size_t head_size,
-                              const moert_buffer *table);
-moert_status moert_rope(size_t tokens, size_t length, size_t heads, size_t head_size,
-                        const moert_buffer *table, bool inverse, moert_buffer *x);
+moert_status moert_rope_check(const moert_rotation *rotation, size_t tokens, size_t head_size);
 
 /* ---- cross-entropy ---- */
 

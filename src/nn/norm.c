@@ -73,8 +73,7 @@ static bool rotates(const norm_form *form, const moert_rotation *rotation) {
 
 static moert_status rotate(const moert_rotation *rotation, size_t rows, size_t width, bool inverse,
                            moert_buffer *x) {
-    return moert_rope(rows / rotation->heads, rotation->length, rotation->heads, width,
-                      rotation->table, inverse, x);
+    return moert_rope(rotation, rows / rotation->heads, width, inverse, x);
 }
 
 static moert_status check_rotation(const moert_rotation *rotation, size_t rows, size_t width) {
@@ -83,8 +82,7 @@ static moert_status check_rotation(const moert_rotation *rotation, size_t rows, 
     if (rotation->heads == 0 || rows % rotation->heads != 0)
         return MOERT_FAIL(ERROR_USAGE, "%zu rows are no tokens of %zu heads", rows,
                           rotation->heads);
-    return moert_rope_check(rows / rotation->heads, rotation->length, rotation->heads, width,
-                            rotation->table);
+    return moert_rope_check(rotation, rows / rotation->heads, width);
 }
 
 moert_status moert_norm_run(const moert_norm *norm) {
@@ -111,43 +109,36 @@ moert_status moert_norm_run(const moert_norm *norm) {
     return turned && !fused ? rotate(rotation, norm->rows, norm->width, false, norm->y) : MOERT_OK;
 }
 
-moert_status moert_norm_forward(size_t rows, size_t width, float epsilon, const moert_buffer *x,
-                                const moert_buffer *weight, moert_buffer *y, moert_buffer *rstd) {
-    return moert_norm_run(&(moert_norm){.rows = rows,
-                                        .width = width,
-                                        .epsilon = epsilon,
-                                        .x = x,
-                                        .weight = weight,
-                                        .y = y,
-                                        .rstd = rstd});
-}
+/* How the rows of a sequence are cut into pieces, over which its gradient is summed. */
+typedef struct cut {
+    size_t sequence_rows, piece_rows, pieces;
+} cut;
 
-/* dx and the pieces of the weight's gradient. */
+/* dx and the pieces of the weight's gradient, into piece[sequences, pieces, width]. */
 static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form *form, bool rotated,
-                               size_t sequence_rows, size_t piece_rows, size_t pieces,
-                               moert_buffer *piece) {
+                               const cut *c, moert_buffer *piece) {
     moert_device *device = moert_buffer_device(norm->x);
     const moert_rotation *rotation = &norm->rotation;
     const int accumulate = norm->accumulate;
     char spec[SPEC_BYTES];
     name_program(form, norm->dx, norm->codes, rotated, spec);
     if (form->steps > 0)
-        return MOERT_RUN(device, spec, "norm_gradients", ((moert_grid){pieces, norm->sequences, 1}),
-                         MOERT_ARG(norm->x), MOERT_ARG(norm->weight), MOERT_ARG(norm->rstd),
-                         MOERT_ARG(norm->dy), MOERT_ARG(norm->dx), MOERT_ARG(norm->codes),
-                         MOERT_ARG(piece), MOERT_ARG(rotation->table),
-                         MOERT_ARGS(moert_norm_args, .sequence_rows = sequence_rows,
-                                    .block = piece_rows, .width = form->columns,
-                                    .accumulate = accumulate, .heads = (int)rotation->heads,
-                                    .length = (int)rotation->length));
+        return MOERT_RUN(
+            device, spec, "norm_gradients", ((moert_grid){c->pieces, norm->sequences, 1}),
+            MOERT_ARG(norm->x), MOERT_ARG(norm->weight), MOERT_ARG(norm->rstd), MOERT_ARG(norm->dy),
+            MOERT_ARG(norm->dx), MOERT_ARG(norm->codes), MOERT_ARG(piece),
+            MOERT_ARG(rotation->table),
+            MOERT_ARGS(moert_norm_args, .sequence_rows = c->sequence_rows, .block = c->piece_rows,
+                       .width = form->columns, .accumulate = accumulate,
+                       .heads = (int)rotation->heads, .length = (int)rotation->length));
     /* first, since it reads dy, which may be dx */
     const size_t columns = moert_share(device, COLUMNS, STEP);
     MOERT_TRY(
         MOERT_RUN(device, spec, "norm_partial",
-                  ((moert_grid){moert_ceil_div(norm->width, columns), pieces, norm->sequences}),
+                  ((moert_grid){moert_ceil_div(norm->width, columns), c->pieces, norm->sequences}),
                   MOERT_ARG(norm->x), MOERT_ARG(norm->rstd), MOERT_ARG(norm->dy), MOERT_ARG(piece),
-                  MOERT_ARGS(moert_norm_args, .sequence_rows = sequence_rows, .block = piece_rows,
-                             .width = form->columns)));
+                  MOERT_ARGS(moert_norm_args, .sequence_rows = c->sequence_rows,
+                             .block = c->piece_rows, .width = form->columns)));
     return MOERT_RUN(device, spec, "norm_backward",
                      ((moert_grid){moert_ceil_div(norm->rows, form->block), 1, 1}),
                      MOERT_ARG(norm->x), MOERT_ARG(norm->weight), MOERT_ARG(norm->rstd),
@@ -200,16 +191,16 @@ moert_status moert_norm_backward(const moert_norm_gradient *norm) {
     const size_t sequence_rows = sequences > 0 ? rows / sequences : 0;
     const size_t piece_rows =
         norm->scratch == NULL ? sequence_rows : rows_of_pieces(device, &form, rows, sequence_rows);
-    const size_t pieces = pieces_of(sequence_rows, piece_rows);
-    if (pieces == 1)
-        return run_pieces(norm, &form, rotated, sequence_rows, piece_rows, 1, norm->partial);
-    MOERT_TRY(moert_buffer_reserve(device, sequences * pieces * norm->width * sizeof(float),
+    const cut c = {sequence_rows, piece_rows, pieces_of(sequence_rows, piece_rows)};
+    if (c.pieces == 1)
+        return run_pieces(norm, &form, rotated, &c, norm->partial);
+    MOERT_TRY(moert_buffer_reserve(device, sequences * c.pieces * norm->width * sizeof(float),
                                    norm->scratch));
-    MOERT_TRY(run_pieces(norm, &form, rotated, sequence_rows, piece_rows, pieces, *norm->scratch));
+    MOERT_TRY(run_pieces(norm, &form, rotated, &c, *norm->scratch));
     char spec[SPEC_BYTES];
     name_program(&form, norm->dx, norm->codes, rotated, spec);
     return MOERT_RUN(device, spec, "norm_join",
                      ((moert_grid){moert_ceil_div(norm->width, STEP), sequences, 1}),
                      MOERT_ARG(*norm->scratch), MOERT_ARG(norm->partial),
-                     MOERT_ARGS(moert_norm_args, .pieces = pieces, .width = form.columns));
+                     MOERT_ARGS(moert_norm_args, .pieces = c.pieces, .width = form.columns));
 }

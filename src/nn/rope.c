@@ -55,32 +55,33 @@ done:
     return status;
 }
 
-moert_status moert_rope_check(size_t tokens, size_t length, size_t heads, size_t head_size,
-                              const moert_buffer *table) {
+moert_status moert_rope_check(const moert_rotation *rotation, size_t tokens, size_t head_size) {
+    const size_t length = rotation->length;
     int narrow;
     MOERT_TRY(check_head_size(head_size));
-    MOERT_TRY(moert_to_int(heads, "number of heads", &narrow));
+    MOERT_TRY(moert_to_int(rotation->heads, "number of heads", &narrow));
     MOERT_TRY(moert_to_int(head_size, "head size", &narrow));
     MOERT_TRY(moert_to_int(length, "length of a sequence", &narrow));
     if (tokens > 0 && length == 0)
         return MOERT_FAIL(ERROR_USAGE, "%zu tokens in sequences of length 0", tokens);
-    const size_t positions = moert_buffer_bytes(table) / (head_size * sizeof(float));
+    const size_t positions = moert_buffer_bytes(rotation->table) / (head_size * sizeof(float));
     if (moert_min(length, tokens) > positions)
         return MOERT_FAIL(ERROR_USAGE, "sequences of %zu tokens exceed the rotary table's %zu",
                           length, positions);
     return MOERT_OK;
 }
 
-moert_status moert_rope(size_t tokens, size_t length, size_t heads, size_t head_size,
-                        const moert_buffer *table, bool inverse, moert_buffer *x) {
+moert_status moert_rope(const moert_rotation *rotation, size_t tokens, size_t head_size,
+                        bool inverse, moert_buffer *x) {
+    const size_t heads = rotation->heads, length = rotation->length;
     moert_device *device = moert_buffer_device(x);
     const size_t block = moert_share(device, BLOCK_TOKENS, GPU_BLOCK_TOKENS);
-    MOERT_TRY(moert_rope_check(tokens, length, heads, head_size, table));
+    MOERT_TRY(moert_rope_check(rotation, tokens, head_size));
     moert_profile_work(device, "nn/rope", 0.0,
                        2 * sizeof(float) * (double)(tokens * heads * head_size));
     return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/rope", head_size / 2), "rope",
-                     ((moert_grid){moert_ceil_div(tokens, block), 1, 1}), MOERT_ARG(table),
-                     MOERT_ARG(x),
+                     ((moert_grid){moert_ceil_div(tokens, block), 1, 1}),
+                     MOERT_ARG(rotation->table), MOERT_ARG(x),
                      MOERT_ARGS(moert_rope_args, .tokens = tokens, .block = block, .length = length,
                                 .heads = (int)heads, .head_size = (int)head_size,
                                 .sign = inverse ? -1.0f : 1.0f));

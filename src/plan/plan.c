@@ -147,17 +147,20 @@ static moert_status place_slots(moert_plan *plan, const int32_t *index, moert_la
     return MOERT_OK;
 }
 
-moert_status moert_plan_create(const int32_t *index, size_t tokens, size_t topk, size_t experts,
-                               size_t ranks, size_t rank, const uint64_t *counts,
-                               moert_plan **plan) {
+moert_status moert_plan_create(const moert_plan_shape *shape, const int32_t *index,
+                               const uint64_t *counts, moert_plan **plan) {
+    const size_t experts = shape->experts, ranks = shape->ranks;
     moert_plan *made;
     moert_lane *lanes;
     moert_status status;
     MOERT_TRY(moert_alloc(&lanes, experts, sizeof *lanes));
     MOERT_TRY_OR(free_lanes, MOERT_NEW(&made));
-    *made = (moert_plan){
-        .experts = experts, .ranks = ranks, .rank = rank, .tokens = tokens, .topk = topk};
-    moert_plan_experts(experts, ranks, rank, &made->first_expert, &made->local_experts);
+    *made = (moert_plan){.experts = experts,
+                         .ranks = ranks,
+                         .rank = shape->rank,
+                         .tokens = shape->tokens,
+                         .topk = shape->topk};
+    moert_plan_experts(experts, ranks, shape->rank, &made->first_expert, &made->local_experts);
     MOERT_TRY_OR(destroy_plan, allocate(made));
     memcpy(made->counts, counts, ranks * experts * sizeof *counts);
     MOERT_TRY_OR(destroy_plan, lay_out(made, lanes));

@@ -9,16 +9,16 @@
 #include "router/router.h"
 
 double moert_router_aux_loss(moert_aux_form form, const moert_router_options *options,
-                             const uint64_t *counts, const double *mass, double rows,
-                             double coefficient, float *gradient) {
+                             const moert_router_load *load, double coefficient, float *gradient) {
     const size_t experts = options->experts;
     const double slots = form == MOERT_AUX_MEGATRON ? (double)options->topk : 1.0;
     /* without a token there is neither loss nor gradient */
+    const double rows = load->rows;
     const double factor = rows > 0.0 ? (double)experts / (slots * rows * rows) : 0.0;
     double sum = 0.0;
     for (size_t e = 0; e < experts; e++) {
-        sum += (double)counts[e] * mass[e];
-        gradient[e] = (float)(coefficient * factor * (double)counts[e]);
+        sum += (double)load->counts[e] * load->mass[e];
+        gradient[e] = (float)(coefficient * factor * (double)load->counts[e]);
     }
     return factor * sum;
 }

@@ -187,19 +187,18 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
 }
 
 moert_status moert_router_backward(moert_device *device, const moert_router_options *options,
-                                   size_t tokens, const moert_buffer *logits,
-                                   const moert_routing *routing, const moert_buffer *dweight,
-                                   const moert_buffer *aux_gradient, float z_factor,
-                                   moert_buffer *dlogits) {
+                                   const moert_router_gradient *gradient) {
+    const moert_routing *routing = gradient->routing;
+    const size_t tokens = gradient->tokens;
     MOERT_TRY(moert_router_check(options));
     if (tokens == 0)
         return MOERT_OK;
-    MOERT_TRY(check_routing(options, tokens, logits, routing));
-    MOERT_TRY(check_buffer("dweight", dweight, tokens, options->topk));
-    MOERT_TRY(check_buffer("dlogits", dlogits, tokens, options->experts));
-    if (aux_gradient != NULL)
-        MOERT_TRY(check_buffer("aux_gradient", aux_gradient, 1, options->experts));
-    const bool reads_logits = z_factor != 0.0f && options->score >= MOERT_SCORE_SIGMOID;
+    MOERT_TRY(check_routing(options, tokens, gradient->logits, routing));
+    MOERT_TRY(check_buffer("dweight", gradient->dweight, tokens, options->topk));
+    MOERT_TRY(check_buffer("dlogits", gradient->dlogits, tokens, options->experts));
+    if (gradient->aux_gradient != NULL)
+        MOERT_TRY(check_buffer("aux_gradient", gradient->aux_gradient, 1, options->experts));
+    const bool reads_logits = gradient->z_factor != 0.0f && options->score >= MOERT_SCORE_SIGMOID;
     tell_work(device, tokens, (2 + reads_logits) * options->experts + 3 * options->topk + 1);
     char held[SPEC_BYTES];
     const build with = choose_build(device, options->experts);
@@ -210,25 +209,27 @@ moert_status moert_router_backward(moert_device *device, const moert_router_opti
         program = held;
         kernel = "router_return";
     }
-    return MOERT_RUN(device, program, kernel, grid, MOERT_ARG(logits), MOERT_ARG(routing->scores),
-                     MOERT_ARG(routing->index), MOERT_ARG(routing->weight), MOERT_ARG(routing->lse),
-                     MOERT_ARG(dweight), MOERT_ARG(aux_gradient), MOERT_ARG(dlogits),
+    return MOERT_RUN(device, program, kernel, grid, MOERT_ARG(gradient->logits),
+                     MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
+                     MOERT_ARG(routing->weight), MOERT_ARG(routing->lse),
+                     MOERT_ARG(gradient->dweight), MOERT_ARG(gradient->aux_gradient),
+                     MOERT_ARG(gradient->dlogits),
                      MOERT_ARGS(moert_router_args, .tokens = tokens,
                                 .experts = (int)options->experts, .topk = (int)options->topk,
                                 .score = (int)options->score, .normalised = is_normalised(options),
-                                .scale = options->scale, .z_factor = z_factor));
+                                .scale = options->scale, .z_factor = gradient->z_factor));
 }
 
-moert_status moert_router_mass(moert_device *device, const moert_router_options *options,
-                               size_t tokens, const moert_buffer *scores,
-                               const moert_buffer *sequence_ends, size_t sequences,
-                               moert_buffer *mass) {
+moert_status moert_router_mass(const moert_router_options *options, size_t tokens,
+                               const moert_buffer *scores, const moert_buffer *sequence_ends,
+                               size_t sequences, moert_buffer *mass) {
     MOERT_TRY(moert_router_check(options));
     if (sequences == 0)
         return MOERT_OK;
     MOERT_TRY(check_buffer("scores", scores, tokens, options->experts));
     MOERT_TRY(check_buffer("sequence_ends", sequence_ends, sequences, 1));
     MOERT_TRY(check_buffer("mass", mass, sequences, options->experts));
+    moert_device *device = moert_buffer_device(mass);
     tell_work(device, tokens, options->experts);
     const build with = choose_build(device, options->experts);
     return MOERT_RUN(device, with.program, "router_mass",

@@ -39,26 +39,33 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
  * scores divided by their sum + 1e-20; z_factor is 2 * coefficient / (number of tokens), times
  * lse[t] * softmax(logits)[t]. `logits` as in forward.
  */
+typedef struct moert_router_gradient {
+    size_t tokens;
+    const moert_buffer *logits;
+    const moert_routing *routing;
+    const moert_buffer *dweight, *aux_gradient;
+    float z_factor;
+    moert_buffer *dlogits;
+} moert_router_gradient;
 moert_status moert_router_backward(moert_device *device, const moert_router_options *options,
-                                   size_t tokens, const moert_buffer *logits,
-                                   const moert_routing *routing, const moert_buffer *dweight,
-                                   const moert_buffer *aux_gradient, float z_factor,
-                                   moert_buffer *dlogits);
+                                   const moert_router_gradient *gradient);
 
 /* mass[S,E] = sum of r[t,e] over the tokens of each of S sequences, in order; sequence_ends uint32
  * [S]. */
-moert_status moert_router_mass(moert_device *device, const moert_router_options *options,
-                               size_t tokens, const moert_buffer *scores,
-                               const moert_buffer *sequence_ends, size_t sequences,
-                               moert_buffer *mass);
+moert_status moert_router_mass(const moert_router_options *options, size_t tokens,
+                               const moert_buffer *scores, const moert_buffer *sequence_ends,
+                               size_t sequences, moert_buffer *mass);
 
 /*
- * Load-balancing losses, on the host, from global sums: counts[E] slots per expert, mass[E] sums of
- * r, over `rows` tokens. Both give the raw value (without coefficient) and gradient[E] =
+ * Load-balancing losses, on the host, from global sums. Both give the raw value (without coefficient) and gradient[E] =
  * coefficient * d(value)/d(r[t,e]). Hugging Face: E * sum_e counts_e/rows * mass_e/rows, rows and
  * sums over all layers together. Megatron (per layer): E / (K * rows^2) * sum_e counts_e * mass_e.
  */
 typedef enum moert_aux_form { MOERT_AUX_HUGGING_FACE, MOERT_AUX_MEGATRON } moert_aux_form;
+typedef struct moert_router_load {
+    const uint64_t *counts; /* [E] slots per expert */
+    const double *mass;     /* [E] sums of r */
+    double rows;            /* tokens */
+} moert_router_load;
 double moert_router_aux_loss(moert_aux_form form, const moert_router_options *options,
-                             const uint64_t *counts, const double *mass, double rows,
-                             double coefficient, float *gradient);
+                             const moert_router_load *load, double coefficient, float *gradient);

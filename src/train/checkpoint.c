@@ -46,6 +46,7 @@ static void free_specs(moert_tensor_spec *specs, size_t count) {
     free(specs);
 }
 
+/* May leave a part made on failure. */
 static moert_status make_specs(const moert_model *model, const value_set *sets, size_t set_count,
                                moert_tensor_spec **specs) {
     size_t count = moert_model_tensor_count(model);
@@ -58,10 +59,8 @@ static moert_status make_specs(const moert_model *model, const value_set *sets, 
                                         MOERT_FILE_F32,
                                         tensor[i].rank,
                                         {tensor[i].shape[0], tensor[i].shape[1]}};
-            if (spec->name == NULL) {
-                free_specs(*specs, count * set_count);
+            if (spec->name == NULL)
                 return MOERT_FAIL(ERROR_MEMORY, "no room for tensor names");
-            }
         }
     return MOERT_OK;
 }
@@ -81,22 +80,29 @@ static moert_status put_values(moert_tensor_writer *writer, const char *name,
     return status;
 }
 
+/* One file: all tensors of the model, of each set of values. */
+typedef struct value_file {
+    const char *path;
+    const value_set *sets;
+    size_t set_count;
+    moert_tensor_spec *specs; /* [set_count, tensors] */
+} value_file;
+
 /* This rank's part of a file that is laid out already, unless it lays it out itself (`create`). */
 static moert_status write_part(moert_model *model, const moert_optimizer *optimizer,
-                               const value_set *sets, const moert_tensor_spec *specs,
-                               size_t set_count, const char *path, bool create,
-                               moert_tensor_writer **writer) {
+                               const value_file *file, bool create, moert_tensor_writer **writer) {
     static const char *const metadata[] = {"format", "pt", NULL};
     size_t count = moert_model_tensor_count(model);
     const moert_model_tensor *tensor = moert_model_tensors(model);
-    MOERT_TRY(moert_writer_open(path, specs, count * set_count, metadata, create, writer));
-    for (size_t s = 0; s < set_count; s++)
+    MOERT_TRY(moert_writer_open(file->path, file->specs, count * file->set_count, metadata, create,
+                                writer));
+    for (size_t s = 0; s < file->set_count; s++)
         for (size_t i = 0; i < count; i++) {
             size_t at;
             if (moert_model_slice(&tensor[i]).count == 0)
                 continue;
-            const moert_buffer *values = values_of(optimizer, &tensor[i], sets[s].kind, &at);
-            MOERT_TRY(put_values(*writer, specs[s * count + i].name, &tensor[i], values, at));
+            const moert_buffer *values = values_of(optimizer, &tensor[i], file->sets[s].kind, &at);
+            MOERT_TRY(put_values(*writer, file->specs[s * count + i].name, &tensor[i], values, at));
         }
     return MOERT_OK;
 }
@@ -120,18 +126,17 @@ static moert_status write_file(moert_model *model, const moert_optimizer *optimi
     moert_comm *world = moert_model_mesh(model)->world;
     size_t count = moert_model_tensor_count(model) * set_count;
     bool first = moert_comm_rank(world) == 0;
-    moert_tensor_spec *specs = NULL;
+    value_file file = {path, sets, set_count, NULL};
     moert_tensor_writer *writer = NULL;
-    moert_status status = make_specs(model, sets, set_count, &specs);
+    moert_status status = make_specs(model, sets, set_count, &file.specs);
     if (status == MOERT_OK && first)
-        status = write_part(model, optimizer, sets, specs, set_count, path, true, &writer);
+        status = write_part(model, optimizer, &file, true, &writer);
     status = moert_comm_agree(world, status);
     if (status == MOERT_OK && !first)
-        status = write_part(model, optimizer, sets, specs, set_count, path, false, &writer);
+        status = write_part(model, optimizer, &file, false, &writer);
     if (writer != NULL)
         status = close_writer(writer, status);
-    if (specs != NULL)
-        free_specs(specs, count);
+    free_specs(file.specs, count);
     return moert_comm_agree(world, status);
 }
 

@@ -51,8 +51,13 @@ moert_status moert_train_logits(moert_model *model, const moert_data *data,
                                 const moert_trainer_options *options, const char *path);
 
 /*
- * Continues `prompt` by `count` bytes drawn at `temperature` from a byte-level model; rank 0 gets
- * them in text[count + 1]. Collective.
+ * Continues `prompt` by `count` bytes drawn at `temperature` from a byte-level model of sequences
+ * of `length`; rank 0 gets them in text[count + 1]. Collective.
  */
-moert_status moert_sample_text(moert_model *model, const char *prompt, size_t count,
-                               double temperature, uint64_t seed, size_t length, char *text);
+typedef struct moert_sampling {
+    size_t count, length;
+    double temperature;
+    uint64_t seed;
+} moert_sampling;
+moert_status moert_sample_text(moert_model *model, const moert_sampling *how, const char *prompt,
+                               char *text);

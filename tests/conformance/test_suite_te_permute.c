@@ -84,8 +84,9 @@ static void open_trip(const row *r, moert_exchange *exchange, trip *t) {
     moert_buffer *index = upload(t->index, t->slots * sizeof *t->index);
     ASSERT_OK(moert_window_create(exchange, r->width, &t->window));
     ASSERT_OK(moert_window_create(exchange, 1, &t->slot_window));
-    ASSERT_OK(moert_exchange_make_plan(exchange, MOERT_OK, index, r->tokens, r->topk, r->experts,
-                                       &t->plan));
+    ASSERT_OK(moert_exchange_make_plan(
+        exchange, &(moert_exchange_slots){index, r->tokens, r->topk, r->experts}, MOERT_OK,
+        &t->plan));
     moert_buffer_destroy(index);
     t->stride = moert_window_stride(t->window);
     assert_int_equal(t->plan->plan->rows, t->used);

@@ -181,8 +181,7 @@ static void sum_shares(const router_input *input, const router_run *run, double 
     const uint32_t end = (uint32_t)input->tokens;
     moert_buffer *scores = upload(run->scores, input->tokens * experts * sizeof(float));
     moert_buffer *ends = upload(&end, sizeof end), *sums = unset_floats(experts);
-    ASSERT_OK(
-        moert_router_mass(test_device, &input->options, input->tokens, scores, ends, 1, sums));
+    ASSERT_OK(moert_router_mass(&input->options, input->tokens, scores, ends, 1, sums));
     float *values = download(sums, experts * sizeof *values);
     for (size_t e = 0; e < experts; e++)
         mass[e] = (double)values[e];
@@ -211,8 +210,9 @@ static void check_aux(const row *r, moert_score score) {
     const double coefficient = (double)r->tokens;
     const double loss = oracle_loss(&input, run.index, coefficient, counts, want);
     sum_shares(&input, &run, mass);
-    const double got = moert_router_aux_loss(MOERT_AUX_MEGATRON, &options, counts, mass,
-                                             (double)r->tokens, coefficient, gradient);
+    const moert_router_load load = {counts, mass, (double)r->tokens};
+    const double got =
+        moert_router_aux_loss(MOERT_AUX_MEGATRON, &options, &load, coefficient, gradient);
     assert_within(coefficient * got, loss,
                   absolute_of(r->experts) + relative_of(r->experts) * loss);
     for (size_t e = 0; e < r->experts; e++)

@@ -16,14 +16,15 @@ void moert_cargo_free(moert_cargo *cargo) {
     moert_buffer_destroy(cargo->reach);
 }
 
-moert_status moert_node_post(moert_exchange *exchange, int tag, void *out, const size_t *send_rows,
-                             void *in, const size_t *receive_rows, size_t row_bytes) {
+moert_status moert_node_post(moert_exchange *exchange, int tag, const moert_node_rows *rows,
+                             size_t row_bytes) {
     const moert_node *node = exchange->state;
-    const moert_mail_rows from = {out, row_bytes, row_bytes}, to = {in, row_bytes, row_bytes};
+    const moert_mail_rows from = {rows->out, row_bytes, row_bytes};
+    const moert_mail_rows to = {rows->in, row_bytes, row_bytes};
     moert_mail_run sent = {0, 0}, received = {0, 0};
     for (size_t r = 0; r < exchange->rails->ranks; r++) {
-        received = (moert_mail_run){received.first + received.count, receive_rows[r]};
-        sent = (moert_mail_run){sent.first + sent.count, send_rows[r]};
+        received = (moert_mail_run){received.first + received.count, rows->receive[r]};
+        sent = (moert_mail_run){sent.first + sent.count, rows->send[r]};
         MOERT_TRY(moert_mail_post_apart(node->mail, (moert_mail_address){false, r, tag, 0}, &to,
                                         received));
         MOERT_TRY(
@@ -34,8 +35,9 @@ moert_status moert_node_post(moert_exchange *exchange, int tag, void *out, const
 
 moert_status moert_cargo_post(moert_exchange *exchange, int tag, const moert_cargo *cargo,
                               const size_t *send_rows, const size_t *receive_rows, size_t width) {
-    return moert_node_post(exchange, tag, moert_staging_host(cargo->out), send_rows,
-                           moert_staging_host(cargo->in), receive_rows, width * sizeof(float));
+    const moert_node_rows rows = {moert_staging_host(cargo->out), moert_staging_host(cargo->in),
+                                  send_rows, receive_rows};
+    return moert_node_post(exchange, tag, &rows, width * sizeof(float));
 }
 
 moert_status moert_node_await(moert_exchange *exchange) {

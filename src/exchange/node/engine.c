@@ -26,9 +26,9 @@
 static moert_status introduce(moert_exchange *exchange, const moert_relay *relay, size_t topk) {
     if (relay->known)
         return MOERT_OK;
-    return moert_node_post(exchange, MOERT_NODE_TABLES, relay->outgoing.data, relay->send_rows,
-                           relay->incoming.data, relay->receive_rows,
-                           topk * sizeof *relay->incoming.data);
+    const moert_node_rows rows = {relay->outgoing.data, relay->incoming.data, relay->send_rows,
+                                  relay->receive_rows};
+    return moert_node_post(exchange, MOERT_NODE_TABLES, &rows, topk * sizeof *relay->incoming.data);
 }
 
 /* Stores the rows that have arrived into this node's windows. */

@@ -32,11 +32,15 @@ void moert_cargo_free(moert_cargo *cargo);
 /* Packs the rows of source[T,width] that leave the node. */
 moert_status moert_cargo_pack(moert_exchange *exchange, const moert_relay *relay,
                               const moert_buffer *source, size_t width, moert_cargo *cargo);
-/* Posts rows to and from all ranks, sorted by rank: of a cargo `width` floats each. */
+/* Posts rows of `row_bytes` to and from all ranks, sorted by rank; of a cargo: `width` floats. */
+typedef struct moert_node_rows {
+    void *out, *in;
+    const size_t *send, *receive; /* [ranks] rows */
+} moert_node_rows;
+moert_status moert_node_post(moert_exchange *exchange, int tag, const moert_node_rows *rows,
+                             size_t row_bytes);
 moert_status moert_cargo_post(moert_exchange *exchange, int tag, const moert_cargo *cargo,
                               const size_t *send_rows, const size_t *receive_rows, size_t width);
-moert_status moert_node_post(moert_exchange *exchange, int tag, void *out, const size_t *send_rows,
-                             void *in, const size_t *receive_rows, size_t row_bytes);
 /* Until all that is posted has come and gone. */
 moert_status moert_node_await(moert_exchange *exchange);
 

@@ -153,8 +153,10 @@ static void size_up(const moert_rails *rails, const moert_plan *plan, const uint
 }
 
 /* Gives a slot of another node its place: with the row of its token, the first there or not. */
-static void route_away(lane *to, const moert_plan *plan, size_t slot, const uint32_t place,
-                       size_t here, bool joins, moert_relay *relay) {
+static void route_away(const moert_rails *rails, const moert_plan *plan, size_t slot, bool joins,
+                       lane *to, moert_relay *relay) {
+    const size_t here = rails->here;
+    const uint32_t place = (uint32_t)rails->place[plan->slot_rank[slot]];
     const size_t token = slot / plan->topk, row = plan->slot_row[slot];
     if (to->token != token + 1) {
         to->token = token + 1;
@@ -184,8 +186,7 @@ static void route(const moert_rails *rails, const moert_plan *plan, lane *lanes,
         const size_t node = rails->node_of[rank], place = rails->place[rank];
         head = head == NO_SLOT || head == (int64_t)node ? (int64_t)node : NO_HEAD;
         if (node != rails->node) {
-            route_away(&lanes[node], plan, s, (uint32_t)place, rails->here,
-                       rails->presum || head == (int64_t)node, relay);
+            route_away(rails, plan, s, rails->presum || head == (int64_t)node, &lanes[node], relay);
             continue;
         }
         set_pair(&relay->near, s, place, row);

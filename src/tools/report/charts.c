@@ -102,19 +102,27 @@ static void put_label(moert_markup *m, const char *class, double x, double y, co
     moert_markup_close(m, 1);
 }
 
-/* A cell shaded by `part` of 1, with a tip and, where there is room, its number. */
-static void put_cell(moert_markup *m, const heat *h, size_t row, size_t column, double part,
-                     bool framed, const char *number, const char *tip) {
-    const double x = h->left + h->width * (double)column, y = h->top + h->height * (double)row;
-    const double gap = h->width > 12.0 && h->height > 12.0 ? 1.0 : 0.0, inset = framed ? 2.0 : gap;
-    moert_markup_open(m, "g", "class=\"cell%s%s\"", part > 0.65 ? " deep" : "",
-                      framed ? " hot" : "");
-    moert_markup_element(m, "title", "", "%s", tip);
+/* Shaded by `part` of 1, with a tip and, where there is room, its number. */
+typedef struct heat_cell {
+    size_t row, column;
+    double part;
+    bool framed;
+    char number[32], tip[160];
+} heat_cell;
+
+static void put_cell(moert_markup *m, const heat *h, const heat_cell *c) {
+    const double x = h->left + h->width * (double)c->column;
+    const double y = h->top + h->height * (double)c->row;
+    const double gap = h->width > 12.0 && h->height > 12.0 ? 1.0 : 0.0,
+                 inset = c->framed ? 2.0 : gap;
+    moert_markup_open(m, "g", "class=\"cell%s%s\"", c->part > 0.65 ? " deep" : "",
+                      c->framed ? " hot" : "");
+    moert_markup_element(m, "title", "", "%s", c->tip);
     moert_markup_leaf(
         m, "rect", "x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill-opacity=\"%.3f\"",
-        x + inset / 2.0, y + inset / 2.0, h->width - inset, h->height - inset, fmax(part, 0.02));
+        x + inset / 2.0, y + inset / 2.0, h->width - inset, h->height - inset, fmax(c->part, 0.02));
     if (h->numbers)
-        put_label(m, "number", x + h->width / 2.0, y + h->height / 2.0 + 4.0, number);
+        put_label(m, "number", x + h->width / 2.0, y + h->height / 2.0 + 4.0, c->number);
     moert_markup_close(m, 1);
 }
 
@@ -201,7 +209,7 @@ void moert_chart_matrix(moert_markup *m, const moert_run_record *record, const d
     const size_t ranks = record->ranks;
     const heat h = matrix_of(ranks);
     double most = 0.0;
-    char number[32], tip[160], about[200];
+    char number[32], about[200];
     for (size_t i = 0; i < ranks * ranks; i++)
         most = fmax(most, values[i]);
     put_short(number, sizeof number, most, text->unit);
@@ -214,10 +222,11 @@ void moert_chart_matrix(moert_markup *m, const moert_run_record *record, const d
     for (size_t r = 0; r < ranks; r++)
         for (size_t c = 0; c < ranks; c++) {
             const double value = values[r * ranks + c];
-            put_short(number, sizeof number, value, text->unit);
-            snprintf(tip, sizeof tip, "%s %zu, %s %zu: %s %s", text->row, r, text->column, c,
-                     number, text->unit);
-            put_cell(m, &h, r, c, most > 0.0 ? value / most : 0.0, false, number, tip);
+            heat_cell own = {.row = r, .column = c, .part = most > 0.0 ? value / most : 0.0};
+            put_short(own.number, sizeof own.number, value, text->unit);
+            snprintf(own.tip, sizeof own.tip, "%s %zu, %s %zu: %s %s", text->row, r, text->column,
+                     c, own.number, text->unit);
+            put_cell(m, &h, &own);
         }
     put_borders(m, &h, record);
     moert_markup_close(m, 1);
@@ -235,7 +244,6 @@ void moert_chart_load(moert_markup *m, const moert_run_record *record) {
                     32.0,
                     numbers};
     double most = 0.0;
-    char number[32], tip[160];
     for (size_t l = 0; l < record->layers; l++)
         for (size_t e = 0; e < record->experts; e++)
             most = fmax(most, moert_expert_times(record, l, e));
@@ -246,13 +254,17 @@ void moert_chart_load(moert_markup *m, const moert_run_record *record) {
     for (size_t l = 0; l < record->layers; l++)
         for (size_t e = 0; e < record->experts; e++) {
             const double times = moert_expert_times(record, l, e);
-            snprintf(number, sizeof number, "%.0f %%", 100.0 * times / (double)record->experts);
-            snprintf(tip, sizeof tip,
+            heat_cell own = {.row = l,
+                             .column = e,
+                             .part = most > 0.0 ? times / most : 0.0,
+                             .framed = times >= MOERT_HOT_TIMES};
+            snprintf(own.number, sizeof own.number, "%.0f %%",
+                     100.0 * times / (double)record->experts);
+            snprintf(own.tip, sizeof own.tip,
                      "layer %zu, expert %zu: %.0f rows a step, %.1f %%, %.2f times its share", l, e,
                      record->expert_rows[l * record->experts + e],
                      100.0 * times / (double)record->experts, times);
-            put_cell(m, &h, l, e, most > 0.0 ? times / most : 0.0, times >= MOERT_HOT_TIMES, number,
-                     tip);
+            put_cell(m, &h, &own);
         }
     moert_markup_close(m, 1);
 }

@@ -205,8 +205,8 @@ static moert_status show_sample(moert_context *context, moert_model *model) {
     static char text[SAMPLE_LIMIT + 1];
     if (sample_bytes == 0)
         return MOERT_OK;
-    MOERT_TRY(moert_sample_text(model, prompt, sample_bytes, temperature, trainer.seed,
-                                trainer.length, text));
+    const moert_sampling how = {sample_bytes, trainer.length, temperature, trainer.seed};
+    MOERT_TRY(moert_sample_text(model, &how, prompt, text));
     for (char *c = text; *c != '\0'; c++)
         if ((unsigned char)*c < 32 && *c != '\n' && *c != '\t')
             *c = '?';

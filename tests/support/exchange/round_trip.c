@@ -406,8 +406,9 @@ destroy:
 
 moert_status trip_run(const shape *c, trip *t) {
     moert_status local = trip_make_buffers(c, t);
-    MOERT_TRY(moert_exchange_make_plan(t->exchange, local, t->index, own_tokens(c, t), c->topk,
-                                       c->experts, &t->plan));
+    MOERT_TRY(moert_exchange_make_plan(
+        t->exchange, &(moert_exchange_slots){t->index, own_tokens(c, t), c->topk, c->experts},
+        local, &t->plan));
     moert_exchange_cut(t->exchange, t->plan, t->waves);
     t->wrong = 0;
     MOERT_TRY(poison(t->x, t));

@@ -148,9 +148,11 @@ void expect_late(const shape *c, const trip *t, moert_exchange *exchange, const 
     moert_exchange_plan *plan = NULL;
     char text[64];
     snprintf(text, sizeof text, "the device of rank %zu (", test_ranks - 1);
-    ASSERT_FAILS_ON_ALL(moert_exchange_make_plan(exchange, MOERT_OK, t->index, c->tokens[test_rank],
-                                                 c->topk, c->experts, &plan),
-                        MOERT_ERROR_COMM, text);
+    ASSERT_FAILS_ON_ALL(
+        moert_exchange_make_plan(
+            exchange, &(moert_exchange_slots){t->index, c->tokens[test_rank], c->topk, c->experts},
+            MOERT_OK, &plan),
+        MOERT_ERROR_COMM, text);
     assert_non_null(strstr(moert_last_error(), phase));
 }
 

@@ -19,8 +19,14 @@ static void backward(const router_input *input, const moert_buffer *logits,
     moert_buffer *dlogits = unset_floats(tokens * experts);
     if (input->index != NULL)
         ASSERT_OK(moert_buffer_write(routing->index, 0, input->index, tokens * topk * 4));
-    ASSERT_OK(moert_router_backward(test_device, &input->options, tokens, logits, routing, dweight,
-                                    aux, input->z_factor, dlogits));
+    ASSERT_OK(moert_router_backward(test_device, &input->options,
+                                    &(moert_router_gradient){.tokens = tokens,
+                                                             .logits = logits,
+                                                             .routing = routing,
+                                                             .dweight = dweight,
+                                                             .aux_gradient = aux,
+                                                             .z_factor = input->z_factor,
+                                                             .dlogits = dlogits}));
     run->dlogits = take(dlogits, tokens * experts * 4);
     moert_buffer_destroy(dweight);
     moert_buffer_destroy(aux);

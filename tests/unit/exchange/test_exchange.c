@@ -197,10 +197,11 @@ static void test_the_device_places_slots_as_the_host_does(void **state) {
         moert_buffer *buffer = upload(index, slots * sizeof *index);
         moert_exchange_plan *made = NULL;
         moert_plan *want;
+        ASSERT_OK_ON_ALL(moert_exchange_make_plan(
+            exchange, &(moert_exchange_slots){buffer, tokens, topk, experts}, MOERT_OK, &made));
         ASSERT_OK_ON_ALL(
-            moert_exchange_make_plan(exchange, MOERT_OK, buffer, tokens, topk, experts, &made));
-        ASSERT_OK_ON_ALL(moert_plan_create(index, tokens, topk, experts, test_ranks, test_rank,
-                                           made->plan->counts, &want));
+            moert_plan_create(&(moert_plan_shape){experts, test_ranks, test_rank, tokens, topk},
+                              index, made->plan->counts, &want));
         uint32_t(*pairs)[2] = test_alloc((slots + 1) * sizeof *pairs);
         moert_status status = moert_buffer_read(made->destination, 0, pairs, slots * sizeof *pairs);
         size_t wrong = 0;
@@ -227,19 +228,22 @@ static void test_a_plan_is_made_in_two_calls(void **state) {
     uint32_t first[T * K][2], second[T * K][2];
     for (int turn = 0; turn < 2; turn++) {
         uint32_t(*pairs)[2] = turn == 0 ? first : second;
-        moert_status status = moert_exchange_begin_plan(exchange, MOERT_OK, buffer, T, K, E);
+        moert_status status =
+            moert_exchange_begin_plan(exchange, &(moert_exchange_slots){buffer, T, K, E}, MOERT_OK);
         if (status == MOERT_OK && test_rank == test_ranks - 1)
             status = MOERT_FAIL(ERROR_MEMORY, "no room for what goes on meanwhile");
         ASSERT_FAILS_ON_ALL(moert_exchange_end_plan(exchange, status, &made), MOERT_ERROR_MEMORY,
                             "no room for what goes on meanwhile");
         assert_null(made);
-        status = moert_exchange_begin_plan(exchange, MOERT_OK, buffer, T, K, E);
+        status =
+            moert_exchange_begin_plan(exchange, &(moert_exchange_slots){buffer, T, K, E}, MOERT_OK);
         ASSERT_OK_ON_ALL(moert_exchange_end_plan(exchange, status, &made));
         ASSERT_OK_ON_ALL(moert_buffer_read(made->destination, 0, pairs, sizeof first));
         const moert_buffer *memory = made->destination;
         moert_exchange_free_plan(made);
         made = NULL;
-        ASSERT_OK_ON_ALL(moert_exchange_make_plan(exchange, MOERT_OK, buffer, 1, K, E, &made));
+        ASSERT_OK_ON_ALL(moert_exchange_make_plan(
+            exchange, &(moert_exchange_slots){buffer, 1, K, E}, MOERT_OK, &made));
         ASSERT_ON_ALL(made->destination == memory);
         moert_exchange_free_plan(made);
         made = NULL;
@@ -264,15 +268,18 @@ static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state
     ASSERT_OK_ON_ALL(moert_buffer_create(test_device, 4, &small));
     ASSERT_OK_ON_ALL(last ? moert_buffer_write(t.index, 4, &bad, sizeof bad) : MOERT_OK);
     ASSERT_FAILS_ON_ALL(
-        moert_exchange_make_plan(exchange, MOERT_OK, t.index, c.tokens[test_rank], 2, 8, &plan),
+        moert_exchange_make_plan(
+            exchange, &(moert_exchange_slots){t.index, c.tokens[test_rank], 2, 8}, MOERT_OK, &plan),
         MOERT_ERROR_USAGE, "token 0, slot 1: expert index 8 is outside -1..7");
     moert_status local = test_rank == 0 ? MOERT_FAIL(ERROR_IO, "the data ended early") : MOERT_OK;
-    ASSERT_FAILS_ON_ALL(moert_exchange_make_plan(exchange, local, t.index, 0, 2, 8, &plan),
-                        MOERT_ERROR_IO, "the data ended early");
+    ASSERT_FAILS_ON_ALL(
+        moert_exchange_make_plan(exchange, &(moert_exchange_slots){t.index, 0, 2, 8}, local, &plan),
+        MOERT_ERROR_IO, "the data ended early");
     if (test_ranks > 1)
-        ASSERT_FAILS_ON_ALL(
-            moert_exchange_make_plan(exchange, MOERT_OK, t.index, 0, 2 + (size_t)last, 8, &plan),
-            MOERT_ERROR_MISMATCH, "experts per token");
+        ASSERT_FAILS_ON_ALL(moert_exchange_make_plan(
+                                exchange, &(moert_exchange_slots){t.index, 0, 2 + (size_t)last, 8},
+                                MOERT_OK, &plan),
+                            MOERT_ERROR_MISMATCH, "experts per token");
     assert_null(plan);
     trip_free_buffers(&t);
     ASSERT_OK_ON_ALL(trip_run(&c, &t));

@@ -405,8 +405,9 @@ static void test_a_plan_is_dispatched_before_it_is_combined(void **state) {
     trip t;
     ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
     moert_status status = trip_make_buffers(&c, &t);
-    ASSERT_OK_ON_ALL(moert_exchange_make_plan(exchange, status, t.index, c.tokens[test_rank],
-                                              c.topk, c.experts, &t.plan));
+    ASSERT_OK_ON_ALL(moert_exchange_make_plan(
+        exchange, &(moert_exchange_slots){t.index, c.tokens[test_rank], c.topk, c.experts}, status,
+        &t.plan));
     ASSERT_OK_ON_ALL(moert_window_reserve(t.y, t.plan->plan));
     ASSERT_FAILS_ON_ALL(trip_combine(&t, false, false, MOERT_OK), MOERT_ERROR_USAGE,
                         "before the first dispatch");

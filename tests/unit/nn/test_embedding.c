@@ -56,8 +56,8 @@ static void check_backward(size_t sequences, size_t length, size_t hidden, size_
     moert_buffer *dx_buffer = upload(dx, tokens * hidden * sizeof *dx);
     moert_buffer *token_buffer = upload(token, tokens * sizeof *token);
     moert_buffer *partial = unset_floats(sequences * rows * hidden);
-    ASSERT_OK(moert_embedding_backward(sequences, length, hidden, token_buffer, dx_buffer,
-                                       first_row, rows, partial));
+    ASSERT_OK(moert_embedding_backward(&(moert_embedding_part){
+        sequences, length, hidden, first_row, rows, token_buffer, dx_buffer, partial}));
     float *got = download(partial, sequences * rows * hidden * sizeof *got);
     for (size_t s = 0; s < sequences; s++)
         for (size_t r = 0; r < rows; r++) {
@@ -112,8 +112,8 @@ TEST(test_backward_is_the_derivative_of_forward) {
     moert_buffer *dx_buffer = upload(dx, LENGTH * HIDDEN * sizeof *dx);
     moert_buffer *token_buffer = upload(token, LENGTH * sizeof *token);
     moert_buffer *partial = unset_floats(VOCABULARY * HIDDEN);
-    ASSERT_OK(moert_embedding_backward(1, LENGTH, HIDDEN, token_buffer, dx_buffer, 0, VOCABULARY,
-                                       partial));
+    ASSERT_OK(moert_embedding_backward(&(moert_embedding_part){1, LENGTH, HIDDEN, 0, VOCABULARY,
+                                                               token_buffer, dx_buffer, partial}));
     float *got = download(partial, sizeof(float) * VOCABULARY * HIDDEN);
     assert_close("x", got, want, VOCABULARY * HIDDEN, 1e-6, 1e-6);
     moert_buffer_destroy(dx_buffer);
@@ -140,8 +140,8 @@ static void check_gradient(moert_span span, size_t length, size_t hidden, size_t
     moert_buffer *link = upload(links, 2 * tokens * sizeof *links);
     moert_buffer *partial = unset_floats(span.count * n);
     moert_buffer *target[2] = {upload(old, size * sizeof *old), upload(old, size * sizeof *old)};
-    ASSERT_OK(moert_embedding_backward(span.count, length, hidden, token_buffer, dx_buffer, 0, rows,
-                                       partial));
+    ASSERT_OK(moert_embedding_backward(&(moert_embedding_part){span.count, length, hidden, 0, rows,
+                                                               token_buffer, dx_buffer, partial}));
     ASSERT_OK(moert_tree_reduce(&(moert_tree_nodes_at){span, target[0], stride, OFFSET, accumulate},
                                 n, partial));
     ASSERT_OK(moert_embedding_gradient(

@@ -14,6 +14,17 @@ static const norm_case cases[] = {{0, 0, 20},   {2, 0, 16}, {1, 4, 2},   {1, 1, 
                                   {1, 70, 256}, {3, 3, 33}, {2, 300, 20}};
 #define CASES (sizeof cases / sizeof *cases)
 
+static moert_status run_norm(size_t rows, size_t width, const moert_buffer *x,
+                             const moert_buffer *weight, moert_buffer *y, moert_buffer *rstd) {
+    return moert_norm_run(&(moert_norm){.rows = rows,
+                                        .width = width,
+                                        .epsilon = epsilon,
+                                        .x = x,
+                                        .weight = weight,
+                                        .y = y,
+                                        .rstd = rstd});
+}
+
 /* The oracle over all rows; the loss is sum(dy * y), so its gradients are what backward gives. */
 typedef struct oracle {
     norm_case shape;
@@ -65,8 +76,8 @@ TEST(test_norm_forward_agrees_with_float64_and_may_work_in_place) {
         moert_buffer *weight = upload_doubles(o.weight, shape.width);
         moert_buffer *y = unset_floats(n);
         moert_buffer *rstd = unset_floats(shape.rows);
-        ASSERT_OK(moert_norm_forward(shape.rows, shape.width, epsilon, x, weight, y, rstd));
-        ASSERT_OK(moert_norm_forward(shape.rows, shape.width, epsilon, x, weight, x, rstd));
+        ASSERT_OK(run_norm(shape.rows, shape.width, x, weight, y, rstd));
+        ASSERT_OK(run_norm(shape.rows, shape.width, x, weight, x, rstd));
         float *got = download(y, n * sizeof(float)), *in_place = download(x, n * sizeof(float));
         float *scale = download(rstd, shape.rows * sizeof(float));
         assert_near("y", got, o.y, n, 2e-6);
@@ -102,7 +113,7 @@ static gradients device_backward(const oracle *o, size_t first, size_t rows, siz
                                              : unset_floats(n);
     moert_buffer *partial = unset_floats(sequences * width);
     moert_buffer *scratch = NULL;
-    ASSERT_OK(moert_norm_forward(rows, width, epsilon, x, weight, y, rstd));
+    ASSERT_OK(run_norm(rows, width, x, weight, y, rstd));
     const moert_norm_gradient norm = {.sequences = sequences,
                                       .rows = rows,
                                       .width = width,
@@ -260,8 +271,8 @@ static void compare_rotated(size_t width) {
     }
     ASSERT_OK(moert_rope_table_create(test_device, LENGTH, width, 1e4f, &table));
     const moert_rotation rotation = {table, HEADS, LENGTH};
-    ASSERT_OK(moert_norm_forward(ROWS, width, epsilon, x, weight, y[0], rstd));
-    ASSERT_OK(moert_rope(tokens, LENGTH, HEADS, width, table, false, y[0]));
+    ASSERT_OK(run_norm(ROWS, width, x, weight, y[0], rstd));
+    ASSERT_OK(moert_rope(&rotation, tokens, width, false, y[0]));
     ASSERT_OK(moert_norm_run(&(moert_norm){.rows = ROWS,
                                            .width = width,
                                            .epsilon = epsilon,
@@ -280,7 +291,7 @@ static void compare_rotated(size_t width) {
                                 .dx = dx,
                                 .partial = partial[0],
                                 .scratch = &scratch};
-    ASSERT_OK(moert_rope(tokens, LENGTH, HEADS, width, table, true, dx));
+    ASSERT_OK(moert_rope(&rotation, tokens, width, true, dx));
     ASSERT_OK(moert_norm_backward(&norm));
     norm.dy = dy;
     norm.dx = NULL;
@@ -321,7 +332,7 @@ TEST(test_norm_refuses_rows_that_do_not_divide) {
                                       .dx = x,
                                       .partial = x};
     assert_int_equal(moert_norm_backward(&norm), MOERT_ERROR_USAGE);
-    assert_int_equal(moert_norm_forward(4, 0, epsilon, x, x, x, x), MOERT_ERROR_USAGE);
+    assert_int_equal(run_norm(4, 0, x, x, x, x), MOERT_ERROR_USAGE);
     moert_norm none = {.rows = 2, .width = 8, .x = x, .weight = x, .rstd = x};
     ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "without a place");
     none.y = x;

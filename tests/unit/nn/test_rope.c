@@ -34,10 +34,11 @@ TEST(test_rope_agrees_with_float64_and_its_inverse_restores) {
         moert_buffer *x = upload_doubles(values, n), *table;
         ASSERT_OK(
             moert_rope_table_create(test_device, shape.length + i, shape.head_size, theta, &table));
-        ASSERT_OK(moert_rope(tokens, shape.length, shape.heads, shape.head_size, table, false, x));
+        const moert_rotation rotation = {table, shape.heads, shape.length};
+        ASSERT_OK(moert_rope(&rotation, tokens, shape.head_size, false, x));
         float *got = download(x, n * sizeof(float));
         assert_near("x", got, want, n, 1e-5);
-        ASSERT_OK(moert_rope(tokens, shape.length, shape.heads, shape.head_size, table, true, x));
+        ASSERT_OK(moert_rope(&rotation, tokens, shape.head_size, true, x));
         float *restored = download(x, n * sizeof(float));
         assert_near("restored x", restored, values, n, 1e-6);
         free(values);
@@ -55,8 +56,9 @@ TEST(test_rope_of_a_sequence_has_the_same_bits_alone_and_in_a_batch) {
     moert_buffer *batch = upload_doubles(values, 3 * n), *table;
     moert_buffer *alone = upload_doubles(values + n, n);
     ASSERT_OK(moert_rope_table_create(test_device, length, 20, theta, &table));
-    ASSERT_OK(moert_rope(3 * length, length, 2, 20, table, false, batch));
-    ASSERT_OK(moert_rope(length, length, 2, 20, table, false, alone));
+    const moert_rotation rotation = {table, 2, length};
+    ASSERT_OK(moert_rope(&rotation, 3 * length, 20, false, batch));
+    ASSERT_OK(moert_rope(&rotation, length, 20, false, alone));
     float *all = download(batch, 3 * n * sizeof(float)), *one = download(alone, n * sizeof(float));
     assert_same_bits("x", one, all + n, n);
     free(values);
@@ -96,8 +98,9 @@ TEST(test_rope_refuses_odd_heads_and_short_tables) {
     assert_int_equal(moert_rope_table_create(test_device, 4, 7, theta, &table), MOERT_ERROR_USAGE);
     assert_int_equal(moert_rope_table_create(test_device, 4, 8, 0.0f, &table), MOERT_ERROR_USAGE);
     ASSERT_OK(moert_rope_table_create(test_device, 4, 8, theta, &table));
-    assert_int_equal(moert_rope(8, 8, 1, 8, table, false, x), MOERT_ERROR_USAGE);
-    assert_int_equal(moert_rope(4, 0, 1, 8, table, false, x), MOERT_ERROR_USAGE);
+    const moert_rotation too_long = {table, 1, 8}, empty = {table, 1, 0};
+    assert_int_equal(moert_rope(&too_long, 8, 8, false, x), MOERT_ERROR_USAGE);
+    assert_int_equal(moert_rope(&empty, 4, 8, false, x), MOERT_ERROR_USAGE);
     moert_buffer_destroy(table);
     moert_buffer_destroy(x);
 }

@@ -71,8 +71,9 @@ static void build(const plan_case *c, fixture *f) {
                                    f->counts + r * c->experts));
     }
     for (size_t r = 0; r < c->ranks; r++)
-        ASSERT_OK(moert_plan_create(f->index[r], c->tokens[r], c->topk, c->experts, c->ranks, r,
-                                    f->counts, &f->plan[r]));
+        ASSERT_OK(
+            moert_plan_create(&(moert_plan_shape){c->experts, c->ranks, r, c->tokens[r], c->topk},
+                              f->index[r], f->counts, &f->plan[r]));
 }
 
 static void tear_down(const plan_case *c, fixture *f) {
@@ -177,7 +178,8 @@ TEST(test_plan_does_not_depend_on_the_number_of_ranks) {
         ASSERT_OK(moert_plan_count(f.index[0] + t * 2, tokens[r], 2, 8, counts + r * 8));
     for (size_t r = 0, t = 0; r < 3; t += tokens[r++]) {
         moert_plan *part;
-        ASSERT_OK(moert_plan_create(f.index[0] + t * 2, tokens[r], 2, 8, 3, r, counts, &part));
+        ASSERT_OK(moert_plan_create(&(moert_plan_shape){8, 3, r, tokens[r], 2}, f.index[0] + t * 2,
+                                    counts, &part));
         for (size_t s = 0; s < tokens[r] * 2; s++) {
             size_t expert = (size_t)f.index[0][t * 2 + s], first, count, base = 0, whole_base = 0;
             moert_plan_experts(8, 3, part->slot_rank[s], &first, &count);
@@ -221,9 +223,12 @@ TEST(test_plan_rejects_counts_that_do_not_fit_the_index) {
     const int32_t index[] = {0, 1, 1, 2};
     const uint64_t few[] = {1, 1, 1}, many[] = {1, 2, 2};
     moert_plan *plan = NULL;
-    assert_int_equal(moert_plan_create(index, 2, 2, 3, 1, 0, few, &plan), MOERT_ERROR_MISMATCH);
-    assert_int_equal(moert_plan_create(index, 2, 2, 3, 1, 0, many, &plan), MOERT_ERROR_MISMATCH);
-    assert_int_equal(moert_plan_create(index, 2, 2, 2, 1, 0, few, &plan), MOERT_ERROR_MISMATCH);
+    assert_int_equal(moert_plan_create(&(moert_plan_shape){3, 1, 0, 2, 2}, index, few, &plan),
+                     MOERT_ERROR_MISMATCH);
+    assert_int_equal(moert_plan_create(&(moert_plan_shape){3, 1, 0, 2, 2}, index, many, &plan),
+                     MOERT_ERROR_MISMATCH);
+    assert_int_equal(moert_plan_create(&(moert_plan_shape){2, 1, 0, 2, 2}, index, few, &plan),
+                     MOERT_ERROR_MISMATCH);
     assert_null(plan);
 }
 
@@ -232,9 +237,9 @@ TEST(test_plan_refuses_more_rows_than_its_indices_hold) {
     /* rank 1 announces 2^32 slots of an expert of rank 1: both ranks refuse */
     const uint64_t counts[] = {1, 0, 0, (uint64_t)1 << 32};
     moert_plan *plan = NULL;
-    ASSERT_FAILS(moert_plan_create(index, 1, 1, 2, 2, 0, counts, &plan), MOERT_ERROR_UNSUPPORTED,
-                 "rank 1 would receive 4294967296 rows");
-    assert_int_equal(moert_plan_create(index, 0, 1, 2, 2, 1, counts, &plan),
+    ASSERT_FAILS(moert_plan_create(&(moert_plan_shape){2, 2, 0, 1, 1}, index, counts, &plan),
+                 MOERT_ERROR_UNSUPPORTED, "rank 1 would receive 4294967296 rows");
+    assert_int_equal(moert_plan_create(&(moert_plan_shape){2, 2, 1, 0, 1}, index, counts, &plan),
                      MOERT_ERROR_UNSUPPORTED);
     assert_null(plan);
     moert_plan_destroy(NULL);

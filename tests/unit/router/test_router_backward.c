@@ -135,7 +135,8 @@ static void check_aux(moert_aux_form form, moert_score score) {
         logits[i] = (double)values[i];
     router_run forward = router_do(&input);
     count(&input, logits, forward.index, counts, mass);
-    moert_router_aux_loss(form, &input.options, counts, mass, T, 0.5, gradient);
+    const moert_router_load load = {counts, mass, T};
+    moert_router_aux_loss(form, &input.options, &load, 0.5, gradient);
     input.dweight = none;
     input.aux = gradient;
     router_run run = router_do(&input);
@@ -144,7 +145,7 @@ static void check_aux(moert_aux_form form, moert_score score) {
         for (int side = 0; side < 2; side++) {
             logits[i] = (double)values[i] + (side ? 1e-5 : -1e-5);
             count(&input, logits, forward.index, counts, mass);
-            value[side] = moert_router_aux_loss(form, &input.options, counts, mass, T, 1, ignored);
+            value[side] = moert_router_aux_loss(form, &input.options, &load, 1, ignored);
         }
         logits[i] = (double)values[i];
         assert_within((double)run.dlogits[i], 0.5 * (value[1] - value[0]) / 2e-5, 1e-7);
@@ -164,35 +165,34 @@ TEST(test_aux_loss_has_the_values_of_the_formulas) {
     moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
     options.experts = 4;
     options.topk = 2;
-    const uint64_t balanced[4] = {5, 5, 5, 5}, skewed[4] = {10, 10, 0, 0};
-    const double even[4] = {2.5, 2.5, 2.5, 2.5}, uneven[4] = {6, 3, 1, 0};
-    float gradient[4];
-    /* balanced routing gives K in one form, 1 in the other */
-    assert_within(
-        moert_router_aux_loss(MOERT_AUX_HUGGING_FACE, &options, balanced, even, 10, 1, gradient),
-        2.0, 1e-14);
-    assert_within((double)gradient[3], 4.0 * 5 / 100, 1e-8);
-    assert_within(
-        moert_router_aux_loss(MOERT_AUX_MEGATRON, &options, balanced, even, 10, 1, gradient), 1.0,
-        1e-14);
-    /* 4 * (10/10 * 6/10 + 10/10 * 3/10) */
-    assert_within(
-        moert_router_aux_loss(MOERT_AUX_HUGGING_FACE, &options, skewed, uneven, 10, 0.01, gradient),
-        3.6, 1e-14);
-    assert_within((double)gradient[0], 0.01 * 4 * 10 / 100, 1e-9);
-    assert_true(gradient[2] == 0.0f);
-    assert_within(
-        moert_router_aux_loss(MOERT_AUX_MEGATRON, &options, skewed, uneven, 10, 0.01, gradient),
-        1.8, 1e-14);
-    assert_within((double)gradient[1], 0.01 * 4 * 10 / 200, 1e-9);
+    const moert_router_load even = {(uint64_t[]){5, 5, 5, 5}, (double[]){2.5, 2.5, 2.5, 2.5}, 10};
+    const moert_router_load skewed = {(uint64_t[]){10, 10, 0, 0}, (double[]){6, 3, 1, 0}, 10};
+    /* balanced routing gives K in one form, 1 in the other; 4 * (10/10 * 6/10 + 10/10 * 3/10) */
+    const struct {
+        moert_aux_form form;
+        const moert_router_load *load;
+        double coefficient, value, gradient; /* of the first expert */
+    } cases[] = {{MOERT_AUX_HUGGING_FACE, &even, 1, 2.0, 4.0 * 5 / 100},
+                 {MOERT_AUX_MEGATRON, &even, 1, 1.0, 4.0 * 5 / 200},
+                 {MOERT_AUX_HUGGING_FACE, &skewed, 0.01, 3.6, 0.01 * 4 * 10 / 100},
+                 {MOERT_AUX_MEGATRON, &skewed, 0.01, 1.8, 0.01 * 4 * 10 / 200}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        float gradient[4];
+        assert_within(moert_router_aux_loss(cases[i].form, &options, cases[i].load,
+                                            cases[i].coefficient, gradient),
+                      cases[i].value, 1e-14);
+        assert_within((double)gradient[0], cases[i].gradient, 1e-8);
+        assert_within((double)gradient[1], cases[i].gradient, 1e-8);
+        assert_true((gradient[3] == 0.0f) == (cases[i].load == &skewed));
+    }
 }
 
 TEST(test_aux_loss_of_no_rows_is_zero) {
     moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
     options.experts = options.topk = 2;
     float gradient[2] = {1.0f, 1.0f};
-    assert_true(moert_router_aux_loss(MOERT_AUX_MEGATRON, &options, (uint64_t[]){0, 0},
-                                      (double[]){0, 0}, 0, 1, gradient) == 0.0);
+    const moert_router_load none = {(uint64_t[]){0, 0}, (double[]){0, 0}, 0};
+    assert_true(moert_router_aux_loss(MOERT_AUX_MEGATRON, &options, &none, 1, gradient) == 0.0);
     assert_true(gradient[0] == 0.0f && gradient[1] == 0.0f);
 }
 
@@ -211,7 +211,7 @@ static float *mass_of(const moert_router_options *options, size_t tokens, const 
     moert_buffer *in = upload(scores, tokens * options->experts * 4);
     moert_buffer *device_ends = upload(ends, sequences * 4);
     moert_buffer *mass = unset_floats(sequences * options->experts);
-    ASSERT_OK(moert_router_mass(test_device, options, tokens, in, device_ends, sequences, mass));
+    ASSERT_OK(moert_router_mass(options, tokens, in, device_ends, sequences, mass));
     moert_buffer_destroy(in);
     moert_buffer_destroy(device_ends);
     float *values = download(mass, sequences * options->experts * 4);
