@@ -273,8 +273,8 @@ static moert_status count_wrong(bench *b, bool sums, enum side side, size_t *wro
     const float *seen = b->seen;
     if (sums) {
         MOERT_TRY(moert_buffer_read(b->target, 0, b->seen, tokens * hidden * sizeof(float)));
-        *wrong += bench_payload_wrong_sums(&b->payload, b->slots->rank * tokens, tokens, topk,
-                                           b->weights, b->slots->slot_rank, seen);
+        *wrong += bench_payload_wrong_sums(&b->payload, b->slots->rank * tokens, b->slots,
+                                           b->weights, seen);
         return MOERT_OK;
     }
     if (side != OURS)

@@ -51,10 +51,16 @@ static double scale_of(const factors *f, size_t index) {
     return (double)scale;
 }
 
-/* An element of coded lines: line `line` of a group that begins with line `first` and, if its
- * blocks lie down the lines, block `slot`. */
-static double coded_value(const factors *f, size_t first, size_t slot, bool down, size_t line,
-                          size_t column, size_t columns) {
+/* Coded lines of `columns` of a group that begins with line `first` and, if its blocks lie down the
+ * lines, block `slot`. */
+typedef struct coded_lines {
+    size_t columns, first, slot;
+    bool down;
+} coded_lines;
+
+static double coded_value(const factors *f, coded_lines of, size_t line, size_t column) {
+    const size_t first = of.first, slot = of.slot, columns = of.columns;
+    const bool down = of.down;
     const size_t block = block_of(f), row = first + line;
     const size_t scale = down ? (slot + line / block) * columns + column
                               : row * moert_ceil_div(columns, block) + column / block;
@@ -188,26 +194,33 @@ moert_status op_problem_make(const factors *f, problem *p) {
 
 /* ---- checks ---- */
 
-/* Term i of the factors of element (line, column) of a result, which is of expert e. */
-static double term_of(const factors *f, const problem *p, moert_op_kind kind, size_t e, size_t line,
-                      size_t column, size_t i) {
+/* An element of an op's result, which is of expert e. */
+typedef struct element {
+    moert_op_kind kind;
+    size_t e, line, column;
+} element;
+
+/* Term i of its factors. */
+static double term_of(const factors *f, const problem *p, const element *of, size_t i) {
+    const moert_op_kind kind = of->kind;
+    const size_t e = of->e, line = of->line, column = of->column;
     const shape *s = &p->of;
     const bool coded = f->form->coded;
     if (kind == MOERT_OP_GEMM_WGRAD) {
         const size_t first = start_of(p, e), n = line % s->n;
         const size_t slot = coded ? first_slot(p, e, block_of(f)) : 0;
-        return coded ? coded_value(f, first, slot, true, i - first, n, s->n) *
-                           coded_value(f, first, slot, true, i - first, column, s->k)
+        return coded ? coded_value(f, (coded_lines){s->n, first, slot, true}, i - first, n) *
+                           coded_value(f, (coded_lines){s->k, first, slot, true}, i - first, column)
                : f->form->blocks ? turned_value(f, p, e, i, n) * turned_value(f, p, e, i, column)
                                  : row_value(f, i, n, s->n) * row_value(f, i, column, s->k);
     }
     const size_t slot = coded ? e * moert_ceil_div(s->n, block_of(f)) : 0;
     if (kind == MOERT_OP_GEMM_FORWARD)
-        return coded ? coded_value(f, 0, 0, false, line, i, s->k) *
-                           coded_value(f, e * s->n, 0, false, column, i, s->k)
+        return coded ? coded_value(f, (coded_lines){.columns = s->k}, line, i) *
+                           coded_value(f, (coded_lines){s->k, e * s->n, 0, false}, column, i)
                      : row_value(f, line, i, s->k) * weight_value(f, s, e, column, i);
-    return coded ? coded_value(f, 0, 0, false, line, i, s->n) *
-                       coded_value(f, e * s->n, slot, true, i, column, s->k)
+    return coded ? coded_value(f, (coded_lines){.columns = s->n}, line, i) *
+                       coded_value(f, (coded_lines){s->k, e * s->n, slot, true}, i, column)
                  : row_value(f, line, i, s->n) * weight_value(f, s, e, i, column);
 }
 
@@ -224,9 +237,10 @@ static double expected(const factors *f, const problem *p, moert_op_kind kind, s
         first = start_of(p, e);
         last = p->ends[e];
     }
+    const element of = {kind, e, line, column};
     *size = 0.0;
     for (size_t i = first; i < last; i++) {
-        const double term = term_of(f, p, kind, e, line, column, i);
+        const double term = term_of(f, p, &of, i);
         sum += term;
         *size += fabs(term);
     }

@@ -125,14 +125,14 @@ static void look_at_sums(void *context, size_t begin, size_t end) {
     atomic_fetch_add(&s->wrong, wrong);
 }
 
-size_t bench_payload_wrong_sums(const bench_payload *p, uint64_t first, size_t tokens, size_t topk,
-                                const float *weight, const uint32_t *slot_rank, const float *sums) {
+size_t bench_payload_wrong_sums(const bench_payload *p, uint64_t first, const moert_plan *plan,
+                                const float *weight, const float *sums) {
     seen s = {.payload = p,
               .rows = sums,
               .first = first,
-              .topk = topk,
+              .topk = plan->topk,
               .weight = weight,
-              .slot_rank = slot_rank};
-    moert_parallel(tokens, LEAST_ROWS, look_at_sums, &s);
+              .slot_rank = plan->slot_rank};
+    moert_parallel(plan->tokens, LEAST_ROWS, look_at_sums, &s);
     return atomic_load(&s.wrong);
 }

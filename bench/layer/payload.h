@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "moert/plan.h"
+
 /* Options: the words of bench_dtype. */
 #define BENCH_DTYPE_WORDS "f32|bf16|mxfp8"
 typedef enum bench_dtype { BENCH_F32, BENCH_BF16, BENCH_MXFP8 } bench_dtype;
@@ -27,7 +29,7 @@ void bench_payload_fill(const bench_payload *p, uint64_t first, size_t tokens, f
 size_t bench_payload_wrong_rows(const bench_payload *p, const uint64_t *token_of, size_t count,
                                 const float *rows, size_t stride);
 /* Elements of sums[tokens,hidden] that are not the weighted sums over a token's slots, in order, of
- * its own row, within the slack; slots of weight[tokens,topk] whose slot_rank is MOERT_PLAN_DROPPED
+ * its own row, within the slack; slots of weight[tokens,topk] of a plan's tokens that are dropped
  * take no part. */
-size_t bench_payload_wrong_sums(const bench_payload *p, uint64_t first, size_t tokens, size_t topk,
-                                const float *weight, const uint32_t *slot_rank, const float *sums);
+size_t bench_payload_wrong_sums(const bench_payload *p, uint64_t first, const moert_plan *plan,
+                                const float *weight, const float *sums);

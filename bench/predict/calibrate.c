@@ -37,21 +37,25 @@ static moert_number type_of(const bench_work *w) {
     return strcmp(w->type, "bf16") == 0 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
 }
 
+typedef struct rated {
+    const char *op;
+    moert_tuned packed, plain;
+} rated;
+
 /* All ranks at the same time, as in a layer. Collective. */
-static moert_status add_rates(moert_context *context, const bench_work *w, const char *op,
-                              moert_tuned packed, moert_tuned plain, size_t n, size_t k,
-                              bench_machine *m) {
+static moert_status add_rates(moert_context *context, const bench_work *w, const rated *of,
+                              size_t n, size_t k, bench_machine *m) {
     moert_device *device = moert_context_device(context);
     moert_comm *world = moert_context_comm(context);
     const moert_number type = type_of(w);
     const size_t experts = moert_ceil_div(w->experts, w->ep);
     for (size_t i = 0; i < ROW_COUNTS; i++) {
         bench_gemm_rate rate = {.n = n, .k = k, .rows = (double)row_counts[i]};
-        snprintf(rate.op, sizeof rate.op, "%s", op);
+        snprintf(rate.op, sizeof rate.op, "%s", of->op);
         snprintf(rate.type, sizeof rate.type, "%s", w->type);
-        moert_rate_product product = {packed, type, experts, row_counts[i], n, k};
+        moert_rate_product product = {of->packed, type, experts, row_counts[i], n, k};
         MOERT_TRY(moert_rates_gemm(device, world, &product, &rate.gflops));
-        product.operation = plain;
+        product.operation = of->plain;
         if (rate.gflops == 0.0) /* there are no packed weights here */
             MOERT_TRY(moert_rates_gemm(device, world, &product, &rate.gflops));
         MOERT_TRY(bench_machine_add(m, &rate));
@@ -114,16 +118,13 @@ static moert_status add_fused_rates(moert_context *context, const bench_work *w,
 
 static moert_status measure_products(moert_context *context, const bench_work *w,
                                      bench_machine *m) {
-    static const struct {
-        const char *op;
-        moert_tuned packed, plain;
-    } ops[] = {{"forward", MOERT_TUNED_PACKED_FORWARD, MOERT_TUNED_FORWARD},
-               {"dgrad", MOERT_TUNED_PACKED_DGRAD, MOERT_TUNED_DGRAD},
-               {"wgrad", MOERT_TUNED_WGRAD, MOERT_TUNED_WGRAD}};
+    static const rated ops[] = {{"forward", MOERT_TUNED_PACKED_FORWARD, MOERT_TUNED_FORWARD},
+                                {"dgrad", MOERT_TUNED_PACKED_DGRAD, MOERT_TUNED_DGRAD},
+                                {"wgrad", MOERT_TUNED_WGRAD, MOERT_TUNED_WGRAD}};
     const size_t h = w->hidden, i = w->intermediate;
     for (size_t op = 0; op < sizeof ops / sizeof ops[0]; op++) {
-        MOERT_TRY(add_rates(context, w, ops[op].op, ops[op].packed, ops[op].plain, 2 * i, h, m));
-        MOERT_TRY(add_rates(context, w, ops[op].op, ops[op].packed, ops[op].plain, h, i, m));
+        MOERT_TRY(add_rates(context, w, &ops[op], 2 * i, h, m));
+        MOERT_TRY(add_rates(context, w, &ops[op], h, i, m));
     }
     MOERT_TRY(add_fused_rates(context, w, m));
     const moert_rate_product router = {MOERT_TUNED_FORWARD, MOERT_NUMBER_F32, 1,

@@ -187,15 +187,15 @@ static double rate_at(const bench_machine *m, const bench_gemm_rate *like, doubl
     return below->gflops + at * (above->gflops - below->gflops);
 }
 
-moert_status bench_machine_product(const bench_machine *m, const char *op, const char *type,
-                                   double groups, double rows, double n, double k,
+moert_status bench_machine_product(const bench_machine *m, const bench_product *p,
                                    double *seconds) {
-    const bench_gemm_rate *like = nearest(m, op, type, n, k);
+    const double groups = p->groups, rows = p->rows, n = p->n, k = p->k;
+    const bench_gemm_rate *like = nearest(m, p->op, p->type, n, k);
     const double of_group = rows / groups;
     if (like == NULL)
         return MOERT_FAIL(ERROR_USAGE, "machine '%s' has no rate of a %s product in %s", m->name,
-                          op, type);
-    const double bytes = strcmp(type, "bf16") == 0 ? 2.0 : 4.0;
+                          p->op, p->type);
+    const double bytes = strcmp(p->type, "bf16") == 0 ? 2.0 : 4.0;
     const double computed = groups * m->tile_rows * ceil(of_group / m->tile_rows);
     const double compute = 2e-9 * computed * n * k / rate_at(m, like, of_group);
     const double moved = bytes * groups * n * k + bytes * rows * (n + k);

@@ -72,10 +72,14 @@ void bench_machine_free(bench_machine *machine);
 moert_status bench_machine_add(bench_machine *machine, const bench_gemm_rate *rate);
 
 /*
- * Seconds of 2 rows n k multiply-adds' product of `groups` groups of rows/groups rows: by the rates
+ * Seconds of the product of `groups` groups of rows/groups rows, 2 rows n k operations: by the rates
  * of the nearest n and k, between their rows in the logarithm, but not faster than memory gives
  * weights and rows of so many bytes a number. ERROR_USAGE if the machine has no rate of this op and
  * type.
  */
-moert_status bench_machine_product(const bench_machine *machine, const char *op, const char *type,
-                                   double groups, double rows, double n, double k, double *seconds);
+typedef struct bench_product {
+    const char *op, *type;
+    double groups, rows, n, k;
+} bench_product;
+moert_status bench_machine_product(const bench_machine *machine, const bench_product *product,
+                                   double *seconds);

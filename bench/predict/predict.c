@@ -77,8 +77,9 @@ static moert_status look(const bench_machine *m, const bench_work *w, setting *s
         return MOERT_FAIL(ERROR_USAGE, "windows serve one node, not %zu", nodes);
     if (w->engine == BENCH_NODE && m->linked)
         return MOERT_FAIL(ERROR_USAGE, "the node exchange is for CPU devices");
-    MOERT_TRY(
-        bench_spread_of(w->skew, w->tokens * w->ep, w->topk, w->experts, w->ep, nodes, &s->spread));
+    MOERT_TRY(bench_spread_of(
+        &(bench_sharing){w->skew, w->tokens * w->ep, w->topk, w->experts, w->ep, nodes},
+        &s->spread));
     s->m = m;
     s->w = w;
     s->nodes = (double)nodes;
@@ -187,8 +188,10 @@ static moert_status products(const setting *s, bool backward, double rows, doubl
     const char *const second[] = {backward ? "dgrad" : "forward", "wgrad"};
     double sum = 0.0, in, out;
     for (int op = 0; op < (backward ? 2 : 1); op++) {
-        MOERT_TRY(bench_machine_product(s->m, first[op], s->w->type, l, rows, 2.0 * i, h, &in));
-        MOERT_TRY(bench_machine_product(s->m, second[op], s->w->type, l, rows, h, i, &out));
+        const bench_product a = {first[op], s->w->type, l, rows, 2.0 * i, h};
+        const bench_product b = {second[op], s->w->type, l, rows, h, i};
+        MOERT_TRY(bench_machine_product(s->m, &a, &in));
+        MOERT_TRY(bench_machine_product(s->m, &b, &out));
         sum += in + out;
         *last = s->share * (backward ? in + out : out);
     }

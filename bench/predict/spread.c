@@ -124,8 +124,10 @@ static double distinct(const grouping *g, bool exact) {
     return sum;
 }
 
-moert_status bench_spread_of(bench_skew skew, size_t tokens, size_t topk, size_t experts, size_t ep,
-                             size_t nodes, bench_spread *spread) {
+moert_status bench_spread_of(const bench_sharing *of, bench_spread *spread) {
+    const bench_skew skew = of->skew;
+    const size_t tokens = of->tokens, topk = of->topk, experts = of->experts, ep = of->ep,
+                 nodes = of->nodes;
     double *inclusion;
     if (tokens == 0 || topk == 0 || topk > experts || ep == 0 || ep > experts || nodes == 0 ||
         nodes > ep)

@@ -25,5 +25,8 @@ double bench_largest_normal(size_t count);
  * Of ep ranks that share the experts, E/ep each in order, and tokens on all of them together; nodes
  * are runs of ep / nodes ranks. Errors: ERROR_MEMORY.
  */
-moert_status bench_spread_of(bench_skew skew, size_t tokens, size_t topk, size_t experts, size_t ep,
-                             size_t nodes, bench_spread *spread);
+typedef struct bench_sharing {
+    bench_skew skew;
+    size_t tokens, topk, experts, ep, nodes;
+} bench_sharing;
+moert_status bench_spread_of(const bench_sharing *of, bench_spread *spread);

@@ -15,7 +15,8 @@ static moert_status add_product(const bench_machine *m, const bench_work *w, dou
     static const char *const ops[] = {"forward", "dgrad", "wgrad"};
     double one;
     for (int i = 0; i < 3; i++) {
-        MOERT_TRY(bench_machine_product(m, ops[i], w->type, 1.0, (double)w->tokens, n, k, &one));
+        const bench_product product = {ops[i], w->type, 1.0, (double)w->tokens, n, k};
+        MOERT_TRY(bench_machine_product(m, &product, &one));
         *seconds += one;
     }
     return MOERT_OK;

@@ -112,9 +112,7 @@ typedef struct operands {
 } operands;
 
 /* A matrix rounded along its rows, or along the rows of each group; to be freed. */
-static float *rounded(size_t format, const float *x, size_t rows, size_t columns,
-                      const uint32_t *ends, size_t groups, bool along_rows) {
-    const matrix m = {x, rows, columns, ends, groups};
+static float *rounded(size_t format, matrix m, bool along_rows) {
     moert_quantizer how = how_of(format);
     how.axis = along_rows ? MOERT_AXIS_ROW : MOERT_AXIS_COLUMN;
     how.group_scales = how.format == MOERT_FORMAT_NVFP4;
@@ -175,12 +173,15 @@ static void check_product(size_t format, kind which, const operands *o) {
                      : which == DGRAD ? r->rows * r->k
                                       : r->groups * r->n * r->k;
     /* blocks lie along what is summed over */
-    float *a = which == DGRAD
-                   ? rounded(format, o->y, r->rows, r->n, o->ends, r->groups, true)
-                   : rounded(format, o->x, r->rows, r->k, o->ends, r->groups, which == FORWARD);
-    float *b = which == WGRAD ? rounded(format, o->y, r->rows, r->n, o->ends, r->groups, false)
-                              : rounded(format, o->weight, r->groups * r->n, r->k, o->weight_ends,
-                                        r->groups, which == FORWARD);
+    float *a =
+        which == DGRAD
+            ? rounded(format, (matrix){o->y, r->rows, r->n, o->ends, r->groups}, true)
+            : rounded(format, (matrix){o->x, r->rows, r->k, o->ends, r->groups}, which == FORWARD);
+    float *b = which == WGRAD
+                   ? rounded(format, (matrix){o->y, r->rows, r->n, o->ends, r->groups}, false)
+                   : rounded(format,
+                             (matrix){o->weight, r->groups * r->n, r->k, o->weight_ends, r->groups},
+                             which == FORWARD);
     float *got = multiply(which, o, a, b, n);
     char title[128];
     power p = {0};

@@ -126,18 +126,19 @@ void assert_same_bits(const char *what, const float *got, const float *want, siz
                      (double)got[i], (double)got[i], (double)want[i], (double)want[i]);
 }
 
-void assert_gradient(const char *what, const float *gradient, double *value, size_t n,
-                     size_t stride, double (*loss)(void *context), void *context) {
+void assert_gradient(const char *what, const float *gradient, differentiated of) {
     const double step = 1e-4;
+    const size_t n = of.n, stride = of.stride;
+    double *value = of.value;
     const size_t samples = (n + stride - 1) / stride;
     float *got = test_alloc(samples * sizeof *got);
     double *want = test_alloc(samples * sizeof *want);
     for (size_t i = 0; i < samples; i++) {
         const double kept = value[i * stride];
         value[i * stride] = kept + step;
-        const double above = loss(context);
+        const double above = of.loss(of.context);
         value[i * stride] = kept - step;
-        const double below = loss(context);
+        const double below = of.loss(of.context);
         value[i * stride] = kept;
         got[i] = gradient[i * stride];
         want[i] = (above - below) / (2 * step);

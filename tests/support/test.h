@@ -142,5 +142,10 @@ void assert_same_bits(const char *what, const float *got, const float *want, siz
  * gradient[n] is near the central differences in float64 of loss(context) with respect to
  * value[n], at every `stride`-th element.
  */
-void assert_gradient(const char *what, const float *gradient, double *value, size_t n,
-                     size_t stride, double (*loss)(void *context), void *context);
+typedef struct differentiated {
+    double *value;
+    size_t n, stride;
+    double (*loss)(void *context);
+    void *context;
+} differentiated;
+void assert_gradient(const char *what, const float *gradient, differentiated of);

@@ -146,11 +146,15 @@ static size_t low_specs(const listing *l, moert_tensor_spec *specs) {
 
 /* Rows of `bytes` bytes each, out of a matrix with rows of `stride` bytes, to a tensor whose
  * elements have `element` bytes. */
-static moert_status put_rows(moert_tensor_writer *writer, const char *name, const void *source,
-                             size_t stride, size_t rows, size_t bytes, size_t element) {
-    for (size_t row = 0; row < rows; row++)
-        MOERT_TRY(moert_writer_put(writer, name, row * bytes / element, bytes / element,
-                                   (const char *)source + row * stride));
+typedef struct byte_rows {
+    const char *source;
+    size_t stride, rows, bytes, element;
+} byte_rows;
+
+static moert_status put_rows(moert_tensor_writer *writer, const char *name, const byte_rows *r) {
+    for (size_t row = 0; row < r->rows; row++)
+        MOERT_TRY(moert_writer_put(writer, name, row * r->bytes / r->element, r->bytes / r->element,
+                                   r->source + row * r->stride));
     return MOERT_OK;
 }
 
@@ -160,11 +164,13 @@ static moert_status put_low(const listing *l, const entry *e, const moert_tensor
     const size_t scale_bytes = forms[form].scale_bytes, rows = e->matrices * e->n;
     const size_t scale_stride = l->columns / forms[form].block_columns * scale_bytes;
     const size_t wide = moert_ceil_div(e->k, forms[form].block_columns);
-    MOERT_TRY(put_rows(writer, e->codes, (const char *)q->data + e->first_row * stride, stride,
-                       rows, e->k / forms[form].codes_per_byte, 1));
-    return put_rows(writer, e->scales,
-                    (const char *)scale->data + e->first_row / height * scale_stride, scale_stride,
-                    moert_ceil_div(rows, height), wide * scale_bytes, scale_bytes);
+    const byte_rows codes = {(const char *)q->data + e->first_row * stride, stride, rows,
+                             e->k / forms[form].codes_per_byte, 1};
+    const byte_rows scales = {(const char *)scale->data + e->first_row / height * scale_stride,
+                              scale_stride, moert_ceil_div(rows, height), wide * scale_bytes,
+                              scale_bytes};
+    MOERT_TRY(put_rows(writer, e->codes, &codes));
+    return put_rows(writer, e->scales, &scales);
 }
 
 static moert_status put_plain(const listing *l, const entry *e, float *x,

@@ -32,12 +32,19 @@ static double rounded(moert_number type, double value) {
 }
 
 /* Rows of a plain buffer; those past the last end are as they were. */
-static void check_plain(check *c, moert_op_buffer which, const double *values, const double *slacks,
-                        size_t width, size_t rows, int unset) {
+typedef struct plain_rows {
+    const double *values, *slacks;
+    size_t width, rows;
+    int unset; /* every byte past them */
+} plain_rows;
+
+static void check_plain(check *c, moert_op_buffer which, plain_rows want) {
+    const double *values = want.values;
+    const size_t width = want.width, rows = want.rows;
     const moert_number type = c->got->shape.needs[which].type;
     const size_t used = rows * width * moert_number_bits(type) / 8;
     for (size_t i = 0; i < rows * width; i++) {
-        const double got = ops_bytes_get(c->got, which, i), slack = slacks[i];
+        const double got = ops_bytes_get(c->got, which, i), slack = want.slacks[i];
         const double low = rounded(type, values[i] - slack),
                      high = rounded(type, values[i] + slack);
         if (!(got >= low && got <= high))
@@ -45,7 +52,7 @@ static void check_plain(check *c, moert_op_buffer which, const double *values, c
                      moert_op_buffer_name(which), i / width, i % width, got, values[i], slack);
     }
     for (size_t at = used; at < c->got->bytes[which]; at++)
-        if (c->got->at[which][at] != unset)
+        if (c->got->at[which][at] != want.unset)
             fail_msg("%s: byte %zu of %s past the last row is %02x", c->title, at,
                      moert_op_buffer_name(which), c->got->at[which][at]);
 }
@@ -196,9 +203,10 @@ void ops_exact_check(const char *title, const ops_bytes *got, const ops_exact *w
         if (got->bytes[results[i]] > 0 && ops_find(op, ends_of(&c), results[i]).as.how.size != 0)
             check_quantised(&c, results[i]);
         else if (got->bytes[results[i]] > 0)
-            check_plain(&c, results[i], want->result, want->slack, want->width, rows, OPS_UNSET);
+            check_plain(&c, results[i],
+                        (plain_rows){want->result, want->slack, want->width, rows, OPS_UNSET});
     if (o->kind == MOERT_OP_GLU && o->save_c)
-        check_plain(&c, MOERT_OP_BUFFER_c, want->c, want->c_slack, o->n, rows, 0xFF);
+        check_plain(&c, MOERT_OP_BUFFER_c, (plain_rows){want->c, want->c_slack, o->n, rows, 0xFF});
     if (o->dprob)
         check_sums(&c, MOERT_OP_BUFFER_dprob, want->dprob, want->lines);
     if (o->dbias)

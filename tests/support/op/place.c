@@ -6,11 +6,11 @@
 
 /* ---- operands ---- */
 
-static ops_operand find_rows(const moert_op *op, const uint32_t *ends, const moert_operand *as,
-                             moert_op_buffer payload, moert_op_buffer scale,
-                             const moert_op_rows *rows, size_t columns) {
+/* The groups and ends of an operand of rows. */
+static ops_operand find_rows(const moert_op *op, const uint32_t *ends, const moert_op_rows *rows,
+                             ops_operand o) {
     const moert_op_options *options = &op->options;
-    ops_operand o = {.as = *as, .payload = payload, .scale = scale, .columns = columns};
+    const moert_operand *as = &o.as;
     o.groups = rows->gathered ? 1 : options->groups;
     for (size_t g = 0; g < o.groups; g++)
         o.ends[g] = rows->gathered ? moert_ceil_div(options->rows, rows->divisor) : ends[g];
@@ -39,21 +39,32 @@ ops_operand ops_find(const moert_op *op, const uint32_t *ends, moert_op_buffer p
     for (size_t g = 0; g < p->groups; g++)
         o.ends[g] = (g + 1) * p->n;
     if (payload == MOERT_OP_BUFFER_x) {
-        o = find_rows(op, ends, &p->x, payload, MOERT_OP_BUFFER_x_scale, &op->x, p->k);
-        o.global = MOERT_OP_BUFFER_x_global;
-        o.result = op->x.output;
+        o = find_rows(op, ends, &op->x,
+                      (ops_operand){.as = p->x,
+                                    .payload = payload,
+                                    .scale = MOERT_OP_BUFFER_x_scale,
+                                    .global = MOERT_OP_BUFFER_x_global,
+                                    .result = op->x.output,
+                                    .columns = p->k});
     } else if (payload == MOERT_OP_BUFFER_y) {
-        o = find_rows(op, ends, &p->y, payload, MOERT_OP_BUFFER_y_scale, &op->y, p->n);
-        o.global = MOERT_OP_BUFFER_y_global;
-        o.result = op->y.output;
+        o = find_rows(op, ends, &op->y,
+                      (ops_operand){.as = p->y,
+                                    .payload = payload,
+                                    .scale = MOERT_OP_BUFFER_y_scale,
+                                    .global = MOERT_OP_BUFFER_y_global,
+                                    .result = op->y.output,
+                                    .columns = p->n});
     } else if (payload != MOERT_OP_BUFFER_weight) {
         const bool d = payload == MOERT_OP_BUFFER_d;
-        o = find_rows(op, ends, d ? &p->d : &p->column, payload,
-                      d ? MOERT_OP_BUFFER_d_scale : MOERT_OP_BUFFER_column_scale, &plain,
-                      gated          ? wide
-                      : op->x.output ? p->k
-                                     : p->n);
-        o.result = true;
+        o = find_rows(
+            op, ends, &plain,
+            (ops_operand){.as = d ? p->d : p->column,
+                          .payload = payload,
+                          .scale = d ? MOERT_OP_BUFFER_d_scale : MOERT_OP_BUFFER_column_scale,
+                          .result = true,
+                          .columns = gated          ? wide
+                                     : op->x.output ? p->k
+                                                    : p->n});
     }
     return o;
 }

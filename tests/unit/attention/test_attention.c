@@ -179,12 +179,14 @@ TEST(test_attention_backward_agrees_with_central_differences) {
         for (o.counted = 0; o.counted < s.sequences && s.length > 0; o.counted++) {
             const size_t n = got.count[DQ] / s.sequences, kv_n = got.count[DK] / s.sequences;
             const size_t stride = n / 97 + 1, kv_stride = kv_n / 97 + 1;
-            assert_gradient("dq", got.value[DQ] + o.counted * n, o.q + o.counted * n, n, stride,
-                            oracle_loss, &o);
-            assert_gradient("dk", got.value[DK] + o.counted * kv_n, o.k + o.counted * kv_n, kv_n,
-                            kv_stride, oracle_loss, &o);
-            assert_gradient("dv", got.value[DV] + o.counted * kv_n, o.v + o.counted * kv_n, kv_n,
-                            kv_stride, oracle_loss, &o);
+            assert_gradient("dq", got.value[DQ] + o.counted * n,
+                            (differentiated){o.q + o.counted * n, n, stride, oracle_loss, &o});
+            assert_gradient(
+                "dk", got.value[DK] + o.counted * kv_n,
+                (differentiated){o.k + o.counted * kv_n, kv_n, kv_stride, oracle_loss, &o});
+            assert_gradient(
+                "dv", got.value[DV] + o.counted * kv_n,
+                (differentiated){o.v + o.counted * kv_n, kv_n, kv_stride, oracle_loss, &o});
         }
         results_destroy(&got);
         oracle_destroy(&o);

@@ -11,7 +11,7 @@
 static bench_spread spread_of(bench_skew skew, size_t topk, size_t experts, size_t ep,
                               size_t nodes) {
     bench_spread spread;
-    ASSERT_OK(bench_spread_of(skew, 4096, topk, experts, ep, nodes, &spread));
+    ASSERT_OK(bench_spread_of(&(bench_sharing){skew, 4096, topk, experts, ep, nodes}, &spread));
     return spread;
 }
 
@@ -67,7 +67,6 @@ TEST(test_expected_spreads_are_those_of_draws) {
         {BENCH_BALANCED, 8, 128, 64, 0.01, 0.03}, {BENCH_HOT, 2, 16, 8, 0.05, 0.05},
         {BENCH_ZIPF, 4, 64, 8, 0.06, 0.12},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const bench_spread want =
             spread_of(cases[i].skew, cases[i].topk, cases[i].experts, cases[i].ep, 1);
@@ -144,19 +143,23 @@ static bench_prediction predicted(const bench_work *work) {
 
 TEST_WITH(test_a_product_takes_its_rate_between_measured_rows, open_machine, close_machine) {
     double seconds;
-    (void)state;
     /* 128 rows a group are halfway from 64 to 256 in the logarithm: 150 GFLOP/s */
-    ASSERT_OK(bench_machine_product(&machine, "forward", "f32", 2, 256, 1024, 512, &seconds));
+    ASSERT_OK(bench_machine_product(&machine, &(bench_product){"forward", "f32", 2, 256, 1024, 512},
+                                    &seconds));
     assert_within(seconds / (2e-9 * 256 * 1024 * 512 / 150.0), 1.0, 1e-12);
-    ASSERT_OK(bench_machine_product(&machine, "forward", "f32", 1, 8, 1024, 512, &seconds));
+    ASSERT_OK(bench_machine_product(&machine, &(bench_product){"forward", "f32", 1, 8, 1024, 512},
+                                    &seconds));
     assert_within(seconds / (2e-9 * 8 * 1024 * 512 / 100.0), 1.0, 1e-12);
     machine.tile_rows = 128.0; /* 8 rows cost as much as 128 */
-    ASSERT_OK(bench_machine_product(&machine, "forward", "f32", 1, 8, 1024, 512, &seconds));
+    ASSERT_OK(bench_machine_product(&machine, &(bench_product){"forward", "f32", 1, 8, 1024, 512},
+                                    &seconds));
     assert_within(seconds / (2e-9 * 128 * 1024 * 512 / 100.0), 1.0, 1e-12);
     machine.copy_gbps = 1.0; /* memory gives 2 MB of weight and 48 KB of rows */
-    ASSERT_OK(bench_machine_product(&machine, "forward", "f32", 1, 8, 1024, 512, &seconds));
+    ASSERT_OK(bench_machine_product(&machine, &(bench_product){"forward", "f32", 1, 8, 1024, 512},
+                                    &seconds));
     assert_within(seconds, 4e-9 * (1024 * 512 + 8 * 1536), 1e-15);
-    ASSERT_FAILS(bench_machine_product(&machine, "wgrad", "f32", 1, 8, 1024, 512, &seconds),
+    ASSERT_FAILS(bench_machine_product(&machine, &(bench_product){"wgrad", "f32", 1, 8, 1024, 512},
+                                       &seconds),
                  MOERT_ERROR_USAGE, "'round' has no rate of a wgrad product in f32");
 }
 
@@ -321,7 +324,6 @@ TEST_WITH(test_gradients_of_replicas_are_summed, open_machine, close_machine) {
 
 TEST_WITH(test_what_does_not_fit_is_refused, open_machine, close_machine) {
     bench_prediction p;
-    (void)state;
     bench_work w = even_work(4, BENCH_WINDOW);
     ASSERT_FAILS(bench_predict(&machine, &w, &p), MOERT_ERROR_USAGE,
                  "windows serve one node, not 2");
@@ -354,7 +356,6 @@ TEST(test_a_step_on_one_h200_is_near_the_measured_one) {
                     .micro_batches = 1};
     bench_machine h200;
     bench_step one, four;
-    (void)state;
     ASSERT_OK(bench_machine_read("bench/machines/h200.json", &h200));
     ASSERT_OK(bench_predict_step(&h200, &w, &stack, &one));
     w.micro_batches = 4;
@@ -380,7 +381,6 @@ TEST(test_layers_on_h200s_are_near_the_measured_ones) {
         {2, 3, 11.6655, 38.0895}, {2, 4, 9.5882, 28.5552},
     };
     bench_machine h200;
-    (void)state;
     ASSERT_OK(bench_machine_read("bench/machines/h200.json", &h200));
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         bench_work w = even_work(cases[i].ranks, BENCH_WINDOW);
@@ -402,7 +402,6 @@ TEST(test_layers_on_h200s_are_near_the_measured_ones) {
 
 TEST_WITH(test_a_machine_is_read_as_it_was_written, open_machine, close_machine) {
     bench_machine again;
-    (void)state;
     machine.pipelined = machine.linked = true;
     machine.crowd = 0.75;
     ASSERT_OK(bench_machine_write(&machine, in_folder("again.json")));
@@ -425,7 +424,6 @@ static void assert_refused(const char *text, const char *message) {
 
 TEST_WITH(test_malformed_machines_name_the_field, open_machine, close_machine) {
     bench_machine bad;
-    (void)state;
     ASSERT_FAILS(bench_machine_read(in_folder("none.json"), &bad), MOERT_ERROR_IO, "none.json");
     assert_refused("{", "line 1");
     assert_refused("{\"name\": 3}", "'name' must be a text");

@@ -197,7 +197,6 @@ TEST(test_work_that_is_shared_runs_once_more_on_the_units_spared) {
     unsigned runs[WORKS], left = 0, all = 0;
     const piece past = {0, &left}, alone = {0, &all};
     moert_device *device = NULL;
-    (void)state;
     ASSERT_OK(moert_device_open("auto", "", 0, &device));
     device->info.compute_units = UNITS;
     for (unsigned round = 0; round < 2; round++) {

@@ -112,17 +112,16 @@ TEST(test_portable_has_the_bits_of_the_reference) {
                     check_same_bits(i, op, w);
 }
 
-/* The result rows of `op` for `count` rows of `whole`, with these inputs, from `first` on, computed
- * alone as one group. */
-static void run_alone(const problem *whole, const arrays *inputs, operation op, const way *by,
-                      size_t first, size_t count, arrays *from) {
+/* `count` rows of `whole`, with these inputs, from `first` on, as one group. */
+static problem take_alone(const problem *whole, const arrays *inputs, size_t first, size_t count,
+                          arrays *alone) {
     problem p = *whole;
     p.rows = p.ends[0] = (uint32_t)count;
     p.groups = 1;
-    *from = make_arrays(&p, false);
-    memcpy(from->x, inputs->x + first * inputs->ldx, count * inputs->ldx * sizeof(float));
-    memcpy(from->y, inputs->y + first * inputs->ldy, count * inputs->ldy * sizeof(float));
-    run_gemm(&p, op, by, from);
+    *alone = make_arrays(&p, false);
+    memcpy(alone->x, inputs->x + first * inputs->ldx, count * inputs->ldx * sizeof(float));
+    memcpy(alone->y, inputs->y + first * inputs->ldy, count * inputs->ldy * sizeof(float));
+    return p;
 }
 
 /* A few rows alone against the same rows among all, by the portable backend. */
@@ -133,7 +132,8 @@ static void check_company(const problem *whole, operation op, const way *by) {
     for (size_t i = 0; i < 5; i++)
         for (size_t count = 1; count <= 13 && starts[i] + count <= whole->rows; count += 4) {
             arrays alone;
-            run_alone(whole, &inputs, op, by, starts[i], count, &alone);
+            const problem p = take_alone(whole, &inputs, starts[i], count, &alone);
+            run_gemm(&p, op, by, &alone);
             const float *x = all.x + starts[i] * all.ldx, *y = all.y + starts[i] * all.ldy;
             if (op == FORWARD)
                 assert_same_bits("y", alone.y, y, count * all.ldy);
@@ -170,7 +170,8 @@ TEST(test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie) {
         for (size_t g = 0; g < whole.groups; g++) {
             const size_t first = start_of(&whole, g), count = whole.ends[g] - first;
             arrays alone;
-            run_alone(&whole, &inputs, WGRAD, by, first, count, &alone);
+            const problem p = take_alone(&whole, &inputs, first, count, &alone);
+            run_gemm(&p, WGRAD, by, &alone);
             assert_same_bits("weight", alone.weight, all.weight + g * whole.n * whole.k,
                              whole.n * whole.k);
             free_arrays(&alone);

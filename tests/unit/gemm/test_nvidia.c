@@ -140,7 +140,6 @@ static void check_rounded(const problem *p, operation op) {
 TEST(test_rounded_results_are_casts_of_the_float32_ones) {
     enum { UNALIGNED = 3 };
     size_t able = 0;
-    (void)state;
     for (size_t i = 0; i < PROBLEMS; i++) {
         problem p = problems[i];
         p.accumulate = false;
@@ -184,7 +183,6 @@ static const problem tall = {
 TEST(test_lines_of_results_lie_anywhere) {
     enum { REFUSED = 5 }; /* three that are not aligned, and two with columns before those of y */
     size_t able = 0;
-    (void)state;
     for (size_t i = 0; i <= PROBLEMS; i++) {
         problem p = i < PROBLEMS ? problems[i] : tall;
         p.accumulate = false;
@@ -204,7 +202,6 @@ TEST(test_results_that_are_not_rounded_are_refused) {
     enum { N = 12, ROWS = 2 }; /* not aligned */
     const uint32_t end = ROWS;
     const float zeros[2 * N * 2 * N] = {0};
-    (void)state;
     set_variable("MOERT_BACKEND", NULL);
     moert_buffer *ends = upload(&end, sizeof end), *values = upload(zeros, sizeof zeros);
     moert_gemm gemm = {.groups = {ends, 1, ROWS},
@@ -309,7 +306,6 @@ static void check_rounded_v(const problem *p, size_t f) {
 TEST(test_a_rounded_v_is_a_cast_of_the_float32_one_and_leaves_h_alone) {
     enum { UNALIGNED = 5 };
     size_t able = 0;
-    (void)state;
     for (size_t i = 0; i < PROBLEMS; i++) {
         problem p = problems[i], gates;
         p.accumulate = false;
@@ -349,7 +345,6 @@ TEST(test_units_that_join_in_do_not_show_in_the_bits) {
                                   .accumulate = true};
     const unsigned units = moert_device_describe(test_device)->compute_units;
     const unsigned spared[] = {1, units / 6, units / 2, units - 1};
-    (void)state;
     if (!has_tensor_cores("portable shares nothing"))
         return;
     for (size_t i = 0; i <= PROBLEMS; i++) {

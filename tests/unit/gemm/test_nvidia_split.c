@@ -78,7 +78,6 @@ TEST(test_no_bit_of_a_factor_is_lost) {
         [WGRAD] = {.n = 72, .k = 136, .rows = 13, .groups = 3, .ends = {4, 8, 12}},
     };
     static const int bits[][2] = {{20, 2}, {2, 20}, {11, 11}, {16, 6}, {6, 16}, {13, 9}};
-    (void)state;
     for (operation op = 0; op < BIAS_GRAD; op++)
         for (size_t i = 0; i < sizeof bits / sizeof bits[0]; i++) {
             const problem *p = &of_four[op];
@@ -169,7 +168,6 @@ TEST(test_products_of_random_numbers_are_within_rounding_of_float32) {
 TEST(test_long_sums_do_not_lean) {
     static const problem p = {
         .n = 136, .k = 7168, .rows = 200, .groups = 1, .ends = {200}, .shared = true};
-    (void)state;
     arrays a = make_arrays(&p, false);
     for (size_t i = 0; i < a.x_count; i++)
         a.x[i] = 1.0f + (float)moert_rng_uniform(3, 1, i);
@@ -198,7 +196,6 @@ TEST(test_a_row_has_the_same_bits_in_any_company) {
 /* Its neighbours are not even numbers. */
 TEST(test_a_group_has_the_same_gradient_in_any_company) {
     const size_t first = company.ends[0], end = company.ends[1];
-    (void)state;
     arrays all = make_arrays(&company, false);
     for (size_t m = 0; m < company.rows; m++)
         for (size_t i = 0; i < all.ldx && (m < first || m >= end); i++) {

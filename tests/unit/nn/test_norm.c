@@ -148,9 +148,10 @@ TEST(test_norm_backward_agrees_with_central_differences) {
             const size_t rows = shape.rows / shape.sequences, at = s * rows * shape.width;
             o.first = s * rows;
             o.end = o.first + rows;
-            assert_gradient("dx", got.dx + at, o.x + at, rows * shape.width, 7, oracle_forward, &o);
-            assert_gradient("partial", got.partial + s * shape.width, o.weight, shape.width, 3,
-                            oracle_forward, &o);
+            assert_gradient("dx", got.dx + at,
+                            (differentiated){o.x + at, rows * shape.width, 7, oracle_forward, &o});
+            assert_gradient("partial", got.partial + s * shape.width,
+                            (differentiated){o.weight, shape.width, 3, oracle_forward, &o});
         }
         gradients_destroy(&got);
         oracle_destroy(&o);

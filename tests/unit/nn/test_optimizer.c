@@ -91,8 +91,13 @@ TEST(test_bits_do_not_depend_on_the_place) {
 }
 
 /* A slice of the parameters, whose moments lie in buffers of their own. */
-static void check_slice(size_t n, size_t at, size_t count, size_t state_at, const float *parameter,
-                        const float *gradient, float *const *whole) {
+typedef struct slice {
+    size_t at, count, state_at;
+} slice;
+
+static void check_slice(size_t n, const slice *of, const float *parameter, const float *gradient,
+                        float *const *whole) {
+    const size_t at = of->at, count = of->count, state_at = of->state_at;
     float *zero = test_alloc((state_at + count) * sizeof *zero), *got[3];
     moert_buffer *g = upload(gradient, n * sizeof *gradient);
     moert_buffer *buffers[3] = {upload(parameter, n * sizeof *parameter),
@@ -125,13 +130,13 @@ static void check_slice(size_t n, size_t at, size_t count, size_t state_at, cons
 
 TEST(test_a_slice_has_the_bits_of_the_whole) {
     enum { N = 9001 };
-    const size_t slices[][3] = {{0, 4096, 0},  {4096, N - 4096, 0}, {4096, 4096, 128},
-                                {21, 1003, 7}, {N - 1, 1, 3},       {8, 64, 4}};
+    const slice slices[] = {{0, 4096, 0},  {4096, N - 4096, 0}, {4096, 4096, 128},
+                            {21, 1003, 7}, {N - 1, 1, 3},       {8, 64, 4}};
     float *parameter = random_floats(N, 1.0f, 710), *gradient = random_floats(STEPS * N, 1.0f, 9);
     float *whole[3];
     run(N, parameter, gradient, whole);
     for (size_t i = 0; i < sizeof slices / sizeof *slices; i++)
-        check_slice(N, slices[i][0], slices[i][1], slices[i][2], parameter, gradient, whole);
+        check_slice(N, &slices[i], parameter, gradient, whole);
     for (size_t i = 0; i < 3; i++)
         free(whole[i]);
     free(parameter);

@@ -212,7 +212,6 @@ static double add_step(const ops_bytes *plain, const element *e, size_t first, d
 
 TEST(test_random_factors_lose_what_the_tensor_cores_cut) {
     enum { SAMPLES = 1000 };
-    (void)state;
     if (!has_hopper("skipped"))
         return;
     for (size_t i = 0; i < CASES; i++) {
