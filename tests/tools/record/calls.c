@@ -29,6 +29,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "args/router.h"
+
 enum { MOST_ARGUMENTS = 64, MAP_BYTES = 128 };
 
 /* The function that is stood in for. */
@@ -574,17 +576,16 @@ static void *memory_of(const argument *a) {
 
 /* router_choose: experts side by side, the first by the token. */
 static void choose(const kernel *k) {
-    enum { INDEX = 3, WEIGHT = 4, TOKENS = 6, TOPK = 7 };
+    enum { INDEX = 3, WEIGHT = 4, ARGS = 6 };
     const unsigned experts = (unsigned)atoi(strstr(k->program->options, "-DEXPERTS=") + 10);
-    int32_t *index = memory_of(&k->arguments[INDEX]), topk;
+    int32_t *index = memory_of(&k->arguments[INDEX]);
     float *weight = memory_of(&k->arguments[WEIGHT]);
-    uint64_t tokens;
-    memcpy(&tokens, k->arguments[TOKENS].value, sizeof tokens);
-    memcpy(&topk, k->arguments[TOPK].value, sizeof topk);
-    for (uint32_t t = 0; t < tokens; t++)
-        for (uint32_t i = 0; i < (uint32_t)topk; i++) {
-            index[t * (uint32_t)topk + i] = (int32_t)(((t * 2654435761u >> 16) + i) % experts);
-            weight[t * (uint32_t)topk + i] = 0.5f;
+    moert_router_args args;
+    memcpy(&args, k->arguments[ARGS].value, sizeof args);
+    for (uint32_t t = 0; t < args.tokens; t++)
+        for (uint32_t i = 0; i < (uint32_t)args.topk; i++) {
+            index[t * (uint32_t)args.topk + i] = (int32_t)(((t * 2654435761u >> 16) + i) % experts);
+            weight[t * (uint32_t)args.topk + i] = 0.5f;
         }
 }
 
