@@ -4,23 +4,32 @@
 
 #include <stdbool.h>
 
+#include "moert/status.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /*
- * h = prob * (clamp(u, -limit, limit) + offset) * gc * sigmoid(alpha * gc), gc = min(g, limit),
- * over v = [g | u] (halves) or alternating columns g, u (interleaved).
+ * h = prob * (clamp(u, -limit, limit) + offset) * a(min(g, limit)), over v = [g | u] (halves) or
+ * alternating columns g, u (interleaved). The activation a is the one of this number; 0, silu:
+ * a(x) = x * sigmoid(alpha * x).
  */
 typedef struct moert_glu_form {
     bool interleaved;
     float limit, alpha, offset;
+    int activation;
 } moert_glu_form;
 
+/* The number of the activation that Hugging Face's hidden_act calls so; -1: there is none. */
+MOERT_API int moert_activation_find(const char *name);
+/* The name of an activation; NULL: there is none of this number. */
+MOERT_API const char *moert_activation_name(int activation);
+
 #define MOERT_GLU_SWIGLU                                                                           \
-    { false, __builtin_inff(), 1.0f, 0.0f } /* Mixtral, Qwen3-MoE, OLMoE, DeepSeek-V3 */
+    { false, __builtin_inff(), 1.0f, 0.0f, 0 } /* Mixtral, Qwen3-MoE, OLMoE, DeepSeek-V3 */
 #define MOERT_GLU_GPT_OSS                                                                          \
-    { true, 7.0f, 1.702f, 1.0f }
+    { true, 7.0f, 1.702f, 1.0f, 0 }
 
 #ifdef __cplusplus
 }

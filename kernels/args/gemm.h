@@ -11,8 +11,9 @@ typedef struct moert_gemm_args {
     args_i32 n, k, width, reduction, accumulate, axis, flipped, panels, depth, split, height, every,
         keep, coded, interleaved;
     args_f32 limit, alpha, offset;
+    args_i32 activation;
 } moert_gemm_args;
-MOERT_ARGS_LAYOUT(moert_gemm_args, offset, 152, 160)
+MOERT_ARGS_LAYOUT(moert_gemm_args, activation, 156, 160)
 
 /* Of kernels/gemm/glu.cl. */
 typedef struct moert_plain_glu_args {
@@ -21,16 +22,18 @@ typedef struct moert_plain_glu_args {
     args_i32 width, interleaved;
     args_f32 limit, alpha, offset;
     args_u32 split;
+    args_i32 activation;
 } moert_plain_glu_args;
-MOERT_ARGS_LAYOUT(moert_plain_glu_args, split, 36, 40)
+MOERT_ARGS_LAYOUT(moert_plain_glu_args, activation, 40, 48)
 
 /* Of kernels/gemm/nvidia. */
 typedef struct moert_nvidia_gemm_args {
     args_u64 first_a, lda, first_b, ldb, ldg, ldc, first_column, factor_stride, ldv;
     args_u32 down, first_end, skip, groups, lines, columns, terms;
     args_f32 limit, slope, offset;
+    args_i32 activation;
 } moert_nvidia_gemm_args;
-MOERT_ARGS_LAYOUT(moert_nvidia_gemm_args, offset, 108, 112)
+MOERT_ARGS_LAYOUT(moert_nvidia_gemm_args, activation, 112, 120)
 
 typedef struct moert_split_args {
     args_u64 ldc, first_column, rows, stride, first;
@@ -70,8 +73,8 @@ typedef struct moert_glu_args {
     args_i32 bias_type, c_type, d_type, width, run, linear_first;
     args_f32 limit, slope, offset;
     args_u32 split;
-    args_i32 type, columns;
+    args_i32 type, columns, activation;
 } moert_glu_args;
-MOERT_ARGS_LAYOUT(moert_glu_args, columns, 68, 72)
+MOERT_ARGS_LAYOUT(moert_glu_args, activation, 72, 80)
 
 #endif

@@ -120,7 +120,8 @@ KERNEL void gemm_glu_forward(global const uint *ends, global const code *x, glob
     x += part.first * args.ldx;
     gated c = gated_share(
         part, column, columns, args.width, v, h, args.coded, bias, g, prob, args.prob_stride,
-        (glu_form){args.interleaved, args.limit, args.alpha, args.offset}, args.keep);
+        (glu_form){args.interleaved, args.limit, args.alpha, args.offset, args.activation},
+        args.keep);
     for (int p = 0; p < args.k; p += args.depth * PER_TERM) {
         const int used = min(args.depth * PER_TERM, args.k - p);
         pack_gated(weight, column, columns, args.width, args.interleaved, p, used, args.depth,

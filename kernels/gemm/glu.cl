@@ -2,10 +2,10 @@
  * The gated linear unit and its gradient over v[M,2I] = [g | u], or columns g, u alternating
  * (interleaved).
  *
- *   gc = min(g, limit)    uc = clamp(u, -limit, limit)    s = sigmoid(alpha gc)    act = gc s
+ *   gc = min(g, limit)    uc = clamp(u, -limit, limit)    act = a(gc) (args/activations.h)
  *   h  = prob (uc + offset) act
- *   dg = dh prob (uc + offset) s (1 + alpha gc (1 - s))  where g <= limit, else 0
- *   du = dh prob act                                     where -limit <= u <= limit, else 0
+ *   dg = dh prob (uc + offset) a'(gc)  where g <= limit, else 0
+ *   du = dh prob act                   where -limit <= u <= limit, else 0
  *   dprob = sum over a row of dh (uc + offset) act
  *
  * Shapes: h, dh[M,I]; dv[M,2I]; prob, dprob[M] at stride prob_stride, prob null = 1, dprob null =
@@ -29,10 +29,10 @@
 
 #ifdef PLAIN
 #define FORM                                                                                       \
-    { 0, INFINITY, 1.0f, 0.0f }
+    { 0, INFINITY, 1.0f, 0.0f, args.activation }
 #else
 #define FORM                                                                                       \
-    { args.interleaved, args.limit, args.alpha, args.offset }
+    { args.interleaved, args.limit, args.alpha, args.offset, args.activation }
 #endif
 
 /* Numbers of v and dh as they are loaded, and what they are. Codes of whole words stay packed until
@@ -139,8 +139,8 @@ KERNEL void glu_forward(global const void *v, global const float *prob, global v
 /* The gradients of a step's pairs by q = dh, and what they add to dprob. */
 static inline pair gradient_of(pair x, vec q, vec prob, glu_form form, vec *dprob) {
     const pair c = clamp_pair(x, form.limit);
-    vec s = sigmoid(form.alpha * c.g), act = c.g * s, up = c.u + form.offset;
-    vec dg = q * prob * up * s * (1.0f + form.alpha * c.g * (1.0f - s)), du = q * prob * act;
+    vec dg, up = c.u + form.offset;
+    vec act = activate(c.g, form.alpha, form.activation, q * prob * up, &dg), du = q * prob * act;
     *dprob += q * up * act;
     return (pair){x.g > form.limit ? 0.0f : dg, x.u > form.limit || x.u < -form.limit ? 0.0f : du};
 }

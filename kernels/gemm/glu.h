@@ -2,6 +2,8 @@
  * The gated linear unit on a vector of pairs at a time; formulas in glu.cl and op/glu.cl.
  */
 
+#include "args/activations.h"
+
 /* Columns of gate and up. */
 typedef struct pair {
     vec g, u;
@@ -10,6 +12,7 @@ typedef struct pair {
 typedef struct glu_form {
     int interleaved; /* gates and ups alternate; else all gates come first */
     float limit, alpha, offset;
+    int activation;
 } glu_form;
 
 /* The pairs of two vectors of columns that follow each other in the order of v. */
@@ -21,6 +24,8 @@ static inline vec sigmoid(vec x) {
     return 1.0f / (1.0f + exp(-x));
 }
 
+MOERT_ACTIVATE(vec, sigmoid)
+
 /* NaN passes. */
 static inline pair clamp_pair(pair x, vec limit) {
     return (pair){x.g > limit ? limit : x.g, x.u > limit ? limit : (x.u < -limit ? -limit : x.u)};
@@ -28,6 +33,6 @@ static inline pair clamp_pair(pair x, vec limit) {
 
 static inline vec glu_of(pair x, vec prob, glu_form form) {
     const pair c = clamp_pair(x, form.limit);
-    const vec act = c.g * sigmoid(form.alpha * c.g);
-    return prob * (c.u + form.offset) * act;
+    vec slope;
+    return prob * (c.u + form.offset) * activate(c.g, form.alpha, form.activation, 0.0f, &slope);
 }

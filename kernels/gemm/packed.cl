@@ -143,7 +143,8 @@ KERNEL void gemm_packed_glu(global const uint *ends, global const code *x, globa
     x += part.first * args.ldx;
     gated c = gated_share(
         part, column, columns, args.width, v, h, args.coded, bias, g, prob, args.prob_stride,
-        (glu_form){args.interleaved, args.limit, args.alpha, args.offset}, args.keep);
+        (glu_form){args.interleaved, args.limit, args.alpha, args.offset, args.activation},
+        args.keep);
     for (int p = 0; p < args.k; p += args.depth * PER_TERM) {
         const int used = min(args.depth * PER_TERM, args.k - p), term = p / PER_TERM;
         c.fresh = p == 0;

@@ -2,14 +2,14 @@
  * The GLU behind or before a product of an op (include/moert/ops.h): rows of groups, in float32
  * until stored.
  *
- *   gc = min(g, limit)    uc = clamp(u, -limit, limit)    s = sigmoid(slope gc)    act = gc s
+ *   gc = min(g, limit)    uc = clamp(u, -limit, limit)    act = a(gc) (args/activations.h)
  *
  *   op_glu    v = acc alpha[g], with a bias fma(acc, alpha[g], bias[g,:]);  c = round(v);  g, u
  *             from v, not from c d = round(act (uc + offset) prob[r]);  peak[r] = max |d| before
  *             rounding
  *   op_dglu   g, u = beta[g] c;  q = alpha[g]^2 (acc acc_scale[g])
- *             dg = q prob[r] (uc + offset) s (1 + slope gc (1 - s))   where g <= limit, else 0
- *             du = q prob[r] act                                 where -limit <= u <= limit, else 0
+ *             dg = q prob[r] (uc + offset) a'(gc)   where g <= limit, else 0
+ *             du = q prob[r] act                    where -limit <= u <= limit, else 0
  *             d = round(dg, du);  wide = (dg, du);  peak[r,:] = max |dg|, max |du|
  *             dprob[r] += sum_j q (uc + offset) act
  *   op_dbias  dbias[g,:] = round(dbias[g,:] + sum_r wide[r,:])  rows in order
@@ -101,7 +101,9 @@ KERNEL void op_glu(global const uint *ends, global const float *acc, global cons
                     store_as(v[i], c, args.c_type, r * args.c_stride + s.at[i], s.n[i]);
             }
             const pair x = clamp_pair(split_pair(v[0], v[1], s), args.limit);
-            const vec y = x.g * sigmoid(args.slope * x.g) * (x.u + args.offset) * p;
+            vec slope;
+            const vec y =
+                activate(x.g, args.slope, args.activation, 0.0f, &slope) * (x.u + args.offset) * p;
             store_as(y, d, args.d_type, r * args.d_stride + j, args.width - j);
             top = raise(top, first_lanes(y, args.width - j));
         }
@@ -133,8 +135,9 @@ KERNEL void op_dglu(global const uint *ends, global const float *acc, global con
                 v[i] = b * load_as(c, args.c_type, r * args.c_stride + s.at[i], s.n[i]);
             const pair x = split_pair(v[0], v[1], s), k = clamp_pair(x, args.limit);
             const vec q = a * (load_part(acc + (ulong)r * args.width + j, n) * scale);
-            const vec sig = sigmoid(args.slope * k.g), act = k.g * sig, up = k.u + args.offset;
-            const vec dg = q * p * up * sig * (1.0f + args.slope * k.g * (1.0f - sig)),
+            const vec up = k.u + args.offset;
+            vec dg;
+            const vec act = activate(k.g, args.slope, args.activation, q * p * up, &dg),
                       du = q * p * act;
             const pair y = {x.g > args.limit ? 0.0f : dg,
                             x.u > args.limit || x.u < -args.limit ? 0.0f : du};

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "args/activations.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
@@ -98,6 +99,20 @@ static moert_status expect_text(const char *path, const json_t *root, const char
     if (value != NULL && (text == NULL || strcmp(text, expected) != 0))
         return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: %s is '%.64s'; only '%s' is supported", path, key,
                           text != NULL ? text : "(not a string)", expected);
+    return MOERT_OK;
+}
+
+#define LISTED(name, value, slope) " " #name
+#define ACTIVATIONS                MOERT_ACTIVATION_TABLE(LISTED)
+
+static moert_status read_activation(const char *path, const json_t *root,
+                                    moert_model_config *config) {
+    const json_t *value = moert_field_value(root, "hidden_act");
+    const char *name = value == NULL ? "silu" : json_string_value(value);
+    config->glu.activation = name == NULL ? -1 : moert_activation_find(name);
+    if (config->glu.activation < 0)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: hidden_act is '%.64s'; supported:" ACTIVATIONS,
+                          path, name != NULL ? name : "(not a string)");
     return MOERT_OK;
 }
 
@@ -214,7 +229,7 @@ static moert_status derive(const char *path, moert_model_config *config) {
 
 static moert_status parse(const char *path, const json_t *root, moert_model_config *config) {
     MOERT_TRY(read_family(path, root, config));
-    MOERT_TRY(expect_text(path, root, "hidden_act", "silu"));
+    MOERT_TRY(read_activation(path, root, config));
     if (config->family == MOERT_FAMILY_DEEPSEEK_V3) {
         MOERT_TRY(expect_text(path, root, "scoring_func", "sigmoid"));
         MOERT_TRY(expect_text(path, root, "topk_method", "noaux_tc"));

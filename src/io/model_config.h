@@ -51,7 +51,7 @@ typedef struct moert_model_config {
  * understood (spec: num_local_experts = num_experts = n_routed_experts; moe_intermediate_size else
  * intermediate_size; head_dim null = hidden / heads; rope_parameters.rope_theta or rope_theta;
  * defaults of each family where a field is absent). Errors: ERROR_IO, ERROR_FORMAT (JSON, types,
- * values: key, value, limit), ERROR_UNSUPPORTED (model_type, hidden_act other than silu, scores
+ * values: key, value, limit), ERROR_UNSUPPORTED (model_type, an unknown hidden_act, scores
  * other than the family's, a quant_method that weights.h does not read), ERROR_MEMORY. What only
  * attention needs is read here and judged by moert_model_config_check_model, so that the layers of
  * any release can be used.

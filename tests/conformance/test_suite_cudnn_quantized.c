@@ -122,7 +122,7 @@ static void check(const char *what, const moert_op_options *o, const uint32_t *e
 static const moert_format formats[] = {MOERT_FORMAT_NVFP4, MOERT_FORMAT_MXFP4,
                                        MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_MXFP8_E5M2};
 enum { FORMATS = 4 };
-static const moert_glu_form swiglu = MOERT_GLU_SWIGLU, geglu = {false, 7.0f, 1.702f, 1.0f};
+static const moert_glu_form swiglu = MOERT_GLU_SWIGLU, geglu = {false, 7.0f, 1.702f, 1.0f, 0};
 
 /* ---- GLU ---- */
 

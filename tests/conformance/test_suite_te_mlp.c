@@ -157,7 +157,7 @@ static void check(const mlp *m, const ops_data *steps) {
 TEST(test_grouped_mlps_agree_with_float64) {
     /* a limit that no bfloat16 number lies on: there the differences are half the derivative */
     static const moert_glu_form forms[] = {
-        MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f}, {false, 1.26f, 1.5f, 0.5f}};
+        MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f, 0}, {false, 1.26f, 1.5f, 0.5f, 0}};
     static const uint32_t ends[][GROUPS] = {
         {0, 256, 768, M}, {768, 768, 1024, M}, {512, 1280, M, M}};
     for (size_t i = 0; i < 6; i++) {

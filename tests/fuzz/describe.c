@@ -89,11 +89,11 @@ static void choose_glu(const fuzz_input *in, moert_op_options *o) {
     static const moert_glu_form forms[] = {
         MOERT_GLU_SWIGLU,
         MOERT_GLU_GPT_OSS,
-        {false, 7.0f, 1.702f, 1.0f},
-        {true, 0.5f, 1.0f, 0.0f},
-        {false, FLT_MIN, 0.0f, 0.0f},
-        {false, 3.0f, -2.0f, -1.0f},
-        {false, 1.0f, NAN, -0.0f},
+        {false, 7.0f, 1.702f, 1.0f, 0},
+        {true, 0.5f, 1.0f, 0.0f, 0},
+        {false, FLT_MIN, 0.0f, 0.0f, 0},
+        {false, 3.0f, -2.0f, -1.0f, 0},
+        {false, 1.0f, NAN, -0.0f, 0},
     };
     static const uint8_t runs[] = {0, 1, 8, 32, 255};
     size_t *const columns = o->kind == MOERT_OP_GLU ? &o->n : &o->k;

@@ -10,8 +10,7 @@
  * thread:
  *
  *   v = sum alpha[g], with a bias fma(sum, alpha[g], bias[g,column]), stored if V is 1
- *   h = factor[line] (clamp(u, -limit, limit) + offset) gc sigmoid(alpha gc)         (glu.h)
- *       with gc = min(g, limit)
+ *   h = factor[line] (clamp(u, -limit, limit) + offset) a(min(g, limit))             (glu.h)
  *
  * and h is the result, of as many columns as there are gates. v has gates and ups in runs of RUN
  * columns (0: all of one, then all of the other), gates first unless SWAPPED. amax[g] = the largest
@@ -64,7 +63,7 @@ static inline epilogue epilogue_of(global const float *alpha, global const float
                       amax,
                       v,
                       args.ldv,
-                      {0, args.limit, args.slope, args.offset}};
+                      {0, args.limit, args.slope, args.offset, args.activation}};
 }
 
 /* What a thread knows of its two lines. */

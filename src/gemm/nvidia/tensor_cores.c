@@ -215,6 +215,7 @@ static void add_rest(const moert_gemm *gemm, moert_nvidia_gemm_args *args, call 
     args->limit = glu->form.limit;
     args->slope = glu->form.alpha;
     args->offset = glu->form.offset;
+    args->activation = glu->form.activation;
     ADD(to, MOERT_ARG(lines), MOERT_ARG(gemm->groups.ends), MOERT_ARG(e->alpha), MOERT_ARG(e->beta),
         MOERT_ARG(row_factor(gemm)), MOERT_ARG(bias_of(gemm)), MOERT_ARG(e->amax),
         MOERT_ARG(kept_v(gemm)), MOERT_STRUCT(*args));

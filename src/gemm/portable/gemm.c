@@ -290,7 +290,8 @@ static moert_status glu_forward(const moert_glu *glu) {
                                 .first_row = (unsigned)glu->first_row, .rows = (unsigned)glu->rows,
                                 .width = (int)glu->width, .interleaved = (int)glu->form.interleaved,
                                 .limit = glu->form.limit, .alpha = glu->form.alpha,
-                                .offset = glu->form.offset, .split = (unsigned)split));
+                                .offset = glu->form.offset, .activation = glu->form.activation,
+                                .split = (unsigned)split));
 }
 
 static moert_status glu_backward(const moert_glu *glu) {
@@ -305,7 +306,8 @@ static moert_status glu_backward(const moert_glu *glu) {
                                 .first_row = (unsigned)glu->first_row, .rows = (unsigned)glu->rows,
                                 .width = (int)glu->width, .interleaved = (int)glu->form.interleaved,
                                 .limit = glu->form.limit, .alpha = glu->form.alpha,
-                                .offset = glu->form.offset, .split = (unsigned)split));
+                                .offset = glu->form.offset, .activation = glu->form.activation,
+                                .split = (unsigned)split));
 }
 
 /* Finds the tile of a product with its GLU; false: it takes none. */
@@ -354,6 +356,7 @@ moert_status moert_portable_gated(const moert_gemm *gemm) {
     args.limit = glu->form.limit;
     args.alpha = glu->form.alpha;
     args.offset = glu->form.offset;
+    args.activation = glu->form.activation;
     const moert_argument all[] = {MOERT_ARG(gemm->groups.ends),
                                   MOERT_ARG(gemm->x),
                                   MOERT_ARG(packed ? gemm->packed->panels : gemm->weight),

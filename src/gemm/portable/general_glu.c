@@ -18,7 +18,8 @@ static moert_status run_forward(const moert_gemm *gemm, moert_device *device) {
                    .c_type = (int)gemm->result, .c_stride = gemm->ldy, .d_type = (int)u->type,
                    .d_stride = u->ldh, .width = (int)u->width, .run = (int)u->run,
                    .linear_first = (int)u->linear_first, .limit = u->form.limit,
-                   .slope = u->form.alpha, .offset = u->form.offset, .split = (unsigned)split));
+                   .slope = u->form.alpha, .offset = u->form.offset,
+                   .activation = u->form.activation, .split = (unsigned)split));
 }
 
 static moert_status add_dbias(const moert_gemm *gemm, moert_device *device) {
@@ -50,7 +51,8 @@ static moert_status run_backward(const moert_gemm *gemm, moert_device *device) {
                    .rows = (unsigned)gemm->groups.rows, .c_type = (int)u->from, .c_stride = u->ldv,
                    .d_type = (int)u->type, .d_stride = u->ldh, .width = (int)u->width,
                    .run = (int)u->run, .linear_first = (int)u->linear_first, .limit = u->form.limit,
-                   .slope = u->form.alpha, .offset = u->form.offset, .split = (unsigned)split)));
+                   .slope = u->form.alpha, .offset = u->form.offset,
+                   .activation = u->form.activation, .split = (unsigned)split)));
     return add_dbias(gemm, device);
 }
 

@@ -1,6 +1,7 @@
 /* The GLU of the reference backend: behind a GEMM, column by column, and alone. */
 #include <math.h>
 
+#include "args/activations.h"
 #include "gemm/reference/host.h"
 
 /* The limits let NaN pass. */
@@ -15,6 +16,8 @@ static float at_least(float x, float limit) {
 static float sigmoid(float x) {
     return 1.0f / (1.0f + expf(-x));
 }
+
+MOERT_ACTIVATE(float, sigmoid)
 
 /* Columns of gate and up of result j. */
 static size_t gate_at(const moert_glu *glu, size_t j) {
@@ -53,8 +56,9 @@ void moert_host_glu(const moert_host_gemm *host, size_t g) {
             const float up = pre_activation(host, g, r, up_at(glu, j));
             const float gc = at_most(gate, form.limit);
             const float uc = at_least(at_most(up, form.limit), -form.limit);
-            const float d =
-                gc * sigmoid(form.alpha * gc) * (uc + form.offset) * of(host->glu_prob, r);
+            float slope;
+            const float d = activate(gc, form.alpha, form.activation, 0.0f, &slope) *
+                            (uc + form.offset) * of(host->glu_prob, r);
             moert_host_store(host->h, glu->type, r * glu->ldh + j, d);
             if (host->amax != NULL)
                 moert_host_raise(&host->amax[g], d);
@@ -76,11 +80,12 @@ static gradient differentiate(const moert_host_gemm *host, size_t g, size_t r, s
     const size_t row = r * glu->ldv;
     const float gate = beta * moert_host_load(host->v, glu->from, row + gate_at(glu, j));
     const float up = beta * moert_host_load(host->v, glu->from, row + up_at(glu, j));
-    const float gc = at_most(gate, form.limit), s = sigmoid(form.alpha * gc), act = gc * s;
     const float linear = at_least(at_most(up, form.limit), -form.limit) + form.offset;
     const float acc = host->arrays->acc[r * glu->width + j];
     const float q = alpha * alpha * (host->acc_scale != NULL ? acc * host->acc_scale[g] : acc);
-    const float dg = q * prob * linear * s * (1.0f + form.alpha * gc * (1.0f - s));
+    float dg;
+    const float act =
+        activate(at_most(gate, form.limit), form.alpha, form.activation, q * prob * linear, &dg);
     const float du = q * prob * act;
     return (gradient){gate > form.limit ? 0.0f : dg,
                       up > form.limit || up < -form.limit ? 0.0f : du, q * linear * act};
@@ -145,8 +150,9 @@ static moert_status glu_forward(const moert_glu *glu) {
                 at_most(moert_host_load(v, glu->from, row + gate_at(glu, j)), form.limit);
             const float up = moert_host_load(v, glu->from, row + up_at(glu, j));
             const float u = at_least(at_most(up, form.limit), -form.limit);
-            moert_host_store(h, glu->type, m * glu->width + j,
-                             p * (u + form.offset) * (g * sigmoid(form.alpha * g)));
+            float slope;
+            const float act = activate(g, form.alpha, form.activation, 0.0f, &slope);
+            moert_host_store(h, glu->type, m * glu->width + j, p * (u + form.offset) * act);
         }
     }
 unmap:
@@ -162,11 +168,11 @@ static float glu_row_backward(const moert_glu *glu, size_t m, const void *v, flo
     for (size_t j = 0; j < glu->width; j++) {
         const float q = moert_host_load(dh, glu->from, m * glu->width + j);
         const float g = moert_host_load(v, glu->from, row + gate_at(glu, j));
-        const float u = moert_host_load(v, glu->from, row + up_at(glu, j)),
-                    gc = at_most(g, form.limit);
+        const float u = moert_host_load(v, glu->from, row + up_at(glu, j));
         const float up = at_least(at_most(u, form.limit), -form.limit) + form.offset;
-        const float s = sigmoid(form.alpha * gc), act = gc * s;
-        const float dg = q * prob * up * s * (1.0f + form.alpha * gc * (1.0f - s));
+        float dg;
+        const float act =
+            activate(at_most(g, form.limit), form.alpha, form.activation, q * prob * up, &dg);
         const float du = u > form.limit || u < -form.limit ? 0.0f : q * prob * act;
         moert_host_store(dv, glu->type, row + gate_at(glu, j), g > form.limit ? 0.0f : dg);
         moert_host_store(dv, glu->type, row + up_at(glu, j), du);

@@ -4,7 +4,7 @@
 const uint32_t ops_glu_ends[OPS_GLU_GROUPS] = {0, 7, 7, 8, 40};
 
 static const moert_glu_form forms[] = {
-    MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f}, {false, 5.0f, 1.0f, 0.0f}};
+    MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f, 0}, {false, 5.0f, 1.0f, 0.0f, 0}};
 static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16, MOERT_NUMBER_F16};
 
 /* I, and the run of columns of gate or up; 0 = halves */

@@ -30,9 +30,9 @@ static const struct {
     size_t prob_stride;
 } forms[] = {
     {MOERT_GLU_SWIGLU, 0},
-    {{true, INFINITY, 1.0f, 0.0f}, 1},
+    {{true, INFINITY, 1.0f, 0.0f, 0}, 1},
     {MOERT_GLU_GPT_OSS, 3},
-    {{false, 2.0f, 1.702f, 1.0f}, 1},
+    {{false, 2.0f, 1.702f, 1.0f, 0}, 1},
 };
 enum { FORMS = sizeof forms / sizeof forms[0] };
 

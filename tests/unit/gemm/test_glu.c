@@ -8,9 +8,12 @@
 static const char *const backends[] = {"reference", "portable"};
 
 static const moert_glu_form forms[] = {
-    MOERT_GLU_SWIGLU,           {true, INFINITY, 1.0f, 0.0f},
-    MOERT_GLU_GPT_OSS,          {false, 7.0f, 1.702f, 1.0f},
-    {false, 10.0f, 1.0f, 0.0f}, {true, 10.0f, 1.0f, 0.0f},
+    MOERT_GLU_SWIGLU,
+    {true, INFINITY, 1.0f, 0.0f, 0},
+    MOERT_GLU_GPT_OSS,
+    {false, 7.0f, 1.702f, 1.0f, 0},
+    {false, 10.0f, 1.0f, 0.0f, 0},
+    {true, 10.0f, 1.0f, 0.0f, 0},
 };
 enum { FORMS = sizeof forms / sizeof forms[0] };
 

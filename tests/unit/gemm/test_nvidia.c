@@ -245,8 +245,8 @@ static const struct {
 } forms[] = {
     {MOERT_GLU_SWIGLU, 0},
     {MOERT_GLU_GPT_OSS, 3},
-    {{false, 2.0f, 1.702f, 1.0f}, 1},
-    {{true, INFINITY, 1.0f, 0.0f}, 1},
+    {{false, 2.0f, 1.702f, 1.0f, 0}, 1},
+    {{true, INFINITY, 1.0f, 0.0f, 0}, 1},
 };
 enum { FORMS = sizeof forms / sizeof forms[0] };
 

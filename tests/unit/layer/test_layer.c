@@ -20,7 +20,7 @@ static moert_layer_options plain_form(void) {
 
 /* A shared expert, every bias, sigmoid scores with a correction, an interleaved GLU that clamps. */
 static moert_layer_options full_form(void) {
-    const moert_glu_form glu = {true, 1.5f, 1.702f, 1.0f};
+    const moert_glu_form glu = {true, 1.5f, 1.702f, 1.0f, 0};
     moert_layer_options options = plain_form();
     options.shared_intermediate = 7;
     options.router.score = MOERT_SCORE_SIGMOID;

@@ -97,7 +97,7 @@ TEST(test_backward_is_the_derivative_and_adds_to_its_sums) {
 
 TEST(test_backward_example) {
     const uint32_t end = 1;
-    const moert_glu_form geglu = {false, 7.0f, 1.702f, 1.0f};
+    const moert_glu_form geglu = {false, 7.0f, 1.702f, 1.0f, 0};
     const struct {
         moert_glu_form form;
         float gate, up;

@@ -120,7 +120,7 @@ TEST(test_forward_example) {
         bool linear_first;
         double d;
     } examples[] = {{MOERT_GLU_SWIGLU, false, -9.398172},
-                    {{false, 7.0f, 1.702f, 1.0f}, false, -8.057284},
+                    {{false, 7.0f, 1.702f, 1.0f, 0}, false, -8.057284},
                     {MOERT_GLU_SWIGLU, true, -0.0558917}};
     for (size_t i = 0; i < 6; i++) {
         moert_op_options o = ops_glu_one(MOERT_OP_GLU, examples[i / 2].form);

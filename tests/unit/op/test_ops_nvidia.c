@@ -157,11 +157,11 @@ static const struct recipe {
     moert_glu_form form;
 } recipes[] = {
     {0, false, PROB, BF16, F32, F32, true, F32, MOERT_GLU_SWIGLU},
-    {0, true, BIAS | PROB, F16, F16, F16, false, F32, {false, 5.0f, 1.0f, 0.0f}},
-    {0, false, ALPHA | BIAS | AMAX, BF16, BF16, BF16, true, BF16, {false, 7.0f, 1.702f, 1.0f}},
+    {0, true, BIAS | PROB, F16, F16, F16, false, F32, {false, 5.0f, 1.0f, 0.0f, 0}},
+    {0, false, ALPHA | BIAS | AMAX, BF16, BF16, BF16, true, BF16, {false, 7.0f, 1.702f, 1.0f, 0}},
     {1, false, BIAS | PROB | AMAX, BF16, F32, F32, true, F16, MOERT_GLU_GPT_OSS},
     {1, true, 0, BF16, BF16, F32, false, F32, MOERT_GLU_SWIGLU},
-    {8, true, ALPHA | BIAS, BF16, F32, BF16, true, BF16, {false, 5.0f, 1.0f, 0.0f}},
+    {8, true, ALPHA | BIAS, BF16, F32, BF16, true, BF16, {false, 5.0f, 1.0f, 0.0f, 0}},
     {32, false, PROB, BF16, BF16, F32, true, BF16, MOERT_GLU_SWIGLU},
 };
 enum {

@@ -46,7 +46,7 @@ static moert_op_options factor_case(size_t i) {
     }
     o.alpha = variant != 1;
     if (o.kind == MOERT_OP_DGLU && variant == 3)
-        o.glu = (moert_glu_form){false, 7.0f, 1.702f, 1.0f}; /* alpha does not count */
+        o.glu = (moert_glu_form){false, 7.0f, 1.702f, 1.0f, 0}; /* alpha does not count */
     o.dprob = o.dbias = o.kind == MOERT_OP_DGLU;
     return o;
 }

@@ -126,7 +126,7 @@ TEST(test_every_order_and_run_takes_factors_of_any_sign) {
     enum { RUNS = 4 };
     static const size_t runs[RUNS] = {1, 8, 32, 0};
     static const moert_glu_form forms[] = {
-        MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f}, {false, 5.0f, 1.0f, 0.0f}};
+        MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f, 0}, {false, 5.0f, 1.0f, 0.0f, 0}};
     static const uint32_t ends[] = {3, 3, 40, 70, 97};
     static const float signs[] = {-1.5f, 0.0f, 2.0f, -1.0f, 0.5f};
     for (size_t i = 0; i < RUNS * 2 * 3 * 2; i++) {
