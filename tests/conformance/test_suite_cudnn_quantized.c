@@ -113,9 +113,6 @@ static void check(const char *what, const moert_op_options *o, const uint32_t *e
         snprintf(title, sizeof title, "%s: %s, %s", what, moert_op_kind_name(o->kind), backends[b]);
         ops_bytes_execute(backends[b], &data);
         ops_exact_check(title, &data, &want);
-        ops_exact_free(&want);
-        ops_bytes_free(&data);
-        ops_bytes_free(&plain);
     }
 }
 
@@ -180,15 +177,11 @@ TEST(test_discrete_weights_of_either_major_give_the_bits_of_the_stack) {
         for (size_t b = 1; b < 4; b++) {
             o.weight.discrete = b & 1;
             o.weight.how.transposed = b >> 1;
-            ops_bytes other = make(&o, ends, integer), unused = ops_bytes_fill(&other);
+            ops_bytes other = make(&o, ends, integer);
+            ops_bytes_fill(&other);
             ops_bytes_execute("portable", &other);
             ops_assert_same_results(b == 1 ? "discrete" : "the other major", &other, &stack);
-            ops_bytes_free(&other);
-            ops_bytes_free(&unused);
         }
-        ops_exact_free(&want);
-        ops_bytes_free(&stack);
-        ops_bytes_free(&plain);
     }
 }
 
@@ -226,9 +219,6 @@ TEST(test_quant_of_alpha_0_is_0) {
             assert_true(want.result[at * o.n] == 0.0 && want.slack[at * o.n] == 0.0);
         for (size_t g = 0; o.amax && g < o.groups; g++)
             assert_true(ops_floats(&data, MOERT_OP_BUFFER_amax)[g] == 0.0f);
-        ops_exact_free(&want);
-        ops_bytes_free(&data);
-        ops_bytes_free(&plain);
     }
 }
 
@@ -272,9 +262,6 @@ TEST(test_dglu_of_prob_0) {
             assert_true(want.result[r * 640] == 0.0 && want.slack[r * 640] == 0.0);
         }
         assert_true(moved > 500);
-        ops_exact_free(&want);
-        ops_bytes_free(&data);
-        ops_bytes_free(&plain);
     }
 }
 
@@ -300,9 +287,6 @@ static void serve(const moert_op_options *o, const uint32_t *sizes, size_t count
         ops_bytes_download(&data, &buffers);
         ops_exact_check("other sizes", &data, &want);
         assert_ptr_equal(test_device->programs, newest);
-        ops_exact_free(&want);
-        ops_bytes_free(&data);
-        ops_bytes_free(&plain);
     }
     moert_op_destroy(op);
 }

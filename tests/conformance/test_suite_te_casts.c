@@ -31,7 +31,6 @@ static void check(const char *what, moert_number source, const moert_quantizer *
                  moert_number_name(source), (int)how->axis, backends[b]);
         quantized z = quantize_from(source, backends[b], how, m);
         oracle_check_quantized(title, how, m, &z, small ? SIZE_MAX - 1 : BLOCKS);
-        free_quantized(&z);
     }
 }
 
@@ -84,7 +83,6 @@ TEST(test_mxfp8_has_the_bytes_of_the_oracle_for_every_shape_type_and_fill) {
                 check(moert_format_name(format), source, &HOW(.format = format, .axis = axes[a]),
                       &m);
         }
-        free(x);
     }
 }
 
@@ -113,9 +111,6 @@ static void run_gated(const size_t *s, const float *v, const float *dh, float **
     ASSERT_OK(moert_glu_backward(&glu));
     *h = download(out, n * sizeof **h);
     *dv = download(gradient, 2 * n * sizeof **dv);
-    moert_buffer *const buffers[] = {in, out, upstream, gradient};
-    for (size_t i = 0; i < 4; i++)
-        moert_buffer_destroy(buffers[i]);
 }
 
 static void check_gated(const size_t *s, const float *v, const float *dh, const float *h,
@@ -149,10 +144,6 @@ TEST(test_gated_results_and_gradients_become_mxfp8) {
             check("gated", MOERT_NUMBER_F32, &how, &result);
             check("its gradient", MOERT_NUMBER_F32, &how, &gradient);
         }
-        free(v);
-        free(dh);
-        free(h);
-        free(dv);
     }
 }
 
@@ -187,7 +178,6 @@ TEST(test_nvfp4_has_the_bytes_of_the_oracle_for_every_shape) {
             make(UNIFORM, sources[k], MOERT_NUMBER_E4M3, x, n);
             check_nvfp4("uniform", sources[k], &m);
         }
-        free(x);
     }
 }
 
@@ -217,7 +207,6 @@ TEST(test_nvfp4_is_exact_at_extrema_and_boundaries) {
                 moert_number_encode(sources[s], -12.0f + 24.0f * (float)(i % 4099) / 4098));
         check_nvfp4("a line from -12 to 12", sources[s], &m);
     }
-    free(x);
 }
 
 /* ---- groups ---- */
@@ -267,7 +256,6 @@ TEST(test_groups_are_quantised_apart_wherever_the_empty_ones_are) {
             x[k] = (float)((int)(suite_bits(5, k) % 255) - 127) / 32.0f;
         for (size_t k = 0; k < (s->slow ? 2 : SPLITS); k++)
             check_groups(s, splits[s->slow ? 8 + k : k], x, n <= (size_t)8192 * 1024);
-        free(x);
     }
 }
 

@@ -80,14 +80,12 @@ static void open_trip(const row *r, moert_exchange *exchange, trip *t) {
     t->weights = upload(t->weight, t->slots * sizeof *t->weight);
     t->target = unset_floats(r->tokens * r->width);
     t->slot_target = unset_floats(t->slots);
-    free(values);
     moert_buffer *index = upload(t->index, t->slots * sizeof *t->index);
     ASSERT_OK(moert_window_create(exchange, r->width, &t->window));
     ASSERT_OK(moert_window_create(exchange, 1, &t->slot_window));
     ASSERT_OK(moert_exchange_make_plan(
         exchange, &(moert_exchange_slots){index, r->tokens, r->topk, r->experts}, MOERT_OK,
         &t->plan));
-    moert_buffer_destroy(index);
     t->stride = moert_window_stride(t->window);
     assert_int_equal(t->plan->plan->rows, t->used);
     assert_memory_equal(t->plan->plan->ends, t->ends, r->experts * sizeof *t->ends);
@@ -97,12 +95,6 @@ static void close_trip(trip *t) {
     moert_exchange_free_plan(t->plan);
     moert_window_destroy(t->window);
     moert_window_destroy(t->slot_window);
-    moert_buffer *const buffers[] = {t->source, t->weights, t->target, t->slot_target};
-    for (size_t i = 0; i < 4; i++)
-        moert_buffer_destroy(buffers[i]);
-    free(t->index);
-    free(t->gather);
-    free(t->weight);
 }
 
 /* Rows are the tokens' in the order of the experts, with the slots' weights. */
@@ -127,7 +119,6 @@ static void check_permute(trip *t) {
     for (size_t r = 0; r < t->used; r++)
         if (got[r * slot_stride] != t->weight[t->gather[r]])
             fail_msg("%s: row %zu has not the weight of slot %u", t->title, r, t->gather[r]);
-    free(got);
 }
 
 static void write_results(const trip *t) {
@@ -141,7 +132,6 @@ static void write_results(const trip *t) {
         values[r * slot_stride] = (float)t->gather[r] + 0.5f;
     ASSERT_OK(moert_buffer_write(moert_window_rows(t->slot_window), 0, values,
                                  t->used * slot_stride * sizeof *values));
-    free(values);
 }
 
 /* Sums over a token's slots in order, in float32 exactly and in float64 nearly; what every slot
@@ -169,11 +159,9 @@ static void check_unpermute(trip *t, bool weighted) {
             fail_msg("%s: token %zu, %zu is %.9g, not %.9g", t->title, i / width, i % width,
                      (double)got[i], exact);
     }
-    free(got);
     got = download(t->slot_target, t->slots * sizeof *got);
     for (size_t s = 0; s < t->slots; s++)
         assert_true(got[s] == (t->index[s] >= 0 ? (float)s + 0.5f : 0.0f));
-    free(got);
 }
 
 TEST(test_tokens_go_to_their_experts_and_back) {

@@ -36,9 +36,6 @@ static void check(const char *what, const moert_op_options *o, const uint32_t *e
                  moert_op_kind_name(o->kind), o->groups, o->rows, o->n, o->k, backends[b]);
         ops_bytes_execute(backends[b], &data);
         ops_exact_check(title, &data, &want);
-        ops_exact_free(&want);
-        ops_bytes_free(&data);
-        ops_bytes_free(&plain);
     }
 }
 
@@ -89,13 +86,11 @@ TEST(test_no_work_is_done_where_there_is_none) {
                                                                          : MOERT_OP_BUFFER_x;
         o.weight.discrete = true;
         o.accumulate = c / 6 % 2;
-        ops_bytes data = ops_bytes_make(&o, none), unused = ops_bytes_fill(&data);
+        ops_bytes data = ops_bytes_filled(&o, none);
         memset(data.at[result], OPS_UNSET, data.bytes[result]);
         ops_bytes_execute(backends[c / 12 % 2], &data);
         for (size_t i = 0; i < data.bytes[result]; i++)
             assert_int_equal(data.at[result][i], wgrad && !o.accumulate ? 0 : OPS_UNSET);
-        ops_bytes_free(&data);
-        ops_bytes_free(&unused);
     }
 }
 

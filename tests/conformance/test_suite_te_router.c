@@ -93,11 +93,6 @@ static data make(const row *r, const moert_router_options *options, bool biased)
     return d;
 }
 
-static void free_data(data *d) {
-    free(d->logits);
-    free(d->dweight);
-}
-
 static void check(const row *r, moert_score score, bool renormalise, bool grouped, float scale,
                   bool biased) {
     moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
@@ -121,8 +116,6 @@ static void check(const row *r, moert_score score, bool renormalise, bool groupe
     router_run run = router_do(&input);
     check_forward(title, &input, &run);
     check_backward(title, &input, &run);
-    router_run_free(&run);
-    free_data(&d);
 }
 
 /* Softmax before the choice, with and without a sum of 1, or after it. */
@@ -185,10 +178,6 @@ static void sum_shares(const router_input *input, const router_run *run, double 
     float *values = download(sums, experts * sizeof *values);
     for (size_t e = 0; e < experts; e++)
         mass[e] = (double)values[e];
-    free(values);
-    moert_buffer_destroy(scores);
-    moert_buffer_destroy(ends);
-    moert_buffer_destroy(sums);
 }
 
 static void check_aux(const row *r, moert_score score) {
@@ -217,13 +206,10 @@ static void check_aux(const row *r, moert_score score) {
                   absolute_of(r->experts) + relative_of(r->experts) * loss);
     for (size_t e = 0; e < r->experts; e++)
         assert_within((double)gradient[e], (double)want[e], 1e-6 * (double)want[e]);
-    router_run_free(&run);
     input.dweight = d.dweight;
     input.aux = want;
     run = router_do(&input);
     check_backward(title, &input, &run);
-    router_run_free(&run);
-    free_data(&d);
 }
 
 TEST(test_the_balancing_loss_and_its_gradient) {

@@ -73,8 +73,6 @@ TEST(test_a_matrix_keeps_its_signal_in_every_format) {
             for (size_t k = 0; k < z.elements; k++)
                 add(&p, (double)m.x[k], (double)z.back[k]);
             assert_above(moert_format_name(how.format), &p, formats[i % FORMATS].limit);
-            free_quantized(&z);
-            free((float *)m.x);
         }
 }
 
@@ -92,7 +90,6 @@ TEST(test_special_values_stay_in_their_block) {
         for (size_t i = 0; i < 32; i++)
             assert_true(isnan(z.back[i]) && z.q[i] == 0x7F && z.back[32 + i] == 1.0f);
         assert_true(z.scale[2] == 0xFE && z.q[64] == 0xFE && z.q[65] == 0);
-        free_quantized(&z);
     }
 }
 
@@ -119,7 +116,6 @@ static float *rounded(size_t format, matrix m, bool along_rows) {
     quantized z = quantize("portable", &how, &m);
     float *back = z.back;
     z.back = NULL;
-    free_quantized(&z);
     return back;
 }
 
@@ -139,9 +135,6 @@ static float *multiply(kind which, const operands *o, const float *a, const floa
         which == FORWARD ? result : upload(which == DGRAD ? a : b, r->rows * r->n * sizeof(float));
     ASSERT_OK(moert_gemm_run(&gemm));
     float *values = download(result, n * sizeof *values);
-    moert_buffer *const buffers[] = {ends, gemm.x, gemm.weight, gemm.y};
-    for (size_t i = 0; i < 4; i++)
-        moert_buffer_destroy(buffers[i]);
     return values;
 }
 
@@ -192,9 +185,6 @@ static void check_product(size_t format, kind which, const operands *o) {
         add(&p, exact(which, o, i), (double)got[i]);
     }
     assert_above(title, &p, formats[format].product_limit);
-    free(a);
-    free(b);
-    free(got);
 }
 
 static const row rows[] = {
@@ -222,9 +212,6 @@ TEST(test_the_products_of_training_keep_their_signal) {
         for (size_t f = 0; f < FORMATS; f++)
             for (kind k = FORWARD; k < KINDS && formats[f].product_limit > 0; k++)
                 check_product(f, k, &o);
-        free(o.x);
-        free(o.weight);
-        free(o.y);
     }
 }
 

@@ -32,7 +32,6 @@ static routing route(const model *m) {
     r.gather = test_alloc(r.rows * sizeof *r.gather);
     suite_route(m->experts, m->tokens, m->topk, m->experts, index);
     suite_sort(index, r.rows, m->experts, r.gather, r.ends);
-    free(index);
     return r;
 }
 
@@ -59,16 +58,13 @@ static void check(const model *m, const routing *r, moert_op_kind kind, moert_nu
         void *reference = product_run("reference", &p);
         if (memcmp(reference, result, product_bytes(&p)) != 0)
             fail_msg("%s: the backends differ", title);
-        free(reference);
     }
-    free(result);
 }
 
 static void check_model(const model *m, moert_number type, size_t kinds_used) {
     routing r = route(m);
     for (size_t c = 0; c < kinds_used * 4; c++)
         check(m, &r, kinds[c / 4], type, c % 2 == 1, c / 2 % 2 == 1);
-    free(r.gather);
 }
 
 TEST(test_small_models_in_every_legal_permutation) {

@@ -51,11 +51,24 @@ int run_tensor_forms(const char *file) {
     return failed;
 }
 
-moert_buffer *upload(const void *source, size_t bytes) {
+static void destroy_buffer(void *buffer) {
+    moert_buffer_destroy(buffer);
+}
+
+moert_buffer *owned_buffer(moert_buffer *buffer) {
+    return owned(buffer, destroy_buffer);
+}
+
+moert_buffer *test_buffer(size_t bytes) {
     moert_buffer *buffer = NULL;
+    ASSERT_OK(moert_buffer_create(test_device, bytes, &buffer));
+    return owned_buffer(buffer);
+}
+
+moert_buffer *upload(const void *source, size_t bytes) {
+    moert_buffer *buffer = test_buffer(bytes + GUARD_BYTES);
     unsigned char guard[GUARD_BYTES];
     memset(guard, GUARD_VALUE, sizeof guard);
-    ASSERT_OK(moert_buffer_create(test_device, bytes + GUARD_BYTES, &buffer));
     ASSERT_OK(moert_buffer_write(buffer, 0, source, bytes));
     ASSERT_OK(moert_buffer_write(buffer, bytes, guard, sizeof guard));
     return buffer;
@@ -65,18 +78,14 @@ moert_buffer *upload_doubles(const double *source, size_t n) {
     float *values = test_alloc(n * sizeof *values);
     for (size_t i = 0; i < n; i++)
         values[i] = (float)source[i];
-    moert_buffer *buffer = upload(values, n * sizeof *values);
-    free(values);
-    return buffer;
+    return upload(values, n * sizeof *values);
 }
 
 moert_buffer *unset_floats(size_t n) {
     float *unset = test_alloc(n * sizeof *unset);
     for (size_t i = 0; i < n; i++)
         unset[i] = NAN;
-    moert_buffer *buffer = upload(unset, n * sizeof *unset);
-    free(unset);
-    return buffer;
+    return upload(unset, n * sizeof *unset);
 }
 
 void download_into(const moert_buffer *buffer, void *target, size_t bytes) {
@@ -100,9 +109,7 @@ moert_buffer *upload_codes(const float *values, size_t count, moert_number type)
     uint16_t *codes = test_alloc(count * sizeof *codes);
     for (size_t i = 0; i < count; i++)
         codes[i] = (uint16_t)moert_number_encode(type, values[i]);
-    moert_buffer *buffer = upload(codes, count * sizeof *codes);
-    free(codes);
-    return buffer;
+    return upload(codes, count * sizeof *codes);
 }
 
 void download_codes(const moert_buffer *buffer, float *values, size_t count, moert_number type) {
@@ -113,15 +120,12 @@ void download_codes(const moert_buffer *buffer, float *values, size_t count, moe
     uint16_t *codes = download(buffer, count * sizeof *codes);
     for (size_t i = 0; i < count; i++)
         values[i] = moert_number_decode(type, codes[i]);
-    free(codes);
 }
 
 moert_buffer *unset_codes(size_t n) {
     uint16_t *values = test_alloc(n * sizeof *values);
     memset(values, 0xFF, n * sizeof *values);
-    moert_buffer *buffer = upload(values, n * sizeof *values);
-    free(values);
-    return buffer;
+    return upload(values, n * sizeof *values);
 }
 
 void assert_codes(const char *what, const moert_buffer *codes, const float *floats, size_t n) {
@@ -129,7 +133,6 @@ void assert_codes(const char *what, const moert_buffer *codes, const float *floa
     for (size_t i = 0; i < n; i++)
         if (got[i] != moert_number_encode(MOERT_NUMBER_BF16, floats[i]))
             fail_msg("%s %zu is code %04x of %a", what, i, got[i], (double)floats[i]);
-    free(got);
 }
 
 moert_status run_twice(moert_buffer *x, size_t n) {

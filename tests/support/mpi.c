@@ -32,15 +32,18 @@ int mpi_tests_end(int failed) {
 
 int open_test_context(void **state) {
     (void)state;
-    if (moert_context_create(MPI_COMM_WORLD, NULL, &test_context) == MOERT_OK)
-        return 0;
-    print_error("%s\n", moert_last_error());
-    return -1;
+    if (moert_context_create(MPI_COMM_WORLD, NULL, &test_context) != MOERT_OK) {
+        print_error("%s\n", moert_last_error());
+        return -1;
+    }
+    test_device = moert_context_device(test_context);
+    return 0;
 }
 
 int close_test_context(void **state) {
     (void)state;
     moert_context_destroy(test_context);
+    test_device = NULL;
     return 0;
 }
 

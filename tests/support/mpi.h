@@ -22,7 +22,7 @@ extern size_t test_rank, test_ranks;
 bool mpi_tests_begin(int count, char **arguments);
 int mpi_tests_end(int failed);
 
-/* Group fixture: a context over all ranks. */
+/* Group fixture: a context over all ranks, whose device is test_device. */
 extern moert_context *test_context;
 int open_test_context(void **state);
 int close_test_context(void **state);

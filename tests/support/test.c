@@ -34,11 +34,69 @@ int run_file(const char *file, CMFixtureFunction begin, CMFixtureFunction end) {
     qsort(rows, count, sizeof *rows, by_line);
     for (size_t i = 0; i < count; i++)
         tests[i] = rows[i]->test;
-    const int failed =
-        _cmocka_run_group_tests(slash != NULL ? slash + 1 : file, tests, count, begin, end);
-    free(tests);
-    free(rows);
+    return run_table(slash != NULL ? slash + 1 : file, tests, count, begin, end);
+}
+
+/* ---- what a test owns ---- */
+
+static struct {
+    struct {
+        void *thing;
+        void (*release)(void *);
+    } * all;
+    size_t count, room, before, of_setup; /* before the running test; and with what it set up */
+    const struct CMUnitTest *running;
+} mine;
+
+void *owned(void *thing, void (*release)(void *)) {
+    if (mine.count == mine.room) {
+        mine.room = 2 * mine.room + 64;
+        mine.all = realloc(mine.all, mine.room * sizeof *mine.all);
+        assert_non_null(mine.all);
+    }
+    mine.all[mine.count].thing = thing;
+    mine.all[mine.count++].release = release;
+    return thing;
+}
+
+void *test_alloc(size_t bytes) {
+    void *memory = calloc(1, bytes > 0 ? bytes : 1);
+    assert_non_null(memory);
+    return owned(memory, free);
+}
+
+static void release_from(size_t first) {
+    for (; mine.count > first; mine.count--)
+        mine.all[mine.count - 1].release(mine.all[mine.count - 1].thing);
+}
+
+void release_owned(void) {
+    release_from(mine.of_setup);
+}
+
+static int begin_test(void **state) {
+    mine.running = *state;
+    mine.before = mine.count;
+    *state = mine.running->initial_state;
+    const int failed = mine.running->setup_func != NULL ? mine.running->setup_func(state) : 0;
+    mine.of_setup = mine.count;
     return failed;
+}
+
+static int end_test(void **state) {
+    release_owned();
+    const int failed = mine.running->teardown_func != NULL ? mine.running->teardown_func(state) : 0;
+    release_from(mine.before);
+    return failed;
+}
+
+int run_table(const char *name, const struct CMUnitTest *tests, size_t count,
+              CMFixtureFunction begin, CMFixtureFunction end) {
+    struct CMUnitTest *all = test_alloc(count * sizeof *all);
+    for (size_t i = 0; i < count; i++)
+        all[i] = (struct CMUnitTest){tests[i].name, tests[i].test_func, begin_test, end_test,
+                                     (void *)(uintptr_t)&tests[i]};
+    return _cmocka_run_group_tests(name, all, count, begin, end);
 }
 
 void set_variable(const char *name, const char *value) {
@@ -47,12 +105,6 @@ void set_variable(const char *name, const char *value) {
     else
         assert_int_equal(unsetenv(name), 0);
     moert_config_reload();
-}
-
-void *test_alloc(size_t bytes) {
-    void *memory = calloc(1, bytes > 0 ? bytes : 1);
-    assert_non_null(memory);
-    return memory;
 }
 
 /* The first numbers of a stream. */
@@ -70,7 +122,8 @@ double random_once(random_draw *draw, uint64_t key, uint64_t stream, size_t i) {
     while (d != NULL && (d->stream != stream || d->key != key || d->draw != draw))
         d = d->next;
     if (d == NULL) {
-        d = test_alloc(sizeof *d);
+        d = calloc(1, sizeof *d);
+        assert_non_null(d);
         *d = (drawn){draw, key, stream, 0, NULL, all};
         all = d;
     }
@@ -144,6 +197,4 @@ void assert_gradient(const char *what, const float *gradient, differentiated of)
         want[i] = (above - below) / (2 * step);
     }
     assert_near(what, got, want, samples, gradient_tolerance);
-    free(got);
-    free(want);
 }

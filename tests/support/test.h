@@ -63,8 +63,27 @@ typedef struct test_row {
         return run_file(__FILE__, begin, end);                                                     \
     }
 int run_file(const char *file, CMFixtureFunction begin, CMFixtureFunction end);
+/* The same of tests in a table. */
+int run_table(const char *name, const struct CMUnitTest *tests, size_t count,
+              CMFixtureFunction begin, CMFixtureFunction end);
 /* The same on the device, on a Hopper GPU once more with products by mma.sync. */
 int run_tensor_forms(const char *file);
+
+/* ---- what a test owns ----
+ *
+ * What the helpers of the tests return, memory and buffers, is released when the running test ends,
+ * the last first, also when it fails; nobody else frees it. What is made between tests stays.
+ */
+
+/* Zeroed memory; never NULL. */
+void *test_alloc(size_t bytes);
+/* A buffer of the device, without a guard. */
+moert_buffer *test_buffer(size_t bytes);
+/* `thing`, which release(thing) gives back. */
+void *owned(void *thing, void (*release)(void *));
+moert_buffer *owned_buffer(moert_buffer *buffer);
+/* Releases all of it now: where a device is to close, or a loop takes much. */
+void release_owned(void);
 
 /* ---- settings ---- */
 
@@ -94,7 +113,7 @@ moert_buffer *upload_doubles(const double *source, size_t n);
 /* A guarded buffer of n floats, all NaN. */
 moert_buffer *unset_floats(size_t n);
 
-/* The content of a guarded buffer as a new array, to be freed; fails if the guard has changed. */
+/* The content of a guarded buffer as a new array; fails if the guard has changed. */
 void *download(const moert_buffer *buffer, size_t bytes);
 /* The same into an array of the caller. */
 void download_into(const moert_buffer *buffer, void *target, size_t bytes);
@@ -108,10 +127,7 @@ void download_codes(const moert_buffer *buffer, float *values, size_t count, moe
 
 /* ---- values ---- */
 
-/* Zeroed memory; never NULL. */
-void *test_alloc(size_t bytes);
-
-/* n floats, uniform in [-scale, scale), of stream `stream`; to be freed. */
+/* n floats, uniform in [-scale, scale), of stream `stream`. */
 float *random_floats(size_t n, float scale, uint64_t stream);
 
 /* draw(key, stream, i), of moert_rng_uniform or moert_rng_normal, drawn once: tests take the same
@@ -119,7 +135,7 @@ float *random_floats(size_t n, float scale, uint64_t stream);
 typedef double random_draw(uint64_t key, uint64_t stream, uint64_t index);
 double random_once(random_draw *draw, uint64_t key, uint64_t stream, size_t i);
 
-/* n normally distributed numbers of stream `name`, exact in float32; to be freed. */
+/* n normally distributed numbers of stream `name`, exact in float32. */
 double *random_doubles(const char *name, size_t n);
 
 /* ---- comparisons; NaN equals nothing, except in assert_same_bits ---- */

@@ -182,8 +182,7 @@ int run_exchange_tests(const char *name, const struct CMUnitTest *tests, size_t 
     for (size_t i = 0; i < count; i++)
         if (tests[i].initial_state == NULL || applies(tests[i].initial_state))
             chosen[chosen_count++] = tests[i];
-    const int failed = _cmocka_run_group_tests(name, chosen, chosen_count, NULL, NULL);
-    free(chosen);
+    const int failed = run_table(name, chosen, chosen_count, NULL, NULL);
     free_spread();
     close_test_device(NULL);
     return mpi_tests_end(failed);

@@ -101,12 +101,6 @@ arrays make_arrays(const problem *p, bool integers) {
     return a;
 }
 
-void free_arrays(arrays *a) {
-    float *all[] = {a->x, a->weight, a->bias, a->y};
-    for (size_t i = 0; i < 4; i++)
-        free(all[i]);
-}
-
 /* The weight of a product packed for it. */
 static moert_packed *pack(const moert_gemm *gemm, moert_packed_for use) {
     const moert_packed_shape shape = {
@@ -141,7 +135,6 @@ static moert_scatter scatter(size_t rows, size_t width, size_t runs, lines *l) {
     for (size_t m = 0; m < rows; m++)
         place[m] = is_lost(m) ? 0 : first + (rows - 1 - m) * width * sizeof(uint16_t);
     l->places = upload(place, (rows + 1) * sizeof *place);
-    free(place);
     return (moert_scatter){l->places, runs};
 }
 
@@ -158,9 +151,6 @@ static void gather(const lines *l, float *result) {
             assert_false(is_lost(m));
             result[m * l->width + i] = moert_number_decode(MOERT_NUMBER_BF16, code);
         }
-    free(codes);
-    moert_buffer_destroy(l->there);
-    moert_buffer_destroy(l->places);
 }
 
 void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
@@ -211,9 +201,6 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
     download_into(bias, a->bias, a->bias_count * sizeof(float));
     if (by->runs > 0)
         gather(&anywhere, op == FORWARD ? a->y : a->x);
-    moert_buffer *const buffers[] = {gemm.x, gemm.weight, bias, gemm.y, ends, scratch};
-    for (size_t i = 0; i < 6; i++)
-        moert_buffer_destroy(buffers[i]);
     moert_packed_destroy(packed);
     set_variable("MOERT_BF16", NULL);
 }
@@ -266,11 +253,7 @@ void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a,
     }
     download_codes(run.y, a->y, a->y_count, how->v);
     download_codes(run.glu.h, h, results, how->type);
-    moert_buffer *const buffers[] = {ends, weights, bias, run.x, run.weight, run.y, run.glu.h};
-    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
-        moert_buffer_destroy(buffers[i]);
     moert_packed_destroy(packed);
-    free(prob);
     set_variable("MOERT_BF16", NULL);
 }
 
@@ -313,8 +296,6 @@ void check_rows_alone(const problem *whole, operation op, const way *by, const a
         assert_same_bits("x", alone.x, all->x + first * all->ldx, count * all->ldx);
     else
         assert_same_bits("gradient", alone.weight, all->weight + p.n * p.k, p.n * p.k);
-    free_arrays(&alone);
-    free_arrays(&inputs);
 }
 
 void check_rows_in_company(const problem *whole, const way *by) {
@@ -325,6 +306,5 @@ void check_rows_in_company(const problem *whole, const way *by) {
         check_rows_alone(whole, op, by, &all, 7, 65);
         check_rows_alone(whole, op, by, &all, 127, 173);
         check_rows_alone(whole, op, by, &all, 299, 1);
-        free_arrays(&all);
     }
 }

@@ -66,7 +66,6 @@ typedef struct arrays {
 /* Small integers, or random numbers of many magnitudes; everything that must be neither read nor
  * written is NaN. */
 arrays make_arrays(const problem *p, bool integers);
-void free_arrays(arrays *a);
 
 static inline size_t start_of(const problem *p, size_t g) {
     return g > 0 ? p->ends[g - 1] : 0;

@@ -72,7 +72,6 @@ static moert_buffer *upload_operand(const product *p, moert_op_buffer which, moe
     for (size_t i = 0; i < count; i++) /* little endian, as OpenCL devices here are */
         memcpy(codes + i * bytes, &code[level(p, which, first + i)], bytes);
     moert_buffer *buffer = upload(codes, count * bytes);
-    free(codes);
     return buffer;
 }
 
@@ -135,11 +134,7 @@ void *product_run(const char *backend, const product *p) {
     for (size_t g = 0; discrete && g < groups; g++) {
         if (result_of(p) == MOERT_OP_BUFFER_weight)
             download_into(weights[g], result + g * weight_bytes, weight_bytes);
-        moert_buffer_destroy(weights[g]);
     }
-    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
-        moert_buffer_destroy(*moert_op_buffer_at(&buffers, i));
-    free(weights);
     return result;
 }
 
@@ -279,7 +274,6 @@ void product_check(const char *title, const product *p, const void *result, size
         memcpy(&code, (const unsigned char *)result + index * bytes, bytes);
         check_element(title, &e, index, code, absolute, relative);
     }
-    free(e.row_of);
 }
 
 void product_check_parts(const char *title, const product *p, const void *result) {
@@ -298,6 +292,5 @@ void product_check_parts(const char *title, const product *p, const void *result
         const size_t first = weight ? g * p->options.n : start;
         if (memcmp(alone, (const unsigned char *)result + first * line, product_bytes(&part)) != 0)
             fail_msg("%s: group %zu of %u rows alone has other bits", title, g, rows);
-        free(alone);
     }
 }

@@ -62,7 +62,7 @@ static void route_logits(const oracle_layer *layer, const double *x, double *log
 
 static void choose(oracle_layer *layer) {
     const moert_layer_options *o = &layer->options;
-    layer->index = calloc(layer->tokens * o->router.topk + 1, sizeof *layer->index);
+    layer->index = test_alloc((layer->tokens * o->router.topk + 1) * sizeof *layer->index);
     layer->margin = INFINITY;
     for (size_t t = 0; t < layer->tokens; t++) {
         double logits[MOST_EXPERTS];
@@ -104,23 +104,11 @@ void oracle_layer_create(const moert_layer_options *options, size_t tokens, orac
             layer->tensor[r] = scaled(rows[r].name, rows[r].elements, rows[r].scale);
     }
     if (options->correction_bias) {
-        layer->correction = calloc(e, sizeof *layer->correction);
+        layer->correction = test_alloc(e * sizeof *layer->correction);
         for (size_t k = 0; k < e; k++)
             layer->correction[k] = (float)layer->tensor[MOERT_LAYER_CORRECTION][k];
     }
     choose(layer);
-}
-
-void oracle_layer_destroy(oracle_layer *layer) {
-    for (size_t r = 0; r < MOERT_LAYER_TENSORS; r++)
-        free(layer->tensor[r]);
-    free(layer->x);
-    free(layer->dy);
-    free(layer->sent_x);
-    free(layer->sent_dy);
-    free(layer->aux);
-    free(layer->correction);
-    free(layer->index);
 }
 
 /* One expert's matrices, [2I,H] and [H,I], and biases or NULL. */
@@ -189,7 +177,7 @@ static void add_shared(const oracle_layer *layer, const double *x, double *y) {
 double oracle_layer_loss(const oracle_layer *layer, double *y) {
     const moert_router_options *router = &layer->options.router;
     const size_t hidden = layer->options.hidden;
-    double loss = 0.0, *row = calloc(2 * hidden, sizeof *row), *shared = row + hidden;
+    double loss = 0.0, *row = test_alloc(2 * hidden * sizeof *row), *shared = row + hidden;
     for (size_t t = 0; t < layer->tokens; t++) {
         const double *x = layer->x + t * hidden;
         const int32_t *index = layer->index + t * router->topk;
@@ -211,7 +199,6 @@ double oracle_layer_loss(const oracle_layer *layer, double *y) {
         if (y != NULL)
             memcpy(y + t * hidden, row, hidden * sizeof *row);
     }
-    free(row);
     return loss;
 }
 

@@ -19,7 +19,6 @@ typedef struct oracle_layer {
 
 /* A layer with values, exact in float32, that depend on the options alone. */
 void oracle_layer_create(const moert_layer_options *options, size_t tokens, oracle_layer *layer);
-void oracle_layer_destroy(oracle_layer *layer);
 
 /* True for tensors [E,...], of which a rank holds its experts' part. */
 bool oracle_layer_of_experts(moert_layer_tensor which);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/memory.h"
+#include "support/test.h"
 #include "context/context.h"
 
 static const size_t piece_tokens[] = {3, 1, 4, 2, 3};
@@ -25,18 +25,20 @@ static size_t tokens_before(const oracle_layer *oracle, size_t piece) {
     return tokens * (oracle->tokens / LAYER_TOKENS);
 }
 
+static moert_status new_buffer(moert_device *device, size_t bytes, moert_buffer **buffer) {
+    const moert_status status = moert_buffer_create(device, bytes, buffer);
+    owned_buffer(*buffer);
+    return status;
+}
+
 static moert_status put_values(moert_device *device, const double *values, size_t n,
                                moert_buffer **buffer) {
-    float *narrow;
-    MOERT_TRY(moert_alloc(&narrow, n, sizeof *narrow));
+    float *narrow = test_alloc(n * sizeof *narrow);
     for (size_t i = 0; i < n; i++)
         narrow[i] = (float)values[i];
-    moert_status status =
-        *buffer != NULL ? MOERT_OK : moert_buffer_create(device, n * sizeof *narrow, buffer);
-    if (status == MOERT_OK)
-        status = moert_buffer_write(*buffer, 0, narrow, n * sizeof *narrow);
-    free(narrow);
-    return status;
+    if (*buffer == NULL)
+        MOERT_TRY(new_buffer(device, n * sizeof *narrow, buffer));
+    return moert_buffer_write(*buffer, 0, narrow, n * sizeof *narrow);
 }
 
 /* The elements of a tensor that this rank holds. */
@@ -72,7 +74,7 @@ static moert_status share_tokens(moert_device *device, layer_run *run) {
         ends[i - first] = (uint32_t)(tokens_before(run->oracle, i + 1) - run->first_token);
     const size_t tokens = tokens_before(run->oracle, end) - run->first_token;
     bytes = (end - first) * sizeof *ends;
-    MOERT_TRY(moert_buffer_create(device, bytes, &run->ends));
+    MOERT_TRY(new_buffer(device, bytes, &run->ends));
     MOERT_TRY(moert_buffer_write(run->ends, 0, ends, bytes));
     run->batch = (moert_batch){tokens, end - first, first, PIECES, run->ends, false};
     bytes = tokens * hidden * sizeof(float);
@@ -81,8 +83,8 @@ static moert_status share_tokens(moert_device *device, layer_run *run) {
     MOERT_TRY(
         put_values(device, run->oracle->dy + run->first_token * hidden, tokens * hidden, &run->dy));
     MOERT_TRY(put_values(device, run->oracle->aux, run->oracle->options.router.experts, &run->aux));
-    MOERT_TRY(moert_buffer_create(device, bytes, &run->y));
-    return moert_buffer_create(device, bytes, &run->dx);
+    MOERT_TRY(new_buffer(device, bytes, &run->y));
+    return new_buffer(device, bytes, &run->dx);
 }
 
 moert_status layer_run_create(moert_context *context, moert_mesh *mesh, const oracle_layer *oracle,
@@ -98,13 +100,6 @@ moert_status layer_run_create(moert_context *context, moert_mesh *mesh, const or
     return moert_comm_agree(run->world, status);
 }
 
-void layer_run_destroy(layer_run *run) {
-    moert_buffer *const buffers[] = {run->ends, run->x, run->y, run->dy, run->dx, run->aux};
-    moert_layer_destroy(run->layer);
-    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
-        moert_buffer_destroy(buffers[i]);
-}
-
 moert_status layer_run_step(layer_run *run, size_t index, size_t count) {
     const moert_layer_losses losses = {run->aux, (float)run->oracle->z_factor, index > 0};
     MOERT_TRY(moert_layer_forward(run->layer, &run->batch, run->x, run->y));
@@ -118,7 +113,7 @@ moert_status layer_run_step(layer_run *run, size_t index, size_t count) {
 static moert_status collect_rows(const layer_run *run, const moert_buffer *rows, float **all) {
     const size_t hidden = run->oracle->options.hidden, size = moert_comm_size(run->world);
     size_t bytes[64];
-    MOERT_TRY(moert_alloc(all, run->oracle->tokens * hidden, sizeof **all));
+    *all = test_alloc(run->oracle->tokens * hidden * sizeof **all);
     for (size_t r = 0; r < size; r++) {
         size_t first, end;
         share_pieces(r, size, &first, &end);
@@ -133,11 +128,10 @@ static moert_status collect_rows(const layer_run *run, const moert_buffer *rows,
 /* Each rank tells the others its part; who holds the same part compares. */
 static moert_status collect_gradient(const layer_run *run, moert_layer_tensor which, float *all) {
     size_t mine[2];
-    float *part, *told;
     bool differs = false;
     part_of(run, which, &mine[0], &mine[1]);
-    MOERT_TRY(moert_alloc(&part, mine[1], sizeof *part));
-    MOERT_TRY(moert_alloc(&told, run->oracle->elements[which], sizeof *told));
+    float *part = test_alloc(mine[1] * sizeof *part),
+          *told = test_alloc(run->oracle->elements[which] * sizeof *told);
     moert_status status =
         moert_buffer_read(moert_layer_gradient(run->layer, which), 0, part, mine[1] * sizeof *part);
     for (size_t r = 0; r < moert_comm_size(run->world) && status == MOERT_OK; r++) {
@@ -152,8 +146,6 @@ static moert_status collect_gradient(const layer_run *run, moert_layer_tensor wh
         if (range[0] == mine[0])
             differs |= memcmp(told, part, mine[1] * sizeof *part) != 0;
     }
-    free(told);
-    free(part);
     if (status == MOERT_OK && differs)
         status = MOERT_FAIL(ERROR_MISMATCH, "replicas of tensor %d differ", (int)which);
     return moert_comm_agree(run->world, status);
@@ -166,16 +158,8 @@ moert_status layer_run_collect(const layer_run *run, layer_results *results) {
     for (int i = 0; i < MOERT_LAYER_TENSORS; i++) {
         if (run->oracle->elements[i] == 0 || i == MOERT_LAYER_CORRECTION)
             continue;
-        MOERT_TRY(moert_alloc(&results->gradient[i], run->oracle->elements[i],
-                              sizeof *results->gradient[i]));
+        results->gradient[i] = test_alloc(run->oracle->elements[i] * sizeof(float));
         MOERT_TRY(collect_gradient(run, (moert_layer_tensor)i, results->gradient[i]));
     }
     return MOERT_OK;
-}
-
-void layer_results_free(layer_results *results) {
-    free(results->y);
-    free(results->dx);
-    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
-        free(results->gradient[i]);
 }

@@ -36,4 +36,3 @@ moert_status layer_run_step(layer_run *run, size_t index, size_t count);
 
 /* ERROR_MISMATCH if replicas of an expert hold different bits. */
 moert_status layer_run_collect(const layer_run *run, layer_results *results);
-void layer_results_free(layer_results *results);

@@ -6,7 +6,6 @@
 /* The content of a buffer that is no longer needed. */
 static void *take(moert_buffer *buffer, size_t bytes) {
     void *content = download(buffer, bytes);
-    moert_buffer_destroy(buffer);
     return content;
 }
 
@@ -28,8 +27,6 @@ static void backward(const router_input *input, const moert_buffer *logits,
                                                              .z_factor = input->z_factor,
                                                              .dlogits = dlogits}));
     run->dlogits = take(dlogits, tokens * experts * 4);
-    moert_buffer_destroy(dweight);
-    moert_buffer_destroy(aux);
 }
 
 router_run router_do(const router_input *input) {
@@ -47,16 +44,5 @@ router_run router_do(const router_input *input) {
     run.index = take(routing.index, tokens * topk * 4);
     run.weight = take(routing.weight, tokens * topk * 4);
     run.lse = take(routing.lse, tokens * 4);
-    moert_buffer_destroy(logits);
-    moert_buffer_destroy(bias);
     return run;
-}
-
-void router_run_free(router_run *run) {
-    free(run->scores);
-    free(run->index);
-    free(run->weight);
-    free(run->lse);
-    free(run->dlogits);
-    *run = (router_run){0};
 }

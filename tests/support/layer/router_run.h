@@ -27,4 +27,3 @@ typedef struct router_input {
 
 /* Fails the test unless every call succeeds and stays within its buffers. */
 router_run router_do(const router_input *input);
-void router_run_free(router_run *run);

@@ -68,9 +68,6 @@ static void multiply(const ops_bytes *data, size_t g, size_t first, size_t end, 
         else
             for (size_t j = 0; j < n; j++)
                 add_scaled(acc + r * k, ys[r * n + j], w + j * k, k);
-    free(xs);
-    free(ys);
-    free(w);
 }
 
 /* ---- what comes after ---- */
@@ -224,13 +221,6 @@ ops_exact ops_exact_of(const ops_bytes *plain, double tolerance) {
                 differentiate_row(plain, &e, g, first + r, acc + r * width);
             else
                 finish_row(plain, &e, g, first + r, acc + r * width);
-        free(acc);
     }
     return e;
-}
-
-void ops_exact_free(ops_exact *e) {
-    double *const arrays[] = {e->result, e->slack, e->c, e->c_slack, e->amax, e->dprob, e->dbias};
-    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
-        free(arrays[i]);
 }

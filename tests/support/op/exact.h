@@ -25,7 +25,6 @@ typedef struct ops_exact {
  * within `tolerance` of the largest in their row; 0 where nothing is rounded. */
 #define OPS_NEAR 5e-6
 ops_exact ops_exact_of(const ops_bytes *plain, double tolerance);
-void ops_exact_free(ops_exact *exact);
 
 /* What an execute left in `got`, quantised or plain: each result is right, rows past the last end
  * are untouched. dprob and dbias began at 0, amax below. */

@@ -143,11 +143,6 @@ ops_bytes ops_bytes_make(const moert_op_options *options, const uint32_t *ends) 
     return data;
 }
 
-void ops_bytes_free(ops_bytes *data) {
-    for (size_t i = 0; i < MOERT_OP_BUFFERS; i++)
-        free(data->at[i]);
-}
-
 /* ---- factors ---- */
 
 static void put_code(const ops_operand *o, unsigned char *at, unsigned shift, uint32_t code) {
@@ -261,6 +256,12 @@ ops_bytes ops_bytes_fill(ops_bytes *data) {
     return ops_bytes_decode(data);
 }
 
+ops_bytes ops_bytes_filled(const moert_op_options *options, const uint32_t *ends) {
+    ops_bytes data = ops_bytes_make(options, ends);
+    ops_bytes_fill(&data);
+    return data;
+}
+
 void ops_bytes_load(ops_bytes *data, moert_op_buffer which, const float *values) {
     const ops_operand o = find(data, which);
     uint32_t ends[OPS_MOST_GROUPS];
@@ -274,7 +275,6 @@ void ops_bytes_load(ops_bytes *data, moert_op_buffer which, const float *values)
     memcpy(data->at[o.scale], z.scale, z.scale_bytes);
     if (o.as.global)
         memcpy(data->at[o.global], z.global, z.globals * sizeof *z.global);
-    free_quantized(&z);
 }
 
 /* ---- on the device ---- */
@@ -306,7 +306,6 @@ static void download_parts(ops_bytes *data, moert_op_buffer which, moert_buffer 
     const size_t groups = data->shape.options.groups, bytes = data->bytes[which] / groups;
     for (size_t g = 0; parts != NULL && g < groups; g++) {
         download_into(parts[g], data->at[which] + g * bytes, bytes);
-        moert_buffer_destroy(parts[g]);
     }
 }
 
@@ -315,7 +314,6 @@ void ops_bytes_download(ops_bytes *data, moert_op_buffers *buffers) {
         moert_buffer *buffer = *moert_op_buffer_at(buffers, i);
         if (buffer != NULL)
             download_into(buffer, data->at[i], data->bytes[i]);
-        moert_buffer_destroy(buffer);
     }
     download_parts(data, MOERT_OP_BUFFER_weight, buffers->weights);
     download_parts(data, MOERT_OP_BUFFER_weight_scale, buffers->weight_scales);

@@ -23,7 +23,6 @@ enum { OPS_UNSET = 0xCD }; /* every byte of results before */
  * float32, F16, BF16 or FP8 of -1, 0 and 1. Everything else is 0xFF, a NaN of most types.
  */
 ops_bytes ops_bytes_make(const moert_op_options *options, const uint32_t *ends);
-void ops_bytes_free(ops_bytes *data);
 
 static inline float *ops_floats(const ops_bytes *data, moert_op_buffer which) {
     return (float *)(void *)data->at[which];
@@ -35,6 +34,8 @@ static inline float *ops_floats(const ops_bytes *data, moert_op_buffer which) {
  * the plain op are float32 where those of `data` are quantised.
  */
 ops_bytes ops_bytes_fill(ops_bytes *data);
+/* Buffers for a description, filled. */
+ops_bytes ops_bytes_filled(const moert_op_options *options, const uint32_t *ends);
 
 /* The plain op on the values that the quantised factors of `data` have. */
 ops_bytes ops_bytes_decode(const ops_bytes *data);

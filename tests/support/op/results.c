@@ -36,10 +36,6 @@ static coded quantize_result(const ops_operand *o, const ops_bytes *want, const 
     ASSERT_OK(moert_quantize_run(&op));
     set_variable("MOERT_BACKEND", NULL);
     const coded z = {download(op.q, q_bytes), download(op.scale, scale_bytes)};
-    moert_buffer *const all[] = {group_ends, op.x, op.q, op.scale, op.global, op.norm};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        moert_buffer_destroy(all[i]);
-    free(unset);
     return z;
 }
 
@@ -99,14 +95,10 @@ static void compare_result(const char *title, const ops_bytes *got, const ops_by
     if (o->groups > 0 && o->ends[o->groups - 1] > 0) {
         coded z = quantize_result(o, want, ops_floats(want, result), norm);
         expect(o, &z, q, scale);
-        free(z.q);
-        free(z.scale);
     }
     compare(title, moert_op_buffer_name(o->payload), got->at[o->payload], q,
             got->bytes[o->payload]);
     compare(title, moert_op_buffer_name(o->scale), got->at[o->scale], scale, got->bytes[o->scale]);
-    free(q);
-    free(scale);
 }
 
 void ops_bytes_compare(const char *title, const ops_bytes *got, const ops_bytes *want) {
@@ -141,8 +133,6 @@ void ops_bytes_check_by(const char *title, const moert_op_options *options, cons
     ops_bytes_execute(plain, &want);
     ops_bytes_execute(backend, &got);
     ops_bytes_compare(title, &got, &want);
-    ops_bytes_free(&got);
-    ops_bytes_free(&want);
 }
 
 void ops_bytes_check(const char *title, const moert_op_options *options, const uint32_t *ends) {

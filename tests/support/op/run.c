@@ -103,11 +103,6 @@ ops_data ops_copy(const ops_data *data) {
     return copy;
 }
 
-void ops_free(ops_data *data) {
-    for (size_t i = 0; i < MOERT_OP_BUFFERS; i++)
-        free(data->at[i]);
-}
-
 /* ---- to the device and back ---- */
 
 static moert_buffer *upload_as(moert_number type, const float *values, size_t n) {
@@ -120,7 +115,6 @@ static moert_buffer *upload_as(moert_number type, const float *values, size_t n)
         memcpy(codes + i * bytes, &code, bytes);
     }
     moert_buffer *buffer = upload(codes, n * bytes);
-    free(codes);
     return buffer;
 }
 
@@ -135,9 +129,7 @@ static void download_as(moert_number type, moert_buffer *buffer, float *values, 
             memcpy(&code, codes + i * bytes, bytes);
             values[i] = moert_number_decode(type, code);
         }
-        free(codes);
     }
-    moert_buffer_destroy(buffer);
 }
 
 void ops_execute(const char *backend, ops_data *data, size_t times) {
@@ -168,7 +160,6 @@ void ops_execute(const char *backend, ops_data *data, size_t times) {
                         data->count[i]);
     for (size_t g = 0; weight->discrete && g < groups; g++)
         download_as(weight->type, weights[g], ops_weight(data) + g * elements, elements);
-    free(weights);
 }
 
 /* ---- what a GEMM must give ---- */

@@ -20,7 +20,6 @@ typedef struct ops_data {
  * holds NaN: columns between rows and, unless permuted, rows past the last end.
  */
 ops_data ops_make(const moert_op_options *options, const uint32_t *ends, bool integers);
-void ops_free(ops_data *data);
 
 /* A copy of all arrays. */
 ops_data ops_copy(const ops_data *data);

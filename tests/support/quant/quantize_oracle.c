@@ -254,5 +254,4 @@ void oracle_check_quantized(const char *what, const moert_quantizer *how, const 
     }
     each_block(&v, blocks / most + 1, check_block, NULL);
     check_untouched(&v);
-    free(amax);
 }

@@ -7,7 +7,6 @@ static moert_buffer *unset(size_t bytes) {
     unsigned char *memory = test_alloc(bytes);
     memset(memory, QUANTIZED_UNSET, bytes);
     moert_buffer *buffer = upload(memory, bytes);
-    free(memory);
     return buffer;
 }
 
@@ -22,8 +21,6 @@ static moert_buffer *upload_source(moert_number type, const matrix *m) {
     moert_buffer *source = upload(codes, n * sizeof *codes), *x = unset_floats(n);
     const moert_cast cast = {sizeof cast, type, MOERT_NUMBER_F32, n, source, x};
     ASSERT_OK(moert_cast_run(&cast));
-    moert_buffer_destroy(source);
-    free(codes);
     return x;
 }
 
@@ -69,9 +66,6 @@ static quantized run(moert_number type, const char *backend, const moert_quantiz
     z.global = download(op.global, z.globals * sizeof(float));
     z.amax = download(op.amax, z.globals * sizeof(float));
     z.back = download(back, z.elements * sizeof(float));
-    moert_buffer *const buffers[] = {ends, x, back, op.q, op.scale, op.global, op.amax, by.norm};
-    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
-        moert_buffer_destroy(buffers[i]);
     return z;
 }
 
@@ -87,14 +81,6 @@ quantized quantize_normed(const char *backend, const moert_quantizer *how, const
 quantized quantize_from(moert_number type, const char *backend, const moert_quantizer *how,
                         const matrix *m) {
     return run(type, backend, how, m, NULL);
-}
-
-void free_quantized(quantized *z) {
-    free(z->q);
-    free(z->scale);
-    free(z->global);
-    free(z->amax);
-    free(z->back);
 }
 
 static void assert_same_bytes(const char *what, const char *part, const void *got, const void *want,

@@ -30,7 +30,6 @@ quantized quantize_normed(const char *backend, const moert_quantizer *how, const
 /* The same of a source of another type, in which x is exact, cast on the device. */
 quantized quantize_from(moert_number type, const char *backend, const moert_quantizer *how,
                         const matrix *m);
-void free_quantized(quantized *z);
 
 /* All bytes are the same. */
 void assert_same_quantized(const char *what, const quantized *got, const quantized *want);

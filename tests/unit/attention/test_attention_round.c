@@ -30,7 +30,6 @@ static moert_buffer *filled(size_t bytes) {
     for (size_t i = 0; i < bytes; i++)
         ones[i] = 0xFF;
     moert_buffer *buffer = upload(ones, bytes);
-    free(ones);
     return buffer;
 }
 
@@ -48,10 +47,6 @@ TEST(test_round_rows_gives_the_nearest_bf16_and_keeps_other_columns) {
                                    .factor = factor, .stride = stride, .column = column)));
     uint16_t *got = download(to, bytes);
     assert_rounded(got, x, factor);
-    free(got);
-    free(x);
-    moert_buffer_destroy(from);
-    moert_buffer_destroy(to);
 }
 
 TEST(test_stats_are_lse_and_delta_of_rounded_dout_in_blocks) {
@@ -79,17 +74,8 @@ TEST(test_stats_are_lse_and_delta_of_rounded_dout_in_blocks) {
     float *got = download(to, (from + stats) * sizeof(float));
     assert_rounded((const uint16_t *)got, dout, 1.0f);
     assert_near("stats", got + from, want, stats, 1e-6);
-    free(got);
     got = download(in[0], rows * COLUMNS * sizeof(float));
     assert_codes("code of out", codes, got, rows * COLUMNS);
-    free(got);
-    moert_buffer_destroy(codes);
-    double *const all[] = {out, lse, dout, want};
-    for (size_t i = 0; i < 4; i++)
-        free(all[i]);
-    for (size_t i = 0; i < 3; i++)
-        moert_buffer_destroy(in[i]);
-    moert_buffer_destroy(to);
 }
 
 TESTS(open_test_device, close_test_device)

@@ -234,7 +234,6 @@ TEST(test_normals_made_together_are_those_made_one_by_one) {
     moert_rng_normals(5, 6, FIRST, 0.02, values, N);
     for (size_t i = 0; i < N; i++)
         assert_true(values[i] == (float)(moert_rng_normal(5, 6, FIRST + i) * 0.02));
-    free(values);
 }
 
 TESTS(NULL, NULL)

@@ -54,7 +54,6 @@ static void draw(bench_skew skew, size_t topk, size_t experts, size_t ep, bench_
             most = fmax(most, rows[r]);
         seen->largest_rank += most * (double)ep / all / SEEDS;
     }
-    free(index);
 }
 
 TEST(test_expected_spreads_are_those_of_draws) {

@@ -55,8 +55,8 @@ static bool exchange_uneven(void) {
         sent += send_rows[r] = rows_between(test_rank, r);
         received += receive_rows[r] = rows_between(r, test_rank);
     }
-    uint64_t *send = calloc(sent + 1, WIDTH * sizeof *send);
-    uint64_t *receive = calloc(received + 1, WIDTH * sizeof *receive);
+    uint64_t *send = test_alloc((sent + 1) * WIDTH * sizeof *send);
+    uint64_t *receive = test_alloc((received + 1) * WIDTH * sizeof *receive);
     for (size_t r = 0, at = 0; r < test_ranks; r++)
         for (size_t i = 0; i < send_rows[r] * WIDTH; i++)
             send[at++] = mpi_value(test_rank, r, i);
@@ -65,8 +65,6 @@ static bool exchange_uneven(void) {
     for (size_t r = 0, at = 0; r < test_ranks; r++)
         for (size_t i = 0; i < receive_rows[r] * WIDTH; i++)
             right = right && receive[at++] == mpi_value(r, test_rank, i);
-    free(send);
-    free(receive);
     return right;
 }
 
@@ -172,8 +170,9 @@ static float leaf(size_t leaf_index, size_t i) {
 /* The sum of the leaves [first, first + count) by a tree over them alone, n values in the first of
  * its rows. */
 static float *serial_sum(size_t first, size_t count, size_t n) {
-    float *leaves = calloc((count + 1) * n, sizeof *leaves), **rows = calloc(count, sizeof *rows);
-    moert_tree_node *nodes = calloc(count, sizeof *nodes);
+    float *leaves = test_alloc((count + 1) * n * sizeof *leaves),
+          **rows = test_alloc(count * sizeof *rows);
+    moert_tree_node *nodes = test_alloc(count * sizeof *nodes);
     for (size_t j = 0; j < count; j++) {
         nodes[j] = (moert_tree_node){j, 1};
         rows[j] = leaves + j * n;
@@ -181,21 +180,18 @@ static float *serial_sum(size_t first, size_t count, size_t n) {
             rows[j][i] = leaf(first + j, i);
     }
     moert_tree_join(count, nodes, rows, count, leaves, n);
-    free(nodes);
-    free(rows);
     return leaves;
 }
 
 /* This rank's node rows; a node has the shape of a tree over its leaves alone. */
 static float *make_nodes(moert_span span, size_t n) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
-    float *rows = calloc((span.count + 1) * n, sizeof *rows);
+    float *rows = test_alloc((span.count + 1) * n * sizeof *rows);
     const size_t count = moert_tree_nodes(span, nodes), end = span.first + span.count;
     for (size_t k = 0; k < count; k++) {
         const size_t size = moert_min(nodes[k].width, end - nodes[k].first);
         float *sum = serial_sum(nodes[k].first, size, n);
         memcpy(rows + k * n, sum, n * sizeof *rows);
-        free(sum);
     }
     return rows;
 }
@@ -213,8 +209,8 @@ static void cut(size_t n, size_t kind, size_t *border) {
 
 /* The sum in slices of each kind, gathered, and in rounds of few floats. */
 static bool sum_is_right(moert_span span, size_t n, const float *expected) {
-    moert_span *spans = calloc(test_ranks, sizeof *spans);
-    size_t *border = calloc(test_ranks + 1, sizeof *border);
+    moert_span *spans = test_alloc(test_ranks * sizeof *spans);
+    size_t *border = test_alloc((test_ranks + 1) * sizeof *border);
     bool right = moert_comm_gather_spans(test_comm, span, spans) == MOERT_OK;
     for (size_t kind = 0; kind < 3; kind++) {
         float *rows = make_nodes(span, n);
@@ -227,10 +223,7 @@ static bool sum_is_right(moert_span span, size_t n, const float *expected) {
         right = memcmp(rows + first, expected + first, count * sizeof *rows) == 0 && right;
         right = moert_comm_gather_slices(test_comm, border, rows) == MOERT_OK && right;
         right = memcmp(rows, expected, n * sizeof *rows) == 0 && right;
-        free(rows);
     }
-    free(border);
-    free(spans);
     return right;
 }
 
@@ -255,7 +248,6 @@ TEST(test_tree_sum_has_the_bits_of_one_rank_for_all_spans) {
     for (size_t total = 1; total <= 13; total++) {
         float *expected = serial_sum(0, total, N);
         right = all_spans(0, 0, total, N, expected, (moert_span){0}) && right;
-        free(expected);
     }
     ASSERT_ON_ALL(right);
 }
@@ -268,7 +260,6 @@ TEST(test_tree_sum_goes_in_rounds_over_many_columns) {
     moert_tree_round_floats = 10000;
     bool right = sum_is_right(span, n, expected);
     moert_tree_round_floats = usual;
-    free(expected);
     ASSERT_ON_ALL(right);
 }
 
@@ -277,8 +268,8 @@ TEST(test_tree_sums_go_on_beside_each_other_and_beside_other_calls) {
     enum { SUMS = 3, N = 4001 };
     const size_t usual = moert_tree_round_floats;
     const moert_span span = {test_rank, 1, test_ranks};
-    moert_span *spans = calloc(test_ranks, sizeof *spans);
-    size_t *border = calloc(test_ranks + 1, sizeof *border);
+    moert_span *spans = test_alloc(test_ranks * sizeof *spans);
+    size_t *border = test_alloc((test_ranks + 1) * sizeof *border);
     float *expected = serial_sum(0, test_ranks, N), *rows[SUMS];
     moert_tree_sum *sums[SUMS] = {NULL};
     moert_comm *part = NULL;
@@ -301,13 +292,9 @@ TEST(test_tree_sums_go_on_beside_each_other_and_beside_other_calls) {
         right = moert_tree_sum_wait(sums[i]) == MOERT_OK && right;
         for (size_t j = first; j < first + count; j++)
             right = right && rows[i][j] == expected[j] * (float)(1u << i);
-        free(rows[i]);
     }
     moert_tree_round_floats = usual;
     moert_comm_destroy(part);
-    free(expected);
-    free(border);
-    free(spans);
     ASSERT_ON_ALL(right);
 }
 
@@ -318,10 +305,9 @@ TEST(test_tree_sum_without_leaves_is_zero) {
 }
 
 TEST(test_tree_sum_refuses_spans_that_leave_a_gap) {
-    moert_span *spans = calloc(test_ranks, sizeof *spans);
+    moert_span *spans = test_alloc(test_ranks * sizeof *spans);
     const moert_span span = {test_rank, 1, test_ranks + 1};
     bool right = moert_comm_gather_spans(test_comm, span, spans) == MOERT_ERROR_MISMATCH;
-    free(spans);
     ASSERT_ON_ALL(right && strstr(moert_last_error(), "leaves") != NULL);
 }
 

@@ -81,7 +81,6 @@ TEST(test_large_files_are_mapped_and_read_alike) {
         assert_int_equal(target[i], content[first + i + 1]);
     }
     moert_data_destroy(data);
-    free(content);
 }
 
 enum { TOKENS = 20000, DRAWN = 8 };
@@ -92,7 +91,6 @@ static const char *write_counting(void) {
     for (size_t i = 0; i < TOKENS; i++)
         content[i] = (uint16_t)i;
     const char *path = write_file("counting", content, TOKENS * sizeof *content);
-    free(content);
     return path;
 }
 

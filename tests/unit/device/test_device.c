@@ -163,7 +163,6 @@ TEST(test_launches_say_what_is_wrong_with_them) {
     ASSERT_OK(run_twice(x, 1));
     download_into(x, &value, sizeof value);
     assert_true(value == 6.0f);
-    moert_buffer_destroy(x);
 }
 
 /* ---- units spared ---- */

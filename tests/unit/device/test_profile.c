@@ -48,7 +48,7 @@ static moert_buffer *ones(moert_device *device) {
         values[i] = 1.0f;
     ASSERT_OK(moert_buffer_create(device, sizeof values, &buffer));
     ASSERT_OK(moert_buffer_write(buffer, 0, values, sizeof values));
-    return buffer;
+    return owned_buffer(buffer);
 }
 
 TEST(test_names_tell_the_operation_and_phases_that_of_products) {
@@ -106,8 +106,6 @@ TEST_WITH(test_nothing_counts_outside_of_a_span, open_test_device, close_test_de
     add(x, y, 1);
     ASSERT_OK(moert_device_finish(test_device));
     assert_int_equal(all_calls(), 3);
-    moert_buffer_destroy(y);
-    moert_buffer_destroy(x);
 }
 
 TEST_WITH(test_spans_add_up_within_their_wall_time, open_test_device, close_test_device) {
@@ -134,8 +132,6 @@ TEST_WITH(test_spans_add_up_within_their_wall_time, open_test_device, close_test
         assert_true(all_ns() > 0 && all_ns() <= moert_profile_get(test_device)->wall_ns);
     }
     assert_true(values[0] == 0.0f && values[N - 1] == 1.0f);
-    moert_buffer_destroy(y);
-    moert_buffer_destroy(x);
 }
 
 TEST_WITH(test_more_commands_than_events_fit_all_count, open_test_device, close_test_device) {
@@ -150,8 +146,6 @@ TEST_WITH(test_more_commands_than_events_fit_all_count, open_test_device, close_
     assert_true(all_ns() <= moert_profile_get(test_device)->wall_ns);
     ASSERT_OK(moert_buffer_read(y, 0, &value, sizeof value));
     assert_true(value == ADDS + 1.0f);
-    moert_buffer_destroy(y);
-    moert_buffer_destroy(x);
 }
 
 /* Counts by the phase, not by what is launched for it. */
@@ -186,10 +180,6 @@ TEST_WITH(test_a_product_tells_its_operations_and_bytes, open_test_device, close
         assert_true(row->flops == 2.0 * ROWS * WIDTH * DEPTH);
         assert_true(row->bytes == 4.0 * (ROWS * DEPTH + ROWS * WIDTH + 2 * WIDTH * DEPTH));
     }
-    moert_buffer_destroy(y);
-    moert_buffer_destroy(weight);
-    moert_buffer_destroy(x);
-    moert_buffer_destroy(groups);
 }
 
 static void wait_for(unsigned us) {
@@ -227,11 +217,8 @@ TEST_WITH(test_a_recording_counts_as_one_command_when_played, open_test_device, 
     moert_buffer *x = ones(test_device), *y = ones(test_device);
     ASSERT_OK(moert_profile_enable(test_device));
     ASSERT_OK(moert_profile_begin(test_device));
-    if (moert_recording_start(test_device, &recording) != MOERT_OK) {
-        moert_buffer_destroy(y);
-        moert_buffer_destroy(x);
+    if (moert_recording_start(test_device, &recording) != MOERT_OK)
         skip();
-    }
     add(x, y, 3);
     ASSERT_OK(moert_recording_stop(recording));
     ASSERT_OK(moert_recording_play(recording));
@@ -240,8 +227,6 @@ TEST_WITH(test_a_recording_counts_as_one_command_when_played, open_test_device, 
     assert_int_equal(calls_of(MOERT_OPERATION_OTHER), 2);
     assert_int_equal(all_calls(), 2);
     moert_recording_destroy(recording);
-    moert_buffer_destroy(y);
-    moert_buffer_destroy(x);
 }
 
 TEST_WITH(test_a_device_may_close_while_it_counts, open_test_device, close_test_device) {
@@ -249,8 +234,7 @@ TEST_WITH(test_a_device_may_close_while_it_counts, open_test_device, close_test_
     ASSERT_OK(moert_profile_enable(test_device));
     ASSERT_OK(moert_profile_begin(test_device));
     add(x, y, 3);
-    moert_buffer_destroy(y);
-    moert_buffer_destroy(x);
+    release_owned();
     close_test_device(state);
     wait_for(1); /* nobody listens any more */
 }
@@ -276,8 +260,7 @@ static moert_status count_on(cl_command_queue_properties properties, uint64_t *c
         add(x, y, 1);
         ASSERT_OK(moert_profile_end(device));
         *calls = row_of(device, MOERT_OPERATION_ELEMENTWISE)->calls;
-        moert_buffer_destroy(y);
-        moert_buffer_destroy(x);
+        release_owned();
     }
     moert_device_close(device);
     clReleaseCommandQueue(queue);
@@ -316,12 +299,7 @@ TEST_WITH(test_the_kernels_of_the_roof_build_and_copy_in_both_forms, open_test_d
         assert_same_bits("copy", got, values, forms[i].copied);
         assert_same_bits("source", kept, values, FLOATS);
         assert_true(isnan(got[forms[i].copied]));
-        free(kept);
-        free(got);
-        moert_buffer_destroy(target);
-        moert_buffer_destroy(source);
     }
-    free(values);
 }
 
 /* Other processes may slow either down, so the limit is generous. */
@@ -344,10 +322,6 @@ TEST_WITH(test_no_product_is_much_faster_than_the_roof, open_test_device, close_
     ASSERT_OK(moert_profile_end(test_device));
     const moert_profile_row *row = row_of(test_device, MOERT_OPERATION_EXPERTS_FPROP);
     assert_true(row->flops / (double)row->ns < 2.0 * roof.gflops);
-    moert_buffer_destroy(y);
-    moert_buffer_destroy(weight);
-    moert_buffer_destroy(x);
-    moert_buffer_destroy(groups);
 }
 
 /* Each on a device of its own, since a profile stays. */

@@ -210,9 +210,6 @@ static void test_the_device_places_slots_as_the_host_does(void **state) {
         ASSERT_ON_ALL(status == MOERT_OK && wrong == 0);
         moert_plan_destroy(want);
         moert_exchange_free_plan(made);
-        moert_buffer_destroy(buffer);
-        free(pairs);
-        free(index);
     }
     moert_exchange_destroy(exchange);
 }
@@ -249,8 +246,6 @@ static void test_a_plan_is_made_in_two_calls(void **state) {
         made = NULL;
     }
     ASSERT_ON_ALL(memcmp(first, second, sizeof first) == 0);
-    moert_buffer_destroy(buffer);
-    free(index);
     moert_exchange_destroy(exchange);
 }
 
@@ -265,7 +260,7 @@ static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state
     trip t;
     ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
     ASSERT_OK_ON_ALL(trip_make_buffers(&c, &t));
-    ASSERT_OK_ON_ALL(moert_buffer_create(test_device, 4, &small));
+    small = test_buffer(4);
     ASSERT_OK_ON_ALL(last ? moert_buffer_write(t.index, 4, &bad, sizeof bad) : MOERT_OK);
     ASSERT_FAILS_ON_ALL(
         moert_exchange_make_plan(
@@ -299,7 +294,6 @@ static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state
     trip_free_buffers(&t);
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     trip_free_buffers(&t);
-    moert_buffer_destroy(small);
     trip_free_windows(&t);
     moert_exchange_destroy(exchange);
 }

@@ -69,7 +69,6 @@ static void test_a_row_goes_to_each_rank_once(void **state) {
     ASSERT_ON_ALL(test_ranks == 1 || stored < sum_over_ranks(rows));
     ASSERT_OK_ON_ALL(moert_kernel_fan_out(exchange, &there));
     ASSERT_ON_ALL(count_poison(&t) == 0);
-    free(index);
     close_trip(&t, exchange);
 }
 
@@ -92,7 +91,6 @@ static void test_a_word_that_is_no_row_is_left_alone(void **state) {
     ASSERT_OK_ON_ALL(moert_buffer_write(moert_window_rows(t.x), 0, t.host, rows * stride * 4));
     ASSERT_OK_ON_ALL(moert_kernel_fan_out(exchange, &there));
     ASSERT_ON_ALL(count_poison(&t) == rows * stride);
-    free(words);
     close_trip(&t, exchange);
 }
 
@@ -181,10 +179,6 @@ static void test_a_row_of_no_slot_is_pushed_nowhere(void **state) {
     ASSERT_ON_ALL(somewhere == 0);
     ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.y), 0, after, floats * sizeof *after));
     ASSERT_ON_ALL(memcmp(before, after, floats * sizeof *before) == 0);
-    free(cells);
-    free(found);
-    free(before);
-    free(after);
     close_trip(&t, exchange);
 }
 
@@ -214,8 +208,6 @@ static void test_a_pushed_combine_may_run_beside_other_work(void **state) {
     ASSERT_OK_ON_ALL(combine_pushed(&t, true));
     ASSERT_OK_ON_ALL(moert_buffer_read(t.target, 0, got, bytes));
     ASSERT_ON_ALL(memcmp(want, got, bytes) == 0);
-    free(want);
-    free(got);
     close_trip(&t, exchange);
 }
 
@@ -341,7 +333,6 @@ static void test_the_node_exchange_sends_a_row_once_to_a_host(void **state) {
     ASSERT_ON_ALL(before == 2 * pairs && (pairs > 0) == (tokens > 0));
     ASSERT_OK_ON_ALL(trip_dispatch(&t, false, MOERT_OK));
     ASSERT_ON_ALL(moert_exchange_far_rows(exchange) == before + pairs);
-    free(index);
     close_trip(&t, exchange);
 }
 

@@ -68,9 +68,7 @@ static void check_exact(operation op) {
             snprintf(title, sizeof title, "problem %zu, %s, %s", i, operation_names[op],
                      gemm_ways[w].name);
             compare_arrays(title, &got, &want);
-            free_arrays(&got);
         }
-        free_arrays(&want);
     }
 }
 
@@ -99,9 +97,7 @@ static void check_same_bits(size_t i, operation op, size_t reference) {
         snprintf(title, sizeof title, "problem %zu, %s, %s", i, operation_names[op],
                  gemm_ways[w].name);
         compare_arrays(title, &got, &want);
-        free_arrays(&got);
     }
-    free_arrays(&want);
 }
 
 TEST(test_portable_has_the_bits_of_the_reference) {
@@ -139,10 +135,7 @@ static void check_company(const problem *whole, operation op, const way *by) {
                 assert_same_bits("y", alone.y, y, count * all.ldy);
             else
                 assert_same_bits("x", alone.x, x, count * all.ldx);
-            free_arrays(&alone);
         }
-    free_arrays(&inputs);
-    free_arrays(&all);
 }
 
 TEST(test_a_row_has_the_same_bits_in_any_company) {
@@ -174,10 +167,7 @@ TEST(test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie) {
             run_gemm(&p, WGRAD, by, &alone);
             assert_same_bits("weight", alone.weight, all.weight + g * whole.n * whole.k,
                              whole.n * whole.k);
-            free_arrays(&alone);
         }
-        free_arrays(&inputs);
-        free_arrays(&all);
     }
 }
 
@@ -203,7 +193,6 @@ TEST(test_nothing_is_added_to_a_chain_after_its_last_term) {
             run_gemm(&p, op, &gemm_ways[w], &a);
             for (size_t i = 0; i < count; i++)
                 assert_true(result[i] == 0.0f && !signbit(result[i]) == tiled);
-            free_arrays(&a);
         }
     }
 }
@@ -219,8 +208,6 @@ TEST(test_parts_of_the_groups_give_the_bits_of_the_whole) {
                 by.parts = true;
                 run_gemm(&gemm_problems[i], op, &by, &parts);
                 compare_arrays(by.name, &parts, &whole);
-                free_arrays(&whole);
-                free_arrays(&parts);
             }
 }
 
@@ -243,8 +230,6 @@ TEST(test_what_is_no_part_of_the_groups_is_refused) {
     ASSERT_FAILS(run_as(MOERT_GEMM_WGRAD, &gemm), MOERT_ERROR_USAGE, "for forward and dgrad");
     gemm.shared_weight = true;
     ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "a weight for each group");
-    moert_buffer_destroy((moert_buffer *)gemm.groups.ends);
-    moert_buffer_destroy(buffer);
 }
 
 /* Prints the hash of all results of the portable backend. */
@@ -261,7 +246,6 @@ static int print_digest(void) {
                 hash = XXH3_64bits_withSeed(a.x, a.x_count * sizeof(float), hash);
                 hash = XXH3_64bits_withSeed(a.y, a.y_count * sizeof(float), hash);
                 hash = XXH3_64bits_withSeed(a.weight, a.weight_count * sizeof(float), hash);
-                free_arrays(&a);
             }
     printf("%016llx\n", (unsigned long long)hash);
     return close_test_device(&state);
@@ -301,9 +285,8 @@ TEST(test_a_packed_weight_serves_its_own_shape_only) {
                            .y = y,
                            .packed = packed};
         assert_in_range(moert_packed_bytes(packed), p->groups * p->n * p->k * 4, SIZE_MAX);
-        ASSERT_OK(moert_buffer_create(test_device, p->groups * p->n * p->k * 4 - 4, &small));
+        small = test_buffer(p->groups * p->n * p->k * 4 - 4);
         ASSERT_FAILS(moert_packed_fill(packed, small), MOERT_ERROR_USAGE, "too few");
-        moert_buffer_destroy(small);
         ASSERT_OK(moert_packed_fill(packed, weight));
         ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
         ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "serves no dgrad");
@@ -314,10 +297,6 @@ TEST(test_a_packed_weight_serves_its_own_shape_only) {
         ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "serves no forward");
     }
     moert_packed_destroy(packed);
-    moert_buffer *const buffers[] = {ends, x, y, weight};
-    for (size_t i = 0; i < 4; i++)
-        moert_buffer_destroy(buffers[i]);
-    free_arrays(&a);
 }
 
 TEST(test_wrong_sizes_are_refused_before_anything_is_written) {
@@ -325,7 +304,7 @@ TEST(test_wrong_sizes_are_refused_before_anything_is_written) {
     float data[64] = {0};
     moert_buffer *ends = upload(&end, sizeof end), *x = upload(data, 16 * sizeof *data);
     moert_buffer *y = upload(data, 16 * sizeof *data), *small;
-    ASSERT_OK(moert_buffer_create(test_device, 15 * sizeof *data, &small));
+    small = test_buffer(15 * sizeof *data);
     moert_gemm gemm = {.groups = {ends, 1, 4}, .n = 4, .k = 4, .x = x, .weight = x, .y = y};
     ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
     moert_gemm wrong[] = {gemm, gemm, gemm, gemm, gemm, gemm};
@@ -342,10 +321,6 @@ TEST(test_wrong_sizes_are_refused_before_anything_is_written) {
         assert_int_equal(run_as(MOERT_GEMM_FORWARD, &wrong[i]), MOERT_ERROR_USAGE);
     gemm.type = MOERT_NUMBER_F16;
     assert_int_equal(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED);
-    moert_buffer_destroy(ends);
-    moert_buffer_destroy(small);
-    moert_buffer_destroy(x);
-    moert_buffer_destroy(y);
 }
 
 TEST(test_a_backend_named_for_another_device_is_an_error) {
@@ -369,9 +344,6 @@ TEST(test_a_backend_named_for_another_device_is_an_error) {
     }
     set_variable("MOERT_BACKEND", NULL);
     ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
-    moert_buffer_destroy(ends);
-    moert_buffer_destroy(x);
-    moert_buffer_destroy(y);
 }
 
 int main(int count, char **words) {

@@ -78,11 +78,7 @@ static void compare_calls(size_t i, size_t f, const way *by) {
         assert_same_bits(title, results, h, results_of(p));
         if (!drop)
             compare_arrays(title, &got, &want);
-        free_arrays(&got);
-        free(results);
     }
-    free_arrays(&want);
-    free(h);
 }
 
 static void test_one_call_has_the_bits_of_two(void **state) {
@@ -111,10 +107,6 @@ static void test_an_h_of_bf16_is_the_rounded_one(void **state) {
                                               moert_number_encode(MOERT_NUMBER_BF16, full[j]));
             assert_same_bits(gemm_ways[w].name, rounded, full, results_of(p));
             compare_arrays(gemm_ways[w].name, &second, &first);
-            free_arrays(&first);
-            free_arrays(&second);
-            free(full);
-            free(rounded);
         }
 }
 
@@ -130,9 +122,6 @@ static void test_v_of_the_portable_backend_has_the_bits_of_the_reference(void **
             run_gated(p, &one, by, &got, h);
             run_gated(p, &one, reference_of(by), &want, h);
             compare_arrays(by->name, &got, &want);
-            free_arrays(&got);
-            free_arrays(&want);
-            free(h);
         }
 }
 
@@ -151,10 +140,6 @@ static void test_parts_of_the_groups_give_the_bits_of_the_whole(void **state) {
             run_gated(p, &one, &by, &parts, h_parts);
             compare_arrays(by.name, &parts, &whole);
             assert_same_bits(by.name, h_parts, h, results_of(p));
-            free_arrays(&whole);
-            free_arrays(&parts);
-            free(h);
-            free(h_parts);
         }
 }
 
@@ -174,9 +159,6 @@ static void test_a_v_that_is_dropped_is_not_written_behind_a_short_chain(void **
             float *h = unset_results(p);
             run_gated(p, &one, &gemm_ways[w], &got, h);
             compare_arrays(gemm_ways[w].name, &got, &before);
-            free_arrays(&got);
-            free_arrays(&before);
-            free(h);
         }
 }
 
@@ -195,8 +177,6 @@ static int print_digest(void) {
             run_gated(p, &one, &gemm_ways[w], &a, h);
             hash = XXH3_64bits_withSeed(h, p->rows * p->n / 2 * sizeof *h, hash);
             hash = XXH3_64bits_withSeed(a.y, a.y_count * sizeof *a.y, hash);
-            free_arrays(&a);
-            free(h);
         }
     printf("%016llx\n", (unsigned long long)hash);
     return close_test_device(&state);
@@ -216,7 +196,7 @@ static void test_what_does_not_fit_together_is_refused(void **state) {
     float data[64] = {0};
     moert_buffer *ends = upload(&end, sizeof end), *x = upload(data, 64 * sizeof *data), *small;
     moert_buffer *y = upload(data, 64 * sizeof *data), *h = upload(data, 64 * sizeof *data);
-    ASSERT_OK(moert_buffer_create(test_device, 7 * sizeof *data, &small));
+    small = test_buffer(7 * sizeof *data);
     const moert_gemm right = {.groups = {ends, 1, 4},
                               .n = 4,
                               .k = 4,
@@ -257,9 +237,6 @@ static void test_what_does_not_fit_together_is_refused(void **state) {
     shape.n = 3;
     shape.use = MOERT_PACKED_GATED;
     ASSERT_FAILS(moert_packed_create(test_device, &shape, &packed), MOERT_ERROR_USAGE, "odd");
-    moert_buffer *const buffers[] = {ends, x, y, h, small};
-    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
-        moert_buffer_destroy(buffers[i]);
 }
 
 int main(int count, char **words) {
@@ -280,5 +257,6 @@ int main(int count, char **words) {
         cmocka_unit_test(test_one_and_two_threads_give_the_same_bits),
         cmocka_unit_test(test_what_does_not_fit_together_is_refused),
     };
-    return cmocka_run_group_tests(tests, open_test_device, close_test_device);
+    return run_table("gemm with GLU", tests, sizeof tests / sizeof tests[0], open_test_device,
+                     close_test_device);
 }

@@ -10,8 +10,6 @@ static void check(const problem *p, operation op, size_t reference, size_t porta
     snprintf(title, sizeof title, "[%zu,%zu,%zu], %s, %s", p->rows, p->n, p->k, operation_names[op],
              gemm_ways[portable].name);
     compare_arrays(title, &got, &want);
-    free_arrays(&got);
-    free_arrays(&want);
 }
 
 static void check_all(const problem *p) {

@@ -40,12 +40,6 @@ static problem make_problem(moert_glu_form form, size_t rows, size_t width, size
     return p;
 }
 
-static void free_problem(problem *p) {
-    float *arrays[] = {p->v, p->prob, p->dh, p->h, p->dv, p->dprob};
-    for (size_t a = 0; a < 6; a++)
-        free(arrays[a]);
-}
-
 /* How matrices lie on the device. */
 typedef struct storage {
     moert_number from, type; /* of v and dh; of h and dv */
@@ -77,12 +71,6 @@ static void run_as(problem *p, const char *backend, storage as) {
     download_codes(glu.h, p->h, count, as.type);
     download_codes(glu.dv, p->dv, 2 * count, as.type);
     download_into(dprob, p->dprob, probs * sizeof(float));
-    moert_buffer_destroy(glu.h);
-    moert_buffer_destroy(glu.dv);
-    moert_buffer_destroy(dprob);
-    moert_buffer_destroy(as.in_place ? NULL : v);
-    moert_buffer_destroy(dh);
-    moert_buffer_destroy(prob);
 }
 
 static void run(problem *p, const char *backend) {
@@ -136,7 +124,6 @@ TEST(test_forward_and_backward_match_float64) {
             if (p.stride > 0)
                 check_value((double)p.dprob[m * p.stride], dprob, scale);
         }
-        free_problem(&p);
     }
 }
 
@@ -151,7 +138,6 @@ static void check_example(const char *backend, moert_glu_form form, float g, flo
     check_value((double)p.dv[0], want[0], 0.0);
     check_value((double)p.dv[1], want[1], 0.0);
     check_value((double)p.dprob[0], want[2], 0.0);
-    free_problem(&p);
 }
 
 TEST(test_worked_examples) {
@@ -172,7 +158,6 @@ TEST(test_the_masks_include_the_bound) {
         memcpy(p.v, v, sizeof v);
         run(&p, backends[b]);
         assert_true(p.dv[0] != 0.0f && p.dv[1] != 0.0f && p.dv[2] == 0.0f && p.dv[3] == 0.0f);
-        free_problem(&p);
     }
 }
 
@@ -184,7 +169,6 @@ TEST(test_a_prob_of_zero_gives_exact_zeros_but_a_dprob) {
         for (size_t j = 0; j < 3 * 19; j++)
             assert_true(p.h[j] == 0.0f && p.dv[2 * j] == 0.0f && p.dv[2 * j + 1] == 0.0f);
         assert_true(p.dprob[0] != 0.0f && p.dprob[1] != 0.0f && p.dprob[2] != 0.0f);
-        free_problem(&p);
     }
 }
 
@@ -201,7 +185,6 @@ TEST(test_an_infinite_limit_makes_no_nan_and_a_nan_is_not_hidden) {
         assert_true(isnan(p.h[3]) && !isnan(p.h[4]) && isnan(p.h[5]));
         assert_true(isnan(p.dv[gate_at(&p, 1, 0)]) && isnan(p.dv[gate_at(&p, 1, 2)]));
         assert_true(isfinite(p.dprob[0]) && isnan(p.dprob[1]));
-        free_problem(&p);
     }
 }
 
@@ -222,9 +205,7 @@ TEST(test_a_value_has_the_same_bits_anywhere) {
             assert_same_bits("dv", p.dv, all.dv + gate_at(&all, m, first), 2 * width);
             if (width == all.width)
                 assert_same_bits("dprob", p.dprob, all.dprob + m, 1);
-            free_problem(&p);
         }
-    free_problem(&all);
 }
 
 TEST(test_the_layouts_have_the_same_bits) {
@@ -246,8 +227,6 @@ TEST(test_the_layouts_have_the_same_bits) {
             assert_same_bits("du", &alternating.dv[up_at(&alternating, m, j)],
                              &halves.dv[up_at(&halves, m, j)], 1);
         }
-    free_problem(&halves);
-    free_problem(&alternating);
 }
 
 TEST(test_strided_probs_leave_their_neighbours_alone) {
@@ -256,7 +235,6 @@ TEST(test_strided_probs_leave_their_neighbours_alone) {
         run(&p, backends[b]);
         for (size_t i = 0; i < 18; i++)
             assert_int_equal(isnan(p.dprob[i]) != 0, i % 3 != 0);
-        free_problem(&p);
     }
 }
 
@@ -278,8 +256,6 @@ static void check_storage(moert_glu_form form, size_t width, const char *backend
     assert_same_bits("h", coded.h, full.h, ROWS * width);
     assert_same_bits("dv", coded.dv, full.dv, 2 * ROWS * width);
     assert_same_bits("dprob", coded.dprob, full.dprob, ROWS);
-    free_problem(&full);
-    free_problem(&coded);
 }
 
 TEST(test_types_round_what_is_read_and_stored_and_nothing_else) {
@@ -297,7 +273,6 @@ TEST(test_no_rows_is_no_work) {
     for (size_t b = 0; b < 2; b++) {
         problem p = make_problem(forms[0], 0, 16, 1);
         run(&p, backends[b]);
-        free_problem(&p);
     }
 }
 

@@ -46,8 +46,6 @@ TEST(test_products_of_small_integers_are_exact) {
             run_gemm(&problems[i], op, &gemm_ways[REFERENCE_BF16], &want);
             snprintf(title, sizeof title, "problem %zu, %s", i, operation_names[op]);
             compare_arrays(title, &got, &want);
-            free_arrays(&got);
-            free_arrays(&want);
         }
 }
 
@@ -86,9 +84,6 @@ TEST(test_products_of_random_numbers_are_within_their_rounding) {
                 compare_sums(title, got.x, want.x, sizes.x, got.x_count);
             else
                 compare_sums(title, got.weight, want.weight, sizes.weight, got.weight_count);
-            free_arrays(&got);
-            free_arrays(&want);
-            free_arrays(&sizes);
         }
 }
 
@@ -133,8 +128,6 @@ static void check_rounded(const problem *p, operation op) {
         compare_rounded(title, got.y, want.y, want.y_count);
     else
         compare_rounded(title, got.x, want.x, want.x_count);
-    free_arrays(&got);
-    free_arrays(&want);
 }
 
 TEST(test_rounded_results_are_casts_of_the_float32_ones) {
@@ -171,9 +164,6 @@ static void check_scattered(const problem *p, operation op, size_t runs) {
     snprintf(title, sizeof title, "%s in %zu runs, n %zu, k %zu", operation_names[op], runs, p->n,
              p->k);
     compare_rounded(title, forward ? got.y : got.x, results, p->rows * stride);
-    free_arrays(&got);
-    free_arrays(&want);
-    free_arrays(&old);
 }
 
 /* Columns of tiles that runs share unevenly. */
@@ -233,8 +223,6 @@ TEST(test_results_that_are_not_rounded_are_refused) {
                      "results without scatter");
         gemm.result = MOERT_NUMBER_F32;
     }
-    moert_buffer_destroy(ends);
-    moert_buffer_destroy(values);
 }
 
 /* ---- GLU ---- */
@@ -271,10 +259,6 @@ static void check_glu(const problem *p, size_t f, bool drop) {
     for (size_t i = 0; i < p->rows * p->n / 2; i++)
         if (isnan(exact[i]) ? !isnan(h[i]) : !(fabsf(h[i] - exact[i]) <= 4e-6f * fabsf(exact[i])))
             fail_msg("%s: h[%zu] is %.9g, not %.9g", title, i, (double)h[i], (double)exact[i]);
-    free_arrays(&got);
-    free_arrays(&want);
-    free(h);
-    free(exact);
 }
 
 TEST(test_a_product_with_its_glu_is_that_of_the_reference) {
@@ -297,10 +281,6 @@ static void check_rounded_v(const problem *p, size_t f) {
     run_gated(p, &run, &nvidia, &got, h);
     compare_rounded("v", got.y, want.y, want.y_count);
     assert_same_bits("h", h, exact, p->rows * p->n / 2);
-    free_arrays(&got);
-    free_arrays(&want);
-    free(h);
-    free(exact);
 }
 
 TEST(test_a_rounded_v_is_a_cast_of_the_float32_one_and_leaves_h_alone) {
@@ -359,8 +339,6 @@ TEST(test_units_that_join_in_do_not_show_in_the_bits) {
             run_gemm(&p, WGRAD, &nvidia, &want);
             snprintf(title, sizeof title, "problem %zu, %u units spared", i, joined.spared);
             compare_arrays(title, &got, &want);
-            free_arrays(&got);
-            free_arrays(&want);
         }
     }
 }
@@ -383,7 +361,7 @@ TEST(test_one_packing_made_by_the_first_product_serves_all_uses) {
         weight[i] = (float)(i % K);
     moert_buffer *ends = upload(&end, sizeof end), *rows = upload(ones, sizeof ones);
     moert_buffer *values = upload(weight, sizeof weight), *result;
-    ASSERT_OK(moert_buffer_create(test_device, M * N * sizeof(float), &result));
+    result = test_buffer(M * N * sizeof(float));
     for (moert_packed_for use = 0; use < MOERT_PACKED_USES; use++) {
         const bool dgrad = use == MOERT_PACKED_DGRAD;
         moert_gemm gemm = {.kind = dgrad ? MOERT_GEMM_DGRAD : MOERT_GEMM_FORWARD,
@@ -424,9 +402,6 @@ TEST(test_one_packing_made_by_the_first_product_serves_all_uses) {
         assert_true(sum == (float)(product < 2 ? K : K * (K - 1) / 2));
     }
     moert_packings_free(&packings);
-    moert_buffer *const all[] = {ends, rows, values, result};
-    for (size_t i = 0; i < 4; i++)
-        moert_buffer_destroy(all[i]);
 }
 
 int main(void) {

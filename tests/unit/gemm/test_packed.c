@@ -73,16 +73,7 @@ static weight make_weight(moert_format format, moert_axis axis, bool flipped, si
                             .q = w.q,
                             .scale = w.scale,
                             .global = nvfp4 ? w.global : NULL};
-    free(values);
-    free(x);
-    free_quantized(&z);
     return w;
-}
-
-static void free_weight(weight *w) {
-    moert_buffer *const all[] = {w->q, w->scale, w->global, w->values};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        moert_buffer_destroy(all[i]);
 }
 
 static void check_weight(const weight *w, moert_packed_for use, moert_number type) {
@@ -94,8 +85,6 @@ static void check_weight(const weight *w, moert_packed_for use, moert_number typ
         ASSERT_OK(moert_packed_fill_coded(got, &w->coded));
         float *a = read_floats(got->panels, floats), *b = read_floats(want->panels, floats);
         assert_same_bits(moert_format_name(w->coded.format), a, b, floats);
-        free(a);
-        free(b);
     }
     moert_packed_destroy(want);
     moert_packed_destroy(got);
@@ -111,7 +100,6 @@ TEST(test_codes_and_their_values_make_the_same_panels) {
                 for (size_t j = 0; j < 4; j++)
                     check_weight(&w, j % 2 == 0 ? MOERT_PACKED_FORWARD : MOERT_PACKED_DGRAD,
                                  types[j / 2]);
-                free_weight(&w);
             }
 }
 
@@ -120,7 +108,7 @@ TEST(test_codes_in_buffers_that_are_too_small_are_refused) {
     weight w = make_weight(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, false, 32, 64);
     moert_packed *packed = create(&shape);
     moert_buffer *small;
-    ASSERT_OK(moert_buffer_create(test_device, 4, &small));
+    small = test_buffer(4);
     for (size_t i = 0; i < 3 && packed != NULL; i++) {
         static const char *const names[] = {"q has 4 bytes", "scale has 4", "global scale has 4"};
         moert_coded coded = w.coded;
@@ -128,9 +116,7 @@ TEST(test_codes_in_buffers_that_are_too_small_are_refused) {
         ASSERT_FAILS(moert_packed_fill_coded(packed, &coded), MOERT_ERROR_USAGE, names[i]);
     }
     ASSERT_OK(moert_packed_fill_coded(NULL, &w.coded));
-    moert_buffer_destroy(small);
     moert_packed_destroy(packed);
-    free_weight(&w);
 }
 
 /* ---- when they pay ---- */
@@ -158,9 +144,6 @@ static float *multiply(moert_packings *packings, moert_packed_for use, moert_num
     ASSERT_OK(moert_packings_take(packings, &gemm));
     ASSERT_OK(moert_gemm_run(&gemm));
     float *result = read_floats(forward ? y : x, out);
-    moert_buffer_destroy(x);
-    moert_buffer_destroy(y);
-    moert_buffer_destroy(groups);
     return result;
 }
 
@@ -172,8 +155,6 @@ static void check_product(moert_packings *packings, moert_packed_for use, moert_
     float *got = multiply(packings, use, type, values, M);
     assert_int_equal(moert_packings_bytes(&none), 0);
     assert_same_bits("product", got, want, M * (use == MOERT_PACKED_FORWARD ? N : K));
-    free(want);
-    free(got);
 }
 
 static void check_life(moert_packed_for use, moert_number type) {
@@ -186,7 +167,7 @@ static void check_life(moert_packed_for use, moert_number type) {
     const size_t need = moert_packed_need(test_device, &shape);
     check_product(&packings, use, type, values);
     assert_int_equal(moert_packings_bytes(&packings), 0);
-    free(multiply(&packings, use, type, values, 0)); /* no rows, no use */
+    multiply(&packings, use, type, values, 0); /* no rows, no use */
     assert_int_equal(moert_packings_bytes(&packings), 0);
     for (size_t i = 0; i < 2; i++) {
         check_product(&packings, use, type, values);
@@ -198,9 +179,6 @@ static void check_life(moert_packed_for use, moert_number type) {
         check_product(&packings, use, type, values);
     assert_int_equal(moert_packings_bytes(&packings), need);
     moert_packings_free(&packings);
-    moert_buffer_destroy(values);
-    free(first);
-    free(second);
 }
 
 TEST(test_a_weight_is_packed_by_the_second_product_since_its_change) {
@@ -229,11 +207,7 @@ TEST(test_a_packed_weight_is_read_no_more_until_told) {
         assert_same_bits("kept", y[2], y[0], M * N);
     for (size_t i = 0; i < (size_t)M * N; i++)
         assert_true(y[3][i] == 0.0f);
-    for (size_t i = 0; i < 4; i++)
-        free(y[i]);
     moert_packings_free(&packings);
-    moert_buffer_destroy(values);
-    free(first);
 }
 
 /* ---- rounded by whoever changes the weight ---- */
@@ -257,7 +231,6 @@ TEST(test_only_a_whole_bf16_packing_in_the_weights_order_is_written_with_it) {
                                .panels = panels};
         packings.packed[MOERT_PACKED_FORWARD] = &packed;
         assert_ptr_equal(moert_packings_copy(&packings, rows[i].n), rows[i].serves ? panels : NULL);
-        moert_buffer_destroy(panels);
     }
 }
 

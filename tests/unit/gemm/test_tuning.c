@@ -238,7 +238,6 @@ TEST_WITH(test_what_is_remembered_is_found_again, forget, NULL) {
     char *text = read_file(in_folder("rows"), NULL);
     assert_non_null(strstr(text, " dgrad bf16 96 64 32-63 panels=2 depth=256 split=64 lines=6 "
                                  "width=3 fetch=32 # a test\n"));
-    free(text);
 }
 
 TEST_WITH(test_a_file_that_cannot_be_written_is_said_and_the_row_serves, forget, NULL) {

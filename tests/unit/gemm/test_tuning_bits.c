@@ -43,7 +43,6 @@ static void check_way(size_t i, operation op, const way *by, const moert_choices
     snprintf(title, sizeof title, "%s: problem %zu, %s, %s", text, i, operation_names[op],
              by->name);
     compare_arrays(title, &got, want);
-    free_arrays(&got);
 }
 
 /* All problems by forced choices, packed and not, against the way `first`, a reference. */
@@ -55,7 +54,6 @@ static void check_bits(size_t first, const moert_choices *choices, size_t count)
             for (size_t c = 0; c < count; c++)
                 for (size_t w = first + 1; w <= first + (op <= DGRAD ? 2 : 1); w++)
                     check_way(i, op, &gemm_ways[w], &choices[c], &want);
-            free_arrays(&want);
         }
 }
 
@@ -156,12 +154,7 @@ static void check_panels(const problem *p, const moert_choices *packing,
     ASSERT_OK(moert_tuning_force(NULL));
     download_into(gemm.x, a.x, a.x_count * sizeof(float));
     compare_arrays("packed before", &a, &want);
-    moert_buffer *const buffers[] = {ends, gemm.x, gemm.weight, gemm.y};
-    for (size_t i = 0; i < 4; i++)
-        moert_buffer_destroy(buffers[i]);
     moert_packed_destroy(packed);
-    free_arrays(&a);
-    free_arrays(&want);
 }
 
 TEST_WITH(test_a_packed_weight_keeps_its_panels, forget, NULL) {
@@ -243,7 +236,6 @@ static size_t count_rows(void) {
     size_t count = 0;
     for (const char *at = text; at != NULL && (at = strchr(at, '\n')) != NULL; at++)
         count++;
-    free(text);
     return count;
 }
 
@@ -262,8 +254,6 @@ TEST_WITH(test_auto_measures_a_new_shape_once_and_keeps_the_bits, forget, NULL) 
                     run_gemm(p, op, reference_of(by), &want);
                     run_gemm(p, op, by, &got);
                     compare_arrays(by->name, &got, &want);
-                    free_arrays(&got);
-                    free_arrays(&want);
                 }
         if (again > 0)
             assert_int_equal(count_rows(), rows);

@@ -19,7 +19,6 @@ static void assert_text(const char *path, const char *expected) {
     char *text = NULL;
     ASSERT_OK(moert_read_text(path, 1000, &text));
     assert_string_equal(text, expected);
-    free(text);
 }
 
 TEST(test_write_replaces_a_text_and_leaves_no_temporary_file) {
@@ -61,8 +60,9 @@ TEST(test_write_over_a_folder_fails_and_cleans_up) {
 }
 
 TEST(test_settle_gives_a_file_its_name_or_removes_it) {
-    char *temporary = strdup(in_folder("settled.tmp")), *path = strdup(in_folder("settled"));
-    char *target = strdup(in_folder("a-target"));
+    char *temporary = owned(strdup(in_folder("settled.tmp")), free);
+    char *path = owned(strdup(in_folder("settled")), free);
+    char *target = owned(strdup(in_folder("a-target")), free);
     ASSERT_OK(moert_make_folders(target));
     ASSERT_OK(moert_durable_write(temporary, "one"));
     ASSERT_OK(moert_durable_settle(temporary, path, MOERT_OK));
@@ -74,9 +74,6 @@ TEST(test_settle_gives_a_file_its_name_or_removes_it) {
     ASSERT_OK(moert_durable_write(temporary, "two"));
     ASSERT_FAILS(moert_durable_settle(temporary, target, MOERT_OK), MOERT_ERROR_IO, target);
     assert_false(exists(temporary));
-    free(target);
-    free(path);
-    free(temporary);
 }
 
 TEST(test_read_refuses_what_is_no_short_text) {

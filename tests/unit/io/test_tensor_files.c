@@ -21,8 +21,6 @@ static void assert_same_file(const char *left, const char *right) {
     char *a = read_file(left, &left_bytes), *b = read_file(right, &right_bytes);
     assert_int_equal(left_bytes, right_bytes);
     assert_memory_equal(a, b, left_bytes);
-    free(a);
-    free(b);
 }
 
 static const moert_tensor_spec specs[] = {
@@ -116,7 +114,6 @@ TEST(test_the_header_is_a_multiple_of_8_bytes_in_the_order_of_names) {
     assert_memory_equal(content + 8, expected, sizeof expected - 1);
     for (size_t i = sizeof expected - 1; i < header; i++)
         assert_int_equal(content[8 + i], ' ');
-    free(content);
 }
 
 TEST(test_a_writer_replaces_a_file_that_is_still_mapped) {

@@ -89,8 +89,6 @@ static double difference(const moert_model *a, const moert_model *b, size_t t) {
         norm += (double)x[i] * (double)x[i];
         noise += d * d;
     }
-    free(x);
-    free(y);
     return sqrt(noise / norm);
 }
 
@@ -138,7 +136,6 @@ static void round_weights(moert_model *model, bool router) {
             values[i] = moert_number_decode(MOERT_NUMBER_BF16,
                                             moert_number_encode(MOERT_NUMBER_BF16, values[i]));
         set_values(tensor, values);
-        free(values);
     }
     moert_model_weights_changed(model);
 }
@@ -154,8 +151,6 @@ static bool same_gradients(const moert_model *a, const moert_model *b) {
         ASSERT_OK(moert_buffer_read(of_a, 0, x, bytes));
         ASSERT_OK(moert_buffer_read(of_b, 0, y, bytes));
         same &= memcmp(x, y, bytes) == 0;
-        free(x);
-        free(y);
     }
     return same;
 }
@@ -190,12 +185,10 @@ static double squared_norm(const moert_model *model) {
         float *values = values_of(tensor, true);
         for (size_t i = slice.first; i < slice.first + slice.count; i++)
             mine += (double)values[i] * (double)values[i];
-        free(values);
     }
     ASSERT_OK(moert_comm_allgather(test_comm, &mine, sizeof mine, all));
     for (size_t r = 0; r < test_ranks; r++)
         sum += all[r];
-    free(all);
     return sum;
 }
 
@@ -209,8 +202,6 @@ static void move(moert_model *model, double distance) {
         for (size_t i = 0; i < tensor->elements; i++)
             values[i] += (float)(distance * (double)gradient[i]);
         set_values(tensor, values);
-        free(values);
-        free(gradient);
     }
     moert_model_weights_changed(model);
 }

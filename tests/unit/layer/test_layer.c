@@ -72,7 +72,6 @@ static void expect(oracle_layer *oracle, expectation *expected) {
     oracle_layer_differentiate(oracle, oracle->sent_x, n, by_sent);
     for (size_t i = 0; i < n; i++)
         expected->dx[i] += by_sent[i];
-    free(by_sent);
     for (int i = 0; i < MOERT_LAYER_TENSORS; i++) {
         const size_t elements = oracle->elements[i];
         if (elements == 0 || i == MOERT_LAYER_CORRECTION)
@@ -80,13 +79,6 @@ static void expect(oracle_layer *oracle, expectation *expected) {
         expected->gradient[i] = test_alloc(elements * sizeof *expected->gradient[i]);
         oracle_layer_differentiate(oracle, oracle->tensor[i], elements, expected->gradient[i]);
     }
-}
-
-static void expectation_free(expectation *expected) {
-    free(expected->y);
-    free(expected->dx);
-    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
-        free(expected->gradient[i]);
 }
 
 /* Rank 0 compares, all ranks assert. `factor`: micro-batches whose gradients add up. */
@@ -126,8 +118,7 @@ static void check_layer(const oracle_layer *oracle, const expectation *expected,
         ASSERT_OK(layer_run_step(&run, i, batches));
     ASSERT_OK(layer_run_collect(&run, &results));
     assert_results(oracle, expected, &results, (double)batches);
-    layer_results_free(&results);
-    layer_run_destroy(&run);
+    moert_layer_destroy(run.layer);
     moert_mesh_destroy(mesh);
 }
 
@@ -143,8 +134,6 @@ static void check_form(moert_layer_options options) {
             check_layer(&oracle, &expected, ep, 1);
     check_layer(&oracle, &expected, 1, 3);
     check_layer(&oracle, &expected, test_ranks, 2);
-    expectation_free(&expected);
-    oracle_layer_destroy(&oracle);
 }
 
 /* ---- tests ---- */
@@ -195,11 +184,9 @@ static void check_deferred(moert_layer_options options) {
     assert_memory_equal(results[0].dx, results[1].dx,
                         LAYER_TOKENS * options.hidden * sizeof(float));
     for (size_t deferred = 0; deferred < 2; deferred++) {
-        layer_results_free(&results[deferred]);
-        layer_run_destroy(&run[deferred]);
+        moert_layer_destroy(run[deferred].layer);
     }
     moert_mesh_destroy(mesh);
-    oracle_layer_destroy(&oracle);
 }
 
 TEST(test_deferred_wgrad_gives_the_same_bits) {
@@ -237,11 +224,8 @@ TEST(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable) {
     ASSERT_OK(layer_run_step(&run, 0, 1));
     ASSERT_OK(layer_run_collect(&run, &results));
     assert_results(&oracle, &expected, &results, 1.0);
-    layer_results_free(&results);
-    layer_run_destroy(&run);
+    moert_layer_destroy(run.layer);
     moert_mesh_destroy(mesh);
-    expectation_free(&expected);
-    oracle_layer_destroy(&oracle);
 }
 
 TEST(test_calls_out_of_order_are_refused) {
@@ -265,9 +249,8 @@ TEST(test_calls_out_of_order_are_refused) {
     ASSERT_OK(moert_layer_forward(layer, &run.batch, run.x, run.y));
     moert_status stale = moert_layer_wgrad(layer);
     ASSERT_ON_ALL(stale == MOERT_ERROR_USAGE);
-    layer_run_destroy(&run);
+    moert_layer_destroy(run.layer);
     moert_mesh_destroy(mesh);
-    oracle_layer_destroy(&oracle);
 }
 
 TEST(test_a_forward_without_a_backward_has_the_same_bits) {
@@ -289,11 +272,8 @@ TEST(test_a_forward_without_a_backward_has_the_same_bits) {
     ASSERT_ON_ALL(same);
     ASSERT_FAILS_ON_ALL(moert_layer_backward(run.layer, run.dy, NULL, run.dx), MOERT_ERROR_USAGE,
                         "without a forward");
-    free(kept);
-    free(dropped);
-    layer_run_destroy(&run);
+    moert_layer_destroy(run.layer);
     moert_mesh_destroy(mesh);
-    oracle_layer_destroy(&oracle);
 }
 
 TEST(test_a_batch_without_sequences_on_one_rank_fails_on_all) {
@@ -309,9 +289,8 @@ TEST(test_a_batch_without_sequences_on_one_rank_fails_on_all) {
         batch.sequences = 0;
     moert_status status = moert_layer_forward(run.layer, &batch, run.x, run.y);
     ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
-    layer_run_destroy(&run);
+    moert_layer_destroy(run.layer);
     moert_mesh_destroy(mesh);
-    oracle_layer_destroy(&oracle);
 }
 
 TEST(test_impossible_layers_and_meshes_are_refused) {
@@ -354,7 +333,7 @@ static int open_context_of_hosts(void **state) {
     set_variable("MOERT_NODE_RANKS", test_ranks > 2 ? "2" : "1");
     if (open_test_context(state) != 0)
         return -1;
-    if (moert_device_describe(moert_context_device(test_context))->is_cpu)
+    if (moert_device_describe(test_device)->is_cpu)
         set_variable("MOERT_EXCHANGE", "node");
     return 0;
 }
@@ -369,7 +348,7 @@ int main(int count, char **arguments) {
     };
     int failed = run_file(__FILE__, open_test_context, close_test_context);
     if (test_ranks > 1)
-        failed += cmocka_run_group_tests_name("layer between hosts", on_hosts,
-                                              open_context_of_hosts, close_test_context);
+        failed += run_table("layer between hosts", on_hosts, sizeof on_hosts / sizeof on_hosts[0],
+                            open_context_of_hosts, close_test_context);
     return mpi_tests_end(failed);
 }

@@ -28,7 +28,7 @@ static void compute(const oracle_layer *oracle, moert_precision precision, size_
     ASSERT_OK(layer_run_create(test_context, mesh, &changed, false, &run));
     ASSERT_OK(layer_run_step(&run, 0, 1));
     ASSERT_OK(layer_run_collect(&run, results));
-    layer_run_destroy(&run);
+    moert_layer_destroy(run.layer);
     moert_mesh_destroy(mesh);
 }
 
@@ -59,7 +59,6 @@ static void check_near(const oracle_layer *oracle, const layer_results *exact,
                            oracle->elements[MOERT_LAYER_W1]),
                  w2 = sqnr(got.gradient[MOERT_LAYER_W2], exact->gradient[MOERT_LAYER_W2],
                            oracle->elements[MOERT_LAYER_W2]);
-    layer_results_free(&got);
     if (test_rank == 0)
         print_message("# precision %d: y %.1f dx %.1f dW1 %.1f dW2 %.1f dB\n",
                       (int)limit->precision, y, dx, w1, w2);
@@ -87,14 +86,12 @@ static void check_oracle(const oracle_layer *oracle, const limits rows[3]) {
     compute(oracle, MOERT_PRECISION_F32, 0, &exact);
     for (size_t i = 0; i < 3; i++)
         check_near(oracle, &exact, &rows[i]);
-    layer_results_free(&exact);
 }
 
 static void check_form(const moert_layer_options *options) {
     oracle_layer oracle;
     oracle_layer_create(options, TOKENS, &oracle);
     check_oracle(&oracle, layer_limits);
-    oracle_layer_destroy(&oracle);
 }
 
 TEST(test_recipes_stay_near_float32) {
@@ -124,7 +121,6 @@ TEST(test_one_rounded_gemm_keeps_its_signal) {
     for (size_t i = 0; i < oracle.elements[MOERT_LAYER_W1]; i++)
         w1[i] = copysign(0.25, w1[i]);
     check_oracle(&oracle, gemm_limits);
-    oracle_layer_destroy(&oracle);
 }
 
 static bool same_gradient(const oracle_layer *oracle, moert_layer_tensor which,
@@ -152,9 +148,6 @@ static void check_shared(const moert_layer_options *options) {
     ASSERT_ON_ALL(same_gradient(&oracle, MOERT_LAYER_ROUTER, &exact, &got) &&
                   same_gradient(&oracle, MOERT_LAYER_W1, &exact, &got) &&
                   same_gradient(&oracle, MOERT_LAYER_W2, &exact, &got));
-    layer_results_free(&exact);
-    layer_results_free(&got);
-    oracle_layer_destroy(&oracle);
 }
 
 /* Sizes that tensor cores do not take, and such as they do. */
@@ -181,11 +174,8 @@ TEST(test_replicas_of_experts_give_the_same_rows) {
                           memcmp(shared.dx, replicated.dx, bytes) == 0;
         const double w1 = sqnr(shared.gradient[MOERT_LAYER_W1], replicated.gradient[MOERT_LAYER_W1],
                                oracle.elements[MOERT_LAYER_W1]);
-        layer_results_free(&shared);
-        layer_results_free(&replicated);
         ASSERT_ON_ALL(same && w1 > 12.0);
     }
-    oracle_layer_destroy(&oracle);
 }
 
 /* ---- failures of one rank, on every arrangement of the ranks ---- */
@@ -220,7 +210,7 @@ static void break_or_mend(moert_layer *layer, const breakage *b, moert_buffer **
 static void fail_and_recover(layer_run *run, const breakage *b) {
     moert_layer *layer = run->layer;
     moert_buffer *small;
-    ASSERT_OK_ON_ALL(moert_buffer_create(moert_context_device(test_context), 4, &small));
+    small = test_buffer(4);
     if (b->backward)
         ASSERT_OK(moert_layer_forward(layer, &run->batch, run->x, run->y));
     break_or_mend(layer, b, &small);
@@ -230,7 +220,6 @@ static void fail_and_recover(layer_run *run, const breakage *b) {
     break_or_mend(layer, b, &small);
     ASSERT_ON_ALL(status == b->status);
     ASSERT_OK(layer_run_step(run, 0, 1));
-    moert_buffer_destroy(small);
 }
 
 TEST(test_a_failure_between_gathers_is_that_of_all_ranks) {
@@ -250,10 +239,9 @@ TEST(test_a_failure_between_gathers_is_that_of_all_ranks) {
         ASSERT_OK(layer_run_step(&run, 0, 1));
         for (size_t i = 0; i < sizeof breakages / sizeof breakages[0]; i++)
             fail_and_recover(&run, &breakages[i]);
-        layer_run_destroy(&run);
+        moert_layer_destroy(run.layer);
         moert_mesh_destroy(mesh);
     }
-    oracle_layer_destroy(&oracle);
 }
 
 /* The ranks that share experts with the failing one learn of it in the plan, replicas later. */
@@ -276,10 +264,9 @@ TEST(test_a_bad_token_fails_on_all_replicas_of_nvfp4) {
         wrote = test_rank == 0 ? moert_buffer_write(run.x, 0, &right, sizeof right) : MOERT_OK;
         ASSERT_ON_ALL(wrote == MOERT_OK);
         ASSERT_OK(layer_run_step(&run, 0, 1));
-        layer_run_destroy(&run);
+        moert_layer_destroy(run.layer);
         moert_mesh_destroy(mesh);
     }
-    oracle_layer_destroy(&oracle);
 }
 
 TEST(test_an_unknown_precision_is_refused) {

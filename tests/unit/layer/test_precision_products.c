@@ -54,14 +54,10 @@ static void follow_weights(moert_precision precision) {
         zero &= y[3][i] == 0.0f && y[4][i] == 0.0f;
     for (size_t i = 0; i < 5; i++) {
         same &= i > 2 || memcmp(y[i], y[0], bytes) == 0;
-        if (i > 0)
-            free(y[i]);
     }
-    free(y[0]);
     ASSERT_ON_ALL(same && zero);
-    layer_run_destroy(&run);
+    moert_layer_destroy(run.layer);
     moert_mesh_destroy(mesh);
-    oracle_layer_destroy(&oracle);
 }
 
 TEST(test_weights_in_use_follow_when_told) {
@@ -112,13 +108,7 @@ static moert_buffer *rounded(moert_precision precision, moert_axis axis, moert_g
                              size_t columns, moert_buffer *source, bool group_scales) {
     const size_t n = groups.rows * columns, bytes = n * sizeof(float);
     const bool nvfp4 = precision == MOERT_PRECISION_NVFP4;
-    moert_device *device = moert_context_device(test_context);
-    moert_buffer *target, *codes, *scale, *global, *amax;
-    ASSERT_OK_ON_ALL(moert_buffer_create(device, bytes, &target));
-    ASSERT_OK_ON_ALL(moert_buffer_create(device, bytes, &codes));
-    ASSERT_OK_ON_ALL(moert_buffer_create(device, bytes, &scale));
-    ASSERT_OK_ON_ALL(moert_buffer_create(device, groups.count * sizeof(float), &global));
-    ASSERT_OK_ON_ALL(moert_buffer_create(device, groups.count * sizeof(float), &amax));
+    moert_buffer *target = test_buffer(bytes), *codes = test_buffer(bytes);
     if (precision == MOERT_PRECISION_BF16) {
         const moert_number f32 = MOERT_NUMBER_F32, bf16 = MOERT_NUMBER_BF16;
         ASSERT_OK_ON_ALL(
@@ -132,9 +122,9 @@ static moert_buffer *rounded(moert_precision precision, moert_axis axis, moert_g
                              .columns = columns,
                              .x = source,
                              .q = codes,
-                             .scale = scale,
-                             .global = global,
-                             .amax = nvfp4 ? amax : NULL};
+                             .scale = test_buffer(bytes),
+                             .global = test_buffer(groups.count * sizeof(float)),
+                             .amax = nvfp4 ? test_buffer(groups.count * sizeof(float)) : NULL};
         op.how.format = nvfp4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3;
         op.how.axis = axis;
         op.how.group_scales = nvfp4 && group_scales;
@@ -144,18 +134,13 @@ static moert_buffer *rounded(moert_precision precision, moert_axis axis, moert_g
         op.x = target;
         ASSERT_OK_ON_ALL(moert_dequantize_run(&op));
     }
-    moert_buffer *const others[] = {codes, scale, global, amax};
-    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
-        moert_buffer_destroy(others[i]);
     return target;
 }
 
 /* What a layer makes of dv: codes in bf16, else the floats. */
 static moert_buffer *made(const moert_layer *layer, size_t n, const moert_buffer *source) {
     const moert_number type = moert_precision_dv_type(layer);
-    moert_buffer *target;
-    ASSERT_OK_ON_ALL(
-        moert_buffer_create(moert_context_device(test_context), n * sizeof(float), &target));
+    moert_buffer *target = test_buffer(n * sizeof(float));
     if (type == MOERT_NUMBER_F32)
         ASSERT_OK_ON_ALL(moert_buffer_copy(source, 0, target, 0, n * sizeof(float)));
     else
@@ -164,20 +149,11 @@ static moert_buffer *made(const moert_layer *layer, size_t n, const moert_buffer
     return target;
 }
 
-static moert_buffer *upload_on_all(const void *values, size_t bytes) {
-    moert_buffer *buffer;
-    ASSERT_OK_ON_ALL(moert_buffer_create(moert_context_device(test_context), bytes, &buffer));
-    ASSERT_OK_ON_ALL(moert_buffer_write(buffer, 0, values, bytes));
-    return buffer;
-}
-
 static void expect_same(const moert_buffer *a, const moert_buffer *b, size_t bytes) {
     void *left = test_alloc(bytes), *right = test_alloc(bytes);
     const moert_status status = moert_buffer_read(a, 0, left, bytes);
     const bool same = status == MOERT_OK && moert_buffer_read(b, 0, right, bytes) == MOERT_OK &&
                       memcmp(left, right, bytes) == 0;
-    free(left);
-    free(right);
     ASSERT_ON_ALL(same);
 }
 
@@ -193,20 +169,18 @@ static void check_products(layer_run *run, moert_precision precision) {
         ends[e] = (uint32_t)(experts > 1 ? e * (ROWS - 3) / (experts - 1) : ROWS - 3);
         weight_ends[e] = (uint32_t)((e + 1) * n);
     }
-    moert_buffer *x = upload_on_all(values, ROWS * h * sizeof *values),
-                 *y = upload_on_all(values + ROWS * h, ROWS * n * sizeof *values),
-                 *got_x = upload_on_all(values, ROWS * h * sizeof *values),
-                 *got_y = upload_on_all(values, ROWS * n * sizeof *values),
-                 *got_h = upload_on_all(values, ROWS * n / 2 * sizeof *values),
-                 *want_x = upload_on_all(values, ROWS * h * sizeof *values),
-                 *want_y = upload_on_all(values, ROWS * n * sizeof *values),
-                 *dv = made(layer, ROWS * n, y),
-                 *row_ends = upload_on_all(ends, experts * sizeof *ends),
-                 *line_ends = upload_on_all(weight_ends, experts * sizeof *ends);
+    moert_buffer *x = upload(values, ROWS * h * sizeof *values),
+                 *y = upload(values + ROWS * h, ROWS * n * sizeof *values),
+                 *got_x = upload(values, ROWS * h * sizeof *values),
+                 *got_y = upload(values, ROWS * n * sizeof *values),
+                 *got_h = upload(values, ROWS * n / 2 * sizeof *values),
+                 *want_x = upload(values, ROWS * h * sizeof *values),
+                 *want_y = upload(values, ROWS * n * sizeof *values),
+                 *dv = made(layer, ROWS * n, y), *row_ends = upload(ends, experts * sizeof *ends),
+                 *line_ends = upload(weight_ends, experts * sizeof *ends);
     moert_buffer *weight = moert_layer_weight(layer, MOERT_LAYER_W1),
-                 *dw = moert_layer_gradient(layer, MOERT_LAYER_W1), *want_dw;
-    ASSERT_OK_ON_ALL(
-        moert_buffer_create(moert_context_device(test_context), moert_buffer_bytes(dw), &want_dw));
+                 *dw = moert_layer_gradient(layer, MOERT_LAYER_W1),
+                 *want_dw = test_buffer(moert_buffer_bytes(dw));
     const moert_groups rows = {row_ends, experts, ROWS}, lines = {line_ends, experts, experts * n};
     const moert_axis along = MOERT_AXIS_ROW, across = MOERT_AXIS_COLUMN;
     moert_buffer *all[] = {rounded(precision, along, rows, h, x, false),
@@ -214,18 +188,7 @@ static void check_products(layer_run *run, moert_precision precision) {
                            rounded(precision, across, rows, h, x, false),
                            rounded(precision, across, rows, n, y, false),
                            rounded(precision, along, lines, h, weight, true),
-                           rounded(precision, across, lines, h, weight, true),
-                           x,
-                           y,
-                           got_x,
-                           got_y,
-                           got_h,
-                           want_x,
-                           want_y,
-                           dv,
-                           row_ends,
-                           line_ends,
-                           want_dw};
+                           rounded(precision, across, lines, h, weight, true)};
     const moert_gemm plain = {.groups = rows, .n = n, .k = h};
     moert_gemm gemm = plain;
 #define PRODUCT(which, a, w, b)                                                                    \
@@ -250,9 +213,6 @@ static void check_products(layer_run *run, moert_precision precision) {
         expect_same(dw, want_dw, moert_buffer_bytes(dw));
     }
 #undef PRODUCT
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        moert_buffer_destroy(all[i]);
-    free(values);
 }
 
 TEST(test_products_have_the_bits_of_float32_ones_of_rounded_operands) {
@@ -269,10 +229,9 @@ TEST(test_products_have_the_bits_of_float32_ones_of_rounded_operands) {
         ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
         ASSERT_OK(layer_run_create(test_context, mesh, &changed, false, &run));
         check_products(&run, (moert_precision)p);
-        layer_run_destroy(&run);
+        moert_layer_destroy(run.layer);
         moert_mesh_destroy(mesh);
     }
-    oracle_layer_destroy(&oracle);
     set_variable("MOERT_BF16", NULL);
 }
 

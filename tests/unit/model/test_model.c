@@ -49,14 +49,7 @@ static void golden_open(const char *path, golden *g) {
             g->input[s * g->length + t] = all[s * row + t];
             g->target[s * g->length + t] = all[s * row + t + 1];
         }
-    free(all);
     moert_tensors_close(files);
-}
-
-static void golden_close(golden *g) {
-    free(g->input);
-    free(g->target);
-    free(g->logits);
 }
 
 /* This rank's sequences of the batch. */
@@ -90,7 +83,6 @@ static double logit_error(moert_model *model, const golden *g, size_t first, siz
             norm += (double)want[v] * (double)want[v];
         }
     }
-    free(row);
     return norm > 0.0 ? sqrt(difference / norm) : difference;
 }
 
@@ -105,7 +97,6 @@ static void check_logits(const char *path) {
     ASSERT_OK_ON_ALL(error <= 2e-5 ? MOERT_OK
                                    : MOERT_FAIL(ERROR_INTERNAL, "logits differ by %g", error));
     moert_model_destroy(model);
-    golden_close(&g);
 }
 
 TEST(test_logits_of_mixtral_are_the_golden_ones) {
@@ -172,13 +163,8 @@ TEST(test_a_tied_embedding_has_the_gradients_of_both_its_uses) {
     }
     assert_true(one.cross_entropy == both.cross_entropy && one.aux == both.aux && one.z == both.z);
     assert_true(norm > 0.0 && sqrt(difference / norm) < 1e-6);
-    free(weights);
-    free(sum);
-    free(a);
-    free(b);
     moert_model_destroy(tied);
     moert_model_destroy(untied);
-    golden_close(&g);
 }
 
 /* This rank's logits of a batch, forwarded `times` times; to be freed. */
@@ -210,8 +196,6 @@ static void check_block(const golden *g, size_t index) {
         float *packed = forward(models[0], &batch, tokens, 2);
         float *plain = forward(models[1], &batch, tokens, 1);
         same &= memcmp(packed, plain, bytes) == 0;
-        free(packed);
-        free(plain);
     }
     moert_model_destroy(models[0]);
     moert_model_destroy(models[1]);
@@ -226,7 +210,6 @@ TEST(test_packed_weights_give_the_bits_of_plain_ones_and_follow_them) {
     moert_model_destroy(model);
     for (size_t i = 0; i < blocks; i++)
         check_block(&g, i);
-    golden_close(&g);
 }
 
 TEST(test_sequences_that_are_too_long_are_refused) {
@@ -236,7 +219,6 @@ TEST(test_sequences_that_are_too_long_are_refused) {
     const moert_model_batch batch = {1, length, tokens, tokens, false};
     moert_status status = moert_model_forward(model, &batch);
     ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
-    free(tokens);
     moert_model_destroy(model);
 }
 

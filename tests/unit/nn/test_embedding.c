@@ -21,12 +21,6 @@ static void check_forward(size_t tokens, size_t hidden, size_t vocabulary) {
     float *got = download(x, tokens * hidden * sizeof *got);
     for (size_t t = 0; t < tokens; t++)
         assert_same_bits("x", got + t * hidden, table + (size_t)token[t] * hidden, hidden);
-    moert_buffer_destroy(table_buffer);
-    moert_buffer_destroy(token_buffer);
-    moert_buffer_destroy(x);
-    free(table);
-    free(token);
-    free(got);
 }
 
 TEST(test_forward_copies_the_rows_of_the_tokens) {
@@ -65,13 +59,6 @@ static void check_backward(size_t sequences, size_t length, size_t hidden, size_
                           first_row + r, want);
             assert_same_bits("x", got + (s * rows + r) * hidden, want, hidden);
         }
-    moert_buffer_destroy(dx_buffer);
-    moert_buffer_destroy(token_buffer);
-    moert_buffer_destroy(partial);
-    free(dx);
-    free(token);
-    free(want);
-    free(got);
 }
 
 TEST(test_backward_sums_each_row_in_token_order) {
@@ -116,12 +103,6 @@ TEST(test_backward_is_the_derivative_of_forward) {
                                                                token_buffer, dx_buffer, partial}));
     float *got = download(partial, sizeof(float) * VOCABULARY * HIDDEN);
     assert_close("x", got, want, VOCABULARY * HIDDEN, 1e-6, 1e-6);
-    moert_buffer_destroy(dx_buffer);
-    moert_buffer_destroy(token_buffer);
-    moert_buffer_destroy(partial);
-    free(dx);
-    free(token);
-    free(got);
 }
 
 /* The nodes of a span by links, and by partials and the tree. */
@@ -155,15 +136,6 @@ static void check_gradient(moert_span span, size_t length, size_t hidden, size_t
     float *want = download(target[0], size * sizeof *want);
     float *got = download(target[1], size * sizeof *got);
     assert_same_bits("nodes", got, want, size);
-    moert_buffer *const all[] = {dx_buffer, token_buffer, link, partial, target[0], target[1]};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        moert_buffer_destroy(all[i]);
-    free(dx);
-    free(old);
-    free(token);
-    free(links);
-    free(want);
-    free(got);
 }
 
 TEST(test_gradient_has_the_bits_of_the_tree_over_sequences) {

@@ -61,12 +61,6 @@ static oracle oracle_create(norm_case shape) {
     return o;
 }
 
-static void oracle_destroy(oracle *o) {
-    double *all[] = {o->x, o->weight, o->dy, o->y, o->rstd};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        free(all[i]);
-}
-
 TEST(test_norm_forward_agrees_with_float64_and_may_work_in_place) {
     for (size_t i = 0; i < CASES; i++) {
         const norm_case shape = cases[i];
@@ -83,14 +77,6 @@ TEST(test_norm_forward_agrees_with_float64_and_may_work_in_place) {
         assert_near("y", got, o.y, n, 2e-6);
         assert_same_bits("y in place", in_place, got, n);
         assert_near("rstd", scale, o.rstd, shape.rows, 2e-6);
-        free(got);
-        free(in_place);
-        free(scale);
-        moert_buffer_destroy(x);
-        moert_buffer_destroy(weight);
-        moert_buffer_destroy(y);
-        moert_buffer_destroy(rstd);
-        oracle_destroy(&o);
     }
 }
 
@@ -128,15 +114,7 @@ static gradients device_backward(const oracle *o, size_t first, size_t rows, siz
     ASSERT_OK(moert_norm_backward(&norm));
     const gradients got = {download(dx, n * sizeof(float)),
                            download(partial, sequences * width * sizeof(float))};
-    moert_buffer *all[] = {x, weight, y, rstd, dy, in_place ? NULL : dx, partial, scratch};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        moert_buffer_destroy(all[i]);
     return got;
-}
-
-static void gradients_destroy(gradients *got) {
-    free(got->dx);
-    free(got->partial);
 }
 
 TEST(test_norm_backward_agrees_with_central_differences) {
@@ -153,8 +131,6 @@ TEST(test_norm_backward_agrees_with_central_differences) {
             assert_gradient("partial", got.partial + s * shape.width,
                             (differentiated){o.weight, shape.width, 3, oracle_forward, &o});
         }
-        gradients_destroy(&got);
-        oracle_destroy(&o);
     }
 }
 
@@ -184,10 +160,6 @@ TEST(test_norm_of_wide_rows_agrees_with_float64) {
         gradients got = device_backward(&o, 0, rows, 1, false, NULL);
         assert_near("dx", got.dx, dx, n, 1e-5);
         assert_near("partial", got.partial, partial, width, 1e-5);
-        gradients_destroy(&got);
-        free(dx);
-        free(partial);
-        oracle_destroy(&o);
     }
 }
 
@@ -200,10 +172,6 @@ TEST(test_norm_backward_accumulates) {
         before[i] += alone.dx[i];
     assert_near("dx", added.dx, before, 51 * 20, 1e-6);
     assert_same_bits("partial", added.partial, alone.partial, 3 * 20);
-    gradients_destroy(&alone);
-    gradients_destroy(&added);
-    free(before);
-    oracle_destroy(&o);
 }
 
 TEST(test_norm_of_a_sequence_has_the_same_bits_alone_and_in_a_batch) {
@@ -215,9 +183,6 @@ TEST(test_norm_of_a_sequence_has_the_same_bits_alone_and_in_a_batch) {
         gradients alone = device_backward(&o, rows, rows, 1, false, NULL);
         assert_same_bits("dx", alone.dx, batch.dx + rows * width, rows * width);
         assert_same_bits("partial", alone.partial, batch.partial + width, width);
-        gradients_destroy(&batch);
-        gradients_destroy(&alone);
-        oracle_destroy(&o);
     }
 }
 
@@ -237,20 +202,12 @@ TEST(test_norm_gives_codes_of_its_results_alone_or_as_well) {
                            .rstd = unset_floats(shape.rows)};
         ASSERT_OK(moert_norm_run(&norm));
         float *y = download(norm.y, n * sizeof *y);
-        moert_buffer_destroy(norm.y);
         norm.y = NULL;
         norm.codes = alone;
         ASSERT_OK(moert_norm_run(&norm));
         assert_near("y", y, o.y, n, 2e-6);
         assert_codes("code beside y", codes, y, n);
         assert_codes("code", alone, y, n);
-        free(y);
-        moert_buffer_destroy(codes);
-        moert_buffer_destroy(alone);
-        moert_buffer_destroy((moert_buffer *)norm.x);
-        moert_buffer_destroy((moert_buffer *)norm.weight);
-        moert_buffer_destroy(norm.rstd);
-        oracle_destroy(&o);
     }
 }
 
@@ -306,13 +263,6 @@ static void compare_rotated(size_t width) {
     assert_same_bits("rotated y", got[1], got[0], n);
     assert_same_bits("gradient of the weight", got[4], got[3], SEQUENCES * width);
     assert_codes("dx", codes, got[2], n);
-    for (size_t i = 0; i < 5; i++)
-        free(got[i]);
-    moert_buffer *all[] = {x,          weight,     table, y[0], y[1],    rstd,
-                           partial[0], partial[1], dx,    dy,   scratch, codes};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        moert_buffer_destroy(all[i]);
-    oracle_destroy(&o);
 }
 
 TEST(test_norm_of_rotated_heads_has_the_bits_of_a_norm_and_a_rotation) {
@@ -342,7 +292,6 @@ TEST(test_norm_refuses_rows_that_do_not_divide) {
     none.rotation = (moert_rotation){x, 1, 40};
     none.rows = 40;
     ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "exceed the rotary table");
-    moert_buffer_destroy(x);
 }
 
 TESTS(open_test_device, close_test_device)

@@ -31,13 +31,9 @@ static void run(size_t n, const float *parameter, const float *gradient, float *
         moert_adamw adamw = settings;
         adamw.step = s + 1;
         ASSERT_OK(moert_adamw_step(&adamw, n, buffers[0], g, buffers[1], buffers[2]));
-        moert_buffer_destroy(g);
     }
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 3; i++)
         result[i] = download(buffers[i], n * sizeof(float));
-        moert_buffer_destroy(buffers[i]);
-    }
-    free(zero);
 }
 
 TEST(test_steps_match_float64) {
@@ -62,12 +58,6 @@ TEST(test_steps_match_float64) {
         assert_close("state", got[0], want[0], n, 1e-6, 1e-6);
         assert_close("state", got[1], want[1], n, 1e-8, 1e-6);
         assert_close("state", got[2], want[2], n, 1e-10, 1e-6);
-        for (size_t k = 0; k < 3; k++) {
-            free(want[k]);
-            free(got[k]);
-        }
-        free(parameter);
-        free(gradient);
     }
 }
 
@@ -80,14 +70,8 @@ TEST(test_bits_do_not_depend_on_the_place) {
         memcpy(part + s * N, gradient + s * LONG + SHIFT, N * sizeof *part);
     run(LONG, parameter, gradient, whole);
     run(N, parameter + SHIFT, part, shifted);
-    for (size_t k = 0; k < 3; k++) {
+    for (size_t k = 0; k < 3; k++)
         assert_same_bits("whole", whole[k] + SHIFT, shifted[k], N);
-        free(whole[k]);
-        free(shifted[k]);
-    }
-    free(parameter);
-    free(gradient);
-    free(part);
 }
 
 /* A slice of the parameters, whose moments lie in buffers of their own. */
@@ -120,12 +104,6 @@ static void check_slice(size_t n, const slice *of, const float *parameter, const
         assert_same_bits("moment before", got[i], zero, state_at);
         assert_same_bits("moment", got[i] + state_at, whole[i] + at, count);
     }
-    for (size_t i = 0; i < 3; i++) {
-        moert_buffer_destroy(buffers[i]);
-        free(got[i]);
-    }
-    moert_buffer_destroy(g);
-    free(zero);
 }
 
 TEST(test_a_slice_has_the_bits_of_the_whole) {
@@ -137,10 +115,6 @@ TEST(test_a_slice_has_the_bits_of_the_whole) {
     run(N, parameter, gradient, whole);
     for (size_t i = 0; i < sizeof slices / sizeof *slices; i++)
         check_slice(N, &slices[i], parameter, gradient, whole);
-    for (size_t i = 0; i < 3; i++)
-        free(whole[i]);
-    free(parameter);
-    free(gradient);
 }
 
 TEST(test_zero_padding_stays_zero) {
@@ -148,10 +122,8 @@ TEST(test_zero_padding_stays_zero) {
     const float zero[STEPS * N] = {0};
     float *got[3];
     run(N, zero, zero, got);
-    for (size_t k = 0; k < 3; k++) {
+    for (size_t k = 0; k < 3; k++)
         assert_same_bits("state", got[k], zero, N);
-        free(got[k]);
-    }
 }
 
 TEST(test_rounded_parameters_are_the_cast_ones) {
@@ -175,27 +147,14 @@ TEST(test_rounded_parameters_are_the_cast_ones) {
             if (with > 0)
                 ASSERT_OK(moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32,
                                                        MOERT_NUMBER_BF16, n, buffers[0], cast}));
-            for (size_t k = 0; k < 3; k++) {
+            for (size_t k = 0; k < 3; k++)
                 got[with][k] = download(buffers[k], n * sizeof(float));
-                moert_buffer_destroy(buffers[k]);
-            }
         }
         uint16_t *want = download(cast, n * sizeof *want);
         uint16_t *codes = download(rounded, n * sizeof *codes);
         assert_memory_equal(codes, want, n * sizeof *codes);
-        for (size_t k = 0; k < 3; k++) {
+        for (size_t k = 0; k < 3; k++)
             assert_same_bits("state", got[1][k], got[0][k], n);
-            free(got[0][k]);
-            free(got[1][k]);
-        }
-        moert_buffer_destroy(g);
-        moert_buffer_destroy(rounded);
-        moert_buffer_destroy(cast);
-        free(parameter);
-        free(gradient);
-        free(zero);
-        free(want);
-        free(codes);
     }
 }
 
@@ -204,7 +163,6 @@ TEST(test_step_zero_is_refused) {
     moert_buffer *buffer = upload(&one, sizeof one);
     assert_int_equal(moert_adamw_step(&settings, 1, buffer, buffer, buffer, buffer),
                      MOERT_ERROR_USAGE);
-    moert_buffer_destroy(buffer);
 }
 
 TESTS(open_test_device, close_test_device)

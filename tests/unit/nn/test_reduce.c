@@ -33,11 +33,6 @@ static void check_span(moert_span span, size_t n, const float *leaf, bool accumu
     ASSERT_OK(moert_tree_reduce(&at, n, partial));
     float *got = download(target_buffer, size * sizeof *got);
     assert_same_bits("target", got, want, size);
-    free(got);
-    free(target);
-    free(want);
-    moert_buffer_destroy(target_buffer);
-    moert_buffer_destroy(partial);
 }
 
 TEST(test_tree_reduce_adds_exactly_as_the_tree_says) {
@@ -47,7 +42,6 @@ TEST(test_tree_reduce_adds_exactly_as_the_tree_says) {
         for (size_t first = 0; first <= total; first++)
             for (size_t count = 0; count <= total - first; count++)
                 check_span((moert_span){first, count, total}, N, leaf, (first + count) % 2 == 0);
-        free(leaf);
     }
 }
 
@@ -60,7 +54,6 @@ TEST(test_tree_reduce_takes_any_number_of_sequences) {
         check_span((moert_span){0, totals[i], totals[i]}, N, leaf, false);
         check_span((moert_span){3, totals[i] - 3, totals[i]}, N, leaf, true);
         check_span((moert_span){0, totals[i] - 1, totals[i]}, N, leaf, false);
-        free(leaf);
     }
 }
 
@@ -70,7 +63,6 @@ TEST(test_tree_reduce_takes_any_width) {
         float *leaf = random_floats(7 * widths[i], 1.0f, 100 + i);
         check_span((moert_span){0, 7, 7}, widths[i], leaf, false);
         check_span((moert_span){1, 5, 7}, widths[i], leaf, true);
-        free(leaf);
     }
 }
 
@@ -100,15 +92,11 @@ TEST(test_tree_of_any_split_has_the_same_bits) {
                 nodes[at] = own[i];
                 rows[at] = values + at * N;
             }
-            free(got);
-            moert_buffer_destroy(partial);
-            moert_buffer_destroy(target);
         }
         float sum[N];
         moert_tree_join(TOTAL, nodes, rows, at, sum, N);
         assert_same_bits("sum", sum, whole, N);
     }
-    free(leaf);
 }
 
 /* sum[count] of spans of one buffer. */
@@ -121,7 +109,6 @@ static void sum_squares(const moert_buffer *buffer, size_t count, const size_t *
     ASSERT_OK(moert_squares_create(test_device, span, count, &squares));
     ASSERT_OK(moert_squares_sum(squares, sum));
     moert_squares_destroy(squares);
-    free(span);
 }
 
 TEST(test_sum_squares_matches_float64) {
@@ -143,8 +130,6 @@ TEST(test_sum_squares_matches_float64) {
         assert_true(fabs(sum[i] - want) <= 1e-6 * want);
     }
     sum_squares(buffer, 0, NULL, NULL, NULL);
-    moert_buffer_destroy(buffer);
-    free(x);
 }
 
 TEST(test_sum_squares_does_not_depend_on_the_place) {
@@ -162,9 +147,6 @@ TEST(test_sum_squares_does_not_depend_on_the_place) {
     sum_squares(buffer, PLACES, offset, length, sum);
     for (size_t i = 1; i < PLACES; i++)
         assert_memory_equal(&sum[0], &sum[i], sizeof *sum);
-    moert_buffer_destroy(buffer);
-    free(tensor);
-    free(x);
 }
 
 TEST(test_sum_squares_shows_what_is_not_finite) {
@@ -179,8 +161,6 @@ TEST(test_sum_squares_shows_what_is_not_finite) {
         sum_squares(buffer, 2, offset, length, sum);
         assert_false(isfinite(sum[0]));
         assert_true(isfinite(sum[1]));
-        moert_buffer_destroy(buffer);
-        free(x);
     }
 }
 
@@ -203,7 +183,6 @@ TEST(test_squares_of_several_buffers_follow_their_values) {
             for (size_t j = 0; j < length[b][s]; j++)
                 want[i] += (double)x[at + j] * (double)x[at + j];
         }
-        free(x);
     }
     ASSERT_OK(moert_squares_create(test_device, span, BUFFERS * SPANS, &squares));
     for (int round = 0; round < 2; round++) {
@@ -215,8 +194,6 @@ TEST(test_squares_of_several_buffers_follow_their_values) {
         ASSERT_OK(moert_buffer_clear(buffer[1], 0, moert_buffer_bytes(buffer[1])));
     }
     moert_squares_destroy(squares);
-    for (size_t b = 0; b < BUFFERS; b++)
-        moert_buffer_destroy(buffer[b]);
 }
 
 TEST(test_add_takes_any_length) {
@@ -230,11 +207,6 @@ TEST(test_add_takes_any_length) {
         for (size_t j = 0; j < n; j++)
             y[j] += x[j];
         assert_same_bits("target", got, y, n);
-        moert_buffer_destroy(x_buffer);
-        moert_buffer_destroy(y_buffer);
-        free(x);
-        free(y);
-        free(got);
     }
 }
 

@@ -41,12 +41,6 @@ TEST(test_rope_agrees_with_float64_and_its_inverse_restores) {
         ASSERT_OK(moert_rope(&rotation, tokens, shape.head_size, true, x));
         float *restored = download(x, n * sizeof(float));
         assert_near("restored x", restored, values, n, 1e-6);
-        free(values);
-        free(want);
-        free(got);
-        free(restored);
-        moert_buffer_destroy(x);
-        moert_buffer_destroy(table);
     }
 }
 
@@ -61,12 +55,6 @@ TEST(test_rope_of_a_sequence_has_the_same_bits_alone_and_in_a_batch) {
     ASSERT_OK(moert_rope(&rotation, length, 20, false, alone));
     float *all = download(batch, 3 * n * sizeof(float)), *one = download(alone, n * sizeof(float));
     assert_same_bits("x", one, all + n, n);
-    free(values);
-    free(all);
-    free(one);
-    moert_buffer_destroy(batch);
-    moert_buffer_destroy(alone);
-    moert_buffer_destroy(table);
 }
 
 /* Far positions differ visibly when the angle is not rounded to float32 first. */
@@ -89,8 +77,6 @@ TEST(test_rope_table_rounds_the_angle_to_float32) {
         assert_same_bits("cos", row, &known[n].cosine, 1);
         assert_same_bits("sin", row + half, &known[n].sine, 1);
     }
-    free(values);
-    moert_buffer_destroy(table);
 }
 
 TEST(test_rope_refuses_odd_heads_and_short_tables) {
@@ -101,8 +87,6 @@ TEST(test_rope_refuses_odd_heads_and_short_tables) {
     const moert_rotation too_long = {table, 1, 8}, empty = {table, 1, 0};
     assert_int_equal(moert_rope(&too_long, 8, 8, false, x), MOERT_ERROR_USAGE);
     assert_int_equal(moert_rope(&empty, 4, 8, false, x), MOERT_ERROR_USAGE);
-    moert_buffer_destroy(table);
-    moert_buffer_destroy(x);
 }
 
 TESTS(open_test_device, close_test_device)

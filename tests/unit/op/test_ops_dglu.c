@@ -88,8 +88,6 @@ TEST(test_backward_is_the_derivative_and_adds_to_its_sums) {
         for (size_t r = 0; r < ops_glu_ends[OPS_GLU_GROUPS - 1]; r++)
             check_backward_row(title, &got, r, dbias, peak);
         check_sums(title, &got, dbias, peak);
-        free(dbias);
-        ops_free(&got);
     }
 }
 
@@ -119,7 +117,6 @@ TEST(test_backward_example) {
         assert_within((double)data.at[MOERT_OP_BUFFER_d][0], examples[i / 2].d_gate, 2e-6);
         assert_within((double)data.at[MOERT_OP_BUFFER_d][1], examples[i / 2].d_up, 2e-6);
         assert_within((double)data.at[MOERT_OP_BUFFER_dprob][0], examples[i / 2].dprob, 4e-6);
-        ops_free(&data);
     }
 }
 

@@ -117,19 +117,12 @@ static fixture make_fixture(void) {
                  .y = upload(zeros, 4 * 64 * sizeof(float)),
                  .scratch = upload(zeros, 2 * 64 * 32 * sizeof(float)),
                  .buffers = MOERT_OP_BUFFERS_INIT};
-    ASSERT_OK(moert_buffer_create(test_device, 4, &f.small));
+    f.small = test_buffer(4);
     f.buffers.ends = f.ends;
     f.buffers.x = f.x;
     f.buffers.weight = f.weight;
     f.buffers.y = f.y;
-    free(zeros);
     return f;
-}
-
-static void free_fixture(fixture *f) {
-    moert_buffer *const all[] = {f->ends, f->x, f->weight, f->y, f->small, f->scratch};
-    for (size_t i = 0; i < 6; i++)
-        moert_buffer_destroy(all[i]);
 }
 
 TEST(test_buffers_must_be_those_of_the_description) {
@@ -160,7 +153,6 @@ TEST(test_buffers_must_be_those_of_the_description) {
     buffers.weights = &f.weight;
     ASSERT_FAILS(moert_op_execute(op, &buffers), MOERT_ERROR_USAGE, "weights is given");
     moert_op_destroy(op);
-    free_fixture(&f);
 }
 
 TEST(test_discrete_weights_are_not_too_many) {
@@ -189,7 +181,6 @@ TEST(test_every_discrete_weight_must_be_there) {
     weights[1] = f.weight;
     ASSERT_OK(moert_op_execute(op, &f.buffers));
     moert_op_destroy(op);
-    free_fixture(&f);
 }
 
 TEST(test_the_reference_finds_ends_that_decrease) {
@@ -199,7 +190,6 @@ TEST(test_the_reference_finds_ends_that_decrease) {
     o.backend = "reference";
     ASSERT_OK(moert_buffer_write(f.ends, 0, ends, sizeof ends));
     ASSERT_FAILS(moert_op_once(test_device, &o, &f.buffers), MOERT_ERROR_USAGE, "group 1");
-    free_fixture(&f);
 }
 
 /* ---- quantised operands ---- */
@@ -281,10 +271,6 @@ TEST(test_one_call_does_what_an_op_does) {
     download_into(buffers.y, start.at[MOERT_OP_BUFFER_y],
                   start.count[MOERT_OP_BUFFER_y] * sizeof(float));
     ops_compare("one call", &start, &want);
-    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
-        moert_buffer_destroy(*moert_op_buffer_at(&buffers, i));
-    ops_free(&want);
-    ops_free(&start);
     moert_op_destroy(NULL);
 }
 
@@ -299,7 +285,6 @@ TEST(test_a_recording_computes_again_on_what_its_buffers_hold) {
     const moert_status status = moert_op_record(op, &f.buffers, &recording);
     if (status == MOERT_ERROR_UNSUPPORTED) {
         moert_op_destroy(op);
-        free_fixture(&f);
         skip();
     }
     ASSERT_OK(status);
@@ -321,7 +306,6 @@ TEST(test_a_recording_computes_again_on_what_its_buffers_hold) {
     moert_op_recording_destroy(recording);
     moert_op_recording_destroy(NULL);
     moert_op_destroy(op);
-    free_fixture(&f);
 }
 
 TEST(test_the_reference_backend_cannot_be_recorded) {
@@ -333,7 +317,6 @@ TEST(test_the_reference_backend_cannot_be_recorded) {
     ASSERT_OK(moert_op_create(test_device, &o, &op));
     ASSERT_FAILS(moert_op_record(op, &f.buffers, &recording), MOERT_ERROR_UNSUPPORTED, "reference");
     moert_op_destroy(op);
-    free_fixture(&f);
 }
 
 TEST(test_empty_problems_need_no_buffers) {

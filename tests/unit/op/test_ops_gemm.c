@@ -62,10 +62,7 @@ static void check(const moert_op_options *options, const uint32_t *ends) {
                  moert_op_kind_name(o.kind), backends[i / 2], o.groups, o.rows, o.n, o.k,
                  o.weight.discrete ? ", discrete" : "");
         ops_compare(title, &got, &want);
-        ops_free(&got);
     }
-    ops_free(&want);
-    ops_free(&start);
 }
 
 TEST(test_every_orientation_is_exact_for_every_split_of_the_rows) {
@@ -144,8 +141,6 @@ TEST(test_a_slot_outside_the_rows_reads_zeros_and_is_not_written) {
             memset(want.at[MOERT_OP_BUFFER_x] + 2 * s->k, 0, s->k * sizeof(float));
         ops_gather(&want)[2] = UINT32_MAX;
         ops_compare("dropped slot", &got, &want);
-        ops_free(&got);
-        ops_free(&want);
     }
 }
 
@@ -160,8 +155,6 @@ TEST(test_two_accumulating_wgrads_are_the_sum) {
         ops_expect_gemm(&want);
         ops_expect_gemm(&want);
         ops_compare("accumulated", &got, &want);
-        ops_free(&got);
-        ops_free(&want);
     }
 }
 
@@ -193,8 +186,6 @@ TEST(test_a_wgrad_of_no_rows_takes_no_factor) {
             if (g != 2)
                 assert_same_bits("weight", ops_weight(&got) + g * elements,
                                  ops_weight(&want) + g * elements, elements);
-        ops_free(&got);
-        ops_free(&want);
     }
 }
 
@@ -209,8 +200,6 @@ TEST(test_the_portable_backend_has_the_bits_of_the_reference) {
         ops_execute("reference", &want, 1);
         ops_execute("portable", &got, 1);
         ops_compare(moert_op_kind_name(o.kind), &got, &want);
-        ops_free(&got);
-        ops_free(&want);
     }
 }
 
@@ -233,10 +222,7 @@ TEST(test_a_group_has_the_bits_of_its_own_product) {
         ops_execute("portable", &whole, 1);
         assert_same_bits("rows of a group", alone.at[MOERT_OP_BUFFER_y],
                          whole.at[MOERT_OP_BUFFER_y] + first * s->n, count * s->n);
-        ops_free(&alone);
-        ops_free(&whole);
     }
-    ops_free(&all);
 }
 
 TEST(test_a_wgrad_without_rows_needs_no_factors) {
@@ -257,9 +243,6 @@ TEST(test_a_wgrad_without_rows_needs_no_factors) {
         float *got = download(buffers.weight, ELEMENTS * sizeof *got);
         for (size_t e = 0; e < ELEMENTS; e++)
             assert_true(got[e] == 0.0f);
-        free(got);
-        moert_buffer_destroy(buffers.weight);
-        moert_buffer_destroy(buffers.ends);
     }
 }
 

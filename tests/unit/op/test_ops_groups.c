@@ -69,7 +69,6 @@ static void compare_alone(const char *backend, const ops_data *start, const ops_
             const float *part = part_of(all, i, g, &n);
             assert_same_bits(moert_op_buffer_name(i), part_of(&alone, i, 0, &own), part, n);
         }
-    ops_free(&alone);
 }
 
 TEST(test_stacked_discrete_and_single_groups_have_the_same_bits) {
@@ -88,9 +87,6 @@ TEST(test_stacked_discrete_and_single_groups_have_the_same_bits) {
         ops_compare(title, &discrete, &stacked);
         for (size_t g = 0; g < OPS_GLU_GROUPS; g++)
             compare_alone(backend, &start, &stacked, g);
-        ops_free(&start);
-        ops_free(&stacked);
-        ops_free(&discrete);
     }
 }
 
@@ -145,8 +141,6 @@ TEST(test_padding_rows_of_prob_0_change_nothing) {
         for (moert_op_buffer b = 0; b < MOERT_OP_BUFFERS; b++)
             for (size_t g = 0; has_values(&plain, b) && g < OPS_GLU_GROUPS; g++)
                 compare_padded(title, &plain, &wide, b, g);
-        ops_free(&plain);
-        ops_free(&wide);
     }
 }
 

@@ -194,7 +194,6 @@ static ops_bytes as_bf16(const ops_bytes *coded) {
             memcpy(narrow.at[which] + j * sizeof code, &code, sizeof code);
         }
     }
-    ops_bytes_free(&values);
     return narrow;
 }
 
@@ -213,8 +212,6 @@ static void check_as_bf16(const moert_op_options *o, const uint32_t *ends,
     ops_bytes_execute("nvidia", &want);
     assert_same_bits(title, ops_floats(&got, results[o->kind]), ops_floats(&want, results[o->kind]),
                      got.bytes[results[o->kind]] / sizeof(float));
-    ops_bytes_free(&got);
-    ops_bytes_free(&want);
 }
 
 TEST(test_any_codes_multiply_as_the_same_numbers_in_bf16) {
@@ -276,9 +273,7 @@ TEST(test_results_repeat_bit_for_bit) {
             ops_bytes_execute("nvidia", &again);
             assert_memory_equal(again.at[MOERT_OP_BUFFER_y], first.at[MOERT_OP_BUFFER_y],
                                 first.bytes[MOERT_OP_BUFFER_y]);
-            ops_bytes_free(&again);
         }
-        ops_bytes_free(&first);
     }
 }
 

@@ -129,8 +129,6 @@ TEST(test_plain_factors_times_alpha_are_exact_for_every_split_of_the_rows) {
         ops_expect_gemm(&want);
         ops_execute("nvidia", &got, 1);
         ops_compare(title, &got, &want);
-        ops_free(&got);
-        ops_free(&want);
     }
 }
 
@@ -244,8 +242,6 @@ TEST(test_random_factors_lose_what_the_tensor_cores_cut) {
         }
         print_message("# %s: off by %.2e of the sum of magnitudes\n", moert_op_kind_name(o.kind),
                       worst);
-        ops_bytes_free(&got);
-        ops_bytes_free(&plain);
     }
 }
 
@@ -258,7 +254,7 @@ TEST(test_results_repeat_bit_for_bit) {
         const moert_op_buffer to = results[i];
         ops_bytes data = ops_bytes_make(&o, ends_of(s, &o));
         data.spread = true;
-        ops_bytes plain = ops_bytes_fill(&data);
+        ops_bytes_fill(&data);
         ops_bytes_execute("nvidia", &data);
         unsigned char *first = test_alloc(data.bytes[to]);
         memcpy(first, data.at[to], data.bytes[to]);
@@ -267,9 +263,6 @@ TEST(test_results_repeat_bit_for_bit) {
             ops_bytes_execute("nvidia", &data);
             assert_memory_equal(data.at[to], first, data.bytes[to]);
         }
-        free(first);
-        ops_bytes_free(&data);
-        ops_bytes_free(&plain);
     }
 }
 
@@ -305,12 +298,6 @@ TEST(test_weights_of_bytes_are_transposed) {
             to[i / (N * K) * N * K + i % K * N + i / K % N] = from[i];
     got = download(result, BYTES);
     assert_memory_equal(got, to, BYTES);
-    moert_buffer_destroy(source);
-    moert_buffer_destroy(result);
-    moert_buffer_destroy(groups);
-    free(from);
-    free(to);
-    free(got);
 }
 
 TESTS(open_test_device, close_test_device)

@@ -197,7 +197,7 @@ TEST(test_a_missing_or_small_buffer_is_named) {
     o.weight.discrete = true;
     ops_bytes data = ops_bytes_make(&o, ends);
     moert_op_buffers buffers = ops_bytes_upload(&data, weights, scales);
-    ASSERT_OK(moert_buffer_create(test_device, 4, &small));
+    small = test_buffer(4);
     ASSERT_OK(moert_op_create(test_device, &o, &op));
     ASSERT_OK(moert_op_execute(op, &buffers));
     const struct {
@@ -224,9 +224,7 @@ TEST(test_a_missing_or_small_buffer_is_named) {
     ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "weight_scales is NULL; 2 buffers");
     buffers.weight_scales = scales;
     moert_op_destroy(op);
-    moert_buffer_destroy(small);
     ops_bytes_download(&data, &buffers);
-    ops_bytes_free(&data);
 }
 
 TEST(test_the_reference_backend_cannot_be_recorded) {

@@ -79,9 +79,6 @@ TEST(test_a_norm_of_1_is_not_no_norm) {
         ops_exact want = ops_exact_of(&plain, 0.0);
         ops_bytes_execute(backends[i % BACKENDS], &data);
         ops_exact_check(o.norm ? "norm 1" : "no norm", &data, &want);
-        ops_exact_free(&want);
-        ops_bytes_free(&data);
-        ops_bytes_free(&plain);
     }
 }
 
@@ -112,8 +109,6 @@ TEST(test_plain_bytes_are_the_rounded_results) {
             for (size_t at = 0; at < ops_usual_ends[OPS_GROUPS - 1] * (o.n / 2); at++)
                 assert_int_equal(got.at[b][at],
                                  moert_number_encode(type, ops_floats(&want, b)[at]));
-        ops_bytes_free(&got);
-        ops_bytes_free(&want);
     }
 }
 
@@ -141,7 +136,6 @@ TEST(test_column_scales_lie_where_tensor_cores_look_for_them) {
         for (size_t at = 0; at < data.bytes[MOERT_OP_BUFFER_y_scale]; at++)
             assert_int_equal(data.at[MOERT_OP_BUFFER_y_scale][at],
                              at == places[i / BACKENDS].byte ? 127 : 0);
-        ops_bytes_free(&data);
     }
 }
 

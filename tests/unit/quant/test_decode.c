@@ -51,13 +51,6 @@ static void check(moert_format format, moert_axis axis, const struct shape *s) {
     ASSERT_OK(moert_reference_dequantize(&op));
     void *got = download(results[0], bytes), *want = download(results[1], bytes);
     assert_memory_equal(got, want, bytes);
-    moert_buffer *const buffers[] = {op.q, op.scale, (moert_buffer *)op.groups.ends, results[0],
-                                     results[1]};
-    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
-        moert_buffer_destroy(buffers[i]);
-    void *const all[] = {got, want, q, scale, unset};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        free(all[i]);
 }
 
 TEST(test_every_code_and_scale_becomes_its_bf16_number) {
@@ -79,7 +72,6 @@ TEST(test_blocks_that_are_not_whole_are_left_to_the_quantisers) {
     op.groups.rows = 64;
     op.columns = 36;
     assert_false(moert_decode_suits(&op, true));
-    moert_buffer_destroy(op.x);
 }
 
 TESTS(open_test_device, close_test_device)

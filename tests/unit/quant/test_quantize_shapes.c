@@ -95,9 +95,6 @@ TEST(test_backends_give_the_same_bytes_on_hostile_data_and_shapes) {
         m.x = x;
         quantized want = quantize("reference", &how, &m), got = quantize("portable", &how, &m);
         assert_same_quantized(what, &got, &want);
-        free_quantized(&want);
-        free_quantized(&got);
-        free(x);
     }
 }
 
@@ -132,12 +129,8 @@ TEST(test_columns_are_the_rows_of_the_transpose_group_by_group) {
                                     z.scale + c * z.shape.scales * bytes, z.shape.scales * bytes);
             }
             first += moert_ceil_div(own, block);
-            free_quantized(&z);
         }
-        free_quantized(&whole);
     }
-    free(turned);
-    free(x);
 }
 
 TEST(test_tiles_repeat_one_scale_and_rows_past_the_groups_stay) {
@@ -155,9 +148,7 @@ TEST(test_tiles_repeat_one_scale_and_rows_past_the_groups_stay) {
             assert_int_equal(z.scale[i], QUANTIZED_UNSET);
         for (size_t i = 65 * N; i < M * N; i++)
             assert_int_equal(z.q[i], QUANTIZED_UNSET);
-        free_quantized(&z);
     }
-    free(x);
 }
 
 TEST(test_every_second_run_of_columns_is_quantised) {
@@ -182,12 +173,6 @@ TEST(test_every_second_run_of_columns_is_quantised) {
             ASSERT_OK(moert_quantize_run(&op));
             unsigned char *q = download(op.q, want.q_bytes);
             assert_memory_equal(q, want.q, want.q_bytes);
-            free(q);
-            free(wide);
-            moert_buffer_destroy(op.x);
-            moert_buffer_destroy(op.q);
-            moert_buffer_destroy(op.scale);
-            free_quantized(&want);
         }
 }
 
@@ -220,12 +205,6 @@ static void check_codes(const char *backend, const moert_quantizer *how, const m
     ASSERT_FAILS(moert_dequantize_run(&op), MOERT_ERROR_UNSUPPORTED, "f32 or bf16");
     op.x_type = MOERT_NUMBER_F32;
     ASSERT_FAILS(moert_dequantize_run(&op), MOERT_ERROR_USAGE, "too few");
-    moert_buffer *const buffers[] = {op.x, op.q, op.scale, op.global};
-    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
-        moert_buffer_destroy(buffers[i]);
-    free(codes);
-    free(unset);
-    free_quantized(&z);
 }
 
 TEST(test_values_come_back_as_bf16) {
@@ -240,7 +219,6 @@ TEST(test_values_come_back_as_bf16) {
             check_codes(backends[b], &HOW(.format = MOERT_FORMAT_NVFP4, .axis = (moert_axis)axis),
                         &m);
         }
-    free(x);
 }
 
 TESTS(open_test_device, close_test_device)

@@ -17,7 +17,6 @@ static moert_buffer *unset_bytes(size_t bytes) {
     unsigned char *memory = test_alloc(bytes);
     memset(memory, QUANTIZED_UNSET, bytes);
     moert_buffer *buffer = upload(memory, bytes);
-    free(memory);
     return buffer;
 }
 
@@ -45,18 +44,11 @@ static void check_rows(const moert_quantizer *how, const matrix *m, size_t paddi
             for (size_t i = payload + scales; i < row_bytes; i++)
                 assert_int_equal(row[i], QUANTIZED_UNSET);
         }
-        moert_buffer_destroy(op.x);
         op.x = unset_floats(want.elements);
         ASSERT_OK(moert_dequantize_run(&op));
         float *back = download(op.x, want.elements * sizeof *back);
         assert_same_bits("back", back, want.back, want.elements);
-        free(back);
-        free(rows);
-        moert_buffer_destroy(op.x);
-        moert_buffer_destroy(op.q);
-        moert_buffer_destroy(op.global);
     }
-    free_quantized(&want);
 }
 
 TEST(test_rows_of_payload_and_scales_have_the_bytes_of_both) {
@@ -68,7 +60,6 @@ TEST(test_rows_of_payload_and_scales_have_the_bytes_of_both) {
             const matrix m = {.x = x, .rows = 7, .columns = columns[i]};
             check_rows(&HOW(.format = formats[f]), &m, 0);
             check_rows(&HOW(.format = formats[f]), &m, 61);
-            free(x);
         }
 }
 
@@ -81,7 +72,7 @@ TEST(test_rows_that_cannot_hold_their_scales_are_refused) {
                          .columns = N,
                          .x = upload(x, M * N * sizeof *x),
                          .row_bytes = N + 1};
-    ASSERT_OK(moert_buffer_create(test_device, M * (N + 2), &op.q));
+    op.q = test_buffer(M * (N + 2));
     ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "65 elements apart and 66 wide");
     op.row_bytes = N + 3;
     ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "too few");
@@ -91,9 +82,6 @@ TEST(test_rows_that_cannot_hold_their_scales_are_refused) {
     ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "row_bytes goes with");
     op.how = HOW(.format = MOERT_FORMAT_FP8_BLOCK);
     ASSERT_FAILS(moert_dequantize_run(&op), MOERT_ERROR_USAGE, "row_bytes goes with");
-    moert_buffer_destroy(op.x);
-    moert_buffer_destroy(op.q);
-    free(x);
 }
 
 /* ---- twice ---- */
@@ -139,10 +127,7 @@ TEST(test_mxfp8_of_its_own_values_changes_nothing) {
             halved += twice.scale[i] + 1 == once.scale[i];
         }
         assert_true(halved > TOPS / 100 && overflown == OVERFLOWN);
-        free_quantized(&once);
-        free_quantized(&twice);
     }
-    free(x);
 }
 
 TESTS(open_test_device, close_test_device)

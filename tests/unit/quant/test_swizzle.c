@@ -50,11 +50,6 @@ static unsigned char *swizzle(const char *backend, const matrix *m, size_t *byte
     ASSERT_OK(moert_unswizzle(&op));
     unsigned char *back = download(op.linear, m->lines * m->width);
     assert_memory_equal(back, m->scales, m->lines * m->width);
-    free(back);
-    free(unset);
-    moert_buffer_destroy(ends);
-    moert_buffer_destroy(op.linear);
-    moert_buffer_destroy(op.swizzled);
     return tiles;
 }
 
@@ -70,7 +65,6 @@ static void check_tiles(const matrix *m, const unsigned char *tiles, size_t byte
                 m->scales[m->transposed ? c * m->width + r : r * m->width + c];
         }
     assert_memory_equal(tiles, want, bytes);
-    free(want);
 }
 
 TEST(test_scales_go_to_their_tiles_and_back) {
@@ -85,8 +79,6 @@ TEST(test_scales_go_to_their_tiles_and_back) {
         unsigned char *tiles = swizzle(backends[i / 9 % BACKENDS], &m, &bytes);
         assert_int_equal(bytes, (shape[0] + 127) / 128 * ((shape[1] + 3) / 4) * 512);
         check_tiles(&m, tiles, bytes);
-        free(tiles);
-        free(scales);
     }
 }
 
@@ -102,7 +94,6 @@ TEST(test_published_places_of_scales_hold) {
         unsigned char *tiles = swizzle(backends[b], &m, &bytes);
         assert_int_equal(bytes, 3072);
         assert_true(tiles[597] == 1 && tiles[1536] == 2 && tiles[2681] == 3);
-        free(tiles);
     }
 }
 
@@ -118,10 +109,8 @@ TEST(test_column_scales_lie_in_one_matrix_or_one_for_each_expert) {
         size_t bytes;
         unsigned char *tiles = swizzle(backends[b], &whole, &bytes);
         assert_true(tiles[5153] == 1);
-        free(tiles);
         tiles = swizzle(backends[b], &parts, &bytes);
         assert_true(tiles[4129] == 1);
-        free(tiles);
     }
 }
 
@@ -143,8 +132,6 @@ TEST(test_experts_follow_each_other_from_a_new_tile_on) {
                 check_tiles(&part, tiles + at, own);
             }
             assert_int_equal(at, bytes);
-            free(tiles);
-            free(scales);
         }
 }
 
@@ -174,13 +161,7 @@ TEST(test_groups_without_room_are_left_out) {
         assert_memory_equal(got + kept[transposed], unset, bytes - kept[transposed]);
         op.tiles = 0;
         ASSERT_FAILS(moert_swizzle(&op), MOERT_ERROR_USAGE, "bytes, too few for");
-        free(got);
-        free(unset);
-        moert_buffer_destroy(group_ends);
-        moert_buffer_destroy(op.linear);
-        moert_buffer_destroy(op.swizzled);
     }
-    free(scales);
 }
 
 /* ---- gate and up ---- */
@@ -208,11 +189,6 @@ static void check_runs(const char *backend, size_t rows, size_t width, size_t gr
     ASSERT_OK(moert_interleave_run(&op));
     unsigned char *back = download(from, bytes);
     assert_memory_equal(back, plain, bytes);
-    free(back);
-    free(mixed);
-    free(plain);
-    moert_buffer_destroy(from);
-    moert_buffer_destroy(to);
 }
 
 TEST(test_gate_and_up_alternate_in_runs_of_any_granularity) {
@@ -264,9 +240,6 @@ static void *cast(const char *backend, moert_number from, moert_number to, const
     set_variable("MOERT_BACKEND", backend);
     ASSERT_OK(moert_cast_run(&op));
     void *result = download(op.target, bytes);
-    free(unset);
-    moert_buffer_destroy((moert_buffer *)op.source);
-    moert_buffer_destroy(op.target);
     return result;
 }
 
@@ -296,12 +269,6 @@ TEST(test_casts_agree_on_every_code_and_around_every_midpoint) {
         unsigned char *down = cast("reference", MOERT_NUMBER_F32, type, x, n);
         unsigned char *also = cast("portable", MOERT_NUMBER_F32, type, x, n);
         assert_memory_equal(also, down, n * bytes);
-        free(want);
-        free(got);
-        free(down);
-        free(also);
-        free(x);
-        free(code);
     }
     const moert_cast op = {sizeof op, MOERT_NUMBER_F16, MOERT_NUMBER_BF16, 1, NULL, NULL};
     ASSERT_FAILS(moert_cast_run(&op), MOERT_ERROR_USAGE, "a cast from f16 to bf16");

@@ -26,7 +26,6 @@ TEST(test_extreme_finite_logits_give_finite_results) {
         }
         assert_int_equal(run.index[0], 0);
         assert_int_equal(run.index[1], 2);
-        router_run_free(&run);
     }
 }
 
@@ -57,7 +56,6 @@ TEST(test_sqrt_softplus_and_its_slope_keep_their_digits_from_tiny_to_large) {
         assert_relative((double)run.dlogits[t], oracle_gradient(&input, (int32_t[]){0}, t, 0),
                         1e-6);
     }
-    router_run_free(&run);
 }
 
 TEST(test_sqrt_softplus_ends_in_zero_and_in_the_root) {
@@ -71,7 +69,6 @@ TEST(test_sqrt_softplus_ends_in_zero_and_in_the_root) {
     assert_relative((double)run.dlogits[1], 0.5 / sqrt(3e38), 1e-6);
     assert_memory_equal(run.scores + 2, run.scores + 3, 4);
     assert_memory_equal(run.dlogits + 2, run.dlogits + 3, 4);
-    router_run_free(&run);
 }
 
 /* There the 1e-20 of the sums counts, and the squares of the scores vanish. */
@@ -96,7 +93,6 @@ TEST(test_backward_is_the_gradient_where_scores_are_as_small_as_1e_20) {
             for (size_t e = 0; e < E; e++)
                 assert_within((double)run.dlogits[t * E + e],
                               oracle_gradient(&input, run.index + t * K, t, e), 1e-6);
-        router_run_free(&run);
     }
 }
 
@@ -142,8 +138,6 @@ TEST(test_to_keep_both_of_two_groups_changes_no_bit) {
             assert_memory_equal(one.scores, two.scores, T * experts * 4);
             assert_memory_equal(one.weight, two.weight, T * topk * 4);
             assert_memory_equal(one.lse, two.lse, T * 4);
-            router_run_free(&one);
-            router_run_free(&two);
         }
     }
 }

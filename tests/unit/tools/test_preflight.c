@@ -32,12 +32,6 @@ static int make_cluster(void **state) {
     return 0;
 }
 
-static int free_cluster(void **state) {
-    (void)state;
-    moert_preflight_free(&made);
-    return 0;
-}
-
 static void set_link(size_t a, size_t b, moert_link link) {
     made.links[a * RANKS + b] = made.links[b * RANKS + a] = link;
 }
@@ -59,27 +53,27 @@ static const char *judged(void) {
     return lines;
 }
 
-TEST_WITH(test_equal_ranks_have_no_findings, make_cluster, free_cluster) {
+TEST_WITH(test_equal_ranks_have_no_findings, make_cluster, NULL) {
     assert_string_equal(judged(), "");
     assert_within(made.rank[3].inside, 10.0, 0.0);
     assert_within(made.rank[3].between, 1.0, 0.0);
     assert_within(made.rank[3].between_us, 30.0, 0.0);
 }
 
-TEST_WITH(test_another_build_is_named_with_both_commits, make_cluster, free_cluster) {
+TEST_WITH(test_another_build_is_named_with_both_commits, make_cluster, NULL) {
     snprintf(made.rank[5].commit, sizeof made.rank[5].commit, "0.1.0 def");
     assert_string_equal(judged(),
                         "WRONG rank 5 (node2): another moert: 0.1.0 def; the others: 0.1.0 abc\n");
 }
 
-TEST_WITH(test_ranks_that_differ_alike_are_one_finding, make_cluster, free_cluster) {
+TEST_WITH(test_ranks_that_differ_alike_are_one_finding, make_cluster, NULL) {
     for (size_t r = 2; r < 5; r++)
         snprintf(made.rank[r].settings, sizeof made.rank[r].settings, "MOERT_BF16=widened");
     assert_string_equal(judged(), "WRONG node1, rank 4 (node2): other MOERT_* variables: "
                                   "MOERT_BF16=widened; the others: none\n");
 }
 
-TEST_WITH(test_a_slow_device_is_named_with_its_share, make_cluster, free_cluster) {
+TEST_WITH(test_a_slow_device_is_named_with_its_share, make_cluster, NULL) {
     made.rank[6].rates.gemm_gflops = 52.0;
     assert_string_equal(
         judged(), "WRONG rank 6 (node3): slow: 0.52 of the median GEMM rate (52 of 100 GFLOP/s)\n");
@@ -87,7 +81,7 @@ TEST_WITH(test_a_slow_device_is_named_with_its_share, make_cluster, free_cluster
     assert_string_equal(judged(), "");
 }
 
-TEST_WITH(test_a_slow_node_is_named_and_its_peers_are_not, make_cluster, free_cluster) {
+TEST_WITH(test_a_slow_node_is_named_and_its_peers_are_not, make_cluster, NULL) {
     for (size_t r = 0; r < RANKS; r++)
         if (r / EACH != 2)
             set_link(r, 2 * EACH + r % EACH, (moert_link){30.0, 0.31});
@@ -95,19 +89,19 @@ TEST_WITH(test_a_slow_node_is_named_and_its_peers_are_not, make_cluster, free_cl
                                   "nodes (0.31 of 1 GB/s)\n");
 }
 
-TEST_WITH(test_a_slow_link_between_good_nodes_is_the_link, make_cluster, free_cluster) {
+TEST_WITH(test_a_slow_link_between_good_nodes_is_the_link, make_cluster, NULL) {
     set_link(1, 7, (moert_link){30.0, 0.25});
     assert_string_equal(judged(), "WRONG the link of ranks 1 and 7 (node0, node3): slow: 0.25 of "
                                   "the median bandwidth (0.25 of 1 GB/s)\n");
 }
 
-TEST_WITH(test_late_messages_are_found, make_cluster, free_cluster) {
+TEST_WITH(test_late_messages_are_found, make_cluster, NULL) {
     set_link(4, 5, (moert_link){900.0, 10.0});
     assert_string_equal(judged(), "WRONG node2: late: a small message inside of the node takes 900 "
                                   "us, the median is 2 us\n");
 }
 
-TEST_WITH(test_what_a_host_lacks_is_named, make_cluster, free_cluster) {
+TEST_WITH(test_what_a_host_lacks_is_named, make_cluster, NULL) {
     made.rank[2].skew_s = made.rank[3].skew_s = -3.25;
     made.rank[4].shm_bytes = made.rank[5].shm_bytes = 20 << 20;
     made.rank[6].memory_bytes = made.rank[7].memory_bytes = 512 << 20;
@@ -121,7 +115,7 @@ TEST_WITH(test_what_a_host_lacks_is_named, make_cluster, free_cluster) {
                         "are wanted\n");
 }
 
-TEST_WITH(test_remarks_are_not_wrong, make_cluster, free_cluster) {
+TEST_WITH(test_remarks_are_not_wrong, make_cluster, NULL) {
     for (size_t r = 0; r < RANKS; r++)
         made.rank[r].timeout_s = 0;
     made.rank[7].shared = true;
@@ -132,7 +126,7 @@ TEST_WITH(test_remarks_are_not_wrong, make_cluster, free_cluster) {
     assert_non_null(strstr(lines, "note node2 has 3 ranks, node0 has 2"));
 }
 
-TEST_WITH(test_of_two_nodes_neither_is_blamed_for_their_link, make_cluster, free_cluster) {
+TEST_WITH(test_of_two_nodes_neither_is_blamed_for_their_link, make_cluster, NULL) {
     made.ranks = 2;
     made.rank[1].node = 1;
     made.links[1] = made.links[2] = (moert_link){500.0, 0.001};

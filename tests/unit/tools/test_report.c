@@ -16,13 +16,12 @@ static moert_run_record make_record(size_t ranks, size_t layers, size_t experts)
         record.step[i] = (moert_run_step){(double)i, 5.0 - 0.1 * (double)i, NAN, 1000.0, false};
     record.rank = test_alloc(ranks * sizeof *record.rank);
     for (size_t r = 0; r < ranks; r++) {
-        record.rank[r] =
-            (moert_run_rank){.host = strdup(r < 4 ? "node1" : "a<b>&\"\x01\xFF\xED\xA0\x80"),
-                             .node = r / 4,
-                             .step_ms = 100.0,
-                             .ms = {60.0, 20.0, 5.0, 5.0, 0.0, 10.0}};
+        record.rank[r] = (moert_run_rank){.host = r < 4 ? "node1" : "a<b>&\"\x01\xFF\xED\xA0\x80",
+                                          .node = r / 4,
+                                          .step_ms = 100.0,
+                                          .ms = {60.0, 20.0, 5.0, 5.0, 0.0, 10.0}};
     }
-    record.engine = strdup("window");
+    record.engine = owned(strdup("window"), free);
     record.group = ranks;
     record.waited_ms = test_alloc(ranks * ranks * sizeof(double));
     record.dispatched_bytes = test_alloc(ranks * ranks * sizeof(double));
@@ -62,7 +61,6 @@ TEST(test_a_slow_rank_is_named_with_its_host) {
     make_late(&record, 3, 41.0);
     make_late(&record, 1, 5.0);
     assert_says(&record, true, "Rank 3 on node1 is slow: the others wait 41 % of the step for it.");
-    moert_run_record_free(&record);
 }
 
 TEST(test_a_rank_with_more_rows_has_too_much_to_do) {
@@ -73,7 +71,6 @@ TEST(test_a_rank_with_more_rows_has_too_much_to_do) {
     assert_says(&record, true,
                 "Rank 2 on node1 has too much to do, 2.0 times its share of the rows: the others "
                 "wait 30 % of the step for it.");
-    moert_run_record_free(&record);
 }
 
 TEST(test_ranks_that_wait_in_turn_and_ranks_that_keep_pace) {
@@ -86,7 +83,6 @@ TEST(test_ranks_that_wait_in_turn_and_ranks_that_keep_pace) {
     record.rank[1].ms[MOERT_TIME_WAITING] = 15.0;
     assert_says(&record, true,
                 "The ranks wait for each other, none much more than the others: 18 % of a step.");
-    moert_run_record_free(&record);
 }
 
 TEST(test_a_hot_expert_is_named_with_its_owner) {
@@ -102,7 +98,6 @@ TEST(test_a_hot_expert_is_named_with_its_owner) {
     assert_says(&record, true,
                 "Layer 1: expert 5 (of rank 1 of each group) takes 38 % of the rows, 3.0 times its "
                 "share; 2 layers have such hot experts.");
-    moert_run_record_free(&record);
 }
 
 TEST(test_numbers_of_any_size_are_said) {
@@ -120,7 +115,6 @@ TEST(test_numbers_of_any_size_are_said) {
     assert_says(&record, false,
                 "Of a mean step of 0.00 ms, products of matrices 100 %, other kernels 100 % and "
                 "dispatch and combine 100 %.");
-    moert_run_record_free(&record);
 }
 
 TEST(test_speed_parts_and_loss_are_said) {
@@ -141,7 +135,6 @@ TEST(test_speed_parts_and_loss_are_said) {
     assert_says(&record, true,
                 "The steps are uneven: in the mean they take 1.9 times as long as the median one.");
     assert_says(&record, true, "1 step was skipped: its gradients were not finite.");
-    moert_run_record_free(&record);
 }
 
 /* ---- pages ---- */
@@ -190,7 +183,6 @@ static void assert_page_has(const moert_run_record *record, const char *text) {
     char *page = page_of(record);
     if (strstr(page, text) == NULL)
         fail_msg("the page has no %s", text);
-    free(page);
 }
 
 TEST(test_pages_of_any_size_are_well_formed) {
@@ -198,7 +190,6 @@ TEST(test_pages_of_any_size_are_well_formed) {
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         moert_run_record record = make_record(sizes[i][0], sizes[i][1], sizes[i][2]);
         assert_page_has(&record, "Load of the experts");
-        moert_run_record_free(&record);
     }
 }
 
@@ -206,7 +197,6 @@ TEST(test_what_comes_from_outside_is_escaped) {
     moert_run_record record = make_record(8, 1, 8);
     assert_page_has(&record, "a&#60;b&#62;&#38;&#34;????"
                              "?</small>");
-    moert_run_record_free(&record);
 }
 
 TEST(test_the_late_rank_and_hot_experts_are_marked) {
@@ -219,8 +209,6 @@ TEST(test_the_late_rank_and_hot_experts_are_marked) {
     char *page = page_of(&record);
     const char *hot = strstr(page, "class=\"cell deep hot\"");
     assert_true(hot != NULL && strstr(hot + 1, "class=\"cell deep hot\"") == NULL);
-    free(page);
-    moert_run_record_free(&record);
 }
 
 TEST(test_steps_without_a_loss_break_the_curve) {
@@ -231,7 +219,6 @@ TEST(test_steps_without_a_loss_break_the_curve) {
     for (size_t i = 0; i < STEPS; i++)
         record.step[i].loss = NAN;
     assert_page_has(&record, "class=\"line\" d=\"\"");
-    moert_run_record_free(&record);
 }
 
 TESTS(NULL, NULL)

@@ -9,28 +9,23 @@
 
 enum { FLOATS = 1 << 20 };
 
-static moert_device *device(void) {
-    return moert_context_device(test_context);
-}
-
 /* Some commands, for which this rank waits in an exchange or does nothing. */
 static void span(bool waiting) {
-    moert_buffer *x = NULL;
-    ASSERT_OK(moert_buffer_create(device(), FLOATS * sizeof(float), &x));
-    ASSERT_OK(moert_profile_begin(device()));
+    moert_buffer *x = test_buffer(FLOATS * sizeof(float));
+    ASSERT_OK(moert_profile_begin(test_device));
     moert_phase_set(MOERT_PHASE_COMBINE);
     if (waiting)
         moert_phase_wait_begin();
     for (size_t i = 0; i < 20; i++) {
         ASSERT_OK(moert_buffer_clear(x, 0, FLOATS * sizeof(float)));
-        ASSERT_OK(MOERT_RUN(device(), "nn/elementwise", "add", ((moert_grid){FLOATS / 4096, 1, 1}),
-                            MOERT_ARG(x), MOERT_ARG(x), MOERT_ARG((size_t)FLOATS)));
+        ASSERT_OK(MOERT_RUN(test_device, "nn/elementwise", "add",
+                            ((moert_grid){FLOATS / 4096, 1, 1}), MOERT_ARG(x), MOERT_ARG(x),
+                            MOERT_ARG((size_t)FLOATS)));
     }
-    ASSERT_OK(moert_device_finish(device()));
+    ASSERT_OK(moert_device_finish(test_device));
     if (waiting)
         moert_phase_wait_end();
-    ASSERT_OK(moert_profile_end(device()));
-    moert_buffer_destroy(x);
+    ASSERT_OK(moert_profile_end(test_device));
 }
 
 /* The report's JSON object, to be released; its table goes to `table`. NULL on other ranks. */
@@ -38,7 +33,7 @@ static json_t *report(const moert_breakdown *breakdown, const char *table) {
     const char *path = in_folder("profile.json");
     FILE *console = fopen(table, "w");
     ASSERT_ON_ALL(console != NULL);
-    ASSERT_OK_ON_ALL(moert_breakdown_report(device(), test_comm, breakdown, console, path));
+    ASSERT_OK_ON_ALL(moert_breakdown_report(test_device, test_comm, breakdown, console, path));
     fclose(console);
     return test_rank == 0 ? json_load_file(path, 0, NULL) : NULL;
 }
@@ -87,7 +82,7 @@ static bool is_sound(const json_t *root, const char *table, double steps) {
 TEST(test_rows_add_up_to_the_step_even_if_waits_overlap_kernels) {
     moert_breakdown breakdown;
     const char *table = in_folder("table");
-    ASSERT_OK_ON_ALL(moert_breakdown_start(device(), test_comm, 0, 10, &breakdown));
+    ASSERT_OK_ON_ALL(moert_breakdown_start(test_device, test_comm, 0, 10, &breakdown));
     assert_int_equal(breakdown.from, MOERT_BREAKDOWN_SKIPS);
     assert_int_equal(breakdown.steps, 0);
     json_t *nothing = report(&breakdown, table); /* no step has counted */
@@ -110,10 +105,10 @@ TEST(test_the_first_steps_are_left_out_if_there_are_more) {
 
 TEST(test_a_folder_that_is_not_there_fails_on_all_ranks) {
     const moert_breakdown breakdown = {.roof = {1.0, 1.0}, .steps = 1};
-    ASSERT_OK_ON_ALL(moert_profile_enable(device()));
+    ASSERT_OK_ON_ALL(moert_profile_enable(test_device));
     span(false);
     FILE *console = fopen("/dev/null", "w");
-    ASSERT_FAILS_ON_ALL(moert_breakdown_report(device(), test_comm, &breakdown, console,
+    ASSERT_FAILS_ON_ALL(moert_breakdown_report(test_device, test_comm, &breakdown, console,
                                                in_folder("none/profile.json")),
                         MOERT_ERROR_IO, "none/profile.json.tmp: cannot be created: No such file");
     fclose(console);

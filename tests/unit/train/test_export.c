@@ -78,7 +78,6 @@ static void unmap(cl_mem memory, void *data) {
     (void)memory;
     mapping *m = data;
     munmap(m->start, m->bytes);
-    free(m);
 }
 
 cl_mem clCreateBufferWithProperties(cl_context context, const cl_mem_properties *properties,

@@ -66,7 +66,6 @@ static void assert_steps(size_t count) {
         assert_true(step == (double)i);
     }
     assert_int_equal(*line, '\0');
-    free(text);
 }
 
 TEST(test_lines_are_json_with_null_for_what_is_not_finite) {
@@ -82,7 +81,6 @@ TEST(test_lines_are_json_with_null_for_what_is_not_finite) {
     assert_true(moert_metrics_field(text, "loss", &value) && value == 5.0);
     assert_false(moert_metrics_field(strchr(text, '\n'), "loss", &value));
     assert_false(moert_metrics_field(text, "nothing", &value));
-    free(text);
 }
 
 TEST(test_resuming_drops_the_lines_it_will_write_again) {
@@ -140,17 +138,15 @@ TEST(test_plots_are_svg_when_gnuplot_is_there) {
         snprintf(name, sizeof name, "it's a run-%s.svg", kinds[i]);
         char *text = read_file(in_folder(name), NULL);
         assert_non_null(strstr(text, "<svg"));
-        free(text);
     }
 }
 
 TEST(test_a_missing_gnuplot_is_only_a_warning) {
-    char *saved = strdup(getenv("PATH"));
+    char *saved = owned(strdup(getenv("PATH")), free);
     write_run(0, 3);
     setenv("PATH", test_folder, 1);
     moert_status status = moert_metrics_plot(in_folder(run));
     setenv("PATH", saved, 1);
-    free(saved);
     ASSERT_OK(status);
 }
 
