@@ -75,7 +75,6 @@ static bool is_sound(const json_t *root, const char *table, double steps) {
         sound = sound && number(row, "ms_per_step") >= 0.0;
         sound = sound && strstr(text, json_string_value(json_object_get(row, "name"))) != NULL;
     }
-    free(text);
     return sound;
 }
 
