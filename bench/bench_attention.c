@@ -98,7 +98,7 @@ static void release(bench *b) {
                                  a->dk,
                                  a->dv,
                                  b->scratch};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(all); i++)
         moert_buffer_destroy(all[i]);
     for (int i = 0; i < OPERANDS; i++)
         free(b->pattern[i]);
@@ -295,7 +295,7 @@ int main(int argc, char **argv) {
         .about = "Times causal attention on a device and checks its results. Exits with 1 when one "
                  "is wrong.",
         .options = options,
-        .option_count = sizeof options / sizeof options[0],
+        .option_count = MOERT_COUNT(options),
         .run = run,
     };
     return moert_program_main(&program, argc, argv);

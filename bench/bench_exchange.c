@@ -214,11 +214,11 @@ static void release(bench *b) {
     moert_window_destroy(b->window);
     moert_exchange_destroy(b->exchange);
     moert_buffer *const buffers[] = {b->index, b->source, b->weight, b->target, b->made};
-    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
         moert_buffer_destroy(buffers[i]);
     bench_team_destroy(b->team);
     void *const arrays[] = {b->all_index, b->token_of, b->weights, b->host, b->seen, b->of_ranks};
-    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(arrays); i++)
         free(arrays[i]);
     json_decref(b->rows);
 }
@@ -250,7 +250,7 @@ static const struct operation {
     const char *name;
     moert_status (*call)(bench *b, enum side side);
 } operations[] = {{"dispatch", dispatch}, {"combine", combine}};
-enum { OPERATIONS = sizeof operations / sizeof operations[0] };
+enum { OPERATIONS = MOERT_COUNT(operations) };
 
 /* ---- checks ---- */
 
@@ -428,7 +428,7 @@ int main(int argc, char **argv) {
         .about = "Times dispatch and combine between the ranks, beside packed MPI_Alltoallv, and "
                  "checks every element. Exits with 1 when one is wrong.",
         .options = options,
-        .option_count = sizeof options / sizeof options[0],
+        .option_count = MOERT_COUNT(options),
         .check = check_options,
         .run = run,
     };

@@ -120,7 +120,7 @@ static moert_status make_buffers(const bench *b, const moert_op_options *o, cons
                {"bias", o->bias_type, &buffers->bias},
                {"prob", F32, &buffers->prob},
                {"amax", F32, &buffers->amax}};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(all); i++)
         MOERT_TRY(make_buffer(b, op, all[i].name, all[i].type, all[i].at));
     return fill_ends(buffers->ends);
 }
@@ -257,7 +257,7 @@ static moert_status run(moert_context *context) {
            bench_report_commit(), moert_device_name(b.device), experts, rows, n, k, "#product",
            "backend", "TFLOP/s", "wrong");
     MOERT_TRY_OR(release, make_pattern(&b));
-    for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(variants); i++)
         MOERT_TRY_OR(release, run_variant(&b, &variants[i]));
     if (b.wrong > 0)
         status = MOERT_FAIL(ERROR_NUMERIC, "%zu samples of the results are wrong", b.wrong);
@@ -273,7 +273,7 @@ int main(int argc, char **argv) {
         .about = "Times grouped GEMM ops of bf16 factors with what follows them in training and "
                  "checks each result. Exits with 1 when a result is wrong.",
         .options = options,
-        .option_count = sizeof options / sizeof options[0],
+        .option_count = MOERT_COUNT(options),
         .run = run,
     };
     return moert_program_main(&program, argc, argv);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/config.h"
+#include "base/memory.h"
 #include "bench/common/measure.h"
 #include "bench/gemm/suite.h"
 #include "tools/common/program.h"
@@ -213,7 +214,7 @@ int main(int argc, char **argv) {
                  "OpenBLAS, which calls sgemm for one expert after the other on the same cores. "
                  "Exits with 1 when a result is wrong.",
         .options = options,
-        .option_count = sizeof options / sizeof options[0],
+        .option_count = MOERT_COUNT(options),
         .check = check,
         .run = run,
     };

@@ -359,7 +359,7 @@ int main(int argc, char **argv) {
         .about = "Times an expert-parallel MoE layer, forward and backward, and checks what it "
                  "computes. Exits with 1 when that is wrong.",
         .options = options,
-        .option_count = sizeof options / sizeof options[0],
+        .option_count = MOERT_COUNT(options),
         .check = check_options,
         .run = run,
     };

@@ -170,7 +170,7 @@ int main(int argc, char **argv) {
             "Times the memory-bound kernels in turns with a copy and checks each result. Exits "
             "with 1 when a result is wrong.",
         .options = options,
-        .option_count = sizeof options / sizeof options[0],
+        .option_count = MOERT_COUNT(options),
         .run = run,
     };
     return moert_program_main(&program, argc, argv);

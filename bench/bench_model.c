@@ -294,7 +294,7 @@ int main(int argc, char **argv) {
         .about = "Predicts the time of an expert-parallel layer on a machine of some kind, with "
                  "its parts and what bounds it, or measures such a machine.",
         .options = options,
-        .option_count = sizeof options / sizeof options[0],
+        .option_count = MOERT_COUNT(options),
         .check = check_options,
         .run = run,
     };

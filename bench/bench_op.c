@@ -38,7 +38,7 @@ static const op_form forms[] = {PLAIN("bf16", BF16, BF16),   PLAIN("f16", F16, F
                                 PLAIN("e4m3", E4M3, BF16),   BLOCKS("fp8-block", false),
                                 BLOCKS("fp8-turned", true),  CODED("mxfp8", E4M3, MXFP8_E4M3),
                                 CODED("mxfp4", E2M1, MXFP4), CODED("nvfp4", E2M1, NVFP4)};
-enum { FORMS = sizeof forms / sizeof forms[0] };
+enum { FORMS = MOERT_COUNT(forms) };
 
 static shape chosen; /* experts 0: those of the models */
 static unsigned groups, dtype;
@@ -209,7 +209,7 @@ static moert_status run_shape(bench *b, shape of) {
 static moert_status run_shapes(bench *b) {
     if (chosen.experts > 0)
         return run_shape(b, chosen);
-    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(models); i++)
         for (int down = 0; down < 2; down++) {
             const size_t hidden = models[i].hidden, width = models[i].intermediate;
             printf("# %s, %s\n", models[i].name, down ? "down" : "gate and up");
@@ -244,7 +244,7 @@ int main(int argc, char **argv) {
             "result. Exits "
             "with 1 when a result is wrong.",
         .options = options,
-        .option_count = sizeof options / sizeof options[0],
+        .option_count = MOERT_COUNT(options),
         .run = run,
     };
     return moert_program_main(&program, argc, argv);

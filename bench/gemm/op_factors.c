@@ -163,7 +163,7 @@ static void make_ends(const factors *f, problem *p) {
 
 void op_problem_release(problem *p) {
     moert_buffer *const all[] = {p->ends_buffer, p->x, p->weight, p->y, p->scales, p->result};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(all); i++)
         moert_buffer_destroy(all[i]);
     free(p->ends);
 }

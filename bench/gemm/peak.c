@@ -91,7 +91,7 @@ static void work(void *argument, size_t member) {
 }
 
 bench_peak bench_peak_measure(bench_team *team, moert_number type) {
-    for (size_t i = 0; i < sizeof loops / sizeof loops[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(loops); i++) {
         if (loops[i].type != type || !loops[i].available())
             continue;
         trial it = {loops[i].loop,

@@ -1,5 +1,6 @@
 /* The goals of bench_gemm. */
 #include "bench/gemm/suite.h"
+#include "base/memory.h"
 
 enum { RAGGED_EXPERTS = 5, RAGGED_WEIGHTS = 160 << 20 };
 
@@ -25,7 +26,7 @@ double bench_suite_goal(bench_op op, moert_number type, bool ragged, size_t rows
     };
     if (ragged)
         return 1.1;
-    for (size_t i = 0; i < sizeof balanced / sizeof balanced[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(balanced); i++)
         for (size_t j = 0; j < 3; j++)
             if (balanced[i].op == op && balanced[i].type == type && at[j] == rows)
                 return balanced[i].ratio[j];

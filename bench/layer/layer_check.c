@@ -279,7 +279,7 @@ moert_status bench_layer_check(const bench_layer_case *c, const float *y, const 
 release:;
     void *const arrays[] = {k.router, k.logits, k.sampled, k.w1,   k.w2, k.g,
                             k.u,      k.h,      k.out,     k.mine, k.all};
-    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(arrays); i++)
         free(arrays[i]);
     return status;
 }

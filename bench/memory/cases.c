@@ -307,4 +307,4 @@ const bench_case bench_cases[] = {
     DEQUANTIZE("dequantize FP8 blocks", FP8_BLOCK, ROW, F32),
     DEQUANTIZE("dequantize FP8 tiles", FP8_BLOCK, TILE, F32),
 };
-const size_t bench_case_count = sizeof bench_cases / sizeof bench_cases[0];
+const size_t bench_case_count = MOERT_COUNT(bench_cases);

@@ -106,7 +106,7 @@ void bench_memory_release(bench_memory *b) {
     moert_exchange_free_plan(b->plan);
     moert_exchange_destroy(b->exchange);
     moert_buffer *const small[] = {b->token, b->index, b->gather, b->ends, b->rope};
-    for (size_t i = 0; i < sizeof small / sizeof small[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(small); i++)
         moert_buffer_destroy(small[i]);
     for (size_t i = 0; i < BENCH_INPUTS; i++)
         moert_buffer_destroy(b->in[i]);

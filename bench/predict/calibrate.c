@@ -31,7 +31,7 @@ typedef struct figures {
 /* ---- products ---- */
 
 static const size_t row_counts[] = {8, 32, 128, 512}; /* of a group */
-enum { ROW_COUNTS = sizeof row_counts / sizeof row_counts[0] };
+enum { ROW_COUNTS = MOERT_COUNT(row_counts) };
 
 static moert_number type_of(const bench_work *w) {
     return strcmp(w->type, "bf16") == 0 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
@@ -122,7 +122,7 @@ static moert_status measure_products(moert_context *context, const bench_work *w
                                 {"dgrad", MOERT_TUNED_PACKED_DGRAD, MOERT_TUNED_DGRAD},
                                 {"wgrad", MOERT_TUNED_WGRAD, MOERT_TUNED_WGRAD}};
     const size_t h = w->hidden, i = w->intermediate;
-    for (size_t op = 0; op < sizeof ops / sizeof ops[0]; op++) {
+    for (size_t op = 0; op < MOERT_COUNT(ops); op++) {
         MOERT_TRY(add_rates(context, w, &ops[op], 2 * i, h, m));
         MOERT_TRY(add_rates(context, w, &ops[op], h, i, m));
     }

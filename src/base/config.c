@@ -1,5 +1,6 @@
 /* Reads the MOERT_* variables by the table in config.h. */
 #include "base/config.h"
+#include "base/memory.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -18,7 +19,7 @@ static const struct row {
     MOERT_VARIABLE_TABLE(MOERT_CONFIG_ROW)
 #undef MOERT_CONFIG_ROW
 };
-enum { ROWS = sizeof rows / sizeof rows[0] };
+enum { ROWS = MOERT_COUNT(rows) };
 
 /* Index of `word` in a '|' separated list, or -1. */
 static int choice_index(const char *choices, const char *word) {

@@ -1,5 +1,6 @@
 /* Status names and the last error of each thread. */
 #include "base/error.h"
+#include "base/memory.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -19,7 +20,7 @@ static const struct {
 };
 
 static size_t status_row(moert_status status) {
-    size_t count = sizeof status_rows / sizeof status_rows[0];
+    size_t count = MOERT_COUNT(status_rows);
     return (size_t)status < count ? (size_t)status : (size_t)MOERT_ERROR_INTERNAL;
 }
 

@@ -19,6 +19,9 @@ moert_status moert_alloc(void *out, size_t count, size_t bytes);
  * it. */
 moert_status moert_to_int(size_t value, const char *what, int *out);
 
+/* The number of elements of an array. */
+#define MOERT_COUNT(array) (sizeof(array) / sizeof(array)[0])
+
 static inline size_t moert_round_up(size_t value, size_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
 }

@@ -1,5 +1,6 @@
 /* Conversions of single numbers. Everything but the last rounding is exact in float64. */
 #include "base/number.h"
+#include "base/memory.h"
 
 #include <math.h>
 #include <string.h>
@@ -21,7 +22,7 @@ static const layout layouts[] = {
 };
 
 const char *moert_number_name(moert_number number) {
-    return (size_t)number < sizeof layouts / sizeof layouts[0] ? layouts[number].name : NULL;
+    return (size_t)number < MOERT_COUNT(layouts) ? layouts[number].name : NULL;
 }
 
 size_t moert_number_bits(moert_number type) {

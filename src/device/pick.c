@@ -85,7 +85,7 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
         {CL_DEVICE_VERSION, sizeof info->version, info->version},
         {CL_DEVICE_EXTENSIONS, sizeof extensions, extensions},
     };
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(fields); i++)
         MOERT_CL(NULL, clGetDeviceInfo(id, fields[i].key, fields[i].bytes, fields[i].value, NULL));
     if (platform != NULL)
         clGetPlatformInfo(platform, CL_PLATFORM_NAME, sizeof info->platform_name,

@@ -41,7 +41,7 @@ static int team_items(const moert_device *device, const char *spec) {
     if (is_nvidia(spec))
         return GPU_ITEMS;
     const size_t length = strcspn(spec, " ");
-    for (size_t i = 0; i < sizeof cpu_families / sizeof cpu_families[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(cpu_families); i++)
         if (strlen(cpu_families[i]) == length && strncmp(spec, cpu_families[i], length) == 0)
             return 1;
     return device->info.gpu_form ? GPU_ITEMS : 1;

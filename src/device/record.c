@@ -52,7 +52,7 @@ static moert_status find_functions(moert_recording *recording) {
                      {"clReleaseCommandBufferKHR", &recording->release}};
     MOERT_CL(recording->device, clGetDeviceInfo(recording->device->id, CL_DEVICE_PLATFORM,
                                                 sizeof platform, &platform, NULL));
-    for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(functions); i++) {
         void *found = clGetExtensionFunctionAddressForPlatform(platform, functions[i].name);
         if (found == NULL)
             return MOERT_FAIL(ERROR_UNSUPPORTED, "%s has no %s", recording->device->info.name,

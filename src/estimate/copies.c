@@ -33,7 +33,7 @@ static size_t rounded_bytes(const moert_memory_setting *setting, projection p) {
     const moert_packed_for uses[] = {p.forward, MOERT_PACKED_DGRAD};
     moert_packed_shape shape = shape_of(p);
     size_t bytes = 0;
-    for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(uses); i++) {
         shape.use = uses[i];
         const size_t packed =
             setting->device != NULL ? moert_packed_need(setting->device, &shape) : 0;
@@ -86,7 +86,7 @@ static size_t dense_copies(const moert_memory_setting *setting, const moert_memo
     if (s->tokens == 0)
         return 0;
     size_t bytes = packings_bytes(setting, head);
-    for (size_t i = 0; i < sizeof dense / sizeof dense[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(dense); i++)
         bytes += c->layers * packings_bytes(setting, dense[i]);
     return bytes;
 }
@@ -107,7 +107,7 @@ static void largest_codes(const moert_memory_shape *s, size_t *codes, size_t *sc
     moert_quantizer how = MOERT_QUANTIZER_INIT;
     how.format =
         c->precision == MOERT_PRECISION_NVFP4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3;
-    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(matrices); i++)
         for (how.axis = MOERT_AXIS_ROW; how.axis <= MOERT_AXIS_COLUMN; how.axis++) {
             const size_t rows = matrices[i][0];
             const moert_quantized_shape q = moert_quantized_shape_of(

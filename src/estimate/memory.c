@@ -112,8 +112,7 @@ static void count_parameters(const moert_memory_setting *setting, size_t rank,
     const size_t in[] = {l * 2 * i * h, c->expert_biases ? l * 2 * i : 0};
     const size_t out[] = {l * h * i, c->expert_biases ? l * h : 0};
     *replicated = *owned = (parameters){0, 0};
-#define SHAPE(elements, parts)                                                                     \
-    &(moert_block_shape){elements, sizeof(elements) / sizeof(elements)[0], parts}
+#define SHAPE(elements, parts) &(moert_block_shape){elements, MOERT_COUNT(elements), parts}
     add_blocks(replicated, 1, SHAPE(outer, 1), ranks, rank);
     add_blocks(replicated, c->layers, SHAPE(attention, 1), ranks, rank);
     add_blocks(replicated, c->layers, SHAPE(dense, 1), ranks, rank);
@@ -156,7 +155,7 @@ static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
         moert_factor_floats(type, t * c->shared_intermediate),
     };
     size_t bytes = floats * sizeof(float);
-    for (size_t i = 0; i < sizeof with_growth / sizeof with_growth[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(with_growth); i++)
         bytes += activation_bytes(with_growth[i]);
     return bytes;
 }
@@ -189,7 +188,7 @@ static size_t largest_partial(const moert_memory_shape *s) {
         most = row * moert_min(c->vocabulary, moert_max(1, s->partial_floats / row));
     const size_t numbers = s->tokens + c->layers * (s->tokens + s->sequences * c->router.experts);
     most = moert_max(most, numbers); /* of the losses: sum_everything of model/losses.c */
-    for (size_t i = 0; i < sizeof dense / sizeof dense[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(dense); i++)
         most = moert_max(most, dense_partial(s, dense[i][0], dense[i][1]));
     return moert_max(most, s->sequences * c->head_size);
 }
@@ -246,7 +245,7 @@ static void count_windows(const moert_memory_setting *setting, const moert_memor
                    {1, moert_wire_back_width(&options)},
                    {s->config->layers + 1, 1}};
     *used = *reserved = 0;
-    for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(windows); i++) {
         const size_t stride = moert_round_up(windows[i].width, MOERT_WINDOW_ROW_FLOATS);
         *used += s->rows * windows[i].count * stride;
         *reserved += windows[i].count * stride * window_rows(setting, s, stride);

@@ -14,7 +14,7 @@
 /* By MOERT_EXCHANGE_* of base/config.h; AUTO tries the named ones in this order. */
 #define ENGINE(NAME, name) [MOERT_EXCHANGE_##NAME] = &moert_engine_##name,
 static const moert_engine *const engines[] = {MOERT_ENGINE_TABLE(ENGINE)};
-enum { ENGINES = sizeof engines / sizeof engines[0] };
+enum { ENGINES = MOERT_COUNT(engines) };
 
 /* Opens one engine; `reason` says on all ranks alike why it does not work. */
 static void open_engine(moert_exchange *exchange, unsigned which, char *reason) {

@@ -1,5 +1,6 @@
 /* The table of the backends, and the one in use. */
 #include "gemm/backend.h"
+#include "base/memory.h"
 
 static const moert_backend *const backends[] = {
 #define MOERT_BACKEND_ROW(NAME, name) [MOERT_BACKEND_##NAME] = &moert_backend_##name,
@@ -9,7 +10,7 @@ static const moert_backend *const backends[] = {
 
 enum {
     FIRST_BACKEND = MOERT_BACKEND_AUTO + 1,
-    BACKENDS = sizeof backends / sizeof backends[0],
+    BACKENDS = MOERT_COUNT(backends),
 };
 
 const moert_backend *moert_backend_at(size_t index) {

@@ -124,7 +124,7 @@ static moert_status check_epilogue(const moert_gemm *full) {
     } vectors[] = {
         {"alpha", e->alpha, g},           {"beta", e->beta, g}, {"bias_scale", e->bias_scale, m},
         {"row_weight", e->row_weight, m}, {"prob", e->prob, m}, {"amax", e->amax, g}};
-    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(vectors); i++)
         if (vectors[i].buffer != NULL)
             MOERT_TRY(check_buffer(vectors[i].name, vectors[i].buffer, 1, vectors[i].count,
                                    vectors[i].count));

@@ -79,7 +79,7 @@ static moert_status read_family(const char *path, const json_t *root, moert_mode
     if (type == NULL)
         return MOERT_FAIL(ERROR_FORMAT, "%s: the key model_type is %s", path,
                           value == NULL ? "missing" : "not a string");
-    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(families); i++)
         if (strcmp(families[i].model_type, type) == 0) {
             *config = families[i].standard;
             config->initializer_range = 0.02f;

@@ -1,5 +1,6 @@
 /* The table of the keys of config.json, and reading by it. */
 #include "io/model_fields.h"
+#include "base/memory.h"
 
 #include <float.h>
 #include <stddef.h>
@@ -128,7 +129,7 @@ static moert_status read_field(const char *path, const json_t *root, const confi
 }
 
 moert_status moert_fields_read(const char *path, const json_t *root, moert_model_config *config) {
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(fields); i++)
         if (fields[i].families >> config->family & 1)
             MOERT_TRY(read_field(path, root, &fields[i], config));
     return MOERT_OK;

@@ -28,7 +28,7 @@ moert_status moert_layer_initialize(moert_layer *layer, uint64_t seed, double de
                                                   MOERT_LAYER_SHARED_W2, MOERT_LAYER_W1,
                                                   MOERT_LAYER_W2};
     moert_layer_weights_changed(layer);
-    for (size_t m = 0; m < sizeof matrices / sizeof matrices[0]; m++) {
+    for (size_t m = 0; m < MOERT_COUNT(matrices); m++) {
         moert_layer_tensor which = matrices[m];
         moert_buffer *weight = moert_layer_weight(layer, which);
         bool of_expert = which == MOERT_LAYER_W1 || which == MOERT_LAYER_W2;

@@ -125,7 +125,7 @@ void moert_layer_destroy(moert_layer *layer) {
                                      layer->h,
                                      layer->shared_v,
                                      layer->shared_h};
-    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
         moert_buffer_destroy(buffers[i]);
     free(layer);
 }

@@ -79,7 +79,7 @@ static moert_status reserve_layer(moert_model *model, moert_model_layer *layer) 
         {&layer->post_rstd, t},
         {&layer->out, t * c->hidden},
     };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++)
         MOERT_TRY(moert_model_reserve(model, rows[i].floats, rows[i].buffer));
     if (!c->qk_norm)
         return MOERT_OK;

@@ -69,7 +69,7 @@ static void destroy_layer(moert_model_layer *layer) {
         layer->q_rstd,       layer->k_rstd, layer->q,      layer->k,           layer->v,
         layer->attended,     layer->lse,    layer->middle, layer->post_normed, layer->post_rstd,
         layer->out};
-    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
         moert_buffer_destroy(buffers[i]);
     moert_block_destroy(layer->attention);
     moert_layer_destroy(layer->moe);
@@ -86,7 +86,7 @@ void moert_model_destroy(moert_model *model) {
                                      model->logits,       model->token_loss, model->d,
                                      model->dn,           model->datt,       model->dq,
                                      model->dk,           model->dv};
-    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
         moert_buffer_destroy(buffers[i]);
     moert_block_destroy(model->outer);
     free(model->layer);

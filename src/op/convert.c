@@ -51,7 +51,7 @@ void moert_op_free_conversions(moert_op *op) {
     for (size_t i = 0; i < op->quantized_count; i++) {
         moert_conversion *c = &op->conversions[i];
         moert_buffer *const all[] = {c->stored, c->ends, c->block_ends, c->scale, c->turned};
-        for (size_t j = 0; j < sizeof all / sizeof all[0]; j++)
+        for (size_t j = 0; j < MOERT_COUNT(all); j++)
             moert_buffer_destroy(all[j]);
         destroy_all(c->scales, op->options.groups);
         free(c->all_codes);

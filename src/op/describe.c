@@ -99,7 +99,7 @@ static moert_status check_switches(const moert_op *op) {
         {"dbias", "false, except in dglu", o->dbias, dglu},
         {"linear_first", "false, except in glu and dglu", o->linear_first, glu | dglu},
     };
-    for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(switches); i++)
         if (switches[i].set && (switches[i].kinds >> o->kind & 1) == 0)
             return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, switches[i].field,
                                    switches[i].legal, "%s", "true");

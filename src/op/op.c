@@ -168,7 +168,7 @@ moert_status moert_op_compile(moert_op *op) {
     moert_op_options options = op->options;
     moert_operand *const operands[] = {&options.x, &options.weight, &options.y, &options.c,
                                        &options.d};
-    for (size_t i = 0; i < sizeof operands / sizeof operands[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(operands); i++)
         operands[i]->stride = 0;
     options.rows = SMALL;
     options.groups = options.topk = 1;

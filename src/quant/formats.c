@@ -18,7 +18,7 @@ static const struct {
 };
 
 const char *moert_format_name(moert_format format) {
-    return (size_t)format < sizeof formats / sizeof formats[0] ? formats[format].name : NULL;
+    return (size_t)format < MOERT_COUNT(formats) ? formats[format].name : NULL;
 }
 
 moert_number moert_format_element(moert_format format) {

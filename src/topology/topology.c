@@ -129,7 +129,7 @@ void moert_topology_describe(const moert_topology *topology, char *text, size_t 
         {topology->gpu_count, "GPU", true},
         {moert_topology_count_cores(topology, topology->usable), "core", topology->masked},
     };
-    size_t used = 0, count = sizeof parts / sizeof parts[0];
+    size_t used = 0, count = MOERT_COUNT(parts);
     for (size_t i = 0; i < count && parts[i].shown && used < bytes; i++)
         used += (size_t)snprintf(text + used, bytes - used, "%s%zu %s%s%s", i > 0 ? ", " : "",
                                  parts[i].count, parts[i].name, parts[i].count == 1 ? "" : "s",

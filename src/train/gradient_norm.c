@@ -80,7 +80,7 @@ void moert_gradient_norm_destroy(moert_gradient_norm *norm) {
         return;
     void *const arrays[] = {norm->tensor, norm->first_chunk, norm->chunk_sum, norm->packed,
                             norm->bytes,  norm->held_sum,    norm->sum,       norm->all};
-    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(arrays); i++)
         free(arrays[i]);
     moert_squares_destroy(norm->squares);
     free(norm);

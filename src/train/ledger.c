@@ -43,7 +43,7 @@ struct moert_ledger {
 
 moert_status moert_ledger_clear(const char *out) {
     static const char *const names[] = {"profile.json", STEPS_NAME, RANKS_NAME};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(names); i++) {
         char *path = moert_text_format("%s/%s", out, names[i]);
         const moert_status status =
             path != NULL ? moert_remove_tree(path) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");

@@ -44,7 +44,7 @@ static moert_status check_model(const moert_trainer *t, const char *path) {
 #undef MODEL_VALUE
 #undef MODEL_NAME
     moert_model_config_free(&saved);
-    for (size_t i = 0; i < sizeof now / sizeof now[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(now); i++)
         if (before[i] != now[i])
             return MOERT_FAIL(ERROR_MISMATCH, "%s was made with %s %g, this run has %g", path,
                               names[i], before[i], now[i]);
@@ -60,7 +60,7 @@ static moert_status check_state(const moert_trainer *t, const char *path,
     } rows[] = {{"seed", s->seed, o->seed},
                 {"batch", s->batch, o->batch},
                 {"sequence length", s->length, o->length}};
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++)
         if (rows[i].saved != rows[i].given)
             return MOERT_FAIL(ERROR_MISMATCH, "%s was made with %s %llu, this run has %llu", path,
                               rows[i].what, (unsigned long long)rows[i].saved,

@@ -200,7 +200,7 @@ static moert_status report_profile(moert_trainer *t) {
 /* The signals that end a run in order: what schedulers send some time before they kill (Slurm:
  * --signal=USR1@120). */
 static const int stop_signals[] = {SIGTERM, SIGUSR1};
-enum { STOP_SIGNALS = sizeof stop_signals / sizeof stop_signals[0] };
+enum { STOP_SIGNALS = MOERT_COUNT(stop_signals) };
 
 static void catch_signals(struct sigaction before[STOP_SIGNALS]) {
     struct sigaction action = {.sa_handler = on_signal};

@@ -3,6 +3,7 @@
  * The cuDNN frontend's grouped products of 16 bits, which it runs without a check, and the exact
  * test of CUTLASS's MoE example: signs and zeros, sizes of groups of which many are nothing.
  */
+#include "base/memory.h"
 #include "support/gemm/product.h"
 #include "support/op/run.h"
 #include "support/suite.h"
@@ -55,7 +56,7 @@ TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
                  {32, 1024, 32, 128, 160, false},
                  {64, 8192, 64, 512, 384, true}};
     size_t empty = 0;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++)
         for (size_t c = 0; c < KINDS * TYPES && !suite_skips(cases[i].slow); c++) {
             uint32_t ends[64];
             product p = product_of(kinds[c % KINDS], types[c / KINDS], cases[i].groups,
@@ -89,7 +90,7 @@ TEST(test_one_op_serves_every_size_of_the_groups) {
         buffers.weight = unset_floats(G * N * K);
         buffers.y = unset_floats(MOST * N);
         buffers.ends = unset_floats(G);
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        for (size_t i = 0; i < MOERT_COUNT(sizes); i++) {
             const uint32_t m = sizes[i], ends[G] = {m, 2 * m, 3 * m, 4 * m};
             ops_data data = ops_make(&o, ends, true);
             for (moert_op_buffer k = 0; k <= MOERT_OP_BUFFER_y; k++)

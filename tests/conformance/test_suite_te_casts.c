@@ -4,6 +4,7 @@
  * to MXFP8, NVFP4 with its group quantise. There elements may differ a little in MXFP8; here every
  * byte is that of an oracle.
  */
+#include "base/memory.h"
 #include "base/number.h"
 #include "gemm/gemm.h"
 #include "support/quant/quantize_oracle.h"
@@ -65,7 +66,7 @@ static const shape mxfp8_shapes[] = {
 };
 
 TEST(test_mxfp8_has_the_bytes_of_the_oracle_for_every_shape_type_and_fill) {
-    for (size_t i = 0; i < sizeof mxfp8_shapes / sizeof *mxfp8_shapes; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(mxfp8_shapes); i++) {
         const shape *s = &mxfp8_shapes[i];
         if (suite_skips(s->slow))
             continue;
@@ -127,7 +128,7 @@ static void check_gated(const size_t *s, const float *v, const float *dh, const 
 }
 
 TEST(test_gated_results_and_gradients_become_mxfp8) {
-    for (size_t i = 0; i < sizeof gated_shapes / sizeof *gated_shapes; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(gated_shapes); i++) {
         const size_t *s = gated_shapes[i];
         const size_t n = s[0] * s[1];
         float *v = test_alloc(2 * n * sizeof *v), *dh = test_alloc(n * sizeof *dh), *h, *dv;
@@ -167,7 +168,7 @@ static void check_nvfp4(const char *what, moert_number source, const matrix *m) 
 }
 
 TEST(test_nvfp4_has_the_bytes_of_the_oracle_for_every_shape) {
-    for (size_t i = 0; i < sizeof nvfp4_shapes / sizeof *nvfp4_shapes; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(nvfp4_shapes); i++) {
         const shape *s = &nvfp4_shapes[i];
         if (suite_skips(s->slow))
             continue;
@@ -219,7 +220,7 @@ static const unsigned splits[][GROUPS] = {
     {2, 4, 6, 8}, {0, 3, 5, 8}, {3, 3, 4, 8}, {2, 5, 8, 8}, {0, 0, 0, 0},
     {8, 8, 8, 8}, {1, 2, 3, 8}, {0, 0, 1, 8}, {1, 4, 6, 7}, {1, 1, 2, 5},
 };
-enum { SPLITS = sizeof splits / sizeof splits[0] };
+enum { SPLITS = MOERT_COUNT(splits) };
 
 static const shape grouped_shapes[] = {
     {0, 512, false},    {1024, 320, false},  {256, 1024, false},   {1024, 256, false},
@@ -246,7 +247,7 @@ static void check_groups(const shape *s, const unsigned *split, const float *x, 
 }
 
 TEST(test_groups_are_quantised_apart_wherever_the_empty_ones_are) {
-    for (size_t i = 0; i < sizeof grouped_shapes / sizeof *grouped_shapes; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(grouped_shapes); i++) {
         const shape *s = &grouped_shapes[i];
         if (suite_skips(s->slow))
             continue;

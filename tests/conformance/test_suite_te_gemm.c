@@ -4,6 +4,7 @@
  * accumulation; bit for bit the GEMM of each group alone; against float64 within the tolerances
  * there, and against the promised chain of fma without any.
  */
+#include "base/memory.h"
 #include "support/gemm/product.h"
 #include "support/suite.h"
 
@@ -39,7 +40,7 @@ TEST(test_random_splits_have_the_bits_of_each_group_alone) {
                                    {8, 15, 128, 512, false},
                                    {8, 1027, 128, 512, false},
                                    {16, 10027, 128, 512, true}};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+    for (size_t i = 0; i < MOERT_COUNT(shapes); i++)
         for (size_t c = 0; c < (size_t)KINDS * TYPES * 2 && !suite_skips(shapes[i].slow); c++) {
             const shape *s = &shapes[i];
             uint32_t ends[MOST_GROUPS];
@@ -71,7 +72,7 @@ TEST(test_grouped_tensors_take_discrete_weights_and_scaled_biases) {
                                    {4, 512, 512, 256, false},
                                    {4, 512, 256, 512, false},
                                    {8, 512, 512, 256, false}};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+    for (size_t i = 0; i < MOERT_COUNT(shapes); i++)
         for (size_t c = 0; c < KINDS * 4; c++) {
             const shape *s = &shapes[i];
             uint32_t ends[MOST_GROUPS];
@@ -97,7 +98,7 @@ TEST(test_groups_of_equal_of_different_and_of_no_rows) {
         {1, 128, 256, {384}},           {1, 512, 640, {384}},          {1, 256, 384, {128}},
         {3, 288, 416, {160, 160, 160}}, {3, 256, 384, {0, 0, 0}},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++)
         for (size_t c = 0; c < KINDS * 2; c++) {
             uint32_t ends[3], rows = 0;
             for (size_t g = 0; g < cases[i].groups; g++)

@@ -6,6 +6,7 @@
  * num_out_tokens, is a choice of -1 for the slots past it.
  */
 #include "base/config.h"
+#include "base/memory.h"
 #include "exchange/exchange.h"
 #include "support/mpi.h"
 #include "support/suite.h"
@@ -167,7 +168,7 @@ static void check_unpermute(trip *t, bool weighted) {
 TEST(test_tokens_go_to_their_experts_and_back) {
     moert_exchange *exchange;
     ASSERT_OK(moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_LOCAL, &exchange));
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         trip t;
         if (suite_skips(rows[i].slow))
             continue;

@@ -4,6 +4,7 @@
  * in all of TN, NN and NT, each factor in blocks along what is summed over. Every result against
  * float64 within 5e-6 of the largest of its row, where the tolerances there are 8e-3 and wider.
  */
+#include "base/memory.h"
 #include "support/op/cases.h"
 #include "support/op/exact.h"
 #include "support/suite.h"
@@ -44,7 +45,7 @@ TEST(test_nvfp4_gemms) {
                                    {1, 112, 128, 96, false},   {1, 304, 640, 304, false},
                                    {1, 256, 64, 256, false},   {1, 128, 128, 112, false},
                                    {1, 1008, 3072, 992, true}, {1, 4096, 512, 3072, true}};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+    for (size_t i = 0; i < MOERT_COUNT(shapes); i++)
         for (size_t k = 0; k < KINDS && !suite_skips(shapes[i].slow); k++) {
             const uint32_t end = (uint32_t)shapes[i].rows;
             moert_op_options o = describe(kinds[k], MOERT_FORMAT_NVFP4, &shapes[i]);
@@ -63,7 +64,7 @@ TEST(test_grouped_products_of_every_layout) {
                                    {3, 768, 256, 384, false},  {3, 864, 288, 416, true},
                                    {16, 4096, 128, 512, true}, {2, 256, 2880, 2880, true},
                                    {3, 1536, 384, 640, true}};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+    for (size_t i = 0; i < MOERT_COUNT(shapes); i++)
         for (size_t c = 0; c < (size_t)KINDS * 2 && !suite_skips(shapes[i].slow); c++) {
             uint32_t ends[OPS_MOST_GROUPS];
             moert_op_options o = describe(kinds[c % KINDS], formats[c / KINDS], &shapes[i]);

@@ -22,7 +22,7 @@ static const row rows[] = {
     {7168, 32, 8, true},  {8992, 128, 8, true},  {14234, 64, 8, true},   {512, 256, 8, false},
     {2048, 256, 8, true}, {64, 1024, 32, false}, {2048, 1024, 32, true}, {8992, 1024, 8, true},
 };
-enum { ROWS = sizeof rows / sizeof rows[0] };
+enum { ROWS = MOERT_COUNT(rows) };
 
 static double absolute_of(size_t experts) {
     return fmax(1e-5, 4e-7 * (double)experts);

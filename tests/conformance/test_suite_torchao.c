@@ -4,6 +4,7 @@
  * products of training with rounded operands (two stacked matrices, or the rows of two). Its byte
  * cases are in test_quantize, its tiles of scales in test_swizzle.
  */
+#include "base/memory.h"
 #include "base/number.h"
 #include "gemm/gemm.h"
 #include "support/quant/quantized.h"
@@ -54,7 +55,7 @@ static const struct {
     {MOERT_FORMAT_NVFP4, MOERT_NVFP4_TORCHAO, 8.0, 16.0},
     {MOERT_FORMAT_NVFP4, MOERT_NVFP4_TE, 8.0, 16.0},
 };
-enum { FORMATS = sizeof formats / sizeof formats[0] };
+enum { FORMATS = MOERT_COUNT(formats) };
 
 static moert_quantizer how_of(size_t format) {
     return HOW(.format = formats[format].format, .nvfp4_rule = formats[format].rule);
@@ -196,7 +197,7 @@ static const row rows[] = {
 
 TEST(test_the_products_of_training_keep_their_signal) {
     set_variable("MOERT_BACKEND", "portable");
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         const row *r = &rows[i];
         if (suite_skips(r->slow))
             continue;

@@ -5,6 +5,7 @@
  * groups of 0, 256, 512 and 768 rows in any order. Every op is right in float64 on the values of
  * its operands; what its result is worth beside the layer without rounding is in decibel.
  */
+#include "base/memory.h"
 #include "support/op/cases.h"
 #include "support/op/exact.h"
 #include "support/suite.h"
@@ -151,7 +152,7 @@ TEST(test_a_grouped_linear_layer_keeps_its_signal) {
                   {8, 640, 192, 256, false},
                   {16, 1024, 1024, 2048, true},
                   {8, 4096, 1024, 1024, true}};
-    for (size_t i = 0; i < 2 * sizeof shapes / sizeof *shapes; i++) {
+    for (size_t i = 0; i < 2 * MOERT_COUNT(shapes); i++) {
         uint32_t ends[OPS_MOST_GROUPS];
         const size_t s = i / 2;
         if (suite_skips(shapes[s].slow))
@@ -269,7 +270,7 @@ static void check_mlp(const mlp *m, double limit) {
     ops_bytes rounded[PARTS], plain[PARTS];
     run(m, rounded);
     run_plain(m, plain);
-    for (size_t i = 0; i < sizeof results / sizeof *results; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(results); i++) {
         char title[64];
         const ops_bytes *want = &plain[results[i].from];
         const bool through = results[i].from == DGRAD || results[i].from == WGRAD1;

@@ -3,6 +3,7 @@
  * Unsloth's table of grouped GEMMs in a MoE block: the first projection [2I,H] on tokens, as they
  * lie or sorted by expert, the second [H,I] with results in either order; forward, dX and dW.
  */
+#include "base/memory.h"
 #include "support/gemm/product.h"
 #include "support/suite.h"
 
@@ -98,7 +99,7 @@ TEST(test_qwen3_and_llama4) {
         {{2048, 768, 128, 8, 1024, true}, 3, true}, {{5120, 8192, 16, 1, 128, true}, 1, true},
         {{5120, 8192, 16, 1, 1024, true}, 1, true}, {{1024, 1024, 16, 1, 1024, true}, 3, true},
     };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++)
         if (!suite_skips(rows[i].slow))
             check_model(&rows[i].m, MOERT_NUMBER_BF16, rows[i].kinds);
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "base/memory.h"
 #include "fuzz/fuzz_op.h"
 #include "op/op.h"
 
@@ -119,7 +120,7 @@ static bool fill_ends(uint32_t *ends, const moert_op_options *o, unsigned style)
         ends[g] = end;
     }
     if (style >= 224 && o->groups > 0)
-        ends[next() % o->groups] = wild[next() % (sizeof wild / sizeof wild[0])];
+        ends[next() % o->groups] = wild[next() % (MOERT_COUNT(wild))];
     for (size_t g = 0; g < o->groups; g++) {
         const uint32_t start = g > 0 ? ends[g - 1] : 0;
         legal = legal && ends[g] >= start && ends[g] <= o->rows && (ends[g] - start) % unit == 0;
@@ -198,7 +199,7 @@ static void replace(moert_buffer **place, unsigned deed, moert_device *device, m
     unsigned char *memory;
     const size_t bytes = *place != NULL ? moert_buffer_bytes(*place) : 64;
     const size_t sizes[] = {bytes, bytes > 0 ? bytes - 1 : 0, bytes / 2, 0, bytes + 1, 2 * bytes};
-    deed %= sizeof sizes / sizeof sizes[0] + 2;
+    deed %= MOERT_COUNT(sizes) + 2;
     if (deed >= 2) {
         const size_t size = sizes[deed - 2];
         *place = add(deed == 2 ? other : device, size, &memory);

@@ -4,10 +4,10 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "fuzz/fuzz_op.h"
 
-#define COUNT(array)      (sizeof(array) / sizeof(array)[0])
-#define PICK(table, byte) ((table)[(byte) % COUNT(table)])
+#define PICK(table, byte) ((table)[(byte) % MOERT_COUNT(table)])
 
 /* ---- legal by construction ---- */
 
@@ -61,7 +61,7 @@ static void choose_switches(const fuzz_input *in, moert_op_options *o) {
         {&o->fallback, all},
         {&o->weight.discrete, all},
     };
-    for (size_t i = 0; i < COUNT(rows); i++)
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++)
         *rows[i].field = (bits >> i & 1) != 0 && (rows[i].kinds >> o->kind & 1) != 0;
     o->accumulate = o->accumulate && !o->beta;
     o->bias_scale = o->bias_scale && o->bias;
@@ -120,7 +120,7 @@ static void choose_strides(const fuzz_input *in, moert_op_options *o) {
         moert_operand *operand;
         size_t width;
     } rows[] = {{&o->x, o->k}, {&o->y, o->n}, {&o->c, c}, {&o->d, d}};
-    for (size_t i = 0; i < COUNT(rows); i++) {
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         const unsigned bits = byte >> (2 * i) & 3;
         rows[i].operand->stride = bits == 0 ? 0 : (ptrdiff_t)(rows[i].width + gaps[bits]);
     }
@@ -352,7 +352,7 @@ bool fuzz_describe(const fuzz_input *in, moert_op_options *options) {
     choose_quantised(in, options);
     choose_backend(in, options);
     for (size_t i = 0; i < strokes; i++)
-        stroke(options, fuzz_byte(in, AT_FIELDS + 1 + 2 * i) % COUNT(fields),
+        stroke(options, fuzz_byte(in, AT_FIELDS + 1 + 2 * i) % MOERT_COUNT(fields),
                fuzz_byte(in, AT_FIELDS + 2 + 2 * i));
     return strokes == 0;
 }

@@ -41,7 +41,7 @@ static const moert_option options[] = {
     {"tolerance", MOERT_OPTION_FLOAT, &tolerance, "2e-5", "0..", "largest relative error"},
     {"aux", MOERT_OPTION_FLAG, &with_aux, NULL, NULL, "compare the auxiliary loss too"},
 };
-enum { OPTIONS = sizeof options / sizeof options[0] };
+enum { OPTIONS = MOERT_COUNT(options) };
 
 /* The largest error so far, and where. */
 typedef struct worst {

@@ -95,7 +95,7 @@ static void store(moert_file_type type, void *values, size_t i, double value) {
                   {MOERT_FILE_F8_E5M2, MOERT_NUMBER_E5M2}};
     const size_t bytes = moert_file_type_bytes(type);
     uint32_t code = (uint32_t)(int32_t)value; /* of integers */
-    for (size_t f = 0; f < sizeof floats / sizeof floats[0]; f++)
+    for (size_t f = 0; f < MOERT_COUNT(floats); f++)
         if (floats[f].type == type)
             code = moert_number_encode(floats[f].number, (float)value);
     memcpy((char *)values + i * bytes, &code, bytes); /* low byte first */

@@ -41,7 +41,7 @@ static const moert_option options[] = {
     {"low", MOERT_OPTION_STRING, &low_path, "", NULL, "spread: the released weights"},
     {"plain", MOERT_OPTION_STRING, &plain_path, "", NULL, "spread: the same values as float32"},
 };
-enum { OPTIONS = sizeof options / sizeof options[0], NAME_BYTES = 200 };
+enum { OPTIONS = MOERT_COUNT(options), NAME_BYTES = 200 };
 
 /* A tensor of the model and where its matrices [n,k] are in x. */
 typedef struct entry {

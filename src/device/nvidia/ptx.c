@@ -34,7 +34,7 @@ moert_status moert_ptx_transform(const char *text, size_t arena_bytes, char **tr
     to = *transformed;
     while (*text != '\0') {
         const char *start = text;
-        for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++)
+        for (size_t i = 0; i < MOERT_COUNT(changes); i++)
             if (text == changes[i].at) {
                 text += strlen(changes[i].old);
                 to = stpcpy(to, changes[i].new);

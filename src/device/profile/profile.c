@@ -72,7 +72,7 @@ static const struct {
     {"nn/optimizer", OF(OPTIMIZER)},
 };
 
-enum { FAMILIES = sizeof families / sizeof families[0] };
+enum { FAMILIES = MOERT_COUNT(families) };
 
 /* What the GEMMs of a phase are for. */
 static moert_operation gemm_of(moert_phase phase) {

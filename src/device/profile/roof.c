@@ -128,7 +128,7 @@ moert_status moert_roof_measure(moert_device *device, moert_roof *roof) {
     moert_buffer *result = NULL;
     moert_status status;
     MOERT_TRY(moert_buffer_create(device, sizeof(float), &result));
-    for (size_t i = 0; i < sizeof chains / sizeof chains[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(chains); i++)
         MOERT_TRY_OR(done, measure_chains(device, chains[i], result, &made.gflops));
     MOERT_TRY_OR(done, measure_copy(device, &made.gbps));
     *roof = made;

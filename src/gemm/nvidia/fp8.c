@@ -119,7 +119,7 @@ const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gem
         {moert_max(rows, gemm->groups.count * n) < (UINT32_MAX / moert_max(n, k)) * BLOCK,
          "fewer than 2^32 scales"},
     };
-    for (size_t i = 0; i < sizeof conditions / sizeof conditions[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(conditions); i++)
         if (!conditions[i].taken)
             return conditions[i].what;
     return NULL;

@@ -153,7 +153,7 @@ static const char *supports(const moert_device *device, const moert_gemm *gemm) 
          "results in lines of bf16 on GPUs of compute capability 9.0"},
         {are_decoded_ahead(device, gemm), "codes in blocks along the terms"},
     };
-    for (size_t i = 0; i < sizeof conditions / sizeof conditions[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(conditions); i++)
         if (!conditions[i].taken)
             return conditions[i].what;
     return NULL;

@@ -367,7 +367,7 @@ moert_status moert_portable_gated(const moert_gemm *gemm) {
                                   moert_argument_struct(&args, sizeof args),
                                   moert_argument_local(s.turned_bytes),
                                   moert_argument_local(s.local_bytes)};
-    const size_t count = sizeof all / sizeof all[0]; /* packed panels take no local memory */
+    const size_t count = MOERT_COUNT(all); /* packed panels take no local memory */
     return moert_launch(device, spec, packed ? "gemm_packed_glu" : "gemm_glu_forward", s.grid, all,
                         packed ? count - 1 : count);
 }

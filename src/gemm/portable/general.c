@@ -1,5 +1,6 @@
 /* GEMMs with conversions around the products: what lies around them. */
 #include "args/gemm.h"
+#include "base/memory.h"
 #include "gemm/portable/general.h"
 
 #include <stdlib.h>
@@ -75,7 +76,7 @@ void moert_portable_release(moert_workspace *workspace) {
     if (work == NULL)
         return;
     moert_buffer *const all[] = {work->x, work->y, work->weight, work->acc, work->wide, work->peak};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(all); i++)
         moert_buffer_destroy(all[i]);
     free(work);
     workspace->state = NULL;
@@ -108,7 +109,7 @@ moert_status moert_portable_reserve(moert_device *device, const moert_gemm *gemm
         {gemm->epilogue.amax != NULL, m * (gemm->gated == MOERT_GATED_BACKWARD ? 2 : 1),
          &work->peak},
     };
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(parts); i++)
         if (parts[i].wanted)
             MOERT_TRY(moert_workspace_add(device, parts[i].floats, sizeof(float), workspace,
                                           parts[i].buffer));

@@ -49,7 +49,7 @@ static moert_status reserve(moert_device *device, const moert_gemm *gemm, moert_
                  {reads_y(gemm), m * gemm->n, &arrays->y},
                  {gemm->kind != MOERT_GEMM_BIAS_GRAD, gemm->n * gemm->k, &arrays->weight},
                  {!wgrad, m * (reads_y(gemm) ? gemm->k : gemm->n), &arrays->acc}};
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(parts); i++) {
         if (!parts[i].wanted)
             continue;
         work->bytes += parts[i].floats * sizeof(float);
@@ -313,7 +313,7 @@ static moert_status map_all(moert_host_gemm *host) {
         {gated ? u->dprob : NULL, &host->dprob},
         {gated ? u->dbias : NULL, &host->dbias},
     };
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(parts); i++)
         MOERT_TRY(moert_map_one(&host->maps, parts[i].buffer, parts[i].memory));
     host->rows = host->ends[gemm->groups.count - 1];
     MOERT_TRY(moert_check_ends(&gemm->groups, host->ends));

@@ -4,12 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "gemm/tuning/tuning.h"
 
 enum { MOST_WORDS = 24, LINE_BYTES = 512, PROBLEM_BYTES = 160 };
 
 static const char *const level_names[] = {"default", "vendor", "family", "device"};
-enum { LEVELS = sizeof level_names / sizeof level_names[0] };
+enum { LEVELS = MOERT_COUNT(level_names) };
 
 static const char *const tuned_names[] = {
 #define TUNED_NAME(name, text) text,
@@ -27,7 +28,7 @@ static const struct choice {
     MOERT_CHOICE_TABLE(CHOICE_ROW)
 #undef CHOICE_ROW
 };
-enum { CHOICES = sizeof choices_of_rows / sizeof choices_of_rows[0] };
+enum { CHOICES = MOERT_COUNT(choices_of_rows) };
 
 const char *moert_tuned_name(moert_tuned operation) {
     return tuned_names[operation];

@@ -34,7 +34,7 @@ static const struct {
 /* The GEMM of gate and up together, and that back down. */
 static size_t real_shapes(moert_gemm_shape *shapes) {
     size_t count = 0;
-    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(models); i++)
         for (int down = 0; down < 2; down++) {
             const size_t n = down ? models[i].hidden : 2 * models[i].intermediate;
             const size_t k = down ? models[i].intermediate : models[i].hidden;
@@ -50,8 +50,8 @@ size_t moert_gemm_shapes(moert_gemm_suite suite, moert_gemm_shape shapes[MOERT_M
         return real_shapes(shapes);
     if (suite == MOERT_GEMM_SUITE_SMALL) {
         memcpy(shapes, small, sizeof small);
-        return sizeof small / sizeof small[0];
+        return MOERT_COUNT(small);
     }
     memcpy(shapes, cpu, sizeof cpu);
-    return sizeof cpu / sizeof cpu[0];
+    return MOERT_COUNT(cpu);
 }

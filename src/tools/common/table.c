@@ -13,7 +13,7 @@ enum { LINE_WIDTH = 100, CELL_BYTES = 2048, SMALLEST_WRAP = 24 };
 static void put_bytes(double bytes, char *cell) {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
     size_t unit = 0;
-    for (; bytes >= 1024.0 && unit + 1 < sizeof units / sizeof units[0]; unit++)
+    for (; bytes >= 1024.0 && unit + 1 < MOERT_COUNT(units); unit++)
         bytes /= 1024.0;
     snprintf(cell, CELL_BYTES, unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
 }

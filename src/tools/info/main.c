@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/memory.h"
 #include "estimate/memory.h"
 #include "tools/common/program.h"
 #include "tools/common/table.h"
@@ -81,8 +82,7 @@ static const moert_column memory_columns[] = {{"rank", "rank", MOERT_COLUMN_COUN
 #undef MEMORY_COLUMN
 };
 
-#define PRINT(rows, columns)                                                                       \
-    moert_table_print(stdout, (rows), (columns), sizeof(columns) / sizeof(columns)[0])
+#define PRINT(rows, columns) moert_table_print(stdout, (rows), (columns), MOERT_COUNT(columns))
 
 static moert_status print_memory(const json_t *memory) {
     json_int_t shown_batch, shown_length, pieces;
@@ -187,7 +187,7 @@ int main(int argc, char **argv) {
                  "exchange engines, backends,\ntuning and the MOERT_* variables; with --model also "
                  "the memory that training the model would take.",
         .options = options,
-        .option_count = sizeof options / sizeof options[0],
+        .option_count = MOERT_COUNT(options),
         .run = run,
     };
     return moert_program_main(&program, argc, argv);

@@ -242,7 +242,7 @@ static moert_status run_job(job *j) {
 
 static void clean_up(job *j) {
     moert_buffer *const buffers[] = {j->ends, j->buffer_x, j->buffer_y, j->buffer_dy, j->buffer_dx};
-    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
         moert_buffer_destroy(buffers[i]);
     moert_layer_destroy(j->layer);
     moert_mesh_destroy(j->mesh);
@@ -274,7 +274,7 @@ int main(int argc, char **argv) {
         .about = "Runs one MoE layer, forward and (when IN holds dy) backward, with the tokens "
                  "split over the ranks.",
         .options = options,
-        .option_count = sizeof options / sizeof options[0],
+        .option_count = MOERT_COUNT(options),
         .check = check,
         .run = run,
     };

@@ -1,4 +1,5 @@
 /* moert-op cast and interleave. */
+#include "base/memory.h"
 #include "base/number.h"
 #include "moert/quantize.h"
 #include "tools/op/op.h"
@@ -87,7 +88,7 @@ static moert_status interleave(moert_file_op_job *job) {
             .size = sizeof(moert_interleave),
             .rows = x->shape[0],
             .width = width,
-            .granularity = granularity < sizeof runs / sizeof runs[0] ? runs[granularity] : width,
+            .granularity = granularity < MOERT_COUNT(runs) ? runs[granularity] : width,
             .element_bytes = within * moert_file_type_bytes(x->type),
             .inverse = inverse,
             .from = source,
@@ -101,7 +102,7 @@ const moert_file_op moert_file_op_cast = {
     "cast",
     "x of any shape, f32|f16|bf16|e4m3|e5m2 -> y of the same shape, rounded to nearest even",
     cast_options,
-    sizeof cast_options / sizeof cast_options[0],
+    MOERT_COUNT(cast_options),
     cast,
 };
 
@@ -110,6 +111,6 @@ const moert_file_op moert_file_op_interleave = {
     "x[M,2I], or weights x[G,2I,K], of any type -> y likewise: the halves [gate | up] in "
     "alternating runs of columns (of rows of K)",
     interleave_options,
-    sizeof interleave_options / sizeof interleave_options[0],
+    MOERT_COUNT(interleave_options),
     interleave,
 };

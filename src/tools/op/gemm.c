@@ -120,7 +120,7 @@ static moert_status load_ends(moert_gemm_job *job, const moert_gemm_tensor *row)
 static moert_status create(moert_gemm_job *job) {
     moert_op_options options = *job->options;
     moert_operand *const factors[] = {&options.x, &options.weight, &options.y};
-    for (size_t i = 0; i < sizeof factors / sizeof factors[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(factors); i++)
         if (factors[i]->how.size == 0) /* turned round by load_matrix() */
             factors[i]->how = (moert_quantizer){0};
     return moert_op_create(job->file->device, &options, &job->op);

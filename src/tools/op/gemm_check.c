@@ -1,4 +1,5 @@
 /* What of a grouped GEMM goes together: tensors and their types, options. */
+#include "base/memory.h"
 #include "base/number.h"
 #include "quant/quantize.h"
 #include "tools/op/gemm_shapes.h"
@@ -115,7 +116,7 @@ moert_status moert_gemm_check_tensors(const moert_gemm_job *job) {
          o->weight.global && o->weight.how.format != MOERT_FORMAT_NVFP4,
          "goes with --format nvfp4"},
     };
-    return check_rules(job, rules, sizeof rules / sizeof rules[0]);
+    return check_rules(job, rules, MOERT_COUNT(rules));
 }
 
 /* ---- options ---- */
@@ -124,7 +125,7 @@ moert_status moert_gemm_check_scales(const moert_op_options *o, bool given,
                                      moert_scale_layout layout) {
     const moert_operand *const operands[] = {&o->x, &o->weight, &o->y, &o->d};
     bool quantised = false, tileable = false;
-    for (size_t i = 0; i < sizeof operands / sizeof operands[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(operands); i++) {
         quantised = quantised || moert_gemm_quantised(operands[i]);
         tileable = tileable || moert_gemm_tileable(operands[i]);
     }

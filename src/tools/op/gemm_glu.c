@@ -1,6 +1,7 @@
 /* moert-op grouped-gemm-glu, -dglu and -quant: tensors and their names as in cuDNN. */
 #include <math.h>
 
+#include "base/memory.h"
 #include "tools/op/gemm.h"
 
 static unsigned format, c_format, d_format, act, glu_order, scales, b_major;
@@ -138,7 +139,7 @@ static moert_status glu(moert_file_op_job *job) {
     o.save_c = true;
     o.interleave = interleave;
     o.linear_first = glu_order == 1;
-    return moert_gemm_job_run(job, &o, glu_tensors, sizeof glu_tensors / sizeof glu_tensors[0]);
+    return moert_gemm_job_run(job, &o, glu_tensors, MOERT_COUNT(glu_tensors));
 }
 
 static moert_status dglu(moert_file_op_job *job) {
@@ -147,7 +148,7 @@ static moert_status dglu(moert_file_op_job *job) {
     MOERT_TRY(describe(&o, &o.y, MOERT_AXIS_COLUMN, &o.d));
     o.interleave = interleave;
     o.linear_first = glu_order == 1;
-    return moert_gemm_job_run(job, &o, dglu_tensors, sizeof dglu_tensors / sizeof dglu_tensors[0]);
+    return moert_gemm_job_run(job, &o, dglu_tensors, MOERT_COUNT(dglu_tensors));
 }
 
 static moert_status quant(moert_file_op_job *job) {
@@ -156,7 +157,7 @@ static moert_status quant(moert_file_op_job *job) {
     o.kind = MOERT_OP_GEMM_FORWARD;
     MOERT_TRY(describe(&o, &o.x, MOERT_AXIS_ROW, &o.y));
     return moert_gemm_job_run(job, &o, bias ? quant_bias_tensors : quant_tensors,
-                              sizeof quant_tensors / sizeof quant_tensors[0]);
+                              MOERT_COUNT(quant_tensors));
 }
 
 const moert_file_op moert_file_op_glu = {
@@ -166,7 +167,7 @@ const moert_file_op moert_file_op_glu = {
     "amax[G] of d, and with a quantised d sfd_row, d_col[M,N/2], sfd_col. a, b: elements of "
     "4 bits in pairs along the sum; sfa, sfb: bytes, f32 for fp8-block",
     glu_options,
-    sizeof glu_options / sizeof glu_options[0],
+    MOERT_COUNT(glu_options),
     glu,
 };
 
@@ -176,7 +177,7 @@ const moert_file_op moert_file_op_dglu = {
     "alpha[G], beta[G], prob[M], norm_const[1] -> d[M,2I] = gradient of c, dprob[M], dbias[G,2I], "
     "amax[G,2] of gate and up, and with a quantised d sfd_row, d_col[M,2I], sfd_col",
     dglu_options,
-    sizeof dglu_options / sizeof dglu_options[0],
+    MOERT_COUNT(dglu_options),
     dglu,
 };
 
@@ -186,6 +187,6 @@ const moert_file_op moert_file_op_gemm_quant = {
     "norm_const[1] -> d[M,N] = prob alpha a b^T or, with a bias, alpha a b^T + prob bias, amax[G], "
     "and with a quantised d sfd_row, d_col[M,N], sfd_col",
     quant_options,
-    sizeof quant_options / sizeof quant_options[0],
+    MOERT_COUNT(quant_options),
     quant,
 };

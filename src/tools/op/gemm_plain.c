@@ -1,6 +1,7 @@
 /* moert-op grouped-gemm, with the names of moert/ops.h, and grouped-gemm-wgrad, with cuDNN's. */
 #include <string.h>
 
+#include "base/memory.h"
 #include "tools/op/gemm.h"
 
 static unsigned operation, format, out_format, axes[3], permute, scales;
@@ -89,17 +90,17 @@ static const struct {
 } operations[] = {
     {MOERT_OP_GEMM_FORWARD,
      fprop_tensors,
-     sizeof fprop_tensors / sizeof fprop_tensors[0],
+     MOERT_COUNT(fprop_tensors),
      Y,
      {MOERT_AXIS_ROW, MOERT_AXIS_ROW, MOERT_AXIS_ROW}},
     {MOERT_OP_GEMM_DGRAD,
      dgrad_tensors,
-     sizeof dgrad_tensors / sizeof dgrad_tensors[0],
+     MOERT_COUNT(dgrad_tensors),
      X,
      {MOERT_AXIS_ROW, MOERT_AXIS_COLUMN, MOERT_AXIS_ROW}},
     {MOERT_OP_GEMM_WGRAD,
      wgrad_tensors,
-     sizeof wgrad_tensors / sizeof wgrad_tensors[0],
+     MOERT_COUNT(wgrad_tensors),
      WEIGHT,
      {MOERT_AXIS_COLUMN, MOERT_AXIS_ROW, MOERT_AXIS_COLUMN}},
 };
@@ -131,7 +132,7 @@ static moert_status check_operand(int i, const moert_operand *operand, bool resu
 }
 
 static moert_status gemm(moert_file_op_job *job) {
-    enum { MOST_TENSORS = sizeof fprop_tensors / sizeof fprop_tensors[0] };
+    enum { MOST_TENSORS = MOERT_COUNT(fprop_tensors) };
     static const moert_scale_layout layouts[] = {MOERT_SCALES_LINEAR, MOERT_SCALES_TILED,
                                                  MOERT_SCALES_TILED_WHOLE};
     moert_op_options o = MOERT_OP_OPTIONS_INIT;
@@ -212,8 +213,7 @@ static moert_status wgrad(moert_file_op_job *job) {
             "the input holds no tensor 'global_scale_%c'; there are global_scale_a and "
             "global_scale_b both or neither",
             a ? 'b' : 'a');
-    return moert_gemm_job_run(job, &o, cudnn_wgrad_tensors,
-                              sizeof cudnn_wgrad_tensors / sizeof cudnn_wgrad_tensors[0]);
+    return moert_gemm_job_run(job, &o, cudnn_wgrad_tensors, MOERT_COUNT(cudnn_wgrad_tensors));
 }
 
 const moert_file_op moert_file_op_gemm = {
@@ -224,7 +224,7 @@ const moert_file_op moert_file_op_gemm = {
     "fprop bias[G,N], bias_scale[M], row_weight[M]; with --permute gather[M], and in "
     "--permute x x[M/topk,K] -> the third one",
     gemm_options,
-    sizeof gemm_options / sizeof gemm_options[0],
+    MOERT_COUNT(gemm_options),
     gemm,
 };
 
@@ -234,6 +234,6 @@ const moert_file_op moert_file_op_wgrad = {
     "neither) -> wgrad[G,H,I] = sums over the tokens of each group. Elements of 4 bits in pairs "
     "along T",
     wgrad_options,
-    sizeof wgrad_options / sizeof wgrad_options[0],
+    MOERT_COUNT(wgrad_options),
     wgrad,
 };

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/config.h"
+#include "base/memory.h"
 #include "gemm/gemm.h"
 #include "tools/op/op.h"
 
@@ -13,7 +14,7 @@ static const moert_file_op *const ops[] = {
     &moert_file_op_gemm,      &moert_file_op_wgrad,      &moert_file_op_glu,
     &moert_file_op_dglu,      &moert_file_op_gemm_quant,
 };
-enum { OPS = sizeof ops / sizeof ops[0], MOST_OPTIONS = 128 };
+enum { OPS = MOERT_COUNT(ops), MOST_OPTIONS = 128 };
 
 static const char *input_path, *output_path;
 static unsigned backend;
@@ -26,7 +27,7 @@ static const moert_option common_options[] = {
     {"backend", MOERT_OPTION_CHOICE, &backend, "auto", "auto|reference|portable|nvidia",
      "who computes; auto leaves it to MOERT_BACKEND"},
 };
-enum { COMMON = sizeof common_options / sizeof common_options[0] };
+enum { COMMON = MOERT_COUNT(common_options) };
 
 static moert_option options[MOST_OPTIONS];
 

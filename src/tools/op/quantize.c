@@ -275,7 +275,7 @@ const moert_file_op moert_file_op_quantize = {
     "tiles), nvfp4: global_scale f32. For grouped-gemm: quantize --name x, then --name weight of "
     "the file that this writes",
     quantize_options,
-    sizeof quantize_options / sizeof quantize_options[0],
+    MOERT_COUNT(quantize_options),
     quantize,
 };
 
@@ -284,6 +284,6 @@ const moert_file_op moert_file_op_dequantize = {
     "q, scale, ends[G] (optional), nvfp4: global_scale, as quantize writes them -> x[M,N] or "
     "x[G,N,K] f32",
     dequantize_options,
-    sizeof dequantize_options / sizeof dequantize_options[0],
+    MOERT_COUNT(dequantize_options),
     dequantize,
 };

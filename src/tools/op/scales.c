@@ -66,12 +66,12 @@ const moert_file_op moert_file_op_swizzle = {
     "scale[lines,width] u8, ends[G] (optional: groups of lines, each a matrix of its own), or "
     "scale[G,lines,width] -> swizzled u8, in 128x4 tiles",
     swizzle_options,
-    sizeof swizzle_options / sizeof swizzle_options[0],
+    MOERT_COUNT(swizzle_options),
     swizzle,
 };
 
 const moert_file_op moert_file_op_unswizzle = {
     "unswizzle",       "swizzled u8, ends[G] (optional) -> scale[lines,width] u8",
-    unswizzle_options, sizeof unswizzle_options / sizeof unswizzle_options[0],
+    unswizzle_options, MOERT_COUNT(unswizzle_options),
     unswizzle,
 };

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/memory.h"
 #include "io/durable.h"
 #include "tools/common/program.h"
 #include "tools/common/table.h"
@@ -122,8 +123,8 @@ static moert_status print(const moert_preflight *all, const json_t *report, size
     for (size_t r = 0; r < all->ranks; r++)
         nodes = rank[r].node >= nodes ? rank[r].node + 1 : nodes;
     printf("moert %s, %s\n%s, %s\n\n", rank->commit, rank->mpi, rank->device, rank->driver);
-    MOERT_TRY(moert_table_print(stdout, json_object_get(report, "ranks"), columns,
-                                sizeof columns / sizeof columns[0]));
+    MOERT_TRY(
+        moert_table_print(stdout, json_object_get(report, "ranks"), columns, MOERT_COUNT(columns)));
     print_matrix(all);
     print_findings(json_object_get(report, "findings"), wrong);
     printf("\npreflight: %zu rank%s on %zu node%s: ", all->ranks, all->ranks > 1 ? "s" : "", nodes,
@@ -173,7 +174,7 @@ int main(int argc, char **argv) {
                  "settings; clocks, memory, watchdog;\nrates of devices and of the links between "
                  "them. Names who differs or is slow, and exits with 1 then.",
         .options = options,
-        .option_count = sizeof options / sizeof options[0],
+        .option_count = MOERT_COUNT(options),
         .run = run,
     };
     return moert_program_main(&program, argc, argv);

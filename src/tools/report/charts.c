@@ -150,7 +150,7 @@ static void put_short(char *text, size_t bytes, double value, const char *unit) 
     static const char *const prefixes[] = {"", "k", "M", "G", "T", "P"};
     const bool scales = strcmp(unit, "bytes") == 0;
     size_t at = 0;
-    for (; scales && value >= 1000.0 && at + 1 < sizeof prefixes / sizeof prefixes[0]; at++)
+    for (; scales && value >= 1000.0 && at + 1 < MOERT_COUNT(prefixes); at++)
         value /= 1000.0;
     const int digits = value >= 100.0 || value == 0.0 ? 0 : value >= 10.0 ? 1 : 2;
     snprintf(text, bytes, "%.*f%s", digits, value, prefixes[at]);

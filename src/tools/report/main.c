@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
 #include "tools/common/options.h"
@@ -16,7 +17,7 @@ static const moert_option options[] = {
     {"trace", MOERT_OPTION_STRING, &trace_path, NULL, NULL,
      "what moert-train --trace has written; default RUN/trace.json, if there is one"},
 };
-enum { OPTIONS = sizeof options / sizeof options[0] };
+enum { OPTIONS = MOERT_COUNT(options) };
 
 /* The last part of a path. */
 static const char *name_of(const char *path) {

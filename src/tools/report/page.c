@@ -1,5 +1,6 @@
 /* The page of a run. */
 #include "tools/report/page.h"
+#include "base/memory.h"
 
 #include <string.h>
 
@@ -148,7 +149,7 @@ static const struct {
     {"gbps", "GB/s", 1, 1.0},
     {"copy_share", "of copy %", 1, 100.0},
 };
-enum { COLUMNS = sizeof columns / sizeof columns[0] };
+enum { COLUMNS = MOERT_COUNT(columns) };
 
 static void put_operations(moert_markup *m, const moert_run_record *record) {
     json_t *row;

@@ -122,7 +122,7 @@ static const moert_option options[] = {
     {"logits", MOERT_OPTION_STRING, &logits_path, NULL, NULL,
      "only compute the logits of the first batch and write them"},
 };
-enum { OPTIONS = sizeof options / sizeof options[0] };
+enum { OPTIONS = MOERT_COUNT(options) };
 
 static char *default_metrics;
 

@@ -122,8 +122,7 @@ static moert_status print_candidates(const moert_tune_product *p, const moert_tu
                                               "samples", (json_int_t)c->samples, "rate",
                                               c->samples > 0 ? number : "", "choices", choices));
     }
-    moert_status status =
-        moert_table_print(stdout, rows, columns, sizeof columns / sizeof columns[0]);
+    moert_status status = moert_table_print(stdout, rows, columns, MOERT_COUNT(columns));
     json_decref(rows);
     fflush(stdout);
     return status;
@@ -258,7 +257,7 @@ int main(int argc, char **argv) {
                  "and adds the fastest to the rows\nof tuning that every program reads. The bits "
                  "of a product do not depend on them.",
         .options = options,
-        .option_count = sizeof options / sizeof options[0],
+        .option_count = MOERT_COUNT(options),
         .check = check,
         .run = run,
     };

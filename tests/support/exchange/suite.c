@@ -105,7 +105,7 @@ moert_exchange *open_exchange(void **state) {
         {"MOERT_TIMEOUT_S", tested->timeout_s},
         {"MOERT_PUSH", tested->push},
     };
-    const size_t count = sizeof ways / sizeof ways[0];
+    const size_t count = MOERT_COUNT(ways);
     for (size_t i = 0; i < count; i++)
         set_variable(ways[i][0], ways[i][1]);
     ASSERT_OK_ON_ALL(

@@ -1,5 +1,6 @@
 /* Problems of gemm.h: their arrays, and running them. */
 #include "support/gemm/gemm.h"
+#include "base/memory.h"
 
 #include <unistd.h>
 
@@ -31,7 +32,7 @@ const problem gemm_problems[] = {
     {.n = 600, .k = 130, .rows = 11, .groups = 1, .ends = {11}, .shared = true},
     {.n = 132, .k = 260, .rows = 150, .groups = 3, .ends = {70, 71, 149}, .accumulate = true},
 };
-const size_t gemm_problem_count = sizeof gemm_problems / sizeof gemm_problems[0];
+const size_t gemm_problem_count = MOERT_COUNT(gemm_problems);
 
 const way gemm_ways[] = {
     [REFERENCE_F32] = {"reference", "reference", MOERT_NUMBER_F32, false},
@@ -47,7 +48,7 @@ const way gemm_ways[] = {
     {"bf16 tiles", "portable", MOERT_NUMBER_BF16, false, "tiles"},
     {"bf16 tiles, packed", "portable", MOERT_NUMBER_BF16, true, "tiles"},
 };
-const size_t gemm_way_count = sizeof gemm_ways / sizeof gemm_ways[0];
+const size_t gemm_way_count = MOERT_COUNT(gemm_ways);
 
 bool is_reference(const way *by) {
     return strcmp(by->backend, "reference") == 0;

@@ -8,7 +8,7 @@
 #include "context/context.h"
 
 static const size_t piece_tokens[] = {3, 1, 4, 2, 3};
-enum { PIECES = sizeof piece_tokens / sizeof piece_tokens[0] };
+enum { PIECES = MOERT_COUNT(piece_tokens) };
 
 /* Pieces [first, end) of a rank; with several ranks, the middle one has none. */
 static void share_pieces(size_t rank, size_t size, size_t *first, size_t *end) {

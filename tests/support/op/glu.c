@@ -1,5 +1,6 @@
 /* The cases of glu.h. */
 #include "support/op/glu.h"
+#include "base/memory.h"
 
 const uint32_t ops_glu_ends[OPS_GLU_GROUPS] = {0, 7, 7, 8, 40};
 
@@ -11,7 +12,7 @@ static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16, MOERT_
 static const struct layout {
     size_t width, run;
 } layouts[] = {{64, 32}, {40, 8}, {19, 1}, {33, 0}, {5, 0}, {32, 32}, {8, 8}, {96, 0}};
-enum { FORMS = 3, TYPES = 3, LAYOUTS = sizeof layouts / sizeof layouts[0] };
+enum { FORMS = 3, TYPES = 3, LAYOUTS = MOERT_COUNT(layouts) };
 
 size_t ops_glu_column(const ops_data *data, size_t j, bool up) {
     const size_t run = data->shape.run;

@@ -13,7 +13,7 @@ enum { SEED = 31 };
 static const moert_op_buffer matrices[] = {MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_weight,
                                            MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_d,
                                            MOERT_OP_BUFFER_column};
-enum { MATRICES = sizeof matrices / sizeof matrices[0] };
+enum { MATRICES = MOERT_COUNT(matrices) };
 
 static const uint32_t *ends_of(const ops_bytes *data) {
     return (const uint32_t *)(const void *)data->at[MOERT_OP_BUFFER_ends];

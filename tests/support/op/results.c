@@ -112,10 +112,10 @@ void ops_bytes_compare(const char *title, const ops_bytes *got, const ops_bytes 
     const moert_op_buffer floats = moert_op_has_glu(op) ? MOERT_OP_BUFFER_d
                                    : op->x.output       ? MOERT_OP_BUFFER_x
                                                         : MOERT_OP_BUFFER_y;
-    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(others); i++)
         compare(title, moert_op_buffer_name(others[i]), got->at[others[i]], want->at[others[i]],
                 got->bytes[others[i]]);
-    for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(results); i++) {
         const ops_operand o = ops_find(op, ends, results[i]);
         if (got->bytes[results[i]] == 0 || !o.result)
             continue;

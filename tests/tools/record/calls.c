@@ -30,6 +30,7 @@
 #include <string.h>
 
 #include "args/router.h"
+#include "base/memory.h"
 
 enum { MOST_ARGUMENTS = 64, MAP_BYTES = 128 };
 
@@ -292,7 +293,7 @@ static void write_empty(FILE *to, const char *at, const char *source) {
         at += strlen(".param ");
         if (sscanf(at, ".align %*u .b8 %*[^[][%u]", &bytes) == 1)
             fprintf(to, "%sstruct { uchar b[%u]; } p%d", comma, bytes, i);
-        for (size_t t = 0; t < sizeof types / sizeof types[0]; t++)
+        for (size_t t = 0; t < MOERT_COUNT(types); t++)
             if (strncmp(at, types[t].ptx, strlen(types[t].ptx)) == 0) {
                 fprintf(to, "%s%s p%d", comma, types[t].type, i);
                 break;
@@ -592,7 +593,7 @@ static void choose(const kernel *k) {
 static bool runs(const char *name) {
     static const char *const names[] = {"address_of",  "router_forward", "count_slots",
                                         "scan_chunks", "place_slots",    "store_words"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(names); i++)
         if (strcmp(name, names[i]) == 0)
             return true;
     return false;

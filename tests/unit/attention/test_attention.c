@@ -10,7 +10,7 @@ typedef struct shape {
 static const shape cases[] = {{0, 17, 2, 1, 20}, {2, 0, 2, 1, 20},   {1, 1, 1, 1, 20},
                               {3, 17, 4, 2, 20}, {2, 33, 3, 3, 24},  {1, 70, 4, 1, 64},
                               {2, 37, 2, 2, 7},  {1, 50, 4, 2, 128}, {1, 70, 2, 1, 300}};
-#define CASES (sizeof cases / sizeof *cases)
+#define CASES MOERT_COUNT(cases)
 
 static size_t q_count(shape s) {
     return s.sequences * s.length * s.heads * s.head_size;
@@ -177,7 +177,7 @@ TEST(test_attention_in_bf16_rounds_factors_where_it_can_and_nothing_elsewhere) {
                             {1, 129, 4, 4, 128}, {3, 200, 8, 2, 64}, {1, 700, 3, 1, 128},
                             {1, 70, 2, 1, 96}};
     const bool can = has_hopper("attention in bf16 must be that in f32");
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(shapes); i++) {
         const shape s = shapes[i];
         oracle o = oracle_create(s);
         results want = device_attention(&o, 0, s.sequences, true);

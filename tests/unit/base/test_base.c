@@ -165,7 +165,7 @@ TEST(test_philox_gives_the_known_answers) {
          0x85a308d3243f6a88,
          {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
     };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         const moert_random random = moert_rng_block(rows[i].key, rows[i].high, rows[i].low);
         assert_memory_equal(random.word, rows[i].word, sizeof random.word);
     }
@@ -219,7 +219,7 @@ static void count_visits(void *context, size_t first, size_t end) {
 
 TEST(test_parallel_loops_take_every_number_once) {
     static const size_t counts[] = {0, 1, 2, 63, 64, 65, 1000};
-    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(counts); i++)
         for (size_t least = 0; least < 3; least++) {
             unsigned char visits[1001] = {0};
             moert_parallel(counts[i], least, count_visits, visits);

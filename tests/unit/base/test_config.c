@@ -84,7 +84,7 @@ TEST(test_illegal_values_are_named_and_leave_the_default) {
         {"MOERT_TIMEOUT_S", "99999999999999999999", "0-86400"},
         {"MOERT_LOG", "loud", "error|warn|info|debug|trace"},
     };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         char text[128];
         unset_variables(NULL);
         const moert_config standard = *moert_config_get();

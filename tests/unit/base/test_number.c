@@ -8,7 +8,7 @@
 
 static const moert_number types[] = {MOERT_NUMBER_F16, MOERT_NUMBER_BF16, MOERT_NUMBER_E4M3,
                                      MOERT_NUMBER_E5M2, MOERT_NUMBER_E2M1};
-enum { TYPES = sizeof types / sizeof types[0] };
+enum { TYPES = MOERT_COUNT(types) };
 
 static void check_code(moert_number type, float x, uint32_t want) {
     const uint32_t got = moert_number_encode(type, x);
@@ -50,7 +50,7 @@ TEST(test_codes_stand_for_the_values_of_the_standards) {
         {MOERT_NUMBER_F16, 0xFC00, -HUGE_VAL}, {MOERT_NUMBER_BF16, 0x0001, 0x1p-133},
         {MOERT_NUMBER_BF16, 0x3F80, 1},        {MOERT_NUMBER_BF16, 0x7F80, INFINITY},
     };
-    for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(samples); i++)
         assert_true((double)moert_number_decode(samples[i].type, samples[i].code) ==
                     samples[i].value);
     assert_true(isnan(moert_number_decode(MOERT_NUMBER_E4M3, 0x7F)));

@@ -1,6 +1,7 @@
 // run: np=1 sanitize=1
 /* Predictions of bench_model: expected spreads against counting and draws, times against hand-made
  * sums on a machine of round figures. */
+#include "base/memory.h"
 #include "bench/predict/models.h"
 #include "bench/predict/step.h"
 #include "exchange/exchange.h"
@@ -66,7 +67,7 @@ TEST(test_expected_spreads_are_those_of_draws) {
         {BENCH_BALANCED, 8, 128, 64, 0.01, 0.03}, {BENCH_HOT, 2, 16, 8, 0.05, 0.05},
         {BENCH_ZIPF, 4, 64, 8, 0.06, 0.12},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
         const bench_spread want =
             spread_of(cases[i].skew, cases[i].topk, cases[i].experts, cases[i].ep, 1);
         bench_spread seen;
@@ -381,7 +382,7 @@ TEST(test_layers_on_h200s_are_near_the_measured_ones) {
     };
     bench_machine h200;
     ASSERT_OK(bench_machine_read("bench/machines/h200.json", &h200));
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
         bench_work w = even_work(cases[i].ranks, BENCH_WINDOW);
         bench_prediction forward, both;
         bench_model_take(cases[i].model, &w.hidden, &w.intermediate, &w.experts, &w.topk);

@@ -57,7 +57,7 @@ TEST(test_open_files_reach_every_rank_of_the_host) {
     static int mine[MOST], all[MOST * 4];
     const size_t before = count_files("/proc/self/fd");
     const size_t counts[] = {1, 3, test_ranks < 3 ? MOST : 7};
-    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(counts); i++) {
         bool right = make_files(mine, counts[i]);
         right = moert_comm_share_files(test_comm, mine, counts[i], all) == MOERT_OK && right;
         ASSERT_ON_ALL(right);

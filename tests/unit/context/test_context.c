@@ -5,6 +5,7 @@
 #include <CL/cl.h>
 #include <sched.h>
 
+#include "base/memory.h"
 #include "context/context.h"
 #include "support/mpi.h"
 
@@ -84,7 +85,7 @@ TEST(test_ranks_with_amx_and_without_sum_alike) {
         {0, "widened", "widened", false, false},
     };
     bool uses;
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         ASSERT_OK_ON_ALL(settle(test_ranks - rows[i].without, rows[i].others, rows[i].last,
                                 rows[i].gpu_form, &uses));
         ASSERT_ON_ALL(uses == rows[i].uses);
@@ -141,7 +142,7 @@ TEST(test_one_rank_with_a_bad_setting_fails_all_and_is_named) {
         {"MOERT_TOPOLOGY", "pack:x", "MOERT_TOPOLOGY"},
     };
     const size_t bad = test_ranks - 1;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         char text[256], rank[300] = "";
         moert_context *context = NULL;
         if (test_ranks > 1)

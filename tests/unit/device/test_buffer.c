@@ -28,7 +28,7 @@ TEST(test_ranges_outside_a_buffer_are_refused) {
     unsigned char bytes[128] = {0};
     ASSERT_OK(moert_buffer_create(test_device, 100, &buffer));
     ASSERT_OK(moert_buffer_create(test_device, 1000, &large));
-    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(ranges); i++) {
         const size_t offset = ranges[i][0], count = ranges[i][1];
         const moert_status all[] = {moert_buffer_write(buffer, offset, bytes, count),
                                     moert_buffer_read(buffer, offset, bytes, count),

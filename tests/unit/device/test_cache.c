@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/memory.h"
 #include "base/text.h"
 #include "device/internal.h"
 #include "io/durable.h"
@@ -76,7 +77,7 @@ TEST_WITH(test_without_a_folder_nothing_is_found_and_nothing_fails, make_cache, 
     write_text("taken", "a file, not a folder");
     const char *const folders[] = {"off", in_folder("taken"), in_folder("taken/below"),
                                    "/proc/no/such/folder"};
-    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(folders); i++) {
         set_variable("MOERT_CACHE_DIR", folders[i]);
         assert_false(obtain("key", "machine code"));
         assert_false(obtain("key", "machine code"));

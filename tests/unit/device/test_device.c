@@ -29,7 +29,7 @@ TEST(test_a_device_opens_by_place_by_name_and_by_kind) {
     snprintf(place, sizeof place, "%d:%d", info->platform, info->index);
     memcpy(part, info->name, sizeof part - 1);
     const char *selectors[] = {place, part, info->is_gpu ? "gpu" : "cpu", "auto"};
-    for (size_t i = 0; i < sizeof selectors / sizeof *selectors; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(selectors); i++) {
         moert_device *device = NULL;
         /* a local rank beyond the number of devices wraps around; a strange GPU is no error */
         ASSERT_OK(moert_device_open(selectors[i], "ffff:ff:1f.7", 1000003, &device));

@@ -79,7 +79,7 @@ TEST(test_names_tell_the_operation_and_phases_that_of_products) {
         {"nn/norms", MOERT_PHASE_ATTENTION, MOERT_OPERATION_OTHER},
         {"", MOERT_PHASE_ATTENTION, MOERT_OPERATION_OTHER},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++)
         assert_int_equal(moert_operation_of(cases[i].program, cases[i].phase), cases[i].operation);
     assert_true(moert_operation_is_gemm(MOERT_OPERATION_HEAD));
     assert_false(moert_operation_is_gemm(MOERT_OPERATION_ATTENTION));
@@ -168,13 +168,13 @@ TEST_WITH(test_a_product_tells_its_operations_and_bytes, open_test_device, close
     };
     ASSERT_OK(moert_profile_enable(test_device));
     ASSERT_OK(moert_profile_begin(test_device));
-    for (size_t i = 0; i < sizeof products / sizeof products[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(products); i++) {
         moert_phase_set(products[i].phase);
         gemm.kind = products[i].kind;
         ASSERT_OK(moert_gemm_run(&gemm));
     }
     ASSERT_OK(moert_profile_end(test_device));
-    for (size_t i = 0; i < sizeof products / sizeof products[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(products); i++) {
         const moert_profile_row *row = row_of(test_device, products[i].operation);
         assert_true(row->calls > 0 && row->ns > 0);
         assert_true(row->flops == 2.0 * ROWS * WIDTH * DEPTH);
@@ -287,7 +287,7 @@ TEST_WITH(test_the_kernels_of_the_roof_build_and_copy_in_both_forms, open_test_d
         {"lib/roof -DCHAINS=6 -DROUNDS=3 -DBLOCK=64 -DLANES=4 -DITEMS=1", 2 * 64 * 4},
     };
     float *values = random_floats(FLOATS, 1.0f, 1);
-    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(forms); i++) {
         moert_buffer *source = upload(values, FLOATS * sizeof *values),
                      *target = unset_floats(FLOATS);
         ASSERT_OK(MOERT_RUN(test_device, forms[i].program, "roof_copy", ((moert_grid){2, 1, 1}),

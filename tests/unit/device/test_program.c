@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
 #include "support/files.h"
@@ -128,7 +129,7 @@ TEST_WITH(test_a_cache_that_cannot_be_written_is_no_error, make_kernels, NULL) {
         moert_text_format("%s/%0200d/%0200d/%0200d/%0200d", in_folder("cache"), 0, 0, 0, 0);
     const char *const folders[] = {in_folder("taken"), in_folder("taken/below"),
                                    "/proc/no/such/folder", deep};
-    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(folders); i++) {
         set_variable("MOERT_CACHE_DIR", folders[i]);
         expect_sum_elsewhere("good");
     }

@@ -22,7 +22,7 @@ TEST(test_marked_instructions_come_to_life_and_all_else_stays) {
 
 TEST(test_a_text_of_another_target_is_refused) {
     static const char *const targets[] = {"sm_80", "sm_90a", "sm_100"};
-    for (size_t i = 0; i < sizeof targets / sizeof targets[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(targets); i++) {
         char other[sizeof text + 8], *got;
         strcpy(other, ".target ");
         strcat(strcat(other, targets[i]), strchr(text, ','));

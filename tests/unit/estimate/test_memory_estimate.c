@@ -200,12 +200,12 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
 }
 
 TEST(test_estimate_equals_what_a_step_allocates) {
-    for (size_t m = 0; m < sizeof models / sizeof models[0]; m++)
+    for (size_t m = 0; m < MOERT_COUNT(models); m++)
         run_model(models[m], &plain, test_ranks, 5);
 }
 
 TEST(test_estimate_holds_for_replicas_and_a_rank_without_sequences) {
-    for (size_t m = 0; m < sizeof models / sizeof models[0]; m++)
+    for (size_t m = 0; m < MOERT_COUNT(models); m++)
         run_model(models[m], &plain, 1, test_ranks > 1 ? test_ranks - 1 : 1);
 }
 
@@ -232,7 +232,7 @@ TEST(test_estimate_counts_what_low_precision_and_micro_batches_add) {
         {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 2, 0, MOERT_COMBINE_BF16},
         {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1, 72, MOERT_COMBINE_BF16},
     };
-    for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(recipes); i++)
         run_model(models[i % 2], &recipes[i], 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1);
 }
 

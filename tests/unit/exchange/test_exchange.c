@@ -4,6 +4,7 @@
  * of round_trip.h bit for bit equals every other engine too.
  */
 #include "base/config.h"
+#include "base/memory.h"
 #include "base/rng.h"
 #include "comm/internal.h"
 #include "support/exchange/suite.h"
@@ -118,7 +119,7 @@ static void test_exchange_grows_its_windows(void **state) {
     static const size_t tokens[] = {3, 40, 7, 300};
     trip t;
     ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, 24, false, &t));
-    for (size_t i = 0; i < sizeof tokens / sizeof tokens[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(tokens); i++) {
         shape c = {"growing", 8, 3, 24, {tokens[i], 0, tokens[i], 2}, RANDOM, (unsigned)i};
         ASSERT_OK_ON_ALL(trip_run(&c, &t));
         trip_free_buffers(&t);
@@ -190,7 +191,7 @@ static void test_the_device_places_slots_as_the_host_does(void **state) {
     static const size_t sizes[][3] = {/* T, K, E */
                                       {0, 2, 8},   {1, 1, 4},    {31, 2, 8},      {32, 2, 5},
                                       {33, 8, 17}, {700, 3, 64}, {1100, 8, 1000}, {40, 3, 9000}};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(sizes); i++) {
         const size_t topk = sizes[i][1], experts = sizes[i][2];
         const size_t tokens = sizes[i][0] * (test_rank + 1), slots = tokens * topk;
         int32_t *index = random_index(tokens, topk, experts, 10 * i + test_rank);
@@ -379,5 +380,5 @@ static const struct CMUnitTest tests[] = {
 };
 
 int main(int count, char **arguments) {
-    return run_exchange_tests("exchange", tests, sizeof tests / sizeof tests[0], count, arguments);
+    return run_exchange_tests("exchange", tests, MOERT_COUNT(tests), count, arguments);
 }

@@ -4,6 +4,7 @@
  * rows that are pushed or summed first, and nodes.
  */
 #include "base/config.h"
+#include "base/memory.h"
 #include "comm/internal.h"
 #include "support/exchange/suite.h"
 #include "support/suite.h"
@@ -104,7 +105,7 @@ static void test_a_row_goes_once_where_that_saves_much(void **state) {
                  {4, 64, 8, 4096, false, false},   {4, 8192, 1, 4096, false, false},
                  {4, 8192, 2, 4096, false, false}, {64, 8192, 8, 4096, false, false},
                  {1, 8192, 8, 4096, false, false}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
         uint64_t slots = cases[i].ranks * cases[i].tokens * cases[i].topk;
         const moert_plan plan = {
             .ranks = cases[i].ranks, .topk = cases[i].topk, .experts = 1, .expert_counts = &slots};
@@ -459,6 +460,5 @@ static const struct CMUnitTest tests[] = {
 };
 
 int main(int count, char **arguments) {
-    return run_exchange_tests("exchange_ways", tests, sizeof tests / sizeof tests[0], count,
-                              arguments);
+    return run_exchange_tests("exchange_ways", tests, MOERT_COUNT(tests), count, arguments);
 }

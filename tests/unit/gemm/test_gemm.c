@@ -4,6 +4,7 @@
 
 #include <xxhash.h>
 
+#include "base/memory.h"
 #include "support/gemm/gemm.h"
 
 static void expect_forward(const problem *p, arrays *a, size_t g) {
@@ -222,7 +223,7 @@ TEST(test_what_is_no_part_of_the_groups_is_refused) {
                        .x = buffer,
                        .weight = buffer,
                        .y = buffer};
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(wrong); i++) {
         gemm.part = wrong[i];
         ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "no part of 2 groups");
     }

@@ -3,6 +3,7 @@
 
 #include <xxhash.h>
 
+#include "base/memory.h"
 #include "base/number.h"
 #include "gemm/tuning/tuning.h"
 #include "support/gemm/gemm.h"
@@ -22,7 +23,7 @@ static const problem problems[] = {
     {.n = 40, .k = 33, .rows = 1200, .groups = 3, .ends = {1, 1100, 1199}},
     {.n = 300, .k = 17, .rows = 11, .groups = 1, .ends = {11}, .shared = true},
 };
-enum { PROBLEMS = sizeof problems / sizeof problems[0] };
+enum { PROBLEMS = MOERT_COUNT(problems) };
 
 /* Each layout twice: the first two for one half of the problems, the others for the other. */
 static const struct {
@@ -34,7 +35,7 @@ static const struct {
     {MOERT_GLU_GPT_OSS, 3},
     {{false, 2.0f, 1.702f, 1.0f, 0}, 1},
 };
-enum { FORMS = sizeof forms / sizeof forms[0] };
+enum { FORMS = MOERT_COUNT(forms) };
 
 /* A tile of an even width takes the GLU, one of an odd width leaves it to a pass of its own. */
 static const moert_choices taking = {4, 1024, 512, 8, 2, 16}, leaving = {4, 1024, 512, 6, 1, 4096};
@@ -216,7 +217,7 @@ static void test_what_does_not_fit_together_is_refused(void **state) {
     for (size_t b = 0; b < 2; b++) {
         set_variable("MOERT_BACKEND", b == 0 ? "reference" : "portable");
         ASSERT_OK(moert_gemm_run(&right));
-        for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        for (size_t i = 0; i < MOERT_COUNT(wrong); i++)
             assert_int_equal(moert_gemm_run(&wrong[i]), MOERT_ERROR_USAGE);
         moert_gemm coded = right;
         coded.glu.type = MOERT_NUMBER_BF16;
@@ -257,6 +258,6 @@ int main(int count, char **words) {
         cmocka_unit_test(test_one_and_two_threads_give_the_same_bits),
         cmocka_unit_test(test_what_does_not_fit_together_is_refused),
     };
-    return run_table("gemm with GLU", tests, sizeof tests / sizeof tests[0], open_test_device,
+    return run_table("gemm with GLU", tests, MOERT_COUNT(tests), open_test_device,
                      close_test_device);
 }

@@ -15,7 +15,7 @@ static const moert_glu_form forms[] = {
     {false, 10.0f, 1.0f, 0.0f, 0},
     {true, 10.0f, 1.0f, 0.0f, 0},
 };
-enum { FORMS = sizeof forms / sizeof forms[0] };
+enum { FORMS = MOERT_COUNT(forms) };
 
 /* A GLU on host arrays; stride 0 means no prob and no dprob. */
 typedef struct problem {

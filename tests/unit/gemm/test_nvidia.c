@@ -1,6 +1,7 @@
 // run: np=1 sanitize=1
 /* Grouped products of bf16 factors by the nvidia backend: on an NVIDIA GPU by tensor cores, within
  * their rounding of the reference; elsewhere, and for rows that are not aligned, by portable. */
+#include "base/memory.h"
 #include "base/number.h"
 #include "gemm/nvidia/tensor_cores.h"
 #include "support/gemm/gemm.h"
@@ -34,7 +35,7 @@ static const problem problems[] = {
     {.n = 40, .k = 40, .rows = 30, .groups = 3, .ends = {0, 30, 30}, .pad_x = 3},
     {.n = 24, .k = 64, .rows = 9, .groups = 2, .ends = {4, 8}, .y_column = 4, .pad_y = 4},
 };
-enum { PROBLEMS = sizeof problems / sizeof problems[0] };
+enum { PROBLEMS = MOERT_COUNT(problems) };
 
 TEST(test_products_of_small_integers_are_exact) {
     has_tensor_cores("portable computes");
@@ -236,7 +237,7 @@ static const struct {
     {{false, 2.0f, 1.702f, 1.0f, 0}, 1},
     {{true, INFINITY, 1.0f, 0.0f, 0}, 1},
 };
-enum { FORMS = sizeof forms / sizeof forms[0] };
+enum { FORMS = MOERT_COUNT(forms) };
 
 static float *unset_results(const problem *p) {
     float *h = test_alloc(p->rows * p->n / 2 * sizeof *h);
@@ -329,7 +330,7 @@ TEST(test_units_that_join_in_do_not_show_in_the_bits) {
         return;
     for (size_t i = 0; i <= PROBLEMS; i++) {
         problem p = i < PROBLEMS ? problems[i] : large;
-        for (size_t j = 0; j < 2 * sizeof spared / sizeof *spared; j++) {
+        for (size_t j = 0; j < 2 * MOERT_COUNT(spared); j++) {
             way joined = nvidia;
             char title[64];
             joined.spared = spared[j / 2];

@@ -2,6 +2,7 @@
 /* Grouped products of float32 factors that may be split into parts: on a Hopper GPU by tensor
  * cores, about as exact as a chain of fma; elsewhere, and where rows are not aligned, such
  * chains. */
+#include "base/memory.h"
 #include "base/rng.h"
 #include "gemm/nvidia/tensor_cores.h"
 #include "support/gemm/gemm.h"
@@ -26,7 +27,7 @@ static const problem problems[] = {
     {.n = 13, .k = 40, .rows = 66, .groups = 2, .ends = {1, 65}, .y_column = 3, .pad_y = 2},
     {.n = 40, .k = 40, .rows = 30, .groups = 3, .ends = {0, 30, 30}, .pad_x = 3},
 };
-enum { PROBLEMS = sizeof problems / sizeof problems[0] };
+enum { PROBLEMS = MOERT_COUNT(problems) };
 
 static arrays make_shared(const problem *p, bool integers, problem *shared) {
     *shared = *p;
@@ -77,7 +78,7 @@ TEST(test_no_bit_of_a_factor_is_lost) {
     };
     static const int bits[][2] = {{20, 2}, {2, 20}, {11, 11}, {16, 6}, {6, 16}, {13, 9}};
     for (operation op = 0; op < BIAS_GRAD; op++)
-        for (size_t i = 0; i < sizeof bits / sizeof bits[0]; i++) {
+        for (size_t i = 0; i < MOERT_COUNT(bits); i++) {
             const problem *p = &of_four[op];
             const int x = bits[i][0], y = bits[i][op == WGRAD], weight = bits[i][1];
             char title[64];

@@ -1,5 +1,6 @@
 // run: np=1 sanitize=1
 /* Packed weights: made from codes, and made when they pay. */
+#include "base/memory.h"
 #include "gemm/backend.h"
 #include "support/quant/quantized.h"
 
@@ -224,7 +225,7 @@ TEST(test_only_a_whole_bf16_packing_in_the_weights_order_is_written_with_it) {
                 {moert_backend_portable.prepack, MOERT_NUMBER_BF16, GROUPS * N * K, false}};
     moert_packings packings = {0};
     assert_null(moert_packings_copy(&packings, GROUPS * N * K));
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         moert_buffer *panels = unset_floats(GROUPS * N * K);
         moert_packed packed = {.shape = {GROUPS, N, K, MOERT_PACKED_FORWARD, rows[i].type},
                                .packing = rows[i].packing,

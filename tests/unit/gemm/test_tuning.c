@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/memory.h"
 #include "gemm/tuning/tuning.h"
 #include "io/durable.h"
 #include "support/files.h"
@@ -57,7 +58,7 @@ TEST_WITH(test_a_row_is_printed_as_it_was_read, forget, NULL) {
         "vendor \"AMD\" wgrad bf16 1- 16-512 * width=3",
         "family \"cpu-avx512\" packed_dgrad * * 7 8- lines=12",
     };
-    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(lines); i++) {
         moert_tuning_row row;
         char printed[256], problem[160];
         bool empty;
@@ -94,7 +95,7 @@ TEST_WITH(test_what_is_wrong_with_a_line_is_said, forget, NULL) {
         {"default * * * * * width=5", "not 1 to 4"},
         {"default * * * * * colour=5", "no choice 'colour=5'"},
     };
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(bad); i++) {
         moert_tuning_row row;
         char problem[160] = "";
         bool empty;
@@ -109,7 +110,7 @@ TEST_WITH(test_comments_and_empty_lines_are_no_rows, forget, NULL) {
     moert_tuning_row row;
     char problem[160];
     bool empty;
-    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(lines); i++)
         assert_true(moert_tuning_parse(lines[i], &row, &empty, problem) && empty);
     assert_true(moert_tuning_parse("default * * * * * panels=4#x", &row, &empty, problem));
     assert_true(!empty && row.choices.panels == 4);

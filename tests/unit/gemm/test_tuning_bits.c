@@ -3,6 +3,7 @@
  * a weight that was packed before. */
 #include <unistd.h>
 
+#include "base/memory.h"
 #include "gemm/tuning/search.h"
 #include "io/durable.h"
 #include "support/files.h"
@@ -61,7 +62,7 @@ TEST_WITH(test_no_tile_shows_in_the_bits, forget, NULL) {
     static const moert_choices tiles[] = {{1, 32, 1, 1, 1, 16},           {3, 48, 7, 5, 3, 32},
                                           {64, 4096, 65536, 16, 4, 4096}, {8, 128, 100, 8, 2, 48},
                                           {2, 32, 33, 6, 4, 16},          {3, 48, 7, 7, 3, 16}};
-    check_bits(REFERENCE_F32, tiles, sizeof tiles / sizeof tiles[0]);
+    check_bits(REFERENCE_F32, tiles, MOERT_COUNT(tiles));
     check_bits(REFERENCE_BF16, tiles, 3);
 }
 
@@ -70,9 +71,9 @@ TEST_WITH(test_no_share_shows_in_the_bits, forget, NULL) {
                                            {64, 4096, 65536, 8, 2, 16},
                                            {1, 4096, 3, 8, 2, 4096},
                                            {7, 112, 129, 8, 2, 80}};
-    check_bits(REFERENCE_F32, shares, sizeof shares / sizeof shares[0]);
-    check_bits(REFERENCE_BF16, shares, sizeof shares / sizeof shares[0]);
-    check_bits(REFERENCE_TILES, shares, sizeof shares / sizeof shares[0]);
+    check_bits(REFERENCE_F32, shares, MOERT_COUNT(shares));
+    check_bits(REFERENCE_BF16, shares, MOERT_COUNT(shares));
+    check_bits(REFERENCE_TILES, shares, MOERT_COUNT(shares));
 }
 
 /* On this device, whatever devices the rows are for. */
@@ -108,9 +109,9 @@ TEST_WITH(test_any_choice_fits_into_little_local_memory, forget, NULL) {
     const moert_device_info whole = *info;
     info->local_bytes = 16384; /* the least that OpenCL allows is more */
     info->compute_units = 1;   /* work-groups need not be many */
-    check_bits(REFERENCE_F32, shares, sizeof shares / sizeof shares[0]);
-    check_bits(REFERENCE_BF16, shares, sizeof shares / sizeof shares[0]);
-    check_bits(REFERENCE_TILES, shares, sizeof shares / sizeof shares[0]);
+    check_bits(REFERENCE_F32, shares, MOERT_COUNT(shares));
+    check_bits(REFERENCE_BF16, shares, MOERT_COUNT(shares));
+    check_bits(REFERENCE_TILES, shares, MOERT_COUNT(shares));
     *info = whole;
 }
 
@@ -119,7 +120,7 @@ TEST_WITH(test_choices_out_of_bounds_cannot_be_forced, forget, NULL) {
     const moert_choices bad[] = {{65, 1024, 512, 8, 2, 16}, {4, 1000, 512, 8, 2, 16},
                                  {4, 1024, 0, 8, 2, 16},    {4, 1024, 512, 17, 2, 16},
                                  {4, 1024, 512, 8, 5, 16},  {4, 1024, 512, 8, 2, 8}};
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(bad); i++)
         ASSERT_FAILS(moert_tuning_force(&bad[i]), MOERT_ERROR_USAGE, "no product can be tuned so");
     assert_true(equal(find(), before));
 }
@@ -164,7 +165,7 @@ TEST_WITH(test_a_packed_weight_keeps_its_panels, forget, NULL) {
         {{4, 1024, 512, 6, 1, 4096}, {1, 1024, 3, 5, 3, 32}},
         {{4, 1024, 512, 6, 4, 16}, {4, 1024, 512, 8, 2, 64}}};
     for (size_t i = 0; i < gemm_problem_count; i++)
-        for (size_t c = 0; c < sizeof pairs / sizeof pairs[0] && is_plain(&gemm_problems[i]); c++)
+        for (size_t c = 0; c < MOERT_COUNT(pairs) && is_plain(&gemm_problems[i]); c++)
             check_panels(&gemm_problems[i], &pairs[c][0], &pairs[c][1]);
 }
 

@@ -3,6 +3,7 @@
 #include <limits.h>
 #include <unistd.h>
 
+#include "base/memory.h"
 #include "base/rng.h"
 #include "io/durable.h"
 #include "io/safetensors.h"
@@ -65,7 +66,7 @@ TEST(test_malformed_headers_are_refused_with_file_and_tensor) {
         {"{\"__metadata__\":[]," ENTRY("a", "F32", "[2]", "[0,8]") "}", "__metadata__"},
         {"{\"__metadata__\":{\"k\":1}," ENTRY("a", "F32", "[2]", "[0,8]") "}", "'k'"},
     };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         assert_refused(write_tensors(CASE, rows[i].header, "12345678", 8), MOERT_ERROR_FORMAT,
                        rows[i].part, rows[i].header);
     }

@@ -2,6 +2,7 @@
 /* config.json of every family: read and written; the names of expert tensors. */
 #include <unistd.h>
 
+#include "base/memory.h"
 #include "io/durable.h"
 #include "io/model_config.h"
 #include "io/safetensors.h"
@@ -56,7 +57,7 @@ static const struct golden_config {
 };
 /* clang-format on */
 
-enum { GOLDENS = sizeof goldens / sizeof goldens[0] };
+enum { GOLDENS = MOERT_COUNT(goldens) };
 
 static const char *golden_path(const char *name) {
     static char path[256];
@@ -174,7 +175,7 @@ TEST(test_names_are_those_of_released_checkpoints) {
         {MOERT_FAMILY_GPT_OSS, 5, MOERT_EXPERT_DOWN, "model.layers.3.mlp.experts.down_proj"},
     };
     char name[MOERT_TENSOR_NAME_BYTES];
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         moert_model_config config = {.family = rows[i].family};
         moert_expert_tensor_name(&config, 3, rows[i].expert, rows[i].part, name, sizeof name);
         assert_string_equal(name, rows[i].name);

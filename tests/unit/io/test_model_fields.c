@@ -2,6 +2,7 @@
 /* Keys of config.json: defaults, other spellings, broken values. */
 #include <unistd.h>
 
+#include "base/memory.h"
 #include "io/durable.h"
 #include "io/model_config.h"
 #include "support/files.h"
@@ -143,7 +144,7 @@ static const refused_config broken[] = {
 
 TEST(test_broken_configs_are_refused_with_key_and_file) {
     moert_model_config config;
-    for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(broken); i++) {
         memset(&config, 0x5a, sizeof config);
         moert_status status = read_config(broken[i].text, &config);
         const char *message = moert_last_error();
@@ -173,7 +174,7 @@ static const refused_config no_models[] = {
 };
 
 TEST(test_what_a_model_cannot_have_is_refused_by_the_model_check) {
-    for (size_t i = 0; i < sizeof no_models / sizeof no_models[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(no_models); i++) {
         moert_model_config config;
         ASSERT_OK(read_config(no_models[i].text, &config));
         moert_status status = moert_model_config_check_model(&config);

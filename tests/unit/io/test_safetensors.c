@@ -3,6 +3,7 @@
 #include <limits.h>
 #include <unistd.h>
 
+#include "base/memory.h"
 #include "io/durable.h"
 #include "io/safetensors.h"
 #include "support/files.h"
@@ -67,7 +68,7 @@ static const struct {
 };
 
 TEST(test_golden_files_open_with_their_names_and_shapes) {
-    for (size_t i = 0; i < sizeof golden_files / sizeof golden_files[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(golden_files); i++) {
         char path[256];
         moert_tensors *tensors;
         const moert_tensor *tensor;

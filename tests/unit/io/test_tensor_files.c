@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/memory.h"
 #include "io/durable.h"
 #include "io/safetensors.h"
 #include "support/files.h"
@@ -143,7 +144,7 @@ TEST(test_wrong_specs_and_pieces_are_refused) {
     static const char *const twice[] = {"k", "1", "k", "2", NULL};
     moert_tensor_writer *writer;
     const char *path = in_folder("wrong.safetensors");
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++)
         ASSERT_FAILS(moert_writer_open(path, rows[i].specs, 2, NULL, true, &writer),
                      MOERT_ERROR_USAGE, rows[i].part);
     ASSERT_FAILS(moert_writer_open(path, specs, 1, twice, true, &writer), MOERT_ERROR_USAGE, "'k'");
@@ -234,7 +235,7 @@ TEST(test_a_wrong_index_is_refused_with_tensor_and_shard) {
         {"{\"weight_map\":{\"a\":\"1.safetensors\",\"a\":\"2.safetensors\"}}", MOERT_ERROR_FORMAT,
          "JSON"},
     };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         moert_tensors *tensors;
         write_shards(rows[i].index);
         ASSERT_FAILS(moert_tensors_open(in_folder("sharded"), &tensors), rows[i].status,

@@ -1,5 +1,6 @@
 // run: np=1 sanitize=1
 /* Weights in low precision: every value by its definition, and files that lack or contradict it. */
+#include "base/memory.h"
 #include "base/number.h"
 #include "io/weights.h"
 #include "support/files.h"
@@ -202,7 +203,7 @@ static const struct broken {
 
 TEST(test_scales_that_are_missing_or_of_another_shape_or_type_are_refused) {
     static const uint8_t bytes[4 * N * K] = {1};
-    for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(broken); i++) {
         const part parts[] = {{broken[i].codes, bytes}, {broken[i].scales, bytes}};
         assert_not_found(parts, 2, broken[i].rank, broken[i].rank == 2 ? matrix : fused,
                          broken[i].status, broken[i].words);

@@ -1,6 +1,7 @@
 // run: np=1,2,3,4 sanitize=2
 /* The MoE layer, forward and backward, against float64 differences; on any number of ranks, of
  * which one has no token. */
+#include "base/memory.h"
 #include "context/context.h"
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"
@@ -101,7 +102,7 @@ static void assert_results(const oracle_layer *oracle, const expectation *expect
         error[MOERT_LAYER_TENSORS + 1] = distance(got->dx, expected->dx, n, 1.0);
     }
     ASSERT_OK(moert_comm_broadcast(test_comm, 0, error, sizeof error));
-    for (size_t i = 0; i < sizeof error / sizeof error[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(error); i++)
         if (!(error[i] <= tolerance))
             fail_msg("%s: relative error %.3g exceeds %.3g", names[i], error[i], tolerance);
 }
@@ -348,7 +349,7 @@ int main(int count, char **arguments) {
     };
     int failed = run_file(__FILE__, open_test_context, close_test_context);
     if (test_ranks > 1)
-        failed += run_table("layer between hosts", on_hosts, sizeof on_hosts / sizeof on_hosts[0],
+        failed += run_table("layer between hosts", on_hosts, MOERT_COUNT(on_hosts),
                             open_context_of_hosts, close_test_context);
     return mpi_tests_end(failed);
 }

@@ -1,6 +1,7 @@
 // run: np=1,2,3,4 sanitize=2
 /* EP x EDP: which ranks share experts, on one host and on hosts whose ranks the launcher has
  * dealt. */
+#include "base/memory.h"
 #include "comm/internal.h"
 #include "layer/mesh.h"
 #include "support/mpi.h"
@@ -28,7 +29,7 @@ TEST(test_groups_are_runs_of_the_ranks_of_a_host) {
         {8, {0, 1, 2, 3, 0, 1, 2, 3}, {0, 4, 1, 5, 2, 6, 3, 7}},
         {6, {0, 1, 1, 0, 2, 0}, {0, 3, 5, 1, 2, 4}},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
         size_t order[MOST] = {0};
         order_ranks(cases[i].node, cases[i].ranks, order);
         for (size_t p = 0; p < cases[i].ranks; p++)

@@ -1,6 +1,7 @@
 // run: np=1,2,4 sanitize=2
 /* Low-precision recipes of the layer against its float32 results, which test_layer holds against
  * float64. */
+#include "base/memory.h"
 #include "context/context.h"
 #include "layer/internal.h"
 #include "support/layer/layer_run.h"
@@ -237,7 +238,7 @@ TEST(test_a_failure_between_gathers_is_that_of_all_ranks) {
         ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
         ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
         ASSERT_OK(layer_run_step(&run, 0, 1));
-        for (size_t i = 0; i < sizeof breakages / sizeof breakages[0]; i++)
+        for (size_t i = 0; i < MOERT_COUNT(breakages); i++)
             fail_and_recover(&run, &breakages[i]);
         moert_layer_destroy(run.layer);
         moert_mesh_destroy(mesh);

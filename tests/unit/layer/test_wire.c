@@ -138,7 +138,7 @@ TEST(test_skewed_routing_gives_the_same_bits) {
     } cases[] = {{{zipf, 0}, 2}, {{one, 4}, 2}, {{all, 1}, 1}};
     moert_context *alone;
     ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_SELF, NULL, &alone));
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
         moert_layer_options options = form(MOERT_PRECISION_F32, MOERT_DISPATCH_F32);
         options.router_bias = true;
         options.router.topk = cases[i].topk;

@@ -19,7 +19,7 @@ static const bias_case cases[] = {
     {4, 300, 304, 16, {16, 33, 33, 150}},
     {2, 513, 513, 1, {0, 0}},
 };
-#define CASES (sizeof cases / sizeof *cases)
+#define CASES MOERT_COUNT(cases)
 
 static size_t rows_of(const bias_case *c) {
     return c->ends[c->groups - 1];

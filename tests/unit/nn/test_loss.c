@@ -106,7 +106,7 @@ TEST(test_factor_zero_leaves_the_logits_alone) {
 TEST(test_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row) {
     enum { TOKENS = 4 };
     static const size_t vocabularies[] = {1, 2, 17, 1024, 4097, 9000};
-    for (size_t i = 0; i < sizeof vocabularies / sizeof *vocabularies; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(vocabularies); i++) {
         const size_t v = vocabularies[i];
         const int32_t target[TOKENS] = {0, -1, (int32_t)v - 1, (int32_t)v / 2};
         float *logits = random_floats(TOKENS * v, 8.0f, 13);
@@ -165,7 +165,7 @@ TEST(test_extreme_logits_stay_finite_and_bad_ones_show) {
         float value;
         bool finite;
     } cases[] = {{1e30f, true}, {-1e30f, true}, {-INFINITY, true}, {INFINITY, false}, {NAN, false}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
         float logits[VOCABULARY] = {0};
         logits[2] = cases[i].value;
         outcome got = run(1, VOCABULARY, &target, logits, 1.0f);

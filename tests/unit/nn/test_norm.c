@@ -12,7 +12,7 @@ typedef struct norm_case {
 static const norm_case cases[] = {{0, 0, 20},   {2, 0, 16}, {1, 4, 2},   {1, 1, 20},
                                   {3, 51, 20},  {2, 6, 64}, {5, 5, 17},  {2, 34, 100},
                                   {1, 70, 256}, {3, 3, 33}, {2, 300, 20}};
-#define CASES (sizeof cases / sizeof *cases)
+#define CASES MOERT_COUNT(cases)
 
 static moert_status run_norm(size_t rows, size_t width, const moert_buffer *x,
                              const moert_buffer *weight, moert_buffer *y, moert_buffer *rstd) {
@@ -152,7 +152,7 @@ static void differentiate(const oracle *o, double *dx, double *partial) {
 
 TEST(test_norm_of_wide_rows_agrees_with_float64) {
     const size_t rows = 70, widths[] = {2048, 2100, 4200, 16388};
-    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(widths); i++) {
         const size_t width = widths[i], n = rows * width;
         oracle o = oracle_create((norm_case){1, rows, width});
         double *dx = test_alloc(n * sizeof *dx), *partial = test_alloc(width * sizeof *partial);
@@ -267,7 +267,7 @@ static void compare_rotated(size_t width) {
 
 TEST(test_norm_of_rotated_heads_has_the_bits_of_a_norm_and_a_rotation) {
     const size_t widths[] = {2, 20, 24, 128, 256};
-    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
+    for (size_t i = 0; i < MOERT_COUNT(widths); i++)
         compare_rotated(widths[i]);
 }
 

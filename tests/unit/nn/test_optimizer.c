@@ -38,7 +38,7 @@ static void run(size_t n, const float *parameter, const float *gradient, float *
 
 TEST(test_steps_match_float64) {
     const size_t lengths[] = {0, 1, 15, 17, 4097};
-    for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
+    for (size_t l = 0; l < MOERT_COUNT(lengths); l++) {
         size_t n = lengths[l];
         float *parameter = random_floats(n, 1.0f, 500 + l), *got[3];
         float *gradient = random_floats(STEPS * n, 0.1f, 600 + l);
@@ -113,7 +113,7 @@ TEST(test_a_slice_has_the_bits_of_the_whole) {
     float *parameter = random_floats(N, 1.0f, 710), *gradient = random_floats(STEPS * N, 1.0f, 9);
     float *whole[3];
     run(N, parameter, gradient, whole);
-    for (size_t i = 0; i < sizeof slices / sizeof *slices; i++)
+    for (size_t i = 0; i < MOERT_COUNT(slices); i++)
         check_slice(N, &slices[i], parameter, gradient, whole);
 }
 
@@ -128,7 +128,7 @@ TEST(test_zero_padding_stays_zero) {
 
 TEST(test_rounded_parameters_are_the_cast_ones) {
     const size_t lengths[] = {1, 15, 33, 4096, 4097, 9000};
-    for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
+    for (size_t l = 0; l < MOERT_COUNT(lengths); l++) {
         const size_t n = lengths[l];
         float *parameter = random_floats(n, 1.0f, 800 + l), *gradient = random_floats(n, 1.0f, 900);
         float *zero = test_alloc(n * sizeof *zero), *got[2][3];

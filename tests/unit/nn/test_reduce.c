@@ -49,7 +49,7 @@ TEST(test_tree_reduce_adds_exactly_as_the_tree_says) {
 TEST(test_tree_reduce_takes_any_number_of_sequences) {
     enum { N = 5 };
     const size_t totals[] = {16, 24, 41, 100, 257};
-    for (size_t i = 0; i < sizeof totals / sizeof *totals; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(totals); i++) {
         float *leaf = random_floats(totals[i] * N, 1.0f, 500 + i);
         check_span((moert_span){0, totals[i], totals[i]}, N, leaf, false);
         check_span((moert_span){3, totals[i] - 3, totals[i]}, N, leaf, true);
@@ -59,7 +59,7 @@ TEST(test_tree_reduce_takes_any_number_of_sequences) {
 
 TEST(test_tree_reduce_takes_any_width) {
     const size_t widths[] = {0, 1, 15, 16, 1023, 1024, 1025, 4097};
-    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(widths); i++) {
         float *leaf = random_floats(7 * widths[i], 1.0f, 100 + i);
         check_span((moert_span){0, 7, 7}, widths[i], leaf, false);
         check_span((moert_span){1, 5, 7}, widths[i], leaf, true);
@@ -198,7 +198,7 @@ TEST(test_squares_of_several_buffers_follow_their_values) {
 
 TEST(test_add_takes_any_length) {
     const size_t lengths[] = {0, 1, 15, 16, 17, 4096, 4097, 20000};
-    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(lengths); i++) {
         size_t n = lengths[i];
         float *x = random_floats(n, 2.0f, 400), *y = random_floats(n, 2.0f, 401);
         moert_buffer *x_buffer = upload(x, n * sizeof *x), *y_buffer = upload(y, n * sizeof *y);

@@ -9,7 +9,7 @@ typedef struct rope_case {
 
 static const rope_case cases[] = {{0, 5, 2, 20},  {2, 0, 2, 16},  {1, 1, 1, 2},  {3, 17, 3, 20},
                                   {2, 33, 1, 24}, {1, 40, 4, 64}, {2, 9, 2, 128}};
-#define CASES (sizeof cases / sizeof *cases)
+#define CASES MOERT_COUNT(cases)
 static const float theta = 10000.0f;
 
 static double *rotate(rope_case shape, const double *x) {
@@ -72,7 +72,7 @@ TEST(test_rope_table_rounds_the_angle_to_float32) {
     ASSERT_OK(moert_rope_table_create(test_device, length, 2 * half, theta, &table));
     float *values = test_alloc(length * 2 * half * sizeof *values);
     ASSERT_OK(moert_buffer_read(table, 0, values, length * 2 * half * sizeof *values));
-    for (size_t n = 0; n < sizeof known / sizeof *known; n++) {
+    for (size_t n = 0; n < MOERT_COUNT(known); n++) {
         const float *row = values + known[n].t * 2 * half + known[n].i;
         assert_same_bits("cos", row, &known[n].cosine, 1);
         assert_same_bits("sin", row + half, &known[n].sine, 1);

@@ -1,5 +1,6 @@
 // run: np=1 sanitize=1
 /* Descriptions and buffers that are refused, and the life of an op. */
+#include "base/memory.h"
 #include "support/op/run.h"
 
 static moert_op_options base(moert_op_kind kind) {
@@ -141,7 +142,7 @@ TEST(test_buffers_must_be_those_of_the_description) {
     moert_op *op;
     ASSERT_OK(moert_op_create(test_device, &o, &op));
     ASSERT_OK(moert_op_execute(op, &f.buffers));
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(wrong); i++) {
         moert_op_buffers buffers = f.buffers;
         *moert_op_buffer_at(&buffers, wrong[i].which) = wrong[i].buffer;
         ASSERT_FAILS(moert_op_execute(op, &buffers), MOERT_ERROR_USAGE, wrong[i].text);

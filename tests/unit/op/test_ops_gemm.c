@@ -1,6 +1,7 @@
 // run: np=1 sanitize=1
 /* Grouped GEMM ops: exact results of every orientation, type, epilogue and permutation, on both
  * backends, with stacked and discrete weights. */
+#include "base/memory.h"
 #include "support/op/run.h"
 
 static const char *const backends[] = {"reference", "portable"};
@@ -31,7 +32,7 @@ static const shape shapes[] = {
                        12,  13,  14,  15,  16,  17,  18,  127, 255, 383, 483,  515,
                        643, 718, 924, 930, 940, 950, 960, 970, 980, 990, 1000, 1100}},
 };
-enum { SHAPES = sizeof shapes / sizeof shapes[0], KINDS = 3, TYPES = 5 };
+enum { SHAPES = MOERT_COUNT(shapes), KINDS = 3, TYPES = 5 };
 
 static moert_op_options describe(const shape *s, moert_op_kind kind, moert_number type,
                                  moert_number result) {

@@ -2,6 +2,7 @@
 /* Grouped GEMM ops on the tensor cores of an NVIDIA GPU, where there is one: exact results of small
  * integers, whatever the groups and whatever follows the product, and the same bits in every run
  * and company. */
+#include "base/memory.h"
 #include "support/op/glu.h"
 
 enum { MOST_GROUPS = 40, KINDS = 3 };
@@ -32,7 +33,7 @@ static const shape shapes[] = {
     {8, 72, 17100, 3, 0, {5, 17090, 17095}},
     {8520, 8, 20, 2, 0, {13, 19}},
 };
-enum { SHAPES = sizeof shapes / sizeof shapes[0], MUCH = 8000000 }; /* terms for the host */
+enum { SHAPES = MOERT_COUNT(shapes), MUCH = 8000000 }; /* terms for the host */
 
 static moert_op_options describe(const shape *s, moert_op_kind kind, moert_number type) {
     moert_op_options o = MOERT_OP_OPTIONS_INIT;
@@ -95,7 +96,7 @@ static const struct variant {
     {BF16, BIAS | BIAS_SCALE | AMAX, BF16},
     {F32, ALPHA | BETA | BIAS | BIAS_SCALE, F16},
 };
-enum { VARIANTS = sizeof variants / sizeof variants[0] };
+enum { VARIANTS = MOERT_COUNT(variants) };
 
 /* False if the kind has not all of the variant's switches. */
 static bool add_variant(moert_op_options *o, const struct variant *v) {
@@ -161,8 +162,8 @@ static const struct recipe {
     {32, false, PROB, BF16, BF16, F32, true, BF16, MOERT_GLU_SWIGLU},
 };
 enum {
-    LAYOUTS = sizeof layouts / sizeof layouts[0],
-    GLU_CASES = LAYOUTS * sizeof recipes / sizeof recipes[0],
+    LAYOUTS = MOERT_COUNT(layouts),
+    GLU_CASES = LAYOUTS * MOERT_COUNT(recipes),
 };
 
 static moert_op_options glu_case(size_t i) {

@@ -2,6 +2,7 @@
 /* Grouped GEMM ops on MXFP8, MXFP4 and NVFP4 factors on the tensor cores of an NVIDIA GPU, where
  * there is one: exact results of small integers, whatever the groups, and any codes as the same
  * numbers in bf16, bit for bit. */
+#include "base/memory.h"
 #include "base/number.h"
 #include "base/rng.h"
 #include "support/op/quantized.h"
@@ -36,7 +37,7 @@ static const shape shapes[] = {
     {288, 256, 300, 2, {130, 299}},
 };
 enum {
-    SHAPES = sizeof shapes / sizeof shapes[0],
+    SHAPES = MOERT_COUNT(shapes),
     RANDOM_SHAPE = 6,
     FOLLOWED_SHAPE = 9,
     DECODED_SHAPE = 10,
@@ -45,7 +46,7 @@ enum {
 
 static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_MXFP8_E5M2,
                                        MOERT_FORMAT_MXFP4, MOERT_FORMAT_NVFP4};
-enum { FORMATS = sizeof formats / sizeof formats[0] };
+enum { FORMATS = MOERT_COUNT(formats) };
 
 static moert_operand *second_factor(moert_op_options *o) {
     return o->kind == MOERT_OP_GEMM_WGRAD ? &o->y : &o->weight;
@@ -116,7 +117,7 @@ TEST(test_a_coded_factor_multiplies_a_plain_one_or_another_format) {
     if (!has_tensor_cores("skipped"))
         return;
     static const size_t some[] = {2, 3, 9};
-    for (size_t i = 0; i < sizeof some / sizeof some[0] * KINDS * 3; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(some) * KINDS * 3; i++) {
         const shape *s = &shapes[some[i / 3 / KINDS]];
         const size_t format = i % (KINDS * 3) % FORMATS;
         moert_op_options o = describe_coded(s, (moert_op_kind)(i / 3 % KINDS), formats[format],

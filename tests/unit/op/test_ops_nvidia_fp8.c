@@ -47,7 +47,7 @@ static const shape shapes[] = {
     {16, 3328, 1300, 3, 0, DGRAD, {600, 601, 1299}},
     {640, 1296, 160, 6, 0, WGRAD, {16, 16, 48, 64, 80, 160}},
 };
-enum { SHAPES = sizeof shapes / sizeof shapes[0], RANDOM_SHAPE = 6 };
+enum { SHAPES = MOERT_COUNT(shapes), RANDOM_SHAPE = 6 };
 
 static moert_op_options describe(const shape *s, moert_op_kind kind, moert_number result) {
     moert_op_options o = MOERT_OP_OPTIONS_INIT;

@@ -3,6 +3,7 @@
  * split of the rows. */
 #include <malloc.h>
 
+#include "base/memory.h"
 #include "support/op/quantized.h"
 
 static const char *const backends[] = {"reference", "portable"};
@@ -147,7 +148,7 @@ TEST(test_any_split_of_the_rows_is_right) {
                   {512, 128, {0, 256, 256, 256, 384, 384}},
                   {200, 32, {32, 96, 96, 192, 192, 192}},
                   {161, 1, {0, 31, 63, 64, 160, 161}}};
-    for (size_t i = 0; i < sizeof splits / sizeof splits[0] * LAYOUTS; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(splits) * LAYOUTS; i++) {
         const struct split *s = &splits[i / LAYOUTS];
         moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
         o.rows = s->rows;

@@ -3,6 +3,7 @@
  * GLU and dGLU ops with quantised operands and results, group by group: alone, discrete and padded
  * with garbage of prob 0 they have the same bytes, wherever their tiles of scales lie.
  */
+#include "base/memory.h"
 #include "base/number.h"
 #include "support/op/cases.h"
 
@@ -38,7 +39,6 @@ static const moert_op_buffer factors[] = {MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_wei
                                           MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_c};
 static const moert_op_buffer results[] = {MOERT_OP_BUFFER_d, MOERT_OP_BUFFER_column,
                                           MOERT_OP_BUFFER_c};
-#define COUNT(array) (sizeof(array) / sizeof *(array))
 
 /* What is done with a byte of one op and the one that it is in another. */
 typedef bool (*deed)(unsigned char *to, const unsigned char *from, unsigned mask);
@@ -111,13 +111,13 @@ static void each_matrix(const char *title, const pair *p, const moert_op_buffer 
 static void each_number(const char *title, const pair *p, deed act, bool sums) {
     const size_t to = p->h > 0 ? ends_of(p->few)[p->h - 1] : 0;
     const size_t from = p->g > 0 ? ends_of(p->many)[p->g - 1] : 0;
-    for (size_t i = 0; i < COUNT(by_rows); i++)
+    for (size_t i = 0; i < MOERT_COUNT(by_rows); i++)
         for (size_t r = 0; p->few->bytes[by_rows[i]] > 0 && r < p->rows * sizeof(float); r++)
             if (!act(p->few->at[by_rows[i]] + to * sizeof(float) + r,
                      p->many->at[by_rows[i]] + from * sizeof(float) + r, 0xFF))
                 fail_msg("%s: %s of group %zu differs", title, moert_op_buffer_name(by_rows[i]),
                          p->g);
-    for (size_t i = 0; sums && i < COUNT(by_groups); i++) {
+    for (size_t i = 0; sums && i < MOERT_COUNT(by_groups); i++) {
         const moert_op_buffer which = by_groups[i];
         const size_t share = p->few->bytes[which] / p->few->shape.options.groups;
         for (size_t k = 0; k < share; k++)
@@ -128,19 +128,20 @@ static void each_number(const char *title, const pair *p, deed act, bool sums) {
 }
 
 static void begin(const pair *p) {
-    each_matrix("begin", p, factors, COUNT(factors), copy);
+    each_matrix("begin", p, factors, MOERT_COUNT(factors), copy);
     each_number("begin", p, copy, true);
 }
 
 static void compare(const char *title, const pair *p) {
-    each_matrix(title, p, results, COUNT(results), same);
+    each_matrix(title, p, results, MOERT_COUNT(results), same);
     each_number(title, p, same, true);
 }
 
 TEST(test_a_group_alone_has_the_bytes_that_it_has_among_others) {
     static const uint32_t ends[] = {0, 1, 32, 159, 287, 416, 716};
     for (size_t i = 0; i < (size_t)FORMATS * 2; i++) {
-        moert_op_options o = describe(kinds[i / FORMATS], formats[i % FORMATS], COUNT(ends), 720);
+        moert_op_options o =
+            describe(kinds[i / FORMATS], formats[i % FORMATS], MOERT_COUNT(ends), 720);
         o.d = ops_scaled(formats[i % FORMATS], MOERT_AXIS_ROW, MOERT_SCALES_TILED);
         o.column = ops_scaled(formats[(i + 1) % FORMATS], MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
         ops_bytes start = ops_bytes_filled(&o, ends), all = ops_bytes_filled(&o, ends);
@@ -149,7 +150,7 @@ TEST(test_a_group_alone_has_the_bytes_that_it_has_among_others) {
         ops_bytes discrete = ops_bytes_filled(&o, ends);
         ops_bytes_execute("portable", &discrete);
         o.groups = 1;
-        for (size_t g = 0; g < COUNT(ends); g++) {
+        for (size_t g = 0; g < MOERT_COUNT(ends); g++) {
             const uint32_t rows = ends[g] - (g > 0 ? ends[g - 1] : 0);
             compare("discrete", &(pair){&discrete, &all, g, g, rows});
             o.rows = rows;

@@ -1,5 +1,6 @@
 // run: np=1 sanitize=1
 /* Quantised descriptions and their buffers that are refused, and sizes that are asked for. */
+#include "base/memory.h"
 #include "support/op/quantized.h"
 
 static const moert_op_kind forward = MOERT_OP_GEMM_FORWARD, dgrad = MOERT_OP_GEMM_DGRAD;
@@ -123,7 +124,7 @@ TEST(test_a_quantiser_without_a_size_is_refused) {
                                                 {.transposed = true},
                                                 {.hadamard = true},
                                                 {.group_scales = true}};
-    for (size_t i = 0; i < sizeof forgotten / sizeof *forgotten; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(forgotten); i++) {
         const moert_operand wrong = {.how = forgotten[i]};
         REFUSED(forward, usage, x, wrong, "x.how.size is 0; that of MOERT_QUANTIZER_INIT");
         REFUSED(dgrad, usage, weight, wrong, "weight.how.size is 0; that of");
@@ -180,7 +181,7 @@ TEST(test_buffers_have_the_bytes_that_the_op_tells) {
                      {"nothing", {0, 0}}};
         o.row_multiple = promise * 128;
         ASSERT_OK(moert_op_create(test_device, &o, &op));
-        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        for (size_t i = 0; i < MOERT_COUNT(sizes); i++)
             if (moert_op_buffer_bytes(op, sizes[i].name) != sizes[i].bytes[promise])
                 fail_msg("%s: %zu bytes, not %zu", sizes[i].name,
                          moert_op_buffer_bytes(op, sizes[i].name), sizes[i].bytes[promise]);
@@ -211,7 +212,7 @@ TEST(test_a_missing_or_small_buffer_is_named) {
                  {MOERT_OP_BUFFER_y_global, small, "y_global is given"},
                  {MOERT_OP_BUFFER_weight_scale, small, "weight_scale is given"},
                  {MOERT_OP_BUFFER_norm, small, "norm is given"}};
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(wrong); i++) {
         moert_op_buffers given = buffers;
         *moert_op_buffer_at(&given, wrong[i].which) = wrong[i].buffer;
         ASSERT_FAILS(moert_op_execute(op, &given), usage, wrong[i].text);

@@ -3,6 +3,7 @@
  * Ops with quantised operands against float64: exact sums in groups of which many are empty, groups
  * of any size; every order and run of a GLU with factors of any sign; every operand at once.
  */
+#include "base/memory.h"
 #include "support/op/cases.h"
 #include "support/op/exact.h"
 #include "support/suite.h"
@@ -96,7 +97,7 @@ static const struct split {
 };
 
 TEST(test_any_split_of_the_rows_agrees_with_float64) {
-    for (size_t i = 0; i < sizeof splits / sizeof *splits; i++)
+    for (size_t i = 0; i < MOERT_COUNT(splits); i++)
         for (size_t k = 0; k < KINDS; k++) {
             const struct split *s = &splits[i];
             const moert_format format = formats[(i + k) % FORMATS];

@@ -137,7 +137,7 @@ static void check_positions(const plan_case *c, const moert_plan *plan) {
 }
 
 TEST(test_plan_places_rows_by_expert_then_global_token) {
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
         fixture f = {.counts = NULL};
         build(&cases[i], &f);
         check_rows(&cases[i], &f);
@@ -205,7 +205,7 @@ TEST(test_plan_count_names_the_bad_slot) {
         {{0, 1, 2, 2, 1, 0}, MOERT_ERROR_USAGE, "token 1, slot 1: expert 2 is chosen twice"},
         {{0, 1, 2, 3, -2, -2}, MOERT_ERROR_NUMERIC, "token 2 has non-finite routing scores"},
     };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         uint64_t counts[4] = {9, 9, 9, 9};
         ASSERT_FAILS(moert_plan_count(rows[i].index, 3, 2, 4, counts), rows[i].status,
                      rows[i].text);

@@ -16,7 +16,7 @@ static const moert_format formats[FORMATS] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FOR
 static const struct shape {
     size_t rows, columns; /* of a group */
 } shapes[] = {{32, 32}, {64, 1056}, {96, 2048}};
-enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+enum { SHAPES = MOERT_COUNT(shapes) };
 
 /* All codes and scales in turn, in an order that mixes them. */
 static unsigned char *any_bytes(size_t count, uint64_t stream) {

@@ -1,5 +1,6 @@
 // run: np=1 gpu=1 sanitize=1
 /* Quantisers: published byte vectors, values, the options of NVFP4, refusals. */
+#include "base/memory.h"
 #include "base/number.h"
 #include "support/quant/quantized.h"
 
@@ -36,7 +37,7 @@ TEST(test_blocks_of_one_value_give_the_published_bytes) {
         {0x00000000, 0, 0x00, 0, 0x00},     {0x7FC00000, 255, 0x7F, 255, 0x7F}, /* NaN */
         {0xFFC00000, 255, 0x7F, 255, 0x7F}, {0x7F800000, 254, 0x7E, 247, 0x7E}, /* infinity */
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
         float x[32];
         unsigned char up[32], down[32];
         for (size_t k = 0; k < 32; k++)

@@ -42,7 +42,7 @@ static const moert_quantizer hows[] = {
     {.format = MOERT_FORMAT_FP8_BLOCK, .axis = MOERT_AXIS_COLUMN, .transposed = true},
     {.format = MOERT_FORMAT_FP8_BLOCK, .axis = MOERT_AXIS_TILE},
 };
-enum { HOWS = sizeof hows / sizeof hows[0] };
+enum { HOWS = MOERT_COUNT(hows) };
 
 static moert_quantizer how_at(size_t i) {
     moert_quantizer how = hows[i];

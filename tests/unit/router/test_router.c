@@ -79,7 +79,7 @@ TEST(test_forward_takes_every_size) {
     static const size_t sizes[][2] = {{1, 1},  {2, 1},  {8, 8},   {15, 2},  {16, 16}, {17, 17},
                                       {31, 5}, {60, 4}, {128, 8}, {160, 6}, {512, 8}};
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (size_t i = 0; i < MOERT_COUNT(sizes); i++)
             check_forward(make(sizes[i][0], sizes[i][1], (moert_score)score), 19, false);
     check_forward(grouped(make(256, 8, MOERT_SCORE_SIGMOID), 8, 4), 33, true);
     check_forward(grouped(make(34, 2, MOERT_SCORE_SIGMOID), 17, 1), 33, true);

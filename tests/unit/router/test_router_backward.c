@@ -62,7 +62,7 @@ TEST(test_backward_takes_every_size) {
     static const size_t sizes[][3] = {{1, 1, 3},   {5, 1, 40}, {8, 8, 17},
                                       {16, 2, 16}, {33, 5, 1}, {64, 8, 33}};
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
-        for (size_t i = 0; i < 2 * sizeof sizes / sizeof *sizes; i++) {
+        for (size_t i = 0; i < 2 * MOERT_COUNT(sizes); i++) {
             moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
             options.experts = sizes[i / 2][0];
             options.topk = sizes[i / 2][1];
@@ -171,7 +171,7 @@ TEST(test_aux_loss_has_the_values_of_the_formulas) {
                  {MOERT_AUX_MEGATRON, &even, 1, 1.0, 4.0 * 5 / 200},
                  {MOERT_AUX_HUGGING_FACE, &skewed, 0.01, 3.6, 0.01 * 4 * 10 / 100},
                  {MOERT_AUX_MEGATRON, &skewed, 0.01, 1.8, 0.01 * 4 * 10 / 200}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
         float gradient[4];
         assert_within(moert_router_aux_loss(cases[i].form, &options, cases[i].load,
                                             cases[i].coefficient, gradient),

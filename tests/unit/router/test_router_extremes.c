@@ -83,7 +83,7 @@ TEST(test_backward_is_the_gradient_where_scores_are_as_small_as_1e_20) {
         dweight[i] = (float)moert_rng_normal(23, 1, i);
     for (size_t e = 0; e < E; e++)
         aux[e] = (float)moert_rng_normal(23, 2, e);
-    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++) {
+    for (size_t kind = 0; kind < MOERT_COUNT(kinds); kind++) {
         for (size_t i = 0; i < T * E; i++)
             logits[i] = kinds[kind].shift + (float)moert_rng_normal(23, 3, i);
         const router_input input = {
@@ -119,7 +119,7 @@ TEST(test_to_keep_both_of_two_groups_changes_no_bit) {
     enum { T = 203, MOST = 256 };
     static const size_t sizes[][2] = {{8, 8}, {66, 9}, {128, 8}, {130, 32}, {256, 7}};
     static float logits[T * MOST], bias[MOST];
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(sizes); i++) {
         const size_t experts = sizes[i][0], topk = sizes[i][1];
         for (size_t at = 0; at < T * experts; at++)
             logits[at] = hostile_logit(at / experts, experts, at % experts);

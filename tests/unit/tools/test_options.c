@@ -26,7 +26,7 @@ static const moert_option table[] = {
     {"schedule", MOERT_OPTION_CHOICE, &values.schedule, "cosine", "constant|cosine|cos",
      "course of the rate"},
 };
-enum { COUNT = sizeof table / sizeof *table };
+enum { COUNT = MOERT_COUNT(table) };
 
 static moert_status parse(const char *const *words, bool *help) {
     char *argv[16] = {"program"};
@@ -142,7 +142,7 @@ TEST(test_help_is_noticed_and_prints_the_table) {
         "(default cosine)",
         "(default on; --no-reproducible)\n",
         "  --help                      this text\n"};
-    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++)
+    for (size_t i = 0; i < MOERT_COUNT(expected); i++)
         if (strstr(text, expected[i]) == NULL)
             fail_msg("'%s' is missing from:\n%s", expected[i], text);
     free(text);
@@ -157,7 +157,7 @@ static int release(void **state) {
 TEST(test_the_first_option_given_of_an_object_is_told) {
     char *argv[] = {"program",    "--data",  "seed", "--rate=0.1",
                     "--no-quiet", "--steps", "3",    "--seed=4"};
-    const int argc = sizeof argv / sizeof argv[0];
+    const int argc = MOERT_COUNT(argv);
     const void *sizes = &values.steps;
     const size_t bytes = sizeof values.steps + sizeof values.seed;
     assert_string_equal(moert_options_given(table, COUNT, argc, argv, sizes, bytes), "steps");

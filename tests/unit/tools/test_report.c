@@ -187,7 +187,7 @@ static void assert_page_has(const moert_run_record *record, const char *text) {
 
 TEST(test_pages_of_any_size_are_well_formed) {
     static const size_t sizes[][3] = {{1, 1, 1}, {1, 2, 8}, {2, 2, 8}, {13, 3, 17}, {64, 48, 128}};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(sizes); i++) {
         moert_run_record record = make_record(sizes[i][0], sizes[i][1], sizes[i][2]);
         assert_page_has(&record, "Load of the experts");
     }

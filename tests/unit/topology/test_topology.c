@@ -67,9 +67,9 @@ static void check_division(size_t packages, size_t cores, size_t threads, size_t
 TEST(test_ranks_divide_all_cores_without_overlap) {
     const size_t packages[] = {1, 2, 4}, cores[] = {1, 2, 3, 4, 8, 12};
     const size_t ranks[] = {1, 2, 3, 4, 5, 7, 8, 16, 64};
-    for (size_t p = 0; p < sizeof packages / sizeof *packages; p++)
-        for (size_t c = 0; c < sizeof cores / sizeof *cores; c++)
-            for (size_t r = 0; r < sizeof ranks / sizeof *ranks; r++)
+    for (size_t p = 0; p < MOERT_COUNT(packages); p++)
+        for (size_t c = 0; c < MOERT_COUNT(cores); c++)
+            for (size_t r = 0; r < MOERT_COUNT(ranks); r++)
                 for (size_t threads = 1; threads <= 2; threads++)
                     check_division(packages[p], cores[c], threads, ranks[r]);
 }
@@ -155,7 +155,7 @@ TEST(test_gpus_of_overlapping_places_leave_the_cores_divided_evenly) {
 
 TEST(test_a_bad_description_is_refused_by_its_name) {
     const char *bad[] = {"pack:2 core:", "nonsense", "pack:-1", "tests/topology/none.xml"};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    for (size_t i = 0; i < MOERT_COUNT(bad); i++) {
         moert_topology *topology = NULL;
         assert_int_equal(moert_topology_create(bad[i], &topology), MOERT_ERROR_USAGE);
         assert_null(topology);

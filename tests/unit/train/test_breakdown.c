@@ -2,6 +2,7 @@
 /* The table of a profiled run: it adds up, whatever overlaps, and says the same as its JSON. */
 #include <jansson.h>
 
+#include "base/memory.h"
 #include "base/phase.h"
 #include "support/files.h"
 #include "support/mpi.h"
@@ -98,7 +99,7 @@ TEST(test_the_first_steps_are_left_out_if_there_are_more) {
     static const uint64_t cases[][3] = {/* first, end, from */
                                         {0, 1, 0}, {0, 2, 1}, {0, 3, 2},
                                         {0, 9, 2}, {5, 9, 7}, {9, 9, 9}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++)
         assert_int_equal(moert_breakdown_from(cases[i][0], cases[i][1]), cases[i][2]);
 }
 

@@ -129,7 +129,7 @@ static moert_status make(size_t bytes, moert_storage *storage) {
 /* Whether every rank's rows are those that it writes, at every rank's addresses of them. */
 static bool is_shared(const moert_storage *storage) {
     static const size_t places[] = {0, 200, 400, 599}; /* MiB; in every piece */
-    enum { PLACES = sizeof places / sizeof places[0] };
+    enum { PLACES = MOERT_COUNT(places) };
     uint64_t table[4];
     bool right = moert_buffer_read(storage->addresses, 0, table, test_ranks * 8) == MOERT_OK;
     for (size_t i = 0; i < PLACES; i++) {

@@ -2,6 +2,7 @@
 /* Learning-rate schedules, metrics files and plots. */
 #include <unistd.h>
 
+#include "base/memory.h"
 #include "io/durable.h"
 #include "support/files.h"
 #include "train/checkpoint.h"
@@ -157,7 +158,7 @@ static bool is_there(const char *name) {
 TEST(test_pruning_keeps_the_checkpoints_of_this_run) {
     static const char *const names[] = {"step-00000003", "step-00000005",     "step-00000010",
                                         "step-00000030", "step-00000007.tmp", "notes"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    for (size_t i = 0; i < MOERT_COUNT(names); i++)
         ASSERT_OK(moert_make_folders(in_folder(names[i])));
     ASSERT_OK(moert_checkpoint_prune(test_folder, 10, 2));
     assert_true(is_there("step-00000005") && is_there("step-00000010") && is_there("notes"));
