@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The programs of the README and the guide compile against an installed moert through pkg-config, in both linkages, and give the same
-# digits on 1 and 2 ranks, those that are shown; the header serves C++ as well.
+# The guide's programs compile against an installed moert through pkg-config, in both linkages, and print the same digits on 1 and 2
+# ranks, those that the guide shows. The README's excerpt is part of one. The public headers are C++ too. Links between the pages of
+# the documentation lead to a file and a heading.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -9,9 +10,12 @@ make --no-print-directory BUILD="$build" PREFIX="$folder/prefix" install >"$log"
 verdict $? "make install"
 export PKG_CONFIG_PATH=$folder/prefix/lib/pkgconfig
 
-awk -v folder="$folder" '/^```c$/ {file = folder "/" ++n ".c"; next} /^```$/ {file = ""} file {print >file}' README.md docs/guide.md
+awk -v folder="$folder" '/^```c$/ {file = folder "/" ++n ".c"; next} /^```$/ {file = ""} file {print >file}' docs/guide.md
 [ "$(find "$folder" -maxdepth 1 -name '[0-9].c' -size +1k | wc -l)" -eq 2 ]
-verdict $? "the README and the guide hold a program each"
+verdict $? "the guide holds two programs"
+sed -n '/^```c$/,/^```$/{/^```/!p}' README.md >"$folder/excerpt"
+[ -s "$folder/excerpt" ] && ! grep -vxFf "$folder/1.c" "$folder/excerpt" >"$log"
+verdict $? "the README's excerpt is part of the guide's first program"
 flags="$(pkg-config --cflags --libs moert) -Wl,-rpath,$folder/prefix/lib"
 
 for program in 1 2; do
@@ -45,4 +49,17 @@ fi
 nm -D --defined-only "$folder/prefix/lib/libmoert.so" | awk '$2 == "T" || $2 == "B" || $2 == "D" {print $3}' | grep -v '^moert_' >"$folder/foreign"
 [ ! -s "$folder/foreign" ]
 verdict $? "the library exports moert_ names only"
+
+# GitHub's name of a heading: lower case, without punctuation, hyphens for spaces
+headings() { sed -n '/^```/,/^```/d; s/^##* //p' "$1" | tr '[:upper:] ' '[:lower:]-' | tr -cd '[:alnum:]_\n-'; }
+for page in README.md docs/*.md; do
+    sed '/^```/,/^```/d' "$page" | grep -oE '\]\([^)]+\)' | sed 's/^](//; s/)$//' | grep -v '^https:' | while IFS='#' read -r file heading; do
+        target=${file:+$(dirname "$page")/$file}
+        target=${target:-$page}
+        [ -e "$target" ] || echo "$page: no file $file"
+        [ -z "$heading" ] || headings "$target" | grep -qxF -- "$heading" || echo "$page: no heading $file#$heading"
+    done
+done >"$log" 2>&1
+[ ! -s "$log" ]
+verdict $? "links between the pages lead to a file and a heading"
 finish
