@@ -6,7 +6,6 @@
  * several, by the 2 and 5 products of 2 * S * heads * D * L * (L + 1) / 2 FLOP that the formulas
  * have, whatever a form computes twice. Operands repeat patterns of random numbers.
  */
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,11 +13,12 @@
 #include "attention/attention.h"
 #include "base/memory.h"
 #include "base/rng.h"
+#include "bench/common/pattern.h"
 #include "bench/common/rate.h"
 #include "bench/common/report.h"
 #include "tools/common/program.h"
 
-enum { PATTERN = 1048573, CHECKS = 24, Q, K, V, DOUT, OPERANDS };
+enum { CHECKS = 24, Q, K, V, DOUT, OPERANDS };
 
 static moert_attention chosen;
 static unsigned dtype;
@@ -40,29 +40,25 @@ typedef struct bench {
     moert_device *device;
     moert_attention a;
     moert_buffer *scratch;
-    float *pattern[OPERANDS]; /* [PATTERN] */
+    float *pattern[OPERANDS]; /* [BENCH_PATTERN] */
     float *out, *lse;         /* of the device */
-    json_t *rows;
-    size_t wrong;
+    bench_rows rows;
 } bench;
 
 /* ---- data ---- */
 
 static double value_of(const bench *b, int operand, size_t index) {
-    return b->pattern[operand][index % PATTERN];
+    return b->pattern[operand][index % BENCH_PATTERN];
 }
 
 static moert_status make_operand(bench *b, int operand, size_t count, const moert_buffer **buffer) {
     moert_buffer *made;
-    MOERT_TRY(MOERT_NEW_ARRAY(&b->pattern[operand], PATTERN));
-    for (size_t i = 0; i < PATTERN; i++) /* scores get a standard deviation of 4/3 */
+    MOERT_TRY(MOERT_NEW_ARRAY(&b->pattern[operand], BENCH_PATTERN));
+    for (size_t i = 0; i < BENCH_PATTERN; i++) /* scores get a standard deviation of 4/3 */
         b->pattern[operand][i] = (float)(4.0 * moert_rng_uniform(seed, (uint64_t)operand, i) - 2.0);
     MOERT_TRY(moert_buffer_create(b->device, count * sizeof(float), &made));
     *buffer = made;
-    for (size_t i = 0; i < count; i += PATTERN)
-        MOERT_TRY(moert_buffer_write(made, i * sizeof(float), b->pattern[operand],
-                                     moert_min(PATTERN, count - i) * sizeof(float)));
-    return MOERT_OK;
+    return bench_pattern_fill(made, b->pattern[operand], sizeof(float), 0);
 }
 
 static size_t tokens_of(const bench *b) {
@@ -104,7 +100,6 @@ static void release(bench *b) {
         free(b->pattern[i]);
     free(b->out);
     free(b->lse);
-    json_decref(b->rows);
 }
 
 /* ---- checks ---- */
@@ -191,10 +186,6 @@ static moert_status judge(const moert_buffer *result, size_t element, sum want, 
     return MOERT_OK;
 }
 
-static size_t pick(uint64_t stream, size_t i, size_t count) {
-    return i == 0 ? count - 1 : (size_t)(moert_rng_uniform(seed, stream, i) * (double)count);
-}
-
 /* The largest error of some elements: forward, then backward. */
 static moert_status check(bench *b, double worst[2]) {
     const moert_attention *a = &b->a;
@@ -202,8 +193,8 @@ static moert_status check(bench *b, double worst[2]) {
     MOERT_TRY(moert_buffer_read(a->out, 0, b->out, tokens_of(b) * a->heads * d * sizeof(float)));
     MOERT_TRY(moert_buffer_read(a->lse, 0, b->lse, tokens_of(b) * a->heads * sizeof(float)));
     for (size_t i = 0; i < CHECKS; i++) {
-        place at = {pick(10, i, a->sequences), pick(11, i, a->length), pick(12, i, a->heads), 0,
-                    pick(13, i, d)};
+        place at = {bench_pick(seed, 10, i, a->sequences), bench_pick(seed, 11, i, a->length),
+                    bench_pick(seed, 12, i, a->heads), 0, bench_pick(seed, 13, i, d)};
         at.kv_head = at.head * a->kv_heads / a->heads;
         const size_t row = q_row(b, &at, at.head, at.position);
         const size_t key = kv_row(b, &at, at.position);
@@ -247,13 +238,10 @@ static moert_status report(bench *b, const char *op, double tflops, double worst
                   (json_int_t)a->sequences, "L", (json_int_t)a->length, "heads",
                   (json_int_t)a->heads, "kv_heads", (json_int_t)a->kv_heads, "D",
                   (json_int_t)a->head_size, "tflops", tflops, "error", worst, "wrong", wrong);
-    if (row == NULL || json_array_append_new(b->rows, row) != 0)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
     printf("%-9s %-5s %5zu %6zu %5zu %8zu %4zu %8.1f %9.2e %s\n", op, type, a->sequences, a->length,
            a->heads, a->kv_heads, a->head_size, tflops, worst, wrong ? "wrong" : "right");
     fflush(stdout);
-    b->wrong += wrong;
-    return MOERT_OK;
+    return bench_rows_add(&b->rows, row, wrong);
 }
 
 static moert_status run_type(bench *b, moert_number type) {
@@ -269,7 +257,7 @@ static moert_status run_type(bench *b, moert_number type) {
 }
 
 static moert_status run(moert_context *context) {
-    bench b = {.device = moert_context_device(context), .a = chosen, .rows = json_array()};
+    bench b = {.device = moert_context_device(context), .a = chosen, .rows = {json_array(), 0}};
     moert_status status;
     b.a.scale = 1.0f / sqrtf((float)chosen.head_size);
     b.a.scratch = &b.scratch;
@@ -280,13 +268,9 @@ static moert_status run(moert_context *context) {
     for (unsigned i = 0; i < 2; i++)
         if (dtype == 0 || dtype == i + 1)
             MOERT_TRY_OR(release, run_type(&b, i == 0 ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16));
-    if (json_path != NULL)
-        MOERT_TRY_OR(release, bench_report_write(b.rows, json_path));
-    if (b.wrong > 0)
-        status = MOERT_FAIL(ERROR_NUMERIC, "%zu results are wrong", b.wrong);
 release:
     release(&b);
-    return moert_comm_agree(moert_context_comm(context), status); /* told once, without an abort */
+    return bench_rows_end(&b.rows, context, json_path, "results", status);
 }
 
 int main(int argc, char **argv) {

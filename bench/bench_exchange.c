@@ -11,7 +11,6 @@
  * rank has for other ranks, slot by slot, or all rows where there is one rank. Where ranks push
  * rows (MOERT_PUSH=on, sum), a combine begins with that, from a buffer.
  */
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,8 +76,7 @@ typedef struct bench {
     size_t width, row_bytes; /* of a row, in floats */
     double *of_ranks;        /* [ranks] */
     double bytes;            /* of the rows counted, mean of the ranks */
-    json_t *rows;
-    size_t wrong;
+    bench_rows rows;
 } bench;
 
 /* An expert's rows come from the ranks in turn, from each by token. */
@@ -220,7 +218,6 @@ static void release(bench *b) {
     void *const arrays[] = {b->all_index, b->token_of, b->weights, b->host, b->seen, b->of_ranks};
     for (size_t i = 0; i < MOERT_COUNT(arrays); i++)
         free(arrays[i]);
-    json_decref(b->rows);
 }
 
 /* ---- calls ---- */
@@ -356,8 +353,6 @@ static moert_status report(bench *b, unsigned op, const times us[SIDES], size_t 
         (json_int_t)batch, "bytes", b->bytes, "us", us[OURS].median, "us_min", us[OURS].least,
         "us_p99", us[OURS].p99, "gbps", gbps, "rival", of_rival[0], "rival_us", of_rival[1],
         "ratio", of_rival[2], "wrong", (json_int_t)wrong);
-    if (row == NULL || json_array_append_new(b->rows, row) != 0)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
     moert_program_say(b->context,
                       "%-9s %-7s %5zu %7zu %6zu %3zu %5zu %-6s %-9s %10.1f %10.1f %10.1f %8.2f",
                       operations[op].name, name, ranks, tokens, hidden, topk, experts, type, form,
@@ -367,8 +362,7 @@ static moert_status report(bench *b, unsigned op, const times us[SIDES], size_t 
     else
         moert_program_say(b->context, " %10s %6s", "-", "-");
     moert_program_say(b->context, " %6zu\n", wrong);
-    b->wrong += wrong;
-    return MOERT_OK;
+    return bench_rows_add(&b->rows, row, wrong);
 }
 
 /* Both sides are verified before and after the samples; the rival's elements count as well. */
@@ -390,7 +384,7 @@ static moert_status run(moert_context *context) {
     bench b = {.context = context,
                .device = moert_context_device(context),
                .comm = moert_context_comm(context),
-               .rows = json_array()};
+               .rows = {json_array(), 0}};
     moert_status status;
     moert_program_say(context, "# moert %s, %s, %u threads a rank, %zu calls a sample\n",
                       bench_report_commit(), moert_device_name(b.device),
@@ -402,12 +396,8 @@ static moert_status run(moert_context *context) {
     MOERT_TRY_OR(release, prepare(&b));
     for (unsigned op = 0; op < (bench_payload_sums(&b.payload) ? OPERATIONS : 1); op++)
         MOERT_TRY_OR(release, run_operation(&b, op));
-    if (json_path != NULL && moert_comm_rank(b.comm) == 0)
-        status = bench_report_write(b.rows, json_path);
-    if (status == MOERT_OK && b.wrong > 0)
-        status = MOERT_FAIL(ERROR_NUMERIC, "%zu elements are wrong", b.wrong);
 release:
-    status = moert_comm_agree(b.comm, status); /* told once, without an abort */
+    status = bench_rows_end(&b.rows, context, json_path, "elements", status);
     release(&b);
     return status;
 }

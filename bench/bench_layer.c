@@ -8,7 +8,6 @@
  * the weights that the ranks have. FLOPs are those of the experts' products: 6 H I a slot forward,
  * twice that backward.
  */
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,7 +71,7 @@ typedef struct bench {
     moert_buffer *buffer[BUFFERS], *ends;
     float *host[2]; /* [T,H] */
     double *of_ranks;
-    json_t *rows;
+    bench_rows rows;
     double worst[2];
     bool wrong;
     uint64_t start_ns; /* of the spans */
@@ -189,7 +188,6 @@ static void release(bench *b) {
     for (int i = 0; i < 2; i++)
         free(b->host[i]);
     free(b->of_ranks);
-    json_decref(b->rows);
 }
 
 /* ---- calls ---- */
@@ -299,8 +297,6 @@ static moert_status report(bench *b, int operation, double seconds) {
         precision_names[precision], "dispatch", dispatch_names[dispatch], "combine",
         combine_names[combine], "ms", seconds * 1e3, "tokens_per_s",
         (double)(ranks * tokens) / seconds, "gflops", gflops, "error", off, "wrong", wrong);
-    if (row == NULL || json_array_append_new(b->rows, row) != 0)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
     moert_program_say(
         b->context,
         "%-17s %-7s %5zu %6zu %6zu %6zu %4zu %3zu %-9s %-8s %-7s %10.3f %12.0f %12.1f "
@@ -309,14 +305,14 @@ static moert_status report(bench *b, int operation, double seconds) {
         precision_names[precision], dispatch_names[dispatch], combine_names[combine], seconds * 1e3,
         (double)(ranks * tokens) / seconds, gflops, off, wrong ? "wrong" : "right");
     b->wrong = b->wrong || wrong;
-    return MOERT_OK;
+    return bench_rows_add(&b->rows, row, 0);
 }
 
 static moert_status run(moert_context *context) {
     bench b = {.context = context,
                .comm = moert_context_comm(context),
                .device = moert_context_device(context),
-               .rows = json_array()};
+               .rows = {json_array(), 0}};
     double seconds = 0.0;
     moert_status status;
     moert_program_say(context, "# moert %s, %s\n", bench_report_commit(),
@@ -333,13 +329,12 @@ static moert_status run(moert_context *context) {
     }
     if (with_spans)
         MOERT_TRY_OR(release, show_spans(&b));
-    if (json_path != NULL && moert_comm_rank(b.comm) == 0)
-        status = bench_report_write(b.rows, json_path);
-    if (status == MOERT_OK && b.wrong)
-        status = MOERT_FAIL(ERROR_NUMERIC, "y or dx is off by %.1e and %.1e, more than %.1e",
-                            b.worst[0], b.worst[1], bound());
 release:
-    status = moert_comm_agree(b.comm, status); /* told once, without an abort */
+    status = bench_rows_end(&b.rows, context, json_path, "rows", status);
+    if (status == MOERT_OK && b.wrong) /* on all ranks alike */
+        status = moert_comm_agree(
+            b.comm, MOERT_FAIL(ERROR_NUMERIC, "y or dx is off by %.1e and %.1e, more than %.1e",
+                               b.worst[0], b.worst[1], bound()));
     release(&b);
     return status;
 }

@@ -2,17 +2,15 @@
  * bench_memory: how much of the device's copy bandwidth the memory-bound kernels reach, each result
  * checked on samples.
  *
- * GB/s are the bytes that a kernel must move (bench/memory/cases.c), every operand once, by the
+ * GB/s are the bytes that a kernel must move (bench/memory/memory.h), every operand once, by the
  * time of calls in a row. Samples of a kernel and of a copy between two buffers take turns, so that
  * both meet the same clocks; the share is the ratio of the medians.
  */
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "bench/common/rate.h"
@@ -41,35 +39,30 @@ static const moert_option options[] = {
 
 typedef struct bench {
     bench_memory memory;
+    const bench_case *kernel;
     moert_buffer *from, *to; /* of the copy */
     moert_buffer *scratch;
-    json_t *rows;
-    size_t wrong;
+    bench_rows rows;
 } bench;
 
 /* ---- rates ---- */
 
-static moert_status run_copy(const bench *b) {
+static moert_status run_copy(void *context) {
+    const bench *b = context;
     return moert_buffer_copy(b->from, 0, b->to, 0, moert_buffer_bytes(b->from));
 }
 
-/* Calls of a kernel, or of the copy if there is none. */
-static moert_status run_for(const bench *b, const bench_case *kernel, size_t calls,
-                            double *seconds) {
-    const uint64_t start = moert_clock_ns();
-    for (size_t i = 0; i < calls; i++)
-        MOERT_TRY(kernel != NULL ? kernel->run(&b->memory) : run_copy(b));
-    MOERT_TRY(moert_device_finish(b->memory.device));
-    *seconds = (double)(moert_clock_ns() - start) * 1e-9;
-    return MOERT_OK;
+static moert_status run_kernel(void *context) {
+    const bench *b = context;
+    return b->kernel->run(&b->memory);
 }
 
-static moert_status take_sample(const bench *b, const bench_case *kernel, double bytes,
+static moert_status take_sample(bench *b, moert_status (*call)(void *), double bytes,
                                 double *gbps) {
     double one, seconds;
-    MOERT_TRY(run_for(b, kernel, 1, &one));
+    MOERT_TRY(bench_time_calls(b->memory.device, call, b, 1, &one));
     const size_t calls = (size_t)(SAMPLE_S / one) + 1;
-    MOERT_TRY(run_for(b, kernel, calls, &seconds));
+    MOERT_TRY(bench_time_calls(b->memory.device, call, b, calls, &seconds));
     *gbps = bytes * (double)calls / seconds / 1e9;
     return MOERT_OK;
 }
@@ -90,19 +83,17 @@ static moert_status report(bench *b, const bench_case *kernel, double gbps, doub
     json_t *row =
         json_pack("{ss sf sf sf sf sI}", "kernel", kernel->name, "bytes", bytes, "gbps", gbps,
                   "copy_gbps", copy, "share", gbps / copy, "wrong", (json_int_t)wrong);
-    if (row == NULL || json_array_append_new(b->rows, row) != 0)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
     printf("%-24s %10.1f %9.1f %9.1f %6.2f %6zu\n", kernel->name, bytes / 1e6, gbps, copy,
            gbps / copy, wrong);
     fflush(stdout);
-    b->wrong += wrong;
-    return MOERT_OK;
+    return bench_rows_add(&b->rows, row, wrong);
 }
 
 static moert_status run_case(bench *b, const bench_case *kernel) {
     const double copied = 2.0 * (double)moert_buffer_bytes(b->from);
     double rates[SAMPLES], copies[SAMPLES];
     size_t wrong;
+    b->kernel = kernel;
     b->memory.of.how = kernel->how;
     const double bytes = kernel->bytes(&b->memory.of);
     if (kernel->begin != NULL)
@@ -110,8 +101,8 @@ static moert_status run_case(bench *b, const bench_case *kernel) {
     MOERT_TRY(kernel->run(&b->memory));
     MOERT_TRY(count_wrong(b, kernel, &wrong));
     for (size_t i = 0; i < SAMPLES; i++) {
-        MOERT_TRY(take_sample(b, NULL, copied, &copies[i]));
-        MOERT_TRY(take_sample(b, kernel, bytes, &rates[i]));
+        MOERT_TRY(take_sample(b, run_copy, copied, &copies[i]));
+        MOERT_TRY(take_sample(b, run_kernel, bytes, &rates[i]));
     }
     return report(b, kernel, bench_median(rates, SAMPLES), bench_median(copies, SAMPLES), wrong);
 }
@@ -132,11 +123,13 @@ static moert_status prepare(bench *b, moert_comm *comm) {
 }
 
 static moert_status run(moert_context *context) {
+    static const bench_cases *const lists[] = {&bench_norm_cases, &bench_token_cases,
+                                               &bench_route_cases, &bench_format_cases};
     static const bench_sizes test_sizes = {48, 256, 48, 4, 16, 16, 1000, 1500, {0}};
     sizes = (bench_sizes){sizes.tokens, sizes.hidden, 768, 8, 128, 2048, 32768, 151936, {0}};
     bench b = {
         .memory = {.device = moert_context_device(context), .of = small ? test_sizes : sizes},
-        .rows = json_array()};
+        .rows = {json_array(), 0}};
     b.memory.scratch = &b.scratch;
     const bench_sizes *s = &b.memory.of;
     moert_status status;
@@ -146,21 +139,17 @@ static moert_status run(moert_context *context) {
            s->intermediate, s->topk, s->experts, s->predicted, s->vocabulary, s->large_vocabulary,
            "#kernel", "MB", "GB/s", "copy", "share", "wrong");
     MOERT_TRY_OR(release, prepare(&b, moert_context_comm(context)));
-    for (size_t i = 0; i < bench_case_count; i++)
-        if (is_wanted(&bench_cases[i]))
-            MOERT_TRY_OR(release, run_case(&b, &bench_cases[i]));
-    if (json_path != NULL)
-        MOERT_TRY_OR(release, bench_report_write(b.rows, json_path));
-    if (b.wrong > 0)
-        status = MOERT_FAIL(ERROR_NUMERIC, "%zu samples of the results are wrong", b.wrong);
+    for (size_t l = 0; l < MOERT_COUNT(lists); l++)
+        for (size_t i = 0; i < lists[l]->count; i++)
+            if (is_wanted(&lists[l]->at[i]))
+                MOERT_TRY_OR(release, run_case(&b, &lists[l]->at[i]));
 release:
     moert_buffer_destroy(b.from);
     moert_buffer_destroy(b.to);
     moert_buffer_destroy(b.scratch);
     bench_memory_release(&b.memory);
-    json_decref(b.rows);
     free(only.words);
-    return moert_comm_agree(moert_context_comm(context), status); /* told once, without an abort */
+    return bench_rows_end(&b.rows, context, json_path, "samples of the results", status);
 }
 
 int main(int argc, char **argv) {

@@ -14,6 +14,7 @@
 #include "bench/predict/calibrate.h"
 #include "bench/predict/models.h"
 #include "bench/predict/step.h"
+#include "moert/layer.h"
 #include "tools/common/program.h"
 
 enum { MOST_COUNTS = 64, STEP = 2 /* of --op */ };
@@ -151,7 +152,7 @@ static json_t *row_of(const bench_work *w, size_t nodes, const bench_prediction 
     return row;
 }
 
-static moert_status predict_all(const bench_machine *m, json_t *rows) {
+static moert_status predict_all(const bench_machine *m, bench_rows *rows) {
     bench_prediction p = {.seconds = 0.0}, first = p;
     bench_work w = work_of(1, 1);
     printf("# moert %s, predicted for '%s' (%s)\n", bench_report_commit(), m->name, m->source);
@@ -165,8 +166,7 @@ static moert_status predict_all(const bench_machine *m, json_t *rows) {
             first = p;
         const double efficiency = first.seconds / p.seconds;
         json_t *row = row_of(&w, nodes, &p, efficiency);
-        if (json_array_append_new(rows, row) != 0)
-            return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
+        MOERT_TRY(bench_rows_add(rows, row, 0));
         printf("%6zu %5zu %5zu %-7s %10.3f %14.0f %6.3f", w.ranks, nodes, w.ep,
                json_string_value(json_object_get(row, "engine")), p.seconds * 1e3,
                (double)w.tokens / p.seconds, efficiency);
@@ -199,15 +199,15 @@ static moert_status predict_steps(const bench_machine *m) {
 
 static moert_status predict(void) {
     bench_machine m;
-    json_t *rows = json_array();
+    bench_rows rows = {json_array(), 0};
     moert_status status;
     MOERT_TRY_OR(done, bench_machine_read(machine_path, &m));
-    MOERT_TRY_OR(done, operation == STEP ? predict_steps(&m) : predict_all(&m, rows));
+    MOERT_TRY_OR(done, operation == STEP ? predict_steps(&m) : predict_all(&m, &rows));
     if (json_path != NULL)
-        status = bench_report_write(rows, json_path);
+        status = bench_rows_write(&rows, json_path);
 done:
     bench_machine_free(&m);
-    json_decref(rows);
+    json_decref(rows.json);
     return status;
 }
 

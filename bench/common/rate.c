@@ -9,8 +9,8 @@ enum { SAMPLES = 3 };
 #define WARM_S  0.025
 #define TIMED_S 0.05
 
-static moert_status run_for(moert_device *device, moert_status (*call)(void *), void *what,
-                            size_t calls, double *seconds) {
+moert_status bench_time_calls(moert_device *device, moert_status (*call)(void *), void *what,
+                              size_t calls, double *seconds) {
     const uint64_t start = moert_clock_ns();
     for (size_t i = 0; i < calls; i++)
         MOERT_TRY(call(what));
@@ -32,11 +32,11 @@ double bench_median(double *samples, size_t count) {
 moert_status bench_rate(moert_device *device, moert_status (*call)(void *), void *what,
                         double flops, double *tflops) {
     double one = 0.0, seconds = 0.0, samples[SAMPLES];
-    MOERT_TRY(run_for(device, call, what, 1, &one));
+    MOERT_TRY(bench_time_calls(device, call, what, 1, &one));
     for (size_t i = 0; i < SAMPLES; i++) {
         const size_t calls = (size_t)(TIMED_S / one) + 1;
-        MOERT_TRY(run_for(device, call, what, (size_t)(WARM_S / one) + 1, &seconds));
-        MOERT_TRY(run_for(device, call, what, calls, &seconds));
+        MOERT_TRY(bench_time_calls(device, call, what, (size_t)(WARM_S / one) + 1, &seconds));
+        MOERT_TRY(bench_time_calls(device, call, what, calls, &seconds));
         samples[i] = flops * (double)calls / seconds / 1e12;
     }
     *tflops = bench_median(samples, SAMPLES);

@@ -7,6 +7,9 @@
 /* Puts the samples in ascending order. */
 double bench_median(double *samples, size_t count);
 
+/* *seconds of `calls` calls in a row of call(what), which enqueues work. Blocks. */
+moert_status bench_time_calls(moert_device *device, moert_status (*call)(void *), void *what,
+                              size_t calls, double *seconds);
 /*
  * *tflops = the median rate of three samples of call(what), which enqueues `flops` on the device. A
  * sample is 25 ms of calls in a row, not counted, then 50 ms of calls. Blocks.

@@ -1,34 +1,26 @@
-/* The rows of bench_gemm: aligned columns for a reader, the same as JSON for a script. */
+/* The rows of a bench as JSON, whether all results are right, and what a bench was measured on. */
 #pragma once
 
 #include <jansson.h>
 
-#include "bench/gemm/gemm.h"
+#include "context/context.h"
 
-typedef struct bench_row {
-    bench_shape shape;
-    bench_op op;
-    moert_number type;
-    bool ragged;
-    const char *backend, *rival; /* rival: what it says of itself, or NULL */
-    double gflops, p10, p90;     /* median and spread over the samples */
-    double peak, rival_gflops;   /* 0 = not known */
-    double waited;               /* share of the time for which a thread lacked a core */
-    double goal;                 /* smallest ratio that is asked for; 0 = none */
-    size_t wrong;
-} bench_row;
+typedef struct bench_rows {
+    json_t *json; /* an array */
+    size_t wrong; /* results */
+} bench_rows;
 
-double bench_row_ratio(const bench_row *row); /* of the medians; 0 without a rival */
-/* Other programs had so much of the cores that the ratio says little. */
-bool bench_row_disturbed(const bench_row *row);
-bool bench_row_holds(const bench_row *row); /* reaches its goal, undisturbed */
+/* Adds a row with so many wrong results; it takes the row over, and fails on NULL. */
+moert_status bench_rows_add(bench_rows *rows, json_t *row, size_t wrong);
 
-void bench_report_titles(void);
-void bench_report_row(const bench_row *row);
-/* With several backends in a line: `first` puts the shape before it. */
-void bench_report_backend(const bench_row *row, bool first);
-moert_status bench_report_add(json_t *rows, const bench_row *row);
-moert_status bench_report_write(const json_t *rows, const char *path);
+/*
+ * Ends a run that came to `status`: rank 0 writes the rows to `path` (NULL: nowhere), then wrong
+ * results are an error that says how many of `what` they are. Frees the rows. The ranks agree on
+ * the status, so that it is told once, without an abort. Collective.
+ */
+moert_status bench_rows_end(bench_rows *rows, moert_context *context, const char *path,
+                            const char *what, moert_status status);
+moert_status bench_rows_write(const bench_rows *rows, const char *path);
 
 /* "name, processor", and the commit that the bench was built from. */
 void bench_report_machine(char *text, size_t bytes);

@@ -8,7 +8,6 @@
 #include <time.h>
 
 #include "base/memory.h"
-#include "bench/common/quiet.h"
 
 enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 }; /* of cblas.h */
 /* Its threads spin for 2^20 cycles after a call, long enough for the next expert and shorter than a

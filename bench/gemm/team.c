@@ -3,8 +3,10 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/config.h"
@@ -150,4 +152,38 @@ void bench_team_evict(bench_team *team) {
 
 size_t bench_team_cache_bytes(const bench_team *team) {
     return team->size * team->sweep_bytes / SWEEP;
+}
+
+/* ---- other programs ---- */
+
+/* The second number of schedstat: nanoseconds on a run queue. */
+static double waited_by(int thread) {
+    char path[64];
+    unsigned long long ran, waited = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%d/schedstat", thread);
+    FILE *file = fopen(path, "r");
+    if (file == NULL)
+        return 0.0;
+    if (fscanf(file, "%llu %llu", &ran, &waited) != 2)
+        waited = 0;
+    fclose(file);
+    return (double)waited * 1e-9;
+}
+
+double bench_waited_seconds(bool caller_too) {
+    moert_thread_snapshot threads;
+    double seconds = 0.0;
+    if (moert_threads_snapshot(&threads) != MOERT_OK)
+        return 0.0;
+    for (size_t i = 0; i < threads.count; i++)
+        if (caller_too || threads.ids[i] != gettid())
+            seconds += waited_by(threads.ids[i]);
+    free(threads.ids);
+    return seconds;
+}
+
+void bench_sleep(double seconds) {
+    const struct timespec time = {.tv_sec = (time_t)seconds,
+                                  .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    nanosleep(&time, NULL);
 }

@@ -23,3 +23,11 @@ size_t bench_team_cache_bytes(const bench_team *team); /* of L2, of all cores */
 
 /* Pins the threads started since the snapshot, one to a core in turn; frees the snapshot. */
 moert_status bench_pin_since(const moert_placement *placement, moert_thread_snapshot *snapshot);
+
+/* Seconds for which threads of this process were ready to run and had no core, so far (Linux counts
+ * them); with or without the calling thread. 0 when that is not known. A contender that divides its
+ * work evenly loses more to other programs than one that does not, so that ratios taken on a busy
+ * machine mislead. */
+double bench_waited_seconds(bool caller_too);
+
+void bench_sleep(double seconds);

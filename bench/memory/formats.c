@@ -1,13 +1,12 @@
 /*
  * The quantisers of bench_memory, of in[0] as [T K, H]: codes in out[0], scales in out[1], numbers
  * again in out[2]. Each result is a code times its scale, and is computed once more from the
- * block's numbers; see cases.c.
+ * block's numbers; see memory.h.
  */
 #include <math.h>
 
 #include "base/memory.h"
 #include "base/number.h"
-#include "bench/memory/cases.h"
 #include "bench/memory/memory.h"
 #include "moert/quantize.h"
 
@@ -27,7 +26,7 @@ static moert_quantize quantize_of(const bench_memory *b) {
     return op;
 }
 
-double bench_quantize_bytes(const bench_sizes *s) {
+static double quantize_bytes(const bench_sizes *s) {
     const bench_how *how = &s->how;
     const moert_quantizer quantizer = {
         .size = sizeof quantizer, .format = how->format, .axis = how->axis};
@@ -39,22 +38,22 @@ double bench_quantize_bytes(const bench_sizes *s) {
                     shape.scale_lines * shape.scales * moert_format_scale_bytes(how->format));
 }
 
-moert_status bench_quantize_begin(const bench_memory *b) {
+static moert_status quantize_begin(const bench_memory *b) {
     const float whole = WHOLE;
     return moert_buffer_write(b->out[3], 0, &whole, sizeof whole);
 }
 
-moert_status bench_quantize_run(const bench_memory *b) {
+static moert_status quantize_run(const bench_memory *b) {
     const moert_quantize op = quantize_of(b);
     return moert_quantize_run(&op);
 }
 
-moert_status bench_dequantize_begin(const bench_memory *b) {
-    MOERT_TRY(bench_quantize_begin(b));
-    return bench_quantize_run(b);
+static moert_status dequantize_begin(const bench_memory *b) {
+    MOERT_TRY(quantize_begin(b));
+    return quantize_run(b);
 }
 
-moert_status bench_dequantize_run(const bench_memory *b) {
+static moert_status dequantize_run(const bench_memory *b) {
     moert_quantize op = quantize_of(b);
     op.x = b->out[2];
     op.x_type = b->of.how.type;
@@ -112,10 +111,11 @@ static moert_status read_scale(const bench_memory *b, moert_format format, size_
     return MOERT_OK;
 }
 
-moert_status bench_quantize_check(const bench_memory *b, double chosen, double *got, double *want) {
+static moert_status quantize_check(const bench_memory *b, double chosen, double *got,
+                                   double *want) {
     const bench_how *how = &b->of.how;
     const size_t width = b->of.hidden, block = moert_format_block(how->format);
-    const size_t at = bench_pick(chosen, b->of.tokens * b->of.topk * width);
+    const size_t at = bench_index(chosen, b->of.tokens * b->of.topk * width);
     const size_t row = at / width, column = at % width;
     const bool pairs = moert_format_element_bits(how->format) == 4;
     const bool along = how->axis == MOERT_AXIS_COLUMN;
@@ -135,12 +135,44 @@ moert_status bench_quantize_check(const bench_memory *b, double chosen, double *
     return MOERT_OK;
 }
 
-moert_status bench_dequantize_check(const bench_memory *b, double chosen, double *got,
-                                    double *want) {
+static moert_status dequantize_check(const bench_memory *b, double chosen, double *got,
+                                     double *want) {
     const moert_number type = b->of.how.type;
-    const size_t at = bench_pick(chosen, b->of.tokens * b->of.topk * b->of.hidden);
+    const size_t at = bench_index(chosen, b->of.tokens * b->of.topk * b->of.hidden);
     *want = coded(b, at);
     if (type != MOERT_NUMBER_F32)
         *want = (double)rounded(type, (float)*want);
     return bench_read_as(b->out[2], type, at, got);
 }
+
+#define QUANTIZE(text, kind, along)                                                                \
+    {                                                                                              \
+        "quantize " text, quantize_bytes, quantize_begin, quantize_run, quantize_check, {          \
+            .format = MOERT_FORMAT_##kind, .axis = MOERT_AXIS_##along                              \
+        }                                                                                          \
+    }
+#define DEQUANTIZE(text, kind, along, number)                                                      \
+    {                                                                                              \
+        text, quantize_bytes, dequantize_begin, dequantize_run, dequantize_check, {                \
+            .format = MOERT_FORMAT_##kind, .axis = MOERT_AXIS_##along,                             \
+            .type = MOERT_NUMBER_##number                                                          \
+        }                                                                                          \
+    }
+
+static const bench_case cases[] = {
+    QUANTIZE("MXFP8", MXFP8_E4M3, ROW),
+    QUANTIZE("MXFP8 columns", MXFP8_E4M3, COLUMN),
+    QUANTIZE("NVFP4", NVFP4, ROW),
+    QUANTIZE("NVFP4 columns", NVFP4, COLUMN),
+    QUANTIZE("FP8 blocks", FP8_BLOCK, ROW),
+    QUANTIZE("FP8 columns", FP8_BLOCK, COLUMN),
+    QUANTIZE("FP8 tiles", FP8_BLOCK, TILE),
+    DEQUANTIZE("dequantize MXFP8", MXFP8_E4M3, ROW, F32),
+    DEQUANTIZE("dequantize MXFP8 columns", MXFP8_E4M3, COLUMN, F32),
+    DEQUANTIZE("dequantize MXFP8 to bf16", MXFP8_E4M3, ROW, BF16),
+    DEQUANTIZE("dequantize NVFP4", NVFP4, ROW, F32),
+    DEQUANTIZE("dequantize NVFP4 columns", NVFP4, COLUMN, F32),
+    DEQUANTIZE("dequantize FP8 blocks", FP8_BLOCK, ROW, F32),
+    DEQUANTIZE("dequantize FP8 tiles", FP8_BLOCK, TILE, F32),
+};
+const bench_cases bench_format_cases = {cases, MOERT_COUNT(cases)};

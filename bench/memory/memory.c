@@ -5,25 +5,34 @@
 
 #include "base/config.h"
 #include "base/memory.h"
+#include "base/number.h"
 #include "base/rng.h"
+#include "bench/common/pattern.h"
 
-enum { PATTERN = 1048573, APART = 333331 }; /* numbers; between inputs */
+enum { APART = 333331 }; /* between inputs */
 
 double bench_memory_value(const bench_memory *b, size_t input, size_t index) {
-    return (double)b->pattern[(index + input * APART) % PATTERN];
+    return (double)b->pattern[(index + input * APART) % BENCH_PATTERN];
 }
 
-static moert_status make_input(const bench_memory *b, size_t input, size_t floats,
-                               moert_buffer **buffer) {
-    const size_t start = input * APART % PATTERN;
-    MOERT_TRY(moert_buffer_create(b->device, floats * sizeof(float), buffer));
-    for (size_t at = 0; at < floats;) {
-        const size_t from = (start + at) % PATTERN, count = moert_min(PATTERN - from, floats - at);
-        MOERT_TRY(moert_buffer_write(*buffer, at * sizeof(float), b->pattern + from,
-                                     count * sizeof(float)));
-        at += count;
-    }
+double bench_token_bytes(const bench_sizes *s) {
+    return 4.0 * (double)(s->tokens * s->hidden);
+}
+
+size_t bench_index(double chosen, size_t count) {
+    return (size_t)(chosen * (double)count);
+}
+
+moert_status bench_read_as(const moert_buffer *buffer, moert_number type, size_t index, double *x) {
+    const size_t bytes = moert_number_bits(type) / 8;
+    uint32_t code = 0;
+    MOERT_TRY(moert_buffer_read(buffer, index * bytes, &code, bytes));
+    *x = (double)moert_number_decode(type, code);
     return MOERT_OK;
+}
+
+moert_status bench_read(const moert_buffer *buffer, size_t index, double *x) {
+    return bench_read_as(buffer, MOERT_NUMBER_F32, index, x);
 }
 
 static moert_status upload(const bench_memory *b, const void *data, size_t bytes,
@@ -89,11 +98,13 @@ moert_status bench_memory_prepare(bench_memory *b, moert_comm *comm, size_t seed
     const size_t rows = s->tokens * s->topk, widest = moert_max(s->hidden, 2 * s->intermediate);
     const size_t logits = moert_max(s->vocabulary, s->large_vocabulary) * s->predicted;
     const size_t floats = moert_max(rows * widest, moert_max(s->vocabulary * s->hidden, logits));
-    MOERT_TRY(MOERT_NEW_ARRAY(&b->pattern, PATTERN));
-    for (size_t i = 0; i < PATTERN; i++)
+    MOERT_TRY(MOERT_NEW_ARRAY(&b->pattern, BENCH_PATTERN));
+    for (size_t i = 0; i < BENCH_PATTERN; i++)
         b->pattern[i] = (float)(2.0 * moert_rng_uniform(seed, 0, i) - 1.0);
-    for (size_t i = 0; i < BENCH_INPUTS; i++)
-        MOERT_TRY(make_input(b, i, floats, &b->in[i]));
+    for (size_t i = 0; i < BENCH_INPUTS; i++) {
+        MOERT_TRY(moert_buffer_create(b->device, floats * sizeof(float), &b->in[i]));
+        MOERT_TRY(bench_pattern_fill(b->in[i], b->pattern, sizeof(float), i * APART));
+    }
     for (size_t i = 0; i < BENCH_RESULTS; i++)
         MOERT_TRY(moert_buffer_create(b->device, floats * sizeof(float), &b->out[i]));
     MOERT_TRY(make_tokens(b, seed));

@@ -51,6 +51,18 @@ void bench_memory_release(bench_memory *memory);
 
 double bench_memory_value(const bench_memory *memory, size_t input, size_t index);
 
+double bench_token_bytes(const bench_sizes *of); /* of T rows of H float32 */
+
+/* The index among `count` that a number in [0, 1) chooses; an element as a number. */
+size_t bench_index(double chosen, size_t count);
+moert_status bench_read(const moert_buffer *buffer, size_t index, double *x); /* of float32 */
+moert_status bench_read_as(const moert_buffer *buffer, moert_number type, size_t index, double *x);
+
+/*
+ * A kernel. `bytes` counts each operand once, float32 unless said: what a kernel reads twice, or
+ * out of a cache, does not make its rate better. The check computes single elements once more, in
+ * float64.
+ */
 typedef struct bench_case {
     const char *name;
     double (*bytes)(const bench_sizes *of);
@@ -63,5 +75,9 @@ typedef struct bench_case {
     bench_how how;
 } bench_case;
 
-extern const bench_case bench_cases[];
-extern const size_t bench_case_count;
+typedef struct bench_cases {
+    const bench_case *at;
+    size_t count;
+} bench_cases;
+
+extern const bench_cases bench_norm_cases, bench_token_cases, bench_route_cases, bench_format_cases;

@@ -1,14 +1,10 @@
-/* The norms of bench_memory; see cases.c. */
+/* The norms of bench_memory; see memory.h. */
 #include <math.h>
 
-#include "bench/memory/cases.h"
+#include "base/memory.h"
 #include "bench/memory/memory.h"
 
 #define EPSILON 1e-6
-
-static double floats(const bench_sizes *s) {
-    return 4.0 * (double)(s->tokens * s->hidden);
-}
 
 /* ---- RMSNorm of [T,H] or its heads: x = in[0], weight = in[2], dy = in[1] ---- */
 
@@ -20,11 +16,11 @@ static size_t norm_rows(const bench_sizes *s) {
     return s->tokens * s->hidden / norm_width(s);
 }
 
-double bench_norm_bytes(const bench_sizes *s) {
-    return 2.0 * floats(s) + 4.0 * (double)(norm_rows(s) + norm_width(s));
+static double norm_bytes(const bench_sizes *s) {
+    return 2.0 * bench_token_bytes(s) + 4.0 * (double)(norm_rows(s) + norm_width(s));
 }
 
-moert_status bench_norm_run(const bench_memory *b) {
+static moert_status norm_run(const bench_memory *b) {
     return moert_norm_run(&(moert_norm){.rows = norm_rows(&b->of),
                                         .width = norm_width(&b->of),
                                         .epsilon = (float)EPSILON,
@@ -43,25 +39,25 @@ static double norm_scale(const bench_memory *b, size_t row) {
     return 1.0 / sqrt(squares / (double)width + EPSILON);
 }
 
-moert_status bench_norm_check(const bench_memory *b, double chosen, double *got, double *want) {
-    const size_t width = norm_width(&b->of), at = bench_pick(chosen, b->of.tokens * b->of.hidden);
+static moert_status norm_check(const bench_memory *b, double chosen, double *got, double *want) {
+    const size_t width = norm_width(&b->of), at = bench_index(chosen, b->of.tokens * b->of.hidden);
     *want = bench_memory_value(b, 0, at) * norm_scale(b, at / width) *
             bench_memory_value(b, 2, at % width);
     return bench_read(b->out[0], at, got);
 }
 
-double bench_norm_backward_bytes(const bench_sizes *s) {
-    return (s->how.added ? 4.0 : 3.0) * floats(s) +
+static double norm_backward_bytes(const bench_sizes *s) {
+    return (s->how.added ? 4.0 : 3.0) * bench_token_bytes(s) +
            4.0 * (double)(norm_rows(s) + 2 * norm_width(s));
 }
 
 /* rstd, and what a gradient is added to. */
-moert_status bench_norm_backward_begin(const bench_memory *b) {
-    MOERT_TRY(bench_norm_run(b));
+static moert_status norm_backward_begin(const bench_memory *b) {
+    MOERT_TRY(norm_run(b));
     return moert_buffer_copy(b->in[0], 0, b->out[0], 0, moert_buffer_bytes(b->in[0]));
 }
 
-moert_status bench_norm_backward_run(const bench_memory *b) {
+static moert_status norm_backward_run(const bench_memory *b) {
     return moert_norm_backward(&(moert_norm_gradient){.sequences = 1,
                                                       .rows = norm_rows(&b->of),
                                                       .width = norm_width(&b->of),
@@ -75,9 +71,9 @@ moert_status bench_norm_backward_run(const bench_memory *b) {
                                                       .scratch = b->scratch});
 }
 
-moert_status bench_norm_backward_check(const bench_memory *b, double chosen, double *got,
-                                       double *want) {
-    const size_t width = norm_width(&b->of), at = bench_pick(chosen, b->of.tokens * b->of.hidden);
+static moert_status norm_backward_check(const bench_memory *b, double chosen, double *got,
+                                        double *want) {
+    const size_t width = norm_width(&b->of), at = bench_index(chosen, b->of.tokens * b->of.hidden);
     const size_t first = at - at % width;
     const double scale = norm_scale(b, at / width);
     double products = 0.0;
@@ -89,3 +85,27 @@ moert_status bench_norm_backward_check(const bench_memory *b, double chosen, dou
             (b->of.how.added ? bench_memory_value(b, 0, at) : 0.0);
     return bench_read(b->out[0], at, got);
 }
+
+static const bench_case cases[] = {
+    {"RMSNorm", norm_bytes, NULL, norm_run, norm_check, {0}},
+    {"RMSNorm backward",
+     norm_backward_bytes,
+     norm_run,
+     norm_backward_run,
+     norm_backward_check,
+     {0}},
+    {"RMSNorm backward, added",
+     norm_backward_bytes,
+     norm_backward_begin,
+     norm_backward_run,
+     norm_backward_check,
+     {.added = true}},
+    {"RMSNorm, heads", norm_bytes, NULL, norm_run, norm_check, {.heads = true}},
+    {"RMSNorm backward, heads",
+     norm_backward_bytes,
+     norm_run,
+     norm_backward_run,
+     norm_backward_check,
+     {.heads = true}},
+};
+const bench_cases bench_norm_cases = {cases, MOERT_COUNT(cases)};

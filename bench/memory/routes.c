@@ -1,9 +1,8 @@
-/* The kernels of bench_memory on the rows of tokens and experts; see cases.c. */
+/* The kernels of bench_memory on the rows of tokens and experts; see memory.h. */
 #include <math.h>
 
 #include "args/gemm.h"
 #include "base/memory.h"
-#include "bench/memory/cases.h"
 #include "bench/memory/memory.h"
 #include "gemm/gemm.h"
 #include "router/router.h"
@@ -31,35 +30,35 @@ static void take_pair(const bench_memory *b, size_t at, double *gate, double *up
     *up = bench_memory_value(b, 0, place + width);
 }
 
-double bench_glu_bytes(const bench_sizes *s) {
+static double glu_bytes(const bench_sizes *s) {
     return 12.0 * (double)(s->tokens * s->topk * s->intermediate);
 }
 
-moert_status bench_glu_run(const bench_memory *b) {
+static moert_status glu_run(const bench_memory *b) {
     const moert_glu glu = glu_of(b);
     return moert_glu_forward(&glu);
 }
 
-moert_status bench_glu_check(const bench_memory *b, double chosen, double *got, double *want) {
-    const size_t at = bench_pick(chosen, rows_of(b) * b->of.intermediate);
+static moert_status glu_check(const bench_memory *b, double chosen, double *got, double *want) {
+    const size_t at = bench_index(chosen, rows_of(b) * b->of.intermediate);
     double gate, up;
     take_pair(b, at, &gate, &up);
     *want = gate / (1.0 + exp(-gate)) * up;
     return bench_read(b->out[0], at, got);
 }
 
-double bench_dglu_bytes(const bench_sizes *s) {
+static double dglu_bytes(const bench_sizes *s) {
     return 20.0 * (double)(s->tokens * s->topk * s->intermediate);
 }
 
-moert_status bench_dglu_run(const bench_memory *b) {
+static moert_status dglu_run(const bench_memory *b) {
     const moert_glu glu = glu_of(b);
     return moert_glu_backward(&glu);
 }
 
 /* Of the gate. */
-moert_status bench_dglu_check(const bench_memory *b, double chosen, double *got, double *want) {
-    const size_t width = b->of.intermediate, at = bench_pick(chosen, rows_of(b) * width);
+static moert_status dglu_check(const bench_memory *b, double chosen, double *got, double *want) {
+    const size_t width = b->of.intermediate, at = bench_index(chosen, rows_of(b) * width);
     double gate, up;
     take_pair(b, at, &gate, &up);
     const double s = 1.0 / (1.0 + exp(-gate));
@@ -69,30 +68,31 @@ moert_status bench_dglu_check(const bench_memory *b, double chosen, double *got,
 
 /* ---- rows of in[0] to the experts, one copy for each slot, and back with weights of in[2] ---- */
 
-double bench_exchange_bytes(const bench_sizes *s) {
+static double exchange_bytes(const bench_sizes *s) {
     return 4.0 * (double)(s->tokens * s->hidden * (1 + s->topk));
 }
 
-moert_status bench_dispatch_run(const bench_memory *b) {
+static moert_status dispatch_run(const bench_memory *b) {
     const moert_transfer there = {.plan = b->plan, .window = b->window, .source = b->in[0]};
     return moert_exchange_dispatch(b->exchange, &there, MOERT_OK);
 }
 
-moert_status bench_dispatch_check(const bench_memory *b, double chosen, double *got, double *want) {
-    const size_t h = b->of.hidden, at = bench_pick(chosen, rows_of(b) * h), slot = at / h;
+static moert_status dispatch_check(const bench_memory *b, double chosen, double *got,
+                                   double *want) {
+    const size_t h = b->of.hidden, at = bench_index(chosen, rows_of(b) * h), slot = at / h;
     *want = bench_memory_value(b, 0, slot / b->of.topk * h + at % h);
     return bench_read(moert_window_rows(b->window),
                       b->plan->plan->slot_row[slot] * moert_window_stride(b->window) + at % h, got);
 }
 
-moert_status bench_combine_run(const bench_memory *b) {
+static moert_status combine_run(const bench_memory *b) {
     moert_transfer back = {
         .plan = b->plan, .window = b->window, .weight = b->in[2], .target = b->out[0]};
     return moert_exchange_combine(b->exchange, &back, MOERT_OK);
 }
 
-moert_status bench_combine_check(const bench_memory *b, double chosen, double *got, double *want) {
-    const size_t h = b->of.hidden, k = b->of.topk, at = bench_pick(chosen, b->of.tokens * h);
+static moert_status combine_check(const bench_memory *b, double chosen, double *got, double *want) {
+    const size_t h = b->of.hidden, k = b->of.topk, at = bench_index(chosen, b->of.tokens * h);
     double weight = 0.0;
     for (size_t i = 0; i < k; i++)
         weight += bench_memory_value(b, 2, at / h * k + i);
@@ -102,11 +102,11 @@ moert_status bench_combine_check(const bench_memory *b, double chosen, double *g
 
 /* ---- an op's permuted input rows ---- */
 
-double bench_permute_bytes(const bench_sizes *s) {
+static double permute_bytes(const bench_sizes *s) {
     return 8.0 * (double)(s->tokens * s->topk * s->hidden);
 }
 
-moert_status bench_permute_run(const bench_memory *b) {
+static moert_status permute_run(const bench_memory *b) {
     const size_t rows = rows_of(b), width = b->of.hidden;
     const size_t split = moert_share(b->device, moert_ceil_div(16384, width), 1);
     const moert_grid grid = {moert_ceil_div(rows, split), 1, 1};
@@ -118,8 +118,8 @@ moert_status bench_permute_run(const bench_memory *b) {
                                 .width = (int)width, .split = (unsigned)split));
 }
 
-moert_status bench_permute_check(const bench_memory *b, double chosen, double *got, double *want) {
-    const size_t h = b->of.hidden, at = bench_pick(chosen, rows_of(b) * h);
+static moert_status permute_check(const bench_memory *b, double chosen, double *got, double *want) {
+    const size_t h = b->of.hidden, at = bench_index(chosen, rows_of(b) * h);
     *want = bench_memory_value(b, 0, b->plan->plan->slot_row[at / h] * h + at % h);
     return bench_read(b->out[0], at, got);
 }
@@ -142,22 +142,22 @@ static moert_routing routing_of(const bench_memory *b) {
         .scores = b->out[0], .index = b->out[2], .weight = b->out[1], .lse = b->out[3]};
 }
 
-double bench_router_bytes(const bench_sizes *s) {
+static double router_bytes(const bench_sizes *s) {
     return 4.0 * (double)(routed(s) * (2 * s->experts + 2 * s->topk + 1));
 }
 
-moert_status bench_router_run(const bench_memory *b) {
+static moert_status router_run(const bench_memory *b) {
     const moert_router_options options = router_of(b);
     const moert_routing routing = routing_of(b);
     return moert_router_forward(b->device, &options, routed(&b->of), b->in[0], NULL, &routing);
 }
 
 /* Without losses: scores and gradients; the logits do not count. */
-double bench_router_backward_bytes(const bench_sizes *s) {
+static double router_backward_bytes(const bench_sizes *s) {
     return 4.0 * (double)(routed(s) * (2 * s->experts + 3 * s->topk + 1));
 }
 
-moert_status bench_router_backward_run(const bench_memory *b) {
+static moert_status router_backward_run(const bench_memory *b) {
     const moert_router_options options = router_of(b);
     const moert_routing routing = routing_of(b);
     return moert_router_backward(b->device, &options,
@@ -185,16 +185,16 @@ static double routed_weight(const bench_memory *b, size_t token, size_t rank, si
     return own / sum;
 }
 
-moert_status bench_router_check(const bench_memory *b, double chosen, double *got, double *want) {
-    const size_t k = b->of.topk, slot = bench_pick(chosen, routed(&b->of) * k);
+static moert_status router_check(const bench_memory *b, double chosen, double *got, double *want) {
+    const size_t k = b->of.topk, slot = bench_index(chosen, routed(&b->of) * k);
     size_t expert;
     *want = routed_weight(b, slot / k, slot % k, &expert);
     return bench_read(b->out[1], slot, got);
 }
 
-moert_status bench_router_backward_check(const bench_memory *b, double chosen, double *got,
-                                         double *want) {
-    const size_t k = b->of.topk, slot = bench_pick(chosen, routed(&b->of) * k), token = slot / k;
+static moert_status router_backward_check(const bench_memory *b, double chosen, double *got,
+                                          double *want) {
+    const size_t k = b->of.topk, slot = bench_index(chosen, routed(&b->of) * k), token = slot / k;
     size_t expert = 0, other;
     double mean = 0.0;
     for (size_t i = 0; i < k; i++)
@@ -202,3 +202,20 @@ moert_status bench_router_backward_check(const bench_memory *b, double chosen, d
     *want = routed_weight(b, token, slot % k, &expert) * (bench_memory_value(b, 1, slot) - mean);
     return bench_read(b->out[4], token * b->of.experts + expert, got);
 }
+
+static const bench_case cases[] = {
+    {"GLU", glu_bytes, NULL, glu_run, glu_check, {0}},
+    {"GLU backward", dglu_bytes, NULL, dglu_run, dglu_check, {0}},
+    {"dispatch", exchange_bytes, NULL, dispatch_run, dispatch_check, {0}},
+    {"combine", exchange_bytes, dispatch_run, combine_run, combine_check, {0}},
+    {"op permutation", permute_bytes, NULL, permute_run, permute_check, {0}},
+    {"router", router_bytes, NULL, router_run, router_check, {0}},
+    {"router, more tokens", router_bytes, NULL, router_run, router_check, {.large = true}},
+    {"router backward, more",
+     router_backward_bytes,
+     router_run,
+     router_backward_run,
+     router_backward_check,
+     {.large = true}},
+};
+const bench_cases bench_route_cases = {cases, MOERT_COUNT(cases)};

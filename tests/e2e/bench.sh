@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # bench_gemm on tiny shapes: right results, one JSON row for each line, with the rival and without it; all backends side by side.
-# bench_fused, bench_memory, bench_exchange, bench_layer on small sizes: right results of every product, kernel and row. run-cpu: whether both sides computed the same.
+# bench_op, bench_memory, bench_exchange, bench_layer on small sizes: right results of every product, kernel and row. run-cpu: whether both sides computed the same.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -69,9 +69,9 @@ bench "${shape[@]}" --compare-backends --op wgrad --groups ragged
 [ $status -eq 0 ] && [ "$(grep -c 'reference.*portable' "$out")" -eq 2 ] && all_are wrong 0 4 >>"$log"
 verdict $? "the backends side by side: one line for each, right"
 
-timeout -k 5 120 "$bin/bench_fused" --experts 3 --rows 40 --n 64 --k 48 >"$out" 2>"$log"
+timeout -k 5 120 "$bin/bench_op" --epilogues --groups balanced --experts 3 --rows 40 --n 64 --k 48 >"$out" 2>"$log"
 [ $? -eq 0 ] && [ "$(grep -vc '^#' "$out")" -eq 14 ] && ! grep -v '^#' "$out" | grep -vq ' 0$'
-verdict $? "bench_fused: 14 products with what follows them, all right"
+verdict $? "bench_op --epilogues: 14 GEMMs with what follows them, all right"
 
 timeout -k 5 120 "$bin/bench_memory" --small --json "$rows" >"$out" 2>"$log"
 status=$?

@@ -1,11 +1,10 @@
 /* Samples of the contenders in turns. */
-#include "bench/common/measure.h"
+#include "bench/gemm/measure.h"
 
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "bench/common/quiet.h"
 #include "bench/common/rate.h"
 
 enum { MOST_BATCH = 16 };

@@ -1,43 +1,13 @@
-/*
- * The kernels of bench_memory. `bytes` counts each operand once, float32 unless said: what a kernel
- * reads twice, or out of a cache, does not make its rate better. Everything is computed once more
- * in float64, for single elements.
- */
+/* The kernels of bench_memory on tokens, numbers and logits; see memory.h. */
 #include <math.h>
 
 #include "base/memory.h"
 #include "base/number.h"
-#include "bench/memory/cases.h"
 #include "bench/memory/memory.h"
 #include "moert/quantize.h"
 
 static double value(const bench_memory *b, size_t input, size_t index) {
     return bench_memory_value(b, input, index);
-}
-
-moert_status bench_read(const moert_buffer *buffer, size_t index, double *x) {
-    float got;
-    MOERT_TRY(moert_buffer_read(buffer, index * sizeof got, &got, sizeof got));
-    *x = (double)got;
-    return MOERT_OK;
-}
-
-moert_status bench_read_as(const moert_buffer *buffer, moert_number type, size_t index, double *x) {
-    uint16_t code = 0;
-    const size_t bytes = moert_number_bits(type) / 8;
-    if (type == MOERT_NUMBER_F32)
-        return bench_read(buffer, index, x);
-    MOERT_TRY(moert_buffer_read(buffer, index * bytes, &code, bytes));
-    *x = (double)moert_number_decode(type, code);
-    return MOERT_OK;
-}
-
-size_t bench_pick(double chosen, size_t count) {
-    return (size_t)(chosen * (double)count);
-}
-
-static double token_floats(const bench_sizes *s) {
-    return 4.0 * (double)(s->tokens * s->hidden);
 }
 
 /* out[0] = in[0], for kernels that work in place; the others are 0. */
@@ -50,7 +20,7 @@ static moert_status copy_input(const bench_memory *b) {
 /* ---- in place, from in[0] ---- */
 
 static double in_place_bytes(const bench_sizes *s) {
-    return 2.0 * token_floats(s);
+    return 2.0 * bench_token_bytes(s);
 }
 
 static moert_status rope_run(const bench_memory *b) {
@@ -59,7 +29,7 @@ static moert_status rope_run(const bench_memory *b) {
 }
 
 static moert_status rope_check(const bench_memory *b, double chosen, double *got, double *want) {
-    const size_t at = bench_pick(chosen, b->of.tokens * b->of.hidden), i = at % BENCH_HEAD,
+    const size_t at = bench_index(chosen, b->of.tokens * b->of.hidden), i = at % BENCH_HEAD,
                  pair = BENCH_HEAD / 2;
     const size_t line = at / b->of.hidden * BENCH_HEAD, other = i < pair ? at + pair : at - pair;
     double cosine = 0.0, sine = 0.0;
@@ -70,7 +40,7 @@ static moert_status rope_check(const bench_memory *b, double chosen, double *got
 }
 
 static double add_bytes(const bench_sizes *s) {
-    return 3.0 * token_floats(s);
+    return 3.0 * bench_token_bytes(s);
 }
 
 static moert_status add_run(const bench_memory *b) {
@@ -78,7 +48,7 @@ static moert_status add_run(const bench_memory *b) {
 }
 
 static moert_status add_check(const bench_memory *b, double chosen, double *got, double *want) {
-    const size_t at = bench_pick(chosen, b->of.tokens * b->of.hidden);
+    const size_t at = bench_index(chosen, b->of.tokens * b->of.hidden);
     *want = value(b, 0, at) + value(b, 1, at);
     return bench_read(b->out[0], at, got);
 }
@@ -86,7 +56,7 @@ static moert_status add_check(const bench_memory *b, double chosen, double *got,
 static const moert_adamw adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 1, NULL, 0, 0};
 
 static double adamw_bytes(const bench_sizes *s) {
-    return 7.0 * token_floats(s);
+    return 7.0 * bench_token_bytes(s);
 }
 
 static moert_status adamw_run(const bench_memory *b) {
@@ -96,7 +66,7 @@ static moert_status adamw_run(const bench_memory *b) {
 
 /* In the first step the moments are the gradient and its square. */
 static moert_status adamw_check(const bench_memory *b, double chosen, double *got, double *want) {
-    const size_t at = bench_pick(chosen, b->of.tokens * b->of.hidden);
+    const size_t at = bench_index(chosen, b->of.tokens * b->of.hidden);
     const double g = value(b, 1, at) * adamw.scale;
     *want = value(b, 0, at) * (1.0 - adamw.rate * adamw.decay) -
             adamw.rate * g / (fabs(g) + adamw.epsilon);
@@ -123,7 +93,7 @@ static moert_status loss_run(const bench_memory *b) {
 }
 
 static moert_status loss_check(const bench_memory *b, double chosen, double *got, double *want) {
-    const size_t v = loss_width(&b->of), t = bench_pick(chosen, b->of.predicted);
+    const size_t v = loss_width(&b->of), t = bench_index(chosen, b->of.predicted);
     const size_t at = t * v + (size_t)b->tokens[t]; /* the target, where all terms show */
     double sum = 0.0;
     for (size_t c = 0; c < v; c++)
@@ -135,7 +105,7 @@ static moert_status loss_check(const bench_memory *b, double chosen, double *got
 /* ---- casts, embedding ---- */
 
 static double cast_bytes(const bench_sizes *s) {
-    return token_floats(s) * (1.0 + (double)moert_number_bits(s->how.type) / 32.0);
+    return bench_token_bytes(s) * (1.0 + (double)moert_number_bits(s->how.type) / 32.0);
 }
 
 static moert_status cast_run(const bench_memory *b) {
@@ -158,7 +128,7 @@ static moert_status cast_back_run(const bench_memory *b) {
 
 static moert_status check_cast(const bench_memory *b, const moert_buffer *result, moert_number type,
                                double chosen, double *got, double *want) {
-    const size_t at = bench_pick(chosen, b->of.tokens * b->of.hidden);
+    const size_t at = bench_index(chosen, b->of.tokens * b->of.hidden);
     const moert_number kept = b->of.how.type;
     *want = (double)moert_number_decode(kept, moert_number_encode(kept, (float)value(b, 0, at)));
     return bench_read_as(result, type, at, got);
@@ -179,7 +149,7 @@ static moert_status embedding_run(const bench_memory *b) {
 
 static moert_status embedding_check(const bench_memory *b, double chosen, double *got,
                                     double *want) {
-    const size_t h = b->of.hidden, at = bench_pick(chosen, b->of.tokens * h);
+    const size_t h = b->of.hidden, at = bench_index(chosen, b->of.tokens * h);
     *want = value(b, 0, (size_t)b->tokens[at / h] * h + at % h);
     return bench_read(b->out[0], at, got);
 }
@@ -196,7 +166,7 @@ static moert_status embedding_backward_run(const bench_memory *b) {
 
 static moert_status embedding_backward_check(const bench_memory *b, double chosen, double *got,
                                              double *want) {
-    const size_t h = b->of.hidden, at = bench_pick(chosen, b->of.tokens * h), column = at % h;
+    const size_t h = b->of.hidden, at = bench_index(chosen, b->of.tokens * h), column = at % h;
     const int32_t row = b->tokens[at / h];
     *want = 0.0;
     for (size_t t = 0; t < b->of.tokens; t++)
@@ -204,45 +174,7 @@ static moert_status embedding_backward_check(const bench_memory *b, double chose
     return bench_read(b->out[0], (size_t)row * h + column, got);
 }
 
-/* ---- all ---- */
-
-#define QUANTIZE(text, kind, along)                                                                \
-    {                                                                                              \
-        "quantize " text, bench_quantize_bytes, bench_quantize_begin, bench_quantize_run,          \
-            bench_quantize_check, {                                                                \
-            .format = MOERT_FORMAT_##kind, .axis = MOERT_AXIS_##along                              \
-        }                                                                                          \
-    }
-#define DEQUANTIZE(text, kind, along, number)                                                      \
-    {                                                                                              \
-        text, bench_quantize_bytes, bench_dequantize_begin, bench_dequantize_run,                  \
-            bench_dequantize_check, {                                                              \
-            .format = MOERT_FORMAT_##kind, .axis = MOERT_AXIS_##along,                             \
-            .type = MOERT_NUMBER_##number                                                          \
-        }                                                                                          \
-    }
-
-const bench_case bench_cases[] = {
-    {"RMSNorm", bench_norm_bytes, NULL, bench_norm_run, bench_norm_check, {0}},
-    {"RMSNorm backward",
-     bench_norm_backward_bytes,
-     bench_norm_run,
-     bench_norm_backward_run,
-     bench_norm_backward_check,
-     {0}},
-    {"RMSNorm backward, added",
-     bench_norm_backward_bytes,
-     bench_norm_backward_begin,
-     bench_norm_backward_run,
-     bench_norm_backward_check,
-     {.added = true}},
-    {"RMSNorm, heads", bench_norm_bytes, NULL, bench_norm_run, bench_norm_check, {.heads = true}},
-    {"RMSNorm backward, heads",
-     bench_norm_backward_bytes,
-     bench_norm_run,
-     bench_norm_backward_run,
-     bench_norm_backward_check,
-     {.heads = true}},
+static const bench_case cases[] = {
     {"rotary positions", in_place_bytes, copy_input, rope_run, rope_check, {0}},
     {"add", add_bytes, copy_input, add_run, add_check, {0}},
     {"AdamW", adamw_bytes, copy_input, adamw_run, adamw_check, {0}},
@@ -269,42 +201,5 @@ const bench_case bench_cases[] = {
      embedding_backward_run,
      embedding_backward_check,
      {0}},
-    {"GLU", bench_glu_bytes, NULL, bench_glu_run, bench_glu_check, {0}},
-    {"GLU backward", bench_dglu_bytes, NULL, bench_dglu_run, bench_dglu_check, {0}},
-    {"dispatch", bench_exchange_bytes, NULL, bench_dispatch_run, bench_dispatch_check, {0}},
-    {"combine",
-     bench_exchange_bytes,
-     bench_dispatch_run,
-     bench_combine_run,
-     bench_combine_check,
-     {0}},
-    {"op permutation", bench_permute_bytes, NULL, bench_permute_run, bench_permute_check, {0}},
-    {"router", bench_router_bytes, NULL, bench_router_run, bench_router_check, {0}},
-    {"router, more tokens",
-     bench_router_bytes,
-     NULL,
-     bench_router_run,
-     bench_router_check,
-     {.large = true}},
-    {"router backward, more",
-     bench_router_backward_bytes,
-     bench_router_run,
-     bench_router_backward_run,
-     bench_router_backward_check,
-     {.large = true}},
-    QUANTIZE("MXFP8", MXFP8_E4M3, ROW),
-    QUANTIZE("MXFP8 columns", MXFP8_E4M3, COLUMN),
-    QUANTIZE("NVFP4", NVFP4, ROW),
-    QUANTIZE("NVFP4 columns", NVFP4, COLUMN),
-    QUANTIZE("FP8 blocks", FP8_BLOCK, ROW),
-    QUANTIZE("FP8 columns", FP8_BLOCK, COLUMN),
-    QUANTIZE("FP8 tiles", FP8_BLOCK, TILE),
-    DEQUANTIZE("dequantize MXFP8", MXFP8_E4M3, ROW, F32),
-    DEQUANTIZE("dequantize MXFP8 columns", MXFP8_E4M3, COLUMN, F32),
-    DEQUANTIZE("dequantize MXFP8 to bf16", MXFP8_E4M3, ROW, BF16),
-    DEQUANTIZE("dequantize NVFP4", NVFP4, ROW, F32),
-    DEQUANTIZE("dequantize NVFP4 columns", NVFP4, COLUMN, F32),
-    DEQUANTIZE("dequantize FP8 blocks", FP8_BLOCK, ROW, F32),
-    DEQUANTIZE("dequantize FP8 tiles", FP8_BLOCK, TILE, F32),
 };
-const size_t bench_case_count = MOERT_COUNT(bench_cases);
+const bench_cases bench_token_cases = {cases, MOERT_COUNT(cases)};

@@ -9,7 +9,7 @@
  */
 #pragma once
 
-#include "bench/common/report.h"
+#include "bench/gemm/row.h"
 #include "bench/gemm/peak.h"
 #include "bench/gemm/rival.h"
 
