@@ -74,7 +74,6 @@ typedef struct bench {
     float *seen;        /* [M,stride] or [T,H]: what has come */
     bench_payload payload;
     size_t width, row_bytes; /* of a row, in floats */
-    double *of_ranks;        /* [ranks] */
     double bytes;            /* of the rows counted, mean of the ranks */
     bench_rows rows;
 } bench;
@@ -145,25 +144,16 @@ static float slack_of(const bench *b) {
     return sums && dtype == BENCH_BF16 ? 4e-3f : sums || presums ? 1e-6f : 0.0f;
 }
 
-/* The sum and the largest of all ranks' values; either may be NULL. */
-static moert_status over_ranks(bench *b, double mine, double *sum, double *largest) {
-    const size_t ranks = moert_comm_size(b->comm);
-    MOERT_TRY(moert_comm_allgather(b->comm, &mine, sizeof mine, b->of_ranks));
-    for (size_t r = 0; r < ranks; r++) {
-        if (sum != NULL)
-            *sum = (r > 0 ? *sum : 0.0) + b->of_ranks[r];
-        if (largest != NULL)
-            *largest = fmax(r > 0 ? *largest : 0.0, b->of_ranks[r]);
-    }
-    return MOERT_OK;
-}
-
 static moert_status count_bytes(bench *b) {
     const moert_plan *plan = b->plan->plan;
     size_t rows = 0;
+    bench_of_ranks bytes;
     for (size_t r = 0; r < plan->ranks; r++)
         rows += r != plan->rank || plan->ranks == 1 ? plan->send_rows[r] : 0;
-    return over_ranks(b, (double)(rows * b->row_bytes) / (double)plan->ranks, &b->bytes, NULL);
+    MOERT_TRY(
+        bench_over_ranks(b->comm, (double)(rows * b->row_bytes) / (double)plan->ranks, &bytes));
+    b->bytes = bytes.sum;
+    return MOERT_OK;
 }
 
 static moert_status prepare(bench *b) {
@@ -172,7 +162,6 @@ static moert_status prepare(bench *b) {
     b->payload = (bench_payload){seed, (bench_dtype)dtype, hidden, 0.0f};
     b->width = bench_payload_width(&b->payload);
     b->row_bytes = b->width * sizeof(float);
-    MOERT_TRY(MOERT_NEW_ARRAY(&b->of_ranks, moert_comm_size(b->comm)));
     MOERT_TRY(MOERT_NEW_ARRAY(&b->all_index, all * topk));
     MOERT_TRY(bench_route((bench_skew)skew, seed, all, topk, experts, b->all_index));
     MOERT_TRY(moert_exchange_create(b->device, b->comm, engine, &b->exchange));
@@ -215,7 +204,7 @@ static void release(bench *b) {
     for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
         moert_buffer_destroy(buffers[i]);
     bench_team_destroy(b->team);
-    void *const arrays[] = {b->all_index, b->token_of, b->weights, b->host, b->seen, b->of_ranks};
+    void *const arrays[] = {b->all_index, b->token_of, b->weights, b->host, b->seen};
     for (size_t i = 0; i < MOERT_COUNT(arrays); i++)
         free(arrays[i]);
 }
@@ -294,13 +283,17 @@ static moert_status check(bench *b, unsigned op, enum side side, size_t *wrong) 
 
 /* Microseconds of the slowest rank. */
 static moert_status take(bench *b, unsigned op, enum side side, double *us) {
+    bench_of_ranks took;
     bench_team_evict(b->team);
     MOERT_TRY(moert_comm_barrier(b->comm));
     const uint64_t start = moert_clock_ns();
     for (size_t i = 0; i < batch; i++)
         MOERT_TRY(operations[op].call(b, side));
     MOERT_TRY(moert_device_finish(b->device));
-    return over_ranks(b, (double)(moert_clock_ns() - start) * 1e-3 / (double)batch, NULL, us);
+    MOERT_TRY(bench_over_ranks(b->comm, (double)(moert_clock_ns() - start) * 1e-3 / (double)batch,
+                               &took));
+    *us = took.largest;
+    return MOERT_OK;
 }
 
 /* Of a side's samples. */
@@ -369,15 +362,15 @@ static moert_status report(bench *b, unsigned op, const times us[SIDES], size_t 
 static moert_status run_operation(bench *b, unsigned op) {
     const unsigned sides = b->alltoall != NULL ? SIDES : PACKED;
     times us[SIDES];
-    double wrong_of_all;
+    bench_of_ranks wrong_of_all;
     size_t wrong = 0;
     for (unsigned side = 0; side < sides; side++)
         MOERT_TRY(check(b, op, (enum side)side, &wrong));
     MOERT_TRY(take_turns(b, op, us));
     for (unsigned side = 0; side < sides; side++)
         MOERT_TRY(check(b, op, (enum side)side, &wrong));
-    MOERT_TRY(over_ranks(b, (double)wrong, &wrong_of_all, NULL));
-    return report(b, op, us, (size_t)wrong_of_all);
+    MOERT_TRY(bench_over_ranks(b->comm, (double)wrong, &wrong_of_all));
+    return report(b, op, us, (size_t)wrong_of_all.sum);
 }
 
 static moert_status run(moert_context *context) {

@@ -70,7 +70,6 @@ typedef struct bench {
     moert_batch batch;
     moert_buffer *buffer[BUFFERS], *ends;
     float *host[2]; /* [T,H] */
-    double *of_ranks;
     bench_rows rows;
     double worst[2];
     bool wrong;
@@ -159,7 +158,6 @@ static moert_status make_batch(bench *b) {
 }
 
 static moert_status prepare(bench *b) {
-    const size_t ranks = moert_comm_size(b->comm);
     moert_layer_options o = MOERT_LAYER_OPTIONS_INIT;
     o.hidden = hidden;
     o.intermediate = intermediate;
@@ -168,7 +166,6 @@ static moert_status prepare(bench *b) {
     o.precision = (moert_precision)precision;
     o.dispatch = (moert_dispatch)dispatch;
     o.combine = (moert_combine)combine;
-    MOERT_TRY(MOERT_NEW_ARRAY(&b->of_ranks, ranks));
     MOERT_TRY(moert_mesh_create(b->context, ep, &b->mesh));
     MOERT_TRY(moert_layer_create(b->mesh, &o, &b->layer));
     moert_status status = make_layer(b);
@@ -187,7 +184,6 @@ static void release(bench *b) {
     moert_buffer_destroy(b->ends);
     for (int i = 0; i < 2; i++)
         free(b->host[i]);
-    free(b->of_ranks);
 }
 
 /* ---- calls ---- */
@@ -218,16 +214,15 @@ static moert_status check(bench *b) {
 
 /* Seconds a call takes, of `calls` in a row, of the slowest rank. */
 static moert_status take(bench *b, int operation, size_t calls, double *seconds) {
+    bench_of_ranks took;
     MOERT_TRY(moert_comm_barrier(b->comm));
     const uint64_t start = moert_clock_ns();
     for (size_t i = 0; i < calls; i++)
         MOERT_TRY(call(b, operation));
     MOERT_TRY(moert_device_finish(b->device));
     const double mine = (double)(moert_clock_ns() - start) * 1e-9 / (double)calls;
-    MOERT_TRY(moert_comm_allgather(b->comm, &mine, sizeof mine, b->of_ranks));
-    *seconds = 0.0;
-    for (size_t r = 0; r < moert_comm_size(b->comm); r++)
-        *seconds = fmax(*seconds, b->of_ranks[r]);
+    MOERT_TRY(bench_over_ranks(b->comm, mine, &took));
+    *seconds = took.largest;
     return MOERT_OK;
 }
 

@@ -20,7 +20,8 @@
 enum { MOST_COUNTS = 64, STEP = 2 /* of --op */ };
 
 static const char *machine_path, *calibrate_path, *crowd_path, *counts_text, *json_path;
-static size_t tokens, hidden, intermediate, experts, topk, ep, waves, micro_batches, layers, length;
+static bench_work asked; /* ep 0: the fastest */
+static size_t layers, length;
 static unsigned model, type, dispatch, combine, engine, skew, operation;
 static double shared_cores;
 
@@ -38,12 +39,12 @@ static const moert_option options[] = {
     {"ranks", MOERT_OPTION_STRING, &counts_text, "8,16,32,64,128,256,512,1024", NULL,
      "counts to predict, by commas"},
     {"model", MOERT_OPTION_CHOICE, &model, "none", BENCH_MODEL_WORDS, BENCH_MODEL_HELP},
-    {"tokens", MOERT_OPTION_UINT, &tokens, "1024", "1..1048576", "of each rank, T"},
-    {"hidden", MOERT_OPTION_UINT, &hidden, "512", "1..65536", "H"},
-    {"intermediate", MOERT_OPTION_UINT, &intermediate, "512", "1..65536", "of an expert, I"},
-    {"experts", MOERT_OPTION_UINT, &experts, "8", "1..4096", "E"},
-    {"topk", MOERT_OPTION_UINT, &topk, "2", "1..64", "experts of a token, K"},
-    {"ep", MOERT_OPTION_UINT, &ep, "0", "0..",
+    {"tokens", MOERT_OPTION_UINT, &asked.tokens, "1024", "1..1048576", "of each rank, T"},
+    {"hidden", MOERT_OPTION_UINT, &asked.hidden, "512", "1..65536", "H"},
+    {"intermediate", MOERT_OPTION_UINT, &asked.intermediate, "512", "1..65536", "of an expert, I"},
+    {"experts", MOERT_OPTION_UINT, &asked.experts, "8", "1..4096", "E"},
+    {"topk", MOERT_OPTION_UINT, &asked.topk, "2", "1..64", "experts of a token, K"},
+    {"ep", MOERT_OPTION_UINT, &asked.ep, "0", "0..",
      "ranks that share one set of experts; 0 = the fastest number whose experts fit in memory"},
     {"layers", MOERT_OPTION_UINT, &layers, "0", "0..1000",
      "of the model, for that (16 bytes a number, in 80 % of a device) and for a step; 0 = the "
@@ -54,9 +55,9 @@ static const moert_option options[] = {
      "of rows on the way back"},
     {"engine", MOERT_OPTION_CHOICE, &engine, "auto", "auto|" BENCH_ENGINE_WORDS,
      "of the exchange; auto: window on one node, on several node or, of GPUs, staged"},
-    {"waves", MOERT_OPTION_UINT, &waves, "0", "0..64",
+    {"waves", MOERT_OPTION_UINT, &asked.waves, "0", "0..64",
      "in which a layer's rows travel; 0: as many as the exchange takes"},
-    {"micro-batches", MOERT_OPTION_UINT, &micro_batches, "1", "1..1000000",
+    {"micro-batches", MOERT_OPTION_UINT, &asked.micro_batches, "1", "1..1000000",
      "of a step, which share one sum of gradients"},
     {"skew", MOERT_OPTION_CHOICE, &skew, "balanced", BENCH_SKEW_WORDS, BENCH_SKEW_HELP},
     {"op", MOERT_OPTION_CHOICE, &operation, "forward+backward", "forward|forward+backward|step",
@@ -70,7 +71,8 @@ static size_t counts[MOST_COUNTS], count_of_counts;
 /* ---- the work ---- */
 
 static void take_model(void) {
-    const bench_model *m = bench_model_take(model, &hidden, &intermediate, &experts, &topk);
+    const bench_model *m =
+        bench_model_take(model, &asked.hidden, &asked.intermediate, &asked.experts, &asked.topk);
     if (m == NULL)
         return;
     layers = layers > 0 ? layers : m->layers;
@@ -78,26 +80,21 @@ static void take_model(void) {
 
 static bench_work work_of(size_t ranks, size_t group) {
     static const double row_bytes[] = {4.0, 1.0 + 1.0 / 32.0, 2.0};
-    return (bench_work){.ranks = ranks,
-                        .ep = group,
-                        .tokens = tokens,
-                        .hidden = hidden,
-                        .intermediate = intermediate,
-                        .experts = experts,
-                        .topk = topk,
-                        .skew = (bench_skew)skew,
-                        .type = type == 0 ? "f32" : "bf16",
-                        .row_bytes = row_bytes[dispatch],
-                        .result_bytes = combine == MOERT_COMBINE_BF16 ? 2.0 : 4.0,
-                        .waves = waves,
-                        .micro_batches = micro_batches,
-                        .backward = operation > 0};
+    bench_work w = asked;
+    w.ranks = ranks;
+    w.ep = group;
+    w.skew = (bench_skew)skew;
+    w.type = type == 0 ? "f32" : "bf16";
+    w.row_bytes = row_bytes[dispatch];
+    w.result_bytes = combine == MOERT_COMBINE_BF16 ? 2.0 : 4.0;
+    w.backward = operation > 0;
+    return w;
 }
 
 /* Whether weights, gradients and two moments of the experts, in f32, leave room for the rest. */
 static bool fits(const bench_machine *m, size_t group) {
-    const double numbers = 3.0 * (double)hidden * (double)intermediate * (double)layers *
-                           (double)moert_ceil_div(experts, group);
+    const double numbers = 3.0 * (double)asked.hidden * (double)asked.intermediate *
+                           (double)layers * (double)moert_ceil_div(asked.experts, group);
     return 16.0 * numbers <= 0.8 * m->memory_gib * (double)(1 << 30);
 }
 
@@ -108,13 +105,14 @@ static moert_status predict_best(const bench_machine *m, size_t ranks, bench_wor
     for (size_t group = 1; group <= ranks; group++) {
         bench_work w = work_of(ranks, group);
         bench_prediction p;
-        if (ep > 0 ? group != ep : ranks % group != 0 || group > experts || !fits(m, group))
+        if (asked.ep > 0 ? group != asked.ep
+                         : ranks % group != 0 || group > asked.experts || !fits(m, group))
             continue;
         w.engine = engine > 0                  ? (bench_engine)(engine - 1)
                    : bench_nodes(m, group) < 2 ? BENCH_WINDOW
                    : m->linked                 ? BENCH_STAGED
                                                : BENCH_NODE;
-        if (ep == 0 && w.engine == BENCH_WINDOW && bench_nodes(m, group) > 1)
+        if (asked.ep == 0 && w.engine == BENCH_WINDOW && bench_nodes(m, group) > 1)
             continue;
         MOERT_TRY(bench_predict(m, &w, &p));
         if (!found || p.seconds < prediction->seconds) {
@@ -127,7 +125,7 @@ static moert_status predict_best(const bench_machine *m, size_t ranks, bench_wor
                  : MOERT_FAIL(ERROR_USAGE,
                               "%zu ranks: no group of them fits (%zu experts, %zu layers, %.0f GiB "
                               "a device)",
-                              ranks, experts, layers, m->memory_gib);
+                              ranks, asked.experts, layers, m->memory_gib);
 }
 
 /* ---- rows ---- */
@@ -191,7 +189,7 @@ static moert_status predict_steps(const bench_machine *m) {
         MOERT_TRY(predict_best(m, counts[i], &w, &p));
         MOERT_TRY(bench_predict_step(m, &w, &stack, &step));
         printf("%6zu %5zu %10.2f %14.0f %10.2f %10.2f %10.2f %10.2f\n", w.ranks, w.ep,
-               step.seconds * 1e3, (double)(tokens * micro_batches) / step.seconds,
+               step.seconds * 1e3, (double)(asked.tokens * asked.micro_batches) / step.seconds,
                step.layers * 1e3, step.dense * 1e3, step.optimizer * 1e3, step.sums * 1e3);
     }
     return MOERT_OK;
@@ -211,10 +209,14 @@ done:
     return status;
 }
 
+static bench_work work_of_job(const moert_comm *world) {
+    const size_t ranks = moert_comm_size(world);
+    return work_of(ranks, moert_min(asked.ep > 0 ? asked.ep : ranks, asked.experts));
+}
+
 static moert_status calibrate(moert_context *context) {
     moert_comm *world = moert_context_comm(context);
-    const size_t ranks = moert_comm_size(world);
-    const bench_work w = work_of(ranks, moert_min(ep > 0 ? ep : ranks, experts));
+    const bench_work w = work_of_job(world);
     const bool first = moert_comm_rank(world) == 0;
     bench_machine m;
     MOERT_TRY(bench_calibrate(context, &w, shared_cores, &m));
@@ -226,8 +228,7 @@ static moert_status calibrate(moert_context *context) {
 
 static moert_status add_crowd(moert_context *context) {
     moert_comm *world = moert_context_comm(context);
-    const size_t ranks = moert_comm_size(world);
-    const bench_work w = work_of(ranks, moert_min(ep > 0 ? ep : ranks, experts));
+    const bench_work w = work_of_job(world);
     bench_machine m;
     moert_status status = moert_comm_agree(world, bench_machine_read(crowd_path, &m));
     if (status == MOERT_OK)
@@ -277,8 +278,9 @@ static moert_status check_options(int argc, char **argv) {
     take_model();
     if ((machine_path != NULL) + (calibrate_path != NULL) + (crowd_path != NULL) != 1)
         return MOERT_FAIL(ERROR_USAGE, "give one of --machine, --calibrate and --crowd FILE");
-    if (topk > experts)
-        return MOERT_FAIL(ERROR_USAGE, "--topk is %zu, but there are %zu --experts", topk, experts);
+    if (asked.topk > asked.experts)
+        return MOERT_FAIL(ERROR_USAGE, "--topk is %zu, but there are %zu --experts", asked.topk,
+                          asked.experts);
     if (operation == STEP && (model == 0 || bench_models[model - 1].heads == 0))
         return MOERT_FAIL(ERROR_USAGE, "--op step needs a --model whose attention is known here: "
                                        "qwen3-30b, olmoe or mixtral-8x7b");

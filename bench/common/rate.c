@@ -1,9 +1,11 @@
 /* Times calls in a row. */
 #include "bench/common/rate.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/memory.h"
 
 enum { SAMPLES = 3 };
 #define WARM_S  0.025
@@ -58,4 +60,18 @@ moert_status bench_rate_op(moert_device *device, moert_op *op, const moert_op_bu
                            double flops, double *tflops) {
     timed t = {op, buffers};
     return bench_rate(device, execute, &t, flops, tflops);
+}
+
+moert_status bench_over_ranks(moert_comm *comm, double mine, bench_of_ranks *of) {
+    const size_t ranks = moert_comm_size(comm);
+    double *all;
+    MOERT_TRY(MOERT_NEW_ARRAY(&all, ranks));
+    const moert_status status = moert_comm_allgather(comm, &mine, sizeof mine, all);
+    *of = (bench_of_ranks){0.0, all[0]};
+    for (size_t r = 0; r < ranks; r++) {
+        of->sum += all[r];
+        of->largest = fmax(of->largest, all[r]);
+    }
+    free(all);
+    return status;
 }

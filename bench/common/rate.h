@@ -1,6 +1,7 @@
-/* The rate of work that is done again and again, and the median of samples. */
+/* The rate of work that is done again and again, the median of samples, and values of all ranks. */
 #pragma once
 
+#include "comm/comm.h"
 #include "device/device.h"
 #include "moert/ops.h"
 
@@ -19,3 +20,9 @@ moert_status bench_rate(moert_device *device, moert_status (*call)(void *), void
 /* The same of moert_op_execute. */
 moert_status bench_rate_op(moert_device *device, moert_op *op, const moert_op_buffers *buffers,
                            double flops, double *tflops);
+
+/* Of the values that the ranks bring. Collective. */
+typedef struct bench_of_ranks {
+    double sum, largest;
+} bench_of_ranks;
+moert_status bench_over_ranks(moert_comm *comm, double mine, bench_of_ranks *of);

@@ -21,13 +21,6 @@
 
 enum { COPY_BYTES = 64 << 20, COPIES = 5, EXCHANGES = 9, FEW_TOKENS = 16, MANY_TOKENS = 1024 };
 
-/* What the ranks average: all numbers of a machine, one after the other. */
-enum { MOST_FIGURES = 256 };
-typedef struct figures {
-    double *at[MOST_FIGURES];
-    size_t count;
-} figures;
-
 /* ---- products ---- */
 
 static const size_t row_counts[] = {8, 32, 128, 512}; /* of a group */
@@ -282,37 +275,26 @@ static moert_status measure_engines(moert_context *context, const bench_work *w,
 
 /* ---- all ranks together ---- */
 
-static void list_figures(bench_machine *m, figures *f) {
-    f->count = 0;
-    f->at[f->count++] = &m->f32_gflops;
-#define LIST_NUMBER(field, help) f->at[f->count++] = &m->field;
-    BENCH_MACHINE_NUMBERS(LIST_NUMBER)
-#undef LIST_NUMBER
-#define LIST_LINE(field, help)                                                                     \
-    f->at[f->count++] = &m->field.us;                                                              \
-    f->at[f->count++] = &m->field.gbps;
-    BENCH_MACHINE_LINES(LIST_LINE)
-#undef LIST_LINE
-    for (size_t i = 0; i < m->gemms && f->count < MOST_FIGURES; i++)
-        f->at[f->count++] = &m->gemm[i].gflops;
+static moert_status average(moert_comm *world, double *figure) {
+    bench_of_ranks of;
+    MOERT_TRY(bench_over_ranks(world, *figure / (double)moert_comm_size(world), &of));
+    *figure = of.sum;
+    return MOERT_OK;
 }
 
-static moert_status average(moert_comm *world, bench_machine *m) {
-    const size_t ranks = moert_comm_size(world);
-    double mine[MOST_FIGURES], *all;
-    figures f;
-    list_figures(m, &f);
-    for (size_t i = 0; i < f.count; i++)
-        mine[i] = *f.at[i];
-    MOERT_TRY(moert_comm_agree(world, MOERT_NEW_ARRAY(&all, ranks * f.count)));
-    moert_status status = moert_comm_allgather(world, mine, f.count * sizeof *mine, all);
-    for (size_t i = 0; i < f.count && status == MOERT_OK; i++) {
-        *f.at[i] = 0.0;
-        for (size_t r = 0; r < ranks; r++)
-            *f.at[i] += all[r * f.count + i] / (double)ranks;
-    }
-    free(all);
-    return status;
+static moert_status average_figures(moert_comm *world, bench_machine *m) {
+    MOERT_TRY(average(world, &m->f32_gflops));
+#define AVERAGE_NUMBER(field, help) MOERT_TRY(average(world, &m->field));
+    BENCH_MACHINE_NUMBERS(AVERAGE_NUMBER)
+#undef AVERAGE_NUMBER
+#define AVERAGE_LINE(field, help)                                                                  \
+    MOERT_TRY(average(world, &m->field.us));                                                       \
+    MOERT_TRY(average(world, &m->field.gbps));
+    BENCH_MACHINE_LINES(AVERAGE_LINE)
+#undef AVERAGE_LINE
+    for (size_t i = 0; i < m->gemms; i++)
+        MOERT_TRY(average(world, &m->gemm[i].gflops));
+    return MOERT_OK;
 }
 
 static void describe(moert_context *context, double shared_cores, bench_machine *m) {
@@ -349,7 +331,7 @@ moert_status bench_calibrate(moert_context *context, const bench_work *work, dou
     MOERT_TRY_OR(done, measure_dglu(context, work, &m.dglu_ns));
     MOERT_TRY_OR(done, measure_engines(context, work, &m));
     MOERT_TRY_OR(done, bench_calibrate_links(world, &m));
-    MOERT_TRY_OR(done, average(world, &m));
+    MOERT_TRY_OR(done, average_figures(world, &m));
     *machine = m;
     return MOERT_OK;
 done:

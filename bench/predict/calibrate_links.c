@@ -47,7 +47,7 @@ moert_status bench_calibrate_links(moert_comm *world, bench_machine *m) {
  * median of some, of the slowest rank. Collective. */
 static moert_status time_crowd(moert_comm *comm, size_t bytes, double *gbps) {
     const size_t ranks = moert_comm_size(comm);
-    double samples[SAMPLES], *all = NULL;
+    double samples[SAMPLES];
     unsigned char *send = NULL, *receive = NULL;
     size_t *rows = NULL;
     moert_status status = MOERT_NEW_ARRAY(&rows, ranks);
@@ -55,8 +55,6 @@ static moert_status time_crowd(moert_comm *comm, size_t bytes, double *gbps) {
         status = moert_alloc(&send, ranks, bytes);
     if (status == MOERT_OK)
         status = moert_alloc(&receive, ranks, bytes);
-    if (status == MOERT_OK)
-        status = MOERT_NEW_ARRAY(&all, ranks);
     MOERT_TRY_OR(done, moert_comm_agree(comm, status));
     for (size_t r = 0; r < ranks; r++)
         rows[r] = r != moert_comm_rank(comm) ? bytes : 0;
@@ -64,16 +62,13 @@ static moert_status time_crowd(moert_comm *comm, size_t bytes, double *gbps) {
         MOERT_TRY_OR(done, moert_comm_barrier(comm));
         const uint64_t start = moert_clock_ns();
         MOERT_TRY_OR(done, moert_comm_alltoallv(comm, send, rows, receive, rows, 1));
-        const double mine = (double)(moert_clock_ns() - start);
-        MOERT_TRY_OR(done, moert_comm_allgather(comm, &mine, sizeof mine, all));
-        samples[i] = 0.0;
-        for (size_t r = 0; r < ranks; r++)
-            samples[i] = fmax(samples[i], all[r]);
+        bench_of_ranks ns;
+        MOERT_TRY_OR(done, bench_over_ranks(comm, (double)(moert_clock_ns() - start), &ns));
+        samples[i] = ns.largest;
     }
     *gbps = (double)((ranks - 1) * bytes) / bench_median(samples, SAMPLES);
 done:
     free(rows);
-    free(all);
     free(receive);
     free(send);
     return status;

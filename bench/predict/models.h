@@ -3,14 +3,6 @@
 
 #include <stddef.h>
 
-/* X(name, H, I, E, K, layers with experts, heads, heads of keys, size of a head, vocabulary); no
- * heads: its attention is of another kind */
-#define BENCH_MODEL_TABLE(X)                                                                       \
-    X("qwen3-30b", 2048, 768, 128, 8, 48, 32, 4, 128, 151936)                                      \
-    X("olmoe", 2048, 1024, 64, 8, 16, 16, 16, 128, 50304)                                          \
-    X("deepseek-v3", 7168, 2048, 256, 8, 58, 0, 0, 0, 0)                                           \
-    X("mixtral-8x7b", 4096, 14336, 8, 2, 32, 32, 8, 128, 32000)
-
 /* Of a CHOICE: 0 = none, else the row + 1. */
 #define BENCH_MODEL_WORDS "none|qwen3-30b|olmoe|deepseek-v3|mixtral-8x7b"
 #define BENCH_MODEL_HELP  "the layer of a released model, in place of the four sizes"
@@ -20,10 +12,12 @@ typedef struct bench_model {
     size_t hidden, intermediate, experts, topk, layers, heads, kv_heads, head, vocabulary;
 } bench_model;
 
+/* Layers with experts; no heads: its attention is of another kind. */
 static const bench_model bench_models[] = {
-#define BENCH_MODEL_ROW(...) {__VA_ARGS__},
-    BENCH_MODEL_TABLE(BENCH_MODEL_ROW)
-#undef BENCH_MODEL_ROW
+    {"qwen3-30b", 2048, 768, 128, 8, 48, 32, 4, 128, 151936},
+    {"olmoe", 2048, 1024, 64, 8, 16, 16, 16, 128, 50304},
+    {"deepseek-v3", 7168, 2048, 256, 8, 58, 0, 0, 0, 0},
+    {"mixtral-8x7b", 4096, 14336, 8, 2, 32, 32, 8, 128, 32000},
 };
 
 /* The four sizes of the chosen one; NULL, and nothing is changed, if none is. */
