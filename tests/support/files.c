@@ -76,3 +76,13 @@ int open_device_and_folder(void **state) {
 int close_device_and_folder(void **state) {
     return close_test_device(state) != 0 || remove_test_folder(state) != 0;
 }
+
+static void close_tensors(void *tensors) {
+    moert_tensors_close(tensors);
+}
+
+moert_tensors *open_tensors(const char *path) {
+    moert_tensors *tensors;
+    ASSERT_OK(moert_tensors_open(path, &tensors));
+    return owned(tensors, close_tensors);
+}

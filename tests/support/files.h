@@ -1,6 +1,7 @@
 /* Files of tests: one temporary folder per program, whole files, safetensors by their bytes. */
 #pragma once
 
+#include "io/safetensors.h"
 #include "support/test.h"
 
 /* Group fixture: an empty folder, gone with all its content at the end. */
@@ -25,3 +26,6 @@ char *read_file(const char *path, size_t *bytes);
 size_t compose_tensors(unsigned char *image, const char *header, const void *data, size_t bytes);
 /* Writes them (at most 4096) into the folder; returns the path. */
 const char *write_tensors(const char *name, const char *header, const void *data, size_t bytes);
+
+/* The tensors of a file or a directory, closed when the test ends. */
+moert_tensors *open_tensors(const char *path);

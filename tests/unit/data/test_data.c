@@ -6,23 +6,42 @@
 #include "data/data.h"
 #include "support/files.h"
 
+static void destroy(void *data) {
+    moert_data_destroy(data);
+}
+
+static moert_data *open_text(const char *const *paths, size_t count, double heldout) {
+    moert_data *data;
+    ASSERT_OK(moert_data_open_text(paths, count, heldout, &data));
+    return owned(data, destroy);
+}
+
+static moert_data *open_raw(const char *path, unsigned bits, double heldout) {
+    moert_data *data;
+    ASSERT_OK(moert_data_open_raw(path, bits, heldout, &data));
+    return owned(data, destroy);
+}
+
+/* All sequences of one token that are held out: these values, one after the other. */
+static void assert_heldout(moert_data *data, const char *expected, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        int32_t input, target;
+        ASSERT_OK(moert_data_heldout_sequence(data, i, count, 1, &input, &target));
+        assert_int_equal(input, expected[i]);
+        assert_int_equal(target, expected[i + 1]);
+    }
+}
+
 TEST(test_text_is_joined_by_one_zero_byte) {
     const char *paths[] = {write_text("a.txt", "hello"), write_text("b.txt", ""),
                            write_text("c.txt", "you")};
     static const char expected[] = "hello\0\0you";
     const size_t count = sizeof expected - 1;
-    moert_data *data = NULL;
     /* almost everything held out: its sequences of one token stand at every position of the end */
-    ASSERT_OK(moert_data_open_text(paths, 3, 0.8, &data));
+    moert_data *data = open_text(paths, 3, 0.8);
     assert_int_equal(moert_data_describe(data).tokens, count);
     assert_int_equal(moert_data_describe(data).files, 3);
-    for (size_t i = 0; i < 7; i++) { /* 8 tokens are held out */
-        int32_t input, target;
-        ASSERT_OK(moert_data_heldout_sequence(data, i, 7, 1, &input, &target));
-        assert_int_equal(input, expected[2 + i]);
-        assert_int_equal(target, expected[3 + i]);
-    }
-    moert_data_destroy(data);
+    assert_heldout(data, expected + 2, 7); /* 8 tokens are held out */
 }
 
 TEST(test_directories_are_walked_in_order_without_links) {
@@ -36,18 +55,10 @@ TEST(test_directories_are_walked_in_order_without_links) {
     assert_int_equal(symlink("..", in_folder("tree/b/up")), 0);
     assert_int_equal(mkfifo(in_folder("tree/b/pipe"), 0600), 0);
     const char *path = in_folder("tree");
-    moert_data *data = NULL;
-    ASSERT_OK(moert_data_open_text(&path, 1, 0.75, &data));
+    moert_data *data = open_text(&path, 1, 0.75);
     assert_int_equal(moert_data_describe(data).files, 4);
     assert_int_equal(moert_data_describe(data).tokens, 7); /* 0,1,2,3 and three zeros */
-    const int32_t expected[] = {'1', 0, '2', 0, '3'};
-    for (size_t i = 0; i < 4; i++) { /* the last 5 tokens are held out */
-        int32_t input, target;
-        ASSERT_OK(moert_data_heldout_sequence(data, i, 4, 1, &input, &target));
-        assert_int_equal(input, expected[i]);
-        assert_int_equal(target, expected[i + 1]);
-    }
-    moert_data_destroy(data);
+    assert_heldout(data, "1\0002\0003", 4);                /* the last 5 tokens are held out */
 }
 
 TEST(test_bad_files_are_named) {
@@ -72,15 +83,13 @@ TEST(test_large_files_are_mapped_and_read_alike) {
     for (size_t i = 0; i < BYTES; i++)
         content[i] = (unsigned char)(i * 31 % 251);
     const char *path = write_file("large", content, BYTES);
-    moert_data *data = NULL;
-    ASSERT_OK(moert_data_open_text(&path, 1, 0.05, &data));
+    moert_data *data = open_text(&path, 1, 0.05);
     const size_t first = BYTES / 16 - BYTES / 16 / 20; /* the end of the first of 16 stretches */
     ASSERT_OK(moert_data_heldout_sequence(data, 0, 2, 5, input, target));
     for (size_t i = 0; i < 5; i++) {
         assert_int_equal(input[i], content[first + i]);
         assert_int_equal(target[i], content[first + i + 1]);
     }
-    moert_data_destroy(data);
 }
 
 enum { TOKENS = 20000, DRAWN = 8 };
@@ -103,10 +112,9 @@ static bool is_held_out(int32_t position) {
 TEST(test_what_is_held_out_is_spread_over_the_data) {
     enum { COUNT = 64 };
     const char *path = write_counting();
-    moert_data *data = NULL;
     int32_t input[DRAWN], target[DRAWN], last = -1;
     size_t stretches = 0;
-    ASSERT_OK(moert_data_open_raw(path, 16, 0.05, &data));
+    moert_data *data = open_raw(path, 16, 0.05);
     for (size_t i = 0; i < COUNT; i++) {
         ASSERT_OK(moert_data_heldout_sequence(data, i, COUNT, DRAWN, input, target));
         assert_true(is_held_out(input[0]) && is_held_out(target[DRAWN - 1]));
@@ -116,14 +124,11 @@ TEST(test_what_is_held_out_is_spread_over_the_data) {
         last = input[0];
     }
     assert_int_equal(stretches, 16);
-    moert_data_destroy(data);
 }
 
 TEST(test_a_sequence_depends_on_seed_step_and_index_only) {
     const char *path = write_counting();
-    moert_data *data = NULL, *again = NULL;
-    ASSERT_OK(moert_data_open_raw(path, 16, 0.05, &data));
-    ASSERT_OK(moert_data_open_raw(path, 16, 0.05, &again));
+    moert_data *data = open_raw(path, 16, 0.05), *again = open_raw(path, 16, 0.05);
     assert_int_equal(moert_data_describe(data).tokens, TOKENS);
     int32_t input[DRAWN], target[DRAWN], other[DRAWN];
     size_t same = 0, upper = 0;
@@ -148,16 +153,13 @@ TEST(test_a_sequence_depends_on_seed_step_and_index_only) {
     }
     assert_true(same < 3);
     assert_in_range(upper, 70, 130);
-    moert_data_destroy(data);
-    moert_data_destroy(again);
 }
 
 TEST(test_too_little_data_is_refused) {
     const char *path = write_text("ten", "0123456789");
     int32_t input[16], target[16];
     const moert_draw draw = {0};
-    moert_data *data = NULL;
-    ASSERT_OK(moert_data_open_text(&path, 1, 0.05, &data));
+    moert_data *data = open_text(&path, 1, 0.05);
     ASSERT_OK(moert_data_check_length(data, 4)); /* two sequences of 4 + 1 tokens */
     ASSERT_OK(moert_data_sequence(data, draw, 4, input, target));
     assert_int_equal(input[0], '0');
@@ -168,25 +170,21 @@ TEST(test_too_little_data_is_refused) {
     ASSERT_FAILS(moert_data_check_length(data, 0), MOERT_ERROR_USAGE, "at least one");
     ASSERT_FAILS(moert_data_heldout_sequence(data, 1, 1, 4, input, target), MOERT_ERROR_USAGE,
                  "1 of 1");
-    moert_data_destroy(data);
-    ASSERT_OK(moert_data_open_text(&path, 1, 0.0, &data));
+    data = open_text(&path, 1, 0.0);
     ASSERT_OK(moert_data_check_length(data, 9));
     ASSERT_FAILS(moert_data_heldout_sequence(data, 0, 1, 4, input, target), MOERT_ERROR_USAGE,
                  "no data is held out");
-    moert_data_destroy(data);
 }
 
 TEST(test_raw_files_are_checked) {
     const uint32_t wide[] = {1, 70000, 3000000000u, 5};
     const char *path = write_file("wide", wide, sizeof wide);
-    moert_data *data = NULL;
-    ASSERT_OK(moert_data_open_raw(path, 32, 0.0, &data));
+    moert_data *data = open_raw(path, 32, 0.0);
     int32_t input[1], target[1];
     ASSERT_OK(moert_data_sequence(data, (moert_draw){0}, 1, input, target));
     ASSERT_FAILS(moert_data_check_vocabulary(data, 100000), MOERT_ERROR_MISMATCH,
                  "wide, position 2: token 3000000000");
     ASSERT_FAILS(moert_data_check_vocabulary(data, 70000), MOERT_ERROR_MISMATCH, "position 1");
-    moert_data_destroy(data);
     data = NULL;
     ASSERT_FAILS(moert_data_open_raw(path, 8, 0.0, &data), MOERT_ERROR_USAGE, "16 or 32");
     ASSERT_FAILS(moert_data_open_raw(test_folder, 16, 0.0, &data), MOERT_ERROR_IO, "directory");
@@ -197,13 +195,11 @@ TEST(test_raw_files_are_checked) {
 
 TEST(test_text_above_the_vocabulary_is_named) {
     const char *paths[] = {write_text("low", "\x01\x02"), write_text("high", "\x01\x7f\x02")};
-    moert_data *data = NULL;
-    ASSERT_OK(moert_data_open_text(paths, 2, 0.05, &data));
+    moert_data *data = open_text(paths, 2, 0.05);
     ASSERT_OK(moert_data_check_vocabulary(data, 256));
     ASSERT_OK(moert_data_check_vocabulary(data, 128));
     ASSERT_FAILS(moert_data_check_vocabulary(data, 127), MOERT_ERROR_MISMATCH,
                  "high, position 1: token 127");
-    moert_data_destroy(data);
 }
 
 TEST(test_an_array_is_replayed_and_ends) {
@@ -213,6 +209,7 @@ TEST(test_an_array_is_replayed_and_ends) {
         tokens[i] = i;
     moert_data *data = NULL;
     ASSERT_OK(moert_data_from_array("replay", tokens, STEPS, BATCH, LENGTH + 1, &data));
+    owned(data, destroy);
     for (size_t s = 0; s < STEPS; s++)
         for (size_t b = 0; b < BATCH; b++) {
             const moert_draw draw = {.seed = s, .step = s, .index = b};
@@ -229,7 +226,6 @@ TEST(test_an_array_is_replayed_and_ends) {
     tokens[7] = -1;
     ASSERT_FAILS(moert_data_check_vocabulary(data, 30), MOERT_ERROR_MISMATCH,
                  "replay, position 7: token -1");
-    moert_data_destroy(data);
     ASSERT_FAILS(moert_data_from_array("replay", tokens, 0, 2, 5, &data), MOERT_ERROR_FORMAT,
                  "[0,2,5]");
 }

@@ -24,10 +24,8 @@ TEST(test_a_buffer_of_no_bytes_is_legal) {
 TEST(test_ranges_outside_a_buffer_are_refused) {
     static const size_t ranges[][2] = {{0, 101}, {100, 1},       {101, 0},
                                        {1, 100}, {50, SIZE_MAX}, {SIZE_MAX, 1}};
-    moert_buffer *buffer, *large;
+    moert_buffer *buffer = test_buffer(100), *large = test_buffer(1000);
     unsigned char bytes[128] = {0};
-    ASSERT_OK(moert_buffer_create(test_device, 100, &buffer));
-    ASSERT_OK(moert_buffer_create(test_device, 1000, &large));
     for (size_t i = 0; i < MOERT_COUNT(ranges); i++) {
         const size_t offset = ranges[i][0], count = ranges[i][1];
         const moert_status all[] = {moert_buffer_write(buffer, offset, bytes, count),
@@ -40,8 +38,6 @@ TEST(test_ranges_outside_a_buffer_are_refused) {
     }
     ASSERT_OK(moert_buffer_write(buffer, 100, bytes, 0));
     ASSERT_OK(moert_buffer_write(buffer, 0, bytes, 100));
-    moert_buffer_destroy(buffer);
-    moert_buffer_destroy(large);
 }
 
 TEST(test_a_buffer_above_the_largest_allocation_is_refused) {
@@ -74,14 +70,12 @@ TEST(test_copies_and_fills_of_large_buffers_keep_to_their_range) {
     enum { N = 70000, EDGE = 3 };
     const size_t first = ((size_t)1 << 31) - 4 * (N / 2), bytes = first + 4 * (N + 8);
     static uint32_t ones[N + 8], got[N + 8];
-    moert_buffer *buffer, *other;
     if (moert_device_describe(test_device)->largest_bytes < bytes) {
         print_message("# skipped: no buffer of %zu bytes\n", bytes);
         return;
     }
     memset(ones, 0xff, sizeof ones);
-    ASSERT_OK(moert_buffer_create(test_device, bytes, &buffer));
-    ASSERT_OK(moert_buffer_create(test_device, sizeof ones, &other));
+    moert_buffer *buffer = test_buffer(bytes), *other = test_buffer(sizeof ones);
     ASSERT_OK(moert_buffer_write(buffer, first, ones, sizeof ones));
     ASSERT_OK(moert_buffer_clear(buffer, first + 4 * EDGE, 4 * (N - EDGE)));
     ASSERT_OK(moert_buffer_copy(buffer, first, other, 0, sizeof ones));
@@ -92,16 +86,13 @@ TEST(test_copies_and_fills_of_large_buffers_keep_to_their_range) {
     ASSERT_OK(moert_buffer_read(buffer, first, got, sizeof got));
     for (size_t i = 0; i < N + 8; i++)
         assert_int_equal(got[i], i > EDGE && i <= N ? 0 : 0xffffffff);
-    moert_buffer_destroy(other);
-    moert_buffer_destroy(buffer);
 }
 
 TEST(test_a_view_is_a_part_of_its_parent) {
     unsigned char source[1100], got[88];
     for (size_t i = 0; i < sizeof source; i++)
         source[i] = (unsigned char)(i * 7);
-    moert_buffer *parent, *view = NULL;
-    ASSERT_OK(moert_buffer_create(test_device, sizeof source, &parent));
+    moert_buffer *parent = test_buffer(sizeof source), *view = NULL;
     ASSERT_OK(moert_buffer_write(parent, 0, source, sizeof source));
     ASSERT_FAILS(moert_buffer_view(parent, 256, 8, &view), MOERT_ERROR_USAGE, "multiple of 512");
     ASSERT_FAILS(moert_buffer_view(parent, 1024, 77, &view), MOERT_ERROR_USAGE, "[1024, +77)");
@@ -117,7 +108,6 @@ TEST(test_a_view_is_a_part_of_its_parent) {
     assert_true(got[0] == source[1024] && got[1] == 0 && got[2] == 0 && got[3] == source[1027]);
     ASSERT_FAILS(moert_buffer_write(view, 70, got, 7), MOERT_ERROR_USAGE, "76 bytes");
     moert_buffer_destroy(view);
-    moert_buffer_destroy(parent);
 }
 
 /* As imported memory is, here of views that lie side by side. */
@@ -144,14 +134,11 @@ TEST(test_a_buffer_of_several_pieces_is_used_as_one) {
     enum { BYTES = PIECES * PIECE_BYTES - MOERT_BUFFER_TAIL_BYTES, WIDTH = 10, STRIDE = 12 };
     enum { ROWS = BYTES / 4 / STRIDE };
     static float source[BYTES / 4], got[BYTES / 4], rows[ROWS * WIDTH];
-    moert_buffer *parent, *other, *view = NULL;
+    moert_buffer *parent = test_buffer(PIECES * PIECE_BYTES), *other = test_buffer(BYTES);
+    moert_buffer *buffer = join_pieces(parent), *view = NULL;
     void *mapped;
     for (size_t i = 0; i < BYTES / 4; i++)
         source[i] = (float)i;
-    ASSERT_OK(moert_buffer_create(test_device, PIECES * PIECE_BYTES, &parent));
-    ASSERT_OK(moert_buffer_create(test_device, BYTES, &other));
-    moert_buffer *buffer = join_pieces(parent);
-
     ASSERT_OK(moert_buffer_write(buffer, 0, source, BYTES));
     ASSERT_OK(moert_buffer_read(parent, 0, got, BYTES));
     assert_memory_equal(got, source, BYTES);
@@ -174,8 +161,6 @@ TEST(test_a_buffer_of_several_pieces_is_used_as_one) {
     ASSERT_FAILS(moert_buffer_view(buffer, 512, 8, &view), MOERT_ERROR_UNSUPPORTED, "3 pieces");
     ASSERT_FAILS(moert_buffer_map(buffer, &mapped), MOERT_ERROR_UNSUPPORTED, "3 pieces");
     moert_buffer_destroy(buffer);
-    moert_buffer_destroy(other);
-    moert_buffer_destroy(parent);
 }
 
 TEST(test_memory_of_cpus_is_not_exported) {

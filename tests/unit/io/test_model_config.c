@@ -8,11 +8,6 @@
 #include "io/safetensors.h"
 #include "support/files.h"
 
-static moert_status read_config(const char *text, moert_model_config *config) {
-    write_text("config.json", text);
-    return moert_model_config_read(test_folder, config);
-}
-
 /* ---- golden configs ---- */
 
 /* clang-format off */
@@ -200,7 +195,8 @@ TEST(test_a_written_config_reads_back_equal_and_has_fixed_bytes) {
         first.aux_coefficient = 0.0123f;
         first.tied_embeddings = true;
         ASSERT_OK(moert_model_config_text(&first, &text));
-        ASSERT_OK(read_config(text, &second));
+        write_text("config.json", text);
+        ASSERT_OK(moert_model_config_read(test_folder, &second));
         assert_golden(&goldens[i], &second);
         assert_true(second.aux_coefficient == 0.0123f && second.tied_embeddings);
         assert_int_equal(second.max_positions, first.max_positions);

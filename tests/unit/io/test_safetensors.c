@@ -70,10 +70,9 @@ static const struct {
 TEST(test_golden_files_open_with_their_names_and_shapes) {
     for (size_t i = 0; i < MOERT_COUNT(golden_files); i++) {
         char path[256];
-        moert_tensors *tensors;
         const moert_tensor *tensor;
         snprintf(path, sizeof path, "tests/golden/%s", golden_files[i].path);
-        ASSERT_OK(moert_tensors_open(path, &tensors));
+        moert_tensors *tensors = open_tensors(path);
         assert_int_equal(moert_tensors_count(tensors), golden_files[i].count);
         moert_status status = moert_tensors_get(tensors, golden_files[i].name, golden_files[i].rank,
                                                 golden_files[i].shape, &tensor);
@@ -85,33 +84,27 @@ TEST(test_golden_files_open_with_their_names_and_shapes) {
         for (size_t j = 1; j < golden_files[i].count; j++)
             assert_true(strcmp(moert_tensors_at(tensors, j - 1)->name,
                                moert_tensors_at(tensors, j)->name) < 0);
-        moert_tensors_close(tensors);
     }
 }
 
 TEST(test_metadata_is_found_by_key) {
-    moert_tensors *tensors;
-    ASSERT_OK(moert_tensors_open("tests/golden/model/qwen3-tiny", &tensors));
+    moert_tensors *tensors = open_tensors("tests/golden/model/qwen3-tiny");
     assert_string_equal(moert_tensors_metadata(tensors, "format"), "pt");
     assert_null(moert_tensors_metadata(tensors, "absent"));
-    moert_tensors_close(tensors);
-    ASSERT_OK(moert_tensors_open("tests/golden/layer/olmoe-a", &tensors));
+    tensors = open_tensors("tests/golden/layer/olmoe-a");
     assert_null(moert_tensors_metadata(tensors, "format"));
-    moert_tensors_close(tensors);
     moert_tensors_close(NULL);
 }
 
 TEST(test_get_names_the_nearest_tensor_or_both_shapes) {
-    moert_tensors *tensors;
     const moert_tensor *tensor;
     size_t shape[] = {64, 96};
-    ASSERT_OK(moert_tensors_open("tests/golden/layer/olmoe-a", &tensors));
+    moert_tensors *tensors = open_tensors("tests/golden/layer/olmoe-a");
     assert_null(moert_tensors_find(tensors, "model.layers.0.mlp.gates.weight"));
     ASSERT_FAILS(moert_tensors_get(tensors, "model.layers.0.mlp.gates.weight", 2, shape, &tensor),
                  MOERT_ERROR_MISMATCH, "'model.layers.0.mlp.gate.weight'");
     ASSERT_FAILS(moert_tensors_get(tensors, "model.layers.0.mlp.gate.weight", 2, shape, &tensor),
                  MOERT_ERROR_MISMATCH, "[8, 64], not [64, 96]");
-    moert_tensors_close(tensors);
 }
 
 /* ---- elements ---- */
@@ -134,9 +127,8 @@ TEST(test_floats_of_every_type_are_read_unaligned) {
     memcpy(data + 41, halves, 16);
     memcpy(data + 57, brains, 6);
     const char *file = write_tensors("case.safetensors", header, data, sizeof data);
-    moert_tensors *tensors;
     float out[8];
-    ASSERT_OK(moert_tensors_open(file, &tensors));
+    moert_tensors *tensors = open_tensors(file);
     ASSERT_OK(moert_tensor_read_f32(moert_tensors_find(tensors, "d"), 0, 4, out));
     assert_true(out[0] == 1.0f && out[1] == 1.0f + 0x1p-22f); /* ties go to the even one */
     assert_true(out[2] == 0.0f && signbit(out[2]) && isinf(out[3]));
@@ -156,7 +148,6 @@ TEST(test_floats_of_every_type_are_read_unaligned) {
     assert_int_equal(moert_tensor_read_f32(moert_tensors_find(tensors, "a"), 0, 1, out),
                      MOERT_ERROR_UNSUPPORTED);
     assert_int_equal(moert_tensor_read_i32(brain, 0, 1, (int32_t *)out), MOERT_ERROR_UNSUPPORTED);
-    moert_tensors_close(tensors);
 }
 
 TEST(test_integers_are_read_where_they_fit) {
@@ -173,9 +164,8 @@ TEST(test_integers_are_read_where_they_fit) {
     memcpy(data + 1, longs, 24);
     memcpy(data + 25, words, 16);
     const char *file = write_tensors("case.safetensors", header, data, sizeof data);
-    moert_tensors *tensors;
     int32_t out[3] = {5, 5, 5};
-    ASSERT_OK(moert_tensors_open(file, &tensors));
+    moert_tensors *tensors = open_tensors(file);
     const moert_tensor *tensor = moert_tensors_find(tensors, "l");
     ASSERT_FAILS(moert_tensor_read_i32(tensor, 0, 3, out), MOERT_ERROR_FORMAT,
                  "element 2 is 2147483648");
@@ -192,7 +182,6 @@ TEST(test_integers_are_read_where_they_fit) {
     assert_int_equal(out[0], 65535);
     tensor = moert_tensors_find(tensors, "w");
     assert_int_equal(moert_tensor_read_i32(tensor, 0, 1, out), MOERT_ERROR_FORMAT);
-    moert_tensors_close(tensors);
 }
 
 TEST(test_empty_tensors_and_scalars_are_legal) {
@@ -202,19 +191,16 @@ TEST(test_empty_tensors_and_scalars_are_legal) {
                       "\"one\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},"
                       "\"last\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[4,4]}}  ",
                       "abcd", 4);
-    moert_tensors *tensors;
     const moert_tensor *tensor;
-    ASSERT_OK(moert_tensors_open(file, &tensors));
+    moert_tensors *tensors = open_tensors(file);
     assert_int_equal(moert_tensors_find(tensors, "none")->elements, 0);
     ASSERT_OK(moert_tensors_get(tensors, "one", 0, NULL, &tensor));
     assert_int_equal(tensor->elements, 1);
     assert_null(moert_tensors_at(tensors, 3));
-    moert_tensors_close(tensors);
     file = write_tensors("case.safetensors", "{}", NULL, 0);
-    ASSERT_OK(moert_tensors_open(file, &tensors));
+    tensors = open_tensors(file);
     assert_int_equal(moert_tensors_count(tensors), 0);
     assert_int_equal(moert_tensors_get(tensors, "one", 0, NULL, &tensor), MOERT_ERROR_MISMATCH);
-    moert_tensors_close(tensors);
 }
 
 TESTS(make_test_folder, remove_test_folder)

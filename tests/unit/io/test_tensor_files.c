@@ -63,7 +63,7 @@ TEST(test_what_is_written_is_read_back) {
     float values[24];
     const char *path = in_folder("whole.safetensors");
     write_whole(path);
-    ASSERT_OK(moert_tensors_open(path, &tensors));
+    tensors = open_tensors(path);
     assert_int_equal(moert_tensors_count(tensors), 4);
     assert_string_equal(moert_tensors_metadata(tensors, "step"), "12");
     for (size_t i = 0; i < 4; i++) {
@@ -76,7 +76,6 @@ TEST(test_what_is_written_is_read_back) {
     assert_memory_equal(values, weight(), sizeof values);
     assert_memory_equal(moert_tensors_find(tensors, specs[1].name)->data, bias, sizeof bias);
     assert_memory_equal(moert_tensors_find(tensors, "scalar")->data, &scalar, sizeof scalar);
-    moert_tensors_close(tensors);
     moert_writer_close(NULL);
 }
 
@@ -122,11 +121,10 @@ TEST(test_a_writer_replaces_a_file_that_is_still_mapped) {
     moert_tensor_writer *writer;
     const char *path = in_folder("mapped.safetensors");
     write_whole(path);
-    ASSERT_OK(moert_tensors_open(path, &tensors));
+    tensors = open_tensors(path);
     ASSERT_OK(moert_writer_open(path, specs, 1, NULL, true, &writer));
     ASSERT_OK(moert_writer_close(writer));
     assert_memory_equal(moert_tensors_find(tensors, "w")->data, weight(), 24 * sizeof(float));
-    moert_tensors_close(tensors);
 }
 
 TEST(test_wrong_specs_and_pieces_are_refused) {
@@ -200,19 +198,17 @@ TEST(test_a_sharded_directory_gives_the_tensors_of_its_index) {
     const char *paths[] = {in_folder("sharded"), in_folder(INDEX_NAME)};
     for (size_t i = 0; i < 2; i++) {
         float value;
-        ASSERT_OK(moert_tensors_open(paths[i], &tensors));
+        tensors = open_tensors(paths[i]);
         assert_int_equal(moert_tensors_count(tensors), 2);
         const moert_tensor *tensor = moert_tensors_find(tensors, "b");
         assert_non_null(strstr(tensor->file, "sharded/2.safetensors"));
         ASSERT_OK(moert_tensor_read_f32(tensor, 0, 1, &value));
         assert_true(value == 2.0f);
         assert_string_equal(moert_tensors_at(tensors, 0)->name, "a");
-        moert_tensors_close(tensors);
     }
     write_shards("{\"weight_map\":{\"b\":\"2.safetensors\"}}");
-    ASSERT_OK(moert_tensors_open(in_folder("sharded"), &tensors));
+    tensors = open_tensors(in_folder("sharded"));
     assert_int_equal(moert_tensors_count(tensors), 1);
-    moert_tensors_close(tensors);
 }
 
 TEST(test_a_wrong_index_is_refused_with_tensor_and_shard) {

@@ -24,7 +24,6 @@ static moert_tensors *open_parts(const part *parts, size_t count) {
     const char *path = in_folder("weights.safetensors");
     moert_tensor_spec specs[MOST];
     moert_tensor_writer *writer;
-    moert_tensors *files;
     size_t used = 0;
     for (size_t i = 0; i < count; i++)
         if (parts[i].data != NULL)
@@ -35,8 +34,7 @@ static moert_tensors *open_parts(const part *parts, size_t count) {
             ASSERT_OK(moert_writer_put(writer, parts[i].spec.name, 0, elements_of(&parts[i].spec),
                                        parts[i].data));
     ASSERT_OK(moert_writer_close(writer));
-    ASSERT_OK(moert_tensors_open(path, &files));
-    return files;
+    return open_tensors(path);
 }
 
 /* ---- FP8: w[130,300], whose last blocks are partial ---- */
@@ -69,7 +67,6 @@ TEST(test_an_fp8_weight_is_its_codes_times_the_scales_of_their_blocks) {
     assert_memory_equal(piece, values + 127 * K + 100, sizeof piece);
     ASSERT_OK(moert_weight_read(&weight, N * K, 0, piece));
     assert_int_equal(moert_weight_read(&weight, N * K - 1, 2, piece), MOERT_ERROR_USAGE);
-    moert_tensors_close(files);
 }
 
 TEST(test_scales_of_fp8_may_be_bf16) {
@@ -83,7 +80,6 @@ TEST(test_scales_of_fp8_may_be_bf16) {
     ASSERT_OK(moert_weight_find(files, "w", 2, (const size_t[]){1, 2}, &weight));
     ASSERT_OK(moert_weight_read(&weight, 0, 2, values));
     assert_true(values[0] == 3.0f && values[1] == -6.0f);
-    moert_tensors_close(files);
 }
 
 /* ---- MXFP4: w[2,64,3], as [2,3,64] ---- */
@@ -119,7 +115,6 @@ TEST(test_an_mxfp4_weight_is_its_codes_times_powers_of_two) {
     ASSERT_OK(moert_weight_read(&weight, 95, 70, piece));
     assert_memory_equal(piece, values + 95, sizeof piece);
     assert_int_equal(moert_weight_read(&weight, FUSED, 1, piece), MOERT_ERROR_USAGE);
-    moert_tensors_close(files);
 }
 
 TEST(test_a_plain_tensor_counts_before_blocks_of_its_name) {
@@ -133,7 +128,6 @@ TEST(test_a_plain_tensor_counts_before_blocks_of_its_name) {
     assert_false(weight.turned);
     ASSERT_OK(moert_weight_read(&weight, 0, FUSED, values));
     assert_memory_equal(values, plain, sizeof plain);
-    moert_tensors_close(files);
 }
 
 /* ---- files that do not fit ---- */
@@ -149,7 +143,6 @@ static void assert_not_found(const part *parts, size_t count, size_t rank, const
     moert_weight weight;
     moert_tensors *files = open_parts(parts, count);
     assert_says(moert_weight_find(files, "w", rank, shape, &weight), expected, words);
-    moert_tensors_close(files);
 }
 
 #define FP8(type, rank, ...)                                                                       \
@@ -226,7 +219,6 @@ static void assert_not_read(const part *parts, size_t rank, const size_t *shape,
     ASSERT_OK(moert_weight_find(files, "w", rank, shape, &weight));
     assert_says(moert_weight_read(&weight, first, count, values), MOERT_ERROR_FORMAT, words);
     assert_non_null(strstr(moert_last_error(), "weights.safetensors"));
-    moert_tensors_close(files);
 }
 
 TEST(test_a_weight_that_is_not_finite_is_refused_with_its_place) {

@@ -9,10 +9,14 @@
 
 enum { MAX_TASKS = 1024 };
 
+static void destroy(void *topology) {
+    moert_topology_destroy(topology);
+}
+
 static moert_topology *make(const char *text) {
     moert_topology *topology = NULL;
     ASSERT_OK(moert_topology_create(text, &topology));
-    return topology;
+    return owned(topology, destroy);
 }
 
 static moert_placement place(const moert_topology *topology, size_t rank, size_t size, bool gpus) {
@@ -61,7 +65,7 @@ static void check_division(size_t packages, size_t cores, size_t threads, size_t
     }
     assert_int_equal(CPU_COUNT(&all), total * threads);
     assert_int_equal(counted, ranks > total ? ranks : total);
-    moert_topology_destroy(topology);
+    release_owned();
 }
 
 TEST(test_ranks_divide_all_cores_without_overlap) {
@@ -82,7 +86,6 @@ TEST(test_a_rank_gets_neighbouring_cores_with_their_hardware_threads) {
     placement = place(topology, 1, 3, false); /* cores 2..4 of 8 */
     assert_string_equal(placement.cpus, "4-9");
     assert_int_equal(placement.cpu_count, 3);
-    moert_topology_destroy(topology);
 }
 
 TEST(test_more_ranks_than_cores_spread_evenly_over_them) {
@@ -94,7 +97,6 @@ TEST(test_more_ranks_than_cores_spread_evenly_over_them) {
         assert_int_equal(placement.cpu_count, 1);
         assert_true(placement.shared);
     }
-    moert_topology_destroy(topology);
 }
 
 TEST(test_only_ranks_with_the_same_mask_divide_it) {
@@ -108,13 +110,11 @@ TEST(test_only_ranks_with_the_same_mask_divide_it) {
         assert_string_equal(placement.cpus, expected[rank]);
         assert_false(placement.shared);
     }
-    moert_topology_destroy(topology);
 }
 
 TEST(test_a_machine_without_cores_is_divided_by_processors) {
     moert_topology *topology = make("pu:4");
     assert_string_equal(place(topology, 1, 2, false).cpus, "2-3");
-    moert_topology_destroy(topology);
 }
 
 static void check_gpus(const moert_topology *topology, size_t ranks, const char *const *pci,
@@ -142,7 +142,6 @@ TEST(test_ranks_sit_near_their_gpus) {
     char text[128];
     moert_topology_describe(topology, text, sizeof text);
     assert_string_equal(text, "2 packages, 2 NUMA nodes, 8 cores, 16 threads, 4 GPUs");
-    moert_topology_destroy(topology);
 }
 
 TEST(test_gpus_of_overlapping_places_leave_the_cores_divided_evenly) {
@@ -150,7 +149,6 @@ TEST(test_gpus_of_overlapping_places_leave_the_cores_divided_evenly) {
     moert_topology *topology = make("tests/topology/far-gpu.xml");
     check_gpus(topology, 2, (const char *[]){"0000:1b:00.0", "0000:9d:00.0"},
                (const char *[]){"0-1", "2-3"});
-    moert_topology_destroy(topology);
 }
 
 TEST(test_a_bad_description_is_refused_by_its_name) {
@@ -181,7 +179,6 @@ TEST(test_a_synthetic_topology_binds_nothing) {
     ASSERT_OK(moert_threads_pin_new(topology, &placement, &snapshot, &pinned));
     assert_int_equal(pinned, 0);
     assert_null(snapshot.ids);
-    moert_topology_destroy(topology);
 }
 
 TEST(test_a_rank_outside_the_host_is_refused) {
@@ -190,7 +187,6 @@ TEST(test_a_rank_outside_the_host_is_refused) {
     assert_int_equal(moert_topology_place(topology, 2, 2, NULL, false, &placement),
                      MOERT_ERROR_INTERNAL);
     assert_int_equal(placement.cpu_count, 77);
-    moert_topology_destroy(topology);
 }
 
 static void check_bound(const moert_placement *placement) {
@@ -221,11 +217,9 @@ TEST(test_this_machine_is_bound_within_the_mask_of_the_process) {
     assert_string_equal(again.cpus, half.cpus);
     assert_int_equal(again.cpu_count, half.cpu_count);
     assert_int_equal(again.confined, whole.confined || strcmp(half.cpus, whole.cpus) != 0);
-    moert_topology_destroy(second);
 
     ASSERT_OK(moert_topology_bind(topology, &whole));
     check_bound(&whole);
-    moert_topology_destroy(topology);
 }
 
 static size_t list_tasks(int ids[MAX_TASKS]) {
@@ -279,7 +273,6 @@ TEST(test_workers_of_opencl_get_a_core_each) {
     }
     assert_true(CPU_EQUAL(&taken, &whole));
     moert_device_close(device);
-    moert_topology_destroy(topology);
 }
 
 TESTS(NULL, NULL)
