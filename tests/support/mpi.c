@@ -1,5 +1,6 @@
 /* Begin, end and verdicts of tests on several ranks. */
 #include "support/mpi.h"
+#include "support/files.h"
 
 enum { MOST_RANKS = 256 };
 
@@ -45,6 +46,14 @@ int close_test_context(void **state) {
     moert_context_destroy(test_context);
     test_device = NULL;
     return 0;
+}
+
+int open_context_and_folder(void **state) {
+    return make_test_folder(state) != 0 || open_test_context(state) != 0;
+}
+
+int close_context_and_folder(void **state) {
+    return close_test_context(state) != 0 || remove_test_folder(state) != 0;
 }
 
 bool on_all(bool mine) {

@@ -26,6 +26,9 @@ int mpi_tests_end(int failed);
 extern moert_context *test_context;
 int open_test_context(void **state);
 int close_test_context(void **state);
+/* The same together with a folder of this rank (files.h). */
+int open_context_and_folder(void **state);
+int close_context_and_folder(void **state);
 
 /* True if `mine` is true on all ranks. Collective. */
 bool on_all(bool mine);

@@ -141,23 +141,23 @@ static bench_prediction predicted(const bench_work *work) {
 
 #define ROW_BYTES 2048.0
 
+/* Seconds of a forward product of weights [1024,512]. */
+static double product_seconds(double groups, double rows) {
+    double seconds;
+    ASSERT_OK(bench_machine_product(
+        &machine, &(bench_product){"forward", "f32", groups, rows, 1024, 512}, &seconds));
+    return seconds;
+}
+
 TEST_WITH(test_a_product_takes_its_rate_between_measured_rows, open_machine, close_machine) {
     double seconds;
     /* 128 rows a group are halfway from 64 to 256 in the logarithm: 150 GFLOP/s */
-    ASSERT_OK(bench_machine_product(&machine, &(bench_product){"forward", "f32", 2, 256, 1024, 512},
-                                    &seconds));
-    assert_within(seconds / (2e-9 * 256 * 1024 * 512 / 150.0), 1.0, 1e-12);
-    ASSERT_OK(bench_machine_product(&machine, &(bench_product){"forward", "f32", 1, 8, 1024, 512},
-                                    &seconds));
-    assert_within(seconds / (2e-9 * 8 * 1024 * 512 / 100.0), 1.0, 1e-12);
+    assert_within(product_seconds(2, 256) / (2e-9 * 256 * 1024 * 512 / 150.0), 1.0, 1e-12);
+    assert_within(product_seconds(1, 8) / (2e-9 * 8 * 1024 * 512 / 100.0), 1.0, 1e-12);
     machine.tile_rows = 128.0; /* 8 rows cost as much as 128 */
-    ASSERT_OK(bench_machine_product(&machine, &(bench_product){"forward", "f32", 1, 8, 1024, 512},
-                                    &seconds));
-    assert_within(seconds / (2e-9 * 128 * 1024 * 512 / 100.0), 1.0, 1e-12);
+    assert_within(product_seconds(1, 8) / (2e-9 * 128 * 1024 * 512 / 100.0), 1.0, 1e-12);
     machine.copy_gbps = 1.0; /* memory gives 2 MB of weight and 48 KB of rows */
-    ASSERT_OK(bench_machine_product(&machine, &(bench_product){"forward", "f32", 1, 8, 1024, 512},
-                                    &seconds));
-    assert_within(seconds, 4e-9 * (1024 * 512 + 8 * 1536), 1e-15);
+    assert_within(product_seconds(1, 8), 4e-9 * (1024 * 512 + 8 * 1536), 1e-15);
     ASSERT_FAILS(bench_machine_product(&machine, &(bench_product){"wgrad", "f32", 1, 8, 1024, 512},
                                        &seconds),
                  MOERT_ERROR_USAGE, "'round' has no rate of a wgrad product in f32");
@@ -322,45 +322,50 @@ TEST_WITH(test_gradients_of_replicas_are_summed, open_machine, close_machine) {
     assert_true(p.part[BENCH_SUMS] > alone);
 }
 
-TEST_WITH(test_what_does_not_fit_is_refused, open_machine, close_machine) {
+static void assert_unfit(const bench_work *work, const char *message) {
     bench_prediction p;
-    bench_work w = even_work(4, BENCH_WINDOW);
-    ASSERT_FAILS(bench_predict(&machine, &w, &p), MOERT_ERROR_USAGE,
-                 "windows serve one node, not 2");
-    w.engine = BENCH_NODE;
-    w.ep = 3;
-    ASSERT_FAILS(bench_predict(&machine, &w, &p), MOERT_ERROR_USAGE, "4 ranks in groups of 3");
-    w.ep = w.ranks = 8;
-    ASSERT_FAILS(bench_predict(&machine, &w, &p), MOERT_ERROR_USAGE, "over 8 ranks");
-    machine.linked = true;
-    ASSERT_FAILS(bench_predict(&machine, &w, &p), MOERT_ERROR_USAGE, "is for CPU devices");
+    ASSERT_FAILS(bench_predict(&machine, work, &p), MOERT_ERROR_USAGE, message);
 }
 
-/* ---- steps ---- */
+TEST_WITH(test_what_does_not_fit_is_refused, open_machine, close_machine) {
+    bench_work w = even_work(4, BENCH_WINDOW);
+    assert_unfit(&w, "windows serve one node, not 2");
+    w.engine = BENCH_NODE;
+    w.ep = 3;
+    assert_unfit(&w, "4 ranks in groups of 3");
+    w.ep = w.ranks = 8;
+    assert_unfit(&w, "over 8 ranks");
+    machine.linked = true;
+    assert_unfit(&w, "is for CPU devices");
+}
+
+/* ---- H200 ---- */
+
+static int open_h200(void **state) {
+    (void)state;
+    ASSERT_OK(bench_machine_read("bench/machines/h200.json", &machine));
+    return 0;
+}
+
+/* A layer of a released model, 8192 tokens a rank, in bf16. */
+static bench_work model_work(size_t ranks, size_t model) {
+    bench_work w = even_work(ranks, BENCH_WINDOW);
+    bench_model_take(model, &w.hidden, &w.intermediate, &w.experts, &w.topk);
+    w.tokens = 8192;
+    w.type = "bf16";
+    w.row_bytes = 2.0;
+    return w;
+}
 
 /* bench/results/h200-train-2026-11-22.txt: 95122 tokens/s of a Qwen3-MoE model with 4 layers on one
  * H200, batches of 4 x 2048 tokens. */
-TEST(test_a_step_on_one_h200_is_near_the_measured_one) {
+TEST_WITH(test_a_step_on_one_h200_is_near_the_measured_one, open_h200, close_machine) {
     static const bench_stack stack = {4, 32, 4, 128, 151936, 2048};
-    bench_work w = {.ranks = 1,
-                    .ep = 1,
-                    .tokens = 8192,
-                    .hidden = 2048,
-                    .intermediate = 768,
-                    .experts = 128,
-                    .topk = 8,
-                    .type = "bf16",
-                    .row_bytes = 2.0,
-                    .result_bytes = 4.0,
-                    .waves = 1,
-                    .micro_batches = 1};
-    bench_machine h200;
+    bench_work w = model_work(1, 1);
     bench_step one, four;
-    ASSERT_OK(bench_machine_read("bench/machines/h200.json", &h200));
-    ASSERT_OK(bench_predict_step(&h200, &w, &stack, &one));
+    ASSERT_OK(bench_predict_step(&machine, &w, &stack, &one));
     w.micro_batches = 4;
-    ASSERT_OK(bench_predict_step(&h200, &w, &stack, &four));
-    bench_machine_free(&h200);
+    ASSERT_OK(bench_predict_step(&machine, &w, &stack, &four));
     assert_within(one.seconds / (8192.0 / 95122.0), 1.0, 0.2);
     assert_within(one.layers + one.dense + one.optimizer + one.sums, one.seconds, 1e-12);
     assert_within(four.layers, 4.0 * one.layers, 1e-9); /* but one optimizer's step */
@@ -371,7 +376,7 @@ TEST(test_a_step_on_one_h200_is_near_the_measured_one) {
 /* ms of forward and of forward + backward, T 8192 a rank, all in bf16:
  * bench/results/h200-ranks-{4-2026-11-22,2-2026-11-23}.txt. Nothing of the model was fitted to
  * them. */
-TEST(test_layers_on_h200s_are_near_the_measured_ones) {
+TEST_WITH(test_layers_on_h200s_are_near_the_measured_ones, open_h200, close_machine) {
     static const struct {
         size_t ranks, model;
         double forward, both;
@@ -380,22 +385,15 @@ TEST(test_layers_on_h200s_are_near_the_measured_ones) {
         {4, 4, 9.6490, 28.8141},  {2, 1, 1.5638, 4.4028},  {2, 2, 1.8353, 5.1854},
         {2, 3, 11.6655, 38.0895}, {2, 4, 9.5882, 28.5552},
     };
-    bench_machine h200;
-    ASSERT_OK(bench_machine_read("bench/machines/h200.json", &h200));
     for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
-        bench_work w = even_work(cases[i].ranks, BENCH_WINDOW);
-        bench_prediction forward, both;
-        bench_model_take(cases[i].model, &w.hidden, &w.intermediate, &w.experts, &w.topk);
-        w.tokens = 8192;
-        w.type = "bf16";
-        w.row_bytes = w.result_bytes = 2.0;
-        ASSERT_OK(bench_predict(&h200, &w, &forward));
+        bench_work w = model_work(cases[i].ranks, cases[i].model);
+        w.result_bytes = 2.0;
+        const bench_prediction forward = predicted(&w);
         w.backward = true;
-        ASSERT_OK(bench_predict(&h200, &w, &both));
+        const bench_prediction both = predicted(&w);
         assert_within(forward.seconds * 1e3 / cases[i].forward, 1.0, 0.2);
         assert_within((both.seconds - both.part[BENCH_SUMS]) * 1e3 / cases[i].both, 1.0, 0.2);
     }
-    bench_machine_free(&h200);
 }
 
 /* ---- files ---- */

@@ -145,20 +145,13 @@ static void assert_not_found(const part *parts, size_t count, size_t rank, const
     assert_says(moert_weight_find(files, "w", rank, shape, &weight), expected, words);
 }
 
-#define FP8(type, rank, ...)                                                                       \
-    { "w", MOERT_FILE_##type, rank, __VA_ARGS__ }
-#define FP8_SCALES(type, rank, ...)                                                                \
-    { "w_scale_inv", MOERT_FILE_##type, rank, __VA_ARGS__ }
-#define MXFP4(type, rank, ...)                                                                     \
-    { "w_blocks", MOERT_FILE_##type, rank, __VA_ARGS__ }
-#define MXFP4_SCALES(type, rank, ...)                                                              \
-    { "w_scales", MOERT_FILE_##type, rank, __VA_ARGS__ }
-#define OTHER                                                                                      \
-    {                                                                                              \
-        "v", MOERT_FILE_U8, 1, {                                                                   \
-            1                                                                                      \
-        }                                                                                          \
-    }
+#define SPEC(name, type, ...)                                                                      \
+    { name, MOERT_FILE_##type, __VA_ARGS__ }
+#define FP8(...)          SPEC("w", __VA_ARGS__)
+#define FP8_SCALES(...)   SPEC("w_scale_inv", __VA_ARGS__)
+#define MXFP4(...)        SPEC("w_blocks", __VA_ARGS__)
+#define MXFP4_SCALES(...) SPEC("w_scales", __VA_ARGS__)
+#define OTHER             SPEC("v", U8, 1, {1})
 
 /* clang-format off */
 static const struct broken {

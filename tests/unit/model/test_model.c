@@ -3,8 +3,8 @@
  * that has no sequence. */
 #include "base/memory.h"
 #include "context/context.h"
-#include "io/safetensors.h"
 #include "model/model.h"
+#include "support/files.h"
 #include "support/mpi.h"
 
 #define MODELS "tests/golden/model/"
@@ -30,10 +30,9 @@ typedef struct golden {
 } golden;
 
 static void golden_open(const char *path, golden *g) {
-    moert_tensors *files;
     char name[256];
     snprintf(name, sizeof name, "%s/expected.safetensors", path);
-    ASSERT_OK(moert_tensors_open(name, &files));
+    const moert_tensors *files = open_tensors(name);
     const moert_tensor *tokens = moert_tensors_find(files, "tokens"),
                        *logits = moert_tensors_find(files, "logits");
     const size_t row = tokens->shape[2];
@@ -49,7 +48,6 @@ static void golden_open(const char *path, golden *g) {
             g->input[s * g->length + t] = all[s * row + t];
             g->target[s * g->length + t] = all[s * row + t + 1];
         }
-    moert_tensors_close(files);
 }
 
 /* This rank's sequences of the batch. */
@@ -57,6 +55,10 @@ static moert_model_batch share(const golden *g, size_t *first, size_t *count) {
     moert_model_share(g->sequences, test_rank, test_ranks, first, count);
     return (moert_model_batch){g->sequences, g->length, g->input + *first * g->length,
                                g->target + *first * g->length, false};
+}
+
+static void destroy(void *model) {
+    moert_model_destroy(model);
 }
 
 static moert_model *open_model(const char *path, bool tied) {
@@ -67,7 +69,7 @@ static moert_model *open_model(const char *path, bool tied) {
     ASSERT_OK(moert_model_create(mesh, &config, &model));
     ASSERT_OK(moert_model_load(model, path));
     moert_model_config_free(&config);
-    return model;
+    return owned(model, destroy);
 }
 
 /* Relative error of this rank's logits. */
@@ -96,7 +98,6 @@ static void check_logits(const char *path) {
     const double error = logit_error(model, &g, first, count);
     ASSERT_OK_ON_ALL(error <= 2e-5 ? MOERT_OK
                                    : MOERT_FAIL(ERROR_INTERNAL, "logits differ by %g", error));
-    moert_model_destroy(model);
 }
 
 TEST(test_logits_of_mixtral_are_the_golden_ones) {
@@ -163,8 +164,6 @@ TEST(test_a_tied_embedding_has_the_gradients_of_both_its_uses) {
     }
     assert_true(one.cross_entropy == both.cross_entropy && one.aux == both.aux && one.z == both.z);
     assert_true(norm > 0.0 && sqrt(difference / norm) < 1e-6);
-    moert_model_destroy(tied);
-    moert_model_destroy(untied);
 }
 
 /* This rank's logits of a batch, forwarded `times` times; to be freed. */
@@ -197,8 +196,6 @@ static void check_block(const golden *g, size_t index) {
         float *plain = forward(models[1], &batch, tokens, 1);
         same &= memcmp(packed, plain, bytes) == 0;
     }
-    moert_model_destroy(models[0]);
-    moert_model_destroy(models[1]);
     ASSERT_ON_ALL(same);
 }
 
@@ -207,7 +204,6 @@ TEST(test_packed_weights_give_the_bits_of_plain_ones_and_follow_them) {
     golden_open(MODELS "qwen3-tiny", &g);
     moert_model *model = open_model(MODELS "qwen3-tiny", false);
     const size_t blocks = moert_model_block_count(model);
-    moert_model_destroy(model);
     for (size_t i = 0; i < blocks; i++)
         check_block(&g, i);
 }
@@ -219,7 +215,6 @@ TEST(test_sequences_that_are_too_long_are_refused) {
     const moert_model_batch batch = {1, length, tokens, tokens, false};
     moert_status status = moert_model_forward(model, &batch);
     ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
-    moert_model_destroy(model);
 }
 
 MPI_TESTS(open_mesh, close_mesh)

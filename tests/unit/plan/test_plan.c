@@ -60,28 +60,25 @@ typedef struct {
     moert_plan *plan[MAX_RANKS];
 } fixture;
 
+static void destroy(void *plan) {
+    moert_plan_destroy(plan);
+}
+
 static void build(const plan_case *c, fixture *f) {
-    ASSERT_OK(moert_alloc(&f->counts, c->ranks * c->experts, sizeof(uint64_t)));
+    f->counts = test_alloc(c->ranks * c->experts * sizeof *f->counts);
     for (size_t r = 0; r < c->ranks; r++) {
-        size_t slots = c->tokens[r] * c->topk;
-        ASSERT_OK(moert_alloc(&f->index[r], slots, sizeof(int32_t)));
+        f->index[r] = test_alloc(c->tokens[r] * c->topk * sizeof *f->index[r]);
         for (size_t t = 0; t < c->tokens[r]; t++)
             choose(c, r, t, f->index[r] + t * c->topk);
         ASSERT_OK(moert_plan_count(f->index[r], c->tokens[r], c->topk, c->experts,
                                    f->counts + r * c->experts));
     }
-    for (size_t r = 0; r < c->ranks; r++)
+    for (size_t r = 0; r < c->ranks; r++) {
         ASSERT_OK(
             moert_plan_create(&(moert_plan_shape){c->experts, c->ranks, r, c->tokens[r], c->topk},
                               f->index[r], f->counts, &f->plan[r]));
-}
-
-static void tear_down(const plan_case *c, fixture *f) {
-    for (size_t r = 0; r < c->ranks; r++) {
-        free(f->index[r]);
-        moert_plan_destroy(f->plan[r]);
+        owned(f->plan[r], destroy);
     }
-    free(f->counts);
 }
 
 /* Visits all slots by (expert, rank, token), the definition of the row order. */
@@ -138,12 +135,11 @@ static void check_positions(const plan_case *c, const moert_plan *plan) {
 
 TEST(test_plan_places_rows_by_expert_then_global_token) {
     for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
-        fixture f = {.counts = NULL};
+        fixture f;
         build(&cases[i], &f);
         check_rows(&cases[i], &f);
         for (size_t r = 0; r < cases[i].ranks; r++)
             check_positions(&cases[i], f.plan[r]);
-        tear_down(&cases[i], &f);
     }
 }
 
@@ -169,7 +165,7 @@ TEST(test_plan_gives_each_expert_one_owner_in_contiguous_blocks) {
 
 TEST(test_plan_does_not_depend_on_the_number_of_ranks) {
     const plan_case whole = {"", 8, 2, 1, {48}, RANDOM};
-    fixture f = {.counts = NULL};
+    fixture f;
     build(&whole, &f);
     /* three ranks with the same tokens: an expert's rows are the same slots in the same order */
     const size_t tokens[] = {20, 0, 28};
@@ -191,7 +187,6 @@ TEST(test_plan_does_not_depend_on_the_number_of_ranks) {
         }
         moert_plan_destroy(part);
     }
-    tear_down(&whole, &f);
 }
 
 TEST(test_plan_count_names_the_bad_slot) {

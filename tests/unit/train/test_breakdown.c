@@ -114,12 +114,4 @@ TEST(test_a_folder_that_is_not_there_fails_on_all_ranks) {
     fclose(console);
 }
 
-static int begin(void **state) {
-    return make_test_folder(state) != 0 || open_test_context(state) != 0 ? -1 : 0;
-}
-
-static int end(void **state) {
-    return close_test_context(state) != 0 || remove_test_folder(state) != 0 ? -1 : 0;
-}
-
-MPI_TESTS(begin, end)
+MPI_TESTS(open_context_and_folder, close_context_and_folder)

@@ -181,12 +181,4 @@ TEST(test_replicas_count_once_and_bytes_stay_in_their_group) {
     check(test_ranks > 1 ? test_ranks / 2 : 1);
 }
 
-static int begin(void **state) {
-    return make_test_folder(state) != 0 || open_test_context(state) != 0 ? -1 : 0;
-}
-
-static int end(void **state) {
-    return close_test_context(state) != 0 || remove_test_folder(state) != 0 ? -1 : 0;
-}
-
-MPI_TESTS(begin, end)
+MPI_TESTS(open_context_and_folder, close_context_and_folder)

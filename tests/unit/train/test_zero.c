@@ -15,6 +15,7 @@ enum { STEPS = 3 };
 static const moert_optimizer_options settings = {
     .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .decay = 0.1, .clip = 1.0};
 static const double rate = 1e-2;
+static size_t ep; /* of the mesh */
 
 /* The gradient of a step, of any tensor on any rank; to be freed. */
 static float *gradient_of(const moert_model_tensor *tensor, size_t step) {
@@ -128,8 +129,28 @@ static bool steps_are_right(moert_model *model, moert_optimizer *optimizer) {
     return right;
 }
 
-TEST(test_norm_and_steps_have_the_bits_of_whole_tensors) {
-    for (size_t ep = 1; ep <= test_ranks; ep++) {
+/* The moments of all ranks that hold a block are those of the block, once, in even shares. */
+static bool moments_are_shared(moert_model *model, moert_optimizer *optimizer) {
+    bool right = true;
+    for (size_t b = 0; b < moert_model_block_count(model); b++) {
+        const moert_block *block = moert_model_block(model, b);
+        const size_t holders = moert_comm_size(block->comm);
+        size_t bytes[4], sum = 0, mine = moert_buffer_bytes(optimizer->moments[b].first);
+        right = right && holders == (block->replicated ? test_ranks : test_ranks / ep) &&
+                moert_buffer_bytes(optimizer->moments[b].second) == mine;
+        ASSERT_OK(moert_comm_allgather(block->comm, &mine, sizeof mine, bytes));
+        for (size_t r = 0; r < holders; r++)
+            sum += bytes[r];
+        const size_t even = moert_ceil_div(block->chunks, holders) * MOERT_SQUARES_CHUNK;
+        right = right && sum == block->floats * sizeof(float) &&
+                mine <= (even + 128) * sizeof(float); /* 128: padding */
+    }
+    return right;
+}
+
+/* For every EP x EDP. */
+static void check_meshes(bool (*is_right)(moert_model *model, moert_optimizer *optimizer)) {
+    for (ep = 1; ep <= test_ranks; ep++) {
         moert_mesh *mesh;
         moert_optimizer *optimizer;
         if (test_ranks % ep != 0)
@@ -137,42 +158,19 @@ TEST(test_norm_and_steps_have_the_bits_of_whole_tensors) {
         ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
         moert_model *model = new_model(mesh);
         ASSERT_OK_ON_ALL(moert_optimizer_create(model, &settings, &optimizer));
-        ASSERT_ON_ALL(steps_are_right(model, optimizer));
+        ASSERT_ON_ALL(is_right(model, optimizer));
         moert_optimizer_destroy(optimizer);
         moert_model_destroy(model);
         moert_mesh_destroy(mesh);
     }
 }
 
-/* The moments of all ranks that hold a block are those of the block, once, in even shares. */
+TEST(test_norm_and_steps_have_the_bits_of_whole_tensors) {
+    check_meshes(steps_are_right);
+}
+
 TEST(test_moments_are_shared_by_the_ranks_that_hold_a_block) {
-    for (size_t ep = 1; ep <= test_ranks; ep++) {
-        moert_mesh *mesh;
-        moert_optimizer *optimizer;
-        bool right = true;
-        if (test_ranks % ep != 0)
-            continue;
-        ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
-        moert_model *model = new_model(mesh);
-        ASSERT_OK_ON_ALL(moert_optimizer_create(model, &settings, &optimizer));
-        for (size_t b = 0; b < moert_model_block_count(model); b++) {
-            const moert_block *block = moert_model_block(model, b);
-            const size_t holders = moert_comm_size(block->comm);
-            size_t bytes[4], sum = 0, mine = moert_buffer_bytes(optimizer->moments[b].first);
-            right = right && holders == (block->replicated ? test_ranks : test_ranks / ep) &&
-                    moert_buffer_bytes(optimizer->moments[b].second) == mine;
-            ASSERT_OK(moert_comm_allgather(block->comm, &mine, sizeof mine, bytes));
-            for (size_t r = 0; r < holders; r++)
-                sum += bytes[r];
-            const size_t even = moert_ceil_div(block->chunks, holders) * MOERT_SQUARES_CHUNK;
-            right = right && sum == block->floats * sizeof(float) &&
-                    mine <= (even + 128) * sizeof(float); /* 128: padding */
-        }
-        ASSERT_ON_ALL(right);
-        moert_optimizer_destroy(optimizer);
-        moert_model_destroy(model);
-        moert_mesh_destroy(mesh);
-    }
+    check_meshes(moments_are_shared);
 }
 
 MPI_TESTS(open_test_context, close_test_context)
