@@ -221,14 +221,6 @@ static moert_status backward(void *attention) {
     return moert_attention_backward(attention);
 }
 
-static moert_status time_calls(bench *b, moert_status (*call)(void *), double products,
-                               double *tflops) {
-    const moert_attention *a = &b->a;
-    const double flops = products * (double)(a->sequences * a->heads * a->head_size) *
-                         (double)a->length * ((double)a->length + 1.0);
-    return bench_rate(b->device, call, &b->a, flops, tflops);
-}
-
 static moert_status report(bench *b, const char *op, double tflops, double worst) {
     const moert_attention *a = &b->a;
     const char *type = moert_number_name(a->type);
@@ -245,15 +237,24 @@ static moert_status report(bench *b, const char *op, double tflops, double worst
 }
 
 static moert_status run_type(bench *b, moert_number type) {
-    double worst[2] = {0}, tflops[2] = {0};
-    b->a.type = type;
-    MOERT_TRY(moert_attention_forward(&b->a));
-    MOERT_TRY(moert_attention_backward(&b->a));
+    static const struct {
+        const char *name;
+        moert_status (*call)(void *);
+        double products;
+    } ops[] = {{"forward", forward, 2}, {"backward", backward, 5}};
+    moert_attention *a = &b->a;
+    double worst[2] = {0}, tflops;
+    a->type = type;
+    MOERT_TRY(moert_attention_forward(a));
+    MOERT_TRY(moert_attention_backward(a));
     MOERT_TRY(check(b, worst));
-    MOERT_TRY(time_calls(b, forward, 2, &tflops[0]));
-    MOERT_TRY(report(b, "forward", tflops[0], worst[0]));
-    MOERT_TRY(time_calls(b, backward, 5, &tflops[1]));
-    return report(b, "backward", tflops[1], worst[1]);
+    for (size_t i = 0; i < MOERT_COUNT(ops); i++) {
+        const double flops = ops[i].products * (double)(a->sequences * a->heads * a->head_size) *
+                             (double)a->length * ((double)a->length + 1.0);
+        MOERT_TRY(bench_rate(b->device, ops[i].call, a, flops, &tflops));
+        MOERT_TRY(report(b, ops[i].name, tflops, worst[i]));
+    }
+    return MOERT_OK;
 }
 
 static moert_status run(moert_context *context) {

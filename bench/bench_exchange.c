@@ -93,13 +93,6 @@ static moert_status find_tokens(bench *b) {
     return MOERT_OK;
 }
 
-static moert_status find_slots(bench *b) {
-    const moert_plan *plan = b->plan->plan;
-    const int32_t *index = b->all_index + plan->rank * tokens * topk;
-    return moert_plan_create(&(moert_plan_shape){experts, plan->ranks, plan->rank, tokens, topk},
-                             index, plan->counts, &b->slots);
-}
-
 /* ---- set-up ---- */
 
 static moert_status make_buffers(bench *b) {
@@ -156,8 +149,22 @@ static moert_status count_bytes(bench *b) {
     return MOERT_OK;
 }
 
+/* What the results must be, and the rival. */
+static moert_status prepare_checks(bench *b) {
+    const moert_plan *plan = b->plan->plan;
+    const size_t seen = moert_max(plan->rows * moert_window_stride(b->window), tokens * hidden);
+    MOERT_TRY(MOERT_NEW_ARRAY(&b->seen, seen));
+    MOERT_TRY(find_tokens(b));
+    MOERT_TRY(moert_plan_create(&(moert_plan_shape){experts, plan->ranks, plan->rank, tokens, topk},
+                                b->all_index + plan->rank * tokens * topk, plan->counts,
+                                &b->slots));
+    return with_rival && moert_device_describe(b->device)->is_cpu
+               ? bench_alltoall_create(b->device, b->team, b->slots, b->row_bytes,
+                                       dtype == BENCH_BF16, &b->alltoall)
+               : MOERT_OK;
+}
+
 static moert_status prepare(bench *b) {
-    const bool is_cpu = moert_device_describe(b->device)->is_cpu;
     const size_t all = moert_comm_size(b->comm) * tokens;
     b->payload = (bench_payload){seed, (bench_dtype)dtype, hidden, 0.0f};
     b->width = bench_payload_width(&b->payload);
@@ -167,11 +174,9 @@ static moert_status prepare(bench *b) {
     MOERT_TRY(moert_exchange_create(b->device, b->comm, engine, &b->exchange));
     weighted = weighted && !moert_exchange_sums(b->exchange);
     b->payload.slack = slack_of(b);
-    moert_status status = moert_comm_agree(b->comm, make_buffers(b));
-    if (status == MOERT_OK)
-        status = moert_comm_agree(
-            b->comm, bench_team_create(moert_context_placement(b->context), 0, &b->team));
-    MOERT_TRY(status);
+    MOERT_TRY(moert_comm_agree(b->comm, make_buffers(b)));
+    MOERT_TRY(moert_comm_agree(
+        b->comm, bench_team_create(moert_context_placement(b->context), 0, &b->team)));
     MOERT_TRY(dtype == BENCH_BF16 ? moert_window_create_codes(b->exchange, hidden, &b->window)
                                   : moert_window_create(b->exchange, b->width, &b->window));
     MOERT_TRY(moert_exchange_make_plan(
@@ -179,17 +184,7 @@ static moert_status prepare(bench *b) {
     MOERT_TRY(moert_window_reserve(b->window, b->plan->plan));
     if (moert_exchange_pushes(b->exchange, false))
         MOERT_TRY(prepare_push(b));
-    const size_t seen =
-        moert_max(b->plan->plan->rows * moert_window_stride(b->window), tokens * hidden);
-    status = MOERT_NEW_ARRAY(&b->seen, seen);
-    if (status == MOERT_OK)
-        status = find_tokens(b);
-    if (status == MOERT_OK)
-        status = find_slots(b);
-    if (status == MOERT_OK && with_rival && is_cpu)
-        status = bench_alltoall_create(b->device, b->team, b->slots, b->row_bytes,
-                                       dtype == BENCH_BF16, &b->alltoall);
-    MOERT_TRY(moert_comm_agree(b->comm, status));
+    MOERT_TRY(moert_comm_agree(b->comm, prepare_checks(b)));
     return count_bytes(b);
 }
 

@@ -70,9 +70,9 @@ static moert_status take_sample(bench *b, moert_status (*call)(void *), double b
 static moert_status count_wrong(const bench *b, const bench_case *kernel, size_t *wrong) {
     *wrong = 0;
     for (size_t i = 0; i < CHECKS; i++) {
-        double got = 0.0, want = 0.0;
-        MOERT_TRY(kernel->check(&b->memory, moert_rng_uniform(seed, 2, i), &got, &want));
-        *wrong += !(fabs(got - want) <= 2e-5 * fabs(want) + 1e-6);
+        bench_pair r = {0.0, 0.0};
+        MOERT_TRY(kernel->check(&b->memory, moert_rng_uniform(seed, 2, i), &r));
+        *wrong += !(fabs(r.got - r.want) <= 2e-5 * fabs(r.want) + 1e-6);
     }
     return MOERT_OK;
 }

@@ -17,16 +17,30 @@ def medians(paths):
     return runs[0], [statistics.median(run[i]['tflops'] for run in runs) for i in range(len(runs[0]))]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse(about, **rival):
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('ours', nargs='+')
-    parser.add_argument('--rival', nargs='+', required=True)
+    parser.add_argument('--rival', **rival)
     parser.add_argument('--title', default='')
     parser.add_argument('--json')
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def print_title(options):
+    print(''.join(f'# {line}\n' for line in options.title.splitlines()), end='')
+
+
+def write(options, rows):
+    if options.json:
+        with open(options.json, 'w') as file:
+            json.dump({'title': options.title, 'rows': rows}, file, indent=1)
+
+
+def main():
+    options = parse(__doc__, nargs='+', required=True)
     rows, ours = medians(options.ours)
     others, theirs = medians(options.rival)
-    print(''.join(f'# {line}\n' for line in options.title.splitlines()), end='')
+    print_title(options)
     print(f"# medians of {len(options.ours)} runs in turns; rival {others[0]['backend']}")
     print(f"{'#op':13} {'dtype':5} {'E':>4} {'rows':>8} {'N':>6} {'K':>6} {'groups':8} {'TFLOP/s':>8} {'rival':>8} ratio wrong")
     logs = {}
@@ -39,9 +53,7 @@ def main():
     for groups, values in logs.items():
         print(f'# {groups}: ratio {math.exp(statistics.mean(values)):.3f} in the geometric mean, '
               f'{math.exp(min(values)):.3f} at least')
-    if options.json:
-        with open(options.json, 'w') as file:
-            json.dump({'title': options.title, 'rows': rows}, file, indent=1)
+    write(options, rows)
 
 
 if __name__ == '__main__':

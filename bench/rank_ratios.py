@@ -3,10 +3,11 @@
 
   rank_ratios.py OURS.json... --rival THEIRS.json... [--title TEXT] [--json FILE]
 """
-import argparse
 import json
 import statistics
 import sys
+
+from op_ratios import parse, print_title, write
 
 # of a layer by H, I, E: its name, and how many times as fast as the rival it is to be; of moves by T: GB/s at least, or us at most
 LAYERS = {(2048, 768, 128): ('qwen3-30b', 2.0), (2048, 1024, 64): ('olmoe', 2.0), (7168, 2048, 256): ('deepseek-v3', 1.4),
@@ -67,16 +68,11 @@ def show(row):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('ours', nargs='+')
-    parser.add_argument('--rival', nargs='*', default=[])
-    parser.add_argument('--title', default='')
-    parser.add_argument('--json')
-    options = parser.parse_args()
+    options = parse(__doc__, nargs='*', default=[])
     ours, theirs = read(options.ours), read(options.rival)
     rows = [merge(key, rounds, theirs.get((key[0].replace(SUMMED, 'combine'), *key[1:]))) for key, rounds in ours.items()]
     rivals = sorted({row['rival'] for row in rows if row['rival']})
-    print(''.join(f'# {line}\n' for line in options.title.splitlines()), end='')
+    print_title(options)
     rounds = max(map(len, ours.values()))
     print(f"# {f'medians of {rounds} rounds' if rounds > 1 else 'one round'} in turns; rival {', '.join(rivals) or 'none'}; bf16 both ways")
     print(f"{'#op':16} {'model, skew':12} {'T':>5} {'H':>5} {'E':>4} {'K':>2} {'us':>10} {'a rank':>16} {'rival us':>10}  ratio  goal")
@@ -84,9 +80,7 @@ def main():
         show(row)
     asked = [row for row in rows if row['goal']]
     print(f"# {sum(row['holds'] for row in asked)} of {len(asked)} goals hold")
-    if options.json:
-        with open(options.json, 'w') as file:
-            json.dump({'title': options.title, 'rows': rows}, file, indent=1)
+    write(options, rows)
     sys.exit(any(row['wrong'] for row in rows))
 
 

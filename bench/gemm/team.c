@@ -88,6 +88,12 @@ static moert_status start(bench_team *team, const moert_placement *placement) {
     return MOERT_OK;
 }
 
+static void release(bench_team *team) {
+    free(team->members);
+    free(team->sweep);
+    free(team);
+}
+
 moert_status bench_team_create(const moert_placement *placement, size_t threads,
                                bench_team **made) {
     const long online = sysconf(_SC_NPROCESSORS_ONLN), cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -106,11 +112,8 @@ moert_status bench_team_create(const moert_placement *placement, size_t threads,
     *made = team;
     return MOERT_OK;
 free_team: /* threads that wait for one that never came stay until the process ends */
-    if (team->started == 0) {
-        free(team->members);
-        free(team->sweep);
-        free(team);
-    }
+    if (team->started == 0)
+        release(team);
     return status;
 }
 
@@ -122,9 +125,7 @@ void bench_team_destroy(bench_team *team) {
     for (size_t i = 0; i < team->started; i++)
         pthread_join(team->members[i].thread, NULL);
     pthread_barrier_destroy(&team->barrier);
-    free(team->members);
-    free(team->sweep);
-    free(team);
+    release(team);
 }
 
 size_t bench_team_size(const bench_team *team) {

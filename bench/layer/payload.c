@@ -49,42 +49,36 @@ static uint32_t bits(const bench_payload *p, uint64_t token, size_t place) {
 
 enum { LEAST_ROWS = 16 }; /* of a thread */
 
-/* Rows to be made. */
-typedef struct filled {
+/* Rows to be made, or rows or sums of slots to be looked at. */
+typedef struct part {
     const bench_payload *payload;
-    uint64_t first;
-    float *rows;
-} filled;
-
-static void fill(void *context, size_t begin, size_t end) {
-    const filled *f = context;
-    const size_t width = bench_payload_width(f->payload);
-    for (size_t i = begin * width; i < end * width; i++) {
-        const uint32_t word = bits(f->payload, f->first + i / width, i % width);
-        memcpy(&f->rows[i], &word, sizeof word);
-    }
-}
-
-void bench_payload_fill(const bench_payload *p, uint64_t first, size_t tokens, float *rows) {
-    filled f = {p, first, rows};
-    moert_parallel(tokens, LEAST_ROWS, fill, &f);
-}
-
-/* Rows, or sums of slots, to be looked at. */
-typedef struct seen {
-    const bench_payload *payload;
+    float *made;
     const uint64_t *token_of;
     const float *rows;
     size_t stride;
-    uint64_t first; /* token of sums */
+    uint64_t first; /* token of rows made, or of sums */
     size_t topk;
     const float *weight;
     const uint32_t *slot_rank;
     atomic_size_t wrong;
-} seen;
+} part;
+
+static void fill(void *context, size_t begin, size_t end) {
+    const part *p = context;
+    const size_t width = bench_payload_width(p->payload);
+    for (size_t i = begin * width; i < end * width; i++) {
+        const uint32_t word = bits(p->payload, p->first + i / width, i % width);
+        memcpy(&p->made[i], &word, sizeof word);
+    }
+}
+
+void bench_payload_fill(const bench_payload *p, uint64_t first, size_t tokens, float *rows) {
+    part f = {.payload = p, .made = rows, .first = first};
+    moert_parallel(tokens, LEAST_ROWS, fill, &f);
+}
 
 static void look_at_rows(void *context, size_t begin, size_t end) {
-    seen *s = context;
+    part *s = context;
     const size_t width = bench_payload_width(s->payload);
     size_t wrong = 0;
     for (size_t r = begin; r < end; r++)
@@ -97,13 +91,13 @@ static void look_at_rows(void *context, size_t begin, size_t end) {
 
 size_t bench_payload_wrong_rows(const bench_payload *p, const uint64_t *token_of, size_t count,
                                 const float *rows, size_t stride) {
-    seen s = {.payload = p, .token_of = token_of, .rows = rows, .stride = stride};
+    part s = {.payload = p, .token_of = token_of, .rows = rows, .stride = stride};
     moert_parallel(count, LEAST_ROWS, look_at_rows, &s);
     return atomic_load(&s.wrong);
 }
 
 /* Whether a number is not the sum of a token's slots with this value. */
-static bool is_wrong(const seen *s, size_t token, float x, float sum_seen) {
+static bool is_wrong(const part *s, size_t token, float x, float sum_seen) {
     const bench_payload *p = s->payload;
     float sum = 0.0f, magnitude = 0.0f;
     for (size_t i = token * s->topk; i < (token + 1) * s->topk; i++)
@@ -116,7 +110,7 @@ static bool is_wrong(const seen *s, size_t token, float x, float sum_seen) {
 }
 
 static void look_at_sums(void *context, size_t begin, size_t end) {
-    seen *s = context;
+    part *s = context;
     const size_t hidden = s->payload->hidden;
     size_t wrong = 0;
     for (size_t t = begin; t < end; t++)
@@ -127,7 +121,7 @@ static void look_at_sums(void *context, size_t begin, size_t end) {
 
 size_t bench_payload_wrong_sums(const bench_payload *p, uint64_t first, const moert_plan *plan,
                                 const float *weight, const float *sums) {
-    seen s = {.payload = p,
+    part s = {.payload = p,
               .rows = sums,
               .first = first,
               .topk = plan->topk,

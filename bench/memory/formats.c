@@ -72,7 +72,7 @@ static float block_amax(const bench_memory *b, size_t row, size_t column) {
     double amax = 0.0;
     for (size_t r = top; r < moert_min(top + height, b->of.tokens * b->of.topk); r++)
         for (size_t c = left; c < moert_min(left + width, b->of.hidden); c++)
-            amax = fmax(amax, fabs(bench_memory_value(b, 0, r * b->of.hidden + c)));
+            amax = fmax(amax, fabs(bench_value(b, 0, r * b->of.hidden + c)));
     return (float)amax;
 }
 
@@ -84,7 +84,7 @@ static float rounded(moert_number type, float x) {
 static double coded(const bench_memory *b, size_t at) {
     const moert_format format = b->of.how.format;
     const moert_number element = moert_format_element(format);
-    const float x = (float)bench_memory_value(b, 0, at), largest = moert_number_largest(element);
+    const float x = (float)bench_value(b, 0, at), largest = moert_number_largest(element);
     const float amax = block_amax(b, at / b->of.hidden, at % b->of.hidden);
     int exponent;
     if (format == MOERT_FORMAT_FP8_BLOCK)
@@ -111,8 +111,7 @@ static moert_status read_scale(const bench_memory *b, moert_format format, size_
     return MOERT_OK;
 }
 
-static moert_status quantize_check(const bench_memory *b, double chosen, double *got,
-                                   double *want) {
+static moert_status quantize_check(const bench_memory *b, double chosen, bench_pair *r) {
     const bench_how *how = &b->of.how;
     const size_t width = b->of.hidden, block = moert_format_block(how->format);
     const size_t at = bench_index(chosen, b->of.tokens * b->of.topk * width);
@@ -130,19 +129,18 @@ static moert_status quantize_check(const bench_memory *b, double chosen, double 
                          &scale));
     if (pairs)
         code = code >> ((along ? row : column) % 2 * 4) & 0xF;
-    *got = scale * (double)moert_number_decode(moert_format_element(how->format), code);
-    *want = coded(b, at);
+    r->got = scale * (double)moert_number_decode(moert_format_element(how->format), code);
+    r->want = coded(b, at);
     return MOERT_OK;
 }
 
-static moert_status dequantize_check(const bench_memory *b, double chosen, double *got,
-                                     double *want) {
+static moert_status dequantize_check(const bench_memory *b, double chosen, bench_pair *r) {
     const moert_number type = b->of.how.type;
     const size_t at = bench_index(chosen, b->of.tokens * b->of.topk * b->of.hidden);
-    *want = coded(b, at);
+    r->want = coded(b, at);
     if (type != MOERT_NUMBER_F32)
-        *want = (double)rounded(type, (float)*want);
-    return bench_read_as(b->out[2], type, at, got);
+        r->want = (double)rounded(type, (float)r->want);
+    return bench_read_as(b->out[2], type, at, &r->got);
 }
 
 #define QUANTIZE(text, kind, along)                                                                \

@@ -11,7 +11,7 @@
 
 enum { APART = 333331 }; /* between inputs */
 
-double bench_memory_value(const bench_memory *b, size_t input, size_t index) {
+double bench_value(const bench_memory *b, size_t input, size_t index) {
     return (double)b->pattern[(index + input * APART) % BENCH_PATTERN];
 }
 

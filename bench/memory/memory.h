@@ -25,7 +25,7 @@ typedef struct bench_sizes {
 enum { BENCH_INPUTS = 3, BENCH_RESULTS = 5, BENCH_HEAD = 128 }; /* the last: of a head */
 
 /*
- * Inputs repeat a pattern of numbers in [-1, 1), from another place each; bench_memory_value()
+ * Inputs repeat a pattern of numbers in [-1, 1), from another place each; bench_value()
  * tells them. Inputs and results are as long as the largest matrix.
  */
 typedef struct bench_memory {
@@ -49,7 +49,7 @@ typedef struct bench_memory {
 moert_status bench_memory_prepare(bench_memory *memory, moert_comm *comm, size_t seed);
 void bench_memory_release(bench_memory *memory);
 
-double bench_memory_value(const bench_memory *memory, size_t input, size_t index);
+double bench_value(const bench_memory *memory, size_t input, size_t index);
 
 double bench_token_bytes(const bench_sizes *of); /* of T rows of H float32 */
 
@@ -57,6 +57,10 @@ double bench_token_bytes(const bench_sizes *of); /* of T rows of H float32 */
 size_t bench_index(double chosen, size_t count);
 moert_status bench_read(const moert_buffer *buffer, size_t index, double *x); /* of float32 */
 moert_status bench_read_as(const moert_buffer *buffer, moert_number type, size_t index, double *x);
+
+typedef struct bench_pair {
+    double got, want;
+} bench_pair;
 
 /*
  * A kernel. `bytes` counts each operand once, float32 unless said: what a kernel reads twice, or
@@ -71,7 +75,7 @@ typedef struct bench_case {
     moert_status (*run)(const bench_memory *memory);
     /* An element of the result, chosen by a number in [0, 1), and what it must be, after one
      * run. */
-    moert_status (*check)(const bench_memory *memory, double chosen, double *got, double *want);
+    moert_status (*check)(const bench_memory *memory, double chosen, bench_pair *pair);
     bench_how how;
 } bench_case;
 

@@ -34,16 +34,14 @@ static double norm_scale(const bench_memory *b, size_t row) {
     const size_t width = norm_width(&b->of);
     double squares = 0.0;
     for (size_t c = 0; c < width; c++)
-        squares +=
-            bench_memory_value(b, 0, row * width + c) * bench_memory_value(b, 0, row * width + c);
+        squares += bench_value(b, 0, row * width + c) * bench_value(b, 0, row * width + c);
     return 1.0 / sqrt(squares / (double)width + EPSILON);
 }
 
-static moert_status norm_check(const bench_memory *b, double chosen, double *got, double *want) {
+static moert_status norm_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t width = norm_width(&b->of), at = bench_index(chosen, b->of.tokens * b->of.hidden);
-    *want = bench_memory_value(b, 0, at) * norm_scale(b, at / width) *
-            bench_memory_value(b, 2, at % width);
-    return bench_read(b->out[0], at, got);
+    r->want = bench_value(b, 0, at) * norm_scale(b, at / width) * bench_value(b, 2, at % width);
+    return bench_read(b->out[0], at, &r->got);
 }
 
 static double norm_backward_bytes(const bench_sizes *s) {
@@ -71,19 +69,18 @@ static moert_status norm_backward_run(const bench_memory *b) {
                                                       .scratch = b->scratch});
 }
 
-static moert_status norm_backward_check(const bench_memory *b, double chosen, double *got,
-                                        double *want) {
+static moert_status norm_backward_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t width = norm_width(&b->of), at = bench_index(chosen, b->of.tokens * b->of.hidden);
     const size_t first = at - at % width;
     const double scale = norm_scale(b, at / width);
     double products = 0.0;
     for (size_t c = 0; c < width; c++)
-        products += bench_memory_value(b, 1, first + c) * bench_memory_value(b, 2, c) *
-                    bench_memory_value(b, 0, first + c);
-    *want = bench_memory_value(b, 1, at) * bench_memory_value(b, 2, at % width) * scale -
-            bench_memory_value(b, 0, at) * scale * scale * scale * products / (double)width +
-            (b->of.how.added ? bench_memory_value(b, 0, at) : 0.0);
-    return bench_read(b->out[0], at, got);
+        products +=
+            bench_value(b, 1, first + c) * bench_value(b, 2, c) * bench_value(b, 0, first + c);
+    r->want = bench_value(b, 1, at) * bench_value(b, 2, at % width) * scale -
+              bench_value(b, 0, at) * scale * scale * scale * products / (double)width +
+              (b->of.how.added ? bench_value(b, 0, at) : 0.0);
+    return bench_read(b->out[0], at, &r->got);
 }
 
 static const bench_case cases[] = {

@@ -26,8 +26,8 @@ static moert_glu glu_of(const bench_memory *b) {
 /* Gate and up of the pair at (row, column), whose place in h is `at`. */
 static void take_pair(const bench_memory *b, size_t at, double *gate, double *up) {
     const size_t width = b->of.intermediate, place = at / width * 2 * width + at % width;
-    *gate = bench_memory_value(b, 0, place);
-    *up = bench_memory_value(b, 0, place + width);
+    *gate = bench_value(b, 0, place);
+    *up = bench_value(b, 0, place + width);
 }
 
 static double glu_bytes(const bench_sizes *s) {
@@ -39,12 +39,12 @@ static moert_status glu_run(const bench_memory *b) {
     return moert_glu_forward(&glu);
 }
 
-static moert_status glu_check(const bench_memory *b, double chosen, double *got, double *want) {
+static moert_status glu_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t at = bench_index(chosen, rows_of(b) * b->of.intermediate);
     double gate, up;
     take_pair(b, at, &gate, &up);
-    *want = gate / (1.0 + exp(-gate)) * up;
-    return bench_read(b->out[0], at, got);
+    r->want = gate / (1.0 + exp(-gate)) * up;
+    return bench_read(b->out[0], at, &r->got);
 }
 
 static double dglu_bytes(const bench_sizes *s) {
@@ -57,13 +57,13 @@ static moert_status dglu_run(const bench_memory *b) {
 }
 
 /* Of the gate. */
-static moert_status dglu_check(const bench_memory *b, double chosen, double *got, double *want) {
+static moert_status dglu_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t width = b->of.intermediate, at = bench_index(chosen, rows_of(b) * width);
     double gate, up;
     take_pair(b, at, &gate, &up);
     const double s = 1.0 / (1.0 + exp(-gate));
-    *want = bench_memory_value(b, 1, at) * up * s * (1.0 + gate * (1.0 - s));
-    return bench_read(b->out[0], at / width * 2 * width + at % width, got);
+    r->want = bench_value(b, 1, at) * up * s * (1.0 + gate * (1.0 - s));
+    return bench_read(b->out[0], at / width * 2 * width + at % width, &r->got);
 }
 
 /* ---- rows of in[0] to the experts, one copy for each slot, and back with weights of in[2] ---- */
@@ -77,12 +77,12 @@ static moert_status dispatch_run(const bench_memory *b) {
     return moert_exchange_dispatch(b->exchange, &there, MOERT_OK);
 }
 
-static moert_status dispatch_check(const bench_memory *b, double chosen, double *got,
-                                   double *want) {
+static moert_status dispatch_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t h = b->of.hidden, at = bench_index(chosen, rows_of(b) * h), slot = at / h;
-    *want = bench_memory_value(b, 0, slot / b->of.topk * h + at % h);
+    r->want = bench_value(b, 0, slot / b->of.topk * h + at % h);
     return bench_read(moert_window_rows(b->window),
-                      b->plan->plan->slot_row[slot] * moert_window_stride(b->window) + at % h, got);
+                      b->plan->plan->slot_row[slot] * moert_window_stride(b->window) + at % h,
+                      &r->got);
 }
 
 static moert_status combine_run(const bench_memory *b) {
@@ -91,13 +91,13 @@ static moert_status combine_run(const bench_memory *b) {
     return moert_exchange_combine(b->exchange, &back, MOERT_OK);
 }
 
-static moert_status combine_check(const bench_memory *b, double chosen, double *got, double *want) {
+static moert_status combine_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t h = b->of.hidden, k = b->of.topk, at = bench_index(chosen, b->of.tokens * h);
     double weight = 0.0;
     for (size_t i = 0; i < k; i++)
-        weight += bench_memory_value(b, 2, at / h * k + i);
-    *want = weight * bench_memory_value(b, 0, at);
-    return bench_read(b->out[0], at, got);
+        weight += bench_value(b, 2, at / h * k + i);
+    r->want = weight * bench_value(b, 0, at);
+    return bench_read(b->out[0], at, &r->got);
 }
 
 /* ---- an op's permuted input rows ---- */
@@ -118,10 +118,10 @@ static moert_status permute_run(const bench_memory *b) {
                                 .width = (int)width, .split = (unsigned)split));
 }
 
-static moert_status permute_check(const bench_memory *b, double chosen, double *got, double *want) {
+static moert_status permute_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t h = b->of.hidden, at = bench_index(chosen, rows_of(b) * h);
-    *want = bench_memory_value(b, 0, b->plan->plan->slot_row[at / h] * h + at % h);
-    return bench_read(b->out[0], at, got);
+    r->want = bench_value(b, 0, b->plan->plan->slot_row[at / h] * h + at % h);
+    return bench_read(b->out[0], at, &r->got);
 }
 
 /* ---- router: logits in[0], of T tokens or, where bandwidth counts, T K ---- */
@@ -174,10 +174,10 @@ static double routed_weight(const bench_memory *b, size_t token, size_t rank, si
     const size_t e = b->of.experts;
     double sum = 0.0, own = 0.0;
     for (size_t i = 0; i < e; i++) {
-        const double logit = bench_memory_value(b, 0, token * e + i);
+        const double logit = bench_value(b, 0, token * e + i);
         size_t above = 0;
         for (size_t j = 0; j < e; j++)
-            above += bench_memory_value(b, 0, token * e + j) > logit;
+            above += bench_value(b, 0, token * e + j) > logit;
         sum += above < b->of.topk ? exp(logit) : 0.0;
         if (above == rank)
             own = exp(logit), *expert = i;
@@ -185,22 +185,21 @@ static double routed_weight(const bench_memory *b, size_t token, size_t rank, si
     return own / sum;
 }
 
-static moert_status router_check(const bench_memory *b, double chosen, double *got, double *want) {
+static moert_status router_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t k = b->of.topk, slot = bench_index(chosen, routed(&b->of) * k);
     size_t expert;
-    *want = routed_weight(b, slot / k, slot % k, &expert);
-    return bench_read(b->out[1], slot, got);
+    r->want = routed_weight(b, slot / k, slot % k, &expert);
+    return bench_read(b->out[1], slot, &r->got);
 }
 
-static moert_status router_backward_check(const bench_memory *b, double chosen, double *got,
-                                          double *want) {
+static moert_status router_backward_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t k = b->of.topk, slot = bench_index(chosen, routed(&b->of) * k), token = slot / k;
     size_t expert = 0, other;
     double mean = 0.0;
     for (size_t i = 0; i < k; i++)
-        mean += routed_weight(b, token, i, &other) * bench_memory_value(b, 1, token * k + i);
-    *want = routed_weight(b, token, slot % k, &expert) * (bench_memory_value(b, 1, slot) - mean);
-    return bench_read(b->out[4], token * b->of.experts + expert, got);
+        mean += routed_weight(b, token, i, &other) * bench_value(b, 1, token * k + i);
+    r->want = routed_weight(b, token, slot % k, &expert) * (bench_value(b, 1, slot) - mean);
+    return bench_read(b->out[4], token * b->of.experts + expert, &r->got);
 }
 
 static const bench_case cases[] = {

@@ -6,10 +6,6 @@
 #include "bench/memory/memory.h"
 #include "moert/quantize.h"
 
-static double value(const bench_memory *b, size_t input, size_t index) {
-    return bench_memory_value(b, input, index);
-}
-
 /* out[0] = in[0], for kernels that work in place; the others are 0. */
 static moert_status copy_input(const bench_memory *b) {
     for (size_t i = 1; i < BENCH_RESULTS; i++)
@@ -28,15 +24,15 @@ static moert_status rope_run(const bench_memory *b) {
     return moert_rope(&rotation, b->of.tokens, BENCH_HEAD, false, b->out[0]);
 }
 
-static moert_status rope_check(const bench_memory *b, double chosen, double *got, double *want) {
+static moert_status rope_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t at = bench_index(chosen, b->of.tokens * b->of.hidden), i = at % BENCH_HEAD,
                  pair = BENCH_HEAD / 2;
     const size_t line = at / b->of.hidden * BENCH_HEAD, other = i < pair ? at + pair : at - pair;
     double cosine = 0.0, sine = 0.0;
     MOERT_TRY(bench_read(b->rope, line + i % pair, &cosine));
     MOERT_TRY(bench_read(b->rope, line + pair + i % pair, &sine));
-    *want = value(b, 0, at) * cosine + value(b, 0, other) * (i < pair ? -sine : sine);
-    return bench_read(b->out[0], at, got);
+    r->want = bench_value(b, 0, at) * cosine + bench_value(b, 0, other) * (i < pair ? -sine : sine);
+    return bench_read(b->out[0], at, &r->got);
 }
 
 static double add_bytes(const bench_sizes *s) {
@@ -47,10 +43,10 @@ static moert_status add_run(const bench_memory *b) {
     return moert_add(b->of.tokens * b->of.hidden, b->in[1], b->out[0]);
 }
 
-static moert_status add_check(const bench_memory *b, double chosen, double *got, double *want) {
+static moert_status add_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t at = bench_index(chosen, b->of.tokens * b->of.hidden);
-    *want = value(b, 0, at) + value(b, 1, at);
-    return bench_read(b->out[0], at, got);
+    r->want = bench_value(b, 0, at) + bench_value(b, 1, at);
+    return bench_read(b->out[0], at, &r->got);
 }
 
 static const moert_adamw adamw = {1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 1, NULL, 0, 0};
@@ -65,12 +61,12 @@ static moert_status adamw_run(const bench_memory *b) {
 }
 
 /* In the first step the moments are the gradient and its square. */
-static moert_status adamw_check(const bench_memory *b, double chosen, double *got, double *want) {
+static moert_status adamw_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t at = bench_index(chosen, b->of.tokens * b->of.hidden);
-    const double g = value(b, 1, at) * adamw.scale;
-    *want = value(b, 0, at) * (1.0 - adamw.rate * adamw.decay) -
-            adamw.rate * g / (fabs(g) + adamw.epsilon);
-    return bench_read(b->out[0], at, got);
+    const double g = bench_value(b, 1, at) * adamw.scale;
+    r->want = bench_value(b, 0, at) * (1.0 - adamw.rate * adamw.decay) -
+              adamw.rate * g / (fabs(g) + adamw.epsilon);
+    return bench_read(b->out[0], at, &r->got);
 }
 
 #define FACTOR 0.125 /* of the loss's gradient */
@@ -92,14 +88,14 @@ static moert_status loss_run(const bench_memory *b) {
                                                    .loss = b->out[1]});
 }
 
-static moert_status loss_check(const bench_memory *b, double chosen, double *got, double *want) {
+static moert_status loss_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t v = loss_width(&b->of), t = bench_index(chosen, b->of.predicted);
     const size_t at = t * v + (size_t)b->tokens[t]; /* the target, where all terms show */
     double sum = 0.0;
     for (size_t c = 0; c < v; c++)
-        sum += exp(value(b, 0, t * v + c));
-    *want = FACTOR * (exp(value(b, 0, at)) / sum - 1.0);
-    return bench_read(b->out[0], at, got);
+        sum += exp(bench_value(b, 0, t * v + c));
+    r->want = FACTOR * (exp(bench_value(b, 0, at)) / sum - 1.0);
+    return bench_read(b->out[0], at, &r->got);
 }
 
 /* ---- casts, embedding ---- */
@@ -127,31 +123,30 @@ static moert_status cast_back_run(const bench_memory *b) {
 }
 
 static moert_status check_cast(const bench_memory *b, const moert_buffer *result, moert_number type,
-                               double chosen, double *got, double *want) {
+                               double chosen, bench_pair *r) {
     const size_t at = bench_index(chosen, b->of.tokens * b->of.hidden);
     const moert_number kept = b->of.how.type;
-    *want = (double)moert_number_decode(kept, moert_number_encode(kept, (float)value(b, 0, at)));
-    return bench_read_as(result, type, at, got);
+    r->want =
+        (double)moert_number_decode(kept, moert_number_encode(kept, (float)bench_value(b, 0, at)));
+    return bench_read_as(result, type, at, &r->got);
 }
 
-static moert_status cast_check(const bench_memory *b, double chosen, double *got, double *want) {
-    return check_cast(b, b->out[0], b->of.how.type, chosen, got, want);
+static moert_status cast_check(const bench_memory *b, double chosen, bench_pair *r) {
+    return check_cast(b, b->out[0], b->of.how.type, chosen, r);
 }
 
-static moert_status cast_back_check(const bench_memory *b, double chosen, double *got,
-                                    double *want) {
-    return check_cast(b, b->out[1], MOERT_NUMBER_F32, chosen, got, want);
+static moert_status cast_back_check(const bench_memory *b, double chosen, bench_pair *r) {
+    return check_cast(b, b->out[1], MOERT_NUMBER_F32, chosen, r);
 }
 
 static moert_status embedding_run(const bench_memory *b) {
     return moert_embedding_forward(b->of.tokens, b->of.hidden, b->in[0], b->token, b->out[0]);
 }
 
-static moert_status embedding_check(const bench_memory *b, double chosen, double *got,
-                                    double *want) {
+static moert_status embedding_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t h = b->of.hidden, at = bench_index(chosen, b->of.tokens * h);
-    *want = value(b, 0, (size_t)b->tokens[at / h] * h + at % h);
-    return bench_read(b->out[0], at, got);
+    r->want = bench_value(b, 0, (size_t)b->tokens[at / h] * h + at % h);
+    return bench_read(b->out[0], at, &r->got);
 }
 
 /* Of all rows: a sequence of T tokens, dx = in[1]. */
@@ -164,14 +159,13 @@ static moert_status embedding_backward_run(const bench_memory *b) {
         1, b->of.tokens, b->of.hidden, 0, b->of.vocabulary, b->token, b->in[1], b->out[0]});
 }
 
-static moert_status embedding_backward_check(const bench_memory *b, double chosen, double *got,
-                                             double *want) {
+static moert_status embedding_backward_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t h = b->of.hidden, at = bench_index(chosen, b->of.tokens * h), column = at % h;
     const int32_t row = b->tokens[at / h];
-    *want = 0.0;
+    r->want = 0.0;
     for (size_t t = 0; t < b->of.tokens; t++)
-        *want += b->tokens[t] == row ? value(b, 1, t * h + column) : 0.0;
-    return bench_read(b->out[0], (size_t)row * h + column, got);
+        r->want += b->tokens[t] == row ? bench_value(b, 1, t * h + column) : 0.0;
+    return bench_read(b->out[0], (size_t)row * h + column, &r->got);
 }
 
 static const bench_case cases[] = {

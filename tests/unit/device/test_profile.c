@@ -33,6 +33,11 @@ static uint64_t all_ns(void) {
     return ns;
 }
 
+static void begin_profile(void) {
+    ASSERT_OK(moert_profile_enable(test_device));
+    ASSERT_OK(moert_profile_begin(test_device));
+}
+
 /* y[N] += x[N], so many times. */
 static void add(const moert_buffer *x, moert_buffer *y, size_t times) {
     const size_t n = N;
@@ -138,8 +143,7 @@ TEST_WITH(test_more_commands_than_events_fit_all_count, open_test_device, close_
     enum { ADDS = 2500 };
     moert_buffer *x = ones(test_device), *y = ones(test_device);
     float value;
-    ASSERT_OK(moert_profile_enable(test_device));
-    ASSERT_OK(moert_profile_begin(test_device));
+    begin_profile();
     add(x, y, ADDS);
     ASSERT_OK(moert_profile_end(test_device));
     assert_int_equal(calls_of(MOERT_OPERATION_ELEMENTWISE), ADDS);
@@ -166,8 +170,7 @@ TEST_WITH(test_a_product_tells_its_operations_and_bytes, open_test_device, close
         {MOERT_PHASE_WGRAD, MOERT_OPERATION_EXPERTS_WGRAD, MOERT_GEMM_WGRAD},
         {MOERT_PHASE_DATA, MOERT_OPERATION_OTHER, MOERT_GEMM_FORWARD},
     };
-    ASSERT_OK(moert_profile_enable(test_device));
-    ASSERT_OK(moert_profile_begin(test_device));
+    begin_profile();
     for (size_t i = 0; i < MOERT_COUNT(products); i++) {
         moert_phase_set(products[i].phase);
         gemm.kind = products[i].kind;
@@ -215,8 +218,7 @@ TEST_WITH(test_waits_count_once_for_the_phase_they_are_in, open_test_device, clo
 TEST_WITH(test_a_recording_counts_as_one_command_when_played, open_test_device, close_test_device) {
     moert_recording *recording;
     moert_buffer *x = ones(test_device), *y = ones(test_device);
-    ASSERT_OK(moert_profile_enable(test_device));
-    ASSERT_OK(moert_profile_begin(test_device));
+    begin_profile();
     if (moert_recording_start(test_device, &recording) != MOERT_OK)
         skip();
     add(x, y, 3);
@@ -231,8 +233,7 @@ TEST_WITH(test_a_recording_counts_as_one_command_when_played, open_test_device, 
 
 TEST_WITH(test_a_device_may_close_while_it_counts, open_test_device, close_test_device) {
     moert_buffer *x = ones(test_device), *y = ones(test_device);
-    ASSERT_OK(moert_profile_enable(test_device));
-    ASSERT_OK(moert_profile_begin(test_device));
+    begin_profile();
     add(x, y, 3);
     release_owned();
     close_test_device(state);
@@ -314,8 +315,7 @@ TEST_WITH(test_no_product_is_much_faster_than_the_roof, open_test_device, close_
                  *weight = unset_floats(SIZE * SIZE), *y = unset_floats(SIZE * SIZE);
     const moert_gemm gemm = {
         .groups = {groups, 1, SIZE}, .n = SIZE, .k = SIZE, .x = x, .weight = weight, .y = y};
-    ASSERT_OK(moert_profile_enable(test_device));
-    ASSERT_OK(moert_profile_begin(test_device));
+    begin_profile();
     moert_phase_set(MOERT_PHASE_EXPERTS);
     for (size_t i = 0; i < 3; i++)
         ASSERT_OK(moert_gemm_run(&gemm));

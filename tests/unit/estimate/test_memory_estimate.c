@@ -154,8 +154,12 @@ typedef struct recipe {
     moert_combine combine;
 } recipe;
 
-static const recipe plain = {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 1, 0,
-                             MOERT_COMBINE_F32};
+#define RECIPE(precision, dense, dispatch, micro_batches, hidden, combine)                         \
+    {                                                                                              \
+        MOERT_PRECISION_##precision, MOERT_PRECISION_##dense, MOERT_DISPATCH_##dispatch,           \
+            micro_batches, hidden, MOERT_COMBINE_##combine                                         \
+    }
+static const recipe plain = RECIPE(F32, F32, F32, 1, 0, F32);
 
 /* With one rank per group every row stays where it is, whatever the routing. */
 static void run_model(const char *name, const recipe *how, size_t ep, size_t batch) {
@@ -211,26 +215,15 @@ TEST(test_estimate_holds_for_replicas_and_a_rank_without_sequences) {
 
 TEST(test_estimate_counts_what_low_precision_and_micro_batches_add) {
     static const recipe recipes[] = {
-        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 2, 0, MOERT_COMBINE_F32},
-        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1, 0, MOERT_COMBINE_F32},
-        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 1, 72, MOERT_COMBINE_F32},
-        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 3, 0, MOERT_COMBINE_F32},
-        {MOERT_PRECISION_MXFP8, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 1, 72, MOERT_COMBINE_F32},
-        {MOERT_PRECISION_MXFP8, MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 2, 0, MOERT_COMBINE_F32},
-        {MOERT_PRECISION_NVFP4, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 2, 0, MOERT_COMBINE_F32},
-        {MOERT_PRECISION_NVFP4, MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1, 72,
-         MOERT_COMBINE_F32},
-        {MOERT_PRECISION_F32, MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 1, 0, MOERT_COMBINE_F32},
-        {MOERT_PRECISION_F32, MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 2, 72, MOERT_COMBINE_F32},
-        {MOERT_PRECISION_BF16, MOERT_PRECISION_BF16, MOERT_DISPATCH_F32, 2, 0, MOERT_COMBINE_F32},
-        {MOERT_PRECISION_NVFP4, MOERT_PRECISION_BF16, MOERT_DISPATCH_MXFP8, 1, 0,
-         MOERT_COMBINE_F32},
-        {MOERT_PRECISION_BF16, MOERT_PRECISION_BF16, MOERT_DISPATCH_BF16, 1, 0, MOERT_COMBINE_F32},
-        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 2, 72, MOERT_COMBINE_F32},
-        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1, 72, MOERT_COMBINE_F32},
-        {MOERT_PRECISION_MXFP8, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1, 0, MOERT_COMBINE_F32},
-        {MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32, 2, 0, MOERT_COMBINE_BF16},
-        {MOERT_PRECISION_BF16, MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1, 72, MOERT_COMBINE_BF16},
+        RECIPE(F32, F32, F32, 2, 0, F32),    RECIPE(F32, F32, MXFP8, 1, 0, F32),
+        RECIPE(BF16, F32, F32, 1, 72, F32),  RECIPE(BF16, F32, F32, 3, 0, F32),
+        RECIPE(MXFP8, F32, F32, 1, 72, F32), RECIPE(MXFP8, F32, MXFP8, 2, 0, F32),
+        RECIPE(NVFP4, F32, F32, 2, 0, F32),  RECIPE(NVFP4, F32, MXFP8, 1, 72, F32),
+        RECIPE(F32, BF16, F32, 1, 0, F32),   RECIPE(F32, BF16, F32, 2, 72, F32),
+        RECIPE(BF16, BF16, F32, 2, 0, F32),  RECIPE(NVFP4, BF16, MXFP8, 1, 0, F32),
+        RECIPE(BF16, BF16, BF16, 1, 0, F32), RECIPE(BF16, F32, BF16, 2, 72, F32),
+        RECIPE(F32, F32, BF16, 1, 72, F32),  RECIPE(MXFP8, F32, BF16, 1, 0, F32),
+        RECIPE(F32, F32, F32, 2, 0, BF16),   RECIPE(BF16, F32, BF16, 1, 72, BF16),
     };
     for (size_t i = 0; i < MOERT_COUNT(recipes); i++)
         run_model(models[i % 2], &recipes[i], 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1);

@@ -182,13 +182,8 @@ TEST(test_what_a_rank_cannot_make_or_reach_fails_on_all) {
     trouble.full = false;
     moert_storage_release(&storage);
     trouble.unreachable = last;
-    const moert_cuda other = {.granularity = granularity,
-                              .create = create,
-                              .export_as = export_as,
-                              .release = release,
-                              .find = find,
-                              .reaches = reaches,
-                              .device = 2};
+    moert_cuda other = substitute;
+    other.device = 2;
     moert_cuda_substitute = &other;
     ASSERT_FAILS_ON_ALL(make(BYTES, &storage), MOERT_ERROR_UNSUPPORTED, "has no access to");
     moert_cuda_substitute = &substitute;
