@@ -16,7 +16,6 @@
 #include "bench/common/pattern.h"
 #include "bench/common/rate.h"
 #include "bench/common/report.h"
-#include "tools/common/program.h"
 
 enum { CHECKS = 24, Q, K, V, DOUT, OPERANDS };
 
@@ -274,14 +273,11 @@ release:
     return bench_rows_end(&b.rows, context, json_path, "results", status);
 }
 
-int main(int argc, char **argv) {
-    const moert_program program = {
-        .synopsis = "bench_attention [OPTION...]",
-        .about = "Times causal attention on a device and checks its results. Exits with 1 when one "
-                 "is wrong.",
-        .options = options,
-        .option_count = MOERT_COUNT(options),
-        .run = run,
-    };
-    return moert_program_main(&program, argc, argv);
-}
+const moert_program bench_program = {
+    .synopsis = "bench_attention [OPTION...]",
+    .about = "Times causal attention on a device and checks its results. Exits with 1 when one "
+             "is wrong.",
+    .options = options,
+    .option_count = MOERT_COUNT(options),
+    .run = run,
+};

@@ -26,7 +26,6 @@
 #include "bench/layer/alltoall.h"
 #include "bench/layer/payload.h"
 #include "exchange/exchange.h"
-#include "tools/common/program.h"
 
 enum side { OURS, PACKED, PACKED_STREAMED, SIDES };
 
@@ -400,15 +399,12 @@ static moert_status check_options(int argc, char **argv) {
     return MOERT_OK;
 }
 
-int main(int argc, char **argv) {
-    const moert_program program = {
-        .synopsis = "[mpirun -n R] bench_exchange [OPTION...]",
-        .about = "Times dispatch and combine between the ranks, beside packed MPI_Alltoallv, and "
-                 "checks every element. Exits with 1 when one is wrong.",
-        .options = options,
-        .option_count = MOERT_COUNT(options),
-        .check = check_options,
-        .run = run,
-    };
-    return moert_program_main(&program, argc, argv);
-}
+const moert_program bench_program = {
+    .synopsis = "[mpirun -n R] bench_exchange [OPTION...]",
+    .about = "Times dispatch and combine between the ranks, beside packed MPI_Alltoallv, and "
+             "checks every element. Exits with 1 when one is wrong.",
+    .options = options,
+    .option_count = MOERT_COUNT(options),
+    .check = check_options,
+    .run = run,
+};

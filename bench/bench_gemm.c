@@ -5,7 +5,6 @@
 #include "base/config.h"
 #include "base/memory.h"
 #include "bench/gemm/measure.h"
-#include "tools/common/program.h"
 
 static bench_shape shape; /* experts 0: a suite */
 static size_t repeat, seed;
@@ -237,16 +236,13 @@ close:
     return bench_rows_end(&sum.rows, context, json_path, "samples of the results", status);
 }
 
-int main(int argc, char **argv) {
-    const moert_program program = {
-        .synopsis = "bench_gemm [OPTION...]",
-        .about = "Times grouped GEMMs on the device and checks each result; on a CPU in turns with "
-                 "OpenBLAS, which calls sgemm for one expert after the other on the same cores. "
-                 "Exits with 1 when a result is wrong.",
-        .options = options,
-        .option_count = MOERT_COUNT(options),
-        .check = check,
-        .run = run,
-    };
-    return moert_program_main(&program, argc, argv);
-}
+const moert_program bench_program = {
+    .synopsis = "bench_gemm [OPTION...]",
+    .about = "Times grouped GEMMs on the device and checks each result; on a CPU in turns with "
+             "OpenBLAS, which calls sgemm for one expert after the other on the same cores. "
+             "Exits with 1 when a result is wrong.",
+    .options = options,
+    .option_count = MOERT_COUNT(options),
+    .check = check,
+    .run = run,
+};

@@ -25,7 +25,6 @@
 #include "device/device.h"
 #include "device/profile/profile.h"
 #include "moert/layer.h"
-#include "tools/common/program.h"
 
 enum { X, DY, Y, DX, BUFFERS };
 enum { FORWARD, FORWARD_BACKWARD, OPERATIONS };
@@ -343,15 +342,12 @@ static moert_status check_options(int argc, char **argv) {
     return MOERT_OK;
 }
 
-int main(int argc, char **argv) {
-    const moert_program program = {
-        .synopsis = "[mpirun -n R] bench_layer [OPTION...]",
-        .about = "Times an expert-parallel MoE layer, forward and backward, and checks what it "
-                 "computes. Exits with 1 when that is wrong.",
-        .options = options,
-        .option_count = MOERT_COUNT(options),
-        .check = check_options,
-        .run = run,
-    };
-    return moert_program_main(&program, argc, argv);
-}
+const moert_program bench_program = {
+    .synopsis = "[mpirun -n R] bench_layer [OPTION...]",
+    .about = "Times an expert-parallel MoE layer, forward and backward, and checks what it "
+             "computes. Exits with 1 when that is wrong.",
+    .options = options,
+    .option_count = MOERT_COUNT(options),
+    .check = check_options,
+    .run = run,
+};

@@ -17,7 +17,6 @@
 #include "bench/common/report.h"
 #include "bench/memory/memory.h"
 #include "context/context.h"
-#include "tools/common/program.h"
 
 enum { SAMPLES = 5, CHECKS = 64, COPY_BYTES = 256 << 20 };
 #define SAMPLE_S 0.01
@@ -152,15 +151,11 @@ release:
     return bench_rows_end(&b.rows, context, json_path, "samples of the results", status);
 }
 
-int main(int argc, char **argv) {
-    const moert_program program = {
-        .synopsis = "bench_memory [OPTION...]",
-        .about =
-            "Times the memory-bound kernels in turns with a copy and checks each result. Exits "
-            "with 1 when a result is wrong.",
-        .options = options,
-        .option_count = MOERT_COUNT(options),
-        .run = run,
-    };
-    return moert_program_main(&program, argc, argv);
-}
+const moert_program bench_program = {
+    .synopsis = "bench_memory [OPTION...]",
+    .about = "Times the memory-bound kernels in turns with a copy and checks each result. Exits "
+             "with 1 when a result is wrong.",
+    .options = options,
+    .option_count = MOERT_COUNT(options),
+    .run = run,
+};

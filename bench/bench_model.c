@@ -13,9 +13,8 @@
 #include "bench/common/report.h"
 #include "bench/predict/calibrate.h"
 #include "bench/predict/models.h"
-#include "bench/predict/step.h"
+#include "bench/predict/predict.h"
 #include "moert/layer.h"
-#include "tools/common/program.h"
 
 enum { MOST_COUNTS = 64, STEP = 2 /* of --op */ };
 
@@ -289,16 +288,13 @@ static moert_status check_options(int argc, char **argv) {
     return parse_counts();
 }
 
-int main(int argc, char **argv) {
-    const moert_program program = {
-        .synopsis = "bench_model --machine FILE [OPTION...], or mpirun -n R bench_model "
-                    "--calibrate FILE [OPTION...]",
-        .about = "Predicts the time of an expert-parallel layer on a machine of some kind, with "
-                 "its parts and what bounds it, or measures such a machine.",
-        .options = options,
-        .option_count = MOERT_COUNT(options),
-        .check = check_options,
-        .run = run,
-    };
-    return moert_program_main(&program, argc, argv);
-}
+const moert_program bench_program = {
+    .synopsis = "bench_model --machine FILE [OPTION...], or mpirun -n R bench_model "
+                "--calibrate FILE [OPTION...]",
+    .about = "Predicts the time of an expert-parallel layer on a machine of some kind, with "
+             "its parts and what bounds it, or measures such a machine.",
+    .options = options,
+    .option_count = MOERT_COUNT(options),
+    .check = check_options,
+    .run = run,
+};

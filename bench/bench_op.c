@@ -15,7 +15,6 @@
 #include "bench/common/rate.h"
 #include "bench/common/report.h"
 #include "bench/gemm/op_operands.h"
-#include "tools/common/program.h"
 
 /* What the experts of a layer do with 8192 tokens per rank, up and down; DeepSeek-V3 on 8 ranks. */
 static const struct {
@@ -232,15 +231,12 @@ static moert_status run(moert_context *context) {
                           run_shapes(device));
 }
 
-int main(int argc, char **argv) {
-    const moert_program program = {
-        .synopsis = "bench_op [OPTION...]",
-        .about = "Times grouped GEMM ops of 16-bit, FP8, MX and NV operands on a GPU, or bf16 ones "
-                 "with what follows them in training, and checks each result. Exits with 1 when a "
-                 "result is wrong.",
-        .options = options,
-        .option_count = MOERT_COUNT(options),
-        .run = run,
-    };
-    return moert_program_main(&program, argc, argv);
-}
+const moert_program bench_program = {
+    .synopsis = "bench_op [OPTION...]",
+    .about = "Times grouped GEMM ops of 16-bit, FP8, MX and NV operands on a GPU, or bf16 ones "
+             "with what follows them in training, and checks each result. Exits with 1 when a "
+             "result is wrong.",
+    .options = options,
+    .option_count = MOERT_COUNT(options),
+    .run = run,
+};

@@ -1,9 +1,12 @@
-/* The rows of a bench as JSON, whether all results are right, and what a bench was measured on. */
+/* What every bench has: its program, its rows as JSON, whether all results are right, and what it was
+ * measured on. */
 #pragma once
 
 #include <jansson.h>
 
-#include "context/context.h"
+#include "tools/common/program.h"
+
+extern const moert_program bench_program; /* of main() */
 
 typedef struct bench_rows {
     json_t *json; /* an array */

@@ -173,10 +173,6 @@ void bench_run_destroy(bench_run *run) {
     *run = (bench_run){0};
 }
 
-moert_status bench_run_enqueue(const bench_run *run) {
-    return moert_gemm_run(&run->gemm);
-}
-
 /* A sum of products in float64. */
 typedef struct sum {
     double value, magnitude;

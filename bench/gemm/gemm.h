@@ -41,7 +41,7 @@ moert_status bench_problem_create(moert_device *device, const bench_shape *shape
 void bench_problem_destroy(bench_problem *problem);
 double bench_problem_flops(const bench_problem *problem); /* of one operation */
 
-/* An operation on a problem, by the backend in use, ready to be called often. */
+/* An operation on a problem, by the backend in use: `gemm`, ready to be run often. */
 typedef struct bench_run {
     const bench_problem *problem;
     bench_op op;
@@ -54,7 +54,6 @@ typedef struct bench_run {
 moert_status bench_run_create(const bench_problem *problem, bench_op op, bool packed,
                               bench_run *run);
 void bench_run_destroy(bench_run *run);
-moert_status bench_run_enqueue(const bench_run *run);
 size_t bench_result_count(const bench_problem *problem, bench_op op); /* elements of the result */
 
 /*

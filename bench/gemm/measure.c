@@ -54,7 +54,7 @@ static moert_status verify(contest *c, size_t *wrong) {
     const bench_setup *bench = c->bench;
     const bench_problem *p = c->run.problem;
     size_t rival_wrong;
-    MOERT_TRY(bench_run_enqueue(&c->run));
+    MOERT_TRY(moert_gemm_run(&c->run.gemm));
     MOERT_TRY(moert_device_finish(bench->device));
     MOERT_TRY(bench_count_wrong(p, c->run.op, c->run.result, NULL, wrong));
     if (bench->rival == NULL)
@@ -71,7 +71,7 @@ static moert_status verify(contest *c, size_t *wrong) {
 
 static moert_status call_ours(const contest *c) {
     for (size_t call = 0; call < c->batch; call++)
-        MOERT_TRY(bench_run_enqueue(&c->run));
+        MOERT_TRY(moert_gemm_run(&c->run.gemm));
     return moert_device_finish(c->bench->device);
 }
 
@@ -105,7 +105,7 @@ static moert_status take_pair(contest *c, size_t i, double *waited) {
     if (bench->rival == NULL)
         return MOERT_OK;
     MOERT_TRY(take(c, call_theirs, &c->theirs[i], waited));
-    bench_rival_rest(bench->rival);
+    bench_rival_rest();
     return MOERT_OK;
 }
 

@@ -94,8 +94,7 @@ const char *bench_rival_describe(const bench_rival *rival) {
     return rival->text;
 }
 
-void bench_rival_rest(const bench_rival *rival) {
-    (void)rival;
+void bench_rival_rest(void) {
     bench_sleep(REST_S);
 }
 
@@ -110,7 +109,7 @@ double bench_rival_restless(const bench_rival *rival) {
     static float a[SIDE * SIDE], c[SIDE * SIDE];
     rival->multiply(ROW_MAJOR, PLAIN, PLAIN, SIDE, SIDE, SIDE, 1.0f, a, SIDE, a, SIDE, 0.0f, c,
                     SIDE);
-    bench_rival_rest(rival);
+    bench_rival_rest();
     const double before = used_seconds();
     bench_sleep(IDLE_S);
     return (used_seconds() - before) / IDLE_S;

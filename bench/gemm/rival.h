@@ -24,8 +24,8 @@ void bench_rival_close(bench_rival *rival);
 /* "OpenBLAS 0.3.21 ..., core SkylakeX, 2 threads": what the library says of itself. */
 const char *bench_rival_describe(const bench_rival *rival);
 
-/* Waits until its threads, which spin after a call, have gone to sleep. */
-void bench_rival_rest(const bench_rival *rival);
+/* Waits until a rival's threads, which spin after a call, have gone to sleep. */
+void bench_rival_rest(void);
 /* The share of one core that the process still uses after a call and a rest; 0 = all sleep. */
 double bench_rival_restless(const bench_rival *rival);
 

@@ -82,3 +82,25 @@ double bench_sum_seconds(const bench_machine *machine, size_t ranks, size_t coun
  * ERROR_MEMORY. */
 moert_status bench_predict(const bench_machine *machine, const bench_work *work,
                            bench_prediction *prediction);
+
+/*
+ * What a training step takes: layers with attention around them, the head, the optimizer on what a
+ * rank owns, and the sum of replicated gradients.
+ *
+ * Dense products have the machine's rates, attention its own; what else happens to rows of H or V
+ * numbers is passes over memory, counted from the kernels of a step.
+ */
+typedef struct bench_stack {
+    size_t layers, heads, kv_heads, head, vocabulary;
+    size_t length; /* tokens of a sequence */
+} bench_stack;
+
+typedef struct bench_step {
+    double seconds;
+    double layers, dense, optimizer, sums; /* of these: sums are those of dense gradients */
+} bench_step;
+
+/* Of work->micro_batches passes forward and backward of work->tokens a rank. Pure. Errors as
+ * bench_predict. */
+moert_status bench_predict_step(const bench_machine *machine, const bench_work *work,
+                                const bench_stack *stack, bench_step *step);

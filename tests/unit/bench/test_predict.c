@@ -3,7 +3,7 @@
  * sums on a machine of round figures. */
 #include "base/memory.h"
 #include "bench/predict/models.h"
-#include "bench/predict/step.h"
+#include "bench/predict/predict.h"
 #include "exchange/exchange.h"
 #include "support/files.h"
 
