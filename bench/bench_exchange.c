@@ -20,6 +20,7 @@
 #include "base/config.h"
 #include "base/memory.h"
 #include "base/rng.h"
+#include "bench/common/pattern.h"
 #include "bench/common/rate.h"
 #include "bench/common/report.h"
 #include "bench/common/tokens.h"
@@ -101,14 +102,11 @@ static moert_status make_buffers(bench *b) {
     bench_payload_fill(&b->payload, rank * tokens, tokens, b->host);
     for (size_t s = 0; s < slots; s++)
         b->weights[s] = weighted ? (float)moert_rng_uniform(seed, 3, rank * slots + s) : 1.0f;
-    MOERT_TRY(moert_buffer_create(b->device, slots * sizeof(int32_t), &b->index));
-    MOERT_TRY(moert_buffer_create(b->device, slots * sizeof(float), &b->weight));
-    MOERT_TRY(moert_buffer_create(b->device, tokens * b->row_bytes, &b->source));
-    MOERT_TRY(moert_buffer_create(b->device, tokens * hidden * sizeof(float), &b->target));
     MOERT_TRY(
-        moert_buffer_write(b->index, 0, b->all_index + rank * slots, slots * sizeof(int32_t)));
-    MOERT_TRY(moert_buffer_write(b->weight, 0, b->weights, slots * sizeof(float)));
-    return moert_buffer_write(b->source, 0, b->host, tokens * b->row_bytes);
+        bench_upload(b->device, b->all_index + rank * slots, slots * sizeof(int32_t), &b->index));
+    MOERT_TRY(bench_upload(b->device, b->weights, slots * sizeof(float), &b->weight));
+    MOERT_TRY(bench_upload(b->device, b->host, tokens * b->row_bytes, &b->source));
+    return moert_buffer_create(b->device, tokens * hidden * sizeof(float), &b->target);
 }
 
 /* What a combine of pushed rows is of: the rows of a dispatch. */

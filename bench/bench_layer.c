@@ -16,6 +16,7 @@
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "base/rng.h"
+#include "bench/common/pattern.h"
 #include "bench/common/rate.h"
 #include "bench/common/report.h"
 #include "bench/common/tokens.h"
@@ -88,8 +89,7 @@ static moert_status make_weights(moert_buffer *weight, size_t first, size_t coun
     moert_status status;
     MOERT_TRY(MOERT_NEW_ARRAY(&values, elements));
     moert_rng_normals(seed, elements, 0, 0.02, values, elements);
-    MOERT_TRY_OR(release, moert_buffer_create(moert_buffer_device(weight), bytes, &drawn));
-    MOERT_TRY_OR(release, moert_buffer_write(drawn, 0, values, bytes));
+    MOERT_TRY_OR(release, bench_upload(moert_buffer_device(weight), values, bytes, &drawn));
     for (size_t i = 0; i < count; i++) {
         const size_t turn = (first + i) * TURN % elements * size;
         MOERT_TRY_OR(release, moert_buffer_copy(drawn, turn, weight, i * bytes, bytes - turn));
@@ -127,16 +127,14 @@ static void draw_rows(void *context, size_t first, size_t end) {
 
 static moert_status make_rows(bench *b) {
     const size_t rank = moert_comm_rank(b->comm), count = tokens * hidden;
-    for (int i = 0; i < 2; i++)
-        MOERT_TRY(MOERT_NEW_ARRAY(&b->host[i], count));
-    for (int i = 0; i < BUFFERS; i++)
-        MOERT_TRY(moert_buffer_create(b->device, count * sizeof(float), &b->buffer[i]));
     for (int i = 0; i < 2; i++) { /* x and dy */
+        MOERT_TRY(MOERT_NEW_ARRAY(&b->host[i], count));
         rows drawn = {seed + (unsigned)i, rank * tokens, b->host[i]};
         moert_parallel(tokens, 1, draw_rows, &drawn);
-        MOERT_TRY(moert_buffer_write(b->buffer[i], 0, b->host[i], count * sizeof(float)));
+        MOERT_TRY(bench_upload(b->device, b->host[i], count * sizeof(float), &b->buffer[i]));
     }
-    return MOERT_OK;
+    MOERT_TRY(moert_buffer_create(b->device, count * sizeof(float), &b->buffer[Y]));
+    return moert_buffer_create(b->device, count * sizeof(float), &b->buffer[DX]);
 }
 
 /* Whole sequences, and the rest. */
@@ -148,12 +146,16 @@ static moert_status make_batch(bench *b) {
         ends[s] = (uint32_t)moert_min((s + 1) * length, tokens);
     b->batch =
         (moert_batch){tokens, count, rank * count, moert_comm_size(b->comm) * count, NULL, false};
-    moert_status status = moert_buffer_create(b->device, count * sizeof *ends, &b->ends);
-    if (status == MOERT_OK)
-        status = moert_buffer_write(b->ends, 0, ends, count * sizeof *ends);
+    const moert_status status = bench_upload(b->device, ends, count * sizeof *ends, &b->ends);
     b->batch.ends = b->ends;
     free(ends);
     return status;
+}
+
+static moert_status make_operands(bench *b) {
+    MOERT_TRY(make_layer(b));
+    MOERT_TRY(make_rows(b));
+    return make_batch(b);
 }
 
 static moert_status prepare(bench *b) {
@@ -167,12 +169,7 @@ static moert_status prepare(bench *b) {
     o.combine = (moert_combine)combine;
     MOERT_TRY(moert_mesh_create(b->context, ep, &b->mesh));
     MOERT_TRY(moert_layer_create(b->mesh, &o, &b->layer));
-    moert_status status = make_layer(b);
-    if (status == MOERT_OK)
-        status = make_rows(b);
-    if (status == MOERT_OK)
-        status = make_batch(b);
-    return moert_comm_agree(b->comm, status);
+    return moert_comm_agree(b->comm, make_operands(b));
 }
 
 static void release(bench *b) {

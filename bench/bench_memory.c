@@ -13,6 +13,7 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
+#include "bench/common/pattern.h"
 #include "bench/common/rate.h"
 #include "bench/common/report.h"
 #include "bench/memory/memory.h"
@@ -116,9 +117,8 @@ static bool is_wanted(const bench_case *kernel) {
 static moert_status prepare(bench *b, moert_comm *comm) {
     const size_t copied = small ? COPY_BYTES / 256 : COPY_BYTES;
     MOERT_TRY(bench_memory_prepare(&b->memory, comm, seed));
-    MOERT_TRY(moert_buffer_create(b->memory.device, copied, &b->from));
-    MOERT_TRY(moert_buffer_create(b->memory.device, copied, &b->to));
-    return moert_buffer_clear(b->from, 0, copied);
+    MOERT_TRY(bench_upload(b->memory.device, NULL, copied, &b->from));
+    return moert_buffer_create(b->memory.device, copied, &b->to);
 }
 
 static moert_status run(moert_context *context) {

@@ -1,8 +1,15 @@
-/* Writes a pattern again and again. */
+/* Fills buffers. */
 #include "bench/common/pattern.h"
 
 #include "base/memory.h"
 #include "base/rng.h"
+
+moert_status bench_upload(moert_device *device, const void *data, size_t bytes,
+                          moert_buffer **buffer) {
+    MOERT_TRY(moert_buffer_create(device, bytes, buffer));
+    return data != NULL ? moert_buffer_write(*buffer, 0, data, bytes)
+                        : moert_buffer_clear(*buffer, 0, bytes);
+}
 
 moert_status bench_pattern_fill(moert_buffer *buffer, const void *pattern, size_t bytes,
                                 size_t start) {

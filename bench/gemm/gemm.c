@@ -8,6 +8,7 @@
 #include "base/memory.h"
 #include "base/number.h"
 #include "base/rng.h"
+#include "bench/common/pattern.h"
 
 enum { SAMPLES = 200, ALIGNMENT = 4096, PERIOD = 5, WITHOUT_ROWS = 1 };
 enum { STREAM_ROWS, STREAM_X, STREAM_Y, STREAM_WEIGHT, STREAM_SAMPLES };
@@ -55,18 +56,13 @@ static moert_status fill(uint64_t seed, uint64_t stream, size_t count, float **v
 /* Rows as the products take them: float32, or bf16 codes. */
 static moert_status upload(moert_device *device, moert_number type, const float *values,
                            size_t count, moert_buffer **buffer) {
-    if (type == MOERT_NUMBER_F32) {
-        MOERT_TRY(moert_buffer_create(device, count * sizeof(float), buffer));
-        return moert_buffer_write(*buffer, 0, values, count * sizeof(float));
-    }
-    moert_status status;
+    if (type == MOERT_NUMBER_F32)
+        return bench_upload(device, values, count * sizeof(float), buffer);
     uint16_t *codes;
     MOERT_TRY(MOERT_NEW_ARRAY(&codes, count));
     for (size_t i = 0; i < count; i++)
         codes[i] = (uint16_t)moert_number_encode(type, values[i]);
-    MOERT_TRY_OR(free_codes, moert_buffer_create(device, count * sizeof *codes, buffer));
-    MOERT_TRY_OR(free_codes, moert_buffer_write(*buffer, 0, codes, count * sizeof *codes));
-free_codes:
+    const moert_status status = bench_upload(device, codes, count * sizeof *codes, buffer);
     free(codes);
     return status;
 }
@@ -83,8 +79,7 @@ moert_status bench_problem_create(moert_device *device, const bench_shape *shape
     MOERT_TRY_OR(fail, fill(seed, STREAM_X, xs, &p->x));
     MOERT_TRY_OR(fail, fill(seed, STREAM_Y, ys, &p->y));
     MOERT_TRY_OR(fail, fill(seed, STREAM_WEIGHT, weights, &p->weight));
-    MOERT_TRY_OR(fail, moert_buffer_create(device, shape->experts * 4, &p->ends_buffer));
-    MOERT_TRY_OR(fail, moert_buffer_write(p->ends_buffer, 0, p->ends, shape->experts * 4));
+    MOERT_TRY_OR(fail, bench_upload(device, p->ends, shape->experts * 4, &p->ends_buffer));
     MOERT_TRY_OR(fail, upload(device, type, p->x, xs, &p->x_buffer));
     MOERT_TRY_OR(fail, upload(device, type, p->y, ys, &p->y_buffer));
     MOERT_TRY_OR(fail, upload(device, MOERT_NUMBER_F32, p->weight, weights, &p->weight_buffer));
@@ -136,8 +131,7 @@ moert_status bench_run_create(const bench_problem *p, bench_op op, bool packed, 
     const size_t bytes = bench_result_count(p, op) * sizeof(float);
     moert_status status;
     *run = (bench_run){.problem = p, .op = op};
-    MOERT_TRY_OR(fail, moert_buffer_create(device, bytes, &run->result));
-    MOERT_TRY_OR(fail, moert_buffer_clear(run->result, 0, bytes));
+    MOERT_TRY_OR(fail, bench_upload(device, NULL, bytes, &run->result));
     if (op == BENCH_GLU)
         MOERT_TRY_OR(
             fail, moert_buffer_create(device, p->rows * p->shape.n * sizeof(float), &run->between));

@@ -8,6 +8,7 @@
 
 #include "args/exchange.h"
 #include "base/memory.h"
+#include "bench/common/pattern.h"
 #include "device/device.h"
 
 #ifdef __SSE2__
@@ -54,7 +55,6 @@ static moert_status set_slots(bench_alltoall *a) {
     const moert_plan *plan = a->plan;
     const size_t slots = plan->tokens * plan->topk, bytes = 2 * slots * sizeof(uint32_t);
     uint32_t *pairs;
-    moert_status status;
     MOERT_TRY(MOERT_NEW_ARRAY(&pairs, 2 * slots));
     for (size_t s = 0; s < slots; s++) {
         const bool dropped = plan->slot_rank[s] == MOERT_PLAN_DROPPED;
@@ -63,9 +63,7 @@ static moert_status set_slots(bench_alltoall *a) {
         if (!dropped)
             a->token[plan->slot_position[s]] = (uint32_t)(s / plan->topk);
     }
-    MOERT_TRY_OR(release, moert_buffer_create(a->device, bytes, &a->destination));
-    status = moert_buffer_write(a->destination, 0, pairs, bytes);
-release:
+    const moert_status status = bench_upload(a->device, pairs, bytes, &a->destination);
     free(pairs);
     return status;
 }

@@ -35,12 +35,6 @@ moert_status bench_read(const moert_buffer *buffer, size_t index, double *x) {
     return bench_read_as(buffer, MOERT_NUMBER_F32, index, x);
 }
 
-static moert_status upload(const bench_memory *b, const void *data, size_t bytes,
-                           moert_buffer **buffer) {
-    MOERT_TRY(moert_buffer_create(b->device, bytes, buffer));
-    return moert_buffer_write(*buffer, 0, data, bytes);
-}
-
 /* Each token goes to K experts that lie E / K apart, the first another one each time. */
 static moert_status make_index(bench_memory *b) {
     const bench_sizes *s = &b->of;
@@ -49,7 +43,8 @@ static moert_status make_index(bench_memory *b) {
     for (size_t t = 0; t < s->tokens; t++)
         for (size_t k = 0; k < s->topk; k++)
             index[t * s->topk + k] = (int32_t)((t * 7 + k * (s->experts / s->topk)) % s->experts);
-    moert_status status = upload(b, index, s->tokens * s->topk * sizeof *index, &b->index);
+    moert_status status =
+        bench_upload(b->device, index, s->tokens * s->topk * sizeof *index, &b->index);
     free(index);
     return status;
 }
@@ -59,7 +54,7 @@ static moert_status make_tokens(bench_memory *b, size_t seed) {
     MOERT_TRY(MOERT_NEW_ARRAY(&b->tokens, s->tokens));
     for (size_t t = 0; t < s->tokens; t++)
         b->tokens[t] = (int32_t)(moert_rng_uniform(seed, 1, t) * (double)s->vocabulary);
-    return upload(b, b->tokens, s->tokens * sizeof *b->tokens, &b->token);
+    return bench_upload(b->device, b->tokens, s->tokens * sizeof *b->tokens, &b->token);
 }
 
 /* The plan's slots on the host, for the checks. */
@@ -89,8 +84,9 @@ static moert_status make_exchange(bench_memory *b, moert_comm *comm) {
         &b->plan));
     MOERT_TRY(fetch_slots(b));
     MOERT_TRY(moert_window_create(b->exchange, s->hidden, &b->window));
-    MOERT_TRY(upload(b, b->plan->plan->slot_row, rows * sizeof(uint32_t), &b->gather));
-    return upload(b, &rows, sizeof rows, &b->ends);
+    MOERT_TRY(
+        bench_upload(b->device, b->plan->plan->slot_row, rows * sizeof(uint32_t), &b->gather));
+    return bench_upload(b->device, &rows, sizeof rows, &b->ends);
 }
 
 moert_status bench_memory_prepare(bench_memory *b, moert_comm *comm, size_t seed) {

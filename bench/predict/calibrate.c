@@ -11,6 +11,7 @@
 #include "base/config.h"
 #include "base/memory.h"
 #include "base/number.h"
+#include "bench/common/pattern.h"
 #include "bench/common/rate.h"
 #include "bench/common/report.h"
 #include "bench/common/tokens.h"
@@ -136,13 +137,9 @@ static moert_status measure_dglu(moert_context *context, const bench_work *w, do
     moert_comm *world = moert_context_comm(context);
     const size_t rows = w->tokens * w->topk, n = rows * w->intermediate;
     moert_buffer *v = NULL, *dh = NULL;
-    moert_status status = moert_buffer_create(device, 2 * n * sizeof(float), &v);
+    moert_status status = bench_upload(device, NULL, 2 * n * sizeof(float), &v);
     if (status == MOERT_OK)
-        status = moert_buffer_create(device, n * sizeof(float), &dh);
-    if (status == MOERT_OK)
-        status = moert_buffer_clear(v, 0, 2 * n * sizeof(float));
-    if (status == MOERT_OK)
-        status = moert_buffer_clear(dh, 0, n * sizeof(float));
+        status = bench_upload(device, NULL, n * sizeof(float), &dh);
     MOERT_TRY_OR(done, moert_comm_agree(world, status));
     const moert_number type = moert_factor_between(
         device, type_of(w), moert_ceil_div(w->experts, w->ep), w->hidden, w->intermediate);
@@ -209,10 +206,8 @@ static moert_status open_passage(const bench_work *w, size_t tokens, unsigned en
     const size_t mine = moert_comm_rank(p->comm) * slots;
     MOERT_TRY(MOERT_NEW_ARRAY(&p->experts, ranks * slots));
     MOERT_TRY(bench_route(BENCH_BALANCED, 1, ranks * tokens, w->topk, w->experts, p->experts));
-    MOERT_TRY(moert_buffer_create(p->device, slots * sizeof(int32_t), &p->index));
-    MOERT_TRY(moert_buffer_create(p->device, tokens * w->hidden * sizeof(float), &p->rows));
-    MOERT_TRY(moert_buffer_clear(p->rows, 0, tokens * w->hidden * sizeof(float)));
-    MOERT_TRY(moert_buffer_write(p->index, 0, p->experts + mine, slots * sizeof(int32_t)));
+    MOERT_TRY(bench_upload(p->device, p->experts + mine, slots * sizeof(int32_t), &p->index));
+    MOERT_TRY(bench_upload(p->device, NULL, tokens * w->hidden * sizeof(float), &p->rows));
     MOERT_TRY(moert_exchange_create(p->device, p->comm, engine, &p->exchange));
     MOERT_TRY(moert_window_create(p->exchange, w->hidden, &p->window));
     MOERT_TRY(moert_exchange_make_plan(
