@@ -140,11 +140,8 @@ TEST(test_broken_configs_are_refused_with_key_and_file) {
     moert_model_config config;
     for (size_t i = 0; i < MOERT_COUNT(broken); i++) {
         memset(&config, 0x5a, sizeof config);
-        moert_status status = read_config(broken[i].text, &config);
-        const char *message = moert_last_error();
-        if (status != broken[i].status || strstr(message, broken[i].part) == NULL ||
-            strstr(message, in_folder("config.json")) == NULL)
-            fail_msg("row %zu: %s: %s", i, moert_status_name(status), message);
+        ASSERT_FAILS(read_config(broken[i].text, &config), broken[i].status, broken[i].part);
+        assert_non_null(strstr(moert_last_error(), in_folder("config.json")));
         assert_int_equal(config.hidden, (size_t)0x5a5a5a5a5a5a5a5a); /* untouched on failure */
     }
     ASSERT_FAILS(moert_model_config_read("/tmp/absent-moert.json", &config), MOERT_ERROR_IO,
@@ -171,9 +168,8 @@ TEST(test_what_a_model_cannot_have_is_refused_by_the_model_check) {
     for (size_t i = 0; i < MOERT_COUNT(no_models); i++) {
         moert_model_config config;
         ASSERT_OK(read_config(no_models[i].text, &config));
-        moert_status status = moert_model_config_check_model(&config);
-        if (status != no_models[i].status || strstr(moert_last_error(), no_models[i].part) == NULL)
-            fail_msg("row %zu: %s: %s", i, moert_status_name(status), moert_last_error());
+        ASSERT_FAILS(moert_model_config_check_model(&config), no_models[i].status,
+                     no_models[i].part);
     }
 }
 

@@ -42,10 +42,8 @@ TEST(test_golden_files_open_with_their_names_and_shapes) {
         snprintf(path, sizeof path, "tests/golden/%s", golden_files[i].path);
         moert_tensors *tensors = open_tensors(path);
         assert_int_equal(moert_tensors_count(tensors), golden_files[i].count);
-        moert_status status = moert_tensors_get(tensors, golden_files[i].name, golden_files[i].rank,
-                                                golden_files[i].shape, &tensor);
-        if (status != MOERT_OK)
-            fail_msg("%s", moert_last_error());
+        ASSERT_OK(moert_tensors_get(tensors, golden_files[i].name, golden_files[i].rank,
+                                    golden_files[i].shape, &tensor));
         assert_int_equal(tensor->type, MOERT_FILE_F32);
         assert_int_equal(tensor->bytes, tensor->elements * moert_file_type_bytes(tensor->type));
         assert_non_null(strstr(tensor->file, path));

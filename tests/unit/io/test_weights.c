@@ -132,17 +132,11 @@ TEST(test_a_plain_tensor_counts_before_blocks_of_its_name) {
 
 /* ---- files that do not fit ---- */
 
-static void assert_says(moert_status status, moert_status expected, const char *words) {
-    if (status != expected || strstr(moert_last_error(), words) == NULL)
-        fail_msg("%s: '%s' does not say '%s'", moert_status_name(status), moert_last_error(),
-                 words);
-}
-
 static void assert_not_found(const part *parts, size_t count, size_t rank, const size_t *shape,
                              moert_status expected, const char *words) {
     moert_weight weight;
     moert_tensors *files = open_parts(parts, count);
-    assert_says(moert_weight_find(files, "w", rank, shape, &weight), expected, words);
+    ASSERT_FAILS(moert_weight_find(files, "w", rank, shape, &weight), expected, words);
 }
 
 #define SPEC(name, type, ...)                                                                      \
@@ -210,7 +204,7 @@ static void assert_not_read(const part *parts, size_t rank, const size_t *shape,
     moert_weight weight;
     moert_tensors *files = open_parts(parts, 2);
     ASSERT_OK(moert_weight_find(files, "w", rank, shape, &weight));
-    assert_says(moert_weight_read(&weight, first, count, values), MOERT_ERROR_FORMAT, words);
+    ASSERT_FAILS(moert_weight_read(&weight, first, count, values), MOERT_ERROR_FORMAT, words);
     assert_non_null(strstr(moert_last_error(), "weights.safetensors"));
 }
 
