@@ -214,7 +214,8 @@ static double memory(const setting *s, bool backward) {
 
 /* ---- sums of gradients ---- */
 
-double bench_sum_seconds(const bench_machine *m, size_t ranks, size_t count, double bytes) {
+/* Of a reduce-scatter and an all-gather among `count` of the ranks, through host memory. */
+static double sum_seconds(const bench_machine *m, size_t ranks, size_t count, double bytes) {
     const double others = (double)count - 1.0, share = share_of(m, ranks);
     const bench_line link = bench_nodes(m, ranks) > 1 ? m->between : m->inside;
     if (count < 2)
@@ -226,8 +227,8 @@ double bench_sum_seconds(const bench_machine *m, size_t ranks, size_t count, dou
 static double sums(const setting *s) {
     const double h = (double)s->w->hidden, i = (double)s->w->intermediate;
     const size_t ranks = s->w->ranks;
-    return bench_sum_seconds(s->m, ranks, ranks, 4.0 * h * (double)s->w->experts) +
-           bench_sum_seconds(s->m, ranks, ranks / s->w->ep, 12.0 * h * i * s->local);
+    return sum_seconds(s->m, ranks, ranks, 4.0 * h * (double)s->w->experts) +
+           sum_seconds(s->m, ranks, ranks / s->w->ep, 12.0 * h * i * s->local);
 }
 
 /* ---- a pass ---- */
@@ -342,7 +343,7 @@ moert_status bench_predict_step(const bench_machine *m, const bench_work *work,
         .layers = batches * (double)s->layers * layer.seconds,
         .dense = batches * dense,
         .optimizer = OPTIMIZER_BYTES * numbers / (m->copy_gbps * 1e9),
-        .sums = bench_sum_seconds(m, work->ranks, work->ranks, 4.0 * dense_numbers),
+        .sums = sum_seconds(m, work->ranks, work->ranks, 4.0 * dense_numbers),
     };
     step->seconds = step->layers + step->dense + step->optimizer + step->sums;
     return MOERT_OK;

@@ -74,10 +74,6 @@ typedef struct bench_prediction {
 /* Nodes that the ranks need. */
 size_t bench_nodes(const bench_machine *machine, size_t ranks);
 
-/* Seconds of a reduce-scatter and an all-gather of so many bytes among `count` of the ranks,
- * through host memory. */
-double bench_sum_seconds(const bench_machine *machine, size_t ranks, size_t count, double bytes);
-
 /* Pure. Errors: ERROR_USAGE (sizes that do not fit, a rate that the machine lacks),
  * ERROR_MEMORY. */
 moert_status bench_predict(const bench_machine *machine, const bench_work *work,
