@@ -1,13 +1,9 @@
 /* The oracle of the exchange: see round_trip.h. */
 #include "support/exchange/round_trip.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/memory.h"
 #include "base/number.h"
 #include "base/rng.h"
+#include "support/mpi.h"
 
 /* ---- the values, from the global token alone ---- */
 
@@ -53,23 +49,10 @@ static size_t tokens_below(const shape *c, size_t end) {
     return first;
 }
 
-static size_t own_tokens(const shape *c, const trip *t) {
-    return c->tokens[moert_comm_rank(t->comm)];
-}
-
-static size_t first_token(const shape *c, const trip *t) {
-    return tokens_below(c, moert_comm_rank(t->comm));
-}
-
-static size_t all_tokens(const shape *c, const trip *t) {
-    return tokens_below(c, moert_comm_size(t->comm));
-}
-
 /* ---- one round trip ---- */
 
-moert_status trip_make_windows(moert_device *device, moert_comm *comm, moert_exchange *exchange,
-                               size_t width, bool codes, trip *t) {
-    *t = (trip){.device = device, .comm = comm, .exchange = exchange, .codes = codes};
+moert_status trip_make_windows(moert_exchange *exchange, size_t width, bool codes, trip *t) {
+    *t = (trip){.exchange = exchange, .codes = codes};
     MOERT_TRY(codes ? moert_window_create_codes(exchange, 2 * width, &t->x)
                     : moert_window_create(exchange, width, &t->x));
     MOERT_TRY((codes ? moert_window_create_codes : moert_window_create)(exchange, width, &t->y));
@@ -77,55 +60,39 @@ moert_status trip_make_windows(moert_device *device, moert_comm *comm, moert_exc
     return moert_window_create(exchange, 1, &t->slot_y);
 }
 
-void trip_free_windows(trip *t) {
+void trip_free(trip *t) {
+    moert_exchange_free_plan(t->plan);
     moert_window_destroy(t->x);
     moert_window_destroy(t->y);
     moert_window_destroy(t->slot_x);
     moert_window_destroy(t->slot_y);
 }
 
-void trip_free_buffers(trip *t) {
-    moert_exchange_free_plan(t->plan);
-    moert_buffer_destroy(t->index);
-    moert_buffer_destroy(t->source);
-    moert_buffer_destroy(t->weight);
-    moert_buffer_destroy(t->target);
-    moert_buffer_destroy(t->slot_target);
-    free(t->host);
-    t->plan = NULL;
-    t->host = NULL;
-    t->index = t->source = t->weight = t->target = t->slot_target = NULL;
-}
-
-/* This rank's tokens on the device. */
-moert_status trip_make_buffers(const shape *c, trip *t) {
-    size_t tokens = own_tokens(c, t), slots = tokens * c->topk, total = all_tokens(c, t);
-    size_t stride = moert_window_stride(t->x);
-    MOERT_TRY(moert_alloc(&t->host, (total + 1) * (c->topk + 1) * stride, sizeof(float)));
-    MOERT_TRY(moert_buffer_create(t->device, slots * 4, &t->index));
-    MOERT_TRY(moert_buffer_create(t->device, tokens * c->width * 4, &t->source));
-    MOERT_TRY(moert_buffer_create(t->device, slots * 4, &t->weight));
-    MOERT_TRY(moert_buffer_create(t->device, tokens * c->width * 4, &t->target));
-    MOERT_TRY(moert_buffer_create(t->device, slots * 4, &t->slot_target));
+void trip_make_buffers(const shape *c, trip *t) {
+    const size_t tokens = c->tokens[test_rank], slots = tokens * c->topk;
+    const size_t first = tokens_below(c, test_rank), total = tokens_below(c, test_ranks);
+    float *host = test_alloc((total + 1) * (c->topk + 1) * moert_window_stride(t->x) * 4);
     for (size_t i = 0; i < tokens; i++)
-        choose(c, first_token(c, t) + i, (int32_t *)t->host + i * c->topk);
-    MOERT_TRY(moert_buffer_write(t->index, 0, t->host, slots * 4));
+        choose(c, first + i, (int32_t *)host + i * c->topk);
+    t->index = upload(host, slots * 4);
     for (size_t i = 0; i < tokens * c->width; i++)
-        t->host[i] = payload(c, first_token(c, t) + i / c->width, i % c->width);
-    MOERT_TRY(moert_buffer_write(t->source, 0, t->host, tokens * c->width * 4));
+        host[i] = payload(c, first + i / c->width, i % c->width);
+    t->source = upload(host, tokens * c->width * 4);
     for (size_t s = 0; s < slots; s++)
-        t->host[s] = weight(c, first_token(c, t) + s / c->topk, s % c->topk);
-    return moert_buffer_write(t->weight, 0, t->host, slots * 4);
+        host[s] = weight(c, first + s / c->topk, s % c->topk);
+    t->weight = upload(host, slots * 4);
+    t->target = unset_floats(tokens * c->width);
+    t->slot_target = unset_floats(slots);
+    t->host = host;
 }
 
 /* Visits this rank's rows in the order of the plan, by brute force over all tokens. */
 typedef void row_visitor(const shape *c, trip *t, size_t row, size_t token, size_t k, size_t e);
 
 static void visit_rows(const shape *c, trip *t, row_visitor *visit) {
-    size_t row = 0, total = all_tokens(c, t), first, count;
+    size_t row = 0, total = tokens_below(c, test_ranks), first, count;
     int32_t slot[MAX_EXPERTS];
-    moert_plan_experts(c->experts, moert_comm_size(t->comm), moert_comm_rank(t->comm), &first,
-                       &count);
+    moert_plan_experts(c->experts, test_ranks, test_rank, &first, &count);
     for (size_t e = first; e < first + count; e++) {
         for (size_t token = 0; token < total; token++) {
             choose(c, token, slot);
@@ -180,7 +147,7 @@ static moert_status write_rows(moert_window *window, trip *t) {
 
 /* Where an expert's results are summed first: on its rank or node, if at all. */
 static size_t node_of(const shape *c, const trip *t, int32_t expert) {
-    const size_t rank = moert_plan_owner(c->experts, moert_comm_size(t->comm), (size_t)expert);
+    const size_t rank = moert_plan_owner(c->experts, test_ranks, (size_t)expert);
     if (t->summed)
         return rank;
     return t->presummed == NULL ? 0 : moert_comm_node(t->presummed, rank);
@@ -219,9 +186,8 @@ static float sum_terms(terms *s, size_t topk) {
 }
 
 static float wanted_sum(const shape *c, const trip *t, size_t token, size_t column,
-                        const int32_t *slot, int weighted) {
-    const size_t me = moert_comm_rank(t->comm);
-    terms s = {.home = t->presummed != NULL ? moert_comm_node(t->presummed, me) : 0,
+                        const int32_t *slot, bool weighted) {
+    terms s = {.home = t->presummed != NULL ? moert_comm_node(t->presummed, test_rank) : 0,
                .rounds = t->summed && t->codes};
     if (t->summed)
         s.home = SIZE_MAX;
@@ -237,12 +203,12 @@ static float wanted_sum(const shape *c, const trip *t, size_t token, size_t colu
 }
 
 /* target against fmaf in order of k; weighted or plain. */
-static moert_status check_target(const shape *c, trip *t, int weighted) {
-    size_t tokens = own_tokens(c, t);
+static moert_status check_target(const shape *c, trip *t, bool weighted) {
+    const size_t tokens = c->tokens[test_rank];
     int32_t slot[MAX_EXPERTS];
     MOERT_TRY(moert_buffer_read(t->target, 0, t->host, tokens * c->width * 4));
     for (size_t i = 0; i < tokens; i++) {
-        size_t token = first_token(c, t) + i;
+        const size_t token = tokens_below(c, test_rank) + i;
         choose(c, token, slot);
         for (size_t j = 0; j < c->width; j++) {
             const float sum = wanted_sum(c, t, token, j, slot, weighted);
@@ -253,11 +219,11 @@ static moert_status check_target(const shape *c, trip *t, int weighted) {
 }
 
 static moert_status check_slot_target(const shape *c, trip *t) {
-    size_t slots = own_tokens(c, t) * c->topk;
+    const size_t slots = c->tokens[test_rank] * c->topk;
     int32_t slot[MAX_EXPERTS];
     MOERT_TRY(moert_buffer_read(t->slot_target, 0, t->host, slots * 4));
     for (size_t s = 0; s < slots; s++) {
-        size_t token = first_token(c, t) + s / c->topk, k = s % c->topk;
+        const size_t token = tokens_below(c, test_rank) + s / c->topk, k = s % c->topk;
         choose(c, token, slot);
         float wanted = slot[k] < 0 ? 0.0f : (float)(token * 100 + k * 10) + (float)slot[k] * .5f;
         t->wrong += t->host[s] != wanted;
@@ -270,16 +236,26 @@ static moert_status verdict(const shape *c, trip *t, const char *what) {
     moert_status local = MOERT_OK;
     if (t->wrong > 0)
         local = MOERT_FAIL(ERROR_INTERNAL, "%s, %s: %zu wrong values", c->name, what, t->wrong);
-    return moert_comm_agree(t->comm, local);
+    return moert_comm_agree(test_comm, local);
 }
 
-/* Fills this rank's rows with NaN, so that an element that nobody writes shows. */
-static moert_status poison(moert_window *window, trip *t) {
-    size_t floats = t->plan->plan->rows * moert_window_stride(window);
-    MOERT_TRY(moert_window_reserve(window, t->plan->plan));
+/* Rows of NaN, so that an element that nobody writes shows. */
+static moert_status write_nan(moert_window *window, size_t rows, trip *t) {
+    const size_t floats = rows * moert_window_stride(window);
     for (size_t i = 0; i < floats; i++)
         t->host[i] = NAN;
-    return write_rows(window, t);
+    return moert_buffer_write(moert_window_rows(window), 0, t->host, floats * sizeof(float));
+}
+
+static moert_status poison(moert_window *window, trip *t) {
+    MOERT_TRY(moert_window_reserve(window, t->plan->plan));
+    return write_nan(window, t->plan->plan->rows, t);
+}
+
+moert_status trip_plan(const shape *c, const trip *t, moert_status local,
+                       moert_exchange_plan **plan) {
+    const moert_exchange_slots slots = {t->index, c->tokens[test_rank], c->topk, c->experts};
+    return moert_exchange_make_plan(t->exchange, &slots, local, plan);
 }
 
 moert_transfer trip_there(const trip *t, bool slots) {
@@ -343,7 +319,7 @@ static moert_status combine_beside(const shape *c, trip *t, moert_transfer *back
     MOERT_TRY(moert_exchange_combine_finish(t->exchange, back, MOERT_OK));
     MOERT_TRY(check_slot_target(c, t));
     MOERT_TRY(moert_exchange_combine_join(t->exchange));
-    MOERT_TRY(check_target(c, t, 0));
+    MOERT_TRY(check_target(c, t, false));
     return verdict(c, t, "waves");
 }
 
@@ -369,46 +345,33 @@ static moert_status run_waves(const shape *c, trip *t) {
     return combine_beside(c, t, &back);
 }
 
-/* Every row of a slot is NaN, on all ranks, until somebody sends it. */
-static moert_status poison_slots(const shape *c, trip *t) {
-    const size_t floats = t->plan->plan->tokens * t->plan->plan->topk * moert_window_stride(t->y);
-    MOERT_TRY(moert_window_reserve_slots(t->y, t->plan));
-    for (size_t i = 0; i < floats; i++)
-        t->host[i] = NAN;
-    MOERT_TRY(moert_buffer_write(moert_window_rows(t->y), 0, t->host, floats * sizeof(float)));
-    return verdict(c, t, "poison");
-}
-
-/* Rows that are sent to their slots' ranks, instead of fetched from their owners. */
+/* Rows that are sent to their slots' ranks, instead of fetched from their owners. Every row of a slot
+ * is NaN, on all ranks, until somebody sends it. */
 static moert_status run_pushed(const shape *c, trip *t) {
-    const size_t row_bytes = moert_window_stride(t->y) * sizeof(float);
-    const size_t bytes = t->plan->plan->rows * row_bytes;
+    const size_t bytes = t->plan->plan->rows * moert_window_stride(t->y) * sizeof(float);
     const bool sums = moert_exchange_sums(t->exchange);
     moert_transfer back = trip_push(t, !sums, true);
-    moert_buffer *rows;
-    moert_status status;
-    MOERT_TRY(poison_slots(c, t));
+    moert_buffer *rows = test_buffer(bytes);
+    MOERT_TRY(moert_window_reserve_slots(t->y, t->plan));
+    MOERT_TRY(write_nan(t->y, t->plan->plan->tokens * t->plan->plan->topk, t));
+    MOERT_TRY(verdict(c, t, "poison"));
     MOERT_TRY(trip_dispatch(t, true, MOERT_OK));
-    MOERT_TRY(moert_buffer_create(t->device, bytes, &rows));
     visit_rows(c, t, make_row);
-    MOERT_TRY_OR(destroy, moert_buffer_write(rows, 0, t->host, bytes));
-    MOERT_TRY_OR(destroy, moert_exchange_push_rows(t->exchange, &back, rows));
-    MOERT_TRY_OR(destroy, moert_exchange_combine(t->exchange, &back, MOERT_OK));
+    MOERT_TRY(moert_buffer_write(rows, 0, t->host, bytes));
+    MOERT_TRY(moert_exchange_push_rows(t->exchange, &back, rows));
+    MOERT_TRY(moert_exchange_combine(t->exchange, &back, MOERT_OK));
     t->summed = sums;
-    MOERT_TRY_OR(destroy, check_target(c, t, !sums));
+    MOERT_TRY(check_target(c, t, !sums));
     t->summed = false;
-    MOERT_TRY_OR(destroy, check_slot_target(c, t));
-    status = verdict(c, t, "pushed combine");
-destroy:
-    moert_buffer_destroy(rows);
-    return status;
+    MOERT_TRY(check_slot_target(c, t));
+    return verdict(c, t, "pushed combine");
 }
 
 moert_status trip_run(const shape *c, trip *t) {
-    moert_status local = trip_make_buffers(c, t);
-    MOERT_TRY(moert_exchange_make_plan(
-        t->exchange, &(moert_exchange_slots){t->index, own_tokens(c, t), c->topk, c->experts},
-        local, &t->plan));
+    moert_exchange_free_plan(t->plan);
+    t->plan = NULL;
+    trip_make_buffers(c, t);
+    MOERT_TRY(trip_plan(c, t, MOERT_OK, &t->plan));
     moert_exchange_cut(t->exchange, t->plan, t->waves);
     t->wrong = 0;
     MOERT_TRY(poison(t->x, t));
@@ -429,11 +392,11 @@ moert_status trip_run(const shape *c, trip *t) {
     visit_rows(c, t, make_slot);
     MOERT_TRY(write_rows(t->slot_y, t));
     MOERT_TRY(trip_combine(t, true, true, MOERT_OK));
-    MOERT_TRY(check_target(c, t, 1));
+    MOERT_TRY(check_target(c, t, true));
     MOERT_TRY(check_slot_target(c, t));
     MOERT_TRY(verdict(c, t, "combine"));
     MOERT_TRY(trip_combine(t, false, false, MOERT_OK));
-    MOERT_TRY(check_target(c, t, 0));
+    MOERT_TRY(check_target(c, t, false));
     MOERT_TRY(verdict(c, t, "plain combine"));
     if (moert_exchange_pushes(t->exchange, false))
         MOERT_TRY(run_pushed(c, t));

@@ -22,8 +22,6 @@ typedef struct {
 
 /* The objects of a round trip on this rank. */
 typedef struct {
-    moert_device *device;
-    moert_comm *comm;
     moert_exchange *exchange;
     moert_window *x, *y, *slot_x, *slot_y;
     moert_exchange_plan *plan;
@@ -36,14 +34,16 @@ typedef struct {
     size_t wrong;
 } trip;
 
-/* Windows outlive a shape, buffers and plan do not. With `codes`, of an even width, rows go
- * into a window of as many pairs of codes, and results come back as codes. Collective, except for
- * the buffers. */
-moert_status trip_make_windows(moert_device *device, moert_comm *comm, moert_exchange *exchange,
-                               size_t width, bool codes, trip *t);
-void trip_free_windows(trip *t);
-moert_status trip_make_buffers(const shape *c, trip *t);
-void trip_free_buffers(trip *t);
+/* Windows outlive a shape, buffers and plan do not. With `codes`, of an even width, rows go into a
+ * window of as many pairs of codes, and results come back as codes. Collective. */
+moert_status trip_make_windows(moert_exchange *exchange, size_t width, bool codes, trip *t);
+void trip_make_buffers(const shape *c, trip *t);
+/* Frees the windows and the plan. */
+void trip_free(trip *t);
+
+/* The plan of the buffers. */
+moert_status trip_plan(const shape *c, const trip *t, moert_status local,
+                       moert_exchange_plan **plan);
 
 /* The transfers of x and, with `slots`, their weights; of y back, `weighted` or not; and of rows that
  * are pushed to it. */

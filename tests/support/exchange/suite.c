@@ -28,44 +28,26 @@ const shape shapes[SHAPES] = {
     {"width 100", 8, 3, 100, {19, 17, 3, 20}, SOME_DROPPED, 16},
 };
 
-setup
-    setup_local = {.engine = MOERT_EXCHANGE_LOCAL},
-    setup_window = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "host"},
-    setup_devices = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .aside = true, .fuse = OFF},
-    setup_once = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .once = ON, .fuse = OFF},
-    setup_fused = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .once = OFF, .fuse = ON},
-    setup_fused_once = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "device", .once = ON, .fuse = ON},
-    setup_pushed = {.engine = MOERT_EXCHANGE_WINDOW, .sync = "host", .push = "on"},
-    setup_pushed_once = {.engine = MOERT_EXCHANGE_WINDOW,
-                         .sync = "device",
-                         .aside = true,
-                         .once = ON,
-                         .push = "on",
-                         .fuse = ON},
-    setup_summed = {.engine = MOERT_EXCHANGE_WINDOW, .push = "sum", .fuse = OFF},
-    setup_summed_fused = {.engine = MOERT_EXCHANGE_WINDOW,
-                          .sync = "device",
-                          .aside = true,
-                          .push = "sum",
-                          .fuse = ON},
-    setup_impatient = {.engine = MOERT_EXCHANGE_WINDOW,
-                       .sync = "device",
-                       .timeout_s = "2",
-                       .fuse = OFF},
-    setup_impatient_fused = {.engine = MOERT_EXCHANGE_WINDOW,
-                             .sync = "device",
-                             .timeout_s = "2",
-                             .once = ON,
-                             .fuse = ON},
-    setup_impatient_summed = {.engine = MOERT_EXCHANGE_WINDOW,
-                              .sync = "device",
-                              .timeout_s = "2",
-                              .push = "sum",
-                              .fuse = ON},
-    setup_staged = {.engine = MOERT_EXCHANGE_STAGED},
-    setup_nodes_of_1 = {.engine = MOERT_EXCHANGE_NODE, .together = 1},
-    setup_nodes_of_2 = {.engine = MOERT_EXCHANGE_NODE, .together = 2},
-    setup_nodes_of_3 = {.engine = MOERT_EXCHANGE_NODE, .together = 3};
+enum { LOCAL = MOERT_EXCHANGE_LOCAL, WINDOW = MOERT_EXCHANGE_WINDOW };
+static const setup setups[] = {
+    {"local", .engine = LOCAL},
+    {"window", WINDOW, .sync = "host"},
+    {"window, devices wait", WINDOW, "device", .aside = true, .fuse = OFF},
+    {"window, rows once", WINDOW, "device", .once = ON, .fuse = OFF},
+    {"window, fused", WINDOW, "device", .once = OFF, .fuse = ON},
+    {"window, fused, rows once", WINDOW, "device", .once = ON, .fuse = ON},
+    {"window, pushed", WINDOW, "host", .push = "on"},
+    {"window, pushed, devices wait, rows once", WINDOW, "device", NULL, 0, true, "on", ON, ON},
+    {"window, summed", WINDOW, .push = "sum", .fuse = OFF},
+    {"window, summed, fused", WINDOW, "device", .aside = true, .push = "sum", .fuse = ON},
+    {"staged", .engine = MOERT_EXCHANGE_STAGED},
+    {"nodes of 1", MOERT_EXCHANGE_NODE, .together = 1},
+    {"nodes of 2", MOERT_EXCHANGE_NODE, .together = 2},
+    {"nodes of 3", MOERT_EXCHANGE_NODE, .together = 3},
+    {"impatient", WINDOW, "device", "2", .fuse = OFF},
+    {"impatient, fused", WINDOW, "device", "2", .once = ON, .fuse = ON},
+    {"impatient, summed", WINDOW, "device", "2", .push = "sum", .fuse = ON},
+};
 
 moert_comm *spread[MAX_RANKS];
 
@@ -119,17 +101,39 @@ moert_exchange *open_exchange(void **state) {
     return exchange;
 }
 
-void close_trip(trip *t, moert_exchange *exchange) {
-    trip_free_buffers(t);
-    trip_free_windows(t);
-    moert_exchange_destroy(exchange);
+trip open_windows(moert_exchange *exchange, const shape *c, bool codes) {
+    trip t;
+    ASSERT_OK_ON_ALL(trip_make_windows(exchange, c->width, codes, &t));
+    return t;
 }
 
-void close_usable(const shape *c, trip *t, moert_exchange *exchange) {
-    trip_free_buffers(t);
+trip open_trip(void **state, const shape *c) {
+    trip t = open_windows(open_exchange(state), c, false);
+    ASSERT_OK_ON_ALL(trip_run(c, &t));
+    return t;
+}
+
+void run_shapes(moert_exchange *exchange, const trip *like) {
+    for (size_t i = 0; i < SHAPES; i++) {
+        shape c = shapes[i];
+        c.width += like->codes ? c.width % 2 : 0;
+        trip t = open_windows(exchange, &c, like->codes);
+        t.waves = like->waves;
+        t.presummed = like->presummed;
+        ASSERT_OK_ON_ALL(trip_run(&c, &t));
+        trip_free(&t);
+    }
+}
+
+void close_trip(trip *t) {
+    trip_free(t);
+    moert_exchange_destroy(t->exchange);
+}
+
+void close_usable(const shape *c, trip *t) {
     ASSERT_OK_ON_ALL(trip_run(c, t));
-    ASSERT_OK_ON_ALL(moert_exchange_settle(exchange));
-    close_trip(t, exchange);
+    ASSERT_OK_ON_ALL(moert_exchange_settle(t->exchange));
+    close_trip(t);
 }
 
 moert_flags *make_busy(void) {
@@ -144,15 +148,11 @@ moert_status keep_busy(moert_flags *busy) {
     return test_rank == test_ranks - 1 ? moert_flags_meet(busy) : MOERT_OK;
 }
 
-void expect_late(const shape *c, const trip *t, moert_exchange *exchange, const char *phase) {
+void expect_late(const shape *c, const trip *t, const char *phase) {
     moert_exchange_plan *plan = NULL;
     char text[64];
     snprintf(text, sizeof text, "the device of rank %zu (", test_ranks - 1);
-    ASSERT_FAILS_ON_ALL(
-        moert_exchange_make_plan(
-            exchange, &(moert_exchange_slots){t->index, c->tokens[test_rank], c->topk, c->experts},
-            MOERT_OK, &plan),
-        MOERT_ERROR_COMM, text);
+    ASSERT_FAILS_ON_ALL(trip_plan(c, t, MOERT_OK, &plan), MOERT_ERROR_COMM, text);
     assert_non_null(strstr(moert_last_error(), phase));
 }
 
@@ -171,18 +171,28 @@ static bool applies(const setup *tested) {
     }
 }
 
-int run_exchange_tests(const char *name, const struct CMUnitTest *tests, size_t count,
-                       int arguments, char **argument) {
-    size_t chosen_count = 0;
+int run_exchange_tests(const char *name, const exchange_test *tests, size_t count, int arguments,
+                       char **argument) {
+    enum { MOST_NAME = 128 };
+    size_t chosen = 0;
     if (!mpi_tests_begin(arguments, argument))
         return 1;
-    struct CMUnitTest *chosen = test_alloc(count * sizeof *chosen);
+    struct CMUnitTest *rows = test_alloc(count * MOERT_COUNT(setups) * sizeof *rows);
     if (open_test_device(NULL) != 0 || make_spread() != MOERT_OK)
         moert_comm_abort(test_comm, 1);
-    for (size_t i = 0; i < count; i++)
-        if (tests[i].initial_state == NULL || applies(tests[i].initial_state))
-            chosen[chosen_count++] = tests[i];
-    const int failed = run_table(name, chosen, chosen_count, NULL, NULL);
+    for (size_t i = 0; i < count; i++) {
+        if (tests[i].ways == 0)
+            rows[chosen++] = (struct CMUnitTest){.name = tests[i].name, tests[i].function};
+        for (size_t w = 0; w < MOERT_COUNT(setups); w++) {
+            if ((tests[i].ways >> w & 1) == 0 || !applies(&setups[w]))
+                continue;
+            char *title = test_alloc(MOST_NAME);
+            snprintf(title, MOST_NAME, "%s[%s]", tests[i].name, setups[w].name);
+            rows[chosen++] = (struct CMUnitTest){
+                .name = title, .test_func = tests[i].function, .initial_state = (void *)&setups[w]};
+        }
+    }
+    const int failed = run_table(name, rows, chosen, NULL, NULL);
     free_spread();
     close_test_device(NULL);
     return mpi_tests_end(failed);

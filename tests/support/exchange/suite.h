@@ -1,6 +1,6 @@
 /*
- * What tests of the exchange have in common: the exchanges that they test, a row of a table each,
- * and a run of the rows that this device and job have.
+ * What tests of the exchange have in common: the ways to exchange that they test, a bit each, and a
+ * run of the tests in the ways that this device and job have.
  */
 #pragma once
 
@@ -12,6 +12,7 @@
  * and (window) whether results are pushed, rows go to each rank once, and transfers of few rows are
  * one kernel. */
 typedef struct setup {
+    const char *name;
     unsigned engine;
     const char *sync, *timeout_s;
     size_t together;
@@ -20,53 +21,67 @@ typedef struct setup {
     enum { AS_IT_IS, OFF, ON } once, fuse;
 } setup;
 
-extern setup setup_local, setup_window, setup_devices, setup_once, setup_fused, setup_fused_once,
-    setup_pushed, setup_pushed_once, setup_summed, setup_summed_fused, setup_impatient,
-    setup_impatient_fused, setup_impatient_summed, setup_staged, setup_nodes_of_1, setup_nodes_of_2,
-    setup_nodes_of_3;
+/* The setups, in the order of their table. */
+enum {
+    BY_LOCAL = 1 << 0,
+    BY_WINDOW = 1 << 1,
+    BY_DEVICES = 1 << 2, /* which wait, not the hosts */
+    BY_ONCE = 1 << 3,
+    BY_FUSED = 1 << 4,
+    BY_FUSED_ONCE = 1 << 5,
+    BY_PUSHED = 1 << 6,
+    BY_PUSHED_ONCE = 1 << 7,
+    BY_SUMMED = 1 << 8,
+    BY_SUMMED_FUSED = 1 << 9,
+    BY_STAGED = 1 << 10,
+    BY_NODES = 7 << 11, /* of 1, 2 and 3 ranks */
+    BY_IMPATIENT = 1 << 14,
+    BY_IMPATIENT_FUSED = 1 << 15,
+    BY_IMPATIENT_SUMMED = 1 << 16,
+    BY_ENGINES = BY_LOCAL | BY_WINDOW | BY_DEVICES | BY_STAGED | BY_NODES,
+    BY_PUSHES = BY_PUSHED | BY_PUSHED_ONCE,
+    BY_SUMS = BY_SUMMED | BY_SUMMED_FUSED,
+    BY_ALL = BY_ENGINES | BY_ONCE | BY_FUSED | BY_FUSED_ONCE | BY_PUSHES | BY_SUMS,
+};
+
+/* A test and its ways, or none: it runs once. */
+typedef struct exchange_test {
+    const char *name;
+    CMUnitTestFunction function;
+    unsigned ways;
+} exchange_test;
+#define EXCHANGE_TEST(test, ways)                                                                  \
+    { #test, test, ways }
 
 /* Hostile ones. */
 enum { SHAPES = 20 };
 extern const shape shapes[SHAPES];
-
-/* X-rows of tests: a test on one of them. */
-#define LOCAL_ROW(test)   {#test "[local]", test, NULL, NULL, &setup_local},
-#define WINDOW_ROW(test)  {#test "[window]", test, NULL, NULL, &setup_window},
-#define DEVICES_ROW(test) {#test "[window, devices wait]", test, NULL, NULL, &setup_devices},
-#define ONCE_ROW(test)    {#test "[window, rows once]", test, NULL, NULL, &setup_once},
-#define FUSED_ROW(test)   {#test "[window, fused]", test, NULL, NULL, &setup_fused},
-#define FUSED_ONCE_ROW(test)                                                                       \
-    {#test "[window, fused, rows once]", test, NULL, NULL, &setup_fused_once},
-#define PUSH_ROW(test) {#test "[window, pushed]", test, NULL, NULL, &setup_pushed},
-#define PUSH_ONCE_ROW(test)                                                                        \
-    {#test "[window, pushed, devices wait, rows once]", test, NULL, NULL, &setup_pushed_once},
-#define SUM_ROW(test) {#test "[window, summed]", test, NULL, NULL, &setup_summed},
-#define SUM_FUSED_ROW(test)                                                                        \
-    {#test "[window, summed, fused]", test, NULL, NULL, &setup_summed_fused},
-#define STAGED_ROW(test) {#test "[staged]", test, NULL, NULL, &setup_staged},
-#define NODE_1_ROW(test) {#test "[nodes of 1]", test, NULL, NULL, &setup_nodes_of_1},
-#define NODE_2_ROW(test) {#test "[nodes of 2]", test, NULL, NULL, &setup_nodes_of_2},
-#define NODE_3_ROW(test) {#test "[nodes of 3]", test, NULL, NULL, &setup_nodes_of_3},
 
 /* The ranks of the job on so many hosts as MOERT_NODE_RANKS makes; [0] has one. */
 extern moert_comm *spread[MAX_RANKS];
 
 /* The exchange under test. */
 moert_exchange *open_exchange(void **state);
+/* Its windows for a shape. */
+trip open_windows(moert_exchange *exchange, const shape *c, bool codes);
+/* Both, and the first trip. */
+trip open_trip(void **state, const shape *c);
+/* Trips of all shapes, with the settings of `like`. */
+void run_shapes(moert_exchange *exchange, const trip *like);
 /* The end of a test; close_usable makes the trip once more before, and asks whether all went
  * right. */
-void close_trip(trip *t, moert_exchange *exchange);
-void close_usable(const shape *c, trip *t, moert_exchange *exchange);
+void close_trip(trip *t);
+void close_usable(const shape *c, trip *t);
 
 /* What keeps the last rank's device busy, from keep_busy on, for longer than the others of
- * setup_impatient* wait for it. */
+ * BY_IMPATIENT* wait for it. */
 moert_flags *make_busy(void);
 moert_status keep_busy(moert_flags *busy);
 /* The next plan names that rank, and the phase. */
-void expect_late(const shape *c, const trip *t, moert_exchange *exchange, const char *phase);
+void expect_late(const shape *c, const trip *t, const char *phase);
 
 /* Whether the device takes the window engine. */
 bool has_windows(void);
 /* main() of a module: those of `tests` that apply to this device and number of ranks. */
-int run_exchange_tests(const char *name, const struct CMUnitTest *tests, size_t count,
-                       int arguments, char **argument);
+int run_exchange_tests(const char *name, const exchange_test *tests, size_t count, int arguments,
+                       char **argument);

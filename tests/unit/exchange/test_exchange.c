@@ -12,14 +12,7 @@
 
 static void test_exchange_moves_rows_exactly(void **state) {
     moert_exchange *exchange = open_exchange(state);
-    for (size_t i = 0; i < SHAPES; i++) {
-        trip t;
-        ASSERT_OK_ON_ALL(
-            trip_make_windows(test_device, test_comm, exchange, shapes[i].width, false, &t));
-        ASSERT_OK_ON_ALL(trip_run(&shapes[i], &t));
-        trip_free_buffers(&t);
-        trip_free_windows(&t);
-    }
+    run_shapes(exchange, &(trip){.waves = 0});
     moert_exchange_destroy(exchange);
 }
 
@@ -29,15 +22,7 @@ static void test_exchange_in_waves_moves_rows_exactly(void **state) {
     const size_t piece = moert_mail_piece_bytes;
     for (size_t waves = 2; waves <= MOERT_EXCHANGE_MOST_WAVES + 1; waves += 1 + waves / 3) {
         moert_mail_piece_bytes = 100 * waves;
-        for (size_t i = 0; i < SHAPES; i++) {
-            trip t;
-            ASSERT_OK_ON_ALL(
-                trip_make_windows(test_device, test_comm, exchange, shapes[i].width, false, &t));
-            t.waves = waves;
-            ASSERT_OK_ON_ALL(trip_run(&shapes[i], &t));
-            trip_free_buffers(&t);
-            trip_free_windows(&t);
-        }
+        run_shapes(exchange, &(trip){.waves = waves});
     }
     moert_mail_piece_bytes = piece;
     moert_exchange_destroy(exchange);
@@ -47,8 +32,7 @@ static void test_exchange_in_waves_moves_rows_exactly(void **state) {
 static void test_exchange_fails_alike_in_the_middle_of_its_waves(void **state) {
     moert_exchange *exchange = open_exchange(state);
     const shape c = {"middle", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 78};
-    trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    trip t = open_windows(exchange, &c, false);
     t.waves = 4;
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     const moert_transfer there = trip_there(&t, false), back = trip_back(&t, false, false);
@@ -63,21 +47,13 @@ static void test_exchange_fails_alike_in_the_middle_of_its_waves(void **state) {
     }
     ASSERT_FAILS_ON_ALL(moert_exchange_combine_finish(exchange, &back, local), MOERT_ERROR_DEVICE,
                         "the second wave's product");
-    close_usable(&c, &t, exchange);
+    close_usable(&c, &t);
 }
 
 static void test_exchange_sums_rows_of_codes_exactly(void **state) {
     moert_exchange *exchange = open_exchange(state);
     moert_window *odd = NULL;
-    for (size_t i = 0; i < SHAPES; i++) {
-        shape c = shapes[i];
-        trip t;
-        c.width += c.width % 2;
-        ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, true, &t));
-        ASSERT_OK_ON_ALL(trip_run(&c, &t));
-        trip_free_buffers(&t);
-        trip_free_windows(&t);
-    }
+    run_shapes(exchange, &(trip){.codes = true});
     ASSERT_FAILS_ON_ALL(moert_window_create_codes(exchange, 33, &odd), MOERT_ERROR_UNSUPPORTED,
                         "pairs of bf16 codes, not 33");
     moert_exchange_destroy(exchange);
@@ -99,11 +75,9 @@ static size_t shared_bytes(void) {
 /* All tokens go to the last rank: windows reserve that everywhere, but take pages where rows
  * lie. */
 static void test_windows_take_memory_by_the_rows_that_come(void **state) {
-    moert_exchange *exchange = open_exchange(state);
     const shape c = {"one page a row", 4, 1, 1024, {256, 256, 256, 256}, ONE_EXPERT, 21};
     const size_t page = c.width * sizeof(float), slack = 64 * page;
-    trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
+    trip t = open_windows(open_exchange(state), &c, false);
     const size_t before = shared_bytes();
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     const size_t taken = shared_bytes() - before, rows = c.tokens[0] + t.plan->plan->rows;
@@ -111,34 +85,26 @@ static void test_windows_take_memory_by_the_rows_that_come(void **state) {
     if (moert_device_describe(test_device)->is_cpu)
         ASSERT_ON_ALL(taken >= least && taken <= most);
     ASSERT_ON_ALL(t.plan->capacity_rows >= test_ranks * c.tokens[0]);
-    close_trip(&t, exchange);
+    close_trip(&t);
 }
 
 static void test_exchange_grows_its_windows(void **state) {
-    moert_exchange *exchange = open_exchange(state);
     static const size_t tokens[] = {3, 40, 7, 300};
-    trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, 24, false, &t));
+    trip t = open_windows(open_exchange(state), &(shape){.width = 24}, false);
     for (size_t i = 0; i < MOERT_COUNT(tokens); i++) {
         shape c = {"growing", 8, 3, 24, {tokens[i], 0, tokens[i], 2}, RANDOM, (unsigned)i};
         ASSERT_OK_ON_ALL(trip_run(&c, &t));
-        trip_free_buffers(&t);
     }
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_trip(&t);
 }
 
 static void test_exchange_repeats_with_changing_payload(void **state) {
-    moert_exchange *exchange = open_exchange(state);
-    trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, 20, false, &t));
+    trip t = open_windows(open_exchange(state), &(shape){.width = 20}, false);
     for (unsigned i = 0; i < 200; i++) {
         shape c = {"repeated", 6, 2, 20, {i % 9, 7, (i / 3) % 5, 4}, RANDOM, i};
         ASSERT_OK_ON_ALL(trip_run(&c, &t));
-        trip_free_buffers(&t);
     }
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_trip(&t);
 }
 
 /* Element i of a token's row: bits that arithmetic would change. */
@@ -149,13 +115,10 @@ static uint32_t hostile_bits(size_t token, size_t i) {
 }
 
 static void test_exchange_dispatches_any_bits(void **state) {
-    moert_exchange *exchange = open_exchange(state);
     const shape c = {"bits", 1, 1, 21, {3, 5, 0, 4}, ONE_EXPERT, 5};
     const size_t tokens = c.tokens[test_rank];
     size_t before = 0, wrong = 0;
-    trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    trip t = open_trip(state, &c);
     uint32_t *host = (uint32_t *)t.host;
     for (size_t r = 0; r < test_rank; r++)
         before += c.tokens[r];
@@ -168,7 +131,7 @@ static void test_exchange_dispatches_any_bits(void **state) {
     for (size_t i = 0; i < rows * c.width; i++)
         wrong += host[i / c.width * stride + i % c.width] != hostile_bits(i / c.width, i % c.width);
     ASSERT_ON_ALL(wrong == 0 && (rows > 0) == (test_rank == 0));
-    close_trip(&t, exchange);
+    close_trip(&t);
 }
 
 /* ---- plans ---- */
@@ -198,8 +161,8 @@ static void test_the_device_places_slots_as_the_host_does(void **state) {
         moert_buffer *buffer = upload(index, slots * sizeof *index);
         moert_exchange_plan *made = NULL;
         moert_plan *want;
-        ASSERT_OK_ON_ALL(moert_exchange_make_plan(
-            exchange, &(moert_exchange_slots){buffer, tokens, topk, experts}, MOERT_OK, &made));
+        const moert_exchange_slots all = {buffer, tokens, topk, experts};
+        ASSERT_OK_ON_ALL(moert_exchange_make_plan(exchange, &all, MOERT_OK, &made));
         ASSERT_OK_ON_ALL(
             moert_plan_create(&(moert_plan_shape){experts, test_ranks, test_rank, tokens, topk},
                               index, made->plan->counts, &want));
@@ -221,27 +184,25 @@ static void test_a_plan_is_made_in_two_calls(void **state) {
     enum { T = 70, K = 2, E = 8 };
     moert_exchange *exchange = open_exchange(state);
     int32_t *index = random_index(T, K, E, 5 + test_rank);
-    moert_buffer *buffer = upload(index, T * K * sizeof *index);
+    const moert_exchange_slots slots = {upload(index, T * K * sizeof *index), T, K, E},
+                               one = {slots.index, 1, K, E};
     moert_exchange_plan *made = NULL;
     uint32_t first[T * K][2], second[T * K][2];
     for (int turn = 0; turn < 2; turn++) {
         uint32_t(*pairs)[2] = turn == 0 ? first : second;
-        moert_status status =
-            moert_exchange_begin_plan(exchange, &(moert_exchange_slots){buffer, T, K, E}, MOERT_OK);
+        moert_status status = moert_exchange_begin_plan(exchange, &slots, MOERT_OK);
         if (status == MOERT_OK && test_rank == test_ranks - 1)
             status = MOERT_FAIL(ERROR_MEMORY, "no room for what goes on meanwhile");
         ASSERT_FAILS_ON_ALL(moert_exchange_end_plan(exchange, status, &made), MOERT_ERROR_MEMORY,
                             "no room for what goes on meanwhile");
         assert_null(made);
-        status =
-            moert_exchange_begin_plan(exchange, &(moert_exchange_slots){buffer, T, K, E}, MOERT_OK);
+        status = moert_exchange_begin_plan(exchange, &slots, MOERT_OK);
         ASSERT_OK_ON_ALL(moert_exchange_end_plan(exchange, status, &made));
         ASSERT_OK_ON_ALL(moert_buffer_read(made->destination, 0, pairs, sizeof first));
         const moert_buffer *memory = made->destination;
         moert_exchange_free_plan(made);
         made = NULL;
-        ASSERT_OK_ON_ALL(moert_exchange_make_plan(
-            exchange, &(moert_exchange_slots){buffer, 1, K, E}, MOERT_OK, &made));
+        ASSERT_OK_ON_ALL(moert_exchange_make_plan(exchange, &one, MOERT_OK, &made));
         ASSERT_ON_ALL(made->destination == memory);
         moert_exchange_free_plan(made);
         made = NULL;
@@ -257,16 +218,12 @@ static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state
     const shape c = {"after errors", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 77};
     const int32_t bad = 8, last = test_rank == test_ranks - 1;
     moert_exchange_plan *plan = NULL;
-    moert_buffer *small;
-    trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
-    ASSERT_OK_ON_ALL(trip_make_buffers(&c, &t));
-    small = test_buffer(4);
+    moert_buffer *small = test_buffer(4);
+    trip t = open_windows(exchange, &c, false);
+    trip_make_buffers(&c, &t);
     ASSERT_OK_ON_ALL(last ? moert_buffer_write(t.index, 4, &bad, sizeof bad) : MOERT_OK);
-    ASSERT_FAILS_ON_ALL(
-        moert_exchange_make_plan(
-            exchange, &(moert_exchange_slots){t.index, c.tokens[test_rank], 2, 8}, MOERT_OK, &plan),
-        MOERT_ERROR_USAGE, "token 0, slot 1: expert index 8 is outside -1..7");
+    ASSERT_FAILS_ON_ALL(trip_plan(&c, &t, MOERT_OK, &plan), MOERT_ERROR_USAGE,
+                        "token 0, slot 1: expert index 8 is outside -1..7");
     moert_status local = test_rank == 0 ? MOERT_FAIL(ERROR_IO, "the data ended early") : MOERT_OK;
     ASSERT_FAILS_ON_ALL(
         moert_exchange_make_plan(exchange, &(moert_exchange_slots){t.index, 0, 2, 8}, local, &plan),
@@ -277,7 +234,6 @@ static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state
                                 MOERT_OK, &plan),
                             MOERT_ERROR_MISMATCH, "experts per token");
     assert_null(plan);
-    trip_free_buffers(&t);
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     moert_transfer there = trip_there(&t, false), back = trip_back(&t, true, false);
     there.source = last ? small : t.source;
@@ -292,11 +248,8 @@ static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state
     local = last ? MOERT_FAIL(ERROR_MEMORY, "no room for the busy rank") : MOERT_OK;
     ASSERT_FAILS_ON_ALL(trip_combine(&t, false, false, local), MOERT_ERROR_MEMORY,
                         "no room for the busy rank");
-    trip_free_buffers(&t);
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    trip_free_buffers(&t);
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_trip(&t);
 }
 
 /* The last rank's device is busy for longer than the others' wait for it. */
@@ -304,17 +257,14 @@ static void test_exchange_names_a_late_device_and_stays_usable(void **state) {
     const shape c = {"after a late device", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 78};
     if (test_ranks == 1 || suite_skips(test_ranks != 2))
         return;
-    moert_exchange *exchange = open_exchange(state);
+    trip t = open_trip(state, &c);
     moert_flags *busy = make_busy();
-    trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
     ASSERT_OK_ON_ALL(keep_busy(busy));
     ASSERT_OK_ON_ALL(trip_dispatch(&t, false, MOERT_OK));
     ASSERT_OK_ON_ALL(trip_combine(&t, false, false, MOERT_OK));
-    expect_late(&c, &t, exchange, "in phase 'dispatch'");
+    expect_late(&c, &t, "in phase 'dispatch'");
     moert_flags_destroy(busy);
-    close_usable(&c, &t, exchange);
+    close_usable(&c, &t);
 }
 
 static void test_exchange_chooses_the_best_engine(void **state) {
@@ -349,34 +299,22 @@ static void test_exchange_is_staged_where_ranks_cannot_share_memory(void **state
     ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_UNSUPPORTED, "is out of reach");
 }
 
-/* X(name): the tests that every way of exchanging passes, and those that every engine does. */
-#define WAY_TESTS(X)                                                                               \
-    X(test_exchange_moves_rows_exactly)                                                            \
-    X(test_exchange_sums_rows_of_codes_exactly)                                                    \
-    X(test_exchange_grows_its_windows)                                                             \
-    X(test_exchange_repeats_with_changing_payload)                                                 \
-    X(test_exchange_dispatches_any_bits)                                                           \
-    X(test_exchange_fails_alike_on_all_ranks_and_stays_usable)
-#define ENGINE_TESTS(X)                                                                            \
-    WAY_TESTS(X)                                                                                   \
-    X(test_the_device_places_slots_as_the_host_does)                                               \
-    X(test_a_plan_is_made_in_two_calls)                                                            \
-    X(test_exchange_in_waves_moves_rows_exactly)                                                   \
-    X(test_exchange_fails_alike_in_the_middle_of_its_waves)
-
-static const struct CMUnitTest tests[] = {
-    ENGINE_TESTS(LOCAL_ROW) ENGINE_TESTS(WINDOW_ROW) ENGINE_TESTS(DEVICES_ROW) WAY_TESTS(ONCE_ROW)
-        WAY_TESTS(FUSED_ROW) WAY_TESTS(FUSED_ONCE_ROW) WAY_TESTS(PUSH_ROW) WAY_TESTS(PUSH_ONCE_ROW)
-            WAY_TESTS(SUM_ROW) WAY_TESTS(SUM_FUSED_ROW) ENGINE_TESTS(STAGED_ROW)
-                ENGINE_TESTS(NODE_1_ROW) ENGINE_TESTS(NODE_2_ROW)
-                    ENGINE_TESTS(NODE_3_ROW){"test_exchange_names_a_late_device_and_stays_usable",
-                                             test_exchange_names_a_late_device_and_stays_usable,
-                                             NULL, NULL, &setup_impatient},
-    {"test_exchange_names_a_late_device_and_stays_usable[fused]",
-     test_exchange_names_a_late_device_and_stays_usable, NULL, NULL, &setup_impatient_fused},
-    WINDOW_ROW(test_windows_take_memory_by_the_rows_that_come)
-        cmocka_unit_test(test_exchange_chooses_the_best_engine),
-    cmocka_unit_test(test_exchange_is_staged_where_ranks_cannot_share_memory),
+static const exchange_test tests[] = {
+    EXCHANGE_TEST(test_exchange_moves_rows_exactly, BY_ALL),
+    EXCHANGE_TEST(test_exchange_sums_rows_of_codes_exactly, BY_ALL),
+    EXCHANGE_TEST(test_exchange_grows_its_windows, BY_ALL),
+    EXCHANGE_TEST(test_exchange_repeats_with_changing_payload, BY_ALL),
+    EXCHANGE_TEST(test_exchange_dispatches_any_bits, BY_ALL),
+    EXCHANGE_TEST(test_exchange_fails_alike_on_all_ranks_and_stays_usable, BY_ALL),
+    EXCHANGE_TEST(test_the_device_places_slots_as_the_host_does, BY_ENGINES),
+    EXCHANGE_TEST(test_a_plan_is_made_in_two_calls, BY_ENGINES),
+    EXCHANGE_TEST(test_exchange_in_waves_moves_rows_exactly, BY_ENGINES),
+    EXCHANGE_TEST(test_exchange_fails_alike_in_the_middle_of_its_waves, BY_ENGINES),
+    EXCHANGE_TEST(test_exchange_names_a_late_device_and_stays_usable,
+                  BY_IMPATIENT | BY_IMPATIENT_FUSED),
+    EXCHANGE_TEST(test_windows_take_memory_by_the_rows_that_come, BY_WINDOW),
+    EXCHANGE_TEST(test_exchange_chooses_the_best_engine, 0),
+    EXCHANGE_TEST(test_exchange_is_staged_where_ranks_cannot_share_memory, 0),
 };
 
 int main(int count, char **arguments) {

@@ -13,17 +13,28 @@
 
 static const uint32_t POISON = 0xFFC0DEAD;
 
+/* The experts of this rank's slots. */
+static int32_t *read_index(const shape *c, const trip *t) {
+    const size_t slots = c->tokens[test_rank] * c->topk;
+    int32_t *index = test_alloc(slots * sizeof *index);
+    ASSERT_OK_ON_ALL(moert_buffer_read(t->index, 0, index, slots * sizeof *index));
+    return index;
+}
+
+/* The rank of a slot's expert; of a dropped one, no rank. */
+static size_t owner_of(const shape *c, int32_t expert) {
+    return expert < 0 ? SIZE_MAX : moert_plan_owner(c->experts, test_ranks, (size_t)expert);
+}
+
 /* Slots of this rank's tokens that get a row of their own, by brute force: all of its own experts,
  * one of each other rank's. */
-static size_t count_stored(const int32_t *index, size_t tokens, size_t topk, size_t experts) {
+static size_t count_stored(const shape *c, const int32_t *index) {
     size_t stored = 0;
-    for (size_t t = 0; t < tokens; t++)
+    for (size_t t = 0; t < c->tokens[test_rank]; t++)
         for (size_t owner = 0; owner < test_ranks; owner++) {
             size_t slots = 0;
-            for (size_t k = 0; k < topk; k++) {
-                const int32_t e = index[t * topk + k];
-                slots += e >= 0 && moert_plan_owner(experts, test_ranks, (size_t)e) == owner;
-            }
+            for (size_t k = 0; k < c->topk; k++)
+                slots += owner_of(c, index[t * c->topk + k]) == owner;
             stored += owner == test_rank || slots == 0 ? slots : 1;
         }
     return stored;
@@ -35,6 +46,13 @@ static size_t sum_over_ranks(size_t mine) {
     for (size_t r = 0; r < test_ranks; r++)
         sum += all[r];
     return sum;
+}
+
+static void poison_rows(const trip *t) {
+    const size_t floats = t->plan->plan->rows * moert_window_stride(t->x);
+    for (size_t i = 0; i < floats; i++)
+        memcpy(&t->host[i], &POISON, sizeof POISON);
+    ASSERT_OK_ON_ALL(moert_buffer_write(moert_window_rows(t->x), 0, t->host, floats * 4));
 }
 
 /* Floats of this rank's rows that nobody has written. */
@@ -49,37 +67,27 @@ static size_t count_poison(const trip *t) {
 
 static void test_a_row_goes_to_each_rank_once(void **state) {
     const shape c = {"counted", 13, 7, 40, {50, 0, 31, 44}, SOME_DROPPED, 21};
-    moert_exchange *exchange = open_exchange(state);
-    const size_t tokens = c.tokens[test_rank], slots = tokens * c.topk;
-    int32_t *index = test_alloc((slots + 1) * sizeof *index);
-    trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    ASSERT_OK_ON_ALL(moert_buffer_read(t.index, 0, index, slots * sizeof *index));
+    trip t = open_trip(state, &c);
+    const int32_t *index = read_index(&c, &t);
     const size_t rows = t.plan->plan->rows, stride = moert_window_stride(t.x);
-    for (size_t i = 0; i < rows * stride; i++)
-        memcpy(&t.host[i], &POISON, sizeof POISON);
-    ASSERT_OK_ON_ALL(moert_buffer_write(moert_window_rows(t.x), 0, t.host, rows * stride * 4));
     const moert_transfer there = trip_there(&t, false);
-    moert_status status = moert_kernel_dispatch_once(exchange, &there);
+    poison_rows(&t);
+    moert_status status = moert_kernel_dispatch_once(t.exchange, &there);
     ASSERT_OK_ON_ALL(status == MOERT_OK ? moert_device_finish(test_device) : status);
     const size_t missing = count_poison(&t);
     ASSERT_ON_ALL(missing % stride == 0);
     const size_t stored = sum_over_ranks(rows - missing / stride);
-    ASSERT_ON_ALL(stored == sum_over_ranks(count_stored(index, tokens, c.topk, c.experts)));
+    ASSERT_ON_ALL(stored == sum_over_ranks(count_stored(&c, index)));
     ASSERT_ON_ALL(test_ranks == 1 || stored < sum_over_ranks(rows));
-    ASSERT_OK_ON_ALL(moert_kernel_fan_out(exchange, &there));
+    ASSERT_OK_ON_ALL(moert_kernel_fan_out(t.exchange, &there));
     ASSERT_ON_ALL(count_poison(&t) == 0);
-    close_trip(&t, exchange);
+    close_trip(&t);
 }
 
 /* Words of a dispatch that has not come: no row is read outside of the window. */
 static void test_a_word_that_is_no_row_is_left_alone(void **state) {
     const shape c = {"late", 4, 2, 24, {9, 4, 7, 3}, RANDOM, 23};
-    moert_exchange *exchange = open_exchange(state);
-    trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
+    trip t = open_trip(state, &c);
     const moert_transfer there = trip_there(&t, false);
     const size_t rows = t.plan->plan->rows, stride = moert_window_stride(t.x);
     uint32_t *words = test_alloc((rows + 1) * sizeof *words);
@@ -87,12 +95,10 @@ static void test_a_word_that_is_no_row_is_left_alone(void **state) {
         words[r] = r % 2 == 0 ? 0xFFFFFFFF - (uint32_t)r : (uint32_t)t.x->capacity_rows;
     ASSERT_OK_ON_ALL(moert_buffer_write(moert_window_rows(t.x), t.x->capacity_rows * stride * 4,
                                         words, rows * sizeof *words));
-    for (size_t i = 0; i < rows * stride; i++)
-        memcpy(&t.host[i], &POISON, sizeof POISON);
-    ASSERT_OK_ON_ALL(moert_buffer_write(moert_window_rows(t.x), 0, t.host, rows * stride * 4));
-    ASSERT_OK_ON_ALL(moert_kernel_fan_out(exchange, &there));
+    poison_rows(&t);
+    ASSERT_OK_ON_ALL(moert_kernel_fan_out(t.exchange, &there));
     ASSERT_ON_ALL(count_poison(&t) == rows * stride);
-    close_trip(&t, exchange);
+    close_trip(&t);
 }
 
 static void test_a_row_goes_once_where_that_saves_much(void **state) {
@@ -119,34 +125,26 @@ static void test_ranks_may_fuse_or_not(void **state) {
     const shape c = {"some fuse", 8, 4, 24, {11, 5, 9, 2}, RANDOM, 28};
     setup mixed = *(const setup *)*state;
     void *tested = &mixed;
-    trip t;
     mixed.fuse = test_rank % 2 == 0 ? ON : OFF;
-    moert_exchange *exchange = open_exchange(&tested);
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
-    for (int i = 0; i < 10; i++) {
+    trip t = open_trip(&tested, &c);
+    for (int i = 1; i < 10; i++)
         ASSERT_OK_ON_ALL(trip_run(&c, &t));
-        trip_free_buffers(&t);
-    }
-    trip_free_windows(&t);
-    moert_exchange_destroy(exchange);
+    close_trip(&t);
 }
 
 /* ---- rows that are pushed ---- */
 
-/* The trip of a shape, up to its slots' windows, on an exchange that pushes. */
-static moert_exchange *open_pushing(void **state, const shape *c, trip *t) {
-    moert_exchange *exchange = open_exchange(state);
-    ASSERT_ON_ALL(moert_exchange_pushes(exchange, false));
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c->width, false, t));
-    ASSERT_OK_ON_ALL(trip_run(c, t));
-    return exchange;
+/* The first trip of a shape on an exchange that pushes. */
+static trip open_pushing(void **state, const shape *c) {
+    trip t = open_trip(state, c);
+    ASSERT_ON_ALL(moert_exchange_pushes(t.exchange, false));
+    return t;
 }
 
 /* A cell of a dispatch that has not come: its row goes nowhere. */
 static void test_a_row_of_no_slot_is_pushed_nowhere(void **state) {
     const shape c = {"late", 4, 2, 24, {9, 4, 7, 3}, RANDOM, 25};
-    trip t;
-    moert_exchange *exchange = open_pushing(state, &c, &t);
+    trip t = open_pushing(state, &c);
     const size_t rows = t.plan->plan->rows, floats = t.y->capacity_rows * moert_window_stride(t.y);
     uint32_t(*cells)[MOERT_SLOT_STRIDE] = test_alloc((rows + 1) * sizeof *cells);
     uint64_t *found = test_alloc((rows + 1) * sizeof *found); /* zeros */
@@ -166,21 +164,21 @@ static void test_a_row_of_no_slot_is_pushed_nowhere(void **state) {
         moert_buffer_write(moert_window_rows(t.slot_x), 0, cells, rows * sizeof *cells));
     ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.y), 0, before, floats * sizeof *before));
     moert_transfer push = trip_push(&t, false, false);
-    if (moert_exchange_sums(exchange)) {
-        ASSERT_FAILS_ON_ALL(moert_exchange_push(exchange, &push, &places), MOERT_ERROR_USAGE,
+    if (moert_exchange_sums(t.exchange)) {
+        ASSERT_FAILS_ON_ALL(moert_exchange_push(t.exchange, &push, &places), MOERT_ERROR_USAGE,
                             "have no places of their own");
     } else {
-        ASSERT_OK_ON_ALL(moert_exchange_push(exchange, &push, &places));
+        ASSERT_OK_ON_ALL(moert_exchange_push(t.exchange, &push, &places));
         ASSERT_OK_ON_ALL(moert_buffer_read(places, 0, found, rows * sizeof *found));
     }
     push.unsent = moert_window_rows(t.x);
-    ASSERT_OK_ON_ALL(moert_kernel_send_rows(exchange, &push));
+    ASSERT_OK_ON_ALL(moert_kernel_send_rows(t.exchange, &push));
     for (size_t r = 0; r < rows; r++)
         somewhere += found[r] != 0;
     ASSERT_ON_ALL(somewhere == 0);
     ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.y), 0, after, floats * sizeof *after));
     ASSERT_ON_ALL(memcmp(before, after, floats * sizeof *before) == 0);
-    close_trip(&t, exchange);
+    close_trip(&t);
 }
 
 /* This rank's sums of the rows of a dispatch, which are pushed, `beside` other work or not. */
@@ -198,8 +196,7 @@ static moert_status combine_pushed(trip *t, bool beside) {
 /* Rows that a combine would send itself are sent before it runs beside other work. */
 static void test_a_pushed_combine_may_run_beside_other_work(void **state) {
     const shape c = {"beside", 8, 4, 24, {25, 17, 40, 3}, SOME_DROPPED, 29};
-    trip t;
-    moert_exchange *exchange = open_pushing(state, &c, &t);
+    trip t = open_pushing(state, &c);
     const size_t bytes = c.tokens[test_rank] * c.width * sizeof(float);
     float *want = test_alloc(bytes + 1), *got = test_alloc(bytes + 1);
     ASSERT_OK_ON_ALL(combine_pushed(&t, false));
@@ -209,23 +206,22 @@ static void test_a_pushed_combine_may_run_beside_other_work(void **state) {
     ASSERT_OK_ON_ALL(combine_pushed(&t, true));
     ASSERT_OK_ON_ALL(moert_buffer_read(t.target, 0, got, bytes));
     ASSERT_ON_ALL(memcmp(want, got, bytes) == 0);
-    close_trip(&t, exchange);
+    close_trip(&t);
 }
 
 /* One rank's product fails after others have sent rows: all fail. */
 static void test_a_push_fails_alike_on_all_ranks(void **state) {
     const shape c = {"fails", 8, 4, 24, {25, 17, 40, 3}, SOME_DROPPED, 26};
-    trip t;
-    moert_exchange *exchange = open_pushing(state, &c, &t);
+    trip t = open_pushing(state, &c);
     const bool last = test_rank == test_ranks - 1;
     moert_transfer back = trip_push(&t, false, false);
     ASSERT_OK_ON_ALL(trip_dispatch(&t, true, MOERT_OK));
     const moert_status local =
         last ? MOERT_FAIL(ERROR_DEVICE, "the product")
-             : moert_exchange_push_rows(exchange, &back, moert_window_rows(t.x));
-    ASSERT_FAILS_ON_ALL(moert_exchange_combine(exchange, &back, local), MOERT_ERROR_DEVICE,
+             : moert_exchange_push_rows(t.exchange, &back, moert_window_rows(t.x));
+    ASSERT_FAILS_ON_ALL(moert_exchange_combine(t.exchange, &back, local), MOERT_ERROR_DEVICE,
                         "the product");
-    close_usable(&c, &t, exchange);
+    close_usable(&c, &t);
 }
 
 /* The last rank's device is busy when the others wait for the rows that it is to send. */
@@ -233,36 +229,34 @@ static void test_a_pushed_combine_names_a_late_device(void **state) {
     const shape c = {"late sums", 8, 4, 24, {25, 17, 40, 3}, RANDOM, 34};
     if (test_ranks == 1 || suite_skips(test_ranks != 2))
         return;
-    trip t;
-    moert_exchange *exchange = open_pushing(state, &c, &t);
+    trip t = open_pushing(state, &c);
     moert_flags *busy = make_busy();
     ASSERT_OK_ON_ALL(trip_dispatch(&t, true, MOERT_OK));
     ASSERT_OK_ON_ALL(keep_busy(busy));
     moert_transfer back = trip_push(&t, false, false);
-    const moert_status local = moert_exchange_push_rows(exchange, &back, moert_window_rows(t.x));
-    ASSERT_OK_ON_ALL(moert_exchange_combine(exchange, &back, local));
-    expect_late(&c, &t, exchange, "in phase 'combine'");
+    const moert_status local = moert_exchange_push_rows(t.exchange, &back, moert_window_rows(t.x));
+    ASSERT_OK_ON_ALL(moert_exchange_combine(t.exchange, &back, local));
+    expect_late(&c, &t, "in phase 'combine'");
     moert_flags_destroy(busy);
-    close_usable(&c, &t, exchange);
+    close_usable(&c, &t);
 }
 
 /* A window without room for the slots is refused before anything is stored. */
 static void test_a_push_wants_room_for_slots(void **state) {
     const shape c = {"small", 8, 2, 24, {50, 3, 3, 3}, RANDOM, 27};
-    trip t;
-    moert_exchange *exchange = open_pushing(state, &c, &t);
+    trip t = open_pushing(state, &c);
     const moert_buffer *places, *rows = moert_window_rows(t.x);
     moert_window *small;
-    ASSERT_OK_ON_ALL(moert_window_create(exchange, c.width, &small));
+    ASSERT_OK_ON_ALL(moert_window_create(t.exchange, c.width, &small));
     moert_transfer push = trip_push(&t, false, false);
     push.window = small;
-    if (!moert_exchange_sums(exchange))
-        ASSERT_FAILS_ON_ALL(moert_exchange_push(exchange, &push, &places), MOERT_ERROR_USAGE,
+    if (!moert_exchange_sums(t.exchange))
+        ASSERT_FAILS_ON_ALL(moert_exchange_push(t.exchange, &push, &places), MOERT_ERROR_USAGE,
                             "a window to push to has 0 rows");
-    ASSERT_FAILS_ON_ALL(moert_exchange_push_rows(exchange, &push, rows), MOERT_ERROR_USAGE,
+    ASSERT_FAILS_ON_ALL(moert_exchange_push_rows(t.exchange, &push, rows), MOERT_ERROR_USAGE,
                         "a window to push to has 0 rows");
     moert_window_destroy(small);
-    close_usable(&c, &t, exchange);
+    close_usable(&c, &t);
 }
 
 static void test_ranks_agree_on_whether_they_push(void **state) {
@@ -289,30 +283,27 @@ static void test_ranks_agree_on_whether_they_sum(void **state) {
 /* A weight of each slot comes too late for a sum of some. */
 static void test_summed_rows_take_no_weights(void **state) {
     const shape c = {"weights", 8, 4, 24, {5, 6, 0, 3}, RANDOM, 28};
-    trip t;
-    moert_exchange *exchange = open_pushing(state, &c, &t);
+    trip t = open_pushing(state, &c);
     ASSERT_OK_ON_ALL(trip_dispatch(&t, true, MOERT_OK));
     moert_transfer back = trip_push(&t, true, false);
-    const moert_status local = moert_exchange_push_rows(exchange, &back, moert_window_rows(t.x));
-    ASSERT_FAILS_ON_ALL(moert_exchange_combine(exchange, &back, local), MOERT_ERROR_USAGE,
+    const moert_status local = moert_exchange_push_rows(t.exchange, &back, moert_window_rows(t.x));
+    ASSERT_FAILS_ON_ALL(moert_exchange_combine(t.exchange, &back, local), MOERT_ERROR_USAGE,
                         "cannot be weighted");
-    close_usable(&c, &t, exchange);
+    close_usable(&c, &t);
 }
 
 /* ---- nodes ---- */
 
 /* Pairs of a token of this rank and another node where it has an expert, by brute force. */
-static size_t count_far_pairs(const moert_comm *comm, const int32_t *index, size_t tokens,
-                              size_t topk, size_t experts) {
+static size_t count_far_pairs(const moert_comm *comm, const shape *c, const int32_t *index) {
     const size_t mine = moert_comm_node(comm, test_rank);
     size_t pairs = 0;
-    for (size_t t = 0; t < tokens; t++)
+    for (size_t t = 0; t < c->tokens[test_rank]; t++)
         for (size_t node = 0; node < moert_comm_node_count(comm); node++) {
             bool goes = false;
-            for (size_t k = 0; k < topk && node != mine; k++) {
-                const int32_t e = index[t * topk + k];
-                goes |= e >= 0 && moert_comm_node(comm, moert_plan_owner(experts, test_ranks,
-                                                                         (size_t)e)) == node;
+            for (size_t k = 0; k < c->topk && node != mine; k++) {
+                const size_t owner = owner_of(c, index[t * c->topk + k]);
+                goes |= owner != SIZE_MAX && moert_comm_node(comm, owner) == node;
             }
             pairs += goes;
         }
@@ -322,63 +313,44 @@ static size_t count_far_pairs(const moert_comm *comm, const int32_t *index, size
 static void test_the_node_exchange_sends_a_row_once_to_a_host(void **state) {
     const shape c = {"counted", 13, 7, 24, {50, 0, 31, 44}, SOME_DROPPED, 21};
     const moert_comm *comm = spread[((const setup *)*state)->together];
-    moert_exchange *exchange = open_exchange(state);
-    const size_t tokens = c.tokens[test_rank], slots = tokens * c.topk;
-    int32_t *index = test_alloc((slots + 1) * sizeof *index);
-    trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
-    ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    ASSERT_OK_ON_ALL(moert_buffer_read(t.index, 0, index, slots * sizeof *index));
-    const size_t pairs = count_far_pairs(comm, index, tokens, c.topk, c.experts);
-    const uint64_t before = moert_exchange_far_rows(exchange); /* of the trip's two dispatches */
-    ASSERT_ON_ALL(before == 2 * pairs && (pairs > 0) == (tokens > 0));
+    trip t = open_trip(state, &c);
+    const size_t pairs = count_far_pairs(comm, &c, read_index(&c, &t));
+    const uint64_t before = moert_exchange_far_rows(t.exchange); /* of the trip's two dispatches */
+    ASSERT_ON_ALL(before == 2 * pairs && (pairs > 0) == (c.tokens[test_rank] > 0));
     ASSERT_OK_ON_ALL(trip_dispatch(&t, false, MOERT_OK));
-    ASSERT_ON_ALL(moert_exchange_far_rows(exchange) == before + pairs);
-    close_trip(&t, exchange);
+    ASSERT_ON_ALL(moert_exchange_far_rows(t.exchange) == before + pairs);
+    close_trip(&t);
 }
 
 static void test_nodes_send_messages_of_few_rows(void **state) {
     moert_exchange *exchange = open_exchange(state);
     const size_t piece = moert_mail_piece_bytes;
-    for (size_t i = 0; i < SHAPES; i++) {
-        trip t;
-        moert_mail_piece_bytes = 100 + 700 * (i % 3);
-        ASSERT_OK_ON_ALL(
-            trip_make_windows(test_device, test_comm, exchange, shapes[i].width, false, &t));
-        ASSERT_OK_ON_ALL(trip_run(&shapes[i], &t));
-        trip_free_buffers(&t);
-        trip_free_windows(&t);
-    }
+    for (moert_mail_piece_bytes = 100; moert_mail_piece_bytes <= 1500;
+         moert_mail_piece_bytes += 700)
+        run_shapes(exchange, &(trip){.waves = 0});
     moert_mail_piece_bytes = piece;
     moert_exchange_destroy(exchange);
 }
 
-static void test_nodes_may_sum_first(void **state) {
+static moert_exchange *open_presumming(void **state) {
     set_variable("MOERT_NODE_SUM", "presum");
     moert_exchange *exchange = open_exchange(state);
     set_variable("MOERT_NODE_SUM", NULL);
-    for (size_t i = 0; i < SHAPES; i++) {
-        trip t;
-        ASSERT_OK_ON_ALL(
-            trip_make_windows(test_device, test_comm, exchange, shapes[i].width, false, &t));
-        t.presummed = spread[((const setup *)*state)->together];
-        ASSERT_OK_ON_ALL(trip_run(&shapes[i], &t));
-        trip_free_buffers(&t);
-        trip_free_windows(&t);
-    }
+    return exchange;
+}
+
+static void test_nodes_may_sum_first(void **state) {
+    moert_exchange *exchange = open_presumming(state);
+    run_shapes(exchange, &(trip){.presummed = spread[((const setup *)*state)->together]});
     moert_exchange_destroy(exchange);
 }
 
 /* A sum of codes would have to be rounded. */
 static void test_nodes_never_sum_codes_first(void **state) {
     const shape c = {"codes", 13, 7, 40, {9, 5, 0, 7}, SOME_DROPPED, 22};
-    trip t;
-    set_variable("MOERT_NODE_SUM", "presum");
-    moert_exchange *exchange = open_exchange(state);
-    set_variable("MOERT_NODE_SUM", NULL);
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, true, &t));
+    trip t = open_windows(open_presumming(state), &c, true);
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
-    close_trip(&t, exchange);
+    close_trip(&t);
 }
 
 static void test_ranks_must_agree_on_how_nodes_sum(void **state) {
@@ -392,18 +364,14 @@ static void test_ranks_must_agree_on_how_nodes_sum(void **state) {
 }
 
 static void test_a_plan_is_dispatched_before_it_is_combined(void **state) {
-    moert_exchange *exchange = open_exchange(state);
     const shape c = {"combined first", 8, 2, 16, {5, 6, 0, 3}, RANDOM, 31};
-    trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(test_device, test_comm, exchange, c.width, false, &t));
-    moert_status status = trip_make_buffers(&c, &t);
-    ASSERT_OK_ON_ALL(moert_exchange_make_plan(
-        exchange, &(moert_exchange_slots){t.index, c.tokens[test_rank], c.topk, c.experts}, status,
-        &t.plan));
+    trip t = open_windows(open_exchange(state), &c, false);
+    trip_make_buffers(&c, &t);
+    ASSERT_OK_ON_ALL(trip_plan(&c, &t, MOERT_OK, &t.plan));
     ASSERT_OK_ON_ALL(moert_window_reserve(t.y, t.plan->plan));
     ASSERT_FAILS_ON_ALL(trip_combine(&t, false, false, MOERT_OK), MOERT_ERROR_USAGE,
                         "before the first dispatch");
-    close_usable(&c, &t, exchange);
+    close_usable(&c, &t);
 }
 
 /* auto: between hosts the node exchange, if there are windows for it to use. */
@@ -423,40 +391,26 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
     ASSERT_ON_ALL(strcmp(node->reason, "the ranks are on one host") == 0);
 }
 
-#define ONCE_TESTS(X)                                                                              \
-    X(test_a_row_goes_to_each_rank_once)                                                           \
-    X(test_a_word_that_is_no_row_is_left_alone)
-
-#define PUSH_TESTS(X)                                                                              \
-    X(test_a_row_of_no_slot_is_pushed_nowhere)                                                     \
-    X(test_a_pushed_combine_may_run_beside_other_work)                                             \
-    X(test_ranks_may_fuse_or_not)                                                                  \
-    X(test_a_push_fails_alike_on_all_ranks)                                                        \
-    X(test_a_push_wants_room_for_slots)                                                            \
-    X(test_ranks_agree_on_whether_they_push)
-
-#define SUM_TESTS(X)                                                                               \
-    PUSH_TESTS(X)                                                                                  \
-    X(test_ranks_agree_on_whether_they_sum)                                                        \
-    X(test_summed_rows_take_no_weights)
-
-#define NODE_TESTS(X)                                                                              \
-    X(test_the_node_exchange_sends_a_row_once_to_a_host)                                           \
-    X(test_nodes_send_messages_of_few_rows)                                                        \
-    X(test_nodes_may_sum_first)                                                                    \
-    X(test_nodes_never_sum_codes_first)                                                            \
-    X(test_ranks_must_agree_on_how_nodes_sum)                                                      \
-    X(test_a_plan_is_dispatched_before_it_is_combined)                                             \
-    X(test_hosts_of_several_ranks_take_the_node_exchange)
-
-static const struct CMUnitTest tests[] = {
-    {"test_a_pushed_combine_names_a_late_device", test_a_pushed_combine_names_a_late_device, NULL,
-     NULL, &setup_impatient_summed},
-    ONCE_TESTS(ONCE_ROW) FUSED_ROW(test_ranks_may_fuse_or_not)
-        FUSED_ONCE_ROW(test_ranks_may_fuse_or_not) PUSH_TESTS(PUSH_ROW) PUSH_TESTS(PUSH_ONCE_ROW)
-            SUM_TESTS(SUM_ROW) SUM_TESTS(SUM_FUSED_ROW) NODE_TESTS(NODE_1_ROW)
-                NODE_TESTS(NODE_2_ROW) NODE_TESTS(NODE_3_ROW)
-                    cmocka_unit_test(test_a_row_goes_once_where_that_saves_much),
+static const exchange_test tests[] = {
+    EXCHANGE_TEST(test_a_pushed_combine_names_a_late_device, BY_IMPATIENT_SUMMED),
+    EXCHANGE_TEST(test_a_row_goes_to_each_rank_once, BY_ONCE),
+    EXCHANGE_TEST(test_a_word_that_is_no_row_is_left_alone, BY_ONCE),
+    EXCHANGE_TEST(test_ranks_may_fuse_or_not, BY_FUSED | BY_FUSED_ONCE | BY_PUSHES | BY_SUMS),
+    EXCHANGE_TEST(test_a_row_of_no_slot_is_pushed_nowhere, BY_PUSHES | BY_SUMS),
+    EXCHANGE_TEST(test_a_pushed_combine_may_run_beside_other_work, BY_PUSHES | BY_SUMS),
+    EXCHANGE_TEST(test_a_push_fails_alike_on_all_ranks, BY_PUSHES | BY_SUMS),
+    EXCHANGE_TEST(test_a_push_wants_room_for_slots, BY_PUSHES | BY_SUMS),
+    EXCHANGE_TEST(test_ranks_agree_on_whether_they_push, BY_PUSHES | BY_SUMS),
+    EXCHANGE_TEST(test_ranks_agree_on_whether_they_sum, BY_SUMS),
+    EXCHANGE_TEST(test_summed_rows_take_no_weights, BY_SUMS),
+    EXCHANGE_TEST(test_the_node_exchange_sends_a_row_once_to_a_host, BY_NODES),
+    EXCHANGE_TEST(test_nodes_send_messages_of_few_rows, BY_NODES),
+    EXCHANGE_TEST(test_nodes_may_sum_first, BY_NODES),
+    EXCHANGE_TEST(test_nodes_never_sum_codes_first, BY_NODES),
+    EXCHANGE_TEST(test_ranks_must_agree_on_how_nodes_sum, BY_NODES),
+    EXCHANGE_TEST(test_a_plan_is_dispatched_before_it_is_combined, BY_NODES),
+    EXCHANGE_TEST(test_hosts_of_several_ranks_take_the_node_exchange, BY_NODES),
+    EXCHANGE_TEST(test_a_row_goes_once_where_that_saves_much, 0),
 };
 
 int main(int count, char **arguments) {
