@@ -75,10 +75,7 @@ moert_buffer *upload(const void *source, size_t bytes) {
 }
 
 moert_buffer *upload_doubles(const double *source, size_t n) {
-    float *values = test_alloc(n * sizeof *values);
-    for (size_t i = 0; i < n; i++)
-        values[i] = (float)source[i];
-    return upload(values, n * sizeof *values);
+    return upload(to_floats(source, n), n * sizeof(float));
 }
 
 moert_buffer *unset_floats(size_t n) {

@@ -144,6 +144,13 @@ float *random_floats(size_t n, float scale, uint64_t stream) {
     return values;
 }
 
+float *to_floats(const double *values, size_t n) {
+    float *floats = test_alloc(n * sizeof *floats);
+    for (size_t i = 0; i < n; i++)
+        floats[i] = (float)values[i];
+    return floats;
+}
+
 double *random_doubles(const char *name, size_t n) {
     double *values = test_alloc(n * sizeof *values);
     for (size_t i = 0; i < n; i++)

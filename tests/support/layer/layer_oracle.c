@@ -73,7 +73,16 @@ static void choose(oracle_layer *layer) {
     }
 }
 
-void oracle_layer_create(const moert_layer_options *options, size_t tokens, oracle_layer *layer) {
+moert_layer_options layer_form(size_t hidden, size_t intermediate) {
+    moert_layer_options options = MOERT_LAYER_OPTIONS_INIT;
+    options.hidden = hidden;
+    options.intermediate = intermediate;
+    options.router.experts = 5;
+    options.router.topk = 2;
+    return options;
+}
+
+oracle_layer oracle_layer_create(const moert_layer_options *options, size_t tokens) {
     const size_t h = options->hidden, i = options->intermediate, s = options->shared_intermediate,
                  e = options->router.experts;
     const struct {
@@ -92,23 +101,21 @@ void oracle_layer_create(const moert_layer_options *options, size_t tokens, orac
         [MOERT_LAYER_CORRECTION] = {"correction", options->correction_bias ? e : 0, 0.125},
     };
     assert_true(e <= MOST_EXPERTS && i <= MOST_WIDTH && s <= MOST_WIDTH);
-    *layer = (oracle_layer){.options = *options, .tokens = tokens, .z_factor = 0.03125};
-    layer->x = scaled("x", tokens * h, 1.0);
-    layer->dy = scaled("dy", tokens * h, 1.0);
-    layer->sent_x = sent("x", options, tokens);
-    layer->sent_dy = sent("dy", options, tokens);
-    layer->aux = scaled("aux", e, 0.5);
+    oracle_layer layer = {.options = *options, .tokens = tokens, .z_factor = 0.03125};
+    layer.x = scaled("x", tokens * h, 1.0);
+    layer.dy = scaled("dy", tokens * h, 1.0);
+    layer.sent_x = sent("x", options, tokens);
+    layer.sent_dy = sent("dy", options, tokens);
+    layer.aux = scaled("aux", e, 0.5);
     for (size_t r = 0; r < MOERT_LAYER_TENSORS; r++) {
-        layer->elements[r] = rows[r].elements;
+        layer.elements[r] = rows[r].elements;
         if (rows[r].elements > 0)
-            layer->tensor[r] = scaled(rows[r].name, rows[r].elements, rows[r].scale);
+            layer.tensor[r] = scaled(rows[r].name, rows[r].elements, rows[r].scale);
     }
-    if (options->correction_bias) {
-        layer->correction = test_alloc(e * sizeof *layer->correction);
-        for (size_t k = 0; k < e; k++)
-            layer->correction[k] = (float)layer->tensor[MOERT_LAYER_CORRECTION][k];
-    }
-    choose(layer);
+    if (options->correction_bias)
+        layer.correction = to_floats(layer.tensor[MOERT_LAYER_CORRECTION], e);
+    choose(&layer);
+    return layer;
 }
 
 /* One expert's matrices, [2I,H] and [H,I], and biases or NULL. */

@@ -17,8 +17,11 @@ typedef struct oracle_layer {
     double margin; /* the smallest distance of two scores whose order mattered */
 } oracle_layer;
 
+/* 5 experts, of which 2 are chosen; no number of ranks divides them. */
+moert_layer_options layer_form(size_t hidden, size_t intermediate);
+
 /* A layer with values, exact in float32, that depend on the options alone. */
-void oracle_layer_create(const moert_layer_options *options, size_t tokens, oracle_layer *layer);
+oracle_layer oracle_layer_create(const moert_layer_options *options, size_t tokens);
 
 /* True for tensors [E,...], of which a rank holds its experts' part. */
 bool oracle_layer_of_experts(moert_layer_tensor which);

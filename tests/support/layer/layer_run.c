@@ -1,11 +1,8 @@
 /* Runs a MoE layer over all ranks. */
 #include "support/layer/layer_run.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-#include "support/test.h"
 #include "context/context.h"
+#include "support/test.h"
 
 static const size_t piece_tokens[] = {3, 1, 4, 2, 3};
 enum { PIECES = MOERT_COUNT(piece_tokens) };
@@ -25,22 +22,6 @@ static size_t tokens_before(const oracle_layer *oracle, size_t piece) {
     return tokens * (oracle->tokens / LAYER_TOKENS);
 }
 
-static moert_status new_buffer(moert_device *device, size_t bytes, moert_buffer **buffer) {
-    const moert_status status = moert_buffer_create(device, bytes, buffer);
-    owned_buffer(*buffer);
-    return status;
-}
-
-static moert_status put_values(moert_device *device, const double *values, size_t n,
-                               moert_buffer **buffer) {
-    float *narrow = test_alloc(n * sizeof *narrow);
-    for (size_t i = 0; i < n; i++)
-        narrow[i] = (float)values[i];
-    if (*buffer == NULL)
-        MOERT_TRY(new_buffer(device, n * sizeof *narrow, buffer));
-    return moert_buffer_write(*buffer, 0, narrow, n * sizeof *narrow);
-}
-
 /* The elements of a tensor that this rank holds. */
 static void part_of(const layer_run *run, moert_layer_tensor which, size_t *first, size_t *count) {
     const size_t elements = run->oracle->elements[which],
@@ -53,113 +34,124 @@ static void part_of(const layer_run *run, moert_layer_tensor which, size_t *firs
     }
 }
 
-static moert_status load_weights(const layer_run *run) {
+static void load_weights(const layer_run *run) {
     for (int i = 0; i < MOERT_LAYER_TENSORS; i++) {
-        moert_buffer *weight = moert_layer_weight(run->layer, (moert_layer_tensor)i);
         size_t first, count;
         part_of(run, (moert_layer_tensor)i, &first, &count);
         if (count > 0)
-            MOERT_TRY(put_values(NULL, run->oracle->tensor[i] + first, count, &weight));
+            ASSERT_OK(moert_buffer_write(moert_layer_weight(run->layer, (moert_layer_tensor)i), 0,
+                                         to_floats(run->oracle->tensor[i] + first, count),
+                                         count * sizeof(float)));
     }
-    return MOERT_OK;
 }
 
-static moert_status share_tokens(moert_device *device, layer_run *run) {
-    const size_t hidden = run->oracle->options.hidden;
-    size_t first, end, bytes;
+static void share_tokens(layer_run *run) {
+    const oracle_layer *oracle = run->oracle;
+    const size_t hidden = oracle->options.hidden;
+    size_t first, end;
     uint32_t ends[PIECES] = {0};
     share_pieces(moert_comm_rank(run->world), moert_comm_size(run->world), &first, &end);
-    run->first_token = tokens_before(run->oracle, first);
+    run->first_token = tokens_before(oracle, first);
     for (size_t i = first; i < end; i++)
-        ends[i - first] = (uint32_t)(tokens_before(run->oracle, i + 1) - run->first_token);
-    const size_t tokens = tokens_before(run->oracle, end) - run->first_token;
-    bytes = (end - first) * sizeof *ends;
-    MOERT_TRY(new_buffer(device, bytes, &run->ends));
-    MOERT_TRY(moert_buffer_write(run->ends, 0, ends, bytes));
-    run->batch = (moert_batch){tokens, end - first, first, PIECES, run->ends, false};
-    bytes = tokens * hidden * sizeof(float);
-    MOERT_TRY(
-        put_values(device, run->oracle->x + run->first_token * hidden, tokens * hidden, &run->x));
-    MOERT_TRY(
-        put_values(device, run->oracle->dy + run->first_token * hidden, tokens * hidden, &run->dy));
-    MOERT_TRY(put_values(device, run->oracle->aux, run->oracle->options.router.experts, &run->aux));
-    MOERT_TRY(new_buffer(device, bytes, &run->y));
-    return new_buffer(device, bytes, &run->dx);
+        ends[i - first] = (uint32_t)(tokens_before(oracle, i + 1) - run->first_token);
+    const size_t tokens = tokens_before(oracle, end) - run->first_token, n = tokens * hidden;
+    run->batch = (moert_batch){
+        tokens, end - first, first, PIECES, upload(ends, (end - first) * sizeof *ends), false};
+    run->x = upload_doubles(oracle->x + run->first_token * hidden, n);
+    run->dy = upload_doubles(oracle->dy + run->first_token * hidden, n);
+    run->aux = upload_doubles(oracle->aux, oracle->options.router.experts);
+    run->y = unset_floats(n);
+    run->dx = unset_floats(n);
 }
 
-moert_status layer_run_create(moert_context *context, moert_mesh *mesh, const oracle_layer *oracle,
-                              bool deferred, layer_run *run) {
+layer_run layer_run_open(moert_context *context, size_t ep, const oracle_layer *oracle,
+                         bool deferred) {
+    moert_device *const device = test_device;
     moert_layer_options options = oracle->options;
+    layer_run run = {.world = moert_context_comm(context), .oracle = oracle, .deferred = deferred};
     options.deferred_wgrad = deferred;
-    *run =
-        (layer_run){.world = moert_context_comm(context), .oracle = oracle, .deferred = deferred};
-    MOERT_TRY(moert_layer_create(mesh, &options, &run->layer));
-    moert_status status = load_weights(run);
-    if (status == MOERT_OK)
-        status = share_tokens(moert_context_device(context), run);
-    return moert_comm_agree(run->world, status);
+    ASSERT_OK(moert_mesh_create(context, ep, &run.mesh));
+    ASSERT_OK(moert_layer_create(run.mesh, &options, &run.layer));
+    test_device = moert_context_device(context);
+    load_weights(&run);
+    share_tokens(&run);
+    test_device = device;
+    return run;
+}
+
+void layer_run_close(const layer_run *run) {
+    moert_layer_destroy(run->layer);
+    moert_mesh_destroy(run->mesh);
+}
+
+moert_status layer_run_forward(const layer_run *run) {
+    return moert_layer_forward(run->layer, &run->batch, run->x, run->y);
 }
 
 moert_status layer_run_step(layer_run *run, size_t index, size_t count) {
     const moert_layer_losses losses = {run->aux, (float)run->oracle->z_factor, index > 0};
-    MOERT_TRY(moert_layer_forward(run->layer, &run->batch, run->x, run->y));
+    MOERT_TRY(layer_run_forward(run));
     MOERT_TRY(moert_layer_backward(run->layer, run->dy, &losses, run->dx));
     if (run->deferred)
         MOERT_TRY(moert_layer_wgrad(run->layer));
     return moert_layer_reduce(run->layer, index > 0, index + 1 == count);
 }
 
-/* all[T,H] from every rank's rows. */
-static moert_status collect_rows(const layer_run *run, const moert_buffer *rows, float **all) {
+/* [T,H] from every rank's rows. */
+static float *collect_rows(const layer_run *run, const moert_buffer *rows) {
     const size_t hidden = run->oracle->options.hidden, size = moert_comm_size(run->world);
     size_t bytes[64];
-    *all = test_alloc(run->oracle->tokens * hidden * sizeof **all);
+    float *all = test_alloc(run->oracle->tokens * hidden * sizeof *all);
     for (size_t r = 0; r < size; r++) {
         size_t first, end;
         share_pieces(r, size, &first, &end);
         bytes[r] = (tokens_before(run->oracle, end) - tokens_before(run->oracle, first)) * hidden *
-                   sizeof **all;
+                   sizeof *all;
     }
-    float *mine = *all + run->first_token * hidden;
-    MOERT_TRY(moert_buffer_read(rows, 0, mine, bytes[moert_comm_rank(run->world)]));
-    return moert_comm_allgatherv(run->world, mine, bytes, *all);
+    float *mine = all + run->first_token * hidden;
+    ASSERT_OK(moert_buffer_read(rows, 0, mine, bytes[moert_comm_rank(run->world)]));
+    ASSERT_OK(moert_comm_allgatherv(run->world, mine, bytes, all));
+    return all;
 }
 
 /* Each rank tells the others its part; who holds the same part compares. */
-static moert_status collect_gradient(const layer_run *run, moert_layer_tensor which, float *all) {
+static float *collect_gradient(const layer_run *run, moert_layer_tensor which) {
     size_t mine[2];
     bool differs = false;
     part_of(run, which, &mine[0], &mine[1]);
-    float *part = test_alloc(mine[1] * sizeof *part),
-          *told = test_alloc(run->oracle->elements[which] * sizeof *told);
-    moert_status status =
-        moert_buffer_read(moert_layer_gradient(run->layer, which), 0, part, mine[1] * sizeof *part);
-    for (size_t r = 0; r < moert_comm_size(run->world) && status == MOERT_OK; r++) {
-        const bool speaks = r == moert_comm_rank(run->world);
+    const size_t elements = run->oracle->elements[which], bytes = mine[1] * sizeof(float);
+    float *part = test_alloc(bytes), *told = test_alloc(elements * sizeof *told);
+    float *all = test_alloc(elements * sizeof *all);
+    ASSERT_OK(moert_buffer_read(moert_layer_gradient(run->layer, which), 0, part, bytes));
+    for (size_t r = 0; r < moert_comm_size(run->world); r++) {
         size_t range[2] = {mine[0], mine[1]};
-        if (speaks)
-            memcpy(told, part, mine[1] * sizeof *part);
-        status = moert_comm_broadcast(run->world, r, range, sizeof range);
-        if (status == MOERT_OK)
-            status = moert_comm_broadcast(run->world, r, told, range[1] * sizeof *told);
+        if (r == moert_comm_rank(run->world))
+            memcpy(told, part, bytes);
+        ASSERT_OK(moert_comm_broadcast(run->world, r, range, sizeof range));
+        ASSERT_OK(moert_comm_broadcast(run->world, r, told, range[1] * sizeof *told));
         memcpy(all + range[0], told, range[1] * sizeof *told);
         if (range[0] == mine[0])
-            differs |= memcmp(told, part, mine[1] * sizeof *part) != 0;
+            differs |= memcmp(told, part, bytes) != 0;
     }
-    if (status == MOERT_OK && differs)
+    moert_status status = MOERT_OK;
+    if (differs)
         status = MOERT_FAIL(ERROR_MISMATCH, "replicas of tensor %d differ", (int)which);
-    return moert_comm_agree(run->world, status);
+    ASSERT_OK(moert_comm_agree(run->world, status));
+    return all;
 }
 
-moert_status layer_run_collect(const layer_run *run, layer_results *results) {
-    *results = (layer_results){0};
-    MOERT_TRY(collect_rows(run, run->y, &results->y));
-    MOERT_TRY(collect_rows(run, run->dx, &results->dx));
-    for (int i = 0; i < MOERT_LAYER_TENSORS; i++) {
-        if (run->oracle->elements[i] == 0 || i == MOERT_LAYER_CORRECTION)
-            continue;
-        results->gradient[i] = test_alloc(run->oracle->elements[i] * sizeof(float));
-        MOERT_TRY(collect_gradient(run, (moert_layer_tensor)i, results->gradient[i]));
-    }
-    return MOERT_OK;
+layer_results layer_run_collect(const layer_run *run) {
+    layer_results results = {collect_rows(run, run->y), collect_rows(run, run->dx), {NULL}};
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
+        if (run->oracle->elements[i] > 0 && i != MOERT_LAYER_CORRECTION)
+            results.gradient[i] = collect_gradient(run, (moert_layer_tensor)i);
+    return results;
+}
+
+layer_results layer_compute(moert_context *context, size_t ep, const oracle_layer *oracle) {
+    layer_run run = layer_run_open(context, ep, oracle, false);
+    ASSERT_OK(layer_run_step(&run, 0, 1));
+    const layer_results results = layer_run_collect(&run);
+    layer_run_close(&run);
+    return results;
 }

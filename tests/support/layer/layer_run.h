@@ -10,12 +10,13 @@ enum { LAYER_TOKENS = 13 }; /* the oracle's tokens are a multiple; in pieces of 
 /* One rank's part: its pieces of the tokens, its experts. */
 typedef struct layer_run {
     moert_comm *world;
+    moert_mesh *mesh;
     moert_layer *layer;
     const oracle_layer *oracle;
     bool deferred;
     size_t first_token;
     moert_batch batch;
-    moert_buffer *ends, *x, *y, *dy, *dx, *aux;
+    moert_buffer *x, *y, *dy, *dx, *aux;
 } layer_run;
 
 /* Results of all ranks, on every rank. */
@@ -24,15 +25,19 @@ typedef struct layer_results {
     float *gradient[MOERT_LAYER_TENSORS]; /* of all experts; NULL when there is none */
 } layer_results;
 
-/* Splits the oracle's tokens over the ranks, of which one gets none, and loads its weights.
- * Collective, as all here. */
-moert_status layer_run_create(moert_context *context, moert_mesh *mesh, const oracle_layer *oracle,
-                              bool deferred, layer_run *run);
-void layer_run_destroy(layer_run *run);
+/* Splits the oracle's tokens over the ranks of a context, of which one gets none, and loads the
+ * weights into a layer with `ep` ranks per set of experts (0: all). Collective, as all here. */
+layer_run layer_run_open(moert_context *context, size_t ep, const oracle_layer *oracle,
+                         bool deferred);
+void layer_run_close(const layer_run *run);
 
+moert_status layer_run_forward(const layer_run *run);
 /* Forward, backward, wgrad when deferred, and reduction of micro-batch `index` of `count`, all with
  * the same tokens. */
 moert_status layer_run_step(layer_run *run, size_t index, size_t count);
 
-/* ERROR_MISMATCH if replicas of an expert hold different bits. */
-moert_status layer_run_collect(const layer_run *run, layer_results *results);
+/* Fails if replicas of an expert hold different bits. */
+layer_results layer_run_collect(const layer_run *run);
+
+/* All of it, with one step. */
+layer_results layer_compute(moert_context *context, size_t ep, const oracle_layer *oracle);

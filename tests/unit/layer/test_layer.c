@@ -11,34 +11,27 @@ static const double tolerance = 5e-6; /* relative, of each tensor */
 /* ---- forms of layers: sizes that no tile divides, experts that no number of ranks divides ---- */
 
 static moert_layer_options plain_form(void) {
-    moert_layer_options options = MOERT_LAYER_OPTIONS_INIT;
-    options.hidden = 20;
-    options.intermediate = 12;
-    options.router.experts = 5;
-    options.router.topk = 2;
-    return options;
+    return layer_form(20, 12);
 }
 
 /* A shared expert, every bias, sigmoid scores with a correction, an interleaved GLU that clamps. */
 static moert_layer_options full_form(void) {
-    const moert_glu_form glu = {true, 1.5f, 1.702f, 1.0f, 0};
     moert_layer_options options = plain_form();
     options.shared_intermediate = 7;
     options.router.score = MOERT_SCORE_SIGMOID;
     options.router.scale = 1.5f;
     options.router_bias = options.correction_bias = options.expert_biases = true;
-    options.glu = glu;
+    options.glu = (moert_glu_form){true, 1.5f, 1.702f, 1.0f, 0};
     return options;
 }
 
 /* Every token goes to all experts. */
 static moert_layer_options dense_form(void) {
-    const moert_glu_form glu = MOERT_GLU_GPT_OSS;
     moert_layer_options options = plain_form();
     options.router.score = MOERT_SCORE_SOFTMAX_TOPK;
     options.router.topk = options.router.experts;
     options.expert_biases = true;
-    options.glu = glu;
+    options.glu = (moert_glu_form)MOERT_GLU_GPT_OSS;
     return options;
 }
 
@@ -110,24 +103,18 @@ static void assert_results(const oracle_layer *oracle, const expectation *expect
 /* A layer with `ep` ranks per set of experts, over `batches` micro-batches with the same tokens. */
 static void check_layer(const oracle_layer *oracle, const expectation *expected, size_t ep,
                         size_t batches) {
-    moert_mesh *mesh;
-    layer_run run;
-    layer_results results;
-    ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
-    ASSERT_OK(layer_run_create(test_context, mesh, oracle, false, &run));
+    layer_run run = layer_run_open(test_context, ep, oracle, false);
     for (size_t i = 0; i < batches; i++)
         ASSERT_OK(layer_run_step(&run, i, batches));
-    ASSERT_OK(layer_run_collect(&run, &results));
+    const layer_results results = layer_run_collect(&run);
     assert_results(oracle, expected, &results, (double)batches);
-    moert_layer_destroy(run.layer);
-    moert_mesh_destroy(mesh);
+    layer_run_close(&run);
 }
 
 /* On every arrangement of the ranks that there is. */
 static void check_form(moert_layer_options options) {
-    oracle_layer oracle;
+    oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
     expectation expected;
-    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
     assert_true(oracle.margin > 1e-4);
     expect(&oracle, &expected);
     for (size_t ep = 1; ep <= test_ranks; ep++)
@@ -165,18 +152,14 @@ TEST(test_gradients_of_a_layer_that_dispatches_rounded_rows_are_theirs) {
 }
 
 static void check_deferred(moert_layer_options options) {
-    oracle_layer oracle;
-    moert_mesh *mesh;
-    layer_run run[2];
+    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
     layer_results results[2];
-    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
-    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
-    for (size_t deferred = 0; deferred < 2; deferred++)
-        ASSERT_OK(layer_run_create(test_context, mesh, &oracle, deferred == 1, &run[deferred]));
     for (size_t deferred = 0; deferred < 2; deferred++) {
-        ASSERT_OK(layer_run_step(&run[deferred], 0, 2));
-        ASSERT_OK(layer_run_step(&run[deferred], 1, 2));
-        ASSERT_OK(layer_run_collect(&run[deferred], &results[deferred]));
+        layer_run run = layer_run_open(test_context, 0, &oracle, deferred == 1);
+        ASSERT_OK(layer_run_step(&run, 0, 2));
+        ASSERT_OK(layer_run_step(&run, 1, 2));
+        results[deferred] = layer_run_collect(&run);
+        layer_run_close(&run);
     }
     for (int i = 0; i < MOERT_LAYER_TENSORS; i++)
         if (results[0].gradient[i] != NULL)
@@ -184,10 +167,6 @@ static void check_deferred(moert_layer_options options) {
                                 oracle.elements[i] * sizeof(float));
     assert_memory_equal(results[0].dx, results[1].dx,
                         LAYER_TOKENS * options.hidden * sizeof(float));
-    for (size_t deferred = 0; deferred < 2; deferred++) {
-        moert_layer_destroy(run[deferred].layer);
-    }
-    moert_mesh_destroy(mesh);
 }
 
 TEST(test_deferred_wgrad_gives_the_same_bits) {
@@ -203,40 +182,30 @@ TEST(test_deferred_wgrad_gives_the_same_bits) {
 
 /* Rank 0's first token becomes NaN; afterwards it is put right again. */
 TEST(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable) {
-    moert_layer_options options = plain_form();
-    oracle_layer oracle;
+    const moert_layer_options options = plain_form();
+    oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
     expectation expected;
-    moert_mesh *mesh;
-    layer_run run;
-    layer_results results;
     const float bad = NAN;
-    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
     expect(&oracle, &expected);
-    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
-    ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
+    layer_run run = layer_run_open(test_context, 0, &oracle, false);
     const float right = (float)oracle.x[0];
     moert_status wrote = test_rank == 0 ? moert_buffer_write(run.x, 0, &bad, sizeof bad) : MOERT_OK;
-    moert_status failed = moert_layer_forward(run.layer, &run.batch, run.x, run.y);
+    moert_status failed = layer_run_forward(&run);
     ASSERT_ON_ALL(wrote == MOERT_OK && failed == MOERT_ERROR_NUMERIC);
     moert_status backward = moert_layer_backward(run.layer, run.dy, NULL, run.dx);
     ASSERT_ON_ALL(backward == MOERT_ERROR_USAGE);
     wrote = test_rank == 0 ? moert_buffer_write(run.x, 0, &right, sizeof right) : MOERT_OK;
     ASSERT_ON_ALL(wrote == MOERT_OK);
     ASSERT_OK(layer_run_step(&run, 0, 1));
-    ASSERT_OK(layer_run_collect(&run, &results));
+    const layer_results results = layer_run_collect(&run);
     assert_results(&oracle, &expected, &results, 1.0);
-    moert_layer_destroy(run.layer);
-    moert_mesh_destroy(mesh);
+    layer_run_close(&run);
 }
 
 TEST(test_calls_out_of_order_are_refused) {
-    moert_layer_options options = plain_form();
-    oracle_layer oracle;
-    moert_mesh *mesh;
-    layer_run run;
-    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
-    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
-    ASSERT_OK(layer_run_create(test_context, mesh, &oracle, true, &run));
+    const moert_layer_options options = plain_form();
+    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
+    layer_run run = layer_run_open(test_context, 0, &oracle, true);
     moert_layer *layer = run.layer;
     const moert_status early[] = {moert_layer_backward(layer, run.dy, NULL, run.dx),
                                   moert_layer_wgrad(layer), moert_layer_reduce(layer, false, true)};
@@ -247,51 +216,40 @@ TEST(test_calls_out_of_order_are_refused) {
     ASSERT_ON_ALL(adding == MOERT_ERROR_USAGE);
     moert_status twice = moert_layer_backward(layer, run.dy, NULL, run.dx);
     ASSERT_ON_ALL(twice == MOERT_ERROR_USAGE);
-    ASSERT_OK(moert_layer_forward(layer, &run.batch, run.x, run.y));
+    ASSERT_OK(layer_run_forward(&run));
     moert_status stale = moert_layer_wgrad(layer);
     ASSERT_ON_ALL(stale == MOERT_ERROR_USAGE);
-    moert_layer_destroy(run.layer);
-    moert_mesh_destroy(mesh);
+    layer_run_close(&run);
 }
 
 TEST(test_a_forward_without_a_backward_has_the_same_bits) {
-    moert_layer_options options = full_form();
-    oracle_layer oracle;
-    moert_mesh *mesh;
-    layer_run run;
-    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
-    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
-    ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
+    const moert_layer_options options = full_form();
+    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
+    layer_run run = layer_run_open(test_context, 0, &oracle, false);
     const size_t bytes = run.batch.tokens * options.hidden * sizeof(float);
     float *kept = test_alloc(bytes), *dropped = test_alloc(bytes);
-    ASSERT_OK(moert_layer_forward(run.layer, &run.batch, run.x, run.y));
+    ASSERT_OK(layer_run_forward(&run));
     ASSERT_OK(moert_buffer_read(run.y, 0, kept, bytes));
     run.batch.forward_only = true;
-    ASSERT_OK(moert_layer_forward(run.layer, &run.batch, run.x, run.y));
+    ASSERT_OK(layer_run_forward(&run));
     ASSERT_OK(moert_buffer_read(run.y, 0, dropped, bytes));
     const bool same = memcmp(kept, dropped, bytes) == 0;
     ASSERT_ON_ALL(same);
     ASSERT_FAILS_ON_ALL(moert_layer_backward(run.layer, run.dy, NULL, run.dx), MOERT_ERROR_USAGE,
                         "without a forward");
-    moert_layer_destroy(run.layer);
-    moert_mesh_destroy(mesh);
+    layer_run_close(&run);
 }
 
 TEST(test_a_batch_without_sequences_on_one_rank_fails_on_all) {
-    moert_layer_options options = plain_form();
-    oracle_layer oracle;
-    moert_mesh *mesh;
-    layer_run run;
-    oracle_layer_create(&options, LAYER_TOKENS, &oracle);
-    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
-    ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
+    const moert_layer_options options = plain_form();
+    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
+    layer_run run = layer_run_open(test_context, 0, &oracle, false);
     moert_batch batch = run.batch;
     if (test_rank == 0)
         batch.sequences = 0;
     moert_status status = moert_layer_forward(run.layer, &batch, run.x, run.y);
     ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
-    moert_layer_destroy(run.layer);
-    moert_mesh_destroy(mesh);
+    layer_run_close(&run);
 }
 
 TEST(test_impossible_layers_and_meshes_are_refused) {

@@ -9,28 +9,11 @@
 
 enum { TOKENS = 16 * LAYER_TOKENS };
 
-static moert_layer_options form(size_t hidden, size_t intermediate) {
-    moert_layer_options options = MOERT_LAYER_OPTIONS_INIT;
-    options.hidden = hidden;
-    options.intermediate = intermediate;
-    options.router.experts = 5;
-    options.router.topk = 2;
-    return options;
-}
-
 /* A layer of the oracle's values in a precision, with `ep` ranks per set of experts (0 = all). */
-static void compute(const oracle_layer *oracle, moert_precision precision, size_t ep,
-                    layer_results *results) {
+static layer_results compute(const oracle_layer *oracle, moert_precision precision, size_t ep) {
     oracle_layer changed = *oracle;
-    moert_mesh *mesh;
-    layer_run run;
     changed.options.precision = precision;
-    ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
-    ASSERT_OK(layer_run_create(test_context, mesh, &changed, false, &run));
-    ASSERT_OK(layer_run_step(&run, 0, 1));
-    ASSERT_OK(layer_run_collect(&run, results));
-    moert_layer_destroy(run.layer);
-    moert_mesh_destroy(mesh);
+    return layer_compute(test_context, ep, &changed);
 }
 
 /* 20 log10 of the norm of `want` over that of the difference. */
@@ -53,8 +36,7 @@ typedef struct limits {
 static void check_near(const oracle_layer *oracle, const layer_results *exact,
                        const limits *limit) {
     const size_t n = TOKENS * oracle->options.hidden;
-    layer_results got;
-    compute(oracle, limit->precision, 0, &got);
+    const layer_results got = compute(oracle, limit->precision, 0);
     const double y = sqnr(got.y, exact->y, n), dx = sqnr(got.dx, exact->dx, n),
                  w1 = sqnr(got.gradient[MOERT_LAYER_W1], exact->gradient[MOERT_LAYER_W1],
                            oracle->elements[MOERT_LAYER_W1]),
@@ -83,27 +65,25 @@ static const limits gemm_limits[] = {
 };
 
 static void check_oracle(const oracle_layer *oracle, const limits rows[3]) {
-    layer_results exact;
-    compute(oracle, MOERT_PRECISION_F32, 0, &exact);
+    const layer_results exact = compute(oracle, MOERT_PRECISION_F32, 0);
     for (size_t i = 0; i < 3; i++)
         check_near(oracle, &exact, &rows[i]);
 }
 
 static void check_form(const moert_layer_options *options) {
-    oracle_layer oracle;
-    oracle_layer_create(options, TOKENS, &oracle);
+    const oracle_layer oracle = oracle_layer_create(options, TOKENS);
     check_oracle(&oracle, layer_limits);
 }
 
 TEST(test_recipes_stay_near_float32) {
-    const moert_layer_options options = form(128, 64), large = form(192, 160);
+    const moert_layer_options options = layer_form(128, 64), large = layer_form(192, 160);
     check_form(&options);
     check_form(&large);
 }
 
 /* Sizes that no block and no window divides, biases, interleaved gates. */
 TEST(test_recipes_take_odd_sizes_and_biases) {
-    moert_layer_options options = form(52, 36);
+    moert_layer_options options = layer_form(52, 36);
     options.shared_intermediate = 7;
     options.router_bias = options.expert_biases = true;
     options.glu.interleaved = true;
@@ -113,9 +93,8 @@ TEST(test_recipes_take_odd_sizes_and_biases) {
 /* Signs in place of x and W1 are exact in every format: what is left is the noise of one GEMM in y
  * and dW2, and little more in dx and dW1. */
 TEST(test_one_rounded_gemm_keeps_its_signal) {
-    const moert_layer_options options = form(160, 64);
-    oracle_layer oracle;
-    oracle_layer_create(&options, TOKENS, &oracle);
+    const moert_layer_options options = layer_form(160, 64);
+    oracle_layer oracle = oracle_layer_create(&options, TOKENS);
     for (size_t i = 0; i < TOKENS * options.hidden; i++)
         oracle.x[i] = copysign(1.0, oracle.x[i]);
     double *w1 = oracle.tensor[MOERT_LAYER_W1];
@@ -132,12 +111,10 @@ static bool same_gradient(const oracle_layer *oracle, moert_layer_tensor which,
 
 /* The experts and the router see float32 rows as ever. */
 static void check_shared(const moert_layer_options *options) {
-    oracle_layer oracle;
-    layer_results exact, got;
-    oracle_layer_create(options, TOKENS, &oracle);
-    compute(&oracle, MOERT_PRECISION_F32, 0, &exact);
+    oracle_layer oracle = oracle_layer_create(options, TOKENS);
+    const layer_results exact = compute(&oracle, MOERT_PRECISION_F32, 0);
     oracle.options.dense = MOERT_PRECISION_BF16;
-    compute(&oracle, MOERT_PRECISION_F32, 0, &got);
+    const layer_results got = compute(&oracle, MOERT_PRECISION_F32, 0);
     const size_t n = TOKENS * options->hidden;
     const double rows[] = {sqnr(got.y, exact.y, n), sqnr(got.dx, exact.dx, n)};
     for (size_t i = 0; i < 2; i++)
@@ -153,7 +130,7 @@ static void check_shared(const moert_layer_options *options) {
 
 /* Sizes that tensor cores do not take, and such as they do. */
 TEST(test_a_shared_expert_in_bf16_stays_near_float32_alone) {
-    moert_layer_options odd = form(52, 36), even = form(64, 32);
+    moert_layer_options odd = layer_form(52, 36), even = layer_form(64, 32);
     odd.shared_intermediate = 7;
     even.shared_intermediate = 24;
     check_shared(&odd);
@@ -163,14 +140,12 @@ TEST(test_a_shared_expert_in_bf16_stays_near_float32_alone) {
 /* A row's results come from the row, the weights and NVFP4's amax over all ranks; only the blocks
  * of weight gradients are cut otherwise when replicas share an expert's rows. */
 TEST(test_replicas_of_experts_give_the_same_rows) {
-    const moert_layer_options options = form(64, 48);
+    const moert_layer_options options = layer_form(64, 48);
     const size_t bytes = TOKENS * options.hidden * sizeof(float);
-    oracle_layer oracle;
-    oracle_layer_create(&options, TOKENS, &oracle);
+    const oracle_layer oracle = oracle_layer_create(&options, TOKENS);
     for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
-        layer_results shared, replicated;
-        compute(&oracle, (moert_precision)p, 0, &shared);
-        compute(&oracle, (moert_precision)p, 1, &replicated);
+        const layer_results shared = compute(&oracle, (moert_precision)p, 0);
+        const layer_results replicated = compute(&oracle, (moert_precision)p, 1);
         const bool same = memcmp(shared.y, replicated.y, bytes) == 0 &&
                           memcmp(shared.dx, replicated.dx, bytes) == 0;
         const double w1 = sqnr(shared.gradient[MOERT_LAYER_W1], replicated.gradient[MOERT_LAYER_W1],
@@ -210,14 +185,12 @@ static void break_or_mend(moert_layer *layer, const breakage *b, moert_buffer **
 
 static void fail_and_recover(layer_run *run, const breakage *b) {
     moert_layer *layer = run->layer;
-    moert_buffer *small;
-    small = test_buffer(4);
+    moert_buffer *small = test_buffer(4);
     if (b->backward)
-        ASSERT_OK(moert_layer_forward(layer, &run->batch, run->x, run->y));
+        ASSERT_OK(layer_run_forward(run));
     break_or_mend(layer, b, &small);
-    const moert_status status = b->backward
-                                    ? moert_layer_backward(layer, run->dy, NULL, run->dx)
-                                    : moert_layer_forward(layer, &run->batch, run->x, run->y);
+    const moert_status status =
+        b->backward ? moert_layer_backward(layer, run->dy, NULL, run->dx) : layer_run_forward(run);
     break_or_mend(layer, b, &small);
     ASSERT_ON_ALL(status == b->status);
     ASSERT_OK(layer_run_step(run, 0, 1));
@@ -228,52 +201,42 @@ TEST(test_a_failure_between_gathers_is_that_of_all_ranks) {
                                   {false, true, MOERT_ERROR_USAGE},
                                   {true, false, MOERT_ERROR_MEMORY},
                                   {true, true, MOERT_ERROR_USAGE}};
-    moert_layer_options options = form(64, 32);
+    moert_layer_options options = layer_form(64, 32);
     options.precision = MOERT_PRECISION_NVFP4;
-    oracle_layer oracle;
-    oracle_layer_create(&options, TOKENS, &oracle);
+    const oracle_layer oracle = oracle_layer_create(&options, TOKENS);
     for (size_t ep = 1; ep <= test_ranks; ep *= 2) {
-        moert_mesh *mesh;
-        layer_run run;
-        ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
-        ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
+        layer_run run = layer_run_open(test_context, ep, &oracle, false);
         ASSERT_OK(layer_run_step(&run, 0, 1));
         for (size_t i = 0; i < MOERT_COUNT(breakages); i++)
             fail_and_recover(&run, &breakages[i]);
-        moert_layer_destroy(run.layer);
-        moert_mesh_destroy(mesh);
+        layer_run_close(&run);
     }
 }
 
 /* The ranks that share experts with the failing one learn of it in the plan, replicas later. */
 TEST(test_a_bad_token_fails_on_all_replicas_of_nvfp4) {
-    moert_layer_options options = form(64, 32);
+    moert_layer_options options = layer_form(64, 32);
     options.precision = MOERT_PRECISION_NVFP4;
     const float bad = NAN;
-    oracle_layer oracle;
-    oracle_layer_create(&options, TOKENS, &oracle);
+    const oracle_layer oracle = oracle_layer_create(&options, TOKENS);
     const float right = (float)oracle.x[0];
     for (size_t ep = 1; ep <= test_ranks; ep *= 2) {
-        moert_mesh *mesh;
-        layer_run run;
-        ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
-        ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
+        layer_run run = layer_run_open(test_context, ep, &oracle, false);
         moert_status wrote =
             test_rank == 0 ? moert_buffer_write(run.x, 0, &bad, sizeof bad) : MOERT_OK;
-        moert_status status = moert_layer_forward(run.layer, &run.batch, run.x, run.y);
+        moert_status status = layer_run_forward(&run);
         ASSERT_ON_ALL(wrote == MOERT_OK && status == MOERT_ERROR_NUMERIC);
         wrote = test_rank == 0 ? moert_buffer_write(run.x, 0, &right, sizeof right) : MOERT_OK;
         ASSERT_ON_ALL(wrote == MOERT_OK);
         ASSERT_OK(layer_run_step(&run, 0, 1));
-        moert_layer_destroy(run.layer);
-        moert_mesh_destroy(mesh);
+        layer_run_close(&run);
     }
 }
 
 TEST(test_an_unknown_precision_is_refused) {
     moert_mesh *mesh;
     moert_layer *layer;
-    moert_layer_options options = form(64, 32);
+    moert_layer_options options = layer_form(64, 32);
     options.precision = (moert_precision)4;
     ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
     ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "precision");

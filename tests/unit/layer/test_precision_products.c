@@ -9,21 +9,12 @@
 
 enum { TOKENS = 16 * LAYER_TOKENS };
 
-static moert_layer_options form(size_t hidden, size_t intermediate) {
-    moert_layer_options options = MOERT_LAYER_OPTIONS_INIT;
-    options.hidden = hidden;
-    options.intermediate = intermediate;
-    options.router.experts = 5;
-    options.router.topk = 2;
-    return options;
-}
-
 /* ---- weights that change ---- */
 
 /* y of a run, of this rank's tokens; to be freed. */
 static float *forward(layer_run *run, size_t bytes) {
     float *y = test_alloc(bytes);
-    ASSERT_OK(moert_layer_forward(run->layer, &run->batch, run->x, run->y));
+    ASSERT_OK(layer_run_forward(run));
     ASSERT_OK(moert_buffer_read(run->y, 0, y, bytes));
     return y;
 }
@@ -31,14 +22,10 @@ static float *forward(layer_run *run, size_t bytes) {
 /* In every precision by the third forward of a weight: what is packed by the second one is in
  * use. */
 static void follow_weights(moert_precision precision) {
-    oracle_layer oracle;
-    moert_mesh *mesh;
-    layer_run run;
-    moert_layer_options options = form(64, 32);
+    moert_layer_options options = layer_form(64, 32);
     options.precision = precision;
-    oracle_layer_create(&options, TOKENS, &oracle);
-    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
-    ASSERT_OK(layer_run_create(test_context, mesh, &oracle, false, &run));
+    const oracle_layer oracle = oracle_layer_create(&options, TOKENS);
+    layer_run run = layer_run_open(test_context, 0, &oracle, false);
     const size_t bytes = run.batch.tokens * options.hidden * sizeof(float);
     moert_buffer *weight = moert_layer_weight(run.layer, MOERT_LAYER_W2);
     float *y[5];
@@ -49,15 +36,11 @@ static void follow_weights(moert_precision precision) {
         }
         y[i] = forward(&run, bytes);
     }
-    bool same = true, zero = true;
+    bool right = memcmp(y[1], y[0], bytes) == 0 && memcmp(y[2], y[0], bytes) == 0;
     for (size_t i = 0; i < bytes / sizeof(float); i++)
-        zero &= y[3][i] == 0.0f && y[4][i] == 0.0f;
-    for (size_t i = 0; i < 5; i++) {
-        same &= i > 2 || memcmp(y[i], y[0], bytes) == 0;
-    }
-    ASSERT_ON_ALL(same && zero);
-    moert_layer_destroy(run.layer);
-    moert_mesh_destroy(mesh);
+        right &= y[3][i] == 0.0f && y[4][i] == 0.0f;
+    ASSERT_ON_ALL(right);
+    layer_run_close(&run);
 }
 
 TEST(test_weights_in_use_follow_when_told) {
@@ -90,7 +73,7 @@ TEST(test_v_is_kept_as_codes_where_both_products_round) {
     const moert_number f32 = MOERT_NUMBER_F32, bf16 = MOERT_NUMBER_BF16;
     for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
         const moert_number factor = p == MOERT_PRECISION_BF16 ? bf16 : f32;
-        moert_layer_options options = form(64, 32), odd = form(64, 36);
+        moert_layer_options options = layer_form(64, 32), odd = layer_form(64, 36);
         options.precision = odd.precision = (moert_precision)p;
         check_types(&options, rounds ? factor : f32, factor);
         check_types(&odd, f32, factor);
@@ -216,21 +199,15 @@ static void check_products(layer_run *run, moert_precision precision) {
 }
 
 TEST(test_products_have_the_bits_of_float32_ones_of_rounded_operands) {
-    const moert_layer_options options = form(52, 36);
-    oracle_layer oracle;
+    const moert_layer_options options = layer_form(52, 36);
+    oracle_layer oracle = oracle_layer_create(&options, TOKENS);
     if (moert_device_sums_in_tiles(moert_device_describe(moert_context_device(test_context))))
         set_variable("MOERT_BF16", "widened"); /* AMX sums in another order */
-    oracle_layer_create(&options, TOKENS, &oracle);
     for (int p = MOERT_PRECISION_BF16; p <= MOERT_PRECISION_NVFP4; p++) {
-        oracle_layer changed = oracle;
-        moert_mesh *mesh;
-        layer_run run;
-        changed.options.precision = (moert_precision)p;
-        ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
-        ASSERT_OK(layer_run_create(test_context, mesh, &changed, false, &run));
+        oracle.options.precision = (moert_precision)p;
+        layer_run run = layer_run_open(test_context, 0, &oracle, false);
         check_products(&run, (moert_precision)p);
-        moert_layer_destroy(run.layer);
-        moert_mesh_destroy(mesh);
+        layer_run_close(&run);
     }
     set_variable("MOERT_BF16", NULL);
 }

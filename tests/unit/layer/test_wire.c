@@ -15,34 +15,28 @@
 enum { TOKENS = 4 * LAYER_TOKENS, HIDDEN = 84, TOPK = 2 }; /* no block, no word divides a row */
 
 static moert_layer_options form(moert_precision precision, moert_dispatch dispatch) {
-    moert_layer_options options = MOERT_LAYER_OPTIONS_INIT;
-    options.hidden = HIDDEN;
-    options.intermediate = 36;
-    options.router.experts = 5;
-    options.router.topk = TOPK;
+    moert_layer_options options = layer_form(HIDDEN, 36);
     options.precision = precision;
     options.dispatch = dispatch;
     return options;
 }
 
-/* The oracle's layer over all ranks of a context, by an engine; also the bytes of its
- * dispatches. */
-static void compute(const oracle_layer *oracle, moert_context *context, const char *engine,
-                    bool deferred, layer_results *results, uint64_t *bytes) {
-    moert_mesh *mesh;
-    layer_run run;
+/* The oracle's layer over all ranks of a context, by an engine; also the bytes of its dispatches
+ * unless NULL. */
+static layer_results compute(const oracle_layer *oracle, moert_context *context, const char *engine,
+                             bool deferred, uint64_t *bytes) {
     set_variable("MOERT_EXCHANGE", engine);
     set_variable("MOERT_NODE_RANKS", strcmp(engine, "node") != 0 ? NULL
                                      : test_ranks > 2            ? "2"
                                                                  : "1");
-    ASSERT_OK(moert_mesh_create(context, 0, &mesh));
-    ASSERT_OK(layer_run_create(context, mesh, oracle, deferred, &run));
+    layer_run run = layer_run_open(context, 0, oracle, deferred);
     ASSERT_OK(layer_run_step(&run, 0, 1));
-    ASSERT_OK(layer_run_collect(&run, results));
-    assert_string_equal(moert_mesh_engine(mesh), engine);
-    *bytes = moert_exchange_dispatched_bytes(mesh->exchange);
-    moert_layer_destroy(run.layer);
-    moert_mesh_destroy(mesh);
+    const layer_results results = layer_run_collect(&run);
+    assert_string_equal(moert_mesh_engine(run.mesh), engine);
+    if (bytes != NULL)
+        *bytes = moert_exchange_dispatched_bytes(run.mesh->exchange);
+    layer_run_close(&run);
+    return results;
 }
 
 static bool same_rows(const layer_results *a, const layer_results *b) {
@@ -65,10 +59,16 @@ static const char *const engines[] = {"local", "window", "node", "staged"};
 enum { LOCAL, WINDOW, NODE, STAGED, ENGINES };
 
 static bool works(size_t engine) {
-    const moert_device *device = test_device;
     return engine == LOCAL    ? test_ranks == 1
-           : engine != STAGED ? test_ranks > 1 && moert_device_describe(device)->is_cpu
+           : engine != STAGED ? test_ranks > 1 && moert_device_describe(test_device)->is_cpu
                               : true;
+}
+
+static const char *first_engine(void) {
+    size_t engine = LOCAL;
+    while (!works(engine))
+        engine++;
+    return engines[engine];
 }
 
 /* How the tokens are drawn to experts: the router's biases, or NULL for the oracle's own. */
@@ -92,18 +92,15 @@ static size_t busy_experts(const oracle_layer *oracle, const layer_results *resu
 
 /* `alone` gives what all ranks and engines must. */
 static void check_engines(moert_context *alone, const moert_layer_options *options, skew s) {
-    oracle_layer oracle;
-    layer_results want, got;
-    uint64_t bytes;
-    oracle_layer_create(options, TOKENS, &oracle);
+    oracle_layer oracle = oracle_layer_create(options, TOKENS);
     for (size_t e = 0; s.bias != NULL && e < options->router.experts; e++)
         oracle.tensor[MOERT_LAYER_ROUTER_BIAS][e] = s.bias[e];
-    compute(&oracle, alone, "local", false, &want, &bytes);
+    const layer_results want = compute(&oracle, alone, "local", false, NULL);
     ASSERT_ON_ALL(s.busy == 0 || busy_experts(&oracle, &want) == s.busy);
     for (size_t e = 0; e < ENGINES; e++) {
         if (!works(e))
             continue;
-        compute(&oracle, test_context, engines[e], e == STAGED, &got, &bytes);
+        const layer_results got = compute(&oracle, test_context, engines[e], e == STAGED, NULL);
         const bool same = same_rows(&got, &want) && same_gradients(&oracle, &got, &want);
         ASSERT_ON_ALL(same);
     }
@@ -150,13 +147,9 @@ TEST(test_skewed_routing_gives_the_same_bits) {
 
 /* A layer that dispatches float32 and one that does otherwise, of the same values. */
 static void compute_both(oracle_layer *oracle, moert_dispatch other, layer_results results[2]) {
-    uint64_t bytes;
-    size_t first = LOCAL;
-    while (!works(first))
-        first++;
     for (size_t i = 0; i < 2; i++) {
         oracle->options.dispatch = i == 0 ? MOERT_DISPATCH_F32 : other;
-        compute(oracle, test_context, engines[first], false, &results[i], &bytes);
+        results[i] = compute(oracle, test_context, first_engine(), false, NULL);
     }
 }
 
@@ -164,9 +157,8 @@ TEST(test_rows_that_are_rounded_already_lose_nothing) {
     for (int i = 0; i <= 2 * MOERT_PRECISION_NVFP4 + 1; i++) {
         const moert_dispatch dispatch = i % 2 == 0 ? MOERT_DISPATCH_MXFP8 : MOERT_DISPATCH_BF16;
         const moert_layer_options options = form((moert_precision)(i / 2), dispatch);
-        oracle_layer oracle;
+        oracle_layer oracle = oracle_layer_create(&options, TOKENS);
         layer_results results[2];
-        oracle_layer_create(&options, TOKENS, &oracle);
         memcpy(oracle.x, oracle.sent_x, TOKENS * HIDDEN * sizeof *oracle.x);
         memcpy(oracle.dy, oracle.sent_dy, TOKENS * HIDDEN * sizeof *oracle.dy);
         compute_both(&oracle, dispatch, results);
@@ -186,9 +178,8 @@ static void lift(double *rows) {
 static void compare_both(moert_precision precision, moert_dispatch other, double scale, bool *rows,
                          bool *gradients) {
     const moert_layer_options options = form(precision, MOERT_DISPATCH_F32);
-    oracle_layer oracle;
+    oracle_layer oracle = oracle_layer_create(&options, TOKENS);
     layer_results results[2];
-    oracle_layer_create(&options, TOKENS, &oracle);
     lift(oracle.x);
     lift(oracle.dy);
     for (size_t t = 0; t < TOKENS; t++)
@@ -224,19 +215,15 @@ TEST(test_precision_bf16_sees_no_dispatch_of_bf16) {
 /* With one expert a token, y is its row: rounded, when that travels as bf16. dx has the router's
  * part as well, and no gradient of a weight hears of it. */
 TEST(test_results_of_bf16_are_rounded_once) {
-    oracle_layer oracle;
     layer_results results[2];
-    size_t wrong = 0, rounded = 0, engine = LOCAL;
+    size_t wrong = 0, rounded = 0;
     moert_layer_options options = form(MOERT_PRECISION_F32, MOERT_DISPATCH_F32);
     float largest = 0.0f;
-    uint64_t bytes;
-    while (!works(engine))
-        engine++;
     options.router.topk = 1;
-    oracle_layer_create(&options, TOKENS, &oracle);
+    oracle_layer oracle = oracle_layer_create(&options, TOKENS);
     for (int c = MOERT_COMBINE_F32; c <= MOERT_COMBINE_BF16; c++) {
         oracle.options.combine = (moert_combine)c;
-        compute(&oracle, test_context, engines[engine], false, &results[c], &bytes);
+        results[c] = compute(&oracle, test_context, first_engine(), false, NULL);
     }
     for (size_t i = 0; i < TOKENS * HIDDEN; i++)
         largest = fmaxf(largest, fabsf(results[0].dx[i]));
@@ -260,11 +247,9 @@ TEST(test_dispatches_move_what_a_row_is_on_its_way) {
         for (int d = MOERT_DISPATCH_F32; d <= MOERT_DISPATCH_BF16 && works(e); d++) {
             const moert_layer_options options = form(MOERT_PRECISION_F32, (moert_dispatch)d);
             const size_t unit = e == STAGED ? sizeof(float) : 64;
-            oracle_layer oracle;
-            layer_results results;
+            const oracle_layer oracle = oracle_layer_create(&options, TOKENS);
             uint64_t mine, all[64] = {0}, sum = 0;
-            oracle_layer_create(&options, TOKENS, &oracle);
-            compute(&oracle, test_context, engines[e], false, &results, &mine);
+            compute(&oracle, test_context, engines[e], false, &mine);
             ASSERT_OK(moert_comm_allgather(test_comm, &mine, sizeof mine, all));
             for (size_t r = 0; r < test_ranks; r++)
                 sum += all[r];
