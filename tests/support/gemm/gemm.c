@@ -102,6 +102,30 @@ arrays make_arrays(const problem *p, bool integers) {
     return a;
 }
 
+results results_of(const problem *p, operation op, const arrays *a) {
+    const results all[] = {[FORWARD] = {a->y, a->y_count, a->ldy},
+                           [DGRAD] = {a->x, a->x_count, a->ldx},
+                           [WGRAD] = {a->weight, a->weight_count, p->k},
+                           [BIAS_GRAD] = {a->bias, a->bias_count, p->n}};
+    return all[op];
+}
+
+moert_gemm upload_gemm(const problem *p, const arrays *a, moert_number x_type,
+                       moert_number y_type) {
+    return (moert_gemm){
+        .groups = {upload(p->ends, p->groups * sizeof *p->ends), p->groups, p->rows},
+        .n = p->n,
+        .k = p->k,
+        .shared_weight = p->shared,
+        .x = upload_codes(a->x, a->x_count, x_type),
+        .weight = upload(a->weight, a->weight_count * sizeof(float)),
+        .y = upload_codes(a->y, a->y_count, y_type),
+        .ldx = p->pad_x > 0 ? a->ldx : 0,
+        .ldy = p->y_column + p->pad_y > 0 ? a->ldy : 0,
+        .y_column = p->y_column,
+    };
+}
+
 /* The weight of a product packed for it. */
 static moert_packed *pack(const moert_gemm *gemm, moert_packed_for use) {
     const moert_packed_shape shape = {
@@ -159,24 +183,12 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
     set_variable("MOERT_BF16", by->bf16);
     const moert_number x_type = op == FORWARD || op == WGRAD ? by->type : by->result;
     const moert_number y_type = op != FORWARD ? by->type : by->result;
-    moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends);
     moert_buffer *bias = upload(a->bias, a->bias_count * sizeof(float));
-    moert_gemm gemm = {
-        .groups = {ends, p->groups, p->rows},
-        .n = p->n,
-        .k = p->k,
-        .type = by->type,
-        .result = op <= DGRAD ? by->result : MOERT_NUMBER_F32,
-        .shared_weight = p->shared,
-        .accumulate = p->accumulate && op != FORWARD,
-        .x = upload_codes(a->x, a->x_count, x_type),
-        .weight = upload(a->weight, a->weight_count * sizeof(float)),
-        .bias = p->bias || op == BIAS_GRAD ? bias : NULL,
-        .y = upload_codes(a->y, a->y_count, y_type),
-        .ldx = p->pad_x > 0 ? a->ldx : 0,
-        .ldy = a->ldy,
-        .y_column = p->y_column,
-    };
+    moert_gemm gemm = upload_gemm(p, a, x_type, y_type);
+    gemm.type = by->type;
+    gemm.result = op <= DGRAD ? by->result : MOERT_NUMBER_F32;
+    gemm.accumulate = p->accumulate && op != FORWARD;
+    gemm.bias = p->bias || op == BIAS_GRAD ? bias : NULL;
     moert_buffer *scratch = NULL;
     gemm.split = by->split ? &scratch : NULL;
     moert_packed *packed =
@@ -187,7 +199,7 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
     moert_device_spare(test_device, by->spared);
     lines anywhere = {NULL};
     if (by->runs > 0)
-        gemm.scatter = scatter(p->rows, op == FORWARD ? a->ldy : a->ldx, by->runs, &anywhere);
+        gemm.scatter = scatter(p->rows, results_of(p, op, a).stride, by->runs, &anywhere);
     for (size_t g = 0; g < (by->parts ? p->groups : 1); g += 2) {
         gemm.part = by->parts ? part_of(p, g) : (moert_part){0};
         ASSERT_OK(run_as((moert_gemm_kind)op, &gemm));
@@ -201,48 +213,63 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
     download_into(gemm.weight, a->weight, a->weight_count * sizeof(float));
     download_into(bias, a->bias, a->bias_count * sizeof(float));
     if (by->runs > 0)
-        gather(&anywhere, op == FORWARD ? a->y : a->x);
+        gather(&anywhere, results_of(p, op, a).data);
     moert_packed_destroy(packed);
     set_variable("MOERT_BF16", NULL);
 }
 
-void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a, float *h) {
-    const size_t results = p->rows * p->n / 2, probs = p->rows * how->prob_stride;
-    const uint32_t used = p->ends[p->groups - 1];
+arrays run_new(const problem *p, operation op, const way *by, bool integers) {
+    arrays a = make_arrays(p, integers);
+    run_gemm(p, op, by, &a);
+    return a;
+}
+
+arrays run_alone(const problem *whole, operation op, const way *by, size_t first, size_t count) {
+    problem p = *whole;
+    p.rows = p.ends[0] = (uint32_t)count;
+    p.groups = 1;
+    arrays alone = make_arrays(&p, false), inputs = make_arrays(whole, false);
+    memcpy(alone.x, inputs.x + first * inputs.ldx, count * inputs.ldx * sizeof(float));
+    memcpy(alone.y, inputs.y + first * inputs.ldy, count * inputs.ldy * sizeof(float));
+    run_gemm(&p, op, by, &alone);
+    return alone;
+}
+
+const gated_run gated_forms[GATED_FORMS] = {
+    {MOERT_GLU_SWIGLU, 0, .fused = true},
+    {{true, INFINITY, 1.0f, 0.0f, 0}, 1, .fused = true},
+    {MOERT_GLU_GPT_OSS, 3, .fused = true},
+    {{false, 2.0f, 1.702f, 1.0f, 0}, 1, .fused = true},
+};
+
+gated run_gated(const problem *p, const gated_run *how, const way *by, bool integers) {
+    const size_t probs = p->rows * how->prob_stride, used = p->ends[p->groups - 1];
+    gated g = {make_arrays(p, integers), NULL, p->rows * p->n / 2, used * p->n / 2};
+    g.h = test_alloc(g.h_count * sizeof *g.h);
+    for (size_t i = 0; i < g.h_count; i++)
+        g.h[i] = NAN;
     float *prob = test_alloc(probs * sizeof *prob);
     for (size_t i = 0; i < probs; i++)
         prob[i] = i % how->prob_stride == 0 ? (float)random_once(moert_rng_normal, 1, 5, i) : NAN;
     set_variable("MOERT_BACKEND", by->backend);
     set_variable("MOERT_BF16", by->bf16);
-    moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends);
     moert_buffer *weights = upload(prob, probs * sizeof *prob);
-    moert_buffer *bias = upload(a->bias, a->bias_count * sizeof(float));
-    moert_gemm run = {
-        .groups = {ends, p->groups, p->rows},
-        .n = p->n,
-        .k = p->k,
-        .type = by->type,
-        .result = how->v,
-        .shared_weight = p->shared,
-        .x = upload_codes(a->x, a->x_count, by->type),
-        .weight = upload(a->weight, a->weight_count * sizeof(float)),
-        .bias = p->bias ? bias : NULL,
-        .y = upload_codes(a->y, a->y_count, how->v),
-        .ldx = a->ldx,
-        .gated = how->fused,
-        .glu = {.form = how->form,
-                .prob = how->prob_stride > 0 ? weights : NULL,
-                .prob_stride = how->prob_stride > 1 ? how->prob_stride : 0,
-                .type = how->type,
-                .h = upload_codes(h, results, how->type)},
-        .drop_v = how->drop_v,
-    };
-    moert_packed *packed = NULL;
-    if (by->packed)
-        packed = pack(&run, moert_packed_use(&run));
+    moert_buffer *bias = upload(g.a.bias, g.a.bias_count * sizeof(float));
+    moert_gemm run = upload_gemm(p, &g.a, by->type, how->v);
+    run.type = by->type;
+    run.result = how->v;
+    run.bias = p->bias ? bias : NULL;
+    run.gated = how->fused;
+    run.glu = (moert_glu){.form = how->form,
+                          .prob = how->prob_stride > 0 ? weights : NULL,
+                          .prob_stride = how->prob_stride > 1 ? how->prob_stride : 0,
+                          .type = how->type,
+                          .h = upload_codes(g.h, g.h_count, how->type)};
+    run.drop_v = how->drop_v;
+    moert_packed *packed = by->packed ? pack(&run, moert_packed_use(&run)) : NULL;
     run.packed = packed;
-    for (size_t g = 0; g < (by->parts ? p->groups : 1) && how->fused; g += 2) {
-        run.part = by->parts ? part_of(p, g) : (moert_part){0};
+    for (size_t i = 0; i < (by->parts ? p->groups : 1) && how->fused; i += 2) {
+        run.part = by->parts ? part_of(p, i) : (moert_part){0};
         ASSERT_OK(moert_gemm_run(&run));
     }
     if (!how->fused) {
@@ -252,10 +279,11 @@ void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a,
         ASSERT_OK(moert_gemm_run(&run));
         ASSERT_OK(moert_glu_forward(&run.glu));
     }
-    download_codes(run.y, a->y, a->y_count, how->v);
-    download_codes(run.glu.h, h, results, how->type);
+    download_codes(run.y, g.a.y, g.a.y_count, how->v);
+    download_codes(run.glu.h, g.h, g.h_count, how->type);
     moert_packed_destroy(packed);
     set_variable("MOERT_BF16", NULL);
+    return g;
 }
 
 void digest_by(const char *threads, char digest[32]) {
@@ -270,6 +298,15 @@ void digest_by(const char *threads, char digest[32]) {
     assert_int_equal(pclose(pipe), 0);
 }
 
+int run_with_digest(const char *file, int count, char **words, uint64_t (*digest)(void)) {
+    if (count != 2 || strcmp(words[1], "digest") != 0)
+        return run_file(file, open_test_device, close_test_device);
+    if (open_test_device(NULL) != 0)
+        return 1;
+    printf("%016llx\n", (unsigned long long)digest());
+    return close_test_device(NULL);
+}
+
 void compare_arrays(const char *title, const arrays *got, const arrays *want) {
     char what[96];
     const float *a[] = {got->x, got->weight, got->bias, got->y};
@@ -281,31 +318,23 @@ void compare_arrays(const char *title, const arrays *got, const arrays *want) {
     }
 }
 
-void check_rows_alone(const problem *whole, operation op, const way *by, const arrays *all,
-                      size_t first, size_t count) {
-    problem p = *whole;
-    p.rows = p.ends[0] = (uint32_t)count;
-    p.groups = 1;
-    arrays alone = make_arrays(&p, false), inputs = make_arrays(whole, false);
-    memcpy(alone.x, inputs.x + first * inputs.ldx, count * inputs.ldx * sizeof(float));
-    memcpy(alone.y, inputs.y + first * inputs.ldy, count * inputs.ldy * sizeof(float));
-    memcpy(alone.weight, inputs.weight, p.n * p.k * sizeof(float));
-    run_gemm(&p, op, by, &alone);
-    if (op == FORWARD)
-        assert_same_bits("y", alone.y, all->y + first * all->ldy, count * all->ldy);
-    else if (op == DGRAD)
-        assert_same_bits("x", alone.x, all->x + first * all->ldx, count * all->ldx);
-    else
-        assert_same_bits("gradient", alone.weight, all->weight + p.n * p.k, p.n * p.k);
+void check_run(const problem *p, operation op, const way *by, bool integers, const arrays *want) {
+    char title[96];
+    const arrays got = run_new(p, op, by, integers);
+    snprintf(title, sizeof title, "[%zu,%zu,%zu], %s, %s", p->rows, p->n, p->k, operation_names[op],
+             by->name);
+    compare_arrays(title, &got, want);
 }
 
-void check_rows_in_company(const problem *whole, const way *by) {
+void check_company(const problem *whole, const way *by, const size_t (*ranges)[2], size_t count) {
     for (operation op = FORWARD; op <= DGRAD; op++) {
-        arrays all = make_arrays(whole, false);
-        run_gemm(whole, op, by, &all);
-        check_rows_alone(whole, op, by, &all, 0, 1);
-        check_rows_alone(whole, op, by, &all, 7, 65);
-        check_rows_alone(whole, op, by, &all, 127, 173);
-        check_rows_alone(whole, op, by, &all, 299, 1);
+        const arrays all = run_new(whole, op, by, false);
+        const results among = results_of(whole, op, &all);
+        for (size_t i = 0; i < count; i++) {
+            const arrays alone = run_alone(whole, op, by, ranges[i][0], ranges[i][1]);
+            const results rows = results_of(whole, op, &alone);
+            assert_same_bits(operation_names[op], rows.data,
+                             among.data + ranges[i][0] * among.stride, rows.count);
+        }
     }
 }

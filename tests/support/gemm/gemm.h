@@ -78,6 +78,16 @@ static inline bool is_lost(size_t line) {
     return line % 5 == 4;
 }
 
+/* What an operation makes: rows or lines `stride` apart. */
+typedef struct results {
+    float *data;
+    size_t count, stride;
+} results;
+results results_of(const problem *p, operation op, const arrays *a);
+
+/* A product of the arrays on the device, x and y of these types; without its bias. */
+moert_gemm upload_gemm(const problem *p, const arrays *a, moert_number x_type, moert_number y_type);
+
 static inline moert_status run_as(moert_gemm_kind kind, const moert_gemm *gemm) {
     moert_gemm run = *gemm;
     run.kind = kind;
@@ -86,6 +96,10 @@ static inline moert_status run_as(moert_gemm_kind kind, const moert_gemm *gemm) 
 
 /* Runs an operation on the device and writes all arrays back. */
 void run_gemm(const problem *p, operation op, const way *by, arrays *a);
+/* The same of arrays of its own. */
+arrays run_new(const problem *p, operation op, const way *by, bool integers);
+/* The same of `count` rows from `first` on alone, in one group. */
+arrays run_alone(const problem *whole, operation op, const way *by, size_t first, size_t count);
 
 /* A forward product and its GLU into h[M,N/2], by one call or two; prob_stride 0: without prob. */
 typedef struct gated_run {
@@ -95,17 +109,29 @@ typedef struct gated_run {
     moert_number type; /* of h */
     moert_number v;    /* its type */
 } gated_run;
-void run_gated(const problem *p, const gated_run *how, const way *by, arrays *a, float *h);
+/* GLUs, each layout twice. */
+enum { GATED_FORMS = 4 };
+extern const gated_run gated_forms[GATED_FORMS];
 
-/* The digest that this program prints as `PROGRAM digest` with a number of threads. */
+/* The arrays, h as well, which is NaN where nothing is written; of the groups' rows, the first
+ * `results` numbers. */
+typedef struct gated {
+    arrays a;
+    float *h;
+    size_t h_count, results;
+} gated;
+gated run_gated(const problem *p, const gated_run *how, const way *by, bool integers);
+
+/* For tests of threads: the digest that this program prints as `PROGRAM digest` with a number of
+ * threads, and its main(). */
 void digest_by(const char *threads, char digest[32]);
+int run_with_digest(const char *file, int count, char **words, uint64_t (*digest)(void));
 
 /* All arrays have the same bits. */
 void compare_arrays(const char *title, const arrays *got, const arrays *want);
+/* Those that an operation makes of new arrays are these. */
+void check_run(const problem *p, operation op, const way *by, bool integers, const arrays *want);
 
-/* Rows `first` to `first` + `count` alone, in one group, have the bits that they have among all of
- * a run. WGRAD: of the second group. */
-void check_rows_alone(const problem *whole, operation op, const way *by, const arrays *all,
-                      size_t first, size_t count);
-/* The same of some rows of 300, forward and dgrad. */
-void check_rows_in_company(const problem *whole, const way *by);
+/* Rows alone, `ranges` of a first one and their number, have the bits that they have among all, in
+ * forward and dgrad. */
+void check_company(const problem *whole, const way *by, const size_t (*ranges)[2], size_t count);

@@ -62,14 +62,8 @@ static void check_exact(operation op) {
         arrays want = make_arrays(p, true);
         for (size_t g = 0; g < p->groups; g++)
             expectations[op](p, &want, g);
-        for (size_t w = 0; w < gemm_way_count; w++) {
-            char title[64];
-            arrays got = make_arrays(p, true);
-            run_gemm(p, op, &gemm_ways[w], &got);
-            snprintf(title, sizeof title, "problem %zu, %s, %s", i, operation_names[op],
-                     gemm_ways[w].name);
-            compare_arrays(title, &got, &want);
-        }
+        for (size_t w = 0; w < gemm_way_count; w++)
+            check_run(p, op, &gemm_ways[w], true, &want);
     }
 }
 
@@ -86,60 +80,21 @@ TEST(test_wgrad_and_bias_grad_are_exact_and_give_empty_groups_zeros) {
     check_exact(BIAS_GRAD);
 }
 
-/* Problem i by a reference and the ways that have its bits. */
-static void check_same_bits(size_t i, operation op, size_t reference) {
-    const problem *p = &gemm_problems[i];
-    arrays want = make_arrays(p, false);
-    run_gemm(p, op, &gemm_ways[reference], &want);
-    for (size_t w = reference + 1; w < gemm_way_count && !is_reference(&gemm_ways[w]); w++) {
-        char title[64];
-        arrays got = make_arrays(p, false);
-        run_gemm(p, op, &gemm_ways[w], &got);
-        snprintf(title, sizeof title, "problem %zu, %s, %s", i, operation_names[op],
-                 gemm_ways[w].name);
-        compare_arrays(title, &got, &want);
-    }
-}
-
 TEST(test_portable_has_the_bits_of_the_reference) {
+    arrays want = {0};
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (operation op = 0; op < OPERATIONS; op++)
-            for (size_t w = 0; w < gemm_way_count; w++)
-                if (is_reference(&gemm_ways[w]))
-                    check_same_bits(i, op, w);
-}
-
-/* `count` rows of `whole`, with these inputs, from `first` on, as one group. */
-static problem take_alone(const problem *whole, const arrays *inputs, size_t first, size_t count,
-                          arrays *alone) {
-    problem p = *whole;
-    p.rows = p.ends[0] = (uint32_t)count;
-    p.groups = 1;
-    *alone = make_arrays(&p, false);
-    memcpy(alone->x, inputs->x + first * inputs->ldx, count * inputs->ldx * sizeof(float));
-    memcpy(alone->y, inputs->y + first * inputs->ldy, count * inputs->ldy * sizeof(float));
-    return p;
-}
-
-/* A few rows alone against the same rows among all, by the portable backend. */
-static void check_company(const problem *whole, operation op, const way *by) {
-    const size_t starts[] = {0, 3, 49, 117, 299};
-    arrays inputs = make_arrays(whole, false), all = make_arrays(whole, false);
-    run_gemm(whole, op, by, &all);
-    for (size_t i = 0; i < 5; i++)
-        for (size_t count = 1; count <= 13 && starts[i] + count <= whole->rows; count += 4) {
-            arrays alone;
-            const problem p = take_alone(whole, &inputs, starts[i], count, &alone);
-            run_gemm(&p, op, by, &alone);
-            const float *x = all.x + starts[i] * all.ldx, *y = all.y + starts[i] * all.ldy;
-            if (op == FORWARD)
-                assert_same_bits("y", alone.y, y, count * all.ldy);
-            else
-                assert_same_bits("x", alone.x, x, count * all.ldx);
-        }
+            for (const way *by = gemm_ways; by < gemm_ways + gemm_way_count; by++)
+                if (is_reference(by))
+                    want = run_new(&gemm_problems[i], op, by, false);
+                else
+                    check_run(&gemm_problems[i], op, by, false, &want);
 }
 
 TEST(test_a_row_has_the_same_bits_in_any_company) {
+    static const size_t ranges[][2] = {{0, 1},   {0, 5},   {0, 9},   {0, 13},   {3, 1},  {3, 5},
+                                       {3, 9},   {3, 13},  {49, 1},  {49, 5},   {49, 9}, {49, 13},
+                                       {117, 1}, {117, 5}, {117, 9}, {117, 13}, {299, 1}};
     const problem whole = {.n = 70,
                            .k = 1100,
                            .rows = 300,
@@ -148,9 +103,8 @@ TEST(test_a_row_has_the_same_bits_in_any_company) {
                            .shared = true,
                            .bias = true};
     for (size_t w = 0; w < gemm_way_count; w++)
-        for (operation op = FORWARD; op <= DGRAD; op++)
-            if (!is_reference(&gemm_ways[w]))
-                check_company(&whole, op, &gemm_ways[w]);
+        if (!is_reference(&gemm_ways[w]))
+            check_company(&whole, &gemm_ways[w], ranges, MOERT_COUNT(ranges));
 }
 
 TEST(test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie) {
@@ -159,15 +113,11 @@ TEST(test_wgrad_of_a_group_has_the_same_bits_wherever_its_rows_lie) {
     const size_t ways[] = {PORTABLE_F32, PORTABLE_BF16};
     for (size_t w = 0; w < 2; w++) {
         const way *by = &gemm_ways[ways[w]];
-        arrays inputs = make_arrays(&whole, false), all = make_arrays(&whole, false);
-        run_gemm(&whole, WGRAD, by, &all);
+        const arrays all = run_new(&whole, WGRAD, by, false);
         for (size_t g = 0; g < whole.groups; g++) {
-            const size_t first = start_of(&whole, g), count = whole.ends[g] - first;
-            arrays alone;
-            const problem p = take_alone(&whole, &inputs, first, count, &alone);
-            run_gemm(&p, WGRAD, by, &alone);
-            assert_same_bits("weight", alone.weight, all.weight + g * whole.n * whole.k,
-                             whole.n * whole.k);
+            const size_t first = start_of(&whole, g), elements = whole.n * whole.k;
+            const arrays alone = run_alone(&whole, WGRAD, by, first, whole.ends[g] - first);
+            assert_same_bits("weight", alone.weight, all.weight + g * elements, elements);
         }
     }
 }
@@ -185,15 +135,14 @@ TEST(test_nothing_is_added_to_a_chain_after_its_last_term) {
         const bool tiled = sums_in_tiles(&gemm_ways[w]);
         for (operation op = DGRAD; op <= WGRAD; op++) {
             arrays a = make_arrays(&p, true);
-            float *result = op == DGRAD ? a.x : a.weight;
-            const size_t count = op == DGRAD ? a.x_count : a.weight_count;
+            const results result = results_of(&p, op, &a);
             fill(a.y, a.y_count, 0.0f);
             fill(a.x, a.x_count, -1.0f);
             fill(a.weight, a.weight_count, -1.0f);
-            fill(result, count, -0.0f);
+            fill(result.data, result.count, -0.0f);
             run_gemm(&p, op, &gemm_ways[w], &a);
-            for (size_t i = 0; i < count; i++)
-                assert_true(result[i] == 0.0f && !signbit(result[i]) == tiled);
+            for (size_t i = 0; i < result.count; i++)
+                assert_true(result.data[i] == 0.0f && !signbit(result.data[i]) == tiled);
         }
     }
 }
@@ -203,26 +152,17 @@ TEST(test_parts_of_the_groups_give_the_bits_of_the_whole) {
         for (size_t w = 0; w < gemm_way_count && !gemm_problems[i].shared; w++)
             for (operation op = FORWARD; op <= DGRAD; op++) {
                 way by = gemm_ways[w];
-                arrays whole = make_arrays(&gemm_problems[i], false);
-                arrays parts = make_arrays(&gemm_problems[i], false);
-                run_gemm(&gemm_problems[i], op, &by, &whole);
+                const arrays whole = run_new(&gemm_problems[i], op, &by, false);
                 by.parts = true;
-                run_gemm(&gemm_problems[i], op, &by, &parts);
-                compare_arrays(by.name, &parts, &whole);
+                check_run(&gemm_problems[i], op, &by, false, &whole);
             }
 }
 
 TEST(test_what_is_no_part_of_the_groups_is_refused) {
     const moert_part wrong[] = {{1, 1, 4, 4}, {0, 3, 0, 8}, {0, 2, 5, 4}, {1, 2, 4, 9}};
-    const uint32_t ends[] = {4, 8};
-    const float values[8 * 4] = {0};
-    moert_buffer *buffer = upload(values, sizeof values);
-    moert_gemm gemm = {.groups = {upload(ends, sizeof ends), 2, 8},
-                       .n = 4,
-                       .k = 4,
-                       .x = buffer,
-                       .weight = buffer,
-                       .y = buffer};
+    const problem p = {.n = 4, .k = 4, .rows = 8, .groups = 2, .ends = {4, 8}};
+    const arrays a = make_arrays(&p, true);
+    moert_gemm gemm = upload_gemm(&p, &a, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
     for (size_t i = 0; i < MOERT_COUNT(wrong); i++) {
         gemm.part = wrong[i];
         ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "no part of 2 groups");
@@ -233,23 +173,18 @@ TEST(test_what_is_no_part_of_the_groups_is_refused) {
     ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "a weight for each group");
 }
 
-/* Prints the hash of all results of the portable backend. */
-static int print_digest(void) {
-    void *state = NULL;
+/* The hash of all results of the portable backend. */
+static uint64_t digest(void) {
     uint64_t hash = 0;
-    if (open_test_device(&state) != 0)
-        return 1;
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (size_t w = PORTABLE_F32; w < gemm_way_count; w++)
             for (operation op = 0; op < OPERATIONS && !is_reference(&gemm_ways[w]); op++) {
-                arrays a = make_arrays(&gemm_problems[i], false);
-                run_gemm(&gemm_problems[i], op, &gemm_ways[w], &a);
+                const arrays a = run_new(&gemm_problems[i], op, &gemm_ways[w], false);
                 hash = XXH3_64bits_withSeed(a.x, a.x_count * sizeof(float), hash);
                 hash = XXH3_64bits_withSeed(a.y, a.y_count * sizeof(float), hash);
                 hash = XXH3_64bits_withSeed(a.weight, a.weight_count * sizeof(float), hash);
             }
-    printf("%016llx\n", (unsigned long long)hash);
-    return close_test_device(&state);
+    return hash;
 }
 
 TEST(test_one_two_and_three_threads_give_the_same_bits) {
@@ -263,32 +198,24 @@ TEST(test_one_two_and_three_threads_give_the_same_bits) {
 
 TEST(test_a_packed_weight_serves_its_own_shape_only) {
     const problem *p = &gemm_problems[5];
-    arrays a = make_arrays(p, true);
-    moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends), *small;
-    moert_buffer *x = upload(a.x, a.x_count * sizeof *a.x), *y = upload(a.y, a.y_count * 4);
-    moert_buffer *weight = upload(a.weight, a.weight_count * sizeof *a.weight);
+    const arrays a = make_arrays(p, true);
+    moert_gemm gemm = upload_gemm(p, &a, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
     const moert_packed_shape shape = {p->groups, p->n, p->k, MOERT_PACKED_FORWARD,
                                       MOERT_NUMBER_F32};
     moert_packed *packed = NULL;
     set_variable("MOERT_BACKEND", "reference");
     ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
     assert_null(packed);
-    ASSERT_OK(moert_packed_fill(packed, weight));
+    ASSERT_OK(moert_packed_fill(packed, gemm.weight));
     assert_int_equal(moert_packed_bytes(packed), 0);
     set_variable("MOERT_BACKEND", "portable");
     ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
     if (packed != NULL) {
-        moert_gemm gemm = {.groups = {ends, p->groups, p->rows},
-                           .n = p->n,
-                           .k = p->k,
-                           .x = x,
-                           .weight = weight,
-                           .y = y,
-                           .packed = packed};
+        gemm.packed = packed;
         assert_in_range(moert_packed_bytes(packed), p->groups * p->n * p->k * 4, SIZE_MAX);
-        small = test_buffer(p->groups * p->n * p->k * 4 - 4);
+        moert_buffer *small = test_buffer(p->groups * p->n * p->k * 4 - 4);
         ASSERT_FAILS(moert_packed_fill(packed, small), MOERT_ERROR_USAGE, "too few");
-        ASSERT_OK(moert_packed_fill(packed, weight));
+        ASSERT_OK(moert_packed_fill(packed, gemm.weight));
         ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
         ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "serves no dgrad");
         gemm.n--;
@@ -301,12 +228,10 @@ TEST(test_a_packed_weight_serves_its_own_shape_only) {
 }
 
 TEST(test_wrong_sizes_are_refused_before_anything_is_written) {
-    const uint32_t end = 4;
-    float data[64] = {0};
-    moert_buffer *ends = upload(&end, sizeof end), *x = upload(data, 16 * sizeof *data);
-    moert_buffer *y = upload(data, 16 * sizeof *data), *small;
-    small = test_buffer(15 * sizeof *data);
-    moert_gemm gemm = {.groups = {ends, 1, 4}, .n = 4, .k = 4, .x = x, .weight = x, .y = y};
+    const problem p = {.n = 4, .k = 4, .rows = 4, .groups = 1, .ends = {4}};
+    const arrays a = make_arrays(&p, true);
+    moert_buffer *small = test_buffer(15 * sizeof(float));
+    moert_gemm gemm = upload_gemm(&p, &a, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
     ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
     moert_gemm wrong[] = {gemm, gemm, gemm, gemm, gemm, gemm};
     wrong[0].y = small;
@@ -325,13 +250,11 @@ TEST(test_wrong_sizes_are_refused_before_anything_is_written) {
 }
 
 TEST(test_a_backend_named_for_another_device_is_an_error) {
-    const uint32_t end = 1;
-    const float one = 1.0f;
+    const problem p = {.n = 1, .k = 1, .rows = 1, .groups = 1, .ends = {1}};
+    const arrays a = make_arrays(&p, true);
     const moert_packed_shape shape = {1, 1, 1, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
     moert_packed *packed = NULL;
-    moert_buffer *ends = upload(&end, sizeof end), *x = upload(&one, sizeof one);
-    moert_buffer *y = upload(&one, sizeof one);
-    const moert_gemm gemm = {.groups = {ends, 1, 1}, .n = 1, .k = 1, .x = x, .weight = x, .y = y};
+    const moert_gemm gemm = upload_gemm(&p, &a, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
     set_variable("MOERT_BACKEND", "nvidia");
     if (has_tensor_cores("nvidia is an error")) {
         ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm)); /* of float32: not on tensor cores */
@@ -348,7 +271,5 @@ TEST(test_a_backend_named_for_another_device_is_an_error) {
 }
 
 int main(int count, char **words) {
-    if (count == 2 && strcmp(words[1], "digest") == 0)
-        return print_digest();
-    return run_file(__FILE__, open_test_device, close_test_device);
+    return run_with_digest(__FILE__, count, words, digest);
 }

@@ -25,23 +25,16 @@ static const problem problems[] = {
 };
 enum { PROBLEMS = MOERT_COUNT(problems) };
 
-/* Each layout twice: the first two for one half of the problems, the others for the other. */
-static const struct {
-    moert_glu_form form;
-    size_t prob_stride;
-} forms[] = {
-    {MOERT_GLU_SWIGLU, 0},
-    {{true, INFINITY, 1.0f, 0.0f, 0}, 1},
-    {MOERT_GLU_GPT_OSS, 3},
-    {{false, 2.0f, 1.702f, 1.0f, 0}, 1},
-};
-enum { FORMS = MOERT_COUNT(forms) };
-
 /* A tile of an even width takes the GLU, one of an odd width leaves it to a pass of its own. */
 static const moert_choices taking = {4, 1024, 512, 8, 2, 16}, leaving = {4, 1024, 512, 6, 1, 4096};
 
-static int force_tile(void **choices) {
-    return moert_tuning_force(*choices) == MOERT_OK ? 0 : -1;
+static void force_tile(const moert_choices *choices) {
+    ASSERT_OK(moert_tuning_force(choices));
+}
+
+static int force_taking(void **state) {
+    (void)state;
+    return moert_tuning_force(&taking) == MOERT_OK ? 0 : -1;
 }
 
 static int force_none(void **state) {
@@ -49,168 +42,128 @@ static int force_none(void **state) {
     return moert_tuning_force(NULL) == MOERT_OK ? 0 : -1;
 }
 
-static float *unset_results(const problem *p) {
-    float *h = test_alloc(p->rows * p->n / 2 * sizeof *h);
-    for (size_t i = 0; i < p->rows * p->n / 2; i++)
-        h[i] = NAN;
-    return h;
-}
-
-/* Numbers of h in the groups' rows: what is past them is nobody's. */
-static size_t results_of(const problem *p) {
-    return p->ends[p->groups - 1] * p->n / 2;
-}
-
 /* One call and two calls: the same h, and the same v unless it is dropped. */
 static void compare_calls(size_t i, size_t f, const way *by) {
-    const problem *p = &problems[i];
-    const gated_run two = {forms[f].form, forms[f].prob_stride, .fused = false};
-    arrays want = make_arrays(p, false);
-    float *h = unset_results(p);
-    run_gated(p, &two, by, &want, h);
+    gated_run how = gated_forms[f];
+    how.fused = false;
+    const gated want = run_gated(&problems[i], &how, by, false);
+    how.fused = true;
     for (int drop = 0; drop < 2; drop++) {
-        const gated_run one = {two.form, two.prob_stride, .fused = true, .drop_v = drop != 0};
-        arrays got = make_arrays(p, false);
-        float *results = unset_results(p);
         char title[96];
+        how.drop_v = drop != 0;
+        const gated got = run_gated(&problems[i], &how, by, false);
         snprintf(title, sizeof title, "problem %zu, form %zu, %s, %s v", i, f, by->name,
                  drop ? "dropped" : "kept");
-        run_gated(p, &one, by, &got, results);
-        assert_same_bits(title, results, h, results_of(p));
+        assert_same_bits(title, got.h, want.h, want.results);
         if (!drop)
-            compare_arrays(title, &got, &want);
+            compare_arrays(title, &got.a, &want.a);
     }
 }
 
-static void test_one_call_has_the_bits_of_two(void **state) {
-    (void)state;
-    for (size_t i = 0; i < PROBLEMS; i++)
-        for (size_t f = i % 2 * 2, last = f + 2; f < last; f++)
-            for (size_t w = 0; w < gemm_way_count; w++)
-                compare_calls(i, f, &gemm_ways[w]);
+/* The first two forms for one half of the problems, the others for the other. */
+TEST_WITH(test_one_call_has_the_bits_of_two, NULL, force_none) {
+    const moert_choices *const tiles[] = {NULL, &taking, &leaving}; /* first this CPU's own */
+    for (size_t t = 0; t < MOERT_COUNT(tiles); t++) {
+        force_tile(tiles[t]);
+        for (size_t i = 0; i < PROBLEMS; i++)
+            for (size_t f = i % 2 * 2, last = f + 2; f < last; f++)
+                for (size_t w = 0; w < gemm_way_count; w++)
+                    compare_calls(i, f, &gemm_ways[w]);
+    }
 }
 
-static void test_an_h_of_bf16_is_the_rounded_one(void **state) {
-    (void)state;
+TEST_WITH(test_an_h_of_bf16_is_the_rounded_one, force_taking, force_none) {
     for (size_t i = 0; i < PROBLEMS; i++)
         for (size_t w = 0; w < gemm_way_count; w++) {
             if (gemm_ways[w].type == MOERT_NUMBER_F32)
                 continue; /* refused */
-            const problem *p = &problems[i];
-            gated_run how = {forms[i % FORMS].form, forms[i % FORMS].prob_stride, .fused = true};
-            arrays first = make_arrays(p, false), second = make_arrays(p, false);
-            float *full = unset_results(p), *rounded = unset_results(p);
-            run_gated(p, &how, &gemm_ways[w], &first, full);
+            gated_run how = gated_forms[i % GATED_FORMS];
+            const gated full = run_gated(&problems[i], &how, &gemm_ways[w], false);
             how.type = MOERT_NUMBER_BF16;
-            run_gated(p, &how, &gemm_ways[w], &second, rounded);
-            for (size_t j = 0; j < p->rows * p->n / 2; j++)
-                full[j] = moert_number_decode(MOERT_NUMBER_BF16,
-                                              moert_number_encode(MOERT_NUMBER_BF16, full[j]));
-            assert_same_bits(gemm_ways[w].name, rounded, full, results_of(p));
-            compare_arrays(gemm_ways[w].name, &second, &first);
+            const gated rounded = run_gated(&problems[i], &how, &gemm_ways[w], false);
+            for (size_t j = 0; j < full.results; j++)
+                full.h[j] = moert_number_decode(MOERT_NUMBER_BF16,
+                                                moert_number_encode(MOERT_NUMBER_BF16, full.h[j]));
+            assert_same_bits(gemm_ways[w].name, rounded.h, full.h, full.results);
+            compare_arrays(gemm_ways[w].name, &rounded.a, &full.a);
         }
 }
 
-static void test_v_of_the_portable_backend_has_the_bits_of_the_reference(void **state) {
-    (void)state;
+TEST_WITH(test_v_of_the_portable_backend_has_the_bits_of_the_reference, force_taking, force_none) {
     for (size_t i = 0; i < PROBLEMS; i++)
         for (size_t w = 0; w < gemm_way_count; w++) {
-            const problem *p = &problems[i];
             const way *by = &gemm_ways[w];
-            const gated_run one = {.form = forms[i % FORMS].form, .fused = true};
-            arrays got = make_arrays(p, false), want = make_arrays(p, false);
-            float *h = unset_results(p);
-            run_gated(p, &one, by, &got, h);
-            run_gated(p, &one, reference_of(by), &want, h);
-            compare_arrays(by->name, &got, &want);
+            const gated_run one = {.form = gated_forms[i % GATED_FORMS].form, .fused = true};
+            const gated got = run_gated(&problems[i], &one, by, false);
+            const gated want = run_gated(&problems[i], &one, reference_of(by), false);
+            compare_arrays(by->name, &got.a, &want.a);
         }
 }
 
-static void test_parts_of_the_groups_give_the_bits_of_the_whole(void **state) {
-    (void)state;
-    for (size_t i = 0; i < PROBLEMS; i++)
-        for (size_t w = 0; w < gemm_way_count && !problems[i].shared; w++) {
-            const problem *p = &problems[i];
-            const gated_run one = {forms[i % FORMS].form, forms[i % FORMS].prob_stride,
-                                   .fused = true};
-            way by = gemm_ways[w];
-            arrays whole = make_arrays(p, false), parts = make_arrays(p, false);
-            float *h = unset_results(p), *h_parts = unset_results(p);
-            run_gated(p, &one, &by, &whole, h);
-            by.parts = true;
-            run_gated(p, &one, &by, &parts, h_parts);
-            compare_arrays(by.name, &parts, &whole);
-            assert_same_bits(by.name, h_parts, h, results_of(p));
-        }
+TEST_WITH(test_parts_of_the_groups_give_the_bits_of_the_whole, NULL, force_none) {
+    const moert_choices *const tiles[] = {&taking, &leaving};
+    for (size_t t = 0; t < MOERT_COUNT(tiles); t++) {
+        force_tile(tiles[t]);
+        for (size_t i = 0; i < PROBLEMS; i++)
+            for (size_t w = 0; w < gemm_way_count && !problems[i].shared; w++) {
+                const gated_run *one = &gated_forms[i % GATED_FORMS];
+                way by = gemm_ways[w];
+                const gated whole = run_gated(&problems[i], one, &by, false);
+                by.parts = true;
+                const gated parts = run_gated(&problems[i], one, &by, false);
+                compare_arrays(by.name, &parts.a, &whole.a);
+                assert_same_bits(by.name, parts.h, whole.h, whole.results);
+            }
+    }
 }
 
-static void test_a_v_that_is_dropped_is_not_written_behind_a_short_chain(void **state) {
-    (void)state;
+TEST_WITH(test_a_v_that_is_dropped_is_not_written_behind_a_short_chain, force_taking, force_none) {
     if (moert_device_describe(test_device)->gpu_form) {
         print_message("# skipped: in GPU form the GLU is a launch of its own\n");
         return;
     }
     for (size_t i = 0; i < PROBLEMS; i++)
-        for (size_t w = PORTABLE_F32; w <= PACKED_F32; w++) {
-            const problem *p = &problems[i];
-            const gated_run one = {.form = forms[i % FORMS].form, .fused = true, .drop_v = true};
-            if (p->k > 64)
-                continue;
-            arrays got = make_arrays(p, false), before = make_arrays(p, false);
-            float *h = unset_results(p);
-            run_gated(p, &one, &gemm_ways[w], &got, h);
-            compare_arrays(gemm_ways[w].name, &got, &before);
+        for (size_t w = PORTABLE_F32; w <= PACKED_F32 && problems[i].k <= 64; w++) {
+            const gated_run one = {
+                .form = gated_forms[i % GATED_FORMS].form, .fused = true, .drop_v = true};
+            const gated got = run_gated(&problems[i], &one, &gemm_ways[w], false);
+            const arrays before = make_arrays(&problems[i], false);
+            compare_arrays(gemm_ways[w].name, &got.a, &before);
         }
 }
 
-/* Prints the hash of all results of the portable backend. */
-static int print_digest(void) {
-    void *state = NULL;
+/* The hash of all results of the portable backend. */
+static uint64_t digest(void) {
     uint64_t hash = 0;
-    if (open_test_device(&state) != 0 || moert_tuning_force(&taking) != MOERT_OK)
-        return 1;
+    force_tile(&taking);
     for (size_t i = 0; i < PROBLEMS; i++)
         for (size_t w = PORTABLE_F32; w < gemm_way_count; w++) {
-            const problem *p = &problems[i];
-            const gated_run one = {forms[i % FORMS].form, 1, .fused = true};
-            arrays a = make_arrays(p, false);
-            float *h = unset_results(p);
-            run_gated(p, &one, &gemm_ways[w], &a, h);
-            hash = XXH3_64bits_withSeed(h, p->rows * p->n / 2 * sizeof *h, hash);
-            hash = XXH3_64bits_withSeed(a.y, a.y_count * sizeof *a.y, hash);
+            const gated_run one = {gated_forms[i % GATED_FORMS].form, 1, .fused = true};
+            const gated g = run_gated(&problems[i], &one, &gemm_ways[w], false);
+            hash = XXH3_64bits_withSeed(g.h, g.h_count * sizeof *g.h, hash);
+            hash = XXH3_64bits_withSeed(g.a.y, g.a.y_count * sizeof *g.a.y, hash);
         }
-    printf("%016llx\n", (unsigned long long)hash);
-    return close_test_device(&state);
+    return hash;
 }
 
-static void test_one_and_two_threads_give_the_same_bits(void **state) {
-    (void)state;
+TEST(test_one_and_two_threads_give_the_same_bits) {
     char one[32], two[32];
     digest_by("1", one);
     digest_by("2", two);
     assert_string_equal(one, two);
 }
 
-static void test_what_does_not_fit_together_is_refused(void **state) {
-    (void)state;
-    const uint32_t end = 4;
-    float data[64] = {0};
-    moert_buffer *ends = upload(&end, sizeof end), *x = upload(data, 64 * sizeof *data), *small;
-    moert_buffer *y = upload(data, 64 * sizeof *data), *h = upload(data, 64 * sizeof *data);
-    small = test_buffer(7 * sizeof *data);
-    const moert_gemm right = {.groups = {ends, 1, 4},
-                              .n = 4,
-                              .k = 4,
-                              .x = x,
-                              .weight = x,
-                              .y = y,
-                              .gated = true,
-                              .glu = {.form = MOERT_GLU_SWIGLU, .h = h}};
+TEST(test_what_does_not_fit_together_is_refused) {
+    const problem p = {.n = 4, .k = 4, .rows = 4, .groups = 1, .ends = {4}};
+    const arrays a = make_arrays(&p, true);
+    moert_gemm right = upload_gemm(&p, &a, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
+    right.gated = true;
+    right.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = unset_floats(8)};
     moert_gemm wrong[] = {right, right, right, right, right, right, right};
     wrong[0].n = 3;
     wrong[1].ldy = 5;
     wrong[2].accumulate = true;
-    wrong[3].glu.h = small;
+    wrong[3].glu.h = test_buffer(7 * sizeof(float));
     wrong[4].glu.form.limit = 0.0f;
     wrong[5].k = 0;
     wrong[6].kind = MOERT_GEMM_DGRAD;
@@ -231,7 +184,7 @@ static void test_what_does_not_fit_together_is_refused(void **state) {
         by_panels.packed = packed;
         ASSERT_FAILS(moert_gemm_run(&by_panels), MOERT_ERROR_USAGE, "serves no forward with a GLU");
         by_panels.glu.form.interleaved = true;
-        ASSERT_OK(moert_packed_fill(packed, x));
+        ASSERT_OK(moert_packed_fill(packed, right.weight));
         ASSERT_OK(moert_gemm_run(&by_panels));
     }
     moert_packed_destroy(packed);
@@ -241,23 +194,5 @@ static void test_what_does_not_fit_together_is_refused(void **state) {
 }
 
 int main(int count, char **words) {
-    if (count == 2 && strcmp(words[1], "digest") == 0)
-        return print_digest();
-#define BY(tile, test)                                                                             \
-    cmocka_unit_test_prestate_setup_teardown(test, force_tile, force_none, (void *)&(tile))
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(
-            test_one_call_has_the_bits_of_two), /* by this CPU's tiles, wide ones too */
-        BY(taking, test_one_call_has_the_bits_of_two),
-        BY(leaving, test_one_call_has_the_bits_of_two),
-        BY(taking, test_an_h_of_bf16_is_the_rounded_one),
-        BY(taking, test_v_of_the_portable_backend_has_the_bits_of_the_reference),
-        BY(taking, test_parts_of_the_groups_give_the_bits_of_the_whole),
-        BY(leaving, test_parts_of_the_groups_give_the_bits_of_the_whole),
-        BY(taking, test_a_v_that_is_dropped_is_not_written_behind_a_short_chain),
-        cmocka_unit_test(test_one_and_two_threads_give_the_same_bits),
-        cmocka_unit_test(test_what_does_not_fit_together_is_refused),
-    };
-    return run_table("gemm with GLU", tests, MOERT_COUNT(tests), open_test_device,
-                     close_test_device);
+    return run_with_digest(__FILE__, count, words, digest);
 }

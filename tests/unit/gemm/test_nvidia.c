@@ -41,12 +41,8 @@ TEST(test_products_of_small_integers_are_exact) {
     has_tensor_cores("portable computes");
     for (size_t i = 0; i < PROBLEMS; i++)
         for (operation op = 0; op < OPERATIONS; op++) {
-            char title[64];
-            arrays got = make_arrays(&problems[i], true), want = make_arrays(&problems[i], true);
-            run_gemm(&problems[i], op, &nvidia, &got);
-            run_gemm(&problems[i], op, &gemm_ways[REFERENCE_BF16], &want);
-            snprintf(title, sizeof title, "problem %zu, %s", i, operation_names[op]);
-            compare_arrays(title, &got, &want);
+            const arrays want = run_new(&problems[i], op, &gemm_ways[REFERENCE_BF16], true);
+            check_run(&problems[i], op, &nvidia, true, &want);
         }
 }
 
@@ -69,22 +65,18 @@ TEST(test_products_of_random_numbers_are_within_their_rounding) {
         for (operation op = 0; op < BIAS_GRAD; op++) {
             const problem *p = &problems[i];
             char title[64];
-            arrays got = make_arrays(p, false), want = make_arrays(p, false);
+            const arrays got = run_new(p, op, &nvidia, false);
+            const arrays want = run_new(p, op, &gemm_ways[REFERENCE_BF16], false);
             arrays sizes = make_arrays(p, false);
             make_positive(sizes.x, sizes.x_count);
             make_positive(sizes.y, sizes.y_count);
             make_positive(sizes.weight, sizes.weight_count);
             make_positive(sizes.bias, sizes.bias_count);
-            run_gemm(p, op, &nvidia, &got);
-            run_gemm(p, op, &gemm_ways[REFERENCE_BF16], &want);
             run_gemm(p, op, &gemm_ways[REFERENCE_BF16], &sizes);
             snprintf(title, sizeof title, "problem %zu, %s", i, operation_names[op]);
-            if (op == FORWARD)
-                compare_sums(title, got.y, want.y, sizes.y, got.y_count);
-            else if (op == DGRAD)
-                compare_sums(title, got.x, want.x, sizes.x, got.x_count);
-            else
-                compare_sums(title, got.weight, want.weight, sizes.weight, got.weight_count);
+            const results sums = results_of(p, op, &got);
+            compare_sums(title, sums.data, results_of(p, op, &want).data,
+                         results_of(p, op, &sizes).data, sums.count);
         }
 }
 
@@ -121,14 +113,10 @@ static void check_rounded(const problem *p, operation op) {
     way rounded = nvidia;
     rounded.result = MOERT_NUMBER_BF16;
     char title[64];
-    arrays got = make_arrays(p, false), want = make_arrays(p, false);
-    run_gemm(p, op, &rounded, &got);
-    run_gemm(p, op, &nvidia, &want);
+    const arrays got = run_new(p, op, &rounded, false), want = run_new(p, op, &nvidia, false);
+    const results floats = results_of(p, op, &want);
     snprintf(title, sizeof title, "%s of n %zu, k %zu", operation_names[op], p->n, p->k);
-    if (op == FORWARD)
-        compare_rounded(title, got.y, want.y, want.y_count);
-    else
-        compare_rounded(title, got.x, want.x, want.x_count);
+    compare_rounded(title, results_of(p, op, &got).data, floats.data, floats.count);
 }
 
 TEST(test_rounded_results_are_casts_of_the_float32_ones) {
@@ -152,19 +140,16 @@ static void check_scattered(const problem *p, operation op, size_t runs) {
     anywhere = rounded;
     anywhere.runs = runs;
     char title[64];
-    arrays got = make_arrays(p, false), want = make_arrays(p, false), old = make_arrays(p, false);
-    run_gemm(p, op, &anywhere, &got);
-    run_gemm(p, op, &rounded, &want);
-    const bool forward = op == FORWARD;
-    const size_t stride = forward ? got.ldy : got.ldx;
-    float *results = forward ? want.y : want.x;
+    const arrays got = run_new(p, op, &anywhere, false), want = run_new(p, op, &rounded, false);
+    const arrays old = make_arrays(p, false);
+    const results lines = results_of(p, op, &want);
     for (size_t m = 0; m < p->rows; m++)
         if (is_lost(m))
-            memcpy(results + m * stride, (forward ? old.y : old.x) + m * stride,
-                   stride * sizeof(float));
+            memcpy(lines.data + m * lines.stride, results_of(p, op, &old).data + m * lines.stride,
+                   lines.stride * sizeof(float));
     snprintf(title, sizeof title, "%s in %zu runs, n %zu, k %zu", operation_names[op], runs, p->n,
              p->k);
-    compare_rounded(title, forward ? got.y : got.x, results, p->rows * stride);
+    compare_rounded(title, results_of(p, op, &got).data, lines.data, lines.count);
 }
 
 /* Columns of tiles that runs share unevenly. */
@@ -191,18 +176,12 @@ TEST(test_lines_of_results_lie_anywhere) {
 
 TEST(test_results_that_are_not_rounded_are_refused) {
     enum { N = 12, ROWS = 2 }; /* not aligned */
-    const uint32_t end = ROWS;
-    const float zeros[2 * N * 2 * N] = {0};
+    const problem p = {.n = 2 * N, .k = 2 * N, .rows = ROWS, .groups = 1, .ends = {ROWS}};
+    const arrays a = make_arrays(&p, true);
     set_variable("MOERT_BACKEND", NULL);
-    moert_buffer *ends = upload(&end, sizeof end), *values = upload(zeros, sizeof zeros);
-    moert_gemm gemm = {.groups = {ends, 1, ROWS},
-                       .n = N,
-                       .k = N,
-                       .type = MOERT_NUMBER_BF16,
-                       .result = MOERT_NUMBER_BF16,
-                       .x = values,
-                       .weight = values,
-                       .y = values};
+    moert_gemm gemm = upload_gemm(&p, &a, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
+    gemm.type = gemm.result = MOERT_NUMBER_BF16;
+    gemm.n = gemm.k = N;
     ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
     ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
     /* gates and ups together are aligned, each by itself is not */
@@ -213,10 +192,10 @@ TEST(test_results_that_are_not_rounded_are_refused) {
     fused.n = fused.k = 2 * N;
     fused.packed = packed;
     fused.gated = true;
-    fused.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = values};
+    fused.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = gemm.y};
     ASSERT_FAILS(moert_gemm_run(&fused), MOERT_ERROR_UNSUPPORTED, "results in f32");
     moert_packed_destroy(packed);
-    gemm.scatter = (moert_scatter){values, 1};
+    gemm.scatter = (moert_scatter){gemm.y, 1};
     for (int i = 0; i < 2; i++) {
         ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED,
                      "results without scatter");
@@ -228,38 +207,21 @@ TEST(test_results_that_are_not_rounded_are_refused) {
 
 /* ---- GLU ---- */
 
-static const struct {
-    moert_glu_form form;
-    size_t prob_stride;
-} forms[] = {
-    {MOERT_GLU_SWIGLU, 0},
-    {MOERT_GLU_GPT_OSS, 3},
-    {{false, 2.0f, 1.702f, 1.0f, 0}, 1},
-    {{true, INFINITY, 1.0f, 0.0f, 0}, 1},
-};
-enum { FORMS = MOERT_COUNT(forms) };
-
-static float *unset_results(const problem *p) {
-    float *h = test_alloc(p->rows * p->n / 2 * sizeof *h);
-    for (size_t i = 0; i < p->rows * p->n / 2; i++)
-        h[i] = NAN;
-    return h;
-}
-
 /* Of small integers: v is exact, h within the rounding of exp. */
 static void check_glu(const problem *p, size_t f, bool drop) {
-    const gated_run run = {forms[f].form, forms[f].prob_stride, .fused = true, .drop_v = drop};
-    arrays got = make_arrays(p, true), want = make_arrays(p, true);
-    float *h = unset_results(p), *exact = unset_results(p);
+    gated_run how = gated_forms[f];
+    how.drop_v = drop;
+    const gated got = run_gated(p, &how, &nvidia, true);
+    const gated want = run_gated(p, &how, &gemm_ways[REFERENCE_BF16], true);
     char title[64];
-    run_gated(p, &run, &nvidia, &got, h);
-    run_gated(p, &run, &gemm_ways[REFERENCE_BF16], &want, exact);
     snprintf(title, sizeof title, "n %zu, k %zu, form %zu", p->n, p->k, f);
     if (!drop)
-        compare_arrays(title, &got, &want);
-    for (size_t i = 0; i < p->rows * p->n / 2; i++)
-        if (isnan(exact[i]) ? !isnan(h[i]) : !(fabsf(h[i] - exact[i]) <= 4e-6f * fabsf(exact[i])))
-            fail_msg("%s: h[%zu] is %.9g, not %.9g", title, i, (double)h[i], (double)exact[i]);
+        compare_arrays(title, &got.a, &want.a);
+    for (size_t i = 0; i < got.h_count; i++) {
+        const float h = got.h[i], exact = want.h[i];
+        if (isnan(exact) ? !isnan(h) : !(fabsf(h - exact) <= 4e-6f * fabsf(exact)))
+            fail_msg("%s: h[%zu] is %.9g, not %.9g", title, i, (double)h, (double)exact);
+    }
 }
 
 TEST(test_a_product_with_its_glu_is_that_of_the_reference) {
@@ -267,21 +229,19 @@ TEST(test_a_product_with_its_glu_is_that_of_the_reference) {
         problem p = problems[i];
         p.accumulate = false;
         p.y_column = p.pad_y = 0;
-        for (size_t f = 0; f < FORMS; f++)
+        for (size_t f = 0; f < GATED_FORMS; f++)
             check_glu(&p, f, (i + f) % 3 == 0);
     }
 }
 
 /* v is the float32 one rounded, h that of the float32 one. */
 static void check_rounded_v(const problem *p, size_t f) {
-    gated_run run = {forms[f].form, forms[f].prob_stride, .fused = true};
-    arrays got = make_arrays(p, false), want = make_arrays(p, false);
-    float *h = unset_results(p), *exact = unset_results(p);
-    run_gated(p, &run, &nvidia, &want, exact);
-    run.v = MOERT_NUMBER_BF16;
-    run_gated(p, &run, &nvidia, &got, h);
-    compare_rounded("v", got.y, want.y, want.y_count);
-    assert_same_bits("h", h, exact, p->rows * p->n / 2);
+    gated_run how = gated_forms[f];
+    const gated want = run_gated(p, &how, &nvidia, false);
+    how.v = MOERT_NUMBER_BF16;
+    const gated got = run_gated(p, &how, &nvidia, false);
+    compare_rounded("v", got.a.y, want.a.y, want.a.y_count);
+    assert_same_bits("h", got.h, want.h, want.h_count);
 }
 
 TEST(test_a_rounded_v_is_a_cast_of_the_float32_one_and_leaves_h_alone) {
@@ -296,7 +256,7 @@ TEST(test_a_rounded_v_is_a_cast_of_the_float32_one_and_leaves_h_alone) {
         if (!can(moert_gemm_rounds, &p) || !can(moert_gemm_rounds, &gates))
             continue;
         able++;
-        for (size_t f = 0; f < FORMS; f++)
+        for (size_t f = 0; f < GATED_FORMS; f++)
             check_rounded_v(&p, f);
     }
     assert_int_equal(able, has_tensor_cores("portable rounds nothing") ? PROBLEMS - UNALIGNED : 0);
@@ -312,7 +272,8 @@ TEST(test_a_row_has_the_same_bits_in_any_company) {
                            .ends = {40, 41, 300},
                            .shared = true,
                            .bias = true};
-    check_rows_in_company(&whole, &nvidia);
+    static const size_t ranges[][2] = {{0, 1}, {7, 65}, {127, 173}, {299, 1}};
+    check_company(&whole, &nvidia, ranges, MOERT_COUNT(ranges));
 }
 
 /* The first launch is done when all is, and no tile is left out or made twice, wherever it is
@@ -335,11 +296,10 @@ TEST(test_units_that_join_in_do_not_show_in_the_bits) {
             char title[64];
             joined.spared = spared[j / 2];
             p.accumulate = j % 2 == 0;
-            arrays got = make_arrays(&p, false), want = make_arrays(&p, false);
-            run_gemm(&p, WGRAD, &joined, &got);
-            run_gemm(&p, WGRAD, &nvidia, &want);
-            snprintf(title, sizeof title, "problem %zu, %u units spared", i, joined.spared);
-            compare_arrays(title, &got, &want);
+            snprintf(title, sizeof title, "%u units spared", joined.spared);
+            joined.name = title;
+            const arrays want = run_new(&p, WGRAD, &nvidia, false);
+            check_run(&p, WGRAD, &joined, false, &want);
         }
     }
 }
@@ -348,31 +308,27 @@ TEST(test_units_that_join_in_do_not_show_in_the_bits) {
 
 TEST(test_one_packing_made_by_the_first_product_serves_all_uses) {
     enum { N = 32, K = 16, M = 4 };
-    const uint32_t end = M;
+    const problem p = {.n = N, .k = K, .rows = M, .groups = 1, .ends = {M}};
     uint16_t ones[N * K];
-    float weight[N * K];
     moert_packings packings = {0};
     if (!has_tensor_cores("portable computes"))
         return;
     set_variable("MOERT_BACKEND", NULL);
     assert_string_equal(moert_backend_name(test_device), "nvidia");
-    for (size_t i = 0; i < (size_t)N * K; i++)
+    arrays a = make_arrays(&p, true);
+    for (size_t i = 0; i < (size_t)N * K; i++) {
         ones[i] = 0x3F80;
-    for (size_t i = 0; i < (size_t)N * K; i++)
-        weight[i] = (float)(i % K);
-    moert_buffer *ends = upload(&end, sizeof end), *rows = upload(ones, sizeof ones);
-    moert_buffer *values = upload(weight, sizeof weight), *result;
-    result = test_buffer(M * N * sizeof(float));
+        a.weight[i] = (float)(i % K);
+    }
+    moert_gemm product = upload_gemm(&p, &a, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
+    moert_buffer *rows = upload(ones, sizeof ones), *result = product.y;
+    product.type = MOERT_NUMBER_BF16;
     for (moert_packed_for use = 0; use < MOERT_PACKED_USES; use++) {
         const bool dgrad = use == MOERT_PACKED_DGRAD;
-        moert_gemm gemm = {.kind = dgrad ? MOERT_GEMM_DGRAD : MOERT_GEMM_FORWARD,
-                           .groups = {ends, 1, M},
-                           .n = N,
-                           .k = K,
-                           .type = MOERT_NUMBER_BF16,
-                           .x = dgrad ? result : rows,
-                           .weight = values,
-                           .y = dgrad ? rows : result};
+        moert_gemm gemm = product;
+        gemm.kind = dgrad ? MOERT_GEMM_DGRAD : MOERT_GEMM_FORWARD;
+        gemm.x = dgrad ? result : rows;
+        gemm.y = dgrad ? rows : result;
         gemm.gated = use == MOERT_PACKED_GATED;
         ASSERT_OK(moert_packings_take(&packings, &gemm));
         gemm.gated = false;
@@ -384,23 +340,17 @@ TEST(test_one_packing_made_by_the_first_product_serves_all_uses) {
         assert_true(first[1] == (dgrad ? (float)N : (float)(K * (K - 1) / 2)));
     }
     /* whoever changes the weight may write the packing as well: then no product makes it anew */
-    moert_gemm gemm = {.groups = {ends, 1, M},
-                       .n = N,
-                       .k = K,
-                       .type = MOERT_NUMBER_BF16,
-                       .x = rows,
-                       .weight = values,
-                       .y = result};
+    product.x = rows;
     ASSERT_OK(moert_buffer_write(moert_packings_copy(&packings, N * K), 0, ones, sizeof ones));
-    for (int product = 0; product < 3; product++) {
+    for (int i = 0; i < 3; i++) {
         float sum;
         moert_packings_changed(&packings);
-        if (product < 2)
+        if (i < 2)
             moert_packings_rounded(&packings);
-        ASSERT_OK(moert_packings_take(&packings, &gemm));
-        ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
+        ASSERT_OK(moert_packings_take(&packings, &product));
+        ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &product));
         ASSERT_OK(moert_buffer_read(result, 0, &sum, sizeof sum));
-        assert_true(sum == (float)(product < 2 ? K : K * (K - 1) / 2));
+        assert_true(sum == (float)(i < 2 ? K : K * (K - 1) / 2));
     }
     moert_packings_free(&packings);
 }

@@ -29,29 +29,14 @@ static const problem problems[] = {
 };
 enum { PROBLEMS = MOERT_COUNT(problems) };
 
-static arrays make_shared(const problem *p, bool integers, problem *shared) {
-    *shared = *p;
-    shared->shared = true;
-    return make_arrays(shared, integers);
-}
-
-/* By both ways to the same bits. */
-static void check_exact(const char *title, const problem *p, operation op, arrays *got,
-                        arrays *want) {
-    run_gemm(p, op, &split, got);
-    run_gemm(p, op, &gemm_ways[REFERENCE_F32], want);
-    compare_arrays(title, got, want);
-}
-
 TEST(test_products_of_small_integers_are_exact) {
     has_hopper("chains of fma");
     for (size_t i = 0; i < PROBLEMS; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
-            char title[64];
-            problem p;
-            arrays got = make_shared(&problems[i], true, &p), want = make_arrays(&p, true);
-            snprintf(title, sizeof title, "problem %zu, %s", i, operation_names[op]);
-            check_exact(title, &p, op, &got, &want);
+            problem p = problems[i];
+            p.shared = true;
+            const arrays want = run_new(&p, op, &gemm_ways[REFERENCE_F32], true);
+            check_run(&p, op, &split, true, &want);
         }
 }
 
@@ -85,7 +70,9 @@ TEST(test_no_bit_of_a_factor_is_lost) {
             arrays got = make_integers(p, x, y, weight), want = make_integers(p, x, y, weight);
             snprintf(title, sizeof title, "%d by %d bits, %s", bits[i][0], bits[i][1],
                      operation_names[op]);
-            check_exact(title, p, op, &got, &want);
+            run_gemm(p, op, &split, &got);
+            run_gemm(p, op, &gemm_ways[REFERENCE_F32], &want);
+            compare_arrays(title, &got, &want);
         }
 }
 
@@ -125,27 +112,23 @@ static double worst_error(const problem *p, operation op, arrays *a) {
     const size_t columns = op == FORWARD ? p->n : p->k;
     arrays before = *a;
     double worst = 0.0;
-    float **result = op == FORWARD ? &before.y : op == DGRAD ? &before.x : &before.weight;
-    const size_t count = op == FORWARD ? a->y_count : op == DGRAD ? a->x_count : a->weight_count;
-    *result = test_alloc(count * sizeof(float));
-    memcpy(*result, op == FORWARD ? a->y : op == DGRAD ? a->x : a->weight, count * sizeof(float));
+    float **old = op == FORWARD ? &before.y : op == DGRAD ? &before.x : &before.weight;
+    const results got = results_of(p, op, a);
+    *old = test_alloc(got.count * sizeof(float));
+    memcpy(*old, got.data, got.count * sizeof(float));
     run_gemm(p, op, &split, a);
     for (size_t g = 0; g < groups; g++)
         for (size_t i = 0; i < lines; i++)
             for (size_t j = 0; j < columns; j += 1 + columns / 97) {
-                const size_t at = op == FORWARD ? i * a->ldy + p->y_column + j
-                                  : op == DGRAD ? i * a->ldx + j
-                                                : (g * p->n + i) * p->k + j;
+                const size_t at =
+                    (g * p->n + i) * got.stride + (op == FORWARD ? p->y_column : 0) + j;
                 exact e = sum_exactly(p, op, &before, g, i, j);
                 if (p->accumulate && op != FORWARD)
-                    add_product(&e, (*result)[at], 1.0);
+                    add_product(&e, (*old)[at], 1.0);
                 if (p->bias && op == FORWARD)
                     add_product(&e, a->bias[j], 1.0);
-                const double got = op == FORWARD ? a->y[at]
-                                   : op == DGRAD ? a->x[at]
-                                                 : a->weight[at];
                 if (e.size > 0.0)
-                    worst = fmax(worst, fabs(got - e.sum) / e.size);
+                    worst = fmax(worst, fabs((double)got.data[at] - e.sum) / e.size);
             }
     return worst;
 }
@@ -153,8 +136,9 @@ static double worst_error(const problem *p, operation op, arrays *a) {
 TEST(test_products_of_random_numbers_are_within_rounding_of_float32) {
     for (size_t i = 0; i < PROBLEMS; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
-            problem p;
-            arrays a = make_shared(&problems[i], false, &p);
+            problem p = problems[i];
+            p.shared = true;
+            arrays a = make_arrays(&p, false);
             const double worst = worst_error(&p, op, &a);
             if (!(worst <= 0x1p-20))
                 fail_msg("problem %zu, %s: an error of %.3g", i, operation_names[op], worst);
@@ -186,7 +170,8 @@ static const problem company = {.n = 136,
                                 .bias = true};
 
 TEST(test_a_row_has_the_same_bits_in_any_company) {
-    check_rows_in_company(&company, &split);
+    static const size_t ranges[][2] = {{0, 1}, {7, 65}, {127, 173}, {299, 1}};
+    check_company(&company, &split, ranges, MOERT_COUNT(ranges));
 }
 
 /* Its neighbours are not even numbers. */
@@ -199,7 +184,9 @@ TEST(test_a_group_has_the_same_gradient_in_any_company) {
             all.y[m * all.ldy + i % all.ldy] = INFINITY;
         }
     run_gemm(&company, WGRAD, &split, &all);
-    check_rows_alone(&company, WGRAD, &split, &all, first, end - first);
+    const arrays alone = run_alone(&company, WGRAD, &split, first, end - first);
+    assert_same_bits("gradient", alone.weight, all.weight + company.n * company.k,
+                     company.n * company.k);
 }
 
 int main(void) {

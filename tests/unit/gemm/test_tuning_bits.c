@@ -33,28 +33,21 @@ static bool equal(moert_choices a, moert_choices b) {
 
 /* ---- bits ---- */
 
-static void check_way(size_t i, operation op, const way *by, const moert_choices *choices,
-                      const arrays *want) {
-    char text[128], title[256];
-    arrays got = make_arrays(&gemm_problems[i], false);
-    ASSERT_OK(moert_tuning_force(choices));
-    run_gemm(&gemm_problems[i], op, by, &got);
-    ASSERT_OK(moert_tuning_force(NULL));
-    moert_choices_print(choices, text, sizeof text);
-    snprintf(title, sizeof title, "%s: problem %zu, %s, %s", text, i, operation_names[op],
-             by->name);
-    compare_arrays(title, &got, want);
-}
-
 /* All problems by forced choices, packed and not, against the way `first`, a reference. */
 static void check_bits(size_t first, const moert_choices *choices, size_t count) {
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
-            arrays want = make_arrays(&gemm_problems[i], false);
-            run_gemm(&gemm_problems[i], op, &gemm_ways[first], &want);
+            const arrays want = run_new(&gemm_problems[i], op, &gemm_ways[first], false);
             for (size_t c = 0; c < count; c++)
-                for (size_t w = first + 1; w <= first + (op <= DGRAD ? 2 : 1); w++)
-                    check_way(i, op, &gemm_ways[w], &choices[c], &want);
+                for (size_t w = first + 1; w <= first + (op <= DGRAD ? 2 : 1); w++) {
+                    way by = gemm_ways[w];
+                    char text[128];
+                    ASSERT_OK(moert_tuning_force(&choices[c]));
+                    moert_choices_print(&choices[c], text, sizeof text);
+                    by.name = text;
+                    check_run(&gemm_problems[i], op, &by, false, &want);
+                    ASSERT_OK(moert_tuning_force(NULL));
+                }
         }
 }
 
@@ -133,17 +126,10 @@ static bool is_plain(const problem *p) {
 /* A packed weight keeps its panels when the rows change under it; tiles are one or more of them. */
 static void check_panels(const problem *p, const moert_choices *packing,
                          const moert_choices *product) {
-    arrays a = make_arrays(p, false), want = make_arrays(p, false);
-    run_gemm(p, DGRAD, &gemm_ways[REFERENCE_F32], &want);
+    arrays a = make_arrays(p, false), want = run_new(p, DGRAD, &gemm_ways[REFERENCE_F32], false);
     set_variable("MOERT_BACKEND", "portable");
-    moert_buffer *ends = upload(p->ends, p->groups * sizeof *p->ends);
-    moert_gemm gemm = {.groups = {ends, p->groups, p->rows},
-                       .n = p->n,
-                       .k = p->k,
-                       .accumulate = true,
-                       .x = upload(a.x, a.x_count * sizeof(float)),
-                       .weight = upload(a.weight, a.weight_count * sizeof(float)),
-                       .y = upload(a.y, a.y_count * sizeof(float))};
+    moert_gemm gemm = upload_gemm(p, &a, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
+    gemm.accumulate = true;
     const moert_packed_shape shape = {p->groups, p->n, p->k, MOERT_PACKED_DGRAD, MOERT_NUMBER_F32};
     moert_packed *packed;
     ASSERT_OK(moert_tuning_force(packing));
@@ -251,10 +237,8 @@ TEST_WITH(test_auto_measures_a_new_shape_once_and_keeps_the_bits, forget, NULL) 
                 for (operation op = 0; op < BIAS_GRAD; op++) {
                     const problem *p = &gemm_problems[problems[i]];
                     const way *by = &gemm_ways[ways[w]];
-                    arrays want = make_arrays(p, false), got = make_arrays(p, false);
-                    run_gemm(p, op, reference_of(by), &want);
-                    run_gemm(p, op, by, &got);
-                    compare_arrays(by->name, &got, &want);
+                    const arrays want = run_new(p, op, reference_of(by), false);
+                    check_run(p, op, by, false, &want);
                 }
         if (again > 0)
             assert_int_equal(count_rows(), rows);
