@@ -74,15 +74,19 @@ moert_buffer *upload(const void *source, size_t bytes) {
     return buffer;
 }
 
+moert_buffer *upload_floats(const float *source, size_t n) {
+    return upload(source, n * sizeof *source);
+}
+
 moert_buffer *upload_doubles(const double *source, size_t n) {
-    return upload(to_floats(source, n), n * sizeof(float));
+    return upload_floats(to_floats(source, n), n);
 }
 
 moert_buffer *unset_floats(size_t n) {
     float *unset = test_alloc(n * sizeof *unset);
     for (size_t i = 0; i < n; i++)
         unset[i] = NAN;
-    return upload(unset, n * sizeof *unset);
+    return upload_floats(unset, n);
 }
 
 void download_into(const moert_buffer *buffer, void *target, size_t bytes) {
@@ -100,9 +104,13 @@ void *download(const moert_buffer *buffer, size_t bytes) {
     return memory;
 }
 
+float *download_floats(const moert_buffer *buffer, size_t n) {
+    return download(buffer, n * sizeof(float));
+}
+
 moert_buffer *upload_codes(const float *values, size_t count, moert_number type) {
     if (type == MOERT_NUMBER_F32)
-        return upload(values, count * sizeof *values);
+        return upload_floats(values, count);
     uint16_t *codes = test_alloc(count * sizeof *codes);
     for (size_t i = 0; i < count; i++)
         codes[i] = (uint16_t)moert_number_encode(type, values[i]);

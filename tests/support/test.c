@@ -186,6 +186,15 @@ void assert_same_bits(const char *what, const float *got, const float *want, siz
                      (double)got[i], (double)got[i], (double)want[i], (double)want[i]);
 }
 
+void assert_near_in(const char *what, const moert_buffer *got, const double *want, size_t n,
+                    double tolerance) {
+    assert_near(what, download_floats(got, n), want, n, tolerance);
+}
+
+void assert_same_bits_in(const char *what, const moert_buffer *got, const float *want, size_t n) {
+    assert_same_bits(what, download_floats(got, n), want, n);
+}
+
 void assert_gradient(const char *what, const float *gradient, differentiated of) {
     const double step = 1e-4;
     const size_t n = of.n, stride = of.stride;

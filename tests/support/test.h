@@ -109,6 +109,7 @@ moert_status run_twice(moert_buffer *x, size_t n);
 
 /* A buffer with a copy of `bytes` of host memory, followed by a guard. */
 moert_buffer *upload(const void *source, size_t bytes);
+moert_buffer *upload_floats(const float *source, size_t n);
 /* The same of n doubles, as floats. */
 moert_buffer *upload_doubles(const double *source, size_t n);
 /* A guarded buffer of n floats, all NaN. */
@@ -116,6 +117,7 @@ moert_buffer *unset_floats(size_t n);
 
 /* The content of a guarded buffer as a new array; fails if the guard has changed. */
 void *download(const moert_buffer *buffer, size_t bytes);
+float *download_floats(const moert_buffer *buffer, size_t n);
 /* The same into an array of the caller. */
 void download_into(const moert_buffer *buffer, void *target, size_t bytes);
 /* The same of numbers that are codes of a type of 16 bits on the device, or F32. */
@@ -157,6 +159,11 @@ void assert_near(const char *what, const float *got, const double *want, size_t 
 
 /* The n floats are the same bit for bit. */
 void assert_same_bits(const char *what, const float *got, const float *want, size_t n);
+
+/* The same of the content of guarded buffers. */
+void assert_near_in(const char *what, const moert_buffer *got, const double *want, size_t n,
+                    double tolerance);
+void assert_same_bits_in(const char *what, const moert_buffer *got, const float *want, size_t n);
 
 /*
  * gradient[n] is near the central differences in float64 of loss(context) with respect to

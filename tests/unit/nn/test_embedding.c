@@ -14,11 +14,10 @@ static int32_t *random_tokens(size_t n, size_t vocabulary, uint64_t stream) {
 static void check_forward(size_t tokens, size_t hidden, size_t vocabulary) {
     float *table = random_floats(vocabulary * hidden, 1.0f, 1);
     int32_t *token = random_tokens(tokens, vocabulary, 2);
-    moert_buffer *table_buffer = upload(table, vocabulary * hidden * sizeof *table);
-    moert_buffer *token_buffer = upload(token, tokens * sizeof *token);
     moert_buffer *x = unset_floats(tokens * hidden);
-    ASSERT_OK(moert_embedding_forward(tokens, hidden, table_buffer, token_buffer, x));
-    float *got = download(x, tokens * hidden * sizeof *got);
+    ASSERT_OK(moert_embedding_forward(tokens, hidden, upload_floats(table, vocabulary * hidden),
+                                      upload(token, tokens * sizeof *token), x));
+    float *got = download_floats(x, tokens * hidden);
     for (size_t t = 0; t < tokens; t++)
         assert_same_bits("x", got + t * hidden, table + (size_t)token[t] * hidden, hidden);
 }
@@ -41,18 +40,26 @@ static void host_gradient(const int32_t *token, const float *dx, size_t length, 
             sum[h] += dx[t * hidden + h];
 }
 
+/* partial[S,R,H] of a backward; to be freed. */
+static float *backward(const int32_t *token, const float *dx, moert_embedding_part part) {
+    const size_t tokens = part.sequences * part.length;
+    const size_t n = part.sequences * part.rows * part.hidden;
+    part.token = upload(token, tokens * sizeof *token);
+    part.dx = upload_floats(dx, tokens * part.hidden);
+    part.partial = unset_floats(n);
+    ASSERT_OK(moert_embedding_backward(&part));
+    return download_floats(part.partial, n);
+}
+
 static void check_backward(size_t sequences, size_t length, size_t hidden, size_t vocabulary,
                            size_t first_row, size_t rows) {
     size_t tokens = sequences * length;
     float *dx = random_floats(tokens * hidden, 1.0f, 3);
     int32_t *token = random_tokens(tokens, vocabulary, 4);
     float *want = test_alloc(hidden * sizeof *want);
-    moert_buffer *dx_buffer = upload(dx, tokens * hidden * sizeof *dx);
-    moert_buffer *token_buffer = upload(token, tokens * sizeof *token);
-    moert_buffer *partial = unset_floats(sequences * rows * hidden);
-    ASSERT_OK(moert_embedding_backward(&(moert_embedding_part){
-        sequences, length, hidden, first_row, rows, token_buffer, dx_buffer, partial}));
-    float *got = download(partial, sequences * rows * hidden * sizeof *got);
+    float *got = backward(
+        token, dx,
+        (moert_embedding_part){sequences, length, hidden, first_row, rows, NULL, NULL, NULL});
     for (size_t s = 0; s < sequences; s++)
         for (size_t r = 0; r < rows; r++) {
             host_gradient(token + s * length, dx + s * length * hidden, length, hidden,
@@ -96,12 +103,8 @@ TEST(test_backward_is_the_derivative_of_forward) {
                         value[side] += (side ? step : -step) * (double)dx[t * HIDDEN + h];
         want[i] = (value[1] - value[0]) / (2.0 * step);
     }
-    moert_buffer *dx_buffer = upload(dx, LENGTH * HIDDEN * sizeof *dx);
-    moert_buffer *token_buffer = upload(token, LENGTH * sizeof *token);
-    moert_buffer *partial = unset_floats(VOCABULARY * HIDDEN);
-    ASSERT_OK(moert_embedding_backward(&(moert_embedding_part){1, LENGTH, HIDDEN, 0, VOCABULARY,
-                                                               token_buffer, dx_buffer, partial}));
-    float *got = download(partial, sizeof(float) * VOCABULARY * HIDDEN);
+    float *got = backward(
+        token, dx, (moert_embedding_part){1, LENGTH, HIDDEN, 0, VOCABULARY, NULL, NULL, NULL});
     assert_close("x", got, want, VOCABULARY * HIDDEN, 1e-6, 1e-6);
 }
 
@@ -116,11 +119,10 @@ static void check_gradient(moert_span span, size_t length, size_t hidden, size_t
     int32_t *token = random_tokens(tokens, rows, 10);
     int32_t *links = test_alloc(2 * tokens * sizeof *links);
     ASSERT_OK(moert_embedding_links(span, length, rows, token, links));
-    moert_buffer *dx_buffer = upload(dx, tokens * hidden * sizeof *dx);
+    moert_buffer *dx_buffer = upload_floats(dx, tokens * hidden);
     moert_buffer *token_buffer = upload(token, tokens * sizeof *token);
-    moert_buffer *link = upload(links, 2 * tokens * sizeof *links);
     moert_buffer *partial = unset_floats(span.count * n);
-    moert_buffer *target[2] = {upload(old, size * sizeof *old), upload(old, size * sizeof *old)};
+    moert_buffer *target[2] = {upload_floats(old, size), upload_floats(old, size)};
     ASSERT_OK(moert_embedding_backward(&(moert_embedding_part){span.count, length, hidden, 0, rows,
                                                                token_buffer, dx_buffer, partial}));
     ASSERT_OK(moert_tree_reduce(&(moert_tree_nodes_at){span, target[0], stride, OFFSET, accumulate},
@@ -130,12 +132,10 @@ static void check_gradient(moert_span span, size_t length, size_t hidden, size_t
                                .hidden = hidden,
                                .rows = rows,
                                .token = token_buffer,
-                               .link = link,
+                               .link = upload(links, 2 * tokens * sizeof *links),
                                .dx = dx_buffer,
                                .at = {span, target[1], stride, OFFSET, accumulate}}));
-    float *want = download(target[0], size * sizeof *want);
-    float *got = download(target[1], size * sizeof *got);
-    assert_same_bits("nodes", got, want, size);
+    assert_same_bits_in("nodes", target[1], download_floats(target[0], size), size);
 }
 
 TEST(test_gradient_has_the_bits_of_the_tree_over_sequences) {

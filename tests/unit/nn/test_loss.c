@@ -20,19 +20,18 @@ typedef struct outcome {
 
 static outcome run_as(moert_number type, size_t tokens, size_t vocabulary, const int32_t *target,
                       const float *logits, float factor) {
-    moert_buffer *target_buffer = upload(target, tokens * sizeof *target);
-    moert_buffer *logits_buffer = upload(logits, tokens * vocabulary * sizeof *logits);
+    moert_buffer *logits_buffer = upload_floats(logits, tokens * vocabulary);
     moert_buffer *loss = unset_floats(tokens);
-    ASSERT_OK(moert_cross_entropy(&(moert_prediction){.tokens = tokens,
-                                                      .vocabulary = vocabulary,
-                                                      .target = target_buffer,
-                                                      .factor = factor,
-                                                      .type = type,
-                                                      .logits = logits_buffer,
-                                                      .loss = loss}));
-    outcome result = {download(loss, tokens * sizeof(float)),
-                      download(logits_buffer, tokens * vocabulary * sizeof(float))};
-    return result;
+    ASSERT_OK(
+        moert_cross_entropy(&(moert_prediction){.tokens = tokens,
+                                                .vocabulary = vocabulary,
+                                                .target = upload(target, tokens * sizeof *target),
+                                                .factor = factor,
+                                                .type = type,
+                                                .logits = logits_buffer,
+                                                .loss = loss}));
+    return (outcome){download_floats(loss, tokens),
+                     download_floats(logits_buffer, tokens * vocabulary)};
 }
 
 static outcome run(size_t tokens, size_t vocabulary, const int32_t *target, const float *logits,

@@ -14,17 +14,6 @@ static const norm_case cases[] = {{0, 0, 20},   {2, 0, 16}, {1, 4, 2},   {1, 1, 
                                   {1, 70, 256}, {3, 3, 33}, {2, 300, 20}};
 #define CASES MOERT_COUNT(cases)
 
-static moert_status run_norm(size_t rows, size_t width, const moert_buffer *x,
-                             const moert_buffer *weight, moert_buffer *y, moert_buffer *rstd) {
-    return moert_norm_run(&(moert_norm){.rows = rows,
-                                        .width = width,
-                                        .epsilon = epsilon,
-                                        .x = x,
-                                        .weight = weight,
-                                        .y = y,
-                                        .rstd = rstd});
-}
-
 /* The oracle over all rows; the loss is sum(dy * y), so its gradients are what backward gives. */
 typedef struct oracle {
     norm_case shape;
@@ -61,27 +50,53 @@ static oracle oracle_create(norm_case shape) {
     return o;
 }
 
+/* The operations on rows [first, first + rows) of the oracle's inputs. */
+typedef struct problem {
+    moert_norm forward;
+    moert_norm_gradient backward;
+    moert_buffer *scratch;
+} problem;
+
+static void upload_problem(const oracle *o, size_t first, size_t rows, size_t sequences,
+                           problem *p) {
+    const size_t width = o->shape.width, n = rows * width;
+    p->scratch = NULL;
+    p->forward = (moert_norm){.rows = rows,
+                              .width = width,
+                              .epsilon = epsilon,
+                              .x = upload_doubles(o->x + first * width, n),
+                              .weight = upload_doubles(o->weight, width),
+                              .y = unset_floats(n),
+                              .rstd = unset_floats(rows)};
+    p->backward = (moert_norm_gradient){.sequences = sequences,
+                                        .rows = rows,
+                                        .width = width,
+                                        .x = p->forward.x,
+                                        .weight = p->forward.weight,
+                                        .rstd = p->forward.rstd,
+                                        .dy = upload_doubles(o->dy + first * width, n),
+                                        .dx = unset_floats(n),
+                                        .partial = unset_floats(sequences * width),
+                                        .scratch = &p->scratch};
+}
+
 TEST(test_norm_forward_agrees_with_float64_and_may_work_in_place) {
     for (size_t i = 0; i < CASES; i++) {
         const norm_case shape = cases[i];
         const size_t n = shape.rows * shape.width;
         oracle o = oracle_create(shape);
-        moert_buffer *x = upload_doubles(o.x, n);
-        moert_buffer *weight = upload_doubles(o.weight, shape.width);
-        moert_buffer *y = unset_floats(n);
-        moert_buffer *rstd = unset_floats(shape.rows);
-        ASSERT_OK(run_norm(shape.rows, shape.width, x, weight, y, rstd));
-        ASSERT_OK(run_norm(shape.rows, shape.width, x, weight, x, rstd));
-        float *got = download(y, n * sizeof(float)), *in_place = download(x, n * sizeof(float));
-        float *scale = download(rstd, shape.rows * sizeof(float));
+        problem p;
+        upload_problem(&o, 0, shape.rows, shape.sequences, &p);
+        ASSERT_OK(moert_norm_run(&p.forward));
+        float *got = download_floats(p.forward.y, n);
+        p.forward.y = (moert_buffer *)p.forward.x;
+        ASSERT_OK(moert_norm_run(&p.forward));
         assert_near("y", got, o.y, n, 2e-6);
-        assert_same_bits("y in place", in_place, got, n);
-        assert_near("rstd", scale, o.rstd, shape.rows, 2e-6);
+        assert_same_bits_in("y in place", p.forward.y, got, n);
+        assert_near_in("rstd", p.forward.rstd, o.rstd, shape.rows, 2e-6);
     }
 }
 
-/* Gradients of the rows [first, first + rows) of the oracle's inputs; dx and partial to be
- * freed. */
 typedef struct gradients {
     float *dx, *partial;
 } gradients;
@@ -89,32 +104,17 @@ typedef struct gradients {
 static gradients device_backward(const oracle *o, size_t first, size_t rows, size_t sequences,
                                  bool in_place, const double *accumulated) {
     const size_t width = o->shape.width, n = rows * width;
-    moert_buffer *x = upload_doubles(o->x + first * width, n);
-    moert_buffer *weight = upload_doubles(o->weight, width);
-    moert_buffer *y = unset_floats(n);
-    moert_buffer *rstd = unset_floats(rows);
-    moert_buffer *dy = upload_doubles(o->dy + first * width, n);
-    moert_buffer *dx = in_place              ? dy
-                       : accumulated != NULL ? upload_doubles(accumulated, n)
-                                             : unset_floats(n);
-    moert_buffer *partial = unset_floats(sequences * width);
-    moert_buffer *scratch = NULL;
-    ASSERT_OK(run_norm(rows, width, x, weight, y, rstd));
-    const moert_norm_gradient norm = {.sequences = sequences,
-                                      .rows = rows,
-                                      .width = width,
-                                      .x = x,
-                                      .weight = weight,
-                                      .rstd = rstd,
-                                      .dy = dy,
-                                      .dx = dx,
-                                      .accumulate = accumulated != NULL,
-                                      .partial = partial,
-                                      .scratch = &scratch};
-    ASSERT_OK(moert_norm_backward(&norm));
-    const gradients got = {download(dx, n * sizeof(float)),
-                           download(partial, sequences * width * sizeof(float))};
-    return got;
+    problem p;
+    upload_problem(o, first, rows, sequences, &p);
+    p.backward.accumulate = accumulated != NULL;
+    if (in_place)
+        p.backward.dx = p.backward.dy;
+    else if (accumulated != NULL)
+        p.backward.dx = upload_doubles(accumulated, n);
+    ASSERT_OK(moert_norm_run(&p.forward));
+    ASSERT_OK(moert_norm_backward(&p.backward));
+    return (gradients){download_floats(p.backward.dx, n),
+                       download_floats(p.backward.partial, sequences * width)};
 }
 
 TEST(test_norm_backward_agrees_with_central_differences) {
@@ -192,19 +192,14 @@ TEST(test_norm_gives_codes_of_its_results_alone_or_as_well) {
         const size_t n = shape.rows * shape.width;
         oracle o = oracle_create(shape);
         moert_buffer *codes = unset_codes(n), *alone = unset_codes(n);
-        moert_norm norm = {.rows = shape.rows,
-                           .width = shape.width,
-                           .epsilon = epsilon,
-                           .x = upload_doubles(o.x, n),
-                           .weight = upload_doubles(o.weight, shape.width),
-                           .y = unset_floats(n),
-                           .codes = codes,
-                           .rstd = unset_floats(shape.rows)};
-        ASSERT_OK(moert_norm_run(&norm));
-        float *y = download(norm.y, n * sizeof *y);
-        norm.y = NULL;
-        norm.codes = alone;
-        ASSERT_OK(moert_norm_run(&norm));
+        problem p;
+        upload_problem(&o, 0, shape.rows, shape.sequences, &p);
+        p.forward.codes = codes;
+        ASSERT_OK(moert_norm_run(&p.forward));
+        float *y = download_floats(p.forward.y, n);
+        p.forward.y = NULL;
+        p.forward.codes = alone;
+        ASSERT_OK(moert_norm_run(&p.forward));
         assert_near("y", y, o.y, n, 2e-6);
         assert_codes("code beside y", codes, y, n);
         assert_codes("code", alone, y, n);
@@ -219,50 +214,27 @@ enum { HEADS = 3, LENGTH = 7, SEQUENCES = 2, ROWS = SEQUENCES * LENGTH * HEADS }
 static void compare_rotated(size_t width) {
     const size_t n = ROWS * width, tokens = SEQUENCES * LENGTH;
     oracle o = oracle_create((norm_case){SEQUENCES, ROWS, width});
-    moert_buffer *x = upload_doubles(o.x, n), *weight = upload_doubles(o.weight, width), *table;
-    moert_buffer *y[2], *rstd = unset_floats(ROWS), *partial[2], *scratch = NULL;
-    moert_buffer *dx = upload_doubles(o.dy, n), *dy = upload_doubles(o.dy, n),
-                 *codes = unset_codes(n);
-    for (size_t i = 0; i < 2; i++) {
-        y[i] = unset_floats(n);
-        partial[i] = unset_floats(SEQUENCES * width);
-    }
+    problem apart, at_once;
+    moert_buffer *table;
+    upload_problem(&o, 0, ROWS, SEQUENCES, &apart);
+    upload_problem(&o, 0, ROWS, SEQUENCES, &at_once);
     ASSERT_OK(moert_rope_table_create(test_device, LENGTH, width, 1e4f, &table));
     const moert_rotation rotation = {table, HEADS, LENGTH};
-    ASSERT_OK(run_norm(ROWS, width, x, weight, y[0], rstd));
-    ASSERT_OK(moert_rope(&rotation, tokens, width, false, y[0]));
-    ASSERT_OK(moert_norm_run(&(moert_norm){.rows = ROWS,
-                                           .width = width,
-                                           .epsilon = epsilon,
-                                           .x = x,
-                                           .weight = weight,
-                                           .y = y[1],
-                                           .rstd = rstd,
-                                           .rotation = rotation}));
-    moert_norm_gradient norm = {.sequences = SEQUENCES,
-                                .rows = ROWS,
-                                .width = width,
-                                .x = x,
-                                .weight = weight,
-                                .rstd = rstd,
-                                .dy = dx,
-                                .dx = dx,
-                                .partial = partial[0],
-                                .scratch = &scratch};
-    ASSERT_OK(moert_rope(&rotation, tokens, width, true, dx));
-    ASSERT_OK(moert_norm_backward(&norm));
-    norm.dy = dy;
-    norm.dx = NULL;
-    norm.codes = codes;
-    norm.partial = partial[1];
-    norm.rotation = rotation;
-    ASSERT_OK(moert_norm_backward(&norm));
-    float *got[] = {download(y[0], n * 4), download(y[1], n * 4), download(dx, n * 4),
-                    download(partial[0], SEQUENCES * width * 4),
-                    download(partial[1], SEQUENCES * width * 4)};
-    assert_same_bits("rotated y", got[1], got[0], n);
-    assert_same_bits("gradient of the weight", got[4], got[3], SEQUENCES * width);
-    assert_codes("dx", codes, got[2], n);
+    apart.backward.dx = apart.backward.dy;
+    ASSERT_OK(moert_norm_run(&apart.forward));
+    ASSERT_OK(moert_rope(&rotation, tokens, width, false, apart.forward.y));
+    ASSERT_OK(moert_rope(&rotation, tokens, width, true, apart.backward.dx));
+    ASSERT_OK(moert_norm_backward(&apart.backward));
+    at_once.forward.rotation = at_once.backward.rotation = rotation;
+    at_once.backward.dx = NULL;
+    at_once.backward.codes = unset_codes(n);
+    ASSERT_OK(moert_norm_run(&at_once.forward));
+    ASSERT_OK(moert_norm_backward(&at_once.backward));
+    assert_same_bits_in("rotated y", at_once.forward.y, download_floats(apart.forward.y, n), n);
+    assert_same_bits_in("gradient of the weight", at_once.backward.partial,
+                        download_floats(apart.backward.partial, SEQUENCES * width),
+                        SEQUENCES * width);
+    assert_codes("dx", at_once.backward.codes, download_floats(apart.backward.dx, n), n);
 }
 
 TEST(test_norm_of_rotated_heads_has_the_bits_of_a_norm_and_a_rotation) {
@@ -283,8 +255,9 @@ TEST(test_norm_refuses_rows_that_do_not_divide) {
                                       .dx = x,
                                       .partial = x};
     assert_int_equal(moert_norm_backward(&norm), MOERT_ERROR_USAGE);
-    assert_int_equal(run_norm(4, 0, x, x, x, x), MOERT_ERROR_USAGE);
-    moert_norm none = {.rows = 2, .width = 8, .x = x, .weight = x, .rstd = x};
+    moert_norm none = {.rows = 4, .epsilon = epsilon, .x = x, .weight = x, .y = x, .rstd = x};
+    assert_int_equal(moert_norm_run(&none), MOERT_ERROR_USAGE);
+    none = (moert_norm){.rows = 2, .width = 8, .x = x, .weight = x, .rstd = x};
     ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "without a place");
     none.y = x;
     none.rotation = (moert_rotation){x, 3, 1};

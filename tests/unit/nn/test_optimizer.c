@@ -21,19 +21,33 @@ static void reference_step(const moert_adamw *adamw, double gradient, double *p,
           (sqrt(*v) / sqrt(1.0 - pow(beta2, t)) + (double)adamw->epsilon);
 }
 
+/* p, m and v on the device; the moments, `state` of them, begin with 0. */
+typedef struct adam {
+    moert_buffer *p, *m, *v;
+} adam;
+
+static adam upload_state(const float *parameter, size_t n, size_t state_count) {
+    float *zero = test_alloc(state_count * sizeof *zero);
+    return (adam){upload_floats(parameter, n), upload_floats(zero, state_count),
+                   upload_floats(zero, state_count)};
+}
+
+static void download_state(adam s, size_t n, size_t state_count, float **result) {
+    result[0] = download_floats(s.p, n);
+    result[1] = download_floats(s.m, state_count);
+    result[2] = download_floats(s.v, state_count);
+}
+
 /* p, m, v after STEPS steps with gradient[STEPS,n], each a new array. */
 static void run(size_t n, const float *parameter, const float *gradient, float **result) {
-    float *zero = test_alloc(n * sizeof *zero);
-    moert_buffer *buffers[3] = {upload(parameter, n * sizeof *parameter),
-                                upload(zero, n * sizeof *zero), upload(zero, n * sizeof *zero)};
+    const adam of = upload_state(parameter, n, n);
     for (size_t s = 0; s < STEPS; s++) {
-        moert_buffer *g = upload(gradient + s * n, n * sizeof *gradient);
+        moert_buffer *g = upload_floats(gradient + s * n, n);
         moert_adamw adamw = settings;
         adamw.step = s + 1;
-        ASSERT_OK(moert_adamw_step(&adamw, n, buffers[0], g, buffers[1], buffers[2]));
+        ASSERT_OK(moert_adamw_step(&adamw, n, of.p, g, of.m, of.v));
     }
-    for (size_t i = 0; i < 3; i++)
-        result[i] = download(buffers[i], n * sizeof(float));
+    download_state(of, n, n, result);
 }
 
 TEST(test_steps_match_float64) {
@@ -82,21 +96,18 @@ typedef struct slice {
 static void check_slice(size_t n, const slice *of, const float *parameter, const float *gradient,
                         float *const *whole) {
     const size_t at = of->at, count = of->count, state_at = of->state_at;
-    float *zero = test_alloc((state_at + count) * sizeof *zero), *got[3];
-    moert_buffer *g = upload(gradient, n * sizeof *gradient);
-    moert_buffer *buffers[3] = {upload(parameter, n * sizeof *parameter),
-                                upload(zero, (state_at + count) * sizeof *zero),
-                                upload(zero, (state_at + count) * sizeof *zero)};
+    float *zero = test_alloc(state_at * sizeof *zero), *got[3];
+    moert_buffer *g = upload_floats(gradient, n);
+    const adam mine = upload_state(parameter, n, state_at + count);
     for (size_t s = 0; s < STEPS; s++) {
         moert_adamw adamw = settings;
         adamw.step = s + 1;
         adamw.at = at;
         adamw.state_at = state_at;
         ASSERT_OK(moert_buffer_write(g, 0, gradient + s * n, n * sizeof *gradient));
-        ASSERT_OK(moert_adamw_step(&adamw, count, buffers[0], g, buffers[1], buffers[2]));
+        ASSERT_OK(moert_adamw_step(&adamw, count, mine.p, g, mine.m, mine.v));
     }
-    for (size_t i = 0; i < 3; i++)
-        got[i] = download(buffers[i], (i == 0 ? n : state_at + count) * sizeof(float));
+    download_state(mine, n, state_at + count, got);
     assert_same_bits("before", got[0], parameter, at);
     assert_same_bits("slice", got[0] + at, whole[0] + at, count);
     assert_same_bits("behind", got[0] + at + count, parameter + at + count, n - at - count);
@@ -131,24 +142,20 @@ TEST(test_rounded_parameters_are_the_cast_ones) {
     for (size_t l = 0; l < MOERT_COUNT(lengths); l++) {
         const size_t n = lengths[l];
         float *parameter = random_floats(n, 1.0f, 800 + l), *gradient = random_floats(n, 1.0f, 900);
-        float *zero = test_alloc(n * sizeof *zero), *got[2][3];
+        float *got[2][3];
         gradient[n / 2] = NAN;
-        moert_buffer *g = upload(gradient, n * sizeof *gradient);
-        moert_buffer *rounded = upload(zero, n * sizeof(uint16_t)),
-                     *cast = upload(zero, n * sizeof(uint16_t));
+        moert_buffer *g = upload_floats(gradient, n);
+        moert_buffer *rounded = unset_codes(n), *cast = unset_codes(n);
         for (size_t with = 0; with < 2; with++) {
-            moert_buffer *buffers[3] = {upload(parameter, n * sizeof *parameter),
-                                        upload(zero, n * sizeof *zero),
-                                        upload(zero, n * sizeof *zero)};
+            const adam of = upload_state(parameter, n, n);
             moert_adamw adamw = settings;
             adamw.step = 1;
             adamw.rounded = with > 0 ? rounded : NULL;
-            ASSERT_OK(moert_adamw_step(&adamw, n, buffers[0], g, buffers[1], buffers[2]));
+            ASSERT_OK(moert_adamw_step(&adamw, n, of.p, g, of.m, of.v));
             if (with > 0)
                 ASSERT_OK(moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32,
-                                                       MOERT_NUMBER_BF16, n, buffers[0], cast}));
-            for (size_t k = 0; k < 3; k++)
-                got[with][k] = download(buffers[k], n * sizeof(float));
+                                                       MOERT_NUMBER_BF16, n, of.p, cast}));
+            download_state(of, n, n, got[with]);
         }
         uint16_t *want = download(cast, n * sizeof *want);
         uint16_t *codes = download(rounded, n * sizeof *codes);

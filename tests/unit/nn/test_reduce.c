@@ -27,12 +27,9 @@ static void check_span(moert_span span, size_t n, const float *leaf, bool accumu
             *at = (accumulate ? *at : 0.0f) +
                   tree_value(leaf + j, n, span.total, nodes[i].first, nodes[i].width);
         }
-    moert_buffer *target_buffer = upload(target, size * sizeof *target);
-    moert_buffer *partial = upload(leaf + span.first * n, span.count * n * sizeof *leaf);
-    const moert_tree_nodes_at at = {span, target_buffer, stride, OFFSET, accumulate};
-    ASSERT_OK(moert_tree_reduce(&at, n, partial));
-    float *got = download(target_buffer, size * sizeof *got);
-    assert_same_bits("target", got, want, size);
+    const moert_tree_nodes_at at = {span, upload_floats(target, size), stride, OFFSET, accumulate};
+    ASSERT_OK(moert_tree_reduce(&at, n, upload_floats(leaf + span.first * n, span.count * n)));
+    assert_same_bits_in("target", at.target, want, size);
 }
 
 TEST(test_tree_reduce_adds_exactly_as_the_tree_says) {
@@ -82,12 +79,9 @@ TEST(test_tree_of_any_split_has_the_same_bits) {
             moert_span span = {first, count, TOTAL};
             moert_tree_node own[MOERT_TREE_MAX_NODES];
             size_t own_count = moert_tree_nodes(span, own);
-            moert_buffer *partial = upload(leaf + first * N, count * N * sizeof *leaf);
-            moert_buffer *target = unset_floats(own_count * N);
-            ASSERT_OK(
-                moert_tree_reduce(&(moert_tree_nodes_at){span, target, N, 0, false}, N, partial));
-            float *got = download(target, own_count * N * sizeof *got);
-            memcpy(values + at * N, got, own_count * N * sizeof *got);
+            const moert_tree_nodes_at to = {span, unset_floats(own_count * N), N, 0, false};
+            ASSERT_OK(moert_tree_reduce(&to, N, upload_floats(leaf + first * N, count * N)));
+            download_into(to.target, values + at * N, own_count * N * sizeof *values);
             for (size_t i = 0; i < own_count; i++, at++) {
                 nodes[at] = own[i];
                 rows[at] = values + at * N;
@@ -97,6 +91,13 @@ TEST(test_tree_of_any_split_has_the_same_bits) {
         moert_tree_join(TOTAL, nodes, rows, at, sum, N);
         assert_same_bits("sum", sum, whole, N);
     }
+}
+
+static double squared_norm(const float *x, size_t n) {
+    double sum = 0.0;
+    for (size_t i = 0; i < n; i++)
+        sum += (double)x[i] * (double)x[i];
+    return sum;
 }
 
 /* sum[count] of spans of one buffer. */
@@ -124,9 +125,7 @@ TEST(test_sum_squares_matches_float64) {
     moert_buffer *buffer = upload(x, size * sizeof *x);
     sum_squares(buffer, COUNT, offset, length, sum);
     for (size_t i = 0; i < COUNT; i++) {
-        double want = 0.0;
-        for (size_t j = 0; j < length[i]; j++)
-            want += (double)x[offset[i] + j] * (double)x[offset[i] + j];
+        const double want = squared_norm(x + offset[i], length[i]);
         assert_true(fabs(sum[i] - want) <= 1e-6 * want);
     }
     sum_squares(buffer, 0, NULL, NULL, NULL);
@@ -179,9 +178,7 @@ TEST(test_squares_of_several_buffers_follow_their_values) {
         for (size_t s = 0, at = 0; s < SPANS; at += length[b][s++]) {
             const size_t i = b * SPANS + s;
             span[i] = (moert_square_span){buffer[b], at, length[b][s]};
-            want[i] = 0.0;
-            for (size_t j = 0; j < length[b][s]; j++)
-                want[i] += (double)x[at + j] * (double)x[at + j];
+            want[i] = squared_norm(x + at, length[b][s]);
         }
     }
     ASSERT_OK(moert_squares_create(test_device, span, BUFFERS * SPANS, &squares));
@@ -201,12 +198,11 @@ TEST(test_add_takes_any_length) {
     for (size_t i = 0; i < MOERT_COUNT(lengths); i++) {
         size_t n = lengths[i];
         float *x = random_floats(n, 2.0f, 400), *y = random_floats(n, 2.0f, 401);
-        moert_buffer *x_buffer = upload(x, n * sizeof *x), *y_buffer = upload(y, n * sizeof *y);
-        ASSERT_OK(moert_add(n, x_buffer, y_buffer));
-        float *got = download(y_buffer, n * sizeof *got);
+        moert_buffer *target = upload_floats(y, n);
+        ASSERT_OK(moert_add(n, upload_floats(x, n), target));
         for (size_t j = 0; j < n; j++)
             y[j] += x[j];
-        assert_same_bits("target", got, y, n);
+        assert_same_bits_in("target", target, y, n);
     }
 }
 
