@@ -3,10 +3,18 @@
 
 #include "support/test.h"
 
-/* The content of a buffer that is no longer needed. */
-static void *take(moert_buffer *buffer, size_t bytes) {
-    void *content = download(buffer, bytes);
-    return content;
+moert_router_options router_options(size_t experts, size_t topk, moert_score score) {
+    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
+    options.experts = experts;
+    options.topk = topk;
+    options.score = score;
+    return options;
+}
+
+moert_router_options router_groups(moert_router_options options, size_t groups, size_t kept) {
+    options.groups = groups;
+    options.kept_groups = kept;
+    return options;
 }
 
 static void backward(const router_input *input, const moert_buffer *logits,
@@ -26,7 +34,7 @@ static void backward(const router_input *input, const moert_buffer *logits,
                                                              .aux_gradient = aux,
                                                              .z_factor = input->z_factor,
                                                              .dlogits = dlogits}));
-    run->dlogits = take(dlogits, tokens * experts * 4);
+    run->dlogits = download(dlogits, tokens * experts * 4);
 }
 
 router_run router_do(const router_input *input) {
@@ -40,9 +48,9 @@ router_run router_do(const router_input *input) {
     ASSERT_OK(moert_router_forward(test_device, &input->options, tokens, logits, bias, &routing));
     if (input->dweight != NULL)
         backward(input, logits, &routing, &run);
-    run.scores = take(routing.scores, tokens * experts * 4);
-    run.index = take(routing.index, tokens * topk * 4);
-    run.weight = take(routing.weight, tokens * topk * 4);
-    run.lse = take(routing.lse, tokens * 4);
+    run.scores = download(routing.scores, tokens * experts * 4);
+    run.index = download(routing.index, tokens * topk * 4);
+    run.weight = download(routing.weight, tokens * topk * 4);
+    run.lse = download(routing.lse, tokens * 4);
     return run;
 }

@@ -25,5 +25,9 @@ typedef struct router_input {
     const int32_t *index; /* replaces the choice before the backward, or NULL */
 } router_input;
 
+/* Options with the defaults for the rest, and groups of experts of which some are kept. */
+moert_router_options router_options(size_t experts, size_t topk, moert_score score);
+moert_router_options router_groups(moert_router_options options, size_t groups, size_t kept);
+
 /* Fails the test unless every call succeeds and stays within its buffers. */
 router_run router_do(const router_input *input);

@@ -10,24 +10,10 @@
 
 enum { MOST_FLOATS = 64 * 1024 };
 
-static moert_router_options make(size_t experts, size_t topk, moert_score score) {
-    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
-    options.experts = experts;
-    options.topk = topk;
-    options.score = score;
-    return options;
-}
-
-static moert_router_options grouped(moert_router_options options, size_t groups, size_t kept) {
-    options.groups = groups;
-    options.kept_groups = kept;
-    return options;
-}
-
 static moert_router_options judged(moert_router_options options, size_t groups, size_t kept,
                                    size_t best) {
     options.group_best = best;
-    return grouped(options, groups, kept);
+    return router_groups(options, groups, kept);
 }
 
 static void compare_token(const moert_router_options *options, const float *logits,
@@ -67,11 +53,11 @@ static void check_forward(moert_router_options options, size_t tokens, bool bias
 TEST(test_forward_agrees_with_float64_for_every_score) {
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
         for (int bits = 0; bits < 8; bits++) {
-            moert_router_options options = make(24, 4, (moert_score)score);
+            moert_router_options options = router_options(24, 4, (moert_score)score);
             options.renormalise = bits & 1;
             options.scale = bits & 2 ? 2.5f : 1.0f;
             check_forward(options, 37, bits & 4);
-            check_forward(grouped(options, 4, 2), 37, bits & 4);
+            check_forward(router_groups(options, 4, 2), 37, bits & 4);
         }
 }
 
@@ -80,20 +66,20 @@ TEST(test_forward_takes_every_size) {
                                       {31, 5}, {60, 4}, {128, 8}, {160, 6}, {512, 8}};
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
         for (size_t i = 0; i < MOERT_COUNT(sizes); i++)
-            check_forward(make(sizes[i][0], sizes[i][1], (moert_score)score), 19, false);
-    check_forward(grouped(make(256, 8, MOERT_SCORE_SIGMOID), 8, 4), 33, true);
-    check_forward(grouped(make(34, 2, MOERT_SCORE_SIGMOID), 17, 1), 33, true);
-    check_forward(grouped(make(36, 24, MOERT_SCORE_SOFTMAX), 3, 2), 5, false);
-    check_forward(judged(make(160, 6, MOERT_SCORE_SIGMOID), 8, 3, 1), 33, true);
-    check_forward(judged(make(160, 12, MOERT_SCORE_SQRT_SOFTPLUS), 8, 3, 4), 33, true);
-    check_forward(judged(make(51, 3, MOERT_SCORE_SOFTMAX_TOPK), 3, 1, 17), 33, false);
+            check_forward(router_options(sizes[i][0], sizes[i][1], (moert_score)score), 19, false);
+    check_forward(router_groups(router_options(256, 8, MOERT_SCORE_SIGMOID), 8, 4), 33, true);
+    check_forward(router_groups(router_options(34, 2, MOERT_SCORE_SIGMOID), 17, 1), 33, true);
+    check_forward(router_groups(router_options(36, 24, MOERT_SCORE_SOFTMAX), 3, 2), 5, false);
+    check_forward(judged(router_options(160, 6, MOERT_SCORE_SIGMOID), 8, 3, 1), 33, true);
+    check_forward(judged(router_options(160, 12, MOERT_SCORE_SQRT_SOFTPLUS), 8, 3, 4), 33, true);
+    check_forward(judged(router_options(51, 3, MOERT_SCORE_SOFTMAX_TOPK), 3, 1, 17), 33, false);
 }
 
 TEST(test_forward_of_the_largest_router_chooses_every_expert_once) {
     static float logits[1024];
     for (int e = 0; e < 1024; e++)
         logits[e] = (float)(e * 37 % 1024) * 0.01f;
-    const moert_router_options options = make(1024, 1024, MOERT_SCORE_SOFTMAX_TOPK);
+    const moert_router_options options = router_options(1024, 1024, MOERT_SCORE_SOFTMAX_TOPK);
     router_run run = router_do(&(router_input){options, 1, logits, NULL, NULL, NULL, 0, NULL});
     for (int k = 0; k < 1024; k++)
         assert_int_equal(run.index[k] * 37 % 1024, 1023 - k);
@@ -111,18 +97,18 @@ TEST(test_ties_go_to_the_lower_expert) {
     for (int e = 0; e < 20; e++)
         pairs[e] = (float)(e % 2);
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        router_input input = {.options = make(20, 3, (moert_score)score), .tokens = 2};
-        input.logits = equal;
+        router_input input = {
+            .options = router_options(20, 3, (moert_score)score), .tokens = 2, .logits = equal};
         expect_index(&input, (int32_t[]){0, 1, 2, 0, 1, 2});
         for (size_t best = 1; best <= 4; best++) {
             input.options = judged(input.options, 5, 2, best);
             expect_index(&input, (int32_t[]){0, 1, 2, 0, 1, 2});
         }
-        input = (router_input){.options = make(20, 12, (moert_score)score), .tokens = 1};
-        input.logits = pairs;
+        input = (router_input){
+            .options = router_options(20, 12, (moert_score)score), .tokens = 1, .logits = pairs};
         expect_index(&input, (int32_t[]){1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 0, 2});
-        input = (router_input){.options = make(3, 3, (moert_score)score), .tokens = 1};
-        input.logits = zeros;
+        input = (router_input){
+            .options = router_options(3, 3, (moert_score)score), .tokens = 1, .logits = zeros};
         expect_index(&input, (int32_t[]){0, 1, 2});
     }
 }
@@ -132,7 +118,7 @@ TEST(test_groups_are_judged_by_the_sum_of_their_best) {
     const float bias[9] = {0.0f, -INFINITY, -INFINITY, 0.0f, 0.0f, 0.0f, 0.0f, -INFINITY, 0.0f};
     for (int best = 1; best <= 3; best++) {
         router_input input = {.tokens = 1, .logits = logits};
-        input.options = judged(make(9, 1, MOERT_SCORE_SOFTMAX_TOPK), 3, 1, (size_t)best);
+        input.options = judged(router_options(9, 1, MOERT_SCORE_SOFTMAX_TOPK), 3, 1, (size_t)best);
         expect_index(&input, (int32_t[]){best == 1 ? 0 : best == 2 ? 3 : 6});
         input.bias = bias;
         expect_index(&input, (int32_t[]){best == 1 ? 0 : 3});
@@ -143,7 +129,7 @@ TEST(test_groups_of_one_expert_judged_by_it_are_no_groups) {
     enum { T = 9, E = 40, K = 5 };
     static float logits[T * E];
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        router_input input = {.options = make(E, K, (moert_score)score), .tokens = T};
+        router_input input = {.options = router_options(E, K, (moert_score)score), .tokens = T};
         oracle_logits(&input.options, T, NULL, 1.0, 19, logits);
         input.logits = logits;
         router_run plain = router_do(&input);
@@ -155,8 +141,8 @@ TEST(test_groups_of_one_expert_judged_by_it_are_no_groups) {
 TEST(test_softmax_chooses_by_probability_where_logits_still_differ) {
     /* both small logits give a probability of zero */
     const float logits[3] = {-200.0f, -150.0f, 10.0f};
-    router_input input = {.options = make(3, 2, MOERT_SCORE_SOFTMAX), .tokens = 1};
-    input.logits = logits;
+    router_input input = {
+        .options = router_options(3, 2, MOERT_SCORE_SOFTMAX), .tokens = 1, .logits = logits};
     expect_index(&input, (int32_t[]){2, 0});
     input.options.score = MOERT_SCORE_SOFTMAX_TOPK;
     expect_index(&input, (int32_t[]){2, 1});
@@ -164,7 +150,7 @@ TEST(test_softmax_chooses_by_probability_where_logits_still_differ) {
 
 TEST(test_a_bias_selects_but_does_not_weigh) {
     const float logits[4] = {0.0f, 2.0f, 1.0f, -1.0f}, bias[4] = {1.0f, 0.0f, 0.0f, 0.0f};
-    moert_router_options options = make(4, 2, MOERT_SCORE_SIGMOID);
+    moert_router_options options = router_options(4, 2, MOERT_SCORE_SIGMOID);
     options.renormalise = false;
     router_run run = router_do(&(router_input){options, 1, logits, bias, NULL, NULL, 0, NULL});
     assert_int_equal(run.index[0], 0);
@@ -176,17 +162,19 @@ TEST(test_a_bias_selects_but_does_not_weigh) {
 TEST(test_experts_of_minus_infinite_bias_are_chosen_last) {
     const float logits[5] = {3.0f, 2.0f, 1.0f, 0.0f, -1.0f};
     const float bias[5] = {-INFINITY, 0.0f, -INFINITY, 0.0f, 0.0f};
-    router_input input = {.options = make(5, 5, MOERT_SCORE_SIGMOID), .tokens = 1};
-    input.logits = logits;
-    input.bias = bias;
+    router_input input = {.options = router_options(5, 5, MOERT_SCORE_SIGMOID),
+                          .tokens = 1,
+                          .logits = logits,
+                          .bias = bias};
     expect_index(&input, (int32_t[]){1, 3, 4, 0, 2});
 }
 
 TEST(test_a_nan_in_the_bias_marks_every_token) {
     const float logits[4] = {3.0f, 2.0f, 1.0f, 0.0f}, bias[2] = {0.0f, NAN};
-    router_input input = {.options = make(2, 2, MOERT_SCORE_SOFTMAX), .tokens = 2};
-    input.logits = logits;
-    input.bias = bias;
+    router_input input = {.options = router_options(2, 2, MOERT_SCORE_SOFTMAX),
+                          .tokens = 2,
+                          .logits = logits,
+                          .bias = bias};
     expect_index(&input, (int32_t[]){-2, -1, -2, -1});
 }
 
@@ -194,7 +182,7 @@ TEST(test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing) {
     static float logits[4 * 21];
     const float bad[4] = {NAN, INFINITY, -INFINITY, 0.0f};
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        const moert_router_options options = make(21, 3, (moert_score)score);
+        const moert_router_options options = router_options(21, 3, (moert_score)score);
         float dweight[12], aux[21];
         oracle_logits(&options, 4, NULL, 1.0, 7, logits);
         for (size_t t = 0; t < 3; t++)
@@ -216,7 +204,11 @@ TEST(test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing) {
     }
 }
 
-TEST(test_no_tokens_are_no_work) {}
+TEST(test_no_tokens_are_no_work) {
+    const float none[1] = {0.0f};
+    router_do(&(router_input){router_options(8, 2, MOERT_SCORE_SOFTMAX), 0, none, NULL, none, NULL,
+                              0.0f, NULL});
+}
 
 /* Token t of one batch is token `to` of another, bit for bit. */
 static void same_token(const router_run *a, size_t t, const router_run *b, size_t to,
@@ -236,7 +228,8 @@ TEST(test_a_token_has_the_same_bits_at_any_place) {
     for (size_t i = 0; i < T * K; i++)
         dweight[i] = (float)moert_rng_normal(3, 1, i);
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        const moert_router_options options = grouped(make(E, K, (moert_score)score), 9, 4);
+        const moert_router_options options =
+            router_groups(router_options(E, K, (moert_score)score), 9, 4);
         oracle_logits(&options, T, NULL, 1.5, 5, logits);
         for (size_t t = 0; t < T; t++) {
             memcpy(turned + t * E, logits + (T - 1 - t) * E, E * 4);
@@ -251,42 +244,46 @@ TEST(test_a_token_has_the_same_bits_at_any_place) {
     }
 }
 
-static void expect_refusal(moert_router_options options, moert_status status, const char *text) {
-    ASSERT_FAILS(moert_router_check(&options), status, text);
-}
-
 TEST(test_check_refuses_contradictions_with_a_clear_text) {
-    const moert_router_options good = make(16, 4, MOERT_SCORE_SIGMOID);
-    moert_router_options bad = good;
+    const moert_score sigmoid = MOERT_SCORE_SIGMOID;
+    const moert_router_options good = router_options(16, 4, sigmoid);
+    const struct {
+        moert_router_options options;
+        const char *text;
+    } bad[] = {
+        {router_options(0, 1, sigmoid), "at least one expert"},
+        {router_options(16, 17, sigmoid), "17 experts per token; 1 to 16"},
+        {router_options(16, 0, sigmoid), "0 experts per token"},
+        {router_options(16, 4, (moert_score)9), "no score kind 9"},
+        {router_groups(good, 3, 1), "do not form 3 equal groups"},
+        {router_groups(good, 0, 0), "do not form 0 equal groups"},
+        {router_groups(good, 16, 8),
+         "16 groups cannot be judged by their 2 best experts; 1 to 1 are legal"},
+        {judged(good, 4, 2, 0), "their 0 best experts; 1 to 4"},
+        {judged(good, 4, 2, 5), "their 5 best experts; 1 to 4"},
+        {router_groups(good, 4, 5), "cannot keep 5 of 4 groups"},
+        {router_groups(good, 4, 0), "cannot keep 0 of 4 groups"},
+        {router_groups(good, 8, 1), "do not fit in 1 kept groups of 2"},
+    };
     ASSERT_OK(moert_router_check(&good));
-    bad.size = 8;
-    expect_refusal(bad, MOERT_ERROR_USAGE, "MOERT_ROUTER_OPTIONS_INIT");
-    expect_refusal(make(0, 1, good.score), MOERT_ERROR_USAGE, "at least one expert");
-    expect_refusal(make(1025, 1, good.score), MOERT_ERROR_UNSUPPORTED, "exceed the limit of 1024");
-    expect_refusal(make(16, 17, good.score), MOERT_ERROR_USAGE, "17 experts per token; 1 to 16");
-    expect_refusal(make(16, 0, good.score), MOERT_ERROR_USAGE, "0 experts per token");
-    expect_refusal(make(16, 4, (moert_score)9), MOERT_ERROR_USAGE, "no score kind 9");
-    expect_refusal(grouped(good, 3, 1), MOERT_ERROR_USAGE, "do not form 3 equal groups");
-    expect_refusal(grouped(good, 0, 0), MOERT_ERROR_USAGE, "do not form 0 equal groups");
-    expect_refusal(grouped(good, 16, 8), MOERT_ERROR_USAGE,
-                   "16 groups cannot be judged by their 2 best experts; 1 to 1 are legal");
-    expect_refusal(judged(good, 4, 2, 0), MOERT_ERROR_USAGE, "their 0 best experts; 1 to 4");
-    expect_refusal(judged(good, 4, 2, 5), MOERT_ERROR_USAGE, "their 5 best experts; 1 to 4");
-    expect_refusal(grouped(good, 4, 5), MOERT_ERROR_USAGE, "cannot keep 5 of 4 groups");
-    expect_refusal(grouped(good, 4, 0), MOERT_ERROR_USAGE, "cannot keep 0 of 4 groups");
-    expect_refusal(grouped(good, 8, 1), MOERT_ERROR_USAGE, "do not fit in 1 kept groups of 2");
+    for (size_t i = 0; i < MOERT_COUNT(bad); i++)
+        ASSERT_FAILS(moert_router_check(&bad[i].options), MOERT_ERROR_USAGE, bad[i].text);
+    moert_router_options wrong = router_options(1025, 1, sigmoid);
+    ASSERT_FAILS(moert_router_check(&wrong), MOERT_ERROR_UNSUPPORTED, "exceed the limit of 1024");
+    wrong = good;
+    wrong.size = 8;
+    ASSERT_FAILS(moert_router_check(&wrong), MOERT_ERROR_USAGE, "MOERT_ROUTER_OPTIONS_INIT");
     for (int i = 0; i < 4; i++) {
-        bad = good;
-        bad.scale = (const float[]){0.0f, -1.0f, NAN, INFINITY}[i];
-        expect_refusal(bad, MOERT_ERROR_USAGE, "must be positive and finite");
+        wrong = good;
+        wrong.scale = (const float[]){0.0f, -1.0f, NAN, INFINITY}[i];
+        ASSERT_FAILS(moert_router_check(&wrong), MOERT_ERROR_USAGE, "must be positive and finite");
     }
 }
 
 TEST(test_forward_refuses_buffers_that_are_too_small) {
-    const moert_router_options options = make(16, 4, MOERT_SCORE_SOFTMAX);
+    const moert_router_options options = router_options(16, 4, MOERT_SCORE_SOFTMAX);
     const char eight[8] = "abcdefg";
-    moert_buffer *large = unset_floats(2 * 16), *small;
-    small = test_buffer(sizeof eight);
+    moert_buffer *large = unset_floats(2 * 16), *small = test_buffer(sizeof eight);
     ASSERT_OK(moert_buffer_write(small, 0, eight, sizeof eight));
     moert_routing routing = {large, small, large, large};
     ASSERT_FAILS(moert_router_forward(test_device, &options, 2, large, NULL, &routing),

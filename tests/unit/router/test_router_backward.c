@@ -46,14 +46,11 @@ static void check_terms(moert_router_options options, size_t tokens, bool biased
 TEST(test_backward_is_the_gradient_of_every_kind_of_router) {
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
         for (int bits = 0; bits < 16; bits++) {
-            moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
-            options.experts = 20;
-            options.topk = 3;
-            options.score = (moert_score)score;
+            moert_router_options options = router_options(20, 3, (moert_score)score);
             options.renormalise = bits & 1;
             options.scale = bits & 2 ? 2.5f : 1.0f;
-            options.groups = bits & 4 ? 5 : 1;
-            options.kept_groups = bits & 4 ? 2 : 1;
+            if (bits & 4)
+                options = router_groups(options, 5, 2);
             check_terms(options, 5, bits & 8);
         }
 }
@@ -63,10 +60,8 @@ TEST(test_backward_takes_every_size) {
                                       {16, 2, 16}, {33, 5, 1}, {64, 8, 33}};
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++)
         for (size_t i = 0; i < 2 * MOERT_COUNT(sizes); i++) {
-            moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
-            options.experts = sizes[i / 2][0];
-            options.topk = sizes[i / 2][1];
-            options.score = (moert_score)score;
+            moert_router_options options =
+                router_options(sizes[i / 2][0], sizes[i / 2][1], (moert_score)score);
             options.renormalise = i % 2;
             check_terms(options, sizes[i / 2][2], false);
         }
@@ -76,10 +71,7 @@ TEST(test_a_dropped_slot_passes_no_gradient) {
     enum { E = 18, K = 3 };
     float logits[E], dweight[K], without[K];
     for (int form = 0; form < 8; form++) {
-        moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
-        options.experts = E;
-        options.topk = K;
-        options.score = (moert_score)(form / 2);
+        moert_router_options options = router_options(E, K, (moert_score)(form / 2));
         options.renormalise = form % 2;
         oracle_logits(&options, 1, NULL, 1.0, 9, logits);
         fill_normal(dweight, K, 5);
@@ -123,10 +115,7 @@ static void check_aux(moert_aux_form form, moert_score score) {
     float values[T * E], gradient[E], ignored[E];
     double logits[T * E], mass[E];
     uint64_t counts[E];
-    router_input input = {.options = MOERT_ROUTER_OPTIONS_INIT, .tokens = T, .logits = values};
-    input.options.experts = E;
-    input.options.topk = K;
-    input.options.score = score;
+    router_input input = {.options = router_options(E, K, score), .tokens = T, .logits = values};
     oracle_logits(&input.options, T, NULL, 1.0, 13, values);
     for (size_t i = 0; i < T * E; i++)
         logits[i] = (double)values[i];
@@ -157,9 +146,7 @@ TEST(test_backward_is_the_gradient_of_both_forms_of_the_aux_loss) {
 }
 
 TEST(test_aux_loss_has_the_values_of_the_formulas) {
-    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
-    options.experts = 4;
-    options.topk = 2;
+    const moert_router_options options = router_options(4, 2, MOERT_SCORE_SOFTMAX);
     const moert_router_load even = {(uint64_t[]){5, 5, 5, 5}, (double[]){2.5, 2.5, 2.5, 2.5}, 10};
     const moert_router_load skewed = {(uint64_t[]){10, 10, 0, 0}, (double[]){6, 3, 1, 0}, 10};
     /* balanced routing gives K in one form, 1 in the other; 4 * (10/10 * 6/10 + 10/10 * 3/10) */
@@ -183,8 +170,7 @@ TEST(test_aux_loss_has_the_values_of_the_formulas) {
 }
 
 TEST(test_aux_loss_of_no_rows_is_zero) {
-    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
-    options.experts = options.topk = 2;
+    const moert_router_options options = router_options(2, 2, MOERT_SCORE_SOFTMAX);
     float gradient[2] = {1.0f, 1.0f};
     const moert_router_load none = {(uint64_t[]){0, 0}, (double[]){0, 0}, 0};
     assert_true(moert_router_aux_loss(MOERT_AUX_MEGATRON, &options, &none, 1, gradient) == 0.0);
@@ -203,12 +189,10 @@ TEST(test_update_bias_helps_the_experts_below_the_mean) {
 /* mass of the sequences [ends[s-1], ends[s]) from the device. */
 static float *mass_of(const moert_router_options *options, size_t tokens, const float *scores,
                       const uint32_t *ends, size_t sequences) {
-    moert_buffer *in = upload(scores, tokens * options->experts * 4);
-    moert_buffer *device_ends = upload(ends, sequences * 4);
     moert_buffer *mass = unset_floats(sequences * options->experts);
-    ASSERT_OK(moert_router_mass(options, tokens, in, device_ends, sequences, mass));
-    float *values = download(mass, sequences * options->experts * 4);
-    return values;
+    ASSERT_OK(moert_router_mass(options, tokens, upload_floats(scores, tokens * options->experts),
+                                upload(ends, sequences * 4), sequences, mass));
+    return download_floats(mass, sequences * options->experts);
 }
 
 TEST(test_mass_sums_the_shares_of_each_sequence) {
@@ -216,10 +200,8 @@ TEST(test_mass_sums_the_shares_of_each_sequence) {
     static const uint32_t ends[S] = {5, 5, 17, 23}, last[1] = {6};
     float logits[T * E];
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
-        router_input input = {.options = MOERT_ROUTER_OPTIONS_INIT, .tokens = T, .logits = logits};
-        input.options.experts = E;
-        input.options.topk = 2;
-        input.options.score = (moert_score)score;
+        const router_input input = {
+            .options = router_options(E, 2, (moert_score)score), .tokens = T, .logits = logits};
         oracle_logits(&input.options, T, NULL, 1.0, 17, logits);
         logits[7 * E + 3] = NAN; /* a marked token adds nothing */
         router_run run = router_do(&input);
@@ -243,9 +225,7 @@ TEST(test_mass_sums_the_shares_of_each_sequence) {
 }
 
 TEST(test_mass_of_no_tokens_is_zero) {
-    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
-    options.experts = 3;
-    options.topk = 1;
+    const moert_router_options options = router_options(3, 1, MOERT_SCORE_SOFTMAX);
     float *mass = mass_of(&options, 0, NULL, (uint32_t[]){0, 0}, 2);
     for (int i = 0; i < 6; i++)
         assert_true(mass[i] == 0.0f);

@@ -6,20 +6,12 @@
 #include "support/layer/router_run.h"
 #include "support/test.h"
 
-static moert_router_options make(size_t experts, size_t topk, moert_score score) {
-    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
-    options.experts = experts;
-    options.topk = topk;
-    options.score = score;
-    return options;
-}
-
 TEST(test_extreme_finite_logits_give_finite_results) {
     const float logits[4] = {3e38f, -3e38f, 3e38f, 0.0f};
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
         const float dweight[4] = {1.0f, 2.0f, 3.0f, 4.0f};
-        router_run run = router_do(&(router_input){make(4, 4, (moert_score)score), 1, logits, NULL,
-                                                   dweight, NULL, 0.0f, NULL});
+        router_run run = router_do(&(router_input){router_options(4, 4, (moert_score)score), 1,
+                                                   logits, NULL, dweight, NULL, 0.0f, NULL});
         for (int e = 0; e < 4; e++) {
             assert_true(isfinite(run.scores[e]) && isfinite(run.weight[e]));
             assert_true(isfinite(run.dlogits[e]));
@@ -43,7 +35,7 @@ TEST(test_sqrt_softplus_and_its_slope_keep_their_digits_from_tiny_to_large) {
     float dweight[T];
     for (int t = 0; t < T; t++)
         dweight[t] = 1.0f;
-    const router_input input = {.options = make(1, 1, MOERT_SCORE_SQRT_SOFTPLUS),
+    const router_input input = {.options = router_options(1, 1, MOERT_SCORE_SQRT_SOFTPLUS),
                                 .tokens = T,
                                 .logits = logits,
                                 .dweight = dweight};
@@ -60,10 +52,11 @@ TEST(test_sqrt_softplus_and_its_slope_keep_their_digits_from_tiny_to_large) {
 
 TEST(test_sqrt_softplus_ends_in_zero_and_in_the_root) {
     const float logits[4] = {-3e38f, 3e38f, -0.0f, 0.0f}, ones[4] = {1.0f, 1.0f, 1.0f, 1.0f};
-    router_run run = router_do(&(router_input){.options = make(1, 1, MOERT_SCORE_SQRT_SOFTPLUS),
-                                               .tokens = 4,
-                                               .logits = logits,
-                                               .dweight = ones});
+    router_run run =
+        router_do(&(router_input){.options = router_options(1, 1, MOERT_SCORE_SQRT_SOFTPLUS),
+                                  .tokens = 4,
+                                  .logits = logits,
+                                  .dweight = ones});
     assert_true(run.scores[0] == 0.0f && run.dlogits[0] == 0.0f);
     assert_relative((double)run.scores[1], sqrt(3e38), 4e-7);
     assert_relative((double)run.dlogits[1], 0.5 / sqrt(3e38), 1e-6);
@@ -87,7 +80,7 @@ TEST(test_backward_is_the_gradient_where_scores_are_as_small_as_1e_20) {
         for (size_t i = 0; i < T * E; i++)
             logits[i] = kinds[kind].shift + (float)moert_rng_normal(23, 3, i);
         const router_input input = {
-            make(E, K, kinds[kind].score), T, logits, NULL, dweight, aux, 0.0f, NULL};
+            router_options(E, K, kinds[kind].score), T, logits, NULL, dweight, aux, 0.0f, NULL};
         router_run run = router_do(&input);
         for (size_t t = 0; t < T; t++)
             for (size_t e = 0; e < E; e++)
@@ -126,13 +119,13 @@ TEST(test_to_keep_both_of_two_groups_changes_no_bit) {
         for (size_t e = 0; e < experts; e++)
             bias[e] = (float)(0.125 * floor(2.0 * moert_rng_normal(31, 0, e)));
         for (int kind = 0; kind < 8; kind++) {
-            router_input input = {.options = make(experts, topk, (moert_score)(kind / 2)),
+            router_input input = {.options = router_options(experts, topk, (moert_score)(kind / 2)),
                                   .tokens = T,
                                   .logits = logits,
                                   .bias = kind % 2 ? bias : NULL};
             input.options.renormalise = kind % 2;
             router_run one = router_do(&input);
-            input.options.groups = input.options.kept_groups = 2;
+            input.options = router_groups(input.options, 2, 2);
             router_run two = router_do(&input);
             assert_memory_equal(one.index, two.index, T * topk * 4);
             assert_memory_equal(one.scores, two.scores, T * experts * 4);
