@@ -7,12 +7,9 @@
  * RUN columns of gate, then as many of up, and so on. Results are float32.
  */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/memory.h"
 #include "io/safetensors.h"
+#include "tools/check.h"
 
 enum { MOST = 8, NAME = 32 };
 
@@ -30,13 +27,6 @@ static size_t result_count;
 static size_t topk, run;
 static char permute;
 static bool geglu;
-
-static void check(moert_status status) {
-    if (status == MOERT_OK)
-        return;
-    fprintf(stderr, "expect: %s\n", moert_last_error());
-    exit(1);
-}
 
 static matrix load(const char *name) {
     const moert_tensor *tensor = moert_tensors_find(input, name);

@@ -7,14 +7,10 @@
  * uniform numbers of [-1, 1), of integers 0 to 255; or @FILE#TENSOR, the bytes of that tensor,
  * which NAME=FILE#TENSOR takes over with their type and shape.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/memory.h"
 #include "base/number.h"
 #include "base/rng.h"
 #include "io/safetensors.h"
+#include "tools/check.h"
 
 enum { MOST_TENSORS = 24 };
 
@@ -119,42 +115,36 @@ static void fill(const source *s, void *values) {
     }
 }
 
-static moert_status put(moert_tensor_writer *writer, const source *s) {
+static void put(moert_tensor_writer *writer, const source *s) {
     void *values;
-    if (s->from != NULL)
-        return moert_writer_put(writer, s->name, 0, s->elements, s->from->data);
-    MOERT_TRY(moert_alloc(&values, s->elements, moert_file_type_bytes(s->spec.type)));
-    fill(s, values);
-    const moert_status status = moert_writer_put(writer, s->name, 0, s->elements, values);
-    free(values);
-    return status;
-}
-
-static moert_status pack(const char *path, char **texts, size_t count) {
-    static source sources[MOST_TENSORS];
-    moert_tensor_spec specs[MOST_TENSORS];
-    moert_tensor_writer *writer;
-    moert_status status = MOERT_OK;
-    for (size_t i = 0; i < count; i++) {
-        MOERT_TRY(parse(texts[i], &sources[i]));
-        specs[i] = sources[i].spec;
+    if (s->from != NULL) {
+        check(moert_writer_put(writer, s->name, 0, s->elements, s->from->data));
+        return;
     }
-    MOERT_TRY(moert_writer_open(path, specs, count, NULL, true, &writer));
-    for (size_t i = 0; i < count && status == MOERT_OK; i++)
-        status = put(writer, &sources[i]);
-    for (size_t i = 0; i < count; i++)
-        moert_tensors_close(sources[i].file);
-    const moert_status closed = moert_writer_close(writer);
-    return status != MOERT_OK ? status : closed;
+    check(moert_alloc(&values, s->elements, moert_file_type_bytes(s->spec.type)));
+    fill(s, values);
+    check(moert_writer_put(writer, s->name, 0, s->elements, values));
+    free(values);
 }
 
 int main(int argc, char **argv) {
+    static source sources[MOST_TENSORS];
+    static moert_tensor_spec specs[MOST_TENSORS];
+    moert_tensor_writer *writer;
+    const size_t count = (size_t)argc - 2;
     if (argc < 3 || argc > 2 + MOST_TENSORS) {
         fputs("usage: pack OUT NAME:TYPE[D,...]:VALUES ...\n", stderr);
         return 2;
     }
-    if (pack(argv[1], argv + 2, (size_t)(argc - 2)) == MOERT_OK)
-        return 0;
-    fprintf(stderr, "pack: %s\n", moert_last_error());
-    return 1;
+    for (size_t i = 0; i < count; i++) {
+        check(parse(argv[2 + i], &sources[i]));
+        specs[i] = sources[i].spec;
+    }
+    check(moert_writer_open(argv[1], specs, count, NULL, true, &writer));
+    for (size_t i = 0; i < count; i++)
+        put(writer, &sources[i]);
+    for (size_t i = 0; i < count; i++)
+        moert_tensors_close(sources[i].file);
+    check(moert_writer_close(writer));
+    return 0;
 }

@@ -11,13 +11,9 @@
  * (q, scale) and dequantised (x), and writes the model twice: L with codes and scales under the
  * released names, P with the same values as plain float32.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/memory.h"
 #include "base/text.h"
 #include "io/safetensors.h"
+#include "tools/check.h"
 #include "tools/common/options.h"
 
 enum { FP8, MXFP4 };
@@ -63,10 +59,10 @@ static bool is_quantised(const moert_tensor *t) {
     return t->rank == 2 && moert_text_ends_with(t->name, "_proj.weight");
 }
 
-static moert_status list(listing *l) {
-    MOERT_TRY(moert_tensors_open(model_path, &l->model));
+static void list(listing *l) {
+    check(moert_tensors_open(model_path, &l->model));
     l->count = moert_tensors_count(l->model);
-    MOERT_TRY(MOERT_NEW_ARRAY(&l->entries, l->count));
+    check(MOERT_NEW_ARRAY(&l->entries, l->count));
     for (size_t i = 0; i < l->count; i++) {
         const moert_tensor *t = moert_tensors_at(l->model, i);
         entry *e = &l->entries[i];
@@ -82,7 +78,6 @@ static moert_status list(listing *l) {
         l->rows += moert_round_up(e->matrices * e->n, forms[form].block_rows);
         l->columns = moert_max(l->columns, moert_round_up(e->k, forms[form].block_columns));
     }
-    return MOERT_OK;
 }
 
 /* Copies between x and the values of an entry, in the direction that `out` says. */
@@ -96,24 +91,23 @@ static void move(const listing *l, const entry *e, float *x, float *values, bool
         }
 }
 
-static moert_status gather(listing *l) {
+static void gather(listing *l) {
     const moert_tensor_spec spec = {"x", MOERT_FILE_F32, 2, {l->rows, l->columns}};
     moert_tensor_writer *writer;
     float *x, *values;
-    MOERT_TRY(MOERT_NEW_ARRAY(&x, l->rows * l->columns));
-    for (size_t i = 0; i < l->count; i++) {
-        const entry *e = &l->entries[i];
+    check(MOERT_NEW_ARRAY(&x, l->rows * l->columns));
+    for (const entry *e = l->entries; e < l->entries + l->count; e++) {
         if (!e->quantised)
             continue;
-        MOERT_TRY(moert_alloc(&values, e->tensor->elements, sizeof *values));
-        MOERT_TRY(moert_tensor_read_f32(e->tensor, 0, e->tensor->elements, values));
+        check(moert_alloc(&values, e->tensor->elements, sizeof *values));
+        check(moert_tensor_read_f32(e->tensor, 0, e->tensor->elements, values));
         move(l, e, x, values, false);
         free(values);
     }
-    MOERT_TRY(moert_writer_open(output_path, &spec, 1, NULL, true, &writer));
-    MOERT_TRY(moert_writer_put(writer, "x", 0, l->rows * l->columns, x));
+    check(moert_writer_open(output_path, &spec, 1, NULL, true, &writer));
+    check(moert_writer_put(writer, "x", 0, l->rows * l->columns, x));
     free(x);
-    return moert_writer_close(writer);
+    check(moert_writer_close(writer));
 }
 
 static moert_tensor_spec spec_of(const moert_tensor *t) {
@@ -151,15 +145,14 @@ typedef struct byte_rows {
     size_t stride, rows, bytes, element;
 } byte_rows;
 
-static moert_status put_rows(moert_tensor_writer *writer, const char *name, const byte_rows *r) {
+static void put_rows(moert_tensor_writer *writer, const char *name, const byte_rows *r) {
     for (size_t row = 0; row < r->rows; row++)
-        MOERT_TRY(moert_writer_put(writer, name, row * r->bytes / r->element, r->bytes / r->element,
-                                   r->source + row * r->stride));
-    return MOERT_OK;
+        check(moert_writer_put(writer, name, row * r->bytes / r->element, r->bytes / r->element,
+                               r->source + row * r->stride));
 }
 
-static moert_status put_low(const listing *l, const entry *e, const moert_tensor *q,
-                            const moert_tensor *scale, moert_tensor_writer *writer) {
+static void put_low(const listing *l, const entry *e, const moert_tensor *q,
+                    const moert_tensor *scale, moert_tensor_writer *writer) {
     const size_t stride = l->columns / forms[form].codes_per_byte, height = forms[form].block_rows;
     const size_t scale_bytes = forms[form].scale_bytes, rows = e->matrices * e->n;
     const size_t scale_stride = l->columns / forms[form].block_columns * scale_bytes;
@@ -169,44 +162,40 @@ static moert_status put_low(const listing *l, const entry *e, const moert_tensor
     const byte_rows scales = {(const char *)scale->data + e->first_row / height * scale_stride,
                               scale_stride, moert_ceil_div(rows, height), wide * scale_bytes,
                               scale_bytes};
-    MOERT_TRY(put_rows(writer, e->codes, &codes));
-    return put_rows(writer, e->scales, &scales);
-}
-
-static moert_status put_plain(const listing *l, const entry *e, float *x,
-                              moert_tensor_writer *writer) {
-    float *values;
-    MOERT_TRY(moert_alloc(&values, e->tensor->elements, sizeof *values));
-    move(l, e, x, values, true);
-    moert_status status = moert_writer_put(writer, e->tensor->name, 0, e->tensor->elements, values);
-    free(values);
-    return status;
+    put_rows(writer, e->codes, &codes);
+    put_rows(writer, e->scales, &scales);
 }
 
 /* Both files, from q, scale and x, once these are read. */
-static moert_status write_both(const listing *l, const moert_tensor *q, const moert_tensor *scale,
-                               float *x) {
+static void write_both(const listing *l, const moert_tensor *q, const moert_tensor *scale,
+                       float *x) {
     moert_tensor_spec *specs;
     moert_tensor_writer *low, *plain;
-    MOERT_TRY(MOERT_NEW_ARRAY(&specs, 2 * l->count));
-    MOERT_TRY(moert_writer_open(low_path, specs, low_specs(l, specs), NULL, true, &low));
+    float *values;
+    check(MOERT_NEW_ARRAY(&specs, 2 * l->count));
+    check(moert_writer_open(low_path, specs, low_specs(l, specs), NULL, true, &low));
     for (size_t i = 0; i < l->count; i++)
         specs[i] = spec_of(l->entries[i].tensor);
-    MOERT_TRY(moert_writer_open(plain_path, specs, l->count, NULL, true, &plain));
+    check(moert_writer_open(plain_path, specs, l->count, NULL, true, &plain));
     free(specs);
-    for (size_t i = 0; i < l->count; i++) {
-        const entry *e = &l->entries[i];
+    for (const entry *e = l->entries; e < l->entries + l->count; e++) {
         const moert_tensor *t = e->tensor;
-        MOERT_TRY(e->quantised ? put_low(l, e, q, scale, low)
-                               : moert_writer_put(low, t->name, 0, t->elements, t->data));
-        MOERT_TRY(e->quantised ? put_plain(l, e, x, plain)
-                               : moert_writer_put(plain, t->name, 0, t->elements, t->data));
+        if (e->quantised) {
+            put_low(l, e, q, scale, low);
+            check(moert_alloc(&values, t->elements, sizeof *values));
+            move(l, e, x, values, true);
+            check(moert_writer_put(plain, t->name, 0, t->elements, values));
+            free(values);
+        } else {
+            check(moert_writer_put(low, t->name, 0, t->elements, t->data));
+            check(moert_writer_put(plain, t->name, 0, t->elements, t->data));
+        }
     }
-    MOERT_TRY(moert_writer_close(low));
-    return moert_writer_close(plain);
+    check(moert_writer_close(low));
+    check(moert_writer_close(plain));
 }
 
-static moert_status spread(listing *l) {
+static void spread(listing *l) {
     const size_t wide = l->columns / forms[form].block_columns;
     const size_t codes[] = {l->rows, l->columns / forms[form].codes_per_byte};
     const size_t scales[] = {l->rows / forms[form].block_rows, wide};
@@ -214,18 +203,17 @@ static moert_status spread(listing *l) {
     const moert_tensor *q, *scale, *values;
     moert_tensors *quantised, *dequantised;
     float *x;
-    MOERT_TRY(moert_tensors_open(quantised_path, &quantised));
-    MOERT_TRY(moert_tensors_open(values_path, &dequantised));
-    MOERT_TRY(moert_tensors_get(quantised, "q", 2, codes, &q));
-    MOERT_TRY(moert_tensors_get(quantised, "scale", 2, scales, &scale));
-    MOERT_TRY(moert_tensors_get(dequantised, "x", 2, whole, &values));
-    MOERT_TRY(moert_alloc(&x, values->elements, sizeof *x));
-    MOERT_TRY(moert_tensor_read_f32(values, 0, values->elements, x));
-    moert_status status = write_both(l, q, scale, x);
+    check(moert_tensors_open(quantised_path, &quantised));
+    check(moert_tensors_open(values_path, &dequantised));
+    check(moert_tensors_get(quantised, "q", 2, codes, &q));
+    check(moert_tensors_get(quantised, "scale", 2, scales, &scale));
+    check(moert_tensors_get(dequantised, "x", 2, whole, &values));
+    check(moert_alloc(&x, values->elements, sizeof *x));
+    check(moert_tensor_read_f32(values, 0, values->elements, x));
+    write_both(l, q, scale, x);
     free(x);
     moert_tensors_close(dequantised);
     moert_tensors_close(quantised);
-    return status;
 }
 
 int main(int argc, char **argv) {
@@ -236,14 +224,10 @@ int main(int argc, char **argv) {
         fputs("usage: release gather|spread --form fp8|mxfp4 --model FILE ...\n", stderr);
         return 2;
     }
-    moert_status status = moert_options_parse(options, OPTIONS, argc - 1, argv + 1, &help);
-    if (status == MOERT_OK)
-        status = list(&l);
-    if (status == MOERT_OK)
-        status = gathers ? gather(&l) : spread(&l);
-    if (status != MOERT_OK)
-        fprintf(stderr, "release: %s\n", moert_last_error());
+    check(moert_options_parse(options, OPTIONS, argc - 1, argv + 1, &help));
+    list(&l);
+    (gathers ? gather : spread)(&l);
     free(l.entries);
     moert_tensors_close(l.model);
-    return status == MOERT_OK ? 0 : 1;
+    return 0;
 }

@@ -103,47 +103,38 @@ cl_int clGetDeviceInfo(cl_device_id device, cl_device_info key, size_t room, voi
                        size_t *given) {
     enum { CAPABILITY_MAJOR = 0x4000, CAPABILITY_MINOR = 0x4001, PCI_BUS_INFO = 0x410F };
     const bool hopper = capability() == 90;
-    const char *text = NULL;
+    const char *name = hopper ? "NVIDIA H200" : "NVIDIA RTX A6000";
+    static const char vendor[] = "NVIDIA Corporation", driver[] = "580.159";
+    static const char version[] = "OpenCL 3.0 CUDA";
+    static const char extensions[] = "cl_khr_fp64 cl_khr_pci_bus_info cl_nv_device_attribute_query "
+                                     "cl_khr_external_memory_opaque_fd";
     const cl_device_type gpu = CL_DEVICE_TYPE_GPU;
     const cl_uint bus[4] = {0, 1, 0, 0}, units = hopper ? 132 : 84;
     const cl_uint parts[2] = {capability() / 10, capability() % 10};
     const cl_ulong local = 49152, all = (hopper ? 140ull : 48ull) << 30, largest = all / 4;
-    switch (key) {
-    case CL_DEVICE_TYPE:
-        return answer(&gpu, sizeof gpu, room, to, given);
-    case CL_DEVICE_MAX_COMPUTE_UNITS:
-        return answer(&units, sizeof units, room, to, given);
-    case CL_DEVICE_LOCAL_MEM_SIZE:
-        return answer(&local, sizeof local, room, to, given);
-    case CL_DEVICE_GLOBAL_MEM_SIZE:
-        return answer(&all, sizeof all, room, to, given);
-    case CL_DEVICE_MAX_MEM_ALLOC_SIZE:
-        return answer(&largest, sizeof largest, room, to, given);
-    case CAPABILITY_MAJOR:
-    case CAPABILITY_MINOR:
-        return answer(&parts[key - CAPABILITY_MAJOR], sizeof parts[0], room, to, given);
-    case PCI_BUS_INFO:
-        return answer(bus, sizeof bus, room, to, given);
-    case CL_DEVICE_NAME:
-        text = hopper ? "NVIDIA H200" : "NVIDIA RTX A6000";
-        break;
-    case CL_DEVICE_VENDOR:
-        text = "NVIDIA Corporation";
-        break;
-    case CL_DRIVER_VERSION:
-        text = "580.159";
-        break;
-    case CL_DEVICE_VERSION:
-        text = "OpenCL 3.0 CUDA";
-        break;
-    case CL_DEVICE_EXTENSIONS:
-        text = "cl_khr_fp64 cl_khr_pci_bus_info cl_nv_device_attribute_query "
-               "cl_khr_external_memory_opaque_fd";
-        break;
-    default:
-        return REAL(clGetDeviceInfo)(device, key, room, to, given);
-    }
-    return answer(text, strlen(text) + 1, room, to, given);
+    const struct {
+        cl_device_info key;
+        const void *value;
+        size_t bytes;
+    } answers[] = {
+        {CL_DEVICE_TYPE, &gpu, sizeof gpu},
+        {CL_DEVICE_MAX_COMPUTE_UNITS, &units, sizeof units},
+        {CL_DEVICE_LOCAL_MEM_SIZE, &local, sizeof local},
+        {CL_DEVICE_GLOBAL_MEM_SIZE, &all, sizeof all},
+        {CL_DEVICE_MAX_MEM_ALLOC_SIZE, &largest, sizeof largest},
+        {CAPABILITY_MAJOR, &parts[0], sizeof parts[0]},
+        {CAPABILITY_MINOR, &parts[1], sizeof parts[1]},
+        {PCI_BUS_INFO, bus, sizeof bus},
+        {CL_DEVICE_NAME, name, strlen(name) + 1},
+        {CL_DEVICE_VENDOR, vendor, sizeof vendor},
+        {CL_DRIVER_VERSION, driver, sizeof driver},
+        {CL_DEVICE_VERSION, version, sizeof version},
+        {CL_DEVICE_EXTENSIONS, extensions, sizeof extensions},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(answers); i++)
+        if (key == answers[i].key)
+            return answer(answers[i].value, answers[i].bytes, room, to, given);
+    return REAL(clGetDeviceInfo)(device, key, room, to, given);
 }
 
 /* ---- buffers ---- */
