@@ -22,6 +22,13 @@ at() { echo "$folder/$1.safetensors"; }
 # pack OUT TENSOR...
 pack() { "$tools/pack" "$@" >>"$log" 2>&1; }
 
+# on OUT WORDS TENSOR...: runs moert-op on an input of these tensors
+on() {
+    pack "$input" "${@:3}"
+    # shellcheck disable=SC2086
+    op "$input" "$1" $2
+}
+
 # same MODE TITLE EXPECTED ACTUAL TENSOR...: a verdict on these tensors; MODE is bytes or a tolerance
 same() {
     local mode=$1 title=$2 how=(bytes) tensor status=0
@@ -54,9 +61,8 @@ linear_scales() {
     local path=$golden/glu-mxfp8-swiglu-gate_first-K128-N128-40_0_200.safetensors
     pack "$(at sfb)" "swizzled:U8[1536]:@$path#sfb"
     op "$(at sfb)" "$(at sfb)" unswizzle --lines 384 --width 4
-    pack "$input" "a=$path#a" "sfa=$path#sfa_raw" "b=$path#b" "sfb=$(at sfb)#scale" "padded_offsets=$path#padded_offsets" \
-        "alpha=$path#alpha" "bias=$path#bias" "prob=$path#prob"
-    op "$input" "$output" grouped-gemm-glu --format mxfp8 --scales linear
+    on "$output" 'grouped-gemm-glu --format mxfp8 --scales linear' "a=$path#a" "sfa=$path#sfa_raw" "b=$path#b" \
+        "sfb=$(at sfb)#scale" "padded_offsets=$path#padded_offsets" "alpha=$path#alpha" "bias=$path#bias" "prob=$path#prob"
     same 1e-5 "linear scales" "$path" "$output" c d amax
     op "$path" "$output" grouped-gemm-glu --format mxfp8 --glu-order linear-first
     ! "$compare" largest --expected "$path" --actual "$output" --only d --tolerance 0.1 >>"$log"
@@ -128,8 +134,7 @@ casts() {
     same bytes "cast to $word" "$expected" "$output" y
     pack "$(at narrow)" "x:${type}[72,24]:~1"
     op "$(at narrow)" "$(at wide)" cast
-    pack "$input" "$ends" "x=$(at wide)#y" "weight:F32[3,24,24]:@$(at wide)#y"
-    op "$input" "$expected" grouped-gemm
+    on "$expected" grouped-gemm "$ends" "x=$(at wide)#y" "weight:F32[3,24,24]:@$(at wide)#y"
     pack "$input" "$ends" "x=$(at narrow)#x" "weight:${type}[3,24,24]:@$(at narrow)#x"
     op "$input" "$output" grouped-gemm --format "$word" --backend portable # tensor cores sum in another order
     same bytes "$word and the float32 numbers that it stands for" "$expected" "$output" y
@@ -146,8 +151,7 @@ interleaved() {
         pack "$input" 'x:BF16[3,128,5]:~9'
         pack "$expected" 'y:BF16[3,128,5]:~9'
         op "$input" "$(at runs)" interleave --granularity $granularity
-        pack "$input" "x=$(at runs)#y"
-        op "$input" "$output" interleave --granularity $granularity --inverse
+        on "$output" "interleave --granularity $granularity --inverse" "x=$(at runs)#y"
         same bytes "interleave rows by $granularity and back" "$expected" "$output" y
     done
 }
@@ -185,14 +189,12 @@ turned() {
     local k_major='1,2,3,4,5,6' n_major='1,4,2,5,3,6' op
     local offsets='padded_offsets:I32[1]:4' c='c:F32[4,4]:~1' a='a:F32[4,3]:1,2,3,4,5,6,7,8,9,10,11,12'
     for op in glu dglu; do
-        pack "$input" "$offsets" "$a" "b:F32[1,2,3]:$k_major" "$c"
-        op "$input" "$expected" grouped-gemm-$op --format f32 --interleave 1
-        pack "$input" "$offsets" "$a" "b:F32[1,3,2]:$n_major" "$c"
-        op "$input" "$output" grouped-gemm-$op --format f32 --interleave 1 --b-major n
+        on "$expected" "grouped-gemm-$op --format f32 --interleave 1" "$offsets" "$a" "b:F32[1,2,3]:$k_major" "$c"
+        on "$output" "grouped-gemm-$op --format f32 --interleave 1 --b-major n" "$offsets" "$a" "b:F32[1,3,2]:$n_major" "$c"
         same bytes "$op with b the other way round" "$expected" "$output" d
     done
-    pack "$input" 'ends:I32[1]:4' 'x:F32[3,4]:1,4,7,10,2,5,8,11,3,6,9,12' "weight:F32[1,3,2]:$n_major"
-    op "$input" "$output" grouped-gemm --x-transposed --weight-transposed
+    on "$output" 'grouped-gemm --x-transposed --weight-transposed' 'ends:I32[1]:4' 'x:F32[3,4]:1,4,7,10,2,5,8,11,3,6,9,12' \
+        "weight:F32[1,3,2]:$n_major"
     pack "$expected" 'y:F32[4,2]:14,32,32,77,50,122,68,167'
     same bytes 'x and weight the other way round' "$expected" "$output" y
 }
@@ -219,51 +221,43 @@ operands() {
     esac
     quantised a 1 280,128 "$rows" "${file[@]}"
     quantised b 2 192,128 64,128,192 "${squares[@]}"
-    pack "$input" "$offsets" "a=$(at a.x)#x" "b:F32[3,64,128]:@$(at b.x)#x" "$prob_all"
-    op "$input" "$expected" grouped-gemm-glu --format f32
-    pack "$input" "$offsets" "a=$(at a.q)#q" "sfa=$(at a.q)#scale" "b:U8[3,64,$width]:@$(at b.q)#q" "sfb=$(at b.q)#scale" \
-        "$prob_all"
-    op "$input" "$output" grouped-gemm-glu --format "$word" --scales linear --backend reference
+    on "$expected" 'grouped-gemm-glu --format f32' "$offsets" "a=$(at a.x)#x" "b:F32[3,64,128]:@$(at b.x)#x" "$prob_all"
+    on "$output" "grouped-gemm-glu --format $word --scales linear --backend reference" "$offsets" "a=$(at a.q)#q" \
+        "sfa=$(at a.q)#scale" "b:U8[3,64,$width]:@$(at b.q)#q" "sfb=$(at b.q)#scale" "$prob_all"
     same bytes "glu of $word, scales as matrices, c" "$expected" "$output" c
     same 1e-6 "glu of $word, scales as matrices" "$expected" "$output" d amax
     [ "$word" != fp8-block ] || return 0
-    pack "$input" "$offsets" "a=$(at a.q)#q" "sfa=$(at a.q)#swizzled" "b:U8[3,64,$width]:@$(at b.q)#q" \
-        "sfb=$(at b.q)#swizzled" "$prob_all"
-    op "$input" "$output" grouped-gemm-glu --format "$word" --scales tiled-groups --backend portable
+    on "$output" "grouped-gemm-glu --format $word --scales tiled-groups --backend portable" "$offsets" "a=$(at a.q)#q" \
+        "sfa=$(at a.q)#swizzled" "b:U8[3,64,$width]:@$(at b.q)#q" "sfb=$(at b.q)#swizzled" "$prob_all"
     same bytes "glu of $word, scales in tiles of each group" "$expected" "$output" c d amax
     case $word in *p8-e5m2 | mxfp4) return 0 ;; esac
 
     # the sum runs over the rows
     quantised y 3 280,64 "$rows" "${file[@]}" --axis column --transposed
     quantised x 4 280,128 "$rows" "${file[@]}" --axis column --transposed
-    pack "$input" "$ends" "y=$(at y.x)#x" "x=$(at x.x)#x"
-    op "$input" "$(at weight)" grouped-gemm --op wgrad
+    on "$(at weight)" 'grouped-gemm --op wgrad' "$ends" "y=$(at y.x)#x" "x=$(at x.x)#x"
     pack "$expected" "wgrad=$(at weight)#weight"
-    pack "$input" "offsets:I32[3]:$rows" "a=$(at y.q)#q" "sfa=$(at y.q)#scale" "b_t=$(at x.q)#q" "sfb=$(at x.q)#scale"
-    op "$input" "$output" grouped-gemm-wgrad --format "$word" --scales linear --backend portable
+    on "$output" "grouped-gemm-wgrad --format $word --scales linear --backend portable" "offsets:I32[3]:$rows" "a=$(at y.q)#q" \
+        "sfa=$(at y.q)#scale" "b_t=$(at x.q)#q" "sfb=$(at x.q)#scale"
     same bytes "wgrad of $word" "$expected" "$output" wgrad
 
     # the sum runs over the rows of the weight, or these are stored as columns
     quantised y 5 280,64 "$rows" "${file[@]}"
     quantised weight 2 192,128 64,128,192 "${file[@]}" --axis column
     quantised turned 2 384,64 128,256,384 "${file[@]}"
-    pack "$input" "$ends" "y=$(at y.x)#x" "weight:F32[3,64,128]:@$(at weight.x)#x"
-    op "$input" "$expected" grouped-gemm --op dgrad
-    pack "$input" "$ends" "y=$(at y.q)#q" "y_scale=$(at y.q)#scale" "weight:U8[3,$((64 * width / 128)),128]:@$(at weight.q)#q" \
-        "weight_scale=$(at weight.q)#scale"
-    op "$input" "$output" grouped-gemm --op dgrad --format "$word" --backend portable
+    on "$expected" 'grouped-gemm --op dgrad' "$ends" "y=$(at y.x)#x" "weight:F32[3,64,128]:@$(at weight.x)#x"
+    on "$output" "grouped-gemm --op dgrad --format $word --backend portable" "$ends" "y=$(at y.q)#q" "y_scale=$(at y.q)#scale" \
+        "weight:U8[3,$((64 * width / 128)),128]:@$(at weight.q)#q" "weight_scale=$(at weight.q)#scale"
     same bytes "dgrad of $word" "$expected" "$output" x
-    pack "$input" "$offsets" "a=$(at y.x)#x" "b:F32[3,64,128]:@$(at weight.x)#x" "$c_all" "$prob_all"
-    op "$input" "$expected" grouped-gemm-dglu --format f32 --b-major n
-    pack "$input" "$offsets" "a=$(at y.q)#q" "sfa=$(at y.q)#swizzled" "b:U8[3,$((64 * width / 128)),128]:@$(at weight.q)#q" \
+    on "$expected" 'grouped-gemm-dglu --format f32 --b-major n' "$offsets" "a=$(at y.x)#x" "b:F32[3,64,128]:@$(at weight.x)#x" \
+        "$c_all" "$prob_all"
+    on "$output" "grouped-gemm-dglu --format $word --scales tiled-groups --b-major n --backend portable" "$offsets" \
+        "a=$(at y.q)#q" "sfa=$(at y.q)#swizzled" "b:U8[3,$((64 * width / 128)),128]:@$(at weight.q)#q" \
         "sfb=$(at weight.q)#swizzled" "$c_all" "$prob_all"
-    op "$input" "$output" grouped-gemm-dglu --format "$word" --scales tiled-groups --b-major n --backend portable
     same bytes "dglu of $word with b the other way round" "$expected" "$output" d dprob dbias amax
-    pack "$input" "$offsets" "a=$(at y.x)#x" "b:F32[3,128,64]:@$(at turned.x)#x" "$c_all" "$prob_all"
-    op "$input" "$expected" grouped-gemm-dglu --format f32
-    pack "$input" "$offsets" "a=$(at y.q)#q" "sfa=$(at y.q)#scale" "b:U8[3,128,$((width / 2))]:@$(at turned.q)#q" \
-        "sfb=$(at turned.q)#scale" "$c_all" "$prob_all"
-    op "$input" "$output" grouped-gemm-dglu --format "$word" --scales linear --backend portable
+    on "$expected" 'grouped-gemm-dglu --format f32' "$offsets" "a=$(at y.x)#x" "b:F32[3,128,64]:@$(at turned.x)#x" "$c_all" "$prob_all"
+    on "$output" "grouped-gemm-dglu --format $word --scales linear --backend portable" "$offsets" "a=$(at y.q)#q" \
+        "sfa=$(at y.q)#scale" "b:U8[3,128,$((width / 2))]:@$(at turned.q)#q" "sfb=$(at turned.q)#scale" "$c_all" "$prob_all"
     same bytes "dglu of $word" "$expected" "$output" d dprob dbias amax
 }
 for format in mxfp8-e4m3:mxfp8 mxfp8-e5m2:mxfp8-e5m2 mxfp4:mxfp4 nvfp4:nvfp4 fp8-1x128:fp8-block; do part own operands $format; done
@@ -274,10 +268,8 @@ global_scales() {
     quantised x 1 280,128 "$rows" --format nvfp4
     quantised weight 2 192,128 64,128,192 --format nvfp4
     factors=("x=$(at x.q)#q" "x_scale=$(at x.q)#scale" "weight:U8[3,64,64]:@$(at weight.q)#q" "weight_scale=$(at weight.q)#scale")
-    pack "$input" "$ends" "${factors[@]}" 'alpha:F32[3]:1.5,3,-0.5'
-    op "$input" "$expected" grouped-gemm --format nvfp4
-    pack "$input" "$ends" "${factors[@]}" 'x_global:F32[1]:0.5' 'weight_global:F32[3]:3,6,-1'
-    op "$input" "$output" grouped-gemm --format nvfp4
+    on "$expected" 'grouped-gemm --format nvfp4' "$ends" "${factors[@]}" 'alpha:F32[3]:1.5,3,-0.5'
+    on "$output" 'grouped-gemm --format nvfp4' "$ends" "${factors[@]}" 'x_global:F32[1]:0.5' 'weight_global:F32[3]:3,6,-1'
     same bytes 'global scales' "$expected" "$output" y
 }
 part own global_scales
@@ -324,12 +316,10 @@ part own two_axes
 
 gemm_results() {
     # of nvfp4 with the norm that fills its range: 2688 / the largest magnitude, about 29
-    pack "$input" "$ends" 'x:F32[280,128]:~1' 'weight:F32[3,64,128]:~2'
-    op "$input" "$expected" grouped-gemm
+    on "$expected" grouped-gemm "$ends" 'x:F32[280,128]:~1' 'weight:F32[3,64,128]:~2'
     pack "$(at normed)" "$ends" "x=$input#x" "weight=$input#weight" 'norm:F32[1]:64'
     op "$(at normed)" "$output" grouped-gemm --out-format nvfp4
-    pack "$input" "q=$output#y" "scale=$output#y_scale" 'global_scale:F32[1]:0.015625'
-    op "$input" "$output" dequantize --format nvfp4
+    on "$output" 'dequantize --format nvfp4' "q=$output#y" "scale=$output#y_scale" 'global_scale:F32[1]:0.015625'
     pack "$expected" "x=$expected#y"
     same 0.15 'gemm to nvfp4, back by 1/norm' "$expected" "$output" x
 
@@ -338,16 +328,14 @@ gemm_results() {
     op "$(at quantise)" "$(at square)" quantize --format fp8-128x128
     op "$(at quantise)" "$(at column)" quantize --format fp8-1x128 --axis column
     pack "$expected" "y=$(at square)#q" "y_scale=$(at square)#scale" "column=$(at column)#q" "column_scale=$(at column)#scale"
-    pack "$input" "$ends" 'x:F32[280,128]:~1' 'weight:F32[3,64,128]:~2'
-    op "$input" "$output" grouped-gemm --out-format fp8-128x128
+    on "$output" 'grouped-gemm --out-format fp8-128x128' "$ends" 'x:F32[280,128]:~1' 'weight:F32[3,64,128]:~2'
     same bytes 'gemm to fp8-128x128 and its second version' "$expected" "$output" y y_scale column column_scale
 }
 part own gemm_results
 
 glu_results() {
     local word
-    pack "$input" "$offsets" 'a:F32[280,24]:~1' 'b:F32[3,128,24]:~2' "$prob_all"
-    op "$input" "$(at d)" grouped-gemm-glu --format f32
+    on "$(at d)" 'grouped-gemm-glu --format f32' "$offsets" 'a:F32[280,24]:~1' 'b:F32[3,128,24]:~2' "$prob_all"
     pack "$(at halves)" "$offsets" 'a:F32[280,24]:~1' 'b:F32[3,128,24]:~2' 'prob:F32[280]:0.25,-0.5,0,1,0.375' 'norm_const:F32[1]:2'
     pack "$(at quantise)" "x=$(at d)#d" "$ends"
     pack "$(at c)" "x=$(at d)#c"
