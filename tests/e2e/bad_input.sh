@@ -3,11 +3,11 @@
 # wrong and 1 for everything else, with one message that names what, where and which value, and with nothing half-written.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
-. launch/environment
+. tests/support/e2e.sh
 export LC_ALL=C
-bin=${TEST_BUILD:-build}/bin
 export -n TEST_BUILD TEST_ALL # no variables of the programs
-work=$(mktemp -d)
+TEST_JOBS=6 # mpirun sleeps for two seconds when a program fails
+work=$folder # of all parts
 mount=$work/mount
 leave() {
     wait
@@ -20,26 +20,8 @@ text=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --batch 4 --length 
 
 # ---- running cases, some at a time ----
 
-number=0 slots=6 # mpirun sleeps for two seconds when a program fails
-mkdir "$work/results"
-
-verdict() { # NUMBER, 0 or 1, TITLE, LOG...: a TAP line, with the logs when it fails
-    local result=$work/results/$(printf %04d "$1") ok=$2 title=$3
-    shift 3
-    {
-        [ "$ok" -eq 0 ] || printf 'not '
-        echo "ok ${result##*/} - $title"
-        [ "$ok" -eq 0 ] || sed 's/^/# /' "$@"
-    } >"$result"
-}
-
-next() { # a number and a free slot
-    number=$((number + 1))
-    while [ "$(jobs -pr | wc -l)" -ge "$slots" ]; do wait -n; done
-}
-
 # job RANKS DIR WORD...: runs [VARIABLE=VALUE...] layer|op|train ARGUMENT..., with OUT in the words replaced by DIR/out; a rank
-# alone does without mpirun, as tests/support/e2e.sh does
+# alone does without mpirun, as tests/support/e2e.sh does; $log has all that it says
 job() {
     local ranks=$1 dir=$2 settings=() launch=() word
     shift 2
@@ -58,31 +40,27 @@ job() {
     env "${settings[@]}" timeout -k 5 60 "${launch[@]}" "$program" "${arguments[@]}" \
         >"$dir/stdout" 2>"$dir/stderr"
     local status=$?
-    echo "status $status" >>"$dir/stdout"
+    { cat "$dir/stdout" "$dir/stderr" && echo "status $status"; } >"$log"
     return $status
 }
 
-judge() { # NUMBER RANKS STATUS PATTERN WORD...
-    local me=$1 ranks=$2 expected=$3 pattern=$4 dir=$work/case$1 status ok=0
-    shift 4
-    mkdir -p "$dir/out"
-    job "$ranks" "$dir" "$@"
+judge() { # RANKS STATUS PATTERN WORD...
+    local ranks=$1 expected=$2 pattern=$3 status ok=0
+    shift 3
+    mkdir "$folder/out"
+    job "$ranks" "$folder" "$@"
     status=$?
     [ "$status" -eq "$expected" ] || ok=1
-    [ "$(grep -c '^moert' "$dir/stderr")" -eq 1 ] || ok=1
-    grep -E '^moert-(layer|op|train): ' "$dir/stderr" | grep -Eq -- "$pattern" || ok=1
-    find "$dir/out" -mindepth 1 >>"$dir/left"
-    [ -s "$dir/left" ] && ok=1
-    verdict "$me" $ok "status $expected, $ranks ranks: $*" "$dir/stdout" "$dir/stderr" "$dir/left"
+    [ "$(grep -c '^moert' "$folder/stderr")" -eq 1 ] || ok=1
+    grep -E '^moert-(layer|op|train): ' "$folder/stderr" | grep -Eq -- "$pattern" || ok=1
+    [ -z "$(find "$folder/out" -mindepth 1 | tee -a "$log")" ] || ok=1
+    verdict $ok "status $expected, $ranks ranks: $*"
 }
 
 # bad RANKS STATUS PATTERN WORD...: one case for each of RANKS
 bad() {
     local ranks
-    for ranks in $1; do
-        next
-        judge "$number" "$ranks" "${@:2}" &
-    done
+    for ranks in $1; do part judge "$ranks" "${@:2}"; done
 }
 
 # ---- making broken files ----
@@ -93,16 +71,9 @@ copy() { # NAME FROM: a model to break; prints its folder
     echo "$work/$1"
 }
 
-config() { # NAME SED: a layer whose config.json is changed
+config() { # NAME SED PATTERN: a layer whose config.json is changed
     sed -i "$2" "$(copy "$1" $layer)/config.json"
-}
-
-cut_short() { # NAME BYTES
-    truncate -s "$2" "$(copy "$1" $layer)/model.safetensors"
-}
-
-rename_in_header() { # NAME FROM TO: of the same length
-    sed -i "s/$2/$3/" "$(copy "$1" $layer)/model.safetensors"
+    bad "$both" 1 "$1/config\\.json: $3" layer --model "$work/$1" "${io[@]}"
 }
 
 # tensors FILE JSON [BYTE...]: a safetensors file; the header's length is below 256
@@ -150,32 +121,26 @@ io=(--input $layer/input.safetensors --output OUT/y.safetensors)
 bad "1 2 4" 1 '/nosuch: .*No such file' layer --model "$work/nosuch" "${io[@]}"
 rm "$(copy noconfig $layer)/config.json"
 bad "$both" 1 'noconfig/config\.json: .*No such file' layer --model "$work/noconfig" "${io[@]}"
-config notjson '5s/.*/ "bad" 3,/'
-bad "$both" 1 'notjson/config\.json: .*line 5' layer --model "$work/notjson" "${io[@]}"
-config wordy 's/"hidden_size": 64/"hidden_size": "64"/'
-bad "$both" 1 'wordy/config\.json: .*hidden_size' layer --model "$work/wordy" "${io[@]}"
-config keyless '/"hidden_size"/d'
-bad "$both" 1 'keyless/config\.json: .*hidden_size' layer --model "$work/keyless" "${io[@]}"
-config greedy 's/"num_experts_per_tok": 2/"num_experts_per_tok": 9/'
-bad "$both" 1 'greedy/config\.json: num_experts_per_tok is 9, .*8' layer --model "$work/greedy" "${io[@]}"
-config strange 's/"model_type": "mixtral"/"model_type": "llama"/'
-bad "$both" 1 "strange/config\\.json: model_type is 'llama'; supported are mixtral" layer --model "$work/strange" "${io[@]}"
-config awq '1s/{/{"quantization_config": {"quant_method": "awq"},/'
-bad "$both" 1 "awq/config\\.json: quant_method of quantization_config is 'awq'; supported are fp8" layer --model "$work/awq" "${io[@]}"
+config notjson '5s/.*/ "bad" 3,/' '.*line 5'
+config wordy 's/"hidden_size": 64/"hidden_size": "64"/' '.*hidden_size'
+config keyless '/"hidden_size"/d' '.*hidden_size'
+config greedy 's/"num_experts_per_tok": 2/"num_experts_per_tok": 9/' 'num_experts_per_tok is 9, .*8'
+config strange 's/"model_type": "mixtral"/"model_type": "llama"/' "model_type is 'llama'; supported are mixtral"
+config awq '1s/{/{"quantization_config": {"quant_method": "awq"},/' "quant_method of quantization_config is 'awq'; supported are fp8"
 sed -i 's/"sliding_window": null/"sliding_window": 16/' "$(copy window $model)/config.json"
 bad "$both" 1 'sliding.window.*16' train --model "$work/window" "${text[@]:0:2}" --out OUT/run
 
 rm "$(copy noweights $layer)/model.safetensors"
 bad "$both" 1 'noweights: .*model\.safetensors' layer --model "$work/noweights" "${io[@]}"
 for bytes in 0 7 100 300000; do
-    cut_short cut$bytes $bytes
+    truncate -s $bytes "$(copy cut$bytes $layer)/model.safetensors"
     bad "$both" 1 "cut$bytes/model\\.safetensors" layer --model "$work/cut$bytes" "${io[@]}"
 done
 printf '\377\377\377\377' | dd of="$(copy header $layer)/model.safetensors" conv=notrunc status=none
 bad "$both" 1 'header/model\.safetensors: .*header' layer --model "$work/header" "${io[@]}"
-rename_in_header absent 'experts.3.w2.weight' 'experts.3.w2.weighs'
+sed -i 's/experts.3.w2.weight/experts.3.w2.weighs/' "$(copy absent $layer)/model.safetensors"
 bad "1 2 4" 1 "has no tensor '.*experts\\.3\\.w2\\.weight'.*nearest" layer --model "$work/absent" "${io[@]}"
-rename_in_header shape '\[64,96\]' '[96,64]'
+sed -i 's/\[64,96\]/[96,64]/' "$(copy shape $layer)/model.safetensors"
 bad "$both" 1 'shape/model\.safetensors: .*\[96, ?64\], not \[64, ?96\]' layer --model "$work/shape" "${io[@]}"
 sed -i 's/model.norm.weight/model.norm.weighs/' "$(copy normless $model)/model.safetensors"
 bad "$both" 1 "normless: .*'model\\.norm\\.weight'" train --model "$work/normless" "${text[@]:0:2}" --out OUT/run
@@ -212,7 +177,7 @@ bad 1 1 'swizzled has 512 bytes; 400 lines of 3 scales make 2048' op unswizzle "
 broken() { on_tensors 1 "$@"; }
 misused() { on_tensors 2 "$@"; }
 on_tensors() {
-    local status=$1 pattern=$2 words=$3 path=$work/broken$((number + 1)).safetensors tensor mine=()
+    local status=$1 pattern=$2 words=$3 path=$work/broken$e2e_parts.safetensors tensor mine=()
     for tensor in padded_offsets:I32[2]:32,64 a:U8[64,64]:0 sfa:U8[512]:0 b:U8[2,64,64]:0 sfb:U8[2,512]:0; do
         [[ " ${*:4}" == *" ${tensor%%:*}:"* || " ${*:4} " == *" -${tensor%%:*} "* ]] || mine+=("$tensor")
     done
@@ -316,9 +281,8 @@ bad "$both" 1 'rows\.safetensors: x has 2 rows, dy 1' layer --model $layer --inp
 
 mkdir "$work/run"
 job 1 "$work/run" train "${text[@]}" --save-every 1 --out "$work/run"
-next
 [ -e "$work/run/checkpoints/step-00000002/state.json" ]
-verdict $number $? "a healthy run leaves checkpoints" "$work/run/stdout" "$work/run/stderr"
+verdict $? "a healthy run leaves checkpoints"
 last=$work/run/checkpoints/step-00000002
 go_on=("${text[@]}" --steps 3 --out OUT/run)
 bad "$both" 1 'nosuch/state\.json: .*No such file' train "${go_on[@]}" --resume "$work/nosuch"
@@ -364,9 +328,10 @@ for ranks in $both; do # each with a temporary file of its own
     bad $ranks 1 '/link: is not a regular file' train "${text[@]}" --logits "$places/link"
 done
 
-wait
-verdict $((number += 1)) "$(ls "$work/run/checkpoints" | grep -vc -e step-00000001 -e step-00000002)" "the older run keeps its checkpoints" /dev/null
-verdict $((number += 1)) "$(find "$work" -name '*.tmp' -o -name '*.partial' | wc -l)" "no temporary file is left" /dev/null
+join
+: >"$log"
+verdict "$(ls "$work/run/checkpoints" | grep -vc -e step-00000001 -e step-00000002)" "the older run keeps its checkpoints"
+verdict "$(find "$work" -name '*.tmp' -o -name '*.partial' | wc -l)" "no temporary file is left"
 
 # full RANKS DIR PATTERN: a disk with room for one checkpoint and a half fills up; the first checkpoint stays whole
 full() {
@@ -375,13 +340,11 @@ full() {
     job "$ranks" "$dir" train "${text[@]}" --save-every 1 --out "$2"
     [ $? -eq 1 ] || ok=1
     [ "$(grep -c '^moert' "$dir/stderr")" -eq 1 ] && grep -Eq "$3" "$dir/stderr" || ok=1
-    diff -r "$work/run/checkpoints/step-00000001" "$2/checkpoints/step-00000001" >>"$dir/stderr" 2>&1 || ok=1
+    diff -r "$work/run/checkpoints/step-00000001" "$2/checkpoints/step-00000001" >>"$log" 2>&1 || ok=1
     [ "$(ls "$2/checkpoints")" = step-00000001 ] || ok=1
-    ls -R "$2" >>"$dir/stdout"
     job "$ranks" "$dir" train "${text[@]}" --save-every 1 --resume "$2/checkpoints/step-00000001" --out "$dir/more" || ok=1
-    diff -r "$last" "$dir/more/checkpoints/step-00000002" >>"$dir/stderr" 2>&1 || ok=1
-    next
-    verdict $number $ok "full disk, $ranks ranks: the earlier checkpoint is whole and goes on" "$dir/stdout" "$dir/stderr"
+    diff -r "$last" "$dir/more/checkpoints/step-00000002" >>"$log" 2>&1 || ok=1
+    verdict $ok "full disk, $ranks ranks: the earlier checkpoint is whole and goes on"
 }
 
 size=$(du -sb "$last" | cut -f 1)
@@ -400,19 +363,14 @@ else # a limit on file sizes stands in for the full disk; the optimizer's file i
     )
     ok=$?
     [ $ok -eq 1 ] && grep -q 'File too large' "$work/run/stderr" && [ -z "$(ls "$work/limit/run/checkpoints")" ]
-    next
-    verdict $number $? "a file that cannot be written leaves no checkpoint" "$work/run/stdout" "$work/run/stderr"
+    verdict $? "a file that cannot be written leaves no checkpoint"
 fi
 
 # ---- what only warns ----
 
-next
 mkdir "$work/warn"
 job 2 "$work/warn" MOERT_FOO=1 train "${text[@]}" --steps 1
 [ $? -eq 0 ] && [ "$(grep -c '^moert' "$work/warn/stderr")" -eq 1 ] &&
     grep -q 'warning: unknown variable MOERT_FOO; did you mean' "$work/warn/stderr"
-verdict $number $? "an unknown variable only warns, once" "$work/warn/stdout" "$work/warn/stderr"
-
-cat "$work"/results/*
-echo "1..$number"
-! grep -q '^not ok' "$work"/results/*
+verdict $? "an unknown variable only warns, once"
+finish

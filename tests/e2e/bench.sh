@@ -134,7 +134,6 @@ else
 fi
 
 bench --n 33
-[ $status -eq 2 ] && grep -q 'bench_gemm: --n 33 is odd' "$log"
-verdict $? "an odd N is refused with a reason"
+refused $status 2 'bench_gemm: --n 33 is odd' "an odd N is refused with a reason"
 
 finish

@@ -19,38 +19,23 @@ nodes() { # N RANKS [OPTION...] -- COMMAND...
     timeout -k 5 120 "$cluster" "$1" --ranks-per-node "$2" "${@:3}" >"$log" 2>&1
 }
 
-has_lines() { # PATTERN...
-    local pattern
-    for pattern in "$@"; do
-        grep -Eq -e "$pattern" "$log" || { echo "no line like: $pattern" >>"$log"; return 1; }
-    done
-}
-
 # ---- the same bits ----
-
-digits() { sed 's/, "tokens_per_s": [^,}]*//' "$all/$1/metrics.jsonl"; }
-
-same() { # NAME NAME: the runs agree bit for bit
-    [ -s "$all/$1/model/model.safetensors" ] && diff <(digits "$1") <(digits "$2") >>"$log" 2>&1 &&
-        diff -r "$all/$1/checkpoints" "$all/$2/checkpoints" >>"$log" 2>&1 &&
-        diff -r "$all/$1/model" "$all/$2/model" >>"$log" 2>&1
-}
 
 bits() {
     ranks 4 "$bin/moert-train" "${model[@]}" "${some_steps[@]}" --out "$all/one"
     verdict $? "4 ranks on one host run: $(tail -n 1 "$all/one/metrics.jsonl" 2>/dev/null | cut -c 1-40)"
     nodes 2 2 --rate 1gbit --down 1@2-3 -- "$bin/moert-train" "${model[@]}" "${some_steps[@]}" --out "$all/two" &&
-        has_lines '^moert-train: 4 ranks, .*, exchange [a-z]+$' && same one two
+        has_lines "$log" '^moert-train: 4 ranks, .*, exchange [a-z]+$' && same_run "$all/one" "$all/two"
     verdict $? "2 hosts of 2 ranks give the same bits: $(grep -o 'exchange [a-z]*' "$log" | head -n 1)"
     printf '%s\n' 'node0 slots=2 # two ranks' node1 >"$all/hosts"
     nodes 2 2 --head -- launch/train --hosts "$all/hosts" --program "$bin/moert-train" -- "${model[@]}" "${some_steps[@]}" \
-        --out "$all/three" && has_lines '^moert-train: 3 ranks' && same one three
+        --out "$all/three" && has_lines "$log" '^moert-train: 3 ranks' && same_run "$all/one" "$all/three"
     verdict $? "launch/train --hosts: 3 ranks give them, too"
 }
 
 info() {
     nodes 2 2 -- "$bin/moert-info" &&
-        has_lines '^ +node0 +2 ' '^ +node1 +2 ' '^ +1 +node0 ' '^ +2 +node1 ' ' window +no +the ranks are on 2 hosts'
+        has_lines "$log" '^ +node0 +2 ' '^ +node1 +2 ' '^ +1 +node0 ' '^ +2 +node1 ' ' window +no +the ranks are on 2 hosts'
     verdict $? "moert-info sees 2 hosts of 2 ranks"
 }
 
@@ -65,7 +50,7 @@ begin() {
 }
 
 names() { # PATTERN: the one line of the watchdogs
-    [ "$(grep -c '^moert: ' "$log")" -eq 1 ] && has_lines "$1"
+    [ "$(grep -c '^moert: ' "$log")" -eq 1 ] && has_lines "$log" "$1"
 }
 
 # Soon no rank is left, not even on the host that nobody reaches; then the cluster ends, too.
@@ -121,8 +106,7 @@ signals() {
 
 refuses() { # PATTERN ARGUMENT...
     "$cluster" "${@:2}" >"$log" 2>&1
-    [ $? -eq 2 ] && has_lines "^virtual-cluster: .*$1"
-    verdict $? "virtual-cluster ${*:2}: $1"
+    refused $? 2 "^virtual-cluster: .*$1" "virtual-cluster ${*:2}: $1"
 }
 
 bad_input() {

@@ -5,8 +5,8 @@
 # FAULTS=N: that many faults, and no more; FAULTS_STEPS=N: of each run, a multiple of 20. With MOERT_DEVICE=gpu each rank takes a GPU.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
-. launch/environment
-program=${TEST_BUILD:-build}/bin/moert-train
+. tests/support/e2e.sh
+program=$bin/moert-train
 export -n TEST_BUILD TEST_ALL # no variables of the programs
 faults=2
 [ "${TEST_ALL:-0}" -eq 0 ] || faults=20
@@ -14,7 +14,7 @@ faults=${FAULTS:-$faults}
 RANDOM=${FAULTS_SEED:=$$}
 echo "# FAULTS_SEED=$FAULTS_SEED"
 export MOERT_TIMEOUT_S=4
-work=$(mktemp -d)
+work=$folder
 shared=$(mktemp -d -p /dev/shm)
 launcher=
 leave() {
@@ -25,21 +25,9 @@ trap leave EXIT
 steps=${FAULTS_STEPS:-240}
 arguments=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 64 --batch 8 --steps $steps --save-every 20
     --keep-last 2 --log-every 0)
-number=0 failed=0
-
-verdict() { # 0 or 1, TITLE
-    number=$((number + 1))
-    if [ "$1" -eq 0 ]; then
-        echo "ok $number - $2"
-    else
-        echo "not ok $number - $2"
-        tail -n 20 "$dir/stderr" | sed 's/^/# /'
-        failed=1
-    fi
-}
-
 start() { # NAME RANKS [OPTION...]: in the background, with output in $dir
     dir=$work/$1
+    log=$dir/stderr
     mkdir -p "$dir/tmp"
     TMPDIR=$dir/tmp OMPI_MCA_btl_vader_backing_directory=$shared FAULTS_RUN=$dir "${MOERT_MPIRUN[@]}" -n "$2" "$program" "${arguments[@]}" --out "$dir/run" "${@:3}" \
         >"$dir/stdout" 2>"$dir/stderr" &
@@ -63,7 +51,7 @@ random_moment() { # in the first half of the run, in any phase of a step
     sleep 0.0$((RANDOM % 100))
 }
 
-finish() { # [SECONDS]: waits for the run, at most a minute; sets status, seconds
+await() { # [SECONDS]: waits for the run, at most a minute; sets status, seconds
     local from=$SECONDS
     while kill -0 "$launcher" 2>/dev/null && [ $((SECONDS - from)) -lt "${1:-60}" ]; do sleep 0.1; done
     kill -KILL "$launcher" 2>/dev/null
@@ -85,7 +73,7 @@ says_once() { # PATTERN: the only message
 last=step-$(printf %08d $steps)
 resumes() { # NAME RANKS: goes on to the end
     start "$1" "$2" --resume auto
-    finish 300
+    await 300
     [ "$status" -eq 0 ] && diff -r "$work/whole/run/checkpoints/$last" "$dir/run/checkpoints/$last" &&
         diff -r "$work/whole/run/model" "$dir/run/model" && [ "$(wc -l <"$dir/run/metrics.jsonl")" -eq $steps ] &&
         [ -z "$(find "$dir/run" -name '*.tmp' -o -name '*.old' -o -name '*.partial')" ]
@@ -108,7 +96,7 @@ fault() {
     pids=($(for ((rank = 0; rank < ranks; rank++)); do rank_pid $rank; done))
     random_moment
     kill -$signal "${pids[victim]}"
-    finish
+    await
     [ "$status" -ne 0 ] && [ "$seconds" -lt 25 ] && says_once "^moert: rank $victim on .* $says"
     verdict $? "$title: $(grep -o "step [0-9]* in phase '[^']*'" "$dir/stderr" | head -n 1); the job ends after $seconds s and names it"
     sleep 0.2
@@ -120,16 +108,12 @@ fault() {
 }
 
 start whole 1
-finish 300
+await 300
 verdict $status "a run without faults"
 
 for ((n = 0; n < faults; n++)); do fault $n; done
 
-end() {
-    echo "1..$number"
-    exit $failed
-}
-[ -z "${FAULTS:-}" ] || end
+[ -z "${FAULTS:-}" ] || finish
 
 # ordered NAME RANKS VICTIM...: SIGTERM to these ranks
 ordered() {
@@ -138,7 +122,7 @@ ordered() {
     local pids
     pids=$(for rank in "${@:3}"; do rank_pid "$rank"; done)
     kill -TERM $pids
-    finish
+    await
     [ "$status" -eq 0 ] && grep -q 'continue with --resume auto' "$dir/stdout" && ! grep -q '^moert' "$dir/stderr" &&
         [ -e "$dir/run/checkpoints/step-$(printf %08d "$(wc -l <"$dir/run/metrics.jsonl")")/state.json" ]
     verdict $? "$1: SIGTERM to ranks ${*:3} of $2 saves the last step and ends in order"
@@ -151,9 +135,9 @@ resumes terminated-one 1
 start launcher 2
 random_moment
 kill -TERM "$launcher"
-finish
+await
 [ "$seconds" -lt 25 ]
 verdict $? "launcher: SIGTERM to mpirun ends the job soon"
 resumes launcher 2
 
-end
+finish

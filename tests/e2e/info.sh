@@ -15,13 +15,6 @@ info() { # RANKS, OPTION...: fills out, log and `status`
     status=$?
 }
 
-has_lines() { # PATTERN...
-    local pattern
-    for pattern in "$@"; do
-        grep -Eq -e "$pattern" "$out" || { echo "no line like: $pattern" >>"$log"; return 1; }
-    done
-}
-
 # section TITLE: the lines below a title, up to the next empty one
 section() { sed -n "/^$1/,/^\$/p" "$out" | sed '1d;/^$/d'; }
 
@@ -37,7 +30,7 @@ variables=$(sed -n 's/^ *X([a-z0-9_]*, "\(MOERT_[A-Z0-9_]*\)".*/\1/p' src/base/c
 for ranks in 1 2 3; do
     info "$ranks" --model "$model"
     [ $status -eq 0 ] && [ ! -s "$log" ] &&
-        has_lines '^moert [0-9.]+, [^ ]' '^hosts' '^OpenCL devices' '^  \*  .* [0-9]+:[0-9]+ ' '^placement' \
+        has_lines "$out" '^moert [0-9.]+, [^ ]' '^hosts' '^OpenCL devices' '^  \*  .* [0-9]+:[0-9]+ ' '^placement' \
             '^exchange engines' '^  +[* ] +staged +yes' '^backends' '^  +reference +yes' '^  \*  portable +yes' \
             '^tuning of products' '^  forward +f32 +panels=[0-9]+ .* kernels/gemm/tuning.txt:[0-9]+' '^memory per rank' '^  total '
     verdict $? "$ranks ranks: every part is there"
@@ -56,23 +49,23 @@ else
     [ -n "$(cpus_of 0)" ] && [ -n "$(cpus_of 1)" ] && [ -z "$({ cpus_of 0; cpus_of 1; } | sort | uniq -d)" ]
     verdict $? "2 ranks: disjoint cores"
 fi
-has_lines '^ +local +no +it serves one rank, not 2'
+has_lines "$out" '^ +local +no +it serves one rank, not 2'
 verdict $? "2 ranks: an engine that cannot work says why"
 
 export MOERT_EXCHANGE=staged MOERT_TIMEOUT_S=77
 info 2 --ep 1 --model "$model" --batch 4 --length 32
-has_lines '^ +\*  MOERT_TIMEOUT_S +77 +60 ' '^4 sequences of 32 tokens, experts in f32, dense layers in f32, staged exchange' 'in groups of 1 of 2 ranks'
+has_lines "$out" '^ +\*  MOERT_TIMEOUT_S +77 +60 ' '^4 sequences of 32 tokens, experts in f32, dense layers in f32, staged exchange' 'in groups of 1 of 2 ranks'
 verdict $? "what is set is shown and used"
 unset MOERT_EXCHANGE MOERT_TIMEOUT_S
 info 1 --model "$model" --precision nvfp4 --dense bf16 --dispatch mxfp8 --combine bf16 --micro-batches 2
-has_lines ' tokens, experts in nvfp4, dense layers in bf16, local exchange of rows in mxfp8 and back in bf16, micro-batches in a step: 2$'
+has_lines "$out" ' tokens, experts in nvfp4, dense layers in bf16, local exchange of rows in mxfp8 and back in bf16, micro-batches in a step: 2$'
 verdict $? "the recipe of the estimate is shown"
 
 info 2 --model "$model" --json
 balance() { [ "$(tr -cd "$1" <"$out" | wc -c)" -eq "$(tr -cd "$2" <"$out" | wc -c)" ]; }
 [ $status -eq 0 ] && [ "$(head -c 1 "$out")" = '{' ] && [ "$(tail -n 1 "$out")" = '}' ] && [ "$(grep -c '^{' "$out")" -eq 1 ] &&
     balance '{' '}' && balance '[' ']' &&
-    has_lines '"version": "' '"mpi": "' '"ranks": 2' '"topology": "' '"compute_units": [0-9]+' '"fp64": (true|false)' \
+    has_lines "$out" '"version": "' '"mpi": "' '"ranks": 2' '"topology": "' '"compute_units": [0-9]+' '"fp64": (true|false)' \
         '"confined": ' '"works": true' '"from": "' '"choices": "panels=' '"default": "portable"|"default": "auto"' '"weights": [1-9][0-9]*' '"total": [1-9][0-9]*'
 verdict $? "--json prints one object"
 
@@ -85,8 +78,7 @@ verdict $? "a model that is not there fails with one message"
 mkdir "$folder/huge"
 sed -E 's/"(hidden_size|num_local_experts|num_hidden_layers)": *[0-9]+/"\1": 1000000/' "$model/config.json" >"$folder/huge/config.json"
 info 1 --model "$folder/huge"
-[ $status -eq 1 ] && grep -q 'may take [0-9.]*e+[0-9]* bytes; 9.2e18 can be counted' "$log"
-verdict $? "bytes beyond 64 bits are not counted"
+refused $status 1 'may take [0-9.]*e\+[0-9]* bytes; 9.2e18 can be counted' "bytes beyond 64 bits are not counted"
 
 if [ "$(nproc)" -ge 2 ]; then
     timeout -k 5 120 mpirun --quiet --bind-to core -n 2 "$program" >"$out" 2>"$log" &&
@@ -106,6 +98,6 @@ info 2
 [ $status -eq 1 ] && [ "$(grep -c '^moert-info: ' "$log")" -eq 1 ] && grep -q 'no OpenCL platform' "$log"
 verdict $? "without OpenCL it says so"
 info 1 --help
-[ $status -eq 0 ] && has_lines '^usage: ' '--json'
+[ $status -eq 0 ] && has_lines "$out" '^usage: ' '--json'
 verdict $? "--help needs no device"
 finish

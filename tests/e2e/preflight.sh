@@ -28,12 +28,9 @@ verdict $? "its settings are named"
 verdict $? "its slow products are named"
 
 launch/preflight -n none >"$log" 2>&1
-[ $? -eq 2 ] && grep -q "preflight: -n is 'none'" "$log"
-verdict $? "launch/preflight: a bad number of ranks is refused"
+refused $? 2 "preflight: -n is 'none'" "launch/preflight: a bad number of ranks is refused"
 launch/preflight --hosts "$folder/missing" >"$log" 2>&1
-[ $? -eq 2 ] && grep -q "cannot read '.*missing'" "$log"
-verdict $? "launch/preflight: a file of hosts that is not there is refused"
+refused $? 2 "cannot read '.*missing'" "launch/preflight: a file of hosts that is not there is refused"
 ranks 1 "$program" --slow 2
-[ $? -eq 2 ] && grep -q 'moert-preflight: --slow' "$log"
-verdict $? "a share above 1 is bad usage"
+refused $? 2 'moert-preflight: --slow' "a share above 1 is bad usage"
 finish

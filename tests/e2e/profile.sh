@@ -14,8 +14,6 @@ train() { # NAME RANKS ENGINE OPTION...
     MOERT_EXCHANGE=$engine ranks "$count" "$bin/moert-train" "${common[@]}" --out "$folder/$name" "$@"
 }
 
-digits() { sed 's/, "tokens_per_s": [^,}]*//' "$folder/$1/metrics.jsonl"; }
-
 has_rows() { # NAME ROW...: in the table and in the JSON
     local name=$1 row
     shift
@@ -56,7 +54,7 @@ for run in "1 local" "2 window" "2 staged"; do
     verdict $? "$run: every operation has its row"
     adds_up "$engine"
     verdict $? "$run: the rows add up to a step"
-    diff <(digits "plain-$engine") <(digits "$engine") >>"$log" 2>&1 &&
+    diff <(digits "$folder/plain-$engine") <(digits "$folder/$engine") >>"$log" 2>&1 &&
         diff -r "$folder/plain-$engine/model" "$folder/$engine/model" >>"$log" 2>&1
     verdict $? "$run: the bits are those without --profile"
 done

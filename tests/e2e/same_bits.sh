@@ -17,18 +17,6 @@ train() {
     MOERT_WAVES=2 MOERT_EXCHANGE=$(engine "$engine") MOERT_NODE_RANKS=$(node_ranks "$engine") ranks "$count" "$bin/moert-train" "${sizes[@]}" "${common[@]}" --out "$all/$name" "$@"
 }
 
-# what must agree of a run: metrics without times, checkpoints, and the model
-digits() {
-    sed 's/, "tokens_per_s": [^,}]*//' "$all/$1/metrics.jsonl"
-}
-
-same() { # NAME NAME: the runs agree bit for bit
-    [ -s "$all/$1/metrics.jsonl" ] && [ -s "$all/$1/model/model.safetensors" ] &&
-        diff <(digits "$1") <(digits "$2") >>"$log" 2>&1 &&
-        diff -r "$all/$1/checkpoints" "$all/$2/checkpoints" >>"$log" 2>&1 &&
-        diff -r "$all/$1/model" "$all/$2/model" >>"$log" 2>&1
-}
-
 # invariant VARIANT STEPS "RANKS ENGINE"... -- OPTION...: the first run sets the bits
 invariant() {
     local variant=$1 steps=$2 runs=() run first=
@@ -47,7 +35,7 @@ invariant() {
             verdict $status "$variant: $run runs: $(tail -n 1 "$all/$first/metrics.jsonl" 2>/dev/null | cut -c 1-40)"
             continue
         fi
-        [ $status -eq 0 ] && same "$first" "$variant-${run/ /-}"
+        [ $status -eq 0 ] && same_run "$all/$first" "$all/$variant-${run/ /-}"
         verdict $? "$variant: $run gives the bits of ${runs[0]}"
     done
 }
@@ -91,7 +79,7 @@ part invariant tied-dense 4 "1 local" "4 window" -- --batch 5 --model "$all/tied
 
 replicas() {
     train replicas-a 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --ep 2 &&
-        train replicas-b 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --ep 2 && same replicas-a replicas-b
+        train replicas-b 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --ep 2 && same_run "$all/replicas-a" "$all/replicas-b"
     verdict $? "replicas: two runs of EP 2 x EDP 2 agree bit for bit"
     losses_near replicas-a mixtral-4-window
     verdict $? "replicas: losses of EP 2 x EDP 2 and of EP 4: $(tail -n 1 "$log")"
@@ -105,7 +93,7 @@ resumed() {
         grep -q 'resumed from .* at step 15' "$log" &&
         diff -r "$all/uninterrupted" "$all/resumed/checkpoints"/*30 >>"$log" 2>&1 &&
         diff -r "$all/uninterrupted" "$all/mixtral-1-local/checkpoints"/*30 >>"$log" 2>&1 &&
-        diff <(digits resumed) <(digits mixtral-1-local) >>"$log" 2>&1
+        diff <(digits "$all/resumed") <(digits "$all/mixtral-1-local") >>"$log" 2>&1
     verdict $? "resume: 15 steps on 3 ranks and 15 on 4 give the bits of 30 on 1"
 }
 part resumed

@@ -18,11 +18,9 @@ if [ "${TEST_BUILD:-build}" -ef build ]; then
     verdict $? "both plots are there"
 fi
 launch/scaling --ranks "1 none" >"$log" 2>&1
-[ $? -eq 2 ] && grep -q "^scaling: 'none' is not a positive number" "$log"
-verdict $? "a bad count is refused"
+refused $? 2 "^scaling: 'none' is not a positive number" "a bad count is refused"
 launch/scaling --hosts "$folder/missing" >"$log" 2>&1
-[ $? -eq 2 ] && grep -q "^scaling: --hosts: cannot read" "$log"
-verdict $? "a file of hosts that is not there is refused"
+refused $? 2 "^scaling: --hosts: cannot read" "a file of hosts that is not there is refused"
 
 h200() { timeout -k 5 60 "$bin/bench_model" --machine bench/machines/h200.json --model qwen3-30b --tokens 16384 --type bf16 "$@" >"$folder/out" 2>"$log"; }
 h200 --ranks 8,64,1024 --json "$folder/rows.json"
@@ -31,12 +29,9 @@ h200 --ranks 8,64,1024 --json "$folder/rows.json"
     awk '!/^#/ { if ($7 > last && NR > 3) exit 1; last = $7 } /^ *8 / && $7 != 1 { exit 1 }' "$folder/out"
 verdict $? "bench_model: the parts of a row add up, and efficiency falls"
 h200 --ranks 8,x
-[ $? -eq 2 ] && grep -q "bench_model: --ranks is '8,x'" "$log"
-verdict $? "bench_model: bad counts are refused"
+refused $? 2 "bench_model: --ranks is '8,x'" "bench_model: bad counts are refused"
 alone "$bin/bench_model" --machine "$folder/none.json"
-[ $? -eq 1 ] && grep -q 'bench_model: .*none.json' "$log"
-verdict $? "bench_model: a machine that is not there is named"
+refused $? 1 'bench_model: .*none.json' "bench_model: a machine that is not there is named"
 ranks 2 "$bin/bench_model" --crowd bench/machines/h200.json
-[ $? -eq 2 ] && grep -q 'a crowd is three nodes or more, not 1' "$log"
-verdict $? "bench_model: one node is no crowd"
+refused $? 2 'a crowd is three nodes or more, not 1' "bench_model: one node is no crowd"
 finish

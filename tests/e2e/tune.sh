@@ -25,22 +25,17 @@ verdict $? "--no-write only measures"
 alone "$bin/moert-info" && grep -q "there are 2 measured rows in $rows\$" "$log"
 verdict $? "moert-info knows them"
 
-refused() { # TEXT OPTION...: bad usage, in one message with this text
-    local text=$1
-    shift
-    tune "$@"
-    [ $? -eq 2 ] && [ "$(grep -c '^moert-tune: ' "$log")" -eq 1 ] && grep -q "^moert-tune: .*$text" "$log"
+bad() { # TEXT TITLE OPTION...: bad usage, in one message with this text
+    tune "${@:3}"
+    local status=$?
+    [ "$(grep -c '^moert-tune: ' "$log")" -eq 1 ] || status=-1
+    refused $status 2 "^moert-tune: .*$1" "$2"
 }
-refused "'2x5x34' is not ExMxNxK" --shapes 2x5x34
-verdict $? "a shape without a size is bad usage"
-refused "'2x0x34x20' is not" --shapes 2x0x34x20
-verdict $? "a size of 0 is bad usage"
-MOERT_TUNE=off refused 'no file for the rows'
-verdict $? "without a file there is nothing to write to"
-MOERT_BACKEND=reference refused 'the backend reference has nothing to choose'
-verdict $? "a backend without choices is bad usage"
-MOERT_FORM=gpu refused 'nothing to measure'
-verdict $? "a device in GPU form is bad usage"
+bad "'2x5x34' is not ExMxNxK" "a shape without a size is bad usage" --shapes 2x5x34
+bad "'2x0x34x20' is not" "a size of 0 is bad usage" --shapes 2x0x34x20
+MOERT_TUNE=off bad 'no file for the rows' "without a file there is nothing to write to"
+MOERT_BACKEND=reference bad 'the backend reference has nothing to choose' "a backend without choices is bad usage"
+MOERT_FORM=gpu bad 'nothing to measure' "a device in GPU form is bad usage"
 MOERT_FORM=gpu alone "$bin/moert-info" && grep -q '^tuning: none' "$log"
 verdict $? "moert-info says so"
 tune --shapes 2x5x34x20 --op wgrad --dtype f32 --for family --out "$folder/family"
@@ -57,8 +52,7 @@ train() { # NAME RANKS
     ranks "$2" "$bin/moert-train" --data LICENSE --hidden 32 --intermediate 32 --heads 2 --layers 1 --experts 4 --batch 4 \
         --length 32 --steps 2 --log-every 0 --out "$folder/$1"
 }
-losses() { sed 's/, "tokens_per_s": [^,}]*//' "$folder/$1/metrics.jsonl"; }
-same() { [ -s "$folder/$1/metrics.jsonl" ] && diff <(losses "$1") <(losses "$2") >>"$log" 2>&1; }
+same() { diff <(digits "$folder/$1") <(digits "$folder/$2") >>"$log" 2>&1 && [ -s "$folder/$1/metrics.jsonl" ]; }
 
 train plain 1
 verdict $? "a training without measured rows runs"

@@ -1,6 +1,10 @@
 # Sourced by tests/e2e/*.sh: TAP lines, a temporary folder, runs under mpirun.
 #
 #   verdict STATUS TITLE     one TAP line; on failure with the log of the last run
+#   refused S STATUS TEXT TITLE  the verdict on a run that has ended with S: it is STATUS, and a line of $log is like TEXT
+#   has_lines FILE PATTERN...    FILE has a line like each of them; $log says which has none
+#   digits RUN               the metrics of a run's folder without times
+#   same_run RUN RUN         two runs' metrics, checkpoints and models agree bit for bit
 #   ranks R COMMAND...       runs COMMAND on R ranks; all output goes to $log
 #   alone COMMAND...         the same on one rank, without mpirun, which takes longer than a short command
 #   engine NAME              how rows travel: NAME, or staged where it is window or node and MOERT_DEVICE is gpu, which not all
@@ -27,6 +31,25 @@ verdict() {
         tr '\r' '\n' <"$log" | tail -n 20 | sed 's/^/# /'
         e2e_failed=1
     fi
+}
+
+refused() {
+    [ "$1" -eq "$2" ] && grep -Eq -e "$3" "$log"
+    verdict $? "$4"
+}
+
+has_lines() {
+    local pattern
+    for pattern in "${@:2}"; do
+        grep -Eq -e "$pattern" "$1" || { echo "no line like: $pattern" >>"$log"; return 1; }
+    done
+}
+
+digits() { sed 's/, "tokens_per_s": [^,}]*//' "$1/metrics.jsonl"; }
+
+same_run() {
+    [ -s "$1/metrics.jsonl" ] && [ -s "$1/model/model.safetensors" ] && diff <(digits "$1") <(digits "$2") >>"$log" 2>&1 &&
+        diff -r "$1/checkpoints" "$2/checkpoints" >>"$log" 2>&1 && diff -r "$1/model" "$2/model" >>"$log" 2>&1
 }
 
 ranks() {
