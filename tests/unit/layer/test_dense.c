@@ -120,16 +120,13 @@ TEST(test_losses_and_gradients_stay_near_those_of_float32) {
 
 /* ---- weights ---- */
 
-static bool is_router(const moert_model_tensor *tensor) {
-    return strstr(tensor->name, "mlp.gate.weight") != NULL;
-}
-
 /* Rounds the router's weights, or those that all other replicated products read. */
 static void round_weights(moert_model *model, bool router) {
     for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
         const moert_model_tensor *tensor = &moert_model_tensors(model)[t];
         if (tensor->block == NULL || !tensor->replicated || !tensor->is_matrix ||
-            is_router(tensor) != router || strstr(tensor->name, "embed") != NULL)
+            (strstr(tensor->name, "mlp.gate.weight") != NULL) != router ||
+            strstr(tensor->name, "embed") != NULL)
             continue;
         float *values = values_of(tensor, false);
         for (size_t i = 0; i < tensor->elements; i++)

@@ -174,9 +174,10 @@ static void lift(double *rows) {
         rows[i] = copysign(fmax(fabs(rows[i]), 0x1p-8), rows[i]);
 }
 
-/* Whether rows and gradients are the same in float32 and otherwise, with x[:,0] times `scale`. */
-static void compare_both(moert_precision precision, moert_dispatch other, double scale, bool *rows,
-                         bool *gradients) {
+/* Rows and gradients are, or are not, the same in float32 and otherwise, with x[:,0] times
+ * `scale`. */
+static void compare_both(moert_precision precision, moert_dispatch other, double scale, bool same_y,
+                         bool same_dw) {
     const moert_layer_options options = form(precision, MOERT_DISPATCH_F32);
     oracle_layer oracle = oracle_layer_create(&options, TOKENS);
     layer_results results[2];
@@ -185,8 +186,9 @@ static void compare_both(moert_precision precision, moert_dispatch other, double
     for (size_t t = 0; t < TOKENS; t++)
         oracle.x[t * HIDDEN] *= scale;
     compute_both(&oracle, other, results);
-    *rows = same_rows(&results[0], &results[1]);
-    *gradients = same_gradients(&oracle, &results[0], &results[1]);
+    const bool rows = same_rows(&results[0], &results[1]);
+    const bool gradients = same_gradients(&oracle, &results[0], &results[1]);
+    ASSERT_ON_ALL(rows == same_y && gradients == same_dw);
 }
 
 /*
@@ -194,22 +196,15 @@ static void compare_both(moert_precision precision, moert_dispatch other, double
  * E4M3 keeps four bits of every element above 2^-14 of its block's largest, whatever the block.
  */
 TEST(test_precision_mxfp8_sees_the_dispatch_in_tiny_elements_of_wgrad_only) {
-    bool rows, gradients;
-    compare_both(MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 1.0, &rows, &gradients);
-    ASSERT_ON_ALL(rows && gradients);
-    compare_both(MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 0x1p-17, &rows, &gradients);
-    ASSERT_ON_ALL(rows && !gradients);
-    compare_both(MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1.0, &rows, &gradients);
-    ASSERT_ON_ALL(!rows && !gradients);
+    compare_both(MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 1.0, true, true);
+    compare_both(MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 0x1p-17, true, false);
+    compare_both(MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1.0, false, false);
 }
 
 /* A row's rounding is its own, whoever does it. */
 TEST(test_precision_bf16_sees_no_dispatch_of_bf16) {
-    bool rows, gradients;
-    compare_both(MOERT_PRECISION_BF16, MOERT_DISPATCH_BF16, 0x1p-17, &rows, &gradients);
-    ASSERT_ON_ALL(rows && gradients);
-    compare_both(MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1.0, &rows, &gradients);
-    ASSERT_ON_ALL(!rows && !gradients);
+    compare_both(MOERT_PRECISION_BF16, MOERT_DISPATCH_BF16, 0x1p-17, true, true);
+    compare_both(MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1.0, false, false);
 }
 
 /* With one expert a token, y is its row: rounded, when that travels as bf16. dx has the router's
