@@ -65,6 +65,15 @@ void *test_alloc(size_t bytes) {
     return owned(memory, free);
 }
 
+char *format_text(const char *format, ...) {
+    char *text;
+    va_list list;
+    va_start(list, format);
+    assert_true(vasprintf(&text, format, list) >= 0);
+    va_end(list);
+    return owned(text, free);
+}
+
 static void release_from(size_t first) {
     for (; mine.count > first; mine.count--)
         mine.all[mine.count - 1].release(mine.all[mine.count - 1].thing);

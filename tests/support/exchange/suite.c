@@ -150,9 +150,8 @@ moert_status keep_busy(moert_flags *busy) {
 
 void expect_late(const shape *c, const trip *t, const char *phase) {
     moert_exchange_plan *plan = NULL;
-    char text[64];
-    snprintf(text, sizeof text, "the device of rank %zu (", test_ranks - 1);
-    ASSERT_FAILS_ON_ALL(trip_plan(c, t, MOERT_OK, &plan), MOERT_ERROR_COMM, text);
+    ASSERT_FAILS_ON_ALL(trip_plan(c, t, MOERT_OK, &plan), MOERT_ERROR_COMM,
+                        format_text("the device of rank %zu (", test_ranks - 1));
     assert_non_null(strstr(moert_last_error(), phase));
 }
 
@@ -173,7 +172,6 @@ static bool applies(const setup *tested) {
 
 int run_exchange_tests(const char *name, const exchange_test *tests, size_t count, int arguments,
                        char **argument) {
-    enum { MOST_NAME = 128 };
     size_t chosen = 0;
     if (!mpi_tests_begin(arguments, argument))
         return 1;
@@ -186,10 +184,10 @@ int run_exchange_tests(const char *name, const exchange_test *tests, size_t coun
         for (size_t w = 0; w < MOERT_COUNT(setups); w++) {
             if ((tests[i].ways >> w & 1) == 0 || !applies(&setups[w]))
                 continue;
-            char *title = test_alloc(MOST_NAME);
-            snprintf(title, MOST_NAME, "%s[%s]", tests[i].name, setups[w].name);
-            rows[chosen++] = (struct CMUnitTest){
-                .name = title, .test_func = tests[i].function, .initial_state = (void *)&setups[w]};
+            rows[chosen++] =
+                (struct CMUnitTest){.name = format_text("%s[%s]", tests[i].name, setups[w].name),
+                                    .test_func = tests[i].function,
+                                    .initial_state = (void *)&setups[w]};
         }
     }
     const int failed = run_table(name, rows, chosen, NULL, NULL);

@@ -2,8 +2,6 @@
 #include "support/gemm/gemm.h"
 #include "base/memory.h"
 
-#include <unistd.h>
-
 #include "base/number.h"
 #include "base/rng.h"
 #include "gemm/backend.h"
@@ -287,12 +285,9 @@ gated run_gated(const problem *p, const gated_run *how, const way *by, bool inte
 }
 
 void digest_by(const char *threads, char digest[32]) {
-    char path[512], command[600];
-    const ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
-    assert_true(length > 0);
-    path[length] = '\0';
-    snprintf(command, sizeof command, "POCL_MAX_PTHREAD_COUNT=%s '%s' digest", threads, path);
-    FILE *pipe = popen(command, "r");
+    char *path = realpath("/proc/self/exe", NULL);
+    FILE *pipe = popen(format_text("POCL_MAX_PTHREAD_COUNT=%s '%s' digest", threads, path), "r");
+    free(path);
     assert_non_null(pipe);
     assert_non_null(fgets(digest, 32, pipe));
     assert_int_equal(pclose(pipe), 0);
@@ -308,22 +303,18 @@ int run_with_digest(const char *file, int count, char **words, uint64_t (*digest
 }
 
 void compare_arrays(const char *title, const arrays *got, const arrays *want) {
-    char what[96];
     const float *a[] = {got->x, got->weight, got->bias, got->y};
     const float *b[] = {want->x, want->weight, want->bias, want->y};
     const size_t counts[] = {got->x_count, got->weight_count, got->bias_count, got->y_count};
-    for (size_t i = 0; i < 4; i++) {
-        snprintf(what, sizeof what, "%s, array %zu", title, i);
-        assert_same_bits(what, a[i], b[i], counts[i]);
-    }
+    for (size_t i = 0; i < 4; i++)
+        assert_same_bits(format_text("%s, array %zu", title, i), a[i], b[i], counts[i]);
 }
 
 void check_run(const problem *p, operation op, const way *by, bool integers, const arrays *want) {
-    char title[96];
     const arrays got = run_new(p, op, by, integers);
-    snprintf(title, sizeof title, "[%zu,%zu,%zu], %s, %s", p->rows, p->n, p->k, operation_names[op],
-             by->name);
-    compare_arrays(title, &got, want);
+    compare_arrays(
+        format_text("[%zu,%zu,%zu], %s, %s", p->rows, p->n, p->k, operation_names[op], by->name),
+        &got, want);
 }
 
 void check_company(const problem *whole, const way *by, const size_t (*ranges)[2], size_t count) {

@@ -48,18 +48,12 @@ static void make_levels(const product *p, moert_number type, uint32_t *code, flo
 /* The index of an operand's first element in the larger product. */
 static size_t first_index(const product *p, moert_op_buffer which) {
     const size_t n = p->options.n, k = p->options.k;
-    switch (which) {
-    case MOERT_OP_BUFFER_x:
-        return p->first_row * k;
-    case MOERT_OP_BUFFER_y:
-        return p->first_row * n;
-    case MOERT_OP_BUFFER_bias:
-        return p->first_group * n;
-    case MOERT_OP_BUFFER_weight:
-        return p->first_group * n * k;
-    default:
-        return p->first_row;
-    }
+    const bool of_groups = which == MOERT_OP_BUFFER_bias || which == MOERT_OP_BUFFER_weight;
+    const size_t width = which == MOERT_OP_BUFFER_x                                    ? k
+                         : which == MOERT_OP_BUFFER_y || which == MOERT_OP_BUFFER_bias ? n
+                         : which == MOERT_OP_BUFFER_weight                             ? n * k
+                                                                                       : 1;
+    return (of_groups ? p->first_group : p->first_row) * width;
 }
 
 static moert_buffer *upload_operand(const product *p, moert_op_buffer which, moert_number type,
@@ -71,35 +65,37 @@ static moert_buffer *upload_operand(const product *p, moert_op_buffer which, moe
     make_levels(p, type, code, value);
     for (size_t i = 0; i < count; i++) /* little endian, as OpenCL devices here are */
         memcpy(codes + i * bytes, &code[level(p, which, first + i)], bytes);
-    moert_buffer *buffer = upload(codes, count * bytes);
-    return buffer;
+    return upload(codes, count * bytes);
 }
 
 /* ---- a run ---- */
 
-static moert_op_buffer result_of(const product *p) {
-    return p->options.kind == MOERT_OP_GEMM_FORWARD ? MOERT_OP_BUFFER_y
-           : p->options.kind == MOERT_OP_GEMM_DGRAD ? MOERT_OP_BUFFER_x
-                                                    : MOERT_OP_BUFFER_weight;
+/* The result: which buffer, its type, lines and their width. */
+typedef struct outcome {
+    moert_op_buffer which;
+    moert_number type;
+    size_t lines, width;
+} outcome;
+
+static outcome result_of(const product *p) {
+    const moert_op_options *o = &p->options;
+    switch (o->kind) {
+    case MOERT_OP_GEMM_FORWARD:
+        return (outcome){MOERT_OP_BUFFER_y, o->y.type, o->rows, o->n};
+    case MOERT_OP_GEMM_DGRAD:
+        return (outcome){MOERT_OP_BUFFER_x, o->x.type, o->rows, o->k};
+    default:
+        return (outcome){MOERT_OP_BUFFER_weight, o->weight.type, o->groups * o->n, o->k};
+    }
 }
 
-static moert_number result_type(const product *p) {
-    return p->options.kind == MOERT_OP_GEMM_FORWARD ? p->options.y.type
-           : p->options.kind == MOERT_OP_GEMM_DGRAD ? p->options.x.type
-                                                    : p->options.weight.type;
-}
-
-static size_t result_width(const product *p) {
-    return p->options.kind == MOERT_OP_GEMM_FORWARD ? p->options.n : p->options.k;
-}
-
-static size_t result_lines(const product *p) {
-    return p->options.kind == MOERT_OP_GEMM_WGRAD ? p->options.groups * p->options.n
-                                                  : p->options.rows;
+static size_t line_bytes(outcome result) {
+    return result.width * moert_number_bits(result.type) / 8;
 }
 
 size_t product_bytes(const product *p) {
-    return result_lines(p) * result_width(p) * moert_number_bits(result_type(p)) / 8;
+    const outcome result = result_of(p);
+    return result.lines * line_bytes(result);
 }
 
 void *product_run(const char *backend, const product *p) {
@@ -128,13 +124,13 @@ void *product_run(const char *backend, const product *p) {
     ASSERT_OK(moert_op_create(test_device, &options, &op));
     ASSERT_OK(moert_op_execute(op, &buffers));
     moert_op_destroy(op);
+    const moert_op_buffer which = result_of(p).which;
     unsigned char *result = test_alloc(product_bytes(p));
-    if (result_of(p) != MOERT_OP_BUFFER_weight || !discrete)
-        download_into(*moert_op_buffer_at(&buffers, result_of(p)), result, product_bytes(p));
-    for (size_t g = 0; discrete && g < groups; g++) {
-        if (result_of(p) == MOERT_OP_BUFFER_weight)
+    if (which != MOERT_OP_BUFFER_weight || !discrete)
+        download_into(*moert_op_buffer_at(&buffers, which), result, product_bytes(p));
+    else
+        for (size_t g = 0; g < groups; g++)
             download_into(weights[g], result + g * weight_bytes, weight_bytes);
-    }
     return result;
 }
 
@@ -143,6 +139,7 @@ void *product_run(const char *backend, const product *p) {
 /* A product with its levels, and for each place of the result the row that goes there. */
 typedef struct expectation {
     const product *p;
+    outcome result;
     float x[LEVELS], weight[LEVELS], y[LEVELS], old[LEVELS], bias[LEVELS], scale[LEVELS];
     uint32_t *row_of;
     float chain; /* the promised float32 value before rounding */
@@ -223,16 +220,18 @@ static bool expect(expectation *e, size_t line, size_t column) {
 
 static void prepare(const product *p, expectation *e) {
     const moert_op_options *o = &p->options;
+    const outcome result = result_of(p);
     uint32_t code[LEVELS];
-    *e = (expectation){.p = p, .row_of = test_alloc(result_lines(p) * sizeof *e->row_of)};
+    *e = (expectation){
+        .p = p, .result = result, .row_of = test_alloc(result.lines * sizeof *e->row_of)};
     make_levels(p, o->x.type, code, e->x);
     make_levels(p, o->weight.type, code, e->weight);
     make_levels(p, o->y.type, code, e->y);
-    make_levels(p, result_type(p), code, e->old);
+    make_levels(p, result.type, code, e->old);
     make_levels(p, o->bias_type, code, e->bias);
     make_levels(p, MOERT_NUMBER_F32, code, e->scale);
     for (size_t r = 0; o->kind != MOERT_OP_GEMM_WGRAD && r < o->rows; r++)
-        e->row_of[line_of(p, result_of(p), r)] = (uint32_t)r;
+        e->row_of[line_of(p, result.which, r)] = (uint32_t)r;
 }
 
 static double unit_of(moert_number type) {
@@ -241,9 +240,9 @@ static double unit_of(moert_number type) {
 
 static void check_element(const char *title, expectation *e, size_t index, uint32_t code,
                           double absolute, double relative) {
-    const moert_number type = result_type(e->p);
-    const size_t width = result_width(e->p);
-    const float old = at(e, e->old, result_of(e->p), index), got = value_of(type, code);
+    const moert_number type = e->result.type;
+    const size_t width = e->result.width;
+    const float old = at(e, e->old, e->result.which, index), got = value_of(type, code);
     const bool written = expect(e, index / width, index % width);
     if (!written || e->p->options.accumulate) {
         e->chain = written ? e->chain + old : old;
@@ -258,9 +257,9 @@ static void check_element(const char *title, expectation *e, size_t index, uint3
 
 void product_check(const char *title, const product *p, const void *result, size_t samples,
                    double absolute, double relative) {
-    const size_t bytes = moert_number_bits(result_type(p)) / 8, count = product_bytes(p) / bytes;
     expectation e;
     prepare(p, &e);
+    const size_t bytes = moert_number_bits(e.result.type) / 8, count = product_bytes(p) / bytes;
     if (samples > count)
         samples = count;
     for (size_t s = 0; s < samples; s++) {
@@ -277,8 +276,8 @@ void product_check(const char *title, const product *p, const void *result, size
 }
 
 void product_check_parts(const char *title, const product *p, const void *result) {
-    const bool weight = result_of(p) == MOERT_OP_BUFFER_weight;
-    const size_t line = result_width(p) * moert_number_bits(result_type(p)) / 8;
+    const bool weight = result_of(p).which == MOERT_OP_BUFFER_weight;
+    const size_t line = line_bytes(result_of(p));
     for (size_t g = 0; g < p->options.groups; g++) {
         const size_t start = g > 0 ? p->ends[g - 1] : 0;
         const uint32_t rows = p->ends[g] - (uint32_t)start;

@@ -95,11 +95,7 @@ static results device_attention_of(moert_number type, const oracle *o, size_t fi
     const size_t q_first = q_count(s), kv_first = kv_count(s);
     s.sequences = sequences;
     results got = {.count = {q_count(s), lse_count(s), q_count(s), kv_count(s), kv_count(s)}};
-    moert_buffer *in[4], *made[RESULTS], *scratch = NULL;
-    in[0] = upload_doubles(o->q + q_first, q_count(s));
-    in[1] = upload_doubles(o->k + kv_first, kv_count(s));
-    in[2] = upload_doubles(o->v + kv_first, kv_count(s));
-    in[3] = upload_doubles(o->dout + q_first, q_count(s));
+    moert_buffer *made[RESULTS], *scratch = NULL;
     for (size_t r = 0; r < RESULTS; r++)
         made[r] = unset_floats(got.count[r]);
     moert_buffer *codes = type != MOERT_NUMBER_F32 ? unset_codes(q_count(s)) : NULL, *again = NULL;
@@ -109,26 +105,25 @@ static results device_attention_of(moert_number type, const oracle *o, size_t fi
                                  .kv_heads = s.kv_heads,
                                  .head_size = s.head_size,
                                  .scale = 1.0f / sqrtf((float)s.head_size),
-                                 .q = in[0],
-                                 .k = in[1],
-                                 .v = in[2],
+                                 .q = upload_doubles(o->q + q_first, q_count(s)),
+                                 .k = upload_doubles(o->k + kv_first, kv_count(s)),
+                                 .v = upload_doubles(o->v + kv_first, kv_count(s)),
                                  .out = made[OUT],
                                  .lse = made[LSE],
-                                 .dout = in[3],
+                                 .dout = upload_doubles(o->dout + q_first, q_count(s)),
                                  .dq = made[DQ],
                                  .dk = made[DK],
                                  .dv = made[DV],
+                                 .codes = codes,
                                  .type = type,
                                  .scratch = &scratch};
-    attention.codes = codes;
     ASSERT_OK(moert_attention_forward(&attention));
     if (codes != NULL && backward)
         attention.codes = again = unset_codes(q_count(s));
     if (backward)
         ASSERT_OK(moert_attention_backward(&attention));
-    for (size_t r = 0; r < RESULTS; r++) {
-        got.value[r] = download(made[r], got.count[r] * sizeof(float));
-    }
+    for (size_t r = 0; r < RESULTS; r++)
+        got.value[r] = download_floats(made[r], got.count[r]);
     if (codes != NULL)
         assert_codes("code of out", codes, got.value[OUT], got.count[OUT]);
     if (again != NULL)
@@ -157,16 +152,12 @@ TEST(test_attention_backward_agrees_with_central_differences) {
         oracle o = oracle_create(s);
         results got = device_attention(&o, 0, s.sequences, true);
         for (o.counted = 0; o.counted < s.sequences && s.length > 0; o.counted++) {
-            const size_t n = got.count[DQ] / s.sequences, kv_n = got.count[DK] / s.sequences;
-            const size_t stride = n / 97 + 1, kv_stride = kv_n / 97 + 1;
-            assert_gradient("dq", got.value[DQ] + o.counted * n,
-                            (differentiated){o.q + o.counted * n, n, stride, oracle_loss, &o});
-            assert_gradient(
-                "dk", got.value[DK] + o.counted * kv_n,
-                (differentiated){o.k + o.counted * kv_n, kv_n, kv_stride, oracle_loss, &o});
-            assert_gradient(
-                "dv", got.value[DV] + o.counted * kv_n,
-                (differentiated){o.v + o.counted * kv_n, kv_n, kv_stride, oracle_loss, &o});
+            double *const values[] = {o.q, o.k, o.v};
+            for (size_t in = 0; in < 3; in++) {
+                const size_t n = got.count[DQ + in] / s.sequences, at = o.counted * n;
+                assert_gradient(result_names[DQ + in], got.value[DQ + in] + at,
+                                (differentiated){values[in] + at, n, n / 97 + 1, oracle_loss, &o});
+            }
         }
     }
 }

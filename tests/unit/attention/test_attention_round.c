@@ -25,14 +25,6 @@ static void assert_rounded(const uint16_t *to, const double *x, float factor) {
         }
 }
 
-static moert_buffer *filled(size_t bytes) {
-    unsigned char *ones = test_alloc(bytes);
-    for (size_t i = 0; i < bytes; i++)
-        ones[i] = 0xFF;
-    moert_buffer *buffer = upload(ones, bytes);
-    return buffer;
-}
-
 TEST(test_round_rows_gives_the_nearest_bf16_and_keeps_other_columns) {
     const size_t rows = S * L, stride = STRIDE, column = COLUMN, bytes = rows * stride * 2;
     const int columns = COLUMNS;
@@ -40,13 +32,12 @@ TEST(test_round_rows_gives_the_nearest_bf16_and_keeps_other_columns) {
     double *x = random_doubles("x", rows * COLUMNS);
     x[0] = 1.00390625 / (double)factor; /* about a tie */
     x[1] = 3e38;
-    moert_buffer *from = upload_doubles(x, rows * COLUMNS), *to = filled(bytes);
+    moert_buffer *from = upload_doubles(x, rows * COLUMNS), *to = unset_codes(bytes / 2);
     const moert_grid grid = {(rows * COLUMNS / 4 + 255) / 256, 1, 1};
     ASSERT_OK(MOERT_RUN(test_device, program, "round_rows", grid, MOERT_ARG(from), MOERT_ARG(to),
                         MOERT_ARGS(moert_round_args, .rows = rows, .columns = columns,
                                    .factor = factor, .stride = stride, .column = column)));
-    uint16_t *got = download(to, bytes);
-    assert_rounded(got, x, factor);
+    assert_rounded(download(to, bytes), x, factor);
 }
 
 TEST(test_stats_are_lse_and_delta_of_rounded_dout_in_blocks) {
@@ -58,7 +49,7 @@ TEST(test_stats_are_lse_and_delta_of_rounded_dout_in_blocks) {
     moert_buffer *in[] = {upload_doubles(out, rows * COLUMNS), upload_doubles(dout, rows * COLUMNS),
                           upload_doubles(lse, rows * HEADS)};
     moert_buffer *codes = unset_codes(rows * COLUMNS);
-    moert_buffer *to = filled((from + stats) * sizeof(float));
+    moert_buffer *to = unset_codes((from + stats) * 2);
     for (size_t i = 0; i < rows * HEADS; i++) {
         const size_t t = i / HEADS, position = t % L;
         double *at = want + ((t / L * HEADS + i % HEADS) * blocks + position / 64) * 128;
@@ -74,8 +65,7 @@ TEST(test_stats_are_lse_and_delta_of_rounded_dout_in_blocks) {
     float *got = download(to, (from + stats) * sizeof(float));
     assert_rounded((const uint16_t *)got, dout, 1.0f);
     assert_near("stats", got + from, want, stats, 1e-6);
-    got = download(in[0], rows * COLUMNS * sizeof(float));
-    assert_codes("code of out", codes, got, rows * COLUMNS);
+    assert_codes("code of out", codes, download_floats(in[0], rows * COLUMNS), rows * COLUMNS);
 }
 
 TESTS(open_test_device, close_test_device)

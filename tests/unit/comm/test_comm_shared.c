@@ -101,8 +101,8 @@ TEST(test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks) {
 TEST(test_shared_segments_are_zero_aligned_and_seen_by_peers) {
     enum { COUNT = 1500 };
     moert_shared *shared = NULL;
-    bool right = moert_shared_create(test_comm, COUNT * sizeof(uint64_t), &shared) == MOERT_OK;
-    ASSERT_ON_ALL(right);
+    bool right = true;
+    ASSERT_OK_ON_ALL(moert_shared_create(test_comm, COUNT * sizeof(uint64_t), &shared));
     size_t stride = moert_round_up(COUNT * sizeof(uint64_t), 4096);
     char *first = moert_shared_segment(shared, 0);
     for (size_t i = 0; i < test_ranks * stride; i++)
@@ -152,12 +152,11 @@ TEST(test_shared_memory_has_no_name_and_keeps_no_file_open) {
 TEST(test_untouched_shared_memory_costs_nothing) {
     const size_t bytes = (size_t)1 << 40;
     moert_shared *shared = NULL;
-    bool right = moert_shared_create(test_comm, bytes, &shared) == MOERT_OK;
-    ASSERT_ON_ALL(right);
+    ASSERT_OK_ON_ALL(moert_shared_create(test_comm, bytes, &shared));
     for (size_t r = 0; r < test_ranks; r++)
         ((uint64_t *)moert_shared_segment(shared, r))[bytes / 8 - 1 - test_rank] =
             mpi_value(r, 1, 0);
-    right = moert_shared_sync(shared) == MOERT_OK;
+    bool right = moert_shared_sync(shared) == MOERT_OK;
     for (size_t r = 0; r < test_ranks; r++)
         for (size_t from = 0; from < test_ranks; from++)
             right = right && ((uint64_t *)moert_shared_segment(shared, r))[bytes / 8 - 1 - from] ==
@@ -183,15 +182,10 @@ TEST(test_memory_out_of_reach_is_an_error_on_all_ranks) {
 
 /* A folder of processes in which any file of process `pid` is one regular file. */
 static bool make_processes(const char *folder, int pid) {
-    char path[128];
-    snprintf(path, sizeof path, "%s/%d", folder, pid);
-    bool made = symlink(".", path) == 0;
-    snprintf(path, sizeof path, "%s/fd", folder);
-    made = made && mkdir(path, 0700) == 0;
-    for (int file = 0; file < 256; file++) {
-        snprintf(path, sizeof path, "%s/fd/%d", folder, file);
-        made = made && symlink("/proc/self/exe", path) == 0;
-    }
+    bool made = symlink(".", format_text("%s/%d", folder, pid)) == 0 &&
+                mkdir(format_text("%s/fd", folder), 0700) == 0;
+    for (int file = 0; file < 256; file++)
+        made = made && symlink("/proc/self/exe", format_text("%s/fd/%d", folder, file)) == 0;
     return made;
 }
 
@@ -216,6 +210,7 @@ TEST(test_shared_memory_that_does_not_fit_is_an_error_on_all_ranks) {
     bool right = moert_shared_create(test_comm, (size_t)1 << 50, &shared) == MOERT_ERROR_MEMORY;
     right = moert_shared_create(test_comm, SIZE_MAX, &shared) == MOERT_ERROR_MEMORY && right;
     ASSERT_ON_ALL(right && shared == NULL);
+    moert_shared_destroy(NULL);
 }
 
 TEST(test_a_limit_of_file_sizes_is_named) {
@@ -229,10 +224,6 @@ TEST(test_a_limit_of_file_sizes_is_named) {
     right = right && strstr(moert_last_error(), "exceed `ulimit -f`, 1048576 bytes") != NULL;
     right = setrlimit(RLIMIT_FSIZE, &before) == 0 && right;
     ASSERT_ON_ALL(right && shared == NULL);
-}
-
-TEST(test_destroy_takes_null) {
-    moert_shared_destroy(NULL);
 }
 
 MPI_TESTS(NULL, NULL)

@@ -26,9 +26,8 @@ static pid_t enter_child(moert_watch_entry *entry) {
     assert_true(child > 0);
     moert_watch_enter(entry, moert_clock_ns());
     atomic_store(&entry->pid, (int)child);
-    char path[48], text[1024];
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)child);
-    FILE *file = fopen(path, "r");
+    char text[1024];
+    FILE *file = fopen(format_text("/proc/%d/stat", (int)child), "r");
     assert_non_null(file);
     text[fread(text, 1, sizeof text - 1, file)] = '\0';
     fclose(file);

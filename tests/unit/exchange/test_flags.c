@@ -73,10 +73,8 @@ TEST(test_a_rank_that_does_not_come_is_named) {
     const uint64_t patience_ns = 1000000000;
     const size_t late = test_ranks / 2;
     moert_flags *flags;
-    char text[64];
     if (test_ranks == 1)
         return;
-    snprintf(text, sizeof text, "the device of rank %zu (", late);
     ASSERT_OK_ON_ALL(moert_flags_create(test_device, test_comm, moert_memory_of(test_device),
                                         patience_ns, &flags));
     moert_phase_set(MOERT_PHASE_LOSS);
@@ -87,7 +85,8 @@ TEST(test_a_rank_that_does_not_come_is_named) {
     const moert_status found = test_rank != late ? settle(flags) : MOERT_ERROR_COMM;
     bool right = met == MOERT_OK && found == MOERT_ERROR_COMM;
     if (test_rank != late)
-        right = right && strstr(moert_last_error(), text) != NULL &&
+        right = right &&
+                strstr(moert_last_error(), format_text("the device of rank %zu (", late)) != NULL &&
                 strstr(moert_last_error(), "meeting 1, in phase 'loss', within 1 s") != NULL;
     right = on_all(right); /* the late rank waits here */
     for (unsigned i = 0; i < 21 && met == MOERT_OK && test_rank == late; i++)

@@ -50,8 +50,7 @@ typedef struct storage {
 static void run_as(problem *p, const char *backend, storage as) {
     const size_t count = p->rows * p->width, probs = p->rows * p->stride;
     set_variable("MOERT_BACKEND", backend);
-    moert_buffer *v = upload_codes(p->v, 2 * count, as.from),
-                 *dh = upload_codes(p->dh, count, as.from);
+    moert_buffer *v = upload_codes(p->v, 2 * count, as.from);
     moert_buffer *prob = upload(p->prob, probs * sizeof(float));
     moert_buffer *dprob = upload(p->dprob, probs * sizeof(float));
     moert_glu glu = {.form = p->form,
@@ -63,7 +62,7 @@ static void run_as(problem *p, const char *backend, storage as) {
                      .from = as.from,
                      .type = as.type,
                      .h = upload_codes(p->h, count, as.type),
-                     .dh = dh,
+                     .dh = upload_codes(p->dh, count, as.from),
                      .dv = as.in_place ? v : upload_codes(p->dv, 2 * count, as.type),
                      .dprob = p->stride > 0 ? dprob : NULL};
     ASSERT_OK(moert_glu_forward(&glu));
@@ -92,6 +91,12 @@ static double glu(moert_glu_form form, double prob, double g, double u) {
            (1.0 + exp(-(double)form.alpha * gc));
 }
 
+/* Its derivative by g, or by u. */
+static double slope(const problem *p, double prob, double g, double u, bool by_g) {
+    const double step = 1e-6, dg = by_g ? step : 0.0, du = by_g ? 0.0 : step;
+    return (glu(p->form, prob, g + dg, u + du) - glu(p->form, prob, g - dg, u - du)) / (2 * step);
+}
+
 /* |got - want| <= 2e-6 (|want| + scale) */
 static void check_value(double got, double want, double scale) {
     assert_within(got, want, 2e-6 * (fabs(want) + scale));
@@ -99,7 +104,6 @@ static void check_value(double got, double want, double scale) {
 
 TEST(test_forward_and_backward_match_float64) {
     const size_t widths[] = {1, 7, 8, 9, 15, 16, 17, 33, 40, 1025};
-    const double step = 1e-6;
     for (size_t i = 0; i < FORMS * 10 * 2; i++) {
         problem p = make_problem(forms[i % FORMS], 5, widths[i / FORMS % 10], i % 3);
         run(&p, backends[i / FORMS / 10]);
@@ -110,14 +114,9 @@ TEST(test_forward_and_backward_match_float64) {
                 const double g = (double)p.v[gate_at(&p, m, j)], u = (double)p.v[up_at(&p, m, j)];
                 const double q = (double)p.dh[m * p.width + j], near = fabs(prob * u * q) * 1e-2;
                 check_value((double)p.h[m * p.width + j], glu(p.form, prob, g, u), 1e-2);
-                check_value((double)p.dv[gate_at(&p, m, j)],
-                            q * (glu(p.form, prob, g + step, u) - glu(p.form, prob, g - step, u)) /
-                                (2 * step),
+                check_value((double)p.dv[gate_at(&p, m, j)], q * slope(&p, prob, g, u, true),
                             near + 1e-2);
-                check_value((double)p.dv[up_at(&p, m, j)],
-                            q * (glu(p.form, prob, g, u + step) - glu(p.form, prob, g, u - step)) /
-                                (2 * step),
-                            1e-2);
+                check_value((double)p.dv[up_at(&p, m, j)], q * slope(&p, prob, g, u, false), 1e-2);
                 dprob += q * glu(p.form, 1.0, g, u);
                 scale += fabs(q * glu(p.form, 1.0, g, u));
             }

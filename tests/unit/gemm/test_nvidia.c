@@ -64,7 +64,6 @@ TEST(test_products_of_random_numbers_are_within_their_rounding) {
     for (size_t i = 0; i < PROBLEMS; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
             const problem *p = &problems[i];
-            char title[64];
             const arrays got = run_new(p, op, &nvidia, false);
             const arrays want = run_new(p, op, &gemm_ways[REFERENCE_BF16], false);
             arrays sizes = make_arrays(p, false);
@@ -73,10 +72,9 @@ TEST(test_products_of_random_numbers_are_within_their_rounding) {
             make_positive(sizes.weight, sizes.weight_count);
             make_positive(sizes.bias, sizes.bias_count);
             run_gemm(p, op, &gemm_ways[REFERENCE_BF16], &sizes);
-            snprintf(title, sizeof title, "problem %zu, %s", i, operation_names[op]);
             const results sums = results_of(p, op, &got);
-            compare_sums(title, sums.data, results_of(p, op, &want).data,
-                         results_of(p, op, &sizes).data, sums.count);
+            compare_sums(format_text("problem %zu, %s", i, operation_names[op]), sums.data,
+                         results_of(p, op, &want).data, results_of(p, op, &sizes).data, sums.count);
         }
 }
 
@@ -112,11 +110,10 @@ static bool can(bool (*whether)(const moert_device *, const moert_gemm *), const
 static void check_rounded(const problem *p, operation op) {
     way rounded = nvidia;
     rounded.result = MOERT_NUMBER_BF16;
-    char title[64];
     const arrays got = run_new(p, op, &rounded, false), want = run_new(p, op, &nvidia, false);
     const results floats = results_of(p, op, &want);
-    snprintf(title, sizeof title, "%s of n %zu, k %zu", operation_names[op], p->n, p->k);
-    compare_rounded(title, results_of(p, op, &got).data, floats.data, floats.count);
+    compare_rounded(format_text("%s of n %zu, k %zu", operation_names[op], p->n, p->k),
+                    results_of(p, op, &got).data, floats.data, floats.count);
 }
 
 TEST(test_rounded_results_are_casts_of_the_float32_ones) {
@@ -139,7 +136,6 @@ static void check_scattered(const problem *p, operation op, size_t runs) {
     rounded.result = MOERT_NUMBER_BF16;
     anywhere = rounded;
     anywhere.runs = runs;
-    char title[64];
     const arrays got = run_new(p, op, &anywhere, false), want = run_new(p, op, &rounded, false);
     const arrays old = make_arrays(p, false);
     const results lines = results_of(p, op, &want);
@@ -147,9 +143,9 @@ static void check_scattered(const problem *p, operation op, size_t runs) {
         if (is_lost(m))
             memcpy(lines.data + m * lines.stride, results_of(p, op, &old).data + m * lines.stride,
                    lines.stride * sizeof(float));
-    snprintf(title, sizeof title, "%s in %zu runs, n %zu, k %zu", operation_names[op], runs, p->n,
-             p->k);
-    compare_rounded(title, results_of(p, op, &got).data, lines.data, lines.count);
+    compare_rounded(
+        format_text("%s in %zu runs, n %zu, k %zu", operation_names[op], runs, p->n, p->k),
+        results_of(p, op, &got).data, lines.data, lines.count);
 }
 
 /* Columns of tiles that runs share unevenly. */
@@ -213,8 +209,7 @@ static void check_glu(const problem *p, size_t f, bool drop) {
     how.drop_v = drop;
     const gated got = run_gated(p, &how, &nvidia, true);
     const gated want = run_gated(p, &how, &gemm_ways[REFERENCE_BF16], true);
-    char title[64];
-    snprintf(title, sizeof title, "n %zu, k %zu, form %zu", p->n, p->k, f);
+    const char *title = format_text("n %zu, k %zu, form %zu", p->n, p->k, f);
     if (!drop)
         compare_arrays(title, &got.a, &want.a);
     for (size_t i = 0; i < got.h_count; i++) {
@@ -293,11 +288,9 @@ TEST(test_units_that_join_in_do_not_show_in_the_bits) {
         problem p = i < PROBLEMS ? problems[i] : large;
         for (size_t j = 0; j < 2 * MOERT_COUNT(spared); j++) {
             way joined = nvidia;
-            char title[64];
             joined.spared = spared[j / 2];
             p.accumulate = j % 2 == 0;
-            snprintf(title, sizeof title, "%u units spared", joined.spared);
-            joined.name = title;
+            joined.name = format_text("%u units spared", joined.spared);
             const arrays want = run_new(&p, WGRAD, &nvidia, false);
             check_run(&p, WGRAD, &joined, false, &want);
         }

@@ -66,13 +66,12 @@ TEST(test_no_bit_of_a_factor_is_lost) {
         for (size_t i = 0; i < MOERT_COUNT(bits); i++) {
             const problem *p = &of_four[op];
             const int x = bits[i][0], y = bits[i][op == WGRAD], weight = bits[i][1];
-            char title[64];
             arrays got = make_integers(p, x, y, weight), want = make_integers(p, x, y, weight);
-            snprintf(title, sizeof title, "%d by %d bits, %s", bits[i][0], bits[i][1],
-                     operation_names[op]);
             run_gemm(p, op, &split, &got);
             run_gemm(p, op, &gemm_ways[REFERENCE_F32], &want);
-            compare_arrays(title, &got, &want);
+            compare_arrays(
+                format_text("%d by %d bits, %s", bits[i][0], bits[i][1], operation_names[op]), &got,
+                &want);
         }
 }
 

@@ -30,7 +30,7 @@ static float *read_floats(const moert_buffer *buffer, size_t count) {
 typedef struct weight {
     size_t n, k;
     moert_coded coded;
-    moert_buffer *q, *scale, *global, *values;
+    moert_buffer *values;
 } weight;
 
 /* Blocks of all sizes; two of them hold infinity and NaN. */
@@ -61,20 +61,16 @@ static weight make_weight(moert_format format, moert_axis axis, bool flipped, si
     float *x = random_weight(GROUPS * rows, columns);
     const matrix m = {x, GROUPS * rows, columns, ends, GROUPS};
     quantized z = quantize("portable", &how, &m);
-    float *values = flipped ? transpose_groups(z.back, rows, columns) : NULL;
-    weight w = {.n = n,
-                .k = k,
-                .q = upload(z.q, z.q_bytes),
-                .scale = upload(z.scale, z.scale_bytes),
-                .global = upload(z.global, z.globals * sizeof(float)),
-                .values = upload(flipped ? values : z.back, z.elements * sizeof(float))};
-    w.coded = (moert_coded){.format = format,
-                            .axis = axis,
-                            .flipped = flipped,
-                            .q = w.q,
-                            .scale = w.scale,
-                            .global = nvfp4 ? w.global : NULL};
-    return w;
+    return (weight){
+        n,
+        k,
+        {.format = format,
+         .axis = axis,
+         .flipped = flipped,
+         .q = upload(z.q, z.q_bytes),
+         .scale = upload(z.scale, z.scale_bytes),
+         .global = nvfp4 ? upload_floats(z.global, z.globals) : NULL},
+        upload_floats(flipped ? transpose_groups(z.back, rows, columns) : z.back, z.elements)};
 }
 
 static void check_weight(const weight *w, moert_packed_for use, moert_number type) {
@@ -108,8 +104,7 @@ TEST(test_codes_in_buffers_that_are_too_small_are_refused) {
     const moert_packed_shape shape = {GROUPS, 32, 64, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
     weight w = make_weight(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, false, 32, 64);
     moert_packed *packed = create(&shape);
-    moert_buffer *small;
-    small = test_buffer(4);
+    moert_buffer *small = test_buffer(4);
     for (size_t i = 0; i < 3 && packed != NULL; i++) {
         static const char *const names[] = {"q has 4 bytes", "scale has 4", "global scale has 4"};
         moert_coded coded = w.coded;
@@ -133,9 +128,8 @@ static float *multiply(moert_packings *packings, moert_packed_for use, moert_num
     unsigned char ones[M * K * sizeof(float)];
     memset(ones, 0x3F, sizeof ones); /* in any type */
     moert_buffer *x = upload(ones, sizeof ones), *y = upload(ones, sizeof ones);
-    moert_buffer *groups = upload(ends, sizeof ends);
     moert_gemm gemm = {.kind = forward ? MOERT_GEMM_FORWARD : MOERT_GEMM_DGRAD,
-                       .groups = {groups, GROUPS, rows},
+                       .groups = {upload(ends, sizeof ends), GROUPS, rows},
                        .n = N,
                        .k = K,
                        .type = type,
@@ -144,8 +138,7 @@ static float *multiply(moert_packings *packings, moert_packed_for use, moert_num
                        .y = y};
     ASSERT_OK(moert_packings_take(packings, &gemm));
     ASSERT_OK(moert_gemm_run(&gemm));
-    float *result = read_floats(forward ? y : x, out);
-    return result;
+    return read_floats(forward ? y : x, out);
 }
 
 /* The next product has the bits of one without packings. */

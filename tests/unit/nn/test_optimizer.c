@@ -29,7 +29,7 @@ typedef struct adam {
 static adam upload_state(const float *parameter, size_t n, size_t state_count) {
     float *zero = test_alloc(state_count * sizeof *zero);
     return (adam){upload_floats(parameter, n), upload_floats(zero, state_count),
-                   upload_floats(zero, state_count)};
+                  upload_floats(zero, state_count)};
 }
 
 static void download_state(adam s, size_t n, size_t state_count, float **result) {
