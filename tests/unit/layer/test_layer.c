@@ -188,13 +188,12 @@ TEST(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable) {
     const float bad = NAN;
     layer_run run = layer_run_open(test_context, 0, &oracle, false);
     const float right = (float)oracle.x[0];
-    moert_status wrote = test_rank == 0 ? moert_buffer_write(run.x, 0, &bad, sizeof bad) : MOERT_OK;
-    moert_status failed = layer_run_forward(&run);
-    ASSERT_ON_ALL(wrote == MOERT_OK && failed == MOERT_ERROR_NUMERIC);
-    moert_status backward = moert_layer_backward(run.layer, run.dy, NULL, run.dx);
-    ASSERT_ON_ALL(backward == MOERT_ERROR_USAGE);
-    wrote = test_rank == 0 ? moert_buffer_write(run.x, 0, &right, sizeof right) : MOERT_OK;
-    ASSERT_ON_ALL(wrote == MOERT_OK);
+    ASSERT_OK_ON_ALL(test_rank == 0 ? moert_buffer_write(run.x, 0, &bad, sizeof bad) : MOERT_OK);
+    ASSERT_FAILS_ON_ALL(layer_run_forward(&run), MOERT_ERROR_NUMERIC, "");
+    ASSERT_FAILS_ON_ALL(moert_layer_backward(run.layer, run.dy, NULL, run.dx), MOERT_ERROR_USAGE,
+                        "");
+    ASSERT_OK_ON_ALL(test_rank == 0 ? moert_buffer_write(run.x, 0, &right, sizeof right)
+                                    : MOERT_OK);
     ASSERT_OK(layer_run_step(&run, 0, 1));
     const layer_results results = layer_run_collect(&run);
     assert_results(&oracle, &expected, &results, 1.0);
@@ -211,13 +210,11 @@ TEST(test_calls_out_of_order_are_refused) {
     for (size_t i = 0; i < 3; i++)
         ASSERT_ON_ALL(early[i] == MOERT_ERROR_USAGE);
     ASSERT_OK(layer_run_step(&run, 0, 1));
-    moert_status adding = moert_layer_reduce(layer, true, true); /* what was not to be added */
-    ASSERT_ON_ALL(adding == MOERT_ERROR_USAGE);
-    moert_status twice = moert_layer_backward(layer, run.dy, NULL, run.dx);
-    ASSERT_ON_ALL(twice == MOERT_ERROR_USAGE);
+    /* what was not to be added */
+    ASSERT_FAILS_ON_ALL(moert_layer_reduce(layer, true, true), MOERT_ERROR_USAGE, "");
+    ASSERT_FAILS_ON_ALL(moert_layer_backward(layer, run.dy, NULL, run.dx), MOERT_ERROR_USAGE, "");
     ASSERT_OK(layer_run_forward(&run));
-    moert_status stale = moert_layer_wgrad(layer);
-    ASSERT_ON_ALL(stale == MOERT_ERROR_USAGE);
+    ASSERT_FAILS_ON_ALL(moert_layer_wgrad(layer), MOERT_ERROR_USAGE, "");
     layer_run_close(&run);
 }
 
@@ -232,8 +229,7 @@ TEST(test_a_forward_without_a_backward_has_the_same_bits) {
     run.batch.forward_only = true;
     ASSERT_OK(layer_run_forward(&run));
     ASSERT_OK(moert_buffer_read(run.y, 0, dropped, bytes));
-    const bool same = memcmp(kept, dropped, bytes) == 0;
-    ASSERT_ON_ALL(same);
+    ASSERT_ON_ALL(memcmp(kept, dropped, bytes) == 0);
     ASSERT_FAILS_ON_ALL(moert_layer_backward(run.layer, run.dy, NULL, run.dx), MOERT_ERROR_USAGE,
                         "without a forward");
     layer_run_close(&run);
@@ -246,8 +242,8 @@ TEST(test_a_batch_without_sequences_on_one_rank_fails_on_all) {
     moert_batch batch = run.batch;
     if (test_rank == 0)
         batch.sequences = 0;
-    moert_status status = moert_layer_forward(run.layer, &batch, run.x, run.y);
-    ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
+    ASSERT_FAILS_ON_ALL(moert_layer_forward(run.layer, &batch, run.x, run.y), MOERT_ERROR_USAGE,
+                        "");
     layer_run_close(&run);
 }
 
@@ -255,16 +251,14 @@ TEST(test_impossible_layers_and_meshes_are_refused) {
     moert_mesh *mesh;
     moert_layer *layer;
     moert_layer_options options = plain_form();
-    moert_status too_many = moert_mesh_create(test_context, test_ranks + 1, &mesh);
-    ASSERT_ON_ALL(too_many == MOERT_ERROR_USAGE);
+    ASSERT_FAILS_ON_ALL(moert_mesh_create(test_context, test_ranks + 1, &mesh), MOERT_ERROR_USAGE,
+                        "");
     ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
     options.router.topk = options.router.experts + 1;
-    moert_status status = moert_layer_create(mesh, &options, &layer);
-    ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
+    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "");
     options = plain_form();
     options.hidden = 0;
-    status = moert_layer_create(mesh, &options, &layer);
-    ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
+    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "");
     options = plain_form();
     options.dispatch = (moert_dispatch)3;
     ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "dispatch");
@@ -279,7 +273,7 @@ TEST(test_impossible_layers_and_meshes_are_refused) {
     ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "combine");
     options = plain_form();
     options.router.experts = options.router.topk = 1;
-    status = moert_layer_create(mesh, &options, &layer);
+    const moert_status status = moert_layer_create(mesh, &options, &layer);
     ASSERT_ON_ALL(status == (test_ranks > 1 ? MOERT_ERROR_USAGE : MOERT_OK));
     if (status == MOERT_OK)
         moert_layer_destroy(layer);

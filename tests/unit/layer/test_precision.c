@@ -222,12 +222,11 @@ TEST(test_a_bad_token_fails_on_all_replicas_of_nvfp4) {
     const float right = (float)oracle.x[0];
     for (size_t ep = 1; ep <= test_ranks; ep *= 2) {
         layer_run run = layer_run_open(test_context, ep, &oracle, false);
-        moert_status wrote =
-            test_rank == 0 ? moert_buffer_write(run.x, 0, &bad, sizeof bad) : MOERT_OK;
-        moert_status status = layer_run_forward(&run);
-        ASSERT_ON_ALL(wrote == MOERT_OK && status == MOERT_ERROR_NUMERIC);
-        wrote = test_rank == 0 ? moert_buffer_write(run.x, 0, &right, sizeof right) : MOERT_OK;
-        ASSERT_ON_ALL(wrote == MOERT_OK);
+        ASSERT_OK_ON_ALL(test_rank == 0 ? moert_buffer_write(run.x, 0, &bad, sizeof bad)
+                                        : MOERT_OK);
+        ASSERT_FAILS_ON_ALL(layer_run_forward(&run), MOERT_ERROR_NUMERIC, "");
+        ASSERT_OK_ON_ALL(test_rank == 0 ? moert_buffer_write(run.x, 0, &right, sizeof right)
+                                        : MOERT_OK);
         ASSERT_OK(layer_run_step(&run, 0, 1));
         layer_run_close(&run);
     }

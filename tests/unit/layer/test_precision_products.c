@@ -135,9 +135,8 @@ static moert_buffer *made(const moert_layer *layer, size_t n, const moert_buffer
 static void expect_same(const moert_buffer *a, const moert_buffer *b, size_t bytes) {
     void *left = test_alloc(bytes), *right = test_alloc(bytes);
     const moert_status status = moert_buffer_read(a, 0, left, bytes);
-    const bool same = status == MOERT_OK && moert_buffer_read(b, 0, right, bytes) == MOERT_OK &&
-                      memcmp(left, right, bytes) == 0;
-    ASSERT_ON_ALL(same);
+    ASSERT_ON_ALL(status == MOERT_OK && moert_buffer_read(b, 0, right, bytes) == MOERT_OK &&
+                  memcmp(left, right, bytes) == 0);
 }
 
 /* The three products of the first projection, forward with its GLU, over the same rows x and dv on

@@ -101,8 +101,7 @@ static void check_engines(moert_context *alone, const moert_layer_options *optio
         if (!works(e))
             continue;
         const layer_results got = compute(&oracle, test_context, engines[e], e == STAGED, NULL);
-        const bool same = same_rows(&got, &want) && same_gradients(&oracle, &got, &want);
-        ASSERT_ON_ALL(same);
+        ASSERT_ON_ALL(same_rows(&got, &want) && same_gradients(&oracle, &got, &want));
     }
 }
 
@@ -162,9 +161,8 @@ TEST(test_rows_that_are_rounded_already_lose_nothing) {
         memcpy(oracle.x, oracle.sent_x, TOKENS * HIDDEN * sizeof *oracle.x);
         memcpy(oracle.dy, oracle.sent_dy, TOKENS * HIDDEN * sizeof *oracle.dy);
         compute_both(&oracle, dispatch, results);
-        const bool same = same_rows(&results[0], &results[1]) &&
-                          same_gradients(&oracle, &results[0], &results[1]);
-        ASSERT_ON_ALL(same);
+        ASSERT_ON_ALL(same_rows(&results[0], &results[1]) &&
+                      same_gradients(&oracle, &results[0], &results[1]));
     }
 }
 
