@@ -10,8 +10,6 @@
 #include "support/quant/quantize_oracle.h"
 #include "support/suite.h"
 
-#define HOW(...) ((moert_quantizer){.size = sizeof(moert_quantizer), __VA_ARGS__})
-
 static const char *const backends[] = {"portable", "reference"};
 static const moert_number sources[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16, MOERT_NUMBER_F16};
 static const moert_axis axes[] = {MOERT_AXIS_ROW, MOERT_AXIS_COLUMN, MOERT_AXIS_TILE};
@@ -27,11 +25,10 @@ static void check(const char *what, moert_number source, const moert_quantizer *
                   const matrix *m) {
     const bool small = m->rows * m->columns <= SMALL;
     for (size_t b = 0; b < (small ? 2 : 1); b++) {
-        char title[160];
-        snprintf(title, sizeof title, "%s, %zu x %zu of %s, axis %d, %s", what, m->rows, m->columns,
-                 moert_number_name(source), (int)how->axis, backends[b]);
+        const char *title = titled("%s, %zu x %zu of %s, axis %d, %s", what, m->rows, m->columns,
+                                   moert_number_name(source), (int)how->axis, backends[b]);
         quantized z = quantize_from(source, backends[b], how, m);
-        oracle_check_quantized(title, how, m, &z, small ? SIZE_MAX - 1 : BLOCKS);
+        oracle_check_quantized(title, how, NULL, m, &z, small ? SIZE_MAX - 1 : BLOCKS);
     }
 }
 

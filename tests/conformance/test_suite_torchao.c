@@ -10,8 +10,6 @@
 #include "support/quant/quantized.h"
 #include "support/suite.h"
 
-#define HOW(...) ((moert_quantizer){.size = sizeof(moert_quantizer), __VA_ARGS__})
-
 static const char *const backends[] = {"portable", "reference"};
 enum { MOST_GROUPS = 16, SAMPLES = 4096 };
 
@@ -114,10 +112,7 @@ static float *rounded(size_t format, matrix m, bool along_rows) {
     moert_quantizer how = how_of(format);
     how.axis = along_rows ? MOERT_AXIS_ROW : MOERT_AXIS_COLUMN;
     how.group_scales = how.format == MOERT_FORMAT_NVFP4;
-    quantized z = quantize("portable", &how, &m);
-    float *back = z.back;
-    z.back = NULL;
-    return back;
+    return quantize("portable", &how, &m).back;
 }
 
 typedef enum kind { FORWARD, DGRAD, WGRAD, KINDS } kind;
@@ -135,8 +130,7 @@ static float *multiply(kind which, const operands *o, const float *a, const floa
     gemm.y =
         which == FORWARD ? result : upload(which == DGRAD ? a : b, r->rows * r->n * sizeof(float));
     ASSERT_OK(moert_gemm_run(&gemm));
-    float *values = download(result, n * sizeof *values);
-    return values;
+    return download(result, n * sizeof(float));
 }
 
 /* Element i of the product of the operands as they are. */
@@ -177,15 +171,15 @@ static void check_product(size_t format, kind which, const operands *o) {
                              (matrix){o->weight, r->groups * r->n, r->k, o->weight_ends, r->groups},
                              which == FORWARD);
     float *got = multiply(which, o, a, b, n);
-    char title[128];
     power p = {0};
-    snprintf(title, sizeof title, "%s, product %d, %zu groups, %zu rows, n %zu, k %zu",
-             moert_format_name(formats[format].format), (int)which, r->groups, r->rows, r->n, r->k);
     for (size_t s = 0; s < SAMPLES; s++) {
         const size_t i = suite_bits(s, n) % n;
         add(&p, exact(which, o, i), (double)got[i]);
     }
-    assert_above(title, &p, formats[format].product_limit);
+    assert_above(titled("%s, product %d, %zu groups, %zu rows, n %zu, k %zu",
+                        moert_format_name(formats[format].format), (int)which, r->groups, r->rows,
+                        r->n, r->k),
+                 &p, formats[format].product_limit);
 }
 
 static const row rows[] = {

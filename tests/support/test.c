@@ -3,6 +3,7 @@
 
 #include "base/config.h"
 #include "base/rng.h"
+#include "base/text.h"
 
 enum { SEED = 17 };
 static const double gradient_tolerance = 2e-5;
@@ -65,12 +66,12 @@ void *test_alloc(size_t bytes) {
     return owned(memory, free);
 }
 
-char *format_text(const char *format, ...) {
-    char *text;
-    va_list list;
-    va_start(list, format);
-    assert_true(vasprintf(&text, format, list) >= 0);
-    va_end(list);
+const char *titled(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    char *text = moert_text_format_list(format, arguments);
+    va_end(arguments);
+    assert_non_null(text);
     return owned(text, free);
 }
 

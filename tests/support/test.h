@@ -78,8 +78,8 @@ int run_tensor_forms(const char *file);
 
 /* Zeroed memory; never NULL. */
 void *test_alloc(size_t bytes);
-/* A text as printf makes it. */
-char *format_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* A text by printf rules, for titles of comparisons. */
+const char *titled(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* A buffer of the device, without a guard. */
 moert_buffer *test_buffer(size_t bytes);
 /* `thing`, which release(thing) gives back. */

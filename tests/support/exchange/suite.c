@@ -151,7 +151,7 @@ moert_status keep_busy(moert_flags *busy) {
 void expect_late(const shape *c, const trip *t, const char *phase) {
     moert_exchange_plan *plan = NULL;
     ASSERT_FAILS_ON_ALL(trip_plan(c, t, MOERT_OK, &plan), MOERT_ERROR_COMM,
-                        format_text("the device of rank %zu (", test_ranks - 1));
+                        titled("the device of rank %zu (", test_ranks - 1));
     assert_non_null(strstr(moert_last_error(), phase));
 }
 
@@ -185,7 +185,7 @@ int run_exchange_tests(const char *name, const exchange_test *tests, size_t coun
             if ((tests[i].ways >> w & 1) == 0 || !applies(&setups[w]))
                 continue;
             rows[chosen++] =
-                (struct CMUnitTest){.name = format_text("%s[%s]", tests[i].name, setups[w].name),
+                (struct CMUnitTest){.name = titled("%s[%s]", tests[i].name, setups[w].name),
                                     .test_func = tests[i].function,
                                     .initial_state = (void *)&setups[w]};
         }

@@ -286,7 +286,7 @@ gated run_gated(const problem *p, const gated_run *how, const way *by, bool inte
 
 void digest_by(const char *threads, char digest[32]) {
     char *path = realpath("/proc/self/exe", NULL);
-    FILE *pipe = popen(format_text("POCL_MAX_PTHREAD_COUNT=%s '%s' digest", threads, path), "r");
+    FILE *pipe = popen(titled("POCL_MAX_PTHREAD_COUNT=%s '%s' digest", threads, path), "r");
     free(path);
     assert_non_null(pipe);
     assert_non_null(fgets(digest, 32, pipe));
@@ -307,13 +307,13 @@ void compare_arrays(const char *title, const arrays *got, const arrays *want) {
     const float *b[] = {want->x, want->weight, want->bias, want->y};
     const size_t counts[] = {got->x_count, got->weight_count, got->bias_count, got->y_count};
     for (size_t i = 0; i < 4; i++)
-        assert_same_bits(format_text("%s, array %zu", title, i), a[i], b[i], counts[i]);
+        assert_same_bits(titled("%s, array %zu", title, i), a[i], b[i], counts[i]);
 }
 
 void check_run(const problem *p, operation op, const way *by, bool integers, const arrays *want) {
     const arrays got = run_new(p, op, by, integers);
     compare_arrays(
-        format_text("[%zu,%zu,%zu], %s, %s", p->rows, p->n, p->k, operation_names[op], by->name),
+        titled("[%zu,%zu,%zu], %s, %s", p->rows, p->n, p->k, operation_names[op], by->name),
         &got, want);
 }
 

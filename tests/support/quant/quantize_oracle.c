@@ -62,16 +62,23 @@ static float amax_of(const float *x, size_t n) {
     return amax;
 }
 
-static unsigned char mx_block(moert_number type, const float *x, size_t n, unsigned char *code) {
-    const float t = amax_of(x, n) * (float)(1.0 / grid_of(type)->largest);
+/* Both write the codes of a block of n numbers and return its scale. With a norm (NULL: without),
+ * E5M2 ends at 128 and the reciprocal of the least scale is infinite, as cuDNN has it. */
+static unsigned char mx_block(moert_number type, const float *x, size_t n, const float *norm,
+                              unsigned char *code) {
+    const bool ends_early = norm != NULL && type == MOERT_NUMBER_E5M2;
+    const float t = amax_of(x, n) * (float)(1.0 / (ends_early ? 128.0 : grid_of(type)->largest)) *
+                    (norm != NULL ? *norm : 1.0f);
     int exponent = -127;
     const double m = frexp((double)t, &exponent); /* t = m 2^exponent, m in [1/2, 1) */
     if (m == 0.5)
         exponent--;
     if (t == 0.0f || exponent < -127)
         exponent = -127;
+    const float inverse = exponent == -127 && norm != NULL ? INFINITY : (float)power(-exponent);
+    const float factor = fminf(inverse * (norm != NULL ? *norm : 1.0f), FLT_MAX);
     for (size_t i = 0; i < n; i++)
-        code[i] = (unsigned char)oracle_code(type, (double)x[i] * power(-exponent));
+        code[i] = (unsigned char)oracle_code(type, (double)(x[i] * factor));
     return (unsigned char)(exponent + 127);
 }
 
@@ -81,28 +88,19 @@ static float encode_scale(float amax) {
     return amax == 0.0f || s == 0.0f ? 1.0f : s;
 }
 
-static unsigned char nvfp4_block(const float *x, size_t n, float amax, unsigned char *code) {
-    const float encode = encode_scale(amax);
-    const float wanted = amax_of(x, n) * (encode * (float)(1.0 / 6.0));
+static unsigned char nvfp4_block(const float *x, size_t n, float amax, const float *norm,
+                                 unsigned char *code) {
+    const float encode = encode_scale(amax), sixth = (float)(1.0 / 6.0);
+    const float wanted =
+        norm != NULL ? amax_of(x, n) * sixth * *norm : amax_of(x, n) * (encode * sixth);
     const unsigned scale = oracle_code(MOERT_NUMBER_E4M3, (double)wanted);
-    const float decode = (float)oracle_value(MOERT_NUMBER_E4M3, scale) * (1.0f / encode);
-    const float factor = fminf(1.0f / decode, FLT_MAX);
+    const float decode = (float)oracle_value(MOERT_NUMBER_E4M3, scale);
+    const float factor =
+        fminf(norm != NULL ? *norm * (1.0f / decode) : 1.0f / (decode * (1.0f / encode)), FLT_MAX);
     for (size_t i = 0; i < n; i++)
         code[i] =
             scale == 0 ? 0 : (unsigned char)oracle_code(MOERT_NUMBER_E2M1, (double)(x[i] * factor));
     return (unsigned char)scale;
-}
-
-unsigned char oracle_block(moert_format format, const float *x, size_t n, float amax,
-                           unsigned char *code) {
-    switch (format) {
-    case MOERT_FORMAT_NVFP4:
-        return nvfp4_block(x, n, amax, code);
-    case MOERT_FORMAT_MXFP8_E5M2:
-        return mx_block(MOERT_NUMBER_E5M2, x, n, code);
-    default:
-        return mx_block(MOERT_NUMBER_E4M3, x, n, code);
-    }
 }
 
 /* ---- matrices ---- */
@@ -112,8 +110,10 @@ unsigned char oracle_block(moert_format format, const float *x, size_t n, float 
 typedef struct view {
     const char *what;
     const moert_quantizer *how;
+    const float *norm; /* or NULL */
     const matrix *m;
     const quantized *z;
+    moert_number element;
     size_t size; /* of a block */
     const float *amax;
 } view;
@@ -170,7 +170,7 @@ static void take_amax(const view *v, block *b, void *context) {
 
 /* The code of element (r, c) of a block in the payload. */
 static unsigned code_at(const view *v, const block *b, size_t r, size_t c) {
-    const bool halves = v->how->format == MOERT_FORMAT_NVFP4;
+    const bool halves = v->element == MOERT_NUMBER_E2M1;
     const bool column = v->how->axis == MOERT_AXIS_COLUMN;
     size_t line = b->row + r, at = b->column + c;
     const size_t odd = halves ? (column ? r : at) % 2 : 0;
@@ -199,10 +199,7 @@ static unsigned scale_at(const view *v, const block *b, size_t r) {
 /* What element i of the block comes back as. */
 static float back_of(const view *v, const block *b, unsigned scale, unsigned code) {
     if (v->how->format != MOERT_FORMAT_NVFP4)
-        return (float)(oracle_value(v->how->format == MOERT_FORMAT_MXFP8_E5M2 ? MOERT_NUMBER_E5M2
-                                                                              : MOERT_NUMBER_E4M3,
-                                    code) *
-                       power((int)scale - 127));
+        return (float)(oracle_value(v->element, code) * power((int)scale - 127));
     const float element = (float)oracle_value(MOERT_NUMBER_E2M1, code);
     return element * (float)oracle_value(MOERT_NUMBER_E4M3, scale) *
            v->z->global[v->how->group_scales ? b->g : 0];
@@ -211,9 +208,12 @@ static float back_of(const view *v, const block *b, unsigned scale, unsigned cod
 static void check_block(const view *v, block *b, void *context) {
     (void)context;
     unsigned char code[MOST];
-    const unsigned scale = oracle_block(v->how->format, b->x, b->rows * b->columns,
-                                        v->amax[v->how->group_scales ? b->g : 0], code);
-    for (size_t i = 0; i < b->rows * b->columns; i++) {
+    const size_t n = b->rows * b->columns;
+    const float amax = v->amax[v->how->group_scales ? b->g : 0];
+    const unsigned scale = v->how->format == MOERT_FORMAT_NVFP4
+                               ? nvfp4_block(b->x, n, amax, v->norm, code)
+                               : mx_block(v->element, b->x, n, v->norm, code);
+    for (size_t i = 0; i < n; i++) {
         const size_t r = i / b->columns, c = i % b->columns;
         const unsigned got = code_at(v, b, r, c), got_scale = scale_at(v, b, r);
         const float back = v->z->back[(b->row + r) * v->m->columns + b->column + c];
@@ -237,14 +237,18 @@ static void check_untouched(const view *v) {
         assert_int_equal(v->z->scale[i], QUANTIZED_UNSET);
 }
 
-void oracle_check_quantized(const char *what, const moert_quantizer *how, const matrix *m,
-                            const quantized *z, size_t most) {
-    const size_t size = how->format == MOERT_FORMAT_NVFP4 ? 16 : 32;
+void oracle_check_quantized(const char *what, const moert_quantizer *how, const float *norm,
+                            const matrix *m, const quantized *z, size_t most) {
+    const bool nvfp4 = how->format == MOERT_FORMAT_NVFP4;
+    const size_t size = nvfp4 ? 16 : 32;
+    const moert_number element = nvfp4 || how->format == MOERT_FORMAT_MXFP4 ? MOERT_NUMBER_E2M1
+                                 : how->format == MOERT_FORMAT_MXFP8_E5M2   ? MOERT_NUMBER_E5M2
+                                                                            : MOERT_NUMBER_E4M3;
     const size_t blocks =
         m->rows * m->columns / (how->axis == MOERT_AXIS_TILE ? size * size : size);
     float *amax = test_alloc(z->globals * sizeof *amax);
-    const view v = {what, how, m, z, size, amax};
-    if (how->format == MOERT_FORMAT_NVFP4) {
+    const view v = {what, how, norm, m, z, element, size, amax};
+    if (nvfp4 && norm == NULL) {
         each_block(&v, 1, take_amax, amax);
         assert_same_bits(what, z->amax, amax, z->globals);
         for (size_t g = 0; g < z->globals; g++) {

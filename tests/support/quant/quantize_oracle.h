@@ -13,13 +13,10 @@ unsigned oracle_code(moert_number type, double x);
 /* The number of a code that is finite. */
 double oracle_value(moert_number type, unsigned code);
 
-/* The scale and codes of a block of n numbers; `amax` is the tensor's or group's. */
-unsigned char oracle_block(moert_format format, const float *x, size_t n, float amax,
-                           unsigned char *code);
-
 /*
  * amax, global scale, scales, payload and what came back of `z` are what they must be, byte for
- * byte, in at most `most` blocks spread over the matrix; nothing past the groups was written.
+ * byte, in at most `most` blocks spread over the matrix; nothing past the groups was written. By
+ * norm unless NULL.
  */
-void oracle_check_quantized(const char *what, const moert_quantizer *how, const matrix *m,
-                            const quantized *z, size_t most);
+void oracle_check_quantized(const char *what, const moert_quantizer *how, const float *norm,
+                            const matrix *m, const quantized *z, size_t most);

@@ -3,11 +3,10 @@
 
 #include "base/number.h"
 
-static moert_buffer *unset(size_t bytes) {
+moert_buffer *unset_bytes(size_t bytes) {
     unsigned char *memory = test_alloc(bytes);
     memset(memory, QUANTIZED_UNSET, bytes);
-    moert_buffer *buffer = upload(memory, bytes);
-    return buffer;
+    return upload(memory, bytes);
 }
 
 /* x on the device, by way of its type. */
@@ -24,8 +23,18 @@ static moert_buffer *upload_source(moert_number type, const matrix *m) {
     return x;
 }
 
-static quantized run(moert_number type, const char *backend, const moert_quantizer *how,
-                     const matrix *m, const float *norm) {
+moert_quantize quantize_op(const moert_quantizer *how, size_t rows, size_t columns) {
+    moert_quantize op = MOERT_QUANTIZE_INIT;
+    op.how = *how;
+    op.groups.rows = rows;
+    op.columns = columns;
+    return op;
+}
+
+/* With an amax, or by norm or a global scale of 1. */
+static quantized run(moert_number type, bool has_amax, const float *norm, const char *backend,
+                     const moert_quantizer *how, const matrix *m) {
+    const float one = 1.0f;
     const uint32_t whole = (uint32_t)m->rows;
     const size_t groups = m->groups > 0 ? m->groups : 1;
     const size_t block = moert_format_block(how->format);
@@ -37,54 +46,53 @@ static quantized run(moert_number type, const char *backend, const moert_quantiz
     z.q_bytes = z.shape.q_lines * z.shape.q_bytes;
     z.scale_bytes = z.shape.scale_lines * z.shape.scales * moert_format_scale_bytes(how->format);
     set_variable("MOERT_BACKEND", backend);
-    moert_buffer *ends = m->groups > 0 ? upload(m->ends, groups * sizeof *m->ends) : NULL;
-    moert_buffer *x = upload_source(type, m);
-    moert_buffer *back = unset(z.elements * sizeof(float));
-    moert_quantize op = {.size = sizeof(moert_quantize),
-                         .how = *how,
-                         .groups = {.ends = ends, .count = m->groups, .rows = m->rows},
-                         .columns = m->columns,
-                         .x = x,
-                         .q = unset(z.q_bytes),
-                         .scale = unset(z.scale_bytes),
-                         .global = unset(z.globals * sizeof(float)),
-                         .amax = unset(z.globals * sizeof(float)),
-                         .blocks = blocks};
-    moert_quantize by = op;
-    ASSERT_OK(moert_quantize_amax(&op));
-    if (norm != NULL) {
-        const float one = 1.0f;
-        by.amax = by.global = NULL;
-        by.norm = upload(norm, sizeof *norm);
+    moert_quantize op = quantize_op(how, m->rows, m->columns);
+    op.groups.ends = m->groups > 0 ? upload(m->ends, groups * sizeof *m->ends) : NULL;
+    op.groups.count = m->groups;
+    op.x = upload_source(type, m);
+    op.q = unset_bytes(z.q_bytes);
+    op.scale = unset_bytes(z.scale_bytes);
+    op.global = unset_bytes(z.globals * sizeof(float));
+    op.amax = unset_bytes(z.globals * sizeof(float));
+    op.blocks = blocks;
+    if (has_amax)
+        ASSERT_OK(moert_quantize_amax(&op));
+    else
         ASSERT_OK(moert_buffer_write(op.global, 0, &one, sizeof one));
+    moert_quantize by = op;
+    if (!has_amax)
+        by.amax = NULL;
+    if (norm != NULL) {
+        by.global = NULL;
+        by.norm = upload(norm, sizeof *norm);
     }
     ASSERT_OK(moert_quantize_run(&by));
-    op.x = back;
+    op.x = unset_bytes(z.elements * sizeof(float));
     ASSERT_OK(moert_dequantize_run(&op));
     z.q = download(op.q, z.q_bytes);
     z.scale = download(op.scale, z.scale_bytes);
     z.global = download(op.global, z.globals * sizeof(float));
     z.amax = download(op.amax, z.globals * sizeof(float));
-    z.back = download(back, z.elements * sizeof(float));
+    z.back = download(op.x, z.elements * sizeof(float));
     return z;
 }
 
 quantized quantize(const char *backend, const moert_quantizer *how, const matrix *m) {
-    return run(MOERT_NUMBER_F32, backend, how, m, NULL);
+    return run(MOERT_NUMBER_F32, true, NULL, backend, how, m);
 }
 
-quantized quantize_normed(const char *backend, const moert_quantizer *how, const matrix *m,
-                          float norm) {
-    return run(MOERT_NUMBER_F32, backend, how, m, &norm);
+quantized quantize_by(const float *norm, const char *backend, const moert_quantizer *how,
+                      const matrix *m) {
+    return run(MOERT_NUMBER_F32, false, norm, backend, how, m);
 }
 
 quantized quantize_from(moert_number type, const char *backend, const moert_quantizer *how,
                         const matrix *m) {
-    return run(type, backend, how, m, NULL);
+    return run(type, true, NULL, backend, how, m);
 }
 
-static void assert_same_bytes(const char *what, const char *part, const void *got, const void *want,
-                              size_t bytes) {
+void assert_same_bytes(const char *what, const char *part, const void *got, const void *want,
+                       size_t bytes) {
     const unsigned char *a = got, *b = want;
     for (size_t i = 0; i < bytes; i++)
         if (a[i] != b[i])

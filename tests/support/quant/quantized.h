@@ -24,12 +24,21 @@ typedef struct quantized {
 
 /* Fails the test unless every call succeeds and stays within its buffers. */
 quantized quantize(const char *backend, const moert_quantizer *how, const matrix *m);
-/* The same by norm, without amax; `back` is x * norm. */
-quantized quantize_normed(const char *backend, const moert_quantizer *how, const matrix *m,
-                          float norm);
+/* The same without amax and with a global scale of 1; by norm unless NULL: `back` is x * norm. */
+quantized quantize_by(const float *norm, const char *backend, const moert_quantizer *how,
+                      const matrix *m);
 /* The same of a source of another type, in which x is exact, cast on the device. */
 quantized quantize_from(moert_number type, const char *backend, const moert_quantizer *how,
                         const matrix *m);
 
+/* A description of a matrix without groups, its buffers to be filled in. */
+moert_quantize quantize_op(const moert_quantizer *how, size_t rows, size_t columns);
+
 /* All bytes are the same. */
 void assert_same_quantized(const char *what, const quantized *got, const quantized *want);
+void assert_same_bytes(const char *what, const char *part, const void *got, const void *want,
+                       size_t bytes);
+
+/* A guarded buffer of QUANTIZED_UNSET, and HOW(.member = value, ...), a quantiser. */
+moert_buffer *unset_bytes(size_t bytes);
+#define HOW(...) ((moert_quantizer){.size = sizeof(moert_quantizer), __VA_ARGS__})

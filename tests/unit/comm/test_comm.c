@@ -95,9 +95,9 @@ TEST(test_agreement_gives_all_ranks_the_lowest_failure) {
             mine = MOERT_FAIL(ERROR_NUMERIC, "not the lowest");
         right = moert_comm_agree(test_comm, mine) == MOERT_ERROR_IO && right;
         const char *prefix =
-            test_ranks > 1 ? format_text("rank %zu (%s): ", bad, moert_comm_host(test_comm, bad))
+            test_ranks > 1 ? titled("rank %zu (%s): ", bad, moert_comm_host(test_comm, bad))
                            : "";
-        const char *text = format_text("%sthe file of rank %zu is short", prefix, bad);
+        const char *text = titled("%sthe file of rank %zu is short", prefix, bad);
         right = right && strcmp(moert_last_error(), text) == 0;
         right = right && moert_comm_failure_is_shared();
         /* an outer agreement passes the message on as it is */
@@ -120,7 +120,7 @@ TEST(test_split_keeps_the_order_and_names_ranks_of_the_whole) {
     moert_status mine = MOERT_OK;
     if (right && test_rank / 2 == count - 1)
         mine = MOERT_FAIL(ERROR_FORMAT, "last of its part");
-    const char *prefix = format_text("rank %zu (", 2 * (count - 1) + test_rank % 2);
+    const char *prefix = titled("rank %zu (", 2 * (count - 1) + test_rank % 2);
     right = right && moert_comm_agree(part, mine) == MOERT_ERROR_FORMAT;
     if (count > 1)
         right = right && strncmp(moert_last_error(), prefix, strlen(prefix)) == 0;

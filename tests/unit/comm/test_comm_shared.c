@@ -182,10 +182,10 @@ TEST(test_memory_out_of_reach_is_an_error_on_all_ranks) {
 
 /* A folder of processes in which any file of process `pid` is one regular file. */
 static bool make_processes(const char *folder, int pid) {
-    bool made = symlink(".", format_text("%s/%d", folder, pid)) == 0 &&
-                mkdir(format_text("%s/fd", folder), 0700) == 0;
+    bool made = symlink(".", titled("%s/%d", folder, pid)) == 0 &&
+                mkdir(titled("%s/fd", folder), 0700) == 0;
     for (int file = 0; file < 256; file++)
-        made = made && symlink("/proc/self/exe", format_text("%s/fd/%d", folder, file)) == 0;
+        made = made && symlink("/proc/self/exe", titled("%s/fd/%d", folder, file)) == 0;
     return made;
 }
 

@@ -27,7 +27,7 @@ static pid_t enter_child(moert_watch_entry *entry) {
     moert_watch_enter(entry, moert_clock_ns());
     atomic_store(&entry->pid, (int)child);
     char text[1024];
-    FILE *file = fopen(format_text("/proc/%d/stat", (int)child), "r");
+    FILE *file = fopen(titled("/proc/%d/stat", (int)child), "r");
     assert_non_null(file);
     text[fread(text, 1, sizeof text - 1, file)] = '\0';
     fclose(file);

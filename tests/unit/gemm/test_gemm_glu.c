@@ -51,7 +51,7 @@ static void compare_calls(size_t i, size_t f, const way *by) {
     for (int drop = 0; drop < 2; drop++) {
         how.drop_v = drop != 0;
         const gated got = run_gated(&problems[i], &how, by, false);
-        const char *title = format_text("problem %zu, form %zu, %s, %s v", i, f, by->name,
+        const char *title = titled("problem %zu, form %zu, %s, %s v", i, f, by->name,
                                         drop ? "dropped" : "kept");
         assert_same_bits(title, got.h, want.h, want.results);
         if (!drop)

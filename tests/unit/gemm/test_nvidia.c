@@ -73,7 +73,7 @@ TEST(test_products_of_random_numbers_are_within_their_rounding) {
             make_positive(sizes.bias, sizes.bias_count);
             run_gemm(p, op, &gemm_ways[REFERENCE_BF16], &sizes);
             const results sums = results_of(p, op, &got);
-            compare_sums(format_text("problem %zu, %s", i, operation_names[op]), sums.data,
+            compare_sums(titled("problem %zu, %s", i, operation_names[op]), sums.data,
                          results_of(p, op, &want).data, results_of(p, op, &sizes).data, sums.count);
         }
 }
@@ -112,7 +112,7 @@ static void check_rounded(const problem *p, operation op) {
     rounded.result = MOERT_NUMBER_BF16;
     const arrays got = run_new(p, op, &rounded, false), want = run_new(p, op, &nvidia, false);
     const results floats = results_of(p, op, &want);
-    compare_rounded(format_text("%s of n %zu, k %zu", operation_names[op], p->n, p->k),
+    compare_rounded(titled("%s of n %zu, k %zu", operation_names[op], p->n, p->k),
                     results_of(p, op, &got).data, floats.data, floats.count);
 }
 
@@ -144,7 +144,7 @@ static void check_scattered(const problem *p, operation op, size_t runs) {
             memcpy(lines.data + m * lines.stride, results_of(p, op, &old).data + m * lines.stride,
                    lines.stride * sizeof(float));
     compare_rounded(
-        format_text("%s in %zu runs, n %zu, k %zu", operation_names[op], runs, p->n, p->k),
+        titled("%s in %zu runs, n %zu, k %zu", operation_names[op], runs, p->n, p->k),
         results_of(p, op, &got).data, lines.data, lines.count);
 }
 
@@ -209,7 +209,7 @@ static void check_glu(const problem *p, size_t f, bool drop) {
     how.drop_v = drop;
     const gated got = run_gated(p, &how, &nvidia, true);
     const gated want = run_gated(p, &how, &gemm_ways[REFERENCE_BF16], true);
-    const char *title = format_text("n %zu, k %zu, form %zu", p->n, p->k, f);
+    const char *title = titled("n %zu, k %zu, form %zu", p->n, p->k, f);
     if (!drop)
         compare_arrays(title, &got.a, &want.a);
     for (size_t i = 0; i < got.h_count; i++) {
@@ -290,7 +290,7 @@ TEST(test_units_that_join_in_do_not_show_in_the_bits) {
             way joined = nvidia;
             joined.spared = spared[j / 2];
             p.accumulate = j % 2 == 0;
-            joined.name = format_text("%u units spared", joined.spared);
+            joined.name = titled("%u units spared", joined.spared);
             const arrays want = run_new(&p, WGRAD, &nvidia, false);
             check_run(&p, WGRAD, &joined, false, &want);
         }

@@ -70,7 +70,7 @@ TEST(test_no_bit_of_a_factor_is_lost) {
             run_gemm(p, op, &split, &got);
             run_gemm(p, op, &gemm_ways[REFERENCE_F32], &want);
             compare_arrays(
-                format_text("%d by %d bits, %s", bits[i][0], bits[i][1], operation_names[op]), &got,
+                titled("%d by %d bits, %s", bits[i][0], bits[i][1], operation_names[op]), &got,
                 &want);
         }
 }

@@ -170,7 +170,7 @@ TEST_WITH(test_without_any_row_products_choose_as_they_can, forget, NULL) {
 TEST_WITH(test_device_comes_before_family_before_vendor_before_default, forget, NULL) {
     const moert_device_info *info = moert_device_describe(test_device);
     const char *family = moert_tuning_family(info);
-    build_in(format_text("device \"%.*s\" * * * * * panels=9\n"
+    build_in(titled("device \"%.*s\" * * * * * panels=9\n"
                          "default forward f32 64 64 64 panels=6 depth=16 split=6 lines=6\n"
                          "vendor \"%s\" * * * * * panels=7 depth=32 split=7\n"
                          "family %.3s * * * * * panels=8 depth=48\n"

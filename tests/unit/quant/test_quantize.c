@@ -4,8 +4,6 @@
 #include "base/number.h"
 #include "support/quant/quantized.h"
 
-#define HOW(...) ((moert_quantizer){.size = sizeof(moert_quantizer), __VA_ARGS__})
-
 static const char *const backends[] = {"reference", "portable"};
 enum { BACKENDS = 2 };
 
@@ -142,13 +140,10 @@ TEST(test_gpt_oss_blocks_are_mxfp4_along_rows) {
     }
     for (size_t b = 0; b < BACKENDS; b++) {
         set_variable("MOERT_BACKEND", backends[b]);
-        moert_quantize op = {.size = sizeof(moert_quantize),
-                             .how = HOW(.format = MOERT_FORMAT_MXFP4),
-                             .groups = {.rows = 1},
-                             .columns = 32,
-                             .x = unset_floats(32),
-                             .q = upload(blocks, sizeof blocks),
-                             .scale = upload(&scale, 1)};
+        moert_quantize op = quantize_op(&HOW(.format = MOERT_FORMAT_MXFP4), 1, 32);
+        op.x = unset_floats(32);
+        op.q = upload(blocks, sizeof blocks);
+        op.scale = upload(&scale, 1);
         ASSERT_OK(moert_dequantize_run(&op));
         float *got = download(op.x, sizeof want);
         assert_same_bits("x", got, want, 32);
@@ -173,15 +168,11 @@ TEST(test_global_scales_are_of_tensor_or_group_and_may_be_given) {
 
         /* given instead of made */
         const float given = 12.0f / 2688.0f;
-        moert_buffer *source = upload(x, sizeof x), *global = upload(&given, sizeof given);
-        moert_quantize op = {.size = sizeof(moert_quantize),
-                             .how = HOW(.format = MOERT_FORMAT_NVFP4),
-                             .groups = {.rows = M},
-                             .columns = N,
-                             .x = source,
-                             .q = upload(x, M * N / 2),
-                             .scale = upload(x, M),
-                             .global = global};
+        moert_quantize op = quantize_op(&HOW(.format = MOERT_FORMAT_NVFP4), M, N);
+        op.x = upload(x, sizeof x);
+        op.global = upload(&given, sizeof given);
+        op.q = upload(x, M * N / 2);
+        op.scale = upload(x, M);
         unsigned char scale[M];
         ASSERT_OK(moert_quantize_run(&op));
         download_into(op.scale, scale, sizeof scale);
@@ -230,50 +221,35 @@ TEST(test_stochastic_rounding_follows_the_seed_and_is_unbiased) {
 
 /* ---- errors ---- */
 
+/* A description of which one field is changed is refused with this text. */
+#define REFUSED(status, text, change)                                                              \
+    do {                                                                                           \
+        moert_quantize op = good;                                                                  \
+        change;                                                                                    \
+        ASSERT_FAILS(moert_quantize_run(&op), (status), (text));                                   \
+    } while (0)
+
 TEST(test_wrong_arguments_are_named) {
     const float x[64] = {0};
-    moert_buffer *buffer = upload(x, sizeof x);
-    const moert_quantize good = {.size = sizeof(moert_quantize),
-                                 .how = HOW(.axis = 0),
-                                 .groups = {.rows = 1},
-                                 .columns = 32,
-                                 .x = buffer,
-                                 .q = buffer,
-                                 .scale = buffer};
-    moert_quantize op = good;
-    op.size = 7;
-    ASSERT_FAILS(moert_quantize_amax(&op), MOERT_ERROR_USAGE, "MOERT_QUANTIZE_INIT");
-    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "description is 7;");
-    ASSERT_FAILS(moert_dequantize_run(&op), MOERT_ERROR_USAGE, "MOERT_QUANTIZE_INIT");
-    op = good;
-    op.groups.rows = 1000;
-    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "x has 384 bytes, too few for 1000");
-    op = good;
-    op.q = NULL;
-    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "q[1,32] is missing");
-    op = good;
-    op.how.size = 3;
-    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "size is 3");
-    op = good;
-    op.how.format = 17;
-    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "format of a quantiser is 17");
-    op = good;
-    op.how.hadamard = true;
-    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "hadamard goes with nvfp4");
-    op = good;
-    op.how.transposed = true;
-    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "transposed goes with");
-    op = good;
-    op.how.rounding = MOERT_ROUNDING_STOCHASTIC;
-    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "not with mxfp8-e4m3");
-    op = good;
-    op.x_runs = 5;
-    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "32 columns are no multiple");
-    op = good;
-    op.how.format = MOERT_FORMAT_NVFP4;
-    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "global scale[1,1] is missing");
-    op.columns = (size_t)1 << 31;
-    ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_UNSUPPORTED, "columns of a quantised matrix");
+    const moert_status usage = MOERT_ERROR_USAGE;
+    moert_quantize good = quantize_op(&HOW(.axis = 0), 1, 32);
+    good.x = good.q = good.scale = upload(x, sizeof x);
+    moert_quantize other = good;
+    other.size = 7;
+    ASSERT_FAILS(moert_quantize_amax(&other), usage, "MOERT_QUANTIZE_INIT");
+    ASSERT_FAILS(moert_dequantize_run(&other), usage, "MOERT_QUANTIZE_INIT");
+    REFUSED(usage, "description is 7;", op.size = 7);
+    REFUSED(usage, "x has 384 bytes, too few for 1000", op.groups.rows = 1000);
+    REFUSED(usage, "q[1,32] is missing", op.q = NULL);
+    REFUSED(usage, "size is 3", op.how.size = 3);
+    REFUSED(usage, "format of a quantiser is 17", op.how.format = 17);
+    REFUSED(usage, "hadamard goes with nvfp4", op.how.hadamard = true);
+    REFUSED(usage, "transposed goes with", op.how.transposed = true);
+    REFUSED(usage, "not with mxfp8-e4m3", op.how.rounding = MOERT_ROUNDING_STOCHASTIC);
+    REFUSED(usage, "32 columns are no multiple", op.x_runs = 5);
+    REFUSED(usage, "global scale[1,1] is missing", op.how.format = MOERT_FORMAT_NVFP4);
+    REFUSED(MOERT_ERROR_UNSUPPORTED, "columns of a quantised matrix",
+            (op.how.format = MOERT_FORMAT_NVFP4, op.columns = (size_t)1 << 31));
 }
 
 TESTS(open_test_device, close_test_device)

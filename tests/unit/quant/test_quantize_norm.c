@@ -1,11 +1,6 @@
 // run: np=1 sanitize=1
-/* Quantisers with a norm: worked examples, an oracle that searches the codes, what is refused. */
-#include <float.h>
-
-#include "base/number.h"
-#include "support/quant/quantized.h"
-
-#define HOW(...) ((moert_quantizer){.size = sizeof(moert_quantizer), __VA_ARGS__})
+/* Quantisers with a norm: worked examples, an oracle, what is refused. */
+#include "support/quant/quantize_oracle.h"
 
 static const char *const backends[] = {"reference", "portable"};
 enum { BACKENDS = 2 };
@@ -18,7 +13,7 @@ static void check_block(moert_format format, float norm, float value, unsigned c
     const float x[32] = {[0] = value};
     const matrix m = {.x = x, .rows = 1, .columns = moert_format_block(format)};
     for (size_t b = 0; b < BACKENDS; b++) {
-        quantized z = quantize_normed(backends[b], &HOW(.format = format), &m, norm);
+        quantized z = quantize_by(&norm, backends[b], &HOW(.format = format), &m);
         assert_int_equal(z.scale[0], scale);
         assert_int_equal(z.q[0], q);
     }
@@ -31,7 +26,7 @@ TEST(test_the_worked_example_has_its_bytes_and_comes_back) {
     check_block(MOERT_FORMAT_MXFP8_E4M3, norm, 0.0f, 0, 0);
     check_block(MOERT_FORMAT_MXFP8_E4M3, norm, 6.4134731f, 115, 0x78);
     for (size_t b = 0; b < BACKENDS; b++) {
-        quantized z = quantize_normed(backends[b], &HOW(.format = 0), &m, norm);
+        quantized z = quantize_by(&norm, backends[b], &HOW(.format = 0), &m);
         assert_within((double)(z.back[5] / norm), 1000.0, 1e-3);
         assert_within((double)(z.back[6] / norm), -500.0, 1e-3);
         assert_true(z.back[0] == 0.0f);
@@ -75,10 +70,11 @@ TEST(test_nvfp4_with_one_over_the_global_scale_has_the_published_bytes) {
     for (int i = 16; i < 32; i++)
         x[i] = (float)(i - 15) / 100.0f;
     const matrix m = {.x = x, .rows = 1, .columns = 32};
+    const float norm = 2688.0f / 6.0f;
     for (size_t b = 0; b < BACKENDS; b++)
         for (moert_nvfp4_rule rule = 0; rule <= MOERT_NVFP4_BRIDGE; rule++) {
             const moert_quantizer how = HOW(.format = MOERT_FORMAT_NVFP4, .nvfp4_rule = rule);
-            quantized z = quantize_normed(backends[b], &how, &m, 2688.0f / 6.0f);
+            quantized z = quantize_by(&norm, backends[b], &how, &m);
             assert_memory_equal(z.scale, scale, sizeof scale);
             assert_memory_equal(z.q, q, sizeof q);
         }
@@ -95,100 +91,7 @@ TEST(test_nvfp4_scales_follow_the_formula) {
 
 /* ---- an oracle ---- */
 
-/* The magnitude code whose value is nearest, ties to the even one, by search; with its sign. */
-static unsigned search(moert_number type, float x) {
-    const unsigned last = type == MOERT_NUMBER_E4M3 ? 0x7E : type == MOERT_NUMBER_E5M2 ? 0x7B : 7;
-    const double most = (double)moert_number_decode(type, last);
-    const double a = fmin(fabs((double)x), most);
-    unsigned best = 0;
-    for (unsigned code = 1; code <= last; code++) {
-        const double new = fabs((double)moert_number_decode(type, code) - a);
-        const double old = fabs((double)moert_number_decode(type, best) - a);
-        if (new < old || (new == old &&code % 2 == 0))
-            best = code;
-    }
-    return best | (signbit(x) ? last < 8 ? 8u : 0x80u : 0u);
-}
-
-typedef struct block {
-    unsigned char scale, q[32];
-} block;
-
-/* n <= 32 values by the formula. */
-static block expect_block(moert_format format, const float *x, size_t n, float norm) {
-    const bool nvfp4 = format == MOERT_FORMAT_NVFP4;
-    const moert_number type = format == MOERT_FORMAT_MXFP8_E4M3   ? MOERT_NUMBER_E4M3
-                              : format == MOERT_FORMAT_MXFP8_E5M2 ? MOERT_NUMBER_E5M2
-                                                                  : MOERT_NUMBER_E2M1;
-    const float most[] = {448.0f, 128.0f, 6.0f, 6.0f};
-    float amax = 0.0f, t, inverse;
-    block want = {.scale = 0};
-    for (size_t i = 0; i < n; i++)
-        amax = fmaxf(amax, fabsf(x[i]));
-    t = amax * (1.0f / most[format]);
-    t *= norm;
-    if (nvfp4) {
-        want.scale = (unsigned char)search(MOERT_NUMBER_E4M3, t);
-        inverse = 1.0f / moert_number_decode(MOERT_NUMBER_E4M3, want.scale);
-    } else {
-        while (want.scale < 254 && ldexp(1.0, want.scale - 127) < (double)t)
-            want.scale++;
-        inverse = want.scale == 0 ? INFINITY : (float)ldexp(1.0, 127 - want.scale);
-    }
-    for (size_t i = 0; i < n; i++)
-        if (!nvfp4 || want.scale != 0)
-            want.q[i] = (unsigned char)search(type, x[i] * fminf(norm * inverse, FLT_MAX));
-    return want;
-}
-
-/* The code of element i of the block at row r (or row block r) and column c. */
-static unsigned code_at(const quantized *z, const moert_quantizer *how, size_t line,
-                        size_t column) {
-    const bool halves = moert_format_element_bits(how->format) == 4;
-    if (!halves)
-        return z->q[line * z->shape.q_bytes + column];
-    if (how->axis == MOERT_AXIS_ROW)
-        return z->q[line * z->shape.q_bytes + column / 2] >> column % 2 * 4 & 0xFu;
-    return z->q[line / 2 * z->shape.q_bytes + column] >> line % 2 * 4 & 0xFu;
-}
-
-static void check_rows(const quantized *z, const moert_quantizer *how, const matrix *m,
-                       float norm) {
-    const size_t size = moert_format_block(how->format);
-    for (size_t r = 0; r < m->rows; r++)
-        for (size_t c = 0; c < m->columns; c += size) {
-            const size_t n = c + size < m->columns ? size : m->columns - c;
-            const block want = expect_block(how->format, &m->x[r * m->columns + c], n, norm);
-            assert_int_equal(z->scale[r * z->shape.scales + c / size], want.scale);
-            for (size_t i = 0; i < n; i++)
-                assert_int_equal(code_at(z, how, r, c + i), want.q[i]);
-        }
-}
-
-/* Blocks begin anew in every group; halves of a partial block are filled up. */
-static void check_columns(const quantized *z, const moert_quantizer *how, const matrix *m,
-                          float norm) {
-    const size_t size = moert_format_block(how->format);
-    const bool halves = moert_format_element_bits(how->format) == 4;
-    size_t blocks = 0;
-    for (size_t g = 0, row = 0; g < m->groups; g++)
-        for (; row < m->ends[g]; blocks++) {
-            const size_t n = row + size < m->ends[g] ? size : m->ends[g] - row;
-            for (size_t c = 0; c < m->columns; c++) {
-                float x[32];
-                for (size_t i = 0; i < n; i++)
-                    x[i] = m->x[(row + i) * m->columns + c];
-                const block want = expect_block(how->format, x, n, norm);
-                assert_int_equal(z->scale[blocks * z->shape.scales + c], want.scale);
-                for (size_t i = 0; i < n; i++)
-                    assert_int_equal(code_at(z, how, (halves ? blocks * size : row) + i, c),
-                                     want.q[i]);
-            }
-            row += n;
-        }
-}
-
-TEST(test_random_matrices_agree_with_a_search_of_the_codes) {
+TEST(test_random_matrices_have_the_bytes_of_the_oracle) {
     enum { M = 70, N = 83, POWERS = 4 };
     const uint32_t ends[] = {33, 33, 65, M};
     const float norms[] = {1.0f, 0.01f, 3.7f, 2688.0f / 11.0f};
@@ -203,14 +106,10 @@ TEST(test_random_matrices_agree_with_a_search_of_the_codes) {
         for (size_t k = 0; k < M * N; k++)
             x[k] = k / 16 % 9 == 0 ? 0.0f : ldexpf(x[k], power - (int)(k / 32 % 7));
         const matrix m = {x, M, N, ends, 4};
-        quantized want = quantize_normed("reference", &how, &m, norm);
-        quantized got = quantize_normed("portable", &how, &m, norm);
-        char what[64];
-        snprintf(what, sizeof what, "case %zu", i);
-        if (how.axis == MOERT_AXIS_ROW)
-            check_rows(&want, &how, &m, norm);
-        else
-            check_columns(&want, &how, &m, norm);
+        quantized want = quantize_by(&norm, "reference", &how, &m);
+        quantized got = quantize_by(&norm, "portable", &how, &m);
+        const char *what = titled("case %zu", i);
+        oracle_check_quantized(what, &how, &norm, &m, &want, SIZE_MAX - 1);
         assert_same_quantized(what, &got, &want);
     }
 }
@@ -219,19 +118,11 @@ TEST(test_random_matrices_agree_with_a_search_of_the_codes) {
 
 TEST(test_a_norm_needs_a_buffer_and_scales_of_one_byte) {
     const float x[64] = {0};
-    moert_buffer *buffer = upload(x, sizeof x), *small;
-    moert_quantize op = {.size = sizeof(moert_quantize),
-                         .how = HOW(.format = MOERT_FORMAT_FP8_BLOCK),
-                         .groups = {.rows = 1},
-                         .columns = 32,
-                         .x = buffer,
-                         .q = buffer,
-                         .scale = buffer,
-                         .norm = buffer};
-    small = test_buffer(2);
+    moert_quantize op = quantize_op(&HOW(.format = MOERT_FORMAT_FP8_BLOCK), 1, 32);
+    op.x = op.q = op.scale = op.norm = upload(x, sizeof x);
     ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "not with fp8-block");
     op.how.format = MOERT_FORMAT_MXFP8_E4M3;
-    op.norm = small;
+    op.norm = test_buffer(2);
     ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "norm has 2 bytes");
 }
 

@@ -6,8 +6,6 @@
 #include "base/number.h"
 #include "support/quant/quantized.h"
 
-#define HOW(...) ((moert_quantizer){.size = sizeof(moert_quantizer), __VA_ARGS__})
-
 static const char *const backends[] = {"reference", "portable"};
 enum { BACKENDS = 2 };
 
@@ -88,13 +86,11 @@ TEST(test_backends_give_the_same_bytes_on_hostile_data_and_shapes) {
         matrix m = shapes[i / HOWS / DATA];
         if (m.columns > 1000 && kind != NORMAL)
             continue; /* more than one strip; once is enough */
-        float *x = make_data(kind, m.rows * m.columns);
-        char what[96];
-        snprintf(what, sizeof what, "quantiser %zu, data %d, %zu x %zu", i % HOWS, kind, m.rows,
-                 m.columns);
-        m.x = x;
+        m.x = make_data(kind, m.rows * m.columns);
         quantized want = quantize("reference", &how, &m), got = quantize("portable", &how, &m);
-        assert_same_quantized(what, &got, &want);
+        assert_same_quantized(
+            titled("quantiser %zu, data %d, %zu x %zu", i % HOWS, kind, m.rows, m.columns), &got,
+            &want);
     }
 }
 
@@ -161,14 +157,11 @@ TEST(test_every_second_run_of_columns_is_quantised) {
                 x[k] = wide[k / N * 2 * N + (k % N / runs[i] * 2 + 1) * runs[i] + k % N % runs[i]];
             const matrix m = {x, M, N, NULL, 0};
             quantized want = quantize("reference", &HOW(.axis = 0), &m);
-            moert_quantize op = {.size = sizeof(moert_quantize),
-                                 .how = HOW(.axis = 0),
-                                 .groups = {.rows = M},
-                                 .columns = N,
-                                 .x = upload(wide, 2 * sizeof x),
-                                 .q = upload(x, want.q_bytes),
-                                 .scale = upload(x, want.scale_bytes),
-                                 .x_runs = runs[i]};
+            moert_quantize op = quantize_op(&HOW(.axis = 0), M, N);
+            op.x = upload(wide, 2 * sizeof x);
+            op.q = upload(x, want.q_bytes);
+            op.scale = upload(x, want.scale_bytes);
+            op.x_runs = runs[i];
             set_variable("MOERT_BACKEND", backends[b]);
             ASSERT_OK(moert_quantize_run(&op));
             unsigned char *q = download(op.q, want.q_bytes);
@@ -182,17 +175,12 @@ TEST(test_every_second_run_of_columns_is_quantised) {
 static void check_codes(const char *backend, const moert_quantizer *how, const matrix *m) {
     quantized z = quantize(backend, how, m);
     const size_t bytes = z.elements * sizeof(uint16_t);
-    uint16_t *unset = test_alloc(bytes);
-    memset(unset, QUANTIZED_UNSET, bytes);
-    moert_quantize op = {.size = sizeof(moert_quantize),
-                         .how = *how,
-                         .groups = {.rows = m->rows},
-                         .columns = m->columns,
-                         .x = upload(unset, bytes),
-                         .x_type = MOERT_NUMBER_BF16,
-                         .q = upload(z.q, z.q_bytes),
-                         .scale = upload(z.scale, z.scale_bytes),
-                         .global = upload(z.global, z.globals * sizeof(float))};
+    moert_quantize op = quantize_op(how, m->rows, m->columns);
+    op.x = unset_bytes(bytes);
+    op.x_type = MOERT_NUMBER_BF16;
+    op.q = upload(z.q, z.q_bytes);
+    op.scale = upload(z.scale, z.scale_bytes);
+    op.global = upload(z.global, z.globals * sizeof(float));
     ASSERT_OK(moert_dequantize_run(&op));
     uint16_t *codes = download(op.x, bytes);
     for (size_t i = 0; i < z.elements; i++) {

@@ -6,19 +6,10 @@
 #include "base/number.h"
 #include "support/quant/quantized.h"
 
-#define HOW(...) ((moert_quantizer){.size = sizeof(moert_quantizer), __VA_ARGS__})
-
 static const char *const backends[] = {"reference", "portable"};
 enum { BACKENDS = 2 };
 
 /* ---- payload and scales in one row ---- */
-
-static moert_buffer *unset_bytes(size_t bytes) {
-    unsigned char *memory = test_alloc(bytes);
-    memset(memory, QUANTIZED_UNSET, bytes);
-    moert_buffer *buffer = upload(memory, bytes);
-    return buffer;
-}
 
 /* Each row has the bytes of both matrices, its padding stays, and it comes back as they do. */
 static void check_rows(const moert_quantizer *how, const matrix *m, size_t padding) {
@@ -26,14 +17,11 @@ static void check_rows(const moert_quantizer *how, const matrix *m, size_t paddi
     const size_t payload = want.shape.q_bytes, scales = want.shape.scales;
     const size_t row_bytes = payload + scales + padding;
     for (size_t b = 0; b < BACKENDS; b++) {
-        moert_quantize op = {.size = sizeof(moert_quantize),
-                             .how = *how,
-                             .groups = {.rows = m->rows},
-                             .columns = m->columns,
-                             .x = upload(m->x, want.elements * sizeof(float)),
-                             .q = unset_bytes(m->rows * row_bytes),
-                             .global = upload(want.global, want.globals * sizeof(float)),
-                             .row_bytes = row_bytes};
+        moert_quantize op = quantize_op(how, m->rows, m->columns);
+        op.x = upload(m->x, want.elements * sizeof(float));
+        op.q = unset_bytes(m->rows * row_bytes);
+        op.global = upload(want.global, want.globals * sizeof(float));
+        op.row_bytes = row_bytes;
         set_variable("MOERT_BACKEND", backends[b]);
         ASSERT_OK(moert_quantize_run(&op));
         unsigned char *rows = download(op.q, m->rows * row_bytes);
@@ -66,12 +54,9 @@ TEST(test_rows_of_payload_and_scales_have_the_bytes_of_both) {
 TEST(test_rows_that_cannot_hold_their_scales_are_refused) {
     enum { M = 4, N = 64 };
     float *x = random_floats(M * N, 1.0f, 0);
-    moert_quantize op = {.size = sizeof(moert_quantize),
-                         .how = HOW(.axis = MOERT_AXIS_ROW),
-                         .groups = {.rows = M},
-                         .columns = N,
-                         .x = upload(x, M * N * sizeof *x),
-                         .row_bytes = N + 1};
+    moert_quantize op = quantize_op(&HOW(.axis = MOERT_AXIS_ROW), M, N);
+    op.x = upload(x, M * N * sizeof *x);
+    op.row_bytes = N + 1;
     op.q = test_buffer(M * (N + 2));
     ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_USAGE, "65 elements apart and 66 wide");
     op.row_bytes = N + 3;
