@@ -32,7 +32,7 @@ static const row rows[] = {
 /* A row of the table on the device, and what is known of it. */
 typedef struct trip {
     const row *r;
-    char title[96];
+    const char *title;
     size_t slots, used, stride; /* floats of the windows' rows */
     int32_t *index;
     uint32_t *gather, ends[MOST_EXPERTS];
@@ -66,8 +66,8 @@ static void route(trip *t) {
 
 static void open_trip(const row *r, moert_exchange *exchange, trip *t) {
     *t = (trip){.r = r, .slots = r->tokens * r->topk, .exchange = exchange};
-    snprintf(t->title, sizeof t->title, "%zu tokens of %zu, top %zu of %zu, at most %zu rows",
-             r->tokens, r->width, r->topk, r->experts, r->limit);
+    t->title = titled("%zu tokens of %zu, top %zu of %zu, at most %zu rows", r->tokens, r->width,
+                      r->topk, r->experts, r->limit);
     t->index = test_alloc(t->slots * sizeof *t->index);
     t->gather = test_alloc(t->slots * sizeof *t->gather);
     t->weight = test_alloc(t->slots * sizeof *t->weight);

@@ -96,7 +96,6 @@ static data make(const row *r, const moert_router_options *options, bool biased)
 static void check(const row *r, moert_score score, bool renormalise, bool grouped, float scale,
                   bool biased) {
     moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
-    char title[128];
     options.experts = r->experts;
     options.topk = r->topk;
     options.score = score;
@@ -107,9 +106,9 @@ static void check(const row *r, moert_score score, bool renormalise, bool groupe
         options.kept_groups = KEPT_GROUPS;
         options.group_best = r->topk / KEPT_GROUPS;
     }
-    snprintf(title, sizeof title, "%zu tokens, top %zu of %zu, score %d%s%s%s, scale %g", r->tokens,
-             r->topk, r->experts, (int)score, renormalise ? ", renormalised" : "",
-             grouped ? ", grouped" : "", biased ? ", biased" : "", (double)scale);
+    const char *title = titled("%zu tokens, top %zu of %zu, score %d%s%s%s, scale %g", r->tokens,
+                               r->topk, r->experts, (int)score, renormalise ? ", renormalised" : "",
+                               grouped ? ", grouped" : "", biased ? ", biased" : "", (double)scale);
     data d = make(r, &options, biased);
     const router_input input = {options,   r->tokens, d.logits, biased ? d.bias : NULL,
                                 d.dweight, NULL,      0,        NULL};
@@ -185,12 +184,11 @@ static void check_aux(const row *r, moert_score score) {
     uint64_t counts[MOST_EXPERTS];
     double mass[MOST_EXPERTS];
     float want[MOST_EXPERTS], gradient[MOST_EXPERTS];
-    char title[96];
     options.experts = r->experts;
     options.topk = r->topk;
     options.score = score;
-    snprintf(title, sizeof title, "aux loss, %zu tokens, top %zu of %zu, score %d", r->tokens,
-             r->topk, r->experts, (int)score);
+    const char *title = titled("aux loss, %zu tokens, top %zu of %zu, score %d", r->tokens, r->topk,
+                               r->experts, (int)score);
     data d = make(r, &options, false);
     memset(d.dweight, 0, r->tokens * r->topk * sizeof *d.dweight);
     router_input input = {options, r->tokens, d.logits, NULL, NULL, NULL, 0, NULL};
