@@ -8,17 +8,13 @@
 #include "support/op/run.h"
 #include "support/suite.h"
 
-static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
-                                      MOERT_OP_GEMM_WGRAD};
 static const moert_number types[] = {MOERT_NUMBER_BF16, MOERT_NUMBER_F16, MOERT_NUMBER_F32};
 enum { KINDS = 3, TYPES = 3 };
 
 /* Both backends, all bits; then elements of one against the oracle. */
 static void check(const char *what, const product *p, bool parts, size_t samples,
                   double tolerance) {
-    char title[128];
-    snprintf(title, sizeof title, "%s: %s, %s", what, moert_op_kind_name(p->options.kind),
-             moert_number_name(p->options.x.type));
+    const char *title = titled("%s: %s", what, ops_title(&p->options));
     void *result = product_run("portable", p), *reference = product_run("reference", p);
     if (memcmp(reference, result, product_bytes(p)) != 0)
         fail_msg("%s: the backends differ", title);
@@ -40,7 +36,7 @@ TEST(test_thirty_six_experts_of_one_to_many_tokens) {
     for (size_t i = 0; i < KINDS * TYPES; i++) {
         if (suite_skips(i >= KINDS))
             break;
-        product p = product_of(kinds[i % KINDS], types[i / KINDS], E, T, N, K);
+        product p = product_of((moert_op_kind)(i % KINDS), types[i / KINDS], E, T, N, K);
         p.ends = ends;
         check("moe_grouped_matmul", &p, true, 4096, 1e-5);
     }
@@ -59,16 +55,14 @@ TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
     for (size_t i = 0; i < MOERT_COUNT(cases); i++)
         for (size_t c = 0; c < KINDS * TYPES && !suite_skips(cases[i].slow); c++) {
             uint32_t ends[64];
-            product p = product_of(kinds[c % KINDS], types[c / KINDS], cases[i].groups,
+            product p = product_of((moert_op_kind)(c % KINDS), types[c / KINDS], cases[i].groups,
                                    cases[i].rows, cases[i].n, cases[i].k);
             suite_dirichlet(i, cases[i].rows, cases[i].block, cases[i].groups, ends);
             for (size_t g = 1; g < cases[i].groups; g++)
                 empty += ends[g] == ends[g - 1];
             p.ends = ends;
             p.signs = true;
-            *(p.options.kind == MOERT_OP_GEMM_FORWARD ? &p.options.y.type
-              : p.options.kind == MOERT_OP_GEMM_DGRAD ? &p.options.x.type
-                                                      : &p.options.weight.type) = MOERT_NUMBER_F32;
+            ops_result(&p.options)->type = MOERT_NUMBER_F32;
             check("signs", &p, false, 4096, 0.0);
         }
     assert_true(empty > KINDS * TYPES);

@@ -7,7 +7,6 @@
  * (16, e8m0), and srelu.
  */
 #include "device/internal.h"
-#include "support/op/cases.h"
 #include "support/op/exact.h"
 #include "support/suite.h"
 
@@ -40,7 +39,7 @@ static moert_op_options describe(moert_op_kind kind, moert_format format, size_t
 
 /* FP8 products have results of FP8 in both directions, and norm; FP4 ones of 16 or 32 bits. */
 static void set_results(moert_op_options *o, moert_format format, bool by_groups) {
-    moert_operand *d = o->kind == MOERT_OP_GEMM_FORWARD ? &o->y : &o->d;
+    moert_operand *d = ops_result(o);
     o->amax = !is_fp8(format);
     d->type = MOERT_NUMBER_BF16;
     if (!is_fp8(format))
@@ -89,30 +88,15 @@ static ops_bytes make(const moert_op_options *o, const uint32_t *ends, double (*
     return data;
 }
 
-/* c and bias, which the values of the plain op are read from, in their own type. */
-static ops_bytes values_of(ops_bytes *data) {
-    ops_bytes plain = ops_bytes_fill(data);
-    static const moert_op_buffer typed[] = {MOERT_OP_BUFFER_c, MOERT_OP_BUFFER_bias};
-    for (size_t i = 0; i < 2; i++)
-        memcpy(plain.at[typed[i]], data->at[typed[i]], data->bytes[typed[i]]);
-    return plain;
-}
-
-static moert_format first_format(const moert_op_options *o) {
-    return o->kind == MOERT_OP_DGLU ? o->y.how.format : o->x.how.format;
-}
-
 /* Both backends, or the first of them, against float64. */
 static void check(const char *what, const moert_op_options *o, const uint32_t *ends,
                   double (*prob)(size_t), size_t count) {
+    moert_op_options copy = *o;
+    /* sums of few bits are exact */
+    const bool rounds = o->bias || is_fp8(ops_first_operand(&copy)->how.format);
     for (size_t b = 0; b < count; b++) {
-        char title[128];
-        ops_bytes data = make(o, ends, prob), plain = values_of(&data);
-        /* sums of few bits are exact */
-        ops_exact want = ops_exact_of(&plain, o->bias || is_fp8(first_format(o)) ? OPS_NEAR : 0.0);
-        snprintf(title, sizeof title, "%s: %s, %s", what, moert_op_kind_name(o->kind), backends[b]);
-        ops_bytes_execute(backends[b], &data);
-        ops_exact_check(title, &data, &want);
+        ops_bytes data = make(o, ends, prob);
+        ops_exact_run(what, backends[b], &data, rounds ? OPS_NEAR : 0.0);
     }
 }
 
@@ -170,10 +154,8 @@ TEST(test_discrete_weights_of_either_major_give_the_bits_of_the_stack) {
         o.glu = i / FORMATS / 2 == 0 ? swiglu : geglu;
         o.bias = kind == MOERT_OP_GLU;
         o.dbias = kind == MOERT_OP_DGLU;
-        ops_bytes stack = make(&o, ends, integer), plain = values_of(&stack);
-        ops_exact want = ops_exact_of(&plain, OPS_NEAR);
-        ops_bytes_execute("portable", &stack);
-        ops_exact_check("stacked", &stack, &want);
+        ops_bytes stack = make(&o, ends, integer);
+        ops_exact_run("stacked", "portable", &stack, OPS_NEAR);
         for (size_t b = 1; b < 4; b++) {
             o.weight.discrete = b & 1;
             o.weight.how.transposed = b >> 1;
@@ -208,13 +190,10 @@ TEST(test_quant_of_alpha_0_is_0) {
         o.groups = 3;
         o.rows = 700;
         o.row_multiple = 64;
-        ops_bytes data = make(&o, ends, integer), plain;
-        for (size_t g = 0; g < o.groups; g++)
-            ops_floats(&data, MOERT_OP_BUFFER_alpha)[g] = 0.0f;
-        plain = values_of(&data);
-        ops_exact want = ops_exact_of(&plain, OPS_NEAR);
-        ops_bytes_execute(backends[i % 2], &data);
-        ops_exact_check("alpha 0", &data, &want); /* no slack around a sum of 0 */
+        ops_bytes data = make(&o, ends, integer);
+        put_all(&data, MOERT_OP_BUFFER_alpha, o.groups, zero);
+        const ops_exact want = ops_exact_run("alpha 0", backends[i % 2], &data, OPS_NEAR);
+        /* no slack around a sum of 0 */
         for (size_t at = 0; at < ends[2]; at++)
             assert_true(want.result[at * o.n] == 0.0 && want.slack[at * o.n] == 0.0);
         for (size_t g = 0; o.amax && g < o.groups; g++)
@@ -252,11 +231,9 @@ TEST(test_dglu_of_prob_0) {
         o.groups = 3;
         o.rows = ends[2];
         o.row_multiple = 32;
-        ops_bytes data = make(&o, ends, zero), plain = values_of(&data);
-        ops_exact want = ops_exact_of(&plain, OPS_NEAR);
+        ops_bytes data = make(&o, ends, zero);
+        const ops_exact want = ops_exact_run("prob 0", backends[i % 2], &data, OPS_NEAR);
         size_t moved = 0;
-        ops_bytes_execute(backends[i % 2], &data);
-        ops_exact_check("prob 0", &data, &want);
         for (size_t r = 0; r < o.rows; r++) {
             moved += ops_floats(&data, MOERT_OP_BUFFER_dprob)[r] != 0.0f;
             assert_true(want.result[r * 640] == 0.0 && want.slack[r * 640] == 0.0);
@@ -277,14 +254,11 @@ static void serve(const moert_op_options *o, const uint32_t *sizes, size_t count
     ASSERT_OK(moert_op_compile(op));
     const struct moert_program *const newest = test_device->programs;
     for (size_t i = 0; i < count; i++) {
-        moert_buffer *weights[OPS_MOST_GROUPS], *scales[OPS_MOST_GROUPS];
         for (uint32_t g = 0; g < o->groups; g++)
             ends[g] = (g + 1) * sizes[i];
-        ops_bytes data = make(o, ends, integer), plain = values_of(&data);
-        ops_exact want = ops_exact_of(&plain, OPS_NEAR);
-        moert_op_buffers buffers = ops_bytes_upload(&data, weights, scales);
-        ASSERT_OK(moert_op_execute(op, &buffers));
-        ops_bytes_download(&data, &buffers);
+        ops_bytes data = make(o, ends, integer), plain = ops_bytes_fill(&data);
+        const ops_exact want = ops_exact_of(&plain, OPS_NEAR);
+        ops_bytes_execute_op(op, &data, 1);
         ops_exact_check("other sizes", &data, &want);
         assert_ptr_equal(test_device->programs, newest);
     }

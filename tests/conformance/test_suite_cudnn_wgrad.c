@@ -4,7 +4,6 @@
  * global scales, against float64 within 5e-6 of the largest (0.1 and 0.2 there); and what it has no
  * test of: accumulation, experts without tokens, float32.
  */
-#include "support/op/cases.h"
 #include "support/op/exact.h"
 #include "support/suite.h"
 
@@ -24,7 +23,7 @@ static moert_op_options describe(moert_format format, moert_number type) {
     return o;
 }
 
-/* Global scales of 1 to 2 by expert. */
+/* Filled, with global scales of 1 to 2 by expert. */
 static ops_bytes make(const moert_op_options *o, const uint32_t *ends) {
     ops_bytes data = ops_bytes_make(o, ends);
     data.spread = true;
@@ -32,6 +31,7 @@ static ops_bytes make(const moert_op_options *o, const uint32_t *ends) {
         ops_floats(&data, MOERT_OP_BUFFER_x_global)[g] = 1.25f + 0.5f * (float)g;
         ops_floats(&data, MOERT_OP_BUFFER_y_global)[g] = 2.0f - 0.25f * (float)g;
     }
+    ops_bytes_fill(&data);
     return data;
 }
 
@@ -46,16 +46,12 @@ TEST(test_wgrad_table) {
         o.backend = backends[i == 0 || i == 6];
         ASSERT_OK(moert_op_create(test_device, &o, &op));
         for (size_t s = 0; s < 2; s++) {
-            moert_buffer *weights[OPS_MOST_GROUPS], *scales[OPS_MOST_GROUPS];
-            ops_bytes data = make(&o, splits[s]), plain = ops_bytes_fill(&data);
+            ops_bytes data = make(&o, splits[s]), plain = ops_bytes_decode(&data);
             ops_exact want = ops_exact_of(&plain, OPS_NEAR);
-            moert_op_buffers buffers = ops_bytes_upload(&data, weights, scales);
-            ASSERT_OK(moert_op_execute(op, &buffers));
-            ops_bytes_download(&data, &buffers);
+            ops_bytes_execute_op(op, &data, 1);
             ops_exact_check(moert_format_name(formats[i % FORMATS]), &data, &want);
             o.weight.discrete = true;
             ops_bytes discrete = make(&o, splits[s]);
-            ops_bytes_fill(&discrete);
             ops_bytes_execute("portable", &discrete);
             ops_assert_same_results("discrete", &discrete, &data);
             o.weight.discrete = false;
@@ -74,11 +70,9 @@ TEST(test_wgrad_accumulates) {
         o.n = 136;
         o.k = 200;
         ops_bytes once = make(&o, ends);
-        ops_bytes_fill(&once);
         ops_bytes_execute("portable", &once);
         o.accumulate = true;
         ops_bytes twice = make(&o, ends);
-        ops_bytes_fill(&twice);
         for (size_t at = 0; at < 2 * o.n * o.k; at++)
             ops_bytes_put(&twice, MOERT_OP_BUFFER_weight, at, at < o.n * o.k ? 7.0 : 0.0);
         ops_bytes_execute(backends[i % 2], &twice);

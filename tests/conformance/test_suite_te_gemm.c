@@ -6,20 +6,16 @@
  */
 #include "base/memory.h"
 #include "support/gemm/product.h"
+#include "support/op/cases.h"
 #include "support/suite.h"
 
-static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
-                                      MOERT_OP_GEMM_WGRAD};
 static const moert_number types[] = {MOERT_NUMBER_BF16, MOERT_NUMBER_F32, MOERT_NUMBER_F16};
 enum { KINDS = 3, TYPES = 3, MOST_GROUPS = 16, SAMPLES = 1024 };
 
 /* Checks a product on the portable backend; on the reference too, all bits, if it is small. */
 static void check(const char *what, const product *p, double absolute, double relative) {
     const moert_op_options *o = &p->options;
-    char title[160];
-    snprintf(title, sizeof title, "%s: %s, %s, %zu groups, %zu rows, n %zu, k %zu%s%s", what,
-             moert_op_kind_name(o->kind), moert_number_name(o->x.type), o->groups, o->rows, o->n,
-             o->k, o->accumulate ? ", accumulated" : "", o->weight.discrete ? ", discrete" : "");
+    const char *title = titled("%s: %s", what, ops_title(o));
     void *result = product_run("portable", p);
     product_check(title, p, result, SAMPLES, absolute, relative);
     product_check_parts(title, p, result);
@@ -44,8 +40,8 @@ TEST(test_random_splits_have_the_bits_of_each_group_alone) {
         for (size_t c = 0; c < (size_t)KINDS * TYPES * 2 && !suite_skips(shapes[i].slow); c++) {
             const shape *s = &shapes[i];
             uint32_t ends[MOST_GROUPS];
-            product p = product_of(kinds[c % KINDS], types[c / KINDS % TYPES], s->groups, s->rows,
-                                   s->n, s->k);
+            product p = product_of((moert_op_kind)(c % KINDS), types[c / KINDS % TYPES], s->groups,
+                                   s->rows, s->n, s->k);
             suite_split(i, s->rows, s->groups, ends);
             p.ends = ends;
             p.options.accumulate = c >= (size_t)KINDS * TYPES;
@@ -76,8 +72,8 @@ TEST(test_grouped_tensors_take_discrete_weights_and_scaled_biases) {
         for (size_t c = 0; c < KINDS * 4; c++) {
             const shape *s = &shapes[i];
             uint32_t ends[MOST_GROUPS];
-            product p =
-                product_of(kinds[c % KINDS], MOERT_NUMBER_BF16, s->groups, s->rows, s->n, s->k);
+            product p = product_of((moert_op_kind)(c % KINDS), MOERT_NUMBER_BF16, s->groups,
+                                   s->rows, s->n, s->k);
             suite_split(100 + i, s->rows, s->groups, ends);
             p.ends = ends;
             p.options.weight.discrete = c / KINDS % 2 == 1;
@@ -103,8 +99,8 @@ TEST(test_groups_of_equal_of_different_and_of_no_rows) {
             uint32_t ends[3], rows = 0;
             for (size_t g = 0; g < cases[i].groups; g++)
                 ends[g] = rows += (uint32_t)cases[i].rows[g];
-            product p = product_of(kinds[c % KINDS], MOERT_NUMBER_BF16, cases[i].groups, rows,
-                                   cases[i].n, cases[i].k);
+            product p = product_of((moert_op_kind)(c % KINDS), MOERT_NUMBER_BF16, cases[i].groups,
+                                   rows, cases[i].n, cases[i].k);
             p.ends = ends;
             p.options.accumulate = c >= KINDS;
             p.options.weight.discrete = c >= KINDS;

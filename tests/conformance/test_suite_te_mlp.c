@@ -39,13 +39,8 @@ static float *values(uint64_t key, size_t n, double deviation) {
 /* One op on bfloat16 rows; what `in` has replaces its operands. */
 static ops_data step(const char *backend, const mlp *m, moert_op_kind kind, size_t n, size_t k,
                      const float *const in[MOERT_OP_BUFFERS]) {
-    moert_op_options o = MOERT_OP_OPTIONS_INIT;
+    moert_op_options o = ops_sized(kind, GROUPS, M, n, k);
     const bool glu = kind == MOERT_OP_GLU, dglu = kind == MOERT_OP_DGLU;
-    o.kind = kind;
-    o.groups = GROUPS;
-    o.rows = M;
-    o.n = n;
-    o.k = k;
     o.x.type = o.y.type = o.c.type = o.d.type = MOERT_NUMBER_BF16;
     o.weight.type = kind == MOERT_OP_GEMM_WGRAD ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16;
     o.glu = m->form;

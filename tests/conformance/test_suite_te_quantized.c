@@ -5,13 +5,10 @@
  * float64 within 5e-6 of the largest of its row, where the tolerances there are 8e-3 and wider.
  */
 #include "base/memory.h"
-#include "support/op/cases.h"
 #include "support/op/exact.h"
 #include "support/suite.h"
 
 static const char *const backends[] = {"portable", "reference"};
-static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
-                                      MOERT_OP_GEMM_WGRAD};
 enum { KINDS = 3 };
 
 typedef struct shape {
@@ -19,24 +16,17 @@ typedef struct shape {
     bool slow;
 } shape;
 
-static moert_op_options describe(moert_op_kind kind, moert_format format, const shape *s) {
-    moert_operand factor = ops_scaled(format, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
-    factor.global = factor.how.group_scales = format == MOERT_FORMAT_NVFP4;
-    return ops_product(kind, factor, s->groups, s->rows, s->n, s->k);
+static moert_op_options describe(size_t kind, moert_format format, const shape *s) {
+    return ops_product((moert_op_kind)kind, ops_scaled_by_groups(format), s->groups, s->rows, s->n,
+                       s->k);
 }
 
 static void check(const char *what, const moert_op_options *o, const uint32_t *ends) {
     const bool small = o->rows * o->n * o->k <= (size_t)16 << 20;
     for (size_t b = 0; b < (small ? 2u : 1u); b++) {
-        char title[160];
         ops_bytes data = ops_bytes_make(o, ends);
         data.spread = true;
-        ops_bytes plain = ops_bytes_fill(&data);
-        ops_exact want = ops_exact_of(&plain, OPS_NEAR);
-        snprintf(title, sizeof title, "%s: %s, %zu groups, %zu rows, n %zu, k %zu, %s", what,
-                 moert_op_kind_name(o->kind), o->groups, o->rows, o->n, o->k, backends[b]);
-        ops_bytes_execute(backends[b], &data);
-        ops_exact_check(title, &data, &want);
+        ops_exact_run(what, backends[b], &data, OPS_NEAR);
     }
 }
 
@@ -48,11 +38,9 @@ TEST(test_nvfp4_gemms) {
     for (size_t i = 0; i < MOERT_COUNT(shapes); i++)
         for (size_t k = 0; k < KINDS && !suite_skips(shapes[i].slow); k++) {
             const uint32_t end = (uint32_t)shapes[i].rows;
-            moert_op_options o = describe(kinds[k], MOERT_FORMAT_NVFP4, &shapes[i]);
+            moert_op_options o = describe(k, MOERT_FORMAT_NVFP4, &shapes[i]);
             check("nvfp4", &o, &end);
-            *(k == 0   ? &o.y
-              : k == 1 ? &o.x
-                       : &o.weight) = (moert_operand){.type = MOERT_NUMBER_BF16};
+            *ops_result(&o) = (moert_operand){.type = MOERT_NUMBER_BF16};
             check("nvfp4 to bf16", &o, &end);
         }
 }
@@ -67,7 +55,7 @@ TEST(test_grouped_products_of_every_layout) {
     for (size_t i = 0; i < MOERT_COUNT(shapes); i++)
         for (size_t c = 0; c < (size_t)KINDS * 2 && !suite_skips(shapes[i].slow); c++) {
             uint32_t ends[OPS_MOST_GROUPS];
-            moert_op_options o = describe(kinds[c % KINDS], formats[c / KINDS], &shapes[i]);
+            moert_op_options o = describe(c % KINDS, formats[c / KINDS], &shapes[i]);
             suite_split(i, shapes[i].rows, shapes[i].groups, ends);
             o.weight.discrete = (i + c) % 2 == 1;
             check("grouped", &o, ends);
@@ -80,11 +68,9 @@ TEST(test_no_work_is_done_where_there_is_none) {
     static const uint32_t none[4] = {0};
     for (size_t c = 0; c < (size_t)KINDS * 2 * 2 * 2 * 2; c++) {
         const shape s = {4, c / 24 ? 256 : 0, 160, 144, false};
-        moert_op_options o = describe(kinds[c % KINDS], formats[c / 3 % 2], &s);
+        moert_op_options o = describe(c % KINDS, formats[c / 3 % 2], &s);
         const bool wgrad = o.kind == MOERT_OP_GEMM_WGRAD;
-        const moert_op_buffer result = wgrad                             ? MOERT_OP_BUFFER_weight
-                                       : o.kind == MOERT_OP_GEMM_FORWARD ? MOERT_OP_BUFFER_y
-                                                                         : MOERT_OP_BUFFER_x;
+        const moert_op_buffer result = ops_result_buffer(o.kind);
         o.weight.discrete = true;
         o.accumulate = c / 6 % 2;
         ops_bytes data = ops_bytes_filled(&o, none);

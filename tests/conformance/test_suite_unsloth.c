@@ -5,10 +5,9 @@
  */
 #include "base/memory.h"
 #include "support/gemm/product.h"
+#include "support/op/cases.h"
 #include "support/suite.h"
 
-static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
-                                      MOERT_OP_GEMM_WGRAD};
 enum { KINDS = 3, MOST_EXPERTS = 128, SAMPLES = 512 };
 
 /* The tolerance there, absolute and relative. */
@@ -42,7 +41,6 @@ static void check(const model *m, const routing *r, moert_op_kind kind, moert_nu
     const size_t n = second ? m->hidden : 2 * m->intermediate;
     const size_t k = second ? m->intermediate : m->hidden;
     product p = product_of(kind, type, m->experts, r->rows, n, k);
-    char title[160];
     p.ends = r->ends;
     p.options.weight.discrete = m->discrete;
     p.options.topk = m->topk;
@@ -50,9 +48,7 @@ static void check(const model *m, const routing *r, moert_op_kind kind, moert_nu
         p.options.permute = second ? MOERT_OP_PERMUTE_Y : MOERT_OP_PERMUTE_X;
         p.gather = r->gather;
     }
-    snprintf(title, sizeof title, "%s, %s, W%d, %zu tokens, top %zu of %zu, H %zu, I %zu%s",
-             moert_op_kind_name(kind), moert_number_name(type), second ? 2 : 1, m->tokens, m->topk,
-             m->experts, m->hidden, m->intermediate, permuted ? ", permuted" : "");
+    const char *title = titled("W%d: %s", second ? 2 : 1, ops_title(&p.options));
     void *result = product_run("portable", &p);
     product_check(title, &p, result, SAMPLES, tolerance_of(type), tolerance_of(type));
     if (r->rows * n * k <= (size_t)8 << 20) {
@@ -65,7 +61,7 @@ static void check(const model *m, const routing *r, moert_op_kind kind, moert_nu
 static void check_model(const model *m, moert_number type, size_t kinds_used) {
     routing r = route(m);
     for (size_t c = 0; c < kinds_used * 4; c++)
-        check(m, &r, kinds[c / 4], type, c % 2 == 1, c / 2 % 2 == 1);
+        check(m, &r, (moert_op_kind)(c / 4), type, c % 2 == 1, c / 2 % 2 == 1);
 }
 
 TEST(test_small_models_in_every_legal_permutation) {

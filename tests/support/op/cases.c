@@ -1,34 +1,93 @@
 /* The descriptions of cases.h. */
 #include "support/op/cases.h"
 
-moert_op_options ops_product(moert_op_kind kind, moert_operand factor, size_t groups, size_t rows,
-                             size_t n, size_t k) {
+#include "support/test.h"
+
+moert_op_options ops_sized(moert_op_kind kind, size_t groups, size_t rows, size_t n, size_t k) {
     moert_op_options o = MOERT_OP_OPTIONS_INIT;
-    const bool wgrad = kind == MOERT_OP_GEMM_WGRAD;
-    const bool forward = kind == MOERT_OP_GEMM_FORWARD || kind == MOERT_OP_GLU;
     o.kind = kind;
     o.groups = groups;
     o.rows = rows;
     o.n = n;
     o.k = k;
-    factor.how.axis = wgrad ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW;
-    if (forward || wgrad)
-        o.x = factor;
-    if (!forward)
-        o.y = factor;
-    factor.how.axis = forward ? MOERT_AXIS_ROW : MOERT_AXIS_COLUMN;
-    if (!wgrad)
-        o.weight = factor;
     return o;
 }
 
-void ops_assert_same_results(const char *title, const ops_bytes *got, const ops_bytes *want) {
-    const bool wgrad = want->shape.options.kind == MOERT_OP_GEMM_WGRAD;
-    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
-        if (!wgrad && (i == MOERT_OP_BUFFER_weight || i == MOERT_OP_BUFFER_weight_scale))
-            continue;
-        assert_int_equal(got->bytes[i], want->bytes[i]);
-        if (memcmp(got->at[i], want->at[i], got->bytes[i]) != 0)
-            fail_msg("%s: %s differs", title, moert_op_buffer_name(i));
-    }
+moert_operand ops_scaled(moert_format format, moert_axis axis, size_t layout) {
+    moert_operand operand = {.how = MOERT_QUANTIZER_INIT};
+    operand.how.format = format;
+    operand.how.axis = axis;
+    operand.scales =
+        format == MOERT_FORMAT_FP8_BLOCK ? MOERT_SCALES_LINEAR : (moert_scale_layout)(layout % 3);
+    return operand;
+}
+
+moert_operand ops_scaled_by_groups(moert_format format) {
+    moert_operand operand = ops_scaled(format, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+    operand.global = operand.how.group_scales = format == MOERT_FORMAT_NVFP4;
+    return operand;
+}
+
+moert_op_options ops_product(moert_op_kind kind, moert_operand operand, size_t groups, size_t rows,
+                             size_t n, size_t k) {
+    moert_op_options o = ops_sized(kind, groups, rows, n, k);
+    const bool forward = kind == MOERT_OP_GEMM_FORWARD || kind == MOERT_OP_GLU;
+    operand.how.axis = kind == MOERT_OP_GEMM_WGRAD ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW;
+    *ops_first_operand(&o) = operand;
+    operand.how.axis = forward ? MOERT_AXIS_ROW : MOERT_AXIS_COLUMN;
+    *ops_second_operand(&o) = operand;
+    return o;
+}
+
+void ops_add_everything(moert_op_options *o) {
+    o->alpha = o->prob = o->amax = true;
+    o->interleave = o->kind == MOERT_OP_GLU ? 8 : 32;
+    o->save_c = o->kind == MOERT_OP_GLU;
+    o->dprob = o->dbias = o->beta = o->kind == MOERT_OP_DGLU;
+}
+
+moert_operand *ops_first_operand(moert_op_options *o) {
+    return o->kind == MOERT_OP_GEMM_DGRAD || o->kind == MOERT_OP_DGLU ? &o->y : &o->x;
+}
+
+moert_operand *ops_second_operand(moert_op_options *o) {
+    return o->kind == MOERT_OP_GEMM_WGRAD ? &o->y : &o->weight;
+}
+
+moert_operand *ops_result(moert_op_options *o) {
+    moert_operand *const results[MOERT_OP_KINDS] = {&o->y, &o->x, &o->weight, &o->d, &o->d};
+    return results[o->kind];
+}
+
+moert_op_buffer ops_result_buffer(moert_op_kind kind) {
+    static const moert_op_buffer results[MOERT_OP_KINDS] = {MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_x,
+                                                            MOERT_OP_BUFFER_weight,
+                                                            MOERT_OP_BUFFER_d, MOERT_OP_BUFFER_d};
+    return results[kind];
+}
+
+const uint32_t ops_usual_ends[OPS_GROUPS] = {0, 33, 33, 70, 131, 131};
+
+moert_op_options ops_usual(moert_op_kind kind) {
+    return ops_sized(kind, OPS_GROUPS, OPS_ROWS, 72, 136);
+}
+
+const char *ops_title(const moert_op_options *o) {
+    moert_op_options copy = *o;
+    const moert_operand *first = ops_first_operand(&copy), *result = ops_result(&copy);
+    return titled("%s, %s to %s, scales %d, %zu groups, %zu rows, n %zu, k %zu, permute %d%s%s%s%s",
+                  moert_op_kind_name(o->kind),
+                  first->how.size != 0 ? moert_format_name(first->how.format)
+                                       : moert_number_name(first->type),
+                  result->how.size != 0 ? moert_format_name(result->how.format)
+                                        : moert_number_name(result->type),
+                  (int)first->scales, o->groups, o->rows, o->n, o->k, (int)o->permute,
+                  o->weight.discrete ? ", discrete" : "", o->accumulate ? ", accumulated" : "",
+                  o->alpha ? ", alpha" : "", o->prob ? ", prob" : "");
+}
+
+void ops_check_refused(const moert_op_options *o, moert_status status, const char *text) {
+    moert_op *op = NULL;
+    ASSERT_FAILS(moert_op_create(test_device, o, &op), status, text);
+    assert_null(op);
 }

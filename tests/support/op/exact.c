@@ -1,31 +1,6 @@
 /* The formulas of exact.h. */
 #include "support/op/exact.h"
 
-#include "base/number.h"
-
-/* ---- buffers ---- */
-
-double ops_bytes_get(const ops_bytes *data, moert_op_buffer which, size_t i) {
-    const moert_number type = data->shape.needs[which].type;
-    const size_t bytes = moert_number_bits(type) / 8;
-    uint32_t code = 0;
-    if (type == MOERT_NUMBER_F32)
-        return (double)ops_floats(data, which)[i];
-    memcpy(&code, data->at[which] + i * bytes, bytes);
-    return (double)moert_number_decode(type, code);
-}
-
-void ops_bytes_put(ops_bytes *data, moert_op_buffer which, size_t i, double value) {
-    const moert_number type = data->shape.needs[which].type;
-    const size_t bytes = moert_number_bits(type) / 8;
-    if (type == MOERT_NUMBER_F32) {
-        ops_floats(data, which)[i] = (float)value;
-        return;
-    }
-    const uint32_t code = moert_number_encode(type, (float)value);
-    memcpy(data->at[which] + i * bytes, &code, bytes);
-}
-
 static double factor(const ops_bytes *data, moert_op_buffer which, size_t i) {
     return data->bytes[which] > 0 ? ops_bytes_get(data, which, i) : 1.0;
 }
@@ -197,13 +172,13 @@ static ops_exact make(const ops_bytes *data, double tolerance) {
 
 ops_exact ops_exact_of(const ops_bytes *plain, double tolerance) {
     const moert_op_options *o = &plain->shape.options;
-    const uint32_t *ends = (const uint32_t *)(const void *)plain->at[MOERT_OP_BUFFER_ends];
+    const uint32_t *ends = ops_bytes_ends(plain);
     ops_exact e = make(plain, tolerance);
     assert_true(!o->accumulate && o->permute == MOERT_OP_PERMUTE_NONE &&
                 (!o->beta || o->kind == MOERT_OP_DGLU));
     const size_t width = plain->shape.x.input ? o->n : o->k; /* of acc */
     for (size_t g = 0; g < o->groups; g++) {
-        const size_t first = g > 0 ? ends[g - 1] : 0, end = ends[g], rows = end - first;
+        const size_t first = ops_group_start(ends, g), end = ends[g], rows = end - first;
         if (o->kind == MOERT_OP_GEMM_WGRAD) {
             double *sum = e.result + g * o->n * o->k;
             multiply(plain, g, first, end, sum);

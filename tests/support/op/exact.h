@@ -30,6 +30,5 @@ ops_exact ops_exact_of(const ops_bytes *plain, double tolerance);
  * are untouched. dprob and dbias began at 0, amax below. */
 void ops_exact_check(const char *title, const ops_bytes *got, const ops_exact *want);
 
-/* A buffer by its type: element i, and setting it. */
-double ops_bytes_get(const ops_bytes *data, moert_op_buffer which, size_t i);
-void ops_bytes_put(ops_bytes *data, moert_op_buffer which, size_t i, double value);
+/* Fills `data` and executes it by `backend`, and checks it so; what it must be. */
+ops_exact ops_exact_run(const char *title, const char *backend, ops_bytes *data, double tolerance);

@@ -13,10 +13,6 @@ typedef struct check {
     size_t bytes, ambiguous;
 } check;
 
-static const uint32_t *ends_of(const check *c) {
-    return (const uint32_t *)(const void *)c->got->at[MOERT_OP_BUFFER_ends];
-}
-
 static void count(check *c, bool ambiguous) {
     c->bytes++;
     c->ambiguous += ambiguous;
@@ -147,7 +143,7 @@ static void check_block(check *c, const ops_operand *o, const recipe *r, const b
 }
 
 static void check_quantised(check *c, moert_op_buffer which) {
-    const ops_operand o = ops_find(&c->got->shape, ends_of(c), which);
+    const ops_operand o = ops_find(&c->got->shape, ops_bytes_ends(c->got), which);
     const recipe r = recipe_of(c, &o.as.how);
     const bool column = o.as.how.axis == MOERT_AXIS_COLUMN;
     const size_t size = moert_format_block(o.as.how.format);
@@ -192,15 +188,13 @@ static void check_amax(check *c, size_t each) {
 void ops_exact_check(const char *title, const ops_bytes *got, const ops_exact *want) {
     const moert_op *op = &got->shape;
     const moert_op_options *o = &op->options;
-    const moert_op_buffer results[] = {moert_op_has_glu(op)             ? MOERT_OP_BUFFER_d
-                                       : o->kind == MOERT_OP_GEMM_WGRAD ? MOERT_OP_BUFFER_weight
-                                       : op->x.output                   ? MOERT_OP_BUFFER_x
-                                                                        : MOERT_OP_BUFFER_y,
-                                       MOERT_OP_BUFFER_column};
+    const moert_op_buffer results[] = {ops_result_buffer(o->kind), MOERT_OP_BUFFER_column};
     check c = {title, got, want, 0, 0};
-    const size_t rows = o->kind == MOERT_OP_GEMM_WGRAD ? want->lines : ends_of(&c)[o->groups - 1];
+    const size_t rows =
+        o->kind == MOERT_OP_GEMM_WGRAD ? want->lines : ops_bytes_ends(got)[o->groups - 1];
     for (size_t i = 0; i < 2; i++)
-        if (got->bytes[results[i]] > 0 && ops_find(op, ends_of(&c), results[i]).as.how.size != 0)
+        if (got->bytes[results[i]] > 0 &&
+            ops_find(op, ops_bytes_ends(got), results[i]).as.how.size != 0)
             check_quantised(&c, results[i]);
         else if (got->bytes[results[i]] > 0)
             check_plain(&c, results[i],
@@ -215,4 +209,13 @@ void ops_exact_check(const char *title, const ops_bytes *got, const ops_exact *w
         check_amax(&c, o->kind == MOERT_OP_DGLU ? 2 : 1);
     if (c.ambiguous > c.bytes / 50)
         fail_msg("%s: %zu of %zu bytes might be another", title, c.ambiguous, c.bytes);
+}
+
+ops_exact ops_exact_run(const char *title, const char *backend, ops_bytes *data, double tolerance) {
+    const ops_bytes plain = ops_bytes_fill(data);
+    const ops_exact want = ops_exact_of(&plain, tolerance);
+    ops_bytes_execute(backend, data);
+    ops_exact_check(titled("%s, %s, %s", title, ops_title(&data->shape.options), backend), data,
+                    &want);
+    return want;
 }

@@ -46,13 +46,10 @@ void assert_rounded(const char *title, moert_number type, double got, double wan
 }
 
 moert_op_options ops_glu_case(moert_op_kind kind, size_t i) {
-    moert_op_options o = MOERT_OP_OPTIONS_INIT;
     const struct layout at = layouts[i / FORMS % LAYOUTS];
-    o.kind = kind;
-    o.groups = OPS_GLU_GROUPS;
-    o.rows = OPS_GLU_ROWS;
-    o.n = kind == MOERT_OP_GLU ? 2 * at.width : 24;
-    o.k = kind == MOERT_OP_GLU ? 24 : at.width;
+    const bool glu = kind == MOERT_OP_GLU;
+    moert_op_options o =
+        ops_sized(kind, OPS_GLU_GROUPS, OPS_GLU_ROWS, glu ? 2 * at.width : 24, glu ? 24 : at.width);
     o.glu = forms[i % FORMS];
     o.interleave = at.run;
     o.linear_first = i >= OPS_GLU_CASES / 2;
@@ -69,10 +66,7 @@ moert_op_options ops_glu_case(moert_op_kind kind, size_t i) {
 }
 
 moert_op_options ops_glu_one(moert_op_kind kind, moert_glu_form form) {
-    moert_op_options o = MOERT_OP_OPTIONS_INIT;
-    o.kind = kind;
-    o.groups = o.rows = o.k = 1;
-    o.n = kind == MOERT_OP_GLU ? 2 : 1;
+    moert_op_options o = ops_sized(kind, 1, 1, kind == MOERT_OP_GLU ? 2 : 1, 1);
     o.glu = form;
     o.prob = true;
     return o;

@@ -6,65 +6,51 @@
 
 /* ---- operands ---- */
 
-/* The groups and ends of an operand of rows. */
-static ops_operand find_rows(const moert_op *op, const uint32_t *ends, const moert_op_rows *rows,
-                             ops_operand o) {
-    const moert_op_options *options = &op->options;
-    const moert_operand *as = &o.as;
-    o.groups = rows->gathered ? 1 : options->groups;
-    for (size_t g = 0; g < o.groups; g++)
-        o.ends[g] = rows->gathered ? moert_ceil_div(options->rows, rows->divisor) : ends[g];
-    if (as->how.size != 0) {
-        const size_t block = moert_format_block(as->how.format), m = options->rows;
-        o.lines = m;
-        const bool promised = options->row_multiple > 0 && options->row_multiple % block == 0;
-        o.room = promised ? moert_ceil_div(m, block) : moert_row_blocks_most(m, o.groups, block);
-    }
-    return o;
-}
-
 ops_operand ops_find(const moert_op *op, const uint32_t *ends, moert_op_buffer payload) {
     const moert_op_options *p = &op->options;
     const moert_op_rows plain = {.divisor = 1};
-    const bool gated = moert_op_has_glu(op);
-    const size_t wide = op->glu_width * (p->kind == MOERT_OP_DGLU ? 2 : 1);
-    ops_operand o = {.as = p->weight,
-                     .payload = MOERT_OP_BUFFER_weight,
-                     .scale = MOERT_OP_BUFFER_weight_scale,
-                     .global = MOERT_OP_BUFFER_weight_global,
-                     .weight = true,
-                     .result = p->kind == MOERT_OP_GEMM_WGRAD,
-                     .groups = p->groups,
-                     .columns = p->k};
-    for (size_t g = 0; g < p->groups; g++)
-        o.ends[g] = (g + 1) * p->n;
-    if (payload == MOERT_OP_BUFFER_x) {
-        o = find_rows(op, ends, &op->x,
-                      (ops_operand){.as = p->x,
-                                    .payload = payload,
-                                    .scale = MOERT_OP_BUFFER_x_scale,
-                                    .global = MOERT_OP_BUFFER_x_global,
-                                    .result = op->x.output,
-                                    .columns = p->k});
-    } else if (payload == MOERT_OP_BUFFER_y) {
-        o = find_rows(op, ends, &op->y,
-                      (ops_operand){.as = p->y,
-                                    .payload = payload,
-                                    .scale = MOERT_OP_BUFFER_y_scale,
-                                    .global = MOERT_OP_BUFFER_y_global,
-                                    .result = op->y.output,
-                                    .columns = p->n});
-    } else if (payload != MOERT_OP_BUFFER_weight) {
-        const bool d = payload == MOERT_OP_BUFFER_d;
-        o = find_rows(
-            op, ends, &plain,
-            (ops_operand){.as = d ? p->d : p->column,
-                          .payload = payload,
-                          .scale = d ? MOERT_OP_BUFFER_d_scale : MOERT_OP_BUFFER_column_scale,
-                          .result = true,
-                          .columns = gated          ? wide
-                                     : op->x.output ? p->k
-                                                    : p->n});
+    const size_t result_columns = moert_op_has_glu(op)
+                                      ? op->glu_width * (p->kind == MOERT_OP_DGLU ? 2 : 1)
+                                  : op->x.output ? p->k
+                                                 : p->n;
+    const struct {
+        moert_op_buffer payload, scale, global;
+        const moert_operand *as;
+        const moert_op_rows *rows; /* NULL: a weight */
+        bool result;
+        size_t columns;
+    } matrices[] = {
+#define MATRIX(name, ...) {MOERT_OP_BUFFER_##name, MOERT_OP_BUFFER_##name##_scale, __VA_ARGS__}
+        MATRIX(x, MOERT_OP_BUFFER_x_global, &p->x, &op->x, op->x.output, p->k),
+        MATRIX(y, MOERT_OP_BUFFER_y_global, &p->y, &op->y, op->y.output, p->n),
+        MATRIX(weight, MOERT_OP_BUFFER_weight_global, &p->weight, NULL,
+               p->kind == MOERT_OP_GEMM_WGRAD, p->k),
+        MATRIX(d, MOERT_OP_BUFFERS, &p->d, &plain, true, result_columns),
+        MATRIX(column, MOERT_OP_BUFFERS, &p->column, &plain, true, result_columns),
+#undef MATRIX
+    };
+    size_t i = 0;
+    while (matrices[i].payload != payload)
+        i++;
+    const moert_op_rows *rows = matrices[i].rows;
+    ops_operand o = {.as = *matrices[i].as,
+                     .payload = payload,
+                     .scale = matrices[i].scale,
+                     .global = matrices[i].global,
+                     .weight = rows == NULL,
+                     .result = matrices[i].result,
+                     .groups = rows != NULL && rows->gathered ? 1 : p->groups,
+                     .columns = matrices[i].columns};
+    for (size_t g = 0; g < o.groups; g++)
+        o.ends[g] = rows == NULL     ? (g + 1) * p->n
+                    : rows->gathered ? moert_ceil_div(p->rows, rows->divisor)
+                                     : ends[g];
+    if (rows != NULL && o.as.how.size != 0) {
+        const size_t block = moert_format_block(o.as.how.format);
+        const bool promised = p->row_multiple > 0 && p->row_multiple % block == 0;
+        o.lines = p->rows;
+        o.room = promised ? moert_ceil_div(p->rows, block)
+                          : moert_row_blocks_most(p->rows, o.groups, block);
     }
     return o;
 }

@@ -4,9 +4,7 @@
  */
 #pragma once
 
-#include "op/op.h"
-
-enum { OPS_MOST_GROUPS = 36 };
+#include "support/op/cases.h"
 
 /* A quantised or plain matrix of an op: groups of lines by columns. */
 typedef struct ops_operand {

@@ -15,12 +15,8 @@ static const moert_op_buffer matrices[] = {MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_we
                                            MOERT_OP_BUFFER_column};
 enum { MATRICES = MOERT_COUNT(matrices) };
 
-static const uint32_t *ends_of(const ops_bytes *data) {
-    return (const uint32_t *)(const void *)data->at[MOERT_OP_BUFFER_ends];
-}
-
 static ops_operand find(const ops_bytes *data, moert_op_buffer payload) {
-    return ops_find(&data->shape, ends_of(data), payload);
+    return ops_find(&data->shape, ops_bytes_ends(data), payload);
 }
 
 static bool takes(const ops_bytes *data, moert_op_buffer which) {
@@ -32,29 +28,27 @@ static bool takes(const ops_bytes *data, moert_op_buffer which) {
     return op->needs[which].needed;
 }
 
-moert_operand ops_scaled(moert_format format, moert_axis axis, size_t layout) {
-    moert_operand operand = {.how = MOERT_QUANTIZER_INIT};
-    operand.how.format = format;
-    operand.how.axis = axis;
-    operand.scales =
-        format == MOERT_FORMAT_FP8_BLOCK ? MOERT_SCALES_LINEAR : (moert_scale_layout)(layout % 3);
-    return operand;
+/* ---- elements ---- */
+
+double ops_bytes_get(const ops_bytes *data, moert_op_buffer which, size_t i) {
+    const moert_number type = data->shape.needs[which].type;
+    const size_t bytes = moert_number_bits(type) / 8;
+    uint32_t code = 0;
+    if (type == MOERT_NUMBER_F32)
+        return (double)ops_floats(data, which)[i];
+    memcpy(&code, data->at[which] + i * bytes, bytes);
+    return (double)moert_number_decode(type, code);
 }
 
-const uint32_t ops_usual_ends[OPS_GROUPS] = {0, 33, 33, 70, 131, 131};
-
-moert_op_options ops_usual(moert_op_kind kind) {
-    moert_op_options o = MOERT_OP_OPTIONS_INIT;
-    o.kind = kind;
-    o.groups = OPS_GROUPS;
-    o.rows = OPS_ROWS;
-    o.n = 72;
-    o.k = 136;
-    return o;
-}
-
-moert_operand *ops_first_factor(moert_op_options *o) {
-    return o->kind == MOERT_OP_GEMM_DGRAD || o->kind == MOERT_OP_DGLU ? &o->y : &o->x;
+void ops_bytes_put(ops_bytes *data, moert_op_buffer which, size_t i, double value) {
+    const moert_number type = data->shape.needs[which].type;
+    const size_t bytes = moert_number_bits(type) / 8;
+    if (type == MOERT_NUMBER_F32) {
+        ops_floats(data, which)[i] = (float)value;
+        return;
+    }
+    const uint32_t code = moert_number_encode(type, (float)value);
+    memcpy(data->at[which] + i * bytes, &code, bytes);
 }
 
 /* ---- values ---- */
@@ -234,10 +228,10 @@ ops_bytes ops_bytes_decode(const ops_bytes *data) {
     moert_operand *first = data->shape.x.input ? &options.x : &options.y;
     if (second->type != first->type) /* one factor is plain: its values are exact in float32 */
         first->type = second->type = MOERT_NUMBER_F32;
-    ops_bytes plain = ops_bytes_make(&options, ends_of(data));
+    ops_bytes plain = ops_bytes_make(&options, ops_bytes_ends(data));
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
-        if (plain.shape.needs[i].needed && plain.shape.needs[i].type == MOERT_NUMBER_F32 &&
-            plain.bytes[i] == data->bytes[i] && data->shape.needs[i].type == MOERT_NUMBER_F32)
+        if (plain.shape.needs[i].needed && plain.bytes[i] == data->bytes[i] &&
+            plain.shape.needs[i].type == data->shape.needs[i].type)
             memcpy(plain.at[i], data->at[i], data->bytes[i]);
     for (size_t i = 0; i < 3; i++) {
         const ops_operand o = find(data, matrices[i]);
@@ -319,16 +313,37 @@ void ops_bytes_download(ops_bytes *data, moert_op_buffers *buffers) {
     download_parts(data, MOERT_OP_BUFFER_weight_scale, buffers->weight_scales);
 }
 
-void ops_bytes_execute(const char *backend, ops_bytes *data) {
-    moert_op_options options = data->shape.options;
+void ops_bytes_execute_op(moert_op *op, ops_bytes *data, size_t times) {
     moert_buffer *weights[OPS_MOST_GROUPS], *scales[OPS_MOST_GROUPS];
     moert_op_buffers buffers = ops_bytes_upload(data, weights, scales);
+    for (size_t i = 0; i < times; i++)
+        ASSERT_OK(moert_op_execute(op, &buffers));
+    ops_bytes_download(data, &buffers);
+}
+
+void ops_bytes_repeat(const char *backend, ops_bytes *data, size_t times) {
+    moert_op_options options = data->shape.options;
     moert_op *op;
     options.backend = backend;
     ASSERT_OK(moert_op_create(test_device, &options, &op));
     assert_string_equal(moert_op_backend_name(op), backend);
     ASSERT_OK(moert_op_compile(op));
-    ASSERT_OK(moert_op_execute(op, &buffers));
+    ops_bytes_execute_op(op, data, times);
     moert_op_destroy(op);
-    ops_bytes_download(data, &buffers);
+}
+
+void ops_bytes_execute(const char *backend, ops_bytes *data) {
+    ops_bytes_repeat(backend, data, 1);
+}
+
+void ops_bytes_check_repeats(const char *backend, ops_bytes *data, size_t times) {
+    const moert_op_buffer result = ops_result_buffer(data->shape.options.kind);
+    ops_bytes_execute(backend, data);
+    unsigned char *first = test_alloc(data->bytes[result]);
+    memcpy(first, data->at[result], data->bytes[result]);
+    for (size_t i = 0; i < times; i++) {
+        memset(data->at[result], OPS_UNSET, data->bytes[result]);
+        ops_bytes_execute(backend, data);
+        assert_memory_equal(data->at[result], first, data->bytes[result]);
+    }
 }

@@ -27,6 +27,13 @@ ops_bytes ops_bytes_make(const moert_op_options *options, const uint32_t *ends);
 static inline float *ops_floats(const ops_bytes *data, moert_op_buffer which) {
     return (float *)(void *)data->at[which];
 }
+static inline uint32_t *ops_bytes_ends(const ops_bytes *data) {
+    return (uint32_t *)(void *)data->at[MOERT_OP_BUFFER_ends];
+}
+
+/* A buffer by its type: element i, and setting it. */
+double ops_bytes_get(const ops_bytes *data, moert_op_buffer which, size_t i);
+void ops_bytes_put(ops_bytes *data, moert_op_buffer which, size_t i, double value);
 
 /*
  * Fills the quantised factors of `data`: elements -1, 0 and 1, scales that are powers of two, or
@@ -37,14 +44,17 @@ ops_bytes ops_bytes_fill(ops_bytes *data);
 /* Buffers for a description, filled. */
 ops_bytes ops_bytes_filled(const moert_op_options *options, const uint32_t *ends);
 
-/* The plain op on the values that the quantised factors of `data` have. */
+/* The plain op on the values that the quantised factors of `data` have, and all else as there. */
 ops_bytes ops_bytes_decode(const ops_bytes *data);
 
 /* Quantises the rows of all groups, or a weight [G,N,K], into a factor with linear scales. */
 void ops_bytes_load(ops_bytes *data, moert_op_buffer which, const float *values);
 
-/* Creates, compiles and executes the op; all buffers come back. */
+/* Creates, compiles and executes the op, `times` times; all buffers come back. */
+void ops_bytes_repeat(const char *backend, ops_bytes *data, size_t times);
 void ops_bytes_execute(const char *backend, ops_bytes *data);
+/* Executes an op that is there already. */
+void ops_bytes_execute_op(moert_op *op, ops_bytes *data, size_t times);
 
 /* The buffers on the device, `weights` and `scales` being arrays for discrete ones; and back. */
 moert_op_buffers ops_bytes_upload(const ops_bytes *data, moert_buffer **weights,
@@ -55,20 +65,14 @@ void ops_bytes_download(ops_bytes *data, moert_op_buffers *buffers);
  * same bits, quantised results those of the reference quantiser, other bytes are as they were. */
 void ops_bytes_compare(const char *title, const ops_bytes *got, const ops_bytes *want);
 
+/* Two ops that differ in how weights are given hold the same bytes of everything else. */
+void ops_assert_same_results(const char *title, const ops_bytes *got, const ops_bytes *want);
+
+/* Executes give the same result, bit for bit, `times` times more. */
+void ops_bytes_check_repeats(const char *backend, ops_bytes *data, size_t times);
+
 /* `backend` passes ops_bytes_compare for a description, by the plain op of backend `plain`. */
 void ops_bytes_check_by(const char *title, const moert_op_options *options, const uint32_t *ends,
                         const char *plain, const char *backend);
 /* The same of the reference and of the portable backend, each by itself. */
 void ops_bytes_check(const char *title, const moert_op_options *options, const uint32_t *ends);
-
-/* A quantised operand; scales are linear where the format has no others, `layout` modulo 3. */
-moert_operand ops_scaled(moert_format format, moert_axis axis, size_t layout);
-
-/* The usual groups: empty in front, between and behind; no size is a multiple; rows past the last
- * end. And a description of products over them. */
-enum { OPS_GROUPS = 6, OPS_ROWS = 140 };
-extern const uint32_t ops_usual_ends[OPS_GROUPS];
-moert_op_options ops_usual(moert_op_kind kind);
-
-/* The one of x and y that is multiplied first. */
-moert_operand *ops_first_factor(moert_op_options *options);

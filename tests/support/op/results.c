@@ -1,43 +1,7 @@
 /* What an op's quantised results must be, byte by byte. */
 #include "base/memory.h"
-#include "base/number.h"
-#include "moert/quantize.h"
 #include "support/op/quantized.h"
-
-/* Payload and linear scales, not transposed, by the reference quantiser without a global scale. */
-typedef struct coded {
-    unsigned char *q, *scale;
-} coded;
-
-static coded quantize_result(const ops_operand *o, const ops_bytes *want, const float *values,
-                             const float *norm) {
-    const float one = 1.0f;
-    const uint32_t *ends = (const uint32_t *)(const void *)want->at[MOERT_OP_BUFFER_ends];
-    const size_t block = moert_format_block(o->as.how.format), rows = o->ends[o->groups - 1];
-    moert_quantize op = {.size = sizeof(moert_quantize),
-                         .how = o->as.how,
-                         .groups = {.count = o->groups, .rows = rows},
-                         .columns = o->columns,
-                         .blocks = moert_row_blocks(ends, o->groups, block)};
-    op.how.transposed = false;
-    const moert_quantized_shape s = moert_quantized_shape_of(&op.how, rows, o->columns, op.blocks);
-    const size_t q_bytes = s.q_lines * s.q_bytes;
-    const size_t scale_bytes =
-        s.scale_lines * s.scales * moert_format_scale_bytes(o->as.how.format);
-    unsigned char *unset = test_alloc(moert_max(q_bytes, scale_bytes));
-    moert_buffer *group_ends = upload(ends, o->groups * sizeof *ends);
-    op.groups.ends = group_ends;
-    op.x = upload(values, rows * o->columns * sizeof *values);
-    op.q = upload(unset, q_bytes);
-    op.scale = upload(unset, scale_bytes);
-    op.global = upload(&one, sizeof one);
-    op.norm = norm != NULL ? upload(norm, sizeof *norm) : NULL;
-    set_variable("MOERT_BACKEND", "reference");
-    ASSERT_OK(moert_quantize_run(&op));
-    set_variable("MOERT_BACKEND", NULL);
-    const coded z = {download(op.q, q_bytes), download(op.scale, scale_bytes)};
-    return z;
-}
+#include "support/quant/quantized.h"
 
 /* Zeros where an element's byte has more in it, or the tile of its scale. */
 static void clear(const ops_operand *o, unsigned char *q, unsigned char *scale, size_t g,
@@ -54,7 +18,8 @@ static void clear(const ops_operand *o, unsigned char *q, unsigned char *scale, 
         q[ops_locate(o, g, line / (2 * pairs) * 2 * pairs + 2 * i, j).byte] = 0;
 }
 
-static void expect(const ops_operand *o, const coded *z, unsigned char *q, unsigned char *scale) {
+static void expect(const ops_operand *o, const quantized *z, unsigned char *q,
+                   unsigned char *scale) {
     const bool halves = moert_format_element_bits(o->as.how.format) == 4;
     const size_t scale_bytes = moert_format_scale_bytes(o->as.how.format);
     ops_operand linear = *o;
@@ -77,28 +42,27 @@ static void expect(const ops_operand *o, const coded *z, unsigned char *q, unsig
                 }
 }
 
-static void compare(const char *title, const char *name, const unsigned char *got,
-                    const unsigned char *want, size_t bytes) {
-    for (size_t i = 0; i < bytes; i++)
-        if (got[i] != want[i])
-            fail_msg("%s: byte %zu of %zu of %s is %02x, not %02x", title, i, bytes, name, got[i],
-                     want[i]);
-}
-
+/* Payload and scales are those of the reference quantiser without a global scale. */
 static void compare_result(const char *title, const ops_bytes *got, const ops_bytes *want,
-                           const ops_operand *o, moert_op_buffer result) {
+                           const ops_operand *o, const float *values) {
     const float *norm = got->shape.options.norm ? ops_floats(got, MOERT_OP_BUFFER_norm) : NULL;
     unsigned char *q = test_alloc(got->bytes[o->payload]),
                   *scale = test_alloc(got->bytes[o->scale]);
     memset(q, OPS_UNSET, got->bytes[o->payload]);
     memset(scale, OPS_UNSET, got->bytes[o->scale]);
     if (o->groups > 0 && o->ends[o->groups - 1] > 0) {
-        coded z = quantize_result(o, want, ops_floats(want, result), norm);
+        moert_quantizer how = o->as.how;
+        how.transposed = false;
+        const matrix m = {values, o->ends[o->groups - 1], o->columns, ops_bytes_ends(want),
+                          o->groups};
+        const quantized z = quantize_by(norm, "reference", &how, &m);
+        set_variable("MOERT_BACKEND", NULL);
         expect(o, &z, q, scale);
     }
-    compare(title, moert_op_buffer_name(o->payload), got->at[o->payload], q,
-            got->bytes[o->payload]);
-    compare(title, moert_op_buffer_name(o->scale), got->at[o->scale], scale, got->bytes[o->scale]);
+    assert_same_bytes(title, moert_op_buffer_name(o->payload), got->at[o->payload], q,
+                      got->bytes[o->payload]);
+    assert_same_bytes(title, moert_op_buffer_name(o->scale), got->at[o->scale], scale,
+                      got->bytes[o->scale]);
 }
 
 void ops_bytes_compare(const char *title, const ops_bytes *got, const ops_bytes *want) {
@@ -107,23 +71,19 @@ void ops_bytes_compare(const char *title, const ops_bytes *got, const ops_bytes 
     static const moert_op_buffer results[] = {MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_y,
                                               MOERT_OP_BUFFER_weight, MOERT_OP_BUFFER_d,
                                               MOERT_OP_BUFFER_column};
-    const moert_op *op = &got->shape;
-    const uint32_t *ends = (const uint32_t *)(const void *)got->at[MOERT_OP_BUFFER_ends];
-    const moert_op_buffer floats = moert_op_has_glu(op) ? MOERT_OP_BUFFER_d
-                                   : op->x.output       ? MOERT_OP_BUFFER_x
-                                                        : MOERT_OP_BUFFER_y;
+    const float *values = ops_floats(want, ops_result_buffer(got->shape.options.kind));
     for (size_t i = 0; i < MOERT_COUNT(others); i++)
-        compare(title, moert_op_buffer_name(others[i]), got->at[others[i]], want->at[others[i]],
-                got->bytes[others[i]]);
+        assert_same_bytes(title, moert_op_buffer_name(others[i]), got->at[others[i]],
+                          want->at[others[i]], got->bytes[others[i]]);
     for (size_t i = 0; i < MOERT_COUNT(results); i++) {
-        const ops_operand o = ops_find(op, ends, results[i]);
+        const ops_operand o = ops_find(&got->shape, ops_bytes_ends(got), results[i]);
         if (got->bytes[results[i]] == 0 || !o.result)
             continue;
         if (o.as.how.size != 0)
-            compare_result(title, got, want, &o, floats);
+            compare_result(title, got, want, &o, values);
         else
-            compare(title, moert_op_buffer_name(o.payload), got->at[o.payload], want->at[o.payload],
-                    got->bytes[o.payload]);
+            assert_same_bytes(title, moert_op_buffer_name(o.payload), got->at[o.payload],
+                              want->at[o.payload], got->bytes[o.payload]);
     }
 }
 
@@ -137,10 +97,17 @@ void ops_bytes_check_by(const char *title, const moert_op_options *options, cons
 
 void ops_bytes_check(const char *title, const moert_op_options *options, const uint32_t *ends) {
     static const char *const backends[] = {"reference", "portable"};
-    for (size_t b = 0; b < 2; b++) {
-        char what[160];
-        snprintf(what, sizeof what, "%s, %s, %s", moert_op_kind_name(options->kind), title,
-                 backends[b]);
-        ops_bytes_check_by(what, options, ends, backends[b], backends[b]);
+    for (size_t b = 0; b < 2; b++)
+        ops_bytes_check_by(titled("%s, %s, %s", title, ops_title(options), backends[b]), options,
+                           ends, backends[b], backends[b]);
+}
+
+void ops_assert_same_results(const char *title, const ops_bytes *got, const ops_bytes *want) {
+    const bool wgrad = want->shape.options.kind == MOERT_OP_GEMM_WGRAD;
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
+        if (!wgrad && (i == MOERT_OP_BUFFER_weight || i == MOERT_OP_BUFFER_weight_scale))
+            continue;
+        assert_int_equal(got->bytes[i], want->bytes[i]);
+        assert_same_bytes(title, moert_op_buffer_name(i), got->at[i], want->at[i], got->bytes[i]);
     }
 }

@@ -2,6 +2,7 @@
 #include "support/op/run.h"
 
 #include "base/rng.h"
+#include "support/op/quantized.h"
 
 enum { SEED = 29 };
 
@@ -103,63 +104,22 @@ ops_data ops_copy(const ops_data *data) {
     return copy;
 }
 
-/* ---- to the device and back ---- */
-
-static moert_buffer *upload_as(moert_number type, const float *values, size_t n) {
-    if (type == MOERT_NUMBER_F32)
-        return upload(values, n * sizeof *values);
-    const size_t bytes = moert_number_bits(type) / 8;
-    unsigned char *codes = test_alloc(n * bytes);
-    for (size_t i = 0; i < n; i++) {
-        const uint32_t code = moert_number_encode(type, values[i]); /* little-endian */
-        memcpy(codes + i * bytes, &code, bytes);
-    }
-    moert_buffer *buffer = upload(codes, n * bytes);
-    return buffer;
-}
-
-static void download_as(moert_number type, moert_buffer *buffer, float *values, size_t n) {
-    if (type == MOERT_NUMBER_F32) {
-        download_into(buffer, values, n * sizeof *values);
-    } else {
-        const size_t bytes = moert_number_bits(type) / 8;
-        unsigned char *codes = download(buffer, n * bytes);
-        for (size_t i = 0; i < n; i++) {
-            uint32_t code = 0;
-            memcpy(&code, codes + i * bytes, bytes);
-            values[i] = moert_number_decode(type, code);
-        }
-    }
-}
+/* ---- on the device ---- */
 
 void ops_execute(const char *backend, ops_data *data, size_t times) {
-    moert_op_options options = data->shape.options;
-    const moert_operand *weight = &options.weight;
-    const size_t groups = options.groups, elements = options.n * options.k;
-    moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
-    moert_buffer **weights = test_alloc(groups * sizeof *weights);
-    moert_op *op;
-    options.backend = backend;
+    ops_bytes bytes = {.shape = data->shape};
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
+        bytes.bytes[i] = data->count[i] * moert_number_bits(data->shape.needs[i].type) / 8;
+        bytes.at[i] = test_alloc(bytes.bytes[i]);
+        for (size_t e = 0; !is_index(i) && e < data->count[i]; e++)
+            ops_bytes_put(&bytes, i, e, (double)data->at[i][e]);
+        if (is_index(i))
+            memcpy(bytes.at[i], data->at[i], bytes.bytes[i]);
+    }
+    ops_bytes_repeat(backend, &bytes, times);
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
-        if (data->shape.needs[i].needed)
-            *moert_op_buffer_at(&buffers, i) =
-                upload_as(is_index(i) ? MOERT_NUMBER_F32 : data->shape.needs[i].type, data->at[i],
-                          data->count[i]);
-    for (size_t g = 0; weight->discrete && g < groups; g++)
-        weights[g] = upload_as(weight->type, ops_weight(data) + g * elements, elements);
-    buffers.weights = weight->discrete ? weights : NULL;
-    ASSERT_OK(moert_op_create(test_device, &options, &op));
-    assert_string_equal(moert_op_backend_name(op), backend);
-    ASSERT_OK(moert_op_compile(op));
-    for (size_t i = 0; i < times; i++)
-        ASSERT_OK(moert_op_execute(op, &buffers));
-    moert_op_destroy(op);
-    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
-        if (data->shape.needs[i].needed)
-            download_as(data->shape.needs[i].type, *moert_op_buffer_at(&buffers, i), data->at[i],
-                        data->count[i]);
-    for (size_t g = 0; weight->discrete && g < groups; g++)
-        download_as(weight->type, weights[g], ops_weight(data) + g * elements, elements);
+        for (size_t e = 0; !is_index(i) && e < data->count[i]; e++)
+            data->at[i][e] = (float)ops_bytes_get(&bytes, i, e);
 }
 
 /* ---- what a GEMM must give ---- */
@@ -243,10 +203,25 @@ void ops_expect_gemm(ops_data *data) {
     }
 }
 
+void ops_check_gemm(const char *backend, const moert_op_options *options, const uint32_t *ends) {
+    ops_data got = ops_make(options, ends, true), want = ops_copy(&got);
+    ops_expect_gemm(&want);
+    ops_execute(backend, &got, 1);
+    ops_compare(titled("%s, %s", ops_title(options), backend), &got, &want);
+}
+
+void ops_check_fallback(const char *backend, moert_op_options options, const char *text) {
+    moert_op *op;
+    options.backend = backend;
+    ASSERT_FAILS(moert_op_create(test_device, &options, &op), MOERT_ERROR_UNSUPPORTED, text);
+    options.fallback = true;
+    ASSERT_OK(moert_op_create(test_device, &options, &op));
+    assert_string_equal(moert_op_backend_name(op), "portable");
+    moert_op_destroy(op);
+}
+
 void ops_compare(const char *title, const ops_data *got, const ops_data *want) {
-    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
-        char what[160];
-        snprintf(what, sizeof what, "%s: %s", title, moert_op_buffer_name(i));
-        assert_same_bits(what, got->at[i], want->at[i], got->count[i]);
-    }
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
+        assert_same_bits(titled("%s: %s", title, moert_op_buffer_name(i)), got->at[i], want->at[i],
+                         got->count[i]);
 }

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "op/op.h"
+#include "support/op/cases.h"
 #include "support/test.h"
 
 /* The buffers of an op as floats; `ends` and `gather` hold uint32. */
@@ -31,7 +31,7 @@ static inline uint32_t *ops_gather(const ops_data *data) {
     return (uint32_t *)(void *)data->at[MOERT_OP_BUFFER_gather];
 }
 static inline size_t ops_start(const ops_data *data, size_t g) {
-    return g > 0 ? ops_ends(data)[g - 1] : 0;
+    return ops_group_start(ops_ends(data), g);
 }
 /* The weight array: of the stack, or of all discrete buffers. */
 static inline float *ops_weight(const ops_data *data) {
@@ -46,6 +46,12 @@ void ops_execute(const char *backend, ops_data *data, size_t times);
 
 /* Does to the arrays what a GEMM must do. */
 void ops_expect_gemm(ops_data *data);
+
+/* A GEMM on integers gives exactly what it must. */
+void ops_check_gemm(const char *backend, const moert_op_options *options, const uint32_t *ends);
+
+/* `backend` refuses a description with `text`, which the portable one takes instead. */
+void ops_check_fallback(const char *backend, moert_op_options options, const char *text);
 
 /* All arrays are the same bit for bit. */
 void ops_compare(const char *title, const ops_data *got, const ops_data *want);

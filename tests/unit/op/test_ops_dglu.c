@@ -69,8 +69,8 @@ static void check_sums(const char *title, const ops_data *got, const double *dbi
 
 TEST(test_backward_is_the_derivative_and_adds_to_its_sums) {
     for (size_t i = 0; i < OPS_GLU_CASES * 2; i++) {
-        char title[64];
         moert_op_options o = ops_glu_case(MOERT_OP_DGLU, i / 2);
+        const char *title = titled("case %zu, %s", i / 2, backends[i % 2]);
         o.beta = i % 3 == 0;
         o.dprob = i % 4 != 3;
         o.dbias = i % 8 < 5;
@@ -84,7 +84,6 @@ TEST(test_backward_is_the_derivative_and_adds_to_its_sums) {
         for (size_t k = 0; k < got.count[MOERT_OP_BUFFER_dbias]; k++)
             got.at[MOERT_OP_BUFFER_dbias][k] = -2.0f;
         ops_execute(backends[i % 2], &got, 1);
-        snprintf(title, sizeof title, "case %zu, %s", i / 2, backends[i % 2]);
         for (size_t r = 0; r < ops_glu_ends[OPS_GLU_GROUPS - 1]; r++)
             check_backward_row(title, &got, r, dbias, peak);
         check_sums(title, &got, dbias, peak);

@@ -5,127 +5,102 @@
 #include "support/op/run.h"
 
 static const char *const backends[] = {"reference", "portable"};
-static const moert_op_kind gemms[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
-                                      MOERT_OP_GEMM_WGRAD};
 static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16, MOERT_NUMBER_F16,
                                      MOERT_NUMBER_E4M3, MOERT_NUMBER_E5M2};
 
-enum { MOST_GROUPS = 36 };
-typedef struct shape {
-    size_t n, k, rows, groups;
-    uint32_t ends[MOST_GROUPS];
-} shape;
-
 /* all empty; empty in front, between, behind; one takes all; groups of one row; sizes that no tile
  * divides; rows past the last end; n and k above 128 and off its multiples */
-static const shape shapes[] = {
-    {16, 16, 0, 2, {0, 0}},
-    {33, 40, 5, 3, {0, 0, 0}},
-    {1, 1, 1, 1, {1}},
-    {17, 15, 12, 4, {0, 0, 5, 5}},
-    {64, 48, 40, 4, {0, 40, 40, 40}},
-    {24, 31, 36, 6, {1, 2, 3, 4, 5, 6}},
-    {144, 200, 60, 3, {7, 32, 57}},
-    {40, 136, 90, 5, {13, 13, 45, 46, 80}},
-    {20, 33, 1792, 4, {64, 384, 960, 1792}},
-    {9, 17, 1100, 36, {0,   1,   2,   3,   4,   5,   6,   7,   8,   9,   10,   11,
-                       12,  13,  14,  15,  16,  17,  18,  127, 255, 383, 483,  515,
-                       643, 718, 924, 930, 940, 950, 960, 970, 980, 990, 1000, 1100}},
+static const ops_shape shapes[] = {
+    {16, 16, 0, 2, 0, {0, 0}},
+    {33, 40, 5, 3, 0, {0, 0, 0}},
+    {1, 1, 1, 1, 0, {1}},
+    {17, 15, 12, 4, 0, {0, 0, 5, 5}},
+    {64, 48, 40, 4, 0, {0, 40, 40, 40}},
+    {24, 31, 36, 6, 0, {1, 2, 3, 4, 5, 6}},
+    {144, 200, 60, 3, 0, {7, 32, 57}},
+    {40, 136, 90, 5, 0, {13, 13, 45, 46, 80}},
+    {20, 33, 1792, 4, 0, {64, 384, 960, 1792}},
+    {9, 17, 1100, 36, 0, {0,   1,   2,   3,   4,   5,   6,   7,   8,   9,   10,   11,
+                          12,  13,  14,  15,  16,  17,  18,  127, 255, 383, 483,  515,
+                          643, 718, 924, 930, 940, 950, 960, 970, 980, 990, 1000, 1100}},
 };
 enum { SHAPES = MOERT_COUNT(shapes), KINDS = 3, TYPES = 5 };
 
-static moert_op_options describe(const shape *s, moert_op_kind kind, moert_number type,
+static moert_op_options describe(const ops_shape *s, moert_op_kind kind, moert_number type,
                                  moert_number result) {
-    moert_op_options o = MOERT_OP_OPTIONS_INIT;
-    o.kind = kind;
-    o.groups = s->groups;
-    o.rows = s->rows;
-    o.n = s->n;
-    o.k = s->k;
-    o.x.type = kind == MOERT_OP_GEMM_DGRAD ? result : type;
-    o.weight.type = kind == MOERT_OP_GEMM_WGRAD ? result : type;
-    o.y.type = kind == MOERT_OP_GEMM_FORWARD ? result : type;
+    moert_op_options o = ops_sized(kind, s->groups, s->rows, s->n, s->k);
+    o.x.type = o.weight.type = o.y.type = type;
+    ops_result(&o)->type = result;
     return o;
 }
 
 /* Both backends, stacked and discrete, give exactly what they must. */
-static void check(const moert_op_options *options, const uint32_t *ends) {
-    moert_op_options o = *options;
-    ops_data start = ops_make(&o, ends, true), want = ops_copy(&start);
-    ops_expect_gemm(&want);
+static void check(moert_op_options o, const uint32_t *ends) {
     for (size_t i = 0; i < 4; i++) {
-        char title[96];
         o.weight.discrete = i % 2 == 1;
-        ops_data got = ops_copy(&start);
-        ASSERT_OK(moert_op_describe(&o, &got.shape));
-        ops_execute(backends[i / 2], &got, 1);
-        snprintf(title, sizeof title, "%s, %s, %zu groups, %zu rows, n %zu, k %zu%s",
-                 moert_op_kind_name(o.kind), backends[i / 2], o.groups, o.rows, o.n, o.k,
-                 o.weight.discrete ? ", discrete" : "");
-        ops_compare(title, &got, &want);
+        ops_check_gemm(backends[i / 2], &o, ends);
     }
 }
 
 TEST(test_every_orientation_is_exact_for_every_split_of_the_rows) {
     for (size_t i = 0; i < SHAPES * KINDS; i++) {
-        const shape *s = &shapes[i / KINDS];
-        const moert_op_options o =
-            describe(s, gemms[i % KINDS], MOERT_NUMBER_F32, MOERT_NUMBER_F32);
-        check(&o, s->ends);
+        const ops_shape *s = &shapes[i / KINDS];
+        check(describe(s, (moert_op_kind)(i % KINDS), MOERT_NUMBER_F32, MOERT_NUMBER_F32), s->ends);
     }
 }
 
 TEST(test_halves_and_bytes_are_rounded_once_at_the_end) {
     for (size_t i = 0; i < KINDS * TYPES * TYPES; i++) {
-        const shape *s = &shapes[6 + i % 2];
-        const moert_op_options o =
-            describe(s, gemms[i % KINDS], types[i / KINDS % TYPES], types[i / KINDS / TYPES]);
-        check(&o, s->ends);
+        const ops_shape *s = &shapes[6 + i % 2];
+        check(describe(s, (moert_op_kind)(i % KINDS), types[i / KINDS % TYPES],
+                       types[i / KINDS / TYPES]),
+              s->ends);
     }
 }
 
 TEST(test_alpha_beta_and_bias_follow_the_formula) {
     for (size_t i = 0; i < KINDS * TYPES * 4; i++) {
-        const shape *s = &shapes[7];
+        const ops_shape *s = &shapes[7];
         const moert_number type = types[i / KINDS % TYPES];
         const unsigned mode = (unsigned)(i / KINDS / TYPES);
-        moert_op_options o = describe(s, gemms[i % KINDS], MOERT_NUMBER_F32, type);
+        moert_op_options o = describe(s, (moert_op_kind)(i % KINDS), MOERT_NUMBER_F32, type);
         o.alpha = mode != 0;
         o.beta = mode == 1;
         o.accumulate = mode == 2;
         o.bias = o.kind == MOERT_OP_GEMM_FORWARD && mode != 1;
         o.bias_scale = o.bias && mode == 3;
         o.bias_type = types[mode % 3]; /* not of 8 bits */
-        check(&o, s->ends);
+        check(o, s->ends);
     }
 }
 
 TEST(test_strides_leave_the_columns_between_rows_alone) {
     for (size_t i = 0; i < KINDS * TYPES; i++) {
-        const shape *s = &shapes[7];
-        moert_op_options o = describe(s, gemms[i % KINDS], types[i / KINDS], types[i / KINDS]);
+        const ops_shape *s = &shapes[7];
+        moert_op_options o =
+            describe(s, (moert_op_kind)(i % KINDS), types[i / KINDS], types[i / KINDS]);
         o.x.stride = (ptrdiff_t)s->k + 3;
         o.y.stride = (ptrdiff_t)s->n + 5;
-        check(&o, s->ends);
+        check(o, s->ends);
     }
 }
 
 TEST(test_permutations_gather_and_scatter_rows) {
-    const shape *s = &shapes[7];
+    const ops_shape *s = &shapes[7];
     for (size_t i = 0; i < KINDS * TYPES * 4; i++) {
         const moert_number type = types[i / KINDS % TYPES];
         const bool x = i / KINDS / TYPES % 2 == 0, plain = i / KINDS / TYPES / 2 == 0;
-        moert_op_options o = describe(s, gemms[i % KINDS], type, type);
+        moert_op_options o = describe(s, (moert_op_kind)(i % KINDS), type, type);
         o.permute = x ? MOERT_OP_PERMUTE_X : MOERT_OP_PERMUTE_Y;
         o.topk = plain ? 1 : 4;
         o.row_weight = !plain && !x && o.kind == MOERT_OP_GEMM_FORWARD;
         o.accumulate = !plain && !o.row_weight;
-        check(&o, s->ends);
+        check(o, s->ends);
     }
 }
 
 TEST(test_a_slot_outside_the_rows_reads_zeros_and_is_not_written) {
-    const shape *s = &shapes[3];
+    const ops_shape *s = &shapes[3];
     for (size_t i = 0; i < 4; i++) {
         moert_op_options o = describe(s, i < 2 ? MOERT_OP_GEMM_FORWARD : MOERT_OP_GEMM_DGRAD,
                                       MOERT_NUMBER_F32, MOERT_NUMBER_F32);
@@ -147,7 +122,7 @@ TEST(test_a_slot_outside_the_rows_reads_zeros_and_is_not_written) {
 
 TEST(test_two_accumulating_wgrads_are_the_sum) {
     for (size_t i = 0; i < 4 * TYPES * TYPES; i++) {
-        const shape *s = &shapes[6 + i % 2];
+        const ops_shape *s = &shapes[6 + i % 2];
         moert_op_options o =
             describe(s, MOERT_OP_GEMM_WGRAD, types[i / 4 % TYPES], types[i / 4 / TYPES]);
         o.accumulate = true;
@@ -163,7 +138,7 @@ TEST(test_two_accumulating_wgrads_are_the_sum) {
 TEST(test_a_wgrad_of_no_rows_takes_no_factor) {
     enum { PLAIN, ACCUMULATED, WITH_BETA, MODES };
     static const float old[] = {-0.0f, 0.0f, 3.0f, -2.0f}, betas[] = {1.0f, 0.0f, 0.5f, -2.0f};
-    const shape *s = &shapes[3];
+    const ops_shape *s = &shapes[3];
     const uint32_t ends[] = {0, 0, 5, 5};
     for (size_t i = 0; i < (size_t)2 * TYPES * MODES * 2 * 2; i++) {
         const size_t mode = i / 2 / TYPES % MODES, elements = s->n * s->k;
@@ -192,9 +167,9 @@ TEST(test_a_wgrad_of_no_rows_takes_no_factor) {
 
 TEST(test_the_portable_backend_has_the_bits_of_the_reference) {
     for (size_t i = 0; i < KINDS * TYPES * 2; i++) {
-        const shape *s = &shapes[6];
-        moert_op_options o =
-            describe(s, gemms[i % KINDS], types[i / KINDS % TYPES], types[i / KINDS % TYPES]);
+        const ops_shape *s = &shapes[6];
+        moert_op_options o = describe(s, (moert_op_kind)(i % KINDS), types[i / KINDS % TYPES],
+                                      types[i / KINDS % TYPES]);
         o.alpha = o.beta = i >= (size_t)KINDS * TYPES;
         o.bias = o.kind == MOERT_OP_GEMM_FORWARD;
         ops_data want = ops_make(&o, s->ends, false), got = ops_copy(&want);
@@ -205,7 +180,7 @@ TEST(test_the_portable_backend_has_the_bits_of_the_reference) {
 }
 
 TEST(test_a_group_has_the_bits_of_its_own_product) {
-    const shape *s = &shapes[6];
+    const ops_shape *s = &shapes[6];
     const size_t elements = s->n * s->k;
     moert_op_options o = describe(s, MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_BF16, MOERT_NUMBER_BF16);
     ops_data all = ops_make(&o, s->ends, false);
@@ -230,14 +205,9 @@ TEST(test_a_wgrad_without_rows_needs_no_factors) {
     enum { GROUPS = 2, ELEMENTS = GROUPS * 8 * 16 };
     const uint32_t ends[GROUPS] = {0, 0};
     for (size_t i = 0; i < 2; i++) {
-        moert_op_options o = MOERT_OP_OPTIONS_INIT;
+        moert_op_options o = ops_sized(MOERT_OP_GEMM_WGRAD, GROUPS, 0, 8, 16);
         moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
-        o.kind = MOERT_OP_GEMM_WGRAD;
         o.backend = backends[i];
-        o.groups = GROUPS;
-        o.n = 8;
-        o.k = 16;
-        o.x.type = o.y.type = o.weight.type = MOERT_NUMBER_F32;
         buffers.ends = upload(ends, sizeof ends);
         buffers.weight = unset_floats(ELEMENTS);
         ASSERT_OK(moert_op_once(test_device, &o, &buffers));

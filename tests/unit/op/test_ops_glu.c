@@ -36,14 +36,13 @@ static void check_forward_row(const char *title, const ops_data *got, size_t r, 
 
 TEST(test_forward_is_the_formula_on_unrounded_values) {
     for (size_t i = 0; i < OPS_GLU_CASES * 2; i++) {
-        char title[64];
         moert_op_options o = ops_glu_case(MOERT_OP_GLU, i / 2);
+        const char *title = titled("case %zu, %s", i / 2, backends[i % 2]);
         o.bias = i % 7 != 0;
         o.save_c = i % 6 > 1;
         ops_data got = ops_make(&o, ops_glu_ends, true), before = ops_copy(&got);
         double peak[OPS_GLU_GROUPS] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY};
         ops_execute(backends[i % 2], &got, 1);
-        snprintf(title, sizeof title, "case %zu, %s", i / 2, backends[i % 2]);
         for (size_t r = 0; r < ops_glu_ends[OPS_GLU_GROUPS - 1]; r++)
             check_forward_row(title, &got, r, peak);
         for (size_t g = 0; o.amax && g < OPS_GLU_GROUPS; g++)

@@ -77,14 +77,12 @@ TEST(test_stacked_discrete_and_single_groups_have_the_same_bits) {
         moert_op_options o = case_of(i % 2, i / 2);
         ops_data start = make(&o, ops_glu_ends), stacked = ops_copy(&start),
                  discrete = ops_copy(&start);
-        char title[64];
-        snprintf(title, sizeof title, "case %zu of %s, discrete", i / 2,
-                 moert_op_kind_name(o.kind));
         ops_execute(backend, &stacked, 1);
         o.weight.discrete = true;
         ASSERT_OK(moert_op_describe(&o, &discrete.shape));
         ops_execute(backend, &discrete, 1);
-        ops_compare(title, &discrete, &stacked);
+        ops_compare(titled("case %zu of %s, discrete", i / 2, moert_op_kind_name(o.kind)),
+                    &discrete, &stacked);
         for (size_t g = 0; g < OPS_GLU_GROUPS; g++)
             compare_alone(backend, &start, &stacked, g);
     }
@@ -127,9 +125,8 @@ TEST(test_padding_rows_of_prob_0_change_nothing) {
     }
     for (size_t i = 0; i < OPS_GLU_CASES * 2; i++) {
         moert_op_options o = case_of(i % 2, i / 2);
-        char title[64];
+        const char *title = titled("case %zu of %s", i / 2, moert_op_kind_name(o.kind));
         o.prob = true;
-        snprintf(title, sizeof title, "case %zu of %s", i / 2, moert_op_kind_name(o.kind));
         ops_data plain = make(&o, ops_glu_ends);
         o.rows = PADDED_ROWS;
         ops_data wide = make(&o, ends);

@@ -5,20 +5,15 @@
 #include "base/memory.h"
 #include "support/op/glu.h"
 
-enum { MOST_GROUPS = 40, KINDS = 3 };
+enum { KINDS = 3 };
 #define F32  MOERT_NUMBER_F32
 #define F16  MOERT_NUMBER_F16
 #define BF16 MOERT_NUMBER_BF16
 
-typedef struct shape {
-    size_t n, k, rows, groups, padding; /* padding: numbers between rows */
-    uint32_t ends[MOST_GROUPS];
-} shape;
-
 /* one number of a tile; all empty; tiles that are whole, and by one too long or short; blocks of
  * terms that end early; many tiles and rows past the end; groups of a few rows; strides; more tiles
  * than compute units */
-static const shape shapes[] = {
+static const ops_shape shapes[] = {
     {8, 8, 1, 1, 0, {1}},
     {16, 24, 0, 2, 0, {0, 0}},
     {256, 64, 128, 1, 0, {128}},
@@ -27,21 +22,15 @@ static const shape shapes[] = {
     {512, 320, 900, 5, 0, {0, 300, 301, 301, 813}},
     {136, 1048, 700, 4, 8, {64, 128, 427, 690}},
     {1032, 520, 640, 3, 24, {5, 5, 640}},
-    {40, 48, 60, 36, 0, {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18,
-                         19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 60}},
+    {40, 48, 60, 36, 0, OPS_SINGLE_ROWS},
     {136, 152, 200, 4, 8, {64, 128, 128, 190}},
     {8, 72, 17100, 3, 0, {5, 17090, 17095}},
     {8520, 8, 20, 2, 0, {13, 19}},
 };
 enum { SHAPES = MOERT_COUNT(shapes), MUCH = 8000000 }; /* terms for the host */
 
-static moert_op_options describe(const shape *s, moert_op_kind kind, moert_number type) {
-    moert_op_options o = MOERT_OP_OPTIONS_INIT;
-    o.kind = kind;
-    o.groups = s->groups;
-    o.rows = s->rows;
-    o.n = s->n;
-    o.k = s->k;
+static moert_op_options describe(const ops_shape *s, moert_op_kind kind, moert_number type) {
+    moert_op_options o = ops_sized(kind, s->groups, s->rows, s->n, s->k);
     o.x = (moert_operand){.type = type, .stride = (ptrdiff_t)(s->k + s->padding)};
     o.y = (moert_operand){.type = type, .stride = (ptrdiff_t)(s->n + s->padding)};
     o.weight.type = type;
@@ -52,17 +41,10 @@ TEST(test_every_orientation_is_exact_for_every_split_of_the_rows) {
     if (!has_tensor_cores("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * KINDS * 2; i++) {
-        const shape *s = &shapes[i / 2 / KINDS];
+        const ops_shape *s = &shapes[i / 2 / KINDS];
         const moert_op_options o = describe(s, (moert_op_kind)(i / 2 % KINDS),
                                             i % 2 ? MOERT_NUMBER_F16 : MOERT_NUMBER_BF16);
-        ops_data got = ops_make(&o, s->ends, true), want = ops_copy(&got);
-        char title[96];
-        ops_expect_gemm(&want);
-        ops_execute("nvidia", &got, 1);
-        snprintf(title, sizeof title, "%s %s, %zu groups, %zu rows, n %zu, k %zu",
-                 moert_op_kind_name(o.kind), moert_number_name(o.x.type), o.groups, o.rows, o.n,
-                 o.k);
-        ops_compare(title, &got, &want);
+        ops_check_gemm("nvidia", &o, s->ends);
     }
 }
 
@@ -98,24 +80,25 @@ static const struct variant {
 };
 enum { VARIANTS = MOERT_COUNT(variants) };
 
-/* False if the kind has not all of the variant's switches. */
-static bool add_variant(moert_op_options *o, const struct variant *v) {
-    const unsigned s = v->switches;
-    if ((o->kind != MOERT_OP_GEMM_FORWARD && (s & FORWARD_ONLY) != 0) ||
-        (o->kind == MOERT_OP_GEMM_WGRAD && (s & ROWS_ONLY) != 0) ||
-        (o->rows == 0 && (s & BETA) != 0))
-        return false;
-    *(o->kind == MOERT_OP_GEMM_FORWARD ? &o->y.type
-      : o->kind == MOERT_OP_GEMM_DGRAD ? &o->x.type
-                                       : &o->weight.type) = v->result;
+static void set_switches(moert_op_options *o, unsigned s) {
     o->alpha = (s & ALPHA) != 0;
     o->beta = (s & BETA) != 0;
     o->accumulate = (s & ACCUMULATE) != 0;
     o->bias = (s & BIAS) != 0;
     o->bias_scale = (s & BIAS_SCALE) != 0;
-    o->bias_type = v->bias;
     o->prob = (s & PROB) != 0;
     o->amax = (s & AMAX) != 0;
+}
+
+/* False if the kind has not all of the variant's switches. */
+static bool add_variant(moert_op_options *o, const struct variant *v) {
+    if ((o->kind != MOERT_OP_GEMM_FORWARD && (v->switches & FORWARD_ONLY) != 0) ||
+        (o->kind == MOERT_OP_GEMM_WGRAD && (v->switches & ROWS_ONLY) != 0) ||
+        (o->rows == 0 && (v->switches & BETA) != 0))
+        return false;
+    set_switches(o, v->switches);
+    ops_result(o)->type = v->result;
+    o->bias_type = v->bias;
     return true;
 }
 
@@ -123,18 +106,12 @@ TEST(test_what_follows_a_product_is_exact) {
     if (!has_tensor_cores("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * KINDS * VARIANTS; i++) {
-        const shape *s = &shapes[i / VARIANTS / KINDS];
+        const ops_shape *s = &shapes[i / VARIANTS / KINDS];
         moert_op_options o = describe(s, (moert_op_kind)(i / VARIANTS % KINDS),
                                       i % 2 ? MOERT_NUMBER_F16 : MOERT_NUMBER_BF16);
         if (s->rows * s->n * s->k > MUCH || !add_variant(&o, &variants[i % VARIANTS]))
             continue;
-        ops_data got = ops_make(&o, s->ends, true), want = ops_copy(&got);
-        char title[96];
-        ops_expect_gemm(&want);
-        ops_execute("nvidia", &got, 1);
-        snprintf(title, sizeof title, "%s, shape %zu, variant %zu", moert_op_kind_name(o.kind),
-                 i / VARIANTS / KINDS, i % VARIANTS);
-        ops_compare(title, &got, &want);
+        ops_check_gemm("nvidia", &o, s->ends);
     }
 }
 
@@ -169,7 +146,7 @@ enum {
 static moert_op_options glu_case(size_t i) {
     const struct layout *at = &layouts[i % LAYOUTS];
     const struct recipe *r = &recipes[i / LAYOUTS];
-    shape s = shapes[at->shape];
+    ops_shape s = shapes[at->shape];
     s.n = 2 * at->width;
     moert_op_options o = describe(&s, MOERT_OP_GLU, r->factors);
     o.y = (moert_operand){.type = MOERT_NUMBER_F32};
@@ -179,11 +156,8 @@ static moert_op_options glu_case(size_t i) {
     o.d = (moert_operand){.type = r->d, .stride = (ptrdiff_t)(at->width + s.padding)};
     o.c = (moert_operand){.type = r->c, .stride = (ptrdiff_t)(s.n + s.padding)};
     o.save_c = r->save_c;
-    o.alpha = (r->switches & ALPHA) != 0;
-    o.bias = (r->switches & BIAS) != 0;
     o.bias_type = r->bias;
-    o.prob = (r->switches & PROB) != 0;
-    o.amax = (r->switches & AMAX) != 0;
+    set_switches(&o, r->switches);
     return o;
 }
 
@@ -219,11 +193,9 @@ TEST(test_a_glu_follows_its_product_in_every_layout) {
         ops_data got = ops_make(&o, ends, true);
         o.d.type = MOERT_NUMBER_F32;
         ops_data want = ops_make(&o, ends, true);
-        char title[64];
-        snprintf(title, sizeof title, "glu case %zu", i);
         ops_execute("nvidia", &got, 1);
         ops_execute("reference", &want, 1);
-        check_glu(title, &got, &want);
+        check_glu(titled("glu case %zu", i), &got, &want);
     }
 }
 
@@ -242,9 +214,7 @@ static void check_company(const moert_op_options *options, const ops_data *whole
                alone.count[inputs[i]] * sizeof(float));
     }
     ops_execute("nvidia", &alone, 1);
-    const moert_op_buffer result = o.kind == MOERT_OP_GLU          ? MOERT_OP_BUFFER_d
-                                   : o.kind == MOERT_OP_GEMM_DGRAD ? MOERT_OP_BUFFER_x
-                                                                   : MOERT_OP_BUFFER_y;
+    const moert_op_buffer result = ops_result_buffer(o.kind);
     const size_t width = alone.count[result] / rows;
     assert_same_bits("rows alone", alone.at[result], whole->at[result] + first * width,
                      alone.count[result]);
@@ -255,7 +225,7 @@ TEST(test_a_row_has_the_same_bits_in_any_company) {
         return;
     static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD, MOERT_OP_GLU};
     for (size_t i = 0; i < 3; i++) {
-        const shape s = {272, 1048, 300, 1, 0, {300}};
+        const ops_shape s = {272, 1048, 300, 1, 0, {300}};
         moert_op_options o = describe(&s, kinds[i], MOERT_NUMBER_BF16);
         *(kinds[i] == MOERT_OP_GEMM_DGRAD ? &o.x : &o.y) = (moert_operand){.stride = 0};
         o.prob = true;
@@ -272,7 +242,7 @@ TEST(test_results_repeat_bit_for_bit) {
     if (!has_tensor_cores("skipped"))
         return;
     for (size_t kind = 0; kind < KINDS; kind++) {
-        const shape *s = &shapes[5];
+        const ops_shape *s = &shapes[5];
         const moert_op_options o = describe(s, (moert_op_kind)kind, MOERT_NUMBER_BF16);
         ops_data start = ops_make(&o, s->ends, false), first = ops_copy(&start);
         ops_execute("nvidia", &first, 1);
@@ -285,14 +255,8 @@ TEST(test_results_repeat_bit_for_bit) {
 }
 
 TEST(test_what_the_kernel_cannot_do_is_refused_and_left_to_others) {
-    moert_op_options o = describe(&shapes[0], MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_F32);
-    moert_op *op;
-    o.backend = "nvidia";
-    ASSERT_FAILS(moert_op_create(test_device, &o, &op), MOERT_ERROR_UNSUPPORTED, "takes");
-    o.fallback = true;
-    ASSERT_OK(moert_op_create(test_device, &o, &op));
-    assert_string_equal(moert_op_backend_name(op), "portable");
-    moert_op_destroy(op);
+    ops_check_fallback("nvidia", describe(&shapes[0], MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_F32),
+                       "takes");
 }
 
 int main(void) {

@@ -6,35 +6,30 @@
 #include "base/number.h"
 #include "base/rng.h"
 #include "support/op/quantized.h"
+#include "support/op/run.h"
 
-enum { MOST_GROUPS = 36, KINDS = 3, LAYOUTS = 3 };
-typedef struct shape {
-    size_t n, k, rows, groups;
-    uint32_t ends[MOST_GROUPS];
-} shape;
+enum { KINDS = 3, LAYOUTS = 3 };
 
 /* the least; all empty; tiles that are whole, and by one too long or short; terms that end within
  * a block of scales, a step and a word; empty groups and rows past the end; groups of a few rows;
  * more tiles than work-groups. Small, as the reference takes its time. */
-static const shape shapes[] = {
-    {8, 8, 1, 1, {1}},
-    {16, 32, 0, 2, {0, 0}},
-    {256, 128, 128, 1, {128}},
-    {264, 136, 130, 2, {129, 130}},
-    {248, 112, 127, 3, {0, 127, 127}},
-    {264, 320, 460, 5, {0, 150, 151, 151, 413}},
-    {72, 1048, 200, 4, {64, 128, 167, 190}},
-    {520, 272, 150, 3, {5, 5, 150}},
-    {48, 64, 60, 36, {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18,
-                      19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 60}},
+static const ops_shape shapes[] = {
+    {8, 8, 1, 1, 0, {1}},
+    {16, 32, 0, 2, 0, {0, 0}},
+    {256, 128, 128, 1, 0, {128}},
+    {264, 136, 130, 2, 0, {129, 130}},
+    {248, 112, 127, 3, 0, {0, 127, 127}},
+    {264, 320, 460, 5, 0, {0, 150, 151, 151, 413}},
+    {72, 1048, 200, 4, 0, {64, 128, 167, 190}},
+    {520, 272, 150, 3, 0, {5, 5, 150}},
+    {48, 64, 60, 36, 0, OPS_SINGLE_ROWS},
     /* decoded beside the product: four blocks of a line and several times four; whole blocks of a
        weight's lines; odd groups and columns */
-    {264, 384, 130, 2, {129, 130}},
-    {96, 1152, 300, 4, {64, 128, 227, 290}},
-    {520, 256, 150, 3, {5, 5, 150}},
-    {776, 128, 60, 36, {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18,
-                        19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 60}},
-    {288, 256, 300, 2, {130, 299}},
+    {264, 384, 130, 2, 0, {129, 130}},
+    {96, 1152, 300, 4, 0, {64, 128, 227, 290}},
+    {520, 256, 150, 3, 0, {5, 5, 150}},
+    {776, 128, 60, 36, 0, OPS_SINGLE_ROWS},
+    {288, 256, 300, 2, 0, {130, 299}},
 };
 enum {
     SHAPES = MOERT_COUNT(shapes),
@@ -48,47 +43,19 @@ static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_MXF
                                        MOERT_FORMAT_MXFP4, MOERT_FORMAT_NVFP4};
 enum { FORMATS = MOERT_COUNT(formats) };
 
-static moert_operand *second_factor(moert_op_options *o) {
-    return o->kind == MOERT_OP_GEMM_WGRAD ? &o->y : &o->weight;
-}
-
-static moert_op_options describe(const shape *s, moert_op_kind kind, moert_number result) {
-    moert_op_options o = MOERT_OP_OPTIONS_INIT;
-    o.kind = kind;
-    o.groups = s->groups;
-    o.rows = s->rows;
-    o.n = s->n;
-    o.k = s->k;
-    o.x.type = o.y.type = o.weight.type = result;
-    return o;
-}
-
 /* Both factors in blocks along what is summed over; weights of a dgrad may be stored transposed. */
-static moert_op_options describe_coded(const shape *s, moert_op_kind kind, moert_format format,
+static moert_op_options describe_coded(const ops_shape *s, moert_op_kind kind, moert_format format,
                                        size_t layout, moert_number result) {
-    const bool wgrad = kind == MOERT_OP_GEMM_WGRAD, dgrad = kind == MOERT_OP_GEMM_DGRAD;
-    const moert_axis axis = wgrad ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW;
-    moert_op_options o = describe(s, kind, result);
-    *ops_first_factor(&o) = ops_scaled(format, axis, layout);
-    *second_factor(&o) = ops_scaled(format, dgrad ? MOERT_AXIS_COLUMN : axis, layout);
-    if (dgrad && layout == 1)
-        o.weight.how.transposed = true;
+    moert_op_options o = ops_product(kind, ops_scaled(format, MOERT_AXIS_ROW, layout), s->groups,
+                                     s->rows, s->n, s->k);
+    ops_result(&o)->type = result;
+    o.weight.how.transposed = kind == MOERT_OP_GEMM_DGRAD && layout == 1;
     return o;
-}
-
-static void title_of(const moert_op_options *o, char title[128]) {
-    const moert_operand *first = o->kind == MOERT_OP_GEMM_DGRAD ? &o->y : &o->x;
-    const char *format = first->how.size != 0 ? moert_format_name(first->how.format) : "plain";
-    snprintf(title, 128, "%s, %s, scales %d, %zu groups, %zu rows, n %zu, k %zu",
-             moert_op_kind_name(o->kind), format, (int)first->scales, o->groups, o->rows, o->n,
-             o->k);
 }
 
 /* What the reference gives for the values of the factors. */
 static void check_exact(const moert_op_options *o, const uint32_t *ends) {
-    char title[128];
-    title_of(o, title);
-    ops_bytes_check_by(title, o, ends, "reference", "nvidia");
+    ops_bytes_check_by(ops_title(o), o, ends, "reference", "nvidia");
 }
 
 /* A dgrad reads codes as the other kinds do: two formats of them, to build fewer programs. */
@@ -100,14 +67,14 @@ TEST(test_products_are_exact_for_every_split_of_the_rows) {
     if (!has_tensor_cores("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * KINDS; i++) { /* other formats below, by fewer shapes */
-        const shape *s = &shapes[i % SHAPES];
+        const ops_shape *s = &shapes[i % SHAPES];
         const moert_op_kind kind = (moert_op_kind)(i / SHAPES);
         const size_t format = of_kind(kind, i);
         moert_op_options o =
             describe_coded(s, kind, formats[format], i / FORMATS % LAYOUTS, MOERT_NUMBER_F32);
         if (formats[format] == MOERT_FORMAT_NVFP4) {
-            ops_first_factor(&o)->global = second_factor(&o)->global = true;
-            ops_first_factor(&o)->how.group_scales = i % 5 < 2;
+            ops_first_operand(&o)->global = ops_second_operand(&o)->global = true;
+            ops_first_operand(&o)->how.group_scales = i % 5 < 2;
         }
         check_exact(&o, s->ends);
     }
@@ -118,16 +85,16 @@ TEST(test_a_coded_factor_multiplies_a_plain_one_or_another_format) {
         return;
     static const size_t some[] = {2, 3, 9};
     for (size_t i = 0; i < MOERT_COUNT(some) * KINDS * 3; i++) {
-        const shape *s = &shapes[some[i / 3 / KINDS]];
+        const ops_shape *s = &shapes[some[i / 3 / KINDS]];
         const size_t format = i % (KINDS * 3) % FORMATS;
         moert_op_options o = describe_coded(s, (moert_op_kind)(i / 3 % KINDS), formats[format],
                                             i / 2 % LAYOUTS, MOERT_NUMBER_F32);
         if (i % 3 == 0)
-            *ops_first_factor(&o) = (moert_operand){.type = MOERT_NUMBER_BF16};
+            *ops_first_operand(&o) = (moert_operand){.type = MOERT_NUMBER_BF16};
         else if (i % 3 == 1)
-            *second_factor(&o) = (moert_operand){.type = MOERT_NUMBER_BF16};
+            *ops_second_operand(&o) = (moert_operand){.type = MOERT_NUMBER_BF16};
         else
-            second_factor(&o)->how.format = formats[(format + 1) % FORMATS];
+            ops_second_operand(&o)->how.format = formats[(format + 1) % FORMATS];
         check_exact(&o, s->ends);
     }
 }
@@ -137,7 +104,7 @@ TEST(test_what_follows_a_product_of_codes_is_exact) {
         return;
     /* a quantised result; alpha and bias; prob and amax; alpha and beta; a result in bf16 */
     for (size_t i = 0; i < 5; i++) {
-        const shape *s = &shapes[FOLLOWED_SHAPE];
+        const ops_shape *s = &shapes[FOLLOWED_SHAPE];
         moert_op_options o = describe_coded(s, MOERT_OP_GEMM_FORWARD, formats[i % FORMATS], i,
                                             i == 4 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32);
         o.alpha = i % 2;
@@ -183,17 +150,13 @@ static void fill_factors(ops_bytes *data) {
 /* The same op on bf16 factors of the values that the codes have. */
 static ops_bytes as_bf16(const ops_bytes *coded) {
     moert_op_options o = coded->shape.options;
-    *ops_first_factor(&o) = *second_factor(&o) = (moert_operand){.type = MOERT_NUMBER_BF16};
-    ops_bytes values = ops_bytes_decode(coded),
-              narrow = ops_bytes_make(
-                  &o, (const uint32_t *)(const void *)coded->at[MOERT_OP_BUFFER_ends]);
+    *ops_first_operand(&o) = *ops_second_operand(&o) = (moert_operand){.type = MOERT_NUMBER_BF16};
+    const ops_bytes values = ops_bytes_decode(coded);
+    ops_bytes narrow = ops_bytes_make(&o, ops_bytes_ends(coded));
     for (size_t i = 0; i < coded->shape.quantized_count; i++) {
         const moert_op_buffer which = coded->shape.quantized[i].payload;
-        for (size_t j = 0; j < narrow.bytes[which] / sizeof(uint16_t); j++) {
-            const uint16_t code =
-                (uint16_t)moert_number_encode(MOERT_NUMBER_BF16, ops_floats(&values, which)[j]);
-            memcpy(narrow.at[which] + j * sizeof code, &code, sizeof code);
-        }
+        for (size_t j = 0; j < narrow.bytes[which] / sizeof(uint16_t); j++)
+            ops_bytes_put(&narrow, which, j, (double)ops_floats(&values, which)[j]);
     }
     return narrow;
 }
@@ -201,18 +164,15 @@ static ops_bytes as_bf16(const ops_bytes *coded) {
 static void check_as_bf16(const moert_op_options *o, const uint32_t *ends,
                           void (*change)(ops_bytes *)) {
     ops_bytes got = ops_bytes_make(o, ends);
-    const moert_op_buffer results[] = {MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_x,
-                                       MOERT_OP_BUFFER_weight};
-    char title[128];
-    title_of(o, title);
+    const moert_op_buffer result = ops_result_buffer(o->kind);
     fill_factors(&got);
     if (change != NULL)
         change(&got);
     ops_bytes want = as_bf16(&got);
     ops_bytes_execute("nvidia", &got);
     ops_bytes_execute("nvidia", &want);
-    assert_same_bits(title, ops_floats(&got, results[o->kind]), ops_floats(&want, results[o->kind]),
-                     got.bytes[results[o->kind]] / sizeof(float));
+    assert_same_bits(ops_title(o), ops_floats(&got, result), ops_floats(&want, result),
+                     got.bytes[result] / sizeof(float));
 }
 
 TEST(test_any_codes_multiply_as_the_same_numbers_in_bf16) {
@@ -220,7 +180,7 @@ TEST(test_any_codes_multiply_as_the_same_numbers_in_bf16) {
         return;
     static const size_t some[] = {RANDOM_SHAPE, DECODED_SHAPE, WHOLE_SHAPE};
     for (size_t i = 0; i < FORMATS * KINDS * 3; i++) {
-        const shape *s = &shapes[some[i % 3]];
+        const ops_shape *s = &shapes[some[i % 3]];
         const moert_op_kind kind = (moert_op_kind)(i / 3 % KINDS);
         const moert_op_options o =
             describe_coded(s, kind, formats[of_kind(kind, i / 3 / KINDS % FORMATS)],
@@ -265,16 +225,9 @@ TEST(test_results_repeat_bit_for_bit) {
     for (size_t i = 0; i < FORMATS; i++) {
         const moert_op_options o = describe_coded(&shapes[DECODED_SHAPE], MOERT_OP_GEMM_FORWARD,
                                                   formats[i], 0, MOERT_NUMBER_F32);
-        ops_bytes first = ops_bytes_make(&o, shapes[DECODED_SHAPE].ends);
-        fill_factors(&first);
-        ops_bytes_execute("nvidia", &first);
-        for (size_t j = 0; j < 4; j++) {
-            ops_bytes again = ops_bytes_make(&o, shapes[DECODED_SHAPE].ends);
-            fill_factors(&again);
-            ops_bytes_execute("nvidia", &again);
-            assert_memory_equal(again.at[MOERT_OP_BUFFER_y], first.at[MOERT_OP_BUFFER_y],
-                                first.bytes[MOERT_OP_BUFFER_y]);
-        }
+        ops_bytes data = ops_bytes_make(&o, shapes[DECODED_SHAPE].ends);
+        fill_factors(&data);
+        ops_bytes_check_repeats("nvidia", &data, 4);
     }
 }
 
@@ -282,11 +235,8 @@ TEST(test_fp8_blocks_beside_another_format_are_refused) {
     const bool takes = has_tensor_cores("skipped");
     moert_op_options o = describe_coded(&shapes[3], MOERT_OP_GEMM_FORWARD, MOERT_FORMAT_MXFP8_E4M3,
                                         0, MOERT_NUMBER_BF16);
-    moert_op *op;
-    o.backend = "nvidia";
     o.weight = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_TILE, 0);
-    ASSERT_FAILS(moert_op_create(test_device, &o, &op), MOERT_ERROR_UNSUPPORTED,
-                 takes ? "takes fp8-block in both" : "takes GPUs");
+    ops_check_fallback("nvidia", o, takes ? "takes fp8-block in both" : "takes GPUs");
 }
 
 int main(void) {

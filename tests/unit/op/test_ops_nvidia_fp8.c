@@ -8,21 +8,9 @@
 #include "support/op/quantized.h"
 #include "support/op/run.h"
 
-enum { MOST_GROUPS = 36, BLOCK = 128 };
+enum { BLOCK = 128 };
 /* What is multiplied: the kinds of a GEMM, and a dgrad by weights that are stored transposed. */
 enum { DGRAD_TURNED = MOERT_OP_GEMM_WGRAD + 1, CASES };
-static const moert_op_buffer results[CASES] = {MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_x,
-                                               MOERT_OP_BUFFER_weight, MOERT_OP_BUFFER_x};
-typedef struct shape {
-    size_t n, k, rows, groups, padding; /* padding: numbers between plain rows */
-    unsigned cases;                     /* a bit of each that it is for */
-    uint32_t ends[MOST_GROUPS];
-} shape;
-
-static bool is_of(const shape *s, size_t which) {
-    return (s->cases >> which & 1) != 0;
-}
-
 enum {
     ALL = (1 << CASES) - 1,
     FORWARD = 1 << MOERT_OP_GEMM_FORWARD,
@@ -31,81 +19,68 @@ enum {
 };
 /* the least; all empty; tiles that are whole, and by one too long or short; blocks that end early,
  * empty groups and rows past the end; strides; groups of a few rows; more tiles than work-groups */
-static const shape shapes[] = {
-    {16, 16, 1, 1, 0, ALL, {1}},
-    {16, 32, 0, 2, 0, ALL, {0, 0}},
-    {256, 128, 128, 1, 0, ALL, {128}},
-    {272, 144, 130, 2, 0, ALL, {129, 130}},
-    {240, 112, 127, 3, 0, ALL, {0, 127, 127}},
-    {272, 320, 500, 5, 0, ALL, {0, 200, 201, 201, 413}},
-    {144, 528, 400, 4, 16, ALL, {64, 128, 297, 390}},
-    {528, 144, 200, 3, 32, ALL, {5, 5, 200}},
-    {48, 64, 60, 36, 0, ALL, {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12,
-                              13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
-                              25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 60}},
-    {3328, 16, 1300, 3, 0, FORWARD, {600, 601, 1299}},
-    {16, 3328, 1300, 3, 0, DGRAD, {600, 601, 1299}},
-    {640, 1296, 160, 6, 0, WGRAD, {16, 16, 48, 64, 80, 160}},
+static const struct row {
+    ops_shape shape;
+    unsigned cases; /* a bit of each that it is for */
+} shapes[] = {
+    {{16, 16, 1, 1, 0, {1}}, ALL},
+    {{16, 32, 0, 2, 0, {0, 0}}, ALL},
+    {{256, 128, 128, 1, 0, {128}}, ALL},
+    {{272, 144, 130, 2, 0, {129, 130}}, ALL},
+    {{240, 112, 127, 3, 0, {0, 127, 127}}, ALL},
+    {{272, 320, 500, 5, 0, {0, 200, 201, 201, 413}}, ALL},
+    {{144, 528, 400, 4, 16, {64, 128, 297, 390}}, ALL},
+    {{528, 144, 200, 3, 32, {5, 5, 200}}, ALL},
+    {{48, 64, 60, 36, 0, OPS_SINGLE_ROWS}, ALL},
+    {{3328, 16, 1300, 3, 0, {600, 601, 1299}}, FORWARD},
+    {{16, 3328, 1300, 3, 0, {600, 601, 1299}}, DGRAD},
+    {{640, 1296, 160, 6, 0, {16, 16, 48, 64, 80, 160}}, WGRAD},
 };
 enum { SHAPES = MOERT_COUNT(shapes), RANDOM_SHAPE = 6 };
 
-static moert_op_options describe(const shape *s, moert_op_kind kind, moert_number result) {
-    moert_op_options o = MOERT_OP_OPTIONS_INIT;
-    o.kind = kind;
-    o.groups = s->groups;
-    o.rows = s->rows;
-    o.n = s->n;
-    o.k = s->k;
-    o.x.type = o.y.type = result;
-    return o;
+static bool is_of(size_t shape, size_t which) {
+    return (shapes[shape].cases >> which & 1) != 0;
 }
 
 /* Factors in DeepSeek's blocks, those of a wgrad along the rows. */
-static moert_op_options describe_blocks(const shape *s, size_t which, moert_number result) {
+static moert_op_options describe_blocks(const ops_shape *s, size_t which, moert_number result) {
     const bool turned = which == DGRAD_TURNED;
     const moert_op_kind kind = turned ? MOERT_OP_GEMM_DGRAD : (moert_op_kind)which;
-    moert_op_options o = describe(s, kind, result);
+    moert_op_options o = ops_sized(kind, s->groups, s->rows, s->n, s->k);
+    ops_result(&o)->type = result;
     if (kind == MOERT_OP_GEMM_WGRAD) {
         o.x = o.y = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_COLUMN, 0);
         o.x.how.transposed = o.y.how.transposed = true;
-        o.weight.type = result;
         o.rows = moert_ceil_div(s->rows, 16) * 16;
         o.row_multiple = 16;
         return o;
     }
-    *ops_first_factor(&o) = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_ROW, 0);
+    *ops_first_operand(&o) = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_ROW, 0);
     o.weight = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_TILE, 0);
     o.weight.how.transposed = turned;
     return o;
 }
 
 /* The ends of the groups, which a wgrad wants at multiples of 16. */
-static const uint32_t *ends_of(const shape *s, const moert_op_options *o) {
-    static uint32_t ends[MOST_GROUPS];
+static const uint32_t *ends_of(const ops_shape *s, const moert_op_options *o) {
+    static uint32_t ends[OPS_MOST_GROUPS];
     const uint32_t multiple = o->row_multiple > 0 ? (uint32_t)o->row_multiple : 1;
     for (size_t g = 0; g < s->groups; g++)
         ends[g] = (s->ends[g] + multiple - 1) / multiple * multiple;
     return ends;
 }
 
-static void title_of(const moert_op_options *o, char title[128]) {
-    snprintf(title, 128, "%s, %zu groups, %zu rows, n %zu, k %zu", moert_op_kind_name(o->kind),
-             o->groups, o->rows, o->n, o->k);
-}
-
 TEST(test_scaled_blocks_are_exact_for_every_split_of_the_rows) {
     if (!has_hopper("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * CASES; i++) {
-        const shape *s = &shapes[i / CASES];
-        if (!is_of(s, i % CASES))
+        const ops_shape *s = &shapes[i / CASES].shape;
+        if (!is_of(i / CASES, i % CASES))
             continue;
         const bool floats = (i / CASES + i) % 2; /* each case with either result */
         const moert_op_options o =
             describe_blocks(s, i % CASES, floats ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16);
-        char title[128];
-        title_of(&o, title);
-        ops_bytes_check_by(title, &o, ends_of(s, &o), "reference", "nvidia");
+        ops_bytes_check_by(ops_title(&o), &o, ends_of(s, &o), "reference", "nvidia");
     }
 }
 
@@ -113,22 +88,18 @@ TEST(test_plain_factors_times_alpha_are_exact_for_every_split_of_the_rows) {
     if (!has_hopper("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * 4; i++) {
-        const shape *s = &shapes[i / 4];
+        const ops_shape *s = &shapes[i / 4].shape;
         const bool dgrad = i % 2, e5m2 = i / 2 % 2, floats = (i / 4 + i / 2) % 2;
-        if (!is_of(s, dgrad ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_FORWARD))
+        const moert_op_kind kind = dgrad ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_FORWARD;
+        if (!is_of(i / 4, kind))
             continue;
-        moert_op_options o = describe(s, dgrad ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_FORWARD,
-                                      floats ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16);
-        o.weight.type = ops_first_factor(&o)->type = e5m2 ? MOERT_NUMBER_E5M2 : MOERT_NUMBER_E4M3;
+        moert_op_options o = ops_sized(kind, s->groups, s->rows, s->n, s->k);
+        ops_result(&o)->type = floats ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16;
+        o.weight.type = ops_first_operand(&o)->type = e5m2 ? MOERT_NUMBER_E5M2 : MOERT_NUMBER_E4M3;
         o.x.stride = (ptrdiff_t)(s->k + s->padding);
         o.y.stride = (ptrdiff_t)(s->n + s->padding);
         o.alpha = i % 3 != 0;
-        ops_data got = ops_make(&o, s->ends, true), want = ops_copy(&got);
-        char title[128];
-        title_of(&o, title);
-        ops_expect_gemm(&want);
-        ops_execute("nvidia", &got, 1);
-        ops_compare(title, &got, &want);
+        ops_check_gemm("nvidia", &o, s->ends);
     }
 }
 
@@ -137,15 +108,11 @@ typedef struct element {
     size_t g, line, j, terms, at; /* at: in the result */
 } element;
 
-static const uint32_t *ends_in(const ops_bytes *data) {
-    return (const uint32_t *)(const void *)data->at[MOERT_OP_BUFFER_ends];
-}
-
 static element draw_element(const ops_bytes *plain, size_t number) {
     const moert_op_options *o = &plain->shape.options;
     const bool forward = o->kind == MOERT_OP_GEMM_FORWARD, wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
-    const uint32_t *ends = ends_in(plain);
-    const size_t g = number % o->groups, first = g > 0 ? ends[g - 1] : 0, rows = ends[g] - first;
+    const uint32_t *ends = ops_bytes_ends(plain);
+    const size_t g = number % o->groups, first = ops_group_start(ends, g), rows = ends[g] - first;
     const size_t columns = forward ? o->n : o->k;
     element e = {.g = g, .terms = wgrad ? rows : forward ? o->k : o->n};
     e.line = (size_t)(moert_rng_uniform(1, 0, number) * (double)(wgrad ? o->n : rows));
@@ -160,7 +127,7 @@ static void factors_of(const ops_bytes *plain, const element *e, size_t i, doubl
     const float *x = ops_floats(plain, MOERT_OP_BUFFER_x),
                 *y = ops_floats(plain, MOERT_OP_BUFFER_y);
     const float *weight = ops_floats(plain, MOERT_OP_BUFFER_weight) + e->g * o->n * o->k;
-    const size_t first = e->g > 0 ? ends_in(plain)[e->g - 1] : 0;
+    const size_t first = ops_group_start(ops_bytes_ends(plain), e->g);
     const bool forward = o->kind == MOERT_OP_GEMM_FORWARD, wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
     *a = (double)(forward ? x[(first + e->line) * o->k + i]
                   : wgrad ? y[(first + i) * o->n + e->line]
@@ -213,7 +180,7 @@ TEST(test_random_factors_lose_what_the_tensor_cores_cut) {
     if (!has_hopper("skipped"))
         return;
     for (size_t i = 0; i < CASES; i++) {
-        const shape *s = &shapes[RANDOM_SHAPE];
+        const ops_shape *s = &shapes[RANDOM_SHAPE].shape;
         const moert_op_options o = describe_blocks(s, i, MOERT_NUMBER_F32);
         ops_bytes got = ops_bytes_make(&o, ends_of(s, &o));
         double worst = 0.0;
@@ -222,7 +189,7 @@ TEST(test_random_factors_lose_what_the_tensor_cores_cut) {
         ops_bytes_execute("nvidia", &got);
         for (size_t n = 0; n < SAMPLES; n++) {
             const element e = draw_element(&plain, n);
-            const double value = (double)ops_floats(&got, results[i])[e.at];
+            const double value = (double)ops_floats(&got, ops_result_buffer(o.kind))[e.at];
             double exact = 0.0, size = 0.0, loss = 0.0, a, b;
             float sum = 0.0f;
             for (size_t block = 0; block < e.terms; block += BLOCK) {
@@ -249,35 +216,21 @@ TEST(test_results_repeat_bit_for_bit) {
     if (!has_hopper("skipped"))
         return;
     for (size_t i = 0; i < CASES; i++) {
-        const shape *s = &shapes[5];
+        const ops_shape *s = &shapes[5].shape;
         const moert_op_options o = describe_blocks(s, i, MOERT_NUMBER_F32);
-        const moert_op_buffer to = results[i];
         ops_bytes data = ops_bytes_make(&o, ends_of(s, &o));
         data.spread = true;
         ops_bytes_fill(&data);
-        ops_bytes_execute("nvidia", &data);
-        unsigned char *first = test_alloc(data.bytes[to]);
-        memcpy(first, data.at[to], data.bytes[to]);
-        for (size_t j = 0; j < 10; j++) {
-            memset(data.at[to], OPS_UNSET, data.bytes[to]);
-            ops_bytes_execute("nvidia", &data);
-            assert_memory_equal(data.at[to], first, data.bytes[to]);
-        }
+        ops_bytes_check_repeats("nvidia", &data, 10);
     }
 }
 
 TEST(test_what_the_kernel_cannot_do_is_refused_or_left_to_others) {
     const bool hopper = has_hopper("skipped");
-    moert_op_options o = describe_blocks(&shapes[3], MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_BF16);
-    const char *const takes = hopper ? "takes rows of fp8-block" : "takes GPUs";
-    moert_op *op;
-    o.backend = "nvidia";
+    moert_op_options o =
+        describe_blocks(&shapes[3].shape, MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_BF16);
     o.weight.how.axis = MOERT_AXIS_ROW;
-    ASSERT_FAILS(moert_op_create(test_device, &o, &op), MOERT_ERROR_UNSUPPORTED, takes);
-    o.fallback = true;
-    ASSERT_OK(moert_op_create(test_device, &o, &op));
-    assert_string_equal(moert_op_backend_name(op), "portable");
-    moert_op_destroy(op);
+    ops_check_fallback("nvidia", o, hopper ? "takes rows of fp8-block" : "takes GPUs");
 }
 
 /* One group is left out, having no rows. */

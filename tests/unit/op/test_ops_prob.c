@@ -3,51 +3,30 @@
 #include "support/op/run.h"
 
 static const char *const backends[] = {"reference", "portable"};
-static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD};
 static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16, MOERT_NUMBER_F16};
 
 /* empty groups, one row, sizes off every tile, rows past the last end */
-enum { GROUPS = 5, ROWS = 90, N = 40, K = 136, KINDS = 2, TYPES = 3, BACKENDS = 2 };
+enum { GROUPS = 5, ROWS = 90, KINDS = 2, TYPES = 3, BACKENDS = 2 };
 static const uint32_t ends[GROUPS] = {13, 13, 14, 46, 80};
 
 static moert_op_options describe(moert_op_kind kind, moert_number type, moert_number result) {
-    moert_op_options o = MOERT_OP_OPTIONS_INIT;
-    const bool forward = kind == MOERT_OP_GEMM_FORWARD;
-    o.kind = kind;
-    o.groups = GROUPS;
-    o.rows = ROWS;
-    o.n = N;
-    o.k = K;
-    o.x.type = forward ? type : result;
-    o.y.type = forward ? result : type;
-    o.weight.type = type;
+    moert_op_options o = ops_sized(kind, GROUPS, ROWS, 40, 136);
+    o.x.type = o.y.type = o.weight.type = type;
+    ops_result(&o)->type = result;
     o.prob = o.amax = true;
     return o;
 }
 
-static moert_op_buffer result_of(const moert_op_options *o) {
-    return o->kind == MOERT_OP_GEMM_FORWARD ? MOERT_OP_BUFFER_y : MOERT_OP_BUFFER_x;
-}
-
 /* Both backends give what float64 gives for integers. */
-static void check(const moert_op_options *options) {
-    ops_data start = ops_make(options, ends, true), want = ops_copy(&start);
-    ops_expect_gemm(&want);
-    for (size_t b = 0; b < BACKENDS; b++) {
-        char title[96];
-        ops_data got = ops_copy(&start);
-        ops_execute(backends[b], &got, 1);
-        snprintf(title, sizeof title, "%s, %s, permute %d, alpha %d, prob %d",
-                 moert_op_kind_name(options->kind), backends[b], (int)options->permute,
-                 options->alpha, options->prob);
-        ops_compare(title, &got, &want);
-    }
+static void check(const moert_op_options *o) {
+    for (size_t b = 0; b < BACKENDS; b++)
+        ops_check_gemm(backends[b], o, ends);
 }
 
 TEST(test_prob_and_amax_are_exact_for_every_type) {
     for (size_t i = 0; i < KINDS * TYPES * TYPES * 3; i++) {
         moert_op_options o =
-            describe(kinds[i % 2], types[i / 2 % TYPES], types[i / 2 / TYPES % TYPES]);
+            describe((moert_op_kind)(i % 2), types[i / 2 % TYPES], types[i / 2 / TYPES % TYPES]);
         const size_t mode = i / 2 / TYPES / TYPES;
         o.alpha = mode > 0;
         o.prob = mode < 2;
@@ -57,7 +36,8 @@ TEST(test_prob_and_amax_are_exact_for_every_type) {
 
 TEST(test_permuted_rows_keep_their_prob_and_their_group) {
     for (size_t i = 0; i < KINDS * TYPES * 2; i++) {
-        moert_op_options o = describe(kinds[i % 2], types[i / 2 % TYPES], types[i / 2 % TYPES]);
+        moert_op_options o =
+            describe((moert_op_kind)(i % 2), types[i / 2 % TYPES], types[i / 2 % TYPES]);
         o.permute = i / 2 / TYPES == 0 ? MOERT_OP_PERMUTE_X : MOERT_OP_PERMUTE_Y;
         o.alpha = true;
         o.topk = 3;
@@ -68,7 +48,7 @@ TEST(test_permuted_rows_keep_their_prob_and_their_group) {
 
 TEST(test_amax_is_of_bias_and_of_what_is_added_to) {
     for (size_t i = 0; i < KINDS * 3; i++) {
-        moert_op_options o = describe(kinds[i % 2], MOERT_NUMBER_F32, types[i / 2]);
+        moert_op_options o = describe((moert_op_kind)(i % 2), MOERT_NUMBER_F32, types[i / 2]);
         o.prob = false;
         o.alpha = true;
         o.beta = i / 2 == 0;
@@ -80,7 +60,7 @@ TEST(test_amax_is_of_bias_and_of_what_is_added_to) {
 
 TEST(test_the_portable_backend_has_the_bits_of_the_reference) {
     for (size_t i = 0; i < KINDS * TYPES; i++) {
-        moert_op_options o = describe(kinds[i % 2], types[i / 2], types[i / 2]);
+        moert_op_options o = describe((moert_op_kind)(i % 2), types[i / 2], types[i / 2]);
         o.alpha = true;
         ops_data want = ops_make(&o, ends, false), got = ops_copy(&want);
         for (size_t r = 0; r < ROWS; r++) /* no longer of few bits */
@@ -96,14 +76,14 @@ TEST(test_the_portable_backend_has_the_bits_of_the_reference) {
 TEST(test_alpha_0_gives_zeros_and_an_amax_of_0) {
     const uint32_t own[] = {64, 320, 640};
     for (size_t i = 0; i < KINDS * BACKENDS; i++) {
-        moert_op_options o = describe(kinds[i % 2], MOERT_NUMBER_BF16, MOERT_NUMBER_BF16);
+        moert_op_options o = describe((moert_op_kind)(i % 2), MOERT_NUMBER_BF16, MOERT_NUMBER_BF16);
         o.groups = 3;
         o.rows = 640;
         o.n = 384;
         o.k = 160;
         o.alpha = true;
         ops_data got = ops_make(&o, own, true);
-        const moert_op_buffer result = result_of(&o);
+        const moert_op_buffer result = ops_result_buffer(o.kind);
         float *alpha = got.at[MOERT_OP_BUFFER_alpha];
         alpha[0] = alpha[2] = 0.0f;
         alpha[1] = -0.0f;
@@ -117,7 +97,8 @@ TEST(test_alpha_0_gives_zeros_and_an_amax_of_0) {
 
 TEST(test_amax_is_raised_and_nan_stays) {
     for (size_t i = 0; i < KINDS * BACKENDS; i++) {
-        const moert_op_options o = describe(kinds[i % 2], MOERT_NUMBER_F32, MOERT_NUMBER_F32);
+        const moert_op_options o =
+            describe((moert_op_kind)(i % 2), MOERT_NUMBER_F32, MOERT_NUMBER_F32);
         ops_data got = ops_make(&o, ends, true);
         float *amax = got.at[MOERT_OP_BUFFER_amax];
         amax[0] = 1e6f;

@@ -11,14 +11,6 @@ enum { BACKENDS = 2, FORMATS = 5, AXES = 3, LAYOUTS = 3 };
 
 /* ---- factors ---- */
 
-static bool is_wgrad(const moert_op_options *o) {
-    return o->kind == MOERT_OP_GEMM_WGRAD;
-}
-
-static moert_operand *second_factor(moert_op_options *o) {
-    return is_wgrad(o) ? &o->y : &o->weight;
-}
-
 static void add_globals(moert_operand *operand, bool by_groups) {
     operand->global = operand->how.format == MOERT_FORMAT_NVFP4;
     operand->how.group_scales = operand->global && by_groups;
@@ -29,15 +21,15 @@ static moert_op_options factor_case(size_t i) {
     const size_t format = i / MOERT_OP_KINDS % FORMATS, axis = i / MOERT_OP_KINDS / FORMATS % AXES;
     const size_t variant = i / MOERT_OP_KINDS / FORMATS / AXES;
     moert_op_options o = ops_usual((moert_op_kind)(i % MOERT_OP_KINDS));
-    moert_operand *first = ops_first_factor(&o), *second = second_factor(&o);
+    moert_operand *first = ops_first_operand(&o), *second = ops_second_operand(&o);
     *first = ops_scaled((moert_format)format, (moert_axis)axis, variant + format);
     *second = ops_scaled((moert_format)((format + variant) % FORMATS),
                          (moert_axis)((axis + variant / 2) % AXES), variant + axis + 1);
     first->how.transposed = variant % 2 == 1 && axis == MOERT_AXIS_COLUMN;
     second->how.transposed =
-        variant % 2 == 1 && (is_wgrad(&o) ? second->how.axis == MOERT_AXIS_COLUMN
-                                          : second->how.axis != MOERT_AXIS_TILE ||
-                                                second->how.format == MOERT_FORMAT_FP8_BLOCK);
+        variant % 2 == 1 && (second == &o.y ? second->how.axis == MOERT_AXIS_COLUMN
+                                            : second->how.axis != MOERT_AXIS_TILE ||
+                                                  second->how.format == MOERT_FORMAT_FP8_BLOCK);
     if (second == &o.weight && second->how.transposed && second->scales != MOERT_SCALES_LINEAR)
         second->scales = MOERT_SCALES_TILED;
     o.weight.discrete = variant / 2 % 2 == 1;
@@ -54,22 +46,20 @@ static moert_op_options factor_case(size_t i) {
 
 TEST(test_quantised_factors_multiply_as_their_values) {
     for (size_t i = 0; i < (size_t)MOERT_OP_KINDS * FORMATS * AXES * 4; i++) {
-        char title[64];
         const moert_op_options o = factor_case(i);
-        snprintf(title, sizeof title, "case %zu", i);
-        ops_bytes_check(title, &o, ops_usual_ends);
+        ops_bytes_check(titled("case %zu", i), &o, ops_usual_ends);
     }
 }
 
 TEST(test_one_factor_may_be_plain) {
     for (moert_op_kind kind = 0; kind < MOERT_OP_KINDS; kind++) {
         moert_op_options o = ops_usual(kind);
-        ops_first_factor(&o)->type = MOERT_NUMBER_BF16;
-        *second_factor(&o) = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 1);
+        ops_first_operand(&o)->type = MOERT_NUMBER_BF16;
+        *ops_second_operand(&o) = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 1);
         ops_bytes_check("bf16 and mxfp4", &o, ops_usual_ends);
         o = ops_usual(kind);
-        *ops_first_factor(&o) = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
-        second_factor(&o)->type = MOERT_NUMBER_E4M3;
+        *ops_first_operand(&o) = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
+        ops_second_operand(&o)->type = MOERT_NUMBER_E4M3;
         ops_bytes_check("nvfp4 and e4m3", &o, ops_usual_ends);
     }
 }
@@ -79,20 +69,17 @@ TEST(test_gathered_rows_are_dequantised_as_one_group) {
         moert_op_options o = ops_usual((moert_op_kind)(i % MOERT_OP_KINDS));
         const moert_axis axis =
             i / MOERT_OP_KINDS / FORMATS == 0 ? MOERT_AXIS_ROW : MOERT_AXIS_TILE;
-        *ops_first_factor(&o) = ops_scaled((moert_format)(i / MOERT_OP_KINDS % FORMATS), axis, i);
-        o.permute = ops_first_factor(&o) == &o.x ? MOERT_OP_PERMUTE_X : MOERT_OP_PERMUTE_Y;
+        *ops_first_operand(&o) = ops_scaled((moert_format)(i / MOERT_OP_KINDS % FORMATS), axis, i);
+        o.permute = ops_first_operand(&o) == &o.x ? MOERT_OP_PERMUTE_X : MOERT_OP_PERMUTE_Y;
         o.topk = 4;
         ops_bytes_check("gathered", &o, ops_usual_ends);
     }
 }
 
 TEST(test_global_scales_multiply_alpha) {
-    enum { KINDS = 4 };
-    static const moert_op_kind kinds[KINDS] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
-                                               MOERT_OP_GEMM_WGRAD, MOERT_OP_GLU};
-    for (size_t i = 0; i < (size_t)KINDS * BACKENDS; i++) {
-        moert_op_options o = ops_usual(kinds[i / BACKENDS]);
-        moert_operand *first = ops_first_factor(&o), *second = second_factor(&o);
+    for (size_t i = 0; i < (size_t)MOERT_OP_DGLU * BACKENDS; i++) { /* all other kinds */
+        moert_op_options o = ops_usual((moert_op_kind)(i / BACKENDS));
+        moert_operand *first = ops_first_operand(&o), *second = ops_second_operand(&o);
         *first = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
         *second = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 1);
         o.alpha = true;
@@ -157,11 +144,10 @@ TEST(test_any_split_of_the_rows_is_right) {
         o.y = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, i);
         o.column = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, i);
         ops_bytes_check("splits", &o, s->ends);
-        o = ops_usual(MOERT_OP_GEMM_WGRAD);
-        o.rows = s->rows;
-        o.row_multiple = s->multiple;
+        o.kind = MOERT_OP_GEMM_WGRAD;
         o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i);
         o.y = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i + 1);
+        o.column = (moert_operand){.type = MOERT_NUMBER_F32};
         o.x.how.transposed = true;
         ops_bytes_check("splits", &o, s->ends);
     }
@@ -196,9 +182,7 @@ TEST(test_a_broken_promise_stays_within_the_buffers) {
 TEST(test_factors_without_room_count_as_zeros) {
     static const uint32_t ends[] = {20, 40, 64};
     for (size_t tiled = 0; tiled < 2; tiled++) {
-        moert_op_options o = ops_usual(MOERT_OP_GEMM_WGRAD);
-        o.groups = 3;
-        o.rows = 64;
+        moert_op_options o = ops_sized(MOERT_OP_GEMM_WGRAD, 3, 64, 72, 136);
         o.row_multiple = tiled ? 128 : 32;
         o.x = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, tiled);
         ops_bytes data = ops_bytes_make(&o, ends);

@@ -5,40 +5,29 @@
  */
 #include "base/memory.h"
 #include "base/number.h"
-#include "support/op/cases.h"
+#include "support/op/quantized.h"
 
 static const char *const backends[] = {"portable", "reference"};
-static const moert_op_kind kinds[] = {MOERT_OP_GLU, MOERT_OP_DGLU};
 static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4,
                                        MOERT_FORMAT_MXFP4, MOERT_FORMAT_MXFP8_E5M2};
 enum { FORMATS = 4 };
 
-/* With all that it can have. */
-static moert_op_options describe(moert_op_kind kind, moert_format format, size_t groups,
-                                 size_t rows) {
-    moert_operand factor = ops_scaled(format, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
-    factor.global = factor.how.group_scales = format == MOERT_FORMAT_NVFP4;
-    moert_op_options o = ops_product(kind, factor, groups, rows, 144, 160);
-    o.alpha = o.prob = o.amax = true;
-    o.interleave = kind == MOERT_OP_GLU ? 8 : 32;
-    o.save_c = kind == MOERT_OP_GLU;
-    o.dprob = o.dbias = o.beta = kind == MOERT_OP_DGLU;
+static moert_op_options describe(size_t kind, moert_format format, size_t groups, size_t rows) {
+    moert_op_options o =
+        ops_product((moert_op_kind)kind, ops_scaled_by_groups(format), groups, rows, 144, 160);
+    ops_add_everything(&o);
     return o;
 }
 
-static uint32_t *ends_of(const ops_bytes *data) {
-    return (uint32_t *)(void *)data->at[MOERT_OP_BUFFER_ends];
-}
-
-static const moert_op_buffer by_rows[] = {MOERT_OP_BUFFER_prob, MOERT_OP_BUFFER_dprob};
+static const moert_op_buffer by_rows[] = {MOERT_OP_BUFFER_c, MOERT_OP_BUFFER_prob,
+                                          MOERT_OP_BUFFER_dprob};
 static const moert_op_buffer by_groups[] = {MOERT_OP_BUFFER_alpha,         MOERT_OP_BUFFER_beta,
                                             MOERT_OP_BUFFER_x_global,      MOERT_OP_BUFFER_y_global,
                                             MOERT_OP_BUFFER_weight_global, MOERT_OP_BUFFER_amax,
                                             MOERT_OP_BUFFER_dbias};
 static const moert_op_buffer factors[] = {MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_weight,
-                                          MOERT_OP_BUFFER_y, MOERT_OP_BUFFER_c};
-static const moert_op_buffer results[] = {MOERT_OP_BUFFER_d, MOERT_OP_BUFFER_column,
-                                          MOERT_OP_BUFFER_c};
+                                          MOERT_OP_BUFFER_y};
+static const moert_op_buffer results[] = {MOERT_OP_BUFFER_d, MOERT_OP_BUFFER_column};
 
 /* What is done with a byte of one op and the one that it is in another. */
 typedef bool (*deed)(unsigned char *to, const unsigned char *from, unsigned mask);
@@ -59,21 +48,33 @@ typedef struct pair {
     size_t h, g, rows;
 } pair;
 
-static bool each_plain(const pair *p, moert_op_buffer which, size_t to, size_t from, size_t n,
-                       deed act) {
+/* `bytes` bytes of a buffer, from the ones given of each. */
+static bool each_byte(const pair *p, moert_op_buffer which, size_t to, size_t from, size_t bytes,
+                      deed act) {
     bool all = true;
-    const size_t bytes = p->few->shape.needs[which].stride *
-                         (moert_number_bits(p->few->shape.needs[which].type) / 8);
-    for (size_t i = 0; i < n * bytes; i++)
-        all =
-            act(p->few->at[which] + to * bytes + i, p->many->at[which] + from * bytes + i, 0xFF) &&
-            all;
+    for (size_t i = 0; i < bytes; i++)
+        all = act(p->few->at[which] + to + i, p->many->at[which] + from + i, 0xFF) && all;
     return all;
 }
 
+/* Rows of plain numbers. */
+static bool each_row(const pair *p, moert_op_buffer which, deed act) {
+    const moert_op_need *need = &p->few->shape.needs[which];
+    const size_t numbers = need->lines == 1 ? 1 : need->stride;
+    const size_t bytes = numbers * (moert_number_bits(need->type) / 8);
+    return each_byte(p, which, ops_group_start(ops_bytes_ends(p->few), p->h) * bytes,
+                     ops_group_start(ops_bytes_ends(p->many), p->g) * bytes, p->rows * bytes, act);
+}
+
+/* The part of a group. */
+static bool each_part(const pair *p, moert_op_buffer which, deed act) {
+    const size_t part = p->few->bytes[which] / p->few->shape.options.groups;
+    return each_byte(p, which, p->h * part, p->g * part, part, act);
+}
+
 static bool each_element(const pair *p, moert_op_buffer which, deed act) {
-    const ops_operand a = ops_find(&p->few->shape, ends_of(p->few), which);
-    const ops_operand b = ops_find(&p->many->shape, ends_of(p->many), which);
+    const ops_operand a = ops_find(&p->few->shape, ops_bytes_ends(p->few), which);
+    const ops_operand b = ops_find(&p->many->shape, ops_bytes_ends(p->many), which);
     const size_t lines = a.weight ? a.ends[0] : p->rows;
     bool all = true;
     for (size_t line = 0; line < lines; line++)
@@ -90,58 +91,31 @@ static bool each_element(const pair *p, moert_op_buffer which, deed act) {
     return all;
 }
 
-/* Does it to what the two have in `whole`, quantised or rows of plain numbers. */
-static void each_matrix(const char *title, const pair *p, const moert_op_buffer *whole,
-                        size_t count, deed act) {
-    for (size_t i = 0; i < count; i++) {
-        const moert_op_buffer which = whole[i];
-        if (p->few->bytes[which] == 0)
-            continue;
-        const bool plain = which == MOERT_OP_BUFFER_c;
-        const bool fine = plain
-                              ? each_plain(p, which, p->h > 0 ? ends_of(p->few)[p->h - 1] : 0,
-                                           p->g > 0 ? ends_of(p->many)[p->g - 1] : 0, p->rows, act)
-                              : each_element(p, which, act);
-        if (!fine)
-            fail_msg("%s: %s of group %zu differs", title, moert_op_buffer_name(which), p->g);
-    }
-}
-
-/* The numbers of the rows and of the group. */
-static void each_number(const char *title, const pair *p, deed act, bool sums) {
-    const size_t to = p->h > 0 ? ends_of(p->few)[p->h - 1] : 0;
-    const size_t from = p->g > 0 ? ends_of(p->many)[p->g - 1] : 0;
-    for (size_t i = 0; i < MOERT_COUNT(by_rows); i++)
-        for (size_t r = 0; p->few->bytes[by_rows[i]] > 0 && r < p->rows * sizeof(float); r++)
-            if (!act(p->few->at[by_rows[i]] + to * sizeof(float) + r,
-                     p->many->at[by_rows[i]] + from * sizeof(float) + r, 0xFF))
-                fail_msg("%s: %s of group %zu differs", title, moert_op_buffer_name(by_rows[i]),
-                         p->g);
-    for (size_t i = 0; sums && i < MOERT_COUNT(by_groups); i++) {
-        const moert_op_buffer which = by_groups[i];
-        const size_t share = p->few->bytes[which] / p->few->shape.options.groups;
-        for (size_t k = 0; k < share; k++)
-            if (!act(p->few->at[which] + p->h * share + k, p->many->at[which] + p->g * share + k,
-                     0xFF))
-                fail_msg("%s: %s of group %zu differs", title, moert_op_buffer_name(which), p->g);
-    }
+/* Does it to what the two have in `buffers`, by rows, groups or elements. */
+static void each(const char *title, const pair *p, const moert_op_buffer *buffers, size_t count,
+                 bool (*visit)(const pair *, moert_op_buffer, deed), deed act) {
+    for (size_t i = 0; i < count; i++)
+        if (p->few->bytes[buffers[i]] > 0 && !visit(p, buffers[i], act))
+            fail_msg("%s: %s of group %zu differs", title, moert_op_buffer_name(buffers[i]), p->g);
 }
 
 static void begin(const pair *p) {
-    each_matrix("begin", p, factors, MOERT_COUNT(factors), copy);
-    each_number("begin", p, copy, true);
+    each("begin", p, factors, MOERT_COUNT(factors), each_element, copy);
+    each("begin", p, by_rows, MOERT_COUNT(by_rows), each_row, copy);
+    each("begin", p, by_groups, MOERT_COUNT(by_groups), each_part, copy);
 }
 
 static void compare(const char *title, const pair *p) {
-    each_matrix(title, p, results, MOERT_COUNT(results), same);
-    each_number(title, p, same, true);
+    each(title, p, results, MOERT_COUNT(results), each_element, same);
+    each(title, p, by_rows, MOERT_COUNT(by_rows), each_row, same);
+    each(title, p, by_groups, MOERT_COUNT(by_groups), each_part, same);
 }
 
 TEST(test_a_group_alone_has_the_bytes_that_it_has_among_others) {
     static const uint32_t ends[] = {0, 1, 32, 159, 287, 416, 716};
     for (size_t i = 0; i < (size_t)FORMATS * 2; i++) {
         moert_op_options o =
-            describe(kinds[i / FORMATS], formats[i % FORMATS], MOERT_COUNT(ends), 720);
+            describe(MOERT_OP_GLU + i / FORMATS, formats[i % FORMATS], MOERT_COUNT(ends), 720);
         o.d = ops_scaled(formats[i % FORMATS], MOERT_AXIS_ROW, MOERT_SCALES_TILED);
         o.column = ops_scaled(formats[(i + 1) % FORMATS], MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
         ops_bytes start = ops_bytes_filled(&o, ends), all = ops_bytes_filled(&o, ends);
@@ -151,7 +125,7 @@ TEST(test_a_group_alone_has_the_bytes_that_it_has_among_others) {
         ops_bytes_execute("portable", &discrete);
         o.groups = 1;
         for (size_t g = 0; g < MOERT_COUNT(ends); g++) {
-            const uint32_t rows = ends[g] - (g > 0 ? ends[g - 1] : 0);
+            const uint32_t rows = ends[g] - (uint32_t)ops_group_start(ends, g);
             compare("discrete", &(pair){&discrete, &all, g, g, rows});
             o.rows = rows;
             ops_bytes alone = ops_bytes_make(&o, &rows);
@@ -169,23 +143,20 @@ TEST(test_a_group_alone_has_the_bytes_that_it_has_among_others) {
 TEST(test_padding_rows_of_prob_0_change_nothing) {
     static const uint32_t tight[] = {5, 5, 38, 100}, wide[] = {32, 32, 96, 160};
     for (size_t i = 0; i < (size_t)FORMATS * 2; i++) {
-        moert_op_options o = describe(kinds[i / FORMATS], formats[i % FORMATS], 4, 160);
+        moert_op_options o = describe(MOERT_OP_GLU + i / FORMATS, formats[i % FORMATS], 4, 160);
         o.d = ops_scaled(formats[i % FORMATS], MOERT_AXIS_ROW, MOERT_SCALES_TILED);
         o.column = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
-        ops_bytes few = ops_bytes_make(&o, tight), many = ops_bytes_make(&o, wide);
-        ops_bytes_fill(&few);
-        ops_bytes_fill(&many);
+        ops_bytes few = ops_bytes_filled(&o, tight), many = ops_bytes_filled(&o, wide);
         for (size_t g = 0; g < 4; g++) {
-            const size_t first = g > 0 ? wide[g - 1] : 0;
-            const size_t rows = tight[g] - (g > 0 ? tight[g - 1] : 0);
+            const size_t rows = tight[g] - ops_group_start(tight, g);
             begin(&(pair){&few, &many, g, g, rows});
-            for (size_t r = first + rows; r < wide[g]; r++)
+            for (size_t r = ops_group_start(wide, g) + rows; r < wide[g]; r++)
                 ops_floats(&many, MOERT_OP_BUFFER_prob)[r] = 0.0f;
         }
         ops_bytes_execute(backends[i % 2], &few);
         ops_bytes_execute(backends[i % 2], &many);
         for (size_t g = 0; g < 4; g++)
-            compare("padded", &(pair){&few, &many, g, g, tight[g] - (g > 0 ? tight[g - 1] : 0)});
+            compare("padded", &(pair){&few, &many, g, g, tight[g] - ops_group_start(tight, g)});
     }
 }
 
@@ -200,10 +171,9 @@ TEST(test_a_quantised_weight_is_not_copied) {
         const moert_format format = (moert_format)(i % 5);
         const moert_axis axis = (moert_axis)(i / 5 % 3);
         const bool tiled = i / 30 % 2 == 1 && format != MOERT_FORMAT_FP8_BLOCK;
-        moert_op_options o = MOERT_OP_OPTIONS_INIT;
+        moert_op_options o =
+            ops_sized(i / 60 == 1 ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_FORWARD, G, 8, N, K);
         moert_op *op;
-        o.kind = i / 60 == 1 ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_FORWARD;
-        o.groups = G, o.rows = 8, o.n = N, o.k = K;
         o.weight.how = (moert_quantizer){.size = sizeof o.weight.how, .format = format};
         o.weight.how.axis = axis;
         o.weight.how.transposed =

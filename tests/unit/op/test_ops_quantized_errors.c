@@ -9,108 +9,87 @@ static const moert_status usage = MOERT_ERROR_USAGE, unsupported = MOERT_ERROR_U
 
 /* Every operand that may be is quantised. */
 static moert_op_options base(moert_op_kind kind) {
-    moert_op_options o = MOERT_OP_OPTIONS_INIT;
-    o.kind = kind;
-    o.groups = 2;
-    o.rows = 100;
-    o.n = 64;
-    o.k = 32;
+    moert_op_options o = ops_sized(kind, 2, 100, 64, 32);
     o.x = o.y = o.d = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
     if (kind != MOERT_OP_GEMM_WGRAD)
         o.weight = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
     return o;
 }
 
-static void refused(const moert_op_options *options, moert_status status, const char *text) {
-    moert_op *op = NULL;
-    ASSERT_FAILS(moert_op_create(test_device, options, &op), status, text);
-    assert_null(op);
-}
-
-/* One wrong field, and the text of its refusal: field, value, what is legal. */
-#define REFUSED(kind, status, member, value, text)                                                 \
-    do {                                                                                           \
-        moert_op_options wrong_ = base(kind);                                                      \
-        wrong_.member = (value);                                                                   \
-        refused(&wrong_, (status), (text));                                                        \
-    } while (0)
-
 TEST(test_a_wrong_field_of_a_quantised_operand_is_named) {
-    REFUSED(forward, usage, x.how.size, 7, "gemm_forward: x.how.size is 7; 0 for plain");
-    REFUSED(dgrad, usage, y.how.format, (moert_format)9, "y.how.format is 9; 0 to 4");
-    REFUSED(forward, usage, weight.how.axis, (moert_axis)3, "weight.how.axis is 3; row (0)");
-    REFUSED(gated, usage, d.how.scale_rounding, (moert_scale_rounding)2,
-            "d.how.scale_rounding is 2; 0 or 1");
-    REFUSED(wgrad, usage, y.how.nvfp4_rule, (moert_nvfp4_rule)3, "y.how.nvfp4_rule is 3; 0 to 2");
-    REFUSED(forward, usage, x.how.rounding, (moert_rounding)4, "x.how.rounding is 4; 0 to 3");
-    REFUSED(forward, usage, x.scales, (moert_scale_layout)3, "x.scales is 3; linear (0)");
-    REFUSED(forward, usage, x.stride, 40, "x.stride is 40; 0 with");
-    REFUSED(forward, usage, x.stride, -40, "x.stride is -40; 0 with");
-    REFUSED(forward, usage, weight.stride, 32, "weight.stride is 32; 0 with");
-    REFUSED(forward, unsupported, x.discrete, true, "x.discrete is true");
-    REFUSED(forward, usage, x.how.transposed, true, "x.how.transposed is true; false, except");
-    REFUSED(dglu, usage, d.how.transposed, true, "d.how.transposed is true");
-    REFUSED(forward, usage, y.global, true, "y.global is true; false, a result's is in norm");
-    REFUSED(forward, usage, x.how.group_scales, true, "x.how.group_scales is true; false without");
-    REFUSED(forward, usage, x.how.hadamard, true, "x.how.hadamard is true; false, except");
-    REFUSED(gated, usage, d.how.hadamard, true, "d.how.hadamard is true; false, except");
-    REFUSED(forward, unsupported, accumulate, true, "accumulate is true; false with a quantised");
-    REFUSED(dgrad, unsupported, beta, true, "beta is true; false with a quantised");
-    REFUSED(dgrad, unsupported, permute, MOERT_OP_PERMUTE_X, "permute is 1; none (0)");
-    REFUSED(forward, unsupported, permute, MOERT_OP_PERMUTE_Y, "permute is 2; none (0)");
-    REFUSED(forward, unsupported, groups, (size_t)1 << 26, "groups is 67108864; fewer");
-    REFUSED(wgrad, unsupported, weight, ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0),
-            "weight.how.size is 48; 0, the result of gemm_wgrad is plain");
-    REFUSED(dglu, unsupported, c, ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0),
-            "c.how.size is 48; 0, c is plain");
-    REFUSED(forward, usage, column, ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0),
-            "column.how.axis is 0; column (1)");
-    REFUSED(wgrad, unsupported, column, ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, 0),
-            "column.how.size is 48; 0 unless the result is quantised");
-    REFUSED(wgrad, usage, norm, true, "norm is true; false unless");
+    OPS_REFUSED(base(forward), usage, "gemm_forward: x.how.size is 7; 0 for plain",
+                o.x.how.size = 7);
+    OPS_REFUSED(base(dgrad), usage, "y.how.format is 9; 0 to 4", o.y.how.format = (moert_format)9);
+    OPS_REFUSED(base(forward), usage, "weight.how.axis is 3; row (0)",
+                o.weight.how.axis = (moert_axis)3);
+    OPS_REFUSED(base(gated), usage, "d.how.scale_rounding is 2; 0 or 1",
+                o.d.how.scale_rounding = (moert_scale_rounding)2);
+    OPS_REFUSED(base(wgrad), usage, "y.how.nvfp4_rule is 3; 0 to 2",
+                o.y.how.nvfp4_rule = (moert_nvfp4_rule)3);
+    OPS_REFUSED(base(forward), usage, "x.how.rounding is 4; 0 to 3",
+                o.x.how.rounding = (moert_rounding)4);
+    OPS_REFUSED(base(forward), usage, "x.scales is 3; linear (0)",
+                o.x.scales = (moert_scale_layout)3);
+    OPS_REFUSED(base(forward), usage, "x.stride is 40; 0 with", o.x.stride = 40);
+    OPS_REFUSED(base(forward), usage, "x.stride is -40; 0 with", o.x.stride = -40);
+    OPS_REFUSED(base(forward), usage, "weight.stride is 32; 0 with", o.weight.stride = 32);
+    OPS_REFUSED(base(forward), unsupported, "x.discrete is true", o.x.discrete = true);
+    OPS_REFUSED(base(forward), usage, "x.how.transposed is true; false, except",
+                o.x.how.transposed = true);
+    OPS_REFUSED(base(dglu), usage, "d.how.transposed is true", o.d.how.transposed = true);
+    OPS_REFUSED(base(forward), usage, "y.global is true; false, a result's is in norm",
+                o.y.global = true);
+    OPS_REFUSED(base(forward), usage, "x.how.group_scales is true; false without",
+                o.x.how.group_scales = true);
+    OPS_REFUSED(base(forward), usage, "x.how.hadamard is true; false, except",
+                o.x.how.hadamard = true);
+    OPS_REFUSED(base(gated), usage, "d.how.hadamard is true; false, except",
+                o.d.how.hadamard = true);
+    OPS_REFUSED(base(forward), unsupported, "accumulate is true; false with a quantised",
+                o.accumulate = true);
+    OPS_REFUSED(base(dgrad), unsupported, "beta is true; false with a quantised", o.beta = true);
+    OPS_REFUSED(base(dgrad), unsupported, "permute is 1; none (0)", o.permute = MOERT_OP_PERMUTE_X);
+    OPS_REFUSED(base(forward), unsupported, "permute is 2; none (0)",
+                o.permute = MOERT_OP_PERMUTE_Y);
+    OPS_REFUSED(base(forward), unsupported, "groups is 67108864; fewer",
+                o.groups = (size_t)1 << 26);
+    OPS_REFUSED(base(wgrad), unsupported,
+                "weight.how.size is 48; 0, the result of gemm_wgrad is plain",
+                o.weight = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0));
+    OPS_REFUSED(base(dglu), unsupported, "c.how.size is 48; 0, c is plain",
+                o.c = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0));
+    OPS_REFUSED(base(forward), usage, "column.how.axis is 0; column (1)",
+                o.column = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0));
+    OPS_REFUSED(base(wgrad), unsupported, "column.how.size is 48; 0 unless the result is quantised",
+                o.column = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, 0));
+    OPS_REFUSED(base(wgrad), usage, "norm is true; false unless", o.norm = true);
 }
 
 TEST(test_fields_that_do_not_go_together_are_refused) {
-    moert_op_options o = base(forward);
-    o.x.how.format = MOERT_FORMAT_FP8_BLOCK;
-    o.x.scales = MOERT_SCALES_TILED;
-    refused(&o, usage, "x.scales is 1; linear (0) with fp8-block");
-    o = base(forward);
-    o.x.how.format = MOERT_FORMAT_MXFP4;
-    o.x.global = true;
-    refused(&o, usage, "x.global is true; false, except with nvfp4");
-    o.x.global = false;
-    o.x.how.format = MOERT_FORMAT_MXFP8_E4M3;
-    o.x.how.rounding = MOERT_ROUNDING_STOCHASTIC;
-    refused(&o, usage, "x.how.rounding is 3; 0 or 1, except");
-    o = base(forward);
-    o.weight.how.axis = MOERT_AXIS_TILE;
-    o.weight.how.transposed = true;
-    refused(&o, usage, "weight.how.transposed is true");
-    o.weight.how.axis = MOERT_AXIS_ROW;
-    o.weight.scales = MOERT_SCALES_TILED_WHOLE;
-    refused(&o, unsupported, "weight.scales is 2; linear (0) or tiled (1)");
-    o = base(forward);
-    o.permute = MOERT_OP_PERMUTE_X;
-    o.x.how.axis = MOERT_AXIS_COLUMN;
-    refused(&o, unsupported, "x.how.axis is 1; row (0) or tile (2)");
-    o = base(gated);
-    o.norm = true;
-    o.d.how.format = MOERT_FORMAT_FP8_BLOCK;
-    refused(&o, usage, "norm is true; false with a result of fp8-block");
-    o = base(forward);
-    o.y = (moert_operand){.type = MOERT_NUMBER_F32};
-    o.norm = true;
-    refused(&o, usage, "norm is true; false unless the result is quantised");
-    o.norm = false;
-    o.y.scales = MOERT_SCALES_TILED;
-    refused(&o, usage, "y.scales is 1; linear (0), unless");
-    o = base(forward);
-    o.x = (moert_operand){.global = true};
-    refused(&o, usage, "x.global is true; false, except for quantised factors");
-    o.x.global = false;
-    o.x.type = MOERT_NUMBER_E2M1;
-    refused(&o, unsupported, "x.type is e2m1");
+    const moert_operand plain = {.type = MOERT_NUMBER_F32};
+    OPS_REFUSED(base(forward), usage, "x.scales is 1; linear (0) with fp8-block",
+                (o.x.how.format = MOERT_FORMAT_FP8_BLOCK, o.x.scales = MOERT_SCALES_TILED));
+    OPS_REFUSED(base(forward), usage, "x.global is true; false, except with nvfp4",
+                (o.x.how.format = MOERT_FORMAT_MXFP4, o.x.global = true));
+    OPS_REFUSED(
+        base(forward), usage, "x.how.rounding is 3; 0 or 1, except",
+        (o.x.how.format = MOERT_FORMAT_MXFP8_E4M3, o.x.how.rounding = MOERT_ROUNDING_STOCHASTIC));
+    OPS_REFUSED(base(forward), usage, "weight.how.transposed is true",
+                (o.weight.how.axis = MOERT_AXIS_TILE, o.weight.how.transposed = true));
+    OPS_REFUSED(base(forward), unsupported, "weight.scales is 2; linear (0) or tiled (1)",
+                (o.weight.how.transposed = true, o.weight.scales = MOERT_SCALES_TILED_WHOLE));
+    OPS_REFUSED(base(forward), unsupported, "x.how.axis is 1; row (0) or tile (2)",
+                (o.permute = MOERT_OP_PERMUTE_X, o.x.how.axis = MOERT_AXIS_COLUMN));
+    OPS_REFUSED(base(gated), usage, "norm is true; false with a result of fp8-block",
+                (o.norm = true, o.d.how.format = MOERT_FORMAT_FP8_BLOCK));
+    OPS_REFUSED(base(forward), usage, "norm is true; false unless the result is quantised",
+                (o.y = plain, o.norm = true));
+    OPS_REFUSED(base(forward), usage, "y.scales is 1; linear (0), unless",
+                (o.y = plain, o.y.scales = MOERT_SCALES_TILED));
+    OPS_REFUSED(base(forward), usage, "x.global is true; false, except for quantised factors",
+                (o.x = plain, o.x.global = true));
+    OPS_REFUSED(base(forward), unsupported, "x.type is e2m1",
+                (o.x = plain, o.x.type = MOERT_NUMBER_E2M1));
 }
 
 /* A quantiser without the size of MOERT_QUANTIZER_INIT would otherwise be a plain operand. */
@@ -126,25 +105,24 @@ TEST(test_a_quantiser_without_a_size_is_refused) {
                                                 {.group_scales = true}};
     for (size_t i = 0; i < MOERT_COUNT(forgotten); i++) {
         const moert_operand wrong = {.how = forgotten[i]};
-        REFUSED(forward, usage, x, wrong, "x.how.size is 0; that of MOERT_QUANTIZER_INIT");
-        REFUSED(dgrad, usage, weight, wrong, "weight.how.size is 0; that of");
-        REFUSED(wgrad, usage, y, wrong, "y.how.size is 0; that of");
-        REFUSED(dglu, usage, c, wrong, "c.how.size is 0; that of");
-        REFUSED(gated, usage, d, wrong, "d.how.size is 0; that of");
-        REFUSED(gated, usage, column, wrong, "column.how.size is 0; that of");
+        OPS_REFUSED(base(forward), usage, "x.how.size is 0; that of MOERT_QUANTIZER_INIT",
+                    o.x = wrong);
+        OPS_REFUSED(base(dgrad), usage, "weight.how.size is 0; that of", o.weight = wrong);
+        OPS_REFUSED(base(wgrad), usage, "y.how.size is 0; that of", o.y = wrong);
+        OPS_REFUSED(base(dglu), usage, "c.how.size is 0; that of", o.c = wrong);
+        OPS_REFUSED(base(gated), usage, "d.how.size is 0; that of", o.d = wrong);
+        OPS_REFUSED(base(gated), usage, "column.how.size is 0; that of", o.column = wrong);
     }
 }
 
 TEST(test_column_has_no_stride_and_is_never_discrete) {
     for (size_t used = 0; used < 2; used++) {
-        moert_op_options o = base(forward);
+        moert_op_options changed = base(forward);
         if (used)
-            o.column = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, 0);
-        o.column.discrete = true;
-        refused(&o, unsupported, "column.discrete is true; false; only weight");
-        o.column.discrete = false;
-        o.column.stride = -1;
-        refused(&o, usage, "column.stride is -1; 0 with");
+            changed.column = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, 0);
+        OPS_REFUSED(changed, unsupported, "column.discrete is true; false; only weight",
+                    o.column.discrete = true);
+        OPS_REFUSED(changed, usage, "column.stride is -1; 0 with", o.column.stride = -1);
     }
 }
 

@@ -4,49 +4,30 @@
  * of any size; every order and run of a GLU with factors of any sign; every operand at once.
  */
 #include "base/memory.h"
-#include "support/op/cases.h"
 #include "support/op/exact.h"
 #include "support/suite.h"
 
 static const char *const backends[] = {"portable", "reference"};
-static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
-                                      MOERT_OP_GEMM_WGRAD, MOERT_OP_GLU, MOERT_OP_DGLU};
 static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4,
                                        MOERT_FORMAT_MXFP4, MOERT_FORMAT_MXFP8_E5M2};
-enum { KINDS = 5, PRODUCTS = 3, FORMATS = 4 };
+enum { PRODUCTS = 3, FORMATS = 4 };
 
-/* With global scales by group. */
-static moert_op_options describe(moert_op_kind kind, moert_format format, size_t groups,
-                                 size_t rows) {
-    moert_operand factor = ops_scaled(format, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
-    factor.global = factor.how.group_scales = format == MOERT_FORMAT_NVFP4;
-    moert_op_options o = ops_product(kind, factor, groups, rows, 144, 160); /* off 128 */
+/* With global scales by group; a GLU or dGLU with all that it can have. */
+static moert_op_options describe(size_t kind, moert_format format, size_t groups, size_t rows) {
+    moert_op_options o = ops_product((moert_op_kind)kind, ops_scaled_by_groups(format), groups,
+                                     rows, 144, 160); /* off 128 */
+    if (kind >= PRODUCTS)
+        ops_add_everything(&o);
     o.alpha = true;
-    return o;
-}
-
-/* A GLU or dGLU with all that it can have. */
-static moert_op_options describe_glu(moert_op_kind kind, moert_format format, size_t groups,
-                                     size_t rows) {
-    moert_op_options o = describe(kind, format, groups, rows);
-    o.prob = o.amax = true;
-    o.interleave = kind == MOERT_OP_GLU ? 8 : 32;
-    o.save_c = kind == MOERT_OP_GLU;
-    o.dprob = o.dbias = o.beta = kind == MOERT_OP_DGLU;
     return o;
 }
 
 static void check(const char *what, const moert_op_options *o, const uint32_t *ends,
                   double tolerance) {
     for (size_t b = 0; b < 2; b++) {
-        char title[128];
         ops_bytes data = ops_bytes_make(o, ends);
         data.spread = tolerance > 0.0; /* or all of a GLU's results are next to boundaries */
-        ops_bytes plain = ops_bytes_fill(&data);
-        ops_exact want = ops_exact_of(&plain, tolerance);
-        snprintf(title, sizeof title, "%s: %s, %s", what, moert_op_kind_name(o->kind), backends[b]);
-        ops_bytes_execute(backends[b], &data);
-        ops_exact_check(title, &data, &want);
+        ops_exact_run(what, backends[b], &data, tolerance);
     }
 }
 
@@ -64,8 +45,8 @@ TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
             uint32_t ends[OPS_MOST_GROUPS];
             if (suite_skips(i > 0 && (c / PRODUCTS + i) % 2 == 1))
                 continue;
-            moert_op_options o = describe(kinds[c % PRODUCTS], formats[c / PRODUCTS],
-                                          cases[i].groups, cases[i].rows + 9);
+            moert_op_options o =
+                describe(c % PRODUCTS, formats[c / PRODUCTS], cases[i].groups, cases[i].rows + 9);
             suite_dirichlet(10 * i + c, cases[i].rows, cases[i].block, cases[i].groups, ends);
             for (size_t g = 1; g < cases[i].groups; g++)
                 empty += ends[g] == ends[g - 1];
@@ -98,12 +79,11 @@ static const struct split {
 
 TEST(test_any_split_of_the_rows_agrees_with_float64) {
     for (size_t i = 0; i < MOERT_COUNT(splits); i++)
-        for (size_t k = 0; k < KINDS; k++) {
+        for (size_t k = 0; k < MOERT_OP_KINDS; k++) {
             const struct split *s = &splits[i];
             const moert_format format = formats[(i + k) % FORMATS];
             const bool glu = k >= PRODUCTS;
-            moert_op_options o = glu ? describe_glu(kinds[k], format, s->groups, s->rows)
-                                     : describe(kinds[k], format, s->groups, s->rows);
+            moert_op_options o = describe(k, format, s->groups, s->rows);
             if (glu) { /* results in both directions */
                 o.d = ops_scaled(formats[i % FORMATS], MOERT_AXIS_ROW, MOERT_SCALES_TILED);
                 o.column =
@@ -128,7 +108,7 @@ TEST(test_every_order_and_run_takes_factors_of_any_sign) {
     static const uint32_t ends[] = {3, 3, 40, 70, 97};
     static const float signs[] = {-1.5f, 0.0f, 2.0f, -1.0f, 0.5f};
     for (size_t i = 0; i < RUNS * 2 * 3 * 2; i++) {
-        moert_op_options o = describe_glu(kinds[PRODUCTS + i % 2], formats[i / 2 % FORMATS], 5, 99);
+        moert_op_options o = describe(PRODUCTS + i % 2, formats[i / 2 % FORMATS], 5, 99);
         o.n = i % 2 == 0 ? 192 : 80;
         o.k = i % 2 == 0 ? 80 : 96;
         o.interleave = runs[i / 2 % RUNS];
@@ -140,12 +120,7 @@ TEST(test_every_order_and_run_takes_factors_of_any_sign) {
                 ops_floats(&data, MOERT_OP_BUFFER_alpha)[g] = signs[(g + i) % 5];
             for (size_t r = 0; r < 99; r++)
                 ops_floats(&data, MOERT_OP_BUFFER_prob)[r] = signs[(r + i / 5) % 5];
-            ops_bytes plain = ops_bytes_fill(&data);
-            ops_exact want = ops_exact_of(&plain, OPS_NEAR);
-            char title[64];
-            snprintf(title, sizeof title, "case %zu, %s", i, backends[b]);
-            ops_bytes_execute(backends[b], &data);
-            ops_exact_check(title, &data, &want);
+            ops_exact_run(titled("case %zu", i), backends[b], &data, OPS_NEAR);
         }
     }
 }
@@ -155,11 +130,10 @@ TEST(test_every_order_and_run_takes_factors_of_any_sign) {
 /* Every buffer that a kind can have, at once. */
 TEST(test_an_op_takes_all_its_operands_together) {
     static const uint32_t ends[] = {3, 3, 40, 96};
-    for (size_t k = 0; k < KINDS * 2; k++) {
-        const moert_op_kind kind = kinds[k / 2];
-        const bool glu = k / 2 >= PRODUCTS;
-        moert_op_options o = glu ? describe_glu(kind, MOERT_FORMAT_NVFP4, 4, 96)
-                                 : describe(kind, MOERT_FORMAT_NVFP4, 4, 96);
+    for (size_t k = 0; k < (size_t)MOERT_OP_KINDS * 2; k++) {
+        const moert_op_kind kind = (moert_op_kind)(k / 2);
+        const bool glu = kind >= MOERT_OP_GLU;
+        moert_op_options o = describe(kind, MOERT_FORMAT_NVFP4, 4, 96);
         o.beta = kind == MOERT_OP_GEMM_WGRAD || kind == MOERT_OP_DGLU;
         o.bias = kind == MOERT_OP_GEMM_FORWARD || kind == MOERT_OP_GLU;
         o.bias_scale = kind == MOERT_OP_GEMM_FORWARD;
@@ -169,9 +143,7 @@ TEST(test_an_op_takes_all_its_operands_together) {
                     : kind == MOERT_OP_GEMM_WGRAD                        ? MOERT_OP_PERMUTE_NONE
                                                                          : MOERT_OP_PERMUTE_X;
         if (kind != MOERT_OP_GEMM_WGRAD) {
-            *(glu                           ? &o.d
-              : kind == MOERT_OP_GEMM_DGRAD ? &o.x
-                                            : &o.y) =
+            *ops_result(&o) =
                 ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
             o.column = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
             o.norm = true;
@@ -182,9 +154,6 @@ TEST(test_an_op_takes_all_its_operands_together) {
         for (size_t i = 0; o.beta && kind == MOERT_OP_GEMM_WGRAD && i < 4 * o.n * o.k; i++)
             ops_floats(&got, MOERT_OP_BUFFER_weight)[i] = 1.0f;
         ops_bytes want = ops_bytes_fill(&got);
-        if (kind == MOERT_OP_GEMM_WGRAD)
-            memcpy(want.at[MOERT_OP_BUFFER_weight], got.at[MOERT_OP_BUFFER_weight],
-                   got.bytes[MOERT_OP_BUFFER_weight]);
         ops_bytes_execute(backends[k % 2], &want);
         ops_bytes_execute(backends[k % 2], &got);
         ops_bytes_compare("all operands", &got, &want);

@@ -7,12 +7,6 @@
 static const char *const backends[] = {"reference", "portable"};
 enum { BACKENDS = 2, FORMATS = 5, AXES = 3 };
 
-static moert_operand *result_of(moert_op_options *o) {
-    return o->kind == MOERT_OP_GEMM_FORWARD ? &o->y
-           : o->kind == MOERT_OP_GEMM_DGRAD ? &o->x
-                                            : &o->d;
-}
-
 static moert_op_options result_case(size_t i) {
     enum { KINDS = 4 };
     static const moert_op_kind kinds[KINDS] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD,
@@ -20,7 +14,7 @@ static moert_op_options result_case(size_t i) {
     const size_t format = i / KINDS % FORMATS, axis = i / KINDS / FORMATS % AXES;
     const size_t variant = i / KINDS / FORMATS / AXES;
     moert_op_options o = ops_usual(kinds[i % KINDS]);
-    moert_operand *result = result_of(&o);
+    moert_operand *result = ops_result(&o);
     *result = ops_scaled((moert_format)format, (moert_axis)axis, variant);
     result->how.transposed = axis == MOERT_AXIS_COLUMN && variant % 2 == 1;
     result->how.hadamard =
@@ -29,7 +23,7 @@ static moert_op_options result_case(size_t i) {
         o.column = ops_scaled((moert_format)((format + variant) % FORMATS), MOERT_AXIS_COLUMN,
                               variant + format);
     o.column.how.transposed = variant == 2;
-    ops_first_factor(&o)->type = o.weight.type = MOERT_NUMBER_BF16;
+    ops_first_operand(&o)->type = o.weight.type = MOERT_NUMBER_BF16;
     o.alpha = variant == 1;
     o.save_c = o.kind == MOERT_OP_GLU;
     o.prob = o.kind == MOERT_OP_GLU;
@@ -38,10 +32,8 @@ static moert_op_options result_case(size_t i) {
 
 TEST(test_quantised_results_are_those_of_the_quantiser) {
     for (size_t i = 0; i < (size_t)4 * FORMATS * AXES * 3; i++) {
-        char title[64];
         const moert_op_options o = result_case(i);
-        snprintf(title, sizeof title, "result %zu", i);
-        ops_bytes_check(title, &o, ops_usual_ends);
+        ops_bytes_check(titled("result %zu", i), &o, ops_usual_ends);
     }
 }
 
@@ -49,15 +41,13 @@ TEST(test_quantised_results_are_those_of_the_quantiser) {
 TEST(test_a_norm_scales_quantised_results) {
     for (size_t i = 0; i < (size_t)4 * MOERT_FORMAT_FP8_BLOCK; i++) {
         moert_op_options o = ops_usual(i % 2 == 0 ? MOERT_OP_GEMM_FORWARD : MOERT_OP_GLU);
-        moert_operand *result = result_of(&o);
-        char title[64];
+        moert_operand *result = ops_result(&o);
         *result = ops_scaled((moert_format)(i / 4), MOERT_AXIS_ROW, i);
         o.column = ops_scaled((moert_format)(i / 4), MOERT_AXIS_COLUMN, i + 1);
         result->how.scale_rounding = o.column.how.scale_rounding = MOERT_SCALE_FLOOR;
         result->how.nvfp4_rule = o.column.how.nvfp4_rule = MOERT_NVFP4_BRIDGE;
         o.norm = true;
-        snprintf(title, sizeof title, "norm %zu", i);
-        ops_bytes_check(title, &o, ops_usual_ends);
+        ops_bytes_check(titled("norm %zu", i), &o, ops_usual_ends);
     }
 }
 
@@ -75,20 +65,16 @@ TEST(test_a_norm_of_1_is_not_no_norm) {
             ops_floats(&data, MOERT_OP_BUFFER_weight)[j] = 0x1p-61f * (float)(j % 5);
         if (o.norm)
             ops_floats(&data, MOERT_OP_BUFFER_norm)[0] = 1.0f;
-        ops_bytes plain = ops_bytes_fill(&data);
-        ops_exact want = ops_exact_of(&plain, 0.0);
-        ops_bytes_execute(backends[i % BACKENDS], &data);
-        ops_exact_check(o.norm ? "norm 1" : "no norm", &data, &want);
+        ops_exact_run(o.norm ? "norm 1" : "no norm", backends[i % BACKENDS], &data, 0.0);
     }
 }
 
 TEST(test_factors_and_results_may_all_be_quantised) {
     for (size_t i = 0; i < FORMATS; i++) {
         moert_op_options o = ops_usual(i % 2 == 0 ? MOERT_OP_GLU : MOERT_OP_DGLU);
-        *ops_first_factor(&o) = ops_scaled((moert_format)i, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
-        o.weight = ops_scaled((moert_format)i, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+        *ops_first_operand(&o) = o.weight = o.d =
+            ops_scaled((moert_format)i, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
         o.weight.discrete = true;
-        o.d = ops_scaled((moert_format)i, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
         o.column = ops_scaled((moert_format)i, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
         o.prob = o.alpha = true;
         ops_bytes_check("all", &o, ops_usual_ends);
@@ -119,11 +105,7 @@ TEST(test_column_scales_lie_where_tensor_cores_look_for_them) {
         size_t byte;
     } places[] = {{MOERT_SCALES_TILED_WHOLE, 5153}, {MOERT_SCALES_TILED, 4129}};
     for (size_t i = 0; i < 2 * BACKENDS; i++) {
-        moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
-        o.groups = 3;
-        o.rows = 1024;
-        o.n = 256;
-        o.k = 1;
+        moert_op_options o = ops_sized(MOERT_OP_GEMM_FORWARD, 3, 1024, 256, 1);
         o.row_multiple = 256;
         o.y = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, places[i / BACKENDS].layout);
         ops_bytes data = ops_bytes_make(&o, ends);
