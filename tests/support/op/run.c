@@ -2,7 +2,6 @@
 #include "support/op/run.h"
 
 #include "base/rng.h"
-#include "support/op/quantized.h"
 
 enum { SEED = 29 };
 
@@ -106,7 +105,7 @@ ops_data ops_copy(const ops_data *data) {
 
 /* ---- on the device ---- */
 
-void ops_execute(const char *backend, ops_data *data, size_t times) {
+ops_bytes ops_encode(const ops_data *data) {
     ops_bytes bytes = {.shape = data->shape};
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
         bytes.bytes[i] = data->count[i] * moert_number_bits(data->shape.needs[i].type) / 8;
@@ -116,6 +115,11 @@ void ops_execute(const char *backend, ops_data *data, size_t times) {
         if (is_index(i))
             memcpy(bytes.at[i], data->at[i], bytes.bytes[i]);
     }
+    return bytes;
+}
+
+void ops_execute(const char *backend, ops_data *data, size_t times) {
+    ops_bytes bytes = ops_encode(data);
     ops_bytes_repeat(backend, &bytes, times);
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
         for (size_t e = 0; !is_index(i) && e < data->count[i]; e++)

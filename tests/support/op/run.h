@@ -4,8 +4,7 @@
  */
 #pragma once
 
-#include "support/op/cases.h"
-#include "support/test.h"
+#include "support/op/quantized.h"
 
 /* The buffers of an op as floats; `ends` and `gather` hold uint32. */
 typedef struct ops_data {
@@ -40,6 +39,9 @@ static inline float *ops_weight(const ops_data *data) {
 
 /* A value as the type has it. */
 float ops_round(moert_number type, double value);
+
+/* The same as bytes, in their types. */
+ops_bytes ops_encode(const ops_data *data);
 
 /* Creates, compiles and executes the op `times` times and writes all arrays back. */
 void ops_execute(const char *backend, ops_data *data, size_t times);

@@ -57,7 +57,7 @@ static void say(const char *format, ...) {
     fflush(file);
 }
 
-static char *titled(const char *format, ...) {
+static char *format_text(const char *format, ...) {
     char *text;
     va_list list;
     va_start(list, format);
@@ -273,7 +273,7 @@ static void write_empty(FILE *to, const char *at, const char *source) {
                  {".u64", "ulong"},
                  {".f32", "float"}};
     const int length = (int)strcspn(at, "(");
-    char *head = titled("void %.*s(", length, at);
+    char *head = format_text("void %.*s(", length, at);
     const char *shape = NULL, *own = strstr(source, head), *comma = "";
     for (const char *next = source; (next = strstr(next, "reqd_work_group_size(")) != NULL; next++)
         shape = next < own ? next : shape;
@@ -298,9 +298,9 @@ static void write_empty(FILE *to, const char *at, const char *source) {
  * bodies. */
 static bool compile(program *p, const char *options) {
     const uint64_t hash = hash_of(options) ^ 31 * hash_of(p->source);
-    char *path = titled("%s/%016" PRIx64, getenv("CALLS_FOLDER"), hash);
-    char *source = titled("%s.cl", path), *plain = titled("%s.i", path);
-    char *ptx = titled("%s.ptx", path), *clang = NULL, *text = NULL, *stub = NULL;
+    char *path = format_text("%s/%016" PRIx64, getenv("CALLS_FOLDER"), hash);
+    char *source = format_text("%s.cl", path), *plain = format_text("%s.i", path);
+    char *ptx = format_text("%s.ptx", path), *clang = NULL, *text = NULL, *stub = NULL;
     char own[64] = "";
     const char *kept = strstr(options, "-cl-nv-maxrregcount=");
     const int before = kept != NULL ? (int)(kept - options) : (int)strlen(options);
@@ -310,7 +310,7 @@ static bool compile(program *p, const char *options) {
     FILE *file = fopen(source, "wb");
     fputs(p->source, file);
     fclose(file);
-    clang = titled(
+    clang = format_text(
         "what='env -u LD_PRELOAD clang --target=nvptx64-nvidia-nvcl -x cl %.*s %s -Xclang "
         "-finclude-default-header -Xclang -target-cpu -Xclang sm_80 -Xclang -target-feature "
         "-Xclang +ptx70 %s'; [ -e %s ] || { $what -E -o %s && $what -O2 -S -o %s; }",
@@ -319,7 +319,7 @@ static bool compile(program *p, const char *options) {
     char *target = done ? strstr(text, ".target sm_80") : NULL;
     if (target != NULL) {
         memcpy(target, ".target sm_90", strlen(".target sm_90"));
-        p->ptx = titled("// program %u\n%s", p->number, text);
+        p->ptx = format_text("// program %u\n%s", p->number, text);
         free(source);
         source = read_text(plain);
         file = open_memstream(&stub, &bytes);
@@ -352,7 +352,7 @@ cl_program clCreateProgramWithBinary(cl_context context, cl_uint count, const cl
     unsigned number = 0;
     (void)count;
     (void)devices;
-    char *text = titled("%.*s", (int)lengths[0], (const char *)binaries[0]);
+    char *text = format_text("%.*s", (int)lengths[0], (const char *)binaries[0]);
     const program *from = programs;
     sscanf(text, "// program %u\n", &number);
     while (from->number != number || from->stub == NULL)
@@ -379,7 +379,7 @@ cl_int clBuildProgram(cl_program handle, cl_uint count, const cl_device_id *devi
     p->options = strdup(options);
     if (strstr(options, "-cl-std=CL3.0") == NULL) {
         /* in the form of GPUs, which PoCL has compiled for CPUs in many tests */
-        char *own = titled("%s -w", options), *cpu = strstr(own, "-DMOERT_CPU=0");
+        char *own = format_text("%s -w", options), *cpu = strstr(own, "-DMOERT_CPU=0");
         char *nvidia = strstr(own, "-DMOERT_NVIDIA=");
         memset(nvidia, ' ', strcspn(nvidia, " "));
         cpu[strlen("-DMOERT_CPU=")] = '1';

@@ -1,143 +1,236 @@
 // run: np=1 sanitize=1
-/* GLU and dGLU ops group by group: stacked, discrete and alone they have the same bits; padding
- * rows that count nothing change nothing. */
+/*
+ * GLU and dGLU ops group by group, plain and quantised: discrete, alone and padded with garbage of
+ * prob 0 they have the same bytes, wherever their tiles of scales lie.
+ */
+#include "base/memory.h"
+#include "base/number.h"
 #include "support/op/glu.h"
+#include "support/op/quantized.h"
 
 static const char *const backends[] = {"portable", "reference"};
-static const moert_op_kind kinds[] = {MOERT_OP_GLU, MOERT_OP_DGLU};
+static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4,
+                                       MOERT_FORMAT_MXFP4, MOERT_FORMAT_MXFP8_E5M2};
+enum { FORMATS = 4 };
 
-/* Whether a buffer has a line for each row, else its parts are the groups'. */
-static bool has_rows(moert_op_buffer which) {
-    return which == MOERT_OP_BUFFER_x || which == MOERT_OP_BUFFER_y || which == MOERT_OP_BUFFER_c ||
-           which == MOERT_OP_BUFFER_d || which == MOERT_OP_BUFFER_prob ||
-           which == MOERT_OP_BUFFER_dprob;
+/* ---- parts of two ops ---- */
+
+/* What is done with a byte of one op and the one that it is in another. */
+typedef bool (*deed)(unsigned char *to, const unsigned char *from, unsigned mask);
+
+static bool copy(unsigned char *to, const unsigned char *from, unsigned mask) {
+    *to = (unsigned char)((*to & ~mask) | (*from & mask));
+    return true;
 }
 
-static bool has_values(const ops_data *data, moert_op_buffer which) {
-    return which != MOERT_OP_BUFFER_ends && which != MOERT_OP_BUFFER_gather &&
-           data->count[which] > 0;
+static bool same(unsigned char *to, const unsigned char *from, unsigned mask) {
+    return (*to & mask) == (*from & mask);
 }
 
-/* Group g's part of a buffer: `*n` floats from the result on. */
-static float *part_of(const ops_data *data, moert_op_buffer which, size_t g, size_t *n) {
-    const moert_op_options *o = &data->shape.options;
-    const size_t stride = o->rows > 0 ? data->count[which] / o->rows : 0;
-    const size_t share = data->count[which] / o->groups;
-    *n = has_rows(which) ? (ops_ends(data)[g] - ops_start(data, g)) * stride : share;
-    return data->at[which] + (has_rows(which) ? ops_start(data, g) * stride : g * share);
+/* The first rows of group g in `many` and of group h in `few`, which has no more of them. */
+typedef struct pair {
+    ops_bytes *few;
+    const ops_bytes *many;
+    size_t h, g, rows;
+} pair;
+
+static bool each_byte(const pair *p, moert_op_buffer which, size_t to, size_t from, size_t bytes,
+                      deed act) {
+    bool all = true;
+    for (size_t i = 0; i < bytes; i++)
+        all = act(p->few->at[which] + to + i, p->many->at[which] + from + i, 0xFF) && all;
+    return all;
 }
 
-/* A GLU or dGLU with everything that its case may have. */
-static moert_op_options case_of(size_t kind, size_t i) {
-    moert_op_options o = ops_glu_case(kinds[kind], i);
-    o.save_c = o.kind == MOERT_OP_GLU;
-    o.bias = o.kind == MOERT_OP_GLU && i % 3 == 1;
-    o.dprob = o.dbias = o.kind == MOERT_OP_DGLU;
-    o.beta = o.kind == MOERT_OP_DGLU && i % 2 == 1;
+static bool each_element(const pair *p, const ops_operand *a, deed act) {
+    const ops_operand b = ops_find(&p->many->shape, ops_bytes_ends(p->many), a->payload);
+    const size_t lines = a->weight ? a->ends[0] : p->rows;
+    bool all = true;
+    for (size_t line = 0; line < lines; line++)
+        for (size_t j = 0; j < a->columns; j++) {
+            const ops_place to = ops_locate(a, p->h, line, j), from = ops_locate(&b, p->g, line, j);
+            const bool halves = moert_format_element_bits(a->as.how.format) == 4;
+            assert_int_equal(to.shift, from.shift);
+            all = act(p->few->at[a->payload] + to.byte, p->many->at[a->payload] + from.byte,
+                      halves ? 0xFu << to.shift : 0xFF) &&
+                  act(p->few->at[a->scale] + to.scale, p->many->at[a->scale] + from.scale, 0xFF) &&
+                  all;
+        }
+    return all;
+}
+
+static const struct {
+    moert_op_buffer which;
+    enum { MATRIX, NUMBERS, GROUPED } by; /* rows or quantised, a number for each row, parts */
+} buffers[] = {
+    {MOERT_OP_BUFFER_x, MATRIX},         {MOERT_OP_BUFFER_y, MATRIX},
+    {MOERT_OP_BUFFER_c, MATRIX},         {MOERT_OP_BUFFER_d, MATRIX},
+    {MOERT_OP_BUFFER_column, MATRIX},    {MOERT_OP_BUFFER_weight, GROUPED},
+    {MOERT_OP_BUFFER_prob, NUMBERS},     {MOERT_OP_BUFFER_dprob, NUMBERS},
+    {MOERT_OP_BUFFER_alpha, GROUPED},    {MOERT_OP_BUFFER_beta, GROUPED},
+    {MOERT_OP_BUFFER_bias, GROUPED},     {MOERT_OP_BUFFER_x_global, GROUPED},
+    {MOERT_OP_BUFFER_y_global, GROUPED}, {MOERT_OP_BUFFER_weight_global, GROUPED},
+    {MOERT_OP_BUFFER_amax, GROUPED},     {MOERT_OP_BUFFER_dbias, GROUPED},
+};
+
+/* The group's part of a buffer. */
+static bool each_of(const pair *p, size_t i, deed act) {
+    const moert_op_buffer which = buffers[i].which;
+    const moert_op_need *need = &p->few->shape.needs[which];
+    const size_t number = moert_number_bits(need->type) / 8;
+    const size_t row = buffers[i].by == NUMBERS ? number : need->stride * number;
+    const size_t part = p->few->bytes[which] / p->few->shape.options.groups;
+    if ((buffers[i].by == MATRIX && which != MOERT_OP_BUFFER_c) ||
+        which == MOERT_OP_BUFFER_weight) {
+        const ops_operand a = ops_find(&p->few->shape, ops_bytes_ends(p->few), which);
+        if (a.as.how.size != 0)
+            return each_element(p, &a, act);
+    }
+    if (buffers[i].by == GROUPED)
+        return each_byte(p, which, p->h * part, p->g * part, part, act);
+    return each_byte(p, which, ops_group_start(ops_bytes_ends(p->few), p->h) * row,
+                     ops_group_start(ops_bytes_ends(p->many), p->g) * row, p->rows * row, act);
+}
+
+/* Does it to all that the two have. */
+static void each(const char *title, pair p, deed act) {
+    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
+        if (p.few->bytes[buffers[i].which] > 0 && !each_of(&p, i, act))
+            fail_msg("%s: %s of group %zu differs", title, moert_op_buffer_name(buffers[i].which),
+                     p.g);
+}
+
+/* ---- ops ---- */
+
+/* A quantised op with all that it can have. */
+static moert_op_options describe(size_t kind, size_t format, size_t groups, size_t rows,
+                                 moert_format column) {
+    moert_op_options o = ops_product((moert_op_kind)kind, ops_scaled_by_groups(formats[format]),
+                                     groups, rows, 144, 160);
+    ops_add_everything(&o);
+    o.d = ops_scaled(formats[format], MOERT_AXIS_ROW, MOERT_SCALES_TILED);
+    o.column = ops_scaled(column, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
+    return o;
+}
+
+/* A plain op with everything that its case may have. */
+static moert_op_options case_of(size_t i) {
+    moert_op_options o = ops_glu_case(i % 2 ? MOERT_OP_DGLU : MOERT_OP_GLU, i / 2);
+    const bool glu = o.kind == MOERT_OP_GLU;
+    o.save_c = glu;
+    o.bias = glu && i / 2 % 3 == 1;
+    o.dprob = o.dbias = !glu;
+    o.beta = !glu && i / 2 % 2 == 1;
     o.weight.discrete = false;
     return o;
 }
 
-/* Starts dprob and dbias, which are added to. */
-static ops_data make(const moert_op_options *o, const uint32_t *ends) {
+static bool is_plain(moert_op_options o) {
+    return ops_first_operand(&o)->how.size == 0;
+}
+
+static ops_bytes make(const moert_op_options *o, const uint32_t *ends) {
+    if (!is_plain(*o))
+        return ops_bytes_filled(o, ends);
     ops_data data = ops_make(o, ends, false);
     for (size_t i = 0; i < data.count[MOERT_OP_BUFFER_dprob]; i++)
         data.at[MOERT_OP_BUFFER_dprob][i] = 0.0f;
     for (size_t i = 0; i < data.count[MOERT_OP_BUFFER_dbias]; i++)
         data.at[MOERT_OP_BUFFER_dbias][i] = 0.0f;
-    return data;
+    return ops_encode(&data);
 }
 
-static void compare_alone(const char *backend, const ops_data *start, const ops_data *all,
-                          size_t g) {
-    moert_op_options o = start->shape.options;
-    const uint32_t rows = ops_ends(start)[g] - (uint32_t)ops_start(start, g);
-    size_t n, own;
+/* ---- alone ---- */
+
+static void check_alone(const char *title, const char *backend, moert_op_options o,
+                        const uint32_t *ends) {
+    const size_t groups = o.groups;
+    ops_bytes start = make(&o, ends), all = make(&o, ends);
+    ops_bytes_execute(backend, &all);
+    o.weight.discrete = true;
+    ops_bytes discrete = make(&o, ends);
+    ops_bytes_execute(backend, &discrete);
+    ops_assert_same_results(title, &discrete, &all);
+    o.weight.discrete = !is_plain(o);
     o.groups = 1;
-    o.rows = rows;
-    ops_data alone = make(&o, &rows);
-    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
-        if (has_values(&alone, i)) {
-            const float *part = part_of(start, i, g, &n);
-            float *to = part_of(&alone, i, 0, &own);
-            assert_int_equal(n, own);
-            memcpy(to, part, n * sizeof *part);
-        }
-    ops_execute(backend, &alone, 1);
-    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
-        if (has_values(&alone, i)) {
-            const float *part = part_of(all, i, g, &n);
-            assert_same_bits(moert_op_buffer_name(i), part_of(&alone, i, 0, &own), part, n);
-        }
+    for (size_t g = 0; g < groups; g++) {
+        const uint32_t rows = ends[g] - (uint32_t)ops_group_start(ends, g);
+        each(titled("%s, discrete", title), (pair){&discrete, &all, g, g, rows}, same);
+        o.rows = rows;
+        ops_bytes alone = make(&o, &rows);
+        each(title, (pair){&alone, &start, 0, g, rows}, copy);
+        ops_bytes_execute(backend, &alone);
+        each(titled("%s, alone", title), (pair){&alone, &all, 0, g, rows}, same);
+    }
+}
+
+TEST(test_a_group_alone_has_the_bytes_that_it_has_among_others) {
+    static const uint32_t ends[] = {0, 1, 32, 159, 287, 416, 716};
+    for (size_t i = 0; i < (size_t)FORMATS * 2; i++)
+        check_alone(moert_format_name(formats[i % FORMATS]), "portable",
+                    describe(MOERT_OP_GLU + i / FORMATS, i % FORMATS, MOERT_COUNT(ends), 720,
+                             formats[(i + 1) % FORMATS]),
+                    ends);
 }
 
 TEST(test_stacked_discrete_and_single_groups_have_the_same_bits) {
-    for (size_t i = 0; i < OPS_GLU_CASES * 2; i++) {
-        const char *backend = backends[i % 5 == 0];
-        moert_op_options o = case_of(i % 2, i / 2);
-        ops_data start = make(&o, ops_glu_ends), stacked = ops_copy(&start),
-                 discrete = ops_copy(&start);
-        ops_execute(backend, &stacked, 1);
-        o.weight.discrete = true;
-        ASSERT_OK(moert_op_describe(&o, &discrete.shape));
-        ops_execute(backend, &discrete, 1);
-        ops_compare(titled("case %zu of %s, discrete", i / 2, moert_op_kind_name(o.kind)),
-                    &discrete, &stacked);
-        for (size_t g = 0; g < OPS_GLU_GROUPS; g++)
-            compare_alone(backend, &start, &stacked, g);
-    }
+    for (size_t i = 0; i < OPS_GLU_CASES * 2; i++)
+        check_alone(titled("case %zu", i), backends[i % 5 == 0], case_of(i), ops_glu_ends);
 }
 
 /* ---- padding ---- */
 
-enum { ALIGNMENT = 16, PADDED_ROWS = 80 };
-
-/* Group g's rows of `plain` to the front of its padded rows; the others are garbage of no
- * weight. */
-static void pad(const ops_data *plain, ops_data *wide, moert_op_buffer which, size_t g) {
-    size_t n, all;
-    const float *from = part_of(plain, which, g, &n);
-    float *to = part_of(wide, which, g, &all);
-    memcpy(to, from, n * sizeof *from);
-    for (size_t i = n; i < all; i++)
-        to[i] = which == MOERT_OP_BUFFER_prob ? 0.0f : i % 2 ? -104.0f : 96.0f;
+/* Row r of an input is garbage of no weight. */
+static void spoil(ops_bytes *data, moert_op_buffer which, size_t r) {
+    const size_t stride = data->shape.needs[which].stride;
+    for (size_t j = 0; data->bytes[which] > 0 && j < stride; j++)
+        ops_bytes_put(data, which, r * stride + j, j % 2 ? -104.0 : 96.0);
 }
 
-/* In front the rows of `plain`; then rows of zeros where d is, and sums that are the same. */
-static void compare_padded(const char *title, const ops_data *plain, const ops_data *wide,
-                           moert_op_buffer which, size_t g) {
-    const moert_op_need *need = &plain->shape.needs[which];
-    size_t n, all;
-    const float *want = part_of(plain, which, g, &n), *got = part_of(wide, which, g, &all);
-    for (size_t i = 0; i < n; i++)
-        if (i % need->stride < need->width && !(got[i] == want[i]))
-            fail_msg("%s, group %zu: %s[%zu] is %.9g, not %.9g", title, g,
-                     moert_op_buffer_name(which), i, (double)got[i], (double)want[i]);
-    for (size_t i = n; which == MOERT_OP_BUFFER_d && i < all; i++)
-        assert_true(i % need->stride >= need->width || got[i] == 0.0f);
+/* Groups filled up by rows of anything finite, of prob 0: they give zeros, and the others do not
+ * notice. */
+static void check_padded(const char *title, const char *backend, moert_op_options o,
+                         const uint32_t *tight, const uint32_t *wide) {
+    ops_bytes few = make(&o, tight);
+    o.rows = wide[o.groups - 1];
+    ops_bytes many = make(&o, wide);
+    const moert_op_need *d = &many.shape.needs[MOERT_OP_BUFFER_d];
+    for (size_t g = 0; g < o.groups; g++) {
+        const size_t rows = tight[g] - ops_group_start(tight, g);
+        each(title, (pair){&few, &many, g, g, rows}, copy);
+        for (size_t r = ops_group_start(wide, g) + rows; r < wide[g]; r++) {
+            ops_floats(&many, MOERT_OP_BUFFER_prob)[r] = 0.0f;
+            for (moert_op_buffer i = MOERT_OP_BUFFER_x; is_plain(o) && i < MOERT_OP_BUFFER_d; i++)
+                if (i != MOERT_OP_BUFFER_weight)
+                    spoil(&many, i, r);
+        }
+    }
+    ops_bytes_execute(backend, &few);
+    ops_bytes_execute(backend, &many);
+    for (size_t g = 0; g < o.groups; g++) {
+        const size_t rows = tight[g] - ops_group_start(tight, g);
+        each(title, (pair){&few, &many, g, g, rows}, same);
+        for (size_t r = ops_group_start(wide, g) + rows; is_plain(o) && r < wide[g]; r++)
+            for (size_t j = 0; j < d->width; j++)
+                assert_true(ops_bytes_get(&many, MOERT_OP_BUFFER_d, r * d->stride + j) == 0.0);
+    }
 }
 
 TEST(test_padding_rows_of_prob_0_change_nothing) {
-    uint32_t ends[OPS_GLU_GROUPS], end = 0;
-    for (size_t g = 0; g < OPS_GLU_GROUPS; g++) {
-        const uint32_t rows = ops_glu_ends[g] - (g > 0 ? ops_glu_ends[g - 1] : 0);
-        ends[g] = end += (rows + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    }
+    static const uint32_t tight[] = {5, 5, 38, 100}, whole_blocks[] = {32, 32, 96, 160};
+    uint32_t wide[OPS_GLU_GROUPS], end = 0;
+    for (size_t i = 0; i < (size_t)FORMATS * 2; i++)
+        check_padded(
+            moert_format_name(formats[i % FORMATS]), backends[i % 2],
+            describe(MOERT_OP_GLU + i / FORMATS, i % FORMATS, 4, 160, MOERT_FORMAT_MXFP8_E4M3),
+            tight, whole_blocks);
+    for (size_t g = 0; g < OPS_GLU_GROUPS; g++)
+        wide[g] = end +=
+            (uint32_t)moert_round_up(ops_glu_ends[g] - ops_group_start(ops_glu_ends, g), 16);
     for (size_t i = 0; i < OPS_GLU_CASES * 2; i++) {
-        moert_op_options o = case_of(i % 2, i / 2);
-        const char *title = titled("case %zu of %s", i / 2, moert_op_kind_name(o.kind));
+        moert_op_options o = case_of(i);
         o.prob = true;
-        ops_data plain = make(&o, ops_glu_ends);
-        o.rows = PADDED_ROWS;
-        ops_data wide = make(&o, ends);
-        for (moert_op_buffer b = 0; b < MOERT_OP_BUFFERS; b++)
-            for (size_t g = 0; has_values(&plain, b) && g < OPS_GLU_GROUPS; g++)
-                pad(&plain, &wide, b, g);
-        ops_execute(backends[i % 5 == 0], &plain, 1);
-        ops_execute(backends[i % 5 == 0], &wide, 1);
-        for (moert_op_buffer b = 0; b < MOERT_OP_BUFFERS; b++)
-            for (size_t g = 0; has_values(&plain, b) && g < OPS_GLU_GROUPS; g++)
-                compare_padded(title, &plain, &wide, b, g);
+        check_padded(titled("case %zu", i), backends[i % 5 == 0], o, ops_glu_ends, wide);
     }
 }
 

@@ -240,4 +240,38 @@ TEST(test_a_recording_serves_other_splits_and_values) {
     assert_int_equal(status, MOERT_OK);
 }
 
+/* ---- workspace ---- */
+
+/* The portable backend decodes weights where it multiplies them, unless in GPU form: it needs room
+ * for no more than their scales, out of tiles. */
+TEST(test_a_quantised_weight_is_not_copied) {
+    enum { G = 3, N = 96, K = 160, WEIGHT_BYTES = G * N * K };
+    const bool copies = moert_device_describe(test_device)->gpu_form;
+    for (unsigned i = 0; i < 5 * 3 * 2 * 2 * 2; i++) {
+        const moert_format format = (moert_format)(i % 5);
+        const moert_axis axis = (moert_axis)(i / 5 % 3);
+        const bool tiled = i / 30 % 2 == 1 && format != MOERT_FORMAT_FP8_BLOCK;
+        moert_op_options o =
+            ops_sized(i / 60 == 1 ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_FORWARD, G, 8, N, K);
+        moert_op *op;
+        o.weight.how = (moert_quantizer){.size = sizeof o.weight.how, .format = format};
+        o.weight.how.axis = axis;
+        o.weight.how.transposed =
+            i / 15 % 2 == 1 && (axis != MOERT_AXIS_TILE || format == MOERT_FORMAT_FP8_BLOCK);
+        o.weight.discrete = i % 7 == 0;
+        o.weight.scales = tiled ? MOERT_SCALES_TILED : MOERT_SCALES_LINEAR;
+        set_variable("MOERT_BACKEND", "portable");
+        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        if (copies)
+            assert_true(moert_op_workspace_bytes(op) >= WEIGHT_BYTES * sizeof(float));
+        else
+            assert_in_range(moert_op_workspace_bytes(op), 0, tiled ? WEIGHT_BYTES / 8 : 0);
+        moert_op_destroy(op);
+        set_variable("MOERT_BACKEND", "reference");
+        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        assert_true(moert_op_workspace_bytes(op) >= WEIGHT_BYTES * sizeof(float));
+        moert_op_destroy(op);
+    }
+}
+
 TESTS(open_test_device, close_test_device)
