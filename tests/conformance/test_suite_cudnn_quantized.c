@@ -25,7 +25,9 @@ static bool is_fp8(moert_format format) {
     return format == MOERT_FORMAT_MXFP8_E4M3 || format == MOERT_FORMAT_MXFP8_E5M2;
 }
 
-static moert_op_options describe(moert_op_kind kind, moert_format format, size_t n, size_t k) {
+/* FP8 products have results of FP8 in both directions, and norm; FP4 ones of 16 or 32 bits. */
+static moert_op_options describe(moert_op_kind kind, moert_format format, size_t n, size_t k,
+                                 bool by_groups) {
     moert_op_options o = ops_product(kind, scaled(format, MOERT_AXIS_ROW), L, M, n, k);
     o.row_multiple = 256;
     o.interleave = 32;
@@ -34,20 +36,15 @@ static moert_op_options describe(moert_op_kind kind, moert_format format, size_t
     o.c.type = o.bias_type = MOERT_NUMBER_BF16;
     o.save_c = kind == MOERT_OP_GLU;
     o.beta = o.dprob = kind == MOERT_OP_DGLU;
-    return o;
-}
-
-/* FP8 products have results of FP8 in both directions, and norm; FP4 ones of 16 or 32 bits. */
-static void set_results(moert_op_options *o, moert_format format, bool by_groups) {
-    moert_operand *d = ops_result(o);
-    o->amax = !is_fp8(format);
-    d->type = MOERT_NUMBER_BF16;
+    o.amax = !is_fp8(format);
+    ops_result(&o)->type = MOERT_NUMBER_BF16;
     if (!is_fp8(format))
-        return;
-    *d = scaled(format, MOERT_AXIS_ROW);
-    o->column = scaled(format, MOERT_AXIS_COLUMN);
-    o->column.scales = by_groups ? MOERT_SCALES_TILED : MOERT_SCALES_TILED_WHOLE;
-    o->norm = true;
+        return o;
+    *ops_result(&o) = scaled(format, MOERT_AXIS_ROW);
+    o.column = scaled(format, MOERT_AXIS_COLUMN);
+    o.column.scales = by_groups ? MOERT_SCALES_TILED : MOERT_SCALES_TILED_WHOLE;
+    o.norm = true;
+    return o;
 }
 
 static void put_all(ops_bytes *data, moert_op_buffer which, size_t n, double (*value)(size_t)) {
@@ -114,8 +111,7 @@ TEST(test_glu_grid) {
         /* each format, each of second and bias once without */
         if (suite_skips(bias != (i % 2 == 1) || second != (i / 2 % 2 == 1)))
             continue;
-        moert_op_options o = describe(MOERT_OP_GLU, format, 512, 512);
-        set_results(&o, format, second);
+        moert_op_options o = describe(MOERT_OP_GLU, format, 512, 512, second);
         if (second && !is_fp8(format))
             o.d.type = MOERT_NUMBER_F32;
         o.bias = bias;
@@ -128,8 +124,7 @@ TEST(test_glu_grid) {
 TEST(test_rectangular_glu_and_zero_prob) {
     static const uint32_t ends[] = {256, 768, 1024};
     for (size_t i = 0; i < FORMATS * 2; i++) {
-        moert_op_options o = describe(MOERT_OP_GLU, formats[i % FORMATS], 384, 192);
-        set_results(&o, formats[i % FORMATS], true);
+        moert_op_options o = describe(MOERT_OP_GLU, formats[i % FORMATS], 384, 192, true);
         o.groups = 3;
         o.bias = i / FORMATS == 1; /* of columns that no tile divides */
         o.bias_type = i % 2 == 0 ? MOERT_NUMBER_F16 : MOERT_NUMBER_F32;
@@ -146,11 +141,10 @@ TEST(test_discrete_weights_of_either_major_give_the_bits_of_the_stack) {
         if (suite_skips(i % 3 == 2))
             continue;
         const moert_op_kind kind = i / FORMATS % 2 == 0 ? MOERT_OP_GLU : MOERT_OP_DGLU;
-        moert_op_options o = describe(kind, format, 192, 320);
+        moert_op_options o = describe(kind, format, 192, 320, true);
         const uint32_t ends[L] = {0, 256, 512, 512};
         o.rows = 512;
         o.weight.scales = MOERT_SCALES_TILED; /* which those of each buffer are */
-        set_results(&o, format, true);
         o.glu = i / FORMATS / 2 == 0 ? swiglu : geglu;
         o.bias = kind == MOERT_OP_GLU;
         o.dbias = kind == MOERT_OP_DGLU;
@@ -171,8 +165,8 @@ TEST(test_discrete_weights_of_either_major_give_the_bits_of_the_stack) {
 
 TEST(test_quant_grid) {
     for (size_t i = 0; i < FORMATS * 2; i++) {
-        moert_op_options o = describe(MOERT_OP_GEMM_FORWARD, formats[i % FORMATS], 512, 512);
-        set_results(&o, formats[i % FORMATS], i / FORMATS == 0);
+        moert_op_options o =
+            describe(MOERT_OP_GEMM_FORWARD, formats[i % FORMATS], 512, 512, i / FORMATS == 0);
         if (i / FORMATS == 1) { /* cuDNN's prob of a bias; without amax, which it has no test of */
             o.prob = o.amax = false;
             o.bias = o.bias_scale = true;
@@ -185,8 +179,7 @@ TEST(test_quant_grid) {
 TEST(test_quant_of_alpha_0_is_0) {
     static const uint32_t ends[] = {64, 320, 640};
     for (size_t i = 0; i < FORMATS * 2; i++) {
-        moert_op_options o = describe(MOERT_OP_GEMM_FORWARD, formats[i / 2], 384, 160);
-        set_results(&o, formats[i / 2], true);
+        moert_op_options o = describe(MOERT_OP_GEMM_FORWARD, formats[i / 2], 384, 160, true);
         o.groups = 3;
         o.rows = 700;
         o.row_multiple = 64;
@@ -209,8 +202,7 @@ TEST(test_dglu_grid) {
         const size_t variant = i / FORMATS;
         if (suite_skips(i % 5 != 0)) /* each format and variant once without */
             continue;
-        moert_op_options o = describe(MOERT_OP_DGLU, format, 512, 256);
-        set_results(&o, format, variant % 2 == 1);
+        moert_op_options o = describe(MOERT_OP_DGLU, format, 512, 256, variant % 2 == 1);
         o.weight.how.transposed = variant % 2 == 1;
         o.weight.scales = MOERT_SCALES_TILED;
         o.dbias = variant > 0;
@@ -226,8 +218,7 @@ TEST(test_dglu_grid) {
 TEST(test_dglu_of_prob_0) {
     static const uint32_t ends[] = {96, 416, 544};
     for (size_t i = 0; i < FORMATS * 2; i++) {
-        moert_op_options o = describe(MOERT_OP_DGLU, formats[i / 2], 192, 320);
-        set_results(&o, formats[i / 2], true);
+        moert_op_options o = describe(MOERT_OP_DGLU, formats[i / 2], 192, 320, true);
         o.groups = 3;
         o.rows = ends[2];
         o.row_multiple = 32;
@@ -268,10 +259,9 @@ static void serve(const moert_op_options *o, const uint32_t *sizes, size_t count
 TEST(test_one_op_serves_every_size_of_the_groups) {
     static const uint32_t sizes[] = {64, 320, 576, 832, 0};
     for (size_t i = 0; i < 2; i++) {
-        moert_op_options o = describe(MOERT_OP_GLU, formats[2 * i], 64, 128);
+        moert_op_options o = describe(MOERT_OP_GLU, formats[2 * i], 64, 128, true);
         o.rows = L * 832;
         o.row_multiple = 64;
-        set_results(&o, formats[2 * i], true);
         serve(&o, sizes, 5);
     }
 }

@@ -13,17 +13,6 @@
 static const char *const backends[] = {"portable", "reference"};
 enum { MOST_GROUPS = 16, SAMPLES = 4096 };
 
-/* n numbers that are nearly normal, to be freed. */
-static float *normal(uint64_t key, size_t n) {
-    float *x = test_alloc(n * sizeof *x);
-    for (size_t i = 0; i < n; i++) {
-        const uint32_t a = suite_bits(key, 2 * i), b = suite_bits(key, 2 * i + 1);
-        const uint32_t sum = (a & 0xFFFF) + (a >> 16) + (b & 0xFFFF) + (b >> 16);
-        x[i] = ((float)sum - 131070.0f) / 37837.0f;
-    }
-    return x;
-}
-
 /* Sums of squares of a signal and of what was added to it. */
 typedef struct power {
     double signal, noise;
@@ -32,12 +21,6 @@ typedef struct power {
 static void add(power *p, double want, double got) {
     p->signal += want * want;
     p->noise += (got - want) * (got - want);
-}
-
-static void assert_above(const char *title, const power *p, double limit) {
-    const double decibel = 10.0 * log10(p->signal / p->noise);
-    if (!(decibel >= limit))
-        fail_msg("%s: %.2f dB, not %.2f", title, decibel, limit);
 }
 
 /* ---- matrices ---- */
@@ -63,15 +46,16 @@ TEST(test_a_matrix_keeps_its_signal_in_every_format) {
     static const size_t shapes[][2] = {{2, 32}, {32, 64}, {33, 96}, {128, 256}, {1, 1024}};
     for (size_t i = 0; i < FORMATS * 2 * 2; i++)
         for (size_t s = 0; s < 5; s++) {
-            const matrix m = {normal(s, shapes[s][0] * shapes[s][1]), shapes[s][0], shapes[s][1],
-                              NULL, 0};
+            const matrix m = {suite_normal(s, shapes[s][0] * shapes[s][1], 1.0), shapes[s][0],
+                              shapes[s][1], NULL, 0};
             moert_quantizer how = how_of(i % FORMATS);
             how.scale_rounding = i / FORMATS % 2 ? MOERT_SCALE_FLOOR : MOERT_SCALE_RCEIL;
             quantized z = quantize(backends[i / FORMATS / 2], &how, &m);
             power p = {0};
             for (size_t k = 0; k < z.elements; k++)
                 add(&p, (double)m.x[k], (double)z.back[k]);
-            assert_above(moert_format_name(how.format), &p, formats[i % FORMATS].limit);
+            suite_assert_above(moert_format_name(how.format), p.signal, p.noise,
+                               formats[i % FORMATS].limit);
         }
 }
 
@@ -176,10 +160,10 @@ static void check_product(size_t format, kind which, const operands *o) {
         const size_t i = suite_bits(s, n) % n;
         add(&p, exact(which, o, i), (double)got[i]);
     }
-    assert_above(titled("%s, product %d, %zu groups, %zu rows, n %zu, k %zu",
-                        moert_format_name(formats[format].format), (int)which, r->groups, r->rows,
-                        r->n, r->k),
-                 &p, formats[format].product_limit);
+    suite_assert_above(titled("%s, product %d, %zu groups, %zu rows, n %zu, k %zu",
+                              moert_format_name(formats[format].format), (int)which, r->groups,
+                              r->rows, r->n, r->k),
+                       p.signal, p.noise, formats[format].product_limit);
 }
 
 static const row rows[] = {
@@ -196,9 +180,9 @@ TEST(test_the_products_of_training_keep_their_signal) {
         if (suite_skips(r->slow))
             continue;
         operands o = {.r = r,
-                      .x = normal(1, r->rows * r->k),
-                      .weight = normal(2, r->groups * r->n * r->k),
-                      .y = normal(3, r->rows * r->n)};
+                      .x = suite_normal(1, r->rows * r->k, 1.0),
+                      .weight = suite_normal(2, r->groups * r->n * r->k, 1.0),
+                      .y = suite_normal(3, r->rows * r->n, 1.0)};
         memcpy(o.ends, r->ends, sizeof o.ends);
         if (o.ends[r->groups - 1] == 0)
             suite_split(i, r->rows, r->groups, o.ends);

@@ -18,16 +18,6 @@ typedef struct layer {
     const char *backend;
 } layer;
 
-static float *normal(uint64_t key, size_t n, double deviation) {
-    float *x = test_alloc(n * sizeof *x);
-    for (size_t i = 0; i < n; i++) {
-        const uint32_t a = suite_bits(key, 2 * i), b = suite_bits(key, 2 * i + 1);
-        const double sum = (a & 0xFFFF) + (a >> 16) + (b & 0xFFFF) + (b >> 16);
-        x[i] = (float)(deviation * (sum - 131070.0) / 37837.0);
-    }
-    return x;
-}
-
 /* ---- ops ---- */
 
 static moert_operand scaled(moert_format format, moert_axis axis) {
@@ -88,10 +78,7 @@ static void assert_above(const char *title, const double *want, const ops_bytes 
         signal += want[i] * want[i];
         noise += off * off;
     }
-    const double decibel = 10.0 * log10(signal / noise);
-    print_message("# %s: %.2f dB\n", title, decibel);
-    if (!(decibel >= limit))
-        fail_msg("%s: %.2f dB, not %.2f", title, decibel, limit);
+    suite_assert_above(title, signal, noise, limit);
 }
 
 /* The result of an op on these factors as they are. */
@@ -106,8 +93,9 @@ static ops_exact without_rounding(const ops_bytes *data, const source *a, const 
 
 static void check_linear(const layer *l, const double *limits) {
     const size_t used = l->ends[l->groups - 1];
-    float *x = normal(1, l->rows * l->k, 1.0), *weight = normal(2, l->groups * l->n * l->k, 1.0),
-          *dy = normal(3, l->rows * l->n, 1.0);
+    float *x = suite_normal(1, l->rows * l->k, 1.0),
+          *weight = suite_normal(2, l->groups * l->n * l->k, 1.0),
+          *dy = suite_normal(3, l->rows * l->n, 1.0);
     const source sx = {MOERT_OP_BUFFER_x, x, NULL, false},
                  sw = {MOERT_OP_BUFFER_weight, weight, NULL, false},
                  sy = {MOERT_OP_BUFFER_y, dy, NULL, false};
@@ -298,11 +286,11 @@ TEST(test_a_grouped_mlp_keeps_its_signal) {
         mlp m = {l,
                  forms[i % 3],
                  h,
-                 normal(1, M * h, 1.0),
-                 normal(2, GROUPS * 2 * h * h, spread),
-                 normal(3, GROUPS * h * h, spread),
-                 normal(4, M * h, 1.0),
-                 normal(5, M, 0.5)};
+                 suite_normal(1, M * h, 1.0),
+                 suite_normal(2, GROUPS * 2 * h * h, spread),
+                 suite_normal(3, GROUPS * h * h, spread),
+                 suite_normal(4, M * h, 1.0),
+                 suite_normal(5, M, 0.5)};
         check_mlp(&m, nvfp4 ? 11.5 : 22.0);
     }
 }

@@ -11,6 +11,23 @@ bool suite_skips(bool slow) {
     return slow && (all == NULL || strcmp(all, "1") != 0);
 }
 
+float *suite_normal(uint64_t key, size_t n, double deviation) {
+    float *x = test_alloc(n * sizeof *x);
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t a = suite_bits(key, 2 * i), b = suite_bits(key, 2 * i + 1);
+        const double sum = (a & 0xFFFF) + (a >> 16) + (b & 0xFFFF) + (b >> 16);
+        x[i] = (float)(deviation * (sum - 131070.0) / 37837.0);
+    }
+    return x;
+}
+
+void suite_assert_above(const char *title, double signal, double noise, double limit) {
+    const double decibel = 10.0 * log10(signal / noise);
+    print_message("# %s: %.2f dB\n", title, decibel);
+    if (!(decibel >= limit))
+        fail_msg("%s: %.2f dB, not %.2f", title, decibel, limit);
+}
+
 static int ascending(const void *a, const void *b) {
     const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
     return (x > y) - (x < y);

@@ -21,6 +21,12 @@ static inline float suite_uniform(uint64_t key, uint64_t index) {
     return (float)(suite_bits(key, index) >> 8) * 0x1p-24f;
 }
 
+/* n new numbers that are nearly normal. */
+float *suite_normal(uint64_t key, size_t n, double deviation);
+
+/* Fails unless the signal is `limit` decibel above the noise, both sums of squares. */
+void suite_assert_above(const char *title, double signal, double noise, double limit);
+
 /* Splits rows at random points: ends[groups] cumulative, the last one `rows`. */
 void suite_split(uint64_t key, size_t rows, size_t groups, uint32_t *ends);
 
