@@ -81,6 +81,14 @@ typedef struct data {
     float *logits, *dweight, bias[MOST_EXPERTS];
 } data;
 
+static moert_router_options describe(const row *r, moert_score score) {
+    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
+    options.experts = r->experts;
+    options.topk = r->topk;
+    options.score = score;
+    return options;
+}
+
 static data make(const row *r, const moert_router_options *options, bool biased) {
     data d = {test_alloc(r->tokens * r->experts * sizeof *d.logits),
               test_alloc(r->tokens * r->topk * sizeof *d.dweight),
@@ -95,10 +103,7 @@ static data make(const row *r, const moert_router_options *options, bool biased)
 
 static void check(const row *r, moert_score score, bool renormalise, bool grouped, float scale,
                   bool biased) {
-    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
-    options.experts = r->experts;
-    options.topk = r->topk;
-    options.score = score;
+    moert_router_options options = describe(r, score);
     options.renormalise = renormalise;
     options.scale = scale;
     if (grouped) {
@@ -125,19 +130,12 @@ TEST(test_softmax_routers_of_the_table) {
                   c >= 3 && rows[i].topk >= KEPT_GROUPS, c >= 3 ? 1.2f : 1.0f, false);
 }
 
-static void check_table(moert_score score) {
-    for (size_t i = 0; i < ROWS; i++)
-        for (size_t c = 0; c < 4 && !suite_skips(rows[i].slow); c++)
-            check(&rows[i], score, true, c % 2 == 1 && rows[i].topk >= KEPT_GROUPS,
-                  c % 2 == 1 ? 1.2f : 1.0f, c >= 2);
-}
-
-TEST(test_sigmoid_routers_of_the_table) {
-    check_table(MOERT_SCORE_SIGMOID);
-}
-
-TEST(test_sqrt_softplus_routers_of_the_table) {
-    check_table(MOERT_SCORE_SQRT_SOFTPLUS);
+TEST(test_sigmoid_and_sqrt_softplus_routers_of_the_table) {
+    for (size_t i = 0; i < ROWS * 2; i++)
+        for (size_t c = 0; c < 4 && !suite_skips(rows[i % ROWS].slow); c++)
+            check(&rows[i % ROWS], i < ROWS ? MOERT_SCORE_SIGMOID : MOERT_SCORE_SQRT_SOFTPLUS, true,
+                  c % 2 == 1 && rows[i % ROWS].topk >= KEPT_GROUPS, c % 2 == 1 ? 1.2f : 1.0f,
+                  c >= 2);
 }
 
 /* ---- the load-balancing loss ---- */
@@ -180,13 +178,10 @@ static void sum_shares(const router_input *input, const router_run *run, double 
 }
 
 static void check_aux(const row *r, moert_score score) {
-    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
+    const moert_router_options options = describe(r, score);
     uint64_t counts[MOST_EXPERTS];
     double mass[MOST_EXPERTS];
     float want[MOST_EXPERTS], gradient[MOST_EXPERTS];
-    options.experts = r->experts;
-    options.topk = r->topk;
-    options.score = score;
     const char *title = titled("aux loss, %zu tokens, top %zu of %zu, score %d", r->tokens, r->topk,
                                r->experts, (int)score);
     data d = make(r, &options, false);

@@ -58,14 +58,21 @@ static void take(ops_bytes *data, const source *s) {
 }
 
 /* Executes an op on its factors and holds it to float64 on their values. */
-static void execute(const layer *l, const char *title, ops_bytes *data, const source *a,
-                    const source *b) {
-    take(data, a);
-    take(data, b);
-    ops_bytes plain = ops_bytes_decode(data);
-    ops_exact want = ops_exact_of(&plain, OPS_NEAR);
+static void execute(const layer *l, const char *title, ops_bytes *data, const source factors[2]) {
+    take(data, &factors[0]);
+    take(data, &factors[1]);
+    const ops_bytes plain = ops_bytes_decode(data);
+    const ops_exact want = ops_exact_of(&plain, OPS_NEAR);
     ops_bytes_execute(l->backend, data);
     ops_exact_check(title, data, &want);
+}
+
+/* The plain op on these factors as they are. */
+static ops_bytes without_rounding(const ops_bytes *data, const source factors[2]) {
+    ops_bytes plain = ops_bytes_decode(data);
+    for (size_t i = 0; i < 2; i++)
+        memcpy(plain.at[factors[i].which], factors[i].values, plain.bytes[factors[i].which]);
+    return plain;
 }
 
 /* ---- decibels ---- */
@@ -81,14 +88,6 @@ static void assert_above(const char *title, const double *want, const ops_bytes 
     suite_assert_above(title, signal, noise, limit);
 }
 
-/* The result of an op on these factors as they are. */
-static ops_exact without_rounding(const ops_bytes *data, const source *a, const source *b) {
-    ops_bytes plain = ops_bytes_decode(data);
-    memcpy(plain.at[a->which], a->values, plain.bytes[a->which]);
-    memcpy(plain.at[b->which], b->values, plain.bytes[b->which]);
-    return ops_exact_of(&plain, 0.0);
-}
-
 /* ---- a linear layer ---- */
 
 static void check_linear(const layer *l, const double *limits) {
@@ -100,23 +99,20 @@ static void check_linear(const layer *l, const double *limits) {
                  sw = {MOERT_OP_BUFFER_weight, weight, NULL, false},
                  sy = {MOERT_OP_BUFFER_y, dy, NULL, false};
     const struct {
-        moert_op_kind kind;
         const char *name;
-        const source *a, *b;
-        moert_op_buffer result;
+        source factors[2];
         size_t elements;
-    } products[] = {
-        {MOERT_OP_GEMM_FORWARD, "y", &sx, &sw, MOERT_OP_BUFFER_y, used * l->n},
-        {MOERT_OP_GEMM_DGRAD, "dx", &sy, &sw, MOERT_OP_BUFFER_x, used * l->k},
-        {MOERT_OP_GEMM_WGRAD, "dW", &sx, &sy, MOERT_OP_BUFFER_weight, l->groups * l->n * l->k}};
+    } products[] = {{"y", {sx, sw}, used * l->n},
+                    {"dx", {sy, sw}, used * l->k},
+                    {"dW", {sx, sy}, l->groups * l->n * l->k}};
     for (size_t i = 0; i < 3; i++) {
-        const moert_op_options o = describe(l, products[i].kind);
+        const moert_op_options o = describe(l, (moert_op_kind)i);
         const char *title = titled("%s: %s", products[i].name, ops_title(&o));
         ops_bytes data = ops_bytes_make(&o, l->ends);
-        execute(l, title, &data, products[i].a, products[i].b);
-        ops_exact want = without_rounding(&data, products[i].a, products[i].b);
-        assert_above(title, want.result, &data, products[i].result, products[i].elements,
-                     limits[i]);
+        execute(l, title, &data, products[i].factors);
+        const ops_bytes plain = without_rounding(&data, products[i].factors);
+        assert_above(title, ops_exact_of(&plain, 0.0).result, &data, ops_result_buffer(o.kind),
+                     products[i].elements, limits[i]);
     }
 }
 
@@ -192,47 +188,41 @@ static ops_bytes begin(const mlp *m, part i, const ops_bytes *parts) {
     return data;
 }
 
-/* The factors of each part; h and dv come from where they are made. */
+/* The factors of part i; h and dv come from where they are made, as bytes if they are `chained`. */
+static void find_factors(const mlp *m, part i, const ops_bytes *parts, bool chained,
+                         source factors[2]) {
+    const bool of_glu = i == FC2 || i == WGRAD2, of_dglu = i == DGRAD || i == WGRAD1;
+    const ops_bytes *from = of_glu ? &parts[GLU] : of_dglu ? &parts[DGLU] : NULL;
+    source x = {MOERT_OP_BUFFER_x, m->x, NULL, i == WGRAD2};
+    source y = {MOERT_OP_BUFFER_y, m->dy, NULL, i == WGRAD1};
+    source *const made = of_glu ? &x : &y;
+    if (from != NULL && chained)
+        made->from = from;
+    else if (from != NULL)
+        made->values = ops_floats(from, MOERT_OP_BUFFER_d);
+    const source weight = {MOERT_OP_BUFFER_weight, i == GLU || i == DGRAD ? m->w1 : m->w2, NULL,
+                           false};
+    factors[0] = i == DGLU || i == DGRAD ? y : x;
+    factors[1] = i == WGRAD1 || i == WGRAD2 ? y : weight;
+}
+
 static void run(const mlp *m, ops_bytes *parts) {
     static const char *const names[PARTS] = {"glu", "fc2", "dglu", "dgrad", "wgrad1", "wgrad2"};
     for (part i = GLU; i < PARTS; i++) {
-        const bool of_glu = i == FC2 || i == WGRAD2, of_dglu = i == DGRAD || i == WGRAD1;
-        const ops_bytes *from = of_glu ? &parts[GLU] : of_dglu ? &parts[DGLU] : NULL;
-        source x = {MOERT_OP_BUFFER_x, m->x, NULL, i == WGRAD2};
-        source y = {MOERT_OP_BUFFER_y, m->dy, NULL, i == WGRAD1};
-        source *const made = of_glu ? &x : &y;
-        if (from != NULL && chains(m))
-            made->from = from;
-        else if (from != NULL)
-            made->values = ops_floats(from, MOERT_OP_BUFFER_d);
-        const source weight = {MOERT_OP_BUFFER_weight, i == GLU || i == DGRAD ? m->w1 : m->w2, NULL,
-                               false};
+        source factors[2];
         parts[i] = begin(m, i, parts);
-        execute(&m->l, names[i], &parts[i], i == DGLU || i == DGRAD ? &y : &x,
-                i == WGRAD1 || i == WGRAD2 ? &y : &weight);
+        find_factors(m, i, parts, chains(m), factors);
+        execute(&m->l, names[i], &parts[i], factors);
     }
 }
 
-/* The same in float32 of the reference: all factors plain. */
+/* The same in float32: all factors plain. */
 static void run_plain(const mlp *m, ops_bytes *parts) {
-    mlp plain = *m;
     for (part i = GLU; i < PARTS; i++) {
-        ops_bytes data = begin(&plain, i, parts);
-        parts[i] = ops_bytes_decode(&data);
-        const float *h = i > GLU ? ops_floats(&parts[GLU], MOERT_OP_BUFFER_d) : NULL;
-        const float *dv = i > DGLU ? ops_floats(&parts[DGLU], MOERT_OP_BUFFER_d) : NULL;
-        const float *const x[PARTS] = {m->x, h, NULL, NULL, m->x, h};
-        const float *const y[PARTS] = {NULL, NULL, m->dy, dv, dv, m->dy};
-        const float *const weight[PARTS] = {m->w1, m->w2, m->w2, m->w1, NULL, NULL};
-        const float *const factors[] = {x[i], y[i], weight[i]};
-        const moert_op_buffer which[] = {MOERT_OP_BUFFER_x, MOERT_OP_BUFFER_y,
-                                         MOERT_OP_BUFFER_weight};
-        for (size_t f = 0; f < 3; f++)
-            if (factors[f] != NULL)
-                memcpy(parts[i].at[which[f]], factors[f], parts[i].bytes[which[f]]);
-        if (i == DGLU)
-            memcpy(parts[i].at[MOERT_OP_BUFFER_c], parts[GLU].at[MOERT_OP_BUFFER_c],
-                   parts[i].bytes[MOERT_OP_BUFFER_c]);
+        source factors[2];
+        const ops_bytes data = begin(m, i, parts);
+        find_factors(m, i, parts, false, factors);
+        parts[i] = without_rounding(&data, factors);
         ops_bytes_execute("portable", &parts[i]);
     }
 }

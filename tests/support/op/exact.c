@@ -1,5 +1,6 @@
 /* The formulas of exact.h. */
 #include "support/op/exact.h"
+#include "support/op/glu.h"
 
 static double factor(const ops_bytes *data, moert_op_buffer which, size_t i) {
     return data->bytes[which] > 0 ? ops_bytes_get(data, which, i) : 1.0;
@@ -63,11 +64,6 @@ static gate gate_of(const moert_glu_form *form, double g, double u) {
                   fmax(fmin(u, limit), -limit) + (double)form->offset};
 }
 
-/* The columns of gate and up of result j. */
-static size_t column(const moert_op *op, size_t j, bool up) {
-    return j / op->run * 2 * op->run + j % op->run + (up != op->options.linear_first ? op->run : 0);
-}
-
 /* The slack of the n sums of a row. */
 static double slack_of(const ops_exact *e, const double *sums, size_t n) {
     double largest = 0.0;
@@ -104,7 +100,8 @@ static void finish_row(const ops_bytes *data, ops_exact *e, size_t g, size_t r, 
     for (size_t j = 0; j < e->width; j++) {
         double v = acc[j], off = slack;
         if (glu) {
-            const gate at = gate_of(&o->glu, acc[column(op, j, false)], acc[column(op, j, true)]);
+            const gate at = gate_of(&o->glu, acc[ops_glu_column(op, j, false)],
+                                    acc[ops_glu_column(op, j, true)]);
             v = at.act * at.linear;
             off = slack * (fabs(at.slope * at.linear) + fabs(at.act)) + 1e-5 * fabs(v) +
                   lost * fabs(at.linear);
@@ -128,7 +125,7 @@ static void differentiate_row(const ops_bytes *data, ops_exact *e, size_t g, siz
     const size_t wide = e->width, sums = op->options.groups * wide;
     const double slack = slack_of(e, acc, wide / 2);
     for (size_t j = 0; j < wide / 2; j++) {
-        const size_t at[] = {column(op, j, false), column(op, j, true)};
+        const size_t at[] = {ops_glu_column(op, j, false), ops_glu_column(op, j, true)};
         const double c[] = {beta * ops_bytes_get(data, MOERT_OP_BUFFER_c, r * wide + at[0]),
                             beta * ops_bytes_get(data, MOERT_OP_BUFFER_c, r * wide + at[1])};
         const gate s = gate_of(form, c[0], c[1]);

@@ -18,6 +18,14 @@ static void count(check *c, bool ambiguous) {
     c->ambiguous += ambiguous;
 }
 
+/* The bytes of a buffer from `first` on, past the last row, are as they were. */
+static void check_unset(const check *c, moert_op_buffer which, size_t first, int unset) {
+    for (size_t at = first; at < c->got->bytes[which]; at++)
+        if (c->got->at[which][at] != unset)
+            fail_msg("%s: byte %zu of %s past the last row is %02x", c->title, at,
+                     moert_op_buffer_name(which), c->got->at[which][at]);
+}
+
 /* ---- plain results ---- */
 
 static double rounded(moert_number type, double value) {
@@ -38,7 +46,6 @@ static void check_plain(check *c, moert_op_buffer which, plain_rows want) {
     const double *values = want.values;
     const size_t width = want.width, rows = want.rows;
     const moert_number type = c->got->shape.needs[which].type;
-    const size_t used = rows * width * moert_number_bits(type) / 8;
     for (size_t i = 0; i < rows * width; i++) {
         const double got = ops_bytes_get(c->got, which, i), slack = want.slacks[i];
         const double low = rounded(type, values[i] - slack),
@@ -47,10 +54,7 @@ static void check_plain(check *c, moert_op_buffer which, plain_rows want) {
             fail_msg("%s: %s(%zu, %zu) is %.9g, not %.9g within %.2g", c->title,
                      moert_op_buffer_name(which), i / width, i % width, got, values[i], slack);
     }
-    for (size_t at = used; at < c->got->bytes[which]; at++)
-        if (c->got->at[which][at] != want.unset)
-            fail_msg("%s: byte %zu of %s past the last row is %02x", c->title, at,
-                     moert_op_buffer_name(which), c->got->at[which][at]);
+    check_unset(c, which, rows * width * moert_number_bits(type) / 8, want.unset);
 }
 
 /* ---- quantised results ---- */
@@ -158,11 +162,8 @@ static void check_quantised(check *c, moert_op_buffer which) {
             }
     }
     const size_t bits = moert_format_element_bits(o.as.how.format);
-    for (size_t at = o.ends[o.groups - 1] * (o.columns * bits / 8);
-         !column && at < c->got->bytes[which]; at++)
-        if (c->got->at[which][at] != OPS_UNSET)
-            fail_msg("%s: byte %zu of %s past the last row is %02x", c->title, at,
-                     moert_op_buffer_name(which), c->got->at[which][at]);
+    if (!column)
+        check_unset(c, which, o.ends[o.groups - 1] * (o.columns * bits / 8), OPS_UNSET);
 }
 
 /* ---- sums ---- */

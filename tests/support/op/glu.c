@@ -14,10 +14,9 @@ static const struct layout {
 } layouts[] = {{64, 32}, {40, 8}, {19, 1}, {33, 0}, {5, 0}, {32, 32}, {8, 8}, {96, 0}};
 enum { FORMS = 3, TYPES = 3, LAYOUTS = MOERT_COUNT(layouts) };
 
-size_t ops_glu_column(const ops_data *data, size_t j, bool up) {
-    const size_t run = data->shape.run;
-    const bool second = up != data->shape.options.linear_first;
-    return j / run * 2 * run + j % run + (second ? run : 0);
+size_t ops_glu_column(const moert_op *op, size_t j, bool up) {
+    const bool second = up != op->options.linear_first;
+    return j / op->run * 2 * op->run + j % op->run + (second ? op->run : 0);
 }
 
 double ops_glu_value(moert_glu_form form, double gate, double up) {

@@ -14,7 +14,7 @@ moert_op_options ops_glu_case(moert_op_kind kind, size_t i);
 moert_op_options ops_glu_one(moert_op_kind kind, moert_glu_form form);
 
 /* The column of gate or up of result j, and the group of a row. */
-size_t ops_glu_column(const ops_data *data, size_t j, bool up);
+size_t ops_glu_column(const moert_op *op, size_t j, bool up);
 size_t ops_glu_group(size_t r);
 
 /* Without prob. */

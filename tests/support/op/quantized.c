@@ -67,16 +67,12 @@ static float factor(moert_op_buffer which, size_t i) {
 }
 
 static void fill_plain(ops_bytes *data, const ops_operand *o) {
-    unsigned char *to = data->at[o->payload];
-    const moert_op_need *need = &data->shape.needs[o->payload];
-    const size_t bytes = moert_number_bits(o->as.type) / 8;
+    const size_t stride = data->shape.needs[o->payload].stride;
     for (size_t g = 0; g < o->groups; g++)
         for (size_t line = ops_first(o, g); line < o->ends[g]; line++)
-            for (size_t j = 0; j < o->columns; j++) {
-                const float value = sign_of(o->payload, line * o->columns + j);
-                const uint32_t code = moert_number_encode(o->as.type, value);
-                memcpy(to + (line * need->stride + j) * bytes, &code, bytes);
-            }
+            for (size_t j = 0; j < o->columns; j++)
+                ops_bytes_put(data, o->payload, line * stride + j,
+                              (double)sign_of(o->payload, line * o->columns + j));
 }
 
 static void fill_one(ops_bytes *data, moert_op_buffer which) {
@@ -113,11 +109,12 @@ ops_bytes ops_bytes_make(const moert_op_options *options, const uint32_t *ends) 
     ops_bytes data = {.bytes = {0}};
     ASSERT_OK(moert_op_describe(options, &data.shape));
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
-        data.bytes[i] = moert_op_buffer_bytes(&data.shape, moert_op_buffer_name(i));
-        if (i == MOERT_OP_BUFFER_weight && options->weight.discrete)
-            data.bytes[i] = options->groups * moert_op_buffer_bytes(&data.shape, "weights");
-        if (i == MOERT_OP_BUFFER_weight_scale && options->weight.discrete)
-            data.bytes[i] = options->groups * moert_op_buffer_bytes(&data.shape, "weight_scales");
+        const bool each = options->weight.discrete &&
+                          (i == MOERT_OP_BUFFER_weight || i == MOERT_OP_BUFFER_weight_scale);
+        const char *name = moert_op_buffer_name(i);
+        data.bytes[i] =
+            each ? options->groups * moert_op_buffer_bytes(&data.shape, titled("%ss", name))
+                 : moert_op_buffer_bytes(&data.shape, name);
         data.at[i] = test_alloc(data.bytes[i]);
         memset(data.at[i], 0xFF, data.bytes[i]);
     }

@@ -160,12 +160,10 @@ static void expect_row(ops_data *data, size_t g, size_t r) {
     for (size_t j = 0; j < need->width; j++) {
         float *to = &data->at[which][slot * need->stride + j];
         double acc = 0.0, bias = 0.0, v;
-        for (size_t i = 0; forward && i < o->k; i++)
-            acc += element(data, MOERT_OP_BUFFER_x, r, i) *
-                   (double)ops_weight(data)[(g * o->n + j) * o->k + i];
-        for (size_t i = 0; !forward && i < o->n; i++)
-            acc += element(data, MOERT_OP_BUFFER_y, r, i) *
-                   (double)ops_weight(data)[(g * o->n + i) * o->k + j];
+        for (size_t i = 0; i < (forward ? o->k : o->n); i++)
+            acc += element(data, forward ? MOERT_OP_BUFFER_x : MOERT_OP_BUFFER_y, r, i) *
+                   (double)ops_weight(
+                       data)[forward ? (g * o->n + j) * o->k + i : (g * o->n + i) * o->k + j];
         if (o->bias)
             bias = (double)data->at[MOERT_OP_BUFFER_bias][g * o->n + j];
         if (o->bias_scale)

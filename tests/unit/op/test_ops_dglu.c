@@ -27,7 +27,8 @@ static void check_backward_row(const char *title, const ops_data *got, size_t r,
     const double prob = ops_glu_factor(got, MOERT_OP_BUFFER_prob, r), step = 1e-5;
     double dprob = 0.0, sum = 0.0;
     for (size_t j = 0; j < width; j++) {
-        const size_t at[] = {ops_glu_column(got, j, false), ops_glu_column(got, j, true)};
+        const size_t at[] = {ops_glu_column(&got->shape, j, false),
+                             ops_glu_column(&got->shape, j, true)};
         const float *c = got->at[MOERT_OP_BUFFER_c] + r * (size_t)o->c.stride;
         const double gate = beta * (double)c[at[0]], up = beta * (double)c[at[1]];
         const double q = upstream(got, r, j);

@@ -26,8 +26,8 @@ static void check_forward_row(const char *title, const ops_data *got, size_t r, 
     for (size_t j = 0; j < got->shape.glu_width; j++) {
         const double want =
             ops_glu_factor(got, MOERT_OP_BUFFER_prob, r) *
-            ops_glu_value(o->glu, pre_activation(got, r, ops_glu_column(got, j, false)),
-                          pre_activation(got, r, ops_glu_column(got, j, true)));
+            ops_glu_value(o->glu, pre_activation(got, r, ops_glu_column(&got->shape, j, false)),
+                          pre_activation(got, r, ops_glu_column(&got->shape, j, true)));
         const double d = (double)got->at[MOERT_OP_BUFFER_d][r * (size_t)o->d.stride + j];
         assert_rounded(title, o->d.type, d, want, 0.01);
         peak[ops_glu_group(r)] = fmax(peak[ops_glu_group(r)], fabs(want));
