@@ -30,6 +30,11 @@
         }                                                                                          \
     } while (0)
 
+/* The first failure of two calls that both were made, or MOERT_OK. */
+static inline moert_status moert_first(moert_status status, moert_status later) {
+    return status != MOERT_OK ? status : later;
+}
+
 moert_status moert_error_record(moert_status code, const char *function, int line,
                                 const char *format, ...) __attribute__((format(printf, 4, 5)));
 moert_status moert_error_pass(moert_status code, const char *function, int line);

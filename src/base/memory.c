@@ -14,6 +14,11 @@ moert_status moert_alloc(void *out, size_t count, size_t bytes) {
     return MOERT_OK; /* cppcheck-suppress memleak */
 }
 
+void moert_free_all(void *const *pointers, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        free(pointers[i]);
+}
+
 moert_status moert_to_int(size_t value, const char *what, int *out) {
     if (value > INT_MAX)
         return MOERT_FAIL(ERROR_UNSUPPORTED,

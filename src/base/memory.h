@@ -15,6 +15,12 @@ moert_status moert_alloc(void *out, size_t count, size_t bytes);
 /* Allocates a zeroed array of the pointer's type. */
 #define MOERT_NEW_ARRAY(pointer, count) moert_alloc((pointer), (count), sizeof **(pointer))
 
+/* Frees each of the pointers: MOERT_FREE(one, other). */
+#define MOERT_FREE(...)                                                                            \
+    moert_free_all((void *[]){__VA_ARGS__}, sizeof((void *[]){__VA_ARGS__}) / sizeof(void *))
+
+void moert_free_all(void *const *pointers, size_t count);
+
 /* value as an int, for the counts of MPI and OpenCL; ERROR_UNSUPPORTED above INT_MAX. `what` names
  * it. */
 moert_status moert_to_int(size_t value, const char *what, int *out);

@@ -70,12 +70,8 @@ static moert_status allocate(moert_comm *comm) {
 }
 
 static void release(moert_comm *comm) {
-    free(comm->arrivals);
-    free(comm->receive_start);
-    free(comm->send_start);
-    free(comm->displacements);
-    free(comm->counts);
-    free(comm->peers);
+    MOERT_FREE(comm->arrivals, comm->receive_start, comm->send_start, comm->displacements,
+               comm->counts, comm->peers);
     if (comm->node != MPI_COMM_NULL)
         MPI_Comm_free(&comm->node);
     MPI_Comm_free(&comm->handle);

@@ -34,12 +34,7 @@ void moert_mail_destroy(moert_mail *mail) {
         return;
     for (size_t i = 0; i < mail->count; i++)
         MPI_Request_free(&mail->requests[i]);
-    free(mail->requests);
-    free(mail->part);
-    free(mail->done);
-    free(mail->lengths);
-    free(mail->places);
-    free(mail);
+    MOERT_FREE(mail->requests, mail->part, mail->done, mail->lengths, mail->places, mail);
 }
 
 /* Makes *array hold `room` objects, of which the first `used` stay. */

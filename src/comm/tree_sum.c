@@ -64,10 +64,7 @@ static void release(moert_tree_sum *sum) {
         free(sum->round[i].requests);
         free(sum->round[i].received);
     }
-    free(sum->rows);
-    free(sum->first_node);
-    free(sum->nodes);
-    free(sum);
+    MOERT_FREE(sum->rows, sum->first_node, sum->nodes, sum);
 }
 
 static moert_status list_nodes(moert_tree_sum *sum, const moert_span *spans) {

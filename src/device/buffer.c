@@ -84,8 +84,12 @@ void moert_buffer_destroy(moert_buffer *buffer) {
             clReleaseMemObject(buffer->pieces[i]);
     if (buffer->pieces == NULL)
         clReleaseMemObject(buffer->memory);
-    free(buffer->pieces);
-    free(buffer);
+    MOERT_FREE(buffer->pieces, buffer);
+}
+
+void moert_buffers_destroy(moert_buffer *const *buffers, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        moert_buffer_destroy(buffers[i]);
 }
 
 moert_status moert_buffer_reserve(moert_device *device, size_t bytes, moert_buffer **buffer) {

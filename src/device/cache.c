@@ -68,8 +68,7 @@ void moert_cache_lend_to_pocl(void) {
     if (below != NULL && strlen(below) <= POCL_LONGEST_PATH && make_folders(below) &&
         access(below, W_OK) == 0)
         setenv("POCL_CACHE_DIR", below, 0);
-    free(below);
-    free(folder);
+    MOERT_FREE(below, folder);
 }
 
 static XXH128_canonical_t checksum(const unsigned char *data, size_t bytes) {

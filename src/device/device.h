@@ -277,6 +277,12 @@ char *moert_cache_file(const char *name);
 moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_row_bytes,
                                     moert_buffer *target, size_t target_row_bytes, size_t rows);
 
+/* Destroys several buffers, of which any may be NULL: MOERT_DESTROY(one, other). */
+#define MOERT_DESTROY(...)                                                                         \
+    moert_buffers_destroy((moert_buffer *[]){__VA_ARGS__},                                         \
+                          sizeof((moert_buffer *[]){__VA_ARGS__}) / sizeof(moert_buffer *))
+void moert_buffers_destroy(moert_buffer *const *buffers, size_t count);
+
 /* ---- growable scratch ---- */
 
 /* Makes *buffer hold at least `bytes`, replacing it (its content is lost) when too small; starts

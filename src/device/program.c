@@ -219,15 +219,12 @@ static moert_status obtain(moert_device *device, moert_program *program) {
     program->key = cache_key(device, source, options);
     status = (device->info.is_pocl ? build_for_pocl : load_or_build)(
         device, spec, source, options, program->key, &program->handle);
-    free(options);
-    free(source);
+    MOERT_FREE(options, source);
     return status;
 }
 
 static void free_program(moert_program *program) {
-    free(program->key);
-    free(program->spec);
-    free(program);
+    MOERT_FREE(program->key, program->spec, program);
 }
 
 static moert_status find_program(moert_device *device, const char *spec, moert_program **program) {
@@ -263,9 +260,7 @@ static char *kernel_key(const moert_device *device, const moert_program *program
 static void free_kernel(moert_kernel *kernel) {
     if (kernel->handle != NULL)
         clReleaseKernel(kernel->handle);
-    free(kernel->key);
-    free(kernel->name);
-    free(kernel);
+    MOERT_FREE(kernel->key, kernel->name, kernel);
 }
 
 moert_status moert_program_kernel(moert_device *device, const char *spec, const char *name,

@@ -149,6 +149,5 @@ void moert_recording_destroy(moert_recording *recording) {
     recording->release(recording->handle);
     for (size_t i = 0; i < recording->kernels; i++)
         clReleaseKernel(recording->kernel[i]);
-    free(recording->kernel);
-    free(recording);
+    MOERT_FREE(recording->kernel, recording);
 }

@@ -88,7 +88,6 @@ moert_status moert_program_source(const char *spec, char **source) {
         if (*source == NULL)
             status = MOERT_FAIL(ERROR_MEMORY, "no room for the source of %s", file);
     }
-    free(common);
-    free(family);
+    MOERT_FREE(common, family);
     return status;
 }

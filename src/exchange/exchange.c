@@ -1,7 +1,6 @@
 /* The exchange: choice of the engine, and the calls that check their buffers and hand over to
  * it. */
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

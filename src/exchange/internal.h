@@ -205,7 +205,6 @@ bool moert_window_saves(const moert_plan *plan, size_t row_bytes, bool fused);
 /* packed[rows,width] = the rows `from`, pairs (rank, row), of a reach with rows of `stride`. */
 typedef struct moert_gather {
     const moert_buffer *reach, *from;
-    bool remote;
     size_t rows, width, stride;
     moert_buffer *packed;
 } moert_gather;

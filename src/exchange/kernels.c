@@ -298,7 +298,7 @@ moert_status moert_kernel_move_meeting(moert_exchange *exchange, const moert_tra
 }
 
 moert_status moert_kernel_gather(moert_device *device, const moert_gather *gather) {
-    const char *program = program_of(device, gather->remote, gather->width | gather->stride);
+    const char *program = program_of(device, false, gather->width | gather->stride);
     int rows, stride;
     MOERT_TRY(moert_to_int(gather->rows, "rows to gather", &rows));
     MOERT_TRY(moert_to_int(gather->stride, "width of a window", &stride));

@@ -47,9 +47,7 @@ static size_t chunks_of(const moert_exchange_slots *choice) {
 static void destroy_plan(moert_exchange_plan *plan) {
     if (plan == NULL)
         return;
-    moert_buffer_destroy(plan->ends);
-    moert_buffer_destroy(plan->destination);
-    moert_buffer_destroy(plan->packed);
+    MOERT_DESTROY(plan->ends, plan->destination, plan->packed);
     free(plan);
 }
 
@@ -73,11 +71,7 @@ void moert_exchange_free_planner(moert_planner *planner) {
     moert_staging_destroy(planner->totals);
     moert_buffer_destroy(planner->chunks);
     destroy_plan(planner->spare);
-    free(planner->mine);
-    free(planner->all);
-    free(planner->counts);
-    free(planner->table);
-    free(planner);
+    MOERT_FREE(planner->mine, planner->all, planner->counts, planner->table, planner);
 }
 
 /* What the gather needs; without it a rank cannot even tell the others. */
@@ -85,10 +79,7 @@ static moert_status reserve_message(moert_planner *planner, size_t told, size_t 
     planner->told = 0;
     if (planner->room < told) {
         planner->room = 0;
-        free(planner->mine);
-        free(planner->all);
-        free(planner->counts);
-        free(planner->table);
+        MOERT_FREE(planner->mine, planner->all, planner->counts, planner->table);
         planner->mine = planner->all = planner->counts = NULL;
         planner->table = NULL;
         MOERT_TRY(moert_alloc(&planner->mine, told, sizeof(uint64_t)));

@@ -55,8 +55,7 @@ moert_status moert_routes_find(moert_routes *routes, const moert_exchange_plan *
 }
 
 void moert_routes_free(moert_routes *routes) {
-    free(routes->window);
-    free(routes->packed);
+    MOERT_FREE(routes->window, routes->packed);
 }
 
 size_t moert_routes_packed_rows(const moert_plan *plan) {

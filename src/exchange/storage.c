@@ -4,7 +4,6 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "base/phase.h"
 #include "exchange/internal.h"
 
 enum { ROW_FLOATS = MOERT_SLOT_STRIDE }; /* rows start and end at whole vectors */

@@ -118,15 +118,10 @@ void moert_block_destroy(moert_block *block) {
         return;
     for (size_t i = 0; i < block->count; i++) {
         moert_packings_free(&block->tensor[i].packings);
-        moert_buffer_destroy(block->tensor[i].weight);
-        moert_buffer_destroy(block->tensor[i].gradient);
+        MOERT_DESTROY(block->tensor[i].weight, block->tensor[i].gradient);
     }
-    moert_buffer_destroy(block->weight);
-    moert_buffer_destroy(block->gradient);
-    moert_buffer_destroy(block->nodes);
-    free(block->border);
-    free(block->tensor);
-    free(block);
+    MOERT_DESTROY(block->weight, block->gradient, block->nodes);
+    MOERT_FREE(block->border, block->tensor, block);
 }
 
 void moert_block_weights_changed(moert_block *block) {
@@ -233,8 +228,7 @@ static moert_status add_slice(moert_block *block, size_t first, size_t count) {
         status = moert_buffer_view(block->nodes, start, bytes, &slice);
     if (status == MOERT_OK)
         status = moert_add(count, slice, sum);
-    moert_buffer_destroy(slice);
-    moert_buffer_destroy(sum);
+    MOERT_DESTROY(slice, sum);
     return status;
 }
 

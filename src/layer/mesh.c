@@ -69,10 +69,7 @@ void moert_mesh_destroy(moert_mesh *mesh) {
     moert_exchange_destroy(mesh->exchange);
     moert_comm_destroy(mesh->replicas);
     moert_comm_destroy(mesh->experts);
-    free(mesh->replica_spans);
-    free(mesh->spans);
-    free(mesh->reports);
-    free(mesh);
+    MOERT_FREE(mesh->replica_spans, mesh->spans, mesh->reports, mesh);
 }
 
 const char *moert_mesh_engine(const moert_mesh *mesh) {

@@ -28,8 +28,7 @@ static moert_status sum_sequences(moert_model *model, const double *mine, size_t
         for (size_t i = 0; i < n; i++)
             sum[i] += all[s * n + i];
 done:
-    free(all);
-    free(bytes);
+    MOERT_FREE(all, bytes);
     return status;
 }
 
@@ -195,8 +194,7 @@ static moert_status sum_everything(moert_model *model, size_t columns, double *s
         sum_sequence(model, values, s, per_sequence + s * columns);
     MOERT_TRY_OR(done, sum_sequences(model, per_sequence, columns, sums));
 done:
-    free(values);
-    free(per_sequence);
+    MOERT_FREE(values, per_sequence);
     return status;
 }
 
@@ -231,8 +229,7 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
     status = (losses->aux_form == MOERT_AUX_MEGATRON ? balance_layers : balance_together)(
         model, model->counts, sums, losses->aux_coefficient * factor, gradient, &result->aux);
 done:
-    free(gradient);
-    free(sums);
+    MOERT_FREE(gradient, sums);
     return status;
 }
 

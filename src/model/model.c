@@ -89,10 +89,7 @@ void moert_model_destroy(moert_model *model) {
     for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
         moert_buffer_destroy(buffers[i]);
     moert_block_destroy(model->outer);
-    free(model->layer);
-    free(model->counts);
-    free(model->tensor);
-    free(model);
+    MOERT_FREE(model->layer, model->counts, model->tensor, model);
 }
 
 const moert_model_config *moert_model_describe(const moert_model *model) {

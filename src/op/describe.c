@@ -1,7 +1,5 @@
 /* Checks the description of an op, field by field, and derives its shapes. */
-#include <stdarg.h>
 #include <stdint.h>
-#include <stdio.h>
 
 #include "base/memory.h"
 #include "op/op.h"

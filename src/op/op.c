@@ -1,7 +1,6 @@
 /* Op objects: creates them on a backend, checks the buffers of each execute, warms up. */
 #include "moert/ops.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -130,8 +129,7 @@ size_t moert_op_workspace_bytes(const moert_op *op) {
 static void destroy_buffers(moert_op_buffers *buffers, moert_buffer *const discrete[2]) {
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
         moert_buffer_destroy(*moert_op_buffer_at(buffers, i));
-    moert_buffer_destroy(discrete[0]);
-    moert_buffer_destroy(discrete[1]);
+    MOERT_DESTROY(discrete[0], discrete[1]);
 }
 
 /* A buffer of zeros for a need, if it is one. */

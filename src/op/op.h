@@ -134,8 +134,3 @@ static inline bool moert_op_takes_c(const moert_op *op) {
     return op->options.kind == MOERT_OP_DGLU ||
            (op->options.kind == MOERT_OP_GLU && op->options.save_c);
 }
-
-/* alpha and beta of a dGLU count without an offset only, as in cuDNN. */
-static inline bool moert_op_dglu_scales(const moert_op *op) {
-    return op->options.glu.offset == 0.0f;
-}

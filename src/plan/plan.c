@@ -181,13 +181,6 @@ free_lanes:
 void moert_plan_destroy(moert_plan *plan) {
     if (plan == NULL)
         return;
-    free(plan->counts);
-    free(plan->expert_counts);
-    free(plan->ends);
-    free(plan->slot_rank);
-    free(plan->slot_row);
-    free(plan->slot_position);
-    free(plan->send_rows);
-    free(plan->receive_rows);
-    free(plan);
+    MOERT_FREE(plan->counts, plan->expert_counts, plan->ends, plan->slot_rank, plan->slot_row,
+               plan->slot_position, plan->send_rows, plan->receive_rows, plan);
 }

@@ -125,8 +125,7 @@ moert_status moert_threads_pin_new(const moert_topology *topology, const moert_p
         *pinned = 0;
     }
 free_snapshot:
-    free(now.ids);
-    free(snapshot->ids);
+    MOERT_FREE(now.ids, snapshot->ids);
     *snapshot = (moert_thread_snapshot){0};
     return status;
 }

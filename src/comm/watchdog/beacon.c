@@ -193,7 +193,5 @@ void moert_beacon_close(moert_beacon *beacon) {
         return;
     if (beacon->socket >= 0)
         close(beacon->socket);
-    free(beacon->heard);
-    free(beacon->places);
-    free(beacon);
+    MOERT_FREE(beacon->heard, beacon->places, beacon);
 }

@@ -291,9 +291,7 @@ static void release(moert_watchdog *watchdog) {
         return;
     unmap_table(watchdog);
     moert_beacon_close(watchdog->beacon);
-    free(watchdog->visible);
-    free(watchdog->ranks);
-    free(watchdog);
+    MOERT_FREE(watchdog->visible, watchdog->ranks, watchdog);
 }
 
 moert_status moert_watchdog_start(moert_comm *comm, unsigned timeout_s, moert_watchdog **out) {

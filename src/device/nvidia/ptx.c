@@ -2,7 +2,6 @@
 #include "device/nvidia/ptx.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"

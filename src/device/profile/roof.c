@@ -117,8 +117,7 @@ static moert_status measure_copy(moert_device *device, double *gbps) {
     MOERT_TRY_OR(done, time_best(&copy, &ns));
     *gbps = 2.0 * (double)(groups * block_bytes) / ns;
 done:
-    moert_buffer_destroy(target);
-    moert_buffer_destroy(source);
+    MOERT_DESTROY(target, source);
     return status;
 }
 

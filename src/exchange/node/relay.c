@@ -58,11 +58,7 @@ fail:
 void moert_rails_destroy(moert_rails *rails) {
     if (rails == NULL)
         return;
-    free(rails->node_of);
-    free(rails->place);
-    free(rails->relay);
-    free(rails->serves);
-    free(rails);
+    MOERT_FREE(rails->node_of, rails->place, rails->relay, rails->serves, rails);
 }
 
 moert_status moert_relay_count(const moert_rails *rails, const int32_t *index, size_t tokens,
@@ -327,9 +323,5 @@ void moert_relay_destroy(moert_relay *relay) {
     free_pairs(&relay->each);
     free_pairs(&relay->sums.from);
     free_pairs(&relay->sums.to);
-    free(relay->sums.send);
-    free(relay->sums.receive);
-    free(relay->send_rows);
-    free(relay->receive_rows);
-    free(relay);
+    MOERT_FREE(relay->sums.send, relay->sums.receive, relay->send_rows, relay->receive_rows, relay);
 }

@@ -7,7 +7,6 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/files.h"
 #include "base/memory.h"
@@ -103,8 +102,7 @@ static moert_status create_in_pieces(moert_device *device, moert_comm *comm, siz
     moert_close_files(all, ranks * count);
     status = moert_comm_agree(comm, status);
 done:
-    free(mine);
-    free(all);
+    MOERT_FREE(mine, all);
     return status;
 }
 
