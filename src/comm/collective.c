@@ -17,6 +17,12 @@ moert_status moert_comm_barrier(moert_comm *comm) {
     return MOERT_OK;
 }
 
+moert_status moert_comm_smallest(moert_comm *comm, uint64_t *value) {
+    MOERT_MPI_WAIT(comm,
+                   MPI_Allreduce(MPI_IN_PLACE, value, 1, MPI_UINT64_T, MPI_MIN, comm->handle));
+    return MOERT_OK;
+}
+
 moert_status moert_comm_broadcast(moert_comm *comm, size_t root, void *data, size_t bytes) {
     if (root >= comm->size)
         return MOERT_FAIL(ERROR_USAGE, "broadcast from rank %zu of %zu", root, comm->size);

@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "base/error.h"
 #include "base/tree.h"
@@ -60,6 +61,8 @@ void moert_comm_abort(moert_comm *comm, int code);
 /* Collective, blocking. */
 moert_status moert_comm_barrier(moert_comm *comm);
 moert_status moert_comm_broadcast(moert_comm *comm, size_t root, void *data, size_t bytes);
+/* *value = the smallest of all ranks. */
+moert_status moert_comm_smallest(moert_comm *comm, uint64_t *value);
 /* all[size][bytes] */
 moert_status moert_comm_allgather(moert_comm *comm, const void *mine, size_t bytes, void *all);
 /* all = the pieces of all ranks in rank order, bytes[size]; `mine` may lie at its place in

@@ -8,22 +8,18 @@
 #include "exchange/internal.h"
 
 moert_status moert_exchange_everyone(moert_comm *comm, bool mine, bool *all) {
-    bool *verdicts;
-    moert_status status;
-    MOERT_TRY(moert_alloc(&verdicts, moert_comm_size(comm), sizeof *verdicts));
-    MOERT_TRY_OR(free_verdicts, moert_comm_allgather(comm, &mine, sizeof mine, verdicts));
-    *all = true;
-    for (size_t r = 0; r < moert_comm_size(comm); r++)
-        *all = *all && verdicts[r];
-free_verdicts:
-    free(verdicts);
-    return status;
+    uint64_t smallest = mine;
+    MOERT_TRY(moert_comm_smallest(comm, &smallest));
+    *all = smallest != 0;
+    return MOERT_OK;
 }
 
-void moert_exchange_share_reason(moert_comm *comm, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+bool moert_exchange_goes_on(moert_comm *comm, moert_status status,
+                            char reason[MOERT_EXCHANGE_REASON_BYTES]) {
     const size_t bytes = MOERT_EXCHANGE_REASON_BYTES;
     char *reasons = NULL;
-    moert_status status = moert_alloc(&reasons, moert_comm_size(comm), bytes);
+    snprintf(reason, bytes, "%s", status != MOERT_OK ? moert_last_error() : "");
+    status = moert_alloc(&reasons, moert_comm_size(comm), bytes);
     if (status == MOERT_OK)
         status = moert_comm_allgather(comm, reason, bytes, reasons);
     if (status != MOERT_OK)
@@ -32,12 +28,12 @@ void moert_exchange_share_reason(moert_comm *comm, char reason[MOERT_EXCHANGE_RE
         if (reasons[r * bytes] != '\0')
             memcpy(reason, reasons + r * bytes, bytes);
     free(reasons);
+    return reason[0] == '\0';
 }
 
 void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan,
                           const moert_window *window) {
-    const size_t row_floats =
-        moert_exchange_can(exchange, MOERT_ENGINE_PACKS) ? window->width : window->stride;
+    const size_t row_floats = exchange->engine->packs ? window->width : window->stride;
     for (size_t r = 0; r < plan->ranks; r++)
         exchange->dispatched_bytes += plan->send_rows[r] * row_floats * sizeof(float);
 }

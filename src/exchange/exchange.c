@@ -49,28 +49,15 @@ static moert_status choose_engine(moert_exchange *exchange, unsigned which) {
     return MOERT_FAIL(ERROR_UNSUPPORTED, "no exchange engine works here: %s", reason);
 }
 
-/* The smallest of all ranks' largest allocations. */
-static moert_status agree_on_limit(moert_exchange *exchange) {
-    size_t ranks = moert_comm_size(exchange->comm), *limits;
-    size_t mine = moert_device_describe(exchange->device)->largest_bytes;
-    moert_status status;
-    MOERT_TRY(moert_alloc(&limits, ranks, sizeof *limits));
-    MOERT_TRY_OR(free_limits, moert_comm_allgather(exchange->comm, &mine, sizeof mine, limits));
-    exchange->largest_bytes = mine;
-    for (size_t r = 0; r < ranks; r++)
-        exchange->largest_bytes = moert_min(exchange->largest_bytes, limits[r]);
-free_limits:
-    free(limits);
-    return status;
-}
-
 moert_status moert_exchange_create(moert_device *device, moert_comm *comm, unsigned engine,
                                    moert_exchange **exchange) {
     moert_exchange *made;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
-    *made = (moert_exchange){.device = device, .comm = comm};
-    MOERT_TRY_OR(free_exchange, agree_on_limit(made));
+    *made = (moert_exchange){.device = device,
+                             .comm = comm,
+                             .largest_bytes = moert_device_describe(device)->largest_bytes};
+    MOERT_TRY_OR(free_exchange, moert_comm_smallest(comm, &made->largest_bytes));
     MOERT_TRY_OR(free_exchange, choose_engine(made, engine));
     *exchange = made;
     return MOERT_OK;
@@ -111,7 +98,7 @@ static void count_far_rows(moert_exchange *exchange, const moert_exchange_plan *
 
 /* Waits for the device. */
 static moert_status check_moves(moert_exchange *exchange) {
-    if (!moert_exchange_can(exchange, MOERT_ENGINE_LATE))
+    if (exchange->engine->fetch == NULL)
         return MOERT_OK;
     MOERT_TRY(exchange->engine->fetch(exchange));
     MOERT_TRY(moert_device_finish(exchange->device));
@@ -190,28 +177,24 @@ moert_status moert_exchange_dispatch_start(moert_exchange *exchange, const moert
 
 moert_status moert_exchange_dispatch_wait(moert_exchange *exchange, size_t wave) {
     moert_phase_set(MOERT_PHASE_DISPATCH);
-    return moert_exchange_can(exchange, MOERT_ENGINE_WAVES) ? exchange->engine->wait(exchange, wave)
-                                                            : MOERT_OK;
+    return exchange->engine->wait != NULL ? exchange->engine->wait(exchange, wave) : MOERT_OK;
 }
 
 moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_transfer *t,
                                      moert_status local) {
     moert_status status = MOERT_OK;
     MOERT_TRY(moert_exchange_dispatch_start(exchange, t, local));
-    if (!moert_exchange_can(exchange, MOERT_ENGINE_WAVES))
+    if (exchange->engine->wait == NULL)
         return MOERT_OK;
-    for (size_t w = 0; w < t->plan->waves; w++) {
-        const moert_status waited = moert_exchange_dispatch_wait(exchange, w);
-        status = status != MOERT_OK ? status : waited;
-    }
+    for (size_t w = 0; w < t->plan->waves; w++)
+        status = moert_first(status, moert_exchange_dispatch_wait(exchange, w));
     return moert_comm_agree(exchange->comm, status);
 }
 
 /* ---- rows that are sent as they are made ---- */
 
 bool moert_exchange_pushes(const moert_exchange *exchange, bool products) {
-    return moert_exchange_can(exchange, MOERT_ENGINE_PUSHES) &&
-           exchange->engine->pushes(exchange, products);
+    return exchange->engine->pushes != NULL && exchange->engine->pushes(exchange, products);
 }
 
 bool moert_exchange_sums(const moert_exchange *exchange) {
@@ -271,20 +254,16 @@ moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_t
                                          size_t wave) {
     moert_phase_set(MOERT_PHASE_COMBINE);
     MOERT_TRY(check_rows(t));
-    return moert_exchange_can(exchange, MOERT_ENGINE_WAVES)
-               ? exchange->engine->send(exchange, t, wave)
-               : MOERT_OK;
+    return exchange->engine->send != NULL ? exchange->engine->send(exchange, t, wave) : MOERT_OK;
 }
 
 moert_status moert_exchange_combine_beside(moert_exchange *exchange, moert_transfer *t) {
     MOERT_TRY(send_unsent(exchange, t));
-    return moert_exchange_can(exchange, MOERT_ENGINE_BESIDE) ? exchange->engine->beside(exchange, t)
-                                                             : MOERT_OK;
+    return exchange->engine->beside != NULL ? exchange->engine->beside(exchange, t) : MOERT_OK;
 }
 
 moert_status moert_exchange_combine_join(moert_exchange *exchange) {
-    return moert_exchange_can(exchange, MOERT_ENGINE_BESIDE) ? exchange->engine->join(exchange)
-                                                             : MOERT_OK;
+    return exchange->engine->join != NULL ? exchange->engine->join(exchange) : MOERT_OK;
 }
 
 /* The first thing wrong with a combine, after a status so far. */
@@ -313,12 +292,9 @@ moert_status moert_exchange_combine_finish(moert_exchange *exchange, const moert
 
 moert_status moert_exchange_combine(moert_exchange *exchange, moert_transfer *t,
                                     moert_status local) {
-    moert_status status = local;
-    for (size_t w = 0; w < t->plan->waves; w++) {
-        const moert_status sent = moert_exchange_combine_send(exchange, t, w);
-        status = status != MOERT_OK ? status : sent;
-    }
-    return moert_exchange_combine_finish(exchange, t, status);
+    for (size_t w = 0; w < t->plan->waves; w++)
+        local = moert_first(local, moert_exchange_combine_send(exchange, t, w));
+    return moert_exchange_combine_finish(exchange, t, local);
 }
 
 /* ---- waves ---- */
@@ -326,8 +302,9 @@ moert_status moert_exchange_combine(moert_exchange *exchange, moert_transfer *t,
 enum { WAVE_BYTES = 256 << 10 }; /* that a rank sends in a wave, at least */
 
 void moert_exchange_cut(const moert_exchange *exchange, moert_exchange_plan *plan, size_t waves) {
-    const bool cuts = moert_exchange_can(exchange, MOERT_ENGINE_WAVES);
-    plan->waves = cuts ? moert_max(1, moert_min(waves, MOERT_EXCHANGE_MOST_WAVES)) : 1;
+    plan->waves = exchange->engine->wait != NULL
+                      ? moert_max(1, moert_min(waves, MOERT_EXCHANGE_MOST_WAVES))
+                      : 1;
 }
 
 size_t moert_exchange_good_waves(size_t bytes, size_t experts) {

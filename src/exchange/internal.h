@@ -25,9 +25,9 @@ typedef struct moert_storage {
 typedef struct moert_exchange_memory {
     const char *name;
     bool reserves_worst_case; /* untouched rows cost nothing */
-    /* This rank's reason why it cannot be used, as far as one can tell before making any; or "". */
-    void (*look)(const moert_device *device, moert_comm *comm,
-                 char reason[MOERT_EXCHANGE_REASON_BYTES]);
+    /* Fails where it cannot be used on this rank, as far as one can tell before making any, for the
+     * reason that is then the last error; NULL: one cannot. */
+    moert_status (*look)(const moert_device *device, moert_comm *comm);
     /* `bytes` on every rank, from a multiple of 4096 bytes on. May leave a part made on failure,
      * which may be this rank's alone. Collective. */
     moert_status (*create)(moert_device *device, moert_comm *comm, size_t bytes,
@@ -57,16 +57,6 @@ static inline bool moert_window_has_codes(const moert_window *window) {
     return window->columns != window->width;
 }
 
-/* What an engine can do beyond a dispatch and a combine: it has the entries named here. */
-enum {
-    MOERT_ENGINE_PACKS = 1,   /* none; plans carry `packed` */
-    MOERT_ENGINE_WAVES = 2,   /* wait, send */
-    MOERT_ENGINE_BESIDE = 4,  /* beside, join */
-    MOERT_ENGINE_LATE = 8,    /* fetch, check */
-    MOERT_ENGINE_PUSHES = 16, /* pushes, sends */
-    MOERT_ENGINE_GATHERS = 32 /* gather */
-};
-
 /*
  * An engine: a row of MOERT_ENGINE_TABLE (base/config.h) and a directory. open: collective; leaves
  * `reason` empty on all ranks, or the same reason why it cannot work on all ranks. dispatch and
@@ -80,7 +70,7 @@ enum {
  */
 typedef struct moert_engine {
     const char *name;
-    unsigned can; /* MOERT_ENGINE_* */
+    bool packs; /* plans carry `packed` */
     void (*open)(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]);
     void (*close)(moert_exchange *exchange);
     /* storage for so many rows; may leave a part of it made on failure. Collective. */
@@ -89,6 +79,7 @@ typedef struct moert_engine {
                              moert_status status);
     moert_status (*combine)(moert_exchange *exchange, const moert_transfer *transfer,
                             moert_status status);
+    /* The entries below may be NULL: what an engine cannot do. */
     moert_status (*wait)(moert_exchange *exchange, size_t wave);
     moert_status (*send)(moert_exchange *exchange, const moert_transfer *transfer, size_t wave);
     /* From here on, until `join`, other work may be enqueued beside this combine. */
@@ -119,7 +110,7 @@ struct moert_exchange {
     moert_rails *rails;       /* node engine: its plans carry `relay`; else NULL */
     bool automatic;           /* AUTO asks: an engine that works may still refuse */
     bool reserves_worst_case; /* of its windows: untouched rows cost nothing */
-    size_t largest_bytes;     /* largest allocation that every rank's device takes */
+    uint64_t largest_bytes;   /* largest allocation that every rank's device takes */
     size_t capacity_rows;     /* largest capacity_rows of all plans so far */
     size_t widest;            /* largest stride of all windows so far */
     moert_buffer *places;     /* of the last push; NULL before the first */
@@ -128,10 +119,6 @@ struct moert_exchange {
     const moert_exchange_tally *tally; /* or NULL */
     struct moert_planner *planner;     /* plan.c; NULL before the first plan */
 };
-
-static inline bool moert_exchange_can(const moert_exchange *exchange, unsigned what) {
-    return (exchange->engine->can & what) != 0;
-}
 
 enum { MOERT_SLOT_STRIDE = 16 }; /* of a window of width 1 */
 
@@ -155,16 +142,17 @@ void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan,
 
 /* Collective: true if `mine` is true on every rank. */
 moert_status moert_exchange_everyone(moert_comm *comm, bool mine, bool *all);
-/* Collective: the reason of the lowest rank that has one, on all ranks; "" if none has. */
-void moert_exchange_share_reason(moert_comm *comm, char reason[MOERT_EXCHANGE_REASON_BYTES]);
+/* Collective: true if `status` is MOERT_OK on all ranks; else `reason` is the last error of the lowest
+ * rank where it is not, on all ranks. */
+bool moert_exchange_goes_on(moert_comm *comm, moert_status status,
+                            char reason[MOERT_EXCHANGE_REASON_BYTES]);
 
 /* ---- kernels (kernels.c); `reach` is a window's rows (remote = false) or addresses
  * ---- */
 
 moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_transfer *t, bool remote);
-/* Of a window with words behind its rows: a row to each rank once, and then, when all ranks have
- * done so, from this rank's rows to the others of the same tokens. */
-moert_status moert_kernel_dispatch_once(moert_exchange *exchange, const moert_transfer *t);
+/* Of a dispatch in which a row goes to each rank once, when all ranks have done so: from this rank's
+ * rows to the others of the same tokens. Its window has words behind its rows. */
 moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_transfer *t);
 /* Where the cells say that the rows of this rank belong: places, uint64 [rows], the
  * addresses of their slots' rows in the windows of all ranks. */
@@ -172,14 +160,12 @@ moert_status moert_kernel_find_places(moert_exchange *exchange, const moert_tran
                                       moert_buffer *places);
 /* The unsent rows go there or, if the exchange sums, the sums of those of each token. */
 moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_transfer *t);
-/* A combine of rows that have come so. */
-moert_status moert_kernel_sum(moert_exchange *exchange, const moert_transfer *t);
+/* Sums the rows that tokens' slots have in all windows or, with cells, that have been sent here. */
 moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_transfer *t,
-                                       bool remote, const moert_buffer *reach,
-                                       const moert_buffer *destination);
+                                       bool remote);
+/* Fetches the slots' floats, if there are any. */
 moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_transfer *t,
                                         bool remote);
-
 /* A meeting of the ranks' devices as kernels are told of it (kernels/exchange/meet.h). */
 typedef struct moert_meeting {
     const moert_buffer *segments, *verdict;

@@ -100,14 +100,13 @@ static void count_dispatch(moert_exchange *exchange, const moert_transfer *t) {
 
 /* ---- dispatch ---- */
 
-static moert_status dispatch_by(moert_exchange *exchange, const moert_transfer *t, bool remote,
-                                const char *kernel) {
+moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_transfer *t, bool remote) {
     const moert_window *window = t->window;
     moert_device *device = exchange->device;
     moert_shape shape;
     MOERT_TRY(shape_of(t, window->width, remote, &shape));
     tell_work(exchange, t, &shape);
-    MOERT_TRY(MOERT_RUN(device, shape.program, kernel,
+    MOERT_TRY(MOERT_RUN(device, shape.program, t->once ? "dispatch_once" : "dispatch_rows",
                         pieces_of(device, shape.args.tokens, window->stride, GPU_PIECE),
                         MOERT_ARG(reach_of(window, remote)), MOERT_ARG(t->plan->destination),
                         MOERT_ARG(t->source), MOERT_STRUCT(shape.args)));
@@ -117,14 +116,6 @@ static moert_status dispatch_by(moert_exchange *exchange, const moert_transfer *
     return MOERT_RUN(device, shape.program, "dispatch_slots", shape.by_slot,
                      MOERT_ARG(reach_of(t->slots, remote)), MOERT_ARG(t->plan->destination),
                      MOERT_ARG(t->slot_source), MOERT_STRUCT(shape.args));
-}
-
-moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_transfer *t, bool remote) {
-    return dispatch_by(exchange, t, remote, "dispatch_rows");
-}
-
-moert_status moert_kernel_dispatch_once(moert_exchange *exchange, const moert_transfer *t) {
-    return dispatch_by(exchange, t, true, "dispatch_once");
 }
 
 moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_transfer *t) {
@@ -166,37 +157,29 @@ moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_transf
 
 /* ---- combine ---- */
 
-static moert_status combine_by(moert_exchange *exchange, const moert_transfer *t, bool remote,
-                               const char *kernel, const moert_buffer *reach,
-                               const moert_buffer *destination) {
+moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_transfer *t,
+                                       bool remote) {
+    const bool sums = t->cells != NULL, codes = moert_window_has_codes(t->window);
+    const char *kernel =
+        sums ? (codes ? "sum_codes" : "sum_rows") : (codes ? "combine_codes" : "combine_rows");
     moert_device *device = exchange->device;
     moert_shape shape;
-    MOERT_TRY(shape_of(t, t->window->columns, remote, &shape));
+    MOERT_TRY(shape_of(t, t->window->columns, remote && !sums, &shape));
     tell_work(exchange, t, &shape);
     moert_grid grid = pieces_of(device, shape.args.tokens, t->window->width, GPU_STRIP);
     if (t->most_groups > 0)
         grid.x = moert_min(grid.x, t->most_groups);
-    return MOERT_RUN(device, shape.program, kernel, grid, MOERT_ARG(reach), MOERT_ARG(destination),
-                     MOERT_ARG(t->weight), MOERT_ARG(t->target), MOERT_STRUCT(shape.args));
-}
-
-moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_transfer *t,
-                                       bool remote, const moert_buffer *reach,
-                                       const moert_buffer *destination) {
-    return combine_by(exchange, t, remote,
-                      moert_window_has_codes(t->window) ? "combine_codes" : "combine_rows", reach,
-                      destination);
-}
-
-moert_status moert_kernel_sum(moert_exchange *exchange, const moert_transfer *t) {
-    return combine_by(exchange, t, false,
-                      moert_window_has_codes(t->window) ? "sum_codes" : "sum_rows",
-                      t->window->storage.rows, t->plan->destination);
+    return MOERT_RUN(device, shape.program, kernel, grid,
+                     MOERT_ARG(reach_of(t->window, remote && !sums)),
+                     MOERT_ARG(t->plan->destination), MOERT_ARG(t->weight), MOERT_ARG(t->target),
+                     MOERT_STRUCT(shape.args));
 }
 
 moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_transfer *t,
                                         bool remote) {
     moert_shape shape;
+    if (t->slots == NULL)
+        return MOERT_OK;
     MOERT_TRY(shape_of(t, t->window->columns, remote, &shape));
     return MOERT_RUN(exchange->device, shape.program, "combine_slots", shape.by_slot,
                      MOERT_ARG(reach_of(t->slots, remote)), MOERT_ARG(t->plan->destination),

@@ -28,10 +28,10 @@ typedef struct moert_planner {
     moert_exchange_slots choice;
     size_t told;                /* words that each rank tells */
     size_t room;                /* for so many */
-    uint64_t *mine;             /* [told] */
+    uint64_t *mine;             /* [told]; the next three lie behind it */
     uint64_t *all;              /* [ranks,told] */
     uint64_t *counts;           /* [ranks,E] */
-    uint32_t (*table)[LANE];    /* ends, then lanes */
+    uint32_t (*table)[LANE];    /* [2 told] ends, then lanes */
     moert_buffer *chunks;       /* uint32 [E + 1,chunks] counts, see kernels/exchange/plan.cl */
     moert_staging *totals;      /* uint32 [E + 1] */
     moert_mark *counted;        /* the totals are on the host; NULL: nobody counts */
@@ -71,7 +71,7 @@ void moert_exchange_free_planner(moert_planner *planner) {
     moert_staging_destroy(planner->totals);
     moert_buffer_destroy(planner->chunks);
     destroy_plan(planner->spare);
-    MOERT_FREE(planner->mine, planner->all, planner->counts, planner->table, planner);
+    MOERT_FREE(planner->mine, planner);
 }
 
 /* What the gather needs; without it a rank cannot even tell the others. */
@@ -79,15 +79,14 @@ static moert_status reserve_message(moert_planner *planner, size_t told, size_t 
     planner->told = 0;
     if (planner->room < told) {
         planner->room = 0;
-        MOERT_FREE(planner->mine, planner->all, planner->counts, planner->table);
-        planner->mine = planner->all = planner->counts = NULL;
-        planner->table = NULL;
-        MOERT_TRY(moert_alloc(&planner->mine, told, sizeof(uint64_t)));
-        MOERT_TRY(moert_alloc(&planner->all, ranks * told, sizeof(uint64_t)));
-        MOERT_TRY(moert_alloc(&planner->counts, ranks * told, sizeof(uint64_t)));
-        MOERT_TRY(moert_alloc(&planner->table, 2 * told, sizeof *planner->table));
+        free(planner->mine);
+        planner->mine = NULL;
+        MOERT_TRY(MOERT_NEW_ARRAY(&planner->mine, (1 + 2 * ranks + LANE) * told));
         planner->room = told;
     }
+    planner->all = planner->mine + told;
+    planner->counts = planner->all + ranks * told;
+    planner->table = (void *)(planner->counts + ranks * told);
     planner->told = told;
     return MOERT_OK;
 }
@@ -114,7 +113,7 @@ static moert_status reserve(moert_exchange *exchange, moert_planner *planner) {
                                    &planner->spare->ends));
     MOERT_TRY(
         moert_buffer_reserve(device, 2 * slots * sizeof(uint32_t), &planner->spare->destination));
-    if (moert_exchange_can(exchange, MOERT_ENGINE_PACKS))
+    if (exchange->engine->packs)
         MOERT_TRY(
             moert_buffer_reserve(device, 2 * slots * sizeof(uint32_t), &planner->spare->packed));
     MOERT_TRY(moert_buffer_reserve(device, rows * chunks_of(choice) * sizeof(uint32_t),
@@ -144,7 +143,7 @@ static moert_status count(moert_exchange *exchange, moert_planner *planner) {
                         MOERT_ARG(planner->chunks),
                         MOERT_ARG(moert_staging_buffer(planner->totals)), MOERT_STRUCT(args)));
     MOERT_TRY(moert_staging_fetch(planner->totals, 0, (experts + 1) * sizeof(uint32_t)));
-    if (moert_exchange_can(exchange, MOERT_ENGINE_LATE))
+    if (exchange->engine->fetch != NULL)
         MOERT_TRY(exchange->engine->fetch(exchange));
     return moert_mark_set(exchange->device, &planner->counted);
 }
@@ -176,8 +175,7 @@ static moert_status take_counts(moert_exchange *exchange, const moert_planner *p
         planner->mine[HEADER_WORDS + e] = totals[e];
     if (totals[experts] != 0 || exchange->rails != NULL)
         MOERT_TRY(look_at_slots(exchange, planner, index));
-    return moert_exchange_can(exchange, MOERT_ENGINE_LATE) ? exchange->engine->check(exchange)
-                                                           : MOERT_OK;
+    return exchange->engine->check != NULL ? exchange->engine->check(exchange) : MOERT_OK;
 }
 
 /* ---- what all ranks tell ---- */
@@ -191,7 +189,7 @@ static moert_status share_counts(moert_exchange *exchange, const moert_planner *
     planner->mine[STATUS] = local;
     planner->mine[TOKENS] = planner->choice.tokens;
     planner->mine[TOPK] = planner->choice.topk;
-    MOERT_TRY(moert_exchange_can(exchange, MOERT_ENGINE_GATHERS)
+    MOERT_TRY(exchange->engine->gather != NULL
                   ? exchange->engine->gather(exchange, planner->mine, bytes, planner->all)
                   : moert_comm_allgather(comm, planner->mine, bytes, planner->all));
     for (size_t r = 0; r < moert_comm_size(comm); r++)

@@ -6,15 +6,6 @@
 #include "base/memory.h"
 #include "exchange/internal.h"
 
-static moert_status reserve_runs(moert_mail_run **runs, size_t *room, size_t needed) {
-    if (*runs != NULL && *room >= needed)
-        return MOERT_OK;
-    free(*runs);
-    *runs = NULL;
-    *room = needed;
-    return moert_alloc(runs, needed, sizeof **runs);
-}
-
 /* Where each rank's rows of each local expert lie in the window. */
 static void find_window_runs(const moert_plan *plan, moert_mail_run *runs) {
     for (size_t i = 0; i < plan->local_experts; i++) {
@@ -47,15 +38,17 @@ static void find_packed_runs(const moert_exchange_plan *plan, moert_mail_run *ru
 
 moert_status moert_routes_find(moert_routes *routes, const moert_exchange_plan *plan) {
     const moert_plan *p = plan->plan;
-    MOERT_TRY(reserve_runs(&routes->window, &routes->room_window, p->ranks * p->local_experts + 1));
-    MOERT_TRY(reserve_runs(&routes->packed, &routes->room_packed, p->ranks * plan->waves));
+    const size_t packed = p->ranks * plan->waves, needed = packed + p->ranks * p->local_experts + 1;
+    if (routes->room < needed) {
+        free(routes->packed);
+        *routes = (moert_routes){.room = 0};
+        MOERT_TRY(MOERT_NEW_ARRAY(&routes->packed, needed));
+        routes->room = needed;
+    }
+    routes->window = routes->packed + packed;
     find_window_runs(p, routes->window);
     find_packed_runs(plan, routes->packed);
     return MOERT_OK;
-}
-
-void moert_routes_free(moert_routes *routes) {
-    MOERT_FREE(routes->window, routes->packed);
 }
 
 size_t moert_routes_packed_rows(const moert_plan *plan) {

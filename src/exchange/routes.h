@@ -9,13 +9,12 @@
 #include "exchange/exchange.h"
 
 typedef struct moert_routes {
-    size_t room_window, room_packed;
-    moert_mail_run *window; /* [ranks, local experts], in this rank's window */
+    size_t room;            /* of both, at `packed`, to be freed */
     moert_mail_run *packed; /* [ranks, waves], among this rank's packed rows */
+    moert_mail_run *window; /* [ranks, local experts], in this rank's window */
 } moert_routes;
 
 /* Both, for a plan's dispatch and the combine that follows it; keeps the memory of the last. */
 moert_status moert_routes_find(moert_routes *routes, const moert_exchange_plan *plan);
-void moert_routes_free(moert_routes *routes);
 /* Rows that this rank packs. */
 size_t moert_routes_packed_rows(const moert_plan *plan);

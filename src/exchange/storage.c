@@ -71,13 +71,12 @@ static moert_status try_allocate(moert_window *window, size_t rows, moert_storag
     moert_status local = moert_device_finish(exchange->device);
     *storage = (moert_storage){.rows = NULL};
     *everywhere = false;
-    moert_status made = exchange->engine->allocate(window, rows, storage);
-    if (local == MOERT_OK)
-        local = made;
-    moert_status status = moert_exchange_everyone(exchange->comm, local == MOERT_OK, everywhere);
+    local = moert_first(local, exchange->engine->allocate(window, rows, storage));
+    const moert_status status =
+        moert_exchange_everyone(exchange->comm, local == MOERT_OK, everywhere);
     if (status != MOERT_OK || !*everywhere)
         moert_storage_release(storage);
-    return status != MOERT_OK ? status : local;
+    return moert_first(status, local);
 }
 
 /*

@@ -28,9 +28,8 @@ static moert_status dispatch_local(moert_exchange *exchange, const moert_transfe
 static moert_status combine_local(moert_exchange *exchange, const moert_transfer *t,
                                   moert_status status) {
     MOERT_TRY(status);
-    MOERT_TRY(moert_kernel_combine_rows(exchange, t, false, t->window->storage.rows,
-                                        t->plan->destination));
-    return t->slots != NULL ? moert_kernel_combine_slots(exchange, t, false) : MOERT_OK;
+    MOERT_TRY(moert_kernel_combine_rows(exchange, t, false));
+    return moert_kernel_combine_slots(exchange, t, false);
 }
 
 const moert_engine moert_engine_local = {

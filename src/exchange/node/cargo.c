@@ -57,11 +57,6 @@ moert_status moert_node_meet(moert_comm *comm, moert_status status) {
     return MOERT_OK;
 }
 
-moert_status moert_node_finish(moert_exchange *exchange, moert_status status) {
-    const moert_status finished = moert_device_finish(exchange->device);
-    return status != MOERT_OK ? status : finished;
-}
-
 moert_status moert_cargo_pack(moert_exchange *exchange, const moert_relay *relay,
                               const moert_buffer *source, size_t width, moert_cargo *cargo) {
     MOERT_TRY(moert_cargo_reserve(exchange->device, relay->rows_out, relay->rows_in, width, cargo));

@@ -46,8 +46,7 @@ static moert_status sum_results(moert_exchange *exchange, const moert_relay *rel
                                 .window = &whole,
                                 .weight = weight,
                                 .target = moert_staging_buffer(cargo->out)};
-    return moert_kernel_combine_rows(exchange, &sum, true, window->storage.addresses,
-                                     relay->summed.destination);
+    return moert_kernel_combine_rows(exchange, &sum, true);
 }
 
 /* Where slots of this rank find their results: windows of this node, and what has arrived. */
@@ -98,19 +97,23 @@ static moert_status sum_all(moert_exchange *exchange, const moert_transfer *t) {
     const moert_relay *relay = t->plan->relay;
     const moert_pairs *from = are_summed(exchange, t) ? &relay->sums.to : &relay->each;
     moert_transfer sum = *t;
+    moert_window rows = *t->window, slots;
+    moert_exchange_plan plan = *t->plan;
     MOERT_TRY(make_reach(exchange, t->window, &node->rows));
     if (weights_sums(exchange, t))
         MOERT_TRY(mix_weights(exchange, t, &sum.weight));
-    MOERT_TRY(moert_kernel_combine_rows(exchange, &sum, true, node->rows.reach, from->buffer));
+    rows.storage.addresses = node->rows.reach;
+    plan.destination = from->buffer;
+    sum.window = &rows;
+    sum.plan = &plan;
+    MOERT_TRY(moert_kernel_combine_rows(exchange, &sum, true));
     if (t->slots == NULL)
         return MOERT_OK;
     MOERT_TRY(make_reach(exchange, t->slots, &node->slots));
-    moert_window slots = *t->slots;
-    moert_exchange_plan plan = *t->plan;
+    slots = *t->slots;
     slots.storage.addresses = node->slots.reach;
     plan.destination = relay->each.buffer;
     sum.slots = &slots;
-    sum.plan = &plan;
     return moert_kernel_combine_slots(exchange, &sum, true);
 }
 
@@ -122,7 +125,8 @@ static moert_status send_weights(moert_exchange *exchange, const moert_transfer 
     const size_t topk = t->plan->plan->topk;
     if (status == MOERT_OK)
         status = moert_cargo_pack(exchange, relay, t->weight, topk, &node->weights);
-    MOERT_TRY(moert_node_meet(exchange->comm, moert_node_finish(exchange, status)));
+    status = moert_first(status, moert_device_finish(exchange->device));
+    MOERT_TRY(moert_node_meet(exchange->comm, status));
     MOERT_TRY(moert_cargo_post(exchange, MOERT_NODE_WEIGHTS, &node->weights, relay->send_rows,
                                relay->receive_rows, topk));
     return moert_node_await(exchange);
@@ -151,14 +155,15 @@ moert_status moert_node_combine(moert_exchange *exchange, const moert_transfer *
     const bool sums = are_summed(exchange, t);
     if (status == MOERT_OK && !relay->known)
         status = MOERT_FAIL(ERROR_USAGE, "a combine before the first dispatch of its plan");
-    status = moert_node_finish(exchange, status);
+    status = moert_first(status, moert_device_finish(exchange->device));
     if (sums)
         status = moert_node_meet(node->inside.comm, status);
     if (weights_sums(exchange, t))
         MOERT_TRY(send_weights(exchange, t, status));
     if (status == MOERT_OK)
         status = prepare_results(exchange, t);
-    MOERT_TRY(moert_node_meet(exchange->comm, moert_node_finish(exchange, status)));
+    status = moert_first(status, moert_device_finish(exchange->device));
+    MOERT_TRY(moert_node_meet(exchange->comm, status));
     if (t->slots != NULL)
         MOERT_TRY(post_results(exchange, plan, MOERT_NODE_SLOTS, t->slots, &node->slots));
     MOERT_TRY(sums ? moert_cargo_post(exchange, MOERT_NODE_ROWS, &node->rows, relay->sums.send,

@@ -13,9 +13,6 @@
  *
  * What a relay must know of a plan's rows comes before its first dispatch.
  */
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "base/config.h"
 #include "base/memory.h"
 #include "exchange/node/node.h"
@@ -56,7 +53,7 @@ static moert_status dispatch_node(moert_exchange *exchange, const moert_transfer
         status = moert_cargo_pack(exchange, relay, t->source, width, &node->rows);
     if (status == MOERT_OK && slots)
         status = moert_cargo_pack(exchange, relay, t->slot_source, topk, &node->slots);
-    status = moert_node_finish(exchange, status);
+    status = moert_first(status, moert_device_finish(exchange->device));
     moert_transfer direct = *t;
     direct.plan = &relay->direct;
     if (status == MOERT_OK) /* goes on while messages travel */
@@ -69,7 +66,8 @@ static moert_status dispatch_node(moert_exchange *exchange, const moert_transfer
     MOERT_TRY(moert_cargo_post(exchange, MOERT_NODE_ROWS, &node->rows, relay->send_rows,
                                relay->receive_rows, width));
     MOERT_TRY(moert_node_await(exchange));
-    status = moert_node_finish(exchange, pass_on(exchange, t));
+    status = pass_on(exchange, t);
+    status = moert_first(status, moert_device_finish(exchange->device));
     MOERT_TRY(moert_node_meet(exchange->comm, status));
     relay->known = true;
     return MOERT_OK;
@@ -77,30 +75,28 @@ static moert_status dispatch_node(moert_exchange *exchange, const moert_transfer
 
 /* ---- the engine ---- */
 
-/* What excludes the engine before anything is made. */
-static void look(const moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+/* What excludes the engine before anything is made; the ranks must agree on how results are summed.
+ * Collective. */
+static moert_status look(const moert_exchange *exchange) {
+    moert_comm *comm = exchange->comm;
     const moert_device_info *info = moert_device_describe(exchange->device);
-    const size_t nodes = moert_comm_node_count(exchange->comm);
-    if (exchange->automatic && nodes == 1)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "the ranks are on one host");
-    else if (exchange->automatic && nodes == moert_comm_size(exchange->comm))
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "every rank is alone on its host");
-    else if (!info->is_cpu)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES,
-                 "rank %zu uses %.96s; the node exchange is for CPU devices",
-                 moert_comm_rank(exchange->comm), info->name);
-}
-
-/* The ranks must agree on how results are summed. Collective. */
-static void compare_settings(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+    const size_t nodes = moert_comm_node_count(comm);
     const unsigned mine = moert_config_get()->node_sum;
     unsigned first = mine;
-    if (moert_comm_broadcast(exchange->comm, 0, &first, sizeof first) != MOERT_OK)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
-    else if (mine != first)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "MOERT_NODE_SUM is %s on rank %zu, %s on 0",
-                 moert_config_choice("MOERT_NODE_SUM", mine), moert_comm_rank(exchange->comm),
-                 moert_config_choice("MOERT_NODE_SUM", first));
+    MOERT_TRY(moert_comm_broadcast(comm, 0, &first, sizeof first));
+    if (mine != first)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "MOERT_NODE_SUM is %s on rank %zu, %s on 0",
+                          moert_config_choice("MOERT_NODE_SUM", mine), moert_comm_rank(comm),
+                          moert_config_choice("MOERT_NODE_SUM", first));
+    if (exchange->automatic && nodes == 1)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "the ranks are on one host");
+    if (exchange->automatic && nodes == moert_comm_size(comm))
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "every rank is alone on its host");
+    if (!info->is_cpu)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "rank %zu uses %.96s; the node exchange is for CPU devices",
+                          moert_comm_rank(comm), info->name);
+    return MOERT_OK;
 }
 
 static void close_node(moert_exchange *exchange) {
@@ -112,16 +108,16 @@ static void close_node(moert_exchange *exchange) {
     moert_cargo_free(&node->rows);
     moert_cargo_free(&node->slots);
     moert_cargo_free(&node->weights);
-    moert_routes_free(&node->routes);
     moert_buffer_destroy(node->mixed);
     moert_rails_destroy(exchange->rails);
-    free(node);
+    MOERT_FREE(node->routes.packed, node);
     exchange->state = exchange->rails = NULL;
 }
 
 /* The memory of the engine, and the communicator of the node's ranks. */
 static moert_status make_node(moert_exchange *exchange) {
     moert_node *node;
+    MOERT_TRY(look(exchange));
     MOERT_TRY(MOERT_NEW(&node));
     exchange->state = node;
     node->inside.device = exchange->device;
@@ -130,31 +126,24 @@ static moert_status make_node(moert_exchange *exchange) {
                               &exchange->rails);
 }
 
-static void open_windows(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+static moert_status open_windows(moert_exchange *exchange,
+                                 char reason[MOERT_EXCHANGE_REASON_BYTES]) {
     moert_node *node = exchange->state;
-    if (moert_comm_split(exchange->comm, exchange->rails->node, &node->inside.comm) != MOERT_OK) {
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
-        return;
-    }
+    MOERT_TRY(moert_comm_split(exchange->comm, exchange->rails->node, &node->inside.comm));
     moert_engine_window.open(&node->inside, reason);
-    if (reason[0] == '\0')
-        node->inside.engine = &moert_engine_window;
+    if (reason[0] != '\0')
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s", reason);
+    node->inside.engine = &moert_engine_window;
     exchange->reserves_worst_case = node->inside.reserves_worst_case;
+    return MOERT_OK;
 }
 
 /* Each step is agreed on before the next collective one. */
 static void open_node(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
-    compare_settings(exchange, reason);
-    if (reason[0] == '\0')
-        look(exchange, reason);
-    if (reason[0] == '\0' && make_node(exchange) != MOERT_OK)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
-    moert_exchange_share_reason(exchange->comm, reason);
-    if (reason[0] == '\0') {
-        open_windows(exchange, reason);
-        moert_exchange_share_reason(exchange->comm, reason);
-    }
-    if (reason[0] != '\0' && exchange->state != NULL)
+    moert_comm *comm = exchange->comm;
+    const bool works = moert_exchange_goes_on(comm, make_node(exchange), reason) &&
+                       moert_exchange_goes_on(comm, open_windows(exchange, reason), reason);
+    if (!works && exchange->state != NULL)
         close_node(exchange);
 }
 

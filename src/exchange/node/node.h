@@ -44,8 +44,6 @@ moert_status moert_cargo_post(moert_exchange *exchange, int tag, const moert_car
 /* Until all that is posted has come and gone. */
 moert_status moert_node_await(moert_exchange *exchange);
 
-/* What the device has done, after a status so far. */
-moert_status moert_node_finish(moert_exchange *exchange, moert_status status);
 /* All ranks of `comm` wait for each other, and fail alike if one has failed. What they wrote before
  * into memory that they share is there for all after. */
 moert_status moert_node_meet(moert_comm *comm, moert_status status);

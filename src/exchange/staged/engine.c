@@ -12,7 +12,6 @@
  * Windows and packed rows lie in staging memory, so on CPU devices kernels write what is sent and
  * read what was received. When a wave's messages are posted: flights.h.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -105,10 +104,10 @@ static moert_status dispatch_staged(moert_exchange *exchange, const moert_transf
                                     moert_status status) {
     moert_stage *stage = exchange->state;
     stage->status = MOERT_OK;
-    const moert_status last =
-        moert_stage_await(stage, MOERT_STAGE_ALL); /* what is packed next may still be sent */
+    /* what is packed next may still be sent */
+    status = moert_first(status, moert_stage_await(stage, MOERT_STAGE_ALL));
     if (status == MOERT_OK)
-        status = last == MOERT_OK ? pack(stage, t) : last;
+        status = pack(stage, t);
     MOERT_TRY(moert_comm_agree(exchange->comm, status));
     for (size_t w = 0; w < t->plan->waves; w++)
         moert_flight_mark(stage, &stage->out);
@@ -169,16 +168,12 @@ static moert_status combine_staged(moert_exchange *exchange, const moert_transfe
                                    moert_status status) {
     moert_stage *stage = exchange->state;
     moert_packed_move packed;
-    const moert_status come = moert_stage_await(stage, MOERT_STAGE_ALL);
-    if (status == MOERT_OK)
-        status = come;
+    status = moert_first(status, moert_stage_await(stage, MOERT_STAGE_ALL));
     MOERT_TRY(moert_comm_agree(exchange->comm, status));
     MOERT_TRY(copy_packed(&stage->back, moert_staging_give));
     pack_move(&stage->back, t, &packed);
-    MOERT_TRY(moert_kernel_combine_rows(exchange, &packed.t, false,
-                                        packed.window[MOERT_FLIGHT_ROWS].storage.rows,
-                                        packed.plan.destination));
-    return t->slots != NULL ? moert_kernel_combine_slots(exchange, &packed.t, false) : MOERT_OK;
+    MOERT_TRY(moert_kernel_combine_rows(exchange, &packed.t, false));
+    return moert_kernel_combine_slots(exchange, &packed.t, false);
 }
 
 /* ---- the engine ---- */
@@ -187,8 +182,7 @@ static void free_stage(moert_stage *stage) {
     moert_flight_free(&stage->out);
     moert_flight_free(&stage->back);
     moert_mail_destroy(stage->mail);
-    moert_routes_free(&stage->routes);
-    free(stage);
+    MOERT_FREE(stage->routes.packed, stage);
 }
 
 static void open_staged(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
@@ -199,11 +193,8 @@ static void open_staged(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REA
         stage->back.back = true;
         status = moert_mail_create(exchange->comm, &stage->mail);
     }
-    if (status != MOERT_OK)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
-    moert_exchange_share_reason(exchange->comm, reason);
     exchange->state = stage;
-    if (reason[0] != '\0' && stage != NULL)
+    if (!moert_exchange_goes_on(exchange->comm, status, reason) && stage != NULL)
         free_stage(stage);
 }
 
@@ -223,7 +214,7 @@ static moert_status allocate_staged(const moert_window *window, size_t rows,
 
 const moert_engine moert_engine_staged = {
     .name = "staged",
-    .can = MOERT_ENGINE_PACKS | MOERT_ENGINE_WAVES,
+    .packs = true,
     .open = open_staged,
     .close = close_staged,
     .allocate = allocate_staged,

@@ -9,7 +9,6 @@
  */
 #include "exchange/window/control.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -67,9 +66,9 @@ moert_status moert_control_gather(moert_exchange *exchange, const void *mine, si
 
 moert_status moert_control_pass(moert_exchange *exchange, moert_status status) {
     const moert_control *control = exchange->state;
-    moert_status finished =
-        control->flags == NULL ? moert_device_finish(exchange->device) : MOERT_OK;
-    MOERT_TRY(moert_control_meet(exchange, status != MOERT_OK ? status : finished));
+    if (control->flags == NULL)
+        status = moert_first(status, moert_device_finish(exchange->device));
+    MOERT_TRY(moert_control_meet(exchange, status));
     return control->flags != NULL ? moert_flags_meet(control->flags) : MOERT_OK;
 }
 
@@ -145,29 +144,18 @@ void moert_control_close(moert_exchange *exchange) {
 }
 
 /* What excludes the engine before anything is made. Collective. */
-static void look(const moert_exchange *exchange, const moert_exchange_memory *memory,
-                 char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+static moert_status look(const moert_exchange *exchange, const moert_exchange_memory *memory) {
+    moert_comm *comm = exchange->comm;
     const bool cpu = moert_device_describe(exchange->device)->is_cpu;
-    bool all_cpus = cpu;
-    if (moert_exchange_everyone(exchange->comm, cpu, &all_cpus) != MOERT_OK)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
-    else if (moert_comm_node_count(exchange->comm) != 1)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "the ranks are on %zu hosts",
-                 moert_comm_node_count(exchange->comm));
-    else if (cpu != all_cpus)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES,
-                 "rank %zu uses a CPU device, which others do not",
-                 moert_comm_rank(exchange->comm));
-    else
-        memory->look(exchange->device, exchange->comm, reason);
-}
-
-/* Shares this rank's failure, if it is one, as the reason of all. */
-static void share_failure(moert_exchange *exchange, moert_status status,
-                          char reason[MOERT_EXCHANGE_REASON_BYTES]) {
-    if (status != MOERT_OK)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
-    moert_exchange_share_reason(exchange->comm, reason);
+    bool all_cpus;
+    MOERT_TRY(moert_exchange_everyone(comm, cpu, &all_cpus));
+    if (moert_comm_node_count(comm) != 1)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "the ranks are on %zu hosts",
+                          moert_comm_node_count(comm));
+    if (cpu != all_cpus)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "rank %zu uses a CPU device, which others do not",
+                          moert_comm_rank(comm));
+    return memory->look != NULL ? memory->look(exchange->device, comm) : MOERT_OK;
 }
 
 /* ---- who waits ---- */
@@ -252,34 +240,28 @@ static moert_status choose_ways(moert_exchange *exchange) {
 
 /* Each step is agreed on before the next collective one. */
 void moert_control_open(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
-    const moert_exchange_memory *memory = moert_memory_of(exchange->device);
-    const size_t ranks = moert_comm_size(exchange->comm);
+    moert_comm *comm = exchange->comm;
+    moert_device *device = exchange->device;
+    const moert_exchange_memory *memory = moert_memory_of(device);
+    const size_t probe_bytes = moert_comm_size(comm) * LINE_BYTES;
     moert_control *control = NULL;
-    look(exchange, memory, reason);
-    share_failure(exchange, reason[0] == '\0' ? MOERT_NEW(&control) : MOERT_OK, reason);
-    if (reason[0] != '\0') {
+    moert_status status = look(exchange, memory);
+    if (status == MOERT_OK)
+        status = MOERT_NEW(&control);
+    if (!moert_exchange_goes_on(comm, status, reason)) {
         free(control);
         return;
     }
     control->memory = memory;
     exchange->state = control;
-    share_failure(
-        exchange,
-        moert_shared_create(exchange->comm, 2 * (LINE_BYTES + TOLD_BYTES), &control->words),
-        reason);
-    if (reason[0] == '\0')
-        share_failure(
-            exchange,
-            memory->create(exchange->device, exchange->comm, ranks * LINE_BYTES, &control->probe),
-            reason);
-    if (reason[0] == '\0')
-        share_failure(exchange, probe(exchange), reason);
-    if (reason[0] == '\0')
-        share_failure(exchange, open_flags(exchange), reason);
-    if (reason[0] == '\0')
-        share_failure(exchange, choose_ways(exchange), reason);
-    if (reason[0] != '\0')
-        moert_control_close(exchange);
-    else
+    status = moert_shared_create(comm, 2 * (LINE_BYTES + TOLD_BYTES), &control->words);
+    if (moert_exchange_goes_on(comm, status, reason) &&
+        moert_exchange_goes_on(comm, memory->create(device, comm, probe_bytes, &control->probe),
+                               reason) &&
+        moert_exchange_goes_on(comm, probe(exchange), reason) &&
+        moert_exchange_goes_on(comm, open_flags(exchange), reason) &&
+        moert_exchange_goes_on(comm, choose_ways(exchange), reason))
         exchange->reserves_worst_case = memory->reserves_worst_case;
+    else
+        moert_control_close(exchange);
 }

@@ -71,7 +71,7 @@ static moert_status catch_up(moert_exchange *exchange, moert_status status) {
     moert_control *control = exchange->state;
     const moert_status met = control->behind ? moert_flags_meet(control->flags) : MOERT_OK;
     control->behind = false;
-    return status != MOERT_OK ? status : met;
+    return moert_first(status, met);
 }
 
 /* Whether all of it is one kernel, with the meeting inside; on other ranks it may be several. */
@@ -108,8 +108,7 @@ static moert_status dispatch_window(moert_exchange *exchange, const moert_transf
     if (is_fused(exchange, &t, false))
         return move_fused(exchange, &t, false, status);
     if (status == MOERT_OK)
-        status = t.once ? moert_kernel_dispatch_once(exchange, &t)
-                        : moert_kernel_dispatch(exchange, &t, true);
+        status = moert_kernel_dispatch(exchange, &t, true);
     MOERT_TRY(moert_control_pass(exchange, status));
     return t.once ? moert_kernel_fan_out(exchange, &t) : MOERT_OK;
 }
@@ -117,17 +116,6 @@ static moert_status dispatch_window(moert_exchange *exchange, const moert_transf
 static bool pushes_window(const moert_exchange *exchange, bool products) {
     const moert_control *control = exchange->state;
     return control->push == MOERT_PUSH_ON || (control->push == MOERT_PUSH_AUTO && products);
-}
-
-static moert_status combine_rows(moert_exchange *exchange, const moert_transfer *t) {
-    if (t->cells != NULL)
-        return moert_kernel_sum(exchange, t);
-    return moert_kernel_combine_rows(exchange, t, true, t->window->storage.addresses,
-                                     t->plan->destination);
-}
-
-static moert_status combine_slots(moert_exchange *exchange, const moert_transfer *t) {
-    return t->slots != NULL ? moert_kernel_combine_slots(exchange, t, true) : MOERT_OK;
 }
 
 static unsigned spared_units(const moert_exchange *exchange) {
@@ -158,9 +146,9 @@ static moert_status combine_aside(moert_exchange *exchange, const moert_transfer
     const moert_status follows = moert_mark_follow(control->branch);
     MOERT_TRY(moert_flags_meet(control->flags)); /* in any case: the others count it, too */
     MOERT_TRY(follows);
-    MOERT_TRY(combine_slots(exchange, t));
+    MOERT_TRY(moert_kernel_combine_slots(exchange, t, true));
     MOERT_TRY(moert_mark_set(exchange->device, slots));
-    MOERT_TRY(combine_rows(exchange, &rows));
+    MOERT_TRY(moert_kernel_combine_rows(exchange, &rows, true));
     if (moert_device_join_in(exchange->device) != MOERT_OK) /* on the units that are free then */
         MOERT_INFO("units stay idle behind a combine: %s", moert_last_error());
     return moert_mark_set(exchange->device, &control->landed);
@@ -170,8 +158,7 @@ static moert_status combine_beside(moert_exchange *exchange, const moert_transfe
     moert_mark *slots = NULL;
     MOERT_TRY(moert_device_turn(exchange->device, true));
     moert_status status = combine_aside(exchange, t, &slots);
-    const moert_status back = moert_device_turn(exchange->device, false);
-    status = status != MOERT_OK ? status : back;
+    status = moert_first(status, moert_device_turn(exchange->device, false));
     if (status == MOERT_OK)
         status = moert_mark_follow(slots);
     if (status != MOERT_OK)
@@ -196,13 +183,12 @@ static moert_status combine_window(moert_exchange *exchange, const moert_transfe
     drop_mark(&control->branch);
     if (branched || status != MOERT_OK)
         return status;
-    MOERT_TRY(combine_slots(exchange, t));
-    return combine_rows(exchange, t);
+    MOERT_TRY(moert_kernel_combine_slots(exchange, t, true));
+    return moert_kernel_combine_rows(exchange, t, true);
 }
 
 const moert_engine moert_engine_window = {
     .name = "window",
-    .can = MOERT_ENGINE_BESIDE | MOERT_ENGINE_LATE | MOERT_ENGINE_PUSHES | MOERT_ENGINE_GATHERS,
     .open = moert_control_open,
     .close = moert_control_close,
     .allocate = allocate_window,

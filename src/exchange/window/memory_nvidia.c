@@ -5,7 +5,6 @@
  *
  * Large segments come in pieces.
  */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/files.h"
@@ -19,16 +18,17 @@ typedef struct segments {
     moert_buffer *others[]; /* [ranks], NULL for this rank */
 } segments;
 
-static void look(const moert_device *device, moert_comm *comm,
-                 char reason[MOERT_EXCHANGE_REASON_BYTES]) {
+static moert_status look(const moert_device *device, moert_comm *comm) {
     const moert_device_info *info = moert_device_describe(device);
     if (info->nvidia == 0)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES,
-                 "rank %zu uses %.96s, whose kernels do not reach the memory of other processes",
-                 moert_comm_rank(comm), info->name);
-    else if (moert_export_ready(device) != MOERT_OK)
-        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "rank %zu: %s", moert_comm_rank(comm),
-                 moert_last_error());
+        return MOERT_FAIL(
+            ERROR_UNSUPPORTED,
+            "rank %zu uses %.96s, whose kernels do not reach the memory of other processes",
+            moert_comm_rank(comm), info->name);
+    if (moert_export_ready(device) != MOERT_OK)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "rank %zu: %s", moert_comm_rank(comm),
+                          moert_last_error());
+    return MOERT_OK;
 }
 
 static void release(void *memory) {

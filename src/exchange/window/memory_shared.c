@@ -5,11 +5,6 @@
 #include "base/memory.h"
 #include "exchange/internal.h"
 
-static void look(const moert_device *device, moert_comm *comm,
-                 char reason[MOERT_EXCHANGE_REASON_BYTES]) {
-    (void)device, (void)comm, (void)reason; /* what it takes is seen when it is made */
-}
-
 static void release(void *segments) {
     moert_shared_destroy(segments);
 }
@@ -36,6 +31,5 @@ static moert_status create(moert_device *device, moert_comm *comm, size_t bytes,
 const moert_exchange_memory moert_memory_shared = {
     .name = "shared memory",
     .reserves_worst_case = true,
-    .look = look,
     .create = create,
 };

@@ -70,9 +70,10 @@ static void test_a_row_goes_to_each_rank_once(void **state) {
     trip t = open_trip(state, &c);
     const int32_t *index = read_index(&c, &t);
     const size_t rows = t.plan->plan->rows, stride = moert_window_stride(t.x);
-    const moert_transfer there = trip_there(&t, false);
+    moert_transfer there = trip_there(&t, false);
+    there.once = true;
     poison_rows(&t);
-    moert_status status = moert_kernel_dispatch_once(t.exchange, &there);
+    moert_status status = moert_kernel_dispatch(t.exchange, &there, true);
     ASSERT_OK_ON_ALL(status == MOERT_OK ? moert_device_finish(test_device) : status);
     const size_t missing = count_poison(&t);
     ASSERT_ON_ALL(missing % stride == 0);
