@@ -168,6 +168,16 @@ moert_status moert_buffer_write(moert_buffer *buffer, size_t offset_bytes, const
     return MOERT_OK;
 }
 
+moert_status moert_buffer_write_ends(size_t groups, size_t rows, moert_buffer *ends) {
+    uint32_t *host;
+    MOERT_TRY(MOERT_NEW_ARRAY(&host, groups));
+    for (size_t g = 0; g < groups; g++)
+        host[g] = (uint32_t)((g + 1) * rows);
+    const moert_status status = moert_buffer_write(ends, 0, host, groups * sizeof *host);
+    free(host);
+    return status;
+}
+
 moert_status moert_buffer_read(const moert_buffer *buffer, size_t offset_bytes, void *target,
                                size_t bytes) {
     MOERT_TRY(check_range(buffer, offset_bytes, bytes));

@@ -283,6 +283,10 @@ moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_ro
                           sizeof((moert_buffer *[]){__VA_ARGS__}) / sizeof(moert_buffer *))
 void moert_buffers_destroy(moert_buffer *const *buffers, size_t count);
 
+/* ends[groups] = the ends of equal groups of `rows`, as uint32. Errors: those of moert_buffer_write,
+ * ERROR_MEMORY. */
+moert_status moert_buffer_write_ends(size_t groups, size_t rows, moert_buffer *ends);
+
 /* ---- growable scratch ---- */
 
 /* Makes *buffer hold at least `bytes`, replacing it (its content is lost) when too small; starts

@@ -90,7 +90,7 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
 /* Adds `count` blocks: all they hold, and the slice of a rank of `ranks`. */
 static void add_blocks(parameters *sum, size_t count, const moert_block_shape *shape, size_t ranks,
                        size_t rank) {
-    sum->floats += count * moert_block_floats(shape);
+    sum->floats += count * moert_block_border(shape, 1, 1);
     sum->slices += count * (moert_block_border(shape, ranks, rank + 1) -
                             moert_block_border(shape, ranks, rank));
 }
@@ -100,24 +100,23 @@ static void count_parameters(const moert_memory_setting *setting, size_t rank,
                              const moert_memory_shape *s, parameters *replicated,
                              parameters *owned) {
     const moert_model_config *c = s->config;
-    const size_t h = c->hidden, i = c->intermediate, experts = c->router.experts, l = s->experts;
+    const moert_layer_options options = moert_layer_options_of(c);
+    const moert_layer_shapes layer = moert_layer_shapes_of(&options, s->experts);
+    const size_t h = c->hidden;
     const size_t ranks = setting->ranks, replicas = ranks / setting->ep,
                  replica = rank / setting->ep;
     const size_t table = c->vocabulary * h, head_norm = c->qk_norm ? c->head_size : 0;
     const size_t outer[] = {table, h, c->tied_embeddings ? 0 : table};
     const size_t attention[] = {h,        s->q * h,  s->kv * h, s->kv * h,
                                 h * s->q, head_norm, head_norm, h};
-    const size_t dense[] = {experts * h, c->router_bias ? experts : 0,
-                            2 * c->shared_intermediate * h, h * c->shared_intermediate};
-    const size_t in[] = {l * 2 * i * h, c->expert_biases ? l * 2 * i : 0};
-    const size_t out[] = {l * h * i, c->expert_biases ? l * h : 0};
     *replicated = *owned = (parameters){0, 0};
 #define SHAPE(elements, parts) &(moert_block_shape){elements, MOERT_COUNT(elements), parts}
     add_blocks(replicated, 1, SHAPE(outer, 1), ranks, rank);
     add_blocks(replicated, c->layers, SHAPE(attention, 1), ranks, rank);
-    add_blocks(replicated, c->layers, SHAPE(dense, 1), ranks, rank);
-    add_blocks(owned, c->layers, SHAPE(in, 2 * l), replicas, replica);
-    add_blocks(owned, c->layers, SHAPE(out, l), replicas, replica);
+    for (int b = 0; b < MOERT_LAYER_BLOCKS; b++)
+        add_blocks(b == 0 ? replicated : owned, c->layers,
+                   &(moert_block_shape){layer.elements[b], layer.count[b], layer.parts[b]},
+                   b == 0 ? ranks : replicas, b == 0 ? rank : replica);
 #undef SHAPE
 }
 

@@ -3,17 +3,7 @@
 #include "layer/factor.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
-#include "nn/bias.h"
 #include "nn/nn.h"
-
-/* *dv = where a GLU puts n numbers: in the place of a v of their type, or in scratch. */
-static moert_status place_dv(moert_mesh *mesh, moert_number from, moert_number type, size_t n,
-                             moert_buffer *v, moert_buffer **dv) {
-    *dv = v;
-    return type == from ? MOERT_OK
-                        : moert_mesh_scratch(mesh, MOERT_SCRATCH_ROUNDED_Y,
-                                             moert_factor_floats(type, n), dv);
-}
 
 /* From a wave's received dy: dh, then dv, and the gradients of the routing weights go to
  * `dprob`. */
@@ -25,14 +15,15 @@ static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob,
     moert_buffer *dh;
     MOERT_TRY(
         moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, moert_factor_floats(from, n), &dh));
-    moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
-    second.kind = MOERT_GEMM_DGRAD;
-    second.part = *part;
+    moert_gemm second = moert_layer_gemm(layer, MOERT_GEMM_DGRAD, BLOCK_EXPERT_OUT, part);
     second.x = dh;
     second.result = from;
     MOERT_TRY(moert_wire_unpack(layer, layer->dy, &second.y, &second.ldy));
     MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_OUT, &second));
-    MOERT_TRY(place_dv(layer->mesh, from, type, 2 * n, layer->v, &layer->dv));
+    layer->dv = layer->v;
+    if (type != from)
+        MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_ROUNDED_Y,
+                                     moert_factor_floats(type, 2 * n), &layer->dv));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = o->glu,
                                               .first_row = part->first_row,
                                               .rows = part->end_row,
@@ -45,26 +36,15 @@ static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob,
                                               .dh = dh,
                                               .dv = layer->dv,
                                               .dprob = moert_window_rows(dprob)}));
-    if (!o->expert_biases)
-        return MOERT_OK;
-    return moert_scaled_bias_dprob(
-        &(moert_scaled_bias){.groups = second.groups,
-                             .part = *part,
-                             .n = o->hidden,
-                             .ldy = second.ldy,
-                             .prob_stride = moert_window_stride(dprob),
-                             .bias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].weight,
-                             .y = second.y,
-                             .dprob = moert_window_rows(dprob)});
+    moert_scaled_bias biases = moert_layer_biases(layer, &second);
+    biases.dprob = moert_window_rows(dprob);
+    return o->expert_biases ? moert_scaled_bias_dprob(&biases) : MOERT_OK;
 }
 
 /* Gradients of a wave's rows that the experts received, to go back. */
 static moert_status differentiate_rows(moert_layer *layer, moert_transfer *back,
                                        const moert_part *part) {
-    moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * layer->options.intermediate,
-                                     layer->options.hidden);
-    in.kind = MOERT_GEMM_DGRAD;
-    in.part = *part;
+    moert_gemm in = moert_layer_gemm(layer, MOERT_GEMM_DGRAD, BLOCK_EXPERT_IN, part);
     in.y = layer->dv;
     MOERT_TRY(moert_wire_results(layer, back, false, &in));
     MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_IN, &in));
@@ -72,39 +52,21 @@ static moert_status differentiate_rows(moert_layer *layer, moert_transfer *back,
 }
 
 static moert_status compute_wgrad_out(moert_layer *layer) {
-    const moert_layer_options *o = &layer->options;
-    moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
-    second.kind = MOERT_GEMM_WGRAD;
-    second.accumulate = layer->accumulate;
+    moert_gemm second = moert_layer_gemm(layer, MOERT_GEMM_WGRAD, BLOCK_EXPERT_OUT, NULL);
     second.x = layer->h;
-    second.weight = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_WEIGHT].gradient;
     MOERT_TRY(moert_wire_unpack(layer, layer->dy, &second.y, &second.ldy));
     MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_OUT, &second));
-    if (!o->expert_biases)
-        return MOERT_OK;
-    return moert_scaled_bias_gradient(
-        &(moert_scaled_bias){.groups = second.groups,
-                             .n = o->hidden,
-                             .ldy = second.ldy,
-                             .prob = moert_window_rows(layer->prob),
-                             .prob_stride = moert_window_stride(layer->prob),
-                             .y = second.y,
-                             .dbias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].gradient,
-                             .accumulate = layer->accumulate});
+    const moert_scaled_bias biases = moert_layer_biases(layer, &second);
+    return layer->options.expert_biases ? moert_scaled_bias_gradient(&biases) : MOERT_OK;
 }
 
 static moert_status compute_wgrad_in(moert_layer *layer) {
-    const moert_layer_options *o = &layer->options;
-    moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * o->intermediate, o->hidden);
-    in.kind = MOERT_GEMM_WGRAD;
-    in.accumulate = layer->accumulate;
-    in.weight = layer->block[BLOCK_EXPERT_IN]->tensor[EXPERT_WEIGHT].gradient;
-    in.bias = layer->block[BLOCK_EXPERT_IN]->tensor[EXPERT_BIAS].gradient;
+    moert_gemm in = moert_layer_gemm(layer, MOERT_GEMM_WGRAD, BLOCK_EXPERT_IN, NULL);
     in.y = layer->dv;
     MOERT_TRY(moert_wire_unpack(layer, layer->x, &in.x, &in.ldx));
     MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_IN, &in));
     in.kind = MOERT_GEMM_BIAS_GRAD;
-    return o->expert_biases ? moert_gemm_run(&in) : MOERT_OK;
+    return layer->options.expert_biases ? moert_gemm_run(&in) : MOERT_OK;
 }
 
 /* In this order, since dv may lie where dy is rounded to. */
@@ -114,32 +76,24 @@ static moert_status compute_wgrad(moert_layer *layer) {
     return compute_wgrad_out(layer);
 }
 
-static moert_status differentiate_wave(moert_layer *layer, moert_transfer *back,
+static moert_status differentiate_wave(moert_layer *layer, moert_transfer *back, size_t wave,
                                        const moert_part *part) {
+    (void)wave;
+    if (part->end == part->first)
+        return MOERT_OK;
     moert_phase_set(MOERT_PHASE_EXPERTS_BACKWARD);
     MOERT_TRY(differentiate_glu(layer, back->slots, part));
     return differentiate_rows(layer, back, part);
 }
 
 /* All that the experts do between the dispatch of dy and the combine of dx, wave by wave; the
- * weights' gradients while dx travels. A rank that fails sends all the same. */
+ * weights' gradients while dx travels. */
 static moert_status differentiate_experts(moert_layer *layer, moert_transfer *back) {
-    moert_status status = MOERT_OK;
-    for (size_t w = 0; w < layer->plan->waves; w++) {
-        const moert_part part = moert_layer_part(layer, w);
-        const moert_status come = moert_exchange_dispatch_wait(layer->mesh->exchange, w);
-        status = status != MOERT_OK ? status : come;
-        if (status == MOERT_OK && part.end > part.first)
-            status = differentiate_wave(layer, back, &part);
-        /* NVFP4, in one wave: before the others learn of it in the combine */
-        if (w + 1 == layer->plan->waves)
-            status = moert_precision_settle(layer, status);
-        const moert_status sent = moert_exchange_combine_send(layer->mesh->exchange, back, w);
-        status = status != MOERT_OK ? status : sent;
-    }
-    if (status == MOERT_OK && !layer->owns_dy)
-        status = moert_exchange_combine_beside(layer->mesh->exchange, back);
-    return status != MOERT_OK || layer->owns_dy ? status : compute_wgrad(layer);
+    MOERT_TRY(moert_layer_each_wave(layer, back, differentiate_wave));
+    if (layer->owns_dy)
+        return MOERT_OK;
+    MOERT_TRY(moert_exchange_combine_beside(layer->mesh->exchange, back));
+    return compute_wgrad(layer);
 }
 
 moert_status moert_layer_wgrad(moert_layer *layer) {
@@ -194,13 +148,9 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     moert_phase_set(MOERT_PHASE_SHARED_EXPERT);
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_HIDDEN,
                                  moert_factor_floats(from, tokens * width), &dh));
-    moert_gemm gemm = {.kind = MOERT_GEMM_DGRAD,
-                       .groups = {layer->batch.ends, layer->batch.sequences, tokens},
-                       .n = o->hidden,
-                       .k = width,
-                       .type = type,
-                       .shared_weight = true,
-                       .x = layer->shared_h};
+    moert_gemm gemm = moert_layer_dense_gemm(layer, type, o->hidden, width);
+    gemm.kind = MOERT_GEMM_DGRAD;
+    gemm.x = layer->shared_h;
     MOERT_TRY(
         moert_factor_take(mesh, type, tokens * o->hidden, dy, MOERT_SCRATCH_ROUNDED_Y, &gemm.y));
     MOERT_TRY(
@@ -209,7 +159,10 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     gemm.result = from;
     MOERT_TRY(moert_block_gemm(dense, DENSE_SHARED_W2, &gemm));
     gemm.result = MOERT_NUMBER_F32;
-    MOERT_TRY(place_dv(mesh, from, type, tokens * 2 * width, layer->shared_v, &dv));
+    dv = layer->shared_v;
+    if (type != from)
+        MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_ROUNDED_Y,
+                                     moert_factor_floats(type, tokens * 2 * width), &dv));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = form,
                                               .rows = tokens,
                                               .width = width,
@@ -275,8 +228,7 @@ moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
     MOERT_TRY(moert_exchange_combine_finish(mesh->exchange, &back, status));
     layer->stage = STAGE_BACKWARD;
     status = differentiate_router(layer, losses, back.slot_target, &dlogits);
-    const moert_status joined = moert_exchange_combine_join(mesh->exchange);
-    MOERT_TRY(status != MOERT_OK ? status : joined);
+    MOERT_TRY(moert_first(status, moert_exchange_combine_join(mesh->exchange)));
     MOERT_TRY(add_router(layer, dlogits, dx));
     return layer->options.shared_intermediate > 0 ? differentiate_shared(layer, dy, dx) : MOERT_OK;
 }

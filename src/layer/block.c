@@ -20,13 +20,6 @@ static moert_status make_views(moert_block *block) {
     return MOERT_OK;
 }
 
-size_t moert_block_floats(const moert_block_shape *shape) {
-    size_t floats = 0;
-    for (size_t i = 0; i < shape->count; i++)
-        floats += moert_round_up(shape->elements[i], ALIGNMENT_FLOATS);
-    return floats;
-}
-
 /* The chunks of a tensor. */
 static size_t count_chunks(const moert_block_shape *shape, size_t tensor) {
     return shape->parts *
@@ -48,7 +41,7 @@ static size_t chunk_start(const moert_block_shape *shape, size_t chunk) {
     return floats;
 }
 
-size_t moert_block_chunks(const moert_block_shape *shape) {
+static size_t block_chunks(const moert_block_shape *shape) {
     size_t chunks = 0;
     for (size_t i = 0; i < shape->count; i++)
         chunks += count_chunks(shape, i);
@@ -61,7 +54,7 @@ static size_t first_chunk(size_t chunks, size_t ranks, size_t rank) {
 }
 
 size_t moert_block_border(const moert_block_shape *shape, size_t ranks, size_t rank) {
-    return rank > 0 ? chunk_start(shape, first_chunk(moert_block_chunks(shape), ranks, rank)) : 0;
+    return rank > 0 ? chunk_start(shape, first_chunk(block_chunks(shape), ranks, rank)) : 0;
 }
 
 /* moert_buffer_reserve, but a failure says what there was no room for. */
@@ -82,7 +75,7 @@ static moert_status make_tensors(moert_block *block, const moert_block_shape *sh
         block->floats += moert_round_up(shape->elements[i], ALIGNMENT_FLOATS);
     }
     const size_t ranks = moert_comm_size(block->comm);
-    block->chunks = moert_block_chunks(shape);
+    block->chunks = block_chunks(shape);
     MOERT_TRY(MOERT_NEW_ARRAY(&block->border, ranks + 1));
     for (size_t r = 0; r <= ranks; r++)
         block->border[r] = moert_block_border(shape, ranks, r);

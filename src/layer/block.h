@@ -59,11 +59,8 @@ typedef struct moert_block_shape {
     size_t parts; /* that each tensor consists of: as many tensors of the model's files */
 } moert_block_shape;
 
-/* The floats of a block, with their padding. */
-size_t moert_block_floats(const moert_block_shape *shape);
-/* The chunks of its slices, and where the slice of a rank of `ranks` begins; that of the rank after
- * the last where the block ends. */
-size_t moert_block_chunks(const moert_block_shape *shape);
+/* Where the slice of a rank of `ranks` begins; that of the rank after the last where the block ends,
+ * with its padding. */
 size_t moert_block_border(const moert_block_shape *shape, size_t ranks, size_t rank);
 
 /* Weights and gradients start as zero. `comm`: the ranks that hold it, all for a replicated one.
@@ -126,6 +123,16 @@ moert_status moert_block_reduce_wait(moert_block *block);
 /* Completes the block's weight or gradient with the slices of the other ranks. Collective over
  * them. */
 moert_status moert_block_gather(const moert_block *block, moert_buffer *values);
+
+/* The blocks of a layer that holds `local` experts: the shape of each, by the index below. */
+enum { MOERT_LAYER_BLOCKS = 3, MOERT_LAYER_BLOCK_TENSORS = 4 };
+
+typedef struct moert_layer_shapes {
+    size_t elements[MOERT_LAYER_BLOCKS][MOERT_LAYER_BLOCK_TENSORS];
+    size_t count[MOERT_LAYER_BLOCKS], parts[MOERT_LAYER_BLOCKS];
+} moert_layer_shapes;
+
+moert_layer_shapes moert_layer_shapes_of(const moert_layer_options *options, size_t local);
 
 /* The blocks of a layer, by index: the replicated one first, then the experts' first and second
  * projection; NULL past the end. */

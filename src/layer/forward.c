@@ -3,7 +3,6 @@
 #include "layer/factor.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
-#include "nn/bias.h"
 #include "nn/nn.h"
 
 static moert_status check_batch(const moert_layer *layer, const moert_batch *batch,
@@ -53,65 +52,36 @@ static moert_status prepare_experts(moert_layer *layer) {
     return moert_layer_activation(layer, 1, h, &layer->h);
 }
 
-/* A wave's experts over its rows: out = W2 (prob * glu(W1 x)). */
-static moert_status compute_wave(moert_layer *layer, moert_transfer *back, const moert_part *part) {
-    const moert_layer_options *o = &layer->options;
-    const size_t prob_stride = moert_window_stride(layer->prob);
+/* A wave's experts over its rows: out = W2 (prob * glu(W1 x)). Results travel while the next are
+ * computed, or in one wave while they are. */
+static moert_status compute_wave(moert_layer *layer, moert_transfer *back, size_t wave,
+                                 const moert_part *part) {
+    if (wave == 0)
+        MOERT_TRY(prepare_experts(layer));
+    if (part->end == part->first)
+        return MOERT_OK;
     moert_phase_set(MOERT_PHASE_EXPERTS);
-
-    moert_gemm in = moert_layer_gemm(layer, BLOCK_EXPERT_IN, 2 * o->intermediate, o->hidden);
-    in.part = *part;
+    moert_gemm in = moert_layer_gemm(layer, MOERT_GEMM_FORWARD, BLOCK_EXPERT_IN, part);
     MOERT_TRY(moert_wire_unpack(layer, layer->x, &in.x, &in.ldx));
     in.y = layer->v;
     in.result = moert_precision_v_type(layer);
     in.gated = true;
-    in.glu = (moert_glu){.form = o->glu,
+    in.glu = (moert_glu){.form = layer->options.glu,
                          .prob = moert_window_rows(layer->prob),
-                         .prob_stride = prob_stride,
+                         .prob_stride = moert_window_stride(layer->prob),
                          .type = moert_precision_h_type(layer),
                          .h = layer->h};
     in.drop_v = layer->batch.forward_only;
     MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_IN, &in));
-
-    moert_gemm second = moert_layer_gemm(layer, BLOCK_EXPERT_OUT, o->hidden, o->intermediate);
-    second.part = *part;
+    moert_gemm second = moert_layer_gemm(layer, MOERT_GEMM_FORWARD, BLOCK_EXPERT_OUT, part);
     second.x = layer->h;
     second.bias = NULL;
     MOERT_TRY(moert_wire_results(layer, back, true, &second));
     MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_OUT, &second));
-    if (o->expert_biases)
-        MOERT_TRY(moert_scaled_bias_forward(
-            &(moert_scaled_bias){.groups = second.groups,
-                                 .part = *part,
-                                 .n = o->hidden,
-                                 .ldy = second.ldy,
-                                 .prob = moert_window_rows(layer->prob),
-                                 .prob_stride = prob_stride,
-                                 .bias = layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS].weight,
-                                 .y = second.y}));
+    const moert_scaled_bias biases = moert_layer_biases(layer, &second);
+    if (layer->options.expert_biases)
+        MOERT_TRY(moert_scaled_bias_forward(&biases));
     return moert_wire_return(layer, back, &second);
-}
-
-/* The experts wave by wave, whose results travel while the next are computed, or in one wave while
- * they are. A rank that fails sends all the same. */
-static moert_status compute_experts(moert_layer *layer, moert_transfer *back) {
-    moert_exchange *exchange = layer->mesh->exchange;
-    moert_status status = MOERT_OK;
-    for (size_t w = 0; w < layer->plan->waves; w++) {
-        const moert_part part = moert_layer_part(layer, w);
-        const moert_status come = moert_exchange_dispatch_wait(exchange, w);
-        status = status != MOERT_OK ? status : come;
-        if (status == MOERT_OK && w == 0)
-            status = prepare_experts(layer);
-        if (status == MOERT_OK && part.end > part.first)
-            status = compute_wave(layer, back, &part);
-        /* NVFP4, in one wave: before the others learn of it in the combine */
-        if (w + 1 == layer->plan->waves)
-            status = moert_precision_settle(layer, status);
-        const moert_status sent = moert_exchange_combine_send(exchange, back, w);
-        status = status != MOERT_OK ? status : sent;
-    }
-    return status;
 }
 
 /* result[T,H] = the shared expert, which sees every token where it is. */
@@ -131,16 +101,12 @@ static moert_status compute_shared_expert(moert_layer *layer, const moert_buffer
     MOERT_TRY(moert_layer_activation(layer, 1, moert_factor_floats(type, tokens * width),
                                      &layer->shared_h));
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_TOKENS, tokens * o->hidden, result));
-    moert_gemm gemm = {.groups = {layer->batch.ends, layer->batch.sequences, tokens},
-                       .n = 2 * width,
-                       .k = o->hidden,
-                       .type = type,
-                       .result = from,
-                       .shared_weight = true,
-                       .y = layer->shared_v,
-                       .gated = true,
-                       .glu = {.form = form, .type = type, .h = layer->shared_h},
-                       .drop_v = layer->batch.forward_only};
+    moert_gemm gemm = moert_layer_dense_gemm(layer, type, 2 * width, o->hidden);
+    gemm.result = from;
+    gemm.y = layer->shared_v;
+    gemm.gated = true;
+    gemm.glu = (moert_glu){.form = form, .type = type, .h = layer->shared_h};
+    gemm.drop_v = layer->batch.forward_only;
     MOERT_TRY(
         moert_factor_take(mesh, type, tokens * o->hidden, x, MOERT_SCRATCH_ROUNDED_X, &gemm.x));
     MOERT_TRY(moert_block_gemm(dense, DENSE_SHARED_W1, &gemm));
@@ -201,8 +167,7 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
         return moert_precision_tell_replicas(layer, status);
     if (shared)
         status = compute_shared_expert(layer, x, &result);
-    const moert_status computed = compute_experts(layer, &back);
-    status = status != MOERT_OK ? status : computed;
+    status = moert_first(status, moert_layer_each_wave(layer, &back, compute_wave));
     back.target = y;
     /* the ranks agree on it in the combine */
     MOERT_TRY(moert_exchange_combine_finish(mesh->exchange, &back, status));

@@ -3,10 +3,11 @@
 
 #include "layer/block.h"
 #include "layer/mesh.h"
+#include "nn/bias.h"
 #include "router/router.h"
 
 /* Blocks of a layer, and the tensors' places in them (in the order of moert_layer_tensor). */
-enum { BLOCK_DENSE, BLOCK_EXPERT_IN, BLOCK_EXPERT_OUT, BLOCKS };
+enum { BLOCK_DENSE, BLOCK_EXPERT_IN, BLOCK_EXPERT_OUT, BLOCKS = MOERT_LAYER_BLOCKS };
 enum { DENSE_ROUTER, DENSE_ROUTER_BIAS, DENSE_SHARED_W1, DENSE_SHARED_W2, DENSE_TENSORS };
 enum { EXPERT_WEIGHT, EXPERT_BIAS, EXPERT_TENSORS };
 
@@ -15,7 +16,7 @@ enum { EXPERT_WEIGHT, EXPERT_BIAS, EXPERT_TENSORS };
 typedef struct moert_rounded {
     moert_packed *packed[MOERT_PACKED_USES];
     moert_buffer *weight[MOERT_PACKED_USES];
-    float amax_x, amax_y; /* NVFP4: of the last forward's x and backward's y, over all ranks */
+    float amax[2]; /* NVFP4: of the last forward's x and backward's y, over all ranks */
 } moert_rounded;
 
 struct moert_layer {
@@ -47,15 +48,24 @@ struct moert_layer {
     bool owns_dy, accumulate;
 };
 
-/* The groups of the experts' rows. */
-moert_groups moert_layer_groups(const moert_layer *layer);
-/* The experts and rows of a wave of the layer's exchange. */
-moert_part moert_layer_part(const moert_layer *layer, size_t wave);
-/* W1 or W2 as a GEMM descriptor over the experts' rows, without x and y. */
-moert_gemm moert_layer_gemm(const moert_layer *layer, int block, size_t n, size_t k);
-/* The router's projection as a GEMM descriptor over the batch's tokens, without weight and bias. */
+/* One of the experts' GEMMs as a descriptor, on the rows of `part` or, NULL, on all: by the weight of
+ * `block` or, a wgrad, to its gradients; without x and y. */
+moert_gemm moert_layer_gemm(const moert_layer *layer, moert_gemm_kind kind, int block,
+                            const moert_part *part);
+/* The biases of the second projection, of what `gemm` has as y. */
+moert_scaled_bias moert_layer_biases(const moert_layer *layer, const moert_gemm *gemm);
+/* A dense projection as a GEMM descriptor over the batch's tokens, without operands; the router's with
+ * x and y. */
+moert_gemm moert_layer_dense_gemm(const moert_layer *layer, moert_number type, size_t n, size_t k);
 moert_gemm moert_layer_router_gemm(const moert_layer *layer, const moert_buffer *x,
                                    moert_buffer *logits);
+
+/* Does `work` for the experts and rows of each wave between its dispatch and its combine, as long as
+ * nothing fails. A rank that fails sends all the same. */
+typedef moert_status moert_wave_work(moert_layer *layer, moert_transfer *back, size_t wave,
+                                     const moert_part *part);
+moert_status moert_layer_each_wave(moert_layer *layer, moert_transfer *back, moert_wave_work *work);
+
 /* Reserves an activation of `rows` by `width` floats, with room to grow. */
 moert_status moert_layer_activation(moert_layer *layer, size_t rows, size_t width,
                                     moert_buffer **buffer);

@@ -17,22 +17,21 @@ static moert_status check_options(const moert_mesh *mesh, const moert_layer_opti
         return MOERT_FAIL(ERROR_USAGE,
                           "a layer needs sizes above 0: hidden is %zu, intermediate %zu",
                           options->hidden, options->intermediate);
-    if ((unsigned)options->precision > MOERT_PRECISION_NVFP4)
-        return MOERT_FAIL(ERROR_USAGE, "precision of a layer is %u, above %d",
-                          (unsigned)options->precision, MOERT_PRECISION_NVFP4);
-    if ((unsigned)options->dense > MOERT_PRECISION_BF16)
-        return MOERT_FAIL(ERROR_USAGE, "dense of a layer is %u, above %d", (unsigned)options->dense,
-                          MOERT_PRECISION_BF16);
-    if ((unsigned)options->dispatch > MOERT_DISPATCH_BF16)
-        return MOERT_FAIL(ERROR_USAGE, "dispatch of a layer is %u, above %d",
-                          (unsigned)options->dispatch, MOERT_DISPATCH_BF16);
+    const struct {
+        const char *name;
+        unsigned value, most;
+    } choices[] = {{"precision", options->precision, MOERT_PRECISION_NVFP4},
+                   {"dense", options->dense, MOERT_PRECISION_BF16},
+                   {"dispatch", options->dispatch, MOERT_DISPATCH_BF16},
+                   {"combine", options->combine, MOERT_COMBINE_BF16}};
+    for (size_t i = 0; i < MOERT_COUNT(choices); i++)
+        if (choices[i].value > choices[i].most)
+            return MOERT_FAIL(ERROR_USAGE, "%s of a layer is %u, above %u", choices[i].name,
+                              choices[i].value, choices[i].most);
     if (options->dispatch == MOERT_DISPATCH_BF16 && options->hidden % 2 != 0)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "rows of an odd hidden size, %zu, are not dispatched as bf16",
                           options->hidden);
-    if ((unsigned)options->combine > MOERT_COMBINE_BF16)
-        return MOERT_FAIL(ERROR_USAGE, "combine of a layer is %u, above %d",
-                          (unsigned)options->combine, MOERT_COMBINE_BF16);
     if (options->combine == MOERT_COMBINE_BF16 && options->hidden % 2 != 0)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "results of an odd hidden size, %zu, are not combined as bf16",
@@ -48,35 +47,36 @@ static moert_status check_options(const moert_mesh *mesh, const moert_layer_opti
     return MOERT_OK;
 }
 
+moert_layer_shapes moert_layer_shapes_of(const moert_layer_options *o, size_t local) {
+    const size_t experts = o->router.experts, h = o->hidden, i = o->intermediate;
+    return (moert_layer_shapes){
+        .elements = {{experts * h, o->router_bias ? experts : 0, 2 * o->shared_intermediate * h,
+                      h * o->shared_intermediate},
+                     {local * 2 * i * h, o->expert_biases ? local * 2 * i : 0},
+                     {local * h * i, o->expert_biases ? local * h : 0}},
+        .count = {DENSE_TENSORS, EXPERT_TENSORS, EXPERT_TENSORS},
+        .parts = {1, 2 * local, local}};
+}
+
 static moert_status create_blocks(moert_layer *layer) {
+    static const char *const what[BLOCKS] = {
+        "the router and the shared experts of a layer",
+        "the first projection of all experts of a rank in one layer",
+        "the second projection of all experts of a rank in one layer"};
     const moert_layer_options *o = &layer->options;
-    moert_device *device = layer->mesh->device;
-    size_t experts = o->router.experts, local = layer->local_experts, h = o->hidden,
-           i = o->intermediate;
-    const size_t dense[DENSE_TENSORS] = {
-        [DENSE_ROUTER] = experts * h,
-        [DENSE_ROUTER_BIAS] = o->router_bias ? experts : 0,
-        [DENSE_SHARED_W1] = 2 * o->shared_intermediate * h,
-        [DENSE_SHARED_W2] = h * o->shared_intermediate,
-    };
-    const size_t in[EXPERT_TENSORS] = {local * 2 * i * h, o->expert_biases ? local * 2 * i : 0};
-    const size_t out[EXPERT_TENSORS] = {local * h * i, o->expert_biases ? local * h : 0};
-    MOERT_TRY(moert_block_create(
-        device, layer->mesh->world, "the router and the shared experts of a layer", true,
-        &(moert_block_shape){dense, DENSE_TENSORS, 1}, &layer->block[BLOCK_DENSE]));
-    MOERT_TRY(moert_block_create(device, layer->mesh->replicas,
-                                 "the first projection of all experts of a rank in one layer",
-                                 false, &(moert_block_shape){in, EXPERT_TENSORS, 2 * local},
-                                 &layer->block[BLOCK_EXPERT_IN]));
-    MOERT_TRY(moert_block_create(device, layer->mesh->replicas,
-                                 "the second projection of all experts of a rank in one layer",
-                                 false, &(moert_block_shape){out, EXPERT_TENSORS, local},
-                                 &layer->block[BLOCK_EXPERT_OUT]));
-    if (o->correction_bias) {
-        MOERT_TRY(moert_buffer_create(device, experts * sizeof(float), &layer->correction));
-        MOERT_TRY(moert_buffer_clear(layer->correction, 0, experts * sizeof(float)));
+    const moert_mesh *mesh = layer->mesh;
+    const moert_layer_shapes shapes = moert_layer_shapes_of(o, layer->local_experts);
+    const size_t correction_bytes = o->router.experts * sizeof(float);
+    for (int b = 0; b < BLOCKS; b++) {
+        const bool dense = b == BLOCK_DENSE;
+        const moert_block_shape shape = {shapes.elements[b], shapes.count[b], shapes.parts[b]};
+        MOERT_TRY(moert_block_create(mesh->device, dense ? mesh->world : mesh->replicas, what[b],
+                                     dense, &shape, &layer->block[b]));
     }
-    return MOERT_OK;
+    if (!o->correction_bias)
+        return MOERT_OK;
+    MOERT_TRY(moert_buffer_create(mesh->device, correction_bytes, &layer->correction));
+    return moert_buffer_clear(layer->correction, 0, correction_bytes);
 }
 
 moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *options,
@@ -115,52 +115,79 @@ void moert_layer_destroy(moert_layer *layer) {
     moert_precision_free(layer);
     for (int i = 0; i < BLOCKS; i++)
         moert_block_destroy(layer->block[i]);
-    moert_buffer *const buffers[] = {layer->correction,
-                                     layer->logits,
-                                     layer->routing.scores,
-                                     layer->routing.index,
-                                     layer->routing.weight,
-                                     layer->routing.lse,
-                                     layer->v,
-                                     layer->h,
-                                     layer->shared_v,
-                                     layer->shared_h};
-    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
-        moert_buffer_destroy(buffers[i]);
+    MOERT_DESTROY(layer->correction, layer->logits, layer->routing.scores, layer->routing.index,
+                  layer->routing.weight, layer->routing.lse, layer->v, layer->h, layer->shared_v,
+                  layer->shared_h);
     free(layer);
 }
 
-moert_groups moert_layer_groups(const moert_layer *layer) {
-    return (moert_groups){layer->plan->ends, layer->local_experts, layer->plan->plan->rows};
+moert_gemm moert_layer_gemm(const moert_layer *layer, moert_gemm_kind kind, int block,
+                            const moert_part *part) {
+    const moert_layer_options *o = &layer->options;
+    const moert_block_tensor *weights = layer->block[block]->tensor;
+    const bool in = block == BLOCK_EXPERT_IN, wgrad = kind == MOERT_GEMM_WGRAD;
+    return (moert_gemm){
+        .kind = kind,
+        .groups = {layer->plan->ends, layer->local_experts, layer->plan->plan->rows},
+        .part = part != NULL ? *part : (moert_part){.first = 0},
+        .n = in ? 2 * o->intermediate : o->hidden,
+        .k = in ? o->hidden : o->intermediate,
+        .accumulate = wgrad && layer->accumulate,
+        .weight = wgrad ? weights[EXPERT_WEIGHT].gradient : weights[EXPERT_WEIGHT].weight,
+        .bias = wgrad ? weights[EXPERT_BIAS].gradient : weights[EXPERT_BIAS].weight,
+    };
 }
 
-moert_part moert_layer_part(const moert_layer *layer, size_t wave) {
-    const moert_wave part = moert_exchange_wave(layer->plan, wave);
-    return (moert_part){part.first, part.end, part.first_row, part.end_row};
+moert_scaled_bias moert_layer_biases(const moert_layer *layer, const moert_gemm *gemm) {
+    const moert_block_tensor *biases = &layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS];
+    return (moert_scaled_bias){.groups = gemm->groups,
+                               .part = gemm->part,
+                               .n = gemm->n,
+                               .ldy = gemm->ldy,
+                               .prob = moert_window_rows(layer->prob),
+                               .prob_stride = moert_window_stride(layer->prob),
+                               .bias = biases->weight,
+                               .y = gemm->y,
+                               .dbias = biases->gradient,
+                               .accumulate = layer->accumulate};
 }
 
-moert_gemm moert_layer_gemm(const moert_layer *layer, int block, size_t n, size_t k) {
-    const moert_block *weights = layer->block[block];
-    return (moert_gemm){.groups = moert_layer_groups(layer),
+moert_gemm moert_layer_dense_gemm(const moert_layer *layer, moert_number type, size_t n, size_t k) {
+    const moert_batch *batch = &layer->batch;
+    return (moert_gemm){.groups = {batch->ends, batch->sequences, batch->tokens},
                         .n = n,
                         .k = k,
-                        .weight = weights->tensor[EXPERT_WEIGHT].weight,
-                        .bias = weights->tensor[EXPERT_BIAS].weight};
+                        .type = type,
+                        .shared_weight = true};
 }
 
 moert_gemm moert_layer_router_gemm(const moert_layer *layer, const moert_buffer *x,
                                    moert_buffer *logits) {
     const moert_layer_options *o = &layer->options;
-    const bool splits = o->precision != MOERT_PRECISION_F32;
-    return (moert_gemm){
-        .groups = {layer->batch.ends, layer->batch.sequences, layer->batch.tokens},
-        .n = o->router.experts,
-        .k = o->hidden,
-        .shared_weight = true,
-        .x = (moert_buffer *)x,
-        .y = logits,
-        .split = splits ? &layer->mesh->scratch[MOERT_SCRATCH_ROUNDED_X] : NULL,
-    };
+    moert_gemm gemm = moert_layer_dense_gemm(layer, MOERT_NUMBER_F32, o->router.experts, o->hidden);
+    gemm.x = (moert_buffer *)x;
+    gemm.y = logits;
+    if (o->precision != MOERT_PRECISION_F32)
+        gemm.split = &layer->mesh->scratch[MOERT_SCRATCH_ROUNDED_X];
+    return gemm;
+}
+
+moert_status moert_layer_each_wave(moert_layer *layer, moert_transfer *back,
+                                   moert_wave_work *work) {
+    moert_exchange *exchange = layer->mesh->exchange;
+    moert_status status = MOERT_OK;
+    for (size_t w = 0; w < layer->plan->waves; w++) {
+        const moert_wave wave = moert_exchange_wave(layer->plan, w);
+        const moert_part part = {wave.first, wave.end, wave.first_row, wave.end_row};
+        status = moert_first(status, moert_exchange_dispatch_wait(exchange, w));
+        if (status == MOERT_OK)
+            status = work(layer, back, w, &part);
+        /* NVFP4, in one wave: before the others learn of it in the combine */
+        if (w + 1 == layer->plan->waves)
+            status = moert_precision_settle(layer, status);
+        status = moert_first(status, moert_exchange_combine_send(exchange, back, w));
+    }
+    return status;
 }
 
 moert_status moert_layer_activation(moert_layer *layer, size_t rows, size_t width,

@@ -66,6 +66,16 @@ static moert_quantizer quantizer_of(moert_precision precision, moert_axis axis) 
     return how;
 }
 
+static moert_quantize quantize_of(const matrix *source, const moert_quantizer *how,
+                                  moert_buffer *amax) {
+    return (moert_quantize){.size = sizeof(moert_quantize),
+                            .how = *how,
+                            .groups = source->groups,
+                            .columns = source->columns,
+                            .x = source->values,
+                            .amax = amax};
+}
+
 /* Codes of a matrix in scratch buffers. `amax`: of the tensor or the groups, for NVFP4. */
 static moert_status quantize(moert_mesh *mesh, const matrix *source, const moert_quantizer *how,
                              moert_buffer *amax, moert_quantize *op) {
@@ -76,12 +86,7 @@ static moert_status quantize(moert_mesh *mesh, const matrix *source, const moert
         moert_quantized_shape_of(how, groups->rows, source->columns, blocks);
     const size_t scale_bytes =
         shape.scale_lines * shape.scales * moert_format_scale_bytes(how->format);
-    *op = (moert_quantize){.size = sizeof *op,
-                           .how = *how,
-                           .groups = *groups,
-                           .columns = source->columns,
-                           .x = source->values,
-                           .amax = amax};
+    *op = quantize_of(source, how, amax);
     MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_CODES, shape.q_lines * shape.q_bytes, &op->q));
     MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_SCALES, scale_bytes, &op->scale));
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_GLOBAL, groups->count, &op->global));
@@ -89,18 +94,6 @@ static moert_status quantize(moert_mesh *mesh, const matrix *source, const moert
 }
 
 /* ---- weights ---- */
-
-/* The ends of equal groups of `rows`. */
-static moert_status write_ends(moert_mesh *mesh, size_t groups, size_t rows, moert_buffer **ends) {
-    uint32_t *host;
-    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_ENDS, groups * sizeof *host, ends));
-    MOERT_TRY(moert_alloc(&host, groups, sizeof *host));
-    for (size_t g = 0; g < groups; g++)
-        host[g] = (uint32_t)((g + 1) * rows);
-    const moert_status status = moert_buffer_write(*ends, 0, host, groups * sizeof *host);
-    free(host);
-    return status;
-}
 
 /* weight[L,N,K] rounded for a use: packed from its codes or, where that gains nothing, a copy. */
 static moert_status refresh_use(moert_layer *layer, int block, moert_packed_for use,
@@ -117,12 +110,8 @@ static moert_status refresh_use(moert_layer *layer, int block, moert_packed_for 
     how.group_scales = nvfp4;
     if (nvfp4) {
         MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, experts, &amax));
-        MOERT_TRY(moert_quantize_amax(&(moert_quantize){.size = sizeof(moert_quantize),
-                                                        .how = how,
-                                                        .groups = source->groups,
-                                                        .columns = source->columns,
-                                                        .x = source->values,
-                                                        .amax = amax}));
+        const moert_quantize measured = quantize_of(source, &how, amax);
+        MOERT_TRY(moert_quantize_amax(&measured));
     }
     MOERT_TRY(quantize(mesh, source, &how, amax, &op));
     const moert_packed_shape shape = {experts, n, source->columns, use, factor_type(layer)};
@@ -152,7 +141,8 @@ static moert_status refresh_weight(moert_layer *layer, int block, size_t n, size
     matrix source = {
         {NULL, experts, experts * n}, k, layer->block[block]->tensor[EXPERT_WEIGHT].weight};
     moert_buffer *ends;
-    MOERT_TRY(write_ends(layer->mesh, experts, n, &ends));
+    MOERT_TRY(reserve_bytes(layer->mesh, MOERT_SCRATCH_ENDS, experts * sizeof(uint32_t), &ends));
+    MOERT_TRY(moert_buffer_write_ends(experts, n, ends));
     source.groups.ends = ends;
     MOERT_TRY(refresh_use(layer, block, forward_use(layer, block), &source, n));
     return refresh_use(layer, block, MOERT_PACKED_DGRAD, &source, n);
@@ -217,15 +207,11 @@ moert_status moert_precision_tell_replicas(moert_layer *layer, moert_status stat
 
 /* *amax = that of this rank's rows. */
 static moert_status measure(moert_mesh *mesh, const matrix *rows, float *amax) {
+    const moert_quantizer how = quantizer_of(MOERT_PRECISION_NVFP4, MOERT_AXIS_ROW);
     moert_buffer *buffer;
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, 1, &buffer));
-    MOERT_TRY(moert_quantize_amax(
-        &(moert_quantize){.size = sizeof(moert_quantize),
-                          .how = quantizer_of(MOERT_PRECISION_NVFP4, MOERT_AXIS_ROW),
-                          .groups = rows->groups,
-                          .columns = rows->columns,
-                          .x = rows->values,
-                          .amax = buffer}));
+    const moert_quantize measured = quantize_of(rows, &how, buffer);
+    MOERT_TRY(moert_quantize_amax(&measured));
     return moert_buffer_read(buffer, 0, amax, sizeof *amax);
 }
 
@@ -240,26 +226,18 @@ typedef struct operand {
     moert_scratch target;
 } operand;
 
-static operand operand_x(moert_layer *layer, int block, moert_gemm *gemm) {
-    return (operand){.values = &gemm->x,
-                     .stride = &gemm->ldx,
-                     .columns = gemm->k,
-                     .amax = &layer->rounded[block].amax_x,
-                     .rounded = block == BLOCK_EXPERT_IN
-                                    ? moert_precision_takes_wire(&layer->options)
-                                    : moert_precision_h_type(layer) != MOERT_NUMBER_F32,
-                     .target = MOERT_SCRATCH_ROUNDED_X};
-}
-
-static operand operand_y(moert_layer *layer, int block, moert_gemm *gemm) {
-    return (operand){.values = &gemm->y,
-                     .stride = &gemm->ldy,
-                     .columns = gemm->n,
-                     .amax = &layer->rounded[block].amax_y,
-                     .rounded = block == BLOCK_EXPERT_OUT
-                                    ? moert_precision_takes_wire(&layer->options)
-                                    : moert_precision_dv_type(layer) != MOERT_NUMBER_F32,
-                     .target = MOERT_SCRATCH_ROUNDED_Y};
+/* x, or y, of a GEMM. What came to the projection, or to its gradient, may have travelled so. */
+static operand operand_of(moert_layer *layer, int block, bool y, moert_gemm *gemm) {
+    const bool received = block == (y ? BLOCK_EXPERT_OUT : BLOCK_EXPERT_IN);
+    const moert_number own = y ? moert_precision_dv_type(layer) : moert_precision_h_type(layer);
+    return (operand){.values = y ? &gemm->y : &gemm->x,
+                     .stride = y ? &gemm->ldy : &gemm->ldx,
+                     .columns = y ? gemm->n : gemm->k,
+                     .amax = &layer->rounded[block].amax[y],
+                     .measured = gemm->kind == MOERT_GEMM_WGRAD,
+                     .rounded = received ? moert_precision_takes_wire(&layer->options)
+                                         : own != MOERT_NUMBER_F32,
+                     .target = y ? MOERT_SCRATCH_ROUNDED_Y : MOERT_SCRATCH_ROUNDED_X};
 }
 
 /* Rows without gaps: themselves, or a copy of a window's. */
@@ -313,8 +291,8 @@ moert_status moert_precision_gemm(moert_layer *layer, int block, const moert_gem
     const moert_axis axis = wgrad ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW;
     const moert_rounded *own = &layer->rounded[block];
     moert_gemm rounded = *gemm;
-    operand x = operand_x(layer, block, &rounded), y = operand_y(layer, block, &rounded);
-    x.measured = y.measured = wgrad;
+    const operand x = operand_of(layer, block, false, &rounded),
+                  y = operand_of(layer, block, true, &rounded);
     rounded.type = factor_type(layer);
     if (rounds && has_x)
         MOERT_TRY(round_operand(layer, &gemm->groups, axis, &x));
@@ -329,16 +307,10 @@ moert_status moert_precision_gemm(moert_layer *layer, int block, const moert_gem
     return moert_gemm_run(&rounded);
 }
 
-bool moert_precision_rounds(const moert_layer *layer, const moert_gemm *gemm) {
-    moert_gemm product = *gemm;
-    product.type = factor_type(layer);
-    return moert_gemm_rounds(layer->mesh->device, &product);
-}
-
-bool moert_precision_scatters(const moert_layer *layer, const moert_gemm *gemm) {
-    moert_gemm product = *gemm;
-    product.type = factor_type(layer);
-    return moert_gemm_scatters(layer->mesh->device, &product);
+moert_gemm moert_precision_operands(const moert_layer *layer, const moert_gemm *gemm) {
+    moert_gemm rounded = *gemm;
+    rounded.type = factor_type(layer);
+    return rounded;
 }
 
 bool moert_precision_takes_wire(const moert_layer_options *options) {

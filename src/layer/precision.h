@@ -57,10 +57,8 @@ moert_number moert_precision_dv_type(const moert_layer *layer);
 /* moert_gemm_run of the experts' projection `block`, with float32 operands in `gemm`, which stay as
  * they are, but for h, dv and factors of the wire. */
 moert_status moert_precision_gemm(moert_layer *layer, int block, const moert_gemm *gemm);
-/* Whether forward and dgrad can round results to bf16 (moert_gemm_rounds). */
-bool moert_precision_rounds(const moert_layer *layer, const moert_gemm *gemm);
-/* Whether they can put them anywhere (moert_gemm_scatters). */
-bool moert_precision_scatters(const moert_layer *layer, const moert_gemm *gemm);
-
+/* A forward or dgrad with the type of its rounded operands, to ask whether it can round results to
+ * bf16 or put them anywhere (moert_gemm_rounds, moert_gemm_scatters). */
+moert_gemm moert_precision_operands(const moert_layer *layer, const moert_gemm *gemm);
 /* Whether rows travel as the bf16 codes that the experts' products take. */
 bool moert_precision_takes_wire(const moert_layer_options *options);

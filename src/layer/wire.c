@@ -157,8 +157,10 @@ moert_status moert_wire_results(moert_layer *layer, const moert_transfer *back, 
     *stride *= codes ? CODES : 1;
     const bool biased = forward && layer->options.expert_biases; /* added to the results */
     const bool plain = codes && !biased, sums = moert_exchange_sums(layer->mesh->exchange);
-    const bool scatters = plain && sent && !sums && moert_precision_scatters(layer, product);
-    if (scatters || (plain && moert_precision_rounds(layer, product)))
+    const moert_device *device = layer->mesh->device;
+    const moert_gemm rounded = moert_precision_operands(layer, product);
+    const bool scatters = plain && sent && !sums && moert_gemm_scatters(device, &rounded);
+    if (scatters || (plain && moert_gemm_rounds(device, &rounded)))
         return round_results(layer, back, scatters, product, rows);
     return moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_DENSE, layer->plan->plan->rows * *stride,
                               rows);

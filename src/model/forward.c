@@ -28,16 +28,9 @@ static moert_status take_batch(moert_model *model, const moert_model_batch *batc
     moert_model_share(batch->total_sequences, moert_comm_rank(model->mesh->world),
                       moert_comm_size(model->mesh->world), &first, &count);
     size_t tokens = count * length, bytes = tokens * sizeof(int32_t);
-    uint32_t *ends;
     MOERT_TRY(moert_model_config_check_length(&model->config, length));
-    MOERT_TRY(moert_alloc(&ends, count, sizeof *ends));
-    for (size_t i = 0; i < count; i++)
-        ends[i] = (uint32_t)((i + 1) * length);
-    moert_status status = moert_buffer_reserve(model->device, count * sizeof *ends, &model->ends);
-    if (status == MOERT_OK)
-        status = moert_buffer_write(model->ends, 0, ends, count * sizeof *ends);
-    free(ends);
-    MOERT_TRY(status);
+    MOERT_TRY(moert_buffer_reserve(model->device, count * sizeof(uint32_t), &model->ends));
+    MOERT_TRY(moert_buffer_write_ends(count, length, model->ends));
     MOERT_TRY(moert_buffer_reserve(model->device, bytes, &model->tokens));
     MOERT_TRY(moert_buffer_reserve(model->device, bytes, &model->targets));
     MOERT_TRY(moert_buffer_write(model->tokens, 0, batch->input, bytes));

@@ -64,13 +64,9 @@ fail:
 }
 
 static void destroy_layer(moert_model_layer *layer) {
-    moert_buffer *const buffers[] = {
-        layer->aux_gradient, layer->normed, layer->rstd,   layer->q_raw,       layer->k_raw,
-        layer->q_rstd,       layer->k_rstd, layer->q,      layer->k,           layer->v,
-        layer->attended,     layer->lse,    layer->middle, layer->post_normed, layer->post_rstd,
-        layer->out};
-    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
-        moert_buffer_destroy(buffers[i]);
+    MOERT_DESTROY(layer->aux_gradient, layer->normed, layer->rstd, layer->q_raw, layer->k_raw,
+                  layer->q_rstd, layer->k_rstd, layer->q, layer->k, layer->v, layer->attended,
+                  layer->lse, layer->middle, layer->post_normed, layer->post_rstd, layer->out);
     moert_block_destroy(layer->attention);
     moert_layer_destroy(layer->moe);
 }
@@ -80,14 +76,10 @@ void moert_model_destroy(moert_model *model) {
         return;
     for (size_t i = 0; model->layer != NULL && i < model->config.layers; i++)
         destroy_layer(&model->layer[i]);
-    moert_buffer *const buffers[] = {model->rope,         model->ends,       model->tokens,
-                                     model->targets,      model->links,      model->embedded,
-                                     model->final_normed, model->final_rstd, model->codes,
-                                     model->logits,       model->token_loss, model->d,
-                                     model->dn,           model->datt,       model->dq,
-                                     model->dk,           model->dv};
-    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
-        moert_buffer_destroy(buffers[i]);
+    MOERT_DESTROY(model->rope, model->ends, model->tokens, model->targets, model->links,
+                  model->embedded, model->final_normed, model->final_rstd, model->codes,
+                  model->logits, model->token_loss, model->d, model->dn, model->datt, model->dq,
+                  model->dk, model->dv);
     moert_block_destroy(model->outer);
     MOERT_FREE(model->layer, model->counts, model->tensor, model);
 }

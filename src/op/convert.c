@@ -64,15 +64,8 @@ void moert_op_free_conversions(moert_op *op) {
 
 /* Ends of equal groups. */
 static moert_status make_ends(moert_op *op, const moert_op_quantized *q, moert_buffer **buffer) {
-    uint32_t *ends;
-    MOERT_TRY(MOERT_NEW_ARRAY(&ends, q->groups));
-    for (size_t g = 0; g < q->groups; g++)
-        ends[g] = (uint32_t)((g + 1) * (q->rows / q->groups));
-    moert_status status = add_buffer(op, q->groups, sizeof *ends, buffer);
-    if (status == MOERT_OK)
-        status = moert_buffer_write(*buffer, 0, ends, q->groups * sizeof *ends);
-    free(ends);
-    return status;
+    MOERT_TRY(add_buffer(op, q->groups, sizeof(uint32_t), buffer));
+    return moert_buffer_write_ends(q->groups, q->rows / q->groups, *buffer);
 }
 
 static moert_status make_values(moert_op *op, moert_conversion *c) {
