@@ -41,24 +41,17 @@ static bool is_taken_whole(const moert_op *op, const moert_conversion *c) {
                         c->as->how.format == MOERT_FORMAT_FP8_BLOCK);
 }
 
-static void destroy_all(moert_buffer **buffers, size_t count) {
-    for (size_t i = 0; buffers != NULL && i < count; i++)
-        moert_buffer_destroy(buffers[i]);
-    free(buffers);
-}
-
 void moert_op_free_conversions(moert_op *op) {
     for (size_t i = 0; i < op->quantized_count; i++) {
         moert_conversion *c = &op->conversions[i];
-        moert_buffer *const all[] = {c->stored, c->ends, c->block_ends, c->scale, c->turned};
-        for (size_t j = 0; j < MOERT_COUNT(all); j++)
-            moert_buffer_destroy(all[j]);
-        destroy_all(c->scales, op->options.groups);
-        free(c->all_codes);
+        MOERT_DESTROY(c->stored, c->ends, c->block_ends, c->scale, c->turned);
+        moert_buffers_destroy(c->scales, c->scales != NULL ? op->options.groups : 0);
+        MOERT_FREE(c->scales, c->all_codes);
     }
-    for (size_t i = 0; i < MOERT_OP_BUFFERS; i++)
-        moert_buffer_destroy(op->values[i]);
-    destroy_all(op->discrete_values, op->options.groups);
+    moert_buffers_destroy(op->values, MOERT_OP_BUFFERS);
+    moert_buffers_destroy(op->discrete_values,
+                          op->discrete_values != NULL ? op->options.groups : 0);
+    free(op->discrete_values);
     moert_buffer_destroy(op->factors);
 }
 
@@ -206,16 +199,14 @@ static moert_status store(const moert_quant_backend *by, const moert_op_buffers 
 static moert_status take_codes(const moert_op *op, const moert_op_buffers *b, moert_conversion *c) {
     const moert_op_quantized *q = c->as;
     const bool discrete = c->all_codes != NULL;
-    moert_op_buffers given = *b;
     for (size_t g = 0; g < (discrete ? op->options.groups : 1); g++) {
-        moert_buffer *scale =
-            discrete ? b->weight_scales[g] : *moert_op_buffer_at(&given, q->scale);
+        moert_buffer *scale = discrete ? b->weight_scales[g] : *moert_op_buffer_at(b, q->scale);
         moert_buffer *linear = discrete && c->scales != NULL ? c->scales[g] : c->scale;
         moert_coded *codes = discrete ? &c->all_codes[g] : &c->codes;
         if (linear != NULL)
             MOERT_TRY(move_scales(op->quantizers, b, c, linear, scale, false));
         *codes = c->codes;
-        codes->q = discrete ? b->weights[g] : *moert_op_buffer_at(&given, q->payload);
+        codes->q = discrete ? b->weights[g] : *moert_op_buffer_at(b, q->payload);
         codes->scale = linear != NULL ? linear : scale;
     }
     return MOERT_OK;
@@ -224,12 +215,11 @@ static moert_status take_codes(const moert_op *op, const moert_op_buffers *b, mo
 static moert_status load_factor(const moert_op *op, const moert_op_buffers *b,
                                 moert_conversion *c) {
     const moert_op_quantized *q = c->as;
-    moert_op_buffers given = *b;
     if (c->taken)
         return take_codes(op, b, c);
     if (!is_discrete(op, q))
-        return load(op->quantizers, b, c, *moert_op_buffer_at(&given, q->payload),
-                    *moert_op_buffer_at(&given, q->scale), op->values[q->payload]);
+        return load(op->quantizers, b, c, *moert_op_buffer_at(b, q->payload),
+                    *moert_op_buffer_at(b, q->scale), op->values[q->payload]);
     for (size_t g = 0; g < op->options.groups; g++)
         MOERT_TRY(
             load(op->quantizers, b, c, b->weights[g], b->weight_scales[g], op->discrete_values[g]));
@@ -238,7 +228,6 @@ static moert_status load_factor(const moert_op *op, const moert_op_buffers *b,
 
 /* alpha times the global scales; in DGLU these alone. */
 static moert_status fold_globals(const moert_op *op, const moert_op_buffers *b) {
-    moert_op_buffers given = *b;
     moert_global_scales fold = {.groups = op->options.groups, .to = op->factors};
     if (op->factors == NULL)
         return MOERT_OK;
@@ -248,7 +237,7 @@ static moert_status fold_globals(const moert_op *op, const moert_op_buffers *b) 
         if (q->global == MOERT_OP_BUFFERS)
             continue;
         const bool second = fold.first != NULL;
-        *(second ? &fold.second : &fold.first) = *moert_op_buffer_at(&given, q->global);
+        *(second ? &fold.second : &fold.first) = *moert_op_buffer_at(b, q->global);
         *(second ? &fold.second_by_groups : &fold.first_by_groups) = q->how.group_scales;
     }
     return op->quantizers->fold_globals(&fold);
@@ -265,13 +254,12 @@ moert_status moert_op_store_results(moert_op *op, const moert_op_buffers *b) {
     const moert_op_buffer result = moert_op_has_glu(op) ? MOERT_OP_BUFFER_d
                                    : op->x.output       ? MOERT_OP_BUFFER_x
                                                         : MOERT_OP_BUFFER_y;
-    moert_op_buffers given = *b;
     for (size_t i = 0; i < op->quantized_count; i++) {
         const moert_op_quantized *q = &op->quantized[i];
         if (q->result)
             MOERT_TRY(store(op->quantizers, b, &op->conversions[i],
-                            *moert_op_buffer_at(&given, q->payload),
-                            *moert_op_buffer_at(&given, q->scale), op->values[result]));
+                            *moert_op_buffer_at(b, q->payload), *moert_op_buffer_at(b, q->scale),
+                            op->values[result]));
     }
     return MOERT_OK;
 }

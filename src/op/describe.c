@@ -4,12 +4,11 @@
 #include "base/memory.h"
 #include "op/op.h"
 
+static const moert_status usage = MOERT_ERROR_USAGE, unsupported = MOERT_ERROR_UNSUPPORTED;
+
 static moert_status check_size(const moert_op *op, const char *field, size_t value, size_t least) {
-    if (value < least)
-        return moert_op_refuse(MOERT_ERROR_USAGE, op, field, "at least 1", "%zu", value);
-    if (value > INT32_MAX)
-        return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, field, "below 2^31", "%zu", value);
-    return MOERT_OK;
+    return MOERT_OP_CHECK_RULES(op, NULL, {value < least, usage, field, "at least 1", NULL, value},
+                                {value > INT32_MAX, unsupported, field, "below 2^31", NULL, value});
 }
 
 /* The type of a matrix, or of a bias, which has at least `bits`. */
@@ -101,19 +100,14 @@ static moert_status check_switches(const moert_op *op) {
         if (switches[i].set && (switches[i].kinds >> o->kind & 1) == 0)
             return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, switches[i].field,
                                    switches[i].legal, "%s", "true");
-    if (o->beta && o->accumulate)
-        return moert_op_refuse(MOERT_ERROR_USAGE, op, "accumulate", "false beside beta", "%s",
-                               "true");
-    if (o->prob && !moert_op_has_glu(op) && (o->beta || o->accumulate))
-        return moert_op_refuse(MOERT_ERROR_USAGE, op, "prob", "false beside beta and accumulate",
-                               "%s", "true");
-    if (o->prob && o->bias && !moert_op_has_glu(op))
-        return moert_op_refuse(MOERT_ERROR_USAGE, op, "prob",
-                               "false beside bias; bias_scale is cuDNN's prob there", "%s", "true");
-    if (o->bias_scale && !o->bias)
-        return moert_op_refuse(MOERT_ERROR_USAGE, op, "bias_scale", "false without bias", "%s",
-                               "true");
-    return MOERT_OK;
+    const bool glus = moert_op_has_glu(op);
+    return MOERT_OP_CHECK_RULES(
+        op, NULL, {o->beta && o->accumulate, usage, "accumulate", "false beside beta", "true", 0},
+        {o->prob && !glus && (o->beta || o->accumulate), usage, "prob",
+         "false beside beta and accumulate", "true", 0},
+        {o->prob && o->bias && !glus, usage, "prob",
+         "false beside bias; bias_scale is cuDNN's prob there", "true", 0},
+        {o->bias_scale && !o->bias, usage, "bias_scale", "false without bias", "true", 0});
 }
 
 static moert_status check_permute(moert_op *op) {
@@ -144,12 +138,12 @@ static moert_status check_glu(moert_op *op) {
     const char *const field = o->kind == MOERT_OP_GLU ? "n" : "2k";
     op->glu_width = columns / 2;
     op->run = asked > 0 ? asked : op->glu_width;
-    if (asked != 0 && asked != 1 && asked != 8 && asked != 32 && asked != op->glu_width)
-        return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, "interleave",
-                               "0, 1, 8, 32 or half the columns", "%zu", asked);
-    if (o->glu.interleaved && asked != 1)
-        return moert_op_refuse(MOERT_ERROR_USAGE, op, "interleave", "0 or 1 with glu.interleaved",
-                               "%zu", asked);
+    MOERT_TRY(MOERT_OP_CHECK_RULES(
+        op, NULL,
+        {asked != 0 && asked != 1 && asked != 8 && asked != 32 && asked != op->glu_width,
+         unsupported, "interleave", "0, 1, 8, 32 or half the columns", NULL, asked},
+        {o->glu.interleaved && asked != 1, usage, "interleave", "0 or 1 with glu.interleaved", NULL,
+         asked}));
     if (columns % 2 != 0 || columns % (2 * op->run) != 0)
         return MOERT_FAIL(ERROR_USAGE, "%s: %s is %zu; a multiple of %zu for runs of %zu columns",
                           moert_op_kind_name(o->kind), field, columns, moert_max(2 * asked, 2),

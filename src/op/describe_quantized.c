@@ -50,33 +50,6 @@ static role role_of(const moert_op *op, size_t i) {
 
 /* ---- checks ---- */
 
-/* What must not be: the field, its value as text or number, and what is legal. */
-typedef struct rule {
-    bool broken;
-    moert_status code;
-    const char *field, *legal, *text;
-    size_t value;
-} rule;
-
-/* Refuses the first broken rule; fields belong to operand `name`, NULL: to the options. */
-static moert_status check_rules(const moert_op *op, const char *name, const rule *rules,
-                                size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        const rule *r = &rules[i];
-        char field[48];
-        snprintf(field, sizeof field, "%s%s%s", name != NULL ? name : "", name != NULL ? "." : "",
-                 r->field);
-        if (r->broken && r->text != NULL)
-            return moert_op_refuse(r->code, op, field, r->legal, "%s", r->text);
-        if (r->broken)
-            return moert_op_refuse(r->code, op, field, r->legal, "%zu", r->value);
-    }
-    return MOERT_OK;
-}
-#define CHECK_RULES(op, name, ...)                                                                 \
-    check_rules(op, name, (const rule[]){__VA_ARGS__},                                             \
-                sizeof((const rule[]){__VA_ARGS__}) / sizeof(rule))
-
 static const moert_status usage = MOERT_ERROR_USAGE, unsupported = MOERT_ERROR_UNSUPPORTED;
 
 /* Whether no field is set beside `size`. */
@@ -87,7 +60,7 @@ static bool is_blank(const moert_quantizer *how) {
 }
 
 static moert_status check_plain(const moert_op *op, const char *name, const moert_operand *o) {
-    return CHECK_RULES(
+    return MOERT_OP_CHECK_RULES(
         op, name,
         {!is_blank(&o->how), usage, "how.size", "that of MOERT_QUANTIZER_INIT, as how is filled in",
          NULL, o->how.size},
@@ -100,15 +73,16 @@ static moert_status check_plain(const moert_op *op, const char *name, const moer
 static moert_status check_memory(const moert_op *op, size_t i, const moert_operand *o) {
     char stride[24];
     snprintf(stride, sizeof stride, "%td", o->stride);
-    return CHECK_RULES(op, parts[i].name,
-                       {o->stride != 0, usage, "stride", "0 with a quantised operand", stride, 0},
-                       {o->discrete && i != WEIGHT, unsupported, "discrete",
-                        "false; only weight may be discrete", "true", 0});
+    return MOERT_OP_CHECK_RULES(
+        op, parts[i].name,
+        {o->stride != 0, usage, "stride", "0 with a quantised operand", stride, 0},
+        {o->discrete && i != WEIGHT, unsupported, "discrete", "false; only weight may be discrete",
+         "true", 0});
 }
 
 static moert_status check_ranges(const moert_op *op, const char *name, const moert_operand *o) {
     const moert_quantizer *how = &o->how;
-    return CHECK_RULES(
+    return MOERT_OP_CHECK_RULES(
         op, name,
         {how->size != sizeof *how, usage, "how.size",
          "0 for plain elements, or that of MOERT_QUANTIZER_INIT", NULL, how->size},
@@ -133,7 +107,7 @@ static moert_status check_operand(const moert_op *op, size_t i, const moert_oper
     const bool bytes = moert_format_element_bits(how->format) == 8;
     const bool tile = how->axis == MOERT_AXIS_TILE, fp8 = how->format == MOERT_FORMAT_FP8_BLOCK;
     const bool turned = weight ? !tile || fp8 : column;
-    return CHECK_RULES(
+    return MOERT_OP_CHECK_RULES(
         op, parts[i].name,
         {weight && result, unsupported, "how.size", "0, the result of gemm_wgrad is plain", NULL,
          how->size},
@@ -167,7 +141,7 @@ static moert_status check_results(const moert_op *op) {
     const bool quantised = how->size != 0 && o->kind != MOERT_OP_GEMM_WGRAD;
     const bool floats = how->format == MOERT_FORMAT_FP8_BLOCK ||
                         (second && o->column.how.format == MOERT_FORMAT_FP8_BLOCK);
-    return CHECK_RULES(
+    return MOERT_OP_CHECK_RULES(
         op, NULL,
         {second && !quantised, unsupported, "column.how.size", "0 unless the result is quantised",
          NULL, o->column.how.size},
@@ -186,7 +160,7 @@ static moert_status check_results(const moert_op *op) {
 moert_status moert_op_check_quantized(const moert_op *op) {
     const moert_op_options *o = &op->options;
     if (moert_op_takes_c(op)) {
-        MOERT_TRY(CHECK_RULES(
+        MOERT_TRY(MOERT_OP_CHECK_RULES(
             op, "c",
             {o->c.how.size != 0, unsupported, "how.size", "0, c is plain", NULL, o->c.how.size}));
         MOERT_TRY(check_plain(op, "c", &o->c));

@@ -82,9 +82,7 @@ static lowered lower_rows(const moert_op *op, const moert_op_rows *rows, const m
  * caller's; NULL where codes stand for it. */
 static moert_buffer *taken_buffer(const moert_op *op, const moert_op_buffers *b,
                                   moert_op_buffer which) {
-    moert_op_buffers given = *b;
-    return conversion_of(op, which) != NULL ? op->values[which]
-                                            : *moert_op_buffer_at(&given, which);
+    return conversion_of(op, which) != NULL ? op->values[which] : *moert_op_buffer_at(b, which);
 }
 
 /* Buffers that are yet to come: only whether there is one counts. */

@@ -15,6 +15,21 @@ moert_status moert_op_refuse(moert_status code, const moert_op *op, const char *
                               moert_op_kind_name(op->options.kind), field, value, legal);
 }
 
+moert_status moert_op_check_rules(const moert_op *op, const char *name, const moert_op_rule *rules,
+                                  size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const moert_op_rule *r = &rules[i];
+        char field[48];
+        snprintf(field, sizeof field, "%s%s%s", name != NULL ? name : "", name != NULL ? "." : "",
+                 r->field);
+        if (r->broken && r->text != NULL)
+            return moert_op_refuse(r->code, op, field, r->legal, "%s", r->text);
+        if (r->broken)
+            return moert_op_refuse(r->code, op, field, r->legal, "%zu", r->value);
+    }
+    return MOERT_OK;
+}
+
 static const char *const names[] = {
 #define KIND_NAME(name, text) [MOERT_OP_##name] = (text),
     MOERT_OP_KIND_TABLE(KIND_NAME)
@@ -40,6 +55,6 @@ const char *moert_op_buffer_name(moert_op_buffer which) {
     return buffer_names[which];
 }
 
-moert_buffer **moert_op_buffer_at(moert_op_buffers *buffers, moert_op_buffer which) {
+moert_buffer **moert_op_buffer_at(const moert_op_buffers *buffers, moert_op_buffer which) {
     return (moert_buffer **)((char *)buffers + buffer_offsets[which]);
 }

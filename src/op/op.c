@@ -1,4 +1,4 @@
-/* Op objects: creates them on a backend, checks the buffers of each execute, warms up. */
+/* Op objects: creates them on a backend, checks the buffers of each execute, warms up, records. */
 #include "moert/ops.h"
 
 #include <stdlib.h>
@@ -111,8 +111,7 @@ moert_status moert_op_once(moert_device *device, const moert_op_options *options
     MOERT_TRY(moert_op_create(device, options, &op));
     const moert_status status = moert_op_execute(op, buffers);
     moert_op_destroy(op);
-    if (status != MOERT_OK)
-        return moert_error_pass(status, __func__, __LINE__);
+    MOERT_TRY(status);
     return MOERT_OK;
 }
 
@@ -125,12 +124,6 @@ size_t moert_op_workspace_bytes(const moert_op *op) {
 }
 
 /* ---- warm-up ---- */
-
-static void destroy_buffers(moert_op_buffers *buffers, moert_buffer *const discrete[2]) {
-    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
-        moert_buffer_destroy(*moert_op_buffer_at(buffers, i));
-    MOERT_DESTROY(discrete[0], discrete[1]);
-}
 
 /* A buffer of zeros for a need, if it is one. */
 static moert_status make_buffer(moert_device *device, const moert_op_need *need,
@@ -157,7 +150,9 @@ static moert_status execute_small(moert_op *small) {
     MOERT_TRY_OR(destroy, moert_op_execute(small, &buffers));
     MOERT_TRY_OR(destroy, moert_device_finish(small->device));
 destroy:
-    destroy_buffers(&buffers, discrete);
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
+        moert_buffer_destroy(*moert_op_buffer_at(&buffers, i));
+    MOERT_DESTROY(discrete[0], discrete[1]);
     return status;
 }
 
@@ -177,7 +172,43 @@ moert_status moert_op_compile(moert_op *op) {
     MOERT_TRY(moert_op_create(op->device, &options, &small));
     const moert_status status = execute_small(small);
     moert_op_destroy(small);
-    if (status != MOERT_OK)
-        return moert_error_pass(status, __func__, __LINE__);
+    MOERT_TRY(status);
     return MOERT_OK;
+}
+
+/* ---- recordings ---- */
+
+struct moert_op_recording {
+    moert_recording *launches;
+};
+
+moert_status moert_op_record(moert_op *op, const moert_op_buffers *buffers,
+                             moert_op_recording **recording) {
+    moert_op_recording *made;
+    moert_status status;
+    if (!op->backend->records)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: backend is '%s'; portable, to be recorded",
+                          moert_op_kind_name(op->options.kind), op->backend->name);
+    MOERT_TRY(moert_op_check_buffers(op, buffers));
+    MOERT_TRY(moert_op_compile(op));
+    MOERT_TRY(MOERT_NEW(&made));
+    MOERT_TRY_OR(release, moert_recording_start(op->device, &made->launches));
+    MOERT_TRY_OR(release, moert_op_execute(op, buffers));
+    MOERT_TRY_OR(release, moert_recording_stop(made->launches));
+    *recording = made;
+    return MOERT_OK;
+release:
+    moert_op_recording_destroy(made);
+    return status;
+}
+
+moert_status moert_op_replay(moert_op_recording *recording) {
+    return moert_recording_play(recording->launches);
+}
+
+void moert_op_recording_destroy(moert_op_recording *recording) {
+    if (recording == NULL)
+        return;
+    moert_recording_destroy(recording->launches);
+    free(recording);
 }

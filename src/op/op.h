@@ -116,6 +116,21 @@ moert_status moert_op_refuse(moert_status code, const moert_op *op, const char *
                              const char *legal, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
+/* What must not be: the field, its value as text or number, and what is legal. */
+typedef struct moert_op_rule {
+    bool broken;
+    moert_status code;
+    const char *field, *legal, *text;
+    size_t value;
+} moert_op_rule;
+
+/* Refuses the first broken rule; fields belong to operand `name`, NULL: to the options. */
+moert_status moert_op_check_rules(const moert_op *op, const char *name, const moert_op_rule *rules,
+                                  size_t count);
+#define MOERT_OP_CHECK_RULES(op, name, ...)                                                        \
+    moert_op_check_rules(op, name, (const moert_op_rule[]){__VA_ARGS__},                           \
+                         sizeof((const moert_op_rule[]){__VA_ARGS__}) / sizeof(moert_op_rule))
+
 /* Bytes of a buffer; SIZE_MAX if they cannot be counted. */
 size_t moert_op_need_bytes(const moert_op_need *need);
 
@@ -124,7 +139,7 @@ moert_status moert_op_check_buffers(const moert_op *op, const moert_op_buffers *
 
 /* The name of a buffer's field, and the member of `buffers`. */
 const char *moert_op_buffer_name(moert_op_buffer which);
-moert_buffer **moert_op_buffer_at(moert_op_buffers *buffers, moert_op_buffer which);
+moert_buffer **moert_op_buffer_at(const moert_op_buffers *buffers, moert_op_buffer which);
 
 static inline bool moert_op_has_glu(const moert_op *op) {
     return op->options.kind == MOERT_OP_GLU || op->options.kind == MOERT_OP_DGLU;
