@@ -79,8 +79,7 @@ static moert_status open_bound(moert_context *context, const moert_topology *top
     moert_status status =
         moert_device_open(config->device, placement->pci,
                           (unsigned)moert_comm_node_rank(context->comm), &context->device);
-    moert_status pin = moert_threads_pin_new(topology, placement, &snapshot, &pinned);
-    return status != MOERT_OK ? status : pin;
+    return moert_first(status, moert_threads_pin_new(topology, placement, &snapshot, &pinned));
 }
 
 static moert_status place_and_open(moert_context *context) {

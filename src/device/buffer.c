@@ -154,18 +154,34 @@ static cl_mem part_of(const moert_buffer *buffer, size_t *offset_bytes, size_t *
     return buffer->pieces[piece];
 }
 
-moert_status moert_buffer_write(moert_buffer *buffer, size_t offset_bytes, const void *source,
-                                size_t bytes) {
+/* Reads or writes a range, piece by piece; blocks. */
+static moert_status transfer(const moert_buffer *buffer, size_t offset_bytes, char *host,
+                             size_t bytes, bool reads) {
+    const cl_command_queue queue = buffer->device->queue;
     MOERT_TRY(check_range(buffer, offset_bytes, bytes));
     for (size_t done = 0, part; done < bytes; done += part) {
         size_t start = offset_bytes + done;
         part = bytes - done;
-        cl_mem memory = part_of(buffer, &start, &part);
-        MOERT_CL(buffer->device,
-                 clEnqueueWriteBuffer(buffer->device->queue, memory, CL_TRUE, start, part,
-                                      (const char *)source + done, 0, NULL, copied(buffer, part)));
+        const cl_mem memory = part_of(buffer, &start, &part);
+        cl_event *event = copied(buffer, part);
+        if (reads)
+            MOERT_CL(buffer->device, clEnqueueReadBuffer(queue, memory, CL_TRUE, start, part,
+                                                         host + done, 0, NULL, event));
+        else
+            MOERT_CL(buffer->device, clEnqueueWriteBuffer(queue, memory, CL_TRUE, start, part,
+                                                          host + done, 0, NULL, event));
     }
     return MOERT_OK;
+}
+
+moert_status moert_buffer_write(moert_buffer *buffer, size_t offset_bytes, const void *source,
+                                size_t bytes) {
+    return transfer(buffer, offset_bytes, (char *)(uintptr_t)source, bytes, false);
+}
+
+moert_status moert_buffer_read(const moert_buffer *buffer, size_t offset_bytes, void *target,
+                               size_t bytes) {
+    return transfer(buffer, offset_bytes, target, bytes, true);
 }
 
 moert_status moert_buffer_write_ends(size_t groups, size_t rows, moert_buffer *ends) {
@@ -176,20 +192,6 @@ moert_status moert_buffer_write_ends(size_t groups, size_t rows, moert_buffer *e
     const moert_status status = moert_buffer_write(ends, 0, host, groups * sizeof *host);
     free(host);
     return status;
-}
-
-moert_status moert_buffer_read(const moert_buffer *buffer, size_t offset_bytes, void *target,
-                               size_t bytes) {
-    MOERT_TRY(check_range(buffer, offset_bytes, bytes));
-    for (size_t done = 0, part; done < bytes; done += part) {
-        size_t start = offset_bytes + done;
-        part = bytes - done;
-        cl_mem memory = part_of(buffer, &start, &part);
-        MOERT_CL(buffer->device,
-                 clEnqueueReadBuffer(buffer->device->queue, memory, CL_TRUE, start, part,
-                                     (char *)target + done, 0, NULL, copied(buffer, part)));
-    }
-    return MOERT_OK;
 }
 
 moert_status moert_buffer_copy(const moert_buffer *source, size_t source_offset_bytes,

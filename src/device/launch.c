@@ -7,22 +7,14 @@
 
 static moert_status set_argument(const moert_kernel *kernel, cl_kernel handle, cl_uint index,
                                  const moert_argument *argument) {
-    cl_int code;
-    cl_mem memory;
-    switch (argument->kind) {
-    case MOERT_ARGUMENT_BUFFER:
-        memory = argument->buffer != NULL ? argument->buffer->memory : NULL;
-        code = clSetKernelArg(handle, index, sizeof memory, &memory);
-        break;
-    case MOERT_ARGUMENT_LOCAL:
-        code = clSetKernelArg(handle, index, argument->bytes, NULL);
-        break;
-    case MOERT_ARGUMENT_STRUCT:
-        code = clSetKernelArg(handle, index, argument->bytes, argument->value.data);
-        break;
-    default:
-        code = clSetKernelArg(handle, index, argument->bytes, &argument->value);
-    }
+    const bool is_buffer = argument->kind == MOERT_ARGUMENT_BUFFER;
+    const cl_mem memory = argument->buffer != NULL ? argument->buffer->memory : NULL;
+    const void *const value = is_buffer                                 ? &memory
+                              : argument->kind == MOERT_ARGUMENT_LOCAL  ? NULL
+                              : argument->kind == MOERT_ARGUMENT_STRUCT ? argument->value.data
+                                                                        : &argument->value;
+    const cl_int code =
+        clSetKernelArg(handle, index, is_buffer ? sizeof memory : argument->bytes, value);
     if (code != CL_SUCCESS)
         return MOERT_FAIL(ERROR_INTERNAL, "argument %u of kernel %s (%zu bytes): %s", index,
                           kernel->name, argument->bytes, moert_cl_error_name(code));

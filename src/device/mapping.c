@@ -4,13 +4,9 @@
 #include <string.h>
 
 moert_status moert_unmap_all(moert_mapping *maps, moert_status status) {
-    while (maps->count > 0) {
-        maps->count--;
-        moert_status own =
-            moert_buffer_unmap(maps->map[maps->count].buffer, maps->map[maps->count].memory);
-        if (status == MOERT_OK)
-            status = own;
-    }
+    for (; maps->count > 0; maps->count--)
+        status = moert_first(status, moert_buffer_unmap(maps->map[maps->count - 1].buffer,
+                                                        maps->map[maps->count - 1].memory));
     return status;
 }
 

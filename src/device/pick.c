@@ -66,8 +66,6 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
                                 int index, moert_device_info *info) {
     *info = (moert_device_info){.platform = platform_index, .index = index};
     cl_device_type type = 0;
-    cl_ulong global = 0, largest = 0, local = 0;
-    cl_uint units = 0;
     char extensions[8192] = "";
     const struct {
         cl_device_info key;
@@ -75,10 +73,10 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
         void *value;
     } fields[] = {
         {CL_DEVICE_TYPE, sizeof type, &type},
-        {CL_DEVICE_GLOBAL_MEM_SIZE, sizeof global, &global},
-        {CL_DEVICE_MAX_MEM_ALLOC_SIZE, sizeof largest, &largest},
-        {CL_DEVICE_LOCAL_MEM_SIZE, sizeof local, &local},
-        {CL_DEVICE_MAX_COMPUTE_UNITS, sizeof units, &units},
+        {CL_DEVICE_GLOBAL_MEM_SIZE, sizeof info->global_bytes, &info->global_bytes},
+        {CL_DEVICE_MAX_MEM_ALLOC_SIZE, sizeof info->largest_bytes, &info->largest_bytes},
+        {CL_DEVICE_LOCAL_MEM_SIZE, sizeof info->local_bytes, &info->local_bytes},
+        {CL_DEVICE_MAX_COMPUTE_UNITS, sizeof info->compute_units, &info->compute_units},
         {CL_DEVICE_NAME, sizeof info->name, info->name},
         {CL_DEVICE_VENDOR, sizeof info->vendor, info->vendor},
         {CL_DRIVER_VERSION, sizeof info->driver, info->driver},
@@ -93,10 +91,7 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
     info->is_cpu = (type & CL_DEVICE_TYPE_CPU) != 0;
     info->is_gpu = (type & CL_DEVICE_TYPE_GPU) != 0;
     info->is_pocl = strcmp(info->platform_name, "Portable Computing Language") == 0;
-    info->compute_units = units;
-    info->global_bytes = global;
-    info->largest_bytes = largest - largest % MOERT_BUFFER_TAIL_BYTES - MOERT_BUFFER_TAIL_BYTES;
-    info->local_bytes = local;
+    info->largest_bytes -= info->largest_bytes % MOERT_BUFFER_TAIL_BYTES + MOERT_BUFFER_TAIL_BYTES;
     info->has_fp64 = strstr(extensions, "cl_khr_fp64") != NULL;
     info->imports_files = strstr(extensions, "cl_khr_external_memory_opaque_fd") != NULL;
     info->gpu_form = moert_config_get()->form != MOERT_FORM_AUTO
@@ -128,8 +123,7 @@ static moert_status find_all(device_table *table) {
     if (code != CL_SUCCESS || platform_count == 0)
         return MOERT_FAIL(ERROR_DEVICE,
                           "no OpenCL platform found (%s); install one, such as the package "
-                          "pocl-opencl-icd, or check "
-                          "OCL_ICD_VENDORS",
+                          "pocl-opencl-icd, or check OCL_ICD_VENDORS",
                           moert_cl_error_name(code));
     for (cl_uint p = 0; p < platform_count && p < MAX_PLATFORMS; p++) {
         cl_device_id ids[MAX_DEVICES];
@@ -215,19 +209,13 @@ moert_status moert_device_open(const char *selector, const char *pci, unsigned l
                                moert_device **device) {
     device_table table;
     MOERT_TRY(find_all(&table));
-    size_t at = table.count;
-    if (strcmp(selector, "auto") == 0) {
-        at = choose(&table, "gpu", pci, local_rank);
-        if (at == table.count) {
-            at = choose(&table, "cpu", pci, local_rank);
-            const char *hint = missing_driver_hint(&table);
-            if (hint[0] != '\0' && local_rank == 0)
-                MOERT_WARN("no GPU is used%s", hint);
-        }
-        if (at == table.count)
-            at = 0;
-    } else {
-        at = choose(&table, selector, pci, local_rank);
+    const bool automatic = strcmp(selector, "auto") == 0;
+    size_t at = choose(&table, automatic ? "gpu" : selector, pci, local_rank);
+    if (automatic && at == table.count) {
+        const char *hint = missing_driver_hint(&table);
+        at = choose(&table, "cpu", pci, local_rank) % table.count;
+        if (hint[0] != '\0' && local_rank == 0)
+            MOERT_WARN("no GPU is used%s", hint);
     }
     if (at == table.count)
         return no_match(&table, selector);

@@ -209,16 +209,14 @@ static moert_status build_for_pocl(moert_device *device, const char *spec, const
 /* Makes the handle of a program whose spec is known, and its key. */
 static moert_status obtain(moert_device *device, moert_program *program) {
     const char *spec = program->spec;
-    char *source, *options;
+    char *source, *options = NULL;
+    moert_status status;
     MOERT_TRY(moert_program_source(spec, &source));
-    moert_status status = build_options(device, spec, &options);
-    if (status != MOERT_OK) {
-        free(source);
-        return status;
-    }
+    MOERT_TRY_OR(free_texts, build_options(device, spec, &options));
     program->key = cache_key(device, source, options);
     status = (device->info.is_pocl ? build_for_pocl : load_or_build)(
         device, spec, source, options, program->key, &program->handle);
+free_texts:
     MOERT_FREE(options, source);
     return status;
 }

@@ -1,5 +1,6 @@
-/* The two queues of a device, and marks in them. */
+/* The two queues of a device, marks in them, and waits for the device. */
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/config.h"
 #include "base/memory.h"
@@ -109,4 +110,25 @@ void moert_mark_free(moert_mark *mark) {
     if (mark->event != NULL)
         clReleaseEvent(mark->event);
     free(mark);
+}
+
+/* ---- waiting while the host does something else ---- */
+
+enum { LOOK_NS = 200000 }; /* from one look at the device to the next */
+
+moert_status moert_device_wait(moert_device *device, moert_status (*meanwhile)(void *context),
+                               void *context) {
+    moert_mark *end;
+    bool ended = false;
+    MOERT_TRY(moert_mark_set(device, &end));
+    moert_status status = MOERT_OK;
+    while (status == MOERT_OK && !ended) {
+        status = meanwhile(context);
+        if (status == MOERT_OK)
+            status = moert_mark_look(end, &ended);
+        if (!ended)
+            nanosleep(&(struct timespec){0, LOOK_NS}, NULL);
+    }
+    moert_mark_free(end);
+    return status;
 }

@@ -137,6 +137,5 @@ void moert_topology_describe(const moert_topology *topology, char *text, size_t 
 }
 
 moert_status moert_topology_mask_text(const moert_topology *topology, char *text, size_t bytes) {
-    MOERT_TRY(moert_topology_list(topology->usable, text, bytes));
-    return MOERT_OK;
+    return moert_topology_list(topology->usable, text, bytes);
 }
