@@ -37,8 +37,7 @@ static moert_status gather_masks(moert_comm *comm, const moert_topology *topolog
                                  char (**masks)[MOERT_CPUS_BYTES]) {
     size_t size = moert_comm_size(comm), count = 0;
     char mine[MOERT_CPUS_BYTES] = "", (*all)[MOERT_CPUS_BYTES];
-    moert_status local = moert_topology_mask_text(topology, mine, sizeof mine);
-    MOERT_TRY(moert_comm_agree(comm, local));
+    MOERT_TRY(moert_comm_agree(comm, moert_topology_mask_text(topology, mine, sizeof mine)));
     MOERT_TRY(gather(comm, mine, sizeof mine, &all));
     for (size_t r = 0; r < size; r++)
         if (strcmp(moert_comm_host(comm, r), moert_comm_host(comm, moert_comm_rank(comm))) == 0)
@@ -115,13 +114,6 @@ static moert_status open_unbound(moert_context *context) {
 /* Where a rank's device comes from. */
 typedef enum device_origin { ORIGIN_UNBOUND, ORIGIN_BOUND, ORIGIN_CALLER } device_origin;
 
-static device_origin origin_of(const moert_context_options *options) {
-    if (options != NULL &&
-        (options->cl_context != NULL || options->cl_device != NULL || options->cl_queue != NULL))
-        return ORIGIN_CALLER;
-    return moert_config_get()->bind ? ORIGIN_BOUND : ORIGIN_UNBOUND;
-}
-
 /* All ranks must take the same way, since it has collective calls. Collective. */
 static moert_status check_origin(moert_comm *comm, device_origin mine) {
     unsigned char origin = (unsigned char)mine, *all;
@@ -138,7 +130,11 @@ static moert_status check_origin(moert_comm *comm, device_origin mine) {
 }
 
 static moert_status open_device(moert_context *context, const moert_context_options *options) {
-    device_origin origin = origin_of(options);
+    const bool given = options != NULL && (options->cl_context != NULL ||
+                                           options->cl_device != NULL || options->cl_queue != NULL);
+    const device_origin origin = given                      ? ORIGIN_CALLER
+                                 : moert_config_get()->bind ? ORIGIN_BOUND
+                                                            : ORIGIN_UNBOUND;
     MOERT_TRY(check_origin(context->comm, origin));
     if (origin == ORIGIN_CALLER)
         return moert_device_adopt(options->cl_context, options->cl_device, options->cl_queue,

@@ -122,11 +122,6 @@ static bool is_wide(const moert_buffer *buffer, size_t end_bytes, size_t places)
     return (end_bytes > NARROW_BYTES || buffer->piece_count > 1) && places % sizeof(float) == 0;
 }
 
-/* And it fills at a tenth of the memory's rate. */
-static bool is_slow_to_fill(const moert_buffer *buffer, size_t places, size_t bytes) {
-    return buffer->device->info.nvidia > 0 && bytes >= SLOW_BYTES && places % sizeof(float) == 0;
-}
-
 static moert_grid shares_of(size_t bytes) {
     return (moert_grid){moert_ceil_div(bytes / sizeof(float), SHARE), 1, 1};
 }
@@ -245,9 +240,11 @@ moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_ro
 
 moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_t bytes) {
     const cl_uchar zero = 0;
+    const size_t places = offset_bytes | bytes;
     MOERT_TRY(check_range(buffer, offset_bytes, bytes));
-    if (is_wide(buffer, offset_bytes + bytes, offset_bytes | bytes) ||
-        is_slow_to_fill(buffer, offset_bytes | bytes, bytes)) {
+    /* NVIDIA's driver fills at a tenth of the memory's rate, too */
+    if (is_wide(buffer, offset_bytes + bytes, places) ||
+        (buffer->device->info.nvidia > 0 && bytes >= SLOW_BYTES && places % sizeof(float) == 0)) {
         moert_profile_work(buffer->device, MOERT_FAMILY_COPY, 0.0, (double)bytes);
         return MOERT_RUN(buffer->device, MOERT_FAMILY_COPY, "clear", shares_of(bytes),
                          MOERT_ARG(buffer), MOERT_ARG(offset_bytes / sizeof(float)),

@@ -200,11 +200,6 @@ static moert_status no_match(const device_table *table, const char *selector) {
                       selector, names, missing_driver_hint(table));
 }
 
-static void log_device(const moert_device *device) {
-    MOERT_INFO("device %d:%d %s (%s), %u compute units", device->info.platform, device->info.index,
-               device->info.name, device->info.platform_name, device->info.compute_units);
-}
-
 moert_status moert_device_open(const char *selector, const char *pci, unsigned local_rank,
                                moert_device **device) {
     device_table table;
@@ -236,7 +231,8 @@ moert_status moert_device_open(const char *selector, const char *pci, unsigned l
         status = MOERT_CL_FAIL(made, code, "clCreateCommandQueueWithProperties");
         goto release_context;
     }
-    log_device(made);
+    MOERT_INFO("device %d:%d %s (%s), %u compute units", made->info.platform, made->info.index,
+               made->info.name, made->info.platform_name, made->info.compute_units);
     *device = made;
     return MOERT_OK;
 

@@ -193,19 +193,6 @@ static moert_status load_or_build(moert_device *device, const char *spec, const 
     return status;
 }
 
-/*
- * PoCL stores what it builds by itself, and compiles a kernel when it is launched, for the shape of
- * that launch; for a binary it would compile all kernels, for any shape.
- */
-static moert_status build_for_pocl(moert_device *device, const char *spec, const char *source,
-                                   const char *options, const char *key, cl_program *program) {
-    moert_cache_entry entry;
-    moert_cache_begin(key, &entry);
-    moert_status status = build_source(device, spec, source, options, program);
-    moert_cache_end(&entry, status == MOERT_OK);
-    return status;
-}
-
 /* Makes the handle of a program whose spec is known, and its key. */
 static moert_status obtain(moert_device *device, moert_program *program) {
     const char *spec = program->spec;
@@ -214,8 +201,16 @@ static moert_status obtain(moert_device *device, moert_program *program) {
     MOERT_TRY(moert_program_source(spec, &source));
     MOERT_TRY_OR(free_texts, build_options(device, spec, &options));
     program->key = cache_key(device, source, options);
-    status = (device->info.is_pocl ? build_for_pocl : load_or_build)(
-        device, spec, source, options, program->key, &program->handle);
+    if (device->info.is_pocl) {
+        /* It stores what it builds by itself, and compiles a kernel when it is launched, for the shape
+         * of that launch; for a binary it would compile all kernels, for any shape. */
+        moert_cache_entry entry;
+        moert_cache_begin(program->key, &entry);
+        status = build_source(device, spec, source, options, &program->handle);
+        moert_cache_end(&entry, status == MOERT_OK);
+    } else {
+        status = load_or_build(device, spec, source, options, program->key, &program->handle);
+    }
 free_texts:
     MOERT_FREE(options, source);
     return status;
@@ -244,15 +239,6 @@ static moert_status find_program(moert_device *device, const char *spec, moert_p
     device->programs = made;
     *program = made;
     return MOERT_OK;
-}
-
-/* What PoCL compiles at the first launch has an entry of its own. On a caller's queue, which may
- * wait for anything, no other process shall wait for it. */
-static char *kernel_key(const moert_device *device, const moert_program *program,
-                        const char *name) {
-    if (!device->info.is_pocl || device->adopted || program->key == NULL)
-        return NULL;
-    return moert_text_format("%s-%s", program->key, name);
 }
 
 static void free_kernel(moert_kernel *kernel) {
@@ -288,7 +274,10 @@ moert_status moert_program_kernel(moert_device *device, const char *spec, const 
         return MOERT_FAIL(ERROR_DEVICE, "kernel %s of '%s': %s", name, spec,
                           moert_cl_error_name(code));
     }
-    made->key = kernel_key(device, program, name);
+    /* What PoCL compiles at the first launch has an entry of its own. On a caller's queue, which may
+     * wait for anything, no other process shall wait for it. */
+    if (device->info.is_pocl && !device->adopted && program->key != NULL)
+        made->key = moert_text_format("%s-%s", program->key, name);
     made->next = program->kernels;
     program->kernels = made;
     *kernel = made;

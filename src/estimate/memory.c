@@ -22,11 +22,6 @@ typedef struct parameters {
     size_t floats, slices; /* of blocks, and of this rank's slices of them */
 } parameters;
 
-/* moert_layer_activation */
-static size_t activation_bytes(size_t floats) {
-    return with_room(floats * sizeof(float));
-}
-
 /* Counts of bytes are whole numbers of 64 bits. */
 static moert_status check_sizes(const moert_memory_setting *setting) {
     const moert_model_config *c = setting->config;
@@ -155,23 +150,16 @@ static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
     };
     size_t bytes = floats * sizeof(float);
     for (size_t i = 0; i < MOERT_COUNT(with_growth); i++)
-        bytes += activation_bytes(with_growth[i]);
+        bytes += with_room(with_growth[i] * sizeof(float)); /* moert_layer_activation */
     return bytes;
 }
 
 /* take_batch, prepare_rope and project_logits of model/forward.c; the losses' token_loss. */
 static size_t outer_activations(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
-    const size_t links = c->tied_embeddings ? 0 : 2;
-    const size_t per_token = 2 + links + c->hidden + 1 + c->vocabulary + 1;
+    const size_t per_token = 4 + (c->tied_embeddings ? 0 : 2) + c->hidden + c->vocabulary;
     return s->sequences + s->length * c->head_size + s->tokens * per_token +
            moert_factor_floats(moert_factor_type(c->dense), s->tokens * c->hidden);
-}
-
-/* moert_block_dense_gradient: partials [sequences, rows of n, k] at a time. */
-static size_t dense_partial(const moert_memory_shape *s, size_t n, size_t k) {
-    const size_t row = s->sequences * k;
-    return row > 0 ? row * moert_min(n, moert_max(1, s->partial_floats / row)) : 0;
 }
 
 /* The largest MOERT_SCRATCH_PARTIAL of model/backward.c and layer/backward.c. */
@@ -187,8 +175,12 @@ static size_t largest_partial(const moert_memory_shape *s) {
         most = row * moert_min(c->vocabulary, moert_max(1, s->partial_floats / row));
     const size_t numbers = s->tokens + c->layers * (s->tokens + s->sequences * c->router.experts);
     most = moert_max(most, numbers); /* of the losses: sum_everything of model/losses.c */
-    for (size_t i = 0; i < MOERT_COUNT(dense); i++)
-        most = moert_max(most, dense_partial(s, dense[i][0], dense[i][1]));
+    /* moert_block_dense_gradient: partials [sequences, rows of n, k] at a time */
+    for (size_t i = 0; i < MOERT_COUNT(dense) && s->sequences > 0; i++) {
+        const size_t n = dense[i][0], part = s->sequences * dense[i][1];
+        most = moert_max(most,
+                         part * moert_min(n, moert_max(1, s->partial_floats / moert_max(part, 1))));
+    }
     return moert_max(most, s->sequences * c->head_size);
 }
 

@@ -179,7 +179,7 @@ typedef struct moert_meeting {
  */
 bool moert_kernel_is_small(const moert_transfer *t, bool combines);
 moert_status moert_kernel_move_meeting(moert_exchange *exchange, const moert_transfer *t,
-                                       bool combines, const moert_meeting *meeting);
+                                       bool combines, moert_meeting meeting);
 
 /*
  * Whether a plan saves enough for that: of K slots that fall on R ranks at random,

@@ -268,16 +268,16 @@ static void tell_fused(moert_exchange *exchange, const moert_transfer *t, bool c
 }
 
 moert_status moert_kernel_move_meeting(moert_exchange *exchange, const moert_transfer *t,
-                                       bool combines, const moert_meeting *meeting) {
+                                       bool combines, moert_meeting meeting) {
     moert_shape shape;
     MOERT_TRY(shape_of(t, combines ? t->window->columns : t->window->width, true, &shape));
-    if (meeting->args.ranks == 0) /* nothing is moved */
+    if (meeting.args.ranks == 0) /* nothing is moved */
         shape.args.tokens = shape.args.slots = shape.args.rows = 0;
     else
         tell_fused(exchange, t, combines, &shape);
     return (!combines          ? dispatch_meeting
             : t->cells != NULL ? sum_meeting
-                               : combine_meeting)(exchange->device, t, &shape, meeting);
+                               : combine_meeting)(exchange->device, t, &shape, &meeting);
 }
 
 moert_status moert_kernel_gather(moert_device *device, const moert_gather *gather) {

@@ -18,10 +18,6 @@ enum { LANE = 4 }; /* words of a lane in kernels/exchange/plan.cl */
  * slots on each node, as words of 64 bits. */
 enum { STATUS, TOKENS, TOPK, HEADER_WORDS };
 
-static size_t count_words(const moert_exchange *exchange, size_t experts) {
-    return HEADER_WORDS + experts + (exchange->rails != NULL ? exchange->rails->nodes : 0);
-}
-
 /* What plans of one exchange are made in. Memory of the host and of devices takes longer to get
  * than a plan, so it stays, and that of a plan goes to the next one. */
 typedef struct moert_planner {
@@ -312,7 +308,8 @@ moert_status moert_exchange_begin_plan(moert_exchange *exchange, const moert_exc
         MOERT_TRY(MOERT_NEW(&exchange->planner));
     moert_planner *planner = exchange->planner;
     planner->choice = *slots;
-    MOERT_TRY(reserve_message(planner, count_words(exchange, slots->experts),
+    const size_t nodes = exchange->rails != NULL ? exchange->rails->nodes : 0;
+    MOERT_TRY(reserve_message(planner, HEADER_WORDS + slots->experts + nodes,
                               moert_comm_size(exchange->comm)));
     if (local != MOERT_OK)
         return local;

@@ -41,39 +41,23 @@ static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob,
     return o->expert_biases ? moert_scaled_bias_dprob(&biases) : MOERT_OK;
 }
 
-/* Gradients of a wave's rows that the experts received, to go back. */
-static moert_status differentiate_rows(moert_layer *layer, moert_transfer *back,
-                                       const moert_part *part) {
-    moert_gemm in = moert_layer_gemm(layer, MOERT_GEMM_DGRAD, BLOCK_EXPERT_IN, part);
-    in.y = layer->dv;
-    MOERT_TRY(moert_wire_results(layer, back, false, &in));
-    MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_IN, &in));
-    return moert_wire_return(layer, back, &in);
-}
-
-static moert_status compute_wgrad_out(moert_layer *layer) {
-    moert_gemm second = moert_layer_gemm(layer, MOERT_GEMM_WGRAD, BLOCK_EXPERT_OUT, NULL);
-    second.x = layer->h;
-    MOERT_TRY(moert_wire_unpack(layer, layer->dy, &second.y, &second.ldy));
-    MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_OUT, &second));
-    const moert_scaled_bias biases = moert_layer_biases(layer, &second);
-    return layer->options.expert_biases ? moert_scaled_bias_gradient(&biases) : MOERT_OK;
-}
-
-static moert_status compute_wgrad_in(moert_layer *layer) {
+/* In this order, since dv may lie where dy is rounded to. */
+static moert_status compute_wgrad(moert_layer *layer) {
+    const bool biased = layer->options.expert_biases;
     moert_gemm in = moert_layer_gemm(layer, MOERT_GEMM_WGRAD, BLOCK_EXPERT_IN, NULL);
+    moert_gemm second = moert_layer_gemm(layer, MOERT_GEMM_WGRAD, BLOCK_EXPERT_OUT, NULL);
+    moert_phase_set(MOERT_PHASE_WGRAD);
     in.y = layer->dv;
     MOERT_TRY(moert_wire_unpack(layer, layer->x, &in.x, &in.ldx));
     MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_IN, &in));
     in.kind = MOERT_GEMM_BIAS_GRAD;
-    return layer->options.expert_biases ? moert_gemm_run(&in) : MOERT_OK;
-}
-
-/* In this order, since dv may lie where dy is rounded to. */
-static moert_status compute_wgrad(moert_layer *layer) {
-    moert_phase_set(MOERT_PHASE_WGRAD);
-    MOERT_TRY(compute_wgrad_in(layer));
-    return compute_wgrad_out(layer);
+    if (biased)
+        MOERT_TRY(moert_gemm_run(&in));
+    second.x = layer->h;
+    MOERT_TRY(moert_wire_unpack(layer, layer->dy, &second.y, &second.ldy));
+    MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_OUT, &second));
+    const moert_scaled_bias biases = moert_layer_biases(layer, &second);
+    return biased ? moert_scaled_bias_gradient(&biases) : MOERT_OK;
 }
 
 static moert_status differentiate_wave(moert_layer *layer, moert_transfer *back, size_t wave,
@@ -83,7 +67,11 @@ static moert_status differentiate_wave(moert_layer *layer, moert_transfer *back,
         return MOERT_OK;
     moert_phase_set(MOERT_PHASE_EXPERTS_BACKWARD);
     MOERT_TRY(differentiate_glu(layer, back->slots, part));
-    return differentiate_rows(layer, back, part);
+    moert_gemm in = moert_layer_gemm(layer, MOERT_GEMM_DGRAD, BLOCK_EXPERT_IN, part);
+    in.y = layer->dv;
+    MOERT_TRY(moert_wire_results(layer, back, false, &in));
+    MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_IN, &in));
+    return moert_wire_return(layer, back, &in);
 }
 
 /* All that the experts do between the dispatch of dy and the combine of dx, wave by wave; the
@@ -123,14 +111,6 @@ static moert_status differentiate_router(moert_layer *layer, const moert_layer_l
     return moert_block_dense_gradient(layer->block[BLOCK_DENSE], DENSE_ROUTER, &layer->batch, &gemm,
                                       layer->options.router_bias,
                                       &layer->mesh->scratch[MOERT_SCRATCH_PARTIAL]);
-}
-
-/* dx += the router's part. */
-static moert_status add_router(moert_layer *layer, moert_buffer *dlogits, moert_buffer *dx) {
-    moert_gemm gemm = moert_layer_router_gemm(layer, dx, dlogits);
-    gemm.kind = MOERT_GEMM_DGRAD;
-    gemm.accumulate = true;
-    return moert_block_gemm(layer->block[BLOCK_DENSE], DENSE_ROUTER, &gemm);
 }
 
 /* dx += the shared expert's part, and its weight gradients. */
@@ -229,7 +209,10 @@ moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
     layer->stage = STAGE_BACKWARD;
     status = differentiate_router(layer, losses, back.slot_target, &dlogits);
     MOERT_TRY(moert_first(status, moert_exchange_combine_join(mesh->exchange)));
-    MOERT_TRY(add_router(layer, dlogits, dx));
+    moert_gemm router = moert_layer_router_gemm(layer, dx, dlogits); /* dx += its part */
+    router.kind = MOERT_GEMM_DGRAD;
+    router.accumulate = true;
+    MOERT_TRY(moert_block_gemm(layer->block[BLOCK_DENSE], DENSE_ROUTER, &router));
     return layer->options.shared_intermediate > 0 ? differentiate_shared(layer, dy, dx) : MOERT_OK;
 }
 

@@ -264,6 +264,5 @@ moert_status moert_block_gather(const moert_block *block, moert_buffer *values) 
         return MOERT_OK;
     MOERT_TRY(moert_buffer_map(values, &mapped));
     moert_status status = moert_comm_gather_slices(block->comm, block->border, mapped);
-    moert_status unmap = moert_buffer_unmap(values, mapped);
-    return status != MOERT_OK ? status : unmap;
+    return moert_first(status, moert_buffer_unmap(values, mapped));
 }

@@ -130,12 +130,6 @@ static moert_status refresh_use(moert_layer *layer, int block, moert_packed_for 
     return moert_dequantize_run(&op);
 }
 
-/* The first projection goes through the GLU. */
-static moert_packed_for forward_use(const moert_layer *layer, int block) {
-    return moert_packed_use(
-        &(moert_gemm){.gated = block == BLOCK_EXPERT_IN, .glu.form = layer->options.glu});
-}
-
 static moert_status refresh_weight(moert_layer *layer, int block, size_t n, size_t k) {
     const size_t experts = layer->local_experts;
     matrix source = {
@@ -144,7 +138,8 @@ static moert_status refresh_weight(moert_layer *layer, int block, size_t n, size
     MOERT_TRY(reserve_bytes(layer->mesh, MOERT_SCRATCH_ENDS, experts * sizeof(uint32_t), &ends));
     MOERT_TRY(moert_buffer_write_ends(experts, n, ends));
     source.groups.ends = ends;
-    MOERT_TRY(refresh_use(layer, block, forward_use(layer, block), &source, n));
+    const moert_gemm forward = {.gated = block == BLOCK_EXPERT_IN, .glu.form = layer->options.glu};
+    MOERT_TRY(refresh_use(layer, block, moert_packed_use(&forward), &source, n));
     return refresh_use(layer, block, MOERT_PACKED_DGRAD, &source, n);
 }
 
@@ -201,8 +196,8 @@ moert_status moert_precision_settle(moert_layer *layer, moert_status status) {
 }
 
 moert_status moert_precision_tell_replicas(moert_layer *layer, moert_status status) {
-    const bool alone = moert_comm_size(layer->mesh->replicas) == 1;
-    return alone ? status : moert_precision_settle(layer, status);
+    return moert_comm_size(layer->mesh->replicas) == 1 ? status
+                                                       : moert_precision_settle(layer, status);
 }
 
 /* *amax = that of this rank's rows. */

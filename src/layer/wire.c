@@ -102,21 +102,18 @@ moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, m
                                               : moert_dequantize_run(&op);
 }
 
-/* Whether bf16 results are those of a product of bf16 factors, if it rounds. */
-static bool has_rounded_results(const moert_layer_options *options) {
-    return options->combine == MOERT_COMBINE_BF16 && !options->expert_biases &&
-           (options->hidden | options->intermediate) % GRAIN == 0 &&
-           (options->precision == MOERT_PRECISION_BF16 ||
-            options->precision == MOERT_PRECISION_MXFP8);
-}
-
-/* Whether the experts' results are sent. Not where tokens are so uneven that room for the slots of
- * the rank with most would be far more than for the rows of the fullest. The same on all ranks. */
+/* Whether the experts' results are sent, and whether bf16 results are those of a product of bf16
+ * factors, if it rounds. Not where tokens are so uneven that room for the slots of the rank with most
+ * would be far more than for the rows of the fullest. The same on all ranks. */
 static bool pushes(const moert_layer *layer) {
+    const moert_layer_options *o = &layer->options;
     const moert_exchange_plan *plan = layer->plan;
+    const bool rounded =
+        o->combine == MOERT_COMBINE_BF16 && !o->expert_biases &&
+        (o->hidden | o->intermediate) % GRAIN == 0 &&
+        (o->precision == MOERT_PRECISION_BF16 || o->precision == MOERT_PRECISION_MXFP8);
     return moert_exchange_pushes(layer->mesh->exchange,
-                                 has_rounded_results(&layer->options) &&
-                                     plan->largest_slots <= 2 * plan->plan->largest_rows);
+                                 rounded && plan->largest_slots <= 2 * plan->plan->largest_rows);
 }
 
 moert_status moert_wire_back(moert_layer *layer, bool forward, moert_transfer *back) {

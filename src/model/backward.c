@@ -8,11 +8,6 @@ static moert_buffer **partial_scratch(moert_model *model) {
     return &model->mesh->scratch[MOERT_SCRATCH_PARTIAL];
 }
 
-/* [T,H] of a layer's forward, which is over. */
-static moert_buffer **norm_scratch(moert_model *model) {
-    return &model->mesh->scratch[MOERT_SCRATCH_TOKENS];
-}
-
 static moert_status reserve_scratch(moert_model *model) {
     const moert_model_config *c = &model->config;
     size_t t = model->batch.tokens, q = t * c->heads * c->head_size,
@@ -32,7 +27,7 @@ static moert_status differentiate_norm(moert_model *model, moert_block *block, s
     moert_norm_gradient norm = *own;
     norm.sequences = model->batch.sequences;
     norm.weight = block->tensor[index].weight;
-    norm.scratch = norm_scratch(model);
+    norm.scratch = &model->mesh->scratch[MOERT_SCRATCH_TOKENS]; /* of a layer's forward */
     MOERT_TRY(moert_model_reserve(model, norm.sequences * norm.width, partial_scratch(model)));
     norm.partial = *partial_scratch(model);
     MOERT_TRY(moert_norm_backward(&norm));
@@ -203,14 +198,6 @@ static moert_status differentiate_embedding(moert_model *model) {
         .at = moert_block_nodes(model->outer, OUTER_EMBED, &model->batch, 0)});
 }
 
-static moert_status begin(moert_model *model, bool accumulate) {
-    MOERT_TRY(moert_mesh_gather_spans(model->mesh, &model->batch));
-    MOERT_TRY(moert_block_begin(model->outer, &model->batch, accumulate));
-    for (size_t i = 0; i < model->config.layers; i++)
-        MOERT_TRY(moert_block_begin(model->layer[i].attention, &model->batch, accumulate));
-    return MOERT_OK;
-}
-
 /* ---- sums over ranks, which travel while the next layer is computed ---- */
 
 static moert_status send_on(void *context) {
@@ -249,7 +236,10 @@ static moert_status differentiate_layer(moert_model *model, size_t index, bool a
 moert_status moert_model_backward(moert_model *model, size_t index, size_t count) {
     const moert_model_config *c = &model->config;
     MOERT_TRY(reserve_scratch(model));
-    MOERT_TRY(begin(model, index > 0));
+    MOERT_TRY(moert_mesh_gather_spans(model->mesh, &model->batch));
+    MOERT_TRY(moert_block_begin(model->outer, &model->batch, index > 0));
+    for (size_t i = 0; i < c->layers; i++)
+        MOERT_TRY(moert_block_begin(model->layer[i].attention, &model->batch, index > 0));
     MOERT_TRY(differentiate_logits(model, model->layer[c->layers - 1].out));
     for (size_t i = c->layers; i-- > 0;)
         MOERT_TRY(differentiate_layer(model, i, index > 0, index + 1 == count));

@@ -63,19 +63,17 @@ fail:
     return status;
 }
 
-static void destroy_layer(moert_model_layer *layer) {
-    MOERT_DESTROY(layer->aux_gradient, layer->normed, layer->rstd, layer->q_raw, layer->k_raw,
-                  layer->q_rstd, layer->k_rstd, layer->q, layer->k, layer->v, layer->attended,
-                  layer->lse, layer->middle, layer->post_normed, layer->post_rstd, layer->out);
-    moert_block_destroy(layer->attention);
-    moert_layer_destroy(layer->moe);
-}
-
 void moert_model_destroy(moert_model *model) {
     if (model == NULL)
         return;
-    for (size_t i = 0; model->layer != NULL && i < model->config.layers; i++)
-        destroy_layer(&model->layer[i]);
+    for (size_t i = 0; model->layer != NULL && i < model->config.layers; i++) {
+        moert_model_layer *layer = &model->layer[i];
+        MOERT_DESTROY(layer->aux_gradient, layer->normed, layer->rstd, layer->q_raw, layer->k_raw,
+                      layer->q_rstd, layer->k_rstd, layer->q, layer->k, layer->v, layer->attended,
+                      layer->lse, layer->middle, layer->post_normed, layer->post_rstd, layer->out);
+        moert_block_destroy(layer->attention);
+        moert_layer_destroy(layer->moe);
+    }
     MOERT_DESTROY(model->rope, model->ends, model->tokens, model->targets, model->links,
                   model->embedded, model->final_normed, model->final_rstd, model->codes,
                   model->logits, model->token_loss, model->d, model->dn, model->datt, model->dq,

@@ -55,12 +55,6 @@ void moert_op_free_conversions(moert_op *op) {
     moert_buffer_destroy(op->factors);
 }
 
-/* Ends of equal groups. */
-static moert_status make_ends(moert_op *op, const moert_op_quantized *q, moert_buffer **buffer) {
-    MOERT_TRY(add_buffer(op, q->groups, sizeof(uint32_t), buffer));
-    return moert_buffer_write_ends(q->groups, q->rows / q->groups, *buffer);
-}
-
 static moert_status make_values(moert_op *op, moert_conversion *c) {
     const moert_op_quantized *q = c->as;
     const size_t elements = q->rows * q->columns, bytes = moert_number_bits(c->type) / 8;
@@ -96,8 +90,10 @@ static moert_status make_conversion(moert_op *op, moert_conversion *c) {
         return MOERT_OK;
     if (q->flipped && !whole)
         MOERT_TRY(add_buffer(op, q->rows * q->columns, moert_number_bits(c->type) / 8, &c->stored));
-    if (!q->by_ends && q->groups > 0)
-        MOERT_TRY(make_ends(op, q, &c->ends));
+    if (!q->by_ends && q->groups > 0) {
+        MOERT_TRY(add_buffer(op, q->groups, sizeof(uint32_t), &c->ends));
+        MOERT_TRY(moert_buffer_write_ends(q->groups, q->rows / q->groups, c->ends));
+    }
     if (q->scales == MOERT_SCALES_LINEAR)
         return MOERT_OK;
     MOERT_TRY(make_scales(op, c, scales));

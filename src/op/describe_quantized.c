@@ -248,11 +248,11 @@ static void fill_needs(moert_op *op, const moert_op_quantized *q) {
     const bool stacked = q->payload != MOERT_OP_BUFFER_weight || !op->options.weight.discrete;
     const size_t across = moert_tiles_across_bytes(q->width, q->how.axis == MOERT_AXIS_COLUMN);
     const size_t globals = q->how.group_scales ? op->options.groups : 1;
-    const moert_op_need payload = {stacked, MOERT_OP_BYTE, s.q_lines, s.q_bytes, s.q_bytes};
     const moert_op_need linear = {stacked, floats ? MOERT_NUMBER_F32 : MOERT_OP_BYTE, s.scale_lines,
                                   s.scales, s.scales};
     const moert_op_need tiled = {stacked, MOERT_OP_BYTE, q->tiles, across, across};
-    op->needs[q->payload] = payload;
+    op->needs[q->payload] =
+        (moert_op_need){stacked, MOERT_OP_BYTE, s.q_lines, s.q_bytes, s.q_bytes};
     op->needs[q->scale] = q->scales == MOERT_SCALES_LINEAR ? linear : tiled;
     if (q->global != MOERT_OP_BUFFERS)
         op->needs[q->global] = (moert_op_need){true, MOERT_NUMBER_F32, 1, globals, globals};
@@ -264,8 +264,7 @@ static void fill_needs(moert_op *op, const moert_op_quantized *q) {
 }
 
 moert_status moert_op_place_quantized(moert_op *op) {
-    const moert_op_need norm = {op->options.norm, MOERT_NUMBER_F32, 1, 1, 1};
-    op->needs[MOERT_OP_BUFFER_norm] = norm;
+    op->needs[MOERT_OP_BUFFER_norm] = (moert_op_need){op->options.norm, MOERT_NUMBER_F32, 1, 1, 1};
     op->quantized_count = 0;
     op->weight_scales.needed = false;
     for (size_t i = 0; i < PARTS; i++) {

@@ -17,21 +17,22 @@ static const char *refusal(moert_op *op, const moert_backend *backend) {
     return moert_op_plan(op);
 }
 
-/* FP8 sums of tensor cores keep fewer bits than float32: they are for those who name the
- * backend. */
-static const char *automatic_refusal(moert_op *op, const moert_backend *backend) {
-    return backend->coarse_fp8 && moert_op_has_fp8_factors(op) ? "FP8 factors when it is named"
-                                                               : refusal(op, backend);
-}
-
-/* The last of the table that takes it. */
+/* The last of the table that takes it. FP8 sums of tensor cores keep fewer bits than float32: they are
+ * for those who name the backend. */
 static void take_automatic(moert_op *op) {
     size_t i = 0;
+    const char *taken;
     while (moert_backend_at(i + 1) != NULL)
         i++;
-    for (const char *taken; (taken = automatic_refusal(op, moert_backend_at(i))) != NULL; i--)
+    for (;; i--) {
+        const moert_backend *backend = moert_backend_at(i);
+        taken = backend->coarse_fp8 && moert_op_has_fp8_factors(op) ? "FP8 factors when it is named"
+                                                                    : refusal(op, backend);
+        if (taken == NULL)
+            return;
         MOERT_DEBUG("%s: the %s backend takes %s", moert_op_kind_name(op->options.kind),
-                    moert_backend_at(i)->name, taken);
+                    backend->name, taken);
+    }
 }
 
 static const moert_backend *named(const char *name) {

@@ -8,12 +8,6 @@
 
 /* ---- nodes ---- */
 
-/* place[], and the sizes of the nodes. */
-static void number_ranks(moert_rails *rails, size_t *sizes) {
-    for (size_t r = 0; r < rails->ranks; r++)
-        rails->place[r] = sizes[rails->node_of[r]]++;
-}
-
 /* The rank of a node at some place. */
 static size_t rank_at(const moert_rails *rails, size_t node, size_t place) {
     size_t r = 0;
@@ -37,9 +31,10 @@ moert_status moert_rails_create(const moert_comm *comm, bool presum, moert_rails
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->place, made->ranks));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->relay, made->nodes));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->serves, made->ranks));
-    for (size_t r = 0; r < made->ranks; r++)
+    for (size_t r = 0; r < made->ranks; r++) {
         made->node_of[r] = moert_comm_node(comm, r);
-    number_ranks(made, sizes);
+        made->place[r] = sizes[made->node_of[r]]++;
+    }
     made->here = sizes[made->node];
     for (size_t n = 0; n < made->nodes; n++)
         made->relay[n] = n == made->node ? me : rank_at(made, n, made->place[me] % sizes[n]);
@@ -283,19 +278,14 @@ static void find_sums(moert_relay *relay, size_t ranks) {
     }
 }
 
-/* Results among the slots that have come, and sums of them. */
-static void count_results(const moert_pairs *incoming, size_t *results, size_t *sums) {
-    *results = *sums = 0;
-    for (size_t s = 0; s < incoming->count; s++) {
-        *results += incoming->data[s][0] != MOERT_PLAN_DROPPED;
-        *sums += (incoming->data[s][0] & JOINS) == 0;
-    }
-}
-
 moert_status moert_relay_learn(moert_device *device, size_t ranks, moert_relay *relay) {
     const size_t topk = relay->relayed_slots.topk;
-    size_t results;
-    count_results(&relay->incoming, &results, &relay->sums.rows_out);
+    size_t results = 0, sums = 0;
+    for (size_t s = 0; s < relay->incoming.count; s++) {
+        results += relay->incoming.data[s][0] != MOERT_PLAN_DROPPED;
+        sums += (relay->incoming.data[s][0] & JOINS) == 0;
+    }
+    relay->sums.rows_out = sums;
     if (results != relay->slots_relayed)
         return MOERT_FAIL(ERROR_INTERNAL, "rows for %zu slots have come, counts told of %zu",
                           results, relay->slots_relayed);

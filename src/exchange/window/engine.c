@@ -56,24 +56,6 @@ bool moert_window_saves(const moert_plan *plan, size_t row_bytes, bool fused) {
     return saved >= LEAST_SAVED && saved * off_rank * (double)row_bytes >= least_bytes;
 }
 
-/* On CPUs, whose devices wait in a test of that alone, always. The same on all ranks. */
-static bool goes_once(const moert_exchange *exchange, const moert_transfer *t) {
-    const moert_control *control = exchange->state;
-    return control->once == MOERT_ONCE_ALWAYS ||
-           (control->once == MOERT_ONCE_IF_IT_SAVES &&
-            moert_window_saves(t->plan->plan, t->window->stride * sizeof(float), control->fuse));
-}
-
-/* A combine beside other work meets before that work, which may still read the rows of the last
- * dispatch when another rank is about to send the next. Then the devices meet once more; a plan in
- * between, for which every host has waited for its device, spares that. */
-static moert_status catch_up(moert_exchange *exchange, moert_status status) {
-    moert_control *control = exchange->state;
-    const moert_status met = control->behind ? moert_flags_meet(control->flags) : MOERT_OK;
-    control->behind = false;
-    return moert_first(status, met);
-}
-
 /* Whether all of it is one kernel, with the meeting inside; on other ranks it may be several. */
 static bool is_fused(const moert_exchange *exchange, const moert_transfer *t, bool combines) {
     const moert_control *control = exchange->state;
@@ -88,23 +70,31 @@ static bool sends_window(const moert_exchange *exchange, const moert_transfer *t
 static moert_status move_fused(moert_exchange *exchange, const moert_transfer *t, bool combines,
                                moert_status status) {
     moert_control *control = exchange->state;
-    const moert_meeting nobody = moert_flags_nobody(control->flags);
     const size_t numbers = combines ? t->window->columns : t->window->width;
     const unsigned kernel = 1U << (2 * (combines + (t->cells != NULL)) + (numbers % 4 == 0));
     if (status == MOERT_OK && (control->compiled & kernel) == 0)
-        status = moert_kernel_move_meeting(exchange, t, combines, &nobody);
+        status =
+            moert_kernel_move_meeting(exchange, t, combines, moert_flags_nobody(control->flags));
     control->compiled |= status == MOERT_OK ? kernel : 0;
     MOERT_TRY(moert_control_meet(exchange, status));
-    const moert_meeting next = moert_flags_next(control->flags);
-    MOERT_TRY(moert_kernel_move_meeting(exchange, t, combines, &next));
+    MOERT_TRY(moert_kernel_move_meeting(exchange, t, combines, moert_flags_next(control->flags)));
     return moert_device_flush(exchange->device); /* the others wait for it */
 }
 
 static moert_status dispatch_window(moert_exchange *exchange, const moert_transfer *given,
                                     moert_status status) {
+    moert_control *control = exchange->state;
     moert_transfer t = *given;
-    t.once = goes_once(exchange, given);
-    status = catch_up(exchange, status);
+    /* On CPUs, whose devices wait in a test of that alone, always. The same on all ranks. */
+    t.once = control->once == MOERT_ONCE_ALWAYS ||
+             (control->once == MOERT_ONCE_IF_IT_SAVES &&
+              moert_window_saves(t.plan->plan, t.window->stride * sizeof(float), control->fuse));
+    /* A combine beside other work meets before that work, which may still read the rows of the last
+     * dispatch when another rank is about to send the next. Then the devices meet once more; a plan
+     * in between, for which every host has waited for its device, spares that. */
+    if (control->behind)
+        status = moert_first(status, moert_flags_meet(control->flags));
+    control->behind = false;
     if (is_fused(exchange, &t, false))
         return move_fused(exchange, &t, false, status);
     if (status == MOERT_OK)

@@ -36,10 +36,10 @@ static moert_meeting meeting_of(const moert_flags *flags, size_t ranks) {
     };
 }
 
-static moert_status launch(moert_flags *flags, const moert_meeting *meeting) {
+static moert_status launch(moert_flags *flags, moert_meeting meeting) {
     return MOERT_RUN(flags->device, "exchange/meet", "meet", ((moert_grid){1, 1, 1}),
-                     MOERT_ARG(meeting->segments), MOERT_ARG(meeting->verdict),
-                     MOERT_STRUCT(meeting->args));
+                     MOERT_ARG(meeting.segments), MOERT_ARG(meeting.verdict),
+                     MOERT_STRUCT(meeting.args));
 }
 
 static moert_status begin(moert_flags *flags) {
@@ -47,8 +47,7 @@ static moert_status begin(moert_flags *flags) {
     MOERT_TRY(moert_staging_give(flags->verdict, 0, VERDICT_BYTES));
     MOERT_TRY(
         moert_buffer_clear(flags->segment.rows, 0, moert_comm_size(flags->comm) * LINE_BYTES));
-    const moert_meeting nobody = moert_flags_nobody(flags);
-    MOERT_TRY(launch(flags, &nobody));
+    MOERT_TRY(launch(flags, moert_flags_nobody(flags)));
     return moert_device_finish(flags->device);
 }
 
@@ -92,8 +91,7 @@ moert_meeting moert_flags_next(moert_flags *flags) {
 }
 
 moert_status moert_flags_meet(moert_flags *flags) {
-    const moert_meeting next = moert_flags_next(flags);
-    MOERT_TRY(launch(flags, &next));
+    MOERT_TRY(launch(flags, moert_flags_next(flags)));
     return moert_device_flush(flags->device); /* the others wait for it */
 }
 
