@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "comm/mail.h"
 
 size_t moert_comm_piece_bytes = (size_t)1 << 30;
 
@@ -82,65 +83,31 @@ moert_status moert_comm_allgatherv(moert_comm *comm, const void *mine, const siz
 
 /* ---- all to all ---- */
 
-enum { BATCH = 64 };
-
-/* Messages under way. */
-typedef struct batch {
-    MPI_Request requests[BATCH];
-    int count;
-} batch;
-
-static moert_status land(const moert_comm *comm, batch *posted) {
-    MOERT_MPI(comm, MPI_Waitall(posted->count, posted->requests, MPI_STATUSES_IGNORE));
-    posted->count = 0;
-    return MOERT_OK;
-}
-
-typedef struct stretch {
-    char *data;
-    size_t bytes, peer;
-} stretch;
-
-/*
- * Posts one round: receives `in` and sends `out` in pieces. A rank waits only after posting a piece
- * in both directions, and peers number pieces alike, so the rank that is furthest behind can always
- * go on.
- */
-static moert_status trade(const moert_comm *comm, stretch out, stretch in, batch *posted) {
-    size_t limit = moert_comm_piece_bytes;
-    for (size_t at = 0; at < out.bytes || at < in.bytes; at += limit) {
-        if (posted->count > BATCH - 2)
-            MOERT_TRY(land(comm, posted));
-        if (at < in.bytes)
-            MOERT_MPI(comm,
-                      MPI_Irecv(in.data + at, (int)moert_min(in.bytes - at, limit), MPI_BYTE,
-                                (int)in.peer, 0, comm->handle, &posted->requests[posted->count++]));
-        if (at < out.bytes)
-            MOERT_MPI(comm, MPI_Isend(out.data + at, (int)moert_min(out.bytes - at, limit),
-                                      MPI_BYTE, (int)out.peer, 0, comm->handle,
-                                      &posted->requests[posted->count++]));
-    }
-    return MOERT_OK;
-}
+enum { TAG = 0 }; /* of no other messages */
 
 /* In round k every rank sends to rank + k and receives from rank - k; empty pieces cost nothing. */
-static moert_status all_rounds(const moert_comm *comm, char *send, const size_t *send_rows,
-                               char *receive, const size_t *receive_rows, size_t row_bytes) {
-    batch posted = {.count = 0};
+static moert_status post_rounds(moert_comm *comm, moert_mail *mail, const moert_mail_rows *send,
+                                const size_t *send_rows, const moert_mail_rows *receive,
+                                const size_t *receive_rows) {
     for (size_t k = 1; k < comm->size; k++) {
-        size_t to = (comm->rank + k) % comm->size;
-        size_t from = (comm->rank + comm->size - k) % comm->size;
-        stretch out = {send + comm->send_start[to] * row_bytes, send_rows[to] * row_bytes, to};
-        stretch in = {receive + comm->receive_start[from] * row_bytes,
-                      receive_rows[from] * row_bytes, from};
-        MOERT_TRY(trade(comm, out, in, &posted));
+        const size_t to = (comm->rank + k) % comm->size;
+        const size_t from = (comm->rank + comm->size - k) % comm->size;
+        const moert_mail_run in = {comm->receive_start[from], receive_rows[from]};
+        const moert_mail_run out = {comm->send_start[to], send_rows[to]};
+        MOERT_TRY(
+            moert_mail_post(mail, (moert_mail_address){false, from, TAG, 0}, receive, &in, 1));
+        MOERT_TRY(moert_mail_post(mail, (moert_mail_address){true, to, TAG, 0}, send, &out, 1));
     }
-    return land(comm, &posted);
+    return MOERT_OK;
 }
 
 moert_status moert_comm_alltoallv(moert_comm *comm, const void *send, const size_t *send_rows,
                                   void *receive, const size_t *receive_rows, size_t row_bytes) {
+    /* MPI does not write through the send buffer */
+    const moert_mail_rows from = {(char *)(uintptr_t)send, row_bytes, row_bytes};
+    const moert_mail_rows to = {receive, row_bytes, row_bytes};
     size_t sent = 0, received = 0, me = comm->rank;
+    moert_mail *mail;
     for (size_t r = 0; r < comm->size; r++) {
         comm->send_start[r] = sent;
         comm->receive_start[r] = received;
@@ -150,12 +117,14 @@ moert_status moert_comm_alltoallv(moert_comm *comm, const void *send, const size
     if (send_rows[me] != receive_rows[me])
         return MOERT_FAIL(ERROR_MISMATCH, "rank %zu sends itself %zu rows and expects %zu", me,
                           send_rows[me], receive_rows[me]);
-    /* MPI does not write through the send buffer */
-    char *from = (char *)(uintptr_t)send, *to = receive;
-    place(from + comm->send_start[me] * row_bytes, send_rows[me] * row_bytes,
-          to + comm->receive_start[me] * row_bytes);
+    place((char *)from.data + comm->send_start[me] * row_bytes, send_rows[me] * row_bytes,
+          (char *)receive + comm->receive_start[me] * row_bytes);
+    MOERT_TRY(moert_mail_create(comm, &mail));
     moert_comm_wait_begin(comm);
-    moert_status status = all_rounds(comm, from, send_rows, to, receive_rows, row_bytes);
+    moert_status status = post_rounds(comm, mail, &from, send_rows, &to, receive_rows);
+    while (status == MOERT_OK && moert_mail_left_of_all(mail) > 0)
+        status = moert_mail_progress(mail, true);
     moert_comm_wait_end(comm);
+    moert_mail_destroy(mail);
     return status;
 }

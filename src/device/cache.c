@@ -77,12 +77,19 @@ static XXH128_canonical_t checksum(const unsigned char *data, size_t bytes) {
     return sum;
 }
 
-char *moert_cache_file(const char *name) {
+/* Path of a file in the folder, which is made; NULL where nothing is cached. */
+static char *path_of(const char *name, const char *ending) {
     char *folder = is_off() ? NULL : cache_folder(), *path = NULL;
     if (folder != NULL && make_folders(folder))
-        path = moert_text_format("%s/%s", folder, name);
+        path = moert_text_format("%s/%s%s", folder, name, ending);
+    else if (!is_off())
+        MOERT_DEBUG("kernels are not cached: no folder %s", folder != NULL ? folder : "(no home)");
     free(folder);
     return path;
+}
+
+char *moert_cache_file(const char *name) {
+    return path_of(name, "");
 }
 
 /* The machine code of an entry that is there and whole; else *data stays NULL. */
@@ -117,18 +124,9 @@ void moert_cache_open(const char *key, moert_cache_entry *entry, unsigned char *
                       size_t *bytes) {
     *entry = (moert_cache_entry){NULL, -1};
     *data = NULL;
-    if (key == NULL || is_off())
-        return;
-    char *folder = cache_folder();
-    if (folder == NULL || !make_folders(folder)) {
-        MOERT_DEBUG("kernels are not cached: no folder %s", folder != NULL ? folder : "(no home)");
-        free(folder);
-        return;
-    }
-    entry->path = moert_text_format("%s/%s.bin", folder, key);
-    char *lock = moert_text_format("%s/%s.lock", folder, key);
-    free(folder);
-    if (entry->path != NULL && lock != NULL) {
+    entry->path = key != NULL ? path_of(key, ".bin") : NULL;
+    char *lock = entry->path != NULL ? path_of(key, ".lock") : NULL;
+    if (lock != NULL) {
         read_entry(entry->path, data, bytes);
         if (*data == NULL && (entry->lock = open(lock, O_CREAT | O_RDWR | O_CLOEXEC, 0666)) >= 0) {
             flock(entry->lock, LOCK_EX);

@@ -9,35 +9,24 @@
 
 /* ---- copies of weights ---- */
 
-typedef struct projection {
-    size_t groups, n, k;
-    moert_packed_for forward; /* the use of its forward product */
-    moert_number type;
-} projection;
-
-static moert_packed_shape shape_of(projection p) {
-    return (moert_packed_shape){p.groups, p.n, p.k, p.forward, p.type};
-}
-
-/* Packings made by the products of a step: each micro-batch has one each way. */
-static size_t packings_bytes(const moert_memory_setting *setting, projection p) {
-    const moert_packed_shape shape = shape_of(p);
+/* Packings made by the products of a step: each micro-batch has one each way. `use`: of the forward
+ * product. */
+static size_t packings_bytes(const moert_memory_setting *setting, const moert_packed_shape *shape) {
     return setting->device != NULL
-               ? moert_packings_need(setting->device, &shape, setting->micro_batches)
+               ? moert_packings_need(setting->device, shape, setting->micro_batches)
                : 0;
 }
 
 /* A weight rounded in blocks for forward and for dgrad: packed or, where that gains nothing,
  * float32 (refresh_use of layer/precision.c). */
-static size_t rounded_bytes(const moert_memory_setting *setting, projection p) {
-    const moert_packed_for uses[] = {p.forward, MOERT_PACKED_DGRAD};
-    moert_packed_shape shape = shape_of(p);
+static size_t rounded_bytes(const moert_memory_setting *setting, moert_packed_shape shape) {
+    const moert_packed_for uses[] = {shape.use, MOERT_PACKED_DGRAD};
     size_t bytes = 0;
     for (size_t i = 0; i < MOERT_COUNT(uses); i++) {
         shape.use = uses[i];
         const size_t packed =
             setting->device != NULL ? moert_packed_need(setting->device, &shape) : 0;
-        bytes += packed > 0 ? packed : p.groups * p.n * p.k * sizeof(float);
+        bytes += packed > 0 ? packed : shape.groups * shape.n * shape.k * sizeof(float);
     }
     return bytes;
 }
@@ -45,28 +34,30 @@ static size_t rounded_bytes(const moert_memory_setting *setting, projection p) {
 enum { PROJECTIONS = 2 };
 
 /* Of a layer's experts. */
-static void expert_projections(const moert_memory_shape *s, projection experts[PROJECTIONS]) {
+static void expert_projections(const moert_memory_shape *s,
+                               moert_packed_shape experts[PROJECTIONS]) {
     const moert_model_config *c = s->config;
     const moert_precision precision = c->precision;
     const bool pairs = precision == MOERT_PRECISION_BF16 || precision == MOERT_PRECISION_MXFP8;
     const moert_number type = pairs ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
     const moert_layer_options options = moert_layer_options_of(c);
-    experts[0] =
-        (projection){s->experts, 2 * c->intermediate, c->hidden,
-                     options.glu.interleaved ? MOERT_PACKED_FORWARD : MOERT_PACKED_GATED, type};
-    experts[1] = (projection){s->experts, c->hidden, c->intermediate, MOERT_PACKED_FORWARD, type};
+    experts[0] = (moert_packed_shape){
+        s->experts, 2 * c->intermediate, c->hidden,
+        options.glu.interleaved ? MOERT_PACKED_FORWARD : MOERT_PACKED_GATED, type};
+    experts[1] =
+        (moert_packed_shape){s->experts, c->hidden, c->intermediate, MOERT_PACKED_FORWARD, type};
 }
 
 /* The experts' weights, of one layer. */
 static size_t expert_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const bool blocks = s->config->precision >= MOERT_PRECISION_MXFP8;
-    projection experts[PROJECTIONS];
+    moert_packed_shape experts[PROJECTIONS];
     size_t bytes = 0;
     if (!blocks && s->rows == 0)
         return 0;
     expert_projections(s, experts);
     for (size_t i = 0; i < PROJECTIONS; i++)
-        bytes += blocks ? rounded_bytes(setting, experts[i]) : packings_bytes(setting, experts[i]);
+        bytes += blocks ? rounded_bytes(setting, experts[i]) : packings_bytes(setting, &experts[i]);
     return bytes;
 }
 
@@ -75,19 +66,20 @@ static size_t dense_copies(const moert_memory_setting *setting, const moert_memo
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, shared = c->shared_intermediate;
     const moert_number type = moert_factor_type(c->dense);
-    const projection head = {1, c->vocabulary, h, MOERT_PACKED_FORWARD, type};
-    const projection dense[] = {{1, s->q, h, MOERT_PACKED_FORWARD, type},
-                                {1, s->kv, h, MOERT_PACKED_FORWARD, type},
-                                {1, s->kv, h, MOERT_PACKED_FORWARD, type},
-                                {1, h, s->q, MOERT_PACKED_FORWARD, type},
-                                {1, c->router.experts, h, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32},
-                                {shared > 0, 2 * shared, h, MOERT_PACKED_GATED, type},
-                                {shared > 0, h, shared, MOERT_PACKED_FORWARD, type}};
+    const moert_packed_shape head = {1, c->vocabulary, h, MOERT_PACKED_FORWARD, type};
+    const moert_packed_shape dense[] = {
+        {1, s->q, h, MOERT_PACKED_FORWARD, type},
+        {1, s->kv, h, MOERT_PACKED_FORWARD, type},
+        {1, s->kv, h, MOERT_PACKED_FORWARD, type},
+        {1, h, s->q, MOERT_PACKED_FORWARD, type},
+        {1, c->router.experts, h, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32},
+        {shared > 0, 2 * shared, h, MOERT_PACKED_GATED, type},
+        {shared > 0, h, shared, MOERT_PACKED_FORWARD, type}};
     if (s->tokens == 0)
         return 0;
-    size_t bytes = packings_bytes(setting, head);
+    size_t bytes = packings_bytes(setting, &head);
     for (size_t i = 0; i < MOERT_COUNT(dense); i++)
-        bytes += c->layers * packings_bytes(setting, dense[i]);
+        bytes += c->layers * packings_bytes(setting, &dense[i]);
     return bytes;
 }
 
@@ -143,7 +135,7 @@ static size_t split_floats(const moert_memory_setting *setting, const moert_memo
 /* Whether the experts' products round what goes back themselves. */
 static bool products_round(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
-    projection experts[PROJECTIONS];
+    moert_packed_shape experts[PROJECTIONS];
     expert_projections(s, experts);
     return !c->expert_biases &&
            moert_factor_between(setting->device, experts[0].type, s->experts, c->hidden,

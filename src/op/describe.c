@@ -116,14 +116,12 @@ static moert_status check_permute(moert_op *op) {
     if ((unsigned)o->permute > MOERT_OP_PERMUTE_Y)
         return moert_op_refuse(MOERT_ERROR_USAGE, op, "permute", "none (0), x (1) or y (2)", "%d",
                                (int)o->permute);
-    if ((x && o->kind == MOERT_OP_DGLU) || (y && o->kind == MOERT_OP_GLU))
-        return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, "permute",
-                               x ? "none or y" : "none or x", "%s", x ? "x" : "y");
+    MOERT_TRY(MOERT_OP_CHECK_RULES(
+        op, NULL, {x && o->kind == MOERT_OP_DGLU, unsupported, "permute", "none or y", "x", 0},
+        {y && o->kind == MOERT_OP_GLU, unsupported, "permute", "none or x", "y", 0},
+        {o->row_weight && !y, usage, "row_weight", "false without permute y", "true", 0}));
     if (o->permute != MOERT_OP_PERMUTE_NONE)
         MOERT_TRY(check_size(op, "topk", o->topk, 1));
-    if (o->row_weight && !y)
-        return moert_op_refuse(MOERT_ERROR_USAGE, op, "row_weight", "false without permute y", "%s",
-                               "true");
     op->x.gathered = x;
     op->y.gathered = y;
     op->x.divisor = x && op->x.input ? o->topk : 1;

@@ -1,7 +1,9 @@
-/* The names of ops and of their buffers, and refusals that give them. */
+/* The names of ops and of their buffers, refusals that give them, and checks of the buffers. */
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "base/memory.h"
 #include "op/op.h"
 
 moert_status moert_op_refuse(moert_status code, const moert_op *op, const char *field,
@@ -57,4 +59,86 @@ const char *moert_op_buffer_name(moert_op_buffer which) {
 
 moert_buffer **moert_op_buffer_at(const moert_op_buffers *buffers, moert_op_buffer which) {
     return (moert_buffer **)((char *)buffers + buffer_offsets[which]);
+}
+
+/* ---- the buffers of an execute ---- */
+
+size_t moert_op_need_bytes(const moert_op_need *need) {
+    size_t bytes;
+    if (need->lines == 0 || need->width == 0)
+        return 0;
+    if (__builtin_mul_overflow(need->lines - 1, need->stride, &bytes) ||
+        __builtin_add_overflow(bytes, need->width, &bytes) ||
+        __builtin_mul_overflow(bytes, moert_number_bits(need->type) / 8, &bytes))
+        return SIZE_MAX;
+    return bytes;
+}
+
+size_t moert_op_buffer_bytes(const moert_op *op, const char *buffer) {
+    const moert_op_need *need = NULL;
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
+        if (strcmp(moert_op_buffer_name(i), buffer) == 0)
+            need = &op->needs[i];
+    if (strcmp(buffer, "weights") == 0)
+        need = &op->weights;
+    if (strcmp(buffer, "weight_scales") == 0)
+        need = &op->weight_scales;
+    return need != NULL && need->needed ? moert_op_need_bytes(need) : 0;
+}
+
+static moert_status check_one(const moert_op *op, const char *name, const moert_buffer *buffer,
+                              const moert_op_need *need) {
+    const char *const kind = moert_op_kind_name(op->options.kind);
+    if (buffer == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "%s: buffer %s is NULL; %zu x %zu elements of %zu bits",
+                          kind, name, need->lines, need->width, moert_number_bits(need->type));
+    if (moert_buffer_device(buffer) != op->device)
+        return MOERT_FAIL(ERROR_USAGE, "%s: buffer %s is of another device; %s", kind, name,
+                          moert_device_name(op->device));
+    if (moert_op_need_bytes(need) > moert_buffer_bytes(buffer))
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "%s: buffer %s has %zu bytes; %zu lines of %zu elements of %zu bits at stride %zu",
+            kind, name, moert_buffer_bytes(buffer), need->lines, need->width,
+            moert_number_bits(need->type), need->stride);
+    return MOERT_OK;
+}
+
+/* One buffer for every group, or NULL. */
+static moert_status check_discrete(const moert_op *op, const char *name, moert_buffer *const *list,
+                                   const moert_op_need *need) {
+    const moert_op_options *o = &op->options;
+    const char *const kind = moert_op_kind_name(o->kind);
+    if (!need->needed && list != NULL)
+        return MOERT_FAIL(ERROR_USAGE, "%s: %s is given; NULL, as %s", kind, name,
+                          o->weight.discrete ? "weight is plain" : "weight.discrete is false");
+    if (!need->needed)
+        return MOERT_OK;
+    if (list == NULL && o->groups > 0)
+        return MOERT_FAIL(ERROR_USAGE, "%s: %s is NULL; %zu buffers", kind, name, o->groups);
+    for (size_t g = 0; g < o->groups; g++) {
+        char one[40];
+        snprintf(one, sizeof one, "%s[%zu]", name, g);
+        MOERT_TRY(check_one(op, one, list[g], need));
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_op_check_buffers(const moert_op *op, const moert_op_buffers *buffers) {
+    const char *const kind = moert_op_kind_name(op->options.kind);
+    if (buffers->size != sizeof *buffers)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "%s: size of the buffers is %zu; %zu, by MOERT_OP_BUFFERS_INIT", kind,
+                          buffers->size, sizeof *buffers);
+    for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
+        const moert_buffer *buffer = *moert_op_buffer_at(buffers, i);
+        const moert_op_need *need = &op->needs[i];
+        if (!need->needed && buffer != NULL)
+            return MOERT_FAIL(ERROR_USAGE, "%s: buffer %s is given; NULL, as it is not described",
+                              kind, moert_op_buffer_name(i));
+        if (need->needed && (buffer != NULL || (need->lines > 0 && need->width > 0)))
+            MOERT_TRY(check_one(op, moert_op_buffer_name(i), buffer, need));
+    }
+    MOERT_TRY(check_discrete(op, "weights", buffers->weights, &op->weights));
+    return check_discrete(op, "weight_scales", buffers->weight_scales, &op->weight_scales);
 }

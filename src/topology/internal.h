@@ -33,6 +33,3 @@ moert_status moert_topology_list(hwloc_const_bitmap_t set, char *text, size_t by
 
 /* A bitmap that is never NULL when the call succeeds. */
 moert_status moert_topology_bitmap(hwloc_bitmap_t *set);
-
-/* Fills the GPU fields from the loaded tree. */
-moert_status moert_topology_find_gpus(moert_topology *topology);

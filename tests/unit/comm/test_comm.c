@@ -73,8 +73,8 @@ TEST(test_alltoallv_takes_uneven_and_empty_pieces) {
 }
 
 TEST(test_pieces_above_the_limit_travel_in_several_messages) {
-    size_t limit = moert_comm_piece_bytes;
-    moert_comm_piece_bytes = 7;
+    size_t limit = moert_comm_piece_bytes, mail_limit = moert_mail_piece_bytes;
+    moert_comm_piece_bytes = moert_mail_piece_bytes = 7;
     uint64_t mine[2] = {mpi_value(test_rank, 1, 0), mpi_value(test_rank, 1, 1)}, all[2 * 256];
     bool right = moert_comm_allgather(test_comm, mine, sizeof mine, all) == MOERT_OK;
     for (size_t r = 0; r < test_ranks; r++)
@@ -82,6 +82,7 @@ TEST(test_pieces_above_the_limit_travel_in_several_messages) {
     right = gather_uneven(false) && right;
     right = exchange_uneven() && right;
     moert_comm_piece_bytes = limit;
+    moert_mail_piece_bytes = mail_limit;
     ASSERT_ON_ALL(right);
 }
 
