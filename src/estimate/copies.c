@@ -4,7 +4,6 @@
 #include "layer/factor.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
-#include "model/layer_files.h"
 #include "moert/quantize.h"
 
 /* ---- copies of weights ---- */
@@ -40,10 +39,9 @@ static void expert_projections(const moert_memory_shape *s,
     const moert_precision precision = c->precision;
     const bool pairs = precision == MOERT_PRECISION_BF16 || precision == MOERT_PRECISION_MXFP8;
     const moert_number type = pairs ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
-    const moert_layer_options options = moert_layer_options_of(c);
     experts[0] = (moert_packed_shape){
         s->experts, 2 * c->intermediate, c->hidden,
-        options.glu.interleaved ? MOERT_PACKED_FORWARD : MOERT_PACKED_GATED, type};
+        s->options.glu.interleaved ? MOERT_PACKED_FORWARD : MOERT_PACKED_GATED, type};
     experts[1] =
         (moert_packed_shape){s->experts, c->hidden, c->intermediate, MOERT_PACKED_FORWARD, type};
 }
@@ -144,16 +142,15 @@ static bool products_round(const moert_memory_setting *setting, const moert_memo
 
 size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
-    const moert_layer_options options = moert_layer_options_of(c);
     const moert_precision precision = c->precision;
     const bool rounds = precision != MOERT_PRECISION_F32,
-               ready = moert_precision_takes_wire(&options);
+               ready = moert_precision_takes_wire(&s->options);
     const bool travels = c->dispatch != MOERT_DISPATCH_F32;
     const size_t h = c->hidden, i = c->intermediate;
     const size_t factor = precision == MOERT_PRECISION_NVFP4 ? sizeof(float) : sizeof(uint16_t);
     const bool given = c->dispatch == MOERT_DISPATCH_BF16 && c->dense != MOERT_PRECISION_F32;
     size_t x = 0, y = 0, floats = 0, scales = 0,
-           codes = travels && !given ? s->tokens * moert_wire_width(&options) : 0;
+           codes = travels && !given ? s->tokens * moert_wire_width(&s->options) : 0;
     if (!ready && (travels || (rounds && h % MOERT_WINDOW_ROW_FLOATS != 0)))
         floats += s->rows * h; /* rows of windows without gaps */
     if (c->combine == MOERT_COMBINE_BF16 && !products_round(setting, s))

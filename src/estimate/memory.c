@@ -9,7 +9,6 @@
 #include "layer/factor.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
-#include "model/layer_files.h"
 #include "model/model.h"
 #include "moert/plan.h"
 
@@ -56,8 +55,8 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     const moert_model_config *c = setting->config;
     const size_t experts = c->router.experts, topk = c->router.topk;
     const size_t group = rank - rank % setting->ep;
-    const moert_layer_options options = moert_layer_options_of(c);
     moert_memory_shape s = {.config = c,
+                            .options = moert_layer_options_of(c),
                             .total_sequences = setting->batch,
                             .length = setting->length,
                             .partial_floats =
@@ -76,7 +75,7 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     s.capacity_rows = tokens * moert_min(topk, most);
     s.q = c->heads * c->head_size;
     s.kv = c->kv_heads * c->head_size;
-    s.v_type = moert_precision_between(setting->device, &options, s.experts);
+    s.v_type = moert_precision_between(setting->device, &s.options, s.experts);
     s.shared_v_type = moert_factor_between(setting->device, moert_factor_type(c->dense), 1,
                                            c->hidden, c->shared_intermediate);
     return s;
@@ -95,8 +94,7 @@ static void count_parameters(const moert_memory_setting *setting, size_t rank,
                              const moert_memory_shape *s, parameters *replicated,
                              parameters *owned) {
     const moert_model_config *c = s->config;
-    const moert_layer_options options = moert_layer_options_of(c);
-    const moert_layer_shapes layer = moert_layer_shapes_of(&options, s->experts);
+    const moert_layer_shapes layer = moert_layer_shapes_of(&s->options, s->experts);
     const size_t h = c->hidden;
     const size_t ranks = setting->ranks, replicas = ranks / setting->ep,
                  replica = rank / setting->ep;
@@ -229,11 +227,10 @@ static size_t window_rows(const moert_memory_setting *setting, const moert_memor
  * way, of which one has results. */
 static void count_windows(const moert_memory_setting *setting, const moert_memory_shape *s,
                           size_t *used, size_t *reserved) {
-    const moert_layer_options options = moert_layer_options_of(s->config);
     const struct {
         size_t count, width;
-    } windows[] = {{s->config->layers + 1, moert_wire_width(&options)},
-                   {1, moert_wire_back_width(&options)},
+    } windows[] = {{s->config->layers + 1, moert_wire_width(&s->options)},
+                   {1, moert_wire_back_width(&s->options)},
                    {s->config->layers + 1, 1}};
     *used = *reserved = 0;
     for (size_t i = 0; i < MOERT_COUNT(windows); i++) {
@@ -245,10 +242,9 @@ static void count_windows(const moert_memory_setting *setting, const moert_memor
 
 /* Packed rows and slots of exchange/staged/engine.c, forth and back, as the host sees them. */
 static size_t count_staging(const moert_memory_shape *s) {
-    const moert_layer_options options = moert_layer_options_of(s->config);
     const size_t slots = s->tokens * s->config->router.topk;
-    const size_t forth = moert_round_up(moert_wire_width(&options), MOERT_WINDOW_ROW_FLOATS);
-    const size_t back = moert_round_up(moert_wire_back_width(&options), MOERT_WINDOW_ROW_FLOATS);
+    const size_t forth = moert_round_up(moert_wire_width(&s->options), MOERT_WINDOW_ROW_FLOATS);
+    const size_t back = moert_round_up(moert_wire_back_width(&s->options), MOERT_WINDOW_ROW_FLOATS);
     return with_room(slots * forth) + with_room(slots * back) +
            2 * with_room(slots * MOERT_WINDOW_ROW_FLOATS);
 }
@@ -256,9 +252,9 @@ static size_t count_staging(const moert_memory_shape *s) {
 /* The cargo of the node engine (exchange/node/node.h), out and in, of rows and of slots, if every
  * slot's result travels between hosts. */
 static size_t count_cargo(const moert_memory_shape *s) {
-    const moert_layer_options options = moert_layer_options_of(s->config);
     const size_t slots = s->tokens * s->config->router.topk;
-    const size_t widest = moert_max(moert_wire_width(&options), moert_wire_back_width(&options));
+    const size_t widest =
+        moert_max(moert_wire_width(&s->options), moert_wire_back_width(&s->options));
     const size_t wide = moert_round_up(widest, MOERT_WINDOW_ROW_FLOATS);
     return with_room(s->rows * wide) + with_room(slots) +
            with_room(slots * (wide + MOERT_WINDOW_ROW_FLOATS));

@@ -2,12 +2,14 @@
 #pragma once
 
 #include "estimate/memory.h"
+#include "model/layer_files.h"
 
 enum { MOERT_WINDOW_ROW_FLOATS = 16 }; /* ROW_FLOATS of exchange/storage.c */
 
 /* What the sums are made of. */
 typedef struct moert_memory_shape {
     const moert_model_config *config;
+    moert_layer_options options;                               /* that the config implies */
     size_t tokens, sequences, first_sequence, total_sequences; /* T of this rank */
     size_t length, experts;                                    /* S, L of this rank */
     size_t rows, largest_rows, capacity_rows; /* M of this rank, of any; the most that can come */

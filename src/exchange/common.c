@@ -1,5 +1,4 @@
-/* What the engines share: agreement of the ranks, the bytes that rows take, the experts of a
- * wave. */
+/* What the engines share: agreement of the ranks, and the experts of a wave. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,13 +28,6 @@ bool moert_exchange_goes_on(moert_comm *comm, moert_status status,
             memcpy(reason, reasons + r * bytes, bytes);
     free(reasons);
     return reason[0] == '\0';
-}
-
-void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan,
-                          const moert_window *window) {
-    const size_t row_floats = exchange->engine->packs ? window->width : window->stride;
-    for (size_t r = 0; r < plan->ranks; r++)
-        exchange->dispatched_bytes += plan->send_rows[r] * row_floats * sizeof(float);
 }
 
 moert_wave moert_exchange_wave(const moert_exchange_plan *plan, size_t wave) {

@@ -135,11 +135,6 @@ static inline size_t moert_exchange_part(size_t count, size_t wave, size_t waves
 
 void moert_exchange_free_planner(struct moert_planner *planner); /* NULL is legal. */
 
-/* Counts a dispatch of a window's rows to all owners, as long as they lie there or, if the engine
- * packs them, as they are. */
-void moert_exchange_count(moert_exchange *exchange, const moert_plan *plan,
-                          const moert_window *window);
-
 /* Collective: true if `mine` is true on every rank. */
 moert_status moert_exchange_everyone(moert_comm *comm, bool mine, bool *all);
 /* Collective: true if `status` is MOERT_OK on all ranks; else `reason` is the last error of the lowest

@@ -82,20 +82,20 @@ static void tell_work(const moert_exchange *exchange, const moert_transfer *t,
                     (double)t->window->width * (double)shape->args.slots);
 }
 
-/* About half of the rows are copies, read and written. */
-static void tell_copies(const moert_exchange *exchange, const moert_shape *shape) {
-    tell_floats(exchange, shape, (double)shape->args.rows * (double)shape->args.stride);
+/* Every row, `moves` times. */
+static void tell_rows(const moert_exchange *exchange, const moert_shape *shape, double moves) {
+    tell_floats(exchange, shape, moves * (double)shape->args.rows * (double)shape->args.stride);
 }
 
-/* Every row, read and written. */
-static void tell_sent(const moert_exchange *exchange, const moert_shape *shape) {
-    tell_floats(exchange, shape, 2.0 * (double)shape->args.rows * (double)shape->args.stride);
-}
-
+/* Counts a dispatch to all owners, rows as long as they lie there or, if the engine packs them, as
+ * they are. */
 static void count_dispatch(moert_exchange *exchange, const moert_transfer *t) {
-    moert_exchange_count(exchange, t->plan->plan, t->window);
+    const bool packs = exchange->engine->packs;
+    size_t floats = packs ? t->window->width : t->window->stride;
     if (t->slots != NULL)
-        moert_exchange_count(exchange, t->plan->plan, t->slots);
+        floats += packs ? t->slots->width : t->slots->stride;
+    for (size_t r = 0; r < t->plan->plan->ranks; r++)
+        exchange->dispatched_bytes += t->plan->plan->send_rows[r] * floats * sizeof(float);
 }
 
 /* ---- dispatch ---- */
@@ -123,7 +123,7 @@ moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_transfer
     moert_device *device = exchange->device;
     moert_shape shape;
     MOERT_TRY(shape_of(t, window->width, true, &shape));
-    tell_copies(exchange, &shape);
+    tell_rows(exchange, &shape, 1.0); /* about half are copies, read and written */
     return MOERT_RUN(device, shape.program, "fan_out",
                      groups_of(device, shape.args.rows, window->stride, GPU_PIECE),
                      MOERT_ARG(window->storage.rows), MOERT_STRUCT(shape.args));
@@ -147,7 +147,7 @@ moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_transf
     moert_device *device = exchange->device;
     moert_shape shape;
     MOERT_TRY(shape_of(t, window->width, true, &shape));
-    tell_sent(exchange, &shape);
+    tell_rows(exchange, &shape, 2.0);
     return MOERT_RUN(device, shape.program,
                      exchange->sums && moert_window_has_codes(window) ? "send_codes" : "send_rows",
                      groups_of(device, shape.args.rows, window->stride, GPU_PIECE),
@@ -256,17 +256,6 @@ static moert_status sum_meeting(moert_device *device, const moert_transfer *t, m
                      SUM_ARGS(t), MOERT_ARG(cells), MOERT_ARG(t->unsent), END_ARGS(*args, meeting));
 }
 
-static void tell_fused(moert_exchange *exchange, const moert_transfer *t, bool combines,
-                       const moert_shape *shape) {
-    tell_work(exchange, t, shape);
-    if (t->once)
-        tell_copies(exchange, shape);
-    if (!combines)
-        count_dispatch(exchange, t);
-    else if (t->unsent != NULL)
-        tell_sent(exchange, shape);
-}
-
 moert_status moert_kernel_move_meeting(moert_exchange *exchange, const moert_transfer *t,
                                        bool combines, moert_meeting meeting) {
     moert_shape shape;
@@ -274,7 +263,13 @@ moert_status moert_kernel_move_meeting(moert_exchange *exchange, const moert_tra
     if (meeting.args.ranks == 0) /* nothing is moved */
         shape.args.tokens = shape.args.slots = shape.args.rows = 0;
     else
-        tell_fused(exchange, t, combines, &shape);
+        tell_work(exchange, t, &shape);
+    if (t->once)
+        tell_rows(exchange, &shape, 1.0);
+    if (combines && t->unsent != NULL)
+        tell_rows(exchange, &shape, 2.0);
+    if (!combines && meeting.args.ranks > 0)
+        count_dispatch(exchange, t);
     return (!combines          ? dispatch_meeting
             : t->cells != NULL ? sum_meeting
                                : combine_meeting)(exchange->device, t, &shape, &meeting);

@@ -115,6 +115,7 @@ static moert_status differentiate_attention(moert_model *model, moert_model_laye
     size_t q = c->heads * c->head_size, kv = c->kv_heads * c->head_size;
     moert_buffer *dy = model->codes != NULL ? model->codes : model->d;
     moert_gemm out = moert_model_gemm(model, c->hidden, q, model->datt, dy);
+    moert_model_heads heads[MOERT_MODEL_ROTATED];
     moert_phase_set(MOERT_PHASE_ATTENTION_BACKWARD);
     out.kind = MOERT_GEMM_DGRAD;
     MOERT_TRY(moert_block_gemm(layer->attention, ATTN_O, &out));
@@ -127,10 +128,9 @@ static moert_status differentiate_attention(moert_model *model, moert_model_laye
     MOERT_TRY(moert_attention_backward(&attention));
     MOERT_TRY(moert_block_dense_gradient(layer->attention, ATTN_O, &model->batch, &out, false,
                                          partial_scratch(model)));
-    const moert_model_heads heads_q = moert_model_q(model, layer),
-                            heads_k = moert_model_k(model, layer);
-    MOERT_TRY(differentiate_heads(model, layer, &heads_q, model->dq, false));
-    MOERT_TRY(differentiate_heads(model, layer, &heads_k, model->dk, true));
+    moert_model_heads_of(model, layer, heads);
+    MOERT_TRY(differentiate_heads(model, layer, &heads[0], model->dq, false));
+    MOERT_TRY(differentiate_heads(model, layer, &heads[1], model->dk, true));
     MOERT_TRY(moert_model_factor(model, kv, model->dv, MOERT_SCRATCH_ROUNDED_Y, &dy));
     const moert_gemm v = moert_model_gemm(model, kv, c->hidden, layer->normed, dy);
     MOERT_TRY(differentiate_product(model, layer->attention, ATTN_V, &v, model->dn, true));

@@ -123,12 +123,12 @@ static moert_status attend(moert_model *model, moert_model_layer *layer, const m
     const moert_model_config *c = &model->config;
     size_t tokens = model->batch.tokens, q = c->heads * c->head_size,
            kv = c->kv_heads * c->head_size;
+    moert_model_heads heads[MOERT_MODEL_ROTATED];
     moert_phase_set(MOERT_PHASE_ATTENTION);
     MOERT_TRY(normalise(model, layer->attention, ATTN_INPUT_NORM, x, layer->normed, layer->rstd));
-    const moert_model_heads heads_q = moert_model_q(model, layer),
-                            heads_k = moert_model_k(model, layer);
-    MOERT_TRY(project_heads(model, layer, &heads_q));
-    MOERT_TRY(project_heads(model, layer, &heads_k));
+    moert_model_heads_of(model, layer, heads);
+    for (size_t i = 0; i < MOERT_MODEL_ROTATED; i++)
+        MOERT_TRY(project_heads(model, layer, &heads[i]));
     moert_gemm gemm = moert_model_gemm(model, kv, c->hidden, layer->normed, layer->v);
     MOERT_TRY(moert_block_gemm(layer->attention, ATTN_V, &gemm));
     moert_attention attention = moert_model_attention(model, layer);

@@ -118,15 +118,14 @@ typedef struct moert_model_heads {
     moert_buffer *raw, *rstd, *rotated;
 } moert_model_heads;
 
-static inline moert_model_heads moert_model_q(const moert_model *model,
-                                              const moert_model_layer *l) {
-    return (moert_model_heads){ATTN_Q, ATTN_Q_NORM, model->config.heads, l->q_raw, l->q_rstd, l->q};
-}
+/* [0]: q, [1]: k */
+enum { MOERT_MODEL_ROTATED = 2 };
 
-static inline moert_model_heads moert_model_k(const moert_model *model,
-                                              const moert_model_layer *l) {
-    return (moert_model_heads){ATTN_K,   ATTN_K_NORM, model->config.kv_heads,
-                               l->k_raw, l->k_rstd,   l->k};
+static inline void moert_model_heads_of(const moert_model *model, const moert_model_layer *l,
+                                        moert_model_heads heads[MOERT_MODEL_ROTATED]) {
+    const moert_model_config *c = &model->config;
+    heads[0] = (moert_model_heads){ATTN_Q, ATTN_Q_NORM, c->heads, l->q_raw, l->q_rstd, l->q};
+    heads[1] = (moert_model_heads){ATTN_K, ATTN_K_NORM, c->kv_heads, l->k_raw, l->k_rstd, l->k};
 }
 
 static inline moert_attention moert_model_attention(const moert_model *model,

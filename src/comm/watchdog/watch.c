@@ -97,48 +97,48 @@ moert_watch_verdict moert_watch_judge(const moert_watch_entry *entry, bool visib
     return atomic_load(&entry->waiting) ? MOERT_WATCH_FINE : MOERT_WATCH_LATE;
 }
 
-/* Whether a verdict on an entry weighs more than the worst so far. */
-static bool is_worse(moert_watch_verdict found, const moert_watch_entry *entry,
-                     moert_watch_verdict worst, const moert_watch_entry *worst_entry) {
-    return worst_entry == NULL || found > worst ||
-           (found == worst &&
-            atomic_load(&entry->progress_ns) < atomic_load(&worst_entry->progress_ns));
+/* The gravest verdict so far, then the longest without progress. */
+typedef struct worst {
+    size_t at;
+    const moert_watch_entry *entry; /* NULL: none */
+    moert_watch_verdict verdict;
+} worst;
+
+static void weigh(worst *so_far, size_t at, const moert_watch_entry *entry,
+                  moert_watch_verdict verdict) {
+    if (so_far->entry == NULL || verdict > so_far->verdict ||
+        (verdict == so_far->verdict &&
+         atomic_load(&entry->progress_ns) < atomic_load(&so_far->entry->progress_ns)))
+        *so_far = (worst){at, entry, verdict};
 }
 
-/* The gravest verdict of all entries but `me`, then the longest without progress. */
-static size_t find_worst(const moert_watch_entry *entries, const bool *visible, size_t count,
-                         size_t me, uint64_t now_ns, moert_watch_verdict *verdict) {
-    size_t worst = count;
-    *verdict = MOERT_WATCH_FINE;
-    for (size_t i = 0; i < count; i++) {
-        if (i == me)
-            continue;
-        moert_watch_verdict found = moert_watch_judge(&entries[i], visible[i], now_ns);
-        if (!is_worse(found, &entries[i], *verdict, worst < count ? &entries[worst] : NULL))
-            continue;
-        *verdict = found;
-        worst = i;
-    }
-    return worst;
+/* Of all entries but `me`. */
+static worst find_worst(const moert_watch_entry *entries, const bool *visible, size_t count,
+                        size_t me, uint64_t now_ns) {
+    worst found = {count, NULL, MOERT_WATCH_FINE};
+    for (size_t i = 0; i < count; i++)
+        if (i != me)
+            weigh(&found, i, &entries[i], moert_watch_judge(&entries[i], visible[i], now_ns));
+    return found;
 }
 
 size_t moert_watch_blame(const moert_watch_entry *entries, const bool *visible, size_t count,
                          size_t me, uint64_t now_ns, moert_watch_verdict *verdict) {
-    size_t worst = find_worst(entries, visible, count, me, now_ns, verdict);
-    return *verdict == MOERT_WATCH_FINE ? count : worst;
+    const worst found = find_worst(entries, visible, count, me, now_ns);
+    *verdict = found.verdict;
+    return found.verdict == MOERT_WATCH_FINE ? count : found.at;
 }
 
 moert_watch_note moert_watch_take_note(const moert_watch_entry *entries, const bool *visible,
                                        const size_t *ranks, size_t count, uint64_t now_ns) {
-    moert_watch_verdict verdict;
-    size_t worst = find_worst(entries, visible, count, count, now_ns, &verdict);
-    const moert_watch_entry *entry = &entries[worst];
+    const worst found = find_worst(entries, visible, count, count, now_ns);
+    const moert_watch_entry *entry = found.entry;
     moert_watch_note note = {.step = atomic_load(&entry->step),
                              .silent_ns = since(now_ns, atomic_load(&entry->heartbeat_ns)),
                              .idle_ns = since(now_ns, atomic_load(&entry->progress_ns)),
-                             .rank = (int)ranks[worst],
+                             .rank = (int)ranks[found.at],
                              .pid = atomic_load(&entry->pid),
-                             .verdict = (int)verdict};
+                             .verdict = (int)found.verdict};
     note.phase = atomic_load(&entry->phase);
     return note;
 }
@@ -165,17 +165,14 @@ static moert_watch_verdict judge_host(const moert_watch_host *host, uint64_t now
 
 size_t moert_watch_blame_host(const moert_watch_host *hosts, size_t count, uint64_t now_ns,
                               moert_watch_verdict *verdict) {
-    size_t worst = count;
-    *verdict = MOERT_WATCH_FINE;
+    worst found = {count, NULL, MOERT_WATCH_FINE};
     for (size_t h = 0; h < count; h++) {
-        moert_watch_verdict found = judge_host(&hosts[h], now_ns);
-        if (found == MOERT_WATCH_FINE ||
-            !is_worse(found, &hosts[h].entry, *verdict, worst < count ? &hosts[worst].entry : NULL))
-            continue;
-        *verdict = found;
-        worst = h;
+        const moert_watch_verdict said = judge_host(&hosts[h], now_ns);
+        if (said != MOERT_WATCH_FINE)
+            weigh(&found, h, &hosts[h].entry, said);
     }
-    return worst;
+    *verdict = found.verdict;
+    return found.at;
 }
 
 void moert_watch_describe(const moert_watch_entry *entry, moert_watch_verdict verdict,

@@ -95,18 +95,17 @@ moert_status moert_export_create(moert_device *device, size_t count, size_t piec
                                  moert_export **export) {
     const moert_cuda *cuda;
     moert_export *made;
-    moert_status status = MOERT_OK;
+    moert_status status;
     for (size_t i = 0; i < count; i++)
         files[i] = -1;
     MOERT_TRY(open_cuda(device, &cuda));
     MOERT_TRY(moert_alloc(&made, 1, sizeof *made + count * sizeof *made->handles));
     made->cuda = cuda;
-    for (size_t i = 0; i < count && status == MOERT_OK; i++)
-        status = export_piece(made, piece_bytes, &files[i]);
-    if (status == MOERT_OK) {
-        *export = made;
-        return MOERT_OK;
-    }
+    for (size_t i = 0; i < count; i++)
+        MOERT_TRY_OR(undo, export_piece(made, piece_bytes, &files[i]));
+    *export = made;
+    return MOERT_OK;
+undo:
     moert_close_files(files, count);
     moert_export_destroy(made);
     return status;

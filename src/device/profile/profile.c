@@ -72,45 +72,42 @@ static const struct {
     {"nn/optimizer", OF(OPTIMIZER)},
 };
 
-enum { FAMILIES = MOERT_COUNT(families) };
+typedef struct purpose {
+    moert_phase phase;
+    moert_operation operation;
+} purpose;
 
 /* What the GEMMs of a phase are for. */
-static moert_operation gemm_of(moert_phase phase) {
-    switch (phase) {
-    case MOERT_PHASE_EXPERTS:
-        return OF(EXPERTS_FPROP);
-    case MOERT_PHASE_EXPERTS_BACKWARD:
-        return OF(EXPERTS_DGRAD);
-    case MOERT_PHASE_WGRAD:
-        return OF(EXPERTS_WGRAD);
-    case MOERT_PHASE_SHARED_EXPERT:
-        return OF(SHARED_EXPERT);
-    case MOERT_PHASE_ATTENTION:
-    case MOERT_PHASE_ATTENTION_BACKWARD:
-        return OF(PROJECTIONS);
-    case MOERT_PHASE_LOGITS:
-    case MOERT_PHASE_LOGITS_BACKWARD:
-    case MOERT_PHASE_EMBEDDING_BACKWARD: /* of a tied head */
-        return OF(HEAD);
-    case MOERT_PHASE_ROUTE:
-    case MOERT_PHASE_ROUTER_BACKWARD:
-        return OF(ROUTER_GEMM);
-    default:
-        return OF(OTHER);
-    }
+static const purpose gemms[] = {
+    {MOERT_PHASE_EXPERTS, OF(EXPERTS_FPROP)},
+    {MOERT_PHASE_EXPERTS_BACKWARD, OF(EXPERTS_DGRAD)},
+    {MOERT_PHASE_WGRAD, OF(EXPERTS_WGRAD)},
+    {MOERT_PHASE_SHARED_EXPERT, OF(SHARED_EXPERT)},
+    {MOERT_PHASE_ATTENTION, OF(PROJECTIONS)},
+    {MOERT_PHASE_ATTENTION_BACKWARD, OF(PROJECTIONS)},
+    {MOERT_PHASE_LOGITS, OF(HEAD)},
+    {MOERT_PHASE_LOGITS_BACKWARD, OF(HEAD)},
+    {MOERT_PHASE_EMBEDDING_BACKWARD, OF(HEAD)}, /* of a tied head */
+    {MOERT_PHASE_ROUTE, OF(ROUTER_GEMM)},
+    {MOERT_PHASE_ROUTER_BACKWARD, OF(ROUTER_GEMM)},
+};
+
+/* Which way rows travel in a phase of the exchange. */
+static const purpose moves[] = {
+    {MOERT_PHASE_PLAN, OF(DISPATCH)},
+    {MOERT_PHASE_DISPATCH, OF(DISPATCH)},
+    {MOERT_PHASE_COMBINE, OF(COMBINE)},
+};
+
+static moert_operation purpose_of(moert_phase phase, const purpose *list, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (list[i].phase == phase)
+            return list[i].operation;
+    return OF(OTHER);
 }
 
-/* Which way rows travel in a phase of the exchange; OTHER in all others. */
 static moert_operation move_of(moert_phase phase) {
-    switch (phase) {
-    case MOERT_PHASE_PLAN:
-    case MOERT_PHASE_DISPATCH:
-        return OF(DISPATCH);
-    case MOERT_PHASE_COMBINE:
-        return OF(COMBINE);
-    default:
-        return OF(OTHER);
-    }
+    return purpose_of(phase, moves, MOERT_COUNT(moves));
 }
 
 /* Whether a program's family is `start` or, where that ends in a slash, lies in that directory. */
@@ -121,12 +118,12 @@ static bool is_of(const char *program, const char *start) {
 }
 
 moert_operation moert_operation_of(const char *program, moert_phase phase) {
-    for (size_t i = 0; i < FAMILIES; i++)
+    for (size_t i = 0; i < MOERT_COUNT(families); i++)
         if (is_of(program, families[i].start))
             return families[i].operation;
     const moert_operation move = move_of(phase);
     if (is_of(program, "gemm/"))
-        return gemm_of(phase);
+        return purpose_of(phase, gemms, MOERT_COUNT(gemms));
     if (is_of(program, MOERT_FAMILY_COPY))
         return move != OF(OTHER) ? move : OF(COPIES);
     return is_of(program, "exchange/exchange") ? move : OF(OTHER);

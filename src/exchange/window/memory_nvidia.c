@@ -85,10 +85,9 @@ static moert_status create_in_pieces(moert_device *device, moert_comm *comm, siz
         s->ranks = ranks;
         storage->segments = s;
         storage->release = release;
-        status = moert_alloc(&mine, count, sizeof *mine);
+        status = moert_alloc(&all, (ranks + 1) * count, sizeof *all);
+        mine = all + ranks * count;
     }
-    if (status == MOERT_OK)
-        status = moert_alloc(&all, ranks * count, sizeof *all);
     if (status == MOERT_OK)
         status = moert_export_create(device, count, piece_bytes, mine, &s->own);
     moert_status made = status;
@@ -102,7 +101,7 @@ static moert_status create_in_pieces(moert_device *device, moert_comm *comm, siz
     moert_close_files(all, ranks * count);
     status = moert_comm_agree(comm, status);
 done:
-    MOERT_FREE(mine, all);
+    free(all);
     return status;
 }
 
