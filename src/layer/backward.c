@@ -107,9 +107,9 @@ static moert_status differentiate_router(moert_layer *layer, const moert_layer_l
                                                              .aux_gradient = losses->aux_gradient,
                                                              .z_factor = losses->z_factor,
                                                              .dlogits = *dlogits}));
-    const moert_gemm gemm = moert_layer_router_gemm(layer, layer->input, *dlogits);
+    moert_gemm gemm = moert_layer_router_gemm(layer, layer->input, *dlogits);
+    gemm.bias = layer->block[BLOCK_DENSE]->tensor[DENSE_ROUTER_BIAS].gradient;
     return moert_block_dense_gradient(layer->block[BLOCK_DENSE], DENSE_ROUTER, &layer->batch, &gemm,
-                                      layer->options.router_bias,
                                       &layer->mesh->scratch[MOERT_SCRATCH_PARTIAL]);
 }
 
@@ -133,8 +133,7 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     gemm.x = layer->shared_h;
     MOERT_TRY(
         moert_factor_take(mesh, type, tokens * o->hidden, dy, MOERT_SCRATCH_ROUNDED_Y, &gemm.y));
-    MOERT_TRY(
-        moert_block_dense_gradient(dense, DENSE_SHARED_W2, &layer->batch, &gemm, false, partial));
+    MOERT_TRY(moert_block_dense_gradient(dense, DENSE_SHARED_W2, &layer->batch, &gemm, partial));
     gemm.x = dh;
     gemm.result = from;
     MOERT_TRY(moert_block_gemm(dense, DENSE_SHARED_W2, &gemm));
@@ -156,8 +155,7 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     gemm.y = dv;
     MOERT_TRY(moert_factor_take(mesh, type, tokens * o->hidden, layer->input,
                                 MOERT_SCRATCH_ROUNDED_X, &gemm.x));
-    MOERT_TRY(
-        moert_block_dense_gradient(dense, DENSE_SHARED_W1, &layer->batch, &gemm, false, partial));
+    MOERT_TRY(moert_block_dense_gradient(dense, DENSE_SHARED_W1, &layer->batch, &gemm, partial));
     gemm.x = dx;
     gemm.accumulate = true;
     return moert_block_gemm(dense, DENSE_SHARED_W1, &gemm);

@@ -169,8 +169,7 @@ size_t moert_block_partial_bytes(const moert_device *device) {
 }
 
 moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch,
-                                        const moert_gemm *gemm, bool has_bias,
-                                        moert_buffer **scratch) {
+                                        const moert_gemm *gemm, moert_buffer **scratch) {
     if (batch->sequences == 0)
         return MOERT_OK;
     size_t row_bytes = batch->sequences * gemm->k * sizeof(float);
@@ -190,7 +189,7 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
         MOERT_TRY(
             moert_block_collect(block, tensor, batch, row * gemm->k, part.n * gemm->k, *scratch));
     }
-    if (!has_bias)
+    if (gemm->bias == NULL)
         return MOERT_OK;
     part.n = gemm->n;
     part.y_column = gemm->y_column;

@@ -99,8 +99,7 @@ moert_tree_nodes_at moert_block_nodes(const moert_block *block, size_t tensor,
  * buffer for partials.
  */
 moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch,
-                                        const moert_gemm *gemm, bool has_bias,
-                                        moert_buffer **scratch);
+                                        const moert_gemm *gemm, moert_buffer **scratch);
 /* Partial gradients of so many bytes are made at a time, or of a row; NULL: on a CPU. */
 size_t moert_block_partial_bytes(const moert_device *device);
 

@@ -55,8 +55,8 @@ static moert_status differentiate_product(moert_model *model, moert_block *block
                                           const moert_gemm *dense, moert_buffer *dx,
                                           bool accumulate) {
     moert_gemm gemm = *dense;
-    MOERT_TRY(moert_block_dense_gradient(block, index, &model->batch, &gemm, false,
-                                         partial_scratch(model)));
+    MOERT_TRY(
+        moert_block_dense_gradient(block, index, &model->batch, &gemm, partial_scratch(model)));
     gemm.kind = MOERT_GEMM_DGRAD;
     gemm.x = dx;
     gemm.accumulate = accumulate;
@@ -126,7 +126,7 @@ static moert_status differentiate_attention(moert_model *model, moert_model_laye
     attention.dk = model->dk;
     attention.dv = model->dv;
     MOERT_TRY(moert_attention_backward(&attention));
-    MOERT_TRY(moert_block_dense_gradient(layer->attention, ATTN_O, &model->batch, &out, false,
+    MOERT_TRY(moert_block_dense_gradient(layer->attention, ATTN_O, &model->batch, &out,
                                          partial_scratch(model)));
     moert_model_heads_of(model, layer, heads);
     MOERT_TRY(differentiate_heads(model, layer, &heads[0], model->dq, false));

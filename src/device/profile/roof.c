@@ -1,4 +1,4 @@
-/* Measures what a device can do at best. Its launches have their own work-group sizes. */
+/* Measures what a device can do at best. */
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -18,11 +18,13 @@ enum {
     SPEC_BYTES = 128,
 };
 
-/* A kernel with its arguments set, and how it is launched. */
+/* A kernel and how it is launched. */
 typedef struct probe {
     moert_device *device;
-    const moert_kernel *kernel;
-    size_t groups, items;
+    char spec[SPEC_BYTES];
+    const char *kernel;
+    size_t groups, count;
+    const moert_argument *arguments; /* [count] */
 } probe;
 
 static size_t items_of(const moert_device *device) {
@@ -33,35 +35,24 @@ static size_t lanes_of(const moert_device *device) {
     return device->info.is_cpu ? 16 : 4;
 }
 
-static moert_status find(moert_device *device, int chains, const char *name, size_t groups,
-                         probe *found) {
-    char spec[SPEC_BYTES];
-    moert_kernel *kernel;
-    const size_t items = items_of(device);
-    snprintf(spec, sizeof spec,
-             "lib/roof -DCHAINS=%d -DROUNDS=%d -DBLOCK=%d -DLANES=%zu -DITEMS=%zu", chains, ROUNDS,
-             BLOCK, lanes_of(device), items);
-    MOERT_TRY(moert_program_kernel(device, spec, name, &kernel));
-    *found = (probe){device, kernel, groups, items};
-    return MOERT_OK;
-}
-
 /* *ns = the time of `count` launches. */
 static moert_status time_launches(const probe *p, size_t count, uint64_t *ns) {
-    const size_t global = p->groups * p->items;
     const uint64_t start = moert_clock_ns();
     for (size_t i = 0; i < count; i++)
-        MOERT_CL(p->device, clEnqueueNDRangeKernel(p->device->queue, p->kernel->handle, 1, NULL,
-                                                   &global, &p->items, 0, NULL, NULL));
-    MOERT_CL(p->device, clFinish(p->device->queue));
+        MOERT_TRY(moert_launch(p->device, p->spec, p->kernel, (moert_grid){p->groups, 1, 1},
+                               p->arguments, p->count));
+    MOERT_TRY(moert_device_finish(p->device));
     *ns = moert_clock_ns() - start;
     return MOERT_OK;
 }
 
 /* *ns = the least time of a launch, from several runs of enough launches to tell. */
-static moert_status time_best(const probe *p, double *ns) {
+static moert_status time_best(probe *p, int chains, double *ns) {
     size_t count = 1;
     uint64_t taken;
+    snprintf(p->spec, sizeof p->spec,
+             "lib/roof -DCHAINS=%d -DROUNDS=%d -DBLOCK=%d -DLANES=%zu -DITEMS=%zu", chains, ROUNDS,
+             BLOCK, lanes_of(p->device), items_of(p->device));
     MOERT_TRY(time_launches(p, 1, &taken)); /* makes the memory and wakes the device */
     MOERT_TRY(time_launches(p, 1, &taken));
     for (; taken < ENOUGH_NS; count *= 2)
@@ -75,24 +66,14 @@ static moert_status time_best(const probe *p, double *ns) {
     return MOERT_OK;
 }
 
-static moert_status set_buffer(const probe *p, cl_uint index, const moert_buffer *buffer) {
-    MOERT_CL(p->device,
-             clSetKernelArg(p->kernel->handle, index, sizeof buffer->memory, &buffer->memory));
-    return MOERT_OK;
-}
-
 /* Multiply-adds with so many accumulators, if they are more than *gflops. */
 static moert_status measure_chains(moert_device *device, int chains, const moert_buffer *result,
                                    double *gflops) {
-    const float scale = 0.9999f, add = 0.5f;
     const size_t groups = GROUPS_PER_UNIT * moert_max(device->info.compute_units, 1);
-    probe fma;
+    const moert_argument arguments[] = {MOERT_ARG(result), MOERT_ARG(0.9999f), MOERT_ARG(0.5f)};
+    probe fma = {device, "", "roof_fma", groups, MOERT_COUNT(arguments), arguments};
     double ns;
-    MOERT_TRY(find(device, chains, "roof_fma", groups, &fma));
-    MOERT_TRY(set_buffer(&fma, 0, result));
-    MOERT_CL(device, clSetKernelArg(fma.kernel->handle, 1, sizeof scale, &scale));
-    MOERT_CL(device, clSetKernelArg(fma.kernel->handle, 2, sizeof add, &add));
-    MOERT_TRY(time_best(&fma, &ns));
+    MOERT_TRY(time_best(&fma, chains, &ns));
     const double flops =
         2.0 * chains * ROUNDS * (double)(groups * items_of(device) * lanes_of(device));
     *gflops = flops / ns > *gflops ? flops / ns : *gflops;
@@ -106,15 +87,13 @@ static moert_status measure_copy(moert_device *device, double *gbps) {
     const size_t groups = moert_max(moert_min(wanted, most) / block_bytes, 1);
     moert_buffer *source = NULL, *target = NULL;
     moert_status status;
-    probe copy;
     double ns;
     MOERT_TRY_OR(done, moert_buffer_create(device, groups * block_bytes, &source));
     MOERT_TRY_OR(done, moert_buffer_create(device, groups * block_bytes, &target));
     MOERT_TRY_OR(done, moert_buffer_clear(source, 0, groups * block_bytes)); /* untouched pages */
-    MOERT_TRY_OR(done, find(device, 1, "roof_copy", groups, &copy));
-    MOERT_TRY_OR(done, set_buffer(&copy, 0, source));
-    MOERT_TRY_OR(done, set_buffer(&copy, 1, target));
-    MOERT_TRY_OR(done, time_best(&copy, &ns));
+    const moert_argument arguments[] = {MOERT_ARG(source), MOERT_ARG(target)};
+    probe copy = {device, "", "roof_copy", groups, MOERT_COUNT(arguments), arguments};
+    MOERT_TRY_OR(done, time_best(&copy, 1, &ns));
     *gbps = 2.0 * (double)(groups * block_bytes) / ns;
 done:
     MOERT_DESTROY(target, source);
