@@ -42,23 +42,16 @@ void moert_arrivals_leave(const moert_comm *comm) {
 /* ---- calls ---- */
 
 /* Without memory this and later calls are missing here, and so count on no rank. */
-static moert_arrival *add_arrival(moert_comm *comm) {
-    if (comm->arrival_count == comm->arrival_room) {
+void moert_comm_wait_begin(moert_comm *comm) {
+    const bool notes = moert_arrivals.noting && comm != NULL && comm->size > 1;
+    if (notes && comm->arrival_count == comm->arrival_room) {
         const size_t room = 2 * comm->arrival_room + 64;
         moert_arrival *grown = realloc(comm->arrivals, room * sizeof *grown);
-        if (grown == NULL)
-            return NULL;
-        comm->arrivals = grown;
-        comm->arrival_room = room;
+        comm->arrivals = grown != NULL ? grown : comm->arrivals;
+        comm->arrival_room = grown != NULL ? room : comm->arrival_room;
     }
-    return &comm->arrivals[comm->arrival_count++];
-}
-
-void moert_comm_wait_begin(moert_comm *comm) {
-    moert_arrival *call =
-        moert_arrivals.noting && comm != NULL && comm->size > 1 ? add_arrival(comm) : NULL;
-    if (call != NULL)
-        *call = (moert_arrival){now(), INT64_MAX};
+    if (notes && comm->arrival_count < comm->arrival_room)
+        comm->arrivals[comm->arrival_count++] = (moert_arrival){now(), INT64_MAX};
     moert_phase_wait_begin();
 }
 

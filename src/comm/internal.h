@@ -42,6 +42,7 @@ typedef struct moert_arrivals_state {
     int64_t ahead_ns;  /* of this host's clock rank 0's is */
     moert_comm *first; /* of all communicators, in the order in which they were made */
 } moert_arrivals_state;
+
 extern moert_arrivals_state moert_arrivals;
 
 /* A communicator that lives from now on, or no more; see comm/arrivals.h. */

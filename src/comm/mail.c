@@ -60,15 +60,6 @@ static moert_status reserve_messages(moert_mail *mail) {
     return MOERT_OK;
 }
 
-static moert_status reserve_runs(moert_mail *mail, size_t runs) {
-    if (runs <= mail->runs)
-        return MOERT_OK;
-    MOERT_TRY(grow(&mail->lengths, 0, runs, sizeof *mail->lengths));
-    MOERT_TRY(grow(&mail->places, 0, runs, sizeof *mail->places));
-    mail->runs = runs;
-    return MOERT_OK;
-}
-
 /* The type of the runs that lengths and places list. */
 static moert_status describe(const moert_mail *mail, const moert_mail_rows *rows, int runs,
                              MPI_Datatype *type) {
@@ -156,7 +147,11 @@ moert_status moert_mail_post(moert_mail *mail, moert_mail_address to, const moer
                              const moert_mail_run *runs, size_t count) {
     const size_t most = rows_of_message(rows);
     moert_mail_cursor at = {runs, runs + count, 0};
-    MOERT_TRY(reserve_runs(mail, count));
+    if (count > mail->runs) {
+        MOERT_TRY(grow(&mail->lengths, 0, count, sizeof *mail->lengths));
+        MOERT_TRY(grow(&mail->places, 0, count, sizeof *mail->places));
+        mail->runs = count;
+    }
     while (at.run < at.end) {
         size_t first = 0, listed;
         MOERT_TRY(take_piece(mail, &at, most, &first, &listed));
@@ -179,21 +174,9 @@ moert_status moert_mail_post_apart(moert_mail *mail, moert_mail_address to,
     return MOERT_OK;
 }
 
-/* Forgets the messages that MPI has done. */
-static void drop_done(moert_mail *mail, int done) {
-    size_t kept = 0;
-    for (int i = 0; i < done; i++)
-        mail->left[mail->part[mail->done[i]]]--;
-    for (size_t i = 0; i < mail->count; i++)
-        if (mail->requests[i] != MPI_REQUEST_NULL) {
-            mail->requests[kept] = mail->requests[i];
-            mail->part[kept++] = mail->part[i];
-        }
-    mail->count = kept;
-}
-
 moert_status moert_mail_progress(moert_mail *mail, bool wait) {
     int done = 0, count;
+    size_t kept = 0;
     if (mail->count == 0)
         return MOERT_OK;
     MOERT_TRY(moert_to_int(mail->count, "messages under way", &count));
@@ -203,8 +186,14 @@ moert_status moert_mail_progress(moert_mail *mail, bool wait) {
     else
         MOERT_MPI(mail->comm,
                   MPI_Testsome(count, mail->requests, &done, mail->done, MPI_STATUSES_IGNORE));
-    if (done > 0)
-        drop_done(mail, done);
+    for (int i = 0; i < done; i++)
+        mail->left[mail->part[mail->done[i]]]--;
+    for (size_t i = 0; i < mail->count && done > 0; i++) /* those that MPI has done go */
+        if (mail->requests[i] != MPI_REQUEST_NULL) {
+            mail->requests[kept] = mail->requests[i];
+            mail->part[kept++] = mail->part[i];
+        }
+    mail->count = done > 0 ? kept : mail->count;
     return MOERT_OK;
 }
 

@@ -117,29 +117,26 @@ static round_trip *round_at(moert_tree_sum *sum, size_t at) {
     return &sum->round[at / sum->columns % ROUNDS];
 }
 
-/* Posts the messages between this rank and the one `apart` after it, and before it. */
-static moert_status post_pair(moert_tree_sum *sum, round_trip *round, size_t apart) {
+/* Posts the messages between this rank and each, first the ones after it and before it. */
+static moert_status post(moert_tree_sum *sum) {
     const moert_comm *comm = sum->comm;
-    const size_t to = (comm->rank + apart) % comm->size;
-    const size_t from = (comm->rank + comm->size - apart) % comm->size;
     const size_t n = sum->border[comm->size];
+    round_trip *round = round_at(sum, sum->posted);
     size_t start;
     const size_t width = width_of(sum, comm->rank, sum->posted, &start);
-    for (size_t i = sum->first_node[from]; i < sum->first_node[from + 1] && width > 0; i++)
-        MOERT_MPI(comm, MPI_Irecv(round->received + i * width, (int)width, MPI_FLOAT, (int)from,
-                                  sum->tag, comm->handle, &round->requests[round->count++]));
-    const size_t owned = width_of(sum, to, sum->posted, &start);
-    for (size_t i = 0; i < own_nodes(sum) && owned > 0; i++)
-        MOERT_MPI(comm, MPI_Isend(sum->node_rows + i * n + start, (int)owned, MPI_FLOAT, (int)to,
-                                  sum->tag, comm->handle, &round->requests[round->count++]));
-    return MOERT_OK;
-}
-
-static moert_status post(moert_tree_sum *sum) {
-    round_trip *round = round_at(sum, sum->posted);
     round->count = 0;
-    for (size_t apart = 1; apart < sum->comm->size; apart++)
-        MOERT_TRY(post_pair(sum, round, apart));
+    for (size_t apart = 1; apart < comm->size; apart++) {
+        const size_t to = (comm->rank + apart) % comm->size;
+        const size_t from = (comm->rank + comm->size - apart) % comm->size;
+        for (size_t i = sum->first_node[from]; i < sum->first_node[from + 1] && width > 0; i++)
+            MOERT_MPI(comm, MPI_Irecv(round->received + i * width, (int)width, MPI_FLOAT, (int)from,
+                                      sum->tag, comm->handle, &round->requests[round->count++]));
+        const size_t owned = width_of(sum, to, sum->posted, &start);
+        for (size_t i = 0; i < own_nodes(sum) && owned > 0; i++)
+            MOERT_MPI(comm,
+                      MPI_Isend(sum->node_rows + i * n + start, (int)owned, MPI_FLOAT, (int)to,
+                                sum->tag, comm->handle, &round->requests[round->count++]));
+    }
     sum->posted += sum->columns;
     return MOERT_OK;
 }

@@ -112,30 +112,26 @@ static moert_status open_unbound(moert_context *context) {
 }
 
 /* Where a rank's device comes from. */
-typedef enum device_origin { ORIGIN_UNBOUND, ORIGIN_BOUND, ORIGIN_CALLER } device_origin;
+enum { ORIGIN_UNBOUND, ORIGIN_BOUND, ORIGIN_CALLER };
 
 /* All ranks must take the same way, since it has collective calls. Collective. */
-static moert_status check_origin(moert_comm *comm, device_origin mine) {
-    unsigned char origin = (unsigned char)mine, *all;
-    moert_status status = MOERT_OK;
-    MOERT_TRY(gather(comm, &origin, 1, &all));
-    for (size_t r = 0; r < moert_comm_size(comm) && status == MOERT_OK; r++)
-        if (all[r] != all[0])
-            status = MOERT_FAIL(ERROR_USAGE,
-                                "ranks 0 and %zu differ in MOERT_BIND, or only one has a device "
-                                "of the caller",
-                                r);
-    free(all);
-    return status;
-}
-
 static moert_status open_device(moert_context *context, const moert_context_options *options) {
     const bool given = options != NULL && (options->cl_context != NULL ||
                                            options->cl_device != NULL || options->cl_queue != NULL);
-    const device_origin origin = given                      ? ORIGIN_CALLER
-                                 : moert_config_get()->bind ? ORIGIN_BOUND
-                                                            : ORIGIN_UNBOUND;
-    MOERT_TRY(check_origin(context->comm, origin));
+    unsigned char origin = given                      ? ORIGIN_CALLER
+                           : moert_config_get()->bind ? ORIGIN_BOUND
+                                                      : ORIGIN_UNBOUND;
+    unsigned char *all;
+    size_t other = 0;
+    MOERT_TRY(gather(context->comm, &origin, 1, &all));
+    while (other < moert_comm_size(context->comm) && all[other] == all[0])
+        other++;
+    free(all);
+    if (other < moert_comm_size(context->comm))
+        return MOERT_FAIL(ERROR_USAGE,
+                          "ranks 0 and %zu differ in MOERT_BIND, or only one has a device of the "
+                          "caller",
+                          other);
     if (origin == ORIGIN_CALLER)
         return moert_device_adopt(options->cl_context, options->cl_device, options->cl_queue,
                                   &context->device);

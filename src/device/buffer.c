@@ -210,18 +210,6 @@ moert_status moert_buffer_copy(const moert_buffer *source, size_t source_offset_
     return MOERT_OK;
 }
 
-static moert_status copy_rows_by_kernel(const moert_buffer *source, size_t source_row_bytes,
-                                        moert_buffer *target, size_t target_row_bytes,
-                                        size_t rows) {
-    if ((source_row_bytes | target_row_bytes) % sizeof(float) != 0)
-        return check_whole(source->piece_count > 1 ? source : target, "a copy of rows of bytes");
-    moert_profile_work(source->device, MOERT_FAMILY_COPY, 0.0,
-                       2.0 * (double)(rows * target_row_bytes));
-    return MOERT_RUN(source->device, MOERT_FAMILY_COPY, "copy_rows", ((moert_grid){rows, 1, 1}),
-                     MOERT_ARG(source), MOERT_ARG(source_row_bytes / sizeof(float)),
-                     MOERT_ARG(target), MOERT_ARG(target_row_bytes / sizeof(float)));
-}
-
 moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_row_bytes,
                                     moert_buffer *target, size_t target_row_bytes, size_t rows) {
     const size_t origin[3] = {0, 0, 0}, region[3] = {target_row_bytes, rows, 1};
@@ -229,8 +217,16 @@ moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_ro
         return MOERT_OK;
     MOERT_TRY(check_range(source, 0, (rows - 1) * source_row_bytes + target_row_bytes));
     MOERT_TRY(check_range(target, 0, rows * target_row_bytes));
-    if (source->piece_count > 1 || target->piece_count > 1)
-        return copy_rows_by_kernel(source, source_row_bytes, target, target_row_bytes, rows);
+    const bool in_pieces = source->piece_count > 1 || target->piece_count > 1;
+    if (in_pieces && (source_row_bytes | target_row_bytes) % sizeof(float) != 0)
+        return check_whole(source->piece_count > 1 ? source : target, "a copy of rows of bytes");
+    if (in_pieces) {
+        moert_profile_work(source->device, MOERT_FAMILY_COPY, 0.0,
+                           2.0 * (double)(rows * target_row_bytes));
+        return MOERT_RUN(source->device, MOERT_FAMILY_COPY, "copy_rows", ((moert_grid){rows, 1, 1}),
+                         MOERT_ARG(source), MOERT_ARG(source_row_bytes / sizeof(float)),
+                         MOERT_ARG(target), MOERT_ARG(target_row_bytes / sizeof(float)));
+    }
     MOERT_CL(source->device,
              clEnqueueCopyBufferRect(source->device->queue, source->memory, target->memory, origin,
                                      origin, region, source_row_bytes, 0, target_row_bytes, 0, 0,

@@ -14,25 +14,21 @@ bool moert_device_has_aside(const moert_device *device) {
     return !device->adopted && device->recording == NULL && !device->serial && waits;
 }
 
-/* Whose events know their times if those of the first do. */
-static moert_status make_other(moert_device *device) {
+moert_status moert_device_turn(moert_device *device, bool aside) {
+    cl_command_queue before = device->queue;
     cl_command_queue_properties there = 0;
     cl_int code;
-    MOERT_CL(device,
-             clGetCommandQueueInfo(device->queue, CL_QUEUE_PROPERTIES, sizeof there, &there, NULL));
-    const cl_queue_properties properties[] = {CL_QUEUE_PROPERTIES, there, 0};
-    device->other =
-        clCreateCommandQueueWithProperties(device->context, device->id, properties, &code);
-    return code == CL_SUCCESS ? MOERT_OK
-                              : MOERT_CL_FAIL(device, code, "clCreateCommandQueueWithProperties");
-}
-
-moert_status moert_device_turn(moert_device *device, bool aside) {
     if (device->aside == aside || (aside && !moert_device_has_aside(device)))
         return MOERT_OK;
-    if (device->other == NULL)
-        MOERT_TRY(make_other(device));
-    cl_command_queue before = device->queue;
+    if (device->other == NULL) { /* its events know their times if those of the first do */
+        MOERT_CL(device,
+                 clGetCommandQueueInfo(before, CL_QUEUE_PROPERTIES, sizeof there, &there, NULL));
+        const cl_queue_properties properties[] = {CL_QUEUE_PROPERTIES, there, 0};
+        device->other =
+            clCreateCommandQueueWithProperties(device->context, device->id, properties, &code);
+        if (code != CL_SUCCESS)
+            return MOERT_CL_FAIL(device, code, "clCreateCommandQueueWithProperties");
+    }
     device->queue = device->other;
     device->other = before;
     device->aside = aside;

@@ -21,12 +21,14 @@ unsigned moert_device_units(const moert_device *device) {
     return device->info.compute_units - device->spared_units;
 }
 
-/* A copy of the work, zero counts, and a mark behind them and all that the work needs. */
-static moert_status make_share(moert_device *device, moert_work run, const void *work, size_t bytes,
-                               moert_shared_work *share) {
+moert_status moert_device_share(moert_device *device, moert_work run, const void *work,
+                                size_t bytes) {
+    moert_shared_work *share = &device->share[device->shares];
     moert_status status;
-    if (share->counts == NULL)
-        MOERT_TRY(moert_buffer_create(device, MOERT_COUNTS_BYTES, &share->counts));
+    if (device->spared_units == 0 || device->shares == MOERT_MOST_SHARES)
+        return run(work, moert_device_units(device), NULL);
+    /* a copy of the work, zero counts, and a mark behind them and all that the work needs */
+    MOERT_TRY(moert_buffer_reserve(device, MOERT_COUNTS_BYTES, &share->counts));
     MOERT_TRY(moert_buffer_clear(share->counts, 0, MOERT_COUNTS_BYTES));
     MOERT_TRY(moert_alloc(&share->work, 1, bytes));
     MOERT_TRY_OR(release, moert_mark_set(device, &share->ready));
@@ -34,19 +36,10 @@ static moert_status make_share(moert_device *device, moert_work run, const void 
     share->run = run;
     share->phase = moert_phase_get();
     device->shares++;
-    return MOERT_OK;
+    return run(work, moert_device_units(device), share->counts);
 release:
     free(share->work);
     return status;
-}
-
-moert_status moert_device_share(moert_device *device, moert_work run, const void *work,
-                                size_t bytes) {
-    moert_shared_work *share = &device->share[device->shares];
-    if (device->spared_units == 0 || device->shares == MOERT_MOST_SHARES)
-        return run(work, moert_device_units(device), NULL);
-    MOERT_TRY(make_share(device, run, work, bytes, share));
-    return run(work, moert_device_units(device), share->counts);
 }
 
 moert_status moert_device_join_in(moert_device *device) {

@@ -113,14 +113,6 @@ static void count_parameters(const moert_memory_setting *setting, size_t rank,
 #undef SHAPE
 }
 
-/* moert_block_begin; a rank alone has none */
-static size_t count_nodes(const moert_memory_shape *s, size_t ranks) {
-    moert_tree_node nodes[MOERT_TREE_MAX_NODES];
-    const moert_span span = {s->first_sequence, s->sequences, s->total_sequences};
-    const size_t count = moert_max(moert_tree_nodes(span, nodes), 1);
-    return ranks == 1 && count == 1 ? 0 : count;
-}
-
 /* One decoder layer: reserve_layer of model/forward.c, then the forward pass of layer/forward.c. */
 static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
     const moert_model_config *c = s->config;
@@ -195,7 +187,7 @@ static size_t tokens_scratch(const moert_memory_setting *setting, const moert_me
     return most;
 }
 
-/* The mesh's scratch buffers, and reserve_scratch of model/backward.c. */
+/* The mesh's scratch buffers, and moert_model_backward. */
 static size_t count_scratch(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens;
@@ -213,16 +205,6 @@ static bool reserves_worst_case(const moert_memory_setting *setting) {
     return setting->engine == MOERT_EXCHANGE_WINDOW || setting->engine == MOERT_EXCHANGE_NODE;
 }
 
-/* moert_window_reserve, for rows of `stride` floats. */
-static size_t window_rows(const moert_memory_setting *setting, const moert_memory_shape *s,
-                          size_t stride) {
-    const size_t needed = moert_max(s->largest_rows, 1);
-    const size_t limit = setting->largest_bytes / (stride * sizeof(float));
-    if (reserves_worst_case(setting))
-        return moert_min(moert_max(s->capacity_rows, needed), limit);
-    return moert_min(with_room(needed), limit);
-}
-
 /* Two windows per layer (moert_layer_create) and three of the mesh: of width 1 or of rows on their
  * way, of which one has results. */
 static void count_windows(const moert_memory_setting *setting, const moert_memory_shape *s,
@@ -232,11 +214,16 @@ static void count_windows(const moert_memory_setting *setting, const moert_memor
     } windows[] = {{s->config->layers + 1, moert_wire_width(&s->options)},
                    {1, moert_wire_back_width(&s->options)},
                    {s->config->layers + 1, 1}};
+    const size_t needed = moert_max(s->largest_rows, 1);
     *used = *reserved = 0;
     for (size_t i = 0; i < MOERT_COUNT(windows); i++) {
         const size_t stride = moert_round_up(windows[i].width, MOERT_WINDOW_ROW_FLOATS);
+        const size_t limit = setting->largest_bytes / (stride * sizeof(float));
+        const size_t rows = reserves_worst_case(setting)
+                                ? moert_max(s->capacity_rows, needed)
+                                : with_room(needed); /* moert_window_reserve */
         *used += s->rows * windows[i].count * stride;
-        *reserved += windows[i].count * stride * window_rows(setting, s, stride);
+        *reserved += windows[i].count * stride * moert_min(rows, limit);
     }
 }
 
@@ -265,6 +252,11 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
     MOERT_TRY(check(setting));
     const moert_memory_shape s = make_shape(setting, rank);
     const bool staged = setting->engine == MOERT_EXCHANGE_STAGED;
+    /* moert_block_begin; a rank alone has none */
+    const moert_span span = {s.first_sequence, s.sequences, s.total_sequences};
+    moert_tree_node list[MOERT_TREE_MAX_NODES];
+    const size_t count = moert_max(moert_tree_nodes(span, list), 1);
+    const size_t nodes = setting->ranks == 1 && count == 1 ? 0 : count;
     size_t used, reserved, staging = 0;
     parameters replicated, owned;
     count_parameters(setting, rank, &s, &replicated, &owned);
@@ -279,7 +271,7 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .gradients = blocks,
         .moments = 2 * (replicated.slices + owned.slices) * sizeof(float),
         .copies = moert_memory_copies(setting, &s),
-        .sums = count_nodes(&s, setting->ranks) * replicated.floats * sizeof(float),
+        .sums = nodes * replicated.floats * sizeof(float),
         .activations =
             s.config->layers * layer_bytes(&s, staged) + outer_activations(&s) * sizeof(float),
         .scratch = count_scratch(setting, &s) * sizeof(float),

@@ -70,23 +70,6 @@ void moert_exchange_free_planner(moert_planner *planner) {
     MOERT_FREE(planner->mine, planner);
 }
 
-/* What the gather needs; without it a rank cannot even tell the others. */
-static moert_status reserve_message(moert_planner *planner, size_t told, size_t ranks) {
-    planner->told = 0;
-    if (planner->room < told) {
-        planner->room = 0;
-        free(planner->mine);
-        planner->mine = NULL;
-        MOERT_TRY(MOERT_NEW_ARRAY(&planner->mine, (1 + 2 * ranks + LANE) * told));
-        planner->room = told;
-    }
-    planner->all = planner->mine + told;
-    planner->counts = planner->all + ranks * told;
-    planner->table = (void *)(planner->counts + ranks * told);
-    planner->told = told;
-    return MOERT_OK;
-}
-
 /* Where lane[0] is in a plan's table, in lanes: behind the ends. */
 static size_t first_lane(size_t local) {
     return moert_ceil_div(local, LANE);
@@ -308,9 +291,22 @@ moert_status moert_exchange_begin_plan(moert_exchange *exchange, const moert_exc
         MOERT_TRY(MOERT_NEW(&exchange->planner));
     moert_planner *planner = exchange->planner;
     planner->choice = *slots;
+    /* What the gather needs; without it a rank cannot even tell the others. */
     const size_t nodes = exchange->rails != NULL ? exchange->rails->nodes : 0;
-    MOERT_TRY(reserve_message(planner, HEADER_WORDS + slots->experts + nodes,
-                              moert_comm_size(exchange->comm)));
+    const size_t told = HEADER_WORDS + slots->experts + nodes;
+    const size_t ranks = moert_comm_size(exchange->comm);
+    planner->told = 0;
+    if (planner->room < told) {
+        planner->room = 0;
+        free(planner->mine);
+        planner->mine = NULL;
+        MOERT_TRY(MOERT_NEW_ARRAY(&planner->mine, (1 + 2 * ranks + LANE) * told));
+        planner->room = told;
+    }
+    planner->all = planner->mine + told;
+    planner->counts = planner->all + ranks * told;
+    planner->table = (void *)(planner->counts + ranks * told);
+    planner->told = told;
     if (local != MOERT_OK)
         return local;
     MOERT_TRY(reserve(exchange, planner));

@@ -40,27 +40,21 @@ static moert_status route(moert_layer *layer, const moert_buffer *x) {
                                 layer->correction, &layer->routing);
 }
 
-/* Weights, and room for what the experts make of all rows. */
-static moert_status prepare_experts(moert_layer *layer) {
-    const moert_layer_options *o = &layer->options;
-    const size_t n = layer->plan->plan->rows * o->intermediate;
-    const size_t v = moert_factor_floats(moert_precision_v_type(layer), 2 * n);
-    const size_t h = moert_factor_floats(moert_precision_h_type(layer), n);
-    moert_phase_set(MOERT_PHASE_EXPERTS);
-    MOERT_TRY(moert_precision_refresh(layer));
-    MOERT_TRY(moert_layer_activation(layer, 1, v, &layer->v));
-    return moert_layer_activation(layer, 1, h, &layer->h);
-}
-
 /* A wave's experts over its rows: out = W2 (prob * glu(W1 x)). Results travel while the next are
  * computed, or in one wave while they are. */
 static moert_status compute_wave(moert_layer *layer, moert_transfer *back, size_t wave,
                                  const moert_part *part) {
-    if (wave == 0)
-        MOERT_TRY(prepare_experts(layer));
+    moert_phase_set(MOERT_PHASE_EXPERTS);
+    if (wave == 0) { /* weights, and room for what the experts make of all rows */
+        const size_t n = layer->plan->plan->rows * layer->options.intermediate;
+        const size_t v = moert_factor_floats(moert_precision_v_type(layer), 2 * n);
+        const size_t h = moert_factor_floats(moert_precision_h_type(layer), n);
+        MOERT_TRY(moert_precision_refresh(layer));
+        MOERT_TRY(moert_layer_activation(layer, 1, v, &layer->v));
+        MOERT_TRY(moert_layer_activation(layer, 1, h, &layer->h));
+    }
     if (part->end == part->first)
         return MOERT_OK;
-    moert_phase_set(MOERT_PHASE_EXPERTS);
     moert_gemm in = moert_layer_gemm(layer, MOERT_GEMM_FORWARD, BLOCK_EXPERT_IN, part);
     MOERT_TRY(moert_wire_unpack(layer, layer->x, &in.x, &in.ldx));
     in.y = layer->v;

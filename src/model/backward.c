@@ -8,18 +8,6 @@ static moert_buffer **partial_scratch(moert_model *model) {
     return &model->mesh->scratch[MOERT_SCRATCH_PARTIAL];
 }
 
-static moert_status reserve_scratch(moert_model *model) {
-    const moert_model_config *c = &model->config;
-    size_t t = model->batch.tokens, q = t * c->heads * c->head_size,
-           kv = t * c->kv_heads * c->head_size;
-    MOERT_TRY(moert_model_reserve(model, t * c->hidden, &model->d));
-    MOERT_TRY(moert_model_reserve(model, t * c->hidden, &model->dn));
-    MOERT_TRY(moert_model_reserve(model, q, &model->datt));
-    MOERT_TRY(moert_model_reserve(model, q, &model->dq));
-    MOERT_TRY(moert_model_reserve(model, kv, &model->dk));
-    return moert_model_reserve(model, kv, &model->dv);
-}
-
 /* Gradient through a norm, of which the caller has filled in what is its own, and of its weight as
  * tensor `index` of `block`. */
 static moert_status differentiate_norm(moert_model *model, moert_block *block, size_t index,
@@ -235,7 +223,14 @@ static moert_status differentiate_layer(moert_model *model, size_t index, bool a
 
 moert_status moert_model_backward(moert_model *model, size_t index, size_t count) {
     const moert_model_config *c = &model->config;
-    MOERT_TRY(reserve_scratch(model));
+    const size_t t = model->batch.tokens, q = t * c->heads * c->head_size,
+                 kv = t * c->kv_heads * c->head_size;
+    MOERT_TRY(moert_model_reserve(model, t * c->hidden, &model->d));
+    MOERT_TRY(moert_model_reserve(model, t * c->hidden, &model->dn));
+    MOERT_TRY(moert_model_reserve(model, q, &model->datt));
+    MOERT_TRY(moert_model_reserve(model, q, &model->dq));
+    MOERT_TRY(moert_model_reserve(model, kv, &model->dk));
+    MOERT_TRY(moert_model_reserve(model, kv, &model->dv));
     MOERT_TRY(moert_mesh_gather_spans(model->mesh, &model->batch));
     MOERT_TRY(moert_block_begin(model->outer, &model->batch, index > 0));
     for (size_t i = 0; i < c->layers; i++)

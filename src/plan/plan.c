@@ -61,21 +61,6 @@ free_last:
     return status;
 }
 
-static moert_status allocate_slots(moert_plan *plan) {
-    size_t slots = plan->tokens * plan->topk;
-    MOERT_TRY(moert_alloc(&plan->slot_rank, slots, sizeof *plan->slot_rank));
-    MOERT_TRY(moert_alloc(&plan->slot_row, slots, sizeof *plan->slot_row));
-    return moert_alloc(&plan->slot_position, slots, sizeof *plan->slot_position);
-}
-
-static moert_status allocate(moert_plan *plan) {
-    MOERT_TRY(moert_alloc(&plan->counts, plan->ranks * plan->experts, sizeof *plan->counts));
-    MOERT_TRY(moert_alloc(&plan->expert_counts, plan->experts, sizeof *plan->expert_counts));
-    MOERT_TRY(moert_alloc(&plan->ends, plan->local_experts, sizeof *plan->ends));
-    MOERT_TRY(moert_alloc(&plan->send_rows, plan->ranks, sizeof *plan->send_rows));
-    return moert_alloc(&plan->receive_rows, plan->ranks, sizeof *plan->receive_rows);
-}
-
 /* Where this rank's slots of one expert go. */
 typedef struct moert_lane {
     uint32_t rank;     /* the owner */
@@ -161,11 +146,18 @@ moert_status moert_plan_create(const moert_plan_shape *shape, const int32_t *ind
                          .tokens = shape->tokens,
                          .topk = shape->topk};
     moert_plan_experts(experts, ranks, shape->rank, &made->first_expert, &made->local_experts);
-    MOERT_TRY_OR(destroy_plan, allocate(made));
+    MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->counts, ranks * experts));
+    MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->expert_counts, experts));
+    MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->ends, made->local_experts));
+    MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->send_rows, ranks));
+    MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->receive_rows, ranks));
     memcpy(made->counts, counts, ranks * experts * sizeof *counts);
     MOERT_TRY_OR(destroy_plan, lay_out(made, lanes));
     if (index != NULL) {
-        MOERT_TRY_OR(destroy_plan, allocate_slots(made));
+        const size_t slots = made->tokens * made->topk;
+        MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->slot_rank, slots));
+        MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->slot_row, slots));
+        MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->slot_position, slots));
         MOERT_TRY_OR(destroy_plan, place_slots(made, index, lanes));
     }
     *plan = made;

@@ -33,22 +33,6 @@ static moert_status post_results(moert_exchange *exchange, const moert_plan *pla
     return MOERT_OK;
 }
 
-/* Sums those that are to be summed; the padding has a sum, too. */
-static moert_status sum_results(moert_exchange *exchange, const moert_relay *relay,
-                                const moert_window *window, const moert_buffer *weight,
-                                moert_cargo *cargo) {
-    const moert_sums *sums = &relay->sums;
-    moert_window whole = *window;
-    whole.width = whole.columns = window->stride;
-    MOERT_TRY(moert_cargo_reserve(exchange->device, sums->rows_out, sums->rows_in, window->stride,
-                                  cargo));
-    const moert_transfer sum = {.plan = &relay->summed,
-                                .window = &whole,
-                                .weight = weight,
-                                .target = moert_staging_buffer(cargo->out)};
-    return moert_kernel_combine_rows(exchange, &sum, true);
-}
-
 /* Where slots of this rank find their results: windows of this node, and what has arrived. */
 static moert_status make_reach(const moert_exchange *exchange, const moert_window *window,
                                moert_cargo *cargo) {
@@ -135,16 +119,23 @@ static moert_status send_weights(moert_exchange *exchange, const moert_transfer 
 /* Gets ready what this rank sends and receives, once all of its node have their results. */
 static moert_status prepare_results(moert_exchange *exchange, const moert_transfer *t) {
     moert_node *node = exchange->state;
-    const moert_relay *relay = t->plan->relay;
-    const size_t slots = moert_routes_packed_rows(t->plan->plan);
-    const moert_buffer *weight =
-        weights_sums(exchange, t) ? moert_staging_buffer(node->weights.in) : NULL;
+    moert_relay *relay = t->plan->relay;
+    const size_t slots = moert_routes_packed_rows(t->plan->plan), stride = t->window->stride;
+    moert_window whole = *t->window;
     MOERT_TRY(moert_routes_find(&node->routes, t->plan));
     if (t->slots != NULL)
         MOERT_TRY(moert_cargo_reserve(exchange->device, 0, slots, t->slots->stride, &node->slots));
-    if (are_summed(exchange, t))
-        return sum_results(exchange, relay, t->window, weight, &node->rows);
-    return moert_cargo_reserve(exchange->device, 0, slots, t->window->stride, &node->rows);
+    if (!are_summed(exchange, t))
+        return moert_cargo_reserve(exchange->device, 0, slots, stride, &node->rows);
+    whole.width = whole.columns = stride; /* the padding has a sum, too */
+    MOERT_TRY(moert_cargo_reserve(exchange->device, relay->sums.rows_out, relay->sums.rows_in,
+                                  stride, &node->rows));
+    const moert_transfer sum = {
+        .plan = &relay->summed,
+        .window = &whole,
+        .weight = weights_sums(exchange, t) ? moert_staging_buffer(node->weights.in) : NULL,
+        .target = moert_staging_buffer(node->rows.out)};
+    return moert_kernel_combine_rows(exchange, &sum, true);
 }
 
 moert_status moert_node_combine(moert_exchange *exchange, const moert_transfer *t,

@@ -112,15 +112,6 @@ typedef struct lane {
     size_t token, last_row; /* 1 + the token whose row was last, and its place */
 } lane;
 
-/* Slots of rank r for the experts of this rank's node. */
-static size_t slots_for_node(const moert_rails *rails, const moert_plan *plan, size_t r) {
-    size_t slots = 0;
-    for (size_t e = 0; e < plan->experts; e++)
-        if (rails->node_of[moert_plan_owner(plan->experts, plan->ranks, e)] == rails->node)
-            slots += plan->counts[r * plan->experts + e];
-    return slots;
-}
-
 /* How much travels between which ranks, and where each lane begins. */
 static void size_up(const moert_rails *rails, const moert_plan *plan, const uint64_t *told,
                     size_t stride, lane *lanes, moert_relay *relay) {
@@ -132,7 +123,9 @@ static void size_up(const moert_rails *rails, const moert_plan *plan, const uint
             relay->send_rows[r] = told[plan->rank * stride + node];
         if (rails->serves[r]) {
             relay->receive_rows[r] = told[r * stride + rails->node];
-            relay->slots_relayed += slots_for_node(rails, plan, r);
+            for (size_t e = 0; e < plan->experts; e++)
+                if (rails->node_of[moert_plan_owner(plan->experts, plan->ranks, e)] == rails->node)
+                    relay->slots_relayed += plan->counts[r * plan->experts + e];
         }
         relay->rows_in += relay->receive_rows[r];
     }
@@ -203,14 +196,6 @@ static void place_sums(const moert_rails *rails, const moert_plan *plan, lane *l
                 (uint32_t)lanes[rails->node_of[plan->slot_rank[s]]].first_sum;
 }
 
-static moert_status make_sizes(const moert_rails *rails, moert_relay *relay, lane **lanes) {
-    MOERT_TRY(MOERT_NEW_ARRAY(lanes, rails->nodes));
-    MOERT_TRY(MOERT_NEW_ARRAY(&relay->send_rows, rails->ranks));
-    MOERT_TRY(MOERT_NEW_ARRAY(&relay->receive_rows, rails->ranks));
-    MOERT_TRY(MOERT_NEW_ARRAY(&relay->sums.send, rails->ranks));
-    return MOERT_NEW_ARRAY(&relay->sums.receive, rails->ranks);
-}
-
 static moert_status make_tables(const moert_plan *plan, moert_relay *relay) {
     const size_t slots = plan->tokens * plan->topk;
     MOERT_TRY(make_pairs(relay->rows_out, &relay->source));
@@ -244,7 +229,11 @@ moert_status moert_relay_create(moert_device *device, const moert_rails *rails,
     lane *lanes = NULL;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
-    MOERT_TRY_OR(fail, make_sizes(rails, made, &lanes));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&lanes, rails->nodes));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->send_rows, rails->ranks));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->receive_rows, rails->ranks));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->sums.send, rails->ranks));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->sums.receive, rails->ranks));
     size_up(rails, plan, told, stride, lanes, made);
     MOERT_TRY_OR(fail, make_tables(plan, made));
     route(rails, plan, lanes, made);

@@ -133,31 +133,20 @@ static moert_status wait_staged(moert_exchange *exchange, size_t wave) {
     return copy_wave(&stage->out, wave, moert_staging_give);
 }
 
-/* Room for rows of a window that is new since the dispatch; all ranks come here or none. */
-static moert_status widen(moert_stage *stage, const moert_transfer *t) {
-    moert_exchange *exchange = stage->exchange;
-    const size_t bytes =
-        moert_routes_packed_rows(t->plan->plan) * t->window->stride * sizeof(float);
-    MOERT_TRY(moert_comm_agree(
-        exchange->comm,
-        moert_staging_reserve(exchange->device, bytes, &stage->back.packed[MOERT_FLIGHT_ROWS])));
-    stage->stride = t->window->stride;
-    return MOERT_OK;
-}
-
-static moert_status begin_back(moert_stage *stage, const moert_transfer *t) {
-    if (stage->out.plan != t->plan)
-        return MOERT_FAIL(ERROR_USAGE, "a combine does not follow the dispatch of its plan");
-    if (t->window->stride > stage->stride)
-        MOERT_TRY(widen(stage, t));
-    moert_flight_begin(&stage->back, t);
-    return MOERT_OK;
-}
-
 static moert_status send_staged(moert_exchange *exchange, const moert_transfer *t, size_t wave) {
     moert_stage *stage = exchange->state;
+    if (wave == 0 && stage->out.plan != t->plan)
+        return MOERT_FAIL(ERROR_USAGE, "a combine does not follow the dispatch of its plan");
+    if (wave == 0 && t->window->stride > stage->stride) {
+        /* room for rows of a window that is new since the dispatch; all ranks come here or none */
+        const size_t floats = moert_routes_packed_rows(t->plan->plan) * t->window->stride;
+        MOERT_TRY(moert_comm_agree(exchange->comm,
+                                   moert_staging_reserve(exchange->device, floats * sizeof(float),
+                                                         &stage->back.packed[MOERT_FLIGHT_ROWS])));
+        stage->stride = t->window->stride;
+    }
     if (wave == 0)
-        MOERT_TRY(begin_back(stage, t));
+        moert_flight_begin(&stage->back, t);
     moert_stage_note(stage, copy_wave(&stage->back, wave, moert_staging_fetch));
     moert_flight_mark(stage, &stage->back);
     moert_stage_advance(stage);

@@ -208,9 +208,10 @@ static moert_status open_flags(moert_exchange *exchange) {
     return MOERT_OK;
 }
 
-/* How results come back: sent if all ranks say so, fetched if one says that, else what products do.
+/* Links between GPUs are taken to be slower than their memory; CPUs are to run the same kernels
+ * where their devices wait. How results come back: sent if all ranks say so, fetched if one says that, else what products do.
  * Only those on Hopper's tensor cores send. */
-static moert_status agree_on_push(moert_exchange *exchange) {
+static moert_status choose_ways(moert_exchange *exchange) {
     moert_control *control = exchange->state;
     const moert_config *config = moert_config_get();
     const bool hopper =
@@ -219,23 +220,15 @@ static moert_status agree_on_push(moert_exchange *exchange) {
         (config->backend == MOERT_BACKEND_AUTO || config->backend == MOERT_BACKEND_NVIDIA);
     const bool sums = config->push == MOERT_PUSH_SUM, on = sums || config->push == MOERT_PUSH_ON;
     bool always, sometimes;
+    control->fuse = control->flags != NULL;
+    control->once = !moert_device_describe(exchange->device)->is_cpu ? MOERT_ONCE_IF_IT_SAVES
+                    : control->fuse                                  ? MOERT_ONCE_ALWAYS
+                                                                     : MOERT_ONCE_NEVER;
     MOERT_TRY(moert_exchange_everyone(exchange->comm, on, &always));
     MOERT_TRY(moert_exchange_everyone(
         exchange->comm, on || (config->push == MOERT_PUSH_AUTO && hopper), &sometimes));
     control->push = always ? MOERT_PUSH_ON : sometimes ? MOERT_PUSH_AUTO : MOERT_PUSH_OFF;
     return moert_exchange_everyone(exchange->comm, sums, &exchange->sums);
-}
-
-/* Links between GPUs are taken to be slower than their memory; CPUs are to run the same kernels
- * where their devices wait. */
-static moert_status choose_ways(moert_exchange *exchange) {
-    moert_control *control = exchange->state;
-    const bool cpu = moert_device_describe(exchange->device)->is_cpu;
-    control->fuse = control->flags != NULL;
-    control->once = !cpu                     ? MOERT_ONCE_IF_IT_SAVES
-                    : control->flags != NULL ? MOERT_ONCE_ALWAYS
-                                             : MOERT_ONCE_NEVER;
-    return agree_on_push(exchange);
 }
 
 /* Each step is agreed on before the next collective one. */
