@@ -101,26 +101,15 @@ done:
     return status;
 }
 
-static moert_status open_unbound(moert_context *context) {
-    const moert_config *config = moert_config_get();
-    char threads[16];
-    snprintf(threads, sizeof threads, "%u", config->threads);
-    if (config->threads > 0)
-        setenv("POCL_MAX_PTHREAD_COUNT", threads, 0);
-    return moert_device_open(config->device, NULL, (unsigned)moert_comm_node_rank(context->comm),
-                             &context->device);
-}
-
 /* Where a rank's device comes from. */
 enum { ORIGIN_UNBOUND, ORIGIN_BOUND, ORIGIN_CALLER };
 
 /* All ranks must take the same way, since it has collective calls. Collective. */
 static moert_status open_device(moert_context *context, const moert_context_options *options) {
+    const moert_config *config = moert_config_get();
     const bool given = options != NULL && (options->cl_context != NULL ||
                                            options->cl_device != NULL || options->cl_queue != NULL);
-    unsigned char origin = given                      ? ORIGIN_CALLER
-                           : moert_config_get()->bind ? ORIGIN_BOUND
-                                                      : ORIGIN_UNBOUND;
+    unsigned char origin = given ? ORIGIN_CALLER : config->bind ? ORIGIN_BOUND : ORIGIN_UNBOUND;
     unsigned char *all;
     size_t other = 0;
     MOERT_TRY(gather(context->comm, &origin, 1, &all));
@@ -135,7 +124,14 @@ static moert_status open_device(moert_context *context, const moert_context_opti
     if (origin == ORIGIN_CALLER)
         return moert_device_adopt(options->cl_context, options->cl_device, options->cl_queue,
                                   &context->device);
-    return origin == ORIGIN_BOUND ? place_and_open(context) : open_unbound(context);
+    if (origin == ORIGIN_BOUND)
+        return place_and_open(context);
+    char threads[16];
+    snprintf(threads, sizeof threads, "%u", config->threads);
+    if (config->threads > 0)
+        setenv("POCL_MAX_PTHREAD_COUNT", threads, 0);
+    return moert_device_open(config->device, NULL, (unsigned)moert_comm_node_rank(context->comm),
+                             &context->device);
 }
 
 /* How a rank sums products of bf16. */

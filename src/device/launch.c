@@ -21,19 +21,6 @@ static moert_status set_argument(const moert_kernel *kernel, cl_kernel handle, c
     return MOERT_OK;
 }
 
-/* PoCL would abort the process when the local arguments together are too large. */
-static moert_status check_local(const moert_device *device, const moert_kernel *kernel,
-                                const moert_argument *arguments, size_t count) {
-    size_t bytes = 0;
-    for (size_t i = 0; i < count; i++)
-        bytes += arguments[i].kind == MOERT_ARGUMENT_LOCAL ? arguments[i].bytes : 0;
-    if (bytes > device->info.local_bytes)
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "kernel %s wants %zu bytes of local memory; %s has %zu", kernel->name,
-                          bytes, device->info.name, device->info.local_bytes);
-    return MOERT_OK;
-}
-
 static cl_int enqueue(moert_device *device, const char *program, const moert_kernel *kernel,
                       cl_kernel handle, const size_t groups[3]) {
     const size_t *items = kernel->items;
@@ -70,7 +57,14 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
     if (count != kernel->arguments)
         return MOERT_FAIL(ERROR_INTERNAL, "kernel %s takes %u arguments, not %zu", kernel_name,
                           kernel->arguments, count);
-    MOERT_TRY(check_local(device, kernel, arguments, count));
+    /* PoCL would abort the process when the local arguments together are too large */
+    size_t local = 0;
+    for (size_t i = 0; i < count; i++)
+        local += arguments[i].kind == MOERT_ARGUMENT_LOCAL ? arguments[i].bytes : 0;
+    if (local > device->info.local_bytes)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "kernel %s wants %zu bytes of local memory; %s has %zu", kernel->name,
+                          local, device->info.name, device->info.local_bytes);
     cl_kernel handle = kernel->handle;
     if (device->recording != NULL)
         MOERT_TRY(moert_recording_kernel(device->recording, kernel, &handle));

@@ -86,19 +86,14 @@ void *moert_staging_host(const moert_staging *staging) {
     return staging->host;
 }
 
-static moert_status check_range(const moert_staging *staging, size_t offset_bytes, size_t bytes) {
-    const size_t all = moert_buffer_bytes(staging->buffer);
-    if (offset_bytes > all || bytes > all - offset_bytes)
-        return MOERT_FAIL(ERROR_USAGE, "range [%zu, +%zu) lies outside %zu bytes of staging",
-                          offset_bytes, bytes, all);
-    return MOERT_OK;
-}
-
 /* Nothing to do where both are one. */
 static moert_status copy(moert_staging *staging, size_t offset_bytes, size_t bytes, bool to_host) {
     moert_device *device = moert_buffer_device(staging->buffer);
     char *host = (char *)staging->host + offset_bytes;
-    MOERT_TRY(check_range(staging, offset_bytes, bytes));
+    const size_t all = moert_buffer_bytes(staging->buffer);
+    if (offset_bytes > all || bytes > all - offset_bytes)
+        return MOERT_FAIL(ERROR_USAGE, "range [%zu, +%zu) lies outside %zu bytes of staging",
+                          offset_bytes, bytes, all);
     if (staging->locked == NULL || bytes == 0)
         return MOERT_OK;
     cl_event *event = moert_profile_event(device, MOERT_FAMILY_COPY);

@@ -87,15 +87,6 @@ uint64_t moert_exchange_far_rows(const moert_exchange *exchange) {
     return exchange->far_rows;
 }
 
-static void count_far_rows(moert_exchange *exchange, const moert_exchange_plan *plan) {
-    const moert_comm *comm = exchange->comm;
-    const size_t here = moert_comm_node(comm, moert_comm_rank(comm));
-    for (size_t r = 0; r < plan->plan->ranks; r++)
-        if (moert_comm_node(comm, r) != here)
-            exchange->far_rows +=
-                plan->relay != NULL ? plan->relay->send_rows[r] : plan->plan->send_rows[r];
-}
-
 /* Waits for the device. */
 static moert_status check_moves(moert_exchange *exchange) {
     if (exchange->engine->fetch == NULL)
@@ -169,7 +160,10 @@ moert_status moert_exchange_dispatch_start(moert_exchange *exchange, const moert
     if (status == MOERT_OK)
         status = check_slots(t, t->slot_source, "the slots of a dispatch");
     MOERT_TRY(exchange->engine->dispatch(exchange, t, status));
-    count_far_rows(exchange, t->plan);
+    const size_t here = moert_comm_node(exchange->comm, moert_comm_rank(exchange->comm));
+    const size_t *sent = t->plan->relay != NULL ? t->plan->relay->send_rows : plan->send_rows;
+    for (size_t r = 0; r < plan->ranks; r++)
+        exchange->far_rows += moert_comm_node(exchange->comm, r) != here ? sent[r] : 0;
     if (exchange->tally != NULL)
         tally(t, plan->send_rows, exchange->tally->dispatched_bytes);
     return MOERT_OK;

@@ -127,33 +127,26 @@ static moert_status count(moert_exchange *exchange, moert_planner *planner) {
     return moert_mark_set(exchange->device, &planner->counted);
 }
 
-/* The slots themselves, where the device has found an index wrong, which the host then names, or
- * rails need them. */
-static moert_status look_at_slots(moert_exchange *exchange, const moert_planner *planner,
-                                  int32_t **index) {
-    const moert_exchange_slots *choice = &planner->choice;
-    const size_t slots = choice->tokens * choice->topk;
-    MOERT_TRY(moert_alloc(index, slots, sizeof(int32_t)));
-    if (slots > 0)
-        MOERT_TRY(moert_buffer_read(choice->index, 0, *index, slots * sizeof(int32_t)));
-    MOERT_TRY(moert_plan_count(*index, choice->tokens, choice->topk, choice->experts,
-                               planner->mine + HEADER_WORDS));
-    if (exchange->rails == NULL)
-        return MOERT_OK;
-    return moert_relay_count(exchange->rails, *index, choice->tokens, choice->topk, choice->experts,
-                             planner->mine + HEADER_WORDS + choice->experts);
-}
-
 /* Waits for the device's counts, and for its verdict on what it has done before. */
 static moert_status take_counts(moert_exchange *exchange, const moert_planner *planner,
                                 int32_t **index) {
-    const size_t experts = planner->choice.experts;
+    const moert_exchange_slots *choice = &planner->choice;
+    const size_t experts = choice->experts, slots = choice->tokens * choice->topk;
     const uint32_t *totals = moert_staging_host(planner->totals);
+    uint64_t *counts = planner->mine + HEADER_WORDS;
     MOERT_TRY(moert_mark_wait(planner->counted));
     for (size_t e = 0; e < experts; e++)
-        planner->mine[HEADER_WORDS + e] = totals[e];
-    if (totals[experts] != 0 || exchange->rails != NULL)
-        MOERT_TRY(look_at_slots(exchange, planner, index));
+        counts[e] = totals[e];
+    /* the slots themselves, where an index is wrong, which the host then names, or rails need them */
+    if (totals[experts] != 0 || exchange->rails != NULL) {
+        MOERT_TRY(moert_alloc(index, slots, sizeof(int32_t)));
+        if (slots > 0)
+            MOERT_TRY(moert_buffer_read(choice->index, 0, *index, slots * sizeof(int32_t)));
+        MOERT_TRY(moert_plan_count(*index, choice->tokens, choice->topk, experts, counts));
+    }
+    if (exchange->rails != NULL)
+        MOERT_TRY(moert_relay_count(exchange->rails, *index, choice->tokens, choice->topk, experts,
+                                    counts + experts));
     return exchange->engine->check != NULL ? exchange->engine->check(exchange) : MOERT_OK;
 }
 

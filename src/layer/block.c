@@ -8,18 +8,6 @@
 
 enum { ALIGNMENT_FLOATS = 128 }; /* 512 bytes: views start there */
 
-static moert_status make_views(moert_block *block) {
-    for (size_t i = 0; i < block->count; i++) {
-        moert_block_tensor *tensor = &block->tensor[i];
-        size_t start = tensor->offset * sizeof(float), bytes = tensor->elements * sizeof(float);
-        if (tensor->elements == 0)
-            continue;
-        MOERT_TRY(moert_buffer_view(block->weight, start, bytes, &tensor->weight));
-        MOERT_TRY(moert_buffer_view(block->gradient, start, bytes, &tensor->gradient));
-    }
-    return MOERT_OK;
-}
-
 /* The chunks of a tensor. */
 static size_t count_chunks(const moert_block_shape *shape, size_t tensor) {
     return shape->parts *
@@ -98,7 +86,15 @@ moert_status moert_block_create(moert_device *device, moert_comm *comm, const ch
     MOERT_TRY_OR(fail, reserve(made, "", bytes, &made->gradient));
     MOERT_TRY_OR(fail, moert_buffer_clear(made->weight, 0, bytes));
     MOERT_TRY_OR(fail, moert_buffer_clear(made->gradient, 0, bytes));
-    MOERT_TRY_OR(fail, make_views(made));
+    for (size_t i = 0; i < made->count; i++) {
+        moert_block_tensor *tensor = &made->tensor[i];
+        const size_t start = tensor->offset * sizeof(float);
+        bytes = tensor->elements * sizeof(float);
+        if (bytes == 0)
+            continue;
+        MOERT_TRY_OR(fail, moert_buffer_view(made->weight, start, bytes, &tensor->weight));
+        MOERT_TRY_OR(fail, moert_buffer_view(made->gradient, start, bytes, &tensor->gradient));
+    }
     *block = made;
     return MOERT_OK;
 fail:

@@ -64,23 +64,6 @@ moert_status moert_wire_pack(moert_layer *layer, const moert_buffer *rows,
     return moert_quantize_run(&op);
 }
 
-/* rows[M,H] of float32 from codes that lie `width` floats apart. */
-static moert_status widen(moert_layer *layer, size_t width, const moert_buffer *codes,
-                          moert_buffer *rows) {
-    const size_t received = layer->plan->plan->rows, hidden = layer->options.hidden;
-    const size_t row_bytes = hidden * sizeof(uint16_t);
-    if (width * CODES > hidden) {
-        moert_buffer *dense;
-        MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_CODES, received * hidden / CODES,
-                                     &dense));
-        MOERT_TRY(moert_buffer_copy_rows((moert_buffer *)codes, width * sizeof(float), dense,
-                                         row_bytes, received));
-        codes = dense;
-    }
-    return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_BF16, MOERT_NUMBER_F32,
-                                        received * hidden, codes, rows});
-}
-
 moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, moert_buffer **rows,
                                size_t *stride) {
     const moert_layer_options *o = &layer->options;
@@ -98,8 +81,19 @@ moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, m
     MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_DENSE, received * hidden, &op.x));
     *rows = op.x;
     *stride = hidden;
-    return o->dispatch == MOERT_DISPATCH_BF16 ? widen(layer, width, op.q, op.x)
-                                              : moert_dequantize_run(&op);
+    if (o->dispatch != MOERT_DISPATCH_BF16)
+        return moert_dequantize_run(&op);
+    const moert_buffer *codes = op.q;
+    if (width * CODES > hidden) { /* rows lie apart */
+        moert_buffer *dense;
+        MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_CODES, received * hidden / CODES,
+                                     &dense));
+        MOERT_TRY(moert_buffer_copy_rows(op.q, width * sizeof(float), dense,
+                                         hidden * sizeof(uint16_t), received));
+        codes = dense;
+    }
+    return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_BF16, MOERT_NUMBER_F32,
+                                        received * hidden, codes, op.x});
 }
 
 /* Whether the experts' results are sent, and whether bf16 results are those of a product of bf16

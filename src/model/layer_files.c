@@ -64,41 +64,35 @@ static void add_expert(slice_list *list, size_t expert, size_t place, size_t wid
     }
 }
 
-/* One expert's piece of a tensor [E, columns, rows], or [E, columns] of no rows, that holds all of
- * them. */
-typedef struct fused {
-    const char *suffix;
-    moert_layer_tensor which;
-    size_t rows, columns;
-} fused;
-
-static void add_fused(slice_list *list, const fused *f, size_t expert, size_t place) {
-    bool matrix = f->rows > 0;
-    moert_layer_slice *slice = add(list, f->which, matrix ? f->rows : 1, f->columns);
-    size_t elements = slice->rows * slice->columns;
-    slice->rank = matrix ? 3 : 2;
-    slice->shape[0] = list->config->router.experts;
-    slice->shape[1] = f->columns;
-    slice->shape[2] = f->rows;
-    slice->transposed = matrix;
-    slice->file_first = expert * elements;
-    slice->layer_first = place * elements;
-    moert_moe_tensor_name(list->config, list->layer, f->suffix, slice->name, sizeof slice->name);
-}
-
+/* One expert's tensors, or its pieces of those, [E, columns, rows] or [E, columns] of no rows, that
+ * hold all experts'. */
 static void add_local_expert(slice_list *list, size_t expert, size_t place) {
     const moert_model_config *c = list->config;
     const size_t h = c->hidden, i = c->intermediate;
-    const fused tensors[] = {{"experts.gate_up_proj", MOERT_LAYER_W1, 2 * i, h},
-                             {"experts.down_proj", MOERT_LAYER_W2, h, i},
-                             {"experts.gate_up_proj_bias", MOERT_LAYER_B1, 0, 2 * i},
-                             {"experts.down_proj_bias", MOERT_LAYER_B2, 0, h}};
+    const struct {
+        const char *suffix;
+        moert_layer_tensor which;
+        size_t rows, columns;
+    } tensors[] = {{"experts.gate_up_proj", MOERT_LAYER_W1, 2 * i, h},
+                   {"experts.down_proj", MOERT_LAYER_W2, h, i},
+                   {"experts.gate_up_proj_bias", MOERT_LAYER_B1, 0, 2 * i},
+                   {"experts.down_proj_bias", MOERT_LAYER_B2, 0, h}};
     if (!moert_experts_are_fused(c)) {
         add_expert(list, expert, place, i, MOERT_LAYER_W1, MOERT_LAYER_W2);
         return;
     }
-    for (size_t t = 0; t < (c->expert_biases ? 4 : 2); t++)
-        add_fused(list, &tensors[t], expert, place);
+    for (size_t t = 0; t < (c->expert_biases ? 4 : 2); t++) {
+        const size_t rows = tensors[t].rows, columns = tensors[t].columns;
+        moert_layer_slice *slice = add(list, tensors[t].which, moert_max(rows, 1), columns);
+        slice->rank = rows > 0 ? 3 : 2;
+        slice->shape[0] = c->router.experts;
+        slice->shape[1] = columns;
+        slice->shape[2] = rows;
+        slice->transposed = rows > 0;
+        slice->file_first = expert * slice->rows * columns;
+        slice->layer_first = place * slice->rows * columns;
+        moert_moe_tensor_name(c, list->layer, tensors[t].suffix, slice->name, sizeof slice->name);
+    }
 }
 
 moert_status moert_layer_slices(const moert_model_config *config, size_t index, size_t first,

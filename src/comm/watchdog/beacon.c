@@ -119,17 +119,6 @@ void moert_beacon_send(moert_beacon *beacon, const void *data, size_t bytes) {
     }
 }
 
-/* From now on the host is sent to where it was heard from alone. */
-static void learn(moert_beacon *beacon, size_t host, const struct sockaddr_in *from) {
-    moert_beacon_place *place = &beacon->places[host];
-    heard *known = &beacon->heard[host];
-    memset(place->addresses, 0, sizeof place->addresses);
-    place->addresses[0] = from->sin_addr.s_addr;
-    place->port = from->sin_port;
-    known->firewall |= known->refused;
-    known->times++;
-}
-
 bool moert_beacon_receive(moert_beacon *beacon, size_t *host, void *data, size_t bytes) {
     for (;;) {
         datagram message;
@@ -142,8 +131,14 @@ bool moert_beacon_receive(moert_beacon *beacon, size_t *host, void *data, size_t
         if (got != (ssize_t)(offsetof(datagram, data) + bytes) || message.key != beacon->key ||
             message.host >= beacon->hosts || message.host == beacon->me)
             continue;
+        /* from now on the host is sent to where it was heard from alone */
+        moert_beacon_place *place = &beacon->places[message.host];
+        heard *known = &beacon->heard[message.host];
+        *place = (moert_beacon_place){
+            .key = place->key, .addresses = {from.sin_addr.s_addr}, .port = from.sin_port};
+        known->firewall |= known->refused;
+        known->times++;
         *host = message.host;
-        learn(beacon, *host, &from);
         memcpy(data, message.data, bytes);
         return true;
     }

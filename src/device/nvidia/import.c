@@ -133,24 +133,6 @@ static moert_status import_piece(moert_device *device, int *file, size_t bytes, 
     return MOERT_OK;
 }
 
-/* Whether the pieces lie side by side, upwards. */
-static moert_status check_pieces(const moert_buffer *buffer) {
-    uint64_t first = 0, address;
-    for (size_t i = 0; i < buffer->piece_count; i++) {
-        moert_buffer piece = {
-            .device = buffer->device, .memory = buffer->pieces[i], .bytes = buffer->piece_bytes};
-        MOERT_TRY(moert_buffer_address(&piece, &address));
-        first = i == 0 ? address : first;
-        if (address != first + i * buffer->piece_bytes)
-            return MOERT_FAIL(ERROR_UNSUPPORTED,
-                              "piece %zu of imported memory lies at %#llx, not %zu bytes after "
-                              "%#llx",
-                              i, (unsigned long long)address, i * buffer->piece_bytes,
-                              (unsigned long long)first);
-    }
-    return MOERT_OK;
-}
-
 /* Takes the files over that it imports. */
 static moert_status import_pieces(moert_device *device, int *files, size_t count,
                                   size_t piece_bytes, moert_buffer **buffer) {
@@ -167,7 +149,19 @@ static moert_status import_pieces(moert_device *device, int *files, size_t count
         status = import_piece(device, &files[i], piece_bytes, &made->pieces[i]);
     MOERT_TRY(status);
     made->memory = made->pieces[0];
-    return check_pieces(made);
+    uint64_t first = 0, address;
+    for (size_t i = 0; i < count; i++) { /* whether they lie side by side, upwards */
+        moert_buffer piece = {.device = device, .memory = made->pieces[i], .bytes = piece_bytes};
+        MOERT_TRY(moert_buffer_address(&piece, &address));
+        first = i == 0 ? address : first;
+        if (address != first + i * piece_bytes)
+            return MOERT_FAIL(ERROR_UNSUPPORTED,
+                              "piece %zu of imported memory lies at %#llx, not %zu bytes after "
+                              "%#llx",
+                              i, (unsigned long long)address, i * piece_bytes,
+                              (unsigned long long)first);
+    }
+    return MOERT_OK;
 }
 
 /* One turn: `files` stay open. */

@@ -206,22 +206,6 @@ static moert_status make_tables(const moert_plan *plan, moert_relay *relay) {
     return make_pairs(slots, &relay->sums.to);
 }
 
-static moert_status show(moert_device *device, const moert_plan *plan, moert_relay *relay) {
-    MOERT_TRY(show_pairs(device, &relay->source));
-    MOERT_TRY(show_pairs(device, &relay->near));
-    MOERT_TRY(show_pairs(device, &relay->each));
-    MOERT_TRY(show_pairs(device, &relay->sums.to));
-    relay->direct_slots = (moert_plan){
-        .tokens = plan->tokens, .topk = plan->topk, .ranks = 1, .send_rows = &relay->slots_here};
-    relay->relayed_slots = (moert_plan){.tokens = relay->rows_in,
-                                        .topk = plan->topk,
-                                        .ranks = 1,
-                                        .send_rows = &relay->slots_relayed};
-    relay->direct =
-        (moert_exchange_plan){.plan = &relay->direct_slots, .destination = relay->near.buffer};
-    return MOERT_OK;
-}
-
 moert_status moert_relay_create(moert_device *device, const moert_rails *rails,
                                 const moert_plan *plan, const uint64_t *told, size_t stride,
                                 moert_relay **relay) {
@@ -238,7 +222,16 @@ moert_status moert_relay_create(moert_device *device, const moert_rails *rails,
     MOERT_TRY_OR(fail, make_tables(plan, made));
     route(rails, plan, lanes, made);
     place_sums(rails, plan, lanes, made);
-    MOERT_TRY_OR(fail, show(device, plan, made));
+    moert_pairs *const shown[] = {&made->source, &made->near, &made->each, &made->sums.to};
+    for (size_t i = 0; i < MOERT_COUNT(shown); i++)
+        MOERT_TRY_OR(fail, show_pairs(device, shown[i]));
+    made->direct_slots = made->relayed_slots = (moert_plan){.topk = plan->topk, .ranks = 1};
+    made->direct_slots.tokens = plan->tokens;
+    made->direct_slots.send_rows = &made->slots_here;
+    made->relayed_slots.tokens = made->rows_in;
+    made->relayed_slots.send_rows = &made->slots_relayed;
+    made->direct =
+        (moert_exchange_plan){.plan = &made->direct_slots, .destination = made->near.buffer};
     *relay = made;
     made = NULL;
 fail:

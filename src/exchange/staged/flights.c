@@ -49,18 +49,6 @@ static moert_status post_wave(moert_stage *stage, const moert_flight *flight, si
     return MOERT_OK;
 }
 
-/* Posts the next wave. Rows that could not be made are sent as they are: nobody may wait for
- * them. */
-static void post_next(moert_stage *stage, moert_flight *flight) {
-    if (flight->posted == 0) {
-        flight->began_ns = moert_clock_ns();
-        for (size_t w = 0; w < flight->plan->waves; w++)
-            moert_stage_note(stage, post_wave(stage, flight, w, false));
-    }
-    moert_stage_note(stage, post_wave(stage, flight, flight->posted, true));
-    flight->posted++;
-}
-
 /* Posts the waves whose marks have passed; of a dispatch one at a time, since messages that are
  * under way together share the link, and the first wave would come no earlier than the last. */
 static void post_marked(moert_stage *stage, moert_flight *flight) {
@@ -72,7 +60,13 @@ static void post_marked(moert_stage *stage, moert_flight *flight) {
             moert_stage_note(stage, moert_mark_look(flight->mark[flight->posted], &passed));
         if (!passed)
             return;
-        post_next(stage, flight);
+        if (flight->posted == 0) {
+            flight->began_ns = moert_clock_ns();
+            for (size_t w = 0; w < flight->plan->waves; w++)
+                moert_stage_note(stage, post_wave(stage, flight, w, false));
+        }
+        /* rows that could not be made are sent as they are: nobody may wait for them */
+        moert_stage_note(stage, post_wave(stage, flight, flight->posted++, true));
     }
 }
 
