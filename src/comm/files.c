@@ -77,15 +77,6 @@ static moert_status send_files(int handle, const mailbox *to, const int *files, 
     return MOERT_OK;
 }
 
-/* The files of a message, -1 where there is none: where this process may not open more of them. */
-static void unpack(const envelope *e, int *files, size_t count) {
-    const struct cmsghdr *part = CMSG_FIRSTHDR(&e->header);
-    memset(files, -1, count * sizeof *files);
-    if (part != NULL && part->cmsg_type == SCM_RIGHTS)
-        memcpy(files, CMSG_DATA(part),
-               moert_min(count * sizeof *files, part->cmsg_len - CMSG_LEN(0)));
-}
-
 /* The next message that bears the tag; others are thrown away. */
 static moert_status receive_files(int handle, const mailbox *mine, int *files, size_t count) {
     envelope e;
@@ -97,8 +88,12 @@ static moert_status receive_files(int handle, const mailbox *mine, int *files, s
             return MOERT_FAIL(ERROR_UNSUPPORTED,
                               "open files of another process have not come: %s (other container?)",
                               strerror(errno));
+        /* -1 where there is none: where this process may not open more of them */
         int all[MESSAGE_FILES];
-        unpack(&e, all, MESSAGE_FILES);
+        const struct cmsghdr *part = CMSG_FIRSTHDR(&e.header);
+        memset(all, -1, sizeof all);
+        if (part != NULL && part->cmsg_type == SCM_RIGHTS)
+            memcpy(all, CMSG_DATA(part), moert_min(sizeof all, part->cmsg_len - CMSG_LEN(0)));
         if (bytes == sizeof tag && tag == mine->tag) {
             memcpy(files, all, count * sizeof *files);
             if (files[count - 1] < 0)

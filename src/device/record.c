@@ -23,23 +23,6 @@ struct moert_recording {
     clReleaseCommandBufferKHR_fn release;
 };
 
-/* A device lends command buffers if it says so and lets one be enqueued again before it is done. */
-static moert_status check_support(const moert_device *device) {
-    char extensions[8192] = "";
-    cl_bitfield capabilities = 0;
-    clGetDeviceInfo(device->id, CL_DEVICE_EXTENSIONS, sizeof extensions - 1, extensions, NULL);
-    if (strstr(extensions, "cl_khr_command_buffer") == NULL)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s has no cl_khr_command_buffer to record into",
-                          device->info.name);
-    clGetDeviceInfo(device->id, CL_DEVICE_COMMAND_BUFFER_CAPABILITIES_KHR, sizeof capabilities,
-                    &capabilities, NULL);
-    if ((capabilities & CL_COMMAND_BUFFER_CAPABILITY_SIMULTANEOUS_USE_KHR) == 0)
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "%s cannot enqueue a recording again before it is done",
-                          device->info.name);
-    return MOERT_OK;
-}
-
 static moert_status find_functions(moert_recording *recording) {
     cl_platform_id platform;
     const struct {
@@ -69,10 +52,22 @@ bool moert_recording_is_open(const moert_device *device) {
 moert_status moert_recording_start(moert_device *device, moert_recording **recording) {
     const cl_command_buffer_properties_khr properties[] = {
         CL_COMMAND_BUFFER_FLAGS_KHR, CL_COMMAND_BUFFER_SIMULTANEOUS_USE_KHR, 0};
+    char extensions[8192] = "";
+    cl_bitfield capabilities = 0;
     cl_int code = CL_SUCCESS;
     moert_recording *made;
     moert_status status;
-    MOERT_TRY(check_support(device));
+    /* a device lends command buffers if it says so and lets one be enqueued again before it is done */
+    clGetDeviceInfo(device->id, CL_DEVICE_EXTENSIONS, sizeof extensions - 1, extensions, NULL);
+    if (strstr(extensions, "cl_khr_command_buffer") == NULL)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s has no cl_khr_command_buffer to record into",
+                          device->info.name);
+    clGetDeviceInfo(device->id, CL_DEVICE_COMMAND_BUFFER_CAPABILITIES_KHR, sizeof capabilities,
+                    &capabilities, NULL);
+    if ((capabilities & CL_COMMAND_BUFFER_CAPABILITY_SIMULTANEOUS_USE_KHR) == 0)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "%s cannot enqueue a recording again before it is done",
+                          device->info.name);
     MOERT_TRY(MOERT_NEW(&made));
     made->device = device;
     MOERT_TRY_OR(release, find_functions(made));

@@ -21,26 +21,6 @@ typedef struct parameters {
     size_t floats, slices; /* of blocks, and of this rank's slices of them */
 } parameters;
 
-/* Counts of bytes are whole numbers of 64 bits. */
-static moert_status check_sizes(const moert_memory_setting *setting) {
-    const moert_model_config *c = setting->config;
-    const double h = (double)c->hidden,
-                 heads = (double)(c->heads + c->kv_heads) * (double)c->head_size;
-    const double widest =
-        2.0 * (double)moert_max(c->intermediate, c->shared_intermediate) + h + heads;
-    const double slots = (double)(c->router.topk + 1) + (double)c->router.experts;
-    const double layer = 3.0 * widest * h * (double)(c->router.experts + 1) +
-                         (double)setting->batch * (double)setting->length * widest * slots;
-    const double outer =
-        (2.0 * h + (double)setting->batch * (double)setting->length) * (double)c->vocabulary;
-    const double bytes = 64.0 * ((double)(c->layers + 1) * layer + outer);
-    if (bytes >= 9.2e18)
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "such a model and batch may take %.1e bytes; 9.2e18 can be counted",
-                          bytes);
-    return MOERT_OK;
-}
-
 static moert_status check(const moert_memory_setting *setting) {
     const moert_model_config *c = setting->config;
     MOERT_TRY(moert_model_config_check_model(c));
@@ -48,7 +28,22 @@ static moert_status check(const moert_memory_setting *setting) {
         return MOERT_FAIL(ERROR_USAGE, "%zu experts cannot be spread over %zu ranks",
                           c->router.experts, setting->ep);
     MOERT_TRY(moert_model_config_check_length(c, setting->length));
-    return check_sizes(setting);
+    /* counts of bytes are whole numbers of 64 bits */
+    const double h = (double)c->hidden,
+                 heads = (double)(c->heads + c->kv_heads) * (double)c->head_size;
+    const double widest =
+        2.0 * (double)moert_max(c->intermediate, c->shared_intermediate) + h + heads;
+    const double tokens = (double)setting->batch * (double)setting->length;
+    const double slots = (double)(c->router.topk + 1) + (double)c->router.experts;
+    const double layer =
+        3.0 * widest * h * (double)(c->router.experts + 1) + tokens * widest * slots;
+    const double outer = (2.0 * h + tokens) * (double)c->vocabulary;
+    const double bytes = 64.0 * ((double)(c->layers + 1) * layer + outer);
+    if (bytes >= 9.2e18)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "such a model and batch may take %.1e bytes; 9.2e18 can be counted",
+                          bytes);
+    return MOERT_OK;
 }
 
 static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t rank) {
@@ -174,25 +169,18 @@ static size_t largest_partial(const moert_memory_shape *s) {
     return moert_max(most, s->sequences * c->head_size);
 }
 
-/* MOERT_SCRATCH_TOKENS: what a shared expert adds to dx, or the norms' pieces. */
-static size_t tokens_scratch(const moert_memory_setting *setting, const moert_memory_shape *s) {
-    const moert_model_config *c = s->config;
-    const size_t t = s->tokens;
-    const size_t norms[][2] = {
-        {t, c->hidden}, {t * c->heads, c->head_size}, {t * c->kv_heads, c->head_size}};
-    size_t most = c->shared_intermediate > 0 ? t * c->hidden : 0;
-    for (size_t i = 0; setting->device != NULL && i < (c->qk_norm ? 3 : 1); i++)
-        most = moert_max(most, moert_norm_scratch_floats(setting->device, s->sequences, norms[i][0],
-                                                         norms[i][1]));
-    return most;
-}
-
 /* The mesh's scratch buffers, and moert_model_backward. */
 static size_t count_scratch(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens;
-    size_t floats =
-        largest_partial(s) + tokens_scratch(setting, s) + t * (c->router.experts + c->router.topk);
+    const size_t norms[][2] = {
+        {t, c->hidden}, {t * c->heads, c->head_size}, {t * c->kv_heads, c->head_size}};
+    /* MOERT_SCRATCH_TOKENS: what a shared expert adds to dx, or the norms' pieces */
+    size_t most = c->shared_intermediate > 0 ? t * c->hidden : 0;
+    for (size_t i = 0; setting->device != NULL && i < (c->qk_norm ? 3 : 1); i++)
+        most = moert_max(most, moert_norm_scratch_floats(setting->device, s->sequences, norms[i][0],
+                                                         norms[i][1]));
+    size_t floats = largest_partial(s) + most + t * (c->router.experts + c->router.topk);
     floats += moert_max(moert_factor_floats(s->v_type, s->rows * c->intermediate),
                         moert_factor_floats(s->shared_v_type, t * c->shared_intermediate));
     return floats + t * (2 * c->hidden + 2 * s->q + 2 * s->kv) + moert_memory_rounding(setting, s);

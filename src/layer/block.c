@@ -14,21 +14,6 @@ static size_t count_chunks(const moert_block_shape *shape, size_t tensor) {
            moert_ceil_div(shape->elements[tensor] / shape->parts, MOERT_SQUARES_CHUNK);
 }
 
-/* Where a chunk begins; behind the last one, where the block ends. */
-static size_t chunk_start(const moert_block_shape *shape, size_t chunk) {
-    size_t floats = 0;
-    for (size_t i = 0; i < shape->count; i++) {
-        const size_t chunks = count_chunks(shape, i);
-        if (chunk < chunks) {
-            const size_t per_part = chunks / shape->parts, part = shape->elements[i] / shape->parts;
-            return floats + chunk / per_part * part + chunk % per_part * MOERT_SQUARES_CHUNK;
-        }
-        chunk -= chunks;
-        floats += moert_round_up(shape->elements[i], ALIGNMENT_FLOATS);
-    }
-    return floats;
-}
-
 static size_t block_chunks(const moert_block_shape *shape) {
     size_t chunks = 0;
     for (size_t i = 0; i < shape->count; i++)
@@ -42,7 +27,17 @@ static size_t first_chunk(size_t chunks, size_t ranks, size_t rank) {
 }
 
 size_t moert_block_border(const moert_block_shape *shape, size_t ranks, size_t rank) {
-    return rank > 0 ? chunk_start(shape, first_chunk(block_chunks(shape), ranks, rank)) : 0;
+    size_t chunk = first_chunk(block_chunks(shape), ranks, rank), floats = 0;
+    for (size_t i = 0; i < shape->count; i++) {
+        const size_t chunks = count_chunks(shape, i);
+        if (chunk < chunks) {
+            const size_t per_part = chunks / shape->parts, part = shape->elements[i] / shape->parts;
+            return floats + chunk / per_part * part + chunk % per_part * MOERT_SQUARES_CHUNK;
+        }
+        chunk -= chunks;
+        floats += moert_round_up(shape->elements[i], ALIGNMENT_FLOATS);
+    }
+    return floats;
 }
 
 /* moert_buffer_reserve, but a failure says what there was no room for. */

@@ -136,27 +136,25 @@ static moert_status balance_together(moert_model *model, const uint64_t *counts,
                                      double coefficient, float *gradient, double *aux) {
     const moert_model_config *c = &model->config;
     size_t experts = c->router.experts;
-    double rows = (double)(c->layers * model->batch.total_sequences * model->length), *mass;
-    uint64_t *count;
-    MOERT_TRY(moert_alloc(&mass, experts, sizeof *mass));
-    moert_status status = moert_alloc(&count, experts, sizeof *count);
-    if (status == MOERT_OK) {
-        for (size_t l = 0; l < c->layers; l++)
-            for (size_t e = 0; e < experts; e++) {
-                mass[e] += sums[column_of_layer(model, l) + 1 + e];
-                count[e] += counts[l * experts + e];
-            }
-        const moert_router_load load = {count, mass, rows};
-        *aux =
-            moert_router_aux_loss(MOERT_AUX_HUGGING_FACE, &c->router, &load, coefficient, gradient);
-        const moert_buffer *first = model->layer[0].aux_gradient;
-        status = moert_buffer_write(model->layer[0].aux_gradient, 0, gradient,
-                                    experts * sizeof *gradient);
-        for (size_t l = 1; l < c->layers && status == MOERT_OK; l++)
-            status = copy_numbers(first, experts, model->layer[l].aux_gradient, 0);
-        free(count);
-    }
-    free(mass);
+    double rows = (double)(c->layers * model->batch.total_sequences * model->length);
+    double *mass = NULL;
+    uint64_t *count = NULL;
+    moert_status status;
+    MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&mass, experts));
+    MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&count, experts));
+    for (size_t l = 0; l < c->layers; l++)
+        for (size_t e = 0; e < experts; e++) {
+            mass[e] += sums[column_of_layer(model, l) + 1 + e];
+            count[e] += counts[l * experts + e];
+        }
+    const moert_router_load load = {count, mass, rows};
+    moert_buffer *first = model->layer[0].aux_gradient;
+    *aux = moert_router_aux_loss(MOERT_AUX_HUGGING_FACE, &c->router, &load, coefficient, gradient);
+    MOERT_TRY_OR(done, moert_buffer_write(first, 0, gradient, experts * sizeof *gradient));
+    for (size_t l = 1; l < c->layers; l++)
+        MOERT_TRY_OR(done, copy_numbers(first, experts, model->layer[l].aux_gradient, 0));
+done:
+    MOERT_FREE(count, mass);
     return status;
 }
 

@@ -19,15 +19,6 @@
 
 /* ---- dispatch ---- */
 
-/* Tells the relays where their rows belong, once per plan. */
-static moert_status introduce(moert_exchange *exchange, const moert_relay *relay, size_t topk) {
-    if (relay->known)
-        return MOERT_OK;
-    const moert_node_rows rows = {relay->outgoing.data, relay->incoming.data, relay->send_rows,
-                                  relay->receive_rows};
-    return moert_node_post(exchange, MOERT_NODE_TABLES, &rows, topk * sizeof *relay->incoming.data);
-}
-
 /* Stores the rows that have arrived into this node's windows. */
 static moert_status pass_on(moert_exchange *exchange, const moert_transfer *t) {
     moert_node *node = exchange->state;
@@ -59,7 +50,11 @@ static moert_status dispatch_node(moert_exchange *exchange, const moert_transfer
     if (status == MOERT_OK) /* goes on while messages travel */
         status = moert_kernel_dispatch(exchange, &direct, true);
     MOERT_TRY(moert_node_meet(exchange->comm, status));
-    MOERT_TRY(introduce(exchange, relay, topk));
+    const moert_node_rows tables = {relay->outgoing.data, relay->incoming.data, relay->send_rows,
+                                    relay->receive_rows};
+    if (!relay->known) /* tells the relays where their rows belong, once per plan */
+        MOERT_TRY(moert_node_post(exchange, MOERT_NODE_TABLES, &tables,
+                                  topk * sizeof *relay->incoming.data));
     if (slots)
         MOERT_TRY(moert_cargo_post(exchange, MOERT_NODE_SLOTS, &node->slots, relay->send_rows,
                                    relay->receive_rows, topk));
