@@ -120,26 +120,6 @@ static void largest_factors(const moert_memory_shape *s, size_t *x, size_t *y) {
     *y = moert_max(*y, moert_factor_floats(type, s->tokens * widest_y));
 }
 
-/* The parts of the router's factors, in the place of the first factors of others. */
-static size_t split_floats(const moert_memory_setting *setting, const moert_memory_shape *s) {
-    const moert_gemm gemm = {.groups = {NULL, s->sequences, s->tokens},
-                             .n = s->config->router.experts,
-                             .k = s->config->hidden,
-                             .shared_weight = true};
-    return setting->device != NULL ? moert_gemm_split_bytes(setting->device, &gemm) / sizeof(float)
-                                   : 0;
-}
-
-/* Whether the experts' products round what goes back themselves. */
-static bool products_round(const moert_memory_setting *setting, const moert_memory_shape *s) {
-    const moert_model_config *c = s->config;
-    moert_packed_shape experts[PROJECTIONS];
-    expert_projections(s, experts);
-    return !c->expert_biases &&
-           moert_factor_between(setting->device, experts[0].type, s->experts, c->hidden,
-                                c->intermediate) == MOERT_NUMBER_BF16;
-}
-
 size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const moert_precision precision = c->precision;
@@ -149,11 +129,17 @@ size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_me
     const size_t h = c->hidden, i = c->intermediate;
     const size_t factor = precision == MOERT_PRECISION_NVFP4 ? sizeof(float) : sizeof(uint16_t);
     const bool given = c->dispatch == MOERT_DISPATCH_BF16 && c->dense != MOERT_PRECISION_F32;
+    moert_packed_shape experts[PROJECTIONS];
     size_t x = 0, y = 0, floats = 0, scales = 0,
            codes = travels && !given ? s->tokens * moert_wire_width(&s->options) : 0;
     if (!ready && (travels || (rounds && h % MOERT_WINDOW_ROW_FLOATS != 0)))
         floats += s->rows * h; /* rows of windows without gaps */
-    if (c->combine == MOERT_COMBINE_BF16 && !products_round(setting, s))
+    /* whether the experts' products round what goes back themselves */
+    expert_projections(s, experts);
+    const bool products_round =
+        !c->expert_biases && moert_factor_between(setting->device, experts[0].type, s->experts, h,
+                                                  i) == MOERT_NUMBER_BF16;
+    if (c->combine == MOERT_COMBINE_BF16 && !products_round)
         floats = moert_max(floats, s->rows * moert_round_up(h, 2 * MOERT_WINDOW_ROW_FLOATS));
     if (!ready && c->dispatch == MOERT_DISPATCH_BF16 && h / 2 % MOERT_WINDOW_ROW_FLOATS != 0)
         codes = moert_max(codes, s->rows * h / 2);
@@ -161,7 +147,13 @@ size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_me
         const size_t width = precision == MOERT_PRECISION_BF16 ? 0 : i; /* of h */
         const size_t dv = s->v_type == MOERT_NUMBER_BF16 ? 0 : 2 * i;   /* it takes v's place */
         x = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, width) * factor, sizeof(float));
-        x = moert_max(x, split_floats(setting, s));
+        /* the parts of the router's factors, in the place of the first factors of others */
+        const moert_gemm router = {.groups = {NULL, s->sequences, s->tokens},
+                                   .n = c->router.experts,
+                                   .k = h,
+                                   .shared_weight = true};
+        if (setting->device != NULL)
+            x = moert_max(x, moert_gemm_split_bytes(setting->device, &router) / sizeof(float));
         y = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, dv) * factor, sizeof(float));
     }
     if (c->dense != MOERT_PRECISION_F32) {

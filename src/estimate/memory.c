@@ -139,7 +139,7 @@ static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
     return bytes;
 }
 
-/* take_batch, prepare_rope and project_logits of model/forward.c; the losses' token_loss. */
+/* take_batch, moert_model_forward and project_logits of model/forward.c; the losses' token_loss. */
 static size_t outer_activations(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t per_token = 4 + (c->tied_embeddings ? 0 : 2) + c->hidden + c->vocabulary;

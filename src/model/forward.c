@@ -42,16 +42,6 @@ static moert_status take_batch(moert_model *model, const moert_model_batch *batc
     return link_tokens(model, batch->input);
 }
 
-static moert_status prepare_rope(moert_model *model) {
-    if (model->rope != NULL && model->rope_length >= model->length)
-        return MOERT_OK;
-    moert_buffer_destroy(model->rope);
-    model->rope = NULL;
-    model->rope_length = model->length;
-    return moert_rope_table_create(model->device, model->length, model->config.head_size,
-                                   model->config.rope_theta, &model->rope);
-}
-
 static moert_status reserve_layer(moert_model *model, moert_model_layer *layer) {
     const moert_model_config *c = &model->config;
     size_t t = model->batch.tokens, q = t * c->heads * c->head_size,
@@ -177,7 +167,13 @@ moert_status moert_model_forward(moert_model *model, const moert_model_batch *ba
     const moert_model_config *c = &model->config;
     moert_phase_set(MOERT_PHASE_EMBEDDING);
     MOERT_TRY(take_batch(model, batch));
-    MOERT_TRY(prepare_rope(model));
+    if (model->rope == NULL || model->rope_length < model->length) {
+        moert_buffer_destroy(model->rope);
+        model->rope = NULL;
+        model->rope_length = model->length;
+        MOERT_TRY(moert_rope_table_create(model->device, model->length, c->head_size, c->rope_theta,
+                                          &model->rope));
+    }
     MOERT_TRY(moert_model_reserve(model, model->batch.tokens * c->hidden, &model->embedded));
     if (moert_model_type(model) != MOERT_NUMBER_F32)
         MOERT_TRY(moert_model_reserve(

@@ -70,16 +70,6 @@ static moert_status make_values(moert_op *op, moert_conversion *c) {
     return MOERT_OK;
 }
 
-/* Linear scales. */
-static moert_status make_scales(moert_op *op, moert_conversion *c, size_t scales) {
-    if (c->all_codes == NULL)
-        return add_part(op, c->as, scales, 1, &c->scale);
-    MOERT_TRY(MOERT_NEW_ARRAY(&c->scales, op->options.groups));
-    for (size_t g = 0; g < op->options.groups; g++)
-        MOERT_TRY(add_buffer(op, scales, 1, &c->scales[g]));
-    return MOERT_OK;
-}
-
 static moert_status make_conversion(moert_op *op, moert_conversion *c) {
     const moert_op_quantized *q = c->as;
     const bool column = q->how.axis == MOERT_AXIS_COLUMN, whole = is_taken_whole(op, c);
@@ -96,7 +86,13 @@ static moert_status make_conversion(moert_op *op, moert_conversion *c) {
     }
     if (q->scales == MOERT_SCALES_LINEAR)
         return MOERT_OK;
-    MOERT_TRY(make_scales(op, c, scales));
+    if (c->all_codes == NULL) { /* linear scales */
+        MOERT_TRY(add_part(op, q, scales, 1, &c->scale));
+    } else {
+        MOERT_TRY(MOERT_NEW_ARRAY(&c->scales, op->options.groups));
+        for (size_t g = 0; g < op->options.groups; g++)
+            MOERT_TRY(add_buffer(op, scales, 1, &c->scales[g]));
+    }
     if (column)
         MOERT_TRY(add_buffer(op, q->groups, sizeof(uint32_t), &c->block_ends));
     if (q->how.transposed)

@@ -80,14 +80,6 @@ static _Noreturn void end_process(moert_watchdog *watchdog, const char *explanat
     _exit(1);
 }
 
-/* Lower ranks of the host speak first. */
-static bool lower_rank_waits(const moert_watchdog *watchdog) {
-    for (size_t i = 0; i < watchdog->me; i++)
-        if (atomic_load(&watchdog->table->entries[i].waiting))
-            return true;
-    return false;
-}
-
 /* How long this rank waits for the suspect before it speaks: not long for a process that is gone,
  * since mpirun ends the job; of its host any other rank speaks before. */
 static uint64_t limit_of(const moert_watchdog *watchdog, const moert_suspect *culprit) {
@@ -97,7 +89,10 @@ static uint64_t limit_of(const moert_watchdog *watchdog, const moert_suspect *cu
         return moert_min(early_ns, limit_ns);
     if (culprit->verdict == MOERT_WATCH_REFUSED)
         return moert_min(early_ns + beat_ns, limit_ns);
-    limit_ns += lower_rank_waits(watchdog) ? patience_ns : 0;
+    bool lower_rank_waits = false; /* which then speaks first */
+    for (size_t i = 0; i < watchdog->me; i++)
+        lower_rank_waits |= atomic_load(&watchdog->table->entries[i].waiting) != 0;
+    limit_ns += lower_rank_waits ? patience_ns : 0;
     if (culprit->elsewhere)
         limit_ns += (comm->peers[comm->rank].node > 0 ? 3 : 2) * patience_ns;
     return limit_ns;

@@ -20,23 +20,6 @@
 
 /* ---- dispatch and combine ---- */
 
-/* Room for the packed rows of a window's stride, and for slots, forth and back. What comes back may
- * be wider: as wide as any window so far. */
-static moert_status reserve_packed(moert_stage *stage, const moert_transfer *t) {
-    moert_device *device = stage->exchange->device;
-    const size_t rows = moert_routes_packed_rows(t->plan->plan);
-    stage->stride = stage->exchange->widest;
-    MOERT_TRY(moert_staging_reserve(device, rows * t->window->stride * sizeof(float),
-                                    &stage->out.packed[MOERT_FLIGHT_ROWS]));
-    MOERT_TRY(moert_staging_reserve(device, rows * stage->stride * sizeof(float),
-                                    &stage->back.packed[MOERT_FLIGHT_ROWS]));
-    if (t->slots != NULL)
-        MOERT_TRY(moert_staging_reserve(device, rows * t->slots->stride * sizeof(float),
-                                        &stage->out.packed[MOERT_FLIGHT_SLOTS]));
-    return moert_staging_reserve(device, rows * MOERT_SLOT_STRIDE * sizeof(float),
-                                 &stage->back.packed[MOERT_FLIGHT_SLOTS]);
-}
-
 /* The packed rows of a transfer as its windows, which have one rank. */
 typedef struct moert_packed_move {
     moert_exchange_plan plan;
@@ -90,9 +73,22 @@ static moert_status copy_packed(const moert_flight *flight, moert_copy *copy) {
 
 /* Enqueues the packing of rows and slots, and how they come to the host. */
 static moert_status pack(moert_stage *stage, const moert_transfer *t) {
+    moert_device *device = stage->exchange->device;
+    const size_t rows = moert_routes_packed_rows(t->plan->plan);
     moert_packed_move packed;
     MOERT_TRY(moert_routes_find(&stage->routes, t->plan));
-    MOERT_TRY(reserve_packed(stage, t));
+    /* Room for rows, and for slots, forth and back. What comes back may be wider: as wide as any window
+     * so far. */
+    stage->stride = stage->exchange->widest;
+    MOERT_TRY(moert_staging_reserve(device, rows * t->window->stride * sizeof(float),
+                                    &stage->out.packed[MOERT_FLIGHT_ROWS]));
+    MOERT_TRY(moert_staging_reserve(device, rows * stage->stride * sizeof(float),
+                                    &stage->back.packed[MOERT_FLIGHT_ROWS]));
+    if (t->slots != NULL)
+        MOERT_TRY(moert_staging_reserve(device, rows * t->slots->stride * sizeof(float),
+                                        &stage->out.packed[MOERT_FLIGHT_SLOTS]));
+    MOERT_TRY(moert_staging_reserve(device, rows * MOERT_SLOT_STRIDE * sizeof(float),
+                                    &stage->back.packed[MOERT_FLIGHT_SLOTS]));
     pack_move(&stage->out, t, &packed);
     moert_flight_begin(&stage->out, t);
     MOERT_TRY(moert_kernel_dispatch(stage->exchange, &packed.t, false));
