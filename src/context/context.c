@@ -49,18 +49,6 @@ static moert_status gather_masks(moert_comm *comm, const moert_topology *topolog
 /* True once this process has bound itself: what later contexts find is then not the launcher's. */
 static bool bound_before;
 
-static void log_placement(const moert_context *context) {
-    const moert_placement *placement = &context->placement;
-    MOERT_DEBUG("runs on cpus %s%s%s%s", placement->cpus,
-                placement->pci[0] != '\0' ? ", near GPU " : "", placement->pci,
-                placement->shared ? ", shared with other ranks" : "");
-    if (placement->confined && !bound_before && moert_comm_rank(context->comm) == 0)
-        MOERT_WARN("the launcher has bound rank 0: moert stays inside, on cpus %s; with mpirun "
-                   "--bind-to none it places the ranks itself",
-                   placement->cpus);
-    bound_before = true;
-}
-
 /* Opens the device with its worker threads bound: PoCL counts and starts them when its platform is
  * first asked for. */
 static moert_status open_bound(moert_context *context, const moert_topology *topology) {
@@ -70,7 +58,14 @@ static moert_status open_bound(moert_context *context, const moert_topology *top
     char threads[16];
     size_t pinned;
     MOERT_TRY(moert_topology_bind(topology, placement));
-    log_placement(context);
+    MOERT_DEBUG("runs on cpus %s%s%s%s", placement->cpus,
+                placement->pci[0] != '\0' ? ", near GPU " : "", placement->pci,
+                placement->shared ? ", shared with other ranks" : "");
+    if (placement->confined && !bound_before && moert_comm_rank(context->comm) == 0)
+        MOERT_WARN("the launcher has bound rank 0: moert stays inside, on cpus %s; with mpirun "
+                   "--bind-to none it places the ranks itself",
+                   placement->cpus);
+    bound_before = true;
     snprintf(threads, sizeof threads, "%u",
              config->threads > 0 ? config->threads : placement->cpu_count);
     setenv("POCL_MAX_PTHREAD_COUNT", threads, 0);

@@ -200,16 +200,6 @@ moert_status moert_precision_tell_replicas(moert_layer *layer, moert_status stat
                                                        : moert_precision_settle(layer, status);
 }
 
-/* *amax = that of this rank's rows. */
-static moert_status measure(moert_mesh *mesh, const matrix *rows, float *amax) {
-    const moert_quantizer how = quantizer_of(MOERT_PRECISION_NVFP4, MOERT_AXIS_ROW);
-    moert_buffer *buffer;
-    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, 1, &buffer));
-    const moert_quantize measured = quantize_of(rows, &how, buffer);
-    MOERT_TRY(moert_quantize_amax(&measured));
-    return moert_buffer_read(buffer, 0, amax, sizeof *amax);
-}
-
 /* One operand of a GEMM, and where its rounded rows go. */
 typedef struct operand {
     moert_buffer **values; /* replaced by the rounded rows ... */
@@ -264,11 +254,14 @@ static moert_status round_operand(moert_layer *layer, const moert_groups *groups
         return moert_cast_run(
             &(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, type, n, rows.values, target});
     if (precision == MOERT_PRECISION_NVFP4) {
-        if (!o->measured) {
-            MOERT_TRY(measure(mesh, &rows, o->amax));
+        MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, 1, &amax));
+        if (!o->measured) { /* that of this rank's rows, then of all */
+            const moert_quantizer plain = quantizer_of(precision, MOERT_AXIS_ROW);
+            const moert_quantize measured = quantize_of(&rows, &plain, amax);
+            MOERT_TRY(moert_quantize_amax(&measured));
+            MOERT_TRY(moert_buffer_read(amax, 0, o->amax, sizeof *o->amax));
             MOERT_TRY(gather(layer, MOERT_OK, o->amax));
         }
-        MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, 1, &amax));
         MOERT_TRY(moert_buffer_write(amax, 0, o->amax, sizeof *o->amax));
     }
     const moert_quantizer how = quantizer_of(precision, axis);

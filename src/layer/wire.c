@@ -120,22 +120,6 @@ moert_status moert_wire_back(moert_layer *layer, bool forward, moert_transfer *b
                                : moert_window_reserve(back->window, layer->plan->plan);
 }
 
-/* A product that rounds has its result where it is read, in a window or in the windows of all
- * ranks, or where it is sent from. */
-static moert_status round_results(moert_layer *layer, const moert_transfer *back, bool scatters,
-                                  moert_gemm *product, moert_buffer **rows) {
-    const moert_plan *plan = layer->plan->plan;
-    product->result = MOERT_NUMBER_BF16;
-    if (scatters) {
-        product->scatter.runs = plan->ranks;
-        return moert_exchange_push(layer->mesh->exchange, back, &product->scatter.places);
-    }
-    return back->cells != NULL
-               ? moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_ROUNDED_Y,
-                                    plan->rows * moert_window_stride(back->window), rows)
-               : MOERT_OK;
-}
-
 moert_status moert_wire_results(moert_layer *layer, const moert_transfer *back, bool forward,
                                 moert_gemm *product) {
     moert_buffer **rows = forward ? &product->y : &product->x;
@@ -151,10 +135,20 @@ moert_status moert_wire_results(moert_layer *layer, const moert_transfer *back, 
     const moert_device *device = layer->mesh->device;
     const moert_gemm rounded = moert_precision_operands(layer, product);
     const bool scatters = plain && sent && !sums && moert_gemm_scatters(device, &rounded);
-    if (scatters || (plain && moert_gemm_rounds(device, &rounded)))
-        return round_results(layer, back, scatters, product, rows);
-    return moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_DENSE, layer->plan->plan->rows * *stride,
-                              rows);
+    if (!scatters && !(plain && moert_gemm_rounds(device, &rounded)))
+        return moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_DENSE,
+                                  layer->plan->plan->rows * *stride, rows);
+    /* a product that rounds has its result where it is read, in a window or in the windows of all
+     * ranks, or where it is sent from */
+    product->result = MOERT_NUMBER_BF16;
+    if (scatters) {
+        product->scatter.runs = layer->plan->plan->ranks;
+        return moert_exchange_push(layer->mesh->exchange, back, &product->scatter.places);
+    }
+    return sent ? moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_ROUNDED_Y,
+                                     layer->plan->plan->rows * moert_window_stride(back->window),
+                                     rows)
+                : MOERT_OK;
 }
 
 moert_status moert_wire_return(moert_layer *layer, moert_transfer *back,
