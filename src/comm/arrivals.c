@@ -67,9 +67,8 @@ static moert_status compare(moert_comm *comm, double *waited_ns) {
     MOERT_TRY(moert_comm_agree(comm, moert_alloc(&entered, comm->size * calls, sizeof *entered)));
     for (size_t i = 0; i < calls; i++)
         entered[comm->rank * calls + i] = comm->arrivals[i].entered;
-    const size_t bytes = calls * sizeof *entered;
     const moert_status status =
-        moert_comm_allgather(comm, entered + comm->rank * calls, bytes, entered);
+        moert_comm_allgather(comm, entered + comm->rank * calls, calls * sizeof *entered, entered);
     if (status == MOERT_OK)
         charge(comm, entered, waited_ns);
     free(entered);

@@ -64,18 +64,6 @@ static moert_status build_options(const moert_device *device, const char *spec, 
                             : MOERT_FAIL(ERROR_MEMORY, "no room for the options of %s", spec);
 }
 
-static char *cache_key(const moert_device *device, const char *source, const char *options) {
-    const moert_device_info *info = &device->info;
-    char *all = moert_text_format("%s\n%s\n%s\n%s\n%s\n%s\n" CACHE_FORMAT, source, options,
-                                  info->name, info->driver, info->version, info->platform_name);
-    if (all == NULL)
-        return NULL;
-    XXH128_hash_t hash = XXH3_128bits(all, strlen(all));
-    free(all);
-    return moert_text_format("%016llx%016llx", (unsigned long long)hash.high64,
-                             (unsigned long long)hash.low64);
-}
-
 static moert_status build_failed(const moert_device *device, cl_program program, const char *spec,
                                  cl_int code) {
     char log[900] = "";
@@ -200,7 +188,15 @@ static moert_status obtain(moert_device *device, moert_program *program) {
     moert_status status;
     MOERT_TRY(moert_program_source(spec, &source));
     MOERT_TRY_OR(free_texts, build_options(device, spec, &options));
-    program->key = cache_key(device, source, options);
+    const moert_device_info *info = &device->info;
+    char *all = moert_text_format("%s\n%s\n%s\n%s\n%s\n%s\n" CACHE_FORMAT, source, options,
+                                  info->name, info->driver, info->version, info->platform_name);
+    if (all != NULL) {
+        const XXH128_hash_t hash = XXH3_128bits(all, strlen(all));
+        program->key = moert_text_format("%016llx%016llx", (unsigned long long)hash.high64,
+                                         (unsigned long long)hash.low64);
+        free(all);
+    }
     if (device->info.is_pocl) {
         /* It stores what it builds by itself, and compiles a kernel when it is launched, for the shape
          * of that launch; for a binary it would compile all kernels, for any shape. */

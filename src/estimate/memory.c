@@ -139,14 +139,6 @@ static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
     return bytes;
 }
 
-/* take_batch, moert_model_forward and project_logits of model/forward.c; the losses' token_loss. */
-static size_t outer_activations(const moert_memory_shape *s) {
-    const moert_model_config *c = s->config;
-    const size_t per_token = 4 + (c->tied_embeddings ? 0 : 2) + c->hidden + c->vocabulary;
-    return s->sequences + s->length * c->head_size + s->tokens * per_token +
-           moert_factor_floats(moert_factor_type(c->dense), s->tokens * c->hidden);
-}
-
 /* The largest MOERT_SCRATCH_PARTIAL of model/backward.c and layer/backward.c. */
 static size_t largest_partial(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
@@ -253,6 +245,11 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         staging = count_staging(&s);
     else if (setting->engine == MOERT_EXCHANGE_NODE)
         staging = count_cargo(&s);
+    /* take_batch, moert_model_forward and project_logits of model/forward.c; the losses' token_loss */
+    const moert_model_config *c = s.config;
+    const size_t per_token = 4 + (c->tied_embeddings ? 0 : 2) + c->hidden + c->vocabulary;
+    const size_t outer = s.sequences + s.length * c->head_size + s.tokens * per_token +
+                         moert_factor_floats(moert_factor_type(c->dense), s.tokens * c->hidden);
     const size_t blocks = (replicated.floats + owned.floats) * sizeof(float);
     *memory = (moert_memory){
         .weights = blocks,
@@ -260,8 +257,7 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .moments = 2 * (replicated.slices + owned.slices) * sizeof(float),
         .copies = moert_memory_copies(setting, &s),
         .sums = nodes * replicated.floats * sizeof(float),
-        .activations =
-            s.config->layers * layer_bytes(&s, staged) + outer_activations(&s) * sizeof(float),
+        .activations = c->layers * layer_bytes(&s, staged) + outer * sizeof(float),
         .scratch = count_scratch(setting, &s) * sizeof(float),
         .staging = staging * sizeof(float),
         .windows = used * sizeof(float),

@@ -153,13 +153,12 @@ moert_status moert_exchange_dispatch_start(moert_exchange *exchange, const moert
     MOERT_TRY(moert_window_reserve(t->window, plan));
     if (t->slots != NULL)
         MOERT_TRY(moert_window_reserve(t->slots, plan));
-    moert_status status = local;
-    if (status == MOERT_OK)
-        status =
+    if (local == MOERT_OK)
+        local =
             check_buffer(t->source, "the source of a dispatch", plan->tokens * t->window->width);
-    if (status == MOERT_OK)
-        status = check_slots(t, t->slot_source, "the slots of a dispatch");
-    MOERT_TRY(exchange->engine->dispatch(exchange, t, status));
+    if (local == MOERT_OK)
+        local = check_slots(t, t->slot_source, "the slots of a dispatch");
+    MOERT_TRY(exchange->engine->dispatch(exchange, t, local));
     const size_t here = moert_comm_node(exchange->comm, moert_comm_rank(exchange->comm));
     const size_t *sent = t->plan->relay != NULL ? t->plan->relay->send_rows : plan->send_rows;
     for (size_t r = 0; r < plan->ranks; r++)

@@ -21,7 +21,6 @@ static void find_window_runs(const moert_plan *plan, moert_mail_run *runs) {
 /* Where this rank's rows for each owner's experts of each wave lie when packed. */
 static void find_packed_runs(const moert_exchange_plan *plan, moert_mail_run *runs) {
     const moert_plan *p = plan->plan;
-    const uint64_t *counts = p->counts + p->rank * p->experts;
     size_t row = 0;
     for (size_t r = 0; r < p->ranks; r++) {
         size_t first, count;
@@ -30,7 +29,7 @@ static void find_packed_runs(const moert_exchange_plan *plan, moert_mail_run *ru
             const size_t begin = row;
             const size_t end = first + moert_exchange_part(count, w + 1, plan->waves);
             for (size_t e = first + moert_exchange_part(count, w, plan->waves); e < end; e++)
-                row += counts[e];
+                row += p->counts[p->rank * p->experts + e];
             runs[r * plan->waves + w] = (moert_mail_run){begin, row - begin};
         }
     }

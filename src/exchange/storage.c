@@ -120,6 +120,5 @@ moert_status moert_window_reserve(moert_window *window, const moert_plan *plan) 
 }
 
 moert_status moert_window_reserve_slots(moert_window *window, const moert_exchange_plan *plan) {
-    const size_t slots = moert_max(plan->largest_slots, 1);
-    return reserve(window, moert_max(plan->plan->largest_rows, slots));
+    return reserve(window, moert_max(moert_max(plan->plan->largest_rows, plan->largest_slots), 1));
 }

@@ -201,14 +201,10 @@ moert_status moert_op_describe(const moert_op_options *options, moert_op *op) {
     MOERT_TRY(check_size(op, "n", o->n, 1));
     MOERT_TRY(check_size(op, "k", o->k, 1));
     const moert_op_kind kind = o->kind;
-    op->x.input =
-        kind == MOERT_OP_GEMM_FORWARD || kind == MOERT_OP_GEMM_WGRAD || kind == MOERT_OP_GLU;
-    op->x.output = kind == MOERT_OP_GEMM_DGRAD;
-    op->x.width = o->k;
-    op->y.input =
-        kind == MOERT_OP_GEMM_DGRAD || kind == MOERT_OP_GEMM_WGRAD || kind == MOERT_OP_DGLU;
-    op->y.output = kind == MOERT_OP_GEMM_FORWARD;
-    op->y.width = o->n;
+    const bool forward = kind == MOERT_OP_GEMM_FORWARD, dgrad = kind == MOERT_OP_GEMM_DGRAD;
+    const bool wgrad = kind == MOERT_OP_GEMM_WGRAD;
+    op->x = (moert_op_rows){forward || wgrad || kind == MOERT_OP_GLU, dgrad, .width = o->k};
+    op->y = (moert_op_rows){dgrad || wgrad || kind == MOERT_OP_DGLU, forward, .width = o->n};
     if (op->x.input || op->x.output)
         MOERT_TRY(check_rows(op, "x.type", "x.stride", &o->x, o->k));
     if (op->y.input || op->y.output)

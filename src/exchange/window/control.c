@@ -45,8 +45,8 @@ moert_status moert_control_meet(moert_exchange *exchange, moert_status status) {
 
 static void *message(const moert_exchange *exchange, size_t rank, size_t meeting) {
     const moert_control *control = exchange->state;
-    char *segment = moert_shared_segment(control->words, rank);
-    return segment + 2 * LINE_BYTES + meeting % 2 * TOLD_BYTES;
+    return (char *)moert_shared_segment(control->words, rank) + 2 * LINE_BYTES +
+           meeting % 2 * TOLD_BYTES;
 }
 
 /* A meeting, too, whose messages alternate likewise. */
