@@ -1,8 +1,6 @@
 /* Blocks of tensors and the sums of their gradients. */
 #include "layer/block.h"
 
-#include <stdlib.h>
-
 #include "base/memory.h"
 #include "base/phase.h"
 

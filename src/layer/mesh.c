@@ -1,8 +1,6 @@
 /* The EP x EDP arrangement of the ranks. */
 #include "layer/mesh.h"
 
-#include <stdlib.h>
-
 #include "base/config.h"
 #include "base/memory.h"
 

@@ -2,7 +2,6 @@
 #include "layer/precision.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 #include "base/memory.h"
 #include "base/number.h"

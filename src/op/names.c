@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/memory.h"
 #include "op/op.h"
 
 moert_status moert_op_refuse(moert_status code, const moert_op *op, const char *field,

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/memory.h"
 #include "topology/internal.h"
 
 /* Part number `part` of `parts` equal shares of the cores in `set`. */

@@ -7,7 +7,6 @@
 #include <linux/errqueue.h>
 #include <net/if.h>
 #include <netinet/in.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>

@@ -12,7 +12,6 @@
  * Windows and packed rows lie in staging memory, so on CPU devices kernels write what is sent and
  * read what was received. When a wave's messages are posted: flights.h.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
