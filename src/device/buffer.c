@@ -152,12 +152,12 @@ static cl_mem part_of(const moert_buffer *buffer, size_t *offset_bytes, size_t *
 /* Reads or writes a range, piece by piece; blocks. */
 static moert_status transfer(const moert_buffer *buffer, size_t offset_bytes, char *host,
                              size_t bytes, bool reads) {
-    const cl_command_queue queue = buffer->device->queue;
+    cl_command_queue queue = buffer->device->queue;
     MOERT_TRY(check_range(buffer, offset_bytes, bytes));
     for (size_t done = 0, part; done < bytes; done += part) {
         size_t start = offset_bytes + done;
         part = bytes - done;
-        const cl_mem memory = part_of(buffer, &start, &part);
+        cl_mem memory = part_of(buffer, &start, &part);
         cl_event *event = copied(buffer, part);
         if (reads)
             MOERT_CL(buffer->device, clEnqueueReadBuffer(queue, memory, CL_TRUE, start, part,

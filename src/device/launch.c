@@ -8,7 +8,7 @@
 static moert_status set_argument(const moert_kernel *kernel, cl_kernel handle, cl_uint index,
                                  const moert_argument *argument) {
     const bool is_buffer = argument->kind == MOERT_ARGUMENT_BUFFER;
-    const cl_mem memory = argument->buffer != NULL ? argument->buffer->memory : NULL;
+    cl_mem memory = argument->buffer != NULL ? argument->buffer->memory : NULL;
     const void *const value = is_buffer                                 ? &memory
                               : argument->kind == MOERT_ARGUMENT_LOCAL  ? NULL
                               : argument->kind == MOERT_ARGUMENT_STRUCT ? argument->value.data
