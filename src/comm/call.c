@@ -47,8 +47,10 @@ void moert_comm_wait_begin(moert_comm *comm) {
     if (notes && comm->arrival_count == comm->arrival_room) {
         const size_t room = 2 * comm->arrival_room + 64;
         moert_arrival *grown = realloc(comm->arrivals, room * sizeof *grown);
-        comm->arrivals = grown != NULL ? grown : comm->arrivals;
-        comm->arrival_room = grown != NULL ? room : comm->arrival_room;
+        if (grown != NULL) {
+            comm->arrivals = grown;
+            comm->arrival_room = room;
+        }
     }
     if (notes && comm->arrival_count < comm->arrival_room)
         comm->arrivals[comm->arrival_count++] = (moert_arrival){now(), INT64_MAX};

@@ -143,7 +143,6 @@ static moert_status deliver(moert_layer *layer, moert_status status, const moert
 
 moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
                                  const moert_buffer *x, moert_buffer *y) {
-    moert_mesh *mesh = layer->mesh;
     const bool shared = layer->options.shared_intermediate > 0;
     moert_transfer back;
     moert_buffer *result = NULL; /* of the shared expert, computed while rows travel */
@@ -164,7 +163,7 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
     status = moert_first(status, moert_layer_each_wave(layer, &back, compute_wave));
     back.target = y;
     /* the ranks agree on it in the combine */
-    MOERT_TRY(moert_exchange_combine_finish(mesh->exchange, &back, status));
+    MOERT_TRY(moert_exchange_combine_finish(layer->mesh->exchange, &back, status));
     layer->stage = batch->forward_only ? STAGE_NOTHING : STAGE_FORWARD;
     return shared ? moert_add(batch->tokens * layer->options.hidden, result, y) : MOERT_OK;
 }

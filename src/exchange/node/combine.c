@@ -45,8 +45,7 @@ static moert_status make_reach(const moert_exchange *exchange, const moert_windo
 
 /* Whether results come as sums: not codes, since a sum has more digits. */
 static bool are_summed(const moert_exchange *exchange, const moert_transfer *t) {
-    const bool sums = exchange->rails->presum || t->weight == NULL;
-    return sums && !moert_window_has_codes(t->window);
+    return (exchange->rails->presum || t->weight == NULL) && !moert_window_has_codes(t->window);
 }
 
 /* Whether relays weight what they sum. */
