@@ -10,6 +10,7 @@
 
 enum {
     WHO_BYTES = 256,
+    TEXT_BYTES = 3 * WHO_BYTES + 2 * MOERT_PREFLIGHT_TEXT_BYTES,
     SHM_BYTES_A_RANK = 16 << 20, /* that MPI libraries take there, with room to spare */
     MEMORY_BYTES_A_RANK = 1 << 30,
 };
@@ -34,7 +35,7 @@ static void add(judge *j, bool wrong, const char *hint, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
 static void add(judge *j, bool wrong, const char *hint, const char *format, ...) {
-    char text[4 * WHO_BYTES + 2 * MOERT_PREFLIGHT_TEXT_BYTES];
+    char text[WHO_BYTES + TEXT_BYTES];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
@@ -63,27 +64,39 @@ static bool is_first_of_node(const judge *j, size_t rank) {
     return true;
 }
 
-/* The odd ranks as "node2, rank 5 (node3)": whole nodes by their name, cut off where `who` ends. */
-static void name_odd(const judge *j, char who[WHO_BYTES]) {
+/* The odd ranks as "node2, rank 5 (node3)": whole nodes by their name, cut off where `who` ends.
+ * False if there are none. */
+static bool name_odd(const judge *j, char who[WHO_BYTES]) {
     size_t used = 0, of_node;
+    bool any = false;
     who[0] = '\0';
     for (size_t r = 0; r < j->all->ranks && used < WHO_BYTES; r++) {
         const moert_preflight_rank *rank = &j->all->rank[r];
         const char *comma = used > 0 ? ", " : "";
         const bool whole = count_odd(j, rank->node, &of_node) == of_node && of_node < j->all->ranks;
+        any = any || j->odd[r];
         if (!j->odd[r] || (whole && !is_first_of_node(j, r)))
             continue;
         used += (size_t)(whole ? snprintf(who + used, WHO_BYTES - used, "%s%s", comma, rank->host)
                                : snprintf(who + used, WHO_BYTES - used, "%srank %zu (%s)", comma, r,
                                           rank->host));
     }
+    return any;
 }
 
-static size_t first_odd(const judge *j) {
-    size_t r = 0;
-    while (r < j->all->ranks && !j->odd[r])
-        r++;
-    return r;
+/* A finding about the odd ranks, if there are any; the text goes on behind their names. */
+static void tell_odd(judge *j, bool wrong, const char *hint, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+static void tell_odd(judge *j, bool wrong, const char *hint, const char *format, ...) {
+    char who[WHO_BYTES], text[TEXT_BYTES];
+    va_list arguments;
+    if (!name_odd(j, who))
+        return;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    add(j, wrong, hint, "%s: %s", who, text);
 }
 
 /* ---- texts ---- */
@@ -110,7 +123,6 @@ static const char *most_common(const moert_preflight *all, size_t offset) {
 static void judge_text(judge *j, size_t offset, const char *differs, const char *hint) {
     const char *common = most_common(j->all, offset);
     const size_t ranks = j->all->ranks;
-    char who[WHO_BYTES];
     for (size_t r = 0; r < ranks; r++) {
         const char *said = (const char *)&j->all->rank[r] + offset;
         bool told = strcmp(said, common) == 0;
@@ -120,9 +132,8 @@ static void judge_text(judge *j, size_t offset, const char *differs, const char 
         }
         if (told)
             continue;
-        name_odd(j, who);
-        add(j, true, hint, "%s: %s: %s; the others: %s", who, differs,
-            said[0] != '\0' ? said : "none", common[0] != '\0' ? common : "none");
+        tell_odd(j, true, hint, "%s: %s; the others: %s", differs, said[0] != '\0' ? said : "none",
+                 common[0] != '\0' ? common : "none");
     }
 }
 
@@ -151,27 +162,27 @@ static double mark_slow(judge *j, double reference) {
     return count > 0 ? sum / (double)count : 0.0;
 }
 
-/* j->values are rates: who is slow? */
-static void judge_rate(judge *j, const char *what, const char *unit, const char *hint) {
+/* values[R] = the number at an offset of moert_preflight_rank. */
+static void take_values(judge *j, size_t offset) {
+    for (size_t r = 0; r < j->all->ranks; r++)
+        memcpy(&j->values[r], (const char *)&j->all->rank[r] + offset, sizeof *j->values);
+}
+
+/* Whose rate, at this offset, is slow? Returns the median. */
+static double judge_rate(judge *j, size_t offset, const char *what, const char *unit,
+                         const char *hint) {
+    take_values(j, offset);
     const double reference = median(j, j->values, true), share = mark_slow(j, reference);
-    char who[WHO_BYTES];
-    if (share == 0.0)
-        return;
-    name_odd(j, who);
-    add(j, true, hint, "%s: slow: %.2f of the median %s (%.3g of %.3g %s)", who, share, what,
-        share * reference, reference, unit);
+    tell_odd(j, true, hint, "slow: %.2f of the median %s (%.3g of %.3g %s)", share, what,
+             share * reference, reference, unit);
+    return reference;
 }
 
 static void judge_rates(judge *j) {
-    static const char gemm_hint[] = "look there for other programs, a low power limit or clock, "
-                                    "fewer threads";
-    static const char copy_hint[] = "look there for other programs, or memory of another NUMA node";
-    for (size_t r = 0; r < j->all->ranks; r++)
-        j->values[r] = j->all->rank[r].rates.gemm_gflops;
-    judge_rate(j, "GEMM rate", "GFLOP/s", gemm_hint);
-    for (size_t r = 0; r < j->all->ranks; r++)
-        j->values[r] = j->all->rank[r].rates.copy_gbps;
-    judge_rate(j, "copy rate", "GB/s", copy_hint);
+    judge_rate(j, offsetof(moert_preflight_rank, rates.gemm_gflops), "GEMM rate", "GFLOP/s",
+               "look there for other programs, a low power limit or clock, fewer threads");
+    judge_rate(j, offsetof(moert_preflight_rank, rates.copy_gbps), "copy rate", "GB/s",
+               "look there for other programs, or memory of another NUMA node");
 }
 
 /* ---- links ---- */
@@ -217,31 +228,26 @@ static void judge_pairs(judge *j, bool inside, double reference, const char *hin
 }
 
 static void judge_latency(judge *j, bool inside, const char *hint) {
-    char who[WHO_BYTES];
     double worst = 0.0;
-    for (size_t r = 0; r < j->all->ranks; r++)
-        j->values[r] = inside ? j->all->rank[r].inside_us : j->all->rank[r].between_us;
+    take_values(j, inside ? offsetof(moert_preflight_rank, inside_us)
+                          : offsetof(moert_preflight_rank, between_us));
     const double reference = median(j, j->values, false);
     for (size_t r = 0; r < j->all->ranks; r++) {
         j->odd[r] = j->values[r] > LATENCY_FACTOR * reference + LATENCY_US;
         worst = j->odd[r] ? fmax(worst, j->values[r]) : worst;
     }
-    if (worst == 0.0)
-        return;
-    name_odd(j, who);
-    add(j, true, hint, "%s: late: a small message %s takes %.0f us, the median is %.0f us", who,
-        inside ? "inside of the node" : "between nodes", worst, reference);
+    tell_odd(j, true, hint, "late: a small message %s takes %.0f us, the median is %.0f us",
+             inside ? "inside of the node" : "between nodes", worst, reference);
 }
 
 static void judge_links(judge *j, bool inside) {
     const char *hint = inside ? "look there for other programs, or more ranks than cores"
                               : "look there for a link at a lower speed, a bad cable or port, or "
                                 "messages over another network (btl_tcp_if_include)";
-    for (size_t r = 0; r < j->all->ranks; r++)
-        j->values[r] = inside ? j->all->rank[r].inside : j->all->rank[r].between;
-    const double reference = median(j, j->values, true);
-    judge_rate(j, inside ? "bandwidth inside of a node" : "bandwidth to the other nodes", "GB/s",
-               hint);
+    const double reference = judge_rate(
+        j,
+        inside ? offsetof(moert_preflight_rank, inside) : offsetof(moert_preflight_rank, between),
+        inside ? "bandwidth inside of a node" : "bandwidth to the other nodes", "GB/s", hint);
     judge_pairs(j, inside, reference, hint);
     judge_latency(j, inside, hint);
 }
@@ -249,25 +255,19 @@ static void judge_links(judge *j, bool inside) {
 /* ---- what each host has ---- */
 
 static void judge_clocks(judge *j) {
-    char who[WHO_BYTES];
     double worst = 0.0;
     for (size_t r = 0; r < j->all->ranks; r++) {
         const double skew = j->all->rank[r].skew_s;
         j->odd[r] = fabs(skew) > MOST_SKEW_S;
         worst = fabs(skew) > fabs(worst) ? skew : worst;
     }
-    if (fabs(worst) <= MOST_SKEW_S)
-        return;
-    name_odd(j, who);
-    add(j, true, "let chrony or another NTP client set the clocks",
-        "%s: the clock is %.1f s %s rank 0's", who, fabs(worst),
-        worst > 0.0 ? "ahead of" : "behind");
+    tell_odd(j, true, "let chrony or another NTP client set the clocks",
+             "the clock is %.1f s %s rank 0's", fabs(worst), worst > 0.0 ? "ahead of" : "behind");
 }
 
 /* Free memory of one kind, for the ranks of the host together. */
 static void judge_room(judge *j, bool shm) {
     const size_t need = shm ? SHM_BYTES_A_RANK : MEMORY_BYTES_A_RANK;
-    char who[WHO_BYTES];
     size_t of_node, least = SIZE_MAX;
     for (size_t r = 0; r < j->all->ranks; r++) {
         const moert_preflight_rank *rank = &j->all->rank[r];
@@ -276,18 +276,14 @@ static void judge_room(judge *j, bool shm) {
         j->odd[r] = room < of_node * need;
         least = j->odd[r] ? moert_min(least, room) : least;
     }
-    if (first_odd(j) == j->all->ranks)
-        return;
-    name_odd(j, who);
-    add(j, true,
-        shm ? "remove what lies there, or give the container more (docker run --shm-size)"
-            : "end other programs there, or use fewer ranks a host",
-        "%s: only %zu MiB %s, at least %zu MiB a rank are wanted", who, least >> 20,
-        shm ? "free in /dev/shm" : "of memory available", need >> 20);
+    tell_odd(j, true,
+             shm ? "remove what lies there, or give the container more (docker run --shm-size)"
+                 : "end other programs there, or use fewer ranks a host",
+             "only %zu MiB %s, at least %zu MiB a rank are wanted", least >> 20,
+             shm ? "free in /dev/shm" : "of memory available", need >> 20);
 }
 
 static void judge_watchdog(judge *j) {
-    char who[WHO_BYTES];
     if (j->all->rank[0].timeout_s == 0) {
         add(j, false, "set MOERT_TIMEOUT_S",
             "the watchdog is off: a lost rank leaves the others "
@@ -296,24 +292,17 @@ static void judge_watchdog(judge *j) {
     }
     for (size_t r = 0; r < j->all->ranks; r++)
         j->odd[r] = !j->all->rank[r].watched;
-    if (first_odd(j) == j->all->ranks)
-        return;
-    name_odd(j, who);
-    add(j, true, "ranks of a host must share its memory: one container, one user",
-        "%s: the watchdog does not reach the ranks of this host", who);
+    tell_odd(j, true, "ranks of a host must share its memory: one container, one user",
+             "the watchdog does not reach the ranks of this host");
 }
 
 static void judge_placement(judge *j) {
     const moert_preflight_rank *rank = j->all->rank;
-    char who[WHO_BYTES];
     size_t first, here;
     for (size_t r = 0; r < j->all->ranks; r++)
         j->odd[r] = rank[r].shared;
-    if (first_odd(j) < j->all->ranks) {
-        name_odd(j, who);
-        add(j, false, "use as many ranks a host as it has cores, or fewer",
-            "%s: cores are shared with other ranks", who);
-    }
+    tell_odd(j, false, "use as many ranks a host as it has cores, or fewer",
+             "cores are shared with other ranks");
     count_odd(j, rank[0].node, &first);
     for (size_t r = 0; r < j->all->ranks; r++) {
         count_odd(j, rank[r].node, &here);
