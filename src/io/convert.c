@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/phase.h"
-#include "io/safetensors.h"
+#include "io/internal.h"
 
 static float float_from_bits(uint32_t bits) {
     float value;
@@ -26,14 +26,6 @@ static float from_f16(uint16_t bits) {
     return float_from_bits(sign | wide << 23 | fraction << 13);
 }
 
-static moert_status check_range(const moert_tensor *tensor, size_t first, size_t count) {
-    if (first > tensor->elements || count > tensor->elements - first)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "%s: tensor '%.200s': %zu elements from %zu are not within its %zu",
-                          tensor->file, tensor->name, count, first, tensor->elements);
-    return MOERT_OK;
-}
-
 /* The loop of one source type: loads element i without assuming alignment. */
 #define CONVERT(type, expression)                                                                  \
     do {                                                                                           \
@@ -47,7 +39,7 @@ static moert_status check_range(const moert_tensor *tensor, size_t first, size_t
 moert_status moert_tensor_read_f32(const moert_tensor *tensor, size_t first, size_t count,
                                    float *out) {
     moert_phase_tick(); /* reading a large model takes a while */
-    MOERT_TRY(check_range(tensor, first, count));
+    MOERT_TRY(moert_check_elements(tensor->file, tensor->name, tensor->elements, first, count));
     const unsigned char *source =
         (const unsigned char *)tensor->data + first * moert_file_type_bytes(tensor->type);
     switch (tensor->type) {
@@ -98,22 +90,10 @@ static int64_t load_integer(const moert_tensor *tensor, size_t index) {
     }
 }
 
-static bool is_integer(moert_file_type type) {
-    switch (type) {
-#define INTEGER_CASE(name, type) case MOERT_FILE_##name:
-        INTEGER_TYPES(INTEGER_CASE)
-#undef INTEGER_CASE
-    case MOERT_FILE_U64:
-        return true;
-    default:
-        return false;
-    }
-}
-
 moert_status moert_tensor_read_i32(const moert_tensor *tensor, size_t first, size_t count,
                                    int32_t *out) {
-    MOERT_TRY(check_range(tensor, first, count));
-    if (!is_integer(tensor->type))
+    MOERT_TRY(moert_check_elements(tensor->file, tensor->name, tensor->elements, first, count));
+    if (tensor->type < MOERT_FILE_I64 || tensor->type > MOERT_FILE_U8)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: tensor '%.200s' is %s, not an integer type",
                           tensor->file, tensor->name, moert_file_type_text(tensor->type));
     for (size_t i = 0; i < count; i++) {

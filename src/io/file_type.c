@@ -1,5 +1,6 @@
 /* Element types and shapes of tensors in files. */
 #include <stdio.h>
+#include <string.h>
 
 #include "io/internal.h"
 
@@ -30,7 +31,7 @@ bool moert_shape_size(moert_file_type type, size_t rank, const size_t *shape, si
     return !__builtin_mul_overflow(product, types[type].bytes, bytes);
 }
 
-void moert_shape_text(size_t rank, const size_t *shape, char text[MOERT_SHAPE_TEXT_BYTES]) {
+const char *moert_shape_text(size_t rank, const size_t *shape, char text[MOERT_SHAPE_TEXT_BYTES]) {
     size_t length = 0;
     text[length++] = '[';
     for (size_t i = 0; i < rank && i < MOERT_FILE_MAX_RANK; i++)
@@ -38,4 +39,18 @@ void moert_shape_text(size_t rank, const size_t *shape, char text[MOERT_SHAPE_TE
                                    i > 0 ? ", " : "", shape[i]);
     text[length++] = ']';
     text[length] = '\0';
+    return text;
+}
+
+moert_status moert_check_elements(const char *file, const char *name, size_t elements, size_t first,
+                                  size_t count) {
+    if (first > elements || count > elements - first)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "%s: tensor '%.200s': %zu elements from %zu are not within its %zu", file,
+                          name, count, first, elements);
+    return MOERT_OK;
+}
+
+int moert_compare_names(const void *left, const void *right) {
+    return strcmp(*(const char *const *)left, *(const char *const *)right);
 }

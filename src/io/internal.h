@@ -27,6 +27,13 @@ const moert_tensor *moert_shard_find(const moert_shard *shard, const char *name)
 bool moert_shape_size(moert_file_type type, size_t rank, const size_t *shape, size_t *elements,
                       size_t *bytes);
 
-/* "[96, 64]" into text. */
+/* "[96, 64]" into text, which is returned. */
 enum { MOERT_SHAPE_TEXT_BYTES = 24 * MOERT_FILE_MAX_RANK };
-void moert_shape_text(size_t rank, const size_t *shape, char text[MOERT_SHAPE_TEXT_BYTES]);
+const char *moert_shape_text(size_t rank, const size_t *shape, char text[MOERT_SHAPE_TEXT_BYTES]);
+
+/* ERROR_USAGE unless elements [first, first + count) are within those of a tensor of `file`. */
+moert_status moert_check_elements(const char *file, const char *name, size_t elements, size_t first,
+                                  size_t count);
+
+/* Orders structs that begin with a text, such as their name, by it. */
+int moert_compare_names(const void *left, const void *right);

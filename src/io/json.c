@@ -1,6 +1,11 @@
 /* JSON objects with one clear message when they are malformed. */
 #include "io/json.h"
 
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/durable.h"
+
 moert_status moert_json_parse(const char *path, const char *what, const char *text, size_t bytes,
                               json_t **object) {
     json_error_t error;
@@ -14,4 +19,13 @@ moert_status moert_json_parse(const char *path, const char *what, const char *te
     }
     *object = root;
     return MOERT_OK;
+}
+
+moert_status moert_json_read(const char *path, const char *what, size_t limit_bytes,
+                             json_t **object) {
+    char *text;
+    MOERT_TRY(moert_read_text(path, limit_bytes, &text));
+    const moert_status status = moert_json_parse(path, what, text, strlen(text), object);
+    free(text);
+    return status;
 }

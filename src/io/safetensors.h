@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 
-/* X(name, text in files, bytes): element types of the format. */
+/* X(name, text in files, bytes): element types of the format, I64 to U8 the integers. */
 /* clang-format off */
 #define MOERT_FILE_TYPE_TABLE(X)                                                                   \
     X(F64, "F64", 8)                                                                               \

@@ -28,6 +28,10 @@ typedef struct data_part {
     size_t bytes;
 } data_part;
 
+#define FAIL_TENSOR(tensor, format, ...)                                                           \
+    MOERT_FAIL(ERROR_FORMAT, "%s: tensor '%.200s': " format, (tensor)->file, (tensor)->name,       \
+               ##__VA_ARGS__)
+
 static moert_status map_file(const char *path, moert_shard *shard) {
     moert_status status = MOERT_OK;
     struct stat info;
@@ -98,23 +102,21 @@ static moert_status check_metadata(const char *path, json_t *metadata) {
     return MOERT_OK;
 }
 
-static moert_status read_size(const data_part *data, const char *name, const char *what,
-                              const json_t *value, size_t *size) {
+static moert_status read_size(const moert_tensor *tensor, const char *what, const json_t *value,
+                              size_t *size) {
     if (!json_is_integer(value))
-        return MOERT_FAIL(ERROR_FORMAT, "%s: tensor '%.200s': %s has a value that is no integer",
-                          data->path, name, what);
+        return FAIL_TENSOR(tensor, "%s has a value that is no integer", what);
     if (json_integer_value(value) < 0)
-        return MOERT_FAIL(ERROR_FORMAT, "%s: tensor '%.200s': %s has the negative value %lld",
-                          data->path, name, what, (long long)json_integer_value(value));
+        return FAIL_TENSOR(tensor, "%s has the negative value %lld", what,
+                           (long long)json_integer_value(value));
     *size = (size_t)json_integer_value(value);
     return MOERT_OK;
 }
 
-static moert_status read_type(const data_part *data, const json_t *info, moert_tensor *tensor) {
+static moert_status read_type(const json_t *info, moert_tensor *tensor) {
     const char *text = json_string_value(json_object_get(info, "dtype"));
     if (text == NULL)
-        return MOERT_FAIL(ERROR_FORMAT, "%s: tensor '%.200s': no \"dtype\" string", data->path,
-                          tensor->name);
+        return FAIL_TENSOR(tensor, "no \"dtype\" string");
 #define FILE_TYPE_MATCH(type_name, type_text, type_bytes)                                          \
     if (strcmp(text, type_text) == 0) {                                                            \
         tensor->type = MOERT_FILE_##type_name;                                                     \
@@ -123,59 +125,46 @@ static moert_status read_type(const data_part *data, const json_t *info, moert_t
     MOERT_FILE_TYPE_TABLE(FILE_TYPE_MATCH)
 #undef FILE_TYPE_MATCH
 #define FILE_TYPE_LIST(type_name, type_text, type_bytes) " " type_text
-    return MOERT_FAIL(ERROR_FORMAT,
-                      "%s: tensor '%.200s': unknown dtype '%.32s' (known:" MOERT_FILE_TYPE_TABLE(
-                          FILE_TYPE_LIST) ")",
-                      data->path, tensor->name, text);
+    return FAIL_TENSOR(
+        tensor, "unknown dtype '%.32s' (known:" MOERT_FILE_TYPE_TABLE(FILE_TYPE_LIST) ")", text);
 #undef FILE_TYPE_LIST
 }
 
-static moert_status read_shape(const data_part *data, const json_t *info, moert_tensor *tensor) {
+static moert_status read_shape(const json_t *info, moert_tensor *tensor) {
     const json_t *shape = json_object_get(info, "shape");
+    char text[MOERT_SHAPE_TEXT_BYTES];
     if (!json_is_array(shape))
-        return MOERT_FAIL(ERROR_FORMAT, "%s: tensor '%.200s': no \"shape\" array", data->path,
-                          tensor->name);
+        return FAIL_TENSOR(tensor, "no \"shape\" array");
     tensor->rank = json_array_size(shape);
     if (tensor->rank > MOERT_FILE_MAX_RANK)
-        return MOERT_FAIL(ERROR_FORMAT,
-                          "%s: tensor '%.200s': %zu dimensions are above the limit %d", data->path,
-                          tensor->name, tensor->rank, MOERT_FILE_MAX_RANK);
+        return FAIL_TENSOR(tensor, "%zu dimensions are above the limit %d", tensor->rank,
+                           MOERT_FILE_MAX_RANK);
     for (size_t i = 0; i < tensor->rank; i++)
-        MOERT_TRY(read_size(data, tensor->name, "\"shape\"", json_array_get(shape, i),
-                            &tensor->shape[i]));
+        MOERT_TRY(read_size(tensor, "\"shape\"", json_array_get(shape, i), &tensor->shape[i]));
     if (!moert_shape_size(tensor->type, tensor->rank, tensor->shape, &tensor->elements,
-                          &tensor->bytes)) {
-        char text[MOERT_SHAPE_TEXT_BYTES];
-        moert_shape_text(tensor->rank, tensor->shape, text);
-        return MOERT_FAIL(ERROR_FORMAT,
-                          "%s: tensor '%.200s': the shape %s overflows the limit of %zu bytes",
-                          data->path, tensor->name, text, SIZE_MAX);
-    }
+                          &tensor->bytes))
+        return FAIL_TENSOR(tensor, "the shape %s overflows the limit of %zu bytes",
+                           moert_shape_text(tensor->rank, tensor->shape, text), SIZE_MAX);
     return MOERT_OK;
 }
 
 static moert_status read_offsets(const data_part *data, const json_t *info, moert_tensor *tensor) {
     const json_t *offsets = json_object_get(info, "data_offsets");
+    char text[MOERT_SHAPE_TEXT_BYTES];
     size_t begin, end;
     if (!json_is_array(offsets) || json_array_size(offsets) != 2)
-        return MOERT_FAIL(ERROR_FORMAT, "%s: tensor '%.200s': no \"data_offsets\" [begin, end]",
-                          data->path, tensor->name);
-    MOERT_TRY(
-        read_size(data, tensor->name, "\"data_offsets\"", json_array_get(offsets, 0), &begin));
-    MOERT_TRY(read_size(data, tensor->name, "\"data_offsets\"", json_array_get(offsets, 1), &end));
+        return FAIL_TENSOR(tensor, "no \"data_offsets\" [begin, end]");
+    MOERT_TRY(read_size(tensor, "\"data_offsets\"", json_array_get(offsets, 0), &begin));
+    MOERT_TRY(read_size(tensor, "\"data_offsets\"", json_array_get(offsets, 1), &end));
     if (begin > end || end > data->bytes)
-        return MOERT_FAIL(ERROR_FORMAT,
-                          "%s: tensor '%.200s': bytes [%zu, %zu) are not within the %zu bytes of "
-                          "data (truncated?)",
-                          data->path, tensor->name, begin, end, data->bytes);
-    if (end - begin != tensor->bytes) {
-        char text[MOERT_SHAPE_TEXT_BYTES];
-        moert_shape_text(tensor->rank, tensor->shape, text);
-        return MOERT_FAIL(ERROR_FORMAT,
-                          "%s: tensor '%.200s': %s %s needs %zu bytes, but data_offsets give %zu",
-                          data->path, tensor->name, moert_file_type_text(tensor->type), text,
-                          tensor->bytes, end - begin);
-    }
+        return FAIL_TENSOR(tensor,
+                           "bytes [%zu, %zu) are not within the %zu bytes of data (truncated?)",
+                           begin, end, data->bytes);
+    if (end - begin != tensor->bytes)
+        return FAIL_TENSOR(tensor, "%s %s needs %zu bytes, but data_offsets give %zu",
+                           moert_file_type_text(tensor->type),
+                           moert_shape_text(tensor->rank, tensor->shape, text), tensor->bytes,
+                           end - begin);
     tensor->data = data->start + begin;
     return MOERT_OK;
 }
@@ -199,10 +188,9 @@ static moert_status read_entries(const data_part *data, json_t *header, moert_sh
         tensor->file = shard->path;
         name += strlen(key) + 1;
         if (!json_is_object(info))
-            return MOERT_FAIL(ERROR_FORMAT, "%s: tensor '%.200s': its entry is not an object",
-                              data->path, key);
-        MOERT_TRY(read_type(data, info, tensor));
-        MOERT_TRY(read_shape(data, info, tensor));
+            return FAIL_TENSOR(tensor, "its entry is not an object");
+        MOERT_TRY(read_type(info, tensor));
+        MOERT_TRY(read_shape(info, tensor));
         MOERT_TRY(read_offsets(data, info, tensor));
         shard->count++;
     }
@@ -217,11 +205,6 @@ static int compare_places(const void *left, const void *right) {
     return (a->bytes > b->bytes) - (a->bytes < b->bytes);
 }
 
-static int compare_names(const void *left, const void *right) {
-    const moert_tensor *a = left, *b = right;
-    return strcmp(a->name, b->name);
-}
-
 static moert_status check_coverage(const data_part *data, moert_shard *shard) {
     size_t covered = 0;
     const char *previous = "the start";
@@ -230,15 +213,13 @@ static moert_status check_coverage(const data_part *data, moert_shard *shard) {
         const moert_tensor *tensor = &shard->tensors[i];
         size_t begin = (size_t)((const unsigned char *)tensor->data - data->start);
         if (begin < covered)
-            return MOERT_FAIL(ERROR_FORMAT,
-                              "%s: tensor '%.200s': begins at byte %zu of the data, inside "
-                              "'%.200s', which ends at %zu",
-                              data->path, tensor->name, begin, previous, covered);
+            return FAIL_TENSOR(tensor,
+                               "begins at byte %zu of the data, inside '%.200s', which ends at %zu",
+                               begin, previous, covered);
         if (begin > covered)
-            return MOERT_FAIL(ERROR_FORMAT,
-                              "%s: tensor '%.200s': begins at byte %zu of the data, which leaves a "
-                              "hole from %zu",
-                              data->path, tensor->name, begin, covered);
+            return FAIL_TENSOR(tensor,
+                               "begins at byte %zu of the data, which leaves a hole from %zu",
+                               begin, covered);
         covered = begin + tensor->bytes;
         previous = tensor->name;
     }
@@ -246,7 +227,7 @@ static moert_status check_coverage(const data_part *data, moert_shard *shard) {
         return MOERT_FAIL(ERROR_FORMAT,
                           "%s: holds %zu bytes of data, but its tensors end at byte %zu",
                           data->path, data->bytes, covered);
-    qsort(shard->tensors, shard->count, sizeof *shard->tensors, compare_names);
+    qsort(shard->tensors, shard->count, sizeof *shard->tensors, moert_compare_names);
     return MOERT_OK;
 }
 
@@ -285,6 +266,6 @@ void moert_shard_close(moert_shard *shard) {
 }
 
 const moert_tensor *moert_shard_find(const moert_shard *shard, const char *name) {
-    moert_tensor key = {.name = name};
-    return bsearch(&key, shard->tensors, shard->count, sizeof *shard->tensors, compare_names);
+    const moert_tensor key = {.name = name};
+    return bsearch(&key, shard->tensors, shard->count, sizeof *shard->tensors, moert_compare_names);
 }

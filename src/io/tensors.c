@@ -23,18 +23,9 @@ struct moert_tensors {
     size_t count;
 };
 
-static int compare_texts(const void *left, const void *right) {
-    return strcmp(*(const char *const *)left, *(const char *const *)right);
-}
-
 static int compare_tensors(const void *left, const void *right) {
     const moert_tensor *const *a = left, *const *b = right;
     return strcmp((*a)->name, (*b)->name);
-}
-
-static int compare_shards(const void *left, const void *right) {
-    const moert_shard *a = left, *b = right;
-    return strcmp(a->path, b->path);
 }
 
 static moert_status open_one(const char *path, moert_tensors *tensors) {
@@ -77,7 +68,7 @@ static moert_status shard_names(const char *index, json_t *map, const char ***na
         }
         list[used++] = shard;
     }
-    qsort(list, used, sizeof *list, compare_texts);
+    qsort(list, used, sizeof *list, moert_compare_names);
     for (size_t i = 0; i < used; i++)
         if (unique == 0 || strcmp(list[unique - 1], list[i]) != 0)
             list[unique++] = list[i];
@@ -113,7 +104,7 @@ static moert_status find_tensors(const char *index, json_t *map, moert_tensors *
         moert_shard key = {0};
         MOERT_TRY(shard_path(index, json_string_value(value), &key.path));
         const moert_shard *shard = bsearch(&key, tensors->shards, tensors->shard_count,
-                                           sizeof *tensors->shards, compare_shards);
+                                           sizeof *tensors->shards, moert_compare_names);
         free(key.path);
         const moert_tensor *tensor = shard != NULL ? moert_shard_find(shard, name) : NULL;
         if (tensor == NULL)
@@ -127,22 +118,15 @@ static moert_status find_tensors(const char *index, json_t *map, moert_tensors *
 }
 
 static moert_status open_index(const char *path, moert_tensors *tensors) {
-    moert_status status = MOERT_OK;
-    char *text = NULL;
-    json_t *root = NULL;
-    MOERT_TRY(moert_read_text(path, INDEX_LIMIT_BYTES, &text));
-    MOERT_TRY_OR(free_text, moert_json_parse(path, "the index", text, strlen(text), &root));
+    json_t *root;
+    MOERT_TRY(moert_json_read(path, "the index", INDEX_LIMIT_BYTES, &root));
     json_t *map = json_object_get(root, "weight_map");
-    if (!json_is_object(map)) {
-        status = MOERT_FAIL(ERROR_FORMAT, "%s: has no \"weight_map\" object", path);
-        goto free_root;
-    }
-    MOERT_TRY_OR(free_root, open_shards(path, map, tensors));
-    MOERT_TRY_OR(free_root, find_tensors(path, map, tensors));
-free_root:
+    moert_status status = json_is_object(map)
+                              ? open_shards(path, map, tensors)
+                              : MOERT_FAIL(ERROR_FORMAT, "%s: has no \"weight_map\" object", path);
+    if (status == MOERT_OK)
+        status = find_tensors(path, map, tensors);
     json_decref(root);
-free_text:
-    free(text);
     return status;
 }
 
@@ -250,10 +234,9 @@ moert_status moert_tensors_get(const moert_tensors *tensors, const char *name, s
     if (found->rank != rank ||
         (rank > 0 && memcmp(found->shape, shape, rank * sizeof *shape) != 0)) {
         char has[MOERT_SHAPE_TEXT_BYTES], wanted[MOERT_SHAPE_TEXT_BYTES];
-        moert_shape_text(found->rank, found->shape, has);
-        moert_shape_text(rank, shape, wanted);
         return MOERT_FAIL(ERROR_MISMATCH, "%s: tensor '%.200s' has the shape %s, not %s",
-                          found->file, name, has, wanted);
+                          found->file, name, moert_shape_text(found->rank, found->shape, has),
+                          moert_shape_text(rank, shape, wanted));
     }
     *tensor = found;
     return MOERT_OK;

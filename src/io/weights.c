@@ -129,11 +129,11 @@ static moert_status refuse(const moert_weight *w, size_t at, float value, float 
     const size_t matrix = w->rows * w->columns;
     size_t place[] = {at / matrix, at % matrix / w->columns, at % w->columns};
     char text[MOERT_SHAPE_TEXT_BYTES];
-    moert_shape_text(w->turned ? 3 : 2, w->turned ? place : place + 1, text);
     return MOERT_FAIL(ERROR_FORMAT,
                       "%s: tensor '%.200s' is %g at %s, by code 0x%02x and scale %g; weights must "
                       "be finite",
-                      w->values->file, w->values->name, (double)moert_number_quiet(value), text,
+                      w->values->file, w->values->name, (double)moert_number_quiet(value),
+                      moert_shape_text(w->turned ? 3 : 2, w->turned ? place : place + 1, text),
                       read_code(w, at), (double)moert_number_quiet(scale));
 }
 
@@ -143,10 +143,7 @@ moert_status moert_weight_read(const moert_weight *w, size_t first, size_t count
     if (w->scales == NULL)
         return read_plain(w, first, count, out);
     const size_t elements = w->turned ? 2 * w->values->elements : w->values->elements;
-    if (first > elements || count > elements - first)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "%s: tensor '%.200s': %zu elements from %zu are not within its %zu",
-                          w->values->file, w->values->name, count, first, elements);
+    MOERT_TRY(moert_check_elements(w->values->file, w->values->name, elements, first, count));
     for (uint32_t code = 0; code < 1u << moert_number_bits(type); code++)
         value_of[code] = moert_number_decode(type, code);
     moert_phase_tick();

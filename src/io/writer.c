@@ -18,9 +18,7 @@
 enum { SETTLE_BYTES = 64 * 1024 * 1024 }; /* flushed to disk at a time */
 
 typedef struct placed_tensor {
-    char *name;
-    moert_file_type type;
-    size_t rank, shape[MOERT_FILE_MAX_RANK];
+    moert_tensor_spec spec;        /* its name is owned */
     size_t elements, begin, bytes; /* begin within the data */
 } placed_tensor;
 
@@ -33,11 +31,6 @@ struct moert_tensor_writer {
     size_t header_bytes, total_bytes, unsettled_bytes;
 };
 
-static int compare_placed(const void *left, const void *right) {
-    const placed_tensor *a = left, *b = right;
-    return strcmp(a->name, b->name);
-}
-
 static moert_status copy_specs(moert_tensor_writer *writer, const moert_tensor_spec *specs,
                                size_t count) {
     MOERT_TRY(MOERT_NEW_ARRAY(&writer->tensors, count));
@@ -47,16 +40,14 @@ static moert_status copy_specs(moert_tensor_writer *writer, const moert_tensor_s
             return MOERT_FAIL(ERROR_USAGE,
                               "%s: tensor '%.200s': %zu dimensions are above the limit %d",
                               writer->path, specs[i].name, specs[i].rank, MOERT_FILE_MAX_RANK);
-        tensor->name = strdup(specs[i].name);
-        if (tensor->name == NULL)
+        tensor->spec = specs[i];
+        tensor->spec.name = strdup(specs[i].name);
+        if (tensor->spec.name == NULL)
             return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for %zu tensor names", writer->path,
                               count);
         writer->count++;
-        tensor->type = specs[i].type;
-        tensor->rank = specs[i].rank;
-        memcpy(tensor->shape, specs[i].shape, sizeof tensor->shape);
     }
-    qsort(writer->tensors, count, sizeof *writer->tensors, compare_placed);
+    qsort(writer->tensors, count, sizeof *writer->tensors, moert_compare_names);
     return MOERT_OK;
 }
 
@@ -64,20 +55,21 @@ static moert_status place_tensors(moert_tensor_writer *writer) {
     size_t end = 0;
     for (size_t i = 0; i < writer->count; i++) {
         placed_tensor *tensor = &writer->tensors[i];
-        if (strcmp(tensor->name, "__metadata__") == 0)
+        const moert_tensor_spec *spec = &tensor->spec;
+        if (strcmp(spec->name, "__metadata__") == 0)
             return MOERT_FAIL(ERROR_USAGE, "%s: no tensor may be called '%s'", writer->path,
-                              tensor->name);
-        if (i > 0 && strcmp(tensor->name, tensor[-1].name) == 0)
+                              spec->name);
+        if (i > 0 && strcmp(spec->name, tensor[-1].spec.name) == 0)
             return MOERT_FAIL(ERROR_USAGE, "%s: tensor '%.200s' is given twice", writer->path,
-                              tensor->name);
+                              spec->name);
         tensor->begin = end;
-        if (!moert_shape_size(tensor->type, tensor->rank, tensor->shape, &tensor->elements,
+        if (!moert_shape_size(spec->type, spec->rank, spec->shape, &tensor->elements,
                               &tensor->bytes) ||
             __builtin_add_overflow(end, tensor->bytes, &end) || end > INT64_MAX / 2) {
             char text[MOERT_SHAPE_TEXT_BYTES];
-            moert_shape_text(tensor->rank, tensor->shape, text);
             return MOERT_FAIL(ERROR_USAGE, "%s: tensor '%.200s' of shape %s overflows the file",
-                              writer->path, tensor->name, text);
+                              writer->path, spec->name,
+                              moert_shape_text(spec->rank, spec->shape, text));
         }
     }
     writer->total_bytes = end;
@@ -87,10 +79,10 @@ static moert_status place_tensors(moert_tensor_writer *writer) {
 /* {"dtype": ..., "shape": [...], "data_offsets": [...]}, or NULL. */
 static json_t *tensor_entry(const placed_tensor *tensor) {
     json_t *shape = json_array();
-    for (size_t i = 0; i < tensor->rank; i++)
-        json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i]));
-    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", moert_file_type_text(tensor->type), "shape",
-                     shape, "data_offsets", (json_int_t)tensor->begin,
+    for (size_t i = 0; i < tensor->spec.rank; i++)
+        json_array_append_new(shape, json_integer((json_int_t)tensor->spec.shape[i]));
+    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", moert_file_type_text(tensor->spec.type),
+                     "shape", shape, "data_offsets", (json_int_t)tensor->begin,
                      (json_int_t)(tensor->begin + tensor->bytes));
 }
 
@@ -118,10 +110,10 @@ static moert_status header_json(const moert_tensor_writer *writer, const char *c
     json_t *root = json_object();
     MOERT_TRY_OR(free_root, add_metadata(writer, metadata, root));
     for (size_t i = 0; i < writer->count; i++) {
-        const placed_tensor *tensor = &writer->tensors[i];
-        if (json_object_set_new(root, tensor->name, tensor_entry(tensor)) != 0) {
+        const char *name = writer->tensors[i].spec.name;
+        if (json_object_set_new(root, name, tensor_entry(&writer->tensors[i])) != 0) {
             status = MOERT_FAIL(ERROR_USAGE, "%s: the name of tensor '%.200s' is not UTF-8",
-                                writer->path, tensor->name);
+                                writer->path, name);
             goto free_root;
         }
     }
@@ -218,7 +210,7 @@ static void destroy_writer(moert_tensor_writer *writer) {
     if (writer->file >= 0)
         close(writer->file);
     for (size_t i = 0; i < writer->count; i++)
-        free(writer->tensors[i].name);
+        free((char *)writer->tensors[i].spec.name);
     free(writer->tensors);
     free(writer->header);
     free(writer->path);
@@ -264,17 +256,14 @@ static moert_status settle_often(moert_tensor_writer *writer, size_t bytes) {
 
 moert_status moert_writer_put(moert_tensor_writer *writer, const char *name, size_t first,
                               size_t count, const void *data) {
-    placed_tensor key = {.name = (char *)name};
+    const placed_tensor key = {.spec.name = name};
     const placed_tensor *tensor =
-        bsearch(&key, writer->tensors, writer->count, sizeof *writer->tensors, compare_placed);
+        bsearch(&key, writer->tensors, writer->count, sizeof *writer->tensors, moert_compare_names);
     if (tensor == NULL)
         return MOERT_FAIL(ERROR_USAGE, "%s: was laid out without a tensor '%.200s'", writer->path,
                           name);
-    if (first > tensor->elements || count > tensor->elements - first)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "%s: tensor '%.200s': %zu elements from %zu are not within its %zu",
-                          writer->path, name, count, first, tensor->elements);
-    size_t each = moert_file_type_bytes(tensor->type);
+    MOERT_TRY(moert_check_elements(writer->path, name, tensor->elements, first, count));
+    size_t each = moert_file_type_bytes(tensor->spec.type);
     MOERT_TRY(write_all(writer, name, data, count * each,
                         writer->header_bytes + tensor->begin + first * each));
     return settle_often(writer, count * each);

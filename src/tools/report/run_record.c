@@ -96,14 +96,8 @@ static moert_status read_matrix(const source *from, const char *key, size_t rows
 
 /* The file's object, to be given to json_decref; NULL if there is no such file. */
 static moert_status read_object(const char *path, json_t **object) {
-    char *text;
     *object = NULL;
-    if (access(path, F_OK) != 0)
-        return MOERT_OK;
-    MOERT_TRY(moert_read_text(path, LIMIT_BYTES, &text));
-    const moert_status status = moert_json_parse(path, "it", text, strlen(text), object);
-    free(text);
-    return status;
+    return access(path, F_OK) == 0 ? moert_json_read(path, "it", LIMIT_BYTES, object) : MOERT_OK;
 }
 
 typedef moert_status take_line(moert_run_record *record, const source *from);

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "io/durable.h"
 #include "io/json.h"
 
 enum { LIMIT_BYTES = 1 << 30, ROW_STEPS = 0, MOST_RANKS = 4096 };
@@ -73,14 +72,11 @@ static moert_status take_spans(const json_t *events, double start, double end,
 }
 
 moert_status moert_trace_step_read(const char *path, moert_trace_step *step) {
-    char *text;
+    moert_status status;
     json_t *root;
     double start, end;
     *step = (moert_trace_step){.name = ""};
-    MOERT_TRY(moert_read_text(path, LIMIT_BYTES, &text));
-    moert_status status = moert_json_parse(path, "the trace", text, strlen(text), &root);
-    free(text);
-    MOERT_TRY(status);
+    MOERT_TRY(moert_json_read(path, "the trace", LIMIT_BYTES, &root));
     const json_t *events = json_object_get(root, "traceEvents");
     find_step(events, step, &start, &end);
     if (end > start)
