@@ -45,6 +45,14 @@ char *moert_text_format(const char *format, ...) {
     return text;
 }
 
+moert_status moert_text_path(char **path, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    *path = moert_text_format_list(format, arguments);
+    va_end(arguments);
+    return *path != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+}
+
 int moert_text_ends_with(const char *text, const char *ending) {
     size_t length = strlen(text), tail = strlen(ending);
     return length >= tail && strcmp(text + length - tail, ending) == 0;

@@ -4,6 +4,8 @@
 #include <stdarg.h>
 #include <stddef.h>
 
+#include "base/error.h"
+
 /* Edit distance of two names (insert, delete, replace), for "did you mean". */
 size_t moert_text_distance(const char *a, const char *b);
 
@@ -11,6 +13,10 @@ size_t moert_text_distance(const char *a, const char *b);
 char *moert_text_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 char *moert_text_format_list(const char *format, va_list arguments)
     __attribute__((format(printf, 1, 0)));
+
+/* The same of a path. ERROR_MEMORY. */
+moert_status moert_text_path(char **path, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /* 1 if `text` ends with `ending`. */
 int moert_text_ends_with(const char *text, const char *ending);

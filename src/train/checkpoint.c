@@ -1,7 +1,6 @@
 /* Writes and reads model directories and checkpoints. */
 #include "train/checkpoint.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +12,7 @@
 #include "base/text.h"
 #include "io/durable.h"
 #include "io/safetensors.h"
+#include "train/shared_file.h"
 
 enum { STATE_LIMIT_BYTES = 65536, STATE_FORMAT = 1 };
 
@@ -40,12 +40,6 @@ static moert_buffer *values_of(const moert_optimizer *optimizer, const moert_mod
 
 /* ---- writing ---- */
 
-static void free_specs(moert_tensor_spec *specs, size_t count) {
-    for (size_t i = 0; specs != NULL && i < count; i++)
-        free((char *)specs[i].name);
-    free(specs);
-}
-
 /* May leave a part made on failure. */
 static moert_status make_specs(const moert_model *model, const value_set *sets, size_t set_count,
                                moert_tensor_spec **specs) {
@@ -65,103 +59,69 @@ static moert_status make_specs(const moert_model *model, const value_set *sets, 
     return MOERT_OK;
 }
 
-/* Writes this rank's slice of a tensor, which lies from `at` on. */
-static moert_status put_values(moert_tensor_writer *writer, const char *name,
-                               const moert_model_tensor *tensor, const moert_buffer *buffer,
-                               size_t at) {
-    const moert_model_range slice = moert_model_slice(tensor);
-    float *values;
-    MOERT_TRY(moert_alloc(&values, slice.count, sizeof *values));
-    moert_status status =
-        moert_buffer_read(buffer, at * sizeof *values, values, slice.count * sizeof *values);
-    if (status == MOERT_OK)
-        status = moert_writer_put(writer, name, slice.first, slice.count, values);
-    free(values);
-    return status;
-}
-
-/* One file: all tensors of the model, of each set of values. */
+/* What one file holds: all tensors of the model, of each set of values. */
 typedef struct value_file {
-    const char *path;
+    const moert_model *model;
+    const moert_optimizer *optimizer;
     const value_set *sets;
     size_t set_count;
     moert_tensor_spec *specs; /* [set_count, tensors] */
 } value_file;
 
-/* This rank's part of a file that is laid out already, unless it lays it out itself (`create`). */
-static moert_status write_part(moert_model *model, const moert_optimizer *optimizer,
-                               const value_file *file, bool create, moert_tensor_writer **writer) {
-    static const char *const metadata[] = {"format", "pt", NULL};
-    size_t count = moert_model_tensor_count(model);
-    const moert_model_tensor *tensor = moert_model_tensors(model);
-    MOERT_TRY(moert_writer_open(file->path, file->specs, count * file->set_count, metadata, create,
-                                writer));
-    for (size_t s = 0; s < file->set_count; s++)
-        for (size_t i = 0; i < count; i++) {
-            size_t at;
-            if (moert_model_slice(&tensor[i]).count == 0)
-                continue;
-            const moert_buffer *values = values_of(optimizer, &tensor[i], file->sets[s].kind, &at);
-            MOERT_TRY(put_values(*writer, file->specs[s * count + i].name, &tensor[i], values, at));
-        }
+static moert_status put_slices(const void *context, moert_tensor_writer *writer) {
+    const value_file *file = context;
+    const size_t count = moert_model_tensor_count(file->model);
+    const moert_model_tensor *tensor = moert_model_tensors(file->model);
+    for (size_t i = 0; i < count * file->set_count; i++) {
+        const moert_model_range slice = moert_model_slice(&tensor[i % count]);
+        size_t at;
+        if (slice.count == 0)
+            continue;
+        const moert_buffer *values =
+            values_of(file->optimizer, &tensor[i % count], file->sets[i / count].kind, &at);
+        MOERT_TRY(
+            moert_put_floats(writer, file->specs[i].name, slice.first, slice.count, values, at));
+    }
     return MOERT_OK;
 }
 
-/* Closes; a failure before counts more than one of the flush. */
-static moert_status close_writer(moert_tensor_writer *writer, moert_status status) {
-    char *message = moert_error_keep();
-    moert_status closed = moert_writer_close(writer);
-    if (status == MOERT_OK) {
-        free(message);
-        return closed;
-    }
-    moert_error_restore(message);
-    return status;
-}
-
-/* One safetensors file by all ranks: rank 0 lays it out first, then every rank writes its slices.
- * Collective. */
+/* One safetensors file by all ranks. Collective. */
 static moert_status write_file(moert_model *model, const moert_optimizer *optimizer,
-                               const value_set *sets, size_t set_count, const char *path) {
-    moert_comm *world = moert_model_mesh(model)->world;
-    size_t count = moert_model_tensor_count(model) * set_count;
-    bool first = moert_comm_rank(world) == 0;
-    value_file file = {path, sets, set_count, NULL};
-    moert_tensor_writer *writer = NULL;
+                               const value_set *sets, size_t set_count, const char *path,
+                               bool settle) {
+    static const char *const metadata[] = {"format", "pt", NULL};
+    const size_t count = moert_model_tensor_count(model) * set_count;
+    value_file file = {model, optimizer, sets, set_count, NULL};
     moert_status status = make_specs(model, sets, set_count, &file.specs);
-    if (status == MOERT_OK && first)
-        status = write_part(model, optimizer, &file, true, &writer);
-    status = moert_comm_agree(world, status);
-    if (status == MOERT_OK && !first)
-        status = write_part(model, optimizer, &file, false, &writer);
-    if (writer != NULL)
-        status = close_writer(writer, status);
-    free_specs(file.specs, count);
-    return moert_comm_agree(world, status);
+    const moert_shared_file shared = {path, file.specs, count, metadata, put_slices, &file};
+    status = moert_shared_file_write(moert_model_mesh(model)->world, &shared, settle, status);
+    for (size_t i = 0; file.specs != NULL && i < count; i++)
+        free((char *)file.specs[i].name);
+    free(file.specs);
+    return status;
 }
 
 /* All files of a directory that exists. Collective. */
 static moert_status write_files(moert_model *model, const moert_optimizer *optimizer,
                                 const char *folder) {
-    char *weights = moert_text_format("%s/model.safetensors", folder);
-    char *moments = moert_text_format("%s/optimizer.safetensors", folder);
-    moert_status status = weights != NULL && moments != NULL
-                              ? MOERT_OK
-                              : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
-    status = moert_comm_agree(moert_model_mesh(model)->world, status);
+    char *weights, *moments = NULL;
+    moert_status status = moert_text_path(&weights, "%s/model.safetensors", folder);
     if (status == MOERT_OK)
-        status = write_file(model, optimizer, weight_set, 1, weights);
-    if (status == MOERT_OK && optimizer != NULL)
-        status = write_file(model, optimizer, moment_sets, 2, moments);
+        status = moert_text_path(&moments, "%s/optimizer.safetensors", folder);
+    MOERT_TRY_OR(done, moert_comm_agree(moert_model_mesh(model)->world, status));
+    MOERT_TRY_OR(done, write_file(model, optimizer, weight_set, 1, weights, false));
+    if (optimizer != NULL)
+        status = write_file(model, optimizer, moment_sets, 2, moments, false);
+done:
     free(moments);
     free(weights);
     return status;
 }
 
 static moert_status write_text(const char *folder, const char *file, const char *text) {
-    char *path = moert_text_format("%s/%s", folder, file);
-    moert_status status = path != NULL ? moert_durable_write(path, text)
-                                       : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    char *path;
+    MOERT_TRY(moert_text_path(&path, "%s/%s", folder, file));
+    const moert_status status = moert_durable_write(path, text);
     free(path);
     return status;
 }
@@ -195,9 +155,8 @@ static moert_status save(moert_model *model, const moert_optimizer *optimizer,
                          const char *config_text, const moert_run_state *state, const char *path) {
     moert_comm *world = moert_model_mesh(model)->world;
     bool first = moert_comm_rank(world) == 0;
-    char *temporary = moert_text_format("%s.tmp", path);
-    moert_status status =
-        temporary != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    char *temporary;
+    moert_status status = moert_text_path(&temporary, "%s.tmp", path);
     moert_phase_set(MOERT_PHASE_SAVE);
     if (status == MOERT_OK && first)
         status = begin_directory(temporary, config_text, state);
@@ -225,18 +184,7 @@ moert_status moert_checkpoint_save(moert_optimizer *optimizer, const char *confi
 }
 
 moert_status moert_gradients_save(moert_model *model, const char *path) {
-    moert_comm *world = moert_model_mesh(model)->world;
-    bool first = moert_comm_rank(world) == 0;
-    char *temporary = moert_text_format("%s.tmp", path);
-    moert_status status =
-        temporary != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
-    status = moert_comm_agree(world, status);
-    if (status == MOERT_OK)
-        status = write_file(model, NULL, gradient_set, 1, temporary);
-    if (first && temporary != NULL)
-        status = moert_durable_settle(temporary, path, status);
-    free(temporary);
-    return moert_comm_agree(world, status);
+    return write_file(model, NULL, gradient_set, 1, path, true);
 }
 
 /* ---- reading ---- */
@@ -245,9 +193,8 @@ static moert_status read_moments(moert_optimizer *optimizer, const char *path) {
     const moert_model_tensor *tensor = moert_model_tensors(optimizer->model);
     size_t count = moert_model_tensor_count(optimizer->model);
     moert_tensors *files;
-    moert_status status = moert_tensors_open(path, &files);
-    if (status != MOERT_OK)
-        return status;
+    moert_status status = MOERT_OK;
+    MOERT_TRY(moert_tensors_open(path, &files));
     for (size_t s = 0; s < 2; s++)
         for (size_t i = 0; i < count && status == MOERT_OK; i++) {
             const moert_model_range slice = moert_model_slice(&tensor[i]);
@@ -298,13 +245,13 @@ static moert_status read_state(const char *path, moert_run_state *state) {
 
 moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
                                    moert_run_state *state) {
-    char *state_path = moert_text_format("%s/state.json", path);
-    char *moments_path = moert_text_format("%s/optimizer.safetensors", path);
-    moert_status status = state_path != NULL && moments_path != NULL
-                              ? read_state(state_path, state)
-                              : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
-    if (status == MOERT_OK)
-        status = read_moments(optimizer, moments_path);
+    char *state_path, *moments_path = NULL;
+    moert_status status;
+    MOERT_TRY_OR(done, moert_text_path(&state_path, "%s/state.json", path));
+    MOERT_TRY_OR(done, moert_text_path(&moments_path, "%s/optimizer.safetensors", path));
+    MOERT_TRY_OR(done, read_state(state_path, state));
+    status = read_moments(optimizer, moments_path);
+done:
     free(moments_path);
     free(state_path);
     MOERT_TRY(moert_comm_agree(moert_model_mesh(optimizer->model)->world, status));

@@ -61,10 +61,6 @@ const moert_moments *moert_optimizer_moments(const moert_optimizer *optimizer,
     return &optimizer->moments[index];
 }
 
-moert_status moert_optimizer_norm(moert_optimizer *optimizer, double *norm) {
-    return moert_gradient_norm_take(optimizer->norm, norm);
-}
-
 /* A tensor of a block is decayed when it is a matrix of the model; blocks of experts hold nothing
  * else. */
 static bool decays(const moert_optimizer *optimizer, const moert_block *block, size_t index) {

@@ -23,17 +23,14 @@ typedef struct moert_moments {
 typedef struct moert_optimizer {
     moert_model *model;
     moert_optimizer_options options;
-    moert_moments *moments; /* [blocks of the model] */
-    moert_gradient_norm *norm;
+    moert_moments *moments;    /* [blocks of the model] */
+    moert_gradient_norm *norm; /* for the caller, too */
 } moert_optimizer;
 
 /* The moments start as zero. Not collective. */
 moert_status moert_optimizer_create(moert_model *model, const moert_optimizer_options *options,
                                     moert_optimizer **optimizer);
 void moert_optimizer_destroy(moert_optimizer *optimizer);
-
-/* The 2-norm of the gradient over all parameters, each counted once. Collective. */
-moert_status moert_optimizer_norm(moert_optimizer *optimizer, double *norm);
 
 /* One step with this rate; `norm` is the gradient's norm, `step` counts from 1. Collective. */
 moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, double norm,

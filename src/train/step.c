@@ -5,10 +5,8 @@
 
 #include "base/memory.h"
 #include "base/phase.h"
-#include "base/text.h"
-#include "io/durable.h"
-#include "io/safetensors.h"
 #include "train/internal.h"
+#include "train/shared_file.h"
 
 moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,
                                  const moert_trainer_options *options) {
@@ -129,16 +127,17 @@ moert_status moert_train_gradients(moert_model *model, const moert_data *data,
     return status;
 }
 
-/* This rank's logits of `count` sequences, at their place in a file of all. */
-static moert_status put_logits(moert_trainer *t, size_t count, const char *path, bool create) {
-    size_t length = t->options->length, vocabulary = moert_model_describe(t->model)->vocabulary,
-           first, share;
-    const moert_tensor_spec spec = {"logits", MOERT_FILE_F32, 3, {count, length, vocabulary}};
-    moert_tensor_writer *writer;
+/* This rank's logits of the sequences of a micro-batch. */
+static moert_status put_logits(const void *context, moert_tensor_writer *writer) {
+    const moert_trainer *t = context;
+    const size_t length = t->options->length,
+                 vocabulary = moert_model_describe(t->model)->vocabulary;
+    size_t first, share;
     float *row;
-    moert_model_share(count, moert_comm_rank(t->world), moert_comm_size(t->world), &first, &share);
-    MOERT_TRY(moert_writer_open(path, &spec, 1, NULL, create, &writer));
-    moert_status status = moert_alloc(&row, vocabulary, sizeof *row);
+    moert_model_share(t->options->batch / t->options->micro_batches, moert_comm_rank(t->world),
+                      moert_comm_size(t->world), &first, &share);
+    MOERT_TRY(MOERT_NEW_ARRAY(&row, vocabulary));
+    moert_status status = MOERT_OK;
     for (size_t i = 0; i < share * length && status == MOERT_OK; i++) {
         status = moert_model_logits(t->model, i, row);
         if (status == MOERT_OK)
@@ -146,36 +145,24 @@ static moert_status put_logits(moert_trainer *t, size_t count, const char *path,
                                       vocabulary, row);
     }
     free(row);
-    moert_status closed = moert_writer_close(writer);
-    return status != MOERT_OK ? status : closed;
-}
-
-/* The file by all ranks, under a temporary name until it is whole. Collective. */
-static moert_status save_logits(moert_trainer *t, size_t count, const char *path) {
-    char *temporary = moert_text_format("%s.tmp", path);
-    moert_status status =
-        temporary != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
-    if (status == MOERT_OK && t->first)
-        status = put_logits(t, count, temporary, true);
-    status = moert_comm_agree(t->world, status);
-    if (status == MOERT_OK && !t->first)
-        status = put_logits(t, count, temporary, false);
-    status = moert_comm_agree(t->world, status);
-    if (t->first && temporary != NULL)
-        status = moert_durable_settle(temporary, path, status);
-    free(temporary);
-    return moert_comm_agree(t->world, status);
+    return status;
 }
 
 moert_status moert_train_logits(moert_model *model, const moert_data *data,
                                 const moert_trainer_options *options, const char *path) {
     moert_trainer t = moert_trainer_make(model, data, options);
     size_t count = options->batch / options->micro_batches;
+    const moert_tensor_spec spec = {
+        "logits",
+        MOERT_FILE_F32,
+        3,
+        {count, options->length, moert_model_describe(model)->vocabulary}};
+    const moert_shared_file file = {path, &spec, 1, NULL, put_logits, &t};
     moert_status status = moert_comm_agree(t.world, moert_trainer_prepare(&t));
     if (status == MOERT_OK)
         status = moert_trainer_forward(&t, false, 0, count);
     if (status == MOERT_OK)
-        status = save_logits(&t, count, path);
+        status = moert_shared_file_write(t.world, &file, true, MOERT_OK);
     moert_trainer_free(&t);
     return status;
 }

@@ -63,7 +63,7 @@ static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_mode
     if (counts)
         MOERT_TRY(moert_profile_begin(device));
     MOERT_TRY(moert_trainer_gradients(t, mean));
-    MOERT_TRY(moert_optimizer_norm(t->optimizer, &row->grad_norm));
+    MOERT_TRY(moert_gradient_norm_take(t->optimizer->norm, &row->grad_norm));
     MOERT_TRY(apply(t, row->grad_norm, row->lr, &row->skipped));
     MOERT_TRY(moert_device_finish(device));
     if (!counts)

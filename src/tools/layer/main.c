@@ -5,12 +5,11 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "base/text.h"
-#include "io/durable.h"
 #include "layer/block.h"
 #include "model/layer_files.h"
 #include "model/model.h"
 #include "tools/common/program.h"
+#include "train/shared_file.h"
 
 enum {
     LEAF_TOKENS = 4
@@ -174,56 +173,29 @@ static moert_status make_specs(const job *j, moert_tensor_spec **specs, size_t *
     return MOERT_OK;
 }
 
-static moert_status put_rows(const job *j, moert_tensor_writer *writer, const char *name,
-                             const moert_buffer *buffer) {
-    size_t elements = j->count * j->config.hidden;
-    float *values;
-    MOERT_TRY(moert_alloc(&values, elements, sizeof *values));
-    moert_status status = moert_buffer_read(buffer, 0, values, elements * sizeof *values);
-    if (status == MOERT_OK)
-        status = moert_writer_put(writer, name, j->first * j->config.hidden, elements, values);
-    free(values);
-    return status;
-}
-
-static moert_status put_results(job *j, moert_tensor_writer *writer) {
-    bool first = moert_comm_rank(j->world) == 0;
-    MOERT_TRY(put_rows(j, writer, "y", j->buffer_y));
+static moert_status put_results(const void *context, moert_tensor_writer *writer) {
+    const job *j = context;
+    const size_t first = j->first * j->config.hidden, count = j->count * j->config.hidden;
+    MOERT_TRY(moert_put_floats(writer, "y", first, count, j->buffer_y, 0));
     if (j->dy == NULL)
         return MOERT_OK;
-    MOERT_TRY(put_rows(j, writer, "dx", j->buffer_dx));
+    MOERT_TRY(moert_put_floats(writer, "dx", first, count, j->buffer_dx, 0));
     if (moert_comm_rank(j->mesh->replicas) != 0)
         return MOERT_OK;
-    return moert_layer_put_gradients(j->layer, j->slices, j->slice_count, first, writer);
+    return moert_layer_put_gradients(j->layer, j->slices, j->slice_count,
+                                     moert_comm_rank(j->world) == 0, writer);
 }
 
-/* All ranks write one file under a temporary name, rank 0 gives it its own. */
 static moert_status write_output(job *j) {
-    bool first = moert_comm_rank(j->world) == 0;
-    char *temporary = moert_text_format("%s.tmp", output_path), (*names)[160] = NULL;
+    char(*names)[160] = NULL;
     moert_tensor_spec *specs = NULL;
-    moert_tensor_writer *writer = NULL;
     size_t count = 0;
-    moert_status status = temporary != NULL ? make_specs(j, &specs, &count, &names)
-                                            : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
-    if (status == MOERT_OK && first)
-        status = moert_writer_open(temporary, specs, count, NULL, true, &writer);
-    status = moert_comm_agree(j->world, status);
-    if (status == MOERT_OK && !first)
-        status = moert_writer_open(temporary, specs, count, NULL, false, &writer);
-    if (status == MOERT_OK)
-        status = put_results(j, writer);
-    if (writer != NULL) {
-        moert_status closed = moert_writer_close(writer);
-        status = status != MOERT_OK ? status : closed;
-    }
-    status = moert_comm_agree(j->world, status);
-    if (first && temporary != NULL)
-        status = moert_durable_settle(temporary, output_path, status);
+    moert_status status = make_specs(j, &specs, &count, &names);
+    const moert_shared_file file = {output_path, specs, count, NULL, put_results, j};
+    status = moert_shared_file_write(j->world, &file, true, status);
     free(names);
     free(specs);
-    free(temporary);
-    return moert_comm_agree(j->world, status);
+    return status;
 }
 
 static moert_status run_job(job *j) {

@@ -8,7 +8,7 @@
 #include "base/memory.h"
 #include "base/number.h"
 #include "base/text.h"
-#include "io/durable.h"
+#include "train/shared_file.h"
 
 moert_status moert_file_op_buffer(moert_file_op_job *job, size_t bytes, moert_buffer **buffer) {
     if (job->buffer_count == MOERT_OP_MOST_BUFFERS)
@@ -200,7 +200,8 @@ static moert_status put(const moert_file_op_job *job, size_t index, moert_tensor
     return status;
 }
 
-static moert_status put_all(const moert_file_op_job *job, moert_tensor_writer *writer) {
+static moert_status put_all(const void *context, moert_tensor_writer *writer) {
+    const moert_file_op_job *job = context;
     for (size_t i = 0; i < job->result_count; i++)
         MOERT_TRY(put(job, i, writer));
     for (size_t i = 0; i < moert_tensors_count(job->input); i++) {
@@ -228,26 +229,14 @@ static moert_status make_specs(const moert_file_op_job *job, moert_tensor_spec *
     return MOERT_OK;
 }
 
-/* Under a temporary name first. */
-static moert_status write_results(const moert_file_op_job *job, const char *path) {
-    char *temporary = moert_text_format("%s.tmp", path);
+static moert_status write_results(const moert_file_op_job *job, moert_comm *comm,
+                                  const char *path) {
     moert_tensor_spec *specs = NULL;
-    moert_tensor_writer *writer = NULL;
     size_t count = 0;
-    if (temporary == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
     moert_status status = make_specs(job, &specs, &count);
-    if (status == MOERT_OK)
-        status = moert_writer_open(temporary, specs, count, NULL, true, &writer);
-    if (status == MOERT_OK)
-        status = put_all(job, writer);
-    if (writer != NULL) {
-        moert_status closed = moert_writer_close(writer);
-        status = status != MOERT_OK ? status : closed;
-    }
-    status = moert_durable_settle(temporary, path, status);
+    const moert_shared_file file = {path, specs, count, NULL, put_all, job};
+    status = moert_shared_file_write(comm, &file, true, status);
     free(specs);
-    free(temporary);
     return status;
 }
 
@@ -263,7 +252,7 @@ moert_status moert_file_op_run(const moert_file_op *op, moert_context *context, 
     if (status == MOERT_OK)
         status = op->run(&job);
     if (status == MOERT_OK)
-        status = write_results(&job, output);
+        status = write_results(&job, moert_context_comm(context), output);
     for (size_t i = 0; i < job.buffer_count; i++)
         moert_buffer_destroy(job.buffers[i]);
     for (size_t i = 0; i < job.name_count; i++)

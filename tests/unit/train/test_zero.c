@@ -115,7 +115,7 @@ static bool steps_are_right(moert_model *model, moert_optimizer *optimizer) {
         want[t] = tensor[t].block != NULL ? weight_of(&tensor[t]) : NULL;
     for (size_t step = 0; step < STEPS; step++) {
         ASSERT_OK_ON_ALL(set_gradients(model, step));
-        ASSERT_OK(moert_optimizer_norm(optimizer, &norm[step]));
+        ASSERT_OK(moert_gradient_norm_take(optimizer->norm, &norm[step]));
         ASSERT_OK(moert_optimizer_step(optimizer, rate, norm[step], step + 1));
         right = right && norm[step] > settings.clip && norm[step] == whole_norm(model, step);
     }

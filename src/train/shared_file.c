@@ -1,0 +1,60 @@
+/* Files by all ranks. */
+#include "train/shared_file.h"
+
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "base/text.h"
+#include "io/durable.h"
+
+/* Closes; a failure before counts more than one of the flush. */
+static moert_status close_writer(moert_tensor_writer *writer, moert_status status) {
+    char *message = moert_error_keep();
+    const moert_status closed = moert_writer_close(writer);
+    if (status == MOERT_OK) {
+        free(message);
+        return closed;
+    }
+    moert_error_restore(message);
+    return status;
+}
+
+static moert_status write_pieces(moert_comm *world, const moert_shared_file *file, const char *path,
+                                 moert_status status) {
+    const bool first = moert_comm_rank(world) == 0;
+    moert_tensor_writer *writer = NULL;
+    if (status == MOERT_OK && first)
+        status = moert_writer_open(path, file->specs, file->count, file->metadata, true, &writer);
+    status = moert_comm_agree(world, status);
+    if (status == MOERT_OK && !first)
+        status = moert_writer_open(path, file->specs, file->count, file->metadata, false, &writer);
+    if (status == MOERT_OK)
+        status = file->put(file->context, writer);
+    if (writer != NULL)
+        status = close_writer(writer, status);
+    return moert_comm_agree(world, status);
+}
+
+moert_status moert_shared_file_write(moert_comm *world, const moert_shared_file *file, bool settle,
+                                     moert_status status) {
+    char *temporary = NULL;
+    if (status == MOERT_OK && settle)
+        status = moert_text_path(&temporary, "%s.tmp", file->path);
+    status = write_pieces(world, file, settle ? temporary : file->path, status);
+    if (temporary != NULL && moert_comm_rank(world) == 0)
+        status = moert_durable_settle(temporary, file->path, status);
+    free(temporary);
+    return settle ? moert_comm_agree(world, status) : status;
+}
+
+moert_status moert_put_floats(moert_tensor_writer *writer, const char *name, size_t first,
+                              size_t count, const moert_buffer *buffer, size_t at) {
+    float *values;
+    MOERT_TRY(MOERT_NEW_ARRAY(&values, count));
+    moert_status status =
+        moert_buffer_read(buffer, at * sizeof *values, values, count * sizeof *values);
+    if (status == MOERT_OK)
+        status = moert_writer_put(writer, name, first, count, values);
+    free(values);
+    return status;
+}
