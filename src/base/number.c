@@ -3,6 +3,7 @@
 #include "base/memory.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { SPECIAL_INFINITY, SPECIAL_NAN, SPECIAL_NONE };
@@ -178,4 +179,15 @@ uint8_t moert_e8m0_floor(float amax, int exponent) {
     if (amax == 0.0f)
         return 0;
     return e8m0_of((isinf(amax) ? E8M0_BIAS + 1 : ilogbf(amax)) - exponent);
+}
+
+/* ---- sorting ---- */
+
+static int ascending(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+void moert_sort_numbers(double *values, size_t count) {
+    qsort(values, count, sizeof *values, ascending);
 }

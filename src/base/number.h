@@ -31,3 +31,6 @@ float moert_e8m0_inverse(uint8_t b);
 uint32_t moert_number_bits_of(float x);
 float moert_number_of_bits(uint32_t bits);
 float moert_number_quiet(float x);
+
+/* In ascending order. */
+void moert_sort_numbers(double *values, size_t count);

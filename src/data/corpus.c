@@ -106,10 +106,9 @@ static moert_status add_directory(moert_corpus *corpus, const char *path, bool e
 static moert_status add_child(moert_corpus *corpus, const char *directory, const char *name) {
     struct stat about;
     moert_status status = MOERT_OK;
-    char *path = moert_text_format("%s%s%s", directory,
-                                   moert_text_ends_with(directory, "/") ? "" : "/", name);
-    if (path == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    char *path;
+    MOERT_TRY(moert_text_path(&path, "%s%s%s", directory,
+                              moert_text_ends_with(directory, "/") ? "" : "/", name));
     if (lstat(path, &about) != 0)
         MOERT_WARN("skipping %s: %s", path, strerror(errno));
     else if (S_ISDIR(about.st_mode))

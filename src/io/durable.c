@@ -236,6 +236,14 @@ moert_status moert_remove_tree(const char *path) {
     return result == 0 ? MOERT_OK : MOERT_ERROR_IO;
 }
 
+moert_status moert_remove_in(const char *folder, const char *name) {
+    char *path;
+    MOERT_TRY(moert_text_path(&path, "%s/%s", folder, name));
+    const moert_status status = moert_remove_tree(path);
+    free(path);
+    return status;
+}
+
 static moert_status make_folder(const char *path) {
     struct stat info;
     if (mkdir(path, 0777) == 0)

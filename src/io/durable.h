@@ -49,6 +49,8 @@ bool moert_same_place(const char *one, const char *other);
 /* Removes a file or a directory with all it holds; links are removed, not followed. An absent path
  * is fine. ERROR_IO. */
 moert_status moert_remove_tree(const char *path);
+/* The same of FOLDER/name. ERROR_IO, ERROR_MEMORY. */
+moert_status moert_remove_in(const char *folder, const char *name);
 
 /* Creates a directory and its missing parents; existing ones are fine. ERROR_IO. */
 moert_status moert_make_folders(const char *path);

@@ -47,8 +47,8 @@ moert_status moert_gradients_save(moert_model *model, const char *path);
 moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
                                    moert_run_state *state);
 
-/* DIR/step-00000123 of this step; to be freed. Not collective. */
-char *moert_checkpoint_path(const char *folder, uint64_t step);
+/* DIR/step-00000123 of this step; to be freed. Not collective. Errors: ERROR_MEMORY. */
+moert_status moert_checkpoint_path(const char *folder, uint64_t step, char **path);
 /* The checkpoint of the highest step in `folder`, to be freed; NULL if there is none. Not
  * collective. */
 moert_status moert_checkpoint_latest(const char *folder, char **path);

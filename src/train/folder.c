@@ -12,8 +12,8 @@
 
 #define NAME_FORMAT "step-%08llu"
 
-char *moert_checkpoint_path(const char *folder, uint64_t step) {
-    return moert_text_format("%s/" NAME_FORMAT, folder, (unsigned long long)step);
+moert_status moert_checkpoint_path(const char *folder, uint64_t step, char **path) {
+    return moert_text_path(path, "%s/" NAME_FORMAT, folder, (unsigned long long)step);
 }
 
 /* The step of a checkpoint's name; false for other names. */
@@ -68,9 +68,11 @@ moert_status moert_checkpoint_latest(const char *folder, char **path) {
     uint64_t *steps;
     size_t count;
     MOERT_TRY(list_steps(folder, &steps, &count));
-    *path = count > 0 ? moert_checkpoint_path(folder, steps[0]) : NULL;
+    *path = NULL;
+    const moert_status status =
+        count > 0 ? moert_checkpoint_path(folder, steps[0], path) : MOERT_OK;
     free(steps);
-    return count > 0 && *path == NULL ? MOERT_FAIL(ERROR_MEMORY, "no room for a path") : MOERT_OK;
+    return status;
 }
 
 /* What a save or a commit that was cut off left behind. */
@@ -79,16 +81,11 @@ static moert_status remove_leftovers(const char *folder) {
     moert_status status = MOERT_OK;
     if (directory == NULL)
         return MOERT_OK;
-    for (struct dirent *entry; status == MOERT_OK && (entry = readdir(directory)) != NULL;) {
-        if (strncmp(entry->d_name, "step-", 5) != 0 ||
-            !(moert_text_ends_with(entry->d_name, ".tmp") ||
-              moert_text_ends_with(entry->d_name, ".old")))
-            continue;
-        char *path = moert_text_format("%s/%s", folder, entry->d_name);
-        status =
-            path != NULL ? moert_remove_tree(path) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
-        free(path);
-    }
+    for (struct dirent *entry; status == MOERT_OK && (entry = readdir(directory)) != NULL;)
+        if (strncmp(entry->d_name, "step-", 5) == 0 &&
+            (moert_text_ends_with(entry->d_name, ".tmp") ||
+             moert_text_ends_with(entry->d_name, ".old")))
+            status = moert_remove_in(folder, entry->d_name);
     closedir(directory);
     return status;
 }
@@ -102,10 +99,9 @@ moert_status moert_checkpoint_prune(const char *folder, uint64_t newest, size_t 
     for (size_t i = 0, kept = 0; i < count && status == MOERT_OK; i++) {
         if (steps[i] <= newest && kept++ < keep)
             continue;
-        char *path = moert_checkpoint_path(folder, steps[i]);
-        status =
-            path != NULL ? moert_remove_tree(path) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
-        free(path);
+        char name[32];
+        snprintf(name, sizeof name, NAME_FORMAT, (unsigned long long)steps[i]);
+        status = moert_remove_in(folder, name);
     }
     free(steps);
     return status;

@@ -43,21 +43,14 @@ struct moert_ledger {
 
 moert_status moert_ledger_clear(const char *out) {
     static const char *const names[] = {"profile.json", STEPS_NAME, RANKS_NAME};
-    for (size_t i = 0; i < MOERT_COUNT(names); i++) {
-        char *path = moert_text_format("%s/%s", out, names[i]);
-        const moert_status status =
-            path != NULL ? moert_remove_tree(path) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
-        free(path);
-        MOERT_TRY(status);
-    }
+    for (size_t i = 0; i < MOERT_COUNT(names); i++)
+        MOERT_TRY(moert_remove_in(out, names[i]));
     return MOERT_OK;
 }
 
 static moert_status open_files(moert_ledger *l, const char *out) {
-    l->steps_path = moert_text_format("%s/%s", out, STEPS_NAME);
-    l->ranks_path = moert_text_format("%s/%s", out, RANKS_NAME);
-    if (l->steps_path == NULL || l->ranks_path == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    MOERT_TRY(moert_text_path(&l->steps_path, "%s/%s", out, STEPS_NAME));
+    MOERT_TRY(moert_text_path(&l->ranks_path, "%s/%s", out, RANKS_NAME));
     if (moert_comm_rank(l->world) != 0)
         return MOERT_OK;
     l->file = fopen(l->steps_path, "w");
@@ -145,28 +138,32 @@ static account take_account(const moert_ledger *l, double waited_ns) {
     return made;
 }
 
-/* [R] times in ms of one operation, or NULL if no rank took any; `offset` of it in an account. */
-static json_t *times(const moert_ledger *l, size_t offset) {
+/* [count] of the numbers that lie `stride` bytes apart from `first` on, times `unit`. */
+static json_t *numbers(const double *first, size_t stride, size_t count, double unit) {
     json_t *array = json_array();
-    double sum = 0.0;
-    for (size_t r = 0; r < l->ranks; r++) {
-        double ns;
-        memcpy(&ns, (const char *)&l->accounts[r] + offset, sizeof ns);
-        json_array_append_new(array, json_real(ns * 1e-6));
-        sum += ns;
+    for (size_t i = 0; i < count; i++) {
+        double value;
+        memcpy(&value, (const char *)first + i * stride, sizeof value);
+        json_array_append_new(array, json_real(value * unit));
     }
-    if (sum > 0.0)
-        return array;
-    json_decref(array);
-    return NULL;
+    return array;
+}
+
+/* [R] times in ms of one operation, whose time of the first rank is given; NULL if no rank took
+ * any. */
+static json_t *times(const moert_ledger *l, const double *first) {
+    double sum = 0.0;
+    for (size_t r = 0; r < l->ranks; r++)
+        sum += first[r * (sizeof *l->accounts / sizeof *first)];
+    return sum > 0.0 ? numbers(first, sizeof *l->accounts, l->ranks, 1e-6) : NULL;
 }
 
 static json_t *operations(const moert_ledger *l) {
     json_t *object = json_object();
     for (size_t i = 0; i < MOERT_OPERATIONS; i++)
         json_object_set_new(object, moert_operation_text((moert_operation)i),
-                            times(l, offsetof(account, operation) + i * sizeof(double)));
-    json_object_set_new(object, "host", times(l, offsetof(account, host)));
+                            times(l, &l->accounts->operation[i]));
+    json_object_set_new(object, "host", times(l, &l->accounts->host));
     return object;
 }
 
@@ -190,10 +187,10 @@ static json_t *row_bounds(const moert_ledger *l) {
 enum { FLAGS = JSON_COMPACT | JSON_REAL_PRECISION(6) };
 
 static moert_status write_step(const moert_ledger *l, uint64_t step) {
-    json_t *line = json_pack("{sI so* so* so so}", "step", (json_int_t)step, "step_ms",
-                             times(l, offsetof(account, step)), "waited_ms",
-                             times(l, offsetof(account, waited)), "operations", operations(l),
-                             "rows", row_bounds(l));
+    json_t *line =
+        json_pack("{sI so* so* so so}", "step", (json_int_t)step, "step_ms",
+                  times(l, &l->accounts->step), "waited_ms", times(l, &l->accounts->waited),
+                  "operations", operations(l), "rows", row_bounds(l));
     const bool failed = line == NULL || json_dumpf(line, l->file, FLAGS) != 0;
     json_decref(line);
     fputc('\n', l->file);
@@ -241,18 +238,12 @@ static moert_status gather_dealings(const moert_ledger *l, dealing *all) {
     return moert_comm_allgather(l->world, mine, l->ranks * sizeof *mine, all);
 }
 
-/* [R,R] of what lies `offset` bytes into a dealing, times `unit`. */
-static json_t *matrix(const moert_ledger *l, const dealing *all, size_t offset, double unit) {
+/* [R,R] of one number of the dealings, which the first of them gives, times `unit`. */
+static json_t *matrix(const moert_ledger *l, const double *first, double unit) {
+    const size_t row = l->ranks * (sizeof(dealing) / sizeof *first);
     json_t *rows = json_array();
-    for (size_t from = 0; from < l->ranks; from++) {
-        json_t *row = json_array();
-        for (size_t to = 0; to < l->ranks; to++) {
-            double value;
-            memcpy(&value, (const char *)&all[from * l->ranks + to] + offset, sizeof value);
-            json_array_append_new(row, json_real(value * unit));
-        }
-        json_array_append_new(rows, row);
-    }
+    for (size_t from = 0; from < l->ranks; from++)
+        json_array_append_new(rows, numbers(first + from * row, sizeof(dealing), l->ranks, unit));
     return rows;
 }
 
@@ -278,13 +269,12 @@ static json_t *expert_rows(const moert_ledger *l) {
 
 static moert_status write_ranks(const moert_ledger *l, const dealing *all) {
     const moert_mesh *mesh = moert_model_mesh(l->model);
-    json_t *root = json_pack(
-        "{sI ss sI so so so so so}", "steps", (json_int_t)l->steps, "engine",
-        moert_exchange_engine(mesh->exchange), "group", (json_int_t)moert_comm_size(mesh->experts),
-        "ranks", describe_ranks(l), "waited_ms", matrix(l, all, offsetof(dealing, waited_ns), 1e-6),
-        "dispatched_bytes", matrix(l, all, offsetof(dealing, dispatched_bytes), 1.0),
-        "combined_bytes", matrix(l, all, offsetof(dealing, combined_bytes), 1.0), "expert_rows",
-        expert_rows(l));
+    json_t *root = json_pack("{sI ss sI so so so so so}", "steps", (json_int_t)l->steps, "engine",
+                             moert_exchange_engine(mesh->exchange), "group",
+                             (json_int_t)moert_comm_size(mesh->experts), "ranks", describe_ranks(l),
+                             "waited_ms", matrix(l, &all->waited_ns, 1e-6), "dispatched_bytes",
+                             matrix(l, &all->dispatched_bytes, 1.0), "combined_bytes",
+                             matrix(l, &all->combined_bytes, 1.0), "expert_rows", expert_rows(l));
     const moert_status status = moert_durable_write_json(l->ranks_path, root, FLAGS);
     json_decref(root);
     return status;

@@ -87,9 +87,7 @@ static moert_status keep_lines(const char *path, uint64_t start) {
 
 static moert_status open_file(moert_metrics *metrics) {
     const char *path = metrics->options.path;
-    metrics->path = strdup(path);
-    if (metrics->path == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    MOERT_TRY(moert_text_path(&metrics->path, "%s", path));
     if (metrics->options.start > 0)
         MOERT_TRY(keep_lines(path, metrics->options.start));
     metrics->file = fopen(path, metrics->options.start > 0 ? "a" : "w");

@@ -11,9 +11,9 @@
 
 /* The newest checkpoint of a run's folder, to be freed; NULL if it has none. */
 static moert_status find_latest(const char *out, char **path) {
-    char *folder = moert_text_format("%s/checkpoints", out);
-    moert_status status = folder != NULL ? moert_checkpoint_latest(folder, path)
-                                         : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    char *folder;
+    MOERT_TRY(moert_text_path(&folder, "%s/checkpoints", out));
+    const moert_status status = moert_checkpoint_latest(folder, path);
     free(folder);
     return status;
 }
@@ -79,10 +79,8 @@ static moert_status find_checkpoint(moert_trainer *t, char **path) {
     *path = NULL;
     if (o->resume == NULL)
         return MOERT_OK;
-    if (strcmp(o->resume, "auto") != 0) {
-        *path = strdup(o->resume);
-        return *path != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
-    }
+    if (strcmp(o->resume, "auto") != 0)
+        return moert_text_path(path, "%s", o->resume);
     MOERT_TRY(moert_comm_agree(t->world, t->first ? find_latest(o->out, path) : MOERT_OK));
     uint64_t length = *path != NULL ? strlen(*path) + 1 : 0;
     MOERT_TRY(moert_comm_broadcast(t->world, 0, &length, sizeof length));
@@ -135,8 +133,8 @@ moert_status moert_trainer_resume(moert_trainer *t) {
     if (status == MOERT_OK) {
         MOERT_INFO("resumed from %s at step %llu", path, (unsigned long long)saved.step);
         if (saved.step >= t->options->steps && t->first)
-            MOERT_WARN("%s has done %llu steps already; nothing is left of %llu", path,
-                       (unsigned long long)saved.step, (unsigned long long)t->options->steps);
+            MOERT_WARN("%s has done %llu steps already; nothing is left of %zu", path,
+                       (unsigned long long)saved.step, t->options->steps);
         t->state = saved;
     }
     free(path);

@@ -1,13 +1,14 @@
 /* The learning rate over a run: linear warm-up, then constant or a cosine down to a floor. */
 #pragma once
 
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct moert_schedule {
     enum { MOERT_SCHEDULE_CONSTANT, MOERT_SCHEDULE_COSINE } kind;
     double rate;           /* at the end of the warm-up */
     double floor_fraction; /* the cosine ends at rate * floor_fraction */
-    uint64_t warmup;       /* steps */
+    size_t warmup;         /* steps */
 } moert_schedule;
 
 /*

@@ -28,8 +28,8 @@ static moert_status check_options(const moert_trainer_options *o, const moert_da
         return MOERT_FAIL(ERROR_MISMATCH, "the token file has batches of %zu sequences, not %zu",
                           info.batch, o->batch);
     if (info.steps > 0 && o->steps > info.steps)
-        return MOERT_FAIL(ERROR_MISMATCH, "%llu steps, but the token file holds %zu batches",
-                          (unsigned long long)o->steps, info.steps);
+        return MOERT_FAIL(ERROR_MISMATCH, "%zu steps, but the token file holds %zu batches",
+                          o->steps, info.steps);
     if (o->save_every > 0 && o->out == NULL)
         return MOERT_FAIL(ERROR_USAGE,
                           "--save-every needs a folder for the checkpoints; give --out DIR");

@@ -98,9 +98,7 @@ static moert_status check_file(const moert_trace *t) {
 
 static moert_status open_file(moert_trace *t) {
     MOERT_TRY(moert_durable_check(t->path));
-    t->temporary = moert_text_format("%s.tmp", t->path);
-    if (t->temporary == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    MOERT_TRY(moert_text_path(&t->temporary, "%s.tmp", t->path));
     t->file = fopen(t->temporary, "w");
     return check_file(t);
 }

@@ -98,17 +98,17 @@ static moert_status step(moert_trainer *t) {
 /* ---- saving ---- */
 
 static moert_status save_checkpoint(moert_trainer *t) {
-    char *folder = moert_text_format("%s/checkpoints", t->options->out);
-    char *path = folder != NULL ? moert_checkpoint_path(folder, t->state.step) : NULL;
-    moert_status status =
-        path != NULL ? moert_checkpoint_save(t->optimizer, t->options->config_text, &t->state, path)
-                     : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
-    if (status == MOERT_OK)
-        status = moert_comm_agree(t->world, t->first ? moert_checkpoint_prune(folder, t->state.step,
-                                                                              t->options->keep_last)
-                                                     : MOERT_OK);
-    if (status == MOERT_OK)
-        MOERT_INFO("checkpoint %s", path);
+    const moert_trainer_options *o = t->options;
+    char *folder, *path = NULL;
+    moert_status status;
+    MOERT_TRY_OR(done, moert_text_path(&folder, "%s/checkpoints", o->out));
+    MOERT_TRY_OR(done, moert_checkpoint_path(folder, t->state.step, &path));
+    MOERT_TRY_OR(done, moert_checkpoint_save(t->optimizer, o->config_text, &t->state, path));
+    if (t->first)
+        status = moert_checkpoint_prune(folder, t->state.step, o->keep_last);
+    MOERT_TRY_OR(done, moert_comm_agree(t->world, status));
+    MOERT_INFO("checkpoint %s", path);
+done:
     free(path);
     free(folder);
     return status;
@@ -186,13 +186,11 @@ static moert_status begin(moert_trainer *t) {
 
 static moert_status report_profile(moert_trainer *t) {
     const char *out = t->options->out;
-    char *path = out != NULL ? moert_text_format("%s/profile.json", out) : NULL;
-    moert_status status =
-        out == NULL || path != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
-    status = moert_comm_agree(t->world, status);
-    if (status == MOERT_OK)
-        status = moert_breakdown_report(moert_model_mesh(t->model)->device, t->world, &t->breakdown,
-                                        stdout, path);
+    char *path = NULL;
+    MOERT_TRY(moert_comm_agree(
+        t->world, out != NULL ? moert_text_path(&path, "%s/profile.json", out) : MOERT_OK));
+    const moert_status status = moert_breakdown_report(moert_model_mesh(t->model)->device, t->world,
+                                                       &t->breakdown, stdout, path);
     free(path);
     return status == MOERT_OK ? moert_ledger_write(t->ledger) : status;
 }

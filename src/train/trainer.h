@@ -10,23 +10,23 @@
 #include "train/schedule.h"
 
 typedef struct moert_trainer_options {
-    uint64_t steps, seed;
+    size_t steps, seed;
     size_t batch;         /* sequences per step, over all ranks */
     size_t micro_batches; /* pieces of the batch, one after the other; divides it */
     size_t length;        /* tokens per sequence */
     moert_schedule schedule;
     moert_model_losses losses;
     moert_optimizer_options optimizer;
-    uint64_t eval_every; /* steps between held-out losses; 0 = none; the last step has one too */
+    size_t eval_every; /* steps between held-out losses; 0 = none; the last step has one too */
     size_t eval_sequences;
-    uint64_t save_every;  /* steps between checkpoints; 0 = none */
-    size_t keep_last;     /* checkpoints kept */
-    uint64_t max_skipped; /* stop after so many steps in a row with non-finite gradients */
-    const char *out;      /* folder of the run (checkpoints/, model/), or NULL: nothing is saved */
-    const char *metrics;  /* JSON lines, or NULL */
-    const char *resume;   /* a checkpoint, "auto" (the newest of the run, if any), or NULL */
+    size_t save_every;   /* steps between checkpoints; 0 = none */
+    size_t keep_last;    /* checkpoints kept */
+    size_t max_skipped;  /* stop after so many steps in a row with non-finite gradients */
+    const char *out;     /* folder of the run (checkpoints/, model/), or NULL: nothing is saved */
+    const char *metrics; /* JSON lines, or NULL */
+    const char *resume;  /* a checkpoint, "auto" (the newest of the run, if any), or NULL */
     const char *config_text; /* config.json of the model */
-    uint64_t log_every;      /* console lines; 0 = none */
+    size_t log_every;        /* console lines; 0 = none */
     bool profile;            /* a table of where the steps' time went at the end, on the console and
                                 in OUT/profile.json */
     const char *trace;       /* Chrome trace of MOERT_TRACE_STEPS steps, or NULL */

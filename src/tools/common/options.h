@@ -27,6 +27,23 @@
 #define MOERT_DISPATCH_WORDS  "f32|mxfp8|bf16"
 #define MOERT_COMBINE_WORDS   "f32|bf16"
 
+/* How to compute, in the words above, and the rows of a table for it; `others` = what the help calls
+ * the GEMMs of dense layers. */
+typedef struct moert_compute_choice {
+    unsigned precision, dense, dispatch, combine;
+} moert_compute_choice;
+/* clang-format off */
+#define MOERT_COMPUTE_OPTIONS(choice, others)                                                      \
+    {"precision", MOERT_OPTION_CHOICE, &(choice).precision, "f32", MOERT_PRECISION_WORDS,          \
+     "operands of the experts' GEMMs"},                                                            \
+    {"dense", MOERT_OPTION_CHOICE, &(choice).dense, "f32", MOERT_DENSE_WORDS,                      \
+     "operands of " others},                                                                       \
+    {"dispatch", MOERT_OPTION_CHOICE, &(choice).dispatch, "f32", MOERT_DISPATCH_WORDS,             \
+     "rows of x and dy on their way to the experts"},                                              \
+    {"combine", MOERT_OPTION_CHOICE, &(choice).combine, "f32", MOERT_COMBINE_WORDS,                \
+     "rows of y and dx on their way back"}
+/* clang-format on */
+
 /* X(TYPE, what --help shows): the type decides what `target` points to. */
 #define MOERT_OPTION_TABLE(X)                                                                      \
     X(HEADING, "")     /* a line of the usage text; only `help` is set */                          \

@@ -71,3 +71,10 @@ void moert_program_say(const moert_context *context, const char *format, ...) {
     va_end(arguments);
     fflush(stdout);
 }
+
+void moert_program_compute(const moert_compute_choice *choice, moert_model_config *config) {
+    config->precision = (moert_precision)choice->precision;
+    config->dense = (moert_precision)choice->dense;
+    config->dispatch = (moert_dispatch)choice->dispatch;
+    config->combine = (moert_combine)choice->combine;
+}

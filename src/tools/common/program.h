@@ -7,6 +7,7 @@
 #pragma once
 
 #include "context/context.h"
+#include "io/model_config.h"
 #include "tools/common/options.h"
 
 typedef struct moert_program {
@@ -24,3 +25,6 @@ int moert_program_main(const moert_program *program, int argc, char **argv);
 /* Prints to stdout on rank 0 only. */
 void moert_program_say(const moert_context *context, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+
+/* Makes the model compute as the options say. */
+void moert_program_compute(const moert_compute_choice *choice, moert_model_config *config);

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "base/number.h"
 #include "base/phase.h"
 #include "device/profile/profile.h"
 #include "tools/tune/product.h"
@@ -35,15 +36,6 @@ static moert_status run_times(const moert_timed *t, size_t calls, double *second
     return t->together != NULL ? slowest(t->together, seconds) : MOERT_OK;
 }
 
-static int by_size(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-void moert_rates_sort(double *values, size_t count) {
-    qsort(values, count, sizeof *values, by_size);
-}
-
 moert_status moert_rates_time(const moert_timed *t, size_t calls, double *median) {
     double seconds = 0.0, samples[SAMPLES];
     MOERT_TRY(run_times(t, 1, &seconds)); /* compiles */
@@ -51,7 +43,7 @@ moert_status moert_rates_time(const moert_timed *t, size_t calls, double *median
     calls = moert_max(calls, (size_t)fmin(SAMPLE_S / seconds, 1e4));
     for (int i = 0; i < SAMPLES; i++)
         MOERT_TRY(run_times(t, calls, &samples[i]));
-    moert_rates_sort(samples, SAMPLES);
+    moert_sort_numbers(samples, SAMPLES);
     *median = samples[SAMPLES / 2];
     return MOERT_OK;
 }

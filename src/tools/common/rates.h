@@ -26,9 +26,6 @@ moert_number moert_rates_type(const moert_device *device);
 /* Blocks; not collective. Errors: ERROR_DEVICE, ERROR_MEMORY. */
 moert_status moert_rates_measure(moert_device *device, moert_rates *rates);
 
-/* In ascending order. */
-void moert_rates_sort(double *values, size_t count);
-
 /* What is timed: `run` enqueues it once. With `together` all its ranks measure at once, from a
  * barrier to the slowest one, and get the same: then collective, and a failure of one rank is not
  * known to the others. */

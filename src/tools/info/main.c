@@ -11,7 +11,7 @@
 
 static const char *model_path;
 static size_t batch, length, micro_batches, ep;
-static unsigned precision, dense, dispatch, combine;
+static moert_compute_choice compute_choice;
 static bool as_json;
 
 static const moert_option options[] = {
@@ -21,14 +21,7 @@ static const moert_option options[] = {
      "sequences of one micro-batch, over all ranks"},
     {"length", MOERT_OPTION_UINT, &length, "128", "1..1000000", "tokens per sequence"},
     {"micro-batches", MOERT_OPTION_UINT, &micro_batches, "1", "1..1000000", "of a step"},
-    {"precision", MOERT_OPTION_CHOICE, &precision, "f32", MOERT_PRECISION_WORDS,
-     "operands of the experts' GEMMs"},
-    {"dense", MOERT_OPTION_CHOICE, &dense, "f32", MOERT_DENSE_WORDS,
-     "operands of all other GEMMs but the router's"},
-    {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS,
-     "rows of x and dy on their way to the experts"},
-    {"combine", MOERT_OPTION_CHOICE, &combine, "f32", MOERT_COMBINE_WORDS,
-     "rows of y and dx on their way back"},
+    MOERT_COMPUTE_OPTIONS(compute_choice, "all other GEMMs but the router's"),
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
     {"json", MOERT_OPTION_FLAG, &as_json, "0", NULL, "the same as one JSON object"},
@@ -162,10 +155,7 @@ static moert_status run(moert_context *context) {
     moert_status status = MOERT_OK;
     if (model_path != NULL)
         MOERT_TRY(moert_comm_agree(world, moert_model_config_read(model_path, &config)));
-    config.precision = (moert_precision)precision;
-    config.dense = (moert_precision)dense;
-    config.dispatch = (moert_dispatch)dispatch;
-    config.combine = (moert_combine)combine;
+    moert_program_compute(&compute_choice, &config);
     MOERT_TRY_OR(done, moert_survey(context, ep, &model, &survey));
     if (moert_comm_rank(world) == 0)
         status = as_json ? print_json(survey) : print_text(survey);

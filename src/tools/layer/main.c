@@ -17,7 +17,7 @@ enum {
 
 static const char *model_path, *input_path, *output_path;
 static size_t layer_index, ep;
-static unsigned precision, dense, dispatch, combine;
+static moert_compute_choice compute_choice;
 
 static const moert_option options[] = {
     {"model", MOERT_OPTION_STRING, &model_path, NULL, NULL,
@@ -29,14 +29,7 @@ static const moert_option options[] = {
      "safetensors file to write: y, and with dy also dx and grad.NAME of every weight"},
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
-    {"precision", MOERT_OPTION_CHOICE, &precision, "f32", MOERT_PRECISION_WORDS,
-     "operands of the experts' GEMMs"},
-    {"dense", MOERT_OPTION_CHOICE, &dense, "f32", MOERT_DENSE_WORDS,
-     "operands of the shared expert's GEMMs"},
-    {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS,
-     "rows of x and dy on their way to the experts"},
-    {"combine", MOERT_OPTION_CHOICE, &combine, "f32", MOERT_COMBINE_WORDS,
-     "rows of y and dx on their way back"},
+    MOERT_COMPUTE_OPTIONS(compute_choice, "the shared expert's GEMMs"),
 };
 
 typedef struct job {
@@ -200,10 +193,7 @@ static moert_status write_output(job *j) {
 
 static moert_status run_job(job *j) {
     MOERT_TRY(moert_comm_agree(j->world, open_files(j)));
-    j->config.precision = (moert_precision)precision;
-    j->config.dense = (moert_precision)dense;
-    j->config.dispatch = (moert_dispatch)dispatch;
-    j->config.combine = (moert_combine)combine;
+    moert_program_compute(&compute_choice, &j->config);
     const moert_layer_options layer_options = moert_layer_options_of(&j->config);
     MOERT_TRY(moert_mesh_create(j->context, ep, &j->mesh));
     MOERT_TRY(moert_layer_create(j->mesh, &layer_options, &j->layer));

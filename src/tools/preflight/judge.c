@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/number.h"
 #include "tools/preflight/preflight.h"
 
 enum {
@@ -145,7 +146,7 @@ static double median(const judge *j, const double *values, bool larger) {
     for (size_t r = 0; r < j->all->ranks; r++)
         if (values[r] > 0.0)
             j->sorted[count++] = values[r];
-    moert_rates_sort(j->sorted, count);
+    moert_sort_numbers(j->sorted, count);
     return count > 0 ? j->sorted[larger ? count / 2 : (count - 1) / 2] : 0.0;
 }
 

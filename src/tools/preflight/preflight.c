@@ -9,6 +9,7 @@
 
 #include "base/config.h"
 #include "base/memory.h"
+#include "base/number.h"
 #include "base/phase.h"
 
 enum { CLOCK_SAMPLES = 9 };
@@ -81,7 +82,7 @@ static moert_status compare_clocks(moert_comm *world, double *skew) {
         MOERT_TRY(moert_comm_broadcast(world, 0, &zero, sizeof zero));
         samples[i] = mine - zero;
     }
-    moert_rates_sort(samples, CLOCK_SAMPLES);
+    moert_sort_numbers(samples, CLOCK_SAMPLES);
     *skew = samples[CLOCK_SAMPLES / 2];
     return MOERT_OK;
 }

@@ -27,8 +27,8 @@ static const char *name_of(const char *path) {
 
 /* RUN/name, to be freed, or what an option says. */
 static moert_status path_of(const char *run, const char *given, const char *name, char **path) {
-    *path = given != NULL ? strdup(given) : moert_text_format("%s/%s", run, name);
-    return *path != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    return given != NULL ? moert_text_path(path, "%s", given)
+                         : moert_text_path(path, "%s/%s", run, name);
 }
 
 /* The trace, if there is one; its length is 0 if not. */

@@ -270,9 +270,8 @@ static moert_status read_matrices(moert_run_record *record, const source *from) 
 /* RUN/name by `read`, if there is such a file or it must be there. */
 static moert_status with_path(const char *run, const char *name, moert_run_record *record,
                               moert_status (*read)(const char *path, moert_run_record *record)) {
-    char *path = moert_text_format("%s/%s", run, name);
-    if (path == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    char *path;
+    MOERT_TRY(moert_text_path(&path, "%s/%s", run, name));
     const moert_status status = read(path, record);
     free(path);
     return status;

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "base/number.h"
 #include "moert/plan.h"
 
 /* ---- numbers ---- */
@@ -58,11 +59,6 @@ double moert_expert_times(const moert_run_record *record, size_t layer, size_t e
     return all > 0.0 ? rows * (double)record->experts / all : 1.0;
 }
 
-static int ascending(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Of the last half of the steps, as the first ones compile kernels: the median of tokens per
  * second, and how many times the median's time a step takes in the mean. NaN without memory. */
 typedef struct pace {
@@ -78,7 +74,7 @@ static pace pace_of(const moert_run_record *record) {
         values[i] = record->step[first + i].tokens_per_s;
         sum += 1.0 / values[i];
     }
-    qsort(values, count, sizeof *values, ascending);
+    moert_sort_numbers(values, count);
     const double median = values[count / 2];
     free(values);
     return (pace){median, sum / (double)count * median};

@@ -14,14 +14,13 @@
 enum { SAMPLE_LIMIT = 100000 };
 
 static moert_model_sizes sizes;
-static moert_trainer_options trainer;
+static moert_trainer_options trainer = {.steps = SIZE_MAX}; /* until they are given */
 static const char *model_path, *token_file, *prompt, *gradients_path, *logits_path;
 static moert_option_list text_paths;
-static size_t steps = SIZE_MAX;
-static size_t token_bits, ep, seed, warmup, eval_every, save_every, max_skipped, log_every,
-    sample_bytes;
+static size_t token_bits, ep, sample_bytes;
 static double held_out, temperature;
-static unsigned schedule_kind, aux_form, precision, dense, dispatch, combine;
+static unsigned schedule_kind, aux_form;
+static moert_compute_choice compute_choice;
 
 static const moert_option options[] = {
     {.help = "Model: read from a directory, or new of the given sizes"},
@@ -50,7 +49,7 @@ static const moert_option options[] = {
     {"held-out", MOERT_OPTION_FLOAT, &held_out, "0.05", "0..0.9",
      "part of the data kept for the held-out loss"},
     {.help = "Training"},
-    {"steps", MOERT_OPTION_UINT, &steps, NULL, "0..",
+    {"steps", MOERT_OPTION_UINT, &trainer.steps, NULL, "0..",
      "optimizer steps; default 100, or the file's"},
     {"batch", MOERT_OPTION_UINT, &trainer.batch, "0", "0..1000000",
      "sequences per step, over all ranks; 0 = 16, or the file's"},
@@ -63,7 +62,7 @@ static const moert_option options[] = {
      "after the warm-up"},
     {"lr-floor", MOERT_OPTION_FLOAT, &trainer.schedule.floor_fraction, "0.1", "0..1",
      "where the cosine ends, of lr"},
-    {"warmup", MOERT_OPTION_UINT, &warmup, "0", "0..", "steps of linear warm-up"},
+    {"warmup", MOERT_OPTION_UINT, &trainer.schedule.warmup, "0", "0..", "steps of linear warm-up"},
     {"weight-decay", MOERT_OPTION_FLOAT, &trainer.optimizer.decay, "0.1", "0..",
      "of AdamW, on matrices"},
     {"decay-all", MOERT_OPTION_FLAG, &trainer.optimizer.decay_all, NULL, NULL, "decay norms too"},
@@ -78,21 +77,14 @@ static const moert_option options[] = {
      "all layers together, or each"},
     {"z-coef", MOERT_OPTION_FLOAT, &trainer.losses.z_coefficient, "0", "0..",
      "of the router's z-loss"},
-    {"max-skipped", MOERT_OPTION_UINT, &max_skipped, "10", "1..",
+    {"max-skipped", MOERT_OPTION_UINT, &trainer.max_skipped, "10", "1..",
      "stop after so many non-finite steps in a row"},
-    {"precision", MOERT_OPTION_CHOICE, &precision, "f32", MOERT_PRECISION_WORDS,
-     "operands of the experts' GEMMs"},
-    {"dense", MOERT_OPTION_CHOICE, &dense, "f32", MOERT_DENSE_WORDS,
-     "operands of all other GEMMs but the router's"},
-    {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS,
-     "rows of x and dy on their way to the experts"},
-    {"combine", MOERT_OPTION_CHOICE, &combine, "f32", MOERT_COMBINE_WORDS,
-     "rows of y and dx on their way back"},
-    {"seed", MOERT_OPTION_UINT, &seed, "1", "0..9007199254740992", "of weights and data"},
+    MOERT_COMPUTE_OPTIONS(compute_choice, "all other GEMMs but the router's"),
+    {"seed", MOERT_OPTION_UINT, &trainer.seed, "1", "0..9007199254740992", "of weights and data"},
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
     {.help = "Held-out loss, output, checkpoints"},
-    {"eval-every", MOERT_OPTION_UINT, &eval_every, "0", "0..",
+    {"eval-every", MOERT_OPTION_UINT, &trainer.eval_every, "0", "0..",
      "steps between held-out losses; 0 = none"},
     {"eval-sequences", MOERT_OPTION_UINT, &trainer.eval_sequences, "32", "1..1000000",
      "sequences of the held-out loss"},
@@ -100,12 +92,12 @@ static const moert_option options[] = {
      "folder for metrics.jsonl, plots, checkpoints/ and model/"},
     {"metrics", MOERT_OPTION_STRING, &trainer.metrics, NULL, NULL,
      "JSON lines, one a step; default OUT/metrics.jsonl"},
-    {"save-every", MOERT_OPTION_UINT, &save_every, "0", "0..",
+    {"save-every", MOERT_OPTION_UINT, &trainer.save_every, "0", "0..",
      "steps between checkpoints; 0 = none"},
     {"keep-last", MOERT_OPTION_UINT, &trainer.keep_last, "3", "1..1000000", "checkpoints kept"},
     {"resume", MOERT_OPTION_STRING, &trainer.resume, NULL, NULL,
      "a checkpoint, or auto: the newest of OUT, if any"},
-    {"log-every", MOERT_OPTION_UINT, &log_every, "1", "0..",
+    {"log-every", MOERT_OPTION_UINT, &trainer.log_every, "1", "0..",
      "steps between lines on the console; 0 = none"},
     {"profile", MOERT_OPTION_FLAG, &trainer.profile, NULL, NULL,
      "at the end say where the steps' time went, in OUT/profile.json too; record each rank's "
@@ -132,14 +124,8 @@ static moert_status check(int argc, char **argv) {
         return MOERT_FAIL(ERROR_USAGE,
                           "--%s is for a new model; that of --model is as its config.json says",
                           size);
-    trainer.seed = seed;
     trainer.schedule.kind = schedule_kind == 0 ? MOERT_SCHEDULE_CONSTANT : MOERT_SCHEDULE_COSINE;
-    trainer.schedule.warmup = warmup;
     trainer.losses.aux_form = aux_form == 0 ? MOERT_AUX_HUGGING_FACE : MOERT_AUX_MEGATRON;
-    trainer.eval_every = eval_every;
-    trainer.save_every = save_every;
-    trainer.max_skipped = max_skipped;
-    trainer.log_every = log_every;
     if (token_bits != 16 && token_bits != 32)
         return MOERT_FAIL(ERROR_USAGE, "--token-bits %zu: expected 16 or 32", token_bits);
     if (sample_bytes > 0 && prompt[0] == '\0')
@@ -159,9 +145,8 @@ static moert_status check_place(void) {
     struct stat there;
     if (trainer.out == NULL || gradients_path != NULL || logits_path != NULL)
         return MOERT_OK;
-    char *path = moert_text_format("%s/model", trainer.out);
-    if (path == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    char *path;
+    MOERT_TRY(moert_text_path(&path, "%s/model", trainer.out));
     const bool same = model_path != NULL && moert_same_place(model_path, path);
     const bool is_file = stat(path, &there) == 0 && !S_ISDIR(there.st_mode);
     free(path);
@@ -184,14 +169,12 @@ static moert_status open_inputs(moert_model_config *config, moert_train_data *da
         trainer.batch = info.batch > 0 ? info.batch : 16;
     if (trainer.length == 0)
         trainer.length = info.length > 0 ? info.length : 128;
-    trainer.steps = steps != SIZE_MAX ? steps : info.steps > 0 ? info.steps : 100;
+    if (trainer.steps == SIZE_MAX)
+        trainer.steps = info.steps > 0 ? info.steps : 100;
     sizes.max_positions = trainer.length;
     MOERT_TRY(model_path != NULL ? moert_model_config_read(model_path, config)
                                  : moert_config_from_sizes(&sizes, config));
-    config->precision = (moert_precision)precision;
-    config->dense = (moert_precision)dense;
-    config->dispatch = (moert_dispatch)dispatch;
-    config->combine = (moert_combine)combine;
+    moert_program_compute(&compute_choice, config);
     MOERT_TRY(moert_data_check_vocabulary(data->data, config->vocabulary));
     if (sample_bytes > 0 && config->vocabulary != 256)
         return MOERT_FAIL(ERROR_USAGE,
@@ -228,9 +211,9 @@ static moert_status finish(moert_context *context, moert_model *model) {
                           trainer.metrics);
     if (trainer.out == NULL)
         return MOERT_OK;
-    char *path = moert_text_format("%s/model", trainer.out);
-    moert_status status = path != NULL ? moert_model_save(model, trainer.config_text, path)
-                                       : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
+    char *path;
+    MOERT_TRY(moert_text_path(&path, "%s/model", trainer.out));
+    const moert_status status = moert_model_save(model, trainer.config_text, path);
     if (status == MOERT_OK)
         moert_program_say(context, "model   %s\n", path);
     free(path);
