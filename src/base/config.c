@@ -10,12 +10,12 @@
 static moert_config config;
 static int config_loaded;
 
-static const struct row {
-    const char *name, *type, *standard, *limits, *help;
+static const struct {
+    moert_variable variable; /* but for its value */
     size_t offset;
 } rows[] = {
 #define MOERT_CONFIG_ROW(field, name, type, standard, limits, help)                                \
-    {name, #type, standard, limits, help, offsetof(moert_config, field)},
+    {{name, #type, standard, limits, help, NULL}, offsetof(moert_config, field)},
     MOERT_VARIABLE_TABLE(MOERT_CONFIG_ROW)
 #undef MOERT_CONFIG_ROW
 };
@@ -35,10 +35,9 @@ static int choice_index(const char *choices, const char *word) {
     return -1;
 }
 
-static int parse_number(const struct row *row, const char *text, unsigned *value) {
+static int parse_number(const moert_variable *row, const char *text, unsigned *value) {
     if (strcmp(row->type, "CHOICE") == 0 || strcmp(row->type, "BOOL") == 0) {
-        const char *list = row->type[0] == 'B' ? "0|1" : row->limits;
-        int index = choice_index(list, text);
+        const int index = choice_index(row->type[0] == 'B' ? "0|1" : row->limits, text);
         *value = (unsigned)index;
         return index >= 0;
     }
@@ -53,22 +52,21 @@ static int parse_number(const struct row *row, const char *text, unsigned *value
            number <= high;
 }
 
-static int load_row(const struct row *row, const char *text) {
-    void *field = (char *)&config + row->offset;
-    if (strcmp(row->type, "STRING") == 0) {
-        *(const char **)field = text;
-        return 1;
-    }
-    return parse_number(row, text, field);
+static int load_row(size_t i, const char *text) {
+    void *field = (char *)&config + rows[i].offset;
+    if (strcmp(rows[i].variable.type, "STRING") != 0)
+        return parse_number(&rows[i].variable, text, field);
+    *(const char **)field = text;
+    return 1;
 }
 
 const moert_config *moert_config_get(void) {
     if (!config_loaded) {
         config_loaded = 1;
         for (size_t i = 0; i < ROWS; i++) {
-            const char *text = getenv(rows[i].name);
-            if (text == NULL || !load_row(&rows[i], text))
-                load_row(&rows[i], rows[i].standard);
+            const char *text = getenv(rows[i].variable.name);
+            if (text == NULL || !load_row(i, text))
+                load_row(i, rows[i].variable.standard);
         }
     }
     return &config;
@@ -79,27 +77,25 @@ void moert_config_reload(void) {
 }
 
 int moert_config_is_legal(const moert_variable *variable) {
-    const struct row row = {.type = variable->type, .limits = variable->limits};
     unsigned ignored;
     return variable->value == NULL || strcmp(variable->type, "STRING") == 0 ||
-           parse_number(&row, variable->value, &ignored);
+           parse_number(variable, variable->value, &ignored);
 }
 
 int moert_config_variable(size_t index, moert_variable *variable) {
     if (index >= ROWS)
         return 0;
-    const struct row *row = &rows[index];
-    *variable = (moert_variable){row->name,   row->type, row->standard,
-                                 row->limits, row->help, getenv(row->name)};
+    *variable = rows[index].variable;
+    variable->value = getenv(variable->name);
     return 1;
 }
 
 const char *moert_config_choice(const char *name, unsigned value) {
     static _Thread_local char word[32];
     for (size_t i = 0; i < ROWS; i++) {
-        if (strcmp(rows[i].name, name) != 0)
+        if (strcmp(rows[i].variable.name, name) != 0)
             continue;
-        const char *at = rows[i].limits;
+        const char *at = rows[i].variable.limits;
         for (; value > 0 && at != NULL; value--) {
             at = strchr(at, '|');
             at = at != NULL ? at + 1 : NULL;

@@ -81,24 +81,18 @@ static moert_status store_word(const moert_option *option, const char *text) {
     return MOERT_OK;
 }
 
+static moert_status store_string(const moert_option *option, const char *text) {
+    *(const char **)option->target = text;
+    return MOERT_OK;
+}
+
 static moert_status store(const moert_option *option, const char *text) {
-    switch (option->type) {
-    case MOERT_OPTION_STRING:
-        *(const char **)option->target = text;
-        return MOERT_OK;
-    case MOERT_OPTION_LIST:
-        return store_word(option, text);
-    case MOERT_OPTION_UINT:
-        return store_uint(option, text);
-    case MOERT_OPTION_FLOAT:
-        return store_float(option, text);
-    case MOERT_OPTION_FLAG:
-        return store_flag(option, text);
-    case MOERT_OPTION_CHOICE:
-        return store_choice(option, text);
-    default:
-        return MOERT_FAIL(ERROR_INTERNAL, "option --%s has no type", option->name);
-    }
+    static moert_status (*const by_type[])(const moert_option *, const char *) = {
+        [MOERT_OPTION_STRING] = store_string, [MOERT_OPTION_LIST] = store_word,
+        [MOERT_OPTION_UINT] = store_uint,     [MOERT_OPTION_FLOAT] = store_float,
+        [MOERT_OPTION_FLAG] = store_flag,     [MOERT_OPTION_CHOICE] = store_choice,
+    };
+    return by_type[option->type](option, text);
 }
 
 /* ---- names ---- */

@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include "base/memory.h"
 #include "context/context.h"
 #include "io/model_config.h"
 #include "tools/common/options.h"
@@ -21,6 +22,14 @@ typedef struct moert_program {
 
 /* Runs the program and returns main's exit code. */
 int moert_program_main(const moert_program *program, int argc, char **argv);
+
+/* main() of a program that has `options` and a function run(); `check` may be NULL. */
+#define MOERT_PROGRAM_MAIN(synopsis, about, check)                                                 \
+    int main(int argc, char **argv) {                                                              \
+        const moert_program program = {                                                            \
+            synopsis, about, options, MOERT_COUNT(options), check, run};                           \
+        return moert_program_main(&program, argc, argv);                                           \
+    }
 
 /* Prints to stdout on rank 0 only. */
 void moert_program_say(const moert_context *context, const char *format, ...)

@@ -7,19 +7,15 @@
 
 #include "base/error.h"
 
-/* X(KIND): how a value is shown. */
-#define MOERT_COLUMN_TABLE(X)                                                                      \
-    X(TEXT)  /* strings, "-" when all are empty; in the last column wrapped at 100 characters */   \
-    X(COUNT) /* an integer, to the right */                                                        \
-    X(BYTES) /* an integer, as "1.5 GiB" */                                                        \
-    X(REAL)  /* a number, in three significant digits, to the right; "-" for 0 */                  \
-    X(FLAG)  /* a boolean, as yes or no */                                                         \
-    X(MARK)  /* a boolean, as * or nothing */
-
+/* How a value is shown. */
 typedef enum moert_column_kind {
-#define MOERT_COLUMN_ENUM(kind) MOERT_COLUMN_##kind,
-    MOERT_COLUMN_TABLE(MOERT_COLUMN_ENUM)
-#undef MOERT_COLUMN_ENUM
+    MOERT_COLUMN_TEXT,  /* strings, "-" when all are empty; in the last column wrapped at 100
+                           characters */
+    MOERT_COLUMN_COUNT, /* an integer, to the right */
+    MOERT_COLUMN_BYTES, /* an integer, as "1.5 GiB" */
+    MOERT_COLUMN_REAL,  /* a number, in three significant digits, to the right; "-" for 0 */
+    MOERT_COLUMN_FLAG,  /* a boolean, as yes or no */
+    MOERT_COLUMN_MARK   /* a boolean, as * or nothing */
 } moert_column_kind;
 
 typedef struct moert_column {

@@ -168,17 +168,11 @@ done:
     return status;
 }
 
-int main(int argc, char **argv) {
-    const moert_program program = {
-        .synopsis = "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] "
-                    "[--micro-batches N] [--precision P] [--dense P] [--dispatch D] [--combine C]] "
-                    "[--ep N] [--json]",
-        .about = "Prints what moert finds and would choose on these ranks: devices, placement, "
-                 "exchange engines, backends,\ntuning and the MOERT_* variables; with --model also "
-                 "the memory that training the model would take.",
-        .options = options,
-        .option_count = MOERT_COUNT(options),
-        .run = run,
-    };
-    return moert_program_main(&program, argc, argv);
-}
+MOERT_PROGRAM_MAIN(
+    "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] "
+    "[--micro-batches N] [--precision P] [--dense P] [--dispatch D] [--combine C]] "
+    "[--ep N] [--json]",
+    "Prints what moert finds and would choose on these ranks: devices, placement, "
+    "exchange engines, backends,\ntuning and the MOERT_* variables; with --model also "
+    "the memory that training the model would take.",
+    NULL)

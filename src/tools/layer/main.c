@@ -230,15 +230,7 @@ static moert_status run(moert_context *context) {
     return status;
 }
 
-int main(int argc, char **argv) {
-    const moert_program program = {
-        .synopsis = "[mpirun -n R] moert-layer --model DIR [--layer N] --input IN --output OUT",
-        .about = "Runs one MoE layer, forward and (when IN holds dy) backward, with the tokens "
-                 "split over the ranks.",
-        .options = options,
-        .option_count = MOERT_COUNT(options),
-        .check = check,
-        .run = run,
-    };
-    return moert_program_main(&program, argc, argv);
-}
+MOERT_PROGRAM_MAIN("[mpirun -n R] moert-layer --model DIR [--layer N] --input IN --output OUT",
+                   "Runs one MoE layer, forward and (when IN holds dy) backward, with the tokens "
+                   "split over the ranks.",
+                   check)

@@ -98,19 +98,10 @@ static moert_status interleave(moert_file_op_job *job) {
         target);
 }
 
-const moert_file_op moert_file_op_cast = {
-    "cast",
-    "x of any shape, f32|f16|bf16|e4m3|e5m2 -> y of the same shape, rounded to nearest even",
-    cast_options,
-    MOERT_COUNT(cast_options),
-    cast,
-};
+MOERT_FILE_OP(
+    cast, "cast",
+    "x of any shape, f32|f16|bf16|e4m3|e5m2 -> y of the same shape, rounded to nearest even");
 
-const moert_file_op moert_file_op_interleave = {
-    "interleave",
-    "x[M,2I], or weights x[G,2I,K], of any type -> y likewise: the halves [gate | up] in "
-    "alternating runs of columns (of rows of K)",
-    interleave_options,
-    MOERT_COUNT(interleave_options),
-    interleave,
-};
+MOERT_FILE_OP(interleave, "interleave",
+              "x[M,2I], or weights x[G,2I,K], of any type -> y likewise: the halves [gate | up] in "
+              "alternating runs of columns (of rows of K)");

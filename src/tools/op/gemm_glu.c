@@ -48,7 +48,7 @@ static const moert_option glu_options[] = {
     D_OPTIONS,
 };
 static const moert_option dglu_options[] = {FACTOR_OPTIONS, GLU_OPTIONS, D_OPTIONS};
-static const moert_option quant_options[] = {FACTOR_OPTIONS, D_OPTIONS};
+static const moert_option gemm_quant_options[] = {FACTOR_OPTIONS, D_OPTIONS};
 
 /* ---- tensors ---- */
 
@@ -151,7 +151,7 @@ static moert_status dglu(moert_file_op_job *job) {
     return moert_gemm_job_run(job, &o, dglu_tensors, MOERT_COUNT(dglu_tensors));
 }
 
-static moert_status quant(moert_file_op_job *job) {
+static moert_status gemm_quant(moert_file_op_job *job) {
     moert_op_options o = MOERT_OP_OPTIONS_INIT;
     const bool bias = moert_tensors_find(job->input, "bias") != NULL;
     o.kind = MOERT_OP_GEMM_FORWARD;
@@ -160,33 +160,21 @@ static moert_status quant(moert_file_op_job *job) {
                               MOERT_COUNT(quant_tensors));
 }
 
-const moert_file_op moert_file_op_glu = {
-    "grouped-gemm-glu",
+MOERT_FILE_OP(
+    glu, "grouped-gemm-glu",
     "a[M,K], sfa, b[G,N,K], sfb, padded_offsets[G] (ends of the groups), optional alpha[G], "
     "bias[G,N], prob[M], norm_const[1] -> c[M,N] = alpha a b^T + bias, d[M,N/2] = prob GLU(c), "
     "amax[G] of d, and with a quantised d sfd_row, d_col[M,N/2], sfd_col. a, b: elements of "
-    "4 bits in pairs along the sum; sfa, sfb: bytes, f32 for fp8-block",
-    glu_options,
-    MOERT_COUNT(glu_options),
-    glu,
-};
+    "4 bits in pairs along the sum; sfa, sfb: bytes, f32 for fp8-block");
 
-const moert_file_op moert_file_op_dglu = {
-    "grouped-gemm-dglu",
+MOERT_FILE_OP(
+    dglu, "grouped-gemm-dglu",
     "a[M,N] (gradient), sfa, b[G,I,N], sfb, padded_offsets[G], c[M,2I] (of the forward), optional "
     "alpha[G], beta[G], prob[M], norm_const[1] -> d[M,2I] = gradient of c, dprob[M], dbias[G,2I], "
-    "amax[G,2] of gate and up, and with a quantised d sfd_row, d_col[M,2I], sfd_col",
-    dglu_options,
-    MOERT_COUNT(dglu_options),
-    dglu,
-};
+    "amax[G,2] of gate and up, and with a quantised d sfd_row, d_col[M,2I], sfd_col");
 
-const moert_file_op moert_file_op_gemm_quant = {
-    "grouped-gemm-quant",
+MOERT_FILE_OP(
+    gemm_quant, "grouped-gemm-quant",
     "a[M,K], sfa, b[G,N,K], sfb, padded_offsets[G], optional alpha[G], prob[M], bias[G,N], "
     "norm_const[1] -> d[M,N] = prob alpha a b^T or, with a bias, alpha a b^T + prob bias, amax[G], "
-    "and with a quantised d sfd_row, d_col[M,N], sfd_col",
-    quant_options,
-    MOERT_COUNT(quant_options),
-    quant,
-};
+    "and with a quantised d sfd_row, d_col[M,N], sfd_col");

@@ -216,24 +216,16 @@ static moert_status wgrad(moert_file_op_job *job) {
     return moert_gemm_job_run(job, &o, cudnn_wgrad_tensors, MOERT_COUNT(cudnn_wgrad_tensors));
 }
 
-const moert_file_op moert_file_op_gemm = {
-    "grouped-gemm",
+MOERT_FILE_OP(
+    gemm, "grouped-gemm",
     "ends[G], two of x[M,K], weight[G,N,K], y[M,N] with <name>_scale and, for nvfp4, "
     "<name>_global [1] or [G], optional alpha[G], beta[G] (with the old result), prob[M], "
     "norm[1] (a factor of a quantised result, which nvfp4 needs: 2688 / largest magnitude), in "
     "fprop bias[G,N], bias_scale[M], row_weight[M]; with --permute gather[M], and in "
-    "--permute x x[M/topk,K] -> the third one",
-    gemm_options,
-    MOERT_COUNT(gemm_options),
-    gemm,
-};
+    "--permute x x[M/topk,K] -> the third one");
 
-const moert_file_op moert_file_op_wgrad = {
-    "grouped-gemm-wgrad",
+MOERT_FILE_OP(
+    wgrad, "grouped-gemm-wgrad",
     "a[H,T], sfa, b_t[I,T], sfb, offsets[G], global_scale_a[G] and global_scale_b[G] (both or "
     "neither) -> wgrad[G,H,I] = sums over the tokens of each group. Elements of 4 bits in pairs "
-    "along T",
-    wgrad_options,
-    MOERT_COUNT(wgrad_options),
-    wgrad,
-};
+    "along T");

@@ -24,7 +24,7 @@ static const char *op_word;     /* its name, or what was given for it; NULL when
 static const moert_option common_options[] = {
     {"input", MOERT_OPTION_STRING, &input_path, NULL, NULL, "safetensors file to read"},
     {"output", MOERT_OPTION_STRING, &output_path, NULL, NULL, "safetensors file to write"},
-    {"backend", MOERT_OPTION_CHOICE, &backend, "auto", "auto|reference|portable|nvidia",
+    {"backend", MOERT_OPTION_CHOICE, &backend, "auto", "auto" MOERT_BACKEND_TABLE(MOERT_TABLE_WORD),
      "who computes; auto leaves it to MOERT_BACKEND"},
 };
 enum { COMMON = MOERT_COUNT(common_options) };
@@ -55,14 +55,14 @@ static size_t make_options(void) {
 
 static moert_status check(int argc, char **argv) {
     (void)argc, (void)argv;
-    static const char *const names[] = {"auto", "reference", "portable", "nvidia"};
     if (op == NULL)
         return op_word != NULL
                    ? MOERT_FAIL(ERROR_USAGE, "no operation '%s'; --help lists them", op_word)
                    : MOERT_FAIL(ERROR_USAGE, "no operation is named; --help lists them");
     if (input_path == NULL || output_path == NULL)
         return MOERT_FAIL(ERROR_USAGE, "%s: --input and --output are needed; see --help", op->name);
-    if (backend != MOERT_BACKEND_AUTO && setenv("MOERT_BACKEND", names[backend], 1) != 0)
+    if (backend != MOERT_BACKEND_AUTO &&
+        setenv("MOERT_BACKEND", moert_config_choice("MOERT_BACKEND", backend), 1) != 0)
         return MOERT_FAIL(ERROR_MEMORY, "no room for MOERT_BACKEND");
     moert_config_reload();
     return MOERT_OK;

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "base/memory.h"
 #include "gemm/gemm.h"
 #include "io/safetensors.h"
 #include "moert/formats.h"
@@ -38,6 +39,11 @@ typedef struct moert_file_op {
     size_t option_count;
     moert_status (*run)(moert_file_op_job *job);
 } moert_file_op;
+
+/* Defines the operation moert_file_op_ID, whose options are ID_options and which runs ID(). */
+#define MOERT_FILE_OP(id, name, about)                                                             \
+    const moert_file_op moert_file_op_##id = {name, about, id##_options,                           \
+                                              MOERT_COUNT(id##_options), id}
 
 /* The operations of the other files. */
 extern const moert_file_op moert_file_op_quantize, moert_file_op_dequantize, moert_file_op_swizzle,
@@ -87,8 +93,7 @@ typedef struct moert_file_op_rule {
 moert_status moert_file_op_check(const moert_file_op_rule *rules, size_t count);
 #define MOERT_FILE_OP_CHECK(...)                                                                   \
     moert_file_op_check((const moert_file_op_rule[]){__VA_ARGS__},                                 \
-                        sizeof((const moert_file_op_rule[]){__VA_ARGS__}) /                        \
-                            sizeof(moert_file_op_rule))
+                        MOERT_COUNT(((const moert_file_op_rule[]){__VA_ARGS__})))
 
 /* Words of options: plain types in the order of moert_number; formats, which are mxfp8 =
  * mxfp8-e4m3, those of the table, and fp8-block with its blocks named. */

@@ -268,22 +268,14 @@ static moert_status dequantize(moert_file_op_job *job) {
         job, spec_of(names[NUMBERS], MOERT_FILE_F32, &rows, rows.rows, op.columns), op.x);
 }
 
-const moert_file_op moert_file_op_quantize = {
-    "quantize",
+MOERT_FILE_OP(
+    quantize, "quantize",
     "x[M,N] f32|f16|bf16, ends[G] (optional: groups of rows), or weights x[G,N,K]; global_scale "
     "(optional) -> q u8, scale u8|f32, of as many dimensions, swizzled u8 (scales in 128x4 "
     "tiles), nvfp4: global_scale f32. For grouped-gemm: quantize --name x, then --name weight of "
-    "the file that this writes",
-    quantize_options,
-    MOERT_COUNT(quantize_options),
-    quantize,
-};
+    "the file that this writes");
 
-const moert_file_op moert_file_op_dequantize = {
-    "dequantize",
+MOERT_FILE_OP(
+    dequantize, "dequantize",
     "q, scale, ends[G] (optional), nvfp4: global_scale, as quantize writes them -> x[M,N] or "
-    "x[G,N,K] f32",
-    dequantize_options,
-    MOERT_COUNT(dequantize_options),
-    dequantize,
-};
+    "x[G,N,K] f32");

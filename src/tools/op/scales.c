@@ -61,17 +61,9 @@ static moert_status unswizzle(moert_file_op_job *job) {
         job, (moert_tensor_spec){"scale", MOERT_FILE_U8, 2, {lines_given, width_given}}, op.linear);
 }
 
-const moert_file_op moert_file_op_swizzle = {
-    "swizzle",
+MOERT_FILE_OP(
+    swizzle, "swizzle",
     "scale[lines,width] u8, ends[G] (optional: groups of lines, each a matrix of its own), or "
-    "scale[G,lines,width] -> swizzled u8, in 128x4 tiles",
-    swizzle_options,
-    MOERT_COUNT(swizzle_options),
-    swizzle,
-};
+    "scale[G,lines,width] -> swizzled u8, in 128x4 tiles");
 
-const moert_file_op moert_file_op_unswizzle = {
-    "unswizzle",       "swizzled u8, ends[G] (optional) -> scale[lines,width] u8",
-    unswizzle_options, MOERT_COUNT(unswizzle_options),
-    unswizzle,
-};
+MOERT_FILE_OP(unswizzle, "unswizzle", "swizzled u8, ends[G] (optional) -> scale[lines,width] u8");

@@ -167,15 +167,9 @@ static moert_status run(moert_context *context) {
     return status;
 }
 
-int main(int argc, char **argv) {
-    const moert_program program = {
-        .synopsis = "mpirun -n R moert-preflight [OPTION...]",
-        .about = "Checks the ranks of a job before it starts: same builds, libraries, devices and "
-                 "settings; clocks, memory, watchdog;\nrates of devices and of the links between "
-                 "them. Names who differs or is slow, and exits with 1 then.",
-        .options = options,
-        .option_count = MOERT_COUNT(options),
-        .run = run,
-    };
-    return moert_program_main(&program, argc, argv);
-}
+MOERT_PROGRAM_MAIN(
+    "mpirun -n R moert-preflight [OPTION...]",
+    "Checks the ranks of a job before it starts: same builds, libraries, devices and "
+    "settings; clocks, memory, watchdog;\nrates of devices and of the links between "
+    "them. Names who differs or is slow, and exits with 1 then.",
+    NULL)

@@ -2,31 +2,26 @@
  * not. */
 #include <float.h>
 #include <math.h>
+#include <stddef.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "tools/report/charts.h"
 
 enum { POINTS = 600, TICKS = 4, HEIGHT = 1000 };
 
-/* One curve: a number of a step, NaN where there is none. */
+/* One curve: numbers of a step by their offset in it, NaN where there is none. */
 typedef struct curve {
     const char *name, *about;
-    double (*of)(const moert_run_step *step);
-    double (*dots)(const moert_run_step *step); /* or NULL */
+    size_t line, dots; /* dots: 0 = none, as a step's number is not drawn */
     int digits;
     bool from_zero;
 } curve;
 
-static double loss_of(const moert_run_step *step) {
-    return step->loss;
-}
-
-static double heldout_of(const moert_run_step *step) {
-    return step->heldout_loss;
-}
-
-static double speed_of(const moert_run_step *step) {
-    return step->tokens_per_s;
+static double value_of(const moert_run_step *step, size_t offset) {
+    double value;
+    memcpy(&value, (const char *)step + offset, sizeof value);
+    return offset > 0 ? value : NAN;
 }
 
 /* Round values from `low` up, `gap` apart, and how often. */
@@ -49,8 +44,8 @@ static scale scale_of(double low, double high) {
 static scale bounds_of(const moert_run_record *record, const curve *c) {
     double low = c->from_zero ? 0.0 : DBL_MAX, high = -DBL_MAX;
     for (size_t i = 0; i < record->steps; i++) {
-        const double values[] = {c->of(&record->step[i]),
-                                 c->dots != NULL ? c->dots(&record->step[i]) : NAN};
+        const double values[] = {value_of(&record->step[i], c->line),
+                                 value_of(&record->step[i], c->dots)};
         for (size_t k = 0; k < 2; k++)
             if (isfinite(values[k])) {
                 low = fmin(low, values[k]);
@@ -75,7 +70,7 @@ static void put_line(moert_markup *m, const moert_run_record *record, const curv
         const size_t end = moert_min(first + piece, record->steps);
         double sum = 0.0;
         for (size_t i = first; i < end; i++)
-            sum += c->of(&record->step[i]);
+            sum += value_of(&record->step[i], c->line);
         if (isfinite(sum))
             moert_markup_raw(m, "%s%.1f %.1f", drawing ? "L" : "M",
                              ((double)(first + end) / 2.0 - 0.5),
@@ -88,7 +83,7 @@ static void put_line(moert_markup *m, const moert_run_record *record, const curv
 static void put_dots(moert_markup *m, const moert_run_record *record, const curve *c,
                      const scale *s) {
     for (size_t i = 0; i < record->steps; i++) {
-        const double value = c->dots(&record->step[i]);
+        const double value = value_of(&record->step[i], c->dots);
         if (isfinite(value))
             moert_markup_leaf(m, "path", "class=\"dot\" d=\"M%zu %.1fh0\"", i, height_of(s, value));
     }
@@ -119,14 +114,13 @@ static void put_curve(moert_markup *m, const moert_run_record *record, const cur
         moert_max(record->steps - 1, 1), HEIGHT);
     moert_markup_element(m, "title", "", "%s", c->name);
     moert_markup_element(m, "desc", "", "%s, steps %.0f to %.0f: from %.*f to %.*f", c->about,
-                         first, last, c->digits + 2, c->of(&record->step[0]), c->digits + 2,
-                         c->of(&record->step[record->steps - 1]));
+                         first, last, c->digits + 2, value_of(&record->step[0], c->line),
+                         c->digits + 2, value_of(&record->step[record->steps - 1], c->line));
     for (int i = 0; i <= s.gaps; i++)
         moert_markup_leaf(m, "path", "class=\"grid\" d=\"M0 %.1fH%zu\"",
                           height_of(&s, s.low + i * s.gap), moert_max(record->steps - 1, 1));
     put_line(m, record, c, &s);
-    if (c->dots != NULL)
-        put_dots(m, record, c, &s);
+    put_dots(m, record, c, &s);
     moert_markup_close(m, 1);
     moert_markup_open(m, "div", "class=\"xlabels\"");
     moert_markup_element(m, "span", "", "step %.0f", first);
@@ -135,25 +129,22 @@ static void put_curve(moert_markup *m, const moert_run_record *record, const cur
 }
 
 void moert_chart_loss(moert_markup *m, const moert_run_record *record) {
-    const scale s = bounds_of(record, &(curve){.of = loss_of, .dots = heldout_of});
-    bool held_out = false;
+    curve loss = {.name = "Loss",
+                  .about = "The training loss",
+                  .line = offsetof(moert_run_step, loss),
+                  .dots = offsetof(moert_run_step, heldout_loss)};
+    const scale s = bounds_of(record, &loss);
     for (size_t i = 0; i < record->steps; i++)
-        held_out = held_out || isfinite(record->step[i].heldout_loss);
-    put_curve(m, record,
-              &(curve){.name = held_out ? "Loss; dots: held out" : "Loss",
-                       .about = "The training loss",
-                       .of = loss_of,
-                       .dots = heldout_of,
-                       .digits = s.gap >= 1.0    ? 0
-                                 : s.gap >= 0.1  ? 1
-                                 : s.gap >= 0.01 ? 2
-                                                 : 4});
+        if (isfinite(record->step[i].heldout_loss))
+            loss.name = "Loss; dots: held out";
+    loss.digits = s.gap >= 1.0 ? 0 : s.gap >= 0.1 ? 1 : s.gap >= 0.01 ? 2 : 4;
+    put_curve(m, record, &loss);
 }
 
 void moert_chart_speed(moert_markup *m, const moert_run_record *record) {
     put_curve(m, record,
               &(curve){.name = "Tokens per second",
                        .about = "Tokens per second",
-                       .of = speed_of,
+                       .line = offsetof(moert_run_step, tokens_per_s),
                        .from_zero = true});
 }

@@ -268,16 +268,8 @@ static moert_status run(moert_context *context) {
     return status;
 }
 
-int main(int argc, char **argv) {
-    const moert_program program = {
-        .synopsis = "[mpirun -n R] moert-train --data FILE|DIR... [--out DIR] [OPTION...]",
-        .about = "Trains a Mixture-of-Experts language model; each rank owns a part of the "
-                 "experts. The batch is global: the\n"
-                 "same options give the same digits on 1, 2 and 4 ranks.",
-        .options = options,
-        .option_count = OPTIONS,
-        .check = check,
-        .run = run,
-    };
-    return moert_program_main(&program, argc, argv);
-}
+MOERT_PROGRAM_MAIN("[mpirun -n R] moert-train --data FILE|DIR... [--out DIR] [OPTION...]",
+                   "Trains a Mixture-of-Experts language model; each rank owns a part of the "
+                   "experts. The batch is global: the\n"
+                   "same options give the same digits on 1, 2 and 4 ranks.",
+                   check)

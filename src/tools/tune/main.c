@@ -247,21 +247,13 @@ static moert_status run(moert_context *context) {
                             moert_context_size(context));
     else
         status = tune_all(device);
+    free(words.words);
     return moert_comm_agree(moert_context_comm(context), status);
 }
 
-int main(int argc, char **argv) {
-    const moert_program program = {
-        .synopsis = "moert-tune [--suite NAME | --shapes ExMxNxK...] [OPTION...]",
-        .about = "Measures what grouped products can choose on this device, for a list of shapes, "
-                 "and adds the fastest to the rows\nof tuning that every program reads. The bits "
-                 "of a product do not depend on them.",
-        .options = options,
-        .option_count = MOERT_COUNT(options),
-        .check = check,
-        .run = run,
-    };
-    const int code = moert_program_main(&program, argc, argv);
-    free(words.words);
-    return code;
-}
+MOERT_PROGRAM_MAIN(
+    "moert-tune [--suite NAME | --shapes ExMxNxK...] [OPTION...]",
+    "Measures what grouped products can choose on this device, for a list of shapes, "
+    "and adds the fastest to the rows\nof tuning that every program reads. The bits "
+    "of a product do not depend on them.",
+    check)
