@@ -44,10 +44,11 @@ char *moert_error_keep(void) {
     return strdup(last_error);
 }
 
-void moert_error_restore(char *kept) {
-    if (kept != NULL)
+moert_status moert_error_first(char *kept, moert_status status, moert_status cleanup) {
+    if (status != MOERT_OK && kept != NULL)
         moert_error_set(kept);
     free(kept);
+    return status != MOERT_OK ? status : cleanup;
 }
 
 moert_status moert_error_record(moert_status code, const char *function, int line,

@@ -42,7 +42,8 @@ moert_status moert_error_pass(moert_status code, const char *function, int line)
 /* Replaces the last error's text as it stands (a failure that another rank reported). */
 void moert_error_set(const char *text);
 
-/* A copy of the last error's text, which cleanup after a failure must not hide, and putting it
- * back; restore frees the copy, which may be NULL. */
+/* A copy of the last error's text, which cleanup after a failure must not hide. */
 char *moert_error_keep(void);
-void moert_error_restore(char *kept);
+/* The status of a failure, whose text was kept, or else that of the cleanup after it. Frees the copy,
+ * which may be NULL. */
+moert_status moert_error_first(char *kept, moert_status status, moert_status cleanup);

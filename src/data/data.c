@@ -32,6 +32,15 @@ static moert_status make(source_kind kind, double held_out, moert_data **data) {
     return MOERT_OK;
 }
 
+/* Ends the making of a source with the status of loading it. */
+static moert_status finish(moert_data *made, moert_status status, moert_data **data) {
+    if (status == MOERT_OK)
+        *data = made;
+    else
+        moert_data_destroy(made);
+    return status;
+}
+
 static moert_status load_text(moert_data *data, const char *const *paths, size_t count) {
     size_t content = 0;
     for (size_t i = 0; i < count; i++)
@@ -52,12 +61,7 @@ moert_status moert_data_open_text(const char *const *paths, size_t count, double
                                   moert_data **data) {
     moert_data *made;
     MOERT_TRY(make(TEXT, held_out, &made));
-    moert_status status = load_text(made, paths, count);
-    if (status == MOERT_OK)
-        *data = made;
-    else
-        moert_data_destroy(made);
-    return status;
+    return finish(made, load_text(made, paths, count), data);
 }
 
 static moert_status load_raw(moert_data *data, const char *path, unsigned bits) {
@@ -79,12 +83,7 @@ moert_status moert_data_open_raw(const char *path, unsigned bits, double held_ou
     if (bits != 16 && bits != 32)
         return MOERT_FAIL(ERROR_USAGE, "tokens of %u bits: expected 16 or 32", bits);
     MOERT_TRY(make(RAW, held_out, &made));
-    moert_status status = load_raw(made, path, bits);
-    if (status == MOERT_OK)
-        *data = made;
-    else
-        moert_data_destroy(made);
-    return status;
+    return finish(made, load_raw(made, path, bits), data);
 }
 
 moert_status moert_data_from_array(const char *name, const int32_t *tokens, size_t steps,

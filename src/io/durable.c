@@ -215,9 +215,7 @@ free_paths:
 }
 
 static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *place) {
-    (void)info;
-    (void)kind;
-    (void)place;
+    (void)info, (void)kind, (void)place;
     if (remove(path) == 0 || errno == ENOENT)
         return 0;
     MOERT_FAIL(ERROR_IO, "%s: cannot be removed: %s (may you write there?)", path, strerror(errno));

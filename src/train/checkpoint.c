@@ -167,8 +167,7 @@ static moert_status save(moert_model *model, const moert_optimizer *optimizer,
         status = moert_comm_agree(world, first ? moert_durable_commit(temporary, path) : MOERT_OK);
     if (status != MOERT_OK && first && temporary != NULL) {
         char *message = moert_error_keep();
-        moert_remove_tree(temporary);
-        moert_error_restore(message);
+        status = moert_error_first(message, status, moert_remove_tree(temporary));
     }
     free(temporary);
     return status;

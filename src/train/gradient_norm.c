@@ -96,16 +96,6 @@ static size_t chunks_of(const moert_gradient_norm *norm, size_t block, size_t ra
     return start + moert_block_first_chunk(at, rank + 1) - *first;
 }
 
-static moert_status sum_own_chunks(moert_gradient_norm *norm) {
-    for (size_t b = 0; b < moert_model_block_count(norm->model); b++) {
-        size_t first;
-        const size_t rank = moert_comm_rank(moert_model_block(norm->model, b)->comm);
-        const size_t count = chunks_of(norm, b, rank, &first);
-        MOERT_TRY(moert_squares_sum_chunks(norm->squares, first, first + count));
-    }
-    return MOERT_OK;
-}
-
 /* Sums of the blocks that the ranks of `comm` share, from the order of chunks to that of ranks, or
  * `back`. */
 static void reorder(moert_gradient_norm *norm, const moert_comm *comm, bool back) {
@@ -143,7 +133,12 @@ static moert_status sum_held(moert_gradient_norm *norm) {
     const moert_mesh *mesh = moert_model_mesh(norm->model);
     if (moert_comm_size(mesh->world) == 1)
         return moert_squares_sum(norm->squares, norm->held_sum);
-    MOERT_TRY(sum_own_chunks(norm));
+    for (size_t b = 0; b < moert_model_block_count(norm->model); b++) {
+        size_t first;
+        const size_t rank = moert_comm_rank(moert_model_block(norm->model, b)->comm);
+        const size_t count = chunks_of(norm, b, rank, &first);
+        MOERT_TRY(moert_squares_sum_chunks(norm->squares, first, first + count));
+    }
     MOERT_TRY(moert_squares_get_chunks(norm->squares, norm->chunk_sum));
     MOERT_TRY(gather_chunks(norm, mesh->world));
     MOERT_TRY(gather_chunks(norm, mesh->replicas));

@@ -7,18 +7,6 @@
 #include "base/text.h"
 #include "io/durable.h"
 
-/* Closes; a failure before counts more than one of the flush. */
-static moert_status close_writer(moert_tensor_writer *writer, moert_status status) {
-    char *message = moert_error_keep();
-    const moert_status closed = moert_writer_close(writer);
-    if (status == MOERT_OK) {
-        free(message);
-        return closed;
-    }
-    moert_error_restore(message);
-    return status;
-}
-
 static moert_status write_pieces(moert_comm *world, const moert_shared_file *file, const char *path,
                                  moert_status status) {
     const bool first = moert_comm_rank(world) == 0;
@@ -30,8 +18,8 @@ static moert_status write_pieces(moert_comm *world, const moert_shared_file *fil
         status = moert_writer_open(path, file->specs, file->count, file->metadata, false, &writer);
     if (status == MOERT_OK)
         status = file->put(file->context, writer);
-    if (writer != NULL)
-        status = close_writer(writer, status);
+    char *message = moert_error_keep();
+    status = moert_error_first(message, status, moert_writer_close(writer));
     return moert_comm_agree(world, status);
 }
 

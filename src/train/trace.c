@@ -41,19 +41,12 @@ static void add(moert_trace *t, int row, const char *name, const char *category,
             ((double)start_ns - (double)t->zero_ns) * 1e-3, (double)(end_ns - start_ns) * 1e-3);
 }
 
-static int row_of(const moert_profile_span *span) {
-    switch (span->kind) {
-    case MOERT_SPAN_DEVICE:
-        return ROW_DEVICE;
-    case MOERT_SPAN_WAIT:
-        return ROW_MESSAGES;
-    default: /* a dispatch and a combine may overlap */
-        return span->operation == MOERT_OPERATION_COMBINE ? ROW_BACK : ROW_FORTH;
-    }
-}
-
 static void observe(void *context, const moert_profile_span *span) {
-    add(context, row_of(span), moert_operation_text(span->operation), moert_phase_name(span->phase),
+    const int row = span->kind == MOERT_SPAN_DEVICE              ? ROW_DEVICE
+                    : span->kind == MOERT_SPAN_WAIT              ? ROW_MESSAGES
+                    : span->operation == MOERT_OPERATION_COMBINE ? ROW_BACK
+                                                                 : ROW_FORTH; /* may overlap */
+    add(context, row, moert_operation_text(span->operation), moert_phase_name(span->phase),
         span->start_ns, span->end_ns);
 }
 

@@ -208,15 +208,6 @@ static void catch_signals(struct sigaction before[STOP_SIGNALS]) {
         sigaction(stop_signals[i], &action, &before[i]);
 }
 
-static moert_status close_metrics(moert_trainer *t, moert_status status) {
-    if (status == MOERT_OK)
-        return moert_metrics_close(t->metrics);
-    char *message = moert_error_keep();
-    moert_metrics_close(t->metrics);
-    moert_error_restore(message);
-    return status;
-}
-
 moert_status moert_train(moert_model *model, const moert_data *data,
                          const moert_trainer_options *options, bool *interrupted) {
     moert_trainer t = moert_trainer_make(model, data, options);
@@ -233,7 +224,8 @@ moert_status moert_train(moert_model *model, const moert_data *data,
 done:
     for (int i = 0; i < STOP_SIGNALS; i++)
         sigaction(stop_signals[i], &before[i], NULL);
-    status = close_metrics(&t, status);
+    char *message = moert_error_keep();
+    status = moert_error_first(message, status, moert_metrics_close(t.metrics));
     moert_optimizer_destroy(t.optimizer);
     moert_trace_destroy(t.trace);
     moert_ledger_destroy(t.ledger);

@@ -13,17 +13,11 @@ static void complain(const char *name, moert_status status) {
     fprintf(stderr, "%s: %s\n", name, text[0] != '\0' ? text : moert_status_text(status));
 }
 
-static moert_status parse(const moert_program *program, int argc, char **argv, bool *help) {
-    MOERT_TRY(moert_options_parse(program->options, program->option_count, argc, argv, help));
-    return *help || program->check == NULL ? MOERT_OK : program->check(argc, argv);
-}
-
 /* Makes the context and runs the body; failures that other ranks do not know of end them all at
  * once. */
 static moert_status run(const moert_program *program, const char *name, moert_comm *world) {
     moert_context *context = NULL;
-    MPI_Comm comm = MPI_COMM_WORLD;
-    moert_status status = moert_context_create(comm, NULL, &context);
+    moert_status status = moert_context_create(MPI_COMM_WORLD, NULL, &context);
     if (status == MOERT_OK)
         status = program->run(context);
     if (status != MOERT_OK && moert_comm_size(world) > 1 && !moert_comm_failure_is_shared()) {
@@ -48,7 +42,9 @@ int moert_program_main(const moert_program *program, int argc, char **argv) {
         complain(name, status);
         return 1;
     }
-    status = parse(program, argc, argv, &help); /* the same on every rank */
+    status = moert_options_parse(program->options, program->option_count, argc, argv, &help);
+    if (status == MOERT_OK && !help && program->check != NULL)
+        status = program->check(argc, argv); /* the same on every rank */
     bool first = moert_comm_rank(world) == 0;
     if (help && first)
         moert_options_usage(stdout, program->synopsis, program->about, program->options,

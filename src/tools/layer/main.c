@@ -134,10 +134,10 @@ static moert_status prepare(job *j) {
 
 static moert_status compute(job *j) {
     MOERT_TRY(moert_layer_forward(j->layer, &j->batch, j->buffer_x, j->buffer_y));
-    if (j->dy == NULL)
-        return moert_mesh_settle(j->mesh);
-    MOERT_TRY(moert_layer_backward(j->layer, j->buffer_dy, NULL, j->buffer_dx));
-    MOERT_TRY(moert_layer_reduce(j->layer, false, true));
+    if (j->dy != NULL) {
+        MOERT_TRY(moert_layer_backward(j->layer, j->buffer_dy, NULL, j->buffer_dx));
+        MOERT_TRY(moert_layer_reduce(j->layer, false, true));
+    }
     return moert_mesh_settle(j->mesh);
 }
 

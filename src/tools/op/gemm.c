@@ -117,15 +117,6 @@ static moert_status load_ends(moert_gemm_job *job, const moert_gemm_tensor *row)
     return MOERT_OK;
 }
 
-static moert_status create(moert_gemm_job *job) {
-    moert_op_options options = *job->options;
-    moert_operand *const factors[] = {&options.x, &options.weight, &options.y};
-    for (size_t i = 0; i < MOERT_COUNT(factors); i++)
-        if (factors[i]->how.size == 0) /* turned round by load_matrix() */
-            factors[i]->how = (moert_quantizer){0};
-    return moert_op_create(job->file->device, &options, &job->op);
-}
-
 /* ---- inputs ---- */
 
 /* A buffer of `bytes` or, if that is more, what the op needs. */
@@ -285,10 +276,13 @@ moert_status moert_gemm_job_run(moert_file_op_job *file, moert_op_options *optio
     for (size_t i = 0; i < count; i++)
         if (tensors[i].role == MOERT_GEMM_ENDS)
             MOERT_TRY(load_ends(&job, &tensors[i]));
-    MOERT_TRY(create(&job));
+    moert_op_options created = *options;
+    moert_operand *const operands[] = {&created.x, &created.weight, &created.y};
+    for (size_t i = 0; i < MOERT_COUNT(operands); i++)
+        if (operands[i]->how.size == 0) /* transposed by load_matrix() */
+            operands[i]->how = (moert_quantizer){0};
+    MOERT_TRY(moert_op_create(file->device, &created, &job.op));
     const moert_status status = execute(&job);
     moert_op_destroy(job.op);
-    if (status != MOERT_OK)
-        return moert_error_pass(status, __func__, __LINE__);
-    return MOERT_OK;
+    return status;
 }

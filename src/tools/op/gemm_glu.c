@@ -122,6 +122,8 @@ static moert_status describe(moert_op_options *o, moert_operand *rows, moert_axi
     o->glu.interleaved = false;
     if (limit > 0.0)
         o->glu.limit = (float)limit;
+    o->interleave = interleave;
+    o->linear_first = glu_order == 1;
     const bool square = moert_gemm_quantised(&o->weight) && o->weight.how.axis == MOERT_AXIS_TILE;
     MOERT_TRY(MOERT_FILE_OP_CHECK(
         {!with_column && !moert_gemm_quantised(d), "no-column", "goes with a quantised d"},
@@ -137,8 +139,6 @@ static moert_status glu(moert_file_op_job *job) {
     MOERT_TRY(describe(&o, &o.x, MOERT_AXIS_ROW, &o.d));
     o.c = moert_gemm_operand(c_format, MOERT_AXIS_ROW, false, MOERT_SCALES_LINEAR);
     o.save_c = true;
-    o.interleave = interleave;
-    o.linear_first = glu_order == 1;
     return moert_gemm_job_run(job, &o, glu_tensors, MOERT_COUNT(glu_tensors));
 }
 
@@ -146,8 +146,6 @@ static moert_status dglu(moert_file_op_job *job) {
     moert_op_options o = MOERT_OP_OPTIONS_INIT;
     o.kind = MOERT_OP_DGLU;
     MOERT_TRY(describe(&o, &o.y, MOERT_AXIS_COLUMN, &o.d));
-    o.interleave = interleave;
-    o.linear_first = glu_order == 1;
     return moert_gemm_job_run(job, &o, dglu_tensors, MOERT_COUNT(dglu_tensors));
 }
 

@@ -8,6 +8,7 @@
 #include "gemm/gemm.h"
 #include "io/safetensors.h"
 #include "moert/formats.h"
+#include "moert/quantize.h"
 #include "tools/common/program.h"
 
 enum { MOERT_OP_MOST_BUFFERS = 32, MOERT_OP_MOST_RESULTS = 8 };
@@ -76,6 +77,12 @@ moert_status moert_file_op_load_groups(moert_file_op_job *job, const char *name,
 /* The same, but the groups of a tensor of three dimensions are its own. */
 moert_status moert_file_op_groups_of(moert_file_op_job *job, const moert_file_op_rows *rows,
                                      const char *name, moert_groups *groups);
+
+/* Sets tiles->tiles and returns the bytes of the tiles; lines of scales end at `ends` by group, NULL =
+ * one group. And makes them from the linear scales, a result. */
+size_t moert_file_op_count_tiles(moert_scale_tiles *tiles, const uint32_t *ends);
+moert_status moert_file_op_swizzled(moert_file_op_job *job, const char *name,
+                                    moert_scale_tiles *tiles, const uint32_t *ends);
 
 /* Names a result: the first elements of `buffer` in this shape. */
 moert_status moert_file_op_result(moert_file_op_job *job, moert_tensor_spec spec,

@@ -133,19 +133,6 @@ static moert_status block_groups(moert_file_op_job *job, const moert_quantize *o
     return MOERT_OK;
 }
 
-/* The tiles of scales, whose lines end at `ends` by group; NULL: one group. */
-static moert_status make_tiles(moert_file_op_job *job, const char *name, moert_scale_tiles *tiles,
-                               const uint32_t *ends) {
-    const size_t unit = moert_tile_lines(tiles->transposed);
-    const size_t bytes = moert_swizzled_bytes(ends, tiles->groups.count, tiles->groups.rows,
-                                              tiles->width, tiles->transposed);
-    tiles->tiles = row_blocks(ends, &tiles->groups, unit);
-    MOERT_TRY(moert_file_op_buffer(job, bytes, &tiles->swizzled));
-    MOERT_TRY(moert_swizzle(tiles));
-    return moert_file_op_result(job, (moert_tensor_spec){name, MOERT_FILE_U8, 1, {bytes}},
-                                tiles->swizzled);
-}
-
 /* The scales of one byte in tiles too; not transposed ones of several groups. */
 static moert_status swizzle_scales(moert_file_op_job *job, const char *name,
                                    const moert_quantize *op, moert_quantized_shape shape) {
@@ -157,14 +144,14 @@ static moert_status swizzle_scales(moert_file_op_job *job, const char *name,
         return MOERT_OK;
     tiles.transposed = column && !transposed;
     if (!column)
-        return make_tiles(job, name, &tiles, job->ends);
+        return moert_file_op_swizzled(job, name, &tiles, job->ends);
     tiles.groups = (moert_groups){.count = 1, .rows = transposed ? shape.scale_lines : op->blocks};
     if (job->ends == NULL)
-        return make_tiles(job, name, &tiles, NULL);
+        return moert_file_op_swizzled(job, name, &tiles, NULL);
     MOERT_TRY(MOERT_NEW_ARRAY(&ends, op->groups.count));
     moert_status status = block_groups(job, op, ends, &tiles.groups);
     if (status == MOERT_OK)
-        status = make_tiles(job, name, &tiles, ends);
+        status = moert_file_op_swizzled(job, name, &tiles, ends);
     free(ends);
     return status;
 }

@@ -21,13 +21,20 @@ static const moert_option unswizzle_options[] = {
     {"width", MOERT_OPTION_UINT, &width_given, "0", "0..2147483647", "columns of `scale`"},
 };
 
-/* Bytes of the tiles, and how many there are along the groups. */
-static size_t count_tiles(const moert_file_op_job *job, moert_scale_tiles *op) {
-    const size_t unit = moert_tile_lines(op->transposed);
-    op->tiles = job->ends != NULL ? moert_row_blocks(job->ends, op->groups.count, unit)
-                                  : moert_ceil_div(op->groups.rows, unit);
-    return moert_swizzled_bytes(job->ends, op->groups.count, op->groups.rows, op->width,
-                                op->transposed);
+size_t moert_file_op_count_tiles(moert_scale_tiles *t, const uint32_t *ends) {
+    const size_t unit = moert_tile_lines(t->transposed);
+    t->tiles = ends != NULL ? moert_row_blocks(ends, t->groups.count, unit)
+                            : moert_ceil_div(t->groups.rows, unit);
+    return moert_swizzled_bytes(ends, t->groups.count, t->groups.rows, t->width, t->transposed);
+}
+
+moert_status moert_file_op_swizzled(moert_file_op_job *job, const char *name, moert_scale_tiles *t,
+                                    const uint32_t *ends) {
+    const size_t bytes = moert_file_op_count_tiles(t, ends);
+    MOERT_TRY(moert_file_op_buffer(job, bytes, &t->swizzled));
+    MOERT_TRY(moert_swizzle(t));
+    return moert_file_op_result(job, (moert_tensor_spec){name, MOERT_FILE_U8, 1, {bytes}},
+                                t->swizzled);
 }
 
 static moert_status swizzle(moert_file_op_job *job) {
@@ -36,11 +43,7 @@ static moert_status swizzle(moert_file_op_job *job) {
     MOERT_TRY(moert_file_op_load_bytes(job, "scale", 1, &lines, &op.linear));
     MOERT_TRY(moert_file_op_groups_of(job, &lines, "ends", &op.groups));
     op.width = lines.columns;
-    const size_t bytes = count_tiles(job, &op);
-    MOERT_TRY(moert_file_op_buffer(job, bytes, &op.swizzled));
-    MOERT_TRY(moert_swizzle(&op));
-    return moert_file_op_result(job, (moert_tensor_spec){"swizzled", MOERT_FILE_U8, 1, {bytes}},
-                                op.swizzled);
+    return moert_file_op_swizzled(job, "swizzled", &op, job->ends);
 }
 
 static moert_status unswizzle(moert_file_op_job *job) {
@@ -49,7 +52,7 @@ static moert_status unswizzle(moert_file_op_job *job) {
     if (lines_given == 0 || width_given == 0)
         return MOERT_FAIL(ERROR_USAGE, "--lines and --width are needed, the shape of the scales");
     MOERT_TRY(moert_file_op_load_groups(job, "ends", lines_given, &op.groups));
-    const size_t bytes = count_tiles(job, &op);
+    const size_t bytes = moert_file_op_count_tiles(&op, job->ends);
     if (tensor == NULL || tensor->bytes != bytes)
         return MOERT_FAIL(ERROR_MISMATCH,
                           "swizzled has %zu bytes; %zu lines of %zu scales make %zu",

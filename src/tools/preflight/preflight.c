@@ -131,21 +131,17 @@ done:
 
 /* ---- all ---- */
 
-static moert_status allocate(moert_comm *world, moert_preflight *all) {
+moert_status moert_preflight_gather(moert_context *context, const char *commit, double links_s,
+                                    moert_preflight *all) {
+    moert_comm *world = moert_context_comm(context);
+    moert_preflight_rank *mine = NULL;
     all->ranks = moert_comm_size(world);
     moert_status status = MOERT_NEW_ARRAY(&all->rank, all->ranks);
     if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&all->links, all->ranks * all->ranks);
-    return moert_comm_agree(world, status);
-}
-
-moert_status moert_preflight_gather(moert_context *context, const char *commit, double links_s,
-                                    moert_preflight *all) {
-    moert_comm *world = moert_context_comm(context);
-    moert_preflight_rank *mine;
-    moert_status status;
-    MOERT_TRY(allocate(world, all));
-    MOERT_TRY(moert_comm_agree(world, MOERT_NEW(&mine)));
+    if (status == MOERT_OK)
+        status = MOERT_NEW(&mine);
+    MOERT_TRY_OR(done, moert_comm_agree(world, status));
     look_around(context, commit, mine);
     moert_phase_set(MOERT_PHASE_CLOCKS);
     MOERT_TRY_OR(done, compare_clocks(world, &mine->skew_s));

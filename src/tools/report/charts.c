@@ -45,10 +45,6 @@ static void put_legend(moert_markup *m, const moert_run_record *record) {
     moert_markup_close(m, 1);
 }
 
-static const char *host_of(const moert_run_rank *rank) {
-    return rank->host != NULL ? rank->host : "";
-}
-
 void moert_chart_times(moert_markup *m, const moert_run_record *record,
                        const moert_verdict *verdict) {
     double scale = 0.0;
@@ -65,7 +61,8 @@ void moert_chart_times(moert_markup *m, const moert_run_record *record,
         moert_markup_open(m, "span", "class=\"who%s\"", late ? " late" : "");
         moert_markup_text(m, "%s%zu", late ? "\xE2\x96\xB6 " : "", r);
         if (r == 0 || record->rank[r].node != record->rank[r - 1].node)
-            moert_markup_element(m, "small", "", " %s", host_of(&record->rank[r]));
+            moert_markup_element(m, "small", "", " %s",
+                                 record->rank[r].host != NULL ? record->rank[r].host : "");
         moert_markup_close(m, 1);
         put_bar(m, &record->rank[r], r, scale);
         moert_markup_element(m, "span", "class=\"ms\"", "%.1f ms", record->rank[r].step_ms);

@@ -53,14 +53,6 @@ static void put_verdict(moert_markup *m, const char *name, const moert_verdict *
     moert_markup_close(m, 2);
 }
 
-static void put_curves(moert_markup *m, const moert_run_record *record) {
-    moert_markup_begin(m, "section");
-    moert_markup_open(m, "div", "class=\"pair\"");
-    moert_chart_loss(m, record);
-    moert_chart_speed(m, record);
-    moert_markup_close(m, 2);
-}
-
 /* The bars' numbers: a row for each rank. */
 static void put_times(moert_markup *m, const moert_run_record *record) {
     moert_markup_begin(m, "details");
@@ -201,7 +193,11 @@ moert_status moert_report_page(const char *name, const moert_run_record *record,
     moert_markup_begin(&m, "body");
     put_hatching(&m);
     put_verdict(&m, name, verdict);
-    put_curves(&m, record);
+    moert_markup_begin(&m, "section");
+    moert_markup_open(&m, "div", "class=\"pair\"");
+    moert_chart_loss(&m, record);
+    moert_chart_speed(&m, record);
+    moert_markup_close(&m, 2);
     if (record->ranks > 0)
         put_steps(&m, record, verdict);
     if (trace != NULL)

@@ -50,16 +50,6 @@ static double number_or_nan(const source *from, const char *key) {
     return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
-/* An integer from 1 to a million. */
-static moert_status read_count(const source *from, const char *key, size_t *count) {
-    const json_t *value = json_object_get(from->object, key);
-    if (!json_is_integer(value) || json_integer_value(value) < 1 ||
-        json_integer_value(value) > 1000000)
-        return fail_field(from, key, "is not an integer from 1 to 1000000");
-    *count = (size_t)json_integer_value(value);
-    return MOERT_OK;
-}
-
 /* values[count] of an array; false if it is none or holds anything but so many finite numbers. */
 static bool read_numbers(const json_t *array, size_t count, double *values) {
     if (json_array_size(array) != count)
@@ -168,13 +158,6 @@ moert_time moert_time_of(const char *operation) {
     return MOERT_TIME_KERNELS;
 }
 
-static moert_status take_ranks(moert_run_record *record, const source *from) {
-    record->ranks = json_array_size(json_object_get(from->object, "step_ms"));
-    if (record->ranks == 0)
-        return fail_field(from, "step_ms", "is not an array of a number for each rank");
-    return moert_alloc(&record->rank, record->ranks, sizeof *record->rank);
-}
-
 /* Adds a step's times: what was waited for others goes off the messages. */
 static moert_status add_times(moert_run_record *record, const source *from, double *row) {
     const json_t *operations = json_object_get(from->object, "operations");
@@ -203,22 +186,16 @@ static moert_status add_times(moert_run_record *record, const source *from, doub
 
 static moert_status take_step(moert_run_record *record, const source *from) {
     double *row;
-    if (record->profiled_steps++ == 0)
-        MOERT_TRY(take_ranks(record, from));
+    if (record->profiled_steps++ == 0) {
+        record->ranks = json_array_size(json_object_get(from->object, "step_ms"));
+        if (record->ranks == 0)
+            return fail_field(from, "step_ms", "is not an array of a number for each rank");
+        MOERT_TRY(MOERT_NEW_ARRAY(&record->rank, record->ranks));
+    }
     MOERT_TRY(moert_alloc(&row, record->ranks, sizeof *row));
     const moert_status status = add_times(record, from, row);
     free(row);
     return status;
-}
-
-static void take_means(moert_run_record *record) {
-    const double part = 1.0 / (double)record->profiled_steps;
-    for (size_t r = 0; r < record->ranks; r++) {
-        moert_run_rank *rank = &record->rank[r];
-        rank->step_ms *= part;
-        for (size_t i = 0; i < MOERT_TIMES; i++)
-            rank->ms[i] = fmax(rank->ms[i] * part, 0.0);
-    }
 }
 
 /* ---- profile-ranks.json ---- */
@@ -249,7 +226,11 @@ static moert_status read_matrices(moert_run_record *record, const source *from) 
     const char *engine = json_string_value(json_object_get(from->object, "engine"));
     const json_t *rows = json_object_get(from->object, "expert_rows");
     MOERT_TRY(read_names(record, from));
-    MOERT_TRY(read_count(from, "group", &record->group));
+    const json_t *group = json_object_get(from->object, "group");
+    if (!json_is_integer(group) || json_integer_value(group) < 1 ||
+        json_integer_value(group) > 1000000)
+        return fail_field(from, "group", "is not an integer from 1 to 1000000");
+    record->group = (size_t)json_integer_value(group);
     if (ranks % record->group != 0)
         return fail_field(from, "group", "does not divide the number of ranks");
     if (engine == NULL)
@@ -291,8 +272,13 @@ static moert_status read_steps(const char *path, moert_run_record *record) {
     if (access(path, F_OK) != 0)
         return MOERT_OK;
     MOERT_TRY(read_lines(path, take_step, record));
-    if (record->profiled_steps > 0)
-        take_means(record);
+    for (size_t r = 0; r < record->ranks; r++) {
+        moert_run_rank *rank = &record->rank[r];
+        const double part = 1.0 / (double)record->profiled_steps;
+        rank->step_ms *= part;
+        for (size_t i = 0; i < MOERT_TIMES; i++)
+            rank->ms[i] = fmax(rank->ms[i] * part, 0.0);
+    }
     return MOERT_OK;
 }
 

@@ -9,8 +9,6 @@
 
 moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model_config *config) {
     bool qwen = sizes->form == 1;
-    const moert_router_options router = MOERT_ROUTER_OPTIONS_INIT;
-    const moert_glu_form glu = MOERT_GLU_SWIGLU;
     *config = (moert_model_config){
         .family = qwen ? MOERT_FAMILY_QWEN3_MOE : MOERT_FAMILY_MIXTRAL,
         .vocabulary = sizes->vocabulary,
@@ -26,8 +24,8 @@ moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model
         .initializer_range = 0.02f,
         .aux_coefficient = 0.01f,
         .qk_norm = qwen,
-        .router = router,
-        .glu = glu,
+        .router = MOERT_ROUTER_OPTIONS_INIT,
+        .glu = MOERT_GLU_SWIGLU,
     };
     config->router.experts = sizes->experts;
     config->router.topk = sizes->topk;
@@ -51,11 +49,10 @@ static moert_status open_token_tensor(const char *path, moert_train_data *data) 
     moert_tensors *files;
     MOERT_TRY(moert_tensors_open(path, &files));
     const moert_tensor *tensor = moert_tensors_find(files, "tokens");
-    moert_status status = MOERT_OK;
-    if (tensor == NULL || tensor->rank != 3)
-        status = MOERT_FAIL(ERROR_MISMATCH, "%s holds no tensor tokens[steps,B,S+1]", path);
-    if (status == MOERT_OK)
-        status = moert_alloc(&data->tokens, tensor->elements, sizeof *data->tokens);
+    moert_status status =
+        tensor != NULL && tensor->rank == 3
+            ? MOERT_NEW_ARRAY(&data->tokens, tensor->elements)
+            : MOERT_FAIL(ERROR_MISMATCH, "%s holds no tensor tokens[steps,B,S+1]", path);
     if (status == MOERT_OK)
         status = moert_tensor_read_i32(tensor, 0, tensor->elements, data->tokens);
     if (status == MOERT_OK)

@@ -225,27 +225,28 @@ static moert_status train(moert_context *context, moert_mesh *mesh,
     moert_model *model;
     bool interrupted = false;
     MOERT_TRY(moert_model_create(mesh, config, &model));
-    moert_status status = model_path != NULL
-                              ? moert_model_load(model, model_path)
-                              : moert_comm_agree(moert_context_comm(context),
-                                                 moert_model_initialize(model, trainer.seed));
-    if (status == MOERT_OK)
-        moert_program_say(
-            context, "moert-train: %zu ranks, %s, exchange %s\n", moert_context_size(context),
-            moert_device_name(moert_context_device(context)), moert_mesh_engine(mesh));
-    const bool only_looks = gradients_path != NULL || logits_path != NULL;
-    if (status == MOERT_OK && logits_path != NULL)
-        status = moert_train_logits(model, data, &trainer, logits_path);
-    if (status == MOERT_OK && gradients_path != NULL)
-        status = moert_train_gradients(model, data, &trainer, gradients_path);
-    if (status == MOERT_OK && !only_looks)
-        status = moert_train(model, data, &trainer, &interrupted);
-    if (status == MOERT_OK && interrupted)
+    moert_status status;
+    MOERT_TRY_OR(done, model_path != NULL
+                           ? moert_model_load(model, model_path)
+                           : moert_comm_agree(moert_context_comm(context),
+                                              moert_model_initialize(model, trainer.seed)));
+    moert_program_say(context, "moert-train: %zu ranks, %s, exchange %s\n",
+                      moert_context_size(context), moert_device_name(moert_context_device(context)),
+                      moert_mesh_engine(mesh));
+    if (logits_path != NULL)
+        MOERT_TRY_OR(done, moert_train_logits(model, data, &trainer, logits_path));
+    if (gradients_path != NULL)
+        MOERT_TRY_OR(done, moert_train_gradients(model, data, &trainer, gradients_path));
+    if (logits_path != NULL || gradients_path != NULL)
+        goto done;
+    MOERT_TRY_OR(done, moert_train(model, data, &trainer, &interrupted));
+    if (interrupted)
         moert_program_say(context, "stopped by a signal; %s\n",
                           trainer.out != NULL ? "continue with --resume auto"
                                               : "without --out nothing is saved");
-    else if (status == MOERT_OK && !only_looks)
+    else
         status = finish(context, model);
+done:
     moert_model_destroy(model);
     return status;
 }
@@ -254,12 +255,11 @@ static moert_status run(moert_context *context) {
     moert_model_config config = {0};
     moert_train_data data = {0};
     moert_mesh *mesh = NULL;
-    moert_status status =
-        moert_comm_agree(moert_context_comm(context), open_inputs(&config, &data));
-    if (status == MOERT_OK)
-        status = moert_mesh_create(context, ep, &mesh);
-    if (status == MOERT_OK)
-        status = train(context, mesh, &config, data.data);
+    moert_status status;
+    MOERT_TRY_OR(done, moert_comm_agree(moert_context_comm(context), open_inputs(&config, &data)));
+    MOERT_TRY_OR(done, moert_mesh_create(context, ep, &mesh));
+    status = train(context, mesh, &config, data.data);
+done:
     moert_mesh_destroy(mesh);
     moert_train_data_close(&data);
     moert_model_config_free(&config);

@@ -16,15 +16,6 @@ static bool is_packed(const moert_tune_product *p) {
            p->key.operation == MOERT_TUNED_PACKED_DGRAD;
 }
 
-static moert_gemm_kind kind_of(moert_tuned operation) {
-    static const moert_gemm_kind kinds[] = {[MOERT_TUNED_FORWARD] = MOERT_GEMM_FORWARD,
-                                            [MOERT_TUNED_DGRAD] = MOERT_GEMM_DGRAD,
-                                            [MOERT_TUNED_WGRAD] = MOERT_GEMM_WGRAD,
-                                            [MOERT_TUNED_PACKED_FORWARD] = MOERT_GEMM_FORWARD,
-                                            [MOERT_TUNED_PACKED_DGRAD] = MOERT_GEMM_DGRAD};
-    return kinds[operation];
-}
-
 /* A buffer of `count` numbers in [-1, 1), the same CHUNK of them again and again. */
 static moert_status random_buffer(moert_device *device, moert_number type, size_t count,
                                   moert_buffer **buffer) {
@@ -105,9 +96,14 @@ static moert_status run(void *what) {
 moert_status moert_tune_product_create(moert_device *device, moert_tuned operation,
                                        moert_number type, const moert_gemm_shape *shape,
                                        moert_tune_product *p, bool *possible) {
+    static const moert_gemm_kind kinds[] = {[MOERT_TUNED_FORWARD] = MOERT_GEMM_FORWARD,
+                                            [MOERT_TUNED_DGRAD] = MOERT_GEMM_DGRAD,
+                                            [MOERT_TUNED_WGRAD] = MOERT_GEMM_WGRAD,
+                                            [MOERT_TUNED_PACKED_FORWARD] = MOERT_GEMM_FORWARD,
+                                            [MOERT_TUNED_PACKED_DGRAD] = MOERT_GEMM_DGRAD};
     *p = (moert_tune_product){
         .key = {operation, type, shape->n, shape->k, shape->rows},
-        .gemm = {.kind = kind_of(operation),
+        .gemm = {.kind = kinds[operation],
                  .groups = {NULL, shape->experts, shape->experts * shape->rows},
                  .n = shape->n,
                  .k = shape->k,
