@@ -21,23 +21,22 @@ static const struct {
 };
 enum { ROWS = MOERT_COUNT(rows) };
 
-/* Index of `word` in a '|' separated list, or -1. */
-static int choice_index(const char *choices, const char *word) {
-    size_t length = strlen(word);
+int moert_choice_index(const char *choices, const char *word) {
+    const size_t length = strlen(word);
     int index = 0;
-    for (const char *at = choices; at != NULL; index++) {
-        const char *bar = strchr(at, '|');
-        size_t span = bar != NULL ? (size_t)(bar - at) : strlen(at);
+    for (const char *at = choices;; index++) {
+        const size_t span = strcspn(at, "|");
         if (span == length && strncmp(at, word, length) == 0)
             return index;
-        at = bar != NULL ? bar + 1 : NULL;
+        if (at[span] == '\0')
+            return -1;
+        at += span + 1;
     }
-    return -1;
 }
 
 static int parse_number(const moert_variable *row, const char *text, unsigned *value) {
     if (strcmp(row->type, "CHOICE") == 0 || strcmp(row->type, "BOOL") == 0) {
-        const int index = choice_index(row->type[0] == 'B' ? "0|1" : row->limits, text);
+        const int index = moert_choice_index(row->type[0] == 'B' ? "0|1" : row->limits, text);
         *value = (unsigned)index;
         return index >= 0;
     }

@@ -133,5 +133,8 @@ int moert_config_variable(size_t index, moert_variable *variable);
 /* 1 if the value is legal, or not set. */
 int moert_config_is_legal(const moert_variable *variable);
 
+/* Index of `word` in a '|' separated list, or -1. */
+int moert_choice_index(const char *choices, const char *word);
+
 /* The word of a choice, such as "staged" for ("MOERT_EXCHANGE", 4). */
 const char *moert_config_choice(const char *name, unsigned value);

@@ -80,14 +80,18 @@ static moert_status add_open(moert_corpus *corpus, const char *path, int descrip
     return status;
 }
 
+/* An entry that cannot be opened: an error if the user named it. */
+static moert_status skip(const char *path, const char *verb, bool explicit_name) {
+    if (explicit_name)
+        return MOERT_FAIL(ERROR_IO, "cannot %s %s: %s", verb, path, strerror(errno));
+    MOERT_WARN("skipping %s: %s", path, strerror(errno));
+    return MOERT_OK;
+}
+
 static moert_status add_file(moert_corpus *corpus, const char *path, bool explicit_name) {
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (descriptor < 0) {
-        if (explicit_name)
-            return MOERT_FAIL(ERROR_IO, "cannot read %s: %s", path, strerror(errno));
-        MOERT_WARN("skipping %s: %s", path, strerror(errno));
-        return MOERT_OK;
-    }
+    if (descriptor < 0)
+        return skip(path, "read", explicit_name);
     moert_status status = add_open(corpus, path, descriptor);
     close(descriptor);
     return status;
@@ -110,7 +114,7 @@ static moert_status add_child(moert_corpus *corpus, const char *directory, const
     MOERT_TRY(moert_text_path(&path, "%s%s%s", directory,
                               moert_text_ends_with(directory, "/") ? "" : "/", name));
     if (lstat(path, &about) != 0)
-        MOERT_WARN("skipping %s: %s", path, strerror(errno));
+        status = skip(path, "read", false);
     else if (S_ISDIR(about.st_mode))
         status = add_directory(corpus, path, false);
     else if (S_ISREG(about.st_mode))
@@ -125,12 +129,8 @@ static moert_status add_directory(moert_corpus *corpus, const char *path, bool e
     struct dirent **entries;
     moert_status status = MOERT_OK;
     int count = scandir(path, &entries, is_child, by_name);
-    if (count < 0) {
-        if (explicit_name)
-            return MOERT_FAIL(ERROR_IO, "cannot list %s: %s", path, strerror(errno));
-        MOERT_WARN("skipping %s: %s", path, strerror(errno));
-        return MOERT_OK;
-    }
+    if (count < 0)
+        return skip(path, "list", explicit_name);
     for (int i = 0; i < count; i++) {
         if (status == MOERT_OK)
             status = add_child(corpus, path, entries[i]->d_name);
@@ -143,14 +143,12 @@ static moert_status add_directory(moert_corpus *corpus, const char *path, bool e
 moert_status moert_corpus_add(moert_corpus *corpus, const char *path) {
     struct stat about;
     if (stat(path, &about) != 0)
-        return MOERT_FAIL(ERROR_IO, "cannot read %s: %s", path, strerror(errno));
+        return skip(path, "read", true);
     if (S_ISDIR(about.st_mode))
-        MOERT_TRY(add_directory(corpus, path, true));
-    else if (S_ISREG(about.st_mode))
-        MOERT_TRY(add_file(corpus, path, true));
-    else
-        return MOERT_FAIL(ERROR_IO, "%s is neither a regular file nor a directory", path);
-    return MOERT_OK;
+        return add_directory(corpus, path, true);
+    if (S_ISREG(about.st_mode))
+        return add_file(corpus, path, true);
+    return MOERT_FAIL(ERROR_IO, "%s is neither a regular file nor a directory", path);
 }
 
 void moert_corpus_clear(moert_corpus *corpus) {

@@ -5,10 +5,6 @@
 #include "io/internal.h"
 #include "io/model_config.h"
 
-static bool is_model_family(const moert_model_config *config) {
-    return config->family == MOERT_FAMILY_MIXTRAL || config->family == MOERT_FAMILY_QWEN3_MOE;
-}
-
 static moert_status check_sizes(const moert_model_config *config) {
     if (config->head_size == 0)
         return MOERT_FAIL(ERROR_FORMAT,
@@ -36,7 +32,7 @@ moert_status moert_model_config_check_length(const moert_model_config *config, s
 }
 
 moert_status moert_model_config_check_model(const moert_model_config *config) {
-    if (!is_model_family(config))
+    if (config->family != MOERT_FAMILY_MIXTRAL && config->family != MOERT_FAMILY_QWEN3_MOE)
         return MOERT_FAIL(
             ERROR_UNSUPPORTED,
             "model config: only mixtral and qwen3_moe are whole language models here; "

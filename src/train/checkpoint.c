@@ -141,15 +141,6 @@ static moert_status write_state(const char *folder, const moert_run_state *state
     return status;
 }
 
-/* Rank 0 makes the temporary directory with its small files. */
-static moert_status begin_directory(const char *temporary, const char *config_text,
-                                    const moert_run_state *state) {
-    MOERT_TRY(moert_remove_tree(temporary));
-    MOERT_TRY(moert_make_folders(temporary));
-    MOERT_TRY(write_text(temporary, "config.json", config_text));
-    return state != NULL ? write_state(temporary, state) : MOERT_OK;
-}
-
 /* The directory `path`, a checkpoint when optimizer and state are given. Collective. */
 static moert_status save(moert_model *model, const moert_optimizer *optimizer,
                          const char *config_text, const moert_run_state *state, const char *path) {
@@ -158,13 +149,18 @@ static moert_status save(moert_model *model, const moert_optimizer *optimizer,
     char *temporary;
     moert_status status = moert_text_path(&temporary, "%s.tmp", path);
     moert_phase_set(MOERT_PHASE_SAVE);
-    if (status == MOERT_OK && first)
-        status = begin_directory(temporary, config_text, state);
-    status = moert_comm_agree(world, status);
-    if (status == MOERT_OK)
-        status = write_files(model, optimizer, temporary);
-    if (status == MOERT_OK)
-        status = moert_comm_agree(world, first ? moert_durable_commit(temporary, path) : MOERT_OK);
+    if (status == MOERT_OK && first) { /* the small files */
+        MOERT_TRY_OR(agree, moert_remove_tree(temporary));
+        MOERT_TRY_OR(agree, moert_make_folders(temporary));
+        MOERT_TRY_OR(agree, write_text(temporary, "config.json", config_text));
+        if (state != NULL)
+            status = write_state(temporary, state);
+    }
+agree:
+    MOERT_TRY_OR(done, moert_comm_agree(world, status));
+    MOERT_TRY_OR(done, write_files(model, optimizer, temporary));
+    status = moert_comm_agree(world, first ? moert_durable_commit(temporary, path) : MOERT_OK);
+done:
     if (status != MOERT_OK && first && temporary != NULL) {
         char *message = moert_error_keep();
         status = moert_error_first(message, status, moert_remove_tree(temporary));

@@ -26,6 +26,11 @@ static bool parse_name(const char *name, uint64_t *step) {
     return true;
 }
 
+static int is_checkpoint(const struct dirent *entry) {
+    uint64_t step;
+    return parse_name(entry->d_name, &step);
+}
+
 static int descending(const void *a, const void *b) {
     const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return x < y ? 1 : x > y ? -1 : 0;
@@ -33,35 +38,24 @@ static int descending(const void *a, const void *b) {
 
 /* The steps of the checkpoints in `folder`, newest first; none if there is no such folder. */
 static moert_status list_steps(const char *folder, uint64_t **steps, size_t *count) {
-    DIR *directory = opendir(folder);
-    size_t room = 16;
+    struct dirent **entries;
+    const int found = scandir(folder, &entries, is_checkpoint, NULL);
     *steps = NULL;
     *count = 0;
-    if (directory == NULL)
+    if (found < 0)
         return errno == ENOENT || errno == ENOTDIR
                    ? MOERT_OK
                    : MOERT_FAIL(ERROR_IO, "cannot list %s: %s", folder, strerror(errno));
-    uint64_t *found = malloc(room * sizeof *found), step;
-    if (found == NULL) {
-        closedir(directory);
-        return MOERT_FAIL(ERROR_MEMORY, "no room to list %s", folder);
+    const moert_status status = MOERT_NEW_ARRAY(steps, (size_t)found);
+    for (int i = 0; i < found; i++) {
+        if (status == MOERT_OK)
+            parse_name(entries[i]->d_name, &(*steps)[(*count)++]);
+        free(entries[i]);
     }
-    for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
-        if (!parse_name(entry->d_name, &step))
-            continue;
-        if (*count == room) {
-            uint64_t *larger = realloc(found, 2 * room * sizeof *found);
-            if (larger == NULL)
-                break;
-            found = larger;
-            room *= 2;
-        }
-        found[(*count)++] = step;
-    }
-    closedir(directory);
-    qsort(found, *count, sizeof *found, descending);
-    *steps = found;
-    return MOERT_OK;
+    free(entries);
+    if (status == MOERT_OK)
+        qsort(*steps, *count, sizeof **steps, descending);
+    return status;
 }
 
 moert_status moert_checkpoint_latest(const char *folder, char **path) {

@@ -48,7 +48,14 @@ moert_status moert_ledger_clear(const char *out) {
     return MOERT_OK;
 }
 
-static moert_status open_files(moert_ledger *l, const char *out) {
+static moert_status prepare(moert_ledger *l, const char *out) {
+    const size_t group = moert_comm_size(moert_model_mesh(l->model)->experts);
+    MOERT_TRY(MOERT_NEW_ARRAY(&l->accounts, l->ranks));
+    MOERT_TRY(MOERT_NEW_ARRAY(&l->waited_ns, l->ranks));
+    MOERT_TRY(MOERT_NEW_ARRAY(&l->bytes, 2 * group));
+    MOERT_TRY(MOERT_NEW_ARRAY(&l->step_rows, l->layers * l->experts));
+    MOERT_TRY(MOERT_NEW_ARRAY(&l->rows, l->layers * l->experts));
+    l->tally = (moert_exchange_tally){l->bytes, l->bytes + group};
     MOERT_TRY(moert_text_path(&l->steps_path, "%s/%s", out, STEPS_NAME));
     MOERT_TRY(moert_text_path(&l->ranks_path, "%s/%s", out, RANKS_NAME));
     if (moert_comm_rank(l->world) != 0)
@@ -57,17 +64,6 @@ static moert_status open_files(moert_ledger *l, const char *out) {
     return l->file != NULL
                ? MOERT_OK
                : MOERT_FAIL(ERROR_IO, "cannot write %s: %s", l->steps_path, strerror(errno));
-}
-
-static moert_status allocate(moert_ledger *l) {
-    const size_t group = moert_comm_size(moert_model_mesh(l->model)->experts);
-    MOERT_TRY(MOERT_NEW_ARRAY(&l->accounts, l->ranks));
-    MOERT_TRY(MOERT_NEW_ARRAY(&l->waited_ns, l->ranks));
-    MOERT_TRY(MOERT_NEW_ARRAY(&l->bytes, 2 * group));
-    MOERT_TRY(MOERT_NEW_ARRAY(&l->step_rows, l->layers * l->experts));
-    MOERT_TRY(MOERT_NEW_ARRAY(&l->rows, l->layers * l->experts));
-    l->tally = (moert_exchange_tally){l->bytes, l->bytes + group};
-    return MOERT_OK;
 }
 
 moert_status moert_ledger_open(moert_model *model, const char *out, moert_ledger **ledger) {
@@ -81,10 +77,7 @@ moert_status moert_ledger_open(moert_model *model, const char *out, moert_ledger
     made->ranks = moert_comm_size(world);
     made->layers = config->layers;
     made->experts = config->router.experts;
-    status = allocate(made);
-    if (status == MOERT_OK)
-        status = open_files(made, out);
-    MOERT_TRY_OR(fail, moert_comm_agree(world, status));
+    MOERT_TRY_OR(fail, moert_comm_agree(world, prepare(made, out)));
     MOERT_TRY_OR(fail, moert_arrivals_enable(world));
     *ledger = made;
     return MOERT_OK;

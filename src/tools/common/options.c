@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/config.h"
 #include "base/memory.h"
 #include "base/text.h"
 
@@ -49,19 +50,11 @@ static moert_status store_float(const moert_option *option, const char *text) {
 }
 
 static moert_status store_choice(const moert_option *option, const char *text) {
-    size_t length = strlen(text);
-    unsigned index = 0;
-    for (const char *at = option->limits;; index++) {
-        size_t word = strcspn(at, "|");
-        if (word == length && strncmp(at, text, word) == 0) {
-            *(unsigned *)option->target = index;
-            return MOERT_OK;
-        }
-        if (at[word] == '\0')
-            return MOERT_FAIL(ERROR_USAGE, "--%s %s: expected %s", option->name, text,
-                              option->limits);
-        at += word + 1;
-    }
+    const int index = moert_choice_index(option->limits, text);
+    if (index < 0)
+        return MOERT_FAIL(ERROR_USAGE, "--%s %s: expected %s", option->name, text, option->limits);
+    *(unsigned *)option->target = (unsigned)index;
+    return MOERT_OK;
 }
 
 static moert_status store_flag(const moert_option *option, const char *text) {

@@ -74,15 +74,6 @@ moert_status moert_rates_gemm(moert_device *device, moert_comm *together,
     return status;
 }
 
-/* Of a size that fills the device for a millisecond. */
-static moert_status measure_gemm(moert_device *device, double *gflops) {
-    const bool gpu = moert_device_describe(device)->is_gpu;
-    const size_t side = gpu ? 4096 : 512, rows = gpu ? 1024 : 128;
-    const moert_rate_product product = {
-        MOERT_TUNED_FORWARD, moert_rates_type(device), 4, rows, side, side};
-    return moert_rates_gemm(device, NULL, &product, gflops);
-}
-
 /* ---- copies and launches ---- */
 
 typedef struct copies {
@@ -129,7 +120,11 @@ done:
 moert_status moert_rates_measure(moert_device *device, moert_rates *rates) {
     moert_roof roof;
     moert_rates made = {0};
-    MOERT_TRY(measure_gemm(device, &made.gemm_gflops));
+    const bool gpu = moert_device_describe(device)->is_gpu;
+    const size_t side = gpu ? 4096 : 512, rows = gpu ? 1024 : 128; /* fill it for a millisecond */
+    const moert_rate_product product = {
+        MOERT_TUNED_FORWARD, moert_rates_type(device), 4, rows, side, side};
+    MOERT_TRY(moert_rates_gemm(device, NULL, &product, &made.gemm_gflops));
     MOERT_TRY(measure_copies(device, &made));
     moert_phase_set(MOERT_PHASE_COPY_RATES);
     MOERT_TRY(moert_roof_measure(device, &roof));

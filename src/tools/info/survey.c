@@ -208,13 +208,6 @@ static moert_status put_backends(const survey *s, json_t *object) {
     return MOERT_OK;
 }
 
-static moert_status put_tuning(const survey *s, json_t *object) {
-    const bool failed =
-        json_object_set_new(object, "tuning", moert_survey_tuning(s->device)) != 0 ||
-        json_object_set_new(object, "measured", moert_survey_measured()) != 0;
-    return failed ? no_memory() : MOERT_OK;
-}
-
 static moert_status put_variables(json_t *object) {
     json_t *rows = new_array(object, "variables");
     moert_variable v;
@@ -294,7 +287,7 @@ static moert_status fill(moert_context *context, const moert_survey_model *model
     MOERT_TRY(put_ranks(s, object));
     MOERT_TRY(put_engines(s, object));
     MOERT_TRY(put_backends(s, object));
-    MOERT_TRY(put_tuning(s, object));
+    MOERT_TRY(moert_survey_tuning(s->device, object));
     MOERT_TRY(put_variables(object));
     if (model->config == NULL)
         return MOERT_OK;

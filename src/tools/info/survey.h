@@ -38,6 +38,5 @@ typedef struct moert_survey_model {
 moert_status moert_survey(moert_context *context, size_t ep, const moert_survey_model *model,
                           json_t **survey);
 
-/* Its tuning[] and measured alone; NULL when memory is short. */
-json_t *moert_survey_tuning(const moert_device *device);
-json_t *moert_survey_measured(void);
+/* Adds tuning[] and measured. Errors: ERROR_MEMORY. */
+moert_status moert_survey_tuning(const moert_device *device, json_t *survey);

@@ -19,26 +19,21 @@ static json_t *product_row(const moert_device *device, const moert_tuning_key *k
                      moert_number_name(key->type), "choices", choices, "from", from);
 }
 
-json_t *moert_survey_tuning(const moert_device *device) {
+moert_status moert_survey_tuning(const moert_device *device, json_t *survey) {
     static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16};
-    json_t *rows = json_array();
-    if (moert_device_describe(device)->gpu_form) /* by the shape alone */
-        return rows;
-    for (moert_tuned o = 0; o < MOERT_TUNED_OPERATIONS; o++)
-        for (size_t t = 0; t < 2; t++) {
-            const moert_tuning_key key = {o, types[t], 0, 0, 0};
-            if (json_array_append_new(rows, product_row(device, &key)) != 0) {
-                json_decref(rows);
-                return NULL;
-            }
-        }
-    return rows;
-}
-
-json_t *moert_survey_measured(void) {
     char *path = moert_tuning_file();
-    json_t *row = json_pack("{ss sI}", "file", path != NULL ? path : "", "rows",
-                            (json_int_t)moert_tuning_remembered());
+    json_t *rows = json_array();
+    bool failed = false;
+    if (!moert_device_describe(device)->gpu_form) /* kernels of that go by the shape alone */
+        for (moert_tuned o = 0; o < MOERT_TUNED_OPERATIONS; o++)
+            for (size_t t = 0; t < 2; t++) {
+                const moert_tuning_key key = {o, types[t], 0, 0, 0};
+                failed |= json_array_append_new(rows, product_row(device, &key)) != 0;
+            }
+    json_t *measured = json_pack("{ss sI}", "file", path != NULL ? path : "", "rows",
+                                 (json_int_t)moert_tuning_remembered());
     free(path);
-    return row;
+    failed |= json_object_set_new(survey, "tuning", rows) != 0;
+    failed |= json_object_set_new(survey, "measured", measured) != 0;
+    return failed ? MOERT_FAIL(ERROR_MEMORY, "no room for the report") : MOERT_OK;
 }

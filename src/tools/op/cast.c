@@ -34,12 +34,13 @@ static moert_status find_type(const moert_tensor *x, moert_number *type) {
                                : MOERT_FILE_OP_NUMBER_WORDS "; --from says what U8 holds");
 }
 
-/* One step; a type to itself is no step. */
-static moert_status cast_step(moert_file_op_job *job, moert_cast step, moert_buffer **values) {
-    if (step.from == step.to)
+/* One step of x[n] in *values; a type to itself is no step. */
+static moert_status cast_step(moert_file_op_job *job, moert_number source, moert_number target,
+                              size_t n, moert_buffer **values) {
+    moert_cast step = {sizeof step, source, target, n, *values, NULL};
+    if (source == target)
         return MOERT_OK;
-    step.source = *values;
-    MOERT_TRY(moert_file_op_buffer(job, step.n * moert_number_bits(step.to) / 8, &step.target));
+    MOERT_TRY(moert_file_op_buffer(job, n * moert_number_bits(target) / 8, &step.target));
     *values = step.target;
     return moert_cast_run(&step);
 }
@@ -52,13 +53,8 @@ static moert_status cast(moert_file_op_job *job) {
     MOERT_TRY(find_type(x, &type));
     MOERT_TRY(moert_file_op_upload(job, x->data, x->bytes, &values));
     if (type != to) {
-        MOERT_TRY(cast_step(
-            job, (moert_cast){sizeof(moert_cast), type, MOERT_NUMBER_F32, x->elements, NULL, NULL},
-            &values));
-        MOERT_TRY(cast_step(job,
-                            (moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, (moert_number)to,
-                                         x->elements, NULL, NULL},
-                            &values));
+        MOERT_TRY(cast_step(job, type, MOERT_NUMBER_F32, x->elements, &values));
+        MOERT_TRY(cast_step(job, MOERT_NUMBER_F32, (moert_number)to, x->elements, &values));
     }
     moert_tensor_spec y = {"y", moert_file_type_of((moert_number)to), x->rank, {0}};
     for (size_t i = 0; i < x->rank; i++)

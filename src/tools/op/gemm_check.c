@@ -2,7 +2,7 @@
 #include "base/memory.h"
 #include "base/number.h"
 #include "quant/quantize.h"
-#include "tools/op/gemm_shapes.h"
+#include "tools/op/gemm.h"
 
 /* ---- types ---- */
 

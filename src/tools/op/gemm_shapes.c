@@ -1,5 +1,5 @@
 /* Shapes of the tensors of a grouped GEMM; see gemm.h for the letters. */
-#include "tools/op/gemm_shapes.h"
+#include "tools/op/gemm.h"
 
 #include <string.h>
 

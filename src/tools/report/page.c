@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "tools/report/charts.h"
-#include "tools/report/style.h"
 
 static void open_section(moert_markup *m, const char *title, const char *about) {
     moert_markup_begin(m, "section");

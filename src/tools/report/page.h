@@ -9,3 +9,7 @@
 moert_status moert_report_page(const char *name, const moert_run_record *record,
                                const moert_verdict *verdict, const moert_trace_step *trace,
                                char **page);
+
+/* Its style, light and dark, wide and narrow, on paper: CSS, without a character that XML would have
+ * to escape. */
+extern const char moert_report_style[];

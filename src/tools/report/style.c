@@ -1,5 +1,5 @@
 /* The style of a report. */
-#include "tools/report/style.h"
+#include "tools/report/page.h"
 
 /* Colours of MOERT_TIME_TABLE, --t0 and so on, are Okabe's and Ito's, which colour-blind people
  * tell apart; waiting is hatched besides. A rule a line, or more. */
