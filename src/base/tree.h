@@ -13,7 +13,6 @@
  */
 #pragma once
 
-#include <stdbool.h>
 #include <stddef.h>
 
 /* The contiguous leaves [first, first + count) of `total` that a rank owns. */

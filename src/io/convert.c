@@ -10,10 +10,6 @@ static float float_from_bits(uint32_t bits) {
     return value;
 }
 
-static float from_bf16(uint16_t bits) {
-    return float_from_bits((uint32_t)bits << 16);
-}
-
 /* IEEE binary16: sign 1, exponent 5 (bias 15), fraction 10; every value is exact in binary32. */
 static float from_f16(uint16_t bits) {
     uint32_t sign = (uint32_t)(bits & 0x8000) << 16;
@@ -54,7 +50,7 @@ moert_status moert_tensor_read_f32(const moert_tensor *tensor, size_t first, siz
         CONVERT(uint16_t, from_f16(value));
         return MOERT_OK;
     case MOERT_FILE_BF16:
-        CONVERT(uint16_t, from_bf16(value));
+        CONVERT(uint16_t, float_from_bits((uint32_t)value << 16));
         return MOERT_OK;
     default:
         return MOERT_FAIL(

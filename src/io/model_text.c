@@ -5,21 +5,22 @@
 #include "io/internal.h"
 #include "io/model_config.h"
 
+#define FAIL_CONFIG(code, format, ...) MOERT_FAIL(code, "model config: " format, ##__VA_ARGS__)
+
 static moert_status check_sizes(const moert_model_config *config) {
     if (config->head_size == 0)
-        return MOERT_FAIL(ERROR_FORMAT,
-                          "model config: head_dim is absent and num_attention_heads %zu does not "
-                          "divide hidden_size %zu",
-                          config->heads, config->hidden);
+        return FAIL_CONFIG(
+            ERROR_FORMAT,
+            "head_dim is absent and num_attention_heads %zu does not divide hidden_size %zu",
+            config->heads, config->hidden);
     if (config->head_size % 2 != 0)
-        return MOERT_FAIL(ERROR_FORMAT,
-                          "model config: the head size is %zu; rotary positions need an even one",
-                          config->head_size);
+        return FAIL_CONFIG(ERROR_FORMAT, "the head size is %zu; rotary positions need an even one",
+                           config->head_size);
     if (config->kv_heads == 0 || config->heads % config->kv_heads != 0)
-        return MOERT_FAIL(ERROR_FORMAT,
-                          "model config: num_key_value_heads is %zu, which does not divide "
-                          "num_attention_heads %zu",
-                          config->kv_heads, config->heads);
+        return FAIL_CONFIG(
+            ERROR_FORMAT,
+            "num_key_value_heads is %zu, which does not divide num_attention_heads %zu",
+            config->kv_heads, config->heads);
     return MOERT_OK;
 }
 
@@ -33,32 +34,27 @@ moert_status moert_model_config_check_length(const moert_model_config *config, s
 
 moert_status moert_model_config_check_model(const moert_model_config *config) {
     if (config->family != MOERT_FAMILY_MIXTRAL && config->family != MOERT_FAMILY_QWEN3_MOE)
-        return MOERT_FAIL(
-            ERROR_UNSUPPORTED,
-            "model config: only mixtral and qwen3_moe are whole language models here; "
-            "of other families the MoE layers are supported");
+        return FAIL_CONFIG(ERROR_UNSUPPORTED,
+                           "only mixtral and qwen3_moe are whole language models here; of other "
+                           "families the MoE layers are supported");
     if (config->sliding_window > 0)
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "model config: sliding_window is %zu; only null (full attention) is "
-                          "supported",
-                          config->sliding_window);
+        return FAIL_CONFIG(ERROR_UNSUPPORTED,
+                           "sliding_window is %zu; only null (full attention) is supported",
+                           config->sliding_window);
     if (config->rope_scaled)
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "model config: rotary positions are scaled; only the rope_type default "
-                          "is supported");
+        return FAIL_CONFIG(ERROR_UNSUPPORTED,
+                           "rotary positions are scaled; only the rope_type default is supported");
     if (config->attention_bias)
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "model config: attention_bias is true; only false is supported");
+        return FAIL_CONFIG(ERROR_UNSUPPORTED, "attention_bias is true; only false is supported");
     if (config->dense_layers > 0)
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "model config: mlp_only_layers lists %zu dense layers; only MoE layers "
-                          "are supported",
-                          config->dense_layers);
+        return FAIL_CONFIG(ERROR_UNSUPPORTED,
+                           "mlp_only_layers lists %zu dense layers; only MoE layers are supported",
+                           config->dense_layers);
     if (config->sparse_step > 1)
-        return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "model config: decoder_sparse_step is %zu; only 1 (every layer is MoE) "
-                          "is supported",
-                          config->sparse_step);
+        return FAIL_CONFIG(ERROR_UNSUPPORTED,
+                           "decoder_sparse_step is %zu; only 1 (every layer is MoE) "
+                           "is supported",
+                           config->sparse_step);
     return check_sizes(config);
 }
 

@@ -10,7 +10,6 @@
 
 #include "base/memory.h"
 #include "base/text.h"
-#include "io/durable.h"
 #include "io/internal.h"
 
 enum { INDEX_LIMIT_BYTES = 100000000 };

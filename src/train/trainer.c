@@ -4,7 +4,6 @@
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -140,16 +139,6 @@ static moert_status run_steps(moert_trainer *t, bool *interrupted) {
 
 /* ---- beginning ---- */
 
-static moert_status open_metrics(moert_trainer *t) {
-    const moert_trainer_options *o = t->options;
-    const moert_metrics_options metrics = {.path = o->metrics,
-                                           .start = t->state.step,
-                                           .total = o->steps,
-                                           .console = stdout,
-                                           .every = o->log_every};
-    return moert_metrics_open(&metrics, &t->metrics);
-}
-
 /* The folder of the run, without the profile of a run before it, unless this one goes on there. */
 static moert_status open_folder(const moert_trainer *t) {
     const moert_trainer_options *o = t->options;
@@ -169,7 +158,13 @@ static moert_status open_outputs(moert_trainer *t) {
     }
     if (o->profile && o->out != NULL)
         MOERT_TRY(moert_ledger_open(t->model, o->out, &t->ledger));
-    return moert_comm_agree(t->world, t->first ? open_metrics(t) : MOERT_OK);
+    const moert_metrics_options metrics = {.path = o->metrics,
+                                           .start = t->state.step,
+                                           .total = o->steps,
+                                           .console = stdout,
+                                           .every = o->log_every};
+    return moert_comm_agree(t->world,
+                            t->first ? moert_metrics_open(&metrics, &t->metrics) : MOERT_OK);
 }
 
 static moert_status begin(moert_trainer *t) {

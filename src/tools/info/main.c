@@ -1,7 +1,6 @@
 /* moert-info: the devices, the placement, the engines, the tuning, the settings, and what a model
  * will need. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "base/memory.h"
 #include "estimate/memory.h"

@@ -70,29 +70,17 @@ static const moert_operand *result_of(const moert_gemm_job *job) {
     return moert_gemm_operand_of(job, row);
 }
 
-/* A tensor by its buffer, and how it is misused. */
-typedef struct rule {
-    moert_op_buffer buffer;
-    bool broken;
-    const char *text;
-} rule;
-
-static moert_status check_rules(const moert_gemm_job *job, const rule *rules, size_t count) {
-    for (size_t i = 0; i < count; i++)
-        for (size_t t = 0; rules[i].broken && t < job->count; t++)
-            if (job->tensors[t].buffer == rules[i].buffer)
-                return MOERT_FAIL(ERROR_MISMATCH, "tensor '%s' %s", job->tensors[t].name,
-                                  rules[i].text);
-    return MOERT_OK;
-}
-
 moert_status moert_gemm_check_tensors(const moert_gemm_job *job) {
     const moert_op_options *o = job->options;
     const moert_operand *result = result_of(job);
     const bool quantised = moert_gemm_quantised(result);
     const bool nvfp4 = quantised && result->how.format == MOERT_FORMAT_NVFP4;
     const bool glu = o->kind == MOERT_OP_GLU || o->kind == MOERT_OP_DGLU;
-    const rule rules[] = {
+    const struct {
+        moert_op_buffer buffer; /* of the tensor that is misused */
+        bool broken;
+        const char *text;
+    } rules[] = {
         {MOERT_OP_BUFFER_norm, nvfp4 && !o->norm,
          "is needed, a factor of nvfp4 results: 2688 / their largest magnitude, beyond which they "
          "saturate"},
@@ -116,7 +104,12 @@ moert_status moert_gemm_check_tensors(const moert_gemm_job *job) {
          o->weight.global && o->weight.how.format != MOERT_FORMAT_NVFP4,
          "goes with --format nvfp4"},
     };
-    return check_rules(job, rules, MOERT_COUNT(rules));
+    for (size_t i = 0; i < MOERT_COUNT(rules); i++)
+        for (size_t t = 0; rules[i].broken && t < job->count; t++)
+            if (job->tensors[t].buffer == rules[i].buffer)
+                return MOERT_FAIL(ERROR_MISMATCH, "tensor '%s' %s", job->tensors[t].name,
+                                  rules[i].text);
+    return MOERT_OK;
 }
 
 /* ---- options ---- */

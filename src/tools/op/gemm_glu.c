@@ -1,5 +1,4 @@
 /* moert-op grouped-gemm-glu, -dglu and -quant: tensors and their names as in cuDNN. */
-#include <math.h>
 
 #include "base/memory.h"
 #include "tools/op/gemm.h"

@@ -80,29 +80,18 @@ static const moert_gemm_tensor wgrad_tensors[] = {
     MOERT_GEMM_OPERAND("weight", RESULT, weight, "GNK"),
 };
 
-/* The operations of --op: their tensors, and the axis of the sum in x, weight and y. */
+/* The operations of --op: their tensors, and whether the sum in x, weight and y runs along
+ * columns. */
 static const struct {
     moert_op_kind kind;
     const moert_gemm_tensor *tensors;
     size_t count;
     int result;
-    moert_axis sums[3];
+    bool column[3];
 } operations[] = {
-    {MOERT_OP_GEMM_FORWARD,
-     fprop_tensors,
-     MOERT_COUNT(fprop_tensors),
-     Y,
-     {MOERT_AXIS_ROW, MOERT_AXIS_ROW, MOERT_AXIS_ROW}},
-    {MOERT_OP_GEMM_DGRAD,
-     dgrad_tensors,
-     MOERT_COUNT(dgrad_tensors),
-     X,
-     {MOERT_AXIS_ROW, MOERT_AXIS_COLUMN, MOERT_AXIS_ROW}},
-    {MOERT_OP_GEMM_WGRAD,
-     wgrad_tensors,
-     MOERT_COUNT(wgrad_tensors),
-     WEIGHT,
-     {MOERT_AXIS_COLUMN, MOERT_AXIS_ROW, MOERT_AXIS_COLUMN}},
+    {MOERT_OP_GEMM_FORWARD, fprop_tensors, MOERT_COUNT(fprop_tensors), Y, {false, false, false}},
+    {MOERT_OP_GEMM_DGRAD, dgrad_tensors, MOERT_COUNT(dgrad_tensors), X, {false, true, false}},
+    {MOERT_OP_GEMM_WGRAD, wgrad_tensors, MOERT_COUNT(wgrad_tensors), WEIGHT, {true, false, true}},
 };
 
 /* The options of x, weight or y that do not apply to what this operand is. */
@@ -142,8 +131,9 @@ static moert_status gemm(moert_file_op_job *job) {
     const int result = operations[operation].result;
     o.kind = operations[operation].kind;
     for (int i = X; i <= Y; i++) {
-        const moert_axis axis =
-            axes[i] == 0 ? operations[operation].sums[i] : (moert_axis)(axes[i] - 1);
+        const moert_axis axis = axes[i] > 0                       ? (moert_axis)(axes[i] - 1)
+                                : operations[operation].column[i] ? MOERT_AXIS_COLUMN
+                                                                  : MOERT_AXIS_ROW;
         /* weights have no rows of all groups together */
         const moert_scale_layout layout = i == WEIGHT && layouts[scales] != MOERT_SCALES_LINEAR
                                               ? MOERT_SCALES_TILED

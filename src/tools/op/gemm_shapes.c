@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "base/number.h"
 #include "moert/quantize.h"
 #include "quant/scales.h"
 

@@ -76,17 +76,12 @@ static moert_status run(moert_context *context) {
     return MOERT_OK;
 }
 
-static const moert_file_op *find(const char *name) {
-    for (size_t i = 0; i < OPS; i++)
-        if (strcmp(ops[i]->name, name) == 0)
-            return ops[i];
-    return NULL;
-}
-
 int main(int argc, char **argv) {
     if (argc > 1 && argv[1][0] != '-') { /* the rest are options */
         op_word = argv[1];
-        op = find(op_word);
+        for (size_t i = 0; i < OPS; i++)
+            if (strcmp(ops[i]->name, op_word) == 0)
+                op = ops[i];
         argv[1] = argv[0];
         argv++;
         argc--;

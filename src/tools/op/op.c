@@ -1,7 +1,6 @@
 /* Files and buffers of moert-op. */
 #include "tools/op/op.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

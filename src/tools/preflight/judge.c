@@ -203,16 +203,6 @@ static double typical(judge *j, size_t r, bool inside, bool latency) {
     return median(j, j->values, !latency);
 }
 
-static void fill_typical(judge *j) {
-    for (size_t r = 0; r < j->all->ranks; r++) {
-        moert_preflight_rank *rank = &j->all->rank[r];
-        rank->inside = typical(j, r, true, false);
-        rank->inside_us = typical(j, r, true, true);
-        rank->between = typical(j, r, false, false);
-        rank->between_us = typical(j, r, false, true);
-    }
-}
-
 /* Links that are slow although both ends are not: of these the bad one is the link. */
 static void judge_pairs(judge *j, bool inside, double reference, const char *hint) {
     const moert_preflight *all = j->all;
@@ -336,7 +326,13 @@ moert_status moert_preflight_judge(moert_preflight *all, double slow, json_t **f
     MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&j.odd, all->ranks));
     MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&j.values, all->ranks));
     MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&j.sorted, all->ranks));
-    fill_typical(&j);
+    for (size_t r = 0; r < all->ranks; r++) {
+        moert_preflight_rank *rank = &all->rank[r];
+        rank->inside = typical(&j, r, true, false);
+        rank->inside_us = typical(&j, r, true, true);
+        rank->between = typical(&j, r, false, false);
+        rank->between_us = typical(&j, r, false, true);
+    }
     judge_all(&j);
     status = j.status;
 done:

@@ -1,7 +1,6 @@
 /* moert-preflight: whether the ranks of a job agree and keep up with each other, before it
  * starts. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "base/memory.h"
 #include "io/durable.h"

@@ -2,7 +2,6 @@
 #include "tools/report/charts.h"
 
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
 
 #include "base/memory.h"

@@ -31,27 +31,20 @@ static moert_status path_of(const char *run, const char *given, const char *name
                          : moert_text_path(path, "%s/%s", run, name);
 }
 
-/* The trace, if there is one; its length is 0 if not. */
-static moert_status read_trace(const char *run, moert_trace_step *trace) {
-    char *path;
-    MOERT_TRY(path_of(run, trace_path, "trace.json", &path));
-    const bool there = trace_path != NULL || access(path, F_OK) == 0;
-    const moert_status status = there ? moert_trace_step_read(path, trace) : MOERT_OK;
-    free(path);
-    return status;
-}
-
 static moert_status write_page(const char *run, const char *path, const moert_run_record *record,
                                const moert_verdict *verdict) {
-    moert_trace_step trace = {.length = 0.0};
-    char *page = NULL;
-    moert_status status = read_trace(run, &trace);
-    if (status == MOERT_OK)
-        status = moert_report_page(name_of(run), record, verdict,
-                                   trace.length > 0.0 ? &trace : NULL, &page);
-    moert_trace_step_free(&trace);
-    MOERT_TRY(status);
+    moert_trace_step trace = {.length = 0.0}; /* until there is one */
+    char *page = NULL, *trace_file;
+    moert_status status;
+    MOERT_TRY(path_of(run, trace_path, "trace.json", &trace_file));
+    if (trace_path != NULL || access(trace_file, F_OK) == 0)
+        MOERT_TRY_OR(done, moert_trace_step_read(trace_file, &trace));
+    MOERT_TRY_OR(done, moert_report_page(name_of(run), record, verdict,
+                                         trace.length > 0.0 ? &trace : NULL, &page));
     status = moert_durable_write(path, page);
+done:
+    moert_trace_step_free(&trace);
+    free(trace_file);
     free(page);
     return status;
 }
@@ -66,15 +59,14 @@ static void print(const moert_verdict *verdict, const char *path) {
 static moert_status report(const char *run) {
     moert_run_record record;
     moert_verdict verdict;
+    moert_status status;
     char *path;
     MOERT_TRY(path_of(run, out_path, "report.html", &path));
-    moert_status status = moert_run_record_read(run, &record);
-    if (status == MOERT_OK) {
-        moert_verdict_make(&record, &verdict);
-        status = write_page(run, path, &record, &verdict);
-    }
-    if (status == MOERT_OK)
-        print(&verdict, path);
+    MOERT_TRY_OR(done, moert_run_record_read(run, &record));
+    moert_verdict_make(&record, &verdict);
+    MOERT_TRY_OR(done, write_page(run, path, &record, &verdict));
+    print(&verdict, path);
+done:
     moert_run_record_free(&record);
     free(path);
     return status;

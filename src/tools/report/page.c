@@ -2,8 +2,6 @@
 #include "tools/report/page.h"
 #include "base/memory.h"
 
-#include <string.h>
-
 #include "tools/report/charts.h"
 
 static void open_section(moert_markup *m, const char *title, const char *about) {
@@ -82,15 +80,6 @@ static void put_steps(moert_markup *m, const moert_run_record *record,
         "Where the time of a mean step goes. Hatched: waiting for a rank that is not there yet.");
     moert_chart_times(m, record, verdict);
     put_times(m, record);
-    moert_markup_close(m, 1);
-}
-
-static void put_trace(moert_markup *m, const moert_trace_step *trace) {
-    open_section(
-        m, "One step in time",
-        "Of the trace: above, in the colours of the steps, what each rank's device computes; "
-        "below, when it is in messages.");
-    moert_chart_trace(m, trace);
     moert_markup_close(m, 1);
 }
 
@@ -199,8 +188,13 @@ moert_status moert_report_page(const char *name, const moert_run_record *record,
     moert_markup_close(&m, 2);
     if (record->ranks > 0)
         put_steps(&m, record, verdict);
-    if (trace != NULL)
-        put_trace(&m, trace);
+    if (trace != NULL) {
+        open_section(&m, "One step in time",
+                     "Of the trace: above, in the colours of the steps, what each rank's device "
+                     "computes; below, when it is in messages.");
+        moert_chart_trace(&m, trace);
+        moert_markup_close(&m, 1);
+    }
     if (record->waited_ms != NULL && record->ranks > 1)
         put_exchange(&m, record);
     if (record->expert_rows != NULL)

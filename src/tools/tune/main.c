@@ -219,17 +219,17 @@ static moert_status tune_shape(moert_device *device, const moert_gemm_shape *sha
 }
 
 static moert_status tune_all(moert_device *device) {
-    moert_gemm_shape shapes[MOERT_MOST_GEMM_SHAPES], shape;
-    const size_t count = words.count > 0 ? 0 : moert_gemm_shapes((moert_gemm_suite)suite, shapes);
+    moert_gemm_shape shapes[MOERT_MOST_GEMM_SHAPES];
+    const bool given = words.count > 0;
+    const size_t count = given ? words.count : moert_gemm_shapes((moert_gemm_suite)suite, shapes);
     if (writes)
         MOERT_TRY(try_file());
     print_header(moert_device_describe(device));
-    for (size_t i = 0; i < words.count; i++) {
-        MOERT_TRY(read_shape(words.words[i], &shape));
-        MOERT_TRY(tune_shape(device, &shape));
+    for (size_t i = 0; i < count; i++) {
+        if (given)
+            MOERT_TRY(read_shape(words.words[i], &shapes[0]));
+        MOERT_TRY(tune_shape(device, &shapes[given ? 0 : i]));
     }
-    for (size_t i = 0; i < count; i++)
-        MOERT_TRY(tune_shape(device, &shapes[i]));
     return MOERT_OK;
 }
 
