@@ -208,9 +208,7 @@ moert_status moert_durable_commit(const char *temp_dir, const char *final_dir) {
     MOERT_TRY_OR(free_paths, flush_parent(final));
     MOERT_TRY_OR(free_paths, moert_remove_tree(old));
 free_paths:
-    free(temp);
-    free(final);
-    free(old);
+    MOERT_FREE(temp, final, old);
     return status;
 }
 

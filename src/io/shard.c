@@ -259,9 +259,7 @@ void moert_shard_close(moert_shard *shard) {
     if (shard->map != NULL)
         munmap(shard->map, shard->map_bytes);
     json_decref(shard->metadata);
-    free(shard->tensors);
-    free(shard->names);
-    free(shard->path);
+    MOERT_FREE(shard->tensors, shard->names, shard->path);
     memset(shard, 0, sizeof *shard);
 }
 

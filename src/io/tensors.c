@@ -177,10 +177,7 @@ void moert_tensors_close(moert_tensors *tensors) {
         return;
     for (size_t i = 0; i < tensors->shard_count; i++)
         moert_shard_close(&tensors->shards[i]);
-    free(tensors->shards);
-    free(tensors->tensors);
-    free(tensors->path);
-    free(tensors);
+    MOERT_FREE(tensors->shards, tensors->tensors, tensors->path, tensors);
 }
 
 size_t moert_tensors_count(const moert_tensors *tensors) {

@@ -211,10 +211,7 @@ static void destroy_writer(moert_tensor_writer *writer) {
         close(writer->file);
     for (size_t i = 0; i < writer->count; i++)
         free((char *)writer->tensors[i].spec.name);
-    free(writer->tensors);
-    free(writer->header);
-    free(writer->path);
-    free(writer);
+    MOERT_FREE(writer->tensors, writer->header, writer->path, writer);
 }
 
 moert_status moert_writer_open(const char *path, const moert_tensor_spec *specs, size_t count,

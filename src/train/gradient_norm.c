@@ -78,12 +78,9 @@ moert_status moert_gradient_norm_create(moert_model *model, moert_gradient_norm 
 void moert_gradient_norm_destroy(moert_gradient_norm *norm) {
     if (norm == NULL)
         return;
-    void *const arrays[] = {norm->tensor, norm->first_chunk, norm->chunk_sum, norm->packed,
-                            norm->bytes,  norm->held_sum,    norm->sum,       norm->all};
-    for (size_t i = 0; i < MOERT_COUNT(arrays); i++)
-        free(arrays[i]);
     moert_squares_destroy(norm->squares);
-    free(norm);
+    MOERT_FREE(norm->tensor, norm->first_chunk, norm->chunk_sum, norm->packed, norm->bytes,
+                   norm->held_sum, norm->sum, norm->all, norm);
 }
 
 /* ---- chunks ---- */

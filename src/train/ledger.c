@@ -92,14 +92,8 @@ void moert_ledger_destroy(moert_ledger *l) {
     moert_exchange_count_into(moert_model_mesh(l->model)->exchange, NULL);
     if (l->file != NULL)
         fclose(l->file);
-    free(l->rows);
-    free(l->step_rows);
-    free(l->bytes);
-    free(l->waited_ns);
-    free(l->accounts);
-    free(l->ranks_path);
-    free(l->steps_path);
-    free(l);
+    MOERT_FREE(l->rows, l->step_rows, l->bytes, l->waited_ns, l->accounts, l->ranks_path,
+                   l->steps_path, l);
 }
 
 /* ---- a step ---- */

@@ -124,19 +124,16 @@ moert_status moert_trainer_resume(moert_trainer *t) {
     moert_run_state saved;
     MOERT_TRY(find_checkpoint(t, &path));
     moert_status status = moert_comm_agree(t->world, t->first ? check_folder(t, path) : MOERT_OK);
-    if (path == NULL)
-        return status;
-    if (status == MOERT_OK)
-        status = moert_checkpoint_load(t->optimizer, path, &saved);
-    if (status == MOERT_OK)
-        status = moert_comm_agree(t->world, check_state(t, path, &saved));
-    if (status == MOERT_OK) {
-        MOERT_INFO("resumed from %s at step %llu", path, (unsigned long long)saved.step);
-        if (saved.step >= t->options->steps && t->first)
-            MOERT_WARN("%s has done %llu steps already; nothing is left of %zu", path,
-                       (unsigned long long)saved.step, t->options->steps);
-        t->state = saved;
-    }
+    if (status != MOERT_OK || path == NULL)
+        goto done;
+    MOERT_TRY_OR(done, moert_checkpoint_load(t->optimizer, path, &saved));
+    MOERT_TRY_OR(done, moert_comm_agree(t->world, check_state(t, path, &saved)));
+    MOERT_INFO("resumed from %s at step %llu", path, (unsigned long long)saved.step);
+    if (saved.step >= t->options->steps && t->first)
+        MOERT_WARN("%s has done %llu steps already; nothing is left of %zu", path,
+                   (unsigned long long)saved.step, t->options->steps);
+    t->state = saved;
+done:
     free(path);
     return status;
 }

@@ -1,7 +1,6 @@
 /* Text from a trained byte-level model: each byte by a whole forward pass over what stands before
  * it. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -67,8 +66,6 @@ moert_status moert_sample_text(moert_model *model, const moert_sampling *how, co
     memcpy(text, s.text + start, count);
     text[count] = '\0';
 done:
-    free(s.input);
-    free(s.logits);
-    free(s.text);
+    MOERT_FREE(s.input, s.logits, s.text);
     return status;
 }

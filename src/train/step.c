@@ -118,11 +118,11 @@ moert_status moert_train_gradients(moert_model *model, const moert_data *data,
                                    const moert_trainer_options *options, const char *path) {
     moert_trainer t = moert_trainer_make(model, data, options);
     moert_model_result result;
-    moert_status status = moert_comm_agree(t.world, moert_trainer_prepare(&t));
-    if (status == MOERT_OK)
-        status = moert_trainer_gradients(&t, &result);
-    if (status == MOERT_OK)
-        status = moert_gradients_save(model, path);
+    moert_status status;
+    MOERT_TRY_OR(done, moert_comm_agree(t.world, moert_trainer_prepare(&t)));
+    MOERT_TRY_OR(done, moert_trainer_gradients(&t, &result));
+    status = moert_gradients_save(model, path);
+done:
     moert_trainer_free(&t);
     return status;
 }
@@ -158,11 +158,11 @@ moert_status moert_train_logits(moert_model *model, const moert_data *data,
         3,
         {count, options->length, moert_model_describe(model)->vocabulary}};
     const moert_shared_file file = {path, &spec, 1, NULL, put_logits, &t};
-    moert_status status = moert_comm_agree(t.world, moert_trainer_prepare(&t));
-    if (status == MOERT_OK)
-        status = moert_trainer_forward(&t, false, 0, count);
-    if (status == MOERT_OK)
-        status = moert_shared_file_write(t.world, &file, true, MOERT_OK);
+    moert_status status;
+    MOERT_TRY_OR(done, moert_comm_agree(t.world, moert_trainer_prepare(&t)));
+    MOERT_TRY_OR(done, moert_trainer_forward(&t, false, 0, count));
+    status = moert_shared_file_write(t.world, &file, true, MOERT_OK);
+done:
     moert_trainer_free(&t);
     return status;
 }

@@ -104,17 +104,15 @@ moert_status moert_trace_start(moert_device *device, moert_comm *world, const ch
     moert_status status = open_text(t);
     if (status == MOERT_OK && moert_comm_rank(world) == 0)
         status = open_file(t);
-    status = moert_comm_agree(world, status);
-    if (status == MOERT_OK)
-        status = moert_comm_barrier(world);
-    if (status != MOERT_OK) {
-        moert_trace_destroy(t);
-        return status;
-    }
+    MOERT_TRY_OR(fail, moert_comm_agree(world, status));
+    MOERT_TRY_OR(fail, moert_comm_barrier(world));
     t->zero_ns = moert_clock_ns();
     moert_profile_observe(device, observe, t);
     *trace = t;
     return MOERT_OK;
+fail:
+    moert_trace_destroy(t);
+    return status;
 }
 
 void moert_trace_destroy(moert_trace *trace) {
@@ -127,9 +125,7 @@ void moert_trace_destroy(moert_trace *trace) {
         fclose(trace->file);
         remove(trace->temporary);
     }
-    free(trace->temporary);
-    free(trace->text);
-    free(trace);
+    MOERT_FREE(trace->temporary, trace->text, trace);
 }
 
 /* ---- the file ---- */

@@ -303,16 +303,14 @@ moert_status moert_survey(moert_context *context, size_t ep, const moert_survey_
     moert_comm_library(mpi, sizeof mpi);
     json_t *object = json_pack("{ss so sI sI}", "version", MOERT_VERSION, "mpi", text(mpi), "ranks",
                                number(ranks), "group", number(s.group));
-    moert_status status = object != NULL ? MOERT_OK : no_memory();
-    status = moert_comm_agree(s.world, status);
+    moert_status status = moert_comm_agree(s.world, object != NULL ? MOERT_OK : no_memory());
     if (status == MOERT_OK)
         status = fill(context, model, &s, object);
     free(s.ranks);
     free(s.devices);
-    if (status != MOERT_OK) {
+    if (status == MOERT_OK)
+        *out = object;
+    else
         json_decref(object);
-        return status;
-    }
-    *out = object;
-    return MOERT_OK;
+    return status;
 }

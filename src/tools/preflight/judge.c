@@ -2,7 +2,6 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -336,9 +335,7 @@ moert_status moert_preflight_judge(moert_preflight *all, double slow, json_t **f
     judge_all(&j);
     status = j.status;
 done:
-    free(j.sorted);
-    free(j.values);
-    free(j.odd);
+    MOERT_FREE(j.sorted, j.values, j.odd);
     if (status == MOERT_OK)
         *findings = j.findings;
     else

@@ -314,11 +314,6 @@ void moert_run_record_free(moert_run_record *record) {
     for (size_t r = 0; record->rank != NULL && r < record->ranks; r++)
         free(record->rank[r].host);
     json_decref(record->operations);
-    free(record->expert_rows);
-    free(record->combined_bytes);
-    free(record->dispatched_bytes);
-    free(record->waited_ms);
-    free(record->engine);
-    free(record->rank);
-    free(record->step);
+    MOERT_FREE(record->expert_rows, record->combined_bytes, record->dispatched_bytes,
+                   record->waited_ms, record->engine, record->rank, record->step);
 }
