@@ -80,7 +80,7 @@ void moert_gradient_norm_destroy(moert_gradient_norm *norm) {
         return;
     moert_squares_destroy(norm->squares);
     MOERT_FREE(norm->tensor, norm->first_chunk, norm->chunk_sum, norm->packed, norm->bytes,
-                   norm->held_sum, norm->sum, norm->all, norm);
+               norm->held_sum, norm->sum, norm->all, norm);
 }
 
 /* ---- chunks ---- */

@@ -93,7 +93,7 @@ void moert_ledger_destroy(moert_ledger *l) {
     if (l->file != NULL)
         fclose(l->file);
     MOERT_FREE(l->rows, l->step_rows, l->bytes, l->waited_ns, l->accounts, l->ranks_path,
-                   l->steps_path, l);
+               l->steps_path, l);
 }
 
 /* ---- a step ---- */

@@ -315,5 +315,5 @@ void moert_run_record_free(moert_run_record *record) {
         free(record->rank[r].host);
     json_decref(record->operations);
     MOERT_FREE(record->expert_rows, record->combined_bytes, record->dispatched_bytes,
-                   record->waited_ms, record->engine, record->rank, record->step);
+               record->waited_ms, record->engine, record->rank, record->step);
 }

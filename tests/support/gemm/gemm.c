@@ -313,8 +313,8 @@ void compare_arrays(const char *title, const arrays *got, const arrays *want) {
 void check_run(const problem *p, operation op, const way *by, bool integers, const arrays *want) {
     const arrays got = run_new(p, op, by, integers);
     compare_arrays(
-        titled("[%zu,%zu,%zu], %s, %s", p->rows, p->n, p->k, operation_names[op], by->name),
-        &got, want);
+        titled("[%zu,%zu,%zu], %s, %s", p->rows, p->n, p->k, operation_names[op], by->name), &got,
+        want);
 }
 
 void check_company(const problem *whole, const way *by, const size_t (*ranges)[2], size_t count) {

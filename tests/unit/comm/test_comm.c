@@ -96,8 +96,7 @@ TEST(test_agreement_gives_all_ranks_the_lowest_failure) {
             mine = MOERT_FAIL(ERROR_NUMERIC, "not the lowest");
         right = moert_comm_agree(test_comm, mine) == MOERT_ERROR_IO && right;
         const char *prefix =
-            test_ranks > 1 ? titled("rank %zu (%s): ", bad, moert_comm_host(test_comm, bad))
-                           : "";
+            test_ranks > 1 ? titled("rank %zu (%s): ", bad, moert_comm_host(test_comm, bad)) : "";
         const char *text = titled("%sthe file of rank %zu is short", prefix, bad);
         right = right && strcmp(moert_last_error(), text) == 0;
         right = right && moert_comm_failure_is_shared();

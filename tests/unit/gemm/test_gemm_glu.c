@@ -51,8 +51,8 @@ static void compare_calls(size_t i, size_t f, const way *by) {
     for (int drop = 0; drop < 2; drop++) {
         how.drop_v = drop != 0;
         const gated got = run_gated(&problems[i], &how, by, false);
-        const char *title = titled("problem %zu, form %zu, %s, %s v", i, f, by->name,
-                                        drop ? "dropped" : "kept");
+        const char *title =
+            titled("problem %zu, form %zu, %s, %s v", i, f, by->name, drop ? "dropped" : "kept");
         assert_same_bits(title, got.h, want.h, want.results);
         if (!drop)
             compare_arrays(title, &got.a, &want.a);

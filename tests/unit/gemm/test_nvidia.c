@@ -143,9 +143,8 @@ static void check_scattered(const problem *p, operation op, size_t runs) {
         if (is_lost(m))
             memcpy(lines.data + m * lines.stride, results_of(p, op, &old).data + m * lines.stride,
                    lines.stride * sizeof(float));
-    compare_rounded(
-        titled("%s in %zu runs, n %zu, k %zu", operation_names[op], runs, p->n, p->k),
-        results_of(p, op, &got).data, lines.data, lines.count);
+    compare_rounded(titled("%s in %zu runs, n %zu, k %zu", operation_names[op], runs, p->n, p->k),
+                    results_of(p, op, &got).data, lines.data, lines.count);
 }
 
 /* Columns of tiles that runs share unevenly. */

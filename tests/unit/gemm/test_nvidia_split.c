@@ -69,9 +69,8 @@ TEST(test_no_bit_of_a_factor_is_lost) {
             arrays got = make_integers(p, x, y, weight), want = make_integers(p, x, y, weight);
             run_gemm(p, op, &split, &got);
             run_gemm(p, op, &gemm_ways[REFERENCE_F32], &want);
-            compare_arrays(
-                titled("%d by %d bits, %s", bits[i][0], bits[i][1], operation_names[op]), &got,
-                &want);
+            compare_arrays(titled("%d by %d bits, %s", bits[i][0], bits[i][1], operation_names[op]),
+                           &got, &want);
         }
 }
 

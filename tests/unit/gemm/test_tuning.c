@@ -171,12 +171,12 @@ TEST_WITH(test_device_comes_before_family_before_vendor_before_default, forget, 
     const moert_device_info *info = moert_device_describe(test_device);
     const char *family = moert_tuning_family(info);
     build_in(titled("device \"%.*s\" * * * * * panels=9\n"
-                         "default forward f32 64 64 64 panels=6 depth=16 split=6 lines=6\n"
-                         "vendor \"%s\" * * * * * panels=7 depth=32 split=7\n"
-                         "family %.3s * * * * * panels=8 depth=48\n"
-                         "family %.2s * * * * * panels=1 # no part of a name\n"
-                         "device \"another one\" forward f32 64 64 64 panels=2\n",
-                         3, info->name, info->vendor, family, family));
+                    "default forward f32 64 64 64 panels=6 depth=16 split=6 lines=6\n"
+                    "vendor \"%s\" * * * * * panels=7 depth=32 split=7\n"
+                    "family %.3s * * * * * panels=8 depth=48\n"
+                    "family %.2s * * * * * panels=1 # no part of a name\n"
+                    "device \"another one\" forward f32 64 64 64 panels=2\n",
+                    3, info->name, info->vendor, family, family));
     assert_choices(find(MOERT_TUNED_FORWARD, 64, 64, 64), (moert_choices){9, 48, 7, 6, 2, 4096});
     assert_choices(find(MOERT_TUNED_FORWARD, 64, 64, 65), (moert_choices){9, 48, 7, 8, 2, 4096});
 }
