@@ -273,11 +273,8 @@ release:
     return bench_rows_end(&b.rows, context, json_path, "results", status);
 }
 
-const moert_program bench_program = {
-    .synopsis = "bench_attention [OPTION...]",
-    .about = "Times causal attention on a device and checks its results. Exits with 1 when one "
-             "is wrong.",
-    .options = options,
-    .option_count = MOERT_COUNT(options),
-    .run = run,
-};
+MOERT_PROGRAM_MAIN(
+    "bench_attention [OPTION...]",
+    "Times causal attention on a device and checks its results. Exits with 1 when one "
+    "is wrong.",
+    NULL)

@@ -397,12 +397,7 @@ static moert_status check_options(int argc, char **argv) {
     return MOERT_OK;
 }
 
-const moert_program bench_program = {
-    .synopsis = "[mpirun -n R] bench_exchange [OPTION...]",
-    .about = "Times dispatch and combine between the ranks, beside packed MPI_Alltoallv, and "
-             "checks every element. Exits with 1 when one is wrong.",
-    .options = options,
-    .option_count = MOERT_COUNT(options),
-    .check = check_options,
-    .run = run,
-};
+MOERT_PROGRAM_MAIN("[mpirun -n R] bench_exchange [OPTION...]",
+                   "Times dispatch and combine between the ranks, beside packed MPI_Alltoallv, and "
+                   "checks every element. Exits with 1 when one is wrong.",
+                   check_options)

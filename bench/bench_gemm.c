@@ -236,13 +236,9 @@ close:
     return bench_rows_end(&sum.rows, context, json_path, "samples of the results", status);
 }
 
-const moert_program bench_program = {
-    .synopsis = "bench_gemm [OPTION...]",
-    .about = "Times grouped GEMMs on the device and checks each result; on a CPU in turns with "
-             "OpenBLAS, which calls sgemm for one expert after the other on the same cores. "
-             "Exits with 1 when a result is wrong.",
-    .options = options,
-    .option_count = MOERT_COUNT(options),
-    .check = check,
-    .run = run,
-};
+MOERT_PROGRAM_MAIN(
+    "bench_gemm [OPTION...]",
+    "Times grouped GEMMs on the device and checks each result; on a CPU in turns with "
+    "OpenBLAS, which calls sgemm for one expert after the other on the same cores. "
+    "Exits with 1 when a result is wrong.",
+    check)

@@ -339,12 +339,7 @@ static moert_status check_options(int argc, char **argv) {
     return MOERT_OK;
 }
 
-const moert_program bench_program = {
-    .synopsis = "[mpirun -n R] bench_layer [OPTION...]",
-    .about = "Times an expert-parallel MoE layer, forward and backward, and checks what it "
-             "computes. Exits with 1 when that is wrong.",
-    .options = options,
-    .option_count = MOERT_COUNT(options),
-    .check = check_options,
-    .run = run,
-};
+MOERT_PROGRAM_MAIN("[mpirun -n R] bench_layer [OPTION...]",
+                   "Times an expert-parallel MoE layer, forward and backward, and checks what it "
+                   "computes. Exits with 1 when that is wrong.",
+                   check_options)

@@ -151,11 +151,8 @@ release:
     return bench_rows_end(&b.rows, context, json_path, "samples of the results", status);
 }
 
-const moert_program bench_program = {
-    .synopsis = "bench_memory [OPTION...]",
-    .about = "Times the memory-bound kernels in turns with a copy and checks each result. Exits "
-             "with 1 when a result is wrong.",
-    .options = options,
-    .option_count = MOERT_COUNT(options),
-    .run = run,
-};
+MOERT_PROGRAM_MAIN(
+    "bench_memory [OPTION...]",
+    "Times the memory-bound kernels in turns with a copy and checks each result. Exits "
+    "with 1 when a result is wrong.",
+    NULL)

@@ -288,13 +288,8 @@ static moert_status check_options(int argc, char **argv) {
     return parse_counts();
 }
 
-const moert_program bench_program = {
-    .synopsis = "bench_model --machine FILE [OPTION...], or mpirun -n R bench_model "
-                "--calibrate FILE [OPTION...]",
-    .about = "Predicts the time of an expert-parallel layer on a machine of some kind, with "
-             "its parts and what bounds it, or measures such a machine.",
-    .options = options,
-    .option_count = MOERT_COUNT(options),
-    .check = check_options,
-    .run = run,
-};
+MOERT_PROGRAM_MAIN("bench_model --machine FILE [OPTION...], or mpirun -n R bench_model "
+                   "--calibrate FILE [OPTION...]",
+                   "Predicts the time of an expert-parallel layer on a machine of some kind, with "
+                   "its parts and what bounds it, or measures such a machine.",
+                   check_options)

@@ -231,12 +231,9 @@ static moert_status run(moert_context *context) {
                           run_shapes(device));
 }
 
-const moert_program bench_program = {
-    .synopsis = "bench_op [OPTION...]",
-    .about = "Times grouped GEMM ops of 16-bit, FP8, MX and NV operands on a GPU, or bf16 ones "
-             "with what follows them in training, and checks each result. Exits with 1 when a "
-             "result is wrong.",
-    .options = options,
-    .option_count = MOERT_COUNT(options),
-    .run = run,
-};
+MOERT_PROGRAM_MAIN(
+    "bench_op [OPTION...]",
+    "Times grouped GEMM ops of 16-bit, FP8, MX and NV operands on a GPU, or bf16 ones "
+    "with what follows them in training, and checks each result. Exits with 1 when a "
+    "result is wrong.",
+    NULL)

@@ -1,13 +1,9 @@
-/* Runs a bench, collects and writes its rows; reads the machine's name. */
+/* Collects and writes the rows of a bench; reads the machine's name. */
 #include "bench/common/report.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-
-int main(int argc, char **argv) {
-    return moert_program_main(&bench_program, argc, argv);
-}
 
 moert_status bench_rows_add(bench_rows *rows, json_t *row, size_t wrong) {
     if (row == NULL || json_array_append_new(rows->json, row) != 0)

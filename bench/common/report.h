@@ -1,12 +1,10 @@
-/* What every bench has: its program, its rows as JSON, whether all results are right, and what it was
+/* What every bench has: its rows as JSON, whether all results are right, and what it was
  * measured on. */
 #pragma once
 
 #include <jansson.h>
 
 #include "tools/common/program.h"
-
-extern const moert_program bench_program; /* of main() */
 
 typedef struct bench_rows {
     json_t *json; /* an array */

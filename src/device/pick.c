@@ -208,7 +208,9 @@ moert_status moert_device_open(const char *selector, const char *pci, unsigned l
     size_t at = choose(&table, automatic ? "gpu" : selector, pci, local_rank);
     if (automatic && at == table.count) {
         const char *hint = missing_driver_hint(&table);
-        at = choose(&table, "cpu", pci, local_rank) % table.count;
+        at = choose(&table, "cpu", pci, local_rank);
+        if (at == table.count)
+            at = 0; /* neither GPU nor CPU */
         if (hint[0] != '\0' && local_rank == 0)
             MOERT_WARN("no GPU is used%s", hint);
     }
