@@ -12,7 +12,6 @@
  * rows (MOERT_PUSH=on, sum), a combine begins with that, from a buffer.
  */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -9,7 +9,6 @@
  * twice that backward.
  */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"

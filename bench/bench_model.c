@@ -4,10 +4,8 @@
  *
  * Efficiency is the throughput of a rank over that of the first count.
  */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/memory.h"
 #include "bench/common/report.h"

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/memory.h"
-
 /* ---- fields ---- */
 
 static moert_status bad(const char *path, const char *field, const char *why) {

@@ -1,6 +1,5 @@
 /* What the backends share. */
 #include "base/config.h"
-#include "base/memory.h"
 #include "gemm/backend.h"
 
 moert_term moert_gemm_term(const moert_gemm *gemm, const moert_device *device) {

@@ -1,5 +1,4 @@
 /* Checks a grouped GEMM and hands it to the backend that computes it. */
-#include <stdint.h>
 
 #include "base/memory.h"
 #include "base/number.h"

@@ -1,7 +1,6 @@
 /* The GEMM that an op is: what the backend takes of its operands, and the descriptor. */
 #include <stdint.h>
 
-#include "base/memory.h"
 #include "op/op.h"
 
 /* An operand as the GEMM has it. */

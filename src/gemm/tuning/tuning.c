@@ -10,7 +10,6 @@
 
 #include "base/config.h"
 #include "base/log.h"
-#include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
 

@@ -1,5 +1,4 @@
 /* Casts and layouts of the reference backend, byte by byte. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"

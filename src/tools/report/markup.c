@@ -4,7 +4,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
 
-#include "base/memory.h"
 #include "base/text.h"
 
 moert_status moert_markup_start(moert_markup *m) {

@@ -4,7 +4,6 @@
 #include <pthread.h>
 
 #include "base/error.h"
-#include "base/memory.h"
 #include "base/parallel.h"
 #include "base/rng.h"
 #include "base/text.h"

@@ -1,6 +1,5 @@
 // run: np=1 sanitize=1
 /* The fixed tree of sums: any partition of the leaves gives the bits of the full tree. */
-#include "base/memory.h"
 #include "base/rng.h"
 #include "base/tree.h"
 #include "support/test.h"

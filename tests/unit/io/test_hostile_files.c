@@ -1,7 +1,5 @@
 // run: np=1 sanitize=1
 /* Malformed, truncated and damaged safetensors files are refused, and never crash the reader. */
-#include <limits.h>
-#include <unistd.h>
 
 #include "base/memory.h"
 #include "base/rng.h"

@@ -1,6 +1,5 @@
 // run: np=1 sanitize=1
 /* config.json of every family: read and written; the names of expert tensors. */
-#include <unistd.h>
 
 #include "base/memory.h"
 #include "io/durable.h"

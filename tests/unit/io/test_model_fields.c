@@ -1,6 +1,5 @@
 // run: np=1 sanitize=1
 /* Keys of config.json: defaults, other spellings, broken values. */
-#include <unistd.h>
 
 #include "base/memory.h"
 #include "io/durable.h"

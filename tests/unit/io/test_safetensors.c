@@ -1,7 +1,6 @@
 // run: np=1 sanitize=1
 /* Reading safetensors: the golden files, lookup and conversions. */
 #include <limits.h>
-#include <unistd.h>
 
 #include "base/memory.h"
 #include "io/durable.h"

@@ -4,7 +4,6 @@
 #include <limits.h>
 #include <signal.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include "base/memory.h"
 #include "io/durable.h"

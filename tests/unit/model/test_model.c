@@ -1,7 +1,6 @@
 // run: np=1,2,3 sanitize=2
 /* Whole models: logits against golden files, losses, gradients of tied embeddings; also with a rank
  * that has no sequence. */
-#include "base/memory.h"
 #include "context/context.h"
 #include "model/model.h"
 #include "support/files.h"

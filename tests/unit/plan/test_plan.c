@@ -1,6 +1,5 @@
 // run: np=1 sanitize=1
 /* The plan against brute force: the rows of simulated ranks, sorted by (expert, rank, token). */
-#include "base/memory.h"
 #include "base/rng.h"
 #include "moert/plan.h"
 #include "support/test.h"

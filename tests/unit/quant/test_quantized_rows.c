@@ -2,7 +2,6 @@
 /* Rows that hold their payload and their scales, as they travel; and what quantising twice does. */
 #include <float.h>
 
-#include "base/memory.h"
 #include "base/number.h"
 #include "support/quant/quantized.h"
 

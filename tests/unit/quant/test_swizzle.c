@@ -1,6 +1,5 @@
 // run: np=1 gpu=1 sanitize=1
 /* Layouts: scales in tiles of 128 x 4, runs of gate and up, offsets of experts, casts. */
-#include "base/memory.h"
 #include "base/number.h"
 #include "moert/quantize.h"
 #include "support/test.h"
