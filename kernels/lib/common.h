@@ -59,24 +59,38 @@
 typedef float16 vec;
 typedef int16 ivec;
 typedef uint16 uvec;
-#define as_vec         as_float16
-#define as_uvec        as_uint16
-#define convert_vec    convert_float16
-#define convert_uvec   convert_uint16
-#define as_ivec        as_int16
-#define LANES_IN_ORDER (ivec)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+typedef uchar16 byte_vec;
+typedef ushort16 short_vec;
+#define as_vec            as_float16
+#define as_uvec           as_uint16
+#define as_ivec           as_int16
+#define convert_vec       convert_float16
+#define convert_uvec      convert_uint16
+#define convert_ivec      convert_int16
+#define convert_byte_vec  convert_uchar16
+#define convert_short_vec convert_ushort16
+#define vload_part        vload16
+#define vstore_part       vstore16
+#define LANES_IN_ORDER    (ivec)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 #else
-#define PART           4
-#define BATCH          4
+#define PART              4
+#define BATCH             4
 typedef float4 vec;
 typedef int4 ivec;
 typedef uint4 uvec;
-#define as_vec         as_float4
-#define as_uvec        as_uint4
-#define convert_vec    convert_float4
-#define convert_uvec   convert_uint4
-#define as_ivec        as_int4
-#define LANES_IN_ORDER (ivec)(0, 1, 2, 3)
+typedef uchar4 byte_vec;
+typedef ushort4 short_vec;
+#define as_vec            as_float4
+#define as_uvec           as_uint4
+#define as_ivec           as_int4
+#define convert_vec       convert_float4
+#define convert_uvec      convert_uint4
+#define convert_ivec      convert_int4
+#define convert_byte_vec  convert_uchar4
+#define convert_short_vec convert_ushort4
+#define vload_part        vload4
+#define vstore_part       vstore4
+#define LANES_IN_ORDER    (ivec)(0, 1, 2, 3)
 #endif
 #define VEC (MOERT_ITEMS * PART)
 
@@ -108,6 +122,9 @@ static inline ivec lane_places(void) {
 #define TEAM           local float team[MOERT_ITEMS]
 #define TEAM_OF(teams) local float team[teams][MOERT_ITEMS]
 
+/* Whether a part that begins there is one access. */
+#define IS_WHOLE(p) (MOERT_ITEMS > 1 && ((size_t)(p)&15) == 0)
+
 /* Reads n (any number, in the CPU form a positive one; a step takes up to VEC) floats; the lanes
  * past them are zero. */
 static inline vec load_part(global const float *p, int n) {
@@ -116,34 +133,26 @@ static inline vec load_part(global const float *p, int n) {
 #ifdef ALIGNED
     return n > 0 ? *(global const vec *)p : 0.0f;
 #endif
-#if MOERT_ITEMS == 1
-    if (n >= PART)
-        return vload16(0, p);
-#else
     if (n >= PART) /* vload4 would be four loads */
-        return ((size_t)p & 15) == 0 ? *(global const vec *)p : vload4(0, p);
-#endif
+        return IS_WHOLE(p) ? *(global const vec *)p : vload_part(0, p);
     float lane[PART];
     for (int i = 0; i < PART; i++)
         lane[i] = i < n ? p[i] : 0.0f;
-#if MOERT_ITEMS == 1
-    return vload16(0, lane);
-#else
-    return vload4(0, lane);
-#endif
+    return vload_part(0, lane);
 }
 
-#if MOERT_ITEMS == 1
-/* Writes 16 floats. PoCL's vstore16 is three stores. */
+/* Writes PART floats. PoCL's vstore16 is three stores. */
 static inline void store_vec(vec x, global float *p) {
-#if MOERT_CPU && defined(__clang__)
+#if MOERT_ITEMS == 1 && MOERT_CPU && defined(__clang__)
     typedef vec loose __attribute__((aligned(4)));
     *(global loose *)p = x;
 #else
-    vstore16(x, 0, p);
+    if (IS_WHOLE(p))
+        *(global vec *)p = x;
+    else
+        vstore_part(x, 0, p);
 #endif
 }
-#endif
 
 /* Writes the first n lanes of the step. */
 static inline void store_part(vec x, global float *p, int n) {
@@ -155,22 +164,11 @@ static inline void store_part(vec x, global float *p, int n) {
     return;
 #endif
     float lane[PART];
-#if MOERT_ITEMS == 1
     if (n >= PART) {
         store_vec(x, p);
         return;
     }
-    vstore16(x, 0, lane);
-#else
-    if (n >= PART) {
-        if (((size_t)p & 15) == 0)
-            *(global vec *)p = x;
-        else
-            vstore4(x, 0, p);
-        return;
-    }
-    vstore4(x, 0, lane);
-#endif
+    vstore_part(x, 0, lane);
     for (int i = 0; i < PART; i++)
         if (i < n)
             p[i] = lane[i];
@@ -189,29 +187,24 @@ static inline void store_batch(const vec x[BATCH], global float *p, int n) {
 
 /*
  * Sum and maxima of a step's lanes, always in the same tree order; all items get them. The whole
- * team calls at once: `team` is what TEAM declares.
+ * team calls at once: `team` is what TEAM declares. DEFINE_LANES makes such a function of an element
+ * type and an operation.
  */
+#define PLUS(a, b) ((a) + (b))
+#define DEFINE_TREE(name, type, op)                                                                \
+    static inline type name##_of_16(type##16 x) {                                                  \
+        const type##8 a = op(x.lo, x.hi);                                                          \
+        const type##4 b = op(a.lo, a.hi);                                                          \
+        const type##2 c = op(b.lo, b.hi);                                                          \
+        return op(c.x, c.y);                                                                       \
+    }
+
 #if MOERT_ITEMS == 1
-static inline float sum_lanes(vec x, local float *team) {
-    float8 a = x.lo + x.hi;
-    float4 b = a.lo + a.hi;
-    float2 c = b.lo + b.hi;
-    return c.x + c.y;
-}
-
-static inline float max_lanes(vec x, local float *team) {
-    float8 a = fmax(x.lo, x.hi);
-    float4 b = fmax(a.lo, a.hi);
-    float2 c = fmax(b.lo, b.hi);
-    return fmax(c.x, c.y);
-}
-
-static inline uint max_uints(uvec x, local float *team) {
-    uint8 a = max(x.lo, x.hi);
-    uint4 b = max(a.lo, a.hi);
-    uint2 c = max(b.lo, b.hi);
-    return max(c.x, c.y);
-}
+#define DEFINE_LANES(name, type, op)                                                               \
+    DEFINE_TREE(name, type, op)                                                                    \
+    static inline type name(type##16 x, local float *team) {                                       \
+        return name##_of_16(x);                                                                    \
+    }
 #elif defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
 /* The same trees, by NVIDIA's exchange of registers: the number of the item `distance` away, up or
  * down. */
@@ -223,33 +216,14 @@ static inline float exchanged(float x, int distance) {
     return other;
 }
 
-static inline float sum_lanes(vec x, local float *team) {
-    float2 own = x.lo + x.hi;
-    float sum = own.x + own.y;
-    UNROLL_FOR(int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
-        sum += exchanged(sum, distance);
-    return sum;
-}
-
-static inline float max_lanes(vec x, local float *team) {
-    float2 own = fmax(x.lo, x.hi);
-    float most = fmax(own.x, own.y);
-    UNROLL_FOR(int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
-        most = fmax(most, exchanged(most, distance));
-    return most;
-}
-
-static inline uint max_uints(uvec x, local float *team) {
-    uint2 own = max(x.lo, x.hi);
-    uint most = max(own.x, own.y);
-#if MOERT_NVIDIA >= 80
-    __asm__ volatile("redux.sync.max.u32 %0, %1, 0xFFFFFFFF;" : "=r"(most) : "r"(most));
-#else
-    UNROLL_FOR(int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)
-        most = max(most, as_uint(exchanged(as_float(most), distance)));
-#endif
-    return most;
-}
+#define DEFINE_LANES(name, type, op)                                                               \
+    static inline type name(type##4 x, local float *team) {                                        \
+        const type##2 own = op(x.lo, x.hi);                                                        \
+        type all = op(own.x, own.y);                                                               \
+        UNROLL_FOR(int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)                    \
+            all = op(all, as_##type(exchanged(as_float(all), distance)));                          \
+        return all;                                                                                \
+    }
 #else
 /* The 32 items' floats, in all items. */
 static inline void share_floats(float x, local float *team, float16 *low, float16 *high) {
@@ -260,39 +234,27 @@ static inline void share_floats(float x, local float *team, float16 *low, float1
     *high = vload16(1, team);
 }
 
-static inline float sum_lanes(vec x, local float *team) {
-    float2 own = x.lo + x.hi;
-    float16 low, high;
-    share_floats(own.x + own.y, team, &low, &high);
-    low += high;
-    float8 a = low.lo + low.hi;
-    float4 b = a.lo + a.hi;
-    float2 c = b.lo + b.hi;
-    return c.x + c.y;
-}
+#define DEFINE_LANES(name, type, op)                                                               \
+    DEFINE_TREE(name, type, op)                                                                    \
+    static inline type name(type##4 x, local float *team) {                                        \
+        const type##2 own = op(x.lo, x.hi);                                                        \
+        float16 low, high;                                                                         \
+        share_floats(as_float(op(own.x, own.y)), team, &low, &high);                               \
+        return name##_of_16(op(as_##type##16(low), as_##type##16(high)));                          \
+    }
+#endif
 
-static inline float max_lanes(vec x, local float *team) {
-    float2 own = fmax(x.lo, x.hi);
-    float16 low, high;
-    share_floats(fmax(own.x, own.y), team, &low, &high);
-    low = fmax(low, high);
-    float8 a = fmax(low.lo, low.hi);
-    float4 b = fmax(a.lo, a.hi);
-    float2 c = fmax(b.lo, b.hi);
-    return fmax(c.x, c.y);
-}
-
+DEFINE_LANES(sum_lanes, float, PLUS)
+DEFINE_LANES(max_lanes, float, fmax)
+#if MOERT_ITEMS > 1 && MOERT_NVIDIA >= 80
 static inline uint max_uints(uvec x, local float *team) {
     uint2 own = max(x.lo, x.hi);
     uint most = max(own.x, own.y);
-    float16 low, high;
-    share_floats(as_float(most), team, &low, &high);
-    uint16 all = max(as_uint16(low), as_uint16(high));
-    uint8 a = max(all.lo, all.hi);
-    uint4 b = max(a.lo, a.hi);
-    uint2 c = max(b.lo, b.hi);
-    return max(c.x, c.y);
+    __asm__ volatile("redux.sync.max.u32 %0, %1, 0xFFFFFFFF;" : "=r"(most) : "r"(most));
+    return most;
 }
+#else
+DEFINE_LANES(max_uints, uint, max)
 #endif
 
 /* The first n lanes of a step, zeros after them. */

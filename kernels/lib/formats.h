@@ -7,24 +7,6 @@
  * one NaN, 2 infinities). The host defines them as macros, so that they are constants here.
  * Everything works on bits or is exact, except for one rounding.
  */
-#if MOERT_ITEMS == 1
-typedef uchar16 byte_vec;
-typedef ushort16 short_vec;
-#define convert_ivec      convert_int16
-#define convert_byte_vec  convert_uchar16
-#define convert_short_vec convert_ushort16
-#define vload_part        vload16
-#define vstore_part       vstore16
-#else
-typedef uchar4 byte_vec;
-typedef ushort4 short_vec;
-#define convert_ivec      convert_int4
-#define convert_byte_vec  convert_uchar4
-#define convert_short_vec convert_ushort4
-#define vload_part        vload4
-#define vstore_part       vstore4
-#endif
-
 #define QUIET 0x7FC00000u /* the one NaN that is made here */
 
 enum { ROW, COLUMN, TILE };                     /* moert_axis */
