@@ -17,9 +17,9 @@
     !defined(SCALE)
 #error "BLOCK, ELEMENT, E4M3, ELEMENT_BITS and SCALE must be defined"
 #endif
-#include "args/quant.h"
 #include "lib/formats.h"
 #include "lib/blocks.h"
+#include "quant/part.h"
 
 #define ARGUMENTS                                                                                  \
     global const uint *ends, global const uchar *q, global const uchar *scale,                     \
@@ -30,8 +30,8 @@
          : 8) /* parts of a row, or rows of a step, whose loads are under way together */
 
 /* Parts from `left` on, or of rows from `top` on. */
-INLINED void dequantize_parts(const blocks *b, place p, uint slot, uint top, int left, int last,
-                              int columns, float all, bool scaled, global void *x, int type) {
+INLINED void dequantize_parts(const blocks *b, part p, uint top, int left, float all, bool scaled,
+                              global void *x, const moert_quantize_args *args) {
     const int across = b->axis == ROW ? AHEAD : 1;
     coded own[AHEAD];
     UNROLL_ON_GPU for (
@@ -39,7 +39,7 @@ INLINED void dequantize_parts(const blocks *b, place p, uint slot, uint top, int
         i++) { /* whatever there is: loads under conditions would wait for each other */
         const uint r = min(top + i / across, p.rows - 1);
         const int c = left + i % across * VEC;
-        own[i] = load_coded(b, (block_row){p.row + r, slot, r}, c, last - c);
+        own[i] = load_coded(b, (block_row){p.row + r, p.slot, r}, c, p.last - c);
     }
     UNROLL_ON_GPU for (int i = 0; i < AHEAD; i++) {
         const uint r = top + i / across;
@@ -53,33 +53,29 @@ INLINED void dequantize_parts(const blocks *b, place p, uint slot, uint top, int
         if (isnan(y.x + y.y + y.z + y.w)) /* seldom */
             y = quiet(y);
 #endif
-        store_as(y, x, type, (ulong)(p.row + r) * columns + c, r < p.rows ? last - c : 0);
+        store_as(y, x, args->x_type, (ulong)(p.row + r) * args->columns + c,
+                 r < p.rows ? p.last - c : 0);
     }
 }
 
 INLINED void dequantize(int axis, ARGUMENTS) {
-    const uint slot = get_group_id(0);
-    const int columns = args.columns, type = args.x_type;
-    const int first = get_group_id(1) * args.strip, last = min(columns, first + args.strip);
-    const place p =
-        axis == ROW ? find_row(ends, args.groups, args.rows, SCALE == 1 && args.group_scales, slot)
-                    : find_place(ends, args.groups, args.rows, BLOCK, slot);
-    const blocks b = {q, SCALES_OF(q, scale, columns), args.q_bytes, args.scales, axis, TRANSPOSED};
-    if (p.rows == 0 || (axis != ROW && slot >= args.blocks))
+    const part p = find_part(ends, &args, axis);
+    const blocks b = {q,         SCALES_OF(q, scale, args.columns), args.q_bytes, args.scales, axis,
+                      TRANSPOSED};
+    if (p.rows == 0)
         return;
     const float all = SCALE == 1 && whole != 0 ? whole[args.group_scales ? p.group : 0] : 1.0f;
     if (axis == ROW) {
-        for (int c = first; c < last; c += AHEAD * VEC)
-            dequantize_parts(&b, p, slot, 0, c, last, columns, all, whole != 0, x, type);
+        for (int c = p.first; c < p.last; c += AHEAD * VEC)
+            dequantize_parts(&b, p, 0, c, all, whole != 0, x, &args);
         return;
     }
 #if MOERT_ITEMS == 1
     for (uint r = 0; r < p.rows; r++)
-        for (int c = first; c < last; c += VEC)
-            dequantize_parts(&b, p, slot, r, c, last, columns, all, whole != 0, x, type);
+        for (int c = p.first; c < p.last; c += VEC)
+            dequantize_parts(&b, p, r, c, all, whole != 0, x, &args);
 #else /* the strip is a step */
-    dequantize_parts(&b, p, slot, team_index() * AHEAD, first, last, columns, all, whole != 0, x,
-                     type);
+    dequantize_parts(&b, p, team_index() * AHEAD, p.first, all, whole != 0, x, &args);
 #endif
 }
 
@@ -183,9 +179,8 @@ INLINED void dequantize_steps(global const unit *q, global const uchar *from, ul
 }
 
 KERNEL void dequantize_row(ARGUMENTS) {
-    const uint row = get_group_id(0), first = get_group_id(1) * args.strip,
-               last = min((uint)args.columns, first + args.strip);
-    const place p = find_row(ends, args.groups, args.rows, SCALE == 1 && args.group_scales, row);
+    const part p = find_part(ends, &args, ROW);
+    const uint row = p.slot, first = p.first, last = p.last;
     global const uchar *from = SCALES_OF(q, scale, args.columns);
     const float all = SCALE == 1 && whole != 0 ? whole[args.group_scales ? p.group : 0] : 1.0f;
     if (p.rows == 0)

@@ -35,7 +35,7 @@
 
 /* Two codes of 4 bits to a byte. */
 static inline void store_row(const job *j, uvec code, uint row, int column, int n) {
-    global uchar *line = j->q + row * j->q_bytes;
+    global uchar *line = j->q + row * j->args.q_bytes;
 #if ELEMENT_BITS == 8
     store_bytes(code, line + column, n);
 #elif MOERT_ITEMS == 1
@@ -99,8 +99,8 @@ INLINED uvec block_largest(uvec x, int items, local float *team) {
 /* Of the block of this item's columns, by its first item. */
 static inline void store_block_scale(const job *j, const scaling *s, ulong line, int column) {
     const int c = column + part_start();
-    if (c % BLOCK == 0 && c < j->columns)
-        store_scale(j, s, line * j->scales + c / BLOCK);
+    if (c % BLOCK == 0 && c < j->args.columns)
+        store_scale(j, s, line * j->args.scales + c / BLOCK);
 }
 
 #if MOERT_ITEMS == 1
@@ -109,23 +109,21 @@ static inline void store_block_scale(const job *j, const scaling *s, ulong line,
 KERNEL void quantize_row(ARGUMENTS) {
     TEAM;
     const job job_ = JOB, *j = &job_;
-    const int first = get_group_id(1) * args.strip, last = min(args.columns, first + args.strip);
-    const place p =
-        find_row(ends, args.groups, args.rows, SCALE == 1 && args.group_scales, get_group_id(0));
+    const part p = find_part(ends, &args, ROW);
     if (p.rows == 0)
         return;
     const shared common = load_shared(j, p.group);
-    for (int c = first; c < last; c += SPAN) {
+    for (int c = p.first; c < p.last; c += SPAN) {
         vec x[SPAN / VEC];
         uvec largest = 0;
         UNROLL_FOR(int i = 0; i < SPAN / VEC; i++) {
-            x[i] = load_x(j, p.row, c + i * VEC, last - c - i * VEC);
+            x[i] = load_x(j, p.row, c + i * VEC, p.last - c - i * VEC);
             largest = max(largest, magnitude_bits(x[i]));
         }
         const scaling s = make_scale(j, common, block_largest(largest, 1, team), false);
-        for (int i = 0; i < SPAN / VEC && c + i * VEC < last; i++)
+        for (int i = 0; i < SPAN / VEC && c + i * VEC < p.last; i++)
             store_row(j, make_codes(j, &s, x[i], ROW, p.row, c + i * VEC), p.row, c + i * VEC,
-                      last - c - i * VEC);
+                      p.last - c - i * VEC);
         store_block_scale(j, &s, p.row, c);
     }
 }
@@ -139,9 +137,9 @@ KERNEL void quantize_row(ARGUMENTS) {
 #define HELD (MOERT_ITEMS == 1 ? BLOCK : BLOCK == 32 ? 8 : 16)
 #define CREW (BLOCK / HELD)
 #if MOERT_ITEMS == 1
-#define EACH_STEP(c) for (int c = first; c < last; c += VEC)
+#define EACH_STEP(c) for (int c = p.first; c < p.last; c += VEC)
 #else /* the strip is one */
-#define EACH_STEP(c) const int c = first;
+#define EACH_STEP(c) const int c = p.first;
 #endif
 #define PEAKS local uvec peaks[CREW][MOERT_ITEMS]
 
@@ -150,7 +148,7 @@ static inline uint first_held(void) {
     return team_index() * HELD;
 }
 
-static inline void hold_rows(const job *j, vec held[HELD], place p, int column, int n) {
+static inline void hold_rows(const job *j, vec held[HELD], part p, int column, int n) {
     UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) held[r] =
         first_held() + r < p.rows ? load_x(j, p.row + first_held() + r, column, n) : (vec)0.0f;
 }
@@ -178,14 +176,12 @@ INLINED uvec crew_largest(uvec own, local uvec (*peaks)[MOERT_ITEMS]) {
 KERNEL void quantize_tile(ARGUMENTS) {
     TEAM;
     const job job_ = JOB, *j = &job_;
-    const uint slot = get_group_id(0);
-    const int first = get_group_id(1) * args.strip, last = min(args.columns, first + args.strip);
-    const place p = find_place(ends, args.groups, args.rows, BLOCK, slot);
-    if (p.rows == 0 || slot >= args.blocks)
+    const part p = find_part(ends, &args, TILE);
+    if (p.rows == 0)
         return;
     const shared common = load_shared(j, p.group);
-    for (int c = first; c < last; c += SPAN) {
-        const int end = min(c + SPAN, last);
+    for (int c = p.first; c < p.last; c += SPAN) {
+        const int end = min(c + SPAN, p.last);
         uvec largest = 0;
         for (uint r = 0; r < p.rows; r++)
             for (int i = c; i < end; i += VEC)
@@ -197,7 +193,7 @@ KERNEL void quantize_tile(ARGUMENTS) {
                 store_row(j, make_codes(j, &s, load_x(j, row, i, end - i), TILE, row, i), row, i,
                           end - i);
             if (SCALE != 2 || r == 0)
-                store_block_scale(j, &s, SCALE == 2 ? slot : row, c);
+                store_block_scale(j, &s, SCALE == 2 ? p.slot : row, c);
         }
     }
 }
@@ -206,40 +202,38 @@ KERNEL_OF(CREW) void quantize_tile(ARGUMENTS) {
     TEAM_OF(CREW);
     PEAKS;
     const job job_ = JOB, *j = &job_;
-    const uint slot = get_group_id(0);
-    const int first = get_group_id(1) * args.strip, last = min(args.columns, first + args.strip);
-    const place p = find_place(ends, args.groups, args.rows, BLOCK, slot);
-    if (p.rows == 0 || slot >= args.blocks)
+    const part p = find_part(ends, &args, TILE);
+    if (p.rows == 0)
         return;
     const shared common = load_shared(j, p.group);
     EACH_STEP(c) {
         vec held[HELD];
-        hold_rows(j, held, p, c, last - c);
+        hold_rows(j, held, p, c, p.last - c);
         const uvec largest = block_largest(held_largest(held), BLOCK / PART, team[team_index()]);
         const scaling s = make_scale(j, common, crew_largest(largest, peaks), true);
         UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
             const uint row = p.row + first_held() + r;
             const bool inside = first_held() + r < p.rows;
-            store_row(j, make_codes(j, &s, held[r], TILE, row, c), row, c, inside ? last - c : 0);
+            store_row(j, make_codes(j, &s, held[r], TILE, row, c), row, c, inside ? p.last - c : 0);
             if (SCALE != 2 && inside)
                 store_block_scale(j, &s, row, c);
         }
         if (SCALE == 2 && team_index() == 0)
-            store_block_scale(j, &s, slot, c);
+            store_block_scale(j, &s, p.slot, c);
     }
 }
 #endif
 
 static inline void store_line(const job *j, uvec code, uint line, int column, int n) {
     if (TRANSPOSED)
-        store_bytes_apart(code, j->q + column * j->q_bytes + line, j->q_bytes, n);
+        store_bytes_apart(code, j->q + column * j->args.q_bytes + line, j->args.q_bytes, n);
     else
-        store_bytes(code, j->q + line * j->q_bytes + column, n);
+        store_bytes(code, j->q + line * j->args.q_bytes + column, n);
 }
 
 static inline void store_scales(const job *j, const scaling *s, uint slot, int column, int n) {
-    const ulong at = TRANSPOSED ? column * j->scales + slot : slot * j->scales + column;
-    const ulong stride = TRANSPOSED ? j->scales : 1;
+    const ulong at = TRANSPOSED ? column * j->args.scales + slot : slot * j->args.scales + column;
+    const ulong stride = TRANSPOSED ? j->args.scales : 1;
 #if SCALE == 2
     float lane[PART];
     vstore_part(s->first, 0, lane);
@@ -254,14 +248,12 @@ static inline void store_scales(const job *j, const scaling *s, uint slot, int c
 KERNEL_OF(CREW) void quantize_column(ARGUMENTS) {
     PEAKS;
     const job job_ = JOB, *j = &job_;
-    const uint slot = get_group_id(0);
-    const int first = get_group_id(1) * args.strip, last = min(args.columns, first + args.strip);
-    const place p = find_place(ends, args.groups, args.rows, BLOCK, slot);
-    if (p.rows == 0 || slot >= args.blocks)
+    const part p = find_part(ends, &args, COLUMN);
+    if (p.rows == 0)
         return;
     const shared common = load_shared(j, p.group);
     EACH_STEP(c) {
-        const int n = last - c;
+        const int n = p.last - c;
         vec held[HELD];
         hold_rows(j, held, p, c, n);
 #if BLOCK == 16
@@ -270,14 +262,14 @@ KERNEL_OF(CREW) void quantize_column(ARGUMENTS) {
 #endif
         const scaling s = make_scale(j, common, crew_largest(held_largest(held), peaks), false);
         if (team_index() == 0)
-            store_scales(j, &s, slot, c, n);
+            store_scales(j, &s, p.slot, c, n);
         UNROLL_ON_GPU for (uint r = 0; r < HELD; r += 8 / ELEMENT_BITS) {
             const uint line = first_held() + r, row = p.row + line;
             const uvec code = line < p.rows ? make_codes(j, &s, held[r], COLUMN, row, c) : (uvec)0;
 #if ELEMENT_BITS == 4
             const uvec next =
                 line + 1 < p.rows ? make_codes(j, &s, held[r + 1], COLUMN, row + 1, c) : (uvec)0;
-            store_line(j, code | next << 4, (slot * BLOCK + line) / 2, c, n);
+            store_line(j, code | next << 4, (p.slot * BLOCK + line) / 2, c, n);
 #else
             if (line < p.rows)
                 store_line(j, code, row, c, n);

@@ -2,23 +2,16 @@
  * Included by quantize.cl, which says what must be defined: the arguments of its kernels, the
  * scales of blocks, and the codes of elements.
  */
-#include "args/quant.h"
+#include "quant/part.h"
+
 /* The arguments, which all kernels here share. */
 typedef struct job {
     global const uint *ends;
-    uint groups, rows;
-    int columns, strip;
-    global const float *x;
-    int x_runs; /* with RUNS: the odd ones of runs of so many columns count */
-    global uchar *q;
-    ulong q_bytes;
-    global uchar *scale;
-    ulong scales;
+    global const float *x; /* with RUNS: the odd ones of runs of args.x_runs columns count */
+    global uchar *q, *scale;
     global const float *amax, *whole,
         *norm; /* of the tensor or groups: A or null, G or null = 1; norm or null */
-    int group_scales, scale_rounding, hadamard;
-    uint blocks; /* that there is room for */
-    ulong seed;
+    moert_quantize_args args;
 } job;
 
 #define ARGUMENTS                                                                                  \
@@ -26,11 +19,7 @@ typedef struct job {
         global const float *amax, global const float *whole, global const float *norm,             \
         moert_quantize_args args
 #define JOB                                                                                        \
-    {                                                                                              \
-        ends, args.groups, args.rows, args.columns, args.strip, x, args.x_runs, q, args.q_bytes,   \
-            SCALES_OF(q, scale, args.columns), args.scales, amax, whole, norm, args.group_scales,  \
-            args.scale_rounding, args.hadamard, args.blocks, args.seed                             \
-    }
+    { ends, x, q, SCALES_OF(q, scale, args.columns), amax, whole, norm, args }
 
 /* Scales of a vec of columns, or as many times one. */
 typedef struct scaling {
@@ -141,7 +130,7 @@ typedef struct shared {
 } shared;
 
 static inline shared load_shared(const job *j, uint group) {
-    const uint g = j->group_scales ? group : 0;
+    const uint g = j->args.group_scales ? group : 0;
     return (shared){SCALE == 1 && j->amax != 0 ? j->amax[g] : 0.0f,
                     SCALE == 1 && j->whole != 0 ? j->whole[g] : 1.0f,
                     SCALE != 2 && j->norm != 0 ? *j->norm : 0.0f};
@@ -153,7 +142,7 @@ static inline scaling make_scale(const job *j, shared all, uvec largest, bool on
     if (SCALE != 2 && j->norm != 0)
         return scale_normed(amax, all.norm, one);
 #if SCALE == 0
-    return scale_e8m0(amax, j->scale_rounding);
+    return scale_e8m0(amax, j->args.scale_rounding);
 #elif SCALE == 1
     return scale_nvfp4(amax, j->amax != 0, all.amax, all.whole, one);
 #else
@@ -181,8 +170,8 @@ static inline uvec make_codes(const job *j, const scaling *s, vec x, uint axis, 
     const uvec code =
         ROUNDING == HALF_STEPS ? encode_half_steps(y)
         : ROUNDING == STOCHASTIC
-            ? encode_stochastic(y, random_bytes(j->seed, axis,
-                                                row * (ulong)((j->columns + 15) / 16) + c / 16,
+            ? encode_stochastic(y, random_bytes(j->args.seed, axis,
+                                                row * (ulong)((j->args.columns + 15) / 16) + c / 16,
                                                 c / PART % 4))
             : encode(y, ELEMENT);
 #else
@@ -193,14 +182,15 @@ static inline uvec make_codes(const job *j, const scaling *s, vec x, uint axis, 
 
 static inline vec load_x(const job *j, uint row, int column, int n) {
 #ifndef RUNS
-    return load_part(j->x + (ulong)row * j->columns + column, n);
+    return load_part(j->x + (ulong)row * j->args.columns + column, n);
 #else
-    global const float *line = j->x + (ulong)row * 2 * j->columns;
+    global const float *line = j->x + (ulong)row * 2 * j->args.columns;
     float lane[PART];
     for (int i = 0; i < PART; i++) {
         const int c = column + part_start() + i;
-        lane[i] =
-            i < n - part_start() ? line[(c / j->x_runs * 2 + 1) * j->x_runs + c % j->x_runs] : 0.0f;
+        lane[i] = i < n - part_start()
+                      ? line[(c / j->args.x_runs * 2 + 1) * j->args.x_runs + c % j->args.x_runs]
+                      : 0.0f;
     }
     return vload_part(0, lane);
 #endif

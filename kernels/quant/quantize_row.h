@@ -24,7 +24,7 @@ static inline void store_codes(const job *j, const scaling *s, const vec *x, uin
 #if ELEMENT_BITS == 4 && BLOCK == 16 && defined(ALIGNED)
     const int own = c + step_of(from) + part_start();
     if (ROUNDING <= NEAREST && own + 2 * PART <= last) { /* 8 codes at once */
-        global uint *to = (global uint *)(j->q + row * j->q_bytes + own / 2);
+        global uint *to = (global uint *)(j->q + row * j->args.q_bytes + own / 2);
         *to = s->zero.s0 ? 0
                          : pack_e2m1(e2m1_steps(computed(scaled(s, x[0]))),
                                      e2m1_steps(computed(scaled(s, x[1]))));
@@ -36,7 +36,7 @@ static inline void store_codes(const job *j, const scaling *s, const vec *x, uin
         const uint codes =
             LARGEST == 448.0f ? pack_e4m3(scaled(s, x[i])) : pack_e5m2(scaled(s, x[i]));
         if (own < last)
-            *(global uint *)(j->q + row * j->q_bytes + own) = s->zero.s0 ? 0 : codes;
+            *(global uint *)(j->q + row * j->args.q_bytes + own) = s->zero.s0 ? 0 : codes;
     }
     return;
 #endif
@@ -49,22 +49,20 @@ static inline void store_codes(const job *j, const scaling *s, const vec *x, uin
 KERNEL void quantize_row(ARGUMENTS) {
     TEAM;
     const job job_ = JOB, *j = &job_;
-    const int first = get_group_id(1) * args.strip, last = min(args.columns, first + args.strip);
-    const place p =
-        find_row(ends, args.groups, args.rows, SCALE == 1 && args.group_scales, get_group_id(0));
+    const part p = find_part(ends, &args, ROW);
     if (p.rows == 0)
         return;
     const shared common = load_shared(j, p.group);
-    for (int c = first; c < last; c += PARTS * VEC) {
+    for (int c = p.first; c < p.last; c += PARTS * VEC) {
         vec x[PARTS];
         UNROLL_FOR(int i = 0; i < PARTS; i++)
-            x[i] = load_x(j, p.row, c + step_of(i), last - c - step_of(i));
+            x[i] = load_x(j, p.row, c + step_of(i), p.last - c - step_of(i));
         UNROLL_FOR(int b = 0; b < PARTS; b += HELD_PARTS) {
             uvec largest = 0;
             UNROLL_FOR(int i = b; i < b + HELD_PARTS; i++)
                 largest = max(largest, magnitude_bits(x[i]));
             const scaling s = make_scale(j, common, block_largest(largest, LANES, team), true);
-            store_codes(j, &s, x + b, p.row, c, b, last);
+            store_codes(j, &s, x + b, p.row, c, b, p.last);
             store_block_scale(j, &s, p.row, c + step_of(b));
         }
     }

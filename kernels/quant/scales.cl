@@ -29,23 +29,23 @@ typedef struct tile {
     ulong base;
 } tile;
 
-static inline tile find_tile(global const uint *ends, uint groups, uint rows, uint width,
-                             int transposed, int whole, uint tiles) {
-    const uint unit = transposed ? COLUMNS : ROWS,
-               across = (width + (transposed ? ROWS : COLUMNS) - 1) / (transposed ? ROWS : COLUMNS);
+static inline tile find_tile(global const uint *ends, const moert_scales_args *a) {
+    const uint unit = a->transposed ? COLUMNS : ROWS, wide = a->transposed ? ROWS : COLUMNS,
+               across = (a->width + wide - 1) / wide;
     uint slot = get_group_id(0), start = 0, before = 0;
-    for (uint g = whole ? groups - 1 : 0; g < groups; g++) {
-        const uint end = group_end(ends, g, start, rows), lines = whole ? rows : end - start;
+    for (uint g = a->whole ? a->groups - 1 : 0; g < a->groups; g++) {
+        const uint end = group_end(ends, g, start, a->rows),
+                   lines = a->whole ? a->rows : end - start;
         const uint own = (lines + unit - 1) / unit;
-        if (before + own > tiles)
+        if (before + own > a->tiles)
             break;
         if (slot < own) {
             if (slot * unit >= end - start)
                 break;
-            const ulong at = transposed ? (ulong)get_group_id(1) * own + slot
-                                        : (ulong)slot * across + get_group_id(1);
-            return (tile){start, end - start, transposed ? get_group_id(1) * ROWS : slot * ROWS,
-                          transposed ? slot * COLUMNS : get_group_id(1) * COLUMNS,
+            const ulong at = a->transposed ? (ulong)get_group_id(1) * own + slot
+                                           : (ulong)slot * across + get_group_id(1);
+            return (tile){start, end - start, a->transposed ? get_group_id(1) * ROWS : slot * ROWS,
+                          a->transposed ? slot * COLUMNS : get_group_id(1) * COLUMNS,
                           ((ulong)before * across + at) * TILE_BYTES};
         }
         slot -= own;
@@ -62,29 +62,29 @@ static inline long linear_at(tile t, uint width, int transposed, uint i) {
     return line < t.lines && column < width ? (long)(t.start + line) * width + column : -1;
 }
 
-KERNEL void swizzle(global const uint *ends, global const uchar *linear, global uchar *swizzled,
-                    moert_scales_args args) {
-    const tile t = find_tile(ends, args.groups, args.rows, args.width, args.transposed, args.whole,
-                             args.tiles);
+/* Moves this team's tile to `swizzled`, with zeros around it, or from there. */
+INLINED void move_tile(global const uint *ends, global uchar *linear, global uchar *swizzled,
+                       moert_scales_args args, bool forward) {
+    const tile t = find_tile(ends, &args);
     if (t.lines == 0)
         return;
     for (uint i = get_local_id(0); i < TILE_BYTES; i += MOERT_ITEMS) {
         const long at = linear_at(t, args.width, args.transposed, i);
-        swizzled[t.base + i] = at >= 0 ? linear[at] : 0;
+        if (forward)
+            swizzled[t.base + i] = at >= 0 ? linear[at] : 0;
+        else if (at >= 0)
+            linear[at] = swizzled[t.base + i];
     }
 }
 
-KERNEL void unswizzle(global const uint *ends, global uchar *linear, global const uchar *swizzled,
+KERNEL void swizzle(global const uint *ends, global uchar *linear, global uchar *swizzled,
+                    moert_scales_args args) {
+    move_tile(ends, linear, swizzled, args, true);
+}
+
+KERNEL void unswizzle(global const uint *ends, global uchar *linear, global uchar *swizzled,
                       moert_scales_args args) {
-    const tile t = find_tile(ends, args.groups, args.rows, args.width, args.transposed, args.whole,
-                             args.tiles);
-    if (t.lines == 0)
-        return;
-    for (uint i = get_local_id(0); i < TILE_BYTES; i += MOERT_ITEMS) {
-        const long at = linear_at(t, args.width, args.transposed, i);
-        if (at >= 0)
-            linear[at] = swizzled[t.base + i];
-    }
+    move_tile(ends, linear, swizzled, args, false);
 }
 
 KERNEL void block_ends(global const uint *ends, global uint *to, moert_scales_args args) {
