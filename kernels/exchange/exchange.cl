@@ -190,31 +190,17 @@ KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination,
     put_end();
 }
 
-KERNEL void combine_rows(WINDOW window, global const uint2 *destination, global const float *weight,
-                         global float *target, moert_exchange_args args) {
-    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, target, args,
-                 false, FAR);
-}
-
-KERNEL void combine_codes(WINDOW window, global const uint2 *destination,
-                          global const float *weight, global float *target,
-                          moert_exchange_args args) {
-    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, target, args,
-                 true, FAR);
-}
-
+#define COMBINE(name, codes, home)                                                                 \
+    KERNEL void name(WINDOW window, global const uint2 *destination, global const float *weight,   \
+                     global float *target, moert_exchange_args args) {                             \
+        const combining c = {window, destination, weight, target, args, codes, home};              \
+        combine_team(get_group_id(0), get_num_groups(0), &c);                                      \
+    }
+COMBINE(combine_rows, false, FAR)
+COMBINE(combine_codes, true, FAR)
 #if !REMOTE
-KERNEL void sum_rows(WINDOW window, global const uint2 *destination, global const float *weight,
-                     global float *target, moert_exchange_args args) {
-    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, target, args,
-                 false, 0);
-}
-
-KERNEL void sum_codes(WINDOW window, global const uint2 *destination, global const float *weight,
-                      global float *target, moert_exchange_args args) {
-    combine_team(get_group_id(0), get_num_groups(0), window, destination, weight, target, args,
-                 true, 0);
-}
+COMBINE(sum_rows, false, 0)
+COMBINE(sum_codes, true, 0)
 #endif
 
 INLINED float slot_of(WINDOW window, uint2 to) {
@@ -272,17 +258,14 @@ INLINED void send_share(uint nth, WINDOW window, global const uint4 *cells,
     put_end();
 }
 
-KERNEL_OF(FAN_TEAMS)
-void send_rows(WINDOW window, global const uint4 *cells, global const float *rows,
-               moert_exchange_args args) {
-    send_share(get_group_id(0) * FAN_TEAMS + team_index(), window, cells, rows, args, false);
-}
-
-KERNEL_OF(FAN_TEAMS)
-void send_codes(WINDOW window, global const uint4 *cells, global const float *rows,
-                moert_exchange_args args) {
-    send_share(get_group_id(0) * FAN_TEAMS + team_index(), window, cells, rows, args, true);
-}
+#define SEND(name, codes)                                                                          \
+    KERNEL_OF(FAN_TEAMS)                                                                           \
+    void name(WINDOW window, global const uint4 *cells, global const float *rows,                  \
+              moert_exchange_args args) {                                                          \
+        send_share(get_group_id(0) * FAN_TEAMS + team_index(), window, cells, rows, args, codes);  \
+    }
+SEND(send_rows, false)
+SEND(send_codes, true)
 
 /* The start-up test: each rank writes row `rank` of every window, then every rank reads all rows of
  * all windows. */

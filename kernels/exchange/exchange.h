@@ -90,6 +90,17 @@ INLINED void sum_piece(chained c, uint r, global float *to, int at, uint stride)
  * FAR. */
 #define FAR DROPPED
 
+/* What a combine is told; weight 0 (null) means 1 for all; codes: rows are codes. */
+typedef struct combining {
+    WINDOW window;
+    global const uint2 *destination;
+    global const float *weight;
+    global float *target;
+    moert_exchange_args args;
+    bool codes;
+    uint home;
+} combining;
+
 /* The rank of slot number `slot`, and its row. */
 static inline uint2 place_of(global const uint2 *destination, size_t slot, uint home) {
     const uint2 to = destination[slot];
@@ -135,44 +146,38 @@ INLINED vec read_row(global const float *row, bool codes, int i, int n) {
 
 /* Adds the rows of up to STREAMS slots from slot `from` on, read side by side, to the sum of the
  * token whose first slot is number `token`. */
-INLINED void combine_slots_of(WINDOW window, global const uint2 *destination,
-                              global const float *weight, global float *out, size_t token,
-                              uint from, moert_exchange_args args, bool codes, uint home) {
-    const uint width = args.width, end = min(from + STREAMS, args.topk);
-    const bool firsts = home != FAR && args.chain > 1;
+INLINED void combine_slots_of(const combining *c, global float *out, size_t token, uint from) {
+    const uint width = c->args.width, end = min(from + STREAMS, c->args.topk);
+    const bool firsts = c->home != FAR && c->args.chain > 1;
     global const float *row[STREAMS];
     float factor[STREAMS];
     uint streams = 0;
     for (uint k = from; k < end; k++) {
-        const uint2 to = place_of(destination, token + k, home);
-        if (to.x == DROPPED || (firsts && first_slot(destination + token, k, DROPPED) != k))
+        const uint2 to = place_of(c->destination, token + k, c->home);
+        if (to.x == DROPPED || (firsts && first_slot(c->destination + token, k, DROPPED) != k))
             continue;
-        row[streams] = row_from(window, to, home, args.stride);
-        factor[streams++] = weight != 0 ? weight[token + k] : 1.0f;
+        row[streams] = row_from(c->window, to, c->home, c->args.stride);
+        factor[streams++] = c->weight != 0 ? c->weight[token + k] : 1.0f;
     }
     for (uint i = 0; i < width; i += VEC) {
         vec sum = from > 0 ? load_part(out + i, width - i) : (vec)0.0f;
         for (uint j = 0; j < streams; j++)
-            sum = fma((vec)factor[j], read_row(row[j], codes, i, width - i), sum);
+            sum = fma((vec)factor[j], read_row(row[j], c->codes, i, width - i), sum);
         store_part(sum, out + i, width - i);
     }
 }
 
-/*
- * A token with more than STREAMS slots continues from the partial sum in `target`, which has the
- * same bits as one long chain. weight 0 (null) means 1 for all.
- */
-INLINED void combine_team(uint nth, uint teams, WINDOW window, global const uint2 *destination,
-                          global const float *weight, global float *target,
-                          moert_exchange_args args, bool codes, uint home) {
-    for (uint first = nth * TOKENS; first < args.tokens; first += teams * TOKENS)
-        for (uint t = first; t < min(first + TOKENS, args.tokens); t++) {
+/* A token with more than STREAMS slots continues from the partial sum in `target`, which has the
+ * same bits as one long chain. */
+INLINED void combine_team(uint nth, uint teams, const combining *c) {
+    for (uint first = nth * TOKENS; first < c->args.tokens; first += teams * TOKENS)
+        for (uint t = first; t < min(first + TOKENS, c->args.tokens); t++) {
             uint k = 0;
             do {
-                combine_slots_of(window, destination, weight, target + (size_t)t * args.width,
-                                 (size_t)t * args.topk, k, args, codes, home);
+                combine_slots_of(c, c->target + (size_t)t * c->args.width, (size_t)t * c->args.topk,
+                                 k);
                 k += STREAMS;
-            } while (k < args.topk);
+            } while (k < c->args.topk);
         }
 }
 #else
@@ -253,56 +258,50 @@ INLINED void widen(uint4 x, bool codes, vec value[2]) {
 }
 
 /* Adds 16 bytes at `offset` floats of the rows of STREAMS slots from slot `first` on. */
-INLINED void add_slots(WINDOW window, global const uint2 *destination, global const float *weight,
-                       size_t slot, uint first, size_t offset, moert_exchange_args args, bool codes,
-                       uint home, vec sum[2]) {
-    const uint topk = args.topk;
+INLINED void add_slots(const combining *c, size_t slot, uint first, size_t offset, vec sum[2]) {
+    const uint topk = c->args.topk;
     global float *row[STREAMS];
     float factor[STREAMS];
     uint2 to[STREAMS];
     uint4 part[STREAMS];
-    load_slots(destination, home, slot, first, topk, to);
-    if (home != FAR && args.chain > 1)
-        keep_first(destination + slot, first, DROPPED, to);
-    find_rows(window, to, home, args.stride, row);
+    load_slots(c->destination, c->home, slot, first, topk, to);
+    if (c->home != FAR && c->args.chain > 1)
+        keep_first(c->destination + slot, first, DROPPED, to);
+    find_rows(c->window, to, c->home, c->args.stride, row);
     UNROLL_FOR(uint k = 0; k < STREAMS; k++)
-        factor[k] = weight != 0 ? weight[slot + min(first + k, topk - 1)] : 1.0f;
+        factor[k] = c->weight != 0 ? c->weight[slot + min(first + k, topk - 1)] : 1.0f;
     UNROLL_FOR(uint k = 0; k < STREAMS; k++)
         part[k] = fetch(row[k] != 0 ? row[k] + offset : 0);
     UNROLL_FOR(uint k = 0; k < STREAMS; k++) {
         vec value[2];
-        widen(part[k], codes, value);
+        widen(part[k], c->codes, value);
         UNROLL_FOR(int i = 0; i < 2; i++)
             sum[i] = row[k] != 0 ? fma((vec)factor[k], value[i], sum[i]) : sum[i];
     }
 }
 
 /* Strip `nth` of all: 16 bytes of each row of a token for a work-item. */
-INLINED void combine_strip(uint nth, uint strips, WINDOW window, global const uint2 *destination,
-                           global const float *weight, global float *target,
-                           moert_exchange_args args, bool codes, uint home) {
-    const uint topk = args.topk, width = args.width, t = nth / strips;
+INLINED void combine_strip(uint nth, uint strips, const combining *c) {
+    const uint topk = c->args.topk, width = c->args.width, t = nth / strips;
+    const bool codes = c->codes;
     /* an item's codes begin twice as far from the strip's start as its floats would */
     const int i = (int)(nth % strips * (codes ? 2 * STRIP : STRIP)) + (codes ? part_start() : 0),
               n = (int)width - i;
-    global float *out = target + (size_t)t * width + i;
+    global float *out = c->target + (size_t)t * width + i;
     vec sum[2] = {0.0f, 0.0f};
     if (n <= part_start())
         return;
     for (uint first = 0; first < topk; first += STREAMS)
-        add_slots(window, destination, weight, (size_t)t * topk, first,
-                  (size_t)(i + part_start()) / (codes ? 2 : 1), args, codes, home, sum);
+        add_slots(c, (size_t)t * topk, first, (size_t)(i + part_start()) / (codes ? 2 : 1), sum);
     store_part(sum[0], out, n);
     if (codes)
         store_part(sum[1], out + PART, n - PART);
 }
 
-/* weight 0 (null) means 1 for all. */
-INLINED void combine_team(uint nth, uint teams, WINDOW window, global const uint2 *destination,
-                          global const float *weight, global float *target,
-                          moert_exchange_args args, bool codes, uint home) {
-    const uint numbers = codes ? 2 * STRIP : STRIP, strips = (args.width + numbers - 1) / numbers;
-    for (; nth < args.tokens * strips; nth += teams)
-        combine_strip(nth, strips, window, destination, weight, target, args, codes, home);
+INLINED void combine_team(uint nth, uint teams, const combining *c) {
+    const uint numbers = c->codes ? 2 * STRIP : STRIP,
+               strips = (c->args.width + numbers - 1) / numbers;
+    for (; nth < c->args.tokens * strips; nth += teams)
+        combine_strip(nth, strips, c);
 }
 #endif

@@ -76,18 +76,17 @@ void dispatch_meeting(WINDOW window, WINDOW slots, global const uint2 *destinati
         fan_out_share(i, row_of(window, (uint2)(m.rank, 0), args.stride), args);
 }
 
-/* What a team does in a combine. */
-INLINED void combine_standing(standing p, WINDOW window, WINDOW slots,
-                              global const uint2 *destination, global const float *weight,
-                              uint home, global float *target, global float *slot_target,
-                              moert_exchange_args args) {
-    for (uint i = p.nth * MOERT_ITEMS + item_index(); slots != 0 && i < args.slots;
+/* What a team does in a combine; c.codes is false, and a constant in either half. */
+INLINED void combine_standing(standing p, WINDOW slots, global float *slot_target, combining c) {
+    for (uint i = p.nth * MOERT_ITEMS + item_index(); slots != 0 && i < c.args.slots;
          i += p.teams * MOERT_ITEMS)
-        slot_target[i] = slot_of(slots, destination[i]);
-    if (args.codes)
-        combine_team(p.nth, p.teams, window, destination, weight, target, args, true, home);
-    else
-        combine_team(p.nth, p.teams, window, destination, weight, target, args, false, home);
+        slot_target[i] = slot_of(slots, c.destination[i]);
+    if (c.args.codes) {
+        c.codes = true;
+        combine_team(p.nth, p.teams, &c);
+    } else {
+        combine_team(p.nth, p.teams, &c);
+    }
 }
 
 KERNEL_OF(FAN_TEAMS)
@@ -96,8 +95,8 @@ void combine_meeting(WINDOW window, WINDOW slots, global const uint2 *destinatio
                      moert_exchange_args args, MEETING) {
     local uint last;
     meet_inside(0, &last, segments, verdict, m);
-    combine_standing(find_standing(0), window, slots, destination, weight, FAR, target, slot_target,
-                     args);
+    const combining c = {window, destination, weight, target, args, false, FAR};
+    combine_standing(find_standing(0), slots, slot_target, c);
 }
 
 KERNEL_OF(FAN_TEAMS)
@@ -113,6 +112,7 @@ void sum_meeting(WINDOW window, WINDOW slots, global const uint2 *destination,
         else
             send_share(i, window, cells, rows, args, false);
     meet_inside(args.storing, &last, segments, verdict, m);
+    const combining c = {window, destination, weight, target, args, false, m.rank};
     if (!p.stores)
-        combine_standing(p, window, slots, destination, weight, m.rank, target, slot_target, args);
+        combine_standing(p, slots, slot_target, c);
 }
