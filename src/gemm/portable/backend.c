@@ -2,18 +2,10 @@
 #include "gemm/portable/gemm.h"
 #include "gemm/portable/general.h"
 
-static moert_status forward(const moert_gemm *gemm, size_t start) {
-    return moert_portable_forward_from(gemm, start, NULL);
-}
-
-static moert_status dgrad(const moert_gemm *gemm, size_t start) {
-    return moert_portable_dgrad_from(gemm, start, NULL);
-}
-
 static moert_status run(const moert_gemm *gemm) {
     static moert_portable_run *const runs[] = {
-        [MOERT_GEMM_FORWARD] = forward,
-        [MOERT_GEMM_DGRAD] = dgrad,
+        [MOERT_GEMM_FORWARD] = moert_portable_forward_from,
+        [MOERT_GEMM_DGRAD] = moert_portable_dgrad_from,
         [MOERT_GEMM_WGRAD] = moert_portable_wgrad_from,
     };
     return gemm->workspace != NULL              ? moert_portable_general(gemm)

@@ -106,20 +106,13 @@ static size_t terms_of(const moert_gemm *gemm, const moert_device *device, size_
     return moert_ceil_div(reduction, moert_per_term(moert_gemm_term(gemm, device)));
 }
 
-static moert_status run_forward(const moert_gemm *gemm, size_t start) {
-    return moert_portable_forward_from(gemm, start, NULL);
-}
-
-static moert_status run_dgrad(const moert_gemm *gemm, size_t start) {
-    return moert_portable_dgrad_from(gemm, start, NULL);
-}
-
 static moert_choices choices_of(const moert_gemm *gemm, moert_tuned operation, size_t start) {
-    static moert_portable_run *const runs[] = {[MOERT_TUNED_FORWARD] = run_forward,
-                                               [MOERT_TUNED_DGRAD] = run_dgrad,
-                                               [MOERT_TUNED_WGRAD] = moert_portable_wgrad_from,
-                                               [MOERT_TUNED_PACKED_FORWARD] = run_forward,
-                                               [MOERT_TUNED_PACKED_DGRAD] = run_dgrad};
+    static moert_portable_run *const runs[] = {
+        [MOERT_TUNED_FORWARD] = moert_portable_forward_from,
+        [MOERT_TUNED_DGRAD] = moert_portable_dgrad_from,
+        [MOERT_TUNED_WGRAD] = moert_portable_wgrad_from,
+        [MOERT_TUNED_PACKED_FORWARD] = moert_portable_forward_from,
+        [MOERT_TUNED_PACKED_DGRAD] = moert_portable_dgrad_from};
     return moert_portable_choices(gemm, operation, start, runs[operation]);
 }
 
@@ -134,32 +127,13 @@ static share choose_rows(const moert_gemm *gemm, moert_tuned operation, size_t s
     return choose_share(device, gemm->type, p, gemm->packed != NULL ? FORM_PACKED : FORM_ROWS, &c);
 }
 
-/* The groups that share one weight, or 0. */
-static unsigned shared_groups(const moert_gemm *gemm) {
-    return gemm->shared_weight ? (unsigned)gemm->groups.count : 0;
-}
-
 /* The numbers of a GEMM and of its work-groups' share. */
 static moert_gemm_args numbers_of(const moert_gemm *gemm, size_t start, const share *s) {
-    return (moert_gemm_args){.ldx = gemm->ldx,
-                             .ldy = gemm->ldy,
-                             .y_column = gemm->y_column,
-                             .start = (unsigned)start,
-                             .skip = (unsigned)gemm->part.first,
-                             .shared = shared_groups(gemm),
-                             .rows = (unsigned)moert_part_of(gemm).end_row,
-                             .n = (int)gemm->n,
-                             .k = (int)gemm->k,
-                             .accumulate = gemm->accumulate,
-                             .panels = s->panels,
-                             .depth = s->depth,
-                             .split = s->split,
-                             .every = s->fetch};
-}
-
-static moert_gemm_args with_weight(moert_gemm_args args, const moert_coded *coded) {
-    args.axis = coded != NULL ? (int)coded->axis : 0;
-    args.flipped = coded != NULL && coded->flipped;
+    moert_gemm_args args = moert_portable_args(gemm, start);
+    args.panels = s->panels;
+    args.depth = s->depth;
+    args.split = s->split;
+    args.every = s->fetch;
     return args;
 }
 
@@ -184,45 +158,44 @@ static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forwar
     args.width = (int)width;
     args.reduction = (int)reduction;
     args.height = (int)moert_panel_height(gemm->packed, reduction);
-    return MOERT_RUN(
-        device, spec, "gemm_packed", s.grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(a),
-        MOERT_ARG(gemm->packed->panels), MOERT_ARG(forward ? gemm->bias : NULL), MOERT_ARG(c),
-        moert_argument_struct(&args, sizeof args), moert_argument_local(s.turned_bytes));
-}
-
-moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
-                                         const moert_coded *coded) {
-    moert_device *device = moert_buffer_device(gemm->y);
-    if (has_gpu_form(device))
-        return moert_portable_gpu_forward(gemm, start);
-    if (gemm->packed != NULL)
-        return run_packed(gemm, start, true);
-    const share s = choose_rows(gemm, MOERT_TUNED_FORWARD, start);
-    char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, NULL, coded, &s.tile, spec);
-    const moert_gemm_args args = with_weight(numbers_of(gemm, start, &s), coded);
-    return MOERT_RUN(device, spec, "gemm_forward", s.grid, MOERT_ARG(gemm->groups.ends),
-                     MOERT_ARG(gemm->x), MOERT_WEIGHT_ARGS(gemm->weight, coded),
-                     MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y),
-                     moert_argument_struct(&args, sizeof args), moert_argument_local(s.local_bytes),
+    return MOERT_RUN(device, spec, "gemm_packed", s.grid, MOERT_ARG(gemm->groups.ends),
+                     MOERT_ARG(a), MOERT_ARG(gemm->packed->panels),
+                     MOERT_ARG(forward ? gemm->bias : NULL), MOERT_ARG(c), MOERT_STRUCT(args),
                      moert_argument_local(s.turned_bytes));
 }
 
-moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
-                                       const moert_coded *coded) {
-    moert_device *device = moert_buffer_device(gemm->x);
-    if (has_gpu_form(device))
-        return moert_portable_gpu_dgrad(gemm, start);
-    if (gemm->packed != NULL)
-        return run_packed(gemm, start, false);
-    const share s = choose_rows(gemm, MOERT_TUNED_DGRAD, start);
+/* Forward and dgrad by any weight. */
+static moert_status run_rows(const moert_gemm *gemm, size_t start, bool forward) {
+    const moert_coded *coded = gemm->weight_codes;
+    moert_device *device = moert_buffer_device(gemm->groups.ends);
     char spec[MOERT_SPEC_BYTES];
+    if (has_gpu_form(device))
+        return moert_portable_gpu_rows(gemm, start, forward);
+    if (gemm->packed != NULL)
+        return run_packed(gemm, start, forward);
+    const share s = choose_rows(gemm, forward ? MOERT_TUNED_FORWARD : MOERT_TUNED_DGRAD, start);
     moert_gemm_program(device, gemm->type, NULL, coded, &s.tile, spec);
-    const moert_gemm_args args = with_weight(numbers_of(gemm, start, &s), coded);
+    moert_gemm_args args = numbers_of(gemm, start, &s);
+    args.axis = coded != NULL ? (int)coded->axis : 0;
+    args.flipped = coded != NULL && coded->flipped;
+    const moert_argument panels = moert_argument_local(s.local_bytes),
+                         turned = moert_argument_local(s.turned_bytes);
+    if (forward)
+        return MOERT_RUN(device, spec, "gemm_forward", s.grid, MOERT_ARG(gemm->groups.ends),
+                         MOERT_ARG(gemm->x), MOERT_WEIGHT_ARGS(gemm->weight, coded),
+                         MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y), MOERT_STRUCT(args), panels,
+                         turned);
     return MOERT_RUN(device, spec, "gemm_dgrad", s.grid, MOERT_ARG(gemm->groups.ends),
                      MOERT_ARG(gemm->y), MOERT_WEIGHT_ARGS(gemm->weight, coded), MOERT_ARG(gemm->x),
-                     moert_argument_struct(&args, sizeof args), moert_argument_local(s.local_bytes),
-                     moert_argument_local(s.turned_bytes));
+                     MOERT_STRUCT(args), panels, turned);
+}
+
+moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start) {
+    return run_rows(gemm, start, true);
+}
+
+moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start) {
+    return run_rows(gemm, start, false);
 }
 
 moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
@@ -237,11 +210,10 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
     const moert_grid grid = {s.grid.y, s.grid.x, s.grid.z}; /* neighbours are of other groups */
     char spec[MOERT_SPEC_BYTES];
     moert_gemm_program(device, gemm->type, NULL, NULL, &s.tile, spec);
-    moert_gemm_args args = numbers_of(gemm, start, &s);
-    args.rows = (unsigned)groups->rows;
+    const moert_gemm_args args = numbers_of(gemm, start, &s);
     return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(groups->ends), MOERT_ARG(gemm->y),
-                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight),
-                     moert_argument_struct(&args, sizeof args), moert_argument_local(s.local_bytes),
+                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight), MOERT_STRUCT(args),
+                     moert_argument_local(s.local_bytes),
                      moert_argument_local((size_t)s.depth * STRIP_BYTES));
 }
 
@@ -257,57 +229,34 @@ moert_status moert_portable_bias_grad(const moert_gemm *gemm) {
     const moert_choices tile = moert_with_tile(moert_tuning_find(device, &key, &measured),
                                                moert_term_of(device, gemm->type)); /* no effect */
     moert_gemm_program(device, gemm->type, NULL, NULL, &tile, spec);
+    const moert_gemm_args args = moert_portable_args(gemm, 0);
     return MOERT_RUN(device, spec, "gemm_bias_grad", grid, MOERT_ARG(groups->ends),
-                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->bias),
-                     MOERT_ARGS(moert_gemm_args, .rows = (unsigned)groups->rows, .ldy = gemm->ldy,
-                                .y_column = gemm->y_column, .n = (int)gemm->n,
-                                .accumulate = (int)gemm->accumulate));
+                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->bias), MOERT_STRUCT(args));
 }
 
-/* Rows of a GLU's work-group. */
-static size_t glu_split(const moert_glu *glu) {
-    const moert_device *device = moert_buffer_device(glu->v);
-    return moert_ceil_div(moert_share(device, GLU_FLOATS, GPU_GLU_FLOATS), glu->width);
-}
-
-static void name_glu(const moert_glu *glu, char spec[MOERT_SPEC_BYTES]) {
+moert_status moert_portable_glu(const moert_glu *glu, bool backward) {
     const moert_glu_form *f = &glu->form;
     const bool plain = !f->interleaved && isinf(f->limit) && f->alpha == 1.0f && f->offset == 0.0f;
-    snprintf(spec, MOERT_SPEC_BYTES, "%s -DFROM=%d -DTYPE=%d%s",
-             MOERT_PROGRAM(moert_buffer_device(glu->v), "gemm/glu", glu->width), (int)glu->from,
-             (int)glu->type, plain ? " -DPLAIN" : "");
-}
-
-static moert_status glu_forward(const moert_glu *glu) {
     moert_device *device = moert_buffer_device(glu->v);
-    const size_t split = glu_split(glu);
+    const size_t split =
+        moert_ceil_div(moert_share(device, GLU_FLOATS, GPU_GLU_FLOATS), glu->width);
     const moert_grid grid = {moert_ceil_div(glu->rows - glu->first_row, split), 1, 1};
+    const moert_argument args =
+        MOERT_ARGS(moert_plain_glu_args, .prob_stride = glu->prob_stride,
+                   .first_row = (unsigned)glu->first_row, .rows = (unsigned)glu->rows,
+                   .width = (int)glu->width, .interleaved = f->interleaved, .limit = f->limit,
+                   .alpha = f->alpha, .offset = f->offset, .activation = f->activation,
+                   .split = (unsigned)split);
     char spec[MOERT_SPEC_BYTES];
-    name_glu(glu, spec);
+    snprintf(spec, sizeof spec, "%s -DFROM=%d -DTYPE=%d%s",
+             MOERT_PROGRAM(device, "gemm/glu", glu->width), (int)glu->from, (int)glu->type,
+             plain ? " -DPLAIN" : "");
+    if (backward)
+        return MOERT_RUN(device, spec, "glu_backward", grid, MOERT_ARG(glu->v),
+                         MOERT_ARG(glu->prob), MOERT_ARG(glu->dh), MOERT_ARG(glu->dv),
+                         MOERT_ARG(glu->dprob), args);
     return MOERT_RUN(device, spec, "glu_forward", grid, MOERT_ARG(glu->v), MOERT_ARG(glu->prob),
-                     MOERT_ARG(glu->h),
-                     MOERT_ARGS(moert_plain_glu_args, .prob_stride = glu->prob_stride,
-                                .first_row = (unsigned)glu->first_row, .rows = (unsigned)glu->rows,
-                                .width = (int)glu->width, .interleaved = (int)glu->form.interleaved,
-                                .limit = glu->form.limit, .alpha = glu->form.alpha,
-                                .offset = glu->form.offset, .activation = glu->form.activation,
-                                .split = (unsigned)split));
-}
-
-static moert_status glu_backward(const moert_glu *glu) {
-    moert_device *device = moert_buffer_device(glu->v);
-    const size_t split = glu_split(glu);
-    const moert_grid grid = {moert_ceil_div(glu->rows - glu->first_row, split), 1, 1};
-    char spec[MOERT_SPEC_BYTES];
-    name_glu(glu, spec);
-    return MOERT_RUN(device, spec, "glu_backward", grid, MOERT_ARG(glu->v), MOERT_ARG(glu->prob),
-                     MOERT_ARG(glu->dh), MOERT_ARG(glu->dv), MOERT_ARG(glu->dprob),
-                     MOERT_ARGS(moert_plain_glu_args, .prob_stride = glu->prob_stride,
-                                .first_row = (unsigned)glu->first_row, .rows = (unsigned)glu->rows,
-                                .width = (int)glu->width, .interleaved = (int)glu->form.interleaved,
-                                .limit = glu->form.limit, .alpha = glu->form.alpha,
-                                .offset = glu->form.offset, .activation = glu->form.activation,
-                                .split = (unsigned)split));
+                     MOERT_ARG(glu->h), args);
 }
 
 /* Finds the tile of a product with its GLU; false: it takes none. */
@@ -339,7 +288,7 @@ moert_status moert_portable_gated(const moert_gemm *gemm) {
     moert_device *device = moert_buffer_device(gemm->y);
     moert_choices tile;
     if (has_gpu_form(device) || !find_gated_tile(gemm, &tile)) {
-        MOERT_TRY(run_forward(gemm, 0));
+        MOERT_TRY(moert_portable_forward_from(gemm, 0));
         return moert_portable_glu(glu, false);
     }
     const bool packed = gemm->packed != NULL;
@@ -364,14 +313,10 @@ moert_status moert_portable_gated(const moert_gemm *gemm) {
                                   MOERT_ARG(gemm->y),
                                   MOERT_ARG(glu->prob),
                                   MOERT_ARG(glu->h),
-                                  moert_argument_struct(&args, sizeof args),
+                                  MOERT_STRUCT(args),
                                   moert_argument_local(s.turned_bytes),
                                   moert_argument_local(s.local_bytes)};
     const size_t count = MOERT_COUNT(all); /* packed panels take no local memory */
     return moert_launch(device, spec, packed ? "gemm_packed_glu" : "gemm_glu_forward", s.grid, all,
                         packed ? count - 1 : count);
-}
-
-moert_status moert_portable_glu(const moert_glu *glu, bool backward) {
-    return backward ? glu_backward(glu) : glu_forward(glu);
 }

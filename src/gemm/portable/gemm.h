@@ -6,17 +6,16 @@
  */
 #pragma once
 
+#include "args/gemm.h"
 #include "base/memory.h"
 #include "gemm/backend.h"
 #include "gemm/tuning/tuning.h"
 #include "quant/quantize.h"
 
-/* `coded`: the weight instead of gemm->weight, or NULL; always NULL in GPU form, where weights are
- * dequantised before their products. */
-moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start,
-                                         const moert_coded *coded);
-moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start,
-                                       const moert_coded *coded);
+/* By gemm->weight_codes unless they are NULL, as always in GPU form, where weights are dequantised
+ * before their products. */
+moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start);
+moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start);
 
 moert_status moert_portable_bias_grad(const moert_gemm *gemm);
@@ -25,10 +24,23 @@ moert_status moert_portable_gated(const moert_gemm *gemm);
 moert_status moert_portable_glu(const moert_glu *glu, bool backward);
 
 /* The same by the kernels of the GPU form (src/gemm/portable/gpu.c), which the ones above call. */
-moert_status moert_portable_gpu_forward(const moert_gemm *gemm, size_t start);
-moert_status moert_portable_gpu_dgrad(const moert_gemm *gemm, size_t start);
+moert_status moert_portable_gpu_rows(const moert_gemm *gemm, size_t start, bool forward);
 moert_status moert_portable_gpu_wgrad(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_gpu_bias_grad(const moert_gemm *gemm);
+
+/* What the kernels of both forms are told of a GEMM. */
+static inline moert_gemm_args moert_portable_args(const moert_gemm *gemm, size_t start) {
+    return (moert_gemm_args){.ldx = gemm->ldx,
+                             .ldy = gemm->ldy,
+                             .y_column = gemm->y_column,
+                             .start = (unsigned)start,
+                             .skip = (unsigned)gemm->part.first,
+                             .shared = gemm->shared_weight ? (unsigned)gemm->groups.count : 0,
+                             .rows = (unsigned)moert_part_of(gemm).end_row,
+                             .n = (int)gemm->n,
+                             .k = (int)gemm->k,
+                             .accumulate = gemm->accumulate};
+}
 
 /* src/gemm/portable/packed.c */
 extern const moert_packing moert_portable_packing;

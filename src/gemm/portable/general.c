@@ -222,20 +222,20 @@ static moert_status multiply_batch(const moert_gemm *gemm, moert_gemm *inner, si
     const moert_general *work = gemm->workspace->state;
     const size_t count = inner->groups.count;
     const bool discrete = gemm->discrete, converts = work->weight != NULL;
-    const moert_coded *coded =
-        gemm->weight_codes != NULL ? &gemm->weight_codes[discrete ? start : 0] : NULL;
-    inner->weight = converts        ? work->weight
-                    : coded != NULL ? NULL
-                    : discrete      ? gemm->weights[start]
-                                    : gemm->weight;
+    if (gemm->weight_codes != NULL)
+        inner->weight_codes = &gemm->weight_codes[discrete ? start : 0];
+    inner->weight = converts                      ? work->weight
+                    : inner->weight_codes != NULL ? NULL
+                    : discrete                    ? gemm->weights[start]
+                                                  : gemm->weight;
     if (gemm->kind == MOERT_GEMM_WGRAD) {
         MOERT_TRY(moert_portable_wgrad_from(inner, start));
         return converts ? move_weights(gemm, start, count, store_weights) : MOERT_OK;
     }
     if (converts)
         MOERT_TRY(move_weights(gemm, start, count, load_weights));
-    return reads_y(gemm) ? moert_portable_dgrad_from(inner, start, coded)
-                         : moert_portable_forward_from(inner, start, coded);
+    return reads_y(gemm) ? moert_portable_dgrad_from(inner, start)
+                         : moert_portable_forward_from(inner, start);
 }
 
 moert_status moert_portable_general(const moert_gemm *gemm) {

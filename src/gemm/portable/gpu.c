@@ -41,8 +41,7 @@ static void name_program(moert_number type, int lines, int depth, char spec[MOER
 typedef struct row_tiles {
     moert_grid grid;
     char spec[MOERT_SPEC_BYTES];
-    unsigned skip, groups; /* products are of groups [skip, groups) */
-    unsigned shared;       /* groups that are one product, or 0 */
+    unsigned groups; /* products are of the groups before it */
 } row_tiles;
 
 static row_tiles choose_rows(const moert_gemm *gemm, size_t columns, int depth) {
@@ -54,42 +53,24 @@ static row_tiles choose_rows(const moert_gemm *gemm, size_t columns, int depth) 
     const size_t partial = part.first > 0; /* tiles before count in whole ones */
     row_tiles tiles = {
         .grid = {rows / (size_t)lines + partial + groups, moert_ceil_div(columns, COLUMNS), 1},
-        .skip = (unsigned)part.first,
-        .groups = (unsigned)(gemm->shared_weight ? 1 : part.end),
-        .shared = gemm->shared_weight ? (unsigned)gemm->groups.count : 0};
+        .groups = (unsigned)(gemm->shared_weight ? 1 : part.end)};
     name_program(gemm->type, lines, depth, tiles.spec);
     return tiles;
 }
 
-static moert_gemm_args numbers_of(const moert_gemm *gemm, size_t start, const row_tiles *tiles) {
-    return (moert_gemm_args){.ldx = gemm->ldx,
-                             .ldy = gemm->ldy,
-                             .y_column = gemm->y_column,
-                             .start = (unsigned)start,
-                             .skip = tiles->skip,
-                             .groups = tiles->groups,
-                             .shared = tiles->shared,
-                             .rows = (unsigned)moert_part_of(gemm).end_row,
-                             .n = (int)gemm->n,
-                             .k = (int)gemm->k,
-                             .accumulate = gemm->accumulate};
-}
-
-moert_status moert_portable_gpu_forward(const moert_gemm *gemm, size_t start) {
-    const row_tiles tiles = choose_rows(gemm, gemm->n, DEPTH);
-    const moert_gemm_args args = numbers_of(gemm, start, &tiles);
-    return MOERT_RUN(moert_buffer_device(gemm->y), tiles.spec, "gemm_forward", tiles.grid,
-                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight),
-                     MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y),
-                     moert_argument_struct(&args, sizeof args));
-}
-
-moert_status moert_portable_gpu_dgrad(const moert_gemm *gemm, size_t start) {
-    const row_tiles tiles = choose_rows(gemm, gemm->k, DGRAD_DEPTH);
-    const moert_gemm_args args = numbers_of(gemm, start, &tiles);
-    return MOERT_RUN(moert_buffer_device(gemm->x), tiles.spec, "gemm_dgrad", tiles.grid,
-                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(gemm->y), MOERT_ARG(gemm->weight),
-                     MOERT_ARG(gemm->x), moert_argument_struct(&args, sizeof args));
+moert_status moert_portable_gpu_rows(const moert_gemm *gemm, size_t start, bool forward) {
+    moert_device *device = moert_buffer_device(gemm->groups.ends);
+    const row_tiles tiles =
+        forward ? choose_rows(gemm, gemm->n, DEPTH) : choose_rows(gemm, gemm->k, DGRAD_DEPTH);
+    moert_gemm_args args = moert_portable_args(gemm, start);
+    args.groups = tiles.groups;
+    if (forward)
+        return MOERT_RUN(device, tiles.spec, "gemm_forward", tiles.grid,
+                         MOERT_ARG(gemm->groups.ends), MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight),
+                         MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y), MOERT_STRUCT(args));
+    return MOERT_RUN(device, tiles.spec, "gemm_dgrad", tiles.grid, MOERT_ARG(gemm->groups.ends),
+                     MOERT_ARG(gemm->y), MOERT_ARG(gemm->weight), MOERT_ARG(gemm->x),
+                     MOERT_STRUCT(args));
 }
 
 moert_status moert_portable_gpu_wgrad(const moert_gemm *gemm, size_t start) {
@@ -99,23 +80,19 @@ moert_status moert_portable_gpu_wgrad(const moert_gemm *gemm, size_t start) {
     const moert_grid grid = {moert_ceil_div(gemm->n, (size_t)lines),
                              moert_ceil_div(gemm->k, COLUMNS), groups->count};
     char spec[MOERT_SPEC_BYTES];
+    const moert_gemm_args args = moert_portable_args(gemm, start);
     name_program(gemm->type, lines, DEPTH, spec);
     return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(groups->ends), MOERT_ARG(gemm->y),
-                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight),
-                     MOERT_ARGS(moert_gemm_args, .ldx = gemm->ldx, .ldy = gemm->ldy,
-                                .y_column = gemm->y_column, .start = (unsigned)start,
-                                .rows = (unsigned)groups->rows, .n = (int)gemm->n,
-                                .k = (int)gemm->k, .accumulate = gemm->accumulate));
+                     MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight), MOERT_STRUCT(args));
 }
 
 moert_status moert_portable_gpu_bias_grad(const moert_gemm *gemm) {
     const moert_groups *groups = &gemm->groups;
     const moert_grid grid = {moert_ceil_div(gemm->n, ITEMS), groups->count, 1};
     char spec[MOERT_SPEC_BYTES];
+    const moert_gemm_args args = moert_portable_args(gemm, 0);
     name_program(gemm->type, MOST_LINES, DEPTH, spec);
     return MOERT_RUN(moert_buffer_device(gemm->bias), spec, "gemm_bias_grad", grid,
                      MOERT_ARG(groups->ends), MOERT_ARG(gemm->y), MOERT_ARG(gemm->bias),
-                     MOERT_ARGS(moert_gemm_args, .rows = (unsigned)groups->rows, .ldy = gemm->ldy,
-                                .y_column = gemm->y_column, .n = (int)gemm->n,
-                                .accumulate = (int)gemm->accumulate));
+                     MOERT_STRUCT(args));
 }
