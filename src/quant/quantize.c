@@ -138,8 +138,7 @@ moert_status moert_quantize_amax(const moert_quantize *op) {
         return MOERT_OK;
     if (op->x != NULL)
         tell_work(op, sizeof(float) * (double)(op->groups.rows * op->columns));
-    MOERT_TRY(moert_quant_backend_get()->quantize_amax(&full));
-    return MOERT_OK;
+    return moert_quant_backend_get()->quantize_amax(&full);
 }
 
 moert_status moert_quantize_run(const moert_quantize *op) {
@@ -158,8 +157,7 @@ moert_status moert_quantize_run(const moert_quantize *op) {
         return MOERT_OK;
     if (op->x != NULL)
         tell_quantized(&full);
-    MOERT_TRY(moert_quant_backend_get()->quantize(&full));
-    return MOERT_OK;
+    return moert_quant_backend_get()->quantize(&full);
 }
 
 moert_status moert_dequantize_run(const moert_quantize *op) {
@@ -173,8 +171,7 @@ moert_status moert_dequantize_run(const moert_quantize *op) {
     if (full.groups.count == 0 || op->groups.rows == 0 || op->columns == 0)
         return MOERT_OK;
     tell_quantized(&full);
-    MOERT_TRY(moert_quant_backend_get()->dequantize(&full));
-    return MOERT_OK;
+    return moert_quant_backend_get()->dequantize(&full);
 }
 
 moert_status moert_cast_run(const moert_cast *cast) {
@@ -198,6 +195,5 @@ moert_status moert_cast_run(const moert_cast *cast) {
     moert_profile_work(
         moert_buffer_device(cast->target), "quant/cast", 0.0,
         (double)(cast->n * (moert_number_bits(cast->from) + moert_number_bits(cast->to))) / 8.0);
-    MOERT_TRY(moert_quant_backend_get()->cast(cast));
-    return MOERT_OK;
+    return moert_quant_backend_get()->cast(cast);
 }

@@ -31,8 +31,7 @@ static moert_status move_tiles(const moert_scale_tiles *op,
     MOERT_TRY(check_tiles(op, &full));
     if (full.tiles == 0 || op->width == 0)
         return MOERT_OK;
-    MOERT_TRY(move(&full));
-    return MOERT_OK;
+    return move(&full);
 }
 
 moert_status moert_swizzle(const moert_scale_tiles *op) {
@@ -58,8 +57,7 @@ moert_status moert_interleave_run(const moert_interleave *op) {
     MOERT_TRY(moert_check_buffer("to", op->to, op->rows, columns, columns, op->element_bytes));
     if (op->rows == 0 || op->width == 0)
         return MOERT_OK;
-    MOERT_TRY(moert_quant_backend_get()->interleave(op));
-    return MOERT_OK;
+    return moert_quant_backend_get()->interleave(op);
 }
 
 moert_status moert_expert_offsets(const uint64_t *counts, size_t experts, int32_t *offsets) {

@@ -15,29 +15,21 @@ enum { MOST_EXPERTS = 1024 };
 /* A build of kernels/router/router.cl for at most so many experts: GPUs, where arrays of that
  * length are in local memory, have several. `block` tokens are a team's. */
 typedef struct build {
-    const char *program;
-    const char *aligned; /* see MOERT_PROGRAM(); for the backward: the forward is slower so */
-    size_t block, experts;
+    char program[80];
+    size_t block;
     size_t columns; /* of router_mass's work-groups */
 } build;
 
-static build choose_build(const moert_device *device, size_t experts) {
-#define BUILD(block, most, columns)                                                                \
-    {                                                                                              \
-        "router/router -DBLOCK=" #block " -DMOST_EXPERTS=" #most,                                  \
-            "router/router -DBLOCK=" #block " -DMOST_EXPERTS=" #most " -DALIGNED", block, most,    \
-            columns                                                                                \
-    }
-    static const build cpu = BUILD(16, 1024, 1024);
-    static const build gpu[] = {BUILD(1, 128, 128), BUILD(1, 256, 128), BUILD(1, 512, 128),
-                                BUILD(1, 1024, 128)};
-#undef BUILD
-    if (!moert_device_describe(device)->gpu_form)
-        return cpu;
-    size_t i = 0;
-    while (gpu[i].experts < experts)
-        i++;
-    return gpu[i];
+/* `aligned`: see MOERT_PROGRAM(); for the backward: the forward is slower so. */
+static build choose_build(const moert_device *device, size_t experts, bool aligned) {
+    const bool gpu = moert_device_describe(device)->gpu_form;
+    size_t most = gpu ? 128 : MOST_EXPERTS;
+    while (most < experts)
+        most *= 2;
+    build with = {.block = gpu ? 1 : 16, .columns = gpu ? 128 : MOST_EXPERTS};
+    snprintf(with.program, sizeof with.program, "router/router -DBLOCK=%zu -DMOST_EXPERTS=%zu%s",
+             with.block, most, aligned ? " -DALIGNED" : "");
+    return with;
 }
 
 /* A build of kernels/router/gpu.cl, which holds a token's experts in registers: on NVIDIA's GPUs,
@@ -102,15 +94,8 @@ moert_status moert_router_check(const moert_router_options *options) {
         return MOERT_FAIL(ERROR_USAGE,
                           "router: %zu experts per token; 1 to %zu are legal with %zu experts",
                           options->topk, options->experts, options->experts);
-    switch (options->score) {
-    case MOERT_SCORE_SOFTMAX:
-    case MOERT_SCORE_SOFTMAX_TOPK:
-    case MOERT_SCORE_SIGMOID:
-    case MOERT_SCORE_SQRT_SOFTPLUS:
-        break;
-    default:
+    if ((unsigned)options->score > MOERT_SCORE_SQRT_SOFTPLUS)
         return MOERT_FAIL(ERROR_USAGE, "router: there is no score kind %d", (int)options->score);
-    }
     if (!isfinite(options->scale) || options->scale <= 0.0f)
         return MOERT_FAIL(ERROR_USAGE, "router: scale %g; it must be positive and finite",
                           (double)options->scale);
@@ -137,17 +122,21 @@ static moert_status check_routing(const moert_router_options *options, size_t to
     return check_buffer("lse", routing->lse, tokens, 1);
 }
 
-/* 1 if a token's weights are divided by their sum (before the scale). */
-static int is_normalised(const moert_router_options *options) {
-    switch (options->score) {
-    case MOERT_SCORE_SOFTMAX_TOPK:
-        return 1;
-    case MOERT_SCORE_SIGMOID:
-    case MOERT_SCORE_SQRT_SOFTPLUS:
-        return options->renormalise && options->topk > 1;
-    default:
-        return options->renormalise;
-    }
+/* What all kernels are told. */
+static moert_router_args args_of(const moert_router_options *options, size_t tokens) {
+    const bool alone = options->score >= MOERT_SCORE_SIGMOID;
+    /* whether a token's weights are divided by their sum, before the scale */
+    const bool normalised = options->score == MOERT_SCORE_SOFTMAX_TOPK ||
+                            (options->renormalise && (!alone || options->topk > 1));
+    return (moert_router_args){.tokens = tokens,
+                               .experts = (int)options->experts,
+                               .topk = (int)options->topk,
+                               .score = (int)options->score,
+                               .normalised = normalised,
+                               .scale = options->scale,
+                               .groups = (int)options->groups,
+                               .kept_groups = (int)options->kept_groups,
+                               .group_best = (int)options->group_best};
 }
 
 /* For a profile: so many floats a token. */
@@ -165,25 +154,18 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
     if (bias != NULL)
         MOERT_TRY(check_buffer("bias", bias, 1, options->experts));
     tell_work(device, tokens, 2 * options->experts + 2 * options->topk);
-    char spec[SPEC_BYTES];
-    moert_grid grid;
-    if (options->groups == 1 && choose_held(device, options, tokens, spec, &grid))
-        return MOERT_RUN(device, spec, "router_choose", grid, MOERT_ARG(logits), MOERT_ARG(bias),
-                         MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
-                         MOERT_ARG(routing->weight), MOERT_ARG(routing->lse),
-                         MOERT_ARGS(moert_router_args, .tokens = tokens, .topk = (int)options->topk,
-                                    .normalised = is_normalised(options), .scale = options->scale));
-    const build with = choose_build(device, options->experts);
-    return MOERT_RUN(device, with.program, "router_forward",
-                     ((moert_grid){moert_ceil_div(tokens, with.block), 1, 1}), MOERT_ARG(logits),
-                     MOERT_ARG(bias), MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
-                     MOERT_ARG(routing->weight), MOERT_ARG(routing->lse),
-                     MOERT_ARGS(moert_router_args, .tokens = tokens,
-                                .experts = (int)options->experts, .topk = (int)options->topk,
-                                .score = (int)options->score, .normalised = is_normalised(options),
-                                .scale = options->scale, .groups = (int)options->groups,
-                                .kept_groups = (int)options->kept_groups,
-                                .group_best = (int)options->group_best));
+    char held[SPEC_BYTES];
+    const build with = choose_build(device, options->experts, false);
+    const char *program = with.program, *kernel = "router_forward";
+    const moert_router_args args = args_of(options, tokens);
+    moert_grid grid = {moert_ceil_div(tokens, with.block), 1, 1};
+    if (options->groups == 1 && choose_held(device, options, tokens, held, &grid)) {
+        program = held;
+        kernel = "router_choose";
+    }
+    return MOERT_RUN(device, program, kernel, grid, MOERT_ARG(logits), MOERT_ARG(bias),
+                     MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
+                     MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_STRUCT(args));
 }
 
 moert_status moert_router_backward(moert_device *device, const moert_router_options *options,
@@ -201,9 +183,11 @@ moert_status moert_router_backward(moert_device *device, const moert_router_opti
     const bool reads_logits = gradient->z_factor != 0.0f && options->score >= MOERT_SCORE_SIGMOID;
     tell_work(device, tokens, (2 + reads_logits) * options->experts + 3 * options->topk + 1);
     char held[SPEC_BYTES];
-    const build with = choose_build(device, options->experts);
     const size_t sizes = moert_share(device, 1, options->experts | options->topk);
-    const char *program = sizes % 4 == 0 ? with.aligned : with.program, *kernel = "router_backward";
+    const build with = choose_build(device, options->experts, sizes % 4 == 0);
+    const char *program = with.program, *kernel = "router_backward";
+    moert_router_args args = args_of(options, tokens);
+    args.z_factor = gradient->z_factor;
     moert_grid grid = {moert_ceil_div(tokens, with.block), 1, 1};
     if (choose_held(device, options, tokens, held, &grid)) {
         program = held;
@@ -213,11 +197,7 @@ moert_status moert_router_backward(moert_device *device, const moert_router_opti
                      MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
                      MOERT_ARG(routing->weight), MOERT_ARG(routing->lse),
                      MOERT_ARG(gradient->dweight), MOERT_ARG(gradient->aux_gradient),
-                     MOERT_ARG(gradient->dlogits),
-                     MOERT_ARGS(moert_router_args, .tokens = tokens,
-                                .experts = (int)options->experts, .topk = (int)options->topk,
-                                .score = (int)options->score, .normalised = is_normalised(options),
-                                .scale = options->scale, .z_factor = gradient->z_factor));
+                     MOERT_ARG(gradient->dlogits), MOERT_STRUCT(args));
 }
 
 moert_status moert_router_mass(const moert_router_options *options, size_t tokens,
@@ -231,10 +211,10 @@ moert_status moert_router_mass(const moert_router_options *options, size_t token
     MOERT_TRY(check_buffer("mass", mass, sequences, options->experts));
     moert_device *device = moert_buffer_device(mass);
     tell_work(device, tokens, options->experts);
-    const build with = choose_build(device, options->experts);
+    const build with = choose_build(device, options->experts, false);
+    const moert_router_args args = args_of(options, tokens);
     return MOERT_RUN(device, with.program, "router_mass",
                      ((moert_grid){sequences, moert_ceil_div(options->experts, with.columns), 1}),
                      MOERT_ARG(scores), MOERT_ARG(sequence_ends), MOERT_ARG(mass),
-                     MOERT_ARGS(moert_router_args, .tokens = tokens,
-                                .experts = (int)options->experts, .score = (int)options->score));
+                     MOERT_STRUCT(args));
 }

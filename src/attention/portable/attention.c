@@ -28,7 +28,7 @@ enum {
 typedef struct launch_shape {
     char program[64];
     size_t blocks; /* of positions, one a lane */
-    int heads, kv_heads;
+    moert_attention_args args;
 } launch_shape;
 
 static launch_shape shape_of(const moert_attention *attention) {
@@ -39,8 +39,10 @@ static launch_shape shape_of(const moert_attention *attention) {
     const size_t own = head_size <= MOST_OWN_HEAD_SIZE ? MOST_OWN : MOST_OWN / 2;
     launch_shape shape = {.blocks =
                               moert_ceil_div(attention->length, gpu ? own : vectors * VECTOR_LANES),
-                          .heads = (int)attention->heads,
-                          .kv_heads = (int)attention->kv_heads};
+                          .args = {.length = attention->length,
+                                   .heads = (int)attention->heads,
+                                   .kv_heads = (int)attention->kv_heads,
+                                   .scale = attention->scale}};
     snprintf(shape.program, sizeof shape.program, "attention/%s -DHEAD_SIZE=%zu -D%s=%zu",
              gpu ? "gpu" : "attention", head_size, gpu ? "OWN" : "LANE_VECS", gpu ? own : vectors);
     return shape;
@@ -64,9 +66,7 @@ moert_status moert_attention_portable_forward(const moert_attention *attention) 
     MOERT_TRY(MOERT_RUN(moert_buffer_device(attention->q), shape.program, "attention_forward", grid,
                         MOERT_ARG(attention->q), MOERT_ARG(attention->k), MOERT_ARG(attention->v),
                         MOERT_ARG(attention->out), MOERT_ARG(attention->lse),
-                        MOERT_ARGS(moert_attention_args, .length = attention->length,
-                                   .heads = shape.heads, .kv_heads = shape.kv_heads,
-                                   .scale = attention->scale)));
+                        MOERT_STRUCT(shape.args)));
     return round_out(attention);
 }
 
@@ -76,17 +76,13 @@ moert_status moert_attention_portable_backward(const moert_attention *attention)
     const moert_grid queries = {shape.blocks, attention->heads, attention->sequences};
     const moert_grid keys = {shape.blocks, attention->kv_heads, attention->sequences};
     MOERT_TRY(round_out(attention));
-    MOERT_TRY(MOERT_RUN(
-        device, shape.program, "attention_backward_q", queries, MOERT_ARG(attention->q),
-        MOERT_ARG(attention->k), MOERT_ARG(attention->v), MOERT_ARG(attention->out),
-        MOERT_ARG(attention->lse), MOERT_ARG(attention->dout), MOERT_ARG(attention->dq),
-        MOERT_ARGS(moert_attention_args, .length = attention->length, .heads = shape.heads,
-                   .kv_heads = shape.kv_heads, .scale = attention->scale)));
+    MOERT_TRY(MOERT_RUN(device, shape.program, "attention_backward_q", queries,
+                        MOERT_ARG(attention->q), MOERT_ARG(attention->k), MOERT_ARG(attention->v),
+                        MOERT_ARG(attention->out), MOERT_ARG(attention->lse),
+                        MOERT_ARG(attention->dout), MOERT_ARG(attention->dq),
+                        MOERT_STRUCT(shape.args)));
     return MOERT_RUN(device, shape.program, "attention_backward_kv", keys, MOERT_ARG(attention->q),
                      MOERT_ARG(attention->k), MOERT_ARG(attention->v), MOERT_ARG(attention->out),
                      MOERT_ARG(attention->lse), MOERT_ARG(attention->dout),
-                     MOERT_ARG(attention->dk), MOERT_ARG(attention->dv),
-                     MOERT_ARGS(moert_attention_args, .length = attention->length,
-                                .heads = shape.heads, .kv_heads = shape.kv_heads,
-                                .scale = attention->scale));
+                     MOERT_ARG(attention->dk), MOERT_ARG(attention->dv), MOERT_STRUCT(shape.args));
 }

@@ -9,6 +9,9 @@
 
 enum { MOST_WORDS = 24, LINE_BYTES = 512, PROBLEM_BYTES = 160 };
 
+/* false, with the reason in `problem`. */
+#define REFUSED(problem, ...) (snprintf(problem, PROBLEM_BYTES, __VA_ARGS__), false)
+
 static const char *const level_names[] = {"default", "vendor", "family", "device"};
 enum { LEVELS = MOERT_COUNT(level_names) };
 
@@ -43,9 +46,8 @@ static unsigned value_of(const moert_choices *choices, size_t index) {
 static bool check_choice(const struct choice *c, unsigned long value, char *problem) {
     if (value >= c->low && value <= c->high && value % c->multiple == 0)
         return true;
-    snprintf(problem, PROBLEM_BYTES, "%s=%lu is not %u to %u%s", c->name, value, c->low, c->high,
-             c->multiple > 1 ? ", a multiple of 16" : "");
-    return false;
+    return REFUSED(problem, "%s=%lu is not %u to %u%s", c->name, value, c->low, c->high,
+                   c->multiple > 1 ? ", a multiple of 16" : "");
 }
 
 bool moert_choices_check(const moert_choices *choices, char problem[PROBLEM_BYTES]) {
@@ -129,15 +131,12 @@ static bool read_choice(const char *word, moert_choices *choices, char *problem)
         const struct choice *c = &choices_of_rows[i];
         if (strlen(c->name) != length || strncmp(c->name, word, length) != 0)
             continue;
-        if (word[length] != '=' || !read_number(word + length + 1, &value, &end) || *end != '\0') {
-            snprintf(problem, PROBLEM_BYTES, "'%.40s' is not %s=NUMBER", word, c->name);
-            return false;
-        }
+        if (word[length] != '=' || !read_number(word + length + 1, &value, &end) || *end != '\0')
+            return REFUSED(problem, "'%.40s' is not %s=NUMBER", word, c->name);
         *(unsigned *)((char *)choices + c->offset) = (unsigned)value;
         return check_choice(c, value, problem);
     }
-    snprintf(problem, PROBLEM_BYTES, "there is no choice '%.40s'", word);
-    return false;
+    return REFUSED(problem, "there is no choice '%.40s'", word);
 }
 
 /* Operation and type. */
@@ -148,44 +147,34 @@ static bool read_what(char *const *words, moert_tuning_row *row, char *problem) 
     const int type = index_in(types, 2, words[1]);
     row->type = type < 0 ? -1 : type == 0 ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16;
     if (row->operation < 0 && strcmp(words[0], "*") != 0)
-        snprintf(problem, PROBLEM_BYTES, "there is no operation '%.40s'", words[0]);
-    else if (row->type < 0 && strcmp(words[1], "*") != 0)
-        snprintf(problem, PROBLEM_BYTES, "the type is '%.40s', not f32, bf16 or *", words[1]);
-    else
-        return true;
-    return false;
+        return REFUSED(problem, "there is no operation '%.40s'", words[0]);
+    if (row->type < 0 && strcmp(words[1], "*") != 0)
+        return REFUSED(problem, "the type is '%.40s', not f32, bf16 or *", words[1]);
+    return true;
 }
 
 static bool read_words(char *const *words, size_t count, moert_tuning_row *row, char *problem) {
     moert_tuning_range *const ranges[] = {&row->n, &row->k, &row->rows};
     const int level = index_in(level_names, LEVELS, words[0]);
     const size_t what = level > 0 ? 2 : 1;
-    if (level < 0) {
-        snprintf(problem, PROBLEM_BYTES,
-                 "it begins with '%.40s', not device, family, vendor or "
-                 "default",
-                 words[0]);
-        return false;
-    }
-    if (count < what + 6) {
-        snprintf(problem, PROBLEM_BYTES, "it has %zu words, fewer than %zu", count, what + 6);
-        return false;
-    }
+    if (level < 0)
+        return REFUSED(problem,
+                       "it begins with '%.40s', not device, family, vendor or "
+                       "default",
+                       words[0]);
+    if (count < what + 6)
+        return REFUSED(problem, "it has %zu words, fewer than %zu", count, what + 6);
     row->level = (moert_tuning_level)level;
-    if (level > 0 && (size_t)snprintf(row->pattern, sizeof row->pattern, "%s", words[1]) >=
-                         sizeof row->pattern) {
-        snprintf(problem, PROBLEM_BYTES, "the pattern has more than %zu characters",
-                 sizeof row->pattern - 1);
-        return false;
-    }
+    if (level > 0 &&
+        (size_t)snprintf(row->pattern, sizeof row->pattern, "%s", words[1]) >= sizeof row->pattern)
+        return REFUSED(problem, "the pattern has more than %zu characters",
+                       sizeof row->pattern - 1);
     if (!read_what(words + what, row, problem))
         return false;
     for (size_t i = 0; i < 3; i++)
-        if (!read_range(words[what + 2 + i], ranges[i])) {
-            snprintf(problem, PROBLEM_BYTES, "'%.40s' is not a size, low-high, low- or *",
-                     words[what + 2 + i]);
-            return false;
-        }
+        if (!read_range(words[what + 2 + i], ranges[i]))
+            return REFUSED(problem, "'%.40s' is not a size, low-high, low- or *",
+                           words[what + 2 + i]);
     for (size_t i = what + 5; i < count; i++)
         if (!read_choice(words[i], &row->choices, problem))
             return false;
@@ -200,16 +189,12 @@ bool moert_tuning_parse(const char *line, moert_tuning_row *row, bool *empty,
     *empty = line[strspn(line, " \t\r\n")] == '\0' || line[strspn(line, " \t\r\n")] == '#';
     if (*empty)
         return true;
-    if (strcspn(line, "#") >= sizeof copy) {
-        snprintf(problem, PROBLEM_BYTES, "it has more than %zu characters", sizeof copy - 1);
-        return false;
-    }
+    if (strcspn(line, "#") >= sizeof copy)
+        return REFUSED(problem, "it has more than %zu characters", sizeof copy - 1);
     snprintf(copy, sizeof copy, "%s", line);
-    if (!split(copy, words, &count)) {
-        snprintf(problem, PROBLEM_BYTES, "it has more than %d words, or a quote without end",
-                 (int)MOST_WORDS);
-        return false;
-    }
+    if (!split(copy, words, &count))
+        return REFUSED(problem, "it has more than %d words, or a quote without end",
+                       (int)MOST_WORDS);
     return read_words(words, count, row, problem);
 }
 

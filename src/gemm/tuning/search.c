@@ -2,6 +2,7 @@
 #include "gemm/tuning/search.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
@@ -22,14 +23,6 @@ static moert_choices replace(moert_choices base, const moert_choices *value) {
     MOERT_CHOICE_TABLE(CHOICE_REPLACE)
 #undef CHOICE_REPLACE
     return base;
-}
-
-static bool equal(const moert_choices *a, const moert_choices *b) {
-    bool same = true;
-#define CHOICE_EQUAL(name, low, high, multiple, standard) same &= a->name == b->name;
-    MOERT_CHOICE_TABLE(CHOICE_EQUAL)
-#undef CHOICE_EQUAL
-    return same;
 }
 
 static moert_status time_runs(const moert_trial *trial, size_t repeat, double *ns) {
@@ -81,11 +74,8 @@ static moert_status compare(const moert_trial *trial, moert_candidate *candidate
     size_t repeat = 0;
     moert_status status = MOERT_OK;
     for (size_t round = 0; round < MOERT_TUNE_SAMPLES && spent_ns < (double)budget_ns; round++)
-        for (size_t i = 0; i < count && spent_ns < (double)budget_ns; i++) {
-            status = take_sample(trial, &candidates[i], &repeat, &spent_ns);
-            if (status != MOERT_OK)
-                goto done;
-        }
+        for (size_t i = 0; i < count && spent_ns < (double)budget_ns; i++)
+            MOERT_TRY_OR(done, take_sample(trial, &candidates[i], &repeat, &spent_ns));
     for (size_t i = 0; i < count; i++)
         find_median(&candidates[i]);
 done:
@@ -101,7 +91,7 @@ static moert_status search_axis(const moert_trial *trial, moert_tune_axis axis, 
     size_t count = 1, best = 0;
     for (size_t v = 0; v < MOST_VALUES; v++) {
         const moert_choices next = replace(list[0].choices, &axes[axis][v]);
-        if (!equal(&next, &list[0].choices))
+        if (memcmp(&next, &list[0].choices, sizeof next) != 0)
             list[count++] = (moert_candidate){.choices = next};
     }
     MOERT_TRY(compare(trial, list, count, budget_ns));

@@ -167,11 +167,10 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
     choose_program(device, "quant/quantize", op, spec);
     add_choices(how, spec);
     const moert_quantize_args args = numbers_of(device, op, &shape);
-    MOERT_TRY(MOERT_RUN(device, spec, kernels[how->axis], tiles_of(device, op),
-                        MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->q),
-                        MOERT_ARG(op->scale), MOERT_ARG(op->amax), MOERT_ARG(op->global),
-                        MOERT_ARG(op->norm), moert_argument_struct(&args, sizeof args)));
-    return MOERT_OK;
+    return MOERT_RUN(device, spec, kernels[how->axis], tiles_of(device, op),
+                     MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->q),
+                     MOERT_ARG(op->scale), MOERT_ARG(op->amax), MOERT_ARG(op->global),
+                     MOERT_ARG(op->norm), MOERT_STRUCT(args));
 }
 
 moert_status moert_portable_dequantize(const moert_quantize *op) {
@@ -186,11 +185,9 @@ moert_status moert_portable_dequantize(const moert_quantize *op) {
     if (wide > 0)
         snprintf(spec + used, MOERT_SPEC_BYTES - used, " -DWIDE=%zu", wide);
     const moert_quantize_args args = numbers_of(device, op, &shape);
-    MOERT_TRY(MOERT_RUN(device, spec, kernels[how->axis], tiles_of(device, op),
-                        MOERT_ARG(groups->ends), MOERT_ARG(op->q), MOERT_ARG(op->scale),
-                        MOERT_ARG(op->global), MOERT_ARG(op->x),
-                        moert_argument_struct(&args, sizeof args)));
-    return MOERT_OK;
+    return MOERT_RUN(device, spec, kernels[how->axis], tiles_of(device, op),
+                     MOERT_ARG(groups->ends), MOERT_ARG(op->q), MOERT_ARG(op->scale),
+                     MOERT_ARG(op->global), MOERT_ARG(op->x), MOERT_STRUCT(args));
 }
 
 moert_status moert_portable_cast(const moert_cast *cast) {
@@ -202,7 +199,6 @@ moert_status moert_portable_cast(const moert_cast *cast) {
              number_special[small], moert_number_bits(small), MOERT_PROGRAM(device, "", cast->n));
     const size_t share = moert_share(device, CAST_SHARE, GPU_CAST_SHARE);
     const moert_grid grid = {moert_ceil_div(cast->n, share), 1, 1};
-    MOERT_TRY(MOERT_RUN(device, spec, down ? "cast_down" : "cast_up", grid, MOERT_ARG(cast->source),
-                        MOERT_ARG(cast->target), MOERT_ARG(cast->n)));
-    return MOERT_OK;
+    return MOERT_RUN(device, spec, down ? "cast_down" : "cast_up", grid, MOERT_ARG(cast->source),
+                     MOERT_ARG(cast->target), MOERT_ARG(cast->n));
 }

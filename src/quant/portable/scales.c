@@ -10,13 +10,12 @@ static moert_status move_scales(const moert_scale_tiles *op, const char *kernel)
     const size_t matrices = op->whole ? 1 : groups->count;
     const moert_grid grid = {moert_row_blocks_most(groups->rows, matrices, along),
                              moert_ceil_div(op->width, across), 1};
-    MOERT_TRY(MOERT_RUN(moert_buffer_device(op->swizzled), "quant/scales", kernel, grid,
-                        MOERT_ARG(groups->ends), MOERT_ARG(op->linear), MOERT_ARG(op->swizzled),
-                        MOERT_ARGS(moert_scales_args, .groups = (unsigned)groups->count,
-                                   .rows = (unsigned)groups->rows, .width = (unsigned)op->width,
-                                   .transposed = (int)op->transposed, .whole = (int)op->whole,
-                                   .tiles = (unsigned)op->tiles)));
-    return MOERT_OK;
+    return MOERT_RUN(moert_buffer_device(op->swizzled), "quant/scales", kernel, grid,
+                     MOERT_ARG(groups->ends), MOERT_ARG(op->linear), MOERT_ARG(op->swizzled),
+                     MOERT_ARGS(moert_scales_args, .groups = (unsigned)groups->count,
+                                .rows = (unsigned)groups->rows, .width = (unsigned)op->width,
+                                .transposed = (int)op->transposed, .whole = (int)op->whole,
+                                .tiles = (unsigned)op->tiles));
 }
 
 moert_status moert_portable_swizzle(const moert_scale_tiles *op) {
@@ -55,10 +54,9 @@ moert_status moert_portable_transpose(const moert_transpose *op) {
 }
 
 moert_status moert_portable_interleave(const moert_interleave *op) {
-    MOERT_TRY(MOERT_RUN(
-        moert_buffer_device(op->to), "quant/scales", "interleave", ((moert_grid){op->rows, 1, 1}),
-        MOERT_ARG(op->from), MOERT_ARG(op->to),
-        MOERT_ARGS(moert_interleave_args, .width = op->width, .granularity = op->granularity,
-                   .element_bytes = op->element_bytes, .inverse = (int)op->inverse)));
-    return MOERT_OK;
+    return MOERT_RUN(moert_buffer_device(op->to), "quant/scales", "interleave",
+                     ((moert_grid){op->rows, 1, 1}), MOERT_ARG(op->from), MOERT_ARG(op->to),
+                     MOERT_ARGS(moert_interleave_args, .width = op->width,
+                                .granularity = op->granularity, .element_bytes = op->element_bytes,
+                                .inverse = (int)op->inverse));
 }
