@@ -10,7 +10,7 @@ moert_status moert_unmap_all(moert_mapping *maps, moert_status status) {
     return status;
 }
 
-moert_status moert_map_one(moert_mapping *maps, const moert_buffer *buffer, void *out) {
+static moert_status map_one(moert_mapping *maps, const moert_buffer *buffer, void *out) {
     void *memory = NULL;
     size_t i = 0;
     while (i < maps->count && maps->map[i].buffer != buffer)
@@ -27,6 +27,14 @@ moert_status moert_map_one(moert_mapping *maps, const moert_buffer *buffer, void
     }
     memcpy(out, &memory, sizeof memory);
     return MOERT_OK;
+}
+
+moert_status moert_map_all(moert_mapping *maps, const moert_mapped *parts, size_t count) {
+    moert_status status = MOERT_OK;
+    maps->count = 0;
+    for (size_t i = 0; i < count && status == MOERT_OK; i++)
+        status = map_one(maps, parts[i].buffer, parts[i].out);
+    return status == MOERT_OK ? status : moert_unmap_all(maps, status);
 }
 
 moert_status moert_check_ends(const moert_groups *groups, const uint32_t *ends) {

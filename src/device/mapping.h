@@ -1,6 +1,7 @@
 /* Buffers as host memory, for the reference backends: mapped together; and checked groups. */
 #pragma once
 
+#include "base/memory.h"
 #include "device/device.h"
 #include "moert/quantize.h"
 
@@ -14,8 +15,18 @@ typedef struct moert_mapping {
     size_t count;
 } moert_mapping;
 
-/* Maps a buffer, once, and stores its memory in the pointer at `out`: NULL for no buffer. */
-moert_status moert_map_one(moert_mapping *maps, const moert_buffer *buffer, void *out);
+/* A buffer, and the pointer that gets its memory: NULL for no buffer. */
+typedef struct moert_mapped {
+    const moert_buffer *buffer;
+    void *out;
+} moert_mapped;
+
+/* Maps buffers, each once: MOERT_MAP(&maps, {x, &source}, {y, &target}). None stays mapped if one
+ * fails. */
+moert_status moert_map_all(moert_mapping *maps, const moert_mapped *parts, size_t count);
+#define MOERT_MAP(maps, ...)                                                                       \
+    moert_map_all((maps), (const moert_mapped[]){__VA_ARGS__},                                     \
+                  MOERT_COUNT(((const moert_mapped[]){__VA_ARGS__})))
 
 /* Unmaps all; a failure of its own counts when `status` holds none. */
 moert_status moert_unmap_all(moert_mapping *maps, moert_status status);

@@ -288,10 +288,7 @@ static moert_status map_all(moert_host_gemm *host) {
     const moert_epilogue *e = &gemm->epilogue;
     const moert_glu *u = &gemm->glu;
     const bool gated = gemm->workspace != NULL && gemm->gated;
-    const struct {
-        const moert_buffer *buffer;
-        void *memory;
-    } parts[] = {
+    const moert_mapped parts[] = {
         {gemm->groups.ends, &host->ends},
         {gemm->x_gather, &host->x_gather},
         {gemm->y_gather, &host->y_gather},
@@ -313,8 +310,7 @@ static moert_status map_all(moert_host_gemm *host) {
         {gated ? u->dprob : NULL, &host->dprob},
         {gated ? u->dbias : NULL, &host->dbias},
     };
-    for (size_t i = 0; i < MOERT_COUNT(parts); i++)
-        MOERT_TRY(moert_map_one(&host->maps, parts[i].buffer, parts[i].memory));
+    MOERT_TRY(moert_map_all(&host->maps, parts, MOERT_COUNT(parts)));
     host->rows = host->ends[gemm->groups.count - 1];
     MOERT_TRY(moert_check_ends(&gemm->groups, host->ends));
     return check_promise(host);

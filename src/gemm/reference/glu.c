@@ -32,6 +32,35 @@ static float of(const float *values, size_t i) {
     return values != NULL ? values[i] : 1.0f;
 }
 
+static float clamp(float x, float limit) {
+    return at_least(at_most(x, limit), -limit);
+}
+
+/* Gate and up of result j of a row that begins at element `row`, times beta. */
+typedef struct pair {
+    float gate, up;
+} pair;
+
+static pair load_pair(const moert_glu *glu, const void *v, size_t row, size_t j, float beta) {
+    return (pair){beta * moert_host_load(v, glu->from, row + gate_at(glu, j)),
+                  beta * moert_host_load(v, glu->from, row + up_at(glu, j))};
+}
+
+/* The gradient at `x` by q, and what dprob adds up. */
+typedef struct gradient {
+    float gate, up, prob;
+} gradient;
+
+static gradient gradient_of(const moert_glu_form *form, pair x, float q, float prob) {
+    const float linear = clamp(x.up, form->limit) + form->offset;
+    float dg;
+    const float act = activate(at_most(x.gate, form->limit), form->alpha, form->activation,
+                               q * prob * linear, &dg);
+    const float du = q * prob * act;
+    return (gradient){x.gate > form->limit ? 0.0f : dg,
+                      x.up > form->limit || x.up < -form->limit ? 0.0f : du, q * linear * act};
+}
+
 /* ---- forward ---- */
 
 /* v at a column; also stores it. */
@@ -54,11 +83,10 @@ void moert_host_glu(const moert_host_gemm *host, size_t g) {
         for (size_t j = 0; j < glu->width; j++) {
             const float gate = pre_activation(host, g, r, gate_at(glu, j));
             const float up = pre_activation(host, g, r, up_at(glu, j));
-            const float gc = at_most(gate, form.limit);
-            const float uc = at_least(at_most(up, form.limit), -form.limit);
             float slope;
-            const float d = activate(gc, form.alpha, form.activation, 0.0f, &slope) *
-                            (uc + form.offset) * of(host->glu_prob, r);
+            const float d =
+                activate(at_most(gate, form.limit), form.alpha, form.activation, 0.0f, &slope) *
+                (clamp(up, form.limit) + form.offset) * of(host->glu_prob, r);
             moert_host_store(host->h, glu->type, r * glu->ldh + j, d);
             if (host->amax != NULL)
                 moert_host_raise(&host->amax[g], d);
@@ -67,28 +95,13 @@ void moert_host_glu(const moert_host_gemm *host, size_t g) {
 
 /* ---- backward ---- */
 
-typedef struct gradient {
-    float gate, up, prob;
-} gradient;
-
 /* Of result j of row r. */
 static gradient differentiate(const moert_host_gemm *host, size_t g, size_t r, size_t j) {
     const moert_glu *glu = &host->gemm->glu;
-    const moert_glu_form form = glu->form;
-    const float alpha = of(host->alpha, g), beta = of(host->beta, g);
-    const float prob = of(host->glu_prob, r);
-    const size_t row = r * glu->ldv;
-    const float gate = beta * moert_host_load(host->v, glu->from, row + gate_at(glu, j));
-    const float up = beta * moert_host_load(host->v, glu->from, row + up_at(glu, j));
-    const float linear = at_least(at_most(up, form.limit), -form.limit) + form.offset;
-    const float acc = host->arrays->acc[r * glu->width + j];
+    const float alpha = of(host->alpha, g), acc = host->arrays->acc[r * glu->width + j];
+    const pair x = load_pair(glu, host->v, r * glu->ldv, j, of(host->beta, g));
     const float q = alpha * alpha * (host->acc_scale != NULL ? acc * host->acc_scale[g] : acc);
-    float dg;
-    const float act =
-        activate(at_most(gate, form.limit), form.alpha, form.activation, q * prob * linear, &dg);
-    const float du = q * prob * act;
-    return (gradient){gate > form.limit ? 0.0f : dg,
-                      up > form.limit || up < -form.limit ? 0.0f : du, q * linear * act};
+    return gradient_of(&glu->form, x, q, of(host->glu_prob, r));
 }
 
 /* dbias of one column: rows in order. */
@@ -134,72 +147,46 @@ void moert_host_dglu(const moert_host_gemm *host, size_t g) {
 /* ---- alone ---- */
 
 static moert_status glu_forward(const moert_glu *glu) {
-    moert_mapping maps = {.count = 0};
-    moert_status status = MOERT_OK;
+    const moert_glu_form form = glu->form;
+    moert_mapping maps;
     const float *prob;
     void *v, *h;
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->v, &v));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->prob, &prob));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->h, &h));
-    const moert_glu_form form = glu->form;
-    for (size_t m = glu->first_row; m < glu->rows; m++) {
-        const size_t row = m * 2 * glu->width;
-        const float p = prob != NULL ? prob[m * glu->prob_stride] : 1.0f;
+    MOERT_TRY(MOERT_MAP(&maps, {glu->v, &v}, {glu->prob, &prob}, {glu->h, &h}));
+    for (size_t m = glu->first_row; m < glu->rows; m++)
         for (size_t j = 0; j < glu->width; j++) {
-            const float g =
-                at_most(moert_host_load(v, glu->from, row + gate_at(glu, j)), form.limit);
-            const float up = moert_host_load(v, glu->from, row + up_at(glu, j));
-            const float u = at_least(at_most(up, form.limit), -form.limit);
+            const pair x = load_pair(glu, v, m * 2 * glu->width, j, 1.0f);
             float slope;
-            const float act = activate(g, form.alpha, form.activation, 0.0f, &slope);
-            moert_host_store(h, glu->type, m * glu->width + j, p * (u + form.offset) * act);
+            const float act =
+                activate(at_most(x.gate, form.limit), form.alpha, form.activation, 0.0f, &slope);
+            moert_host_store(h, glu->type, m * glu->width + j,
+                             of(prob, m * glu->prob_stride) *
+                                 (clamp(x.up, form.limit) + form.offset) * act);
         }
-    }
-unmap:
-    return moert_unmap_all(&maps, status);
-}
-
-/* Row m of the gradient; returns its dprob. */
-static float glu_row_backward(const moert_glu *glu, size_t m, const void *v, float prob,
-                              const void *dh, void *dv) {
-    const size_t row = m * 2 * glu->width;
-    const moert_glu_form form = glu->form;
-    float sum = 0.0f;
-    for (size_t j = 0; j < glu->width; j++) {
-        const float q = moert_host_load(dh, glu->from, m * glu->width + j);
-        const float g = moert_host_load(v, glu->from, row + gate_at(glu, j));
-        const float u = moert_host_load(v, glu->from, row + up_at(glu, j));
-        const float up = at_least(at_most(u, form.limit), -form.limit) + form.offset;
-        float dg;
-        const float act =
-            activate(at_most(g, form.limit), form.alpha, form.activation, q * prob * up, &dg);
-        const float du = u > form.limit || u < -form.limit ? 0.0f : q * prob * act;
-        moert_host_store(dv, glu->type, row + gate_at(glu, j), g > form.limit ? 0.0f : dg);
-        moert_host_store(dv, glu->type, row + up_at(glu, j), du);
-        sum += q * up * act;
-    }
-    return sum;
+    return moert_unmap_all(&maps, MOERT_OK);
 }
 
 static moert_status glu_backward(const moert_glu *glu) {
-    moert_mapping maps = {.count = 0};
-    moert_status status = MOERT_OK;
+    moert_mapping maps;
     const float *prob;
     float *dprob;
     void *v, *dh, *dv;
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->v, &v));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->prob, &prob));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dh, &dh));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dv, &dv));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, glu->dprob, &dprob));
+    MOERT_TRY(MOERT_MAP(&maps, {glu->v, &v}, {glu->prob, &prob}, {glu->dh, &dh}, {glu->dv, &dv},
+                        {glu->dprob, &dprob}));
     for (size_t m = glu->first_row; m < glu->rows; m++) {
-        const size_t at = m * glu->prob_stride;
-        const float sum = glu_row_backward(glu, m, v, prob != NULL ? prob[at] : 1.0f, dh, dv);
+        const size_t row = m * 2 * glu->width, at = m * glu->prob_stride;
+        float sum = 0.0f;
+        for (size_t j = 0; j < glu->width; j++) {
+            const float q = moert_host_load(dh, glu->from, m * glu->width + j);
+            const gradient d =
+                gradient_of(&glu->form, load_pair(glu, v, row, j, 1.0f), q, of(prob, at));
+            moert_host_store(dv, glu->type, row + gate_at(glu, j), d.gate);
+            moert_host_store(dv, glu->type, row + up_at(glu, j), d.up);
+            sum += d.prob;
+        }
         if (dprob != NULL)
             dprob[at] = sum;
     }
-unmap:
-    return moert_unmap_all(&maps, status);
+    return moert_unmap_all(&maps, MOERT_OK);
 }
 
 moert_status moert_reference_glu(const moert_glu *glu, bool backward) {

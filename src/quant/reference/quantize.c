@@ -223,24 +223,19 @@ static void each_tile(const job *j, void (*visit)(const job *, const tile *)) {
 /* ---- entries ---- */
 
 static moert_status begin(const moert_quantize *op, moert_mapping *maps, job *j) {
-    moert_status status = MOERT_OK;
+    moert_status status;
     *j = (job){.op = op,
                .element = moert_format_element(op->how.format),
                .block = moert_format_block(op->how.format),
+               .shape = moert_quantized_layout(op),
                .whole = {(uint32_t)op->groups.rows}};
-    j->shape = moert_quantized_layout(op);
-    *maps = (moert_mapping){.count = 0};
-    MOERT_TRY_OR(unmap, moert_map_one(maps, op->groups.ends, &j->ends));
+    MOERT_TRY(MOERT_MAP(maps, {op->groups.ends, &j->ends}, {op->x, &j->x}, {op->q, &j->q},
+                        {op->scale, &j->scale}, {op->global, &j->global}, {op->amax, &j->amax},
+                        {op->norm, &j->norm}));
     if (j->ends == NULL)
         j->ends = j->whole;
-    MOERT_TRY_OR(unmap, moert_map_one(maps, op->x, &j->x));
-    MOERT_TRY_OR(unmap, moert_map_one(maps, op->q, &j->q));
-    MOERT_TRY_OR(unmap, moert_map_one(maps, op->scale, &j->scale));
     if (op->row_bytes > 0)
         j->scale = j->q + moert_ceil_div(op->columns * moert_number_bits(j->element), 8);
-    MOERT_TRY_OR(unmap, moert_map_one(maps, op->global, &j->global));
-    MOERT_TRY_OR(unmap, moert_map_one(maps, op->amax, &j->amax));
-    MOERT_TRY_OR(unmap, moert_map_one(maps, op->norm, &j->norm));
     MOERT_TRY_OR(unmap, moert_check_ends(&op->groups, j->ends));
     MOERT_TRY_OR(unmap, moert_alloc(&j->values, LARGEST_BLOCK * LARGEST_BLOCK, sizeof *j->values));
     return MOERT_OK;

@@ -22,18 +22,15 @@ static void store_code(unsigned char *at, size_t bytes, uint32_t code) {
 
 moert_status moert_reference_cast(const moert_cast *cast) {
     const size_t from = moert_number_bits(cast->from) / 8, to = moert_number_bits(cast->to) / 8;
-    moert_mapping maps = {.count = 0};
-    moert_status status = MOERT_OK;
+    moert_mapping maps;
     const unsigned char *source;
     unsigned char *target;
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, cast->source, &source));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, cast->target, &target));
+    MOERT_TRY(MOERT_MAP(&maps, {cast->source, &source}, {cast->target, &target}));
     for (size_t i = 0; i < cast->n; i++) {
         const float x = moert_number_decode(cast->from, load_code(source + i * from, from));
         store_code(target + i * to, to, moert_number_encode(cast->to, x));
     }
-unmap:
-    return moert_unmap_all(&maps, status);
+    return moert_unmap_all(&maps, MOERT_OK);
 }
 
 /* ---- tiles of scales ---- */
@@ -41,7 +38,7 @@ unmap:
 /* The operation on host memory. */
 typedef struct tiling {
     const moert_scale_tiles *op;
-    uint32_t whole; /* the end of the one group when there are none */
+    uint32_t whole[1]; /* the end of the one group when there are none */
     const uint32_t *ends;
     unsigned char *linear, *swizzled;
 } tiling;
@@ -76,18 +73,16 @@ static void move_group(const tiling *t, size_t start, size_t end, size_t lines, 
 
 static moert_status move_scales(const moert_scale_tiles *op, bool forward) {
     const size_t unit = moert_tile_lines(op->transposed);
-    tiling t = {.op = op, .whole = (uint32_t)op->groups.rows};
-    moert_mapping maps = {.count = 0};
-    moert_status status = MOERT_OK;
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->groups.ends, &t.ends));
+    tiling t = {.op = op, .whole = {(uint32_t)op->groups.rows}};
+    moert_mapping maps;
+    MOERT_TRY(MOERT_MAP(&maps, {op->groups.ends, &t.ends}, {op->linear, &t.linear},
+                        {op->swizzled, &t.swizzled}));
     if (t.ends == NULL)
-        t.ends = &t.whole;
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->linear, &t.linear));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->swizzled, &t.swizzled));
-    MOERT_TRY_OR(unmap, moert_check_ends(&op->groups, t.ends));
+        t.ends = t.whole;
+    const moert_status status = moert_check_ends(&op->groups, t.ends);
     size_t start = 0, base = 0, tiles = 0;
-    for (size_t g = op->whole ? op->groups.count - 1 : 0; g < op->groups.count;
-         start = t.ends[g++]) {
+    for (size_t g = op->whole ? op->groups.count - 1 : 0;
+         status == MOERT_OK && g < op->groups.count; start = t.ends[g++]) {
         const size_t lines = op->whole ? op->groups.rows : t.ends[g] - start;
         tiles += moert_ceil_div(lines, unit);
         if (tiles > op->tiles)
@@ -95,7 +90,6 @@ static moert_status move_scales(const moert_scale_tiles *op, bool forward) {
         move_group(&t, start, t.ends[g], lines, base, forward);
         base += moert_swizzled_bytes(NULL, 1, lines, op->width, op->transposed);
     }
-unmap:
     return moert_unmap_all(&maps, status);
 }
 
@@ -110,42 +104,33 @@ moert_status moert_reference_unswizzle(const moert_scale_tiles *op) {
 /* ---- around quantised operands ---- */
 
 moert_status moert_reference_block_ends(const moert_block_ends *op) {
-    moert_mapping maps = {.count = 0};
-    moert_status status = MOERT_OK;
+    moert_mapping maps;
     uint32_t *ends, *to;
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->groups.ends, &ends));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->to, &to));
-    MOERT_TRY_OR(unmap, moert_check_ends(&op->groups, ends));
-    for (size_t g = 0; g < op->groups.count; g++)
+    MOERT_TRY(MOERT_MAP(&maps, {op->groups.ends, &ends}, {op->to, &to}));
+    const moert_status status = moert_check_ends(&op->groups, ends);
+    for (size_t g = 0; status == MOERT_OK && g < op->groups.count; g++)
         to[g] = (uint32_t)moert_min(moert_row_blocks(ends, g + 1, op->block), op->most);
-unmap:
     return moert_unmap_all(&maps, status);
 }
 
 moert_status moert_reference_fold_globals(const moert_global_scales *op) {
-    moert_mapping maps = {.count = 0};
-    moert_status status = MOERT_OK;
+    moert_mapping maps;
     float *alpha, *first, *second, *to;
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->alpha, &alpha));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->first, &first));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->second, &second));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->to, &to));
+    MOERT_TRY(MOERT_MAP(&maps, {op->alpha, &alpha}, {op->first, &first}, {op->second, &second},
+                        {op->to, &to}));
     for (size_t g = 0; g < op->groups; g++) {
         const float a = first != NULL ? first[op->first_by_groups ? g : 0] : 1.0f;
         const float b = second != NULL ? second[op->second_by_groups ? g : 0] : 1.0f;
         to[g] = (alpha != NULL ? alpha[g] : 1.0f) * (a * b);
     }
-unmap:
-    return moert_unmap_all(&maps, status);
+    return moert_unmap_all(&maps, MOERT_OK);
 }
 
 moert_status moert_reference_transpose(const moert_transpose *op) {
-    moert_mapping maps = {.count = 0};
-    moert_status status = MOERT_OK;
+    moert_mapping maps;
     const unsigned char *from;
     unsigned char *to;
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->from, &from));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->to, &to));
+    MOERT_TRY(MOERT_MAP(&maps, {op->from, &from}, {op->to, &to}));
     for (size_t row = 0; row < op->groups * op->rows; row++)
         for (size_t c = 0; c < op->columns; c++) {
             const size_t g = row / op->rows, r = row % op->rows;
@@ -153,19 +138,16 @@ moert_status moert_reference_transpose(const moert_transpose *op) {
             memcpy(to + at * op->element_bytes, from + (row * op->columns + c) * op->element_bytes,
                    op->element_bytes);
         }
-unmap:
-    return moert_unmap_all(&maps, status);
+    return moert_unmap_all(&maps, MOERT_OK);
 }
 
 /* ---- runs of gate and up ---- */
 
 moert_status moert_reference_interleave(const moert_interleave *op) {
-    moert_mapping maps = {.count = 0};
-    moert_status status = MOERT_OK;
+    moert_mapping maps;
     const unsigned char *from;
     unsigned char *to;
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->from, &from));
-    MOERT_TRY_OR(unmap, moert_map_one(&maps, op->to, &to));
+    MOERT_TRY(MOERT_MAP(&maps, {op->from, &from}, {op->to, &to}));
     for (size_t m = 0; m < op->rows; m++)
         for (size_t j = 0; j < 2 * op->width; j++) {
             const size_t run = j / op->granularity, half = run % 2;
@@ -175,6 +157,5 @@ moert_status moert_reference_interleave(const moert_interleave *op) {
             memcpy(to + (op->inverse ? plain : mixed) * op->element_bytes,
                    from + (op->inverse ? mixed : plain) * op->element_bytes, op->element_bytes);
         }
-unmap:
-    return moert_unmap_all(&maps, status);
+    return moert_unmap_all(&maps, MOERT_OK);
 }
