@@ -26,53 +26,27 @@ _Static_assert(STAGES *(LINES + COLUMNS) * BLOCK + OUTS * 16384 + TABLE_BYTES + 
                    MOERT_ARENA_BYTES,
                "what lies in the arena");
 
-/* An operand: its values, or the codes of its blocks. */
-typedef struct operand {
-    moert_buffer *buffer;
-    const moert_coded *codes; /* NULL: plain */
-    size_t stride;
-    bool wide;
-} operand;
-
-static operand x_of(const moert_gemm *gemm) {
-    return (operand){gemm->x, gemm->x_codes, gemm->ldx, gemm->wide_x};
-}
-
-static operand y_of(const moert_gemm *gemm) {
-    return (operand){gemm->y, gemm->y_codes, gemm->ldy, gemm->wide_y};
-}
-
-/* The result has the lines of the first operand and the columns of the second. */
-static operand first_of(const moert_gemm *gemm) {
-    return gemm->kind == MOERT_GEMM_FORWARD ? x_of(gemm) : y_of(gemm);
-}
-
-static operand second_of(const moert_gemm *gemm) {
-    return gemm->kind == MOERT_GEMM_WGRAD
-               ? x_of(gemm)
-               : (operand){gemm->weight, gemm->weight_codes, gemm->k, gemm->wide_weight};
-}
-
-static moert_buffer *bytes_of(const operand *o) {
+static moert_buffer *bytes_of(const moert_operand *o) {
     return o->codes != NULL ? (moert_buffer *)o->codes->q : o->buffer;
 }
 
-static bool is_block(const operand *o) {
+static bool is_block(const moert_operand *o) {
     return o->codes != NULL && o->codes->format == MOERT_FORMAT_FP8_BLOCK;
 }
 
-static bool is_fp8(const moert_gemm *gemm, const operand *o) {
+static bool is_fp8(const moert_gemm *gemm, const moert_operand *o) {
     return o->codes != NULL ? is_block(o) : !o->wide && moert_number_bits(gemm->type) == 8;
 }
 
 bool moert_nvidia_is_fp8(const moert_gemm *gemm) {
-    const operand a = first_of(gemm), b = second_of(gemm);
-    return gemm->kind != MOERT_GEMM_BIAS_GRAD && !gemm->gated && is_fp8(gemm, &a) &&
-           is_fp8(gemm, &b);
+    if (gemm->kind == MOERT_GEMM_BIAS_GRAD || gemm->gated)
+        return false;
+    const moert_operand a = moert_first_operand(gemm), b = moert_second_operand(gemm);
+    return is_fp8(gemm, &a) && is_fp8(gemm, &b);
 }
 
 /* Blocks of a wgrad lie along the rows, and so do its bytes. */
-static bool is_stored_for_wgrad(const operand *o) {
+static bool is_stored_for_wgrad(const moert_operand *o) {
     return o->codes != NULL && o->codes->axis == MOERT_AXIS_COLUMN && o->codes->flipped;
 }
 
@@ -80,14 +54,8 @@ static bool is_transposed(const moert_gemm *gemm) {
     return gemm->weight_codes != NULL && gemm->weight_codes->flipped;
 }
 
-static size_t result_stride(const moert_gemm *gemm) {
-    return gemm->kind == MOERT_GEMM_WGRAD   ? gemm->k
-           : gemm->kind == MOERT_GEMM_DGRAD ? gemm->ldx
-                                            : gemm->ldy;
-}
-
 const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gemm *gemm) {
-    const operand a = first_of(gemm), b = second_of(gemm);
+    const moert_operand a = moert_first_operand(gemm), b = moert_second_operand(gemm);
     const moert_epilogue *e = &gemm->epilogue;
     const bool plain = e->beta == NULL && !e->add && !gemm->accumulate && gemm->bias == NULL &&
                        e->row_weight == NULL && e->prob == NULL && e->amax == NULL &&
@@ -95,10 +63,7 @@ const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gem
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, block = is_block(&a);
     const size_t rows = gemm->groups.rows, n = gemm->n, k = gemm->k;
     const size_t lengths = n | k | a.stride | (wgrad ? rows : 0);
-    const struct {
-        bool taken;
-        const char *what;
-    } conditions[] = {
+    const moert_condition conditions[] = {
         {moert_device_describe(device)->nvidia == 90, "GPUs of compute capability 9.0, if FP8"},
         {block == is_block(&b), "two factors of fp8-block or two plain ones, if FP8"},
         {!wgrad || (is_stored_for_wgrad(&a) && is_stored_for_wgrad(&b)),
@@ -111,7 +76,7 @@ const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gem
         {gemm->kind != MOERT_GEMM_FORWARD || !is_transposed(gemm),
          "weights as they are, not transposed, in an FP8 gemm_forward"},
         {plain, "products without beta, biases, factors of rows, permutations and amax"},
-        {lengths % 16 == 0 && result_stride(gemm) % 8 == 0,
+        {lengths % 16 == 0 && moert_result_operand(gemm).stride % 8 == 0,
          "FP8 factors with n, k, strides and, in gemm_wgrad, rows that are multiples of 16"},
         {!wgrad || (gemm->row_multiple > 0 && gemm->row_multiple % 16 == 0),
          "an FP8 gemm_wgrad with the promise of a row_multiple of 16"},
@@ -119,10 +84,7 @@ const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gem
         {moert_max(rows, gemm->groups.count * n) < (UINT32_MAX / moert_max(n, k)) * BLOCK,
          "fewer than 2^32 scales"},
     };
-    for (size_t i = 0; i < MOERT_COUNT(conditions); i++)
-        if (!conditions[i].taken)
-            return conditions[i].what;
-    return NULL;
+    return moert_first_refusal(conditions, MOERT_COUNT(conditions));
 }
 
 size_t moert_nvidia_fp8_bytes(const moert_gemm *gemm) {
@@ -133,7 +95,7 @@ size_t moert_nvidia_fp8_bytes(const moert_gemm *gemm) {
 /* Transposes the weights of groups with rows. */
 static moert_status turn(const moert_gemm *gemm, moert_buffer *transposed) {
     enum { TILE = 128 };
-    const operand weight = second_of(gemm);
+    const moert_operand weight = moert_second_operand(gemm);
     const moert_grid grid = {moert_ceil_div(gemm->k, TILE), moert_ceil_div(gemm->n, TILE),
                              gemm->groups.count};
     return MOERT_RUN(moert_buffer_device(gemm->groups.ends), "op/turn", "turn_bytes", grid,
@@ -164,7 +126,7 @@ static moert_fp8_args strides_of(const moert_gemm *gemm) {
 /* Maps of both operands, the weight of a dgrad being the transposed one. */
 static moert_status make_maps(const moert_gemm *gemm, moert_buffer *transposed,
                               moert_tensor_map *map_a, moert_tensor_map *map_b) {
-    const operand a = first_of(gemm), b = second_of(gemm);
+    const moert_operand a = moert_first_operand(gemm), b = moert_second_operand(gemm);
     const bool forward = gemm->kind == MOERT_GEMM_FORWARD, wgrad = gemm->kind == MOERT_GEMM_WGRAD;
     const size_t terms = wgrad ? gemm->groups.rows : forward ? gemm->k : gemm->n;
     moert_tensor_layout tensor = {.groups = 1, .columns = terms, .bytes = true};
@@ -180,7 +142,7 @@ static moert_status make_maps(const moert_gemm *gemm, moert_buffer *transposed,
 }
 
 moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed) {
-    const operand a = first_of(gemm), b = second_of(gemm);
+    const moert_operand a = moert_first_operand(gemm), b = moert_second_operand(gemm);
     const bool forward = gemm->kind == MOERT_GEMM_FORWARD, wgrad = gemm->kind == MOERT_GEMM_WGRAD;
     moert_device *device = moert_buffer_device(gemm->groups.ends);
     moert_tensor_map map_a, map_b;
@@ -194,17 +156,14 @@ moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed) 
              wgrad, is_block(&a), !is_block(&a) && gemm->type == MOERT_NUMBER_E5M2,
              gemm->result == MOERT_NUMBER_F32, STAGES, OUTS, GROUP, MOERT_ARENA_BYTES);
     moert_fp8_args args = strides_of(gemm);
-    args.ldc = result_stride(gemm);
+    args.ldc = moert_result_operand(gemm).stride;
     args.groups = (uint32_t)gemm->groups.count;
     args.lines = (uint32_t)(wgrad ? gemm->n : gemm->groups.rows);
     args.columns = (uint32_t)(forward ? gemm->n : gemm->k);
     args.terms = (uint32_t)(forward ? gemm->k : gemm->n);
     const moert_grid grid = {moert_device_describe(device)->compute_units, 1, 1};
     return MOERT_RUN(device, spec, "nvidia_fp8", grid, MOERT_STRUCT(map_a), MOERT_STRUCT(map_b),
-                     MOERT_ARG(wgrad     ? gemm->weight
-                               : forward ? gemm->y
-                                         : gemm->x),
-                     MOERT_ARG(gemm->groups.ends),
+                     MOERT_ARG(moert_result_operand(gemm).buffer), MOERT_ARG(gemm->groups.ends),
                      MOERT_ARG(a.codes != NULL ? a.codes->scale : NULL),
                      MOERT_ARG(b.codes != NULL ? b.codes->scale : NULL),
                      MOERT_ARG(gemm->epilogue.alpha), MOERT_STRUCT(args));

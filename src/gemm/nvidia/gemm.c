@@ -99,11 +99,11 @@ static bool is_decoded_ahead(const moert_gemm *gemm, const moert_coded *codes, s
 
 static bool are_decoded_ahead(const moert_device *device, const moert_gemm *gemm) {
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, dgrad = gemm->kind == MOERT_GEMM_DGRAD;
-    const bool coded = gemm->x_codes != NULL || gemm->y_codes != NULL || gemm->weight_codes != NULL;
-    return !coded || (moert_nvidia_uses_wgmma(device) &&
-                      is_decoded_ahead(gemm, gemm->x_codes, gemm->k, wgrad) &&
-                      is_decoded_ahead(gemm, gemm->y_codes, gemm->n, wgrad) &&
-                      is_decoded_ahead(gemm, gemm->weight_codes, gemm->k, dgrad));
+    return !moert_gemm_is_coded(gemm) ||
+           (moert_nvidia_uses_wgmma(device) &&
+            is_decoded_ahead(gemm, gemm->x_codes, gemm->k, wgrad) &&
+            is_decoded_ahead(gemm, gemm->y_codes, gemm->n, wgrad) &&
+            is_decoded_ahead(gemm, gemm->weight_codes, gemm->k, dgrad));
 }
 
 static bool is_block(const moert_coded *codes) {
@@ -125,10 +125,7 @@ static const char *supports(const moert_device *device, const moert_gemm *gemm) 
     const size_t groups = gemm->shared_weight ? 1 : gemm->groups.count;
     const size_t lengths = gemm->n | gemm->k | gemm->ldx | gemm->ldy | gemm->y_column |
                            (gemm->gated ? gemm->glu.ldh : 0);
-    const struct {
-        bool taken;
-        const char *what;
-    } conditions[] = {
+    const moert_condition conditions[] = {
         {gemm->kind != MOERT_GEMM_BIAS_GRAD && gemm->gated != MOERT_GATED_BACKWARD,
          "gemm_forward, gemm_dgrad, gemm_wgrad and glu"},
         {!is_block(gemm->x_codes) && !is_block(gemm->y_codes) && !is_block(gemm->weight_codes),
@@ -153,10 +150,7 @@ static const char *supports(const moert_device *device, const moert_gemm *gemm) 
          "results in lines of bf16 on GPUs of compute capability 9.0"},
         {are_decoded_ahead(device, gemm), "codes in blocks along the terms"},
     };
-    for (size_t i = 0; i < MOERT_COUNT(conditions); i++)
-        if (!conditions[i].taken)
-            return conditions[i].what;
-    return NULL;
+    return moert_first_refusal(conditions, MOERT_COUNT(conditions));
 }
 
 typedef struct state {
@@ -177,16 +171,16 @@ static void release(moert_workspace *work) {
 static moert_status reserve(moert_device *device, const moert_gemm *gemm, moert_workspace *work) {
     const bool fp8 = moert_nvidia_is_fp8(gemm);
     const size_t bytes = fp8 ? moert_nvidia_fp8_bytes(gemm) : 0;
-    const bool coded = gemm->x_codes != NULL || gemm->y_codes != NULL || gemm->weight_codes != NULL;
     state *own;
     MOERT_TRY(fp8 ? moert_tensor_map_ready(device) : moert_nvidia_ready(device));
     MOERT_TRY(MOERT_NEW(&own));
     work->state = own;
     if (bytes > 0)
         return moert_workspace_add(device, bytes, 1, work, &own->transposed);
-    return coded && !fp8 ? moert_workspace_add(device, gemm->groups.count, sizeof(uint32_t), work,
-                                               &own->counts)
-                         : MOERT_OK;
+    return moert_gemm_is_coded(gemm) && !fp8
+               ? moert_workspace_add(device, gemm->groups.count, sizeof(uint32_t), work,
+                                     &own->counts)
+               : MOERT_OK;
 }
 
 static moert_status run(const moert_gemm *gemm) {

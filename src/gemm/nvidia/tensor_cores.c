@@ -30,22 +30,15 @@ _Static_assert(MOERT_NVIDIA_MOST_GROUPS * 4 ==
 
 /* The factors of each kind and the rows of their boxes in kernels/gemm/nvidia/wgmma.cl. */
 enum { BOX_LINES = 128, BOX_COLUMNS = 256, BOX_GATES = 128, BOX_TURNED = 64, BOX_OLD = 128 };
-typedef enum factor { FACTOR_X, FACTOR_Y, FACTOR_WEIGHT } factor;
 static const struct orientation {
-    factor a, b;
+    moert_operand_name a, b;
     uint32_t box_a, box_b;
     int number; /* ORIENTATION */
 } orientations[] = {
-    [MOERT_GEMM_FORWARD] = {FACTOR_X, FACTOR_WEIGHT, BOX_LINES, BOX_COLUMNS, 0},
-    [MOERT_GEMM_DGRAD] = {FACTOR_Y, FACTOR_WEIGHT, BOX_LINES, BOX_TURNED, 1},
-    [MOERT_GEMM_WGRAD] = {FACTOR_Y, FACTOR_X, BOX_TURNED, BOX_TURNED, 2},
+    [MOERT_GEMM_FORWARD] = {MOERT_OPERAND_X, MOERT_OPERAND_WEIGHT, BOX_LINES, BOX_COLUMNS, 0},
+    [MOERT_GEMM_DGRAD] = {MOERT_OPERAND_Y, MOERT_OPERAND_WEIGHT, BOX_LINES, BOX_TURNED, 1},
+    [MOERT_GEMM_WGRAD] = {MOERT_OPERAND_Y, MOERT_OPERAND_X, BOX_TURNED, BOX_TURNED, 2},
 };
-
-/* A row matrix, from its column `first` on. */
-typedef struct rows {
-    moert_buffer *buffer;
-    size_t stride, first; /* in numbers */
-} rows;
 
 bool moert_nvidia_uses_wgmma(const moert_device *device) {
     return moert_device_describe(device)->nvidia == 90 &&
@@ -56,38 +49,55 @@ moert_status moert_nvidia_ready(const moert_device *device) {
     return moert_nvidia_uses_wgmma(device) ? moert_tensor_map_ready(device) : MOERT_OK;
 }
 
-/* An operand; the weight as rows of K numbers. */
-static rows factor_of(const moert_gemm *gemm, factor which) {
-    return which == FACTOR_X      ? (rows){gemm->x, gemm->ldx, 0}
-           : which == FACTOR_Y    ? (rows){gemm->y, gemm->ldy, gemm->y_column}
-           : gemm->packed != NULL ? (rows){gemm->packed->panels, gemm->k, 0}
-                                  : (rows){gemm->weight, gemm->k, 0};
+moert_operand moert_operand_of(const moert_gemm *gemm, moert_operand_name name) {
+    const bool packed = gemm->packed != NULL && gemm->kind != MOERT_GEMM_WGRAD;
+    moert_buffer *weight = packed ? gemm->packed->panels : gemm->weight;
+    return name == MOERT_OPERAND_X
+               ? (moert_operand){gemm->x, gemm->ldx, 0, gemm->x_codes, gemm->wide_x}
+           : name == MOERT_OPERAND_Y
+               ? (moert_operand){gemm->y, gemm->ldy, gemm->y_column, gemm->y_codes, gemm->wide_y}
+               : (moert_operand){weight, gemm->k, 0, gemm->weight_codes, gemm->wide_weight};
+}
+
+moert_operand moert_first_operand(const moert_gemm *gemm) {
+    return moert_operand_of(gemm, orientations[gemm->kind].a);
+}
+
+moert_operand moert_second_operand(const moert_gemm *gemm) {
+    return moert_operand_of(gemm, orientations[gemm->kind].b);
+}
+
+moert_operand moert_result_operand(const moert_gemm *gemm) {
+    return gemm->gated
+               ? (moert_operand){.buffer = gemm->glu.h, .stride = gemm->glu.ldh}
+               : moert_operand_of(gemm, gemm->kind == MOERT_GEMM_WGRAD   ? MOERT_OPERAND_WEIGHT
+                                        : gemm->kind == MOERT_GEMM_DGRAD ? MOERT_OPERAND_X
+                                                                         : MOERT_OPERAND_Y);
+}
+
+const char *moert_first_refusal(const moert_condition *conditions, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (!conditions[i].holds)
+            return conditions[i].taken;
+    return NULL;
 }
 
 /* The map of one operand: the weight in its groups, row matrices as one. */
-static moert_status make_map(const moert_gemm *gemm, factor which, uint32_t box_rows,
+static moert_status make_map(const moert_gemm *gemm, moert_operand_name which, uint32_t box_rows,
                              moert_tensor_map *map) {
-    const bool weight = which == FACTOR_WEIGHT;
-    const rows from = factor_of(gemm, which);
+    const bool weight = which == MOERT_OPERAND_WEIGHT;
+    const moert_operand from = moert_operand_of(gemm, which);
     return moert_tensor_map_make(
         from.buffer,
         &(moert_tensor_layout){.groups = weight && !gemm->shared_weight ? gemm->groups.count : 1,
                                .rows = weight ? gemm->n : gemm->groups.rows,
-                               .columns = which == FACTOR_Y ? gemm->n : gemm->k,
+                               .columns = which == MOERT_OPERAND_Y ? gemm->n : gemm->k,
                                .stride = from.stride,
                                .first = from.first,
                                .run = weight && gemm->gated ? gemm->glu.run : 0,
                                .box_rows = box_rows,
                                .f16 = gemm->type == MOERT_NUMBER_F16},
         map);
-}
-
-/* Where the result goes: a weight's gradient as rows of K numbers. */
-static rows result_of(const moert_gemm *gemm) {
-    return gemm->kind == MOERT_GEMM_WGRAD   ? (rows){gemm->weight, gemm->k, 0}
-           : gemm->kind == MOERT_GEMM_DGRAD ? (rows){gemm->x, gemm->ldx, 0}
-           : gemm->gated                    ? (rows){gemm->glu.h, gemm->glu.ldh, 0}
-                                            : (rows){gemm->y, gemm->ldy, gemm->y_column};
 }
 
 static bool adds(const moert_gemm *gemm) {
@@ -100,18 +110,9 @@ static const moert_buffer *row_factor(const moert_gemm *gemm) {
     return gemm->gated ? gemm->glu.prob : e->bias_scale != NULL ? e->bias_scale : e->prob;
 }
 
-/* v of a GLU that is kept. */
-static moert_buffer *kept_v(const moert_gemm *gemm) {
-    return gemm->gated && !gemm->drop_v ? gemm->y : NULL;
-}
-
-/* Those of v are told even where it is not kept, but dropped. */
-static size_t v_stride(const moert_gemm *gemm) {
-    return gemm->gated && !gemm->drop_v ? gemm->ldy : 0;
-}
-
-static moert_number v_type(const moert_gemm *gemm) {
-    return gemm->gated && !gemm->drop_v ? gemm->result : MOERT_NUMBER_F32;
+/* v of a GLU is kept; its stride and type are told even where it has no buffer. */
+static bool keeps_v(const moert_gemm *gemm) {
+    return gemm->gated && !gemm->drop_v;
 }
 
 /* A bias is of forward. */
@@ -120,7 +121,7 @@ static const moert_buffer *bias_of(const moert_gemm *gemm) {
 }
 
 /* The map of the old values, as numbers of 16 bits. */
-static moert_status make_old_map(const moert_gemm *gemm, const rows *result,
+static moert_status make_old_map(const moert_gemm *gemm, const moert_operand *result,
                                  moert_tensor_map *map) {
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
     const size_t words = moert_number_bits(gemm->result) / 16;
@@ -136,45 +137,33 @@ static moert_status make_old_map(const moert_gemm *gemm, const rows *result,
         map);
 }
 
-/* The codes of an operand; NULL: it is as it is. */
-static const moert_coded *codes_of(const moert_gemm *gemm, factor which) {
-    return which == FACTOR_X   ? gemm->x_codes
-           : which == FACTOR_Y ? gemm->y_codes
-                               : gemm->weight_codes;
-}
-
-static bool is_coded(const moert_gemm *gemm) {
-    return gemm->x_codes != NULL || gemm->y_codes != NULL || gemm->weight_codes != NULL;
-}
-
-static int format_of(const moert_gemm *gemm, factor which) {
-    const moert_coded *codes = codes_of(gemm, which);
-    return codes != NULL ? (int)codes->format : PLAIN;
+static int format_of(const moert_operand *o) {
+    return o->codes != NULL ? (int)o->codes->format : PLAIN;
 }
 
 static void write_spec(const moert_gemm *gemm, bool wgmma, bool counted, char spec[SPEC_BYTES]) {
-    const struct orientation *how = &orientations[gemm->kind];
+    const moert_operand a = moert_first_operand(gemm), b = moert_second_operand(gemm);
     const moert_epilogue *e = &gemm->epilogue;
     const moert_glu *glu = &gemm->glu;
     const int run = gemm->gated && 2 * glu->run != gemm->n ? (int)glu->run : 0;
-    const int used = wgmma
-                         ? snprintf(spec, SPEC_BYTES,
-                                    "gemm/nvidia/wgmma -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d "
-                                    "-DA_FORMAT=%d -DB_FORMAT=%d -DCOUNTED=%d -DSCATTER=%zu",
-                                    STAGES, OUTS, GROUP, MOERT_ARENA_BYTES, format_of(gemm, how->a),
-                                    format_of(gemm, how->b), counted,
-                                    gemm->scatter.places != NULL ? gemm->scatter.runs : 0)
-                         : snprintf(spec, SPEC_BYTES, "gemm/nvidia/mma -DGROUP=%d", GROUP_MMA);
+    const int used =
+        wgmma ? snprintf(spec, SPEC_BYTES,
+                         "gemm/nvidia/wgmma -DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d "
+                         "-DA_FORMAT=%d -DB_FORMAT=%d -DCOUNTED=%d -DSCATTER=%zu",
+                         STAGES, OUTS, GROUP, MOERT_ARENA_BYTES, format_of(&a), format_of(&b),
+                         counted, gemm->scatter.places != NULL ? gemm->scatter.runs : 0)
+              : snprintf(spec, SPEC_BYTES, "gemm/nvidia/mma -DGROUP=%d", GROUP_MMA);
     snprintf(spec + used, SPEC_BYTES - (size_t)used,
              " -DORIENTATION=%d -DF16=%d -DRESULT=%d -DALPHA=%d -DBETA=%d -DBIAS=%d -DBIAS_TYPE=%d "
              "-DFACTOR=%d -DAMAX=%d -DGLU=%d -DRUN=%d -DSWAPPED=%d -DV=%d -DV_TYPE=%d",
-             how->number, gemm->type == MOERT_NUMBER_F16,
+             orientations[gemm->kind].number, gemm->type == MOERT_NUMBER_F16,
              (int)(gemm->gated ? glu->type : gemm->result), e->alpha != NULL,
              adds(gemm)        ? 1
              : e->beta != NULL ? 2
                                : 0,
              bias_of(gemm) != NULL, (int)e->bias_type, row_factor(gemm) != NULL, e->amax != NULL,
-             gemm->gated, run, glu->linear_first, kept_v(gemm) != NULL, (int)v_type(gemm));
+             gemm->gated, run, glu->linear_first, keeps_v(gemm) && gemm->y != NULL,
+             (int)(keeps_v(gemm) ? gemm->result : MOERT_NUMBER_F32));
 }
 
 /* A kernel's arguments, in its order. */
@@ -196,7 +185,7 @@ static void add_arguments(call *to, const moert_argument *arguments, size_t coun
 static void add_rest(const moert_gemm *gemm, moert_nvidia_gemm_args *args, call *to) {
     const moert_epilogue *e = &gemm->epilogue;
     const moert_glu *glu = &gemm->glu;
-    const rows result = result_of(gemm);
+    const moert_operand result = moert_result_operand(gemm);
     const bool forward = gemm->kind == MOERT_GEMM_FORWARD;
     const unsigned groups = (unsigned)gemm->groups.count, used = gemm->shared_weight ? 1 : groups;
     const unsigned end =
@@ -205,7 +194,7 @@ static void add_rest(const moert_gemm *gemm, moert_nvidia_gemm_args *args, call 
     args->ldc = result.stride;
     args->first_column = result.first;
     args->factor_stride = glu->prob_stride;
-    args->ldv = v_stride(gemm);
+    args->ldv = keeps_v(gemm) ? gemm->ldy : 0;
     args->first_end = groups - used;
     args->skip = (uint32_t)gemm->part.first;
     args->groups = end;
@@ -218,24 +207,22 @@ static void add_rest(const moert_gemm *gemm, moert_nvidia_gemm_args *args, call 
     args->activation = glu->form.activation;
     ADD(to, MOERT_ARG(lines), MOERT_ARG(gemm->groups.ends), MOERT_ARG(e->alpha), MOERT_ARG(e->beta),
         MOERT_ARG(row_factor(gemm)), MOERT_ARG(bias_of(gemm)), MOERT_ARG(e->amax),
-        MOERT_ARG(kept_v(gemm)), MOERT_STRUCT(*args));
+        MOERT_ARG(keeps_v(gemm) ? gemm->y : NULL), MOERT_STRUCT(*args));
 }
 
 /* The codes of both operands, each before the buffer of its numbers. */
 static void add_codes(const moert_gemm *gemm, const moert_buffer *counts, call *to) {
     static const moert_coded none;
-    const struct orientation *how = &orientations[gemm->kind];
-    const moert_coded *a = codes_of(gemm, how->a), *b = codes_of(gemm, how->b);
-    a = a != NULL ? a : &none;
-    b = b != NULL ? b : &none;
-    ADD(to, MOERT_ARG(a->q), MOERT_ARG(a->scale), MOERT_ARG(factor_of(gemm, how->a).buffer),
-        MOERT_ARG(b->q), MOERT_ARG(b->scale), MOERT_ARG(factor_of(gemm, how->b).buffer),
-        MOERT_ARG(counts));
+    const moert_operand first = moert_first_operand(gemm), second = moert_second_operand(gemm);
+    const moert_coded *a = first.codes != NULL ? first.codes : &none;
+    const moert_coded *b = second.codes != NULL ? second.codes : &none;
+    ADD(to, MOERT_ARG(a->q), MOERT_ARG(a->scale), MOERT_ARG(first.buffer), MOERT_ARG(b->q),
+        MOERT_ARG(b->scale), MOERT_ARG(second.buffer), MOERT_ARG(counts));
 }
 
 static moert_status run_wgmma(const moert_gemm *gemm, unsigned units, moert_buffer *counts) {
     const struct orientation *how = &orientations[gemm->kind];
-    const rows result = result_of(gemm);
+    const moert_operand result = moert_result_operand(gemm);
     moert_device *device = moert_buffer_device(result.buffer);
     char spec[SPEC_BYTES];
     moert_tensor_map map_a, map_b, old = {{0}};
@@ -248,9 +235,9 @@ static moert_status run_wgmma(const moert_gemm *gemm, unsigned units, moert_buff
     ADD(&to, MOERT_STRUCT(map_a), MOERT_STRUCT(map_b), MOERT_STRUCT(old));
     add_rest(gemm, &args, &to);
     add_codes(gemm, counts, &to);
-    if (is_coded(gemm))
+    if (moert_gemm_is_coded(gemm))
         MOERT_TRY(moert_buffer_clear(counts, 0, gemm->groups.count * sizeof(uint32_t)));
-    write_spec(gemm, true, !is_coded(gemm) && counts != NULL, spec);
+    write_spec(gemm, true, !moert_gemm_is_coded(gemm) && counts != NULL, spec);
     return moert_launch(device, spec, "nvidia_gemm", (moert_grid){units, 1, 1}, to.arguments,
                         to.count);
 }
@@ -260,15 +247,15 @@ static moert_status run_part(const void *gemm, unsigned units, moert_buffer *cou
 }
 
 static moert_status run_mma(const moert_gemm *gemm) {
-    const struct orientation *how = &orientations[gemm->kind];
-    const rows a = factor_of(gemm, how->a), b = factor_of(gemm, how->b);
+    const moert_operand a = moert_first_operand(gemm), b = moert_second_operand(gemm);
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
     const size_t used = gemm->shared_weight ? 1 : gemm->groups.count;
     const size_t rows_used =
         gemm->part.end > 0 ? gemm->part.end_row - gemm->part.first_row : gemm->groups.rows;
     const size_t down = wgrad ? used * moert_ceil_div(gemm->n, TILE_MMA)
                               : rows_used / TILE_MMA + (gemm->part.first > 0) + used;
-    const size_t across = moert_ceil_div(how->number == 0 ? gemm->n : gemm->k, TILE_MMA);
+    const size_t across =
+        moert_ceil_div(gemm->kind == MOERT_GEMM_FORWARD ? gemm->n : gemm->k, TILE_MMA);
     char spec[SPEC_BYTES];
     moert_nvidia_gemm_args args = {.first_a = a.first,
                                    .lda = a.stride,
@@ -280,15 +267,15 @@ static moert_status run_mma(const moert_gemm *gemm) {
     write_spec(gemm, false, false, spec);
     ADD(&to, MOERT_ARG(a.buffer), MOERT_ARG(b.buffer));
     add_rest(gemm, &args, &to);
-    return moert_launch(moert_buffer_device(result_of(gemm).buffer), spec, "nvidia_mma",
+    return moert_launch(moert_buffer_device(moert_result_operand(gemm).buffer), spec, "nvidia_mma",
                         (moert_grid){down * across, 1, 1}, to.arguments, to.count);
 }
 
 moert_status moert_nvidia_run(const moert_gemm *gemm, moert_buffer *counts) {
-    moert_device *device = moert_buffer_device(result_of(gemm).buffer);
+    moert_device *device = moert_buffer_device(moert_result_operand(gemm).buffer);
     if (!moert_nvidia_uses_wgmma(device))
         return run_mma(gemm);
-    if (gemm->kind == MOERT_GEMM_WGRAD && !is_coded(gemm))
+    if (gemm->kind == MOERT_GEMM_WGRAD && !moert_gemm_is_coded(gemm))
         return moert_device_share(device, run_part, gemm, sizeof *gemm);
     return run_wgmma(gemm, moert_device_units(device), counts);
 }

@@ -12,6 +12,37 @@
 
 enum { MOERT_NVIDIA_MOST_GROUPS = 448 }; /* what kernels/gemm/nvidia/wgmma.cl has room for */
 
+/* An operand or the result: rows of a matrix, from column `first` on, or its blocks. */
+typedef struct moert_operand {
+    moert_buffer *buffer;     /* of a weight, packed if it is */
+    size_t stride, first;     /* in numbers; of a weight rows of K */
+    const moert_coded *codes; /* NULL: plain */
+    bool wide;
+} moert_operand;
+typedef enum moert_operand_name {
+    MOERT_OPERAND_X,
+    MOERT_OPERAND_Y,
+    MOERT_OPERAND_WEIGHT
+} moert_operand_name;
+moert_operand moert_operand_of(const moert_gemm *gemm, moert_operand_name name);
+/* The one that has the lines of the result, the one that has its columns, and the result; not of
+ * bias_grad. */
+moert_operand moert_first_operand(const moert_gemm *gemm);
+moert_operand moert_second_operand(const moert_gemm *gemm);
+moert_operand moert_result_operand(const moert_gemm *gemm);
+
+/* Whether an operand has codes. */
+static inline bool moert_gemm_is_coded(const moert_gemm *gemm) {
+    return gemm->x_codes != NULL || gemm->y_codes != NULL || gemm->weight_codes != NULL;
+}
+
+/* What a GEMM must be, and what the backend takes therefore; the first that it is not, or NULL. */
+typedef struct moert_condition {
+    bool holds;
+    const char *taken;
+} moert_condition;
+const char *moert_first_refusal(const moert_condition *conditions, size_t count);
+
 /* Whether 16-bit numbers, and codes of them, are multiplied by wgmma there. */
 bool moert_nvidia_uses_wgmma(const moert_device *device);
 
