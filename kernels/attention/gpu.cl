@@ -32,8 +32,8 @@
 
 /* Scores of the others from `other` on to probabilities, relative to the running maximum; rescales
  * total and sums. */
-INLINE void softmax_block(float score[R][4], int query, int other, float scale, float maximum[R],
-                          float total[R], float4 sums[SLICES][R], local float4 *w) {
+INLINED void softmax_block(float score[R][4], int query, int other, float scale, float maximum[R],
+                           float total[R], float4 sums[SLICES][R], local float4 *w) {
     float highest[R];
     UNROLL_FOR(int i = 0; i < R; i++) {
         highest[i] = -INFINITY;

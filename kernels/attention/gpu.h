@@ -1,9 +1,8 @@
 /*
  * What the passes of gpu.cl, which has the picture, are made of: products of rows, sums
  * of weighted rows, and sums over a row. All items of a work-group call together.
+ * All is inlined: PoCL must not find functions that know of a kernel's local memory.
  */
-/* PoCL must not find functions that know of a kernel's local memory */
-#define INLINE  static inline __attribute__((always_inline))
 #define ITEMS   256
 #define R       (OWN / 16)
 #define OTHERS  64
@@ -19,24 +18,24 @@
 #define WEIGHTS   (OTHERS * P_PITCH / 4)
 #define WORKSPACE local float4 w[FACTORS + WEIGHTS + OTHERS * 16 / 4]
 
-INLINE local float4 *weights_of(local float4 *w) {
+INLINED local float4 *weights_of(local float4 *w) {
     return w + FACTORS;
 }
 
-INLINE local float *parts_of(local float4 *w, int row) {
+INLINED local float *parts_of(local float4 *w, int row) {
     return (local float *)(w + FACTORS + WEIGHTS) + row * 16;
 }
 
-INLINE int item_x(void) {
+INLINED int item_x(void) {
     return get_local_id(0) % 16;
 }
 
-INLINE int item_y(void) {
+INLINED int item_y(void) {
     return get_local_id(0) / 16;
 }
 
 /* Four floats, zero from the n-th on (n may be negative). */
-INLINE float4 load_quad(global const float *p, int n) {
+INLINED float4 load_quad(global const float *p, int n) {
 #if HEAD_SIZE % 4 == 0
     return n > 0 ? *(global const float4 *)p : (float4)0.0f;
 #else
@@ -49,7 +48,7 @@ INLINE float4 load_quad(global const float *p, int n) {
 #endif
 }
 
-INLINE void store_quad(float4 quad, global float *p, int n) {
+INLINED void store_quad(float4 quad, global float *p, int n) {
 #if HEAD_SIZE % 4 == 0
     if (n > 0)
         *(global float4 *)p = quad;
@@ -63,8 +62,8 @@ INLINE void store_quad(float4 quad, global float *p, int n) {
 
 /* to[row,pitch] = `quads` quads from column d on of `rows` rows, zeros for those from `count`
  * on. */
-INLINE void load_rows(global const float *x, size_t stride, int count, int rows, int d, int quads,
-                      int pitch, local float4 *to) {
+INLINED void load_rows(global const float *x, size_t stride, int count, int rows, int d, int quads,
+                       int pitch, local float4 *to) {
     for (int i = get_local_id(0); i < rows * quads; i += ITEMS) {
         const int row = i / quads, quad = i % quads, column = d + 4 * quad;
         to[row * (pitch / 4) + quad] =
@@ -72,13 +71,13 @@ INLINE void load_rows(global const float *x, size_t stride, int count, int rows,
     }
 }
 
-INLINE float dot4(float4 a, float4 b, float sum) {
+INLINED float dot4(float4 a, float4 b, float sum) {
     return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum))));
 }
 
 /* out[i][j] = a[own row i] . b[other j]; rows past the counts are zero. */
-INLINE void products(global const float *a, size_t a_stride, int a_count, global const float *b,
-                     size_t b_stride, int b_count, local float4 *w, float out[R][4]) {
+INLINED void products(global const float *a, size_t a_stride, int a_count, global const float *b,
+                      size_t b_stride, int b_count, local float4 *w, float out[R][4]) {
     local float4 *own = w, *other = w + OWN * PITCH / 4;
     UNROLL_FOR(int i = 0; i < R; i++)
         UNROLL_FOR(int j = 0; j < 4; j++)
@@ -102,7 +101,7 @@ INLINE void products(global const float *a, size_t a_stride, int a_count, global
 }
 
 /* Makes p or ds the weights of `gather`, once all are done with the last ones. */
-INLINE void put_weights(float p[R][4], local float4 *w) {
+INLINED void put_weights(float p[R][4], local float4 *w) {
     barrier(CLK_LOCAL_MEM_FENCE);
     UNROLL_FOR(int i = 0; i < R; i++)
         UNROLL_FOR(int j = 0; j < 4; j++)
@@ -111,8 +110,8 @@ INLINE void put_weights(float p[R][4], local float4 *w) {
 }
 
 /* sums[own row] += sum over `count` rows of x of weight[own row,row] * x[row]. */
-INLINE void gather(global const float *x, size_t stride, int count, local float4 *w,
-                   float4 sums[SLICES][R]) {
+INLINED void gather(global const float *x, size_t stride, int count, local float4 *w,
+                    float4 sums[SLICES][R]) {
     UNROLL_FOR(int s = 0; s < SLICES; s++) {
         barrier(CLK_LOCAL_MEM_FENCE);
         load_rows(x, stride, count, OTHERS, 64 * s, 16, 64, w);
@@ -132,15 +131,15 @@ INLINE void gather(global const float *x, size_t stride, int count, local float4
     }
 }
 
-INLINE void clear(float4 sums[SLICES][R]) {
+INLINED void clear(float4 sums[SLICES][R]) {
     UNROLL_FOR(int s = 0; s < SLICES; s++)
         UNROLL_FOR(int i = 0; i < R; i++)
             sums[s][i] = 0.0f;
 }
 
 /* x[own row] = factor[own row] * sums[own row] for `count` rows. */
-INLINE void store_sums(float4 sums[SLICES][R], const float *factor, int count, global float *x,
-                       size_t stride) {
+INLINED void store_sums(float4 sums[SLICES][R], const float *factor, int count, global float *x,
+                        size_t stride) {
     UNROLL_FOR(int s = 0; s < SLICES; s++)
         UNROLL_FOR(int i = 0; i < R; i++) {
             const int row = item_y() * R + i, column = 64 * s + 4 * item_x();
@@ -150,8 +149,8 @@ INLINE void store_sums(float4 sums[SLICES][R], const float *factor, int count, g
 }
 
 /* parts[row] = 4 parts of a[row] . b[row] for `count` rows, zeros past them. */
-INLINE void dot_rows(global const float *a, global const float *b, size_t stride, int count,
-                     local float4 *w) {
+INLINED void dot_rows(global const float *a, global const float *b, size_t stride, int count,
+                      local float4 *w) {
     const int row = get_local_id(0) / 4, part = get_local_id(0) % 4;
     float sum = 0.0f;
     for (int d = 4 * part; d < HEAD_SIZE && row < count; d += 16)
@@ -162,13 +161,13 @@ INLINE void dot_rows(global const float *a, global const float *b, size_t stride
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-INLINE float dotted(local float4 *w, int row) {
+INLINED float dotted(local float4 *w, int row) {
     return (parts_of(w, row)[0] + parts_of(w, row)[1]) +
            (parts_of(w, row)[2] + parts_of(w, row)[3]);
 }
 
 /* The largest, or the sum, of the values that the items of a row have, in order. */
-INLINE void join(float value[R], bool largest, local float4 *w) {
+INLINED void join(float value[R], bool largest, local float4 *w) {
     barrier(CLK_LOCAL_MEM_FENCE);
     UNROLL_FOR(int i = 0; i < R; i++)
         parts_of(w, item_y() * R + i)[item_x()] = value[i];

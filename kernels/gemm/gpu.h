@@ -262,9 +262,7 @@ static inline void end_sums(sums sum, const target *c) {
 /* Two blocks of each factor; declared in the kernel. */
 #define BLOCKS local float4 lines[2 * DEPTH * LINES / 4], columns[2 * DEPTH * COLUMNS / 4]
 
-__attribute__((always_inline)) static inline void multiply(factor a, factor b, target c,
-                                                           local float4 *lines,
-                                                           local float4 *columns) {
+INLINED void multiply(factor a, factor b, target c, local float4 *lines, local float4 *columns) {
     float4 next_a[QUADS(LINES)], next_b[QUADS(COLUMNS)];
     sums sum;
     begin_sums(sum, &c);

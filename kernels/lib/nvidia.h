@@ -72,6 +72,15 @@ static inline void await(uint barrier, uint round) {
                          : "memory");
 }
 
+/* The barriers of a ring of stages in local memory, 8 bytes each, and so many arrivals at either. */
+static inline void begin_ring(uint full, uint empty, int stages, uint full_arrivals,
+                              uint empty_arrivals) {
+    for (int i = 0; i < stages; i++) {
+        begin_barrier(full + 8 * i, full_arrivals);
+        begin_barrier(empty + 8 * i, empty_arrivals);
+    }
+}
+
 /* Makes new barriers known to TMA. */
 static inline void fence_barriers(void) {
     __asm__ volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");

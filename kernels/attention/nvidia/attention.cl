@@ -75,28 +75,28 @@ typedef struct tensors {
 
 /* x[64,HEAD_SIZE] = factor[row] * sums, from position `first` on, of a tensor with so many
  * heads. */
-INLINE void store_rows(const float *sums, const float *factor, place at, int first, int heads,
-                       global float *x) {
+INLINED void store_rows(const float *sums, const float *factor, place at, int first, int heads,
+                        global float *x) {
     const size_t stride = heads * HEAD_SIZE;
     x += ((size_t)at.sequence * at.length + first) * stride + at.head * HEAD_SIZE;
     store_rows_at(sums, factor, at.length - first, x, stride);
 }
 
-INLINE uint stage_at(uint base, uint step) {
+INLINED uint stage_at(uint base, uint step) {
     return base + STAGES_AT + step % STAGES * STAGE_BYTES;
 }
 
-INLINE void await_full(uint base, uint step) {
+INLINED void await_full(uint base, uint step) {
     await(base + FULL_AT + 8 * (step % STAGES), step / STAGES);
 }
 
 /* Gives the stage of a step back; the warps of a consumer run products together. */
-INLINE void give_back(uint base, uint step) {
+INLINED void give_back(uint base, uint step) {
     arrive_if(base + EMPTY_AT + 8 * (step % STAGES), get_local_id(0) % 128 == 0);
 }
 
 /* The barrier that the next step's loads count at, once its stage is free. */
-INLINE uint claim_stage(uint base, uint step, uint bytes) {
+INLINED uint claim_stage(uint base, uint step, uint bytes) {
     if (step >= STAGES)
         await(base + EMPTY_AT + 8 * (step % STAGES), step / STAGES - 1);
     const uint full = base + FULL_AT + 8 * (step % STAGES);
@@ -106,16 +106,16 @@ INLINE uint claim_stage(uint base, uint step, uint bytes) {
 
 /* How many blocks there are, and how many of them are before the end of the 64 rows from `first`
  * on. */
-INLINE int blocks_of(int length) {
+INLINED int blocks_of(int length) {
     return (length + ROWS - 1) / ROWS;
 }
 
-INLINE int blocks_until(place at, int first) {
+INLINED int blocks_until(place at, int first) {
     return min(blocks_of(at.length), first / ROWS + 1);
 }
 
 /* Loads the own rows of two tensors from their columns of the head on. */
-INLINE void load_kept(place at, ulong map, uint base, int column, int next_column) {
+INLINED void load_kept(place at, ulong map, uint base, int column, int next_column) {
     expect(base + KEPT_AT, KEPT_BYTES);
     for (int i = 0; i < 4; i++)
         load_block(base + i * BLOCK_BYTES, map, i < 2 ? column : next_column,
@@ -129,7 +129,7 @@ INLINE void load_kept(place at, ulong map, uint base, int column, int next_colum
 #endif
 
 /* Number `tile` in the order in which those with the most work come first. */
-INLINE place place_of(int tile, int length, int heads, int kv_heads, int sequences) {
+INLINED place place_of(int tile, int length, int heads, int kv_heads, int sequences) {
     const int each = PASS == BACKWARD_KV ? kv_heads : heads, nth = tile / each / sequences;
     const int first = (PASS == BACKWARD_KV ? nth : (length + OWN - 1) / OWN - 1 - nth) * OWN;
     const place at = {length, heads, kv_heads, tile / each % sequences, tile % each, first};
@@ -152,10 +152,7 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_attention(
     const tensors t = {args.scale, q, scratch + args.stats_at, result, other, codes};
     uint step = 0;
     if (thread == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            begin_barrier(base + FULL_AT + 8 * i, 1);
-            begin_barrier(base + EMPTY_AT + 8 * i, 2);
-        }
+        begin_ring(base + FULL_AT, base + EMPTY_AT, STAGES, 1, 2);
         begin_barrier(base + KEPT_AT, 1);
         fence_barriers();
     }

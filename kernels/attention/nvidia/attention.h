@@ -1,14 +1,12 @@
 /*
  * What the passes of attention.cl, which has the picture, are made of. Everywhere, lane l of
  * warp w of a consumer has the rows 16 w + l / 4 and 8 on of its 64, and of each 8 columns of a sum
- * the two from 2 (l % 4) on. Required: HEAD_SIZE (64 or 128), F16 (0).
+ * the two from 2 (l % 4) on. All is inlined: registers that a product in flight uses must not be
+ * passed on. Required: HEAD_SIZE (64 or 128), F16 (0).
  */
 #include "lib/nvidia.h"
 #undef SUMS
 #undef WGMMA
-
-/* registers that a product in flight uses must not be passed on */
-#define INLINE static inline __attribute__((always_inline))
 
 #define ROWS        64
 #define BOX_BYTES   8192 /* 64 rows of 64 columns */
@@ -20,13 +18,13 @@
 /* ---- rows in bf16, by TMA ---- */
 
 /* Loads the block of 64 rows of a head from `row` of a sequence on; rows past its end are zero. */
-INLINE void load_block(uint to, ulong map, int column, int row, int sequence, uint barrier) {
+INLINED void load_block(uint to, ulong map, int column, int row, int sequence, uint barrier) {
     UNROLL_FOR(int i = 0; i < HEAD_SIZE / 64; i++)
         load_box(to + i * BOX_BYTES, map, column + 64 * i, row, sequence, barrier);
 }
 
 /* Copies `bytes`, a multiple of 16, and counts them at the barrier. */
-INLINE void load_bytes(uint to, global const void *from, uint bytes, uint barrier) {
+INLINED void load_bytes(uint to, global const void *from, uint bytes, uint barrier) {
     __asm__ volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
             "r"(to),
@@ -35,7 +33,7 @@ INLINE void load_bytes(uint to, global const void *from, uint bytes, uint barrie
 }
 
 /* Arrives without a branch, which would part the lanes of a warp. */
-INLINE void arrive_if(uint barrier, bool condition) {
+INLINED void arrive_if(uint barrier, bool condition) {
     __asm__ volatile(
         "{ .reg .pred p; setp.ne.u32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0]; }" ::"r"(
             barrier),
@@ -73,18 +71,18 @@ INLINE void arrive_if(uint barrier, bool condition) {
 
 /* Where step i of a product along HEAD_SIZE begins in a block: 4 of them in a box, of 32 bytes
  * each. */
-INLINE ulong step_at(int i) {
+INLINED ulong step_at(int i) {
     return (i / 4) * (BOX_BYTES / 16) + i % 4 * 2;
 }
 
 /* Zeros, set here and not where a product is on its way. */
-INLINE void clear(float *sums) {
+INLINED void clear(float *sums) {
     UNROLL_FOR(int i = 0; i < HEAD_SIZE / 2; i++)
         __asm__ volatile("mov.f32 %0, 0f00000000;" : "=f"(sums[i]));
 }
 
 /* score[64,64] = own rows . rows of a block; asynchronous, like all products. */
-INLINE void products(float *score, uint own[STEPS][4], uint block) {
+INLINED void products(float *score, uint own[STEPS][4], uint block) {
     const ulong b = matrix_at(block, 0);
     __asm__ volatile(WGMMA(0) BY_ROWS : NEW_32(score) : OF_ROWS(own[0]), "l"(b));
     UNROLL_FOR(int i = 1; i < STEPS; i++)
@@ -92,7 +90,7 @@ INLINE void products(float *score, uint own[STEPS][4], uint block) {
 }
 
 /* The same with the own rows in local memory. */
-INLINE void products_of(float *score, uint own, uint block) {
+INLINED void products_of(float *score, uint own, uint block) {
     const ulong a = matrix_at(own, 0), b = matrix_at(block, 0);
     __asm__ volatile(WGMMA(0) BY_BOTH : NEW_32(score) : "l"(a), "l"(b));
     UNROLL_FOR(int i = 1; i < STEPS; i++)
@@ -102,7 +100,7 @@ INLINE void products_of(float *score, uint own, uint block) {
 }
 
 /* sums[64,HEAD_SIZE] += weights[64,64] . rows of a block */
-INLINE void gather(float *sums, uint weights[4][4], uint block) {
+INLINED void gather(float *sums, uint weights[4][4], uint block) {
     const ulong b = matrix_at(block, 1);
     UNROLL_FOR(int i = 0; i < 4; i++)
         __asm__ volatile(WGMMA(1) GATHER : SUMS(sums) : OF_ROWS(weights[i]), "l"(b + 128 * i));
@@ -110,7 +108,7 @@ INLINE void gather(float *sums, uint weights[4][4], uint block) {
 
 /* Scores in the order of the first factor, rounded: 16 columns are its registers for rows 0, 8, 0,
  * 8. */
-INLINE void round_weights(const float *score, uint weights[4][4]) {
+INLINED void round_weights(const float *score, uint weights[4][4]) {
     UNROLL_FOR(int i = 0; i < 4; i++)
         UNROLL_FOR(int j = 0; j < 4; j++)
             weights[i][j] = round_pair(score[8 * i + 2 * j], score[8 * i + 2 * j + 1]);
@@ -119,25 +117,25 @@ INLINE void round_weights(const float *score, uint weights[4][4]) {
 /* ---- rows of this work-item ---- */
 
 /* x, in a way that keeps compilers from holding in registers, over a loop, what follows from it. */
-INLINE int anew(int x) {
+INLINED int anew(int x) {
     __asm__ volatile("" : "+r"(x));
     return x;
 }
 
 /* The first of its two rows; the other is 8 on. */
-INLINE int own_row(void) {
+INLINED int own_row(void) {
     return get_local_id(0) % 128 / 32 * 16 + get_local_id(0) % 32 / 4;
 }
 
 /* The first of its columns in the 8 columns number j. */
-INLINE int own_column(int j) {
+INLINED int own_column(int j) {
     return 8 * j + get_local_id(0) % 4 * 2;
 }
 
 /* factor * x[64,HEAD_SIZE], rounded, as a first factor in registers; rows from `count` on are
  * zero. */
-INLINE void load_rows(uint own[STEPS][4], global const float *x, size_t stride, int count,
-                      float factor) {
+INLINED void load_rows(uint own[STEPS][4], global const float *x, size_t stride, int count,
+                       float factor) {
     UNROLL_FOR(int i = 0; i < STEPS; i++)
         UNROLL_FOR(int j = 0; j < 4; j++) {
             const int row = own_row() + j % 2 * 8, column = 16 * i + own_column(j / 2);
@@ -147,54 +145,45 @@ INLINE void load_rows(uint own[STEPS][4], global const float *x, size_t stride, 
         }
 }
 
-/* x[64,HEAD_SIZE] = factor[row] * sums for `count` rows. */
-INLINE void store_rows_at(const float *sums, const float *factor, int count, global float *x,
-                          size_t stride) {
-    const int own = anew(own_row());
-    x += own * stride + own_column(0);
-    UNROLL_FOR(int side = 0; side < 2; side++)
-        UNROLL_FOR(int j = 0; j < HEAD_SIZE / 8; j++)
-            if (own + 8 * side < count)
-                *(global float2 *)(x + 8 * side * stride + 8 * j) =
-                    (float2)(factor[side] * sums[4 * j + 2 * side],
-                             factor[side] * sums[4 * j + 2 * side + 1]);
-}
-
-/* The same as bf16 codes, `stride` apart. */
-INLINE void store_codes(const float *sums, const float *factor, int count, global ushort *x,
-                        size_t stride) {
-    const int own = anew(own_row());
-    x += own * stride + own_column(0);
-    UNROLL_FOR(int side = 0; side < 2; side++)
-        UNROLL_FOR(int j = 0; j < HEAD_SIZE / 8; j++)
-            if (own + 8 * side < count)
-                *(global uint *)(x + 8 * side * stride + 8 * j) =
-                    round_pair(factor[side] * sums[4 * j + 2 * side],
-                               factor[side] * sums[4 * j + 2 * side + 1]);
-}
+/* x[64,HEAD_SIZE] = factor[row] * sums for `count` rows, `stride` apart: as floats, as bf16
+ * codes. */
+#define STORE_ROWS(name, type, two, make_two)                                                      \
+    INLINED void name(const float *sums, const float *factor, int count, global type *x,           \
+                      size_t stride) {                                                             \
+        const int own = anew(own_row());                                                           \
+        x += own * stride + own_column(0);                                                         \
+        UNROLL_FOR(int side = 0; side < 2; side++)                                                 \
+            UNROLL_FOR(int j = 0; j < HEAD_SIZE / 8; j++)                                          \
+                if (own + 8 * side < count)                                                        \
+                    *(global two *)(x + 8 * side * stride + 8 * j) =                               \
+                        make_two(factor[side] * sums[4 * j + 2 * side],                            \
+                                 factor[side] * sums[4 * j + 2 * side + 1]);                       \
+    }
+STORE_ROWS(store_rows_at, float, float2, (float2))
+STORE_ROWS(store_codes, ushort, uint, round_pair)
 
 /* ---- single numbers ---- */
 
-INLINE float exp2_of(float x) {
+INLINED float exp2_of(float x) {
     float y;
     __asm__("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-INLINE float larger(float a, float b) {
+INLINED float larger(float a, float b) {
     float most;
     __asm__("max.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
     return most;
 }
 
-INLINE float log2_of(float x) {
+INLINED float log2_of(float x) {
     float y;
     __asm__("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
 /* x of the lane whose number differs in the bits `mask`. */
-INLINE float of_lane(float x, uint mask) {
+INLINED float of_lane(float x, uint mask) {
     float y;
     __asm__ volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;"
                      : "=f"(y)
@@ -202,7 +191,7 @@ INLINE float of_lane(float x, uint mask) {
     return y;
 }
 
-INLINE bool any_lane(bool x) {
+INLINED bool any_lane(bool x) {
     uint any;
     __asm__ volatile("{ .reg .pred p, q; setp.ne.u32 p, %1, 0; vote.sync.any.pred q, p, "
                      "0xffffffff; selp.u32 %0, 1, 0, q; }"
@@ -212,12 +201,12 @@ INLINE bool any_lane(bool x) {
 }
 
 /* Over the 4 lanes that share a row. */
-INLINE float row_max(float x) {
+INLINED float row_max(float x) {
     x = larger(x, of_lane(x, 1));
     return larger(x, of_lane(x, 2));
 }
 
-INLINE float row_sum(float x) {
+INLINED float row_sum(float x) {
     x += of_lane(x, 1);
     return x + of_lane(x, 2);
 }

@@ -1,7 +1,7 @@
 /* The pass of attention.cl that owns keys and values: BACKWARD_KV. */
 
 /* Queries from the first that sees a key on, for each head of the group. */
-INLINE uint produce(place at, tensors t, ulong map, uint base, uint step) {
+INLINED uint produce(place at, tensors t, ulong map, uint base, uint step) {
     const int blocks = blocks_of(at.length), group = at.heads / at.kv_heads,
               q_column = 2 * at.kv_heads;
     load_kept(at, map, base, at.head * HEAD_SIZE, (at.kv_heads + at.head) * HEAD_SIZE);
@@ -21,7 +21,7 @@ INLINE uint produce(place at, tensors t, ulong map, uint base, uint step) {
 
 /* Scores of keys by queries to probabilities. `ahead`: how far the first key is from the first
  * query. */
-INLINE void exponentiate(float *score, local const float *normaliser, int ahead) {
+INLINED void exponentiate(float *score, local const float *normaliser, int ahead) {
     if (ahead >= 0)
         UNROLL_FOR(int i = 0; i < 32; i++)
             if (ahead + own_row() + i / 2 % 2 * 8 > own_column(i / 4) + i % 2)
@@ -34,7 +34,7 @@ INLINE void exponentiate(float *score, local const float *normaliser, int ahead)
 }
 
 /* Those, in `score`, to ds. */
-INLINE void differentiate(float *score, const float *dscore, local const float *delta) {
+INLINED void differentiate(float *score, const float *dscore, local const float *delta) {
     UNROLL_FOR(int j = 0; j < 8; j++) {
         const float2 of = *(local const float2 *)(delta + own_column(j));
         UNROLL_FOR(int i = 0; i < 4; i++)
@@ -42,7 +42,7 @@ INLINE void differentiate(float *score, const float *dscore, local const float *
     }
 }
 
-INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, uint step) {
+INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, uint step) {
     const int consumer = get_local_id(0) / 128 - 1, first = at.first + consumer * ROWS;
     const int blocks = blocks_of(at.length) - at.first / ROWS,
               steps = blocks * (at.heads / at.kv_heads);

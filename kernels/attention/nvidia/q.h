@@ -1,7 +1,7 @@
 /* The passes of attention.cl that own queries: FORWARD and BACKWARD_Q. */
 
 /* Brings the blocks from number `step` on; gives the next number. */
-INLINE uint produce(place at, tensors t, ulong map, uint base, uint step) {
+INLINED uint produce(place at, tensors t, ulong map, uint base, uint step) {
     const int blocks = blocks_until(at, at.first + ROWS),
               kv_head = at.head / (at.heads / at.kv_heads);
     if (PASS == BACKWARD_Q)
@@ -16,7 +16,7 @@ INLINE uint produce(place at, tensors t, ulong map, uint base, uint step) {
 }
 
 /* Scores of later keys than the query, where the own rows are those of the block. */
-INLINE void hide_later(float *score) {
+INLINED void hide_later(float *score) {
     UNROLL_FOR(int i = 0; i < 32; i++)
         if (own_column(i / 4) + i % 2 > own_row() + i / 2 % 2 * 8)
             score[i] = -INFINITY;
@@ -28,7 +28,7 @@ INLINE void hide_later(float *score) {
 
 /* Scores to weights relative to the running maximum; keep[side] is the factor of all earlier ones.
  * `diagonal`: own rows are the block's. */
-INLINE void softmax_block(float *score, bool diagonal, float *maximum, float *total, float *keep) {
+INLINED void softmax_block(float *score, bool diagonal, float *maximum, float *total, float *keep) {
     if (diagonal)
         hide_later(score);
     UNROLL_FOR(int side = 0; side < 2; side++) {
@@ -48,7 +48,7 @@ INLINE void softmax_block(float *score, bool diagonal, float *maximum, float *to
     }
 }
 
-INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, uint step) {
+INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, uint step) {
     const int first = at.first + (get_local_id(0) / 128 - 1) * ROWS,
               blocks = blocks_until(at, first);
     const uint end = step + 2 * blocks_until(at, at.first + ROWS); /* of both consumers */
@@ -113,15 +113,15 @@ INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, ui
 
 #elif PASS == BACKWARD_Q
 /* Scores to ds by the own rows' lse and delta. `diagonal`: own rows are the block's. */
-INLINE void differentiate(float *score, const float *dscore, bool diagonal, const float *normaliser,
-                          const float *delta) {
+INLINED void differentiate(float *score, const float *dscore, bool diagonal,
+                           const float *normaliser, const float *delta) {
     if (diagonal)
         hide_later(score);
     UNROLL_FOR(int i = 0; i < 32; i++)
         score[i] = exp2_of(score[i] - normaliser[i / 2 % 2]) * (dscore[i] - delta[i / 2 % 2]);
 }
 
-INLINE uint consume(place at, tensors t, uint base, local const uchar *arena, uint step) {
+INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, uint step) {
     const int consumer = get_local_id(0) / 128 - 1, first = at.first + consumer * ROWS,
               all = blocks_of(at.length);
     const int blocks = blocks_until(at, first);

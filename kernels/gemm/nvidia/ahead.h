@@ -276,9 +276,7 @@ static inline void await_ready(global const uint *ready) {
 #endif
 
 /* All groups, one after the other. */
-static inline __attribute__((always_inline)) void decode_ahead(shape s, coded a, coded b,
-                                                               local const uint *ends,
-                                                               global uint *ready) {
+INLINED void decode_ahead(shape s, coded a, coded b, local const uint *ends, global uint *ready) {
     const uint lines_b = ORIENTATION == DGRAD ? s.terms
                          : GLU                ? 2 * s.columns
                                               : s.columns; /* of a weight */

@@ -272,10 +272,7 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_fp8(
     const scales of = {s, t, args.s_line, args.t_group, args.t_block, args.t_column};
     local uint *ends = (local uint *)(arena + ENDS_AT);
     if (thread == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            begin_barrier(base + FULL_AT + 8 * i, 1 + 3 * SCALED);
-            begin_barrier(base + EMPTY_AT + 8 * i, 8);
-        }
+        begin_ring(base + FULL_AT, base + EMPTY_AT, STAGES, 1 + 3 * SCALED, 8);
         fence_barriers();
     }
     for (uint g = thread; g < args.groups; g += 384)

@@ -45,10 +45,6 @@
 #include "args/gemm.h"
 #include "lib/nvidia.h"
 
-#define INLINE                                                                                     \
-    static inline __attribute__((                                                                  \
-        always_inline)) /* registers of a product in flight must not be passed on */
-
 #define FORWARD 0
 #define DGRAD   1
 #define WGRAD   2
@@ -146,7 +142,7 @@ static inline void produce(const shape *s, global const uint *ends, ulong map_a,
     }
 }
 
-/* ---- the consumers ---- */
+/* ---- the consumers: registers of a product in flight must not be passed on ---- */
 
 /* Clears the terms from `terms` on of what a consumer multiplies: its boxes of the lines and all of
  * the columns, which the other one clears too, so that neither waits for the other. */
@@ -171,7 +167,7 @@ static inline float2 load_pair(local const uchar *a, uint line, uint term) {
 
 /* The first factor's parts as wgmma wants them: of each 16 terms four pairs, of lines 0, 8, 0 and 8
  * from a work-item's on. */
-INLINE void split_lines(uint parts[PARTS][STEPS][4], local const uchar *a, uint line) {
+INLINED void split_lines(uint parts[PARTS][STEPS][4], local const uchar *a, uint line) {
     UNROLL_FOR(int i = 0; i < STEPS; i++)
         UNROLL_FOR(int j = 0; j < 4; j++) {
             float2 left =
@@ -214,13 +210,13 @@ static inline ulong matrix_b(uint b, int part) {
                     : at | (ulong)1 << 16 | (ulong)32 << 32 | (ulong)2 << 62;
 }
 
-INLINE void add_product(float *sum, uint a[STEPS][4], ulong b) {
+INLINED void add_product(float *sum, uint a[STEPS][4], ulong b) {
     UNROLL_FOR(int i = 0; i < STEPS; i++)
         PRODUCT(sum, a[i], b + i * NEXT, "+f", 1);
 }
 
 /* sum = 64 lines x 32 terms by 32 terms x COLUMNS columns; asynchronous. */
-INLINE void multiply(float *sum, uint a[PARTS][STEPS][4], uint b) {
+INLINED void multiply(float *sum, uint a[PARTS][STEPS][4], uint b) {
     const ulong b0 = matrix_b(b, 0), b1 = matrix_b(b, 1), b2 = matrix_b(b, 2);
     wgmma_fence();
     PRODUCT(sum, a[0][0], b2, "=f", 0);
@@ -243,8 +239,8 @@ static inline void pass_turn(uint consumer) {
 }
 
 /* sum[64,COLUMNS] of a tile; `step`: of the ring. */
-INLINE void add_blocks(float *sum, const tile *t, uint base, local uchar *arena, uint *step,
-                       uint consumer, uint line) {
+INLINED void add_blocks(float *sum, const tile *t, uint base, local uchar *arena, uint *step,
+                        uint consumer, uint line) {
     for (int left = t->terms; left > 0; left -= TERMS, ++*step) {
         const uint stage = *step % STAGES, at = stage * STAGE_BYTES;
         uint a[PARTS][STEPS][4];
@@ -293,13 +289,13 @@ static inline uint column_of(const target *to, int j) {
     return min(to->column + 8 * j, (to->columns - 1) & ~1u);
 }
 
-INLINE void add_bias(float *sum, const target *to, global const float *bias) {
+INLINED void add_bias(float *sum, const target *to, global const float *bias) {
     UNROLL_FOR(int j = 0; j < COLUMNS / 8; j++)
         UNROLL_FOR(int i = 0; i < 4; i++)
             sum[4 * j + i] += bias[column_of(to, j) + i % 2];
 }
 
-INLINE void add_old(float *sum, const target *to) {
+INLINED void add_old(float *sum, const target *to) {
     UNROLL_FOR(int j = 0; j < COLUMNS / 8; j++)
         UNROLL_FOR(int i = 0; i < 2; i++) {
             const uint line = min(to->line + 8 * i, to->end - 1), column = column_of(to, j);
@@ -314,7 +310,7 @@ INLINE void add_old(float *sum, const target *to) {
         }
 }
 
-INLINE void store_sums(const float *sum, const target *to) {
+INLINED void store_sums(const float *sum, const target *to) {
     UNROLL_FOR(int j = 0; j < COLUMNS / 8; j++)
         UNROLL_FOR(int i = 0; i < 2; i++) {
             const uint line = to->line + 8 * i, column = to->column + 8 * j;
@@ -331,8 +327,8 @@ INLINE void store_sums(const float *sum, const target *to) {
         }
 }
 
-INLINE void consume(const shape *s, global const uint *ends, uint base, local uchar *arena,
-                    global float *c, ulong ldc, global const float *bias, bool accumulate) {
+INLINED void consume(const shape *s, global const uint *ends, uint base, local uchar *arena,
+                     global float *c, ulong ldc, global const float *bias, bool accumulate) {
     const uint consumer = of_warp(get_local_id(0) / 128 - 1);
     const uint line = consumer * 64 + get_local_id(0) % 128 / 32 * 16 + get_local_id(0) % 32 / 4;
     uint step = 0;
@@ -366,10 +362,7 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_gemm_split(
                      ORIENTATION == WGRAD ? args.lines : ends[args.groups - 1], args.columns,
                      args.terms, args.accumulate};
     if (thread == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            begin_barrier(base + FULL_AT + 8 * i, 1);
-            begin_barrier(base + EMPTY_AT + 8 * i, 8); /* a warp each */
-        }
+        begin_ring(base + FULL_AT, base + EMPTY_AT, STAGES, 1, 8); /* a warp each */
         fence_barriers();
     }
     barrier(CLK_LOCAL_MEM_FENCE);

@@ -239,8 +239,8 @@ INLINED void store_lines(const float *sum, int first, int last, local uchar *pie
 }
 
 /* Part of the kernel however long it gets: around a call tensor cores would not run ahead. */
-static inline __attribute__((always_inline)) void consume(shape s, uint base, local uchar *arena,
-                                                          epilogue e, global uchar *c, ulong ldc) {
+INLINED void consume(shape s, uint base, local uchar *arena, epilogue e, global uchar *c,
+                     ulong ldc) {
     const uint consumer = get_local_id(0) / 128 - 1, warp = get_local_id(0) % 128 / 32;
     const uint out = OUT_AT + (consumer * 4 + warp) * OUTS * PIECE_BYTES;
     local const tile *tiles = (local const tile *)(arena + TILES_AT);
@@ -329,10 +329,7 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_gemm(
     local uint *ends = (local uint *)(arena + ENDS_AT);
     if (thread == 0) {
         *(local uint *)(arena + TOTAL_AT) = 0;
-        for (int i = 0; i < STAGES; i++) {
-            begin_barrier(base + FULL_AT + 8 * i, 1);
-            begin_barrier(base + EMPTY_AT + 8 * i, 2);
-        }
+        begin_ring(base + FULL_AT, base + EMPTY_AT, STAGES, 1, 2);
         fence_barriers();
         if (COUNTED)
             add_global(counts + 1, 1);
