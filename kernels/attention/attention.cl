@@ -39,10 +39,11 @@
  * Deterministic, without atomics: rows are taken in ascending order in blocks counted from the
  * start of the sequence, so a sequence's result depends on that sequence alone.
  */
-#include "args/attention.h"
 #if !defined(HEAD_SIZE) || !defined(LANE_VECS)
 #error "HEAD_SIZE and LANE_VECS must be defined"
 #endif
+#include "attention/place.h"
+
 #define NV    LANE_VECS
 #define LANES (NV * VEC)
 #define ROWS  32
@@ -67,20 +68,8 @@
 #define HEAD_TILE 1
 #endif
 
-/* t[r][c] <- t[c][r]: four perfect shuffles turn the 8-bit index rc into cr. */
-static inline void transpose(vec *t) {
-    ROLLED for (int stage = 0; stage < 4; stage++) {
-        vec u[VEC];
-        UNROLL_FOR(int i = 0; i < VEC / 2; i++) {
-            u[2 * i].even = t[i].lo;
-            u[2 * i].odd = t[i + VEC / 2].lo;
-            u[2 * i + 1].even = t[i].hi;
-            u[2 * i + 1].odd = t[i + VEC / 2].hi;
-        }
-        UNROLL_FOR(int i = 0; i < VEC; i++)
-            t[i] = u[i];
-    }
-}
+#define TRANSPOSE_STEPS ROLLED
+#include "lib/transpose.h"
 
 /* lanes[d,lane] = factor * x[lane,d] for `count` rows of x; the lanes past them are zero. */
 static inline void load_lanes(global const float *x, size_t stride, int count, float factor,
@@ -202,85 +191,70 @@ static inline void softmax_block(local vec *score, int row, int rows, int query,
 KERNEL void attention_forward(global const float *q, global const float *k, global const float *v,
                               global float *out, global float *lse, moert_attention_args args) {
     local vec lanes[HEAD_SIZE * NV], sums[HEAD_SIZE * NV], score[ROWS * NV];
-    int query = (int)(get_num_groups(0) - 1 - get_group_id(0)) * LANES, head = get_group_id(1);
-    int count = min((int)args.length - query, LANES);
-    size_t token = get_group_id(2) * args.length, stride = args.heads * HEAD_SIZE,
-           kv_stride = args.kv_heads * HEAD_SIZE;
-    size_t from = (token + query) * stride + head * HEAD_SIZE;
-    size_t kv_from = token * kv_stride + (size_t)head * args.kv_heads / args.heads * HEAD_SIZE;
+    const place p = query_place(args, LANES);
     vec maximum[NV], total[NV], keep[NV];
     UNROLL_FOR(int i = 0; i < NV; i++) {
         maximum[i] = -INFINITY;
         total[i] = 0.0f;
     }
-    load_lanes(q + from, stride, count, args.scale, lanes);
+    load_lanes(q + p.from, p.stride, p.count, args.scale, lanes);
     clear(sums);
-    for (int row = 0; row < query + count; row += ROWS) {
-        int rows = min(query + count - row, ROWS);
-        size_t at = kv_from + row * kv_stride;
-        products(k + at, kv_stride, rows, lanes, score);
-        softmax_block(score, row, rows, query, maximum, total, keep);
-        gather(v + at, kv_stride, rows, score, keep, sums);
+    for (int row = 0; row < p.query + p.count; row += ROWS) {
+        int rows = min(p.query + p.count - row, ROWS);
+        size_t at = p.kv_from + row * p.kv_stride;
+        products(k + at, p.kv_stride, rows, lanes, score);
+        softmax_block(score, row, rows, p.query, maximum, total, keep);
+        gather(v + at, p.kv_stride, rows, score, keep, sums);
     }
     UNROLL_FOR(int i = 0; i < NV; i++) {
         keep[i] = 1.0f / total[i];
         score[i] = maximum[i] + log(total[i]);
     }
-    store_lanes(sums, keep, count, out + from, stride);
-    for (int i = 0; i < count; i++)
-        lse[(token + query + i) * args.heads + head] = ((local const float *)score)[i];
+    store_lanes(sums, keep, p.count, out + p.from, p.stride);
+    for (int i = 0; i < p.count; i++)
+        lse[(p.token + p.query + i) * args.heads + p.head] = ((local const float *)score)[i];
 }
 
 /* Grid as for attention_forward. */
-KERNEL void attention_backward_q(global const float *q, global const float *k,
-                                 global const float *v, global const float *out,
-                                 global const float *lse, global const float *dout,
-                                 global float *dq, moert_attention_args args) {
+KERNEL void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attention_args args) {
     local vec lanes[HEAD_SIZE * NV], dlanes[HEAD_SIZE * NV], sums[HEAD_SIZE * NV], score[ROWS * NV],
         dscore[ROWS * NV];
     local vec normaliser[NV], delta[NV];
-    int query = (int)(get_num_groups(0) - 1 - get_group_id(0)) * LANES, head = get_group_id(1);
-    int count = min((int)args.length - query, LANES);
-    size_t token = get_group_id(2) * args.length, stride = args.heads * HEAD_SIZE,
-           kv_stride = args.kv_heads * HEAD_SIZE;
-    size_t from = (token + query) * stride + head * HEAD_SIZE;
-    size_t kv_from = token * kv_stride + (size_t)head * args.kv_heads / args.heads * HEAD_SIZE;
+    const place p = query_place(args, LANES);
     vec keep[NV];
     for (int i = 0; i < LANES; i++) {
-        int lane = min(i, count - 1);
-        ((local float *)normaliser)[i] = lse[(token + query + lane) * args.heads + head];
+        int lane = min(i, p.count - 1);
+        ((local float *)normaliser)[i] = lse[(p.token + p.query + lane) * args.heads + p.head];
         ((local float *)delta)[i] =
-            dot_row(dout + from + lane * stride, out + from + lane * stride);
+            dot_row(dout + p.from + lane * p.stride, out + p.from + lane * p.stride);
     }
-    load_lanes(q + from, stride, count, args.scale, lanes);
-    load_lanes(dout + from, stride, count, 1.0f, dlanes);
+    load_lanes(q + p.from, p.stride, p.count, args.scale, lanes);
+    load_lanes(dout + p.from, p.stride, p.count, 1.0f, dlanes);
     clear(sums);
     UNROLL_FOR(int i = 0; i < NV; i++)
         keep[i] = 1.0f;
-    for (int row = 0; row < query + count; row += ROWS) {
-        int rows = min(query + count - row, ROWS);
-        size_t at = kv_from + row * kv_stride;
-        products(k + at, kv_stride, rows, lanes, score);
-        products(v + at, kv_stride, rows, dlanes, dscore);
+    for (int row = 0; row < p.query + p.count; row += ROWS) {
+        int rows = min(p.query + p.count - row, ROWS);
+        size_t at = p.kv_from + row * p.kv_stride;
+        products(k + at, p.kv_stride, rows, lanes, score);
+        products(v + at, p.kv_stride, rows, dlanes, dscore);
         for (int r = 0; r < rows; r++)
             UNROLL_FOR(int i = 0; i < NV; i++) {
-                vec p = exp(score[r * NV + i] - normaliser[i]),
-                    d = p * (dscore[r * NV + i] - delta[i]);
+                vec weight = exp(score[r * NV + i] - normaliser[i]),
+                    d = weight * (dscore[r * NV + i] - delta[i]);
                 dscore[r * NV + i] =
-                    select(d, (vec)0.0f, (int16)(row + r) > lane_positions(query, i));
+                    select(d, (vec)0.0f, (int16)(row + r) > lane_positions(p.query, i));
             }
-        gather(k + at, kv_stride, rows, dscore, keep, sums);
+        gather(k + at, p.kv_stride, rows, dscore, keep, sums);
     }
     UNROLL_FOR(int i = 0; i < NV; i++)
         keep[i] = args.scale;
-    store_lanes(sums, keep, count, dq + from, stride);
+    store_lanes(sums, keep, p.count, dq + p.from, p.stride);
 }
 
 /* Grid: {blocks of LANES keys, kv_heads, sequences}. */
-KERNEL void attention_backward_kv(global const float *q, global const float *k,
-                                  global const float *v, global const float *out,
-                                  global const float *lse, global const float *dout,
-                                  global float *dk, global float *dv, moert_attention_args args) {
+KERNEL void attention_backward_kv(BACKWARD_INPUTS, global float *dk, global float *dv,
+                                  moert_attention_args args) {
     local vec klanes[HEAD_SIZE * NV], vlanes[HEAD_SIZE * NV], dksums[HEAD_SIZE * NV],
         dvsums[HEAD_SIZE * NV];
     local vec score[ROWS * NV], dscore[ROWS * NV];

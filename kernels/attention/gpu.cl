@@ -27,8 +27,8 @@
 #if !defined(HEAD_SIZE) || !defined(OWN)
 #error "HEAD_SIZE and OWN must be defined"
 #endif
-#include "args/attention.h"
 #include "attention/gpu.h"
+#include "attention/place.h"
 
 /* Scores of the others from `other` on to probabilities, relative to the running maximum; rescales
  * total and sums. */
@@ -62,13 +62,7 @@ INLINED void softmax_block(float score[R][4], int query, int other, float scale,
 GROUP void attention_forward(global const float *q, global const float *k, global const float *v,
                              global float *out, global float *lse, moert_attention_args args) {
     WORKSPACE;
-    const int query = (int)(get_num_groups(0) - 1 - get_group_id(0)) * OWN, head = get_group_id(1);
-    const int count = min((int)args.length - query, OWN);
-    const size_t token = get_group_id(2) * args.length, stride = args.heads * HEAD_SIZE,
-                 kv_stride = args.kv_heads * HEAD_SIZE;
-    const size_t from = (token + query) * stride + head * HEAD_SIZE;
-    const size_t kv_from =
-        token * kv_stride + (size_t)head * args.kv_heads / args.heads * HEAD_SIZE;
+    const place p = query_place(args, OWN);
     float maximum[R], total[R], score[R][4];
     float4 sums[SLICES][R];
     UNROLL_FOR(int i = 0; i < R; i++) {
@@ -76,69 +70,58 @@ GROUP void attention_forward(global const float *q, global const float *k, globa
         total[i] = 0.0f;
     }
     clear(sums);
-    for (int key = 0; key < query + count; key += OTHERS) {
-        const int keys = min(query + count - key, OTHERS);
-        const size_t at = kv_from + key * kv_stride;
-        products(q + from, stride, count, k + at, kv_stride, keys, w, score);
-        softmax_block(score, query, key, args.scale, maximum, total, sums, w);
+    for (int key = 0; key < p.query + p.count; key += OTHERS) {
+        const int keys = min(p.query + p.count - key, OTHERS);
+        const size_t at = p.kv_from + key * p.kv_stride;
+        products(q + p.from, p.stride, p.count, k + at, p.kv_stride, keys, w, score);
+        softmax_block(score, p.query, key, args.scale, maximum, total, sums, w);
         put_weights(score, w);
-        gather(v + at, kv_stride, keys, w, sums);
+        gather(v + at, p.kv_stride, keys, w, sums);
     }
     join(total, false, w);
     UNROLL_FOR(int i = 0; i < R; i++) {
         const int row = item_y() * R + i;
-        if (row < count && item_x() == 0)
-            lse[(token + query + row) * args.heads + head] = maximum[i] + log(total[i]);
+        if (row < p.count && item_x() == 0)
+            lse[(p.token + p.query + row) * args.heads + p.head] = maximum[i] + log(total[i]);
         total[i] = 1.0f / total[i];
     }
-    store_sums(sums, total, count, out + from, stride);
+    store_sums(sums, total, p.count, out + p.from, p.stride);
 }
 
 /* Grid as for attention_forward. */
-GROUP void attention_backward_q(global const float *q, global const float *k, global const float *v,
-                                global const float *out, global const float *lse,
-                                global const float *dout, global float *dq,
-                                moert_attention_args args) {
+GROUP void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attention_args args) {
     WORKSPACE;
-    const int query = (int)(get_num_groups(0) - 1 - get_group_id(0)) * OWN, head = get_group_id(1);
-    const int count = min((int)args.length - query, OWN);
-    const size_t token = get_group_id(2) * args.length, stride = args.heads * HEAD_SIZE,
-                 kv_stride = args.kv_heads * HEAD_SIZE;
-    const size_t from = (token + query) * stride + head * HEAD_SIZE;
-    const size_t kv_from =
-        token * kv_stride + (size_t)head * args.kv_heads / args.heads * HEAD_SIZE;
+    const place p = query_place(args, OWN);
     float normaliser[R], delta[R], factor[R], score[R][4], dscore[R][4];
     float4 sums[SLICES][R];
-    dot_rows(dout + from, out + from, stride, count, w);
+    dot_rows(dout + p.from, out + p.from, p.stride, p.count, w);
     UNROLL_FOR(int i = 0; i < R; i++) {
         const int row = item_y() * R + i;
-        normaliser[i] = row < count ? lse[(token + query + row) * args.heads + head] : 0.0f;
+        normaliser[i] = row < p.count ? lse[(p.token + p.query + row) * args.heads + p.head] : 0.0f;
         delta[i] = dotted(w, row);
         factor[i] = args.scale;
     }
     clear(sums);
-    for (int key = 0; key < query + count; key += OTHERS) {
-        const int keys = min(query + count - key, OTHERS);
-        const size_t at = kv_from + key * kv_stride;
-        products(q + from, stride, count, k + at, kv_stride, keys, w, score);
-        products(dout + from, stride, count, v + at, kv_stride, keys, w, dscore);
+    for (int key = 0; key < p.query + p.count; key += OTHERS) {
+        const int keys = min(p.query + p.count - key, OTHERS);
+        const size_t at = p.kv_from + key * p.kv_stride;
+        products(q + p.from, p.stride, p.count, k + at, p.kv_stride, keys, w, score);
+        products(dout + p.from, p.stride, p.count, v + at, p.kv_stride, keys, w, dscore);
         UNROLL_FOR(int i = 0; i < R; i++)
             UNROLL_FOR(int j = 0; j < 4; j++) {
-                const bool later = key + item_x() + 16 * j > query + item_y() * R + i;
-                const float p = exp(args.scale * score[i][j] - normaliser[i]);
-                dscore[i][j] = later ? 0.0f : p * (dscore[i][j] - delta[i]);
+                const bool later = key + item_x() + 16 * j > p.query + item_y() * R + i;
+                const float weight = exp(args.scale * score[i][j] - normaliser[i]);
+                dscore[i][j] = later ? 0.0f : weight * (dscore[i][j] - delta[i]);
             }
         put_weights(dscore, w);
-        gather(k + at, kv_stride, keys, w, sums);
+        gather(k + at, p.kv_stride, keys, w, sums);
     }
-    store_sums(sums, factor, count, dq + from, stride);
+    store_sums(sums, factor, p.count, dq + p.from, p.stride);
 }
 
 /* Grid: {blocks of OWN keys, kv_heads, sequences}. */
-GROUP void attention_backward_kv(global const float *q, global const float *k,
-                                 global const float *v, global const float *out,
-                                 global const float *lse, global const float *dout,
-                                 global float *dk, global float *dv, moert_attention_args args) {
+GROUP void attention_backward_kv(BACKWARD_INPUTS, global float *dk, global float *dv,
+                                 moert_attention_args args) {
     WORKSPACE;
     const int key = (int)get_group_id(0) * OWN, kv_head = get_group_id(1),
               group = args.heads / args.kv_heads;

@@ -118,10 +118,7 @@ KERNEL void gemm_glu_forward(global const uint *ends, global const code *x, glob
         return;
     const matrix weight = matrix_of(w, 0, 0, 0, 0, g, 2 * args.width, args.k);
     x += part.first * args.ldx;
-    gated c = gated_share(
-        part, column, columns, args.width, v, h, args.coded, bias, g, prob, args.prob_stride,
-        (glu_form){args.interleaved, args.limit, args.alpha, args.offset, args.activation},
-        args.keep);
+    gated c = gated_share(part, column, columns, v, h, bias, g, prob, args);
     for (int p = 0; p < args.k; p += args.depth * PER_TERM) {
         const int used = min(args.depth * PER_TERM, args.k - p);
         pack_gated(weight, column, columns, args.width, args.interleaved, p, used, args.depth,

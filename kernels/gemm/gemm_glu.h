@@ -26,23 +26,23 @@ typedef struct gated {
     bool keep;        /* v is wanted */
 } gated;
 
-static inline gated gated_share(span rows, int first, int columns, int width, global float *v,
-                                global void *h, int coded, global const float *bias, uint g,
-                                global const float *prob, ulong prob_stride, glu_form form,
-                                int keep) {
-    return (gated){.v = v + rows.first * 2ul * width,
-                   .h = coded ? (global void *)((global ushort *)h + rows.first * (ulong)width)
-                              : (global void *)((global float *)h + rows.first * (ulong)width),
-                   .coded = coded,
-                   .bias = bias != 0 ? bias + g * 2ul * width : 0,
-                   .prob = prob != 0 ? prob + rows.first * prob_stride : 0,
-                   .prob_stride = prob_stride,
+static inline gated gated_share(span rows, int first, int columns, global float *v, global void *h,
+                                global const float *bias, uint g, global const float *prob,
+                                moert_gemm_args args) {
+    const ulong width = args.width, at = rows.first * width;
+    return (gated){.v = v + 2 * at,
+                   .h = args.coded ? (global void *)((global ushort *)h + at)
+                                   : (global void *)((global float *)h + at),
+                   .coded = args.coded,
+                   .bias = bias != 0 ? bias + g * 2 * width : 0,
+                   .prob = prob != 0 ? prob + rows.first * args.prob_stride : 0,
+                   .prob_stride = args.prob_stride,
                    .lines = rows.count,
                    .first = first,
                    .columns = columns,
-                   .width = width,
-                   .form = form,
-                   .keep = keep};
+                   .width = args.width,
+                   .form = {args.interleaved, args.limit, args.alpha, args.offset, args.activation},
+                   .keep = args.keep};
 }
 
 /* Vector i of the tile whose columns of h begin with j: where it begins in v, how many of its

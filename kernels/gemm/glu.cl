@@ -136,15 +136,6 @@ KERNEL void glu_forward(global const void *v, global const float *prob, global v
     }
 }
 
-/* The gradients of a step's pairs by q = dh, and what they add to dprob. */
-static inline pair gradient_of(pair x, vec q, vec prob, glu_form form, vec *dprob) {
-    const pair c = clamp_pair(x, form.limit);
-    vec dg, up = c.u + form.offset;
-    vec act = activate(c.g, form.alpha, form.activation, q * prob * up, &dg), du = q * prob * act;
-    *dprob += q * up * act;
-    return (pair){x.g > form.limit ? 0.0f : dg, x.u > form.limit || x.u < -form.limit ? 0.0f : du};
-}
-
 KERNEL void glu_backward(global const void *v, global const float *prob, global const void *dh,
                          global void *dv, global float *dprob, moert_plain_glu_args args) {
     TEAM;
@@ -164,10 +155,13 @@ KERNEL void glu_backward(global const void *v, global const float *prob, global 
                 q[k] = load_raw(dh, row + j + k * VEC, args.width - j - k * VEC);
             UNROLL_FOR(int k = 0; k < BATCH; k++) {
                 const int left = args.width - j - k * VEC;
-                if (left > 0) /* else all of the team has nothing */
-                    store_pair(
-                        gradient_of(numbers_of(x[k], form.interleaved), widen(q[k]), p, form, &sum),
-                        dv, 2 * row, j + k * VEC, left, args.width, form.interleaved);
+                vec pull;
+                if (left > 0) { /* else all of the team has nothing */
+                    store_pair(gradient_of(numbers_of(x[k], form.interleaved), widen(q[k]), p, form,
+                                           &pull),
+                               dv, 2 * row, j + k * VEC, left, args.width, form.interleaved);
+                    sum += pull;
+                }
             }
         }
         if (dprob != 0) {

@@ -36,3 +36,12 @@ static inline vec glu_of(pair x, vec prob, glu_form form) {
     vec slope;
     return prob * (c.u + form.offset) * activate(c.g, form.alpha, form.activation, 0.0f, &slope);
 }
+
+/* The gradients of pairs by q, and *pull, of which dprob is the sum. */
+static inline pair gradient_of(pair x, vec q, vec prob, glu_form form, vec *pull) {
+    const pair c = clamp_pair(x, form.limit);
+    vec dg, up = c.u + form.offset;
+    vec act = activate(c.g, form.alpha, form.activation, q * prob * up, &dg), du = q * prob * act;
+    *pull = q * up * act;
+    return (pair){x.g > form.limit ? 0.0f : dg, x.u > form.limit || x.u < -form.limit ? 0.0f : du};
+}

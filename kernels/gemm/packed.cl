@@ -29,37 +29,39 @@
 #include "gemm/gemm_glu.h"
 
 #if WIDTH == PACKED
-/* w[G,N,K]. Grid: (blocks of `panels` panels, groups). */
-KERNEL void gemm_pack_forward(WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_args args) {
-    const int column = get_group_id(0) * args.panels * COLUMNS,
-              columns = min(args.panels * COLUMNS, args.n - column);
-    const ulong blocks = (args.n + COLUMNS - 1) / COLUMNS, g = get_group_id(1);
-    panel += (g * blocks + column / COLUMNS) * args.height * WIDTH;
-    pack_forward(matrix_of(w, scale, whole, args.axis, args.flipped, g, args.n, args.k),
-                 args.flipped, column, 0, columns, args.k, args.height, panel);
-}
+typedef enum packing { FORWARD, DGRAD, GATED } packing;
 
+/* w[G,N,K], of GATED w[G,2I,K], gates first, I = width, not flipped. */
+INLINED void pack(packing of, WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_args args) {
+    const int all = of == FORWARD ? args.n : of == DGRAD ? args.k : args.width;
+    const int wide =
+        of == GATED ? WIDTH / 2 * VEC : COLUMNS; /* of a panel, of h or of the result */
+    const int column = get_group_id(0) * args.panels * wide,
+              columns = min(args.panels * wide, all - column);
+    const ulong blocks = (all + wide - 1) / wide, g = get_group_id(1);
+    const matrix weight = matrix_of(w, scale, whole, args.axis, args.flipped, g,
+                                    of == GATED ? 2 * args.width : args.n, args.k);
+    panel += (g * blocks + column / wide) * args.height * WIDTH;
+    if (of == FORWARD)
+        pack_forward(weight, args.flipped, column, 0, columns, args.k, args.height, panel);
+    else if (of == DGRAD)
+        pack_dgrad(weight, args.flipped, column, 0, columns, args.n, args.height, panel);
 #if WIDTH % 2 == 0
-/* w[G,2I,K], gates first, I = width; not flipped. Grid: (blocks of `panels` panels of 16 columns of
- * h, groups). */
-KERNEL void gemm_pack_gated(WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_args args) {
-    const int column = get_group_id(0) * args.panels * PAIR_WIDTH,
-              columns = min(args.panels * PAIR_WIDTH, args.width - column);
-    const ulong blocks = (args.width + PAIR_WIDTH - 1) / PAIR_WIDTH, g = get_group_id(1);
-    panel += (g * blocks + column / PAIR_WIDTH) * args.height * WIDTH;
-    pack_gated(matrix_of(w, scale, whole, args.axis, args.flipped, g, 2 * args.width, args.k),
-               column, columns, args.width, 0, 0, args.k, args.height, panel);
-}
+    else
+        pack_gated(weight, column, columns, args.width, 0, 0, args.k, args.height, panel);
 #endif
-
-KERNEL void gemm_pack_dgrad(WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_args args) {
-    const int column = get_group_id(0) * args.panels * COLUMNS,
-              columns = min(args.panels * COLUMNS, args.k - column);
-    const ulong blocks = (args.k + COLUMNS - 1) / COLUMNS, g = get_group_id(1);
-    panel += (g * blocks + column / COLUMNS) * args.height * WIDTH;
-    pack_dgrad(matrix_of(w, scale, whole, args.axis, args.flipped, g, args.n, args.k), args.flipped,
-               column, 0, columns, args.n, args.height, panel);
 }
+
+/* Grid: (blocks of `panels` panels, of GATED of 16 columns of h, groups). */
+#define PACK(name, of)                                                                             \
+    KERNEL void name(WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_args args) {                  \
+        pack(of, w, scale, whole, panel, args);                                                    \
+    }
+PACK(gemm_pack_forward, FORWARD)
+PACK(gemm_pack_dgrad, DGRAD)
+#if WIDTH % 2 == 0
+PACK(gemm_pack_gated, GATED)
+#endif
 #endif
 
 #if !CODED
@@ -141,10 +143,7 @@ KERNEL void gemm_packed_glu(global const uint *ends, global const code *x, globa
                                : no_successor();
     const shelf s = shelf_of(panel, args.skip, blocks, args.panels, args.height, next);
     x += part.first * args.ldx;
-    gated c = gated_share(
-        part, column, columns, args.width, v, h, args.coded, bias, g, prob, args.prob_stride,
-        (glu_form){args.interleaved, args.limit, args.alpha, args.offset, args.activation},
-        args.keep);
+    gated c = gated_share(part, column, columns, v, h, bias, g, prob, args);
     for (int p = 0; p < args.k; p += args.depth * PER_TERM) {
         const int used = min(args.depth * PER_TERM, args.k - p), term = p / PER_TERM;
         c.fresh = p == 0;

@@ -68,20 +68,8 @@ static inline vec load_rounded(matrix w, int row, int column, int n) {
 
 /* ---- panels ---- */
 
-/* Transposes 16x16 floats: every step turns the 8 bits (row, lane) of an element's place by one. */
-static inline void transpose(vec block[VEC]) {
-    UNROLL_FOR(int step = 0; step < 4; step++) {
-        vec turned[VEC];
-        UNROLL_FOR(int i = 0; i < VEC / 2; i++) {
-            turned[2 * i].even = block[i].lo;
-            turned[2 * i].odd = block[i + VEC / 2].lo;
-            turned[2 * i + 1].even = block[i].hi;
-            turned[2 * i + 1].odd = block[i + VEC / 2].hi;
-        }
-        UNROLL_FOR(int i = 0; i < VEC; i++)
-            block[i] = turned[i];
-    }
-}
+#define TRANSPOSE_STEPS UNROLL
+#include "lib/transpose.h"
 
 /* A vector of every row of a panel: panel[p, c] = w[column + c, first + p], p below `used`, in
  * blocks of 16 and whole steps, for 16 columns c; those past `columns` are zero. */

@@ -119,6 +119,7 @@ KERNEL void op_dglu(global const uint *ends, global const float *acc, global con
                     global float *wide, global float *peak, global float *dprob,
                     moert_glu_args args) {
     TEAM;
+    const glu_form form = {0, args.limit, args.slope, args.offset, args.activation};
     const uint first = get_group_id(0) * args.split,
                last = min(min(ends[args.groups - 1], args.rows), first + args.split);
     for (uint r = first; r < last; r++) {
@@ -133,16 +134,11 @@ KERNEL void op_dglu(global const uint *ends, global const float *acc, global con
             vec v[2] = {0.0f, 0.0f};
             for (int i = 0; i < 2 && has_part(s, i); i++)
                 v[i] = b * load_as(c, args.c_type, r * args.c_stride + s.at[i], s.n[i]);
-            const pair x = split_pair(v[0], v[1], s), k = clamp_pair(x, args.limit);
             const vec q = a * (load_part(acc + (ulong)r * args.width + j, n) * scale);
-            const vec up = k.u + args.offset;
-            vec dg;
-            const vec act = activate(k.g, args.slope, args.activation, q * p * up, &dg),
-                      du = q * p * act;
-            const pair y = {x.g > args.limit ? 0.0f : dg,
-                            x.u > args.limit || x.u < -args.limit ? 0.0f : du};
+            vec pull;
+            const pair y = gradient_of(split_pair(v[0], v[1], s), q, p, form, &pull);
             const pair out = join_pair(y, s);
-            sum += first_lanes(q * up * act, n);
+            sum += first_lanes(pull, n);
             top = (pair){raise(top.g, first_lanes(y.g, n)), raise(top.u, first_lanes(y.u, n))};
             for (int i = 0; i < 2 && has_part(s, i); i++) {
                 const vec z = i == 0 ? out.g : out.u;

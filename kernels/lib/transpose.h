@@ -1,0 +1,17 @@
+/*
+ * Transposes 16x16 floats, in the CPU form: every step, a perfect shuffle, turns the 8 bits (row,
+ * lane) of an element's place by one. Required: TRANSPOSE_STEPS (ROLLED or UNROLL, the four steps).
+ */
+static inline void transpose(vec block[VEC]) {
+    TRANSPOSE_STEPS for (int step = 0; step < 4; step++) {
+        vec turned[VEC];
+        UNROLL_FOR(int i = 0; i < VEC / 2; i++) {
+            turned[2 * i].even = block[i].lo;
+            turned[2 * i].odd = block[i + VEC / 2].lo;
+            turned[2 * i + 1].even = block[i].hi;
+            turned[2 * i + 1].odd = block[i + VEC / 2].hi;
+        }
+        UNROLL_FOR(int i = 0; i < VEC; i++)
+            block[i] = turned[i];
+    }
+}
