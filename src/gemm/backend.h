@@ -80,6 +80,8 @@ const char *moert_gemm_name(const moert_gemm *gemm);
  * but the bias. */
 #define MOERT_PLAIN_GEMMS "results in f32 and no epilogue but a bias, without a workspace"
 bool moert_gemm_is_plain(const moert_gemm *gemm);
+/* But for a bias and its type. */
+bool moert_epilogue_is_empty(const moert_epilogue *epilogue);
 
 struct moert_packed {
     moert_packed_shape shape;

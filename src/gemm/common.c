@@ -25,13 +25,16 @@ moert_status moert_workspace_add(moert_device *device, size_t count, size_t byte
     return moert_buffer_create(device, all, buffer);
 }
 
+bool moert_epilogue_is_empty(const moert_epilogue *e) {
+    return e->alpha == NULL && e->beta == NULL && !e->add && e->bias_scale == NULL &&
+           e->row_weight == NULL && e->prob == NULL && e->amax == NULL;
+}
+
 bool moert_gemm_is_plain(const moert_gemm *gemm) {
-    const moert_epilogue *e = &gemm->epilogue;
-    const bool epilogue = e->alpha != NULL || e->beta != NULL || e->add || e->bias_scale != NULL ||
-                          e->row_weight != NULL || e->prob != NULL || e->amax != NULL ||
-                          e->bias_type != MOERT_NUMBER_F32;
-    return !epilogue && gemm->result == MOERT_NUMBER_F32 && gemm->x_gather == NULL &&
-           gemm->y_gather == NULL && !gemm->discrete && gemm->gated != MOERT_GATED_BACKWARD;
+    return moert_epilogue_is_empty(&gemm->epilogue) &&
+           gemm->epilogue.bias_type == MOERT_NUMBER_F32 && gemm->result == MOERT_NUMBER_F32 &&
+           gemm->x_gather == NULL && gemm->y_gather == NULL && !gemm->discrete &&
+           gemm->gated != MOERT_GATED_BACKWARD;
 }
 
 const char *moert_gemm_name(const moert_gemm *gemm) {

@@ -119,32 +119,34 @@ static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form 
                                const cut *c, moert_buffer *piece) {
     moert_device *device = moert_buffer_device(norm->x);
     const moert_rotation *rotation = &norm->rotation;
-    const int accumulate = norm->accumulate;
+    moert_norm_args args = {.rows = norm->rows,
+                            .sequence_rows = c->sequence_rows,
+                            .block = c->piece_rows,
+                            .width = form->columns,
+                            .accumulate = norm->accumulate,
+                            .heads = (int)rotation->heads,
+                            .length = (int)rotation->length};
     char spec[SPEC_BYTES];
     name_program(form, norm->dx, norm->codes, rotated, spec);
     if (form->steps > 0)
-        return MOERT_RUN(
-            device, spec, "norm_gradients", ((moert_grid){c->pieces, norm->sequences, 1}),
-            MOERT_ARG(norm->x), MOERT_ARG(norm->weight), MOERT_ARG(norm->rstd), MOERT_ARG(norm->dy),
-            MOERT_ARG(norm->dx), MOERT_ARG(norm->codes), MOERT_ARG(piece),
-            MOERT_ARG(rotation->table),
-            MOERT_ARGS(moert_norm_args, .sequence_rows = c->sequence_rows, .block = c->piece_rows,
-                       .width = form->columns, .accumulate = accumulate,
-                       .heads = (int)rotation->heads, .length = (int)rotation->length));
+        return MOERT_RUN(device, spec, "norm_gradients",
+                         ((moert_grid){c->pieces, norm->sequences, 1}), MOERT_ARG(norm->x),
+                         MOERT_ARG(norm->weight), MOERT_ARG(norm->rstd), MOERT_ARG(norm->dy),
+                         MOERT_ARG(norm->dx), MOERT_ARG(norm->codes), MOERT_ARG(piece),
+                         MOERT_ARG(rotation->table), MOERT_STRUCT(args));
     /* first, since it reads dy, which may be dx */
     const size_t columns = moert_share(device, COLUMNS, STEP);
     MOERT_TRY(
         MOERT_RUN(device, spec, "norm_partial",
                   ((moert_grid){moert_ceil_div(norm->width, columns), c->pieces, norm->sequences}),
                   MOERT_ARG(norm->x), MOERT_ARG(norm->rstd), MOERT_ARG(norm->dy), MOERT_ARG(piece),
-                  MOERT_ARGS(moert_norm_args, .sequence_rows = c->sequence_rows,
-                             .block = c->piece_rows, .width = form->columns)));
+                  MOERT_STRUCT(args)));
+    args.block = form->block;
     return MOERT_RUN(device, spec, "norm_backward",
                      ((moert_grid){moert_ceil_div(norm->rows, form->block), 1, 1}),
                      MOERT_ARG(norm->x), MOERT_ARG(norm->weight), MOERT_ARG(norm->rstd),
                      MOERT_ARG(norm->dy), MOERT_ARG(norm->dx), MOERT_ARG(norm->codes),
-                     MOERT_ARGS(moert_norm_args, .rows = norm->rows, .block = form->block,
-                                .width = form->columns, .accumulate = accumulate));
+                     MOERT_STRUCT(args));
 }
 
 /* Rows of a sequence that a part of its gradient is summed over. */

@@ -47,29 +47,25 @@ static moert_status round_rows(const moert_attention *a, const moert_buffer *x, 
     const size_t rows = a->sequences * a->length, columns = heads * a->head_size;
     const size_t at = *column, stride = width_of(a, backward);
     char spec[SPEC_BYTES];
-    int count;
-    MOERT_TRY(moert_to_int(columns, "width of all heads", &count));
     snprintf(spec, sizeof spec, "attention/round -DHEAD_SIZE=%zu", a->head_size);
     *column += columns;
     const moert_grid grid = {moert_ceil_div(rows * (columns / 4), ITEMS), 1, 1};
     return MOERT_RUN(moert_buffer_device(x), spec, "round_rows", grid, MOERT_ARG(x),
                      MOERT_ARG(*a->scratch),
-                     MOERT_ARGS(moert_round_args, .rows = rows, .columns = count, .factor = factor,
-                                .stride = stride, .column = at));
+                     MOERT_ARGS(moert_round_args, .rows = rows, .columns = (int)columns,
+                                .factor = factor, .stride = stride, .column = at));
 }
 
 /* Rounds dout to the columns from `column` on, makes the stats, and out's codes. */
 static moert_status make_stats(const moert_attention *a, size_t column) {
     const size_t stride = width_of(a, true);
     char spec[SPEC_BYTES];
-    int heads;
-    MOERT_TRY(moert_to_int(a->heads, "number of query heads", &heads));
     snprintf(spec, sizeof spec, "attention/round -DHEAD_SIZE=%zu", a->head_size);
     const moert_grid grid = {blocks_of(a) * (BLOCK_ROWS / STATS_ROWS), a->heads, a->sequences};
     return MOERT_RUN(moert_buffer_device(a->q), spec, "attention_stats", grid, MOERT_ARG(a->out),
                      MOERT_ARG(a->codes), MOERT_ARG(a->dout), MOERT_ARG(a->lse),
                      MOERT_ARG(*a->scratch),
-                     MOERT_ARGS(moert_round_args, .length = a->length, .heads = heads,
+                     MOERT_ARGS(moert_round_args, .length = a->length, .heads = (int)a->heads,
                                 .stride = stride, .column = column, .from = stats_at(a)));
 }
 
@@ -101,7 +97,6 @@ static moert_status run_pass(const moert_attention *a, pass which, moert_buffer 
     moert_tensor_map map;
     char spec[SPEC_BYTES];
     moert_device *device = moert_buffer_device(a->q);
-    const int length = (int)a->length, heads = (int)a->heads, kv_heads = (int)a->kv_heads;
     int sequences, tiles;
     const size_t stats = backward ? stats_at(a) : 0;
     MOERT_TRY(moert_to_int(a->sequences, "number of sequences", &sequences));
@@ -113,13 +108,12 @@ static moert_status run_pass(const moert_attention *a, pass which, moert_buffer 
     const size_t units = moert_device_describe(device)->compute_units;
     const moert_grid grid = {which == FORWARD ? moert_min(all, units) : all, 1, 1};
     MOERT_TRY(moert_to_int(all, "number of tiles of attention", &tiles));
-    return MOERT_RUN(device, spec, "nvidia_attention", grid,
-                     moert_argument_struct(&map, sizeof map), MOERT_ARG(a->q),
-                     MOERT_ARG(*a->scratch), MOERT_ARG(result), MOERT_ARG(other),
-                     MOERT_ARG(a->codes),
-                     MOERT_ARGS(moert_nvidia_attention_args, .tiles = tiles, .length = length,
-                                .heads = heads, .kv_heads = kv_heads, .sequences = sequences,
-                                .scale = a->scale, .stats_at = stats));
+    return MOERT_RUN(
+        device, spec, "nvidia_attention", grid, MOERT_STRUCT(map), MOERT_ARG(a->q),
+        MOERT_ARG(*a->scratch), MOERT_ARG(result), MOERT_ARG(other), MOERT_ARG(a->codes),
+        MOERT_ARGS(moert_nvidia_attention_args, .tiles = tiles, .length = (int)a->length,
+                   .heads = (int)a->heads, .kv_heads = (int)a->kv_heads, .sequences = sequences,
+                   .scale = a->scale, .stats_at = stats));
 }
 
 moert_status moert_attention_nvidia_forward(const moert_attention *attention) {

@@ -63,10 +63,8 @@ static bool is_plain(const rows *r) {
 static bool is_direct(const moert_gemm *gemm) {
     const moert_epilogue *e = &gemm->epilogue;
     const rows result = result_of(gemm);
-    if (e->alpha != NULL || e->beta != NULL || e->add || e->bias_scale != NULL ||
-        e->row_weight != NULL || e->prob != NULL || e->amax != NULL || gemm->gated)
-        return false;
-    if (gemm->bias != NULL && e->bias_type != MOERT_NUMBER_F32)
+    if (!moert_epilogue_is_empty(e) || gemm->gated ||
+        (gemm->bias != NULL && e->bias_type != MOERT_NUMBER_F32))
         return false;
     return gemm->kind == MOERT_GEMM_WGRAD ? gemm->result == MOERT_NUMBER_F32 : is_plain(&result);
 }
@@ -118,6 +116,11 @@ moert_status moert_portable_reserve(moert_device *device, const moert_gemm *gemm
 
 /* ---- around the products ---- */
 
+/* Rows of so many columns that a work-group takes: about 16384 elements, on GPUs one. */
+static size_t row_split(const moert_device *device, size_t columns) {
+    return moert_share(device, moert_ceil_div(16384, columns), 1);
+}
+
 /* The rows as the product takes them: the caller's, or their copy in the workspace. */
 static moert_status load_rows(const moert_gemm *gemm, const rows *from, moert_buffer *copy,
                               moert_buffer **use, size_t *stride) {
@@ -126,7 +129,7 @@ static moert_status load_rows(const moert_gemm *gemm, const rows *from, moert_bu
     *stride = from->stride;
     if (copy == NULL)
         return MOERT_OK;
-    const size_t split = moert_general_split(device, from->width);
+    const size_t split = row_split(device, from->width);
     const moert_grid grid = {moert_ceil_div(gemm->groups.rows, split), 1, 1};
     *use = copy;
     *stride = from->width;
@@ -156,7 +159,7 @@ static moert_status store_rows(const moert_gemm *gemm) {
     const moert_epilogue *e = &gemm->epilogue;
     const rows to = result_of(gemm);
     moert_device *device = moert_buffer_device(gemm->groups.ends);
-    const size_t split = moert_general_split(device, to.width);
+    const size_t split = row_split(device, to.width);
     const moert_grid grid = {moert_ceil_div(gemm->groups.rows, split), 1, 1};
     MOERT_TRY(
         MOERT_RUN(device, MOERT_PROGRAM(device, "op/rows", (ptrdiff_t)(to.width | to.stride)),
@@ -178,41 +181,90 @@ typedef struct weights {
     moert_buffer *weight;
 } weights;
 
-static moert_status load_weights(const moert_gemm *gemm, weights w) {
-    const moert_general *work = gemm->workspace->state;
-    moert_device *device = moert_buffer_device(gemm->groups.ends);
-    const size_t elements = gemm->n * gemm->k;
-    const moert_grid grid = {moert_ceil_div(elements, SHARE), w.count, 1};
-    return MOERT_RUN(device, MOERT_PROGRAM(device, "op/rows", elements), "op_load_weight", grid,
-                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(w.weight), MOERT_ARG(work->weight),
-                     MOERT_ARGS(moert_moved_weight_args, .first = (unsigned)w.first,
-                                .slot = (unsigned)w.slot, .place = (unsigned)w.place,
-                                .type = (int)weight_type(gemm), .elements = elements));
-}
-
-static moert_status store_weights(const moert_gemm *gemm, weights w) {
+static moert_status move(const moert_gemm *gemm, weights w, bool load) {
     const moert_general *work = gemm->workspace->state;
     const moert_epilogue *e = &gemm->epilogue;
     moert_device *device = moert_buffer_device(gemm->groups.ends);
     const size_t elements = gemm->n * gemm->k;
+    const char *program = MOERT_PROGRAM(device, "op/rows", elements);
     const moert_grid grid = {moert_ceil_div(elements, SHARE), w.count, 1};
-    return MOERT_RUN(device, MOERT_PROGRAM(device, "op/rows", elements), "op_store_weight", grid,
-                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->weight), MOERT_ARG(e->alpha),
-                     MOERT_ARG(e->beta), MOERT_ARG(w.weight),
-                     MOERT_ARGS(moert_moved_weight_args, .first = (unsigned)w.first,
-                                .slot = (unsigned)w.slot, .place = (unsigned)w.place,
-                                .beta_all = e->add ? 1.0f : 0.0f, .type = (int)weight_type(gemm),
-                                .elements = elements));
+    const moert_argument args =
+        MOERT_ARGS(moert_moved_weight_args, .first = (unsigned)w.first, .slot = (unsigned)w.slot,
+                   .place = (unsigned)w.place, .beta_all = e->add ? 1.0f : 0.0f,
+                   .type = (int)weight_type(gemm), .elements = elements);
+    if (load)
+        return MOERT_RUN(device, program, "op_load_weight", grid, MOERT_ARG(gemm->groups.ends),
+                         MOERT_ARG(w.weight), MOERT_ARG(work->weight), args);
+    return MOERT_RUN(device, program, "op_store_weight", grid, MOERT_ARG(gemm->groups.ends),
+                     MOERT_ARG(work->weight), MOERT_ARG(e->alpha), MOERT_ARG(e->beta),
+                     MOERT_ARG(w.weight), args);
 }
 
 /* Moves the weights of a batch, each discrete one by itself. */
-static moert_status move_weights(const moert_gemm *gemm, size_t start, size_t count,
-                                 moert_status (*move)(const moert_gemm *, weights)) {
+static moert_status move_weights(const moert_gemm *gemm, size_t start, size_t count, bool load) {
     if (!gemm->discrete)
-        return move(gemm, (weights){start, count, 0, start, gemm->weight});
+        return move(gemm, (weights){start, count, 0, start, gemm->weight}, load);
     for (size_t i = 0; i < count; i++)
-        MOERT_TRY(move(gemm, (weights){start + i, 1, i, 0, gemm->weights[start + i]}));
+        MOERT_TRY(move(gemm, (weights){start + i, 1, i, 0, gemm->weights[start + i]}, load));
     return MOERT_OK;
+}
+
+/* ---- the GLU behind a product: kernels/op/glu.cl ---- */
+
+/* Turns the product in `acc` into v, h and what comes with them. */
+static moert_status run_glu(const moert_gemm *gemm, moert_device *device) {
+    const moert_general *work = gemm->workspace->state;
+    const moert_epilogue *e = &gemm->epilogue;
+    const moert_glu *u = &gemm->glu;
+    const size_t split = row_split(device, gemm->n);
+    const moert_grid grid = {moert_ceil_div(gemm->groups.rows, split), 1, 1};
+    return MOERT_RUN(
+        device, MOERT_PROGRAM(device, "op/glu", (ptrdiff_t)(u->width | gemm->ldy | u->ldh)),
+        "op_glu", grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->acc), MOERT_ARG(e->alpha),
+        MOERT_ARG(gemm->bias), MOERT_ARG(u->prob), MOERT_ARG(gemm->y), MOERT_ARG(u->h),
+        MOERT_ARG(work->peak),
+        MOERT_ARGS(moert_glu_args, .groups = (unsigned)gemm->groups.count,
+                   .rows = (unsigned)gemm->groups.rows, .bias_type = (int)e->bias_type,
+                   .c_type = (int)gemm->result, .c_stride = gemm->ldy, .d_type = (int)u->type,
+                   .d_stride = u->ldh, .width = (int)u->width, .run = (int)u->run,
+                   .linear_first = (int)u->linear_first, .limit = u->form.limit,
+                   .slope = u->form.alpha, .offset = u->form.offset,
+                   .activation = u->form.activation, .split = (unsigned)split));
+}
+
+static moert_status add_dbias(const moert_gemm *gemm, moert_device *device) {
+    const moert_general *work = gemm->workspace->state;
+    const size_t columns = 2 * gemm->glu.width;
+    const moert_grid grid = {moert_ceil_div(columns, moert_share(device, 16, 128)),
+                             gemm->groups.count, 1};
+    if (gemm->glu.dbias == NULL)
+        return MOERT_OK;
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "op/glu", columns), "op_dbias", grid,
+                     MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->wide),
+                     MOERT_ARG(gemm->glu.dbias),
+                     MOERT_ARGS(moert_glu_args, .rows = (unsigned)gemm->groups.rows,
+                                .type = (int)gemm->epilogue.bias_type, .columns = (int)columns));
+}
+
+/* Turns it into dv and what comes with it. */
+static moert_status run_dglu(const moert_gemm *gemm, moert_device *device) {
+    const moert_general *work = gemm->workspace->state;
+    const moert_epilogue *e = &gemm->epilogue;
+    const moert_glu *u = &gemm->glu;
+    const size_t split = row_split(device, 2 * u->width);
+    const moert_grid grid = {moert_ceil_div(gemm->groups.rows, split), 1, 1};
+    MOERT_TRY(MOERT_RUN(
+        device, MOERT_PROGRAM(device, "op/glu", (ptrdiff_t)(u->width | u->ldv | u->ldh)), "op_dglu",
+        grid, MOERT_ARG(gemm->groups.ends), MOERT_ARG(work->acc), MOERT_ARG(e->alpha),
+        MOERT_ARG(e->beta), MOERT_ARG(e->acc_scale), MOERT_ARG(u->prob), MOERT_ARG(u->v),
+        MOERT_ARG(u->dv), MOERT_ARG(work->wide), MOERT_ARG(work->peak), MOERT_ARG(u->dprob),
+        MOERT_ARGS(moert_glu_args, .groups = (unsigned)gemm->groups.count,
+                   .rows = (unsigned)gemm->groups.rows, .c_type = (int)u->from, .c_stride = u->ldv,
+                   .d_type = (int)u->type, .d_stride = u->ldh, .width = (int)u->width,
+                   .run = (int)u->run, .linear_first = (int)u->linear_first, .limit = u->form.limit,
+                   .slope = u->form.alpha, .offset = u->form.offset,
+                   .activation = u->form.activation, .split = (unsigned)split)));
+    return add_dbias(gemm, device);
 }
 
 /* ---- the products ---- */
@@ -230,10 +282,10 @@ static moert_status multiply_batch(const moert_gemm *gemm, moert_gemm *inner, si
                                                   : gemm->weight;
     if (gemm->kind == MOERT_GEMM_WGRAD) {
         MOERT_TRY(moert_portable_wgrad_from(inner, start));
-        return converts ? move_weights(gemm, start, count, store_weights) : MOERT_OK;
+        return converts ? move_weights(gemm, start, count, false) : MOERT_OK;
     }
     if (converts)
-        MOERT_TRY(move_weights(gemm, start, count, load_weights));
+        MOERT_TRY(move_weights(gemm, start, count, true));
     return reads_y(gemm) ? moert_portable_dgrad_from(inner, start)
                          : moert_portable_forward_from(inner, start);
 }
@@ -260,6 +312,8 @@ moert_status moert_portable_general(const moert_gemm *gemm) {
         return MOERT_OK;
     if (!gemm->gated)
         return store_rows(gemm);
-    MOERT_TRY(moert_general_glu(gemm));
-    return raise_amax(gemm, gemm->gated == MOERT_GATED ? 1 : 2);
+    moert_device *device = moert_buffer_device(gemm->groups.ends);
+    const bool forward = gemm->gated == MOERT_GATED;
+    MOERT_TRY(forward ? run_glu(gemm, device) : run_dglu(gemm, device));
+    return raise_amax(gemm, forward ? 1 : 2);
 }

@@ -26,11 +26,3 @@ moert_status moert_portable_reserve(moert_device *device, const moert_gemm *gemm
                                     moert_workspace *work);
 void moert_portable_release(moert_workspace *work);
 moert_status moert_portable_general(const moert_gemm *gemm);
-
-/* Rows of so many columns that a work-group takes: about 16384 elements, on GPUs one. */
-static inline size_t moert_general_split(const moert_device *device, size_t columns) {
-    return moert_share(device, moert_ceil_div(16384, columns), 1);
-}
-
-/* Turns the product in `acc` into v, h and what comes with them, or into dv. */
-moert_status moert_general_glu(const moert_gemm *gemm);
