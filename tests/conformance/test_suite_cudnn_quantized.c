@@ -10,7 +10,6 @@
 #include "support/op/exact.h"
 #include "support/suite.h"
 
-static const char *const backends[] = {"portable", "reference"};
 enum { L = 4, M = 1024 };
 static const uint32_t whole_tiles[L] = {256, 512, 768, M};
 
@@ -93,7 +92,7 @@ static void check(const char *what, const moert_op_options *o, const uint32_t *e
     const bool rounds = o->bias || is_fp8(ops_first_operand(&copy)->how.format);
     for (size_t b = 0; b < count; b++) {
         ops_bytes data = make(o, ends, prob);
-        ops_exact_run(what, backends[b], &data, rounds ? OPS_NEAR : 0.0);
+        ops_exact_run(what, suite_backends[b], &data, rounds ? OPS_NEAR : 0.0);
     }
 }
 
@@ -185,7 +184,7 @@ TEST(test_quant_of_alpha_0_is_0) {
         o.row_multiple = 64;
         ops_bytes data = make(&o, ends, integer);
         put_all(&data, MOERT_OP_BUFFER_alpha, o.groups, zero);
-        const ops_exact want = ops_exact_run("alpha 0", backends[i % 2], &data, OPS_NEAR);
+        const ops_exact want = ops_exact_run("alpha 0", suite_backends[i % 2], &data, OPS_NEAR);
         /* no slack around a sum of 0 */
         for (size_t at = 0; at < ends[2]; at++)
             assert_true(want.result[at * o.n] == 0.0 && want.slack[at * o.n] == 0.0);
@@ -223,7 +222,7 @@ TEST(test_dglu_of_prob_0) {
         o.rows = ends[2];
         o.row_multiple = 32;
         ops_bytes data = make(&o, ends, zero);
-        const ops_exact want = ops_exact_run("prob 0", backends[i % 2], &data, OPS_NEAR);
+        const ops_exact want = ops_exact_run("prob 0", suite_backends[i % 2], &data, OPS_NEAR);
         size_t moved = 0;
         for (size_t r = 0; r < o.rows; r++) {
             moved += ops_floats(&data, MOERT_OP_BUFFER_dprob)[r] != 0.0f;

@@ -7,7 +7,6 @@
 #include "support/op/exact.h"
 #include "support/suite.h"
 
-static const char *const backends[] = {"portable", "reference"};
 static const moert_format formats[] = {MOERT_FORMAT_NVFP4, MOERT_FORMAT_MXFP4,
                                        MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_MXFP8_E5M2};
 enum { FORMATS = 4, HIDDEN = 384, INTERMEDIATE = 640 };
@@ -43,7 +42,7 @@ TEST(test_wgrad_table) {
         moert_op_options o =
             describe(formats[i % FORMATS], i / FORMATS ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16);
         moert_op *op;
-        o.backend = backends[i == 0 || i == 6];
+        o.backend = suite_backends[i == 0 || i == 6];
         ASSERT_OK(moert_op_create(test_device, &o, &op));
         for (size_t s = 0; s < 2; s++) {
             ops_bytes data = make(&o, splits[s]), plain = ops_bytes_decode(&data);
@@ -75,8 +74,8 @@ TEST(test_wgrad_accumulates) {
         ops_bytes twice = make(&o, ends);
         for (size_t at = 0; at < 2 * o.n * o.k; at++)
             ops_bytes_put(&twice, MOERT_OP_BUFFER_weight, at, at < o.n * o.k ? 7.0 : 0.0);
-        ops_bytes_execute(backends[i % 2], &twice);
-        ops_bytes_execute(backends[i % 2], &twice);
+        ops_bytes_execute(suite_backends[i % 2], &twice);
+        ops_bytes_execute(suite_backends[i % 2], &twice);
         for (size_t at = 0; at < 2 * o.n * o.k; at++) {
             const double got = ops_bytes_get(&twice, MOERT_OP_BUFFER_weight, at);
             const double one = ops_bytes_get(&once, MOERT_OP_BUFFER_weight, at);

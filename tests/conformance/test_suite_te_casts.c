@@ -10,7 +10,6 @@
 #include "support/quant/quantize_oracle.h"
 #include "support/suite.h"
 
-static const char *const backends[] = {"portable", "reference"};
 static const moert_number sources[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16, MOERT_NUMBER_F16};
 static const moert_axis axes[] = {MOERT_AXIS_ROW, MOERT_AXIS_COLUMN, MOERT_AXIS_TILE};
 enum { SOURCES = 3, AXES = 3, SMALL = 32 * 1024, BLOCKS = 1024 };
@@ -26,8 +25,8 @@ static void check(const char *what, moert_number source, const moert_quantizer *
     const bool small = m->rows * m->columns <= SMALL;
     for (size_t b = 0; b < (small ? 2 : 1); b++) {
         const char *title = titled("%s, %zu x %zu of %s, axis %d, %s", what, m->rows, m->columns,
-                                   moert_number_name(source), (int)how->axis, backends[b]);
-        quantized z = quantize_from(source, backends[b], how, m);
+                                   moert_number_name(source), (int)how->axis, suite_backends[b]);
+        quantized z = quantize_from(source, suite_backends[b], how, m);
         oracle_check_quantized(title, how, NULL, m, &z, small ? SIZE_MAX - 1 : BLOCKS);
     }
 }

@@ -8,7 +8,6 @@
 #include "support/op/exact.h"
 #include "support/suite.h"
 
-static const char *const backends[] = {"portable", "reference"};
 enum { KINDS = 3 };
 
 typedef struct shape {
@@ -26,7 +25,7 @@ static void check(const char *what, const moert_op_options *o, const uint32_t *e
     for (size_t b = 0; b < (small ? 2u : 1u); b++) {
         ops_bytes data = ops_bytes_make(o, ends);
         data.spread = true;
-        ops_exact_run(what, backends[b], &data, OPS_NEAR);
+        ops_exact_run(what, suite_backends[b], &data, OPS_NEAR);
     }
 }
 
@@ -75,7 +74,7 @@ TEST(test_no_work_is_done_where_there_is_none) {
         o.accumulate = c / 6 % 2;
         ops_bytes data = ops_bytes_filled(&o, none);
         memset(data.at[result], OPS_UNSET, data.bytes[result]);
-        ops_bytes_execute(backends[c / 12 % 2], &data);
+        ops_bytes_execute(suite_backends[c / 12 % 2], &data);
         for (size_t i = 0; i < data.bytes[result]; i++)
             assert_int_equal(data.at[result][i], wgrad && !o.accumulate ? 0 : OPS_UNSET);
     }

@@ -10,7 +10,6 @@
 #include "support/quant/quantized.h"
 #include "support/suite.h"
 
-static const char *const backends[] = {"portable", "reference"};
 enum { MOST_GROUPS = 16, SAMPLES = 4096 };
 
 /* Sums of squares of a signal and of what was added to it. */
@@ -50,7 +49,7 @@ TEST(test_a_matrix_keeps_its_signal_in_every_format) {
                               shapes[s][1], NULL, 0};
             moert_quantizer how = how_of(i % FORMATS);
             how.scale_rounding = i / FORMATS % 2 ? MOERT_SCALE_FLOOR : MOERT_SCALE_RCEIL;
-            quantized z = quantize(backends[i / FORMATS / 2], &how, &m);
+            quantized z = quantize(suite_backends[i / FORMATS / 2], &how, &m);
             power p = {0};
             for (size_t k = 0; k < z.elements; k++)
                 add(&p, (double)m.x[k], (double)z.back[k]);
@@ -68,7 +67,7 @@ TEST(test_special_values_stay_in_their_block) {
     x[64] = -INFINITY;
     const matrix m = {x, 1, 96, NULL, 0};
     for (size_t b = 0; b < 2; b++) {
-        quantized z = quantize(backends[b], &HOW(.axis = MOERT_AXIS_ROW), &m);
+        quantized z = quantize(suite_backends[b], &HOW(.axis = MOERT_AXIS_ROW), &m);
         assert_int_equal(z.scale[0], 0xFF);
         for (size_t i = 0; i < 32; i++)
             assert_true(isnan(z.back[i]) && z.q[i] == 0x7F && z.back[32 + i] == 1.0f);

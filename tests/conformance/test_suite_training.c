@@ -9,8 +9,6 @@
 #include "support/op/exact.h"
 #include "support/suite.h"
 
-static const char *const backends[] = {"portable", "reference"};
-
 typedef struct layer {
     moert_format format;
     size_t groups, rows, n, k; /* of a linear layer */
@@ -134,8 +132,9 @@ TEST(test_a_grouped_linear_layer_keeps_its_signal) {
         if (suite_skips(shapes[s].slow))
             continue;
         suite_split(s, shapes[s].rows, shapes[s].groups, ends);
-        const layer l = {formats[i % 2], shapes[s].groups,          shapes[s].rows,  shapes[s].n,
-                         shapes[s].k,    s == 0 ? unaligned : ends, backends[s == 0]};
+        const layer l = {formats[i % 2],        shapes[s].groups, shapes[s].rows,
+                         shapes[s].n,           shapes[s].k,      s == 0 ? unaligned : ends,
+                         suite_backends[s == 0]};
         check_linear(&l, limits[i % 2]);
     }
 }
@@ -272,7 +271,7 @@ TEST(test_a_grouped_mlp_keeps_its_signal) {
                          0,
                          0,
                          ends[i % 3],
-                         backends[i == 0 || i == 4]};
+                         suite_backends[i == 0 || i == 4]};
         mlp m = {l,
                  forms[i % 3],
                  h,

@@ -6,6 +6,8 @@
 
 enum { MOST_EXPERTS = 1024 };
 
+const char *const suite_backends[] = {"portable", "reference"};
+
 bool suite_skips(bool slow) {
     const char *all = getenv("TEST_ALL");
     return slow && (all == NULL || strcmp(all, "1") != 0);

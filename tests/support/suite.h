@@ -8,6 +8,9 @@
 /* True for a slow row, unless TEST_ALL=1 asks for every row. */
 bool suite_skips(bool slow);
 
+/* Backends, the fast one first. */
+extern const char *const suite_backends[2];
+
 /* 32 random bits, number `index` of stream `key`: a few cycles each, for operands of any size. */
 static inline uint32_t suite_bits(uint64_t key, uint64_t index) {
     uint64_t z = (key + 1) * 0x9E3779B97F4A7C15u + index * 0xD1B54A32D192ED03u;

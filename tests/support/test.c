@@ -6,6 +6,7 @@
 #include "base/text.h"
 
 enum { SEED = 17 };
+const char *const backends[BACKENDS] = {"reference", "portable"};
 static const double gradient_tolerance = 2e-5;
 static const double least_magnitude = 0.01; /* inputs are of magnitude 1; less may cancel to 0 */
 

@@ -93,6 +93,10 @@ void release_owned(void);
 /* Sets a variable of the environment (NULL: unsets it) for what reads the configuration next. */
 void set_variable(const char *name, const char *value);
 
+/* Names of those that run on every device. */
+enum { BACKENDS = 2 };
+extern const char *const backends[BACKENDS];
+
 /* ---- the device ---- */
 
 /* Group fixture: the device that MOERT_DEVICE names, for all tests of a program. */

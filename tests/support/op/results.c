@@ -96,7 +96,6 @@ void ops_bytes_check_by(const char *title, const moert_op_options *options, cons
 }
 
 void ops_bytes_check(const char *title, const moert_op_options *options, const uint32_t *ends) {
-    static const char *const backends[] = {"reference", "portable"};
     for (size_t b = 0; b < 2; b++)
         ops_bytes_check_by(titled("%s, %s, %s", title, ops_title(options), backends[b]), options,
                            ends, backends[b], backends[b]);

@@ -5,8 +5,6 @@
 #include "gemm/gemm.h"
 #include "support/test.h"
 
-static const char *const backends[] = {"reference", "portable"};
-
 static const moert_glu_form forms[] = {
     MOERT_GLU_SWIGLU,
     {true, INFINITY, 1.0f, 0.0f, 0},

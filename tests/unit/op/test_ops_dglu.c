@@ -3,8 +3,6 @@
  * interleaving. */
 #include "support/op/glu.h"
 
-static const char *const backends[] = {"reference", "portable"};
-
 /* The upstream gradient of row r, result j, before prob. */
 static double upstream(const ops_data *data, size_t r, size_t j) {
     const moert_op_options *o = &data->shape.options;

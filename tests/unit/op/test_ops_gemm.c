@@ -4,7 +4,6 @@
 #include "base/memory.h"
 #include "support/op/run.h"
 
-static const char *const backends[] = {"reference", "portable"};
 static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16, MOERT_NUMBER_F16,
                                      MOERT_NUMBER_E4M3, MOERT_NUMBER_E5M2};
 

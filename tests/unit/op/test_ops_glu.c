@@ -3,8 +3,6 @@
  * exact; rows that are read through a permutation. */
 #include "support/op/glu.h"
 
-static const char *const backends[] = {"reference", "portable"};
-
 /* Element of row r and column n before rounding, exact. */
 static double pre_activation(const ops_data *data, size_t r, size_t n) {
     const moert_op_options *o = &data->shape.options;

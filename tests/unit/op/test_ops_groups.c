@@ -7,8 +7,8 @@
 #include "base/number.h"
 #include "support/op/glu.h"
 #include "support/op/quantized.h"
+#include "support/suite.h"
 
-static const char *const backends[] = {"portable", "reference"};
 static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4,
                                        MOERT_FORMAT_MXFP4, MOERT_FORMAT_MXFP8_E5M2};
 enum { FORMATS = 4 };
@@ -175,7 +175,7 @@ TEST(test_a_group_alone_has_the_bytes_that_it_has_among_others) {
 
 TEST(test_stacked_discrete_and_single_groups_have_the_same_bits) {
     for (size_t i = 0; i < OPS_GLU_CASES * 2; i++)
-        check_alone(titled("case %zu", i), backends[i % 5 == 0], case_of(i), ops_glu_ends);
+        check_alone(titled("case %zu", i), suite_backends[i % 5 == 0], case_of(i), ops_glu_ends);
 }
 
 /* ---- padding ---- */
@@ -221,7 +221,7 @@ TEST(test_padding_rows_of_prob_0_change_nothing) {
     uint32_t wide[OPS_GLU_GROUPS], end = 0;
     for (size_t i = 0; i < (size_t)FORMATS * 2; i++)
         check_padded(
-            moert_format_name(formats[i % FORMATS]), backends[i % 2],
+            moert_format_name(formats[i % FORMATS]), suite_backends[i % 2],
             describe(MOERT_OP_GLU + i / FORMATS, i % FORMATS, 4, 160, MOERT_FORMAT_MXFP8_E4M3),
             tight, whole_blocks);
     for (size_t g = 0; g < OPS_GLU_GROUPS; g++)
@@ -230,7 +230,7 @@ TEST(test_padding_rows_of_prob_0_change_nothing) {
     for (size_t i = 0; i < OPS_GLU_CASES * 2; i++) {
         moert_op_options o = case_of(i);
         o.prob = true;
-        check_padded(titled("case %zu", i), backends[i % 5 == 0], o, ops_glu_ends, wide);
+        check_padded(titled("case %zu", i), suite_backends[i % 5 == 0], o, ops_glu_ends, wide);
     }
 }
 

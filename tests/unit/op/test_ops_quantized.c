@@ -6,8 +6,7 @@
 #include "base/memory.h"
 #include "support/op/quantized.h"
 
-static const char *const backends[] = {"reference", "portable"};
-enum { BACKENDS = 2, FORMATS = 5, AXES = 3, LAYOUTS = 3 };
+enum { FORMATS = 5, AXES = 3, LAYOUTS = 3 };
 
 /* ---- factors ---- */
 

@@ -7,7 +7,6 @@
 #include "support/op/exact.h"
 #include "support/suite.h"
 
-static const char *const backends[] = {"portable", "reference"};
 static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4,
                                        MOERT_FORMAT_MXFP4, MOERT_FORMAT_MXFP8_E5M2};
 enum { PRODUCTS = 3, FORMATS = 4 };
@@ -27,7 +26,7 @@ static void check(const char *what, const moert_op_options *o, const uint32_t *e
     for (size_t b = 0; b < 2; b++) {
         ops_bytes data = ops_bytes_make(o, ends);
         data.spread = tolerance > 0.0; /* or all of a GLU's results are next to boundaries */
-        ops_exact_run(what, backends[b], &data, tolerance);
+        ops_exact_run(what, suite_backends[b], &data, tolerance);
     }
 }
 
@@ -120,7 +119,7 @@ TEST(test_every_order_and_run_takes_factors_of_any_sign) {
                 ops_floats(&data, MOERT_OP_BUFFER_alpha)[g] = signs[(g + i) % 5];
             for (size_t r = 0; r < 99; r++)
                 ops_floats(&data, MOERT_OP_BUFFER_prob)[r] = signs[(r + i / 5) % 5];
-            ops_exact_run(titled("case %zu", i), backends[b], &data, OPS_NEAR);
+            ops_exact_run(titled("case %zu", i), suite_backends[b], &data, OPS_NEAR);
         }
     }
 }
@@ -154,8 +153,8 @@ TEST(test_an_op_takes_all_its_operands_together) {
         for (size_t i = 0; o.beta && kind == MOERT_OP_GEMM_WGRAD && i < 4 * o.n * o.k; i++)
             ops_floats(&got, MOERT_OP_BUFFER_weight)[i] = 1.0f;
         ops_bytes want = ops_bytes_fill(&got);
-        ops_bytes_execute(backends[k % 2], &want);
-        ops_bytes_execute(backends[k % 2], &got);
+        ops_bytes_execute(suite_backends[k % 2], &want);
+        ops_bytes_execute(suite_backends[k % 2], &got);
         ops_bytes_compare("all operands", &got, &want);
     }
 }

@@ -4,8 +4,7 @@
 #include "base/number.h"
 #include "support/op/exact.h"
 
-static const char *const backends[] = {"reference", "portable"};
-enum { BACKENDS = 2, FORMATS = 5, AXES = 3 };
+enum { FORMATS = 5, AXES = 3 };
 
 static moert_op_options result_case(size_t i) {
     enum { KINDS = 4 };

@@ -4,9 +4,6 @@
 #include "base/number.h"
 #include "support/quant/quantized.h"
 
-static const char *const backends[] = {"reference", "portable"};
-enum { BACKENDS = 2 };
-
 /* ---- published vectors ---- */
 
 static void check_row(const moert_quantizer *how, const float *x, size_t n,

@@ -2,9 +2,6 @@
 /* Quantisers with a norm: worked examples, an oracle, what is refused. */
 #include "support/quant/quantize_oracle.h"
 
-static const char *const backends[] = {"reference", "portable"};
-enum { BACKENDS = 2 };
-
 /* ---- examples ---- */
 
 /* One block whose first element is `value` and whose others are 0. */

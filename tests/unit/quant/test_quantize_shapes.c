@@ -6,9 +6,6 @@
 #include "base/number.h"
 #include "support/quant/quantized.h"
 
-static const char *const backends[] = {"reference", "portable"};
-enum { BACKENDS = 2 };
-
 /* ---- both backends ---- */
 
 static const moert_quantizer hows[] = {

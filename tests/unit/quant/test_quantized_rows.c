@@ -5,9 +5,6 @@
 #include "base/number.h"
 #include "support/quant/quantized.h"
 
-static const char *const backends[] = {"reference", "portable"};
-enum { BACKENDS = 2 };
-
 /* ---- payload and scales in one row ---- */
 
 /* Each row has the bytes of both matrices, its padding stays, and it comes back as they do. */

@@ -4,9 +4,6 @@
 #include "moert/quantize.h"
 #include "support/test.h"
 
-static const char *const backends[] = {"reference", "portable"};
-enum { BACKENDS = 2 };
-
 /* n bytes from 1 to 255. */
 static unsigned char *make_scales(size_t n) {
     unsigned char *scales = test_alloc(n);
