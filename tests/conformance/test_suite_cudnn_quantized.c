@@ -238,9 +238,8 @@ TEST(test_dglu_of_prob_0) {
 static void serve(const moert_op_options *o, const uint32_t *sizes, size_t count) {
     moert_op_options options = *o;
     uint32_t ends[L];
-    moert_op *op;
     options.backend = "portable";
-    ASSERT_OK(moert_op_create(test_device, &options, &op));
+    moert_op *op = ops_open(&options);
     ASSERT_OK(moert_op_compile(op));
     const struct moert_program *const newest = test_device->programs;
     for (size_t i = 0; i < count; i++) {
@@ -252,7 +251,6 @@ static void serve(const moert_op_options *o, const uint32_t *sizes, size_t count
         ops_exact_check("other sizes", &data, &want);
         assert_ptr_equal(test_device->programs, newest);
     }
-    moert_op_destroy(op);
 }
 
 TEST(test_one_op_serves_every_size_of_the_groups) {

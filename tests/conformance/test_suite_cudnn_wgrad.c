@@ -41,9 +41,8 @@ TEST(test_wgrad_table) {
             continue;
         moert_op_options o =
             describe(formats[i % FORMATS], i / FORMATS ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16);
-        moert_op *op;
         o.backend = suite_backends[i == 0 || i == 6];
-        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        moert_op *op = ops_open(&o);
         for (size_t s = 0; s < 2; s++) {
             ops_bytes data = make(&o, splits[s]), plain = ops_bytes_decode(&data);
             ops_exact want = ops_exact_of(&plain, OPS_NEAR);
@@ -55,7 +54,6 @@ TEST(test_wgrad_table) {
             ops_assert_same_results("discrete", &discrete, &data);
             o.weight.discrete = false;
         }
-        moert_op_destroy(op);
     }
 }
 

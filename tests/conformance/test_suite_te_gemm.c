@@ -14,16 +14,11 @@ enum { KINDS = 3, TYPES = 3, MOST_GROUPS = 16, SAMPLES = 1024 };
 
 /* Checks a product on the portable backend; on the reference too, all bits, if it is small. */
 static void check(const char *what, const product *p, double absolute, double relative) {
-    const moert_op_options *o = &p->options;
-    const char *title = titled("%s: %s", what, ops_title(o));
+    const char *title = titled("%s: %s", what, ops_title(&p->options));
     void *result = product_run("portable", p);
     product_check(title, p, result, SAMPLES, absolute, relative);
     product_check_parts(title, p, result);
-    if (o->rows * o->n * o->k <= (size_t)16 << 20) {
-        void *reference = product_run("reference", p);
-        if (memcmp(reference, result, product_bytes(p)) != 0)
-            fail_msg("%s: the backends differ", title);
-    }
+    product_check_backends(title, p, result, (size_t)16 << 20);
 }
 
 typedef struct shape {

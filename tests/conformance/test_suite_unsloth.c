@@ -51,11 +51,7 @@ static void check(const model *m, const routing *r, moert_op_kind kind, moert_nu
     const char *title = titled("W%d: %s", second ? 2 : 1, ops_title(&p.options));
     void *result = product_run("portable", &p);
     product_check(title, &p, result, SAMPLES, tolerance_of(type), tolerance_of(type));
-    if (r->rows * n * k <= (size_t)8 << 20) {
-        void *reference = product_run("reference", &p);
-        if (memcmp(reference, result, product_bytes(&p)) != 0)
-            fail_msg("%s: the backends differ", title);
-    }
+    product_check_backends(title, &p, result, (size_t)8 << 20);
 }
 
 static void check_model(const model *m, moert_number type, size_t kinds_used) {

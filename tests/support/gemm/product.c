@@ -275,6 +275,12 @@ void product_check(const char *title, const product *p, const void *result, size
     }
 }
 
+void product_check_backends(const char *title, const product *p, const void *result, size_t most) {
+    const size_t work = p->options.rows * p->options.n * p->options.k;
+    if (work <= most && memcmp(product_run("reference", p), result, product_bytes(p)) != 0)
+        fail_msg("%s: the backends differ", title);
+}
+
 void product_check_parts(const char *title, const product *p, const void *result) {
     const bool weight = result_of(p).which == MOERT_OP_BUFFER_weight;
     const size_t line = line_bytes(result_of(p));

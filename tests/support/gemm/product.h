@@ -30,5 +30,8 @@ size_t product_bytes(const product *p);
 void product_check(const char *title, const product *p, const void *result, size_t samples,
                    double absolute, double relative);
 
+/* The reference backend gives the same bits, if the product has at most `most` terms. */
+void product_check_backends(const char *title, const product *p, const void *result, size_t most);
+
 /* Without a permutation: every group alone gives the bits that it has among the others. */
 void product_check_parts(const char *title, const product *p, const void *result);

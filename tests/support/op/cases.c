@@ -86,6 +86,16 @@ const char *ops_title(const moert_op_options *o) {
                   o->alpha ? ", alpha" : "", o->prob ? ", prob" : "");
 }
 
+static void destroy(void *op) {
+    moert_op_destroy(op);
+}
+
+moert_op *ops_open(const moert_op_options *options) {
+    moert_op *op;
+    ASSERT_OK(moert_op_create(test_device, options, &op));
+    return owned(op, destroy);
+}
+
 void ops_check_refused(const moert_op_options *o, moert_status status, const char *text) {
     moert_op *op = NULL;
     ASSERT_FAILS(moert_op_create(test_device, o, &op), status, text);

@@ -55,7 +55,10 @@ static inline size_t ops_group_start(const uint32_t *ends, size_t g) {
 /* What the op computes, for the title of a comparison. */
 const char *ops_title(const moert_op_options *options);
 
-/* The device of test.h refuses a description with a message that has `text` in it. */
+/* An op on the device of test.h, destroyed when the test ends. */
+moert_op *ops_open(const moert_op_options *options);
+
+/* The device refuses a description with a message that has `text` in it. */
 void ops_check_refused(const moert_op_options *options, moert_status status, const char *text);
 
 /* The same of a description `o` after a change that makes it wrong. */

@@ -213,13 +213,10 @@ void ops_check_gemm(const char *backend, const moert_op_options *options, const 
 }
 
 void ops_check_fallback(const char *backend, moert_op_options options, const char *text) {
-    moert_op *op;
     options.backend = backend;
-    ASSERT_FAILS(moert_op_create(test_device, &options, &op), MOERT_ERROR_UNSUPPORTED, text);
+    ops_check_refused(&options, MOERT_ERROR_UNSUPPORTED, text);
     options.fallback = true;
-    ASSERT_OK(moert_op_create(test_device, &options, &op));
-    assert_string_equal(moert_op_backend_name(op), "portable");
-    moert_op_destroy(op);
+    assert_string_equal(moert_op_backend_name(ops_open(&options)), "portable");
 }
 
 void ops_compare(const char *title, const ops_data *got, const ops_data *want) {

@@ -90,8 +90,7 @@ TEST(test_buffers_must_be_those_of_the_description) {
                  {MOERT_OP_BUFFER_weight, small, "weight has 4 bytes"},
                  {MOERT_OP_BUFFER_alpha, good.ends, "alpha is given"},
                  {MOERT_OP_BUFFER_gather, good.ends, "gather is given"}};
-    moert_op *op;
-    ASSERT_OK(moert_op_create(test_device, &o, &op));
+    moert_op *op = ops_open(&o);
     ASSERT_OK(moert_op_execute(op, &good));
     for (size_t i = 0; i < MOERT_COUNT(wrong); i++) {
         moert_op_buffers buffers = good;
@@ -104,7 +103,6 @@ TEST(test_buffers_must_be_those_of_the_description) {
     buffers = good;
     buffers.weights = &weight;
     ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "weights is given");
-    moert_op_destroy(op);
 }
 
 TEST(test_discrete_weights_are_not_too_many) {
@@ -116,9 +114,8 @@ TEST(test_every_discrete_weight_must_be_there) {
     moert_op_options o = base(forward);
     moert_op_buffers buffers = make_buffers();
     moert_buffer *weights[] = {buffers.weight, NULL};
-    moert_op *op;
     o.weight.discrete = true;
-    ASSERT_OK(moert_op_create(test_device, &o, &op));
+    moert_op *op = ops_open(&o);
     buffers.weight = NULL;
     ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "weights is NULL");
     buffers.weights = weights;
@@ -127,7 +124,6 @@ TEST(test_every_discrete_weight_must_be_there) {
     ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "weights[1] has 4 bytes");
     weights[1] = weights[0];
     ASSERT_OK(moert_op_execute(op, &buffers));
-    moert_op_destroy(op);
 }
 
 TEST(test_the_reference_finds_ends_that_decrease) {
@@ -143,15 +139,13 @@ TEST(test_the_reference_finds_ends_that_decrease) {
 
 TEST(test_the_type_of_a_quantised_operand_is_ignored) {
     moert_op_options o = base(forward);
-    moert_op *op;
     o.x.how = o.weight.how = (moert_quantizer)MOERT_QUANTIZER_INIT;
     o.x.type = o.weight.type = (moert_number)77;
     for (int discrete = 0; discrete < 2; discrete++) {
         o.weight.discrete = discrete;
-        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        moert_op *op = ops_open(&o);
         ASSERT_OK(moert_op_compile(op));
         assert_int_equal(moert_op_buffer_bytes(op, "x"), 4 * 32);
-        moert_op_destroy(op);
     }
 }
 
@@ -171,13 +165,10 @@ TEST(test_a_quantised_op_without_memory_for_its_product_is_refused) {
 
 static const char *backend_of(const char *asked, const char *variable, bool fallback) {
     moert_op_options o = base(forward);
-    moert_op *op;
     set_variable("MOERT_BACKEND", variable);
     o.backend = asked;
     o.fallback = fallback;
-    ASSERT_OK(moert_op_create(test_device, &o, &op));
-    const char *name = moert_op_backend_name(op);
-    moert_op_destroy(op);
+    const char *name = moert_op_backend_name(ops_open(&o));
     set_variable("MOERT_BACKEND", NULL);
     return name;
 }
@@ -220,15 +211,12 @@ TEST(test_a_recording_computes_again_on_what_its_buffers_hold) {
     moert_op_options o = base(forward);
     moert_op_buffers buffers = make_buffers();
     float x[4 * 32], y[4 * 64], weight[2 * 64 * 32];
-    moert_op *op;
     moert_op_recording *recording;
     o.accumulate = true; /* a product and an epilogue */
-    ASSERT_OK(moert_op_create(test_device, &o, &op));
+    moert_op *op = ops_open(&o);
     const moert_status status = moert_op_record(op, &buffers, &recording);
-    if (status == unsupported) {
-        moert_op_destroy(op);
+    if (status == unsupported)
         skip();
-    }
     ASSERT_OK(status);
     for (size_t i = 0; i < 2 * 64 * 32; i++)
         x[i % (4 * 32)] = weight[i] = 0.5f;
@@ -247,18 +235,15 @@ TEST(test_a_recording_computes_again_on_what_its_buffers_hold) {
         assert_true(y[i] == 4 * 8.0f);
     moert_op_recording_destroy(recording);
     moert_op_recording_destroy(NULL);
-    moert_op_destroy(op);
 }
 
 TEST(test_the_reference_backend_cannot_be_recorded) {
     moert_op_options o = base(forward);
     moert_op_buffers buffers = make_buffers();
-    moert_op *op;
     moert_op_recording *recording;
     o.backend = "reference";
-    ASSERT_OK(moert_op_create(test_device, &o, &op));
+    moert_op *op = ops_open(&o);
     ASSERT_FAILS(moert_op_record(op, &buffers, &recording), unsupported, "reference");
-    moert_op_destroy(op);
 }
 
 TEST(test_empty_problems_need_no_buffers) {
@@ -267,12 +252,10 @@ TEST(test_empty_problems_need_no_buffers) {
     o.groups = 0;
     o.rows = 0;
     for (moert_op_kind kind = 0; kind < MOERT_OP_KINDS; kind++) {
-        moert_op *op;
         o.kind = kind;
-        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        moert_op *op = ops_open(&o);
         ASSERT_OK(moert_op_compile(op));
         ASSERT_OK(moert_op_execute(op, &buffers));
-        moert_op_destroy(op);
     }
     assert_null(moert_op_kind_name(MOERT_OP_KINDS));
 }

@@ -156,7 +156,6 @@ TEST(test_any_split_of_the_rows_is_right) {
 TEST(test_a_broken_promise_stays_within_the_buffers) {
     for (size_t i = 0; i < LAYOUTS; i++) {
         moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
-        moert_op *op;
         o.row_multiple = 128;
         o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i);
         o.y = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, i);
@@ -166,10 +165,9 @@ TEST(test_a_broken_promise_stays_within_the_buffers) {
         data = ops_bytes_make(&o, ops_usual_ends);
         moert_op_buffers buffers = ops_bytes_upload(&data, NULL, NULL);
         o.backend = "reference";
-        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        moert_op *op = ops_open(&o);
         ASSERT_FAILS(moert_op_execute(op, &buffers), MOERT_ERROR_USAGE,
                      "gemm_forward: group 1 has 33 rows; a multiple of row_multiple, 128");
-        moert_op_destroy(op);
         ops_bytes_download(&data, &buffers);
         for (size_t at = 0; at < data.bytes[MOERT_OP_BUFFER_y]; at++)
             assert_int_equal(data.at[MOERT_OP_BUFFER_y][at], OPS_UNSET);
@@ -207,7 +205,6 @@ TEST(test_a_recording_serves_other_splits_and_values) {
     const uint32_t none[OPS_GROUPS] = {0};
     moert_op_options o = ops_usual(MOERT_OP_GLU);
     moert_buffer *weights[OPS_GROUPS], *scales[OPS_GROUPS];
-    moert_op *op;
     moert_op_recording *recording;
     o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
     o.x.how.transposed = true;
@@ -219,7 +216,7 @@ TEST(test_a_recording_serves_other_splits_and_values) {
     add_globals(&o.weight, true);
     ops_bytes got = ops_bytes_make(&o, ops_usual_ends), want = ops_bytes_fill(&got);
     moert_op_buffers buffers = ops_bytes_upload(&got, weights, scales);
-    ASSERT_OK(moert_op_create(test_device, &o, &op));
+    moert_op *op = ops_open(&o);
     ASSERT_OK(moert_buffer_write(buffers.ends, 0, none, sizeof none));
     const moert_status status = moert_op_record(op, &buffers, &recording);
     if (status == MOERT_OK) {
@@ -229,7 +226,6 @@ TEST(test_a_recording_serves_other_splits_and_values) {
         ASSERT_OK(moert_op_replay(recording));
         moert_op_recording_destroy(recording);
     }
-    moert_op_destroy(op);
     ops_bytes_download(&got, &buffers);
     ops_bytes_execute("portable", &want);
     if (status == MOERT_OK)
@@ -252,7 +248,6 @@ TEST(test_a_quantised_weight_is_not_copied) {
         const bool tiled = i / 30 % 2 == 1 && format != MOERT_FORMAT_FP8_BLOCK;
         moert_op_options o =
             ops_sized(i / 60 == 1 ? MOERT_OP_GEMM_DGRAD : MOERT_OP_GEMM_FORWARD, G, 8, N, K);
-        moert_op *op;
         o.weight.how = (moert_quantizer){.size = sizeof o.weight.how, .format = format};
         o.weight.how.axis = axis;
         o.weight.how.transposed =
@@ -260,16 +255,14 @@ TEST(test_a_quantised_weight_is_not_copied) {
         o.weight.discrete = i % 7 == 0;
         o.weight.scales = tiled ? MOERT_SCALES_TILED : MOERT_SCALES_LINEAR;
         set_variable("MOERT_BACKEND", "portable");
-        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        moert_op *op = ops_open(&o);
         if (copies)
             assert_true(moert_op_workspace_bytes(op) >= WEIGHT_BYTES * sizeof(float));
         else
             assert_in_range(moert_op_workspace_bytes(op), 0, tiled ? WEIGHT_BYTES / 8 : 0);
-        moert_op_destroy(op);
         set_variable("MOERT_BACKEND", "reference");
-        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        op = ops_open(&o);
         assert_true(moert_op_workspace_bytes(op) >= WEIGHT_BYTES * sizeof(float));
-        moert_op_destroy(op);
     }
 }
 

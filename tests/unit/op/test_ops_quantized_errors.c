@@ -129,7 +129,6 @@ TEST(test_column_has_no_stride_and_is_never_discrete) {
 /* ---- buffers ---- */
 
 TEST(test_buffers_have_the_bytes_that_the_op_tells) {
-    moert_op *op;
     moert_op_options o = base(forward);
     o.row_multiple = 0;
     o.x.scales = MOERT_SCALES_TILED;
@@ -158,26 +157,24 @@ TEST(test_buffers_have_the_bytes_that_the_op_tells) {
                      {"alpha", {0, 0}},
                      {"nothing", {0, 0}}};
         o.row_multiple = promise * 128;
-        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        moert_op *op = ops_open(&o);
         for (size_t i = 0; i < MOERT_COUNT(sizes); i++)
             if (moert_op_buffer_bytes(op, sizes[i].name) != sizes[i].bytes[promise])
                 fail_msg("%s: %zu bytes, not %zu", sizes[i].name,
                          moert_op_buffer_bytes(op, sizes[i].name), sizes[i].bytes[promise]);
         assert_true(moert_op_workspace_bytes(op) >= (100 * (32 + 64) + 2 * 64 * 32) * 4);
-        moert_op_destroy(op);
     }
 }
 
 TEST(test_a_missing_or_small_buffer_is_named) {
     static const uint32_t ends[] = {40, 100};
     moert_buffer *weights[2], *scales[2], *small, *kept;
-    moert_op *op;
     moert_op_options o = base(dgrad);
     o.weight.discrete = true;
     ops_bytes data = ops_bytes_make(&o, ends);
     moert_op_buffers buffers = ops_bytes_upload(&data, weights, scales);
     small = test_buffer(4);
-    ASSERT_OK(moert_op_create(test_device, &o, &op));
+    moert_op *op = ops_open(&o);
     ASSERT_OK(moert_op_execute(op, &buffers));
     const struct {
         moert_op_buffer which;
@@ -202,7 +199,6 @@ TEST(test_a_missing_or_small_buffer_is_named) {
     buffers.weight_scales = NULL;
     ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "weight_scales is NULL; 2 buffers");
     buffers.weight_scales = scales;
-    moert_op_destroy(op);
     ops_bytes_download(&data, &buffers);
 }
 
@@ -210,24 +206,20 @@ TEST(test_the_reference_backend_cannot_be_recorded) {
     moert_op_options o = base(forward);
     const moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
     moert_op_recording *recording;
-    moert_op *op;
     o.backend = "reference";
-    ASSERT_OK(moert_op_create(test_device, &o, &op));
+    moert_op *op = ops_open(&o);
     assert_string_equal(moert_op_backend_name(op), "reference");
     ASSERT_FAILS(moert_op_record(op, &buffers, &recording), unsupported, "reference");
-    moert_op_destroy(op);
 }
 
 TEST(test_empty_problems_need_no_buffers) {
     const moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
     for (moert_op_kind kind = 0; kind < MOERT_OP_KINDS; kind++) {
         moert_op_options o = base(kind);
-        moert_op *op;
         o.groups = o.rows = 0;
-        ASSERT_OK(moert_op_create(test_device, &o, &op));
+        moert_op *op = ops_open(&o);
         ASSERT_OK(moert_op_compile(op));
         ASSERT_OK(moert_op_execute(op, &buffers));
-        moert_op_destroy(op);
     }
 }
 
