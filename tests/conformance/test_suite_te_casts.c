@@ -35,10 +35,6 @@ static void check(const char *what, moert_number source, const moert_quantizer *
 
 typedef enum fill { UNIFORM, ZEROS, SUBNORMAL, NORMAL, PAST_MAX, FILLS } fill;
 
-static float rounded(moert_number type, float x) {
-    return type == MOERT_NUMBER_F32 ? x : moert_number_decode(type, moert_number_encode(type, x));
-}
-
 /* n values of a source type: uniform in (-2, 1); zeros; below, within, past the normal range of
  * the element. */
 static void make(fill kind, moert_number source, moert_number element, float *x, size_t n) {
@@ -49,7 +45,7 @@ static void make(fill kind, moert_number source, moert_number element, float *x,
         const float values[FILLS] = {3.0f * u - 2.0f, 0.0f, sign * least * u,
                                      sign * (least + (largest - least) * u),
                                      sign * fminf(largest * (1.0f + 15.0f * u), most)};
-        x[i] = rounded(source, values[kind]);
+        x[i] = round_to(source, values[kind]);
     }
 }
 
@@ -195,13 +191,11 @@ TEST(test_nvfp4_is_exact_at_extrema_and_boundaries) {
             const float at = thresholds[i / 2 % 8], sign = i / 16 % 2 ? -1.0f : 1.0f;
             const float eps = at * (sources[s] == MOERT_NUMBER_F32 ? 0x1p-23f : 0x1p-7f);
             const float beside = sign * (i % 2 ? at + eps : at - eps / 2);
-            x[i] = i % 32 == 0 ? 6.0f : rounded(sources[s], beside);
+            x[i] = i % 32 == 0 ? 6.0f : round_to(sources[s], beside);
         }
         check_nvfp4("boundaries", sources[s], &m);
         for (size_t i = 0; i < M * N; i++)
-            x[i] = moert_number_decode(
-                sources[s],
-                moert_number_encode(sources[s], -12.0f + 24.0f * (float)(i % 4099) / 4098));
+            x[i] = round_to(sources[s], -12.0f + 24.0f * (float)(i % 4099) / 4098);
         check_nvfp4("a line from -12 to 12", sources[s], &m);
     }
 }

@@ -26,7 +26,7 @@ static float *values(uint64_t key, size_t n, double deviation) {
     for (size_t i = 0; i < n; i++) {
         const uint32_t b = suite_bits(key, i);
         const double sum = (b & 255) + (b >> 8 & 255) + (b >> 16 & 255) + (b >> 24);
-        x[i] = ops_round(MOERT_NUMBER_BF16, deviation * (sum - 510.0) / 147.8);
+        x[i] = round_to(MOERT_NUMBER_BF16, deviation * (sum - 510.0) / 147.8);
     }
     return x;
 }
@@ -105,11 +105,8 @@ static void check(const ops_data *got, const ops_data *want) {
     for (size_t i = 0; i < MOERT_COUNT(results); i++) {
         const float *exact = want[results[i].from].at[results[i].buffer];
         const size_t n = want[results[i].from].count[results[i].buffer];
-        double *values = test_alloc(n * sizeof *values);
-        for (size_t k = 0; k < n; k++)
-            values[k] = (double)exact[k];
-        assert_near(results[i].name, got[results[i].from].at[results[i].buffer], values, n,
-                    tolerance);
+        assert_near(results[i].name, got[results[i].from].at[results[i].buffer],
+                    to_doubles(exact, n), n, tolerance);
     }
 }
 

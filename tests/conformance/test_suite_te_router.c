@@ -38,18 +38,13 @@ static void assert_near_to(const char *title, size_t token, size_t at, size_t ex
         fail_msg("%s: token %zu, %zu: %.9g, not %.9g", title, token, at, got, want);
 }
 
-static void take_row(const router_input *input, size_t t, double *logits) {
-    for (size_t e = 0; e < input->options.experts; e++)
-        logits[e] = (double)input->logits[t * input->options.experts + e];
-}
-
 /* Choice, weights and scores of every token. */
 static void check_forward(const char *title, const router_input *input, const router_run *run) {
     const size_t experts = input->options.experts, topk = input->options.topk;
     for (size_t t = 0; t < input->tokens; t++) {
         double logits[MOST_EXPERTS], weight[MOST_TOPK], scores[MOST_EXPERTS];
         int32_t index[MOST_TOPK];
-        take_row(input, t, logits);
+        oracle_row(input, t, logits);
         oracle_choose(&input->options, logits, input->bias, index);
         if (memcmp(index, run->index + t * topk, topk * sizeof *index) != 0)
             fail_msg("%s: token %zu goes to other experts", title, t);
@@ -81,14 +76,6 @@ typedef struct data {
     float *logits, *dweight, bias[MOST_EXPERTS];
 } data;
 
-static moert_router_options describe(const row *r, moert_score score) {
-    moert_router_options options = MOERT_ROUTER_OPTIONS_INIT;
-    options.experts = r->experts;
-    options.topk = r->topk;
-    options.score = score;
-    return options;
-}
-
 static data make(const row *r, const moert_router_options *options, bool biased) {
     data d = {test_alloc(r->tokens * r->experts * sizeof *d.logits),
               test_alloc(r->tokens * r->topk * sizeof *d.dweight),
@@ -103,7 +90,7 @@ static data make(const row *r, const moert_router_options *options, bool biased)
 
 static void check(const row *r, moert_score score, bool renormalise, bool grouped, float scale,
                   bool biased) {
-    moert_router_options options = describe(r, score);
+    moert_router_options options = router_options(r->experts, r->topk, score);
     options.renormalise = renormalise;
     options.scale = scale;
     if (grouped) {
@@ -145,17 +132,8 @@ static double oracle_loss(const router_input *input, const int32_t *index, doubl
                           uint64_t *counts, float *gradient) {
     const size_t experts = input->options.experts, topk = input->options.topk;
     const double tokens = (double)input->tokens;
-    double mass[MOST_EXPERTS] = {0}, loss = 0.0;
-    memset(counts, 0, experts * sizeof *counts);
-    for (size_t s = 0; s < input->tokens * topk; s++)
-        counts[index[s]]++;
-    for (size_t t = 0; t < input->tokens; t++) {
-        double logits[MOST_EXPERTS], r[MOST_EXPERTS];
-        take_row(input, t, logits);
-        oracle_share(&input->options, logits, r);
-        for (size_t e = 0; e < experts; e++)
-            mass[e] += r[e];
-    }
+    double mass[MOST_EXPERTS], loss = 0.0;
+    oracle_load(input, to_doubles(input->logits, input->tokens * experts), index, counts, mass);
     for (size_t e = 0; e < experts; e++) {
         const double each =
             coefficient * (double)experts * (double)counts[e] / ((double)topk * tokens * tokens);
@@ -165,22 +143,9 @@ static double oracle_loss(const router_input *input, const int32_t *index, doubl
     return loss;
 }
 
-/* mass[E] on the device, of one sequence. */
-static void sum_shares(const router_input *input, const router_run *run, double *mass) {
-    const size_t experts = input->options.experts;
-    const uint32_t end = (uint32_t)input->tokens;
-    moert_buffer *scores = upload(run->scores, input->tokens * experts * sizeof(float));
-    moert_buffer *ends = upload(&end, sizeof end), *sums = unset_floats(experts);
-    ASSERT_OK(moert_router_mass(&input->options, input->tokens, scores, ends, 1, sums));
-    float *values = download(sums, experts * sizeof *values);
-    for (size_t e = 0; e < experts; e++)
-        mass[e] = (double)values[e];
-}
-
 static void check_aux(const row *r, moert_score score) {
-    const moert_router_options options = describe(r, score);
+    const moert_router_options options = router_options(r->experts, r->topk, score);
     uint64_t counts[MOST_EXPERTS];
-    double mass[MOST_EXPERTS];
     float want[MOST_EXPERTS], gradient[MOST_EXPERTS];
     const char *title = titled("aux loss, %zu tokens, top %zu of %zu, score %d", r->tokens, r->topk,
                                r->experts, (int)score);
@@ -191,8 +156,9 @@ static void check_aux(const row *r, moert_score score) {
     /* the coefficient that makes the gradient of a token visible beside the tolerance */
     const double coefficient = (double)r->tokens;
     const double loss = oracle_loss(&input, run.index, coefficient, counts, want);
-    sum_shares(&input, &run, mass);
-    const moert_router_load load = {counts, mass, (double)r->tokens};
+    const float *mass =
+        router_mass(&options, r->tokens, run.scores, &(uint32_t){(uint32_t)r->tokens}, 1);
+    const moert_router_load load = {counts, to_doubles(mass, r->experts), (double)r->tokens};
     const double got =
         moert_router_aux_loss(MOERT_AUX_MEGATRON, &options, &load, coefficient, gradient);
     assert_within(coefficient * got, loss,

@@ -108,6 +108,12 @@ float *download_floats(const moert_buffer *buffer, size_t n) {
     return download(buffer, n * sizeof(float));
 }
 
+float round_to(moert_number type, double value) {
+    const float single = (float)value;
+    return type == MOERT_NUMBER_F32 ? single
+                                    : moert_number_decode(type, moert_number_encode(type, single));
+}
+
 moert_buffer *upload_codes(const float *values, size_t count, moert_number type) {
     if (type == MOERT_NUMBER_F32)
         return upload_floats(values, count);

@@ -162,6 +162,13 @@ float *to_floats(const double *values, size_t n) {
     return floats;
 }
 
+double *to_doubles(const float *values, size_t n) {
+    double *doubles = test_alloc(n * sizeof *doubles);
+    for (size_t i = 0; i < n; i++)
+        doubles[i] = (double)values[i];
+    return doubles;
+}
+
 double *random_doubles(const char *name, size_t n) {
     double *values = test_alloc(n * sizeof *values);
     for (size_t i = 0; i < n; i++)

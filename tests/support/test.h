@@ -144,8 +144,13 @@ float *random_floats(size_t n, float scale, uint64_t stream);
 typedef double random_draw(uint64_t key, uint64_t stream, uint64_t index);
 double random_once(random_draw *draw, uint64_t key, uint64_t stream, size_t i);
 
+/* A value as the type has it. */
+float round_to(moert_number type, double value);
+
 /* n doubles as floats. */
 float *to_floats(const double *values, size_t n);
+/* n floats as doubles. */
+double *to_doubles(const float *values, size_t n);
 
 /* n normally distributed numbers of stream `name`, exact in float32. */
 double *random_doubles(const char *name, size_t n);

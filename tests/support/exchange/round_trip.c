@@ -169,9 +169,7 @@ static float sum_node(terms *s, size_t k, size_t topk) {
             sum = fmaf(s->factor[k], s->term[k], sum);
             s->taken[k] = false;
         }
-    return s->rounds
-               ? moert_number_decode(MOERT_NUMBER_BF16, moert_number_encode(MOERT_NUMBER_BF16, sum))
-               : sum;
+    return s->rounds ? round_to(MOERT_NUMBER_BF16, sum) : sum;
 }
 
 static float sum_terms(terms *s, size_t topk) {

@@ -1,10 +1,8 @@
 /* The router in float64, for tests. */
 #include "support/layer/router_oracle.h"
 
-#include <math.h>
-#include <stdlib.h>
-
 #include "base/rng.h"
+#include "support/test.h"
 
 enum { MOST = 1024 };
 
@@ -17,6 +15,11 @@ double oracle_softmax(const double *logits, size_t experts, double *p) {
     for (size_t e = 0; e < experts; e++)
         p[e] /= sum;
     return top + log(sum);
+}
+
+void oracle_row(const router_input *input, size_t t, double *logits) {
+    for (size_t e = 0; e < input->options.experts; e++)
+        logits[e] = (double)input->logits[t * input->options.experts + e];
 }
 
 static bool is_softmax(const moert_router_options *options) {
@@ -82,16 +85,39 @@ static double token_loss(const router_input *input, const int32_t *index, size_t
 }
 
 double oracle_gradient(const router_input *input, const int32_t *index, size_t t, size_t e) {
-    const size_t experts = input->options.experts;
     const double step = 1e-5;
     double logits[MOST], loss[2];
-    for (size_t i = 0; i < experts; i++)
-        logits[i] = (double)input->logits[t * experts + i];
+    oracle_row(input, t, logits);
     for (int side = 0; side < 2; side++) {
-        logits[e] = (double)input->logits[t * experts + e] + (side ? step : -step);
+        logits[e] = (double)input->logits[t * input->options.experts + e] + (side ? step : -step);
         loss[side] = token_loss(input, index, t, logits);
     }
     return (loss[1] - loss[0]) / (2.0 * step);
+}
+
+void oracle_check_gradient(const router_input *input, double tolerance) {
+    const size_t experts = input->options.experts;
+    const router_run run = router_do(input);
+    for (size_t i = 0; i < input->tokens * experts; i++)
+        assert_within((double)run.dlogits[i],
+                      oracle_gradient(input, run.index + i / experts * input->options.topk,
+                                      i / experts, i % experts),
+                      tolerance);
+}
+
+void oracle_load(const router_input *input, const double *logits, const int32_t *index,
+                 uint64_t *counts, double *mass) {
+    const size_t experts = input->options.experts;
+    double r[MOST];
+    memset(counts, 0, experts * sizeof *counts);
+    memset(mass, 0, experts * sizeof *mass);
+    for (size_t i = 0; i < input->tokens * input->options.topk; i++)
+        counts[index[i]]++;
+    for (size_t t = 0; t < input->tokens; t++) {
+        oracle_share(&input->options, logits + t * experts, r);
+        for (size_t e = 0; e < experts; e++)
+            mass[e] += r[e];
+    }
 }
 
 /* The first of the largest of n values that are not yet taken; *margin shrinks to the distance to

@@ -5,6 +5,9 @@
 
 #include "support/layer/router_run.h"
 
+/* The logits[E] of token t. */
+void oracle_row(const router_input *input, size_t t, double *logits);
+
 /* softmax(logits) and its log-sum-exp; returns the latter. */
 double oracle_softmax(const double *logits, size_t experts, double *p);
 
@@ -23,6 +26,13 @@ void oracle_weights(const moert_router_options *options, const double *logits, c
  * loss is the one of the backward: sum of dweight * weight, of aux * r, and z_factor / 2 * lse^2.
  */
 double oracle_gradient(const router_input *input, const int32_t *index, size_t t, size_t e);
+
+/* dlogits of all tokens are within `tolerance` of that. */
+void oracle_check_gradient(const router_input *input, double tolerance);
+
+/* Slots per expert, counts[E], and the sums of r over all tokens of logits[T,E], mass[E]. */
+void oracle_load(const router_input *input, const double *logits, const int32_t *index,
+                 uint64_t *counts, double *mass);
 
 /*
  * Chooses index[K]; returns the smallest distance of two selection (or group) scores whose order

@@ -37,6 +37,14 @@ static void backward(const router_input *input, const moert_buffer *logits,
     run->dlogits = download(dlogits, tokens * experts * 4);
 }
 
+float *router_mass(const moert_router_options *options, size_t tokens, const float *scores,
+                   const uint32_t *ends, size_t sequences) {
+    moert_buffer *mass = unset_floats(sequences * options->experts);
+    ASSERT_OK(moert_router_mass(options, tokens, upload_floats(scores, tokens * options->experts),
+                                upload(ends, sequences * 4), sequences, mass));
+    return download_floats(mass, sequences * options->experts);
+}
+
 router_run router_do(const router_input *input) {
     const size_t tokens = input->tokens, experts = input->options.experts,
                  topk = input->options.topk;

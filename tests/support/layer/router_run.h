@@ -31,3 +31,7 @@ moert_router_options router_groups(moert_router_options options, size_t groups, 
 
 /* Fails the test unless every call succeeds and stays within its buffers. */
 router_run router_do(const router_input *input);
+
+/* mass[S,E] of the sequences [ends[s-1], ends[s]) from the device. */
+float *router_mass(const moert_router_options *options, size_t tokens, const float *scores,
+                   const uint32_t *ends, size_t sequences);

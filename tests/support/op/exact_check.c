@@ -29,10 +29,7 @@ static void check_unset(const check *c, moert_op_buffer which, size_t first, int
 /* ---- plain results ---- */
 
 static double rounded(moert_number type, double value) {
-    const float single = (float)value;
-    return type == MOERT_NUMBER_F32
-               ? value
-               : (double)moert_number_decode(type, moert_number_encode(type, single));
+    return type == MOERT_NUMBER_F32 ? value : (double)round_to(type, value);
 }
 
 /* Rows of a plain buffer; those past the last end are as they were. */

@@ -9,12 +9,6 @@ static bool is_index(moert_op_buffer which) {
     return which == MOERT_OP_BUFFER_ends || which == MOERT_OP_BUFFER_gather;
 }
 
-float ops_round(moert_number type, double value) {
-    const float single = (float)value;
-    return type == MOERT_NUMBER_F32 ? single
-                                    : moert_number_decode(type, moert_number_encode(type, single));
-}
-
 /* Values that multiply exactly. */
 static float factor(moert_op_buffer which, size_t i) {
     static const float alphas[] = {1.0f, -1.5f, 0.5f, 0.0f, 2.0f, -1.0f};
@@ -39,8 +33,8 @@ static float value_of(const ops_data *data, moert_op_buffer which, size_t i, boo
     default:
         if (integers)
             return floorf(5.0f * (float)random_once(moert_rng_uniform, SEED, which, i)) - 2.0f;
-        return ops_round(data->shape.needs[which].type,
-                         random_once(moert_rng_normal, SEED, which, i));
+        return round_to(data->shape.needs[which].type,
+                        random_once(moert_rng_normal, SEED, which, i));
     }
 }
 
@@ -171,9 +165,9 @@ static void expect_row(ops_data *data, size_t g, size_t r) {
         v = finish(data, g, acc, bias, o->prob ? (double)data->at[MOERT_OP_BUFFER_prob][r] : 1.0,
                    *to);
         if (o->row_weight)
-            v = (double)ops_round(need->type, v) *
-                (double)ops_round(need->type, (double)data->at[MOERT_OP_BUFFER_row_weight][slot]);
-        *to = ops_round(need->type, v);
+            v = (double)round_to(need->type, v) *
+                (double)round_to(need->type, (double)data->at[MOERT_OP_BUFFER_row_weight][slot]);
+        *to = round_to(need->type, v);
         if (o->amax)
             data->at[MOERT_OP_BUFFER_amax][g] =
                 fmaxf(data->at[MOERT_OP_BUFFER_amax][g], (float)fabs(v));
@@ -191,7 +185,7 @@ static void expect_weight(ops_data *data, size_t g) {
                     element(data, MOERT_OP_BUFFER_y, r, j) * element(data, MOERT_OP_BUFFER_x, r, i);
             const bool empty = ops_start(data, g) == ops_ends(data)[g]; /* no factor takes part */
             const double b = beta_of(data, g), left = b == 0.0 ? 0.0 : b * (double)*to;
-            *to = ops_round(o->weight.type, empty ? left : finish(data, g, acc, 0.0, 1.0, *to));
+            *to = round_to(o->weight.type, empty ? left : finish(data, g, acc, 0.0, 1.0, *to));
         }
 }
 

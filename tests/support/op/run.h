@@ -37,9 +37,6 @@ static inline float *ops_weight(const ops_data *data) {
     return data->at[MOERT_OP_BUFFER_weight];
 }
 
-/* A value as the type has it. */
-float ops_round(moert_number type, double value);
-
 /* The same as bytes, in their types. */
 ops_bytes ops_encode(const ops_data *data);
 

@@ -174,9 +174,7 @@ TEST(test_attention_in_bf16_rounds_factors_where_it_can_and_nothing_elsewhere) {
         results want = device_attention(&o, 0, s.sequences, true);
         results got = device_attention_of(MOERT_NUMBER_BF16, &o, 0, s.sequences, true);
         for (size_t r = 0; r < RESULTS; r++) {
-            double *exact = test_alloc(want.count[r] * sizeof *exact);
-            for (size_t j = 0; j < want.count[r]; j++)
-                exact[j] = want.value[r][j];
+            const double *exact = to_doubles(want.value[r], want.count[r]);
             if (!can || s.head_size % 64 != 0)
                 assert_same_bits(result_names[r], got.value[r], want.value[r], want.count[r]);
             else /* sums of many factors, each off by up to 2^-9 of itself */

@@ -9,10 +9,6 @@
 enum { S = 2, L = 70, HEADS = 3, D = 64, COLUMNS = HEADS * D, STRIDE = COLUMNS + 32, COLUMN = 16 };
 static const char program[] = "attention/round -DHEAD_SIZE=64";
 
-static double rounded(double x) {
-    return moert_number_decode(MOERT_NUMBER_BF16, moert_number_encode(MOERT_NUMBER_BF16, (float)x));
-}
-
 /* Row by row the codes of factor * x, and what was there before around them. */
 static void assert_rounded(const uint16_t *to, const double *x, float factor) {
     for (size_t row = 0; row < S * L; row++)
@@ -55,7 +51,8 @@ TEST(test_stats_are_lse_and_delta_of_rounded_dout_in_blocks) {
         double *at = want + ((t / L * HEADS + i % HEADS) * blocks + position / 64) * 128;
         at[position % 64] = lse[i] * 1.4426950408889634;
         for (size_t d = 0; d < D; d++)
-            at[64 + position % 64] += out[i * D + d] * rounded(dout[i * D + d]);
+            at[64 + position % 64] +=
+                out[i * D + d] * (double)round_to(MOERT_NUMBER_BF16, dout[i * D + d]);
     }
     const moert_grid grid = {blocks * 4, HEADS, S};
     ASSERT_OK(MOERT_RUN(test_device, program, "attention_stats", grid, MOERT_ARG(in[0]),

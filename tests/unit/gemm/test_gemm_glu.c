@@ -4,7 +4,6 @@
 #include <xxhash.h>
 
 #include "base/memory.h"
-#include "base/number.h"
 #include "gemm/tuning/tuning.h"
 #include "support/gemm/gemm.h"
 
@@ -81,8 +80,7 @@ TEST_WITH(test_an_h_of_bf16_is_the_rounded_one, force_taking, force_none) {
             how.type = MOERT_NUMBER_BF16;
             const gated rounded = run_gated(&problems[i], &how, &gemm_ways[w], false);
             for (size_t j = 0; j < full.results; j++)
-                full.h[j] = moert_number_decode(MOERT_NUMBER_BF16,
-                                                moert_number_encode(MOERT_NUMBER_BF16, full.h[j]));
+                full.h[j] = round_to(MOERT_NUMBER_BF16, full.h[j]);
             assert_same_bits(gemm_ways[w].name, rounded.h, full.h, full.results);
             compare_arrays(gemm_ways[w].name, &rounded.a, &full.a);
         }

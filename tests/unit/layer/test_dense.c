@@ -2,7 +2,6 @@
 /* Models whose dense layers multiply bf16: near those in float32, weights rounded to nearest and
  * the router's not at all, gradients that foretell the loss. All experts get all tokens, so that
  * noise changes no choice. */
-#include "base/number.h"
 #include "context/context.h"
 #include "model/model.h"
 #include "support/mpi.h"
@@ -130,8 +129,7 @@ static void round_weights(moert_model *model, bool router) {
             continue;
         float *values = values_of(tensor, false);
         for (size_t i = 0; i < tensor->elements; i++)
-            values[i] = moert_number_decode(MOERT_NUMBER_BF16,
-                                            moert_number_encode(MOERT_NUMBER_BF16, values[i]));
+            values[i] = round_to(MOERT_NUMBER_BF16, values[i]);
         set_values(tensor, values);
     }
     moert_model_weights_changed(model);

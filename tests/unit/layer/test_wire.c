@@ -6,7 +6,6 @@
  * test_layer holds their values against float64.
  */
 #include "base/memory.h"
-#include "base/number.h"
 #include "context/context.h"
 #include "layer/mesh.h"
 #include "support/layer/layer_run.h"
@@ -222,8 +221,7 @@ TEST(test_results_of_bf16_are_rounded_once) {
         largest = fmaxf(largest, fabsf(results[0].dx[i]));
     for (size_t i = 0; i < TOKENS * HIDDEN; i++) {
         const float y = results[0].y[i], dx = results[0].dx[i];
-        const uint32_t code = moert_number_encode(MOERT_NUMBER_BF16, y);
-        wrong += results[1].y[i] != moert_number_decode(MOERT_NUMBER_BF16, code);
+        wrong += results[1].y[i] != round_to(MOERT_NUMBER_BF16, y);
         wrong += !(fabsf(results[1].dx[i] - dx) <= 0x1p-8f * largest);
         rounded += results[1].y[i] != y && results[1].dx[i] != dx;
     }

@@ -46,12 +46,10 @@ static void check(size_t tokens, size_t vocabulary, float scale) {
     for (size_t t = 0; t < tokens; t++)
         target[t] = (int32_t)((t * 7919 + vocabulary - 1) % vocabulary);
     outcome got = run(tokens, vocabulary, target, logits, factor);
-    double *row = test_alloc(vocabulary * sizeof *row),
-           *want = test_alloc(vocabulary * sizeof *row);
+    double *want = test_alloc(vocabulary * sizeof *want);
     for (size_t t = 0; t < tokens; t++) {
+        const double *row = to_doubles(logits + t * vocabulary, vocabulary);
         size_t chosen = (size_t)target[t];
-        for (size_t v = 0; v < vocabulary; v++)
-            row[v] = (double)logits[t * vocabulary + v];
         double loss = reference_loss(row, vocabulary, chosen);
         assert_close("loss", &got.loss[t], &loss, 1, 2e-6 * (1.0 + (double)scale), 1e-6);
         for (size_t v = 0; v < vocabulary; v++)
@@ -77,9 +75,7 @@ TEST(test_gradient_matches_differences) {
     const int32_t target = TARGET;
     const double step = 1e-4;
     float *logits = random_floats(VOCABULARY, 3.0f, 9);
-    double row[VOCABULARY], want[VOCABULARY];
-    for (size_t v = 0; v < VOCABULARY; v++)
-        row[v] = (double)logits[v];
+    double *row = to_doubles(logits, VOCABULARY), want[VOCABULARY];
     for (size_t v = 0; v < VOCABULARY; v++) {
         double middle = row[v];
         row[v] = middle + step;

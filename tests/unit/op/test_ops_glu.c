@@ -19,7 +19,7 @@ static void check_forward_row(const char *title, const ops_data *got, size_t r, 
     const moert_op_options *o = &got->shape.options;
     for (size_t n = 0; o->save_c && n < o->n; n++)
         if (got->at[MOERT_OP_BUFFER_c][r * (size_t)o->c.stride + n] !=
-            ops_round(o->c.type, pre_activation(got, r, n)))
+            round_to(o->c.type, pre_activation(got, r, n)))
             fail_msg("%s: c[%zu,%zu]", title, r, n);
     for (size_t j = 0; j < got->shape.glu_width; j++) {
         const double want =

@@ -16,14 +16,13 @@ static moert_router_options judged(moert_router_options options, size_t groups, 
     return router_groups(options, groups, kept);
 }
 
-static void compare_token(const moert_router_options *options, const float *logits,
-                          const float *bias, const router_run *run, size_t t) {
+static void compare_token(const router_input *input, const router_run *run, size_t t) {
+    const moert_router_options *options = &input->options;
     const size_t experts = options->experts, topk = options->topk;
     double row[1024] = {0}, scores[1024], weight[1024];
     int32_t index[1024];
-    for (size_t e = 0; e < experts; e++)
-        row[e] = (double)logits[t * experts + e];
-    oracle_choose(options, row, bias, index);
+    oracle_row(input, t, row);
+    oracle_choose(options, row, input->bias, index);
     oracle_weights(options, row, index, weight);
     for (size_t k = 0; k < topk; k++) {
         assert_int_equal(run->index[t * topk + k], index[k]);
@@ -41,13 +40,13 @@ static void check_forward(moert_router_options options, size_t tokens, bool bias
     static float logits[MOST_FLOATS], bias[1024];
     /* so wide that neighbours differ, so narrow that sigmoids do */
     const double deviation = options.score == MOERT_SCORE_SIGMOID ? 1.0 : 2.0;
-    for (size_t e = 0; e < options.experts; e++)
-        bias[e] = (float)(0.1 * moert_rng_normal(1, 1, e));
+    moert_rng_normals(1, 1, 0, 0.1, bias, options.experts);
     const float *used = biased ? bias : NULL;
     oracle_logits(&options, tokens, used, deviation, options.experts, logits);
-    router_run run = router_do(&(router_input){options, tokens, logits, used, NULL, NULL, 0, NULL});
+    const router_input input = {options, tokens, logits, used, NULL, NULL, 0, NULL};
+    router_run run = router_do(&input);
     for (size_t t = 0; t < tokens; t++)
-        compare_token(&options, logits, used, &run, t);
+        compare_token(&input, &run, t);
 }
 
 TEST(test_forward_agrees_with_float64_for_every_score) {
@@ -189,8 +188,8 @@ TEST(test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing) {
             logits[t * 21 + t * 9] = bad[t];
         for (int i = 0; i < 21; i++)
             aux[i] = dweight[i % 12] = (float)i;
-        router_run run =
-            router_do(&(router_input){options, 4, logits, NULL, dweight, aux, 0.5f, NULL});
+        const router_input input = {options, 4, logits, NULL, dweight, aux, 0.5f, NULL};
+        router_run run = router_do(&input);
         for (size_t t = 0; t < 3; t++) {
             for (size_t k = 0; k < 3; k++) {
                 assert_int_equal(run.index[t * 3 + k], k == 0 ? -2 : -1);
@@ -200,7 +199,7 @@ TEST(test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing) {
                 assert_true(run.scores[t * 21 + e] == 0.0f && run.dlogits[t * 21 + e] == 0.0f);
             assert_true(run.lse[t] == 0.0f);
         }
-        compare_token(&options, logits, NULL, &run, 3);
+        compare_token(&input, &run, 3);
     }
 }
 
@@ -223,10 +222,8 @@ static void same_token(const router_run *a, size_t t, const router_run *b, size_
 TEST(test_a_token_has_the_same_bits_at_any_place) {
     enum { T = 45, E = 27, K = 3 };
     static float logits[T * E], turned[T * E], dweight[T * K], dturned[T * K], aux[E];
-    for (size_t e = 0; e < E; e++)
-        aux[e] = (float)moert_rng_normal(3, 0, e);
-    for (size_t i = 0; i < T * K; i++)
-        dweight[i] = (float)moert_rng_normal(3, 1, i);
+    moert_rng_normals(3, 0, 0, 1.0, aux, E);
+    moert_rng_normals(3, 1, 0, 1.0, dweight, T * K);
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
         const moert_router_options options =
             router_groups(router_options(E, K, (moert_score)score), 9, 4);

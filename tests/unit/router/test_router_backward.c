@@ -10,36 +10,21 @@
 
 enum { MOST_EXPERTS = 64, MOST_TOKENS = 40 };
 
-static void fill_normal(float *x, size_t n, uint64_t stream) {
-    for (size_t i = 0; i < n; i++)
-        x[i] = (float)moert_rng_normal(11, stream, i);
-}
-
-/* dlogits of all tokens against float64. */
-static void check_gradient(const router_input *input) {
-    const size_t experts = input->options.experts, topk = input->options.topk;
-    router_run run = router_do(input);
-    for (size_t t = 0; t < input->tokens; t++)
-        for (size_t e = 0; e < experts; e++)
-            assert_within((double)run.dlogits[t * experts + e],
-                          oracle_gradient(input, run.index + t * topk, t, e), 3e-6);
-}
-
 /* Every combination of the loss terms. */
 static void check_terms(moert_router_options options, size_t tokens, bool biased) {
     static float logits[MOST_TOKENS * MOST_EXPERTS], bias[MOST_EXPERTS], aux[MOST_EXPERTS];
     static float dweight[MOST_TOKENS * MOST_EXPERTS];
     static const float zeros[MOST_TOKENS * MOST_EXPERTS];
-    fill_normal(bias, options.experts, 1);
-    fill_normal(aux, options.experts, 2);
-    fill_normal(dweight, tokens * options.topk, 3);
+    moert_rng_normals(11, 1, 0, 1.0, bias, options.experts);
+    moert_rng_normals(11, 2, 0, 1.0, aux, options.experts);
+    moert_rng_normals(11, 3, 0, 1.0, dweight, tokens * options.topk);
     router_input input = {options, tokens, logits, biased ? bias : NULL, dweight, NULL, 0, NULL};
     oracle_logits(&options, tokens, input.bias, 1.0, 4, logits);
     for (int bits = 0; bits < 8; bits++) {
         input.dweight = bits & 1 ? dweight : zeros;
         input.aux = bits & 2 ? aux : NULL;
         input.z_factor = bits & 4 ? 0.3f : 0.0f;
-        check_gradient(&input);
+        oracle_check_gradient(&input, 3e-6);
     }
 }
 
@@ -74,7 +59,7 @@ TEST(test_a_dropped_slot_passes_no_gradient) {
         moert_router_options options = router_options(E, K, (moert_score)(form / 2));
         options.renormalise = form % 2;
         oracle_logits(&options, 1, NULL, 1.0, 9, logits);
-        fill_normal(dweight, K, 5);
+        moert_rng_normals(11, 5, 0, 1.0, dweight, K);
         memcpy(without, dweight, sizeof without);
         without[1] = 0.0f;
         router_input input = {options, 1, logits, NULL, without, NULL, 0.1f, NULL};
@@ -92,22 +77,6 @@ TEST(test_a_dropped_slot_passes_no_gradient) {
     }
 }
 
-/* Slots per expert, and sums of r over all tokens. */
-static void count(const router_input *input, const double *logits, const int32_t *index,
-                  uint64_t *counts, double *mass) {
-    const size_t experts = input->options.experts, topk = input->options.topk;
-    double r[MOST_EXPERTS];
-    memset(counts, 0, experts * sizeof *counts);
-    memset(mass, 0, experts * sizeof *mass);
-    for (size_t i = 0; i < input->tokens * topk; i++)
-        counts[index[i]]++;
-    for (size_t t = 0; t < input->tokens; t++) {
-        oracle_share(&input->options, logits + t * experts, r);
-        for (size_t e = 0; e < experts; e++)
-            mass[e] += r[e];
-    }
-}
-
 /* The whole way of one form of the loss: choice, counts, sums, gradient, dlogits. */
 static void check_aux(moert_aux_form form, moert_score score) {
     enum { T = 6, E = 7, K = 2 };
@@ -120,7 +89,7 @@ static void check_aux(moert_aux_form form, moert_score score) {
     for (size_t i = 0; i < T * E; i++)
         logits[i] = (double)values[i];
     router_run forward = router_do(&input);
-    count(&input, logits, forward.index, counts, mass);
+    oracle_load(&input, logits, forward.index, counts, mass);
     const moert_router_load load = {counts, mass, T};
     moert_router_aux_loss(form, &input.options, &load, 0.5, gradient);
     input.dweight = none;
@@ -130,7 +99,7 @@ static void check_aux(moert_aux_form form, moert_score score) {
         double value[2];
         for (int side = 0; side < 2; side++) {
             logits[i] = (double)values[i] + (side ? 1e-5 : -1e-5);
-            count(&input, logits, forward.index, counts, mass);
+            oracle_load(&input, logits, forward.index, counts, mass);
             value[side] = moert_router_aux_loss(form, &input.options, &load, 1, ignored);
         }
         logits[i] = (double)values[i];
@@ -186,15 +155,6 @@ TEST(test_update_bias_helps_the_experts_below_the_mean) {
     assert_memory_equal(bias, expected, sizeof bias);
 }
 
-/* mass of the sequences [ends[s-1], ends[s]) from the device. */
-static float *mass_of(const moert_router_options *options, size_t tokens, const float *scores,
-                      const uint32_t *ends, size_t sequences) {
-    moert_buffer *mass = unset_floats(sequences * options->experts);
-    ASSERT_OK(moert_router_mass(options, tokens, upload_floats(scores, tokens * options->experts),
-                                upload(ends, sequences * 4), sequences, mass));
-    return download_floats(mass, sequences * options->experts);
-}
-
 TEST(test_mass_sums_the_shares_of_each_sequence) {
     enum { T = 23, E = 19, S = 4 };
     static const uint32_t ends[S] = {5, 5, 17, 23}, last[1] = {6};
@@ -205,12 +165,11 @@ TEST(test_mass_sums_the_shares_of_each_sequence) {
         oracle_logits(&input.options, T, NULL, 1.0, 17, logits);
         logits[7 * E + 3] = NAN; /* a marked token adds nothing */
         router_run run = router_do(&input);
-        float *mass = mass_of(&input.options, T, run.scores, ends, S);
+        float *mass = router_mass(&input.options, T, run.scores, ends, S);
         for (size_t s = 0; s < S; s++) {
             double sum[E] = {0}, row[E], r[E];
             for (size_t t = s ? ends[s - 1] : 0; t < ends[s]; t++) {
-                for (size_t e = 0; e < E; e++)
-                    row[e] = (double)logits[t * E + e];
+                oracle_row(&input, t, row);
                 oracle_share(&input.options, row, r);
                 for (size_t e = 0; t != 7 && e < E; e++)
                     sum[e] += r[e];
@@ -219,14 +178,14 @@ TEST(test_mass_sums_the_shares_of_each_sequence) {
                 assert_within((double)mass[s * E + e], sum[e], 5e-6);
         }
         /* the last sequence alone has the same bits */
-        float *alone = mass_of(&input.options, 6, run.scores + 17 * E, last, 1);
+        float *alone = router_mass(&input.options, 6, run.scores + 17 * E, last, 1);
         assert_memory_equal(alone, mass + 3 * E, E * 4);
     }
 }
 
 TEST(test_mass_of_no_tokens_is_zero) {
     const moert_router_options options = router_options(3, 1, MOERT_SCORE_SOFTMAX);
-    float *mass = mass_of(&options, 0, NULL, (uint32_t[]){0, 0}, 2);
+    float *mass = router_mass(&options, 0, NULL, (uint32_t[]){0, 0}, 2);
     for (int i = 0; i < 6; i++)
         assert_true(mass[i] == 0.0f);
 }
