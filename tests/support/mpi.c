@@ -7,6 +7,7 @@ enum { MOST_RANKS = 256 };
 moert_comm *test_comm;
 size_t test_rank, test_ranks;
 moert_context *test_context;
+moert_mesh *test_mesh;
 
 /* cmocka's plain format has failures on stderr and the rest on stdout. */
 static bool be_quiet(void) {
@@ -54,6 +55,44 @@ int open_context_and_folder(void **state) {
 
 int close_context_and_folder(void **state) {
     return close_test_context(state) != 0 || remove_test_folder(state) != 0;
+}
+
+int open_test_mesh(void **state) {
+    if (open_test_context(state) != 0)
+        return -1;
+    return moert_mesh_create(test_context, 0, &test_mesh) == MOERT_OK ? 0 : -1;
+}
+
+int close_test_mesh(void **state) {
+    moert_mesh_destroy(test_mesh);
+    return close_test_context(state);
+}
+
+static void destroy_mesh(void *mesh) {
+    moert_mesh_destroy(mesh);
+}
+
+moert_mesh *open_mesh(size_t ep) {
+    moert_mesh *mesh;
+    ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
+    return owned(mesh, destroy_mesh);
+}
+
+static void destroy_model(void *model) {
+    moert_model_destroy(model);
+}
+
+moert_model *open_model(moert_mesh *mesh, const moert_model_config *config) {
+    moert_model *model;
+    ASSERT_OK(moert_model_create(mesh, config, &model));
+    return owned(model, destroy_model);
+}
+
+moert_model_config golden_config(const char *name) {
+    moert_model_config config;
+    ASSERT_OK(moert_model_config_read(titled("tests/golden/model/%s", name), &config));
+    owned(config.text, free);
+    return config;
 }
 
 bool on_all(bool mine) {

@@ -6,6 +6,7 @@
 
 #include "comm/comm.h"
 #include "context/context.h"
+#include "model/model.h"
 #include "support/test.h"
 
 /* All ranks of the job, from mpi_tests_begin() on. */
@@ -29,6 +30,18 @@ int close_test_context(void **state);
 /* The same together with a folder of this rank (files.h). */
 int open_context_and_folder(void **state);
 int close_context_and_folder(void **state);
+
+/* The same with a mesh of all its ranks. */
+extern moert_mesh *test_mesh;
+int open_test_mesh(void **state);
+int close_test_mesh(void **state);
+
+/* Another mesh of the context, with `ep` ranks per set of experts (0: all), and a model without
+ * weights; both destroyed when the test ends. */
+moert_mesh *open_mesh(size_t ep);
+moert_model *open_model(moert_mesh *mesh, const moert_model_config *config);
+/* The config.json of a golden model, freed likewise. */
+moert_model_config golden_config(const char *name);
 
 /* True if `mine` is true on all ranks. Collective. */
 bool on_all(bool mine);

@@ -163,21 +163,16 @@ static const recipe plain = RECIPE(F32, F32, F32, 1, 0, F32);
 
 /* With one rank per group every row stays where it is, whatever the routing. */
 static void run_model(const char *name, const recipe *how, size_t ep, size_t batch) {
-    char path[64];
-    moert_model_config config;
-    moert_mesh *mesh;
-    moert_model *model;
+    moert_model_config config = golden_config(name);
     moert_optimizer *optimizer;
     moert_memory want;
-    snprintf(path, sizeof path, "tests/golden/model/%s", name);
-    ASSERT_OK_ON_ALL(moert_model_config_read(path, &config));
     config.precision = how->precision;
     config.dense = how->dense;
     config.dispatch = how->dispatch;
     config.combine = how->combine;
     config.hidden = how->hidden > 0 ? how->hidden : config.hidden;
-    ASSERT_OK_ON_ALL(moert_mesh_create(test_context, ep, &mesh));
-    ASSERT_OK_ON_ALL(moert_model_create(mesh, &config, &model));
+    moert_mesh *mesh = open_mesh(ep);
+    moert_model *model = open_model(mesh, &config);
     ASSERT_OK_ON_ALL(
         moert_optimizer_create(model, &(moert_optimizer_options){.beta1 = 0.9}, &optimizer));
     ASSERT_OK_ON_ALL(train(model, batch, how->micro_batches));
@@ -198,9 +193,7 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     if (setting.engine == MOERT_EXCHANGE_WINDOW && mesh->exchange->reserves_worst_case)
         expect_equal("reserved", want.reserved, got.reserved);
     moert_optimizer_destroy(optimizer);
-    moert_model_destroy(model);
-    moert_mesh_destroy(mesh);
-    moert_model_config_free(&config);
+    release_owned();
 }
 
 TEST(test_estimate_equals_what_a_step_allocates) {
@@ -232,8 +225,7 @@ TEST(test_estimate_counts_what_low_precision_and_micro_batches_add) {
 /* ---- arithmetic alone ---- */
 
 TEST(test_balanced_rows_of_all_ranks_cover_all_slots) {
-    moert_model_config config;
-    ASSERT_OK(moert_model_config_read("tests/golden/model/qwen3-tiny", &config));
+    const moert_model_config config = golden_config("qwen3-tiny");
     moert_memory_setting setting = {
         .config = &config, .batch = 12, .length = 32, .ep = 1, .largest_bytes = 1u << 30};
     setting.engine = MOERT_EXCHANGE_STAGED;
@@ -251,13 +243,11 @@ TEST(test_balanced_rows_of_all_ranks_cover_all_slots) {
         const size_t slots = setting.batch * setting.length * config.router.topk;
         assert_true(rows >= slots && rows < slots + setting.ranks);
     }
-    moert_model_config_free(&config);
 }
 
 TEST(test_estimate_refuses_what_a_run_would_refuse) {
-    moert_model_config config;
+    moert_model_config config = golden_config("qwen3-tiny");
     moert_memory memory;
-    ASSERT_OK(moert_model_config_read("tests/golden/model/qwen3-tiny", &config));
     moert_memory_setting setting = {.config = &config,
                                     .batch = 1,
                                     .length = 32,
@@ -270,7 +260,6 @@ TEST(test_estimate_refuses_what_a_run_would_refuse) {
     assert_int_equal(moert_memory_estimate(&setting, 0, &memory), MOERT_ERROR_USAGE);
     config.sliding_window = 16;
     assert_int_equal(moert_memory_estimate(&setting, 0, &memory), MOERT_ERROR_UNSUPPORTED);
-    moert_model_config_free(&config);
 }
 
 MPI_TESTS(open_test_context, close_test_context)

@@ -8,33 +8,22 @@
 
 enum { SEQUENCES = 5, LENGTH = 24, TOKENS = SEQUENCES * LENGTH };
 
-static moert_mesh *mesh;
 static int32_t tokens[TOKENS + 1];
 
-static int open_mesh(void **state) {
+static int make_tokens(void **state) {
     for (size_t i = 0; i <= TOKENS; i++)
         tokens[i] = (int32_t)((i * 37 + i * i / 7) % 128);
-    if (open_test_context(state) != 0)
-        return -1;
-    return moert_mesh_create(test_context, 0, &mesh) == MOERT_OK ? 0 : -1;
-}
-
-static int close_mesh(void **state) {
-    moert_mesh_destroy(mesh);
-    return close_test_context(state);
+    return open_test_mesh(state);
 }
 
 static moert_model *new_model(bool tied, moert_precision dense) {
-    moert_model_config config;
-    moert_model *model;
-    ASSERT_OK(moert_model_config_read("tests/golden/model/qwen3-tiny", &config));
+    moert_model_config config = golden_config("qwen3-tiny");
     config.tied_embeddings = tied;
     config.initializer_range = 0.1f;
     config.router.experts = config.router.topk = 3;
     config.dense = dense;
-    ASSERT_OK(moert_model_create(mesh, &config, &model));
+    moert_model *model = open_model(test_mesh, &config);
     ASSERT_OK_ON_ALL(moert_model_initialize(model, 5));
-    moert_model_config_free(&config);
     return model;
 }
 
@@ -108,8 +97,6 @@ static void check_noise(bool tied) {
                       worst);
     ASSERT_ON_ALL(fabs(got - want) <= 2e-3 * want && got != want);
     ASSERT_ON_ALL(worst <= 2e-2 && least >= 1e-4);
-    moert_model_destroy(exact);
-    moert_model_destroy(rounded);
 }
 
 TEST(test_losses_and_gradients_stay_near_those_of_float32) {
@@ -162,9 +149,6 @@ TEST(test_weights_count_as_their_nearest_codes_but_for_the_routers) {
     round_weights(rounded, true);
     run(rounded, false);
     ASSERT_ON_ALL(!same_gradients(model, rounded));
-    moert_model_destroy(model);
-    moert_model_destroy(rounded);
-    moert_model_destroy(exact);
 }
 
 /* ---- differences ---- */
@@ -215,8 +199,7 @@ TEST(test_gradients_foretell_how_the_loss_changes) {
         if (test_rank == 0)
             print_message("# %.6f of the loss's change\n", ratio);
         ASSERT_ON_ALL(fabs(ratio - 1.0) <= 2e-2);
-        moert_model_destroy(model);
     }
 }
 
-MPI_TESTS(open_mesh, close_mesh)
+MPI_TESTS(make_tokens, close_test_mesh)

@@ -41,15 +41,13 @@ TEST(test_groups_are_runs_of_the_ranks_of_a_host) {
  * replicas. */
 TEST(test_ranks_of_a_host_form_groups_of_neighbours) {
     for (size_t ep = 1; ep <= test_ranks; ep++) {
-        moert_mesh *mesh;
         if (test_ranks % ep != 0)
             continue;
-        ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
+        const moert_mesh *mesh = open_mesh(ep);
         ASSERT_ON_ALL(moert_comm_size(mesh->experts) == ep &&
                       moert_comm_rank(mesh->experts) == test_rank % ep &&
                       moert_comm_size(mesh->replicas) == test_ranks / ep &&
                       moert_comm_rank(mesh->replicas) == test_rank / ep);
-        moert_mesh_destroy(mesh);
     }
 }
 

@@ -233,16 +233,14 @@ TEST(test_a_bad_token_fails_on_all_replicas_of_nvfp4) {
 }
 
 TEST(test_an_unknown_precision_is_refused) {
-    moert_mesh *mesh;
+    moert_mesh *mesh = open_mesh(0);
     moert_layer *layer;
     moert_layer_options options = layer_form(64, 32);
     options.precision = (moert_precision)4;
-    ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
     ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "precision");
     options.precision = MOERT_PRECISION_F32;
     options.dense = MOERT_PRECISION_MXFP8;
     ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, "dense");
-    moert_mesh_destroy(mesh);
 }
 
 MPI_TESTS(open_test_context, close_test_context)

@@ -54,15 +54,12 @@ TEST(test_weights_in_use_follow_when_told) {
 static void check_types(const moert_layer_options *options, moert_number v, moert_number dv) {
     for (int deferred = 0; deferred < 2; deferred++) {
         moert_layer_options changed = *options;
-        moert_mesh *mesh;
         moert_layer *layer;
         changed.deferred_wgrad = deferred == 1;
-        ASSERT_OK(moert_mesh_create(test_context, 0, &mesh));
-        ASSERT_OK(moert_layer_create(mesh, &changed, &layer));
+        ASSERT_OK(moert_layer_create(open_mesh(0), &changed, &layer));
         const bool right = moert_precision_v_type(layer) == v &&
                            moert_precision_dv_type(layer) == (deferred == 1 ? v : dv);
         moert_layer_destroy(layer);
-        moert_mesh_destroy(mesh);
         ASSERT_ON_ALL(right);
     }
 }

@@ -8,19 +8,6 @@
 
 #define MODELS "tests/golden/model/"
 
-static moert_mesh *mesh;
-
-static int open_mesh(void **state) {
-    if (open_test_context(state) != 0)
-        return -1;
-    return moert_mesh_create(test_context, 0, &mesh) == MOERT_OK ? 0 : -1;
-}
-
-static int close_mesh(void **state) {
-    moert_mesh_destroy(mesh);
-    return close_test_context(state);
-}
-
 /* The first batch of a golden model, split into inputs and targets, and its logits. */
 typedef struct golden {
     size_t sequences, length, vocabulary;
@@ -28,10 +15,8 @@ typedef struct golden {
     float *logits;           /* [sequences,length,vocabulary] */
 } golden;
 
-static void golden_open(const char *path, golden *g) {
-    char name[256];
-    snprintf(name, sizeof name, "%s/expected.safetensors", path);
-    const moert_tensors *files = open_tensors(name);
+static void golden_open(const char *name, golden *g) {
+    const moert_tensors *files = open_tensors(titled(MODELS "%s/expected.safetensors", name));
     const moert_tensor *tokens = moert_tensors_find(files, "tokens"),
                        *logits = moert_tensors_find(files, "logits");
     const size_t row = tokens->shape[2];
@@ -56,19 +41,12 @@ static moert_model_batch share(const golden *g, size_t *first, size_t *count) {
                                g->target + *first * g->length, false};
 }
 
-static void destroy(void *model) {
-    moert_model_destroy(model);
-}
-
-static moert_model *open_model(const char *path, bool tied) {
-    moert_model_config config;
-    moert_model *model;
-    ASSERT_OK(moert_model_config_read(path, &config));
+static moert_model *load_model(const char *name, bool tied) {
+    moert_model_config config = golden_config(name);
     config.tied_embeddings = tied;
-    ASSERT_OK(moert_model_create(mesh, &config, &model));
-    ASSERT_OK(moert_model_load(model, path));
-    moert_model_config_free(&config);
-    return owned(model, destroy);
+    moert_model *model = open_model(test_mesh, &config);
+    ASSERT_OK(moert_model_load(model, titled(MODELS "%s", name)));
+    return model;
 }
 
 /* Relative error of this rank's logits. */
@@ -87,11 +65,11 @@ static double logit_error(moert_model *model, const golden *g, size_t first, siz
     return norm > 0.0 ? sqrt(difference / norm) : difference;
 }
 
-static void check_logits(const char *path) {
+static void check_logits(const char *name) {
     golden g;
     size_t first, count;
-    golden_open(path, &g);
-    moert_model *model = open_model(path, false);
+    golden_open(name, &g);
+    moert_model *model = load_model(name, false);
     const moert_model_batch batch = share(&g, &first, &count);
     ASSERT_OK(moert_model_forward(model, &batch));
     const double error = logit_error(model, &g, first, count);
@@ -100,11 +78,11 @@ static void check_logits(const char *path) {
 }
 
 TEST(test_logits_of_mixtral_are_the_golden_ones) {
-    check_logits(MODELS "mixtral-tiny");
+    check_logits("mixtral-tiny");
 }
 
 TEST(test_logits_of_qwen3_are_the_golden_ones) {
-    check_logits(MODELS "qwen3-tiny");
+    check_logits("qwen3-tiny");
 }
 
 static const moert_model_tensor *find_tensor(const moert_model *model, const char *name) {
@@ -143,9 +121,9 @@ TEST(test_a_tied_embedding_has_the_gradients_of_both_its_uses) {
     const char *embed = "model.embed_tokens.weight", *head = "lm_head.weight";
     golden g;
     moert_model_result one, both;
-    golden_open(MODELS "mixtral-tiny-aux", &g);
-    moert_model *tied = open_model(MODELS "mixtral-tiny-aux", true),
-                *untied = open_model(MODELS "mixtral-tiny-aux", false);
+    golden_open("mixtral-tiny-aux", &g);
+    moert_model *tied = load_model("mixtral-tiny-aux", true),
+                *untied = load_model("mixtral-tiny-aux", false);
     const moert_model_tensor *tensor = find_tensor(untied, head);
     const size_t n = tensor->elements;
     float *weights = read_tensor(untied, embed, false);
@@ -181,8 +159,7 @@ static float *forward(moert_model *model, const moert_model_batch *batch, size_t
 static void check_block(const golden *g, size_t index) {
     size_t first, count;
     const moert_model_batch batch = share(g, &first, &count);
-    moert_model *models[] = {open_model(MODELS "qwen3-tiny", false),
-                             open_model(MODELS "qwen3-tiny", false)};
+    moert_model *models[] = {load_model("qwen3-tiny", false), load_model("qwen3-tiny", false)};
     const size_t tokens = count * g->length, bytes = tokens * g->vocabulary * sizeof(float);
     bool same = true;
     for (size_t change = 0; change < 2; change++) {
@@ -200,15 +177,15 @@ static void check_block(const golden *g, size_t index) {
 
 TEST(test_packed_weights_give_the_bits_of_plain_ones_and_follow_them) {
     golden g;
-    golden_open(MODELS "qwen3-tiny", &g);
-    moert_model *model = open_model(MODELS "qwen3-tiny", false);
+    golden_open("qwen3-tiny", &g);
+    moert_model *model = load_model("qwen3-tiny", false);
     const size_t blocks = moert_model_block_count(model);
     for (size_t i = 0; i < blocks; i++)
         check_block(&g, i);
 }
 
 TEST(test_sequences_that_are_too_long_are_refused) {
-    moert_model *model = open_model(MODELS "mixtral-tiny", false);
+    moert_model *model = load_model("mixtral-tiny", false);
     const size_t length = moert_model_describe(model)->max_positions + 1;
     int32_t *tokens = test_alloc(length * sizeof *tokens);
     const moert_model_batch batch = {1, length, tokens, tokens, false};
@@ -216,4 +193,4 @@ TEST(test_sequences_that_are_too_long_are_refused) {
     ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
 }
 
-MPI_TESTS(open_mesh, close_mesh)
+MPI_TESTS(open_test_mesh, close_test_mesh)

@@ -62,14 +62,11 @@ static void train(const char *folder, const char *metrics, size_t ep) {
                                      .max_positions = LENGTH};
     const char *const text = "LICENSE";
     moert_model_config config = {0};
-    moert_mesh *mesh;
-    moert_model *model;
     moert_data *data;
     bool interrupted;
     ASSERT_OK_ON_ALL(moert_config_from_sizes(&sizes, &config));
     ASSERT_OK_ON_ALL(moert_data_open_text(&text, 1, 0.0, &data));
-    ASSERT_OK_ON_ALL(moert_mesh_create(test_context, ep, &mesh));
-    ASSERT_OK_ON_ALL(moert_model_create(mesh, &config, &model));
+    moert_model *model = open_model(open_mesh(ep), &config);
     plant(model);
     const moert_trainer_options options = options_of(folder, metrics);
     FILE *console = stdout; /* the table is no test's line */
@@ -78,8 +75,6 @@ static void train(const char *folder, const char *metrics, size_t ep) {
     fclose(stdout);
     stdout = console;
     ASSERT_OK_ON_ALL(status);
-    moert_model_destroy(model);
-    moert_mesh_destroy(mesh);
     moert_data_destroy(data);
     moert_model_config_free(&config);
 }

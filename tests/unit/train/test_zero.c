@@ -83,17 +83,14 @@ static void update_whole(const moert_model_tensor *tensor, const double *norm, f
 /* ---- what ranks share ---- */
 
 /* Parts of experts are a chunk and a part of one, and begin where views cannot. */
-static moert_model *new_model(moert_mesh *mesh) {
-    moert_model_config config;
-    moert_model *model;
-    ASSERT_OK(moert_model_config_read("tests/golden/model/qwen3-tiny", &config));
+static moert_model *new_model(void) {
+    moert_model_config config = golden_config("qwen3-tiny");
     config.hidden = 72;
     config.intermediate = 65;
     config.router.experts = 5;
     config.router.topk = 2;
-    ASSERT_OK(moert_model_create(mesh, &config, &model));
+    moert_model *model = open_model(open_mesh(ep), &config);
     ASSERT_OK_ON_ALL(moert_model_initialize(model, 3));
-    moert_model_config_free(&config);
     return model;
 }
 
@@ -151,17 +148,13 @@ static bool moments_are_shared(moert_model *model, moert_optimizer *optimizer) {
 /* For every EP x EDP. */
 static void check_meshes(bool (*is_right)(moert_model *model, moert_optimizer *optimizer)) {
     for (ep = 1; ep <= test_ranks; ep++) {
-        moert_mesh *mesh;
         moert_optimizer *optimizer;
         if (test_ranks % ep != 0)
             continue;
-        ASSERT_OK(moert_mesh_create(test_context, ep, &mesh));
-        moert_model *model = new_model(mesh);
+        moert_model *model = new_model();
         ASSERT_OK_ON_ALL(moert_optimizer_create(model, &settings, &optimizer));
         ASSERT_ON_ALL(is_right(model, optimizer));
         moert_optimizer_destroy(optimizer);
-        moert_model_destroy(model);
-        moert_mesh_destroy(mesh);
     }
 }
 
