@@ -1,9 +1,10 @@
 // run: np=1
 /*
- * Training with quantised operands, op on op: torchao's grouped linear layer and its limits on
- * signal to quantisation noise, and TransformerEngine's grouped MLP, hidden sizes 128 and 256 and
- * groups of 0, 256, 512 and 768 rows in any order. Every op is right in float64 on the values of
- * its operands; what its result is worth beside the layer without rounding is in decibel.
+ * Training, op on op: torchao's grouped linear layer of quantised operands and its limits on signal
+ * to quantisation noise, and TransformerEngine's grouped MLP, quantised and in bfloat16, hidden
+ * sizes 128 and 256, groups of 0, 256, 512 and 768 rows in any order, SwiGLU and clamped GLUs.
+ * Every op is right in float64 on the values of its operands. Its result is compared with that of
+ * float64 from end to end, in decibel if operands are quantised.
  */
 #include "base/memory.h"
 #include "support/op/exact.h"
@@ -42,12 +43,34 @@ static moert_op_buffer scale_of(const ops_bytes *data, moert_op_buffer which) {
     return ops_find(&data->shape, ops_bytes_ends(data), which).scale;
 }
 
+static size_t count_of(const ops_bytes *data, moert_op_buffer which) {
+    return data->bytes[which] * 8 / moert_number_bits(data->shape.needs[which].type);
+}
+
+/* All elements of a plain buffer. */
+static void put_all(ops_bytes *data, moert_op_buffer which, const float *values) {
+    for (size_t i = 0; i < count_of(data, which); i++)
+        ops_bytes_put(data, which, i, (double)values[i]);
+}
+
+static double *get_all(const ops_bytes *data, moert_op_buffer which) {
+    const size_t n = count_of(data, which);
+    double *values = test_alloc(n * sizeof *values);
+    for (size_t i = 0; i < n; i++)
+        values[i] = ops_bytes_get(data, which, i);
+    return values;
+}
+
 static void take(ops_bytes *data, const source *s) {
     if (s->from == NULL) {
-        ops_bytes_load(data, s->which, s->values);
+        if (data->bytes[scale_of(data, s->which)] > 0)
+            ops_bytes_load(data, s->which, s->values);
+        else
+            put_all(data, s->which, s->values);
         return;
     }
-    const moert_op_buffer payload = s->column ? MOERT_OP_BUFFER_column : MOERT_OP_BUFFER_d;
+    const bool column = s->column && s->from->bytes[MOERT_OP_BUFFER_column] > 0;
+    const moert_op_buffer payload = column ? MOERT_OP_BUFFER_column : MOERT_OP_BUFFER_d;
     const moert_op_buffer to = scale_of(data, s->which), scale = scale_of(s->from, payload);
     assert_int_equal(data->bytes[s->which], s->from->bytes[payload]);
     assert_int_equal(data->bytes[to], s->from->bytes[scale]);
@@ -149,45 +172,77 @@ typedef struct mlp {
     layer l; /* n and k by part */
     moert_glu_form form;
     size_t hidden;
+    bool bf16; /* instead of the layer's format */
     float *x, *w1, *w2, *dy, *prob;
 } mlp;
+
+static mlp make_mlp(layer l, moert_glu_form form, size_t hidden, bool bf16) {
+    const double spread = 1.5 / sqrt((double)hidden);
+    mlp m = {l, form, hidden, bf16, NULL, NULL, NULL, NULL, NULL};
+    const struct {
+        float **at;
+        size_t count;
+        double deviation;
+    } arrays[] = {{&m.x, M * hidden, 1.0},
+                  {&m.w1, GROUPS * 2 * hidden * hidden, spread},
+                  {&m.w2, GROUPS * hidden * hidden, spread},
+                  {&m.dy, M * hidden, 1.0},
+                  {&m.prob, M, 0.5}};
+    for (size_t i = 0; i < MOERT_COUNT(arrays); i++) {
+        float *values = *arrays[i].at = suite_normal(i + 1, arrays[i].count, arrays[i].deviation);
+        for (size_t k = 0; bf16 && k < arrays[i].count; k++)
+            values[k] = round_to(MOERT_NUMBER_BF16, (double)values[k]);
+    }
+    return m;
+}
 
 /* MXFP8 results are made by the op, in both directions; NVFP4 ones of its float32 results, as their
  * global scales are known only then. */
 static bool chains(const mlp *m) {
-    return m->l.format != MOERT_FORMAT_NVFP4;
+    return m->bf16 || m->l.format != MOERT_FORMAT_NVFP4;
 }
 
-/* Part i of the MLP, before its factors. */
-static ops_bytes begin(const mlp *m, part i, const ops_bytes *parts) {
+static moert_op_options describe_part(const mlp *m, part i, bool plain) {
     static const moert_op_kind kinds[PARTS] = {MOERT_OP_GLU,        MOERT_OP_GEMM_FORWARD,
                                                MOERT_OP_DGLU,       MOERT_OP_GEMM_DGRAD,
                                                MOERT_OP_GEMM_WGRAD, MOERT_OP_GEMM_WGRAD};
-    const bool glu = i == GLU || i == DGLU;
     layer l = m->l;
     l.n = i == GLU || i == DGRAD || i == WGRAD1 ? 2 * m->hidden : m->hidden;
     l.k = m->hidden;
-    moert_op_options o = describe(&l, kinds[i]);
+    if (!m->bf16)
+        return describe(&l, kinds[i]);
+    moert_op_options o = ops_sized(kinds[i], GROUPS, M, l.n, l.k);
+    const moert_number type = plain ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16;
+    o.x.type = o.y.type = o.c.type = o.d.type = type;
+    o.weight.type = i == WGRAD1 || i == WGRAD2 ? MOERT_NUMBER_F32 : type;
+    return o;
+}
+
+/* Part i of the MLP, before its operands; `plain` without roundings to bf16. The backward is that of
+ * `forward`'s c. */
+static ops_bytes begin(const mlp *m, part i, bool plain, const ops_bytes *forward) {
+    const bool glu = i == GLU || i == DGLU;
+    moert_op_options o = describe_part(m, i, plain);
     o.interleave = 32;
     o.row_multiple = 256;
     o.glu = m->form;
     o.prob = glu;
     o.save_c = i == GLU;
     o.dprob = i == DGLU;
-    if (glu && chains(m)) {
-        o.d = scaled(l.format, MOERT_AXIS_ROW);
-        o.column = scaled(l.format, MOERT_AXIS_COLUMN);
+    if (glu && chains(m) && !m->bf16) {
+        o.d = scaled(m->l.format, MOERT_AXIS_ROW);
+        o.column = scaled(m->l.format, MOERT_AXIS_COLUMN);
     }
-    ops_bytes data = ops_bytes_make(&o, l.ends);
+    ops_bytes data = ops_bytes_make(&o, m->l.ends);
     if (glu)
-        memcpy(data.at[MOERT_OP_BUFFER_prob], m->prob, M * sizeof *m->prob);
+        put_all(&data, MOERT_OP_BUFFER_prob, m->prob);
     if (i == DGLU)
-        memcpy(data.at[MOERT_OP_BUFFER_c], parts[GLU].at[MOERT_OP_BUFFER_c],
-               data.bytes[MOERT_OP_BUFFER_c]);
+        put_all(&data, MOERT_OP_BUFFER_c,
+                to_floats(get_all(forward, MOERT_OP_BUFFER_c), count_of(&data, MOERT_OP_BUFFER_c)));
     return data;
 }
 
-/* The factors of part i; h and dv come from where they are made, as bytes if they are `chained`. */
+/* The operands of part i; h and dv come from where they are made, as bytes if `chained`. */
 static void find_factors(const mlp *m, part i, const ops_bytes *parts, bool chained,
                          source factors[2]) {
     const bool of_glu = i == FC2 || i == WGRAD2, of_dglu = i == DGRAD || i == WGRAD1;
@@ -209,78 +264,91 @@ static void run(const mlp *m, ops_bytes *parts) {
     static const char *const names[PARTS] = {"glu", "fc2", "dglu", "dgrad", "wgrad1", "wgrad2"};
     for (part i = GLU; i < PARTS; i++) {
         source factors[2];
-        parts[i] = begin(m, i, parts);
+        parts[i] = begin(m, i, false, &parts[GLU]);
         find_factors(m, i, parts, chains(m), factors);
         execute(&m->l, names[i], &parts[i], factors);
     }
 }
 
-/* The same in float32: all factors plain. */
-static void run_plain(const mlp *m, ops_bytes *parts) {
+/* The same in float64, all operands plain; in bf16 the backward is that of the `rounded` forward. */
+static void run_exactly(const mlp *m, const ops_bytes *rounded, ops_bytes *parts) {
     for (part i = GLU; i < PARTS; i++) {
         source factors[2];
-        const ops_bytes data = begin(m, i, parts);
+        const ops_bytes data = begin(m, i, true, m->bf16 ? &rounded[GLU] : &parts[GLU]);
         find_factors(m, i, parts, false, factors);
         parts[i] = without_rounding(&data, factors);
-        ops_bytes_execute("portable", &parts[i]);
+        const ops_exact exact = ops_exact_of(&parts[i], 0.0);
+        put_all(&parts[i], ops_result_buffer(data.shape.options.kind),
+                to_floats(exact.result, exact.lines * exact.width));
+        if (i == GLU)
+            put_all(&parts[i], MOERT_OP_BUFFER_c,
+                    to_floats(exact.c, count_of(&parts[i], MOERT_OP_BUFFER_c)));
+        if (i == DGLU)
+            put_all(&parts[i], MOERT_OP_BUFFER_dprob, to_floats(exact.dprob, M));
     }
 }
 
+/* `limit`: decibel; in bf16 of the largest or the typical magnitude, for roundings of up to four
+ * operands in a row. */
 static void check_mlp(const mlp *m, double limit) {
     static const struct {
         const char *name;
         part from;
         moert_op_buffer which;
-    } results[] = {{"y", FC2, MOERT_OP_BUFFER_y},
-                   {"dprob", DGLU, MOERT_OP_BUFFER_dprob},
-                   {"dx", DGRAD, MOERT_OP_BUFFER_x},
-                   {"dW1", WGRAD1, MOERT_OP_BUFFER_weight},
+    } results[] = {{"c", GLU, MOERT_OP_BUFFER_c}, /* the first three: in bf16 */
+                   {"h", GLU, MOERT_OP_BUFFER_d},          {"dv", DGLU, MOERT_OP_BUFFER_d},
+                   {"y", FC2, MOERT_OP_BUFFER_y},          {"dprob", DGLU, MOERT_OP_BUFFER_dprob},
+                   {"dx", DGRAD, MOERT_OP_BUFFER_x},       {"dW1", WGRAD1, MOERT_OP_BUFFER_weight},
                    {"dW2", WGRAD2, MOERT_OP_BUFFER_weight}};
-    ops_bytes rounded[PARTS], plain[PARTS];
+    ops_bytes rounded[PARTS], exact[PARTS];
     run(m, rounded);
-    run_plain(m, plain);
-    for (size_t i = 0; i < MOERT_COUNT(results); i++) {
-        const ops_bytes *want = &plain[results[i].from];
+    run_exactly(m, rounded, exact);
+    for (size_t i = m->bf16 ? 0 : 3; i < MOERT_COUNT(results); i++) {
+        const moert_op_buffer which = results[i].which;
+        const ops_bytes *got = &rounded[results[i].from], *want = &exact[results[i].from];
         const bool through = results[i].from == DGRAD || results[i].from == WGRAD1;
-        if (through && m->form.limit < 2.0f)
-            continue; /* rounded numbers cross the limit, where the derivative jumps */
-        const size_t n = want->bytes[results[i].which] / sizeof(float);
-        double *values = test_alloc(n * sizeof *values);
-        for (size_t k = 0; k < n; k++)
-            values[k] = ops_bytes_get(want, results[i].which, k);
-        assert_above(titled("MLP, hidden %zu, %s: %s", m->hidden, moert_format_name(m->l.format),
-                            results[i].name),
-                     values, &rounded[results[i].from], results[i].which, n, limit);
+        const size_t n = count_of(want, which);
+        if (m->bf16)
+            assert_near(results[i].name, to_floats(get_all(got, which), n), get_all(want, which), n,
+                        limit);
+        else if (!through || m->form.limit >= 2.0f)
+            assert_above(titled("MLP, hidden %zu, %s: %s", m->hidden,
+                                moert_format_name(m->l.format), results[i].name),
+                         get_all(want, which), got, which, n, limit);
+        /* else: rounded numbers cross the limit, where the derivative jumps */
     }
 }
 
+/* No bfloat16 number lies on a limit: there the differences are half the derivative. */
+static const moert_glu_form mlp_forms[] = {
+    MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f, 0}, {false, 1.26f, 1.5f, 0.5f, 0}};
+static const uint32_t mlp_ends[][GROUPS] = {
+    {0, 256, 768, M}, {768, 768, 1024, M}, {512, 1280, M, M}};
+
 TEST(test_a_grouped_mlp_keeps_its_signal) {
-    static const moert_glu_form forms[] = {
-        MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f, 0}, {false, 1.26f, 1.5f, 0.5f, 0}};
-    static const uint32_t ends[][GROUPS] = {
-        {0, 256, 768, M}, {768, 768, 1024, M}, {512, 1280, M, M}};
     for (size_t i = 0; i < 12; i++) {
         const size_t h = i < 6 ? 128 : 256;
+        const bool nvfp4 = i / 3 % 2 == 1;
         if (suite_skips(h > 128 || i % 3 == 2))
             continue;
-        const bool nvfp4 = i / 3 % 2 == 1;
-        const double spread = 1.5 / sqrt((double)h);
-        const layer l = {nvfp4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3,
-                         GROUPS,
-                         M,
-                         0,
-                         0,
-                         ends[i % 3],
-                         suite_backends[i == 0 || i == 4]};
-        mlp m = {l,
-                 forms[i % 3],
-                 h,
-                 suite_normal(1, M * h, 1.0),
-                 suite_normal(2, GROUPS * 2 * h * h, spread),
-                 suite_normal(3, GROUPS * h * h, spread),
-                 suite_normal(4, M * h, 1.0),
-                 suite_normal(5, M, 0.5)};
+        const layer l = {.format = nvfp4 ? MOERT_FORMAT_NVFP4 : MOERT_FORMAT_MXFP8_E4M3,
+                         .groups = GROUPS,
+                         .rows = M,
+                         .ends = mlp_ends[i % 3],
+                         .backend = suite_backends[i == 0 || i == 4]};
+        const mlp m = make_mlp(l, mlp_forms[i % 3], h, false);
         check_mlp(&m, nvfp4 ? 11.5 : 22.0);
+    }
+}
+
+TEST(test_grouped_mlps_agree_with_float64) {
+    for (size_t i = 0; i < 6; i++) {
+        const size_t h = i < 3 ? 128 : 256;
+        if (suite_skips(h > 128))
+            break;
+        const layer l = {.ends = mlp_ends[i % 3], .backend = suite_backends[i == 0]};
+        const mlp m = make_mlp(l, mlp_forms[(i + i / 3) % 3], h, true);
+        check_mlp(&m, 0.03);
     }
 }
 
