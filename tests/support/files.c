@@ -1,8 +1,10 @@
 /* The temporary folder of a test program and what is in it. */
 #include "support/files.h"
 
+#include <dirent.h>
 #include <limits.h>
 
+#include "base/text.h"
 #include "io/durable.h"
 
 char test_folder[] = "/tmp/moert-test-XXXXXX";
@@ -51,6 +53,17 @@ char *read_file(const char *path, size_t *bytes) {
     if (bytes != NULL)
         *bytes = size;
     return content;
+}
+
+size_t count_files(const char *folder, const char *ending) {
+    size_t count = 0;
+    DIR *opened = opendir(folder);
+    const struct dirent *entry;
+    while (opened != NULL && (entry = readdir(opened)) != NULL)
+        count += entry->d_name[0] != '.' && moert_text_ends_with(entry->d_name, ending);
+    if (opened != NULL)
+        closedir(opened);
+    return count;
 }
 
 size_t compose_tensors(unsigned char *image, const char *header, const void *data, size_t bytes) {

@@ -22,6 +22,9 @@ const char *write_text(const char *name, const char *text);
 /* A whole file with a zero byte behind it, to be freed; `bytes` may be NULL. */
 char *read_file(const char *path, size_t *bytes);
 
+/* How many entries of a folder end so, without hidden ones; 0 if there is no such folder. */
+size_t count_files(const char *folder, const char *ending);
+
 /* The bytes of a safetensors file of this header and this data; returns their number. */
 size_t compose_tensors(unsigned char *image, const char *header, const void *data, size_t bytes);
 /* Writes them (at most 4096) into the folder; returns the path. */

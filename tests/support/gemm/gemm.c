@@ -5,6 +5,9 @@
 #include "base/number.h"
 #include "base/rng.h"
 #include "gemm/backend.h"
+#include "io/durable.h"
+#include "support/files.h"
+#include "support/gemm/tuning.h"
 
 const char *const operation_names[] = {"forward", "dgrad", "wgrad", "bias_grad"};
 
@@ -282,6 +285,19 @@ gated run_gated(const problem *p, const gated_run *how, const way *by, bool inte
     moert_packed_destroy(packed);
     set_variable("MOERT_BF16", NULL);
     return g;
+}
+
+const moert_choices standard_choices = {4, 1024, 512, 8, 2, 4096};
+
+int forget_tuning(void **state) {
+    static const char *const unset[] = {"MOERT_TUNE", "MOERT_BACKEND", "MOERT_KERNEL_DIR"};
+    (void)state;
+    ASSERT_OK(moert_remove_tree(in_folder("rows")));
+    set_variable("MOERT_TUNE_FILE", in_folder("rows"));
+    for (size_t i = 0; i < MOERT_COUNT(unset); i++)
+        set_variable(unset[i], NULL);
+    moert_tuning_reload();
+    return 0;
 }
 
 void digest_by(const char *threads, char digest[32]) {

@@ -1,6 +1,5 @@
 // run: np=1,2,3,4 sanitize=2
 /* Open files and shared memory between the ranks of a host, on any number of ranks. */
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -10,20 +9,10 @@
 #include "base/memory.h"
 #include "comm/internal.h"
 #include "io/durable.h"
+#include "support/files.h"
 #include "support/mpi.h"
 
 /* ---- files ---- */
-
-/* Entries of a folder, such as the open files of this process. */
-static size_t count_files(const char *folder) {
-    size_t count = 0;
-    DIR *opened = opendir(folder);
-    while (opened != NULL && readdir(opened) != NULL)
-        count++;
-    if (opened != NULL)
-        closedir(opened);
-    return count;
-}
 
 /* Files that tell their maker and number. */
 static bool make_files(int *files, size_t count) {
@@ -55,7 +44,7 @@ static bool hold_what_ranks_wrote(const int *all, size_t count) {
 TEST(test_open_files_reach_every_rank_of_the_host) {
     enum { MOST = 255 }; /* more than a message holds */
     static int mine[MOST], all[MOST * 4];
-    const size_t before = count_files("/proc/self/fd");
+    const size_t before = count_files("/proc/self/fd", "");
     const size_t counts[] = {1, 3, test_ranks < 3 ? MOST : 7};
     for (size_t i = 0; i < MOERT_COUNT(counts); i++) {
         bool right = make_files(mine, counts[i]);
@@ -73,7 +62,7 @@ TEST(test_open_files_reach_every_rank_of_the_host) {
         right = right && seen == mpi_value((test_rank + test_ranks - 1) % test_ranks, 1, 2);
         close_files(mine, counts[i]);
         close_files(all, test_ranks * counts[i]);
-        ASSERT_ON_ALL(right && count_files("/proc/self/fd") == before);
+        ASSERT_ON_ALL(right && count_files("/proc/self/fd", "") == before);
     }
 }
 
@@ -81,7 +70,7 @@ TEST(test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks) {
     enum { COUNT = 9 };
     int mine[COUNT], all[COUNT * 4];
     struct rlimit limit, low;
-    const size_t before = count_files("/proc/self/fd");
+    const size_t before = count_files("/proc/self/fd", "");
     bool right = make_files(mine, COUNT) && getrlimit(RLIMIT_NOFILE, &limit) == 0;
     low = limit;
     low.rlim_cur = (rlim_t)mine[COUNT - 1] + 4; /* room for the socket and some files */
@@ -92,7 +81,7 @@ TEST(test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks) {
     close_files(mine, COUNT);
     ASSERT_ON_ALL(right && status == MOERT_ERROR_MEMORY && all[0] == -1 && /* all the same */
                   strstr(moert_last_error(), "(ulimit -n)") != NULL &&
-                  count_files("/proc/self/fd") == before);
+                  count_files("/proc/self/fd", "") == before);
     ASSERT_ON_ALL(moert_comm_share_files(test_comm, mine, 1001, NULL) == MOERT_ERROR_UNSUPPORTED);
 }
 
@@ -139,10 +128,10 @@ static size_t count_mappings(const char *part) {
 
 TEST(test_shared_memory_has_no_name_and_keeps_no_file_open) {
     moert_shared *shared = NULL;
-    const size_t files = count_files("/proc/self/fd"), before = count_mappings("memfd:moert");
+    const size_t files = count_files("/proc/self/fd", ""), before = count_mappings("memfd:moert");
     bool right = moert_shared_create(test_comm, 100, &shared) == MOERT_OK;
     right = right && count_mappings("memfd:moert (deleted)") == before + 1;
-    right = count_files("/proc/self/fd") == files && right;
+    right = count_files("/proc/self/fd", "") == files && right;
     right = on_all(right);
     moert_shared_destroy(shared);
     ASSERT_ON_ALL(right && count_mappings("memfd:moert") == before);
@@ -168,7 +157,7 @@ TEST(test_untouched_shared_memory_costs_nothing) {
 
 TEST(test_memory_out_of_reach_is_an_error_on_all_ranks) {
     moert_shared *shared = NULL;
-    const size_t files = count_files("/proc/self/fd"), before = count_mappings("memfd:moert");
+    const size_t files = count_files("/proc/self/fd", ""), before = count_mappings("memfd:moert");
     const bool last = test_rank == test_ranks - 1;
     if (test_ranks == 1) /* opens nothing */
         return;
@@ -177,7 +166,7 @@ TEST(test_memory_out_of_reach_is_an_error_on_all_ranks) {
     right = right && strstr(moert_last_error(), "out of reach: No such file") != NULL;
     moert_memory_processes = "/proc";
     right = shared == NULL && count_mappings("memfd:moert") == before && right;
-    ASSERT_ON_ALL(right && count_files("/proc/self/fd") == files);
+    ASSERT_ON_ALL(right && count_files("/proc/self/fd", "") == files);
 }
 
 /* A folder of processes in which any file of process `pid` is one regular file. */

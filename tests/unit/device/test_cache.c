@@ -1,14 +1,12 @@
 // run: np=1 sanitize=1
 /* The on-disk cache alone: what is stored is read again whole or not at all, and one process of
  * several does the work. */
-#include <dirent.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/memory.h"
-#include "base/text.h"
 #include "device/internal.h"
 #include "io/durable.h"
 #include "support/files.h"
@@ -18,17 +16,6 @@ static int make_cache(void **state) {
     ASSERT_OK(moert_remove_tree(in_folder("cache")));
     set_variable("MOERT_CACHE_DIR", in_folder("cache"));
     return 0;
-}
-
-static size_t count_files(const char *ending) {
-    size_t count = 0;
-    DIR *folder = opendir(in_folder("cache"));
-    const struct dirent *entry;
-    while (folder != NULL && (entry = readdir(folder)) != NULL)
-        count += entry->d_name[0] != '.' && moert_text_ends_with(entry->d_name, ending);
-    if (folder != NULL)
-        closedir(folder);
-    return count;
 }
 
 /* Obtains `code` for `key`; true if it was there. */
@@ -53,8 +40,8 @@ TEST_WITH(test_what_is_stored_is_found_by_its_key, make_cache, NULL) {
     assert_false(obtain("two", "other code"));
     assert_true(obtain("two", "other code"));
     assert_true(obtain("one", "machine code"));
-    assert_int_equal(count_files(".bin"), 2);
-    assert_int_equal(count_files(""), 4); /* and the locks */
+    assert_int_equal(count_files(in_folder("cache"), ".bin"), 2);
+    assert_int_equal(count_files(in_folder("cache"), ""), 4); /* and the locks */
 }
 
 TEST_WITH(test_a_damaged_entry_is_as_good_as_none, make_cache, NULL) {
@@ -70,7 +57,7 @@ TEST_WITH(test_a_damaged_entry_is_as_good_as_none, make_cache, NULL) {
         assert_false(obtain("key", code));
         assert_true(obtain("key", code));
     }
-    assert_int_equal(count_files(""), 2);
+    assert_int_equal(count_files(in_folder("cache"), ""), 2);
 }
 
 TEST_WITH(test_without_a_folder_nothing_is_found_and_nothing_fails, make_cache, NULL) {
@@ -127,9 +114,9 @@ static size_t count_workers(const char *name, bool done) {
 
 TEST_WITH(test_one_process_works_while_the_others_wait, make_cache, NULL) {
     assert_int_equal(count_workers("failing", false), 3); /* none has done it for the others */
-    assert_int_equal(count_files(".bin"), 0);
+    assert_int_equal(count_files(in_folder("cache"), ".bin"), 0);
     assert_int_equal(count_workers("done", true), 1);
-    assert_int_equal(count_files(".bin"), 1);
+    assert_int_equal(count_files(in_folder("cache"), ".bin"), 1);
     work("again", true);
     assert_int_not_equal(access(in_folder("again"), F_OK), 0);
 }

@@ -4,23 +4,9 @@
 #include <unistd.h>
 
 #include "base/memory.h"
-#include "gemm/tuning/tuning.h"
 #include "io/durable.h"
 #include "support/files.h"
-
-static const moert_choices standard = {4, 1024, 512, 8, 2, 4096};
-
-/* Every test begins with the built-in rows and an empty file of measured ones. */
-static int forget(void **state) {
-    (void)state;
-    ASSERT_OK(moert_remove_tree(in_folder("rows")));
-    set_variable("MOERT_TUNE_FILE", in_folder("rows"));
-    set_variable("MOERT_TUNE", NULL);
-    set_variable("MOERT_BACKEND", NULL);
-    set_variable("MOERT_KERNEL_DIR", NULL);
-    moert_tuning_reload();
-    return 0;
-}
+#include "support/gemm/tuning.h"
 
 static void read_rows(const char *text) {
     write_text("rows", text);
@@ -50,7 +36,7 @@ static void assert_choices(moert_choices got, moert_choices want) {
 
 /* ---- text ---- */
 
-TEST_WITH(test_a_row_is_printed_as_it_was_read, forget, NULL) {
+TEST_WITH(test_a_row_is_printed_as_it_was_read, forget_tuning, NULL) {
     static const char *const lines[] = {
         "default * * * * * panels=4 depth=1024 split=512 lines=8 width=2",
         "device \"An EPYC, \"forward f32 1408 512 32-63 split=64",
@@ -70,7 +56,7 @@ TEST_WITH(test_a_row_is_printed_as_it_was_read, forget, NULL) {
     }
 }
 
-TEST_WITH(test_what_is_wrong_with_a_line_is_said, forget, NULL) {
+TEST_WITH(test_what_is_wrong_with_a_line_is_said, forget_tuning, NULL) {
     static const struct {
         const char *line, *problem;
     } bad[] = {
@@ -105,7 +91,7 @@ TEST_WITH(test_what_is_wrong_with_a_line_is_said, forget, NULL) {
     }
 }
 
-TEST_WITH(test_comments_and_empty_lines_are_no_rows, forget, NULL) {
+TEST_WITH(test_comments_and_empty_lines_are_no_rows, forget_tuning, NULL) {
     static const char *const lines[] = {"", "  \t\r", "# default * * * * * panels=4", "  #"};
     moert_tuning_row row;
     char problem[160];
@@ -117,7 +103,7 @@ TEST_WITH(test_comments_and_empty_lines_are_no_rows, forget, NULL) {
 }
 
 /* Random bytes, and rows with one byte changed: whatever is taken is within its bounds. */
-TEST_WITH(test_no_line_gives_choices_out_of_bounds, forget, NULL) {
+TEST_WITH(test_no_line_gives_choices_out_of_bounds, forget_tuning, NULL) {
     static const char row_text[] = "device \"a b\" forward f32 1408 512- 32-63 panels=4 depth=1024 "
                                    "split=512 lines=8 width=2 # c";
     size_t taken = 0;
@@ -139,7 +125,7 @@ TEST_WITH(test_no_line_gives_choices_out_of_bounds, forget, NULL) {
 
 /* ---- which row ---- */
 
-TEST_WITH(test_built_in_rows_are_whole, forget, NULL) {
+TEST_WITH(test_built_in_rows_are_whole, forget_tuning, NULL) {
     char problem[160], *text, *end;
     ASSERT_OK(moert_kernel_source("gemm/tuning.txt", &text));
     size_t rows = 0;
@@ -159,15 +145,15 @@ TEST_WITH(test_built_in_rows_are_whole, forget, NULL) {
     assert_non_null(strstr(report.place, "kernels/gemm/tuning.txt:"));
 }
 
-TEST_WITH(test_without_any_row_products_choose_as_they_can, forget, NULL) {
+TEST_WITH(test_without_any_row_products_choose_as_they_can, forget_tuning, NULL) {
     build_in("# nothing\n");
-    assert_choices(find(MOERT_TUNED_WGRAD, 10, 10, 10), standard);
+    assert_choices(find(MOERT_TUNED_WGRAD, 10, 10, 10), standard_choices);
     ASSERT_OK(moert_remove_tree(in_folder("kernels")));
     moert_tuning_reload();
-    assert_choices(find(MOERT_TUNED_WGRAD, 10, 10, 10), standard);
+    assert_choices(find(MOERT_TUNED_WGRAD, 10, 10, 10), standard_choices);
 }
 
-TEST_WITH(test_device_comes_before_family_before_vendor_before_default, forget, NULL) {
+TEST_WITH(test_device_comes_before_family_before_vendor_before_default, forget_tuning, NULL) {
     const moert_device_info *info = moert_device_describe(test_device);
     const char *family = moert_tuning_family(info);
     build_in(titled("device \"%.*s\" * * * * * panels=9\n"
@@ -181,7 +167,7 @@ TEST_WITH(test_device_comes_before_family_before_vendor_before_default, forget, 
     assert_choices(find(MOERT_TUNED_FORWARD, 64, 64, 65), (moert_choices){9, 48, 7, 8, 2, 4096});
 }
 
-TEST_WITH(test_the_row_that_says_more_of_the_shape_is_taken, forget, NULL) {
+TEST_WITH(test_the_row_that_says_more_of_the_shape_is_taken, forget_tuning, NULL) {
     build_in("default * * * * 20 panels=5\n"
              "default * * 10 10 * panels=3\n"
              "default forward * * * * panels=1\n"
@@ -198,7 +184,7 @@ TEST_WITH(test_the_row_that_says_more_of_the_shape_is_taken, forget, NULL) {
     assert_int_equal(find(MOERT_TUNED_DGRAD, 0, 0, 0).panels, 7); /* nothing is known */
 }
 
-TEST_WITH(test_measured_rows_come_before_built_in_ones_of_a_level, forget, NULL) {
+TEST_WITH(test_measured_rows_come_before_built_in_ones_of_a_level, forget_tuning, NULL) {
     build_in("default * * 10 10 10 panels=3\nfamily cpu * * * * * split=9\nfamily gpu * * * * * "
              "split=9\n");
     read_rows("default * * * * * panels=5 split=10\nfamily nothing * * * * * panels=6\n"
@@ -213,7 +199,7 @@ TEST_WITH(test_measured_rows_come_before_built_in_ones_of_a_level, forget, NULL)
 
 /* ---- remembering ---- */
 
-TEST_WITH(test_what_is_remembered_is_found_again, forget, NULL) {
+TEST_WITH(test_what_is_remembered_is_found_again, forget_tuning, NULL) {
     const moert_tuning_key key = {MOERT_TUNED_DGRAD, MOERT_NUMBER_BF16, 96, 64, 50};
     const moert_choices first = {2, 256, 64, 6, 3, 32}, second = {1, 16, 1, 1, 1, 16};
     moert_tuning_key other = key;
@@ -238,17 +224,18 @@ TEST_WITH(test_what_is_remembered_is_found_again, forget, NULL) {
                                  "width=3 fetch=32 # a test\n"));
 }
 
-TEST_WITH(test_a_file_that_cannot_be_written_is_said_and_the_row_serves, forget, NULL) {
+TEST_WITH(test_a_file_that_cannot_be_written_is_said_and_the_row_serves, forget_tuning, NULL) {
     const moert_tuning_key key = {MOERT_TUNED_DGRAD, MOERT_NUMBER_F32, 96, 64, 50};
     set_variable("MOERT_TUNE_FILE", in_folder("no/such/folder"));
-    ASSERT_FAILS(moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &standard, "a test"),
-                 MOERT_ERROR_IO, "cannot add a row of tuning");
+    ASSERT_FAILS(
+        moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &standard_choices, "a test"),
+        MOERT_ERROR_IO, "cannot add a row of tuning");
     bool measured;
     moert_tuning_find(test_device, &key, &measured);
     assert_true(measured);
 }
 
-TEST_WITH(test_rows_of_processes_that_write_at_once_are_whole, forget, NULL) {
+TEST_WITH(test_rows_of_processes_that_write_at_once_are_whole, forget_tuning, NULL) {
     enum { WRITERS = 4, ROWS = 50 };
     pid_t children[WRITERS];
     fflush(NULL);

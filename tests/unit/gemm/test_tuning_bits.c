@@ -5,21 +5,9 @@
 
 #include "base/memory.h"
 #include "gemm/tuning/search.h"
-#include "io/durable.h"
 #include "support/files.h"
 #include "support/gemm/gemm.h"
-
-static const moert_choices standard = {4, 1024, 512, 8, 2, 4096};
-
-/* Every test begins with the built-in rows and an empty file of measured ones. */
-static int forget(void **state) {
-    (void)state;
-    ASSERT_OK(moert_remove_tree(in_folder("rows")));
-    set_variable("MOERT_TUNE_FILE", in_folder("rows"));
-    set_variable("MOERT_TUNE", NULL);
-    moert_tuning_reload();
-    return 0;
-}
+#include "support/gemm/tuning.h"
 
 static moert_choices find(void) {
     const moert_tuning_key key = {MOERT_TUNED_FORWARD, MOERT_NUMBER_F32, 1, 1, 1};
@@ -51,7 +39,7 @@ static void check_bits(size_t first, const moert_choices *choices, size_t count)
         }
 }
 
-TEST_WITH(test_no_tile_shows_in_the_bits, forget, NULL) {
+TEST_WITH(test_no_tile_shows_in_the_bits, forget_tuning, NULL) {
     static const moert_choices tiles[] = {{1, 32, 1, 1, 1, 16},           {3, 48, 7, 5, 3, 32},
                                           {64, 4096, 65536, 16, 4, 4096}, {8, 128, 100, 8, 2, 48},
                                           {2, 32, 33, 6, 4, 16},          {3, 48, 7, 7, 3, 16}};
@@ -59,7 +47,7 @@ TEST_WITH(test_no_tile_shows_in_the_bits, forget, NULL) {
     check_bits(REFERENCE_BF16, tiles, 3);
 }
 
-TEST_WITH(test_no_share_shows_in_the_bits, forget, NULL) {
+TEST_WITH(test_no_share_shows_in_the_bits, forget_tuning, NULL) {
     static const moert_choices shares[] = {{1, 16, 1, 8, 2, 16},
                                            {64, 4096, 65536, 8, 2, 16},
                                            {1, 4096, 3, 8, 2, 4096},
@@ -70,7 +58,7 @@ TEST_WITH(test_no_share_shows_in_the_bits, forget, NULL) {
 }
 
 /* On this device, whatever devices the rows are for. */
-TEST_WITH(test_no_tile_of_a_built_in_row_shows_in_the_bits, forget, NULL) {
+TEST_WITH(test_no_tile_of_a_built_in_row_shows_in_the_bits, forget_tuning, NULL) {
     enum { MOST = 64 };
     moert_choices tiles[MOST];
     char reason[160], *text, *end;
@@ -81,7 +69,7 @@ TEST_WITH(test_no_tile_of_a_built_in_row_shows_in_the_bits, forget, NULL) {
         bool empty, known = false;
         *end = '\0';
         assert_true(moert_tuning_parse(line, &row, &empty, reason));
-        moert_choices c = standard;
+        moert_choices c = standard_choices;
         c.lines = row.choices.lines;
         c.width = row.choices.width;
         for (size_t i = 0; i < count; i++)
@@ -95,7 +83,7 @@ TEST_WITH(test_no_tile_of_a_built_in_row_shows_in_the_bits, forget, NULL) {
     check_bits(REFERENCE_BF16, tiles, count);
 }
 
-TEST_WITH(test_any_choice_fits_into_little_local_memory, forget, NULL) {
+TEST_WITH(test_any_choice_fits_into_little_local_memory, forget_tuning, NULL) {
     static const moert_choices shares[] = {
         {64, 16, 128, 16, 4, 16}, {64, 4096, 65536, 16, 4, 16}, {1, 4096, 1, 16, 4, 16}};
     moert_device_info *info = (moert_device_info *)moert_device_describe(test_device);
@@ -108,7 +96,7 @@ TEST_WITH(test_any_choice_fits_into_little_local_memory, forget, NULL) {
     *info = whole;
 }
 
-TEST_WITH(test_choices_out_of_bounds_cannot_be_forced, forget, NULL) {
+TEST_WITH(test_choices_out_of_bounds_cannot_be_forced, forget_tuning, NULL) {
     const moert_choices before = find();
     const moert_choices bad[] = {{65, 1024, 512, 8, 2, 16}, {4, 1000, 512, 8, 2, 16},
                                  {4, 1024, 0, 8, 2, 16},    {4, 1024, 512, 17, 2, 16},
@@ -144,7 +132,7 @@ static void check_panels(const problem *p, const moert_choices *packing,
     moert_packed_destroy(packed);
 }
 
-TEST_WITH(test_a_packed_weight_keeps_its_panels, forget, NULL) {
+TEST_WITH(test_a_packed_weight_keeps_its_panels, forget_tuning, NULL) {
     static const moert_choices pairs[][2] = {
         {{4, 1024, 512, 8, 2, 4096}, {4, 1024, 512, 5, 3, 16}}, /* no multiple */
         {{4, 1024, 512, 8, 2, 16}, {4, 32, 512, 6, 4, 16}},
@@ -175,16 +163,16 @@ static moert_status count_prepare(void *what) {
     return MOERT_OK;
 }
 
-TEST_WITH(test_a_search_finds_what_is_faster_by_far, forget, NULL) {
+TEST_WITH(test_a_search_finds_what_is_faster_by_far, forget_tuning, NULL) {
     static counted c;
     c = (counted){.runs = 0};
     const moert_trial trial = {test_device, &c, count_prepare, count_run, false};
     moert_tune_result found;
-    ASSERT_OK(moert_tune_search(&trial, &standard, MOERT_TUNE_DEPTH, 400000000, &found));
+    ASSERT_OK(moert_tune_search(&trial, &standard_choices, MOERT_TUNE_DEPTH, 400000000, &found));
     const moert_candidate *chosen = &found.candidates[found.chosen];
     assert_int_equal(chosen->choices.depth, 2048);
     assert_true(found.chosen_ns > 0.0 && found.chosen_ns < found.first_ns);
-    assert_true(equal(found.candidates[0].choices, standard));
+    assert_true(equal(found.candidates[0].choices, standard_choices));
     assert_in_range(c.prepared, found.count, c.runs);
 }
 
@@ -194,24 +182,24 @@ static size_t count_fetches(bool fetches) {
     const moert_trial trial = {test_device, &c, NULL, count_run, fetches};
     moert_tune_result found;
     size_t count = 0;
-    ASSERT_OK(moert_tune_search(&trial, &standard, MOERT_TUNE_FETCH, 1, &found));
+    ASSERT_OK(moert_tune_search(&trial, &standard_choices, MOERT_TUNE_FETCH, 1, &found));
     for (size_t i = 0; i < found.count; i++)
-        count += found.candidates[i].choices.fetch != standard.fetch;
+        count += found.candidates[i].choices.fetch != standard_choices.fetch;
     return count;
 }
 
-TEST_WITH(test_a_search_leaves_out_when_to_fetch_where_nothing_is_fetched, forget, NULL) {
+TEST_WITH(test_a_search_leaves_out_when_to_fetch_where_nothing_is_fetched, forget_tuning, NULL) {
     assert_int_equal(count_fetches(true), 2);
     assert_int_equal(count_fetches(false), 0);
 }
 
-TEST_WITH(test_without_time_a_search_stays_where_it_was, forget, NULL) {
+TEST_WITH(test_without_time_a_search_stays_where_it_was, forget_tuning, NULL) {
     static counted c;
     c = (counted){.runs = 0};
     const moert_trial trial = {test_device, &c, NULL, count_run, false};
     const moert_choices before = find();
     moert_tune_result found;
-    ASSERT_OK(moert_tune_search(&trial, &standard, MOERT_TUNE_PANELS, 1, &found));
+    ASSERT_OK(moert_tune_search(&trial, &standard_choices, MOERT_TUNE_PANELS, 1, &found));
     assert_int_equal(found.chosen, 0);
     assert_true(equal(find(), before));
     assert_in_range(c.runs, 1, 64 * 9);
@@ -226,7 +214,7 @@ static size_t count_rows(void) {
     return count;
 }
 
-TEST_WITH(test_auto_measures_a_new_shape_once_and_keeps_the_bits, forget, NULL) {
+TEST_WITH(test_auto_measures_a_new_shape_once_and_keeps_the_bits, forget_tuning, NULL) {
     static const size_t problems[] = {7, 14, 15};
     static const size_t ways[] = {PORTABLE_F32, PACKED_F32, PORTABLE_BF16};
     size_t rows = 0;

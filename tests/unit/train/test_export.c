@@ -3,7 +3,6 @@
  * The memory of NVIDIA GPUs on CPU devices: CUDA's functions make files of memory, and OpenCL's
  * import maps them, each below the one before. All else is what runs on GPUs.
  */
-#include <dirent.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include "device/internal.h"
 #include "device/nvidia/cuda.h"
 #include "exchange/internal.h"
+#include "support/files.h"
 #include "support/mpi.h"
 
 static const size_t MiB = (size_t)1 << 20;
@@ -110,16 +110,6 @@ cl_mem clCreateBufferWithProperties(cl_context context, const cl_mem_properties 
 
 /* ---- tests ---- */
 
-static size_t count_open_files(void) {
-    size_t count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    while (folder != NULL && readdir(folder) != NULL)
-        count++;
-    if (folder != NULL)
-        closedir(folder);
-    return count;
-}
-
 static moert_status make(size_t bytes, moert_storage *storage) {
     *storage = (moert_storage){.rows = NULL};
     imports = 0;
@@ -144,18 +134,18 @@ static bool is_shared(const moert_storage *storage) {
 }
 
 TEST(test_segments_of_several_pieces_are_those_of_all_ranks) {
-    const size_t before = count_open_files();
+    const size_t before = count_files("/proc/self/fd", "");
     moert_storage storage;
     ASSERT_OK_ON_ALL(make(BYTES, &storage));
     assert_true(moert_buffer_bytes(storage.rows) >= BYTES);
     ASSERT_ON_ALL(imports == 3 * test_ranks && is_shared(&storage));
     moert_storage_release(&storage);
-    ASSERT_ON_ALL(count_open_files() == before);
+    ASSERT_ON_ALL(count_files("/proc/self/fd", "") == before);
 }
 
 TEST(test_pieces_that_lie_apart_are_taken_again) {
     static const size_t gaps[] = {2, 6}, turns[] = {2, 3};
-    const size_t before = count_open_files(), others = test_ranks - 1;
+    const size_t before = count_files("/proc/self/fd", ""), others = test_ranks - 1;
     for (size_t i = 0; i < 2; i++) {
         moert_storage storage;
         trouble.gaps = test_rank == others ? gaps[i] : 0;
@@ -170,11 +160,11 @@ TEST(test_pieces_that_lie_apart_are_taken_again) {
                         "not 234881024 bytes after");
     trouble.gaps = 0;
     moert_storage_release(&storage);
-    ASSERT_ON_ALL(count_open_files() == before);
+    ASSERT_ON_ALL(count_files("/proc/self/fd", "") == before);
 }
 
 TEST(test_what_a_rank_cannot_make_or_reach_fails_on_all) {
-    const size_t before = count_open_files();
+    const size_t before = count_files("/proc/self/fd", "");
     const bool last = test_rank == test_ranks - 1;
     moert_storage storage;
     trouble.full = last;
@@ -189,7 +179,7 @@ TEST(test_what_a_rank_cannot_make_or_reach_fails_on_all) {
     moert_cuda_substitute = &substitute;
     trouble.unreachable = false;
     moert_storage_release(&storage);
-    ASSERT_ON_ALL(count_open_files() == before);
+    ASSERT_ON_ALL(count_files("/proc/self/fd", "") == before);
 }
 
 static int begin(void **state) {
