@@ -53,15 +53,12 @@ static const struct golden_config {
 
 enum { GOLDENS = MOERT_COUNT(goldens) };
 
-static const char *golden_path(const char *name) {
-    static char path[256];
-    snprintf(path, sizeof path, "tests/golden/%s", name);
-    return path;
+static const char *golden_path(size_t index) {
+    return titled("tests/golden/%s", goldens[index].path);
 }
 
 static void read_golden(size_t index, moert_model_config *config) {
-    const char *path = golden_path(goldens[index].path);
-    ASSERT_OK(moert_model_config_read(path, config));
+    ASSERT_OK(moert_model_config_read(golden_path(index), config));
 }
 
 static void assert_golden(const struct golden_config *golden, const moert_model_config *config) {
@@ -138,13 +135,11 @@ static void assert_expert_tensors(const moert_model_config *config, const moert_
 TEST(test_every_expert_tensor_of_the_golden_files_has_its_name) {
     for (size_t i = 0; i < GOLDENS; i++) {
         moert_model_config config;
-        moert_tensors *tensors;
         read_golden(i, &config);
-        ASSERT_OK(moert_tensors_open(golden_path(goldens[i].path), &tensors));
+        const moert_tensors *tensors = open_tensors(golden_path(i));
         size_t count = config.router.experts + (config.shared_intermediate > 0 ? 1 : 0);
         for (size_t e = 0; e < count; e++)
             assert_expert_tensors(&config, tensors, e);
-        moert_tensors_close(tensors);
         moert_model_config_free(&config);
     }
 }
