@@ -281,8 +281,7 @@ bad "$both" 1 'rows\.safetensors: x has 2 rows, dy 1' layer --model $layer --inp
 
 mkdir "$work/run"
 job 1 "$work/run" train "${text[@]}" --save-every 1 --out "$work/run"
-[ -e "$work/run/checkpoints/step-00000002/state.json" ]
-verdict $? "a healthy run leaves checkpoints"
+check "a healthy run leaves checkpoints" [ -e "$work/run/checkpoints/step-00000002/state.json" ]
 last=$work/run/checkpoints/step-00000002
 go_on=("${text[@]}" --steps 3 --out OUT/run)
 bad "$both" 1 'nosuch/state\.json: .*No such file' train "${go_on[@]}" --resume "$work/nosuch"

@@ -7,9 +7,10 @@ cd "$(dirname "$0")/../.." || exit 1
 rows=$folder/rows.json
 out=$folder/out
 
-bench() { # OPTION...: fills out, log and `status`
+bench() { # OPTION...: fills out, log and `status`, which it returns
     timeout -k 5 120 "$bin/bench_gemm" --repeat 3 --patience 0 --json "$rows" "$@" >"$out" 2>"$log"
     status=$?
+    return $status
 }
 
 # field KEY: its values in the file of rows, one a line
@@ -36,8 +37,7 @@ shape=(--experts 5 --rows 6 --n 34 --k 20)
 
 bench "${shape[@]}" --rival none
 checked "without the rival: every row is right and says that there is no rate of it" 16 null
-grep -q '^# rival none: ' "$out"
-verdict $? "without the rival: the header says so"
+check "without the rival: the header says so" grep -q '^# rival none: ' "$out"
 if command -v python3 >/dev/null; then
     python3 -c 'import json, sys; sys.exit(len(json.load(open(sys.argv[1]))) != 16)' "$rows" 2>"$log"
     verdict $? "the rows are a JSON array"
@@ -47,8 +47,7 @@ fi
 
 bench "${shape[@]}" --rival libmissing.so.0
 checked "a library that is not there: the same" 16 null
-grep -q '^# rival none: .*libmissing' "$out"
-verdict $? "a library that is not there: the header names it"
+check "a library that is not there: the header names it" grep -q '^# rival none: .*libmissing' "$out"
 
 bench "${shape[@]}"
 if grep -q '^# rival none' "$out"; then
@@ -57,8 +56,7 @@ else
     checked "with OpenBLAS: every row has a ratio" 16 '[0-9.e-]*[1-9][0-9.e-]*'
     if grep -q 'avx512vl' /proc/cpuinfo; then pattern='core SkylakeX, [1-9]'; else pattern='core [A-Za-z0-9]+, [1-9]'; fi
     OPENBLAS_CORETYPE=Haswell bench "${shape[@]}" --op fprop --dtype f32
-    grep -Eq "^# rival OpenBLAS .*$pattern" "$out"
-    verdict $? "with OpenBLAS: its kernels are the processor's, whatever the environment asks for"
+    check "with OpenBLAS: its kernels are the processor's, whatever the environment asks for" grep -Eq "^# rival OpenBLAS .*$pattern" "$out"
 fi
 
 bench --suite small --rival none --op fprop --dtype f32 --groups ragged
@@ -117,8 +115,7 @@ compare() { # LOSS: of the other side, whose third loss is 5 on ours
     bench/train_report.py compare --title test --row "$folder/row" --ours "$folder/ours" --against other "$folder/theirs" >"$log" 2>&1
 }
 if command -v python3 >/dev/null; then
-    compare 5.0001
-    verdict $? "run-cpu: losses that differ by rounding alone are accepted"
+    check "run-cpu: losses that differ by rounding alone are accepted" compare 5.0001
     ! compare 5.002 && grep -q WRONG "$log"
     verdict $? "run-cpu: a loss that is off by 4e-4 is refused"
     losses "$folder/ours" 5.0
@@ -133,7 +130,6 @@ else
     verdict 0 "run-cpu: losses are compared # SKIP no python3"
 fi
 
-bench --n 33
-refused $status 2 'bench_gemm: --n 33 is odd' "an odd N is refused with a reason"
+refused 2 'bench_gemm: --n 33 is odd' "an odd N is refused with a reason" bench --n 33
 
 finish

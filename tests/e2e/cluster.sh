@@ -105,8 +105,7 @@ signals() {
 }
 
 refuses() { # PATTERN ARGUMENT...
-    "$cluster" "${@:2}" >"$log" 2>&1
-    refused $? 2 "^virtual-cluster: .*$1" "virtual-cluster ${*:2}: $1"
+    refused 2 "^virtual-cluster: .*$1" "virtual-cluster ${*:2}: $1" logged "$cluster" "${@:2}"
 }
 
 bad_input() {

@@ -136,8 +136,7 @@ start launcher 2
 random_moment
 kill -TERM "$launcher"
 await
-[ "$seconds" -lt 25 ]
-verdict $? "launcher: SIGTERM to mpirun ends the job soon"
+check "launcher: SIGTERM to mpirun ends the job soon" [ "$seconds" -lt 25 ]
 resumes launcher 2
 
 finish

@@ -26,8 +26,7 @@ layer() {
         mv "$output" "$first"
         return
     fi
-    cmp "$first" "$output" >>"$log" 2>&1
-    verdict $? "$title: the bytes of the first run"
+    check "$title: the bytes of the first run" cmp "$first" "$output"
 }
 
 all_of() { # CASE

@@ -39,8 +39,7 @@ model() {
             >>"$log" 2>&1
     verdict $? "$*, 20 steps: $(tail -n 1 "$log")"
     [ "$2-$3" = 1-auto ] && return
-    cmp "$folder/$1-1-auto.safetensors" "$gradients" >>"$log" 2>&1
-    verdict $? "$*: the gradients of 1 rank, byte for byte"
+    check "$*: the gradients of 1 rank, byte for byte" cmp "$folder/$1-1-auto.safetensors" "$gradients"
 }
 
 runs() { # MODEL

@@ -92,8 +92,7 @@ done >"$list"
 
 # families without the GPU form, as the library has them
 cpu_families=$(sed -n '/cpu_families\[\]/,/};/p' src/device/program.c | grep -o '"[a-z_/]*"' | tr -d '"' | paste -s -d ' ')
-[ -n "$cpu_families" ]
-verdict $? "some families have the CPU form alone: $cpu_families"
+check "some families have the CPU form alone: $cpu_families" [ -n "$cpu_families" ]
 export cpu_families
 
 compile() { # FORM FAMILY OPTION...

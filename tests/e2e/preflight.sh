@@ -27,10 +27,8 @@ verdict $? "its settings are named"
 [ "${MOERT_DEVICE:-}" = gpu ] || grep -q '^WRONG: rank 1 (.*): slow: 0\.[01][0-9] of the median GEMM rate' "$log"
 verdict $? "its slow products are named"
 
-launch/preflight -n none >"$log" 2>&1
-refused $? 2 "preflight: -n is 'none'" "launch/preflight: a bad number of ranks is refused"
-launch/preflight --hosts "$folder/missing" >"$log" 2>&1
-refused $? 2 "cannot read '.*missing'" "launch/preflight: a file of hosts that is not there is refused"
-ranks 1 "$program" --slow 2
-refused $? 2 'moert-preflight: --slow' "a share above 1 is bad usage"
+refused 2 "preflight: -n is 'none'" "launch/preflight: a bad number of ranks is refused" logged launch/preflight -n none
+refused 2 "cannot read '.*missing'" "launch/preflight: a file of hosts that is not there is refused" \
+    logged launch/preflight --hosts "$folder/missing"
+refused 2 'moert-preflight: --slow' "a share above 1 is bad usage" ranks 1 "$program" --slow 2
 finish

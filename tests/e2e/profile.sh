@@ -52,15 +52,13 @@ for run in "1 local" "2 window" "2 staged"; do
         grep -Eq '^profile of 3 steps, .* at best [1-9][0-9.]* GFLOP/s' "$log" &&
         grep -Eq '^  GEMM: [0-9.]+ % of the step, at ' "$log"
     verdict $? "$run: every operation has its row"
-    adds_up "$engine"
-    verdict $? "$run: the rows add up to a step"
+    check "$run: the rows add up to a step" adds_up "$engine"
     diff <(digits "$folder/plain-$engine") <(digits "$folder/$engine") >>"$log" 2>&1 &&
         diff -r "$folder/plain-$engine/model" "$folder/$engine/model" >>"$log" 2>&1
     verdict $? "$run: the bits are those without --profile"
 done
 
-within_the_run local
-verdict $? "a step takes no longer than the metrics say"
+check "a step takes no longer than the metrics say" within_the_run local
 train precise 2 staged --batch 16 --precision mxfp8 --profile && has_rows precise quantise 'exchange: messages'
 verdict $? "what is quantised and what waits has its row"
 train short 1 local --batch 16 --steps 1 --profile && grep -q '^profile of 1 step' "$log"

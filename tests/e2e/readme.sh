@@ -6,8 +6,7 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 build=$(realpath --relative-to=. "${TEST_BUILD:-build}")
-make --no-print-directory BUILD="$build" PREFIX="$folder/prefix" install >"$log" 2>&1
-verdict $? "make install"
+check "make install" make --no-print-directory BUILD="$build" PREFIX="$folder/prefix" install
 export PKG_CONFIG_PATH=$folder/prefix/lib/pkgconfig
 
 awk -v folder="$folder" '/^```c$/ {file = folder "/" ++n ".c"; next} /^```$/ {file = ""} file {print >file}' docs/guide.md
@@ -21,8 +20,7 @@ flags="$(pkg-config --cflags --libs moert) -Wl,-rpath,$folder/prefix/lib"
 for program in 1 2; do
     own=$folder/$program
     # shellcheck disable=SC2086
-    gcc -std=c11 "$own.c" -o "$own.shared" $flags 2>"$log"
-    verdict $? "program $program links with the shared library"
+    check "program $program links with the shared library" gcc -std=c11 "$own.c" -o "$own.shared" $flags
     # shellcheck disable=SC2086
     gcc -std=c11 "$own.c" -o "$own.static" -I"$folder/prefix/include" "$folder/prefix/lib/libmoert.a" \
         $(pkg-config --cflags --libs ompi-c OpenCL hwloc jansson libxxhash) -lm -ldl -pthread 2>>"$log"
@@ -32,8 +30,7 @@ for program in 1 2; do
         verdict $? "program $program runs on $ranks ranks"
     done
     "${MOERT_MPIRUN[@]}" -n 1 "$own.static" >"$own.static.out" 2>"$log"
-    cmp -s "$own.out1" "$own.static.out"
-    verdict $? "both linkages of program $program give the same digits"
+    check "both linkages of program $program give the same digits" cmp -s "$own.out1" "$own.static.out"
     [ "$(sed 's/.*= //' "$own.out1")" = "$(sort "$own.out2" | head -n 1 | sed 's/.*= //')" ]
     verdict $? "program $program gives the same digits on 1 and 2 ranks"
 done
@@ -43,12 +40,10 @@ verdict $? "the quantised product is the guide's"
 if command -v g++ >/dev/null; then
     printf '#include <moert/moert.h>\nmoert_quantize op = MOERT_QUANTIZE_INIT;\n' >"$folder/header.cc"
     # shellcheck disable=SC2046
-    g++ -std=c++20 -Wall -Werror -fsyntax-only "$folder/header.cc" $(pkg-config --cflags moert) 2>"$log"
-    verdict $? "the public headers are C++, too"
+    check "the public headers are C++, too" g++ -std=c++20 -Wall -Werror -fsyntax-only "$folder/header.cc" $(pkg-config --cflags moert)
 fi
 nm -D --defined-only "$folder/prefix/lib/libmoert.so" | awk '$2 == "T" || $2 == "B" || $2 == "D" {print $3}' | grep -v '^moert_' >"$folder/foreign"
-[ ! -s "$folder/foreign" ]
-verdict $? "the library exports moert_ names only"
+check "the library exports moert_ names only" [ ! -s "$folder/foreign" ]
 
 # GitHub's name of a heading: lower case, without punctuation, hyphens for spaces
 headings() { sed -n '/^```/,/^```/d; s/^##* //p' "$1" | tr '[:upper:] ' '[:lower:]-' | tr -cd '[:alnum:]_\n-'; }

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.." || exit 1
 
 train=("$bin/moert-train" --data LICENSE --hidden 32 --intermediate 64 --heads 2 --layers 2 --experts 4 --length 32 --batch 8
     --steps 20 --log-every 0 --eval-every 10)
-report() { "$bin/moert-report" "$@" >"$log" 2>&1; }
+report() { logged "$bin/moert-report" "$@"; }
 
 # well_formed PAGE: a strict parser takes it, no part of it lies elsewhere, and every figure has a title
 well_formed() {
@@ -47,8 +47,7 @@ for engine in $engines; do
     verdict $? "$engine: and marked on the page"
     grep -q 'One step in time' "$page" && grep -q '<title>rank 1 in step 6: ' "$page"
     verdict $? "$engine: a trace is drawn"
-    well_formed "$page" >>"$log" 2>&1
-    verdict $? "$engine: the page is one whole XML file"
+    check "$engine: the page is one whole XML file" well_formed "$page"
 done
 
 mkdir "$folder/plain"

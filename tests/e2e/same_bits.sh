@@ -106,14 +106,11 @@ rearranged() {
     for way in "4 window --ep 2" "2 window --ep 2" "1 local" "3 staged"; do
         cp -r "$all/slices" "$all/from-slices-${way// /-}"
         # shellcheck disable=SC2086
-        train "from-slices-${way// /-}" $way "${run[@]}" --resume auto
-        verdict $? "rearranged: $way goes on"
+        check "rearranged: $way goes on" train "from-slices-${way// /-}" $way "${run[@]}" --resume auto
     done
-    diff -r "$all/slices-whole" "$all/from-slices-4-window---ep-2/checkpoints"/*12 >>"$log" 2>&1
-    verdict $? "rearranged: EP 2 x EDP 2 has the bits of the run without a break"
+    check "rearranged: EP 2 x EDP 2 has the bits of the run without a break" diff -r "$all/slices-whole" "$all/from-slices-4-window---ep-2/checkpoints"/*12
     for way in "1 local" "3 staged"; do
-        diff -r "$all/from-slices-2-window---ep-2/checkpoints" "$all/from-slices-${way// /-}/checkpoints" >>"$log" 2>&1
-        verdict $? "rearranged: $way has the bits of EP 2"
+        check "rearranged: $way has the bits of EP 2" diff -r "$all/from-slices-2-window---ep-2/checkpoints" "$all/from-slices-${way// /-}/checkpoints"
     done
 }
 part rearranged

@@ -25,28 +25,19 @@ verdict $? "--no-write only measures"
 alone "$bin/moert-info" && grep -q "there are 2 measured rows in $rows\$" "$log"
 verdict $? "moert-info knows them"
 
-bad() { # TEXT TITLE OPTION...: bad usage, in one message with this text
-    tune "${@:3}"
-    local status=$?
-    [ "$(grep -c '^moert-tune: ' "$log")" -eq 1 ] || status=-1
-    refused $status 2 "^moert-tune: .*$1" "$2"
-}
-bad "'2x5x34' is not ExMxNxK" "a shape without a size is bad usage" --shapes 2x5x34
-bad "'2x0x34x20' is not" "a size of 0 is bad usage" --shapes 2x0x34x20
-MOERT_TUNE=off bad 'no file for the rows' "without a file there is nothing to write to"
-MOERT_BACKEND=reference bad 'the backend reference has nothing to choose' "a backend without choices is bad usage"
-MOERT_FORM=gpu bad 'nothing to measure' "a device in GPU form is bad usage"
+refused 2 "^moert-tune: .*'2x5x34' is not ExMxNxK" "a shape without a size is bad usage" tune --shapes 2x5x34
+refused 2 "^moert-tune: .*'2x0x34x20' is not" "a size of 0 is bad usage" tune --shapes 2x0x34x20
+MOERT_TUNE=off refused 2 '^moert-tune: .*no file for the rows' "without a file there is nothing to write to" tune
+MOERT_BACKEND=reference refused 2 '^moert-tune: .*the backend reference has nothing to choose' "a backend without choices is bad usage" tune
+MOERT_FORM=gpu refused 2 '^moert-tune: .*nothing to measure' "a device in GPU form is bad usage" tune
 MOERT_FORM=gpu alone "$bin/moert-info" && grep -q '^tuning: none' "$log"
 verdict $? "moert-info says so"
 tune --shapes 2x5x34x20 --op wgrad --dtype f32 --for family --out "$folder/family"
 [ $? -eq 0 ] && [ "$(grep -c '^family "[cg]pu' "$folder/family")" -eq 1 ]
 verdict $? "rows can be for a whole family"
-tune --suite small --out "$folder/no/such/folder"
-[ $? -eq 1 ] && [ "$(grep -c '^moert-tune: ' "$log")" -eq 1 ] && grep -q 'cannot add rows to .*/no/such/folder: No such file' "$log"
-verdict $? "a file that cannot be written is found before measuring"
-ranks 2 "$bin/moert-tune" --suite small
-[ $? -eq 2 ] && [ "$(grep -c '^moert-tune: ' "$log")" -eq 1 ] && grep -q 'moert-tune runs on one rank, not on 2' "$log"
-verdict $? "2 ranks are bad usage"
+refused 1 '^moert-tune: .*cannot add rows to .*/no/such/folder: No such file' "a file that cannot be written is found before measuring" \
+    tune --suite small --out "$folder/no/such/folder"
+refused 2 '^moert-tune: .*moert-tune runs on one rank, not on 2' "2 ranks are bad usage" ranks 2 "$bin/moert-tune" --suite small
 
 train() { # NAME RANKS
     ranks "$2" "$bin/moert-train" --data LICENSE --hidden 32 --intermediate 32 --heads 2 --layers 1 --experts 4 --batch 4 \
@@ -54,8 +45,7 @@ train() { # NAME RANKS
 }
 same() { diff <(digits "$folder/$1") <(digits "$folder/$2") >>"$log" 2>&1 && [ -s "$folder/$1/metrics.jsonl" ]; }
 
-train plain 1
-verdict $? "a training without measured rows runs"
+check "a training without measured rows runs" train plain 1
 { head -c 3000 /dev/urandom | tr -d '\0' && printf '\ndefault * * * * * depth=7\ndefault * * * * * lines=3 width=3 split=1 panels=1 depth=16\n'; } >"$rows"
 train damaged 1 && grep -aq "^moert warning: $rows:[0-9]*: .*; skipped [0-9]* rows* of tuning" "$log" &&
     [ "$(grep -ac '^moert warning' "$log")" -eq 1 ] && same damaged plain

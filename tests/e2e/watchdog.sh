@@ -43,6 +43,5 @@ ends late 3 "^moert: rank 2 on .* is late .*, $at \(MOERT_TIMEOUT_S=3\)\$"
 ends report 3 "^moert: rank [12] reports a failure\$"
 ends mixed 2 "^moert: rank 0 on .* has waited for .* no rank of its host is late"
 
-timeout -k 5 30 "${MOERT_MPIRUN[@]}" -n 2 "$program" victim nothing >"$log" 2>&1
-verdict $? "a healthy job ends in order under the watchdog"
+check "a healthy job ends in order under the watchdog" timeout -k 5 30 "${MOERT_MPIRUN[@]}" -n 2 "$program" victim nothing
 finish

@@ -1,7 +1,10 @@
 # Sourced by tests/e2e/*.sh: TAP lines, a temporary folder, runs under mpirun.
 #
 #   verdict STATUS TITLE     one TAP line; on failure with the log of the last run
-#   refused S STATUS TEXT TITLE  the verdict on a run that has ended with S: it is STATUS, and a line of $log is like TEXT
+#   check TITLE COMMAND...   the verdict on COMMAND, whose output goes to $log
+#   refused STATUS TEXT TITLE COMMAND...  the verdict on COMMAND, which fills $log: it ends with STATUS, and the one message that a
+#                            program or script gives there is like TEXT
+#   logged COMMAND...        runs COMMAND; all output goes to $log
 #   has_lines FILE PATTERN...    FILE has a line like each of them; $log says which has none
 #   digits RUN               the metrics of a run's folder without times
 #   same_run RUN RUN         two runs' metrics, checkpoints and models agree bit for bit
@@ -33,10 +36,18 @@ verdict() {
     fi
 }
 
-refused() {
-    [ "$1" -eq "$2" ] && grep -Eq -e "$3" "$log"
-    verdict $? "$4"
+check() {
+    "${@:2}" >>"$log" 2>&1
+    verdict $? "$1"
 }
+
+refused() {
+    "${@:4}"
+    [ $? -eq "$1" ] && [ "$(grep -Ec '^(moert|bench_|preflight: |scaling: |virtual-cluster: )' "$log")" -eq 1 ] && grep -Eq -e "$2" "$log"
+    verdict $? "$3"
+}
+
+logged() { "$@" >"$log" 2>&1; }
 
 has_lines() {
     local pattern
