@@ -72,20 +72,27 @@ def show(rank, rows, row, text):
         print(text, flush=True)
 
 
-def exchange(rank, ranks, case, options, rows):
-    tokens, hidden, skew = case.split(',')
-    tokens, hidden, topk, experts = int(tokens), int(hidden), options.topk, options.experts
+def plan(index, ranks, experts):
+    """Of the slots of index[tokens,topk]: their order by expert, rows to and from each rank, the order by expert of the rows that
+    arrive, and where those of each local expert end. Counts go by NCCL."""
     local = experts // ranks
-    index = routing(skew, tokens * ranks, topk, experts, 1)[rank * tokens:(rank + 1) * tokens]
-    x = torch.empty(tokens, hidden, device='cuda', dtype=TYPES[options.dtype]).uniform_(-1, 1)
-    weight = torch.full((tokens, topk), 1 / topk, device='cuda')
     order = torch.argsort(index.reshape(-1), stable=True)
     counts = torch.bincount(index.reshape(-1), minlength=experts)
     arriving = torch.empty_like(counts)
     dist.all_to_all_single(arriving, counts)
     arriving = arriving.view(ranks, local)
     sent, received = counts.view(ranks, local).sum(1).tolist(), arriving.sum(1).tolist()
-    by_expert = torch.argsort(torch.arange(local, device='cuda').repeat(ranks).repeat_interleave(arriving.reshape(-1)), stable=True)
+    owner = torch.arange(local, device='cuda').repeat(ranks).repeat_interleave(arriving.reshape(-1))
+    return order, sent, received, torch.argsort(owner, stable=True), arriving.sum(0).cumsum(0).to(torch.int32)
+
+
+def exchange(rank, ranks, case, options, rows):
+    tokens, hidden, skew = case.split(',')
+    tokens, hidden, topk, experts = int(tokens), int(hidden), options.topk, options.experts
+    index = routing(skew, tokens * ranks, topk, experts, 1)[rank * tokens:(rank + 1) * tokens]
+    x = torch.empty(tokens, hidden, device='cuda', dtype=TYPES[options.dtype]).uniform_(-1, 1)
+    weight = torch.full((tokens, topk), 1 / topk, device='cuda')
+    order, sent, received, by_expert, _ = plan(index, ranks, experts)
     back, inverse = torch.argsort(by_expert), torch.argsort(order)
     packed, arrived = x[order // topk], x.new_empty(sum(received), hidden)
 
@@ -138,19 +145,9 @@ def route(x, router, topk):
 
 
 def layer(x, router, gate_up, down, topk, ranks):
-    experts = router.shape[0]
-    local = experts // ranks
     weight, index = route(x, router, topk)
-    order = torch.argsort(index.reshape(-1), stable=True)
-    counts = torch.bincount(index.reshape(-1), minlength=experts)
-    arriving = torch.empty_like(counts)
-    dist.all_to_all_single(arriving, counts)
-    sent, arriving = counts.view(ranks, local).sum(1).tolist(), arriving.view(ranks, local)
-    received = arriving.sum(1).tolist()
+    order, sent, received, by_expert, ends = plan(index, ranks, router.shape[0])
     rows = AllToAll.apply(x[order // topk], sent, received)
-    owner = torch.arange(local, device=x.device).repeat(ranks).repeat_interleave(arriving.reshape(-1))
-    by_expert = torch.argsort(owner, stable=True)
-    ends = arriving.sum(0).cumsum(0).to(torch.int32)
     gate, up = torch._grouped_mm(rows[by_expert], gate_up.transpose(-2, -1), offs=ends).chunk(2, -1)
     out = torch._grouped_mm(functional.silu(gate) * up, down.transpose(-2, -1), offs=ends)
     out = AllToAll.apply(out[torch.argsort(by_expert)], received, sent)[torch.argsort(order)]
