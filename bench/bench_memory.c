@@ -39,7 +39,7 @@ static const moert_option options[] = {
 
 typedef struct bench {
     bench_memory memory;
-    const bench_case *kernel;
+    const bench_case *at;
     moert_buffer *from, *to; /* of the copy */
     moert_buffer *scratch;
     bench_rows rows;
@@ -54,7 +54,7 @@ static moert_status run_copy(void *context) {
 
 static moert_status run_kernel(void *context) {
     const bench *b = context;
-    return b->kernel->run(&b->memory);
+    return b->at->kernel->run(&b->memory);
 }
 
 static moert_status take_sample(bench *b, moert_status (*call)(void *), double bytes,
@@ -67,50 +67,49 @@ static moert_status take_sample(bench *b, moert_status (*call)(void *), double b
     return MOERT_OK;
 }
 
-static moert_status count_wrong(const bench *b, const bench_case *kernel, size_t *wrong) {
+static moert_status count_wrong(const bench *b, size_t *wrong) {
     *wrong = 0;
     for (size_t i = 0; i < CHECKS; i++) {
         bench_pair r = {0.0, 0.0};
-        MOERT_TRY(kernel->check(&b->memory, moert_rng_uniform(seed, 2, i), &r));
+        MOERT_TRY(b->at->kernel->check(&b->memory, moert_rng_uniform(seed, 2, i), &r));
         *wrong += !(fabs(r.got - r.want) <= 2e-5 * fabs(r.want) + 1e-6);
     }
     return MOERT_OK;
 }
 
-static moert_status report(bench *b, const bench_case *kernel, double gbps, double copy,
-                           size_t wrong) {
-    const double bytes = kernel->bytes(&b->memory.of);
-    json_t *row =
-        json_pack("{ss sf sf sf sf sI}", "kernel", kernel->name, "bytes", bytes, "gbps", gbps,
-                  "copy_gbps", copy, "share", gbps / copy, "wrong", (json_int_t)wrong);
-    printf("%-24s %10.1f %9.1f %9.1f %6.2f %6zu\n", kernel->name, bytes / 1e6, gbps, copy,
-           gbps / copy, wrong);
+static moert_status report(bench *b, double bytes, double gbps, double copy, size_t wrong) {
+    const char *name = b->at->name;
+    json_t *row = json_pack("{ss sf sf sf sf sI}", "kernel", name, "bytes", bytes, "gbps", gbps,
+                            "copy_gbps", copy, "share", gbps / copy, "wrong", (json_int_t)wrong);
+    printf("%-24s %10.1f %9.1f %9.1f %6.2f %6zu\n", name, bytes / 1e6, gbps, copy, gbps / copy,
+           wrong);
     fflush(stdout);
     return bench_rows_add(&b->rows, row, wrong);
 }
 
-static moert_status run_case(bench *b, const bench_case *kernel) {
+static moert_status run_case(bench *b, const bench_case *at) {
+    const bench_kernel *kernel = at->kernel;
     const double copied = 2.0 * (double)moert_buffer_bytes(b->from);
     double rates[SAMPLES], copies[SAMPLES];
     size_t wrong;
-    b->kernel = kernel;
-    b->memory.of.how = kernel->how;
+    b->at = at;
+    b->memory.of.how = at->how;
     const double bytes = kernel->bytes(&b->memory.of);
     if (kernel->begin != NULL)
         MOERT_TRY(kernel->begin(&b->memory));
     MOERT_TRY(kernel->run(&b->memory));
-    MOERT_TRY(count_wrong(b, kernel, &wrong));
+    MOERT_TRY(count_wrong(b, &wrong));
     for (size_t i = 0; i < SAMPLES; i++) {
         MOERT_TRY(take_sample(b, run_copy, copied, &copies[i]));
         MOERT_TRY(take_sample(b, run_kernel, bytes, &rates[i]));
     }
-    return report(b, kernel, bench_median(rates, SAMPLES), bench_median(copies, SAMPLES), wrong);
+    return report(b, bytes, bench_median(rates, SAMPLES), bench_median(copies, SAMPLES), wrong);
 }
 
-static bool is_wanted(const bench_case *kernel) {
+static bool is_wanted(const bench_case *of) {
     bool wanted = only.count == 0;
     for (size_t i = 0; i < only.count; i++)
-        wanted |= strstr(kernel->name, only.words[i]) != NULL;
+        wanted |= strstr(of->name, only.words[i]) != NULL;
     return wanted;
 }
 

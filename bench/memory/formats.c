@@ -143,34 +143,26 @@ static moert_status dequantize_check(const bench_memory *b, double chosen, bench
     return bench_read_as(b->out[2], type, at, &r->got);
 }
 
-#define QUANTIZE(text, kind, along)                                                                \
-    {                                                                                              \
-        "quantize " text, quantize_bytes, quantize_begin, quantize_run, quantize_check, {          \
-            .format = MOERT_FORMAT_##kind, .axis = MOERT_AXIS_##along                              \
-        }                                                                                          \
-    }
-#define DEQUANTIZE(text, kind, along, number)                                                      \
-    {                                                                                              \
-        text, quantize_bytes, dequantize_begin, dequantize_run, dequantize_check, {                \
-            .format = MOERT_FORMAT_##kind, .axis = MOERT_AXIS_##along,                             \
-            .type = MOERT_NUMBER_##number                                                          \
-        }                                                                                          \
-    }
+static const bench_kernel quantize = {quantize_bytes, quantize_begin, quantize_run, quantize_check};
+static const bench_kernel dequantize = {quantize_bytes, dequantize_begin, dequantize_run,
+                                        dequantize_check};
 
 static const bench_case cases[] = {
-    QUANTIZE("MXFP8", MXFP8_E4M3, ROW),
-    QUANTIZE("MXFP8 columns", MXFP8_E4M3, COLUMN),
-    QUANTIZE("NVFP4", NVFP4, ROW),
-    QUANTIZE("NVFP4 columns", NVFP4, COLUMN),
-    QUANTIZE("FP8 blocks", FP8_BLOCK, ROW),
-    QUANTIZE("FP8 columns", FP8_BLOCK, COLUMN),
-    QUANTIZE("FP8 tiles", FP8_BLOCK, TILE),
-    DEQUANTIZE("dequantize MXFP8", MXFP8_E4M3, ROW, F32),
-    DEQUANTIZE("dequantize MXFP8 columns", MXFP8_E4M3, COLUMN, F32),
-    DEQUANTIZE("dequantize MXFP8 to bf16", MXFP8_E4M3, ROW, BF16),
-    DEQUANTIZE("dequantize NVFP4", NVFP4, ROW, F32),
-    DEQUANTIZE("dequantize NVFP4 columns", NVFP4, COLUMN, F32),
-    DEQUANTIZE("dequantize FP8 blocks", FP8_BLOCK, ROW, F32),
-    DEQUANTIZE("dequantize FP8 tiles", FP8_BLOCK, TILE, F32),
+    {"quantize MXFP8", &quantize, {MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_ROW}},
+    {"quantize MXFP8 columns", &quantize, {MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN}},
+    {"quantize NVFP4", &quantize, {MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW}},
+    {"quantize NVFP4 columns", &quantize, {MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN}},
+    {"quantize FP8 blocks", &quantize, {MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_ROW}},
+    {"quantize FP8 columns", &quantize, {MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_COLUMN}},
+    {"quantize FP8 tiles", &quantize, {MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_TILE}},
+    {"dequantize MXFP8", &dequantize, {MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_ROW}},
+    {"dequantize MXFP8 columns", &dequantize, {MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN}},
+    {"dequantize MXFP8 to bf16",
+     &dequantize,
+     {MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_ROW, MOERT_NUMBER_BF16}},
+    {"dequantize NVFP4", &dequantize, {MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW}},
+    {"dequantize NVFP4 columns", &dequantize, {MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN}},
+    {"dequantize FP8 blocks", &dequantize, {MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_ROW}},
+    {"dequantize FP8 tiles", &dequantize, {MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_TILE}},
 };
 const bench_cases bench_format_cases = {cases, MOERT_COUNT(cases)};

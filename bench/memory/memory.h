@@ -67,8 +67,7 @@ typedef struct bench_pair {
  * out of a cache, does not make its rate better. The check computes single elements once more, in
  * float64.
  */
-typedef struct bench_case {
-    const char *name;
+typedef struct bench_kernel {
     double (*bytes)(const bench_sizes *of);
     /* NULL, or makes what the kernel reads; it does not belong to the time */
     moert_status (*begin)(const bench_memory *memory);
@@ -76,6 +75,11 @@ typedef struct bench_case {
     /* An element of the result, chosen by a number in [0, 1), and what it must be, after one
      * run. */
     moert_status (*check)(const bench_memory *memory, double chosen, bench_pair *pair);
+} bench_kernel;
+
+typedef struct bench_case {
+    const char *name;
+    const bench_kernel *kernel;
     bench_how how;
 } bench_case;
 

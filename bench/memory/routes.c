@@ -202,19 +202,18 @@ static moert_status router_backward_check(const bench_memory *b, double chosen, 
     return bench_read(b->out[4], token * b->of.experts + expert, &r->got);
 }
 
+static const bench_kernel router = {router_bytes, NULL, router_run, router_check};
+static const bench_kernel router_backward = {router_backward_bytes, router_run, router_backward_run,
+                                             router_backward_check};
+
 static const bench_case cases[] = {
-    {"GLU", glu_bytes, NULL, glu_run, glu_check, {0}},
-    {"GLU backward", dglu_bytes, NULL, dglu_run, dglu_check, {0}},
-    {"dispatch", exchange_bytes, NULL, dispatch_run, dispatch_check, {0}},
-    {"combine", exchange_bytes, dispatch_run, combine_run, combine_check, {0}},
-    {"op permutation", permute_bytes, NULL, permute_run, permute_check, {0}},
-    {"router", router_bytes, NULL, router_run, router_check, {0}},
-    {"router, more tokens", router_bytes, NULL, router_run, router_check, {.large = true}},
-    {"router backward, more",
-     router_backward_bytes,
-     router_run,
-     router_backward_run,
-     router_backward_check,
-     {.large = true}},
+    {"GLU", &(bench_kernel){glu_bytes, NULL, glu_run, glu_check}, {0}},
+    {"GLU backward", &(bench_kernel){dglu_bytes, NULL, dglu_run, dglu_check}, {0}},
+    {"dispatch", &(bench_kernel){exchange_bytes, NULL, dispatch_run, dispatch_check}, {0}},
+    {"combine", &(bench_kernel){exchange_bytes, dispatch_run, combine_run, combine_check}, {0}},
+    {"op permutation", &(bench_kernel){permute_bytes, NULL, permute_run, permute_check}, {0}},
+    {"router", &router, {0}},
+    {"router, more tokens", &router, {.large = true}},
+    {"router backward, more", &router_backward, {.large = true}},
 };
 const bench_cases bench_route_cases = {cases, MOERT_COUNT(cases)};

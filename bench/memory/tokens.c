@@ -168,32 +168,23 @@ static moert_status embedding_backward_check(const bench_memory *b, double chose
     return bench_read(b->out[0], (size_t)row * h + column, &r->got);
 }
 
+static const bench_kernel cast = {cast_bytes, NULL, cast_run, cast_check};
+static const bench_kernel cast_back = {cast_bytes, cast_run, cast_back_run, cast_back_check};
+static const bench_kernel loss = {loss_bytes, copy_input, loss_run, loss_check};
+static const bench_kernel embedding_backward = {embedding_backward_bytes, NULL,
+                                                embedding_backward_run, embedding_backward_check};
+
 static const bench_case cases[] = {
-    {"rotary positions", in_place_bytes, copy_input, rope_run, rope_check, {0}},
-    {"add", add_bytes, copy_input, add_run, add_check, {0}},
-    {"AdamW", adamw_bytes, copy_input, adamw_run, adamw_check, {0}},
-    {"cast to bf16", cast_bytes, NULL, cast_run, cast_check, {.type = MOERT_NUMBER_BF16}},
-    {"cast to e4m3", cast_bytes, NULL, cast_run, cast_check, {.type = MOERT_NUMBER_E4M3}},
-    {"bf16 to f32",
-     cast_bytes,
-     cast_run,
-     cast_back_run,
-     cast_back_check,
-     {.type = MOERT_NUMBER_BF16}},
-    {"e4m3 to f32",
-     cast_bytes,
-     cast_run,
-     cast_back_run,
-     cast_back_check,
-     {.type = MOERT_NUMBER_E4M3}},
-    {"cross-entropy", loss_bytes, copy_input, loss_run, loss_check, {0}},
-    {"cross-entropy, long rows", loss_bytes, copy_input, loss_run, loss_check, {.large = true}},
-    {"embedding", in_place_bytes, NULL, embedding_run, embedding_check, {0}},
-    {"embedding backward",
-     embedding_backward_bytes,
-     NULL,
-     embedding_backward_run,
-     embedding_backward_check,
-     {0}},
+    {"rotary positions", &(bench_kernel){in_place_bytes, copy_input, rope_run, rope_check}, {0}},
+    {"add", &(bench_kernel){add_bytes, copy_input, add_run, add_check}, {0}},
+    {"AdamW", &(bench_kernel){adamw_bytes, copy_input, adamw_run, adamw_check}, {0}},
+    {"cast to bf16", &cast, {.type = MOERT_NUMBER_BF16}},
+    {"cast to e4m3", &cast, {.type = MOERT_NUMBER_E4M3}},
+    {"bf16 to f32", &cast_back, {.type = MOERT_NUMBER_BF16}},
+    {"e4m3 to f32", &cast_back, {.type = MOERT_NUMBER_E4M3}},
+    {"cross-entropy", &loss, {0}},
+    {"cross-entropy, long rows", &loss, {.large = true}},
+    {"embedding", &(bench_kernel){in_place_bytes, NULL, embedding_run, embedding_check}, {0}},
+    {"embedding backward", &embedding_backward, {0}},
 };
 const bench_cases bench_token_cases = {cases, MOERT_COUNT(cases)};
