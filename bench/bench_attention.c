@@ -83,22 +83,11 @@ static moert_status prepare(bench *b) {
 
 static void release(bench *b) {
     moert_attention *a = &b->a;
-    moert_buffer *const all[] = {(moert_buffer *)a->q,
-                                 (moert_buffer *)a->k,
-                                 (moert_buffer *)a->v,
-                                 (moert_buffer *)a->dout,
-                                 a->out,
-                                 a->lse,
-                                 a->dq,
-                                 a->dk,
-                                 a->dv,
-                                 b->scratch};
-    for (size_t i = 0; i < MOERT_COUNT(all); i++)
-        moert_buffer_destroy(all[i]);
+    MOERT_DESTROY((moert_buffer *)a->q, (moert_buffer *)a->k, (moert_buffer *)a->v,
+                  (moert_buffer *)a->dout, a->out, a->lse, a->dq, a->dk, a->dv, b->scratch);
     for (int i = 0; i < OPERANDS; i++)
         free(b->pattern[i]);
-    free(b->out);
-    free(b->lse);
+    MOERT_FREE(b->out, b->lse);
 }
 
 /* ---- checks ---- */

@@ -191,13 +191,9 @@ static void release(bench *b) {
     moert_window_destroy(b->cells);
     moert_window_destroy(b->window);
     moert_exchange_destroy(b->exchange);
-    moert_buffer *const buffers[] = {b->index, b->source, b->weight, b->target, b->made};
-    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
-        moert_buffer_destroy(buffers[i]);
+    MOERT_DESTROY(b->index, b->source, b->weight, b->target, b->made);
     bench_team_destroy(b->team);
-    void *const arrays[] = {b->all_index, b->token_of, b->weights, b->host, b->seen};
-    for (size_t i = 0; i < MOERT_COUNT(arrays); i++)
-        free(arrays[i]);
+    MOERT_FREE(b->all_index, b->token_of, b->weights, b->host, b->seen);
 }
 
 /* ---- calls ---- */

@@ -174,11 +174,9 @@ static moert_status prepare(bench *b) {
 static void release(bench *b) {
     moert_layer_destroy(b->layer);
     moert_mesh_destroy(b->mesh);
-    for (int i = 0; i < BUFFERS; i++)
-        moert_buffer_destroy(b->buffer[i]);
+    moert_buffers_destroy(b->buffer, BUFFERS);
     moert_buffer_destroy(b->ends);
-    for (int i = 0; i < 2; i++)
-        free(b->host[i]);
+    MOERT_FREE(b->host[0], b->host[1]);
 }
 
 /* ---- calls ---- */

@@ -142,9 +142,7 @@ static moert_status run(moert_context *context) {
             if (is_wanted(&lists[l]->at[i]))
                 MOERT_TRY_OR(release, run_case(&b, &lists[l]->at[i]));
 release:
-    moert_buffer_destroy(b.from);
-    moert_buffer_destroy(b.to);
-    moert_buffer_destroy(b.scratch);
+    MOERT_DESTROY(b.from, b.to, b.scratch);
     bench_memory_release(&b.memory);
     free(only.words);
     return bench_rows_end(&b.rows, context, json_path, "samples of the results", status);

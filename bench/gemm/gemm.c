@@ -92,15 +92,8 @@ fail:
 void bench_problem_destroy(bench_problem *p) {
     if (p == NULL)
         return;
-    moert_buffer_destroy(p->ends_buffer);
-    moert_buffer_destroy(p->x_buffer);
-    moert_buffer_destroy(p->y_buffer);
-    moert_buffer_destroy(p->weight_buffer);
-    free(p->ends);
-    free(p->x);
-    free(p->y);
-    free(p->weight);
-    free(p);
+    MOERT_DESTROY(p->ends_buffer, p->x_buffer, p->y_buffer, p->weight_buffer);
+    MOERT_FREE(p->ends, p->x, p->y, p->weight, p);
 }
 
 double bench_problem_flops(const bench_problem *p) {
@@ -160,8 +153,7 @@ fail:
 }
 
 void bench_run_destroy(bench_run *run) {
-    moert_buffer_destroy(run->result);
-    moert_buffer_destroy(run->between);
+    MOERT_DESTROY(run->result, run->between);
     moert_packed_destroy(run->packed);
     *run = (bench_run){0};
 }

@@ -1,8 +1,6 @@
 /* Samples of the contenders in turns. */
 #include "bench/gemm/measure.h"
 
-#include <stdlib.h>
-
 #include "base/clock.h"
 #include "base/memory.h"
 #include "bench/common/rate.h"
@@ -24,10 +22,7 @@ typedef struct contest {
 
 static void release(contest *c) {
     bench_run_destroy(&c->run);
-    free(c->result);
-    free(c->between);
-    free(c->ours);
-    free(c->theirs);
+    MOERT_FREE(c->result, c->between, c->ours, c->theirs);
 }
 
 static moert_status prepare(const bench_setup *bench, const bench_problem *p, bench_op op,

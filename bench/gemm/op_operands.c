@@ -2,7 +2,6 @@
 #include "bench/gemm/op_operands.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -82,11 +81,7 @@ moert_status op_operands_make(op_operands *o) {
 }
 
 void op_operands_release(op_operands *o) {
-    free(o->ends);
-    free(o->payload);
-    free(o->scales);
-    free(o->values);
-    free(o->scale_of);
+    MOERT_FREE(o->ends, o->payload, o->scales, o->values, o->scale_of);
 }
 
 moert_status op_buffers_make(const op_operands *o, const moert_op_options *options,

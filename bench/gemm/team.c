@@ -89,9 +89,7 @@ static moert_status start(bench_team *team, const moert_placement *placement) {
 }
 
 static void release(bench_team *team) {
-    free(team->members);
-    free(team->sweep);
-    free(team);
+    MOERT_FREE(team->members, team->sweep, team);
 }
 
 moert_status bench_team_create(const moert_placement *placement, size_t threads,

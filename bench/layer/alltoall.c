@@ -129,15 +129,8 @@ void bench_alltoall_destroy(bench_alltoall *a) {
         return;
     if (a->row != MPI_DATATYPE_NULL)
         MPI_Type_free(&a->row);
-    moert_buffer_destroy(a->returned);
-    moert_buffer_destroy(a->destination);
-    free(a->counts);
-    free(a->token);
-    free(a->place);
-    free(a->sent);
-    free(a->received);
-    free(a->rows);
-    free(a);
+    MOERT_DESTROY(a->returned, a->destination);
+    MOERT_FREE(a->counts, a->token, a->place, a->sent, a->received, a->rows, a);
 }
 
 void *bench_alltoall_rows(bench_alltoall *a) {

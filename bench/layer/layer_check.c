@@ -276,10 +276,7 @@ moert_status bench_layer_check(const bench_layer_case *c, const float *y, const 
     MOERT_TRY_OR(release, add_up(&k));
     compare(&k, y, dx, worst);
     status = agree_on_worst(&k, worst);
-release:;
-    void *const arrays[] = {k.router, k.logits, k.sampled, k.w1,   k.w2, k.g,
-                            k.u,      k.h,      k.out,     k.mine, k.all};
-    for (size_t i = 0; i < MOERT_COUNT(arrays); i++)
-        free(arrays[i]);
+release:
+    MOERT_FREE(k.router, k.logits, k.sampled, k.w1, k.w2, k.g, k.u, k.h, k.out, k.mine, k.all);
     return status;
 }

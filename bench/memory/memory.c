@@ -112,13 +112,8 @@ void bench_memory_release(bench_memory *b) {
     moert_window_destroy(b->window);
     moert_exchange_free_plan(b->plan);
     moert_exchange_destroy(b->exchange);
-    moert_buffer *const small[] = {b->token, b->index, b->gather, b->ends, b->rope};
-    for (size_t i = 0; i < MOERT_COUNT(small); i++)
-        moert_buffer_destroy(small[i]);
-    for (size_t i = 0; i < BENCH_INPUTS; i++)
-        moert_buffer_destroy(b->in[i]);
-    for (size_t i = 0; i < BENCH_RESULTS; i++)
-        moert_buffer_destroy(b->out[i]);
-    free(b->tokens);
-    free(b->pattern);
+    MOERT_DESTROY(b->token, b->index, b->gather, b->ends, b->rope);
+    moert_buffers_destroy(b->in, BENCH_INPUTS);
+    moert_buffers_destroy(b->out, BENCH_RESULTS);
+    MOERT_FREE(b->tokens, b->pattern);
 }

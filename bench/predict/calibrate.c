@@ -154,8 +154,7 @@ static moert_status measure_dglu(moert_context *context, const bench_work *w, do
     MOERT_TRY_OR(done, moert_rates_time(&(moert_timed){device, world, run_dglu, &glu}, 1, ns));
     *ns *= 1e9 / (double)n;
 done:
-    moert_buffer_destroy(dh);
-    moert_buffer_destroy(v);
+    MOERT_DESTROY(dh, v);
     return status;
 }
 
@@ -175,8 +174,7 @@ static moert_status measure_host(double *gbps) {
         *gbps = fmax(*gbps, 2.0 * COPY_BYTES / (double)(moert_clock_ns() - start));
     }
 done:
-    free(to);
-    free(from);
+    MOERT_FREE(to, from);
     return status;
 }
 
@@ -196,8 +194,7 @@ static void close_passage(passage *p) {
     moert_exchange_free_plan(p->plan);
     moert_window_destroy(p->window);
     moert_exchange_destroy(p->exchange);
-    moert_buffer_destroy(p->index);
-    moert_buffer_destroy(p->rows);
+    MOERT_DESTROY(p->index, p->rows);
     free(p->experts);
 }
 

@@ -68,9 +68,7 @@ static moert_status time_crowd(moert_comm *comm, size_t bytes, double *gbps) {
     }
     *gbps = (double)((ranks - 1) * bytes) / bench_median(samples, SAMPLES);
 done:
-    free(rows);
-    free(receive);
-    free(send);
+    MOERT_FREE(rows, receive, send);
     return status;
 }
 

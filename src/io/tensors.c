@@ -146,8 +146,7 @@ static moert_status open_folder(const char *path, moert_tensors *tensors) {
                             "%s: holds neither model.safetensors nor model.safetensors.index.json: "
                             "%s (is it the folder of a model?)",
                             path, strerror(errno));
-    free(whole);
-    free(index);
+    MOERT_FREE(whole, index);
     return status;
 }
 

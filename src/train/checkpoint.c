@@ -112,8 +112,7 @@ static moert_status write_files(moert_model *model, const moert_optimizer *optim
     if (optimizer != NULL)
         status = write_file(model, optimizer, moment_sets, 2, moments, false);
 done:
-    free(moments);
-    free(weights);
+    MOERT_FREE(moments, weights);
     return status;
 }
 
@@ -246,8 +245,7 @@ moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
     MOERT_TRY_OR(done, read_state(state_path, state));
     status = read_moments(optimizer, moments_path);
 done:
-    free(moments_path);
-    free(state_path);
+    MOERT_FREE(moments_path, state_path);
     MOERT_TRY(moert_comm_agree(moert_model_mesh(optimizer->model)->world, status));
     return moert_model_load(optimizer->model, path);
 }

@@ -120,8 +120,7 @@ moert_status moert_metrics_open(const moert_metrics_options *options, moert_metr
     if (status == MOERT_OK) {
         *metrics = made;
     } else {
-        free(made->path);
-        free(made);
+        MOERT_FREE(made->path, made);
     }
     return status;
 }
@@ -204,7 +203,6 @@ moert_status moert_metrics_close(moert_metrics *metrics) {
     }
     if (metrics->file != NULL && fclose(metrics->file) != 0)
         status = MOERT_FAIL(ERROR_IO, "cannot write %s: %s", metrics->path, strerror(errno));
-    free(metrics->path);
-    free(metrics);
+    MOERT_FREE(metrics->path, metrics);
     return status;
 }

@@ -43,8 +43,7 @@ void moert_optimizer_destroy(moert_optimizer *optimizer) {
         return;
     for (size_t i = 0; optimizer->moments != NULL && i < moert_model_block_count(optimizer->model);
          i++) {
-        moert_buffer_destroy(optimizer->moments[i].first);
-        moert_buffer_destroy(optimizer->moments[i].second);
+        MOERT_DESTROY(optimizer->moments[i].first, optimizer->moments[i].second);
     }
     free(optimizer->moments);
     moert_gradient_norm_destroy(optimizer->norm);

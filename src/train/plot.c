@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
 #include "train/metrics.h"
@@ -109,8 +110,7 @@ static void settle_plot(const char *stem, const char *kind) {
         if (moert_durable_settle(drawing, drawn, whole) != MOERT_OK)
             MOERT_WARN("no plot: %s", moert_last_error());
     }
-    free(drawing);
-    free(drawn);
+    MOERT_FREE(drawing, drawn);
 }
 
 moert_status moert_metrics_plot(const char *path) {

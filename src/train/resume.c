@@ -95,8 +95,7 @@ static moert_status find_checkpoint(moert_trainer *t, char **path) {
 static bool are_beside(const char *one, const char *other) {
     char *a = moert_text_format("%s/..", one), *b = moert_text_format("%s/..", other);
     const bool beside = a != NULL && b != NULL && moert_same_place(a, b);
-    free(a);
-    free(b);
+    MOERT_FREE(a, b);
     return beside;
 }
 

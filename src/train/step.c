@@ -56,8 +56,7 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
 }
 
 void moert_trainer_free(moert_trainer *t) {
-    free(t->target);
-    free(t->input);
+    MOERT_FREE(t->target, t->input);
 }
 
 moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first, size_t count) {

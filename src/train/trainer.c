@@ -108,8 +108,7 @@ static moert_status save_checkpoint(moert_trainer *t) {
     MOERT_TRY_OR(done, moert_comm_agree(t->world, status));
     MOERT_INFO("checkpoint %s", path);
 done:
-    free(path);
-    free(folder);
+    MOERT_FREE(path, folder);
     return status;
 }
 

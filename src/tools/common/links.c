@@ -2,7 +2,6 @@
 #include "tools/common/links.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
@@ -111,7 +110,6 @@ moert_status moert_links_measure(moert_comm *comm, double seconds, moert_link *l
     for (size_t round = 0; round < rounds; round++)
         MOERT_TRY_OR(done, play(comm, round, &p, links));
 done:
-    free(p.receive);
-    free(p.send);
+    MOERT_FREE(p.receive, p.send);
     return status;
 }

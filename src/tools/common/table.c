@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
@@ -120,7 +119,6 @@ moert_status moert_table_print(FILE *file, const json_t *rows, const moert_colum
     for (size_t r = 0; r <= json_array_size(rows); r++)
         put_row(file, r > 0 ? json_array_get(rows, r - 1) : NULL, columns, count, widths, cell);
 done:
-    free(cell);
-    free(widths);
+    MOERT_FREE(cell, widths);
     return status;
 }

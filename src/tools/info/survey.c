@@ -107,8 +107,7 @@ static moert_status gather(const moert_context *context, survey *s) {
     MOERT_TRY_OR(done, moert_comm_agree(s->world, moert_alloc(&s->devices, total, 1)));
     MOERT_TRY_OR(done, moert_comm_allgatherv(s->world, devices, bytes, s->devices));
 done:
-    free(bytes);
-    free(devices);
+    MOERT_FREE(bytes, devices);
     return status;
 }
 
@@ -306,8 +305,7 @@ moert_status moert_survey(moert_context *context, size_t ep, const moert_survey_
     moert_status status = moert_comm_agree(s.world, object != NULL ? MOERT_OK : no_memory());
     if (status == MOERT_OK)
         status = fill(context, model, &s, object);
-    free(s.ranks);
-    free(s.devices);
+    MOERT_FREE(s.ranks, s.devices);
     if (status == MOERT_OK)
         *out = object;
     else

@@ -186,8 +186,7 @@ static moert_status write_output(job *j) {
     moert_status status = make_specs(j, &specs, &count, &names);
     const moert_shared_file file = {output_path, specs, count, NULL, put_results, j};
     status = moert_shared_file_write(j->world, &file, true, status);
-    free(names);
-    free(specs);
+    MOERT_FREE(names, specs);
     return status;
 }
 
@@ -203,16 +202,13 @@ static moert_status run_job(job *j) {
 }
 
 static void clean_up(job *j) {
-    moert_buffer *const buffers[] = {j->ends, j->buffer_x, j->buffer_y, j->buffer_dy, j->buffer_dx};
-    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
-        moert_buffer_destroy(buffers[i]);
+    MOERT_DESTROY(j->ends, j->buffer_x, j->buffer_y, j->buffer_dy, j->buffer_dx);
     moert_layer_destroy(j->layer);
     moert_mesh_destroy(j->mesh);
     moert_tensors_close(j->input);
     moert_tensors_close(j->weights);
     moert_model_config_free(&j->config);
-    free(j->slices);
-    free(j->all_slices);
+    MOERT_FREE(j->slices, j->all_slices);
 }
 
 static moert_status run(moert_context *context) {

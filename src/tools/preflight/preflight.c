@@ -107,8 +107,7 @@ static moert_status measure_part(moert_comm *world, size_t color, double seconds
         if (rank_of[i] != me)
             links[rank_of[i]] = found[i];
 done:
-    free(rank_of);
-    free(found);
+    MOERT_FREE(rank_of, found);
     moert_comm_destroy(part);
     return status;
 }
@@ -155,7 +154,6 @@ done:
 }
 
 void moert_preflight_free(moert_preflight *all) {
-    free(all->rank);
-    free(all->links);
+    MOERT_FREE(all->rank, all->links);
     *all = (moert_preflight){0};
 }

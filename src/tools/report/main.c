@@ -44,8 +44,7 @@ static moert_status write_page(const char *run, const char *path, const moert_ru
     status = moert_durable_write(path, page);
 done:
     moert_trace_step_free(&trace);
-    free(trace_file);
-    free(page);
+    MOERT_FREE(trace_file, page);
     return status;
 }
 

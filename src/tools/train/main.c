@@ -263,8 +263,7 @@ done:
     moert_mesh_destroy(mesh);
     moert_train_data_close(&data);
     moert_model_config_free(&config);
-    free(text_paths.words);
-    free(default_metrics);
+    MOERT_FREE(text_paths.words, default_metrics);
     return status;
 }
 

@@ -122,9 +122,7 @@ moert_status moert_tune_product_create(moert_device *device, moert_tuned operati
 }
 
 void moert_tune_product_destroy(moert_tune_product *p) {
-    moert_buffer *const buffers[] = {p->ends, p->gemm.x, p->gemm.y, p->gemm.weight};
-    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
-        moert_buffer_destroy(buffers[i]);
+    MOERT_DESTROY(p->ends, p->gemm.x, p->gemm.y, p->gemm.weight);
     moert_packed_destroy(p->packed);
     *p = (moert_tune_product){.key = p->key};
 }
