@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "base/number.h"
 
 enum { SAMPLES = 3 };
 #define WARM_S  0.025
@@ -21,13 +22,8 @@ moert_status bench_time_calls(moert_device *device, moert_status (*call)(void *)
     return MOERT_OK;
 }
 
-static int by_size(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 double bench_median(double *samples, size_t count) {
-    qsort(samples, count, sizeof *samples, by_size);
+    moert_sort_numbers(samples, count);
     return 0.5 * (samples[(count - 1) / 2] + samples[count / 2]);
 }
 

@@ -2,10 +2,10 @@
 #include "bench/layer/layer_check.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/number.h"
 #include "base/parallel.h"
 #include "bench/common/tokens.h"
 #include "device/device.h"
@@ -77,28 +77,24 @@ static void add_turned(double *to, const float *m, const double *x, size_t rows,
 
 /* ---- routing ---- */
 
-static int descending(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x < y) - (x > y);
-}
-
 /* Routes a token; false if the choice hangs on rounding. */
 static bool route(check *k, sample *s) {
     const bench_layer_case *c = k->c;
+    const size_t others = c->experts - c->topk;      /* not chosen */
     double sum = 0.0, *x = k->out, *sorted = k->out; /* of at least E and H numbers */
     for (size_t i = 0; i < c->hidden; i++)
         x[i] = (double)bench_number(c->seed, s->token, i);
     multiply(k->logits, k->router, x, c->experts, c->hidden);
     memcpy(sorted, k->logits, c->experts * sizeof *sorted);
-    qsort(sorted, c->experts, sizeof *sorted, descending);
-    if (c->topk < c->experts && sorted[c->topk - 1] - sorted[c->topk] < MARGIN)
+    moert_sort_numbers(sorted, c->experts);
+    if (others > 0 && sorted[others] - sorted[others - 1] < MARGIN)
         return false;
     for (size_t slot = 0; slot < c->topk; slot++) {
         size_t best = 0;
         for (size_t e = 1; e < c->experts; e++)
             best = k->logits[e] > k->logits[best] ? e : best;
         s->chosen[slot] = best;
-        s->weight[slot] = exp(k->logits[best] - sorted[0]);
+        s->weight[slot] = exp(k->logits[best] - sorted[c->experts - 1]);
         sum += s->weight[slot];
         k->logits[best] = -HUGE_VAL;
     }
