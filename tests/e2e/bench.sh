@@ -18,18 +18,16 @@ field() { sed -n "s/^ *\"$1\": \(.*[^,]\),*\$/\1/p" "$rows"; }
 
 all_are() { # KEY PATTERN COUNT: so many rows, each with such a value
     [ "$(field "$1" | wc -l)" -eq "$3" ] && ! field "$1" | grep -Evq "^$2\$" && return 0
-    echo "$1 of $3 rows is not $2:" && field "$1"
+    { echo "$1 of $3 rows is not $2:" && field "$1"; } >>"$log"
     return 1
 }
 
 # checked TITLE COUNT RIVAL: the last run gave COUNT right rows, whose rates of the rival look like RIVAL
 checked() {
-    {
-        [ $status -eq 0 ] && [ "$(grep -vc '^#' "$out")" -eq "$2" ] && all_are wrong 0 "$2" &&
-            all_are gflops '[0-9.e-]*[1-9][0-9.e-]*' "$2" && all_are rival_gflops "$3" "$2" && all_are ratio "$3" "$2" &&
-            all_are op '"(fprop|glu|dgrad|wgrad)"' "$2" && all_are groups '"(balanced|ragged)"' "$2" &&
-            all_are dtype '"(f32|bf16)"' "$2" && all_are E 5 "$2" && all_are M 6 "$2" && all_are N 34 "$2" && all_are K 20 "$2"
-    } >>"$log" 2>&1
+    [ $status -eq 0 ] && [ "$(grep -vc '^#' "$out")" -eq "$2" ] && all_are wrong 0 "$2" &&
+        all_are gflops '[0-9.e-]*[1-9][0-9.e-]*' "$2" && all_are rival_gflops "$3" "$2" && all_are ratio "$3" "$2" &&
+        all_are op '"(fprop|glu|dgrad|wgrad)"' "$2" && all_are groups '"(balanced|ragged)"' "$2" &&
+        all_are dtype '"(f32|bf16)"' "$2" && all_are E 5 "$2" && all_are M 6 "$2" && all_are N 34 "$2" && all_are K 20 "$2"
     verdict $? "$1"
 }
 
@@ -60,11 +58,11 @@ else
 fi
 
 bench --suite small --rival none --op fprop --dtype f32 --groups ragged
-{ [ $status -eq 0 ] && all_are E '[58]' 4 && all_are groups '"ragged"' 4; } >>"$log" 2>&1
+[ $status -eq 0 ] && all_are E '[58]' 4 && all_are groups '"ragged"' 4
 verdict $? "ragged rows of a suite have at least five experts, and say so"
 
 bench "${shape[@]}" --compare-backends --op wgrad --groups ragged
-[ $status -eq 0 ] && [ "$(grep -c 'reference.*portable' "$out")" -eq 2 ] && all_are wrong 0 4 >>"$log"
+[ $status -eq 0 ] && [ "$(grep -c 'reference.*portable' "$out")" -eq 2 ] && all_are wrong 0 4
 verdict $? "the backends side by side: one line for each, right"
 
 timeout -k 5 120 "$bin/bench_op" --epilogues --groups balanced --experts 3 --rows 40 --n 64 --k 48 >"$out" 2>"$log"
@@ -74,15 +72,14 @@ verdict $? "bench_op --epilogues: 14 GEMMs with what follows them, all right"
 timeout -k 5 120 "$bin/bench_memory" --small --json "$rows" >"$out" 2>"$log"
 status=$?
 kernels=$(grep -vc '^#' "$out")
-{ [ $status -eq 0 ] && [ "$kernels" -ge 38 ] && all_are wrong 0 "$kernels" && all_are gbps '[0-9.e-]*[1-9][0-9.e-]*' "$kernels" &&
-    all_are share '[0-9.e-]*[1-9][0-9.e-]*' "$kernels"; } >>"$log" 2>&1
+[ $status -eq 0 ] && [ "$kernels" -ge 38 ] && all_are wrong 0 "$kernels" && all_are gbps '[0-9.e-]*[1-9][0-9.e-]*' "$kernels" &&
+    all_are share '[0-9.e-]*[1-9][0-9.e-]*' "$kernels"
 verdict $? "bench_memory: every kernel's result is right, and has a rate beside the copy's"
 
 exchanged() { # TITLE RANKS ROWS RIVAL OPTION...: right rows of the JSON file, with a rate and such a rival
     ranks "$2" "$bin/bench_exchange" --tokens 70 --hidden 48 --experts 6 --repeat 3 --json "$rows" "${@:5}"
-    local status=$?
-    { [ $status -eq 0 ] && all_are wrong 0 "$3" && all_are ranks "$2" "$3" && all_are gbps '[0-9.e-]*[1-9][0-9.e-]*' "$3" &&
-        all_are us_min '[0-9.e-]+' "$3" && all_are us_p99 '[0-9.e-]+' "$3" && all_are op '"(dispatch|combine)"' "$3" && all_are rival "$4" "$3"; } >>"$log" 2>&1
+    [ $? -eq 0 ] && all_are wrong 0 "$3" && all_are ranks "$2" "$3" && all_are gbps '[0-9.e-]*[1-9][0-9.e-]*' "$3" &&
+        all_are us_min '[0-9.e-]+' "$3" && all_are us_p99 '[0-9.e-]+' "$3" && all_are op '"(dispatch|combine)"' "$3" && all_are rival "$4" "$3"
     verdict $? "bench_exchange: $1"
 }
 for skew in balanced zipf hot one; do
@@ -94,9 +91,8 @@ MOERT_NODE_RANKS=2 exchanged "sums without weights, first those of another node,
 exchanged "rows of MXFP8 on one rank, without the rival" 1 1 null --dtype mxfp8 --no-rival
 for how in '--precision f32 --ep 1' '--precision bf16 --dispatch bf16 --combine bf16'; do
     ranks 2 "$bin/bench_layer" --tokens 60 --hidden 48 --intermediate 40 --experts 6 --repeat 1 --json "$rows" $how
-    status=$?
-    { [ $status -eq 0 ] && all_are wrong false 2 && all_are op '"forward(.backward)?"' 2 &&
-        all_are gflops '[0-9.e-]*[1-9][0-9.e-]*' 2; } >>"$log" 2>&1
+    [ $? -eq 0 ] && all_are wrong false 2 && all_are op '"forward(.backward)?"' 2 &&
+        all_are gflops '[0-9.e-]*[1-9][0-9.e-]*' 2
     verdict $? "bench_layer $how: y and dx of sampled tokens are those of float64"
 done
 alone "$bin/bench_exchange" --topk 9 --experts 8
