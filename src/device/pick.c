@@ -34,7 +34,7 @@ typedef struct device_table {
 
 /* OpenCL does not tell the instructions of a CPU device; it is the CPU that runs this. Intel's
  * take two cycles for the instruction: two fma were as fast where rows are few, and up to a quarter
- * faster where they are many (bench/results/cpu-bf16-intel-2026-11-22.txt), when each product
+ * faster where they are many (bench/results/cpu/bf16-intel-2026-11-22.txt), when each product
  * still widened its pairs anew. */
 static bool cpu_has_bf16_dot(void) {
 #if defined(__x86_64__)

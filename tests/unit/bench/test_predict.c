@@ -357,7 +357,7 @@ static bench_work model_work(size_t ranks, size_t model) {
     return w;
 }
 
-/* bench/results/h200-train-2026-11-22.txt: 95122 tokens/s of a Qwen3-MoE model with 4 layers on one
+/* bench/results/h200/train-2026-11-22.txt: 95122 tokens/s of a Qwen3-MoE model with 4 layers on one
  * H200, batches of 4 x 2048 tokens. */
 TEST_WITH(test_a_step_on_one_h200_is_near_the_measured_one, open_h200, close_machine) {
     static const bench_stack stack = {4, 32, 4, 128, 151936, 2048};
