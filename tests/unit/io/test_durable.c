@@ -18,7 +18,7 @@ static int exists(const char *path) {
 static void assert_text(const char *path, const char *expected) {
     char *text = NULL;
     ASSERT_OK(moert_read_text(path, 1000, &text));
-    assert_string_equal(text, expected);
+    assert_string_equal(owned(text, free), expected);
 }
 
 TEST(test_write_replaces_a_text_and_leaves_no_temporary_file) {

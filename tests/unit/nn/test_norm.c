@@ -219,6 +219,7 @@ static void compare_rotated(size_t width) {
     upload_problem(&o, 0, ROWS, SEQUENCES, &apart);
     upload_problem(&o, 0, ROWS, SEQUENCES, &at_once);
     ASSERT_OK(moert_rope_table_create(test_device, LENGTH, width, 1e4f, &table));
+    owned_buffer(table);
     const moert_rotation rotation = {table, HEADS, LENGTH};
     apart.backward.dx = apart.backward.dy;
     ASSERT_OK(moert_norm_run(&apart.forward));

@@ -34,6 +34,7 @@ TEST(test_rope_agrees_with_float64_and_its_inverse_restores) {
         moert_buffer *x = upload_doubles(values, n), *table;
         ASSERT_OK(
             moert_rope_table_create(test_device, shape.length + i, shape.head_size, theta, &table));
+        owned_buffer(table);
         const moert_rotation rotation = {table, shape.heads, shape.length};
         ASSERT_OK(moert_rope(&rotation, tokens, shape.head_size, false, x));
         assert_near_in("x", x, want, n, 1e-5);
@@ -48,6 +49,7 @@ TEST(test_rope_of_a_sequence_has_the_same_bits_alone_and_in_a_batch) {
     moert_buffer *batch = upload_doubles(values, 3 * n), *table;
     moert_buffer *alone = upload_doubles(values + n, n);
     ASSERT_OK(moert_rope_table_create(test_device, length, 20, theta, &table));
+    owned_buffer(table);
     const moert_rotation rotation = {table, 2, length};
     ASSERT_OK(moert_rope(&rotation, 3 * length, 20, false, batch));
     ASSERT_OK(moert_rope(&rotation, length, 20, false, alone));
@@ -67,6 +69,7 @@ TEST(test_rope_table_rounds_the_angle_to_float32) {
     const size_t length = 5000, half = 16;
     moert_buffer *table;
     ASSERT_OK(moert_rope_table_create(test_device, length, 2 * half, theta, &table));
+    owned_buffer(table);
     float *values = test_alloc(length * 2 * half * sizeof *values);
     ASSERT_OK(moert_buffer_read(table, 0, values, length * 2 * half * sizeof *values));
     for (size_t n = 0; n < MOERT_COUNT(known); n++) {
@@ -81,6 +84,7 @@ TEST(test_rope_refuses_odd_heads_and_short_tables) {
     assert_int_equal(moert_rope_table_create(test_device, 4, 7, theta, &table), MOERT_ERROR_USAGE);
     assert_int_equal(moert_rope_table_create(test_device, 4, 8, 0.0f, &table), MOERT_ERROR_USAGE);
     ASSERT_OK(moert_rope_table_create(test_device, 4, 8, theta, &table));
+    owned_buffer(table);
     const moert_rotation too_long = {table, 1, 8}, empty = {table, 1, 0};
     assert_int_equal(moert_rope(&too_long, 8, 8, false, x), MOERT_ERROR_USAGE);
     assert_int_equal(moert_rope(&empty, 4, 8, false, x), MOERT_ERROR_USAGE);

@@ -174,6 +174,7 @@ static char *page_of(const moert_run_record *record) {
     char *page = NULL;
     moert_verdict_make(record, &verdict);
     ASSERT_OK(moert_report_page("a & b", record, &verdict, NULL, &page));
+    owned(page, free);
     assert_well_formed(page);
     assert_non_null(strstr(page, "<title>a &#38; b: 1000 tokens/s"));
     return page;
