@@ -24,10 +24,12 @@ static void check(const char *what, moert_number source, const moert_quantizer *
                   const matrix *m) {
     const bool small = m->rows * m->columns <= SMALL;
     for (size_t b = 0; b < (small ? 2 : 1); b++) {
+        const size_t before = owned_count();
         const char *title = titled("%s, %zu x %zu of %s, axis %d, %s", what, m->rows, m->columns,
                                    moert_number_name(source), (int)how->axis, suite_backends[b]);
         quantized z = quantize_from(source, suite_backends[b], how, m);
         oracle_check_quantized(title, how, NULL, m, &z, small ? SIZE_MAX - 1 : BLOCKS);
+        release_since(before);
     }
 }
 
@@ -76,6 +78,7 @@ TEST(test_mxfp8_has_the_bytes_of_the_oracle_for_every_shape_type_and_fill) {
                 check(moert_format_name(format), source, &HOW(.format = format, .axis = axes[a]),
                       &m);
         }
+        release_owned();
     }
 }
 
@@ -171,6 +174,7 @@ TEST(test_nvfp4_has_the_bytes_of_the_oracle_for_every_shape) {
             make(UNIFORM, sources[k], MOERT_NUMBER_E4M3, x, n);
             check_nvfp4("uniform", sources[k], &m);
         }
+        release_owned();
     }
 }
 
@@ -247,6 +251,7 @@ TEST(test_groups_are_quantised_apart_wherever_the_empty_ones_are) {
             x[k] = (float)((int)(suite_bits(5, k) % 255) - 127) / 32.0f;
         for (size_t k = 0; k < (s->slow ? 2 : SPLITS); k++)
             check_groups(s, splits[s->slow ? 8 + k : k], x, n <= (size_t)8192 * 1024);
+        release_owned();
     }
 }
 

@@ -140,6 +140,7 @@ static double exact(kind which, const operands *o, size_t i) {
 
 static void check_product(size_t format, kind which, const operands *o) {
     const row *r = o->r;
+    const size_t before = owned_count();
     const size_t n = which == FORWARD ? r->rows * r->n
                      : which == DGRAD ? r->rows * r->k
                                       : r->groups * r->n * r->k;
@@ -163,6 +164,7 @@ static void check_product(size_t format, kind which, const operands *o) {
                               moert_format_name(formats[format].format), (int)which, r->groups,
                               r->rows, r->n, r->k),
                        p.signal, p.noise, formats[format].product_limit);
+    release_since(before);
 }
 
 static const row rows[] = {
@@ -190,6 +192,7 @@ TEST(test_the_products_of_training_keep_their_signal) {
         for (size_t f = 0; f < FORMATS; f++)
             for (kind k = FORWARD; k < KINDS && formats[f].product_limit > 0; k++)
                 check_product(f, k, &o);
+        release_owned();
     }
 }
 

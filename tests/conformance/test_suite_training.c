@@ -127,6 +127,7 @@ static void check_linear(const layer *l, const double *limits) {
                     {"dx", {sy, sw}, used * l->k},
                     {"dW", {sx, sy}, l->groups * l->n * l->k}};
     for (size_t i = 0; i < 3; i++) {
+        const size_t before = owned_count();
         const moert_op_options o = describe(l, (moert_op_kind)i);
         const char *title = titled("%s: %s", products[i].name, ops_title(&o));
         ops_bytes data = ops_bytes_make(&o, l->ends);
@@ -134,6 +135,7 @@ static void check_linear(const layer *l, const double *limits) {
         const ops_bytes plain = without_rounding(&data, products[i].factors);
         assert_above(title, ops_exact_of(&plain, 0.0).result, &data, ops_result_buffer(o.kind),
                      products[i].elements, limits[i]);
+        release_since(before);
     }
 }
 
@@ -159,6 +161,7 @@ TEST(test_a_grouped_linear_layer_keeps_its_signal) {
                          shapes[s].n,           shapes[s].k,      s == 0 ? unaligned : ends,
                          suite_backends[s == 0]};
         check_linear(&l, limits[i % 2]);
+        release_owned();
     }
 }
 
@@ -338,6 +341,7 @@ TEST(test_a_grouped_mlp_keeps_its_signal) {
                          .backend = suite_backends[i == 0 || i == 4]};
         const mlp m = make_mlp(l, mlp_forms[i % 3], h, false);
         check_mlp(&m, nvfp4 ? 11.5 : 22.0);
+        release_owned();
     }
 }
 
@@ -349,6 +353,7 @@ TEST(test_grouped_mlps_agree_with_float64) {
         const layer l = {.ends = mlp_ends[i % 3], .backend = suite_backends[i == 0]};
         const mlp m = make_mlp(l, mlp_forms[(i + i / 3) % 3], h, true);
         check_mlp(&m, 0.03);
+        release_owned();
     }
 }
 

@@ -38,7 +38,7 @@ static routing route(const model *m) {
 /* The first or second projection in one kind; both orders of rows. */
 static void check(const model *m, const routing *r, moert_op_kind kind, moert_number type,
                   bool second, bool permuted) {
-    const size_t n = second ? m->hidden : 2 * m->intermediate;
+    const size_t before = owned_count(), n = second ? m->hidden : 2 * m->intermediate;
     const size_t k = second ? m->intermediate : m->hidden;
     product p = product_of(kind, type, m->experts, r->rows, n, k);
     p.ends = r->ends;
@@ -52,6 +52,7 @@ static void check(const model *m, const routing *r, moert_op_kind kind, moert_nu
     void *result = product_run("portable", &p);
     product_check(title, &p, result, SAMPLES, tolerance_of(type), tolerance_of(type));
     product_check_backends(title, &p, result, (size_t)8 << 20);
+    release_since(before);
 }
 
 static void check_model(const model *m, moert_number type, size_t kinds_used) {

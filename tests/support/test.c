@@ -76,13 +76,17 @@ const char *titled(const char *format, ...) {
     return owned(text, free);
 }
 
-static void release_from(size_t first) {
+size_t owned_count(void) {
+    return mine.count;
+}
+
+void release_since(size_t first) {
     for (; mine.count > first; mine.count--)
         mine.all[mine.count - 1].release(mine.all[mine.count - 1].thing);
 }
 
 void release_owned(void) {
-    release_from(mine.of_setup);
+    release_since(mine.of_setup);
 }
 
 static int begin_test(void **state) {
@@ -97,7 +101,7 @@ static int begin_test(void **state) {
 static int end_test(void **state) {
     release_owned();
     const int failed = mine.running->teardown_func != NULL ? mine.running->teardown_func(state) : 0;
-    release_from(mine.before);
+    release_since(mine.before);
     return failed;
 }
 

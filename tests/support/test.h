@@ -87,6 +87,9 @@ void *owned(void *thing, void (*release)(void *));
 moert_buffer *owned_buffer(moert_buffer *buffer);
 /* Releases all of it now: where a device is to close, or a loop takes much. */
 void release_owned(void);
+/* Releases what is owned since owned_count() was `count`: one case of a table of large ones. */
+size_t owned_count(void);
+void release_since(size_t count);
 
 /* ---- settings ---- */
 
