@@ -211,8 +211,8 @@ static moert_status backward(void *attention) {
 
 static moert_status report(bench *b, const char *op, double tflops, double worst) {
     const moert_attention *a = &b->a;
-    const char *type = moert_number_name(a->type);
-    const bool wrong = !(worst <= (a->type == MOERT_NUMBER_BF16 ? 0.03 : 1e-4));
+    const char *type = moert_dtype_name(a->type);
+    const bool wrong = !(worst <= (a->type == MOERT_DTYPE_BF16 ? 0.03 : 1e-4));
     json_t *row =
         json_pack("{ss ss sI sI sI sI sI sf sf sb}", "op", op, "dtype", type, "S",
                   (json_int_t)a->sequences, "L", (json_int_t)a->length, "heads",
@@ -224,7 +224,7 @@ static moert_status report(bench *b, const char *op, double tflops, double worst
     return bench_rows_add(&b->rows, row, wrong);
 }
 
-static moert_status run_type(bench *b, moert_number type) {
+static moert_status run_type(bench *b, moert_dtype type) {
     static const struct {
         const char *name;
         moert_status (*call)(void *);
@@ -256,7 +256,7 @@ static moert_status run(moert_context *context) {
     MOERT_TRY_OR(release, prepare(&b));
     for (unsigned i = 0; i < 2; i++)
         if (dtype == 0 || dtype == i + 1)
-            MOERT_TRY_OR(release, run_type(&b, i == 0 ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16));
+            MOERT_TRY_OR(release, run_type(&b, i == 0 ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16));
 release:
     release(&b);
     return bench_rows_end(&b.rows, context, json_path, "results", status);

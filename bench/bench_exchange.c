@@ -1,6 +1,6 @@
 /*
  * bench_exchange: dispatch and combine between the ranks of a job, of rows whose every element is
- * known from the global number of the token (bench/layer/payload.h), beside packing + MPI_Alltoallv
+ * known from the global number of the token (bench/layer/payload.h), beside prepack + MPI_Alltoallv
  * + unpacking of the same rows (bench/layer/alltoall.h) on CPU devices.
  *
  * A sample is the time from a barrier to the end of the call, of the slowest rank; with --batch N
@@ -58,7 +58,7 @@ typedef struct bench {
     moert_context *context;
     moert_device *device;
     moert_comm *comm;
-    bench_team *team;
+    bench_pool *pool;
     moert_exchange *exchange;
     moert_window *window, *cells; /* cells: where ranks push, else NULL */
     moert_exchange_plan *plan;
@@ -155,7 +155,7 @@ static moert_status prepare_checks(bench *b) {
                                 b->all_index + plan->rank * tokens * topk, plan->counts,
                                 &b->slots));
     return with_rival && moert_device_describe(b->device)->is_cpu
-               ? bench_alltoall_create(b->device, b->team, b->slots, b->row_bytes,
+               ? bench_alltoall_create(b->device, b->pool, b->slots, b->row_bytes,
                                        dtype == BENCH_BF16, &b->alltoall)
                : MOERT_OK;
 }
@@ -172,8 +172,8 @@ static moert_status prepare(bench *b) {
     b->payload.slack = slack_of(b);
     MOERT_TRY(moert_comm_agree(b->comm, make_buffers(b)));
     MOERT_TRY(moert_comm_agree(
-        b->comm, bench_team_create(moert_context_placement(b->context), 0, &b->team)));
-    MOERT_TRY(dtype == BENCH_BF16 ? moert_window_create_codes(b->exchange, hidden, &b->window)
+        b->comm, bench_pool_create(moert_context_placement(b->context), 0, &b->pool)));
+    MOERT_TRY(dtype == BENCH_BF16 ? moert_window_create_bf16(b->exchange, hidden, &b->window)
                                   : moert_window_create(b->exchange, b->width, &b->window));
     MOERT_TRY(moert_exchange_make_plan(
         b->exchange, &(moert_exchange_slots){b->index, tokens, topk, experts}, MOERT_OK, &b->plan));
@@ -192,7 +192,7 @@ static void release(bench *b) {
     moert_window_destroy(b->window);
     moert_exchange_destroy(b->exchange);
     MOERT_DESTROY(b->index, b->source, b->weight, b->target, b->made);
-    bench_team_destroy(b->team);
+    bench_pool_destroy(b->pool);
     MOERT_FREE(b->all_index, b->token_of, b->weights, b->host, b->seen);
 }
 
@@ -271,7 +271,7 @@ static moert_status check(bench *b, unsigned op, enum side side, size_t *wrong) 
 /* Microseconds of the slowest rank. */
 static moert_status take(bench *b, unsigned op, enum side side, double *us) {
     bench_of_ranks took;
-    bench_team_evict(b->team);
+    bench_pool_evict(b->pool);
     MOERT_TRY(moert_comm_barrier(b->comm));
     const uint64_t start = moert_clock_ns();
     for (size_t i = 0; i < batch; i++)

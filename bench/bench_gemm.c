@@ -10,7 +10,7 @@ static bench_shape shape; /* experts 0: a suite */
 static size_t repeat, seed;
 static unsigned op, dtype, groups, suite;
 static double patience;
-static bool packed, compare;
+static bool prepacked, compare;
 static const char *rival_library, *json_path;
 
 static const moert_option options[] = {
@@ -33,7 +33,7 @@ static const moert_option options[] = {
     {"patience", MOERT_OPTION_FLOAT, &patience, "100", "0..",
      "seconds, in all, for taking samples again that other programs have disturbed"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of data and ragged groups"},
-    {"packed", MOERT_OPTION_FLAG, &packed, "1", NULL, "fprop and dgrad read packed weights"},
+    {"packed", MOERT_OPTION_FLAG, &prepacked, "1", NULL, "fprop and dgrad read packed weights"},
     {"rival", MOERT_OPTION_STRING, &rival_library, "libopenblas.so.0", NULL,
      "shared library with cblas_sgemm, in Debian of the package libopenblas0-pthread; none: no "
      "rival"},
@@ -64,15 +64,15 @@ static double goal_of(const bench_row *row) {
     static const size_t at[] = {32, 128, 512};
     static const struct {
         bench_op op;
-        moert_number type;
+        moert_dtype type;
         double ratio[3];
     } balanced[] = {
-        {BENCH_FPROP, MOERT_NUMBER_F32, {1.5, 1.15, 1.03}},
-        {BENCH_DGRAD, MOERT_NUMBER_F32, {1.5, 1.15, 1.03}},
-        {BENCH_WGRAD, MOERT_NUMBER_F32, {1.2, 1.0, 0.95}},
-        {BENCH_FPROP, MOERT_NUMBER_BF16, {3.0, 2.2, 2.0}},
-        {BENCH_DGRAD, MOERT_NUMBER_BF16, {1.8, 1.8, 1.8}},
-        {BENCH_WGRAD, MOERT_NUMBER_BF16, {1.6, 1.6, 1.6}},
+        {BENCH_FPROP, MOERT_DTYPE_F32, {1.5, 1.15, 1.03}},
+        {BENCH_DGRAD, MOERT_DTYPE_F32, {1.5, 1.15, 1.03}},
+        {BENCH_WGRAD, MOERT_DTYPE_F32, {1.2, 1.0, 0.95}},
+        {BENCH_FPROP, MOERT_DTYPE_BF16, {3.0, 2.2, 2.0}},
+        {BENCH_DGRAD, MOERT_DTYPE_BF16, {1.8, 1.8, 1.8}},
+        {BENCH_WGRAD, MOERT_DTYPE_BF16, {1.6, 1.6, 1.6}},
     };
     if (row->ragged)
         return 1.1;
@@ -98,7 +98,7 @@ static moert_status check(int argc, char **argv) {
 static void print_header(moert_context *context, const bench_setup *bench, const char *no_rival) {
     const moert_device_info *device = moert_device_describe(bench->device);
     const moert_placement *placement = moert_context_placement(context);
-    const size_t threads = bench_team_size(bench->team);
+    const size_t threads = bench_pool_size(bench->pool);
     char machine[256];
     double load = 0.0;
     bench_report_machine(machine, sizeof machine);
@@ -122,7 +122,7 @@ static void print_header(moert_context *context, const bench_setup *bench, const
         printf("# rival none: %s\n", no_rival);
     printf("# medians of %zu samples in turns; each from L2 caches (%zu KiB in all) read full of "
            "something else; seed %zu\n",
-           repeat, bench_team_cache_bytes(bench->team) >> 10, seed);
+           repeat, bench_pool_cache_bytes(bench->pool) >> 10, seed);
 }
 
 static moert_status finish_row(totals *sum, bench_row *row) {
@@ -165,7 +165,7 @@ static moert_status run_backends(const bench_setup *bench, const bench_problem *
     return MOERT_OK;
 }
 
-static moert_status run_problem(const bench_setup *bench, const bench_shape *of, moert_number type,
+static moert_status run_problem(const bench_setup *bench, const bench_shape *of, moert_dtype type,
                                 bool ragged, totals *sum) {
     bench_shape its = *of;
     bench_problem *problem;
@@ -183,7 +183,7 @@ static moert_status run_problem(const bench_setup *bench, const bench_shape *of,
 }
 
 static moert_status run_shapes(const bench_setup *bench, totals *sum) {
-    static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16};
+    static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16};
     bench_shape shapes[MOERT_MOST_GEMM_SHAPES] = {shape};
     const size_t count = shape.experts > 0 ? 1 : moert_gemm_shapes((moert_gemm_suite)suite, shapes);
     for (size_t i = 0; i < count; i++) {
@@ -214,17 +214,17 @@ static moert_status run(moert_context *context) {
     const moert_placement *placement = moert_context_placement(context);
     bench_setup it = {.device = moert_context_device(context),
                       .repeat = repeat,
-                      .packed = packed,
+                      .prepacked = prepacked,
                       .patience_s = &patience};
     const bool on_cpu = moert_device_describe(it.device)->is_cpu;
     totals sum = {.rows = {json_array(), 0}};
     char no_rival[256] = "it would run on other hardware";
     moert_status status;
-    MOERT_TRY_OR(close, bench_team_create(placement, moert_config_get()->threads, &it.team));
+    MOERT_TRY_OR(close, bench_pool_create(placement, moert_config_get()->threads, &it.pool));
     if (on_cpu) {
-        it.peak[0] = bench_peak_measure(it.team, MOERT_NUMBER_F32);
-        it.peak[1] = bench_peak_measure(it.team, MOERT_NUMBER_BF16);
-        MOERT_TRY_OR(close, bench_rival_open(compare ? "none" : rival_library, placement, it.team,
+        it.peak[0] = bench_peak_measure(it.pool, MOERT_DTYPE_F32);
+        it.peak[1] = bench_peak_measure(it.pool, MOERT_DTYPE_BF16);
+        MOERT_TRY_OR(close, bench_rival_open(compare ? "none" : rival_library, placement, it.pool,
                                              &it.rival, no_rival, sizeof no_rival));
     }
     print_header(context, &it, no_rival);
@@ -232,7 +232,7 @@ static moert_status run(moert_context *context) {
     status = run_all(&it, &sum);
 close:
     bench_rival_close(it.rival);
-    bench_team_destroy(it.team);
+    bench_pool_destroy(it.pool);
     return bench_rows_end(&sum.rows, context, json_path, "samples of the results", status);
 }
 

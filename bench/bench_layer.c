@@ -77,7 +77,7 @@ typedef struct bench {
 
 /* ---- set-up ---- */
 
-/* weight[count] of `elements` each = normals, the same ones turned by another step for each expert:
+/* weight[count] of `elements` each = normals, the same ones transposed by another step for each expert:
  * the device makes those of large models far sooner than the host draws them. */
 static moert_status make_weights(moert_buffer *weight, size_t first, size_t count,
                                  size_t elements) {

@@ -52,7 +52,7 @@ static const moert_option options[] = {
      "of rows on the way back"},
     {"engine", MOERT_OPTION_CHOICE, &engine, "auto", "auto|" BENCH_ENGINE_WORDS,
      "of the exchange; auto: window on one node, on several node or, of GPUs, staged"},
-    {"waves", MOERT_OPTION_UINT, &asked.waves, "0", "0..64",
+    {"chunks", MOERT_OPTION_UINT, &asked.chunks, "0", "0..64",
      "in which a layer's rows travel; 0: as many as the exchange takes"},
     {"micro-batches", MOERT_OPTION_UINT, &asked.micro_batches, "1", "1..1000000",
      "of a step, which share one sum of gradients"},

@@ -11,7 +11,7 @@
 #include <stdio.h>
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "bench/common/rate.h"
 #include "bench/common/report.h"
 #include "bench/gemm/op_operands.h"
@@ -26,11 +26,11 @@ static const struct {
               {"OLMoE-1B-7B", 64, 65536, 2048, 1024}};
 
 #define PLAIN(name, operand, result)                                                               \
-    { name, MOERT_NUMBER_##operand, MOERT_NUMBER_##result, false, false, false, 0 }
+    { name, MOERT_DTYPE_##operand, MOERT_DTYPE_##result, false, false, false, 0 }
 #define BLOCKS(name, transposed)                                                                   \
-    { name, MOERT_NUMBER_E4M3, MOERT_NUMBER_BF16, true, transposed, false, MOERT_FORMAT_FP8_BLOCK }
+    { name, MOERT_DTYPE_E4M3, MOERT_DTYPE_BF16, true, transposed, false, MOERT_FORMAT_FP8_BLOCK }
 #define CODED(name, operand, format)                                                               \
-    { name, MOERT_NUMBER_##operand, MOERT_NUMBER_BF16, false, false, true, MOERT_FORMAT_##format }
+    { name, MOERT_DTYPE_##operand, MOERT_DTYPE_BF16, false, false, true, MOERT_FORMAT_##format }
 static const op_form forms[] = {PLAIN("bf16", BF16, BF16),   PLAIN("f16", F16, F16),
                                 PLAIN("e4m3", E4M3, BF16),   BLOCKS("fp8-block", false),
                                 BLOCKS("fp8-turned", true),  CODED("mxfp8", E4M3, MXFP8_E4M3),
@@ -124,10 +124,10 @@ static void describe_quantized(const op_form *form, moert_op_options *o) {
 
 static moert_op_options describe(const op_operands *data, const op_variant *v) {
     const op_form *form = data->form;
-    const moert_number result = v->f32 ? MOERT_NUMBER_F32 : form->result;
+    const moert_dtype result = v->f32 ? MOERT_DTYPE_F32 : form->result;
     moert_op_options o = MOERT_OP_OPTIONS_INIT;
     o.kind = v->kind;
-    if (!form->coded && op_operand_bytes(form) == 1) {
+    if (!form->quantized && op_operand_bytes(form) == 1) {
         o.backend = "nvidia"; /* which auto does not take for FP8 */
         o.fallback = true;
     }
@@ -141,12 +141,12 @@ static moert_op_options describe(const op_operands *data, const op_variant *v) {
     o.c.type = o.d.type = result;
     o.accumulate = v->accumulate;
     o.bias = v->bias;
-    o.bias_type = MOERT_NUMBER_F32;
+    o.bias_type = MOERT_DTYPE_F32;
     o.prob = v->prob;
     o.amax = v->amax;
     o.save_c = v->save_c;
     o.glu.interleaved = v->interleaved;
-    if (form->blocks || form->coded)
+    if (form->blocks || form->quantized)
         describe_quantized(form, &o);
     return o;
 }
@@ -177,7 +177,7 @@ release:
 static bool is_supported(const op_form *form, const op_variant *v) {
     if (form->transposed)
         return v->kind == MOERT_OP_GEMM_DGRAD;
-    return v->kind != MOERT_OP_GEMM_WGRAD || form->coded || form->blocks ||
+    return v->kind != MOERT_OP_GEMM_WGRAD || form->quantized || form->blocks ||
            op_operand_bytes(form) > 1;
 }
 

@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 
 enum { SAMPLES = 3 };
 #define WARM_S  0.025

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "base/rng.h"
 #include "bench/common/pattern.h"
 
@@ -53,20 +53,20 @@ static moert_status fill(uint64_t seed, uint64_t stream, size_t count, float **v
 }
 
 /* Rows as the products take them: float32, or bf16 codes. */
-static moert_status upload(moert_device *device, moert_number type, const float *values,
+static moert_status upload(moert_device *device, moert_dtype type, const float *values,
                            size_t count, moert_buffer **buffer) {
-    if (type == MOERT_NUMBER_F32)
+    if (type == MOERT_DTYPE_F32)
         return bench_upload(device, values, count * sizeof(float), buffer);
     uint16_t *codes;
     MOERT_TRY(MOERT_NEW_ARRAY(&codes, count));
     for (size_t i = 0; i < count; i++)
-        codes[i] = (uint16_t)moert_number_encode(type, values[i]);
+        codes[i] = (uint16_t)moert_dtype_encode(type, values[i]);
     const moert_status status = bench_upload(device, codes, count * sizeof *codes, buffer);
     free(codes);
     return status;
 }
 
-moert_status bench_problem_create(moert_device *device, const bench_shape *shape, moert_number type,
+moert_status bench_problem_create(moert_device *device, const bench_shape *shape, moert_dtype type,
                                   bool ragged, uint64_t seed, bench_problem **problem) {
     moert_status status;
     bench_problem *p;
@@ -81,7 +81,7 @@ moert_status bench_problem_create(moert_device *device, const bench_shape *shape
     MOERT_TRY_OR(fail, bench_upload(device, p->ends, shape->experts * 4, &p->ends_buffer));
     MOERT_TRY_OR(fail, upload(device, type, p->x, xs, &p->x_buffer));
     MOERT_TRY_OR(fail, upload(device, type, p->y, ys, &p->y_buffer));
-    MOERT_TRY_OR(fail, upload(device, MOERT_NUMBER_F32, p->weight, weights, &p->weight_buffer));
+    MOERT_TRY_OR(fail, upload(device, MOERT_DTYPE_F32, p->weight, weights, &p->weight_buffer));
     *problem = p;
     return MOERT_OK;
 fail:
@@ -114,7 +114,7 @@ size_t bench_result_count(const bench_problem *p, bench_op op) {
     }
 }
 
-moert_status bench_run_create(const bench_problem *p, bench_op op, bool packed, bench_run *run) {
+moert_status bench_run_create(const bench_problem *p, bench_op op, bool prepacked, bench_run *run) {
     static const moert_gemm_kind kinds[] = {[BENCH_FPROP] = MOERT_GEMM_FORWARD,
                                             [BENCH_GLU] = MOERT_GEMM_FORWARD,
                                             [BENCH_DGRAD] = MOERT_GEMM_DGRAD,
@@ -139,13 +139,13 @@ moert_status bench_run_create(const bench_problem *p, bench_op op, bool packed, 
                                                     : p->y_buffer,
                              .gated = op == BENCH_GLU,
                              .glu = {.form = MOERT_GLU_SWIGLU, .h = run->result}};
-    const moert_packed_shape shape = {p->shape.experts, p->shape.n, p->shape.k,
-                                      moert_packed_use(&run->gemm), p->type};
-    if (packed && op != BENCH_WGRAD)
-        MOERT_TRY_OR(fail, moert_packed_create(device, &shape, &run->packed));
-    if (run->packed != NULL)
-        MOERT_TRY_OR(fail, moert_packed_fill(run->packed, p->weight_buffer));
-    run->gemm.packed = run->packed;
+    const moert_prepacked_shape shape = {p->shape.experts, p->shape.n, p->shape.k,
+                                         moert_prepacked_use_of(&run->gemm), p->type};
+    if (prepacked && op != BENCH_WGRAD)
+        MOERT_TRY_OR(fail, moert_prepacked_create(device, &shape, &run->prepacked));
+    if (run->prepacked != NULL)
+        MOERT_TRY_OR(fail, moert_prepacked_fill(run->prepacked, p->weight_buffer));
+    run->gemm.prepacked = run->prepacked;
     return MOERT_OK;
 fail:
     bench_run_destroy(run);
@@ -154,7 +154,7 @@ fail:
 
 void bench_run_destroy(bench_run *run) {
     MOERT_DESTROY(run->result, run->between);
-    moert_packed_destroy(run->packed);
+    moert_prepacked_destroy(run->prepacked);
     *run = (bench_run){0};
 }
 
@@ -164,9 +164,9 @@ typedef struct sum {
 } sum;
 
 static double rounded(const bench_problem *p, float value) {
-    return p->type == MOERT_NUMBER_F32
+    return p->type == MOERT_DTYPE_F32
                ? (double)value
-               : (double)moert_number_decode(p->type, moert_number_encode(p->type, value));
+               : (double)moert_dtype_decode(p->type, moert_dtype_encode(p->type, value));
 }
 
 /* Of a[i * a_step] b[i * b_step], i < count. */

@@ -26,7 +26,7 @@ typedef moert_gemm_shape bench_shape;
 
 typedef struct bench_problem {
     bench_shape shape;
-    moert_number type; /* F32 or BF16: what the factors are rounded to */
+    moert_dtype type; /* F32 or BF16: what the operands are rounded to */
     bool ragged;
     uint32_t *ends;        /* [E] */
     size_t rows;           /* M */
@@ -36,7 +36,7 @@ typedef struct bench_problem {
 
 /* Balanced, or ragged: an expert has 0.25 to 1.75 times the average, and in every five the second
  * has no rows; scaled so that M is that of the balanced groups. The seed decides sizes and data. */
-moert_status bench_problem_create(moert_device *device, const bench_shape *shape, moert_number type,
+moert_status bench_problem_create(moert_device *device, const bench_shape *shape, moert_dtype type,
                                   bool ragged, uint64_t seed, bench_problem **problem);
 void bench_problem_destroy(bench_problem *problem);
 double bench_problem_flops(const bench_problem *problem); /* of one operation */
@@ -46,19 +46,19 @@ typedef struct bench_run {
     const bench_problem *problem;
     bench_op op;
     moert_gemm gemm;
-    moert_packed *packed;
+    moert_prepacked *prepacked;
     moert_buffer *result, *between; /* between: y, for the GLU */
 } bench_run;
 
-/* packed: let forward and dgrad read a packed weight where the backend has one. */
-moert_status bench_run_create(const bench_problem *problem, bench_op op, bool packed,
+/* prepacked: let forward and dgrad read a prepacked weight where the backend has one. */
+moert_status bench_run_create(const bench_problem *problem, bench_op op, bool prepacked,
                               bench_run *run);
 void bench_run_destroy(bench_run *run);
 size_t bench_result_count(const bench_problem *problem, bench_op op); /* elements of the result */
 
 /*
  * Compares sampled elements of the result, in a buffer or, if that is NULL, in memory, with float64
- * sums over the (rounded) factors. *wrong counts those that are off by more than 1e-5 of the sum of
+ * sums over the (rounded) operands. *wrong counts those that are off by more than 1e-5 of the sum of
  * the terms' magnitudes, for the GLU carried through its derivatives.
  */
 moert_status bench_count_wrong(const bench_problem *problem, bench_op op,

@@ -28,12 +28,12 @@ static void release(contest *c) {
 static moert_status prepare(const bench_setup *bench, const bench_problem *p, bench_op op,
                             contest *c) {
     const size_t weights = p->shape.experts * p->shape.n * p->shape.k;
-    const bool cold = weights * sizeof(float) > 2 * bench_team_cache_bytes(bench->team);
+    const bool cold = weights * sizeof(float) > 2 * bench_pool_cache_bytes(bench->pool);
     const double calls = ENOUGH_FLOPS / bench_problem_flops(p);
     *c = (contest){.bench = bench, .batch = 1};
     if (cold && calls > 1.0)
         c->batch = calls < MOST_BATCH ? (size_t)calls + 1 : MOST_BATCH;
-    MOERT_TRY(bench_run_create(p, op, bench->packed, &c->run));
+    MOERT_TRY(bench_run_create(p, op, bench->prepacked, &c->run));
     MOERT_TRY(MOERT_NEW_ARRAY(&c->ours, bench->repeat));
     MOERT_TRY(MOERT_NEW_ARRAY(&c->theirs, bench->repeat));
     if (bench->rival == NULL)
@@ -55,7 +55,7 @@ static moert_status verify(contest *c, size_t *wrong) {
     if (bench->rival == NULL)
         return MOERT_OK;
     bench_rival_run(bench->rival, p, c->run.op, c->result, c->between);
-    if (p->type != MOERT_NUMBER_F32) /* the rival has not rounded its factors */
+    if (p->type != MOERT_DTYPE_F32) /* the rival has not rounded its operands */
         return MOERT_OK;
     MOERT_TRY(bench_count_wrong(p, c->run.op, NULL, c->result, &rival_wrong));
     if (rival_wrong > 0)
@@ -81,7 +81,7 @@ static moert_status call_theirs(const contest *c) {
 static moert_status take(const contest *c, moert_status (*call)(const contest *), double *rate,
                          double *waited) {
     const bool caller_works = call == call_theirs;
-    bench_team_evict(c->bench->team);
+    bench_pool_evict(c->bench->pool);
     const double before = bench_waited_seconds(caller_works);
     const uint64_t start = moert_clock_ns();
     MOERT_TRY(call(c));
@@ -136,7 +136,7 @@ static void summarise(contest *c, bench_row *row) {
     row->p10 = c->ours[tenth];
     row->p90 = c->ours[last - tenth];
     row->waited = c->waited / (double)bench->repeat;
-    row->peak = bench->peak[p->type == MOERT_NUMBER_BF16].gflops;
+    row->peak = bench->peak[p->type == MOERT_DTYPE_BF16].gflops;
     if (bench->rival != NULL) {
         row->rival = bench_rival_describe(bench->rival);
         row->rival_gflops = bench_median(c->theirs, bench->repeat);

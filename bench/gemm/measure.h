@@ -15,11 +15,11 @@
 
 typedef struct bench_setup {
     moert_device *device;
-    bench_team *team;
+    bench_pool *pool;
     bench_rival *rival; /* or NULL */
     bench_peak peak[2]; /* of F32, of BF16 */
     size_t repeat;      /* samples of each contender */
-    bool packed;        /* forward and dgrad read packed weights */
+    bool prepacked;     /* forward and dgrad read prepacked weights */
     double *patience_s; /* what is left for taking disturbed samples again */
 } bench_setup;
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "base/rng.h"
 #include "bench/common/pattern.h"
 #include "moert/quantize.h"
@@ -19,11 +19,11 @@ static size_t start_of(const op_operands *o, size_t expert) {
 }
 
 size_t op_operand_bytes(const op_form *form) {
-    return moert_ceil_div(moert_number_bits(form->operand), 8);
+    return moert_ceil_div(moert_dtype_bits(form->operand), 8);
 }
 
 static size_t scale_bytes_of(const op_form *form) {
-    return form->coded ? 1 : sizeof(float);
+    return form->quantized ? 1 : sizeof(float);
 }
 
 static moert_status make_ends(op_operands *o) {
@@ -47,19 +47,19 @@ static moert_status make_ends(op_operands *o) {
 
 /* Scale i of the pattern; *code: as it is stored. */
 static float make_scale(const op_operands *o, size_t i, uint32_t *code) {
-    const bool nvfp4 = o->form->coded && o->form->format == MOERT_FORMAT_NVFP4;
+    const bool nvfp4 = o->form->quantized && o->form->format == MOERT_FORMAT_NVFP4;
     const double uniform = moert_rng_uniform(o->seed, 4, i);
     const float scale = o->form->blocks || nvfp4 ? (float)(0.5 + uniform) : 1.0f;
-    *code = nvfp4            ? moert_number_encode(MOERT_NUMBER_E4M3, scale)
-            : o->form->coded ? 125 + (uint32_t)(4.0 * uniform)
-                             : moert_number_bits_of(scale);
-    return nvfp4            ? moert_number_decode(MOERT_NUMBER_E4M3, *code)
-           : o->form->coded ? moert_e8m0_decode((uint8_t)*code)
-                            : scale;
+    *code = nvfp4                ? moert_dtype_encode(MOERT_DTYPE_E4M3, scale)
+            : o->form->quantized ? 125 + (uint32_t)(4.0 * uniform)
+                                 : moert_float_bits(scale);
+    return nvfp4                ? moert_dtype_decode(MOERT_DTYPE_E4M3, *code)
+           : o->form->quantized ? moert_e8m0_decode((uint8_t)*code)
+                                : scale;
 }
 
 moert_status op_operands_make(op_operands *o) {
-    const moert_number type = o->form->operand;
+    const moert_dtype type = o->form->operand;
     const size_t bytes = op_operand_bytes(o->form), scale_bytes = scale_bytes_of(o->form);
     MOERT_TRY(make_ends(o));
     MOERT_TRY(moert_alloc(&o->payload, BENCH_PATTERN, bytes));
@@ -68,11 +68,11 @@ moert_status op_operands_make(op_operands *o) {
     MOERT_TRY(MOERT_NEW_ARRAY(&o->scale_of, BENCH_PATTERN));
     for (size_t i = 0; i < BENCH_PATTERN; i++) {
         const double uniform = moert_rng_uniform(o->seed, 0, i);
-        const uint32_t code = type == MOERT_NUMBER_E2M1 /* any two */
+        const uint32_t code = type == MOERT_DTYPE_E2M1 /* any two */
                                   ? (uint32_t)(256.0 * uniform)
-                                  : moert_number_encode(type, (float)(2.0 * uniform - 1.0));
+                                  : moert_dtype_encode(type, (float)(2.0 * uniform - 1.0));
         uint32_t scale;
-        o->values[i] = moert_number_decode(type, code);
+        o->values[i] = moert_dtype_decode(type, code);
         o->scale_of[i] = make_scale(o, i, &scale);
         memcpy(o->payload + i * bytes, &code, bytes);
         memcpy(o->scales + i * scale_bytes, &scale, scale_bytes);
@@ -91,20 +91,20 @@ moert_status op_buffers_make(const op_operands *o, const moert_op_options *optio
         const char *name;
         moert_buffer **at;
         int type;
-    } all[] = {{"ends", &buffers->ends, MOERT_NUMBER_F32},
+    } all[] = {{"ends", &buffers->ends, MOERT_DTYPE_F32},
                {"x", &buffers->x, (int)options->x.type},
                {"weight", &buffers->weight, (int)options->weight.type},
                {"y", &buffers->y, (int)options->y.type},
                {"c", &buffers->c, (int)options->c.type},
                {"d", &buffers->d, (int)options->d.type},
                {"bias", &buffers->bias, (int)options->bias_type},
-               {"prob", &buffers->prob, MOERT_NUMBER_F32},
-               {"amax", &buffers->amax, MOERT_NUMBER_F32},
+               {"prob", &buffers->prob, MOERT_DTYPE_F32},
+               {"amax", &buffers->amax, MOERT_DTYPE_F32},
                {"x_scale", &buffers->x_scale, SCALE},
                {"y_scale", &buffers->y_scale, SCALE},
                {"weight_scale", &buffers->weight_scale, SCALE}};
     for (size_t i = 0; i < MOERT_COUNT(all); i++) {
-        const bool wide = all[i].type == MOERT_NUMBER_F32, scale = all[i].type == SCALE;
+        const bool wide = all[i].type == MOERT_DTYPE_F32, scale = all[i].type == SCALE;
         const size_t bytes = moert_op_buffer_bytes(op, all[i].name);
         if (bytes == 0)
             continue;
@@ -138,7 +138,7 @@ static double scale_at(const op_operands *o, size_t index) {
 }
 
 static size_t block_of(const op_form *form) {
-    return form->coded ? moert_format_block(form->format) : BLOCK;
+    return form->quantized ? moert_format_block(form->format) : BLOCK;
 }
 
 static size_t blocks(size_t length) {
@@ -147,24 +147,25 @@ static size_t blocks(size_t length) {
 
 /* Coded lines of `columns` of a group that begins with line `first` and, if its blocks lie down the
  * lines, block `slot`. */
-typedef struct coded_lines {
+typedef struct quantized_lines {
     size_t columns, first, slot;
     bool down;
-} coded_lines;
+} quantized_lines;
 
-static double coded_value(const op_operands *o, coded_lines of, size_t line, size_t column) {
+static double quantized_value(const op_operands *o, quantized_lines of, size_t line,
+                              size_t column) {
     const size_t first = of.first, slot = of.slot, columns = of.columns;
     const bool down = of.down;
     const size_t block = block_of(o->form), row = first + line;
     const size_t scale = down ? (slot + line / block) * columns + column
                               : row * moert_ceil_div(columns, block) + column / block;
-    if (o->form->operand != MOERT_NUMBER_E2M1)
+    if (o->form->operand != MOERT_DTYPE_E2M1)
         return value_at(o, row * columns + column) * scale_at(o, scale);
     const size_t byte = down ? (slot * block + line) / 2 * columns + column
                              : row * moert_ceil_div(columns, 2) + column / 2;
     const unsigned shift = (down ? line : column) % 2 * 4;
-    return (double)moert_number_decode(MOERT_NUMBER_E2M1,
-                                       o->payload[byte % BENCH_PATTERN] >> shift & 0xF) *
+    return (double)moert_dtype_decode(MOERT_DTYPE_E2M1,
+                                      o->payload[byte % BENCH_PATTERN] >> shift & 0xF) *
            scale_at(o, scale);
 }
 
@@ -209,22 +210,25 @@ static double term_of(const op_operands *o, const element *of, size_t i) {
     const size_t e = of->e, line = of->line, column = of->column, n = o->of.n, k = o->of.k;
     if (of->kind == MOERT_OP_GEMM_WGRAD) {
         const size_t first = start_of(o, e), row = line % n;
-        const size_t slot = form->coded ? first_slot(o, e, block_of(form)) : 0;
-        return form->coded
-                   ? coded_value(o, (coded_lines){n, first, slot, true}, i - first, row) *
-                         coded_value(o, (coded_lines){k, first, slot, true}, i - first, column)
+        const size_t slot = form->quantized ? first_slot(o, e, block_of(form)) : 0;
+        return form->quantized
+                   ? quantized_value(o, (quantized_lines){n, first, slot, true}, i - first, row) *
+                         quantized_value(o, (quantized_lines){k, first, slot, true}, i - first,
+                                         column)
                : form->blocks ? transposed_value(o, e, i, row) * transposed_value(o, e, i, column)
                               : row_value(o, i, row, n) * row_value(o, i, column, k);
     }
     if (of->kind == MOERT_OP_GEMM_DGRAD) {
-        const size_t slot = form->coded ? e * moert_ceil_div(n, block_of(form)) : 0;
-        return form->coded ? coded_value(o, (coded_lines){.columns = n}, line, i) *
-                                 coded_value(o, (coded_lines){k, e * n, slot, true}, i, column)
-                           : row_value(o, line, i, n) * weight_value(o, e, i, column);
+        const size_t slot = form->quantized ? e * moert_ceil_div(n, block_of(form)) : 0;
+        return form->quantized
+                   ? quantized_value(o, (quantized_lines){.columns = n}, line, i) *
+                         quantized_value(o, (quantized_lines){k, e * n, slot, true}, i, column)
+                   : row_value(o, line, i, n) * weight_value(o, e, i, column);
     }
-    return form->coded ? coded_value(o, (coded_lines){.columns = k}, line, i) *
-                             coded_value(o, (coded_lines){k, e * n, 0, false}, column, i)
-                       : row_value(o, line, i, k) * weight_value(o, e, column, i);
+    return form->quantized
+               ? quantized_value(o, (quantized_lines){.columns = k}, line, i) *
+                     quantized_value(o, (quantized_lines){k, e * n, 0, false}, column, i)
+               : row_value(o, line, i, k) * weight_value(o, e, column, i);
 }
 
 /* The element's sum; *size: of the terms' magnitudes, added to. */
@@ -274,9 +278,9 @@ moert_status op_count_wrong(const op_operands *o, const op_variant *v,
                    [MOERT_OP_GEMM_WGRAD] = {buffers->weight, o->of.experts * o->of.n, o->of.k},
                    [MOERT_OP_GLU] = {buffers->d, o->of.rows, o->of.n / 2}};
     const struct result *result = &results[v->kind];
-    const moert_number type = v->f32 ? MOERT_NUMBER_F32 : o->form->result;
-    const size_t bytes = moert_number_bits(type) / 8;
-    const double slack = op_operand_bytes(o->form) == 1 && !o->form->coded ? 1e-4 : 1e-5;
+    const moert_dtype type = v->f32 ? MOERT_DTYPE_F32 : o->form->result;
+    const size_t bytes = moert_dtype_bits(type) / 8;
+    const double slack = op_operand_bytes(o->form) == 1 && !o->form->quantized ? 1e-4 : 1e-5;
     *wrong = 0;
     for (size_t i = 0; i < CHECKS; i++) {
         const size_t line = bench_pick(o->seed, 2, i, result->lines);
@@ -286,7 +290,7 @@ moert_status op_count_wrong(const op_operands *o, const op_variant *v,
         MOERT_TRY(moert_buffer_read(result->buffer, (line * result->columns + column) * bytes,
                                     &code, bytes));
         const double want = expected(o, v, line, column, result->columns, &size);
-        const double off = fabs((double)moert_number_decode(type, code) - want);
+        const double off = fabs((double)moert_dtype_decode(type, code) - want);
         *wrong += !(off <= (v->f32 ? 0.0 : fabs(want) / 256.0) + slack * size);
     }
     return MOERT_OK;

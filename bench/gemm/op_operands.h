@@ -6,10 +6,10 @@
 /* The GEMM's operands and, beside them, the result. */
 typedef struct op_form {
     const char *name;
-    moert_number operand, result;
+    moert_dtype operand, result;
     bool blocks;     /* rows in blocks of 1x128, in wgrad of 128x1, weights in blocks of 128x128 */
     bool transposed; /* dgrad alone, its weights stored transposed */
-    bool coded;      /* blocks of `format` along the reduction index */
+    bool quantized;  /* blocks of `format` along the reduction index */
     moert_format format;
 } op_form;
 

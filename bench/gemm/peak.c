@@ -38,7 +38,7 @@ LOOP(fma_256, "fma", 32)
 #define INSTRUCTION "vdpbf16ps"
 LOOP(bf16_512, "avx512f,avx512bf16", 64)
 
-/* Eight registers of 16 rows of 64 bytes: four of sums, two and two of factors. */
+/* Eight registers of 16 rows of 64 bytes: four of sums, two and two of operands. */
 static void bf16_tiles(size_t rounds) {
     unsigned char shapes[64] = {1};
     for (size_t i = 0; i < 8; i++) {
@@ -67,16 +67,16 @@ static bool has_bf16(void) {
 
 /* The first row that the processor has counts. */
 static const struct {
-    moert_number type;
+    moert_dtype type;
     bool (*available)(void);
     void (*loop)(size_t rounds);
     double flops; /* of a round */
     const char *instruction;
 } loops[] = {
-    {MOERT_NUMBER_BF16, has_tiles, bf16_tiles, TILE_STEPS *TILE_SUMS * 64.0, "tdpbf16ps"},
-    {MOERT_NUMBER_BF16, has_bf16, bf16_512, STEPS * 64.0, "vdpbf16ps zmm"},
-    {MOERT_NUMBER_F32, has_avx512f, fma_512, STEPS * 32.0, "vfmadd231ps zmm"},
-    {MOERT_NUMBER_F32, has_fma, fma_256, STEPS * 16.0, "vfmadd231ps ymm"},
+    {MOERT_DTYPE_BF16, has_tiles, bf16_tiles, TILE_STEPS *TILE_SUMS * 64.0, "tdpbf16ps"},
+    {MOERT_DTYPE_BF16, has_bf16, bf16_512, STEPS * 64.0, "vdpbf16ps zmm"},
+    {MOERT_DTYPE_F32, has_avx512f, fma_512, STEPS * 32.0, "vfmadd231ps zmm"},
+    {MOERT_DTYPE_F32, has_fma, fma_256, STEPS * 16.0, "vfmadd231ps ymm"},
 };
 
 typedef struct trial {
@@ -90,7 +90,7 @@ static void work(void *argument, size_t member) {
     it->loop(it->rounds);
 }
 
-bench_peak bench_peak_measure(bench_team *team, moert_number type) {
+bench_peak bench_peak_measure(bench_pool *pool, moert_dtype type) {
     for (size_t i = 0; i < MOERT_COUNT(loops); i++) {
         if (loops[i].type != type || !loops[i].available())
             continue;
@@ -99,10 +99,10 @@ bench_peak bench_peak_measure(bench_team *team, moert_number type) {
         bench_peak peak = {0.0, loops[i].instruction};
         for (int t = 0; t < TRIALS; t++) {
             const uint64_t start = moert_clock_ns();
-            bench_team_run(team, work, &it);
+            bench_pool_run(pool, work, &it);
             const double ns = (double)(moert_clock_ns() - start);
             const double rate =
-                loops[i].flops * (double)it.rounds * (double)bench_team_size(team) / ns;
+                loops[i].flops * (double)it.rounds * (double)bench_pool_size(pool) / ns;
             peak.gflops = rate > peak.gflops ? rate : peak.gflops;
         }
         return peak;
@@ -112,8 +112,8 @@ bench_peak bench_peak_measure(bench_team *team, moert_number type) {
 
 #else
 
-bench_peak bench_peak_measure(bench_team *team, moert_number type) {
-    (void)team, (void)type;
+bench_peak bench_peak_measure(bench_pool *pool, moert_dtype type) {
+    (void)pool, (void)type;
     return (bench_peak){0.0, "none"};
 }
 

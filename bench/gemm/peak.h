@@ -2,7 +2,7 @@
  * once. */
 #pragma once
 
-#include "bench/gemm/team.h"
+#include "bench/gemm/pool.h"
 #include "moert/formats.h"
 
 typedef struct bench_peak {
@@ -11,4 +11,4 @@ typedef struct bench_peak {
 } bench_peak;
 
 /* Of products of F32, or of BF16 summed in float32; best of some short runs. */
-bench_peak bench_peak_measure(bench_team *team, moert_number type);
+bench_peak bench_peak_measure(bench_pool *pool, moert_dtype type);

@@ -22,7 +22,7 @@ typedef void sgemm(int order, int transpose_a, int transpose_b, int m, int n, in
 struct bench_rival {
     void *library;
     sgemm *multiply;
-    bench_team *team;
+    bench_pool *pool;
     char text[256];
 };
 
@@ -41,13 +41,13 @@ static void set_environment(void) {
 
 /* Loads the library and starts its threads: it would start no more than the caller may run on,
  * which is one core. */
-static void *load(const char *library, const bench_team *team) {
+static void *load(const char *library, const bench_pool *pool) {
     set_environment();
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     void (*set_threads)(int) =
         handle != NULL ? (void (*)(int))dlsym(handle, "openblas_set_num_threads") : NULL;
     if (set_threads != NULL)
-        set_threads((int)bench_team_size(team));
+        set_threads((int)bench_pool_size(pool));
     return handle;
 }
 
@@ -61,7 +61,7 @@ static void describe(bench_rival *rival) {
 }
 
 moert_status bench_rival_open(const char *library, const moert_placement *placement,
-                              bench_team *team, bench_rival **made, char *reason,
+                              bench_pool *pool, bench_rival **made, char *reason,
                               size_t reason_bytes) {
     moert_thread_snapshot before;
     bench_rival *rival;
@@ -70,7 +70,7 @@ moert_status bench_rival_open(const char *library, const moert_placement *placem
     if (strcmp(library, "none") == 0)
         return MOERT_OK;
     MOERT_TRY(moert_threads_snapshot(&before));
-    void *handle = load(library, team);
+    void *handle = load(library, pool);
     const char *complaint = handle == NULL ? dlerror() : NULL;
     void *entry = handle != NULL ? dlsym(handle, "cblas_sgemm") : NULL;
     MOERT_TRY(bench_pin_since(placement, &before));
@@ -79,7 +79,7 @@ moert_status bench_rival_open(const char *library, const moert_placement *placem
         return MOERT_OK;
     }
     MOERT_TRY(MOERT_NEW(&rival));
-    *rival = (bench_rival){.library = handle, .multiply = (sgemm *)entry, .team = team};
+    *rival = (bench_rival){.library = handle, .multiply = (sgemm *)entry, .pool = pool};
     describe(rival);
     *made = rival;
     return MOERT_OK;
@@ -168,14 +168,14 @@ static void glu_rows(void *argument, size_t member) {
 }
 
 static void glu(const bench_rival *rival, const float *v, size_t rows, size_t width, float *h) {
-    glu_work work = {swiglu_plain, v, h, rows, width, bench_team_size(rival->team)};
+    glu_work work = {swiglu_plain, v, h, rows, width, bench_pool_size(rival->pool)};
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
         work.line = swiglu_512;
     else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         work.line = swiglu_256;
 #endif
-    bench_team_run(rival->team, glu_rows, &work);
+    bench_pool_run(rival->pool, glu_rows, &work);
 }
 
 void bench_rival_run(const bench_rival *rival, const bench_problem *p, bench_op op, float *result,

@@ -6,18 +6,18 @@
 #pragma once
 
 #include "bench/gemm/gemm.h"
-#include "bench/gemm/team.h"
+#include "bench/gemm/pool.h"
 
 typedef struct bench_rival bench_rival;
 
 /*
- * Loads `library` ("none" for no rival), with as many threads as the team, pinned to its cores. On
+ * Loads `library` ("none" for no rival), with as many threads as the pool, pinned to its cores. On
  * a processor with AVX-512 it is told to use its kernels for that (OPENBLAS_CORETYPE=SKYLAKEX),
  * which some versions do not choose by themselves. *rival = NULL with a reason[reason_bytes] when
  * there is none. Errors: ERROR_MEMORY, ERROR_TOPOLOGY.
  */
 moert_status bench_rival_open(const char *library, const moert_placement *placement,
-                              bench_team *team, bench_rival **rival, char *reason,
+                              bench_pool *pool, bench_rival **rival, char *reason,
                               size_t reason_bytes);
 void bench_rival_close(bench_rival *rival);
 

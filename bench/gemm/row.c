@@ -32,7 +32,7 @@ void bench_report_titles(void) {
 
 static void put_shape(const bench_row *row) {
     printf("%-6s %-5s %3zu %4zu %5zu %5zu %-8s", bench_op_name(row->op),
-           moert_number_name(row->type), row->shape.experts, row->shape.rows, row->shape.n,
+           moert_dtype_name(row->type), row->shape.experts, row->shape.rows, row->shape.n,
            row->shape.k, row->ragged ? "ragged" : "balanced");
 }
 
@@ -72,7 +72,7 @@ moert_status bench_report_add(bench_rows *rows, const bench_row *row) {
         "{s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:s?, s:s, s:f, s:f, s:f, s:f, s:o, s:s?, s:o, s:o, "
         "s:o, "
         "s:I}",
-        "op", bench_op_name(row->op), "dtype", moert_number_name(row->type), "E",
+        "op", bench_op_name(row->op), "dtype", moert_dtype_name(row->type), "E",
         (json_int_t)row->shape.experts, "M", (json_int_t)row->shape.rows, "N",
         (json_int_t)row->shape.n, "K", (json_int_t)row->shape.k, "groups",
         row->ragged ? "ragged" : "balanced", "model", row->shape.model, "backend", row->backend,

@@ -7,7 +7,7 @@
 typedef struct bench_row {
     bench_shape shape;
     bench_op op;
-    moert_number type;
+    moert_dtype type;
     bool ragged;
     const char *backend, *rival; /* rival: what it says of itself, or NULL */
     double gflops, p10, p90;     /* median and spread over the samples */

@@ -1,4 +1,4 @@
-/* The packed exchange that bench_exchange compares with. */
+/* The prepacked exchange that bench_exchange compares with. */
 #include "bench/layer/alltoall.h"
 
 #include <mpi.h>
@@ -19,7 +19,7 @@ enum { LINE_BYTES = 64 };
 
 struct bench_alltoall {
     moert_device *device;
-    bench_team *team;
+    bench_pool *pool;
     const moert_plan *plan;
     size_t row_bytes;
     bool codes;
@@ -91,7 +91,7 @@ static moert_status make_rows(char **rows, size_t count, size_t row_bytes) {
     return MOERT_OK;
 }
 
-moert_status bench_alltoall_create(moert_device *device, bench_team *team, const moert_plan *plan,
+moert_status bench_alltoall_create(moert_device *device, bench_pool *pool, const moert_plan *plan,
                                    size_t row_bytes, bool codes, bench_alltoall **made) {
     size_t sent = 0;
     bench_alltoall *a;
@@ -100,7 +100,7 @@ moert_status bench_alltoall_create(moert_device *device, bench_team *team, const
         sent += plan->send_rows[r];
     MOERT_TRY(MOERT_NEW(&a));
     a->device = device;
-    a->team = team;
+    a->pool = pool;
     a->plan = plan;
     a->row_bytes = row_bytes;
     a->codes = codes;
@@ -175,8 +175,8 @@ static void move_part(void *argument, size_t member) {
 
 static void move_rows(const bench_alltoall *a, move m) {
     m.row_bytes = a->row_bytes;
-    m.members = bench_team_size(a->team);
-    bench_team_run(a->team, move_part, &m);
+    m.members = bench_pool_size(a->pool);
+    bench_pool_run(a->pool, move_part, &m);
 }
 
 static moert_status exchange(const bench_alltoall *a, const char *from, const int *sent, char *to,

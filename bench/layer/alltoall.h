@@ -1,20 +1,20 @@
 /*
- * The rival of bench_exchange: rows packed for their owners, MPI_Alltoallv, rows unpacked expert by
- * expert; and back: packed, MPI_Alltoallv, every token's rows summed. Plain C on host memory by the
- * threads of a team, but for the sum, which is the kernel that moert's engines use (CPU devices).
+ * The rival of bench_exchange: rows prepacked for their owners, MPI_Alltoallv, rows unpacked expert by
+ * expert; and back: prepacked, MPI_Alltoallv, every token's rows summed. Plain C on host memory by the
+ * threads of a pool, but for the sum, which is the kernel that moert's engines use (CPU devices).
  */
 #pragma once
 
-#include "bench/gemm/team.h"
+#include "bench/gemm/pool.h"
 #include "moert/device.h"
 #include "moert/plan.h"
 
 typedef struct bench_alltoall bench_alltoall;
 
 /* For rows of `row_bytes`, of `codes` of bf16 or of float32, which a combine takes in multiples of
- * 64 bytes. Device, team and plan must outlive it.
+ * 64 bytes. Device, pool and plan must outlive it.
  * Errors: ERROR_MEMORY, ERROR_DEVICE, ERROR_UNSUPPORTED (more rows than MPI counts). */
-moert_status bench_alltoall_create(moert_device *device, bench_team *team, const moert_plan *plan,
+moert_status bench_alltoall_create(moert_device *device, bench_pool *pool, const moert_plan *plan,
                                    size_t row_bytes, bool codes, bench_alltoall **made);
 void bench_alltoall_destroy(bench_alltoall *a); /* NULL is legal */
 

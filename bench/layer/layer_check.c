@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "base/parallel.h"
 #include "bench/common/tokens.h"
 #include "device/device.h"
@@ -70,7 +70,8 @@ static void multiply(double *to, const float *m, const double *x, size_t rows, s
     moert_parallel(rows, WORTH / columns, multiply_rows, &p);
 }
 
-static void add_turned(double *to, const float *m, const double *x, size_t rows, size_t columns) {
+static void add_transposed(double *to, const float *m, const double *x, size_t rows,
+                           size_t columns) {
     product p = {to, m, x, rows, columns};
     moert_parallel(columns, WORTH / rows, add_columns, &p);
 }
@@ -142,14 +143,14 @@ static void add_slot(check *k, const sample *s, size_t slot, parts p) {
     }
     for (size_t i = 0; i < width; i++)
         k->h[i] = 0.0;
-    add_turned(k->h, k->w2, k->out, hidden, width);
+    add_transposed(k->h, k->w2, k->out, hidden, width);
     for (size_t i = 0; i < width; i++) {
         const double sigmoid = 1.0 / (1.0 + exp(-k->g[i])), dh = k->h[i];
         k->h[i] = dh * k->u[i] * sigmoid * (1.0 + k->g[i] * (1.0 - sigmoid));
         k->u[i] = dh * k->g[i] * sigmoid;
     }
-    add_turned(p.dx, k->w1, k->h, width, hidden);
-    add_turned(p.dx, k->w1 + width * hidden, k->u, width, hidden);
+    add_transposed(p.dx, k->w1, k->h, width, hidden);
+    add_transposed(p.dx, k->w1 + width * hidden, k->u, width, hidden);
 }
 
 static parts parts_of(const check *k, double *of, size_t i) {

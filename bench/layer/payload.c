@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "base/parallel.h"
 #include "bench/common/tokens.h"
 #include "moert/plan.h"
@@ -34,16 +34,16 @@ bool bench_payload_sums(const bench_payload *p) {
 /* Column `column` of a token, of F32 or BF16. */
 static float number(const bench_payload *p, uint64_t token, size_t column) {
     const float x = bench_number(p->seed, token, column);
-    return p->dtype == BENCH_F32 ? x : moert_number_of_bits(moert_number_bits_of(x) & 0xFFFF0000);
+    return p->dtype == BENCH_F32 ? x : moert_float_from_bits(moert_float_bits(x) & 0xFFFF0000);
 }
 
 /* Float `place` of a token's row: a number, two codes, or any bits. */
 static uint32_t bits(const bench_payload *p, uint64_t token, size_t place) {
     if (p->dtype == BENCH_F32)
-        return moert_number_bits_of(number(p, token, place));
+        return moert_float_bits(number(p, token, place));
     if (p->dtype == BENCH_BF16)
-        return moert_number_bits_of(number(p, token, 2 * place)) >> 16 |
-               moert_number_bits_of(number(p, token, 2 * place + 1));
+        return moert_float_bits(number(p, token, 2 * place)) >> 16 |
+               moert_float_bits(number(p, token, 2 * place + 1));
     return bench_word(p->seed, token, place);
 }
 

@@ -1,12 +1,12 @@
 /*
- * The quantisers of bench_memory, of in[0] as [T K, H]: codes in out[0], scales in out[1], numbers
+ * The quantizers of bench_memory, of in[0] as [T K, H]: codes in out[0], scales in out[1], numbers
  * again in out[2]. Each result is a code times its scale, and is computed once more from the
  * block's numbers; see memory.h.
  */
 #include <math.h>
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "bench/memory/memory.h"
 #include "moert/quantize.h"
 
@@ -33,7 +33,7 @@ static double quantize_bytes(const bench_sizes *s) {
     const size_t rows = s->tokens * s->topk;
     const moert_quantized_shape shape = moert_quantized_shape_of(
         &quantizer, rows, s->hidden, moert_ceil_div(rows, moert_format_block(how->format)));
-    return (double)(rows * s->hidden * moert_number_bits(how->type) / 8 +
+    return (double)(rows * s->hidden * moert_dtype_bits(how->type) / 8 +
                     shape.q_lines * shape.q_bytes +
                     shape.scale_lines * shape.scales * moert_format_scale_bytes(how->format));
 }
@@ -76,21 +76,21 @@ static float block_amax(const bench_memory *b, size_t row, size_t column) {
     return (float)amax;
 }
 
-static float rounded(moert_number type, float x) {
-    return moert_number_decode(type, moert_number_encode(type, x));
+static float rounded(moert_dtype type, float x) {
+    return moert_dtype_decode(type, moert_dtype_encode(type, x));
 }
 
 /* The number that the element is kept as. */
-static double coded(const bench_memory *b, size_t at) {
+static double quantized(const bench_memory *b, size_t at) {
     const moert_format format = b->of.how.format;
-    const moert_number element = moert_format_element(format);
-    const float x = (float)bench_value(b, 0, at), largest = moert_number_largest(element);
+    const moert_dtype element = moert_format_element(format);
+    const float x = (float)bench_value(b, 0, at), largest = moert_dtype_largest(element);
     const float amax = block_amax(b, at / b->of.hidden, at % b->of.hidden);
     int exponent;
     if (format == MOERT_FORMAT_FP8_BLOCK)
         return (double)(amax / largest) * (double)rounded(element, x / (amax / largest));
     if (format == MOERT_FORMAT_NVFP4) {
-        const float scale = rounded(MOERT_NUMBER_E4M3, amax * (1.0f / WHOLE * (1.0f / largest)));
+        const float scale = rounded(MOERT_DTYPE_E4M3, amax * (1.0f / WHOLE * (1.0f / largest)));
         return (double)(scale * WHOLE) * (double)rounded(element, x * (1.0f / (scale * WHOLE)));
     }
     /* the least power of two by which the largest magnitude fits */
@@ -106,7 +106,7 @@ static moert_status read_scale(const bench_memory *b, moert_format format, size_
         return bench_read(b->out[1], index, scale);
     MOERT_TRY(moert_buffer_read(b->out[1], index, &code, 1));
     *scale = format == MOERT_FORMAT_NVFP4
-                 ? (double)(moert_number_decode(MOERT_NUMBER_E4M3, code) * WHOLE)
+                 ? (double)(moert_dtype_decode(MOERT_DTYPE_E4M3, code) * WHOLE)
                  : ldexp(1.0, code - 127);
     return MOERT_OK;
 }
@@ -129,16 +129,16 @@ static moert_status quantize_check(const bench_memory *b, double chosen, bench_p
                          &scale));
     if (pairs)
         code = code >> ((along ? row : column) % 2 * 4) & 0xF;
-    r->got = scale * (double)moert_number_decode(moert_format_element(how->format), code);
-    r->want = coded(b, at);
+    r->got = scale * (double)moert_dtype_decode(moert_format_element(how->format), code);
+    r->want = quantized(b, at);
     return MOERT_OK;
 }
 
 static moert_status dequantize_check(const bench_memory *b, double chosen, bench_pair *r) {
-    const moert_number type = b->of.how.type;
+    const moert_dtype type = b->of.how.type;
     const size_t at = bench_index(chosen, b->of.tokens * b->of.topk * b->of.hidden);
-    r->want = coded(b, at);
-    if (type != MOERT_NUMBER_F32)
+    r->want = quantized(b, at);
+    if (type != MOERT_DTYPE_F32)
         r->want = (double)rounded(type, (float)r->want);
     return bench_read_as(b->out[2], type, at, &r->got);
 }
@@ -167,7 +167,7 @@ static const bench_case cases[] = {
      {.format = MOERT_FORMAT_MXFP8_E4M3, .axis = MOERT_AXIS_COLUMN}},
     {"dequantize MXFP8 to bf16",
      &dequantize,
-     {.format = MOERT_FORMAT_MXFP8_E4M3, .axis = MOERT_AXIS_ROW, .type = MOERT_NUMBER_BF16}},
+     {.format = MOERT_FORMAT_MXFP8_E4M3, .axis = MOERT_AXIS_ROW, .type = MOERT_DTYPE_BF16}},
     {"dequantize NVFP4", &dequantize, {.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_ROW}},
     {"dequantize NVFP4 columns",
      &dequantize,

@@ -5,7 +5,7 @@
 
 #include "base/config.h"
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "base/rng.h"
 #include "bench/common/pattern.h"
 
@@ -23,16 +23,16 @@ size_t bench_index(double chosen, size_t count) {
     return (size_t)(chosen * (double)count);
 }
 
-moert_status bench_read_as(const moert_buffer *buffer, moert_number type, size_t index, double *x) {
-    const size_t bytes = moert_number_bits(type) / 8;
+moert_status bench_read_as(const moert_buffer *buffer, moert_dtype type, size_t index, double *x) {
+    const size_t bytes = moert_dtype_bits(type) / 8;
     uint32_t code = 0;
     MOERT_TRY(moert_buffer_read(buffer, index * bytes, &code, bytes));
-    *x = (double)moert_number_decode(type, code);
+    *x = (double)moert_dtype_decode(type, code);
     return MOERT_OK;
 }
 
 moert_status bench_read(const moert_buffer *buffer, size_t index, double *x) {
-    return bench_read_as(buffer, MOERT_NUMBER_F32, index, x);
+    return bench_read_as(buffer, MOERT_DTYPE_F32, index, x);
 }
 
 /* Each token goes to K experts that lie E / K apart, the first another one each time. */

@@ -8,12 +8,12 @@
 
 /* What makes several cases of a kernel. */
 typedef struct bench_how {
-    moert_format format; /* of quantisers, */
+    moert_format format; /* of quantizers, */
     moert_axis axis;
-    moert_number type; /* and of what is cast or dequantised */
-    bool heads;        /* norms of heads instead of rows */
-    bool added;        /* the result is added to what is there */
-    bool large;        /* of the two sizes the larger one */
+    moert_dtype type; /* and of what is cast or dequantized */
+    bool heads;       /* norms of heads instead of rows */
+    bool added;       /* the result is added to what is there */
+    bool large;       /* of the two sizes the larger one */
 } bench_how;
 
 typedef struct bench_sizes {
@@ -56,7 +56,7 @@ double bench_token_bytes(const bench_sizes *of); /* of T rows of H float32 */
 /* The index among `count` that a number in [0, 1) chooses; an element as a number. */
 size_t bench_index(double chosen, size_t count);
 moert_status bench_read(const moert_buffer *buffer, size_t index, double *x); /* of float32 */
-moert_status bench_read_as(const moert_buffer *buffer, moert_number type, size_t index, double *x);
+moert_status bench_read_as(const moert_buffer *buffer, moert_dtype type, size_t index, double *x);
 
 typedef struct bench_pair {
     double got, want;

@@ -108,13 +108,13 @@ static double permute_bytes(const bench_sizes *s) {
 
 static moert_status permute_run(const bench_memory *b) {
     const size_t rows = rows_of(b), width = b->of.hidden;
-    const size_t split = moert_share(b->device, moert_ceil_div(16384, width), 1);
+    const size_t split = moert_by_form(b->device, moert_ceil_div(16384, width), 1);
     const moert_grid grid = {moert_ceil_div(rows, split), 1, 1};
     return MOERT_RUN(b->device, MOERT_PROGRAM(b->device, "op/rows", width), "op_load_rows", grid,
                      MOERT_ARG(b->ends), MOERT_ARG(b->in[0]), MOERT_ARG(b->gather),
                      MOERT_ARG(b->out[0]),
                      MOERT_ARGS(moert_rows_args, .groups = 1u, .rows = (unsigned)rows,
-                                .type = (int)MOERT_NUMBER_F32, .stride = width, .divisor = 1u,
+                                .type = (int)MOERT_DTYPE_F32, .stride = width, .divisor = 1u,
                                 .width = (int)width, .split = (unsigned)split));
 }
 

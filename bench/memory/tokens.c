@@ -2,7 +2,7 @@
 #include <math.h>
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "bench/memory/memory.h"
 #include "moert/quantize.h"
 
@@ -101,12 +101,12 @@ static moert_status loss_check(const bench_memory *b, double chosen, bench_pair 
 /* ---- casts, embedding ---- */
 
 static double cast_bytes(const bench_sizes *s) {
-    return bench_token_bytes(s) * (1.0 + (double)moert_number_bits(s->how.type) / 32.0);
+    return bench_token_bytes(s) * (1.0 + (double)moert_dtype_bits(s->how.type) / 32.0);
 }
 
 static moert_status cast_run(const bench_memory *b) {
     return moert_cast_run(&(moert_cast){.size = sizeof(moert_cast),
-                                        .from = MOERT_NUMBER_F32,
+                                        .from = MOERT_DTYPE_F32,
                                         .to = b->of.how.type,
                                         .n = b->of.tokens * b->of.hidden,
                                         .source = b->in[0],
@@ -116,18 +116,18 @@ static moert_status cast_run(const bench_memory *b) {
 static moert_status cast_back_run(const bench_memory *b) {
     return moert_cast_run(&(moert_cast){.size = sizeof(moert_cast),
                                         .from = b->of.how.type,
-                                        .to = MOERT_NUMBER_F32,
+                                        .to = MOERT_DTYPE_F32,
                                         .n = b->of.tokens * b->of.hidden,
                                         .source = b->out[0],
                                         .target = b->out[1]});
 }
 
-static moert_status check_cast(const bench_memory *b, const moert_buffer *result, moert_number type,
+static moert_status check_cast(const bench_memory *b, const moert_buffer *result, moert_dtype type,
                                double chosen, bench_pair *r) {
     const size_t at = bench_index(chosen, b->of.tokens * b->of.hidden);
-    const moert_number kept = b->of.how.type;
+    const moert_dtype kept = b->of.how.type;
     r->want =
-        (double)moert_number_decode(kept, moert_number_encode(kept, (float)bench_value(b, 0, at)));
+        (double)moert_dtype_decode(kept, moert_dtype_encode(kept, (float)bench_value(b, 0, at)));
     return bench_read_as(result, type, at, &r->got);
 }
 
@@ -136,7 +136,7 @@ static moert_status cast_check(const bench_memory *b, double chosen, bench_pair 
 }
 
 static moert_status cast_back_check(const bench_memory *b, double chosen, bench_pair *r) {
-    return check_cast(b, b->out[1], MOERT_NUMBER_F32, chosen, r);
+    return check_cast(b, b->out[1], MOERT_DTYPE_F32, chosen, r);
 }
 
 static moert_status embedding_run(const bench_memory *b) {
@@ -178,10 +178,10 @@ static const bench_case cases[] = {
     {"rotary positions", &(bench_kernel){in_place_bytes, copy_input, rope_run, rope_check}, {0}},
     {"add", &(bench_kernel){add_bytes, copy_input, add_run, add_check}, {0}},
     {"AdamW", &(bench_kernel){adamw_bytes, copy_input, adamw_run, adamw_check}, {0}},
-    {"cast to bf16", &cast, {.type = MOERT_NUMBER_BF16}},
-    {"cast to e4m3", &cast, {.type = MOERT_NUMBER_E4M3}},
-    {"bf16 to f32", &cast_back, {.type = MOERT_NUMBER_BF16}},
-    {"e4m3 to f32", &cast_back, {.type = MOERT_NUMBER_E4M3}},
+    {"cast to bf16", &cast, {.type = MOERT_DTYPE_BF16}},
+    {"cast to e4m3", &cast, {.type = MOERT_DTYPE_E4M3}},
+    {"bf16 to f32", &cast_back, {.type = MOERT_DTYPE_BF16}},
+    {"e4m3 to f32", &cast_back, {.type = MOERT_DTYPE_E4M3}},
     {"cross-entropy", &loss, {0}},
     {"cross-entropy, long rows", &loss, {.large = true}},
     {"embedding", &(bench_kernel){in_place_bytes, NULL, embedding_run, embedding_check}, {0}},

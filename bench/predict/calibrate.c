@@ -10,15 +10,15 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "bench/common/pattern.h"
 #include "bench/common/rate.h"
 #include "bench/common/report.h"
 #include "bench/common/tokens.h"
 #include "exchange/exchange.h"
-#include "layer/factor.h"
+#include "layer/operand.h"
 #include "tools/common/rates.h"
-#include "tools/tune/product.h"
+#include "tools/tune/gemm.h"
 
 enum { COPY_BYTES = 64 << 20, COPIES = 5, EXCHANGES = 9, FEW_TOKENS = 16, MANY_TOKENS = 1024 };
 
@@ -27,13 +27,13 @@ enum { COPY_BYTES = 64 << 20, COPIES = 5, EXCHANGES = 9, FEW_TOKENS = 16, MANY_T
 static const size_t row_counts[] = {8, 32, 128, 512}; /* of a group */
 enum { ROW_COUNTS = MOERT_COUNT(row_counts) };
 
-static moert_number type_of(const bench_work *w) {
-    return strcmp(w->type, "bf16") == 0 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
+static moert_dtype type_of(const bench_work *w) {
+    return strcmp(w->type, "bf16") == 0 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
 }
 
 typedef struct rated {
     const char *op;
-    moert_tuned packed, plain;
+    moert_tuned prepacked, plain;
 } rated;
 
 /* All ranks at the same time, as in a layer. Collective. */
@@ -41,16 +41,16 @@ static moert_status add_rates(moert_context *context, const bench_work *w, const
                               size_t n, size_t k, bench_machine *m) {
     moert_device *device = moert_context_device(context);
     moert_comm *world = moert_context_comm(context);
-    const moert_number type = type_of(w);
+    const moert_dtype type = type_of(w);
     const size_t experts = moert_ceil_div(w->experts, w->ep);
     for (size_t i = 0; i < ROW_COUNTS; i++) {
         bench_gemm_rate rate = {.n = n, .k = k, .rows = (double)row_counts[i]};
         snprintf(rate.op, sizeof rate.op, "%s", of->op);
         snprintf(rate.type, sizeof rate.type, "%s", w->type);
-        moert_rate_product product = {of->packed, type, experts, row_counts[i], n, k};
+        moert_rate_gemm product = {of->prepacked, type, experts, row_counts[i], n, k};
         MOERT_TRY(moert_rates_gemm(device, world, &product, &rate.gflops));
         product.operation = of->plain;
-        if (rate.gflops == 0.0) /* there are no packed weights here */
+        if (rate.gflops == 0.0) /* there are no prepacked weights here */
             MOERT_TRY(moert_rates_gemm(device, world, &product, &rate.gflops));
         MOERT_TRY(bench_machine_add(m, &rate));
     }
@@ -61,31 +61,30 @@ static moert_status run_fused(void *gemm) {
     return moert_gemm_run(gemm);
 }
 
-/* The first product with the GLU of its result, as a layer has it: packed where that helps. */
-static moert_status time_fused(moert_context *context, const moert_tune_product *p,
-                               double *seconds) {
+/* The first product with the GLU of its result, as a layer has it: prepacked where that helps. */
+static moert_status time_fused(moert_context *context, const moert_tune_gemm *p, double *seconds) {
     moert_device *device = moert_context_device(context);
     moert_gemm gemm = p->gemm;
     const size_t groups = gemm.groups.count, rows = gemm.groups.rows;
-    moert_packed *packed = NULL;
+    moert_prepacked *prepacked = NULL;
     gemm.gated = true;
     gemm.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .type = p->key.type};
-    const moert_packed_shape packing = {groups, gemm.n, gemm.k, moert_packed_use(&gemm),
-                                        p->key.type};
+    const moert_prepacked_shape prepack = {groups, gemm.n, gemm.k, moert_prepacked_use_of(&gemm),
+                                           p->key.type};
     moert_status status =
         moert_buffer_create(device, rows * gemm.n / 2 * sizeof(float), &gemm.glu.h);
     if (status == MOERT_OK)
-        status = moert_packed_create(device, &packing, &packed);
-    if (status == MOERT_OK && packed != NULL)
-        status = moert_packed_fill(packed, gemm.weight);
-    gemm.packed = packed;
-    gemm.result = moert_factor_between(device, p->key.type, groups, gemm.k, gemm.n / 2);
+        status = moert_prepacked_create(device, &prepack, &prepacked);
+    if (status == MOERT_OK && prepacked != NULL)
+        status = moert_prepacked_fill(prepacked, gemm.weight);
+    gemm.prepacked = prepacked;
+    gemm.result = moert_operand_between(device, p->key.type, groups, gemm.k, gemm.n / 2);
     MOERT_TRY_OR(done, moert_comm_agree(moert_context_comm(context), status));
     MOERT_TRY_OR(done, moert_rates_time(
                            &(moert_timed){device, moert_context_comm(context), run_fused, &gemm}, 1,
                            seconds));
 done:
-    moert_packed_destroy(packed);
+    moert_prepacked_destroy(prepacked);
     moert_buffer_destroy(gemm.glu.h);
     return status;
 }
@@ -95,14 +94,14 @@ static moert_status add_fused_rates(moert_context *context, const bench_work *w,
     for (size_t i = 0; i < ROW_COUNTS; i++) {
         const moert_gemm_shape shape = {experts, row_counts[i], n, w->hidden, NULL};
         bench_gemm_rate rate = {.op = "glu", .n = n, .k = w->hidden, .rows = (double)row_counts[i]};
-        moert_tune_product product;
+        moert_tune_gemm product;
         double seconds = 1.0;
         bool possible;
         snprintf(rate.type, sizeof rate.type, "%s", w->type);
-        MOERT_TRY(moert_tune_product_create(moert_context_device(context), MOERT_TUNED_FORWARD,
-                                            type_of(w), &shape, &product, &possible));
+        MOERT_TRY(moert_tune_gemm_create(moert_context_device(context), MOERT_TUNED_FORWARD,
+                                         type_of(w), &shape, &product, &possible));
         moert_status status = time_fused(context, &product, &seconds);
-        moert_tune_product_destroy(&product);
+        moert_tune_gemm_destroy(&product);
         MOERT_TRY(status);
         rate.gflops = 2e-9 * (double)(experts * row_counts[i] * n * w->hidden) / seconds;
         MOERT_TRY(bench_machine_add(m, &rate));
@@ -112,8 +111,8 @@ static moert_status add_fused_rates(moert_context *context, const bench_work *w,
 
 static moert_status measure_products(moert_context *context, const bench_work *w,
                                      bench_machine *m) {
-    static const rated ops[] = {{"forward", MOERT_TUNED_PACKED_FORWARD, MOERT_TUNED_FORWARD},
-                                {"dgrad", MOERT_TUNED_PACKED_DGRAD, MOERT_TUNED_DGRAD},
+    static const rated ops[] = {{"forward", MOERT_TUNED_PREPACKED_FORWARD, MOERT_TUNED_FORWARD},
+                                {"dgrad", MOERT_TUNED_PREPACKED_DGRAD, MOERT_TUNED_DGRAD},
                                 {"wgrad", MOERT_TUNED_WGRAD, MOERT_TUNED_WGRAD}};
     const size_t h = w->hidden, i = w->intermediate;
     for (size_t op = 0; op < MOERT_COUNT(ops); op++) {
@@ -121,8 +120,8 @@ static moert_status measure_products(moert_context *context, const bench_work *w
         MOERT_TRY(add_rates(context, w, &ops[op], h, i, m));
     }
     MOERT_TRY(add_fused_rates(context, w, m));
-    const moert_rate_product router = {MOERT_TUNED_FORWARD, MOERT_NUMBER_F32, 1,
-                                       w->tokens,           w->experts,       h};
+    const moert_rate_gemm router = {MOERT_TUNED_FORWARD, MOERT_DTYPE_F32, 1,
+                                    w->tokens,           w->experts,      h};
     return moert_rates_gemm(moert_context_device(context), moert_context_comm(context), &router,
                             &m->f32_gflops);
 }
@@ -141,7 +140,7 @@ static moert_status measure_dglu(moert_context *context, const bench_work *w, do
     if (status == MOERT_OK)
         status = bench_upload(device, NULL, n * sizeof(float), &dh);
     MOERT_TRY_OR(done, moert_comm_agree(world, status));
-    const moert_number type = moert_factor_between(
+    const moert_dtype type = moert_operand_between(
         device, type_of(w), moert_ceil_div(w->experts, w->ep), w->hidden, w->intermediate);
     moert_glu glu = {.form = MOERT_GLU_SWIGLU,
                      .rows = rows,

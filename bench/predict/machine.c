@@ -185,8 +185,8 @@ static double rate_at(const bench_machine *m, const bench_gemm_rate *like, doubl
     return below->gflops + at * (above->gflops - below->gflops);
 }
 
-moert_status bench_machine_product(const bench_machine *m, const bench_product *p,
-                                   double *seconds) {
+moert_status bench_machine_gemm(const bench_machine *m, const bench_predict_gemm *p,
+                                double *seconds) {
     const double groups = p->groups, rows = p->rows, n = p->n, k = p->k;
     const bench_gemm_rate *like = nearest(m, p->op, p->type, n, k);
     const double of_group = rows / groups;

@@ -77,9 +77,9 @@ moert_status bench_machine_add(bench_machine *machine, const bench_gemm_rate *ra
  * weights and rows of so many bytes a number. ERROR_USAGE if the machine has no rate of this op and
  * type.
  */
-typedef struct bench_product {
+typedef struct bench_predict_gemm {
     const char *op, *type;
     double groups, rows, n, k;
-} bench_product;
-moert_status bench_machine_product(const bench_machine *machine, const bench_product *product,
-                                   double *seconds);
+} bench_predict_gemm;
+moert_status bench_machine_gemm(const bench_machine *machine, const bench_predict_gemm *product,
+                                double *seconds);

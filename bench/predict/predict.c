@@ -42,7 +42,7 @@ typedef struct setting {
     double rows;       /* of the rank that receives most */
     double local;      /* experts of a rank */
     double share;      /* ranks that take turns on a core */
-    double waves;      /* in which rows travel */
+    double chunks;     /* in which rows travel */
     double between;    /* GB/s of a rank when all nodes send to all */
     double message_us; /* of a small collective */
 } setting;
@@ -61,15 +61,15 @@ static double crowded_gbps(const bench_machine *m, double nodes) {
     return m->between.gbps * (1.0 + at * (m->crowd - 1.0));
 }
 
-/* Waves are for messages of rows that are factors as they come. */
+/* Waves are for messages of rows that are operands as they come. */
 static size_t waves_of(const bench_work *w) {
     const size_t rows = w->tokens * w->topk / w->ep;
     const double bytes = (double)(rows * w->hidden) * w->row_bytes;
     const bool plain =
         w->row_bytes == (strcmp(w->type, "f32") == 0 ? 4.0 : 2.0) && w->result_bytes == 4.0;
-    if (w->waves > 0 || w->engine != BENCH_STAGED || !plain)
-        return moert_max(1, w->waves);
-    return moert_max(1, moert_exchange_good_waves((size_t)bytes, w->experts / w->ep));
+    if (w->chunks > 0 || w->engine != BENCH_STAGED || !plain)
+        return moert_max(1, w->chunks);
+    return moert_max(1, moert_exchange_good_chunks((size_t)bytes, w->experts / w->ep));
 }
 
 static moert_status look(const bench_machine *m, const bench_work *w, setting *s) {
@@ -90,7 +90,7 @@ static moert_status look(const bench_machine *m, const bench_work *w, setting *s
     s->rows = (double)(w->tokens * (w->skew == BENCH_ONE ? 1 : w->topk)) * s->spread.largest_rank;
     s->local = (double)moert_ceil_div(w->experts, w->ep);
     s->share = share_of(m, w->ranks);
-    s->waves = (double)waves_of(w);
+    s->chunks = (double)waves_of(w);
     s->between = crowded_gbps(m, s->nodes);
     s->message_us =
         ceil(log2(ranks)) * (bench_nodes(m, w->ranks) > 1 ? m->between.us : m->inside.us);
@@ -103,7 +103,7 @@ static moert_status look(const bench_machine *m, const bench_work *w, setting *s
 typedef struct passage {
     double inside, between;
     double memory; /* once rows have come */
-    double fixed;  /* of these, what every wave pays anew */
+    double fixed;  /* of these, what every chunk pays anew */
     double bytes_inside, bytes_between;
 } passage;
 
@@ -183,7 +183,7 @@ static passage pass(const setting *s, bool backward, bool dispatch, double bytes
 
 /* ---- compute ---- */
 
-/* The experts' products of one wave's rows, forward or backward; `last`: of these, those beside
+/* The experts' products of one chunk's rows, forward or backward; `last`: of these, those beside
  * which a combine can run over links. */
 static moert_status products(const setting *s, bool backward, double rows, double *seconds,
                              double *last) {
@@ -192,10 +192,10 @@ static moert_status products(const setting *s, bool backward, double rows, doubl
     const char *const second[] = {backward ? "dgrad" : "forward", "wgrad"};
     double sum = 0.0, in, out;
     for (int op = 0; op < (backward ? 2 : 1); op++) {
-        const bench_product a = {first[op], s->w->type, l, rows, 2.0 * i, h};
-        const bench_product b = {second[op], s->w->type, l, rows, h, i};
-        MOERT_TRY(bench_machine_product(s->m, &a, &in));
-        MOERT_TRY(bench_machine_product(s->m, &b, &out));
+        const bench_predict_gemm a = {first[op], s->w->type, l, rows, 2.0 * i, h};
+        const bench_predict_gemm b = {second[op], s->w->type, l, rows, h, i};
+        MOERT_TRY(bench_machine_gemm(s->m, &a, &in));
+        MOERT_TRY(bench_machine_gemm(s->m, &b, &out));
         sum += in + out;
         *last = s->share * (backward ? in + out : out);
     }
@@ -233,32 +233,32 @@ static double sums(const setting *s) {
 
 /* ---- a pass ---- */
 
-/* What waves hide of the exchange or, over links, the products beside which it runs. */
+/* What chunks hide of the exchange or, over links, the products beside which it runs. */
 static double beside(const setting *s, bool backward, const passage *c, double exchange,
                      double work, double last) {
     const bool links = s->w->engine == BENCH_WINDOW && s->m->linked && s->w->ep > 1;
     if (links)
         return backward || pushes(s) ? fmin(last, c->inside) : 0.0;
-    return fmin(work, exchange * (s->waves - 1.0) / s->waves) / s->share;
+    return fmin(work, exchange * (s->chunks - 1.0) / s->chunks) / s->share;
 }
 
 /* Forward or backward: adds its parts and its time. */
 static moert_status add_pass(const setting *s, bool backward, bench_prediction *p) {
-    const double waves = s->waves;
+    const double chunks = s->chunks;
     const passage d = pass(s, backward, true, s->w->row_bytes);
     const passage c = pass(s, backward, false, s->w->result_bytes);
     double gemm = 0.0, last = 0.0;
-    MOERT_TRY(products(s, backward, s->rows / waves, &gemm, &last));
-    gemm *= waves;
-    last *= waves;
+    MOERT_TRY(products(s, backward, s->rows / chunks, &gemm, &last));
+    gemm *= chunks;
+    last *= chunks;
     const double bytes = memory(s, backward) + d.memory + c.memory;
     const double calls = (double)(PLAN_CALLS + 2 * EXCHANGE_CALLS) * s->message_us * 1e-6;
     const double launches = s->share * s->m->launch_us * 1e-6 *
                             (double)(backward ? BACKWARD_LAUNCHES : FORWARD_LAUNCHES);
-    const double latency = calls + waves * launches + (waves - 1.0) * (d.fixed + c.fixed);
+    const double latency = calls + chunks * launches + (chunks - 1.0) * (d.fixed + c.fixed);
     const double exchange = d.inside + d.between + c.inside + c.between, work = gemm + bytes;
     const double hidden = beside(s, backward, &c, exchange, work, last);
-    p->part[BENCH_PRODUCTS] += gemm;
+    p->part[BENCH_GEMMS] += gemm;
     p->part[BENCH_MEMORY] += bytes;
     p->part[BENCH_INSIDE] += d.inside + c.inside;
     p->part[BENCH_BETWEEN] += d.between + c.between;
@@ -298,8 +298,8 @@ static moert_status add_product(const bench_machine *m, const bench_work *w, dou
     static const char *const ops[] = {"forward", "dgrad", "wgrad"};
     double one;
     for (int i = 0; i < 3; i++) {
-        const bench_product product = {ops[i], w->type, 1.0, (double)w->tokens, n, k};
-        MOERT_TRY(bench_machine_product(m, &product, &one));
+        const bench_predict_gemm product = {ops[i], w->type, 1.0, (double)w->tokens, n, k};
+        MOERT_TRY(bench_machine_gemm(m, &product, &one));
         *seconds += one;
     }
     return MOERT_OK;

@@ -19,8 +19,8 @@
  * them, and is copied there; results are sent while their product makes them, if it rounds to bf16,
  * and dx is fetched beside the weights' gradients.
  *
- * With W waves the experts of one part of the tokens compute while rows of others travel:
- * d/W + max(experts, (W-1)/W (d + c)) + c/W, and what every wave costs anew W times. Where N ranks
+ * With W chunks the experts of one part of the tokens compute while rows of others travel:
+ * d/W + max(experts, (W-1)/W (d + c)) + c/W, and what every chunk costs anew W times. Where N ranks
  * take turns on a core, it has others' work to do meanwhile: only 1/N of the time is hidden.
  */
 #pragma once
@@ -40,14 +40,14 @@ typedef struct bench_work {
     double row_bytes;    /* of a number of a dispatched row: 4, 2 or 33/32 */
     double result_bytes; /* ... of a row that comes back: 4 or 2 */
     bench_engine engine;
-    size_t waves;         /* 0: as many as the exchange takes */
+    size_t chunks;        /* 0: as many as the exchange takes */
     size_t micro_batches; /* of a step, which share one sum of gradients */
     bool backward;        /* forward, backward and sums; else forward alone */
 } bench_work;
 
 /* X(PART, what it is) */
 #define BENCH_PART_TABLE(X)                                                                        \
-    X(PRODUCTS, "experts' products")                                                               \
+    X(GEMMS, "experts' GEMMs")                                                                     \
     X(MEMORY, "memory: GLU, router, rows")                                                         \
     X(INSIDE, "exchange inside of nodes")                                                          \
     X(BETWEEN, "exchange between nodes")                                                           \
@@ -65,7 +65,7 @@ const char *bench_part_name(bench_part part);
 
 typedef struct bench_prediction {
     double seconds;                     /* of the slowest rank */
-    double part[BENCH_PARTS];           /* alone: they add up to more where waves overlap them */
+    double part[BENCH_PARTS];           /* alone: they add up to more where chunks overlap them */
     double hidden;                      /* seconds that overlap takes off their sum */
     double bytes_inside, bytes_between; /* that a rank sends in a forward pass */
     bench_part bound;                   /* the largest part */

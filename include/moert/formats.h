@@ -1,5 +1,5 @@
 /*
- * Number formats: elements, block-scaled formats, and how a matrix is quantised to them.
+ * Number formats: elements, block-scaled formats, and how a matrix is quantized to them.
  *
  * A block-scaled matrix is a payload of small elements and one scale for every block of
  * consecutive elements along an axis; value = element * scale, for NVFP4 times a float32 global
@@ -29,7 +29,7 @@ extern "C" {
  * code of all ones only, NONE.
  */
 /* clang-format off */
-#define MOERT_NUMBER_TABLE(X)                                                                      \
+#define MOERT_DTYPE_TABLE(X)                                                                      \
     X(F32,  "f32",  32, 23, 127, 0x7F800000u, 0x7FC00000u, INFINITY)                               \
     X(F16,  "f16",  16, 10, 15,  0x7C00u,     0x7E00u,     INFINITY)                               \
     X(BF16, "bf16", 16, 7,  127, 0x7F80u,     0x7FC0u,     INFINITY)                               \
@@ -38,11 +38,11 @@ extern "C" {
     X(E2M1, "e2m1", 4,  1,  1,   0x7u,        0x7u,        NONE)
 /* clang-format on */
 
-typedef enum moert_number {
-#define MOERT_NUMBER_ENUM(name, ...) MOERT_NUMBER_##name,
-    MOERT_NUMBER_TABLE(MOERT_NUMBER_ENUM)
-#undef MOERT_NUMBER_ENUM
-} moert_number;
+typedef enum moert_dtype {
+#define MOERT_DTYPE_ENUM(name, ...) MOERT_DTYPE_##name,
+    MOERT_DTYPE_TABLE(MOERT_DTYPE_ENUM)
+#undef MOERT_DTYPE_ENUM
+} moert_dtype;
 
 /*
  * X(NAME, text, element, elements of a block, scale): block-scaled formats. Scale E8M0 = powers of
@@ -104,7 +104,7 @@ typedef enum moert_rounding {
     MOERT_ROUNDING_STOCHASTIC
 } moert_rounding;
 
-/* How a matrix is quantised. */
+/* How a matrix is quantized. */
 typedef struct moert_quantizer {
     size_t size; /* sizeof(moert_quantizer) */
     moert_format format;
@@ -133,7 +133,7 @@ typedef struct moert_quantizer {
  *          of them that the GLU's backward reads, unless experts have biases
  *   MXFP8  MXFP8_E4M3, RCEIL, in blocks along the dimension that is summed over
  *   NVFP4  likewise, TE; global scales of an expert's weight, and of an activation over all ranks
- * In BF16 and MXFP8 factors and sums below 2^-126 may count as 0.
+ * In BF16 and MXFP8 operands and sums below 2^-126 may count as 0.
  */
 typedef enum moert_precision {
     MOERT_PRECISION_F32,
@@ -167,9 +167,9 @@ typedef enum moert_combine { MOERT_COMBINE_F32, MOERT_COMBINE_BF16 } moert_combi
 
 /* "mxfp4", "e5m2"; NULL past the last one. */
 MOERT_API const char *moert_format_name(moert_format format);
-MOERT_API const char *moert_number_name(moert_number number);
+MOERT_API const char *moert_dtype_name(moert_dtype number);
 /* Type of the elements, elements of a block, bits of an element, bytes of a scale. */
-MOERT_API moert_number moert_format_element(moert_format format);
+MOERT_API moert_dtype moert_format_element(moert_format format);
 MOERT_API size_t moert_format_block(moert_format format);
 MOERT_API size_t moert_format_element_bits(moert_format format);
 MOERT_API size_t moert_format_scale_bytes(moert_format format);

@@ -76,7 +76,7 @@ typedef struct moert_layer_options {
     bool correction_bias; /* a bias on the selection scores, without gradient */
     bool expert_biases;   /* both projections of the experts have biases */
     bool deferred_wgrad; /* weight gradients of the experts by moert_layer_wgrad, not in backward */
-    moert_precision precision; /* of the experts' GEMMs; the router's factors stay float32, on
+    moert_precision precision; /* of the experts' GEMMs; the router's operands stay float32, on
                                   Hopper GPUs unless this is F32 as sums of bf16 numbers */
     moert_precision dense;     /* of the shared expert's: F32 or BF16 */
     moert_dispatch dispatch;

@@ -6,7 +6,7 @@
  *   router.h   routing options              plan.h     counts, offsets and rows of an exchange
  *   glu.h      forms of the gated unit      formats.h  number formats and block scales
  *   ops.h      grouped GEMM and its fusions
- *   quantize.h quantisers, casts and layouts of operands
+ *   quantize.h quantizers, casts and layouts of operands
  *
  * One legend everywhere: T tokens of a rank, H hidden size, I intermediate size, E experts, K
  * experts per token, R ranks, EP ranks that share one set of experts, EDP replicas of it, L experts

@@ -30,25 +30,25 @@
  *
  * and one rounding to nearest even to the result's type. So a result does not depend on the
  * backend, on M, on the other rows, nor on whether the weights are stacked; only what the GLU's exp
- * touches differs between backends. The nvidia backend (gemm_* and glu of 16-bit, MX and NV factors
+ * touches differs between backends. The nvidia backend (gemm_* and glu of 16-bit, MX and NV operands
  * on tensor cores, gemm_* of FP8 ones on Hopper's) is the exception: its sums are the hardware's,
  * the same in every run and for a row in any company, but equal to the others' only within float32
- * rounding or, of FP8, rounding to about 14 bits within 128 terms; MX factors below 2^-126 are
+ * rounding or, of FP8, rounding to about 14 bits within 128 terms; MX operands below 2^-126 are
  * rounded as bf16 is there. Groups without rows are left alone, except that GEMM_WGRAD gives them
  * 0, or beta[g] times the old value, and then no other factor counts, not even NaN; a beta of 1
  * leaves them alone too. GEMM_WGRAD keeps a group's order of rows.
  *
- * Quantised operands (moert/formats.h; moert/quantize.h makes them) take part as
+ * Quantized operands (moert/formats.h; moert/quantize.h makes them) take part as
  * float32(element * scale). The global scales of NVFP4 join alpha: alpha[g] becomes
- * alpha[g] * (first * second), the scales of the two factors of the product; in DGLU their product
- * multiplies acc. A quantised result is made from the float32 values before any rounding, as is its
+ * alpha[g] * (first * second), the scales of the two operands of the product; in DGLU their product
+ * multiplies acc. A quantized result is made from the float32 values before any rounding, as is its
  * second version `column`:
  *
  *   scale = round_to_scale((max|block| * f32(1/max)) * norm)
  *   q = round(v * min(norm * (1/scale), FLT_MAX))
  *
  * where norm is 1 unless given (so a reader divides by norm), and q = 0 where scale is 0. That is
- * the quantiser of moert/quantize.h but for norm; with norm, as in cuDNN, max of E5M2 is 128 and
+ * the quantizer of moert/quantize.h but for norm; with norm, as in cuDNN, max of E5M2 is 128 and
  * 1/scale of the E8M0 scale 2^-127 is infinity. NVFP4 results have no other global scale than
  * norm: magnitudes above 2688/norm saturate; give norm = 2688/amax. A norm that is not positive,
  * or NaN, makes all scales NaN.
@@ -102,7 +102,7 @@ typedef enum moert_op_permute {
 } moert_op_permute;
 
 /*
- * Where the scales of a quantised operand lie. Tiles are those of moert_scale_tiles
+ * Where the scales of a quantized operand lie. Tiles are those of moert_scale_tiles
  * (moert/quantize.h), of formats with scales of one byte; its row r is the line across the blocks,
  * its C the blocks of a line.
  */
@@ -117,23 +117,23 @@ typedef enum moert_scale_layout {
 
 /* One matrix operand. No alignment is required. */
 typedef struct moert_operand {
-    moert_number type; /* any but E2M1; ignored if quantised */
-    ptrdiff_t stride;  /* elements from row to row; 0 = the width. weight: 0 or K; quantised: 0 */
+    moert_dtype type; /* any but E2M1; ignored if quantized */
+    ptrdiff_t stride; /* elements from row to row; 0 = the width. weight: 0 or K; quantized: 0 */
     bool discrete; /* weight: one buffer per group, of at most 65536, instead of a stack [G,N,K] */
     /*
      * how.size 0: plain elements of `type`, and all of `how` is 0. Otherwise block-scaled: the
-     * buffer holds the payload, the buffer <operand>_scale the scales. Blocks of factors may lie
+     * buffer holds the payload, the buffer <operand>_scale the scales. Blocks of operands may lie
      * along any axis; those along the reduction are what tensor cores take. The rows that COLUMN
      * and TILE blocks divide are those of a group, of `weight` its N; operands that are gathered
      * are one group. how.transposed: row matrices with COLUMN blocks, whose payload and linear
      * scales are then [columns, M]; `weight` with any but TILE, and TILE of FP8_BLOCK: each group's
      * payload and linear scales are transposed, [K,N] (cuDNN's N-major; bridge's K/2 x N), and
-     * quantised as seen from there: blocks along K are its COLUMN blocks, filled up with zeros,
+     * quantized as seen from there: blocks along K are its COLUMN blocks, filled up with zeros,
      * those along N its ROW blocks.
      */
     moert_quantizer how;
     moert_scale_layout scales; /* a linear scale [G,lines,width] of `weight` for every group */
-    bool global; /* NVFP4 factors: the global scale is in <operand>_global, float32 [1] or, with
+    bool global; /* NVFP4 operands: the global scale is in <operand>_global, float32 [1] or, with
                     how.group_scales, [G]; otherwise it is 1, or in alpha (cuDNN) */
 } moert_operand;
 
@@ -146,23 +146,23 @@ typedef struct moert_op_options {
                                    only by name */
     bool fallback;              /* take another backend if this one refuses, and log it */
     size_t groups, rows, n, k;  /* G and M (the most rows), which may be 0; N; K */
-    moert_operand x, weight, y; /* the two that are multiplied are each plain or quantised; if both
+    moert_operand x, weight, y; /* the two that are multiplied are each plain or quantized; if both
                                    are plain, of one type */
     moert_operand c, d;         /* GLU, DGLU; c is plain */
-    moert_operand column;       /* if quantised: a second version of the quantised result, in COLUMN
+    moert_operand column;       /* if quantized: a second version of the quantized result, in COLUMN
                                    blocks; not in GEMM_WGRAD */
     size_t row_multiple; /* a promise: every group has a multiple of so many rows (0 = 1), so that
                             COLUMN payloads and scales by groups need less room. Where it is
                             broken, blocks without room are left out: those of results are not
-                            written, those of factors count as zeros or, if an earlier execute had
+                            written, those of operands count as zeros or, if an earlier execute had
                             room for these rows, as what it left */
-    bool norm;           /* a factor of the quantised results, see above */
+    bool norm;           /* a factor of the quantized results, see above */
 
-    bool alpha, beta;       /* factors per group; otherwise 1 and 0 */
-    bool accumulate;        /* beta is 1 */
-    bool bias;              /* forward, GLU */
-    bool bias_scale;        /* forward: a factor of the bias for each row */
-    moert_number bias_type; /* of bias and dbias */
+    bool alpha, beta;      /* operands per group; otherwise 1 and 0 */
+    bool accumulate;       /* beta is 1 */
+    bool bias;             /* forward, GLU */
+    bool bias_scale;       /* forward: a factor of the bias for each row */
+    moert_dtype bias_type; /* of bias and dbias */
 
     moert_op_permute permute;
     size_t topk;     /* with permute; at least 1 */
@@ -192,7 +192,7 @@ typedef struct moert_op_options {
     X(y)       /* [M,N] */                                                                         \
     X(c)       /* GLU: [M,N], written before the limits; DGLU: [M,2K], read */                     \
     X(d)       /* GLU: [M,N/2]; DGLU: [M,2K]; written */                                           \
-    X(x_scale) /* of quantised operands, see moert_operand */                                      \
+    X(x_scale) /* of quantized operands, see moert_operand */                                      \
     X(y_scale)                                                                                     \
     X(weight_scale) /* unless discrete */                                                          \
     X(d_scale)                                                                                     \
@@ -216,7 +216,7 @@ typedef struct moert_op_options {
 typedef struct moert_op_buffers {
     size_t size;                        /* sizeof(moert_op_buffers) */
     moert_buffer *const *weights;       /* discrete: G buffers [N,K]; none may be NULL */
-    moert_buffer *const *weight_scales; /* discrete and quantised: likewise */
+    moert_buffer *const *weight_scales; /* discrete and quantized: likewise */
 #define MOERT_OP_BUFFER_MEMBER(name) moert_buffer *name;
     MOERT_OP_BUFFER_TABLE(MOERT_OP_BUFFER_MEMBER)
 #undef MOERT_OP_BUFFER_MEMBER

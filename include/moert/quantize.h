@@ -1,5 +1,5 @@
 /*
- * Quantising matrices to the formats of moert/formats.h and back, and the layouts around them: what
+ * Quantizing matrices to the formats of moert/formats.h and back, and the layouts around them: what
  * makes the operands of moert/ops.h.
  *
  *   moert_quantize op = MOERT_QUANTIZE_INIT;   describe: op.how, op.groups, op.columns, the buffers
@@ -64,7 +64,7 @@ typedef struct moert_groups {
     size_t rows;              /* M, at least ends[G-1]; rows past it are left alone */
 } moert_groups;
 
-/* ---- quantise and dequantise ---- */
+/* ---- quantize and dequantize ---- */
 
 typedef struct moert_quantize {
     size_t size; /* sizeof(moert_quantize) */
@@ -72,14 +72,14 @@ typedef struct moert_quantize {
     moert_groups groups;  /* ends NULL: all rows are one group */
     size_t columns;       /* N */
     moert_buffer *x;      /* float32 [M,N], see x_runs */
-    moert_number x_type;  /* dequantise: F32 (0), or BF16 for x of these codes */
+    moert_dtype x_type;   /* dequantize: F32 (0), or BF16 for x of these codes */
     moert_buffer *q;      /* payload, see moert_quantized_shape_of() */
     moert_buffer *scale;  /* [P,N/block] and so on, see moert_axis */
     moert_buffer *global; /* NVFP4: G, float32 [1], or [groups.count] with group_scales */
     moert_buffer *amax;   /* NVFP4: A likewise; NULL: `global` is given, and S = 1/G */
-    size_t x_runs;        /* quantise: 0, or x is [M,2N] and of its runs of so many columns the odd
+    size_t x_runs;        /* quantize: 0, or x is [M,2N] and of its runs of so many columns the odd
                              ones count (GLU results between the gates) */
-    moert_buffer *norm;   /* quantise: float32 [1], as in cuDNN's epilogues, or NULL.
+    moert_buffer *norm;   /* quantize: float32 [1], as in cuDNN's epilogues, or NULL.
                              NVFP4: it is 1/G; amax, global and group_scales do not count. Not with
                              FP8_BLOCK */
     size_t blocks;        /* P that q and scale have room for, 0 = moert_row_blocks_most(); blocks
@@ -101,7 +101,7 @@ MOERT_API moert_status moert_quantize_amax(const moert_quantize *op);
  * moert_quantized_shape_of(). */
 MOERT_API moert_status moert_quantize_run(const moert_quantize *op);
 
-/* x from q, scale and global; a rotation is not undone. Bytes: as quantise, the other way. */
+/* x from q, scale and global; a rotation is not undone. Bytes: as quantize, the other way. */
 MOERT_API moert_status moert_dequantize_run(const moert_quantize *op);
 
 /* P = sum of ceil(rows/block) over the groups of ends[groups] (host), and the most it can be for M
@@ -124,7 +124,7 @@ MOERT_API moert_quantized_shape moert_quantized_shape_of(const moert_quantizer *
 /* target[n] = source[n], to nearest even; one of the types is F32, the other any but E2M1. */
 typedef struct moert_cast {
     size_t size; /* sizeof(moert_cast) */
-    moert_number from, to;
+    moert_dtype from, to;
     size_t n;
     const moert_buffer *source; /* [n] */
     moert_buffer *target;       /* [n] */
@@ -146,7 +146,7 @@ MOERT_API moert_status moert_cast_run(const moert_cast *cast);
  *   ((r/128) * ceil(C/4) + c/4) * 512 + (r%32) * 16 + (r%128)/32 * 4 + c%4
  *
  * and bytes without a scale are 0. `linear` holds `lines` lines of `width` scales. Lines are rows
- * r; with `transposed`, lines are blocks c and columns rows, as COLUMN quantisation leaves them.
+ * r; with `transposed`, lines are blocks c and columns rows, as COLUMN quantization leaves them.
  * Each group of lines is a matrix of its own that starts a new tile; the matrices follow each
  * other: scales of experts' rows in one buffer (lines = rows), of stacked experts (equal groups).
  */

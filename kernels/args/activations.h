@@ -13,9 +13,9 @@
     X(silu, x * s, q * s * (1.0f + alpha * x * (1.0f - s)))
 /* clang-format on */
 
-#define MOERT_ACTIVATION_NUMBER(name, value, slope) MOERT_ACTIVATION_##name,
-enum { MOERT_ACTIVATION_TABLE(MOERT_ACTIVATION_NUMBER) MOERT_ACTIVATIONS };
-#undef MOERT_ACTIVATION_NUMBER
+#define MOERT_ACTIVATION_ROW(name, value, slope) MOERT_ACTIVATION_##name,
+enum { MOERT_ACTIVATION_TABLE(MOERT_ACTIVATION_ROW) MOERT_ACTIVATIONS };
+#undef MOERT_ACTIVATION_ROW
 
 /* a(x), and *slope = q a'(x), of activation number `which`; the first row is a test less. */
 #define MOERT_ACTIVATE(number, sigmoid)                                                            \

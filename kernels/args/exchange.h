@@ -4,8 +4,8 @@
 
 #include "args/args.h"
 
-/* Tokens and slots of a team; in the GPU form also the floats of a row's piece in dispatch and in
- * combine, of which a team has one, and teams of a work-group where there are several. */
+/* Tokens and slots of a row_group; in the GPU form also the floats of a row's piece in dispatch and in
+ * combine, of which a row_group has one, and row_groups of a work-group where there are several. */
 enum {
     MOERT_EXCHANGE_TOKENS = 16,
     MOERT_EXCHANGE_SLOTS = 256,
@@ -13,7 +13,7 @@ enum {
     MOERT_EXCHANGE_GPU_SLOTS = 32,
     MOERT_EXCHANGE_GPU_PIECE = 512,
     MOERT_EXCHANGE_GPU_STRIP = 128,
-    MOERT_EXCHANGE_GPU_TEAMS = 4
+    MOERT_EXCHANGE_GPU_ROW_GROUPS = 4
 };
 
 /* Words that a kernel is told: with its other arguments less than the 1024 bytes that every device
@@ -29,12 +29,12 @@ typedef struct moert_exchange_args {
 MOERT_ARGS_LAYOUT(moert_exchange_args, round, 52, 56)
 
 /* Of a meeting of the ranks' devices; of no ranks: nobody waits. */
-typedef struct moert_meeting_args {
+typedef struct moert_barrier_args {
     args_u64 patience_ns;
     args_u32 ranks, rank;
     args_i32 number;
-} moert_meeting_args;
-MOERT_ARGS_LAYOUT(moert_meeting_args, number, 16, 24)
+} moert_barrier_args;
+MOERT_ARGS_LAYOUT(moert_barrier_args, number, 16, 24)
 
 /* Of the slots of a batch; `first`: of the words, or lanes, of a table that count here. */
 typedef struct moert_plan_args {

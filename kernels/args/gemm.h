@@ -9,7 +9,7 @@ typedef struct moert_gemm_args {
     args_u64 ldx, ldy, y_column, prob_stride, lda, a_column, ldc, c_column;
     args_u32 start, skip, groups, shared, rows;
     args_i32 n, k, width, reduction, accumulate, axis, flipped, panels, depth, split, height, every,
-        keep, coded, interleaved;
+        keep, quantized, interleaved;
     args_f32 limit, alpha, offset;
     args_i32 activation;
 } moert_gemm_args;

@@ -120,7 +120,7 @@ static inline void products(global const float *x, size_t stride, int rows, loca
             UNROLL_FOR(int v = 0; v < NV; v++)
                 sum[r][v] = 0.0f;
         }
-        EACH_TERM for (int d = 0; d < HEAD_SIZE; d++) {
+        EACH_STEP_OF_K for (int d = 0; d < HEAD_SIZE; d++) {
             UNROLL_FOR(int r = 0; r < ROW_TILE; r++)
                 UNROLL_FOR(int v = 0; v < NV; v++)
                     sum[r][v] = fma((vec)row[r][d], lanes[d * NV + v], sum[r][v]);
@@ -141,7 +141,7 @@ static inline void gather(global const float *x, size_t stride, int rows, local 
         UNROLL_FOR(int i = 0; i < HEAD_TILE; i++)
             UNROLL_FOR(int v = 0; v < NV; v++)
                 sum[i][v] = keep[v] * sums[(d + i) * NV + v];
-        EACH_TERM for (int row = 0; row < rows; row++, at += stride) {
+        EACH_STEP_OF_K for (int row = 0; row < rows; row++, at += stride) {
             UNROLL_FOR(int i = 0; i < HEAD_TILE; i++)
                 UNROLL_FOR(int v = 0; v < NV; v++)
                     sum[i][v] = fma((vec)at[i], weight[row * NV + v], sum[i][v]);

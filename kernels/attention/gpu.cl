@@ -15,7 +15,7 @@
  *             +------------+
  *
  * Item (y, x) has the own rows y * R to y * R + R - 1, of products the others x, x + 16, x + 32 and
- * x + 48, and of sums the columns 64 s + 4 x to 4 x + 3 of each slice s. Both factors go through
+ * x + 48, and of sums the columns 64 s + 4 x to 4 x + 3 of each slice s. Both operands go through
  * local memory, DEPTH columns or 64 rows at a time.
  *
  * Required: HEAD_SIZE, D, any positive number; OWN, a multiple of 16 up to 64: an item has 2 * OWN

@@ -12,18 +12,18 @@
 #define SLICES  ((HEAD_SIZE + 63) / 64)
 #define GROUP   __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
 
-/* What a work-group shares: factors of the product at hand, weights p or ds [OWN,OTHERS], parts of
+/* What a work-group shares: operands of the product at hand, weights p or ds [OWN,OTHERS], parts of
  * sums over a row. */
-#define FACTORS   (2 * OTHERS * PITCH / 4)
+#define OPERANDS  (2 * OTHERS * PITCH / 4)
 #define WEIGHTS   (OTHERS * P_PITCH / 4)
-#define WORKSPACE local float4 w[FACTORS + WEIGHTS + OTHERS * 16 / 4]
+#define WORKSPACE local float4 w[OPERANDS + WEIGHTS + OTHERS * 16 / 4]
 
 INLINED local float4 *weights_of(local float4 *w) {
-    return w + FACTORS;
+    return w + OPERANDS;
 }
 
 INLINED local float *parts_of(local float4 *w, int row) {
-    return (local float *)(w + FACTORS + WEIGHTS) + row * 16;
+    return (local float *)(w + OPERANDS + WEIGHTS) + row * 16;
 }
 
 INLINED int item_x(void) {

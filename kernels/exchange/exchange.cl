@@ -27,7 +27,7 @@
  *
  * Required: REMOTE = 1: the windows are given by a table of raw addresses, one per rank (where a
  * kernel may follow any address: on CPUs those of its process, on NVIDIA's GPUs those of imported
- * memory, too); REMOTE = 0: one plain buffer, the rank is not looked at. A team moves TOKENS
+ * memory, too); REMOTE = 0: one plain buffer, the rank is not looked at. A row_group moves TOKENS
  * tokens, or a piece of one token's rows (exchange.h), or SLOTS slots. No local memory but in
  * exchange_meet.h. Deterministic: each row has one writer, each sum one order.
  *
@@ -41,16 +41,16 @@
 #include "lib/formats.h"
 
 #if MOERT_ITEMS == 1
-#define TOKENS    MOERT_EXCHANGE_TOKENS
-#define SLOTS     MOERT_EXCHANGE_SLOTS
-#define FAN_TEAMS 1
-#define PIECE     0x7fffffff /* whole rows */
+#define TOKENS         MOERT_EXCHANGE_TOKENS
+#define SLOTS          MOERT_EXCHANGE_SLOTS
+#define FAN_ROW_GROUPS 1
+#define PIECE          0x7fffffff /* whole rows */
 #else
-#define TOKENS    MOERT_EXCHANGE_GPU_TOKENS
-#define SLOTS     MOERT_EXCHANGE_GPU_SLOTS
-#define PIECE     MOERT_EXCHANGE_GPU_PIECE
-#define STRIP     MOERT_EXCHANGE_GPU_STRIP
-#define FAN_TEAMS MOERT_EXCHANGE_GPU_TEAMS
+#define TOKENS         MOERT_EXCHANGE_GPU_TOKENS
+#define SLOTS          MOERT_EXCHANGE_GPU_SLOTS
+#define PIECE          MOERT_EXCHANGE_GPU_PIECE
+#define STRIP          MOERT_EXCHANGE_GPU_STRIP
+#define FAN_ROW_GROUPS MOERT_EXCHANGE_GPU_ROW_GROUPS
 #endif
 #define STREAMS 8
 #define DROPPED 0xffffffffu
@@ -107,7 +107,7 @@ static inline uint first_slot(global const uint2 *destination, uint k, uint own)
 
 KERNEL void dispatch_rows(WINDOW window, global const uint2 *destination,
                           global const float *source, moert_exchange_args args) {
-    dispatch_team(get_group_id(0), window, destination, source, args, false);
+    dispatch_row_group(get_group_id(0), window, destination, source, args, false);
 }
 
 /* The words of a token's rows. */
@@ -120,9 +120,9 @@ INLINED void tell_rows(WINDOW window, global const uint2 *destination, moert_exc
     }
 }
 
-/* What team `nth` does in a dispatch to other ranks than this once: the words, too. */
-INLINED void dispatch_team_once(uint nth, WINDOW window, global const uint2 *destination,
-                                global const float *source, moert_exchange_args args) {
+/* What row_group `nth` does in a dispatch to other ranks than this once: the words, too. */
+INLINED void dispatch_row_group_once(uint nth, WINDOW window, global const uint2 *destination,
+                                     global const float *source, moert_exchange_args args) {
 #if MOERT_ITEMS == 1
     const uint first = nth * TOKENS, last = min(first + TOKENS, args.tokens);
 #else
@@ -131,15 +131,15 @@ INLINED void dispatch_team_once(uint nth, WINDOW window, global const uint2 *des
 #endif
     for (uint t = first; t < last; t++)
         tell_rows(window, destination + (size_t)t * args.topk, args);
-    dispatch_team(nth, window, destination, source, args, true);
+    dispatch_row_group(nth, window, destination, source, args, true);
 }
 
 KERNEL void dispatch_once(WINDOW window, global const uint2 *destination,
                           global const float *source, moert_exchange_args args) {
-    dispatch_team_once(get_group_id(0), window, destination, source, args);
+    dispatch_row_group_once(get_group_id(0), window, destination, source, args);
 }
 
-/* What a team copies in fan_out. */
+/* What a row_group copies in fan_out. */
 INLINED void fan_out_share(uint nth, global float *rows, moert_exchange_args args) {
     const uint stride = args.stride, capacity = args.capacity;
     global const uint *word = words_of(rows, capacity, stride);
@@ -150,8 +150,8 @@ INLINED void fan_out_share(uint nth, global float *rows, moert_exchange_args arg
     put_end();
 }
 
-KERNEL_OF(FAN_TEAMS) void fan_out(global float *rows, moert_exchange_args args) {
-    fan_out_share(get_group_id(0) * FAN_TEAMS + team_index(), rows, args);
+KERNEL_OF(FAN_ROW_GROUPS) void fan_out(global float *rows, moert_exchange_args args) {
+    fan_out_share(get_group_id(0) * FAN_ROW_GROUPS + row_group_index(), rows, args);
 }
 
 /* The word of slot `slot` of a token, whose first is number `token`. */
@@ -194,7 +194,7 @@ KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination,
     KERNEL void name(WINDOW window, global const uint2 *destination, global const float *weight,   \
                      global float *target, moert_exchange_args args) {                             \
         const combining c = {window, destination, weight, target, args, codes, home};              \
-        combine_team(get_group_id(0), get_num_groups(0), &c);                                      \
+        combine_row_group(get_group_id(0), get_num_groups(0), &c);                                 \
     }
 COMBINE(combine_rows, false, FAR)
 COMBINE(combine_codes, true, FAR)
@@ -259,10 +259,11 @@ INLINED void send_share(uint nth, WINDOW window, global const uint4 *cells,
 }
 
 #define SEND(name, codes)                                                                          \
-    KERNEL_OF(FAN_TEAMS)                                                                           \
+    KERNEL_OF(FAN_ROW_GROUPS)                                                                      \
     void name(WINDOW window, global const uint4 *cells, global const float *rows,                  \
               moert_exchange_args args) {                                                          \
-        send_share(get_group_id(0) * FAN_TEAMS + team_index(), window, cells, rows, args, codes);  \
+        send_share(get_group_id(0) * FAN_ROW_GROUPS + row_group_index(), window, cells, rows,      \
+                   args, codes);                                                                   \
     }
 SEND(send_rows, false)
 SEND(send_codes, true)
@@ -293,5 +294,5 @@ KERNEL void probe_read(WINDOW window, global uint *wrong, moert_exchange_args ar
 #endif
 
 #if REMOTE && (MOERT_CPU || MOERT_NVIDIA >= 70)
-#include "exchange/exchange_meet.h"
+#include "exchange/exchange_barrier.h"
 #endif

@@ -1,5 +1,5 @@
 /*
- * Included by kernels/exchange/exchange.cl: what a team does in dispatch and combine.
+ * Included by kernels/exchange/exchange.cl: what a row_group does in dispatch and combine.
  *
  * In the CPU form it moves the rows of TOKENS tokens, whole rows one after the other, so that
  * stores stream, and sums up to STREAMS rows side by side. In the GPU form it has a piece of one
@@ -9,7 +9,7 @@
  * than that, each of which then goes on with the tokens, or strips, behind those of all.
  */
 
-/* What a team copies: a piece of rows first to last - 1, `at` floats from their starts. */
+/* What a row_group copies: a piece of rows first to last - 1, `at` floats from their starts. */
 typedef struct share {
     uint first, last;
     int at;
@@ -20,9 +20,9 @@ static inline uint shares_of(uint rows, uint stride) {
     return (rows + TOKENS - 1) / TOKENS * ((stride + PIECE - 1) / PIECE);
 }
 
-static inline share share_of(uint team, uint rows, uint stride) {
-    const uint pieces = (stride + PIECE - 1) / PIECE, first = team / pieces * TOKENS;
-    return (share){first, min(first + TOKENS, rows), (int)(team % pieces * PIECE)};
+static inline share share_of(uint row_group, uint rows, uint stride) {
+    const uint pieces = (stride + PIECE - 1) / PIECE, first = row_group / pieces * TOKENS;
+    return (share){first, min(first + TOKENS, rows), (int)(row_group % pieces * PIECE)};
 }
 
 INLINED void copy_piece(global const float *from, global float *to, int at, uint stride) {
@@ -128,8 +128,8 @@ INLINED void dispatch_token(WINDOW window, global const uint2 *destination, glob
     }
 }
 
-INLINED void dispatch_team(uint nth, WINDOW window, global const uint2 *destination,
-                           global const float *source, moert_exchange_args args, bool once) {
+INLINED void dispatch_row_group(uint nth, WINDOW window, global const uint2 *destination,
+                                global const float *source, moert_exchange_args args, bool once) {
     const uint first = nth * TOKENS, last = min(first + TOKENS, args.tokens);
     for (uint t = first; t < last; t++)
         dispatch_token(window, destination + (size_t)t * args.topk, source + (size_t)t * args.width,
@@ -169,8 +169,8 @@ INLINED void combine_slots_of(const combining *c, global float *out, size_t toke
 
 /* A token with more than STREAMS slots continues from the partial sum in `target`, which has the
  * same bits as one long chain. */
-INLINED void combine_team(uint nth, uint teams, const combining *c) {
-    for (uint first = nth * TOKENS; first < c->args.tokens; first += teams * TOKENS)
+INLINED void combine_row_group(uint nth, uint row_groups, const combining *c) {
+    for (uint first = nth * TOKENS; first < c->args.tokens; first += row_groups * TOKENS)
         for (uint t = first; t < min(first + TOKENS, c->args.tokens); t++) {
             uint k = 0;
             do {
@@ -213,8 +213,8 @@ INLINED void keep_first(global const uint2 *destination, uint first, uint own, u
 }
 
 /* A piece to all experts: it is read once. */
-INLINED void dispatch_team(uint nth, WINDOW window, global const uint2 *destination,
-                           global const float *source, moert_exchange_args args, bool once) {
+INLINED void dispatch_row_group(uint nth, WINDOW window, global const uint2 *destination,
+                                global const float *source, moert_exchange_args args, bool once) {
     const uint topk = args.topk, width = args.width, stride = args.stride;
     const uint pieces = (stride + PIECE - 1) / PIECE, t = nth / pieces;
     const int i = (int)(nth % pieces * PIECE);
@@ -298,10 +298,10 @@ INLINED void combine_strip(uint nth, uint strips, const combining *c) {
         store_part(sum[1], out + PART, n - PART);
 }
 
-INLINED void combine_team(uint nth, uint teams, const combining *c) {
+INLINED void combine_row_group(uint nth, uint row_groups, const combining *c) {
     const uint numbers = c->codes ? 2 * STRIP : STRIP,
                strips = (c->args.width + numbers - 1) / numbers;
-    for (; nth < c->args.tokens * strips; nth += teams)
+    for (; nth < c->args.tokens * strips; nth += row_groups)
         combine_strip(nth, strips, c);
 }
 #endif

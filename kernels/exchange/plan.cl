@@ -15,7 +15,7 @@
  *
  * A chunk is CHUNK tokens: a token has an expert once, so a word of bits says which tokens of a
  * chunk have it, and the bits below a token's are the slots before its own. Integers only;
- * deterministic, in whatever order bits are set. A team takes a chunk, or a row of counts. Local
+ * deterministic, in whatever order bits are set. A row_group takes a chunk, or a row of counts. Local
  * memory: marks[E + 1], of each expert and of what is wrong.
  */
 #include "args/exchange.h"

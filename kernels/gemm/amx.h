@@ -105,8 +105,8 @@ static inline void add_steps(accumulators acc, LINE line, int lines, int stride,
 /* `terms` of the tile, of lines that are equally far apart; those past the first `lines` may be
  * left out. */
 static inline void add_terms(accumulators acc, LINE const line[LINES], int lines,
-                             PANEL const vec *row, int height, int terms, fetch *coming,
-                             fetch *ahead) {
+                             PANEL const vec *row, int height, int terms, prefetch_plan *coming,
+                             prefetch_plan *ahead) {
     add_steps(acc, line[0], lines, (int)(line[1] - line[0]), row, (terms + STEP - 1) / STEP);
 }
 

@@ -11,11 +11,11 @@
  * Shapes: x[M,K] at stride ldx, y[M,N] at stride ldy from column y_column, w[G,N,K], b[G,N]. A
  * shared weight has G = 1 and serves the rows below ends[shared - 1] as one group. Otherwise w
  * begins with group `start`, of which the grid leaves out the first `skip`.
- * Results and weights are float32; row factors are `code` (gemm.h), and with BF16 weights are
+ * Results and weights are float32; row operands are `code` (gemm.h), and with BF16 weights are
  * rounded on the way.
  *
  * A work-group makes `split` lines of `panels` x COLUMNS columns of one group, and walks the
- * reduction in blocks of `depth` terms, whose panels it brings to local memory (packed.cl: it
+ * reduction in blocks of `depth` terms, whose panels it brings to local memory (prepacked.cl: it
  * finds them in global memory). With the usual tile, LINES = 8 and WIDTH = 2:
  *
  *                 <- panels x 32 ->
@@ -60,7 +60,7 @@
 
 KERNEL void gemm_forward(global const uint *ends, global const code *x, WEIGHT_ARGUMENTS,
                          global const float *bias, global float *y, moert_gemm_args args,
-                         local vec *panel, local element *turned) {
+                         local vec *panel, local element *transposed) {
     const uint own = args.skip + get_group_id(1), g = args.start + own;
     span part = group_part(ends, g, args.shared, args.rows, get_group_id(0), args.split);
     int column = column_block() * args.panels * COLUMNS,
@@ -70,19 +70,19 @@ KERNEL void gemm_forward(global const uint *ends, global const code *x, WEIGHT_A
     const matrix weight = matrix_of(w, scale, whole, args.axis, args.flipped, own, args.n, args.k);
     x += part.first * args.ldx;
     y += part.first * args.ldy + args.y_column + column;
-    for (int p = 0; p < args.k; p += args.depth * PER_TERM) {
-        int used = min(args.depth * PER_TERM, args.k - p);
+    for (int p = 0; p < args.k; p += args.depth * PER_DOT) {
+        int used = min(args.depth * PER_DOT, args.k - p);
         bool last = p + used == args.k && bias != 0;
         pack_forward(weight, args.flipped, column, p, columns, used, args.depth, panel);
         target c = {
             y, last ? bias + (ulong)g * args.n + column : 0, args.ldy, part.count, columns, false};
-        multiply(x + p, args.ldx, turned, panel, used, args.depth, c, p == 0, no_fetch());
+        multiply(x + p, args.ldx, transposed, panel, used, args.depth, c, p == 0, no_prefetch());
     }
 }
 
 KERNEL void gemm_dgrad(global const uint *ends, global const code *y, WEIGHT_ARGUMENTS,
                        global float *x, moert_gemm_args args, local vec *panel,
-                       local element *turned) {
+                       local element *transposed) {
     const uint own = args.skip + get_group_id(1), g = args.start + own;
     span part = group_part(ends, g, args.shared, args.rows, get_group_id(0), args.split);
     int column = column_block() * args.panels * COLUMNS,
@@ -92,12 +92,12 @@ KERNEL void gemm_dgrad(global const uint *ends, global const code *y, WEIGHT_ARG
     const matrix weight = matrix_of(w, scale, whole, args.axis, args.flipped, own, args.n, args.k);
     y += part.first * args.ldy + args.y_column;
     x += part.first * args.ldx + column;
-    for (int p = 0; p < args.n; p += args.depth * PER_TERM) {
-        int used = min(args.depth * PER_TERM, args.n - p);
+    for (int p = 0; p < args.n; p += args.depth * PER_DOT) {
+        int used = min(args.depth * PER_DOT, args.n - p);
         pack_dgrad(weight, args.flipped, column, p, columns, used, args.depth, panel);
         target c = {x, 0, args.ldx, part.count, columns, false};
-        multiply(y + p, args.ldy, turned, panel, used, args.depth, c, p == 0 && !args.accumulate,
-                 no_fetch());
+        multiply(y + p, args.ldy, transposed, panel, used, args.depth, c,
+                 p == 0 && !args.accumulate, no_prefetch());
     }
 }
 
@@ -108,7 +108,7 @@ KERNEL void gemm_dgrad(global const uint *ends, global const code *y, WEIGHT_ARG
  * written unless it is kept, or there is more than one block. Panels hold 16 columns of h. */
 KERNEL void gemm_glu_forward(global const uint *ends, global const code *x, global const float *w,
                              global const float *bias, global float *v, global const float *prob,
-                             global void *h, moert_gemm_args args, local element *turned,
+                             global void *h, moert_gemm_args args, local element *transposed,
                              local vec *panel) {
     const uint g = args.skip + get_group_id(1);
     const span part = group_part(ends, g, args.shared, args.rows, get_group_id(0), args.split);
@@ -119,13 +119,13 @@ KERNEL void gemm_glu_forward(global const uint *ends, global const code *x, glob
     const matrix weight = matrix_of(w, 0, 0, 0, 0, g, 2 * args.width, args.k);
     x += part.first * args.ldx;
     gated c = gated_share(part, column, columns, v, h, bias, g, prob, args);
-    for (int p = 0; p < args.k; p += args.depth * PER_TERM) {
-        const int used = min(args.depth * PER_TERM, args.k - p);
+    for (int p = 0; p < args.k; p += args.depth * PER_DOT) {
+        const int used = min(args.depth * PER_DOT, args.k - p);
         pack_gated(weight, column, columns, args.width, args.interleaved, p, used, args.depth,
                    panel);
         c.fresh = p == 0;
         c.last = p + used == args.k;
-        multiply_gated(x + p, args.ldx, turned, panel, used, args.depth, &c, no_fetch());
+        multiply_gated(x + p, args.ldx, transposed, panel, used, args.depth, &c, no_prefetch());
     }
 }
 #endif
@@ -146,8 +146,8 @@ DEFINE_PACK(pack_rows, rows_of, load_row)
 
 /* Lines i to i + 15 of the terms from number p on: zeros past the end, as -0 in half a pair. */
 static inline vec strip_term(global const code *a, ulong lda, int i, int lines, int p, int used) {
-    vec number[PER_TERM];
-    UNROLL_FOR(int q = 0; q < PER_TERM; q++)
+    vec number[PER_DOT];
+    UNROLL_FOR(int q = 0; q < PER_DOT; q++)
         number[q] = p + q < used ? load_factor(a + (p + q) * lda + i, lines - i) : -0.0f;
     return term_of(number);
 }
@@ -156,14 +156,14 @@ static inline vec strip_term(global const code *a, ulong lda, int i, int lines, 
 /* strip[line, p] = a[p * lda + line], p below `used`, in whole steps, at stride `depth`. */
 static inline void pack_strip(global const code *a, ulong lda, int lines, int used, int depth,
                               local float *strip) {
-    for (int p = 0; p < used; p += STEP * PER_TERM)
+    for (int p = 0; p < used; p += STEP * PER_DOT)
         for (int i = 0; i < lines; i += VEC) {
             vec block[VEC];
             UNROLL_FOR(int q = 0; q < STEP; q++)
-                block[q] = strip_term(a, lda, i, lines, p + q * PER_TERM, used);
+                block[q] = strip_term(a, lda, i, lines, p + q * PER_DOT, used);
             transpose(block);
             UNROLL_FOR(int r = 0; r < VEC; r++)
-                vstore16(block[r], 0, strip + (i + r) * depth + p / PER_TERM);
+                vstore16(block[r], 0, strip + (i + r) * depth + p / PER_DOT);
         }
 }
 
@@ -173,7 +173,7 @@ static inline void add_strip(accumulators acc, local const element *strip, int i
     LINE line[LINES];
     UNROLL_FOR(int r = 0; r < LINES; r++)
         line[r] = strip + (i + r) * depth;
-    fetch none = no_fetch();
+    prefetch_plan none = no_prefetch();
     add_terms(acc, line, lines, row, 0, terms, &none, &none);
 }
 #else
@@ -198,7 +198,7 @@ static inline void store_tiles(vec term, int depth, local float *to) {
 /* strip[line / LINES, p, line % LINES] = a[p * lda + line], p below `used`. */
 static inline void pack_strip(global const code *a, ulong lda, int lines, int used, int depth,
                               local float *strip) {
-    for (int p = 0; p < used; p += PER_TERM, strip += LINES) {
+    for (int p = 0; p < used; p += PER_DOT, strip += LINES) {
         local float *to = strip;
         for (int i = 0; i < lines; i += TILES * LINES, to += TILES * TILE_ROOM(depth))
             store_tiles(strip_term(a, lda, i, lines, p, used), depth, to);
@@ -208,7 +208,7 @@ static inline void pack_strip(global const code *a, ulong lda, int lines, int us
 static inline void add_strip(accumulators acc, local const element *strip, int i, int lines,
                              int depth, local const vec *row, int terms) {
     local const element *tile = strip + i / LINES * TILE_ROOM(depth);
-    EACH_TERM for (int p = 0; OFTEN(p < terms); p++, row += WIDTH) {
+    EACH_STEP_OF_K for (int p = 0; OFTEN(p < terms); p++, row += WIDTH) {
         spread term[LINES];
         UNROLL_FOR(int r = 0; r < LINES; r++)
             term[r] = tile[p * LINES + r];
@@ -219,7 +219,7 @@ static inline void add_strip(accumulators acc, local const element *strip, int i
 
 /* Brings the next strip's part of a row to the cache while the tiles of this one are computed. */
 static inline void prefetch_line(global const code *p) {
-    for (int i = 0; i < STRIP * (int)sizeof(code); i += FETCH_LINE)
+    for (int i = 0; i < STRIP * (int)sizeof(code); i += PREFETCH_LINE)
         PREFETCH((size_t)p + i, 3);
 }
 
@@ -234,12 +234,12 @@ static inline void prefetch_tile(target c, int i, int j) {
 }
 
 /* multiply for the transposed factor a[p, line] at stride lda. STRIP lines of it at a time are
- * packed as well: read where they lie, every term would touch another page, and columns of a
+ * prepacked as well: read where they lie, every term would touch another page, and columns of a
  * power-of-two stride push each other out of the cache. */
 static inline void multiply_transposed(global const code *a, ulong lda, local float *strip,
                                        local const vec *panel, int used, int depth, target c,
                                        bool fresh) {
-    const int terms = (used + PER_TERM - 1) / PER_TERM;
+    const int terms = (used + PER_DOT - 1) / PER_DOT;
     const int tiles = STRIP / LINES * ((c.columns + COLUMNS - 1) / COLUMNS),
               share = (used + tiles - 1) / tiles;
     begin_tiles();
@@ -279,13 +279,13 @@ KERNEL void gemm_wgrad(global const uint *ends, global const code *y, global con
     w += ((ulong)get_group_id(0) * args.n + line) * args.k + column;
     y += part.first * args.ldy + args.y_column + line;
     x += part.first * args.ldx + column;
-    const int terms = (part.count + PER_TERM - 1) / PER_TERM;
+    const int terms = (part.count + PER_DOT - 1) / PER_DOT;
     args.depth = clamp((terms + 15) / 16 * 16, 16, args.depth); /* the less room panels take */
-    const bool once = part.count <= args.depth * PER_TERM && !args.accumulate &&
+    const bool once = part.count <= args.depth * PER_DOT && !args.accumulate &&
                       ((ulong)w | (ulong)args.k * 4) % 64 == 0;
     for (int p = 0; p == 0 || p < part.count;
-         p += args.depth * PER_TERM) { /* a group without rows gets zeros */
-        int used = min(args.depth * PER_TERM, part.count - p);
+         p += args.depth * PER_DOT) { /* a group without rows gets zeros */
+        int used = min(args.depth * PER_DOT, part.count - p);
         pack_rows((rows_of){x, args.ldx}, p, 0, columns, used, args.depth, panel);
         target c = {w, 0, args.k, lines, columns, once};
         multiply_transposed(y + p * args.ldy, args.ldy, strip, panel, used, args.depth, c,

@@ -34,7 +34,7 @@
 #define PACKED WIDTH
 #endif
 #define COLUMNS (WIDTH * VEC) /* of a tile */
-#include "gemm/fetch.h"
+#include "gemm/prefetch.h"
 
 #if DOT == 2
 #define STEP 16 /* terms */
@@ -42,17 +42,17 @@
 #define STEP 1
 #endif
 #if DOT
-#define PER_TERM 2
+#define PER_DOT 2
 typedef uint element;
 typedef uint16 spread; /* an element in all lanes */
 #else
-#define PER_TERM 1
+#define PER_DOT 1
 typedef float element;
 typedef vec spread;
 #endif
 /* With the zeros that panels and lines hold after the end of the reduction. */
 #define WHOLE_STEPS(numbers)                                                                       \
-    (((numbers) + STEP * PER_TERM - 1) / (STEP * PER_TERM) * (STEP * PER_TERM))
+    (((numbers) + STEP * PER_DOT - 1) / (STEP * PER_DOT) * (STEP * PER_DOT))
 #if BF16
 typedef ushort code;
 #define LINE local const element * /* where elements are read */
@@ -148,7 +148,7 @@ static inline vec rounded(vec x) {
 #endif
 
 #if DOT
-static inline vec term_of(const vec number[PER_TERM]) {
+static inline vec term_of(const vec number[PER_DOT]) {
     return as_float16(as_uint16(number[0]) | as_uint16(number[1]) >> 16);
 }
 
@@ -247,7 +247,7 @@ static inline target tile_of(target c, int line, int column) {
 /*
  * Where to read a tile's lines of the first factor from. Floats lie ready. Codes are converted once
  * for all panels: widened, or, as pairs, which have their first code in the low half in memory,
- * turned.
+ * transposed.
  */
 #if DOT
 static inline void convert_line(global const ushort *from, int used, local uint *to) {
@@ -270,14 +270,14 @@ static inline void convert_line(global const ushort *from, int used, local float
 #endif
 
 static inline void find_lines(global const code *a, ulong lda, int lines, int used,
-                              local element *turned, LINE line[LINES]) {
+                              local element *transposed, LINE line[LINES]) {
 #if BF16
-    const int stride = (used + PER_TERM * VEC - 1) / (PER_TERM * VEC) * VEC |
+    const int stride = (used + PER_DOT * VEC - 1) / (PER_DOT * VEC) * VEC |
                        VEC; /* odd lines of a cache: all its sets */
     for (int r = 0; r < (DOT == 2 ? min(LINES, lines) : LINES); r++)
-        convert_line(a + min(r, lines - 1) * lda, used, turned + r * stride);
+        convert_line(a + min(r, lines - 1) * lda, used, transposed + r * stride);
     UNROLL_FOR(int r = 0; r < LINES; r++)
-        line[r] = turned + r * stride;
+        line[r] = transposed + r * stride;
 #else
     UNROLL_FOR(int r = 0; r < LINES; r++)
         line[r] = a + min(r, lines - 1) * lda;
@@ -294,16 +294,16 @@ static inline void find_lines(global const code *a, ulong lda, int lines, int us
 #define OFTEN(x) (x)
 #endif
 
-/* The terms of a tile: numbers of the lines times rows of the panels. Takes turns of two fetches,
+/* The terms of a tile: numbers of the lines times rows of the panels. Takes turns of two prefetches,
  * as often as `coming` says. */
 static inline void add_terms(accumulators acc, LINE const line[LINES], int lines,
-                             PANEL const vec *row, int height, int terms, fetch *coming,
-                             fetch *ahead) {
+                             PANEL const vec *row, int height, int terms, prefetch_plan *coming,
+                             prefetch_plan *ahead) {
     for (int first = 0; first < terms; first += coming->every) {
         const int end = min(first + coming->every, terms);
-        fetch_some(coming);
-        fetch_some(ahead);
-        EACH_TERM for (int p = first; OFTEN(p < end); p++, row += PACKED) {
+        prefetch_some(coming);
+        prefetch_some(ahead);
+        EACH_STEP_OF_K for (int p = first; OFTEN(p < end); p++, row += PACKED) {
             spread term[LINES];
             UNROLL_FOR(int r = 0; r < LINES; r++)
                 term[r] = line[r][p];
@@ -314,48 +314,49 @@ static inline void add_terms(accumulators acc, LINE const line[LINES], int lines
 #endif
 
 /* With turns at least every 256 terms where codes are to be fetched as well. */
-static inline fetch often(fetch f) {
+static inline prefetch_plan often(prefetch_plan f) {
     f.every = BF16 ? min(f.every, 256) : f.every;
     return f;
 }
 
-/* A fetch in the turns of lines by columns in tiles that are `width` wide, of so many terms. */
-static inline fetch fetch_meanwhile(fetch f, int lines, int columns, int width, int terms) {
+/* A prefetch in the turns of lines by columns in tiles that are `width` wide, of so many terms. */
+static inline prefetch_plan prefetch_meanwhile(prefetch_plan f, int lines, int columns, int width,
+                                               int terms) {
     return in_turns(f, (lines + LINES - 1) / LINES * ((columns + width - 1) / width) *
                            ((terms + f.every - 1) / f.every));
 }
 
-/* A fetch of codes that are converted after these lines, in the turns of their tiles; `lines` are
+/* A prefetch of codes that are converted after these lines, in the turns of their tiles; `lines` are
  * left, with these. None for floats, which lie ready, and for amx.h, whose tiles take no
  * turns. */
-static inline fetch fetch_lines(global const code *a, ulong lda, int lines, int used, int columns,
-                                int width, int every) {
+static inline prefetch_plan prefetch_lines(global const code *a, ulong lda, int lines, int used,
+                                           int columns, int width, int every) {
 #if BF16 && DOT != 2
     const int rows = clamp(lines - LINES, 0, LINES);
-    return fetch_meanwhile(
-        fetch_rows((size_t)(a + LINES * lda), lda * sizeof(code), rows, used * sizeof(code), every),
-        LINES, columns, width, (used + PER_TERM - 1) / PER_TERM);
+    return prefetch_meanwhile(prefetch_rows((size_t)(a + LINES * lda), lda * sizeof(code), rows,
+                                            used * sizeof(code), every),
+                              LINES, columns, width, (used + PER_DOT - 1) / PER_DOT);
 #else
-    return no_fetch();
+    return no_prefetch();
 #endif
 }
 
 /*
  * Carries the chains of all tiles on by `used` numbers; line r of the first factor lies at a + r *
- * lda. `turned` has room for LINES lines of `used` numbers' terms and 32 more. `coming`, what is
+ * lda. `transposed` has room for LINES lines of `used` numbers' terms and 32 more. `coming`, what is
  * read after them, is fetched meanwhile.
  */
-static inline void multiply(global const code *a, ulong lda, local element *turned,
+static inline void multiply(global const code *a, ulong lda, local element *transposed,
                             PANEL const vec *panel, int used, int height, target c, bool fresh,
-                            fetch coming) {
-    const int terms = (used + PER_TERM - 1) / PER_TERM;
-    coming = fetch_meanwhile(often(coming), c.lines, c.columns, COLUMNS, terms);
+                            prefetch_plan coming) {
+    const int terms = (used + PER_DOT - 1) / PER_DOT;
+    coming = prefetch_meanwhile(often(coming), c.lines, c.columns, COLUMNS, terms);
     begin_tiles();
     for (int i = 0; i < c.lines; i += LINES) {
         LINE line[LINES];
-        find_lines(a + i * lda, lda, c.lines - i, used, turned, line);
-        fetch ahead =
-            fetch_lines(a + i * lda, lda, c.lines - i, used, c.columns, COLUMNS, coming.every);
+        find_lines(a + i * lda, lda, c.lines - i, used, transposed, line);
+        prefetch_plan ahead =
+            prefetch_lines(a + i * lda, lda, c.lines - i, used, c.columns, COLUMNS, coming.every);
         for (int j = 0; j < c.columns; j += COLUMNS) {
             PANEL const vec *row = panel + (ulong)(j / COLUMNS) * height * WIDTH;
             target tile = tile_of(c, i, j);

@@ -17,7 +17,7 @@
 typedef struct gated {
     global float *v;
     global void *h;
-    int coded;                       /* h is bf16 codes; BF16 only */
+    int quantized;                   /* h is bf16 codes; BF16 only */
     global const float *bias, *prob; /* of the group, of the first row; or null */
     ulong prob_stride;
     int lines, first, columns, width; /* columns [first, first + columns) of the `width` of h */
@@ -31,9 +31,9 @@ static inline gated gated_share(span rows, int first, int columns, global float 
                                 moert_gemm_args args) {
     const ulong width = args.width, at = rows.first * width;
     return (gated){.v = v + 2 * at,
-                   .h = args.coded ? (global void *)((global ushort *)h + at)
-                                   : (global void *)((global float *)h + at),
-                   .coded = args.coded,
+                   .h = args.quantized ? (global void *)((global ushort *)h + at)
+                                       : (global void *)((global float *)h + at),
+                   .quantized = args.quantized,
                    .bias = bias != 0 ? bias + g * 2 * width : 0,
                    .prob = prob != 0 ? prob + rows.first * args.prob_stride : 0,
                    .prob_stride = args.prob_stride,
@@ -96,7 +96,7 @@ static inline void begin_gated(accumulators acc, const gated *c, int line, int j
 /* Writes n columns of h from number `at` on. */
 static inline void store_h(vec x, const gated *c, ulong at, int n) {
 #if BF16
-    if (c->coded) {
+    if (c->quantized) {
         global ushort *to = (global ushort *)c->h + at;
         const ushort16 code = convert_ushort16(as_uint16(rounded(x)) >> 16);
         ushort lane[VEC];
@@ -150,17 +150,17 @@ static inline void end_gated(accumulators acc, const gated *c, int line, int j) 
 }
 
 /* multiply for these tiles. */
-static inline void multiply_gated(global const code *a, ulong lda, local element *turned,
+static inline void multiply_gated(global const code *a, ulong lda, local element *transposed,
                                   PANEL const vec *panel, int used, int height, const gated *c,
-                                  fetch coming) {
-    const int terms = (used + PER_TERM - 1) / PER_TERM;
-    coming = fetch_meanwhile(often(coming), c->lines, c->columns, PAIR_WIDTH, terms);
+                                  prefetch_plan coming) {
+    const int terms = (used + PER_DOT - 1) / PER_DOT;
+    coming = prefetch_meanwhile(often(coming), c->lines, c->columns, PAIR_WIDTH, terms);
     begin_tiles();
     for (int i = 0; i < c->lines; i += LINES) {
         LINE line[LINES];
-        find_lines(a + i * lda, lda, c->lines - i, used, turned, line);
-        fetch ahead =
-            fetch_lines(a + i * lda, lda, c->lines - i, used, c->columns, PAIR_WIDTH, coming.every);
+        find_lines(a + i * lda, lda, c->lines - i, used, transposed, line);
+        prefetch_plan ahead = prefetch_lines(a + i * lda, lda, c->lines - i, used, c->columns,
+                                             PAIR_WIDTH, coming.every);
         PANEL const vec *row = panel;
         for (int j = c->first; j < c->first + c->columns; j += PAIR_WIDTH, row += height * WIDTH) {
             accumulators acc;

@@ -9,7 +9,7 @@
  *   dprob = sum over a row of dh (uc + offset) act
  *
  * Shapes: h, dh[M,I]; dv[M,2I]; prob, dprob[M] at stride prob_stride, prob null = 1, dprob null =
- * not wanted. A team makes `split` whole rows, a step of columns at a time. NaNs of g and u pass
+ * not wanted. A row_group makes `split` whole rows, a step of columns at a time. NaNs of g and u pass
  * through the limits; an infinite limit limits nothing. Deterministic: a row's bits depend on the
  * row alone; dprob adds column j into lane j mod VEC, then the lanes as a tree. A dv of v's type
  * may be v.
@@ -17,7 +17,7 @@
  * Required: FROM, the type of v and dh, and TYPE, of h and dv: 0 (float32) or 2 (bf16, rounded).
  * What is computed is float32. PLAIN may be defined if gates come first, limit is infinite, alpha 1
  * and offset 0: fewer steps to the same bits. A NaN has any code. Grid: (splits of rows [first_row,
- * rows)). Local memory: the team's.
+ * rows)). Local memory: the row_group's.
  */
 #if !defined(FROM) || !defined(TYPE)
 #error "FROM and TYPE must be defined"
@@ -35,7 +35,7 @@
     { args.interleaved, args.limit, args.alpha, args.offset, args.activation }
 #endif
 
-/* Numbers of v and dh as they are loaded, and what they are. Codes of whole words stay packed until
+/* Numbers of v and dh as they are loaded, and what they are. Codes of whole words stay prepacked until
  * they are needed. */
 #if FROM == 2 && defined(ALIGNED)
 typedef uint2 raw;
@@ -138,7 +138,7 @@ KERNEL void glu_forward(global const void *v, global const float *prob, global v
 
 KERNEL void glu_backward(global const void *v, global const float *prob, global const void *dh,
                          global void *dv, global float *dprob, moert_plain_glu_args args) {
-    TEAM;
+    ROW_GROUP;
     const glu_form form = FORM;
     uint first = args.first_row + get_group_id(0) * args.split,
          end = min(args.rows, first + args.split);
@@ -156,7 +156,7 @@ KERNEL void glu_backward(global const void *v, global const float *prob, global 
             UNROLL_FOR(int k = 0; k < BATCH; k++) {
                 const int left = args.width - j - k * VEC;
                 vec pull;
-                if (left > 0) { /* else all of the team has nothing */
+                if (left > 0) { /* else all of the row_group has nothing */
                     store_pair(gradient_of(numbers_of(x[k], form.interleaved), widen(q[k]), p, form,
                                            &pull),
                                dv, 2 * row, j + k * VEC, left, args.width, form.interleaved);
@@ -165,7 +165,7 @@ KERNEL void glu_backward(global const void *v, global const float *prob, global 
             }
         }
         if (dprob != 0) {
-            float total = sum_lanes(sum, team);
+            float total = sum_lanes(sum, row_group);
             if (is_first_item())
                 dprob[m * args.prob_stride] = total;
         }

@@ -1,5 +1,5 @@
 /*
- * A tile of a product of two factors, for GPUs of any vendor.
+ * A tile of a product of two operands, for GPUs of any vendor.
  *
  * A work-group of 256 items makes LINES x COLUMNS sums, an item 4 x 4, 4 x 8 or 8 x 8 of them. The
  * reduction comes in blocks of DEPTH terms: while one is added, the next is on its way to
@@ -16,14 +16,14 @@
  *         |   o   |   | 4x4  | 4x4  |
  *         +-------+   +------+------+
  *
- * A quad lies in local memory at its number, some bits of it turned by the block's term (place_of):
- * a factor whose terms are neighbours in memory is turned on its way there, and neither this nor
+ * A quad lies in local memory at its number, some bits of it transposed by the block's term (place_of):
+ * a factor whose terms are neighbours in memory is transposed on its way there, and neither this nor
  * reading it makes two items wait for a bank.
  *
  * Deterministic: an element is one chain of fma over the reduction in ascending order, from 0 or
- * from the old value. Terms past the end have factors -0 and 0, whose product changes nothing, not
+ * from the old value. Terms past the end have operands -0 and 0, whose product changes nothing, not
  * even a zero's sign.
- * Required: BF16 (0, 1: row factors are bf16 codes, widened on the way, and weights are rounded),
+ * Required: BF16 (0, 1: row operands are bf16 codes, widened on the way, and weights are rounded),
  * LINES (32, 64, 128), DEPTH (8, 16, 32; at least 1024 / LINES, so that each item has a quad to
  * bring).
  */
@@ -52,7 +52,7 @@ typedef ushort code;
 typedef float code;
 #endif
 
-/* ---- factors ---- */
+/* ---- operands ---- */
 
 /* A factor of a tile: `lines` lines of it, or columns, and `terms` terms of each. */
 typedef struct factor {
@@ -60,17 +60,17 @@ typedef struct factor {
     ulong stride;
     int lines, terms;
     bool along; /* a line's terms are neighbours and lines a stride apart; or the other way round */
-    bool coded; /* bf16 codes; else floats, to be rounded if BF16 */
-    bool whole; /* its quads, but for terms past the last, can be loaded at once */
-    float none; /* past the last term */
+    bool quantized; /* bf16 codes; else floats, to be rounded if BF16 */
+    bool whole;     /* its quads, but for terms past the last, can be loaded at once */
+    float none;     /* past the last term */
 } factor;
 
-static inline factor factor_of(global const void *at, ulong stride, bool coded, int lines,
+static inline factor factor_of(global const void *at, ulong stride, bool quantized, int lines,
                                int width, int terms, bool along, float none) {
-    const uint bytes = coded ? 2 : 4;
+    const uint bytes = quantized ? 2 : 4;
     const bool aligned = (((size_t)at | stride * bytes) & (4 * bytes - 1)) == 0;
-    return (factor){at,  stride, lines, terms, along, coded, aligned && (along || lines == width),
-                    none};
+    return (factor){
+        at, stride, lines, terms, along, quantized, aligned && (along || lines == width), none};
 }
 
 static inline float4 rounded(float4 x) {
@@ -84,7 +84,7 @@ static inline float4 rounded(float4 x) {
 
 /* Four neighbours. */
 static inline float4 load_quad(const factor *f, ulong at) {
-    if (f->coded)
+    if (f->quantized)
         return as_float4(convert_uint4(*(global const ushort4 *)((global const ushort *)f->at + at))
                          << 16);
     return rounded(*(global const float4 *)((global const float *)f->at + at));
@@ -96,8 +96,8 @@ static inline float4 load_edge(const factor *f, ulong at, int n) {
     UNROLL_FOR(int i = 0; i < 4; i++) {
         x[i] = f->none;
         if (i < n)
-            x[i] = f->coded ? as_float((uint)((global const ushort *)f->at)[at + i] << 16)
-                            : ((global const float *)f->at)[at + i];
+            x[i] = f->quantized ? as_float((uint)((global const ushort *)f->at)[at + i] << 16)
+                                : ((global const float *)f->at)[at + i];
     }
     return rounded((float4)(x[0], x[1], x[2], x[3]));
 }

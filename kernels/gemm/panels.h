@@ -40,8 +40,8 @@ static inline matrix matrix_of(WEIGHT_ARGUMENTS, int axis, int flipped, ulong g,
 }
 
 static inline vec load_weight(matrix w, int row, int column, int n) {
-    vec x = values_of(
-        load_coded(&w.as, (block_row){w.row + row, w.slot + row / BLOCK, row % BLOCK}, column, n));
+    vec x = values_of(load_quantized(
+        &w.as, (block_row){w.row + row, w.slot + row / BLOCK, row % BLOCK}, column, n));
     if (SCALE == 1)
         x *= w.whole;
     return n >= VEC ? quiet(x) : first_lanes(quiet(x), n);
@@ -91,8 +91,8 @@ static inline void pack_columns(matrix w, int column, int first, int columns, in
         transpose(block);
         UNROLL_FOR(int i = 0; i < VEC; i++)
             block[i] = rounded(block[i]);
-        UNROLL_FOR(int i = 0; i < VEC / PER_TERM; i++)
-            panel[(p / PER_TERM + i) * WIDTH] = term_of(block + i * PER_TERM);
+        UNROLL_FOR(int i = 0; i < VEC / PER_DOT; i++)
+            panel[(p / PER_DOT + i) * WIDTH] = term_of(block + i * PER_DOT);
     }
 }
 
@@ -108,14 +108,14 @@ static inline void pack_transposed(matrix w, int column, int first, int columns,
  * matrix of a type. */
 #define DEFINE_PACK(name, type, load)                                                              \
     static inline vec name##_term(type source, int row, int column, int columns, int terms) {      \
-        vec number[PER_TERM];                                                                      \
-        UNROLL_FOR(int i = 0; i < PER_TERM; i++)                                                   \
+        vec number[PER_DOT];                                                                       \
+        UNROLL_FOR(int i = 0; i < PER_DOT; i++)                                                    \
             number[i] = i < terms ? load(source, row + i, column, columns) : 0.0f;                 \
         return term_of(number);                                                                    \
     }                                                                                              \
     static inline void name(type source, int first, int column, int columns, int used, int height, \
                             PANEL vec *panel) {                                                    \
-        for (int p = 0; p < WHOLE_STEPS(used); p += PER_TERM, panel += WIDTH) {                    \
+        for (int p = 0; p < WHOLE_STEPS(used); p += PER_DOT, panel += WIDTH) {                     \
             PANEL vec *to = panel;                                                                 \
             for (int c = 0; c < columns; c += COLUMNS, to += height * WIDTH)                       \
                 UNROLL_FOR(int v = 0; v < WIDTH; v++) {                                            \

@@ -64,20 +64,20 @@ static inline uvec load_scales(global const uchar *scale, ulong at, ulong stride
 #endif
 }
 
-typedef struct coded {
+typedef struct quantized {
     uvec code, scale;
-} coded;
+} quantized;
 
 /* Columns [column, column + n) of a row, a step at most; lanes past them hold anything. `column` is
  * a multiple of 16, and column + n at least 1. */
-static inline coded load_coded(const blocks *b, block_row at, int column, int n) {
+static inline quantized load_quantized(const blocks *b, block_row at, int column, int n) {
     const ulong line = SCALE == 2 && b->axis == TILE ? at.slot : at.row;
     const int own = column + min(part_start(), n - 1);
     const ulong scale = b->axis != COLUMN ? line * b->scales + own / BLOCK
                         : b->transposed   ? column * b->scales + at.slot
                                           : at.slot * b->scales + column;
     const ulong stride = b->axis != COLUMN ? 0 : b->transposed ? b->scales : 1;
-    return (coded){load_codes(b, at, column, n), load_scales(b->scale, scale, stride, n)};
+    return (quantized){load_codes(b, at, column, n), load_scales(b->scale, scale, stride, n)};
 }
 
 /* The numbers that scales stand for; of a NaN any. */
@@ -90,6 +90,6 @@ static inline vec scales_of(uvec scale) {
 }
 
 /* Their numbers, without the global scale. */
-static inline vec values_of(coded x) {
+static inline vec values_of(quantized x) {
     return decode(x.code, ELEMENT) * scales_of(x.scale);
 }

@@ -1,13 +1,13 @@
 /*
  * Precedes every kernel file.
  *
- * A row, or another piece of work, belongs to a team: a work-group of MOERT_ITEMS work-items. The
- * CPU form is a team of one, which computes in explicit vectors of 16 floats; kernels written for
- * GPUs run 20 to 90 times slower on CPUs. In the GPU form a team has 32 work-items with vectors of
+ * A row, or another piece of work, belongs to a row_group: a work-group of MOERT_ITEMS work-items. The
+ * CPU form is a row_group of one, which computes in explicit vectors of 16 floats; kernels written for
+ * GPUs run 20 to 90 times slower on CPUs. In the GPU form a row_group has 32 work-items with vectors of
  * 4 floats, so that its loads and stores are contiguous. Both run through a row in steps of VEC
  * floats, of which a work-item holds PART in a `vec`: item i those from i * PART on. Every
  * elementwise formula is evaluated in vector form, tails too (loaded with zeros, stored by count),
- * so that a value does not depend on its place in a buffer. What all items of a team know alike is
+ * so that a value does not depend on its place in a buffer. What all items of a row_group know alike is
  * stored by the first. Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1), MOERT_ITEMS (1 or 32). On
  * NVIDIA's GPUs MOERT_NVIDIA is the compute capability, 90 for sm_90, by which instructions are
  * chosen that PTX has and OpenCL C has not. ALIGNED may be defined in the GPU form: what is read
@@ -23,20 +23,21 @@
 #endif
 
 #define KERNEL KERNEL_OF(1)
-#define KERNEL_OF(teams)                                                                           \
-    __attribute__((reqd_work_group_size(MOERT_ITEMS, teams, 1))) kernel /* that work together */
+#define KERNEL_OF(row_groups)                                                                      \
+    __attribute__((reqd_work_group_size(MOERT_ITEMS, row_groups, 1)))                              \
+    kernel /* that work together */
 #define UNROLL             _Pragma("unroll")
 #define UNROLL_FOR(header) UNROLL for (header)
 /* AVX2 has 16 registers of half a vector. Loops that fill them are unrolled: a tenth of the
  * instructions would be the loop's own. */
 #if MOERT_CPU && defined(__AVX2__) && !defined(__AVX512F__)
-#define NARROW    1
-#define EACH_TERM _Pragma("unroll 4")
+#define NARROW         1
+#define EACH_STEP_OF_K _Pragma("unroll 4")
 #else
 #define NARROW 0
-#define EACH_TERM
+#define EACH_STEP_OF_K
 #endif
-/* Where what is constant must stay so; and else PoCL's compiler may leave `team` in a function of
+/* Where what is constant must stay so; and else PoCL's compiler may leave `row_group` in a function of
  * its own, where all work-groups share it. */
 #define INLINED static inline __attribute__((always_inline))
 #if MOERT_ITEMS > 1 && !defined(__NV_CL_C_VERSION) && !defined(__NVPTX__)
@@ -107,8 +108,8 @@ static inline int part_start(void) {
     return item_index() * PART;
 }
 
-/* Which of a work-group's teams this work-item's is. */
-static inline int team_index(void) {
+/* Which of a work-group's row_groups this work-item's is. */
+static inline int row_group_index(void) {
     return MOERT_ITEMS > 1 ? (int)get_local_id(1) : 0;
 }
 
@@ -117,10 +118,10 @@ static inline ivec lane_places(void) {
     return part_start() + LANES_IN_ORDER;
 }
 
-/* Local memory in which a team joins what its items have; declared in the kernel, where `team` is
- * then its name. With several teams it is an array of theirs, and they join at the same time. */
-#define TEAM           local float team[MOERT_ITEMS]
-#define TEAM_OF(teams) local float team[teams][MOERT_ITEMS]
+/* Local memory in which a row_group joins what its items have; declared in the kernel, where `row_group` is
+ * then its name. With several row_groups it is an array of theirs, and they join at the same time. */
+#define ROW_GROUP                local float row_group[MOERT_ITEMS]
+#define ROW_GROUP_OF(row_groups) local float row_group[row_groups][MOERT_ITEMS]
 
 /* Whether a part that begins there is one access. */
 #define IS_WHOLE(p) (MOERT_ITEMS > 1 && ((size_t)(p)&15) == 0)
@@ -187,7 +188,7 @@ static inline void store_batch(const vec x[BATCH], global float *p, int n) {
 
 /*
  * Sum and maxima of a step's lanes, always in the same tree order; all items get them. The whole
- * team calls at once: `team` is what TEAM declares. DEFINE_LANES makes such a function of an element
+ * row_group calls at once: `row_group` is what ROW_GROUP declares. DEFINE_LANES makes such a function of an element
  * type and an operation.
  */
 #define PLUS(a, b) ((a) + (b))
@@ -202,7 +203,7 @@ static inline void store_batch(const vec x[BATCH], global float *p, int n) {
 #if MOERT_ITEMS == 1
 #define DEFINE_LANES(name, type, op)                                                               \
     DEFINE_TREE(name, type, op)                                                                    \
-    static inline type name(type##16 x, local float *team) {                                       \
+    static inline type name(type##16 x, local float *row_group) {                                  \
         return name##_of_16(x);                                                                    \
     }
 #elif defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
@@ -217,7 +218,7 @@ static inline float exchanged(float x, int distance) {
 }
 
 #define DEFINE_LANES(name, type, op)                                                               \
-    static inline type name(type##4 x, local float *team) {                                        \
+    static inline type name(type##4 x, local float *row_group) {                                   \
         const type##2 own = op(x.lo, x.hi);                                                        \
         type all = op(own.x, own.y);                                                               \
         UNROLL_FOR(int distance = MOERT_ITEMS / 2; distance > 0; distance /= 2)                    \
@@ -226,20 +227,20 @@ static inline float exchanged(float x, int distance) {
     }
 #else
 /* The 32 items' floats, in all items. */
-static inline void share_floats(float x, local float *team, float16 *low, float16 *high) {
+static inline void share_floats(float x, local float *row_group, float16 *low, float16 *high) {
     barrier(CLK_LOCAL_MEM_FENCE); /* all are done with the last ones */
-    team[get_local_id(0)] = x;
+    row_group[get_local_id(0)] = x;
     barrier(CLK_LOCAL_MEM_FENCE);
-    *low = vload16(0, team);
-    *high = vload16(1, team);
+    *low = vload16(0, row_group);
+    *high = vload16(1, row_group);
 }
 
 #define DEFINE_LANES(name, type, op)                                                               \
     DEFINE_TREE(name, type, op)                                                                    \
-    static inline type name(type##4 x, local float *team) {                                        \
+    static inline type name(type##4 x, local float *row_group) {                                   \
         const type##2 own = op(x.lo, x.hi);                                                        \
         float16 low, high;                                                                         \
-        share_floats(as_float(op(own.x, own.y)), team, &low, &high);                               \
+        share_floats(as_float(op(own.x, own.y)), row_group, &low, &high);                          \
         return name##_of_16(op(as_##type##16(low), as_##type##16(high)));                          \
     }
 #endif
@@ -247,7 +248,7 @@ static inline void share_floats(float x, local float *team, float16 *low, float1
 DEFINE_LANES(sum_lanes, float, PLUS)
 DEFINE_LANES(max_lanes, float, fmax)
 #if MOERT_ITEMS > 1 && MOERT_NVIDIA >= 80
-static inline uint max_uints(uvec x, local float *team) {
+static inline uint max_uints(uvec x, local float *row_group) {
     uint2 own = max(x.lo, x.hi);
     uint most = max(own.x, own.y);
     __asm__ volatile("redux.sync.max.u32 %0, %1, 0xFFFFFFFF;" : "=r"(most) : "r"(most));
@@ -267,10 +268,10 @@ static inline vec raise(vec peak, vec x) {
     return fabs(x) > peak || isnan(x) ? fabs(x) : peak;
 }
 
-static inline float raise_lanes(vec peak, local float *team) {
+static inline float raise_lanes(vec peak, local float *row_group) {
     const ivec none = isnan(peak);
-    const float most = max_lanes(peak, team); /* fmax passes over a NaN */
-    const float missing = max_lanes(none != 0 ? (vec)1.0f : (vec)0.0f, team);
+    const float most = max_lanes(peak, row_group); /* fmax passes over a NaN */
+    const float missing = max_lanes(none != 0 ? (vec)1.0f : (vec)0.0f, row_group);
     return missing > 0.0f ? NAN : most;
 }
 

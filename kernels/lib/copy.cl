@@ -2,7 +2,7 @@
  * What src/device needs of buffers: *address = where one lies in the device's memory; to[n] = 0;
  * to[n] = from[n]; to[rows, width] = from[rows, 0..width) of rows `stride` apart.
  *
- * clear and copy have no alignment but a float's. A team takes SHARE floats. No local memory.
+ * clear and copy have no alignment but a float's. A row_group takes SHARE floats. No local memory.
  * Deterministic for a buffer that stays. Grids: one work-group; (n / SHARE);
  * (rows).
  */

@@ -74,27 +74,27 @@ static inline void store_bytes_apart(uvec x, global uchar *p, ulong stride, int 
             p[i * stride] = lane[i];
 }
 
-/* ---- matrices whose type is known at run time: moert_number F32, F16, BF16, E4M3, E5M2 ---- */
+/* ---- matrices whose type is known at run time: moert_dtype F32, F16, BF16, E4M3, E5M2 ---- */
 
 enum { IS_F32, IS_F16, IS_BF16, IS_E4M3, IS_E5M2 };
 
-#define NUMBER_F16  16, 10, 15, 0x7C00u, 0x7E00u, 2
-#define NUMBER_BF16 16, 7, 127, 0x7F80u, 0x7FC0u, 2
-#define NUMBER_E4M3 8, 3, 7, 0x7Eu, 0x7Fu, 1
-#define NUMBER_E5M2 8, 2, 15, 0x7Bu, 0x7Fu, 2
+#define DTYPE_F16  16, 10, 15, 0x7C00u, 0x7E00u, 2
+#define DTYPE_BF16 16, 7, 127, 0x7F80u, 0x7FC0u, 2
+#define DTYPE_E4M3 8, 3, 7, 0x7Eu, 0x7Fu, 1
+#define DTYPE_E5M2 8, 2, 15, 0x7Bu, 0x7Fu, 2
 
 static inline uvec encode_as(vec x, int type) {
-    return type == IS_BF16   ? encode(x, NUMBER_BF16)
-           : type == IS_F16  ? encode(x, NUMBER_F16)
-           : type == IS_E4M3 ? encode(x, NUMBER_E4M3)
-                             : encode(x, NUMBER_E5M2);
+    return type == IS_BF16   ? encode(x, DTYPE_BF16)
+           : type == IS_F16  ? encode(x, DTYPE_F16)
+           : type == IS_E4M3 ? encode(x, DTYPE_E4M3)
+                             : encode(x, DTYPE_E5M2);
 }
 
 static inline vec decode_as(uvec code, int type) {
-    return type == IS_BF16   ? decode(code, NUMBER_BF16)
-           : type == IS_F16  ? decode(code, NUMBER_F16)
-           : type == IS_E4M3 ? decode(code, NUMBER_E4M3)
-                             : decode(code, NUMBER_E5M2);
+    return type == IS_BF16   ? decode(code, DTYPE_BF16)
+           : type == IS_F16  ? decode(code, DTYPE_F16)
+           : type == IS_E4M3 ? decode(code, DTYPE_E4M3)
+                             : decode(code, DTYPE_E5M2);
 }
 
 /* x as a number of the type has it. */

@@ -1,8 +1,8 @@
 /*
  * Included by the families of number formats: conversions of a vec of elements at once, the
- * rotation of NVFP4, and where a team's rows lie.
+ * rotation of NVFP4, and where a row_group's rows lie.
  *
- * A number type is given by six numbers, as in MOERT_NUMBER_TABLE of include/moert/formats.h: bits,
+ * A number type is given by six numbers, as in MOERT_DTYPE_TABLE of include/moert/formats.h: bits,
  * mantissa bits, bias, code above the largest finite value, code of NaN, special values (0 none, 1
  * one NaN, 2 infinities). The host defines them as macros, so that they are constants here.
  * Everything works on bits or is exact, except for one rounding.
@@ -196,7 +196,7 @@ static inline uvec random_bytes(ulong key, uint counter_high, ulong counter, int
 
 /* ---- E2M1's other roundings ---- */
 
-#define NUMBER_E2M1 4, 1, 1, 7u, 7u, 0
+#define DTYPE_E2M1 4, 1, 1, 7u, 7u, 0
 
 /* To half steps, then to codes: 5 and 7 half steps, and 9 and 10, go down. */
 static inline uvec encode_half_steps(vec x) {
@@ -211,7 +211,7 @@ static inline uvec encode_stochastic(vec x, uvec random) {
                                               : a < 4.0f ? (vec)1.0f
                                                          : (vec)2.0f;
     const vec moved = a + convert_vec(random) / 256.0f * step;
-    const uvec code = encode(copysign(floor(moved / step) * step, x), NUMBER_E2M1);
+    const uvec code = encode(copysign(floor(moved / step) * step, x), DTYPE_E2M1);
     return isnan(x) ? 7u : code;
 }
 

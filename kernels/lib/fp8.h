@@ -1,6 +1,6 @@
 /*
  * Included by formats.h on NVIDIA's GPUs that convert FP8 by instructions of their own, from Ada
- * Lovelace on. What they do is what moert_number says: nearest even, too large numbers become the
+ * Lovelace on. What they do is what moert_dtype says: nearest even, too large numbers become the
  * largest ones, and there is one NaN.
  */
 #define CODES_OF(name, type)                                                                       \

@@ -155,11 +155,11 @@ static inline void load_gated_box(uint to, ulong map, int x, int row, int up, in
 
 /*
  * The descriptor of a matrix in boxes of 64 rows of 128 bytes, swizzled by 128 bytes, at a multiple
- * of 1024 bytes. Rows are lines or columns of the result, 8 of them 1024 bytes on; or, turned,
+ * of 1024 bytes. Rows are lines or columns of the result, 8 of them 1024 bytes on; or, transposed,
  * terms, with the next 64 lines or columns one box on.
  */
-static inline ulong matrix_at(uint address, int turned) {
-    return (ulong)(address >> 4 & 0x3FFF) | (ulong)(turned ? 512 : 1) << 16 | (ulong)64 << 32 |
+static inline ulong matrix_at(uint address, int transposed) {
+    return (ulong)(address >> 4 & 0x3FFF) | (ulong)(transposed ? 512 : 1) << 16 | (ulong)64 << 32 |
            (ulong)1 << 62;
 }
 
@@ -203,11 +203,11 @@ static inline void wgmma_commit(void) {
         SUMS_16(s, 96), SUMS_16(s, 112)
 
 /* sums[64,256] of four warps += a[64,16] b[16,256]; 1 as the scale keeps the old sums and the
- * factors' signs. */
-#define WGMMA(s, a, b, turned_a, turned_b)                                                         \
+ * operands' signs. */
+#define WGMMA(s, a, b, transposed_a, transposed_b)                                                 \
     __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0;\n//@sm_90a "                            \
                      "wgmma.mma_async.sync.aligned.m64n256k16.f32." NUMBER "." NUMBER " {" SUMS    \
-                     "}, %128, %129, p, 1, 1, " TEXT(turned_a) ", " TEXT(turned_b) ";\n}"          \
+                     "}, %128, %129, p, 1, 1, " TEXT(transposed_a) ", " TEXT(transposed_b) ";\n}"  \
                      : SUMS_128(s)                                                                 \
                      : "l"(a), "l"(b))
 

@@ -4,14 +4,14 @@
  */
 static inline void transpose(vec block[VEC]) {
     TRANSPOSE_STEPS for (int step = 0; step < 4; step++) {
-        vec turned[VEC];
+        vec transposed[VEC];
         UNROLL_FOR(int i = 0; i < VEC / 2; i++) {
-            turned[2 * i].even = block[i].lo;
-            turned[2 * i].odd = block[i + VEC / 2].lo;
-            turned[2 * i + 1].even = block[i].hi;
-            turned[2 * i + 1].odd = block[i + VEC / 2].hi;
+            transposed[2 * i].even = block[i].lo;
+            transposed[2 * i].odd = block[i + VEC / 2].lo;
+            transposed[2 * i + 1].even = block[i].hi;
+            transposed[2 * i + 1].odd = block[i + VEC / 2].hi;
         }
         UNROLL_FOR(int i = 0; i < VEC; i++)
-            block[i] = turned[i];
+            block[i] = transposed[i];
     }
 }

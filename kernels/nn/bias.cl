@@ -7,15 +7,15 @@
  *
  * y[M,n] at stride ldy, prob and dprob [M] at stride prob_stride. Deterministic.
  *
- * Grid: (groups, shares). A team has every shares-th row of a group, the first being number `skip`
+ * Grid: (groups, shares). A row_group has every shares-th row of a group, the first being number `skip`
  * (forward, dprob). A work-group has `columns` columns of a group (gradient), which in the GPU form
- * are those of one step: CREW teams take turns at the rows, and their sums are added in order.
- * Local memory: the team's (dprob); in the GPU form, a vector for each work-item (gradient).
+ * are those of one step: GROUPS_PER_ROW row_groups take turns at the rows, and their sums are added in order.
+ * Local memory: the row_group's (dprob); in the GPU form, a vector for each work-item (gradient).
  */
 #include "args/nn.h"
-#include "lib/teams.h"
+#include "lib/row_groups.h"
 
-#define CREW (MOERT_ITEMS == 1 ? 1 : 8)
+#define GROUPS_PER_ROW (MOERT_ITEMS == 1 ? 1 : 8)
 
 KERNEL void bias_forward(global const uint *ends, global const float *prob,
                          global const float *bias, global float *y, moert_bias_args args) {
@@ -36,7 +36,7 @@ KERNEL void bias_forward(global const uint *ends, global const float *prob,
 
 KERNEL void bias_dprob(global const uint *ends, global const float *bias, global const float *y,
                        global float *dprob, moert_bias_args args) {
-    TEAM;
+    ROW_GROUP;
     uint g = args.skip + get_group_id(0);
     for (uint r = group_start(ends, g) + get_group_id(1); r < ends[g]; r += get_num_groups(1)) {
         vec sum = 0.0f;
@@ -47,7 +47,7 @@ KERNEL void bias_dprob(global const uint *ends, global const float *bias, global
             UNROLL_FOR(int k = 0; k < BATCH; k++)
                 sum = fma(a[k], b[k], sum);
         }
-        const float total = sum_lanes(sum, team);
+        const float total = sum_lanes(sum, row_group);
         if (is_first_item())
             dprob[r * args.prob_stride] += total;
     }
@@ -68,26 +68,27 @@ KERNEL void bias_gradient(global const uint *ends, global const float *prob, glo
     }
 }
 #else
-KERNEL_OF(CREW)
+KERNEL_OF(GROUPS_PER_ROW)
 void bias_gradient(global const uint *ends, global const float *prob, global const float *y,
                    global float *dbias, moert_bias_args args) {
-    SUMS_OF(CREW);
+    SUMS_OF(GROUPS_PER_ROW);
     const uint g = get_group_id(0), c = get_group_id(1) * VEC, end = ends[g];
     vec sum = 0.0f;
-    for (uint r = group_start(ends, g) + team_index(); r < end; r += ROWS_AHEAD * CREW) {
+    for (uint r = group_start(ends, g) + row_group_index(); r < end;
+         r += ROWS_AHEAD * GROUPS_PER_ROW) {
         vec part[ROWS_AHEAD];
         float weight[ROWS_AHEAD];
         UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++) {
-            const uint row = min(r + k * CREW, end - 1);
+            const uint row = min(r + k * GROUPS_PER_ROW, end - 1);
             part[k] = load_part(y + row * args.ldy + c, args.n - c);
             weight[k] = prob[row * args.prob_stride];
         }
         UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++)
-            sum = r + k * CREW < end ? fma((vec)weight[k], part[k], sum) : sum;
+            sum = r + k * GROUPS_PER_ROW < end ? fma((vec)weight[k], part[k], sum) : sum;
     }
-    sum = sum_teams(sum, CREW, sums);
+    sum = sum_row_groups(sum, GROUPS_PER_ROW, sums);
     global float *target = dbias + (ulong)g * args.n + c;
-    if (team_index() == 0)
+    if (row_group_index() == 0)
         store_part(args.accumulate ? sum + load_part(target, args.n - c) : sum, target, args.n - c);
 }
 #endif

@@ -11,11 +11,11 @@
  *
  * Deterministic: a gradient row adds its tokens in the order of the sequence, in whatever order
  * they are found (by an atomic count); every element has one owner.
- * Forward: a team owns TOKENS rows. Backward on CPUs: a team owns COLUMNS columns of all rows of
+ * Forward: a row_group owns TOKENS rows. Backward on CPUs: a row_group owns COLUMNS columns of all rows of
  * one sequence, so that the sequence's tokens are read once and its part of a gradient row stays in
- * the cache. On GPUs CREW teams own `share` rows: they look for their tokens, as many as ROOM at
+ * the cache. On GPUs GROUPS_PER_ROW row_groups own `share` rows: they look for their tokens, as many as ROOM at
  * once, link those of a row, and write each row once where that is all of them. Local memory: 12
- * bytes for each of ROOM. Gradient: a team owns GRADIENT_COLUMNS columns of the row that a token is
+ * bytes for each of ROOM. Gradient: a row_group owns GRADIENT_COLUMNS columns of the row that a token is
  * the first of, and follows its links; the next gradient is under way while one is added.
  */
 #include "args/nn.h"
@@ -28,11 +28,11 @@
 #define TOKENS           1
 #define GRADIENT_COLUMNS 128
 #endif
-#define CREW      8
-#define ROOM      512
-#define MOST_ROWS 8  /* `share` at most */
-#define AHEAD     16 /* tokens that an item looks at together */
-#define LEVELS    32 /* of the tree */
+#define GROUPS_PER_ROW 8
+#define ROOM           512
+#define MOST_ROWS      8  /* `share` at most */
+#define AHEAD          16 /* tokens that an item looks at together */
+#define LEVELS         32 /* of the tree */
 
 KERNEL void embedding_forward(global const float *restrict table, global const int *restrict token,
                               global float *restrict x, moert_embedding_args args) {
@@ -91,7 +91,7 @@ typedef struct found {
 } found;
 
 static inline int group_item(void) {
-    return team_index() * MOERT_ITEMS + item_index();
+    return row_group_index() * MOERT_ITEMS + item_index();
 }
 
 /* How many of the tokens [from, to) are among the rows; all of them are found if no more than
@@ -102,17 +102,18 @@ INLINED uint find_tokens(local found *f, global const int *token, uint from, uin
     if (group_item() == 0)
         f->count = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (uint t = from + group_item(); t < to; t += AHEAD * CREW * MOERT_ITEMS) {
+    for (uint t = from + group_item(); t < to; t += AHEAD * GROUPS_PER_ROW * MOERT_ITEMS) {
         uint row[AHEAD];
         UNROLL_FOR(uint i = 0; i < AHEAD;
                    i++) /* a row below the first one wraps to a large number */
-            row[i] = (uint)min((ulong)token[min(t + i * CREW * MOERT_ITEMS, to - 1)] - first_row,
+            row[i] = (uint)min((ulong)token[min(t + i * GROUPS_PER_ROW * MOERT_ITEMS, to - 1)] -
+                                   first_row,
                                (ulong)UINT_MAX);
         UNROLL_FOR(uint i = 0; i < AHEAD; i++)
-            if (row[i] < rows && t + i * CREW * MOERT_ITEMS < to) {
+            if (row[i] < rows && t + i * GROUPS_PER_ROW * MOERT_ITEMS < to) {
                 const uint at = atomic_inc(&f->count);
                 if (at < ROOM) {
-                    f->token[at] = t + i * CREW * MOERT_ITEMS;
+                    f->token[at] = t + i * GROUPS_PER_ROW * MOERT_ITEMS;
                     f->row[at] = row[i];
                 }
             }
@@ -136,9 +137,9 @@ static inline uint find_next(local const found *f, uint n, uint row, uint after)
 }
 
 INLINED void link_tokens(local found *f, uint n, uint rows) {
-    for (uint i = group_item(); i < n; i += CREW * MOERT_ITEMS)
+    for (uint i = group_item(); i < n; i += GROUPS_PER_ROW * MOERT_ITEMS)
         f->next[i] = find_next(f, n, f->row[i], f->token[i] + 1);
-    for (uint r = group_item(); r < rows; r += CREW * MOERT_ITEMS)
+    for (uint r = group_item(); r < rows; r += GROUPS_PER_ROW * MOERT_ITEMS)
         f->first[r] = find_next(f, n, r, 0);
     barrier(CLK_LOCAL_MEM_FENCE);
 }
@@ -147,7 +148,7 @@ INLINED void link_tokens(local found *f, uint n, uint rows) {
 static inline void add_tokens(local const found *f, uint rows, global const float *restrict dx,
                               global float *restrict sum, ulong hidden, bool adds) {
     const uint chunks = (uint)((hidden + BATCH * VEC - 1) / (BATCH * VEC));
-    for (uint i = team_index(); i < rows * chunks; i += CREW) {
+    for (uint i = row_group_index(); i < rows * chunks; i += GROUPS_PER_ROW) {
         const uint row = i / chunks, h = i % chunks * BATCH * VEC;
         const int n = (int)min((ulong)BATCH * VEC, hidden - h);
         uint at = f->first[row];
@@ -167,7 +168,7 @@ static inline void add_tokens(local const found *f, uint rows, global const floa
     }
 }
 
-KERNEL_OF(CREW)
+KERNEL_OF(GROUPS_PER_ROW)
 void embedding_backward(global const int *restrict token, global const float *restrict dx,
                         global float *restrict partial, moert_embedding_args args) {
     local found f;

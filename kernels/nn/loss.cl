@@ -15,26 +15,26 @@
  * CPU form: a work-item owns a row, and leaves the exponentials in it. 16 lanes are summed in
  * blocks of BLOCK vectors, then the blocks, then the lanes; two levels keep the rounding error of a
  * long row small.
- * GPU form: CREW teams own a row. The HELD turns at its end, which they meet first, stay in
+ * GPU form: GROUPS_PER_ROW row_groups own a row. The HELD turns at its end, which they meet first, stay in
  * registers; the others are read twice, the first time backwards, and caches are told what to keep
  * until then: the NEAR turns that are met last the unit's own, the others the one that all units
  * share. The second time they are told that nobody reads it again, which leaves room for the other
  * rows. In the first pass a work-item scales its sum anew when it meets a larger logit; Milakov,
  * Gimelshein: "Online normalizer calculation for softmax", 2018.
- * Required: CODED (0, 1). Local memory: the teams'.
+ * Required: CODED (0, 1). Local memory: the row_groups'.
  */
 #if !defined(CODED)
 #error "CODED must be defined"
 #endif
 #include "args/nn.h"
 #include "lib/formats.h"
-#include "lib/teams.h"
+#include "lib/row_groups.h"
 
-#define BLOCK 64
-#define HELD  4 /* turns that stay in registers: of BATCH steps of all teams */
-#define NEAR  6 /* a unit's cache has room for */
-#define TURNS 2 /* whose loads are under way together */
-#define CREW  (MOERT_ITEMS == 1 ? 1 : 16)
+#define BLOCK          64
+#define HELD           4 /* turns that stay in registers: of BATCH steps of all row_groups */
+#define NEAR           6 /* a unit's cache has room for */
+#define TURNS          2 /* whose loads are under way together */
+#define GROUPS_PER_ROW (MOERT_ITEMS == 1 ? 1 : 16)
 
 /* Like load_part, the lanes past n being -infinity: neutral for max, and exp makes them 0. */
 static inline vec load_logits(global const float *p, int n) {
@@ -101,7 +101,7 @@ static inline void store_gradient(vec x, global float *row, ulong at, int n) {
         store_part(x, row + at, n);
         return;
     }
-    const uvec code = encode(x, NUMBER_BF16);
+    const uvec code = encode(x, DTYPE_BF16);
     const half_vec pairs = as_half_vec((half_uvec)(code.even | code.odd << 16));
     row += (at + part_start()) / 2;
     n -= part_start();
@@ -122,7 +122,7 @@ static inline void store_gradient(vec x, global float *row, ulong at, int n) {
 }
 
 static inline void row_zero(global float *row, ulong vocabulary) {
-    for (ulong v = team_index() * VEC; v < vocabulary; v += CREW * VEC)
+    for (ulong v = row_group_index() * VEC; v < vocabulary; v += GROUPS_PER_ROW * VEC)
         store_part((vec)(0.0f), row + v, (int)min((ulong)VEC, vocabulary - v));
 }
 
@@ -166,7 +166,7 @@ static inline void row_gradient(global float *row, ulong vocabulary, float sum, 
 
 /* The loss; and the gradient when factor is not 0. */
 static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor,
-                             local float *team, local float *crew) {
+                             local float *row_group, local float *of_groups) {
     float most = row_maximum(row, vocabulary);
     float chosen = target < vocabulary ? row[target] : NAN;
     float sum = row_exponentials(row, vocabulary, most, factor != 0.0f);
@@ -180,14 +180,14 @@ static inline vec exponentials(vec x, float most) {
     return exp2((x - (most > -INFINITY ? most : 0.0f)) * M_LOG2E_F);
 }
 
-#define TURN (CREW * BATCH * VEC)
+#define TURN (GROUPS_PER_ROW * BATCH * VEC)
 
 /* Turns' logits, number `first` on, lanes that are none of [0, vocabulary) being -infinity. */
 static inline void load_turns(int turns, vec (*x)[BATCH], global const float *row, long first,
                               long vocabulary, int use) {
     UNROLL_FOR(int i = 0; i < turns; i++)
         UNROLL_FOR(int k = 0; k < BATCH; k++) {
-            const long v = (first + i) * TURN + (team_index() * BATCH + k) * VEC;
+            const long v = (first + i) * TURN + (row_group_index() * BATCH + k) * VEC;
             const int n = first + i >= 0 ? (int)clamp(vocabulary - v, 0l, (long)VEC) : 0;
 #ifdef HAS_LAST_USE
             x[i][k] = load_for(use, row + v + part_start(), part_start() < n, -INFINITY);
@@ -227,7 +227,7 @@ typedef struct slope {
 static inline void store_turns(int turns, vec (*x)[BATCH], global float *row, long first, long end,
                                const slope *s) {
     UNROLL_FOR(int i = 0; i < turns; i++) {
-        const long v = (first + i) * TURN + team_index() * BATCH * VEC;
+        const long v = (first + i) * TURN + row_group_index() * BATCH * VEC;
         const int n = first + i >= 0 ? (int)clamp(end - v, 0l, (long)BATCH * VEC) : 0;
         UNROLL_FOR(int k = 0; k < BATCH; k++)
             x[i][k] = exponentials(x[i][k], s->most) * s->scale;
@@ -243,7 +243,7 @@ static inline void store_turns(int turns, vec (*x)[BATCH], global float *row, lo
 }
 
 static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor,
-                             local float *team, local float *crew) {
+                             local float *row_group, local float *of_groups) {
     const float chosen = target < vocabulary ? row[target] : NAN;
     const long width = (long)vocabulary, turns = (width + TURN - 1) / TURN, streamed = turns - HELD;
     vec x[TURNS][BATCH];
@@ -258,10 +258,12 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
             load_turns(TURNS, x, row, first, width, KEEP_NEAR);
         scan_turns(TURNS, &found, x);
     }
-    const float most = join_teams(max_lanes(found.most, team), true, CREW, crew);
+    const float most =
+        join_row_groups(max_lanes(found.most, row_group), true, GROUPS_PER_ROW, of_groups);
     const float own = (found.lanes.x + found.lanes.y + found.lanes.z + found.lanes.w) *
                       exp2((found.most - most) * M_LOG2E_F);
-    const float sum = join_teams(sum_lanes((vec)(own, 0.0f, 0.0f, 0.0f), team), false, CREW, crew);
+    const float sum = join_row_groups(sum_lanes((vec)(own, 0.0f, 0.0f, 0.0f), row_group), false,
+                                      GROUPS_PER_ROW, of_groups);
     const slope s = {most, factor / sum, factor, target};
     if (factor == 0.0f)
         return log(sum) - (chosen - most);
@@ -277,20 +279,20 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
 }
 #endif
 
-KERNEL_OF(CREW)
+KERNEL_OF(GROUPS_PER_ROW)
 void cross_entropy(global const int *restrict targets, global float *restrict logits,
                    global float *restrict loss, moert_loss_args args) {
-    TEAM_OF(CREW);
-    local float crew[CREW];
+    ROW_GROUP_OF(GROUPS_PER_ROW);
+    local float of_groups[GROUPS_PER_ROW];
     ulong t = get_group_id(0);
     global float *row = logits + t * args.vocabulary;
     int target = targets[t];
     float value = 0.0f;
     if (target >= 0)
-        value =
-            row_loss(row, args.vocabulary, (ulong)target, args.factor, team[team_index()], crew);
+        value = row_loss(row, args.vocabulary, (ulong)target, args.factor,
+                         row_group[row_group_index()], of_groups);
     else if (args.factor != 0.0f)
         row_zero(row, args.vocabulary);
-    if (is_first_item() && team_index() == 0)
+    if (is_first_item() && row_group_index() == 0)
         loss[t] = value;
 }

@@ -13,15 +13,15 @@
  * counted from
  * its first; on CPUs it is the sequence, and norm_join adds the pieces of a sequence where there
  * are more. Teams own `block` rows (forward, dx) or COLUMNS columns of a piece (partial). Where
- * STEPS is not 0, CREW teams own a row together, which stays in their registers, and norm_gradients
- * makes dx and a piece in one pass; else rows are read twice. Local memory: the teams' and a float
+ * STEPS is not 0, GROUPS_PER_ROW row_groups own a row together, which stays in their registers, and norm_gradients
+ * makes dx and a piece in one pass; else rows are read twice. Local memory: the row_groups' and a float
  * for each; a vector for each work-item (norm_join).
  *
  * Where ROTATED is 1 rows are heads, `heads` of a token in a sequence of `length`: y is rotated by
  * its position, as by rope.cl, and dy rotated back before anything else. An item computes its
  * part's partners, W / 2 columns away, as well.
  *
- * Required: COLUMNS, a multiple of VEC; STEPS, of a team's share of a row, or 0; CREW; RESULTS, 1
+ * Required: COLUMNS, a multiple of VEC; STEPS, of a row_group's share of a row, or 0; GROUPS_PER_ROW; RESULTS, 1
  * (float32), 2 (codes) or 3 (both); ROTATED (0, 1: only with STEPS, W a multiple of 8, and results
  * that are not the input).
  *
@@ -31,20 +31,22 @@
  */
 #include "args/nn.h"
 #include "lib/formats.h"
-#include "lib/teams.h"
+#include "lib/row_groups.h"
 
-#if !defined(COLUMNS) || !defined(STEPS) || !defined(CREW) || !defined(RESULTS) || !defined(ROTATED)
-#error "COLUMNS (of a team of norm_partial), STEPS, CREW, RESULTS and ROTATED must be defined"
+#if !defined(COLUMNS) || !defined(STEPS) || !defined(GROUPS_PER_ROW) || !defined(RESULTS) ||       \
+    !defined(ROTATED)
+#error                                                                                             \
+    "COLUMNS (of a row group of norm_partial), STEPS, GROUPS_PER_ROW, RESULTS and ROTATED must be defined"
 #endif
 #define COLUMN_VECS (COLUMNS / VEC)
-#define JOINERS     32 /* teams of norm_join */
+#define JOINERS     32 /* row_groups of norm_join */
 
 /* Writes the first n lanes of results from place `at` of their matrices on. */
 static inline void store_results(vec x, global float *y, global ushort *codes, ulong at, int n) {
     if (RESULTS & 1)
         store_part(x, y + at, n);
     if (RESULTS & 2)
-        store_shorts(encode(x, NUMBER_BF16), codes + at, n);
+        store_shorts(encode(x, DTYPE_BF16), codes + at, n);
 }
 
 #if STEPS == 0
@@ -52,7 +54,7 @@ KERNEL void norm_forward(global const float *x, global const float *weight, glob
                          global ushort *codes, global float *rstd, global const float *table,
                          moert_norm_args args) /* the last three: of another form */
 {
-    TEAM;
+    ROW_GROUP;
     ulong first = get_group_id(0) * args.block, end = min(first + args.block, args.rows);
     for (ulong row = first; row < end; row++) {
         global const float *from = x + row * args.width;
@@ -61,7 +63,7 @@ KERNEL void norm_forward(global const float *x, global const float *weight, glob
             vec a = load_part(from + c, args.width - c);
             squares = fma(a, a, squares);
         }
-        float scale = 1.0f / sqrt(sum_lanes(squares, team) / (float)args.width + args.epsilon);
+        float scale = 1.0f / sqrt(sum_lanes(squares, row_group) / (float)args.width + args.epsilon);
         if (is_first_item())
             rstd[row] = scale;
         for (int c = 0; c < args.width; c += VEC) {
@@ -76,7 +78,7 @@ KERNEL void norm_forward(global const float *x, global const float *weight, glob
 KERNEL void norm_backward(global const float *x, global const float *weight,
                           global const float *rstd, global const float *dy, global float *dx,
                           global ushort *codes, moert_norm_args args) {
-    TEAM;
+    ROW_GROUP;
     ulong first = get_group_id(0) * args.block, end = min(first + args.block, args.rows);
     for (ulong row = first; row < end; row++) {
         global const float *xr = x + row * args.width, *dyr = dy + row * args.width;
@@ -87,7 +89,7 @@ KERNEL void norm_backward(global const float *x, global const float *weight,
             products = fma(g, load_part(xr + c, n), products);
         }
         float scale = rstd[row];
-        float pull = -scale * scale * scale / (float)args.width * sum_lanes(products, team);
+        float pull = -scale * scale * scale / (float)args.width * sum_lanes(products, row_group);
         for (int c = 0; c < args.width; c += VEC) {
             int n = args.width - c;
             vec g = load_part(dyr + c, n) * load_part(weight + c, n);
@@ -138,9 +140,9 @@ KERNEL void norm_partial(global const float *x, global const float *rstd, global
 
 #include "nn/norm_rotated.h"
 
-/* Where step s of this team's share of a row begins. */
+/* Where step s of this row_group's share of a row begins. */
 static inline int column_of(int s) {
-    return (team_index() * STEPS + s) * VEC;
+    return (row_group_index() * STEPS + s) * VEC;
 }
 
 /* The parts of ROWS rows, zeros from row `end` on. */
@@ -152,15 +154,15 @@ static inline void load_rows(vec parts[ROWS][STEPS], global const float *p, ulon
                                     row + r < end ? width - column_of(s) : 0);
 }
 
-static inline float sum_row(vec x, local float (*team)[MOERT_ITEMS], local float *crew) {
-    const float own = sum_lanes(x, team[team_index()]);
-    return CREW > 1 ? join_teams(own, false, CREW, crew) : own;
+static inline float sum_row(vec x, local float (*row_group)[MOERT_ITEMS], local float *of_groups) {
+    const float own = sum_lanes(x, row_group[row_group_index()]);
+    return GROUPS_PER_ROW > 1 ? join_row_groups(own, false, GROUPS_PER_ROW, of_groups) : own;
 }
 
 /* The sums of ROWS rows' lanes: all rows wait for a step of the tree together. */
-static inline void sum_rows(const vec x[ROWS], float sum[ROWS], local float (*team)[MOERT_ITEMS],
-                            local float *crew) {
-#if CREW == 1 && ROWS > 1 && (defined(__NV_CL_C_VERSION) || defined(__NVPTX__))
+static inline void sum_rows(const vec x[ROWS], float sum[ROWS],
+                            local float (*row_group)[MOERT_ITEMS], local float *of_groups) {
+#if GROUPS_PER_ROW == 1 && ROWS > 1 && (defined(__NV_CL_C_VERSION) || defined(__NVPTX__))
     UNROLL_FOR(int r = 0; r < ROWS; r++) {
         const float2 own = x[r].lo + x[r].hi;
         sum[r] = own.x + own.y;
@@ -170,20 +172,20 @@ static inline void sum_rows(const vec x[ROWS], float sum[ROWS], local float (*te
             sum[r] += exchanged(sum[r], distance);
 #else
     UNROLL_FOR(int r = 0; r < ROWS; r++)
-        sum[r] = sum_row(x[r], team, crew);
+        sum[r] = sum_row(x[r], row_group, of_groups);
 #endif
 }
 
-KERNEL_OF(CREW)
+KERNEL_OF(GROUPS_PER_ROW)
 void norm_forward(global const float *x, global const float *weight, global float *y,
                   global ushort *codes, global float *rstd, global const float *table,
                   moert_norm_args args) {
-    TEAM_OF(CREW);
-    local float crew[CREW];
+    ROW_GROUP_OF(GROUPS_PER_ROW);
+    local float of_groups[GROUPS_PER_ROW];
     ulong first = get_group_id(0) * args.block, end = min(first + args.block, args.rows);
-    seat at = {0, 0};
+    head_position at = {0, 0};
     if (ROTATED)
-        at = seat_of(first, args.heads, args.length);
+        at = head_position_of(first, args.heads, args.length);
     for (ulong row = first; row < end; row += ROWS) {
         vec a[ROWS][STEPS];
         load_rows(a, x, row, end, args.width);
@@ -191,9 +193,9 @@ void norm_forward(global const float *x, global const float *weight, global floa
             vec squares = 0.0f;
             UNROLL_FOR(int s = 0; s < STEPS; s++)
                 squares = fma(a[r][s], a[r][s], squares);
-            float scale =
-                1.0f / sqrt(sum_row(squares, team, crew) / (float)args.width + args.epsilon);
-            if (is_first_item() && team_index() == 0 && row + r < end)
+            float scale = 1.0f / sqrt(sum_row(squares, row_group, of_groups) / (float)args.width +
+                                      args.epsilon);
+            if (is_first_item() && row_group_index() == 0 && row + r < end)
                 rstd[row + r] = scale;
             UNROLL_FOR(int s = 0; s < STEPS; s++) {
                 int c = column_of(s), n = row + r < end ? args.width - c : 0;
@@ -208,26 +210,27 @@ void norm_forward(global const float *x, global const float *weight, global floa
                 store_results(value, y, codes, (row + r) * args.width + c, n);
             }
             if (ROTATED)
-                at = next_seat(at, args.heads, args.length);
+                at = next_head_position(at, args.heads, args.length);
         }
     }
 }
 
 /* dx and a piece of partial. dx may be dy. */
-KERNEL_OF(CREW)
+KERNEL_OF(GROUPS_PER_ROW)
 void norm_gradients(global const float *x, global const float *weight, global const float *rstd,
                     global const float *dy, global float *dx, global ushort *codes,
                     global float *partial, global const float *table, moert_norm_args args) {
-    TEAM_OF(CREW);
-    local float crew[CREW];
+    ROW_GROUP_OF(GROUPS_PER_ROW);
+    local float of_groups[GROUPS_PER_ROW];
     ulong piece = get_group_id(1) * get_num_groups(0) + get_group_id(0),
           sequence_end = (get_group_id(1) + 1) * args.sequence_rows;
     ulong first = get_group_id(1) * args.sequence_rows + get_group_id(0) * args.block,
           end = min(first + args.block, sequence_end);
     vec sum[STEPS];
-    seat at = {0, 0};
+    head_position at = {0, 0};
     if (ROTATED)
-        at = seat_of(first - get_group_id(1) * args.sequence_rows, args.heads, args.length);
+        at =
+            head_position_of(first - get_group_id(1) * args.sequence_rows, args.heads, args.length);
     vec weights[STEPS], ahead_g[ROWS][STEPS], ahead_a[ROWS][STEPS];
     UNROLL_FOR(int s = 0; s < STEPS; s++) {
         sum[s] = 0.0f;
@@ -256,7 +259,7 @@ void norm_gradients(global const float *x, global const float *weight, global co
             load_rows(ahead_a, x, row + ROWS, end, args.width);
         }
         UNROLL for (int r = 0; ROTATED && r < ROWS;
-                    r++, at = next_seat(at, args.heads, args.length)) {
+                    r++, at = next_head_position(at, args.heads, args.length)) {
             UNROLL_FOR(int s = 0; s < STEPS; s++) {
                 const int c = column_of(s), n = row + r < end ? args.width - c : 0;
                 const vec partner =
@@ -276,7 +279,7 @@ void norm_gradients(global const float *x, global const float *weight, global co
                 products[r] = fma(g[r][s], a[r][s], products[r]);
             }
         }
-        sum_rows(products, dot, team, crew);
+        sum_rows(products, dot, row_group, of_groups);
         UNROLL_FOR(int r = 0; r < ROWS; r++) {
             const float pull = -scale[r] * scale[r] * scale[r] / (float)args.width * dot[r];
             UNROLL_FOR(int s = 0; s < STEPS; s++)
@@ -299,14 +302,14 @@ void norm_gradients(global const float *x, global const float *weight, global co
 #endif
 
 #if MOERT_ITEMS > 1
-/* partial[s,c] = sum of a sequence's pieces, which the teams take in turn. */
+/* partial[s,c] = sum of a sequence's pieces, which the row_groups take in turn. */
 KERNEL_OF(JOINERS)
 void norm_join(global const float *piece, global float *partial, moert_norm_args args) {
     SUMS_OF(JOINERS);
     const int column = get_group_id(0) * VEC, n = args.width - column;
     const ulong end = (get_group_id(1) + 1) * args.pieces;
     vec sum = 0.0f;
-    for (ulong row = get_group_id(1) * args.pieces + team_index(); row < end;
+    for (ulong row = get_group_id(1) * args.pieces + row_group_index(); row < end;
          row += ROWS_AHEAD * JOINERS) {
         vec part[ROWS_AHEAD];
         UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++)
@@ -315,8 +318,8 @@ void norm_join(global const float *piece, global float *partial, moert_norm_args
         UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++)
             sum += part[k];
     }
-    sum = sum_teams(sum, JOINERS, sums);
-    if (team_index() == 0)
+    sum = sum_row_groups(sum, JOINERS, sums);
+    if (row_group_index() == 0)
         store_part(sum, partial + get_group_id(1) * args.width + column, n);
 }
 #endif

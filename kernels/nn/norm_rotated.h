@@ -2,21 +2,21 @@
  * Included by norm.cl: rows that are heads, and their rotation by a token's position.
  */
 /* A row's head, and its token's place in a sequence. */
-typedef struct seat {
+typedef struct head_position {
     int head, position;
-} seat;
+} head_position;
 
 /* That of row `row`, counted from the first of a sequence. */
-static inline seat seat_of(ulong row, int heads, int length) {
+static inline head_position head_position_of(ulong row, int heads, int length) {
     const ulong token = row / heads;
-    return (seat){(int)(row % heads), (int)(token % length)};
+    return (head_position){(int)(row % heads), (int)(token % length)};
 }
 
-static inline seat next_seat(seat s, int heads, int length) {
+static inline head_position next_head_position(head_position s, int heads, int length) {
     const bool turns = s.head + 1 == heads;
-    return (seat){turns ? 0 : s.head + 1, !turns                     ? s.position
-                                          : s.position + 1 == length ? 0
-                                                                     : s.position + 1};
+    return (head_position){turns ? 0 : s.head + 1, !turns                     ? s.position
+                                                   : s.position + 1 == length ? 0
+                                                                              : s.position + 1};
 }
 
 /* From the columns of a step to this item's partners of them. */

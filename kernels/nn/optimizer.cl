@@ -8,10 +8,10 @@
  *                                                                  root  = sqrt(1 - beta2^t)
  *
  * Shapes: n floats, from `at` on of parameter and gradient, from `state_at` on of first and second.
- * Deterministic; the host computes the factors in float64.
+ * Deterministic; the host computes the operands in float64.
  * With ROUNDED, rounded[n] gets the new parameters in bf16, to nearest even, and `at` is 0:
  * products read them so, and a pass of their own over the parameters is saved.
- * A team owns BLOCK consecutive floats. No local memory.
+ * A row_group owns BLOCK consecutive floats. No local memory.
  */
 #include "args/nn.h"
 #ifdef ROUNDED
@@ -47,7 +47,7 @@ KERNEL void adamw(global float *restrict parameter, global const float *restrict
         store_batch(p, parameter + i, left);
 #ifdef ROUNDED
         UNROLL_FOR(int k = 0; k < BATCH; k++)
-            store_shorts(encode(p[k], NUMBER_BF16), rounded + i + k * VEC, left - k * VEC);
+            store_shorts(encode(p[k], DTYPE_BF16), rounded + i + k * VEC, left - k * VEC);
 #endif
     }
 }

@@ -15,17 +15,17 @@
  * order, then the lanes are added, in the CPU form in order, and so are blocks; in the GPU form
  * each item has every JOINERS-th block of a tensor, and their sums are added by halves. Sums of
  * squares are double where the device has it (MOERT_FP64).
- * A team owns COLUMNS columns of all nodes, or one block; CREW teams the blocks of a tensor. Local
+ * A row_group owns COLUMNS columns of all nodes, or one block; GROUPS_PER_ROW row_groups the blocks of a tensor. Local
  * memory: a number for each item (squares).
  */
 #include "args/nn.h"
 
-#define COLUMNS (MOERT_ITEMS == 1 ? 1024ul : 512ul)
-#define BLOCK   4096
-#define LEAVES  8  /* read side by side */
-#define LEVELS  28 /* of the tree above them */
-#define CREW    (MOERT_ITEMS == 1 ? 1 : 8)
-#define JOINERS (CREW * MOERT_ITEMS)
+#define COLUMNS        (MOERT_ITEMS == 1 ? 1024ul : 512ul)
+#define BLOCK          4096
+#define LEAVES         8  /* read side by side */
+#define LEVELS         28 /* of the tree above them */
+#define GROUPS_PER_ROW (MOERT_ITEMS == 1 ? 1 : 8)
+#define JOINERS        (GROUPS_PER_ROW * MOERT_ITEMS)
 
 #if MOERT_FP64
 typedef double real;
@@ -144,12 +144,12 @@ KERNEL void sum_squares(global const float *restrict x, global const ulong *rest
         sum[block] = total;
 }
 
-KERNEL_OF(CREW)
+KERNEL_OF(GROUPS_PER_ROW)
 void join_blocks(global const ulong *restrict table, global const real *restrict block_sum,
                  global real *restrict sum) {
     local real joined[JOINERS];
     ulong tensor = get_group_id(0), end = table[3 * tensor + 5];
-    int joiner = team_index() * MOERT_ITEMS + item_index();
+    int joiner = row_group_index() * MOERT_ITEMS + item_index();
     real total = 0;
     for (ulong block = table[3 * tensor + 2] + joiner; block < end; block += JOINERS)
         total += block_sum[block];

@@ -21,7 +21,7 @@
  * the row alone; dprob adds column j into lane j mod VEC, then the lanes as a tree.
  *
  * Grid: op_glu, op_dglu: (splits of `split` rows); op_dbias: (blocks of VEC columns, groups). Local
- * memory: the team's.
+ * memory: the row_group's.
  */
 #include "args/gemm.h"
 #include "lib/formats.h"
@@ -80,7 +80,7 @@ static inline pair join_pair(pair x, spot s) {
 KERNEL void op_glu(global const uint *ends, global const float *acc, global const float *alpha,
                    global const void *bias, global const float *prob, global void *c,
                    global void *d, global float *peak, moert_glu_args args) {
-    TEAM;
+    ROW_GROUP;
     const uint first = get_group_id(0) * args.split,
                last = min(min(ends[args.groups - 1], args.rows), first + args.split);
     for (uint r = first; r < last; r++) {
@@ -107,7 +107,7 @@ KERNEL void op_glu(global const uint *ends, global const float *acc, global cons
             store_as(y, d, args.d_type, r * args.d_stride + j, args.width - j);
             top = raise(top, first_lanes(y, args.width - j));
         }
-        const float most = raise_lanes(top, team);
+        const float most = raise_lanes(top, row_group);
         if (peak != 0 && is_first_item())
             peak[r] = most;
     }
@@ -118,7 +118,7 @@ KERNEL void op_dglu(global const uint *ends, global const float *acc, global con
                     global const float *prob, global const void *c, global void *d,
                     global float *wide, global float *peak, global float *dprob,
                     moert_glu_args args) {
-    TEAM;
+    ROW_GROUP;
     const glu_form form = {0, args.limit, args.slope, args.offset, args.activation};
     const uint first = get_group_id(0) * args.split,
                last = min(min(ends[args.groups - 1], args.rows), first + args.split);
@@ -147,8 +147,8 @@ KERNEL void op_dglu(global const uint *ends, global const float *acc, global con
                     store_part(z, wide + (ulong)r * 2 * args.width + s.at[i], s.n[i]);
             }
         }
-        const float total = sum_lanes(sum, team), gate = raise_lanes(top.g, team),
-                    up = raise_lanes(top.u, team);
+        const float total = sum_lanes(sum, row_group), gate = raise_lanes(top.g, row_group),
+                    up = raise_lanes(top.u, row_group);
         if (dprob != 0 && is_first_item())
             dprob[r] += total;
         if (peak != 0 && is_first_item()) {

@@ -19,11 +19,11 @@
  *
  * home(r) = gather[r] / divisor, gather null = r; a gather[r] of `rows` or more reads zeros and is
  * not written. float32 matrices are dense; others have rows `stride` elements apart. Types are
- * moert_number.
+ * moert_dtype.
  * Deterministic; every element is made alone.
  *
  * Grid: rows: (splits of `split` rows); weights: (blocks of SHARE elements, groups); op_amax:
- * (groups, sets). Local memory: the team's; op_amax on GPUs 4 KB.
+ * (groups, sets). Local memory: the row_group's; op_amax on GPUs 4 KB.
  */
 #include "args/gemm.h"
 #include "lib/formats.h"
@@ -54,7 +54,7 @@ KERNEL void op_store_rows(global const uint *ends, global const float *acc,
                           global const uint *gather, global const float *row_weight,
                           global const float *prob, global void *to, global float *peak,
                           moert_rows_args args) {
-    TEAM;
+    ROW_GROUP;
     const uint first = get_group_id(0) * args.split,
                last = min(min(ends[args.groups - 1], args.rows), first + args.split);
     for (uint r = first; r < last; r++) {
@@ -83,7 +83,7 @@ KERNEL void op_store_rows(global const uint *ends, global const float *acc,
                 top = raise(top, first_lanes(v[i], n));
             }
         }
-        const float most = raise_lanes(top, team);
+        const float most = raise_lanes(top, row_group);
         if (peak != 0 && is_first_item())
             peak[r] = kept > 0 ? most : -INFINITY;
     }

@@ -2,10 +2,10 @@
  * The largest magnitude of x[M,N] over all groups' rows or per group, and the global scales of
  * NVFP4 made from it.
  *
- * amax_blocks: a team makes the partial of one block of 16 rows of a group, after their rotation if
+ * amax_blocks: a row_group makes the partial of one block of 16 rows of a group, after their rotation if
  * `hadamard`. amax_groups: the maximum of each group's partials, or of all. Maxima are taken over
  * the bits, so that NaN wins; the order does not matter. Grids: (row blocks), (groups, or 1 for
- * all), (1). Local memory: the team's. Deterministic.
+ * all), (1). Local memory: the row_group's. Deterministic.
  */
 #include "args/quant.h"
 #include "lib/formats.h"
@@ -14,7 +14,7 @@ enum { HEIGHT = 16 };
 
 KERNEL void amax_blocks(global const uint *ends, global const float *x, global uint *partial,
                         moert_amax_args args) {
-    TEAM;
+    ROW_GROUP;
     const place p = find_place(ends, args.groups, args.rows, HEIGHT, get_group_id(0));
     uvec largest = 0;
     for (int c = 0; p.rows > 0 && c < args.columns; c += VEC) {
@@ -28,7 +28,7 @@ KERNEL void amax_blocks(global const uint *ends, global const float *x, global u
         UNROLL_FOR(uint r = 0; r < HEIGHT; r++)
             largest = max(largest, magnitude_bits(v[r]));
     }
-    const uint most = max_uints(largest, team);
+    const uint most = max_uints(largest, row_group);
     if (is_first_item())
         partial[get_group_id(0)] = most;
 }
@@ -46,14 +46,14 @@ static inline uint count_blocks(global const uint *ends, uint count, uint rows) 
 
 KERNEL void amax_groups(global const uint *ends, global const uint *partial, global float *amax,
                         moert_amax_args args) {
-    TEAM;
+    ROW_GROUP;
     const uint g = get_group_id(0);
     const uint first = args.group_scales ? count_blocks(ends, g, args.rows) : 0;
     const uint last = count_blocks(ends, args.group_scales ? g + 1 : args.groups, args.rows);
     uint largest = 0;
     for (uint i = first + get_local_id(0); i < last; i += MOERT_ITEMS)
         largest = max(largest, partial[i]);
-    largest = max_uints(largest, team);
+    largest = max_uints(largest, row_group);
     if (is_first_item())
         amax[g] = as_float(largest > 0x7F800000u ? QUIET : largest);
 }

@@ -1,7 +1,7 @@
 /*
  * n numbers from float32 to a smaller type and back.
  *
- * A team takes SHARE.
+ * A row_group takes SHARE.
  * Required: NUMBER (a number type, see formats.h), BITS (8, 16). Grid: (n / SHARE). No local
  * memory. Deterministic.
  */

@@ -17,7 +17,7 @@
 #endif
 
 enum { E4M3_E8M0, E5M2_E8M0, E2M1_E8M0, E2M1_E4M3 };
-enum { TEAMS = 4, ITEMS = 32 * TEAMS, AHEAD = 8 };
+enum { ROW_GROUPS = 4, ITEMS = 32 * ROW_GROUPS, AHEAD = 8 };
 
 #define BITS     (FORMAT <= E5M2_E8M0 ? 8 : 4)
 #define BLOCK    (FORMAT == E2M1_E4M3 ? 16 : 32)
@@ -66,7 +66,7 @@ static inline uint item_number(void) {
     return get_local_id(1) * 32 + get_local_id(0);
 }
 
-KERNEL_OF(TEAMS)
+KERNEL_OF(ROW_GROUPS)
 void decode_along(global const uchar *q, global const uchar *scale, ulong units, global uint4 *x) {
     const ulong first = (ulong)get_group_id(0) * (ITEMS * AHEAD) + item_number();
     uint2 codes[AHEAD];
@@ -100,7 +100,7 @@ static inline uint4 decode_eight(uint2 codes, const float s[8], int half_row) {
     return round_eight(v);
 }
 
-KERNEL_OF(TEAMS)
+KERNEL_OF(ROW_GROUPS)
 void decode_down(global const uchar *q, global const uchar *scale, uint columns, global uint4 *x) {
     enum { LINES = BLOCK * BITS / 8, PER_LINE = 8 / BITS }; /* of codes, and rows in one */
     const uint units = columns / 8, unit = get_group_id(0) * ITEMS + item_number();

@@ -6,7 +6,7 @@
  * at a time, 16 bytes: columns are multiples of WIDE, lines of WIDE codes. More floats would be two
  * stores, which do not fill what neighbours write together.
  *
- * A team takes one row (ROW) or, on GPUs with its crew, one row block of a group, and `strip`
+ * A row_group takes one row (ROW) or, on GPUs with its of_groups, one row block of a group, and `strip`
  * columns, a multiple of 128.
  *
  * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (number types, see formats.h), ELEMENT_BITS (4,
@@ -33,13 +33,13 @@
 INLINED void dequantize_parts(const blocks *b, part p, uint top, int left, float all, bool scaled,
                               global void *x, const moert_quantize_args *args) {
     const int across = b->axis == ROW ? AHEAD : 1;
-    coded own[AHEAD];
+    quantized own[AHEAD];
     UNROLL_ON_GPU for (
         int i = 0; i < AHEAD;
         i++) { /* whatever there is: loads under conditions would wait for each other */
         const uint r = min(top + i / across, p.rows - 1);
         const int c = left + i % across * VEC;
-        own[i] = load_coded(b, (block_row){p.row + r, p.slot, r}, c, p.last - c);
+        own[i] = load_quantized(b, (block_row){p.row + r, p.slot, r}, c, p.last - c);
     }
     UNROLL_ON_GPU for (int i = 0; i < AHEAD; i++) {
         const uint r = top + i / across;
@@ -75,17 +75,17 @@ INLINED void dequantize(int axis, ARGUMENTS) {
         for (int c = p.first; c < p.last; c += VEC)
             dequantize_parts(&b, p, r, c, all, whole != 0, x, &args);
 #else /* the strip is a step */
-    dequantize_parts(&b, p, team_index() * AHEAD, p.first, all, whole != 0, x, &args);
+    dequantize_parts(&b, p, row_group_index() * AHEAD, p.first, all, whole != 0, x, &args);
 #endif
 }
 
-#define DEQUANTIZE(name, axis, crew)                                                               \
-    KERNEL_OF(crew) void dequantize_##name(ARGUMENTS) {                                            \
+#define DEQUANTIZE(name, axis, of_groups)                                                          \
+    KERNEL_OF(of_groups) void dequantize_##name(ARGUMENTS) {                                       \
         dequantize(axis, ends, q, scale, whole, x, args);                                          \
     }
-#define CREW (MOERT_ITEMS == 1 ? 1 : BLOCK / AHEAD)
+#define GROUPS_PER_ROW (MOERT_ITEMS == 1 ? 1 : BLOCK / AHEAD)
 #ifdef WIDE
-#define STEP  (MOERT_ITEMS * WIDE) /* columns of a team */
+#define STEP  (MOERT_ITEMS * WIDE) /* columns of a row_group */
 #define STEPS (WIDE == 4 ? 16 : 4) /* whose loads are under way together */
 #if WIDE == 4
 typedef float number;
@@ -142,8 +142,8 @@ static inline void store_eight(vec low, vec high, global ushort *x) {
         return;
     }
 #endif
-    store_shorts(encode(low, NUMBER_BF16), x - part_start(), PART + part_start());
-    store_shorts(encode(high, NUMBER_BF16), x + PART - part_start(), PART + part_start());
+    store_shorts(encode(low, DTYPE_BF16), x - part_start(), PART + part_start());
+    store_shorts(encode(high, DTYPE_BF16), x + PART - part_start(), PART + part_start());
 }
 
 /* STEPS steps from an item's first one on, `whole`, or those that begin in the `left` columns. */
@@ -199,5 +199,5 @@ KERNEL void dequantize_row(ARGUMENTS) {
 #else
 DEQUANTIZE(row, ROW, 1)
 #endif
-DEQUANTIZE(column, COLUMN, CREW)
-DEQUANTIZE(tile, TILE, CREW)
+DEQUANTIZE(column, COLUMN, GROUPS_PER_ROW)
+DEQUANTIZE(tile, TILE, GROUPS_PER_ROW)

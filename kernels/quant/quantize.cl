@@ -1,5 +1,5 @@
 /*
- * Quantisers to block-scaled formats (formulas: moert/quantize.h), of x[M,N] whose rows form
+ * Quantizers to block-scaled formats (formulas: moert/quantize.h), of x[M,N] whose rows form
  * groups.
  *
  *        BLOCK columns                 16 columns              BLOCK columns
@@ -7,7 +7,7 @@
  *       one scale                    [ | | | | ] rows,         [ . . . . . . ] one scale
  *                                    a scale per column        [ . . . . . . ]
  *
- * A team takes one row (ROW) or, with its crew, one row block of a group, and `strip` columns, a
+ * A row_group takes one row (ROW) or, with its of_groups, one row block of a group, and `strip` columns, a
  * multiple of 128. On CPUs tiles are read twice, from the cache, others once. Lines of q lie
  * q_bytes bytes apart, lines of scales `scales`. Elements of 4 bits: even columns (COLUMN: rows of
  * the block) in the low halves. random(row, column) for STOCHASTIC is byte column % 16 of
@@ -18,7 +18,7 @@
  * LARGEST_EXPONENT (floor of its log2); with elements of 4 bits ROUNDING (moert_rounding), with
  * E4M3 scales RULE (moert_nvfp4_rule). RUNS may be defined: x has runs of columns; and TRANSPOSED
  * as 1: columns become lines.
- * Grid: (rows or row blocks, strips). Local memory, on GPUs: the teams' and a vector for each of
+ * Grid: (rows or row blocks, strips). Local memory, on GPUs: the row_groups' and a vector for each of
  * their items. Deterministic.
  */
 #if !defined(BLOCK) || !defined(ELEMENT) || !defined(E4M3) || !defined(ELEMENT_BITS) ||            \
@@ -75,9 +75,9 @@ static inline void store_scale(const job *j, const scaling *s, ulong at) {
 
 /* The largest bits of what so many items have together: a power of two, the first of them at a
  * multiple of it. */
-INLINED uvec block_largest(uvec x, int items, local float *team) {
+INLINED uvec block_largest(uvec x, int items, local float *row_group) {
 #if MOERT_ITEMS == 1
-    return max_uints(x, team);
+    return max_uints(x, row_group);
 #else
     uint2 own = max(x.lo, x.hi);
     uint most = max(own.x, own.y);
@@ -87,10 +87,10 @@ INLINED uvec block_largest(uvec x, int items, local float *team) {
 #else
     const int first = get_local_id(0) / items * items;
     barrier(CLK_LOCAL_MEM_FENCE); /* all are done with the last ones */
-    team[get_local_id(0)] = as_float(most);
+    row_group[get_local_id(0)] = as_float(most);
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = 0; i < items; i++)
-        most = max(most, as_uint(team[first + i]));
+        most = max(most, as_uint(row_group[first + i]));
 #endif
     return most;
 #endif
@@ -107,7 +107,7 @@ static inline void store_block_scale(const job *j, const scaling *s, ulong line,
 #define SPAN                                                                                       \
     (BLOCK > VEC ? BLOCK : VEC) /* columns that are scaled at a time: those of a block, or a step */
 KERNEL void quantize_row(ARGUMENTS) {
-    TEAM;
+    ROW_GROUP;
     const job job_ = JOB, *j = &job_;
     const part p = find_part(ends, &args, ROW);
     if (p.rows == 0)
@@ -120,7 +120,7 @@ KERNEL void quantize_row(ARGUMENTS) {
             x[i] = load_x(j, p.row, c + i * VEC, p.last - c - i * VEC);
             largest = max(largest, magnitude_bits(x[i]));
         }
-        const scaling s = make_scale(j, common, block_largest(largest, 1, team), false);
+        const scaling s = make_scale(j, common, block_largest(largest, 1, row_group), false);
         for (int i = 0; i < SPAN / VEC && c + i * VEC < p.last; i++)
             store_row(j, make_codes(j, &s, x[i], ROW, p.row, c + i * VEC), p.row, c + i * VEC,
                       p.last - c - i * VEC);
@@ -133,19 +133,19 @@ KERNEL void quantize_row(ARGUMENTS) {
 
 /* ---- blocks of rows ---- */
 
-/* The rows of a block that a team holds in registers: on GPUs a crew of teams shares the block. */
-#define HELD (MOERT_ITEMS == 1 ? BLOCK : BLOCK == 32 ? 8 : 16)
-#define CREW (BLOCK / HELD)
+/* The rows of a block that a row_group holds in registers: on GPUs a of_groups of row_groups shares the block. */
+#define HELD           (MOERT_ITEMS == 1 ? BLOCK : BLOCK == 32 ? 8 : 16)
+#define GROUPS_PER_ROW (BLOCK / HELD)
 #if MOERT_ITEMS == 1
 #define EACH_STEP(c) for (int c = p.first; c < p.last; c += VEC)
 #else /* the strip is one */
 #define EACH_STEP(c) const int c = p.first;
 #endif
-#define PEAKS local uvec peaks[CREW][MOERT_ITEMS]
+#define PEAKS local uvec peaks[GROUPS_PER_ROW][MOERT_ITEMS]
 
-/* The first of this team's rows in a block. */
+/* The first of this row_group's rows in a block. */
 static inline uint first_held(void) {
-    return team_index() * HELD;
+    return row_group_index() * HELD;
 }
 
 static inline void hold_rows(const job *j, vec held[HELD], part p, int column, int n) {
@@ -160,13 +160,13 @@ static inline uvec held_largest(const vec held[HELD]) {
     return largest;
 }
 
-/* The largest of what the teams have; all call at once. */
-INLINED uvec crew_largest(uvec own, local uvec (*peaks)[MOERT_ITEMS]) {
-#if CREW > 1
+/* The largest of what the row_groups have; all call at once. */
+INLINED uvec largest_of_groups(uvec own, local uvec (*peaks)[MOERT_ITEMS]) {
+#if GROUPS_PER_ROW > 1
     barrier(CLK_LOCAL_MEM_FENCE); /* all are done with the last ones */
-    peaks[team_index()][item_index()] = own;
+    peaks[row_group_index()][item_index()] = own;
     barrier(CLK_LOCAL_MEM_FENCE);
-    UNROLL_FOR(int i = 0; i < CREW; i++)
+    UNROLL_FOR(int i = 0; i < GROUPS_PER_ROW; i++)
         own = max(own, peaks[i][item_index()]);
 #endif
     return own;
@@ -174,7 +174,7 @@ INLINED uvec crew_largest(uvec own, local uvec (*peaks)[MOERT_ITEMS]) {
 
 #if MOERT_ITEMS == 1
 KERNEL void quantize_tile(ARGUMENTS) {
-    TEAM;
+    ROW_GROUP;
     const job job_ = JOB, *j = &job_;
     const part p = find_part(ends, &args, TILE);
     if (p.rows == 0)
@@ -186,7 +186,7 @@ KERNEL void quantize_tile(ARGUMENTS) {
         for (uint r = 0; r < p.rows; r++)
             for (int i = c; i < end; i += VEC)
                 largest = max(largest, magnitude_bits(load_x(j, p.row + r, i, end - i)));
-        const scaling s = make_scale(j, common, block_largest(largest, 1, team), false);
+        const scaling s = make_scale(j, common, block_largest(largest, 1, row_group), false);
         for (uint r = 0; r < p.rows; r++) {
             const uint row = p.row + r;
             for (int i = c; i < end; i += VEC)
@@ -198,8 +198,8 @@ KERNEL void quantize_tile(ARGUMENTS) {
     }
 }
 #else
-KERNEL_OF(CREW) void quantize_tile(ARGUMENTS) {
-    TEAM_OF(CREW);
+KERNEL_OF(GROUPS_PER_ROW) void quantize_tile(ARGUMENTS) {
+    ROW_GROUP_OF(GROUPS_PER_ROW);
     PEAKS;
     const job job_ = JOB, *j = &job_;
     const part p = find_part(ends, &args, TILE);
@@ -209,8 +209,9 @@ KERNEL_OF(CREW) void quantize_tile(ARGUMENTS) {
     EACH_STEP(c) {
         vec held[HELD];
         hold_rows(j, held, p, c, p.last - c);
-        const uvec largest = block_largest(held_largest(held), BLOCK / PART, team[team_index()]);
-        const scaling s = make_scale(j, common, crew_largest(largest, peaks), true);
+        const uvec largest =
+            block_largest(held_largest(held), BLOCK / PART, row_group[row_group_index()]);
+        const scaling s = make_scale(j, common, largest_of_groups(largest, peaks), true);
         UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
             const uint row = p.row + first_held() + r;
             const bool inside = first_held() + r < p.rows;
@@ -218,7 +219,7 @@ KERNEL_OF(CREW) void quantize_tile(ARGUMENTS) {
             if (SCALE != 2 && inside)
                 store_block_scale(j, &s, row, c);
         }
-        if (SCALE == 2 && team_index() == 0)
+        if (SCALE == 2 && row_group_index() == 0)
             store_block_scale(j, &s, p.slot, c);
     }
 }
@@ -245,7 +246,7 @@ static inline void store_scales(const job *j, const scaling *s, uint slot, int c
 #endif
 }
 
-KERNEL_OF(CREW) void quantize_column(ARGUMENTS) {
+KERNEL_OF(GROUPS_PER_ROW) void quantize_column(ARGUMENTS) {
     PEAKS;
     const job job_ = JOB, *j = &job_;
     const part p = find_part(ends, &args, COLUMN);
@@ -260,8 +261,9 @@ KERNEL_OF(CREW) void quantize_column(ARGUMENTS) {
         if (args.hadamard && p.rows == BLOCK)
             rotate_rows(held);
 #endif
-        const scaling s = make_scale(j, common, crew_largest(held_largest(held), peaks), false);
-        if (team_index() == 0)
+        const scaling s =
+            make_scale(j, common, largest_of_groups(held_largest(held), peaks), false);
+        if (row_group_index() == 0)
             store_scales(j, &s, p.slot, c, n);
         UNROLL_ON_GPU for (uint r = 0; r < HELD; r += 8 / ELEMENT_BITS) {
             const uint line = first_held() + r, row = p.row + line;

@@ -124,7 +124,7 @@ static inline scaling scale_nvfp4(vec amax, int has_amax, float a, float g, bool
 }
 #endif
 
-/* What a team's blocks have in common, read once. */
+/* What a row_group's blocks have in common, read once. */
 typedef struct shared {
     float amax, whole, norm;
 } shared;

@@ -47,7 +47,7 @@ static inline void store_codes(const job *j, const scaling *s, const vec *x, uin
 }
 
 KERNEL void quantize_row(ARGUMENTS) {
-    TEAM;
+    ROW_GROUP;
     const job job_ = JOB, *j = &job_;
     const part p = find_part(ends, &args, ROW);
     if (p.rows == 0)
@@ -61,7 +61,7 @@ KERNEL void quantize_row(ARGUMENTS) {
             uvec largest = 0;
             UNROLL_FOR(int i = b; i < b + HELD_PARTS; i++)
                 largest = max(largest, magnitude_bits(x[i]));
-            const scaling s = make_scale(j, common, block_largest(largest, LANES, team), true);
+            const scaling s = make_scale(j, common, block_largest(largest, LANES, row_group), true);
             store_codes(j, &s, x + b, p.row, c, b, p.last);
             store_block_scale(j, &s, p.row, c + step_of(b));
         }

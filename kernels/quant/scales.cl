@@ -4,9 +4,9 @@
  *
  *   byte of (r, c) = ((r/128) * ceil(C/4) + c/4) * 512 + (r%32) * 16 + (r%128)/32 * 4 + c%4
  *
- * so that 16 consecutive bytes of a tile are rows r, r+32, r+64, r+96 of 4 columns. A team takes
+ * so that 16 consecutive bytes of a tile are rows r, r+32, r+64, r+96 of 4 columns. A row_group takes
  * one tile: its groups follow each other along rows, or (transposed: lines are columns) along
- * columns, each from a new tile on; or (whole) are one matrix of all `rows` lines. Around quantised
+ * columns, each from a new tile on; or (whole) are one matrix of all `rows` lines. Around quantized
  * operands (src/quant/scales.h):
  *
  *   block_ends    to[g] = min(blocks of groups 0 to g, most)
@@ -62,7 +62,7 @@ static inline long linear_at(tile t, uint width, int transposed, uint i) {
     return line < t.lines && column < width ? (long)(t.start + line) * width + column : -1;
 }
 
-/* Moves this team's tile to `swizzled`, with zeros around it, or from there. */
+/* Moves this row_group's tile to `swizzled`, with zeros around it, or from there. */
 INLINED void move_tile(global const uint *ends, global uchar *linear, global uchar *swizzled,
                        moert_scales_args args, bool forward) {
     const tile t = find_tile(ends, &args);

@@ -1,9 +1,9 @@
 /*
- * Router on GPUs, where a team holds the experts of some tokens in registers: the forward without
+ * Router on GPUs, where a row_group holds the experts of some tokens in registers: the forward without
  * groups of experts, and the backward. Formulas, shapes and results are those of router.cl, bit by
  * bit.
  *
- * A team takes TOKENS tokens at once. In the forward each has SLOTS items side by side, with all of
+ * A row_group takes TOKENS tokens at once. In the forward each has SLOTS items side by side, with all of
  * its experts and slots, so that what is done once for a token, or a slot, is done once for all
  * tokens:
  *
@@ -12,20 +12,20 @@
  *   experts  [ 0 1 2 3 | 4 5 6 7 | ... ]
  *            [ 4 SLOTS ...             ] ...
  *
- * In the backward a token's experts lie across all items of the team, its slots as above.
+ * In the backward a token's experts lie across all items of the row_group, its slots as above.
  *
  * Choice: a key is 25 bits of a selection score (24 where there are more than 128 experts) and the
  * expert, the smaller the better. Items sort their keys, and lists of SLOTS keys are merged, in an
  * item and across items (choice.h). Where two scores agree in all of these bits, one of them
  * chosen, the tokens are done again with whole scores.
  *
- * Required: EXPERTS (1 to 256), SLOTS (8, 16, 32; at least K), SCORE (as moert_score), TEAMS (of a
- * work-group; 1 where teams have no instructions of their own to meet, but on NVIDIA's). Local
+ * Required: EXPERTS (1 to 256), SLOTS (8, 16, 32; at least K), SCORE (as moert_score), ROW_GROUPS (of a
+ * work-group; 1 where row_groups have no instructions of their own to meet, but on NVIDIA's). Local
  * memory: of the backward, a float for each of the tokens' MOST_EXPERTS. Deterministic: sums are
  * those of router.cl, in the same order.
  */
-#if !defined(EXPERTS) || !defined(SLOTS) || !defined(SCORE) || !defined(TEAMS)
-#error "EXPERTS, SLOTS, SCORE and TEAMS must be defined"
+#if !defined(EXPERTS) || !defined(SLOTS) || !defined(SCORE) || !defined(ROW_GROUPS)
+#error "EXPERTS, SLOTS, SCORE and ROW_GROUPS must be defined"
 #endif
 #include "args/router.h"
 #include "router/scores.h"
@@ -34,12 +34,12 @@
 #define STEPS        (MOST_EXPERTS / VEC)
 #define TOKENS       (MOERT_ITEMS / SLOTS)
 #if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
-#define ANY_BARRIER 1 /* also under conditions that the items of a team agree on */
+#define ANY_BARRIER 1 /* also under conditions that the items of a row_group agree on */
 #else
 #define ANY_BARRIER 0
 #endif
 
-/* The items of a team see what the others have stored in local memory. */
+/* The items of a row_group see what the others have stored in local memory. */
 static inline void meet(void) {
 #if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
     __asm__ volatile("bar.warp.sync 0xFFFFFFFF;" : : : "memory");
@@ -48,8 +48,8 @@ static inline void meet(void) {
 #endif
 }
 
-/* What the team's item number `item` has; all call at once. */
-static inline float of_item(float x, int item, local float *team) {
+/* What the row_group's item number `item` has; all call at once. */
+static inline float of_item(float x, int item, local float *row_group) {
 #if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
     float other;
     __asm__ volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xFFFFFFFF;"
@@ -58,14 +58,14 @@ static inline float of_item(float x, int item, local float *team) {
     return other;
 #else
     meet();
-    team[item_index()] = x;
+    row_group[item_index()] = x;
     meet();
-    return team[item];
+    return row_group[item];
 #endif
 }
 
-static inline int int_of_item(int x, int item, local float *team) {
-    return as_int(of_item(as_float(x), item, team));
+static inline int int_of_item(int x, int item, local float *row_group) {
+    return as_int(of_item(as_float(x), item, row_group));
 }
 
 /* ---- forward ---- */
@@ -84,38 +84,38 @@ static inline int place_of(int i) {
 }
 
 /* From where an item's part of a step is to where its first part of a token is. */
-static inline int turned(void) {
+static inline int transposed(void) {
     return slot_index() * PART - part_start();
 }
 
 /* What the item has whose number differs in these bits. */
-static inline float across(float x, int bits, local float *team) {
+static inline float across(float x, int bits, local float *row_group) {
 #if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
     return exchanged(x, bits);
 #else
-    return of_item(x, item_index() ^ bits, team);
+    return of_item(x, item_index() ^ bits, row_group);
 #endif
 }
 
-static inline uint uint_across(uint x, int bits, local float *team) {
-    return as_uint(across(as_float(x), bits, team));
+static inline uint uint_across(uint x, int bits, local float *row_group) {
+    return as_uint(across(as_float(x), bits, row_group));
 }
 
 /* The largest and the least that a token's items have. */
-static inline float largest_of_token(float x, local float *team) {
+static inline float largest_of_token(float x, local float *row_group) {
     UNROLL_FOR(int d = SLOTS / 2; d > 0; d /= 2)
-        x = fmax(x, across(x, d, team));
+        x = fmax(x, across(x, d, row_group));
     return x;
 }
 
-static inline uint least_of_token(uint x, local float *team) {
+static inline uint least_of_token(uint x, local float *row_group) {
     UNROLL_FOR(int d = SLOTS / 2; d > 0; d /= 2)
-        x = min(x, uint_across(x, d, team));
+        x = min(x, uint_across(x, d, row_group));
     return x;
 }
 
 /* The sum of a step of a token, by the tree of sum_lanes(). */
-static inline float sum_token(const vec x[TOKENS], local float *team) {
+static inline float sum_token(const vec x[TOKENS], local float *row_group) {
     float sum[TOKENS];
     UNROLL_FOR(int i = 0; i < TOKENS; i++) {
         const float2 pair = x[i].lo + x[i].hi;
@@ -125,7 +125,7 @@ static inline float sum_token(const vec x[TOKENS], local float *team) {
         UNROLL_FOR(int i = 0; i < d; i++)
             sum[i] += sum[i + d];
     UNROLL_FOR(int d = SLOTS / 2; d > 0; d /= 2)
-        sum[0] += across(sum[0], d, team);
+        sum[0] += across(sum[0], d, row_group);
     return sum[0];
 }
 
@@ -133,7 +133,7 @@ static inline float sum_token(const vec x[TOKENS], local float *team) {
 
 static inline void load_token(vec x[PARTS], global const float *p) {
     UNROLL_FOR(int i = 0; i < PARTS; i++)
-        x[i] = load_part(p + turned() + i * APART, EXPERTS - turned() - i * APART);
+        x[i] = load_part(p + transposed() + i * APART, EXPERTS - transposed() - i * APART);
 }
 
 /* x / total, the bits that NVIDIA's compiler makes of it where total is 1 to 256, with one
@@ -155,21 +155,22 @@ typedef struct row {
     bool good;
 } row;
 
-INLINED row score_row(const vec x[PARTS], local float *team) {
+INLINED row score_row(const vec x[PARTS], local float *row_group) {
     row r;
     vec padded[PARTS], largest = -INFINITY, sum[TOKENS];
     UNROLL_FOR(int i = 0; i < PARTS; i++) {
         padded[i] = select((vec)-INFINITY, x[i], place_of(i * PART) + LANES_IN_ORDER < EXPERTS);
         largest = fmax(largest, padded[i]);
     }
-    r.top = largest_of_token(fmax(fmax(largest.x, largest.y), fmax(largest.z, largest.w)), team);
+    r.top =
+        largest_of_token(fmax(fmax(largest.x, largest.y), fmax(largest.z, largest.w)), row_group);
     UNROLL_FOR(int i = 0; i < PARTS; i++) {
         const vec exponential = exp(padded[i] - r.top);
         const vec term = fma(x[i], (vec)0.0f, exponential); /* a NaN where a logit is not finite */
         sum[i % TOKENS] = i < TOKENS ? term : sum[i % TOKENS] + term;
         r.s[i] = stands_alone(SCORE) ? lone_scores(padded[i], SCORE) : exponential;
     }
-    r.total = sum_token(sum, team);
+    r.total = sum_token(sum, row_group);
     r.good = !isnan(r.total);
     UNROLL_FOR(int i = 0; i < PARTS; i++)
         r.s[i] = stands_alone(SCORE) ? r.s[i] : divided(r.s[i], r.total);
@@ -179,7 +180,7 @@ INLINED row score_row(const vec x[PARTS], local float *team) {
 /* Keys of all bits of the selection scores, or of the first ones and the expert, UINT_MAX past the
  * last expert; false if a score is a NaN. */
 INLINED bool make_keys(const vec x[PARTS], const row *r, global const float *bias, bool whole,
-                       uint keys[KEYS], local float *team) {
+                       uint keys[KEYS], local float *row_group) {
     const bool by_logits = SCORE == SOFTMAX_TOPK;
     const uint kept = whole ? UINT_MAX : ~PLACE;
     vec added[PARTS];
@@ -201,7 +202,7 @@ INLINED bool make_keys(const vec x[PARTS], const row *r, global const float *bia
                        inside),
                 i, keys);
     }
-    return bias == 0 || least_of_token(!any(nan), team) == 1;
+    return bias == 0 || least_of_token(!any(nan), row_group) == 1;
 }
 
 /* What this item's expert is chosen with, before its weight is divided and scaled. */
@@ -213,14 +214,14 @@ static inline float picked_value(float logit, const row *r) {
     return (exp((vec)(logit - r->top)) / r->total).x;
 }
 
-KERNEL_OF(TEAMS)
+KERNEL_OF(ROW_GROUPS)
 void router_choose(global const float *logits, global const float *bias, global float *scores,
                    global int *index, global float *weight, global float *lse,
                    moert_router_args args) {
-    TEAM_OF(TEAMS);
-    local float *own = team[team_index()];
+    ROW_GROUP_OF(ROW_GROUPS);
+    local float *own = row_group[row_group_index()];
     const int slot = slot_index(), base = item_index() - slot;
-    const ulong first = ((ulong)get_group_id(0) * TEAMS + team_index()) * TOKENS,
+    const ulong first = ((ulong)get_group_id(0) * ROW_GROUPS + row_group_index()) * TOKENS,
                 wanted = first + base / SLOTS;
     const ulong t =
         min(wanted, args.tokens - 1); /* past the last token the last one is done once more */
@@ -239,8 +240,8 @@ void router_choose(global const float *logits, global const float *bias, global 
         UNROLL_FOR(int i = 0; i < PARTS; i++)
             r.s[i] = 0.0f;
     UNROLL_FOR(int i = 0; i < PARTS; i++)
-        store_part(r.s[i], scores + t * EXPERTS + turned() + i * APART,
-                   t == wanted ? EXPERTS - turned() - i * APART : 0);
+        store_part(r.s[i], scores + t * EXPERTS + transposed() + i * APART,
+                   t == wanted ? EXPERTS - transposed() - i * APART : 0);
     uint mine = choose(keys, args.topk, &clear, own) & PLACE;
     if (ANY_BARRIER ? !clear : true) { /* from the start: nothing is kept for this */
         load_token(x, l);
@@ -268,24 +269,25 @@ void router_choose(global const float *logits, global const float *bias, global 
 
 /* sum s and sum s * a of a row; only what counts. */
 static inline float2 row_sums(const vec s[STEPS], global const float *a, int experts, bool whole,
-                              local float *team) {
+                              local float *row_group) {
     vec sum = 0.0f, product = 0.0f;
     UNROLL_FOR(int i = 0; i < STEPS; i++) {
         sum += s[i];
         if (a != 0)
             product = fma(s[i], load_part(a + i * VEC, experts - i * VEC), product);
     }
-    return (float2)(whole ? sum_lanes(sum, team) : 0.0f, a != 0 ? sum_lanes(product, team) : 0.0f);
+    return (float2)(whole ? sum_lanes(sum, row_group) : 0.0f,
+                    a != 0 ? sum_lanes(product, row_group) : 0.0f);
 }
 
-KERNEL_OF(TEAMS)
+KERNEL_OF(ROW_GROUPS)
 void router_return(global const float *logits, global const float *scores, global const int *index,
                    global const float *weight, global const float *lse, global const float *dweight,
                    global const float *aux, global float *dlogits, moert_router_args args) {
-    TEAM_OF(TEAMS);
-    local float rows[TEAMS][TOKENS][MOST_EXPERTS] __attribute__((aligned(64)));
-    local float *own = team[team_index()];
-    const ulong first = ((ulong)get_group_id(0) * TEAMS + team_index()) * TOKENS;
+    ROW_GROUP_OF(ROW_GROUPS);
+    local float rows[ROW_GROUPS][TOKENS][MOST_EXPERTS] __attribute__((aligned(64)));
+    local float *own = row_group[row_group_index()];
+    const ulong first = ((ulong)get_group_id(0) * ROW_GROUPS + row_group_index()) * TOKENS;
     const int slot = item_index() % SLOTS, base = item_index() - slot, k = min(slot, args.topk - 1);
     vec s[TOKENS][STEPS];
     float dot = 0.0f;
@@ -322,12 +324,12 @@ void router_return(global const float *logits, global const float *scores, globa
                     logits + min(first + j, args.tokens - 1) * args.experts + i * VEC;
                 d = fma((vec)z, stands_alone(args.score) ? exp(load_part(l, n) - at) : s[j][i], d);
             }
-            *(local vec *)(rows[team_index()][j] + i * VEC + part_start()) = good ? d : 0.0f;
+            *(local vec *)(rows[row_group_index()][j] + i * VEC + part_start()) = good ? d : 0.0f;
         }
     }
     meet();
     if (slot < args.topk && chosen >= 0) {
-        local float *d = &rows[team_index()][base / SLOTS][chosen];
+        local float *d = &rows[row_group_index()][base / SLOTS][chosen];
         const float slope = stands_alone(args.score)
                                 ? slopes((vec)scores[t * args.experts + chosen], args.score).x
                                 : 1.0f;
@@ -336,7 +338,7 @@ void router_return(global const float *logits, global const float *scores, globa
     meet();
     UNROLL_FOR(int j = 0; j < TOKENS; j++)
         UNROLL_FOR(int i = 0; i < STEPS; i++)
-            store_part(*(local const vec *)(rows[team_index()][j] + i * VEC + part_start()),
+            store_part(*(local const vec *)(rows[row_group_index()][j] + i * VEC + part_start()),
                        dlogits + (first + j) * args.experts + i * VEC,
                        first + j < args.tokens ? args.experts - i * VEC : 0);
 }

@@ -26,11 +26,11 @@
  * bias, aux [E] or null; mass [S,E], ends uint [S]. A token with a logit that is not finite (or a
  * NaN in the bias) gets index -2, -1, -1, ..., and zeros everywhere else.
  *
- * A team takes BLOCK tokens, or a sequence; E is cut into steps, the last one masked. Arrays over
+ * A row_group takes BLOCK tokens, or a sequence; E is cut into steps, the last one masked. Arrays over
  * the experts are private on CPUs, local on GPUs: 16 bytes for each of MOST_EXPERTS; router_mass on
  * GPUs 20 KB. Deterministic: a token's result depends on its own row alone, sums over E run by lane
- * and then as a tree, sums over K by slot, sums over tokens in order, on GPUs by TEAMS teams, of
- * which team i takes every TEAMS-th token from the i-th on, and VEC experts at a time. Required:
+ * and then as a tree, sums over K by slot, sums over tokens in order, on GPUs by ROW_GROUPS row_groups, of
+ * which row_group i takes every ROW_GROUPS-th token from the i-th on, and VEC experts at a time. Required:
  * BLOCK (1 or more), MOST_EXPERTS (a multiple of VEC, at least E).
  */
 #if !defined(BLOCK) || !defined(MOST_EXPERTS)
@@ -45,14 +45,14 @@ static inline vec load_padded(global const float *p, int n, float other) {
     return select((vec)other, load_part(p, n), lane_places() < n);
 }
 
-/* Whether the condition holds in any lane of the team. */
-static inline bool any_lane(ivec condition, local float *team) {
-    return max_uints(as_uvec(condition), team) != 0;
+/* Whether the condition holds in any lane of the row_group. */
+static inline bool any_lane(ivec condition, local float *row_group) {
+    return max_uints(as_uvec(condition), row_group) != 0;
 }
 
 /* s[E] in `row`, and the log-sum-exp of l[E]; false if a logit is not finite. */
 static bool row_scores(global const float *l, int experts, int score, ROW uint *row, float *lse,
-                       local float *team) {
+                       local float *row_group) {
     vec largest = -INFINITY, sum = 0.0f;
     ivec finite = -1;
     for (int e = 0; e < experts; e += VEC) {
@@ -62,23 +62,23 @@ static bool row_scores(global const float *l, int experts, int score, ROW uint *
         largest = fmax(largest, padded);
         store_floats(padded, row + e);
     }
-    const float top = max_lanes(largest, team);
+    const float top = max_lanes(largest, row_group);
     for (int e = 0; e < experts; e += VEC) {
         const vec x = load_floats(row + e), exponential = exp(x - top);
         sum += exponential;
         store_floats(stands_alone(score) ? lone_scores(x, score) : exponential, row + e);
     }
-    const float total = sum_lanes(sum, team);
+    const float total = sum_lanes(sum, row_group);
     *lse = top + log((vec)total).s0;
     for (int e = 0; e < experts && !stands_alone(score); e += VEC)
         store_floats(load_floats(row + e) / total, row + e);
-    return !any_lane(~finite, team);
+    return !any_lane(~finite, row_group);
 }
 
 /* Keys of the selection scores, which are l[E] or, with l null, row[E], and bias[E]; false if one
  * is a NaN. */
 static bool row_keys(global const float *l, ROW const uint *row, global const float *bias,
-                     int experts, ROW uint *key, local float *team) {
+                     int experts, ROW uint *key, local float *row_group) {
     ivec nan = 0;
     for (int e = 0; e < experts; e += VEC) {
         const ivec inside = lane_places() < experts - e;
@@ -88,7 +88,7 @@ static bool row_keys(global const float *l, ROW const uint *row, global const fl
         nan |= isnan(x) & inside;
         store_keys(select((uvec)0, order_keys(x), inside), key + e);
     }
-    return !any_lane(nan, team);
+    return !any_lane(nan, row_group);
 }
 
 static float largest_picked(ROW const uint *picked, int topk) {
@@ -117,11 +117,11 @@ static void store_choice(bool good, int experts, int topk, float divisor, float 
         index[k] = good ? (int)best[k] : k == 0 ? BAD_TOKEN : NO_EXPERT;
 }
 
-/* Whatever is in the row: all items of a team come to the same barriers. */
+/* Whatever is in the row: all items of a row_group come to the same barriers. */
 KERNEL void router_forward(global const float *logits, global const float *bias,
                            global float *scores, global int *index, global float *weight,
                            global float *lse, moert_router_args args) {
-    TEAM;
+    ROW_GROUP;
     ROW_ARRAY(row);
     ROW_ARRAY(key);
     ROW_ARRAY(picked);
@@ -131,15 +131,15 @@ KERNEL void router_forward(global const float *logits, global const float *bias,
         global const float *l = logits + t * args.experts;
         const bool by_logits = args.score == SOFTMAX_TOPK;
         float row_lse = 0.0f, sum = 0.0f;
-        bool good = row_scores(l, args.experts, args.score, row, &row_lse, team);
-        good &= row_keys(by_logits ? l : 0, row, bias, args.experts, key, team);
+        bool good = row_scores(l, args.experts, args.score, row, &row_lse, row_group);
+        good &= row_keys(by_logits ? l : 0, row, bias, args.experts, key, row_group);
         if (is_first_item())
             lse[t] = good ? row_lse : 0.0f;
         meet();
         keep_groups(key, picked, args.experts, args.groups, args.kept_groups, args.group_best,
-                    team);
+                    row_group);
         for (int k = 0; k < args.topk; k++) {
-            const int e = take_best(key, args.experts, team);
+            const int e = take_best(key, args.experts, row_group);
             if (is_first_item()) {
                 best[k] = e;
                 picked[k] = by_logits ? as_uint(l[e]) : row[e];
@@ -162,7 +162,7 @@ KERNEL void router_forward(global const float *logits, global const float *bias,
 
 /* sum s and sum s * a of a row. */
 static float2 row_sums(global const float *s, global const float *a, int experts,
-                       local float *team) {
+                       local float *row_group) {
     vec sum = 0.0f, product = 0.0f;
     for (int e = 0; e < experts; e += VEC) {
         vec x = load_part(s + e, experts - e);
@@ -170,7 +170,7 @@ static float2 row_sums(global const float *s, global const float *a, int experts
         if (a)
             product = fma(x, load_part(a + e, experts - e), product);
     }
-    return (float2)(sum_lanes(sum, team), sum_lanes(product, team));
+    return (float2)(sum_lanes(sum, row_group), sum_lanes(product, row_group));
 }
 
 /* A token's slots, and what is taken off their dw. */
@@ -194,8 +194,8 @@ static inline vec add_chosen(vec d, vec slope, const slots *own, int e) {
  * to read it again. */
 static void row_dense(global const float *l, global const float *s, global const float *aux,
                       int experts, int score, float through, float z, float lse, bool good,
-                      const slots *own, global float *dl, local float *team) {
-    const float2 sums = row_sums(s, aux, experts, team);
+                      const slots *own, global float *dl, local float *row_group) {
+    const float2 sums = row_sums(s, aux, experts, row_group);
     const float total = stands_alone(score) ? sums.x + TINY : 1.0f, mean = sums.y / total;
     for (int e = 0; e < experts; e += VEC) {
         const int n = experts - e;
@@ -217,7 +217,7 @@ KERNEL void router_backward(global const float *logits, global const float *scor
                             global const float *lse, global const float *dweight,
                             global const float *aux, global float *dlogits,
                             moert_router_args args) {
-    TEAM;
+    ROW_GROUP;
     const ulong first = (ulong)get_group_id(0) * BLOCK, last = min(first + BLOCK, args.tokens);
     for (ulong t = first; t < last; t++) {
         global const float *s = scores + t * args.experts, *w = weight + t * args.topk,
@@ -235,7 +235,7 @@ KERNEL void router_backward(global const float *logits, global const float *scor
                     through = args.score == SOFTMAX && !args.normalised ? dot : 0.0f;
         const slots own = {chosen, w, dw, args.topk, mean};
         row_dense(logits + t * args.experts, s, aux, args.experts, args.score, through,
-                  args.z_factor * lse[t], lse[t], chosen[0] != BAD_TOKEN, &own, dl, team);
+                  args.z_factor * lse[t], lse[t], chosen[0] != BAD_TOKEN, &own, dl, row_group);
         const int after = MOERT_ITEMS == 1 ? args.topk : 0;
         for (int k = 0; k < after; k++)
             if (chosen[k] >= 0) {
@@ -264,28 +264,28 @@ KERNEL void router_mass(global const float *scores, global const uint *ends, glo
     }
 }
 #else
-#define TEAMS 32
+#define ROW_GROUPS 32
 
-KERNEL_OF(TEAMS)
+KERNEL_OF(ROW_GROUPS)
 void router_mass(global const float *scores, global const uint *ends, global float *mass,
                  moert_router_args args) {
-    local float teams[TEAMS][MOERT_ITEMS] __attribute__((aligned(64)));
-    local float sums[TEAMS][VEC] __attribute__((aligned(64)));
+    local float row_groups[ROW_GROUPS][MOERT_ITEMS] __attribute__((aligned(64)));
+    local float sums[ROW_GROUPS][VEC] __attribute__((aligned(64)));
     const uint sequence = get_group_id(0), own = get_local_id(1);
     const int first = get_group_id(1) * VEC, n = args.experts - first,
               summed = stands_alone(args.score) ? args.experts : 0;
     const ulong last = min((ulong)ends[sequence], args.tokens);
     vec sum = 0.0f;
-    for (ulong start = group_start(ends, sequence); start < last; start += TEAMS) {
+    for (ulong start = group_start(ends, sequence); start < last; start += ROW_GROUPS) {
         const bool inside = start + own < last;
         global const float *s = scores + (inside ? start + own : start) * args.experts;
-        const float whole = row_sums(s, 0, summed, teams[own]).x,
+        const float whole = row_sums(s, 0, summed, row_groups[own]).x,
                     total = stands_alone(args.score) ? whole + TINY : 1.0f;
         sum += inside ? load_part(s + first, n) / total : 0.0f;
     }
     *(local vec *)(sums[own] + part_start()) = sum;
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (int i = 1; i < TEAMS && own == 0; i++)
+    for (int i = 1; i < ROW_GROUPS && own == 0; i++)
         sum += *(local const vec *)(sums[i] + part_start());
     if (own == 0)
         store_part(sum, mass + (ulong)sequence * args.experts + first, n);

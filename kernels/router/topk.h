@@ -1,5 +1,5 @@
 /*
- * Included by router.cl: arrays over the experts of a token's row, which the items of a team share,
+ * Included by router.cl: arrays over the experts of a token's row, which the items of a row_group share,
  * and the choice of the largest of its selection scores, as integer keys, alone and by groups. A
  * key of 0 is taken or not to be chosen. Whole steps of keys are read, so that arrays end at a
  * multiple of VEC. An item reads what another has stored after meet().
@@ -48,7 +48,7 @@ static inline void store_floats(vec x, ROW uint *p) {
 
 /* The first of the largest of n keys; it becomes 0, which its owner alone sees at once. Keys past
  * n, up to a whole step, must be 0. */
-INLINED int take_best(ROW uint *key, int n, local float *team) {
+INLINED int take_best(ROW uint *key, int n, local float *row_group) {
     uvec best = 0;
     ivec at = 0;
     for (int i = 0; i < n; i += VEC) {
@@ -56,8 +56,8 @@ INLINED int take_best(ROW uint *key, int n, local float *team) {
         at = select(at, (ivec)i, k > best);
         best = max(best, k);
     }
-    at = select((ivec)INT_MAX, at + lane_places(), best == max_uints(best, team));
-    const int first = (int)~max_uints(~as_uvec(at), team);
+    at = select((ivec)INT_MAX, at + lane_places(), best == max_uints(best, row_group));
+    const int first = (int)~max_uints(~as_uvec(at), row_group);
     if (owns(first))
         key[first] = 0;
     return first;
@@ -86,7 +86,7 @@ static float sum_best(ROW const uint *key, int n, int best) {
 /* With groups, zeroes the keys of all experts outside the kept ones. `group` is an array as long as
  * `key`. */
 static void keep_groups(ROW uint *key, ROW uint *group, int experts, int groups, int kept_groups,
-                        int group_best, local float *team) {
+                        int group_best, local float *row_group) {
     const int size = experts / groups, most = groups > 1 ? groups : 0;
     for (int g = 0; g < most; g += VEC)
         store_keys((uvec)0, group + g);
@@ -95,7 +95,7 @@ static void keep_groups(ROW uint *key, ROW uint *group, int experts, int groups,
         group[g] = order_key(sum_best(key + g * size, size, group_best));
     meet();
     for (int i = 0; i < min(kept_groups, most); i++)
-        take_best(group, groups, team);
+        take_best(group, groups, row_group);
     meet();
     for (int g = 0; g < most; g++)
         if (group[g] != 0)

@@ -15,9 +15,9 @@ static moert_status check(const moert_attention *attention) {
     if (head_size == 0 || head_size > MAX_HEAD_SIZE)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "attention heads have 1 to %d elements, not %zu",
                           MAX_HEAD_SIZE, head_size);
-    if (attention->type != MOERT_NUMBER_F32 && attention->type != MOERT_NUMBER_BF16)
+    if (attention->type != MOERT_DTYPE_F32 && attention->type != MOERT_DTYPE_BF16)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "attention works in f32 or bf16");
-    if (attention->type == MOERT_NUMBER_BF16 && attention->scratch == NULL)
+    if (attention->type == MOERT_DTYPE_BF16 && attention->scratch == NULL)
         return MOERT_FAIL(ERROR_USAGE, "attention in bf16 needs scratch");
     MOERT_TRY(moert_to_int(attention->length, "length of a sequence", &narrow));
     MOERT_TRY(moert_to_int(heads * head_size, "width of all query heads", &narrow));

@@ -13,7 +13,7 @@
  * head_size * length * (length + 1) / 2 FLOPs. Any length; head_size 1 to 512. Errors: ERROR_USAGE
  * (heads not a multiple of kv_heads), ERROR_UNSUPPORTED (head_size).
  *
- * `type` BF16 allows the factors of all products to be rounded to bf16, whose products are summed
+ * `type` BF16 allows the operands of all products to be rounded to bf16, whose products are summed
  * in float32. So it is on GPUs of compute capability 9.0, for a head_size of 64 or 128; everywhere
  * else the float32 kernels run. Needs `scratch` then (ERROR_USAGE). The bits of the two differ.
  */
@@ -26,7 +26,7 @@ typedef struct moert_attention {
     moert_buffer *lse; /* [T,heads] log-sum-exp of the scaled scores, kept for backward */
     const moert_buffer *dout;
     moert_buffer *dq, *dk, *dv;
-    moert_number type;      /* F32 (0) or BF16 */
+    moert_dtype type;       /* F32 (0) or BF16 */
     moert_buffer **scratch; /* growable, nothing is kept there between calls; for BF16 */
 } moert_attention;
 moert_status moert_attention_forward(const moert_attention *attention);

@@ -50,8 +50,9 @@
       "how the node exchange sums the experts' results: exact (as on one rank) or presum (each "   \
       "host sums its own first and sends one row a token: repeatable, but other bits; never of "   \
       "bf16 codes, --combine bf16)")                                                               \
-    X(waves, "MOERT_WAVES", UINT, "0", "0-8",                                                      \
-      "waves in which the staged exchange sends rows, so that experts compute while others' rows " \
+    X(chunks, "MOERT_CHUNKS", UINT, "0", "0-8",                                                    \
+      "chunks in which the staged exchange sends rows, so that experts compute while others' "     \
+      "rows "                                                                                      \
       "travel; 0 = by the size of the traffic")                                                    \
     X(timeout_s, "MOERT_TIMEOUT_S", UINT, "60", "0-86400",                                         \
       "seconds after which the watchdog ends a job whose rank is dead, stopped or late; 0 = "      \

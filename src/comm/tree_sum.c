@@ -203,7 +203,7 @@ moert_status moert_tree_sum_wait(moert_tree_sum *sum) {
     return MOERT_OK;
 }
 
-moert_status moert_comm_gather_slices(moert_comm *comm, const size_t *border, float *values) {
+moert_status moert_comm_gather_shards(moert_comm *comm, const size_t *border, float *values) {
     size_t *bytes = comm->send_start;
     if (comm->size == 1)
         return MOERT_OK;

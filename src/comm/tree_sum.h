@@ -32,4 +32,4 @@ moert_status moert_tree_sum_progress(moert_tree_sum *sum);
 moert_status moert_tree_sum_wait(moert_tree_sum *sum);
 
 /* Completes values[n], of which this rank brings its slice. Collective. */
-moert_status moert_comm_gather_slices(moert_comm *comm, const size_t *border, float *values);
+moert_status moert_comm_gather_shards(moert_comm *comm, const size_t *border, float *values);

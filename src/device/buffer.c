@@ -116,7 +116,7 @@ static const size_t NARROW_BYTES = (size_t)1 << 31;
 enum {
     SLOW_BYTES = 1 << 20,
     SHARE = 65536
-}; /* SHARE: floats of a team, as in kernels/lib/copy.cl */
+}; /* SHARE: floats of a row_group, as in kernels/lib/copy.cl */
 
 static bool is_wide(const moert_buffer *buffer, size_t end_bytes, size_t places) {
     return (end_bytes > NARROW_BYTES || buffer->piece_count > 1) && places % sizeof(float) == 0;

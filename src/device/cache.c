@@ -27,7 +27,7 @@
 #include "device/internal.h"
 
 /* Makes a folder and those above it. */
-static int make_folders(char *path) {
+static int make_directories(char *path) {
     for (char *slash = path + 1; (slash = strchr(slash, '/')) != NULL; slash++) {
         *slash = '\0';
         int failed = mkdir(path, 0777) != 0 && errno != EEXIST;
@@ -44,7 +44,7 @@ static bool is_off(void) {
     return strcmp(moert_config_get()->cache_dir, "off") == 0;
 }
 
-static char *cache_folder(void) {
+static char *cache_directory(void) {
     const char *chosen = moert_config_get()->cache_dir;
     const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     if (chosen[0] != '\0')
@@ -61,11 +61,11 @@ void moert_cache_lend_to_pocl(void) {
         setenv("POCL_KERNEL_CACHE", "0", 0);
         return;
     }
-    char *folder = cache_folder(), *below = NULL;
+    char *folder = cache_directory(), *below = NULL;
     if (folder != NULL)
         below = moert_text_format("%s/pocl", folder);
     /* PoCL does not start at all when it cannot use its folder */
-    if (below != NULL && strlen(below) <= POCL_LONGEST_PATH && make_folders(below) &&
+    if (below != NULL && strlen(below) <= POCL_LONGEST_PATH && make_directories(below) &&
         access(below, W_OK) == 0)
         setenv("POCL_CACHE_DIR", below, 0);
     MOERT_FREE(below, folder);
@@ -79,8 +79,8 @@ static XXH128_canonical_t checksum(const unsigned char *data, size_t bytes) {
 
 /* Path of a file in the folder, which is made; NULL where nothing is cached. */
 static char *path_of(const char *name, const char *ending) {
-    char *folder = is_off() ? NULL : cache_folder(), *path = NULL;
-    if (folder != NULL && make_folders(folder))
+    char *folder = is_off() ? NULL : cache_directory(), *path = NULL;
+    if (folder != NULL && make_directories(folder))
         path = moert_text_format("%s/%s%s", folder, name, ending);
     else if (!is_off())
         MOERT_DEBUG("kernels are not cached: no folder %s", folder != NULL ? folder : "(no home)");

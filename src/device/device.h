@@ -62,14 +62,14 @@ bool moert_device_sums_in_tiles(const moert_device_info *info);
 void moert_device_forgo_tiles(moert_device *device);
 
 /* What a work-group takes, in the form of the device's kernels. */
-static inline size_t moert_share(const moert_device *device, size_t cpu, size_t gpu) {
+static inline size_t moert_by_form(const moert_device *device, size_t cpu, size_t gpu) {
     return moert_device_describe(device)->gpu_form ? gpu : cpu;
 }
 
 /* A family's program, for rows that begin and end at multiples of 4 floats (ALIGNED in
  * kernels/lib/common.h) when all sizes do, which are given or'ed: what helps GPUs alone. */
 #define MOERT_PROGRAM(device, family, sizes)                                                       \
-    (moert_share((device), 1, (sizes) % 4) == 0 ? family " -DALIGNED" : family)
+    (moert_by_form((device), 1, (sizes) % 4) == 0 ? family " -DALIGNED" : family)
 
 /* Returns when all commands enqueued so far have ended; until then calls `meanwhile` now and then,
  * whose failure it passes on. */

@@ -29,7 +29,7 @@ typedef struct moert_shared_work {
     moert_work run;
     void *work;
     moert_phase phase;
-    struct moert_mark *ready;
+    struct moert_event *ready;
     moert_buffer *counts; /* kept for the next one */
 } moert_shared_work;
 enum { MOERT_MOST_SHARES = 4, MOERT_COUNTS_BYTES = 2 * sizeof(cl_uint) };

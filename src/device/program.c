@@ -33,11 +33,11 @@ static bool is_hopper(const char *spec) {
 }
 
 /* Families that have the CPU form alone. */
-static const char *const cpu_families[] = {"attention/attention", "gemm/gemm", "gemm/packed",
+static const char *const cpu_families[] = {"attention/attention", "gemm/gemm", "gemm/prepacked",
                                            "lib/roof"};
 
-/* Work-items of a team of the family, see kernels/lib/common.h. */
-static int team_items(const moert_device *device, const char *spec) {
+/* Work-items of a row_group of the family, see kernels/lib/common.h. */
+static int row_group_items(const moert_device *device, const char *spec) {
     if (is_nvidia(spec))
         return GPU_ITEMS;
     const size_t length = strcspn(spec, " ");
@@ -58,7 +58,7 @@ static moert_status build_options(const moert_device *device, const char *spec, 
                                  : is_nvidia(spec) ? "CL3.0"
                                                    : "CL1.2",
                                  device->info.is_cpu ? " -w" : "", device->info.is_cpu,
-                                 device->info.has_fp64, team_items(device, spec), capability,
+                                 device->info.has_fp64, row_group_items(device, spec), capability,
                                  spec + strcspn(spec, " "));
     return *options != NULL ? MOERT_OK
                             : MOERT_FAIL(ERROR_MEMORY, "no room for the options of %s", spec);

@@ -61,27 +61,27 @@ moert_status moert_device_flush(moert_device *device) {
 
 /* ---- marks ---- */
 
-struct moert_mark {
+struct moert_event {
     moert_device *device;
     cl_event event;
 };
 
-moert_status moert_mark_set(moert_device *device, moert_mark **mark) {
-    moert_mark *made;
+moert_status moert_event_record(moert_device *device, moert_event **mark) {
+    moert_event *made;
     MOERT_TRY(MOERT_NEW(&made));
     made->device = device;
     cl_int code = clEnqueueMarkerWithWaitList(device->queue, 0, NULL, &made->event);
     if (code == CL_SUCCESS)
         code = clFlush(device->queue);
     if (code != CL_SUCCESS) {
-        moert_mark_free(made);
+        moert_event_free(made);
         return MOERT_CL_FAIL(device, code, "clEnqueueMarkerWithWaitList");
     }
     *mark = made;
     return MOERT_OK;
 }
 
-moert_status moert_mark_look(const moert_mark *mark, bool *passed) {
+moert_status moert_event_test(const moert_event *mark, bool *passed) {
     cl_int state;
     MOERT_CL(mark->device, clGetEventInfo(mark->event, CL_EVENT_COMMAND_EXECUTION_STATUS,
                                           sizeof state, &state, NULL));
@@ -89,18 +89,18 @@ moert_status moert_mark_look(const moert_mark *mark, bool *passed) {
     return state < 0 ? MOERT_CL_FAIL(mark->device, state, "a command of the device") : MOERT_OK;
 }
 
-moert_status moert_mark_follow(const moert_mark *mark) {
+moert_status moert_event_follow(const moert_event *mark) {
     MOERT_CL(mark->device,
              clEnqueueBarrierWithWaitList(mark->device->queue, 1, &mark->event, NULL));
     return MOERT_OK;
 }
 
-moert_status moert_mark_wait(const moert_mark *mark) {
+moert_status moert_event_wait(const moert_event *mark) {
     MOERT_CL(mark->device, clWaitForEvents(1, &mark->event));
     return MOERT_OK;
 }
 
-void moert_mark_free(moert_mark *mark) {
+void moert_event_free(moert_event *mark) {
     if (mark == NULL)
         return;
     if (mark->event != NULL)
@@ -114,17 +114,17 @@ enum { LOOK_NS = 200000 }; /* from one look at the device to the next */
 
 moert_status moert_device_wait(moert_device *device, moert_status (*meanwhile)(void *context),
                                void *context) {
-    moert_mark *end;
+    moert_event *end;
     bool ended = false;
-    MOERT_TRY(moert_mark_set(device, &end));
+    MOERT_TRY(moert_event_record(device, &end));
     moert_status status = MOERT_OK;
     while (status == MOERT_OK && !ended) {
         status = meanwhile(context);
         if (status == MOERT_OK)
-            status = moert_mark_look(end, &ended);
+            status = moert_event_test(end, &ended);
         if (!ended)
             nanosleep(&(struct timespec){0, LOOK_NS}, NULL);
     }
-    moert_mark_free(end);
+    moert_event_free(end);
     return status;
 }

@@ -12,7 +12,7 @@ void moert_device_spare(moert_device *device, unsigned units) {
     device->spared_units = units < all ? units : all - 1;
     for (; device->shares > 0; device->shares--) {
         moert_shared_work *share = &device->share[device->shares - 1];
-        moert_mark_free(share->ready);
+        moert_event_free(share->ready);
         free(share->work);
     }
 }
@@ -31,7 +31,7 @@ moert_status moert_device_share(moert_device *device, moert_work run, const void
     MOERT_TRY(moert_buffer_reserve(device, MOERT_COUNTS_BYTES, &share->counts));
     MOERT_TRY(moert_buffer_clear(share->counts, 0, MOERT_COUNTS_BYTES));
     MOERT_TRY(moert_alloc(&share->work, 1, bytes));
-    MOERT_TRY_OR(release, moert_mark_set(device, &share->ready));
+    MOERT_TRY_OR(release, moert_event_record(device, &share->ready));
     memcpy(share->work, work, bytes);
     share->run = run;
     share->phase = moert_phase_get();
@@ -48,7 +48,7 @@ moert_status moert_device_join_in(moert_device *device) {
     for (size_t i = 0; i < device->shares && status == MOERT_OK; i++) {
         const moert_shared_work *share = &device->share[i];
         moert_phase_set(share->phase);
-        status = moert_mark_follow(share->ready);
+        status = moert_event_follow(share->ready);
         if (status == MOERT_OK)
             status = share->run(share->work, device->spared_units, share->counts);
     }

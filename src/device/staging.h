@@ -27,12 +27,12 @@ moert_status moert_staging_fetch(moert_staging *staging, size_t offset_bytes, si
 moert_status moert_staging_give(moert_staging *staging, size_t offset_bytes, size_t bytes);
 
 /* The end of what has been enqueued so far. */
-typedef struct moert_mark moert_mark;
-moert_status moert_mark_set(moert_device *device, moert_mark **mark);
+typedef struct moert_event moert_event;
+moert_status moert_event_record(moert_device *device, moert_event **mark);
 /* Waits for it. ERROR_DEVICE if it has failed. */
-moert_status moert_mark_wait(const moert_mark *mark);
+moert_status moert_event_wait(const moert_event *mark);
 /* *passed: all of that is done; ERROR_DEVICE if it has failed. */
-moert_status moert_mark_look(const moert_mark *mark, bool *passed);
+moert_status moert_event_test(const moert_event *mark, bool *passed);
 /* What is enqueued next begins after it: on the other queue than its own (moert_device_turn). */
-moert_status moert_mark_follow(const moert_mark *mark);
-void moert_mark_free(moert_mark *mark); /* NULL is legal */
+moert_status moert_event_follow(const moert_event *mark);
+void moert_event_free(moert_event *mark); /* NULL is legal */

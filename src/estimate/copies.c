@@ -1,7 +1,7 @@
-/* What low precision and packed weights add to the memory of a rank. */
+/* What low precision and prepacked weights add to the memory of a rank. */
 #include "base/memory.h"
 #include "estimate/parts.h"
-#include "layer/factor.h"
+#include "layer/operand.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
 #include "moert/quantize.h"
@@ -10,22 +10,23 @@
 
 /* Packings made by the products of a step: each micro-batch has one each way. `use`: of the forward
  * product. */
-static size_t packings_bytes(const moert_memory_setting *setting, const moert_packed_shape *shape) {
+static size_t prepacks_bytes(const moert_memory_setting *setting,
+                             const moert_prepacked_shape *shape) {
     return setting->device != NULL
-               ? moert_packings_need(setting->device, shape, setting->micro_batches)
+               ? moert_prepacks_need(setting->device, shape, setting->micro_batches)
                : 0;
 }
 
-/* A weight rounded in blocks for forward and for dgrad: packed or, where that gains nothing,
+/* A weight rounded in blocks for forward and for dgrad: prepacked or, where that gains nothing,
  * float32 (refresh_use of layer/precision.c). */
-static size_t rounded_bytes(const moert_memory_setting *setting, moert_packed_shape shape) {
-    const moert_packed_for uses[] = {shape.use, MOERT_PACKED_DGRAD};
+static size_t rounded_bytes(const moert_memory_setting *setting, moert_prepacked_shape shape) {
+    const moert_prepacked_use uses[] = {shape.use, MOERT_PREPACKED_DGRAD};
     size_t bytes = 0;
     for (size_t i = 0; i < MOERT_COUNT(uses); i++) {
         shape.use = uses[i];
-        const size_t packed =
-            setting->device != NULL ? moert_packed_need(setting->device, &shape) : 0;
-        bytes += packed > 0 ? packed : shape.groups * shape.n * shape.k * sizeof(float);
+        const size_t prepacked =
+            setting->device != NULL ? moert_prepacked_need(setting->device, &shape) : 0;
+        bytes += prepacked > 0 ? prepacked : shape.groups * shape.n * shape.k * sizeof(float);
     }
     return bytes;
 }
@@ -34,50 +35,50 @@ enum { PROJECTIONS = 2 };
 
 /* Of a layer's experts. */
 static void expert_projections(const moert_memory_shape *s,
-                               moert_packed_shape experts[PROJECTIONS]) {
+                               moert_prepacked_shape experts[PROJECTIONS]) {
     const moert_model_config *c = s->config;
     const moert_precision precision = c->precision;
     const bool pairs = precision == MOERT_PRECISION_BF16 || precision == MOERT_PRECISION_MXFP8;
-    const moert_number type = pairs ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
-    experts[0] = (moert_packed_shape){
+    const moert_dtype type = pairs ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
+    experts[0] = (moert_prepacked_shape){
         s->experts, 2 * c->intermediate, c->hidden,
-        s->options.glu.interleaved ? MOERT_PACKED_FORWARD : MOERT_PACKED_GATED, type};
-    experts[1] =
-        (moert_packed_shape){s->experts, c->hidden, c->intermediate, MOERT_PACKED_FORWARD, type};
+        s->options.glu.interleaved ? MOERT_PREPACKED_FORWARD : MOERT_PREPACKED_GATED, type};
+    experts[1] = (moert_prepacked_shape){s->experts, c->hidden, c->intermediate,
+                                         MOERT_PREPACKED_FORWARD, type};
 }
 
 /* The experts' weights, of one layer. */
 static size_t expert_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const bool blocks = s->config->precision >= MOERT_PRECISION_MXFP8;
-    moert_packed_shape experts[PROJECTIONS];
+    moert_prepacked_shape experts[PROJECTIONS];
     size_t bytes = 0;
     if (!blocks && s->rows == 0)
         return 0;
     expert_projections(s, experts);
     for (size_t i = 0; i < PROJECTIONS; i++)
-        bytes += blocks ? rounded_bytes(setting, experts[i]) : packings_bytes(setting, &experts[i]);
+        bytes += blocks ? rounded_bytes(setting, experts[i]) : prepacks_bytes(setting, &experts[i]);
     return bytes;
 }
 
-/* moert_packings of the projections that all ranks hold. */
+/* moert_prepacks of the projections that all ranks hold. */
 static size_t dense_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, shared = c->shared_intermediate;
-    const moert_number type = moert_factor_type(c->dense);
-    const moert_packed_shape head = {1, c->vocabulary, h, MOERT_PACKED_FORWARD, type};
-    const moert_packed_shape dense[] = {
-        {1, s->q, h, MOERT_PACKED_FORWARD, type},
-        {1, s->kv, h, MOERT_PACKED_FORWARD, type},
-        {1, s->kv, h, MOERT_PACKED_FORWARD, type},
-        {1, h, s->q, MOERT_PACKED_FORWARD, type},
-        {1, c->router.experts, h, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32},
-        {shared > 0, 2 * shared, h, MOERT_PACKED_GATED, type},
-        {shared > 0, h, shared, MOERT_PACKED_FORWARD, type}};
+    const moert_dtype type = moert_operand_type(c->dense);
+    const moert_prepacked_shape head = {1, c->vocabulary, h, MOERT_PREPACKED_FORWARD, type};
+    const moert_prepacked_shape dense[] = {
+        {1, s->q, h, MOERT_PREPACKED_FORWARD, type},
+        {1, s->kv, h, MOERT_PREPACKED_FORWARD, type},
+        {1, s->kv, h, MOERT_PREPACKED_FORWARD, type},
+        {1, h, s->q, MOERT_PREPACKED_FORWARD, type},
+        {1, c->router.experts, h, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32},
+        {shared > 0, 2 * shared, h, MOERT_PREPACKED_GATED, type},
+        {shared > 0, h, shared, MOERT_PREPACKED_FORWARD, type}};
     if (s->tokens == 0)
         return 0;
-    size_t bytes = packings_bytes(setting, &head);
+    size_t bytes = prepacks_bytes(setting, &head);
     for (size_t i = 0; i < MOERT_COUNT(dense); i++)
-        bytes += c->layers * packings_bytes(setting, &dense[i]);
+        bytes += c->layers * prepacks_bytes(setting, &dense[i]);
     return bytes;
 }
 
@@ -87,7 +88,7 @@ size_t moert_memory_copies(const moert_memory_setting *setting, const moert_memo
 
 /* ---- scratch ---- */
 
-/* The largest payload and scales that layer/precision.c quantises: rows of a GEMM's operands, in
+/* The largest payload and scales that layer/precision.c quantizes: rows of a GEMM's operands, in
  * the layouts of forward and dgrad and of wgrad, and the weights. */
 static void largest_codes(const moert_memory_shape *s, size_t *codes, size_t *scales) {
     const moert_model_config *c = s->config;
@@ -108,16 +109,16 @@ static void largest_codes(const moert_memory_shape *s, size_t *codes, size_t *sc
         }
 }
 
-/* The factors that the dense layers make of rows, at most at a time: x, y. */
+/* The operands that the dense layers make of rows, at most at a time: x, y. */
 static void largest_factors(const moert_memory_shape *s, size_t *x, size_t *y) {
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, shared = c->shared_intermediate;
-    const moert_number type = moert_factor_type(c->dense);
+    const moert_dtype type = moert_operand_type(c->dense);
     const size_t dv = s->shared_v_type == type ? 0 : 2 * shared; /* it takes v's place */
     const size_t widest_x = moert_max(s->q, shared > 0 ? h : 0);
     const size_t widest_y = moert_max(shared > 0 ? moert_max(h, dv) : 0, moert_max(s->q, s->kv));
-    *x = moert_max(*x, moert_factor_floats(type, s->tokens * widest_x));
-    *y = moert_max(*y, moert_factor_floats(type, s->tokens * widest_y));
+    *x = moert_max(*x, moert_operand_floats(type, s->tokens * widest_x));
+    *y = moert_max(*y, moert_operand_floats(type, s->tokens * widest_y));
 }
 
 size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_memory_shape *s) {
@@ -129,7 +130,7 @@ size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_me
     const size_t h = c->hidden, i = c->intermediate;
     const size_t factor = precision == MOERT_PRECISION_NVFP4 ? sizeof(float) : sizeof(uint16_t);
     const bool given = c->dispatch == MOERT_DISPATCH_BF16 && c->dense != MOERT_PRECISION_F32;
-    moert_packed_shape experts[PROJECTIONS];
+    moert_prepacked_shape experts[PROJECTIONS];
     size_t x = 0, y = 0, floats = 0, scales = 0,
            codes = travels && !given ? s->tokens * moert_wire_width(&s->options) : 0;
     if (!ready && (travels || (rounds && h % MOERT_WINDOW_ROW_FLOATS != 0)))
@@ -137,17 +138,17 @@ size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_me
     /* whether the experts' products round what goes back themselves */
     expert_projections(s, experts);
     const bool products_round =
-        !c->expert_biases && moert_factor_between(setting->device, experts[0].type, s->experts, h,
-                                                  i) == MOERT_NUMBER_BF16;
+        !c->expert_biases && moert_operand_between(setting->device, experts[0].type, s->experts, h,
+                                                   i) == MOERT_DTYPE_BF16;
     if (c->combine == MOERT_COMBINE_BF16 && !products_round)
         floats = moert_max(floats, s->rows * moert_round_up(h, 2 * MOERT_WINDOW_ROW_FLOATS));
     if (!ready && c->dispatch == MOERT_DISPATCH_BF16 && h / 2 % MOERT_WINDOW_ROW_FLOATS != 0)
         codes = moert_max(codes, s->rows * h / 2);
     if (rounds) {
         const size_t width = precision == MOERT_PRECISION_BF16 ? 0 : i; /* of h */
-        const size_t dv = s->v_type == MOERT_NUMBER_BF16 ? 0 : 2 * i;   /* it takes v's place */
+        const size_t dv = s->v_type == MOERT_DTYPE_BF16 ? 0 : 2 * i;    /* it takes v's place */
         x = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, width) * factor, sizeof(float));
-        /* the parts of the router's factors, in the place of the first factors of others */
+        /* the parts of the router's operands, in the place of the first operands of others */
         const moert_gemm router = {.groups = {NULL, s->sequences, s->tokens},
                                    .n = c->router.experts,
                                    .k = h,
@@ -158,7 +159,7 @@ size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_me
     }
     if (c->dense != MOERT_PRECISION_F32) {
         largest_factors(s, &x, &y);
-        floats += moert_factor_floats(moert_factor_type(c->dense), s->tokens * h); /* codes */
+        floats += moert_operand_floats(moert_operand_type(c->dense), s->tokens * h); /* codes */
     }
     if (precision >= MOERT_PRECISION_MXFP8) {
         largest_codes(s, &codes, &scales);

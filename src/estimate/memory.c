@@ -6,7 +6,7 @@
 #include "base/memory.h"
 #include "base/tree.h"
 #include "layer/block.h"
-#include "layer/factor.h"
+#include "layer/operand.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
 #include "model/model.h"
@@ -59,10 +59,10 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     size_t first, most, last, tokens;
     moert_plan_experts(experts, setting->ep, rank - group, &first, &s.experts);
     moert_plan_experts(experts, setting->ep, 0, &first, &most);
-    moert_model_share(setting->batch, rank, setting->ranks, &s.first_sequence, &s.sequences);
+    moert_model_partition(setting->batch, rank, setting->ranks, &s.first_sequence, &s.sequences);
     /* shares are contiguous, so those of a group are the share of one larger rank */
-    moert_model_share(setting->batch, group / setting->ep, setting->ranks / setting->ep, &last,
-                      &tokens);
+    moert_model_partition(setting->batch, group / setting->ep, setting->ranks / setting->ep, &last,
+                          &tokens);
     tokens *= setting->length;
     s.tokens = s.sequences * setting->length;
     s.rows = moert_ceil_div(tokens * topk * s.experts, experts);
@@ -71,8 +71,8 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     s.q = c->heads * c->head_size;
     s.kv = c->kv_heads * c->head_size;
     s.v_type = moert_precision_between(setting->device, &s.options, s.experts);
-    s.shared_v_type = moert_factor_between(setting->device, moert_factor_type(c->dense), 1,
-                                           c->hidden, c->shared_intermediate);
+    s.shared_v_type = moert_operand_between(setting->device, moert_operand_type(c->dense), 1,
+                                            c->hidden, c->shared_intermediate);
     return s;
 }
 
@@ -112,10 +112,10 @@ static void count_parameters(const moert_memory_setting *setting, size_t rank,
 static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens, experts = c->router.experts, topk = c->router.topk;
-    const moert_number type = moert_factor_type(c->dense);
-    const moert_number h_type =
-        c->precision == MOERT_PRECISION_BF16 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
-    size_t floats = moert_factor_floats(type, t * c->hidden);
+    const moert_dtype type = moert_operand_type(c->dense);
+    const moert_dtype h_type =
+        c->precision == MOERT_PRECISION_BF16 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
+    size_t floats = moert_operand_floats(type, t * c->hidden);
     floats += t * (3 * c->hidden + 2 * s->q + 2 * s->kv + c->heads + 2);
     if (c->qk_norm)
         floats += t * (s->q + s->kv + c->heads + c->kv_heads);
@@ -128,10 +128,10 @@ static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
         t * topk,
         t * topk,
         t,
-        moert_factor_floats(s->v_type, s->rows * 2 * c->intermediate),
-        moert_factor_floats(h_type, s->rows * c->intermediate),
-        moert_factor_floats(s->shared_v_type, t * 2 * c->shared_intermediate),
-        moert_factor_floats(type, t * c->shared_intermediate),
+        moert_operand_floats(s->v_type, s->rows * 2 * c->intermediate),
+        moert_operand_floats(h_type, s->rows * c->intermediate),
+        moert_operand_floats(s->shared_v_type, t * 2 * c->shared_intermediate),
+        moert_operand_floats(type, t * c->shared_intermediate),
     };
     size_t bytes = floats * sizeof(float);
     for (size_t i = 0; i < MOERT_COUNT(with_growth); i++)
@@ -173,8 +173,8 @@ static size_t count_scratch(const moert_memory_setting *setting, const moert_mem
         most = moert_max(most, moert_norm_scratch_floats(setting->device, s->sequences, norms[i][0],
                                                          norms[i][1]));
     size_t floats = largest_partial(s) + most + t * (c->router.experts + c->router.topk);
-    floats += moert_max(moert_factor_floats(s->v_type, s->rows * c->intermediate),
-                        moert_factor_floats(s->shared_v_type, t * c->shared_intermediate));
+    floats += moert_max(moert_operand_floats(s->v_type, s->rows * c->intermediate),
+                        moert_operand_floats(s->shared_v_type, t * c->shared_intermediate));
     return floats + t * (2 * c->hidden + 2 * s->q + 2 * s->kv) + moert_memory_rounding(setting, s);
 }
 
@@ -218,7 +218,7 @@ static size_t count_staging(const moert_memory_shape *s) {
 
 /* The cargo of the node engine (exchange/node/node.h), out and in, of rows and of slots, if every
  * slot's result travels between hosts. */
-static size_t count_cargo(const moert_memory_shape *s) {
+static size_t count_messages(const moert_memory_shape *s) {
     const size_t slots = s->tokens * s->config->router.topk;
     const size_t widest =
         moert_max(moert_wire_width(&s->options), moert_wire_back_width(&s->options));
@@ -244,12 +244,12 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
     if (staged)
         staging = count_staging(&s);
     else if (setting->engine == MOERT_EXCHANGE_NODE)
-        staging = count_cargo(&s);
+        staging = count_messages(&s);
     /* take_batch, moert_model_forward and project_logits of model/forward.c; the losses' token_loss */
     const moert_model_config *c = s.config;
     const size_t per_token = 4 + (c->tied_embeddings ? 0 : 2) + c->hidden + c->vocabulary;
     const size_t outer = s.sequences + s.length * c->head_size + s.tokens * per_token +
-                         moert_factor_floats(moert_factor_type(c->dense), s.tokens * c->hidden);
+                         moert_operand_floats(moert_operand_type(c->dense), s.tokens * c->hidden);
     const size_t blocks = (replicated.floats + owned.floats) * sizeof(float);
     *memory = (moert_memory){
         .weights = blocks,

@@ -15,11 +15,11 @@ typedef struct moert_memory_shape {
     size_t rows, largest_rows, capacity_rows; /* M of this rank, of any; the most that can come */
     size_t q, kv;                             /* columns of the projections of attention */
     size_t partial_floats;                    /* moert_block_partial_bytes */
-    moert_number v_type, shared_v_type;       /* moert_precision_between, moert_factor_between */
+    moert_dtype v_type, shared_v_type;        /* moert_precision_between, moert_operand_between */
 } moert_memory_shape;
 
 /* Bytes of copies of weights. */
 size_t moert_memory_copies(const moert_memory_setting *setting, const moert_memory_shape *s);
-/* Floats in the mesh's scratch buffers of layer/precision.c, layer/factor.c and
+/* Floats in the mesh's scratch buffers of layer/precision.c, layer/operand.c and
  * layer/wire.c. */
 size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_memory_shape *s);

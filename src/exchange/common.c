@@ -1,4 +1,4 @@
-/* What the engines share: agreement of the ranks, and the experts of a wave. */
+/* What the engines share: agreement of the ranks, and the experts of a chunk. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,12 +30,12 @@ bool moert_exchange_goes_on(moert_comm *comm, moert_status status,
     return reason[0] == '\0';
 }
 
-moert_wave moert_exchange_wave(const moert_exchange_plan *plan, size_t wave) {
+moert_chunk moert_exchange_chunk(const moert_exchange_plan *plan, size_t chunk) {
     const moert_plan *p = plan->plan;
-    const size_t first = moert_exchange_part(p->local_experts, wave, plan->waves);
-    const size_t end = moert_exchange_part(p->local_experts, wave + 1, plan->waves);
-    return (moert_wave){.first = first,
-                        .end = end,
-                        .first_row = first > 0 ? p->ends[first - 1] : 0,
-                        .end_row = end > 0 ? p->ends[end - 1] : 0};
+    const size_t first = moert_exchange_part(p->local_experts, chunk, plan->chunks);
+    const size_t end = moert_exchange_part(p->local_experts, chunk + 1, plan->chunks);
+    return (moert_chunk){.first = first,
+                         .end = end,
+                         .first_row = first > 0 ? p->ends[first - 1] : 0,
+                         .end_row = end > 0 ? p->ends[end - 1] : 0};
 }

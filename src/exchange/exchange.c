@@ -168,9 +168,9 @@ moert_status moert_exchange_dispatch_start(moert_exchange *exchange, const moert
     return MOERT_OK;
 }
 
-moert_status moert_exchange_dispatch_wait(moert_exchange *exchange, size_t wave) {
+moert_status moert_exchange_dispatch_wait(moert_exchange *exchange, size_t chunk) {
     moert_phase_set(MOERT_PHASE_DISPATCH);
-    return exchange->engine->wait != NULL ? exchange->engine->wait(exchange, wave) : MOERT_OK;
+    return exchange->engine->wait != NULL ? exchange->engine->wait(exchange, chunk) : MOERT_OK;
 }
 
 moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_transfer *t,
@@ -179,7 +179,7 @@ moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_trans
     MOERT_TRY(moert_exchange_dispatch_start(exchange, t, local));
     if (exchange->engine->wait == NULL)
         return MOERT_OK;
-    for (size_t w = 0; w < t->plan->waves; w++)
+    for (size_t w = 0; w < t->plan->chunks; w++)
         status = moert_first(status, moert_exchange_dispatch_wait(exchange, w));
     return moert_comm_agree(exchange->comm, status);
 }
@@ -244,10 +244,10 @@ static moert_status check_rows(const moert_transfer *t) {
 }
 
 moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_transfer *t,
-                                         size_t wave) {
+                                         size_t chunk) {
     moert_phase_set(MOERT_PHASE_COMBINE);
     MOERT_TRY(check_rows(t));
-    return exchange->engine->send != NULL ? exchange->engine->send(exchange, t, wave) : MOERT_OK;
+    return exchange->engine->send != NULL ? exchange->engine->send(exchange, t, chunk) : MOERT_OK;
 }
 
 moert_status moert_exchange_combine_beside(moert_exchange *exchange, moert_transfer *t) {
@@ -285,32 +285,32 @@ moert_status moert_exchange_combine_finish(moert_exchange *exchange, const moert
 
 moert_status moert_exchange_combine(moert_exchange *exchange, moert_transfer *t,
                                     moert_status local) {
-    for (size_t w = 0; w < t->plan->waves; w++)
+    for (size_t w = 0; w < t->plan->chunks; w++)
         local = moert_first(local, moert_exchange_combine_send(exchange, t, w));
     return moert_exchange_combine_finish(exchange, t, local);
 }
 
-/* ---- waves ---- */
+/* ---- chunks ---- */
 
-enum { WAVE_BYTES = 256 << 10 }; /* that a rank sends in a wave, at least */
+enum { CHUNK_BYTES = 256 << 10 }; /* that a rank sends in a chunk, at least */
 
-void moert_exchange_cut(const moert_exchange *exchange, moert_exchange_plan *plan, size_t waves) {
-    plan->waves = exchange->engine->wait != NULL
-                      ? moert_max(1, moert_min(waves, MOERT_EXCHANGE_MOST_WAVES))
-                      : 1;
+void moert_exchange_cut(const moert_exchange *exchange, moert_exchange_plan *plan, size_t chunks) {
+    plan->chunks = exchange->engine->wait != NULL
+                       ? moert_max(1, moert_min(chunks, MOERT_EXCHANGE_MOST_CHUNKS))
+                       : 1;
 }
 
-size_t moert_exchange_good_waves(size_t bytes, size_t experts) {
-    return moert_min(moert_min(bytes / WAVE_BYTES, experts), MOERT_EXCHANGE_GOOD_WAVES);
+size_t moert_exchange_good_chunks(size_t bytes, size_t experts) {
+    return moert_min(moert_min(bytes / CHUNK_BYTES, experts), MOERT_EXCHANGE_GOOD_CHUNKS);
 }
 
-size_t moert_exchange_choose_waves(const moert_exchange_plan *plan, size_t row_bytes) {
+size_t moert_exchange_choose_chunks(const moert_exchange_plan *plan, size_t row_bytes) {
     const moert_plan *p = plan->plan;
-    const unsigned wanted = moert_config_get()->waves;
+    const unsigned wanted = moert_config_get()->chunks;
     size_t rows = 0;
     if (wanted > 0)
         return wanted;
     for (size_t e = 0; e < p->experts; e++)
         rows += p->expert_counts[e];
-    return moert_exchange_good_waves(rows / p->ranks * row_bytes, p->experts / p->ranks);
+    return moert_exchange_good_chunks(rows / p->ranks * row_bytes, p->experts / p->ranks);
 }

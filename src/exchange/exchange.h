@@ -14,22 +14,22 @@
  *           each other (exported memory): one-sided kernels
  *   node    ranks of several hosts on CPU devices: windows inside a host; a row goes to each other
  *           host at most once, and one rank there passes it on (relay.h)
- *   staged  any ranks and devices: messages from and into host memory, in waves
+ *   staged  any ranks and devices: messages from and into host memory, in chunks
  *
  * Order: plan, dispatch, (compute on the window's rows), combine; the plan waits for this device's
  * earlier work, so a window may be dispatched to again in the next round. Between a combine and the
  * next dispatch *to the same window* there must be a plan or another dispatch-combine pair (its two
  * synchronisations order the accesses).
  *
- * Waves let a rank compute while rows travel. A wave is a part of every rank's experts, consecutive
+ * Waves let a rank compute while rows travel. A chunk is a part of every rank's experts, consecutive
  * ones, and so a range of a window's rows:
  *
- *   dispatch_start, then for each wave: dispatch_wait, enqueue the work on its rows, combine_send;
+ *   dispatch_start, then for each chunk: dispatch_wait, enqueue the work on its rows, combine_send;
  *   combine_finish
  *
  * Between dispatch_start and combine_finish there may be other work on the device and collective
- * calls on other communicators; a rank on which something fails still goes through all waves and
- * hands its status to combine_finish. Only the staged engine has more than one wave. dispatch and
+ * calls on other communicators; a rank on which something fails still goes through all chunks and
+ * hands its status to combine_finish. Only the staged engine has more than one chunk. dispatch and
  * combine are the same calls one after the other.
  *
  * A failure on any rank is returned by all ranks of a collective call, and the exchange stays
@@ -96,8 +96,8 @@ void moert_exchange_survey(moert_device *device, moert_comm *comm,
 moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_window **window);
 /* A window for rows of `columns` bf16 codes, two in the place of a float: combine sums their values
  * in float32, dispatch copies them as ever. Collective. Errors: ERROR_UNSUPPORTED (odd). */
-moert_status moert_window_create_codes(moert_exchange *exchange, size_t columns,
-                                       moert_window **window);
+moert_status moert_window_create_bf16(moert_exchange *exchange, size_t columns,
+                                      moert_window **window);
 void moert_window_destroy(moert_window *window); /* Collective. NULL is legal. */
 size_t moert_window_stride(const moert_window *window);
 /* This rank's rows, [>= plan->rows, stride]; valid until the window grows. */
@@ -126,7 +126,7 @@ struct moert_exchange_plan {
     struct moert_relay *relay; /* node: routes to other hosts; else NULL */
     size_t capacity_rows;      /* rows that a plan of as many tokens needs at most, on any rank */
     size_t largest_slots;      /* T K of the rank that has the most */
-    size_t waves;              /* 1, until moert_exchange_cut */
+    size_t chunks;             /* 1, until moert_exchange_cut */
     struct moert_planner *planner; /* the exchange's */
 };
 typedef struct moert_exchange_slots {
@@ -194,48 +194,48 @@ moert_status moert_exchange_combine(moert_exchange *exchange, moert_transfer *tr
  * Collective. */
 moert_status moert_exchange_settle(moert_exchange *exchange);
 
-/* ---- waves ---- */
+/* ---- chunks ---- */
 
-enum { MOERT_EXCHANGE_MOST_WAVES = 8, MOERT_EXCHANGE_GOOD_WAVES = 4 };
+enum { MOERT_EXCHANGE_MOST_CHUNKS = 8, MOERT_EXCHANGE_GOOD_CHUNKS = 4 };
 
 /* This rank's experts [first, end), counted from its first one, and rows [first_row, end_row) of
- * one wave. */
-typedef struct moert_wave {
+ * one chunk. */
+typedef struct moert_chunk {
     size_t first, end, first_row, end_row;
-} moert_wave;
-moert_wave moert_exchange_wave(const moert_exchange_plan *plan, size_t wave);
+} moert_chunk;
+moert_chunk moert_exchange_chunk(const moert_exchange_plan *plan, size_t chunk);
 
-/* How many waves are worth it between ranks of `experts` experts each that send each other so many
+/* How many chunks are worth it between ranks of `experts` experts each that send each other so many
  * bytes. */
-size_t moert_exchange_good_waves(size_t bytes, size_t experts);
-/* The same for a plan's rows of so many bytes, or what MOERT_WAVES says; the same on all ranks. */
-size_t moert_exchange_choose_waves(const moert_exchange_plan *plan, size_t row_bytes);
-/* Cuts the plan's later exchanges into so many waves (1..MOST_WAVES, engines without waves: 1),
+size_t moert_exchange_good_chunks(size_t bytes, size_t experts);
+/* The same for a plan's rows of so many bytes, or what MOERT_CHUNKS says; the same on all ranks. */
+size_t moert_exchange_choose_chunks(const moert_exchange_plan *plan, size_t row_bytes);
+/* Cuts the plan's later exchanges into so many chunks (1..MOST_CHUNKS, engines without chunks: 1),
  * the same on all ranks; not between a dispatch and its combine. */
-void moert_exchange_cut(const moert_exchange *exchange, moert_exchange_plan *plan, size_t waves);
+void moert_exchange_cut(const moert_exchange *exchange, moert_exchange_plan *plan, size_t chunks);
 
 /* As moert_exchange_dispatch, but rows may still be on their way on return: source and slot_source
  * may be changed by work enqueued later, the windows by nothing. Collective. */
 moert_status moert_exchange_dispatch_start(moert_exchange *exchange, const moert_transfer *transfer,
                                            moert_status local);
-/* Waits for a wave's rows; an error is this rank's own. Waves come in order. Not collective. */
-moert_status moert_exchange_dispatch_wait(moert_exchange *exchange, size_t wave);
+/* Waits for a chunk's rows; an error is this rank's own. Waves come in order. Not collective. */
+moert_status moert_exchange_dispatch_wait(moert_exchange *exchange, size_t chunk);
 
 /*
- * Sends a wave's rows (with `slots` its slots too) back to their tokens' owners, once the work
+ * Sends a chunk's rows (with `slots` its slots too) back to their tokens' owners, once the work
  * enqueued so far is done; does not wait. The windows have room for the plan, and stay as they are
- * until the combine is finished. An error is this rank's own. All waves in order. Not collective.
+ * until the combine is finished. An error is this rank's own. All chunks in order. Not collective.
  */
 moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_transfer *transfer,
-                                         size_t wave);
+                                         size_t chunk);
 /*
- * After the last wave is sent: what is enqueued from here on may run beside the rest of the combine
+ * After the last chunk is sent: what is enqueued from here on may run beside the rest of the combine
  * until moert_exchange_combine_join, and touches neither its windows nor its targets; products that
  * would fill a GPU leave some of it to the combine (moert_device_spare). An error is this rank's
  * own. Not collective.
  */
 moert_status moert_exchange_combine_beside(moert_exchange *exchange, moert_transfer *transfer);
-/* The rest of moert_exchange_combine, after its last wave is sent. After combine_beside `target`
+/* The rest of moert_exchange_combine, after its last chunk is sent. After combine_beside `target`
  * may still be on its way on return, slot_target is not. Collective. */
 moert_status moert_exchange_combine_finish(moert_exchange *exchange, const moert_transfer *transfer,
                                            moert_status local);

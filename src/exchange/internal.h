@@ -53,7 +53,7 @@ struct moert_window {
     moert_storage storage;
 };
 
-static inline bool moert_window_has_codes(const moert_window *window) {
+static inline bool moert_window_is_bf16(const moert_window *window) {
     return window->columns != window->width;
 }
 
@@ -63,10 +63,10 @@ static inline bool moert_window_has_codes(const moert_window *window) {
  * combine are given this rank's status so far, take part in all communication whatever it is, and
  * return the same failure on all ranks.
  *
- * An engine with waves returns from dispatch with rows still on their way, and has two more
- * entries, whose failures are this rank's own: `wait` until a wave's rows are in the windows, and
- * `send`, to be called for one wave after the other once the work on its rows is enqueued. Whatever
- * has failed, every rank sends all waves, and combine then tells the others.
+ * An engine with chunks returns from dispatch with rows still on their way, and has two more
+ * entries, whose failures are this rank's own: `wait` until a chunk's rows are in the windows, and
+ * `send`, to be called for one chunk after the other once the work on its rows is enqueued. Whatever
+ * has failed, every rank sends all chunks, and combine then tells the others.
  */
 typedef struct moert_engine {
     const char *name;
@@ -80,8 +80,8 @@ typedef struct moert_engine {
     moert_status (*combine)(moert_exchange *exchange, const moert_transfer *transfer,
                             moert_status status);
     /* The entries below may be NULL: what an engine cannot do. */
-    moert_status (*wait)(moert_exchange *exchange, size_t wave);
-    moert_status (*send)(moert_exchange *exchange, const moert_transfer *transfer, size_t wave);
+    moert_status (*wait)(moert_exchange *exchange, size_t chunk);
+    moert_status (*send)(moert_exchange *exchange, const moert_transfer *transfer, size_t chunk);
     /* From here on, until `join`, other work may be enqueued beside this combine. */
     moert_status (*beside)(moert_exchange *exchange, moert_transfer *transfer);
     moert_status (*join)(moert_exchange *exchange);
@@ -106,15 +106,15 @@ struct moert_exchange {
     moert_device *device;
     moert_comm *comm;
     const moert_engine *engine;
-    void *state;              /* the engine's */
-    moert_rails *rails;       /* node engine: its plans carry `relay`; else NULL */
-    bool automatic;           /* AUTO asks: an engine that works may still refuse */
-    bool reserves_worst_case; /* of its windows: untouched rows cost nothing */
-    uint64_t largest_bytes;   /* largest allocation that every rank's device takes */
-    size_t capacity_rows;     /* largest capacity_rows of all plans so far */
-    size_t widest;            /* largest stride of all windows so far */
-    moert_buffer *places;     /* of the last push; NULL before the first */
-    bool sums;                /* the engine's: ranks sum the rows of a token that they push */
+    void *state;                /* the engine's */
+    moert_relay_map *relay_map; /* node engine: its plans carry `relay`; else NULL */
+    bool automatic;             /* AUTO asks: an engine that works may still refuse */
+    bool reserves_worst_case;   /* of its windows: untouched rows cost nothing */
+    uint64_t largest_bytes;     /* largest allocation that every rank's device takes */
+    size_t capacity_rows;       /* largest capacity_rows of all plans so far */
+    size_t widest;              /* largest stride of all windows so far */
+    moert_buffer *places;       /* of the last push; NULL before the first */
+    bool sums;                  /* the engine's: ranks sum the rows of a token that they push */
     uint64_t dispatched_bytes, far_rows;
     const moert_exchange_tally *tally; /* or NULL */
     struct moert_planner *planner;     /* plan.c; NULL before the first plan */
@@ -128,9 +128,9 @@ static inline size_t moert_row_bytes(const moert_window *window) {
     return window->stride * sizeof(float) + sizeof(uint32_t);
 }
 
-/* The experts before a wave, of `count`. */
-static inline size_t moert_exchange_part(size_t count, size_t wave, size_t waves) {
-    return count * wave / waves;
+/* The experts before a chunk, of `count`. */
+static inline size_t moert_exchange_part(size_t count, size_t chunk, size_t chunks) {
+    return count * chunk / chunks;
 }
 
 void moert_exchange_free_planner(struct moert_planner *planner); /* NULL is legal. */
@@ -161,11 +161,11 @@ moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_tra
 /* Fetches the slots' floats, if there are any. */
 moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_transfer *t,
                                         bool remote);
-/* A meeting of the ranks' devices as kernels are told of it (kernels/exchange/meet.h). */
-typedef struct moert_meeting {
+/* A meeting of the ranks' devices as kernels are told of it (kernels/exchange/barrier.h). */
+typedef struct moert_barrier {
     const moert_buffer *segments, *verdict;
-    moert_meeting_args args;
-} moert_meeting;
+    moert_barrier_args args;
+} moert_barrier;
 
 /*
  * Transfers of few rows as one kernel with a meeting inside, before which a dispatch stores rows,
@@ -173,8 +173,8 @@ typedef struct moert_meeting {
  * rows, or sums pushed ones, and slots. In a meeting of no ranks nothing is moved.
  */
 bool moert_kernel_is_small(const moert_transfer *t, bool combines);
-moert_status moert_kernel_move_meeting(moert_exchange *exchange, const moert_transfer *t,
-                                       bool combines, moert_meeting meeting);
+moert_status moert_kernel_move_barrier(moert_exchange *exchange, const moert_transfer *t,
+                                       bool combines, moert_barrier meeting);
 
 /*
  * Whether a plan saves enough for that: of K slots that fall on R ranks at random,

@@ -6,10 +6,10 @@
 enum { TOKENS = MOERT_EXCHANGE_TOKENS, GPU_TOKENS = MOERT_EXCHANGE_GPU_TOKENS };
 enum { SLOTS = MOERT_EXCHANGE_SLOTS, GPU_SLOTS = MOERT_EXCHANGE_GPU_SLOTS };
 enum { GPU_PIECE = MOERT_EXCHANGE_GPU_PIECE, GPU_STRIP = MOERT_EXCHANGE_GPU_STRIP };
-enum { GPU_FAN_TEAMS = MOERT_EXCHANGE_GPU_TEAMS };
+enum { GPU_FAN_ROW_GROUPS = MOERT_EXCHANGE_GPU_ROW_GROUPS };
 /* Teams for each compute unit that store before a meeting inside a kernel, or combine after it, at
  * most: as many as one of NVIDIA's holds at once. */
-enum { UNIT_TEAMS = 32 };
+enum { UNIT_ROW_GROUPS = 32 };
 
 static const moert_buffer *reach_of(const moert_window *window, bool remote) {
     return remote ? window->storage.addresses : window->storage.rows;
@@ -25,14 +25,15 @@ typedef struct moert_shape {
 /* Work-groups for so many tokens or rows: in the GPU form one for each `piece` of their floats. */
 static moert_grid pieces_of(const moert_device *device, size_t rows, size_t floats, size_t piece) {
     return (moert_grid){
-        moert_share(device, moert_ceil_div(rows, TOKENS), rows * moert_ceil_div(floats, piece)), 1,
-        1};
+        moert_by_form(device, moert_ceil_div(rows, TOKENS), rows * moert_ceil_div(floats, piece)),
+        1, 1};
 }
 
-/* The same of several teams. */
+/* The same of several row_groups. */
 static moert_grid groups_of(const moert_device *device, size_t rows, size_t floats, size_t piece) {
     const moert_grid pieces = pieces_of(device, rows, floats, piece);
-    return (moert_grid){moert_ceil_div(pieces.x, moert_share(device, 1, GPU_FAN_TEAMS)), 1, 1};
+    return (moert_grid){moert_ceil_div(pieces.x, moert_by_form(device, 1, GPU_FAN_ROW_GROUPS)), 1,
+                        1};
 }
 
 static const char *program_of(moert_device *device, bool remote, size_t width) {
@@ -60,9 +61,10 @@ static moert_status shape_of(const moert_transfer *t, size_t width, bool remote,
                  .ranks = (uint32_t)plan->ranks,
                  .rank = (uint32_t)moert_comm_rank(exchange->comm),
                  .chain = exchange->sums ? (uint32_t)plan->topk : 1,
-                 .codes = moert_window_has_codes(t->window),
+                 .codes = moert_window_is_bf16(t->window),
                  .once = t->once},
-        .by_slot = {moert_ceil_div((size_t)slots, moert_share(exchange->device, SLOTS, GPU_SLOTS)),
+        .by_slot = {moert_ceil_div((size_t)slots,
+                                   moert_by_form(exchange->device, SLOTS, GPU_SLOTS)),
                     1, 1},
     };
     return MOERT_OK;
@@ -136,7 +138,7 @@ moert_status moert_kernel_find_places(moert_exchange *exchange, const moert_tran
     moert_shape shape;
     MOERT_TRY(shape_of(t, t->window->width, true, &shape));
     const moert_grid grid = {
-        moert_ceil_div(shape.args.rows, moert_share(exchange->device, SLOTS, GPU_SLOTS)), 1, 1};
+        moert_ceil_div(shape.args.rows, moert_by_form(exchange->device, SLOTS, GPU_SLOTS)), 1, 1};
     return MOERT_RUN(exchange->device, shape.program, "find_places", grid,
                      MOERT_ARG(t->window->storage.addresses), MOERT_ARG(t->cells->storage.rows),
                      MOERT_ARG(places), MOERT_STRUCT(shape.args));
@@ -149,7 +151,7 @@ moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_transf
     MOERT_TRY(shape_of(t, window->width, true, &shape));
     tell_rows(exchange, &shape, 2.0);
     return MOERT_RUN(device, shape.program,
-                     exchange->sums && moert_window_has_codes(window) ? "send_codes" : "send_rows",
+                     exchange->sums && moert_window_is_bf16(window) ? "send_codes" : "send_rows",
                      groups_of(device, shape.args.rows, window->stride, GPU_PIECE),
                      MOERT_ARG(window->storage.addresses), MOERT_ARG(t->cells->storage.rows),
                      MOERT_ARG(t->unsent), MOERT_STRUCT(shape.args));
@@ -159,7 +161,7 @@ moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_transf
 
 moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_transfer *t,
                                        bool remote) {
-    const bool sums = t->cells != NULL, codes = moert_window_has_codes(t->window);
+    const bool sums = t->cells != NULL, codes = moert_window_is_bf16(t->window);
     const char *kernel =
         sums ? (codes ? "sum_codes" : "sum_rows") : (codes ? "combine_codes" : "combine_rows");
     moert_device *device = exchange->device;
@@ -189,8 +191,8 @@ moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_tr
 /* ---- transfers of few rows ---- */
 
 static size_t most_groups(const moert_device *device) {
-    return moert_device_describe(device)->compute_units * (size_t)UNIT_TEAMS /
-           moert_share(device, 1, GPU_FAN_TEAMS);
+    return moert_device_describe(device)->compute_units * (size_t)UNIT_ROW_GROUPS /
+           moert_by_form(device, 1, GPU_FAN_ROW_GROUPS);
 }
 
 /* Work-groups that store or copy so many rows, or that combine so many tokens'. */
@@ -219,14 +221,14 @@ static moert_argument reach_slots(const moert_transfer *t) {
     return MOERT_ARG(t->slots != NULL ? reach_of(t->slots, true) : NULL);
 }
 
-static moert_status dispatch_meeting(moert_device *device, const moert_transfer *t,
-                                     moert_shape *shape, const moert_meeting *meeting) {
+static moert_status dispatch_barrier(moert_device *device, const moert_transfer *t,
+                                     moert_shape *shape, const moert_barrier *meeting) {
     moert_exchange_args *args = &shape->args;
     args->storing = (uint32_t)storing_groups(t, args->tokens);
     const size_t copying = storing_groups(t, t->once ? args->rows : 0);
     const moert_grid grid = {
         args->storing + moert_min(copying, most_groups(device) - args->storing), 1, 1};
-    return MOERT_RUN(device, shape->program, "dispatch_meeting", grid,
+    return MOERT_RUN(device, shape->program, "dispatch_barrier", grid,
                      MOERT_ARG(reach_of(t->window, true)), reach_slots(t),
                      MOERT_ARG(t->plan->destination), MOERT_ARG(t->source),
                      MOERT_ARG(t->slot_source), END_ARGS(*args, meeting));
@@ -236,28 +238,28 @@ static moert_status dispatch_meeting(moert_device *device, const moert_transfer 
     MOERT_ARG(reach_of((t)->window, true)), reach_slots(t), MOERT_ARG((t)->plan->destination),     \
         MOERT_ARG((t)->weight), MOERT_ARG((t)->target), MOERT_ARG((t)->slot_target)
 
-static moert_status combine_meeting(moert_device *device, const moert_transfer *t,
-                                    moert_shape *shape, const moert_meeting *meeting) {
-    return MOERT_RUN(device, shape->program, "combine_meeting",
+static moert_status combine_barrier(moert_device *device, const moert_transfer *t,
+                                    moert_shape *shape, const moert_barrier *meeting) {
+    return MOERT_RUN(device, shape->program, "combine_barrier",
                      ((moert_grid){combining_groups(t, shape->args.tokens), 1, 1}), SUM_ARGS(t),
                      END_ARGS(shape->args, meeting));
 }
 
-static moert_status sum_meeting(moert_device *device, const moert_transfer *t, moert_shape *shape,
-                                const moert_meeting *meeting) {
+static moert_status sum_barrier(moert_device *device, const moert_transfer *t, moert_shape *shape,
+                                const moert_barrier *meeting) {
     moert_exchange_args *args = &shape->args;
     const moert_buffer *cells = NULL;
     if (t->unsent != NULL) {
         cells = t->cells->storage.rows;
         args->storing = (uint32_t)moert_min(storing_groups(t, args->rows), most_groups(device));
     }
-    return MOERT_RUN(device, shape->program, "sum_meeting",
+    return MOERT_RUN(device, shape->program, "sum_barrier",
                      ((moert_grid){args->storing + combining_groups(t, args->tokens), 1, 1}),
                      SUM_ARGS(t), MOERT_ARG(cells), MOERT_ARG(t->unsent), END_ARGS(*args, meeting));
 }
 
-moert_status moert_kernel_move_meeting(moert_exchange *exchange, const moert_transfer *t,
-                                       bool combines, moert_meeting meeting) {
+moert_status moert_kernel_move_barrier(moert_exchange *exchange, const moert_transfer *t,
+                                       bool combines, moert_barrier meeting) {
     moert_shape shape;
     MOERT_TRY(shape_of(t, combines ? t->window->columns : t->window->width, true, &shape));
     if (meeting.args.ranks == 0) /* nothing is moved */
@@ -270,9 +272,9 @@ moert_status moert_kernel_move_meeting(moert_exchange *exchange, const moert_tra
         tell_rows(exchange, &shape, 2.0);
     if (!combines && meeting.args.ranks > 0)
         count_dispatch(exchange, t);
-    return (!combines          ? dispatch_meeting
-            : t->cells != NULL ? sum_meeting
-                               : combine_meeting)(exchange->device, t, &shape, &meeting);
+    return (!combines          ? dispatch_barrier
+            : t->cells != NULL ? sum_barrier
+                               : combine_barrier)(exchange->device, t, &shape, &meeting);
 }
 
 moert_status moert_kernel_gather(moert_device *device, const moert_gather *gather) {
@@ -284,7 +286,8 @@ moert_status moert_kernel_gather(moert_device *device, const moert_gather *gathe
                        2.0 * sizeof(float) * (double)gather->rows * (double)gather->width);
     return MOERT_RUN(
         device, program, "gather_rows",
-        ((moert_grid){moert_ceil_div(gather->rows, moert_share(device, TOKENS, GPU_TOKENS)), 1, 1}),
+        ((moert_grid){moert_ceil_div(gather->rows, moert_by_form(device, TOKENS, GPU_TOKENS)), 1,
+                      1}),
         MOERT_ARG(gather->reach), MOERT_ARG(gather->from), MOERT_ARG(gather->packed),
         MOERT_ARGS(moert_exchange_args, .rows = (uint32_t)rows, .width = (uint32_t)gather->width,
                    .stride = (uint32_t)stride));

@@ -14,7 +14,7 @@
 enum { CHUNK = MOERT_PLAN_CHUNK, WORDS = MOERT_PLAN_WORDS };
 enum { LANE = 4 }; /* words of a lane in kernels/exchange/plan.cl */
 
-/* What a rank tells the others: the header, counts[E] and, for engines with rails, its tokens with
+/* What a rank tells the others: the header, counts[E] and, for engines with relay_map, its tokens with
  * slots on each node, as words of 64 bits. */
 enum { STATUS, TOKENS, TOPK, HEADER_WORDS };
 
@@ -30,7 +30,7 @@ typedef struct moert_planner {
     uint32_t (*table)[LANE];    /* [2 told] ends, then lanes */
     moert_buffer *chunks;       /* uint32 [E + 1,chunks] counts, see kernels/exchange/plan.cl */
     moert_staging *totals;      /* uint32 [E + 1] */
-    moert_mark *counted;        /* the totals are on the host; NULL: nobody counts */
+    moert_event *counted;       /* the totals are on the host; NULL: nobody counts */
     moert_exchange_plan *spare; /* the memory of the next plan, or NULL */
 } moert_planner;
 
@@ -63,7 +63,7 @@ void moert_exchange_free_plan(moert_exchange_plan *plan) {
 void moert_exchange_free_planner(moert_planner *planner) {
     if (planner == NULL)
         return;
-    moert_mark_free(planner->counted);
+    moert_event_free(planner->counted);
     moert_staging_destroy(planner->totals);
     moert_buffer_destroy(planner->chunks);
     destroy_plan(planner->spare);
@@ -124,7 +124,7 @@ static moert_status count(moert_exchange *exchange, moert_planner *planner) {
     MOERT_TRY(moert_staging_fetch(planner->totals, 0, (experts + 1) * sizeof(uint32_t)));
     if (exchange->engine->fetch != NULL)
         MOERT_TRY(exchange->engine->fetch(exchange));
-    return moert_mark_set(exchange->device, &planner->counted);
+    return moert_event_record(exchange->device, &planner->counted);
 }
 
 /* Waits for the device's counts, and for its verdict on what it has done before. */
@@ -134,19 +134,19 @@ static moert_status take_counts(moert_exchange *exchange, const moert_planner *p
     const size_t experts = choice->experts, slots = choice->tokens * choice->topk;
     const uint32_t *totals = moert_staging_host(planner->totals);
     uint64_t *counts = planner->mine + HEADER_WORDS;
-    MOERT_TRY(moert_mark_wait(planner->counted));
+    MOERT_TRY(moert_event_wait(planner->counted));
     for (size_t e = 0; e < experts; e++)
         counts[e] = totals[e];
-    /* the slots themselves, where an index is wrong, which the host then names, or rails need them */
-    if (totals[experts] != 0 || exchange->rails != NULL) {
+    /* the slots themselves, where an index is wrong, which the host then names, or relay_map need them */
+    if (totals[experts] != 0 || exchange->relay_map != NULL) {
         MOERT_TRY(moert_alloc(index, slots, sizeof(int32_t)));
         if (slots > 0)
             MOERT_TRY(moert_buffer_read(choice->index, 0, *index, slots * sizeof(int32_t)));
         MOERT_TRY(moert_plan_count(*index, choice->tokens, choice->topk, experts, counts));
     }
-    if (exchange->rails != NULL)
-        MOERT_TRY(moert_relay_count(exchange->rails, *index, choice->tokens, choice->topk, experts,
-                                    counts + experts));
+    if (exchange->relay_map != NULL)
+        MOERT_TRY(moert_relay_count(exchange->relay_map, *index, choice->tokens, choice->topk,
+                                    experts, counts + experts));
     return exchange->engine->check != NULL ? exchange->engine->check(exchange) : MOERT_OK;
 }
 
@@ -268,11 +268,11 @@ static moert_status complete(moert_exchange *exchange, const moert_planner *plan
                                                     .topk = choice->topk},
                                 index, planner->counts, &made->plan));
     MOERT_TRY(place(exchange, planner, made));
-    if (exchange->rails != NULL)
-        MOERT_TRY(moert_relay_create(exchange->device, exchange->rails, made->plan,
+    if (exchange->relay_map != NULL)
+        MOERT_TRY(moert_relay_create(exchange->device, exchange->relay_map, made->plan,
                                      planner->all + HEADER_WORDS + choice->experts, planner->told,
                                      &made->relay));
-    made->waves = 1;
+    made->chunks = 1;
     exchange->capacity_rows = moert_max(exchange->capacity_rows, made->capacity_rows);
     return MOERT_OK;
 }
@@ -285,7 +285,7 @@ moert_status moert_exchange_begin_plan(moert_exchange *exchange, const moert_exc
     moert_planner *planner = exchange->planner;
     planner->choice = *slots;
     /* What the gather needs; without it a rank cannot even tell the others. */
-    const size_t nodes = exchange->rails != NULL ? exchange->rails->nodes : 0;
+    const size_t nodes = exchange->relay_map != NULL ? exchange->relay_map->nodes : 0;
     const size_t told = HEADER_WORDS + slots->experts + nodes;
     const size_t ranks = moert_comm_size(exchange->comm);
     planner->told = 0;
@@ -316,7 +316,7 @@ moert_status moert_exchange_end_plan(moert_exchange *exchange, moert_status loca
         return local; /* out of memory */
     if (local == MOERT_OK)
         local = take_counts(exchange, planner, &index);
-    moert_mark_free(planner->counted);
+    moert_event_free(planner->counted);
     planner->counted = NULL;
     MOERT_TRY_OR(release, share_counts(exchange, planner, local));
     moert_exchange_plan *made = planner->spare;

@@ -18,26 +18,27 @@ static void find_window_runs(const moert_plan *plan, moert_mail_run *runs) {
     }
 }
 
-/* Where this rank's rows for each owner's experts of each wave lie when packed. */
+/* Where this rank's rows for each owner's experts of each chunk lie when packed. */
 static void find_packed_runs(const moert_exchange_plan *plan, moert_mail_run *runs) {
     const moert_plan *p = plan->plan;
     size_t row = 0;
     for (size_t r = 0; r < p->ranks; r++) {
         size_t first, count;
         moert_plan_experts(p->experts, p->ranks, r, &first, &count);
-        for (size_t w = 0; w < plan->waves; w++) {
+        for (size_t w = 0; w < plan->chunks; w++) {
             const size_t begin = row;
-            const size_t end = first + moert_exchange_part(count, w + 1, plan->waves);
-            for (size_t e = first + moert_exchange_part(count, w, plan->waves); e < end; e++)
+            const size_t end = first + moert_exchange_part(count, w + 1, plan->chunks);
+            for (size_t e = first + moert_exchange_part(count, w, plan->chunks); e < end; e++)
                 row += p->counts[p->rank * p->experts + e];
-            runs[r * plan->waves + w] = (moert_mail_run){begin, row - begin};
+            runs[r * plan->chunks + w] = (moert_mail_run){begin, row - begin};
         }
     }
 }
 
 moert_status moert_routes_find(moert_routes *routes, const moert_exchange_plan *plan) {
     const moert_plan *p = plan->plan;
-    const size_t packed = p->ranks * plan->waves, needed = packed + p->ranks * p->local_experts + 1;
+    const size_t packed = p->ranks * plan->chunks,
+                 needed = packed + p->ranks * p->local_experts + 1;
     if (routes->room < needed) {
         free(routes->packed);
         *routes = (moert_routes){.room = 0};

@@ -10,7 +10,7 @@
 
 typedef struct moert_routes {
     size_t room;            /* of both, at `packed`, to be freed */
-    moert_mail_run *packed; /* [ranks, waves], among this rank's packed rows */
+    moert_mail_run *packed; /* [ranks, chunks], among this rank's packed rows */
     moert_mail_run *window; /* [ranks, local experts], in this rank's window */
 } moert_routes;
 

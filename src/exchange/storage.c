@@ -27,8 +27,8 @@ moert_status moert_storage_point(moert_device *device, const uint64_t *table, si
     return moert_buffer_write(storage->addresses, 0, table, ranks * sizeof *table);
 }
 
-moert_status moert_window_create_codes(moert_exchange *exchange, size_t columns,
-                                       moert_window **window) {
+moert_status moert_window_create_bf16(moert_exchange *exchange, size_t columns,
+                                      moert_window **window) {
     if (columns % CODES != 0)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "a window's rows hold pairs of bf16 codes, not %zu",
                           columns);

@@ -11,17 +11,17 @@
 #include "gemm/tuning/tuning.h"
 
 /* How a backend packs weights. */
-typedef struct moert_packing {
+typedef struct moert_prepack {
     /* Chooses the tile and gives the bytes of the panels; 0 if the device gains nothing from
      * them. */
-    size_t (*plan)(const moert_device *device, moert_packed *packed);
+    size_t (*plan)(const moert_device *device, moert_prepacked *prepacked);
     /* From the weight or, if it is NULL, from its codes. */
-    moert_status (*fill)(const moert_packed *packed, const moert_buffer *weight,
-                         const moert_coded *coded);
+    moert_status (*fill)(const moert_prepacked *prepacked, const moert_buffer *weight,
+                         const moert_quantized *quantized);
     size_t pays_at; /* the product since a change of the weight that makes it */
     bool any_use;   /* it serves all uses of the weight */
     bool in_order;  /* panels of bf16 are the weight rounded, in its own order */
-} moert_packing;
+} moert_prepack;
 
 typedef struct moert_backend {
     const char *name;
@@ -29,7 +29,7 @@ typedef struct moert_backend {
      * "the backend takes". A GEMM of NULL asks about the device alone, which may be NULL. Buffers
      * are not looked at; strides are not 0. */
     const char *(*supports)(const moert_device *device, const moert_gemm *gemm);
-    const moert_packing *prepack; /* NULL: it packs no weights */
+    const moert_prepack *prepack; /* NULL: it packs no weights */
     moert_status (*run)(const moert_gemm *gemm);
     moert_status (*glu)(const moert_glu *glu, bool backward);
     /* What GEMMs take for parts of operands; NULL: none has any. */
@@ -38,9 +38,9 @@ typedef struct moert_backend {
      * there are any; frees it. */
     moert_status (*reserve)(moert_device *device, const moert_gemm *gemm, moert_workspace *work);
     void (*release)(moert_workspace *work);
-    bool records;         /* with a workspace, run only launches kernels */
-    moert_number decoded; /* what it takes for quantised operands that it does not decode itself */
-    bool coarse_fp8;      /* its sums of FP8 operands keep fewer bits than float32 */
+    bool records;        /* with a workspace, run only launches kernels */
+    moert_dtype decoded; /* what it takes for quantized operands that it does not decode itself */
+    bool coarse_fp8;     /* its sums of FP8 operands keep fewer bits than float32 */
 } moert_backend;
 
 struct moert_workspace {
@@ -70,8 +70,8 @@ const moert_backend *moert_backend_at(size_t index);
 
 /* What a step of a product's chains takes: a number, a pair of bf16 codes, both in order, or 16
  * pairs, as kernels/gemm/amx.h sums them (DOT there). */
-typedef enum moert_term { MOERT_TERM_NUMBER, MOERT_TERM_PAIR, MOERT_TERM_TILE } moert_term;
-moert_term moert_term_of(const moert_device *device, moert_number type);
+typedef enum moert_dot { MOERT_DOT_SCALAR, MOERT_DOT_PAIR, MOERT_DOT_TILE } moert_dot;
+moert_dot moert_dot_of(const moert_device *device, moert_dtype type);
 
 /* "gemm_forward", or "glu" and "dglu" of gated ones. */
 const char *moert_gemm_name(const moert_gemm *gemm);
@@ -83,20 +83,20 @@ bool moert_gemm_is_plain(const moert_gemm *gemm);
 /* But for a bias and its type. */
 bool moert_epilogue_is_empty(const moert_epilogue *epilogue);
 
-struct moert_packed {
-    moert_packed_shape shape;
-    const moert_packing *packing;
+struct moert_prepacked {
+    moert_prepacked_shape shape;
+    const moert_prepack *prepack;
     moert_choices tile; /* for any number of rows; panels are of its width */
-    moert_term term;
+    moert_dot term;
     moert_buffer *panels;
 };
 
-/* `packed` as moert_packed_create makes it, without panels; returns their bytes, 0 as there. */
-size_t moert_packed_plan(const moert_device *device, const moert_packed_shape *shape,
-                         moert_packed *packed);
+/* `prepacked` as moert_prepacked_create makes it, without panels; returns their bytes, 0 as there. */
+size_t moert_prepacked_plan(const moert_device *device, const moert_prepacked_shape *shape,
+                            moert_prepacked *prepacked);
 
-/* By packed weights, as they were packed. */
-moert_term moert_gemm_term(const moert_gemm *gemm, const moert_device *device);
+/* By prepacked weights, as they were prepacked. */
+moert_dot moert_gemm_dot(const moert_gemm *gemm, const moert_device *device);
 
 /* Checks a GLU, and fills in its strides and run. */
 moert_status moert_check_glu(const moert_glu *glu, bool backward, moert_glu *full);

@@ -2,18 +2,18 @@
 #include "base/config.h"
 #include "gemm/backend.h"
 
-moert_term moert_gemm_term(const moert_gemm *gemm, const moert_device *device) {
-    return gemm->packed != NULL ? gemm->packed->term : moert_term_of(device, gemm->type);
+moert_dot moert_gemm_dot(const moert_gemm *gemm, const moert_device *device) {
+    return gemm->prepacked != NULL ? gemm->prepacked->term : moert_dot_of(device, gemm->type);
 }
 
-moert_term moert_term_of(const moert_device *device, moert_number type) {
+moert_dot moert_dot_of(const moert_device *device, moert_dtype type) {
     const moert_device_info *info = moert_device_describe(device);
-    if (type != MOERT_NUMBER_BF16)
-        return MOERT_TERM_NUMBER;
+    if (type != MOERT_DTYPE_BF16)
+        return MOERT_DOT_SCALAR;
     if (moert_device_sums_in_tiles(info))
-        return MOERT_TERM_TILE;
-    return info->has_bf16_dot && moert_config_get()->bf16 == MOERT_BF16_AUTO ? MOERT_TERM_PAIR
-                                                                             : MOERT_TERM_NUMBER;
+        return MOERT_DOT_TILE;
+    return info->has_bf16_dot && moert_config_get()->bf16 == MOERT_BF16_AUTO ? MOERT_DOT_PAIR
+                                                                             : MOERT_DOT_SCALAR;
 }
 
 moert_status moert_workspace_add(moert_device *device, size_t count, size_t bytes,
@@ -32,7 +32,7 @@ bool moert_epilogue_is_empty(const moert_epilogue *e) {
 
 bool moert_gemm_is_plain(const moert_gemm *gemm) {
     return moert_epilogue_is_empty(&gemm->epilogue) &&
-           gemm->epilogue.bias_type == MOERT_NUMBER_F32 && gemm->result == MOERT_NUMBER_F32 &&
+           gemm->epilogue.bias_type == MOERT_DTYPE_F32 && gemm->result == MOERT_DTYPE_F32 &&
            gemm->x_gather == NULL && gemm->y_gather == NULL && !gemm->discrete &&
            gemm->gated != MOERT_GATED_BACKWARD;
 }

@@ -1,7 +1,7 @@
 /* Checks a grouped GEMM and hands it to the backend that computes it. */
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "device/profile/profile.h"
 #include "gemm/backend.h"
 
@@ -11,13 +11,13 @@ static moert_status check_buffer(const char *name, const moert_buffer *buffer, s
     return moert_check_buffer(name, buffer, lines, width, stride, sizeof(float));
 }
 
-/* What a kind of GEMM takes; the row factors may be of a smaller type. */
-enum { NEEDS_X = 1, NEEDS_WEIGHT = 2, NEEDS_BIAS = 4, FACTOR_X = 8, FACTOR_Y = 16 };
+/* What a kind of GEMM takes; the row operands may be of a smaller type. */
+enum { NEEDS_X = 1, NEEDS_WEIGHT = 2, NEEDS_BIAS = 4, READS_X = 8, READS_Y = 16 };
 static const unsigned needs_of[] = {
-    [MOERT_GEMM_FORWARD] = NEEDS_X | NEEDS_WEIGHT | FACTOR_X,
-    [MOERT_GEMM_DGRAD] = NEEDS_X | NEEDS_WEIGHT | FACTOR_Y,
-    [MOERT_GEMM_WGRAD] = NEEDS_X | NEEDS_WEIGHT | FACTOR_X | FACTOR_Y,
-    [MOERT_GEMM_BIAS_GRAD] = NEEDS_BIAS | FACTOR_Y,
+    [MOERT_GEMM_FORWARD] = NEEDS_X | NEEDS_WEIGHT | READS_X,
+    [MOERT_GEMM_DGRAD] = NEEDS_X | NEEDS_WEIGHT | READS_Y,
+    [MOERT_GEMM_WGRAD] = NEEDS_X | NEEDS_WEIGHT | READS_X | READS_Y,
+    [MOERT_GEMM_BIAS_GRAD] = NEEDS_BIAS | READS_Y,
 };
 
 /* Forward and dgrad: GEMMs of rows by a weight. */
@@ -26,8 +26,8 @@ static bool is_by_weight(const moert_gemm *gemm) {
 }
 
 /* The bytes of a number of a row matrix, which is a factor or the result. */
-static size_t number_bytes(const moert_gemm *gemm, bool factor) {
-    return moert_number_bits(factor ? gemm->type : gemm->result) / 8;
+static size_t dtype_bytes(const moert_gemm *gemm, bool factor) {
+    return moert_dtype_bits(factor ? gemm->type : gemm->result) / 8;
 }
 
 static moert_status check_shape(const moert_gemm *gemm, unsigned needs) {
@@ -42,7 +42,7 @@ static moert_status check_shape(const moert_gemm *gemm, unsigned needs) {
     if (gemm->ldy < gemm->y_column || gemm->ldy - gemm->y_column < gemm->n)
         return MOERT_FAIL(ERROR_USAGE, "columns [%zu, +%zu) of y lie outside its stride %zu",
                           gemm->y_column, gemm->n, gemm->ldy);
-    if (gemm->type != MOERT_NUMBER_F32 && gemm->type != MOERT_NUMBER_BF16)
+    if (gemm->type != MOERT_DTYPE_F32 && gemm->type != MOERT_DTYPE_BF16)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "a grouped GEMM takes f32 or bf16, not type %d",
                           (int)gemm->type);
     return MOERT_OK;
@@ -74,7 +74,7 @@ static moert_gemm completed(const moert_gemm *gemm) {
     full.part = moert_part_of(gemm);
     if (!is_by_weight(gemm)) {
         full.shared_weight = false;
-        full.result = MOERT_NUMBER_F32;
+        full.result = MOERT_DTYPE_F32;
         full.scatter = (moert_scatter){NULL, 0};
     }
     if (!gemm->gated) {
@@ -101,10 +101,10 @@ static moert_status check_buffers(const moert_gemm *full) {
     if (full->groups.ends != NULL)
         MOERT_TRY(moert_backend_check(moert_buffer_device(full->groups.ends)));
     MOERT_TRY(moert_check_buffer("y", full->y, rows, full->y_column + full->n, full->ldy,
-                                 number_bytes(full, (needs & FACTOR_Y) != 0)));
+                                 dtype_bytes(full, (needs & READS_Y) != 0)));
     if ((needs & NEEDS_X) != 0)
         MOERT_TRY(moert_check_buffer("x", full->x, rows, full->k, full->ldx,
-                                     number_bytes(full, (needs & FACTOR_X) != 0)));
+                                     dtype_bytes(full, (needs & READS_X) != 0)));
     if ((needs & NEEDS_WEIGHT) != 0)
         MOERT_TRY(check_buffer("weight", full->weight, weights * full->n, full->k, full->k));
     if ((needs & NEEDS_BIAS) != 0 || (full->kind == MOERT_GEMM_FORWARD && full->bias != NULL))
@@ -141,7 +141,7 @@ static moert_status check_gated(const moert_gemm *gemm, moert_gemm *full) {
         return MOERT_FAIL(ERROR_USAGE,
                           "a GLU behind a GEMM needs dense rows of %zu columns, not %zu", full->n,
                           full->ldy);
-    if (full->glu.type != MOERT_NUMBER_F32 && full->type == MOERT_NUMBER_F32)
+    if (full->glu.type != MOERT_DTYPE_F32 && full->type == MOERT_DTYPE_F32)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "a product of f32 factors gives no h of bf16");
     return moert_check_glu(&full->glu, false, &full->glu);
 }
@@ -151,20 +151,20 @@ static void tell_product(const moert_gemm *full) {
     const unsigned needs = needs_of[full->kind];
     const double m = (double)(full->part.end_row - full->part.first_row);
     const double n = (double)full->n, k = (double)full->k;
-    const moert_packed *packed = full->packed;
-    const double weight = packed == NULL ? (double)sizeof(float)
-                                         : (double)moert_packed_bytes(packed) /
-                                               ((double)packed->shape.groups * n * k);
+    const moert_prepacked *prepacked = full->prepacked;
+    const double weight = prepacked == NULL ? (double)sizeof(float)
+                                            : (double)moert_prepacked_bytes(prepacked) /
+                                                  ((double)prepacked->shape.groups * n * k);
     const size_t weights = full->shared_weight ? 1 : full->part.end - full->part.first;
-    const double x = (double)number_bytes(full, (needs & FACTOR_X) != 0);
-    const double y = (double)number_bytes(full, (needs & FACTOR_Y) != 0);
+    const double x = (double)dtype_bytes(full, (needs & READS_X) != 0);
+    const double y = (double)dtype_bytes(full, (needs & READS_Y) != 0);
     moert_device *device = moert_buffer_device(full->groups.ends);
     moert_profile_work(device, "gemm/gemm", 2.0 * m * n * k,
                        x * m * k + y * m * n + weight * (double)weights * n * k);
     if (!full->gated)
         return;
     /* h and the weights of the rows, and v only if it is kept */
-    const double h = (double)(full->glu.width * moert_number_bits(full->glu.type)) / 8.0;
+    const double h = (double)(full->glu.width * moert_dtype_bits(full->glu.type)) / 8.0;
     moert_profile_work(device, "gemm/gemm", 0.0,
                        m * (h + sizeof(float) - (full->drop_v ? y * n : 0.0)));
 }
@@ -173,15 +173,15 @@ static bool has_rows(const moert_gemm *full) {
     return full->groups.count > 0 && full->part.end_row > full->part.first_row;
 }
 
-static moert_status check_packed(const moert_gemm *gemm) {
+static moert_status check_prepacked(const moert_gemm *gemm) {
     static const char *const uses[] = {"forward", "dgrad", "forward with a GLU"};
-    if (gemm->packed == NULL || !is_by_weight(gemm))
+    if (gemm->prepacked == NULL || !is_by_weight(gemm))
         return MOERT_OK;
-    const moert_packed_shape *s = &gemm->packed->shape;
-    const moert_packed_for use = moert_packed_use(gemm);
+    const moert_prepacked_shape *s = &gemm->prepacked->shape;
+    const moert_prepacked_use use = moert_prepacked_use_of(gemm);
     const size_t weights = weights_of(gemm);
     if (s->groups != weights || s->n != gemm->n || s->k != gemm->k || s->type != gemm->type ||
-        (s->use != use && !gemm->packed->packing->any_use))
+        (s->use != use && !gemm->prepacked->prepack->any_use))
         return MOERT_FAIL(ERROR_USAGE,
                           "a weight packed as [%zu,%zu,%zu] for %s in type %d serves no %s in type "
                           "%d of [%zu,%zu,%zu]",
@@ -197,7 +197,7 @@ static moert_status check(const moert_gemm *gemm, moert_gemm *full) {
     MOERT_TRY(check_gated(gemm, full));
     MOERT_TRY(check_buffers(full));
     MOERT_TRY(check_epilogue(full));
-    MOERT_TRY(check_packed(full));
+    MOERT_TRY(check_prepacked(full));
     if (gemm->accumulate && gemm->kind == MOERT_GEMM_FORWARD)
         return MOERT_FAIL(ERROR_USAGE, "the forward GEMM does not accumulate");
     return MOERT_OK;
@@ -212,7 +212,7 @@ moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *g
     const char *taken = backend->supports(device, &full);
     if (taken != NULL && backend != &moert_backend_portable) {
         backend = &moert_backend_portable;
-        full.packed = NULL; /* the other's */
+        full.prepacked = NULL; /* the other's */
         taken = backend->supports(device, &full);
     }
     if (taken != NULL)
@@ -229,29 +229,29 @@ moert_status moert_gemm_run(const moert_gemm *gemm) {
         moert_backend_get(has_ends ? moert_buffer_device(gemm->groups.ends) : NULL), gemm);
 }
 
-/* Whether the backend in use itself supports forward by a weight that would be packed. */
-static bool supports_packed(const moert_device *device, const moert_gemm *gemm) {
-    const moert_packed_shape shape = {weights_of(gemm), gemm->n, gemm->k, MOERT_PACKED_FORWARD,
-                                      gemm->type};
-    moert_packed packed;
+/* Whether the backend in use itself supports forward by a weight that would be prepacked. */
+static bool supports_prepacked(const moert_device *device, const moert_gemm *gemm) {
+    const moert_prepacked_shape shape = {weights_of(gemm), gemm->n, gemm->k,
+                                         MOERT_PREPACKED_FORWARD, gemm->type};
+    moert_prepacked prepacked;
     moert_gemm full = completed(gemm);
-    full.packed = &packed;
+    full.prepacked = &prepacked;
     full.groups.rows = moert_max(full.groups.rows, 1);
-    return moert_packed_plan(device, &shape, &packed) > 0 &&
+    return moert_prepacked_plan(device, &shape, &prepacked) > 0 &&
            moert_backend_get(device)->supports(device, &full) == NULL;
 }
 
 bool moert_gemm_rounds(const moert_device *device, const moert_gemm *gemm) {
     moert_gemm rounding = *gemm;
-    rounding.result = MOERT_NUMBER_BF16;
-    return supports_packed(device, &rounding);
+    rounding.result = MOERT_DTYPE_BF16;
+    return supports_prepacked(device, &rounding);
 }
 
 bool moert_gemm_scatters(const moert_device *device, const moert_gemm *gemm) {
     moert_gemm scattering = *gemm;
-    scattering.result = MOERT_NUMBER_BF16;
+    scattering.result = MOERT_DTYPE_BF16;
     scattering.scatter.runs = moert_max(gemm->scatter.runs, 1);
-    return supports_packed(device, &scattering);
+    return supports_prepacked(device, &scattering);
 }
 
 size_t moert_gemm_split_bytes(const moert_device *device, const moert_gemm *gemm) {

@@ -14,12 +14,12 @@
  * AMX add 32 products at a time (kernels/gemm/amx.h) unless MOERT_BF16 says otherwise. Reference
  * and portable keep to this and agree bit for bit; the GLU's exp may differ between them. Tensor
  * cores add bf16 products in an order of their own, which is the same for a row in any company and
- * in every run, and the old value last. So do Hopper's with float32 factors that they may `split`:
- * to 2^-20 of the sum of the magnitudes of 7168 products; factors that are infinite, or round to
+ * in every run, and the old value last. So do Hopper's with float32 operands that they may `split`:
+ * to 2^-20 of the sum of the magnitudes of 7168 products; operands that are infinite, or round to
  * infinity in bf16, give NaN.
  *
  * Calls enqueue and return; they are not collective. Errors: ERROR_USAGE (a buffer is missing or
- * too small, a stride is below its width, n or k is 0, forward with `accumulate`, a packed weight
+ * too small, a stride is below its width, n or k is 0, forward with `accumulate`, a prepacked weight
  * of another shape), ERROR_UNSUPPORTED (a count of 2^31 or more, a GEMM that no backend of this
  * device supports), ERROR_DEVICE.
  */
@@ -32,47 +32,48 @@
 
 /*
  * A weight in the order in which the kernels of its device take it, made once and used by many
- * products: forward and dgrad read weight[G,N,K] along different dimensions and have a packing
+ * products: forward and dgrad read weight[G,N,K] along different dimensions and have a prepack
  * each, and so has forward with a GLU whose gates come first, all of them; on tensor cores one
  * serves all. Packings of BF16 hold
  * the weight rounded to nearest even. Devices and backends that gain nothing from it, or have no
- * buffer that large, have none: then moert_packed_create gives NULL, which is legal everywhere, and
+ * buffer that large, have none: then moert_prepacked_create gives NULL, which is legal everywhere, and
  * products read the weight itself.
  */
-typedef struct moert_packed moert_packed;
-typedef enum moert_packed_for {
-    MOERT_PACKED_FORWARD,
-    MOERT_PACKED_DGRAD,
-    MOERT_PACKED_GATED,
-    MOERT_PACKED_USES
-} moert_packed_for;
-typedef struct moert_packed_shape {
+typedef struct moert_prepacked moert_prepacked;
+typedef enum moert_prepacked_use {
+    MOERT_PREPACKED_FORWARD,
+    MOERT_PREPACKED_DGRAD,
+    MOERT_PREPACKED_GATED,
+    MOERT_PREPACKED_USES
+} moert_prepacked_use;
+typedef struct moert_prepacked_shape {
     size_t groups, n, k;
-    moert_packed_for use;
-    moert_number type; /* F32 or BF16 */
-} moert_packed_shape;
-moert_status moert_packed_create(moert_device *device, const moert_packed_shape *shape,
-                                 moert_packed **packed);
+    moert_prepacked_use use;
+    moert_dtype type; /* F32 or BF16 */
+} moert_prepacked_shape;
+moert_status moert_prepacked_create(moert_device *device, const moert_prepacked_shape *shape,
+                                    moert_prepacked **prepacked);
 /* The bytes that it would take; 0: nothing is gained from it, or no buffer is that large. */
-size_t moert_packed_need(const moert_device *device, const moert_packed_shape *shape);
+size_t moert_prepacked_need(const moert_device *device, const moert_prepacked_shape *shape);
 /* Packs weight[G,N,K], float32. */
-moert_status moert_packed_fill(moert_packed *packed, const moert_buffer *weight);
+moert_status moert_prepacked_fill(moert_prepacked *prepacked, const moert_buffer *weight);
 /*
  * The same of a block-scaled matrix whose G equal groups of rows are the weight's [N,K], or with
  * `flipped` their transposes: the values that moert_dequantize_run gives. Blocks lie as in
  * moert/formats.h, not transposed.
  */
-typedef struct moert_coded {
+typedef struct moert_quantized {
     moert_format format;
     moert_axis axis;
     bool flipped;
     const moert_buffer *q, *scale;
     const moert_buffer *global; /* NVFP4: float32 [G], or NULL = 1 */
     size_t blocks;              /* of rows, in blocks along columns: that there is room for */
-} moert_coded;
-moert_status moert_packed_fill_coded(moert_packed *packed, const moert_coded *coded);
-size_t moert_packed_bytes(const moert_packed *packed); /* of device memory; 0 for NULL */
-void moert_packed_destroy(moert_packed *packed);
+} moert_quantized;
+moert_status moert_prepacked_fill_quantized(moert_prepacked *prepacked,
+                                            const moert_quantized *quantized);
+size_t moert_prepacked_bytes(const moert_prepacked *prepacked); /* of device memory; 0 for NULL */
+void moert_prepacked_destroy(moert_prepacked *prepacked);
 
 /* Groups [first, end), whose rows [first_row, end_row) the host must know. */
 typedef struct moert_part {
@@ -101,8 +102,8 @@ typedef struct moert_glu {
     const moert_buffer *v;    /* [M,2I] */
     const moert_buffer *prob; /* [M] at stride prob_stride floats (0 = 1), or NULL = 1 */
     size_t prob_stride;
-    moert_number from;      /* of v and dh: F32 (0) or BF16 */
-    moert_number type;      /* of h and dv: F32 (0), or BF16, to which they are rounded */
+    moert_dtype from;       /* of v and dh: F32 (0) or BF16 */
+    moert_dtype type;       /* of h and dv: F32 (0), or BF16, to which they are rounded */
     moert_buffer *h;        /* [M,I]: written by forward */
     const moert_buffer *dh; /* [M,I]: backward reads it (the gradient of h) ... */
     moert_buffer *dv;       /* [M,2I]: ... and writes this ... */
@@ -131,7 +132,7 @@ typedef enum moert_gated { MOERT_UNGATED, MOERT_GATED, MOERT_GATED_BACKWARD } mo
 typedef struct moert_epilogue {
     const moert_buffer *alpha, *beta; /* float32 [G] */
     bool add;
-    moert_number bias_type;
+    moert_dtype bias_type;
     const moert_buffer *bias_scale; /* float32 [M] */
     const moert_buffer *row_weight; /* float32 [M], by slots */
     const moert_buffer *prob;       /* float32 [M]; with a GLU it is there */
@@ -145,7 +146,7 @@ typedef struct moert_workspace moert_workspace;
 /*
  * Types: operands x and y are of `type`, float32 or bf16 values. The result (forward y, dgrad x,
  * wgrad weight; bias_grad bias) is float32, or where moert_gemm_rounds says so bf16. A weight that
- * is an operand is float32 [G,N,K] all the same and is rounded to bf16 by its packing, or on the
+ * is an operand is float32 [G,N,K] all the same and is rounded to bf16 by its prepack, or on the
  * fly. Products of two bf16 numbers are exact in float32, so a chain of fma is that of the rounded
  * values, but numbers below 2^-126 may be flushed to 0. With a workspace any types, order of rows
  * and epilogue are legal, as of the op objects, and a weight is of `type`, too.
@@ -162,11 +163,12 @@ typedef struct moert_gemm {
     moert_groups groups;
     moert_part part;       /* forward, dgrad, without a shared weight: of the groups; zeros: all */
     size_t n, k;           /* columns of y, columns of x */
-    moert_number type;     /* of the operands: F32 (0) or BF16 */
-    moert_number result;   /* of the result, F32 (0) or BF16, to which the float32 sums are rounded;
+    moert_dtype type;      /* of the operands: F32 (0) or BF16 */
+    moert_dtype result;    /* of the result, F32 (0) or BF16, to which the float32 sums are rounded;
                               strides are in numbers of it */
     moert_scatter scatter; /* forward without a GLU, dgrad; zeros: lines lie in the result */
-    const moert_packed *packed; /* forward, dgrad: of this weight, for this use and type, or NULL */
+    const moert_prepacked
+        *prepacked;       /* forward, dgrad: of this weight, for this use and type, or NULL */
     bool shared_weight;   /* forward, dgrad: one weight[N,K] and bias[N] for all groups; wgrad and
                              bias_grad give one for each group all the same */
     bool accumulate;      /* dgrad, wgrad, bias_grad: add to what is there */
@@ -188,51 +190,51 @@ typedef struct moert_gemm {
     const moert_buffer *x_gather, *y_gather; /* uint32 [M]: row r lies at gather[r], of an x that is
                                                 read at gather[r] / divisor; or NULL */
     size_t divisor;
-    /* Quantised operands that the backend takes as they are; their buffers, or NULL, get the values.
+    /* Quantized operands that the backend takes as they are; their buffers, or NULL, get the values.
      * The weight's: [1] or, discrete, [G]. */
-    const moert_coded *x_codes, *weight_codes, *y_codes;
+    const moert_quantized *x_quantized, *weight_quantized, *y_quantized;
     bool wide_x, wide_weight, wide_y; /* with a workspace: this operand is float32 all the same */
     size_t row_multiple;              /* groups have multiples of so many rows; 0: of 1 */
     moert_workspace *workspace;
 } moert_gemm;
 
 /*
- * The packings of a weight that changes now and then. On CPUs making one costs about what it saves
+ * The prepacks of a weight that changes now and then. On CPUs making one costs about what it saves
  * a product, so it is made by the second product since the change: a weight that has one product
  * each way between two changes, as in a plain training step, has none. Tensor cores take nothing
  * else, so theirs is made by the first product.
  */
-typedef struct moert_packings {
-    moert_packed *packed[MOERT_PACKED_USES];
-    size_t products[MOERT_PACKED_USES]; /* since the change */
-} moert_packings;
+typedef struct moert_prepacks {
+    moert_prepacked *prepacked[MOERT_PREPACKED_USES];
+    size_t products[MOERT_PREPACKED_USES]; /* since the change */
+} moert_prepacks;
 /* Starts with zeros. */
-void moert_packings_changed(moert_packings *packings);
-/* For the next forward or dgrad: gemm->packed of gemm->weight, or NULL. */
-moert_status moert_packings_take(moert_packings *packings, moert_gemm *gemm);
-/* Where the packing of weight[n] is to be written together with the weight, rounded to bf16 in its
- * own order, if there is one of that kind already; else NULL. moert_packings_rounded says that it
- * was, after moert_packings_changed. */
-moert_buffer *moert_packings_copy(const moert_packings *packings, size_t n);
-void moert_packings_rounded(moert_packings *packings);
-size_t moert_packings_bytes(const moert_packings *packings);
+void moert_prepacks_changed(moert_prepacks *prepacks);
+/* For the next forward or dgrad: gemm->prepacked of gemm->weight, or NULL. */
+moert_status moert_prepacks_take(moert_prepacks *prepacks, moert_gemm *gemm);
+/* Where the prepack of weight[n] is to be written together with the weight, rounded to bf16 in its
+ * own order, if there is one of that kind already; else NULL. moert_prepacks_rounded says that it
+ * was, after moert_prepacks_changed. */
+moert_buffer *moert_prepacks_copy(const moert_prepacks *prepacks, size_t n);
+void moert_prepacks_rounded(moert_prepacks *prepacks);
+size_t moert_prepacks_bytes(const moert_prepacks *prepacks);
 /* What they will take after so many forward products, of shape->use, and as many dgrads. */
-size_t moert_packings_need(const moert_device *device, const moert_packed_shape *shape,
+size_t moert_prepacks_need(const moert_device *device, const moert_prepacked_shape *shape,
                            size_t products);
-void moert_packings_free(moert_packings *packings);
+void moert_prepacks_free(moert_prepacks *prepacks);
 
-/* What a weight is packed for that takes part in this forward or dgrad. */
-static inline moert_packed_for moert_packed_use(const moert_gemm *gemm) {
-    return gemm->kind == MOERT_GEMM_DGRAD               ? MOERT_PACKED_DGRAD
-           : gemm->gated && !gemm->glu.form.interleaved ? MOERT_PACKED_GATED
-                                                        : MOERT_PACKED_FORWARD;
+/* What a weight is prepacked for that takes part in this forward or dgrad. */
+static inline moert_prepacked_use moert_prepacked_use_of(const moert_gemm *gemm) {
+    return gemm->kind == MOERT_GEMM_DGRAD               ? MOERT_PREPACKED_DGRAD
+           : gemm->gated && !gemm->glu.form.interleaved ? MOERT_PREPACKED_GATED
+                                                        : MOERT_PREPACKED_FORWARD;
 }
 
 /* FLOPs: 2 M N K, but for bias_grad. */
 moert_status moert_gemm_run(const moert_gemm *gemm);
 
 /* The next three look at no buffers. Whether forward and dgrad of this shape on a device, by weights
- * that are packed, can round their results to BF16: to nearest even, as a cast of the float32
+ * that are prepacked, can round their results to BF16: to nearest even, as a cast of the float32
  * results would. */
 bool moert_gemm_rounds(const moert_device *device, const moert_gemm *gemm);
 /* Whether they can also store each line of such a result anywhere (`scatter`). */
@@ -251,7 +253,7 @@ moert_status moert_glu_backward(const moert_glu *glu);
 
 /* The backend in use on a device (MOERT_BACKEND): "reference", "portable" or "nvidia". */
 const char *moert_backend_name(const moert_device *device);
-/* ERROR_UNSUPPORTED if MOERT_BACKEND names one that is not for this device. GEMMs and packed
+/* ERROR_UNSUPPORTED if MOERT_BACKEND names one that is not for this device. GEMMs and prepacked
  * weights check it themselves. */
 moert_status moert_backend_check(const moert_device *device);
 

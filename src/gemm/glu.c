@@ -1,13 +1,13 @@
 /* Checks the GLU, and hands one that stands alone to the backend in use. */
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "device/profile/profile.h"
 #include "gemm/backend.h"
 
 /* A matrix without gaps. */
 static moert_status check(const char *name, const moert_buffer *buffer, const moert_glu *glu,
-                          size_t width, moert_number type) {
-    return moert_check_buffer(name, buffer, glu->rows, width, width, moert_number_bits(type) / 8);
+                          size_t width, moert_dtype type) {
+    return moert_check_buffer(name, buffer, glu->rows, width, width, moert_dtype_bits(type) / 8);
 }
 
 static moert_status check_weights(const char *name, const moert_buffer *buffer,
@@ -15,8 +15,8 @@ static moert_status check_weights(const char *name, const moert_buffer *buffer,
     return moert_check_buffer(name, buffer, glu->rows, 1, glu->prob_stride, sizeof(float));
 }
 
-static moert_status check_type(moert_number type) {
-    if (type != MOERT_NUMBER_F32 && type != MOERT_NUMBER_BF16)
+static moert_status check_type(moert_dtype type) {
+    if (type != MOERT_DTYPE_F32 && type != MOERT_DTYPE_BF16)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "a GLU takes and gives f32 or bf16, not type %d",
                           (int)type);
     return MOERT_OK;
@@ -51,7 +51,7 @@ moert_status moert_check_glu(const moert_glu *glu, bool backward, moert_glu *ful
 /* For a profile: per row, so many times I numbers to read and to write, and weights. */
 static void tell_glu(const moert_glu *glu, size_t widths, size_t results, size_t weights) {
     const size_t bits =
-        widths * moert_number_bits(glu->from) + results * moert_number_bits(glu->type);
+        widths * moert_dtype_bits(glu->from) + results * moert_dtype_bits(glu->type);
     const size_t row = glu->width * bits / 8 + weights * sizeof(float);
     moert_profile_work(moert_buffer_device(glu->v), "gemm/glu", 0.0,
                        (double)((glu->rows - glu->first_row) * row));

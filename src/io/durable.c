@@ -53,7 +53,7 @@ close_file:
     return status;
 }
 
-static moert_status flush_folder(const char *path) {
+static moert_status flush_directory(const char *path) {
     moert_status status = MOERT_OK;
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0)
@@ -79,11 +79,11 @@ static moert_status trimmed(const char *path, char **copy) {
 static moert_status flush_parent(const char *path) {
     const char *slash = strrchr(path, '/');
     if (slash == NULL)
-        return flush_folder(".");
+        return flush_directory(".");
     char *parent = strndup(path, slash == path ? 1 : (size_t)(slash - path));
     if (parent == NULL)
         return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its path", path);
-    moert_status status = flush_folder(parent);
+    moert_status status = flush_directory(parent);
     free(parent);
     return status;
 }
@@ -175,7 +175,7 @@ bool moert_same_place(const char *one, const char *other) {
 }
 
 /* The renames of a commit: final -> old if there is one, temp -> final, or all as before. */
-static moert_status swap_folders(const char *temp, const char *final, const char *old) {
+static moert_status swap_directories(const char *temp, const char *final, const char *old) {
     struct stat info;
     bool replaces = lstat(final, &info) == 0;
     if (replaces && !S_ISDIR(info.st_mode) && !S_ISLNK(info.st_mode))
@@ -203,8 +203,8 @@ moert_status moert_durable_commit(const char *temp_dir, const char *final_dir) {
         status = MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its path", final);
         goto free_paths;
     }
-    MOERT_TRY_OR(free_paths, flush_folder(temp));
-    MOERT_TRY_OR(free_paths, swap_folders(temp, final, old));
+    MOERT_TRY_OR(free_paths, flush_directory(temp));
+    MOERT_TRY_OR(free_paths, swap_directories(temp, final, old));
     MOERT_TRY_OR(free_paths, flush_parent(final));
     MOERT_TRY_OR(free_paths, moert_remove_tree(old));
 free_paths:
@@ -222,10 +222,10 @@ static int remove_entry(const char *path, const struct stat *info, int kind, str
 
 moert_status moert_remove_tree(const char *path) {
     struct stat info;
-    enum { OPEN_FOLDERS = 16 };
+    enum { OPEN_DIRECTORIES = 16 };
     if (lstat(path, &info) != 0 && errno == ENOENT)
         return MOERT_OK;
-    int result = nftw(path, remove_entry, OPEN_FOLDERS, FTW_DEPTH | FTW_PHYS);
+    int result = nftw(path, remove_entry, OPEN_DIRECTORIES, FTW_DEPTH | FTW_PHYS);
     if (result < 0)
         return MOERT_FAIL(ERROR_IO, "%s: cannot be walked to be removed: %s (may you read it?)",
                           path, strerror(errno));
@@ -240,7 +240,7 @@ moert_status moert_remove_in(const char *folder, const char *name) {
     return status;
 }
 
-static moert_status make_folder(const char *path) {
+static moert_status make_directory(const char *path) {
     struct stat info;
     if (mkdir(path, 0777) == 0)
         return MOERT_OK;
@@ -251,17 +251,17 @@ static moert_status make_folder(const char *path) {
                       room_hint);
 }
 
-moert_status moert_make_folders(const char *path) {
+moert_status moert_make_directories(const char *path) {
     moert_status status = MOERT_OK;
     char *copy;
     MOERT_TRY(trimmed(path, &copy));
     char *slash = copy[0] != '\0' ? strchr(copy + 1, '/') : NULL;
     for (; slash != NULL; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        MOERT_TRY_OR(free_copy, make_folder(copy));
+        MOERT_TRY_OR(free_copy, make_directory(copy));
         *slash = '/';
     }
-    MOERT_TRY_OR(free_copy, make_folder(copy));
+    MOERT_TRY_OR(free_copy, make_directory(copy));
 free_copy:
     free(copy);
     return status;

@@ -1,7 +1,7 @@
 /*
  * Files and directories that are either whole or not there, also after a crash or a full disk.
  *
- * The way of a checkpoint: moert_make_folders(temp), write the files into temp (each is flushed by
+ * The way of a checkpoint: moert_make_directories(temp), write the files into temp (each is flushed by
  * its writer), moert_durable_commit(temp, final). Nothing here is collective: one process does it.
  * Every message holds the path, errno's text and a hint.
  */
@@ -53,4 +53,4 @@ moert_status moert_remove_tree(const char *path);
 moert_status moert_remove_in(const char *folder, const char *name);
 
 /* Creates a directory and its missing parents; existing ones are fine. ERROR_IO. */
-moert_status moert_make_folders(const char *path);
+moert_status moert_make_directories(const char *path);

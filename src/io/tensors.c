@@ -130,7 +130,7 @@ static moert_status open_index(const char *path, moert_tensors *tensors) {
 }
 
 /* A directory: model.safetensors, else the index. */
-static moert_status open_folder(const char *path, moert_tensors *tensors) {
+static moert_status open_directory(const char *path, moert_tensors *tensors) {
     moert_status status;
     struct stat info;
     char *whole = moert_text_format("%s/model.safetensors", path);
@@ -159,7 +159,7 @@ moert_status moert_tensors_open(const char *path, moert_tensors **tensors) {
     if (opened->path == NULL)
         status = MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its path", path);
     else if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
-        status = open_folder(path, opened);
+        status = open_directory(path, opened);
     else if (moert_text_ends_with(path, ".json"))
         status = open_index(path, opened);
     else

@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "base/phase.h"
 #include "io/internal.h"
 
@@ -46,7 +46,7 @@ static moert_status find_mxfp4(const moert_tensors *files, const char *name, con
                           "tensor '%.200s' lies in blocks of %d, which do not divide its rows of "
                           "%zu",
                           name, MXFP4_BLOCK, k);
-    *weight = (moert_weight){.rows = n, .columns = k, .turned = true};
+    *weight = (moert_weight){.rows = n, .columns = k, .transposed = true};
     join(part, name, "_blocks");
     MOERT_TRY(moert_tensors_get(files, part, 4, packed, &weight->values));
     MOERT_TRY(check_type(weight->values, MOERT_FILE_U8, MOERT_FILE_U8, "packed codes"));
@@ -98,7 +98,7 @@ moert_status moert_weight_find(const moert_tensors *files, const char *name, siz
 /* The scale of element `at`; returns how many elements from there on are sure to share it. */
 static size_t read_scale(const moert_weight *w, size_t at, float *scale) {
     const size_t row = at / w->columns, column = at % w->columns;
-    if (w->turned) {
+    if (w->transposed) {
         *scale = moert_e8m0_decode(((const uint8_t *)w->scales->data)[at / MXFP4_BLOCK]);
         return MXFP4_BLOCK - at % MXFP4_BLOCK;
     }
@@ -109,7 +109,7 @@ static size_t read_scale(const moert_weight *w, size_t at, float *scale) {
 
 static uint8_t read_code(const moert_weight *w, size_t at) {
     const uint8_t *codes = w->values->data;
-    if (!w->turned)
+    if (!w->transposed)
         return codes[at];
     return at % 2 != 0 ? codes[at / 2] >> 4 : codes[at / 2] & 15;
 }
@@ -121,7 +121,7 @@ static moert_status read_plain(const moert_weight *w, size_t first, size_t count
         if (!isfinite(out[i]))
             return MOERT_FAIL(
                 ERROR_FORMAT, "%s: element %zu of tensor '%.200s' is %g; values must be finite",
-                w->values->file, first + i, w->values->name, (double)moert_number_quiet(out[i]));
+                w->values->file, first + i, w->values->name, (double)moert_float_quiet(out[i]));
     return MOERT_OK;
 }
 
@@ -129,23 +129,24 @@ static moert_status refuse(const moert_weight *w, size_t at, float value, float 
     const size_t matrix = w->rows * w->columns;
     size_t place[] = {at / matrix, at % matrix / w->columns, at % w->columns};
     char text[MOERT_SHAPE_TEXT_BYTES];
-    return MOERT_FAIL(ERROR_FORMAT,
-                      "%s: tensor '%.200s' is %g at %s, by code 0x%02x and scale %g; weights must "
-                      "be finite",
-                      w->values->file, w->values->name, (double)moert_number_quiet(value),
-                      moert_shape_text(w->turned ? 3 : 2, w->turned ? place : place + 1, text),
-                      read_code(w, at), (double)moert_number_quiet(scale));
+    return MOERT_FAIL(
+        ERROR_FORMAT,
+        "%s: tensor '%.200s' is %g at %s, by code 0x%02x and scale %g; weights must "
+        "be finite",
+        w->values->file, w->values->name, (double)moert_float_quiet(value),
+        moert_shape_text(w->transposed ? 3 : 2, w->transposed ? place : place + 1, text),
+        read_code(w, at), (double)moert_float_quiet(scale));
 }
 
 moert_status moert_weight_read(const moert_weight *w, size_t first, size_t count, float *out) {
-    const moert_number type = w->turned ? MOERT_NUMBER_E2M1 : MOERT_NUMBER_E4M3;
+    const moert_dtype type = w->transposed ? MOERT_DTYPE_E2M1 : MOERT_DTYPE_E4M3;
     float value_of[256], scale;
     if (w->scales == NULL)
         return read_plain(w, first, count, out);
-    const size_t elements = w->turned ? 2 * w->values->elements : w->values->elements;
+    const size_t elements = w->transposed ? 2 * w->values->elements : w->values->elements;
     MOERT_TRY(moert_check_elements(w->values->file, w->values->name, elements, first, count));
-    for (uint32_t code = 0; code < 1u << moert_number_bits(type); code++)
-        value_of[code] = moert_number_decode(type, code);
+    for (uint32_t code = 0; code < 1u << moert_dtype_bits(type); code++)
+        value_of[code] = moert_dtype_decode(type, code);
     moert_phase_tick();
     for (size_t i = 0; i < count;) {
         const size_t end = i + moert_min(read_scale(w, first + i, &scale), count - i);

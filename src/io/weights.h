@@ -19,7 +19,7 @@ typedef struct moert_weight {
     const moert_tensor *values; /* plain, or the codes */
     const moert_tensor *scales; /* NULL if plain */
     size_t rows, columns;       /* N and K, where there are scales */
-    bool turned;                /* MXFP4: read as [E,N,K] */
+    bool transposed;            /* MXFP4: read as [E,N,K] */
 } moert_weight;
 
 /*

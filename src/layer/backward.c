@@ -1,20 +1,20 @@
 /* The layer's backward pass and the completion of its gradients. */
 #include "base/phase.h"
-#include "layer/factor.h"
+#include "layer/operand.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
 #include "nn/nn.h"
 
-/* From a wave's received dy: dh, then dv, and the gradients of the routing weights go to
+/* From a chunk's received dy: dh, then dv, and the gradients of the routing weights go to
  * `dprob`. */
 static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob,
                                       const moert_part *part) {
     const moert_layer_options *o = &layer->options;
-    const moert_number from = moert_precision_v_type(layer), type = moert_precision_dv_type(layer);
+    const moert_dtype from = moert_precision_v_type(layer), type = moert_precision_dv_type(layer);
     const size_t n = layer->plan->plan->rows * o->intermediate;
     moert_buffer *dh;
     MOERT_TRY(
-        moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, moert_factor_floats(from, n), &dh));
+        moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, moert_operand_floats(from, n), &dh));
     moert_gemm second = moert_layer_gemm(layer, MOERT_GEMM_DGRAD, BLOCK_EXPERT_OUT, part);
     second.x = dh;
     second.result = from;
@@ -23,7 +23,7 @@ static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob,
     layer->dv = layer->v;
     if (type != from)
         MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_ROUNDED_Y,
-                                     moert_factor_floats(type, 2 * n), &layer->dv));
+                                     moert_operand_floats(type, 2 * n), &layer->dv));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = o->glu,
                                               .first_row = part->first_row,
                                               .rows = part->end_row,
@@ -60,9 +60,9 @@ static moert_status compute_wgrad(moert_layer *layer) {
     return biased ? moert_scaled_bias_gradient(&biases) : MOERT_OK;
 }
 
-static moert_status differentiate_wave(moert_layer *layer, moert_transfer *back, size_t wave,
-                                       const moert_part *part) {
-    (void)wave;
+static moert_status differentiate_chunk(moert_layer *layer, moert_transfer *back, size_t chunk,
+                                        const moert_part *part) {
+    (void)chunk;
     if (part->end == part->first)
         return MOERT_OK;
     moert_phase_set(MOERT_PHASE_EXPERTS_BACKWARD);
@@ -74,10 +74,10 @@ static moert_status differentiate_wave(moert_layer *layer, moert_transfer *back,
     return moert_wire_return(layer, back, &in);
 }
 
-/* All that the experts do between the dispatch of dy and the combine of dx, wave by wave; the
+/* All that the experts do between the dispatch of dy and the combine of dx, chunk by chunk; the
  * weights' gradients while dx travels. */
 static moert_status differentiate_experts(moert_layer *layer, moert_transfer *back) {
-    MOERT_TRY(moert_layer_each_wave(layer, back, differentiate_wave));
+    MOERT_TRY(moert_layer_each_wave(layer, back, differentiate_chunk));
     if (layer->owns_dy)
         return MOERT_OK;
     MOERT_TRY(moert_exchange_combine_beside(layer->mesh->exchange, back));
@@ -121,27 +121,27 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     moert_mesh *mesh = layer->mesh;
     moert_buffer **partial = &mesh->scratch[MOERT_SCRATCH_PARTIAL], *dh, *dv;
     size_t tokens = layer->batch.tokens, width = o->shared_intermediate;
-    const moert_number type = moert_factor_type(o->dense);
-    const moert_number from = moert_factor_between(mesh->device, type, 1, o->hidden, width);
+    const moert_dtype type = moert_operand_type(o->dense);
+    const moert_dtype from = moert_operand_between(mesh->device, type, 1, o->hidden, width);
     moert_glu_form form = o->glu;
     form.interleaved = false;
     moert_phase_set(MOERT_PHASE_SHARED_EXPERT);
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_HIDDEN,
-                                 moert_factor_floats(from, tokens * width), &dh));
+                                 moert_operand_floats(from, tokens * width), &dh));
     moert_gemm gemm = moert_layer_dense_gemm(layer, type, o->hidden, width);
     gemm.kind = MOERT_GEMM_DGRAD;
     gemm.x = layer->shared_h;
     MOERT_TRY(
-        moert_factor_take(mesh, type, tokens * o->hidden, dy, MOERT_SCRATCH_ROUNDED_Y, &gemm.y));
+        moert_operand_take(mesh, type, tokens * o->hidden, dy, MOERT_SCRATCH_ROUNDED_Y, &gemm.y));
     MOERT_TRY(moert_block_dense_gradient(dense, DENSE_SHARED_W2, &layer->batch, &gemm, partial));
     gemm.x = dh;
     gemm.result = from;
     MOERT_TRY(moert_block_gemm(dense, DENSE_SHARED_W2, &gemm));
-    gemm.result = MOERT_NUMBER_F32;
+    gemm.result = MOERT_DTYPE_F32;
     dv = layer->shared_v;
     if (type != from)
         MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_ROUNDED_Y,
-                                     moert_factor_floats(type, tokens * 2 * width), &dv));
+                                     moert_operand_floats(type, tokens * 2 * width), &dv));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = form,
                                               .rows = tokens,
                                               .width = width,
@@ -153,8 +153,8 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     gemm.n = 2 * width;
     gemm.k = o->hidden;
     gemm.y = dv;
-    MOERT_TRY(moert_factor_take(mesh, type, tokens * o->hidden, layer->input,
-                                MOERT_SCRATCH_ROUNDED_X, &gemm.x));
+    MOERT_TRY(moert_operand_take(mesh, type, tokens * o->hidden, layer->input,
+                                 MOERT_SCRATCH_ROUNDED_X, &gemm.x));
     MOERT_TRY(moert_block_dense_gradient(dense, DENSE_SHARED_W1, &layer->batch, &gemm, partial));
     gemm.x = dx;
     gemm.accumulate = true;
@@ -165,7 +165,7 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
  * alike. */
 static moert_status deliver(moert_layer *layer, const moert_buffer *dy, moert_transfer *back) {
     moert_mesh *mesh = layer->mesh;
-    const moert_buffer *packed = NULL;
+    const moert_buffer *prepacked = NULL;
     if (!layer->owns_dy)
         MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DY, moert_wire_width(&layer->options),
                                     &layer->dy));
@@ -179,8 +179,8 @@ static moert_status deliver(moert_layer *layer, const moert_buffer *dy, moert_tr
                                     layer->batch.tokens * layer->options.router.topk,
                                     &back->slot_target);
     if (status == MOERT_OK)
-        status = moert_wire_pack(layer, dy, &packed);
-    const moert_transfer there = {.plan = layer->plan, .window = layer->dy, .source = packed};
+        status = moert_wire_pack(layer, dy, &prepacked);
+    const moert_transfer there = {.plan = layer->plan, .window = layer->dy, .source = prepacked};
     return moert_exchange_dispatch_start(mesh->exchange, &there, status);
 }
 

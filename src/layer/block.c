@@ -99,7 +99,7 @@ void moert_block_destroy(moert_block *block) {
     if (block == NULL)
         return;
     for (size_t i = 0; i < block->count; i++) {
-        moert_packings_free(&block->tensor[i].packings);
+        moert_prepacks_free(&block->tensor[i].prepacks);
         MOERT_DESTROY(block->tensor[i].weight, block->tensor[i].gradient);
     }
     MOERT_DESTROY(block->weight, block->gradient, block->nodes);
@@ -108,13 +108,13 @@ void moert_block_destroy(moert_block *block) {
 
 void moert_block_weights_changed(moert_block *block) {
     for (size_t i = 0; i < block->count; i++)
-        moert_packings_changed(&block->tensor[i].packings);
+        moert_prepacks_changed(&block->tensor[i].prepacks);
 }
 
 moert_status moert_block_gemm(moert_block *block, size_t tensor, const moert_gemm *gemm) {
     moert_gemm by_weight = *gemm;
     by_weight.weight = block->tensor[tensor].weight;
-    MOERT_TRY(moert_packings_take(&block->tensor[tensor].packings, &by_weight));
+    MOERT_TRY(moert_prepacks_take(&block->tensor[tensor].prepacks, &by_weight));
     return moert_gemm_run(&by_weight);
 }
 
@@ -154,7 +154,7 @@ moert_status moert_block_collect(moert_block *block, size_t tensor, const moert_
  * than in those of 64. */
 size_t moert_block_partial_bytes(const moert_device *device) {
     const size_t mib = 1024 * 1024;
-    return device != NULL ? moert_share(device, 64 * mib, 256 * mib) : 64 * mib;
+    return device != NULL ? moert_by_form(device, 64 * mib, 256 * mib) : 64 * mib;
 }
 
 moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch,
@@ -190,7 +190,7 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
     return moert_block_collect(block, tensor + 1, batch, 0, gemm->n, *scratch);
 }
 
-size_t moert_block_slice(const moert_block *block, size_t *first) {
+size_t moert_block_shard(const moert_block *block, size_t *first) {
     const size_t *border = block->border + moert_comm_rank(block->comm);
     *first = border[0];
     return border[1] - border[0];
@@ -231,7 +231,7 @@ moert_status moert_block_reduce_progress(moert_block *block) {
 
 moert_status moert_block_reduce_wait(moert_block *block) {
     size_t first;
-    const size_t count = moert_block_slice(block, &first);
+    const size_t count = moert_block_shard(block, &first);
     if (block->sum == NULL)
         return MOERT_OK;
     moert_phase_set(block->replicated ? MOERT_PHASE_REDUCE_GRADIENTS : MOERT_PHASE_REDUCE_REPLICAS);
@@ -251,6 +251,6 @@ moert_status moert_block_gather(const moert_block *block, moert_buffer *values) 
     if (moert_comm_size(block->comm) == 1 || block->floats == 0)
         return MOERT_OK;
     MOERT_TRY(moert_buffer_map(values, &mapped));
-    moert_status status = moert_comm_gather_slices(block->comm, block->border, mapped);
+    moert_status status = moert_comm_gather_shards(block->comm, block->border, mapped);
     return moert_first(status, moert_buffer_unmap(values, mapped));
 }

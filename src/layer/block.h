@@ -32,7 +32,7 @@
 typedef struct moert_block_tensor {
     size_t elements, offset;         /* in floats; offsets are multiples of 128 */
     moert_buffer *weight, *gradient; /* views of the block's buffers */
-    moert_packings packings;         /* of the weight */
+    moert_prepacks prepacks;         /* of the weight */
 } moert_block_tensor;
 
 typedef struct moert_block {
@@ -70,11 +70,11 @@ moert_status moert_block_create(moert_device *device, moert_comm *comm, const ch
                                 moert_block **block);
 void moert_block_destroy(moert_block *block);
 
-/* To be called when weights were written: packings of them are stale. */
+/* To be called when weights were written: prepacks of them are stale. */
 void moert_block_weights_changed(moert_block *block);
 
 /* moert_gemm_run of a forward or dgrad by a tensor of the block, which fills in `weight` and
- * `packed`. */
+ * `prepacked`. */
 moert_status moert_block_gemm(moert_block *block, size_t tensor, const moert_gemm *gemm);
 
 /* Before the gradients of a batch are collected: makes room for its nodes. With `accumulate` the
@@ -104,7 +104,7 @@ moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const
 size_t moert_block_partial_bytes(const moert_device *device);
 
 /* The floats of this rank's slice, from *first on. */
-size_t moert_block_slice(const moert_block *block, size_t *first);
+size_t moert_block_shard(const moert_block *block, size_t *first);
 /* The first chunk of the slice of a rank of those that hold the block, or of the rank after the
  * last. */
 size_t moert_block_first_chunk(const moert_block *block, size_t rank);
@@ -145,7 +145,7 @@ moert_status moert_layer_reduce_progress(moert_layer *layer);
 moert_status moert_layer_reduce_wait(moert_layer *layer);
 /* The rows of the next forward's x or backward's dy as bf16 codes, where the caller has them: what
  * travels need not be made then. NULL: none. They must stay as the rows must. */
-void moert_layer_give_codes(moert_layer *layer, const moert_buffer *codes);
+void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *codes);
 /* What the router computed in the last forward. */
 const moert_routing *moert_layer_routing(const moert_layer *layer);
 

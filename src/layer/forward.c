@@ -1,6 +1,6 @@
 /* The layer's forward pass. */
 #include "base/phase.h"
-#include "layer/factor.h"
+#include "layer/operand.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
 #include "nn/nn.h"
@@ -40,15 +40,15 @@ static moert_status route(moert_layer *layer, const moert_buffer *x) {
                                 layer->correction, &layer->routing);
 }
 
-/* A wave's experts over its rows: out = W2 (prob * glu(W1 x)). Results travel while the next are
- * computed, or in one wave while they are. */
-static moert_status compute_wave(moert_layer *layer, moert_transfer *back, size_t wave,
-                                 const moert_part *part) {
+/* A chunk's experts over its rows: out = W2 (prob * glu(W1 x)). Results travel while the next are
+ * computed, or in one chunk while they are. */
+static moert_status compute_chunk(moert_layer *layer, moert_transfer *back, size_t chunk,
+                                  const moert_part *part) {
     moert_phase_set(MOERT_PHASE_EXPERTS);
-    if (wave == 0) { /* weights, and room for what the experts make of all rows */
+    if (chunk == 0) { /* weights, and room for what the experts make of all rows */
         const size_t n = layer->plan->plan->rows * layer->options.intermediate;
-        const size_t v = moert_factor_floats(moert_precision_v_type(layer), 2 * n);
-        const size_t h = moert_factor_floats(moert_precision_h_type(layer), n);
+        const size_t v = moert_operand_floats(moert_precision_v_type(layer), 2 * n);
+        const size_t h = moert_operand_floats(moert_precision_h_type(layer), n);
         MOERT_TRY(moert_precision_refresh(layer));
         MOERT_TRY(moert_layer_activation(layer, 1, v, &layer->v));
         MOERT_TRY(moert_layer_activation(layer, 1, h, &layer->h));
@@ -85,14 +85,14 @@ static moert_status compute_shared_expert(moert_layer *layer, const moert_buffer
     moert_block *dense = layer->block[BLOCK_DENSE];
     size_t tokens = layer->batch.tokens, width = o->shared_intermediate;
     moert_mesh *mesh = layer->mesh;
-    const moert_number type = moert_factor_type(o->dense);
-    const moert_number from = moert_factor_between(mesh->device, type, 1, o->hidden, width);
+    const moert_dtype type = moert_operand_type(o->dense);
+    const moert_dtype from = moert_operand_between(mesh->device, type, 1, o->hidden, width);
     moert_glu_form form = o->glu;
     form.interleaved = false;
     moert_phase_set(MOERT_PHASE_SHARED_EXPERT);
-    MOERT_TRY(moert_layer_activation(layer, 1, moert_factor_floats(from, tokens * 2 * width),
+    MOERT_TRY(moert_layer_activation(layer, 1, moert_operand_floats(from, tokens * 2 * width),
                                      &layer->shared_v));
-    MOERT_TRY(moert_layer_activation(layer, 1, moert_factor_floats(type, tokens * width),
+    MOERT_TRY(moert_layer_activation(layer, 1, moert_operand_floats(type, tokens * width),
                                      &layer->shared_h));
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_TOKENS, tokens * o->hidden, result));
     moert_gemm gemm = moert_layer_dense_gemm(layer, type, 2 * width, o->hidden);
@@ -102,12 +102,12 @@ static moert_status compute_shared_expert(moert_layer *layer, const moert_buffer
     gemm.glu = (moert_glu){.form = form, .type = type, .h = layer->shared_h};
     gemm.drop_v = layer->batch.forward_only;
     MOERT_TRY(
-        moert_factor_take(mesh, type, tokens * o->hidden, x, MOERT_SCRATCH_ROUNDED_X, &gemm.x));
+        moert_operand_take(mesh, type, tokens * o->hidden, x, MOERT_SCRATCH_ROUNDED_X, &gemm.x));
     MOERT_TRY(moert_block_gemm(dense, DENSE_SHARED_W1, &gemm));
     gemm.gated = false;
     gemm.n = o->hidden;
     gemm.k = width;
-    gemm.result = MOERT_NUMBER_F32;
+    gemm.result = MOERT_DTYPE_F32;
     gemm.x = layer->shared_h;
     gemm.y = *result;
     return moert_block_gemm(dense, DENSE_SHARED_W2, &gemm);
@@ -119,24 +119,24 @@ static moert_status deliver(moert_layer *layer, moert_status status, const moert
                             moert_transfer *back) {
     moert_mesh *mesh = layer->mesh;
     const moert_router_options *router = &layer->options.router;
-    const moert_buffer *packed = NULL;
+    const moert_buffer *prepacked = NULL;
     status =
         moert_exchange_begin_plan(mesh->exchange,
                                   &(moert_exchange_slots){layer->routing.index, layer->batch.tokens,
                                                           router->topk, router->experts},
                                   status);
     if (status == MOERT_OK) /* while the host makes the plan */
-        status = moert_wire_pack(layer, x, &packed);
+        status = moert_wire_pack(layer, x, &prepacked);
     MOERT_TRY(moert_exchange_end_plan(mesh->exchange, status, &layer->plan));
     MOERT_TRY(moert_wire_back(layer, true, back));
-    if (moert_wire_takes_waves(&layer->options))
+    if (moert_wire_takes_chunks(&layer->options))
         moert_exchange_cut(mesh->exchange, layer->plan,
-                           moert_exchange_choose_waves(
+                           moert_exchange_choose_chunks(
                                layer->plan, moert_wire_width(&layer->options) * sizeof(float)));
     const moert_transfer there = {.plan = layer->plan,
                                   .window = layer->x,
                                   .slots = layer->prob,
-                                  .source = packed,
+                                  .source = prepacked,
                                   .slot_source = layer->routing.weight};
     return moert_exchange_dispatch_start(mesh->exchange, &there, MOERT_OK);
 }
@@ -160,7 +160,7 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
         return moert_precision_tell_replicas(layer, status);
     if (shared)
         status = compute_shared_expert(layer, x, &result);
-    status = moert_first(status, moert_layer_each_wave(layer, &back, compute_wave));
+    status = moert_first(status, moert_layer_each_wave(layer, &back, compute_chunk));
     back.target = y;
     /* the ranks agree on it in the combine */
     MOERT_TRY(moert_exchange_combine_finish(layer->mesh->exchange, &back, status));

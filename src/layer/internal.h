@@ -12,10 +12,10 @@ enum { DENSE_ROUTER, DENSE_ROUTER_BIAS, DENSE_SHARED_W1, DENSE_SHARED_W2, DENSE_
 enum { EXPERT_WEIGHT, EXPERT_BIAS, EXPERT_TENSORS };
 
 /* Of an expert block, when the precision has blocks: its weight for forward, in blocks along K, and
- * for dgrad, along N; packed or, where that gains nothing, float32. */
+ * for dgrad, along N; prepacked or, where that gains nothing, float32. */
 typedef struct moert_rounded {
-    moert_packed *packed[MOERT_PACKED_USES];
-    moert_buffer *weight[MOERT_PACKED_USES];
+    moert_prepacked *prepacked[MOERT_PREPACKED_USES];
+    moert_buffer *weight[MOERT_PREPACKED_USES];
     float amax[2]; /* NVFP4: of the last forward's x and backward's y, over all ranks */
 } moert_rounded;
 
@@ -32,13 +32,13 @@ struct moert_layer {
     /* the last forward, kept for backward */
     moert_batch batch;
     const moert_buffer *input; /* x[T,H] of the caller */
-    const moert_buffer *codes; /* moert_layer_give_codes */
+    const moert_buffer *codes; /* moert_layer_give_bf16 */
     moert_buffer *logits;      /* [T,E] */
     moert_routing routing;
     moert_exchange_plan *plan;
     moert_window *x, *prob;            /* received rows, as they travel, and their weights */
     moert_buffer *v, *h;               /* [M,2I], [M,I] (moert_precision_v_type, _h_type) */
-    moert_buffer *shared_v, *shared_h; /* [T,2I] (moert_factor_between), [T,I] as factors */
+    moert_buffer *shared_v, *shared_h; /* [T,2I] (moert_operand_between), [T,I] as operands */
 
     enum { STAGE_NOTHING, STAGE_FORWARD, STAGE_BACKWARD } stage; /* what has been done last */
 
@@ -56,13 +56,13 @@ moert_gemm moert_layer_gemm(const moert_layer *layer, moert_gemm_kind kind, int 
 moert_scaled_bias moert_layer_biases(const moert_layer *layer, const moert_gemm *gemm);
 /* A dense projection as a GEMM descriptor over the batch's tokens, without operands; the router's with
  * x and y. */
-moert_gemm moert_layer_dense_gemm(const moert_layer *layer, moert_number type, size_t n, size_t k);
+moert_gemm moert_layer_dense_gemm(const moert_layer *layer, moert_dtype type, size_t n, size_t k);
 moert_gemm moert_layer_router_gemm(const moert_layer *layer, const moert_buffer *x,
                                    moert_buffer *logits);
 
-/* Does `work` for the experts and rows of each wave between its dispatch and its combine, as long as
+/* Does `work` for the experts and rows of each chunk between its dispatch and its combine, as long as
  * nothing fails. A rank that fails sends all the same. */
-typedef moert_status moert_wave_work(moert_layer *layer, moert_transfer *back, size_t wave,
+typedef moert_status moert_wave_work(moert_layer *layer, moert_transfer *back, size_t chunk,
                                      const moert_part *part);
 moert_status moert_layer_each_wave(moert_layer *layer, moert_transfer *back, moert_wave_work *work);
 

@@ -153,7 +153,7 @@ moert_scaled_bias moert_layer_biases(const moert_layer *layer, const moert_gemm 
                                .accumulate = layer->accumulate};
 }
 
-moert_gemm moert_layer_dense_gemm(const moert_layer *layer, moert_number type, size_t n, size_t k) {
+moert_gemm moert_layer_dense_gemm(const moert_layer *layer, moert_dtype type, size_t n, size_t k) {
     const moert_batch *batch = &layer->batch;
     return (moert_gemm){.groups = {batch->ends, batch->sequences, batch->tokens},
                         .n = n,
@@ -165,7 +165,7 @@ moert_gemm moert_layer_dense_gemm(const moert_layer *layer, moert_number type, s
 moert_gemm moert_layer_router_gemm(const moert_layer *layer, const moert_buffer *x,
                                    moert_buffer *logits) {
     const moert_layer_options *o = &layer->options;
-    moert_gemm gemm = moert_layer_dense_gemm(layer, MOERT_NUMBER_F32, o->router.experts, o->hidden);
+    moert_gemm gemm = moert_layer_dense_gemm(layer, MOERT_DTYPE_F32, o->router.experts, o->hidden);
     gemm.x = (moert_buffer *)x;
     gemm.y = logits;
     if (o->precision != MOERT_PRECISION_F32)
@@ -177,14 +177,14 @@ moert_status moert_layer_each_wave(moert_layer *layer, moert_transfer *back,
                                    moert_wave_work *work) {
     moert_exchange *exchange = layer->mesh->exchange;
     moert_status status = MOERT_OK;
-    for (size_t w = 0; w < layer->plan->waves; w++) {
-        const moert_wave wave = moert_exchange_wave(layer->plan, w);
-        const moert_part part = {wave.first, wave.end, wave.first_row, wave.end_row};
+    for (size_t w = 0; w < layer->plan->chunks; w++) {
+        const moert_chunk chunk = moert_exchange_chunk(layer->plan, w);
+        const moert_part part = {chunk.first, chunk.end, chunk.first_row, chunk.end_row};
         status = moert_first(status, moert_exchange_dispatch_wait(exchange, w));
         if (status == MOERT_OK)
             status = work(layer, back, w, &part);
-        /* NVFP4, in one wave: before the others learn of it in the combine */
-        if (w + 1 == layer->plan->waves)
+        /* NVFP4, in one chunk: before the others learn of it in the combine */
+        if (w + 1 == layer->plan->chunks)
             status = moert_precision_settle(layer, status);
         status = moert_first(status, moert_exchange_combine_send(exchange, back, w));
     }
@@ -237,7 +237,7 @@ moert_block *moert_layer_block(moert_layer *layer, size_t index) {
     return index < BLOCKS ? layer->block[index] : NULL;
 }
 
-void moert_layer_give_codes(moert_layer *layer, const moert_buffer *codes) {
+void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *codes) {
     layer->codes = codes;
 }
 

@@ -95,7 +95,7 @@ moert_status moert_mesh_window(moert_mesh *mesh, moert_shared_window which, size
     if (mesh->windows[which] == NULL || mesh->window_width[which] != width) {
         moert_window_destroy(mesh->windows[which]);
         mesh->windows[which] = NULL;
-        MOERT_TRY((which == MOERT_WINDOW_CODES ? moert_window_create_codes : moert_window_create)(
+        MOERT_TRY((which == MOERT_WINDOW_BF16 ? moert_window_create_bf16 : moert_window_create)(
             mesh->exchange, width, &mesh->windows[which]));
         mesh->window_width[which] = width;
     }

@@ -17,7 +17,7 @@ typedef enum moert_scratch {
     MOERT_SCRATCH_LOGITS,    /* [T,E] */
     MOERT_SCRATCH_TOKENS,    /* [T,H] */
     MOERT_SCRATCH_DENSE,     /* [M,H] rows of a window, as floats without gaps */
-    MOERT_SCRATCH_CODES,     /* what quantisers write */
+    MOERT_SCRATCH_WIRE,      /* what quantizers write */
     MOERT_SCRATCH_SCALES,    /* likewise */
     MOERT_SCRATCH_GLOBAL,    /* [L] */
     MOERT_SCRATCH_AMAX,      /* [L] */
@@ -30,7 +30,7 @@ typedef enum moert_scratch {
 /* Windows that hold nothing between a dispatch and its combine. */
 typedef enum moert_shared_window {
     MOERT_WINDOW_OUT,   /* results of the experts, or gradients of their inputs */
-    MOERT_WINDOW_CODES, /* the same as bf16 codes; its width counts codes */
+    MOERT_WINDOW_BF16,  /* the same as bf16 codes; its width counts codes */
     MOERT_WINDOW_DY,    /* gradients of the experts' results */
     MOERT_WINDOW_DPROB, /* gradients of the routing weights, width 1 */
     MOERT_SHARED_WINDOWS

@@ -4,8 +4,8 @@
 #include <math.h>
 
 #include "base/memory.h"
-#include "base/number.h"
-#include "layer/factor.h"
+#include "base/dtype.h"
+#include "layer/operand.h"
 #include "layer/wire.h"
 #include "moert/quantize.h"
 
@@ -28,33 +28,33 @@ static bool has_blocks(const moert_layer *layer) {
     return layer->options.precision >= MOERT_PRECISION_MXFP8;
 }
 
-/* The factors' type: bf16 holds every product of an E4M3 number and a power of two, as long as it
+/* The operands' type: bf16 holds every product of an E4M3 number and a power of two, as long as it
  * is no smaller than 2^-126. NVFP4's global scales are no powers of two. */
-static moert_number factor_type(const moert_layer *layer) {
+static moert_dtype operand_type(const moert_layer *layer) {
     const moert_precision precision = layer->options.precision;
     return precision == MOERT_PRECISION_BF16 || precision == MOERT_PRECISION_MXFP8
-               ? MOERT_NUMBER_BF16
-               : MOERT_NUMBER_F32;
+               ? MOERT_DTYPE_BF16
+               : MOERT_DTYPE_F32;
 }
 
-moert_number moert_precision_h_type(const moert_layer *layer) {
-    return layer->options.precision == MOERT_PRECISION_BF16 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
+moert_dtype moert_precision_h_type(const moert_layer *layer) {
+    return layer->options.precision == MOERT_PRECISION_BF16 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
 }
 
-moert_number moert_precision_between(const moert_device *device, const moert_layer_options *options,
-                                     size_t experts) {
+moert_dtype moert_precision_between(const moert_device *device, const moert_layer_options *options,
+                                    size_t experts) {
     const bool rounds = options->precision == MOERT_PRECISION_BF16 && !options->expert_biases;
-    return moert_factor_between(device, rounds ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32, experts,
-                                options->hidden, options->intermediate);
+    return moert_operand_between(device, rounds ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32, experts,
+                                 options->hidden, options->intermediate);
 }
 
-moert_number moert_precision_v_type(const moert_layer *layer) {
+moert_dtype moert_precision_v_type(const moert_layer *layer) {
     return moert_precision_between(layer->mesh->device, &layer->options, layer->local_experts);
 }
 
-moert_number moert_precision_dv_type(const moert_layer *layer) {
+moert_dtype moert_precision_dv_type(const moert_layer *layer) {
     if (layer->options.expert_biases)
-        return MOERT_NUMBER_F32;
+        return MOERT_DTYPE_F32;
     return layer->owns_dy ? moert_precision_v_type(layer) : moert_precision_h_type(layer);
 }
 
@@ -86,7 +86,7 @@ static moert_status quantize(moert_mesh *mesh, const matrix *source, const moert
     const size_t scale_bytes =
         shape.scale_lines * shape.scales * moert_format_scale_bytes(how->format);
     *op = quantize_of(source, how, amax);
-    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_CODES, shape.q_lines * shape.q_bytes, &op->q));
+    MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_WIRE, shape.q_lines * shape.q_bytes, &op->q));
     MOERT_TRY(reserve_bytes(mesh, MOERT_SCRATCH_SCALES, scale_bytes, &op->scale));
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_GLOBAL, groups->count, &op->global));
     return moert_quantize_run(op);
@@ -94,8 +94,8 @@ static moert_status quantize(moert_mesh *mesh, const matrix *source, const moert
 
 /* ---- weights ---- */
 
-/* weight[L,N,K] rounded for a use: packed from its codes or, where that gains nothing, a copy. */
-static moert_status refresh_use(moert_layer *layer, int block, moert_packed_for use,
+/* weight[L,N,K] rounded for a use: prepacked from its codes or, where that gains nothing, a copy. */
+static moert_status refresh_use(moert_layer *layer, int block, moert_prepacked_use use,
                                 const matrix *source, size_t n) {
     const moert_precision precision = layer->options.precision;
     const bool nvfp4 = precision == MOERT_PRECISION_NVFP4;
@@ -105,7 +105,7 @@ static moert_status refresh_use(moert_layer *layer, int block, moert_packed_for 
     moert_buffer *amax = NULL;
     moert_quantize op;
     moert_quantizer how =
-        quantizer_of(precision, use == MOERT_PACKED_DGRAD ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW);
+        quantizer_of(precision, use == MOERT_PREPACKED_DGRAD ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW);
     how.group_scales = nvfp4;
     if (nvfp4) {
         MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, experts, &amax));
@@ -113,16 +113,16 @@ static moert_status refresh_use(moert_layer *layer, int block, moert_packed_for 
         MOERT_TRY(moert_quantize_amax(&measured));
     }
     MOERT_TRY(quantize(mesh, source, &how, amax, &op));
-    const moert_packed_shape shape = {experts, n, source->columns, use, factor_type(layer)};
-    if (rounded->packed[use] == NULL)
-        MOERT_TRY(moert_packed_create(mesh->device, &shape, &rounded->packed[use]));
-    if (rounded->packed[use] != NULL)
-        return moert_packed_fill_coded(rounded->packed[use],
-                                       &(moert_coded){.format = how.format,
-                                                      .axis = how.axis,
-                                                      .q = op.q,
-                                                      .scale = op.scale,
-                                                      .global = nvfp4 ? op.global : NULL});
+    const moert_prepacked_shape shape = {experts, n, source->columns, use, operand_type(layer)};
+    if (rounded->prepacked[use] == NULL)
+        MOERT_TRY(moert_prepacked_create(mesh->device, &shape, &rounded->prepacked[use]));
+    if (rounded->prepacked[use] != NULL)
+        return moert_prepacked_fill_quantized(
+            rounded->prepacked[use], &(moert_quantized){.format = how.format,
+                                                        .axis = how.axis,
+                                                        .q = op.q,
+                                                        .scale = op.scale,
+                                                        .global = nvfp4 ? op.global : NULL});
     const size_t bytes = experts * n * source->columns * sizeof(float);
     MOERT_TRY(moert_buffer_reserve(mesh->device, bytes, &rounded->weight[use]));
     op.x = rounded->weight[use];
@@ -138,8 +138,8 @@ static moert_status refresh_weight(moert_layer *layer, int block, size_t n, size
     MOERT_TRY(moert_buffer_write_ends(experts, n, ends));
     source.groups.ends = ends;
     const moert_gemm forward = {.gated = block == BLOCK_EXPERT_IN, .glu.form = layer->options.glu};
-    MOERT_TRY(refresh_use(layer, block, moert_packed_use(&forward), &source, n));
-    return refresh_use(layer, block, MOERT_PACKED_DGRAD, &source, n);
+    MOERT_TRY(refresh_use(layer, block, moert_prepacked_use_of(&forward), &source, n));
+    return refresh_use(layer, block, MOERT_PREPACKED_DGRAD, &source, n);
 }
 
 moert_status moert_precision_refresh(moert_layer *layer) {
@@ -154,8 +154,8 @@ moert_status moert_precision_refresh(moert_layer *layer) {
 
 void moert_precision_free(moert_layer *layer) {
     for (int i = 0; i < BLOCKS; i++)
-        for (size_t use = 0; use < MOERT_PACKED_USES; use++) {
-            moert_packed_destroy(layer->rounded[i].packed[use]);
+        for (size_t use = 0; use < MOERT_PREPACKED_USES; use++) {
+            moert_prepacked_destroy(layer->rounded[i].prepacked[use]);
             moert_buffer_destroy(layer->rounded[i].weight[use]);
         }
 }
@@ -213,14 +213,14 @@ typedef struct operand {
 /* x, or y, of a GEMM. What came to the projection, or to its gradient, may have travelled so. */
 static operand operand_of(moert_layer *layer, int block, bool y, moert_gemm *gemm) {
     const bool received = block == (y ? BLOCK_EXPERT_OUT : BLOCK_EXPERT_IN);
-    const moert_number own = y ? moert_precision_dv_type(layer) : moert_precision_h_type(layer);
+    const moert_dtype own = y ? moert_precision_dv_type(layer) : moert_precision_h_type(layer);
     return (operand){.values = y ? &gemm->y : &gemm->x,
                      .stride = y ? &gemm->ldy : &gemm->ldx,
                      .columns = y ? gemm->n : gemm->k,
                      .amax = &layer->rounded[block].amax[y],
                      .measured = gemm->kind == MOERT_GEMM_WGRAD,
                      .rounded = received ? moert_precision_takes_wire(&layer->options)
-                                         : own != MOERT_NUMBER_F32,
+                                         : own != MOERT_DTYPE_F32,
                      .target = y ? MOERT_SCRATCH_ROUNDED_Y : MOERT_SCRATCH_ROUNDED_X};
 }
 
@@ -237,7 +237,7 @@ static moert_status close_gaps(moert_mesh *mesh, const operand *o, matrix *rows)
 static moert_status round_operand(moert_layer *layer, const moert_groups *groups, moert_axis axis,
                                   const operand *o) {
     const moert_precision precision = layer->options.precision;
-    const moert_number type = factor_type(layer);
+    const moert_dtype type = operand_type(layer);
     const size_t n = groups->rows * o->columns;
     moert_mesh *mesh = layer->mesh;
     matrix rows = {*groups, o->columns, *o->values};
@@ -245,13 +245,13 @@ static moert_status round_operand(moert_layer *layer, const moert_groups *groups
     moert_quantize op;
     if (o->rounded)
         return MOERT_OK;
-    MOERT_TRY(reserve_bytes(mesh, o->target, n * moert_number_bits(type) / 8, &target));
+    MOERT_TRY(reserve_bytes(mesh, o->target, n * moert_dtype_bits(type) / 8, &target));
     MOERT_TRY(close_gaps(mesh, o, &rows));
     *o->values = target;
     *o->stride = 0;
     if (precision == MOERT_PRECISION_BF16)
         return moert_cast_run(
-            &(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, type, n, rows.values, target});
+            &(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, type, n, rows.values, target});
     if (precision == MOERT_PRECISION_NVFP4) {
         MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, 1, &amax));
         if (!o->measured) { /* that of this rank's rows, then of all */
@@ -280,7 +280,7 @@ moert_status moert_precision_gemm(moert_layer *layer, int block, const moert_gem
     moert_gemm rounded = *gemm;
     const operand x = operand_of(layer, block, false, &rounded),
                   y = operand_of(layer, block, true, &rounded);
-    rounded.type = factor_type(layer);
+    rounded.type = operand_type(layer);
     if (rounds && has_x)
         MOERT_TRY(round_operand(layer, &gemm->groups, axis, &x));
     if (rounds && (wgrad || !has_x))
@@ -289,14 +289,15 @@ moert_status moert_precision_gemm(moert_layer *layer, int block, const moert_gem
         return moert_gemm_run(&rounded);
     if (!has_blocks(layer))
         return moert_block_gemm(layer->block[block], EXPERT_WEIGHT, &rounded);
-    rounded.packed = own->packed[moert_packed_use(gemm)];
-    rounded.weight = rounded.packed != NULL ? gemm->weight : own->weight[moert_packed_use(gemm)];
+    rounded.prepacked = own->prepacked[moert_prepacked_use_of(gemm)];
+    rounded.weight =
+        rounded.prepacked != NULL ? gemm->weight : own->weight[moert_prepacked_use_of(gemm)];
     return moert_gemm_run(&rounded);
 }
 
 moert_gemm moert_precision_operands(const moert_layer *layer, const moert_gemm *gemm) {
     moert_gemm rounded = *gemm;
-    rounded.type = factor_type(layer);
+    rounded.type = operand_type(layer);
     return rounded;
 }
 

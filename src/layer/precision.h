@@ -12,10 +12,10 @@
  *   mxfp8  an E4M3 number times a power of two is a bf16 number: rows are decoded to bf16 codes
  *   nvfp4  a global scale is no power of two: rows are decoded to float32
  *
- * so that bf16 and mxfp8 multiply pairs of bf16 codes, and their factors below 2^-126 may count as
- * zero. The master weights stay; what is made of them, packed where that gains something, is
+ * so that bf16 and mxfp8 multiply pairs of bf16 codes, and their operands below 2^-126 may count as
+ * zero. The master weights stay; what is made of them, prepacked where that gains something, is
  * remade after moert_layer_weights_changed(): by the first forward in the recipes with blocks, by
- * the second product in the others (moert_packings).
+ * the second product in the others (moert_prepacks).
  *
  * NVFP4: a weight has one global scale per expert, an activation one for all rows of all ranks, so
  * that the bits do not depend on who holds them. The gathering of that scale makes forward and
@@ -42,20 +42,20 @@ moert_status moert_precision_settle(moert_layer *layer, moert_status status);
 moert_status moert_precision_tell_replicas(moert_layer *layer, moert_status status);
 
 /* What h is kept as, [M,I]: bf16 codes in that precision, which needs no blocks of it. */
-moert_number moert_precision_h_type(const moert_layer *layer);
+moert_dtype moert_precision_h_type(const moert_layer *layer);
 
 /* What v is kept as, [M,2I], and dh made as, [M,I]: codes likewise where products by so many
- * experts round (moert_factor_between), unless biases read dv, which is to take v's place. */
-moert_number moert_precision_between(const moert_device *device, const moert_layer_options *options,
-                                     size_t experts);
-moert_number moert_precision_v_type(const moert_layer *layer);
+ * experts round (moert_operand_between), unless biases read dv, which is to take v's place. */
+moert_dtype moert_precision_between(const moert_device *device, const moert_layer_options *options,
+                                    size_t experts);
+moert_dtype moert_precision_v_type(const moert_layer *layer);
 
 /* What dv is made as: codes as of h, unless biases read it as well, or a deferred wgrad does and v
  * has no room for them. */
-moert_number moert_precision_dv_type(const moert_layer *layer);
+moert_dtype moert_precision_dv_type(const moert_layer *layer);
 
 /* moert_gemm_run of the experts' projection `block`, with float32 operands in `gemm`, which stay as
- * they are, but for h, dv and factors of the wire. */
+ * they are, but for h, dv and operands of the wire. */
 moert_status moert_precision_gemm(moert_layer *layer, int block, const moert_gemm *gemm);
 /* A forward or dgrad with the type of its rounded operands, to ask whether it can round results to
  * bf16 or put them anywhere (moert_gemm_rounds, moert_gemm_scatters). */

@@ -24,7 +24,7 @@ size_t moert_wire_back_width(const moert_layer_options *options) {
     return options->combine == MOERT_COMBINE_BF16 ? options->hidden / CODES : options->hidden;
 }
 
-bool moert_wire_takes_waves(const moert_layer_options *options) {
+bool moert_wire_takes_chunks(const moert_layer_options *options) {
     const bool plain =
         options->dispatch == MOERT_DISPATCH_F32 && options->precision == MOERT_PRECISION_F32;
     return options->combine == MOERT_COMBINE_F32 && (plain || moert_precision_takes_wire(options));
@@ -43,22 +43,22 @@ static moert_quantize quantize_of(const moert_layer *layer, size_t rows, size_t 
 }
 
 moert_status moert_wire_pack(moert_layer *layer, const moert_buffer *rows,
-                             const moert_buffer **packed) {
+                             const moert_buffer **prepacked) {
     const size_t tokens = layer->batch.tokens, width = moert_wire_width(&layer->options);
     const moert_buffer *given = layer->codes;
     moert_buffer *codes;
-    *packed = rows;
+    *prepacked = rows;
     layer->codes = NULL;
     if (layer->options.dispatch == MOERT_DISPATCH_F32)
         return MOERT_OK;
     if (layer->options.dispatch == MOERT_DISPATCH_BF16 && given != NULL) {
-        *packed = given;
+        *prepacked = given;
         return MOERT_OK;
     }
-    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_CODES, tokens * width, &codes));
-    *packed = codes;
+    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_WIRE, tokens * width, &codes));
+    *prepacked = codes;
     if (layer->options.dispatch == MOERT_DISPATCH_BF16)
-        return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, MOERT_NUMBER_BF16,
+        return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, MOERT_DTYPE_BF16,
                                             tokens * layer->options.hidden, rows, codes});
     const moert_quantize op = quantize_of(layer, tokens, width, (moert_buffer *)rows, codes);
     return moert_quantize_run(&op);
@@ -86,18 +86,18 @@ moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, m
     const moert_buffer *codes = op.q;
     if (width * CODES > hidden) { /* rows lie apart */
         moert_buffer *dense;
-        MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_CODES, received * hidden / CODES,
-                                     &dense));
+        MOERT_TRY(
+            moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_WIRE, received * hidden / CODES, &dense));
         MOERT_TRY(moert_buffer_copy_rows(op.q, width * sizeof(float), dense,
                                          hidden * sizeof(uint16_t), received));
         codes = dense;
     }
-    return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_BF16, MOERT_NUMBER_F32,
+    return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_BF16, MOERT_DTYPE_F32,
                                         received * hidden, codes, op.x});
 }
 
 /* Whether the experts' results are sent, and whether bf16 results are those of a product of bf16
- * factors, if it rounds. Not where tokens are so uneven that room for the slots of the rank with most
+ * operands, if it rounds. Not where tokens are so uneven that room for the slots of the rank with most
  * would be far more than for the rows of the fullest. The same on all ranks. */
 static bool pushes(const moert_layer *layer) {
     const moert_layer_options *o = &layer->options;
@@ -114,7 +114,7 @@ moert_status moert_wire_back(moert_layer *layer, bool forward, moert_transfer *b
     const bool rounds = layer->options.combine == MOERT_COMBINE_BF16;
     *back = (moert_transfer){.plan = layer->plan,
                              .cells = forward && pushes(layer) ? layer->prob : NULL};
-    MOERT_TRY(moert_mesh_window(layer->mesh, rounds ? MOERT_WINDOW_CODES : MOERT_WINDOW_OUT,
+    MOERT_TRY(moert_mesh_window(layer->mesh, rounds ? MOERT_WINDOW_BF16 : MOERT_WINDOW_OUT,
                                 layer->options.hidden, &back->window));
     return back->cells != NULL ? moert_window_reserve_slots(back->window, layer->plan)
                                : moert_window_reserve(back->window, layer->plan->plan);
@@ -140,7 +140,7 @@ moert_status moert_wire_results(moert_layer *layer, const moert_transfer *back, 
                                   layer->plan->plan->rows * *stride, rows);
     /* a product that rounds has its result where it is read, in a window or in the windows of all
      * ranks, or where it is sent from */
-    product->result = MOERT_NUMBER_BF16;
+    product->result = MOERT_DTYPE_BF16;
     if (scatters) {
         product->scatter.runs = layer->plan->plan->ranks;
         return moert_exchange_push(layer->mesh->exchange, back, &product->scatter.places);
@@ -154,7 +154,7 @@ moert_status moert_wire_results(moert_layer *layer, const moert_transfer *back, 
 moert_status moert_wire_return(moert_layer *layer, moert_transfer *back,
                                const moert_gemm *product) {
     const size_t floats = layer->plan->plan->rows * moert_window_stride(back->window);
-    const bool rounded = product->result == MOERT_NUMBER_BF16, sent = back->cells != NULL;
+    const bool rounded = product->result == MOERT_DTYPE_BF16, sent = back->cells != NULL;
     moert_mesh *mesh = layer->mesh;
     moert_buffer *rows = rounded ? product->y : mesh->scratch[MOERT_SCRATCH_DENSE];
     moert_buffer *codes = moert_window_rows(back->window);
@@ -162,9 +162,9 @@ moert_status moert_wire_return(moert_layer *layer, moert_transfer *back,
         return MOERT_OK;
     if (layer->options.combine == MOERT_COMBINE_BF16 && !rounded) {
         if (sent)
-            MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_CODES, floats, &codes));
-        MOERT_TRY(moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32,
-                                               MOERT_NUMBER_BF16, floats * CODES, rows, codes}));
+            MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_WIRE, floats, &codes));
+        MOERT_TRY(moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32,
+                                               MOERT_DTYPE_BF16, floats * CODES, rows, codes}));
         rows = codes;
     }
     return sent ? moert_exchange_push_rows(mesh->exchange, back, rows) : MOERT_OK;

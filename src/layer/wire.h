@@ -15,12 +15,12 @@ size_t moert_wire_back_width(const moert_layer_options *options);
 
 /* rows[T,H] as they travel: themselves, or a scratch buffer until the next pack or rounding. */
 moert_status moert_wire_pack(moert_layer *layer, const moert_buffer *rows,
-                             const moert_buffer **packed);
+                             const moert_buffer **prepacked);
 /* Whether the experts' forward and dgrad can take the rows of some experts alone: if nothing is
  * made of all rows, before them or after. */
-bool moert_wire_takes_waves(const moert_layer_options *options);
+bool moert_wire_takes_chunks(const moert_layer_options *options);
 /* The rows [M,H] that have come to a window, `*stride` floats apart: where they are, or a scratch
- * buffer until the next unpack. If they are factors: where they are, as codes and `*stride` codes
+ * buffer until the next unpack. If they are operands: where they are, as codes and `*stride` codes
  * apart. */
 moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, moert_buffer **rows,
                                size_t *stride);

@@ -37,7 +37,7 @@ static moert_status differentiate_rows(moert_model *model, moert_block *block, s
                                                      .accumulate = accumulate});
 }
 
-/* The gradient of the weight of `dense`, tensor `index` of `block`, whose x and y are factors, and
+/* The gradient of the weight of `dense`, tensor `index` of `block`, whose x and y are operands, and
  * dx (+)= y weight. */
 static moert_status differentiate_product(moert_model *model, moert_block *block, size_t index,
                                           const moert_gemm *dense, moert_buffer *dx,
@@ -72,25 +72,25 @@ static moert_status differentiate_heads(moert_model *model, moert_model_layer *l
                                         const moert_model_heads *h, moert_buffer *dx,
                                         bool accumulate) {
     const moert_model_config *c = &model->config;
-    const moert_number type = moert_model_type(model);
+    const moert_dtype type = moert_model_type(model);
     const size_t tokens = model->batch.tokens, width = h->count * c->head_size;
     const moert_rotation rotation = {model->rope, h->count, model->length};
     moert_buffer *factor;
     if (c->qk_norm) {
-        MOERT_TRY(moert_factor_place(model->mesh, type, tokens * width, MOERT_SCRATCH_ROUNDED_Y, dx,
-                                     &factor));
+        MOERT_TRY(moert_operand_buffer(model->mesh, type, tokens * width, MOERT_SCRATCH_ROUNDED_Y,
+                                       dx, &factor));
         const moert_norm_gradient own = {.rows = tokens * h->count,
                                          .width = c->head_size,
                                          .x = h->raw,
                                          .rstd = h->rstd,
                                          .dy = dx,
-                                         .dx = type == MOERT_NUMBER_F32 ? dx : NULL,
-                                         .codes = type == MOERT_NUMBER_F32 ? NULL : factor,
+                                         .dx = type == MOERT_DTYPE_F32 ? dx : NULL,
+                                         .codes = type == MOERT_DTYPE_F32 ? NULL : factor,
                                          .rotation = rotation};
         MOERT_TRY(differentiate_norm(model, layer->attention, h->norm, &own));
     } else {
         MOERT_TRY(moert_rope(&rotation, tokens, c->head_size, true, dx));
-        MOERT_TRY(moert_model_factor(model, width, dx, MOERT_SCRATCH_ROUNDED_Y, &factor));
+        MOERT_TRY(moert_model_operand(model, width, dx, MOERT_SCRATCH_ROUNDED_Y, &factor));
     }
     const moert_gemm gemm = moert_model_gemm(model, width, c->hidden, layer->normed, factor);
     return differentiate_product(model, layer->attention, h->weight, &gemm, model->dn, accumulate);
@@ -119,7 +119,7 @@ static moert_status differentiate_attention(moert_model *model, moert_model_laye
     moert_model_heads_of(model, layer, heads);
     MOERT_TRY(differentiate_heads(model, layer, &heads[0], model->dq, false));
     MOERT_TRY(differentiate_heads(model, layer, &heads[1], model->dk, true));
-    MOERT_TRY(moert_model_factor(model, kv, model->dv, MOERT_SCRATCH_ROUNDED_Y, &dy));
+    MOERT_TRY(moert_model_operand(model, kv, model->dv, MOERT_SCRATCH_ROUNDED_Y, &dy));
     const moert_gemm v = moert_model_gemm(model, kv, c->hidden, layer->normed, dy);
     MOERT_TRY(differentiate_product(model, layer->attention, ATTN_V, &v, model->dn, true));
     return differentiate_rows(model, layer->attention, ATTN_INPUT_NORM, x, layer->rstd, true);
@@ -134,7 +134,7 @@ static moert_status differentiate_moe(moert_model *model, moert_model_layer *lay
         .z_factor =
             tokens > 0 ? (float)(2.0 * model->losses.z_coefficient * model->factor / tokens) : 0.0f,
         .accumulate = accumulate};
-    moert_layer_give_codes(layer->moe, model->codes);
+    moert_layer_give_bf16(layer->moe, model->codes);
     MOERT_TRY(moert_layer_backward(layer->moe, model->d, &losses, model->dn));
     return differentiate_rows(model, layer->attention, ATTN_POST_NORM, layer->middle,
                               layer->post_rstd, true);

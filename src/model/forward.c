@@ -25,8 +25,8 @@ static moert_status link_tokens(moert_model *model, const int32_t *token) {
 /* Uploads this rank's share of the batch. */
 static moert_status take_batch(moert_model *model, const moert_model_batch *batch) {
     size_t first, count, length = batch->length;
-    moert_model_share(batch->total_sequences, moert_comm_rank(model->mesh->world),
-                      moert_comm_size(model->mesh->world), &first, &count);
+    moert_model_partition(batch->total_sequences, moert_comm_rank(model->mesh->world),
+                          moert_comm_size(model->mesh->world), &first, &count);
     size_t tokens = count * length, bytes = tokens * sizeof(int32_t);
     MOERT_TRY(moert_model_config_check_length(&model->config, length));
     MOERT_TRY(moert_buffer_reserve(model->device, count * sizeof(uint32_t), &model->ends));
@@ -50,7 +50,7 @@ static moert_status reserve_layer(moert_model *model, moert_model_layer *layer) 
         moert_buffer **buffer;
         size_t floats;
     } rows[] = {
-        {&layer->normed, moert_factor_floats(moert_model_type(model), t * c->hidden)},
+        {&layer->normed, moert_operand_floats(moert_model_type(model), t * c->hidden)},
         {&layer->rstd, t},
         {&layer->q, q},
         {&layer->k, kv},
@@ -72,18 +72,18 @@ static moert_status reserve_layer(moert_model *model, moert_model_layer *layer) 
     return moert_model_reserve(model, t * c->kv_heads, &layer->k_rstd);
 }
 
-/* normed[T,H] = norm(x) as factors, by tensor `index` of `block`. */
+/* normed[T,H] = norm(x) as operands, by tensor `index` of `block`. */
 static moert_status normalise(moert_model *model, const moert_block *block, size_t index,
                               const moert_buffer *x, moert_buffer *normed, moert_buffer *rstd) {
     const moert_model_config *c = &model->config;
-    const moert_number type = moert_model_type(model);
+    const moert_dtype type = moert_model_type(model);
     return moert_norm_run(&(moert_norm){.rows = model->batch.tokens,
                                         .width = c->hidden,
                                         .epsilon = c->norm_epsilon,
                                         .x = x,
                                         .weight = block->tensor[index].weight,
-                                        .y = type == MOERT_NUMBER_F32 ? normed : NULL,
-                                        .codes = type == MOERT_NUMBER_F32 ? NULL : normed,
+                                        .y = type == MOERT_DTYPE_F32 ? normed : NULL,
+                                        .codes = type == MOERT_DTYPE_F32 ? NULL : normed,
                                         .rstd = rstd});
 }
 
@@ -142,7 +142,7 @@ static moert_status think(moert_model *model, moert_model_layer *layer) {
                                      .y = layer->post_normed,
                                      .codes = model->codes,
                                      .rstd = layer->post_rstd}));
-    moert_layer_give_codes(layer->moe, model->codes);
+    moert_layer_give_bf16(layer->moe, model->codes);
     MOERT_TRY(moert_layer_forward(layer->moe, &model->batch, layer->post_normed, layer->out));
     return moert_add(tokens * c->hidden, layer->middle, layer->out);
 }
@@ -152,7 +152,7 @@ static moert_status project_logits(moert_model *model, const moert_buffer *x) {
     size_t tokens = model->batch.tokens;
     moert_phase_set(MOERT_PHASE_LOGITS);
     MOERT_TRY(moert_model_reserve(model,
-                                  moert_factor_floats(moert_model_type(model), tokens * c->hidden),
+                                  moert_operand_floats(moert_model_type(model), tokens * c->hidden),
                                   &model->final_normed));
     MOERT_TRY(moert_model_reserve(model, tokens, &model->final_rstd));
     MOERT_TRY(moert_model_reserve(model, tokens * c->vocabulary, &model->logits));
@@ -175,9 +175,9 @@ moert_status moert_model_forward(moert_model *model, const moert_model_batch *ba
                                           &model->rope));
     }
     MOERT_TRY(moert_model_reserve(model, model->batch.tokens * c->hidden, &model->embedded));
-    if (moert_model_type(model) != MOERT_NUMBER_F32)
+    if (moert_model_type(model) != MOERT_DTYPE_F32)
         MOERT_TRY(moert_model_reserve(
-            model, moert_factor_floats(moert_model_type(model), model->batch.tokens * c->hidden),
+            model, moert_operand_floats(moert_model_type(model), model->batch.tokens * c->hidden),
             &model->codes));
     MOERT_TRY(moert_embedding_forward(model->batch.tokens, c->hidden,
                                       model->outer->tensor[OUTER_EMBED].weight, model->tokens,

@@ -4,7 +4,7 @@
 #include <math.h>
 
 #include "attention/attention.h"
-#include "layer/factor.h"
+#include "layer/operand.h"
 #include "model/model.h"
 #include "nn/nn.h"
 
@@ -28,7 +28,7 @@ typedef struct moert_model_layer {
     moert_buffer *aux_gradient; /* [E] of the last loss */
 
     /* activations of the last forward; T rows each */
-    moert_buffer *normed, *rstd;           /* [T,H] as factors (layer/factor.h), [T] */
+    moert_buffer *normed, *rstd;           /* [T,H] as operands (layer/operand.h), [T] */
     moert_buffer *q_raw, *k_raw;           /* before q_norm and k_norm, when there are such */
     moert_buffer *q_rstd, *k_rstd;         /* [T,heads], [T,kv_heads] */
     moert_buffer *q, *k, *v;               /* after the rotation */
@@ -78,20 +78,20 @@ static inline moert_status moert_model_reserve(moert_model *model, size_t floats
 }
 
 /* How the dense layers multiply. */
-static inline moert_number moert_model_type(const moert_model *model) {
-    return moert_factor_type(model->config.dense);
+static inline moert_dtype moert_model_type(const moert_model *model) {
+    return moert_operand_type(model->config.dense);
 }
 
-/* values[T,columns] as factors of dense layers: moert_factor_take. */
-static inline moert_status moert_model_factor(moert_model *model, size_t columns,
-                                              const moert_buffer *values, moert_scratch which,
-                                              moert_buffer **factor) {
-    return moert_factor_take(model->mesh, moert_model_type(model), model->batch.tokens * columns,
-                             values, which, factor);
+/* values[T,columns] as operands of dense layers: moert_operand_take. */
+static inline moert_status moert_model_operand(moert_model *model, size_t columns,
+                                               const moert_buffer *values, moert_scratch which,
+                                               moert_buffer **factor) {
+    return moert_operand_take(model->mesh, moert_model_type(model), model->batch.tokens * columns,
+                              values, which, factor);
 }
 
 /* A dense layer of `model` over its batch, y[T,n] = x[T,k] weight^T, without the weight; what it
- * reads of x and y are factors. */
+ * reads of x and y are operands. */
 static inline moert_gemm moert_model_gemm(const moert_model *model, size_t n, size_t k,
                                           const moert_buffer *x, const moert_buffer *y) {
     return (moert_gemm){.groups = {model->batch.ends, model->batch.sequences, model->batch.tokens},
@@ -108,7 +108,7 @@ static inline moert_gemm moert_model_head_gradient(const moert_model *model) {
     const size_t v = model->config.vocabulary;
     moert_gemm gemm =
         moert_model_gemm(model, v, model->config.hidden, model->final_normed, model->logits);
-    gemm.ldy = gemm.type == MOERT_NUMBER_F32 ? v : 2 * v;
+    gemm.ldy = gemm.type == MOERT_DTYPE_F32 ? v : 2 * v;
     return gemm;
 }
 
@@ -150,8 +150,8 @@ static inline moert_attention moert_model_attention(const moert_model *model,
 static inline moert_status moert_model_attended(moert_model *model, moert_attention *attention,
                                                 moert_buffer **factor) {
     const size_t n = model->batch.tokens * attention->heads * attention->head_size;
-    MOERT_TRY(moert_factor_place(model->mesh, moert_model_type(model), n, MOERT_SCRATCH_ROUNDED_X,
-                                 attention->out, factor));
+    MOERT_TRY(moert_operand_buffer(model->mesh, moert_model_type(model), n, MOERT_SCRATCH_ROUNDED_X,
+                                   attention->out, factor));
     attention->codes = *factor != attention->out ? *factor : NULL;
     return MOERT_OK;
 }

@@ -24,24 +24,24 @@ moert_layer_options moert_layer_options_of(const moert_model_config *config) {
     return options;
 }
 
-typedef struct slice_list {
+typedef struct range_list {
     const moert_model_config *config;
     size_t layer;
-    moert_layer_slice *slices;
+    moert_layer_range *slices;
     size_t count;
-} slice_list;
+} range_list;
 
-static moert_layer_slice *add(slice_list *list, moert_layer_tensor which, size_t rows,
+static moert_layer_range *add(range_list *list, moert_layer_tensor which, size_t rows,
                               size_t columns) {
-    moert_layer_slice *slice = &list->slices[list->count++];
-    *slice = (moert_layer_slice){
+    moert_layer_range *slice = &list->slices[list->count++];
+    *slice = (moert_layer_range){
         .rank = 2, .shape = {rows, columns}, .rows = rows, .columns = columns, .which = which};
     return slice;
 }
 
-static void add_named(slice_list *list, const char *suffix, moert_layer_tensor which, size_t rank,
+static void add_named(range_list *list, const char *suffix, moert_layer_tensor which, size_t rank,
                       size_t rows, size_t columns) {
-    moert_layer_slice *slice = add(list, which, rows, columns);
+    moert_layer_range *slice = add(list, which, rows, columns);
     slice->rank = rank;
     if (rank == 1)
         slice->shape[0] = columns;
@@ -50,12 +50,12 @@ static void add_named(slice_list *list, const char *suffix, moert_layer_tensor w
 
 /* The three projections of one expert (or of the shared one, SIZE_MAX) at `place` of the layer's
  * tensors. */
-static void add_expert(slice_list *list, size_t expert, size_t place, size_t width,
+static void add_expert(range_list *list, size_t expert, size_t place, size_t width,
                        moert_layer_tensor in, moert_layer_tensor out) {
     size_t hidden = list->config->hidden, matrix = width * hidden;
     for (int part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++) {
         bool down = part == MOERT_EXPERT_DOWN;
-        moert_layer_slice *slice =
+        moert_layer_range *slice =
             down ? add(list, out, hidden, width) : add(list, in, width, hidden);
         slice->layer_first =
             down ? place * matrix : (2 * place + (part == MOERT_EXPERT_UP)) * matrix;
@@ -66,7 +66,7 @@ static void add_expert(slice_list *list, size_t expert, size_t place, size_t wid
 
 /* One expert's tensors, or its pieces of those, [E, columns, rows] or [E, columns] of no rows, that
  * hold all experts'. */
-static void add_local_expert(slice_list *list, size_t expert, size_t place) {
+static void add_local_expert(range_list *list, size_t expert, size_t place) {
     const moert_model_config *c = list->config;
     const size_t h = c->hidden, i = c->intermediate;
     const struct {
@@ -83,7 +83,7 @@ static void add_local_expert(slice_list *list, size_t expert, size_t place) {
     }
     for (size_t t = 0; t < (c->expert_biases ? 4 : 2); t++) {
         const size_t rows = tensors[t].rows, columns = tensors[t].columns;
-        moert_layer_slice *slice = add(list, tensors[t].which, moert_max(rows, 1), columns);
+        moert_layer_range *slice = add(list, tensors[t].which, moert_max(rows, 1), columns);
         slice->rank = rows > 0 ? 3 : 2;
         slice->shape[0] = c->router.experts;
         slice->shape[1] = columns;
@@ -95,9 +95,9 @@ static void add_local_expert(slice_list *list, size_t expert, size_t place) {
     }
 }
 
-moert_status moert_layer_slices(const moert_model_config *config, size_t index, size_t first,
-                                size_t count, moert_layer_slice **slices, size_t *slice_count) {
-    slice_list list = {.config = config, .layer = index};
+moert_status moert_layer_ranges(const moert_model_config *config, size_t index, size_t first,
+                                size_t count, moert_layer_range **slices, size_t *slice_count) {
+    range_list list = {.config = config, .layer = index};
     size_t experts = config->router.experts;
     const char *router = config->family == MOERT_FAMILY_GPT_OSS ? "router.weight" : "gate.weight";
     MOERT_TRY(MOERT_NEW_ARRAY(&list.slices, 6 + 4 * count));
@@ -118,10 +118,10 @@ moert_status moert_layer_slices(const moert_model_config *config, size_t index, 
 
 moert_status moert_layer_check_files(const moert_model_config *config, const moert_tensors *files,
                                      size_t index) {
-    moert_layer_slice *slices;
+    moert_layer_range *slices;
     moert_weight weight;
     size_t count;
-    MOERT_TRY(moert_layer_slices(config, index, 0, config->router.experts, &slices, &count));
+    MOERT_TRY(moert_layer_ranges(config, index, 0, config->router.experts, &slices, &count));
     moert_status status = MOERT_OK;
     if (moert_tensors_find(files, slices[0].name) == NULL)
         status = MOERT_FAIL(ERROR_MISMATCH,
@@ -133,7 +133,7 @@ moert_status moert_layer_check_files(const moert_model_config *config, const moe
     return status;
 }
 
-/* target[columns, rows] = source[rows, columns] turned. */
+/* target[columns, rows] = source[rows, columns] transposed. */
 static void transpose(const float *source, size_t rows, size_t columns, float *target) {
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < columns; c++)
@@ -141,18 +141,18 @@ static void transpose(const float *source, size_t rows, size_t columns, float *t
 }
 
 /* Room for a slice, and for its transposition behind it. */
-static moert_status alloc_slice(const moert_layer_slice *slice, float **values) {
+static moert_status alloc_slice(const moert_layer_range *slice, float **values) {
     return moert_alloc(values, 2 * slice->rows * slice->columns, sizeof **values);
 }
 
-static moert_status load_slice(moert_layer *layer, const moert_layer_slice *slice,
+static moert_status load_slice(moert_layer *layer, const moert_layer_range *slice,
                                const moert_tensors *files) {
     size_t elements = slice->rows * slice->columns;
     moert_weight weight;
     float *values;
     MOERT_TRY(moert_weight_find(files, slice->name, slice->rank, slice->shape, &weight));
     MOERT_TRY(alloc_slice(slice, &values));
-    const bool transposed = slice->transposed != weight.turned;
+    const bool transposed = slice->transposed != weight.transposed;
     moert_status status = moert_weight_read(&weight, slice->file_first, elements, values);
     if (status == MOERT_OK && transposed)
         transpose(values, slice->columns, slice->rows, values + elements);
@@ -164,7 +164,7 @@ static moert_status load_slice(moert_layer *layer, const moert_layer_slice *slic
     return status;
 }
 
-moert_status moert_layer_load(moert_layer *layer, const moert_layer_slice *slices, size_t count,
+moert_status moert_layer_load(moert_layer *layer, const moert_layer_range *slices, size_t count,
                               const moert_tensors *files) {
     for (size_t i = 0; i < count; i++)
         MOERT_TRY(load_slice(layer, &slices[i], files));
@@ -172,7 +172,7 @@ moert_status moert_layer_load(moert_layer *layer, const moert_layer_slice *slice
     return MOERT_OK;
 }
 
-static moert_status put_gradient(const moert_buffer *gradient, const moert_layer_slice *slice,
+static moert_status put_gradient(const moert_buffer *gradient, const moert_layer_range *slice,
                                  moert_tensor_writer *writer) {
     size_t elements = slice->rows * slice->columns;
     char name[sizeof slice->name + 8];
@@ -190,7 +190,7 @@ static moert_status put_gradient(const moert_buffer *gradient, const moert_layer
     return status;
 }
 
-moert_status moert_layer_put_gradients(moert_layer *layer, const moert_layer_slice *slices,
+moert_status moert_layer_put_gradients(moert_layer *layer, const moert_layer_range *slices,
                                        size_t count, bool replicated, moert_tensor_writer *writer) {
     for (size_t i = 0; i < count; i++) {
         moert_layer_tensor which = slices[i].which;

@@ -18,7 +18,7 @@ static moert_status sum_sequences(moert_model *model, const double *mine, size_t
     MOERT_TRY_OR(done, moert_alloc(&bytes, ranks, sizeof *bytes));
     MOERT_TRY_OR(done, moert_alloc(&all, total, n * sizeof *all));
     for (size_t r = 0, first; r < ranks; r++) {
-        moert_model_share(total, r, ranks, &first, &bytes[r]);
+        moert_model_partition(total, r, ranks, &first, &bytes[r]);
         bytes[r] *= n * sizeof *all;
     }
     MOERT_TRY_OR(done, moert_comm_allgatherv(world, mine, bytes, all));

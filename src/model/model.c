@@ -125,7 +125,7 @@ moert_block *moert_model_block(const moert_model *model, size_t index) {
     return part == 0 ? layer->attention : moert_layer_block(layer->moe, part - 1);
 }
 
-void moert_model_share(size_t total, size_t rank, size_t size, size_t *first, size_t *count) {
+void moert_model_partition(size_t total, size_t rank, size_t size, size_t *first, size_t *count) {
     *first = total * rank / size;
     *count = total * (rank + 1) / size - *first;
 }

@@ -2,7 +2,7 @@
  * A decoder-only transformer in the Mixtral and Qwen3-MoE form, forward and backward on the device.
  *
  * The batch of B sequences of length S is split over the ranks in contiguous pieces
- * (moert_model_share); parameters outside the experts are replicated, with their gradients summed
+ * (moert_model_partition); parameters outside the experts are replicated, with their gradients summed
  * in the tree over sequences. All calls are collective over the mesh's context unless said.
  */
 #pragma once
@@ -57,7 +57,7 @@ typedef struct moert_model_range {
 } moert_model_range;
 /* Those in this rank's slice of the tensor's block: it has their complete gradient and the
  * optimizer's state of them, and writes them to files. */
-moert_model_range moert_model_slice(const moert_model_tensor *tensor);
+moert_model_range moert_model_shard(const moert_model_tensor *tensor);
 
 /* All blocks, in a fixed order. */
 size_t moert_model_block_count(const moert_model *model);
@@ -66,7 +66,7 @@ moert_block *moert_model_block(const moert_model *model, size_t index);
 /* ---- computing ---- */
 
 /* The sequences [first, first + count) of `total` that rank `rank` of `size` has. */
-void moert_model_share(size_t total, size_t rank, size_t size, size_t *first, size_t *count);
+void moert_model_partition(size_t total, size_t rank, size_t size, size_t *first, size_t *count);
 
 typedef struct moert_model_batch {
     size_t total_sequences, length; /* B, S */
@@ -96,7 +96,7 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
 const uint64_t *moert_model_expert_counts(const moert_model *model);
 
 /*
- * Gradients of the last loss, complete in this rank's slices (moert_model_slice), over all ranks
+ * Gradients of the last loss, complete in this rank's slices (moert_model_shard), over all ranks
  * for replicated tensors; micro-batch `index` of `count`: the first one replaces, further ones add,
  * the last one also completes the experts' over their replicas.
  */

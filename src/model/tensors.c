@@ -103,11 +103,11 @@ const moert_model_tensor *moert_model_tensors(const moert_model *model) {
     return model->tensor;
 }
 
-moert_model_range moert_model_slice(const moert_model_tensor *tensor) {
+moert_model_range moert_model_shard(const moert_model_tensor *tensor) {
     size_t first;
     if (tensor->block == NULL)
         return (moert_model_range){0, 0};
-    const size_t end = moert_block_slice(tensor->block, &first) + first;
+    const size_t end = moert_block_shard(tensor->block, &first) + first;
     const size_t from = moert_max(first, tensor->offset),
                  to = moert_min(end, tensor->offset + tensor->elements);
     return from < to ? (moert_model_range){from - tensor->offset, to - from}

@@ -8,7 +8,7 @@ enum {
     COLUMNS =
         256, /* of a work-group of the gradient; in the GPU form a step of kernels/lib/common.h */
     GPU_COLUMNS = 128,
-    GPU_TEAMS = 16384, /* on GPUs, that share out the groups' rows */
+    GPU_ROW_GROUPS = 16384, /* on GPUs, that share out the groups' rows */
 };
 
 static const char *program_of(const moert_scaled_bias *bias) {
@@ -20,11 +20,12 @@ static moert_grid share_rows(const moert_scaled_bias *bias) {
     const moert_part part =
         bias->part.end > 0 ? bias->part : (moert_part){0, bias->groups.count, 0, bias->groups.rows};
     const size_t groups = part.end - part.first;
-    const size_t teams = moert_min(GPU_TEAMS, part.end_row - part.first_row);
-    return (moert_grid){groups,
-                        moert_share(moert_buffer_device(bias->y), 1,
-                                    moert_ceil_div(moert_max(teams, 1), moert_max(groups, 1))),
-                        1};
+    const size_t row_groups = moert_min(GPU_ROW_GROUPS, part.end_row - part.first_row);
+    return (moert_grid){
+        groups,
+        moert_by_form(moert_buffer_device(bias->y), 1,
+                      moert_ceil_div(moert_max(row_groups, 1), moert_max(groups, 1))),
+        1};
 }
 
 moert_status moert_scaled_bias_forward(const moert_scaled_bias *bias) {
@@ -47,7 +48,7 @@ moert_status moert_scaled_bias_dprob(const moert_scaled_bias *bias) {
 
 moert_status moert_scaled_bias_gradient(const moert_scaled_bias *bias) {
     moert_device *device = moert_buffer_device(bias->y);
-    const size_t columns = moert_share(device, COLUMNS, GPU_COLUMNS);
+    const size_t columns = moert_by_form(device, COLUMNS, GPU_COLUMNS);
     return MOERT_RUN(device, program_of(bias), "bias_gradient",
                      ((moert_grid){bias->groups.count, moert_ceil_div(bias->n, columns), 1}),
                      MOERT_ARG(bias->groups.ends), MOERT_ARG(bias->prob), MOERT_ARG(bias->y),

@@ -131,7 +131,7 @@ typedef struct moert_prediction {
     size_t tokens, vocabulary;
     const moert_buffer *target; /* int32 [T] */
     float factor;
-    moert_number type; /* of the gradient: F32 (0) or BF16 */
+    moert_dtype type; /* of the gradient: F32 (0) or BF16 */
     moert_buffer *logits, *loss;
 } moert_prediction;
 moert_status moert_cross_entropy(const moert_prediction *prediction);

@@ -11,10 +11,10 @@ enum {
     COLUMNS = 64,    /* of a work-group of norm_partial */
     /* on GPUs */
     STEP = 128,          /* floats of VEC in kernels/lib/common.h; COLUMNS, too */
-    FORWARD_STEPS = 16,  /* that stay in the registers of a team, */
+    FORWARD_STEPS = 16,  /* that stay in the registers of a row_group, */
     BACKWARD_STEPS = 8,  /* where two rows and a sum do, */
-    MOST_FLOATS = 16384, /* and a row that teams share so */
-    FLOATS_AHEAD = 1024, /* of the rows that a team reads together: ROWS of the kernels */
+    MOST_FLOATS = 16384, /* and a row that row_groups share so */
+    FLOATS_AHEAD = 1024, /* of the rows that a row_group reads together: ROWS of the kernels */
     PIECE_BLOCKS = 8,    /* of a piece of norm_gradients */
     PIECE_ROWS = 64,     /* of a piece of norm_partial */
     ROTATED_GRAIN = 8,   /* of a row that the kernels rotate */
@@ -25,8 +25,8 @@ enum {
 /* How a width is dealt with, and the program for it. */
 typedef struct norm_form {
     int columns;  /* of a row */
-    size_t steps; /* of a team's share of a row that stays in registers, or 0 */
-    size_t block; /* rows of a team */
+    size_t steps; /* of a row_group's share of a row that stays in registers, or 0 */
+    size_t block; /* rows of a row_group */
     char program[64];
 } norm_form;
 
@@ -35,13 +35,14 @@ static moert_status choose_form(const moert_device *device, size_t width, size_t
     if (width == 0)
         return MOERT_FAIL(ERROR_USAGE, "RMSNorm over rows of width 0");
     MOERT_TRY(moert_to_int(width, "width of RMSNorm", &form->columns));
-    const bool shared = moert_share(device, 0, 1) == 1 && width <= MOST_FLOATS;
+    const bool shared = moert_by_form(device, 0, 1) == 1 && width <= MOST_FLOATS;
     const size_t steps = moert_ceil_div(width, STEP);
-    const size_t crew = shared ? moert_ceil_div(steps, most_steps) : 1;
-    form->steps = shared ? moert_ceil_div(steps, crew) : 0;
-    form->block = moert_share(device, BLOCK_ROWS, moert_max(1, FLOATS_AHEAD / (steps * STEP)));
-    snprintf(form->program, sizeof form->program, "nn/norm -DCOLUMNS=%zu -DSTEPS=%zu -DCREW=%zu%s",
-             moert_share(device, COLUMNS, STEP), form->steps, crew,
+    const size_t of_groups = shared ? moert_ceil_div(steps, most_steps) : 1;
+    form->steps = shared ? moert_ceil_div(steps, of_groups) : 0;
+    form->block = moert_by_form(device, BLOCK_ROWS, moert_max(1, FLOATS_AHEAD / (steps * STEP)));
+    snprintf(form->program, sizeof form->program,
+             "nn/norm -DCOLUMNS=%zu -DSTEPS=%zu -DGROUPS_PER_ROW=%zu%s",
+             moert_by_form(device, COLUMNS, STEP), form->steps, of_groups,
              MOERT_PROGRAM(device, "", width));
     return MOERT_OK;
 }
@@ -88,13 +89,13 @@ static moert_status check_rotation(const moert_rotation *rotation, size_t rows, 
 moert_status moert_norm_run(const moert_norm *norm) {
     moert_device *device = moert_buffer_device(norm->x);
     const moert_rotation *rotation = &norm->rotation;
-    const bool turned = rotation->table != NULL;
+    const bool transposed = rotation->table != NULL;
     norm_form form;
     char spec[SPEC_BYTES];
     MOERT_TRY(choose_form(device, norm->width, FORWARD_STEPS, &form));
     MOERT_TRY(check_results(norm->y, norm->codes));
     MOERT_TRY(check_rotation(rotation, norm->rows, norm->width));
-    if (turned && norm->codes != NULL)
+    if (transposed && norm->codes != NULL)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "rotated heads are float32 only");
     const bool fused = rotates(&form, rotation) && norm->x != norm->y;
     name_program(&form, norm->y, norm->codes, fused, spec);
@@ -106,7 +107,8 @@ moert_status moert_norm_run(const moert_norm *norm) {
         MOERT_ARGS(moert_norm_args, .rows = norm->rows, .block = form.block, .width = form.columns,
                    .epsilon = norm->epsilon, .heads = (int)rotation->heads,
                    .length = (int)rotation->length)));
-    return turned && !fused ? rotate(rotation, norm->rows, norm->width, false, norm->y) : MOERT_OK;
+    return transposed && !fused ? rotate(rotation, norm->rows, norm->width, false, norm->y)
+                                : MOERT_OK;
 }
 
 /* How the rows of a sequence are cut into pieces, over which its gradient is summed. */
@@ -135,7 +137,7 @@ static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form 
                          MOERT_ARG(norm->dx), MOERT_ARG(norm->codes), MOERT_ARG(piece),
                          MOERT_ARG(rotation->table), MOERT_STRUCT(args));
     /* first, since it reads dy, which may be dx */
-    const size_t columns = moert_share(device, COLUMNS, STEP);
+    const size_t columns = moert_by_form(device, COLUMNS, STEP);
     MOERT_TRY(
         MOERT_RUN(device, spec, "norm_partial",
                   ((moert_grid){moert_ceil_div(norm->width, columns), c->pieces, norm->sequences}),
@@ -156,7 +158,7 @@ static size_t rows_of_pieces(const moert_device *device, const norm_form *form, 
         form->steps > 0 ? moert_max(PIECE_BLOCKS * form->block,
                                     moert_round_up(moert_ceil_div(rows, MOST_PIECES), form->block))
                         : PIECE_ROWS;
-    return moert_share(device, sequence_rows, share);
+    return moert_by_form(device, sequence_rows, share);
 }
 
 static size_t pieces_of(size_t sequence_rows, size_t piece_rows) {

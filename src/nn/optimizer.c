@@ -1,4 +1,4 @@
-/* AdamW: factors in float64 here, the update in float32 on the device. */
+/* AdamW: operands in float64 here, the update in float32 on the device. */
 #include <math.h>
 
 #include "args/nn.h"
@@ -6,7 +6,7 @@
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 
-enum { BLOCK = 4096, GPU_BLOCK = 1024 }; /* floats of a team, as in kernels/nn/optimizer.cl */
+enum { BLOCK = 4096, GPU_BLOCK = 1024 }; /* floats of a row_group, as in kernels/nn/optimizer.cl */
 
 moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *parameter,
                               const moert_buffer *gradient, moert_buffer *first_moment,
@@ -19,7 +19,7 @@ moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *
     float step = (float)(adamw->rate / (1.0 - pow(adamw->beta1, t)));
     float root = (float)sqrt(1.0 - pow(adamw->beta2, t));
     moert_device *device = moert_buffer_device(parameter);
-    const size_t block = moert_share(device, BLOCK, GPU_BLOCK);
+    const size_t block = moert_by_form(device, BLOCK, GPU_BLOCK);
     const size_t sizes = n | adamw->at | adamw->state_at;
     moert_profile_work(device, "nn/optimizer", 0.0,
                        (7 * sizeof(float) + (adamw->rounded != NULL ? sizeof(uint16_t) : 0)) *

@@ -6,7 +6,7 @@
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 
-enum { COLUMNS = 1024, GPU_COLUMNS = 512 }; /* of a team, as in kernels/nn/reduce.cl */
+enum { COLUMNS = 1024, GPU_COLUMNS = 512 }; /* of a row_group, as in kernels/nn/reduce.cl */
 
 moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
                                const moert_buffer *partial) {
@@ -18,7 +18,7 @@ moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
     MOERT_TRY(moert_to_int(span.total, "sequences of a reduction", &total));
     moert_device *device = moert_buffer_device(partial);
     const size_t sizes = n | at->stride | at->offset;
-    const moert_grid grid = {moert_ceil_div(n, moert_share(device, COLUMNS, GPU_COLUMNS)), 1, 1};
+    const moert_grid grid = {moert_ceil_div(n, moert_by_form(device, COLUMNS, GPU_COLUMNS)), 1, 1};
     moert_profile_work(device, "nn/reduce", 0.0,
                        sizeof(float) * (double)((span.count + moert_tree_nodes(span, nodes)) * n));
     return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/reduce", sizes), "tree_reduce", grid,
@@ -46,8 +46,8 @@ typedef struct stretch {
 
 struct moert_squares {
     moert_device *device;
-    size_t count, chunks, stretches, number_bytes; /* sums are double, or float without fp64 */
-    stretch *stretch;                              /* [stretches] */
+    size_t count, chunks, stretches, dtype_bytes; /* sums are double, or float without fp64 */
+    stretch *stretch;                             /* [stretches] */
     moert_buffer *table; /* [count + 1] rows, the last one past all chunks */
     moert_buffer *chunk_sums, *sums;
     void *numbers; /* either of them on the host */
@@ -71,7 +71,7 @@ static void lay_out(moert_squares *squares, const moert_square_span *span, span_
 }
 
 static moert_status create_buffers(moert_squares *squares, const span_row *table) {
-    const size_t bytes = squares->number_bytes, rows = squares->count + 1;
+    const size_t bytes = squares->dtype_bytes, rows = squares->count + 1;
     MOERT_TRY(moert_buffer_create(squares->device, rows * sizeof *table, &squares->table));
     MOERT_TRY(moert_buffer_create(squares->device, squares->chunks * bytes, &squares->chunk_sums));
     MOERT_TRY(moert_buffer_create(squares->device, squares->count * bytes, &squares->sums));
@@ -89,12 +89,12 @@ moert_status moert_squares_create(moert_device *device, const moert_square_span 
     MOERT_TRY(MOERT_NEW(&made));
     made->device = device;
     made->count = count;
-    made->number_bytes = wide ? sizeof(double) : sizeof(float);
+    made->dtype_bytes = wide ? sizeof(double) : sizeof(float);
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->stretch, count));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&table, count + 1));
     lay_out(made, span, table);
     MOERT_TRY_OR(fail,
-                 moert_alloc(&made->numbers, moert_max(count, made->chunks), made->number_bytes));
+                 moert_alloc(&made->numbers, moert_max(count, made->chunks), made->dtype_bytes));
     MOERT_TRY_OR(fail, create_buffers(made, table));
     free(table);
     *squares = made;
@@ -148,9 +148,9 @@ moert_status moert_squares_sum_chunks(moert_squares *squares, size_t first, size
 /* out[count] = numbers of the device. */
 static moert_status read_numbers(moert_squares *squares, const moert_buffer *numbers, size_t count,
                                  double *out) {
-    MOERT_TRY(moert_buffer_read(numbers, 0, squares->numbers, count * squares->number_bytes));
+    MOERT_TRY(moert_buffer_read(numbers, 0, squares->numbers, count * squares->dtype_bytes));
     for (size_t i = 0; i < count; i++)
-        out[i] = squares->number_bytes == sizeof(double)
+        out[i] = squares->dtype_bytes == sizeof(double)
                      ? ((const double *)squares->numbers)[i]
                      : (double)((const float *)squares->numbers)[i];
     return MOERT_OK;
@@ -162,12 +162,12 @@ moert_status moert_squares_get_chunks(moert_squares *squares, double *sum) {
 
 moert_status moert_squares_set_chunks(moert_squares *squares, const double *sum) {
     for (size_t i = 0; i < squares->chunks; i++)
-        if (squares->number_bytes == sizeof(double))
+        if (squares->dtype_bytes == sizeof(double))
             ((double *)squares->numbers)[i] = sum[i];
         else
             ((float *)squares->numbers)[i] = (float)sum[i];
     return moert_buffer_write(squares->chunk_sums, 0, squares->numbers,
-                              squares->chunks * squares->number_bytes);
+                              squares->chunks * squares->dtype_bytes);
 }
 
 moert_status moert_squares_join(moert_squares *squares, double *sum) {

@@ -75,7 +75,7 @@ moert_status moert_rope(const moert_rotation *rotation, size_t tokens, size_t he
                         bool inverse, moert_buffer *x) {
     const size_t heads = rotation->heads, length = rotation->length;
     moert_device *device = moert_buffer_device(x);
-    const size_t block = moert_share(device, BLOCK_TOKENS, GPU_BLOCK_TOKENS);
+    const size_t block = moert_by_form(device, BLOCK_TOKENS, GPU_BLOCK_TOKENS);
     MOERT_TRY(moert_rope_check(rotation, tokens, head_size));
     moert_profile_work(device, "nn/rope", 0.0,
                        2 * sizeof(float) * (double)(tokens * heads * head_size));

@@ -1,11 +1,11 @@
 /*
- * Quantised operands of ops, around the GEMM: factors are dequantised without their global scales,
+ * Quantized operands of ops, around the GEMM: operands are dequantized without their global scales,
  * which are folded into alpha, or become one (the sums are then not the result); results are
- * quantised from what the GEMM gives. Factors that the backend takes in codes get linear scales
+ * quantized from what the GEMM gives. Factors that the backend takes in codes get linear scales
  * only, and values where it decodes them to.
  *
- *   tiled scales -> linear -> [ transposed ] -> dequantise -> [ transposed, a weight ] -> GEMM
- *   GEMM -> quantise -> linear scales -> [ transposed ] -> tiled
+ *   tiled scales -> linear -> [ transposed ] -> dequantize -> [ transposed, a weight ] -> GEMM
+ *   GEMM -> quantize -> linear scales -> [ transposed ] -> tiled
  *
  * All of it only launches kernels, so that it can be recorded.
  */
@@ -37,14 +37,14 @@ static bool is_discrete(const moert_op *op, const moert_op_quantized *q) {
 
 /* Whether the GEMM takes codes alone: of the others it decodes numbers to their buffer. */
 static bool is_taken_whole(const moert_op *op, const moert_conversion *c) {
-    return c->taken && (op->backend->decoded == MOERT_NUMBER_F32 ||
-                        c->as->how.format == MOERT_FORMAT_FP8_BLOCK);
+    return c->taken &&
+           (op->backend->decoded == MOERT_DTYPE_F32 || c->as->how.format == MOERT_FORMAT_FP8_BLOCK);
 }
 
 void moert_op_free_conversions(moert_op *op) {
     for (size_t i = 0; i < op->quantized_count; i++) {
         moert_conversion *c = &op->conversions[i];
-        MOERT_DESTROY(c->stored, c->ends, c->block_ends, c->scale, c->turned);
+        MOERT_DESTROY(c->stored, c->ends, c->block_ends, c->scale, c->transposed);
         moert_buffers_destroy(c->scales, c->scales != NULL ? op->options.groups : 0);
         MOERT_FREE(c->scales, c->all_codes);
     }
@@ -52,13 +52,13 @@ void moert_op_free_conversions(moert_op *op) {
     moert_buffers_destroy(op->discrete_values,
                           op->discrete_values != NULL ? op->options.groups : 0);
     free(op->discrete_values);
-    moert_buffer_destroy(op->factors);
+    moert_buffer_destroy(op->operands);
 }
 
 static moert_status make_values(moert_op *op, moert_conversion *c) {
     const moert_op_quantized *q = c->as;
-    const size_t elements = q->rows * q->columns, bytes = moert_number_bits(c->type) / 8;
-    if (q->payload == MOERT_OP_BUFFER_column) /* quantised from the result */
+    const size_t elements = q->rows * q->columns, bytes = moert_dtype_bits(c->type) / 8;
+    if (q->payload == MOERT_OP_BUFFER_column) /* quantized from the result */
         return MOERT_OK;
     if (is_taken_whole(op, c))
         return is_discrete(op, q) ? MOERT_NEW_ARRAY(&c->all_codes, op->options.groups) : MOERT_OK;
@@ -79,7 +79,7 @@ static moert_status make_conversion(moert_op *op, moert_conversion *c) {
     if (whole && q->scales == MOERT_SCALES_LINEAR)
         return MOERT_OK;
     if (q->flipped && !whole)
-        MOERT_TRY(add_buffer(op, q->rows * q->columns, moert_number_bits(c->type) / 8, &c->stored));
+        MOERT_TRY(add_buffer(op, q->rows * q->columns, moert_dtype_bits(c->type) / 8, &c->stored));
     if (!q->by_ends && q->groups > 0) {
         MOERT_TRY(add_buffer(op, q->groups, sizeof(uint32_t), &c->ends));
         MOERT_TRY(moert_buffer_write_ends(q->groups, q->rows / q->groups, c->ends));
@@ -96,7 +96,7 @@ static moert_status make_conversion(moert_op *op, moert_conversion *c) {
     if (column)
         MOERT_TRY(add_buffer(op, q->groups, sizeof(uint32_t), &c->block_ends));
     if (q->how.transposed)
-        MOERT_TRY(add_buffer(op, scales, 1, &c->turned));
+        MOERT_TRY(add_buffer(op, scales, 1, &c->transposed));
     return MOERT_OK;
 }
 
@@ -108,7 +108,7 @@ moert_status moert_op_make_conversions(moert_op *op) {
         folds = folds || op->quantized[i].global != MOERT_OP_BUFFERS;
         MOERT_TRY(make_conversion(op, &op->conversions[i]));
     }
-    return folds ? add_buffer(op, op->options.groups, sizeof(float), &op->factors) : MOERT_OK;
+    return folds ? add_buffer(op, op->options.groups, sizeof(float), &op->operands) : MOERT_OK;
 }
 
 /* ---- one operand ---- */
@@ -138,7 +138,7 @@ static moert_status move_scales(const moert_quant_backend *by, const moert_op_bu
     return MOERT_OK;
 }
 
-/* What the quantisers take and give. */
+/* What the quantizers take and give. */
 static moert_quantize describe(const moert_op_buffers *b, const moert_conversion *c,
                                moert_buffer *values, moert_buffer *payload, moert_buffer *scale) {
     return (moert_quantize){.how = c->as->how,
@@ -147,9 +147,9 @@ static moert_quantize describe(const moert_op_buffers *b, const moert_conversion
                             .x = c->stored != NULL ? c->stored : values,
                             .x_type = c->type,
                             .q = payload,
-                            .scale = c->turned != NULL  ? c->turned
-                                     : c->scale != NULL ? c->scale
-                                                        : scale,
+                            .scale = c->transposed != NULL ? c->transposed
+                                     : c->scale != NULL    ? c->scale
+                                                           : scale,
                             .blocks = c->as->blocks};
 }
 
@@ -161,14 +161,14 @@ static moert_status load(const moert_quant_backend *by, const moert_op_buffers *
     job.how.group_scales = false;
     if (c->scale != NULL)
         MOERT_TRY(move_scales(by, b, c, c->scale, scale, false));
-    if (c->turned != NULL)
+    if (c->transposed != NULL)
         MOERT_TRY(
-            by->transpose(&(moert_transpose){1, q->blocks, q->width, 1, c->scale, c->turned}));
+            by->transpose(&(moert_transpose){1, q->blocks, q->width, 1, c->scale, c->transposed}));
     MOERT_TRY(moert_decode_suits(&job, !q->by_ends) ? moert_decode(&job) : by->dequantize(&job));
     if (q->flipped)
         MOERT_TRY(
             by->transpose(&(moert_transpose){q->groups, q->rows / q->groups, q->columns,
-                                             moert_number_bits(c->type) / 8, c->stored, values}));
+                                             moert_dtype_bits(c->type) / 8, c->stored, values}));
     return MOERT_OK;
 }
 
@@ -179,9 +179,9 @@ static moert_status store(const moert_quant_backend *by, const moert_op_buffers 
     moert_quantize job = describe(b, c, values, payload, scale);
     job.norm = b->norm;
     MOERT_TRY(by->quantize(&job));
-    if (c->turned != NULL)
+    if (c->transposed != NULL)
         MOERT_TRY(
-            by->transpose(&(moert_transpose){1, q->width, q->blocks, 1, c->turned, c->scale}));
+            by->transpose(&(moert_transpose){1, q->width, q->blocks, 1, c->transposed, c->scale}));
     return c->scale != NULL ? move_scales(by, b, c, c->scale, scale, true) : MOERT_OK;
 }
 
@@ -194,7 +194,7 @@ static moert_status take_codes(const moert_op *op, const moert_op_buffers *b, mo
     for (size_t g = 0; g < (discrete ? op->options.groups : 1); g++) {
         moert_buffer *scale = discrete ? b->weight_scales[g] : *moert_op_buffer_at(b, q->scale);
         moert_buffer *linear = discrete && c->scales != NULL ? c->scales[g] : c->scale;
-        moert_coded *codes = discrete ? &c->all_codes[g] : &c->codes;
+        moert_quantized *codes = discrete ? &c->all_codes[g] : &c->codes;
         if (linear != NULL)
             MOERT_TRY(move_scales(op->quantizers, b, c, linear, scale, false));
         *codes = c->codes;
@@ -220,8 +220,8 @@ static moert_status load_factor(const moert_op *op, const moert_op_buffers *b,
 
 /* alpha times the global scales; in DGLU these alone. */
 static moert_status fold_globals(const moert_op *op, const moert_op_buffers *b) {
-    moert_global_scales fold = {.groups = op->options.groups, .to = op->factors};
-    if (op->factors == NULL)
+    moert_global_scales fold = {.groups = op->options.groups, .to = op->operands};
+    if (op->operands == NULL)
         return MOERT_OK;
     fold.alpha = op->options.kind == MOERT_OP_DGLU ? NULL : b->alpha;
     for (size_t i = 0; i < op->quantized_count; i++) {
@@ -235,7 +235,7 @@ static moert_status fold_globals(const moert_op *op, const moert_op_buffers *b) 
     return op->quantizers->fold_globals(&fold);
 }
 
-moert_status moert_op_load_factors(moert_op *op, const moert_op_buffers *b) {
+moert_status moert_op_load_operands(moert_op *op, const moert_op_buffers *b) {
     for (size_t i = 0; i < op->quantized_count; i++)
         if (!op->quantized[i].result && op->options.rows > 0)
             MOERT_TRY(load_factor(op, b, &op->conversions[i]));

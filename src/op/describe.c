@@ -12,14 +12,14 @@ static moert_status check_size(const moert_op *op, const char *field, size_t val
 }
 
 /* The type of a matrix, or of a bias, which has at least `bits`. */
-static moert_status check_type(const moert_op *op, const char *field, moert_number type,
+static moert_status check_type(const moert_op *op, const char *field, moert_dtype type,
                                size_t bits) {
-    const char *name = moert_number_name(type);
+    const char *name = moert_dtype_name(type);
     const char *const legal =
-        bits > 8 ? "f32, f16 or bf16" : "f32, f16, bf16, e4m3 or e5m2, or quantised";
+        bits > 8 ? "f32, f16 or bf16" : "f32, f16, bf16, e4m3 or e5m2, or quantized";
     if (name == NULL)
         return moert_op_refuse(MOERT_ERROR_USAGE, op, field, legal, "number type %d", (int)type);
-    if (moert_number_bits(type) < bits)
+    if (moert_dtype_bits(type) < bits)
         return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, field, legal, "%s", name);
     return MOERT_OK;
 }
@@ -60,7 +60,7 @@ static moert_status check_weight(moert_op *op) {
     return MOERT_OK;
 }
 
-/* The types of the two factors, if both are plain. */
+/* The types of the two operands, if both are plain. */
 static moert_status check_pair(const moert_op *op) {
     const moert_op_options *o = &op->options;
     const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
@@ -68,7 +68,7 @@ static moert_status check_pair(const moert_op *op) {
     if (first->how.size == 0 && second->how.size == 0 && first->type != second->type)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: %s.type is %s; %s, the type of %s",
                           moert_op_kind_name(o->kind), wgrad ? "y" : "weight",
-                          moert_number_name(second->type), moert_number_name(first->type),
+                          moert_dtype_name(second->type), moert_dtype_name(first->type),
                           op->x.input ? "x" : "y");
     return MOERT_OK;
 }
@@ -158,7 +158,7 @@ static moert_status check_glu(moert_op *op) {
 static void fill_needs(moert_op *op) {
     const moert_op_options *o = &op->options;
     const size_t g = o->groups, m = o->rows, wide = 2 * op->glu_width;
-    const moert_number f32 = MOERT_NUMBER_F32;
+    const moert_dtype f32 = MOERT_DTYPE_F32;
     const bool dglu = o->kind == MOERT_OP_DGLU, has_glu = moert_op_has_glu(op);
     const size_t amaxes = dglu ? 2 : 1, d_width = dglu ? wide : op->glu_width;
     const bool gather = o->permute != MOERT_OP_PERMUTE_NONE;

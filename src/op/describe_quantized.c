@@ -1,4 +1,4 @@
-/* Checks the quantised operands of an op and derives the matrices that their payloads are. */
+/* Checks the quantized operands of an op and derives the matrices that their payloads are. */
 #include <stdint.h>
 #include <stdio.h>
 
@@ -64,8 +64,8 @@ static moert_status check_plain(const moert_op *op, const char *name, const moer
         op, name,
         {!is_blank(&o->how), usage, "how.size", "that of MOERT_QUANTIZER_INIT, as how is filled in",
          NULL, o->how.size},
-        {o->global, usage, "global", "false, except for quantised factors", "true", 0},
-        {o->scales != MOERT_SCALES_LINEAR, usage, "scales", "linear (0), unless quantised", NULL,
+        {o->global, usage, "global", "false, except for quantized factors", "true", 0},
+        {o->scales != MOERT_SCALES_LINEAR, usage, "scales", "linear (0), unless quantized", NULL,
          o->scales});
 }
 
@@ -75,7 +75,7 @@ static moert_status check_memory(const moert_op *op, size_t i, const moert_opera
     snprintf(stride, sizeof stride, "%td", o->stride);
     return MOERT_OP_CHECK_RULES(
         op, parts[i].name,
-        {o->stride != 0, usage, "stride", "0 with a quantised operand", stride, 0},
+        {o->stride != 0, usage, "stride", "0 with a quantized operand", stride, 0},
         {o->discrete && i != WEIGHT, unsupported, "discrete", "false; only weight may be discrete",
          "true", 0});
 }
@@ -106,12 +106,12 @@ static moert_status check_operand(const moert_op *op, size_t i, const moert_oper
     const bool column = how->axis == MOERT_AXIS_COLUMN, nvfp4 = how->format == MOERT_FORMAT_NVFP4;
     const bool bytes = moert_format_element_bits(how->format) == 8;
     const bool tile = how->axis == MOERT_AXIS_TILE, fp8 = how->format == MOERT_FORMAT_FP8_BLOCK;
-    const bool turned = weight ? !tile || fp8 : column;
+    const bool transposed = weight ? !tile || fp8 : column;
     return MOERT_OP_CHECK_RULES(
         op, parts[i].name,
         {weight && result, unsupported, "how.size", "0, the result of gemm_wgrad is plain", NULL,
          how->size},
-        {how->transposed && !turned, usage, "how.transposed",
+        {how->transposed && !transposed, usage, "how.transposed",
          weight ? "false with blocks along tiles, except with fp8-block"
                 : "false, except with blocks along columns",
          "true", 0},
@@ -132,28 +132,28 @@ static moert_status check_operand(const moert_op *op, size_t i, const moert_oper
         {i == COLUMN && !column, usage, "how.axis", "column (1)", NULL, how->axis});
 }
 
-/* What a quantised result is made beside. */
+/* What a quantized result is made beside. */
 static moert_status check_results(const moert_op *op) {
     const moert_op_options *o = &op->options;
     const bool second = o->column.how.size != 0;
     const size_t i = moert_op_has_glu(op) ? D : op->x.output ? X : Y;
     const moert_quantizer *how = &operand_of(op, i)->how;
-    const bool quantised = how->size != 0 && o->kind != MOERT_OP_GEMM_WGRAD;
+    const bool quantized = how->size != 0 && o->kind != MOERT_OP_GEMM_WGRAD;
     const bool floats = how->format == MOERT_FORMAT_FP8_BLOCK ||
                         (second && o->column.how.format == MOERT_FORMAT_FP8_BLOCK);
     return MOERT_OP_CHECK_RULES(
         op, NULL,
-        {second && !quantised, unsupported, "column.how.size", "0 unless the result is quantised",
+        {second && !quantized, unsupported, "column.how.size", "0 unless the result is quantized",
          NULL, o->column.how.size},
-        {o->norm && !quantised, usage, "norm", "false unless the result is quantised", "true", 0},
+        {o->norm && !quantized, usage, "norm", "false unless the result is quantized", "true", 0},
         {o->norm && floats, usage, "norm", "false with a result of fp8-block", "true", 0},
-        {quantised && role_of(op, i).gathered, unsupported, "permute",
-         "none (0), or that of the input, with a quantised result", NULL, o->permute},
-        {quantised && o->kind != MOERT_OP_DGLU && o->beta, unsupported, "beta",
-         "false with a quantised result", "true", 0},
-        {quantised && o->accumulate, unsupported, "accumulate", "false with a quantised result",
+        {quantized && role_of(op, i).gathered, unsupported, "permute",
+         "none (0), or that of the input, with a quantized result", NULL, o->permute},
+        {quantized && o->kind != MOERT_OP_DGLU && o->beta, unsupported, "beta",
+         "false with a quantized result", "true", 0},
+        {quantized && o->accumulate, unsupported, "accumulate", "false with a quantized result",
          "true", 0},
-        {quantised && o->row_weight, unsupported, "row_weight", "false with a quantised result",
+        {quantized && o->row_weight, unsupported, "row_weight", "false with a quantized result",
          "true", 0});
 }
 
@@ -248,14 +248,14 @@ static void fill_needs(moert_op *op, const moert_op_quantized *q) {
     const bool stacked = q->payload != MOERT_OP_BUFFER_weight || !op->options.weight.discrete;
     const size_t across = moert_tiles_across_bytes(q->width, q->how.axis == MOERT_AXIS_COLUMN);
     const size_t globals = q->how.group_scales ? op->options.groups : 1;
-    const moert_op_need linear = {stacked, floats ? MOERT_NUMBER_F32 : MOERT_OP_BYTE, s.scale_lines,
+    const moert_op_need linear = {stacked, floats ? MOERT_DTYPE_F32 : MOERT_OP_BYTE, s.scale_lines,
                                   s.scales, s.scales};
     const moert_op_need tiled = {stacked, MOERT_OP_BYTE, q->tiles, across, across};
     op->needs[q->payload] =
         (moert_op_need){stacked, MOERT_OP_BYTE, s.q_lines, s.q_bytes, s.q_bytes};
     op->needs[q->scale] = q->scales == MOERT_SCALES_LINEAR ? linear : tiled;
     if (q->global != MOERT_OP_BUFFERS)
-        op->needs[q->global] = (moert_op_need){true, MOERT_NUMBER_F32, 1, globals, globals};
+        op->needs[q->global] = (moert_op_need){true, MOERT_DTYPE_F32, 1, globals, globals};
     if (!stacked) {
         op->weights = op->needs[q->payload];
         op->weight_scales = op->needs[q->scale];
@@ -264,7 +264,7 @@ static void fill_needs(moert_op *op, const moert_op_quantized *q) {
 }
 
 moert_status moert_op_place_quantized(moert_op *op) {
-    op->needs[MOERT_OP_BUFFER_norm] = (moert_op_need){op->options.norm, MOERT_NUMBER_F32, 1, 1, 1};
+    op->needs[MOERT_OP_BUFFER_norm] = (moert_op_need){op->options.norm, MOERT_DTYPE_F32, 1, 1, 1};
     op->quantized_count = 0;
     op->weight_scales.needed = false;
     for (size_t i = 0; i < PARTS; i++) {
@@ -273,7 +273,7 @@ moert_status moert_op_place_quantized(moert_op *op) {
         const moert_op_quantized q = place(op, i);
         if (q.rows > INT32_MAX)
             return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, "groups",
-                                   "fewer, as all rows of a quantised weight are below 2^31", "%zu",
+                                   "fewer, as all rows of a quantized weight are below 2^31", "%zu",
                                    op->options.groups);
         op->quantized[op->quantized_count++] = q;
         fill_needs(op, &q);

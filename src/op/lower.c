@@ -5,13 +5,13 @@
 
 /* An operand as the GEMM has it. */
 typedef struct lowered {
-    moert_number type;
+    moert_dtype type;
     size_t stride;
     bool wide; /* a factor in float32 beside another of a smaller type */
-    const moert_coded *codes;
+    const moert_quantized *codes;
 } lowered;
 
-static bool is_quantised(const moert_operand *operand) {
+static bool is_quantized(const moert_operand *operand) {
     return operand->how.size != 0;
 }
 
@@ -31,53 +31,53 @@ static const moert_operand *second_of(const moert_op *op) {
     return op->options.kind == MOERT_OP_GEMM_WGRAD ? &op->options.y : &op->options.weight;
 }
 
-/* The type of the factors: that of a plain one, if there is any. */
-static moert_number factor_type(const moert_op *op) {
-    return !is_quantised(first_of(op))    ? first_of(op)->type
-           : !is_quantised(second_of(op)) ? second_of(op)->type
+/* The type of the operands: that of a plain one, if there is any. */
+static moert_dtype operand_type(const moert_op *op) {
+    return !is_quantized(first_of(op))    ? first_of(op)->type
+           : !is_quantized(second_of(op)) ? second_of(op)->type
                                           : op->backend->decoded;
 }
 
-/* Tensor cores take bf16 factors, which hold the values of every format that comes here but
+/* Tensor cores take bf16 operands, which hold the values of every format that comes here but
  * FP8_BLOCK: elements of 4 significant bits at most times scales of as many. */
-static moert_number value_type(const moert_op *op, const moert_operand *factor) {
-    const moert_number decoded = op->backend->decoded;
-    return factor->how.format != MOERT_FORMAT_FP8_BLOCK && decoded == factor_type(op)
+static moert_dtype value_type(const moert_op *op, const moert_operand *factor) {
+    const moert_dtype decoded = op->backend->decoded;
+    return factor->how.format != MOERT_FORMAT_FP8_BLOCK && decoded == operand_type(op)
                ? decoded
-               : MOERT_NUMBER_F32;
+               : MOERT_DTYPE_F32;
 }
 
-moert_number moert_op_value_type(const moert_op *op, const moert_op_quantized *q) {
-    return q->result                              ? MOERT_NUMBER_F32
+moert_dtype moert_op_value_type(const moert_op *op, const moert_op_quantized *q) {
+    return q->result                              ? MOERT_DTYPE_F32
            : q->payload == MOERT_OP_BUFFER_weight ? value_type(op, &op->options.weight)
            : q->payload == MOERT_OP_BUFFER_x      ? value_type(op, &op->options.x)
                                                   : value_type(op, &op->options.y);
 }
 
-static lowered lower_factor(const moert_op *op, const moert_operand *factor,
-                            moert_op_buffer payload, size_t width) {
-    if (!is_quantised(factor))
+static lowered lower_operand(const moert_op *op, const moert_operand *factor,
+                             moert_op_buffer payload, size_t width) {
+    if (!is_quantized(factor))
         return (lowered){.type = factor->type, .stride = (size_t)factor->stride};
     const moert_conversion *c = conversion_of(op, payload);
-    const moert_number type = value_type(op, factor);
-    const moert_coded *codes = c->all_codes != NULL ? c->all_codes : &c->codes;
-    return (lowered){type, width, type != factor_type(op), c->taken ? codes : NULL};
+    const moert_dtype type = value_type(op, factor);
+    const moert_quantized *codes = c->all_codes != NULL ? c->all_codes : &c->codes;
+    return (lowered){type, width, type != operand_type(op), c->taken ? codes : NULL};
 }
 
 static lowered lower_result(const moert_operand *result, size_t width) {
-    if (is_quantised(result))
-        return (lowered){.type = MOERT_NUMBER_F32, .stride = width};
+    if (is_quantized(result))
+        return (lowered){.type = MOERT_DTYPE_F32, .stride = width};
     return (lowered){.type = result->type, .stride = (size_t)result->stride};
 }
 
 static lowered lower_rows(const moert_op *op, const moert_op_rows *rows, const moert_operand *o,
                           moert_op_buffer payload) {
-    return rows->input    ? lower_factor(op, o, payload, rows->width)
+    return rows->input    ? lower_operand(op, o, payload, rows->width)
            : rows->output ? lower_result(o, rows->width)
                           : (lowered){.stride = 0};
 }
 
-/* What the GEMM has in place of a buffer that is needed: the values of a quantised operand, or the
+/* What the GEMM has in place of a buffer that is needed: the values of a quantized operand, or the
  * caller's; NULL where codes stand for it. */
 static moert_buffer *taken_buffer(const moert_op *op, const moert_op_buffers *b,
                                   moert_op_buffer which) {
@@ -124,7 +124,7 @@ static moert_glu lower_glu(const moert_op *op, const moert_op_buffers *b) {
 static moert_epilogue lower_epilogue(const moert_op *op, const moert_op_buffers *b) {
     const moert_op_options *o = &op->options;
     const bool dglu = o->kind == MOERT_OP_DGLU, scales = !dglu || o->glu.offset == 0.0f;
-    const moert_buffer *alpha = op->factors != NULL && !dglu ? op->factors : b->alpha;
+    const moert_buffer *alpha = op->operands != NULL && !dglu ? op->operands : b->alpha;
     return (moert_epilogue){.alpha = scales ? alpha : NULL,
                             .beta = scales ? b->beta : NULL,
                             .add = o->accumulate,
@@ -132,7 +132,7 @@ static moert_epilogue lower_epilogue(const moert_op *op, const moert_op_buffers 
                             .bias_scale = b->bias_scale,
                             .row_weight = b->row_weight,
                             .prob = moert_op_has_glu(op) ? NULL : b->prob,
-                            .acc_scale = dglu ? op->factors : NULL,
+                            .acc_scale = dglu ? op->operands : NULL,
                             .amax = b->amax};
 }
 
@@ -149,13 +149,13 @@ moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers) {
     const lowered y = lower_rows(op, &op->y, &o->y, MOERT_OP_BUFFER_y);
     lowered weight = {.type = o->weight.type};
     if (!wgrad)
-        weight = lower_factor(op, &o->weight, MOERT_OP_BUFFER_weight, o->k);
+        weight = lower_operand(op, &o->weight, MOERT_OP_BUFFER_weight, o->k);
     return (moert_gemm){
         .kind = kinds[o->kind],
         .groups = {b->ends, o->groups, o->rows},
         .n = o->n,
         .k = o->k,
-        .type = factor_type(op),
+        .type = operand_type(op),
         .result = glu            ? o->c.type
                   : op->x.output ? x.type
                   : wgrad        ? weight.type
@@ -176,9 +176,9 @@ moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers) {
         .x_gather = op->x.gathered ? b->gather : NULL,
         .y_gather = op->y.gathered ? b->gather : NULL,
         .divisor = op->x.divisor,
-        .x_codes = x.codes,
-        .weight_codes = weight.codes,
-        .y_codes = y.codes,
+        .x_quantized = x.codes,
+        .weight_quantized = weight.codes,
+        .y_quantized = y.codes,
         .wide_x = x.wide,
         .wide_weight = weight.wide,
         .wide_y = y.wide,
@@ -188,11 +188,11 @@ moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers) {
 }
 
 static bool is_fp8(const moert_operand *operand) {
-    return is_quantised(operand) ? operand->how.format == MOERT_FORMAT_FP8_BLOCK
-                                 : moert_number_bits(operand->type) == 8;
+    return is_quantized(operand) ? operand->how.format == MOERT_FORMAT_FP8_BLOCK
+                                 : moert_dtype_bits(operand->type) == 8;
 }
 
-bool moert_op_has_fp8_factors(const moert_op *op) {
+bool moert_op_has_fp8_operands(const moert_op *op) {
     return op->options.kind <= MOERT_OP_GEMM_WGRAD && is_fp8(first_of(op)) && is_fp8(second_of(op));
 }
 

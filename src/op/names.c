@@ -68,7 +68,7 @@ size_t moert_op_need_bytes(const moert_op_need *need) {
         return 0;
     if (__builtin_mul_overflow(need->lines - 1, need->stride, &bytes) ||
         __builtin_add_overflow(bytes, need->width, &bytes) ||
-        __builtin_mul_overflow(bytes, moert_number_bits(need->type) / 8, &bytes))
+        __builtin_mul_overflow(bytes, moert_dtype_bits(need->type) / 8, &bytes))
         return SIZE_MAX;
     return bytes;
 }
@@ -90,7 +90,7 @@ static moert_status check_one(const moert_op *op, const char *name, const moert_
     const char *const kind = moert_op_kind_name(op->options.kind);
     if (buffer == NULL)
         return MOERT_FAIL(ERROR_USAGE, "%s: buffer %s is NULL; %zu x %zu elements of %zu bits",
-                          kind, name, need->lines, need->width, moert_number_bits(need->type));
+                          kind, name, need->lines, need->width, moert_dtype_bits(need->type));
     if (moert_buffer_device(buffer) != op->device)
         return MOERT_FAIL(ERROR_USAGE, "%s: buffer %s is of another device; %s", kind, name,
                           moert_device_name(op->device));
@@ -99,7 +99,7 @@ static moert_status check_one(const moert_op *op, const char *name, const moert_
             ERROR_USAGE,
             "%s: buffer %s has %zu bytes; %zu lines of %zu elements of %zu bits at stride %zu",
             kind, name, moert_buffer_bytes(buffer), need->lines, need->width,
-            moert_number_bits(need->type), need->stride);
+            moert_dtype_bits(need->type), need->stride);
     return MOERT_OK;
 }
 

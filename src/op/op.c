@@ -26,8 +26,9 @@ static void take_automatic(moert_op *op) {
         i++;
     for (;; i--) {
         const moert_backend *backend = moert_backend_at(i);
-        taken = backend->coarse_fp8 && moert_op_has_fp8_factors(op) ? "FP8 factors when it is named"
-                                                                    : refusal(op, backend);
+        taken = backend->coarse_fp8 && moert_op_has_fp8_operands(op)
+                    ? "FP8 factors when it is named"
+                    : refusal(op, backend);
         if (taken == NULL)
             return;
         MOERT_DEBUG("%s: the %s backend takes %s", moert_op_kind_name(op->options.kind),
@@ -100,7 +101,7 @@ moert_status moert_op_execute(moert_op *op, const moert_op_buffers *buffers) {
     if (op->options.groups == 0 ||
         (op->options.rows == 0 && op->options.kind != MOERT_OP_GEMM_WGRAD))
         return MOERT_OK;
-    MOERT_TRY(moert_op_load_factors(op, buffers));
+    MOERT_TRY(moert_op_load_operands(op, buffers));
     const moert_gemm gemm = moert_op_lower(op, buffers);
     MOERT_TRY(op->backend->run(&gemm));
     return moert_op_store_results(op, buffers);

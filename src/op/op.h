@@ -1,7 +1,7 @@
 /* What the files of op objects share (moert/ops.h): the checked description and the backends. */
 #pragma once
 
-#include "base/number.h"
+#include "base/dtype.h"
 #include "device/device.h"
 #include "gemm/backend.h"
 #include "moert/ops.h"
@@ -15,10 +15,10 @@ typedef enum moert_op_buffer {
 } moert_op_buffer;
 
 /* A buffer that execute takes: lines[lines] of `width` elements, `stride` apart. */
-#define MOERT_OP_BYTE MOERT_NUMBER_E4M3
+#define MOERT_OP_BYTE MOERT_DTYPE_E4M3
 typedef struct moert_op_need {
     bool needed;
-    moert_number type; /* F32 stands for uint32 as well, MOERT_OP_BYTE for any byte */
+    moert_dtype type; /* F32 stands for uint32 as well, MOERT_OP_BYTE for any byte */
     size_t lines, width, stride;
 } moert_op_need;
 
@@ -30,7 +30,7 @@ typedef struct moert_op_rows {
     size_t width;
 } moert_op_rows;
 
-/* A quantised operand as the matrix whose rows form groups that its payload is. */
+/* A quantized operand as the matrix whose rows form groups that its payload is. */
 typedef struct moert_op_quantized {
     moert_op_buffer payload, scale, global; /* MOERT_OP_BUFFERS: has none */
     bool result;
@@ -43,21 +43,21 @@ typedef struct moert_op_quantized {
     size_t width, tiles; /* of a line of linear scales not transposed; lines of tiles */
 } moert_op_quantized;
 
-enum { MOERT_OP_MOST_QUANTIZED = 4 }; /* two factors, two versions of the result */
+enum { MOERT_OP_MOST_QUANTIZED = 4 }; /* two operands, two versions of the result */
 
-/* How a quantised operand is converted, in workspace; NULL what it does not need. */
+/* How a quantized operand is converted, in workspace; NULL what it does not need. */
 typedef struct moert_conversion {
     const moert_op_quantized *as;
-    bool taken;               /* a factor that the backend takes in codes: ... */
-    moert_coded codes;        /* ... these, or ... */
-    moert_coded *all_codes;   /* ... those of discrete weights, [G] */
-    moert_number type;        /* of the values, if not */
-    moert_buffer *stored;     /* flipped: values as the payload lies */
-    moert_buffer *ends;       /* of equal groups */
-    moert_buffer *block_ends; /* tiled, COLUMN */
-    moert_buffer *scale;      /* tiled: linear ... */
-    moert_buffer **scales;    /* ... of discrete weights that are taken: [G] */
-    moert_buffer *turned;     /* tiled, transposed: the transpose of `scale` */
+    bool taken;                 /* a factor that the backend takes in codes: ... */
+    moert_quantized codes;      /* ... these, or ... */
+    moert_quantized *all_codes; /* ... those of discrete weights, [G] */
+    moert_dtype type;           /* of the values, if not */
+    moert_buffer *stored;       /* flipped: values as the payload lies */
+    moert_buffer *ends;         /* of equal groups */
+    moert_buffer *block_ends;   /* tiled, COLUMN */
+    moert_buffer *scale;        /* tiled: linear ... */
+    moert_buffer **scales;      /* ... of discrete weights that are taken: [G] */
+    moert_buffer *transposed;   /* tiled, transposed: the transpose of `scale` */
 } moert_conversion;
 
 struct moert_op {
@@ -77,38 +77,38 @@ struct moert_op {
     moert_conversion conversions[MOERT_OP_MOST_QUANTIZED]; /* [quantized_count] */
     moert_buffer *values[MOERT_OP_BUFFERS]; /* what the GEMM takes and gives in their place */
     moert_buffer **discrete_values;         /* of discrete weights: [G] */
-    moert_buffer *factors;                  /* float32 [G]: alpha with the global scales */
+    moert_buffer *operands;                 /* float32 [G]: alpha with the global scales */
     moert_workspace work;                   /* bytes: of the conversions, too */
 };
 
-/* Checks a description and fills in options, x, y, glu_width, run, needs and what is quantised of
+/* Checks a description and fills in options, x, y, glu_width, run, needs and what is quantized of
  * `op`. */
 moert_status moert_op_describe(const moert_op_options *options, moert_op *op);
 
-/* Its part for quantised operands: checks them; fills in `quantized` and needs. */
+/* Its part for quantized operands: checks them; fills in `quantized` and needs. */
 moert_status moert_op_check_quantized(const moert_op *op);
 moert_status moert_op_place_quantized(moert_op *op);
 
 /*
- * Chooses for each quantised factor whether op->backend takes it in codes; what the backend takes
+ * Chooses for each quantized factor whether op->backend takes it in codes; what the backend takes
  * instead of something in the description, or NULL.
  */
 const char *moert_op_plan(moert_op *op);
-/* Whether all factors of a gemm_* are plain E4M3 or E5M2, or FP8_BLOCK. */
-bool moert_op_has_fp8_factors(const moert_op *op);
+/* Whether all operands of a gemm_* are plain E4M3 or E5M2, or FP8_BLOCK. */
+bool moert_op_has_fp8_operands(const moert_op *op);
 /* The GEMM of an op, of what its conversions make of `buffers`; NULL: for supports and reserve,
  * which look at no buffers. */
 moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers);
 
 /* The type of the values that an operand becomes, or is made of. */
-moert_number moert_op_value_type(const moert_op *op, const moert_op_quantized *q);
+moert_dtype moert_op_value_type(const moert_op *op, const moert_op_quantized *q);
 
 /* Makes the conversions' workspace; frees it. */
 moert_status moert_op_make_conversions(moert_op *op);
 void moert_op_free_conversions(moert_op *op);
-/* The factors as the GEMM takes them, and alpha with their global scales. */
-moert_status moert_op_load_factors(moert_op *op, const moert_op_buffers *buffers);
-/* Payload and scales of quantised results. */
+/* The operands as the GEMM takes them, and alpha with their global scales. */
+moert_status moert_op_load_operands(moert_op *op, const moert_op_buffers *buffers);
+/* Payload and scales of quantized results. */
 moert_status moert_op_store_results(moert_op *op, const moert_op_buffers *buffers);
 
 /* A refusal: the field, its value by `format`, what is legal. */

@@ -1,4 +1,4 @@
-/* The table of the backends of the quantisers. */
+/* The table of the backends of the quantizers. */
 #include "quant/backend.h"
 
 #include "base/config.h"

@@ -1,5 +1,5 @@
 /*
- * The backends of the quantisers, casts and layouts: reference (loops on the host) and portable
+ * The backends of the quantizers, casts and layouts: reference (loops on the host) and portable
  * (OpenCL), which is also what the nvidia backend takes. Each implements every entry of
  * MOERT_QUANT_TABLE as moert_<backend>_<entry>. The arguments have been checked by
  * src/quant/quantize.c or scales.c before it is called.

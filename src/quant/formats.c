@@ -1,6 +1,6 @@
-/* Facts about the block-scaled formats, and the shapes of quantised matrices. */
+/* Facts about the block-scaled formats, and the shapes of quantized matrices. */
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "quant/quantize.h"
 #include "quant/scales.h"
 
@@ -8,11 +8,11 @@ enum { SCALE_E8M0 = 1, SCALE_E4M3 = 1, SCALE_F32 = 4 }; /* bytes */
 
 static const struct {
     const char *name;
-    moert_number element;
+    moert_dtype element;
     size_t block, scale_bytes;
 } formats[] = {
 #define FORMAT_ROW(name, text, element, block, scale)                                              \
-    [MOERT_FORMAT_##name] = {text, MOERT_NUMBER_##element, block, SCALE_##scale},
+    [MOERT_FORMAT_##name] = {text, MOERT_DTYPE_##element, block, SCALE_##scale},
     MOERT_FORMAT_TABLE(FORMAT_ROW)
 #undef FORMAT_ROW
 };
@@ -21,7 +21,7 @@ const char *moert_format_name(moert_format format) {
     return (size_t)format < MOERT_COUNT(formats) ? formats[format].name : NULL;
 }
 
-moert_number moert_format_element(moert_format format) {
+moert_dtype moert_format_element(moert_format format) {
     return formats[format].element;
 }
 
@@ -30,7 +30,7 @@ size_t moert_format_block(moert_format format) {
 }
 
 size_t moert_format_element_bits(moert_format format) {
-    return moert_number_bits(formats[format].element);
+    return moert_dtype_bits(formats[format].element);
 }
 
 size_t moert_format_scale_bytes(moert_format format) {

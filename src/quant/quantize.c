@@ -1,21 +1,21 @@
-/* Checks the arguments of the quantisers and casts and hands them to the backend in use. */
+/* Checks the arguments of the quantizers and casts and hands them to the backend in use. */
 #include "quant/quantize.h"
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "device/profile/profile.h"
 #include "quant/backend.h"
 
 static moert_status check_choice(const char *name, unsigned value, unsigned largest) {
     if (value > largest)
-        return MOERT_FAIL(ERROR_USAGE, "%s of a quantiser is %u, above %u", name, value, largest);
+        return MOERT_FAIL(ERROR_USAGE, "%s of a quantizer is %u, above %u", name, value, largest);
     return MOERT_OK;
 }
 
 static moert_status check_how(const moert_quantizer *how) {
     const bool column = how->axis == MOERT_AXIS_COLUMN;
     if (how->size != sizeof *how)
-        return MOERT_FAIL(ERROR_USAGE, "a quantiser's size is %zu, not %zu", how->size,
+        return MOERT_FAIL(ERROR_USAGE, "a quantizer's size is %zu, not %zu", how->size,
                           sizeof *how);
     MOERT_TRY(check_choice("format", how->format, MOERT_FORMAT_FP8_BLOCK));
     MOERT_TRY(check_choice("axis", how->axis, MOERT_AXIS_TILE));
@@ -48,30 +48,30 @@ static moert_status check_shape(const moert_quantize *op, moert_quantize *full) 
         full->groups.count = 1;
     if (op->row_bytes > 0)
         full->scale = NULL;
-    MOERT_TRY(moert_to_int(groups->rows, "rows of a quantised matrix", &narrow));
-    MOERT_TRY(moert_to_int(op->columns, "columns of a quantised matrix", &narrow));
-    MOERT_TRY(moert_to_int(full->groups.count, "groups of a quantised matrix", &narrow));
+    MOERT_TRY(moert_to_int(groups->rows, "rows of a quantized matrix", &narrow));
+    MOERT_TRY(moert_to_int(op->columns, "columns of a quantized matrix", &narrow));
+    MOERT_TRY(moert_to_int(full->groups.count, "groups of a quantized matrix", &narrow));
     if (groups->ends != NULL)
         MOERT_TRY(moert_check_buffer("ends", groups->ends, 1, groups->count, groups->count, 4));
     if (op->blocks == 0)
         full->blocks = moert_row_blocks_most(groups->rows, full->groups.count,
                                              moert_format_block(op->how.format));
-    MOERT_TRY(moert_to_int(full->blocks, "row blocks of a quantised matrix", &narrow));
+    MOERT_TRY(moert_to_int(full->blocks, "row blocks of a quantized matrix", &narrow));
     if (op->x_runs > 0 && op->columns % op->x_runs != 0)
         return MOERT_FAIL(ERROR_USAGE, "%zu columns are no multiple of the runs of %zu",
                           op->columns, op->x_runs);
-    if (op->x_type != MOERT_NUMBER_F32 && op->x_type != MOERT_NUMBER_BF16)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "x of a quantiser is f32 or bf16, not type %u",
+    if (op->x_type != MOERT_DTYPE_F32 && op->x_type != MOERT_DTYPE_BF16)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "x of a quantizer is f32 or bf16, not type %u",
                           (unsigned)op->x_type);
     const size_t width = (op->x_runs > 0 ? 2 : 1) * op->columns;
     return moert_check_buffer("x", op->x, groups->rows, width, width,
-                              moert_number_bits(op->x_type) / 8);
+                              moert_dtype_bits(op->x_type) / 8);
 }
 
 static moert_status check_floats(const moert_quantize *op) {
-    if (op->x_type != MOERT_NUMBER_F32)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "x is quantised from f32 only, not from %s",
-                          moert_number_name(op->x_type));
+    if (op->x_type != MOERT_DTYPE_F32)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "x is quantized from f32 only, not from %s",
+                          moert_dtype_name(op->x_type));
     return MOERT_OK;
 }
 
@@ -122,7 +122,7 @@ static void tell_work(const moert_quantize *op, double bytes) {
 static void tell_quantized(const moert_quantize *op) {
     const moert_quantized_shape shape =
         moert_quantized_shape_of(&op->how, op->groups.rows, op->columns, op->blocks);
-    tell_work(op, (double)(op->groups.rows * op->columns * moert_number_bits(op->x_type)) / 8.0 +
+    tell_work(op, (double)(op->groups.rows * op->columns * moert_dtype_bits(op->x_type)) / 8.0 +
                       (double)(shape.q_lines * shape.q_bytes) +
                       (double)(shape.scale_lines * shape.scales *
                                moert_format_scale_bytes(op->how.format)));
@@ -166,7 +166,7 @@ moert_status moert_dequantize_run(const moert_quantize *op) {
     full.norm = NULL;
     MOERT_TRY(check_quantized(&full));
     if (op->x_runs > 0)
-        return MOERT_FAIL(ERROR_USAGE, "x_runs is %zu; a matrix is dequantised as a whole",
+        return MOERT_FAIL(ERROR_USAGE, "x_runs is %zu; a matrix is dequantized as a whole",
                           op->x_runs);
     if (full.groups.count == 0 || op->groups.rows == 0 || op->columns == 0)
         return MOERT_OK;
@@ -176,24 +176,24 @@ moert_status moert_dequantize_run(const moert_quantize *op) {
 
 moert_status moert_cast_run(const moert_cast *cast) {
     MOERT_TRY(moert_check_size("MOERT_CAST_INIT", cast->size, sizeof *cast));
-    const char *from = moert_number_name(cast->from), *to = moert_number_name(cast->to);
+    const char *from = moert_dtype_name(cast->from), *to = moert_dtype_name(cast->to);
     if (from == NULL || to == NULL)
         return MOERT_FAIL(ERROR_USAGE, "a cast from type %u to type %u; the last type is %d",
-                          (unsigned)cast->from, (unsigned)cast->to, MOERT_NUMBER_E2M1);
-    if ((cast->from == MOERT_NUMBER_F32) == (cast->to == MOERT_NUMBER_F32) ||
-        cast->from == MOERT_NUMBER_E2M1 || cast->to == MOERT_NUMBER_E2M1)
+                          (unsigned)cast->from, (unsigned)cast->to, MOERT_DTYPE_E2M1);
+    if ((cast->from == MOERT_DTYPE_F32) == (cast->to == MOERT_DTYPE_F32) ||
+        cast->from == MOERT_DTYPE_E2M1 || cast->to == MOERT_DTYPE_E2M1)
         return MOERT_FAIL(ERROR_USAGE,
                           "a cast from %s to %s; one of both must be f32, the other f16, bf16, "
                           "e4m3 or e5m2",
                           from, to);
     MOERT_TRY(moert_check_buffer("source", cast->source, 1, cast->n, cast->n,
-                                 moert_number_bits(cast->from) / 8));
+                                 moert_dtype_bits(cast->from) / 8));
     MOERT_TRY(moert_check_buffer("target", cast->target, 1, cast->n, cast->n,
-                                 moert_number_bits(cast->to) / 8));
+                                 moert_dtype_bits(cast->to) / 8));
     if (cast->n == 0)
         return MOERT_OK;
     moert_profile_work(
         moert_buffer_device(cast->target), "quant/cast", 0.0,
-        (double)(cast->n * (moert_number_bits(cast->from) + moert_number_bits(cast->to))) / 8.0);
+        (double)(cast->n * (moert_dtype_bits(cast->from) + moert_dtype_bits(cast->to))) / 8.0);
     return moert_quant_backend_get()->cast(cast);
 }

@@ -1,9 +1,9 @@
-/* What the library keeps to itself of the quantisers of moert/quantize.h. */
+/* What the library keeps to itself of the quantizers of moert/quantize.h. */
 #pragma once
 
 #include "moert/quantize.h"
 
-/* The quantiser with AUTO rounding decided; beside a norm, without what norm takes the place of. */
+/* The quantizer with AUTO rounding decided; beside a norm, without what norm takes the place of. */
 moert_quantizer moert_quantizer_settled(const moert_quantizer *how, bool norm);
 
 /* The shape of an operation; with row_bytes, q_bytes and scales are the distances of rows. */

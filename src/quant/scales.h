@@ -1,5 +1,5 @@
 /*
- * What ops with quantised operands (op/convert.c) need besides moert/quantize.h: entries of
+ * What ops with quantized operands (op/convert.c) need besides moert/quantize.h: entries of
  * the backends only, which enqueue and return.
  *
  *   block_ends    to[g] = min(sum over i <= g of ceil(rows of group i / block), most)

@@ -13,7 +13,7 @@
 enum { MOST_EXPERTS = 1024 };
 
 /* A build of kernels/router/router.cl for at most so many experts: GPUs, where arrays of that
- * length are in local memory, have several. `block` tokens are a team's. */
+ * length are in local memory, have several. `block` tokens are a row_group's. */
 typedef struct build {
     char program[80];
     size_t block;
@@ -34,7 +34,13 @@ static build choose_build(const moert_device *device, size_t experts, bool align
 
 /* A build of kernels/router/gpu.cl, which holds a token's experts in registers: on NVIDIA's GPUs,
  * whose items have instructions to meet. */
-enum { HELD_EXPERTS = 256, HELD_SLOTS = 32, LEAST_SLOTS = 8, HELD_TEAMS = 1, SPEC_BYTES = 128 };
+enum {
+    HELD_EXPERTS = 256,
+    HELD_SLOTS = 32,
+    LEAST_SLOTS = 8,
+    HELD_ROW_GROUPS = 1,
+    SPEC_BYTES = 128
+};
 
 /* False where there is none for so many experts and slots: its spec, and the work-groups. */
 static bool choose_held(const moert_device *device, const moert_router_options *options,
@@ -47,10 +53,10 @@ static bool choose_held(const moert_device *device, const moert_router_options *
         return false;
     while (slots < options->topk)
         slots *= 2;
-    snprintf(spec, SPEC_BYTES, "router/gpu -DEXPERTS=%zu -DSLOTS=%zu -DSCORE=%d -DTEAMS=%d%s",
-             options->experts, slots, (int)options->score, HELD_TEAMS,
+    snprintf(spec, SPEC_BYTES, "router/gpu -DEXPERTS=%zu -DSLOTS=%zu -DSCORE=%d -DROW_GROUPS=%d%s",
+             options->experts, slots, (int)options->score, HELD_ROW_GROUPS,
              MOERT_PROGRAM(device, "", options->experts));
-    *grid = (moert_grid){moert_ceil_div(tokens, items / slots * HELD_TEAMS), 1, 1};
+    *grid = (moert_grid){moert_ceil_div(tokens, items / slots * HELD_ROW_GROUPS), 1, 1};
     return true;
 }
 
@@ -183,7 +189,7 @@ moert_status moert_router_backward(moert_device *device, const moert_router_opti
     const bool reads_logits = gradient->z_factor != 0.0f && options->score >= MOERT_SCORE_SIGMOID;
     tell_work(device, tokens, (2 + reads_logits) * options->experts + 3 * options->topk + 1);
     char held[SPEC_BYTES];
-    const size_t sizes = moert_share(device, 1, options->experts | options->topk);
+    const size_t sizes = moert_by_form(device, 1, options->experts | options->topk);
     const build with = choose_build(device, options->experts, sizes % 4 == 0);
     const char *program = with.program, *kernel = "router_backward";
     moert_router_args args = args_of(options, tokens);

@@ -70,7 +70,7 @@ static void add_rank(totals *t, const moert_profile *profile, double part) {
         ns[i] = (double)profile->row[i].ns;
     t->host.ns += moert_breakdown_fit(ns, (double)profile->wall_ns) * part;
     t->step.ns += (double)profile->wall_ns * part;
-    t->flight.ns += (double)profile->flight_ns * part;
+    t->flight.ns += (double)profile->message_ns * part;
     for (size_t i = 0; i < MOERT_OPERATIONS; i++) {
         const moert_profile_row *row = &profile->row[i];
         add(&t->row[i],

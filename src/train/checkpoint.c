@@ -28,7 +28,7 @@ static const value_set moment_sets[] = {{"first_moment.", FIRST_MOMENTS},
 /* The buffer that holds a tensor's values of a kind, and where those of this rank's slice begin. */
 static moert_buffer *values_of(const moert_optimizer *optimizer, const moert_model_tensor *tensor,
                                int kind, size_t *at) {
-    *at = tensor->offset + moert_model_slice(tensor).first;
+    *at = tensor->offset + moert_model_shard(tensor).first;
     if (kind == WEIGHTS)
         return tensor->block->weight;
     if (kind == GRADIENTS)
@@ -72,7 +72,7 @@ static moert_status put_slices(const void *context, moert_tensor_writer *writer)
     const size_t count = moert_model_tensor_count(file->model);
     const moert_model_tensor *tensor = moert_model_tensors(file->model);
     for (size_t i = 0; i < count * file->set_count; i++) {
-        const moert_model_range slice = moert_model_slice(&tensor[i % count]);
+        const moert_model_range slice = moert_model_shard(&tensor[i % count]);
         size_t at;
         if (slice.count == 0)
             continue;
@@ -149,7 +149,7 @@ static moert_status save(moert_model *model, const moert_optimizer *optimizer,
     moert_phase_set(MOERT_PHASE_SAVE);
     if (status == MOERT_OK && first) { /* the small files */
         MOERT_TRY_OR(agree, moert_remove_tree(temporary));
-        MOERT_TRY_OR(agree, moert_make_folders(temporary));
+        MOERT_TRY_OR(agree, moert_make_directories(temporary));
         MOERT_TRY_OR(agree, write_text(temporary, "config.json", config_text));
         if (state != NULL)
             status = write_state(temporary, state);
@@ -190,7 +190,7 @@ static moert_status read_moments(moert_optimizer *optimizer, const char *path) {
     MOERT_TRY(moert_tensors_open(path, &files));
     for (size_t s = 0; s < 2; s++)
         for (size_t i = 0; i < count && status == MOERT_OK; i++) {
-            const moert_model_range slice = moert_model_slice(&tensor[i]);
+            const moert_model_range slice = moert_model_shard(&tensor[i]);
             char name[128];
             size_t at = 0;
             moert_buffer *values =

@@ -8,7 +8,7 @@
 
 static moert_status create_moments(const moert_block *block, moert_moments *moments) {
     size_t first;
-    const size_t bytes = moert_block_slice(block, &first) * sizeof(float);
+    const size_t bytes = moert_block_shard(block, &first) * sizeof(float);
     moert_buffer **const both[] = {&moments->first, &moments->second};
     for (size_t i = 0; i < 2; i++) {
         const moert_status status = moert_buffer_create(block->device, bytes, both[i]);
@@ -55,8 +55,8 @@ const moert_moments *moert_optimizer_moments(const moert_optimizer *optimizer,
     size_t index = 0, first;
     while (moert_model_block(optimizer->model, index) != tensor->block)
         index++;
-    moert_block_slice(tensor->block, &first);
-    *at = tensor->offset + moert_model_slice(tensor).first - first;
+    moert_block_shard(tensor->block, &first);
+    *at = tensor->offset + moert_model_shard(tensor).first - first;
     return &optimizer->moments[index];
 }
 
@@ -83,11 +83,11 @@ static moert_status update_tensor(moert_block_tensor *tensor, const moert_moment
         return MOERT_OK;
     adamw.at = from - tensor->offset;
     adamw.state_at = from - first;
-    adamw.rounded = shared ? NULL : moert_packings_copy(&tensor->packings, tensor->elements);
+    adamw.rounded = shared ? NULL : moert_prepacks_copy(&tensor->prepacks, tensor->elements);
     MOERT_TRY(moert_adamw_step(&adamw, to - from, tensor->weight, tensor->gradient, moments->first,
                                moments->second));
     if (adamw.rounded != NULL)
-        moert_packings_rounded(&tensor->packings);
+        moert_prepacks_rounded(&tensor->prepacks);
     return MOERT_OK;
 }
 
@@ -95,7 +95,7 @@ static moert_status update_block(const moert_optimizer *optimizer, size_t index,
                                  const moert_adamw *step) {
     const moert_block *block = moert_model_block(optimizer->model, index);
     size_t first;
-    const size_t end = moert_block_slice(block, &first) + first;
+    const size_t end = moert_block_shard(block, &first) + first;
     for (size_t i = 0; i < block->count; i++) {
         moert_adamw adamw = *step;
         if (!decays(optimizer, block, i))

@@ -36,7 +36,7 @@ void moert_optimizer_destroy(moert_optimizer *optimizer);
 moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, double norm,
                                   uint64_t step);
 
-/* The moments of the block of a tensor, of which they have moert_model_slice, and where these
+/* The moments of the block of a tensor, of which they have moert_model_shard, and where these
  * begin. */
 const moert_moments *moert_optimizer_moments(const moert_optimizer *optimizer,
                                              const moert_model_tensor *tensor, size_t *at);

@@ -101,7 +101,7 @@ static bool are_beside(const char *one, const char *other) {
 
 /* A run would remove the checkpoints of another one in its folder step by step: `from`, where it
  * begins, must be one of them, or NULL and none be there. */
-static moert_status check_folder(const moert_trainer *t, const char *from) {
+static moert_status check_directory(const moert_trainer *t, const char *from) {
     const char *out = t->options->out;
     char *path = NULL;
     if (out == NULL || t->options->steps == 0)
@@ -122,7 +122,8 @@ moert_status moert_trainer_resume(moert_trainer *t) {
     char *path;
     moert_run_state saved;
     MOERT_TRY(find_checkpoint(t, &path));
-    moert_status status = moert_comm_agree(t->world, t->first ? check_folder(t, path) : MOERT_OK);
+    moert_status status =
+        moert_comm_agree(t->world, t->first ? check_directory(t, path) : MOERT_OK);
     if (status != MOERT_OK || path == NULL)
         goto done;
     MOERT_TRY_OR(done, moert_checkpoint_load(t->optimizer, path, &saved));

@@ -37,7 +37,7 @@ static moert_status next_byte(const sample *s, size_t used) {
     moert_comm *world = moert_model_mesh(model)->world;
     size_t first, count, window = moert_min(used, s->how->length),
                          vocabulary = moert_model_describe(model)->vocabulary;
-    moert_model_share(1, moert_comm_rank(world), moert_comm_size(world), &first, &count);
+    moert_model_partition(1, moert_comm_rank(world), moert_comm_size(world), &first, &count);
     for (size_t i = 0; i < window; i++)
         s->input[i] = (unsigned char)s->text[used - window + i];
     const moert_model_batch batch = {1, window, s->input, NULL, true};

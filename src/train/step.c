@@ -64,7 +64,8 @@ moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first
     size_t mine, share, length = o->length;
     moert_status status = MOERT_OK;
     moert_phase_set(MOERT_PHASE_DATA);
-    moert_model_share(count, moert_comm_rank(t->world), moert_comm_size(t->world), &mine, &share);
+    moert_model_partition(count, moert_comm_rank(t->world), moert_comm_size(t->world), &mine,
+                          &share);
     for (size_t i = 0; i < share && status == MOERT_OK; i++) {
         size_t index = first + mine + i;
         int32_t *input = t->input + i * length, *target = t->target + i * length;
@@ -133,8 +134,8 @@ static moert_status put_logits(const void *context, moert_tensor_writer *writer)
                  vocabulary = moert_model_describe(t->model)->vocabulary;
     size_t first, share;
     float *row;
-    moert_model_share(t->options->batch / t->options->micro_batches, moert_comm_rank(t->world),
-                      moert_comm_size(t->world), &first, &share);
+    moert_model_partition(t->options->batch / t->options->micro_batches, moert_comm_rank(t->world),
+                          moert_comm_size(t->world), &first, &share);
     MOERT_TRY(MOERT_NEW_ARRAY(&row, vocabulary));
     moert_status status = MOERT_OK;
     for (size_t i = 0; i < share * length && status == MOERT_OK; i++) {

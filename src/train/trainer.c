@@ -139,9 +139,9 @@ static moert_status run_steps(moert_trainer *t, bool *interrupted) {
 /* ---- beginning ---- */
 
 /* The folder of the run, without the profile of a run before it, unless this one goes on there. */
-static moert_status open_folder(const moert_trainer *t) {
+static moert_status open_directory(const moert_trainer *t) {
     const moert_trainer_options *o = t->options;
-    MOERT_TRY(moert_make_folders(o->out));
+    MOERT_TRY(moert_make_directories(o->out));
     return o->profile || t->state.step == 0 ? moert_ledger_clear(o->out) : MOERT_OK;
 }
 
@@ -149,7 +149,8 @@ static moert_status open_folder(const moert_trainer *t) {
 static moert_status open_outputs(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     moert_device *device = moert_model_mesh(t->model)->device;
-    MOERT_TRY(moert_comm_agree(t->world, t->first && o->out != NULL ? open_folder(t) : MOERT_OK));
+    MOERT_TRY(
+        moert_comm_agree(t->world, t->first && o->out != NULL ? open_directory(t) : MOERT_OK));
     if (o->trace != NULL) {
         t->breakdown.from = moert_breakdown_from(t->state.step, o->steps);
         MOERT_TRY(moert_comm_agree(t->world, moert_profile_enable(device)));

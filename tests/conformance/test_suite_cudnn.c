@@ -8,7 +8,7 @@
 #include "support/op/run.h"
 #include "support/suite.h"
 
-static const moert_number types[] = {MOERT_NUMBER_BF16, MOERT_NUMBER_F16, MOERT_NUMBER_F32};
+static const moert_dtype types[] = {MOERT_DTYPE_BF16, MOERT_DTYPE_F16, MOERT_DTYPE_F32};
 enum { KINDS = 3, TYPES = 3 };
 
 /* Both backends, all bits; then elements of one against the oracle. */
@@ -61,7 +61,7 @@ TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
                 empty += ends[g] == ends[g - 1];
             p.ends = ends;
             p.signs = true;
-            ops_result(&p.options)->type = MOERT_NUMBER_F32;
+            ops_result(&p.options)->type = MOERT_DTYPE_F32;
             check("signs", &p, false, 4096, 0.0);
         }
     assert_true(empty > KINDS * TYPES);
@@ -74,7 +74,7 @@ TEST(test_one_op_serves_every_size_of_the_groups) {
     static const uint32_t sizes[] = {64, 320, 576, 832, 0, 64};
     for (size_t b = 0; b < 2; b++) {
         moert_op_options o =
-            product_of(MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_F32, G, MOST, N, K).options;
+            product_of(MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_F32, G, MOST, N, K).options;
         moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
         o.backend = b ? "reference" : "portable";
         moert_op *op = ops_open(&o);

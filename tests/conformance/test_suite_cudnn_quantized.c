@@ -1,9 +1,9 @@
 // run: np=1
 /*
- * The cuDNN frontend's tables of grouped GEMMs with quantised operands: GLU, dGLU and quant
+ * The cuDNN frontend's tables of grouped GEMMs with quantized operands: GLU, dGLU and quant
  * in nvfp4 (16, e4m3), mxfp4 (32, e8m0) and mxfp8, on its data: elements uniform in [-2, 2), scales
  * 1 and 2, small integers for alpha, beta and prob. Every case against float64, byte by byte where
- * the result is quantised; its tolerances are 0.1 and wider. Not offered here: fp4 with
+ * the result is quantized; its tolerances are 0.1 and wider. Not offered here: fp4 with
  * (16, e8m0), and srelu.
  */
 #include "device/internal.h"
@@ -32,11 +32,11 @@ static moert_op_options describe(moert_op_kind kind, moert_format format, size_t
     o.interleave = 32;
     o.alpha = true;
     o.prob = true;
-    o.c.type = o.bias_type = MOERT_NUMBER_BF16;
+    o.c.type = o.bias_type = MOERT_DTYPE_BF16;
     o.save_c = kind == MOERT_OP_GLU;
     o.beta = o.dprob = kind == MOERT_OP_DGLU;
     o.amax = !is_fp8(format);
-    ops_result(&o)->type = MOERT_NUMBER_BF16;
+    ops_result(&o)->type = MOERT_DTYPE_BF16;
     if (!is_fp8(format))
         return o;
     *ops_result(&o) = scaled(format, MOERT_AXIS_ROW);
@@ -69,7 +69,7 @@ static double alpha_of(size_t i) {
     return alphas[i % 4];
 }
 
-/* cuDNN's factors; a zero among alphas would hide a group. */
+/* cuDNN's operands; a zero among alphas would hide a group. */
 static ops_bytes make(const moert_op_options *o, const uint32_t *ends, double (*prob)(size_t)) {
     ops_bytes data = ops_bytes_make(o, ends);
     data.spread = true;
@@ -112,7 +112,7 @@ TEST(test_glu_grid) {
             continue;
         moert_op_options o = describe(MOERT_OP_GLU, format, 512, 512, second);
         if (second && !is_fp8(format))
-            o.d.type = MOERT_NUMBER_F32;
+            o.d.type = MOERT_DTYPE_F32;
         o.bias = bias;
         o.glu = bias != second ? geglu : swiglu;
         check(moert_format_name(format), &o, whole_tiles, integer, i == 0 || i == 6 ? 2 : 1);
@@ -126,7 +126,7 @@ TEST(test_rectangular_glu_and_zero_prob) {
         moert_op_options o = describe(MOERT_OP_GLU, formats[i % FORMATS], 384, 192, true);
         o.groups = 3;
         o.bias = i / FORMATS == 1; /* of columns that no tile divides */
-        o.bias_type = i % 2 == 0 ? MOERT_NUMBER_F16 : MOERT_NUMBER_F32;
+        o.bias_type = i % 2 == 0 ? MOERT_DTYPE_F16 : MOERT_DTYPE_F32;
         check("zero prob", &o, ends, o.bias ? integer : zero, i == 0 || i == 2 ? 2 : 1);
     }
 }
@@ -205,10 +205,10 @@ TEST(test_dglu_grid) {
         o.weight.how.transposed = variant % 2 == 1;
         o.weight.scales = MOERT_SCALES_TILED;
         o.dbias = variant > 0;
-        o.c.type = is_fp8(format) && variant == 2 ? MOERT_NUMBER_E4M3 : MOERT_NUMBER_BF16;
+        o.c.type = is_fp8(format) && variant == 2 ? MOERT_DTYPE_E4M3 : MOERT_DTYPE_BF16;
         o.glu = variant == 3 ? geglu : swiglu;
         if (!is_fp8(format) && variant == 2)
-            o.d.type = MOERT_NUMBER_F32;
+            o.d.type = MOERT_DTYPE_F32;
         check(moert_format_name(format), &o, whole_tiles, integer, i % 10 == 0 ? 2 : 1);
     }
 }

@@ -1,6 +1,6 @@
 // run: np=1
 /*
- * The cuDNN frontend's table of grouped weight gradients with quantised operands, on its sizes and
+ * The cuDNN frontend's table of grouped weight gradients with quantized operands, on its sizes and
  * global scales, against float64 within 5e-6 of the largest (0.1 and 0.2 there); and what it has no
  * test of: accumulation, experts without tokens, float32.
  */
@@ -11,10 +11,10 @@ static const moert_format formats[] = {MOERT_FORMAT_NVFP4, MOERT_FORMAT_MXFP4,
                                        MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_MXFP8_E5M2};
 enum { FORMATS = 4, HIDDEN = 384, INTERMEDIATE = 640 };
 
-static moert_op_options describe(moert_format format, moert_number type) {
+static moert_op_options describe(moert_format format, moert_dtype type) {
     moert_operand factor =
         ops_scaled(format, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED); /* expert by expert */
-    factor.how.transposed = true;                                  /* packed along the tokens */
+    factor.how.transposed = true;                                  /* prepacked along the tokens */
     factor.global = factor.how.group_scales = format == MOERT_FORMAT_NVFP4;
     moert_op_options o = ops_product(MOERT_OP_GEMM_WGRAD, factor, 2, 640, HIDDEN, INTERMEDIATE);
     o.row_multiple = 128;
@@ -40,7 +40,7 @@ TEST(test_wgrad_table) {
         if (suite_skips(i % 3 == 2))
             continue;
         moert_op_options o =
-            describe(formats[i % FORMATS], i / FORMATS ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16);
+            describe(formats[i % FORMATS], i / FORMATS ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16);
         o.backend = suite_backends[i == 0 || i == 6];
         moert_op *op = ops_open(&o);
         for (size_t s = 0; s < 2; s++) {
@@ -62,7 +62,7 @@ TEST(test_wgrad_accumulates) {
     static const uint32_t ends[] = {0, 384};
     for (size_t i = 0; i < (size_t)FORMATS * 4; i++) {
         moert_op_options o =
-            describe(formats[i % FORMATS], i / FORMATS % 2 ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16);
+            describe(formats[i % FORMATS], i / FORMATS % 2 ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16);
         o.weight.discrete = i / FORMATS / 2 == 1;
         o.n = 136;
         o.k = 200;
@@ -81,7 +81,7 @@ TEST(test_wgrad_accumulates) {
                 assert_true(got == 7.0 && one == 0.0);
             else /* bfloat16 rounds the second sum, of a rounded and an exact number, once more */
                 assert_true(fabs(got - 2.0 * one) <=
-                            (o.weight.type == MOERT_NUMBER_F32 ? 0.0 : 0x1p-7 * fabs(got)));
+                            (o.weight.type == MOERT_DTYPE_F32 ? 0.0 : 0x1p-7 * fabs(got)));
         }
     }
 }

@@ -1,16 +1,16 @@
 // run: np=1
 /*
  * TransformerEngine's tables of casts: MXFP8 in blocks of 1 x 32, 32 x 1 and 32 x 32, gated SwiGLU
- * to MXFP8, NVFP4 with its group quantise. There elements may differ a little in MXFP8; here every
+ * to MXFP8, NVFP4 with its group quantize. There elements may differ a little in MXFP8; here every
  * byte is that of an oracle.
  */
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "gemm/gemm.h"
 #include "support/quant/quantize_oracle.h"
 #include "support/suite.h"
 
-static const moert_number sources[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16, MOERT_NUMBER_F16};
+static const moert_dtype sources[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16, MOERT_DTYPE_F16};
 static const moert_axis axes[] = {MOERT_AXIS_ROW, MOERT_AXIS_COLUMN, MOERT_AXIS_TILE};
 enum { SOURCES = 3, AXES = 3, SMALL = 32 * 1024, BLOCKS = 1024 };
 
@@ -20,13 +20,13 @@ typedef struct shape {
 } shape;
 
 /* Small matrices on both backends and in every block; large ones in some, on the fast one. */
-static void check(const char *what, moert_number source, const moert_quantizer *how,
+static void check(const char *what, moert_dtype source, const moert_quantizer *how,
                   const matrix *m) {
     const bool small = m->rows * m->columns <= SMALL;
     for (size_t b = 0; b < (small ? 2 : 1); b++) {
         const size_t before = owned_count();
         const char *title = titled("%s, %zu x %zu of %s, axis %d, %s", what, m->rows, m->columns,
-                                   moert_number_name(source), (int)how->axis, suite_backends[b]);
+                                   moert_dtype_name(source), (int)how->axis, suite_backends[b]);
         quantized z = quantize_from(source, suite_backends[b], how, m);
         oracle_check_quantized(title, how, NULL, m, &z, small ? SIZE_MAX - 1 : BLOCKS);
         release_since(before);
@@ -39,9 +39,9 @@ typedef enum fill { UNIFORM, ZEROS, SUBNORMAL, NORMAL, PAST_MAX, FILLS } fill;
 
 /* n values of a source type: uniform in (-2, 1); zeros; below, within, past the normal range of
  * the element. */
-static void make(fill kind, moert_number source, moert_number element, float *x, size_t n) {
-    const float largest = moert_number_largest(element), most = moert_number_largest(source);
-    const float least = element == MOERT_NUMBER_E5M2 ? 0x1p-14f : 0x1p-6f;
+static void make(fill kind, moert_dtype source, moert_dtype element, float *x, size_t n) {
+    const float largest = moert_dtype_largest(element), most = moert_dtype_largest(source);
+    const float least = element == MOERT_DTYPE_E5M2 ? 0x1p-14f : 0x1p-6f;
     for (size_t i = 0; i < n; i++) {
         const float u = suite_uniform(kind, i), sign = suite_bits(9, i) & 1 ? -1.0f : 1.0f;
         const float values[FILLS] = {3.0f * u - 2.0f, 0.0f, sign * least * u,
@@ -66,7 +66,7 @@ TEST(test_mxfp8_has_the_bytes_of_the_oracle_for_every_shape_type_and_fill) {
             continue;
         float *x = test_alloc(s->rows * s->columns * sizeof *x);
         for (size_t k = 0; k < (size_t)SOURCES * 2 * FILLS; k++) {
-            const moert_number source = sources[k % SOURCES];
+            const moert_dtype source = sources[k % SOURCES];
             const moert_format format =
                 k / SOURCES % 2 == 0 ? MOERT_FORMAT_MXFP8_E4M3 : MOERT_FORMAT_MXFP8_E5M2;
             const fill kind = (fill)(k / SOURCES / 2);
@@ -127,8 +127,8 @@ TEST(test_gated_results_and_gradients_become_mxfp8) {
         const size_t *s = gated_shapes[i];
         const size_t n = s[0] * s[1];
         float *v = test_alloc(2 * n * sizeof *v), *dh = test_alloc(n * sizeof *dh), *h, *dv;
-        make(UNIFORM, MOERT_NUMBER_BF16, MOERT_NUMBER_E4M3, v, 2 * n);
-        make(UNIFORM, MOERT_NUMBER_F16, MOERT_NUMBER_E4M3, dh, n);
+        make(UNIFORM, MOERT_DTYPE_BF16, MOERT_DTYPE_E4M3, v, 2 * n);
+        make(UNIFORM, MOERT_DTYPE_F16, MOERT_DTYPE_E4M3, dh, n);
         run_gated(s, v, dh, &h, &dv);
         check_gated(s, v, dh, h, dv);
         for (size_t k = 0; k < 4; k++) {
@@ -137,8 +137,8 @@ TEST(test_gated_results_and_gradients_become_mxfp8) {
             const moert_quantizer how =
                 HOW(.format = k / 2 ? MOERT_FORMAT_MXFP8_E5M2 : MOERT_FORMAT_MXFP8_E4M3,
                     .axis = axes[k % 2]);
-            check("gated", MOERT_NUMBER_F32, &how, &result);
-            check("its gradient", MOERT_NUMBER_F32, &how, &gradient);
+            check("gated", MOERT_DTYPE_F32, &how, &result);
+            check("its gradient", MOERT_DTYPE_F32, &how, &gradient);
         }
     }
 }
@@ -155,7 +155,7 @@ static const shape nvfp4_shapes[] = {
 };
 
 /* Rows, transposed columns as the second operand of a GEMM has them, and tiles of a weight. */
-static void check_nvfp4(const char *what, moert_number source, const matrix *m) {
+static void check_nvfp4(const char *what, moert_dtype source, const matrix *m) {
     const moert_format nvfp4 = MOERT_FORMAT_NVFP4;
     check(what, source, &HOW(.format = nvfp4), m);
     check(what, source, &HOW(.format = nvfp4, .axis = MOERT_AXIS_COLUMN, .transposed = true), m);
@@ -171,7 +171,7 @@ TEST(test_nvfp4_has_the_bytes_of_the_oracle_for_every_shape) {
         float *x = test_alloc(n * sizeof *x);
         for (size_t k = 0; k < (s->slow ? 2 : SOURCES); k++) {
             const matrix m = {.x = x, .rows = s->rows, .columns = s->columns};
-            make(UNIFORM, sources[k], MOERT_NUMBER_E4M3, x, n);
+            make(UNIFORM, sources[k], MOERT_DTYPE_E4M3, x, n);
             check_nvfp4("uniform", sources[k], &m);
         }
         release_owned();
@@ -189,11 +189,11 @@ TEST(test_nvfp4_is_exact_at_extrema_and_boundaries) {
             x[i] = 0.0f;
         check_nvfp4("zeros", sources[s], &m);
         for (size_t i = 0; i < M * N; i++)
-            x[i] = moert_number_largest(sources[s]);
+            x[i] = moert_dtype_largest(sources[s]);
         check_nvfp4("largest", sources[s], &m);
         for (size_t i = 0; i < M * N; i++) {
             const float at = thresholds[i / 2 % 8], sign = i / 16 % 2 ? -1.0f : 1.0f;
-            const float eps = at * (sources[s] == MOERT_NUMBER_F32 ? 0x1p-23f : 0x1p-7f);
+            const float eps = at * (sources[s] == MOERT_DTYPE_F32 ? 0x1p-23f : 0x1p-7f);
             const float beside = sign * (i % 2 ? at + eps : at - eps / 2);
             x[i] = i % 32 == 0 ? 6.0f : round_to(sources[s], beside);
         }
@@ -229,18 +229,18 @@ static void check_groups(const shape *s, const unsigned *split, const float *x, 
         ends[g] = (uint32_t)(s->rows / 8 * split[g]);
     const matrix m = {x, s->rows, s->columns, ends, GROUPS};
     moert_quantizer how = HOW(.format = MOERT_FORMAT_NVFP4, .group_scales = true);
-    check("rows", MOERT_NUMBER_BF16, &how, &m);
+    check("rows", MOERT_DTYPE_BF16, &how, &m);
     how.axis = MOERT_AXIS_COLUMN;
     how.transposed = how.hadamard = true;
     if (all)
-        check("rotated columns", MOERT_NUMBER_BF16, &how, &m);
+        check("rotated columns", MOERT_DTYPE_BF16, &how, &m);
     how.hadamard = how.transposed = false;
     how.axis = MOERT_AXIS_TILE;
     if (all)
-        check("tiles", MOERT_NUMBER_BF16, &how, &m);
+        check("tiles", MOERT_DTYPE_BF16, &how, &m);
 }
 
-TEST(test_groups_are_quantised_apart_wherever_the_empty_ones_are) {
+TEST(test_groups_are_quantized_apart_wherever_the_empty_ones_are) {
     for (size_t i = 0; i < MOERT_COUNT(grouped_shapes); i++) {
         const shape *s = &grouped_shapes[i];
         if (suite_skips(s->slow))

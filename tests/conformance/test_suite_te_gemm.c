@@ -9,7 +9,7 @@
 #include "support/op/cases.h"
 #include "support/suite.h"
 
-static const moert_number types[] = {MOERT_NUMBER_BF16, MOERT_NUMBER_F32, MOERT_NUMBER_F16};
+static const moert_dtype types[] = {MOERT_DTYPE_BF16, MOERT_DTYPE_F32, MOERT_DTYPE_F16};
 enum { KINDS = 3, TYPES = 3, MOST_GROUPS = 16, SAMPLES = 1024 };
 
 /* Checks a product on the portable backend; on the reference too, all bits, if it is small. */
@@ -52,7 +52,7 @@ TEST(test_weight_gradients_of_halves_accumulate_in_float32) {
         product p = product_of(MOERT_OP_GEMM_WGRAD, types[i % 2 * 2], 8, rows[i / 2], 512, 128);
         suite_split(i, rows[i / 2], 8, ends);
         p.ends = ends;
-        p.options.weight.type = MOERT_NUMBER_F32;
+        p.options.weight.type = MOERT_DTYPE_F32;
         p.options.accumulate = true;
         check("main gradient", &p, 1e-5, 1e-5);
     }
@@ -67,8 +67,8 @@ TEST(test_grouped_tensors_take_discrete_weights_and_scaled_biases) {
         for (size_t c = 0; c < KINDS * 4; c++) {
             const shape *s = &shapes[i];
             uint32_t ends[MOST_GROUPS];
-            product p = product_of((moert_op_kind)(c % KINDS), MOERT_NUMBER_BF16, s->groups,
-                                   s->rows, s->n, s->k);
+            product p = product_of((moert_op_kind)(c % KINDS), MOERT_DTYPE_BF16, s->groups, s->rows,
+                                   s->n, s->k);
             suite_split(100 + i, s->rows, s->groups, ends);
             p.ends = ends;
             p.options.weight.discrete = c / KINDS % 2 == 1;
@@ -94,7 +94,7 @@ TEST(test_groups_of_equal_of_different_and_of_no_rows) {
             uint32_t ends[3], rows = 0;
             for (size_t g = 0; g < cases[i].groups; g++)
                 ends[g] = rows += (uint32_t)cases[i].rows[g];
-            product p = product_of((moert_op_kind)(c % KINDS), MOERT_NUMBER_BF16, cases[i].groups,
+            product p = product_of((moert_op_kind)(c % KINDS), MOERT_DTYPE_BF16, cases[i].groups,
                                    rows, cases[i].n, cases[i].k);
             p.ends = ends;
             p.options.accumulate = c >= KINDS;

@@ -1,6 +1,6 @@
 // run: np=1
 /*
- * TransformerEngine's tables of quantised products: NVFP4 GEMMs, grouped GEMMs of NVFP4 and MXFP8
+ * TransformerEngine's tables of quantized products: NVFP4 GEMMs, grouped GEMMs of NVFP4 and MXFP8
  * in all of TN, NN and NT, each factor in blocks along what is summed over. Every result against
  * float64 within 5e-6 of the largest of its row, where the tolerances there are 8e-3 and wider.
  */
@@ -39,7 +39,7 @@ TEST(test_nvfp4_gemms) {
             const uint32_t end = (uint32_t)shapes[i].rows;
             moert_op_options o = describe(k, MOERT_FORMAT_NVFP4, &shapes[i]);
             check("nvfp4", &o, &end);
-            *ops_result(&o) = (moert_operand){.type = MOERT_NUMBER_BF16};
+            *ops_result(&o) = (moert_operand){.type = MOERT_DTYPE_BF16};
             check("nvfp4 to bf16", &o, &end);
         }
 }

@@ -1,11 +1,11 @@
 // run: np=1
 /*
- * torchao's limits on signal to quantisation noise: of a matrix, of a product, of the three grouped
+ * torchao's limits on signal to quantization noise: of a matrix, of a product, of the three grouped
  * products of training with rounded operands (two stacked matrices, or the rows of two). Its byte
  * cases are in test_quantize, its tiles of scales in test_swizzle.
  */
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "gemm/gemm.h"
 #include "support/quant/quantized.h"
 #include "support/suite.h"

@@ -1,10 +1,10 @@
 // run: np=1
 /*
- * Training, op on op: torchao's grouped linear layer of quantised operands and its limits on signal
- * to quantisation noise, and TransformerEngine's grouped MLP, quantised and in bfloat16, hidden
+ * Training, op on op: torchao's grouped linear layer of quantized operands and its limits on signal
+ * to quantization noise, and TransformerEngine's grouped MLP, quantized and in bfloat16, hidden
  * sizes 128 and 256, groups of 0, 256, 512 and 768 rows in any order, SwiGLU and clamped GLUs.
  * Every op is right in float64 on the values of its operands. Its result is compared with that of
- * float64 from end to end, in decibel if operands are quantised.
+ * float64 from end to end, in decibel if operands are quantized.
  */
 #include "base/memory.h"
 #include "support/op/exact.h"
@@ -44,7 +44,7 @@ static moert_op_buffer scale_of(const ops_bytes *data, moert_op_buffer which) {
 }
 
 static size_t count_of(const ops_bytes *data, moert_op_buffer which) {
-    return data->bytes[which] * 8 / moert_number_bits(data->shape.needs[which].type);
+    return data->bytes[which] * 8 / moert_dtype_bits(data->shape.needs[which].type);
 }
 
 /* All elements of a plain buffer. */
@@ -78,21 +78,21 @@ static void take(ops_bytes *data, const source *s) {
     memcpy(data->at[to], s->from->at[scale], data->bytes[to]);
 }
 
-/* Executes an op on its factors and holds it to float64 on their values. */
-static void execute(const layer *l, const char *title, ops_bytes *data, const source factors[2]) {
-    take(data, &factors[0]);
-    take(data, &factors[1]);
+/* Executes an op on its operands and holds it to float64 on their values. */
+static void execute(const layer *l, const char *title, ops_bytes *data, const source operands[2]) {
+    take(data, &operands[0]);
+    take(data, &operands[1]);
     const ops_bytes plain = ops_bytes_decode(data);
     const ops_exact want = ops_exact_of(&plain, OPS_NEAR);
     ops_bytes_execute(l->backend, data);
     ops_exact_check(title, data, &want);
 }
 
-/* The plain op on these factors as they are. */
-static ops_bytes without_rounding(const ops_bytes *data, const source factors[2]) {
+/* The plain op on these operands as they are. */
+static ops_bytes without_rounding(const ops_bytes *data, const source operands[2]) {
     ops_bytes plain = ops_bytes_decode(data);
     for (size_t i = 0; i < 2; i++)
-        memcpy(plain.at[factors[i].which], factors[i].values, plain.bytes[factors[i].which]);
+        memcpy(plain.at[operands[i].which], operands[i].values, plain.bytes[operands[i].which]);
     return plain;
 }
 
@@ -121,7 +121,7 @@ static void check_linear(const layer *l, const double *limits) {
                  sy = {MOERT_OP_BUFFER_y, dy, NULL, false};
     const struct {
         const char *name;
-        source factors[2];
+        source operands[2];
         size_t elements;
     } products[] = {{"y", {sx, sw}, used * l->n},
                     {"dx", {sy, sw}, used * l->k},
@@ -131,8 +131,8 @@ static void check_linear(const layer *l, const double *limits) {
         const moert_op_options o = describe(l, (moert_op_kind)i);
         const char *title = titled("%s: %s", products[i].name, ops_title(&o));
         ops_bytes data = ops_bytes_make(&o, l->ends);
-        execute(l, title, &data, products[i].factors);
-        const ops_bytes plain = without_rounding(&data, products[i].factors);
+        execute(l, title, &data, products[i].operands);
+        const ops_bytes plain = without_rounding(&data, products[i].operands);
         assert_above(title, ops_exact_of(&plain, 0.0).result, &data, ops_result_buffer(o.kind),
                      products[i].elements, limits[i]);
         release_since(before);
@@ -194,7 +194,7 @@ static mlp make_mlp(layer l, moert_glu_form form, size_t hidden, bool bf16) {
     for (size_t i = 0; i < MOERT_COUNT(arrays); i++) {
         float *values = *arrays[i].at = suite_normal(i + 1, arrays[i].count, arrays[i].deviation);
         for (size_t k = 0; bf16 && k < arrays[i].count; k++)
-            values[k] = round_to(MOERT_NUMBER_BF16, (double)values[k]);
+            values[k] = round_to(MOERT_DTYPE_BF16, (double)values[k]);
     }
     return m;
 }
@@ -215,9 +215,9 @@ static moert_op_options describe_part(const mlp *m, part i, bool plain) {
     if (!m->bf16)
         return describe(&l, kinds[i]);
     moert_op_options o = ops_sized(kinds[i], GROUPS, M, l.n, l.k);
-    const moert_number type = plain ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16;
+    const moert_dtype type = plain ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16;
     o.x.type = o.y.type = o.c.type = o.d.type = type;
-    o.weight.type = i == WGRAD1 || i == WGRAD2 ? MOERT_NUMBER_F32 : type;
+    o.weight.type = i == WGRAD1 || i == WGRAD2 ? MOERT_DTYPE_F32 : type;
     return o;
 }
 
@@ -246,8 +246,8 @@ static ops_bytes begin(const mlp *m, part i, bool plain, const ops_bytes *forwar
 }
 
 /* The operands of part i; h and dv come from where they are made, as bytes if `chained`. */
-static void find_factors(const mlp *m, part i, const ops_bytes *parts, bool chained,
-                         source factors[2]) {
+static void find_operands(const mlp *m, part i, const ops_bytes *parts, bool chained,
+                          source operands[2]) {
     const bool of_glu = i == FC2 || i == WGRAD2, of_dglu = i == DGRAD || i == WGRAD1;
     const ops_bytes *from = of_glu ? &parts[GLU] : of_dglu ? &parts[DGLU] : NULL;
     source x = {MOERT_OP_BUFFER_x, m->x, NULL, i == WGRAD2};
@@ -259,27 +259,27 @@ static void find_factors(const mlp *m, part i, const ops_bytes *parts, bool chai
         made->values = ops_floats(from, MOERT_OP_BUFFER_d);
     const source weight = {MOERT_OP_BUFFER_weight, i == GLU || i == DGRAD ? m->w1 : m->w2, NULL,
                            false};
-    factors[0] = i == DGLU || i == DGRAD ? y : x;
-    factors[1] = i == WGRAD1 || i == WGRAD2 ? y : weight;
+    operands[0] = i == DGLU || i == DGRAD ? y : x;
+    operands[1] = i == WGRAD1 || i == WGRAD2 ? y : weight;
 }
 
 static void run(const mlp *m, ops_bytes *parts) {
     static const char *const names[PARTS] = {"glu", "fc2", "dglu", "dgrad", "wgrad1", "wgrad2"};
     for (part i = GLU; i < PARTS; i++) {
-        source factors[2];
+        source operands[2];
         parts[i] = begin(m, i, false, &parts[GLU]);
-        find_factors(m, i, parts, chains(m), factors);
-        execute(&m->l, names[i], &parts[i], factors);
+        find_operands(m, i, parts, chains(m), operands);
+        execute(&m->l, names[i], &parts[i], operands);
     }
 }
 
 /* The same in float64, all operands plain; in bf16 the backward is that of the `rounded` forward. */
 static void run_exactly(const mlp *m, const ops_bytes *rounded, ops_bytes *parts) {
     for (part i = GLU; i < PARTS; i++) {
-        source factors[2];
+        source operands[2];
         const ops_bytes data = begin(m, i, true, m->bf16 ? &rounded[GLU] : &parts[GLU]);
-        find_factors(m, i, parts, false, factors);
-        parts[i] = without_rounding(&data, factors);
+        find_operands(m, i, parts, false, operands);
+        parts[i] = without_rounding(&data, operands);
         const ops_exact exact = ops_exact_of(&parts[i], 0.0);
         put_all(&parts[i], ops_result_buffer(data.shape.options.kind),
                 to_floats(exact.result, exact.lines * exact.width));

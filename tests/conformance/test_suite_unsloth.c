@@ -11,8 +11,8 @@
 enum { KINDS = 3, MOST_EXPERTS = 128, SAMPLES = 512 };
 
 /* The tolerance there, absolute and relative. */
-static double tolerance_of(moert_number type) {
-    return type == MOERT_NUMBER_BF16 ? 1e-3 : type == MOERT_NUMBER_F16 ? 1e-4 : 1e-5;
+static double tolerance_of(moert_dtype type) {
+    return type == MOERT_DTYPE_BF16 ? 1e-3 : type == MOERT_DTYPE_F16 ? 1e-4 : 1e-5;
 }
 
 typedef struct model {
@@ -36,7 +36,7 @@ static routing route(const model *m) {
 }
 
 /* The first or second projection in one kind; both orders of rows. */
-static void check(const model *m, const routing *r, moert_op_kind kind, moert_number type,
+static void check(const model *m, const routing *r, moert_op_kind kind, moert_dtype type,
                   bool second, bool permuted) {
     const size_t before = owned_count(), n = second ? m->hidden : 2 * m->intermediate;
     const size_t k = second ? m->intermediate : m->hidden;
@@ -55,7 +55,7 @@ static void check(const model *m, const routing *r, moert_op_kind kind, moert_nu
     release_since(before);
 }
 
-static void check_model(const model *m, moert_number type, size_t kinds_used) {
+static void check_model(const model *m, moert_dtype type, size_t kinds_used) {
     routing r = route(m);
     for (size_t c = 0; c < kinds_used * 4; c++)
         check(m, &r, (moert_op_kind)(c / 4), type, c % 2 == 1, c / 2 % 2 == 1);
@@ -68,12 +68,12 @@ TEST(test_small_models_in_every_legal_permutation) {
         const size_t size = sizes[i / 8];
         const model m = {size, size, experts[i % 2], topk[i / 2 % 2], tokens[i / 4 % 2], false};
         if (!suite_skips(size * m.tokens * m.topk > (size_t)1 << 20))
-            check_model(&m, MOERT_NUMBER_BF16, KINDS);
+            check_model(&m, MOERT_DTYPE_BF16, KINDS);
     }
 }
 
 TEST(test_small_models_in_the_other_types) {
-    static const moert_number types[] = {MOERT_NUMBER_F16, MOERT_NUMBER_F32};
+    static const moert_dtype types[] = {MOERT_DTYPE_F16, MOERT_DTYPE_F32};
     for (size_t i = 0; i < 8; i++) {
         const size_t size = i / 4 ? 128 : 32;
         const model m = {size, size, 16, i / 2 % 2 ? 4 : 1, 128, i % 2};
@@ -94,7 +94,7 @@ TEST(test_qwen3_and_llama4) {
     };
     for (size_t i = 0; i < MOERT_COUNT(rows); i++)
         if (!suite_skips(rows[i].slow))
-            check_model(&rows[i].m, MOERT_NUMBER_BF16, rows[i].kinds);
+            check_model(&rows[i].m, MOERT_DTYPE_BF16, rows[i].kinds);
 }
 
 TESTS(open_test_device, close_test_device)

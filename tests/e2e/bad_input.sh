@@ -153,7 +153,7 @@ bad 1 1 'layer 7 is not a MoE layer' layer --model $layer --layer 7 "${io[@]}"
 # ---- operations ----
 
 matrix=(op quantize --input tests/golden/quant/mxfp8-e4m3-rceil-edge-40x96.safetensors --output OUT/q.safetensors)
-bad 1 2 "no operation 'quantise'; --help lists them" op quantise --input a --output OUT/q.safetensors
+bad 1 2 "no operation 'quantize'; --help lists them" op quantize --input a --output OUT/q.safetensors
 bad 1 2 'quantize: --input and --output are needed' op quantize
 bad 2 2 'moert-op runs on one rank, not on 2' "${matrix[@]}"
 bad 1 2 '--format fp3: expected mxfp8\|mxfp8-e4m3\|.*\|nvfp4\|fp8-block\|fp8-1x128\|' "${matrix[@]}" --format fp3
@@ -217,21 +217,21 @@ misused '--transposed goes with a tensor of two dimensions' 'quantize --axis col
 broken "tensor 'x' has 7 columns of gate and up, not 2I" interleave x:F32[2,7]:1
 product=(ends:I32[1]:4 x:F32[4,8]:1 weight:F32[1,8,8]:1)
 misused '--y-transposed is of an operand; --op makes this one the result' 'grouped-gemm --y-transposed' "${product[@]}"
-misused '--x-axis goes with a quantised format' 'grouped-gemm --x-axis row' "${product[@]}"
+misused '--x-axis goes with a quantized format' 'grouped-gemm --x-axis row' "${product[@]}"
 misused '--weight-axis does not go with this format, whose blocks are 2d' 'grouped-gemm --format fp8-block --weight-axis row' \
     "${product[@]}"
-misused '--scales goes with quantised operands; all are plain' 'grouped-gemm --scales tiled' "${product[@]}"
+misused '--scales goes with quantized operands; all are plain' 'grouped-gemm --scales tiled' "${product[@]}"
 misused '--scales in tiles have one byte' 'grouped-gemm --format fp8-block --scales tiled' "${product[@]}"
 misused '--topk goes with --permute' 'grouped-gemm --topk 2' "${product[@]}"
 misused '--out-format is plain with --op wgrad' 'grouped-gemm --op wgrad --out-format mxfp8' "${product[@]}" y:F32[4,8]:1
 misused '--accumulate goes with a plain result' 'grouped-gemm --out-format mxfp8 --accumulate' "${product[@]}"
-misused '--permute does not scatter a quantised result' 'grouped-gemm --out-format mxfp8 --permute y' "${product[@]}"
-misused '--no-column goes with a quantised d' 'grouped-gemm-glu --no-column'
+misused '--permute does not scatter a quantized result' 'grouped-gemm --out-format mxfp8 --permute y' "${product[@]}"
+misused '--no-column goes with a quantized d' 'grouped-gemm-glu --no-column'
 misused '--b-major n does not go with square blocks of b' 'grouped-gemm-glu --format fp8-block --b-major n'
 misused '--format has blocks along the tokens, not 2d' 'grouped-gemm-wgrad --format fp8-128x128'
-misused '--scales goes with quantised operands; all are plain' 'grouped-gemm-wgrad --format f32 --scales linear'
+misused '--scales goes with quantized operands; all are plain' 'grouped-gemm-wgrad --format f32 --scales linear'
 broken "tensor 'x_global' goes with --format nvfp4" grouped-gemm "${product[@]}" x_global:F32[1]:1
-broken "tensor 'norm' goes with a quantised result" grouped-gemm "${product[@]}" norm:F32[1]:1
+broken "tensor 'norm' goes with a quantized result" grouped-gemm "${product[@]}" norm:F32[1]:1
 broken "tensor 'norm' is needed, a factor of nvfp4 results: 2688 / " 'grouped-gemm --out-format nvfp4' "${product[@]}"
 broken "tensor 'norm_const' is needed, a factor of nvfp4 results: 2688 / " 'grouped-gemm-glu --d-format nvfp4'
 broken "tensor 'bias_scale' goes with a tensor 'bias'" grouped-gemm "${product[@]}" bias_scale:F32[4]:1

@@ -15,7 +15,7 @@ layer() {
     [[ ${MOERT_PUSH:-} != sum ]] || kind=sum-$count title="$title, ranks sum"
     local output=$folder/output.safetensors first=$folder/$1.$kind.safetensors
     shift 4
-    MOERT_WAVES=2 MOERT_EXCHANGE=$(engine "$engine") MOERT_NODE_RANKS=$(node_ranks "$engine") MOERT_BACKEND=$backend ranks "$count" "$bin/moert-layer" --model "$golden/$case" \
+    MOERT_CHUNKS=2 MOERT_EXCHANGE=$(engine "$engine") MOERT_NODE_RANKS=$(node_ranks "$engine") MOERT_BACKEND=$backend ranks "$count" "$bin/moert-layer" --model "$golden/$case" \
         --input "$golden/$case/input.safetensors" --output "$output" "$@" &&
         "$compare" tensors --expected "$golden/$case/expected.safetensors" --actual "$output" --tolerance $tolerance \
             >>"$log" 2>&1

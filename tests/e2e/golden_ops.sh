@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # moert-op's grouped GEMMs: against the golden files, against float64 loops (tests/tools/expect.c), and against each other where
-# two ways must agree: quantised operands and the float32 numbers that they stand for, scales in tiles and as matrices.
+# two ways must agree: quantized operands and the float32 numbers that they stand for, scales in tiles and as matrices.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -200,10 +200,10 @@ turned() {
 }
 part own turned
 
-# ---- quantised operands ----
+# ---- quantized operands ----
 
-# quantised NAME SEED LINES,WIDTH ENDS WORD...: NAME.q = payload and scales of random numbers, NAME.x = what these stand for
-quantised() {
+# quantized NAME SEED LINES,WIDTH ENDS WORD...: NAME.q = payload and scales of random numbers, NAME.x = what these stand for
+quantized() {
     pack "$(at "$1")" "x:F32[$3]:~$2" "ends:I32[3]:$4" 'global_scale:F32[1]:1'
     op "$(at "$1")" "$(at "$1.q")" quantize "${@:5}"
     pack "$(at "$1")" "q=$(at "$1.q")#q" "scale=$(at "$1.q")#scale" "ends:I32[3]:$4" 'global_scale:F32[1]:1'
@@ -219,8 +219,8 @@ operands() {
     fp8-block) squares=(--format fp8-128x128) ;;
     *fp4) width=64 ;;
     esac
-    quantised a 1 280,128 "$rows" "${file[@]}"
-    quantised b 2 192,128 64,128,192 "${squares[@]}"
+    quantized a 1 280,128 "$rows" "${file[@]}"
+    quantized b 2 192,128 64,128,192 "${squares[@]}"
     on "$expected" 'grouped-gemm-glu --format f32' "$offsets" "a=$(at a.x)#x" "b:F32[3,64,128]:@$(at b.x)#x" "$prob_all"
     on "$output" "grouped-gemm-glu --format $word --scales linear --backend reference" "$offsets" "a=$(at a.q)#q" \
         "sfa=$(at a.q)#scale" "b:U8[3,64,$width]:@$(at b.q)#q" "sfb=$(at b.q)#scale" "$prob_all"
@@ -233,8 +233,8 @@ operands() {
     case $word in *p8-e5m2 | mxfp4) return 0 ;; esac
 
     # the sum runs over the rows
-    quantised y 3 280,64 "$rows" "${file[@]}" --axis column --transposed
-    quantised x 4 280,128 "$rows" "${file[@]}" --axis column --transposed
+    quantized y 3 280,64 "$rows" "${file[@]}" --axis column --transposed
+    quantized x 4 280,128 "$rows" "${file[@]}" --axis column --transposed
     on "$(at weight)" 'grouped-gemm --op wgrad' "$ends" "y=$(at y.x)#x" "x=$(at x.x)#x"
     pack "$expected" "wgrad=$(at weight)#weight"
     on "$output" "grouped-gemm-wgrad --format $word --scales linear --backend portable" "offsets:I32[3]:$rows" "a=$(at y.q)#q" \
@@ -242,9 +242,9 @@ operands() {
     same bytes "wgrad of $word" "$expected" "$output" wgrad
 
     # the sum runs over the rows of the weight, or these are stored as columns
-    quantised y 5 280,64 "$rows" "${file[@]}"
-    quantised weight 2 192,128 64,128,192 "${file[@]}" --axis column
-    quantised turned 2 384,64 128,256,384 "${file[@]}"
+    quantized y 5 280,64 "$rows" "${file[@]}"
+    quantized weight 2 192,128 64,128,192 "${file[@]}" --axis column
+    quantized turned 2 384,64 128,256,384 "${file[@]}"
     on "$expected" 'grouped-gemm --op dgrad' "$ends" "y=$(at y.x)#x" "weight:F32[3,64,128]:@$(at weight.x)#x"
     on "$output" "grouped-gemm --op dgrad --format $word --backend portable" "$ends" "y=$(at y.q)#q" "y_scale=$(at y.q)#scale" \
         "weight:U8[3,$((64 * width / 128)),128]:@$(at weight.q)#q" "weight_scale=$(at weight.q)#scale"
@@ -265,8 +265,8 @@ for format in mxfp8-e4m3:mxfp8 mxfp8-e5m2:mxfp8-e5m2 mxfp4:mxfp4 nvfp4:nvfp4 fp8
 # global scales of NVFP4, as numbers and in alpha
 global_scales() {
     local factors
-    quantised x 1 280,128 "$rows" --format nvfp4
-    quantised weight 2 192,128 64,128,192 --format nvfp4
+    quantized x 1 280,128 "$rows" --format nvfp4
+    quantized weight 2 192,128 64,128,192 --format nvfp4
     factors=("x=$(at x.q)#q" "x_scale=$(at x.q)#scale" "weight:U8[3,64,64]:@$(at weight.q)#q" "weight_scale=$(at weight.q)#scale")
     on "$expected" 'grouped-gemm --format nvfp4' "$ends" "${factors[@]}" 'alpha:F32[3]:1.5,3,-0.5'
     on "$output" 'grouped-gemm --format nvfp4' "$ends" "${factors[@]}" 'x_global:F32[1]:0.5' 'weight_global:F32[3]:3,6,-1'
@@ -274,7 +274,7 @@ global_scales() {
 }
 part own global_scales
 
-# CASE: step by step in one file: x and the weights are quantised under their names, and all else goes along
+# CASE: step by step in one file: x and the weights are quantized under their names, and all else goes along
 steps() {
     local case=$1 step word global weights
     step=$(at step)
@@ -312,7 +312,7 @@ two_axes() {
 }
 part own two_axes
 
-# ---- quantised results ----
+# ---- quantized results ----
 
 gemm_results() {
     # of nvfp4 with the norm that fills its range: 2688 / the largest magnitude, about 29
@@ -324,9 +324,9 @@ gemm_results() {
     same 0.15 'gemm to nvfp4, back by 1/norm' "$expected" "$output" x
 
     # to squares, with the second version in blocks along columns
-    pack "$(at quantise)" "$ends" "x=$expected#x"
-    op "$(at quantise)" "$(at square)" quantize --format fp8-128x128
-    op "$(at quantise)" "$(at column)" quantize --format fp8-1x128 --axis column
+    pack "$(at quantize)" "$ends" "x=$expected#x"
+    op "$(at quantize)" "$(at square)" quantize --format fp8-128x128
+    op "$(at quantize)" "$(at column)" quantize --format fp8-1x128 --axis column
     pack "$expected" "y=$(at square)#q" "y_scale=$(at square)#scale" "column=$(at column)#q" "column_scale=$(at column)#scale"
     on "$output" 'grouped-gemm --out-format fp8-128x128' "$ends" 'x:F32[280,128]:~1' 'weight:F32[3,64,128]:~2'
     same bytes 'gemm to fp8-128x128 and its second version' "$expected" "$output" y y_scale column column_scale
@@ -337,16 +337,16 @@ glu_results() {
     local word
     on "$(at d)" 'grouped-gemm-glu --format f32' "$offsets" 'a:F32[280,24]:~1' 'b:F32[3,128,24]:~2' "$prob_all"
     pack "$(at halves)" "$offsets" 'a:F32[280,24]:~1' 'b:F32[3,128,24]:~2' 'prob:F32[280]:0.25,-0.5,0,1,0.375' 'norm_const:F32[1]:2'
-    pack "$(at quantise)" "x=$(at d)#d" "$ends"
+    pack "$(at quantize)" "x=$(at d)#d" "$ends"
     pack "$(at c)" "x=$(at d)#c"
-    op "$(at quantise)" "$(at half)" cast --to f16
+    op "$(at quantize)" "$(at half)" cast --to f16
     op "$(at c)" "$(at brain)" cast --to bf16
     pack "$expected" "d=$(at half)#y" "c=$(at brain)#y"
     op "$input" "$output" grouped-gemm-glu --format f32 --c-format bf16 --d-format f16
     same bytes 'glu to bf16 and f16' "$expected" "$output" c d
     for word in mxfp8 mxfp4; do
-        op "$(at quantise)" "$(at row)" quantize --format "$word"
-        op "$(at quantise)" "$(at column)" quantize --format "$word" --axis column
+        op "$(at quantize)" "$(at row)" quantize --format "$word"
+        op "$(at quantize)" "$(at column)" quantize --format "$word" --axis column
         pack "$expected" "d=$(at row)#q" "sfd_row=$(at row)#scale" "d_col=$(at column)#q" "sfd_col=$(at column)#scale"
         op "$input" "$output" grouped-gemm-glu --format f32 --d-format $word --scales linear
         same bytes "glu to $word, scales as matrices" "$expected" "$output" d sfd_row d_col sfd_col

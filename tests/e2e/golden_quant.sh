@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# moert-op against the golden quantised matrices, byte for byte, on both backends; the scales also back out of their tiles.
+# moert-op against the golden quantized matrices, byte for byte, on both backends; the scales also back out of their tiles.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh

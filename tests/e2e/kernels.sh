@@ -36,12 +36,12 @@ formats="-DBLOCK=32 -DELEMENT=$e4m3 -DE4M3=$e4m3 -DELEMENT_BITS=8 -DSCALE=0 -DLA
 amx='-DBF16=1 -DDOT=2 -DLINES=32 -DWIDTH=2'
 options() { # FAMILY: the options of its programs, one a line
     case $1 in
-    gemm/gemm | gemm/packed)
+    gemm/gemm | gemm/prepacked)
         local tile number format
         while read -r tile; do
             for number in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=0' '-DBF16=1 -DDOT=1'; do
                 echo "$number $tile -DCODED=0"
-                [ "$1 ${tile#*WIDTH=}" = "gemm/packed 4" ] && echo "$number $tile -DCODED=0 -DPACKED=2"
+                [ "$1 ${tile#*WIDTH=}" = "gemm/prepacked 4" ] && echo "$number $tile -DCODED=0 -DPACKED=2"
             done
         done <<<"$tiles"
         printf '%s\n' "$amx -DCODED=0 -DAMX="{1,0}
@@ -68,10 +68,10 @@ options() { # FAMILY: the options of its programs, one a line
     attention/attention) printf '%s\n' '-DHEAD_SIZE=7 -DLANE_VECS=2' '-DHEAD_SIZE=64 -DLANE_VECS=2' '-DHEAD_SIZE=64 -DLANE_VECS=1' '-DHEAD_SIZE=128 -DLANE_VECS=1' ;;
     attention/gpu) printf '%s\n' '-DHEAD_SIZE=7 -DOWN=64' '-DHEAD_SIZE=128 -DOWN=64' '-DHEAD_SIZE=512 -DOWN=32' ;;
     attention/round) printf '%s\n' -DHEAD_SIZE=64 -DHEAD_SIZE=128 ;;
-    nn/norm) printf '%s\n' '-DCOLUMNS=128 -DSTEPS='{'0 -DCREW=1 -DROTATED=0','1 -DCREW=1 -DALIGNED -DROTATED='{0,1},'16 -DCREW=2 -DALIGNED -DROTATED=0'}' -DRESULTS='{1,2,3} ;;
+    nn/norm) printf '%s\n' '-DCOLUMNS=128 -DSTEPS='{'0 -DGROUPS_PER_ROW=1 -DROTATED=0','1 -DGROUPS_PER_ROW=1 -DALIGNED -DROTATED='{0,1},'16 -DGROUPS_PER_ROW=2 -DALIGNED -DROTATED=0'}' -DRESULTS='{1,2,3} ;;
     exchange/exchange) printf '%s\n' -DREMOTE={0,1}{,' -DALIGNED'} ;;
     router/router) printf '%s\n' '-DBLOCK=16 -DMOST_EXPERTS=1024' '-DBLOCK=1 -DMOST_EXPERTS=128'{,' -DALIGNED'} ;;
-    router/gpu) printf '%s\n' '-DTEAMS='{1,4}' -DEXPERTS=66 -DSLOTS=8 -DSCORE='{0,3} '-DTEAMS='{1,4}' -DEXPERTS=256 -DSLOTS=16 -DALIGNED -DSCORE='{1,2} ;;
+    router/gpu) printf '%s\n' '-DROW_GROUPS='{1,4}' -DEXPERTS=66 -DSLOTS=8 -DSCORE='{0,3} '-DROW_GROUPS='{1,4}' -DEXPERTS=256 -DSLOTS=16 -DALIGNED -DSCORE='{1,2} ;;
     lib/roof) printf '%s\n' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=16 -DITEMS=1' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=4 -DITEMS=256' ;;
     quant/amax) echo "$exact" ;;
     gemm/glu) printf '%s\n' -DFROM={0,2}' -DTYPE='{0,2}{,' -DALIGNED'}{,' -DPLAIN'} ;;

@@ -59,8 +59,8 @@ for run in "1 local" "2 window" "2 staged"; do
 done
 
 check "a step takes no longer than the metrics say" within_the_run local
-train precise 2 staged --batch 16 --precision mxfp8 --profile && has_rows precise quantise 'exchange: messages'
-verdict $? "what is quantised and what waits has its row"
+train precise 2 staged --batch 16 --precision mxfp8 --profile && has_rows precise quantize 'exchange: messages'
+verdict $? "what is quantized and what waits has its row"
 train short 1 local --batch 16 --steps 1 --profile && grep -q '^profile of 1 step' "$log"
 verdict $? "a single step is counted"
 MOERT_BACKEND=reference train reference 1 local --batch 2 --steps 3 --profile &&

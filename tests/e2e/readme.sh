@@ -35,7 +35,7 @@ for program in 1 2; do
     verdict $? "program $program gives the same digits on 1 and 2 ranks"
 done
 [ -s "$folder/2.out1" ] && grep -qxF "$(cat "$folder/2.out1")" docs/guide.md
-verdict $? "the quantised product is the guide's"
+verdict $? "the quantized product is the guide's"
 
 if command -v g++ >/dev/null; then
     printf '#include <moert/moert.h>\nmoert_quantize op = MOERT_QUANTIZE_INIT;\n' >"$folder/header.cc"

@@ -15,9 +15,9 @@ publish() {
     "$release" gather --form "$form" --model "$from/model.safetensors" --output "$to/x.safetensors" &&
         alone "$bin/moert-op" quantize --format "$format" --input "$to/x.safetensors" --output "$to/q.safetensors" &&
         alone "$bin/moert-op" dequantize --format "$format" --input "$to/q.safetensors" --output "$to/v.safetensors" &&
-        "$release" spread --form "$form" --model "$from/model.safetensors" --quantised "$to/q.safetensors" \
+        "$release" spread --form "$form" --model "$from/model.safetensors" --quantized "$to/q.safetensors" \
             --values "$to/v.safetensors" --low "$to/low/model.safetensors" --plain "$to/plain/model.safetensors"
-    verdict $? "$form: $from is quantised"
+    verdict $? "$form: $from is quantized"
 }
 
 # same TITLE FILE FILE: equal and not empty

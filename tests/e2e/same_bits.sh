@@ -14,7 +14,7 @@ train() {
     local name=$1 count=$2 engine=$3 sizes=("${small[@]}")
     shift 3
     [[ " $* " != *" --model "* ]] || sizes=()
-    MOERT_WAVES=2 MOERT_EXCHANGE=$(engine "$engine") MOERT_NODE_RANKS=$(node_ranks "$engine") ranks "$count" "$bin/moert-train" "${sizes[@]}" "${common[@]}" --out "$all/$name" "$@"
+    MOERT_CHUNKS=2 MOERT_EXCHANGE=$(engine "$engine") MOERT_NODE_RANKS=$(node_ranks "$engine") ranks "$count" "$bin/moert-train" "${sizes[@]}" "${common[@]}" --out "$all/$name" "$@"
 }
 
 # invariant VARIANT STEPS "RANKS ENGINE"... -- OPTION...: the first run sets the bits

@@ -70,12 +70,12 @@ static void choose_switches(const fuzz_input *in, moert_op_options *o) {
         o->prob = o->prob && !o->beta && !o->accumulate && !o->bias;
 }
 
-/* The factors have one type. */
+/* The operands have one type. */
 static void choose_types(const fuzz_input *in, moert_op_options *o) {
-    static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_F16, MOERT_NUMBER_BF16,
-                                         MOERT_NUMBER_E4M3, MOERT_NUMBER_E5M2};
+    static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_F16, MOERT_DTYPE_BF16,
+                                        MOERT_DTYPE_E4M3, MOERT_DTYPE_E5M2};
     const unsigned first = fuzz_byte(in, AT_TYPES), second = fuzz_byte(in, AT_TYPES + 1);
-    const moert_number factor = PICK(types, first), result = PICK(types, first / 5);
+    const moert_dtype factor = PICK(types, first), result = PICK(types, first / 5);
     o->x.type = o->kind == MOERT_OP_GEMM_DGRAD ? result : factor;
     o->y.type = o->kind == MOERT_OP_GEMM_FORWARD ? result : factor;
     o->weight.type = o->kind == MOERT_OP_GEMM_WGRAD ? result : factor;
@@ -127,7 +127,7 @@ static void choose_strides(const fuzz_input *in, moert_op_options *o) {
 }
 
 /* Block scales for one operand, by two bytes of its own. */
-static void quantise(const fuzz_input *in, size_t which, moert_operand *operand) {
+static void quantize(const fuzz_input *in, size_t which, moert_operand *operand) {
     const unsigned first = fuzz_byte(in, AT_HOW + 2 * which);
     const unsigned second = fuzz_byte(in, AT_HOW + 2 * which + 1);
     moert_quantizer how = MOERT_QUANTIZER_INIT;
@@ -148,12 +148,12 @@ static void quantise(const fuzz_input *in, size_t which, moert_operand *operand)
                                                            : (moert_scale_layout)(second / 32 % 3);
 }
 
-static void quantise_factor(const fuzz_input *in, size_t which, moert_op_options *o,
-                            moert_operand *operand) {
+static void quantize_operand(const fuzz_input *in, size_t which, moert_op_options *o,
+                             moert_operand *operand) {
     const bool weight = operand == &o->weight;
     const bool gathered = operand == (o->permute == MOERT_OP_PERMUTE_X ? &o->x : &o->y) &&
                           o->permute != MOERT_OP_PERMUTE_NONE;
-    quantise(in, which, operand);
+    quantize(in, which, operand);
     moert_quantizer *const how = &operand->how;
     if (gathered && how->axis == MOERT_AXIS_COLUMN)
         how->axis = MOERT_AXIS_ROW;
@@ -167,8 +167,8 @@ static void quantise_factor(const fuzz_input *in, size_t which, moert_op_options
         operand->scales = MOERT_SCALES_TILED;
 }
 
-static void quantise_result(const fuzz_input *in, size_t which, moert_operand *operand) {
-    quantise(in, which, operand);
+static void quantize_result(const fuzz_input *in, size_t which, moert_operand *operand) {
+    quantize(in, which, operand);
     moert_quantizer *const how = &operand->how;
     if (which == 3) /* the second version */
         how->axis = MOERT_AXIS_COLUMN;
@@ -177,23 +177,23 @@ static void quantise_result(const fuzz_input *in, size_t which, moert_operand *o
     operand->global = how->group_scales = false;
 }
 
-/* Quantised factors, result and second result, by two bits of a byte each. */
-static void choose_quantised(const fuzz_input *in, moert_op_options *o) {
-    const unsigned byte = fuzz_byte(in, AT_QUANTISED);
+/* Quantized operands, result and second result, by two bits of a byte each. */
+static void choose_quantized(const fuzz_input *in, moert_op_options *o) {
+    const unsigned byte = fuzz_byte(in, AT_QUANTIzED);
     const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
     const bool y_read = o->kind == MOERT_OP_GEMM_DGRAD || o->kind == MOERT_OP_DGLU;
     moert_operand *const result = o->kind == MOERT_OP_GEMM_FORWARD ? &o->y
                                   : o->kind == MOERT_OP_GEMM_DGRAD ? &o->x
                                                                    : &o->d;
     if ((byte & 3) == 1) {
-        quantise_factor(in, 0, o, y_read ? &o->y : &o->x);
-        quantise_factor(in, 1, o, wgrad ? &o->y : &o->weight);
+        quantize_operand(in, 0, o, y_read ? &o->y : &o->x);
+        quantize_operand(in, 1, o, wgrad ? &o->y : &o->weight);
     }
     if ((byte >> 2 & 3) != 1 || wgrad || (result != &o->d && o->permute != MOERT_OP_PERMUTE_NONE))
         return;
-    quantise_result(in, 2, result);
+    quantize_result(in, 2, result);
     if ((byte >> 4 & 3) == 1)
-        quantise_result(in, 3, &o->column);
+        quantize_result(in, 3, &o->column);
     o->norm = byte >> 6 == 1 && result->how.format != MOERT_FORMAT_FP8_BLOCK &&
               o->column.how.format != MOERT_FORMAT_FP8_BLOCK;
     o->beta = o->beta && o->kind == MOERT_OP_DGLU;
@@ -349,7 +349,7 @@ bool fuzz_describe(const fuzz_input *in, moert_op_options *options) {
     if ((kinds_glu >> options->kind & 1) != 0)
         choose_glu(in, options);
     choose_strides(in, options);
-    choose_quantised(in, options);
+    choose_quantized(in, options);
     choose_backend(in, options);
     for (size_t i = 0; i < strokes; i++)
         stroke(options, fuzz_byte(in, AT_FIELDS + 1 + 2 * i) % MOERT_COUNT(fields),

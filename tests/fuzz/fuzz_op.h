@@ -27,7 +27,7 @@ enum {
     AT_STRIDES = AT_TYPES + 2,
     AT_GLU,
     AT_INTERLEAVE,
-    AT_QUANTISED, /* which operands */
+    AT_QUANTIzED, /* which operands */
     AT_HOW,       /* 4 operands of 2 bytes */
     AT_ROW_MULTIPLE = AT_HOW + 8,
     AT_BACKEND,

@@ -1,6 +1,6 @@
 /* The device of test.h and its guarded buffers. */
 #include "base/config.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "support/test.h"
 
 enum { GUARD_BYTES = 128, GUARD_VALUE = 0xA5 };
@@ -108,41 +108,41 @@ float *download_floats(const moert_buffer *buffer, size_t n) {
     return download(buffer, n * sizeof(float));
 }
 
-float round_to(moert_number type, double value) {
+float round_to(moert_dtype type, double value) {
     const float single = (float)value;
-    return type == MOERT_NUMBER_F32 ? single
-                                    : moert_number_decode(type, moert_number_encode(type, single));
+    return type == MOERT_DTYPE_F32 ? single
+                                   : moert_dtype_decode(type, moert_dtype_encode(type, single));
 }
 
-moert_buffer *upload_codes(const float *values, size_t count, moert_number type) {
-    if (type == MOERT_NUMBER_F32)
+moert_buffer *upload_as(const float *values, size_t count, moert_dtype type) {
+    if (type == MOERT_DTYPE_F32)
         return upload_floats(values, count);
     uint16_t *codes = test_alloc(count * sizeof *codes);
     for (size_t i = 0; i < count; i++)
-        codes[i] = (uint16_t)moert_number_encode(type, values[i]);
+        codes[i] = (uint16_t)moert_dtype_encode(type, values[i]);
     return upload(codes, count * sizeof *codes);
 }
 
-void download_codes(const moert_buffer *buffer, float *values, size_t count, moert_number type) {
-    if (type == MOERT_NUMBER_F32) {
+void download_as(const moert_buffer *buffer, float *values, size_t count, moert_dtype type) {
+    if (type == MOERT_DTYPE_F32) {
         download_into(buffer, values, count * sizeof *values);
         return;
     }
     uint16_t *codes = download(buffer, count * sizeof *codes);
     for (size_t i = 0; i < count; i++)
-        values[i] = moert_number_decode(type, codes[i]);
+        values[i] = moert_dtype_decode(type, codes[i]);
 }
 
-moert_buffer *unset_codes(size_t n) {
+moert_buffer *unset_bf16(size_t n) {
     uint16_t *values = test_alloc(n * sizeof *values);
     memset(values, 0xFF, n * sizeof *values);
     return upload(values, n * sizeof *values);
 }
 
-void assert_codes(const char *what, const moert_buffer *codes, const float *floats, size_t n) {
+void assert_bf16(const char *what, const moert_buffer *codes, const float *floats, size_t n) {
     uint16_t *got = download(codes, n * sizeof *got);
     for (size_t i = 0; i < n; i++)
-        if (got[i] != moert_number_encode(MOERT_NUMBER_BF16, floats[i]))
+        if (got[i] != moert_dtype_encode(MOERT_DTYPE_BF16, floats[i]))
             fail_msg("%s %zu is code %04x of %a", what, i, got[i], (double)floats[i]);
 }
 

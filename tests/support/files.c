@@ -7,28 +7,28 @@
 #include "base/text.h"
 #include "io/durable.h"
 
-char test_folder[] = "/tmp/moert-test-XXXXXX";
+char test_directory[] = "/tmp/moert-test-XXXXXX";
 
-int make_test_folder(void **state) {
+int make_test_directory(void **state) {
     (void)state;
-    return mkdtemp(test_folder) != NULL ? 0 : -1;
+    return mkdtemp(test_directory) != NULL ? 0 : -1;
 }
 
-int remove_test_folder(void **state) {
+int remove_test_directory(void **state) {
     (void)state;
-    return moert_remove_tree(test_folder) == MOERT_OK ? 0 : -1;
+    return moert_remove_tree(test_directory) == MOERT_OK ? 0 : -1;
 }
 
-const char *in_folder(const char *name) {
+const char *in_directory(const char *name) {
     static char paths[8][PATH_MAX];
     static size_t next;
     char *path = paths[next++ % 8];
-    snprintf(path, PATH_MAX, "%s/%s", test_folder, name);
+    snprintf(path, PATH_MAX, "%s/%s", test_directory, name);
     return path;
 }
 
 const char *write_file(const char *name, const void *content, size_t bytes) {
-    const char *path = in_folder(name);
+    const char *path = in_directory(name);
     FILE *file = fopen(path, "w");
     assert_non_null(file);
     assert_int_equal(fwrite(content, 1, bytes, file), bytes);
@@ -82,12 +82,12 @@ const char *write_tensors(const char *name, const char *header, const void *data
     return write_file(name, image, compose_tensors(image, header, data, bytes));
 }
 
-int open_device_and_folder(void **state) {
-    return make_test_folder(state) != 0 || open_test_device(state) != 0;
+int open_device_and_directory(void **state) {
+    return make_test_directory(state) != 0 || open_test_device(state) != 0;
 }
 
-int close_device_and_folder(void **state) {
-    return close_test_device(state) != 0 || remove_test_folder(state) != 0;
+int close_device_and_directory(void **state) {
+    return close_test_device(state) != 0 || remove_test_directory(state) != 0;
 }
 
 static void close_tensors(void *tensors) {

@@ -5,17 +5,17 @@
 #include "support/test.h"
 
 /* Group fixture: an empty folder, gone with all its content at the end. */
-extern char test_folder[];
-int make_test_folder(void **state);
-int remove_test_folder(void **state);
+extern char test_directory[];
+int make_test_directory(void **state);
+int remove_test_directory(void **state);
 /* The same together with the test device. */
-int open_device_and_folder(void **state);
-int close_device_and_folder(void **state);
+int open_device_and_directory(void **state);
+int close_device_and_directory(void **state);
 
-/* test_folder/name; valid until the eighth call from now. */
-const char *in_folder(const char *name);
+/* test_directory/name; valid until the eighth call from now. */
+const char *in_directory(const char *name);
 
-/* Writes a whole file into the folder; returns its path as in_folder() does. */
+/* Writes a whole file into the folder; returns its path as in_directory() does. */
 const char *write_file(const char *name, const void *content, size_t bytes);
 const char *write_text(const char *name, const char *text);
 

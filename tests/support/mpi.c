@@ -50,11 +50,11 @@ int close_test_context(void **state) {
 }
 
 int open_context_and_folder(void **state) {
-    return make_test_folder(state) != 0 || open_test_context(state) != 0;
+    return make_test_directory(state) != 0 || open_test_context(state) != 0;
 }
 
 int close_context_and_folder(void **state) {
-    return close_test_context(state) != 0 || remove_test_folder(state) != 0;
+    return close_test_context(state) != 0 || remove_test_directory(state) != 0;
 }
 
 int open_test_mesh(void **state) {

@@ -130,12 +130,12 @@ float *download_floats(const moert_buffer *buffer, size_t n);
 /* The same into an array of the caller. */
 void download_into(const moert_buffer *buffer, void *target, size_t bytes);
 /* The same of numbers that are codes of a type of 16 bits on the device, or F32. */
-moert_buffer *upload_codes(const float *values, size_t count, moert_number type);
+moert_buffer *upload_as(const float *values, size_t count, moert_dtype type);
 /* A guarded buffer of n codes of 16 bits, all of the same NaN. */
-moert_buffer *unset_codes(size_t n);
+moert_buffer *unset_bf16(size_t n);
 /* They are the bf16 codes of n floats. */
-void assert_codes(const char *what, const moert_buffer *codes, const float *floats, size_t n);
-void download_codes(const moert_buffer *buffer, float *values, size_t count, moert_number type);
+void assert_bf16(const char *what, const moert_buffer *codes, const float *floats, size_t n);
+void download_as(const moert_buffer *buffer, float *values, size_t count, moert_dtype type);
 
 /* ---- values ---- */
 
@@ -148,7 +148,7 @@ typedef double random_draw(uint64_t key, uint64_t stream, uint64_t index);
 double random_once(random_draw *draw, uint64_t key, uint64_t stream, size_t i);
 
 /* A value as the type has it. */
-float round_to(moert_number type, double value);
+float round_to(moert_dtype type, double value);
 
 /* n doubles as floats. */
 float *to_floats(const double *values, size_t n);

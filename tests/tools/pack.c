@@ -7,7 +7,7 @@
  * uniform numbers of [-1, 1), of integers 0 to 255; or @FILE#TENSOR, the bytes of that tensor,
  * which NAME=FILE#TENSOR takes over with their type and shape.
  */
-#include "base/number.h"
+#include "base/dtype.h"
 #include "base/rng.h"
 #include "io/safetensors.h"
 #include "tools/check.h"
@@ -83,17 +83,17 @@ static moert_status parse(char *text, source *s) {
 static void store(moert_file_type type, void *values, size_t i, double value) {
     static const struct {
         moert_file_type type;
-        moert_number number;
-    } floats[] = {{MOERT_FILE_F32, MOERT_NUMBER_F32},
-                  {MOERT_FILE_F16, MOERT_NUMBER_F16},
-                  {MOERT_FILE_BF16, MOERT_NUMBER_BF16},
-                  {MOERT_FILE_F8_E4M3, MOERT_NUMBER_E4M3},
-                  {MOERT_FILE_F8_E5M2, MOERT_NUMBER_E5M2}};
+        moert_dtype number;
+    } floats[] = {{MOERT_FILE_F32, MOERT_DTYPE_F32},
+                  {MOERT_FILE_F16, MOERT_DTYPE_F16},
+                  {MOERT_FILE_BF16, MOERT_DTYPE_BF16},
+                  {MOERT_FILE_F8_E4M3, MOERT_DTYPE_E4M3},
+                  {MOERT_FILE_F8_E5M2, MOERT_DTYPE_E5M2}};
     const size_t bytes = moert_file_type_bytes(type);
     uint32_t code = (uint32_t)(int32_t)value; /* of integers */
     for (size_t f = 0; f < MOERT_COUNT(floats); f++)
         if (floats[f].type == type)
-            code = moert_number_encode(floats[f].number, (float)value);
+            code = moert_dtype_encode(floats[f].number, (float)value);
     memcpy((char *)values + i * bytes, &code, bytes); /* low byte first */
 }
 

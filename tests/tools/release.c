@@ -1,14 +1,14 @@
 /*
  * release: a model's weights as large models are published, for the end-to-end tests; what
- * quantises is moert-op.
+ * quantizes is moert-op.
  *
  *   release gather --form FORM --model M.safetensors --output X.safetensors
- *   release spread --form FORM --model M.safetensors --quantised Q.safetensors
+ *   release spread --form FORM --model M.safetensors --quantized Q.safetensors
  *                  --values V.safetensors --low L.safetensors --plain P.safetensors
  *
  * gather puts the matrices of the experts and of attention below each other into one matrix x, each
- * from a row on where the form begins a block, the rest zero. spread takes that matrix quantised
- * (q, scale) and dequantised (x), and writes the model twice: L with codes and scales under the
+ * from a row on where the form begins a block, the rest zero. spread takes that matrix quantized
+ * (q, scale) and dequantized (x), and writes the model twice: L with codes and scales under the
  * released names, P with the same values as plain float32.
  */
 #include "base/text.h"
@@ -26,13 +26,13 @@ static const struct {
 };
 
 static unsigned form;
-static const char *model_path, *output_path, *quantised_path, *values_path, *low_path, *plain_path;
+static const char *model_path, *output_path, *quantized_path, *values_path, *low_path, *plain_path;
 
 static const moert_option options[] = {
     {"form", MOERT_OPTION_CHOICE, &form, "fp8", "fp8|mxfp4", "of the released weights"},
     {"model", MOERT_OPTION_STRING, &model_path, "", NULL, "the plain weights"},
     {"output", MOERT_OPTION_STRING, &output_path, "", NULL, "gather: x"},
-    {"quantised", MOERT_OPTION_STRING, &quantised_path, "", NULL, "spread: q and scale"},
+    {"quantized", MOERT_OPTION_STRING, &quantized_path, "", NULL, "spread: q and scale"},
     {"values", MOERT_OPTION_STRING, &values_path, "", NULL, "spread: x"},
     {"low", MOERT_OPTION_STRING, &low_path, "", NULL, "spread: the released weights"},
     {"plain", MOERT_OPTION_STRING, &plain_path, "", NULL, "spread: the same values as float32"},
@@ -42,7 +42,7 @@ enum { OPTIONS = MOERT_COUNT(options), NAME_BYTES = 200 };
 /* A tensor of the model and where its matrices [n,k] are in x. */
 typedef struct entry {
     const moert_tensor *tensor;
-    bool quantised, turned; /* turned: the tensor holds [k,n] */
+    bool quantized, transposed; /* transposed: the tensor holds [k,n] */
     size_t matrices, n, k, first_row;
     char codes[NAME_BYTES], scales[NAME_BYTES];
 } entry;
@@ -53,7 +53,7 @@ typedef struct listing {
     size_t count, rows, columns; /* of x */
 } listing;
 
-static bool is_quantised(const moert_tensor *t) {
+static bool is_quantized(const moert_tensor *t) {
     if (form == MXFP4)
         return t->rank == 3 && moert_text_ends_with(t->name, "_proj");
     return t->rank == 2 && moert_text_ends_with(t->name, "_proj.weight");
@@ -66,11 +66,11 @@ static void list(listing *l) {
     for (size_t i = 0; i < l->count; i++) {
         const moert_tensor *t = moert_tensors_at(l->model, i);
         entry *e = &l->entries[i];
-        *e = (entry){.tensor = t, .quantised = is_quantised(t), .turned = t->rank == 3};
-        if (!e->quantised)
+        *e = (entry){.tensor = t, .quantized = is_quantized(t), .transposed = t->rank == 3};
+        if (!e->quantized)
             continue;
-        e->matrices = e->turned ? t->shape[0] : 1;
-        e->n = e->turned ? t->shape[2] : t->shape[0];
+        e->matrices = e->transposed ? t->shape[0] : 1;
+        e->n = e->transposed ? t->shape[2] : t->shape[0];
         e->k = t->shape[1];
         e->first_row = l->rows;
         snprintf(e->codes, NAME_BYTES, "%s%s", t->name, forms[form].codes_suffix);
@@ -85,7 +85,8 @@ static void move(const listing *l, const entry *e, float *x, float *values, bool
     for (size_t row = 0; row < e->matrices * e->n; row++)
         for (size_t k = 0; k < e->k; k++) {
             const size_t matrix = row / e->n, n = row % e->n;
-            float *value = values + (e->turned ? (matrix * e->k + k) * e->n + n : row * e->k + k);
+            float *value =
+                values + (e->transposed ? (matrix * e->k + k) * e->n + n : row * e->k + k);
             float *place = x + (e->first_row + row) * l->columns + k;
             *(out ? value : place) = *(out ? place : value);
         }
@@ -97,7 +98,7 @@ static void gather(listing *l) {
     float *x, *values;
     check(MOERT_NEW_ARRAY(&x, l->rows * l->columns));
     for (const entry *e = l->entries; e < l->entries + l->count; e++) {
-        if (!e->quantised)
+        if (!e->quantized)
             continue;
         check(moert_alloc(&values, e->tensor->elements, sizeof *values));
         check(moert_tensor_read_f32(e->tensor, 0, e->tensor->elements, values));
@@ -122,7 +123,7 @@ static size_t low_specs(const listing *l, moert_tensor_spec *specs) {
     for (size_t i = 0; i < l->count; i++) {
         const entry *e = &l->entries[i];
         const size_t wide = moert_ceil_div(e->k, forms[form].block_columns);
-        if (!e->quantised) {
+        if (!e->quantized) {
             specs[count++] = spec_of(e->tensor);
         } else if (form == MXFP4) {
             specs[count++] =
@@ -180,7 +181,7 @@ static void write_both(const listing *l, const moert_tensor *q, const moert_tens
     free(specs);
     for (const entry *e = l->entries; e < l->entries + l->count; e++) {
         const moert_tensor *t = e->tensor;
-        if (e->quantised) {
+        if (e->quantized) {
             put_low(l, e, q, scale, low);
             check(moert_alloc(&values, t->elements, sizeof *values));
             move(l, e, x, values, true);
@@ -201,19 +202,19 @@ static void spread(listing *l) {
     const size_t scales[] = {l->rows / forms[form].block_rows, wide};
     const size_t whole[] = {l->rows, l->columns};
     const moert_tensor *q, *scale, *values;
-    moert_tensors *quantised, *dequantised;
+    moert_tensors *quantized, *dequantized;
     float *x;
-    check(moert_tensors_open(quantised_path, &quantised));
-    check(moert_tensors_open(values_path, &dequantised));
-    check(moert_tensors_get(quantised, "q", 2, codes, &q));
-    check(moert_tensors_get(quantised, "scale", 2, scales, &scale));
-    check(moert_tensors_get(dequantised, "x", 2, whole, &values));
+    check(moert_tensors_open(quantized_path, &quantized));
+    check(moert_tensors_open(values_path, &dequantized));
+    check(moert_tensors_get(quantized, "q", 2, codes, &q));
+    check(moert_tensors_get(quantized, "scale", 2, scales, &scale));
+    check(moert_tensors_get(dequantized, "x", 2, whole, &values));
     check(moert_alloc(&x, values->elements, sizeof *x));
     check(moert_tensor_read_f32(values, 0, values->elements, x));
     write_both(l, q, scale, x);
     free(x);
-    moert_tensors_close(dequantised);
-    moert_tensors_close(quantised);
+    moert_tensors_close(dequantized);
+    moert_tensors_close(quantized);
 }
 
 int main(int argc, char **argv) {

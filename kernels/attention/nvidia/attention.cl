@@ -1,6 +1,6 @@
 /*
  * Causal attention on the tensor cores of sm_90 (Hopper): the formulas of attention/attention.cl on
- * factors rounded to bf16, with float32 sums. Scores are in units of log 2: q is rounded times
+ * operands rounded to bf16, with float32 sums. Scores are in units of log 2: q is rounded times
  * scale / log 2, so that p = 2^(score - maximum).
  *
  * A work-group owns 128 rows of a head of a sequence: queries in FORWARD and BACKWARD_Q, keys in

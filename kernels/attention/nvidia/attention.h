@@ -60,7 +60,7 @@ INLINED void arrive_if(uint barrier, bool condition) {
 /* score[64,64] (+)= a[64,16] b[16,64]: a in registers, or in local memory. */
 #define BY_ROWS "64k16.f32.bf16.bf16 {" LIST_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"
 #define BY_BOTH "64k16.f32.bf16.bf16 {" LIST_32 "}, %32, %33, p, 1, 1, 0, 0;\n}"
-/* sums[64,HEAD_SIZE] += a[64,16] b[16,HEAD_SIZE], b turned. */
+/* sums[64,HEAD_SIZE] += a[64,16] b[16,HEAD_SIZE], b transposed. */
 #if HEAD_SIZE == 128
 #define SUMS(s) SUMS_64(s)
 #define GATHER  "128k16.f32.bf16.bf16 {" SUMS_TO_63 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"

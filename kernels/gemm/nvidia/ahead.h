@@ -1,10 +1,10 @@
 /*
- * Included by wgmma.cl. Of factors in MXFP8, MXFP4 and NVFP4, which are exact in bf16: three
+ * Included by wgmma.cl. Of operands in MXFP8, MXFP4 and NVFP4, which are exact in bf16: three
  * warps, which would have nothing to do, make it bf16 in global memory just ahead of the product
  * that reads it there.
  *
  * The groups are taken in the order of the tiles. Of each one every work-group decodes its share of
- * both factors and counts itself in ready[group]; the blocks of a group's tiles are asked for when
+ * both operands and counts itself in ready[group]; the blocks of a group's tiles are asked for when
  * all have. Nobody waits in a circle, as decoding waits for nothing; but all work-groups must get a
  * compute unit while others wait: no more of them than units.
  *
@@ -35,10 +35,10 @@ enum { E4M3_E8M0, E5M2_E8M0, E2M1_E8M0, E2M1_E4M3 };
     ((format) == E4M3_E8M0 ? 247 : (format) == E5M2_E8M0 ? 239 : 253) /* bf16's exponent bits */
 
 /* A factor, and where its numbers go. */
-typedef struct coded {
+typedef struct quantized {
     global const uchar *codes, *scales;
     global uint4 *numbers;
-} coded;
+} quantized;
 
 /* A group's part of a factor: lines from `first` on, of which the blocks down the lines begin with
  * number `block`. */
@@ -159,7 +159,7 @@ typedef struct batch {
 #define UNITS(format) (64 / CODE_BITS(format))
 #define WORDS(format) (256 / RUN_OF(format) / 4)
 
-INLINED batch load_along(int format, coded x, ulong begin, uint number, uint eights) {
+INLINED batch load_along(int format, quantized x, ulong begin, uint number, uint eights) {
     const uint lane = get_local_id(0) % 32, words = eights / (RUN_OF(format) / 2);
     global const uint *scales = (global const uint *)x.scales + begin / (RUN_OF(format) / 2);
     batch b;
@@ -179,7 +179,7 @@ INLINED batch load_along(int format, coded x, ulong begin, uint number, uint eig
     return b;
 }
 
-INLINED void decode_along(int format, coded x, part p) {
+INLINED void decode_along(int format, quantized x, part p) {
     const ulong begin = (ulong)p.first * p.columns / 8;
     const uint eights = (ulong)p.lines * p.columns / 8,
                batches = (eights + 32 * UNITS(format) - 1) / (32 * UNITS(format));
@@ -205,7 +205,7 @@ INLINED void decode_along(int format, coded x, part p) {
 }
 
 /* 8 lines of codes and, in two words, their scales; a block of 4 bits is whole. */
-INLINED batch load_down(int format, coded x, part p, uint unit, uint units) {
+INLINED batch load_down(int format, quantized x, part p, uint unit, uint units) {
     const uint block = RUN_OF(format) * CODE_BITS(format) / 8, across = p.columns / 8,
                last = min(unit, units - 1);
     const uint step = last / across, column = last % across,
@@ -222,7 +222,7 @@ INLINED batch load_down(int format, coded x, part p, uint unit, uint units) {
     return b;
 }
 
-INLINED void decode_down(int format, coded x, part p) {
+INLINED void decode_down(int format, quantized x, part p) {
     const int bits = CODE_BITS(format), rows = 8 / bits; /* of a line */
     const uint across = p.columns / 8, stride = get_num_groups(0) * DECODERS;
     const uint units =
@@ -276,7 +276,8 @@ static inline void await_ready(global const uint *ready) {
 #endif
 
 /* All groups, one after the other. */
-INLINED void decode_ahead(shape s, coded a, coded b, local const uint *ends, global uint *ready) {
+INLINED void decode_ahead(shape s, quantized a, quantized b, local const uint *ends,
+                          global uint *ready) {
     const uint lines_b = ORIENTATION == DGRAD ? s.terms
                          : GLU                ? 2 * s.columns
                                               : s.columns; /* of a weight */

@@ -1,5 +1,5 @@
 /*
- * Grouped GEMM on the tensor cores of sm_90 (Hopper): 8-bit factors, E4M3 or E5M2, whose terms are
+ * Grouped GEMM on the tensor cores of sm_90 (Hopper): 8-bit operands, E4M3 or E5M2, whose terms are
  * contiguous.
  *
  *   c[m,j] = alpha[g] sum_b s[m,b] t[g,b,j/128] (sum_i a[m,i] b[g,j,i])     rows m of group g,
@@ -10,11 +10,11 @@
  *
  * Blocks are of 128 terms, in WGRAD from a group's first row on. The tensor cores add up a block,
  * to about 14 bits of its largest product; blocks are added in float32, times both scales (1 unless
- * SCALED) and alpha (1 if 0), as DeepGEMM does. Both factors are tensors [groups or 1, rows, terms]
+ * SCALED) and alpha (1 if 0), as DeepGEMM does. Both operands are tensors [groups or 1, rows, terms]
  * of TMA maps. Persistent work-groups take the tiles of 128 lines x 256 columns in turn, which they
  * find from the ends alone:
  *
- *     warps 0-3    the producers, see fp8.h: blocks of both factors and their scales into a
+ *     warps 0-3    the producers, see fp8.h: blocks of both operands and their scales into a
  *                  ring of STAGES stages
  *     warps 4-7    lines 0-63:   64 x 128 sums of a block by wgmma m64n128k32, in two parts, which
  *     warps 8-11   lines 64-127  join 64 x 256 sums, all in registers, while the tensor cores
@@ -22,11 +22,11 @@
  *                                pieces of 16 lines x 128 bytes per warp, stored in 16-byte words
  *
  * Terms past the end are 0: TMA gives zeros past a tensor, and WGRAD clears the rows of the next
- * group in both factors. Lines past the end of a group are computed from whatever is there and not
+ * group in both operands. Lines past the end of a group are computed from whatever is there and not
  * stored. s[m,b] lies at s + m * s_line + b, t at t + g * t_group + b * t_block + (j / 128, in
  * WGRAD j) * t_column.
  *
- * Rows of the factors must be multiples of 16 bytes, columns and ldc of 8 numbers, and in WGRAD the
+ * Rows of the operands must be multiples of 16 bytes, columns and ldc of 8 numbers, and in WGRAD the
  * ends of 16, as TMA takes no other addresses. Grid: compute units work-groups of 384. Local
  * memory: ARENA bytes (up to 227 KiB, which src/device/nvidia/ptx.c puts in the place of 1040), the
  * ends included.
@@ -44,9 +44,9 @@
 #include "lib/nvidia.h"
 
 #if E5M2
-#define FACTOR "e5m2"
+#define A_TYPE "e5m2"
 #else
-#define FACTOR "e4m3"
+#define A_TYPE "e4m3"
 #endif
 #if F32
 typedef float result;
@@ -82,10 +82,10 @@ static inline void clear_terms(local uchar *stage, uint terms) {
 static inline void multiply(float *part, uint a, uint b) {
     const uint next = STEP / 16;
     wgmma_fence();
-    WGMMA_BYTES(part, matrix_of(a), matrix_of(b), "=f", 0, FACTOR);
-    WGMMA_BYTES(part, matrix_of(a + next), matrix_of(b + next), "+f", 1, FACTOR);
-    WGMMA_BYTES(part, matrix_of(a + 2 * next), matrix_of(b + 2 * next), "+f", 1, FACTOR);
-    WGMMA_BYTES(part, matrix_of(a + 3 * next), matrix_of(b + 3 * next), "+f", 1, FACTOR);
+    WGMMA_BYTES(part, matrix_of(a), matrix_of(b), "=f", 0, A_TYPE);
+    WGMMA_BYTES(part, matrix_of(a + next), matrix_of(b + next), "+f", 1, A_TYPE);
+    WGMMA_BYTES(part, matrix_of(a + 2 * next), matrix_of(b + 2 * next), "+f", 1, A_TYPE);
+    WGMMA_BYTES(part, matrix_of(a + 3 * next), matrix_of(b + 3 * next), "+f", 1, A_TYPE);
     wgmma_commit();
 }
 
@@ -107,9 +107,9 @@ static inline void join(float *sum, const float *part, const scale_set *by, uint
                                  sum[4 * j + i]);
     }
 #else
-    const float factors[2] = {by->lines[0] * by->parts[p], by->lines[1] * by->parts[p]};
+    const float operands[2] = {by->lines[0] * by->parts[p], by->lines[1] * by->parts[p]};
     UNROLL_FOR(int i = 0; i < PART_SUMS; i++)
-        sum[i] = SCALED ? fma(part[i], factors[i / 2 % 2], sum[i]) : sum[i] + part[i];
+        sum[i] = SCALED ? fma(part[i], operands[i / 2 % 2], sum[i]) : sum[i] + part[i];
 #endif
 }
 

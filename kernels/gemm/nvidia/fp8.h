@@ -1,10 +1,10 @@
 /*
  * The producers of fp8.cl: the walk over the tiles, and the ring of stages in local memory
- * through which blocks of both factors, their scales and what tile it is reach the consumers.
+ * through which blocks of both operands, their scales and what tile it is reach the consumers.
  *
  *     stage of the ring    LINES x 128 bytes of a, COLUMNS x 128 bytes of b, both swizzled; SCALES
  *                          floats; a tile
- *     barrier FULL         one arrival for the factors, which also counts their bytes, and 3 for
+ *     barrier FULL         one arrival for the operands, which also counts their bytes, and 3 for
  *                          the scales
  *     barrier EMPTY        one arrival of each of the consumers' 8 warps
  */
@@ -85,8 +85,8 @@ typedef struct place {
     uint line, column, block;
 } place;
 
-/* The first work-item asks for both factors of a block. */
-static inline void bring_factors(const walk *w, place at, ulong map_a, ulong map_b, uint stage,
+/* The first work-item asks for both operands of a block. */
+static inline void load_operands(const walk *w, place at, ulong map_a, ulong map_b, uint stage,
                                  uint full) {
     const uint term = (WGRAD ? w->first & ~15u : 0) + at.block * TERMS; /* TMA takes no others */
     expect(full, STAGE_BYTES);
@@ -107,7 +107,7 @@ static inline float load_scale(const shape *s, const scales *of, const walk *w, 
 
 /*
  * Brings the blocks of all tiles of this work-group, one after the other, as stages become free:
- * work-item 0 asks for the factors and says what tile it is; warps 1 to 3 bring the scales, which
+ * work-item 0 asks for the operands and says what tile it is; warps 1 to 3 bring the scales, which
  * they have asked for before.
  */
 static inline void produce(shape s, const scales *of, ulong map_a, ulong map_b, uint base,
@@ -149,7 +149,7 @@ static inline void produce(shape s, const scales *of, ulong map_a, ulong map_b, 
                     more ? (int)w.group : -1, at.line + (WGRAD ? w.group * s.lines : w.first),
                     WGRAD ? (w.group + 1) * s.lines : w.last, at.column, terms};
             if (blocks > 0)
-                bring_factors(&w, at, map_a, map_b, base + stage * STAGE_BYTES, full);
+                load_operands(&w, at, map_a, map_b, base + stage * STAGE_BYTES, full);
             else
                 arrive(full);
         }

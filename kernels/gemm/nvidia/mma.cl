@@ -1,15 +1,15 @@
 /*
- * Grouped GEMM on the tensor cores of sm_80 (Ampere) and later: bf16 or f16 factors, float32 sums,
+ * Grouped GEMM on the tensor cores of sm_80 (Ampere) and later: bf16 or f16 operands, float32 sums,
  * 16-bit or f32 results.
  *
  *   FORWARD   y[m,n] = sum_k x[m,k] w[g,n,k]     rows m of group g
  *   DGRAD     x[m,k] = sum_n y[m,n] w[g,n,k]
  *   WGRAD     w[g,n,k] = sum_m y[m,n] x[m,k]     over the rows of group g; 0 without rows
  *
- * epilogue.h says what may follow: factors, bias, the old values, a GLU (of FORWARD).
+ * epilogue.h says what may follow: operands, bias, the old values, a GLU (of FORWARD).
  *
  * The result has lines (m, m, n) and columns (n, k, k); the first factor, a, has the lines, the
- * second, b, the columns, each in rows with columns at stride 1; a factor is turned if its terms
+ * second, b, the columns, each in rows with columns at stride 1; a factor is transposed if its terms
  * lie along the rows. A work-group of 4 warps makes a tile of 128 lines x 128 columns, 32 terms at
  * a time; two of them share an SM, so that one multiplies while the other begins or ends:
  *
@@ -17,9 +17,9 @@
  *     lines  0-63        warp 0  warp 2   each 64 x 64 sums in registers, in 4 x 8 pieces of 16 x 8
  *     lines 64-127       warp 1  warp 3      by mma.m16n8k16
  *
- * All threads copy, 16 bytes at a time, the blocks of both factors (8 KiB each) into a ring of 3
+ * All threads copy, 16 bytes at a time, the blocks of both operands (8 KiB each) into a ring of 3
  * stages, each once it is read. A warp loads the matrices of 16 terms while it multiplies those of
- * the 16 before. Rows of 64 bytes (turned: of 256) lie with the place of their 16-byte pieces
+ * the 16 before. Rows of 64 bytes (transposed: of 256) lie with the place of their 16-byte pieces
  * exchanged, so that the 8 rows of a matrix meet in no bank.
  *
  * With GLU the 64 columns of a warp are 32 gates and their 32 ups, wherever the weight has them,
@@ -58,8 +58,8 @@
 #define RESULTS (GLU ? COLUMNS / 2 : COLUMNS) /* columns of the result in a tile */
 #define OWN     (GLU ? SPAN / 2 : SPAN)       /* ... of a warp */
 
-#define TURNED_A (ORIENTATION == WGRAD)
-#define TURNED_B (ORIENTATION != FORWARD)
+#define TRANSPOSED_A (ORIENTATION == WGRAD)
+#define TRANSPOSED_B (ORIENTATION != FORWARD)
 
 #define BLOCK_BYTES (LINES * TERMS * 2) /* of a factor */
 #define STAGE_BYTES (2 * BLOCK_BYTES)
@@ -124,21 +124,21 @@ static inline bool find_tile(shape s, global const uint *ends, tile *t, uint *fi
 /* ---- copies ---- */
 
 /* A thread's piece of a block: one of 16 bytes in each of several rows. */
-#define ACROSS(turned)  ((turned) ? LINES / 8 : TERMS / 8) /* pieces of a row */
-#define ROW_OF(turned)  (get_local_id(0) / ACROSS(turned))
-#define PIECE(turned)   (get_local_id(0) % ACROSS(turned))
-#define ROWS_ON(turned) (THREADS / ACROSS(turned)) /* from one of them to the next */
+#define ACROSS(transposed)  ((transposed) ? LINES / 8 : TERMS / 8) /* pieces of a row */
+#define ROW_OF(transposed)  (get_local_id(0) / ACROSS(transposed))
+#define PIECE(transposed)   (get_local_id(0) % ACROSS(transposed))
+#define ROWS_ON(transposed) (THREADS / ACROSS(transposed)) /* from one of them to the next */
 
 /* The byte at which a block has a piece of a row. */
-static inline uint place_in_block(bool turned, uint row, uint piece) {
-    return (row * ACROSS(turned) + (piece ^ (turned ? row % 8 : row / 2 % 4))) * 16;
+static inline uint place_in_block(bool transposed, uint row, uint piece) {
+    return (row * ACROSS(transposed) + (piece ^ (transposed ? row % 8 : row / 2 % 4))) * 16;
 }
 
 /* The first block of a factor, from a row and a column of it on. */
-static inline factor begin_factor(global const uchar *p, ulong next, bool turned, uint row,
-                                  uint column, int lines, int terms) {
-    return (factor){p + (row + ROW_OF(turned)) * next + column * 2 + PIECE(turned) * 16, next,
-                    lines, terms};
+static inline factor begin_operand(global const uchar *p, ulong next, bool transposed, uint row,
+                                   uint column, int lines, int terms) {
+    return (factor){p + (row + ROW_OF(transposed)) * next + column * 2 + PIECE(transposed) * 16,
+                    next, lines, terms};
 }
 
 /* With GLU: 32 gates, their 32 ups, the next 32 gates and their ups; `up` bytes are from a gate to
@@ -148,25 +148,26 @@ static inline ulong gate_or_up(int i, ulong up, ulong next) {
 }
 
 /* Asks for this thread's pieces of a block, and goes on to the next. */
-static inline void copy_block(uint to, factor *f, bool turned, bool gated, ulong up) {
-    const int row = ROW_OF(turned), at = PIECE(turned) * 8;
-    to += place_in_block(turned, row, PIECE(turned));
+static inline void copy_block(uint to, factor *f, bool transposed, bool gated, ulong up) {
+    const int row = ROW_OF(transposed), at = PIECE(transposed) * 8;
+    to += place_in_block(transposed, row, PIECE(transposed));
     UNROLL_FOR(int i = 0; i < BLOCK_BYTES / 16 / THREADS; i++) {
-        const int line = gated ? row + i / 2 * 32 : row + i * ROWS_ON(turned);
+        const int line = gated ? row + i / 2 * 32 : row + i * ROWS_ON(transposed);
         const bool used =
-            turned ? line < f->terms && at < f->lines : line < f->lines && at < f->terms;
+            transposed ? line < f->terms && at < f->lines : line < f->lines && at < f->terms;
         copy_16(to + i * THREADS * 16,
-                f->at + (gated ? gate_or_up(i, up, f->next) : i * ROWS_ON(turned) * f->next), used);
+                f->at + (gated ? gate_or_up(i, up, f->next) : i * ROWS_ON(transposed) * f->next),
+                used);
     }
-    f->at += turned ? TERMS * f->next : TERMS * 2;
+    f->at += transposed ? TERMS * f->next : TERMS * 2;
     f->terms -= TERMS;
 }
 
 /* Asks for the next block of both, if there is one, into a stage that nobody reads. */
 static inline void fetch(uint stage, factor *a, factor *b, ulong up) {
     if (a->terms > 0) {
-        copy_block(stage, a, TURNED_A, false, 0);
-        copy_block(stage + BLOCK_BYTES, b, TURNED_B, GLU, up);
+        copy_block(stage, a, TRANSPOSED_A, false, 0);
+        copy_block(stage + BLOCK_BYTES, b, TRANSPOSED_B, GLU, up);
     }
     end_copies();
 }
@@ -188,11 +189,11 @@ typedef struct matrices {
 static inline void load_terms(matrices *m, uint a, uint b, uint i) {
     UNROLL_FOR(uint j = 0; j < 4; j++) {
         load_matrices(m->a[j],
-                      TURNED_A ? (a ^ j * 32) + i * (BLOCK_BYTES / 2) : (a ^ i * 32) + j * 1024,
-                      TURNED_A);
+                      TRANSPOSED_A ? (a ^ j * 32) + i * (BLOCK_BYTES / 2) : (a ^ i * 32) + j * 1024,
+                      TRANSPOSED_A);
         load_matrices(m->b[j],
-                      TURNED_B ? (b ^ j * 32) + i * (BLOCK_BYTES / 2) : (b ^ i * 32) + j * 1024,
-                      TURNED_B);
+                      TRANSPOSED_B ? (b ^ j * 32) + i * (BLOCK_BYTES / 2) : (b ^ i * 32) + j * 1024,
+                      TRANSPOSED_B);
     }
 }
 
@@ -214,7 +215,7 @@ static inline void store_lines(const float *sum, tile t, uint columns, global us
         UNROLL_FOR(int i = 0; i < 2; i++) {
             const int line = t.line + (int)(lane / 4) + 8 * i;
             const float *s = sum + 16 * j + 2 * i;
-            const uint4 words = turn_words(
+            const uint4 words = transpose_words(
                 (uint4)(round_two(s), round_two(s + 4), round_two(s + 8), round_two(s + 12)));
             if (line < t.end && first + 32 * j < columns)
                 *(global uint4 *)(c + line * ldc + first + 32 * j) = words;
@@ -248,23 +249,23 @@ static inline void finish_tile(float *sum, tile t, uint columns, epilogue e, glo
  * then with the next 8. */
 static inline uint places_of_a(void) {
     const uint lane = get_local_id(0) % 32, part = get_local_id(0) / 32 % 2;
-    return TURNED_A ? place_in_block(true, lane % 8 + lane / 16 * 8, part * 8 + lane / 8 % 2)
-                    : place_in_block(false, part * 64 + lane % 16, lane / 16);
+    return TRANSPOSED_A ? place_in_block(true, lane % 8 + lane / 16 * 8, part * 8 + lane / 8 % 2)
+                        : place_in_block(false, part * 64 + lane % 16, lane / 16);
 }
 
 static inline uint places_of_b(void) {
     const uint lane = get_local_id(0) % 32, part = get_local_id(0) / 64;
-    return BLOCK_BYTES +
-           (TURNED_B ? place_in_block(true, lane % 16, part * 8 + lane / 16)
-                     : place_in_block(false, part * 64 + lane % 8 + lane / 16 * 8, lane / 8 % 2));
+    return BLOCK_BYTES + (TRANSPOSED_B ? place_in_block(true, lane % 16, part * 8 + lane / 16)
+                                       : place_in_block(false, part * 64 + lane % 8 + lane / 16 * 8,
+                                                        lane / 8 % 2));
 }
 
 kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void nvidia_mma(
     global const uchar *a, global const uchar *b, global uchar *c, global const uint *group_ends,
-    global const float *alpha, global const float *beta, global const float *factors,
+    global const float *alpha, global const float *beta, global const float *operands,
     global const uchar *bias, global int *amax, global uchar *v, moert_nvidia_gemm_args args) {
     local __attribute__((aligned(1024))) uchar ring[STAGES * STAGE_BYTES];
-    const epilogue e = epilogue_of(alpha, beta, factors, bias, amax, v, args);
+    const epilogue e = epilogue_of(alpha, beta, operands, bias, amax, v, args);
     const uint lines = args.lines, columns = args.columns;
     tile t;
     uint first;
@@ -275,15 +276,15 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void nvidia_mma(
     const uint gate = t.column + ROW_OF(false), place = GLU ? place_of(gate, columns, false) : gate;
     const ulong up =
         GLU ? (long)(int)(place_of(gate, columns, true) - place) * (long)args.ldb * 2 : 0;
-    factor from_a =
-        begin_factor(a + args.first_a * 2, args.lda * 2, TURNED_A, TURNED_A ? first : t.line,
-                     TURNED_A ? t.line - t.group * lines : 0, t.end - t.line, t.terms);
+    factor from_a = begin_operand(
+        a + args.first_a * 2, args.lda * 2, TRANSPOSED_A, TRANSPOSED_A ? first : t.line,
+        TRANSPOSED_A ? t.line - t.group * lines : 0, t.end - t.line, t.terms);
     factor from_b =
-        begin_factor(b + (args.first_b + t.group * args.ldg) * 2, args.ldb * 2, TURNED_B,
-                     ORIENTATION == FORWARD ? place - ROW_OF(false)
-                     : TURNED_A             ? first
-                                            : 0,
-                     TURNED_B ? t.column : 0, columns - t.column, t.terms);
+        begin_operand(b + (args.first_b + t.group * args.ldg) * 2, args.ldb * 2, TRANSPOSED_B,
+                      ORIENTATION == FORWARD ? place - ROW_OF(false)
+                      : TRANSPOSED_A         ? first
+                                             : 0,
+                      TRANSPOSED_B ? t.column : 0, columns - t.column, t.terms);
     for (uint i = 0; i < STAGES; i++)
         fetch(base + i * STAGE_BYTES, &from_a, &from_b, up);
     await_block();

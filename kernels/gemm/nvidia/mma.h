@@ -24,9 +24,9 @@ static inline void end_copies(void) {
 /* ---- 8 x 8 matrices of 16-bit numbers ---- */
 
 /* Four of them; lane l gives the address of row l % 8 of matrix l / 8, and gets the numbers 2 (l %
- * 4) and the next of row l / 4; or, turned, of column l / 4. */
-static inline void load_matrices(uint *m, uint address, bool turned) {
-    if (turned)
+ * 4) and the next of row l / 4; or, transposed, of column l / 4. */
+static inline void load_matrices(uint *m, uint address, bool transposed) {
+    if (transposed)
         __asm__ volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                          : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                          : "r"(address)
@@ -59,7 +59,7 @@ static inline void multiply_matrices(float *sum, const uint *a, const uint *b) {
     })
 
 /* Of four lanes that follow each other, word j of lane i becomes word i of lane j. */
-static inline uint4 turn_words(uint4 x) {
+static inline uint4 transpose_words(uint4 x) {
     const bool odd = (get_local_id(0) & 1) != 0, high = (get_local_id(0) & 2) != 0;
     const uint a = lane_across(odd ? x.s0 : x.s1, 1), b = lane_across(odd ? x.s2 : x.s3, 1);
     x = odd ? (uint4)(a, x.s1, b, x.s3) : (uint4)(x.s0, a, x.s2, b);

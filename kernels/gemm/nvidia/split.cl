@@ -1,5 +1,5 @@
 /*
- * Grouped GEMM of float32 factors on the tensor cores of sm_90 (Hopper), about as exact as a chain
+ * Grouped GEMM of float32 operands on the tensor cores of sm_90 (Hopper), about as exact as a chain
  * of fma:
  *
  *   FORWARD   y[m,n] = sum_k x[m,k] w[n,k] + bias[n]     all rows m
@@ -26,7 +26,7 @@
  *                                cores compute for the other consumer
  *
  * Terms past the end are 0: TMA gives zeros past a tensor, and WGRAD clears the rows of the next
- * group in both factors. Lines past the end are computed from whatever is there and not stored.
+ * group in both operands. Lines past the end are computed from whatever is there and not stored.
  * Where a factor is not finite, or nearly as large as a float can be, the results are NaN.
  *
  * Strides of the first factor must be multiples of 4 numbers, and but for WGRAD columns, ldc and
@@ -50,9 +50,9 @@
 #define WGRAD   2
 
 #if ORIENTATION == FORWARD /* terms of the second factor are neighbours, or lie below each other */
-#define TURNED_B 0
+#define TRANSPOSED_B 0
 #else
-#define TURNED_B 1
+#define TRANSPOSED_B 1
 #endif
 
 #define PARTS       3
@@ -111,7 +111,7 @@ static inline tile find_tile(const shape *s, global const uint *ends, uint n) {
 
 /* ---- the producer ---- */
 
-/* Asks for a block of both factors. */
+/* Asks for a block of both operands. */
 static inline void bring(const tile *t, uint term, ulong map_a, ulong map_b, uint a, uint full) {
     const uint b = a + A_BYTES, row = t->first + term;
     expect(full, STAGE_BYTES);
@@ -121,7 +121,7 @@ static inline void bring(const tile *t, uint term, ulong map_a, ulong map_b, uin
     else
         load_box(a, map_a, 2 * term, t->line, 0, full);
     for (int p = 0; p < PARTS; p++)
-        if (TURNED_B)
+        if (TRANSPOSED_B)
             for (int i = 0; i < COLUMNS / 64; i++)
                 load_box(b + p * B_BYTES + i * BOX_BYTES, map_b, t->column + 64 * i, row, p, full);
         else
@@ -196,18 +196,19 @@ INLINED void split_lines(uint parts[PARTS][STEPS][4], local const uchar *a, uint
     __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, " TEXT(                                       \
                          keep) ", 0;\n"                                                            \
                                "//@sm_90a wgmma.mma_async.sync.aligned.m64n" WIDTH                 \
-                               "k16.f32.bf16.bf16 {" OPERANDS ", p, 1, 1, " TEXT(TURNED_B) ";\n}"  \
+                               "k16.f32.bf16.bf16 {" OPERANDS                                      \
+                               ", p, 1, 1, " TEXT(TRANSPOSED_B) ";\n}"                             \
                      : LIST(how, s)                                                                \
                      : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "l"(b))
 
-#define NEXT (TURNED_B ? 128 : 2) /* 16 terms, in units of 16 bytes */
+#define NEXT (TRANSPOSED_B ? 128 : 2) /* 16 terms, in units of 16 bytes */
 
 /* A part of the second factor: boxes of 32 rows of terms, swizzled by 128 bytes; or 64 bytes a
  * column, swizzled by as many. */
 static inline ulong matrix_b(uint b, int part) {
     const ulong at = (b + part * B_BYTES) >> 4 & 0x3FFF;
-    return TURNED_B ? at | (ulong)(BOX_BYTES / 16) << 16 | (ulong)64 << 32 | (ulong)1 << 62
-                    : at | (ulong)1 << 16 | (ulong)32 << 32 | (ulong)2 << 62;
+    return TRANSPOSED_B ? at | (ulong)(BOX_BYTES / 16) << 16 | (ulong)64 << 32 | (ulong)1 << 62
+                        : at | (ulong)1 << 16 | (ulong)32 << 32 | (ulong)2 << 62;
 }
 
 INLINED void add_product(float *sum, uint a[STEPS][4], ulong b) {

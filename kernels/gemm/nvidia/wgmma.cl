@@ -1,16 +1,16 @@
 /*
- * Grouped GEMM on the tensor cores of sm_90 (Hopper): bf16 or f16 factors, float32 sums, a result
+ * Grouped GEMM on the tensor cores of sm_90 (Hopper): bf16 or f16 operands, float32 sums, a result
  * of 16 bits or float32.
  *
  *   FORWARD   y[m,n] = sum_k x[m,k] w[g,n,k]     rows m of group g
  *   DGRAD     x[m,k] = sum_n y[m,n] w[g,n,k]
  *   WGRAD     w[g,n,k] = sum_m y[m,n] x[m,k]     over the rows of group g; 0 without rows
  *
- * epilogue.h says what may follow: factors, bias, the old values, a GLU (of FORWARD).
+ * epilogue.h says what may follow: operands, bias, the old values, a GLU (of FORWARD).
  *
  * The result has lines (m, m, n) and columns (n, k, k); the first factor has the lines, the second
- * the columns. All factors are tensors [groups or 1, rows, columns] of TMA maps, columns at stride
- * 1; a factor is turned if its terms lie along the rows. Persistent work-groups take the tiles of
+ * the columns. All operands are tensors [groups or 1, rows, columns] of TMA maps, columns at stride
+ * 1; a factor is transposed if its terms lie along the rows. Persistent work-groups take the tiles of
  * 128 lines x 256 columns in turn, which they find from the ends alone:
  *
  *     warps 0-3    one thread asks for blocks of 64 terms of a tile (first factor 16 KiB, second 32
@@ -27,7 +27,7 @@
  * 128 columns of h. v goes the way of results before it, unless its columns alternate.
  *
  * Terms past the end are 0: TMA gives zeros past a tensor, and WGRAD clears the rows of the next
- * group in both factors. Lines past the end of a group are computed from whatever is there and not
+ * group in both operands. Lines past the end of a group are computed from whatever is there and not
  * stored. They take no less time when they are all of a consumer's, so that all work-groups stay at
  * the same terms: those in a column of tiles find them in the cache then, and where one ran ahead
  * the rest of the round was a quarter slower. The ends in use begin at number `first_end`: where
@@ -90,14 +90,14 @@
 #define BAR_DONE  4
 
 #if ORIENTATION == FORWARD
-#define TURNED_A 0
-#define TURNED_B 0
+#define TRANSPOSED_A 0
+#define TRANSPOSED_B 0
 #elif ORIENTATION == DGRAD
-#define TURNED_A 0
-#define TURNED_B 1
+#define TRANSPOSED_A 0
+#define TRANSPOSED_B 1
 #else
-#define TURNED_A 1
-#define TURNED_B 1
+#define TRANSPOSED_A 1
+#define TRANSPOSED_B 1
 #endif
 
 #define A_BYTES     (LINES * TERMS * 2)
@@ -144,11 +144,11 @@ static inline void clear_rows(local uchar *stage, uint terms, uint consumer) {
 
 /* sum += 64 lines x 64 terms of a by 64 terms x 256 columns of b. */
 static inline void multiply(float *sum, ulong a, ulong b) {
-    const uint next_a = TURNED_A ? 128 : 2,
-               next_b = TURNED_B ? 128 : 2; /* 16 terms, in 16-byte units */
+    const uint next_a = TRANSPOSED_A ? 128 : 2,
+               next_b = TRANSPOSED_B ? 128 : 2; /* 16 terms, in 16-byte units */
     wgmma_fence();
     UNROLL_FOR(int i = 0; i < 4; i++)
-        WGMMA(sum, a + i * next_a, b + i * next_b, TURNED_A, TURNED_B);
+        WGMMA(sum, a + i * next_a, b + i * next_b, TRANSPOSED_A, TRANSPOSED_B);
     wgmma_commit();
 }
 
@@ -267,8 +267,8 @@ INLINED void consume(shape s, uint base, local uchar *arena, epilogue e, global 
             await(base + FULL_AT + 8 * stage, step / STAGES);
             if (ORIENTATION == WGRAD && t.terms - k < TERMS)
                 clear_rows(arena + stage * STAGE_BYTES, t.terms - k, consumer);
-            multiply(sum, matrix_at(a + consumer * BOX_BYTES, TURNED_A),
-                     matrix_at(a + A_BYTES, TURNED_B));
+            multiply(sum, matrix_at(a + consumer * BOX_BYTES, TRANSPOSED_A),
+                     matrix_at(a + A_BYTES, TRANSPOSED_B));
             wgmma_wait(1); /* for the block before this one */
             if (k > 0)
                 give_back(base + EMPTY_AT + (step - 1) % STAGES * 8);
@@ -345,8 +345,8 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_gemm(
                     MAP_ADDRESS(nvidia_gemm, 2), base, (local tile *)(arena + TILES_AT), ends,
                     whole, counts);
         else if (CODED && thread >= 32)
-            decode_ahead(s, (coded){a_codes, a_scales, a_numbers},
-                         (coded){b_codes, b_scales, b_numbers}, ends, counts);
+            decode_ahead(s, (quantized){a_codes, a_scales, a_numbers},
+                         (quantized){b_codes, b_scales, b_numbers}, ends, counts);
         if (COUNTED)
             leave(counts);
     } else {

@@ -1,6 +1,6 @@
 /*
  * The producer of wgmma.cl: the walk over the tiles, and the ring of stages in local memory
- * through which blocks of both factors, old values and what tile it is reach the consumers.
+ * through which blocks of both operands, old values and what tile it is reach the consumers.
  *
  *     stage of the ring    LINES x 64 terms of the first factor and COLUMNS x 64 of the second, or
  *                          64 columns of old values of LINES lines, in boxes of 128 bytes a row,
@@ -71,12 +71,12 @@ static inline place find_tile(const shape *s, const walk *w, uint terms, uint nt
     return (place){in_turns(high + rest % span, down) * LINES, rest / span * RESULTS};
 }
 
-/* Asks for a block of both factors. */
+/* Asks for a block of both operands. */
 static inline void bring(const walk *w, place at, int term, ulong map_a, ulong map_b, uint a,
                          uint full) {
     const int row = w->first;
     expect(full, STAGE_BYTES);
-#if TURNED_A
+#if TRANSPOSED_A
     for (int i = 0; i < LINES / 64; i++)
         load_box(a + i * BOX_BYTES, map_a, at.line + 64 * i, row + term, 0, full);
 #else
@@ -86,7 +86,7 @@ static inline void bring(const walk *w, place at, int term, ulong map_a, ulong m
     for (int i = 0; i < 2; i++)
         load_gated_box(a + A_BYTES + i * A_BYTES, map_b, term, RUN == 0 ? at.column : 0,
                        i != SWAPPED, RUN == 0 ? 0 : at.column / RUN, w->group, full);
-#elif TURNED_B
+#elif TRANSPOSED_B
     for (int i = 0; i < COLUMNS / 64; i++)
         load_box(a + A_BYTES + i * BOX_BYTES, map_b, at.column + 64 * i,
                  ORIENTATION == WGRAD ? row + term : term, ORIENTATION == WGRAD ? 0 : w->group,

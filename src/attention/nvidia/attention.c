@@ -23,7 +23,7 @@ enum {
 typedef enum pass { FORWARD, BACKWARD_Q, BACKWARD_KV } pass;
 
 bool moert_attention_nvidia_takes(const moert_attention *attention) {
-    return attention->type == MOERT_NUMBER_BF16 &&
+    return attention->type == MOERT_DTYPE_BF16 &&
            moert_device_describe(moert_buffer_device(attention->q))->nvidia == 90 &&
            (attention->head_size == 64 || attention->head_size == 128);
 }

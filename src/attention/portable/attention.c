@@ -53,8 +53,8 @@ static moert_status round_out(const moert_attention *a) {
     if (a->codes == NULL)
         return MOERT_OK;
     return moert_cast_run(&(moert_cast){.size = sizeof(moert_cast),
-                                        .from = MOERT_NUMBER_F32,
-                                        .to = MOERT_NUMBER_BF16,
+                                        .from = MOERT_DTYPE_F32,
+                                        .to = MOERT_DTYPE_BF16,
                                         .n = a->sequences * a->length * a->heads * a->head_size,
                                         .source = a->out,
                                         .target = a->codes});

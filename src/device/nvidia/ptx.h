@@ -1,4 +1,4 @@
-/* PTX as NVIDIA's OpenCL compiler gives it, turned into what it would not give. */
+/* PTX as NVIDIA's OpenCL compiler gives it, transposed into what it would not give. */
 #pragma once
 
 #include <stddef.h>

@@ -192,16 +192,16 @@ static void add_wait(void *context, moert_phase phase, uint64_t ns) {
 }
 
 /* A time in which a dispatch and a combine were under way counts once. */
-void moert_profile_flight(moert_device *device, moert_operation operation, uint64_t start_ns,
-                          uint64_t end_ns) {
+void moert_profile_message(moert_device *device, moert_operation operation, uint64_t start_ns,
+                           uint64_t end_ns) {
     struct moert_profiler *profiler = device->profiler;
     if (profiler == NULL || !profiler->counting)
         return;
     const uint64_t start = start_ns > profiler->landed_ns ? start_ns : profiler->landed_ns;
-    profiler->sums.flight_ns += end_ns > start ? end_ns - start : 0;
+    profiler->sums.message_ns += end_ns > start ? end_ns - start : 0;
     profiler->landed_ns = end_ns > start ? end_ns : profiler->landed_ns;
     tell(profiler,
-         (moert_profile_span){MOERT_SPAN_FLIGHT, operation, moert_phase_get(), start_ns, end_ns});
+         (moert_profile_span){MOERT_SPAN_MESSAGE, operation, moert_phase_get(), start_ns, end_ns});
 }
 
 /* ---- spans ---- */

@@ -22,7 +22,7 @@
     X(ROUTER_GEMM, "router projection", 1)                                                         \
     X(ATTENTION, "attention core", 0)                                                              \
     X(GLU, "GLU", 0)                                                                               \
-    X(QUANTIZE, "quantise", 0)                                                                     \
+    X(QUANTIZE, "quantize", 0)                                                                     \
     X(NORM, "norms", 0)                                                                            \
     X(ROUTER, "router", 0)                                                                         \
     X(DISPATCH, "dispatch", 0)                                                                     \
@@ -59,7 +59,7 @@ typedef struct moert_profile_row {
 
 typedef struct moert_profile {
     uint64_t wall_ns;
-    uint64_t flight_ns; /* while rows were under way to ranks or back, whatever else was done */
+    uint64_t message_ns; /* while rows were under way to ranks or back, whatever else was done */
     moert_profile_row row[MOERT_OPERATIONS];
 } moert_profile;
 
@@ -82,7 +82,7 @@ const moert_profile *moert_profile_get(const moert_device *device);
 /* When a command ran on the device, the thread waited in MPI (..._WAIT), or rows were under way
  * (DISPATCH, COMBINE): in ns of moert_clock_ns(), of devices to within some microseconds. */
 typedef struct moert_profile_span {
-    enum { MOERT_SPAN_DEVICE, MOERT_SPAN_WAIT, MOERT_SPAN_FLIGHT } kind;
+    enum { MOERT_SPAN_DEVICE, MOERT_SPAN_WAIT, MOERT_SPAN_MESSAGE } kind;
     moert_operation operation;
     moert_phase phase;
     uint64_t start_ns, end_ns;
@@ -94,8 +94,8 @@ typedef void moert_profile_observer(void *context, const moert_profile_span *spa
 void moert_profile_observe(moert_device *device, moert_profile_observer *observer, void *context);
 
 /* Tells when rows were under way; dispatches and combines may overlap. Not counting: nothing. */
-void moert_profile_flight(moert_device *device, moert_operation operation, uint64_t start_ns,
-                          uint64_t end_ns);
+void moert_profile_message(moert_device *device, moert_operation operation, uint64_t start_ns,
+                           uint64_t end_ns);
 
 /* Tells what the work of a program takes at least: operations on floats, and bytes when every
  * operand is moved once. Not counting: nothing. */

@@ -12,20 +12,20 @@
 /* Brings back a window's results one by one: each owner of an expert sends rows of its window, as
  * they lie there, to each rank of another node, which begins with another owner. */
 static moert_status post_results(moert_exchange *exchange, const moert_plan *plan, int tag,
-                                 const moert_window *window, const moert_cargo *cargo) {
+                                 const moert_window *window, const moert_node_message *cargo) {
     const moert_node *node = exchange->state;
-    const moert_rails *rails = exchange->rails;
+    const moert_relay_map *relay_map = exchange->relay_map;
     const size_t row_bytes = window->width * sizeof(float);
     const size_t stride_bytes = window->stride * sizeof(float);
     const moert_mail_rows from = {window->storage.host, row_bytes, stride_bytes};
     const moert_mail_rows to = {moert_staging_host(cargo->in), row_bytes, stride_bytes};
-    for (size_t k = 1; k < rails->ranks; k++) {
-        const size_t next = (plan->rank + k) % rails->ranks;
-        const size_t last = (plan->rank + rails->ranks - k) % rails->ranks;
-        if (rails->node_of[last] != rails->node)
+    for (size_t k = 1; k < relay_map->ranks; k++) {
+        const size_t next = (plan->rank + k) % relay_map->ranks;
+        const size_t last = (plan->rank + relay_map->ranks - k) % relay_map->ranks;
+        if (relay_map->node_of[last] != relay_map->node)
             MOERT_TRY(moert_mail_post(node->mail, (moert_mail_address){false, last, tag, 0}, &to,
                                       &node->routes.packed[last], 1));
-        if (rails->node_of[next] != rails->node)
+        if (relay_map->node_of[next] != relay_map->node)
             MOERT_TRY(moert_mail_post(node->mail, (moert_mail_address){true, next, tag, 0}, &from,
                                       &node->routes.window[next * plan->local_experts],
                                       plan->local_experts));
@@ -35,8 +35,8 @@ static moert_status post_results(moert_exchange *exchange, const moert_plan *pla
 
 /* Where slots of this rank find their results: windows of this node, and what has arrived. */
 static moert_status make_reach(const moert_exchange *exchange, const moert_window *window,
-                               moert_cargo *cargo) {
-    const size_t bytes = exchange->rails->here * sizeof(uint64_t);
+                               moert_node_message *cargo) {
+    const size_t bytes = exchange->relay_map->here * sizeof(uint64_t);
     const uint64_t arrived = (uintptr_t)moert_staging_host(cargo->in);
     MOERT_TRY(moert_buffer_reserve(exchange->device, bytes + sizeof arrived, &cargo->reach));
     MOERT_TRY(moert_buffer_copy(window->storage.addresses, 0, cargo->reach, 0, bytes));
@@ -45,7 +45,7 @@ static moert_status make_reach(const moert_exchange *exchange, const moert_windo
 
 /* Whether results come as sums: not codes, since a sum has more digits. */
 static bool are_summed(const moert_exchange *exchange, const moert_transfer *t) {
-    return (exchange->rails->presum || t->weight == NULL) && !moert_window_has_codes(t->window);
+    return (exchange->relay_map->presum || t->weight == NULL) && !moert_window_is_bf16(t->window);
 }
 
 /* Whether relays weight what they sum. */
@@ -64,7 +64,7 @@ static moert_status mix_weights(moert_exchange *exchange, const moert_transfer *
     MOERT_TRY(MOERT_NEW_ARRAY(&weights, sums->count));
     MOERT_TRY_OR(free_weights, moert_buffer_read(t->weight, 0, weights, bytes));
     for (size_t s = 0; s < sums->count; s++)
-        if (sums->data[s][0] == exchange->rails->here)
+        if (sums->data[s][0] == exchange->relay_map->here)
             weights[s] = 1.0f;
     MOERT_TRY_OR(free_weights, moert_buffer_reserve(exchange->device, bytes, &node->mixed));
     MOERT_TRY_OR(free_weights, moert_buffer_write(node->mixed, 0, weights, bytes));
@@ -107,11 +107,11 @@ static moert_status send_weights(moert_exchange *exchange, const moert_transfer 
     const moert_relay *relay = t->plan->relay;
     const size_t topk = t->plan->plan->topk;
     if (status == MOERT_OK)
-        status = moert_cargo_pack(exchange, relay, t->weight, topk, &node->weights);
+        status = moert_node_message_pack(exchange, relay, t->weight, topk, &node->weights);
     status = moert_first(status, moert_device_finish(exchange->device));
-    MOERT_TRY(moert_node_meet(exchange->comm, status));
-    MOERT_TRY(moert_cargo_post(exchange, MOERT_NODE_WEIGHTS, &node->weights, relay->send_rows,
-                               relay->receive_rows, topk));
+    MOERT_TRY(moert_node_barrier(exchange->comm, status));
+    MOERT_TRY(moert_node_message_post(exchange, MOERT_NODE_WEIGHTS, &node->weights,
+                                      relay->send_rows, relay->receive_rows, topk));
     return moert_node_await(exchange);
 }
 
@@ -123,12 +123,13 @@ static moert_status prepare_results(moert_exchange *exchange, const moert_transf
     moert_window whole = *t->window;
     MOERT_TRY(moert_routes_find(&node->routes, t->plan));
     if (t->slots != NULL)
-        MOERT_TRY(moert_cargo_reserve(exchange->device, 0, slots, t->slots->stride, &node->slots));
+        MOERT_TRY(
+            moert_node_message_reserve(exchange->device, 0, slots, t->slots->stride, &node->slots));
     if (!are_summed(exchange, t))
-        return moert_cargo_reserve(exchange->device, 0, slots, stride, &node->rows);
+        return moert_node_message_reserve(exchange->device, 0, slots, stride, &node->rows);
     whole.width = whole.columns = stride; /* the padding has a sum, too */
-    MOERT_TRY(moert_cargo_reserve(exchange->device, relay->sums.rows_out, relay->sums.rows_in,
-                                  stride, &node->rows));
+    MOERT_TRY(moert_node_message_reserve(exchange->device, relay->sums.rows_out,
+                                         relay->sums.rows_in, stride, &node->rows));
     const moert_transfer sum = {
         .plan = &relay->summed,
         .window = &whole,
@@ -147,17 +148,18 @@ moert_status moert_node_combine(moert_exchange *exchange, const moert_transfer *
         status = MOERT_FAIL(ERROR_USAGE, "a combine before the first dispatch of its plan");
     status = moert_first(status, moert_device_finish(exchange->device));
     if (sums)
-        status = moert_node_meet(node->inside.comm, status);
+        status = moert_node_barrier(node->inside.comm, status);
     if (weights_sums(exchange, t))
         MOERT_TRY(send_weights(exchange, t, status));
     if (status == MOERT_OK)
         status = prepare_results(exchange, t);
     status = moert_first(status, moert_device_finish(exchange->device));
-    MOERT_TRY(moert_node_meet(exchange->comm, status));
+    MOERT_TRY(moert_node_barrier(exchange->comm, status));
     if (t->slots != NULL)
         MOERT_TRY(post_results(exchange, plan, MOERT_NODE_SLOTS, t->slots, &node->slots));
-    MOERT_TRY(sums ? moert_cargo_post(exchange, MOERT_NODE_ROWS, &node->rows, relay->sums.send,
-                                      relay->sums.receive, t->window->stride)
+    MOERT_TRY(sums ? moert_node_message_post(exchange, MOERT_NODE_ROWS, &node->rows,
+                                             relay->sums.send, relay->sums.receive,
+                                             t->window->stride)
                    : post_results(exchange, plan, MOERT_NODE_ROWS, t->window, &node->rows));
     MOERT_TRY(moert_node_await(exchange));
     return sum_all(exchange, t);

@@ -24,7 +24,7 @@ static moert_status pass_on(moert_exchange *exchange, const moert_transfer *t) {
     moert_node *node = exchange->state;
     moert_relay *relay = t->plan->relay;
     if (!relay->known)
-        MOERT_TRY(moert_relay_learn(exchange->device, exchange->rails->ranks, relay));
+        MOERT_TRY(moert_relay_learn(exchange->device, exchange->relay_map->ranks, relay));
     const moert_transfer relayed = {
         .plan = &relay->relayed,
         .window = t->window,
@@ -41,29 +41,29 @@ static moert_status dispatch_node(moert_exchange *exchange, const moert_transfer
     const size_t topk = t->plan->plan->topk, width = t->window->width;
     const bool slots = t->slots != NULL;
     if (status == MOERT_OK)
-        status = moert_cargo_pack(exchange, relay, t->source, width, &node->rows);
+        status = moert_node_message_pack(exchange, relay, t->source, width, &node->rows);
     if (status == MOERT_OK && slots)
-        status = moert_cargo_pack(exchange, relay, t->slot_source, topk, &node->slots);
+        status = moert_node_message_pack(exchange, relay, t->slot_source, topk, &node->slots);
     status = moert_first(status, moert_device_finish(exchange->device));
     moert_transfer direct = *t;
     direct.plan = &relay->direct;
     if (status == MOERT_OK) /* goes on while messages travel */
         status = moert_kernel_dispatch(exchange, &direct, true);
-    MOERT_TRY(moert_node_meet(exchange->comm, status));
+    MOERT_TRY(moert_node_barrier(exchange->comm, status));
     const moert_node_rows tables = {relay->outgoing.data, relay->incoming.data, relay->send_rows,
                                     relay->receive_rows};
     if (!relay->known) /* tells the relays where their rows belong, once per plan */
         MOERT_TRY(moert_node_post(exchange, MOERT_NODE_TABLES, &tables,
                                   topk * sizeof *relay->incoming.data));
     if (slots)
-        MOERT_TRY(moert_cargo_post(exchange, MOERT_NODE_SLOTS, &node->slots, relay->send_rows,
-                                   relay->receive_rows, topk));
-    MOERT_TRY(moert_cargo_post(exchange, MOERT_NODE_ROWS, &node->rows, relay->send_rows,
-                               relay->receive_rows, width));
+        MOERT_TRY(moert_node_message_post(exchange, MOERT_NODE_SLOTS, &node->slots,
+                                          relay->send_rows, relay->receive_rows, topk));
+    MOERT_TRY(moert_node_message_post(exchange, MOERT_NODE_ROWS, &node->rows, relay->send_rows,
+                                      relay->receive_rows, width));
     MOERT_TRY(moert_node_await(exchange));
     status = pass_on(exchange, t);
     status = moert_first(status, moert_device_finish(exchange->device));
-    MOERT_TRY(moert_node_meet(exchange->comm, status));
+    MOERT_TRY(moert_node_barrier(exchange->comm, status));
     relay->known = true;
     return MOERT_OK;
 }
@@ -100,13 +100,13 @@ static void close_node(moert_exchange *exchange) {
         node->inside.engine->close(&node->inside);
     moert_comm_destroy(node->inside.comm);
     moert_mail_destroy(node->mail);
-    moert_cargo_free(&node->rows);
-    moert_cargo_free(&node->slots);
-    moert_cargo_free(&node->weights);
+    moert_node_message_free(&node->rows);
+    moert_node_message_free(&node->slots);
+    moert_node_message_free(&node->weights);
     moert_buffer_destroy(node->mixed);
-    moert_rails_destroy(exchange->rails);
+    moert_relay_map_destroy(exchange->relay_map);
     MOERT_FREE(node->routes.packed, node);
-    exchange->state = exchange->rails = NULL;
+    exchange->state = exchange->relay_map = NULL;
 }
 
 /* The memory of the engine, and the communicator of the node's ranks. */
@@ -117,14 +117,15 @@ static moert_status make_node(moert_exchange *exchange) {
     exchange->state = node;
     node->inside.device = exchange->device;
     MOERT_TRY(moert_mail_create(exchange->comm, &node->mail));
-    return moert_rails_create(exchange->comm, moert_config_get()->node_sum == MOERT_NODE_SUM_PRESUM,
-                              &exchange->rails);
+    return moert_relay_map_create(exchange->comm,
+                                  moert_config_get()->node_sum == MOERT_NODE_SUM_PRESUM,
+                                  &exchange->relay_map);
 }
 
 static moert_status open_windows(moert_exchange *exchange,
                                  char reason[MOERT_EXCHANGE_REASON_BYTES]) {
     moert_node *node = exchange->state;
-    MOERT_TRY(moert_comm_split(exchange->comm, exchange->rails->node, &node->inside.comm));
+    MOERT_TRY(moert_comm_split(exchange->comm, exchange->relay_map->node, &node->inside.comm));
     moert_engine_window.open(&node->inside, reason);
     if (reason[0] != '\0')
         return MOERT_FAIL(ERROR_UNSUPPORTED, "%s", reason);

@@ -9,16 +9,17 @@
 /* ---- nodes ---- */
 
 /* The rank of a node at some place. */
-static size_t rank_at(const moert_rails *rails, size_t node, size_t place) {
+static size_t rank_at(const moert_relay_map *relay_map, size_t node, size_t place) {
     size_t r = 0;
-    while (rails->node_of[r] != node || rails->place[r] != place)
+    while (relay_map->node_of[r] != node || relay_map->place[r] != place)
         r++;
     return r;
 }
 
-moert_status moert_rails_create(const moert_comm *comm, bool presum, moert_rails **rails) {
+moert_status moert_relay_map_create(const moert_comm *comm, bool presum,
+                                    moert_relay_map **relay_map) {
     const size_t me = moert_comm_rank(comm);
-    moert_rails *made = NULL;
+    moert_relay_map *made = NULL;
     size_t *sizes = NULL;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
@@ -41,31 +42,32 @@ moert_status moert_rails_create(const moert_comm *comm, bool presum, moert_rails
     for (size_t r = 0; r < made->ranks; r++)
         made->serves[r] =
             made->node_of[r] != made->node && made->place[r] % made->here == made->place[me];
-    *rails = made;
+    *relay_map = made;
     free(sizes);
     return MOERT_OK;
 fail:
-    moert_rails_destroy(made);
+    moert_relay_map_destroy(made);
     free(sizes);
     return status;
 }
 
-void moert_rails_destroy(moert_rails *rails) {
-    if (rails == NULL)
+void moert_relay_map_destroy(moert_relay_map *relay_map) {
+    if (relay_map == NULL)
         return;
-    MOERT_FREE(rails->node_of, rails->place, rails->relay, rails->serves, rails);
+    MOERT_FREE(relay_map->node_of, relay_map->place, relay_map->relay, relay_map->serves,
+               relay_map);
 }
 
-moert_status moert_relay_count(const moert_rails *rails, const int32_t *index, size_t tokens,
-                               size_t topk, size_t experts, uint64_t *rows) {
+moert_status moert_relay_count(const moert_relay_map *relay_map, const int32_t *index,
+                               size_t tokens, size_t topk, size_t experts, uint64_t *rows) {
     size_t *last; /* [nodes] 1 + the last token that has been counted */
-    MOERT_TRY(MOERT_NEW_ARRAY(&last, rails->nodes));
-    memset(rows, 0, rails->nodes * sizeof *rows);
+    MOERT_TRY(MOERT_NEW_ARRAY(&last, relay_map->nodes));
+    memset(rows, 0, relay_map->nodes * sizeof *rows);
     for (size_t s = 0; s < tokens * topk; s++) {
         if (index[s] < 0)
             continue;
-        const size_t owner = moert_plan_owner(experts, rails->ranks, (size_t)index[s]);
-        const size_t node = rails->node_of[owner], token = s / topk;
+        const size_t owner = moert_plan_owner(experts, relay_map->ranks, (size_t)index[s]);
+        const size_t node = relay_map->node_of[owner], token = s / topk;
         rows[node] += last[node] != token + 1;
         last[node] = token + 1;
     }
@@ -113,34 +115,35 @@ typedef struct lane {
 } lane;
 
 /* How much travels between which ranks, and where each lane begins. */
-static void size_up(const moert_rails *rails, const moert_plan *plan, const uint64_t *told,
+static void size_up(const moert_relay_map *relay_map, const moert_plan *plan, const uint64_t *told,
                     size_t stride, lane *lanes, moert_relay *relay) {
     for (size_t r = 0; r < plan->ranks; r++) {
-        const size_t node = rails->node_of[r];
-        if (node == rails->node)
+        const size_t node = relay_map->node_of[r];
+        if (node == relay_map->node)
             relay->slots_here += plan->send_rows[r];
-        if (node != rails->node && rails->relay[node] == r)
+        if (node != relay_map->node && relay_map->relay[node] == r)
             relay->send_rows[r] = told[plan->rank * stride + node];
-        if (rails->serves[r]) {
-            relay->receive_rows[r] = told[r * stride + rails->node];
+        if (relay_map->serves[r]) {
+            relay->receive_rows[r] = told[r * stride + relay_map->node];
             for (size_t e = 0; e < plan->experts; e++)
-                if (rails->node_of[moert_plan_owner(plan->experts, plan->ranks, e)] == rails->node)
+                if (relay_map->node_of[moert_plan_owner(plan->experts, plan->ranks, e)] ==
+                    relay_map->node)
                     relay->slots_relayed += plan->counts[r * plan->experts + e];
         }
         relay->rows_in += relay->receive_rows[r];
     }
     for (size_t r = 0; r < plan->ranks; r++) {
         if (relay->send_rows[r] > 0)
-            lanes[rails->node_of[r]] = (lane){.row = relay->rows_out};
+            lanes[relay_map->node_of[r]] = (lane){.row = relay->rows_out};
         relay->rows_out += relay->send_rows[r];
     }
 }
 
 /* Gives a slot of another node its place: with the row of its token, the first there or not. */
-static void route_away(const moert_rails *rails, const moert_plan *plan, size_t slot, bool joins,
-                       lane *to, moert_relay *relay) {
-    const size_t here = rails->here;
-    const uint32_t place = (uint32_t)rails->place[plan->slot_rank[slot]];
+static void route_away(const moert_relay_map *relay_map, const moert_plan *plan, size_t slot,
+                       bool joins, lane *to, moert_relay *relay) {
+    const size_t here = relay_map->here;
+    const uint32_t place = (uint32_t)relay_map->place[plan->slot_rank[slot]];
     const size_t token = slot / plan->topk, row = plan->slot_row[slot];
     if (to->token != token + 1) {
         to->token = token + 1;
@@ -158,7 +161,7 @@ static void route_away(const moert_rails *rails, const moert_plan *plan, size_t 
 /* A token's head is the node of all its slots so far, if it is one. */
 enum { NO_SLOT = -1, NO_HEAD = -2 };
 
-static void route(const moert_rails *rails, const moert_plan *plan, lane *lanes,
+static void route(const moert_relay_map *relay_map, const moert_plan *plan, lane *lanes,
                   moert_relay *relay) {
     int64_t head = NO_SLOT;
     for (size_t s = 0; s < plan->tokens * plan->topk; s++) {
@@ -167,10 +170,11 @@ static void route(const moert_rails *rails, const moert_plan *plan, lane *lanes,
             head = NO_SLOT;
         if (rank == MOERT_PLAN_DROPPED)
             continue;
-        const size_t node = rails->node_of[rank], place = rails->place[rank];
+        const size_t node = relay_map->node_of[rank], place = relay_map->place[rank];
         head = head == NO_SLOT || head == (int64_t)node ? (int64_t)node : NO_HEAD;
-        if (node != rails->node) {
-            route_away(rails, plan, s, rails->presum || head == (int64_t)node, &lanes[node], relay);
+        if (node != relay_map->node) {
+            route_away(relay_map, plan, s, relay_map->presum || head == (int64_t)node, &lanes[node],
+                       relay);
             continue;
         }
         set_pair(&relay->near, s, place, row);
@@ -180,10 +184,10 @@ static void route(const moert_rails *rails, const moert_plan *plan, lane *lanes,
 }
 
 /* Sums come back sorted by relay, too. */
-static void place_sums(const moert_rails *rails, const moert_plan *plan, lane *lanes,
+static void place_sums(const moert_relay_map *relay_map, const moert_plan *plan, lane *lanes,
                        moert_relay *relay) {
     for (size_t r = 0; r < plan->ranks; r++) {
-        lane *from = &lanes[rails->node_of[r]];
+        lane *from = &lanes[relay_map->node_of[r]];
         if (relay->send_rows[r] == 0)
             continue;
         from->first_sum = relay->sums.rows_in;
@@ -191,9 +195,9 @@ static void place_sums(const moert_rails *rails, const moert_plan *plan, lane *l
         relay->sums.rows_in += from->sums;
     }
     for (size_t s = 0; s < relay->sums.to.count; s++)
-        if (relay->sums.to.data[s][0] == rails->here)
+        if (relay->sums.to.data[s][0] == relay_map->here)
             relay->sums.to.data[s][1] +=
-                (uint32_t)lanes[rails->node_of[plan->slot_rank[s]]].first_sum;
+                (uint32_t)lanes[relay_map->node_of[plan->slot_rank[s]]].first_sum;
 }
 
 static moert_status make_tables(const moert_plan *plan, moert_relay *relay) {
@@ -206,22 +210,22 @@ static moert_status make_tables(const moert_plan *plan, moert_relay *relay) {
     return make_pairs(slots, &relay->sums.to);
 }
 
-moert_status moert_relay_create(moert_device *device, const moert_rails *rails,
+moert_status moert_relay_create(moert_device *device, const moert_relay_map *relay_map,
                                 const moert_plan *plan, const uint64_t *told, size_t stride,
                                 moert_relay **relay) {
     moert_relay *made = NULL;
     lane *lanes = NULL;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
-    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&lanes, rails->nodes));
-    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->send_rows, rails->ranks));
-    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->receive_rows, rails->ranks));
-    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->sums.send, rails->ranks));
-    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->sums.receive, rails->ranks));
-    size_up(rails, plan, told, stride, lanes, made);
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&lanes, relay_map->nodes));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->send_rows, relay_map->ranks));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->receive_rows, relay_map->ranks));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->sums.send, relay_map->ranks));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->sums.receive, relay_map->ranks));
+    size_up(relay_map, plan, told, stride, lanes, made);
     MOERT_TRY_OR(fail, make_tables(plan, made));
-    route(rails, plan, lanes, made);
-    place_sums(rails, plan, lanes, made);
+    route(relay_map, plan, lanes, made);
+    place_sums(relay_map, plan, lanes, made);
     moert_pairs *const shown[] = {&made->source, &made->near, &made->each, &made->sums.to};
     for (size_t i = 0; i < MOERT_COUNT(shown); i++)
         MOERT_TRY_OR(fail, show_pairs(device, shown[i]));

@@ -15,7 +15,7 @@
 #include "exchange/exchange.h"
 
 /* The nodes of a communicator, as one rank sees them. */
-typedef struct moert_rails {
+typedef struct moert_relay_map {
     size_t ranks, nodes;
     size_t node, here; /* this rank's node, and how many ranks it has */
     size_t *node_of;   /* [ranks] */
@@ -23,9 +23,10 @@ typedef struct moert_rails {
     size_t *relay; /* [nodes] the rank that takes this rank's rows there; of the own node itself */
     bool *serves;  /* [ranks] whether this rank takes that rank's rows */
     bool presum;   /* a node sums all its results of a token */
-} moert_rails;
-moert_status moert_rails_create(const moert_comm *comm, bool presum, moert_rails **rails);
-void moert_rails_destroy(moert_rails *rails); /* NULL is legal. */
+} moert_relay_map;
+moert_status moert_relay_map_create(const moert_comm *comm, bool presum,
+                                    moert_relay_map **relay_map);
+void moert_relay_map_destroy(moert_relay_map *relay_map); /* NULL is legal. */
 
 /* Pairs (rank or number, row), as the tables of kernels/exchange/exchange.cl. */
 typedef struct moert_pairs {
@@ -63,14 +64,14 @@ typedef struct moert_relay {
 } moert_relay;
 
 /* rows[nodes] = how many of a rank's tokens have slots on each node; index int32 [T,K]. */
-moert_status moert_relay_count(const moert_rails *rails, const int32_t *index, size_t tokens,
-                               size_t topk, size_t experts, uint64_t *rows);
+moert_status moert_relay_count(const moert_relay_map *relay_map, const int32_t *index,
+                               size_t tokens, size_t topk, size_t experts, uint64_t *rows);
 /*
  * The routes of a plan that has its slots on the host; rank r told its rows[nodes] at
- * told + r * stride. Sums are of all slots of a token on a node if rails->presum; else of those
+ * told + r * stride. Sums are of all slots of a token on a node if relay_map->presum; else of those
  * with which the token's sum begins, which has the same bits without weights.
  */
-moert_status moert_relay_create(moert_device *device, const moert_rails *rails,
+moert_status moert_relay_create(moert_device *device, const moert_relay_map *relay_map,
                                 const moert_plan *plan, const uint64_t *told, size_t stride,
                                 moert_relay **relay);
 /* Once `incoming` has arrived. */

@@ -1,50 +1,50 @@
 /*
- * Any ranks and devices: rows travel as non-blocking messages from and into host memory, in waves.
+ * Any ranks and devices: rows travel as non-blocking messages from and into host memory, in chunks.
  *
  * A rank packs its rows on the device, sorted by (owner, row there), the plan's `packed` places:
- * its packed rows are a window of one rank. What travels between two ranks in a wave is one run of
- * packed rows, and one run of the owner's window for each expert of the wave. Combine sends the
+ * its packed rows are a window of one rank. What travels between two ranks in a chunk is one run of
+ * packed rows, and one run of the owner's window for each expert of the chunk. Combine sends the
  * same rows back, and the combine kernel of the other engines sums them from their packed places:
  * the same bits.
  *
  *   dispatch   out.packed -> window        combine   window -> back.packed
  *
  * Windows and packed rows lie in staging memory, so on CPU devices kernels write what is sent and
- * read what was received. When a wave's messages are posted: flights.h.
+ * read what was received. When a chunk's messages are posted: flights.h.
  */
 #include <string.h>
 
 #include "base/memory.h"
-#include "exchange/staged/flights.h"
+#include "exchange/staged/inflight.h"
 
 /* ---- dispatch and combine ---- */
 
 /* The packed rows of a transfer as its windows, which have one rank. */
 typedef struct moert_packed_move {
     moert_exchange_plan plan;
-    moert_window window[MOERT_FLIGHT_KINDS];
+    moert_window window[MOERT_INFLIGHT_KINDS];
     moert_transfer t;
 } moert_packed_move;
 
-static void pack_move(const moert_flight *flight, const moert_transfer *t,
+static void pack_move(const moert_inflight *flight, const moert_transfer *t,
                       moert_packed_move *made) {
     made->plan = *t->plan;
     made->plan.destination = t->plan->packed;
     made->t = *t;
     made->t.plan = &made->plan;
-    made->window[MOERT_FLIGHT_ROWS] = *t->window;
-    made->window[MOERT_FLIGHT_ROWS].storage.rows =
-        moert_staging_buffer(flight->packed[MOERT_FLIGHT_ROWS]);
-    made->t.window = &made->window[MOERT_FLIGHT_ROWS];
+    made->window[MOERT_INFLIGHT_ROWS] = *t->window;
+    made->window[MOERT_INFLIGHT_ROWS].storage.rows =
+        moert_staging_buffer(flight->packed[MOERT_INFLIGHT_ROWS]);
+    made->t.window = &made->window[MOERT_INFLIGHT_ROWS];
     if (t->slots == NULL)
         return;
-    made->window[MOERT_FLIGHT_SLOTS] = *t->slots;
-    made->window[MOERT_FLIGHT_SLOTS].storage.rows =
-        moert_staging_buffer(flight->packed[MOERT_FLIGHT_SLOTS]);
-    made->t.slots = &made->window[MOERT_FLIGHT_SLOTS];
+    made->window[MOERT_INFLIGHT_SLOTS] = *t->slots;
+    made->window[MOERT_INFLIGHT_SLOTS].storage.rows =
+        moert_staging_buffer(flight->packed[MOERT_INFLIGHT_SLOTS]);
+    made->t.slots = &made->window[MOERT_INFLIGHT_SLOTS];
 }
 
-/* Copies a wave's rows between the device and the host. */
+/* Copies a chunk's rows between the device and the host. */
 typedef moert_status moert_copy(moert_staging *staging, size_t offset_bytes, size_t bytes);
 
 static moert_status copy_rows(moert_staging *staging, const moert_window *window, size_t first,
@@ -53,24 +53,24 @@ static moert_status copy_rows(moert_staging *staging, const moert_window *window
     return copy(staging, first * row_bytes, (end - first) * row_bytes);
 }
 
-static moert_status copy_wave(const moert_flight *flight, size_t wave, moert_copy *copy) {
-    const moert_wave part = moert_exchange_wave(flight->plan, wave);
-    for (int kind = 0; kind < MOERT_FLIGHT_KINDS; kind++)
+static moert_status copy_chunk(const moert_inflight *flight, size_t chunk, moert_copy *copy) {
+    const moert_chunk part = moert_exchange_chunk(flight->plan, chunk);
+    for (int kind = 0; kind < MOERT_INFLIGHT_KINDS; kind++)
         if (flight->window[kind] != NULL)
             MOERT_TRY(copy_rows(flight->window[kind]->storage.staging, flight->window[kind],
                                 part.first_row, part.end_row, copy));
     return MOERT_OK;
 }
 
-static moert_status copy_packed(const moert_flight *flight, moert_copy *copy) {
-    for (int kind = 0; kind < MOERT_FLIGHT_KINDS; kind++)
+static moert_status copy_prepacked(const moert_inflight *flight, moert_copy *copy) {
+    for (int kind = 0; kind < MOERT_INFLIGHT_KINDS; kind++)
         if (flight->window[kind] != NULL)
             MOERT_TRY(copy_rows(flight->packed[kind], flight->window[kind], 0,
                                 moert_routes_packed_rows(flight->plan->plan), copy));
     return MOERT_OK;
 }
 
-/* Enqueues the packing of rows and slots, and how they come to the host. */
+/* Enqueues the prepack of rows and slots, and how they come to the host. */
 static moert_status pack(moert_stage *stage, const moert_transfer *t) {
     moert_device *device = stage->exchange->device;
     const size_t rows = moert_routes_packed_rows(t->plan->plan);
@@ -80,21 +80,21 @@ static moert_status pack(moert_stage *stage, const moert_transfer *t) {
      * so far. */
     stage->stride = stage->exchange->widest;
     MOERT_TRY(moert_staging_reserve(device, rows * t->window->stride * sizeof(float),
-                                    &stage->out.packed[MOERT_FLIGHT_ROWS]));
+                                    &stage->out.packed[MOERT_INFLIGHT_ROWS]));
     MOERT_TRY(moert_staging_reserve(device, rows * stage->stride * sizeof(float),
-                                    &stage->back.packed[MOERT_FLIGHT_ROWS]));
+                                    &stage->back.packed[MOERT_INFLIGHT_ROWS]));
     if (t->slots != NULL)
         MOERT_TRY(moert_staging_reserve(device, rows * t->slots->stride * sizeof(float),
-                                        &stage->out.packed[MOERT_FLIGHT_SLOTS]));
+                                        &stage->out.packed[MOERT_INFLIGHT_SLOTS]));
     MOERT_TRY(moert_staging_reserve(device, rows * MOERT_SLOT_STRIDE * sizeof(float),
-                                    &stage->back.packed[MOERT_FLIGHT_SLOTS]));
+                                    &stage->back.packed[MOERT_INFLIGHT_SLOTS]));
     pack_move(&stage->out, t, &packed);
-    moert_flight_begin(&stage->out, t);
+    moert_inflight_begin(&stage->out, t);
     MOERT_TRY(moert_kernel_dispatch(stage->exchange, &packed.t, false));
-    return copy_packed(&stage->out, moert_staging_fetch);
+    return copy_prepacked(&stage->out, moert_staging_fetch);
 }
 
-/* All ranks fail here or go through all waves. */
+/* All ranks fail here or go through all chunks. */
 static moert_status dispatch_staged(moert_exchange *exchange, const moert_transfer *t,
                                     moert_status status) {
     moert_stage *stage = exchange->state;
@@ -104,8 +104,8 @@ static moert_status dispatch_staged(moert_exchange *exchange, const moert_transf
     if (status == MOERT_OK)
         status = pack(stage, t);
     MOERT_TRY(moert_comm_agree(exchange->comm, status));
-    for (size_t w = 0; w < t->plan->waves; w++)
-        moert_flight_mark(stage, &stage->out);
+    for (size_t w = 0; w < t->plan->chunks; w++)
+        moert_inflight_record(stage, &stage->out);
     moert_stage_advance(stage);
     return MOERT_OK;
 }
@@ -118,32 +118,32 @@ static void clear_padding(const moert_window *window, size_t first, size_t end) 
         memset(row + window->width, 0, bytes);
 }
 
-static moert_status wait_staged(moert_exchange *exchange, size_t wave) {
+static moert_status wait_staged(moert_exchange *exchange, size_t chunk) {
     moert_stage *stage = exchange->state;
-    const moert_wave part = moert_exchange_wave(stage->out.plan, wave);
-    MOERT_TRY(moert_stage_await(stage, (int)wave));
-    for (int kind = 0; kind < MOERT_FLIGHT_KINDS; kind++)
+    const moert_chunk part = moert_exchange_chunk(stage->out.plan, chunk);
+    MOERT_TRY(moert_stage_await(stage, (int)chunk));
+    for (int kind = 0; kind < MOERT_INFLIGHT_KINDS; kind++)
         if (stage->out.window[kind] != NULL)
             clear_padding(stage->out.window[kind], part.first_row, part.end_row);
-    return copy_wave(&stage->out, wave, moert_staging_give);
+    return copy_chunk(&stage->out, chunk, moert_staging_give);
 }
 
-static moert_status send_staged(moert_exchange *exchange, const moert_transfer *t, size_t wave) {
+static moert_status send_staged(moert_exchange *exchange, const moert_transfer *t, size_t chunk) {
     moert_stage *stage = exchange->state;
-    if (wave == 0 && stage->out.plan != t->plan)
+    if (chunk == 0 && stage->out.plan != t->plan)
         return MOERT_FAIL(ERROR_USAGE, "a combine does not follow the dispatch of its plan");
-    if (wave == 0 && t->window->stride > stage->stride) {
+    if (chunk == 0 && t->window->stride > stage->stride) {
         /* room for rows of a window that is new since the dispatch; all ranks come here or none */
         const size_t floats = moert_routes_packed_rows(t->plan->plan) * t->window->stride;
-        MOERT_TRY(moert_comm_agree(exchange->comm,
-                                   moert_staging_reserve(exchange->device, floats * sizeof(float),
-                                                         &stage->back.packed[MOERT_FLIGHT_ROWS])));
+        MOERT_TRY(moert_comm_agree(
+            exchange->comm, moert_staging_reserve(exchange->device, floats * sizeof(float),
+                                                  &stage->back.packed[MOERT_INFLIGHT_ROWS])));
         stage->stride = t->window->stride;
     }
-    if (wave == 0)
-        moert_flight_begin(&stage->back, t);
-    moert_stage_note(stage, copy_wave(&stage->back, wave, moert_staging_fetch));
-    moert_flight_mark(stage, &stage->back);
+    if (chunk == 0)
+        moert_inflight_begin(&stage->back, t);
+    moert_stage_note(stage, copy_chunk(&stage->back, chunk, moert_staging_fetch));
+    moert_inflight_record(stage, &stage->back);
     moert_stage_advance(stage);
     return stage->status;
 }
@@ -154,7 +154,7 @@ static moert_status combine_staged(moert_exchange *exchange, const moert_transfe
     moert_packed_move packed;
     status = moert_first(status, moert_stage_await(stage, MOERT_STAGE_ALL));
     MOERT_TRY(moert_comm_agree(exchange->comm, status));
-    MOERT_TRY(copy_packed(&stage->back, moert_staging_give));
+    MOERT_TRY(copy_prepacked(&stage->back, moert_staging_give));
     pack_move(&stage->back, t, &packed);
     MOERT_TRY(moert_kernel_combine_rows(exchange, &packed.t, false));
     return moert_kernel_combine_slots(exchange, &packed.t, false);
@@ -163,8 +163,8 @@ static moert_status combine_staged(moert_exchange *exchange, const moert_transfe
 /* ---- the engine ---- */
 
 static void free_stage(moert_stage *stage) {
-    moert_flight_free(&stage->out);
-    moert_flight_free(&stage->back);
+    moert_inflight_free(&stage->out);
+    moert_inflight_free(&stage->back);
     moert_mail_destroy(stage->mail);
     MOERT_FREE(stage->routes.packed, stage);
 }

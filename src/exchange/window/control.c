@@ -32,7 +32,7 @@ static volatile uint32_t *status_word(const moert_exchange *exchange, size_t ran
  * still reads this one's; it cannot enter the one after.
  * A sync is a fence for all memory that the ranks share, so this one serves every window.
  */
-moert_status moert_control_meet(moert_exchange *exchange, moert_status status) {
+moert_status moert_control_barrier(moert_exchange *exchange, moert_status status) {
     moert_control *control = exchange->state;
     size_t meeting = control->meetings++;
     bool failed = false;
@@ -68,8 +68,8 @@ moert_status moert_control_pass(moert_exchange *exchange, moert_status status) {
     const moert_control *control = exchange->state;
     if (control->flags == NULL)
         status = moert_first(status, moert_device_finish(exchange->device));
-    MOERT_TRY(moert_control_meet(exchange, status));
-    return control->flags != NULL ? moert_flags_meet(control->flags) : MOERT_OK;
+    MOERT_TRY(moert_control_barrier(exchange, status));
+    return control->flags != NULL ? moert_flags_barrier(control->flags) : MOERT_OK;
 }
 
 moert_status moert_control_fetch(moert_exchange *exchange) {
@@ -134,8 +134,8 @@ release:
 
 void moert_control_close(moert_exchange *exchange) {
     moert_control *control = exchange->state;
-    moert_mark_free(control->branch);
-    moert_mark_free(control->landed);
+    moert_event_free(control->branch);
+    moert_event_free(control->landed);
     moert_flags_destroy(control->flags);
     moert_storage_release(&control->probe);
     moert_shared_destroy(control->words);

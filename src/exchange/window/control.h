@@ -13,9 +13,9 @@ typedef struct moert_control {
     moert_shared *words;                 /* two status words per rank, then two messages */
     uint64_t meetings;                   /* of the hosts */
     moert_flags *flags;                  /* of the devices; NULL: the hosts wait for them */
-    bool behind;        /* the last combine may have ended before that work has, on any rank */
-    moert_mark *branch; /* from which on the next combine runs beside other work, or NULL */
-    moert_mark *landed; /* the end of the last one that did, or NULL */
+    bool behind;         /* the last combine may have ended before that work has, on any rank */
+    moert_event *branch; /* from which on the next combine runs beside other work, or NULL */
+    moert_event *landed; /* the end of the last one that did, or NULL */
     enum { MOERT_ONCE_NEVER, MOERT_ONCE_IF_IT_SAVES, MOERT_ONCE_ALWAYS } once;
     unsigned push;     /* MOERT_PUSH_AUTO, if products do, OFF or ON */
     bool fuse;         /* transfers of few rows are one kernel; each rank may do as it likes */
@@ -29,7 +29,7 @@ void moert_control_close(moert_exchange *exchange);
 
 /* All hosts wait for each other, and learn whether one of them has failed: then all return that
  * failure. */
-moert_status moert_control_meet(moert_exchange *exchange, moert_status status);
+moert_status moert_control_barrier(moert_exchange *exchange, moert_status status);
 /* What all devices have done so far is seen by what they do from here on, if all ranks bring
  * MOERT_OK; else all return the same failure. */
 moert_status moert_control_pass(moert_exchange *exchange, moert_status status);

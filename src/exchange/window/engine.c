@@ -26,14 +26,14 @@ static moert_status allocate_window(const moert_window *window, size_t rows,
                                    storage);
 }
 
-static void drop_mark(moert_mark **mark) {
-    moert_mark_free(*mark);
+static void drop_mark(moert_event **mark) {
+    moert_event_free(*mark);
     *mark = NULL;
 }
 
 static moert_status join_window(moert_exchange *exchange) {
     moert_control *control = exchange->state;
-    moert_status status = control->landed != NULL ? moert_mark_follow(control->landed) : MOERT_OK;
+    moert_status status = control->landed != NULL ? moert_event_follow(control->landed) : MOERT_OK;
     drop_mark(&control->landed);
     return status;
 }
@@ -74,10 +74,10 @@ static moert_status move_fused(moert_exchange *exchange, const moert_transfer *t
     const unsigned kernel = 1U << (2 * (combines + (t->cells != NULL)) + (numbers % 4 == 0));
     if (status == MOERT_OK && (control->compiled & kernel) == 0)
         status =
-            moert_kernel_move_meeting(exchange, t, combines, moert_flags_nobody(control->flags));
+            moert_kernel_move_barrier(exchange, t, combines, moert_flags_nobody(control->flags));
     control->compiled |= status == MOERT_OK ? kernel : 0;
-    MOERT_TRY(moert_control_meet(exchange, status));
-    MOERT_TRY(moert_kernel_move_meeting(exchange, t, combines, moert_flags_next(control->flags)));
+    MOERT_TRY(moert_control_barrier(exchange, status));
+    MOERT_TRY(moert_kernel_move_barrier(exchange, t, combines, moert_flags_next(control->flags)));
     return moert_device_flush(exchange->device); /* the others wait for it */
 }
 
@@ -93,7 +93,7 @@ static moert_status dispatch_window(moert_exchange *exchange, const moert_transf
      * dispatch when another rank is about to send the next. Then the devices meet once more; a plan
      * in between, for which every host has waited for its device, spares that. */
     if (control->behind)
-        status = moert_first(status, moert_flags_meet(control->flags));
+        status = moert_first(status, moert_flags_barrier(control->flags));
     control->behind = false;
     if (is_fused(exchange, &t, false))
         return move_fused(exchange, &t, false, status);
@@ -122,38 +122,38 @@ static moert_status branch_window(moert_exchange *exchange, moert_transfer *t) {
     MOERT_TRY(join_window(exchange));
     MOERT_TRY(moert_device_turn(exchange->device, true));
     MOERT_TRY(moert_device_turn(exchange->device, false));
-    MOERT_TRY(moert_mark_set(exchange->device, &control->branch));
+    MOERT_TRY(moert_event_record(exchange->device, &control->branch));
     moert_device_spare(exchange->device, spared_units(exchange));
     return MOERT_OK;
 }
 
 /* The second queue from the branch on, to marks behind the slots and behind the rows. */
 static moert_status combine_aside(moert_exchange *exchange, const moert_transfer *t,
-                                  moert_mark **slots) {
+                                  moert_event **slots) {
     moert_control *control = exchange->state;
     moert_transfer rows = *t;
     rows.most_groups = moert_max(spared_units(exchange), 1) * (size_t)UNIT_GROUPS;
-    const moert_status follows = moert_mark_follow(control->branch);
-    MOERT_TRY(moert_flags_meet(control->flags)); /* in any case: the others count it, too */
+    const moert_status follows = moert_event_follow(control->branch);
+    MOERT_TRY(moert_flags_barrier(control->flags)); /* in any case: the others count it, too */
     MOERT_TRY(follows);
     MOERT_TRY(moert_kernel_combine_slots(exchange, t, true));
-    MOERT_TRY(moert_mark_set(exchange->device, slots));
+    MOERT_TRY(moert_event_record(exchange->device, slots));
     MOERT_TRY(moert_kernel_combine_rows(exchange, &rows, true));
     if (moert_device_join_in(exchange->device) != MOERT_OK) /* on the units that are free then */
         MOERT_INFO("units stay idle behind a combine: %s", moert_last_error());
-    return moert_mark_set(exchange->device, &control->landed);
+    return moert_event_record(exchange->device, &control->landed);
 }
 
 static moert_status combine_beside(moert_exchange *exchange, const moert_transfer *t) {
-    moert_mark *slots = NULL;
+    moert_event *slots = NULL;
     MOERT_TRY(moert_device_turn(exchange->device, true));
     moert_status status = combine_aside(exchange, t, &slots);
     status = moert_first(status, moert_device_turn(exchange->device, false));
     if (status == MOERT_OK)
-        status = moert_mark_follow(slots);
+        status = moert_event_follow(slots);
     if (status != MOERT_OK)
         moert_device_finish(exchange->device); /* nothing else orders the two queues now */
-    moert_mark_free(slots);
+    moert_event_free(slots);
     return status;
 }
 
@@ -164,7 +164,8 @@ static moert_status combine_window(moert_exchange *exchange, const moert_transfe
     control->behind = false;
     if (is_fused(exchange, t, true))
         return move_fused(exchange, t, true, status);
-    status = branched ? moert_control_meet(exchange, status) : moert_control_pass(exchange, status);
+    status =
+        branched ? moert_control_barrier(exchange, status) : moert_control_pass(exchange, status);
     control->behind = status == MOERT_OK && t->beside;
     if (status == MOERT_OK && branched)
         status = combine_beside(exchange, t);

@@ -6,9 +6,9 @@
 #include "base/memory.h"
 #include "base/phase.h"
 
-enum { LINE_BYTES = 64, MEETINGS = 256 };
+enum { LINE_BYTES = 64, BARRIERS = 256 };
 
-/* As kernels/exchange/meet.h writes it. */
+/* As kernels/exchange/barrier.h writes it. */
 typedef struct verdict {
     uint32_t late; /* rank + 1, or 0 */
     uint32_t number;
@@ -22,11 +22,11 @@ struct moert_flags {
     moert_staging *verdict;
     uint64_t patience_ns;
     uint32_t number;             /* of the last meeting */
-    moert_phase phase[MEETINGS]; /* of the last meetings, by number */
+    moert_phase phase[BARRIERS]; /* of the last meetings, by number */
 };
 
-static moert_meeting meeting_of(const moert_flags *flags, size_t ranks) {
-    return (moert_meeting){
+static moert_barrier barrier_of_ranks(const moert_flags *flags, size_t ranks) {
+    return (moert_barrier){
         .segments = flags->segment.addresses,
         .verdict = moert_staging_buffer(flags->verdict),
         .args = {.patience_ns = flags->patience_ns,
@@ -36,8 +36,8 @@ static moert_meeting meeting_of(const moert_flags *flags, size_t ranks) {
     };
 }
 
-static moert_status launch(moert_flags *flags, moert_meeting meeting) {
-    return MOERT_RUN(flags->device, "exchange/meet", "meet", ((moert_grid){1, 1, 1}),
+static moert_status launch(moert_flags *flags, moert_barrier meeting) {
+    return MOERT_RUN(flags->device, "exchange/barrier", "meet", ((moert_grid){1, 1, 1}),
                      MOERT_ARG(meeting.segments), MOERT_ARG(meeting.verdict),
                      MOERT_STRUCT(meeting.args));
 }
@@ -80,17 +80,17 @@ void moert_flags_destroy(moert_flags *flags) {
     free(flags);
 }
 
-moert_meeting moert_flags_nobody(const moert_flags *flags) {
-    return meeting_of(flags, 0);
+moert_barrier moert_flags_nobody(const moert_flags *flags) {
+    return barrier_of_ranks(flags, 0);
 }
 
-moert_meeting moert_flags_next(moert_flags *flags) {
+moert_barrier moert_flags_next(moert_flags *flags) {
     flags->number++;
-    flags->phase[flags->number % MEETINGS] = moert_phase_get();
-    return meeting_of(flags, moert_comm_size(flags->comm));
+    flags->phase[flags->number % BARRIERS] = moert_phase_get();
+    return barrier_of_ranks(flags, moert_comm_size(flags->comm));
 }
 
-moert_status moert_flags_meet(moert_flags *flags) {
+moert_status moert_flags_barrier(moert_flags *flags) {
     MOERT_TRY(launch(flags, moert_flags_next(flags)));
     return moert_device_flush(flags->device); /* the others wait for it */
 }
@@ -111,5 +111,5 @@ moert_status moert_flags_check(moert_flags *flags) {
         "the device of rank %u (%s) has not come to meeting %u, in phase '%s', within "
         "%.3g s; MOERT_SYNC=host waits as long as MOERT_TIMEOUT_S allows",
         seen.late - 1, moert_comm_host(flags->comm, seen.late - 1), seen.number,
-        moert_phase_name(flags->phase[seen.number % MEETINGS]), (double)flags->patience_ns * 1e-9);
+        moert_phase_name(flags->phase[seen.number % BARRIERS]), (double)flags->patience_ns * 1e-9);
 }

@@ -1,6 +1,6 @@
 /*
  * Ranks of one host that wait for each other on their devices: kernels raise flags in the segments
- * of all ranks and wait for those in their own (kernels/exchange/meet.cl). The hosts only enqueue.
+ * of all ranks and wait for those in their own (kernels/exchange/barrier.cl). The hosts only enqueue.
  *
  * For devices that run the kernels of all ranks at the same time: one rank each.
  */
@@ -20,12 +20,12 @@ void moert_flags_destroy(moert_flags *flags); /* Waits for the device. NULL is l
  * Enqueues a meeting: what any rank's device has done before is seen by what they do after it.
  * Every rank enqueues as many, and nothing in between that waits for another rank's host.
  */
-moert_status moert_flags_meet(moert_flags *flags);
+moert_status moert_flags_barrier(moert_flags *flags);
 
 /* Counts the next meeting, for a kernel that has it inside: enqueued next, and flushed; or one of
  * no ranks, by which such a kernel is compiled: one that waits must not hold the cache's lock. */
-moert_meeting moert_flags_next(moert_flags *flags);
-moert_meeting moert_flags_nobody(const moert_flags *flags);
+moert_barrier moert_flags_next(moert_flags *flags);
+moert_barrier moert_flags_nobody(const moert_flags *flags);
 
 /* Enqueues that the host learns what the meetings so far have found. */
 moert_status moert_flags_fetch(moert_flags *flags);

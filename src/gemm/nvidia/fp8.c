@@ -1,14 +1,14 @@
 /*
  * GEMMs of FP8 operands: of plain ones, or of rows in blocks of
  * 1x128 and weights in blocks of 128x128, on the tensor cores of Hopper GPUs
- * (kernels/gemm/nvidia/fp8.cl). These want the terms of both factors contiguous: a dgrad transposes
- * the weights first, unless they are stored so, and a wgrad takes only factors that are.
+ * (kernels/gemm/nvidia/fp8.cl). These want the terms of both operands contiguous: a dgrad transposes
+ * the weights first, unless they are stored so, and a wgrad takes only operands that are.
  */
 #include <stdio.h>
 
 #include "args/gemm.h"
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "gemm/nvidia/tensor_cores.h"
 
 enum {
@@ -35,7 +35,7 @@ static bool is_block(const moert_operand *o) {
 }
 
 static bool is_fp8(const moert_gemm *gemm, const moert_operand *o) {
-    return o->codes != NULL ? is_block(o) : !o->wide && moert_number_bits(gemm->type) == 8;
+    return o->codes != NULL ? is_block(o) : !o->wide && moert_dtype_bits(gemm->type) == 8;
 }
 
 bool moert_nvidia_is_fp8(const moert_gemm *gemm) {
@@ -51,7 +51,7 @@ static bool is_stored_for_wgrad(const moert_operand *o) {
 }
 
 static bool is_transposed(const moert_gemm *gemm) {
-    return gemm->weight_codes != NULL && gemm->weight_codes->flipped;
+    return gemm->weight_quantized != NULL && gemm->weight_quantized->flipped;
 }
 
 const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gemm *gemm) {
@@ -70,7 +70,7 @@ const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gem
          "transposed factors of fp8-block in blocks along columns, for an FP8 gemm_wgrad"},
         {wgrad || !block || (a.codes->axis == MOERT_AXIS_ROW && b.codes->axis == MOERT_AXIS_TILE),
          "rows of fp8-block in blocks along rows, by weights in tiles"},
-        {gemm->result == MOERT_NUMBER_BF16 || gemm->result == MOERT_NUMBER_F32,
+        {gemm->result == MOERT_DTYPE_BF16 || gemm->result == MOERT_DTYPE_F32,
          "bf16 or f32 results of FP8 factors"},
         {!gemm->discrete, "stacked weights"},
         {gemm->kind != MOERT_GEMM_FORWARD || !is_transposed(gemm),
@@ -98,8 +98,8 @@ static moert_status turn(const moert_gemm *gemm, moert_buffer *transposed) {
     const moert_operand weight = moert_second_operand(gemm);
     const moert_grid grid = {moert_ceil_div(gemm->k, TILE), moert_ceil_div(gemm->n, TILE),
                              gemm->groups.count};
-    return MOERT_RUN(moert_buffer_device(gemm->groups.ends), "op/turn", "turn_bytes", grid,
-                     MOERT_ARG(bytes_of(&weight)), MOERT_ARG(transposed),
+    return MOERT_RUN(moert_buffer_device(gemm->groups.ends), "op/transpose", "transpose_bytes",
+                     grid, MOERT_ARG(bytes_of(&weight)), MOERT_ARG(transposed),
                      MOERT_ARG((unsigned)gemm->n), MOERT_ARG((unsigned)gemm->k),
                      MOERT_ARG(gemm->groups.ends));
 }
@@ -119,7 +119,7 @@ static moert_fp8_args strides_of(const moert_gemm *gemm) {
     if (gemm->kind == MOERT_GEMM_DGRAD)
         return is_transposed(gemm) ? lie(down, down * across, 1, down)
                                    : lie(down, down * across, across, 1);
-    const size_t room = gemm->x_codes->blocks; /* of both operands */
+    const size_t room = gemm->x_quantized->blocks; /* of both operands */
     return lie(room, 0, 1, room);
 }
 
@@ -131,7 +131,7 @@ static moert_status make_maps(const moert_gemm *gemm, moert_buffer *transposed,
     const size_t terms = wgrad ? gemm->groups.rows : forward ? gemm->k : gemm->n;
     moert_tensor_layout tensor = {.groups = 1, .columns = terms, .bytes = true};
     tensor.rows = wgrad ? gemm->n : gemm->groups.rows;
-    tensor.stride = is_block(&a) ? terms : a.stride; /* quantised ones have no stride */
+    tensor.stride = is_block(&a) ? terms : a.stride; /* quantized ones have no stride */
     tensor.box_rows = LINES;
     MOERT_TRY(moert_tensor_map_make(bytes_of(&a), &tensor, map_a));
     tensor.groups = wgrad ? 1 : gemm->groups.count;
@@ -153,8 +153,8 @@ moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed) 
     snprintf(spec, sizeof spec,
              "gemm/nvidia/fp8 -DWGRAD=%d -DSCALED=%d -DE5M2=%d -DF32=%d "
              "-DSTAGES=%d -DOUTS=%d -DGROUP=%d -DARENA=%d",
-             wgrad, is_block(&a), !is_block(&a) && gemm->type == MOERT_NUMBER_E5M2,
-             gemm->result == MOERT_NUMBER_F32, STAGES, OUTS, GROUP, MOERT_ARENA_BYTES);
+             wgrad, is_block(&a), !is_block(&a) && gemm->type == MOERT_DTYPE_E5M2,
+             gemm->result == MOERT_DTYPE_F32, STAGES, OUTS, GROUP, MOERT_ARENA_BYTES);
     moert_fp8_args args = strides_of(gemm);
     args.ldc = moert_result_operand(gemm).stride;
     args.groups = (uint32_t)gemm->groups.count;

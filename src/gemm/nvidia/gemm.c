@@ -2,12 +2,12 @@
  * The nvidia backend: GEMMs of 16-bit and FP8 operands on tensor cores, with what follows them in
  * the same kernel, where rows are aligned to 16 bytes. Operands in MXFP8, MXFP4 and NVFP4 become
  * bf16 on the way in (kernels/gemm/nvidia/ahead.h) or before. A float32 weight beside bf16 rows is
- * an operand by its packing only: a bf16 copy [G,N,K], which serves all uses.
+ * an operand by its prepack only: a bf16 copy [G,N,K], which serves all uses.
  */
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "gemm/backend.h"
 #include "gemm/nvidia/tensor_cores.h"
 #include "quant/backend.h"
@@ -16,21 +16,21 @@ enum { GRAIN = 8 }; /* bf16 numbers of 16 bytes, the grain of copies to local me
 
 /* ---- weights ---- */
 
-static size_t plan(const moert_device *device, moert_packed *packed) {
-    const moert_packed_shape *shape = &packed->shape;
+static size_t plan(const moert_device *device, moert_prepacked *prepacked) {
+    const moert_prepacked_shape *shape = &prepacked->shape;
     (void)device;
-    if (shape->type != MOERT_NUMBER_BF16 || (shape->n | shape->k) % GRAIN != 0)
+    if (shape->type != MOERT_DTYPE_BF16 || (shape->n | shape->k) % GRAIN != 0)
         return 0;
     return shape->groups * shape->n * shape->k * sizeof(uint16_t);
 }
 
 /* The values of codes, whose groups of rows are equal. */
-static moert_status decode(const moert_packed *packed, const moert_coded *coded) {
-    const moert_packed_shape *shape = &packed->shape;
-    moert_device *device = moert_buffer_device(packed->panels);
+static moert_status decode(const moert_prepacked *prepacked, const moert_quantized *quantized) {
+    const moert_prepacked_shape *shape = &prepacked->shape;
+    moert_device *device = moert_buffer_device(prepacked->panels);
     moert_buffer *ends = NULL;
     moert_status status;
-    if (coded->flipped)
+    if (quantized->flipped)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "a transposed weight is not packed for tensor cores");
     MOERT_TRY(moert_buffer_create(device, shape->groups * sizeof(uint32_t), &ends));
     for (size_t g = 0; g < shape->groups; g++) {
@@ -39,15 +39,15 @@ static moert_status decode(const moert_packed *packed, const moert_coded *coded)
     }
     const moert_quantize op = {
         .size = sizeof op,
-        .how = {.format = coded->format, .axis = coded->axis, .group_scales = true},
+        .how = {.format = quantized->format, .axis = quantized->axis, .group_scales = true},
         .groups = {ends, shape->groups, shape->groups * shape->n},
         .columns = shape->k,
-        .x = packed->panels,
-        .x_type = MOERT_NUMBER_BF16,
-        .q = (moert_buffer *)coded->q,
-        .scale = (moert_buffer *)coded->scale,
-        .global = (moert_buffer *)coded->global,
-        .blocks = shape->groups * moert_ceil_div(shape->n, moert_format_block(coded->format)),
+        .x = prepacked->panels,
+        .x_type = MOERT_DTYPE_BF16,
+        .q = (moert_buffer *)quantized->q,
+        .scale = (moert_buffer *)quantized->scale,
+        .global = (moert_buffer *)quantized->global,
+        .blocks = shape->groups * moert_ceil_div(shape->n, moert_format_block(quantized->format)),
     };
     status = moert_portable_dequantize(&op);
 destroy:
@@ -55,20 +55,20 @@ destroy:
     return status;
 }
 
-static moert_status fill(const moert_packed *packed, const moert_buffer *weight,
-                         const moert_coded *coded) {
-    const moert_packed_shape *shape = &packed->shape;
-    if (coded != NULL)
-        return decode(packed, coded);
+static moert_status fill(const moert_prepacked *prepacked, const moert_buffer *weight,
+                         const moert_quantized *quantized) {
+    const moert_prepacked_shape *shape = &prepacked->shape;
+    if (quantized != NULL)
+        return decode(prepacked, quantized);
     return moert_portable_cast(&(moert_cast){.size = sizeof(moert_cast),
-                                             .from = MOERT_NUMBER_F32,
-                                             .to = MOERT_NUMBER_BF16,
+                                             .from = MOERT_DTYPE_F32,
+                                             .to = MOERT_DTYPE_BF16,
                                              .n = shape->groups * shape->n * shape->k,
                                              .source = weight,
-                                             .target = packed->panels});
+                                             .target = prepacked->panels});
 }
 
-static const moert_packing packing = {
+static const moert_prepack prepack = {
     .plan = plan, .fill = fill, .pays_at = 1, .any_use = true, .in_order = true};
 
 /* ---- products ---- */
@@ -78,35 +78,35 @@ static bool has_tensor_cores(const moert_device *device) {
 }
 
 /* A number type of results. */
-static bool is_result(moert_number type) {
-    return type == MOERT_NUMBER_F32 || type == MOERT_NUMBER_BF16 || type == MOERT_NUMBER_F16;
+static bool is_result(moert_dtype type) {
+    return type == MOERT_DTYPE_F32 || type == MOERT_DTYPE_BF16 || type == MOERT_DTYPE_F16;
 }
 
 /* Codes that kernels/gemm/nvidia/ahead.h decodes: in blocks along the terms, `down` the lines or
  * else four of a line, whole ones of a weight. */
-static bool is_decoded_ahead(const moert_gemm *gemm, const moert_coded *codes, size_t columns,
+static bool is_decoded_ahead(const moert_gemm *gemm, const moert_quantized *codes, size_t columns,
                              bool down) {
     if (codes == NULL)
         return true;
     const size_t block = moert_format_block(codes->format);
     if (codes->flipped || (codes->axis == MOERT_AXIS_COLUMN) != down)
         return false;
-    return !down                         ? columns % (4 * block) == 0
-           : codes == gemm->weight_codes ? gemm->n % block == 0
-                                         : gemm->row_multiple <= 1; /* a broken promise leaves
+    return !down                             ? columns % (4 * block) == 0
+           : codes == gemm->weight_quantized ? gemm->n % block == 0
+                                             : gemm->row_multiple <= 1; /* a broken promise leaves
                                                                         blocks without room */
 }
 
 static bool are_decoded_ahead(const moert_device *device, const moert_gemm *gemm) {
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, dgrad = gemm->kind == MOERT_GEMM_DGRAD;
-    return !moert_gemm_is_coded(gemm) ||
+    return !moert_gemm_is_quantized(gemm) ||
            (moert_nvidia_uses_wgmma(device) &&
-            is_decoded_ahead(gemm, gemm->x_codes, gemm->k, wgrad) &&
-            is_decoded_ahead(gemm, gemm->y_codes, gemm->n, wgrad) &&
-            is_decoded_ahead(gemm, gemm->weight_codes, gemm->k, dgrad));
+            is_decoded_ahead(gemm, gemm->x_quantized, gemm->k, wgrad) &&
+            is_decoded_ahead(gemm, gemm->y_quantized, gemm->n, wgrad) &&
+            is_decoded_ahead(gemm, gemm->weight_quantized, gemm->k, dgrad));
 }
 
-static bool is_block(const moert_coded *codes) {
+static bool is_block(const moert_quantized *codes) {
     return codes != NULL && codes->format == MOERT_FORMAT_FP8_BLOCK;
 }
 
@@ -128,10 +128,11 @@ static const char *supports(const moert_device *device, const moert_gemm *gemm) 
     const moert_condition conditions[] = {
         {gemm->kind != MOERT_GEMM_BIAS_GRAD && gemm->gated != MOERT_GATED_BACKWARD,
          "gemm_forward, gemm_dgrad, gemm_wgrad and glu"},
-        {!is_block(gemm->x_codes) && !is_block(gemm->y_codes) && !is_block(gemm->weight_codes),
+        {!is_block(gemm->x_quantized) && !is_block(gemm->y_quantized) &&
+             !is_block(gemm->weight_quantized),
          "fp8-block in both factors"},
-        {!wide && (gemm->type == MOERT_NUMBER_BF16 || gemm->type == MOERT_NUMBER_F16),
-         "bf16 or f16 factors, beside quantised ones bf16"},
+        {!wide && (gemm->type == MOERT_DTYPE_BF16 || gemm->type == MOERT_DTYPE_F16),
+         "bf16 or f16 factors, beside quantized ones bf16"},
         {is_result(gemm->gated ? gemm->glu.type : gemm->result), "results in f32, bf16 or f16"},
         {ungated || gemm->y == NULL || is_result(gemm->result), "c in f32, bf16 or f16"},
         {!gemm->discrete, "stacked weights"},
@@ -143,10 +144,10 @@ static const char *supports(const moert_device *device, const moert_gemm *gemm) 
         {groups <= MOERT_NVIDIA_MOST_GROUPS, "at most 448 groups"},
         {gemm->groups.rows > 0 || (gemm->workspace != NULL && gemm->epilogue.beta == NULL),
          "at least one row beside beta"},
-        {wgrad || gemm->workspace != NULL || gemm->packed != NULL, "packed weights"},
-        {gemm->result == MOERT_NUMBER_F32 || !gemm->accumulate, "f32 results to add to"},
+        {wgrad || gemm->workspace != NULL || gemm->prepacked != NULL, "packed weights"},
+        {gemm->result == MOERT_DTYPE_F32 || !gemm->accumulate, "f32 results to add to"},
         {gemm->scatter.runs == 0 || (moert_nvidia_uses_wgmma(device) && gemm->y_column == 0 &&
-                                     ungated && gemm->result == MOERT_NUMBER_BF16),
+                                     ungated && gemm->result == MOERT_DTYPE_BF16),
          "results in lines of bf16 on GPUs of compute capability 9.0"},
         {are_decoded_ahead(device, gemm), "codes in blocks along the terms"},
     };
@@ -177,7 +178,7 @@ static moert_status reserve(moert_device *device, const moert_gemm *gemm, moert_
     work->state = own;
     if (bytes > 0)
         return moert_workspace_add(device, bytes, 1, work, &own->transposed);
-    return moert_gemm_is_coded(gemm) && !fp8
+    return moert_gemm_is_quantized(gemm) && !fp8
                ? moert_workspace_add(device, gemm->groups.count, sizeof(uint32_t), work,
                                      &own->counts)
                : MOERT_OK;
@@ -191,7 +192,7 @@ static moert_status run(const moert_gemm *gemm) {
         return gemm->epilogue.add ? MOERT_OK
                                   : moert_buffer_clear(gemm->weight, 0,
                                                        gemm->groups.count * gemm->n * gemm->k *
-                                                           moert_number_bits(gemm->result) / 8);
+                                                           moert_dtype_bits(gemm->result) / 8);
     return moert_nvidia_is_fp8(gemm) ? moert_nvidia_fp8(gemm, own->transposed)
                                      : moert_nvidia_run(gemm, own->counts);
 }
@@ -202,11 +203,11 @@ static moert_status glu(const moert_glu *what, bool backward) {
 
 const moert_backend moert_backend_nvidia = {.name = "nvidia",
                                             .supports = supports,
-                                            .prepack = &packing,
+                                            .prepack = &prepack,
                                             .run = run,
                                             .glu = glu,
                                             .split_bytes = moert_nvidia_split_bytes,
                                             .reserve = reserve,
                                             .release = release,
-                                            .decoded = MOERT_NUMBER_BF16,
+                                            .decoded = MOERT_DTYPE_BF16,
                                             .coarse_fp8 = true};

@@ -1,4 +1,4 @@
-/* Products of float32 factors by kernels/gemm/nvidia/split.cl: the factor that has the result's
+/* Products of float32 operands by kernels/gemm/nvidia/split.cl: the factor that has the result's
  * columns is split into parts in scratch first. */
 #include <stdio.h>
 
@@ -47,7 +47,7 @@ static product product_of(const moert_gemm *gemm, moert_gemm_kind kind) {
 static bool suits(const moert_gemm *gemm, moert_gemm_kind kind) {
     const bool wgrad = kind == MOERT_GEMM_WGRAD;
     const size_t lengths = gemm->n | gemm->k | gemm->ldx | gemm->ldy | gemm->y_column;
-    return gemm->type == MOERT_NUMBER_F32 && gemm->result == MOERT_NUMBER_F32 &&
+    return gemm->type == MOERT_DTYPE_F32 && gemm->result == MOERT_DTYPE_F32 &&
            (wgrad || gemm->shared_weight) && (wgrad ? gemm->ldx : lengths) % QUAD == 0 &&
            gemm->groups.rows > 0;
 }

@@ -1,4 +1,4 @@
-/* Launches kernels/gemm/nvidia/wgmma.cl, with tensor maps of the factors, or
+/* Launches kernels/gemm/nvidia/wgmma.cl, with tensor maps of the operands, or
  * kernels/gemm/nvidia/mma.cl, and the program with what follows the product. */
 #include "gemm/nvidia/tensor_cores.h"
 
@@ -8,7 +8,7 @@
 #include "args/gemm.h"
 #include "base/config.h"
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "device/device.h"
 
 enum {
@@ -28,16 +28,16 @@ _Static_assert(MOERT_NVIDIA_MOST_GROUPS * 4 ==
                    MOERT_ARENA_BYTES - STAGES * STAGE_BYTES - OUTS * OUT_BYTES - TABLE_BYTES,
                "the ends of the groups fill what is left of the arena");
 
-/* The factors of each kind and the rows of their boxes in kernels/gemm/nvidia/wgmma.cl. */
-enum { BOX_LINES = 128, BOX_COLUMNS = 256, BOX_GATES = 128, BOX_TURNED = 64, BOX_OLD = 128 };
+/* The operands of each kind and the rows of their boxes in kernels/gemm/nvidia/wgmma.cl. */
+enum { BOX_LINES = 128, BOX_COLUMNS = 256, BOX_GATES = 128, BOX_TRANSPOSED = 64, BOX_OLD = 128 };
 static const struct orientation {
     moert_operand_name a, b;
     uint32_t box_a, box_b;
     int number; /* ORIENTATION */
 } orientations[] = {
     [MOERT_GEMM_FORWARD] = {MOERT_OPERAND_X, MOERT_OPERAND_WEIGHT, BOX_LINES, BOX_COLUMNS, 0},
-    [MOERT_GEMM_DGRAD] = {MOERT_OPERAND_Y, MOERT_OPERAND_WEIGHT, BOX_LINES, BOX_TURNED, 1},
-    [MOERT_GEMM_WGRAD] = {MOERT_OPERAND_Y, MOERT_OPERAND_X, BOX_TURNED, BOX_TURNED, 2},
+    [MOERT_GEMM_DGRAD] = {MOERT_OPERAND_Y, MOERT_OPERAND_WEIGHT, BOX_LINES, BOX_TRANSPOSED, 1},
+    [MOERT_GEMM_WGRAD] = {MOERT_OPERAND_Y, MOERT_OPERAND_X, BOX_TRANSPOSED, BOX_TRANSPOSED, 2},
 };
 
 bool moert_nvidia_uses_wgmma(const moert_device *device) {
@@ -50,13 +50,14 @@ moert_status moert_nvidia_ready(const moert_device *device) {
 }
 
 moert_operand moert_operand_of(const moert_gemm *gemm, moert_operand_name name) {
-    const bool packed = gemm->packed != NULL && gemm->kind != MOERT_GEMM_WGRAD;
-    moert_buffer *weight = packed ? gemm->packed->panels : gemm->weight;
+    const bool prepacked = gemm->prepacked != NULL && gemm->kind != MOERT_GEMM_WGRAD;
+    moert_buffer *weight = prepacked ? gemm->prepacked->panels : gemm->weight;
     return name == MOERT_OPERAND_X
-               ? (moert_operand){gemm->x, gemm->ldx, 0, gemm->x_codes, gemm->wide_x}
+               ? (moert_operand){gemm->x, gemm->ldx, 0, gemm->x_quantized, gemm->wide_x}
            : name == MOERT_OPERAND_Y
-               ? (moert_operand){gemm->y, gemm->ldy, gemm->y_column, gemm->y_codes, gemm->wide_y}
-               : (moert_operand){weight, gemm->k, 0, gemm->weight_codes, gemm->wide_weight};
+               ? (moert_operand){gemm->y, gemm->ldy, gemm->y_column, gemm->y_quantized,
+                                 gemm->wide_y}
+               : (moert_operand){weight, gemm->k, 0, gemm->weight_quantized, gemm->wide_weight};
 }
 
 moert_operand moert_first_operand(const moert_gemm *gemm) {
@@ -96,7 +97,7 @@ static moert_status make_map(const moert_gemm *gemm, moert_operand_name which, u
                                .first = from.first,
                                .run = weight && gemm->gated ? gemm->glu.run : 0,
                                .box_rows = box_rows,
-                               .f16 = gemm->type == MOERT_NUMBER_F16},
+                               .f16 = gemm->type == MOERT_DTYPE_F16},
         map);
 }
 
@@ -124,7 +125,7 @@ static const moert_buffer *bias_of(const moert_gemm *gemm) {
 static moert_status make_old_map(const moert_gemm *gemm, const moert_operand *result,
                                  moert_tensor_map *map) {
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
-    const size_t words = moert_number_bits(gemm->result) / 16;
+    const size_t words = moert_dtype_bits(gemm->result) / 16;
     return moert_tensor_map_make(
         result->buffer,
         &(moert_tensor_layout){.groups = 1,
@@ -156,14 +157,14 @@ static void write_spec(const moert_gemm *gemm, bool wgmma, bool counted, char sp
     snprintf(spec + used, SPEC_BYTES - (size_t)used,
              " -DORIENTATION=%d -DF16=%d -DRESULT=%d -DALPHA=%d -DBETA=%d -DBIAS=%d -DBIAS_TYPE=%d "
              "-DFACTOR=%d -DAMAX=%d -DGLU=%d -DRUN=%d -DSWAPPED=%d -DV=%d -DV_TYPE=%d",
-             orientations[gemm->kind].number, gemm->type == MOERT_NUMBER_F16,
+             orientations[gemm->kind].number, gemm->type == MOERT_DTYPE_F16,
              (int)(gemm->gated ? glu->type : gemm->result), e->alpha != NULL,
              adds(gemm)        ? 1
              : e->beta != NULL ? 2
                                : 0,
              bias_of(gemm) != NULL, (int)e->bias_type, row_factor(gemm) != NULL, e->amax != NULL,
              gemm->gated, run, glu->linear_first, keeps_v(gemm) && gemm->y != NULL,
-             (int)(keeps_v(gemm) ? gemm->result : MOERT_NUMBER_F32));
+             (int)(keeps_v(gemm) ? gemm->result : MOERT_DTYPE_F32));
 }
 
 /* A kernel's arguments, in its order. */
@@ -212,10 +213,10 @@ static void add_rest(const moert_gemm *gemm, moert_nvidia_gemm_args *args, call 
 
 /* The codes of both operands, each before the buffer of its numbers. */
 static void add_codes(const moert_gemm *gemm, const moert_buffer *counts, call *to) {
-    static const moert_coded none;
+    static const moert_quantized none;
     const moert_operand first = moert_first_operand(gemm), second = moert_second_operand(gemm);
-    const moert_coded *a = first.codes != NULL ? first.codes : &none;
-    const moert_coded *b = second.codes != NULL ? second.codes : &none;
+    const moert_quantized *a = first.codes != NULL ? first.codes : &none;
+    const moert_quantized *b = second.codes != NULL ? second.codes : &none;
     ADD(to, MOERT_ARG(a->q), MOERT_ARG(a->scale), MOERT_ARG(first.buffer), MOERT_ARG(b->q),
         MOERT_ARG(b->scale), MOERT_ARG(second.buffer), MOERT_ARG(counts));
 }
@@ -235,9 +236,9 @@ static moert_status run_wgmma(const moert_gemm *gemm, unsigned units, moert_buff
     ADD(&to, MOERT_STRUCT(map_a), MOERT_STRUCT(map_b), MOERT_STRUCT(old));
     add_rest(gemm, &args, &to);
     add_codes(gemm, counts, &to);
-    if (moert_gemm_is_coded(gemm))
+    if (moert_gemm_is_quantized(gemm))
         MOERT_TRY(moert_buffer_clear(counts, 0, gemm->groups.count * sizeof(uint32_t)));
-    write_spec(gemm, true, !moert_gemm_is_coded(gemm) && counts != NULL, spec);
+    write_spec(gemm, true, !moert_gemm_is_quantized(gemm) && counts != NULL, spec);
     return moert_launch(device, spec, "nvidia_gemm", (moert_grid){units, 1, 1}, to.arguments,
                         to.count);
 }
@@ -275,7 +276,7 @@ moert_status moert_nvidia_run(const moert_gemm *gemm, moert_buffer *counts) {
     moert_device *device = moert_buffer_device(moert_result_operand(gemm).buffer);
     if (!moert_nvidia_uses_wgmma(device))
         return run_mma(gemm);
-    if (gemm->kind == MOERT_GEMM_WGRAD && !moert_gemm_is_coded(gemm))
+    if (gemm->kind == MOERT_GEMM_WGRAD && !moert_gemm_is_quantized(gemm))
         return moert_device_share(device, run_part, gemm, sizeof *gemm);
     return run_wgmma(gemm, moert_device_units(device), counts);
 }

@@ -14,9 +14,9 @@ enum { MOERT_NVIDIA_MOST_GROUPS = 448 }; /* what kernels/gemm/nvidia/wgmma.cl ha
 
 /* An operand or the result: rows of a matrix, from column `first` on, or its blocks. */
 typedef struct moert_operand {
-    moert_buffer *buffer;     /* of a weight, packed if it is */
-    size_t stride, first;     /* in numbers; of a weight rows of K */
-    const moert_coded *codes; /* NULL: plain */
+    moert_buffer *buffer;         /* of a weight, prepacked if it is */
+    size_t stride, first;         /* in numbers; of a weight rows of K */
+    const moert_quantized *codes; /* NULL: plain */
     bool wide;
 } moert_operand;
 typedef enum moert_operand_name {
@@ -32,8 +32,8 @@ moert_operand moert_second_operand(const moert_gemm *gemm);
 moert_operand moert_result_operand(const moert_gemm *gemm);
 
 /* Whether an operand has codes. */
-static inline bool moert_gemm_is_coded(const moert_gemm *gemm) {
-    return gemm->x_codes != NULL || gemm->y_codes != NULL || gemm->weight_codes != NULL;
+static inline bool moert_gemm_is_quantized(const moert_gemm *gemm) {
+    return gemm->x_quantized != NULL || gemm->y_quantized != NULL || gemm->weight_quantized != NULL;
 }
 
 /* What a GEMM must be, and what the backend takes therefore; the first that it is not, or NULL. */
@@ -49,7 +49,7 @@ bool moert_nvidia_uses_wgmma(const moert_device *device);
 /* Whether products can be run on a device that has: ERROR_UNSUPPORTED says why not. */
 moert_status moert_nvidia_ready(const moert_device *device);
 
-/* A GEMM that the backend supports, whose weight is an operand as it is or as it is packed. `counts`:
+/* A GEMM that the backend supports, whose weight is an operand as it is or as it is prepacked. `counts`:
  * uint32 [G] for operands in codes, which kernels/gemm/nvidia/ahead.h decodes; or NULL. */
 moert_status moert_nvidia_run(const moert_gemm *gemm, moert_buffer *counts);
 
@@ -60,7 +60,7 @@ const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gem
 size_t moert_nvidia_fp8_bytes(const moert_gemm *gemm);
 moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed);
 
-/* Whether a GEMM in float32 is one of parts of its factors, and that GEMM. */
+/* Whether a GEMM in float32 is one of parts of its operands, and that GEMM. */
 bool moert_nvidia_splits(const moert_device *device, const moert_gemm *gemm);
 moert_status moert_nvidia_split(const moert_gemm *gemm);
 /* The bytes that its parts take at most, in any kind; 0: in none it is such a product. */

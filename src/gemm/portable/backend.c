@@ -14,14 +14,14 @@ static moert_status run(const moert_gemm *gemm) {
                                                 : runs[gemm->kind](gemm, 0);
 }
 
-/* In GPU form weights are dequantised before their products. */
+/* In GPU form weights are dequantized before their products. */
 static const char *supports(const moert_device *device, const moert_gemm *gemm) {
     if (gemm == NULL)
         return NULL;
-    if (gemm->x_codes != NULL || gemm->y_codes != NULL)
-        return "rows that are dequantised";
-    if (gemm->weight_codes != NULL && moert_device_describe(device)->gpu_form)
-        return "weights that are dequantised";
+    if (gemm->x_quantized != NULL || gemm->y_quantized != NULL)
+        return "rows that are dequantized";
+    if (gemm->weight_quantized != NULL && moert_device_describe(device)->gpu_form)
+        return "weights that are dequantized";
     if (gemm->scatter.runs > 0)
         return "results without scatter";
     if (gemm->workspace != NULL &&
@@ -32,7 +32,7 @@ static const char *supports(const moert_device *device, const moert_gemm *gemm) 
 
 const moert_backend moert_backend_portable = {.name = "portable",
                                               .supports = supports,
-                                              .prepack = &moert_portable_packing,
+                                              .prepack = &moert_portable_prepack,
                                               .run = run,
                                               .glu = moert_portable_glu,
                                               .reserve = moert_portable_reserve,

@@ -1,5 +1,5 @@
 /* The portable backend: chooses a work-group's share and launches kernels/gemm/gemm.cl,
- * kernels/gemm/packed.cl and kernels/gemm/glu.cl; in GPU form products are gpu.c's. */
+ * kernels/gemm/prepacked.cl and kernels/gemm/glu.cl; in GPU form products are gpu.c's. */
 #include <math.h>
 #include <stdio.h>
 
@@ -22,7 +22,7 @@ enum {
 };
 
 /* Where a work-group's panels lie, and what else takes local memory. */
-typedef enum form { FORM_ROWS, FORM_PACKED, FORM_WGRAD } form;
+typedef enum form { FORM_ROWS, FORM_PREPACKED, FORM_WGRAD } form;
 
 /* `groups` products of about `lines` lines, at most `most_lines`, by `columns`, over `reduction`
  * terms. */
@@ -32,37 +32,37 @@ typedef struct product {
 
 /* A work-group's share of a product; see the picture in kernels/gemm/gemm.h. */
 typedef struct share {
-    int panels, depth, split, fetch;
-    size_t local_bytes, turned_bytes; /* of panels; of converted lines */
+    int panels, depth, split, prefetch;
+    size_t local_bytes, transposed_bytes; /* of panels; of converted lines */
     moert_grid grid;
     moert_choices tile;
 } share;
 
-static size_t turned_bytes(moert_number type, size_t depth, size_t lines) {
-    return type == MOERT_NUMBER_BF16 ? (depth + 16) * lines * LINE_BYTES : sizeof(float);
+static size_t transposed_bytes(moert_dtype type, size_t depth, size_t lines) {
+    return type == MOERT_DTYPE_BF16 ? (depth + 16) * lines * LINE_BYTES : sizeof(float);
 }
 
 /* None of the choices shows in the bits, and any within their bounds (gemm/tuning/tuning.h) are
  * safe. */
-static share choose_share(const moert_device *device, moert_number type, product p, form of,
+static share choose_share(const moert_device *device, moert_dtype type, product p, form of,
                           const moert_choices *c) {
     const moert_device_info *info = moert_device_describe(device);
     const size_t wanted = SHARES_PER_UNIT * moert_max(info->compute_units, 1);
     const size_t blocks = moert_ceil_div(p.columns, c->width * MOERT_VECTOR);
     const size_t panel_bytes = c->width * COLUMN_BYTES;
-    /* both factors of a gradient are packed by every share: the squarer it is, the less often */
+    /* both operands of a gradient are prepacked by every share: the squarer it is, the less often */
     const bool both = of == FORM_WGRAD;
     const size_t strip_bytes = both ? STRIP_BYTES : 0;
     size_t panels = moert_min(c->panels, blocks), split = c->split;
     size_t depth = moert_min(moert_round_up(moert_max(p.reduction, 1), 16), c->depth);
     /* on a CPU local memory is the core's cache. Packed panels pass through half of it, and the
      * other half is for the other factor and the panels that are fetched; of gradients both
-     * factors are counted, and a quarter is left for sums */
+     * operands are counted, and a quarter is left for sums */
     for (const size_t room = info->local_bytes / 4 * (both ? 3 : 2);;) {
         const bool wide = depth * (panels * panel_bytes + strip_bytes) > room;
         if (wide && panels > 1)
             panels--;
-        else if (depth > 16 && (wide || turned_bytes(type, depth, c->lines) > room))
+        else if (depth > 16 && (wide || transposed_bytes(type, depth, c->lines) > room))
             depth = moert_round_up(depth / 2, 16);
         else
             break;
@@ -86,9 +86,9 @@ static share choose_share(const moert_device *device, moert_number type, product
         .panels = (int)panels,
         .depth = (int)depth,
         .split = (int)split,
-        .fetch = (int)c->fetch,
-        .local_bytes = of != FORM_PACKED ? panels * depth * panel_bytes : 0,
-        .turned_bytes = turned_bytes(type, depth, c->lines),
+        .prefetch = (int)c->prefetch,
+        .local_bytes = of != FORM_PREPACKED ? panels * depth * panel_bytes : 0,
+        .transposed_bytes = transposed_bytes(type, depth, c->lines),
         .grid = {moert_ceil_div(p.most_lines, split), p.groups, layers},
         .tile = *c,
     };
@@ -103,7 +103,7 @@ static product rows_of(const moert_gemm *gemm) {
 }
 
 static size_t terms_of(const moert_gemm *gemm, const moert_device *device, size_t reduction) {
-    return moert_ceil_div(reduction, moert_per_term(moert_gemm_term(gemm, device)));
+    return moert_ceil_div(reduction, moert_per_dot(moert_gemm_dot(gemm, device)));
 }
 
 static moert_choices choices_of(const moert_gemm *gemm, moert_tuned operation, size_t start) {
@@ -111,20 +111,21 @@ static moert_choices choices_of(const moert_gemm *gemm, moert_tuned operation, s
         [MOERT_TUNED_FORWARD] = moert_portable_forward_from,
         [MOERT_TUNED_DGRAD] = moert_portable_dgrad_from,
         [MOERT_TUNED_WGRAD] = moert_portable_wgrad_from,
-        [MOERT_TUNED_PACKED_FORWARD] = moert_portable_forward_from,
-        [MOERT_TUNED_PACKED_DGRAD] = moert_portable_dgrad_from};
+        [MOERT_TUNED_PREPACKED_FORWARD] = moert_portable_forward_from,
+        [MOERT_TUNED_PREPACKED_DGRAD] = moert_portable_dgrad_from};
     return moert_portable_choices(gemm, operation, start, runs[operation]);
 }
 
 /* The share of forward and dgrad, whose lines are the rows. */
 static share choose_rows(const moert_gemm *gemm, moert_tuned operation, size_t start) {
-    const bool dgrad = operation == MOERT_TUNED_DGRAD || operation == MOERT_TUNED_PACKED_DGRAD;
+    const bool dgrad = operation == MOERT_TUNED_DGRAD || operation == MOERT_TUNED_PREPACKED_DGRAD;
     const moert_device *device = moert_buffer_device(gemm->x);
     const moert_choices c = choices_of(gemm, operation, start);
     product p = rows_of(gemm);
     p.columns = dgrad ? gemm->k : gemm->n;
     p.reduction = terms_of(gemm, device, dgrad ? gemm->n : gemm->k);
-    return choose_share(device, gemm->type, p, gemm->packed != NULL ? FORM_PACKED : FORM_ROWS, &c);
+    return choose_share(device, gemm->type, p, gemm->prepacked != NULL ? FORM_PREPACKED : FORM_ROWS,
+                        &c);
 }
 
 /* The numbers of a GEMM and of its work-groups' share. */
@@ -133,7 +134,7 @@ static moert_gemm_args numbers_of(const moert_gemm *gemm, size_t start, const sh
     args.panels = s->panels;
     args.depth = s->depth;
     args.split = s->split;
-    args.every = s->fetch;
+    args.every = s->prefetch;
     return args;
 }
 
@@ -142,14 +143,14 @@ static bool has_gpu_form(const moert_device *device) {
 }
 
 /* Forward (a is x, c is y) and dgrad (a is y, c is x) by panels. */
-static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forward) {
+static moert_status run_prepacked(const moert_gemm *gemm, size_t start, bool forward) {
     moert_buffer *a = forward ? gemm->x : gemm->y, *c = forward ? gemm->y : gemm->x;
     moert_device *device = moert_buffer_device(c);
     const size_t width = forward ? gemm->n : gemm->k, reduction = forward ? gemm->k : gemm->n;
-    const share s =
-        choose_rows(gemm, forward ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_PACKED_DGRAD, start);
+    const share s = choose_rows(
+        gemm, forward ? MOERT_TUNED_PREPACKED_FORWARD : MOERT_TUNED_PREPACKED_DGRAD, start);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, gemm->packed, NULL, &s.tile, spec);
+    moert_gemm_program(device, gemm->type, gemm->prepacked, NULL, &s.tile, spec);
     moert_gemm_args args = numbers_of(gemm, start, &s);
     args.lda = forward ? gemm->ldx : gemm->ldy;
     args.a_column = forward ? 0 : gemm->y_column;
@@ -157,37 +158,37 @@ static moert_status run_packed(const moert_gemm *gemm, size_t start, bool forwar
     args.c_column = forward ? gemm->y_column : 0;
     args.width = (int)width;
     args.reduction = (int)reduction;
-    args.height = (int)moert_panel_height(gemm->packed, reduction);
+    args.height = (int)moert_panel_height(gemm->prepacked, reduction);
     return MOERT_RUN(device, spec, "gemm_packed", s.grid, MOERT_ARG(gemm->groups.ends),
-                     MOERT_ARG(a), MOERT_ARG(gemm->packed->panels),
+                     MOERT_ARG(a), MOERT_ARG(gemm->prepacked->panels),
                      MOERT_ARG(forward ? gemm->bias : NULL), MOERT_ARG(c), MOERT_STRUCT(args),
-                     moert_argument_local(s.turned_bytes));
+                     moert_argument_local(s.transposed_bytes));
 }
 
 /* Forward and dgrad by any weight. */
 static moert_status run_rows(const moert_gemm *gemm, size_t start, bool forward) {
-    const moert_coded *coded = gemm->weight_codes;
+    const moert_quantized *quantized = gemm->weight_quantized;
     moert_device *device = moert_buffer_device(gemm->groups.ends);
     char spec[MOERT_SPEC_BYTES];
     if (has_gpu_form(device))
         return moert_portable_gpu_rows(gemm, start, forward);
-    if (gemm->packed != NULL)
-        return run_packed(gemm, start, forward);
+    if (gemm->prepacked != NULL)
+        return run_prepacked(gemm, start, forward);
     const share s = choose_rows(gemm, forward ? MOERT_TUNED_FORWARD : MOERT_TUNED_DGRAD, start);
-    moert_gemm_program(device, gemm->type, NULL, coded, &s.tile, spec);
+    moert_gemm_program(device, gemm->type, NULL, quantized, &s.tile, spec);
     moert_gemm_args args = numbers_of(gemm, start, &s);
-    args.axis = coded != NULL ? (int)coded->axis : 0;
-    args.flipped = coded != NULL && coded->flipped;
+    args.axis = quantized != NULL ? (int)quantized->axis : 0;
+    args.flipped = quantized != NULL && quantized->flipped;
     const moert_argument panels = moert_argument_local(s.local_bytes),
-                         turned = moert_argument_local(s.turned_bytes);
+                         transposed = moert_argument_local(s.transposed_bytes);
     if (forward)
         return MOERT_RUN(device, spec, "gemm_forward", s.grid, MOERT_ARG(gemm->groups.ends),
-                         MOERT_ARG(gemm->x), MOERT_WEIGHT_ARGS(gemm->weight, coded),
+                         MOERT_ARG(gemm->x), MOERT_WEIGHT_ARGS(gemm->weight, quantized),
                          MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y), MOERT_STRUCT(args), panels,
-                         turned);
+                         transposed);
     return MOERT_RUN(device, spec, "gemm_dgrad", s.grid, MOERT_ARG(gemm->groups.ends),
-                     MOERT_ARG(gemm->y), MOERT_WEIGHT_ARGS(gemm->weight, coded), MOERT_ARG(gemm->x),
-                     MOERT_STRUCT(args), panels, turned);
+                     MOERT_ARG(gemm->y), MOERT_WEIGHT_ARGS(gemm->weight, quantized),
+                     MOERT_ARG(gemm->x), MOERT_STRUCT(args), panels, transposed);
 }
 
 moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start) {
@@ -227,7 +228,7 @@ moert_status moert_portable_bias_grad(const moert_gemm *gemm) {
     if (has_gpu_form(device))
         return moert_portable_gpu_bias_grad(gemm);
     const moert_choices tile = moert_with_tile(moert_tuning_find(device, &key, &measured),
-                                               moert_term_of(device, gemm->type)); /* no effect */
+                                               moert_dot_of(device, gemm->type)); /* no effect */
     moert_gemm_program(device, gemm->type, NULL, NULL, &tile, spec);
     const moert_gemm_args args = moert_portable_args(gemm, 0);
     return MOERT_RUN(device, spec, "gemm_bias_grad", grid, MOERT_ARG(groups->ends),
@@ -239,7 +240,7 @@ moert_status moert_portable_glu(const moert_glu *glu, bool backward) {
     const bool plain = !f->interleaved && isinf(f->limit) && f->alpha == 1.0f && f->offset == 0.0f;
     moert_device *device = moert_buffer_device(glu->v);
     const size_t split =
-        moert_ceil_div(moert_share(device, GLU_FLOATS, GPU_GLU_FLOATS), glu->width);
+        moert_ceil_div(moert_by_form(device, GLU_FLOATS, GPU_GLU_FLOATS), glu->width);
     const moert_grid grid = {moert_ceil_div(glu->rows - glu->first_row, split), 1, 1};
     const moert_argument args =
         MOERT_ARGS(moert_plain_glu_args, .prob_stride = glu->prob_stride,
@@ -261,16 +262,17 @@ moert_status moert_portable_glu(const moert_glu *glu, bool backward) {
 
 /* Finds the tile of a product with its GLU; false: it takes none. */
 static bool find_gated_tile(const moert_gemm *gemm, moert_choices *tile) {
-    const moert_packed *packed = gemm->packed;
-    const moert_tuning_key key = {packed != NULL ? MOERT_TUNED_PACKED_FORWARD : MOERT_TUNED_FORWARD,
+    const moert_prepacked *prepacked = gemm->prepacked;
+    const moert_tuning_key key = {prepacked != NULL ? MOERT_TUNED_PREPACKED_FORWARD
+                                                    : MOERT_TUNED_FORWARD,
                                   gemm->type, gemm->n, gemm->k, rows_of(gemm).lines};
     bool measured;
     const moert_device *device = moert_buffer_device(gemm->y);
     *tile = moert_tuning_find(device, &key, &measured);
-    if (packed != NULL)
-        tile->width = moert_packed_width(packed, tile->width);
-    *tile = moert_with_tile(*tile, moert_gemm_term(gemm, device));
-    return moert_gates_fit(packed != NULL ? packed->tile.width : tile->width);
+    if (prepacked != NULL)
+        tile->width = moert_prepacked_width(prepacked, tile->width);
+    *tile = moert_with_tile(*tile, moert_gemm_dot(gemm, device));
+    return moert_gates_fit(prepacked != NULL ? prepacked->tile.width : tile->width);
 }
 
 /* Its share: the columns of h. */
@@ -279,7 +281,7 @@ static share choose_gated(const moert_gemm *gemm, size_t width, const moert_choi
     product p = rows_of(gemm);
     p.columns = moert_gated_columns(width, tile->width);
     p.reduction = terms_of(gemm, device, gemm->k);
-    return choose_share(device, gemm->type, p, gemm->packed != NULL ? FORM_PACKED : FORM_ROWS,
+    return choose_share(device, gemm->type, p, gemm->prepacked != NULL ? FORM_PREPACKED : FORM_ROWS,
                         tile);
 }
 
@@ -291,16 +293,16 @@ moert_status moert_portable_gated(const moert_gemm *gemm) {
         MOERT_TRY(moert_portable_forward_from(gemm, 0));
         return moert_portable_glu(glu, false);
     }
-    const bool packed = gemm->packed != NULL;
+    const bool prepacked = gemm->prepacked != NULL;
     const share s = choose_gated(gemm, glu->width, &tile);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, gemm->packed, NULL, &s.tile, spec);
+    moert_gemm_program(device, gemm->type, gemm->prepacked, NULL, &s.tile, spec);
     moert_gemm_args args = numbers_of(gemm, 0, &s);
     args.prob_stride = glu->prob_stride;
     args.width = (int)glu->width;
-    args.height = packed ? (int)moert_panel_height(gemm->packed, gemm->k) : 0;
+    args.height = prepacked ? (int)moert_panel_height(gemm->prepacked, gemm->k) : 0;
     args.keep = !gemm->drop_v;
-    args.coded = glu->type != MOERT_NUMBER_F32;
+    args.quantized = glu->type != MOERT_DTYPE_F32;
     args.interleaved = glu->form.interleaved;
     args.limit = glu->form.limit;
     args.alpha = glu->form.alpha;
@@ -308,15 +310,15 @@ moert_status moert_portable_gated(const moert_gemm *gemm) {
     args.activation = glu->form.activation;
     const moert_argument all[] = {MOERT_ARG(gemm->groups.ends),
                                   MOERT_ARG(gemm->x),
-                                  MOERT_ARG(packed ? gemm->packed->panels : gemm->weight),
+                                  MOERT_ARG(prepacked ? gemm->prepacked->panels : gemm->weight),
                                   MOERT_ARG(gemm->bias),
                                   MOERT_ARG(gemm->y),
                                   MOERT_ARG(glu->prob),
                                   MOERT_ARG(glu->h),
                                   MOERT_STRUCT(args),
-                                  moert_argument_local(s.turned_bytes),
+                                  moert_argument_local(s.transposed_bytes),
                                   moert_argument_local(s.local_bytes)};
-    const size_t count = MOERT_COUNT(all); /* packed panels take no local memory */
-    return moert_launch(device, spec, packed ? "gemm_packed_glu" : "gemm_glu_forward", s.grid, all,
-                        packed ? count - 1 : count);
+    const size_t count = MOERT_COUNT(all); /* prepacked panels take no local memory */
+    return moert_launch(device, spec, prepacked ? "gemm_packed_glu" : "gemm_glu_forward", s.grid,
+                        all, prepacked ? count - 1 : count);
 }

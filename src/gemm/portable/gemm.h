@@ -12,7 +12,7 @@
 #include "gemm/tuning/tuning.h"
 #include "quant/quantize.h"
 
-/* By gemm->weight_codes unless they are NULL, as always in GPU form, where weights are dequantised
+/* By gemm->weight_quantized unless they are NULL, as always in GPU form, where weights are dequantized
  * before their products. */
 moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start);
@@ -42,23 +42,23 @@ static inline moert_gemm_args moert_portable_args(const moert_gemm *gemm, size_t
                              .accumulate = gemm->accumulate};
 }
 
-/* src/gemm/portable/packed.c */
-extern const moert_packing moert_portable_packing;
+/* src/gemm/portable/prepacked.c */
+extern const moert_prepack moert_portable_prepack;
 
 /* WEIGHT_ARGUMENTS of kernels/gemm/panels.h: a weight, or its codes unless they are NULL. */
-#define MOERT_WEIGHT_ARGS(weight, coded)                                                           \
-    MOERT_ARG((coded) != NULL ? (coded)->q : (weight)),                                            \
-        MOERT_ARG((coded) != NULL ? (coded)->scale : NULL),                                        \
-        MOERT_ARG((coded) != NULL ? (coded)->global : NULL)
+#define MOERT_WEIGHT_ARGS(weight, quantized)                                                       \
+    MOERT_ARG((quantized) != NULL ? (quantized)->q : (weight)),                                    \
+        MOERT_ARG((quantized) != NULL ? (quantized)->scale : NULL),                                \
+        MOERT_ARG((quantized) != NULL ? (quantized)->global : NULL)
 
-/* The program of the products of a type by a tile, by weights in panels or, if `packed` is NULL,
- * native ones, coded ones unless NULL. */
-void moert_gemm_program(const moert_device *device, moert_number type, const moert_packed *packed,
-                        const moert_coded *coded, const moert_choices *tile,
-                        char spec[MOERT_SPEC_BYTES]);
+/* The program of the products of a type by a tile, by weights in panels or, if `prepacked` is NULL,
+ * native ones, quantized ones unless NULL. */
+void moert_gemm_program(const moert_device *device, moert_dtype type,
+                        const moert_prepacked *prepacked, const moert_quantized *quantized,
+                        const moert_choices *tile, char spec[MOERT_SPEC_BYTES]);
 
 /* What a product over the groups from `start` on chooses; with MOERT_TUNE=auto a new shape is
- * measured first, for which the product is run, unless its weight is coded. */
+ * measured first, for which the product is run, unless its weight is quantized. */
 typedef moert_status moert_portable_run(const moert_gemm *gemm, size_t start);
 moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operation, size_t start,
                                      moert_portable_run *run);
@@ -66,35 +66,36 @@ moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operati
 enum { MOERT_VECTOR = 16 }; /* VEC in kernels/lib/common.h */
 
 /* The numbers of a term, and those to which panels are filled up. */
-static inline size_t moert_per_term(moert_term term) {
-    return term == MOERT_TERM_NUMBER ? 1 : 2;
+static inline size_t moert_per_dot(moert_dot term) {
+    return term == MOERT_DOT_SCALAR ? 1 : 2;
 }
-static inline size_t moert_per_step(moert_term term) {
-    return term == MOERT_TERM_TILE ? 32 : 16;
+static inline size_t moert_per_step(moert_dot term) {
+    return term == MOERT_DOT_TILE ? 32 : 16;
 }
 
 /* The choices of a row, with the tile of sums by tiles, of which there is one. */
-static inline moert_choices moert_with_tile(moert_choices c, moert_term term) {
-    if (term == MOERT_TERM_TILE) {
+static inline moert_choices moert_with_tile(moert_choices c, moert_dot term) {
+    if (term == MOERT_DOT_TILE) {
         c.lines = 32;
         c.width = 2;
     }
     return c;
 }
 
-/* Rows of a packed panel. */
-static inline size_t moert_panel_height(const moert_packed *packed, size_t reduction) {
-    return moert_round_up(reduction, moert_per_step(packed->term)) / moert_per_term(packed->term);
+/* Rows of a prepacked panel. */
+static inline size_t moert_panel_height(const moert_prepacked *prepacked, size_t reduction) {
+    return moert_round_up(reduction, moert_per_step(prepacked->term)) /
+           moert_per_dot(prepacked->term);
 }
 
-/* The width of a product's tile by packed weights, in whole panels. */
-static inline unsigned moert_packed_width(const moert_packed *packed, unsigned chosen) {
-    return chosen % packed->tile.width == 0 ? chosen : packed->tile.width;
+/* The width of a product's tile by prepacked weights, in whole panels. */
+static inline unsigned moert_prepacked_width(const moert_prepacked *prepacked, unsigned chosen) {
+    return chosen % prepacked->tile.width == 0 ? chosen : prepacked->tile.width;
 }
 
-/* A product by packed weights brings the next panels to the cache, if a row says so. */
-static inline bool moert_fetches(const moert_packed *packed) {
-    return packed != NULL && packed->term != MOERT_TERM_TILE;
+/* A product by prepacked weights brings the next panels to the cache, if a row says so. */
+static inline bool moert_prefetches(const moert_prepacked *prepacked) {
+    return prepacked != NULL && prepacked->term != MOERT_DOT_TILE;
 }
 
 /* A product's tile takes a GLU behind it by vectors of gates and as many of ups

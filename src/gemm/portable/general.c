@@ -25,13 +25,13 @@ static bool reads_y(const moert_gemm *gemm) {
 /* x or y: as an operand, or as the result. */
 typedef struct rows {
     moert_buffer *buffer;
-    moert_number type;
+    moert_dtype type;
     size_t width, stride, divisor;
     const moert_buffer *gather;
 } rows;
 
 static rows x_of(const moert_gemm *gemm) {
-    const moert_number operand = gemm->wide_x ? MOERT_NUMBER_F32 : gemm->type;
+    const moert_dtype operand = gemm->wide_x ? MOERT_DTYPE_F32 : gemm->type;
     return (rows){gemm->x,
                   reads_x(gemm) ? operand : gemm->result,
                   gemm->k,
@@ -41,7 +41,7 @@ static rows x_of(const moert_gemm *gemm) {
 }
 
 static rows y_of(const moert_gemm *gemm) {
-    const moert_number operand = gemm->wide_y ? MOERT_NUMBER_F32 : gemm->type;
+    const moert_dtype operand = gemm->wide_y ? MOERT_DTYPE_F32 : gemm->type;
     return (rows){gemm->y,       reads_y(gemm) ? operand : gemm->result, gemm->n, gemm->ldy, 1,
                   gemm->y_gather};
 }
@@ -50,23 +50,23 @@ static rows result_of(const moert_gemm *gemm) {
     return gemm->kind == MOERT_GEMM_DGRAD ? x_of(gemm) : y_of(gemm);
 }
 
-static moert_number weight_type(const moert_gemm *gemm) {
+static moert_dtype weight_type(const moert_gemm *gemm) {
     return gemm->kind == MOERT_GEMM_WGRAD ? gemm->result
-           : gemm->wide_weight            ? MOERT_NUMBER_F32
+           : gemm->wide_weight            ? MOERT_DTYPE_F32
                                           : gemm->type;
 }
 
 static bool is_plain(const rows *r) {
-    return r->type == MOERT_NUMBER_F32 && r->gather == NULL;
+    return r->type == MOERT_DTYPE_F32 && r->gather == NULL;
 }
 
 static bool is_direct(const moert_gemm *gemm) {
     const moert_epilogue *e = &gemm->epilogue;
     const rows result = result_of(gemm);
     if (!moert_epilogue_is_empty(e) || gemm->gated ||
-        (gemm->bias != NULL && e->bias_type != MOERT_NUMBER_F32))
+        (gemm->bias != NULL && e->bias_type != MOERT_DTYPE_F32))
         return false;
-    return gemm->kind == MOERT_GEMM_WGRAD ? gemm->result == MOERT_NUMBER_F32 : is_plain(&result);
+    return gemm->kind == MOERT_GEMM_WGRAD ? gemm->result == MOERT_DTYPE_F32 : is_plain(&result);
 }
 
 void moert_portable_release(moert_workspace *workspace) {
@@ -84,7 +84,7 @@ moert_status moert_portable_reserve(moert_device *device, const moert_gemm *gemm
                                     moert_workspace *workspace) {
     const size_t m = gemm->groups.rows, groups = gemm->groups.count, weight = gemm->n * gemm->k;
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, direct = is_direct(gemm);
-    const bool converts = weight_type(gemm) != MOERT_NUMBER_F32 || (wgrad && !direct);
+    const bool converts = weight_type(gemm) != MOERT_DTYPE_F32 || (wgrad && !direct);
     const size_t fitting = moert_max(BATCH_BYTES / sizeof(float) / weight, 1);
     const rows x = x_of(gemm), y = y_of(gemm);
     moert_general *work;
@@ -118,7 +118,7 @@ moert_status moert_portable_reserve(moert_device *device, const moert_gemm *gemm
 
 /* Rows of so many columns that a work-group takes: about 16384 elements, on GPUs one. */
 static size_t row_split(const moert_device *device, size_t columns) {
-    return moert_share(device, moert_ceil_div(16384, columns), 1);
+    return moert_by_form(device, moert_ceil_div(16384, columns), 1);
 }
 
 /* The rows as the product takes them: the caller's, or their copy in the workspace. */
@@ -235,7 +235,7 @@ static moert_status run_glu(const moert_gemm *gemm, moert_device *device) {
 static moert_status add_dbias(const moert_gemm *gemm, moert_device *device) {
     const moert_general *work = gemm->workspace->state;
     const size_t columns = 2 * gemm->glu.width;
-    const moert_grid grid = {moert_ceil_div(columns, moert_share(device, 16, 128)),
+    const moert_grid grid = {moert_ceil_div(columns, moert_by_form(device, 16, 128)),
                              gemm->groups.count, 1};
     if (gemm->glu.dbias == NULL)
         return MOERT_OK;
@@ -274,12 +274,12 @@ static moert_status multiply_batch(const moert_gemm *gemm, moert_gemm *inner, si
     const moert_general *work = gemm->workspace->state;
     const size_t count = inner->groups.count;
     const bool discrete = gemm->discrete, converts = work->weight != NULL;
-    if (gemm->weight_codes != NULL)
-        inner->weight_codes = &gemm->weight_codes[discrete ? start : 0];
-    inner->weight = converts                      ? work->weight
-                    : inner->weight_codes != NULL ? NULL
-                    : discrete                    ? gemm->weights[start]
-                                                  : gemm->weight;
+    if (gemm->weight_quantized != NULL)
+        inner->weight_quantized = &gemm->weight_quantized[discrete ? start : 0];
+    inner->weight = converts                          ? work->weight
+                    : inner->weight_quantized != NULL ? NULL
+                    : discrete                        ? gemm->weights[start]
+                                                      : gemm->weight;
     if (gemm->kind == MOERT_GEMM_WGRAD) {
         MOERT_TRY(moert_portable_wgrad_from(inner, start));
         return converts ? move_weights(gemm, start, count, false) : MOERT_OK;

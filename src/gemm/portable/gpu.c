@@ -31,10 +31,10 @@ static int choose_lines(const moert_device *device, size_t groups, size_t lines,
     return (int)tile;
 }
 
-static void name_program(moert_number type, int lines, int depth, char spec[MOERT_SPEC_BYTES]) {
+static void name_program(moert_dtype type, int lines, int depth, char spec[MOERT_SPEC_BYTES]) {
     const int least = QUAD * ITEMS / lines;
     snprintf(spec, MOERT_SPEC_BYTES, "gemm/gpu -DBF16=%d -DLINES=%d -DDEPTH=%d",
-             type == MOERT_NUMBER_BF16, lines, depth > least ? depth : least);
+             type == MOERT_DTYPE_BF16, lines, depth > least ? depth : least);
 }
 
 /* Forward and dgrad, whose lines are the rows. */

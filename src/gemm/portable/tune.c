@@ -60,13 +60,13 @@ static void remember(const moert_device *device, const moert_tuning_key *key,
 static void measure(const attempt *asked, const moert_tuning_key *key, moert_choices *choices) {
     moert_device *device = moert_buffer_device(asked->gemm.x);
     attempt a = *asked;
-    const moert_trial trial = {device, &a, NULL, run_attempt, moert_fetches(a.gemm.packed)};
+    const moert_trial trial = {device, &a, NULL, run_attempt, moert_prefetches(a.gemm.prepacked)};
     moert_tune_result found;
     moert_buffer *spare = NULL;
     moert_status status = spare_result(&a, key->operation, &spare);
     if (status == MOERT_OK)
-        status = moert_tune_search(&trial, choices, MOERT_TUNE_FETCH,
-                                   BUDGET_NS / (SHARES + trial.fetches + 1), &found);
+        status = moert_tune_search(&trial, choices, MOERT_TUNE_PREFETCH,
+                                   BUDGET_NS / (SHARES + trial.prefetches + 1), &found);
     moert_buffer_destroy(spare);
     if (status != MOERT_OK) {
         MOERT_DEBUG("%s of [%zu,%zu] is not tuned: %s", moert_tuned_name(key->operation), key->n,
@@ -90,10 +90,10 @@ moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operati
                                   moert_ceil_div(part.end_row - part.first_row, groups)};
     bool measured;
     moert_choices choices = moert_tuning_find(device, &key, &measured);
-    if (gemm->packed != NULL)
-        choices.width = moert_packed_width(gemm->packed, choices.width);
+    if (gemm->prepacked != NULL)
+        choices.width = moert_prepacked_width(gemm->prepacked, choices.width);
     if (moert_config_get()->tune == MOERT_TUNE_AUTO && !measured && key.rows > 0 &&
-        (gemm->packed != NULL || gemm->weight != NULL) && !moert_recording_is_open(device))
+        (gemm->prepacked != NULL || gemm->weight != NULL) && !moert_recording_is_open(device))
         measure(&(attempt){*gemm, start, run}, &key, &choices);
-    return moert_with_tile(choices, moert_gemm_term(gemm, device));
+    return moert_with_tile(choices, moert_gemm_dot(gemm, device));
 }

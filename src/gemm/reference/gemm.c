@@ -1,5 +1,5 @@
 /*
- * The reference backend: every operand turned to float32 on the host, then the formulas of
+ * The reference backend: every operand transposed to float32 on the host, then the formulas of
  * gemm/gemm.h and moert/ops.h as loops. Slow; what the other backends are held to.
  */
 #include <math.h>
@@ -63,7 +63,7 @@ static moert_status reserve(moert_device *device, const moert_gemm *gemm, moert_
 /* Rows of x or y as an operand. */
 typedef struct rows {
     const void *memory;
-    moert_number type;
+    moert_dtype type;
     size_t width, stride, first, divisor;
     const uint32_t *gather;
 } rows;
@@ -81,7 +81,7 @@ static void load_rows(const moert_host_gemm *host, const rows *from, float *to) 
 
 static void load_operands(const moert_host_gemm *host) {
     const moert_gemm *gemm = host->gemm;
-    const moert_number f32 = MOERT_NUMBER_F32;
+    const moert_dtype f32 = MOERT_DTYPE_F32;
     const bool gathers = host->x_gather != NULL;
     const rows x = {host->x, gemm->wide_x ? f32 : gemm->type, gemm->k,       gemm->ldx,
                     0,       gathers ? gemm->divisor : 1,     host->x_gather};
@@ -99,8 +99,8 @@ static void load_operands(const moert_host_gemm *host) {
 static void load_weight(const moert_host_gemm *host, const void *weight, size_t base) {
     const moert_gemm *gemm = host->gemm;
     const bool typed = gemm->workspace != NULL && !gemm->wide_weight;
-    const moert_number stored = typed ? gemm->type : MOERT_NUMBER_F32;
-    const moert_number taken = gemm->workspace != NULL ? MOERT_NUMBER_F32 : gemm->type;
+    const moert_dtype stored = typed ? gemm->type : MOERT_DTYPE_F32;
+    const moert_dtype taken = gemm->workspace != NULL ? MOERT_DTYPE_F32 : gemm->type;
     for (size_t i = 0; i < gemm->n * gemm->k; i++)
         host->arrays->weight[i] =
             moert_host_round(taken, moert_host_load(weight, stored, base + i));
@@ -149,7 +149,7 @@ static void add_product(chain *c, float a, float b) {
 static chain begin_chain(const moert_gemm *gemm, float start) {
     const moert_device *device = moert_buffer_device(gemm->groups.ends);
     const bool tiled =
-        gemm->workspace == NULL && moert_term_of(device, gemm->type) == MOERT_TERM_TILE;
+        gemm->workspace == NULL && moert_dot_of(device, gemm->type) == MOERT_DOT_TILE;
     return (chain){.tiled = tiled, .sum = start};
 }
 
@@ -365,8 +365,8 @@ static const char *supports(const moert_device *device, const moert_gemm *gemm) 
     (void)device;
     if (gemm == NULL)
         return NULL;
-    if (gemm->x_codes != NULL || gemm->y_codes != NULL || gemm->weight_codes != NULL)
-        return "operands that are dequantised";
+    if (gemm->x_quantized != NULL || gemm->y_quantized != NULL || gemm->weight_quantized != NULL)
+        return "operands that are dequantized";
     if (gemm->scatter.runs > 0)
         return "results without scatter";
     return gemm->workspace != NULL || moert_gemm_is_plain(gemm) ? NULL : MOERT_PLAIN_GEMMS;

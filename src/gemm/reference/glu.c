@@ -109,7 +109,7 @@ static void add_dbias(const moert_host_gemm *host, size_t g, size_t j) {
     const moert_glu *glu = &host->gemm->glu;
     const size_t base = g * 2 * glu->width, gate = base + gate_at(glu, j),
                  up = base + up_at(glu, j);
-    const moert_number type = host->gemm->epilogue.bias_type;
+    const moert_dtype type = host->gemm->epilogue.bias_type;
     float dg = 0.0f, du = 0.0f;
     if (host->dbias == NULL || moert_host_start(host, g) == host->ends[g])
         return;

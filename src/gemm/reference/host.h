@@ -1,7 +1,7 @@
 /* What the files of the reference backend share: host arrays, mapped buffers, elements. */
 #pragma once
 
-#include "base/number.h"
+#include "base/dtype.h"
 #include "device/mapping.h"
 #include "gemm/backend.h"
 
@@ -30,9 +30,9 @@ static inline size_t moert_host_start(const moert_host_gemm *host, size_t g) {
 }
 
 /* Element i of memory of a type: read; a value as the type has it; written rounded. */
-float moert_host_load(const void *memory, moert_number type, size_t i);
-float moert_host_round(moert_number type, float value);
-void moert_host_store(void *memory, moert_number type, size_t i, float value);
+float moert_host_load(const void *memory, moert_dtype type, size_t i);
+float moert_host_round(moert_dtype type, float value);
+void moert_host_store(void *memory, moert_dtype type, size_t i, float value);
 
 /* The largest magnitude; NaN stays. */
 void moert_host_raise(float *peak, float value);

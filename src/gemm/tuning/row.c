@@ -141,11 +141,11 @@ static bool read_choice(const char *word, moert_choices *choices, char *problem)
 
 /* Operation and type. */
 static bool read_what(char *const *words, moert_tuning_row *row, char *problem) {
-    const char *const types[] = {moert_number_name(MOERT_NUMBER_F32),
-                                 moert_number_name(MOERT_NUMBER_BF16)};
+    const char *const types[] = {moert_dtype_name(MOERT_DTYPE_F32),
+                                 moert_dtype_name(MOERT_DTYPE_BF16)};
     row->operation = index_in(tuned_names, MOERT_TUNED_OPERATIONS, words[0]);
     const int type = index_in(types, 2, words[1]);
-    row->type = type < 0 ? -1 : type == 0 ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16;
+    row->type = type < 0 ? -1 : type == 0 ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16;
     if (row->operation < 0 && strcmp(words[0], "*") != 0)
         return REFUSED(problem, "there is no operation '%.40s'", words[0]);
     if (row->type < 0 && strcmp(words[1], "*") != 0)
@@ -221,7 +221,7 @@ void moert_tuning_print(const moert_tuning_row *row, char *line, size_t bytes) {
         snprintf(who, sizeof who, " \"%s\"", row->pattern);
     snprintf(line, bytes, "%s%s %s %s %s %s %s %s", level_names[row->level], who,
              row->operation < 0 ? "*" : tuned_names[row->operation],
-             row->type < 0 ? "*" : moert_number_name((moert_number)row->type), n, k, rows, choices);
+             row->type < 0 ? "*" : moert_dtype_name((moert_dtype)row->type), n, k, rows, choices);
 }
 
 const char *moert_tuning_family(const moert_device_info *info) {

@@ -132,7 +132,7 @@ moert_status moert_tune_search(const moert_trial *trial, const moert_choices *fi
                                moert_tune_result *result) {
     *result = (moert_tune_result){.candidates = {{.choices = *first}}};
     for (moert_tune_axis axis = first_axis; axis < MOERT_TUNE_AXES; axis++)
-        if (axis != MOERT_TUNE_FETCH || trial->fetches)
+        if (axis != MOERT_TUNE_PREFETCH || trial->prefetches)
             MOERT_TRY(search_axis(trial, axis, budget_ns, result));
     return confirm(trial, budget_ns, result);
 }

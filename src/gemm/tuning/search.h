@@ -9,7 +9,7 @@ typedef struct moert_trial {
     void *what;
     moert_status (*prepare)(void *what); /* not timed; may be NULL */
     moert_status (*run)(void *what);     /* enqueues it once */
-    bool fetches; /* it can choose when to fetch: else that axis is left out */
+    bool prefetches; /* it can choose when to prefetch: else that axis is left out */
 } moert_trial;
 
 /* X(AXIS, the choices that change together) */
@@ -17,7 +17,7 @@ typedef struct moert_trial {
     X(TILE, {.lines = 8, .width = 2}, {.lines = 8, .width = 3}, {.lines = 12, .width = 2},         \
       {.lines = 6, .width = 4}, {.lines = 6, .width = 2}, {.lines = 4, .width = 4},                \
       {.lines = 4, .width = 2}, {.lines = 6, .width = 1})                                          \
-    X(FETCH, {.fetch = 32}, {.fetch = 64}, {.fetch = 4096})                                        \
+    X(PREFETCH, {.prefetch = 32}, {.prefetch = 64}, {.prefetch = 4096})                            \
     X(PANELS, {.panels = 1}, {.panels = 2}, {.panels = 4}, {.panels = 8}, {.panels = 16})          \
     X(DEPTH, {.depth = 128}, {.depth = 256}, {.depth = 512}, {.depth = 1024}, {.depth = 2048})     \
     X(SPLIT, {.split = 4096}, {.split = 64}, {.split = 128}, {.split = 256}, {.split = 512})

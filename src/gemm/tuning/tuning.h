@@ -20,7 +20,7 @@
     X(split, 1, 65536, 1, 512)                                                                     \
     X(lines, 1, 16, 1, 8)                                                                          \
     X(width, 1, 4, 1, 2)                                                                           \
-    X(fetch, 16, 4096, 16, 4096)
+    X(prefetch, 16, 4096, 16, 4096)
 
 /* In a row: 0 is a choice that it does not name. */
 typedef struct moert_choices {
@@ -33,8 +33,8 @@ typedef struct moert_choices {
     X(FORWARD, "forward")                                                                          \
     X(DGRAD, "dgrad")                                                                              \
     X(WGRAD, "wgrad")                                                                              \
-    X(PACKED_FORWARD, "packed_forward")                                                            \
-    X(PACKED_DGRAD, "packed_dgrad")
+    X(PREPACKED_FORWARD, "prepacked_forward")                                                      \
+    X(PREPACKED_DGRAD, "prepacked_dgrad")
 
 typedef enum moert_tuned {
 #define MOERT_TUNED_ENUM(name, text) MOERT_TUNED_##name,
@@ -48,7 +48,7 @@ const char *moert_tuned_name(moert_tuned operation);
 /* What rows are looked up by. A size of 0 is not known, and matches only rows for any. */
 typedef struct moert_tuning_key {
     moert_tuned operation;
-    moert_number type; /* F32 or BF16 */
+    moert_dtype type;  /* F32 or BF16 */
     size_t n, k, rows; /* rows of a group on average */
 } moert_tuning_key;
 
@@ -72,7 +72,7 @@ typedef enum moert_tuning_level {
 } moert_tuning_level;
 
 /* Adds a row for a device, or all of its family or vendor, and, if there is a file to remember it,
- * appends it there, with `comment` (where it comes from). Rows measured with a tile packed before
+ * appends it there, with `comment` (where it comes from). Rows measured with a tile prepacked before
  * should not name the tile. Errors: ERROR_MEMORY, ERROR_IO (the row serves, but is not in the
  * file). */
 moert_status moert_tuning_remember(const moert_device *device, moert_tuning_level level,

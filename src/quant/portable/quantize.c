@@ -1,4 +1,4 @@
-/* Quantisers and casts of the portable backend: launches of kernels/quant/quantize.cl,
+/* Quantizers and casts of the portable backend: launches of kernels/quant/quantize.cl,
  * dequantize.cl, amax.cl and cast.cl. */
 #include <math.h>
 #include <stdio.h>
@@ -6,13 +6,13 @@
 
 #include "args/quant.h"
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "quant/backend.h"
 
 enum {
     STRIP = 1024,     /* columns of a work-group, a multiple of the largest block ... */
     GPU_STRIP = 4096, /* ... and more on GPUs, where starting one takes as long as some steps ... */
-    GPU_COLUMNS = 128, /* ... but those of one step where teams have rows of a block */
+    GPU_COLUMNS = 128, /* ... but those of one step where row_groups have rows of a block */
     CAST_SHARE = 4096, /* SHARE in kernels/quant/cast.cl */
     GPU_CAST_SHARE = 2048,
     AMAX_ROWS = 16, /* HEIGHT in kernels/quant/amax.cl */
@@ -26,12 +26,12 @@ enum { SPECIAL_NONE, SPECIAL_NAN, SPECIAL_INFINITY };
 static const char *const number_text[] = {
 #define NUMBER_TEXT(name, text, bits, mantissa, bias, overflow, nan, special)                      \
 #bits "," #mantissa "," #bias "," #overflow "," #nan,
-    MOERT_NUMBER_TABLE(NUMBER_TEXT)
+    MOERT_DTYPE_TABLE(NUMBER_TEXT)
 #undef NUMBER_TEXT
 };
 static const int number_special[] = {
 #define NUMBER_SPECIAL(name, text, bits, mantissa, bias, overflow, nan, special) SPECIAL_##special,
-    MOERT_NUMBER_TABLE(NUMBER_SPECIAL)
+    MOERT_DTYPE_TABLE(NUMBER_SPECIAL)
 #undef NUMBER_SPECIAL
 };
 
@@ -44,18 +44,18 @@ static const int scale_kind[] = {
 };
 
 void moert_format_program(const char *family, moert_format format, char spec[MOERT_SPEC_BYTES]) {
-    const moert_number element = moert_format_element(format);
-    const float largest = moert_number_largest(element);
+    const moert_dtype element = moert_format_element(format);
+    const float largest = moert_dtype_largest(element);
     snprintf(spec, MOERT_SPEC_BYTES,
              "%s -DBLOCK=%zu -DELEMENT=%s,%d -DE4M3=%s,%d -DELEMENT_BITS=%zu -DSCALE=%d "
              "-DLARGEST=%.1ff -DLARGEST_EXPONENT=%d" EXACT,
              family, moert_format_block(format), number_text[element], number_special[element],
-             number_text[MOERT_NUMBER_E4M3], number_special[MOERT_NUMBER_E4M3],
-             moert_number_bits(element), scale_kind[format], (double)largest, ilogbf(largest));
+             number_text[MOERT_DTYPE_E4M3], number_special[MOERT_DTYPE_E4M3],
+             moert_dtype_bits(element), scale_kind[format], (double)largest, ilogbf(largest));
 }
 
 static size_t strip_of(const moert_device *device, const moert_quantize *op) {
-    return moert_share(device, STRIP, op->how.axis == MOERT_AXIS_ROW ? GPU_STRIP : GPU_COLUMNS);
+    return moert_by_form(device, STRIP, op->how.axis == MOERT_AXIS_ROW ? GPU_STRIP : GPU_COLUMNS);
 }
 
 /* Work-groups along the rows: rows, or the most row blocks there can be. */
@@ -75,11 +75,11 @@ static void choose_program(const moert_device *device, const char *family, const
         strcat(spec, " -DRUNS");
     if (op->how.transposed)
         strcat(spec, " -DTRANSPOSED=1");
-    if (moert_share(device, 1, sizes % 4) == 0)
+    if (moert_by_form(device, 1, sizes % 4) == 0)
         strcat(spec, " -DALIGNED");
 }
 
-/* What a quantiser's program takes beside the format. */
+/* What a quantizer's program takes beside the format. */
 static void add_choices(const moert_quantizer *how, char spec[MOERT_SPEC_BYTES]) {
     const size_t used = strlen(spec);
     if (moert_format_element_bits(how->format) == 4)
@@ -89,12 +89,12 @@ static void add_choices(const moert_quantizer *how, char spec[MOERT_SPEC_BYTES])
 
 /* How many columns of a row an item has at a time, WIDE of kernels/quant/dequantize.cl, or 0. */
 static size_t wide_columns(const moert_device *device, const moert_quantize *op) {
-    const size_t wide = op->x_type == MOERT_NUMBER_BF16 ? 8 : 4;
+    const size_t wide = op->x_type == MOERT_DTYPE_BF16 ? 8 : 4;
     const size_t units =
         moert_quantized_layout(op).q_bytes * 8 / moert_format_element_bits(op->how.format);
-    const bool is_made = op->x_type == MOERT_NUMBER_BF16 || op->x_type == MOERT_NUMBER_F32;
+    const bool is_made = op->x_type == MOERT_DTYPE_BF16 || op->x_type == MOERT_DTYPE_F32;
     return is_made && op->how.axis == MOERT_AXIS_ROW &&
-                   moert_share(device, 1, (op->columns | units) % wide) == 0
+                   moert_by_form(device, 1, (op->columns | units) % wide) == 0
                ? wide
                : 0;
 }
@@ -191,13 +191,13 @@ moert_status moert_portable_dequantize(const moert_quantize *op) {
 }
 
 moert_status moert_portable_cast(const moert_cast *cast) {
-    const bool down = cast->from == MOERT_NUMBER_F32;
-    const moert_number small = down ? cast->to : cast->from;
+    const bool down = cast->from == MOERT_DTYPE_F32;
+    const moert_dtype small = down ? cast->to : cast->from;
     char spec[MOERT_SPEC_BYTES];
     moert_device *device = moert_buffer_device(cast->target);
     snprintf(spec, sizeof spec, "quant/cast -DNUMBER=%s,%d -DBITS=%zu%s", number_text[small],
-             number_special[small], moert_number_bits(small), MOERT_PROGRAM(device, "", cast->n));
-    const size_t share = moert_share(device, CAST_SHARE, GPU_CAST_SHARE);
+             number_special[small], moert_dtype_bits(small), MOERT_PROGRAM(device, "", cast->n));
+    const size_t share = moert_by_form(device, CAST_SHARE, GPU_CAST_SHARE);
     const moert_grid grid = {moert_ceil_div(cast->n, share), 1, 1};
     return MOERT_RUN(device, spec, down ? "cast_down" : "cast_up", grid, MOERT_ARG(cast->source),
                      MOERT_ARG(cast->target), MOERT_ARG(cast->n));

@@ -4,17 +4,17 @@
 #include <float.h>
 #include <math.h>
 
-#include "base/number.h"
+#include "base/dtype.h"
 #include "quant/quantize.h"
 
 static const float range = 2688.0f; /* of NVFP4 beside a global scale of 1: 6 * 448 */
 
 float moert_nvfp4_global(moert_nvfp4_rule rule, float tensor_amax) {
     if (rule == MOERT_NVFP4_BRIDGE)
-        return moert_number_quiet((tensor_amax < 1e-8f ? 1e-8f : tensor_amax) / range);
+        return moert_float_quiet((tensor_amax < 1e-8f ? 1e-8f : tensor_amax) / range);
     if (rule == MOERT_NVFP4_TE && (tensor_amax == 0.0f || range / tensor_amax == 0.0f))
         return 1.0f;
-    return moert_number_quiet(tensor_amax / range);
+    return moert_float_quiet(tensor_amax / range);
 }
 
 static float at_most_finite(float x) {
@@ -29,8 +29,8 @@ static float te_encode_scale(const float *tensor_amax, float global) {
 }
 
 static moert_block_scale te_scale(float amax, float encode) {
-    const uint32_t code = moert_number_encode(MOERT_NUMBER_E4M3, amax * (encode * (1.0f / 6.0f)));
-    const float decoded = moert_number_decode(MOERT_NUMBER_E4M3, code);
+    const uint32_t code = moert_dtype_encode(MOERT_DTYPE_E4M3, amax * (encode * (1.0f / 6.0f)));
+    const float decoded = moert_dtype_decode(MOERT_DTYPE_E4M3, code);
     return (moert_block_scale){.code = code,
                                .zero = decoded == 0.0f,
                                .factor = at_most_finite(1.0f / (decoded * (1.0f / encode)))};
@@ -38,8 +38,8 @@ static moert_block_scale te_scale(float amax, float encode) {
 
 static moert_block_scale torchao_scale(float amax, float global) {
     const float least = 0x1p-6f, t = global == 0.0f ? 0.0f : amax / 6.0f / global;
-    const uint32_t code = moert_number_encode(MOERT_NUMBER_E4M3, t < least ? least : t);
-    const float decoded = moert_number_decode(MOERT_NUMBER_E4M3, code);
+    const uint32_t code = moert_dtype_encode(MOERT_DTYPE_E4M3, t < least ? least : t);
+    const float decoded = moert_dtype_decode(MOERT_DTYPE_E4M3, code);
     return (moert_block_scale){
         .code = code, .zero = global == 0.0f, .factor = at_most_finite(1.0f / global / decoded)};
 }
@@ -48,15 +48,15 @@ static moert_block_scale bridge_scale(float amax, float global) {
     const float t = amax / global;
     if (t < 6.0f * 0x1p-9f)
         return (moert_block_scale){.zero = true};
-    const uint32_t code = moert_number_encode(MOERT_NUMBER_E4M3, t / 6.0f);
+    const uint32_t code = moert_dtype_encode(MOERT_DTYPE_E4M3, t / 6.0f);
     return (moert_block_scale){.code = code,
                                .divides = true,
                                .first = global,
-                               .second = moert_number_decode(MOERT_NUMBER_E4M3, code)};
+                               .second = moert_dtype_decode(MOERT_DTYPE_E4M3, code)};
 }
 
 static moert_block_scale f32_scale(float amax) {
-    const float value = moert_number_quiet(at_most_finite(amax) / 448.0f);
+    const float value = moert_float_quiet(at_most_finite(amax) / 448.0f);
     return (moert_block_scale){
         .value = value, .zero = value == 0.0f, .divides = true, .first = value, .second = 1.0f};
 }
@@ -69,13 +69,13 @@ static moert_block_scale e8m0_scale(moert_scale_rounding rounding, float amax, f
 
 /* As in cuDNN's epilogues: 2^-127 counts as 0 there, and E5M2 ends at 128. */
 moert_block_scale moert_block_scale_normed(moert_format format, float amax, float norm) {
-    const moert_number element = moert_format_element(format);
+    const moert_dtype element = moert_format_element(format);
     const bool nvfp4 = format == MOERT_FORMAT_NVFP4;
-    const float largest = element == MOERT_NUMBER_E5M2 ? 128.0f : moert_number_largest(element);
+    const float largest = element == MOERT_DTYPE_E5M2 ? 128.0f : moert_dtype_largest(element);
     const float n = norm > 0.0f ? norm : NAN, t = amax * (1.0f / largest) * n;
-    const uint32_t code = nvfp4 ? moert_number_encode(MOERT_NUMBER_E4M3, t) : moert_e8m0_ceil(t);
+    const uint32_t code = nvfp4 ? moert_dtype_encode(MOERT_DTYPE_E4M3, t) : moert_e8m0_ceil(t);
     const float inverse = code == 0 ? INFINITY
-                          : nvfp4   ? 1.0f / moert_number_decode(MOERT_NUMBER_E4M3, code)
+                          : nvfp4   ? 1.0f / moert_dtype_decode(MOERT_DTYPE_E4M3, code)
                                     : moert_e8m0_inverse((uint8_t)code);
     return (moert_block_scale){
         .code = code, .zero = nvfp4 && code == 0, .factor = at_most_finite(n * inverse)};
@@ -83,11 +83,11 @@ moert_block_scale moert_block_scale_normed(moert_format format, float amax, floa
 
 moert_block_scale moert_block_scale_of(const moert_quantizer *how, float amax,
                                        const float *tensor_amax, float global) {
-    const moert_number element = moert_format_element(how->format);
+    const moert_dtype element = moert_format_element(how->format);
     if (how->format == MOERT_FORMAT_FP8_BLOCK)
         return f32_scale(amax);
     if (how->format != MOERT_FORMAT_NVFP4)
-        return e8m0_scale(how->scale_rounding, amax, moert_number_largest(element));
+        return e8m0_scale(how->scale_rounding, amax, moert_dtype_largest(element));
     switch (how->nvfp4_rule) {
     case MOERT_NVFP4_TE:
         return te_scale(amax, te_encode_scale(tensor_amax, global));

@@ -1,11 +1,11 @@
-/* Quantisers of the reference backend: block by block, element by element (formulas:
+/* Quantizers of the reference backend: block by block, element by element (formulas:
  * moert/quantize.h). */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "base/rng.h"
 #include "device/mapping.h"
 #include "quant/backend.h"
@@ -16,7 +16,7 @@ enum { ROTATED = 16, LARGEST_BLOCK = 128 };
 /* The operation on host memory. */
 typedef struct job {
     const moert_quantize *op;
-    moert_number element;
+    moert_dtype element;
     size_t block;
     moert_quantized_shape shape;
     uint32_t whole[1]; /* the end of the one group when there are none */
@@ -42,7 +42,7 @@ static float *x_at(const job *j, size_t row, size_t column) {
 
 /* The byte of an element; *shift is where its bits begin. */
 static unsigned char *q_at(const job *j, const tile *t, size_t r, size_t c, unsigned *shift) {
-    const bool halves = moert_number_bits(j->element) == 4;
+    const bool halves = moert_dtype_bits(j->element) == 4;
     size_t line = t->row + r, byte = t->column + c;
     *shift = 0;
     if (j->op->how.axis == MOERT_AXIS_COLUMN) {
@@ -106,7 +106,7 @@ static float load(const job *j, const tile *t) {
     for (size_t i = 0; i < t->rows * t->columns; i++) {
         const float magnitude = fabsf(j->values[i]);
         if (isnan(magnitude) || magnitude > amax)
-            amax = moert_number_quiet(magnitude);
+            amax = moert_float_quiet(magnitude);
         if (isnan(amax))
             break;
     }
@@ -128,11 +128,11 @@ static uint32_t encode(const job *j, const moert_block_scale *s, float x, size_t
     const float scaled = s->divides ? x / s->first / s->second : x * s->factor;
     switch (j->op->how.rounding) {
     case MOERT_ROUNDING_BRIDGE:
-        return moert_number_encode_bridge(scaled);
+        return moert_dtype_encode_bridge(scaled);
     case MOERT_ROUNDING_STOCHASTIC:
-        return moert_number_encode_stochastic(scaled, random_bits(j, row, column));
+        return moert_dtype_encode_stochastic(scaled, random_bits(j, row, column));
     default:
-        return moert_number_encode(j->element, scaled);
+        return moert_dtype_encode(j->element, scaled);
     }
 }
 
@@ -161,7 +161,7 @@ static void quantize_tile(const job *j, const tile *t) {
             ? moert_block_scale_normed(j->op->how.format, amax, *j->norm)
             : moert_block_scale_of(&j->op->how, amax, j->amax != NULL ? &j->amax[g] : NULL,
                                    j->global != NULL ? j->global[g] : 1.0f);
-    const bool halves = moert_number_bits(j->element) == 4;
+    const bool halves = moert_dtype_bits(j->element) == 4;
     const size_t filled =
         halves && j->op->how.axis == MOERT_AXIS_COLUMN ? j->block : t->rows; /* with zeros */
     unsigned shift;
@@ -177,7 +177,7 @@ static void quantize_tile(const job *j, const tile *t) {
 }
 
 static void dequantize_tile(const job *j, const tile *t) {
-    const bool halves = moert_number_bits(j->element) == 4;
+    const bool halves = moert_dtype_bits(j->element) == 4;
     const moert_format format = j->op->how.format;
     unsigned shift;
     for (size_t r = 0; r < t->rows; r++) {
@@ -186,19 +186,19 @@ static void dequantize_tile(const job *j, const tile *t) {
         if (format == MOERT_FORMAT_FP8_BLOCK)
             memcpy(&scale, j->scale + at * sizeof scale, sizeof scale);
         else if (format == MOERT_FORMAT_NVFP4)
-            scale = moert_number_decode(MOERT_NUMBER_E4M3, j->scale[at]);
+            scale = moert_dtype_decode(MOERT_DTYPE_E4M3, j->scale[at]);
         for (size_t c = 0; c < t->columns; c++) {
             const uint32_t byte = *q_at(j, t, r, c, &shift);
             const uint32_t code = halves ? byte >> shift & 0xF : byte;
-            float x = moert_number_decode(j->element, code) * scale;
+            float x = moert_dtype_decode(j->element, code) * scale;
             if (format == MOERT_FORMAT_NVFP4 && j->global != NULL)
                 x *= j->global[j->op->how.group_scales ? t->group : 0];
-            x = moert_number_quiet(x);
+            x = moert_float_quiet(x);
             const size_t to = (t->row + r) * j->op->columns + t->column + c;
-            if (j->op->x_type == MOERT_NUMBER_F32)
+            if (j->op->x_type == MOERT_DTYPE_F32)
                 j->x[to] = x;
             else
-                ((uint16_t *)(void *)j->x)[to] = (uint16_t)moert_number_encode(j->op->x_type, x);
+                ((uint16_t *)(void *)j->x)[to] = (uint16_t)moert_dtype_encode(j->op->x_type, x);
         }
     }
 }
@@ -235,7 +235,7 @@ static moert_status begin(const moert_quantize *op, moert_mapping *maps, job *j)
     if (j->ends == NULL)
         j->ends = j->whole;
     if (op->row_bytes > 0)
-        j->scale = j->q + moert_ceil_div(op->columns * moert_number_bits(j->element), 8);
+        j->scale = j->q + moert_ceil_div(op->columns * moert_dtype_bits(j->element), 8);
     MOERT_TRY_OR(unmap, moert_check_ends(&op->groups, j->ends));
     MOERT_TRY_OR(unmap, moert_alloc(&j->values, LARGEST_BLOCK * LARGEST_BLOCK, sizeof *j->values));
     return MOERT_OK;

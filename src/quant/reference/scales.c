@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "device/mapping.h"
 #include "quant/backend.h"
 
@@ -21,14 +21,14 @@ static void store_code(unsigned char *at, size_t bytes, uint32_t code) {
 }
 
 moert_status moert_reference_cast(const moert_cast *cast) {
-    const size_t from = moert_number_bits(cast->from) / 8, to = moert_number_bits(cast->to) / 8;
+    const size_t from = moert_dtype_bits(cast->from) / 8, to = moert_dtype_bits(cast->to) / 8;
     moert_mapping maps;
     const unsigned char *source;
     unsigned char *target;
     MOERT_TRY(MOERT_MAP(&maps, {cast->source, &source}, {cast->target, &target}));
     for (size_t i = 0; i < cast->n; i++) {
-        const float x = moert_number_decode(cast->from, load_code(source + i * from, from));
-        store_code(target + i * to, to, moert_number_encode(cast->to, x));
+        const float x = moert_dtype_decode(cast->from, load_code(source + i * from, from));
+        store_code(target + i * to, to, moert_dtype_encode(cast->to, x));
     }
     return moert_unmap_all(&maps, MOERT_OK);
 }
@@ -101,7 +101,7 @@ moert_status moert_reference_unswizzle(const moert_scale_tiles *op) {
     return move_scales(op, false);
 }
 
-/* ---- around quantised operands ---- */
+/* ---- around quantized operands ---- */
 
 moert_status moert_reference_block_ends(const moert_block_ends *op) {
     moert_mapping maps;

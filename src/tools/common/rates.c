@@ -6,10 +6,10 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "base/phase.h"
 #include "device/profile/profile.h"
-#include "tools/tune/product.h"
+#include "tools/tune/gemm.h"
 
 enum { SAMPLES = 5, LAUNCHES = 200, CPU_BYTES = 32 << 20, GPU_BYTES = 128 << 20 };
 #define SAMPLE_S 0.02
@@ -50,27 +50,26 @@ moert_status moert_rates_time(const moert_timed *t, size_t calls, double *median
 
 /* ---- products ---- */
 
-moert_number moert_rates_type(const moert_device *device) {
-    return moert_device_describe(device)->nvidia >= 80 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32;
+moert_dtype moert_rates_type(const moert_device *device) {
+    return moert_device_describe(device)->nvidia >= 80 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
 }
 
-moert_status moert_rates_gemm(moert_device *device, moert_comm *together,
-                              const moert_rate_product *p, double *gflops) {
+moert_status moert_rates_gemm(moert_device *device, moert_comm *together, const moert_rate_gemm *p,
+                              double *gflops) {
     const moert_gemm_shape shape = {p->experts, p->rows, p->n, p->k, NULL};
     const double flops = 2.0 * (double)(p->experts * p->rows) * (double)p->n * (double)p->k;
-    moert_tune_product product;
+    moert_tune_gemm product;
     bool possible;
     double seconds;
     moert_phase_set(MOERT_PHASE_GEMM_RATE);
     *gflops = 0.0;
-    MOERT_TRY(
-        moert_tune_product_create(device, p->operation, p->type, &shape, &product, &possible));
-    const moert_trial trial = moert_tune_product_trial(&product);
+    MOERT_TRY(moert_tune_gemm_create(device, p->operation, p->type, &shape, &product, &possible));
+    const moert_trial trial = moert_tune_gemm_trial(&product);
     const moert_timed t = {device, together, trial.run, trial.what};
     moert_status status = possible ? moert_rates_time(&t, 1, &seconds) : MOERT_OK;
     if (status == MOERT_OK && possible)
         *gflops = 1e-9 * flops / seconds;
-    moert_tune_product_destroy(&product);
+    moert_tune_gemm_destroy(&product);
     return status;
 }
 
@@ -122,7 +121,7 @@ moert_status moert_rates_measure(moert_device *device, moert_rates *rates) {
     moert_rates made = {0};
     const bool gpu = moert_device_describe(device)->is_gpu;
     const size_t side = gpu ? 4096 : 512, rows = gpu ? 1024 : 128; /* fill it for a millisecond */
-    const moert_rate_product product = {
+    const moert_rate_gemm product = {
         MOERT_TUNED_FORWARD, moert_rates_type(device), 4, rows, side, side};
     MOERT_TRY(moert_rates_gemm(device, NULL, &product, &made.gemm_gflops));
     MOERT_TRY(measure_copies(device, &made));

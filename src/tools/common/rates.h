@@ -21,7 +21,7 @@ typedef struct moert_rates {
 } moert_rates;
 
 /* The type whose products are fastest here: BF16 on NVIDIA's tensor cores, else F32. */
-moert_number moert_rates_type(const moert_device *device);
+moert_dtype moert_rates_type(const moert_device *device);
 
 /* Blocks; not collective. Errors: ERROR_DEVICE, ERROR_MEMORY. */
 moert_status moert_rates_measure(moert_device *device, moert_rates *rates);
@@ -42,10 +42,10 @@ moert_status moert_rates_time(const moert_timed *timed, size_t calls, double *se
  * *gflops of products of `experts` groups of `rows` rows, forward, dgrad or wgrad; 0 where the
  * device has none of that kind. `together` as above. Blocks.
  */
-typedef struct moert_rate_product {
+typedef struct moert_rate_gemm {
     moert_tuned operation;
-    moert_number type;
+    moert_dtype type;
     size_t experts, rows, n, k;
-} moert_rate_product;
+} moert_rate_gemm;
 moert_status moert_rates_gemm(moert_device *device, moert_comm *together,
-                              const moert_rate_product *product, double *gflops);
+                              const moert_rate_gemm *product, double *gflops);

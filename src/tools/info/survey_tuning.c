@@ -9,18 +9,18 @@ static json_t *product_row(const moert_device *device, const moert_tuning_key *k
     char choices[128], from[256] = "";
     bool measured;
     size_t used = 0;
-    const moert_choices found = moert_with_tile(moert_tuning_find(device, key, &measured),
-                                                moert_term_of(device, key->type));
+    const moert_choices found =
+        moert_with_tile(moert_tuning_find(device, key, &measured), moert_dot_of(device, key->type));
     moert_choices_print(&found, choices, sizeof choices);
     for (size_t i = 0; moert_tuning_survey(device, key, i, &report) && used < sizeof from; i++)
         used += (size_t)snprintf(from + used, sizeof from - used, "%s%s", i > 0 ? ", " : "",
                                  report.place);
     return json_pack("{ss ss ss ss}", "operation", moert_tuned_name(key->operation), "type",
-                     moert_number_name(key->type), "choices", choices, "from", from);
+                     moert_dtype_name(key->type), "choices", choices, "from", from);
 }
 
 moert_status moert_survey_tuning(const moert_device *device, json_t *survey) {
-    static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16};
+    static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16};
     char *path = moert_tuning_file();
     json_t *rows = json_array();
     bool failed = false;

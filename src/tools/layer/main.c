@@ -44,7 +44,7 @@ typedef struct job {
     size_t tokens, first, count; /* of the file; of this rank */
     moert_batch batch;
     moert_buffer *ends, *buffer_x, *buffer_y, *buffer_dy, *buffer_dx;
-    moert_layer_slice *slices, *all_slices; /* this rank's experts; all experts */
+    moert_layer_range *slices, *all_slices; /* this rank's experts; all experts */
     size_t slice_count, all_count;
 } job;
 
@@ -87,7 +87,8 @@ static moert_status open_files(job *j) {
 static moert_status share_tokens(job *j) {
     size_t leaves = moert_ceil_div(j->tokens, LEAF_TOKENS), first, count;
     uint32_t *ends;
-    moert_model_share(leaves, moert_comm_rank(j->world), moert_comm_size(j->world), &first, &count);
+    moert_model_partition(leaves, moert_comm_rank(j->world), moert_comm_size(j->world), &first,
+                          &count);
     j->first = first * LEAF_TOKENS;
     j->count = moert_min((first + count) * LEAF_TOKENS, j->tokens) - moert_min(j->first, j->tokens);
     MOERT_TRY(moert_alloc(&ends, count, sizeof *ends));
@@ -118,8 +119,8 @@ static moert_status prepare(job *j) {
     size_t bytes, first = moert_layer_first_expert(j->layer),
                   local = moert_layer_local_experts(j->layer);
     MOERT_TRY(
-        moert_layer_slices(&j->config, layer_index, first, local, &j->slices, &j->slice_count));
-    MOERT_TRY(moert_layer_slices(&j->config, layer_index, 0, j->config.router.experts,
+        moert_layer_ranges(&j->config, layer_index, first, local, &j->slices, &j->slice_count));
+    MOERT_TRY(moert_layer_ranges(&j->config, layer_index, 0, j->config.router.experts,
                                  &j->all_slices, &j->all_count));
     MOERT_TRY(moert_layer_load(j->layer, j->slices, j->slice_count, j->weights));
     MOERT_TRY(share_tokens(j));
@@ -155,7 +156,7 @@ static moert_status make_specs(const job *j, moert_tensor_spec **specs, size_t *
         return MOERT_OK;
     (*specs)[(*count)++] = (moert_tensor_spec){"dx", MOERT_FILE_F32, 2, {j->tokens, h}};
     for (size_t i = 0; i < j->all_count; i++) {
-        const moert_layer_slice *slice = &j->all_slices[i];
+        const moert_layer_range *slice = &j->all_slices[i];
         if (slice->which == MOERT_LAYER_CORRECTION || slice->file_first > 0)
             continue; /* no gradient, or a further expert of the same tensor */
         snprintf((*names)[i], sizeof **names, "grad.%s", slice->name);

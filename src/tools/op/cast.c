@@ -1,6 +1,6 @@
 /* moert-op cast and interleave. */
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "moert/quantize.h"
 #include "tools/op/op.h"
 
@@ -8,8 +8,8 @@ static unsigned from, to, granularity;
 static bool inverse;
 
 static const moert_option cast_options[] = {
-    {"to", MOERT_OPTION_CHOICE, &to, "f32", MOERT_FILE_OP_NUMBER_WORDS, "type of y"},
-    {"from", MOERT_OPTION_CHOICE, &from, "file", "file|" MOERT_FILE_OP_NUMBER_WORDS,
+    {"to", MOERT_OPTION_CHOICE, &to, "f32", MOERT_FILE_OP_DTYPE_WORDS, "type of y"},
+    {"from", MOERT_OPTION_CHOICE, &from, "file", "file|" MOERT_FILE_OP_DTYPE_WORDS,
      "type of x, when the file calls it u8"},
 };
 
@@ -21,42 +21,42 @@ static const moert_option interleave_options[] = {
 
 /* ---- cast ---- */
 
-static moert_status find_type(const moert_tensor *x, moert_number *type) {
-    const moert_number first = from > 0 ? (moert_number)(from - 1) : MOERT_NUMBER_F32;
-    const moert_number last = from > 0 ? first : MOERT_NUMBER_E5M2;
+static moert_status find_type(const moert_tensor *x, moert_dtype *type) {
+    const moert_dtype first = from > 0 ? (moert_dtype)(from - 1) : MOERT_DTYPE_F32;
+    const moert_dtype last = from > 0 ? first : MOERT_DTYPE_E5M2;
     for (*type = first; *type <= last; (*type)++)
         if (moert_file_type_of(*type) == x->type ||
             (from > 0 && moert_file_type_holds(x->type, *type)))
             return MOERT_OK;
     return MOERT_FAIL(ERROR_MISMATCH, "%s: tensor 'x' is %s, not %s", x->file,
                       moert_file_type_text(x->type),
-                      from > 0 ? moert_number_name(first)
-                               : MOERT_FILE_OP_NUMBER_WORDS "; --from says what U8 holds");
+                      from > 0 ? moert_dtype_name(first)
+                               : MOERT_FILE_OP_DTYPE_WORDS "; --from says what U8 holds");
 }
 
 /* One step of x[n] in *values; a type to itself is no step. */
-static moert_status cast_step(moert_file_op_job *job, moert_number source, moert_number target,
+static moert_status cast_step(moert_file_op_job *job, moert_dtype source, moert_dtype target,
                               size_t n, moert_buffer **values) {
     moert_cast step = {sizeof step, source, target, n, *values, NULL};
     if (source == target)
         return MOERT_OK;
-    MOERT_TRY(moert_file_op_buffer(job, n * moert_number_bits(target) / 8, &step.target));
+    MOERT_TRY(moert_file_op_buffer(job, n * moert_dtype_bits(target) / 8, &step.target));
     *values = step.target;
     return moert_cast_run(&step);
 }
 
 static moert_status cast(moert_file_op_job *job) {
     const moert_tensor *x;
-    moert_number type;
+    moert_dtype type;
     moert_buffer *values;
     MOERT_TRY(moert_file_op_find(job, "x", 0, &x));
     MOERT_TRY(find_type(x, &type));
     MOERT_TRY(moert_file_op_upload(job, x->data, x->bytes, &values));
     if (type != to) {
-        MOERT_TRY(cast_step(job, type, MOERT_NUMBER_F32, x->elements, &values));
-        MOERT_TRY(cast_step(job, MOERT_NUMBER_F32, (moert_number)to, x->elements, &values));
+        MOERT_TRY(cast_step(job, type, MOERT_DTYPE_F32, x->elements, &values));
+        MOERT_TRY(cast_step(job, MOERT_DTYPE_F32, (moert_dtype)to, x->elements, &values));
     }
-    moert_tensor_spec y = {"y", moert_file_type_of((moert_number)to), x->rank, {0}};
+    moert_tensor_spec y = {"y", moert_file_type_of((moert_dtype)to), x->rank, {0}};
     for (size_t i = 0; i < x->rank; i++)
         y.shape[i] = x->shape[i];
     return moert_file_op_result(job, y, values);

@@ -9,17 +9,17 @@
 
 /* ---- operands ---- */
 
-enum { FIRST_FORMAT = MOERT_NUMBER_E5M2 + 1 }; /* among the words */
+enum { FIRST_FORMAT = MOERT_DTYPE_E5M2 + 1 }; /* among the words */
 
 moert_operand moert_gemm_operand(unsigned word, moert_axis axis, bool transposed,
                                  moert_scale_layout scales) {
-    moert_operand operand = {.type = (moert_number)word};
+    moert_operand operand = {.type = (moert_dtype)word};
     operand.how.transposed = transposed; /* of a plain one until it is loaded */
     operand.how.axis = axis;
     if (word < FIRST_FORMAT)
         return operand;
     const moert_file_op_format f = moert_file_op_format_of(word - FIRST_FORMAT);
-    operand.type = MOERT_NUMBER_F32;
+    operand.type = MOERT_DTYPE_F32;
     operand.how.size = sizeof operand.how;
     operand.how.format = f.format;
     operand.how.axis = f.square ? MOERT_AXIS_TILE : axis;
@@ -30,7 +30,7 @@ moert_operand moert_gemm_operand(unsigned word, moert_axis axis, bool transposed
 moert_operand moert_gemm_weight(unsigned word, moert_axis axis, bool transposed,
                                 moert_scale_layout scales) {
     moert_operand operand = moert_gemm_operand(word, axis, transposed, scales);
-    if (moert_gemm_quantised(&operand) && operand.how.format == MOERT_FORMAT_FP8_BLOCK &&
+    if (moert_gemm_quantized(&operand) && operand.how.format == MOERT_FORMAT_FP8_BLOCK &&
         !moert_file_op_format_of(word - FIRST_FORMAT).line)
         operand.how.axis = MOERT_AXIS_TILE;
     return operand;
@@ -48,8 +48,8 @@ static bool is_input(moert_gemm_role role) {
     return role <= MOERT_GEMM_INDEX;
 }
 
-static bool is_quantised(const moert_gemm_job *job, const moert_gemm_tensor *row) {
-    return moert_gemm_quantised(moert_gemm_operand_of(job, row));
+static bool is_quantized(const moert_gemm_job *job, const moert_gemm_tensor *row) {
+    return moert_gemm_quantized(moert_gemm_operand_of(job, row));
 }
 
 /* Whether the op takes or makes it; sets its switch. */
@@ -59,9 +59,9 @@ static bool is_used(const moert_gemm_job *job, const moert_gemm_tensor *row) {
     switch (row->role) {
     case MOERT_GEMM_SCALE:
     case MOERT_GEMM_RESULT_SCALE:
-        return is_quantised(job, row);
-    case MOERT_GEMM_RESULT: /* a second version is always quantised */
-        return row->buffer != MOERT_OP_BUFFER_column || is_quantised(job, row);
+        return is_quantized(job, row);
+    case MOERT_GEMM_RESULT: /* a second version is always quantized */
+        return row->buffer != MOERT_OP_BUFFER_column || is_quantized(job, row);
     case MOERT_GEMM_INDEX:
         return job->options->permute != MOERT_OP_PERMUTE_NONE;
     case MOERT_GEMM_SUM:
@@ -143,21 +143,21 @@ static void turn(const char *from, char *to, size_t count, size_t rows, size_t c
     }
 }
 
-/* A matrix as the op takes it: a plain one that is stored transposed is turned round; lines of a
- * quantised one, which are as long as all the groups' rows, become as long as the op expects. */
+/* A matrix as the op takes it: a plain one that is stored transposed is transposed round; lines of a
+ * quantized one, which are as long as all the groups' rows, become as long as the op expects. */
 static moert_status load_matrix(moert_gemm_job *job, const moert_gemm_tensor *row,
                                 const moert_tensor *tensor) {
     const moert_operand *operand = moert_gemm_operand_of(job, row);
     const size_t need = moert_op_buffer_bytes(job->op, moert_op_buffer_name(row->buffer));
     const bool plain = operand->how.size == 0, weight = operand == &job->options->weight;
-    const bool turned = operand->how.transposed && tensor->elements > 0;
+    const bool transposed = operand->how.transposed && tensor->elements > 0;
     const bool tiled = row->role == MOERT_GEMM_SCALE && operand->scales != MOERT_SCALES_LINEAR;
     const size_t last = tensor->rank - 1;
     const size_t lines = operand == &job->options->x ? job->options->k : job->options->n;
     moert_buffer *buffer;
     char *values;
     MOERT_TRY(make(job, row, tensor->bytes, &buffer));
-    if (!turned || tiled || (weight && !plain) || (!plain && need == tensor->bytes))
+    if (!transposed || tiled || (weight && !plain) || (!plain && need == tensor->bytes))
         return moert_buffer_write(buffer, 0, tensor->data, tensor->bytes);
     MOERT_TRY(moert_alloc(&values, moert_max(need, tensor->bytes), 1));
     if (plain)
@@ -212,7 +212,7 @@ static moert_status load(moert_gemm_job *job, const moert_gemm_tensor *row) {
     switch (row->role) {
     case MOERT_GEMM_ENDS:
         return MOERT_OK;
-    case MOERT_GEMM_FACTOR:
+    case MOERT_GEMM_INPUT:
     case MOERT_GEMM_SCALE:
         return load_matrix(job, row, tensor);
     case MOERT_GEMM_INDEX:

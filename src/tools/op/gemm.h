@@ -10,14 +10,14 @@
 #include "tools/op/op.h"
 
 typedef enum moert_gemm_role {
-    MOERT_GEMM_ENDS,    /* int32, cumulative */
-    MOERT_GEMM_FACTOR,  /* an operand that is multiplied: plain, or payload */
-    MOERT_GEMM_SCALE,   /* of a factor that is quantised, else not looked for */
-    MOERT_GEMM_GLOBAL,  /* optional: its global scale, float32 [1] or [G] */
-    MOERT_GEMM_NUMBERS, /* of any plain type, which `place` takes */
-    MOERT_GEMM_F32,     /* optional; those for one buffer come together and are multiplied */
-    MOERT_GEMM_INDEX,   /* int32: needed with a permutation, else not looked for */
-    MOERT_GEMM_RESULT,  /* an operand; with beta or accumulate its old value is in the file */
+    MOERT_GEMM_ENDS,   /* int32, cumulative */
+    MOERT_GEMM_INPUT,  /* an operand that is multiplied: plain, or payload */
+    MOERT_GEMM_SCALE,  /* of a factor that is quantized, else not looked for */
+    MOERT_GEMM_GLOBAL, /* optional: its global scale, float32 [1] or [G] */
+    MOERT_GEMM_DTYPES, /* of any plain type, which `place` takes */
+    MOERT_GEMM_F32,    /* optional; those for one buffer come together and are multiplied */
+    MOERT_GEMM_INDEX,  /* int32: needed with a permutation, else not looked for */
+    MOERT_GEMM_RESULT, /* an operand; with beta or accumulate its old value is in the file */
     MOERT_GEMM_RESULT_SCALE,
     MOERT_GEMM_SUM, /* a result in float32 that begins with 0 */
     MOERT_GEMM_MOST /* that begins with -inf */
@@ -32,7 +32,7 @@ typedef struct moert_gemm_tensor {
     moert_gemm_role role;
     moert_op_buffer buffer;
     const char *shape;
-    size_t place; /* offset in moert_op_options: of the operand, or of the moert_number */
+    size_t place; /* offset in moert_op_options: of the operand, or of the moert_dtype */
     size_t wish;  /* offset of the bool that asks for it; 0 = none, so that it must be there */
 } moert_gemm_tensor;
 
@@ -55,12 +55,12 @@ typedef struct moert_gemm_tensor {
     { name, MOERT_GEMM_ENDS, MOERT_OP_BUFFER_ends, "G", 0, 0 }
 #define MOERT_GEMM_BIAS                                                                            \
     {                                                                                              \
-        "bias", MOERT_GEMM_NUMBERS, MOERT_OP_BUFFER_bias, "GN", MOERT_GEMM_PLACE(bias_type),       \
+        "bias", MOERT_GEMM_DTYPES, MOERT_OP_BUFFER_bias, "GN", MOERT_GEMM_PLACE(bias_type),        \
             MOERT_GEMM_PLACE(bias)                                                                 \
     }
 
 /* Words of --format: plain types, then formats. */
-#define MOERT_GEMM_FORMAT_WORDS MOERT_FILE_OP_NUMBER_WORDS "|" MOERT_FILE_OP_FORMAT_WORDS
+#define MOERT_GEMM_FORMAT_WORDS MOERT_FILE_OP_DTYPE_WORDS "|" MOERT_FILE_OP_FORMAT_WORDS
 
 /* An operand by the index of its word, with blocks along `axis` unless the word says how they lie;
  * those of a weight of fp8-block are square, those of the second version of a result along columns.
@@ -71,8 +71,8 @@ moert_operand moert_gemm_weight(unsigned word, moert_axis axis, bool transposed,
                                 moert_scale_layout scales);
 moert_operand moert_gemm_column(unsigned word, moert_scale_layout scales);
 
-/* Whether it is quantised, and to scales of one byte, which tiles are made of. */
-bool moert_gemm_quantised(const moert_operand *operand);
+/* Whether it is quantized, and to scales of one byte, which tiles are made of. */
+bool moert_gemm_quantized(const moert_operand *operand);
 bool moert_gemm_tileable(const moert_operand *operand);
 
 /* ERROR_USAGE if --scales was given and counts for nothing. */

@@ -1,27 +1,27 @@
 /* What of a grouped GEMM goes together: tensors and their types, options. */
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "quant/quantize.h"
 #include "tools/op/gemm.h"
 
 /* ---- types ---- */
 
 /* The type of numbers that may be of any plain one; of a bias, of more than 8 bits. */
-bool moert_gemm_quantised(const moert_operand *operand) {
+bool moert_gemm_quantized(const moert_operand *operand) {
     return operand->how.size > 0;
 }
 
 bool moert_gemm_tileable(const moert_operand *operand) {
-    return moert_gemm_quantised(operand) && moert_format_scale_bytes(operand->how.format) == 1;
+    return moert_gemm_quantized(operand) && moert_format_scale_bytes(operand->how.format) == 1;
 }
 
 static moert_status find_type(const moert_gemm_job *job, const moert_gemm_tensor *row,
                               const moert_tensor *tensor) {
     const bool bias = row->buffer == MOERT_OP_BUFFER_bias;
-    const moert_number last = bias ? MOERT_NUMBER_BF16 : MOERT_NUMBER_E5M2;
-    for (moert_number type = 0; type <= last; type++)
+    const moert_dtype last = bias ? MOERT_DTYPE_BF16 : MOERT_DTYPE_E5M2;
+    for (moert_dtype type = 0; type <= last; type++)
         if (moert_file_type_of(type) == tensor->type) {
-            *(moert_number *)moert_gemm_at(job, row->place) = type;
+            *(moert_dtype *)moert_gemm_at(job, row->place) = type;
             return MOERT_OK;
         }
     return MOERT_FAIL(ERROR_MISMATCH, "%s: tensor '%s' is %s, not F32, F16%s", tensor->file,
@@ -30,32 +30,32 @@ static moert_status find_type(const moert_gemm_job *job, const moert_gemm_tensor
 }
 
 /* The type that a tensor should have in the file. */
-static moert_number expected_type(const moert_gemm_job *job, const moert_gemm_tensor *row) {
+static moert_dtype expected_type(const moert_gemm_job *job, const moert_gemm_tensor *row) {
     if (row->role == MOERT_GEMM_SCALE)
-        return moert_gemm_tileable(moert_gemm_operand_of(job, row)) ? MOERT_NUMBER_E2M1
-                                                                    : MOERT_NUMBER_F32;
-    if (row->role != MOERT_GEMM_FACTOR && row->role != MOERT_GEMM_RESULT)
-        return MOERT_NUMBER_F32;
+        return moert_gemm_tileable(moert_gemm_operand_of(job, row)) ? MOERT_DTYPE_E2M1
+                                                                    : MOERT_DTYPE_F32;
+    if (row->role != MOERT_GEMM_INPUT && row->role != MOERT_GEMM_RESULT)
+        return MOERT_DTYPE_F32;
     const moert_operand *operand = moert_gemm_operand_of(job, row);
-    return moert_gemm_quantised(operand) ? moert_format_element(operand->how.format)
+    return moert_gemm_quantized(operand) ? moert_format_element(operand->how.format)
                                          : operand->type;
 }
 
 moert_status moert_gemm_check_type(const moert_gemm_job *job, const moert_gemm_tensor *row,
                                    const moert_tensor *tensor) {
-    if (row->role == MOERT_GEMM_NUMBERS)
+    if (row->role == MOERT_GEMM_DTYPES)
         return find_type(job, row, tensor);
-    const moert_number type = expected_type(job, row);
+    const moert_dtype type = expected_type(job, row);
     if (row->role == MOERT_GEMM_INDEX || row->role == MOERT_GEMM_ENDS ||
         moert_file_type_holds(tensor->type, type) ||
-        (type == MOERT_NUMBER_E2M1 && moert_file_type_bytes(tensor->type) == 1))
+        (type == MOERT_DTYPE_E2M1 && moert_file_type_bytes(tensor->type) == 1))
         return MOERT_OK;
     const bool payload =
-        row->role == MOERT_GEMM_FACTOR && moert_gemm_quantised(moert_gemm_operand_of(job, row));
+        row->role == MOERT_GEMM_INPUT && moert_gemm_quantized(moert_gemm_operand_of(job, row));
     return MOERT_FAIL(
         ERROR_MISMATCH, "%s: tensor '%s' is %s, not %s%s%s", tensor->file, row->name,
         moert_file_type_text(tensor->type), moert_file_type_text(moert_file_type_of(type)),
-        moert_number_bits(type) == 8 ? " or U8" : "",
+        moert_dtype_bits(type) == 8 ? " or U8" : "",
         payload ? ", a payload, as moert-op quantize makes them; --format f32, f16 or "
                   "bf16 takes plain numbers"
                 : "");
@@ -73,8 +73,8 @@ static const moert_operand *result_of(const moert_gemm_job *job) {
 moert_status moert_gemm_check_tensors(const moert_gemm_job *job) {
     const moert_op_options *o = job->options;
     const moert_operand *result = result_of(job);
-    const bool quantised = moert_gemm_quantised(result);
-    const bool nvfp4 = quantised && result->how.format == MOERT_FORMAT_NVFP4;
+    const bool quantized = moert_gemm_quantized(result);
+    const bool nvfp4 = quantized && result->how.format == MOERT_FORMAT_NVFP4;
     const bool glu = o->kind == MOERT_OP_GLU || o->kind == MOERT_OP_DGLU;
     const struct {
         moert_op_buffer buffer; /* of the tensor that is misused */
@@ -85,10 +85,10 @@ moert_status moert_gemm_check_tensors(const moert_gemm_job *job) {
          "is needed, a factor of nvfp4 results: 2688 / their largest magnitude, beyond which they "
          "saturate"},
         {MOERT_OP_BUFFER_norm, o->norm && !moert_gemm_tileable(result),
-         "goes with a quantised result that has scales of one byte"},
-        {MOERT_OP_BUFFER_beta, o->beta && quantised && !glu, "goes with a plain result"},
+         "goes with a quantized result that has scales of one byte"},
+        {MOERT_OP_BUFFER_beta, o->beta && quantized && !glu, "goes with a plain result"},
         {MOERT_OP_BUFFER_beta, o->beta && o->accumulate, "does not go with --accumulate"},
-        {MOERT_OP_BUFFER_row_weight, o->row_weight && quantised, "goes with a plain result"},
+        {MOERT_OP_BUFFER_row_weight, o->row_weight && quantized, "goes with a plain result"},
         {MOERT_OP_BUFFER_row_weight, o->row_weight && o->permute != MOERT_OP_PERMUTE_Y,
          "goes with --permute y"},
         {MOERT_OP_BUFFER_bias_scale, o->bias_scale && !o->bias, "goes with a tensor 'bias'"},
@@ -117,13 +117,13 @@ moert_status moert_gemm_check_tensors(const moert_gemm_job *job) {
 moert_status moert_gemm_check_scales(const moert_op_options *o, bool given,
                                      moert_scale_layout layout) {
     const moert_operand *const operands[] = {&o->x, &o->weight, &o->y, &o->d};
-    bool quantised = false, tileable = false;
+    bool quantized = false, tileable = false;
     for (size_t i = 0; i < MOERT_COUNT(operands); i++) {
-        quantised = quantised || moert_gemm_quantised(operands[i]);
+        quantized = quantized || moert_gemm_quantized(operands[i]);
         tileable = tileable || moert_gemm_tileable(operands[i]);
     }
     return MOERT_FILE_OP_CHECK(
-        {given && !quantised, "scales", "goes with quantised operands; all are plain"},
+        {given && !quantized, "scales", "goes with quantized operands; all are plain"},
         {given && layout != MOERT_SCALES_LINEAR && !tileable, "scales",
          "in tiles have one byte; those of fp8-block are linear always"});
 }

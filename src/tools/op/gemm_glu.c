@@ -17,7 +17,7 @@ static const moert_scale_layout weight_layouts[] = {MOERT_SCALES_TILED, MOERT_SC
 /* ---- options ---- */
 
 /* clang-format off */
-#define FACTOR_OPTIONS                                                                             \
+#define INPUT_OPTIONS                                                                             \
     {"format", MOERT_OPTION_CHOICE, &format, "mxfp8", MOERT_GEMM_FORMAT_WORDS,                     \
      "of a and b, both in blocks along the sum; b of fp8-block in squares"},                       \
     {"scales", MOERT_OPTION_CHOICE, &scales, "tiled", "tiled|tiled-groups|linear",                 \
@@ -41,22 +41,22 @@ static const moert_scale_layout weight_layouts[] = {MOERT_SCALES_TILED, MOERT_SC
 /* clang-format on */
 
 static const moert_option glu_options[] = {
-    FACTOR_OPTIONS,
+    INPUT_OPTIONS,
     GLU_OPTIONS,
-    {"c-format", MOERT_OPTION_CHOICE, &c_format, "f32", MOERT_FILE_OP_NUMBER_WORDS, "of c"},
+    {"c-format", MOERT_OPTION_CHOICE, &c_format, "f32", MOERT_FILE_OP_DTYPE_WORDS, "of c"},
     D_OPTIONS,
 };
-static const moert_option dglu_options[] = {FACTOR_OPTIONS, GLU_OPTIONS, D_OPTIONS};
-static const moert_option gemm_quant_options[] = {FACTOR_OPTIONS, D_OPTIONS};
+static const moert_option dglu_options[] = {INPUT_OPTIONS, GLU_OPTIONS, D_OPTIONS};
+static const moert_option gemm_quant_options[] = {INPUT_OPTIONS, D_OPTIONS};
 
 /* ---- tensors ---- */
 
 /* clang-format off */
 #define FORWARD_INPUTS                                                                             \
     MOERT_GEMM_GROUPS("padded_offsets"),                                                           \
-    MOERT_GEMM_OPERAND("a", FACTOR, x, "MK"),                                                      \
+    MOERT_GEMM_OPERAND("a", INPUT, x, "MK"),                                                      \
     MOERT_GEMM_SCALES("sfa", SCALE, x),                                                            \
-    MOERT_GEMM_OPERAND("b", FACTOR, weight, "GNK"),                                                \
+    MOERT_GEMM_OPERAND("b", INPUT, weight, "GNK"),                                                \
     MOERT_GEMM_SCALES("sfb", SCALE, weight),                                                       \
     MOERT_GEMM_VALUES("alpha", F32, alpha, "G"),                                                   \
     MOERT_GEMM_VALUES("norm_const", F32, norm, "1"),                                               \
@@ -79,11 +79,11 @@ static const moert_gemm_tensor glu_tensors[] = {
 
 static const moert_gemm_tensor dglu_tensors[] = {
     MOERT_GEMM_GROUPS("padded_offsets"),
-    MOERT_GEMM_OPERAND("a", FACTOR, y, "MN"),
+    MOERT_GEMM_OPERAND("a", INPUT, y, "MN"),
     MOERT_GEMM_SCALES("sfa", SCALE, y),
-    MOERT_GEMM_OPERAND("b", FACTOR, weight, "GNK"),
+    MOERT_GEMM_OPERAND("b", INPUT, weight, "GNK"),
     MOERT_GEMM_SCALES("sfb", SCALE, weight),
-    {"c", MOERT_GEMM_NUMBERS, MOERT_OP_BUFFER_c, "MW", MOERT_GEMM_PLACE(c.type), 0},
+    {"c", MOERT_GEMM_DTYPES, MOERT_OP_BUFFER_c, "MW", MOERT_GEMM_PLACE(c.type), 0},
     MOERT_GEMM_VALUES("alpha", F32, alpha, "G"),
     MOERT_GEMM_VALUES("beta", F32, beta, "G"),
     MOERT_GEMM_VALUES("prob", F32, prob, "M"),
@@ -115,7 +115,7 @@ static moert_status describe(moert_op_options *o, moert_operand *rows, moert_axi
     o->weight =
         moert_gemm_weight(format, weight_axis, natural == (b_major == 1), weight_layouts[scales]);
     *d = moert_gemm_operand(d_format, MOERT_AXIS_ROW, false, row_layouts[scales]);
-    if (with_column && moert_gemm_quantised(d))
+    if (with_column && moert_gemm_quantized(d))
         o->column = moert_gemm_column(d_format, row_layouts[scales]);
     o->glu = act == 0 ? (moert_glu_form)MOERT_GLU_SWIGLU : (moert_glu_form)MOERT_GLU_GPT_OSS;
     o->glu.interleaved = false;
@@ -123,9 +123,9 @@ static moert_status describe(moert_op_options *o, moert_operand *rows, moert_axi
         o->glu.limit = (float)limit;
     o->interleave = interleave;
     o->linear_first = glu_order == 1;
-    const bool square = moert_gemm_quantised(&o->weight) && o->weight.how.axis == MOERT_AXIS_TILE;
+    const bool square = moert_gemm_quantized(&o->weight) && o->weight.how.axis == MOERT_AXIS_TILE;
     MOERT_TRY(MOERT_FILE_OP_CHECK(
-        {!with_column && !moert_gemm_quantised(d), "no-column", "goes with a quantised d"},
+        {!with_column && !moert_gemm_quantized(d), "no-column", "goes with a quantized d"},
         {square && o->weight.how.transposed, "b-major",
          natural ? "n does not go with square blocks of b"
                  : "k does not go with square blocks of b here; n does"}));
@@ -161,17 +161,17 @@ MOERT_FILE_OP(
     glu, "grouped-gemm-glu",
     "a[M,K], sfa, b[G,N,K], sfb, padded_offsets[G] (ends of the groups), optional alpha[G], "
     "bias[G,N], prob[M], norm_const[1] -> c[M,N] = alpha a b^T + bias, d[M,N/2] = prob GLU(c), "
-    "amax[G] of d, and with a quantised d sfd_row, d_col[M,N/2], sfd_col. a, b: elements of "
+    "amax[G] of d, and with a quantized d sfd_row, d_col[M,N/2], sfd_col. a, b: elements of "
     "4 bits in pairs along the sum; sfa, sfb: bytes, f32 for fp8-block");
 
 MOERT_FILE_OP(
     dglu, "grouped-gemm-dglu",
     "a[M,N] (gradient), sfa, b[G,I,N], sfb, padded_offsets[G], c[M,2I] (of the forward), optional "
     "alpha[G], beta[G], prob[M], norm_const[1] -> d[M,2I] = gradient of c, dprob[M], dbias[G,2I], "
-    "amax[G,2] of gate and up, and with a quantised d sfd_row, d_col[M,2I], sfd_col");
+    "amax[G,2] of gate and up, and with a quantized d sfd_row, d_col[M,2I], sfd_col");
 
 MOERT_FILE_OP(
     gemm_quant, "grouped-gemm-quant",
     "a[M,K], sfa, b[G,N,K], sfb, padded_offsets[G], optional alpha[G], prob[M], bias[G,N], "
     "norm_const[1] -> d[M,N] = prob alpha a b^T or, with a bias, alpha a b^T + prob bias, amax[G], "
-    "and with a quantised d sfd_row, d_col[M,N], sfd_col");
+    "and with a quantized d sfd_row, d_col[M,N], sfd_col");

@@ -39,8 +39,8 @@ static const moert_option gemm_options[] = {
 };
 
 /* clang-format off */
-#define FACTOR_ROWS(text, operand, shape)                                                          \
-    MOERT_GEMM_OPERAND(text, FACTOR, operand, shape),                                              \
+#define INPUT_ROWS(text, operand, shape)                                                          \
+    MOERT_GEMM_OPERAND(text, INPUT, operand, shape),                                              \
     MOERT_GEMM_SCALES(text "_scale", SCALE, operand),                                              \
     MOERT_GEMM_GLOBALS(text "_global", operand)
 #define RESULT_ROWS(text, operand, shape)                                                          \
@@ -58,8 +58,8 @@ static const moert_option gemm_options[] = {
 
 static const moert_gemm_tensor fprop_tensors[] = {
     COMMON_ROWS,
-    FACTOR_ROWS("x", x, "MK"),
-    FACTOR_ROWS("weight", weight, "GNK"),
+    INPUT_ROWS("x", x, "MK"),
+    INPUT_ROWS("weight", weight, "GNK"),
     MOERT_GEMM_BIAS,
     MOERT_GEMM_VALUES("bias_scale", F32, bias_scale, "M"),
     MOERT_GEMM_VALUES("row_weight", F32, row_weight, "M"),
@@ -68,15 +68,15 @@ static const moert_gemm_tensor fprop_tensors[] = {
 };
 static const moert_gemm_tensor dgrad_tensors[] = {
     COMMON_ROWS,
-    FACTOR_ROWS("y", y, "MN"),
-    FACTOR_ROWS("weight", weight, "GNK"),
+    INPUT_ROWS("y", y, "MN"),
+    INPUT_ROWS("weight", weight, "GNK"),
     MOERT_GEMM_VALUES("prob", F32, prob, "M"),
     RESULT_ROWS("x", x, "MK"),
 };
 static const moert_gemm_tensor wgrad_tensors[] = {
     COMMON_ROWS,
-    FACTOR_ROWS("y", y, "MN"),
-    FACTOR_ROWS("x", x, "MK"),
+    INPUT_ROWS("y", y, "MN"),
+    INPUT_ROWS("x", x, "MK"),
     MOERT_GEMM_OPERAND("weight", RESULT, weight, "GNK"),
 };
 
@@ -99,7 +99,7 @@ static moert_status check_operand(int i, const moert_operand *operand, bool resu
     static const char *const axis_options[] = {"x-axis", "weight-axis", "y-axis"};
     static const char *const turning_options[] = {"x-transposed", "weight-transposed",
                                                   "y-transposed"};
-    const bool quantised = moert_gemm_quantised(operand), weight = i == WEIGHT;
+    const bool quantized = moert_gemm_quantized(operand), weight = i == WEIGHT;
     const moert_axis axis = operand->how.axis;
     const bool turnable = weight ? axis != MOERT_AXIS_TILE : axis == MOERT_AXIS_COLUMN;
     const bool gathered =
@@ -107,16 +107,16 @@ static moert_status check_operand(int i, const moert_operand *operand, bool resu
     return MOERT_FILE_OP_CHECK(
         {result && transposed[i], turning_options[i],
          "is of an operand; --op makes this one the result"},
-        {result && weight && quantised, "out-format", "is plain with --op wgrad"},
-        {result && accumulate && quantised, "accumulate", "goes with a plain result"},
-        {axes[i] != 0 && !quantised, axis_options[i], "goes with a quantised format"},
+        {result && weight && quantized, "out-format", "is plain with --op wgrad"},
+        {result && accumulate && quantized, "accumulate", "goes with a plain result"},
+        {axes[i] != 0 && !quantized, axis_options[i], "goes with a quantized format"},
         {axes[i] != 0 && axis != (moert_axis)(axes[i] - 1), axis_options[i],
          "does not go with this format, whose blocks are 2d"},
-        {transposed[i] && quantised && !turnable, turning_options[i],
+        {transposed[i] && quantized && !turnable, turning_options[i],
          weight ? "does not go with square blocks"
-                : "of a quantised format goes with blocks along columns"},
-        {gathered && quantised && result, "permute", "does not scatter a quantised result"},
-        {gathered && quantised && !result && axis == MOERT_AXIS_COLUMN, "permute",
+                : "of a quantized format goes with blocks along columns"},
+        {gathered && quantized && result, "permute", "does not scatter a quantized result"},
+        {gathered && quantized && !result && axis == MOERT_AXIS_COLUMN, "permute",
          "does not gather rows of blocks along columns"});
 }
 
@@ -141,7 +141,7 @@ static moert_status gemm(moert_file_op_job *job) {
         *operands[i] = (i == WEIGHT ? moert_gemm_weight : moert_gemm_operand)(
             i == result ? out_format : format, axis, i != result && transposed[i], layout);
     }
-    if (moert_gemm_quantised(operands[result]) && result != WEIGHT)
+    if (moert_gemm_quantized(operands[result]) && result != WEIGHT)
         o.column = moert_gemm_column(out_format, layouts[scales]);
     o.accumulate = accumulate;
     o.permute = (moert_op_permute)permute;
@@ -152,7 +152,7 @@ static moert_status gemm(moert_file_op_job *job) {
     MOERT_TRY(moert_gemm_check_scales(&o, scales != 0, layouts[scales]));
     memcpy(tensors, operations[operation].tensors, count * sizeof tensors[0]);
     for (size_t i = 0; i < count; i++) /* tokens are gathered, not slots */
-        if (tensors[i].buffer == MOERT_OP_BUFFER_x && tensors[i].role == MOERT_GEMM_FACTOR &&
+        if (tensors[i].buffer == MOERT_OP_BUFFER_x && tensors[i].role == MOERT_GEMM_INPUT &&
             o.permute == MOERT_OP_PERMUTE_X)
             tensors[i].shape = "TK";
     return moert_gemm_job_run(job, &o, tensors, count);
@@ -168,16 +168,16 @@ static const moert_option wgrad_options[] = {
      "of a and b_t, in blocks along the tokens"},
     {"scales", MOERT_OPTION_CHOICE, &wgrad_scales, "tiled", "tiled|linear",
      "sfa, sfb in 128x4 tiles of each group, or as matrices [H,blocks] and [I,blocks]"},
-    {"out-format", MOERT_OPTION_CHOICE, &wgrad_out, "f32", MOERT_FILE_OP_NUMBER_WORDS, "of wgrad"},
+    {"out-format", MOERT_OPTION_CHOICE, &wgrad_out, "f32", MOERT_FILE_OP_DTYPE_WORDS, "of wgrad"},
     {"accumulate", MOERT_OPTION_FLAG, &wgrad_accumulate, "0", NULL,
      "add to the wgrad that the file holds"},
 };
 
 static const moert_gemm_tensor cudnn_wgrad_tensors[] = {
     MOERT_GEMM_GROUPS("offsets"),
-    MOERT_GEMM_OPERAND("a", FACTOR, y, "MN"),
+    MOERT_GEMM_OPERAND("a", INPUT, y, "MN"),
     MOERT_GEMM_SCALES("sfa", SCALE, y),
-    MOERT_GEMM_OPERAND("b_t", FACTOR, x, "MK"),
+    MOERT_GEMM_OPERAND("b_t", INPUT, x, "MK"),
     MOERT_GEMM_SCALES("sfb", SCALE, x),
     MOERT_GEMM_VALUES("global_scale_a", F32, alpha, "G"),
     MOERT_GEMM_VALUES("global_scale_b", F32, alpha, "G"),
@@ -210,7 +210,7 @@ MOERT_FILE_OP(
     gemm, "grouped-gemm",
     "ends[G], two of x[M,K], weight[G,N,K], y[M,N] with <name>_scale and, for nvfp4, "
     "<name>_global [1] or [G], optional alpha[G], beta[G] (with the old result), prob[M], "
-    "norm[1] (a factor of a quantised result, which nvfp4 needs: 2688 / largest magnitude), in "
+    "norm[1] (a factor of a quantized result, which nvfp4 needs: 2688 / largest magnitude), in "
     "fprop bias[G,N], bias_scale[M], row_weight[M]; with --permute gather[M], and in "
     "--permute x x[M/topk,K] -> the third one");
 

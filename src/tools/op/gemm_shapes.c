@@ -49,7 +49,7 @@ static layout layout_of(const moert_gemm_job *job, const moert_gemm_tensor *row)
     const size_t last = l.rank - 1;
     l.paired = l.rank;
     memcpy(l.letters, row->shape, l.rank);
-    if (row->role != MOERT_GEMM_FACTOR)
+    if (row->role != MOERT_GEMM_INPUT)
         return l;
     const moert_quantizer *how = &moert_gemm_operand_of(job, row)->how;
     if (how->size > 0 && moert_format_element_bits(how->format) == 4)
@@ -73,7 +73,7 @@ void moert_gemm_learn(moert_gemm_job *job, const moert_gemm_tensor *row, const m
     }
 }
 
-/* ---- quantised matrices ---- */
+/* ---- quantized matrices ---- */
 
 /* That of a payload or of scales. */
 static const moert_op_quantized *matrix_of(const moert_gemm_job *job,
@@ -157,8 +157,8 @@ moert_status moert_gemm_check_shape(const moert_gemm_job *job, const moert_gemm_
 
 /* ---- results ---- */
 
-/* Type and shape of a quantised result's payload or scales. */
-static void describe_quantised(const moert_gemm_job *job, const moert_gemm_tensor *row,
+/* Type and shape of a quantized result's payload or scales. */
+static void describe_quantized(const moert_gemm_job *job, const moert_gemm_tensor *row,
                                moert_tensor_spec *spec) {
     const moert_op_quantized *q = matrix_of(job, row);
     const bool scale = row->role == MOERT_GEMM_RESULT_SCALE;
@@ -182,7 +182,7 @@ moert_status moert_gemm_result(const moert_gemm_job *job, const moert_gemm_tenso
     for (size_t i = 0; i < l.rank; i++)
         spec.shape[i] = size_of(job, l.letters[i]);
     if (is_operand && moert_gemm_operand_of(job, row)->how.size > 0)
-        describe_quantised(job, row, &spec);
+        describe_quantized(job, row, &spec);
     else if (is_operand)
         spec.type = moert_file_type_of(moert_gemm_operand_of(job, row)->type);
     return moert_file_op_result(job->file, spec, buffer);

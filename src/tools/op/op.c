@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "base/text.h"
 #include "train/shared_file.h"
 
@@ -141,19 +141,18 @@ moert_file_op_format moert_file_op_format_of(unsigned word) {
 
 /* ---- number types ---- */
 
-static const moert_file_type number_types[] = {
-    [MOERT_NUMBER_F32] = MOERT_FILE_F32,      [MOERT_NUMBER_F16] = MOERT_FILE_F16,
-    [MOERT_NUMBER_BF16] = MOERT_FILE_BF16,    [MOERT_NUMBER_E4M3] = MOERT_FILE_F8_E4M3,
-    [MOERT_NUMBER_E5M2] = MOERT_FILE_F8_E5M2, [MOERT_NUMBER_E2M1] = MOERT_FILE_U8,
+static const moert_file_type dtypes[] = {
+    [MOERT_DTYPE_F32] = MOERT_FILE_F32,      [MOERT_DTYPE_F16] = MOERT_FILE_F16,
+    [MOERT_DTYPE_BF16] = MOERT_FILE_BF16,    [MOERT_DTYPE_E4M3] = MOERT_FILE_F8_E4M3,
+    [MOERT_DTYPE_E5M2] = MOERT_FILE_F8_E5M2, [MOERT_DTYPE_E2M1] = MOERT_FILE_U8,
 };
 
-moert_file_type moert_file_type_of(moert_number number) {
-    return number_types[number];
+moert_file_type moert_file_type_of(moert_dtype number) {
+    return dtypes[number];
 }
 
-bool moert_file_type_holds(moert_file_type type, moert_number number) {
-    return type == number_types[number] ||
-           (type == MOERT_FILE_U8 && moert_number_bits(number) <= 8);
+bool moert_file_type_holds(moert_file_type type, moert_dtype number) {
+    return type == dtypes[number] || (type == MOERT_FILE_U8 && moert_dtype_bits(number) <= 8);
 }
 
 /* ---- output ---- */

@@ -102,9 +102,9 @@ moert_status moert_file_op_check(const moert_file_op_rule *rules, size_t count);
     moert_file_op_check((const moert_file_op_rule[]){__VA_ARGS__},                                 \
                         MOERT_COUNT(((const moert_file_op_rule[]){__VA_ARGS__})))
 
-/* Words of options: plain types in the order of moert_number; formats, which are mxfp8 =
+/* Words of options: plain types in the order of moert_dtype; formats, which are mxfp8 =
  * mxfp8-e4m3, those of the table, and fp8-block with its blocks named. */
-#define MOERT_FILE_OP_NUMBER_WORDS                 "f32|f16|bf16|e4m3|e5m2"
+#define MOERT_FILE_OP_DTYPE_WORDS                  "f32|f16|bf16|e4m3|e5m2"
 #define MOERT_FILE_OP_FORMAT_WORD(name, text, ...) "|" text
 #define MOERT_FILE_OP_FORMAT_WORDS                                                                 \
     "mxfp8" MOERT_FORMAT_TABLE(MOERT_FILE_OP_FORMAT_WORD) "|fp8-1x128|fp8-128x128"
@@ -118,5 +118,5 @@ typedef struct moert_file_op_format {
 moert_file_op_format moert_file_op_format_of(unsigned word);
 
 /* How files name a number type, and whether they may hold it in this one (8 bits: as bytes too). */
-moert_file_type moert_file_type_of(moert_number number);
-bool moert_file_type_holds(moert_file_type type, moert_number number);
+moert_file_type moert_file_type_of(moert_dtype number);
+bool moert_file_type_holds(moert_file_type type, moert_dtype number);

@@ -41,7 +41,7 @@ static const moert_option quantize_options[] = {
     {"hadamard", MOERT_OPTION_FLAG, &hadamard, "0", NULL,
      "nvfp4 along columns: rotate each block of 16 first"},
     {"gate-runs", MOERT_OPTION_UINT, &gate_runs, "0", NULL,
-     "x is [M,2N]: of its runs of so many columns, quantise every second one"},
+     "x is [M,2N]: of its runs of so many columns, quantize every second one"},
 };
 
 static const moert_option dequantize_options[] = {
@@ -206,10 +206,10 @@ static moert_status quantize(moert_file_op_job *job) {
 
 /* The rows and columns that a payload of these lines and bytes stands for. */
 static moert_file_op_rows unpacked(const moert_quantize *op, const moert_file_op_rows *lines) {
-    const bool column = op->how.axis == MOERT_AXIS_COLUMN, turned = column && transposed;
+    const bool column = op->how.axis == MOERT_AXIS_COLUMN, swapped = column && transposed;
     const bool halves = moert_format_element_bits(op->how.format) == 4;
     moert_file_op_rows rows = *lines;
-    if (turned) {
+    if (swapped) {
         rows.rows = lines->columns;
         rows.columns = lines->rows;
     }

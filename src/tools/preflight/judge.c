@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "tools/preflight/preflight.h"
 
 enum {

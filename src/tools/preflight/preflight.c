@@ -9,7 +9,7 @@
 
 #include "base/config.h"
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "base/phase.h"
 
 enum { CLOCK_SAMPLES = 9 };

@@ -149,7 +149,7 @@ moert_time moert_time_of(const char *operation) {
         if (strcmp(operation, moert_operation_text((moert_operation)i)) != 0)
             continue;
         if (moert_operation_is_gemm((moert_operation)i))
-            return MOERT_TIME_PRODUCTS;
+            return MOERT_TIME_GEMMS;
         if (i == MOERT_OPERATION_DISPATCH || i == MOERT_OPERATION_COMBINE)
             return MOERT_TIME_MOVES;
         if (i == MOERT_OPERATION_WAIT || i == MOERT_OPERATION_EXCHANGE_WAIT)

@@ -12,7 +12,7 @@
 
 /* X(NAME, text): what the operations of a step are summed up to. */
 #define MOERT_TIME_TABLE(X)                                                                        \
-    X(PRODUCTS, "products of matrices")                                                            \
+    X(GEMMS, "products of matrices")                                                               \
     X(KERNELS, "other kernels")                                                                    \
     X(MOVES, "dispatch and combine")                                                               \
     X(MESSAGES, "messages")                                                                        \

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "base/number.h"
+#include "base/dtype.h"
 #include "moert/plan.h"
 
 /* ---- numbers ---- */

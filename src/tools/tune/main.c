@@ -11,7 +11,7 @@
 #include "gemm/portable/gemm.h"
 #include "tools/common/program.h"
 #include "tools/common/table.h"
-#include "tools/tune/product.h"
+#include "tools/tune/gemm.h"
 
 static unsigned suite, op, dtype, level;
 static moert_option_list words;
@@ -29,8 +29,8 @@ static const moert_option options[] = {
      "small ones"},
     {"shapes", MOERT_OPTION_LIST, &words, NULL, NULL,
      "instead: experts x rows of each x N x K of the weight, such as 8x32x1408x512"},
-    {"op", MOERT_OPTION_CHOICE, &op, "all", "all|forward|dgrad|wgrad|packed_forward|packed_dgrad",
-     "operation"},
+    {"op", MOERT_OPTION_CHOICE, &op, "all",
+     "all|forward|dgrad|wgrad|prepacked_forward|prepacked_dgrad", "operation"},
     {"dtype", MOERT_OPTION_CHOICE, &dtype, "all", "all|f32|bf16", "of the factors"},
     {.help = "How"},
     {"seconds", MOERT_OPTION_FLOAT, &seconds, "1", "0..3600",
@@ -106,12 +106,12 @@ static moert_status try_file(void) {
 
 /* ---- output ---- */
 
-static double rate(const moert_tune_product *p, double ns) {
+static double rate(const moert_tune_gemm *p, double ns) {
     const double flops = 2.0 * (double)p->gemm.groups.rows * (double)p->gemm.n * (double)p->gemm.k;
     return ns > 0.0 ? flops / ns : 0.0;
 }
 
-static moert_status print_candidates(const moert_tune_product *p, const moert_tune_result *found) {
+static moert_status print_candidates(const moert_tune_gemm *p, const moert_tune_result *found) {
     json_t *rows = json_array();
     for (size_t i = 0; i < found->count; i++) {
         const moert_candidate *c = &found->candidates[i];
@@ -145,19 +145,19 @@ static void print_header(const moert_device_info *device) {
 /* ---- rows ---- */
 
 /* Sums in tiles (kernels/gemm/amx.h) have one tile. */
-static moert_tune_axis first_axis(const moert_tune_product *p) {
-    return moert_gemm_term(&p->gemm, moert_buffer_device(p->gemm.weight)) == MOERT_TERM_TILE
+static moert_tune_axis first_axis(const moert_tune_gemm *p) {
+    return moert_gemm_dot(&p->gemm, moert_buffer_device(p->gemm.weight)) == MOERT_DOT_TILE
                ? MOERT_TUNE_PANELS
                : MOERT_TUNE_TILE;
 }
 
-/* A packed weight is made for its tile before the rows are known: two rows. */
-static moert_status write_rows(const moert_device *device, const moert_tune_product *p,
+/* A prepacked weight is made for its tile before the rows are known: two rows. */
+static moert_status write_rows(const moert_device *device, const moert_tune_gemm *p,
                                const moert_tune_result *found) {
     const moert_choices best = found->candidates[found->chosen].choices;
     const moert_choices tile = {.lines = best.lines, .width = best.width};
     const moert_choices share = {
-        .panels = best.panels, .depth = best.depth, .split = best.split, .fetch = best.fetch};
+        .panels = best.panels, .depth = best.depth, .split = best.split, .prefetch = best.prefetch};
     const double first = found->candidates[0].ns;
     const time_t now = time(NULL);
     moert_tuning_key any = p->key;
@@ -169,7 +169,7 @@ static moert_status write_rows(const moert_device *device, const moert_tune_prod
              moert_device_describe(device)->driver, MOERT_VERSION, MOERT_COMMIT,
              rate(p, found->chosen > 0 ? found->first_ns : first),
              rate(p, found->chosen > 0 ? found->chosen_ns : first));
-    if (p->packed == NULL && first_axis(p) == MOERT_TUNE_TILE)
+    if (p->prepacked == NULL && first_axis(p) == MOERT_TUNE_TILE)
         return moert_tuning_remember(device, (moert_tuning_level)level, &p->key, &best, comment);
     any.rows = 0;
     if (first_axis(p) == MOERT_TUNE_TILE)
@@ -179,38 +179,38 @@ static moert_status write_rows(const moert_device *device, const moert_tune_prod
 
 /* ---- the run ---- */
 
-static moert_status tune(moert_device *device, moert_tuned operation, moert_number type,
+static moert_status tune(moert_device *device, moert_tuned operation, moert_dtype type,
                          const moert_gemm_shape *shape) {
-    moert_tune_product p;
+    moert_tune_gemm p;
     moert_tune_result found;
     bool possible, measured;
-    MOERT_TRY(moert_tune_product_create(device, operation, type, shape, &p, &possible));
+    MOERT_TRY(moert_tune_gemm_create(device, operation, type, shape, &p, &possible));
     moert_status status = MOERT_OK;
     if (!possible)
         goto done;
     moert_choices first = moert_tuning_find(device, &p.key, &measured);
-    if (p.packed != NULL) {
+    if (p.prepacked != NULL) {
         first.lines = p.tile.lines;
         first.width = p.tile.width;
     }
     printf("\n%s %s of %zu experts, %zu rows each, N %zu, K %zu%s%s\n", moert_tuned_name(operation),
-           moert_number_name(type), shape->experts, shape->rows, shape->n, shape->k,
+           moert_dtype_name(type), shape->experts, shape->rows, shape->n, shape->k,
            shape->model != NULL ? ", " : "", shape->model != NULL ? shape->model : "");
-    const moert_trial trial = moert_tune_product_trial(&p);
+    const moert_trial trial = moert_tune_gemm_trial(&p);
     MOERT_TRY_OR(
         done, moert_tune_search(&trial, &first, first_axis(&p), (uint64_t)(1e9 * seconds), &found));
     MOERT_TRY_OR(done, print_candidates(&p, &found));
     MOERT_TRY_OR(done,
-                 moert_tune_product_compare(&p, &first, &found.candidates[found.chosen].choices));
+                 moert_tune_gemm_compare(&p, &first, &found.candidates[found.chosen].choices));
     if (writes)
         MOERT_TRY_OR(done, write_rows(device, &p, &found));
 done:
-    moert_tune_product_destroy(&p);
+    moert_tune_gemm_destroy(&p);
     return status;
 }
 
 static moert_status tune_shape(moert_device *device, const moert_gemm_shape *shape) {
-    static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16};
+    static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16};
     for (unsigned t = 0; t < 2; t++)
         for (moert_tuned o = 0; o < MOERT_TUNED_OPERATIONS; o++)
             if ((op == 0 || op - 1 == o) && (dtype == 0 || dtype - 1 == t))

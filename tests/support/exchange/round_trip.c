@@ -1,7 +1,7 @@
 /* The oracle of the exchange: see round_trip.h. */
 #include "support/exchange/round_trip.h"
 
-#include "base/number.h"
+#include "base/dtype.h"
 #include "base/rng.h"
 #include "support/mpi.h"
 
@@ -38,7 +38,7 @@ static float weight(const shape *c, size_t token, size_t k) {
 /* What expert e makes of a row's element: of a window of codes, a number that bf16 has. */
 static float result(const trip *t, float x, size_t expert) {
     const float y = x * 0.37f - (float)expert * 1.3f;
-    return t->codes ? moert_number_of_bits(moert_number_bits_of(y) & 0xFFFF0000) : y;
+    return t->codes ? moert_float_from_bits(moert_float_bits(y) & 0xFFFF0000) : y;
 }
 
 /* Tokens of the ranks below `end`. */
@@ -53,9 +53,9 @@ static size_t tokens_below(const shape *c, size_t end) {
 
 moert_status trip_make_windows(moert_exchange *exchange, size_t width, bool codes, trip *t) {
     *t = (trip){.exchange = exchange, .codes = codes};
-    MOERT_TRY(codes ? moert_window_create_codes(exchange, 2 * width, &t->x)
+    MOERT_TRY(codes ? moert_window_create_bf16(exchange, 2 * width, &t->x)
                     : moert_window_create(exchange, width, &t->x));
-    MOERT_TRY((codes ? moert_window_create_codes : moert_window_create)(exchange, width, &t->y));
+    MOERT_TRY((codes ? moert_window_create_bf16 : moert_window_create)(exchange, width, &t->y));
     MOERT_TRY(moert_window_create(exchange, 1, &t->slot_x));
     return moert_window_create(exchange, 1, &t->slot_y);
 }
@@ -124,7 +124,7 @@ static void make_row(const shape *c, trip *t, size_t row, size_t token, size_t k
     for (size_t i = 0; i < last; i++) {
         const float y = i < c->width ? result(t, payload(c, token, i), e) : NAN;
         if (t->codes)
-            ((uint16_t *)target)[i] = (uint16_t)(moert_number_bits_of(y) >> 16);
+            ((uint16_t *)target)[i] = (uint16_t)(moert_float_bits(y) >> 16);
         else
             target[i] = y;
     }
@@ -169,7 +169,7 @@ static float sum_node(terms *s, size_t k, size_t topk) {
             sum = fmaf(s->factor[k], s->term[k], sum);
             s->taken[k] = false;
         }
-    return s->rounds ? round_to(MOERT_NUMBER_BF16, sum) : sum;
+    return s->rounds ? round_to(MOERT_DTYPE_BF16, sum) : sum;
 }
 
 static float sum_terms(terms *s, size_t topk) {
@@ -289,21 +289,21 @@ moert_status trip_combine(const trip *t, bool weighted, bool slots, moert_status
     return moert_exchange_combine(t->exchange, &back, local);
 }
 
-/* The waves are this rank's experts and rows, one after the other. */
-static moert_status check_waves(trip *t) {
+/* The chunks are this rank's experts and rows, one after the other. */
+static moert_status check_chunks(trip *t) {
     const moert_plan *plan = t->plan->plan;
     size_t expert = 0, row = 0;
-    for (size_t w = 0; w < t->plan->waves; w++) {
-        const moert_wave wave = moert_exchange_wave(t->plan, w);
-        if (wave.first != expert || wave.first_row != row || wave.end < expert ||
-            wave.end_row < row)
+    for (size_t w = 0; w < t->plan->chunks; w++) {
+        const moert_chunk chunk = moert_exchange_chunk(t->plan, w);
+        if (chunk.first != expert || chunk.first_row != row || chunk.end < expert ||
+            chunk.end_row < row)
             return MOERT_FAIL(ERROR_INTERNAL, "wave %zu begins with expert %zu and row %zu", w,
-                              wave.first, wave.first_row);
-        expert = wave.end;
-        row = wave.end_row;
+                              chunk.first, chunk.first_row);
+        expert = chunk.end;
+        row = chunk.end_row;
     }
     if (expert != plan->local_experts || row != plan->rows)
-        return MOERT_FAIL(ERROR_INTERNAL, "waves end with expert %zu and row %zu", expert, row);
+        return MOERT_FAIL(ERROR_INTERNAL, "chunks end with expert %zu and row %zu", expert, row);
     return MOERT_OK;
 }
 
@@ -318,21 +318,21 @@ static moert_status combine_beside(const shape *c, trip *t, moert_transfer *back
     MOERT_TRY(check_slot_target(c, t));
     MOERT_TRY(moert_exchange_combine_join(t->exchange));
     MOERT_TRY(check_target(c, t, false));
-    return verdict(c, t, "waves");
+    return verdict(c, t, "chunks");
 }
 
 /* The plain sums once more, by way of a dispatch and a combine that are under way together: rows of
- * a wave are made when they have come, and sent before the next are looked at. */
-static moert_status run_waves(const shape *c, trip *t) {
+ * a chunk are made when they have come, and sent before the next are looked at. */
+static moert_status run_chunks(const shape *c, trip *t) {
     const size_t stride = moert_window_stride(t->y), bytes = stride * sizeof(float);
     const moert_transfer there = trip_there(t, true);
     moert_transfer back = trip_back(t, false, true);
     MOERT_TRY(moert_exchange_dispatch_start(t->exchange, &there, MOERT_OK));
     visit_rows(c, t, make_row);
     float *rows = t->host;
-    for (size_t w = 0; w < t->plan->waves; w++) {
-        const moert_wave wave = moert_exchange_wave(t->plan, w);
-        const size_t first = wave.first_row * bytes, size = wave.end_row * bytes - first;
+    for (size_t w = 0; w < t->plan->chunks; w++) {
+        const moert_chunk chunk = moert_exchange_chunk(t->plan, w);
+        const size_t first = chunk.first_row * bytes, size = chunk.end_row * bytes - first;
         MOERT_TRY(moert_exchange_dispatch_wait(t->exchange, w));
         MOERT_TRY(moert_buffer_copy(moert_window_rows(t->x), first, moert_window_rows(t->y), first,
                                     size));
@@ -370,13 +370,13 @@ moert_status trip_run(const shape *c, trip *t) {
     t->plan = NULL;
     trip_make_buffers(c, t);
     MOERT_TRY(trip_plan(c, t, MOERT_OK, &t->plan));
-    moert_exchange_cut(t->exchange, t->plan, t->waves);
+    moert_exchange_cut(t->exchange, t->plan, t->chunks);
     t->wrong = 0;
     MOERT_TRY(poison(t->x, t));
     MOERT_TRY(poison(t->slot_x, t));
     MOERT_TRY(verdict(c, t, "poison")); /* nobody dispatches before all are done */
     MOERT_TRY(trip_dispatch(t, true, MOERT_OK));
-    MOERT_TRY(check_waves(t));
+    MOERT_TRY(check_chunks(t));
     t->wrong = t->plan->plan->rows > t->plan->capacity_rows;
     MOERT_TRY(read_rows(t->x, t));
     visit_rows(c, t, check_row);
@@ -398,5 +398,5 @@ moert_status trip_run(const shape *c, trip *t) {
     MOERT_TRY(verdict(c, t, "plain combine"));
     if (moert_exchange_pushes(t->exchange, false))
         MOERT_TRY(run_pushed(c, t));
-    return run_waves(c, t);
+    return run_chunks(c, t);
 }

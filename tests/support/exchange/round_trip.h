@@ -27,7 +27,7 @@ typedef struct {
     moert_exchange_plan *plan;
     moert_buffer *index, *source, *weight, *target, *slot_target;
     bool codes;                  /* y is a window of codes */
-    size_t waves;                /* 0 = 1 */
+    size_t chunks;               /* 0 = 1 */
     float *host;                 /* at least as large as any of them */
     const moert_comm *presummed; /* whose nodes sum first; NULL: none does */
     bool summed;                 /* every rank sums first, and rounds codes */
@@ -54,6 +54,6 @@ moert_status trip_dispatch(const trip *t, bool slots, moert_status local);
 moert_status trip_combine(const trip *t, bool weighted, bool slots, moert_status local);
 
 /* Buffers, plan, dispatch, combine with and without weights, and of rows that are pushed if the
- * exchange does that, in t->waves; the first round trip wave by wave, as a layer goes. The verdict
+ * exchange does that, in t->chunks; the first round trip chunk by chunk, as a layer goes. The verdict
  * is that of all ranks. */
 moert_status trip_run(const shape *c, trip *t);

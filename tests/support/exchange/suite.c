@@ -118,7 +118,7 @@ void run_shapes(moert_exchange *exchange, const trip *like) {
         shape c = shapes[i];
         c.width += like->codes ? c.width % 2 : 0;
         trip t = open_windows(exchange, &c, like->codes);
-        t.waves = like->waves;
+        t.chunks = like->chunks;
         t.presummed = like->presummed;
         ASSERT_OK_ON_ALL(trip_run(&c, &t));
         trip_free(&t);
@@ -145,7 +145,7 @@ moert_flags *make_busy(void) {
 }
 
 moert_status keep_busy(moert_flags *busy) {
-    return test_rank == test_ranks - 1 ? moert_flags_meet(busy) : MOERT_OK;
+    return test_rank == test_ranks - 1 ? moert_flags_barrier(busy) : MOERT_OK;
 }
 
 void expect_late(const shape *c, const trip *t, const char *phase) {

@@ -2,7 +2,7 @@
 #include "support/gemm/gemm.h"
 #include "base/memory.h"
 
-#include "base/number.h"
+#include "base/dtype.h"
 #include "base/rng.h"
 #include "gemm/backend.h"
 #include "io/durable.h"
@@ -36,18 +36,18 @@ const problem gemm_problems[] = {
 const size_t gemm_problem_count = MOERT_COUNT(gemm_problems);
 
 const way gemm_ways[] = {
-    [REFERENCE_F32] = {"reference", "reference", MOERT_NUMBER_F32, false},
-    [PORTABLE_F32] = {"portable", "portable", MOERT_NUMBER_F32, false},
-    [PACKED_F32] = {"packed", "portable", MOERT_NUMBER_F32, true},
-    [REFERENCE_BF16] = {"bf16 reference", "reference", MOERT_NUMBER_BF16, false},
-    [PORTABLE_BF16] = {"bf16 portable", "portable", MOERT_NUMBER_BF16, false},
-    [PACKED_BF16] = {"bf16 packed", "portable", MOERT_NUMBER_BF16, true},
-    [REFERENCE_WIDENED] = {"bf16 one by one", "reference", MOERT_NUMBER_BF16, false, "widened"},
-    {"bf16 widened", "portable", MOERT_NUMBER_BF16, false, "widened"},
-    {"bf16 widened, packed", "portable", MOERT_NUMBER_BF16, true, "widened"},
-    [REFERENCE_TILES] = {"bf16 tiles, reference", "reference", MOERT_NUMBER_BF16, false, "tiles"},
-    {"bf16 tiles", "portable", MOERT_NUMBER_BF16, false, "tiles"},
-    {"bf16 tiles, packed", "portable", MOERT_NUMBER_BF16, true, "tiles"},
+    [REFERENCE_F32] = {"reference", "reference", MOERT_DTYPE_F32, false},
+    [PORTABLE_F32] = {"portable", "portable", MOERT_DTYPE_F32, false},
+    [PACKED_F32] = {"packed", "portable", MOERT_DTYPE_F32, true},
+    [REFERENCE_BF16] = {"bf16 reference", "reference", MOERT_DTYPE_BF16, false},
+    [PORTABLE_BF16] = {"bf16 portable", "portable", MOERT_DTYPE_BF16, false},
+    [PACKED_BF16] = {"bf16 packed", "portable", MOERT_DTYPE_BF16, true},
+    [REFERENCE_WIDENED] = {"bf16 one by one", "reference", MOERT_DTYPE_BF16, false, "widened"},
+    {"bf16 widened", "portable", MOERT_DTYPE_BF16, false, "widened"},
+    {"bf16 widened, packed", "portable", MOERT_DTYPE_BF16, true, "widened"},
+    [REFERENCE_TILES] = {"bf16 tiles, reference", "reference", MOERT_DTYPE_BF16, false, "tiles"},
+    {"bf16 tiles", "portable", MOERT_DTYPE_BF16, false, "tiles"},
+    {"bf16 tiles, packed", "portable", MOERT_DTYPE_BF16, true, "tiles"},
 };
 const size_t gemm_way_count = MOERT_COUNT(gemm_ways);
 
@@ -63,7 +63,7 @@ const way *reference_of(const way *by) {
 
 bool sums_in_tiles(const way *by) {
     set_variable("MOERT_BF16", by->bf16);
-    const bool tiled = moert_term_of(test_device, by->type) == MOERT_TERM_TILE;
+    const bool tiled = moert_dot_of(test_device, by->type) == MOERT_DOT_TILE;
     set_variable("MOERT_BF16", NULL);
     return tiled;
 }
@@ -111,35 +111,34 @@ results results_of(const problem *p, operation op, const arrays *a) {
     return all[op];
 }
 
-moert_gemm upload_gemm(const problem *p, const arrays *a, moert_number x_type,
-                       moert_number y_type) {
+moert_gemm upload_gemm(const problem *p, const arrays *a, moert_dtype x_type, moert_dtype y_type) {
     return (moert_gemm){
         .groups = {upload(p->ends, p->groups * sizeof *p->ends), p->groups, p->rows},
         .n = p->n,
         .k = p->k,
         .shared_weight = p->shared,
-        .x = upload_codes(a->x, a->x_count, x_type),
+        .x = upload_as(a->x, a->x_count, x_type),
         .weight = upload(a->weight, a->weight_count * sizeof(float)),
-        .y = upload_codes(a->y, a->y_count, y_type),
+        .y = upload_as(a->y, a->y_count, y_type),
         .ldx = p->pad_x > 0 ? a->ldx : 0,
         .ldy = p->y_column + p->pad_y > 0 ? a->ldy : 0,
         .y_column = p->y_column,
     };
 }
 
-/* The weight of a product packed for it. */
-static moert_packed *pack(const moert_gemm *gemm, moert_packed_for use) {
-    const moert_packed_shape shape = {
+/* The weight of a product prepacked for it. */
+static moert_prepacked *pack(const moert_gemm *gemm, moert_prepacked_use use) {
+    const moert_prepacked_shape shape = {
         .groups = gemm->shared_weight ? 1 : gemm->groups.count,
         .n = gemm->n,
         .k = gemm->k,
         .use = use,
         .type = gemm->type,
     };
-    moert_packed *packed = NULL;
-    ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
-    ASSERT_OK(moert_packed_fill(packed, gemm->weight));
-    return packed;
+    moert_prepacked *prepacked = NULL;
+    ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
+    ASSERT_OK(moert_prepacked_fill(prepacked, gemm->weight));
+    return prepacked;
 }
 
 /* The groups from `first` on, two of them if there are. */
@@ -156,7 +155,7 @@ typedef struct lines {
 
 static moert_scatter scatter(size_t rows, size_t width, size_t runs, lines *l) {
     uint64_t *place = test_alloc((rows + 1) * sizeof *place), first;
-    *l = (lines){unset_codes((rows + 1) * width), NULL, rows, width};
+    *l = (lines){unset_bf16((rows + 1) * width), NULL, rows, width};
     ASSERT_OK(moert_buffer_address(l->there, &first));
     for (size_t m = 0; m < rows; m++)
         place[m] = is_lost(m) ? 0 : first + (rows - 1 - m) * width * sizeof(uint16_t);
@@ -175,28 +174,28 @@ static void gather(const lines *l, float *result) {
             if (code == unset)
                 continue;
             assert_false(is_lost(m));
-            result[m * l->width + i] = moert_number_decode(MOERT_NUMBER_BF16, code);
+            result[m * l->width + i] = moert_dtype_decode(MOERT_DTYPE_BF16, code);
         }
 }
 
 void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
     set_variable("MOERT_BACKEND", by->backend);
     set_variable("MOERT_BF16", by->bf16);
-    const moert_number x_type = op == FORWARD || op == WGRAD ? by->type : by->result;
-    const moert_number y_type = op != FORWARD ? by->type : by->result;
+    const moert_dtype x_type = op == FORWARD || op == WGRAD ? by->type : by->result;
+    const moert_dtype y_type = op != FORWARD ? by->type : by->result;
     moert_buffer *bias = upload(a->bias, a->bias_count * sizeof(float));
     moert_gemm gemm = upload_gemm(p, a, x_type, y_type);
     gemm.type = by->type;
-    gemm.result = op <= DGRAD ? by->result : MOERT_NUMBER_F32;
+    gemm.result = op <= DGRAD ? by->result : MOERT_DTYPE_F32;
     gemm.accumulate = p->accumulate && op != FORWARD;
     gemm.bias = p->bias || op == BIAS_GRAD ? bias : NULL;
     moert_buffer *scratch = NULL;
     gemm.split = by->split ? &scratch : NULL;
-    moert_packed *packed =
-        by->packed && op <= DGRAD
-            ? pack(&gemm, op == FORWARD ? MOERT_PACKED_FORWARD : MOERT_PACKED_DGRAD)
+    moert_prepacked *prepacked =
+        by->prepacked && op <= DGRAD
+            ? pack(&gemm, op == FORWARD ? MOERT_PREPACKED_FORWARD : MOERT_PREPACKED_DGRAD)
             : NULL;
-    gemm.packed = packed;
+    gemm.prepacked = prepacked;
     moert_device_spare(test_device, by->spared);
     lines anywhere = {NULL};
     if (by->runs > 0)
@@ -209,13 +208,13 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
     ASSERT_OK(moert_device_join_in(test_device));
     ASSERT_OK(moert_device_turn(test_device, false));
     moert_device_spare(test_device, 0);
-    download_codes(gemm.x, a->x, a->x_count, x_type);
-    download_codes(gemm.y, a->y, a->y_count, y_type);
+    download_as(gemm.x, a->x, a->x_count, x_type);
+    download_as(gemm.y, a->y, a->y_count, y_type);
     download_into(gemm.weight, a->weight, a->weight_count * sizeof(float));
     download_into(bias, a->bias, a->bias_count * sizeof(float));
     if (by->runs > 0)
         gather(&anywhere, results_of(p, op, a).data);
-    moert_packed_destroy(packed);
+    moert_prepacked_destroy(prepacked);
     set_variable("MOERT_BF16", NULL);
 }
 
@@ -265,10 +264,10 @@ gated run_gated(const problem *p, const gated_run *how, const way *by, bool inte
                           .prob = how->prob_stride > 0 ? weights : NULL,
                           .prob_stride = how->prob_stride > 1 ? how->prob_stride : 0,
                           .type = how->type,
-                          .h = upload_codes(g.h, g.h_count, how->type)};
+                          .h = upload_as(g.h, g.h_count, how->type)};
     run.drop_v = how->drop_v;
-    moert_packed *packed = by->packed ? pack(&run, moert_packed_use(&run)) : NULL;
-    run.packed = packed;
+    moert_prepacked *prepacked = by->prepacked ? pack(&run, moert_prepacked_use_of(&run)) : NULL;
+    run.prepacked = prepacked;
     for (size_t i = 0; i < (by->parts ? p->groups : 1) && how->fused; i += 2) {
         run.part = by->parts ? part_of(p, i) : (moert_part){0};
         ASSERT_OK(moert_gemm_run(&run));
@@ -280,9 +279,9 @@ gated run_gated(const problem *p, const gated_run *how, const way *by, bool inte
         ASSERT_OK(moert_gemm_run(&run));
         ASSERT_OK(moert_glu_forward(&run.glu));
     }
-    download_codes(run.y, g.a.y, g.a.y_count, how->v);
-    download_codes(run.glu.h, g.h, g.h_count, how->type);
-    moert_packed_destroy(packed);
+    download_as(run.y, g.a.y, g.a.y_count, how->v);
+    download_as(run.glu.h, g.h, g.h_count, how->type);
+    moert_prepacked_destroy(prepacked);
     set_variable("MOERT_BF16", NULL);
     return g;
 }
@@ -292,8 +291,8 @@ const moert_choices standard_choices = {4, 1024, 512, 8, 2, 4096};
 int forget_tuning(void **state) {
     static const char *const unset[] = {"MOERT_TUNE", "MOERT_BACKEND", "MOERT_KERNEL_DIR"};
     (void)state;
-    ASSERT_OK(moert_remove_tree(in_folder("rows")));
-    set_variable("MOERT_TUNE_FILE", in_folder("rows"));
+    ASSERT_OK(moert_remove_tree(in_directory("rows")));
+    set_variable("MOERT_TUNE_FILE", in_directory("rows"));
     for (size_t i = 0; i < MOERT_COUNT(unset); i++)
         set_variable(unset[i], NULL);
     moert_tuning_reload();

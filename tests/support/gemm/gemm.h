@@ -1,6 +1,6 @@
 /*
  * Grouped products of hostile shapes for the tests of gemm/gemm.h: host arrays with guards, and
- * the ways to compute them (backend, type, packed weights).
+ * the ways to compute them (backend, type, prepacked weights).
  */
 #pragma once
 
@@ -29,14 +29,14 @@ extern const size_t gemm_problem_count;
 /* How a product is computed. */
 typedef struct way {
     const char *name, *backend;
-    moert_number type;
-    bool packed;
-    const char *bf16;    /* MOERT_BF16; NULL: auto */
-    bool parts;          /* forward, dgrad and gated: two groups after the other */
-    moert_number result; /* of forward and dgrad */
-    bool split;          /* into parts of factors, if the device does */
-    unsigned spared;     /* compute units, which join in by the second queue */
-    size_t runs;         /* forward, dgrad: lines go anywhere, in turns; 0: not */
+    moert_dtype type;
+    bool prepacked;
+    const char *bf16;   /* MOERT_BF16; NULL: auto */
+    bool parts;         /* forward, dgrad and gated: two groups after the other */
+    moert_dtype result; /* of forward and dgrad */
+    bool split;         /* into parts of operands, if the device does */
+    unsigned spared;    /* compute units, which join in by the second queue */
+    size_t runs;        /* forward, dgrad: lines go anywhere, in turns; 0: not */
 } way;
 
 /* All ways: a reference each, then those that have its bits, of which the first is the plain
@@ -57,7 +57,7 @@ enum {
     REFERENCE_TILES = REFERENCE_WIDENED + 3
 };
 
-/* The host side of a problem; factors of bf16 are rounded on their way to the device. */
+/* The host side of a problem; operands of bf16 are rounded on their way to the device. */
 typedef struct arrays {
     size_t ldx, ldy, x_count, weight_count, bias_count, y_count;
     float *x, *weight, *bias, *y;
@@ -86,7 +86,7 @@ typedef struct results {
 results results_of(const problem *p, operation op, const arrays *a);
 
 /* A product of the arrays on the device, x and y of these types; without its bias. */
-moert_gemm upload_gemm(const problem *p, const arrays *a, moert_number x_type, moert_number y_type);
+moert_gemm upload_gemm(const problem *p, const arrays *a, moert_dtype x_type, moert_dtype y_type);
 
 static inline moert_status run_as(moert_gemm_kind kind, const moert_gemm *gemm) {
     moert_gemm run = *gemm;
@@ -106,8 +106,8 @@ typedef struct gated_run {
     moert_glu_form form;
     size_t prob_stride;
     bool fused, drop_v;
-    moert_number type; /* of h */
-    moert_number v;    /* its type */
+    moert_dtype type; /* of h */
+    moert_dtype v;    /* its type */
 } gated_run;
 /* GLUs, each layout twice. */
 enum { GATED_FORMS = 4 };

@@ -5,7 +5,7 @@
 
 enum { LEVELS = 256, MIDDLE = 126 };
 
-product product_of(moert_op_kind kind, moert_number type, size_t groups, size_t rows, size_t n,
+product product_of(moert_op_kind kind, moert_dtype type, size_t groups, size_t rows, size_t n,
                    size_t k) {
     product p = {.options = MOERT_OP_OPTIONS_INIT};
     p.options.kind = kind;
@@ -19,13 +19,12 @@ product product_of(moert_op_kind kind, moert_number type, size_t groups, size_t 
 
 /* ---- operands ---- */
 
-static uint32_t code_of(moert_number type, float value) {
-    return type == MOERT_NUMBER_F32 ? moert_number_bits_of(value)
-                                    : moert_number_encode(type, value);
+static uint32_t code_of(moert_dtype type, float value) {
+    return type == MOERT_DTYPE_F32 ? moert_float_bits(value) : moert_dtype_encode(type, value);
 }
 
-static float value_of(moert_number type, uint32_t code) {
-    return type == MOERT_NUMBER_F32 ? moert_number_of_bits(code) : moert_number_decode(type, code);
+static float value_of(moert_dtype type, uint32_t code) {
+    return type == MOERT_DTYPE_F32 ? moert_float_from_bits(code) : moert_dtype_decode(type, code);
 }
 
 /* Which of the levels element `index` of an operand has: the sum of four uniform numbers. */
@@ -37,7 +36,7 @@ static unsigned level(const product *p, moert_op_buffer which, size_t index) {
 }
 
 /* The levels in a type. */
-static void make_levels(const product *p, moert_number type, uint32_t *code, float *value) {
+static void make_levels(const product *p, moert_dtype type, uint32_t *code, float *value) {
     const float step = p->signs ? 1.0f : 0.1f / 36.95f; /* the sum's deviation is 36.95 */
     for (int i = 0; i < LEVELS; i++) {
         code[i] = code_of(type, (float)(i - MIDDLE) * step);
@@ -56,9 +55,9 @@ static size_t first_index(const product *p, moert_op_buffer which) {
     return (of_groups ? p->first_group : p->first_row) * width;
 }
 
-static moert_buffer *upload_operand(const product *p, moert_op_buffer which, moert_number type,
+static moert_buffer *upload_operand(const product *p, moert_op_buffer which, moert_dtype type,
                                     size_t first, size_t count) {
-    const size_t bytes = moert_number_bits(type) / 8;
+    const size_t bytes = moert_dtype_bits(type) / 8;
     uint32_t code[LEVELS];
     float value[LEVELS];
     unsigned char *codes = test_alloc(count * bytes);
@@ -73,7 +72,7 @@ static moert_buffer *upload_operand(const product *p, moert_op_buffer which, moe
 /* The result: which buffer, its type, lines and their width. */
 typedef struct outcome {
     moert_op_buffer which;
-    moert_number type;
+    moert_dtype type;
     size_t lines, width;
 } outcome;
 
@@ -90,7 +89,7 @@ static outcome result_of(const product *p) {
 }
 
 static size_t line_bytes(outcome result) {
-    return result.width * moert_number_bits(result.type) / 8;
+    return result.width * moert_dtype_bits(result.type) / 8;
 }
 
 size_t product_bytes(const product *p) {
@@ -101,7 +100,7 @@ size_t product_bytes(const product *p) {
 void *product_run(const char *backend, const product *p) {
     moert_op_options options = p->options;
     const size_t groups = options.groups, elements = options.n * options.k;
-    const size_t weight_bytes = elements * moert_number_bits(options.weight.type) / 8;
+    const size_t weight_bytes = elements * moert_dtype_bits(options.weight.type) / 8;
     const bool discrete = options.weight.discrete;
     moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
     moert_buffer **weights = test_alloc(groups * sizeof *weights);
@@ -229,18 +228,18 @@ static void prepare(const product *p, expectation *e) {
     make_levels(p, o->y.type, code, e->y);
     make_levels(p, result.type, code, e->old);
     make_levels(p, o->bias_type, code, e->bias);
-    make_levels(p, MOERT_NUMBER_F32, code, e->scale);
+    make_levels(p, MOERT_DTYPE_F32, code, e->scale);
     for (size_t r = 0; o->kind != MOERT_OP_GEMM_WGRAD && r < o->rows; r++)
         e->row_of[line_of(p, result.which, r)] = (uint32_t)r;
 }
 
-static double unit_of(moert_number type) {
-    return type == MOERT_NUMBER_BF16 ? 0x1p-8 : type == MOERT_NUMBER_F16 ? 0x1p-11 : 0x1p-24;
+static double unit_of(moert_dtype type) {
+    return type == MOERT_DTYPE_BF16 ? 0x1p-8 : type == MOERT_DTYPE_F16 ? 0x1p-11 : 0x1p-24;
 }
 
 static void check_element(const char *title, expectation *e, size_t index, uint32_t code,
                           double absolute, double relative) {
-    const moert_number type = e->result.type;
+    const moert_dtype type = e->result.type;
     const size_t width = e->result.width;
     const float old = at(e, e->old, e->result.which, index), got = value_of(type, code);
     const bool written = expect(e, index / width, index % width);
@@ -259,7 +258,7 @@ void product_check(const char *title, const product *p, const void *result, size
                    double absolute, double relative) {
     expectation e;
     prepare(p, &e);
-    const size_t bytes = moert_number_bits(e.result.type) / 8, count = product_bytes(p) / bytes;
+    const size_t bytes = moert_dtype_bits(e.result.type) / 8, count = product_bytes(p) / bytes;
     if (samples > count)
         samples = count;
     for (size_t s = 0; s < samples; s++) {

@@ -17,7 +17,7 @@ typedef struct product {
 } product;
 
 /* A product of operands and result of one type. */
-product product_of(moert_op_kind kind, moert_number type, size_t groups, size_t rows, size_t n,
+product product_of(moert_op_kind kind, moert_dtype type, size_t groups, size_t rows, size_t n,
                    size_t k);
 
 /* What the op makes of its result buffer, as codes, discrete weights one after the other; to be

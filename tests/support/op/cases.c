@@ -78,9 +78,9 @@ const char *ops_title(const moert_op_options *o) {
     return titled("%s, %s to %s, scales %d, %zu groups, %zu rows, n %zu, k %zu, permute %d%s%s%s%s",
                   moert_op_kind_name(o->kind),
                   first->how.size != 0 ? moert_format_name(first->how.format)
-                                       : moert_number_name(first->type),
+                                       : moert_dtype_name(first->type),
                   result->how.size != 0 ? moert_format_name(result->how.format)
-                                        : moert_number_name(result->type),
+                                        : moert_dtype_name(result->type),
                   (int)first->scales, o->groups, o->rows, o->n, o->k, (int)o->permute,
                   o->weight.discrete ? ", discrete" : "", o->accumulate ? ", accumulated" : "",
                   o->alpha ? ", alpha" : "", o->prob ? ", prob" : "");

@@ -20,7 +20,7 @@ typedef struct ops_shape {
 /* Plain float32 without anything else. */
 moert_op_options ops_sized(moert_op_kind kind, size_t groups, size_t rows, size_t n, size_t k);
 
-/* A quantised operand; scales are linear where the format has no others, `layout` modulo 3. */
+/* A quantized operand; scales are linear where the format has no others, `layout` modulo 3. */
 moert_operand ops_scaled(moert_format format, moert_axis axis, size_t layout);
 /* In tiles of scales, with a global scale for each group where the format has one. */
 moert_operand ops_scaled_by_groups(moert_format format);

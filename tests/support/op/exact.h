@@ -1,5 +1,5 @@
 /*
- * Op objects in float64: the formulas of moert/ops.h on the values of the factors, and what comes
+ * Op objects in float64: the formulas of moert/ops.h on the values of the operands, and what comes
  * of them byte by byte. Shares with the library the description of the op and the conversions of
  * plain numbers.
  *
@@ -26,7 +26,7 @@ typedef struct ops_exact {
 #define OPS_NEAR 5e-6
 ops_exact ops_exact_of(const ops_bytes *plain, double tolerance);
 
-/* What an execute left in `got`, quantised or plain: each result is right, rows past the last end
+/* What an execute left in `got`, quantized or plain: each result is right, rows past the last end
  * are untouched. dprob and dbias began at 0, amax below. */
 void ops_exact_check(const char *title, const ops_bytes *got, const ops_exact *want);
 

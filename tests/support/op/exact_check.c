@@ -1,7 +1,7 @@
 /* Results against float64, byte by byte (exact.h). */
 #include <float.h>
 
-#include "base/number.h"
+#include "base/dtype.h"
 #include "support/op/exact.h"
 #include "support/quant/quantize_oracle.h"
 
@@ -28,8 +28,8 @@ static void check_unset(const check *c, moert_op_buffer which, size_t first, int
 
 /* ---- plain results ---- */
 
-static double rounded(moert_number type, double value) {
-    return type == MOERT_NUMBER_F32 ? value : (double)round_to(type, value);
+static double rounded(moert_dtype type, double value) {
+    return type == MOERT_DTYPE_F32 ? value : (double)round_to(type, value);
 }
 
 /* Rows of a plain buffer; those past the last end are as they were. */
@@ -42,7 +42,7 @@ typedef struct plain_rows {
 static void check_plain(check *c, moert_op_buffer which, plain_rows want) {
     const double *values = want.values;
     const size_t width = want.width, rows = want.rows;
-    const moert_number type = c->got->shape.needs[which].type;
+    const moert_dtype type = c->got->shape.needs[which].type;
     for (size_t i = 0; i < rows * width; i++) {
         const double got = ops_bytes_get(c->got, which, i), slack = want.slacks[i];
         const double low = rounded(type, values[i] - slack),
@@ -51,13 +51,13 @@ static void check_plain(check *c, moert_op_buffer which, plain_rows want) {
             fail_msg("%s: %s(%zu, %zu) is %.9g, not %.9g within %.2g", c->title,
                      moert_op_buffer_name(which), i / width, i % width, got, values[i], slack);
     }
-    check_unset(c, which, rows * width * moert_number_bits(type) / 8, want.unset);
+    check_unset(c, which, rows * width * moert_dtype_bits(type) / 8, want.unset);
 }
 
-/* ---- quantised results ---- */
+/* ---- quantized results ---- */
 
 typedef struct recipe {
-    moert_number element;
+    moert_dtype element;
     unsigned sign; /* its bit */
     double largest, norm;
     bool fine;   /* scales of E4M3 */
@@ -67,11 +67,11 @@ typedef struct recipe {
 static recipe recipe_of(const check *c, const moert_quantizer *how) {
     const bool norm = c->got->shape.options.norm;
     recipe r = {.element = moert_format_element(how->format), .normed = norm};
-    r.sign = r.element == MOERT_NUMBER_E2M1 ? 3 : 7;
-    r.largest = r.element == MOERT_NUMBER_E4M3   ? 448.0
-                : r.element == MOERT_NUMBER_E2M1 ? 6.0
-                : norm                           ? 128.0 /* cuDNN's */
-                                                 : 57344.0;
+    r.sign = r.element == MOERT_DTYPE_E2M1 ? 3 : 7;
+    r.largest = r.element == MOERT_DTYPE_E4M3   ? 448.0
+                : r.element == MOERT_DTYPE_E2M1 ? 6.0
+                : norm                          ? 128.0 /* cuDNN's */
+                                                : 57344.0;
     r.norm = norm ? (double)ops_floats(c->got, MOERT_OP_BUFFER_norm)[0] : 1.0;
     r.fine = how->format == MOERT_FORMAT_NVFP4;
     return r;
@@ -82,7 +82,7 @@ static unsigned scale_of(const recipe *r, double amax) {
     int exponent;
     const double t = amax * (double)(float)(1.0 / r->largest) * r->norm;
     if (r->fine)
-        return oracle_code(MOERT_NUMBER_E4M3, t);
+        return oracle_code(MOERT_DTYPE_E4M3, t);
     if (!(t > 0x1p-127))
         return 0;
     const double m = frexp(t, &exponent); /* up to a power of two */
@@ -98,7 +98,7 @@ static int order(const recipe *r, unsigned code) {
 static double factor_of(const recipe *r, unsigned scale) {
     if (r->fine)
         return scale == 0 ? 0.0
-                          : fmin(r->norm / oracle_value(MOERT_NUMBER_E4M3, scale), (double)FLT_MAX);
+                          : fmin(r->norm / oracle_value(MOERT_DTYPE_E4M3, scale), (double)FLT_MAX);
     if (scale == 0 && r->normed)
         return (double)FLT_MAX; /* 1/2^-127 is infinity there */
     return r->norm * ldexp(1.0, 127 - (int)scale);
@@ -132,7 +132,7 @@ static void check_block(check *c, const ops_operand *o, const recipe *r, const b
         const double v = c->want->result[at], slack = c->want->slack[at];
         const ops_place p = ops_locate(o, b->g, line, j);
         const unsigned byte = c->got->at[o->payload][p.byte];
-        const unsigned code = r->element == MOERT_NUMBER_E2M1 ? byte >> p.shift & 0xF : byte;
+        const unsigned code = r->element == MOERT_DTYPE_E2M1 ? byte >> p.shift & 0xF : byte;
         const int from = order(r, oracle_code(r->element, (v - slack) * factor));
         const int to = order(r, oracle_code(r->element, (v + slack) * factor));
         count(c, from != to);
@@ -143,7 +143,7 @@ static void check_block(check *c, const ops_operand *o, const recipe *r, const b
     }
 }
 
-static void check_quantised(check *c, moert_op_buffer which) {
+static void check_quantized(check *c, moert_op_buffer which) {
     const ops_operand o = ops_find(&c->got->shape, ops_bytes_ends(c->got), which);
     const recipe r = recipe_of(c, &o.as.how);
     const bool column = o.as.how.axis == MOERT_AXIS_COLUMN;
@@ -166,7 +166,7 @@ static void check_quantised(check *c, moert_op_buffer which) {
 /* ---- sums ---- */
 
 static void check_sums(check *c, moert_op_buffer which, const double *sum, size_t n) {
-    const moert_number type = c->got->shape.needs[which].type;
+    const moert_dtype type = c->got->shape.needs[which].type;
     for (size_t i = 0; i < n; i++) {
         const double got = ops_bytes_get(c->got, which, i), slack = 1e-5 * sum[n + i];
         if (!(got >= rounded(type, sum[i] - slack) && got <= rounded(type, sum[i] + slack)))
@@ -193,7 +193,7 @@ void ops_exact_check(const char *title, const ops_bytes *got, const ops_exact *w
     for (size_t i = 0; i < 2; i++)
         if (got->bytes[results[i]] > 0 &&
             ops_find(op, ops_bytes_ends(got), results[i]).as.how.size != 0)
-            check_quantised(&c, results[i]);
+            check_quantized(&c, results[i]);
         else if (got->bytes[results[i]] > 0)
             check_plain(&c, results[i],
                         (plain_rows){want->result, want->slack, want->width, rows, OPS_UNSET});

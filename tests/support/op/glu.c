@@ -6,7 +6,7 @@ const uint32_t ops_glu_ends[OPS_GLU_GROUPS] = {0, 7, 7, 8, 40};
 
 static const moert_glu_form forms[] = {
     MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f, 0}, {false, 5.0f, 1.0f, 0.0f, 0}};
-static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16, MOERT_NUMBER_F16};
+static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16, MOERT_DTYPE_F16};
 
 /* I, and the run of columns of gate or up; 0 = halves */
 static const struct layout {
@@ -32,14 +32,12 @@ size_t ops_glu_group(size_t r) {
     return g;
 }
 
-double ops_glu_factor(const ops_data *data, moert_op_buffer which, size_t i) {
+double ops_glu_operand(const ops_data *data, moert_op_buffer which, size_t i) {
     return data->shape.needs[which].needed ? (double)data->at[which][i] : 1.0;
 }
 
-void assert_rounded(const char *title, moert_number type, double got, double want, double scale) {
-    const double ulp = type == MOERT_NUMBER_BF16  ? 0x1p-8
-                       : type == MOERT_NUMBER_F16 ? 0x1p-11
-                                                  : 0.0;
+void assert_rounded(const char *title, moert_dtype type, double got, double want, double scale) {
+    const double ulp = type == MOERT_DTYPE_BF16 ? 0x1p-8 : type == MOERT_DTYPE_F16 ? 0x1p-11 : 0.0;
     if (!(fabs(got - want) <= ulp * fabs(want) + 4e-6 * (fabs(want) + scale)))
         fail_msg("%s: %.9g, not %.9g", title, got, want);
 }

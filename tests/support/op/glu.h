@@ -20,8 +20,8 @@ size_t ops_glu_group(size_t r);
 /* Without prob. */
 double ops_glu_value(moert_glu_form form, double gate, double up);
 
-/* Element i of a buffer of factors, 1 if there is none. */
-double ops_glu_factor(const ops_data *data, moert_op_buffer which, size_t i);
+/* Element i of a buffer of operands, 1 if there is none. */
+double ops_glu_operand(const ops_data *data, moert_op_buffer which, size_t i);
 
 /* Within the rounding of the type, and float32's on the way at magnitude `scale`. */
-void assert_rounded(const char *title, moert_number type, double got, double want, double scale);
+void assert_rounded(const char *title, moert_dtype type, double got, double want, double scale);

@@ -6,7 +6,7 @@
 
 #include "support/op/cases.h"
 
-/* A quantised or plain matrix of an op: groups of lines by columns. */
+/* A quantized or plain matrix of an op: groups of lines by columns. */
 typedef struct ops_operand {
     moert_operand as;
     moert_op_buffer payload, scale, global;

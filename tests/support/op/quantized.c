@@ -2,7 +2,7 @@
 #include "support/op/quantized.h"
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "base/rng.h"
 #include "quant/quantize.h"
 #include "support/quant/quantized.h"
@@ -31,23 +31,23 @@ static bool takes(const ops_bytes *data, moert_op_buffer which) {
 /* ---- elements ---- */
 
 double ops_bytes_get(const ops_bytes *data, moert_op_buffer which, size_t i) {
-    const moert_number type = data->shape.needs[which].type;
-    const size_t bytes = moert_number_bits(type) / 8;
+    const moert_dtype type = data->shape.needs[which].type;
+    const size_t bytes = moert_dtype_bits(type) / 8;
     uint32_t code = 0;
-    if (type == MOERT_NUMBER_F32)
+    if (type == MOERT_DTYPE_F32)
         return (double)ops_floats(data, which)[i];
     memcpy(&code, data->at[which] + i * bytes, bytes);
-    return (double)moert_number_decode(type, code);
+    return (double)moert_dtype_decode(type, code);
 }
 
 void ops_bytes_put(ops_bytes *data, moert_op_buffer which, size_t i, double value) {
-    const moert_number type = data->shape.needs[which].type;
-    const size_t bytes = moert_number_bits(type) / 8;
-    if (type == MOERT_NUMBER_F32) {
+    const moert_dtype type = data->shape.needs[which].type;
+    const size_t bytes = moert_dtype_bits(type) / 8;
+    if (type == MOERT_DTYPE_F32) {
         ops_floats(data, which)[i] = (float)value;
         return;
     }
-    const uint32_t code = moert_number_encode(type, (float)value);
+    const uint32_t code = moert_dtype_encode(type, (float)value);
     memcpy(data->at[which] + i * bytes, &code, bytes);
 }
 
@@ -97,7 +97,7 @@ static void fill_one(ops_bytes *data, moert_op_buffer which) {
             to[i] = 0.75f * sign_of(which, i) + 0.125f;
         break;
     default:
-        if (!data->shape.needs[which].needed || data->shape.needs[which].type != MOERT_NUMBER_F32)
+        if (!data->shape.needs[which].needed || data->shape.needs[which].type != MOERT_DTYPE_F32)
             break;
         for (size_t i = 0; i < count; i++)
             to[i] = factor(which, i);
@@ -134,7 +134,7 @@ ops_bytes ops_bytes_make(const moert_op_options *options, const uint32_t *ends) 
     return data;
 }
 
-/* ---- factors ---- */
+/* ---- operands ---- */
 
 static void put_code(const ops_operand *o, unsigned char *at, unsigned shift, uint32_t code) {
     const bool halves = moert_format_element_bits(o->as.how.format) == 4;
@@ -146,7 +146,7 @@ static void put_scale(const ops_operand *o, unsigned char *scales, size_t at, fl
     if (o->as.how.format == MOERT_FORMAT_FP8_BLOCK)
         memcpy(scales + at * sizeof scale, &scale, sizeof scale);
     else
-        scales[at] = nvfp4 ? (unsigned char)moert_number_encode(MOERT_NUMBER_E4M3, scale)
+        scales[at] = nvfp4 ? (unsigned char)moert_dtype_encode(MOERT_DTYPE_E4M3, scale)
                            : moert_e8m0_ceil(scale);
 }
 
@@ -163,11 +163,11 @@ static float block_scale(const ops_operand *o, bool spread, size_t g, size_t lin
 /* The code of an element. */
 static uint32_t draw(const ops_operand *o, bool spread, size_t at) {
     const float uniform = 4.0f * suite_uniform(o->payload, at) - 2.0f;
-    return moert_number_encode(moert_format_element(o->as.how.format),
-                               spread ? uniform : sign_of(o->payload, at));
+    return moert_dtype_encode(moert_format_element(o->as.how.format),
+                              spread ? uniform : sign_of(o->payload, at));
 }
 
-static void fill_factor(ops_bytes *data, const ops_operand *o) {
+static void fill_operand(ops_bytes *data, const ops_operand *o) {
     for (size_t g = 0; g < o->groups; g++)
         for (size_t line = 0; line < o->ends[g] - ops_first(o, g); line++)
             for (size_t j = 0; j < o->columns; j++) {
@@ -183,15 +183,15 @@ static float get_scale(const ops_operand *o, const unsigned char *scales, size_t
     if (o->as.how.format == MOERT_FORMAT_FP8_BLOCK)
         memcpy(&scale, scales + at * sizeof scale, sizeof scale);
     else if (o->as.how.format == MOERT_FORMAT_NVFP4)
-        scale = moert_number_decode(MOERT_NUMBER_E4M3, scales[at]);
+        scale = moert_dtype_decode(MOERT_DTYPE_E4M3, scales[at]);
     else
         scale = moert_e8m0_decode(scales[at]);
     return scale;
 }
 
 /* The values of a factor as float32. */
-static void decode_factor(const ops_bytes *data, const ops_operand *o, float *values) {
-    const moert_number element = moert_format_element(o->as.how.format);
+static void decode_operand(const ops_bytes *data, const ops_operand *o, float *values) {
+    const moert_dtype element = moert_format_element(o->as.how.format);
     const float *globals = o->as.global ? ops_floats(data, o->global) : NULL;
     for (size_t g = 0; g < o->groups; g++)
         for (size_t line = 0; line < o->ends[g] - ops_first(o, g); line++)
@@ -200,7 +200,7 @@ static void decode_factor(const ops_bytes *data, const ops_operand *o, float *va
                 const unsigned byte = data->at[o->payload][p.byte];
                 const bool halves = moert_format_element_bits(o->as.how.format) == 4;
                 float *value = &values[(ops_first(o, g) + line) * o->columns + j];
-                *value = moert_number_decode(element, halves ? byte >> p.shift & 0xF : byte) *
+                *value = moert_dtype_decode(element, halves ? byte >> p.shift & 0xF : byte) *
                          get_scale(o, data->at[o->scale], p.scale);
                 if (globals != NULL)
                     *value *= globals[o->as.how.group_scales ? g : 0];
@@ -213,7 +213,7 @@ static moert_op_options plain_of(const ops_bytes *data) {
     for (size_t i = 0; i < MATRICES; i++)
         if (operands[i]->how.size != 0)
             *operands[i] =
-                (moert_operand){.type = MOERT_NUMBER_F32, .discrete = operands[i]->discrete};
+                (moert_operand){.type = MOERT_DTYPE_F32, .discrete = operands[i]->discrete};
     plain.row_multiple = 0;
     plain.norm = false;
     return plain;
@@ -224,7 +224,7 @@ ops_bytes ops_bytes_decode(const ops_bytes *data) {
     moert_operand *second = options.kind == MOERT_OP_GEMM_WGRAD ? &options.y : &options.weight;
     moert_operand *first = data->shape.x.input ? &options.x : &options.y;
     if (second->type != first->type) /* one factor is plain: its values are exact in float32 */
-        first->type = second->type = MOERT_NUMBER_F32;
+        first->type = second->type = MOERT_DTYPE_F32;
     ops_bytes plain = ops_bytes_make(&options, ops_bytes_ends(data));
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
         if (plain.shape.needs[i].needed && plain.bytes[i] == data->bytes[i] &&
@@ -233,7 +233,7 @@ ops_bytes ops_bytes_decode(const ops_bytes *data) {
     for (size_t i = 0; i < 3; i++) {
         const ops_operand o = find(data, matrices[i]);
         if (takes(data, matrices[i]) && o.as.how.size != 0 && !o.result)
-            decode_factor(data, &o, ops_floats(&plain, o.payload));
+            decode_operand(data, &o, ops_floats(&plain, o.payload));
     }
     return plain;
 }
@@ -242,7 +242,7 @@ ops_bytes ops_bytes_fill(ops_bytes *data) {
     for (size_t i = 0; i < 3; i++) {
         const ops_operand o = find(data, matrices[i]);
         if (takes(data, matrices[i]) && o.as.how.size != 0 && !o.result)
-            fill_factor(data, &o);
+            fill_operand(data, &o);
     }
     return ops_bytes_decode(data);
 }

@@ -1,5 +1,5 @@
 /*
- * Op objects with quantised operands, as bytes: factors whose values are known, the plain op over
+ * Op objects with quantized operands, as bytes: operands whose values are known, the plain op over
  * these values, and where the bytes of a result must lie. Addresses follow moert/ops.h, one element
  * at a time.
  */
@@ -19,7 +19,7 @@ typedef struct ops_bytes {
 enum { OPS_UNSET = 0xCD }; /* every byte of results before */
 
 /*
- * Buffers for a description: factors per group, row or column hold small numbers, plain factors are
+ * Buffers for a description: operands per group, row or column hold small numbers, plain operands are
  * float32, F16, BF16 or FP8 of -1, 0 and 1. Everything else is 0xFF, a NaN of most types.
  */
 ops_bytes ops_bytes_make(const moert_op_options *options, const uint32_t *ends);
@@ -36,18 +36,18 @@ double ops_bytes_get(const ops_bytes *data, moert_op_buffer which, size_t i);
 void ops_bytes_put(ops_bytes *data, moert_op_buffer which, size_t i, double value);
 
 /*
- * Fills the quantised factors of `data`: elements -1, 0 and 1, scales that are powers of two, or
+ * Fills the quantized operands of `data`: elements -1, 0 and 1, scales that are powers of two, or
  * spread ones; returns the plain op on their values, the global scales multiplied in. Results of
- * the plain op are float32 where those of `data` are quantised.
+ * the plain op are float32 where those of `data` are quantized.
  */
 ops_bytes ops_bytes_fill(ops_bytes *data);
 /* Buffers for a description, filled. */
 ops_bytes ops_bytes_filled(const moert_op_options *options, const uint32_t *ends);
 
-/* The plain op on the values that the quantised factors of `data` have, and all else as there. */
+/* The plain op on the values that the quantized operands of `data` have, and all else as there. */
 ops_bytes ops_bytes_decode(const ops_bytes *data);
 
-/* Quantises the rows of all groups, or a weight [G,N,K], into a factor with linear scales. */
+/* Quantizes the rows of all groups, or a weight [G,N,K], into a factor with linear scales. */
 void ops_bytes_load(ops_bytes *data, moert_op_buffer which, const float *values);
 
 /* Creates, compiles and executes the op, `times` times; all buffers come back. */
@@ -62,7 +62,7 @@ moert_op_buffers ops_bytes_upload(const ops_bytes *data, moert_buffer **weights,
 void ops_bytes_download(ops_bytes *data, moert_op_buffers *buffers);
 
 /* What `got` holds is what `want`, the plain op after its execute, gives: plain buffers have the
- * same bits, quantised results those of the reference quantiser, other bytes are as they were. */
+ * same bits, quantized results those of the reference quantizer, other bytes are as they were. */
 void ops_bytes_compare(const char *title, const ops_bytes *got, const ops_bytes *want);
 
 /* Two ops that differ in how weights are given hold the same bytes of everything else. */

@@ -1,4 +1,4 @@
-/* What an op's quantised results must be, byte by byte. */
+/* What an op's quantized results must be, byte by byte. */
 #include "base/memory.h"
 #include "support/op/quantized.h"
 #include "support/quant/quantized.h"
@@ -42,7 +42,7 @@ static void expect(const ops_operand *o, const quantized *z, unsigned char *q,
                 }
 }
 
-/* Payload and scales are those of the reference quantiser without a global scale. */
+/* Payload and scales are those of the reference quantizer without a global scale. */
 static void compare_result(const char *title, const ops_bytes *got, const ops_bytes *want,
                            const ops_operand *o, const float *values) {
     const float *norm = got->shape.options.norm ? ops_floats(got, MOERT_OP_BUFFER_norm) : NULL;

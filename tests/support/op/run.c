@@ -102,7 +102,7 @@ ops_data ops_copy(const ops_data *data) {
 ops_bytes ops_encode(const ops_data *data) {
     ops_bytes bytes = {.shape = data->shape};
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
-        bytes.bytes[i] = data->count[i] * moert_number_bits(data->shape.needs[i].type) / 8;
+        bytes.bytes[i] = data->count[i] * moert_dtype_bits(data->shape.needs[i].type) / 8;
         bytes.at[i] = test_alloc(bytes.bytes[i]);
         for (size_t e = 0; !is_index(i) && e < data->count[i]; e++)
             ops_bytes_put(&bytes, i, e, (double)data->at[i][e]);

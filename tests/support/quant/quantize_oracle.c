@@ -1,4 +1,4 @@
-/* The quantisers of quantize_oracle.h. */
+/* The quantizers of quantize_oracle.h. */
 #include "support/quant/quantize_oracle.h"
 
 #include <float.h>
@@ -23,9 +23,9 @@ typedef struct grid {
     double largest;
 } grid;
 
-static const grid *grid_of(moert_number type) {
+static const grid *grid_of(moert_dtype type) {
     static const grid e4m3 = {3, -6, 7, 448.0}, e5m2 = {2, -14, 7, 57344.0}, e2m1 = {1, 0, 3, 6.0};
-    return type == MOERT_NUMBER_E4M3 ? &e4m3 : type == MOERT_NUMBER_E5M2 ? &e5m2 : &e2m1;
+    return type == MOERT_DTYPE_E4M3 ? &e4m3 : type == MOERT_DTYPE_E5M2 ? &e5m2 : &e2m1;
 }
 
 static double step_at(const grid *g, double magnitude, int *binade) {
@@ -33,7 +33,7 @@ static double step_at(const grid *g, double magnitude, int *binade) {
     return power(*binade - g->mantissa);
 }
 
-unsigned oracle_code(moert_number type, double x) {
+unsigned oracle_code(moert_dtype type, double x) {
     const grid *g = grid_of(type);
     int binade;
     double step = step_at(g, fabs(x), &binade);
@@ -43,7 +43,7 @@ unsigned oracle_code(moert_number type, double x) {
            ((signbit(x) ? 1u : 0u) << g->sign_bit);
 }
 
-double oracle_value(moert_number type, unsigned code) {
+double oracle_value(moert_dtype type, unsigned code) {
     const grid *g = grid_of(type);
     const unsigned magnitude = code & ((1u << g->sign_bit) - 1), steps = 1u << g->mantissa;
     const double value = magnitude < steps
@@ -64,9 +64,9 @@ static float amax_of(const float *x, size_t n) {
 
 /* Both write the codes of a block of n numbers and return its scale. With a norm (NULL: without),
  * E5M2 ends at 128 and the reciprocal of the least scale is infinite, as cuDNN has it. */
-static unsigned char mx_block(moert_number type, const float *x, size_t n, const float *norm,
+static unsigned char mx_block(moert_dtype type, const float *x, size_t n, const float *norm,
                               unsigned char *code) {
-    const bool ends_early = norm != NULL && type == MOERT_NUMBER_E5M2;
+    const bool ends_early = norm != NULL && type == MOERT_DTYPE_E5M2;
     const float t = amax_of(x, n) * (float)(1.0 / (ends_early ? 128.0 : grid_of(type)->largest)) *
                     (norm != NULL ? *norm : 1.0f);
     int exponent = -127;
@@ -93,19 +93,19 @@ static unsigned char nvfp4_block(const float *x, size_t n, float amax, const flo
     const float encode = encode_scale(amax), sixth = (float)(1.0 / 6.0);
     const float wanted =
         norm != NULL ? amax_of(x, n) * sixth * *norm : amax_of(x, n) * (encode * sixth);
-    const unsigned scale = oracle_code(MOERT_NUMBER_E4M3, (double)wanted);
-    const float decode = (float)oracle_value(MOERT_NUMBER_E4M3, scale);
+    const unsigned scale = oracle_code(MOERT_DTYPE_E4M3, (double)wanted);
+    const float decode = (float)oracle_value(MOERT_DTYPE_E4M3, scale);
     const float factor =
         fminf(norm != NULL ? *norm * (1.0f / decode) : 1.0f / (decode * (1.0f / encode)), FLT_MAX);
     for (size_t i = 0; i < n; i++)
         code[i] =
-            scale == 0 ? 0 : (unsigned char)oracle_code(MOERT_NUMBER_E2M1, (double)(x[i] * factor));
+            scale == 0 ? 0 : (unsigned char)oracle_code(MOERT_DTYPE_E2M1, (double)(x[i] * factor));
     return (unsigned char)scale;
 }
 
 /* ---- matrices ---- */
 
-/* A quantised matrix under inspection, and one of its blocks: rows x columns at (row, column) of
+/* A quantized matrix under inspection, and one of its blocks: rows x columns at (row, column) of
  * group g, `line` blocks of rows below it. */
 typedef struct view {
     const char *what;
@@ -113,7 +113,7 @@ typedef struct view {
     const float *norm; /* or NULL */
     const matrix *m;
     const quantized *z;
-    moert_number element;
+    moert_dtype element;
     size_t size; /* of a block */
     const float *amax;
 } view;
@@ -170,7 +170,7 @@ static void take_amax(const view *v, block *b, void *context) {
 
 /* The code of element (r, c) of a block in the payload. */
 static unsigned code_at(const view *v, const block *b, size_t r, size_t c) {
-    const bool halves = v->element == MOERT_NUMBER_E2M1;
+    const bool halves = v->element == MOERT_DTYPE_E2M1;
     const bool column = v->how->axis == MOERT_AXIS_COLUMN;
     size_t line = b->row + r, at = b->column + c;
     const size_t odd = halves ? (column ? r : at) % 2 : 0;
@@ -200,8 +200,8 @@ static unsigned scale_at(const view *v, const block *b, size_t r) {
 static float back_of(const view *v, const block *b, unsigned scale, unsigned code) {
     if (v->how->format != MOERT_FORMAT_NVFP4)
         return (float)(oracle_value(v->element, code) * power((int)scale - 127));
-    const float element = (float)oracle_value(MOERT_NUMBER_E2M1, code);
-    return element * (float)oracle_value(MOERT_NUMBER_E4M3, scale) *
+    const float element = (float)oracle_value(MOERT_DTYPE_E2M1, code);
+    return element * (float)oracle_value(MOERT_DTYPE_E4M3, scale) *
            v->z->global[v->how->group_scales ? b->g : 0];
 }
 
@@ -241,9 +241,9 @@ void oracle_check_quantized(const char *what, const moert_quantizer *how, const 
                             const matrix *m, const quantized *z, size_t most) {
     const bool nvfp4 = how->format == MOERT_FORMAT_NVFP4;
     const size_t size = nvfp4 ? 16 : 32;
-    const moert_number element = nvfp4 || how->format == MOERT_FORMAT_MXFP4 ? MOERT_NUMBER_E2M1
-                                 : how->format == MOERT_FORMAT_MXFP8_E5M2   ? MOERT_NUMBER_E5M2
-                                                                            : MOERT_NUMBER_E4M3;
+    const moert_dtype element = nvfp4 || how->format == MOERT_FORMAT_MXFP4 ? MOERT_DTYPE_E2M1
+                                : how->format == MOERT_FORMAT_MXFP8_E5M2   ? MOERT_DTYPE_E5M2
+                                                                           : MOERT_DTYPE_E4M3;
     const size_t blocks =
         m->rows * m->columns / (how->axis == MOERT_AXIS_TILE ? size * size : size);
     float *amax = test_alloc(z->globals * sizeof *amax);

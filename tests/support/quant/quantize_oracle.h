@@ -1,5 +1,5 @@
 /*
- * Quantised matrices in plain float64, from the values alone: numbers of 8 and 4 bits as points of
+ * Quantized matrices in plain float64, from the values alone: numbers of 8 and 4 bits as points of
  * a grid, blocks found by their coordinates. For MXFP8 with rounded-up scales and for NVFP4 as
  * TransformerEngine has it; shares no code with the library.
  */
@@ -8,10 +8,10 @@
 #include "support/quant/quantized.h"
 
 /* The code of a number: nearest even, saturated. */
-unsigned oracle_code(moert_number type, double x);
+unsigned oracle_code(moert_dtype type, double x);
 
 /* The number of a code that is finite. */
-double oracle_value(moert_number type, unsigned code);
+double oracle_value(moert_dtype type, unsigned code);
 
 /*
  * amax, global scale, scales, payload and what came back of `z` are what they must be, byte for

@@ -1,7 +1,7 @@
-/* Quantised matrices of tests. */
+/* Quantized matrices of tests. */
 #include "support/quant/quantized.h"
 
-#include "base/number.h"
+#include "base/dtype.h"
 
 moert_buffer *unset_bytes(size_t bytes) {
     unsigned char *memory = test_alloc(bytes);
@@ -10,15 +10,15 @@ moert_buffer *unset_bytes(size_t bytes) {
 }
 
 /* x on the device, by way of its type. */
-static moert_buffer *upload_source(moert_number type, const matrix *m) {
+static moert_buffer *upload_source(moert_dtype type, const matrix *m) {
     const size_t n = m->rows * m->columns;
-    if (type == MOERT_NUMBER_F32)
+    if (type == MOERT_DTYPE_F32)
         return upload(m->x, n * sizeof(float));
     uint16_t *codes = test_alloc(n * sizeof *codes);
     for (size_t i = 0; i < n; i++)
-        codes[i] = (uint16_t)moert_number_encode(type, m->x[i]);
+        codes[i] = (uint16_t)moert_dtype_encode(type, m->x[i]);
     moert_buffer *source = upload(codes, n * sizeof *codes), *x = unset_floats(n);
-    const moert_cast cast = {sizeof cast, type, MOERT_NUMBER_F32, n, source, x};
+    const moert_cast cast = {sizeof cast, type, MOERT_DTYPE_F32, n, source, x};
     ASSERT_OK(moert_cast_run(&cast));
     return x;
 }
@@ -32,7 +32,7 @@ moert_quantize quantize_op(const moert_quantizer *how, size_t rows, size_t colum
 }
 
 /* With an amax, or by norm or a global scale of 1. */
-static quantized run(moert_number type, bool has_amax, const float *norm, const char *backend,
+static quantized run(moert_dtype type, bool has_amax, const float *norm, const char *backend,
                      const moert_quantizer *how, const matrix *m) {
     const float one = 1.0f;
     const uint32_t whole = (uint32_t)m->rows;
@@ -78,15 +78,15 @@ static quantized run(moert_number type, bool has_amax, const float *norm, const 
 }
 
 quantized quantize(const char *backend, const moert_quantizer *how, const matrix *m) {
-    return run(MOERT_NUMBER_F32, true, NULL, backend, how, m);
+    return run(MOERT_DTYPE_F32, true, NULL, backend, how, m);
 }
 
 quantized quantize_by(const float *norm, const char *backend, const moert_quantizer *how,
                       const matrix *m) {
-    return run(MOERT_NUMBER_F32, false, norm, backend, how, m);
+    return run(MOERT_DTYPE_F32, false, norm, backend, how, m);
 }
 
-quantized quantize_from(moert_number type, const char *backend, const moert_quantizer *how,
+quantized quantize_from(moert_dtype type, const char *backend, const moert_quantizer *how,
                         const matrix *m) {
     return run(type, true, NULL, backend, how, m);
 }

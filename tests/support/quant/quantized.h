@@ -1,4 +1,4 @@
-/* Quantises and dequantises on the device for tests, with guards behind every output. */
+/* Quantizes and dequantizes on the device for tests, with guards behind every output. */
 #pragma once
 
 #include "moert/quantize.h"
@@ -19,7 +19,7 @@ typedef struct quantized {
     size_t q_bytes, scale_bytes, globals, elements;
     unsigned char *q, *scale;
     float *global, *amax;
-    float *back; /* dequantised */
+    float *back; /* dequantized */
 } quantized;
 
 /* Fails the test unless every call succeeds and stays within its buffers. */
@@ -28,7 +28,7 @@ quantized quantize(const char *backend, const moert_quantizer *how, const matrix
 quantized quantize_by(const float *norm, const char *backend, const moert_quantizer *how,
                       const matrix *m);
 /* The same of a source of another type, in which x is exact, cast on the device. */
-quantized quantize_from(moert_number type, const char *backend, const moert_quantizer *how,
+quantized quantize_from(moert_dtype type, const char *backend, const moert_quantizer *how,
                         const matrix *m);
 
 /* A description of a matrix without groups, its buffers to be filled in. */
@@ -39,6 +39,6 @@ void assert_same_quantized(const char *what, const quantized *got, const quantiz
 void assert_same_bytes(const char *what, const char *part, const void *got, const void *want,
                        size_t bytes);
 
-/* A guarded buffer of QUANTIZED_UNSET, and HOW(.member = value, ...), a quantiser. */
+/* A guarded buffer of QUANTIZED_UNSET, and HOW(.member = value, ...), a quantizer. */
 moert_buffer *unset_bytes(size_t bytes);
 #define HOW(...) ((moert_quantizer){.size = sizeof(moert_quantizer), __VA_ARGS__})

@@ -88,7 +88,7 @@ typedef struct results {
 } results;
 
 /* Forward, then backward when asked, of `sequences` sequences of the oracle from `first`. */
-static results device_attention_of(moert_number type, const oracle *o, size_t first,
+static results device_attention_of(moert_dtype type, const oracle *o, size_t first,
                                    size_t sequences, bool backward) {
     shape s = o->shape;
     s.sequences = first;
@@ -98,7 +98,7 @@ static results device_attention_of(moert_number type, const oracle *o, size_t fi
     moert_buffer *made[RESULTS], *scratch = NULL;
     for (size_t r = 0; r < RESULTS; r++)
         made[r] = unset_floats(got.count[r]);
-    moert_buffer *codes = type != MOERT_NUMBER_F32 ? unset_codes(q_count(s)) : NULL, *again = NULL;
+    moert_buffer *codes = type != MOERT_DTYPE_F32 ? unset_bf16(q_count(s)) : NULL, *again = NULL;
     moert_attention attention = {.sequences = sequences,
                                  .length = s.length,
                                  .heads = s.heads,
@@ -119,20 +119,20 @@ static results device_attention_of(moert_number type, const oracle *o, size_t fi
                                  .scratch = &scratch};
     ASSERT_OK(moert_attention_forward(&attention));
     if (codes != NULL && backward)
-        attention.codes = again = unset_codes(q_count(s));
+        attention.codes = again = unset_bf16(q_count(s));
     if (backward)
         ASSERT_OK(moert_attention_backward(&attention));
     for (size_t r = 0; r < RESULTS; r++)
         got.value[r] = download_floats(made[r], got.count[r]);
     if (codes != NULL)
-        assert_codes("code of out", codes, got.value[OUT], got.count[OUT]);
+        assert_bf16("code of out", codes, got.value[OUT], got.count[OUT]);
     if (again != NULL)
-        assert_codes("code of out by the backward", again, got.value[OUT], got.count[OUT]);
+        assert_bf16("code of out by the backward", again, got.value[OUT], got.count[OUT]);
     return got;
 }
 
 static results device_attention(const oracle *o, size_t first, size_t sequences, bool backward) {
-    return device_attention_of(MOERT_NUMBER_F32, o, first, sequences, backward);
+    return device_attention_of(MOERT_DTYPE_F32, o, first, sequences, backward);
 }
 
 TEST(test_attention_forward_agrees_with_float64) {
@@ -172,19 +172,19 @@ TEST(test_attention_in_bf16_rounds_factors_where_it_can_and_nothing_elsewhere) {
         const shape s = shapes[i];
         oracle o = oracle_create(s);
         results want = device_attention(&o, 0, s.sequences, true);
-        results got = device_attention_of(MOERT_NUMBER_BF16, &o, 0, s.sequences, true);
+        results got = device_attention_of(MOERT_DTYPE_BF16, &o, 0, s.sequences, true);
         for (size_t r = 0; r < RESULTS; r++) {
             const double *exact = to_doubles(want.value[r], want.count[r]);
             if (!can || s.head_size % 64 != 0)
                 assert_same_bits(result_names[r], got.value[r], want.value[r], want.count[r]);
-            else /* sums of many factors, each off by up to 2^-9 of itself */
+            else /* sums of many operands, each off by up to 2^-9 of itself */
                 assert_close(result_names[r], got.value[r], exact, want.count[r],
                              r < DQ ? 0.02 : 0.05, 0.02);
         }
     }
 }
 
-static void assert_same_bits_alone(moert_number type, shape s) {
+static void assert_same_bits_alone(moert_dtype type, shape s) {
     oracle o = oracle_create(s);
     results batch = device_attention_of(type, &o, 0, s.sequences, true);
     for (size_t i = 0; i < s.sequences; i++) {
@@ -196,11 +196,11 @@ static void assert_same_bits_alone(moert_number type, shape s) {
 }
 
 TEST(test_attention_has_the_same_bits_alone_and_in_a_batch) {
-    assert_same_bits_alone(MOERT_NUMBER_F32, (shape){3, 45, 4, 2, 20});
-    assert_same_bits_alone(MOERT_NUMBER_F32, (shape){3, 70, 2, 1, 64});
-    assert_same_bits_alone(MOERT_NUMBER_F32, (shape){3, 33, 2, 2, 128});
-    assert_same_bits_alone(MOERT_NUMBER_BF16, (shape){3, 150, 4, 2, 64});
-    assert_same_bits_alone(MOERT_NUMBER_BF16, (shape){3, 333, 4, 1, 128});
+    assert_same_bits_alone(MOERT_DTYPE_F32, (shape){3, 45, 4, 2, 20});
+    assert_same_bits_alone(MOERT_DTYPE_F32, (shape){3, 70, 2, 1, 64});
+    assert_same_bits_alone(MOERT_DTYPE_F32, (shape){3, 33, 2, 2, 128});
+    assert_same_bits_alone(MOERT_DTYPE_BF16, (shape){3, 150, 4, 2, 64});
+    assert_same_bits_alone(MOERT_DTYPE_BF16, (shape){3, 333, 4, 1, 128});
 }
 
 TEST(test_attention_takes_4096_tokens_and_large_scores) {
@@ -226,12 +226,12 @@ TEST(test_attention_refuses_what_it_cannot_do) {
     a.q = a.k = a.v = a.dout = a.out = a.lse = a.dq = a.dk = a.dv = x;
     assert_int_equal(moert_attention_forward(&a), MOERT_ERROR_USAGE);
     assert_int_equal(moert_attention_backward(&a), MOERT_ERROR_USAGE);
-    a.type = MOERT_NUMBER_BF16;
+    a.type = MOERT_DTYPE_BF16;
     a.kv_heads = 1;
     ASSERT_FAILS(moert_attention_forward(&a), MOERT_ERROR_USAGE, "scratch");
-    a.type = MOERT_NUMBER_E4M3;
+    a.type = MOERT_DTYPE_E4M3;
     ASSERT_FAILS(moert_attention_backward(&a), MOERT_ERROR_UNSUPPORTED, "f32 or bf16");
-    a.type = MOERT_NUMBER_F32;
+    a.type = MOERT_DTYPE_F32;
     a.kv_heads = 0;
     assert_int_equal(moert_attention_forward(&a), MOERT_ERROR_USAGE);
     a.kv_heads = 1;

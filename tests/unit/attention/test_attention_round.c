@@ -2,7 +2,7 @@
 /* What the tensor-core form of attention reads: rows in bf16, lse and delta. The kernels run on any
  * device. */
 #include "args/attention.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "nn/nn.h"
 #include "support/test.h"
 
@@ -15,7 +15,7 @@ static void assert_rounded(const uint16_t *to, const double *x, float factor) {
         for (size_t c = 0; c < STRIDE; c++) {
             const bool inside = c >= COLUMN && c < COLUMN + COLUMNS;
             const float value = inside ? factor * (float)x[row * COLUMNS + c - COLUMN] : 0.0f;
-            const unsigned want = inside ? moert_number_encode(MOERT_NUMBER_BF16, value) : 0xFFFF;
+            const unsigned want = inside ? moert_dtype_encode(MOERT_DTYPE_BF16, value) : 0xFFFF;
             if (to[row * STRIDE + c] != want)
                 fail_msg("row %zu, column %zu: %04x, not %04x", row, c, to[row * STRIDE + c], want);
         }
@@ -28,7 +28,7 @@ TEST(test_round_rows_gives_the_nearest_bf16_and_keeps_other_columns) {
     double *x = random_doubles("x", rows * COLUMNS);
     x[0] = 1.00390625 / (double)factor; /* about a tie */
     x[1] = 3e38;
-    moert_buffer *from = upload_doubles(x, rows * COLUMNS), *to = unset_codes(bytes / 2);
+    moert_buffer *from = upload_doubles(x, rows * COLUMNS), *to = unset_bf16(bytes / 2);
     const moert_grid grid = {(rows * COLUMNS / 4 + 255) / 256, 1, 1};
     ASSERT_OK(MOERT_RUN(test_device, program, "round_rows", grid, MOERT_ARG(from), MOERT_ARG(to),
                         MOERT_ARGS(moert_round_args, .rows = rows, .columns = columns,
@@ -44,15 +44,15 @@ TEST(test_stats_are_lse_and_delta_of_rounded_dout_in_blocks) {
     double *dout = random_doubles("dout", rows * COLUMNS), *want = test_alloc(stats * sizeof *want);
     moert_buffer *in[] = {upload_doubles(out, rows * COLUMNS), upload_doubles(dout, rows * COLUMNS),
                           upload_doubles(lse, rows * HEADS)};
-    moert_buffer *codes = unset_codes(rows * COLUMNS);
-    moert_buffer *to = unset_codes((from + stats) * 2);
+    moert_buffer *codes = unset_bf16(rows * COLUMNS);
+    moert_buffer *to = unset_bf16((from + stats) * 2);
     for (size_t i = 0; i < rows * HEADS; i++) {
         const size_t t = i / HEADS, position = t % L;
         double *at = want + ((t / L * HEADS + i % HEADS) * blocks + position / 64) * 128;
         at[position % 64] = lse[i] * 1.4426950408889634;
         for (size_t d = 0; d < D; d++)
             at[64 + position % 64] +=
-                out[i * D + d] * (double)round_to(MOERT_NUMBER_BF16, dout[i * D + d]);
+                out[i * D + d] * (double)round_to(MOERT_DTYPE_BF16, dout[i * D + d]);
     }
     const moert_grid grid = {blocks * 4, HEADS, S};
     ASSERT_OK(MOERT_RUN(test_device, program, "attention_stats", grid, MOERT_ARG(in[0]),
@@ -62,7 +62,7 @@ TEST(test_stats_are_lse_and_delta_of_rounded_dout_in_blocks) {
     float *got = download(to, (from + stats) * sizeof(float));
     assert_rounded((const uint16_t *)got, dout, 1.0f);
     assert_near("stats", got + from, want, stats, 1e-6);
-    assert_codes("code of out", codes, download_floats(in[0], rows * COLUMNS), rows * COLUMNS);
+    assert_bf16("code of out", codes, download_floats(in[0], rows * COLUMNS), rows * COLUMNS);
 }
 
 TESTS(open_test_device, close_test_device)

@@ -106,7 +106,7 @@ static bench_machine machine;
 static int open_machine(void **state) {
     (void)state;
     write_text("round.json", round_machine);
-    ASSERT_OK(bench_machine_read(in_folder("round.json"), &machine));
+    ASSERT_OK(bench_machine_read(in_directory("round.json"), &machine));
     return 0;
 }
 
@@ -129,7 +129,7 @@ static bench_work even_work(size_t ranks, bench_engine engine) {
                         .row_bytes = 4.0,
                         .result_bytes = 4.0,
                         .engine = engine,
-                        .waves = 1,
+                        .chunks = 1,
                         .micro_batches = 1};
 }
 
@@ -144,8 +144,8 @@ static bench_prediction predicted(const bench_work *work) {
 /* Seconds of a forward product of weights [1024,512]. */
 static double product_seconds(double groups, double rows) {
     double seconds;
-    ASSERT_OK(bench_machine_product(
-        &machine, &(bench_product){"forward", "f32", groups, rows, 1024, 512}, &seconds));
+    ASSERT_OK(bench_machine_gemm(
+        &machine, &(bench_predict_gemm){"forward", "f32", groups, rows, 1024, 512}, &seconds));
     return seconds;
 }
 
@@ -158,8 +158,8 @@ TEST_WITH(test_a_product_takes_its_rate_between_measured_rows, open_machine, clo
     assert_within(product_seconds(1, 8) / (2e-9 * 128 * 1024 * 512 / 100.0), 1.0, 1e-12);
     machine.copy_gbps = 1.0; /* memory gives 2 MB of weight and 48 KB of rows */
     assert_within(product_seconds(1, 8), 4e-9 * (1024 * 512 + 8 * 1536), 1e-15);
-    ASSERT_FAILS(bench_machine_product(&machine, &(bench_product){"wgrad", "f32", 1, 8, 1024, 512},
-                                       &seconds),
+    ASSERT_FAILS(bench_machine_gemm(
+                     &machine, &(bench_predict_gemm){"wgrad", "f32", 1, 8, 1024, 512}, &seconds),
                  MOERT_ERROR_USAGE, "'round' has no rate of a wgrad product in f32");
 }
 
@@ -171,9 +171,9 @@ TEST_WITH(test_windows_of_one_node_by_hand, open_machine, close_machine) {
     assert_within(p.part[BENCH_BETWEEN], 0.0, 0.0);
     assert_within(p.part[BENCH_LATENCY], 12e-6, 1e-12);
     /* 2 experts by 256 rows: with the GLU at 50 GFLOP/s, then at 200 */
-    assert_within(p.part[BENCH_PRODUCTS] / (2e-9 * 512 * 512 * (1024 / 50.0 + 512 / 200.0)), 1.0,
+    assert_within(p.part[BENCH_GEMMS] / (2e-9 * 512 * 512 * (1024 / 50.0 + 512 / 200.0)), 1.0,
                   1e-9);
-    assert_int_equal(p.bound, BENCH_PRODUCTS);
+    assert_int_equal(p.bound, BENCH_GEMMS);
 }
 
 TEST_WITH(test_staged_and_node_engines_by_hand, open_machine, close_machine) {
@@ -239,16 +239,16 @@ TEST_WITH(test_linked_devices_by_hand, open_machine, close_machine) {
 }
 
 TEST_WITH(test_parts_add_up_to_the_whole, open_machine, close_machine) {
-    for (size_t waves = 1; waves <= 4; waves *= 2) {
+    for (size_t chunks = 1; chunks <= 4; chunks *= 2) {
         bench_work w = even_work(4, BENCH_NODE);
-        w.waves = waves;
+        w.chunks = chunks;
         const bench_prediction p = predicted(&w);
         double sum = -p.hidden;
         for (int i = 0; i < BENCH_PARTS; i++)
             sum += p.part[i];
         assert_within(p.seconds / sum, 1.0, 1e-12);
-        assert_true(waves > 1 ? p.hidden > 0.0 : fabs(p.hidden) < 1e-15);
-        assert_true(p.seconds >= p.part[BENCH_PRODUCTS]);
+        assert_true(chunks > 1 ? p.hidden > 0.0 : fabs(p.hidden) < 1e-15);
+        assert_true(p.seconds >= p.part[BENCH_GEMMS]);
         assert_true(p.seconds >= p.part[BENCH_BETWEEN]);
     }
 }
@@ -260,11 +260,11 @@ TEST_WITH(test_waves_are_the_exchanges_own_and_hide_less_on_shared_cores, open_m
     bench_prediction p, q;
     whole.tokens = w.tokens = 4096;
     whole.experts = w.experts = 64;
-    w.waves = 0;
+    w.chunks = 0;
     p = predicted(&w);
-    whole.waves = MOERT_EXCHANGE_GOOD_WAVES;
+    whole.chunks = MOERT_EXCHANGE_GOOD_CHUNKS;
     assert_within(p.hidden, predicted(&whole).hidden, 1e-15);
-    whole.waves = 1;
+    whole.chunks = 1;
     assert_true(p.seconds < predicted(&whole).seconds);
     shared.shared_cores = 2.0;
     ASSERT_OK(bench_predict(&shared, &w, &q));
@@ -300,7 +300,7 @@ TEST_WITH(test_shared_cores_and_crowds, open_machine, close_machine) {
     bench_work w = even_work(4, BENCH_STAGED);
     const bench_prediction own = predicted(&w);
     machine.shared_cores = 2.0; /* two ranks a core */
-    assert_within(predicted(&w).part[BENCH_PRODUCTS] / own.part[BENCH_PRODUCTS], 2.0, 1e-12);
+    assert_within(predicted(&w).part[BENCH_GEMMS] / own.part[BENCH_GEMMS], 2.0, 1e-12);
     machine.shared_cores = 0.0;
     w = even_work(4, BENCH_STAGED);
     machine.ranks_per_node = 1.0; /* four nodes now, three quarters of the rows travel */
@@ -402,8 +402,8 @@ TEST_WITH(test_a_machine_is_read_as_it_was_written, open_machine, close_machine)
     bench_machine again;
     machine.pipelined = machine.linked = true;
     machine.crowd = 0.75;
-    ASSERT_OK(bench_machine_write(&machine, in_folder("again.json")));
-    ASSERT_OK(bench_machine_read(in_folder("again.json"), &again));
+    ASSERT_OK(bench_machine_write(&machine, in_directory("again.json")));
+    ASSERT_OK(bench_machine_read(in_directory("again.json"), &again));
     assert_string_equal(again.name, "round");
     assert_int_equal(again.gemms, 3);
     assert_within(again.gemm[2].gflops, 200.0, 0.0);
@@ -416,13 +416,13 @@ TEST_WITH(test_a_machine_is_read_as_it_was_written, open_machine, close_machine)
 static void assert_refused(const char *text, const char *message) {
     bench_machine bad;
     write_text("bad.json", text);
-    ASSERT_FAILS(bench_machine_read(in_folder("bad.json"), &bad), MOERT_ERROR_FORMAT, message);
+    ASSERT_FAILS(bench_machine_read(in_directory("bad.json"), &bad), MOERT_ERROR_FORMAT, message);
     bench_machine_free(&bad);
 }
 
 TEST_WITH(test_malformed_machines_name_the_field, open_machine, close_machine) {
     bench_machine bad;
-    ASSERT_FAILS(bench_machine_read(in_folder("none.json"), &bad), MOERT_ERROR_IO, "none.json");
+    ASSERT_FAILS(bench_machine_read(in_directory("none.json"), &bad), MOERT_ERROR_IO, "none.json");
     assert_refused("{", "line 1");
     assert_refused("{\"name\": 3}", "'name' must be a text");
     assert_refused("{\"name\": \"a\", \"source\": \"b\"}", "'ranks_per_node' is missing");
@@ -430,4 +430,4 @@ TEST_WITH(test_malformed_machines_name_the_field, open_machine, close_machine) {
                    "'ranks_per_node' must be positive");
 }
 
-TESTS(make_test_folder, remove_test_folder)
+TESTS(make_test_directory, remove_test_directory)

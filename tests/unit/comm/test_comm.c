@@ -219,7 +219,7 @@ static bool sum_is_right(moert_span span, size_t n, const float *expected) {
         right = moert_tree_sum_progress(sum) == MOERT_OK && right;
         right = moert_tree_sum_wait(sum) == MOERT_OK && right;
         right = memcmp(rows + first, expected + first, count * sizeof *rows) == 0 && right;
-        right = moert_comm_gather_slices(test_comm, border, rows) == MOERT_OK && right;
+        right = moert_comm_gather_shards(test_comm, border, rows) == MOERT_OK && right;
         right = memcmp(rows, expected, n * sizeof *rows) == 0 && right;
     }
     return right;

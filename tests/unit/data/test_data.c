@@ -45,16 +45,16 @@ TEST(test_text_is_joined_by_one_zero_byte) {
 }
 
 TEST(test_directories_are_walked_in_order_without_links) {
-    mkdir(in_folder("tree"), 0700);
-    mkdir(in_folder("tree/b"), 0700);
+    mkdir(in_directory("tree"), 0700);
+    mkdir(in_directory("tree/b"), 0700);
     write_text("tree/c", "3");
     write_text("tree/b/z", "2");
     write_text("tree/a", "1");
     write_text("tree/B", "0");
-    assert_int_equal(symlink("a", in_folder("tree/aa")), 0);
-    assert_int_equal(symlink("..", in_folder("tree/b/up")), 0);
-    assert_int_equal(mkfifo(in_folder("tree/b/pipe"), 0600), 0);
-    const char *path = in_folder("tree");
+    assert_int_equal(symlink("a", in_directory("tree/aa")), 0);
+    assert_int_equal(symlink("..", in_directory("tree/b/up")), 0);
+    assert_int_equal(mkfifo(in_directory("tree/b/pipe"), 0600), 0);
+    const char *path = in_directory("tree");
     moert_data *data = open_text(&path, 1, 0.75);
     assert_int_equal(moert_data_describe(data).files, 4);
     assert_int_equal(moert_data_describe(data).tokens, 7); /* 0,1,2,3 and three zeros */
@@ -62,8 +62,8 @@ TEST(test_directories_are_walked_in_order_without_links) {
 }
 
 TEST(test_bad_files_are_named) {
-    const char *missing = in_folder("missing"), *empty = write_text("empty", "");
-    const char *pipe = in_folder("pipe"), *dangling = in_folder("dangling");
+    const char *missing = in_directory("missing"), *empty = write_text("empty", "");
+    const char *pipe = in_directory("pipe"), *dangling = in_directory("dangling");
     moert_data *data = NULL;
     assert_int_equal(mkfifo(pipe, 0600), 0);
     assert_int_equal(symlink("nowhere", dangling), 0);
@@ -187,7 +187,7 @@ TEST(test_raw_files_are_checked) {
     ASSERT_FAILS(moert_data_check_vocabulary(data, 70000), MOERT_ERROR_MISMATCH, "position 1");
     data = NULL;
     ASSERT_FAILS(moert_data_open_raw(path, 8, 0.0, &data), MOERT_ERROR_USAGE, "16 or 32");
-    ASSERT_FAILS(moert_data_open_raw(test_folder, 16, 0.0, &data), MOERT_ERROR_IO, "directory");
+    ASSERT_FAILS(moert_data_open_raw(test_directory, 16, 0.0, &data), MOERT_ERROR_IO, "directory");
     path = write_text("odd", "123");
     ASSERT_FAILS(moert_data_open_raw(path, 16, 0.0, &data), MOERT_ERROR_FORMAT, "3 bytes");
     assert_null(data);
@@ -230,4 +230,4 @@ TEST(test_an_array_is_replayed_and_ends) {
                  "[0,2,5]");
 }
 
-TESTS(make_test_folder, remove_test_folder)
+TESTS(make_test_directory, remove_test_directory)

@@ -13,8 +13,8 @@
 
 static int make_cache(void **state) {
     (void)state;
-    ASSERT_OK(moert_remove_tree(in_folder("cache")));
-    set_variable("MOERT_CACHE_DIR", in_folder("cache"));
+    ASSERT_OK(moert_remove_tree(in_directory("cache")));
+    set_variable("MOERT_CACHE_DIR", in_directory("cache"));
     return 0;
 }
 
@@ -40,15 +40,16 @@ TEST_WITH(test_what_is_stored_is_found_by_its_key, make_cache, NULL) {
     assert_false(obtain("two", "other code"));
     assert_true(obtain("two", "other code"));
     assert_true(obtain("one", "machine code"));
-    assert_int_equal(count_files(in_folder("cache"), ".bin"), 2);
-    assert_int_equal(count_files(in_folder("cache"), ""), 4); /* and the locks */
+    assert_int_equal(count_files(in_directory("cache"), ".bin"), 2);
+    assert_int_equal(count_files(in_directory("cache"), ""), 4); /* and the locks */
 }
 
 TEST_WITH(test_a_damaged_entry_is_as_good_as_none, make_cache, NULL) {
     static const char code[] = "machine code that is longer than its checksum of sixteen bytes";
     size_t bytes;
     assert_false(obtain("key", code));
-    char *sound = read_file(in_folder("cache/key.bin"), &bytes), *damaged = test_alloc(bytes + 1);
+    char *sound = read_file(in_directory("cache/key.bin"), &bytes),
+         *damaged = test_alloc(bytes + 1);
     for (size_t length = 0; length <= bytes + 1; length++) {
         memcpy(damaged, sound, bytes);
         if (length == bytes) /* one bit, in the middle of the machine code */
@@ -57,12 +58,12 @@ TEST_WITH(test_a_damaged_entry_is_as_good_as_none, make_cache, NULL) {
         assert_false(obtain("key", code));
         assert_true(obtain("key", code));
     }
-    assert_int_equal(count_files(in_folder("cache"), ""), 2);
+    assert_int_equal(count_files(in_directory("cache"), ""), 2);
 }
 
 TEST_WITH(test_without_a_folder_nothing_is_found_and_nothing_fails, make_cache, NULL) {
     write_text("taken", "a file, not a folder");
-    const char *const folders[] = {"off", in_folder("taken"), in_folder("taken/below"),
+    const char *const folders[] = {"off", in_directory("taken"), in_directory("taken/below"),
                                    "/proc/no/such/folder"};
     for (size_t i = 0; i < MOERT_COUNT(folders); i++) {
         set_variable("MOERT_CACHE_DIR", folders[i]);
@@ -73,9 +74,9 @@ TEST_WITH(test_without_a_folder_nothing_is_found_and_nothing_fails, make_cache, 
 }
 
 TEST_WITH(test_the_folders_above_a_cache_are_made, make_cache, NULL) {
-    set_variable("MOERT_CACHE_DIR", in_folder("cache/a//b/"));
+    set_variable("MOERT_CACHE_DIR", in_directory("cache/a//b/"));
     assert_false(obtain("key", "machine code"));
-    assert_int_equal(access(in_folder("cache/a/b/key.bin"), F_OK), 0);
+    assert_int_equal(access(in_directory("cache/a/b/key.bin"), F_OK), 0);
 }
 
 /* Whoever has the lock leaves a line in the file `name`, and ends after a while with `done`. */
@@ -83,7 +84,7 @@ static void work(const char *name, bool done) {
     moert_cache_entry entry;
     moert_cache_begin("key", &entry);
     if (entry.lock >= 0) {
-        FILE *file = fopen(in_folder(name), "a");
+        FILE *file = fopen(in_directory(name), "a");
         nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
         fputs("worked\n", file);
         fclose(file);
@@ -108,17 +109,17 @@ static size_t count_workers(const char *name, bool done) {
         assert_int_equal(waitpid(children[i], &status, 0), children[i]);
         assert_int_equal(status, 0);
     }
-    read_file(in_folder(name), &bytes);
+    read_file(in_directory(name), &bytes);
     return bytes / strlen("worked\n");
 }
 
 TEST_WITH(test_one_process_works_while_the_others_wait, make_cache, NULL) {
     assert_int_equal(count_workers("failing", false), 3); /* none has done it for the others */
-    assert_int_equal(count_files(in_folder("cache"), ".bin"), 0);
+    assert_int_equal(count_files(in_directory("cache"), ".bin"), 0);
     assert_int_equal(count_workers("done", true), 1);
-    assert_int_equal(count_files(in_folder("cache"), ".bin"), 1);
+    assert_int_equal(count_files(in_directory("cache"), ".bin"), 1);
     work("again", true);
-    assert_int_not_equal(access(in_folder("again"), F_OK), 0);
+    assert_int_not_equal(access(in_directory("again"), F_OK), 0);
 }
 
-TESTS(make_test_folder, remove_test_folder)
+TESTS(make_test_directory, remove_test_directory)

@@ -16,14 +16,14 @@ static const char good_kernel[] = "kernel void add(global float *x, float value)
 /* Kernel files and an empty cache, both in the folder of the test. */
 static int make_kernels(void **state) {
     (void)state;
-    ASSERT_OK(moert_remove_tree(in_folder("cache")));
-    ASSERT_OK(moert_make_folders(in_folder("kernels/lib")));
+    ASSERT_OK(moert_remove_tree(in_directory("cache")));
+    ASSERT_OK(moert_make_directories(in_directory("kernels/lib")));
     write_text("kernels/lib/common.h", "#define FACTOR 2.0f\n");
     write_text("kernels/good.cl", good_kernel);
-    set_variable("MOERT_KERNEL_DIR", in_folder("kernels"));
-    set_variable("MOERT_CACHE_DIR", in_folder("cache"));
-    ASSERT_OK(moert_remove_tree(in_folder("home")));
-    set_variable("HOME", in_folder("home"));
+    set_variable("MOERT_KERNEL_DIR", in_directory("kernels"));
+    set_variable("MOERT_CACHE_DIR", in_directory("cache"));
+    ASSERT_OK(moert_remove_tree(in_directory("home")));
+    set_variable("HOME", in_directory("home"));
     set_variable("XDG_CACHE_HOME", NULL);
     set_variable("POCL_CACHE_DIR", NULL);
     return 0;
@@ -33,7 +33,7 @@ static int make_kernels(void **state) {
  * first. */
 static int make_kernels_here(void **state) {
     const int failed = make_kernels(state);
-    set_variable("POCL_CACHE_DIR", in_folder("pocl"));
+    set_variable("POCL_CACHE_DIR", in_directory("pocl"));
     return failed;
 }
 
@@ -91,7 +91,7 @@ static int count_file(const char *path, const struct stat *info, int type, struc
 static size_t count_below(const char *folder, const char *ending) {
     counted_ending = ending;
     counted_files = 0;
-    nftw(in_folder(folder), count_file, 16, FTW_PHYS);
+    nftw(in_directory(folder), count_file, 16, FTW_PHYS);
     return counted_files;
 }
 
@@ -126,8 +126,8 @@ TEST_WITH(test_without_a_cache_nothing_is_kept, make_kernels, NULL) {
 TEST_WITH(test_a_cache_that_cannot_be_written_is_no_error, make_kernels, NULL) {
     write_text("taken", "a file, not a folder");
     char *deep =
-        moert_text_format("%s/%0200d/%0200d/%0200d/%0200d", in_folder("cache"), 0, 0, 0, 0);
-    const char *const folders[] = {in_folder("taken"), in_folder("taken/below"),
+        moert_text_format("%s/%0200d/%0200d/%0200d/%0200d", in_directory("cache"), 0, 0, 0, 0);
+    const char *const folders[] = {in_directory("taken"), in_directory("taken/below"),
                                    "/proc/no/such/folder", deep};
     for (size_t i = 0; i < MOERT_COUNT(folders); i++) {
         set_variable("MOERT_CACHE_DIR", folders[i]);
@@ -137,7 +137,7 @@ TEST_WITH(test_a_cache_that_cannot_be_written_is_no_error, make_kernels, NULL) {
 }
 
 TEST_WITH(test_what_the_user_tells_pocl_stays, make_kernels, NULL) {
-    set_variable("POCL_CACHE_DIR", in_folder("own"));
+    set_variable("POCL_CACHE_DIR", in_directory("own"));
     const bool pocl = expect_sum_elsewhere("good");
     assert_int_equal(count_below("own", ".so"), pocl ? 1 : 0);
     assert_int_equal(count_below("cache/pocl", ".so"), 0);
@@ -160,11 +160,12 @@ TEST_WITH(test_a_failed_build_shows_the_log_of_the_compiler, make_kernels_here, 
 TEST_WITH(test_a_missing_kernel_file_is_named, make_kernels_here, NULL) {
     float value = 1.0f;
     bool pocl;
-    ASSERT_FAILS(add_once("absent", &value, &pocl), MOERT_ERROR_IO, in_folder("kernels/absent.cl"));
+    ASSERT_FAILS(add_once("absent", &value, &pocl), MOERT_ERROR_IO,
+                 in_directory("kernels/absent.cl"));
     assert_non_null(strstr(moert_last_error(), "MOERT_KERNEL_DIR"));
-    assert_int_equal(unlink(in_folder("kernels/lib/common.h")), 0);
+    assert_int_equal(unlink(in_directory("kernels/lib/common.h")), 0);
     ASSERT_FAILS(add_once("good", &value, &pocl), MOERT_ERROR_IO,
-                 in_folder("kernels/lib/common.h"));
+                 in_directory("kernels/lib/common.h"));
 }
 
 TEST_WITH(test_options_of_any_length_reach_the_compiler, make_kernels_here, NULL) {
@@ -178,4 +179,4 @@ TEST_WITH(test_options_of_any_length_reach_the_compiler, make_kernels_here, NULL
     free(program);
 }
 
-TESTS(make_test_folder, remove_test_folder)
+TESTS(make_test_directory, remove_test_directory)

@@ -35,18 +35,18 @@ static size_t sum_bytes(moert_buffer *const *buffers, size_t count) {
 
 /* ---- what is allocated ---- */
 
-static size_t packed_bytes(const moert_block *block) {
+static size_t prepacked_bytes(const moert_block *block) {
     size_t bytes = 0;
     for (size_t i = 0; i < block->count; i++)
-        bytes += moert_packings_bytes(&block->tensor[i].packings);
+        bytes += moert_prepacks_bytes(&block->tensor[i].prepacks);
     return bytes;
 }
 
 static size_t rounded_bytes(const moert_layer *layer) {
     size_t bytes = 0;
     for (size_t i = 0; i < BLOCKS; i++)
-        for (size_t use = 0; use < MOERT_PACKED_USES; use++)
-            bytes += moert_packed_bytes(layer->rounded[i].packed[use]) +
+        for (size_t use = 0; use < MOERT_PREPACKED_USES; use++)
+            bytes += moert_prepacked_bytes(layer->rounded[i].prepacked[use]) +
                      SUM(layer->rounded[i].weight[use]);
     return bytes;
 }
@@ -60,7 +60,7 @@ static moert_memory measure_blocks(moert_model *model, const moert_optimizer *op
         found.gradients += SUM(block->gradient);
         found.moments += SUM(moments->first, moments->second);
         found.sums += SUM(block->nodes);
-        found.copies += packed_bytes(block);
+        found.copies += prepacked_bytes(block);
     }
     return found;
 }
@@ -105,7 +105,7 @@ static moert_memory measure(moert_model *model, const moert_optimizer *optimizer
 
 static moert_status train(moert_model *model, size_t batch, size_t micro_batches) {
     size_t ranks = test_ranks, first, count;
-    moert_model_share(batch, test_rank, ranks, &first, &count);
+    moert_model_partition(batch, test_rank, ranks, &first, &count);
     int32_t *tokens;
     moert_model_result result;
     MOERT_TRY(moert_alloc(&tokens, count * LENGTH, sizeof *tokens));

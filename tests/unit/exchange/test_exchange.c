@@ -12,7 +12,7 @@
 
 static void test_exchange_moves_rows_exactly(void **state) {
     moert_exchange *exchange = open_exchange(state);
-    run_shapes(exchange, &(trip){.waves = 0});
+    run_shapes(exchange, &(trip){.chunks = 0});
     moert_exchange_destroy(exchange);
 }
 
@@ -20,28 +20,28 @@ static void test_exchange_moves_rows_exactly(void **state) {
 static void test_exchange_in_waves_moves_rows_exactly(void **state) {
     moert_exchange *exchange = open_exchange(state);
     const size_t piece = moert_mail_piece_bytes;
-    for (size_t waves = 2; waves <= MOERT_EXCHANGE_MOST_WAVES + 1; waves += 1 + waves / 3) {
-        moert_mail_piece_bytes = 100 * waves;
-        run_shapes(exchange, &(trip){.waves = waves});
+    for (size_t chunks = 2; chunks <= MOERT_EXCHANGE_MOST_CHUNKS + 1; chunks += 1 + chunks / 3) {
+        moert_mail_piece_bytes = 100 * chunks;
+        run_shapes(exchange, &(trip){.chunks = chunks});
     }
     moert_mail_piece_bytes = piece;
     moert_exchange_destroy(exchange);
 }
 
-/* A rank on which something fails between two waves goes through all of them; then all fail. */
-static void test_exchange_fails_alike_in_the_middle_of_its_waves(void **state) {
+/* A rank on which something fails between two chunks goes through all of them; then all fail. */
+static void test_exchange_fails_alike_in_the_middle_of_its_chunks(void **state) {
     moert_exchange *exchange = open_exchange(state);
     const shape c = {"middle", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 78};
     trip t = open_windows(exchange, &c, false);
-    t.waves = 4;
+    t.chunks = 4;
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     const moert_transfer there = trip_there(&t, false), back = trip_back(&t, false, false);
     ASSERT_OK_ON_ALL(moert_exchange_dispatch_start(exchange, &there, MOERT_OK));
     moert_status local = MOERT_OK;
-    for (size_t w = 0; w < t.plan->waves; w++) {
+    for (size_t w = 0; w < t.plan->chunks; w++) {
         if (local == MOERT_OK)
             local = moert_exchange_dispatch_wait(exchange, w);
-        if (w == t.plan->waves / 2 && test_rank == test_ranks - 1)
+        if (w == t.plan->chunks / 2 && test_rank == test_ranks - 1)
             local = MOERT_FAIL(ERROR_DEVICE, "the second wave's product");
         moert_exchange_combine_send(exchange, &back, w);
     }
@@ -54,7 +54,7 @@ static void test_exchange_sums_rows_of_codes_exactly(void **state) {
     moert_exchange *exchange = open_exchange(state);
     moert_window *odd = NULL;
     run_shapes(exchange, &(trip){.codes = true});
-    ASSERT_FAILS_ON_ALL(moert_window_create_codes(exchange, 33, &odd), MOERT_ERROR_UNSUPPORTED,
+    ASSERT_FAILS_ON_ALL(moert_window_create_bf16(exchange, 33, &odd), MOERT_ERROR_UNSUPPORTED,
                         "pairs of bf16 codes, not 33");
     moert_exchange_destroy(exchange);
 }
@@ -309,7 +309,7 @@ static const exchange_test tests[] = {
     EXCHANGE_TEST(test_the_device_places_slots_as_the_host_does, BY_ENGINES),
     EXCHANGE_TEST(test_a_plan_is_made_in_two_calls, BY_ENGINES),
     EXCHANGE_TEST(test_exchange_in_waves_moves_rows_exactly, BY_ENGINES),
-    EXCHANGE_TEST(test_exchange_fails_alike_in_the_middle_of_its_waves, BY_ENGINES),
+    EXCHANGE_TEST(test_exchange_fails_alike_in_the_middle_of_its_chunks, BY_ENGINES),
     EXCHANGE_TEST(test_exchange_names_a_late_device_and_stays_usable,
                   BY_IMPATIENT | BY_IMPATIENT_FUSED),
     EXCHANGE_TEST(test_windows_take_memory_by_the_rows_that_come, BY_WINDOW),

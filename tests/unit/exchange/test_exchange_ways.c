@@ -328,7 +328,7 @@ static void test_nodes_send_messages_of_few_rows(void **state) {
     const size_t piece = moert_mail_piece_bytes;
     for (moert_mail_piece_bytes = 100; moert_mail_piece_bytes <= 1500;
          moert_mail_piece_bytes += 700)
-        run_shapes(exchange, &(trip){.waves = 0});
+        run_shapes(exchange, &(trip){.chunks = 0});
     moert_mail_piece_bytes = piece;
     moert_exchange_destroy(exchange);
 }

@@ -33,12 +33,12 @@ static moert_status enqueue_round(const moert_storage *rows, moert_flags *flags,
     sleep_now_and_then(2 * round);
     MOERT_TRY(MOERT_RUN(test_device, "exchange/exchange -DREMOTE=1", "probe_write",
                         ((moert_grid){1, 1, 1}), MOERT_ARG(rows->addresses), MOERT_STRUCT(args)));
-    MOERT_TRY(moert_flags_meet(flags));
+    MOERT_TRY(moert_flags_barrier(flags));
     sleep_now_and_then(2 * round + 1);
     MOERT_TRY(MOERT_RUN(test_device, "exchange/exchange -DREMOTE=1", "probe_read",
                         ((moert_grid){1, 1, 1}), MOERT_ARG(rows->addresses), MOERT_ARG(*wrong),
                         MOERT_STRUCT(args)));
-    return moert_flags_meet(flags);
+    return moert_flags_barrier(flags);
 }
 
 TEST(test_devices_see_what_the_others_did_before_a_meeting) {
@@ -78,10 +78,10 @@ TEST(test_a_rank_that_does_not_come_is_named) {
     ASSERT_OK_ON_ALL(moert_flags_create(test_device, test_comm, moert_memory_of(test_device),
                                         patience_ns, &flags));
     moert_phase_set(MOERT_PHASE_LOSS);
-    moert_status met = test_rank != late ? moert_flags_meet(flags) : MOERT_OK;
+    moert_status met = test_rank != late ? moert_flags_barrier(flags) : MOERT_OK;
     moert_phase_set(MOERT_PHASE_SAVE);
     for (unsigned i = 0; i < 20 && met == MOERT_OK && test_rank != late; i++)
-        met = moert_flags_meet(flags);
+        met = moert_flags_barrier(flags);
     const moert_status found = test_rank != late ? settle(flags) : MOERT_ERROR_COMM;
     bool right = met == MOERT_OK && found == MOERT_ERROR_COMM;
     if (test_rank != late)
@@ -90,10 +90,10 @@ TEST(test_a_rank_that_does_not_come_is_named) {
                 strstr(moert_last_error(), "meeting 1, in phase 'loss', within 1 s") != NULL;
     right = on_all(right); /* the late rank waits here */
     for (unsigned i = 0; i < 21 && met == MOERT_OK && test_rank == late; i++)
-        met = moert_flags_meet(flags);
+        met = moert_flags_barrier(flags);
     right = settle(flags) == MOERT_OK && met == MOERT_OK && right;
     ASSERT_ON_ALL(right);
-    ASSERT_OK_ON_ALL(moert_flags_meet(flags));
+    ASSERT_OK_ON_ALL(moert_flags_barrier(flags));
     ASSERT_OK_ON_ALL(settle(flags));
     moert_flags_destroy(flags);
     moert_flags_destroy(NULL);

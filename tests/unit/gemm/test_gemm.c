@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1
 /* Grouped GEMM: exact payloads against float64 loops, guard values, the promise of equal bits: by
- * backend, type, packed and native weights. */
+ * backend, type, prepacked and native weights. */
 
 #include <xxhash.h>
 
@@ -162,7 +162,7 @@ TEST(test_what_is_no_part_of_the_groups_is_refused) {
     const moert_part wrong[] = {{1, 1, 4, 4}, {0, 3, 0, 8}, {0, 2, 5, 4}, {1, 2, 4, 9}};
     const problem p = {.n = 4, .k = 4, .rows = 8, .groups = 2, .ends = {4, 8}};
     const arrays a = make_arrays(&p, true);
-    moert_gemm gemm = upload_gemm(&p, &a, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
+    moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
     for (size_t i = 0; i < MOERT_COUNT(wrong); i++) {
         gemm.part = wrong[i];
         ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "no part of 2 groups");
@@ -199,39 +199,39 @@ TEST(test_one_two_and_three_threads_give_the_same_bits) {
 TEST(test_a_packed_weight_serves_its_own_shape_only) {
     const problem *p = &gemm_problems[5];
     const arrays a = make_arrays(p, true);
-    moert_gemm gemm = upload_gemm(p, &a, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
-    const moert_packed_shape shape = {p->groups, p->n, p->k, MOERT_PACKED_FORWARD,
-                                      MOERT_NUMBER_F32};
-    moert_packed *packed = NULL;
+    moert_gemm gemm = upload_gemm(p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+    const moert_prepacked_shape shape = {p->groups, p->n, p->k, MOERT_PREPACKED_FORWARD,
+                                         MOERT_DTYPE_F32};
+    moert_prepacked *prepacked = NULL;
     set_variable("MOERT_BACKEND", "reference");
-    ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
-    assert_null(packed);
-    ASSERT_OK(moert_packed_fill(packed, gemm.weight));
-    assert_int_equal(moert_packed_bytes(packed), 0);
+    ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
+    assert_null(prepacked);
+    ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight));
+    assert_int_equal(moert_prepacked_bytes(prepacked), 0);
     set_variable("MOERT_BACKEND", "portable");
-    ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
-    if (packed != NULL) {
-        gemm.packed = packed;
-        assert_in_range(moert_packed_bytes(packed), p->groups * p->n * p->k * 4, SIZE_MAX);
+    ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
+    if (prepacked != NULL) {
+        gemm.prepacked = prepacked;
+        assert_in_range(moert_prepacked_bytes(prepacked), p->groups * p->n * p->k * 4, SIZE_MAX);
         moert_buffer *small = test_buffer(p->groups * p->n * p->k * 4 - 4);
-        ASSERT_FAILS(moert_packed_fill(packed, small), MOERT_ERROR_USAGE, "too few");
-        ASSERT_OK(moert_packed_fill(packed, gemm.weight));
+        ASSERT_FAILS(moert_prepacked_fill(prepacked, small), MOERT_ERROR_USAGE, "too few");
+        ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight));
         ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
         ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "serves no dgrad");
         gemm.n--;
         ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "serves no forward");
         gemm.n++;
-        gemm.type = MOERT_NUMBER_BF16;
+        gemm.type = MOERT_DTYPE_BF16;
         ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "serves no forward");
     }
-    moert_packed_destroy(packed);
+    moert_prepacked_destroy(prepacked);
 }
 
 TEST(test_wrong_sizes_are_refused_before_anything_is_written) {
     const problem p = {.n = 4, .k = 4, .rows = 4, .groups = 1, .ends = {4}};
     const arrays a = make_arrays(&p, true);
     moert_buffer *small = test_buffer(15 * sizeof(float));
-    moert_gemm gemm = upload_gemm(&p, &a, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
+    moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
     ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
     moert_gemm wrong[] = {gemm, gemm, gemm, gemm, gemm, gemm};
     wrong[0].y = small;
@@ -240,21 +240,21 @@ TEST(test_wrong_sizes_are_refused_before_anything_is_written) {
     wrong[3].y_column = 1;
     wrong[4].k = 0;
     wrong[5].x = small;
-    wrong[5].type = MOERT_NUMBER_BF16;
+    wrong[5].type = MOERT_DTYPE_BF16;
     ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &wrong[5])); /* 16 numbers of 2 bytes fit */
     wrong[5].ldx = 10;
     for (size_t i = 0; i < 6; i++)
         assert_int_equal(run_as(MOERT_GEMM_FORWARD, &wrong[i]), MOERT_ERROR_USAGE);
-    gemm.type = MOERT_NUMBER_F16;
+    gemm.type = MOERT_DTYPE_F16;
     assert_int_equal(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED);
 }
 
 TEST(test_a_backend_named_for_another_device_is_an_error) {
     const problem p = {.n = 1, .k = 1, .rows = 1, .groups = 1, .ends = {1}};
     const arrays a = make_arrays(&p, true);
-    const moert_packed_shape shape = {1, 1, 1, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
-    moert_packed *packed = NULL;
-    const moert_gemm gemm = upload_gemm(&p, &a, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
+    const moert_prepacked_shape shape = {1, 1, 1, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
+    moert_prepacked *prepacked = NULL;
+    const moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
     set_variable("MOERT_BACKEND", "nvidia");
     if (has_tensor_cores("nvidia is an error")) {
         ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm)); /* of float32: not on tensor cores */
@@ -262,9 +262,9 @@ TEST(test_a_backend_named_for_another_device_is_an_error) {
         const char *const text = "MOERT_BACKEND is nvidia, which takes GPUs of compute";
         ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED, text);
         ASSERT_FAILS(run_as(MOERT_GEMM_WGRAD, &gemm), MOERT_ERROR_UNSUPPORTED, text);
-        ASSERT_FAILS(moert_packed_create(test_device, &shape, &packed), MOERT_ERROR_UNSUPPORTED,
-                     text);
-        assert_null(packed);
+        ASSERT_FAILS(moert_prepacked_create(test_device, &shape, &prepacked),
+                     MOERT_ERROR_UNSUPPORTED, text);
+        assert_null(prepacked);
     }
     set_variable("MOERT_BACKEND", NULL);
     ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));

@@ -73,14 +73,14 @@ TEST_WITH(test_one_call_has_the_bits_of_two, NULL, force_none) {
 TEST_WITH(test_an_h_of_bf16_is_the_rounded_one, force_taking, force_none) {
     for (size_t i = 0; i < PROBLEMS; i++)
         for (size_t w = 0; w < gemm_way_count; w++) {
-            if (gemm_ways[w].type == MOERT_NUMBER_F32)
+            if (gemm_ways[w].type == MOERT_DTYPE_F32)
                 continue; /* refused */
             gated_run how = gated_forms[i % GATED_FORMS];
             const gated full = run_gated(&problems[i], &how, &gemm_ways[w], false);
-            how.type = MOERT_NUMBER_BF16;
+            how.type = MOERT_DTYPE_BF16;
             const gated rounded = run_gated(&problems[i], &how, &gemm_ways[w], false);
             for (size_t j = 0; j < full.results; j++)
-                full.h[j] = round_to(MOERT_NUMBER_BF16, full.h[j]);
+                full.h[j] = round_to(MOERT_DTYPE_BF16, full.h[j]);
             assert_same_bits(gemm_ways[w].name, rounded.h, full.h, full.results);
             compare_arrays(gemm_ways[w].name, &rounded.a, &full.a);
         }
@@ -153,7 +153,7 @@ TEST(test_one_and_two_threads_give_the_same_bits) {
 TEST(test_what_does_not_fit_together_is_refused) {
     const problem p = {.n = 4, .k = 4, .rows = 4, .groups = 1, .ends = {4}};
     const arrays a = make_arrays(&p, true);
-    moert_gemm right = upload_gemm(&p, &a, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
+    moert_gemm right = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
     right.gated = true;
     right.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = unset_floats(8)};
     moert_gemm wrong[] = {right, right, right, right, right, right, right};
@@ -169,25 +169,25 @@ TEST(test_what_does_not_fit_together_is_refused) {
         ASSERT_OK(moert_gemm_run(&right));
         for (size_t i = 0; i < MOERT_COUNT(wrong); i++)
             assert_int_equal(moert_gemm_run(&wrong[i]), MOERT_ERROR_USAGE);
-        moert_gemm coded = right;
-        coded.glu.type = MOERT_NUMBER_BF16;
-        ASSERT_FAILS(moert_gemm_run(&coded), MOERT_ERROR_UNSUPPORTED, "no h of bf16");
+        moert_gemm quantized = right;
+        quantized.glu.type = MOERT_DTYPE_BF16;
+        ASSERT_FAILS(moert_gemm_run(&quantized), MOERT_ERROR_UNSUPPORTED, "no h of bf16");
     }
-    moert_packed_shape shape = {1, 4, 4, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
-    moert_packed *packed = NULL;
-    ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
-    if (packed != NULL) {
+    moert_prepacked_shape shape = {1, 4, 4, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
+    moert_prepacked *prepacked = NULL;
+    ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
+    if (prepacked != NULL) {
         moert_gemm by_panels = right;
-        by_panels.packed = packed;
+        by_panels.prepacked = prepacked;
         ASSERT_FAILS(moert_gemm_run(&by_panels), MOERT_ERROR_USAGE, "serves no forward with a GLU");
         by_panels.glu.form.interleaved = true;
-        ASSERT_OK(moert_packed_fill(packed, right.weight));
+        ASSERT_OK(moert_prepacked_fill(prepacked, right.weight));
         ASSERT_OK(moert_gemm_run(&by_panels));
     }
-    moert_packed_destroy(packed);
+    moert_prepacked_destroy(prepacked);
     shape.n = 3;
-    shape.use = MOERT_PACKED_GATED;
-    ASSERT_FAILS(moert_packed_create(test_device, &shape, &packed), MOERT_ERROR_USAGE, "odd");
+    shape.use = MOERT_PREPACKED_GATED;
+    ASSERT_FAILS(moert_prepacked_create(test_device, &shape, &prepacked), MOERT_ERROR_USAGE, "odd");
 }
 
 int main(int count, char **words) {

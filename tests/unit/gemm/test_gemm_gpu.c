@@ -30,11 +30,11 @@ TEST(test_no_tile_shows_in_the_bits_in_gpu_form) {
 }
 
 TEST(test_weights_are_not_packed_in_gpu_form) {
-    const moert_packed_shape shape = {2, 64, 64, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
-    moert_packed *packed;
-    assert_int_equal(moert_packed_need(test_device, &shape), 0);
-    ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
-    assert_null(packed);
+    const moert_prepacked_shape shape = {2, 64, 64, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
+    moert_prepacked *prepacked;
+    assert_int_equal(moert_prepacked_need(test_device, &shape), 0);
+    ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
+    assert_null(prepacked);
 }
 
 TESTS(open_test_device, close_test_device)

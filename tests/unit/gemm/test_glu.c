@@ -39,15 +39,15 @@ static problem make_problem(moert_glu_form form, size_t rows, size_t width, size
 
 /* How matrices lie on the device. */
 typedef struct storage {
-    moert_number from, type; /* of v and dh; of h and dv */
-    bool in_place;           /* dv is v */
+    moert_dtype from, type; /* of v and dh; of h and dv */
+    bool in_place;          /* dv is v */
 } storage;
 
 /* Forward and backward on the device. */
 static void run_as(problem *p, const char *backend, storage as) {
     const size_t count = p->rows * p->width, probs = p->rows * p->stride;
     set_variable("MOERT_BACKEND", backend);
-    moert_buffer *v = upload_codes(p->v, 2 * count, as.from);
+    moert_buffer *v = upload_as(p->v, 2 * count, as.from);
     moert_buffer *prob = upload(p->prob, probs * sizeof(float));
     moert_buffer *dprob = upload(p->dprob, probs * sizeof(float));
     moert_glu glu = {.form = p->form,
@@ -58,19 +58,19 @@ static void run_as(problem *p, const char *backend, storage as) {
                      .prob_stride = p->stride > 1 ? p->stride : 0,
                      .from = as.from,
                      .type = as.type,
-                     .h = upload_codes(p->h, count, as.type),
-                     .dh = upload_codes(p->dh, count, as.from),
-                     .dv = as.in_place ? v : upload_codes(p->dv, 2 * count, as.type),
+                     .h = upload_as(p->h, count, as.type),
+                     .dh = upload_as(p->dh, count, as.from),
+                     .dv = as.in_place ? v : upload_as(p->dv, 2 * count, as.type),
                      .dprob = p->stride > 0 ? dprob : NULL};
     ASSERT_OK(moert_glu_forward(&glu));
     ASSERT_OK(moert_glu_backward(&glu));
-    download_codes(glu.h, p->h, count, as.type);
-    download_codes(glu.dv, p->dv, 2 * count, as.type);
+    download_as(glu.h, p->h, count, as.type);
+    download_as(glu.dv, p->dv, 2 * count, as.type);
     download_into(dprob, p->dprob, probs * sizeof(float));
 }
 
 static void run(problem *p, const char *backend) {
-    run_as(p, backend, (storage){MOERT_NUMBER_F32, MOERT_NUMBER_F32, false});
+    run_as(p, backend, (storage){MOERT_DTYPE_F32, MOERT_DTYPE_F32, false});
 }
 
 static size_t gate_at(const problem *p, size_t m, size_t j) {
@@ -234,7 +234,7 @@ TEST(test_strided_probs_leave_their_neighbours_alone) {
     }
 }
 
-static void round_all(float *values, size_t count, moert_number type) {
+static void round_all(float *values, size_t count, moert_dtype type) {
     for (size_t i = 0; i < count; i++)
         values[i] = round_to(type, values[i]);
 }
@@ -242,23 +242,24 @@ static void round_all(float *values, size_t count, moert_number type) {
 /* Against float32 in and out, of the same numbers. */
 static void check_storage(moert_glu_form form, size_t width, const char *backend, storage as) {
     enum { ROWS = 5 };
-    problem full = make_problem(form, ROWS, width, 1), coded = make_problem(form, ROWS, width, 1);
+    problem full = make_problem(form, ROWS, width, 1),
+            quantized = make_problem(form, ROWS, width, 1);
     round_all(full.v, 2 * ROWS * width, as.from);
     round_all(full.dh, ROWS * width, as.from);
     run(&full, backend);
-    run_as(&coded, backend, as);
+    run_as(&quantized, backend, as);
     round_all(full.h, ROWS * width, as.type);
     round_all(full.dv, 2 * ROWS * width, as.type);
-    assert_same_bits("h", coded.h, full.h, ROWS * width);
-    assert_same_bits("dv", coded.dv, full.dv, 2 * ROWS * width);
-    assert_same_bits("dprob", coded.dprob, full.dprob, ROWS);
+    assert_same_bits("h", quantized.h, full.h, ROWS * width);
+    assert_same_bits("dv", quantized.dv, full.dv, 2 * ROWS * width);
+    assert_same_bits("dprob", quantized.dprob, full.dprob, ROWS);
 }
 
 TEST(test_types_round_what_is_read_and_stored_and_nothing_else) {
-    static const storage storages[] = {{MOERT_NUMBER_F32, MOERT_NUMBER_F32, true},
-                                       {MOERT_NUMBER_F32, MOERT_NUMBER_BF16, false},
-                                       {MOERT_NUMBER_BF16, MOERT_NUMBER_F32, false},
-                                       {MOERT_NUMBER_BF16, MOERT_NUMBER_BF16, true}};
+    static const storage storages[] = {{MOERT_DTYPE_F32, MOERT_DTYPE_F32, true},
+                                       {MOERT_DTYPE_F32, MOERT_DTYPE_BF16, false},
+                                       {MOERT_DTYPE_BF16, MOERT_DTYPE_F32, false},
+                                       {MOERT_DTYPE_BF16, MOERT_DTYPE_BF16, true}};
     const size_t widths[] = {1, 15, 16, 60, 132, 1025};
     for (size_t i = 0; i < FORMS * 6 * 4 * 2; i++)
         check_storage(forms[i % FORMS], widths[i / FORMS % 6], backends[i / FORMS / 6 / 4],

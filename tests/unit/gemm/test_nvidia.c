@@ -1,13 +1,13 @@
 // run: np=1 sanitize=1
-/* Grouped products of bf16 factors by the nvidia backend: on an NVIDIA GPU by tensor cores, within
+/* Grouped products of bf16 operands by the nvidia backend: on an NVIDIA GPU by tensor cores, within
  * their rounding of the reference; elsewhere, and for rows that are not aligned, by portable. */
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "gemm/nvidia/tensor_cores.h"
 #include "support/gemm/gemm.h"
 
 static const way nvidia = {
-    .name = "nvidia", .backend = "auto", .type = MOERT_NUMBER_BF16, .packed = true};
+    .name = "nvidia", .backend = "auto", .type = MOERT_DTYPE_BF16, .prepacked = true};
 
 /* tiles that are whole, and by one too long or short; blocks of terms that end early; empty groups
  * and rows past the end; strides, places in y, one weight for all; the last three are not
@@ -84,9 +84,8 @@ TEST(test_products_of_random_numbers_are_within_their_rounding) {
 static void compare_rounded(const char *title, const float *codes, const float *floats,
                             size_t count) {
     for (size_t i = 0; i < count; i++) {
-        const float want = round_to(MOERT_NUMBER_BF16, floats[i]);
-        if (isnan(want) ? !isnan(codes[i])
-                        : moert_number_bits_of(codes[i]) != moert_number_bits_of(want))
+        const float want = round_to(MOERT_DTYPE_BF16, floats[i]);
+        if (isnan(want) ? !isnan(codes[i]) : moert_float_bits(codes[i]) != moert_float_bits(want))
             fail_msg("%s: code %zu is of %.9g, not of %.9g", title, i, (double)codes[i],
                      (double)want);
     }
@@ -97,7 +96,7 @@ static bool can(bool (*whether)(const moert_device *, const moert_gemm *), const
     const moert_gemm like = {.groups = {NULL, p->groups, p->rows},
                              .n = p->n,
                              .k = p->k,
-                             .type = MOERT_NUMBER_BF16,
+                             .type = MOERT_DTYPE_BF16,
                              .shared_weight = p->shared,
                              .ldx = p->k + p->pad_x,
                              .ldy = p->y_column + p->n + p->pad_y,
@@ -108,7 +107,7 @@ static bool can(bool (*whether)(const moert_device *, const moert_gemm *), const
 
 static void check_rounded(const problem *p, operation op) {
     way rounded = nvidia;
-    rounded.result = MOERT_NUMBER_BF16;
+    rounded.result = MOERT_DTYPE_BF16;
     const arrays got = run_new(p, op, &rounded, false), want = run_new(p, op, &nvidia, false);
     const results floats = results_of(p, op, &want);
     compare_rounded(titled("%s of n %zu, k %zu", operation_names[op], p->n, p->k),
@@ -132,7 +131,7 @@ TEST(test_rounded_results_are_casts_of_the_float32_ones) {
 
 static void check_scattered(const problem *p, operation op, size_t runs) {
     way rounded = nvidia, anywhere;
-    rounded.result = MOERT_NUMBER_BF16;
+    rounded.result = MOERT_DTYPE_BF16;
     anywhere = rounded;
     anywhere.runs = runs;
     const arrays got = run_new(p, op, &anywhere, false), want = run_new(p, op, &rounded, false);
@@ -173,29 +172,29 @@ TEST(test_results_that_are_not_rounded_are_refused) {
     const problem p = {.n = 2 * N, .k = 2 * N, .rows = ROWS, .groups = 1, .ends = {ROWS}};
     const arrays a = make_arrays(&p, true);
     set_variable("MOERT_BACKEND", NULL);
-    moert_gemm gemm = upload_gemm(&p, &a, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
-    gemm.type = gemm.result = MOERT_NUMBER_BF16;
+    moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+    gemm.type = gemm.result = MOERT_DTYPE_BF16;
     gemm.n = gemm.k = N;
     ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
     ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
     /* gates and ups together are aligned, each by itself is not */
-    const moert_packed_shape shape = {1, 2 * N, 2 * N, MOERT_PACKED_GATED, MOERT_NUMBER_BF16};
+    const moert_prepacked_shape shape = {1, 2 * N, 2 * N, MOERT_PREPACKED_GATED, MOERT_DTYPE_BF16};
     moert_gemm fused = gemm;
-    moert_packed *packed;
-    ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
+    moert_prepacked *prepacked;
+    ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
     fused.n = fused.k = 2 * N;
-    fused.packed = packed;
+    fused.prepacked = prepacked;
     fused.gated = true;
     fused.glu = (moert_glu){.form = MOERT_GLU_SWIGLU, .h = gemm.y};
     ASSERT_FAILS(moert_gemm_run(&fused), MOERT_ERROR_UNSUPPORTED, "results in f32");
-    moert_packed_destroy(packed);
+    moert_prepacked_destroy(prepacked);
     gemm.scatter = (moert_scatter){gemm.y, 1};
     for (int i = 0; i < 2; i++) {
         ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED,
                      "results without scatter");
         ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_UNSUPPORTED,
                      "results without scatter");
-        gemm.result = MOERT_NUMBER_F32;
+        gemm.result = MOERT_DTYPE_F32;
     }
 }
 
@@ -231,7 +230,7 @@ TEST(test_a_product_with_its_glu_is_that_of_the_reference) {
 static void check_rounded_v(const problem *p, size_t f) {
     gated_run how = gated_forms[f];
     const gated want = run_gated(p, &how, &nvidia, false);
-    how.v = MOERT_NUMBER_BF16;
+    how.v = MOERT_DTYPE_BF16;
     const gated got = run_gated(p, &how, &nvidia, false);
     compare_rounded("v", got.a.y, want.a.y, want.a.y_count);
     assert_same_bits("h", got.h, want.h, want.h_count);
@@ -295,13 +294,13 @@ TEST(test_units_that_join_in_do_not_show_in_the_bits) {
     }
 }
 
-/* ---- packings ---- */
+/* ---- prepacks ---- */
 
 TEST(test_one_packing_made_by_the_first_product_serves_all_uses) {
     enum { N = 32, K = 16, M = 4 };
     const problem p = {.n = N, .k = K, .rows = M, .groups = 1, .ends = {M}};
     uint16_t ones[N * K];
-    moert_packings packings = {0};
+    moert_prepacks prepacks = {0};
     if (!has_tensor_cores("portable computes"))
         return;
     set_variable("MOERT_BACKEND", NULL);
@@ -311,39 +310,39 @@ TEST(test_one_packing_made_by_the_first_product_serves_all_uses) {
         ones[i] = 0x3F80;
         a.weight[i] = (float)(i % K);
     }
-    moert_gemm product = upload_gemm(&p, &a, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
+    moert_gemm product = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
     moert_buffer *rows = upload(ones, sizeof ones), *result = product.y;
-    product.type = MOERT_NUMBER_BF16;
-    for (moert_packed_for use = 0; use < MOERT_PACKED_USES; use++) {
-        const bool dgrad = use == MOERT_PACKED_DGRAD;
+    product.type = MOERT_DTYPE_BF16;
+    for (moert_prepacked_use use = 0; use < MOERT_PREPACKED_USES; use++) {
+        const bool dgrad = use == MOERT_PREPACKED_DGRAD;
         moert_gemm gemm = product;
         gemm.kind = dgrad ? MOERT_GEMM_DGRAD : MOERT_GEMM_FORWARD;
         gemm.x = dgrad ? result : rows;
         gemm.y = dgrad ? rows : result;
-        gemm.gated = use == MOERT_PACKED_GATED;
-        ASSERT_OK(moert_packings_take(&packings, &gemm));
+        gemm.gated = use == MOERT_PREPACKED_GATED;
+        ASSERT_OK(moert_prepacks_take(&prepacks, &gemm));
         gemm.gated = false;
-        assert_non_null(gemm.packed);
-        assert_int_equal(moert_packings_bytes(&packings), N * K * sizeof(uint16_t));
+        assert_non_null(gemm.prepacked);
+        assert_int_equal(moert_prepacks_bytes(&prepacks), N * K * sizeof(uint16_t));
         ASSERT_OK(moert_gemm_run(&gemm));
         float first[2];
         ASSERT_OK(moert_buffer_read(result, 0, first, sizeof first));
         assert_true(first[1] == (dgrad ? (float)N : (float)(K * (K - 1) / 2)));
     }
-    /* whoever changes the weight may write the packing as well: then no product makes it anew */
+    /* whoever changes the weight may write the prepack as well: then no product makes it anew */
     product.x = rows;
-    ASSERT_OK(moert_buffer_write(moert_packings_copy(&packings, N * K), 0, ones, sizeof ones));
+    ASSERT_OK(moert_buffer_write(moert_prepacks_copy(&prepacks, N * K), 0, ones, sizeof ones));
     for (int i = 0; i < 3; i++) {
         float sum;
-        moert_packings_changed(&packings);
+        moert_prepacks_changed(&prepacks);
         if (i < 2)
-            moert_packings_rounded(&packings);
-        ASSERT_OK(moert_packings_take(&packings, &product));
+            moert_prepacks_rounded(&prepacks);
+        ASSERT_OK(moert_prepacks_take(&prepacks, &product));
         ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &product));
         ASSERT_OK(moert_buffer_read(result, 0, &sum, sizeof sum));
         assert_true(sum == (float)(i < 2 ? K : K * (K - 1) / 2));
     }
-    moert_packings_free(&packings);
+    moert_prepacks_free(&prepacks);
 }
 
 int main(void) {

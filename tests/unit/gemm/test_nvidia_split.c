@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Grouped products of float32 factors that may be split into parts: on a Hopper GPU by tensor
+/* Grouped products of float32 operands that may be split into parts: on a Hopper GPU by tensor
  * cores, about as exact as a chain of fma; elsewhere, and where rows are not aligned, such
  * chains. */
 #include "base/memory.h"

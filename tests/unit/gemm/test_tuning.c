@@ -15,14 +15,14 @@ static void read_rows(const char *text) {
 
 /* Rows in the place of the built-in ones. */
 static void build_in(const char *text) {
-    ASSERT_OK(moert_make_folders(in_folder("kernels/gemm")));
+    ASSERT_OK(moert_make_directories(in_directory("kernels/gemm")));
     write_text("kernels/gemm/tuning.txt", text);
-    set_variable("MOERT_KERNEL_DIR", in_folder("kernels"));
+    set_variable("MOERT_KERNEL_DIR", in_directory("kernels"));
     moert_tuning_reload();
 }
 
 static moert_choices find(moert_tuned what, size_t n, size_t k, size_t rows) {
-    const moert_tuning_key key = {what, MOERT_NUMBER_F32, n, k, rows};
+    const moert_tuning_key key = {what, MOERT_DTYPE_F32, n, k, rows};
     bool measured;
     return moert_tuning_find(test_device, &key, &measured);
 }
@@ -42,7 +42,7 @@ TEST_WITH(test_a_row_is_printed_as_it_was_read, forget_tuning, NULL) {
         "device \"An EPYC, \"forward f32 1408 512 32-63 split=64",
         "device \"An EPYC, \" forward f32 1408 512 32-63 split=64",
         "vendor \"AMD\" wgrad bf16 1- 16-512 * width=3",
-        "family \"cpu-avx512\" packed_dgrad * * 7 8- lines=12",
+        "family \"cpu-avx512\" prepacked_dgrad * * 7 8- lines=12",
     };
     for (size_t i = 0; i < MOERT_COUNT(lines); i++) {
         moert_tuning_row row;
@@ -139,7 +139,7 @@ TEST_WITH(test_built_in_rows_are_whole, forget_tuning, NULL) {
     }
     free(text);
     assert_in_range(rows, 4, 10000);
-    const moert_tuning_key key = {MOERT_TUNED_WGRAD, MOERT_NUMBER_BF16, 0, 0, 0};
+    const moert_tuning_key key = {MOERT_TUNED_WGRAD, MOERT_DTYPE_BF16, 0, 0, 0};
     moert_tuning_report report;
     assert_true(moert_tuning_survey(test_device, &key, 0, &report));
     assert_non_null(strstr(report.place, "kernels/gemm/tuning.txt:"));
@@ -148,7 +148,7 @@ TEST_WITH(test_built_in_rows_are_whole, forget_tuning, NULL) {
 TEST_WITH(test_without_any_row_products_choose_as_they_can, forget_tuning, NULL) {
     build_in("# nothing\n");
     assert_choices(find(MOERT_TUNED_WGRAD, 10, 10, 10), standard_choices);
-    ASSERT_OK(moert_remove_tree(in_folder("kernels")));
+    ASSERT_OK(moert_remove_tree(in_directory("kernels")));
     moert_tuning_reload();
     assert_choices(find(MOERT_TUNED_WGRAD, 10, 10, 10), standard_choices);
 }
@@ -200,7 +200,7 @@ TEST_WITH(test_measured_rows_come_before_built_in_ones_of_a_level, forget_tuning
 /* ---- remembering ---- */
 
 TEST_WITH(test_what_is_remembered_is_found_again, forget_tuning, NULL) {
-    const moert_tuning_key key = {MOERT_TUNED_DGRAD, MOERT_NUMBER_BF16, 96, 64, 50};
+    const moert_tuning_key key = {MOERT_TUNED_DGRAD, MOERT_DTYPE_BF16, 96, 64, 50};
     const moert_choices first = {2, 256, 64, 6, 3, 32}, second = {1, 16, 1, 1, 1, 16};
     moert_tuning_key other = key;
     bool measured;
@@ -219,14 +219,14 @@ TEST_WITH(test_what_is_remembered_is_found_again, forget_tuning, NULL) {
         assert_false(measured);
         moert_tuning_reload();
     }
-    char *text = read_file(in_folder("rows"), NULL);
+    char *text = read_file(in_directory("rows"), NULL);
     assert_non_null(strstr(text, " dgrad bf16 96 64 32-63 panels=2 depth=256 split=64 lines=6 "
-                                 "width=3 fetch=32 # a test\n"));
+                                 "width=3 prefetch=32 # a test\n"));
 }
 
 TEST_WITH(test_a_file_that_cannot_be_written_is_said_and_the_row_serves, forget_tuning, NULL) {
-    const moert_tuning_key key = {MOERT_TUNED_DGRAD, MOERT_NUMBER_F32, 96, 64, 50};
-    set_variable("MOERT_TUNE_FILE", in_folder("no/such/folder"));
+    const moert_tuning_key key = {MOERT_TUNED_DGRAD, MOERT_DTYPE_F32, 96, 64, 50};
+    set_variable("MOERT_TUNE_FILE", in_directory("no/such/folder"));
     ASSERT_FAILS(
         moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &standard_choices, "a test"),
         MOERT_ERROR_IO, "cannot add a row of tuning");
@@ -245,7 +245,7 @@ TEST_WITH(test_rows_of_processes_that_write_at_once_are_whole, forget_tuning, NU
         const moert_choices c = {1 + i, 16, 1, 1, 1, 16};
         moert_status status = MOERT_OK;
         for (size_t row = 1; row <= ROWS; row++) {
-            const moert_tuning_key key = {MOERT_TUNED_WGRAD, MOERT_NUMBER_F32, row, 1 + i, 1};
+            const moert_tuning_key key = {MOERT_TUNED_WGRAD, MOERT_DTYPE_F32, row, 1 + i, 1};
             status |= moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &c, "a test");
         }
         _exit(status == MOERT_OK ? 0 : 1);
@@ -261,4 +261,4 @@ TEST_WITH(test_rows_of_processes_that_write_at_once_are_whole, forget_tuning, NU
             assert_int_equal(find(MOERT_TUNED_WGRAD, row, 1 + i, 1).panels, 1 + i);
 }
 
-TESTS(open_device_and_folder, close_device_and_folder)
+TESTS(open_device_and_directory, close_device_and_directory)

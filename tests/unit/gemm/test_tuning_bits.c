@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1
 /* No choice of tuning shows in the bits of a product, however it was made: forced, measured, or by
- * a weight that was packed before. */
+ * a weight that was prepacked before. */
 #include <unistd.h>
 
 #include "base/memory.h"
@@ -10,7 +10,7 @@
 #include "support/gemm/tuning.h"
 
 static moert_choices find(void) {
-    const moert_tuning_key key = {MOERT_TUNED_FORWARD, MOERT_NUMBER_F32, 1, 1, 1};
+    const moert_tuning_key key = {MOERT_TUNED_FORWARD, MOERT_DTYPE_F32, 1, 1, 1};
     bool measured;
     return moert_tuning_find(test_device, &key, &measured);
 }
@@ -21,7 +21,7 @@ static bool equal(moert_choices a, moert_choices b) {
 
 /* ---- bits ---- */
 
-/* All problems by forced choices, packed and not, against the way `first`, a reference. */
+/* All problems by forced choices, prepacked and not, against the way `first`, a reference. */
 static void check_bits(size_t first, const moert_choices *choices, size_t count) {
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
@@ -111,25 +111,26 @@ static bool is_plain(const problem *p) {
     return p->accumulate && p->pad_x + p->pad_y + p->y_column == 0;
 }
 
-/* A packed weight keeps its panels when the rows change under it; tiles are one or more of them. */
-static void check_panels(const problem *p, const moert_choices *packing,
+/* A prepacked weight keeps its panels when the rows change under it; tiles are one or more of them. */
+static void check_panels(const problem *p, const moert_choices *prepack,
                          const moert_choices *product) {
     arrays a = make_arrays(p, false), want = run_new(p, DGRAD, &gemm_ways[REFERENCE_F32], false);
     set_variable("MOERT_BACKEND", "portable");
-    moert_gemm gemm = upload_gemm(p, &a, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
+    moert_gemm gemm = upload_gemm(p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
     gemm.accumulate = true;
-    const moert_packed_shape shape = {p->groups, p->n, p->k, MOERT_PACKED_DGRAD, MOERT_NUMBER_F32};
-    moert_packed *packed;
-    ASSERT_OK(moert_tuning_force(packing));
-    ASSERT_OK(moert_packed_create(test_device, &shape, &packed));
+    const moert_prepacked_shape shape = {p->groups, p->n, p->k, MOERT_PREPACKED_DGRAD,
+                                         MOERT_DTYPE_F32};
+    moert_prepacked *prepacked;
+    ASSERT_OK(moert_tuning_force(prepack));
+    ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
     ASSERT_OK(moert_tuning_force(product));
-    ASSERT_OK(moert_packed_fill(packed, gemm.weight));
-    gemm.packed = packed;
+    ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight));
+    gemm.prepacked = prepacked;
     ASSERT_OK(run_as(MOERT_GEMM_DGRAD, &gemm));
     ASSERT_OK(moert_tuning_force(NULL));
     download_into(gemm.x, a.x, a.x_count * sizeof(float));
     compare_arrays("packed before", &a, &want);
-    moert_packed_destroy(packed);
+    moert_prepacked_destroy(prepacked);
 }
 
 TEST_WITH(test_a_packed_weight_keeps_its_panels, forget_tuning, NULL) {
@@ -176,15 +177,15 @@ TEST_WITH(test_a_search_finds_what_is_faster_by_far, forget_tuning, NULL) {
     assert_in_range(c.prepared, found.count, c.runs);
 }
 
-static size_t count_fetches(bool fetches) {
+static size_t count_fetches(bool prefetches) {
     static counted c;
     c = (counted){.runs = 0};
-    const moert_trial trial = {test_device, &c, NULL, count_run, fetches};
+    const moert_trial trial = {test_device, &c, NULL, count_run, prefetches};
     moert_tune_result found;
     size_t count = 0;
-    ASSERT_OK(moert_tune_search(&trial, &standard_choices, MOERT_TUNE_FETCH, 1, &found));
+    ASSERT_OK(moert_tune_search(&trial, &standard_choices, MOERT_TUNE_PREFETCH, 1, &found));
     for (size_t i = 0; i < found.count; i++)
-        count += found.candidates[i].choices.fetch != standard_choices.fetch;
+        count += found.candidates[i].choices.prefetch != standard_choices.prefetch;
     return count;
 }
 
@@ -207,7 +208,8 @@ TEST_WITH(test_without_time_a_search_stays_where_it_was, forget_tuning, NULL) {
 
 /* Number of rows in the file. */
 static size_t count_rows(void) {
-    char *text = access(in_folder("rows"), F_OK) == 0 ? read_file(in_folder("rows"), NULL) : NULL;
+    char *text =
+        access(in_directory("rows"), F_OK) == 0 ? read_file(in_directory("rows"), NULL) : NULL;
     size_t count = 0;
     for (const char *at = text; at != NULL && (at = strchr(at, '\n')) != NULL; at++)
         count++;
@@ -231,11 +233,11 @@ TEST_WITH(test_auto_measures_a_new_shape_once_and_keeps_the_bits, forget_tuning,
         if (again > 0)
             assert_int_equal(count_rows(), rows);
         rows = count_rows();
-        /* packed weights have no wgrad of their own; in GPU form there is nothing to measure */
+        /* prepacked weights have no wgrad of their own; in GPU form there is nothing to measure */
         const bool gpu_form = moert_device_describe(test_device)->gpu_form;
         assert_int_equal(rows, gpu_form ? 0 : 3 * (3 + 2 + 3));
         moert_tuning_reload();
     }
 }
 
-TESTS(open_device_and_folder, close_device_and_folder)
+TESTS(open_device_and_directory, close_device_and_directory)

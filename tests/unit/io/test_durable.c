@@ -22,22 +22,22 @@ static void assert_text(const char *path, const char *expected) {
 }
 
 TEST(test_write_replaces_a_text_and_leaves_no_temporary_file) {
-    const char *path = in_folder("state.json");
+    const char *path = in_directory("state.json");
     ASSERT_OK(moert_durable_write(path, "one"));
     assert_text(path, "one");
     ASSERT_OK(moert_durable_write(path, ""));
     assert_text(path, "");
-    assert_false(exists(in_folder("state.json.tmp")));
+    assert_false(exists(in_directory("state.json.tmp")));
 }
 
 TEST(test_write_into_an_absent_folder_says_what_failed) {
-    const char *path = in_folder("absent/state.json");
+    const char *path = in_directory("absent/state.json");
     ASSERT_FAILS(moert_durable_write(path, "one"), MOERT_ERROR_IO, strerror(ENOENT));
     assert_non_null(strstr(moert_last_error(), path));
 }
 
 TEST(test_a_write_that_does_not_fit_keeps_the_older_text) {
-    const char *path = in_folder("full.json");
+    const char *path = in_directory("full.json");
     struct rlimit before, small;
     ASSERT_OK(moert_durable_write(path, "older"));
     signal(SIGXFSZ, SIG_IGN);
@@ -49,21 +49,21 @@ TEST(test_a_write_that_does_not_fit_keeps_the_older_text) {
     setrlimit(RLIMIT_FSIZE, &before);
     ASSERT_FAILS(status, MOERT_ERROR_IO, strerror(EFBIG));
     assert_text(path, "older");
-    assert_false(exists(in_folder("full.json.tmp")));
+    assert_false(exists(in_directory("full.json.tmp")));
 }
 
 TEST(test_write_over_a_folder_fails_and_cleans_up) {
-    const char *path = in_folder("taken");
-    ASSERT_OK(moert_make_folders(path));
+    const char *path = in_directory("taken");
+    ASSERT_OK(moert_make_directories(path));
     ASSERT_FAILS(moert_durable_write(path, "text"), MOERT_ERROR_IO, path);
-    assert_false(exists(in_folder("taken.tmp")));
+    assert_false(exists(in_directory("taken.tmp")));
 }
 
 TEST(test_settle_gives_a_file_its_name_or_removes_it) {
-    char *temporary = owned(strdup(in_folder("settled.tmp")), free);
-    char *path = owned(strdup(in_folder("settled")), free);
-    char *target = owned(strdup(in_folder("a-target")), free);
-    ASSERT_OK(moert_make_folders(target));
+    char *temporary = owned(strdup(in_directory("settled.tmp")), free);
+    char *path = owned(strdup(in_directory("settled")), free);
+    char *target = owned(strdup(in_directory("a-target")), free);
+    ASSERT_OK(moert_make_directories(target));
     ASSERT_OK(moert_durable_write(temporary, "one"));
     ASSERT_OK(moert_durable_settle(temporary, path, MOERT_OK));
     assert_text(path, "one");
@@ -78,9 +78,9 @@ TEST(test_settle_gives_a_file_its_name_or_removes_it) {
 
 TEST(test_read_refuses_what_is_no_short_text) {
     char *text;
-    const char *path = in_folder("text");
-    ASSERT_FAILS(moert_read_text(in_folder("absent"), 10, &text), MOERT_ERROR_IO, "absent");
-    ASSERT_FAILS(moert_read_text(test_folder, 10, &text), MOERT_ERROR_IO, test_folder);
+    const char *path = in_directory("text");
+    ASSERT_FAILS(moert_read_text(in_directory("absent"), 10, &text), MOERT_ERROR_IO, "absent");
+    ASSERT_FAILS(moert_read_text(test_directory, 10, &text), MOERT_ERROR_IO, test_directory);
     ASSERT_OK(moert_durable_write(path, "0123456789a"));
     ASSERT_FAILS(moert_read_text(path, 10, &text), MOERT_ERROR_FORMAT, "limit 10");
     FILE *file = fopen(path, "w");
@@ -90,56 +90,57 @@ TEST(test_read_refuses_what_is_no_short_text) {
 }
 
 TEST(test_folders_are_made_with_their_parents) {
-    ASSERT_OK(moert_make_folders(in_folder("a/b//c/")));
-    assert_true(exists(in_folder("a/b/c")));
-    ASSERT_OK(moert_make_folders(in_folder("a/b/c")));
-    ASSERT_OK(moert_make_folders("/"));
-    ASSERT_FAILS(moert_make_folders(""), MOERT_ERROR_IO, strerror(ENOENT));
-    ASSERT_OK(moert_durable_write(in_folder("a/file"), ""));
-    ASSERT_FAILS(moert_make_folders(in_folder("a/file/b")), MOERT_ERROR_IO, "a/file");
+    ASSERT_OK(moert_make_directories(in_directory("a/b//c/")));
+    assert_true(exists(in_directory("a/b/c")));
+    ASSERT_OK(moert_make_directories(in_directory("a/b/c")));
+    ASSERT_OK(moert_make_directories("/"));
+    ASSERT_FAILS(moert_make_directories(""), MOERT_ERROR_IO, strerror(ENOENT));
+    ASSERT_OK(moert_durable_write(in_directory("a/file"), ""));
+    ASSERT_FAILS(moert_make_directories(in_directory("a/file/b")), MOERT_ERROR_IO, "a/file");
 }
 
 TEST(test_a_tree_is_removed_but_not_what_its_links_lead_to) {
-    const char *kept = in_folder("kept");
-    ASSERT_OK(moert_make_folders(in_folder("tree/deep/er")));
+    const char *kept = in_directory("kept");
+    ASSERT_OK(moert_make_directories(in_directory("tree/deep/er")));
     ASSERT_OK(moert_durable_write(kept, "kept"));
-    ASSERT_OK(moert_durable_write(in_folder("tree/deep/file"), "gone"));
-    assert_int_equal(symlink(kept, in_folder("tree/link")), 0);
-    assert_int_equal(symlink(test_folder, in_folder("tree/deep/loop")), 0);
-    ASSERT_OK(moert_remove_tree(in_folder("tree")));
-    assert_false(exists(in_folder("tree")));
-    assert_text(in_folder("kept"), "kept");
-    ASSERT_OK(moert_remove_tree(in_folder("tree")));
+    ASSERT_OK(moert_durable_write(in_directory("tree/deep/file"), "gone"));
+    assert_int_equal(symlink(kept, in_directory("tree/link")), 0);
+    assert_int_equal(symlink(test_directory, in_directory("tree/deep/loop")), 0);
+    ASSERT_OK(moert_remove_tree(in_directory("tree")));
+    assert_false(exists(in_directory("tree")));
+    assert_text(in_directory("kept"), "kept");
+    ASSERT_OK(moert_remove_tree(in_directory("tree")));
 }
 
 static void make_checkpoint(const char *name, const char *text) {
     char path[PATH_MAX];
-    ASSERT_OK(moert_make_folders(in_folder(name)));
-    snprintf(path, sizeof path, "%s/%s/state", test_folder, name);
+    ASSERT_OK(moert_make_directories(in_directory(name)));
+    snprintf(path, sizeof path, "%s/%s/state", test_directory, name);
     ASSERT_OK(moert_durable_write(path, text));
 }
 
 TEST(test_commit_gives_a_folder_its_name_and_replaces_an_older_one) {
     make_checkpoint("step.tmp", "first");
-    ASSERT_OK(moert_durable_commit(in_folder("step.tmp"), in_folder("step/")));
-    assert_text(in_folder("step/state"), "first");
+    ASSERT_OK(moert_durable_commit(in_directory("step.tmp"), in_directory("step/")));
+    assert_text(in_directory("step/state"), "first");
     make_checkpoint("step.old", "left by a crash");
     make_checkpoint("step.tmp", "second");
-    ASSERT_OK(moert_durable_commit(in_folder("step.tmp/"), in_folder("step")));
-    assert_text(in_folder("step/state"), "second");
-    assert_false(exists(in_folder("step.tmp")));
-    assert_false(exists(in_folder("step.old")));
+    ASSERT_OK(moert_durable_commit(in_directory("step.tmp/"), in_directory("step")));
+    assert_text(in_directory("step/state"), "second");
+    assert_false(exists(in_directory("step.tmp")));
+    assert_false(exists(in_directory("step.old")));
 }
 
 TEST(test_a_commit_that_fails_keeps_the_older_folder) {
     make_checkpoint("step", "older");
-    ASSERT_FAILS(moert_durable_commit(in_folder("absent"), in_folder("step")), MOERT_ERROR_IO,
+    ASSERT_FAILS(moert_durable_commit(in_directory("absent"), in_directory("step")), MOERT_ERROR_IO,
                  "absent");
-    assert_text(in_folder("step/state"), "older");
+    assert_text(in_directory("step/state"), "older");
     /* a folder cannot move into itself: the older one has been put aside and must come back */
-    ASSERT_FAILS(moert_durable_commit(test_folder, in_folder("step")), MOERT_ERROR_IO, "renamed");
-    assert_text(in_folder("step/state"), "older");
-    assert_false(exists(in_folder("step.old")));
+    ASSERT_FAILS(moert_durable_commit(test_directory, in_directory("step")), MOERT_ERROR_IO,
+                 "renamed");
+    assert_text(in_directory("step/state"), "older");
+    assert_false(exists(in_directory("step.old")));
 }
 
-TESTS(make_test_folder, remove_test_folder)
+TESTS(make_test_directory, remove_test_directory)

@@ -138,4 +138,4 @@ TEST(test_thousands_of_damaged_headers_never_crash) {
     assert_true(refused > CASES / 2);
 }
 
-TESTS(make_test_folder, remove_test_folder)
+TESTS(make_test_directory, remove_test_directory)

@@ -190,7 +190,7 @@ TEST(test_a_written_config_reads_back_equal_and_has_fixed_bytes) {
         first.tied_embeddings = true;
         ASSERT_OK(moert_model_config_text(&first, &text));
         write_text("config.json", text);
-        ASSERT_OK(moert_model_config_read(test_folder, &second));
+        ASSERT_OK(moert_model_config_read(test_directory, &second));
         assert_golden(&goldens[i], &second);
         assert_true(second.aux_coefficient == 0.0123f && second.tied_embeddings);
         assert_int_equal(second.max_positions, first.max_positions);
@@ -234,4 +234,4 @@ TEST(test_a_written_config_has_the_keys_that_transformers_writes) {
     assert_int_equal(moert_model_config_text(&other, &text), MOERT_ERROR_UNSUPPORTED);
 }
 
-TESTS(make_test_folder, remove_test_folder)
+TESTS(make_test_directory, remove_test_directory)

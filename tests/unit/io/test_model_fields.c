@@ -8,7 +8,7 @@
 
 static moert_status read_config(const char *text, moert_model_config *config) {
     write_text("config.json", text);
-    const moert_status status = moert_model_config_read(test_folder, config);
+    const moert_status status = moert_model_config_read(test_directory, config);
     if (status == MOERT_OK)
         owned(config->text, free);
     return status;
@@ -140,7 +140,7 @@ TEST(test_broken_configs_are_refused_with_key_and_file) {
     for (size_t i = 0; i < MOERT_COUNT(broken); i++) {
         memset(&config, 0x5a, sizeof config);
         ASSERT_FAILS(read_config(broken[i].text, &config), broken[i].status, broken[i].part);
-        assert_non_null(strstr(moert_last_error(), in_folder("config.json")));
+        assert_non_null(strstr(moert_last_error(), in_directory("config.json")));
         assert_int_equal(config.hidden, (size_t)0x5a5a5a5a5a5a5a5a); /* untouched on failure */
     }
     ASSERT_FAILS(moert_model_config_read("/tmp/absent-moert.json", &config), MOERT_ERROR_IO,
@@ -172,4 +172,4 @@ TEST(test_what_a_model_cannot_have_is_refused_by_the_model_check) {
     }
 }
 
-TESTS(make_test_folder, remove_test_folder)
+TESTS(make_test_directory, remove_test_directory)

@@ -168,4 +168,4 @@ TEST(test_empty_tensors_and_scalars_are_legal) {
     assert_int_equal(moert_tensors_get(tensors, "one", 0, NULL, &tensor), MOERT_ERROR_MISMATCH);
 }
 
-TESTS(make_test_folder, remove_test_folder)
+TESTS(make_test_directory, remove_test_directory)

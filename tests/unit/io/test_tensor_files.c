@@ -11,9 +11,9 @@
 #include "support/files.h"
 
 /* The folder, and no signal when a file grows past its limit. */
-static int make_limited_folder(void **state) {
+static int make_limited_directory(void **state) {
     signal(SIGXFSZ, SIG_IGN);
-    return make_test_folder(state);
+    return make_test_directory(state);
 }
 
 static void assert_same_file(const char *left, const char *right) {
@@ -54,7 +54,7 @@ TEST(test_what_is_written_is_read_back) {
     moert_tensors *tensors;
     const moert_tensor *tensor;
     float values[24];
-    const char *path = in_folder("whole.safetensors");
+    const char *path = in_directory("whole.safetensors");
     write_whole(path);
     tensors = open_tensors(path);
     assert_int_equal(moert_tensors_count(tensors), 4);
@@ -73,7 +73,7 @@ TEST(test_what_is_written_is_read_back) {
 }
 
 TEST(test_two_writers_of_pieces_give_the_bytes_of_one) {
-    const char *whole = in_folder("one.safetensors"), *pieces = in_folder("two.safetensors");
+    const char *whole = in_directory("one.safetensors"), *pieces = in_directory("two.safetensors");
     const moert_tensor_spec specs_reversed[] = {specs[3], specs[2], specs[1], specs[0]};
     moert_tensor_writer *first, *second;
     write_whole(whole);
@@ -98,7 +98,7 @@ TEST(test_the_header_is_a_multiple_of_8_bytes_in_the_order_of_names) {
         "\"z\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[4,7]}}";
     moert_tensor_writer *writer;
     size_t bytes;
-    const char *path = in_folder("order.safetensors");
+    const char *path = in_directory("order.safetensors");
     ASSERT_OK(moert_writer_open(path, two, 2, NULL, true, &writer));
     ASSERT_OK(moert_writer_close(writer));
     char *content = read_file(path, &bytes);
@@ -113,7 +113,7 @@ TEST(test_the_header_is_a_multiple_of_8_bytes_in_the_order_of_names) {
 TEST(test_a_writer_replaces_a_file_that_is_still_mapped) {
     moert_tensors *tensors;
     moert_tensor_writer *writer;
-    const char *path = in_folder("mapped.safetensors");
+    const char *path = in_directory("mapped.safetensors");
     write_whole(path);
     tensors = open_tensors(path);
     ASSERT_OK(moert_writer_open(path, specs, 1, NULL, true, &writer));
@@ -135,13 +135,13 @@ TEST(test_wrong_specs_and_pieces_are_refused) {
     };
     static const char *const twice[] = {"k", "1", "k", "2", NULL};
     moert_tensor_writer *writer;
-    const char *path = in_folder("wrong.safetensors");
+    const char *path = in_directory("wrong.safetensors");
     for (size_t i = 0; i < MOERT_COUNT(rows); i++)
         ASSERT_FAILS(moert_writer_open(path, rows[i].specs, 2, NULL, true, &writer),
                      MOERT_ERROR_USAGE, rows[i].part);
     ASSERT_FAILS(moert_writer_open(path, specs, 1, twice, true, &writer), MOERT_ERROR_USAGE, "'k'");
     ASSERT_FAILS(moert_writer_open(path, specs, 4, NULL, false, &writer), MOERT_ERROR_IO, path);
-    ASSERT_FAILS(moert_writer_open(in_folder("no/x"), specs, 4, NULL, true, &writer),
+    ASSERT_FAILS(moert_writer_open(in_directory("no/x"), specs, 4, NULL, true, &writer),
                  MOERT_ERROR_IO, strerror(ENOENT));
     write_whole(path);
     ASSERT_FAILS(moert_writer_open(path, specs, 3, metadata, false, &writer), MOERT_ERROR_MISMATCH,
@@ -161,7 +161,7 @@ TEST(test_a_file_that_does_not_fit_is_an_error_with_its_reason) {
     small.rlim_cur = 64;
     setrlimit(RLIMIT_FSIZE, &small);
     moert_status status =
-        moert_writer_open(in_folder("big.safetensors"), specs, 4, metadata, true, &writer);
+        moert_writer_open(in_directory("big.safetensors"), specs, 4, metadata, true, &writer);
     setrlimit(RLIMIT_FSIZE, &before);
     ASSERT_FAILS(status, MOERT_ERROR_IO, strerror(EFBIG));
 }
@@ -179,17 +179,17 @@ static void write_shard(const char *path, const char *name, float value) {
 }
 
 static void write_shards(const char *index) {
-    ASSERT_OK(moert_make_folders(in_folder("sharded")));
-    write_shard(in_folder("sharded/1.safetensors"), "a", 1.0f);
-    write_shard(in_folder("sharded/2.safetensors"), "b", 2.0f);
-    ASSERT_OK(moert_durable_write(in_folder(INDEX_NAME), index));
+    ASSERT_OK(moert_make_directories(in_directory("sharded")));
+    write_shard(in_directory("sharded/1.safetensors"), "a", 1.0f);
+    write_shard(in_directory("sharded/2.safetensors"), "b", 2.0f);
+    ASSERT_OK(moert_durable_write(in_directory(INDEX_NAME), index));
 }
 
 TEST(test_a_sharded_directory_gives_the_tensors_of_its_index) {
     moert_tensors *tensors;
     write_shards("{\"metadata\":{\"total_size\":8},"
                  "\"weight_map\":{\"b\":\"2.safetensors\",\"a\":\"1.safetensors\"}}");
-    const char *paths[] = {in_folder("sharded"), in_folder(INDEX_NAME)};
+    const char *paths[] = {in_directory("sharded"), in_directory(INDEX_NAME)};
     for (size_t i = 0; i < 2; i++) {
         float value;
         tensors = open_tensors(paths[i]);
@@ -201,7 +201,7 @@ TEST(test_a_sharded_directory_gives_the_tensors_of_its_index) {
         assert_string_equal(moert_tensors_at(tensors, 0)->name, "a");
     }
     write_shards("{\"weight_map\":{\"b\":\"2.safetensors\"}}");
-    tensors = open_tensors(in_folder("sharded"));
+    tensors = open_tensors(in_directory("sharded"));
     assert_int_equal(moert_tensors_count(tensors), 1);
 }
 
@@ -228,19 +228,19 @@ TEST(test_a_wrong_index_is_refused_with_tensor_and_shard) {
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         moert_tensors *tensors;
         write_shards(rows[i].index);
-        ASSERT_FAILS(moert_tensors_open(in_folder("sharded"), &tensors), rows[i].status,
+        ASSERT_FAILS(moert_tensors_open(in_directory("sharded"), &tensors), rows[i].status,
                      rows[i].part);
-        assert_non_null(strstr(moert_last_error(), in_folder("sharded")));
+        assert_non_null(strstr(moert_last_error(), in_directory("sharded")));
     }
 }
 
 TEST(test_a_directory_without_tensors_is_refused) {
     moert_tensors *tensors;
-    ASSERT_OK(moert_make_folders(in_folder("empty")));
-    ASSERT_FAILS(moert_tensors_open(in_folder("empty"), &tensors), MOERT_ERROR_IO,
-                 in_folder("empty"));
-    ASSERT_FAILS(moert_tensors_open(in_folder("absent.safetensors"), &tensors), MOERT_ERROR_IO,
+    ASSERT_OK(moert_make_directories(in_directory("empty")));
+    ASSERT_FAILS(moert_tensors_open(in_directory("empty"), &tensors), MOERT_ERROR_IO,
+                 in_directory("empty"));
+    ASSERT_FAILS(moert_tensors_open(in_directory("absent.safetensors"), &tensors), MOERT_ERROR_IO,
                  strerror(ENOENT));
 }
 
-TESTS(make_limited_folder, remove_test_folder)
+TESTS(make_limited_directory, remove_test_directory)

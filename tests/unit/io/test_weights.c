@@ -1,7 +1,7 @@
 // run: np=1 sanitize=1
 /* Weights in low precision: every value by its definition, and files that lack or contradict it. */
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "io/weights.h"
 #include "support/files.h"
 
@@ -21,7 +21,7 @@ static size_t elements_of(const moert_tensor_spec *spec) {
 }
 
 static moert_tensors *open_parts(const part *parts, size_t count) {
-    const char *path = in_folder("weights.safetensors");
+    const char *path = in_directory("weights.safetensors");
     moert_tensor_spec specs[MOST];
     moert_tensor_writer *writer;
     size_t used = 0;
@@ -61,7 +61,7 @@ TEST(test_an_fp8_weight_is_its_codes_times_the_scales_of_their_blocks) {
     ASSERT_OK(moert_weight_read(&weight, 0, N * K, values));
     for (size_t i = 0; i < N * K; i++) {
         const float scale = fp8_scales[i / K / 128 * 3 + i % K / 128];
-        assert_true(values[i] == moert_number_decode(MOERT_NUMBER_E4M3, fp8_codes[i]) * scale);
+        assert_true(values[i] == moert_dtype_decode(MOERT_DTYPE_E4M3, fp8_codes[i]) * scale);
     }
     ASSERT_OK(moert_weight_read(&weight, 127 * K + 100, 500, piece));
     assert_memory_equal(piece, values + 127 * K + 100, sizeof piece);
@@ -104,7 +104,7 @@ TEST(test_an_mxfp4_weight_is_its_codes_times_powers_of_two) {
     fill_mxfp4();
     moert_tensors *files = open_parts(mxfp4, 2);
     ASSERT_OK(moert_weight_find(files, "w", 3, fused, &weight));
-    assert_true(weight.turned);
+    assert_true(weight.transposed);
     ASSERT_OK(moert_weight_read(&weight, 0, FUSED, values));
     for (size_t i = 0; i < FUSED; i++) {
         const unsigned code = mxfp4_codes[i / 2] >> (i % 2 * 4) & 15;
@@ -125,7 +125,7 @@ TEST(test_a_plain_tensor_counts_before_blocks_of_its_name) {
     moert_weight weight;
     moert_tensors *files = open_parts(parts, 3);
     ASSERT_OK(moert_weight_find(files, "w", 3, fused, &weight));
-    assert_false(weight.turned);
+    assert_false(weight.transposed);
     ASSERT_OK(moert_weight_read(&weight, 0, FUSED, values));
     assert_memory_equal(values, plain, sizeof plain);
 }
@@ -230,4 +230,4 @@ TEST(test_a_weight_that_is_not_finite_is_refused_with_its_place) {
     mxfp4_scales[9] = kept;
 }
 
-TESTS(make_test_folder, remove_test_folder)
+TESTS(make_test_directory, remove_test_directory)

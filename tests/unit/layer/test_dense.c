@@ -33,7 +33,7 @@ static double run(moert_model *model, bool forward_only) {
     const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.0, 0.0};
     moert_model_result result;
     size_t first, count;
-    moert_model_share(SEQUENCES, test_rank, test_ranks, &first, &count);
+    moert_model_partition(SEQUENCES, test_rank, test_ranks, &first, &count);
     const int32_t *input = tokens + first * LENGTH;
     const moert_model_batch batch = {SEQUENCES, LENGTH, input, input + 1, forward_only};
     for (size_t i = 0; i < (forward_only ? 1 : 2); i++) {
@@ -116,7 +116,7 @@ static void round_weights(moert_model *model, bool router) {
             continue;
         float *values = values_of(tensor, false);
         for (size_t i = 0; i < tensor->elements; i++)
-            values[i] = round_to(MOERT_NUMBER_BF16, values[i]);
+            values[i] = round_to(MOERT_DTYPE_BF16, values[i]);
         set_values(tensor, values);
     }
     moert_model_weights_changed(model);
@@ -158,7 +158,7 @@ static double squared_norm(const moert_model *model) {
     double mine = 0.0, *all = test_alloc(test_ranks * sizeof *all), sum = 0.0;
     for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
         const moert_model_tensor *tensor = &moert_model_tensors(model)[t];
-        const moert_model_range slice = moert_model_slice(tensor);
+        const moert_model_range slice = moert_model_shard(tensor);
         if (slice.count == 0)
             continue;
         float *values = values_of(tensor, true);

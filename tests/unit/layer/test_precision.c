@@ -165,11 +165,11 @@ typedef struct breakage {
  * Called again, mends it. */
 static void break_or_mend(moert_layer *layer, const breakage *b, moert_buffer **small) {
     const int block = b->backward ? BLOCK_EXPERT_OUT : BLOCK_EXPERT_IN;
-    const moert_packed_for use =
-        moert_packed_use(&(moert_gemm){.kind = b->backward ? MOERT_GEMM_DGRAD : MOERT_GEMM_FORWARD,
-                                       .gated = true,
-                                       .glu.form = layer->options.glu});
-    moert_buffer **copy = &layer->rounded[block].weight[use]; /* unless packed */
+    const moert_prepacked_use use = moert_prepacked_use_of(
+        &(moert_gemm){.kind = b->backward ? MOERT_GEMM_DGRAD : MOERT_GEMM_FORWARD,
+                      .gated = true,
+                      .glu.form = layer->options.glu});
+    moert_buffer **copy = &layer->rounded[block].weight[use]; /* unless prepacked */
     moert_buffer **weight =
         *copy != NULL ? copy : &layer->block[block]->tensor[EXPERT_WEIGHT].weight;
     moert_buffer *kept = *weight;

@@ -19,7 +19,7 @@ static float *forward(layer_run *run, size_t bytes) {
     return y;
 }
 
-/* In every precision by the third forward of a weight: what is packed by the second one is in
+/* In every precision by the third forward of a weight: what is prepacked by the second one is in
  * use. */
 static void follow_weights(moert_precision precision) {
     moert_layer_options options = layer_form(64, 32);
@@ -51,7 +51,7 @@ TEST(test_weights_in_use_follow_when_told) {
 /* ---- what lies between the products ---- */
 
 /* Types of v, and of dv at once and deferred, of a layer. */
-static void check_types(const moert_layer_options *options, moert_number v, moert_number dv) {
+static void check_types(const moert_layer_options *options, moert_dtype v, moert_dtype dv) {
     for (int deferred = 0; deferred < 2; deferred++) {
         moert_layer_options changed = *options;
         moert_layer *layer;
@@ -67,9 +67,9 @@ static void check_types(const moert_layer_options *options, moert_number v, moer
 TEST(test_v_is_kept_as_codes_where_both_products_round) {
     const moert_device *device = moert_context_device(test_context);
     const bool rounds = strcmp(moert_backend_name(device), "nvidia") == 0;
-    const moert_number f32 = MOERT_NUMBER_F32, bf16 = MOERT_NUMBER_BF16;
+    const moert_dtype f32 = MOERT_DTYPE_F32, bf16 = MOERT_DTYPE_BF16;
     for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
-        const moert_number factor = p == MOERT_PRECISION_BF16 ? bf16 : f32;
+        const moert_dtype factor = p == MOERT_PRECISION_BF16 ? bf16 : f32;
         moert_layer_options options = layer_form(64, 32), odd = layer_form(64, 36);
         options.precision = odd.precision = (moert_precision)p;
         check_types(&options, rounds ? factor : f32, factor);
@@ -90,7 +90,7 @@ static moert_buffer *rounded(moert_precision precision, moert_axis axis, moert_g
     const bool nvfp4 = precision == MOERT_PRECISION_NVFP4;
     moert_buffer *target = test_buffer(bytes), *codes = test_buffer(bytes);
     if (precision == MOERT_PRECISION_BF16) {
-        const moert_number f32 = MOERT_NUMBER_F32, bf16 = MOERT_NUMBER_BF16;
+        const moert_dtype f32 = MOERT_DTYPE_F32, bf16 = MOERT_DTYPE_BF16;
         ASSERT_OK_ON_ALL(
             moert_cast_run(&(moert_cast){sizeof(moert_cast), f32, bf16, n, source, codes}));
         ASSERT_OK_ON_ALL(
@@ -119,13 +119,13 @@ static moert_buffer *rounded(moert_precision precision, moert_axis axis, moert_g
 
 /* What a layer makes of dv: codes in bf16, else the floats. */
 static moert_buffer *made(const moert_layer *layer, size_t n, const moert_buffer *source) {
-    const moert_number type = moert_precision_dv_type(layer);
+    const moert_dtype type = moert_precision_dv_type(layer);
     moert_buffer *target = test_buffer(n * sizeof(float));
-    if (type == MOERT_NUMBER_F32)
+    if (type == MOERT_DTYPE_F32)
         ASSERT_OK_ON_ALL(moert_buffer_copy(source, 0, target, 0, n * sizeof(float)));
     else
         ASSERT_OK_ON_ALL(moert_cast_run(
-            &(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32, type, n, source, target}));
+            &(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, type, n, source, target}));
     return target;
 }
 

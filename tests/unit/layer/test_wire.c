@@ -221,7 +221,7 @@ TEST(test_results_of_bf16_are_rounded_once) {
         largest = fmaxf(largest, fabsf(results[0].dx[i]));
     for (size_t i = 0; i < TOKENS * HIDDEN; i++) {
         const float y = results[0].y[i], dx = results[0].dx[i];
-        wrong += results[1].y[i] != round_to(MOERT_NUMBER_BF16, y);
+        wrong += results[1].y[i] != round_to(MOERT_DTYPE_BF16, y);
         wrong += !(fabsf(results[1].dx[i] - dx) <= 0x1p-8f * largest);
         rounded += results[1].y[i] != y && results[1].dx[i] != dx;
     }

@@ -36,7 +36,7 @@ static void golden_open(const char *name, golden *g) {
 
 /* This rank's sequences of the batch. */
 static moert_model_batch share(const golden *g, size_t *first, size_t *count) {
-    moert_model_share(g->sequences, test_rank, test_ranks, first, count);
+    moert_model_partition(g->sequences, test_rank, test_ranks, first, count);
     return (moert_model_batch){g->sequences, g->length, g->input + *first * g->length,
                                g->target + *first * g->length, false};
 }

@@ -1,6 +1,6 @@
 // run: np=1 gpu=1 sanitize=1
 /* Cross-entropy against float64, its gradient against float64 differences. */
-#include "base/number.h"
+#include "base/dtype.h"
 #include "nn/nn.h"
 #include "support/test.h"
 
@@ -18,7 +18,7 @@ typedef struct outcome {
     float *loss, *gradient; /* [T], [T,V] */
 } outcome;
 
-static outcome run_as(moert_number type, size_t tokens, size_t vocabulary, const int32_t *target,
+static outcome run_as(moert_dtype type, size_t tokens, size_t vocabulary, const int32_t *target,
                       const float *logits, float factor) {
     moert_buffer *logits_buffer = upload_floats(logits, tokens * vocabulary);
     moert_buffer *loss = unset_floats(tokens);
@@ -36,7 +36,7 @@ static outcome run_as(moert_number type, size_t tokens, size_t vocabulary, const
 
 static outcome run(size_t tokens, size_t vocabulary, const int32_t *target, const float *logits,
                    float factor) {
-    return run_as(MOERT_NUMBER_F32, tokens, vocabulary, target, logits, factor);
+    return run_as(MOERT_DTYPE_F32, tokens, vocabulary, target, logits, factor);
 }
 
 static void check(size_t tokens, size_t vocabulary, float scale) {
@@ -106,13 +106,13 @@ TEST(test_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row) {
         const int32_t target[TOKENS] = {0, -1, (int32_t)v - 1, (int32_t)v / 2};
         float *logits = random_floats(TOKENS * v, 8.0f, 13);
         outcome full = run(TOKENS, v, target, logits, 0.37f);
-        outcome coded = run_as(MOERT_NUMBER_BF16, TOKENS, v, target, logits, 0.37f);
-        const uint16_t *code = (const uint16_t *)coded.gradient;
-        assert_same_bits("loss", coded.loss, full.loss, TOKENS);
+        outcome quantized = run_as(MOERT_DTYPE_BF16, TOKENS, v, target, logits, 0.37f);
+        const uint16_t *code = (const uint16_t *)quantized.gradient;
+        assert_same_bits("loss", quantized.loss, full.loss, TOKENS);
         for (size_t t = 0; t < TOKENS; t++)
             for (size_t c = 0; c < v; c++)
                 assert_int_equal(code[t * 2 * v + c],
-                                 moert_number_encode(MOERT_NUMBER_BF16, full.gradient[t * v + c]));
+                                 moert_dtype_encode(MOERT_DTYPE_BF16, full.gradient[t * v + c]));
     }
 }
 

@@ -191,7 +191,7 @@ TEST(test_norm_gives_codes_of_its_results_alone_or_as_well) {
         const norm_case shape = cases[i];
         const size_t n = shape.rows * shape.width;
         oracle o = oracle_create(shape);
-        moert_buffer *codes = unset_codes(n), *alone = unset_codes(n);
+        moert_buffer *codes = unset_bf16(n), *alone = unset_bf16(n);
         problem p;
         upload_problem(&o, 0, shape.rows, shape.sequences, &p);
         p.forward.codes = codes;
@@ -201,8 +201,8 @@ TEST(test_norm_gives_codes_of_its_results_alone_or_as_well) {
         p.forward.codes = alone;
         ASSERT_OK(moert_norm_run(&p.forward));
         assert_near("y", y, o.y, n, 2e-6);
-        assert_codes("code beside y", codes, y, n);
-        assert_codes("code", alone, y, n);
+        assert_bf16("code beside y", codes, y, n);
+        assert_bf16("code", alone, y, n);
     }
 }
 
@@ -228,14 +228,14 @@ static void compare_rotated(size_t width) {
     ASSERT_OK(moert_norm_backward(&apart.backward));
     at_once.forward.rotation = at_once.backward.rotation = rotation;
     at_once.backward.dx = NULL;
-    at_once.backward.codes = unset_codes(n);
+    at_once.backward.codes = unset_bf16(n);
     ASSERT_OK(moert_norm_run(&at_once.forward));
     ASSERT_OK(moert_norm_backward(&at_once.backward));
     assert_same_bits_in("rotated y", at_once.forward.y, download_floats(apart.forward.y, n), n);
     assert_same_bits_in("gradient of the weight", at_once.backward.partial,
                         download_floats(apart.backward.partial, SEQUENCES * width),
                         SEQUENCES * width);
-    assert_codes("dx", at_once.backward.codes, download_floats(apart.backward.dx, n), n);
+    assert_bf16("dx", at_once.backward.codes, download_floats(apart.backward.dx, n), n);
 }
 
 TEST(test_norm_of_rotated_heads_has_the_bits_of_a_norm_and_a_rotation) {

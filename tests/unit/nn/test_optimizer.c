@@ -145,7 +145,7 @@ TEST(test_rounded_parameters_are_the_cast_ones) {
         float *got[2][3];
         gradient[n / 2] = NAN;
         moert_buffer *g = upload_floats(gradient, n);
-        moert_buffer *rounded = unset_codes(n), *cast = unset_codes(n);
+        moert_buffer *rounded = unset_bf16(n), *cast = unset_bf16(n);
         for (size_t with = 0; with < 2; with++) {
             const adam of = upload_state(parameter, n, n);
             moert_adamw adamw = settings;
@@ -153,8 +153,8 @@ TEST(test_rounded_parameters_are_the_cast_ones) {
             adamw.rounded = with > 0 ? rounded : NULL;
             ASSERT_OK(moert_adamw_step(&adamw, n, of.p, g, of.m, of.v));
             if (with > 0)
-                ASSERT_OK(moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_NUMBER_F32,
-                                                       MOERT_NUMBER_BF16, n, of.p, cast}));
+                ASSERT_OK(moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32,
+                                                       MOERT_DTYPE_BF16, n, of.p, cast}));
             download_state(of, n, n, got[with]);
         }
         uint16_t *want = download(cast, n * sizeof *want);

@@ -8,7 +8,7 @@ static double upstream(const ops_data *data, size_t r, size_t j) {
     const moert_op_options *o = &data->shape.options;
     const size_t g = ops_glu_group(r);
     const double alpha =
-        o->glu.offset == 0.0f ? ops_glu_factor(data, MOERT_OP_BUFFER_alpha, g) : 1.0;
+        o->glu.offset == 0.0f ? ops_glu_operand(data, MOERT_OP_BUFFER_alpha, g) : 1.0;
     double acc = 0.0;
     for (size_t n = 0; n < o->n; n++)
         acc += (double)data->at[MOERT_OP_BUFFER_y][r * o->n + n] *
@@ -21,8 +21,8 @@ static void check_backward_row(const char *title, const ops_data *got, size_t r,
                                double *peak) {
     const moert_op_options *o = &got->shape.options;
     const size_t g = ops_glu_group(r), width = got->shape.glu_width;
-    const double beta = o->glu.offset == 0.0f ? ops_glu_factor(got, MOERT_OP_BUFFER_beta, g) : 1.0;
-    const double prob = ops_glu_factor(got, MOERT_OP_BUFFER_prob, r), step = 1e-5;
+    const double beta = o->glu.offset == 0.0f ? ops_glu_operand(got, MOERT_OP_BUFFER_beta, g) : 1.0;
+    const double prob = ops_glu_operand(got, MOERT_OP_BUFFER_prob, r), step = 1e-5;
     double dprob = 0.0, sum = 0.0;
     for (size_t j = 0; j < width; j++) {
         const size_t at[] = {ops_glu_column(&got->shape, j, false),
@@ -47,7 +47,7 @@ static void check_backward_row(const char *title, const ops_data *got, size_t r,
         sum += fabs(q * ops_glu_value(o->glu, gate, up));
     }
     if (o->dprob)
-        assert_rounded(title, MOERT_NUMBER_F32, (double)got->at[MOERT_OP_BUFFER_dprob][r],
+        assert_rounded(title, MOERT_DTYPE_F32, (double)got->at[MOERT_OP_BUFFER_dprob][r],
                        dprob + 3.0, sum + 3.0);
 }
 
@@ -62,7 +62,7 @@ static void check_sums(const char *title, const ops_data *got, const double *dbi
         if (i / 2 == 0 || i / 2 == 2)
             assert_true(isinf(got->at[MOERT_OP_BUFFER_amax][i])); /* no rows */
         else
-            assert_rounded(title, MOERT_NUMBER_F32, (double)got->at[MOERT_OP_BUFFER_amax][i],
+            assert_rounded(title, MOERT_DTYPE_F32, (double)got->at[MOERT_OP_BUFFER_amax][i],
                            peak[i], 10.0);
 }
 

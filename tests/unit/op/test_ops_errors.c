@@ -19,12 +19,12 @@ TEST(test_a_wrong_field_is_named_with_its_value) {
     OPS_REFUSED(base(forward), unsupported, "rows is 2147483648", o.rows = (size_t)1 << 31);
     OPS_REFUSED(base(forward), unsupported, "groups is 1099511627776", o.groups = (size_t)1 << 40);
     OPS_REFUSED(base(forward), unsupported, "backend is 'quantum'", o.backend = "quantum");
-    OPS_REFUSED(base(forward), unsupported, "x.type is e2m1", o.x.type = MOERT_NUMBER_E2M1);
-    OPS_REFUSED(base(forward), usage, "y.type is number type 99", o.y.type = (moert_number)99);
+    OPS_REFUSED(base(forward), unsupported, "x.type is e2m1", o.x.type = MOERT_DTYPE_E2M1);
+    OPS_REFUSED(base(forward), usage, "y.type is number type 99", o.y.type = (moert_dtype)99);
     OPS_REFUSED(base(forward), unsupported, "weight.type is bf16",
-                o.weight.type = MOERT_NUMBER_BF16);
-    OPS_REFUSED(base(wgrad), unsupported, "y.type is f16", o.y.type = MOERT_NUMBER_F16);
-    OPS_REFUSED(base(dgrad), unsupported, "weight.type is e2m1", o.weight.type = MOERT_NUMBER_E2M1);
+                o.weight.type = MOERT_DTYPE_BF16);
+    OPS_REFUSED(base(wgrad), unsupported, "y.type is f16", o.y.type = MOERT_DTYPE_F16);
+    OPS_REFUSED(base(dgrad), unsupported, "weight.type is e2m1", o.weight.type = MOERT_DTYPE_E2M1);
     OPS_REFUSED(base(forward), usage, "x.stride is -32", o.x.stride = -32);
     OPS_REFUSED(base(forward), usage, "y.stride is 63", o.y.stride = 63);
     OPS_REFUSED(base(forward), unsupported, "weight.stride is 33", o.weight.stride = 33);
@@ -43,7 +43,7 @@ TEST(test_a_wrong_field_is_named_with_its_value) {
     OPS_REFUSED(base(gated), unsupported, "interleave is 16", o.interleave = 16);
     OPS_REFUSED(base(gated), usage, "glu.limit is 0", o.glu.limit = 0.0f);
     OPS_REFUSED(base(gated), usage, "n is 63", o.n = 63);
-    OPS_REFUSED(base(gated), unsupported, "d.type is e2m1", o.d.type = MOERT_NUMBER_E2M1);
+    OPS_REFUSED(base(gated), unsupported, "d.type is e2m1", o.d.type = MOERT_DTYPE_E2M1);
     OPS_REFUSED(base(dglu), usage, "c.stride is 63", o.c.stride = 63);
 }
 
@@ -58,7 +58,7 @@ TEST(test_fields_that_do_not_go_together_are_refused) {
     OPS_REFUSED(base(gated), usage, "n is 96; a multiple of 64", (o.n = 96, o.interleave = 32));
     OPS_REFUSED(base(dglu), usage, "2k is 40; a multiple of 16", (o.k = 20, o.interleave = 8));
     OPS_REFUSED(base(forward), unsupported, "bias_type is e4m3",
-                (o.bias = true, o.bias_type = MOERT_NUMBER_E4M3));
+                (o.bias = true, o.bias_type = MOERT_DTYPE_E4M3));
     OPS_REFUSED(base(gated), usage, "interleave is 8",
                 (o.glu.interleaved = true, o.interleave = 8));
 }
@@ -135,12 +135,12 @@ TEST(test_the_reference_finds_ends_that_decrease) {
     ASSERT_FAILS(moert_op_once(test_device, &o, &buffers), usage, "group 1");
 }
 
-/* ---- quantised operands ---- */
+/* ---- quantized operands ---- */
 
-TEST(test_the_type_of_a_quantised_operand_is_ignored) {
+TEST(test_the_type_of_a_quantized_operand_is_ignored) {
     moert_op_options o = base(forward);
     o.x.how = o.weight.how = (moert_quantizer)MOERT_QUANTIZER_INIT;
-    o.x.type = o.weight.type = (moert_number)77;
+    o.x.type = o.weight.type = (moert_dtype)77;
     for (int discrete = 0; discrete < 2; discrete++) {
         o.weight.discrete = discrete;
         moert_op *op = ops_open(&o);
@@ -149,7 +149,7 @@ TEST(test_the_type_of_a_quantised_operand_is_ignored) {
     }
 }
 
-TEST(test_a_quantised_op_without_memory_for_its_product_is_refused) {
+TEST(test_a_quantized_op_without_memory_for_its_product_is_refused) {
     moert_op_options o = base(forward);
     o.x.how = o.weight.how = (moert_quantizer)MOERT_QUANTIZER_INIT;
     o.alpha = true; /* the product has a place of its own */

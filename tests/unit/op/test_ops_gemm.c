@@ -4,8 +4,8 @@
 #include "base/memory.h"
 #include "support/op/run.h"
 
-static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16, MOERT_NUMBER_F16,
-                                     MOERT_NUMBER_E4M3, MOERT_NUMBER_E5M2};
+static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16, MOERT_DTYPE_F16,
+                                    MOERT_DTYPE_E4M3, MOERT_DTYPE_E5M2};
 
 /* all empty; empty in front, between, behind; one takes all; groups of one row; sizes that no tile
  * divides; rows past the last end; n and k above 128 and off its multiples */
@@ -25,8 +25,8 @@ static const ops_shape shapes[] = {
 };
 enum { SHAPES = MOERT_COUNT(shapes), KINDS = 3, TYPES = 5 };
 
-static moert_op_options describe(const ops_shape *s, moert_op_kind kind, moert_number type,
-                                 moert_number result) {
+static moert_op_options describe(const ops_shape *s, moert_op_kind kind, moert_dtype type,
+                                 moert_dtype result) {
     moert_op_options o = ops_sized(kind, s->groups, s->rows, s->n, s->k);
     o.x.type = o.weight.type = o.y.type = type;
     ops_result(&o)->type = result;
@@ -44,7 +44,7 @@ static void check(moert_op_options o, const uint32_t *ends) {
 TEST(test_every_orientation_is_exact_for_every_split_of_the_rows) {
     for (size_t i = 0; i < SHAPES * KINDS; i++) {
         const ops_shape *s = &shapes[i / KINDS];
-        check(describe(s, (moert_op_kind)(i % KINDS), MOERT_NUMBER_F32, MOERT_NUMBER_F32), s->ends);
+        check(describe(s, (moert_op_kind)(i % KINDS), MOERT_DTYPE_F32, MOERT_DTYPE_F32), s->ends);
     }
 }
 
@@ -60,9 +60,9 @@ TEST(test_halves_and_bytes_are_rounded_once_at_the_end) {
 TEST(test_alpha_beta_and_bias_follow_the_formula) {
     for (size_t i = 0; i < KINDS * TYPES * 4; i++) {
         const ops_shape *s = &shapes[7];
-        const moert_number type = types[i / KINDS % TYPES];
+        const moert_dtype type = types[i / KINDS % TYPES];
         const unsigned mode = (unsigned)(i / KINDS / TYPES);
-        moert_op_options o = describe(s, (moert_op_kind)(i % KINDS), MOERT_NUMBER_F32, type);
+        moert_op_options o = describe(s, (moert_op_kind)(i % KINDS), MOERT_DTYPE_F32, type);
         o.alpha = mode != 0;
         o.beta = mode == 1;
         o.accumulate = mode == 2;
@@ -87,7 +87,7 @@ TEST(test_strides_leave_the_columns_between_rows_alone) {
 TEST(test_permutations_gather_and_scatter_rows) {
     const ops_shape *s = &shapes[7];
     for (size_t i = 0; i < KINDS * TYPES * 4; i++) {
-        const moert_number type = types[i / KINDS % TYPES];
+        const moert_dtype type = types[i / KINDS % TYPES];
         const bool x = i / KINDS / TYPES % 2 == 0, plain = i / KINDS / TYPES / 2 == 0;
         moert_op_options o = describe(s, (moert_op_kind)(i % KINDS), type, type);
         o.permute = x ? MOERT_OP_PERMUTE_X : MOERT_OP_PERMUTE_Y;
@@ -102,7 +102,7 @@ TEST(test_a_slot_outside_the_rows_reads_zeros_and_is_not_written) {
     const ops_shape *s = &shapes[3];
     for (size_t i = 0; i < 4; i++) {
         moert_op_options o = describe(s, i < 2 ? MOERT_OP_GEMM_FORWARD : MOERT_OP_GEMM_DGRAD,
-                                      MOERT_NUMBER_F32, MOERT_NUMBER_F32);
+                                      MOERT_DTYPE_F32, MOERT_DTYPE_F32);
         o.permute = MOERT_OP_PERMUTE_Y;
         ops_data got = ops_make(&o, s->ends, true);
         ops_data want = ops_copy(&got);
@@ -142,7 +142,7 @@ TEST(test_a_wgrad_of_no_rows_takes_no_factor) {
     for (size_t i = 0; i < (size_t)2 * TYPES * MODES * 2 * 2; i++) {
         const size_t mode = i / 2 / TYPES % MODES, elements = s->n * s->k;
         moert_op_options o =
-            describe(s, MOERT_OP_GEMM_WGRAD, MOERT_NUMBER_F32, types[i / 2 % TYPES]);
+            describe(s, MOERT_OP_GEMM_WGRAD, MOERT_DTYPE_F32, types[i / 2 % TYPES]);
         o.alpha = i / 2 / TYPES / MODES % 2 == 0; /* otherwise float32 is made in its place */
         o.weight.discrete = i / 2 / TYPES / MODES / 2 == 1;
         o.accumulate = mode == ACCUMULATED;
@@ -181,7 +181,7 @@ TEST(test_the_portable_backend_has_the_bits_of_the_reference) {
 TEST(test_a_group_has_the_bits_of_its_own_product) {
     const ops_shape *s = &shapes[6];
     const size_t elements = s->n * s->k;
-    moert_op_options o = describe(s, MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_BF16, MOERT_NUMBER_BF16);
+    moert_op_options o = describe(s, MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_BF16, MOERT_DTYPE_BF16);
     ops_data all = ops_make(&o, s->ends, false);
     for (size_t g = 0; g < s->groups; g++) {
         const size_t first = ops_start(&all, g), count = s->ends[g] - first;
@@ -222,7 +222,7 @@ TEST(test_a_wgrad_without_rows_needs_no_factors) {
 static const ops_shape prob_shape = {40, 136, 90, 5, 0, {13, 13, 14, 46, 80}};
 enum { PROB_KINDS = 2, PROB_TYPES = 3 }; /* forward and dgrad, not of 8 bits */
 
-static moert_op_options with_prob(moert_op_kind kind, moert_number type, moert_number result) {
+static moert_op_options with_prob(moert_op_kind kind, moert_dtype type, moert_dtype result) {
     moert_op_options o = describe(&prob_shape, kind, type, result);
     o.prob = o.amax = true;
     return o;
@@ -259,7 +259,7 @@ TEST(test_permuted_rows_keep_their_prob_and_their_group) {
 
 TEST(test_amax_is_of_bias_and_of_what_is_added_to) {
     for (size_t i = 0; i < PROB_KINDS * 3; i++) {
-        moert_op_options o = with_prob((moert_op_kind)(i % 2), MOERT_NUMBER_F32, types[i / 2]);
+        moert_op_options o = with_prob((moert_op_kind)(i % 2), MOERT_DTYPE_F32, types[i / 2]);
         o.prob = false;
         o.alpha = true;
         o.beta = i / 2 == 0;
@@ -287,8 +287,7 @@ TEST(test_prob_of_many_bits_has_the_bits_of_the_reference) {
 TEST(test_alpha_0_gives_zeros_and_an_amax_of_0) {
     const uint32_t own[] = {64, 320, 640};
     for (size_t i = 0; i < PROB_KINDS * 2; i++) {
-        moert_op_options o =
-            with_prob((moert_op_kind)(i % 2), MOERT_NUMBER_BF16, MOERT_NUMBER_BF16);
+        moert_op_options o = with_prob((moert_op_kind)(i % 2), MOERT_DTYPE_BF16, MOERT_DTYPE_BF16);
         o.groups = 3;
         o.rows = 640;
         o.n = 384;
@@ -310,7 +309,7 @@ TEST(test_alpha_0_gives_zeros_and_an_amax_of_0) {
 TEST(test_amax_is_raised_and_nan_stays) {
     for (size_t i = 0; i < PROB_KINDS * 2; i++) {
         const moert_op_options o =
-            with_prob((moert_op_kind)(i % 2), MOERT_NUMBER_F32, MOERT_NUMBER_F32);
+            with_prob((moert_op_kind)(i % 2), MOERT_DTYPE_F32, MOERT_DTYPE_F32);
         ops_data got = ops_make(&o, prob_shape.ends, true);
         float *amax = got.at[MOERT_OP_BUFFER_amax];
         amax[0] = 1e6f;
@@ -325,7 +324,7 @@ TEST(test_amax_is_raised_and_nan_stays) {
 
 TEST(test_rows_that_are_dropped_do_not_count) {
     for (size_t i = 0; i < 2; i++) {
-        moert_op_options o = with_prob(MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_F32, MOERT_NUMBER_F32);
+        moert_op_options o = with_prob(MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
         o.permute = MOERT_OP_PERMUTE_Y;
         ops_data got = ops_make(&o, prob_shape.ends, true);
         got.at[MOERT_OP_BUFFER_prob][20] = NAN; /* of 32 rows in group 3 */

@@ -11,7 +11,7 @@ static double pre_activation(const ops_data *data, size_t r, size_t n) {
     for (size_t i = 0; i < o->k; i++)
         acc += (double)data->at[MOERT_OP_BUFFER_x][r * (size_t)o->x.stride + i] *
                (double)ops_weight(data)[(g * o->n + n) * o->k + i];
-    return ops_glu_factor(data, MOERT_OP_BUFFER_alpha, g) * acc +
+    return ops_glu_operand(data, MOERT_OP_BUFFER_alpha, g) * acc +
            (o->bias ? (double)data->at[MOERT_OP_BUFFER_bias][g * o->n + n] : 0.0);
 }
 
@@ -23,7 +23,7 @@ static void check_forward_row(const char *title, const ops_data *got, size_t r, 
             fail_msg("%s: c[%zu,%zu]", title, r, n);
     for (size_t j = 0; j < got->shape.glu_width; j++) {
         const double want =
-            ops_glu_factor(got, MOERT_OP_BUFFER_prob, r) *
+            ops_glu_operand(got, MOERT_OP_BUFFER_prob, r) *
             ops_glu_value(o->glu, pre_activation(got, r, ops_glu_column(&got->shape, j, false)),
                           pre_activation(got, r, ops_glu_column(&got->shape, j, true)));
         const double d = (double)got->at[MOERT_OP_BUFFER_d][r * (size_t)o->d.stride + j];
@@ -47,7 +47,7 @@ TEST(test_forward_is_the_formula_on_unrounded_values) {
             if (isinf(peak[g])) /* without rows: as it was */
                 assert_true((double)got.at[MOERT_OP_BUFFER_amax][g] == peak[g]);
             else
-                assert_rounded(title, MOERT_NUMBER_F32, (double)got.at[MOERT_OP_BUFFER_amax][g],
+                assert_rounded(title, MOERT_DTYPE_F32, (double)got.at[MOERT_OP_BUFFER_amax][g],
                                peak[g], 0.0);
         const size_t past = ops_glu_ends[OPS_GLU_GROUPS - 1] * (size_t)got.shape.options.d.stride;
         assert_same_bits("rows past the last end", got.at[MOERT_OP_BUFFER_d] + past,
@@ -118,7 +118,7 @@ TEST(test_forward_example) {
         moert_op_options o = ops_glu_one(MOERT_OP_GLU, examples[i / 2].form);
         o.linear_first = examples[i / 2].linear_first;
         o.alpha = o.bias = o.save_c = true;
-        o.c.type = MOERT_NUMBER_BF16;
+        o.c.type = MOERT_DTYPE_BF16;
         ops_data data = ops_make(&o, &end, true);
         data.at[MOERT_OP_BUFFER_x][0] = 1.0f;
         ops_weight(&data)[0] = 1.2345678f;

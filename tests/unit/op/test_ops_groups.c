@@ -1,10 +1,10 @@
 // run: np=1 sanitize=1
 /*
- * GLU and dGLU ops group by group, plain and quantised: discrete, alone and padded with garbage of
+ * GLU and dGLU ops group by group, plain and quantized: discrete, alone and padded with garbage of
  * prob 0 they have the same bytes, wherever their tiles of scales lie.
  */
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "support/op/glu.h"
 #include "support/op/quantized.h"
 #include "support/suite.h"
@@ -61,7 +61,7 @@ static bool each_element(const pair *p, const ops_operand *a, deed act) {
 
 static const struct {
     moert_op_buffer which;
-    enum { MATRIX, NUMBERS, GROUPED } by; /* rows or quantised, a number for each row, parts */
+    enum { MATRIX, NUMBERS, GROUPED } by; /* rows or quantized, a number for each row, parts */
 } buffers[] = {
     {MOERT_OP_BUFFER_x, MATRIX},         {MOERT_OP_BUFFER_y, MATRIX},
     {MOERT_OP_BUFFER_c, MATRIX},         {MOERT_OP_BUFFER_d, MATRIX},
@@ -77,7 +77,7 @@ static const struct {
 static bool each_of(const pair *p, size_t i, deed act) {
     const moert_op_buffer which = buffers[i].which;
     const moert_op_need *need = &p->few->shape.needs[which];
-    const size_t number = moert_number_bits(need->type) / 8;
+    const size_t number = moert_dtype_bits(need->type) / 8;
     const size_t row = buffers[i].by == NUMBERS ? number : need->stride * number;
     const size_t part = p->few->bytes[which] / p->few->shape.options.groups;
     if ((buffers[i].by == MATRIX && which != MOERT_OP_BUFFER_c) ||
@@ -102,7 +102,7 @@ static void each(const char *title, pair p, deed act) {
 
 /* ---- ops ---- */
 
-/* A quantised op with all that it can have. */
+/* A quantized op with all that it can have. */
 static moert_op_options describe(size_t kind, size_t format, size_t groups, size_t rows,
                                  moert_format column) {
     moert_op_options o = ops_product((moert_op_kind)kind, ops_scaled_by_groups(formats[format]),

@@ -6,9 +6,9 @@
 #include "support/op/glu.h"
 
 enum { KINDS = 3 };
-#define F32  MOERT_NUMBER_F32
-#define F16  MOERT_NUMBER_F16
-#define BF16 MOERT_NUMBER_BF16
+#define F32  MOERT_DTYPE_F32
+#define F16  MOERT_DTYPE_F16
+#define BF16 MOERT_DTYPE_BF16
 
 /* one number of a tile; all empty; tiles that are whole, and by one too long or short; blocks of
  * terms that end early; many tiles and rows past the end; groups of a few rows; strides; more tiles
@@ -29,7 +29,7 @@ static const ops_shape shapes[] = {
 };
 enum { SHAPES = MOERT_COUNT(shapes), MUCH = 8000000 }; /* terms for the host */
 
-static moert_op_options describe(const ops_shape *s, moert_op_kind kind, moert_number type) {
+static moert_op_options describe(const ops_shape *s, moert_op_kind kind, moert_dtype type) {
     moert_op_options o = ops_sized(kind, s->groups, s->rows, s->n, s->k);
     o.x = (moert_operand){.type = type, .stride = (ptrdiff_t)(s->k + s->padding)};
     o.y = (moert_operand){.type = type, .stride = (ptrdiff_t)(s->n + s->padding)};
@@ -42,8 +42,8 @@ TEST(test_every_orientation_is_exact_for_every_split_of_the_rows) {
         return;
     for (size_t i = 0; i < SHAPES * KINDS * 2; i++) {
         const ops_shape *s = &shapes[i / 2 / KINDS];
-        const moert_op_options o = describe(s, (moert_op_kind)(i / 2 % KINDS),
-                                            i % 2 ? MOERT_NUMBER_F16 : MOERT_NUMBER_BF16);
+        const moert_op_options o =
+            describe(s, (moert_op_kind)(i / 2 % KINDS), i % 2 ? MOERT_DTYPE_F16 : MOERT_DTYPE_BF16);
         ops_check_gemm("nvidia", &o, s->ends);
     }
 }
@@ -63,9 +63,9 @@ enum {
 };
 
 static const struct variant {
-    moert_number result;
+    moert_dtype result;
     unsigned switches;
-    moert_number bias;
+    moert_dtype bias;
 } variants[] = {
     {F32, 0, F32},
     {F32, ACCUMULATE, F32},
@@ -108,7 +108,7 @@ TEST(test_what_follows_a_product_is_exact) {
     for (size_t i = 0; i < SHAPES * KINDS * VARIANTS; i++) {
         const ops_shape *s = &shapes[i / VARIANTS / KINDS];
         moert_op_options o = describe(s, (moert_op_kind)(i / VARIANTS % KINDS),
-                                      i % 2 ? MOERT_NUMBER_F16 : MOERT_NUMBER_BF16);
+                                      i % 2 ? MOERT_DTYPE_F16 : MOERT_DTYPE_BF16);
         if (s->rows * s->n * s->k > MUCH || !add_variant(&o, &variants[i % VARIANTS]))
             continue;
         ops_check_gemm("nvidia", &o, s->ends);
@@ -125,9 +125,9 @@ static const struct recipe {
     size_t run; /* of columns of gate or up; 0: halves */
     bool linear_first;
     unsigned switches; /* ALPHA, BIAS, PROB, AMAX */
-    moert_number factors, d, bias;
+    moert_dtype operands, d, bias;
     bool save_c;
-    moert_number c;
+    moert_dtype c;
     moert_glu_form form;
 } recipes[] = {
     {0, false, PROB, BF16, F32, F32, true, F32, MOERT_GLU_SWIGLU},
@@ -148,8 +148,8 @@ static moert_op_options glu_case(size_t i) {
     const struct recipe *r = &recipes[i / LAYOUTS];
     ops_shape s = shapes[at->shape];
     s.n = 2 * at->width;
-    moert_op_options o = describe(&s, MOERT_OP_GLU, r->factors);
-    o.y = (moert_operand){.type = MOERT_NUMBER_F32};
+    moert_op_options o = describe(&s, MOERT_OP_GLU, r->operands);
+    o.y = (moert_operand){.type = MOERT_DTYPE_F32};
     o.glu = r->form;
     o.interleave = r->run;
     o.linear_first = r->linear_first;
@@ -163,7 +163,7 @@ static moert_op_options glu_case(size_t i) {
 
 /* Against the float32 results of the reference backend. */
 static void check_glu(const char *title, const ops_data *got, const ops_data *want) {
-    const moert_number type = got->shape.options.d.type;
+    const moert_dtype type = got->shape.options.d.type;
     const float *d = got->at[MOERT_OP_BUFFER_d], *exact = want->at[MOERT_OP_BUFFER_d];
     for (size_t i = 0; i < got->count[MOERT_OP_BUFFER_d]; i++)
         if (isnan(exact[i]) || isnan(d[i])) /* not written */
@@ -177,7 +177,7 @@ static void check_glu(const char *title, const ops_data *got, const ops_data *wa
         if (isinf(peak))
             assert_true(got->at[MOERT_OP_BUFFER_amax][g] == peak);
         else
-            assert_rounded(title, MOERT_NUMBER_F32, (double)got->at[MOERT_OP_BUFFER_amax][g],
+            assert_rounded(title, MOERT_DTYPE_F32, (double)got->at[MOERT_OP_BUFFER_amax][g],
                            (double)peak, 0.0);
     }
 }
@@ -191,7 +191,7 @@ TEST(test_a_glu_follows_its_product_in_every_layout) {
             continue;
         const uint32_t *ends = shapes[layouts[i % LAYOUTS].shape].ends;
         ops_data got = ops_make(&o, ends, true);
-        o.d.type = MOERT_NUMBER_F32;
+        o.d.type = MOERT_DTYPE_F32;
         ops_data want = ops_make(&o, ends, true);
         ops_execute("nvidia", &got, 1);
         ops_execute("reference", &want, 1);
@@ -226,7 +226,7 @@ TEST(test_a_row_has_the_same_bits_in_any_company) {
     static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD, MOERT_OP_GLU};
     for (size_t i = 0; i < 3; i++) {
         const ops_shape s = {272, 1048, 300, 1, 0, {300}};
-        moert_op_options o = describe(&s, kinds[i], MOERT_NUMBER_BF16);
+        moert_op_options o = describe(&s, kinds[i], MOERT_DTYPE_BF16);
         *(kinds[i] == MOERT_OP_GEMM_DGRAD ? &o.x : &o.y) = (moert_operand){.stride = 0};
         o.prob = true;
         ops_data whole = ops_make(&o, s.ends, false);
@@ -243,7 +243,7 @@ TEST(test_results_repeat_bit_for_bit) {
         return;
     for (size_t kind = 0; kind < KINDS; kind++) {
         const ops_shape *s = &shapes[5];
-        const moert_op_options o = describe(s, (moert_op_kind)kind, MOERT_NUMBER_BF16);
+        const moert_op_options o = describe(s, (moert_op_kind)kind, MOERT_DTYPE_BF16);
         ops_data start = ops_make(&o, s->ends, false), first = ops_copy(&start);
         ops_execute("nvidia", &first, 1);
         for (size_t i = 0; i < 20; i++) {
@@ -255,7 +255,7 @@ TEST(test_results_repeat_bit_for_bit) {
 }
 
 TEST(test_what_the_kernel_cannot_do_is_refused_and_left_to_others) {
-    ops_check_fallback("nvidia", describe(&shapes[0], MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_F32),
+    ops_check_fallback("nvidia", describe(&shapes[0], MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_F32),
                        "takes");
 }
 

@@ -1,9 +1,9 @@
 // run: np=1 sanitize=1
-/* Grouped GEMM ops on MXFP8, MXFP4 and NVFP4 factors on the tensor cores of an NVIDIA GPU, where
+/* Grouped GEMM ops on MXFP8, MXFP4 and NVFP4 operands on the tensor cores of an NVIDIA GPU, where
  * there is one: exact results of small integers, whatever the groups, and any codes as the same
  * numbers in bf16, bit for bit. */
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "base/rng.h"
 #include "support/op/quantized.h"
 #include "support/op/run.h"
@@ -41,9 +41,9 @@ enum {
 
 enum { FORMATS = MOERT_FORMAT_NVFP4 + 1 }; /* all but FP8_BLOCK */
 
-/* Both factors in blocks along what is summed over; weights of a dgrad may be stored transposed. */
-static moert_op_options describe_coded(const ops_shape *s, moert_op_kind kind, moert_format format,
-                                       size_t layout, moert_number result) {
+/* Both operands in blocks along what is summed over; weights of a dgrad may be stored transposed. */
+static moert_op_options describe_quantized(const ops_shape *s, moert_op_kind kind,
+                                           moert_format format, size_t layout, moert_dtype result) {
     moert_op_options o = ops_product(kind, ops_scaled(format, MOERT_AXIS_ROW, layout), s->groups,
                                      s->rows, s->n, s->k);
     ops_result(&o)->type = result;
@@ -51,7 +51,7 @@ static moert_op_options describe_coded(const ops_shape *s, moert_op_kind kind, m
     return o;
 }
 
-/* What the reference gives for the values of the factors. */
+/* What the reference gives for the values of the operands. */
 static void check_exact(const moert_op_options *o, const uint32_t *ends) {
     ops_bytes_check_by(ops_title(o), o, ends, "reference", "nvidia");
 }
@@ -68,8 +68,8 @@ TEST(test_products_are_exact_for_every_split_of_the_rows) {
         const ops_shape *s = &shapes[i % SHAPES];
         const moert_op_kind kind = (moert_op_kind)(i / SHAPES);
         const size_t format = of_kind(kind, i);
-        moert_op_options o =
-            describe_coded(s, kind, (moert_format)format, i / FORMATS % LAYOUTS, MOERT_NUMBER_F32);
+        moert_op_options o = describe_quantized(s, kind, (moert_format)format,
+                                                i / FORMATS % LAYOUTS, MOERT_DTYPE_F32);
         if ((moert_format)format == MOERT_FORMAT_NVFP4) {
             ops_first_operand(&o)->global = ops_second_operand(&o)->global = true;
             ops_first_operand(&o)->how.group_scales = i % 5 < 2;
@@ -85,12 +85,13 @@ TEST(test_a_coded_factor_multiplies_a_plain_one_or_another_format) {
     for (size_t i = 0; i < MOERT_COUNT(some) * KINDS * 3; i++) {
         const ops_shape *s = &shapes[some[i / 3 / KINDS]];
         const size_t format = i % (KINDS * 3) % FORMATS;
-        moert_op_options o = describe_coded(s, (moert_op_kind)(i / 3 % KINDS), (moert_format)format,
-                                            i / 2 % LAYOUTS, MOERT_NUMBER_F32);
+        moert_op_options o =
+            describe_quantized(s, (moert_op_kind)(i / 3 % KINDS), (moert_format)format,
+                               i / 2 % LAYOUTS, MOERT_DTYPE_F32);
         if (i % 3 == 0)
-            *ops_first_operand(&o) = (moert_operand){.type = MOERT_NUMBER_BF16};
+            *ops_first_operand(&o) = (moert_operand){.type = MOERT_DTYPE_BF16};
         else if (i % 3 == 1)
-            *ops_second_operand(&o) = (moert_operand){.type = MOERT_NUMBER_BF16};
+            *ops_second_operand(&o) = (moert_operand){.type = MOERT_DTYPE_BF16};
         else
             ops_second_operand(&o)->how.format = (moert_format)((format + 1) % FORMATS);
         check_exact(&o, s->ends);
@@ -100,11 +101,12 @@ TEST(test_a_coded_factor_multiplies_a_plain_one_or_another_format) {
 TEST(test_what_follows_a_product_of_codes_is_exact) {
     if (!has_tensor_cores("skipped"))
         return;
-    /* a quantised result; alpha and bias; prob and amax; alpha and beta; a result in bf16 */
+    /* a quantized result; alpha and bias; prob and amax; alpha and beta; a result in bf16 */
     for (size_t i = 0; i < 5; i++) {
         const ops_shape *s = &shapes[FOLLOWED_SHAPE];
-        moert_op_options o = describe_coded(s, MOERT_OP_GEMM_FORWARD, (moert_format)(i % FORMATS),
-                                            i, i == 4 ? MOERT_NUMBER_BF16 : MOERT_NUMBER_F32);
+        moert_op_options o =
+            describe_quantized(s, MOERT_OP_GEMM_FORWARD, (moert_format)(i % FORMATS), i,
+                               i == 4 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32);
         o.alpha = i % 2;
         o.beta = i == 3;
         o.bias = i == 1;
@@ -117,15 +119,15 @@ TEST(test_what_follows_a_product_of_codes_is_exact) {
 
 /* ---- any codes ---- */
 
-static bool is_nan(moert_number type, unsigned code) {
-    return isnan(moert_number_decode(type, code));
+static bool is_nan(moert_dtype type, unsigned code) {
+    return isnan(moert_dtype_decode(type, code));
 }
 
 /* Random bytes without NaN, at any scales whose products are normal numbers. */
 static void fill_random(ops_bytes *data, moert_op_buffer payload, moert_op_buffer scale,
                         moert_format format) {
-    const moert_number element = moert_format_element(format);
-    const bool bytes = moert_number_bits(element) == 8, nvfp4 = format == MOERT_FORMAT_NVFP4;
+    const moert_dtype element = moert_format_element(format);
+    const bool bytes = moert_dtype_bits(element) == 8, nvfp4 = format == MOERT_FORMAT_NVFP4;
     for (size_t i = 0; i < data->bytes[payload]; i++) {
         const unsigned code = (unsigned)(256.0 * moert_rng_uniform(payload, 0, i));
         data->at[payload][i] = (unsigned char)(bytes && is_nan(element, code) ? 1 : code);
@@ -133,11 +135,11 @@ static void fill_random(ops_bytes *data, moert_op_buffer payload, moert_op_buffe
     for (size_t i = 0; i < data->bytes[scale]; i++) {
         const double uniform = moert_rng_uniform(scale, 1, i);
         const unsigned code = (unsigned)(nvfp4 ? 256.0 * uniform : 90.0 + 60.0 * uniform);
-        data->at[scale][i] = (unsigned char)(nvfp4 && is_nan(MOERT_NUMBER_E4M3, code) ? 1 : code);
+        data->at[scale][i] = (unsigned char)(nvfp4 && is_nan(MOERT_DTYPE_E4M3, code) ? 1 : code);
     }
 }
 
-static void fill_factors(ops_bytes *data) {
+static void fill_operands(ops_bytes *data) {
     const moert_op *op = &data->shape;
     for (size_t i = 0; i < op->quantized_count; i++)
         if (!op->quantized[i].result)
@@ -145,14 +147,14 @@ static void fill_factors(ops_bytes *data) {
                         op->quantized[i].how.format);
 }
 
-/* The same op on bf16 factors of the values that the codes have. */
-static ops_bytes as_bf16(const ops_bytes *coded) {
-    moert_op_options o = coded->shape.options;
-    *ops_first_operand(&o) = *ops_second_operand(&o) = (moert_operand){.type = MOERT_NUMBER_BF16};
-    const ops_bytes values = ops_bytes_decode(coded);
-    ops_bytes narrow = ops_bytes_make(&o, ops_bytes_ends(coded));
-    for (size_t i = 0; i < coded->shape.quantized_count; i++) {
-        const moert_op_buffer which = coded->shape.quantized[i].payload;
+/* The same op on bf16 operands of the values that the codes have. */
+static ops_bytes as_bf16(const ops_bytes *quantized) {
+    moert_op_options o = quantized->shape.options;
+    *ops_first_operand(&o) = *ops_second_operand(&o) = (moert_operand){.type = MOERT_DTYPE_BF16};
+    const ops_bytes values = ops_bytes_decode(quantized);
+    ops_bytes narrow = ops_bytes_make(&o, ops_bytes_ends(quantized));
+    for (size_t i = 0; i < quantized->shape.quantized_count; i++) {
+        const moert_op_buffer which = quantized->shape.quantized[i].payload;
         for (size_t j = 0; j < narrow.bytes[which] / sizeof(uint16_t); j++)
             ops_bytes_put(&narrow, which, j, (double)ops_floats(&values, which)[j]);
     }
@@ -163,7 +165,7 @@ static void check_as_bf16(const moert_op_options *o, const uint32_t *ends,
                           void (*change)(ops_bytes *)) {
     ops_bytes got = ops_bytes_make(o, ends);
     const moert_op_buffer result = ops_result_buffer(o->kind);
-    fill_factors(&got);
+    fill_operands(&got);
     if (change != NULL)
         change(&got);
     ops_bytes want = as_bf16(&got);
@@ -181,8 +183,8 @@ TEST(test_any_codes_multiply_as_the_same_numbers_in_bf16) {
         const ops_shape *s = &shapes[some[i % 3]];
         const moert_op_kind kind = (moert_op_kind)(i / 3 % KINDS);
         const moert_op_options o =
-            describe_coded(s, kind, (moert_format)of_kind(kind, i / 3 / KINDS % FORMATS),
-                           (i + i / 3) % LAYOUTS, MOERT_NUMBER_F32);
+            describe_quantized(s, kind, (moert_format)of_kind(kind, i / 3 / KINDS % FORMATS),
+                               (i + i / 3) % LAYOUTS, MOERT_DTYPE_F32);
         check_as_bf16(&o, s->ends, NULL);
     }
 }
@@ -211,8 +213,8 @@ TEST(test_special_codes_and_scales_are_those_of_bf16) {
     if (!has_tensor_cores("skipped"))
         return;
     for (size_t i = 0; i < FORMATS; i++) {
-        const moert_op_options o = describe_coded(&shapes[DECODED_SHAPE], MOERT_OP_GEMM_FORWARD,
-                                                  (moert_format)i, 0, MOERT_NUMBER_F32);
+        const moert_op_options o = describe_quantized(&shapes[DECODED_SHAPE], MOERT_OP_GEMM_FORWARD,
+                                                      (moert_format)i, 0, MOERT_DTYPE_F32);
         check_as_bf16(&o, shapes[DECODED_SHAPE].ends, put_special);
     }
 }
@@ -221,18 +223,18 @@ TEST(test_results_repeat_bit_for_bit) {
     if (!has_tensor_cores("skipped"))
         return;
     for (size_t i = 0; i < FORMATS; i++) {
-        const moert_op_options o = describe_coded(&shapes[DECODED_SHAPE], MOERT_OP_GEMM_FORWARD,
-                                                  (moert_format)i, 0, MOERT_NUMBER_F32);
+        const moert_op_options o = describe_quantized(&shapes[DECODED_SHAPE], MOERT_OP_GEMM_FORWARD,
+                                                      (moert_format)i, 0, MOERT_DTYPE_F32);
         ops_bytes data = ops_bytes_make(&o, shapes[DECODED_SHAPE].ends);
-        fill_factors(&data);
+        fill_operands(&data);
         ops_bytes_check_repeats("nvidia", &data, 4);
     }
 }
 
 TEST(test_fp8_blocks_beside_another_format_are_refused) {
     const bool takes = has_tensor_cores("skipped");
-    moert_op_options o = describe_coded(&shapes[3], MOERT_OP_GEMM_FORWARD, MOERT_FORMAT_MXFP8_E4M3,
-                                        0, MOERT_NUMBER_BF16);
+    moert_op_options o = describe_quantized(&shapes[3], MOERT_OP_GEMM_FORWARD,
+                                            MOERT_FORMAT_MXFP8_E4M3, 0, MOERT_DTYPE_BF16);
     o.weight = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_TILE, 0);
     ops_check_fallback("nvidia", o, takes ? "takes fp8-block in both" : "takes GPUs");
 }

@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Grouped GEMM ops on FP8 factors on the tensor cores of an NVIDIA GPU, where there is one: exact
+/* Grouped GEMM ops on FP8 operands on the tensor cores of an NVIDIA GPU, where there is one: exact
  * results of small integers, random ones near float64, whatever the groups. */
 #include <float.h>
 
@@ -10,11 +10,11 @@
 
 enum { BLOCK = 128 };
 /* What is multiplied: the kinds of a GEMM, and a dgrad by weights that are stored transposed. */
-enum { DGRAD_TURNED = MOERT_OP_GEMM_WGRAD + 1, CASES };
+enum { DGRAD_TRANSPOSED = MOERT_OP_GEMM_WGRAD + 1, CASES };
 enum {
     ALL = (1 << CASES) - 1,
     FORWARD = 1 << MOERT_OP_GEMM_FORWARD,
-    DGRAD = 1 << MOERT_OP_GEMM_DGRAD | 1 << DGRAD_TURNED,
+    DGRAD = 1 << MOERT_OP_GEMM_DGRAD | 1 << DGRAD_TRANSPOSED,
     WGRAD = 1 << MOERT_OP_GEMM_WGRAD,
 };
 /* the least; all empty; tiles that are whole, and by one too long or short; blocks that end early,
@@ -43,9 +43,9 @@ static bool is_of(size_t shape, size_t which) {
 }
 
 /* Factors in DeepSeek's blocks, those of a wgrad along the rows. */
-static moert_op_options describe_blocks(const ops_shape *s, size_t which, moert_number result) {
-    const bool turned = which == DGRAD_TURNED;
-    const moert_op_kind kind = turned ? MOERT_OP_GEMM_DGRAD : (moert_op_kind)which;
+static moert_op_options describe_blocks(const ops_shape *s, size_t which, moert_dtype result) {
+    const bool transposed = which == DGRAD_TRANSPOSED;
+    const moert_op_kind kind = transposed ? MOERT_OP_GEMM_DGRAD : (moert_op_kind)which;
     moert_op_options o = ops_sized(kind, s->groups, s->rows, s->n, s->k);
     ops_result(&o)->type = result;
     if (kind == MOERT_OP_GEMM_WGRAD) {
@@ -57,7 +57,7 @@ static moert_op_options describe_blocks(const ops_shape *s, size_t which, moert_
     }
     *ops_first_operand(&o) = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_ROW, 0);
     o.weight = ops_scaled(MOERT_FORMAT_FP8_BLOCK, MOERT_AXIS_TILE, 0);
-    o.weight.how.transposed = turned;
+    o.weight.how.transposed = transposed;
     return o;
 }
 
@@ -79,7 +79,7 @@ TEST(test_scaled_blocks_are_exact_for_every_split_of_the_rows) {
             continue;
         const bool floats = (i / CASES + i) % 2; /* each case with either result */
         const moert_op_options o =
-            describe_blocks(s, i % CASES, floats ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16);
+            describe_blocks(s, i % CASES, floats ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16);
         ops_bytes_check_by(ops_title(&o), &o, ends_of(s, &o), "reference", "nvidia");
     }
 }
@@ -94,8 +94,8 @@ TEST(test_plain_factors_times_alpha_are_exact_for_every_split_of_the_rows) {
         if (!is_of(i / 4, kind))
             continue;
         moert_op_options o = ops_sized(kind, s->groups, s->rows, s->n, s->k);
-        ops_result(&o)->type = floats ? MOERT_NUMBER_F32 : MOERT_NUMBER_BF16;
-        o.weight.type = ops_first_operand(&o)->type = e5m2 ? MOERT_NUMBER_E5M2 : MOERT_NUMBER_E4M3;
+        ops_result(&o)->type = floats ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16;
+        o.weight.type = ops_first_operand(&o)->type = e5m2 ? MOERT_DTYPE_E5M2 : MOERT_DTYPE_E4M3;
         o.x.stride = (ptrdiff_t)(s->k + s->padding);
         o.y.stride = (ptrdiff_t)(s->n + s->padding);
         o.alpha = i % 3 != 0;
@@ -121,8 +121,8 @@ static element draw_element(const ops_bytes *plain, size_t number) {
     return e;
 }
 
-/* The factors of term i of an element. */
-static void factors_of(const ops_bytes *plain, const element *e, size_t i, double *a, double *b) {
+/* The operands of term i of an element. */
+static void operands_of(const ops_bytes *plain, const element *e, size_t i, double *a, double *b) {
     const moert_op_options *o = &plain->shape.options;
     const float *x = ops_floats(plain, MOERT_OP_BUFFER_x),
                 *y = ops_floats(plain, MOERT_OP_BUFFER_y);
@@ -154,7 +154,7 @@ static double add_step(const ops_bytes *plain, const element *e, size_t first, d
     int top = ilogb(sum);
     double next, a, b;
     for (size_t i = first; i < end; i++) {
-        factors_of(plain, e, i, &a, &b);
+        operands_of(plain, e, i, &a, &b);
         if (a * b != 0.0 && ilogb(a * b) > top)
             top = ilogb(a * b);
     }
@@ -164,7 +164,7 @@ static double add_step(const ops_bytes *plain, const element *e, size_t first, d
     *loss += fmin(fabs(sum), unit);
     next = cut(sum, unit);
     for (size_t i = first; i < end; i++) {
-        factors_of(plain, e, i, &a, &b);
+        operands_of(plain, e, i, &a, &b);
         *loss += fmin(fabs(a * b), unit);
         next += cut(a * b, unit);
     }
@@ -181,7 +181,7 @@ TEST(test_random_factors_lose_what_the_tensor_cores_cut) {
         return;
     for (size_t i = 0; i < CASES; i++) {
         const ops_shape *s = &shapes[RANDOM_SHAPE].shape;
-        const moert_op_options o = describe_blocks(s, i, MOERT_NUMBER_F32);
+        const moert_op_options o = describe_blocks(s, i, MOERT_DTYPE_F32);
         ops_bytes got = ops_bytes_make(&o, ends_of(s, &o));
         double worst = 0.0;
         got.spread = true;
@@ -196,11 +196,11 @@ TEST(test_random_factors_lose_what_the_tensor_cores_cut) {
                 double part = 0.0;
                 for (size_t k = block; k < moert_min(block + BLOCK, e.terms); k += STEP)
                     part = add_step(&plain, &e, k, part, &loss);
-                sum += (float)part; /* the scales, powers of two, are in the factors */
+                sum += (float)part; /* the scales, powers of two, are in the operands */
                 loss += fabs((double)sum) * (double)FLT_EPSILON / 2.0;
             }
             for (size_t k = 0; k < e.terms; k++) {
-                factors_of(&plain, &e, k, &a, &b);
+                operands_of(&plain, &e, k, &a, &b);
                 exact += a * b;
                 size += fabs(a * b);
             }
@@ -217,7 +217,7 @@ TEST(test_results_repeat_bit_for_bit) {
         return;
     for (size_t i = 0; i < CASES; i++) {
         const ops_shape *s = &shapes[5].shape;
-        const moert_op_options o = describe_blocks(s, i, MOERT_NUMBER_F32);
+        const moert_op_options o = describe_blocks(s, i, MOERT_DTYPE_F32);
         ops_bytes data = ops_bytes_make(&o, ends_of(s, &o));
         data.spread = true;
         ops_bytes_fill(&data);
@@ -227,8 +227,7 @@ TEST(test_results_repeat_bit_for_bit) {
 
 TEST(test_what_the_kernel_cannot_do_is_refused_or_left_to_others) {
     const bool hopper = has_hopper("skipped");
-    moert_op_options o =
-        describe_blocks(&shapes[3].shape, MOERT_OP_GEMM_FORWARD, MOERT_NUMBER_BF16);
+    moert_op_options o = describe_blocks(&shapes[3].shape, MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_BF16);
     o.weight.how.axis = MOERT_AXIS_ROW;
     ops_check_fallback("nvidia", o, hopper ? "takes rows of fp8-block" : "takes GPUs");
 }
@@ -243,9 +242,9 @@ TEST(test_weights_of_bytes_are_transposed) {
     memset(to, 0xCD, BYTES);
     moert_buffer *source = upload(from, BYTES), *result = upload(to, BYTES);
     moert_buffer *groups = upload(ends, sizeof ends);
-    ASSERT_OK(MOERT_RUN(test_device, "op/turn", "turn_bytes", ((moert_grid){2, 3, GROUPS}),
-                        MOERT_ARG(source), MOERT_ARG(result), MOERT_ARG((unsigned)N),
-                        MOERT_ARG((unsigned)K), MOERT_ARG(groups)));
+    ASSERT_OK(MOERT_RUN(test_device, "op/transpose", "transpose_bytes",
+                        ((moert_grid){2, 3, GROUPS}), MOERT_ARG(source), MOERT_ARG(result),
+                        MOERT_ARG((unsigned)N), MOERT_ARG((unsigned)K), MOERT_ARG(groups)));
     for (size_t i = 0; i < BYTES; i++)
         if (i / (N * K) != 1)
             to[i / (N * K) * N * K + i % K * N + i / K % N] = from[i];

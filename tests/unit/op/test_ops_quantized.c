@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Ops with quantised factors: bit for bit the float32 op on their values, on both backends, for any
+/* Ops with quantized operands: bit for bit the float32 op on their values, on both backends, for any
  * split of the rows. */
 #include <malloc.h>
 
@@ -8,7 +8,7 @@
 
 enum { FORMATS = 5, AXES = 3, LAYOUTS = 3 };
 
-/* ---- factors ---- */
+/* ---- operands ---- */
 
 static void add_globals(moert_operand *operand, bool by_groups) {
     operand->global = operand->how.format == MOERT_FORMAT_NVFP4;
@@ -16,7 +16,7 @@ static void add_globals(moert_operand *operand, bool by_groups) {
 }
 
 /* Every kind, format and axis of the first factor; the others go along with the variant. */
-static moert_op_options factor_case(size_t i) {
+static moert_op_options operand_case(size_t i) {
     const size_t format = i / MOERT_OP_KINDS % FORMATS, axis = i / MOERT_OP_KINDS / FORMATS % AXES;
     const size_t variant = i / MOERT_OP_KINDS / FORMATS / AXES;
     moert_op_options o = ops_usual((moert_op_kind)(i % MOERT_OP_KINDS));
@@ -43,9 +43,9 @@ static moert_op_options factor_case(size_t i) {
     return o;
 }
 
-TEST(test_quantised_factors_multiply_as_their_values) {
+TEST(test_quantized_factors_multiply_as_their_values) {
     for (size_t i = 0; i < (size_t)MOERT_OP_KINDS * FORMATS * AXES * 4; i++) {
-        const moert_op_options o = factor_case(i);
+        const moert_op_options o = operand_case(i);
         ops_bytes_check(titled("case %zu", i), &o, ops_usual_ends);
     }
 }
@@ -53,17 +53,17 @@ TEST(test_quantised_factors_multiply_as_their_values) {
 TEST(test_one_factor_may_be_plain) {
     for (moert_op_kind kind = 0; kind < MOERT_OP_KINDS; kind++) {
         moert_op_options o = ops_usual(kind);
-        ops_first_operand(&o)->type = MOERT_NUMBER_BF16;
+        ops_first_operand(&o)->type = MOERT_DTYPE_BF16;
         *ops_second_operand(&o) = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 1);
         ops_bytes_check("bf16 and mxfp4", &o, ops_usual_ends);
         o = ops_usual(kind);
         *ops_first_operand(&o) = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
-        ops_second_operand(&o)->type = MOERT_NUMBER_E4M3;
+        ops_second_operand(&o)->type = MOERT_DTYPE_E4M3;
         ops_bytes_check("nvfp4 and e4m3", &o, ops_usual_ends);
     }
 }
 
-TEST(test_gathered_rows_are_dequantised_as_one_group) {
+TEST(test_gathered_rows_are_dequantized_as_one_group) {
     for (size_t i = 0; i < (size_t)MOERT_OP_KINDS * FORMATS * 2; i++) {
         moert_op_options o = ops_usual((moert_op_kind)(i % MOERT_OP_KINDS));
         const moert_axis axis =
@@ -146,7 +146,7 @@ TEST(test_any_split_of_the_rows_is_right) {
         o.kind = MOERT_OP_GEMM_WGRAD;
         o.x = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i);
         o.y = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_COLUMN, i + 1);
-        o.column = (moert_operand){.type = MOERT_NUMBER_F32};
+        o.column = (moert_operand){.type = MOERT_DTYPE_F32};
         o.x.how.transposed = true;
         ops_bytes_check("splits", &o, s->ends);
     }
@@ -239,7 +239,7 @@ TEST(test_a_recording_serves_other_splits_and_values) {
 
 /* The portable backend decodes weights where it multiplies them, unless in GPU form: it needs room
  * for no more than their scales, out of tiles. */
-TEST(test_a_quantised_weight_is_not_copied) {
+TEST(test_a_quantized_weight_is_not_copied) {
     enum { G = 3, N = 96, K = 160, WEIGHT_BYTES = G * N * K };
     const bool copies = moert_device_describe(test_device)->gpu_form;
     for (unsigned i = 0; i < 5 * 3 * 2 * 2 * 2; i++) {

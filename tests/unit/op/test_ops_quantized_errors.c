@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Quantised descriptions and their buffers that are refused, and sizes that are asked for. */
+/* Quantized descriptions and their buffers that are refused, and sizes that are asked for. */
 #include "base/memory.h"
 #include "support/op/quantized.h"
 
@@ -7,7 +7,7 @@ static const moert_op_kind forward = MOERT_OP_GEMM_FORWARD, dgrad = MOERT_OP_GEM
 static const moert_op_kind wgrad = MOERT_OP_GEMM_WGRAD, gated = MOERT_OP_GLU, dglu = MOERT_OP_DGLU;
 static const moert_status usage = MOERT_ERROR_USAGE, unsupported = MOERT_ERROR_UNSUPPORTED;
 
-/* Every operand that may be is quantised. */
+/* Every operand that may be is quantized. */
 static moert_op_options base(moert_op_kind kind) {
     moert_op_options o = ops_sized(kind, 2, 100, 64, 32);
     o.x = o.y = o.d = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
@@ -16,7 +16,7 @@ static moert_op_options base(moert_op_kind kind) {
     return o;
 }
 
-TEST(test_a_wrong_field_of_a_quantised_operand_is_named) {
+TEST(test_a_wrong_field_of_a_quantized_operand_is_named) {
     OPS_REFUSED(base(forward), usage, "gemm_forward: x.how.size is 7; 0 for plain",
                 o.x.how.size = 7);
     OPS_REFUSED(base(dgrad), usage, "y.how.format is 9; 0 to 4", o.y.how.format = (moert_format)9);
@@ -45,9 +45,9 @@ TEST(test_a_wrong_field_of_a_quantised_operand_is_named) {
                 o.x.how.hadamard = true);
     OPS_REFUSED(base(gated), usage, "d.how.hadamard is true; false, except",
                 o.d.how.hadamard = true);
-    OPS_REFUSED(base(forward), unsupported, "accumulate is true; false with a quantised",
+    OPS_REFUSED(base(forward), unsupported, "accumulate is true; false with a quantized",
                 o.accumulate = true);
-    OPS_REFUSED(base(dgrad), unsupported, "beta is true; false with a quantised", o.beta = true);
+    OPS_REFUSED(base(dgrad), unsupported, "beta is true; false with a quantized", o.beta = true);
     OPS_REFUSED(base(dgrad), unsupported, "permute is 1; none (0)", o.permute = MOERT_OP_PERMUTE_X);
     OPS_REFUSED(base(forward), unsupported, "permute is 2; none (0)",
                 o.permute = MOERT_OP_PERMUTE_Y);
@@ -60,13 +60,13 @@ TEST(test_a_wrong_field_of_a_quantised_operand_is_named) {
                 o.c = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0));
     OPS_REFUSED(base(forward), usage, "column.how.axis is 0; column (1)",
                 o.column = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_ROW, 0));
-    OPS_REFUSED(base(wgrad), unsupported, "column.how.size is 48; 0 unless the result is quantised",
+    OPS_REFUSED(base(wgrad), unsupported, "column.how.size is 48; 0 unless the result is quantized",
                 o.column = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, 0));
     OPS_REFUSED(base(wgrad), usage, "norm is true; false unless", o.norm = true);
 }
 
 TEST(test_fields_that_do_not_go_together_are_refused) {
-    const moert_operand plain = {.type = MOERT_NUMBER_F32};
+    const moert_operand plain = {.type = MOERT_DTYPE_F32};
     OPS_REFUSED(base(forward), usage, "x.scales is 1; linear (0) with fp8-block",
                 (o.x.how.format = MOERT_FORMAT_FP8_BLOCK, o.x.scales = MOERT_SCALES_TILED));
     OPS_REFUSED(base(forward), usage, "x.global is true; false, except with nvfp4",
@@ -82,18 +82,18 @@ TEST(test_fields_that_do_not_go_together_are_refused) {
                 (o.permute = MOERT_OP_PERMUTE_X, o.x.how.axis = MOERT_AXIS_COLUMN));
     OPS_REFUSED(base(gated), usage, "norm is true; false with a result of fp8-block",
                 (o.norm = true, o.d.how.format = MOERT_FORMAT_FP8_BLOCK));
-    OPS_REFUSED(base(forward), usage, "norm is true; false unless the result is quantised",
+    OPS_REFUSED(base(forward), usage, "norm is true; false unless the result is quantized",
                 (o.y = plain, o.norm = true));
     OPS_REFUSED(base(forward), usage, "y.scales is 1; linear (0), unless",
                 (o.y = plain, o.y.scales = MOERT_SCALES_TILED));
-    OPS_REFUSED(base(forward), usage, "x.global is true; false, except for quantised factors",
+    OPS_REFUSED(base(forward), usage, "x.global is true; false, except for quantized factors",
                 (o.x = plain, o.x.global = true));
     OPS_REFUSED(base(forward), unsupported, "x.type is e2m1",
-                (o.x = plain, o.x.type = MOERT_NUMBER_E2M1));
+                (o.x = plain, o.x.type = MOERT_DTYPE_E2M1));
 }
 
-/* A quantiser without the size of MOERT_QUANTIZER_INIT would otherwise be a plain operand. */
-TEST(test_a_quantiser_without_a_size_is_refused) {
+/* A quantizer without the size of MOERT_QUANTIZER_INIT would otherwise be a plain operand. */
+TEST(test_a_quantizer_without_a_size_is_refused) {
     static const moert_quantizer forgotten[] = {{.format = MOERT_FORMAT_NVFP4},
                                                 {.axis = MOERT_AXIS_TILE},
                                                 {.scale_rounding = 1},

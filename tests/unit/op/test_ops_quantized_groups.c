@@ -1,7 +1,7 @@
 // run: np=1 sanitize=1
 /*
- * Ops with quantised operands against float64: exact sums in groups of which many are empty, groups
- * of any size; every order and run of a GLU with factors of any sign; every operand at once.
+ * Ops with quantized operands against float64: exact sums in groups of which many are empty, groups
+ * of any size; every order and run of a GLU with operands of any sign; every operand at once.
  */
 #include "base/memory.h"
 #include "support/op/exact.h"

@@ -1,7 +1,7 @@
 // run: np=1 sanitize=1
-/* Quantised results of ops: those of the quantiser on float32 results, in every layout, on both
+/* Quantized results of ops: those of the quantizer on float32 results, in every layout, on both
  * backends. */
-#include "base/number.h"
+#include "base/dtype.h"
 #include "support/op/exact.h"
 
 enum { FORMATS = 5, AXES = 3 };
@@ -22,22 +22,22 @@ static moert_op_options result_case(size_t i) {
         o.column = ops_scaled((moert_format)((format + variant) % FORMATS), MOERT_AXIS_COLUMN,
                               variant + format);
     o.column.how.transposed = variant == 2;
-    ops_first_operand(&o)->type = o.weight.type = MOERT_NUMBER_BF16;
+    ops_first_operand(&o)->type = o.weight.type = MOERT_DTYPE_BF16;
     o.alpha = variant == 1;
     o.save_c = o.kind == MOERT_OP_GLU;
     o.prob = o.kind == MOERT_OP_GLU;
     return o;
 }
 
-TEST(test_quantised_results_are_those_of_the_quantiser) {
+TEST(test_quantized_results_are_those_of_the_quantizer) {
     for (size_t i = 0; i < (size_t)4 * FORMATS * AXES * 3; i++) {
         const moert_op_options o = result_case(i);
         ops_bytes_check(titled("result %zu", i), &o, ops_usual_ends);
     }
 }
 
-/* norm has its own rules, whatever the quantiser asks for. */
-TEST(test_a_norm_scales_quantised_results) {
+/* norm has its own rules, whatever the quantizer asks for. */
+TEST(test_a_norm_scales_quantized_results) {
     for (size_t i = 0; i < (size_t)4 * MOERT_FORMAT_FP8_BLOCK; i++) {
         moert_op_options o = ops_usual(i % 2 == 0 ? MOERT_OP_GEMM_FORWARD : MOERT_OP_GLU);
         moert_operand *result = ops_result(&o);
@@ -68,7 +68,7 @@ TEST(test_a_norm_of_1_is_not_no_norm) {
     }
 }
 
-TEST(test_factors_and_results_may_all_be_quantised) {
+TEST(test_factors_and_results_may_all_be_quantized) {
     for (size_t i = 0; i < FORMATS; i++) {
         moert_op_options o = ops_usual(i % 2 == 0 ? MOERT_OP_GLU : MOERT_OP_DGLU);
         *ops_first_operand(&o) = o.weight = o.d =
@@ -82,7 +82,7 @@ TEST(test_factors_and_results_may_all_be_quantised) {
 
 TEST(test_plain_bytes_are_the_rounded_results) {
     for (size_t i = 0; i < 2 * BACKENDS; i++) {
-        const moert_number type = i / BACKENDS == 0 ? MOERT_NUMBER_E4M3 : MOERT_NUMBER_E5M2;
+        const moert_dtype type = i / BACKENDS == 0 ? MOERT_DTYPE_E4M3 : MOERT_DTYPE_E5M2;
         moert_op_options o = ops_usual(MOERT_OP_GLU);
         o.save_c = true;
         ops_bytes want = ops_bytes_make(&o, ops_usual_ends);
@@ -92,8 +92,7 @@ TEST(test_plain_bytes_are_the_rounded_results) {
         ops_bytes_execute(backends[i % BACKENDS], &got);
         for (moert_op_buffer b = MOERT_OP_BUFFER_c; b <= MOERT_OP_BUFFER_d; b++)
             for (size_t at = 0; at < ops_usual_ends[OPS_GROUPS - 1] * (o.n / 2); at++)
-                assert_int_equal(got.at[b][at],
-                                 moert_number_encode(type, ops_floats(&want, b)[at]));
+                assert_int_equal(got.at[b][at], moert_dtype_encode(type, ops_floats(&want, b)[at]));
     }
 }
 

@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1 env=MOERT_FORM=gpu
 /* Decoding of MX and NV formats to bf16 ahead of products: every code and scale as the reference
- * dequantises them. */
+ * dequantizes them. */
 #include "base/rng.h"
 #include "moert/formats.h"
 #include "quant/backend.h"
@@ -39,7 +39,7 @@ static void check(moert_format format, moert_axis axis, const struct shape *s) {
     moert_buffer *results[2] = {upload(unset, bytes), upload(unset, bytes)};
     op.groups = (moert_groups){upload(ends, sizeof ends), GROUPS, rows};
     op.columns = s->columns;
-    op.x_type = MOERT_NUMBER_BF16;
+    op.x_type = MOERT_DTYPE_BF16;
     op.q = upload(q, z.q_lines * z.q_bytes);
     op.scale = upload(scale, z.scale_lines * z.scales);
     op.x = results[0];
@@ -56,9 +56,9 @@ TEST(test_every_code_and_scale_becomes_its_bf16_number) {
         check((moert_format)(i / 3 % FORMATS), (moert_axis)(i % 3), &shapes[i / 3 / FORMATS]);
 }
 
-TEST(test_blocks_that_are_not_whole_are_left_to_the_quantisers) {
+TEST(test_blocks_that_are_not_whole_are_left_to_the_quantizers) {
     unsigned char byte = 0;
-    moert_quantize op = {.how = MOERT_QUANTIZER_INIT, .x_type = MOERT_NUMBER_BF16, .columns = 40};
+    moert_quantize op = {.how = MOERT_QUANTIZER_INIT, .x_type = MOERT_DTYPE_BF16, .columns = 40};
     op.x = upload(&byte, 1);
     op.groups = (moert_groups){NULL, 2, 64};
     assert_false(moert_decode_suits(&op, true));

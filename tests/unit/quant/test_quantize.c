@@ -1,7 +1,7 @@
 // run: np=1 gpu=1 sanitize=1
-/* Quantisers: published byte vectors, values, the options of NVFP4, refusals. */
+/* Quantizers: published byte vectors, values, the options of NVFP4, refusals. */
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "support/quant/quantized.h"
 
 /* ---- published vectors ---- */
@@ -36,7 +36,7 @@ TEST(test_blocks_of_one_value_give_the_published_bytes) {
         float x[32];
         unsigned char up[32], down[32];
         for (size_t k = 0; k < 32; k++)
-            x[k] = moert_number_of_bits(cases[i].bits);
+            x[k] = moert_float_from_bits(cases[i].bits);
         memset(up, cases[i].ceil_q, sizeof up);
         memset(down, cases[i].floor_q, sizeof down);
         check_row(&HOW(.scale_rounding = MOERT_SCALE_RCEIL), x, 32, &cases[i].ceil_scale, up);
@@ -132,8 +132,8 @@ TEST(test_gpt_oss_blocks_are_mxfp4_along_rows) {
     float want[32];
     for (unsigned i = 0; i < 16; i++) {
         blocks[i] = (unsigned char)(i | (15 - i) << 4);
-        want[2 * i] = moert_number_decode(MOERT_NUMBER_E2M1, i) / 4;
-        want[2 * i + 1] = moert_number_decode(MOERT_NUMBER_E2M1, 15 - i) / 4;
+        want[2 * i] = moert_dtype_decode(MOERT_DTYPE_E2M1, i) / 4;
+        want[2 * i + 1] = moert_dtype_decode(MOERT_DTYPE_E2M1, 15 - i) / 4;
     }
     for (size_t b = 0; b < BACKENDS; b++) {
         set_variable("MOERT_BACKEND", backends[b]);
@@ -239,13 +239,13 @@ TEST(test_wrong_arguments_are_named) {
     REFUSED(usage, "x has 384 bytes, too few for 1000", op.groups.rows = 1000);
     REFUSED(usage, "q[1,32] is missing", op.q = NULL);
     REFUSED(usage, "size is 3", op.how.size = 3);
-    REFUSED(usage, "format of a quantiser is 17", op.how.format = 17);
+    REFUSED(usage, "format of a quantizer is 17", op.how.format = 17);
     REFUSED(usage, "hadamard goes with nvfp4", op.how.hadamard = true);
     REFUSED(usage, "transposed goes with", op.how.transposed = true);
     REFUSED(usage, "not with mxfp8-e4m3", op.how.rounding = MOERT_ROUNDING_STOCHASTIC);
     REFUSED(usage, "32 columns are no multiple", op.x_runs = 5);
     REFUSED(usage, "global scale[1,1] is missing", op.how.format = MOERT_FORMAT_NVFP4);
-    REFUSED(MOERT_ERROR_UNSUPPORTED, "columns of a quantised matrix",
+    REFUSED(MOERT_ERROR_UNSUPPORTED, "columns of a quantized matrix",
             (op.how.format = MOERT_FORMAT_NVFP4, op.columns = (size_t)1 << 31));
 }
 

@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Quantisers with a norm: worked examples, an oracle, what is refused. */
+/* Quantizers with a norm: worked examples, an oracle, what is refused. */
 #include "support/quant/quantize_oracle.h"
 
 /* ---- examples ---- */

@@ -1,9 +1,9 @@
 // run: np=1 sanitize=1
-/* Quantisers: both backends on hostile data and shapes; axes, groups, runs of columns. */
+/* Quantizers: both backends on hostile data and shapes; axes, groups, runs of columns. */
 #include <float.h>
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "support/quant/quantized.h"
 
 /* ---- both backends ---- */
@@ -86,7 +86,7 @@ TEST(test_backends_give_the_same_bytes_on_hostile_data_and_shapes) {
         m.x = make_data(kind, m.rows * m.columns);
         quantized want = quantize("reference", &how, &m), got = quantize("portable", &how, &m);
         assert_same_quantized(
-            titled("quantiser %zu, data %d, %zu x %zu", i % HOWS, kind, m.rows, m.columns), &got,
+            titled("quantizer %zu, data %d, %zu x %zu", i % HOWS, kind, m.rows, m.columns), &got,
             &want);
     }
 }
@@ -96,7 +96,7 @@ TEST(test_backends_give_the_same_bytes_on_hostile_data_and_shapes) {
 TEST(test_columns_are_the_rows_of_the_transpose_group_by_group) {
     enum { M = 96 + 40, N = 50 };
     const uint32_t ends[] = {96, 96, M};
-    float *x = random_floats(M * N, 3.0f, 1), *turned = test_alloc(M * N * sizeof *turned);
+    float *x = random_floats(M * N, 3.0f, 1), *transposed = test_alloc(M * N * sizeof *transposed);
     for (size_t f = 0; f <= MOERT_FORMAT_FP8_BLOCK; f++) {
         const moert_quantizer columns =
             HOW(.format = f, .axis = MOERT_AXIS_COLUMN, .transposed = true);
@@ -109,9 +109,9 @@ TEST(test_columns_are_the_rows_of_the_transpose_group_by_group) {
             const size_t own = ends[g] - start;
             for (size_t r = 0; r < own; r++)
                 for (size_t c = 0; c < N; c++)
-                    turned[c * own + r] = x[(start + r) * N + c];
+                    transposed[c * own + r] = x[(start + r) * N + c];
             /* one global scale for all */
-            const matrix part = {turned, N, own, NULL, 0};
+            const matrix part = {transposed, N, own, NULL, 0};
             quantized z = quantize("reference", &rows, &part);
             const bool comparable = f != MOERT_FORMAT_NVFP4 || *z.amax == *whole.amax;
             for (size_t c = 0; c < N && own > 0 && comparable; c++) {
@@ -144,7 +144,7 @@ TEST(test_tiles_repeat_one_scale_and_rows_past_the_groups_stay) {
     }
 }
 
-TEST(test_every_second_run_of_columns_is_quantised) {
+TEST(test_every_second_run_of_columns_is_quantized) {
     enum { M = 3, N = 48 };
     const size_t runs[] = {1, 8, 48};
     for (size_t i = 0; i < 3; i++)
@@ -174,21 +174,21 @@ static void check_codes(const char *backend, const moert_quantizer *how, const m
     const size_t bytes = z.elements * sizeof(uint16_t);
     moert_quantize op = quantize_op(how, m->rows, m->columns);
     op.x = unset_bytes(bytes);
-    op.x_type = MOERT_NUMBER_BF16;
+    op.x_type = MOERT_DTYPE_BF16;
     op.q = upload(z.q, z.q_bytes);
     op.scale = upload(z.scale, z.scale_bytes);
     op.global = upload(z.global, z.globals * sizeof(float));
     ASSERT_OK(moert_dequantize_run(&op));
     uint16_t *codes = download(op.x, bytes);
     for (size_t i = 0; i < z.elements; i++) {
-        assert_int_equal(codes[i], moert_number_encode(MOERT_NUMBER_BF16, z.back[i]));
+        assert_int_equal(codes[i], moert_dtype_encode(MOERT_DTYPE_BF16, z.back[i]));
         if (how->format == MOERT_FORMAT_MXFP8_E4M3)
-            assert_true(moert_number_decode(MOERT_NUMBER_BF16, codes[i]) == z.back[i]);
+            assert_true(moert_dtype_decode(MOERT_DTYPE_BF16, codes[i]) == z.back[i]);
     }
     ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_UNSUPPORTED, "not from bf16");
-    op.x_type = MOERT_NUMBER_F16;
+    op.x_type = MOERT_DTYPE_F16;
     ASSERT_FAILS(moert_dequantize_run(&op), MOERT_ERROR_UNSUPPORTED, "f32 or bf16");
-    op.x_type = MOERT_NUMBER_F32;
+    op.x_type = MOERT_DTYPE_F32;
     ASSERT_FAILS(moert_dequantize_run(&op), MOERT_ERROR_USAGE, "too few");
 }
 

@@ -1,8 +1,8 @@
 // run: np=1 sanitize=1
-/* Rows that hold their payload and their scales, as they travel; and what quantising twice does. */
+/* Rows that hold their payload and their scales, as they travel; and what quantizing twice does. */
 #include <float.h>
 
-#include "base/number.h"
+#include "base/dtype.h"
 #include "support/quant/quantized.h"
 
 /* ---- payload and scales in one row ---- */
@@ -78,7 +78,7 @@ static float *all_blocks(void) {
     float *x = random_floats(TOPS * BLOCK, 1.0f, 8);
     for (uint32_t i = 0; i < TOPS; i++) {
         const uint32_t bits = i << 16 | (i * 2654435761u & 0xFFFFu);
-        const float top = i == INFINITE ? INFINITY : moert_number_of_bits(bits);
+        const float top = i == INFINITE ? INFINITY : moert_float_from_bits(bits);
         for (int k = 0; k < BLOCK; k++)
             x[i * BLOCK + (unsigned)k] *= i == INFINITE ? FLT_MAX : ldexpf(top, -k / 2);
         x[i * BLOCK] = i % 2 == 0 ? top : -top;

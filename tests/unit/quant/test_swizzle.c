@@ -1,6 +1,6 @@
 // run: np=1 gpu=1 sanitize=1
 /* Layouts: scales in tiles of 128 x 4, runs of gate and up, offsets of experts, casts. */
-#include "base/number.h"
+#include "base/dtype.h"
 #include "moert/quantize.h"
 #include "support/test.h"
 
@@ -228,12 +228,12 @@ TEST(test_expert_offsets_are_inclusive_sums) {
 /* ---- casts ---- */
 
 /* n numbers of type `from`, as bytes, cast to `to` by a backend. */
-static void *cast(const char *backend, moert_number from, moert_number to, const void *source,
+static void *cast(const char *backend, moert_dtype from, moert_dtype to, const void *source,
                   size_t n) {
-    const size_t bytes = n * moert_number_bits(to) / 8;
+    const size_t bytes = n * moert_dtype_bits(to) / 8;
     unsigned char *unset = test_alloc(bytes);
     const moert_cast op = {
-        sizeof op,           from, to, n, upload(source, n * moert_number_bits(from) / 8),
+        sizeof op,           from, to, n, upload(source, n * moert_dtype_bits(from) / 8),
         upload(unset, bytes)};
     set_variable("MOERT_BACKEND", backend);
     ASSERT_OK(moert_cast_run(&op));
@@ -241,33 +241,33 @@ static void *cast(const char *backend, moert_number from, moert_number to, const
 }
 
 TEST(test_casts_agree_on_every_code_and_around_every_midpoint) {
-    for (moert_number type = MOERT_NUMBER_F16; type <= MOERT_NUMBER_E5M2; type++) {
-        const size_t bytes = moert_number_bits(type) / 8, codes = (size_t)1 << 8 * bytes;
+    for (moert_dtype type = MOERT_DTYPE_F16; type <= MOERT_DTYPE_E5M2; type++) {
+        const size_t bytes = moert_dtype_bits(type) / 8, codes = (size_t)1 << 8 * bytes;
         const size_t n = codes * 6 + 5;
         unsigned char *code = test_alloc(codes * bytes);
         float *x = test_alloc(n * sizeof *x);
         for (size_t i = 0; i < codes; i++) {
             for (size_t k = 0; k < bytes; k++)
                 code[i * bytes + k] = (unsigned char)(i >> 8 * k);
-            const float low = moert_number_decode(type, (uint32_t)i);
-            const float high = moert_number_decode(type, (uint32_t)(i + 1) % (uint32_t)codes);
+            const float low = moert_dtype_decode(type, (uint32_t)i);
+            const float high = moert_dtype_decode(type, (uint32_t)(i + 1) % (uint32_t)codes);
             const float middle = (float)(((double)low + (double)high) / 2);
             const float all[] = {low,
                                  middle,
                                  nextafterf(middle, INFINITY),
                                  nextafterf(middle, -INFINITY),
-                                 moert_number_of_bits((uint32_t)i * 0x9E3779B9u),
+                                 moert_float_from_bits((uint32_t)i * 0x9E3779B9u),
                                  nextafterf(low, INFINITY)};
             memcpy(x + i * 6, all, sizeof all);
         }
-        float *want = cast("reference", type, MOERT_NUMBER_F32, code, codes);
-        float *got = cast("portable", type, MOERT_NUMBER_F32, code, codes);
-        assert_same_bits(moert_number_name(type), got, want, codes);
-        unsigned char *down = cast("reference", MOERT_NUMBER_F32, type, x, n);
-        unsigned char *also = cast("portable", MOERT_NUMBER_F32, type, x, n);
+        float *want = cast("reference", type, MOERT_DTYPE_F32, code, codes);
+        float *got = cast("portable", type, MOERT_DTYPE_F32, code, codes);
+        assert_same_bits(moert_dtype_name(type), got, want, codes);
+        unsigned char *down = cast("reference", MOERT_DTYPE_F32, type, x, n);
+        unsigned char *also = cast("portable", MOERT_DTYPE_F32, type, x, n);
         assert_memory_equal(also, down, n * bytes);
     }
-    const moert_cast op = {sizeof op, MOERT_NUMBER_F16, MOERT_NUMBER_BF16, 1, NULL, NULL};
+    const moert_cast op = {sizeof op, MOERT_DTYPE_F16, MOERT_DTYPE_BF16, 1, NULL, NULL};
     ASSERT_FAILS(moert_cast_run(&op), MOERT_ERROR_USAGE, "a cast from f16 to bf16");
 }
 

@@ -221,7 +221,7 @@ static void same_token(const router_run *a, size_t t, const router_run *b, size_
 
 TEST(test_a_token_has_the_same_bits_at_any_place) {
     enum { T = 45, E = 27, K = 3 };
-    static float logits[T * E], turned[T * E], dweight[T * K], dturned[T * K], aux[E];
+    static float logits[T * E], transposed[T * E], dweight[T * K], dturned[T * K], aux[E];
     moert_rng_normals(3, 0, 0, 1.0, aux, E);
     moert_rng_normals(3, 1, 0, 1.0, dweight, T * K);
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
@@ -229,13 +229,13 @@ TEST(test_a_token_has_the_same_bits_at_any_place) {
             router_groups(router_options(E, K, (moert_score)score), 9, 4);
         oracle_logits(&options, T, NULL, 1.5, 5, logits);
         for (size_t t = 0; t < T; t++) {
-            memcpy(turned + t * E, logits + (T - 1 - t) * E, E * 4);
+            memcpy(transposed + t * E, logits + (T - 1 - t) * E, E * 4);
             memcpy(dturned + t * K, dweight + (T - 1 - t) * K, K * 4);
         }
         router_run all =
             router_do(&(router_input){options, T, logits, NULL, dweight, aux, 0.25f, NULL});
         router_run few =
-            router_do(&(router_input){options, 29, turned, NULL, dturned, aux, 0.25f, NULL});
+            router_do(&(router_input){options, 29, transposed, NULL, dturned, aux, 0.25f, NULL});
         for (size_t t = 0; t < 29; t++)
             same_token(&few, t, &all, T - 1 - t, E, K);
     }

@@ -31,7 +31,7 @@ static void span(bool waiting) {
 
 /* The report's JSON object, to be released; its table goes to `table`. NULL on other ranks. */
 static json_t *report(const moert_breakdown *breakdown, const char *table) {
-    const char *path = in_folder("profile.json");
+    const char *path = in_directory("profile.json");
     FILE *console = fopen(table, "w");
     ASSERT_ON_ALL(console != NULL);
     ASSERT_OK_ON_ALL(moert_breakdown_report(test_device, test_comm, breakdown, console, path));
@@ -81,7 +81,7 @@ static bool is_sound(const json_t *root, const char *table, double steps) {
 
 TEST(test_rows_add_up_to_the_step_even_if_waits_overlap_kernels) {
     moert_breakdown breakdown;
-    const char *table = in_folder("table");
+    const char *table = in_directory("table");
     ASSERT_OK_ON_ALL(moert_breakdown_start(test_device, test_comm, 0, 10, &breakdown));
     assert_int_equal(breakdown.from, MOERT_BREAKDOWN_SKIPS);
     assert_int_equal(breakdown.steps, 0);
@@ -109,7 +109,7 @@ TEST(test_a_folder_that_is_not_there_fails_on_all_ranks) {
     span(false);
     FILE *console = fopen("/dev/null", "w");
     ASSERT_FAILS_ON_ALL(moert_breakdown_report(test_device, test_comm, &breakdown, console,
-                                               in_folder("none/profile.json")),
+                                               in_directory("none/profile.json")),
                         MOERT_ERROR_IO, "none/profile.json.tmp: cannot be created: No such file");
     fclose(console);
 }

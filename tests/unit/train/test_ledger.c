@@ -149,9 +149,9 @@ static bool holds(const char *what, bool right) {
 }
 
 static void check(size_t ep) {
-    const char *folder = in_folder("run");
+    const char *folder = in_directory("run");
     moert_run_record record;
-    train(folder, in_folder("run/metrics.jsonl"), ep);
+    train(folder, in_directory("run/metrics.jsonl"), ep);
     const size_t group = ep > 0 ? ep : test_ranks;
     bool right = true;
     if (test_rank == 0) {

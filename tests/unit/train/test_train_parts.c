@@ -40,7 +40,7 @@ TEST(test_rate_falls_as_a_cosine_to_the_floor) {
 }
 
 static void write_run(uint64_t start, uint64_t end) {
-    const moert_metrics_options options = {.path = in_folder(run), .start = start, .total = end};
+    const moert_metrics_options options = {.path = in_directory(run), .start = start, .total = end};
     moert_metrics *metrics = NULL;
     ASSERT_OK(moert_metrics_open(&options, &metrics));
     for (uint64_t step = start; step < end; step++) {
@@ -60,7 +60,7 @@ static void write_run(uint64_t start, uint64_t end) {
 }
 
 static void assert_steps(size_t count) {
-    char *text = read_file(in_folder(run), NULL), *line = text;
+    char *text = read_file(in_directory(run), NULL), *line = text;
     for (size_t i = 0; i < count; i++, line = strchr(line, '\n') + 1) {
         double step;
         assert_true(moert_metrics_field(line, "step", &step));
@@ -71,7 +71,7 @@ static void assert_steps(size_t count) {
 
 TEST(test_lines_are_json_with_null_for_what_is_not_finite) {
     write_run(0, 2);
-    char *text = read_file(in_folder(run), NULL);
+    char *text = read_file(in_directory(run), NULL);
     assert_string_equal(
         text, "{\"step\": 0, \"loss\": 5, \"aux_loss\": 2, \"grad_norm\": 0.33333333333333331, "
               "\"lr\": 0.001, \"tokens_per_s\": 1000, \"expert_load\": 1.5, "
@@ -86,7 +86,7 @@ TEST(test_lines_are_json_with_null_for_what_is_not_finite) {
 
 TEST(test_resuming_drops_the_lines_it_will_write_again) {
     write_run(0, 10);
-    FILE *file = fopen(in_folder(run), "a"); /* a line cut short by a crash */
+    FILE *file = fopen(in_directory(run), "a"); /* a line cut short by a crash */
     fputs("{\"step\": 3, \"loss\"", file);
     fclose(file);
     write_run(6, 8);
@@ -95,9 +95,9 @@ TEST(test_resuming_drops_the_lines_it_will_write_again) {
     assert_steps(12);
     write_run(0, 3);
     assert_steps(3);
-    unlink(in_folder(run));
+    unlink(in_directory(run));
     write_run(5, 6); /* there need not be a file */
-    unlink(in_folder(run));
+    unlink(in_directory(run));
 }
 
 TEST(test_console_lines_come_as_often_as_asked) {
@@ -119,7 +119,7 @@ TEST(test_console_lines_come_as_often_as_asked) {
 }
 
 TEST(test_a_path_that_cannot_be_written_is_an_error) {
-    const char *bad = in_folder("no/such/folder");
+    const char *bad = in_directory("no/such/folder");
     moert_metrics *metrics = NULL;
     ASSERT_FAILS(moert_metrics_open(&(moert_metrics_options){.path = bad}, &metrics),
                  MOERT_ERROR_IO, bad);
@@ -130,14 +130,14 @@ TEST(test_a_path_that_cannot_be_written_is_an_error) {
 
 TEST(test_plots_are_svg_when_gnuplot_is_there) {
     write_run(0, 20);
-    ASSERT_OK(moert_metrics_plot(in_folder(run)));
+    ASSERT_OK(moert_metrics_plot(in_directory(run)));
     if (system("command -v gnuplot >/dev/null") != 0)
         skip();
     static const char *const kinds[] = {"loss", "load"};
     for (size_t i = 0; i < 2; i++) {
         char name[64];
         snprintf(name, sizeof name, "it's a run-%s.svg", kinds[i]);
-        char *text = read_file(in_folder(name), NULL);
+        char *text = read_file(in_directory(name), NULL);
         assert_non_null(strstr(text, "<svg"));
     }
 }
@@ -145,29 +145,29 @@ TEST(test_plots_are_svg_when_gnuplot_is_there) {
 TEST(test_a_missing_gnuplot_is_only_a_warning) {
     char *saved = owned(strdup(getenv("PATH")), free);
     write_run(0, 3);
-    setenv("PATH", test_folder, 1);
-    moert_status status = moert_metrics_plot(in_folder(run));
+    setenv("PATH", test_directory, 1);
+    moert_status status = moert_metrics_plot(in_directory(run));
     setenv("PATH", saved, 1);
     ASSERT_OK(status);
 }
 
 static bool is_there(const char *name) {
-    return access(in_folder(name), F_OK) == 0;
+    return access(in_directory(name), F_OK) == 0;
 }
 
 TEST(test_pruning_keeps_the_checkpoints_of_this_run) {
     static const char *const names[] = {"step-00000003", "step-00000005",     "step-00000010",
                                         "step-00000030", "step-00000007.tmp", "notes"};
     for (size_t i = 0; i < MOERT_COUNT(names); i++)
-        ASSERT_OK(moert_make_folders(in_folder(names[i])));
-    ASSERT_OK(moert_checkpoint_prune(test_folder, 10, 2));
+        ASSERT_OK(moert_make_directories(in_directory(names[i])));
+    ASSERT_OK(moert_checkpoint_prune(test_directory, 10, 2));
     assert_true(is_there("step-00000005") && is_there("step-00000010") && is_there("notes"));
     assert_false(is_there("step-00000003") || is_there("step-00000030"));
     assert_false(is_there("step-00000007.tmp"));
     char *path;
-    ASSERT_OK(moert_checkpoint_latest(test_folder, &path));
+    ASSERT_OK(moert_checkpoint_latest(test_directory, &path));
     assert_non_null(strstr(path, "step-00000010"));
     free(path);
 }
 
-TESTS(make_test_folder, remove_test_folder)
+TESTS(make_test_directory, remove_test_directory)

@@ -26,7 +26,7 @@ static float *gradient_of(const moert_model_tensor *tensor, size_t step) {
 static moert_status set_gradients(moert_model *model, size_t step) {
     const moert_model_tensor *tensor = moert_model_tensors(model);
     for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
-        const moert_model_range slice = moert_model_slice(&tensor[t]);
+        const moert_model_range slice = moert_model_shard(&tensor[t]);
         float *values = gradient_of(&tensor[t], step);
         for (size_t i = 0; i < tensor[t].elements; i++)
             if (i < slice.first || i >= slice.first + slice.count)

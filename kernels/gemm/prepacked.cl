@@ -1,8 +1,8 @@
 /*
- * Grouped GEMM by packed weights: as gemm_forward, gemm_dgrad and gemm_glu_forward of gemm.cl, bit
+ * Grouped GEMM by prepacked weights: as gemm_forward, gemm_dgrad and gemm_glu_forward of gemm.cl, bit
  * for bit, by a second factor whose panels lie in global memory, ready for every product of a step.
  *
- *   packing for   line of the weight   panels                        a term
+ *   prepack for   line of the weight   panels                        a term
  *   forward       n                    panel[g, n / C, k, n % C]     w[g,n,k], with DOT k and k + 1
  *   dgrad         k                    panel[g, k / C, n, k % C]     w[g,n,k], with DOT n and n + 1
  *   gated         n, of gates | ups    16 gates, their 16 ups        as for forward; needs an even
@@ -29,10 +29,10 @@
 #include "gemm/gemm_glu.h"
 
 #if WIDTH == PACKED
-typedef enum packing { FORWARD, DGRAD, GATED } packing;
+typedef enum prepack { FORWARD, DGRAD, GATED } prepack;
 
 /* w[G,N,K], of GATED w[G,2I,K], gates first, I = width, not flipped. */
-INLINED void pack(packing of, WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_args args) {
+INLINED void pack(prepack of, WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_args args) {
     const int all = of == FORWARD ? args.n : of == DGRAD ? args.k : args.width;
     const int wide =
         of == GATED ? WIDTH / 2 * VEC : COLUMNS; /* of a panel, of h or of the result */
@@ -84,20 +84,21 @@ static inline shelf shelf_of(global const vec *panel, uint skip, int blocks, int
 
 /* What is read after the terms below `done`: at most `depth` of its own panels, or in the end of
  * those that follow. */
-static inline fetch fetch_next(shelf s, int done, int depth, int every) {
+static inline prefetch_plan prefetch_next(shelf s, int done, int depth, int every) {
     const bool end = done >= s.height;
     if (every >= depth || (end && s.more == 0))
-        return no_fetch();
-    return fetch_rows((size_t)(end ? s.after : s.own + (ulong)done * PACKED),
-                      s.height * PACKED * sizeof(vec), end ? s.more : s.count,
-                      min(depth, end ? s.height : s.height - done) * PACKED * sizeof(vec), every);
+        return no_prefetch();
+    return prefetch_rows((size_t)(end ? s.after : s.own + (ulong)done * PACKED),
+                         s.height * PACKED * sizeof(vec), end ? s.more : s.count,
+                         min(depth, end ? s.height : s.height - done) * PACKED * sizeof(vec),
+                         every);
 }
 
 /* c[m, :] = sum_p a[m,p] panel[g, :, p] + bias: `columns` of c at stride ldc, `terms` numbers of a
  * at stride lda. */
 KERNEL void gemm_packed(global const uint *ends, global const code *a, global const vec *panel,
                         global const float *bias, global float *c, moert_gemm_args args,
-                        local element *turned) {
+                        local element *transposed) {
     const uint own = args.skip + get_group_id(1), g = args.start + own;
     const span part = group_part(ends, g, args.shared, args.rows, get_group_id(0), args.split);
     const int column = column_block() * args.panels * COLUMNS,
@@ -112,16 +113,16 @@ KERNEL void gemm_packed(global const uint *ends, global const code *a, global co
     const shelf s = shelf_of(panel, args.skip, blocks, args.panels, args.height, next);
     a += part.first * args.lda + args.a_column;
     c += part.first * args.ldc + args.c_column + column;
-    for (int p = 0; p < args.reduction; p += args.depth * PER_TERM) {
-        const int used = min(args.depth * PER_TERM, args.reduction - p), term = p / PER_TERM;
+    for (int p = 0; p < args.reduction; p += args.depth * PER_DOT) {
+        const int used = min(args.depth * PER_DOT, args.reduction - p), term = p / PER_DOT;
         const bool last = p + used == args.reduction;
         const target result = {
             c,        last && bias != 0 ? bias + (ulong)g * args.width + column : 0,
             args.ldc, part.count,
             columns,  false};
-        multiply(a + p, args.lda, turned, s.own + (ulong)term * PACKED, used, args.height, result,
-                 p == 0 && !args.accumulate,
-                 fetch_next(s, term + args.depth, args.depth, args.every));
+        multiply(a + p, args.lda, transposed, s.own + (ulong)term * PACKED, used, args.height,
+                 result, p == 0 && !args.accumulate,
+                 prefetch_next(s, term + args.depth, args.depth, args.every));
     }
 }
 
@@ -130,7 +131,7 @@ KERNEL void gemm_packed(global const uint *ends, global const code *a, global co
  * gemm_pack_forward. */
 KERNEL void gemm_packed_glu(global const uint *ends, global const code *x, global const vec *panel,
                             global const float *bias, global float *v, global const float *prob,
-                            global void *h, moert_gemm_args args, local element *turned) {
+                            global void *h, moert_gemm_args args, local element *transposed) {
     const uint g = args.skip + get_group_id(1);
     const span part = group_part(ends, g, args.shared, args.rows, get_group_id(0), args.split);
     const int column = column_block() * args.panels * PAIR_WIDTH,
@@ -144,12 +145,12 @@ KERNEL void gemm_packed_glu(global const uint *ends, global const code *x, globa
     const shelf s = shelf_of(panel, args.skip, blocks, args.panels, args.height, next);
     x += part.first * args.ldx;
     gated c = gated_share(part, column, columns, v, h, bias, g, prob, args);
-    for (int p = 0; p < args.k; p += args.depth * PER_TERM) {
-        const int used = min(args.depth * PER_TERM, args.k - p), term = p / PER_TERM;
+    for (int p = 0; p < args.k; p += args.depth * PER_DOT) {
+        const int used = min(args.depth * PER_DOT, args.k - p), term = p / PER_DOT;
         c.fresh = p == 0;
         c.last = p + used == args.k;
-        multiply_gated(x + p, args.ldx, turned, s.own + (ulong)term * PACKED, used, args.height, &c,
-                       fetch_next(s, term + args.depth, args.depth, args.every));
+        multiply_gated(x + p, args.ldx, transposed, s.own + (ulong)term * PACKED, used, args.height,
+                       &c, prefetch_next(s, term + args.depth, args.depth, args.every));
     }
 }
 #endif

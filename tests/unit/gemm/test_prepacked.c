@@ -6,16 +6,16 @@
 
 enum { GROUPS = 3 };
 
-static const moert_number types[] = {MOERT_NUMBER_F32, MOERT_NUMBER_BF16};
+static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16};
 
-/* Any bytes of the panels that a packing leaves alone are 0. */
-static moert_packed *create(const moert_packed_shape *shape) {
-    moert_packed *packed = NULL;
+/* Any bytes of the panels that a prepack leaves alone are 0. */
+static moert_prepacked *create(const moert_prepacked_shape *shape) {
+    moert_prepacked *prepacked = NULL;
     set_variable("MOERT_BACKEND", "portable");
-    ASSERT_OK(moert_packed_create(test_device, shape, &packed));
-    if (packed != NULL)
-        ASSERT_OK(moert_buffer_clear(packed->panels, 0, moert_packed_bytes(packed)));
-    return packed;
+    ASSERT_OK(moert_prepacked_create(test_device, shape, &prepacked));
+    if (prepacked != NULL)
+        ASSERT_OK(moert_buffer_clear(prepacked->panels, 0, moert_prepacked_bytes(prepacked)));
+    return prepacked;
 }
 
 static float *read_floats(const moert_buffer *buffer, size_t count) {
@@ -26,10 +26,10 @@ static float *read_floats(const moert_buffer *buffer, size_t count) {
 
 /* ---- from codes ---- */
 
-/* A weight [G,N,K] as it is quantised, and the float32 values that this stands for. */
+/* A weight [G,N,K] as it is quantized, and the float32 values that this stands for. */
 typedef struct weight {
     size_t n, k;
-    moert_coded coded;
+    moert_quantized quantized;
     moert_buffer *values;
 } weight;
 
@@ -44,12 +44,12 @@ static float *random_weight(size_t rows, size_t columns) {
 }
 
 static float *transpose_groups(const float *x, size_t rows, size_t columns) {
-    float *turned = test_alloc(GROUPS * rows * columns * sizeof *turned);
+    float *transposed = test_alloc(GROUPS * rows * columns * sizeof *transposed);
     for (size_t g = 0; g < GROUPS; g++)
         for (size_t r = 0; r < rows; r++)
             for (size_t c = 0; c < columns; c++)
-                turned[(g * columns + c) * rows + r] = x[(g * rows + r) * columns + c];
-    return turned;
+                transposed[(g * columns + c) * rows + r] = x[(g * rows + r) * columns + c];
+    return transposed;
 }
 
 static weight make_weight(moert_format format, moert_axis axis, bool flipped, size_t n, size_t k) {
@@ -73,18 +73,18 @@ static weight make_weight(moert_format format, moert_axis axis, bool flipped, si
         upload_floats(flipped ? transpose_groups(z.back, rows, columns) : z.back, z.elements)};
 }
 
-static void check_weight(const weight *w, moert_packed_for use, moert_number type) {
-    const moert_packed_shape shape = {GROUPS, w->n, w->k, use, type};
-    moert_packed *want = create(&shape), *got = create(&shape);
+static void check_weight(const weight *w, moert_prepacked_use use, moert_dtype type) {
+    const moert_prepacked_shape shape = {GROUPS, w->n, w->k, use, type};
+    moert_prepacked *want = create(&shape), *got = create(&shape);
     if (want != NULL) {
-        const size_t floats = moert_packed_bytes(want) / sizeof(float);
-        ASSERT_OK(moert_packed_fill(want, w->values));
-        ASSERT_OK(moert_packed_fill_coded(got, &w->coded));
+        const size_t floats = moert_prepacked_bytes(want) / sizeof(float);
+        ASSERT_OK(moert_prepacked_fill(want, w->values));
+        ASSERT_OK(moert_prepacked_fill_quantized(got, &w->quantized));
         float *a = read_floats(got->panels, floats), *b = read_floats(want->panels, floats);
-        assert_same_bits(moert_format_name(w->coded.format), a, b, floats);
+        assert_same_bits(moert_format_name(w->quantized.format), a, b, floats);
     }
-    moert_packed_destroy(want);
-    moert_packed_destroy(got);
+    moert_prepacked_destroy(want);
+    moert_prepacked_destroy(got);
 }
 
 TEST(test_codes_and_their_values_make_the_same_panels) {
@@ -95,34 +95,34 @@ TEST(test_codes_and_their_values_make_the_same_panels) {
                 weight w = make_weight((moert_format)f, (moert_axis)axis, i % 2 == 1,
                                        sizes[i / 2][0], sizes[i / 2][1]);
                 for (size_t j = 0; j < 4; j++)
-                    check_weight(&w, j % 2 == 0 ? MOERT_PACKED_FORWARD : MOERT_PACKED_DGRAD,
+                    check_weight(&w, j % 2 == 0 ? MOERT_PREPACKED_FORWARD : MOERT_PREPACKED_DGRAD,
                                  types[j / 2]);
             }
 }
 
 TEST(test_codes_in_buffers_that_are_too_small_are_refused) {
-    const moert_packed_shape shape = {GROUPS, 32, 64, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
+    const moert_prepacked_shape shape = {GROUPS, 32, 64, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
     weight w = make_weight(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, false, 32, 64);
-    moert_packed *packed = create(&shape);
+    moert_prepacked *prepacked = create(&shape);
     moert_buffer *small = test_buffer(4);
-    for (size_t i = 0; i < 3 && packed != NULL; i++) {
+    for (size_t i = 0; i < 3 && prepacked != NULL; i++) {
         static const char *const names[] = {"q has 4 bytes", "scale has 4", "global scale has 4"};
-        moert_coded coded = w.coded;
-        *(i == 0 ? &coded.q : i == 1 ? &coded.scale : &coded.global) = small;
-        ASSERT_FAILS(moert_packed_fill_coded(packed, &coded), MOERT_ERROR_USAGE, names[i]);
+        moert_quantized cut = w.quantized;
+        *(i == 0 ? &cut.q : i == 1 ? &cut.scale : &cut.global) = small;
+        ASSERT_FAILS(moert_prepacked_fill_quantized(prepacked, &cut), MOERT_ERROR_USAGE, names[i]);
     }
-    ASSERT_OK(moert_packed_fill_coded(NULL, &w.coded));
-    moert_packed_destroy(packed);
+    ASSERT_OK(moert_prepacked_fill_quantized(NULL, &w.quantized));
+    moert_prepacked_destroy(prepacked);
 }
 
 /* ---- when they pay ---- */
 
 enum { N = 40, K = 48, M = 5 };
 
-/* A product of the weight by `packings`, whose result it returns; to be freed. */
-static float *multiply(moert_packings *packings, moert_packed_for use, moert_number type,
+/* A product of the weight by `prepacks`, whose result it returns; to be freed. */
+static float *multiply(moert_prepacks *prepacks, moert_prepacked_use use, moert_dtype type,
                        moert_buffer *values, size_t rows) {
-    const bool forward = use == MOERT_PACKED_FORWARD;
+    const bool forward = use == MOERT_PREPACKED_FORWARD;
     const size_t out = M * (forward ? N : K);
     const uint32_t ends[GROUPS] = {1, 1, (uint32_t)rows};
     unsigned char ones[M * K * sizeof(float)];
@@ -136,95 +136,95 @@ static float *multiply(moert_packings *packings, moert_packed_for use, moert_num
                        .weight = values,
                        .x = x,
                        .y = y};
-    ASSERT_OK(moert_packings_take(packings, &gemm));
+    ASSERT_OK(moert_prepacks_take(prepacks, &gemm));
     ASSERT_OK(moert_gemm_run(&gemm));
     return read_floats(forward ? y : x, out);
 }
 
-/* The next product has the bits of one without packings. */
-static void check_product(moert_packings *packings, moert_packed_for use, moert_number type,
+/* The next product has the bits of one without prepacks. */
+static void check_product(moert_prepacks *prepacks, moert_prepacked_use use, moert_dtype type,
                           moert_buffer *values) {
-    moert_packings none = {0};
+    moert_prepacks none = {0};
     float *want = multiply(&none, use, type, values, M);
-    float *got = multiply(packings, use, type, values, M);
-    assert_int_equal(moert_packings_bytes(&none), 0);
-    assert_same_bits("product", got, want, M * (use == MOERT_PACKED_FORWARD ? N : K));
+    float *got = multiply(prepacks, use, type, values, M);
+    assert_int_equal(moert_prepacks_bytes(&none), 0);
+    assert_same_bits("product", got, want, M * (use == MOERT_PREPACKED_FORWARD ? N : K));
 }
 
-static void check_life(moert_packed_for use, moert_number type) {
+static void check_life(moert_prepacked_use use, moert_dtype type) {
     const size_t elements = (size_t)GROUPS * N * K, bytes = elements * sizeof(float);
-    const moert_packed_shape shape = {GROUPS, N, K, use, type};
+    const moert_prepacked_shape shape = {GROUPS, N, K, use, type};
     float *first = random_floats(elements, 1.0f, 1), *second = random_floats(elements, 1.0f, 2);
     moert_buffer *values = upload(first, bytes);
-    moert_packings packings = {0};
+    moert_prepacks prepacks = {0};
     set_variable("MOERT_BACKEND", "portable");
-    const size_t need = moert_packed_need(test_device, &shape);
-    check_product(&packings, use, type, values);
-    assert_int_equal(moert_packings_bytes(&packings), 0);
-    multiply(&packings, use, type, values, 0); /* no rows, no use */
-    assert_int_equal(moert_packings_bytes(&packings), 0);
+    const size_t need = moert_prepacked_need(test_device, &shape);
+    check_product(&prepacks, use, type, values);
+    assert_int_equal(moert_prepacks_bytes(&prepacks), 0);
+    multiply(&prepacks, use, type, values, 0); /* no rows, no use */
+    assert_int_equal(moert_prepacks_bytes(&prepacks), 0);
     for (size_t i = 0; i < 2; i++) {
-        check_product(&packings, use, type, values);
-        assert_int_equal(moert_packings_bytes(&packings), need);
+        check_product(&prepacks, use, type, values);
+        assert_int_equal(moert_prepacks_bytes(&prepacks), need);
     }
     ASSERT_OK(moert_buffer_write(values, 0, second, bytes));
-    moert_packings_changed(&packings);
+    moert_prepacks_changed(&prepacks);
     for (size_t i = 0; i < 3; i++)
-        check_product(&packings, use, type, values);
-    assert_int_equal(moert_packings_bytes(&packings), need);
-    moert_packings_free(&packings);
+        check_product(&prepacks, use, type, values);
+    assert_int_equal(moert_prepacks_bytes(&prepacks), need);
+    moert_prepacks_free(&prepacks);
 }
 
 TEST(test_a_weight_is_packed_by_the_second_product_since_its_change) {
     for (size_t i = 0; i < 4; i++)
-        check_life(i % 2 == 0 ? MOERT_PACKED_FORWARD : MOERT_PACKED_DGRAD, types[i / 2]);
+        check_life(i % 2 == 0 ? MOERT_PREPACKED_FORWARD : MOERT_PREPACKED_DGRAD, types[i / 2]);
 }
 
-/* The packing is what further products read: a weight that changes in silence is not seen. */
+/* The prepack is what further products read: a weight that changes in silence is not seen. */
 TEST(test_a_packed_weight_is_read_no_more_until_told) {
     const size_t elements = (size_t)GROUPS * N * K, bytes = elements * sizeof(float);
-    const moert_packed_shape shape = {GROUPS, N, K, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32};
+    const moert_prepacked_shape shape = {GROUPS, N, K, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
     float *first = random_floats(elements, 1.0f, 1);
     moert_buffer *values = upload(first, bytes);
-    moert_packings packings = {0};
+    moert_prepacks prepacks = {0};
     set_variable("MOERT_BACKEND", "portable");
     float *y[4] = {NULL};
     for (size_t i = 0; i < 4; i++) {
-        y[i] = multiply(&packings, MOERT_PACKED_FORWARD, MOERT_NUMBER_F32, values, M);
+        y[i] = multiply(&prepacks, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32, values, M);
         if (i == 1)
             ASSERT_OK(moert_buffer_clear(values, 0, bytes));
         if (i == 2)
-            moert_packings_changed(&packings);
+            moert_prepacks_changed(&prepacks);
     }
     assert_same_bits("packed", y[1], y[0], M * N);
-    if (moert_packed_need(test_device, &shape) > 0)
+    if (moert_prepacked_need(test_device, &shape) > 0)
         assert_same_bits("kept", y[2], y[0], M * N);
     for (size_t i = 0; i < (size_t)M * N; i++)
         assert_true(y[3][i] == 0.0f);
-    moert_packings_free(&packings);
+    moert_prepacks_free(&prepacks);
 }
 
 /* ---- rounded by whoever changes the weight ---- */
 
 TEST(test_only_a_whole_bf16_packing_in_the_weights_order_is_written_with_it) {
     const struct {
-        const moert_packing *packing;
-        moert_number type;
+        const moert_prepack *prepack;
+        moert_dtype type;
         size_t n;
         bool serves;
-    } rows[] = {{moert_backend_nvidia.prepack, MOERT_NUMBER_BF16, GROUPS * N * K, true},
-                {moert_backend_nvidia.prepack, MOERT_NUMBER_BF16, GROUPS * N * K + 1, false},
-                {moert_backend_nvidia.prepack, MOERT_NUMBER_F32, GROUPS * N * K, false},
-                {moert_backend_portable.prepack, MOERT_NUMBER_BF16, GROUPS * N * K, false}};
-    moert_packings packings = {0};
-    assert_null(moert_packings_copy(&packings, GROUPS * N * K));
+    } rows[] = {{moert_backend_nvidia.prepack, MOERT_DTYPE_BF16, GROUPS * N * K, true},
+                {moert_backend_nvidia.prepack, MOERT_DTYPE_BF16, GROUPS * N * K + 1, false},
+                {moert_backend_nvidia.prepack, MOERT_DTYPE_F32, GROUPS * N * K, false},
+                {moert_backend_portable.prepack, MOERT_DTYPE_BF16, GROUPS * N * K, false}};
+    moert_prepacks prepacks = {0};
+    assert_null(moert_prepacks_copy(&prepacks, GROUPS * N * K));
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         moert_buffer *panels = unset_floats(GROUPS * N * K);
-        moert_packed packed = {.shape = {GROUPS, N, K, MOERT_PACKED_FORWARD, rows[i].type},
-                               .packing = rows[i].packing,
-                               .panels = panels};
-        packings.packed[MOERT_PACKED_FORWARD] = &packed;
-        assert_ptr_equal(moert_packings_copy(&packings, rows[i].n), rows[i].serves ? panels : NULL);
+        moert_prepacked prepacked = {.shape = {GROUPS, N, K, MOERT_PREPACKED_FORWARD, rows[i].type},
+                                     .prepack = rows[i].prepack,
+                                     .panels = panels};
+        prepacks.prepacked[MOERT_PREPACKED_FORWARD] = &prepacked;
+        assert_ptr_equal(moert_prepacks_copy(&prepacks, rows[i].n), rows[i].serves ? panels : NULL);
     }
 }
 

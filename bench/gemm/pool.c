@@ -1,5 +1,5 @@
 /* Threads of a bench, pinned, and the eviction of their caches. */
-#include "bench/gemm/team.h"
+#include "bench/gemm/pool.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -15,12 +15,12 @@
 enum { LINE = 64, SWEEP = 4 }; /* bytes of a cache line; size of the sweep in L2 caches */
 
 typedef struct member {
-    bench_team *team;
+    bench_pool *pool;
     pthread_t thread;
     size_t number;
 } member;
 
-struct bench_team {
+struct bench_pool {
     size_t size, started, sweep_bytes;
     member *members;
     unsigned char *sweep; /* [size][sweep_bytes] */
@@ -31,13 +31,13 @@ struct bench_team {
 
 static void *serve(void *argument) {
     const member *self = argument;
-    bench_team *team = self->team;
+    bench_pool *pool = self->pool;
     for (;;) {
-        pthread_barrier_wait(&team->barrier);
-        if (team->work == NULL)
+        pthread_barrier_wait(&pool->barrier);
+        if (pool->work == NULL)
             return NULL;
-        team->work(team->argument, self->number);
-        pthread_barrier_wait(&team->barrier);
+        pool->work(pool->argument, self->number);
+        pthread_barrier_wait(&pool->barrier);
     }
 }
 
@@ -58,12 +58,12 @@ moert_status bench_pin_since(const moert_placement *placement, moert_thread_snap
 }
 
 /* Gives the caller what the other members leave over. */
-static void pin_caller(const bench_team *team) {
+static void pin_caller(const bench_pool *pool) {
     cpu_set_t rest, taken;
     if (sched_getaffinity(0, sizeof rest, &rest) != 0)
         return;
-    for (size_t i = 0; i < team->started; i++)
-        if (pthread_getaffinity_np(team->members[i].thread, sizeof taken, &taken) == 0)
+    for (size_t i = 0; i < pool->started; i++)
+        if (pthread_getaffinity_np(pool->members[i].thread, sizeof taken, &taken) == 0)
             for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
                 if (CPU_ISSET(cpu, &taken))
                     CPU_CLR(cpu, &rest);
@@ -71,86 +71,86 @@ static void pin_caller(const bench_team *team) {
         sched_setaffinity(0, sizeof rest, &rest);
 }
 
-static moert_status start(bench_team *team, const moert_placement *placement) {
+static moert_status start(bench_pool *pool, const moert_placement *placement) {
     moert_thread_snapshot before;
     MOERT_TRY(moert_threads_snapshot(&before));
-    for (; team->started + 1 < team->size; team->started++) {
-        member *next = &team->members[team->started];
-        *next = (member){.team = team, .number = team->started};
+    for (; pool->started + 1 < pool->size; pool->started++) {
+        member *next = &pool->members[pool->started];
+        *next = (member){.pool = pool, .number = pool->started};
         if (pthread_create(&next->thread, NULL, serve, next) != 0) {
             free(before.ids);
-            return MOERT_FAIL(ERROR_MEMORY, "cannot start thread %zu", team->started);
+            return MOERT_FAIL(ERROR_MEMORY, "cannot start thread %zu", pool->started);
         }
     }
     MOERT_TRY(bench_pin_since(placement, &before));
     if (placement->cpu_count > 0)
-        pin_caller(team);
+        pin_caller(pool);
     return MOERT_OK;
 }
 
-static void release(bench_team *team) {
-    MOERT_FREE(team->members, team->sweep, team);
+static void release(bench_pool *pool) {
+    MOERT_FREE(pool->members, pool->sweep, pool);
 }
 
-moert_status bench_team_create(const moert_placement *placement, size_t threads,
-                               bench_team **made) {
+moert_status bench_pool_create(const moert_placement *placement, size_t threads,
+                               bench_pool **made) {
     const long online = sysconf(_SC_NPROCESSORS_ONLN), cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
     moert_status status;
-    bench_team *team;
-    MOERT_TRY(MOERT_NEW(&team));
-    team->size = threads > 0                ? threads
+    bench_pool *pool;
+    MOERT_TRY(MOERT_NEW(&pool));
+    pool->size = threads > 0                ? threads
                  : placement->cpu_count > 0 ? placement->cpu_count
                                             : (size_t)moert_max(1, (size_t)online);
-    team->sweep_bytes = SWEEP * (cache > 0 ? (size_t)cache : (size_t)1 << 20);
-    MOERT_TRY_OR(free_team, MOERT_NEW_ARRAY(&team->members, team->size));
-    MOERT_TRY_OR(free_team, moert_alloc(&team->sweep, team->size, team->sweep_bytes));
-    memset(team->sweep, 1, team->size * team->sweep_bytes);
-    pthread_barrier_init(&team->barrier, NULL, (unsigned)team->size);
-    MOERT_TRY_OR(free_team, start(team, placement));
-    *made = team;
+    pool->sweep_bytes = SWEEP * (cache > 0 ? (size_t)cache : (size_t)1 << 20);
+    MOERT_TRY_OR(free_pool, MOERT_NEW_ARRAY(&pool->members, pool->size));
+    MOERT_TRY_OR(free_pool, moert_alloc(&pool->sweep, pool->size, pool->sweep_bytes));
+    memset(pool->sweep, 1, pool->size * pool->sweep_bytes);
+    pthread_barrier_init(&pool->barrier, NULL, (unsigned)pool->size);
+    MOERT_TRY_OR(free_pool, start(pool, placement));
+    *made = pool;
     return MOERT_OK;
-free_team: /* threads that wait for one that never came stay until the process ends */
-    if (team->started == 0)
-        release(team);
+free_pool: /* threads that wait for one that never came stay until the process ends */
+    if (pool->started == 0)
+        release(pool);
     return status;
 }
 
-void bench_team_destroy(bench_team *team) {
-    if (team == NULL)
+void bench_pool_destroy(bench_pool *pool) {
+    if (pool == NULL)
         return;
-    team->work = NULL;
-    pthread_barrier_wait(&team->barrier);
-    for (size_t i = 0; i < team->started; i++)
-        pthread_join(team->members[i].thread, NULL);
-    pthread_barrier_destroy(&team->barrier);
-    release(team);
+    pool->work = NULL;
+    pthread_barrier_wait(&pool->barrier);
+    for (size_t i = 0; i < pool->started; i++)
+        pthread_join(pool->members[i].thread, NULL);
+    pthread_barrier_destroy(&pool->barrier);
+    release(pool);
 }
 
-size_t bench_team_size(const bench_team *team) {
-    return team->size;
+size_t bench_pool_size(const bench_pool *pool) {
+    return pool->size;
 }
 
-void bench_team_run(bench_team *team, void (*work)(void *argument, size_t member), void *argument) {
-    team->work = work;
-    team->argument = argument;
-    pthread_barrier_wait(&team->barrier);
-    work(argument, team->size - 1);
-    pthread_barrier_wait(&team->barrier);
+void bench_pool_run(bench_pool *pool, void (*work)(void *argument, size_t member), void *argument) {
+    pool->work = work;
+    pool->argument = argument;
+    pthread_barrier_wait(&pool->barrier);
+    work(argument, pool->size - 1);
+    pthread_barrier_wait(&pool->barrier);
 }
 
 static void sweep(void *argument, size_t number) {
-    const bench_team *team = argument;
-    const volatile unsigned char *memory = team->sweep + number * team->sweep_bytes;
-    for (size_t i = 0; i < team->sweep_bytes; i += LINE)
+    const bench_pool *pool = argument;
+    const volatile unsigned char *memory = pool->sweep + number * pool->sweep_bytes;
+    for (size_t i = 0; i < pool->sweep_bytes; i += LINE)
         (void)memory[i];
 }
 
-void bench_team_evict(bench_team *team) {
-    bench_team_run(team, sweep, team);
+void bench_pool_evict(bench_pool *pool) {
+    bench_pool_run(pool, sweep, pool);
 }
 
-size_t bench_team_cache_bytes(const bench_team *team) {
-    return team->size * team->sweep_bytes / SWEEP;
+size_t bench_pool_cache_bytes(const bench_pool *pool) {
+    return pool->size * pool->sweep_bytes / SWEEP;
 }
 
 /* ---- other programs ---- */

@@ -7,16 +7,16 @@
 
 #include "moert/formats.h"
 
-uint32_t moert_number_encode(moert_number type, float x);
+uint32_t moert_dtype_encode(moert_dtype type, float x);
 /* Exact; NaN is always the quiet NaN without sign. Bits above the type's are ignored. */
-float moert_number_decode(moert_number type, uint32_t code);
+float moert_dtype_decode(moert_dtype type, uint32_t code);
 
-size_t moert_number_bits(moert_number type);
-float moert_number_largest(moert_number type); /* finite */
+size_t moert_dtype_bits(moert_dtype type);
+float moert_dtype_largest(moert_dtype type); /* finite */
 
 /* E2M1 by other roundings: BRIDGE, and STOCHASTIC with the 8 random bits given. NaN is 6. */
-uint32_t moert_number_encode_bridge(float x);
-uint32_t moert_number_encode_stochastic(float x, uint8_t random);
+uint32_t moert_dtype_encode_bridge(float x);
+uint32_t moert_dtype_encode_stochastic(float x, uint8_t random);
 
 /* The power of two of byte b; 255 is NaN. */
 float moert_e8m0_decode(uint8_t b);
@@ -27,10 +27,10 @@ uint8_t moert_e8m0_floor(float amax, int exponent);
 /* 1 / decode(b), exactly. */
 float moert_e8m0_inverse(uint8_t b);
 
-/* The bits of a float32 and back; moert_number_quiet makes every NaN the one without sign. */
-uint32_t moert_number_bits_of(float x);
-float moert_number_of_bits(uint32_t bits);
-float moert_number_quiet(float x);
+/* The bits of a float32 and back; moert_float_quiet makes every NaN the one without sign. */
+uint32_t moert_float_bits(float x);
+float moert_float_from_bits(uint32_t bits);
+float moert_float_quiet(float x);
 
 /* In ascending order. */
 void moert_sort_numbers(double *values, size_t count);

@@ -3,13 +3,13 @@
  * are computed. The prefetchers of a CPU stop at every page, and start again at the latency of
  * memory.
  */
-typedef struct fetch {
+typedef struct prefetch_plan {
     size_t at, stride; /* of the row that is brought next, and to the one after it */
     uint rows, bytes,
         begun;  /* rows that are left; bytes of each, and those that were brought of this one */
     int every;  /* terms of a tile between two turns */
     uint share; /* lines of the cache in a turn */
-} fetch;
+} prefetch_plan;
 
 /* Brings a line to the first cache (3) or the second (2). */
 #if MOERT_CPU && defined(__clang__)
@@ -18,29 +18,30 @@ typedef struct fetch {
 #define PREFETCH(address, cache)
 #endif
 
-enum { FETCH_LINE = 64, FETCH_NEVER = 1 << 24 /* terms */ };
+enum { PREFETCH_LINE = 64, PREFETCH_NEVER = 1 << 24 /* terms */ };
 
 /* `rows` rows of `bytes` bytes, a turn every so many terms. */
-static inline fetch fetch_rows(size_t at, size_t stride, int rows, size_t bytes, int every) {
-    return (fetch){at, stride, rows, (uint)bytes, 0, every, 0};
+static inline prefetch_plan prefetch_rows(size_t at, size_t stride, int rows, size_t bytes,
+                                          int every) {
+    return (prefetch_plan){at, stride, rows, (uint)bytes, 0, every, 0};
 }
 
-static inline fetch no_fetch(void) {
-    return fetch_rows(0, 0, 0, 0, FETCH_NEVER);
+static inline prefetch_plan no_prefetch(void) {
+    return prefetch_rows(0, 0, 0, 0, PREFETCH_NEVER);
 }
 
 /* All of it in so many turns. */
-static inline fetch in_turns(fetch f, int turns) {
-    const uint lines = f.rows * ((f.bytes + FETCH_LINE - 1) / FETCH_LINE);
+static inline prefetch_plan in_turns(prefetch_plan f, int turns) {
+    const uint lines = f.rows * ((f.bytes + PREFETCH_LINE - 1) / PREFETCH_LINE);
     f.share = (lines + turns - 1) / turns;
     return f;
 }
 
 /* A turn. */
-static inline void fetch_some(fetch *f) {
+static inline void prefetch_some(prefetch_plan *f) {
     for (uint i = 0; i < f->share && f->rows > 0; i++) {
         PREFETCH(f->at + f->begun, 2);
-        f->begun += FETCH_LINE;
+        f->begun += PREFETCH_LINE;
         if (f->begun >= f->bytes) {
             f->at += f->stride;
             f->begun = 0;

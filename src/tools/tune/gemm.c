@@ -1,32 +1,32 @@
 /* A grouped product with random data, to be measured by candidates of tuning. */
-#include "tools/tune/product.h"
+#include "tools/tune/gemm.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
-#include "base/number.h"
+#include "base/dtype.h"
 #include "base/rng.h"
 #include "gemm/portable/gemm.h"
 
 enum { CHUNK = 1 << 16 };
 
-static bool is_packed(const moert_tune_product *p) {
-    return p->key.operation == MOERT_TUNED_PACKED_FORWARD ||
-           p->key.operation == MOERT_TUNED_PACKED_DGRAD;
+static bool is_prepacked(const moert_tune_gemm *p) {
+    return p->key.operation == MOERT_TUNED_PREPACKED_FORWARD ||
+           p->key.operation == MOERT_TUNED_PREPACKED_DGRAD;
 }
 
 /* A buffer of `count` numbers in [-1, 1), the same CHUNK of them again and again. */
-static moert_status random_buffer(moert_device *device, moert_number type, size_t count,
+static moert_status random_buffer(moert_device *device, moert_dtype type, size_t count,
                                   moert_buffer **buffer) {
-    const size_t bytes = moert_number_bits(type) / 8;
+    const size_t bytes = moert_dtype_bits(type) / 8;
     unsigned char *chunk;
     MOERT_TRY(moert_buffer_create(device, count * bytes, buffer));
     MOERT_TRY(moert_alloc(&chunk, CHUNK, bytes));
     for (size_t i = 0; i < CHUNK; i++) {
         const uint32_t code =
-            moert_number_encode(type, 2.0f * (float)moert_rng_uniform(1, 0, i) - 1.0f);
-        if (type == MOERT_NUMBER_F32)
+            moert_dtype_encode(type, 2.0f * (float)moert_rng_uniform(1, 0, i) - 1.0f);
+        if (type == MOERT_DTYPE_F32)
             ((uint32_t *)(void *)chunk)[i] = code;
         else
             ((uint16_t *)(void *)chunk)[i] = (uint16_t)code;
@@ -52,10 +52,9 @@ static moert_status balanced_ends(moert_device *device, const moert_gemm_shape *
     return status;
 }
 
-static moert_status fill(moert_device *device, const moert_gemm_shape *shape,
-                         moert_tune_product *p) {
+static moert_status fill(moert_device *device, const moert_gemm_shape *shape, moert_tune_gemm *p) {
     const size_t rows = shape->experts * shape->rows;
-    const moert_number f32 = MOERT_NUMBER_F32, type = p->key.type;
+    const moert_dtype f32 = MOERT_DTYPE_F32, type = p->key.type;
     moert_gemm *g = &p->gemm;
     MOERT_TRY(balanced_ends(device, shape, &p->ends));
     g->groups.ends = p->ends;
@@ -68,40 +67,40 @@ static moert_status fill(moert_device *device, const moert_gemm_shape *shape,
 
 /* Packs the weight for the choices that hold now, unless it is. */
 static moert_status prepare(void *what) {
-    moert_tune_product *p = what;
+    moert_tune_gemm *p = what;
     moert_device *device = moert_buffer_device(p->gemm.weight);
-    const moert_packed_shape shape = {p->gemm.groups.count, p->gemm.n, p->gemm.k,
-                                      moert_packed_use(&p->gemm), p->key.type};
+    const moert_prepacked_shape shape = {p->gemm.groups.count, p->gemm.n, p->gemm.k,
+                                         moert_prepacked_use_of(&p->gemm), p->key.type};
     moert_tuning_key key = p->key;
     bool measured;
     key.rows = 0;
     const moert_choices tile = moert_tuning_find(device, &key, &measured);
-    if (!is_packed(p) ||
-        (p->packed != NULL && tile.lines == p->tile.lines && tile.width == p->tile.width))
+    if (!is_prepacked(p) ||
+        (p->prepacked != NULL && tile.lines == p->tile.lines && tile.width == p->tile.width))
         return MOERT_OK;
-    moert_packed_destroy(p->packed);
-    p->packed = NULL;
-    MOERT_TRY(moert_packed_create(device, &shape, &p->packed));
-    p->gemm.packed = p->packed;
+    moert_prepacked_destroy(p->prepacked);
+    p->prepacked = NULL;
+    MOERT_TRY(moert_prepacked_create(device, &shape, &p->prepacked));
+    p->gemm.prepacked = p->prepacked;
     p->tile = tile;
-    MOERT_TRY(moert_packed_fill(p->packed, p->gemm.weight));
+    MOERT_TRY(moert_prepacked_fill(p->prepacked, p->gemm.weight));
     return moert_device_finish(device);
 }
 
 static moert_status run(void *what) {
-    const moert_tune_product *p = what;
+    const moert_tune_gemm *p = what;
     return moert_gemm_run(&p->gemm);
 }
 
-moert_status moert_tune_product_create(moert_device *device, moert_tuned operation,
-                                       moert_number type, const moert_gemm_shape *shape,
-                                       moert_tune_product *p, bool *possible) {
+moert_status moert_tune_gemm_create(moert_device *device, moert_tuned operation, moert_dtype type,
+                                    const moert_gemm_shape *shape, moert_tune_gemm *p,
+                                    bool *possible) {
     static const moert_gemm_kind kinds[] = {[MOERT_TUNED_FORWARD] = MOERT_GEMM_FORWARD,
                                             [MOERT_TUNED_DGRAD] = MOERT_GEMM_DGRAD,
                                             [MOERT_TUNED_WGRAD] = MOERT_GEMM_WGRAD,
-                                            [MOERT_TUNED_PACKED_FORWARD] = MOERT_GEMM_FORWARD,
-                                            [MOERT_TUNED_PACKED_DGRAD] = MOERT_GEMM_DGRAD};
-    *p = (moert_tune_product){
+                                            [MOERT_TUNED_PREPACKED_FORWARD] = MOERT_GEMM_FORWARD,
+                                            [MOERT_TUNED_PREPACKED_DGRAD] = MOERT_GEMM_DGRAD};
+    *p = (moert_tune_gemm){
         .key = {operation, type, shape->n, shape->k, shape->rows},
         .gemm = {.kind = kinds[operation],
                  .groups = {NULL, shape->experts, shape->experts * shape->rows},
@@ -116,23 +115,23 @@ moert_status moert_tune_product_create(moert_device *device, moert_tuned operati
                 : p->gemm.kind == MOERT_GEMM_DGRAD ? p->gemm.x
                                                    : p->gemm.weight;
     if (status != MOERT_OK)
-        moert_tune_product_destroy(p);
-    *possible = !is_packed(p) || p->packed != NULL;
+        moert_tune_gemm_destroy(p);
+    *possible = !is_prepacked(p) || p->prepacked != NULL;
     return status;
 }
 
-void moert_tune_product_destroy(moert_tune_product *p) {
+void moert_tune_gemm_destroy(moert_tune_gemm *p) {
     MOERT_DESTROY(p->ends, p->gemm.x, p->gemm.y, p->gemm.weight);
-    moert_packed_destroy(p->packed);
-    *p = (moert_tune_product){.key = p->key};
+    moert_prepacked_destroy(p->prepacked);
+    *p = (moert_tune_gemm){.key = p->key};
 }
 
-moert_trial moert_tune_product_trial(moert_tune_product *p) {
+moert_trial moert_tune_gemm_trial(moert_tune_gemm *p) {
     return (moert_trial){moert_buffer_device(p->gemm.weight), p, prepare, run,
-                         moert_fetches(p->packed)};
+                         moert_prefetches(p->prepacked)};
 }
 
-static moert_status result_of(moert_tune_product *p, const moert_choices *choices, void *memory) {
+static moert_status result_of(moert_tune_gemm *p, const moert_choices *choices, void *memory) {
     MOERT_TRY(moert_tuning_force(choices));
     moert_status status = prepare(p);
     if (status == MOERT_OK)
@@ -142,8 +141,8 @@ static moert_status result_of(moert_tune_product *p, const moert_choices *choice
     return moert_buffer_read(p->result, 0, memory, moert_buffer_bytes(p->result));
 }
 
-moert_status moert_tune_product_compare(moert_tune_product *p, const moert_choices *a,
-                                        const moert_choices *b) {
+moert_status moert_tune_gemm_compare(moert_tune_gemm *p, const moert_choices *a,
+                                     const moert_choices *b) {
     const size_t bytes = moert_buffer_bytes(p->result);
     unsigned char *results;
     moert_status status;

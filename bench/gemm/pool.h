@@ -6,20 +6,20 @@
 
 #include "topology/topology.h"
 
-typedef struct bench_team bench_team;
+typedef struct bench_pool bench_pool;
 
 /* As many threads as the placement has cores, or `threads` if that is not 0. A placement without
  * cores (MOERT_BIND=0) pins nothing. */
-moert_status bench_team_create(const moert_placement *placement, size_t threads, bench_team **team);
-void bench_team_destroy(bench_team *team);
-size_t bench_team_size(const bench_team *team);
+moert_status bench_pool_create(const moert_placement *placement, size_t threads, bench_pool **pool);
+void bench_pool_destroy(bench_pool *pool);
+size_t bench_pool_size(const bench_pool *pool);
 
 /* work(argument, member) on every thread; returns when all are done. */
-void bench_team_run(bench_team *team, void (*work)(void *argument, size_t member), void *argument);
+void bench_pool_run(bench_pool *pool, void (*work)(void *argument, size_t member), void *argument);
 
 /* Reads through memory on every thread, so that nothing older is left in its core's L2 cache. */
-void bench_team_evict(bench_team *team);
-size_t bench_team_cache_bytes(const bench_team *team); /* of L2, of all cores */
+void bench_pool_evict(bench_pool *pool);
+size_t bench_pool_cache_bytes(const bench_pool *pool); /* of L2, of all cores */
 
 /* Pins the threads started since the snapshot, one to a core in turn; frees the snapshot. */
 moert_status bench_pin_since(const moert_placement *placement, moert_thread_snapshot *snapshot);

@@ -4,13 +4,13 @@
 #include "base/phase.h"
 #include "exchange/node/node.h"
 
-moert_status moert_cargo_reserve(moert_device *device, size_t rows_out, size_t rows_in,
-                                 size_t width, moert_cargo *cargo) {
+moert_status moert_node_message_reserve(moert_device *device, size_t rows_out, size_t rows_in,
+                                        size_t width, moert_node_message *cargo) {
     MOERT_TRY(moert_staging_reserve(device, rows_out * width * sizeof(float), &cargo->out));
     return moert_staging_reserve(device, rows_in * width * sizeof(float), &cargo->in);
 }
 
-void moert_cargo_free(moert_cargo *cargo) {
+void moert_node_message_free(moert_node_message *cargo) {
     moert_staging_destroy(cargo->out);
     moert_staging_destroy(cargo->in);
     moert_buffer_destroy(cargo->reach);
@@ -22,7 +22,7 @@ moert_status moert_node_post(moert_exchange *exchange, int tag, const moert_node
     const moert_mail_rows from = {rows->out, row_bytes, row_bytes};
     const moert_mail_rows to = {rows->in, row_bytes, row_bytes};
     moert_mail_run sent = {0, 0}, received = {0, 0};
-    for (size_t r = 0; r < exchange->rails->ranks; r++) {
+    for (size_t r = 0; r < exchange->relay_map->ranks; r++) {
         received = (moert_mail_run){received.first + received.count, rows->receive[r]};
         sent = (moert_mail_run){sent.first + sent.count, rows->send[r]};
         MOERT_TRY(moert_mail_post_apart(node->mail, (moert_mail_address){false, r, tag, 0}, &to,
@@ -33,8 +33,9 @@ moert_status moert_node_post(moert_exchange *exchange, int tag, const moert_node
     return MOERT_OK;
 }
 
-moert_status moert_cargo_post(moert_exchange *exchange, int tag, const moert_cargo *cargo,
-                              const size_t *send_rows, const size_t *receive_rows, size_t width) {
+moert_status moert_node_message_post(moert_exchange *exchange, int tag,
+                                     const moert_node_message *cargo, const size_t *send_rows,
+                                     const size_t *receive_rows, size_t width) {
     const moert_node_rows rows = {moert_staging_host(cargo->out), moert_staging_host(cargo->in),
                                   send_rows, receive_rows};
     return moert_node_post(exchange, tag, &rows, width * sizeof(float));
@@ -50,16 +51,18 @@ moert_status moert_node_await(moert_exchange *exchange) {
     return status;
 }
 
-moert_status moert_node_meet(moert_comm *comm, moert_status status) {
+moert_status moert_node_barrier(moert_comm *comm, moert_status status) {
     atomic_thread_fence(memory_order_seq_cst);
     MOERT_TRY(moert_comm_agree(comm, status));
     atomic_thread_fence(memory_order_seq_cst);
     return MOERT_OK;
 }
 
-moert_status moert_cargo_pack(moert_exchange *exchange, const moert_relay *relay,
-                              const moert_buffer *source, size_t width, moert_cargo *cargo) {
-    MOERT_TRY(moert_cargo_reserve(exchange->device, relay->rows_out, relay->rows_in, width, cargo));
+moert_status moert_node_message_pack(moert_exchange *exchange, const moert_relay *relay,
+                                     const moert_buffer *source, size_t width,
+                                     moert_node_message *cargo) {
+    MOERT_TRY(moert_node_message_reserve(exchange->device, relay->rows_out, relay->rows_in, width,
+                                         cargo));
     return moert_kernel_gather(exchange->device,
                                &(moert_gather){.reach = source,
                                                .from = relay->source.buffer,

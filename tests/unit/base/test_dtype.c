@@ -3,28 +3,28 @@
  * beyond. */
 #include <float.h>
 
-#include "base/number.h"
+#include "base/dtype.h"
 #include "support/test.h"
 
-static const moert_number types[] = {MOERT_NUMBER_F16, MOERT_NUMBER_BF16, MOERT_NUMBER_E4M3,
-                                     MOERT_NUMBER_E5M2, MOERT_NUMBER_E2M1};
+static const moert_dtype types[] = {MOERT_DTYPE_F16, MOERT_DTYPE_BF16, MOERT_DTYPE_E4M3,
+                                    MOERT_DTYPE_E5M2, MOERT_DTYPE_E2M1};
 enum { TYPES = MOERT_COUNT(types) };
 
-static void check_code(moert_number type, float x, uint32_t want) {
-    const uint32_t got = moert_number_encode(type, x);
+static void check_code(moert_dtype type, float x, uint32_t want) {
+    const uint32_t got = moert_dtype_encode(type, x);
     if (got != want)
-        fail_msg("%s of %.9g (%a) is 0x%x, not 0x%x", moert_number_name(type), (double)x, (double)x,
+        fail_msg("%s of %.9g (%a) is 0x%x, not 0x%x", moert_dtype_name(type), (double)x, (double)x,
                  got, want);
 }
 
-static uint32_t sign_of(moert_number type) {
-    return 1u << (moert_number_bits(type) - 1);
+static uint32_t sign_of(moert_dtype type) {
+    return 1u << (moert_dtype_bits(type) - 1);
 }
 
 /* The code of the largest finite value. */
-static uint32_t last_code(moert_number type) {
+static uint32_t last_code(moert_dtype type) {
     uint32_t code = sign_of(type) - 1;
-    while (!isfinite(moert_number_decode(type, code)))
+    while (!isfinite(moert_dtype_decode(type, code)))
         code--;
     return code;
 }
@@ -32,41 +32,41 @@ static uint32_t last_code(moert_number type) {
 TEST(test_codes_stand_for_the_values_of_the_standards) {
     const float e2m1[] = {0, .5f, 1, 1.5f, 2, 3, 4, 6};
     for (uint32_t code = 0; code < 8; code++) {
-        assert_true(moert_number_decode(MOERT_NUMBER_E2M1, code) == e2m1[code]);
-        assert_true(moert_number_decode(MOERT_NUMBER_E2M1, code | 8) == -e2m1[code]);
+        assert_true(moert_dtype_decode(MOERT_DTYPE_E2M1, code) == e2m1[code]);
+        assert_true(moert_dtype_decode(MOERT_DTYPE_E2M1, code | 8) == -e2m1[code]);
     }
     const struct {
-        moert_number type;
+        moert_dtype type;
         uint32_t code;
         double value;
     } samples[] = {
-        {MOERT_NUMBER_E4M3, 0x01, 0x1p-9},     {MOERT_NUMBER_E4M3, 0x07, 7 * 0x1p-9},
-        {MOERT_NUMBER_E4M3, 0x08, 0x1p-6},     {MOERT_NUMBER_E4M3, 0x38, 1},
-        {MOERT_NUMBER_E4M3, 0x7E, 448},        {MOERT_NUMBER_E4M3, 0xFE, -448},
-        {MOERT_NUMBER_E5M2, 0x01, 0x1p-16},    {MOERT_NUMBER_E5M2, 0x04, 0x1p-14},
-        {MOERT_NUMBER_E5M2, 0x3C, 1},          {MOERT_NUMBER_E5M2, 0x7B, 57344},
-        {MOERT_NUMBER_E5M2, 0x7C, INFINITY},   {MOERT_NUMBER_F16, 0x0001, 0x1p-24},
-        {MOERT_NUMBER_F16, 0x3C00, 1},         {MOERT_NUMBER_F16, 0x7BFF, 65504},
-        {MOERT_NUMBER_F16, 0xFC00, -HUGE_VAL}, {MOERT_NUMBER_BF16, 0x0001, 0x1p-133},
-        {MOERT_NUMBER_BF16, 0x3F80, 1},        {MOERT_NUMBER_BF16, 0x7F80, INFINITY},
+        {MOERT_DTYPE_E4M3, 0x01, 0x1p-9},     {MOERT_DTYPE_E4M3, 0x07, 7 * 0x1p-9},
+        {MOERT_DTYPE_E4M3, 0x08, 0x1p-6},     {MOERT_DTYPE_E4M3, 0x38, 1},
+        {MOERT_DTYPE_E4M3, 0x7E, 448},        {MOERT_DTYPE_E4M3, 0xFE, -448},
+        {MOERT_DTYPE_E5M2, 0x01, 0x1p-16},    {MOERT_DTYPE_E5M2, 0x04, 0x1p-14},
+        {MOERT_DTYPE_E5M2, 0x3C, 1},          {MOERT_DTYPE_E5M2, 0x7B, 57344},
+        {MOERT_DTYPE_E5M2, 0x7C, INFINITY},   {MOERT_DTYPE_F16, 0x0001, 0x1p-24},
+        {MOERT_DTYPE_F16, 0x3C00, 1},         {MOERT_DTYPE_F16, 0x7BFF, 65504},
+        {MOERT_DTYPE_F16, 0xFC00, -HUGE_VAL}, {MOERT_DTYPE_BF16, 0x0001, 0x1p-133},
+        {MOERT_DTYPE_BF16, 0x3F80, 1},        {MOERT_DTYPE_BF16, 0x7F80, INFINITY},
     };
     for (size_t i = 0; i < MOERT_COUNT(samples); i++)
-        assert_true((double)moert_number_decode(samples[i].type, samples[i].code) ==
+        assert_true((double)moert_dtype_decode(samples[i].type, samples[i].code) ==
                     samples[i].value);
-    assert_true(isnan(moert_number_decode(MOERT_NUMBER_E4M3, 0x7F)));
-    assert_true(isnan(moert_number_decode(MOERT_NUMBER_E4M3, 0xFF)));
+    assert_true(isnan(moert_dtype_decode(MOERT_DTYPE_E4M3, 0x7F)));
+    assert_true(isnan(moert_dtype_decode(MOERT_DTYPE_E4M3, 0xFF)));
     for (uint32_t code = 0x7D; code < 0x80; code++)
-        assert_true(isnan(moert_number_decode(MOERT_NUMBER_E5M2, code)));
+        assert_true(isnan(moert_dtype_decode(MOERT_DTYPE_E5M2, code)));
 }
 
 TEST(test_every_code_round_trips_and_codes_ascend) {
     for (size_t t = 0; t < TYPES; t++) {
         const uint32_t sign = sign_of(types[t]), last = last_code(types[t]);
         for (uint32_t code = 0; code <= last; code++) {
-            const float value = moert_number_decode(types[t], code);
+            const float value = moert_dtype_decode(types[t], code);
             check_code(types[t], value, code);
             check_code(types[t], -value, code | sign);
-            assert_true(code == 0 || value > moert_number_decode(types[t], code - 1));
+            assert_true(code == 0 || value > moert_dtype_decode(types[t], code - 1));
         }
     }
 }
@@ -75,8 +75,8 @@ TEST(test_midpoints_go_to_even_and_their_neighbours_to_the_nearest) {
     for (size_t t = 0; t < TYPES; t++) {
         const uint32_t sign = sign_of(types[t]), last = last_code(types[t]);
         for (uint32_t code = 0; code < last; code++) {
-            const float low = moert_number_decode(types[t], code);
-            const float high = moert_number_decode(types[t], code + 1);
+            const float low = moert_dtype_decode(types[t], code);
+            const float high = moert_dtype_decode(types[t], code + 1);
             const float middle = (float)(((double)low + (double)high) / 2);
             const uint32_t even = code + code % 2;
             check_code(types[t], middle, even);
@@ -92,52 +92,51 @@ TEST(test_midpoints_go_to_even_and_their_neighbours_to_the_nearest) {
 TEST(test_large_values_saturate_or_overflow) {
     const float large[] = {464.0f, 465.0f, 1e9f, FLT_MAX, INFINITY};
     for (size_t i = 0; i < 5; i++) {
-        check_code(MOERT_NUMBER_E4M3, large[i], 0x7E);
-        check_code(MOERT_NUMBER_E4M3, -large[i], 0xFE);
-        check_code(MOERT_NUMBER_E2M1, large[i], 0x7);
-        check_code(MOERT_NUMBER_E2M1, -large[i], 0xF);
-        check_code(MOERT_NUMBER_E5M2, large[i] * 128, 0x7B);
-        check_code(MOERT_NUMBER_E5M2, -large[i] * 128, 0xFB);
+        check_code(MOERT_DTYPE_E4M3, large[i], 0x7E);
+        check_code(MOERT_DTYPE_E4M3, -large[i], 0xFE);
+        check_code(MOERT_DTYPE_E2M1, large[i], 0x7);
+        check_code(MOERT_DTYPE_E2M1, -large[i], 0xF);
+        check_code(MOERT_DTYPE_E5M2, large[i] * 128, 0x7B);
+        check_code(MOERT_DTYPE_E5M2, -large[i] * 128, 0xFB);
     }
-    check_code(MOERT_NUMBER_F16, 65519.996f, 0x7BFF);
-    check_code(MOERT_NUMBER_F16, 65520.0f, 0x7C00);
-    check_code(MOERT_NUMBER_F16, -INFINITY, 0xFC00);
-    check_code(MOERT_NUMBER_BF16, moert_number_of_bits(0x7F7F7FFF), 0x7F7F);
-    check_code(MOERT_NUMBER_BF16, moert_number_of_bits(0x7F7F8000), 0x7F80);
-    check_code(MOERT_NUMBER_BF16, -FLT_MAX, 0xFF80);
+    check_code(MOERT_DTYPE_F16, 65519.996f, 0x7BFF);
+    check_code(MOERT_DTYPE_F16, 65520.0f, 0x7C00);
+    check_code(MOERT_DTYPE_F16, -INFINITY, 0xFC00);
+    check_code(MOERT_DTYPE_BF16, moert_float_from_bits(0x7F7F7FFF), 0x7F7F);
+    check_code(MOERT_DTYPE_BF16, moert_float_from_bits(0x7F7F8000), 0x7F80);
+    check_code(MOERT_DTYPE_BF16, -FLT_MAX, 0xFF80);
 }
 
 TEST(test_nans_have_one_code_and_zeros_keep_their_sign) {
     const uint32_t codes[] = {0x7E00, 0x7FC0, 0x7F, 0x7F, 0x7};
-    const float nans[] = {NAN, -NAN, moert_number_of_bits(0x7F800001),
-                          moert_number_of_bits(0xFFFFFFFF)};
+    const float nans[] = {NAN, -NAN, moert_float_from_bits(0x7F800001),
+                          moert_float_from_bits(0xFFFFFFFF)};
     for (size_t t = 0; t < TYPES; t++) {
         for (size_t i = 0; i < 4; i++)
             check_code(types[t], nans[i], codes[t]);
         check_code(types[t], 0.0f, 0);
         check_code(types[t], -0.0f, sign_of(types[t]));
         check_code(types[t], -FLT_TRUE_MIN, sign_of(types[t]));
-        assert_true(signbit(moert_number_decode(types[t], sign_of(types[t]))));
+        assert_true(signbit(moert_dtype_decode(types[t], sign_of(types[t]))));
     }
-    assert_int_equal(moert_number_bits_of(moert_number_decode(MOERT_NUMBER_E4M3, 0xFF)),
-                     0x7FC00000);
+    assert_int_equal(moert_float_bits(moert_dtype_decode(MOERT_DTYPE_E4M3, 0xFF)), 0x7FC00000);
 }
 
 TEST(test_the_bridge_rounds_half_steps_down) {
     for (uint32_t i = 0; i <= 0x40E00000 - 0x3E000000; i += 997) { /* 0.125 to 7 */
-        const float x = moert_number_of_bits(0x3E000000 + i);
+        const float x = moert_float_from_bits(0x3E000000 + i);
         const bool lower =
             (x > 2.5f && x < 2.75f) || (x >= 3.5f && x < 3.75f) || (x > 5.0f && x <= 5.25f);
-        const uint32_t nearest = moert_number_encode(MOERT_NUMBER_E2M1, x);
-        assert_int_equal(moert_number_encode_bridge(x), nearest - (lower ? 1 : 0));
-        assert_int_equal(moert_number_encode_bridge(-x), (nearest - (lower ? 1 : 0)) | 8);
+        const uint32_t nearest = moert_dtype_encode(MOERT_DTYPE_E2M1, x);
+        assert_int_equal(moert_dtype_encode_bridge(x), nearest - (lower ? 1 : 0));
+        assert_int_equal(moert_dtype_encode_bridge(-x), (nearest - (lower ? 1 : 0)) | 8);
     }
     const float at[] = {2.5f, 2.75f, 3.5f, 3.75f, 5.0f, 5.25f, 0.25f, 0.75f, 1.25f, 1.75f};
     const uint32_t codes[] = {4, 5, 5, 6, 6, 6, 0, 2, 2, 4};
     for (size_t i = 0; i < 10; i++)
-        assert_int_equal(moert_number_encode_bridge(at[i]), codes[i]);
-    assert_int_equal(moert_number_encode_bridge(INFINITY), 7);
-    assert_int_equal(moert_number_encode_bridge(NAN), 7);
+        assert_int_equal(moert_dtype_encode_bridge(at[i]), codes[i]);
+    assert_int_equal(moert_dtype_encode_bridge(INFINITY), 7);
+    assert_int_equal(moert_dtype_encode_bridge(NAN), 7);
 }
 
 TEST(test_stochastic_rounding_is_unbiased_over_all_random_bits) {
@@ -145,17 +144,17 @@ TEST(test_stochastic_rounding_is_unbiased_over_all_random_bits) {
         const float x = (float)i / 256.0f;
         double sum = 0;
         for (unsigned random = 0; random < 256; random++)
-            sum += (double)moert_number_decode(MOERT_NUMBER_E2M1,
-                                               moert_number_encode_stochastic(x, (uint8_t)random));
+            sum += (double)moert_dtype_decode(MOERT_DTYPE_E2M1,
+                                              moert_dtype_encode_stochastic(x, (uint8_t)random));
         /* half a step of u, which starts from 0 */
         assert_within(sum / 256, (double)x, 2.0 / 256);
     }
-    assert_int_equal(moert_number_encode_stochastic(5.0f, 0), 6);
-    assert_int_equal(moert_number_encode_stochastic(5.0f, 127), 6);
-    assert_int_equal(moert_number_encode_stochastic(5.0f, 128), 7);
-    assert_int_equal(moert_number_encode_stochastic(-1.9f, 255), 0xC);
-    assert_int_equal(moert_number_encode_stochastic(INFINITY, 255), 7);
-    assert_int_equal(moert_number_encode_stochastic(NAN, 0), 7);
+    assert_int_equal(moert_dtype_encode_stochastic(5.0f, 0), 6);
+    assert_int_equal(moert_dtype_encode_stochastic(5.0f, 127), 6);
+    assert_int_equal(moert_dtype_encode_stochastic(5.0f, 128), 7);
+    assert_int_equal(moert_dtype_encode_stochastic(-1.9f, 255), 0xC);
+    assert_int_equal(moert_dtype_encode_stochastic(INFINITY, 255), 7);
+    assert_int_equal(moert_dtype_encode_stochastic(NAN, 0), 7);
 }
 
 TEST(test_powers_of_two_round_up_or_down_from_every_neighbour) {

@@ -1,9 +1,9 @@
 /*
- * Included by kernels/exchange/meet.cl and kernels/exchange/exchange.cl: ranks wait for each other
+ * Included by kernels/exchange/barrier.cl and kernels/exchange/exchange.cl: ranks wait for each other
  * on their devices.
  *
  * Raising a flag releases what this device has done before, seeing one acquires it. A flag is an
- * int at the start of 64 bytes of its own. MEETING are a kernel's parameters: segments [ranks] raw
+ * int at the start of 64 bytes of its own. BARRIER_PARAMETERS are a kernel's parameters: segments [ranks] raw
  * addresses, where this device finds the flags of all ranks; verdict {rank that was late + 1 or 0,
  * number of the meeting}, behind whose LINE words is a count, 0 between kernels.
  *
@@ -26,7 +26,7 @@ static inline int look_at(global const int *flag) {
 }
 
 /* *count before it grows by one: what the work-groups of this device that have done so before, and
- * their teams, have stored comes with it. */
+ * their row_groups, have stored comes with it. */
 static inline uint count_up(global uint *count) {
     uint before;
     __asm__ volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
@@ -81,17 +81,18 @@ static inline global int *flag_of(global const ulong *segments, uint owner, uint
     return (global int *)(size_t)segments[owner] + writer * LINE;
 }
 
-#define MEETING global const ulong *segments, volatile global uint *verdict, moert_meeting_args m
+#define BARRIER_PARAMETERS                                                                         \
+    global const ulong *segments, volatile global uint *verdict, moert_barrier_args m
 
-/* Raises this rank's flags; a team calls. */
-INLINED void raise_all(MEETING) {
+/* Raises this rank's flags; a row_group calls. */
+INLINED void raise_all(BARRIER_PARAMETERS) {
     for (uint r = item_index(); r < m.ranks; r += MOERT_ITEMS)
         raise_flag(flag_of(segments, r, m.rank), m.number);
 }
 
 /* Waits for all ranks' flags, for `patience_ns` at most and not at all once somebody was late; a
- * team calls. */
-INLINED void wait_for_all(MEETING) {
+ * row_group calls. */
+INLINED void wait_for_all(BARRIER_PARAMETERS) {
     for (uint r = item_index(); r < m.ranks; r += MOERT_ITEMS) {
         ulong start = 0;
         for (ulong looks = 0;

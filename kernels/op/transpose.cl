@@ -1,6 +1,6 @@
 /*
  * The transposes of a stack of byte matrices: to[g,j,i] = from[g,i,j], from [groups,rows,columns],
- * for factors whose terms must be contiguous. Groups without rows of `ends` are left out, as no
+ * for operands whose terms must be contiguous. Groups without rows of `ends` are left out, as no
  * product reads them.
  *
  * A work-group of 256 turns a tile of 128 x 128 bytes by way of local memory (16.5 KiB), in 16-byte
@@ -15,10 +15,8 @@ static inline uint word_at(uint row, uint word) {
     return row * (TILE / 4) + row / 16 * 4 + word;
 }
 
-kernel __attribute__((reqd_work_group_size(256, 1, 1))) void turn_bytes(global const uchar *from,
-                                                                        global uchar *to, uint rows,
-                                                                        uint columns,
-                                                                        global const uint *ends) {
+kernel __attribute__((reqd_work_group_size(256, 1, 1))) void transpose_bytes(
+    global const uchar *from, global uchar *to, uint rows, uint columns, global const uint *ends) {
     local uint tile[TILE * TILE / 4 + TILE / 16 * 4];
     const uint g = get_group_id(2), item = get_local_id(0), high = get_group_id(1) * TILE,
                left = get_group_id(0) * TILE;

@@ -1,5 +1,5 @@
 /* Conversions of single numbers. Everything but the last rounding is exact in float64. */
-#include "base/number.h"
+#include "base/dtype.h"
 #include "base/memory.h"
 
 #include <math.h>
@@ -17,39 +17,39 @@ typedef struct layout {
 
 static const layout layouts[] = {
 #define LAYOUT_ROW(name, text, bits, mantissa, bias, overflow, nan, special)                       \
-    [MOERT_NUMBER_##name] = {text, bits, mantissa, bias, overflow, nan, SPECIAL_##special},
-    MOERT_NUMBER_TABLE(LAYOUT_ROW)
+    [MOERT_DTYPE_##name] = {text, bits, mantissa, bias, overflow, nan, SPECIAL_##special},
+    MOERT_DTYPE_TABLE(LAYOUT_ROW)
 #undef LAYOUT_ROW
 };
 
-const char *moert_number_name(moert_number number) {
+const char *moert_dtype_name(moert_dtype number) {
     return (size_t)number < MOERT_COUNT(layouts) ? layouts[number].name : NULL;
 }
 
-size_t moert_number_bits(moert_number type) {
+size_t moert_dtype_bits(moert_dtype type) {
     return (size_t)layouts[type].bits;
 }
 
-float moert_number_largest(moert_number type) {
+float moert_dtype_largest(moert_dtype type) {
     const uint32_t above = layouts[type].overflow;
-    const float value = moert_number_decode(type, above);
-    return isinf(value) ? moert_number_decode(type, above - 1) : value;
+    const float value = moert_dtype_decode(type, above);
+    return isinf(value) ? moert_dtype_decode(type, above - 1) : value;
 }
 
-uint32_t moert_number_bits_of(float x) {
+uint32_t moert_float_bits(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
 
-float moert_number_of_bits(uint32_t bits) {
+float moert_float_from_bits(uint32_t bits) {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-float moert_number_quiet(float x) {
-    return isnan(x) ? moert_number_of_bits(layouts[MOERT_NUMBER_F32].nan) : x;
+float moert_float_quiet(float x) {
+    return isnan(x) ? moert_float_from_bits(layouts[MOERT_DTYPE_F32].nan) : x;
 }
 
 /* 2^exponent, a normal float64. Products with it are exact here, and far faster than ldexp. */
@@ -86,7 +86,7 @@ static uint32_t with_sign(const layout *to, uint32_t code, float x) {
  * A binade [2^e, 2^(e+1)) has 2^mantissa steps of 2^(e-mantissa); below the least normal exponent
  * the steps stay as they are. Codes count the steps from zero upwards.
  */
-uint32_t moert_number_encode(moert_number type, float x) {
+uint32_t moert_dtype_encode(moert_dtype type, float x) {
     const layout *to = &layouts[type];
     const int least = 1 - to->bias;
     const double magnitude = fabs((double)x);
@@ -94,7 +94,7 @@ uint32_t moert_number_encode(moert_number type, float x) {
     if (isnan(x))
         return to->nan;
     if (bits_below(to) >= 0) {
-        const uint32_t bits = moert_number_bits_of(x), odd = bits >> bits_below(to) & 1;
+        const uint32_t bits = moert_float_bits(x), odd = bits >> bits_below(to) & 1;
         const uint32_t below_half = (1u << bits_below(to)) / 2 - 1 + odd;
         return bits_below(to) == 0 ? bits : (bits + below_half) >> bits_below(to);
     }
@@ -107,10 +107,10 @@ uint32_t moert_number_encode(moert_number type, float x) {
     return with_sign(to, code < to->overflow ? (uint32_t)code : to->overflow, x);
 }
 
-float moert_number_decode(moert_number type, uint32_t code) {
+float moert_dtype_decode(moert_dtype type, uint32_t code) {
     const layout *from = &layouts[type];
     if (bits_below(from) >= 0)
-        return moert_number_quiet(moert_number_of_bits(code << bits_below(from)));
+        return moert_float_quiet(moert_float_from_bits(code << bits_below(from)));
     const uint32_t sign = 1u << (from->bits - 1), magnitude = code & (sign - 1);
     const uint32_t fraction = magnitude & ((1u << from->mantissa) - 1);
     const int exponent = (int)(magnitude >> from->mantissa), least = 1 - from->bias;
@@ -122,27 +122,27 @@ float moert_number_decode(moert_number type, uint32_t code) {
         value = INFINITY;
     if ((from->special == SPECIAL_INFINITY && magnitude > infinity) ||
         (from->special == SPECIAL_NAN && magnitude == from->nan))
-        return moert_number_quiet(NAN);
+        return moert_float_quiet(NAN);
     return (float)((code & sign) != 0 ? -value : value);
 }
 
 /* ---- other roundings of E2M1 ---- */
 
-uint32_t moert_number_encode_bridge(float x) {
+uint32_t moert_dtype_encode_bridge(float x) {
     static const uint32_t of_half_steps[] = {0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 7, 7};
-    const layout *to = &layouts[MOERT_NUMBER_E2M1];
+    const layout *to = &layouts[MOERT_DTYPE_E2M1];
     if (isnan(x))
         return to->nan;
     return with_sign(to, of_half_steps[(int)rint(fmin(2.0 * fabs((double)x), 12.0))], x);
 }
 
-uint32_t moert_number_encode_stochastic(float x, uint8_t random) {
+uint32_t moert_dtype_encode_stochastic(float x, uint8_t random) {
     if (isnan(x))
-        return layouts[MOERT_NUMBER_E2M1].nan;
+        return layouts[MOERT_DTYPE_E2M1].nan;
     const float magnitude = fminf(fabsf(x), 6.0f);
     const float step = magnitude < 2.0f ? 0.5f : magnitude < 4.0f ? 1.0f : 2.0f;
     const float moved = magnitude + (float)random / 256.0f * step;
-    return moert_number_encode(MOERT_NUMBER_E2M1, copysignf(floorf(moved / step) * step, x));
+    return moert_dtype_encode(MOERT_DTYPE_E2M1, copysignf(floorf(moved / step) * step, x));
 }
 
 /* ---- E8M0 ---- */
@@ -155,11 +155,11 @@ static uint8_t e8m0_of(int exponent) {
 }
 
 float moert_e8m0_decode(uint8_t b) {
-    return b == E8M0_NAN ? moert_number_quiet(NAN) : ldexpf(1.0f, b - E8M0_BIAS);
+    return b == E8M0_NAN ? moert_float_quiet(NAN) : ldexpf(1.0f, b - E8M0_BIAS);
 }
 
 float moert_e8m0_inverse(uint8_t b) {
-    return b == E8M0_NAN ? moert_number_quiet(NAN) : ldexpf(1.0f, E8M0_BIAS - b);
+    return b == E8M0_NAN ? moert_float_quiet(NAN) : ldexpf(1.0f, E8M0_BIAS - b);
 }
 
 uint8_t moert_e8m0_ceil(float t) {

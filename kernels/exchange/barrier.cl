@@ -9,9 +9,9 @@
  * device, is seen by what they do after it. One work-group, no local memory. Waits for kernels of
  * other devices, which must run at the same time.
  */
-#include "exchange/meet.h"
+#include "exchange/barrier.h"
 
-KERNEL void meet(MEETING) {
+KERNEL void meet(BARRIER_PARAMETERS) {
     raise_all(segments, verdict, m);
     wait_for_all(segments, verdict, m);
 }

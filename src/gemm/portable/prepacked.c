@@ -1,0 +1,98 @@
+/* How the portable backend packs weights: as panels in global memory (kernels/gemm/prepacked.cl), for
+ * CPUs in CPU form: caches take the place of the local copies that others make in every product. */
+#include <stdio.h>
+
+#include "args/gemm.h"
+#include "gemm/backend.h"
+#include "gemm/portable/gemm.h"
+
+enum {
+    PANELS = 8,   /* of a work-group: it reads whole pages of a line */
+    MOST_READ = 3 /* after the last panel, by tiles that are wider than one */
+};
+
+/* Terms of a panel, of the dimension that is summed over. */
+static size_t height_of(const moert_prepacked *prepacked) {
+    const moert_prepacked_shape *shape = &prepacked->shape;
+    return moert_panel_height(prepacked, shape->use == MOERT_PREPACKED_DGRAD ? shape->n : shape->k);
+}
+
+/* Tiles that take no GLU find the panels of a plain product. */
+static moert_prepacked_use layout_of(const moert_prepacked *prepacked) {
+    const moert_prepacked_use use = prepacked->shape.use;
+    return use == MOERT_PREPACKED_GATED && !moert_gates_fit(prepacked->tile.width)
+               ? MOERT_PREPACKED_FORWARD
+               : use;
+}
+
+/* Columns of a panel, and of all panels together. */
+static size_t columns_of(const moert_prepacked *prepacked) {
+    return (size_t)prepacked->tile.width * MOERT_VECTOR;
+}
+
+static size_t width_of(const moert_prepacked *prepacked) {
+    const moert_prepacked_shape *shape = &prepacked->shape;
+    if (layout_of(prepacked) == MOERT_PREPACKED_GATED)
+        return moert_gated_columns(shape->n / 2, prepacked->tile.width);
+    return shape->use == MOERT_PREPACKED_DGRAD ? shape->k : shape->n;
+}
+
+static size_t plan(const moert_device *device, moert_prepacked *prepacked) {
+    const moert_prepacked_shape *shape = &prepacked->shape;
+    const moert_tuning_key key = {shape->use == MOERT_PREPACKED_DGRAD
+                                      ? MOERT_TUNED_PREPACKED_DGRAD
+                                      : MOERT_TUNED_PREPACKED_FORWARD,
+                                  shape->type, shape->n, shape->k, 0};
+    const moert_device_info *info = moert_device_describe(device);
+    bool measured;
+    if (!info->is_cpu || info->gpu_form || shape->groups == 0)
+        return 0;
+    prepacked->term = moert_dot_of(device, shape->type);
+    prepacked->tile = moert_with_tile(moert_tuning_find(device, &key, &measured), prepacked->term);
+    const size_t columns = columns_of(prepacked);
+    return (shape->groups * moert_ceil_div(width_of(prepacked), columns) + MOST_READ) *
+           height_of(prepacked) * columns * sizeof(float);
+}
+
+void moert_gemm_program(const moert_device *device, moert_dtype type,
+                        const moert_prepacked *prepacked, const moert_quantized *quantized,
+                        const moert_choices *tile, char spec[MOERT_SPEC_BYTES]) {
+    const moert_dot term = prepacked != NULL ? prepacked->term : moert_dot_of(device, type);
+    char family[112];
+    int length =
+        snprintf(family, sizeof family, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u -DCODED=%d",
+                 prepacked != NULL ? "gemm/prepacked" : "gemm/gemm", type == MOERT_DTYPE_BF16,
+                 (int)term, tile->lines, tile->width, quantized != NULL);
+    if (prepacked != NULL)
+        length += snprintf(family + length, sizeof family - (size_t)length, " -DPACKED=%u",
+                           prepacked->tile.width);
+    if (term == MOERT_DOT_TILE)
+        snprintf(family + length, sizeof family - (size_t)length, " -DAMX=%d",
+                 moert_device_describe(device)->has_tiles);
+    if (quantized != NULL)
+        moert_format_program(family, quantized->format, spec);
+    else
+        snprintf(spec, MOERT_SPEC_BYTES, "%s", family);
+}
+
+static moert_status fill(const moert_prepacked *prepacked, const moert_buffer *weight,
+                         const moert_quantized *quantized) {
+    static const char *const kernels[] = {"gemm_pack_forward", "gemm_pack_dgrad",
+                                          "gemm_pack_gated"};
+    const moert_prepacked_shape *shape = &prepacked->shape;
+    moert_device *device = moert_buffer_device(prepacked->panels);
+    const moert_grid grid = {moert_ceil_div(width_of(prepacked), PANELS * columns_of(prepacked)),
+                             shape->groups, 1};
+    const moert_prepacked_use layout = layout_of(prepacked);
+    const size_t n = layout == MOERT_PREPACKED_GATED ? shape->n / 2 : shape->n;
+    char spec[MOERT_SPEC_BYTES];
+    moert_gemm_program(device, shape->type, prepacked, quantized, &prepacked->tile, spec);
+    return MOERT_RUN(device, spec, kernels[layout], grid, MOERT_WEIGHT_ARGS(weight, quantized),
+                     MOERT_ARG(prepacked->panels),
+                     MOERT_ARGS(moert_gemm_args, .n = (int)n, .width = (int)n, .k = (int)shape->k,
+                                .axis = quantized != NULL ? (int)quantized->axis : 0,
+                                .flipped = quantized != NULL && quantized->flipped,
+                                .height = (int)height_of(prepacked), .panels = PANELS));
+}
+
+const moert_prepack moert_portable_prepack = {.plan = plan, .fill = fill, .pays_at = 2};
