@@ -31,6 +31,7 @@
     X(GRADIENT_NORM, "gradient norm")                                                              \
     X(OPTIMIZER, "optimizer")                                                                      \
     X(SAVE, "save")                                                                                \
+    X(LOAD, "load")                                                                                \
     X(CLOCKS, "clocks")                                                                            \
     X(LINKS, "links")                                                                              \
     X(GEMM_RATE, "GEMM rate")                                                                      \

@@ -12,6 +12,7 @@
 #include "io/durable.h"
 #include "io/safetensors.h"
 #include "train/shared_file.h"
+#include "train/verify.h"
 
 enum { STATE_LIMIT_BYTES = 65536, STATE_FORMAT = 1 };
 
@@ -157,6 +158,7 @@ static moert_status save(moert_model *model, const moert_optimizer *optimizer,
 agree:
     MOERT_TRY_OR(done, moert_comm_agree(world, status));
     MOERT_TRY_OR(done, write_files(model, optimizer, temporary));
+    MOERT_TRY_OR(done, moert_verify_prepare(world, temporary));
     status = moert_comm_agree(world, first ? moert_durable_commit(temporary, path) : MOERT_OK);
 done:
     if (status != MOERT_OK && first && temporary != NULL) {
@@ -182,6 +184,23 @@ moert_status moert_gradients_save(moert_model *model, const char *path) {
 
 /* ---- reading ---- */
 
+/* Second moments are means of squares; AdamW takes their root. */
+static moert_status check_squares(const moert_tensors *files, const char *name,
+                                  moert_model_range range) {
+    enum { PIECE = 4096 };
+    float values[PIECE];
+    const moert_tensor *tensor = moert_tensors_find(files, name);
+    for (size_t done = 0; done < range.count; done += PIECE) {
+        const size_t count = moert_min(range.count - done, PIECE);
+        MOERT_TRY(moert_tensor_read_f32(tensor, range.first + done, count, values));
+        for (size_t i = 0; i < count; i++)
+            if (values[i] < 0.0f)
+                return MOERT_FAIL(ERROR_FORMAT, "%s: element %zu of tensor '%.200s' is %g, below 0",
+                                  tensor->file, range.first + done + i, name, (double)values[i]);
+    }
+    return MOERT_OK;
+}
+
 static moert_status read_moments(moert_optimizer *optimizer, const char *path) {
     const moert_model_tensor *tensor = moert_model_tensors(optimizer->model);
     size_t count = moert_model_tensor_count(optimizer->model);
@@ -197,6 +216,8 @@ static moert_status read_moments(moert_optimizer *optimizer, const char *path) {
                 slice.count > 0 ? values_of(optimizer, &tensor[i], moment_sets[s].kind, &at) : NULL;
             snprintf(name, sizeof name, "%s%s", moment_sets[s].prefix, tensor[i].name);
             status = moert_model_read_values(files, name, &tensor[i], slice, values, at);
+            if (status == MOERT_OK && moment_sets[s].kind == SECOND_MOMENTS)
+                status = check_squares(files, name, slice);
         }
     moert_tensors_close(files);
     return status;
@@ -220,6 +241,14 @@ static moert_status parse_state(const char *path, const json_t *root, moert_run_
 #define GET(field) MOERT_TRY(read_number(root, path, #field, &state->field));
     MOERT_RUN_STATE_TABLE(GET)
 #undef GET
+    if (state->applied > state->step || state->skipped != state->step - state->applied)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: 'applied' %llu and 'skipped' %llu are not 'step' %llu",
+                          path, (unsigned long long)state->applied,
+                          (unsigned long long)state->skipped, (unsigned long long)state->step);
+    if (state->skipped_in_row > state->skipped)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: 'skipped_in_row' %llu is above 'skipped' %llu", path,
+                          (unsigned long long)state->skipped_in_row,
+                          (unsigned long long)state->skipped);
     return MOERT_OK;
 }
 

@@ -4,6 +4,7 @@
  *
  *   config.json  model.safetensors        a model in Hugging Face form
  *   optimizer.safetensors  state.json     what a run needs to go on, in checkpoints only
+ *   manifest.json                         checksums of the other files (io/manifest.h)
  *
  * A directory is written under a temporary name, flushed and renamed: it is whole or not there. Its
  * bytes depend on the model and the run alone, not on ranks, engines, paths or time. All functions
@@ -49,9 +50,9 @@ moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
 
 /* DIR/step-00000123 of this step; to be freed. Not collective. Errors: ERROR_MEMORY. */
 moert_status moert_checkpoint_path(const char *folder, uint64_t step, char **path);
-/* The checkpoint of the highest step in `folder`, to be freed; NULL if there is none. Not
- * collective. */
-moert_status moert_checkpoint_latest(const char *folder, char **path);
+/* steps[count], to be freed = the steps of the checkpoints in `folder`, newest first; none if there
+ * is no such directory. Not collective. Errors: ERROR_IO, ERROR_MEMORY. */
+moert_status moert_checkpoint_list(const char *folder, uint64_t **steps, size_t *count);
 /*
  * Keeps the newest `keep` checkpoints of `folder` up to step `newest`, the one just written;
  * removes the others (higher steps are of an older run) and what interrupted saves left. Not

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/memory.h"
 #include "base/text.h"
@@ -16,14 +17,20 @@ moert_status moert_checkpoint_path(const char *folder, uint64_t step, char **pat
     return moert_text_path(path, "%s/" NAME_FORMAT, folder, (unsigned long long)step);
 }
 
-/* The step of a checkpoint's name; false for other names. */
+/* The step of a checkpoint's name; false for other names, such as one of a step beyond 64 bits. */
 static bool parse_name(const char *name, uint64_t *step) {
-    unsigned long long number;
-    int used = 0;
-    if (sscanf(name, "step-%llu%n", &number, &used) != 1 || name[used] != '\0')
-        return false;
-    *step = number;
-    return true;
+    char again[32];
+    *step = strncmp(name, "step-", 5) == 0 ? strtoull(name + 5, NULL, 10) : 0;
+    snprintf(again, sizeof again, NAME_FORMAT, (unsigned long long)*step);
+    return strcmp(name, again) == 0;
+}
+
+static bool is_directory(const char *folder, const char *name) {
+    struct stat info;
+    char *path = moert_text_format("%s/%s", folder, name);
+    const bool is = path != NULL && stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    free(path);
+    return is;
 }
 
 static int is_checkpoint(const struct dirent *entry) {
@@ -36,8 +43,7 @@ static int descending(const void *a, const void *b) {
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/* The steps of the checkpoints in `folder`, newest first; none if there is no such folder. */
-static moert_status list_steps(const char *folder, uint64_t **steps, size_t *count) {
+moert_status moert_checkpoint_list(const char *folder, uint64_t **steps, size_t *count) {
     struct dirent **entries;
     const int found = scandir(folder, &entries, is_checkpoint, NULL);
     *steps = NULL;
@@ -48,24 +54,13 @@ static moert_status list_steps(const char *folder, uint64_t **steps, size_t *cou
                    : MOERT_FAIL(ERROR_IO, "cannot list %s: %s", folder, strerror(errno));
     const moert_status status = MOERT_NEW_ARRAY(steps, (size_t)found);
     for (int i = 0; i < found; i++) {
-        if (status == MOERT_OK)
+        if (status == MOERT_OK && is_directory(folder, entries[i]->d_name))
             parse_name(entries[i]->d_name, &(*steps)[(*count)++]);
         free(entries[i]);
     }
     free(entries);
     if (status == MOERT_OK)
         qsort(*steps, *count, sizeof **steps, descending);
-    return status;
-}
-
-moert_status moert_checkpoint_latest(const char *folder, char **path) {
-    uint64_t *steps;
-    size_t count;
-    MOERT_TRY(list_steps(folder, &steps, &count));
-    *path = NULL;
-    const moert_status status =
-        count > 0 ? moert_checkpoint_path(folder, steps[0], path) : MOERT_OK;
-    free(steps);
     return status;
 }
 
@@ -88,7 +83,7 @@ moert_status moert_checkpoint_prune(const char *folder, uint64_t newest, size_t 
     uint64_t *steps;
     size_t count;
     MOERT_TRY(remove_leftovers(folder));
-    MOERT_TRY(list_steps(folder, &steps, &count));
+    MOERT_TRY(moert_checkpoint_list(folder, &steps, &count));
     moert_status status = MOERT_OK;
     for (size_t i = 0, kept = 0; i < count && status == MOERT_OK; i++) {
         if (steps[i] <= newest && kept++ < keep)

@@ -8,15 +8,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
-
-/* The newest checkpoint of a run's folder, to be freed; NULL if it has none. */
-static moert_status find_latest(const char *out, char **path) {
-    char *folder;
-    MOERT_TRY(moert_text_path(&folder, "%s/checkpoints", out));
-    const moert_status status = moert_checkpoint_latest(folder, path);
-    free(folder);
-    return status;
-}
+#include "train/verify.h"
 
 /* X(what a message calls it, its value): what the shapes of its tensors do not say. */
 #define MODEL_TABLE(X, c)                                                                          \
@@ -72,68 +64,93 @@ static moert_status check_state(const moert_trainer *t, const char *path,
     return MOERT_OK;
 }
 
-/* The checkpoint to start from, to be freed; NULL for a fresh start. Rank 0 looks, all ranks get
- * its answer. */
-static moert_status find_checkpoint(moert_trainer *t, char **path) {
-    const moert_trainer_options *o = t->options;
-    *path = NULL;
-    if (o->resume == NULL)
-        return MOERT_OK;
-    if (strcmp(o->resume, "auto") != 0)
-        return moert_text_path(path, "%s", o->resume);
-    MOERT_TRY(moert_comm_agree(t->world, t->first ? find_latest(o->out, path) : MOERT_OK));
-    uint64_t length = *path != NULL ? strlen(*path) + 1 : 0;
-    MOERT_TRY(moert_comm_broadcast(t->world, 0, &length, sizeof length));
-    if (length == 0)
-        return MOERT_OK;
-    if (*path == NULL)
-        MOERT_TRY(moert_alloc(path, length, 1));
-    return moert_comm_broadcast(t->world, 0, *path, length);
+/* steps[count], to be freed = the steps of the checkpoints in `directory`, newest first, as rank 0
+ * sees them. Collective. */
+static moert_status list_checkpoints(const moert_trainer *t, const char *directory,
+                                     uint64_t **steps, size_t *count) {
+    *steps = NULL;
+    *count = 0;
+    const moert_status listed =
+        t->first ? moert_checkpoint_list(directory, steps, count) : MOERT_OK;
+    MOERT_TRY(moert_comm_agree(t->world, listed));
+    MOERT_TRY(moert_comm_broadcast(t->world, 0, count, sizeof *count));
+    MOERT_TRY(moert_comm_agree(t->world, t->first ? MOERT_OK : MOERT_NEW_ARRAY(steps, *count)));
+    return moert_comm_broadcast(t->world, 0, *steps, *count * sizeof **steps);
 }
 
-/* Whether two checkpoints lie in one folder. */
-static bool are_beside(const char *one, const char *other) {
-    char *a = moert_text_format("%s/..", one), *b = moert_text_format("%s/..", other);
-    const bool beside = a != NULL && b != NULL && moert_same_place(a, b);
-    MOERT_FREE(a, b);
-    return beside;
-}
-
-/* A run would remove the checkpoints of another one in its folder step by step: `from`, where it
- * begins, must be one of them, or NULL and none be there. */
-static moert_status check_directory(const moert_trainer *t, const char *from) {
-    const char *out = t->options->out;
-    char *path = NULL;
-    if (out == NULL || t->options->steps == 0)
+/* A run removes old checkpoints of its directory. So it must begin at one of them, not beside
+ * them. */
+static moert_status check_directory(const moert_trainer *t, const char *directory,
+                                    uint64_t newest) {
+    const char *from = t->options->resume;
+    char *parent = from != NULL ? moert_text_format("%s/..", from) : NULL;
+    const bool goes_on = parent != NULL && moert_same_place(parent, directory);
+    free(parent);
+    if (goes_on || t->options->steps == 0)
         return MOERT_OK;
-    MOERT_TRY(find_latest(out, &path));
-    const moert_status status =
-        path == NULL || (from != NULL && are_beside(from, path))
-            ? MOERT_OK
-            : MOERT_FAIL(ERROR_USAGE,
-                         "%s is of an older run; --resume auto goes on with it, another "
-                         "--out begins anew",
-                         path);
-    free(path);
-    return status;
+    return MOERT_FAIL(ERROR_USAGE,
+                      "%s/step-%08llu is of an older run; --resume auto goes on with it, another "
+                      "--out begins anew",
+                      directory, (unsigned long long)newest);
 }
 
-moert_status moert_trainer_resume(moert_trainer *t) {
-    char *path;
+/* Goes on from this checkpoint, after its bytes were checked. Collective. */
+static moert_status load(moert_trainer *t, const char *path) {
     moert_run_state saved;
-    MOERT_TRY(find_checkpoint(t, &path));
-    moert_status status =
-        moert_comm_agree(t->world, t->first ? check_directory(t, path) : MOERT_OK);
-    if (status != MOERT_OK || path == NULL)
-        goto done;
-    MOERT_TRY_OR(done, moert_checkpoint_load(t->optimizer, path, &saved));
-    MOERT_TRY_OR(done, moert_comm_agree(t->world, check_state(t, path, &saved)));
+    bool checked = true;
+    if (t->options->verify)
+        MOERT_TRY(moert_verify(t->world, path, &checked));
+    MOERT_TRY(moert_checkpoint_load(t->optimizer, path, &saved));
+    if (!checked && t->first)
+        MOERT_WARN("%s has no manifest.json; its bytes were not checked", path);
+    MOERT_TRY(moert_comm_agree(t->world, check_state(t, path, &saved)));
     MOERT_INFO("resumed from %s at step %llu", path, (unsigned long long)saved.step);
     if (saved.step >= t->options->steps && t->first)
         MOERT_WARN("%s has done %llu steps already; nothing is left of %zu", path,
                    (unsigned long long)saved.step, t->options->steps);
     t->state = saved;
+    return MOERT_OK;
+}
+
+/* Goes on from the newest checkpoint that is whole, if there is any. Collective. */
+static moert_status load_newest(moert_trainer *t, const char *directory, const uint64_t *steps,
+                                size_t count) {
+    moert_status status = MOERT_OK;
+    for (size_t i = 0; i < count; i++) {
+        char *path;
+        MOERT_TRY(moert_checkpoint_path(directory, steps[i], &path));
+        status = load(t, path);
+        free(path);
+        if (status != MOERT_ERROR_IO && status != MOERT_ERROR_FORMAT)
+            return status;
+        if (t->first && i + 1 < count)
+            MOERT_WARN("passed over a damaged checkpoint: %s", moert_last_error());
+    }
+    return status;
+}
+
+moert_status moert_trainer_resume(moert_trainer *t) {
+    const moert_trainer_options *o = t->options;
+    const bool newest = o->resume != NULL && strcmp(o->resume, "auto") == 0;
+    char *directory = NULL;
+    uint64_t *steps = NULL;
+    size_t count = 0;
+    moert_status status = MOERT_OK;
+    if (o->out != NULL) {
+        MOERT_TRY(moert_text_path(&directory, "%s/checkpoints", o->out));
+        MOERT_TRY_OR(done, list_checkpoints(t, directory, &steps, &count));
+    }
+    if (newest)
+        status = load_newest(t, directory, steps, count);
+    else {
+        const bool refuses = t->first && count > 0;
+        MOERT_TRY_OR(done,
+                     moert_comm_agree(t->world, refuses ? check_directory(t, directory, steps[0])
+                                                        : MOERT_OK));
+        if (o->resume != NULL)
+            status = load(t, o->resume);
+    }
 done:
-    free(path);
+    MOERT_FREE(steps, directory);
     return status;
 }

@@ -25,6 +25,7 @@ typedef struct moert_trainer_options {
     const char *out;     /* folder of the run (checkpoints/, model/), or NULL: nothing is saved */
     const char *metrics; /* JSON lines, or NULL */
     const char *resume;  /* a checkpoint, "auto" (the newest of the run, if any), or NULL */
+    bool verify;         /* compare a checkpoint's bytes with its checksums before it is read */
     const char *config_text; /* config.json of the model */
     size_t log_every;        /* console lines; 0 = none */
     bool profile;            /* a table of where the steps' time went at the end, on the console and

@@ -71,7 +71,7 @@ join # what follows starts from these runs
 
 # a model that starts from files, its embeddings tied
 cp -r "$all/qwen3-1-local/model" "$all/tied" &&
-    sed -i 's/\("tie_word_embeddings": *\)false/\1true/' "$all/tied/config.json" &&
+    sed -i 's/\("tie_word_embeddings": *\)false/\1true/' "$all/tied/config.json" && rm "$all/tied/manifest.json" &&
     grep -q '"tie_word_embeddings": *true' "$all/tied/config.json"
 verdict $? "tied: a model with tied embeddings is there"
 part invariant tied 6 "1 local" "2 window" "4 staged" -- --batch 5 --model "$all/tied"

@@ -6,9 +6,10 @@
 #include "estimate/memory.h"
 #include "tools/common/program.h"
 #include "tools/common/table.h"
+#include "tools/info/check.h"
 #include "tools/info/survey.h"
 
-static const char *model_path;
+static const char *model_path, *checked_path;
 static size_t batch, length, micro_batches, ep;
 static moert_compute_choice compute_choice;
 static bool as_json;
@@ -24,6 +25,8 @@ static const moert_option options[] = {
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
     {"json", MOERT_OPTION_FLAG, &as_json, "0", NULL, "the same as one JSON object"},
+    {"check", MOERT_OPTION_STRING, &checked_path, NULL, NULL,
+     "only compare the files of this run directory, checkpoint or model with their checksums"},
 };
 
 static const moert_column host_columns[] = {
@@ -152,6 +155,9 @@ static moert_status run(moert_context *context) {
                                       length, micro_batches};
     json_t *survey = NULL;
     moert_status status = MOERT_OK;
+    if (checked_path != NULL)
+        return moert_comm_agree(world, moert_comm_rank(world) == 0 ? moert_info_check(checked_path)
+                                                                   : MOERT_OK);
     if (model_path != NULL)
         MOERT_TRY(moert_comm_agree(world, moert_model_config_read(model_path, &config)));
     moert_program_compute(&compute_choice, &config);
@@ -170,7 +176,7 @@ done:
 MOERT_PROGRAM_MAIN(
     "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] "
     "[--micro-batches N] [--precision P] [--dense P] [--dispatch D] [--combine C]] "
-    "[--ep N] [--json]",
+    "[--ep N] [--json], or moert-info --check DIR",
     "Prints what moert finds and would choose on these ranks: devices, placement, "
     "exchange engines, backends,\ntuning and the MOERT_* variables; with --model also "
     "the memory that training the model would take.",

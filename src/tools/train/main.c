@@ -7,9 +7,11 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
+#include "io/lock.h"
 #include "tools/common/program.h"
 #include "tools/train/inputs.h"
 #include "train/trainer.h"
+#include "train/verify.h"
 
 enum { SAMPLE_LIMIT = 100000 };
 
@@ -96,7 +98,9 @@ static const moert_option options[] = {
      "steps between checkpoints; 0 = none"},
     {"keep-last", MOERT_OPTION_UINT, &trainer.keep_last, "3", "1..1000000", "checkpoints kept"},
     {"resume", MOERT_OPTION_STRING, &trainer.resume, NULL, NULL,
-     "a checkpoint, or auto: the newest of OUT, if any"},
+     "a checkpoint, or auto: the newest of OUT that is whole, if any"},
+    {"verify", MOERT_OPTION_FLAG, &trainer.verify, "1", NULL,
+     "compare what --model and --resume read with its checksums"},
     {"log-every", MOERT_OPTION_UINT, &trainer.log_every, "1", "0..",
      "steps between lines on the console; 0 = none"},
     {"profile", MOERT_OPTION_FLAG, &trainer.profile, NULL, NULL,
@@ -223,9 +227,11 @@ static moert_status finish(moert_context *context, moert_model *model) {
 static moert_status train(moert_context *context, moert_mesh *mesh,
                           const moert_model_config *config, const moert_data *data) {
     moert_model *model;
-    bool interrupted = false;
+    bool interrupted = false, checked;
     MOERT_TRY(moert_model_create(mesh, config, &model));
-    moert_status status;
+    moert_status status = MOERT_OK;
+    if (model_path != NULL && trainer.verify)
+        MOERT_TRY_OR(done, moert_verify(moert_context_comm(context), model_path, &checked));
     MOERT_TRY_OR(done, model_path != NULL
                            ? moert_model_load(model, model_path)
                            : moert_comm_agree(moert_context_comm(context),
@@ -251,15 +257,25 @@ done:
     return status;
 }
 
+static bool writes_out(const moert_context *context) {
+    return trainer.out != NULL && gradients_path == NULL && logits_path == NULL &&
+           moert_context_rank(context) == 0;
+}
+
 static moert_status run(moert_context *context) {
+    moert_comm *world = moert_context_comm(context);
     moert_model_config config = {0};
     moert_train_data data = {0};
     moert_mesh *mesh = NULL;
+    moert_lock *lock = NULL;
     moert_status status;
-    MOERT_TRY_OR(done, moert_comm_agree(moert_context_comm(context), open_inputs(&config, &data)));
+    MOERT_TRY_OR(done, moert_comm_agree(world, open_inputs(&config, &data)));
+    status = writes_out(context) ? moert_lock_take(trainer.out, &lock) : MOERT_OK;
+    MOERT_TRY_OR(done, moert_comm_agree(world, status));
     MOERT_TRY_OR(done, moert_mesh_create(context, ep, &mesh));
     status = train(context, mesh, &config, data.data);
 done:
+    moert_lock_release(lock);
     moert_mesh_destroy(mesh);
     moert_train_data_close(&data);
     moert_model_config_free(&config);

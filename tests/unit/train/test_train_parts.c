@@ -164,10 +164,11 @@ TEST(test_pruning_keeps_the_checkpoints_of_this_run) {
     assert_true(is_there("step-00000005") && is_there("step-00000010") && is_there("notes"));
     assert_false(is_there("step-00000003") || is_there("step-00000030"));
     assert_false(is_there("step-00000007.tmp"));
-    char *path;
-    ASSERT_OK(moert_checkpoint_latest(test_directory, &path));
-    assert_non_null(strstr(path, "step-00000010"));
-    free(path);
+    uint64_t *steps;
+    size_t count;
+    ASSERT_OK(moert_checkpoint_list(test_directory, &steps, &count));
+    assert_true(count == 2 && steps[0] == 10 && steps[1] == 5);
+    free(steps);
 }
 
 TESTS(make_test_directory, remove_test_directory)

@@ -1,0 +1,107 @@
+/* Locks of directories. */
+#include "io/lock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/text.h"
+#include "io/durable.h"
+
+struct moert_lock {
+    char *directory, *path;
+    int handle;
+    bool made; /* the directory */
+};
+
+static moert_status open_file(moert_lock *lock) {
+    lock->handle = open(lock->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
+    if (lock->handle < 0)
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be opened: %s (may you write there?)", lock->path,
+                          strerror(errno));
+    return MOERT_OK;
+}
+
+static moert_status refuse(const moert_lock *lock) {
+    char holder[128] = "";
+    const ssize_t bytes = pread(lock->handle, holder, sizeof holder - 1, 0);
+    char *space = bytes > 0 ? strchr(holder, ' ') : NULL;
+    if (space == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "%s: another job writes there; give another directory",
+                          lock->directory);
+    *space = '\0';
+    space[1 + strcspn(space + 1, "\n")] = '\0';
+    return MOERT_FAIL(ERROR_USAGE,
+                      "%s: process %s on %s writes there; wait for its end, or give another "
+                      "directory",
+                      lock->directory, space + 1, holder);
+}
+
+/* Whether the locked file is still the one of this name: its last holder may have removed it. */
+static bool is_current(const moert_lock *lock) {
+    struct stat named, held;
+    return stat(lock->path, &named) == 0 && fstat(lock->handle, &held) == 0 &&
+           named.st_dev == held.st_dev && named.st_ino == held.st_ino;
+}
+
+static moert_status take(moert_lock *lock) {
+    for (;;) {
+        MOERT_TRY(open_file(lock));
+        if (flock(lock->handle, LOCK_EX | LOCK_NB) != 0) {
+            if (errno == EWOULDBLOCK)
+                return refuse(lock);
+            MOERT_WARN("%s: cannot be locked: %s; nothing keeps another job out", lock->directory,
+                       strerror(errno));
+            return MOERT_OK;
+        }
+        if (is_current(lock))
+            break;
+        close(lock->handle);
+        lock->handle = -1;
+    }
+    char host[64] = "", holder[128];
+    gethostname(host, sizeof host - 1);
+    snprintf(holder, sizeof holder, "%s %ld\n", host, (long)getpid());
+    if (ftruncate(lock->handle, 0) != 0 ||
+        pwrite(lock->handle, holder, strlen(holder), 0) != (ssize_t)strlen(holder))
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be written: %s (is there room?)", lock->path,
+                          strerror(errno));
+    return MOERT_OK;
+}
+
+moert_status moert_lock_take(const char *directory, moert_lock **out) {
+    moert_lock *lock;
+    MOERT_TRY(MOERT_NEW(&lock));
+    lock->handle = -1;
+    moert_status status;
+    MOERT_TRY_OR(undo, moert_text_path(&lock->directory, "%s", directory));
+    MOERT_TRY_OR(undo, moert_text_path(&lock->path, "%s/.lock", directory));
+    lock->made = access(directory, F_OK) != 0;
+    MOERT_TRY_OR(undo, moert_make_directories(directory));
+    MOERT_TRY_OR(undo, take(lock));
+    *out = lock;
+    return MOERT_OK;
+undo:
+    if (lock->handle >= 0)
+        close(lock->handle);
+    MOERT_FREE(lock->path, lock->directory, lock);
+    return status;
+}
+
+void moert_lock_release(moert_lock *lock) {
+    if (lock == NULL)
+        return;
+    unlink(lock->path);
+    close(lock->handle);
+    if (lock->made)
+        rmdir(lock->directory);
+    MOERT_FREE(lock->path, lock->directory, lock);
+}

@@ -1,0 +1,458 @@
+/* The checksums of a directory's files. */
+#include "io/manifest.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+#include "base/memory.h"
+#include "base/parallel.h"
+#include "base/phase.h"
+#include "base/text.h"
+#include "io/durable.h"
+#include "io/internal.h"
+
+enum { FORMAT = 1, LIMIT_BYTES = 100000000, HEX = 2 * sizeof(moert_checksum) };
+
+static const char file_name[] = "manifest.json";
+
+typedef struct part {
+    char *name; /* of the tensor; NULL: a header, or a whole file */
+    size_t file, begin, bytes;
+    size_t first_piece, pieces;
+    moert_checksum sum;
+} part;
+
+typedef struct listed_file {
+    char *name, *path;
+    int handle;
+    size_t bytes, first_part, parts;
+} listed_file;
+
+struct moert_manifest {
+    char *directory;
+    listed_file *files; /* ascending by name */
+    part *parts;        /* of all files, in order */
+    size_t file_count, part_count, part_room, pieces;
+};
+
+void moert_manifest_free(moert_manifest *m) {
+    if (m == NULL)
+        return;
+    for (size_t i = 0; i < m->file_count; i++) {
+        if (m->files[i].handle >= 0)
+            close(m->files[i].handle);
+        MOERT_FREE(m->files[i].name, m->files[i].path);
+    }
+    for (size_t i = 0; i < m->part_count; i++)
+        free(m->parts[i].name);
+    MOERT_FREE(m->files, m->parts, m->directory, m);
+}
+
+size_t moert_manifest_pieces(const moert_manifest *m) {
+    return m->pieces;
+}
+
+/* ---- files and their parts ---- */
+
+static moert_status create(const char *directory, size_t files, moert_manifest **made) {
+    moert_manifest *m;
+    MOERT_TRY(MOERT_NEW(&m));
+    *made = m;
+    MOERT_TRY(MOERT_NEW_ARRAY(&m->files, files));
+    return moert_text_path(&m->directory, "%s", directory);
+}
+
+/* Opens the next file; its parts follow. */
+static moert_status add_file(moert_manifest *m, const char *name) {
+    struct stat info;
+    listed_file *file = &m->files[m->file_count++];
+    *file = (listed_file){.handle = -1, .first_part = m->part_count};
+    MOERT_TRY(moert_text_path(&file->name, "%s", name));
+    MOERT_TRY(moert_text_path(&file->path, "%s/%s", m->directory, name));
+    file->handle = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file->handle < 0 || fstat(file->handle, &info) != 0)
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be opened: %s (is the directory whole?)",
+                          file->path, strerror(errno));
+    if (!S_ISREG(info.st_mode))
+        return MOERT_FAIL(ERROR_IO, "%s: is not a file that can be read", file->path);
+    file->bytes = (size_t)info.st_size;
+    return MOERT_OK;
+}
+
+/* The next part of the last file. */
+static moert_status add_part(moert_manifest *m, const char *name, size_t bytes, part **added) {
+    listed_file *file = &m->files[m->file_count - 1];
+    if (m->part_count == m->part_room) {
+        const size_t room = 2 * m->part_room + 64;
+        part *larger = realloc(m->parts, room * sizeof *larger);
+        if (larger == NULL)
+            return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for %zu parts", file->path, room);
+        m->parts = larger;
+        m->part_room = room;
+    }
+    const part *last = file->parts > 0 ? &m->parts[m->part_count - 1] : NULL;
+    part *p = &m->parts[m->part_count];
+    *p = (part){.file = m->file_count - 1,
+                .begin = last != NULL ? last->begin + last->bytes : 0,
+                .bytes = bytes,
+                .first_piece = m->pieces,
+                .pieces = moert_ceil_div(bytes, MOERT_PIECE_BYTES)};
+    if (bytes > file->bytes - p->begin)
+        return MOERT_FAIL(ERROR_FORMAT,
+                          "%s: has %zu bytes, its manifest lists more (was it cut? if it was "
+                          "changed on purpose, remove manifest.json)",
+                          file->path, file->bytes);
+    m->part_count++;
+    m->pieces += p->pieces;
+    file->parts++;
+    if (added != NULL)
+        *added = p;
+    return name != NULL ? moert_text_path(&p->name, "%s", name) : MOERT_OK;
+}
+
+static int compare_places(const void *left, const void *right) {
+    const moert_tensor *a = left, *b = right;
+    const uintptr_t x = (uintptr_t)a->data, y = (uintptr_t)b->data;
+    return x != y ? (x < y ? -1 : 1) : a->bytes < b->bytes ? -1 : a->bytes > b->bytes;
+}
+
+/* The header and the tensors of a safetensors file. */
+static moert_status add_tensors(moert_manifest *m, const listed_file *file) {
+    moert_shard shard;
+    MOERT_TRY(moert_shard_open(file->path, &shard));
+    size_t data = 0;
+    for (size_t i = 0; i < shard.count; i++)
+        data += shard.tensors[i].bytes;
+    qsort(shard.tensors, shard.count, sizeof *shard.tensors, compare_places);
+    moert_status status = add_part(m, NULL, file->bytes - data, NULL);
+    for (size_t i = 0; i < shard.count && status == MOERT_OK; i++)
+        status = add_part(m, shard.tensors[i].name, shard.tensors[i].bytes, NULL);
+    moert_shard_close(&shard);
+    return status;
+}
+
+static int is_listed(const struct dirent *entry) {
+    return entry->d_name[0] != '.' && strcmp(entry->d_name, file_name) != 0;
+}
+
+static moert_status make(const char *directory, struct dirent **entries, size_t count,
+                         moert_manifest **made) {
+    MOERT_TRY(create(directory, count, made));
+    for (size_t i = 0; i < count; i++) {
+        const char *name = entries[i]->d_name;
+        MOERT_TRY(add_file(*made, name));
+        const listed_file *file = &(*made)->files[i];
+        MOERT_TRY(moert_text_ends_with(name, ".safetensors")
+                      ? add_tensors(*made, file)
+                      : add_part(*made, NULL, file->bytes, NULL));
+    }
+    return MOERT_OK;
+}
+
+static int compare_entries(const struct dirent **a, const struct dirent **b) {
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+moert_status moert_manifest_make(const char *directory, moert_manifest **manifest) {
+    struct dirent **entries;
+    const int count = scandir(directory, &entries, is_listed, compare_entries);
+    if (count < 0)
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be listed: %s", directory, strerror(errno));
+    moert_manifest *made = NULL;
+    const moert_status status = make(directory, entries, (size_t)count, &made);
+    for (int i = 0; i < count; i++)
+        free(entries[i]);
+    free(entries);
+    if (status == MOERT_OK)
+        *manifest = made;
+    else
+        moert_manifest_free(made);
+    return status;
+}
+
+/* ---- checksums ---- */
+
+static moert_checksum checksum_of(const void *data, size_t bytes) {
+    XXH128_canonical_t canonical;
+    moert_checksum sum;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, bytes));
+    memcpy(sum.byte, canonical.digest, sizeof sum.byte);
+    return sum;
+}
+
+typedef struct summing {
+    const moert_manifest *manifest;
+    size_t first;
+    moert_checksum *sums;
+    _Atomic size_t bad; /* 1 + a piece that cannot be read; 0: none */
+    _Atomic int reason; /* its errno; 0: the file has become shorter */
+} summing;
+
+/* The part of a piece: the last one that begins at or before it and has pieces. */
+static const part *part_of(const moert_manifest *m, size_t piece) {
+    size_t low = 0, high = m->part_count;
+    while (high - low > 1) {
+        const size_t middle = low + (high - low) / 2;
+        *(m->parts[middle].first_piece <= piece ? &low : &high) = middle;
+    }
+    return &m->parts[low];
+}
+
+static bool read_piece(const moert_manifest *m, size_t piece, char *data, size_t *bytes,
+                       int *reason) {
+    const part *p = part_of(m, piece);
+    const size_t at = (piece - p->first_piece) * MOERT_PIECE_BYTES;
+    *bytes = moert_min(p->bytes - at, MOERT_PIECE_BYTES);
+    for (size_t done = 0; done < *bytes;) {
+        const ssize_t got = pread(m->files[p->file].handle, data + done, *bytes - done,
+                                  (off_t)(p->begin + at + done));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0) {
+            *reason = got < 0 ? errno : 0;
+            return false;
+        }
+        done += (size_t)got;
+    }
+    return true;
+}
+
+static void sum_pieces(void *context, size_t first, size_t end) {
+    summing *s = context;
+    size_t bytes;
+    int reason = ENOMEM;
+    char *data = malloc(MOERT_PIECE_BYTES);
+    for (size_t i = first; i < end; i++) {
+        if (data == NULL || !read_piece(s->manifest, s->first + i, data, &bytes, &reason)) {
+            s->reason = reason;
+            s->bad = s->first + i + 1;
+            break;
+        }
+        s->sums[i] = checksum_of(data, bytes);
+        moert_phase_tick();
+    }
+    free(data);
+}
+
+moert_status moert_manifest_sum(const moert_manifest *m, size_t first, size_t count,
+                                moert_checksum *sums) {
+    summing s = {.manifest = m, .first = first, .sums = sums};
+    moert_parallel(count, 4, sum_pieces, &s);
+    if (s.bad == 0)
+        return MOERT_OK;
+    const char *path = m->files[part_of(m, s.bad - 1)->file].path;
+    return s.reason == ENOMEM
+               ? MOERT_FAIL(ERROR_MEMORY, "%s: no memory to read it", path)
+               : MOERT_FAIL(ERROR_IO, "%s: cannot be read: %s", path,
+                            s.reason != 0 ? strerror(s.reason) : "it became shorter");
+}
+
+static moert_checksum sum_of_part(const part *p, const moert_checksum *sums) {
+    return checksum_of(sums + p->first_piece, p->pieces * sizeof *sums);
+}
+
+static const char *hex_of(moert_checksum sum, char text[HEX + 1]) {
+    static const char digits[] = "0123456789abcdef";
+    for (size_t i = 0; i < sizeof sum.byte; i++) {
+        text[2 * i] = digits[sum.byte[i] >> 4];
+        text[2 * i + 1] = digits[sum.byte[i] & 15];
+    }
+    text[HEX] = '\0';
+    return text;
+}
+
+moert_status moert_manifest_compare(const moert_manifest *m, const moert_checksum *sums) {
+    for (size_t i = 0; i < m->part_count; i++) {
+        const part *p = &m->parts[i];
+        const listed_file *file = &m->files[p->file];
+        const moert_checksum sum = sum_of_part(p, sums);
+        if (memcmp(&sum, &p->sum, sizeof sum) == 0)
+            continue;
+        char found[HEX + 1], expected[HEX + 1], what[256] = "";
+        if (p->name != NULL)
+            snprintf(what, sizeof what, "tensor '%.200s' ", p->name);
+        else if (file->parts > 1)
+            snprintf(what, sizeof what, "its header ");
+        return MOERT_FAIL(ERROR_FORMAT,
+                          "%s: %sis not as it was written: checksum %s, not %s (is the disk "
+                          "intact? if it was changed on purpose, remove manifest.json)",
+                          file->path, what, hex_of(sum, found), hex_of(p->sum, expected));
+    }
+    return MOERT_OK;
+}
+
+/* ---- writing ---- */
+
+/* NULL without memory. */
+static json_t *json_of_file(const moert_manifest *m, const listed_file *file,
+                            const moert_checksum *sums) {
+    json_t *parts = json_array();
+    char hex[HEX + 1];
+    for (size_t i = file->first_part; i < file->first_part + file->parts; i++) {
+        const part *p = &m->parts[i];
+        if (json_array_append_new(parts, json_pack("{ss* sI ss}", "name", p->name, "bytes",
+                                                   (json_int_t)p->bytes, "xxh3",
+                                                   hex_of(sum_of_part(p, sums), hex))) != 0) {
+            json_decref(parts);
+            return NULL;
+        }
+    }
+    return json_pack("{sI so}", "bytes", (json_int_t)file->bytes, "parts", parts);
+}
+
+/* The last lines of a manifest whose text before them is text[bytes]. */
+static char *ending_of(const char *text, size_t bytes) {
+    char hex[HEX + 1];
+    return moert_text_format(",\n \"xxh3\": \"%s\"\n}\n", hex_of(checksum_of(text, bytes), hex));
+}
+
+moert_status moert_manifest_write(const moert_manifest *m, const moert_checksum *sums) {
+    bool whole = true;
+    json_t *files = json_object();
+    for (size_t i = 0; i < m->file_count; i++)
+        whole &=
+            json_object_set_new(files, m->files[i].name, json_of_file(m, &m->files[i], sums)) == 0;
+    json_t *root = json_pack("{si so}", "format", FORMAT, "files", files);
+    char *text =
+        whole && root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_PRESERVE_ORDER) : NULL;
+    json_decref(root);
+    char *ending = NULL, *all = NULL, *path = NULL;
+    if (text != NULL) {
+        text[strlen(text) - strlen("\n}")] = '\0'; /* the ending closes the object */
+        ending = ending_of(text, strlen(text));
+    }
+    all = ending != NULL ? moert_text_format("%s%s", text, ending) : NULL;
+    moert_status status = all != NULL ? moert_text_path(&path, "%s/%s", m->directory, file_name)
+                                      : MOERT_FAIL(ERROR_MEMORY, "no room for %s", file_name);
+    if (status == MOERT_OK)
+        status = moert_durable_write(path, all);
+    MOERT_FREE(path, all, ending, text);
+    return status;
+}
+
+/* ---- reading ---- */
+
+static bool is_whole(const char *text) {
+    const size_t bytes = strlen(text);
+    char *ending = ending_of("", 0); /* all endings are equally long */
+    const size_t tail = ending != NULL ? strlen(ending) : bytes;
+    free(ending);
+    if (bytes <= tail)
+        return false;
+    ending = ending_of(text, bytes - tail);
+    const bool whole = ending != NULL && strcmp(text + bytes - tail, ending) == 0;
+    free(ending);
+    return whole;
+}
+
+static bool parse_checksum(const char *text, moert_checksum *sum) {
+    if (text == NULL || strlen(text) != HEX || strspn(text, "0123456789abcdef") != HEX)
+        return false;
+    for (size_t i = 0; i < sizeof sum->byte; i++) {
+        const char pair[] = {text[2 * i], text[2 * i + 1], '\0'};
+        sum->byte[i] = (unsigned char)strtoul(pair, NULL, 16);
+    }
+    return true;
+}
+
+static moert_status parse_file(moert_manifest *m, const char *path, const char *name,
+                               const json_t *given) {
+    const json_t *bytes = json_object_get(given, "bytes"), *list = json_object_get(given, "parts");
+    const json_t *entry;
+    size_t index, total = 0;
+    if (name[0] == '\0' || name[0] == '.' || strchr(name, '/') != NULL || !json_is_integer(bytes) ||
+        !json_is_array(list))
+        return MOERT_FAIL(ERROR_FORMAT, "%s: its entry '%.200s' is not that of a file", path, name);
+    MOERT_TRY(add_file(m, name));
+    const listed_file *file = &m->files[m->file_count - 1];
+    if ((json_int_t)file->bytes != json_integer_value(bytes))
+        return MOERT_FAIL(ERROR_FORMAT,
+                          "%s: has %zu bytes, but %s says %lld (was it cut? if it was changed on "
+                          "purpose, remove manifest.json)",
+                          file->path, file->bytes, file_name, (long long)json_integer_value(bytes));
+    json_array_foreach(list, index, entry) {
+        const json_int_t size = json_integer_value(json_object_get(entry, "bytes"));
+        part *added;
+        if (size < 0)
+            return MOERT_FAIL(ERROR_FORMAT, "%s: part %zu of %s has %lld bytes", path, index, name,
+                              (long long)size);
+        MOERT_TRY(
+            add_part(m, json_string_value(json_object_get(entry, "name")), (size_t)size, &added));
+        if (!parse_checksum(json_string_value(json_object_get(entry, "xxh3")), &added->sum))
+            return MOERT_FAIL(ERROR_FORMAT, "%s: part %zu of %s has no checksum", path, index,
+                              name);
+        total += (size_t)size;
+    }
+    return total == file->bytes
+               ? MOERT_OK
+               : MOERT_FAIL(ERROR_FORMAT, "%s: the parts of %s have %zu bytes, not %zu", path, name,
+                            total, file->bytes);
+}
+
+static moert_status parse(const char *directory, const char *path, const char *text,
+                          moert_manifest **made) {
+    json_t *root, *entry;
+    const char *name;
+    if (!is_whole(text))
+        return MOERT_FAIL(ERROR_FORMAT, "%s: is not as it was written (is the disk intact?)", path);
+    MOERT_TRY(moert_json_parse(path, "the manifest", text, strlen(text), &root));
+    const json_int_t format = json_integer_value(json_object_get(root, "format"));
+    json_t *files = json_object_get(root, "files");
+    moert_status status = MOERT_OK;
+    if (format != FORMAT || !json_is_object(files))
+        status = MOERT_FAIL(ERROR_FORMAT, "%s: format %lld, but this version reads format %d", path,
+                            (long long)format, FORMAT);
+    else
+        status = create(directory, json_object_size(files), made);
+    json_object_foreach(files, name, entry) if (status == MOERT_OK) status =
+        parse_file(*made, path, name, entry);
+    json_decref(root);
+    return status;
+}
+
+moert_status moert_manifest_read(const char *directory, moert_manifest **manifest) {
+    char *path, *text = NULL;
+    moert_manifest *made = NULL;
+    moert_status status;
+    *manifest = NULL;
+    MOERT_TRY(moert_text_path(&path, "%s/%s", directory, file_name));
+    if (access(path, F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
+        free(path);
+        return MOERT_OK;
+    }
+    MOERT_TRY_OR(done, moert_read_text(path, LIMIT_BYTES, &text));
+    MOERT_TRY_OR(done, parse(directory, path, text, &made));
+    *manifest = made;
+    made = NULL;
+done:
+    moert_manifest_free(made);
+    MOERT_FREE(text, path);
+    return status;
+}
+
+moert_status moert_manifest_check(const char *directory, size_t *bytes) {
+    moert_manifest *m;
+    moert_checksum *sums = NULL;
+    moert_status status;
+    *bytes = 0;
+    MOERT_TRY(moert_manifest_read(directory, &m));
+    if (m == NULL)
+        return MOERT_OK;
+    MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&sums, m->pieces));
+    MOERT_TRY_OR(done, moert_manifest_sum(m, 0, m->pieces, sums));
+    MOERT_TRY_OR(done, moert_manifest_compare(m, sums));
+    for (size_t i = 0; i < m->file_count; i++)
+        *bytes += m->files[i].bytes;
+done:
+    free(sums);
+    moert_manifest_free(m);
+    return status;
+}

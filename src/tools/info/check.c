@@ -1,0 +1,77 @@
+/* Checksums of a run or a model. */
+#include "tools/info/check.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "base/text.h"
+#include "io/manifest.h"
+#include "train/checkpoint.h"
+
+typedef struct tally {
+    size_t checked, damaged;
+} tally;
+
+static bool has(const char *directory, const char *name) {
+    char *path = moert_text_format("%s/%s", directory, name);
+    const bool there = path != NULL && access(path, F_OK) == 0;
+    free(path);
+    return there;
+}
+
+/* One directory of files; frees its path. */
+static moert_status check_one(char *path, tally *t) {
+    size_t bytes;
+    const moert_status status = moert_manifest_check(path, &bytes);
+    if (status != MOERT_OK)
+        printf("damaged  %s\n", moert_last_error());
+    else if (bytes == 0)
+        printf("unknown  %s: has no manifest.json\n", path);
+    else
+        printf("good     %s: %zu bytes are as they were written\n", path, bytes);
+    free(path);
+    t->checked++;
+    t->damaged += status != MOERT_OK;
+    return status == MOERT_ERROR_MEMORY ? status : MOERT_OK;
+}
+
+/* Its checkpoints, oldest first, and its model. */
+static moert_status check_run(const char *directory, tally *t) {
+    char *checkpoints, *path;
+    uint64_t *steps = NULL;
+    size_t count = 0;
+    MOERT_TRY(moert_text_path(&checkpoints, "%s/checkpoints", directory));
+    moert_status status = moert_checkpoint_list(checkpoints, &steps, &count);
+    for (; status == MOERT_OK && count > 0; count--) {
+        status = moert_checkpoint_path(checkpoints, steps[count - 1], &path);
+        if (status == MOERT_OK)
+            status = check_one(path, t);
+    }
+    MOERT_FREE(steps, checkpoints);
+    if (status == MOERT_OK && has(directory, "model")) {
+        MOERT_TRY(moert_text_path(&path, "%s/model", directory));
+        status = check_one(path, t);
+    }
+    return status;
+}
+
+moert_status moert_info_check(const char *directory) {
+    tally t = {0, 0};
+    if (has(directory, "manifest.json")) {
+        char *path;
+        MOERT_TRY(moert_text_path(&path, "%s", directory));
+        MOERT_TRY(check_one(path, &t));
+    } else {
+        MOERT_TRY(check_run(directory, &t));
+    }
+    if (t.checked == 0)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--check %s: holds no manifest.json, no checkpoints/ and no model/",
+                          directory);
+    return t.damaged == 0 ? MOERT_OK
+                          : MOERT_FAIL(ERROR_FORMAT, "--check %s: %zu of %zu are damaged",
+                                       directory, t.damaged, t.checked);
+}

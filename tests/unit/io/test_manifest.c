@@ -1,0 +1,125 @@
+// run: np=1 sanitize=1
+/* Checksums of directories: every bit counts, and the message names the file and the tensor. */
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "io/durable.h"
+#include "io/manifest.h"
+#include "io/safetensors.h"
+#include "support/files.h"
+#include "support/suite.h"
+
+enum { BIG = 3 * MOERT_PIECE_BYTES / 4 + 5 }; /* floats: three pieces and a part of one */
+
+static const moert_tensor_spec specs[] = {{"alpha", MOERT_FILE_F32, 1, {7}},
+                                          {"big", MOERT_FILE_F32, 1, {BIG}},
+                                          {"none", MOERT_FILE_F32, 1, {0}},
+                                          {"omega", MOERT_FILE_F32, 1, {1}}};
+
+static void write_directory(void) {
+    float *values = test_alloc(BIG * sizeof *values);
+    for (size_t i = 0; i < BIG; i++)
+        values[i] = (float)i;
+    moert_tensor_writer *writer;
+    ASSERT_OK(moert_writer_open(in_directory("w.safetensors"), specs, MOERT_COUNT(specs), NULL,
+                                true, &writer));
+    for (size_t i = 0; i < MOERT_COUNT(specs); i++)
+        ASSERT_OK(moert_writer_put(writer, specs[i].name, 0, specs[i].shape[0], values));
+    ASSERT_OK(moert_writer_close(writer));
+    write_text("config.json", "{\"hidden\": 8}\n");
+    write_text("empty", "");
+    moert_manifest *manifest;
+    ASSERT_OK(moert_manifest_make(test_directory, &manifest));
+    const size_t pieces = moert_manifest_pieces(manifest);
+    moert_checksum *sums = test_alloc(pieces * sizeof *sums);
+    for (size_t i = 0; i < pieces; i += 2) /* as two ranks that take turns */
+        ASSERT_OK(moert_manifest_sum(manifest, i, 1, sums + i));
+    for (size_t i = 1; i < pieces; i += 2)
+        ASSERT_OK(moert_manifest_sum(manifest, i, 1, sums + i));
+    ASSERT_OK(moert_manifest_write(manifest, sums));
+    moert_manifest_free(manifest);
+}
+
+TEST(test_a_directory_is_as_it_was_written) {
+    size_t bytes;
+    struct stat info;
+    write_directory();
+    ASSERT_OK(moert_manifest_check(test_directory, &bytes));
+    assert_int_equal(stat(in_directory("w.safetensors"), &info), 0);
+    assert_int_equal(bytes, (size_t)info.st_size + strlen("{\"hidden\": 8}\n"));
+}
+
+TEST(test_a_directory_without_a_manifest_has_nothing_to_check) {
+    size_t bytes = 1;
+    write_directory();
+    unlink(in_directory("manifest.json"));
+    ASSERT_OK(moert_manifest_check(test_directory, &bytes));
+    assert_int_equal(bytes, 0);
+}
+
+TEST(test_a_flipped_bit_anywhere_is_found_and_its_file_named) {
+    static const char *const names[] = {"w.safetensors", "config.json", "manifest.json"};
+    const size_t flips = suite_skips(true) ? 60 : 1000;
+    write_directory();
+    for (size_t i = 0; i < flips; i++) {
+        const char *name = names[i % MOERT_COUNT(names)];
+        size_t bytes, checked;
+        char *content = read_file(in_directory(name), &bytes);
+        const uint64_t bit = moert_rng_block(7, 0, i).word[0] % (8 * bytes);
+        content[bit / 8] ^= (char)(1 << bit % 8);
+        write_file(name, content, bytes);
+        ASSERT_FAILS(moert_manifest_check(test_directory, &checked), MOERT_ERROR_FORMAT, name);
+        content[bit / 8] ^= (char)(1 << bit % 8);
+        write_file(name, content, bytes);
+    }
+    size_t checked;
+    ASSERT_OK(moert_manifest_check(test_directory, &checked));
+}
+
+/* Flips a bit at this distance from the end of the weights. */
+static void damage_weights(size_t from_end) {
+    size_t bytes;
+    char *content = read_file(in_directory("w.safetensors"), &bytes);
+    content[bytes - from_end] ^= 16;
+    write_file("w.safetensors", content, bytes);
+}
+
+TEST(test_the_message_names_the_tensor_or_the_header) {
+    const struct {
+        size_t from_end;
+        const char *what;
+    } rows[] = {{1, "tensor 'omega'"},
+                {4 + BIG * sizeof(float), "tensor 'big'"},
+                {5, "tensor 'big'"},
+                {4 + BIG * sizeof(float) + 1, "tensor 'alpha'"},
+                {4 + BIG * sizeof(float) + 7 * sizeof(float) + 1, "its header"}};
+    size_t bytes;
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        write_directory();
+        damage_weights(rows[i].from_end);
+        ASSERT_FAILS(moert_manifest_check(test_directory, &bytes), MOERT_ERROR_FORMAT,
+                     rows[i].what);
+    }
+}
+
+TEST(test_files_that_are_cut_longer_or_missing_are_named) {
+    size_t bytes, length;
+    char *content;
+    write_directory();
+    content = read_file(in_directory("config.json"), &length);
+    write_file("config.json", content, length - 1);
+    ASSERT_FAILS(moert_manifest_check(test_directory, &bytes), MOERT_ERROR_FORMAT,
+                 "config.json: has");
+    write_text("config.json", "{\"hidden\": 8}\n\n");
+    ASSERT_FAILS(moert_manifest_check(test_directory, &bytes), MOERT_ERROR_FORMAT,
+                 "config.json: has");
+    unlink(in_directory("config.json"));
+    ASSERT_FAILS(moert_manifest_check(test_directory, &bytes), MOERT_ERROR_IO, "config.json");
+    write_text("manifest.json", "{}\n");
+    ASSERT_FAILS(moert_manifest_check(test_directory, &bytes), MOERT_ERROR_FORMAT, "manifest.json");
+}
+
+TESTS(make_test_directory, remove_test_directory)
