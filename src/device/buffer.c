@@ -1,4 +1,4 @@
-/* Device memory: whole buffers, wrapped host memory, views, copies, maps. */
+/* Device memory: buffers, wrapped host memory, views, copies, maps. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,11 +49,11 @@ moert_status moert_buffer_wrap(moert_device *device, void *memory, size_t bytes,
     return create(device, CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR, memory, bytes, buffer);
 }
 
-/* Of several pieces only kernels, reads and writes see one buffer. */
+/* Fails for imported memory of several pieces, which only kernels, reads and writes see whole. */
 static moert_status check_whole(const moert_buffer *buffer, const char *what) {
     if (buffer->piece_count > 1)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s of imported memory of %zu pieces", what,
-                          buffer->piece_count);
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s of imported memory in %zu pieces is not possible",
+                          what, buffer->piece_count);
     return MOERT_OK;
 }
 
@@ -67,7 +67,7 @@ moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes, 
             offset_bytes, bytes, parent->bytes, VIEW_ALIGNMENT_BYTES);
     cl_int code;
     MOERT_TRY(check_whole(parent, "a view"));
-    /* OpenCL has no empty views: some byte of the parent stands in, which nobody may touch */
+    /* OpenCL has no empty views: an empty view gets a byte of the parent, which no one accesses */
     cl_buffer_region region = {bytes > 0 ? offset_bytes : 0, bytes > 0 ? bytes : 1};
     cl_mem memory = clCreateSubBuffer(parent->memory, CL_MEM_READ_WRITE,
                                       CL_BUFFER_CREATE_TYPE_REGION, &region, &code);
@@ -110,20 +110,20 @@ moert_device *moert_buffer_device(const moert_buffer *buffer) {
     return buffer->device;
 }
 
-/* Past 2 GiB NVIDIA's driver fills without end, or somewhere else, and its commands end where a
- * piece does: such ranges of whole floats are left to kernels of ours. */
+/* Past 2 GiB NVIDIA's driver fills forever or at wrong addresses, and its commands stop at the end
+ * of a piece. Kernels of kernels/lib/copy.cl handle such ranges, if they are whole floats. */
 static const size_t NARROW_BYTES = (size_t)1 << 31;
 enum {
-    SLOW_BYTES = 1 << 20,
-    SHARE = 65536
-}; /* SHARE: floats of a row_group, as in kernels/lib/copy.cl */
+    SLOW_BYTES = 1 << 20, /* from which on NVIDIA's fills are slower than a kernel */
+    GROUP_FLOATS = 65536, /* of a work-group, as in kernels/lib/copy.cl */
+};
 
-static bool is_wide(const moert_buffer *buffer, size_t end_bytes, size_t places) {
-    return (end_bytes > NARROW_BYTES || buffer->piece_count > 1) && places % sizeof(float) == 0;
+static bool is_wide(const moert_buffer *buffer, size_t end_bytes, size_t alignment) {
+    return (end_bytes > NARROW_BYTES || buffer->piece_count > 1) && alignment % sizeof(float) == 0;
 }
 
-static moert_grid shares_of(size_t bytes) {
-    return (moert_grid){moert_ceil_div(bytes / sizeof(float), SHARE), 1, 1};
+static moert_grid groups_of(size_t bytes) {
+    return (moert_grid){moert_ceil_div(bytes / sizeof(float), GROUP_FLOATS), 1, 1};
 }
 
 static moert_status check_range(const moert_buffer *buffer, size_t offset_bytes, size_t bytes) {
@@ -133,13 +133,15 @@ static moert_status check_range(const moert_buffer *buffer, size_t offset_bytes,
     return MOERT_OK;
 }
 
-/* The event of a command that moves so many bytes of device memory, for a profile. */
-static cl_event *copied(const moert_buffer *buffer, size_t bytes) {
+/* Reports a command that moves `bytes` of device memory to a profile; returns where its event
+ * goes. */
+static cl_event *copy_event(const moert_buffer *buffer, size_t bytes) {
     moert_profile_work(buffer->device, MOERT_FAMILY_COPY, 0.0, (double)bytes);
     return moert_profile_event(buffer->device, MOERT_FAMILY_COPY);
 }
 
-/* The part of a range that one command reaches: where it begins, and its bytes. */
+/* Cuts a range to the part that one command can reach: returns the memory, and makes *offset_bytes
+ * relative to it. */
 static cl_mem part_of(const moert_buffer *buffer, size_t *offset_bytes, size_t *bytes) {
     if (buffer->pieces == NULL)
         return buffer->memory;
@@ -158,7 +160,7 @@ static moert_status transfer(const moert_buffer *buffer, size_t offset_bytes, ch
         size_t start = offset_bytes + done;
         part = bytes - done;
         cl_mem memory = part_of(buffer, &start, &part);
-        cl_event *event = copied(buffer, part);
+        cl_event *event = copy_event(buffer, part);
         if (reads)
             MOERT_CL(buffer->device, clEnqueueReadBuffer(queue, memory, CL_TRUE, start, part,
                                                          host + done, 0, NULL, event));
@@ -194,10 +196,10 @@ moert_status moert_buffer_copy(const moert_buffer *source, size_t source_offset_
     MOERT_TRY(check_range(source, source_offset_bytes, bytes));
     MOERT_TRY(check_range(target, target_offset_bytes, bytes));
     const size_t ends = moert_max(source_offset_bytes, target_offset_bytes) + bytes;
-    const size_t places = source_offset_bytes | target_offset_bytes | bytes;
-    if (is_wide(source, ends, places) || is_wide(target, ends, places)) {
+    const size_t alignment = source_offset_bytes | target_offset_bytes | bytes;
+    if (is_wide(source, ends, alignment) || is_wide(target, ends, alignment)) {
         moert_profile_work(source->device, MOERT_FAMILY_COPY, 0.0, 2.0 * (double)bytes);
-        return MOERT_RUN(source->device, MOERT_FAMILY_COPY, "copy", shares_of(bytes),
+        return MOERT_RUN(source->device, MOERT_FAMILY_COPY, "copy", groups_of(bytes),
                          MOERT_ARG(source), MOERT_ARG(source_offset_bytes / sizeof(float)),
                          MOERT_ARG(target), MOERT_ARG(target_offset_bytes / sizeof(float)),
                          MOERT_ARG(bytes / sizeof(float)));
@@ -206,7 +208,7 @@ moert_status moert_buffer_copy(const moert_buffer *source, size_t source_offset_
         MOERT_CL(source->device,
                  clEnqueueCopyBuffer(source->device->queue, source->memory, target->memory,
                                      source_offset_bytes, target_offset_bytes, bytes, 0, NULL,
-                                     copied(source, 2 * bytes)));
+                                     copy_event(source, 2 * bytes)));
     return MOERT_OK;
 }
 
@@ -230,26 +232,27 @@ moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_ro
     MOERT_CL(source->device,
              clEnqueueCopyBufferRect(source->device->queue, source->memory, target->memory, origin,
                                      origin, region, source_row_bytes, 0, target_row_bytes, 0, 0,
-                                     NULL, copied(source, 2 * rows * target_row_bytes)));
+                                     NULL, copy_event(source, 2 * rows * target_row_bytes)));
     return MOERT_OK;
 }
 
 moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_t bytes) {
     const cl_uchar zero = 0;
-    const size_t places = offset_bytes | bytes;
+    const size_t alignment = offset_bytes | bytes;
     MOERT_TRY(check_range(buffer, offset_bytes, bytes));
-    /* NVIDIA's driver fills at a tenth of the memory's rate, too */
-    if (is_wide(buffer, offset_bytes + bytes, places) ||
-        (buffer->device->info.nvidia > 0 && bytes >= SLOW_BYTES && places % sizeof(float) == 0)) {
+    /* NVIDIA's driver fills at a tenth of the memory's rate */
+    if (is_wide(buffer, offset_bytes + bytes, alignment) ||
+        (buffer->device->info.nvidia > 0 && bytes >= SLOW_BYTES &&
+         alignment % sizeof(float) == 0)) {
         moert_profile_work(buffer->device, MOERT_FAMILY_COPY, 0.0, (double)bytes);
-        return MOERT_RUN(buffer->device, MOERT_FAMILY_COPY, "clear", shares_of(bytes),
+        return MOERT_RUN(buffer->device, MOERT_FAMILY_COPY, "clear", groups_of(bytes),
                          MOERT_ARG(buffer), MOERT_ARG(offset_bytes / sizeof(float)),
                          MOERT_ARG(bytes / sizeof(float)));
     }
     if (bytes > 0)
         MOERT_CL(buffer->device,
                  clEnqueueFillBuffer(buffer->device->queue, buffer->memory, &zero, sizeof zero,
-                                     offset_bytes, bytes, 0, NULL, copied(buffer, bytes)));
+                                     offset_bytes, bytes, 0, NULL, copy_event(buffer, bytes)));
     return MOERT_OK;
 }
 
@@ -258,7 +261,7 @@ moert_status moert_buffer_map(const moert_buffer *buffer, void *memory) {
     MOERT_TRY(check_whole(buffer, "a map"));
     void *pointer = clEnqueueMapBuffer(
         buffer->device->queue, buffer->memory, CL_TRUE, CL_MAP_READ | CL_MAP_WRITE, 0,
-        buffer->bytes > 0 ? buffer->bytes : 1, 0, NULL, copied(buffer, 0), &code);
+        buffer->bytes > 0 ? buffer->bytes : 1, 0, NULL, copy_event(buffer, 0), &code);
     if (code != CL_SUCCESS)
         return MOERT_CL_FAIL(buffer->device, code, "clEnqueueMapBuffer");
     memcpy(memory, &pointer, sizeof pointer);
@@ -267,7 +270,7 @@ moert_status moert_buffer_map(const moert_buffer *buffer, void *memory) {
 
 moert_status moert_buffer_unmap(const moert_buffer *buffer, void *memory) {
     MOERT_CL(buffer->device, clEnqueueUnmapMemObject(buffer->device->queue, buffer->memory, memory,
-                                                     0, NULL, copied(buffer, 0)));
+                                                     0, NULL, copy_event(buffer, 0)));
     return moert_device_finish(buffer->device);
 }
 

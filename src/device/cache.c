@@ -1,13 +1,13 @@
 /*
- * The on-disk cache of compiled programs. Whoever locks an entry first builds it; the other
- * processes of the node wait for the lock and then load it. A cache that cannot be used costs time,
+ * The on-disk cache of compiled programs. The first process that locks an entry builds it; the
+ * other processes of the host wait for the lock and then load it. An unusable cache costs time,
  * never correctness.
  *
  * An entry is a checksum (XXH3, 128 bits) followed by the machine code: drivers crash on code that
- * a full disk or a copy has cut short.
+ * a full disk or an interrupted copy has truncated.
  *
- * PoCL keeps compiled kernels by itself, and is told to do so in a folder below this one. An entry
- * then says no more than that they are there.
+ * PoCL has a cache of compiled kernels, which moert puts into a directory below this one. An entry
+ * then only says that PoCL has stored the result.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -26,7 +26,7 @@
 #include "base/text.h"
 #include "device/internal.h"
 
-/* Makes a folder and those above it. */
+/* Creates a directory and its parents. */
 static int make_directories(char *path) {
     for (char *slash = path + 1; (slash = strchr(slash, '/')) != NULL; slash++) {
         *slash = '\0';
@@ -38,7 +38,7 @@ static int make_directories(char *path) {
     return mkdir(path, 0777) == 0 || errno == EEXIST;
 }
 
-enum { POCL_LONGEST_PATH = 700 }; /* PoCL has 1024 bytes for the names of its files */
+enum { POCL_LONGEST_PATH = 700 }; /* PoCL's names of files below it must fit into 1024 bytes */
 
 static bool is_off(void) {
     return strcmp(moert_config_get()->cache_dir, "off") == 0;
@@ -56,19 +56,19 @@ static char *cache_directory(void) {
     return NULL;
 }
 
-void moert_cache_lend_to_pocl(void) {
+void moert_cache_set_pocl_directory(void) {
     if (is_off()) {
         setenv("POCL_KERNEL_CACHE", "0", 0);
         return;
     }
-    char *folder = cache_directory(), *below = NULL;
-    if (folder != NULL)
-        below = moert_text_format("%s/pocl", folder);
-    /* PoCL does not start at all when it cannot use its folder */
+    char *directory = cache_directory(), *below = NULL;
+    if (directory != NULL)
+        below = moert_text_format("%s/pocl", directory);
+    /* PoCL does not start if it cannot use its directory */
     if (below != NULL && strlen(below) <= POCL_LONGEST_PATH && make_directories(below) &&
         access(below, W_OK) == 0)
         setenv("POCL_CACHE_DIR", below, 0);
-    MOERT_FREE(below, folder);
+    MOERT_FREE(below, directory);
 }
 
 static XXH128_canonical_t checksum(const unsigned char *data, size_t bytes) {
@@ -77,14 +77,15 @@ static XXH128_canonical_t checksum(const unsigned char *data, size_t bytes) {
     return sum;
 }
 
-/* Path of a file in the folder, which is made; NULL where nothing is cached. */
+/* Path of a file in the cache directory, which is created; NULL without a cache. */
 static char *path_of(const char *name, const char *ending) {
-    char *folder = is_off() ? NULL : cache_directory(), *path = NULL;
-    if (folder != NULL && make_directories(folder))
-        path = moert_text_format("%s/%s%s", folder, name, ending);
+    char *directory = is_off() ? NULL : cache_directory(), *path = NULL;
+    if (directory != NULL && make_directories(directory))
+        path = moert_text_format("%s/%s%s", directory, name, ending);
     else if (!is_off())
-        MOERT_DEBUG("kernels are not cached: no folder %s", folder != NULL ? folder : "(no home)");
-    free(folder);
+        MOERT_DEBUG("kernels are not cached: no directory %s",
+                    directory != NULL ? directory : "(no home)");
+    free(directory);
     return path;
 }
 
@@ -92,7 +93,7 @@ char *moert_cache_file(const char *name) {
     return path_of(name, "");
 }
 
-/* The machine code of an entry that is there and whole; else *data stays NULL. */
+/* Reads the machine code of an entry. *data stays NULL if the entry is missing or damaged. */
 static void read_entry(const char *path, unsigned char **data, size_t *bytes) {
     FILE *file = fopen(path, "rb");
     struct stat info;
@@ -130,7 +131,7 @@ void moert_cache_open(const char *key, moert_cache_entry *entry, unsigned char *
         read_entry(entry->path, data, bytes);
         if (*data == NULL && (entry->lock = open(lock, O_CREAT | O_RDWR | O_CLOEXEC, 0666)) >= 0) {
             flock(entry->lock, LOCK_EX);
-            read_entry(entry->path, data, bytes); /* somebody may have built it meanwhile */
+            read_entry(entry->path, data, bytes); /* another process may have built it meanwhile */
         }
         if (*data != NULL)
             unlock(entry);
@@ -166,6 +167,6 @@ void moert_cache_begin(const char *key, moert_cache_entry *entry) {
 }
 
 void moert_cache_end(moert_cache_entry *entry, bool done) {
-    const unsigned char mark = 1;
-    moert_cache_close(entry, done && entry->lock >= 0 ? &mark : NULL, sizeof mark);
+    const unsigned char stored = 1;
+    moert_cache_close(entry, done && entry->lock >= 0 ? &stored : NULL, sizeof stored);
 }

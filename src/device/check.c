@@ -1,10 +1,10 @@
-/* Checks of what operations on device buffers are given. */
+/* Checks of the arguments of operations on device buffers. */
 #include "device/check.h"
 
 moert_status moert_check_size(const char *initialiser, size_t size, size_t expected) {
     if (size != expected)
-        return MOERT_FAIL(ERROR_USAGE, "size of a description is %zu; %zu, by %s", size, expected,
-                          initialiser);
+        return MOERT_FAIL(ERROR_USAGE, "the size of a description is %zu, not the %zu of %s", size,
+                          expected, initialiser);
     return MOERT_OK;
 }
 

@@ -1,12 +1,12 @@
-/* Checks of what operations on device buffers are given. Each fails with ERROR_USAGE. */
+/* Checks of the arguments of operations on device buffers. Each fails with ERROR_USAGE. */
 #pragma once
 
 #include "device/device.h"
 
-/* `buffer` holds `lines` lines of `width` elements that are `stride` elements of `bytes` bytes
- * apart. */
+/* Checks that `buffer` holds `lines` rows of `width` elements of `bytes` bytes each, at a stride of
+ * `stride` elements. */
 moert_status moert_check_buffer(const char *name, const moert_buffer *buffer, size_t lines,
                                 size_t width, size_t stride, size_t bytes);
 
-/* A description's size is that of its initialiser. */
+/* Checks that a description's `size` is `expected`, which `initialiser` sets. */
 moert_status moert_check_size(const char *initialiser, size_t size, size_t expected);

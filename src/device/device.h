@@ -1,14 +1,14 @@
 /*
  * One OpenCL device per rank: choice, buffers, programs with an on-disk cache, launches.
  *
- * Only src/device includes CL/cl.h (and the public header of contexts made on the caller's own
- * OpenCL objects).
+ * Only src/device includes CL/cl.h, apart from the public header for contexts on the caller's
+ * OpenCL objects.
  *
- * Kernels live in kernels/<family>.cl. A program is a family plus its -D options, written as one
- * text such as "attention/attention -DHEAD_DIM=64"; it is built on first use and kept. Every family
- * is preceded by kernels/lib/common.h, which says what the CPU form and the GPU form are. Launches
- * give the number of work-groups only, the kernel the size of one. Families of a directory nvidia/
- * are for NVIDIA's compiler alone, with -DARENA= for sm_90a (device/nvidia/ptx.h).
+ * A family is a file kernels/<family>.cl. A program is a family plus its -D options, written as one
+ * text such as "attention/attention -DHEAD_DIM=64"; it is built on first use and kept. Every
+ * program begins with kernels/lib/common.h, which defines the CPU form and the GPU form. A launch
+ * gives the number of work-groups; the kernel declares their size. Families in a directory nvidia/
+ * compile only with NVIDIA's compiler; those with -DARENA= need sm_90a (device/nvidia/ptx.h).
  */
 #pragma once
 
@@ -25,54 +25,54 @@ typedef struct moert_device_info {
     size_t global_bytes, largest_bytes, local_bytes;
     bool has_fp64;
     bool imports_files; /* cl_khr_external_memory_opaque_fd */
-    bool has_bf16_dot;  /* vdpbf16ps (AVX-512 BF16), by inline assembly, pays */
-    bool has_tiles;     /* AMX with bf16, which products use unless another form is asked for */
-    bool gpu_form;      /* of its kernels: 32 work-items share a row (kernels/lib/common.h) */
-    unsigned nvidia;    /* compute capability, 90 for sm_90; 0: no GPU of NVIDIA's */
+    bool has_bf16_dot;  /* the CPU has vdpbf16ps (AVX-512 BF16), and it is worth using */
+    bool has_tiles;     /* the CPU has AMX with bf16, and GEMMs may use it */
+    bool gpu_form;      /* kernels in GPU form: 32 work-items per row (kernels/lib/common.h) */
+    unsigned nvidia;    /* compute capability, such as 90 for sm_90; 0: not an NVIDIA GPU */
     char name[128], vendor[64], platform_name[128], driver[64], version[128];
-    char pci[24]; /* "0000:3b:00.0", or "" when the driver does not tell */
+    char pci[24]; /* "0000:3b:00.0", or "" if the driver does not report it */
 } moert_device_info;
 
-/* All devices of all platforms, to be freed; ERROR_DEVICE if there is no OpenCL platform at all. */
+/* Lists the devices of all platforms; the caller frees the list. ERROR_DEVICE without any. */
 moert_status moert_device_list(moert_device_info **list, size_t *count);
 
 /*
- * Opens the device that `selector` names (see MOERT_DEVICE). Among several equally good GPUs the
- * one at `pci` is taken, else number `local_rank` modulo their count. Errors: ERROR_USAGE (nothing
- * matches; says what there is), ERROR_DEVICE.
+ * Opens the device that `selector` names (see MOERT_DEVICE). If several match, the one at `pci` is
+ * taken, else number `local_rank` modulo their count. Errors: ERROR_USAGE (nothing matches; the
+ * message lists all devices), ERROR_DEVICE.
  */
 moert_status moert_device_open(const char *selector, const char *pci, unsigned local_rank,
                                moert_device **device);
 
-/* A device on OpenCL objects that the caller owns and keeps alive (cl_context, cl_device_id,
- * in-order cl_command_queue). */
+/* Makes a device from OpenCL objects that the caller owns and keeps alive: a cl_context, a
+ * cl_device_id and an in-order cl_command_queue. */
 moert_status moert_device_adopt(void *context, void *id, void *queue, moert_device **device);
 
 void moert_device_close(moert_device *device);
 
 const moert_device_info *moert_device_describe(const moert_device *device);
 
-/* Whether this process's threads may use AMX with bf16; asks for it. */
+/* Requests AMX from Linux, and returns whether this process's threads may use it with bf16. */
 bool moert_cpu_has_tiles(void);
 
-/* Whether the device's products of bf16 are summed in tiles (kernels/gemm/amx.h). */
+/* Whether bf16 GEMMs on the device add in the order of AMX tiles (kernels/gemm/amx.h). */
 bool moert_device_sums_in_tiles(const moert_device_info *info);
 
-/* Products on the device go without AMX from now on, as where ranks' CPUs differ. */
+/* Stops the device's GEMMs from using AMX: for ranks of which not all have it. */
 void moert_device_forgo_tiles(moert_device *device);
 
-/* What a work-group takes, in the form of the device's kernels. */
+/* Selects a value by the form of the device's kernels. */
 static inline size_t moert_by_form(const moert_device *device, size_t cpu, size_t gpu) {
     return moert_device_describe(device)->gpu_form ? gpu : cpu;
 }
 
-/* A family's program, for rows that begin and end at multiples of 4 floats (ALIGNED in
- * kernels/lib/common.h) when all sizes do, which are given or'ed: what helps GPUs alone. */
+/* The program of a family. `sizes` is the bitwise or of all row sizes and strides in floats: in the
+ * GPU form, if all are multiples of 4, the program is built with ALIGNED (kernels/lib/common.h). */
 #define MOERT_PROGRAM(device, family, sizes)                                                       \
     (moert_by_form((device), 1, (sizes) % 4) == 0 ? family " -DALIGNED" : family)
 
-/* Returns when all commands enqueued so far have ended; until then calls `meanwhile` now and then,
- * whose failure it passes on. */
+/* Waits for all commands enqueued so far. Meanwhile calls `meanwhile` repeatedly, and returns its
+ * failure at once. */
 moert_status moert_device_wait(moert_device *device, moert_status (*meanwhile)(void *context),
                                void *context);
 
@@ -111,8 +111,8 @@ static inline moert_argument moert_argument_ulong(uint64_t value) {
 static inline moert_argument moert_argument_float(float value) {
     return (moert_argument){.kind = MOERT_ARGUMENT_VALUE, .bytes = 4, .value.f32 = value};
 }
-/* Local memory of a work-group; checked against the device's limit (PoCL would abort the
- * process). */
+/* Local memory of a work-group. The launch checks it against the device's limit, since PoCL would
+ * abort the process. */
 static inline moert_argument moert_argument_local(size_t bytes) {
     return (moert_argument){.kind = MOERT_ARGUMENT_LOCAL, .bytes = bytes};
 }
@@ -121,7 +121,7 @@ static inline moert_argument moert_argument_struct(const void *data, size_t byte
     return (moert_argument){.kind = MOERT_ARGUMENT_STRUCT, .bytes = bytes, .value.data = data};
 }
 
-/* One kernel argument by its C type: buffers; int, unsigned and float as such; size_t as ulong. */
+/* A kernel argument by its C type: a buffer, an int, an unsigned, a float, or a size_t as ulong. */
 /* clang-format off */
 #define MOERT_ARG(x)                                                                               \
     _Generic((x),                                                                                  \
@@ -135,17 +135,17 @@ typedef struct moert_grid {
 } moert_grid;
 
 /*
- * Enqueues a kernel: moert_launch(device, "gemm/glu", "glu_forward", grid, arguments, count); does
- * not block. Errors: ERROR_DEVICE (build log in the message), ERROR_UNSUPPORTED (too much local
- * memory), ERROR_INTERNAL (arguments).
+ * Enqueues a kernel: moert_launch(device, "gemm/glu", "glu_forward", grid, arguments, count). Does
+ * not block, except to build the program at first. Errors: ERROR_DEVICE (the message has the build
+ * log), ERROR_UNSUPPORTED (too much local memory), ERROR_INTERNAL (arguments).
  */
 moert_status moert_launch(moert_device *device, const char *program, const char *kernel,
                           moert_grid grid, const moert_argument *arguments, size_t count);
 
-/* The numbers of a launch, as a struct of kernels/args: MOERT_ARGS(moert_rope_args, .heads = 8, ...). */
+/* A struct of kernels/args as an argument: MOERT_ARGS(moert_rope_args, .heads = 8, ...). */
 #define MOERT_ARGS(type, ...) moert_argument_struct(&(const type){__VA_ARGS__}, sizeof(type))
 
-/* The same of one that is there. */
+/* The same from an existing struct. */
 #define MOERT_STRUCT(x) moert_argument_struct(&(x), sizeof(x))
 
 /* MOERT_RUN(device, "gemm/glu", "glu_forward", ((moert_grid){n, 1, 1}), MOERT_ARG(x),
@@ -154,82 +154,90 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
     moert_launch((device), (program), (kernel), grid, (const moert_argument[]){__VA_ARGS__},       \
                  sizeof((const moert_argument[]){__VA_ARGS__}) / sizeof(moert_argument))
 
-/* Lets what is enqueued start, which a device need not do before its host waits. ERROR_DEVICE. */
+/* Submits the enqueued commands, which a driver may otherwise hold back until the host waits.
+ * ERROR_DEVICE. */
 moert_status moert_device_flush(moert_device *device);
 
 /*
- * A second queue, in order too, beside the first: for kernels that wait for other devices or move
- * rows between them. Nothing orders the two but marks (device/staging.h). From a turn aside to the
- * turn back all commands go there; where there is none (a CPU without MOERT_SYNC=device, the caller's own queue, a
- * recording, a profile that nobody observes) to the first. moert_device_finish waits for both.
+ * A second in-order queue, for kernels that wait for other devices or move rows between them. Only
+ * events (device/staging.h) order commands of the two queues. moert_device_turn(device, true)
+ * selects the second queue for all later commands, `false` the first. moert_device_finish waits for
+ * both.
+ *
+ * A device has no second queue on a CPU without MOERT_SYNC=device, on the caller's queue, during a
+ * recording, and in a profile without an observer. Then all commands go to the first.
  */
-bool moert_device_has_aside(const moert_device *device);
+bool moert_device_has_second_queue(const moert_device *device);
 moert_status moert_device_turn(moert_device *device, bool aside);
 
 /*
- * Kernels that would keep every compute unit busy until they end leave so many to others from now
- * on. What they then take, units, is not lost on those: work that is dealt out on the device, by
- * counts[2], two uint32 that begin at 0, is enqueued by `run` for the units not spared, and once
- * more for the others, to follow in the queue in use, by moert_device_join_in. It must be all done
- * when the first of the two is. Without units to spare `run` gets all of them, and NULL for counts.
+ * moert_device_spare reserves `units` compute units. Persistent kernels launched later use the
+ * rest, moert_device_units().
+ *
+ * moert_device_share launches such a kernel by run(work, units, counts). `counts` are two uint32 on
+ * the device, 0 at first, by which the kernel's work-groups take tiles. moert_device_join_in, on
+ * the queue in use, launches it once more on the reserved units, with the same counts. The kernel's
+ * work must be complete when its first launch ends. Without reserved units, and for more works than
+ * MOERT_MOST_SHARES (device/internal.h), `run` is called once, with NULL for counts.
  */
 typedef moert_status (*moert_work)(const void *work, unsigned units, moert_buffer *counts);
 void moert_device_spare(moert_device *device, unsigned units);
 unsigned moert_device_units(const moert_device *device);
-/* work[bytes] is copied. Errors: those of `run`, ERROR_MEMORY, ERROR_DEVICE. */
+/* Copies work[bytes]. Errors: those of `run`, ERROR_MEMORY, ERROR_DEVICE. */
 moert_status moert_device_share(moert_device *device, moert_work run, const void *work,
                                 size_t bytes);
-/* For all that has been shared since moert_device_spare. */
+/* Launches again all work that was shared since moert_device_spare. */
 moert_status moert_device_join_in(moert_device *device);
 
 /* ---- NVIDIA GPUs from sm_90 on: local memory, and tensors for TMA ---- */
 
-/* The most local memory of a work-group that a family of a directory nvidia/ may ask for by
- * -DARENA: 227 KiB less the driver's one. */
+/* The largest local memory of a work-group that a family in a directory nvidia/ may have by
+ * -DARENA: 227 KiB, less the driver's 1 KiB. */
 enum { MOERT_ARENA_BYTES = 231424 };
 
 /*
- * A tensor [groups, rows, columns] of 16-bit numbers, or bytes, whose rows lie `stride` numbers
- * apart, loaded in boxes of 128 bytes (swizzled) by box_rows rows of one group; zeros past its end.
- * The address and the strides in bytes must be multiples of 16.
+ * A tensor [groups, rows, columns] of 16-bit or 8-bit elements with `stride` elements from row to
+ * row. TMA loads boxes of box_rows rows of one group by box_bytes bytes, swizzled, with zeros past
+ * the tensor's end. The address and the strides in bytes must be multiples of 16.
  *
- * With a run its rows are `run` gates, then as many ups, and so on: a tensor
- * [groups, rows / (2 run), 2, run, columns], whose boxes hold gates or ups alone.
+ * With run > 0, blocks of `run` gate rows and `run` up rows alternate. The tensor is then
+ * [groups, rows / (2 run), 2, run, columns], and a box holds only gates or only ups.
  */
 typedef struct moert_tensor_layout {
     size_t groups, rows, columns, stride;
-    size_t first;       /* numbers of the buffer before the tensor */
-    size_t run;         /* 0: rows are as they lie */
-    uint32_t box_rows;  /* up to 256; of several runs a multiple of one */
-    uint32_t box_bytes; /* of a row: 32, 64 or 128 (0), by which boxes are swizzled */
-    bool f16;           /* not bf16 */
-    bool bytes;         /* neither */
+    size_t first;       /* elements of the buffer before the tensor */
+    size_t run;         /* rows of a block of gates or ups; 0: no such blocks */
+    uint32_t box_rows;  /* up to 256; with several runs a multiple of `run` */
+    uint32_t box_bytes; /* of a row, and the swizzle: 32, 64 or 128 (also 0) */
+    bool f16;           /* elements are f16, not bf16 */
+    bool bytes;         /* elements are bytes */
 } moert_tensor_layout;
 typedef struct moert_tensor_map {
     _Alignas(64) unsigned char bytes[128];
 } moert_tensor_map;
-/* Whether maps can be made: ERROR_UNSUPPORTED says why not. */
+/* MOERT_OK if maps can be made; the message of ERROR_UNSUPPORTED says why not. */
 moert_status moert_tensor_map_ready(const moert_device *device);
-/* Blocks once per buffer, for its address. Errors: ERROR_UNSUPPORTED, ERROR_DEVICE. */
+/* Encodes a map. Blocks at a buffer's first map, for the buffer's address. Errors:
+ * ERROR_UNSUPPORTED, ERROR_DEVICE. */
 moert_status moert_tensor_map_make(moert_buffer *buffer, const moert_tensor_layout *tensor,
                                    moert_tensor_map *map);
 
 /* ---- memory that devices of other processes reach: NVIDIA GPUs ---- */
 
-/* Whether the device's memory can be given to other processes, and whether it reaches the GPU at
- * `pci`. ERROR_UNSUPPORTED says why not. */
+/* MOERT_OK if the device can export its memory to other processes; and if it can access the GPU at
+ * `pci`. The message of ERROR_UNSUPPORTED says why not. */
 moert_status moert_export_ready(const moert_device *device);
 moert_status moert_export_reaches(const moert_device *device, const char *pci);
 
-/* Cuts memory for a buffer of `bytes` into equal pieces that the driver takes and lays side by
- * side. */
+/* Divides memory for a buffer of `bytes` into equal pieces that the driver accepts and places next
+ * to each other. */
 moert_status moert_export_cut(const moert_device *device, size_t bytes, size_t *count,
                               size_t *piece_bytes);
 
 /*
- * Pieces of memory on the device, not cleared, and a file to import each from: files[count], the
- * caller's to close. Destroying gives up this process's hold on them; buffers imported from them
- * stay. Errors: ERROR_UNSUPPORTED, ERROR_MEMORY, ERROR_DEVICE.
+ * Allocates pieces of memory on the device, not cleared, and opens a file for each, files[count],
+ * which the caller closes. destroy releases this process's handles; buffers imported from the files
+ * stay valid. Errors: ERROR_UNSUPPORTED, ERROR_MEMORY, ERROR_DEVICE.
  */
 typedef struct moert_export moert_export;
 moert_status moert_export_create(moert_device *device, size_t count, size_t piece_bytes, int *files,
@@ -237,21 +245,22 @@ moert_status moert_export_create(moert_device *device, size_t count, size_t piec
 void moert_export_destroy(moert_export *export); /* NULL is legal. */
 
 /*
- * A buffer over the pieces of any process, in kernels one range of addresses. The files stay the
- * caller's. Errors: ERROR_UNSUPPORTED (the pieces do not lie side by side), ERROR_DEVICE.
+ * Imports pieces that any process exported as one buffer, which kernels see as one range of
+ * addresses. The caller keeps the files. Errors: ERROR_UNSUPPORTED (the driver did not place the
+ * pieces next to each other), ERROR_MEMORY, ERROR_DEVICE.
  */
 moert_status moert_buffer_import(moert_device *device, const int *files, size_t count,
                                  size_t piece_bytes, moert_buffer **buffer);
 
-/* The address of a buffer in kernels on its device; blocks for the first time. */
+/* The address of a buffer in kernels on its device. Blocks at the first call for a buffer. */
 moert_status moert_buffer_address(moert_buffer *buffer, uint64_t *address);
 
 /* ---- recorded launches ---- */
 
 /*
  * From start to stop, launches on the device go into the recording instead of the queue; nothing
- * else may be enqueued in between. play enqueues them all, any number of times; their buffers must
- * stay. destroy waits for what was played; NULL is legal. Errors: ERROR_UNSUPPORTED (the device has
+ * else may be enqueued in between. play enqueues all of them, any number of times; their buffers
+ * must stay. destroy waits for the device; NULL is legal. Errors: ERROR_UNSUPPORTED (the device has
  * no cl_khr_command_buffer), ERROR_DEVICE, ERROR_MEMORY.
  */
 typedef struct moert_recording moert_recording;
@@ -263,32 +272,33 @@ bool moert_recording_is_open(const moert_device *device); /* between start and s
 
 /* ---- files ---- */
 
-/* Source of a kernel file, built in or from MOERT_KERNEL_DIR; *text is to be freed. */
+/* *text = a kernel file, built in or from MOERT_KERNEL_DIR; the caller frees it. */
 moert_status moert_kernel_source(const char *file, char **text);
 
-/* Path of a file in the folder of the kernel cache, to be freed; NULL if there is no such
- * folder. */
+/* Path of a file in the directory of the kernel cache, which the caller frees; NULL without a
+ * cache. */
 char *moert_cache_file(const char *name);
 
 /* ---- copies ---- */
 
-/* Enqueues a copy of `rows` rows of `target_row_bytes` each, which lie `source_row_bytes` apart, to
- * rows without gaps. Errors: ERROR_USAGE (outside the buffers), ERROR_DEVICE. */
+/* Enqueues a copy of `rows` rows of `target_row_bytes` each, at a stride of `source_row_bytes`, to
+ * rows without gaps. Errors: ERROR_USAGE (outside the buffers), ERROR_UNSUPPORTED (imported memory
+ * and sizes that are not multiples of 4), ERROR_DEVICE. */
 moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_row_bytes,
                                     moert_buffer *target, size_t target_row_bytes, size_t rows);
 
-/* Destroys several buffers, of which any may be NULL: MOERT_DESTROY(one, other). */
+/* Destroys several buffers, any of which may be NULL: MOERT_DESTROY(one, other). */
 #define MOERT_DESTROY(...)                                                                         \
     moert_buffers_destroy((moert_buffer *[]){__VA_ARGS__},                                         \
                           sizeof((moert_buffer *[]){__VA_ARGS__}) / sizeof(moert_buffer *))
 void moert_buffers_destroy(moert_buffer *const *buffers, size_t count);
 
-/* ends[groups] = the ends of equal groups of `rows`, as uint32. Errors: those of moert_buffer_write,
- * ERROR_MEMORY. */
+/* Writes ends[groups], uint32: the ends of equal groups of `rows` rows. Errors: those of
+ * moert_buffer_write, ERROR_MEMORY. */
 moert_status moert_buffer_write_ends(size_t groups, size_t rows, moert_buffer *ends);
 
 /* ---- growable scratch ---- */
 
-/* Makes *buffer hold at least `bytes`, replacing it (its content is lost) when too small; starts
- * from NULL. */
+/* Ensures that *buffer, NULL at first, holds at least `bytes`. If it is too small, a new buffer
+ * replaces it, and its content is lost. */
 moert_status moert_buffer_reserve(moert_device *device, size_t bytes, moert_buffer **buffer);

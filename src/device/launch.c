@@ -29,8 +29,8 @@ static cl_int enqueue(moert_device *device, const char *program, const moert_ker
                                   moert_profile_event(device, program));
 }
 
-/* A launch that compiles the kernel, unless another process has: while one does, the others wait.
- * It needs nothing of them to come to its end. */
+/* The first launch of a kernel, which compiles it unless another process has. Meanwhile the other
+ * processes wait for the cache's lock. The launch depends on none of them, so it always ends. */
 static cl_int enqueue_first(moert_device *device, const char *program, moert_kernel *kernel,
                             const size_t groups[3]) {
     moert_cache_entry entry;
@@ -57,13 +57,13 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
     if (count != kernel->arguments)
         return MOERT_FAIL(ERROR_INTERNAL, "kernel %s takes %u arguments, not %zu", kernel_name,
                           kernel->arguments, count);
-    /* PoCL would abort the process when the local arguments together are too large */
+    /* PoCL would abort the process if the local arguments together are too large */
     size_t local = 0;
     for (size_t i = 0; i < count; i++)
         local += arguments[i].kind == MOERT_ARGUMENT_LOCAL ? arguments[i].bytes : 0;
     if (local > device->info.local_bytes)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "kernel %s wants %zu bytes of local memory; %s has %zu", kernel->name,
+                          "kernel %s needs %zu bytes of local memory; %s has %zu", kernel->name,
                           local, device->info.name, device->info.local_bytes);
     cl_kernel handle = kernel->handle;
     if (device->recording != NULL)
@@ -77,7 +77,7 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
     cl_int code = kernel->key != NULL ? enqueue_first(device, program, kernel, groups)
                                       : enqueue(device, program, kernel, handle, groups);
     if (code == CL_SUCCESS && moert_log_enabled(MOERT_LOG_TRACE) && !device->adopted)
-        code = clFinish(device->queue); /* so that a failure names the kernel */
+        code = clFinish(device->queue); /* so that a failure while running names the kernel */
     if (code != CL_SUCCESS)
         return MOERT_CL_FAIL(device, code, kernel_name);
     return MOERT_OK;

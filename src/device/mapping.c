@@ -1,4 +1,4 @@
-/* Buffers as host memory, for the reference backend. */
+/* Buffers mapped as host memory: see mapping.h. */
 #include "device/mapping.h"
 
 #include <string.h>

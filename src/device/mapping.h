@@ -1,4 +1,4 @@
-/* Buffers as host memory, for the reference backends: mapped together; and checked groups. */
+/* Buffers mapped together as host memory, and a check of groups, for the reference backends. */
 #pragma once
 
 #include "base/memory.h"
@@ -15,21 +15,21 @@ typedef struct moert_mapping {
     size_t count;
 } moert_mapping;
 
-/* A buffer, and the pointer that gets its memory: NULL for no buffer. */
+/* A buffer, and a pointer to the pointer that receives its memory: NULL for no buffer. */
 typedef struct moert_mapped {
     const moert_buffer *buffer;
     void *out;
 } moert_mapped;
 
-/* Maps buffers, each once: MOERT_MAP(&maps, {x, &source}, {y, &target}). None stays mapped if one
- * fails. */
+/* Maps buffers, a repeated one once: MOERT_MAP(&maps, {x, &source}, {y, &target}). If one fails,
+ * none stays mapped. */
 moert_status moert_map_all(moert_mapping *maps, const moert_mapped *parts, size_t count);
 #define MOERT_MAP(maps, ...)                                                                       \
     moert_map_all((maps), (const moert_mapped[]){__VA_ARGS__},                                     \
                   MOERT_COUNT(((const moert_mapped[]){__VA_ARGS__})))
 
-/* Unmaps all; a failure of its own counts when `status` holds none. */
+/* Unmaps all. Returns `status` or, if that is MOERT_OK, the first failure to unmap. */
 moert_status moert_unmap_all(moert_mapping *maps, moert_status status);
 
-/* ERROR_USAGE unless the ends ascend within the rows. */
+/* ERROR_USAGE unless the ends of the groups ascend and do not exceed the rows. */
 moert_status moert_check_ends(const moert_groups *groups, const uint32_t *ends);

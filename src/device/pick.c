@@ -32,10 +32,10 @@ typedef struct device_table {
     size_t count;
 } device_table;
 
-/* OpenCL does not tell the instructions of a CPU device; it is the CPU that runs this. Intel's
- * take two cycles for the instruction: two fma were as fast where rows are few, and up to a quarter
- * faster where they are many (bench/results/cpu/bf16-intel-2026-11-22.txt), when each product
- * still widened its pairs anew. */
+/* OpenCL does not report the instructions of a CPU device, so this tests the CPU that runs it.
+ * Intel's CPUs take two cycles for vdpbf16ps. There two fma were as fast with few rows and up to a
+ * quarter faster with many (bench/results/cpu/bf16-intel-2026-11-22.txt), at a time when every GEMM
+ * widened its pairs again. */
 static bool cpu_has_bf16_dot(void) {
 #if defined(__x86_64__)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16") &&
@@ -45,8 +45,8 @@ static bool cpu_has_bf16_dot(void) {
 #endif
 }
 
-/* Linux gives the unit's registers, 8 KiB a thread, to processes that ask for them, and then to
- * threads that are there already. */
+/* Linux grants the AMX registers, 8 KiB a thread, to processes that request them. Threads that
+ * already exist get them, too. */
 bool moert_cpu_has_tiles(void) {
 #if defined(__x86_64__) && defined(SYS_arch_prctl)
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, LEAF = 7, BF16 = 1 << 22, TILE = 1 << 24 };
@@ -118,7 +118,7 @@ static moert_status find_all(device_table *table) {
     cl_platform_id platforms[MAX_PLATFORMS];
     cl_uint platform_count = 0;
     table->count = 0;
-    moert_cache_lend_to_pocl();
+    moert_cache_set_pocl_directory();
     cl_int code = clGetPlatformIDs(MAX_PLATFORMS, platforms, &platform_count);
     if (code != CL_SUCCESS || platform_count == 0)
         return MOERT_FAIL(ERROR_DEVICE,
@@ -153,18 +153,18 @@ moert_status moert_device_list(moert_device_info **list, size_t *count) {
 }
 
 static bool matches(const moert_device_info *info, const char *selector) {
-    char place[24];
-    snprintf(place, sizeof place, "%d:%d", info->platform, info->index);
+    char position[24];
+    snprintf(position, sizeof position, "%d:%d", info->platform, info->index);
     if (strcmp(selector, "cpu") == 0)
         return info->is_cpu;
     if (strcmp(selector, "gpu") == 0)
         return info->is_gpu;
-    return strcmp(selector, place) == 0 || strcasestr(info->name, selector) != NULL ||
+    return strcmp(selector, position) == 0 || strcasestr(info->name, selector) != NULL ||
            strcasestr(info->platform_name, selector) != NULL;
 }
 
-/* The matching device at `pci`, else the local_rank-th modulo their number; table->count when
- * nothing matches. */
+/* Index of the matching device at `pci`, else of number local_rank modulo the number of matches;
+ * table->count if none matches. */
 static size_t choose(const device_table *table, const char *selector, const char *pci,
                      unsigned local_rank) {
     size_t found[MAX_DEVICES], count = 0;
@@ -178,7 +178,7 @@ static size_t choose(const device_table *table, const char *selector, const char
     return count > 0 ? found[local_rank % count] : table->count;
 }
 
-/* What to do about a GPU that no platform drives, or "". */
+/* How to make a GPU visible for which there is no OpenCL platform, or "". */
 static const char *missing_driver_hint(const device_table *table) {
     for (size_t i = 0; i < table->count; i++)
         if (table->info[i].is_gpu)
@@ -287,7 +287,7 @@ void moert_device_close(moert_device *device) {
     if (device == NULL)
         return;
     moert_queue_finish(device);
-    moert_shares_release(device);
+    moert_shared_work_release(device);
     moert_profile_release(device);
     moert_program_release_all(device);
     moert_queue_release_other(device);

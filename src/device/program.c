@@ -1,4 +1,4 @@
-/* Builds programs from the kernel files, or loads them from the on-disk cache, and finds their
+/* Builds programs from kernel files or loads them from the on-disk cache, and finds their
  * kernels. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,26 +17,26 @@
 
 enum { GPU_ITEMS = 32 };
 
-/* Registers of a work-item at entry, from which setmaxnreg starts: 384 of them fill an SM. */
+/* Registers of a work-item at entry, before setmaxnreg changes them: 384 work-items fill an SM. */
 #define HOPPER_OPTIONS "-cl-nv-maxrregcount=168"
 
-/* Families in a directory of their own, for NVIDIA GPUs alone. */
+/* Whether a family is in a directory nvidia/, which only NVIDIA's compiler can compile. */
 static bool is_nvidia(const char *spec) {
     return strstr(spec, "/nvidia/") != NULL;
 }
 
-/* Says how many bytes a family for sm_90a has for its arena. */
+/* The option with the bytes of the arena of a family for sm_90a. */
 #define ARENA_OPTION "-DARENA="
 
 static bool is_hopper(const char *spec) {
     return is_nvidia(spec) && strstr(spec, ARENA_OPTION) != NULL;
 }
 
-/* Families that have the CPU form alone. */
+/* Families that have only the CPU form. */
 static const char *const cpu_families[] = {"attention/attention", "gemm/gemm", "gemm/prepacked",
                                            "lib/roof"};
 
-/* Work-items of a row_group of the family, see kernels/lib/common.h. */
+/* Work-items of a row group of the family, see kernels/lib/common.h. */
 static int row_group_items(const moert_device *device, const char *spec) {
     if (is_nvidia(spec))
         return GPU_ITEMS;
@@ -47,8 +47,8 @@ static int row_group_items(const moert_device *device, const char *spec) {
     return device->info.gpu_form ? GPU_ITEMS : 1;
 }
 
-/* -w: a CPU without AVX-512 has the compiler say for every vector of 16 floats that another's calls
- * would take it otherwise; tests/e2e/kernels.sh looks at the other warnings. */
+/* -w: for a CPU without AVX-512 the compiler warns at every vector of 16 floats that the calling
+ * convention differs from that of other CPUs. tests/e2e/kernels.sh checks the other warnings. */
 static moert_status build_options(const moert_device *device, const char *spec, char **options) {
     char capability[32] = "";
     if (device->info.nvidia > 0)
@@ -97,7 +97,7 @@ static moert_status build_source(moert_device *device, const char *spec, const c
     return MOERT_OK;
 }
 
-/* A program from stored machine code; NULL when the driver does not take it. */
+/* Makes a program from stored machine code; NULL if the driver refuses it. */
 static cl_program load_binary(moert_device *device, const char *spec, const unsigned char *data,
                               size_t bytes) {
     cl_int code, binary_code;
@@ -126,7 +126,7 @@ static moert_status read_binary(moert_device *device, cl_program program, unsign
     return MOERT_CL_FAIL(device, code, "clGetProgramInfo");
 }
 
-/* Makes sm_90a of a binary, which is PTX with this driver. */
+/* Transforms a binary, which is PTX text with NVIDIA's driver, to the target sm_90a. */
 static moert_status transform_ptx(const char *spec, unsigned char **data, size_t *bytes) {
     const size_t arena = strtoul(strstr(spec, ARENA_OPTION) + sizeof ARENA_OPTION - 1, NULL, 10);
     char *text = NULL, *transformed;
@@ -141,8 +141,8 @@ static moert_status transform_ptx(const char *spec, unsigned char **data, size_t
     return MOERT_OK;
 }
 
-/* Replaces a program that was built by what its binary, to be stored, is loaded as: this spares a
- * second compilation, and Hopper's families work only then. */
+/* Replaces a program built from source by one loaded from its binary, which is also to be stored.
+ * This spares a second compilation, and families for sm_90a work only from a changed binary. */
 static moert_status reload(moert_device *device, const char *spec, cl_program *program,
                            unsigned char **data, size_t *bytes) {
     moert_status status = read_binary(device, *program, data, bytes);
@@ -154,11 +154,11 @@ static moert_status reload(moert_device *device, const char *spec, cl_program *p
     clReleaseProgram(*program);
     *program = loaded;
     if (loaded == NULL && status == MOERT_OK)
-        status = MOERT_FAIL(ERROR_DEVICE, "the driver does not take the PTX of '%s'", spec);
+        status = MOERT_FAIL(ERROR_DEVICE, "the driver refuses the sm_90a PTX of '%s'", spec);
     return status;
 }
 
-/* From the cache, else built, stored and loaded again (which spares a second compilation). */
+/* Loads a program from the cache, or builds and stores it. */
 static moert_status load_or_build(moert_device *device, const char *spec, const char *source,
                                   const char *options, const char *key, cl_program *program) {
     moert_cache_entry entry;
@@ -181,7 +181,7 @@ static moert_status load_or_build(moert_device *device, const char *spec, const 
     return status;
 }
 
-/* Makes the handle of a program whose spec is known, and its key. */
+/* Sets the handle and the key of a program by its spec. */
 static moert_status obtain(moert_device *device, moert_program *program) {
     const char *spec = program->spec;
     char *source, *options = NULL;
@@ -198,8 +198,9 @@ static moert_status obtain(moert_device *device, moert_program *program) {
         free(all);
     }
     if (device->info.is_pocl) {
-        /* It stores what it builds by itself, and compiles a kernel when it is launched, for the shape
-         * of that launch; for a binary it would compile all kernels, for any shape. */
+        /* PoCL has a cache of its builds. It compiles a kernel when it is first launched, for the
+         * shape of that launch. To give a binary it would compile all kernels again, for any
+         * shape. */
         moert_cache_entry entry;
         moert_cache_begin(program->key, &entry);
         status = build_source(device, spec, source, options, &program->handle);
@@ -264,14 +265,14 @@ moert_status moert_program_kernel(moert_device *device, const char *spec, const 
         code = clGetKernelWorkGroupInfo(made->handle, device->id, CL_KERNEL_COMPILE_WORK_GROUP_SIZE,
                                         sizeof made->items, made->items, NULL);
     for (int i = 0; i < 3; i++)
-        made->items[i] = moert_max(made->items[i], 1); /* 0: it does not say */
+        made->items[i] = moert_max(made->items[i], 1); /* 0: the kernel declares no size */
     if (code != CL_SUCCESS || made->name == NULL) {
         free_kernel(made);
         return MOERT_FAIL(ERROR_DEVICE, "kernel %s of '%s': %s", name, spec,
                           moert_cl_error_name(code));
     }
-    /* What PoCL compiles at the first launch has an entry of its own. On a caller's queue, which may
-     * wait for anything, no other process shall wait for it. */
+    /* A kernel that PoCL compiles at its first launch has a cache entry. On a caller's queue, which
+     * may wait for anything, it has none, so that no other process waits for this launch. */
     if (device->info.is_pocl && !device->adopted && program->key != NULL)
         made->key = moert_text_format("%s-%s", program->key, name);
     made->next = program->kernels;

@@ -1,4 +1,4 @@
-/* The two queues of a device, marks in them, and waits for the device. */
+/* The two queues of a device, events in them, and waits for the device. */
 #include <stdlib.h>
 #include <time.h>
 
@@ -9,21 +9,21 @@
 
 /* ---- the second queue ---- */
 
-bool moert_device_has_aside(const moert_device *device) {
+bool moert_device_has_second_queue(const moert_device *device) {
     const bool waits = device->info.is_gpu || moert_config_get()->sync == MOERT_SYNC_DEVICE;
     return !device->adopted && device->recording == NULL && !device->serial && waits;
 }
 
 moert_status moert_device_turn(moert_device *device, bool aside) {
     cl_command_queue before = device->queue;
-    cl_command_queue_properties there = 0;
+    cl_command_queue_properties current = 0;
     cl_int code;
-    if (device->aside == aside || (aside && !moert_device_has_aside(device)))
+    if (device->second_in_use == aside || (aside && !moert_device_has_second_queue(device)))
         return MOERT_OK;
-    if (device->other == NULL) { /* its events know their times if those of the first do */
-        MOERT_CL(device,
-                 clGetCommandQueueInfo(before, CL_QUEUE_PROPERTIES, sizeof there, &there, NULL));
-        const cl_queue_properties properties[] = {CL_QUEUE_PROPERTIES, there, 0};
+    if (device->other == NULL) { /* the second queue profiles if the first does */
+        MOERT_CL(device, clGetCommandQueueInfo(before, CL_QUEUE_PROPERTIES, sizeof current,
+                                               &current, NULL));
+        const cl_queue_properties properties[] = {CL_QUEUE_PROPERTIES, current, 0};
         device->other =
             clCreateCommandQueueWithProperties(device->context, device->id, properties, &code);
         if (code != CL_SUCCESS)
@@ -31,7 +31,7 @@ moert_status moert_device_turn(moert_device *device, bool aside) {
     }
     device->queue = device->other;
     device->other = before;
-    device->aside = aside;
+    device->second_in_use = aside;
     device->both_used = true;
     return MOERT_OK;
 }
@@ -39,7 +39,7 @@ moert_status moert_device_turn(moert_device *device, bool aside) {
 cl_int moert_queue_finish(moert_device *device) {
     const cl_int code = clFinish(device->queue);
     const cl_int other = device->both_used ? clFinish(device->other) : CL_SUCCESS;
-    device->both_used = device->aside;
+    device->both_used = device->second_in_use;
     return code != CL_SUCCESS ? code : other;
 }
 
@@ -59,58 +59,58 @@ moert_status moert_device_flush(moert_device *device) {
     return MOERT_OK;
 }
 
-/* ---- marks ---- */
+/* ---- events ---- */
 
 struct moert_event {
     moert_device *device;
-    cl_event event;
+    cl_event handle;
 };
 
-moert_status moert_event_record(moert_device *device, moert_event **mark) {
+moert_status moert_event_record(moert_device *device, moert_event **event) {
     moert_event *made;
     MOERT_TRY(MOERT_NEW(&made));
     made->device = device;
-    cl_int code = clEnqueueMarkerWithWaitList(device->queue, 0, NULL, &made->event);
+    cl_int code = clEnqueueMarkerWithWaitList(device->queue, 0, NULL, &made->handle);
     if (code == CL_SUCCESS)
         code = clFlush(device->queue);
     if (code != CL_SUCCESS) {
         moert_event_free(made);
         return MOERT_CL_FAIL(device, code, "clEnqueueMarkerWithWaitList");
     }
-    *mark = made;
+    *event = made;
     return MOERT_OK;
 }
 
-moert_status moert_event_test(const moert_event *mark, bool *passed) {
+moert_status moert_event_test(const moert_event *event, bool *passed) {
     cl_int state;
-    MOERT_CL(mark->device, clGetEventInfo(mark->event, CL_EVENT_COMMAND_EXECUTION_STATUS,
-                                          sizeof state, &state, NULL));
+    MOERT_CL(event->device, clGetEventInfo(event->handle, CL_EVENT_COMMAND_EXECUTION_STATUS,
+                                           sizeof state, &state, NULL));
     *passed = state <= CL_COMPLETE;
-    return state < 0 ? MOERT_CL_FAIL(mark->device, state, "a command of the device") : MOERT_OK;
+    return state < 0 ? MOERT_CL_FAIL(event->device, state, "a command of the device") : MOERT_OK;
 }
 
-moert_status moert_event_follow(const moert_event *mark) {
-    MOERT_CL(mark->device,
-             clEnqueueBarrierWithWaitList(mark->device->queue, 1, &mark->event, NULL));
+moert_status moert_event_follow(const moert_event *event) {
+    MOERT_CL(event->device,
+             clEnqueueBarrierWithWaitList(event->device->queue, 1, &event->handle, NULL));
     return MOERT_OK;
 }
 
-moert_status moert_event_wait(const moert_event *mark) {
-    MOERT_CL(mark->device, clWaitForEvents(1, &mark->event));
+moert_status moert_event_wait(const moert_event *event) {
+    MOERT_CL(event->device, clWaitForEvents(1, &event->handle));
     return MOERT_OK;
 }
 
-void moert_event_free(moert_event *mark) {
-    if (mark == NULL)
+void moert_event_free(moert_event *event) {
+    if (event == NULL)
         return;
-    if (mark->event != NULL)
-        clReleaseEvent(mark->event);
-    free(mark);
+    if (event->handle != NULL)
+        clReleaseEvent(event->handle);
+    free(event);
 }
 
 /* ---- waiting while the host does something else ---- */
 
-enum { LOOK_NS = 200000 }; /* from one look at the device to the next */
+enum { LOOK_NS = 200000 }; /* between tests of whether the device is done */
 
 moert_status moert_device_wait(moert_device *device, moert_status (*meanwhile)(void *context),
                                void *context) {

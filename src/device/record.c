@@ -1,6 +1,6 @@
 /*
- * Launches recorded once and enqueued together any number of times (cl_khr_command_buffer). Each
- * waits for the one before it, as on the queue.
+ * Launches that are recorded once and enqueued together any number of times
+ * (cl_khr_command_buffer). Each launch waits for the previous one, as on the queue.
  */
 #include "device/internal.h"
 
@@ -13,7 +13,7 @@
 struct moert_recording {
     moert_device *device;
     cl_command_buffer_khr handle;
-    cl_sync_point_khr last; /* of the launches so far */
+    cl_sync_point_khr last; /* of the latest launch */
     size_t launches, kernels, room;
     cl_kernel *kernel; /* [kernels] */
     clCreateCommandBufferKHR_fn create;
@@ -57,7 +57,7 @@ moert_status moert_recording_start(moert_device *device, moert_recording **recor
     cl_int code = CL_SUCCESS;
     moert_recording *made;
     moert_status status;
-    /* a device lends command buffers if it says so and lets one be enqueued again before it is done */
+    /* the device must have command buffers that can be enqueued again before they are done */
     clGetDeviceInfo(device->id, CL_DEVICE_EXTENSIONS, sizeof extensions - 1, extensions, NULL);
     if (strstr(extensions, "cl_khr_command_buffer") == NULL)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "%s has no cl_khr_command_buffer to record into",

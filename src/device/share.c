@@ -1,4 +1,5 @@
-/* Work that spared compute units take part in once they are free. */
+/* Compute units that are reserved for other kernels, and later join in the work of persistent ones:
+ * see moert_device_spare. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,10 +11,10 @@
 void moert_device_spare(moert_device *device, unsigned units) {
     const unsigned all = device->info.compute_units;
     device->spared_units = units < all ? units : all - 1;
-    for (; device->shares > 0; device->shares--) {
-        moert_shared_work *share = &device->share[device->shares - 1];
-        moert_event_free(share->ready);
-        free(share->work);
+    for (; device->shared_count > 0; device->shared_count--) {
+        moert_shared_work *shared = &device->shared[device->shared_count - 1];
+        moert_event_free(shared->ready);
+        free(shared->work);
     }
 }
 
@@ -23,41 +24,41 @@ unsigned moert_device_units(const moert_device *device) {
 
 moert_status moert_device_share(moert_device *device, moert_work run, const void *work,
                                 size_t bytes) {
-    moert_shared_work *share = &device->share[device->shares];
+    moert_shared_work *shared = &device->shared[device->shared_count];
     moert_status status;
-    if (device->spared_units == 0 || device->shares == MOERT_MOST_SHARES)
+    if (device->spared_units == 0 || device->shared_count == MOERT_MOST_SHARES)
         return run(work, moert_device_units(device), NULL);
-    /* a copy of the work, zero counts, and a mark behind them and all that the work needs */
-    MOERT_TRY(moert_buffer_reserve(device, MOERT_COUNTS_BYTES, &share->counts));
-    MOERT_TRY(moert_buffer_clear(share->counts, 0, MOERT_COUNTS_BYTES));
-    MOERT_TRY(moert_alloc(&share->work, 1, bytes));
-    MOERT_TRY_OR(release, moert_event_record(device, &share->ready));
-    memcpy(share->work, work, bytes);
-    share->run = run;
-    share->phase = moert_phase_get();
-    device->shares++;
-    return run(work, moert_device_units(device), share->counts);
+    /* `ready` follows the clear and everything enqueued before, so also the work's inputs */
+    MOERT_TRY(moert_buffer_reserve(device, MOERT_COUNTS_BYTES, &shared->counts));
+    MOERT_TRY(moert_buffer_clear(shared->counts, 0, MOERT_COUNTS_BYTES));
+    MOERT_TRY(moert_alloc(&shared->work, 1, bytes));
+    MOERT_TRY_OR(release, moert_event_record(device, &shared->ready));
+    memcpy(shared->work, work, bytes);
+    shared->run = run;
+    shared->phase = moert_phase_get();
+    device->shared_count++;
+    return run(work, moert_device_units(device), shared->counts);
 release:
-    free(share->work);
+    free(shared->work);
     return status;
 }
 
 moert_status moert_device_join_in(moert_device *device) {
     const moert_phase phase = moert_phase_get();
     moert_status status = MOERT_OK;
-    for (size_t i = 0; i < device->shares && status == MOERT_OK; i++) {
-        const moert_shared_work *share = &device->share[i];
-        moert_phase_set(share->phase);
-        status = moert_event_follow(share->ready);
+    for (size_t i = 0; i < device->shared_count && status == MOERT_OK; i++) {
+        const moert_shared_work *shared = &device->shared[i];
+        moert_phase_set(shared->phase);
+        status = moert_event_follow(shared->ready);
         if (status == MOERT_OK)
-            status = share->run(share->work, device->spared_units, share->counts);
+            status = shared->run(shared->work, device->spared_units, shared->counts);
     }
     moert_phase_set(phase);
     return status;
 }
 
-void moert_shares_release(moert_device *device) {
+void moert_shared_work_release(moert_device *device) {
     moert_device_spare(device, 0);
     for (size_t i = 0; i < MOERT_MOST_SHARES; i++)
-        moert_buffer_destroy(device->share[i].counts);
+        moert_buffer_destroy(device->shared[i].counts);
 }

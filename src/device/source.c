@@ -1,4 +1,4 @@
-/* The text of programs: kernel files, built in or of a folder, with what they include. */
+/* The source of programs: kernel files, built in or from MOERT_KERNEL_DIR, with their includes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,9 +28,9 @@ static moert_status read_file(const char *path, char **text) {
 }
 
 moert_status moert_kernel_source(const char *file, char **text) {
-    const char *folder = moert_config_get()->kernel_dir;
-    if (folder[0] != '\0') {
-        char *path = moert_text_format("%s/%s", folder, file);
+    const char *directory = moert_config_get()->kernel_dir;
+    if (directory[0] != '\0') {
+        char *path = moert_text_format("%s/%s", directory, file);
         moert_status status =
             path != NULL ? read_file(path, text) : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
         free(path);
@@ -46,11 +46,11 @@ moert_status moert_kernel_source(const char *file, char **text) {
     return MOERT_FAIL(ERROR_INTERNAL, "no kernel file %s is built in", file);
 }
 
-/* Replaces the lines `#include "FILE"` of a kernel file by those kernel files. */
+/* Replaces each line `#include "FILE"` of a kernel file by that file. */
 static moert_status insert_includes(const char *file, char **text) {
     static const char start[] = "\n#include \"";
     size_t done = 0;
-    int number = 1; /* of the line at `done` */
+    int number = 1; /* line number at `done` */
     for (char *line; (line = strstr(*text + done, start)) != NULL;) {
         const char *word = line + sizeof start - 1, *rest = word + strcspn(word, "\n");
         char name[96], *included = NULL, *whole = NULL;
@@ -74,7 +74,6 @@ static moert_status insert_includes(const char *file, char **text) {
     return MOERT_OK;
 }
 
-/* The whole source of a program: lib/common.h, then the family with what it includes. */
 moert_status moert_program_source(const char *spec, char **source) {
     char *common = NULL, *family = NULL;
     char file[96];

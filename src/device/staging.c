@@ -1,4 +1,4 @@
-/* Memory of host and device. */
+/* Host memory together with device memory: see staging.h. */
 #include "device/staging.h"
 
 #include <stdlib.h>
@@ -13,10 +13,10 @@ enum { PAGE_BYTES = 4096 };
 struct moert_staging {
     moert_buffer *buffer;
     void *host;
-    cl_mem locked; /* where `host` is mapped from; NULL: it is the buffer's memory */
+    cl_mem locked; /* from which `host` is mapped; NULL: `host` is the buffer's memory */
 };
 
-/* Page-locked memory, which stays mapped. */
+/* Gets page-locked memory, which stays mapped, and a buffer. */
 static moert_status lock_memory(moert_device *device, size_t bytes, moert_staging *made) {
     cl_int code;
     made->locked = clCreateBuffer(device->context, CL_MEM_READ_WRITE | CL_MEM_ALLOC_HOST_PTR, bytes,
@@ -32,8 +32,8 @@ static moert_status lock_memory(moert_device *device, size_t bytes, moert_stagin
     return moert_buffer_create(device, bytes, &made->buffer);
 }
 
-/* Kernels may read a tail, as of other buffers. */
-static moert_status share_memory(moert_device *device, size_t bytes, moert_staging *made) {
+/* Gets host memory with a tail, as other buffers have, and wraps it. */
+static moert_status wrap_host_memory(moert_device *device, size_t bytes, moert_staging *made) {
     const size_t pages = moert_round_up(bytes + MOERT_BUFFER_TAIL_BYTES, PAGE_BYTES);
     made->host = aligned_alloc(PAGE_BYTES, pages);
     if (made->host == NULL)
@@ -47,7 +47,8 @@ moert_status moert_staging_create(moert_device *device, size_t bytes, moert_stag
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
     bytes = moert_max(bytes, 1);
-    MOERT_TRY_OR(destroy, (device->info.is_cpu ? share_memory : lock_memory)(device, bytes, made));
+    MOERT_TRY_OR(destroy,
+                 (device->info.is_cpu ? wrap_host_memory : lock_memory)(device, bytes, made));
     *staging = made;
     return MOERT_OK;
 destroy:
@@ -86,7 +87,7 @@ void *moert_staging_host(const moert_staging *staging) {
     return staging->host;
 }
 
-/* Nothing to do where both are one. */
+/* Copies a range, unless both memories are one. */
 static moert_status copy(moert_staging *staging, size_t offset_bytes, size_t bytes, bool to_host) {
     moert_device *device = moert_buffer_device(staging->buffer);
     char *host = (char *)staging->host + offset_bytes;
@@ -106,10 +107,11 @@ static moert_status copy(moert_staging *staging, size_t offset_bytes, size_t byt
     return MOERT_OK;
 }
 
-moert_status moert_staging_fetch(moert_staging *staging, size_t offset_bytes, size_t bytes) {
+moert_status moert_staging_copy_to_host(moert_staging *staging, size_t offset_bytes, size_t bytes) {
     return copy(staging, offset_bytes, bytes, true);
 }
 
-moert_status moert_staging_give(moert_staging *staging, size_t offset_bytes, size_t bytes) {
+moert_status moert_staging_copy_to_device(moert_staging *staging, size_t offset_bytes,
+                                          size_t bytes) {
     return copy(staging, offset_bytes, bytes, false);
 }

@@ -121,7 +121,7 @@ static moert_status count(moert_exchange *exchange, moert_planner *planner) {
     MOERT_TRY(MOERT_RUN(exchange->device, "exchange/plan", "scan_chunks", rows,
                         MOERT_ARG(planner->chunks),
                         MOERT_ARG(moert_staging_buffer(planner->totals)), MOERT_STRUCT(args)));
-    MOERT_TRY(moert_staging_fetch(planner->totals, 0, (experts + 1) * sizeof(uint32_t)));
+    MOERT_TRY(moert_staging_copy_to_host(planner->totals, 0, (experts + 1) * sizeof(uint32_t)));
     if (exchange->engine->fetch != NULL)
         MOERT_TRY(exchange->engine->fetch(exchange));
     return moert_event_record(exchange->device, &planner->counted);

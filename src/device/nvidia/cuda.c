@@ -9,7 +9,7 @@
 
 static struct {
     const char *pci;     /* of the GPU */
-    const char *missing; /* why there is no library or no context */
+    const char *missing; /* why the library cannot be used, or NULL */
     moert_cuda cuda;
 } driver;
 static pthread_once_t opened = PTHREAD_ONCE_INIT;

@@ -1,6 +1,6 @@
 /*
- * NVIDIA's driver library, which is opened when it is first needed. What is used of the CUDA driver
- * API is declared here, so that nothing of it is needed to build.
+ * NVIDIA's driver library, which moert opens when it first needs it. This file declares the used
+ * part of the CUDA driver API, so that moert builds without CUDA.
  */
 #pragma once
 
@@ -11,16 +11,16 @@
 
 enum { MOERT_CUDA_PINNED = 1, MOERT_CUDA_ON_DEVICE = 1, MOERT_CUDA_FILE = 1 };
 
-/* Of memory that can be given to other processes. */
+/* CUmemAllocationProp, for memory that can be exported to other processes. */
 typedef struct moert_cuda_memory {
     int kind, shared_as;    /* MOERT_CUDA_PINNED, MOERT_CUDA_FILE */
-    int place, device;      /* MOERT_CUDA_ON_DEVICE, its number */
+    int place, device;      /* MOERT_CUDA_ON_DEVICE, and the number of the device */
     void *windows_metadata; /* NULL */
     unsigned char flags[8]; /* 0 */
 } moert_cuda_memory;
 
-/* X(field, symbol, parameters): functions that return 0 or an error; NULL where a driver is too old
- * to have it. */
+/* X(field, symbol, parameters): functions that return 0 or an error code; NULL if the driver is too
+ * old to have one. */
 #define MOERT_CUDA_TABLE(X)                                                                        \
     X(initialise, "cuInit", (unsigned flags))                                                      \
     X(find, "cuDeviceGetByPCIBusId", (int *device, const char *pci))                               \
@@ -45,19 +45,20 @@ typedef struct moert_cuda {
     MOERT_CUDA_TABLE(MOERT_CUDA_FIELD)
 #undef MOERT_CUDA_FIELD
     int device;    /* CUDA's number of this process's GPU */
-    void *context; /* on it */
+    void *context; /* the primary context of that GPU */
 } moert_cuda;
 
 /*
- * The library, with a context on the GPU of `device`, the same at every call, which is made current
- * in this thread. ERROR_UNSUPPORTED says why there is none.
+ * Opens the library once, with a context on the GPU of `device`, and makes that context current in
+ * this thread. `device` must be the same at every call. The message of ERROR_UNSUPPORTED says why
+ * the library cannot be used.
  */
 moert_status moert_cuda_open(const moert_device *device, const moert_cuda **cuda);
-/* What is taken for it unless NULL; tests set it. */
+/* Replaces the library in tests; else NULL. */
 extern const moert_cuda *moert_cuda_substitute;
 
-/* MOERT_CUDA(cuda, create, (&handle, ...)): passes a failure up with the call and the error's
- * name. */
+/* MOERT_CUDA(cuda, create, (&handle, ...)): returns a failure, with the call and the name of the
+ * error. */
 #define MOERT_CUDA(cuda, field, arguments)                                                         \
     do {                                                                                           \
         int cuda_code_ = (cuda)->field arguments;                                                  \

@@ -1,12 +1,13 @@
 /*
- * Memory of NVIDIA GPUs that the devices of other processes reach: made by CUDA's calls, passed on
- * as open files, and taken into OpenCL from there, by its maker too (cl_khr_external_memory).
+ * Memory of NVIDIA GPUs that the devices of other processes reach. A process allocates it with
+ * CUDA's calls and passes it on as open files. All processes, also this one, import the files into
+ * OpenCL (cl_khr_external_memory_opaque_fd).
  *
- * A file holds one piece. Measured on an H200: a piece of 512 MiB or more ends the process inside
- * the driver. Pieces of equal size, a multiple of 32 MiB, lie each below the one that was taken
- * before, without a gap, so they are taken from the last to the first; and kernels follow addresses
- * from one into the next. Whether they do lie so is checked. Where they do not, since some have
- * filled gaps that others left, all are taken again before those are given back.
+ * A file is one piece. Measured on an H200: a piece of 512 MiB or more crashes the process inside
+ * the driver. The driver places each imported piece right below the previous one, if all have the
+ * same size, a multiple of 32 MiB. So moert imports from the last piece to the first, and kernels
+ * see one range. moert checks the addresses. If some pieces have filled older gaps instead, it
+ * imports all of them again before it releases the first set.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -16,8 +17,8 @@
 #include "device/internal.h"
 #include "device/nvidia/cuda.h"
 
-enum { TURNS = 4 };
-static const size_t MOST_PIECE_BYTES = (size_t)256 << 20, ROOM_BYTES = (size_t)32 << 20;
+enum { ATTEMPTS = 4 };
+static const size_t MOST_PIECE_BYTES = (size_t)256 << 20, PIECE_UNIT_BYTES = (size_t)32 << 20;
 
 #ifndef CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR
 #define CL_EXTERNAL_MEMORY_HANDLE_OPAQUE_FD_KHR 0x2060
@@ -79,7 +80,7 @@ moert_status moert_export_cut(const moert_device *device, size_t bytes, size_t *
     MOERT_CUDA(cuda, granularity, (&unit, &memory, 0));
     *count = moert_ceil_div(bytes + MOERT_BUFFER_TAIL_BYTES, MOST_PIECE_BYTES);
     *piece_bytes = moert_round_up(moert_ceil_div(bytes + MOERT_BUFFER_TAIL_BYTES, *count),
-                                  *count > 1 ? moert_max(unit, ROOM_BYTES) : unit);
+                                  *count > 1 ? moert_max(unit, PIECE_UNIT_BYTES) : unit);
     return MOERT_OK;
 }
 
@@ -128,12 +129,12 @@ static moert_status import_piece(moert_device *device, int *file, size_t bytes, 
     *piece = clCreateBufferWithProperties(device->context, properties, CL_MEM_READ_WRITE, bytes,
                                           NULL, &code);
     if (code != CL_SUCCESS)
-        return MOERT_CL_FAIL(device, code, "clCreateBufferWithProperties of another's memory");
-    *file = -1; /* the driver has taken it over */
+        return MOERT_CL_FAIL(device, code, "clCreateBufferWithProperties of imported memory");
+    *file = -1; /* the driver owns it now */
     return MOERT_OK;
 }
 
-/* Takes the files over that it imports. */
+/* Imports pieces as one buffer. The driver takes over the files of imported pieces. */
 static moert_status import_pieces(moert_device *device, int *files, size_t count,
                                   size_t piece_bytes, moert_buffer **buffer) {
     moert_buffer *made;
@@ -150,13 +151,13 @@ static moert_status import_pieces(moert_device *device, int *files, size_t count
     MOERT_TRY(status);
     made->memory = made->pieces[0];
     uint64_t first = 0, address;
-    for (size_t i = 0; i < count; i++) { /* whether they lie side by side, upwards */
+    for (size_t i = 0; i < count; i++) { /* checks that addresses ascend without gaps */
         moert_buffer piece = {.device = device, .memory = made->pieces[i], .bytes = piece_bytes};
         MOERT_TRY(moert_buffer_address(&piece, &address));
         first = i == 0 ? address : first;
         if (address != first + i * piece_bytes)
             return MOERT_FAIL(ERROR_UNSUPPORTED,
-                              "piece %zu of imported memory lies at %#llx, not %zu bytes after "
+                              "piece %zu of imported memory is at %#llx, not %zu bytes after "
                               "%#llx",
                               i, (unsigned long long)address, i * piece_bytes,
                               (unsigned long long)first);
@@ -164,7 +165,7 @@ static moert_status import_pieces(moert_device *device, int *files, size_t count
     return MOERT_OK;
 }
 
-/* One turn: `files` stay open. */
+/* One attempt, with duplicates of the files, so that `files` stay open. */
 static moert_status import_copies(moert_device *device, const int *files, size_t count,
                                   size_t piece_bytes, moert_buffer **buffer) {
     int *copies;
@@ -184,14 +185,14 @@ static moert_status import_copies(moert_device *device, const int *files, size_t
 
 moert_status moert_buffer_import(moert_device *device, const int *files, size_t count,
                                  size_t piece_bytes, moert_buffer **buffer) {
-    moert_buffer *turns[TURNS] = {NULL};
-    size_t turn = 0;
+    moert_buffer *attempts[ATTEMPTS] = {NULL};
+    size_t attempt = 0;
     moert_status status;
     do
-        status = import_copies(device, files, count, piece_bytes, &turns[turn++]);
-    while (status == MOERT_ERROR_UNSUPPORTED && turn < TURNS);
-    *buffer = status == MOERT_OK ? turns[--turn] : NULL;
-    while (turn > 0)
-        moert_buffer_destroy(turns[--turn]);
+        status = import_copies(device, files, count, piece_bytes, &attempts[attempt++]);
+    while (status == MOERT_ERROR_UNSUPPORTED && attempt < ATTEMPTS);
+    *buffer = status == MOERT_OK ? attempts[--attempt] : NULL;
+    while (attempt > 0)
+        moert_buffer_destroy(attempts[--attempt]);
     return status;
 }

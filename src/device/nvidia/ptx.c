@@ -1,4 +1,4 @@
-/* The text of a program for sm_90a. */
+/* Changes the PTX of a program to sm_90a: see ptx.h. */
 #include "device/nvidia/ptx.h"
 
 #include <stdio.h>
@@ -6,11 +6,11 @@
 
 #include "base/memory.h"
 
-#define MARK   "//@sm_90a "
+#define PREFIX "//@sm_90a "
 #define TARGET ".target sm_90"
 #define ARENA  "arena[1040]"
 
-/* Where `what` is in the text, at its only place; else NULL. */
+/* The only occurrence of `what` in the text; NULL if there is none or more than one. */
 static const char *find_only(const char *text, const char *what) {
     const char *at = strstr(text, what);
     return at != NULL && strstr(at + 1, what) == NULL ? at : NULL;
@@ -20,7 +20,7 @@ moert_status moert_ptx_transform(const char *text, size_t arena_bytes, char **tr
     const char *target = find_only(text, TARGET), *arena = find_only(text, ARENA);
     if (target == NULL || (target[sizeof TARGET - 1] != ',' && target[sizeof TARGET - 1] != '\n'))
         return MOERT_FAIL(ERROR_DEVICE, "the driver's PTX is not for sm_90: %.60s",
-                          target != NULL ? target : "there is no such target");
+                          target != NULL ? target : "it names no such target");
     if (arena == NULL)
         return MOERT_FAIL(ERROR_DEVICE, "the driver's PTX does not declare %s once", ARENA);
     char size[32];
@@ -38,8 +38,8 @@ moert_status moert_ptx_transform(const char *text, size_t arena_bytes, char **tr
                 text += strlen(changes[i].old);
                 to = stpcpy(to, changes[i].new);
             }
-        if (strncmp(text, MARK, sizeof MARK - 1) == 0)
-            text += sizeof MARK - 1;
+        if (strncmp(text, PREFIX, sizeof PREFIX - 1) == 0)
+            text += sizeof PREFIX - 1;
         if (text == start)
             *to++ = *text++;
     }

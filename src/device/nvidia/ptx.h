@@ -1,4 +1,4 @@
-/* PTX as NVIDIA's OpenCL compiler gives it, transposed into what it would not give. */
+/* Changes the PTX of NVIDIA's OpenCL compiler, which targets sm_90, to sm_90a. */
 #pragma once
 
 #include <stddef.h>
@@ -6,9 +6,9 @@
 #include "base/error.h"
 
 /*
- * A copy of `text`, to be freed, for the target sm_90a: instructions behind the comment mark
- * "//@sm_90a " come to life (wgmma, setmaxnreg), and the array `arena` in shared memory, declared
- * with 1040 bytes, gets `arena_bytes`, which source may not ask for above 48 KB. Errors:
- * ERROR_DEVICE (no target sm_90 or no arena to be found), ERROR_MEMORY.
+ * *transformed = a copy of `text` for the target sm_90a, which the caller frees. It removes the
+ * comment prefix "//@sm_90a " of instructions (wgmma, setmaxnreg). The array `arena` in shared
+ * memory, declared with 1040 bytes, becomes `arena_bytes` long; OpenCL source may not declare more
+ * than 48 KiB. Errors: ERROR_DEVICE (no target sm_90, or no arena), ERROR_MEMORY.
  */
 moert_status moert_ptx_transform(const char *text, size_t arena_bytes, char **transformed);

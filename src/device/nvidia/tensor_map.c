@@ -1,8 +1,8 @@
-/* TMA's tensor maps, encoded by NVIDIA's driver library, which is opened when the first is made. */
+/* Tensor maps of TMA, which NVIDIA's driver library encodes. */
 #include "device/internal.h"
 #include "device/nvidia/cuda.h"
 
-/* Of the CUDA driver API. */
+/* Values of enums of the CUDA driver API. */
 enum { TYPE_UINT8 = 0, TYPE_FLOAT16 = 6, TYPE_BFLOAT16 = 9 };
 enum { SWIZZLE_32_BYTES = 1, SWIZZLE_64_BYTES, SWIZZLE_128_BYTES, PROMOTION_256_BYTES = 3 };
 
@@ -20,11 +20,12 @@ moert_status moert_tensor_map_ready(const moert_device *device) {
     return open_encoder(device, &cuda);
 }
 
-/* The dimensions of a map, innermost first, and of its boxes. */
+/* The dimensions of a map and of its boxes, innermost first. */
 enum { MOST_RANK = 5 };
 typedef struct dimensions {
     uint32_t rank;
-    uint64_t sizes[MOST_RANK], strides[MOST_RANK - 1]; /* in numbers; in bytes, without the first */
+    uint64_t sizes[MOST_RANK];       /* elements */
+    uint64_t strides[MOST_RANK - 1]; /* bytes, of all dimensions but the first */
     uint32_t box[MOST_RANK];
 } dimensions;
 

@@ -1,4 +1,4 @@
-/* Operations, and the events of their commands. */
+/* Operations of commands, and the events that time them. */
 #include "device/profile/profile.h"
 
 #include <stdlib.h>
@@ -9,9 +9,9 @@
 #include "base/phase.h"
 #include "device/internal.h"
 
-enum { RING = 1024, CLOCK_TRIES = 5 }; /* RING: events before they are read */
+enum { RING = 1024, CLOCK_TRIES = 5 }; /* RING: unread events at most */
 
-/* A command that may still run; no event: it was not enqueued. */
+/* A command whose event is not read; no event: the command was not enqueued. */
 typedef struct pending {
     cl_event event;
     moert_operation operation;
@@ -23,10 +23,10 @@ struct moert_profiler {
     bool counting;
     cl_int failure; /* the first one of reading events */
     uint64_t began_ns;
-    uint64_t landed_ns; /* the end of the last flight */
+    uint64_t arrived_ns; /* the latest end of messages with rows */
     moert_profile_observer *observer;
     void *context;
-    int64_t ahead_ns; /* of the device's clock the host's is, where there is an observer */
+    int64_t ahead_ns; /* the host's clock minus the device's, if there is an observer */
     size_t used;
     pending ring[RING];
 };
@@ -52,7 +52,7 @@ bool moert_operation_is_gemm(moert_operation operation) {
 
 #define OF(name) MOERT_OPERATION_##name
 
-/* Kernel directories, or families in them, that serve one operation whatever the phase. */
+/* Kernel directories, or families in them, that serve one operation in all phases. */
 static const struct {
     const char *start;
     moert_operation operation;
@@ -77,7 +77,7 @@ typedef struct purpose {
     moert_operation operation;
 } purpose;
 
-/* What the GEMMs of a phase are for. */
+/* Operations of the GEMMs of a phase. */
 static const purpose gemms[] = {
     {MOERT_PHASE_EXPERTS, OF(EXPERTS_FPROP)},
     {MOERT_PHASE_EXPERTS_BACKWARD, OF(EXPERTS_DGRAD)},
@@ -92,7 +92,7 @@ static const purpose gemms[] = {
     {MOERT_PHASE_ROUTER_BACKWARD, OF(ROUTER_GEMM)},
 };
 
-/* Which way rows travel in a phase of the exchange. */
+/* Operations of the exchange's kernels and copies in a phase. */
 static const purpose moves[] = {
     {MOERT_PHASE_PLAN, OF(DISPATCH)},
     {MOERT_PHASE_DISPATCH, OF(DISPATCH)},
@@ -110,7 +110,7 @@ static moert_operation move_of(moert_phase phase) {
     return purpose_of(phase, moves, MOERT_COUNT(moves));
 }
 
-/* Whether a program's family is `start` or, where that ends in a slash, lies in that directory. */
+/* Whether a program's family is `start` or, if that ends in a slash, is in that directory. */
 static bool is_of(const char *program, const char *start) {
     const size_t length = strlen(start);
     return strncmp(program, start, length) == 0 &&
@@ -141,12 +141,12 @@ static cl_int read_event(cl_event event, cl_ulong *start, cl_ulong *end) {
     return code;
 }
 
-static void tell(const struct moert_profiler *profiler, moert_profile_span span) {
+static void report(const struct moert_profiler *profiler, moert_profile_span span) {
     if (profiler->observer != NULL)
         profiler->observer(profiler->context, &span);
 }
 
-/* Reads all events, whose commands are done, and empties the ring. */
+/* Reads all events and empties the ring. All commands must be done. */
 static void read_ring(struct moert_profiler *profiler) {
     for (size_t i = 0; i < profiler->used; i++) {
         const pending *command = &profiler->ring[i];
@@ -160,14 +160,14 @@ static void read_ring(struct moert_profiler *profiler) {
         clReleaseEvent(command->event);
         row->calls++;
         row->ns += end - start;
-        tell(profiler, (moert_profile_span){MOERT_SPAN_DEVICE, command->operation, command->phase,
-                                            start + (uint64_t)profiler->ahead_ns,
-                                            end + (uint64_t)profiler->ahead_ns});
+        report(profiler, (moert_profile_span){MOERT_SPAN_DEVICE, command->operation, command->phase,
+                                              start + (uint64_t)profiler->ahead_ns,
+                                              end + (uint64_t)profiler->ahead_ns});
     }
     profiler->used = 0;
 }
 
-cl_event *moert_profile_slot(moert_device *device, const char *program) {
+cl_event *moert_profile_new_event(moert_device *device, const char *program) {
     struct moert_profiler *profiler = device->profiler;
     if (!profiler->counting)
         return NULL;
@@ -188,32 +188,32 @@ static void add_wait(void *context, moert_phase phase, uint64_t ns) {
     const uint64_t end = moert_clock_ns();
     row->calls++;
     row->ns += ns;
-    tell(profiler, (moert_profile_span){MOERT_SPAN_WAIT, operation, phase, end - ns, end});
+    report(profiler, (moert_profile_span){MOERT_SPAN_WAIT, operation, phase, end - ns, end});
 }
 
-/* A time in which a dispatch and a combine were under way counts once. */
+/* A time in which messages of both a dispatch and a combine were in flight counts once. */
 void moert_profile_message(moert_device *device, moert_operation operation, uint64_t start_ns,
                            uint64_t end_ns) {
     struct moert_profiler *profiler = device->profiler;
     if (profiler == NULL || !profiler->counting)
         return;
-    const uint64_t start = start_ns > profiler->landed_ns ? start_ns : profiler->landed_ns;
+    const uint64_t start = start_ns > profiler->arrived_ns ? start_ns : profiler->arrived_ns;
     profiler->sums.message_ns += end_ns > start ? end_ns - start : 0;
-    profiler->landed_ns = end_ns > start ? end_ns : profiler->landed_ns;
-    tell(profiler,
-         (moert_profile_span){MOERT_SPAN_MESSAGE, operation, moert_phase_get(), start_ns, end_ns});
+    profiler->arrived_ns = end_ns > start ? end_ns : profiler->arrived_ns;
+    report(profiler, (moert_profile_span){MOERT_SPAN_MESSAGE, operation, moert_phase_get(),
+                                          start_ns, end_ns});
 }
 
 /* ---- spans ---- */
 
-/* Replaces the queue by one whose events know their times, unless it is the caller's. */
+/* Replaces the queue by one with profiling, unless it is the caller's. */
 static moert_status profiling_queue(moert_device *device) {
     const cl_queue_properties properties[] = {CL_QUEUE_PROPERTIES, CL_QUEUE_PROFILING_ENABLE, 0};
-    cl_command_queue_properties there = 0;
+    cl_command_queue_properties current = 0;
     cl_int code;
-    MOERT_CL(device,
-             clGetCommandQueueInfo(device->queue, CL_QUEUE_PROPERTIES, sizeof there, &there, NULL));
-    if ((there & CL_QUEUE_PROFILING_ENABLE) != 0)
+    MOERT_CL(device, clGetCommandQueueInfo(device->queue, CL_QUEUE_PROPERTIES, sizeof current,
+                                           &current, NULL));
+    if ((current & CL_QUEUE_PROFILING_ENABLE) != 0)
         return MOERT_OK;
     if (device->adopted)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
@@ -246,14 +246,14 @@ void moert_profile_release(moert_device *device) {
 
 static moert_status check_span(const moert_device *device, bool counting) {
     if (device->profiler == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "a profile of a device on which it is not enabled");
+        return MOERT_FAIL(ERROR_USAGE, "profiling is not enabled on the device");
     if (device->profiler->counting != counting)
         return MOERT_FAIL(ERROR_USAGE, counting ? "a profile ends that has not begun"
                                                 : "a profile begins again before it has ended");
     return MOERT_OK;
 }
 
-/* Times of commands add up unless somebody is told of each. */
+/* Commands must not overlap if the profile only adds up their times: without an observer. */
 static void set_counting(moert_device *device, bool counting) {
     device->profiler->counting = counting;
     device->serial = counting && device->profiler->observer == NULL;
@@ -265,8 +265,9 @@ void moert_profile_observe(moert_device *device, moert_profile_observer *observe
     set_counting(device, device->profiler->counting);
 }
 
-/* How far the host's clock is ahead of the one of events: an empty command ends between two looks
- * at it, the closest of some tries. The queue is empty. */
+/* Measures how far the host's clock is ahead of the device's: an empty command ends between two
+ * readings of the host's clock, and the pair of readings closest to each other counts. The queue
+ * must be empty. */
 static moert_status compare_clocks(moert_device *device) {
     uint64_t least = UINT64_MAX;
     for (int i = 0; i < CLOCK_TRIES; i++) {

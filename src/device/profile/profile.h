@@ -1,17 +1,18 @@
 /*
- * Where a device's time goes: every kernel and copy belongs to an operation, by the family of its
- * program or, for products and copies, by the phase (base/phase.h) that asked for it.
+ * Where a device's time goes. Every kernel and copy belongs to an operation: by the family of its
+ * program or, for GEMMs, exchanges and copies, by the current phase (base/phase.h).
  *
- * Off until moert_profile_enable, and then one branch a launch. While it counts, an event goes with
- * each command; they are read when there are many, and at the end. The in-order queue lets no two
- * commands overlap, so times add up, and what is left of the wall time is the host's.
+ * Outside moert_profile_begin and _end, a launch costs one more branch. Between them, each command
+ * has an event; the profile reads events when its ring is full, and at the end. Without an observer
+ * only one in-order queue is used. So no two commands overlap, their times add up, and the rest of
+ * the wall time is the host's.
  */
 #pragma once
 
 #include "base/phase.h"
 #include "device/device.h"
 
-/* X(NAME, what a table shows, 1 for operations that are products of matrices) */
+/* X(NAME, text in tables, 1 for GEMMs) */
 #define MOERT_OPERATION_TABLE(X)                                                                   \
     X(EXPERTS_FPROP, "experts fprop", 1)                                                           \
     X(EXPERTS_DGRAD, "experts dgrad", 1)                                                           \
@@ -34,8 +35,8 @@
     X(OPTIMIZER, "optimizer", 0)                                                                   \
     X(COPIES, "other copies", 0)                                                                   \
     X(OTHER, "other kernels", 0)                                                                   \
-    X(EXCHANGE_WAIT, "exchange: messages", 0) /* in MPI, for rows and their plan */                \
-    X(WAIT, "other messages", 0)              /* ... and for all else */
+    X(EXCHANGE_WAIT, "exchange: messages", 0) /* waits in MPI for rows and their plan */           \
+    X(WAIT, "other messages", 0)              /* all other waits in MPI */
 
 typedef enum moert_operation {
 #define MOERT_OPERATION_ENUM(name, text, gemm) MOERT_OPERATION_##name,
@@ -47,40 +48,40 @@ typedef enum moert_operation {
 const char *moert_operation_text(moert_operation operation);
 bool moert_operation_is_gemm(moert_operation operation);
 
-/* That of a kernel of program "family -Doption ..." in a phase; OTHER for what is not known. Copies
- * are of the family MOERT_FAMILY_COPY. */
+/* The operation of a kernel of program "family -Doption ..." in a phase; OTHER if unknown. Copies
+ * belong to the family MOERT_FAMILY_COPY. */
 #define MOERT_FAMILY_COPY "lib/copy"
 moert_operation moert_operation_of(const char *program, moert_phase phase);
 
 typedef struct moert_profile_row {
-    uint64_t calls, ns; /* commands on the device and their time, or waits */
+    uint64_t calls, ns; /* commands on the device, or waits, and their time */
     double flops, bytes;
 } moert_profile_row;
 
 typedef struct moert_profile {
     uint64_t wall_ns;
-    uint64_t message_ns; /* while rows were under way to ranks or back, whatever else was done */
+    uint64_t message_ns; /* while messages with rows were in flight, also during other work */
     moert_profile_row row[MOERT_OPERATIONS];
 } moert_profile;
 
 /*
- * Makes the device's commands countable; to be called while no recording is alive. Again: nothing.
- * Errors: ERROR_UNSUPPORTED (a queue of the caller's without profiling), ERROR_DEVICE,
- * ERROR_MEMORY.
+ * Prepares the device's queue for profiling. No recording may exist. A second call does nothing.
+ * Errors: ERROR_UNSUPPORTED (the caller's queue has no profiling), ERROR_DEVICE, ERROR_MEMORY.
  */
 moert_status moert_profile_enable(moert_device *device);
 
-/* What is enqueued in between counts, and waits of the calling thread; spans add up. Both block
- * until enqueued work is done. Errors: ERROR_USAGE (not enabled; begin twice, end without begin),
- * ERROR_DEVICE. */
+/* Between begin and end, the profile counts enqueued commands and waits of the calling thread.
+ * Several such spans add up. Both calls block until enqueued work is done. Errors: ERROR_USAGE (not
+ * enabled; begin twice, end without begin), ERROR_DEVICE. */
 moert_status moert_profile_begin(moert_device *device);
 moert_status moert_profile_end(moert_device *device);
 
 /* The sums so far; NULL if not enabled. */
 const moert_profile *moert_profile_get(const moert_device *device);
 
-/* When a command ran on the device, the thread waited in MPI (..._WAIT), or rows were under way
- * (DISPATCH, COMBINE): in ns of moert_clock_ns(), of devices to within some microseconds. */
+/* When a command ran on the device, the thread waited in MPI (..._WAIT), or messages with rows were
+ * in flight (DISPATCH, COMBINE). Times are those of moert_clock_ns(); those of devices are accurate
+ * to some microseconds. */
 typedef struct moert_profile_span {
     enum { MOERT_SPAN_DEVICE, MOERT_SPAN_WAIT, MOERT_SPAN_MESSAGE } kind;
     moert_operation operation;
@@ -89,22 +90,23 @@ typedef struct moert_profile_span {
 } moert_profile_span;
 typedef void moert_profile_observer(void *context, const moert_profile_span *span);
 
-/* `observer` is told of all that counts from the next begin on, some time later, each kind in the
- * order of the ends; NULL ends it. Needs moert_profile_enable. */
+/* From the next begin on, calls `observer` for each command, wait and message, some time after its
+ * end; each kind in the order of the ends. NULL ends it. Needs moert_profile_enable. */
 void moert_profile_observe(moert_device *device, moert_profile_observer *observer, void *context);
 
-/* Tells when rows were under way; dispatches and combines may overlap. Not counting: nothing. */
+/* Reports when messages with rows were in flight; dispatches and combines may overlap. Does nothing
+ * outside begin and end. */
 void moert_profile_message(moert_device *device, moert_operation operation, uint64_t start_ns,
                            uint64_t end_ns);
 
-/* Tells what the work of a program takes at least: operations on floats, and bytes when every
- * operand is moved once. Not counting: nothing. */
+/* Reports the least work of a launch: floating-point operations, and bytes if every operand moves
+ * once. Does nothing outside begin and end. */
 void moert_profile_work(moert_device *device, const char *program, double flops, double bytes);
 
 /*
- * What the device can do at best, by kernels/lib/roof.cl: multiply-adds in registers (each counts
- * 2) and a copy of memory larger than caches (read and written bytes count). Takes about half a
- * second; blocks. Errors: ERROR_DEVICE, ERROR_MEMORY.
+ * Measures the device's peak rates with kernels/lib/roof.cl: multiply-adds in registers (2 FLOPs
+ * each), and a copy larger than the caches (read plus written bytes). Takes about half a second;
+ * blocks. Errors: ERROR_DEVICE, ERROR_MEMORY.
  */
 typedef struct moert_roof {
     double gflops, gbps;

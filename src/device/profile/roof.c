@@ -1,4 +1,4 @@
-/* Measures what a device can do at best. */
+/* Measures a device's peak rates. */
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -7,18 +7,18 @@
 #include "device/profile/profile.h"
 
 enum {
-    ROUNDS = 20000,              /* of an accumulator: milliseconds */
-    BLOCK = 4096,                /* vectors of a work-group of a copy */
+    ROUNDS = 20000,              /* multiply-adds of an accumulator: takes milliseconds */
+    BLOCK = 4096,                /* vectors that a work-group copies */
     GPU_ITEMS = 256,             /* of a work-group */
     GROUPS_PER_UNIT = 4,         /* work-groups of the multiply-adds per compute unit */
-    CPU_COPY_BYTES = 96 << 20,   /* of each of two buffers: more than a core's caches hold */
+    CPU_COPY_BYTES = 96 << 20,   /* of each of two buffers: larger than a core's caches */
     GPU_COPY_BYTES = 256 << 20,  /* likewise */
-    ENOUGH_NS = 4 * 1000 * 1000, /* that a measurement takes at least ... */
-    TRIALS = 16,                 /* ... and how many there are, since others may use the machine */
+    ENOUGH_NS = 4 * 1000 * 1000, /* the least time of a measurement */
+    TRIALS = 16,                 /* measurements, since other programs may use the machine */
     SPEC_BYTES = 128,
 };
 
-/* A kernel and how it is launched. */
+/* A kernel with its launch. */
 typedef struct probe {
     moert_device *device;
     char spec[SPEC_BYTES];
@@ -46,14 +46,14 @@ static moert_status time_launches(const probe *p, size_t count, uint64_t *ns) {
     return MOERT_OK;
 }
 
-/* *ns = the least time of a launch, from several runs of enough launches to tell. */
+/* *ns = the least time of a launch, over several measurements of ENOUGH_NS. */
 static moert_status time_best(probe *p, int chains, double *ns) {
     size_t count = 1;
     uint64_t taken;
     snprintf(p->spec, sizeof p->spec,
              "lib/roof -DCHAINS=%d -DROUNDS=%d -DBLOCK=%d -DLANES=%zu -DITEMS=%zu", chains, ROUNDS,
              BLOCK, lanes_of(p->device), items_of(p->device));
-    MOERT_TRY(time_launches(p, 1, &taken)); /* makes the memory and wakes the device */
+    MOERT_TRY(time_launches(p, 1, &taken)); /* compiles, and warms up the device */
     MOERT_TRY(time_launches(p, 1, &taken));
     for (; taken < ENOUGH_NS; count *= 2)
         MOERT_TRY(time_launches(p, 2 * count, &taken));
@@ -66,7 +66,7 @@ static moert_status time_best(probe *p, int chains, double *ns) {
     return MOERT_OK;
 }
 
-/* Multiply-adds with so many accumulators, if they are more than *gflops. */
+/* Measures multiply-adds with `chains` accumulators; raises *gflops if they are faster. */
 static moert_status measure_chains(moert_device *device, int chains, const moert_buffer *result,
                                    double *gflops) {
     const size_t groups = GROUPS_PER_UNIT * moert_max(device->info.compute_units, 1);
@@ -90,7 +90,7 @@ static moert_status measure_copy(moert_device *device, double *gbps) {
     double ns;
     MOERT_TRY_OR(done, moert_buffer_create(device, groups * block_bytes, &source));
     MOERT_TRY_OR(done, moert_buffer_create(device, groups * block_bytes, &target));
-    MOERT_TRY_OR(done, moert_buffer_clear(source, 0, groups * block_bytes)); /* untouched pages */
+    MOERT_TRY_OR(done, moert_buffer_clear(source, 0, groups * block_bytes)); /* allocates pages */
     const moert_argument arguments[] = {MOERT_ARG(source), MOERT_ARG(target)};
     probe copy = {device, "", "roof_copy", groups, MOERT_COUNT(arguments), arguments};
     MOERT_TRY_OR(done, time_best(&copy, 1, &ns));

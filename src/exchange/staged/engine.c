@@ -91,7 +91,7 @@ static moert_status pack(moert_stage *stage, const moert_transfer *t) {
     pack_move(&stage->out, t, &packed);
     moert_inflight_begin(&stage->out, t);
     MOERT_TRY(moert_kernel_dispatch(stage->exchange, &packed.t, false));
-    return copy_prepacked(&stage->out, moert_staging_fetch);
+    return copy_prepacked(&stage->out, moert_staging_copy_to_host);
 }
 
 /* All ranks fail here or go through all chunks. */
@@ -125,7 +125,7 @@ static moert_status wait_staged(moert_exchange *exchange, size_t chunk) {
     for (int kind = 0; kind < MOERT_INFLIGHT_KINDS; kind++)
         if (stage->out.window[kind] != NULL)
             clear_padding(stage->out.window[kind], part.first_row, part.end_row);
-    return copy_chunk(&stage->out, chunk, moert_staging_give);
+    return copy_chunk(&stage->out, chunk, moert_staging_copy_to_device);
 }
 
 static moert_status send_staged(moert_exchange *exchange, const moert_transfer *t, size_t chunk) {
@@ -142,7 +142,7 @@ static moert_status send_staged(moert_exchange *exchange, const moert_transfer *
     }
     if (chunk == 0)
         moert_inflight_begin(&stage->back, t);
-    moert_stage_note(stage, copy_chunk(&stage->back, chunk, moert_staging_fetch));
+    moert_stage_note(stage, copy_chunk(&stage->back, chunk, moert_staging_copy_to_host));
     moert_inflight_record(stage, &stage->back);
     moert_stage_advance(stage);
     return stage->status;
@@ -154,7 +154,7 @@ static moert_status combine_staged(moert_exchange *exchange, const moert_transfe
     moert_packed_move packed;
     status = moert_first(status, moert_stage_await(stage, MOERT_STAGE_ALL));
     MOERT_TRY(moert_comm_agree(exchange->comm, status));
-    MOERT_TRY(copy_prepacked(&stage->back, moert_staging_give));
+    MOERT_TRY(copy_prepacked(&stage->back, moert_staging_copy_to_device));
     pack_move(&stage->back, t, &packed);
     MOERT_TRY(moert_kernel_combine_rows(exchange, &packed.t, false));
     return moert_kernel_combine_slots(exchange, &packed.t, false);

@@ -117,7 +117,7 @@ static unsigned spared_units(const moert_exchange *exchange) {
 static moert_status branch_window(moert_exchange *exchange, moert_transfer *t) {
     moert_control *control = exchange->state;
     t->beside = control->flags != NULL;
-    if (!t->beside || !moert_device_has_aside(exchange->device))
+    if (!t->beside || !moert_device_has_second_queue(exchange->device))
         return MOERT_OK;
     MOERT_TRY(join_window(exchange));
     MOERT_TRY(moert_device_turn(exchange->device, true));

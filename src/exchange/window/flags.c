@@ -44,7 +44,7 @@ static moert_status launch(moert_flags *flags, moert_barrier meeting) {
 
 static moert_status begin(moert_flags *flags) {
     MOERT_TRY(moert_staging_create(flags->device, VERDICT_BYTES, &flags->verdict));
-    MOERT_TRY(moert_staging_give(flags->verdict, 0, VERDICT_BYTES));
+    MOERT_TRY(moert_staging_copy_to_device(flags->verdict, 0, VERDICT_BYTES));
     MOERT_TRY(
         moert_buffer_clear(flags->segment.rows, 0, moert_comm_size(flags->comm) * LINE_BYTES));
     MOERT_TRY(launch(flags, moert_flags_nobody(flags)));
@@ -96,7 +96,7 @@ moert_status moert_flags_barrier(moert_flags *flags) {
 }
 
 moert_status moert_flags_fetch(moert_flags *flags) {
-    return moert_staging_fetch(flags->verdict, 0, sizeof(verdict));
+    return moert_staging_copy_to_host(flags->verdict, 0, sizeof(verdict));
 }
 
 moert_status moert_flags_check(moert_flags *flags) {
@@ -105,7 +105,7 @@ moert_status moert_flags_check(moert_flags *flags) {
     if (seen.late == 0)
         return MOERT_OK;
     *told = (verdict){0, 0};
-    MOERT_TRY(moert_staging_give(flags->verdict, 0, sizeof *told));
+    MOERT_TRY(moert_staging_copy_to_device(flags->verdict, 0, sizeof *told));
     return MOERT_FAIL(
         ERROR_COMM,
         "the device of rank %u (%s) has not come to meeting %u, in phase '%s', within "
