@@ -11,7 +11,7 @@
  */
 #include "exchange/barrier.h"
 
-KERNEL void meet(BARRIER_PARAMETERS) {
+KERNEL void barrier_of_devices(BARRIER_PARAMETERS) {
     raise_all(segments, verdict, m);
     wait_for_all(segments, verdict, m);
 }

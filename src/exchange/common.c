@@ -1,4 +1,4 @@
-/* What the engines share: agreement of the ranks, and the experts of a chunk. */
+/* Helpers of the engines: agreement of the ranks, and the experts of a chunk. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,4 @@
-/* The exchange: choice of the engine, and the calls that check their buffers and hand over to
- * it. */
+/* The exchange: chooses the engine, checks buffers, and calls the engine. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,12 +9,12 @@
 #include "base/phase.h"
 #include "exchange/internal.h"
 
-/* By MOERT_EXCHANGE_* of base/config.h; AUTO tries the named ones in this order. */
+/* Indexed by MOERT_EXCHANGE_* of base/config.h; AUTO tries engines in this order. */
 #define ENGINE(NAME, name) [MOERT_EXCHANGE_##NAME] = &moert_engine_##name,
 static const moert_engine *const engines[] = {MOERT_ENGINE_TABLE(ENGINE)};
 enum { ENGINES = MOERT_COUNT(engines) };
 
-/* Opens one engine; `reason` says on all ranks alike why it does not work. */
+/* Opens an engine; `reason`, the same on all ranks, says why it does not work. */
 static void open_engine(moert_exchange *exchange, unsigned which, char *reason) {
     memset(reason, 0, MOERT_EXCHANGE_REASON_BYTES);
     exchange->engine = engines[which];
@@ -71,7 +70,7 @@ void moert_exchange_destroy(moert_exchange *exchange) {
         return;
     exchange->engine->close(exchange);
     moert_exchange_free_planner(exchange->planner);
-    moert_buffer_destroy(exchange->places);
+    moert_buffer_destroy(exchange->row_addresses);
     free(exchange);
 }
 
@@ -87,24 +86,24 @@ uint64_t moert_exchange_far_rows(const moert_exchange *exchange) {
     return exchange->far_rows;
 }
 
-/* Waits for the device. */
-static moert_status check_moves(moert_exchange *exchange) {
-    if (exchange->engine->fetch == NULL)
+/* The verdict on the dispatches and combines so far. Waits for the device. */
+static moert_status check_transfers(moert_exchange *exchange) {
+    if (exchange->engine->fetch_verdict == NULL)
         return MOERT_OK;
-    MOERT_TRY(exchange->engine->fetch(exchange));
+    MOERT_TRY(exchange->engine->fetch_verdict(exchange));
     MOERT_TRY(moert_device_finish(exchange->device));
-    return exchange->engine->check(exchange);
+    return exchange->engine->check_verdict(exchange);
 }
 
 moert_status moert_exchange_settle(moert_exchange *exchange) {
-    return moert_comm_agree(exchange->comm, check_moves(exchange));
+    return moert_comm_agree(exchange->comm, check_transfers(exchange));
 }
 
 void moert_exchange_count_into(moert_exchange *exchange, const moert_exchange_tally *tally) {
     exchange->tally = tally;
 }
 
-/* Adds a transfer of rows[ranks] from this rank. */
+/* bytes[r] += those of rows[r] rows and slots, for each rank r. */
 static void tally(const moert_transfer *t, const size_t *rows, uint64_t *bytes) {
     const size_t floats = t->window->width + (t->slots != NULL ? t->slots->width : 0);
     for (size_t r = 0; r < t->plan->plan->ranks; r++)
@@ -179,15 +178,15 @@ moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_trans
     MOERT_TRY(moert_exchange_dispatch_start(exchange, t, local));
     if (exchange->engine->wait == NULL)
         return MOERT_OK;
-    for (size_t w = 0; w < t->plan->chunks; w++)
-        status = moert_first(status, moert_exchange_dispatch_wait(exchange, w));
+    for (size_t c = 0; c < t->plan->chunks; c++)
+        status = moert_first(status, moert_exchange_dispatch_wait(exchange, c));
     return moert_comm_agree(exchange->comm, status);
 }
 
-/* ---- rows that are sent as they are made ---- */
+/* ---- push ---- */
 
-bool moert_exchange_pushes(const moert_exchange *exchange, bool products) {
-    return exchange->engine->pushes != NULL && exchange->engine->pushes(exchange, products);
+bool moert_exchange_pushes(const moert_exchange *exchange, bool gemm_scatters) {
+    return exchange->engine->pushes != NULL && exchange->engine->pushes(exchange, gemm_scatters);
 }
 
 bool moert_exchange_sums(const moert_exchange *exchange) {
@@ -205,15 +204,15 @@ static moert_status check_push(const moert_transfer *t) {
 }
 
 moert_status moert_exchange_push(moert_exchange *exchange, const moert_transfer *t,
-                                 const moert_buffer **places) {
+                                 const moert_buffer **addresses) {
     const size_t bytes = moert_max(t->plan->plan->rows, 1) * sizeof(uint64_t);
     if (exchange->sums)
-        return MOERT_FAIL(ERROR_USAGE, "rows that ranks sum (MOERT_PUSH=sum) have no places of "
+        return MOERT_FAIL(ERROR_USAGE, "rows that ranks sum (MOERT_PUSH=sum) have no addresses of "
                                        "their own; moert_exchange_push_rows sends them");
     MOERT_TRY(check_push(t));
-    MOERT_TRY(moert_buffer_reserve(exchange->device, bytes, &exchange->places));
-    *places = exchange->places;
-    return moert_kernel_find_places(exchange, t, exchange->places);
+    MOERT_TRY(moert_buffer_reserve(exchange->device, bytes, &exchange->row_addresses));
+    *addresses = exchange->row_addresses;
+    return moert_kernel_find_addresses(exchange, t, exchange->row_addresses);
 }
 
 static moert_status send_unsent(moert_exchange *exchange, moert_transfer *t) {
@@ -232,14 +231,14 @@ moert_status moert_exchange_push_rows(moert_exchange *exchange, moert_transfer *
 
 /* ---- combine ---- */
 
-/* Rows to combine must be there already: growing here would lose them. */
+/* A window to combine from must have room already: growing it would lose its rows. */
 static moert_status check_rows(const moert_transfer *t) {
-    size_t needed = t->plan->plan->largest_rows, there = t->window->capacity_rows;
+    size_t needed = t->plan->plan->largest_rows, available = t->window->capacity_rows;
     if (t->slots != NULL)
-        there = moert_min(there, t->slots->capacity_rows);
-    if (there < needed)
-        return MOERT_FAIL(ERROR_USAGE, "a window to combine from has %zu rows, the plan %zu", there,
-                          needed);
+        available = moert_min(available, t->slots->capacity_rows);
+    if (available < needed)
+        return MOERT_FAIL(ERROR_USAGE, "a window to combine from has %zu rows, the plan %zu",
+                          available, needed);
     return MOERT_OK;
 }
 
@@ -259,7 +258,7 @@ moert_status moert_exchange_combine_join(moert_exchange *exchange) {
     return exchange->engine->join != NULL ? exchange->engine->join(exchange) : MOERT_OK;
 }
 
-/* The first thing wrong with a combine, after a status so far. */
+/* Checks the buffers of a combine. */
 static moert_status check_combine(const moert_exchange *exchange, const moert_transfer *t) {
     const size_t tokens = t->plan->plan->tokens;
     MOERT_TRY(check_rows(t));
@@ -285,14 +284,14 @@ moert_status moert_exchange_combine_finish(moert_exchange *exchange, const moert
 
 moert_status moert_exchange_combine(moert_exchange *exchange, moert_transfer *t,
                                     moert_status local) {
-    for (size_t w = 0; w < t->plan->chunks; w++)
-        local = moert_first(local, moert_exchange_combine_send(exchange, t, w));
+    for (size_t c = 0; c < t->plan->chunks; c++)
+        local = moert_first(local, moert_exchange_combine_send(exchange, t, c));
     return moert_exchange_combine_finish(exchange, t, local);
 }
 
 /* ---- chunks ---- */
 
-enum { CHUNK_BYTES = 256 << 10 }; /* that a rank sends in a chunk, at least */
+enum { CHUNK_BYTES = 256 << 10 }; /* the least that a rank sends in a chunk */
 
 void moert_exchange_cut(const moert_exchange *exchange, moert_exchange_plan *plan, size_t chunks) {
     plan->chunks = exchange->engine->wait != NULL

@@ -1,4 +1,4 @@
-/* What the files of src/exchange share: the engines, windows and kernels. */
+/* Internals of src/exchange: engines, windows and kernels. */
 #pragma once
 
 #include <stdbool.h>
@@ -10,32 +10,31 @@
 #include "exchange/exchange.h"
 #include "exchange/node/relay.h"
 
-/* The memory behind a window on this rank. `addresses`, `segments` and `release`: where kernels
- * reach the other ranks'. */
+/* The memory of a window on this rank, and how its kernels reach the other ranks' rows. */
 typedef struct moert_storage {
-    moert_buffer *rows;      /* float32 [capacity, stride], then maybe uint32 [capacity] */
-    moert_buffer *addresses; /* uint64 [ranks], where this device finds all ranks' rows */
-    void *segments;          /* what the memory's maker keeps of them */
+    moert_buffer *rows;      /* float32 [capacity, stride]; window engine: then uint32 [capacity] */
+    moert_buffer *addresses; /* uint64 [ranks]: the rows of each rank, for this device's kernels */
+    void *segments;          /* state of the moert_exchange_memory, or NULL */
     void (*release)(void *segments);
-    moert_staging *staging; /* staged engine: whose buffer `rows` is */
-    void *host;             /* shared memory: `rows`, as the host finds them */
+    moert_staging *staging; /* staged engine: the owner of `rows`; else NULL */
+    void *host;             /* shared memory: `rows` as host memory */
 } moert_storage;
 
-/* Where segments come from that the kernels of all ranks reach by address. */
+/* A source of memory segments that the kernels of all ranks reach by address. */
 typedef struct moert_exchange_memory {
     const char *name;
     bool reserves_worst_case; /* untouched rows cost nothing */
-    /* Fails where it cannot be used on this rank, as far as one can tell before making any, for the
-     * reason that is then the last error; NULL: one cannot. */
+    /* Fails, with the reason as last error, if this rank cannot use the memory, as far as a rank
+     * can find out without allocating. NULL: no check. */
     moert_status (*look)(const moert_device *device, moert_comm *comm);
-    /* `bytes` on every rank, from a multiple of 4096 bytes on. May leave a part made on failure,
-     * which may be this rank's alone. Collective. */
+    /* Allocates `bytes` on every rank, at a multiple of 4096 bytes. Possibly only this rank fails;
+     * the caller then releases what *storage has. Collective. */
     moert_status (*create)(moert_device *device, moert_comm *comm, size_t bytes,
                            moert_storage *storage);
 } moert_exchange_memory;
 
 extern const moert_exchange_memory moert_memory_shared, moert_memory_nvidia;
-/* The one for this kind of device. */
+/* The memory for a kind of device. */
 static inline const moert_exchange_memory *moert_memory_of(const moert_device *device) {
     return moert_device_describe(device)->is_cpu ? &moert_memory_shared : &moert_memory_nvidia;
 }
@@ -48,7 +47,7 @@ void moert_storage_release(moert_storage *storage);
 struct moert_window {
     moert_exchange *exchange;
     size_t width, stride; /* floats */
-    size_t columns;       /* numbers of a row: its floats, or twice as many bf16 codes */
+    size_t columns;       /* elements of a row: `width` floats, or 2 width bf16 values */
     size_t capacity_rows; /* the same on all ranks; 0 before the first reservation */
     moert_storage storage;
 };
@@ -58,43 +57,44 @@ static inline bool moert_window_is_bf16(const moert_window *window) {
 }
 
 /*
- * An engine: a row of MOERT_ENGINE_TABLE (base/config.h) and a directory. open: collective; leaves
- * `reason` empty on all ranks, or the same reason why it cannot work on all ranks. dispatch and
- * combine are given this rank's status so far, take part in all communication whatever it is, and
- * return the same failure on all ranks.
+ * An engine: a row of MOERT_ENGINE_TABLE (base/config.h) and a directory. open is collective; it
+ * leaves `reason` empty on all ranks, or puts the same reason there why the engine cannot work.
+ * dispatch and combine receive this rank's status so far. They take part in all communication
+ * whatever it is, and return the same failure on all ranks.
  *
- * An engine with chunks returns from dispatch with rows still on their way, and has two more
- * entries, whose failures are this rank's own: `wait` until a chunk's rows are in the windows, and
- * `send`, to be called for one chunk after the other once the work on its rows is enqueued. Whatever
- * has failed, every rank sends all chunks, and combine then tells the others.
+ * An engine with chunks returns from dispatch while rows are still in flight, and has two more
+ * entries, whose failures are local to this rank. `wait` waits until a chunk's rows are in the
+ * windows. The caller calls `send` for one chunk after the other, when the work on its rows is
+ * enqueued. Every rank sends all chunks, even after a failure, and combine then reports the failure
+ * to the others.
  */
 typedef struct moert_engine {
     const char *name;
-    bool packs; /* plans carry `packed` */
+    bool packs; /* plans have `packed` */
     void (*open)(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]);
     void (*close)(moert_exchange *exchange);
-    /* storage for so many rows; may leave a part of it made on failure. Collective. */
+    /* Allocates `rows` rows. On failure the caller releases what *storage has. Collective. */
     moert_status (*allocate)(const moert_window *window, size_t rows, moert_storage *storage);
     moert_status (*dispatch)(moert_exchange *exchange, const moert_transfer *transfer,
                              moert_status status);
     moert_status (*combine)(moert_exchange *exchange, const moert_transfer *transfer,
                             moert_status status);
-    /* The entries below may be NULL: what an engine cannot do. */
+    /* An engine may lack the entries below (NULL). */
     moert_status (*wait)(moert_exchange *exchange, size_t chunk);
     moert_status (*send)(moert_exchange *exchange, const moert_transfer *transfer, size_t chunk);
-    /* From here on, until `join`, other work may be enqueued beside this combine. */
+    /* moert_exchange_combine_beside and _join. */
     moert_status (*beside)(moert_exchange *exchange, moert_transfer *transfer);
     moert_status (*join)(moert_exchange *exchange);
-    /* What dispatches and combines that returned MOERT_OK have found wrong since: fetch enqueues
-     * that the device tells, check reads that once it has. This rank's own status. */
-    moert_status (*fetch)(moert_exchange *exchange);
-    moert_status (*check)(moert_exchange *exchange);
-    /* Whether rows can be sent to their slots' ranks as they are made: by products, or however. The
-     * same on all ranks. */
-    bool (*pushes)(const moert_exchange *exchange, bool products);
-    /* Whether the combine of rows to be pushed sends them itself. */
+    /* Failures on the device of dispatches and combines that returned MOERT_OK: fetch_verdict
+     * enqueues a copy of the verdict to the host; after it, check_verdict returns the verdict,
+     * which is local to this rank. */
+    moert_status (*fetch_verdict)(moert_exchange *exchange);
+    moert_status (*check_verdict)(moert_exchange *exchange);
+    /* moert_exchange_pushes. */
+    bool (*pushes)(const moert_exchange *exchange, bool gemm_scatters);
+    /* Whether the combine itself sends the rows of moert_exchange_push_rows. */
     bool (*sends)(const moert_exchange *exchange, const moert_transfer *transfer);
-    /* all[ranks][bytes] = what every rank brings, faster than by messages. Collective. */
+    /* An all-gather, all[ranks][bytes], that is faster than by messages. Collective. */
     moert_status (*gather)(moert_exchange *exchange, const void *mine, size_t bytes, void *all);
 } moert_engine;
 
@@ -107,14 +107,14 @@ struct moert_exchange {
     moert_comm *comm;
     const moert_engine *engine;
     void *state;                /* the engine's */
-    moert_relay_map *relay_map; /* node engine: its plans carry `relay`; else NULL */
-    bool automatic;             /* AUTO asks: an engine that works may still refuse */
-    bool reserves_worst_case;   /* of its windows: untouched rows cost nothing */
-    uint64_t largest_bytes;     /* largest allocation that every rank's device takes */
+    moert_relay_map *relay_map; /* node engine: its plans have `relay`; else NULL */
+    bool automatic;             /* the choice is AUTO's: an engine may refuse if it would not pay */
+    bool reserves_worst_case;   /* untouched rows of windows cost nothing */
+    uint64_t largest_bytes;     /* smallest limit of an allocation of all ranks' devices */
     size_t capacity_rows;       /* largest capacity_rows of all plans so far */
     size_t widest;              /* largest stride of all windows so far */
-    moert_buffer *places;       /* of the last push; NULL before the first */
-    bool sums;                  /* the engine's: ranks sum the rows of a token that they push */
+    moert_buffer *row_addresses; /* of the last push; NULL before the first */
+    bool sums;                   /* moert_exchange_sums; the engine sets it */
     uint64_t dispatched_bytes, far_rows;
     const moert_exchange_tally *tally; /* or NULL */
     struct moert_planner *planner;     /* plan.c; NULL before the first plan */
@@ -122,13 +122,13 @@ struct moert_exchange {
 
 enum { MOERT_SLOT_STRIDE = 16 }; /* of a window of width 1 */
 
-/* Of a row and the word behind the rows that says whose copy it is
- * (kernels/exchange/exchange.cl). */
+/* Bytes of a window for a row: the row, and after all rows the word that says which row holds its
+ * contents (kernels/exchange/exchange.cl, dispatch_once). */
 static inline size_t moert_row_bytes(const moert_window *window) {
     return window->stride * sizeof(float) + sizeof(uint32_t);
 }
 
-/* The experts before a chunk, of `count`. */
+/* The number of experts before a chunk, out of `count` in all chunks. */
 static inline size_t moert_exchange_part(size_t count, size_t chunk, size_t chunks) {
     return count * chunk / chunks;
 }
@@ -137,55 +137,56 @@ void moert_exchange_free_planner(struct moert_planner *planner); /* NULL is lega
 
 /* Collective: true if `mine` is true on every rank. */
 moert_status moert_exchange_everyone(moert_comm *comm, bool mine, bool *all);
-/* Collective: true if `status` is MOERT_OK on all ranks; else `reason` is the last error of the lowest
- * rank where it is not, on all ranks. */
+/* Collective: true if `status` is MOERT_OK on all ranks. Else, on all ranks, `reason` = the last
+ * error of the lowest rank that failed. */
 bool moert_exchange_goes_on(moert_comm *comm, moert_status status,
                             char reason[MOERT_EXCHANGE_REASON_BYTES]);
 
-/* ---- kernels (kernels.c); `reach` is a window's rows (remote = false) or addresses
- * ---- */
+/* ---- kernels (kernels.c); remote: windows of all ranks by address, else this rank's rows ---- */
 
 moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_transfer *t, bool remote);
-/* Of a dispatch in which a row goes to each rank once, when all ranks have done so: from this rank's
- * rows to the others of the same tokens. Its window has words behind its rows. */
+/* After a dispatch that sends a row to each rank once, and its barrier: copies the rows that
+ * arrived to this rank's other rows of the same tokens. */
 moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_transfer *t);
-/* Where the cells say that the rows of this rank belong: places, uint64 [rows], the
- * addresses of their slots' rows in the windows of all ranks. */
-moert_status moert_kernel_find_places(moert_exchange *exchange, const moert_transfer *t,
-                                      moert_buffer *places);
-/* The unsent rows go there or, if the exchange sums, the sums of those of each token. */
+/* addresses[rows], uint64 = the address of each row of this rank in the window of its slot's rank,
+ * by the cells of the dispatch; 0 for a row without a slot. */
+moert_status moert_kernel_find_addresses(moert_exchange *exchange, const moert_transfer *t,
+                                         moert_buffer *addresses);
+/* Sends the unsent rows there or, if the exchange sums, the sum of each token's rows. */
 moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_transfer *t);
-/* Sums the rows that tokens' slots have in all windows or, with cells, that have been sent here. */
+/* Sums the rows of each token's slots, from all windows or, with cells, from those pushed here. */
 moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_transfer *t,
                                        bool remote);
-/* Fetches the slots' floats, if there are any. */
+/* Fetches the slots' floats, if the transfer has slots. */
 moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_transfer *t,
                                         bool remote);
-/* A meeting of the ranks' devices as kernels are told of it (kernels/exchange/barrier.h). */
+/* Kernel arguments of a barrier of the ranks' devices (kernels/exchange/barrier.h). */
 typedef struct moert_barrier {
     const moert_buffer *segments, *verdict;
     moert_barrier_args args;
 } moert_barrier;
 
 /*
- * Transfers of few rows as one kernel with a meeting inside, before which a dispatch stores rows,
- * words and slots, or a combine sends rows, and after which a dispatch fans out, or a combine fetches
- * rows, or sums pushed ones, and slots. In a meeting of no ranks nothing is moved.
+ * A transfer of few rows as one kernel with a barrier inside. Before the barrier a dispatch stores
+ * rows, words and slots, and a combine sends its unsent rows. After it a dispatch fans out, and a
+ * combine sums fetched or pushed rows and fetches slots. With a barrier of no ranks the kernel
+ * moves nothing.
  */
 bool moert_kernel_is_small(const moert_transfer *t, bool combines);
 moert_status moert_kernel_move_barrier(moert_exchange *exchange, const moert_transfer *t,
-                                       bool combines, moert_barrier meeting);
+                                       bool combines, moert_barrier barrier);
 
 /*
- * Whether a plan saves enough for that: of K slots that fall on R ranks at random,
- * R (1 - (1 - 1/R)^K) are the first of their token on a rank. `fused`: in one kernel, where few
- * rows are. The same on all ranks.
+ * Whether a dispatch saves enough by sending a row to each rank once. If a token's K slots fall on
+ * R ranks at random, R (1 - (1 - 1/R)^K) of them are the first on their rank. `fused`: a transfer
+ * of few rows is one kernel. The same on all ranks.
  */
 bool moert_window_saves(const moert_plan *plan, size_t row_bytes, bool fused);
 
-/* packed[rows,width] = the rows `from`, pairs (rank, row), of a reach with rows of `stride`. */
+/* packed[i, width] = row from[i].row of `window`, at `stride` floats; `from` are pairs (rank, row),
+ * whose rank the kernel ignores. */
 typedef struct moert_gather {
-    const moert_buffer *reach, *from;
+    const moert_buffer *window, *from;
     size_t rows, width, stride;
     moert_buffer *packed;
 } moert_gather;

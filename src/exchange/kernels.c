@@ -1,4 +1,4 @@
-/* Launches of kernels/exchange/exchange.cl. */
+/* Launches the kernels of kernels/exchange/exchange.cl. */
 #include "base/memory.h"
 #include "device/profile/profile.h"
 #include "exchange/internal.h"
@@ -7,29 +7,30 @@ enum { TOKENS = MOERT_EXCHANGE_TOKENS, GPU_TOKENS = MOERT_EXCHANGE_GPU_TOKENS };
 enum { SLOTS = MOERT_EXCHANGE_SLOTS, GPU_SLOTS = MOERT_EXCHANGE_GPU_SLOTS };
 enum { GPU_PIECE = MOERT_EXCHANGE_GPU_PIECE, GPU_STRIP = MOERT_EXCHANGE_GPU_STRIP };
 enum { GPU_FAN_ROW_GROUPS = MOERT_EXCHANGE_GPU_ROW_GROUPS };
-/* Teams for each compute unit that store before a meeting inside a kernel, or combine after it, at
- * most: as many as one of NVIDIA's holds at once. */
+/* Row groups per compute unit, at most, that store before a barrier inside a kernel, or combine
+ * after it: as many as an SM of NVIDIA's GPUs holds at once. */
 enum { UNIT_ROW_GROUPS = 32 };
 
-static const moert_buffer *reach_of(const moert_window *window, bool remote) {
+static const moert_buffer *window_argument(const moert_window *window, bool remote) {
     return remote ? window->storage.addresses : window->storage.rows;
 }
 
-/* The program, and what its kernels are told of a transfer. */
+/* The program of a transfer, and its kernels' arguments and grid. */
 typedef struct moert_shape {
     const char *program;
     moert_exchange_args args;
     moert_grid by_slot;
 } moert_shape;
 
-/* Work-groups for so many tokens or rows: in the GPU form one for each `piece` of their floats. */
+/* Work-groups for `rows` rows of `floats`: in the CPU form one for TOKENS rows, in the GPU form one
+ * for each `piece` floats of a row. */
 static moert_grid pieces_of(const moert_device *device, size_t rows, size_t floats, size_t piece) {
     return (moert_grid){
         moert_by_form(device, moert_ceil_div(rows, TOKENS), rows * moert_ceil_div(floats, piece)),
         1, 1};
 }
 
-/* The same of several row_groups. */
+/* The same if a work-group has several row groups. */
 static moert_grid groups_of(const moert_device *device, size_t rows, size_t floats, size_t piece) {
     const moert_grid pieces = pieces_of(device, rows, floats, piece);
     return (moert_grid){moert_ceil_div(pieces.x, moert_by_form(device, 1, GPU_FAN_ROW_GROUPS)), 1,
@@ -41,7 +42,7 @@ static const char *program_of(moert_device *device, bool remote, size_t width) {
                   : MOERT_PROGRAM(device, "exchange/exchange -DREMOTE=0", width);
 }
 
-/* `width`: of a row of the transfer, in floats to dispatch and in numbers to combine. */
+/* `width`: of a row, in floats for a dispatch, in elements for a combine. */
 static moert_status shape_of(const moert_transfer *t, size_t width, bool remote,
                              moert_shape *shape) {
     const moert_exchange *exchange = t->window->exchange;
@@ -70,27 +71,28 @@ static moert_status shape_of(const moert_transfer *t, size_t width, bool remote,
     return MOERT_OK;
 }
 
-/* ---- what a profile is told ---- */
+/* ---- bytes, for profiles and counters ---- */
 
-static void tell_floats(const moert_exchange *exchange, const moert_shape *shape, double floats) {
+static void profile_floats(const moert_exchange *exchange, const moert_shape *shape,
+                           double floats) {
     moert_profile_work(exchange->device, shape->program, 0.0, sizeof(float) * floats);
 }
 
-/* Every token's row once, and once for each of its K experts in the window. */
-static void tell_work(const moert_exchange *exchange, const moert_transfer *t,
-                      const moert_shape *shape) {
-    tell_floats(exchange, shape,
-                (double)shape->args.width * (double)shape->args.tokens +
-                    (double)t->window->width * (double)shape->args.slots);
+/* Moves every token's row once, and its K rows in windows. */
+static void profile_work(const moert_exchange *exchange, const moert_transfer *t,
+                         const moert_shape *shape) {
+    profile_floats(exchange, shape,
+                   (double)shape->args.width * (double)shape->args.tokens +
+                       (double)t->window->width * (double)shape->args.slots);
 }
 
-/* Every row, `moves` times. */
-static void tell_rows(const moert_exchange *exchange, const moert_shape *shape, double moves) {
-    tell_floats(exchange, shape, moves * (double)shape->args.rows * (double)shape->args.stride);
+/* Moves every row of this rank's window `moves` times. */
+static void profile_rows(const moert_exchange *exchange, const moert_shape *shape, double moves) {
+    profile_floats(exchange, shape, moves * (double)shape->args.rows * (double)shape->args.stride);
 }
 
-/* Counts a dispatch to all owners, rows as long as they lie there or, if the engine packs them, as
- * they are. */
+/* Counts the bytes of a dispatch to all owners: rows at their stride or, if the engine packs rows,
+ * without padding. */
 static void count_dispatch(moert_exchange *exchange, const moert_transfer *t) {
     const bool packs = exchange->engine->packs;
     size_t floats = packs ? t->window->width : t->window->stride;
@@ -107,16 +109,16 @@ moert_status moert_kernel_dispatch(moert_exchange *exchange, const moert_transfe
     moert_device *device = exchange->device;
     moert_shape shape;
     MOERT_TRY(shape_of(t, window->width, remote, &shape));
-    tell_work(exchange, t, &shape);
+    profile_work(exchange, t, &shape);
     MOERT_TRY(MOERT_RUN(device, shape.program, t->once ? "dispatch_once" : "dispatch_rows",
                         pieces_of(device, shape.args.tokens, window->stride, GPU_PIECE),
-                        MOERT_ARG(reach_of(window, remote)), MOERT_ARG(t->plan->destination),
+                        MOERT_ARG(window_argument(window, remote)), MOERT_ARG(t->plan->destination),
                         MOERT_ARG(t->source), MOERT_STRUCT(shape.args)));
     count_dispatch(exchange, t);
     if (t->slots == NULL)
         return MOERT_OK;
     return MOERT_RUN(device, shape.program, "dispatch_slots", shape.by_slot,
-                     MOERT_ARG(reach_of(t->slots, remote)), MOERT_ARG(t->plan->destination),
+                     MOERT_ARG(window_argument(t->slots, remote)), MOERT_ARG(t->plan->destination),
                      MOERT_ARG(t->slot_source), MOERT_STRUCT(shape.args));
 }
 
@@ -125,23 +127,23 @@ moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_transfer
     moert_device *device = exchange->device;
     moert_shape shape;
     MOERT_TRY(shape_of(t, window->width, true, &shape));
-    tell_rows(exchange, &shape, 1.0); /* about half are copies, read and written */
+    profile_rows(exchange, &shape, 1.0); /* about half of the rows are copies, read and written */
     return MOERT_RUN(device, shape.program, "fan_out",
                      groups_of(device, shape.args.rows, window->stride, GPU_PIECE),
                      MOERT_ARG(window->storage.rows), MOERT_STRUCT(shape.args));
 }
 
-/* ---- rows that are sent as they are made ---- */
+/* ---- push ---- */
 
-moert_status moert_kernel_find_places(moert_exchange *exchange, const moert_transfer *t,
-                                      moert_buffer *places) {
+moert_status moert_kernel_find_addresses(moert_exchange *exchange, const moert_transfer *t,
+                                         moert_buffer *addresses) {
     moert_shape shape;
     MOERT_TRY(shape_of(t, t->window->width, true, &shape));
     const moert_grid grid = {
         moert_ceil_div(shape.args.rows, moert_by_form(exchange->device, SLOTS, GPU_SLOTS)), 1, 1};
     return MOERT_RUN(exchange->device, shape.program, "find_places", grid,
                      MOERT_ARG(t->window->storage.addresses), MOERT_ARG(t->cells->storage.rows),
-                     MOERT_ARG(places), MOERT_STRUCT(shape.args));
+                     MOERT_ARG(addresses), MOERT_STRUCT(shape.args));
 }
 
 moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_transfer *t) {
@@ -149,7 +151,7 @@ moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_transf
     moert_device *device = exchange->device;
     moert_shape shape;
     MOERT_TRY(shape_of(t, window->width, true, &shape));
-    tell_rows(exchange, &shape, 2.0);
+    profile_rows(exchange, &shape, 2.0);
     return MOERT_RUN(device, shape.program,
                      exchange->sums && moert_window_is_bf16(window) ? "send_codes" : "send_rows",
                      groups_of(device, shape.args.rows, window->stride, GPU_PIECE),
@@ -161,18 +163,18 @@ moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_transf
 
 moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_transfer *t,
                                        bool remote) {
-    const bool sums = t->cells != NULL, codes = moert_window_is_bf16(t->window);
+    const bool sums = t->cells != NULL, bf16 = moert_window_is_bf16(t->window);
     const char *kernel =
-        sums ? (codes ? "sum_codes" : "sum_rows") : (codes ? "combine_codes" : "combine_rows");
+        sums ? (bf16 ? "sum_codes" : "sum_rows") : (bf16 ? "combine_codes" : "combine_rows");
     moert_device *device = exchange->device;
     moert_shape shape;
     MOERT_TRY(shape_of(t, t->window->columns, remote && !sums, &shape));
-    tell_work(exchange, t, &shape);
+    profile_work(exchange, t, &shape);
     moert_grid grid = pieces_of(device, shape.args.tokens, t->window->width, GPU_STRIP);
     if (t->most_groups > 0)
         grid.x = moert_min(grid.x, t->most_groups);
     return MOERT_RUN(device, shape.program, kernel, grid,
-                     MOERT_ARG(reach_of(t->window, remote && !sums)),
+                     MOERT_ARG(window_argument(t->window, remote && !sums)),
                      MOERT_ARG(t->plan->destination), MOERT_ARG(t->weight), MOERT_ARG(t->target),
                      MOERT_STRUCT(shape.args));
 }
@@ -184,7 +186,7 @@ moert_status moert_kernel_combine_slots(moert_exchange *exchange, const moert_tr
         return MOERT_OK;
     MOERT_TRY(shape_of(t, t->window->columns, remote, &shape));
     return MOERT_RUN(exchange->device, shape.program, "combine_slots", shape.by_slot,
-                     MOERT_ARG(reach_of(t->slots, remote)), MOERT_ARG(t->plan->destination),
+                     MOERT_ARG(window_argument(t->slots, remote)), MOERT_ARG(t->plan->destination),
                      MOERT_ARG(t->slot_target), MOERT_STRUCT(shape.args));
 }
 
@@ -195,12 +197,13 @@ static size_t most_groups(const moert_device *device) {
            moert_by_form(device, 1, GPU_FAN_ROW_GROUPS);
 }
 
-/* Work-groups that store or copy so many rows, or that combine so many tokens'. */
+/* Work-groups that store or copy `rows` rows. */
 static size_t storing_groups(const moert_transfer *t, size_t rows) {
     const moert_device *device = t->window->exchange->device;
     return moert_max(groups_of(device, rows, t->window->stride, GPU_PIECE).x, 1);
 }
 
+/* Work-groups that combine the rows of `tokens` tokens. */
 static size_t combining_groups(const moert_transfer *t, size_t tokens) {
     const moert_device *device = t->window->exchange->device;
     return moert_max(groups_of(device, tokens, t->window->width, GPU_STRIP).x, 1);
@@ -212,41 +215,42 @@ bool moert_kernel_is_small(const moert_transfer *t, bool combines) {
     return combines ? combining_groups(t, tokens) <= most : 2 * storing_groups(t, tokens) <= most;
 }
 
-/* The arguments that all these kernels end with. */
-#define END_ARGS(own, meeting)                                                                     \
-    MOERT_STRUCT(own), MOERT_ARG((meeting)->segments), MOERT_ARG((meeting)->verdict),              \
-        MOERT_STRUCT((meeting)->args)
+/* The last arguments of all these kernels. */
+#define BARRIER_ARGS(launch, barrier)                                                              \
+    MOERT_STRUCT(launch), MOERT_ARG((barrier)->segments), MOERT_ARG((barrier)->verdict),           \
+        MOERT_STRUCT((barrier)->args)
 
-static moert_argument reach_slots(const moert_transfer *t) {
-    return MOERT_ARG(t->slots != NULL ? reach_of(t->slots, true) : NULL);
+static moert_argument slots_argument(const moert_transfer *t) {
+    return MOERT_ARG(t->slots != NULL ? window_argument(t->slots, true) : NULL);
 }
 
 static moert_status dispatch_barrier(moert_device *device, const moert_transfer *t,
-                                     moert_shape *shape, const moert_barrier *meeting) {
+                                     moert_shape *shape, const moert_barrier *barrier) {
     moert_exchange_args *args = &shape->args;
     args->storing = (uint32_t)storing_groups(t, args->tokens);
     const size_t copying = storing_groups(t, t->once ? args->rows : 0);
     const moert_grid grid = {
         args->storing + moert_min(copying, most_groups(device) - args->storing), 1, 1};
     return MOERT_RUN(device, shape->program, "dispatch_barrier", grid,
-                     MOERT_ARG(reach_of(t->window, true)), reach_slots(t),
+                     MOERT_ARG(window_argument(t->window, true)), slots_argument(t),
                      MOERT_ARG(t->plan->destination), MOERT_ARG(t->source),
-                     MOERT_ARG(t->slot_source), END_ARGS(*args, meeting));
+                     MOERT_ARG(t->slot_source), BARRIER_ARGS(*args, barrier));
 }
 
 #define SUM_ARGS(t)                                                                                \
-    MOERT_ARG(reach_of((t)->window, true)), reach_slots(t), MOERT_ARG((t)->plan->destination),     \
-        MOERT_ARG((t)->weight), MOERT_ARG((t)->target), MOERT_ARG((t)->slot_target)
+    MOERT_ARG(window_argument((t)->window, true)), slots_argument(t),                              \
+        MOERT_ARG((t)->plan->destination), MOERT_ARG((t)->weight), MOERT_ARG((t)->target),         \
+        MOERT_ARG((t)->slot_target)
 
 static moert_status combine_barrier(moert_device *device, const moert_transfer *t,
-                                    moert_shape *shape, const moert_barrier *meeting) {
+                                    moert_shape *shape, const moert_barrier *barrier) {
     return MOERT_RUN(device, shape->program, "combine_barrier",
                      ((moert_grid){combining_groups(t, shape->args.tokens), 1, 1}), SUM_ARGS(t),
-                     END_ARGS(shape->args, meeting));
+                     BARRIER_ARGS(shape->args, barrier));
 }
 
 static moert_status sum_barrier(moert_device *device, const moert_transfer *t, moert_shape *shape,
-                                const moert_barrier *meeting) {
+                                const moert_barrier *barrier) {
     moert_exchange_args *args = &shape->args;
     const moert_buffer *cells = NULL;
     if (t->unsent != NULL) {
@@ -255,26 +259,27 @@ static moert_status sum_barrier(moert_device *device, const moert_transfer *t, m
     }
     return MOERT_RUN(device, shape->program, "sum_barrier",
                      ((moert_grid){args->storing + combining_groups(t, args->tokens), 1, 1}),
-                     SUM_ARGS(t), MOERT_ARG(cells), MOERT_ARG(t->unsent), END_ARGS(*args, meeting));
+                     SUM_ARGS(t), MOERT_ARG(cells), MOERT_ARG(t->unsent),
+                     BARRIER_ARGS(*args, barrier));
 }
 
 moert_status moert_kernel_move_barrier(moert_exchange *exchange, const moert_transfer *t,
-                                       bool combines, moert_barrier meeting) {
+                                       bool combines, moert_barrier barrier) {
     moert_shape shape;
     MOERT_TRY(shape_of(t, combines ? t->window->columns : t->window->width, true, &shape));
-    if (meeting.args.ranks == 0) /* nothing is moved */
+    if (barrier.args.ranks == 0) /* the kernel moves nothing */
         shape.args.tokens = shape.args.slots = shape.args.rows = 0;
     else
-        tell_work(exchange, t, &shape);
+        profile_work(exchange, t, &shape);
     if (t->once)
-        tell_rows(exchange, &shape, 1.0);
+        profile_rows(exchange, &shape, 1.0);
     if (combines && t->unsent != NULL)
-        tell_rows(exchange, &shape, 2.0);
-    if (!combines && meeting.args.ranks > 0)
+        profile_rows(exchange, &shape, 2.0);
+    if (!combines && barrier.args.ranks > 0)
         count_dispatch(exchange, t);
     return (!combines          ? dispatch_barrier
             : t->cells != NULL ? sum_barrier
-                               : combine_barrier)(exchange->device, t, &shape, &meeting);
+                               : combine_barrier)(exchange->device, t, &shape, &barrier);
 }
 
 moert_status moert_kernel_gather(moert_device *device, const moert_gather *gather) {
@@ -288,7 +293,7 @@ moert_status moert_kernel_gather(moert_device *device, const moert_gather *gathe
         device, program, "gather_rows",
         ((moert_grid){moert_ceil_div(gather->rows, moert_by_form(device, TOKENS, GPU_TOKENS)), 1,
                       1}),
-        MOERT_ARG(gather->reach), MOERT_ARG(gather->from), MOERT_ARG(gather->packed),
+        MOERT_ARG(gather->window), MOERT_ARG(gather->from), MOERT_ARG(gather->packed),
         MOERT_ARGS(moert_exchange_args, .rows = (uint32_t)rows, .width = (uint32_t)gather->width,
                    .stride = (uint32_t)stride));
 }

@@ -1,7 +1,7 @@
 /*
- * Plans: the device counts this rank's slots, one gather brings the counts of all ranks, which
- * carries each rank's status, and the device places the slots. The host waits once, for the counts;
- * what is enqueued between begin and end runs meanwhile.
+ * Plans. The device counts this rank's slots; one all-gather exchanges the counts and the status of
+ * all ranks; then the device computes the rows of the slots. The host waits once, for the counts.
+ * Work enqueued between begin and end runs meanwhile.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -12,26 +12,26 @@
 #include "exchange/internal.h"
 
 enum { CHUNK = MOERT_PLAN_CHUNK, WORDS = MOERT_PLAN_WORDS };
-enum { LANE = 4 }; /* words of a lane in kernels/exchange/plan.cl */
+enum { ENTRY_WORDS = 4 }; /* of an expert in the table of kernels/exchange/plan.cl */
 
-/* What a rank tells the others: the header, counts[E] and, for engines with relay_map, its tokens with
- * slots on each node, as words of 64 bits. */
+/* A rank's message to the others, in words of 64 bits: this header, counts[E] and, with a
+ * relay_map, its number of tokens with slots on each node. */
 enum { STATUS, TOKENS, TOPK, HEADER_WORDS };
 
-/* What plans of one exchange are made in. Memory of the host and of devices takes longer to get
- * than a plan, so it stays, and that of a plan goes to the next one. */
+/* Memory for the plans of an exchange. Allocating it takes longer than making a plan, so the
+ * exchange keeps it, and a freed plan leaves its buffers to the next one. */
 typedef struct moert_planner {
     moert_exchange_slots choice;
-    size_t told;                /* words that each rank tells */
-    size_t room;                /* for so many */
-    uint64_t *mine;             /* [told]; the next three lie behind it */
-    uint64_t *all;              /* [ranks,told] */
-    uint64_t *counts;           /* [ranks,E] */
-    uint32_t (*table)[LANE];    /* [2 told] ends, then lanes */
-    moert_buffer *chunks;       /* uint32 [E + 1,chunks] counts, see kernels/exchange/plan.cl */
-    moert_staging *totals;      /* uint32 [E + 1] */
-    moert_event *counted;       /* the totals are on the host; NULL: nobody counts */
-    moert_exchange_plan *spare; /* the memory of the next plan, or NULL */
+    size_t message_words;           /* of a rank's message */
+    size_t room;                    /* message_words that the allocation is for */
+    uint64_t *mine;                 /* [message_words]; the next three arrays follow it */
+    uint64_t *all;                  /* [ranks,message_words] */
+    uint64_t *counts;               /* [ranks,E] */
+    uint32_t (*table)[ENTRY_WORDS]; /* [2 message_words] ends, then an entry per expert */
+    moert_buffer *chunks;           /* uint32 [E + 1,chunks] counts, of kernels/exchange/plan.cl */
+    moert_staging *totals;          /* uint32 [E + 1] */
+    moert_event *counted;           /* the totals are on the host; NULL: no plan has begun */
+    moert_exchange_plan *spare;     /* the memory of the next plan, or NULL */
 } moert_planner;
 
 static size_t chunks_of(const moert_exchange_slots *choice) {
@@ -70,9 +70,9 @@ void moert_exchange_free_planner(moert_planner *planner) {
     MOERT_FREE(planner->mine, planner);
 }
 
-/* Where lane[0] is in a plan's table, in lanes: behind the ends. */
-static size_t first_lane(size_t local) {
-    return moert_ceil_div(local, LANE);
+/* Index of the first expert's entry in a plan's table, which begins with the ends. */
+static size_t first_entry(size_t local) {
+    return moert_ceil_div(local, ENTRY_WORDS);
 }
 
 static moert_status reserve(moert_exchange *exchange, moert_planner *planner) {
@@ -88,7 +88,7 @@ static moert_status reserve(moert_exchange *exchange, moert_planner *planner) {
         MOERT_TRY(MOERT_NEW(&planner->spare));
     planner->spare->planner = planner;
     MOERT_TRY(moert_buffer_reserve(device,
-                                   (first_lane(local) + choice->experts) * sizeof *planner->table,
+                                   (first_entry(local) + choice->experts) * sizeof *planner->table,
                                    &planner->spare->ends));
     MOERT_TRY(
         moert_buffer_reserve(device, 2 * slots * sizeof(uint32_t), &planner->spare->destination));
@@ -109,7 +109,7 @@ static moert_plan_args args_of(const moert_exchange_slots *choice) {
                              .chunks = (uint32_t)chunks_of(choice)};
 }
 
-/* Enqueues that the device counts, and tells the host. */
+/* Enqueues the count of the slots, and a copy of the totals to the host. */
 static moert_status count(moert_exchange *exchange, moert_planner *planner) {
     const moert_exchange_slots *choice = &planner->choice;
     const size_t experts = choice->experts;
@@ -122,12 +122,12 @@ static moert_status count(moert_exchange *exchange, moert_planner *planner) {
                         MOERT_ARG(planner->chunks),
                         MOERT_ARG(moert_staging_buffer(planner->totals)), MOERT_STRUCT(args)));
     MOERT_TRY(moert_staging_copy_to_host(planner->totals, 0, (experts + 1) * sizeof(uint32_t)));
-    if (exchange->engine->fetch != NULL)
-        MOERT_TRY(exchange->engine->fetch(exchange));
+    if (exchange->engine->fetch_verdict != NULL)
+        MOERT_TRY(exchange->engine->fetch_verdict(exchange));
     return moert_event_record(exchange->device, &planner->counted);
 }
 
-/* Waits for the device's counts, and for its verdict on what it has done before. */
+/* Waits for the device's counts, and for its verdict on earlier transfers. */
 static moert_status take_counts(moert_exchange *exchange, const moert_planner *planner,
                                 int32_t **index) {
     const moert_exchange_slots *choice = &planner->choice;
@@ -137,7 +137,7 @@ static moert_status take_counts(moert_exchange *exchange, const moert_planner *p
     MOERT_TRY(moert_event_wait(planner->counted));
     for (size_t e = 0; e < experts; e++)
         counts[e] = totals[e];
-    /* the slots themselves, where an index is wrong, which the host then names, or relay_map need them */
+    /* the host reads the slots to name a wrong index, or to count rows for relays */
     if (totals[experts] != 0 || exchange->relay_map != NULL) {
         MOERT_TRY(moert_alloc(index, slots, sizeof(int32_t)));
         if (slots > 0)
@@ -147,16 +147,17 @@ static moert_status take_counts(moert_exchange *exchange, const moert_planner *p
     if (exchange->relay_map != NULL)
         MOERT_TRY(moert_relay_count(exchange->relay_map, *index, choice->tokens, choice->topk,
                                     experts, counts + experts));
-    return exchange->engine->check != NULL ? exchange->engine->check(exchange) : MOERT_OK;
+    return exchange->engine->check_verdict != NULL ? exchange->engine->check_verdict(exchange)
+                                                   : MOERT_OK;
 }
 
-/* ---- what all ranks tell ---- */
+/* ---- exchange of counts ---- */
 
-/* Tells this rank's status, tokens and counts, and learns the others'. All ranks fail alike. */
-static moert_status share_counts(moert_exchange *exchange, const moert_planner *planner,
-                                 moert_status local) {
+/* Gathers status, tokens and counts of all ranks. All ranks return the same failure. */
+static moert_status gather_counts(moert_exchange *exchange, const moert_planner *planner,
+                                  moert_status local) {
     moert_comm *comm = exchange->comm;
-    const size_t bytes = planner->told * sizeof(uint64_t);
+    const size_t bytes = planner->message_words * sizeof(uint64_t);
     bool failed = false;
     planner->mine[STATUS] = local;
     planner->mine[TOKENS] = planner->choice.tokens;
@@ -165,20 +166,20 @@ static moert_status share_counts(moert_exchange *exchange, const moert_planner *
                   ? exchange->engine->gather(exchange, planner->mine, bytes, planner->all)
                   : moert_comm_allgather(comm, planner->mine, bytes, planner->all));
     for (size_t r = 0; r < moert_comm_size(comm); r++)
-        failed = failed || planner->all[r * planner->told + STATUS] != MOERT_OK;
+        failed = failed || planner->all[r * planner->message_words + STATUS] != MOERT_OK;
     return failed ? moert_comm_agree(comm, local) : MOERT_OK;
 }
 
 /*
- * Reads what all ranks told: the counts, the most slots of a rank, and the bound of rows that any
- * one rank can receive from as many tokens: each token sends it at most min(K, experts there) rows.
+ * Reads the messages of all ranks: the counts, the largest number of slots of a rank, and an upper
+ * bound of the rows of a rank. A token sends a rank at most min(K, its experts) rows.
  */
 static moert_status read_counts(const moert_planner *planner, size_t ranks,
                                 moert_exchange_plan *made) {
     const size_t experts = planner->choice.experts, topk = planner->choice.topk;
     size_t tokens = 0, most = 0, first, largest;
     for (size_t r = 0; r < ranks; r++) {
-        const uint64_t *row = planner->all + r * planner->told;
+        const uint64_t *row = planner->all + r * planner->message_words;
         if (row[TOPK] != planner->all[TOPK])
             return MOERT_FAIL(ERROR_MISMATCH,
                               "rank %zu plans with %zu experts per token, rank 0 "
@@ -195,11 +196,11 @@ static moert_status read_counts(const moert_planner *planner, size_t ranks,
     return MOERT_OK;
 }
 
-/* ---- places ---- */
+/* ---- rows of the slots ---- */
 
-/* table[first_lane..] of kernels/exchange/plan.cl: where this rank's first slot of each expert
- * goes. */
-static void find_lanes(const moert_plan *plan, uint32_t (*lane)[4]) {
+/* table[first_entry..] of kernels/exchange/plan.cl: owner, row and position of this rank's first
+ * slot of each expert. */
+static void find_entries(const moert_plan *plan, uint32_t (*entry)[4]) {
     uint64_t position = 0;
     for (size_t owner = 0; owner < plan->ranks; owner++) {
         size_t first, count;
@@ -209,18 +210,18 @@ static void find_lanes(const moert_plan *plan, uint32_t (*lane)[4]) {
             uint64_t row = rows;
             for (size_t r = 0; r < plan->rank; r++)
                 row += plan->counts[r * plan->experts + e];
-            lane[e][0] = (uint32_t)owner;
-            lane[e][1] = (uint32_t)row;
-            lane[e][2] = (uint32_t)position;
-            lane[e][3] = 0;
+            entry[e][0] = (uint32_t)owner;
+            entry[e][1] = (uint32_t)row;
+            entry[e][2] = (uint32_t)position;
+            entry[e][3] = 0;
             rows += plan->expert_counts[e];
             position += plan->counts[plan->rank * plan->experts + e];
         }
     }
 }
 
-/* The table to the device: without a copy, unless it is long. */
-static moert_status tell_device(moert_device *device, const uint32_t *words, size_t count,
+/* Writes the table to the device: by kernel arguments, which is faster, unless it is long. */
+static moert_status write_table(moert_device *device, const uint32_t *words, size_t count,
                                 moert_buffer *table) {
     enum { MOST = 11 };
     if (count > (size_t)MOST * WORDS)
@@ -237,17 +238,17 @@ static moert_status tell_device(moert_device *device, const uint32_t *words, siz
     return MOERT_OK;
 }
 
-static moert_status place(moert_exchange *exchange, const moert_planner *planner,
-                          const moert_exchange_plan *made) {
+static moert_status place_slots(moert_exchange *exchange, const moert_planner *planner,
+                                const moert_exchange_plan *made) {
     const moert_exchange_slots *choice = &planner->choice;
     const moert_plan *plan = made->plan;
-    const size_t experts = choice->experts, first = first_lane(plan->local_experts);
+    const size_t experts = choice->experts, first = first_entry(plan->local_experts);
     moert_plan_args args = args_of(choice);
     args.first = (uint32_t)first;
     memcpy(planner->table, plan->ends, plan->local_experts * sizeof *plan->ends);
-    find_lanes(plan, planner->table + first);
-    MOERT_TRY(
-        tell_device(exchange->device, planner->table[0], LANE * (first + experts), made->ends));
+    find_entries(plan, planner->table + first);
+    MOERT_TRY(write_table(exchange->device, planner->table[0], ENTRY_WORDS * (first + experts),
+                          made->ends));
     return MOERT_RUN(exchange->device, "exchange/plan", "place_slots",
                      ((moert_grid){args.chunks, 1, 1}), MOERT_ARG(choice->index),
                      MOERT_ARG(planner->chunks), MOERT_ARG(made->ends),
@@ -255,7 +256,7 @@ static moert_status place(moert_exchange *exchange, const moert_planner *planner
                      moert_argument_local((experts + 1) * sizeof(uint32_t)));
 }
 
-/* From the counts of all ranks to the plan, in the spare memory. */
+/* Makes the plan from the counts of all ranks. */
 static moert_status complete(moert_exchange *exchange, const moert_planner *planner,
                              const int32_t *index, moert_exchange_plan *made) {
     const moert_exchange_slots *choice = &planner->choice;
@@ -267,11 +268,11 @@ static moert_status complete(moert_exchange *exchange, const moert_planner *plan
                                                     .tokens = choice->tokens,
                                                     .topk = choice->topk},
                                 index, planner->counts, &made->plan));
-    MOERT_TRY(place(exchange, planner, made));
+    MOERT_TRY(place_slots(exchange, planner, made));
     if (exchange->relay_map != NULL)
         MOERT_TRY(moert_relay_create(exchange->device, exchange->relay_map, made->plan,
-                                     planner->all + HEADER_WORDS + choice->experts, planner->told,
-                                     &made->relay));
+                                     planner->all + HEADER_WORDS + choice->experts,
+                                     planner->message_words, &made->relay));
     made->chunks = 1;
     exchange->capacity_rows = moert_max(exchange->capacity_rows, made->capacity_rows);
     return MOERT_OK;
@@ -284,22 +285,22 @@ moert_status moert_exchange_begin_plan(moert_exchange *exchange, const moert_exc
         MOERT_TRY(MOERT_NEW(&exchange->planner));
     moert_planner *planner = exchange->planner;
     planner->choice = *slots;
-    /* What the gather needs; without it a rank cannot even tell the others. */
+    /* Memory for the gather comes first: without it a rank cannot report its failure. */
     const size_t nodes = exchange->relay_map != NULL ? exchange->relay_map->nodes : 0;
-    const size_t told = HEADER_WORDS + slots->experts + nodes;
+    const size_t words = HEADER_WORDS + slots->experts + nodes;
     const size_t ranks = moert_comm_size(exchange->comm);
-    planner->told = 0;
-    if (planner->room < told) {
+    planner->message_words = 0;
+    if (planner->room < words) {
         planner->room = 0;
         free(planner->mine);
         planner->mine = NULL;
-        MOERT_TRY(MOERT_NEW_ARRAY(&planner->mine, (1 + 2 * ranks + LANE) * told));
-        planner->room = told;
+        MOERT_TRY(MOERT_NEW_ARRAY(&planner->mine, (1 + 2 * ranks + ENTRY_WORDS) * words));
+        planner->room = words;
     }
-    planner->all = planner->mine + told;
-    planner->counts = planner->all + ranks * told;
-    planner->table = (void *)(planner->counts + ranks * told);
-    planner->told = told;
+    planner->all = planner->mine + words;
+    planner->counts = planner->all + ranks * words;
+    planner->table = (void *)(planner->counts + ranks * words);
+    planner->message_words = words;
     if (local != MOERT_OK)
         return local;
     MOERT_TRY(reserve(exchange, planner));
@@ -312,13 +313,13 @@ moert_status moert_exchange_end_plan(moert_exchange *exchange, moert_status loca
     int32_t *index = NULL;
     moert_status status;
     moert_phase_set(MOERT_PHASE_PLAN);
-    if (planner == NULL || planner->told == 0)
+    if (planner == NULL || planner->message_words == 0)
         return local; /* out of memory */
     if (local == MOERT_OK)
         local = take_counts(exchange, planner, &index);
     moert_event_free(planner->counted);
     planner->counted = NULL;
-    MOERT_TRY_OR(release, share_counts(exchange, planner, local));
+    MOERT_TRY_OR(release, gather_counts(exchange, planner, local));
     moert_exchange_plan *made = planner->spare;
     planner->spare = NULL;
     status = complete(exchange, planner, index, made);

@@ -6,7 +6,7 @@
 #include "base/memory.h"
 #include "exchange/internal.h"
 
-/* Where each rank's rows of each local expert lie in the window. */
+/* Each rank's rows of each local expert in the window. */
 static void find_window_runs(const moert_plan *plan, moert_mail_run *runs) {
     for (size_t i = 0; i < plan->local_experts; i++) {
         size_t row = i > 0 ? plan->ends[i - 1] : 0;
@@ -18,19 +18,19 @@ static void find_window_runs(const moert_plan *plan, moert_mail_run *runs) {
     }
 }
 
-/* Where this rank's rows for each owner's experts of each chunk lie when packed. */
+/* This rank's packed rows for each owner's experts of each chunk. */
 static void find_packed_runs(const moert_exchange_plan *plan, moert_mail_run *runs) {
     const moert_plan *p = plan->plan;
     size_t row = 0;
     for (size_t r = 0; r < p->ranks; r++) {
         size_t first, count;
         moert_plan_experts(p->experts, p->ranks, r, &first, &count);
-        for (size_t w = 0; w < plan->chunks; w++) {
+        for (size_t c = 0; c < plan->chunks; c++) {
             const size_t begin = row;
-            const size_t end = first + moert_exchange_part(count, w + 1, plan->chunks);
-            for (size_t e = first + moert_exchange_part(count, w, plan->chunks); e < end; e++)
+            const size_t end = first + moert_exchange_part(count, c + 1, plan->chunks);
+            for (size_t e = first + moert_exchange_part(count, c, plan->chunks); e < end; e++)
                 row += p->counts[p->rank * p->experts + e];
-            runs[r * plan->chunks + w] = (moert_mail_run){begin, row - begin};
+            runs[r * plan->chunks + c] = (moert_mail_run){begin, row - begin};
         }
     }
 }

@@ -1,7 +1,7 @@
 /*
- * Where the rows of a plan lie on both ways as messages between pairs of ranks: on the owner's side
- * runs of its window, one for each expert; on the other side one run of the rows that a rank packs,
- * or gets back, sorted by (owner, row there): the places moert_plan.slot_position.
+ * Runs of rows in the messages of a plan, for dispatch and combine. At the owner a message has one
+ * run of the window for each expert. At the token's rank it is one run of packed rows, which are
+ * sorted by (owner, row there), as moert_plan.slot_position numbers them.
  */
 #pragma once
 
@@ -9,12 +9,12 @@
 #include "exchange/exchange.h"
 
 typedef struct moert_routes {
-    size_t room;            /* of both, at `packed`, to be freed */
-    moert_mail_run *packed; /* [ranks, chunks], among this rank's packed rows */
-    moert_mail_run *window; /* [ranks, local experts], in this rank's window */
+    size_t room;            /* runs that the allocation at `packed` has for both */
+    moert_mail_run *packed; /* [ranks, chunks] of this rank's packed rows; the caller frees it */
+    moert_mail_run *window; /* [ranks, local experts] of this rank's window */
 } moert_routes;
 
-/* Both, for a plan's dispatch and the combine that follows it; keeps the memory of the last. */
+/* Finds both for a plan. Reuses the memory of the previous call. */
 moert_status moert_routes_find(moert_routes *routes, const moert_exchange_plan *plan);
 /* Rows that this rank packs. */
 size_t moert_routes_packed_rows(const moert_plan *plan);

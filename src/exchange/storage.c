@@ -1,4 +1,4 @@
-/* Windows: their memory, and its growth. */
+/* Windows: memory and growth. */
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -6,8 +6,8 @@
 #include "base/memory.h"
 #include "exchange/internal.h"
 
-enum { ROW_FLOATS = MOERT_SLOT_STRIDE }; /* rows start and end at whole vectors */
-enum { CODES = sizeof(float) / sizeof(uint16_t) };
+enum { ROW_FLOATS = MOERT_SLOT_STRIDE }; /* strides are multiples: rows are whole vectors */
+enum { BF16_PER_FLOAT = sizeof(float) / sizeof(uint16_t) };
 
 moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_window **window) {
     moert_window *made;
@@ -29,10 +29,10 @@ moert_status moert_storage_point(moert_device *device, const uint64_t *table, si
 
 moert_status moert_window_create_bf16(moert_exchange *exchange, size_t columns,
                                       moert_window **window) {
-    if (columns % CODES != 0)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "a window's rows hold pairs of bf16 codes, not %zu",
+    if (columns % BF16_PER_FLOAT != 0)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "a window's rows hold pairs of bf16 values, not %zu",
                           columns);
-    MOERT_TRY(moert_window_create(exchange, columns / CODES, window));
+    MOERT_TRY(moert_window_create(exchange, columns / BF16_PER_FLOAT, window));
     (*window)->columns = columns;
     return MOERT_OK;
 }
@@ -64,7 +64,7 @@ moert_buffer *moert_window_rows(const moert_window *window) {
     return window->storage.rows;
 }
 
-/* New storage for `rows`, made on all ranks or on none. *everywhere tells which. */
+/* Allocates storage for `rows` on all ranks, or on none: *everywhere says which. */
 static moert_status try_allocate(moert_window *window, size_t rows, moert_storage *storage,
                                  bool *everywhere) {
     moert_exchange *exchange = window->exchange;
@@ -80,9 +80,9 @@ static moert_status try_allocate(moert_window *window, size_t rows, moert_storag
 }
 
 /*
- * Growing costs far more than reserving: an engine whose untouched rows cost nothing takes at once
- * all that a plan of as many tokens can need. When that much is not to be had, a quarter more than
- * what is needed now has to do.
+ * Growing costs far more than reserving. An engine whose untouched rows cost nothing reserves the
+ * largest number of rows that any plan of these token counts can need. If that fails, and in other
+ * engines, the window gets a quarter more rows than are needed now.
  */
 static moert_status reserve(moert_window *window, size_t needed) {
     moert_exchange *exchange = window->exchange;

@@ -1,4 +1,4 @@
-/* One rank: the window is a plain buffer, the kernels run in the device's queue, nothing waits. */
+/* The engine for one rank: the window is a plain buffer, and nothing waits for other ranks. */
 #include <stdio.h>
 
 #include "exchange/internal.h"

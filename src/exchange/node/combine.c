@@ -1,24 +1,25 @@
 /*
- * Combine of the node engine. Results of far slots come one by one from the experts' owners, as
- * messages between all pairs of ranks, out of the windows; or as sums from relays, which gather
- * their rows inside their node: less to send, two steps more. The source sums its slots, near and
- * far, by one kernel, to which what has come is one rank more.
+ * Combine of the node engine. Results from other nodes come singly, straight out of the windows of
+ * the experts' owners, in messages between all pairs of ranks. Or they come as sums from relays,
+ * which read the windows of their node: fewer bytes, but one more kernel, and one more barrier
+ * inside the node. The token's rank sums all its slots by one kernel, with a table in which the
+ * received rows are one more rank.
  */
 #include <stdlib.h>
 
 #include "base/memory.h"
 #include "exchange/node/node.h"
 
-/* Brings back a window's results one by one: each owner of an expert sends rows of its window, as
- * they lie there, to each rank of another node, which begins with another owner. */
+/* Posts single results: rows of this rank's window to the ranks of other nodes, and theirs to this
+ * rank. Each rank begins with another peer. */
 static moert_status post_results(moert_exchange *exchange, const moert_plan *plan, int tag,
-                                 const moert_window *window, const moert_node_message *cargo) {
+                                 const moert_window *window, const moert_node_message *message) {
     const moert_node *node = exchange->state;
     const moert_relay_map *relay_map = exchange->relay_map;
     const size_t row_bytes = window->width * sizeof(float);
     const size_t stride_bytes = window->stride * sizeof(float);
     const moert_mail_rows from = {window->storage.host, row_bytes, stride_bytes};
-    const moert_mail_rows to = {moert_staging_host(cargo->in), row_bytes, stride_bytes};
+    const moert_mail_rows to = {moert_staging_host(message->in), row_bytes, stride_bytes};
     for (size_t k = 1; k < relay_map->ranks; k++) {
         const size_t next = (plan->rank + k) % relay_map->ranks;
         const size_t last = (plan->rank + relay_map->ranks - k) % relay_map->ranks;
@@ -33,27 +34,27 @@ static moert_status post_results(moert_exchange *exchange, const moert_plan *pla
     return MOERT_OK;
 }
 
-/* Where slots of this rank find their results: windows of this node, and what has arrived. */
-static moert_status make_reach(const moert_exchange *exchange, const moert_window *window,
-                               moert_node_message *cargo) {
-    const size_t bytes = exchange->relay_map->here * sizeof(uint64_t);
-    const uint64_t arrived = (uintptr_t)moert_staging_host(cargo->in);
-    MOERT_TRY(moert_buffer_reserve(exchange->device, bytes + sizeof arrived, &cargo->reach));
-    MOERT_TRY(moert_buffer_copy(window->storage.addresses, 0, cargo->reach, 0, bytes));
-    return moert_buffer_write(cargo->reach, bytes, &arrived, sizeof arrived);
+/* Makes the table of addresses: the windows of this node, then the received rows. */
+static moert_status make_address_table(const moert_exchange *exchange, const moert_window *window,
+                                       moert_node_message *message) {
+    const size_t bytes = exchange->relay_map->local_ranks * sizeof(uint64_t);
+    const uint64_t arrived = (uintptr_t)moert_staging_host(message->in);
+    MOERT_TRY(moert_buffer_reserve(exchange->device, bytes + sizeof arrived, &message->addresses));
+    MOERT_TRY(moert_buffer_copy(window->storage.addresses, 0, message->addresses, 0, bytes));
+    return moert_buffer_write(message->addresses, bytes, &arrived, sizeof arrived);
 }
 
-/* Whether results come as sums: not codes, since a sum has more digits. */
+/* Whether results come as sums. bf16 rows never do, since a sum has more digits. */
 static bool are_summed(const moert_exchange *exchange, const moert_transfer *t) {
     return (exchange->relay_map->presum || t->weight == NULL) && !moert_window_is_bf16(t->window);
 }
 
-/* Whether relays weight what they sum. */
+/* Whether relays multiply results by weights before they sum. */
 static bool weights_sums(const moert_exchange *exchange, const moert_transfer *t) {
     return t->weight != NULL && are_summed(exchange, t);
 }
 
-/* *mixed = the weights of near slots, and 1 for the sums of the others. */
+/* *mixed = the weights of slots on this node, and 1 for the sums from others. */
 static moert_status mix_weights(moert_exchange *exchange, const moert_transfer *t,
                                 const moert_buffer **mixed) {
     moert_node *node = exchange->state;
@@ -64,7 +65,7 @@ static moert_status mix_weights(moert_exchange *exchange, const moert_transfer *
     MOERT_TRY(MOERT_NEW_ARRAY(&weights, sums->count));
     MOERT_TRY_OR(free_weights, moert_buffer_read(t->weight, 0, weights, bytes));
     for (size_t s = 0; s < sums->count; s++)
-        if (sums->data[s][0] == exchange->relay_map->here)
+        if (sums->data[s][0] == exchange->relay_map->local_ranks)
             weights[s] = 1.0f;
     MOERT_TRY_OR(free_weights, moert_buffer_reserve(exchange->device, bytes, &node->mixed));
     MOERT_TRY_OR(free_weights, moert_buffer_write(node->mixed, 0, weights, bytes));
@@ -74,7 +75,7 @@ free_weights:
     return status;
 }
 
-/* The last kernels: sums of near and far rows, and the slots' floats. */
+/* Sums all rows of each token, and fetches the slots' floats. */
 static moert_status sum_all(moert_exchange *exchange, const moert_transfer *t) {
     moert_node *node = exchange->state;
     const moert_relay *relay = t->plan->relay;
@@ -82,25 +83,25 @@ static moert_status sum_all(moert_exchange *exchange, const moert_transfer *t) {
     moert_transfer sum = *t;
     moert_window rows = *t->window, slots;
     moert_exchange_plan plan = *t->plan;
-    MOERT_TRY(make_reach(exchange, t->window, &node->rows));
+    MOERT_TRY(make_address_table(exchange, t->window, &node->rows));
     if (weights_sums(exchange, t))
         MOERT_TRY(mix_weights(exchange, t, &sum.weight));
-    rows.storage.addresses = node->rows.reach;
+    rows.storage.addresses = node->rows.addresses;
     plan.destination = from->buffer;
     sum.window = &rows;
     sum.plan = &plan;
     MOERT_TRY(moert_kernel_combine_rows(exchange, &sum, true));
     if (t->slots == NULL)
         return MOERT_OK;
-    MOERT_TRY(make_reach(exchange, t->slots, &node->slots));
+    MOERT_TRY(make_address_table(exchange, t->slots, &node->slots));
     slots = *t->slots;
-    slots.storage.addresses = node->slots.reach;
+    slots.storage.addresses = node->slots.addresses;
     plan.destination = relay->each.buffer;
     sum.slots = &slots;
     return moert_kernel_combine_slots(exchange, &sum, true);
 }
 
-/* What the relays weight their sums by. */
+/* Sends the weights of sums to the relays. */
 static moert_status send_weights(moert_exchange *exchange, const moert_transfer *t,
                                  moert_status status) {
     moert_node *node = exchange->state;
@@ -115,7 +116,8 @@ static moert_status send_weights(moert_exchange *exchange, const moert_transfer 
     return moert_node_await(exchange);
 }
 
-/* Gets ready what this rank sends and receives, once all of its node have their results. */
+/* Prepares the messages, and as a relay sums results. If it does, all ranks of the node have their
+ * results. */
 static moert_status prepare_results(moert_exchange *exchange, const moert_transfer *t) {
     moert_node *node = exchange->state;
     moert_relay *relay = t->plan->relay;
@@ -127,7 +129,7 @@ static moert_status prepare_results(moert_exchange *exchange, const moert_transf
             moert_node_message_reserve(exchange->device, 0, slots, t->slots->stride, &node->slots));
     if (!are_summed(exchange, t))
         return moert_node_message_reserve(exchange->device, 0, slots, stride, &node->rows);
-    whole.width = whole.columns = stride; /* the padding has a sum, too */
+    whole.width = whole.columns = stride; /* rows of sums include the padding */
     MOERT_TRY(moert_node_message_reserve(exchange->device, relay->sums.rows_out,
                                          relay->sums.rows_in, stride, &node->rows));
     const moert_transfer sum = {

@@ -1,17 +1,17 @@
 /*
- * Ranks of several hosts on CPU devices: windows among the ranks of a node
+ * The engine for ranks of several hosts on CPU devices: windows among the ranks of a node
  * (exchange/window/engine.c), and messages between nodes, in which a row travels to each other node
  * at most once (relay.h).
  *
- *   dispatch  rows for this node go into its windows; a row for another node goes to this rank's
- *             relay there, which stores it into the windows of its neighbours by the same kernel
- *   combine   (combine.c) the experts' owners send the results of the slots back one by one;
- *             where a sum of several has the same bits, the relay sums them and sends that. The
- *             source sums its slots, near and far, in slot order: the bits of all engines. With
- *             MOERT_NODE_SUM=presum a relay sends one sum a row: fewer bytes, other bits. Rows of
- *             codes are never summed there
+ *   dispatch  A row for this node goes into its windows. A row for another node goes to this rank's
+ *             relay there, which stores it into the windows of its node by the same kernel.
+ *   combine   (combine.c) With weights, or bf16 rows, the experts' owners send single results
+ *             back. Else relays sum results where the sum has the same bits, and send the sums.
+ *             The token's rank sums all in slot order, with the bits of all engines. With
+ *             MOERT_NODE_SUM=presum a relay sends one weighted sum a row: fewer bytes, other bits.
+ *             It never sums bf16 rows.
  *
- * What a relay must know of a plan's rows comes before its first dispatch.
+ * The first dispatch of a plan also sends each relay the table of its rows' destinations.
  */
 #include "base/config.h"
 #include "base/memory.h"
@@ -19,12 +19,12 @@
 
 /* ---- dispatch ---- */
 
-/* Stores the rows that have arrived into this node's windows. */
+/* Stores the rows that have arrived for this relay into its node's windows. */
 static moert_status pass_on(moert_exchange *exchange, const moert_transfer *t) {
     moert_node *node = exchange->state;
     moert_relay *relay = t->plan->relay;
     if (!relay->known)
-        MOERT_TRY(moert_relay_learn(exchange->device, exchange->relay_map->ranks, relay));
+        MOERT_TRY(moert_relay_complete(exchange->device, exchange->relay_map->ranks, relay));
     const moert_transfer relayed = {
         .plan = &relay->relayed,
         .window = t->window,
@@ -47,12 +47,12 @@ static moert_status dispatch_node(moert_exchange *exchange, const moert_transfer
     status = moert_first(status, moert_device_finish(exchange->device));
     moert_transfer direct = *t;
     direct.plan = &relay->direct;
-    if (status == MOERT_OK) /* goes on while messages travel */
+    if (status == MOERT_OK) /* the kernel runs while messages travel */
         status = moert_kernel_dispatch(exchange, &direct, true);
     MOERT_TRY(moert_node_barrier(exchange->comm, status));
     const moert_node_rows tables = {relay->outgoing.data, relay->incoming.data, relay->send_rows,
                                     relay->receive_rows};
-    if (!relay->known) /* tells the relays where their rows belong, once per plan */
+    if (!relay->known) /* once per plan: the destinations of the rows */
         MOERT_TRY(moert_node_post(exchange, MOERT_NODE_TABLES, &tables,
                                   topk * sizeof *relay->incoming.data));
     if (slots)
@@ -70,8 +70,8 @@ static moert_status dispatch_node(moert_exchange *exchange, const moert_transfer
 
 /* ---- the engine ---- */
 
-/* What excludes the engine before anything is made; the ranks must agree on how results are summed.
- * Collective. */
+/* Checks all that may exclude the engine before it allocates. The ranks must have the same
+ * MOERT_NODE_SUM. Collective. */
 static moert_status look(const moert_exchange *exchange) {
     moert_comm *comm = exchange->comm;
     const moert_device_info *info = moert_device_describe(exchange->device);
@@ -109,7 +109,7 @@ static void close_node(moert_exchange *exchange) {
     exchange->state = exchange->relay_map = NULL;
 }
 
-/* The memory of the engine, and the communicator of the node's ranks. */
+/* Allocates the engine's state. */
 static moert_status make_node(moert_exchange *exchange) {
     moert_node *node;
     MOERT_TRY(look(exchange));
@@ -134,7 +134,7 @@ static moert_status open_windows(moert_exchange *exchange,
     return MOERT_OK;
 }
 
-/* Each step is agreed on before the next collective one. */
+/* The ranks agree on each step before the next collective one. */
 static void open_node(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
     moert_comm *comm = exchange->comm;
     const bool works = moert_exchange_goes_on(comm, make_node(exchange), reason) &&

@@ -1,19 +1,19 @@
-/* Messages of the node engine, and its ranks' waits for each other: see node.h. */
+/* Messages and the barrier of the node engine: see node.h. */
 #include <stdatomic.h>
 
 #include "base/phase.h"
 #include "exchange/node/node.h"
 
 moert_status moert_node_message_reserve(moert_device *device, size_t rows_out, size_t rows_in,
-                                        size_t width, moert_node_message *cargo) {
-    MOERT_TRY(moert_staging_reserve(device, rows_out * width * sizeof(float), &cargo->out));
-    return moert_staging_reserve(device, rows_in * width * sizeof(float), &cargo->in);
+                                        size_t width, moert_node_message *message) {
+    MOERT_TRY(moert_staging_reserve(device, rows_out * width * sizeof(float), &message->out));
+    return moert_staging_reserve(device, rows_in * width * sizeof(float), &message->in);
 }
 
-void moert_node_message_free(moert_node_message *cargo) {
-    moert_staging_destroy(cargo->out);
-    moert_staging_destroy(cargo->in);
-    moert_buffer_destroy(cargo->reach);
+void moert_node_message_free(moert_node_message *message) {
+    moert_staging_destroy(message->out);
+    moert_staging_destroy(message->in);
+    moert_buffer_destroy(message->addresses);
 }
 
 moert_status moert_node_post(moert_exchange *exchange, int tag, const moert_node_rows *rows,
@@ -34,9 +34,9 @@ moert_status moert_node_post(moert_exchange *exchange, int tag, const moert_node
 }
 
 moert_status moert_node_message_post(moert_exchange *exchange, int tag,
-                                     const moert_node_message *cargo, const size_t *send_rows,
+                                     const moert_node_message *message, const size_t *send_rows,
                                      const size_t *receive_rows, size_t width) {
-    const moert_node_rows rows = {moert_staging_host(cargo->out), moert_staging_host(cargo->in),
+    const moert_node_rows rows = {moert_staging_host(message->out), moert_staging_host(message->in),
                                   send_rows, receive_rows};
     return moert_node_post(exchange, tag, &rows, width * sizeof(float));
 }
@@ -60,14 +60,14 @@ moert_status moert_node_barrier(moert_comm *comm, moert_status status) {
 
 moert_status moert_node_message_pack(moert_exchange *exchange, const moert_relay *relay,
                                      const moert_buffer *source, size_t width,
-                                     moert_node_message *cargo) {
+                                     moert_node_message *message) {
     MOERT_TRY(moert_node_message_reserve(exchange->device, relay->rows_out, relay->rows_in, width,
-                                         cargo));
+                                         message));
     return moert_kernel_gather(exchange->device,
-                               &(moert_gather){.reach = source,
+                               &(moert_gather){.window = source,
                                                .from = relay->source.buffer,
                                                .rows = relay->rows_out,
                                                .width = width,
                                                .stride = width,
-                                               .packed = moert_staging_buffer(cargo->out)});
+                                               .packed = moert_staging_buffer(message->out)});
 }

@@ -1,39 +1,38 @@
-/*
- * The parts of the node engine (engine.c): its memory, its messages and its combine.
- */
+/* The node engine's memory, messages and combine. */
 #pragma once
 
 #include "comm/mail.h"
 #include "exchange/internal.h"
 #include "exchange/routes.h"
 
-/* Kinds of messages, which are their tags. */
+/* Tags of messages. */
 enum { MOERT_NODE_TABLES = 1, MOERT_NODE_ROWS, MOERT_NODE_SLOTS, MOERT_NODE_WEIGHTS };
 
-/* What goes out and what comes in; kernels fill and read it where it lies. */
+/* Rows to send and rows received, which kernels write and read in place. */
 typedef struct moert_node_message {
     moert_staging *out, *in;
-    moert_buffer *reach; /* combine: uint64 [here + 1], this node's segments and then `in` */
+    moert_buffer *addresses; /* combine: uint64 [local_ranks + 1]: segments of the node, `in` */
 } moert_node_message;
 
 typedef struct moert_node {
-    moert_exchange inside; /* of this node's ranks, for its windows alone */
+    moert_exchange inside; /* of this node's ranks, only for windows */
     moert_mail *mail;
     moert_node_message rows, slots, weights;
-    moert_routes routes; /* of results that come one by one */
-    moert_buffer *mixed; /* presum: [T,K] weights of near slots, 1 of sums */
+    moert_routes routes; /* of single results */
+    moert_buffer *mixed; /* presum: [T,K] weights of slots on this node, 1 for sums */
 } moert_node;
 
-/* ---- messages (cargo.c) ---- */
+/* ---- messages (message.c) ---- */
 
 moert_status moert_node_message_reserve(moert_device *device, size_t rows_out, size_t rows_in,
-                                        size_t width, moert_node_message *cargo);
-void moert_node_message_free(moert_node_message *cargo);
-/* Packs the rows of source[T,width] that leave the node. */
+                                        size_t width, moert_node_message *message);
+void moert_node_message_free(moert_node_message *message);
+/* Packs the rows of source[T,width] that go to other nodes into message->out. */
 moert_status moert_node_message_pack(moert_exchange *exchange, const moert_relay *relay,
                                      const moert_buffer *source, size_t width,
-                                     moert_node_message *cargo);
-/* Posts rows of `row_bytes` to and from all ranks, sorted by rank; of a cargo: `width` floats. */
+                                     moert_node_message *message);
+/* Posts rows of `row_bytes`, or of `width` floats, to and from all ranks; both are sorted by
+ * rank. */
 typedef struct moert_node_rows {
     void *out, *in;
     const size_t *send, *receive; /* [ranks] rows */
@@ -41,16 +40,17 @@ typedef struct moert_node_rows {
 moert_status moert_node_post(moert_exchange *exchange, int tag, const moert_node_rows *rows,
                              size_t row_bytes);
 moert_status moert_node_message_post(moert_exchange *exchange, int tag,
-                                     const moert_node_message *cargo, const size_t *send_rows,
+                                     const moert_node_message *message, const size_t *send_rows,
                                      const size_t *receive_rows, size_t width);
-/* Until all that is posted has come and gone. */
+/* Waits until all posted messages are done. */
 moert_status moert_node_await(moert_exchange *exchange);
 
-/* All ranks of `comm` wait for each other, and fail alike if one has failed. What they wrote before
- * into memory that they share is there for all after. */
+/* A barrier of the hosts of `comm`. If a rank's status is a failure, all return it. Stores to
+ * shared memory before it are visible to all ranks after it. */
 moert_status moert_node_barrier(moert_comm *comm, moert_status status);
 
-/* ---- combine (combine.c), as of moert_engine ---- */
+/* ---- combine (combine.c) ---- */
 
+/* An entry of moert_engine. */
 moert_status moert_node_combine(moert_exchange *exchange, const moert_transfer *t,
                                 moert_status status);

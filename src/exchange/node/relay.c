@@ -1,4 +1,4 @@
-/* Routes between nodes: see relay.h. No messages here. */
+/* Routes between nodes: see relay.h. Sends no messages. */
 #include "exchange/node/relay.h"
 
 #include <stdlib.h>
@@ -8,10 +8,10 @@
 
 /* ---- nodes ---- */
 
-/* The rank of a node at some place. */
-static size_t rank_at(const moert_relay_map *relay_map, size_t node, size_t place) {
+/* The rank with a number on a node. */
+static size_t rank_at(const moert_relay_map *relay_map, size_t node, size_t local_rank) {
     size_t r = 0;
-    while (relay_map->node_of[r] != node || relay_map->place[r] != place)
+    while (relay_map->node_of[r] != node || relay_map->local_rank[r] != local_rank)
         r++;
     return r;
 }
@@ -29,19 +29,19 @@ moert_status moert_relay_map_create(const moert_comm *comm, bool presum,
     made->presum = presum;
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&sizes, made->nodes));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->node_of, made->ranks));
-    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->place, made->ranks));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->local_rank, made->ranks));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->relay, made->nodes));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->serves, made->ranks));
     for (size_t r = 0; r < made->ranks; r++) {
         made->node_of[r] = moert_comm_node(comm, r);
-        made->place[r] = sizes[made->node_of[r]]++;
+        made->local_rank[r] = sizes[made->node_of[r]]++;
     }
-    made->here = sizes[made->node];
+    made->local_ranks = sizes[made->node];
     for (size_t n = 0; n < made->nodes; n++)
-        made->relay[n] = n == made->node ? me : rank_at(made, n, made->place[me] % sizes[n]);
+        made->relay[n] = n == made->node ? me : rank_at(made, n, made->local_rank[me] % sizes[n]);
     for (size_t r = 0; r < made->ranks; r++)
-        made->serves[r] =
-            made->node_of[r] != made->node && made->place[r] % made->here == made->place[me];
+        made->serves[r] = made->node_of[r] != made->node &&
+                          made->local_rank[r] % made->local_ranks == made->local_rank[me];
     *relay_map = made;
     free(sizes);
     return MOERT_OK;
@@ -54,7 +54,7 @@ fail:
 void moert_relay_map_destroy(moert_relay_map *relay_map) {
     if (relay_map == NULL)
         return;
-    MOERT_FREE(relay_map->node_of, relay_map->place, relay_map->relay, relay_map->serves,
+    MOERT_FREE(relay_map->node_of, relay_map->local_rank, relay_map->relay, relay_map->serves,
                relay_map);
 }
 
@@ -85,7 +85,7 @@ static moert_status make_pairs(size_t count, moert_pairs *pairs) {
 }
 
 /* Copies them to the device. */
-static moert_status show_pairs(moert_device *device, moert_pairs *pairs) {
+static moert_status upload_pairs(moert_device *device, moert_pairs *pairs) {
     const size_t bytes = pairs->count * sizeof *pairs->data;
     MOERT_TRY(moert_buffer_reserve(device, bytes, &pairs->buffer));
     return moert_buffer_write(pairs->buffer, 0, pairs->data, bytes);
@@ -103,28 +103,28 @@ static void set_pair(moert_pairs *pairs, size_t at, size_t rank, size_t row) {
 
 /* ---- the routes of a plan ---- */
 
-/* Marks, in `outgoing`, the rank of a slot that is summed with the one before it. */
+/* A bit of the local rank in `outgoing`: the slot belongs to the same sum as the one before it. */
 #define JOINS 0x80000000u
 
-/* What goes to another node: where its next row lies among all that this rank sends, and the sums
- * that come back. */
-typedef struct lane {
-    size_t row;             /* next */
-    size_t first_sum, sums; /* place of the first, and how many so far */
-    size_t token, last_row; /* 1 + the token whose row was last, and its place */
-} lane;
+/* The state of the rows to another node while route() walks the slots. */
+typedef struct cursor {
+    size_t row;             /* the next row's number among rows_out */
+    size_t first_sum, sums; /* number of the first sum among sums.rows_in, and sums so far */
+    size_t token, last_row; /* 1 + the token of the last row, and the number of that row */
+} cursor;
 
-/* How much travels between which ranks, and where each lane begins. */
-static void size_up(const moert_relay_map *relay_map, const moert_plan *plan, const uint64_t *told,
-                    size_t stride, lane *lanes, moert_relay *relay) {
+/* Counts the rows between ranks, and sets the first row of each cursor. */
+static void count_rows(const moert_relay_map *relay_map, const moert_plan *plan,
+                       const uint64_t *node_rows, size_t stride, cursor *cursors,
+                       moert_relay *relay) {
     for (size_t r = 0; r < plan->ranks; r++) {
         const size_t node = relay_map->node_of[r];
         if (node == relay_map->node)
             relay->slots_here += plan->send_rows[r];
         if (node != relay_map->node && relay_map->relay[node] == r)
-            relay->send_rows[r] = told[plan->rank * stride + node];
+            relay->send_rows[r] = node_rows[plan->rank * stride + node];
         if (relay_map->serves[r]) {
-            relay->receive_rows[r] = told[r * stride + relay_map->node];
+            relay->receive_rows[r] = node_rows[r * stride + relay_map->node];
             for (size_t e = 0; e < plan->experts; e++)
                 if (relay_map->node_of[moert_plan_owner(plan->experts, plan->ranks, e)] ==
                     relay_map->node)
@@ -134,16 +134,16 @@ static void size_up(const moert_relay_map *relay_map, const moert_plan *plan, co
     }
     for (size_t r = 0; r < plan->ranks; r++) {
         if (relay->send_rows[r] > 0)
-            lanes[relay_map->node_of[r]] = (lane){.row = relay->rows_out};
+            cursors[relay_map->node_of[r]] = (cursor){.row = relay->rows_out};
         relay->rows_out += relay->send_rows[r];
     }
 }
 
-/* Gives a slot of another node its place: with the row of its token, the first there or not. */
-static void route_away(const moert_relay_map *relay_map, const moert_plan *plan, size_t slot,
-                       bool joins, lane *to, moert_relay *relay) {
-    const size_t here = relay_map->here;
-    const uint32_t place = (uint32_t)relay_map->place[plan->slot_rank[slot]];
+/* Routes a slot on another node: with the row of its token, which its first slot there adds. */
+static void route_to_node(const moert_relay_map *relay_map, const moert_plan *plan, size_t slot,
+                          bool joins, cursor *to, moert_relay *relay) {
+    const size_t local_ranks = relay_map->local_ranks;
+    const uint32_t local_rank = (uint32_t)relay_map->local_rank[plan->slot_rank[slot]];
     const size_t token = slot / plan->topk, row = plan->slot_row[slot];
     if (to->token != token + 1) {
         to->token = token + 1;
@@ -152,16 +152,16 @@ static void route_away(const moert_relay_map *relay_map, const moert_plan *plan,
         joins = false;
     }
     set_pair(&relay->outgoing, to->last_row * plan->topk + slot % plan->topk,
-             joins ? place | JOINS : place, row);
-    set_pair(&relay->each, slot, here, plan->slot_position[slot]);
+             joins ? local_rank | JOINS : local_rank, row);
+    set_pair(&relay->each, slot, local_ranks, plan->slot_position[slot]);
     if (!joins)
-        set_pair(&relay->sums.to, slot, here, to->sums++);
+        set_pair(&relay->sums.to, slot, local_ranks, to->sums++);
 }
 
-/* A token's head is the node of all its slots so far, if it is one. */
+/* A token's head is the node of all its slots so far, if they are on one node. */
 enum { NO_SLOT = -1, NO_HEAD = -2 };
 
-static void route(const moert_relay_map *relay_map, const moert_plan *plan, lane *lanes,
+static void route(const moert_relay_map *relay_map, const moert_plan *plan, cursor *cursors,
                   moert_relay *relay) {
     int64_t head = NO_SLOT;
     for (size_t s = 0; s < plan->tokens * plan->topk; s++) {
@@ -170,24 +170,24 @@ static void route(const moert_relay_map *relay_map, const moert_plan *plan, lane
             head = NO_SLOT;
         if (rank == MOERT_PLAN_DROPPED)
             continue;
-        const size_t node = relay_map->node_of[rank], place = relay_map->place[rank];
+        const size_t node = relay_map->node_of[rank], local_rank = relay_map->local_rank[rank];
         head = head == NO_SLOT || head == (int64_t)node ? (int64_t)node : NO_HEAD;
         if (node != relay_map->node) {
-            route_away(relay_map, plan, s, relay_map->presum || head == (int64_t)node, &lanes[node],
-                       relay);
+            route_to_node(relay_map, plan, s, relay_map->presum || head == (int64_t)node,
+                          &cursors[node], relay);
             continue;
         }
-        set_pair(&relay->near, s, place, row);
-        set_pair(&relay->each, s, place, row);
-        set_pair(&relay->sums.to, s, place, row);
+        set_pair(&relay->near, s, local_rank, row);
+        set_pair(&relay->each, s, local_rank, row);
+        set_pair(&relay->sums.to, s, local_rank, row);
     }
 }
 
-/* Sums come back sorted by relay, too. */
-static void place_sums(const moert_relay_map *relay_map, const moert_plan *plan, lane *lanes,
-                       moert_relay *relay) {
+/* Numbers the sums among sums.rows_in, sorted by relay. */
+static void number_sums(const moert_relay_map *relay_map, const moert_plan *plan, cursor *cursors,
+                        moert_relay *relay) {
     for (size_t r = 0; r < plan->ranks; r++) {
-        lane *from = &lanes[relay_map->node_of[r]];
+        cursor *from = &cursors[relay_map->node_of[r]];
         if (relay->send_rows[r] == 0)
             continue;
         from->first_sum = relay->sums.rows_in;
@@ -195,9 +195,9 @@ static void place_sums(const moert_relay_map *relay_map, const moert_plan *plan,
         relay->sums.rows_in += from->sums;
     }
     for (size_t s = 0; s < relay->sums.to.count; s++)
-        if (relay->sums.to.data[s][0] == relay_map->here)
+        if (relay->sums.to.data[s][0] == relay_map->local_ranks)
             relay->sums.to.data[s][1] +=
-                (uint32_t)lanes[relay_map->node_of[plan->slot_rank[s]]].first_sum;
+                (uint32_t)cursors[relay_map->node_of[plan->slot_rank[s]]].first_sum;
 }
 
 static moert_status make_tables(const moert_plan *plan, moert_relay *relay) {
@@ -211,24 +211,24 @@ static moert_status make_tables(const moert_plan *plan, moert_relay *relay) {
 }
 
 moert_status moert_relay_create(moert_device *device, const moert_relay_map *relay_map,
-                                const moert_plan *plan, const uint64_t *told, size_t stride,
+                                const moert_plan *plan, const uint64_t *node_rows, size_t stride,
                                 moert_relay **relay) {
     moert_relay *made = NULL;
-    lane *lanes = NULL;
+    cursor *cursors = NULL;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
-    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&lanes, relay_map->nodes));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&cursors, relay_map->nodes));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->send_rows, relay_map->ranks));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->receive_rows, relay_map->ranks));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->sums.send, relay_map->ranks));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->sums.receive, relay_map->ranks));
-    size_up(relay_map, plan, told, stride, lanes, made);
+    count_rows(relay_map, plan, node_rows, stride, cursors, made);
     MOERT_TRY_OR(fail, make_tables(plan, made));
-    route(relay_map, plan, lanes, made);
-    place_sums(relay_map, plan, lanes, made);
-    moert_pairs *const shown[] = {&made->source, &made->near, &made->each, &made->sums.to};
-    for (size_t i = 0; i < MOERT_COUNT(shown); i++)
-        MOERT_TRY_OR(fail, show_pairs(device, shown[i]));
+    route(relay_map, plan, cursors, made);
+    number_sums(relay_map, plan, cursors, made);
+    moert_pairs *const uploaded[] = {&made->source, &made->near, &made->each, &made->sums.to};
+    for (size_t i = 0; i < MOERT_COUNT(uploaded); i++)
+        MOERT_TRY_OR(fail, upload_pairs(device, uploaded[i]));
     made->direct_slots = made->relayed_slots = (moert_plan){.topk = plan->topk, .ranks = 1};
     made->direct_slots.tokens = plan->tokens;
     made->direct_slots.send_rows = &made->slots_here;
@@ -240,11 +240,11 @@ moert_status moert_relay_create(moert_device *device, const moert_relay_map *rel
     made = NULL;
 fail:
     moert_relay_destroy(made);
-    free(lanes);
+    free(cursors);
     return status;
 }
 
-/* Walks the slots that have come: which of them make up each sum. */
+/* Finds the slots of each sum, and clears JOINS, in `incoming`. */
 static void find_sums(moert_relay *relay, size_t ranks) {
     const size_t topk = relay->relayed_slots.topk;
     size_t row = 0, sums = 0;
@@ -255,16 +255,16 @@ static void find_sums(moert_relay *relay, size_t ranks) {
                 const uint32_t *slot = relay->incoming.data[row * topk + k];
                 if (slot[0] == MOERT_PLAN_DROPPED)
                     continue;
-                const uint32_t place = slot[0] & ~JOINS;
+                const uint32_t local_rank = slot[0] & ~JOINS;
                 sums += (slot[0] & JOINS) == 0;
-                set_pair(&relay->sums.from, (sums - 1) * topk + k, place, slot[1]);
-                set_pair(&relay->incoming, row * topk + k, place, slot[1]);
+                set_pair(&relay->sums.from, (sums - 1) * topk + k, local_rank, slot[1]);
+                set_pair(&relay->incoming, row * topk + k, local_rank, slot[1]);
             }
         relay->sums.send[r] = sums - before;
     }
 }
 
-moert_status moert_relay_learn(moert_device *device, size_t ranks, moert_relay *relay) {
+moert_status moert_relay_complete(moert_device *device, size_t ranks, moert_relay *relay) {
     const size_t topk = relay->relayed_slots.topk;
     size_t results = 0, sums = 0;
     for (size_t s = 0; s < relay->incoming.count; s++) {
@@ -273,14 +273,14 @@ moert_status moert_relay_learn(moert_device *device, size_t ranks, moert_relay *
     }
     relay->sums.rows_out = sums;
     if (results != relay->slots_relayed)
-        return MOERT_FAIL(ERROR_INTERNAL, "rows for %zu slots have come, counts told of %zu",
+        return MOERT_FAIL(ERROR_INTERNAL, "rows for %zu slots have arrived; the counts say %zu",
                           results, relay->slots_relayed);
     free(relay->sums.from.data);
     relay->sums.from.data = NULL;
     MOERT_TRY(make_pairs(relay->sums.rows_out * topk, &relay->sums.from));
     find_sums(relay, ranks);
-    MOERT_TRY(show_pairs(device, &relay->incoming));
-    MOERT_TRY(show_pairs(device, &relay->sums.from));
+    MOERT_TRY(upload_pairs(device, &relay->incoming));
+    MOERT_TRY(upload_pairs(device, &relay->sums.from));
     relay->summed_slots = (moert_plan){.tokens = relay->sums.rows_out, .topk = topk};
     relay->relayed =
         (moert_exchange_plan){.plan = &relay->relayed_slots, .destination = relay->incoming.buffer};

@@ -1,16 +1,17 @@
 /*
- * Any ranks and devices: rows travel as non-blocking messages from and into host memory, in chunks.
+ * The engine for any ranks and devices: rows travel as non-blocking messages from and into host
+ * memory, in chunks.
  *
- * A rank packs its rows on the device, sorted by (owner, row there), the plan's `packed` places:
- * its packed rows are a window of one rank. What travels between two ranks in a chunk is one run of
- * packed rows, and one run of the owner's window for each expert of the chunk. Combine sends the
- * same rows back, and the combine kernel of the other engines sums them from their packed places:
- * the same bits.
+ * A rank packs its rows on the device, sorted by (owner, row there), in the order of the plan's
+ * `packed`. The packed rows are a window of one rank, so the kernels of the other engines pack and
+ * sum them, with the same bits. A message of a chunk is one run of packed rows at the token's rank,
+ * and one run of the window for each expert of the chunk at the owner. Combine sends the same rows
+ * back.
  *
  *   dispatch   out.packed -> window        combine   window -> back.packed
  *
- * Windows and packed rows lie in staging memory, so on CPU devices kernels write what is sent and
- * read what was received. When a chunk's messages are posted: flights.h.
+ * Windows and packed rows are staging memory, so on CPU devices kernels access the memory that MPI
+ * sends from and receives into. inflight.h says when messages are posted.
  */
 #include <string.h>
 
@@ -19,14 +20,14 @@
 
 /* ---- dispatch and combine ---- */
 
-/* The packed rows of a transfer as its windows, which have one rank. */
+/* A transfer whose windows are its packed rows, as windows of one rank. */
 typedef struct moert_packed_move {
     moert_exchange_plan plan;
     moert_window window[MOERT_INFLIGHT_KINDS];
     moert_transfer t;
 } moert_packed_move;
 
-static void pack_move(const moert_inflight *flight, const moert_transfer *t,
+static void pack_move(const moert_inflight *inflight, const moert_transfer *t,
                       moert_packed_move *made) {
     made->plan = *t->plan;
     made->plan.destination = t->plan->packed;
@@ -34,17 +35,17 @@ static void pack_move(const moert_inflight *flight, const moert_transfer *t,
     made->t.plan = &made->plan;
     made->window[MOERT_INFLIGHT_ROWS] = *t->window;
     made->window[MOERT_INFLIGHT_ROWS].storage.rows =
-        moert_staging_buffer(flight->packed[MOERT_INFLIGHT_ROWS]);
+        moert_staging_buffer(inflight->packed[MOERT_INFLIGHT_ROWS]);
     made->t.window = &made->window[MOERT_INFLIGHT_ROWS];
     if (t->slots == NULL)
         return;
     made->window[MOERT_INFLIGHT_SLOTS] = *t->slots;
     made->window[MOERT_INFLIGHT_SLOTS].storage.rows =
-        moert_staging_buffer(flight->packed[MOERT_INFLIGHT_SLOTS]);
+        moert_staging_buffer(inflight->packed[MOERT_INFLIGHT_SLOTS]);
     made->t.slots = &made->window[MOERT_INFLIGHT_SLOTS];
 }
 
-/* Copies a chunk's rows between the device and the host. */
+/* Copies rows between the device and the host. */
 typedef moert_status moert_copy(moert_staging *staging, size_t offset_bytes, size_t bytes);
 
 static moert_status copy_rows(moert_staging *staging, const moert_window *window, size_t first,
@@ -53,31 +54,31 @@ static moert_status copy_rows(moert_staging *staging, const moert_window *window
     return copy(staging, first * row_bytes, (end - first) * row_bytes);
 }
 
-static moert_status copy_chunk(const moert_inflight *flight, size_t chunk, moert_copy *copy) {
-    const moert_chunk part = moert_exchange_chunk(flight->plan, chunk);
+static moert_status copy_chunk(const moert_inflight *inflight, size_t chunk, moert_copy *copy) {
+    const moert_chunk part = moert_exchange_chunk(inflight->plan, chunk);
     for (int kind = 0; kind < MOERT_INFLIGHT_KINDS; kind++)
-        if (flight->window[kind] != NULL)
-            MOERT_TRY(copy_rows(flight->window[kind]->storage.staging, flight->window[kind],
+        if (inflight->window[kind] != NULL)
+            MOERT_TRY(copy_rows(inflight->window[kind]->storage.staging, inflight->window[kind],
                                 part.first_row, part.end_row, copy));
     return MOERT_OK;
 }
 
-static moert_status copy_prepacked(const moert_inflight *flight, moert_copy *copy) {
+static moert_status copy_packed(const moert_inflight *inflight, moert_copy *copy) {
     for (int kind = 0; kind < MOERT_INFLIGHT_KINDS; kind++)
-        if (flight->window[kind] != NULL)
-            MOERT_TRY(copy_rows(flight->packed[kind], flight->window[kind], 0,
-                                moert_routes_packed_rows(flight->plan->plan), copy));
+        if (inflight->window[kind] != NULL)
+            MOERT_TRY(copy_rows(inflight->packed[kind], inflight->window[kind], 0,
+                                moert_routes_packed_rows(inflight->plan->plan), copy));
     return MOERT_OK;
 }
 
-/* Enqueues the prepack of rows and slots, and how they come to the host. */
+/* Enqueues the packing of rows and slots, and their copy to the host. */
 static moert_status pack(moert_stage *stage, const moert_transfer *t) {
     moert_device *device = stage->exchange->device;
     const size_t rows = moert_routes_packed_rows(t->plan->plan);
     moert_packed_move packed;
     MOERT_TRY(moert_routes_find(&stage->routes, t->plan));
-    /* Room for rows, and for slots, forth and back. What comes back may be wider: as wide as any window
-     * so far. */
+    /* Room for rows and slots on both ways. The combine's rows may be wider than the dispatch's, so
+     * their room is for the widest window so far. */
     stage->stride = stage->exchange->widest;
     MOERT_TRY(moert_staging_reserve(device, rows * t->window->stride * sizeof(float),
                                     &stage->out.packed[MOERT_INFLIGHT_ROWS]));
@@ -91,26 +92,26 @@ static moert_status pack(moert_stage *stage, const moert_transfer *t) {
     pack_move(&stage->out, t, &packed);
     moert_inflight_begin(&stage->out, t);
     MOERT_TRY(moert_kernel_dispatch(stage->exchange, &packed.t, false));
-    return copy_prepacked(&stage->out, moert_staging_copy_to_host);
+    return copy_packed(&stage->out, moert_staging_copy_to_host);
 }
 
-/* All ranks fail here or go through all chunks. */
+/* Either all ranks fail here, or all go through all chunks. */
 static moert_status dispatch_staged(moert_exchange *exchange, const moert_transfer *t,
                                     moert_status status) {
     moert_stage *stage = exchange->state;
     stage->status = MOERT_OK;
-    /* what is packed next may still be sent */
+    /* earlier messages may still read the packed rows */
     status = moert_first(status, moert_stage_await(stage, MOERT_STAGE_ALL));
     if (status == MOERT_OK)
         status = pack(stage, t);
     MOERT_TRY(moert_comm_agree(exchange->comm, status));
-    for (size_t w = 0; w < t->plan->chunks; w++)
+    for (size_t c = 0; c < t->plan->chunks; c++)
         moert_inflight_record(stage, &stage->out);
     moert_stage_advance(stage);
     return MOERT_OK;
 }
 
-/* Rows travel without their padding. */
+/* Clears the padding of received rows, which messages do not have. */
 static void clear_padding(const moert_window *window, size_t first, size_t end) {
     const size_t bytes = (window->stride - window->width) * sizeof(float);
     float *row = (float *)moert_staging_host(window->storage.staging) + first * window->stride;
@@ -133,7 +134,7 @@ static moert_status send_staged(moert_exchange *exchange, const moert_transfer *
     if (chunk == 0 && stage->out.plan != t->plan)
         return MOERT_FAIL(ERROR_USAGE, "a combine does not follow the dispatch of its plan");
     if (chunk == 0 && t->window->stride > stage->stride) {
-        /* room for rows of a window that is new since the dispatch; all ranks come here or none */
+        /* a wider window than any before the dispatch, on all ranks or none */
         const size_t floats = moert_routes_packed_rows(t->plan->plan) * t->window->stride;
         MOERT_TRY(moert_comm_agree(
             exchange->comm, moert_staging_reserve(exchange->device, floats * sizeof(float),
@@ -154,7 +155,7 @@ static moert_status combine_staged(moert_exchange *exchange, const moert_transfe
     moert_packed_move packed;
     status = moert_first(status, moert_stage_await(stage, MOERT_STAGE_ALL));
     MOERT_TRY(moert_comm_agree(exchange->comm, status));
-    MOERT_TRY(copy_prepacked(&stage->back, moert_staging_copy_to_device));
+    MOERT_TRY(copy_packed(&stage->back, moert_staging_copy_to_device));
     pack_move(&stage->back, t, &packed);
     MOERT_TRY(moert_kernel_combine_rows(exchange, &packed.t, false));
     return moert_kernel_combine_slots(exchange, &packed.t, false);

@@ -1,4 +1,4 @@
-/* Flights and their messages: see flights.h. */
+/* Messages of a dispatch or combine in flight: see inflight.h. */
 #include "exchange/staged/inflight.h"
 
 #include <time.h>
@@ -9,22 +9,22 @@
 
 enum { NAP_NS = 20000 };
 
-/* What a message is part of: the rows of a chunk, or one of these. */
+/* Parts by which moert_mail counts messages: received rows of chunk 0.., or one of these. */
 enum { PART_SENT = MOERT_INFLIGHT_CHUNKS, PART_BACK, PART_RETURNED };
 
 /* ---- messages ---- */
 
-/* Posts a chunk's messages of one kind with one peer, one way. */
-static moert_status post_pair(moert_stage *stage, const moert_inflight *flight, int kind,
+/* Posts a chunk's messages of one kind to or from a peer. */
+static moert_status post_pair(moert_stage *stage, const moert_inflight *inflight, int kind,
                               size_t chunk, bool send, size_t peer) {
-    const moert_exchange_plan *plan = flight->plan;
-    const moert_window *window = flight->window[kind];
+    const moert_exchange_plan *plan = inflight->plan;
+    const moert_window *window = inflight->window[kind];
     const size_t local = plan->plan->local_experts, row_bytes = window->width * sizeof(float);
-    const size_t part = send ? (flight->back ? PART_RETURNED : PART_SENT)
-                             : (flight->back ? (size_t)PART_BACK : chunk);
-    const moert_mail_address to = {send, peer, flight->back ? 2 : 1, part};
-    const bool packed = send != flight->back;
-    moert_staging *memory = packed ? flight->packed[kind] : window->storage.staging;
+    const size_t part = send ? (inflight->back ? PART_RETURNED : PART_SENT)
+                             : (inflight->back ? (size_t)PART_BACK : chunk);
+    const moert_mail_address to = {send, peer, inflight->back ? 2 : 1, part};
+    const bool packed = send != inflight->back;
+    moert_staging *memory = packed ? inflight->packed[kind] : window->storage.staging;
     const moert_mail_rows rows = {moert_staging_host(memory), row_bytes,
                                   window->stride * sizeof(float)};
     if (packed)
@@ -36,61 +36,61 @@ static moert_status post_pair(moert_stage *stage, const moert_inflight *flight, 
                            experts.end - experts.first);
 }
 
-/* Posts a chunk's messages one way; each rank begins with another peer. */
-static moert_status post_chunk(moert_stage *stage, const moert_inflight *flight, size_t chunk,
+/* Posts a chunk's messages to or from all peers; each rank begins with another peer. */
+static moert_status post_chunk(moert_stage *stage, const moert_inflight *inflight, size_t chunk,
                                bool send) {
-    const size_t ranks = flight->plan->plan->ranks, rank = flight->plan->plan->rank;
+    const size_t ranks = inflight->plan->plan->ranks, rank = inflight->plan->plan->rank;
     for (size_t k = 0; k < ranks; k++) {
         const size_t peer = (send ? rank + k : rank + ranks - k) % ranks;
         for (int kind = 0; kind < MOERT_INFLIGHT_KINDS; kind++)
-            if (flight->window[kind] != NULL)
-                MOERT_TRY(post_pair(stage, flight, kind, chunk, send, peer));
+            if (inflight->window[kind] != NULL)
+                MOERT_TRY(post_pair(stage, inflight, kind, chunk, send, peer));
     }
     return MOERT_OK;
 }
 
-/* Posts the chunks whose marks have passed; of a dispatch one at a time, since messages that are
- * under way together share the link, and the first chunk would come no earlier than the last. */
-static void post_marked(moert_stage *stage, moert_inflight *flight) {
-    while (flight->posted < flight->marked) {
+/* Posts the chunks whose events have completed. A dispatch sends one chunk at a time: messages in
+ * flight together share the link, and the first chunk would arrive no earlier than the last. */
+static void post_ready(moert_stage *stage, moert_inflight *inflight) {
+    while (inflight->posted < inflight->recorded) {
         bool passed = true;
-        if (!flight->back && moert_mail_left(stage->mail, PART_SENT) > 0)
+        if (!inflight->back && moert_mail_left(stage->mail, PART_SENT) > 0)
             return;
-        if (flight->mark[flight->posted] != NULL)
-            moert_stage_note(stage, moert_event_test(flight->mark[flight->posted], &passed));
+        if (inflight->event[inflight->posted] != NULL)
+            moert_stage_note(stage, moert_event_test(inflight->event[inflight->posted], &passed));
         if (!passed)
             return;
-        if (flight->posted == 0) {
-            flight->began_ns = moert_clock_ns();
-            for (size_t w = 0; w < flight->plan->chunks; w++)
-                moert_stage_note(stage, post_chunk(stage, flight, w, false));
+        if (inflight->posted == 0) {
+            inflight->began_ns = moert_clock_ns();
+            for (size_t c = 0; c < inflight->plan->chunks; c++)
+                moert_stage_note(stage, post_chunk(stage, inflight, c, false));
         }
-        /* rows that could not be made are sent as they are: nobody may wait for them */
-        moert_stage_note(stage, post_chunk(stage, flight, flight->posted++, true));
+        /* after a failure rows are sent as they are, so that no rank waits for them */
+        moert_stage_note(stage, post_chunk(stage, inflight, inflight->posted++, true));
     }
 }
 
-static bool has_landed(const moert_stage *stage, const moert_inflight *flight) {
-    size_t left = flight->posted < flight->plan->chunks;
-    for (size_t w = 0; w < flight->plan->chunks && !flight->back; w++)
-        left += moert_mail_left(stage->mail, w);
-    return left + (flight->back ? moert_mail_left(stage->mail, PART_BACK) : 0) == 0;
+static bool has_arrived(const moert_stage *stage, const moert_inflight *inflight) {
+    size_t left = inflight->posted < inflight->plan->chunks;
+    for (size_t c = 0; c < inflight->plan->chunks && !inflight->back; c++)
+        left += moert_mail_left(stage->mail, c);
+    return left + (inflight->back ? moert_mail_left(stage->mail, PART_BACK) : 0) == 0;
 }
 
-/* Tells a profile how long rows were on their way, once all have come. */
-static void report_message(moert_stage *stage, moert_inflight *flight) {
-    if (flight->began_ns == 0 || !has_landed(stage, flight))
+/* Reports to a profile how long rows were in flight, once all have arrived. */
+static void report_message(moert_stage *stage, moert_inflight *inflight) {
+    if (inflight->began_ns == 0 || !has_arrived(stage, inflight))
         return;
     moert_profile_message(stage->exchange->device,
-                          flight->back ? MOERT_OPERATION_COMBINE : MOERT_OPERATION_DISPATCH,
-                          flight->began_ns, moert_clock_ns());
-    flight->began_ns = 0;
+                          inflight->back ? MOERT_OPERATION_COMBINE : MOERT_OPERATION_DISPATCH,
+                          inflight->began_ns, moert_clock_ns());
+    inflight->began_ns = 0;
 }
 
-/* Posts what can be and lets messages t; `wait`: until one is done. */
+/* Posts all messages that can be posted and lets MPI make progress; `wait`: until one is done. */
 static moert_status advance(moert_stage *stage, bool wait) {
-    post_marked(stage, &stage->out);
-    post_marked(stage, &stage->back);
+    post_ready(stage, &stage->out);
+    post_ready(stage, &stage->back);
     MOERT_TRY(moert_mail_progress(stage->mail, wait));
     report_message(stage, &stage->out);
     report_message(stage, &stage->back);
@@ -103,24 +103,24 @@ void moert_stage_advance(moert_stage *stage) {
 
 /* ---- waiting ---- */
 
-static bool is_posted(const moert_inflight *flight) {
-    return flight->posted == flight->marked;
+static bool is_posted(const moert_inflight *inflight) {
+    return inflight->posted == inflight->recorded;
 }
 
-/* Whether the rows of a chunk have come, with the last one all of this rank's are sent off, or ALL
- * messages are done. */
+/* Whether the rows of a chunk have arrived; for the last chunk, also whether all of this rank's
+ * chunks are posted. ALL: whether all messages are done. */
 static bool is_done(const moert_stage *stage, int chunk) {
     const moert_inflight *out = &stage->out;
     if (chunk == MOERT_STAGE_ALL)
         return is_posted(out) && is_posted(&stage->back) &&
                moert_mail_left_of_all(stage->mail) == 0;
-    const size_t needed = (size_t)chunk + 1 == out->plan->chunks ? out->marked : 1;
+    const size_t needed = (size_t)chunk + 1 == out->plan->chunks ? out->recorded : 1;
     return out->posted >= needed && moert_mail_left(stage->mail, (size_t)chunk) == 0;
 }
 
 /*
- * Until a chunk has come, or ALL is done. While the device works, looks now and then; this rank
- * waits for others, as the watchdog and a profile count it, from when its device has nothing to do.
+ * While the device works, the host only polls messages and the device. When the device is idle, the
+ * host waits in MPI, and only this counts as a wait for the watchdog and a profile.
  */
 moert_status moert_stage_await(moert_stage *stage, int chunk) {
     const struct timespec nap = {0, NAP_NS};
@@ -137,7 +137,7 @@ moert_status moert_stage_await(moert_stage *stage, int chunk) {
         waiting = idle;
         if (!idle)
             nanosleep(&nap, NULL);
-        status = advance(stage, idle); /* then no mark holds up a message */
+        status = advance(stage, idle); /* if the device is idle, no message waits for an event */
     }
     if (waiting)
         moert_phase_wait_end();
@@ -146,32 +146,32 @@ moert_status moert_stage_await(moert_stage *stage, int chunk) {
     return stage->status;
 }
 
-/* ---- flights ---- */
+/* ---- chunks of a transfer ---- */
 
-static void free_marks(moert_inflight *flight) {
-    for (size_t w = 0; w < MOERT_INFLIGHT_CHUNKS; w++) {
-        moert_event_free(flight->mark[w]);
-        flight->mark[w] = NULL;
+static void free_events(moert_inflight *inflight) {
+    for (size_t c = 0; c < MOERT_INFLIGHT_CHUNKS; c++) {
+        moert_event_free(inflight->event[c]);
+        inflight->event[c] = NULL;
     }
 }
 
-void moert_inflight_begin(moert_inflight *flight, const moert_transfer *t) {
-    free_marks(flight);
-    flight->plan = t->plan;
-    flight->window[MOERT_INFLIGHT_ROWS] = t->window;
-    flight->window[MOERT_INFLIGHT_SLOTS] = t->slots;
-    flight->marked = flight->posted = 0;
-    flight->began_ns = 0;
+void moert_inflight_begin(moert_inflight *inflight, const moert_transfer *t) {
+    free_events(inflight);
+    inflight->plan = t->plan;
+    inflight->window[MOERT_INFLIGHT_ROWS] = t->window;
+    inflight->window[MOERT_INFLIGHT_SLOTS] = t->slots;
+    inflight->recorded = inflight->posted = 0;
+    inflight->began_ns = 0;
 }
 
-void moert_inflight_record(moert_stage *stage, moert_inflight *flight) {
-    moert_stage_note(stage,
-                     moert_event_record(stage->exchange->device, &flight->mark[flight->marked]));
-    flight->marked++;
+void moert_inflight_record(moert_stage *stage, moert_inflight *inflight) {
+    moert_stage_note(
+        stage, moert_event_record(stage->exchange->device, &inflight->event[inflight->recorded]));
+    inflight->recorded++;
 }
 
-void moert_inflight_free(moert_inflight *flight) {
-    free_marks(flight);
+void moert_inflight_free(moert_inflight *inflight) {
+    free_events(inflight);
     for (int kind = 0; kind < MOERT_INFLIGHT_KINDS; kind++)
-        moert_staging_destroy(flight->packed[kind]);
+        moert_staging_destroy(inflight->packed[kind]);
 }

@@ -1,11 +1,11 @@
 /*
- * How the window engine opens, and how its ranks meet.
+ * The window engine's opening and its barriers.
  *
- * OpenCL does not promise that a kernel's stores reach other processes, so opening the engine tests
- * it. A dispatch and a combine synchronise once each (moert_control_pass). Either the hosts wait
- * for their devices and then for each other; or the devices wait for each other
- * (exchange/window/flags.h), and the hosts agree on their status only, ahead of them: a kernel
- * waits only for those that all hosts are enqueuing.
+ * OpenCL does not promise that a kernel's stores reach other processes, so the engine tests it when
+ * it opens. A dispatch and a combine synchronise once each (moert_control_pass). Either the hosts
+ * wait for their devices and then for each other, or the devices wait for each other
+ * (exchange/window/flags.h). In that case the hosts still agree on their status, ahead of the
+ * devices: so a kernel only waits for kernels that all hosts will enqueue.
  */
 #include "exchange/window/control.h"
 
@@ -17,50 +17,50 @@
 #include "base/memory.h"
 
 enum { LINE_BYTES = 64, PROBE_ROUNDS = 2, LONGEST_S = 86400 };
-enum { TOLD_BYTES = 65536 }; /* the longest message of `gather` in shared memory */
+enum { MESSAGE_BYTES = 65536 }; /* the longest message of `gather` in shared memory */
 
-/* ---- meetings ---- */
+/* ---- barriers ---- */
 
-static volatile uint32_t *status_word(const moert_exchange *exchange, size_t rank, size_t meeting) {
+static volatile uint32_t *status_word(const moert_exchange *exchange, size_t rank, size_t barrier) {
     const moert_control *control = exchange->state;
-    char *segment = moert_shared_segment(control->words, rank);
-    return (volatile uint32_t *)(void *)(segment + meeting % 2 * LINE_BYTES);
+    char *segment = moert_shared_segment(control->shared, rank);
+    return (volatile uint32_t *)(void *)(segment + barrier % 2 * LINE_BYTES);
 }
 
 /*
- * The words alternate between two places, since a rank may enter the next meeting while another
- * still reads this one's; it cannot enter the one after.
- * A sync is a fence for all memory that the ranks share, so this one serves every window.
+ * Each rank has two status words, which barriers use alternately: a rank may enter the next barrier
+ * while another still reads the words of this one, but it cannot enter the one after that.
+ * moert_shared_sync is a fence for all shared memory, also for all windows.
  */
 moert_status moert_control_barrier(moert_exchange *exchange, moert_status status) {
     moert_control *control = exchange->state;
-    size_t meeting = control->meetings++;
+    size_t barrier = control->barriers++;
     bool failed = false;
-    *status_word(exchange, moert_comm_rank(exchange->comm), meeting) = status;
-    MOERT_TRY(moert_shared_sync(control->words));
+    *status_word(exchange, moert_comm_rank(exchange->comm), barrier) = status;
+    MOERT_TRY(moert_shared_sync(control->shared));
     for (size_t r = 0; r < moert_comm_size(exchange->comm); r++)
-        failed = failed || *status_word(exchange, r, meeting) != MOERT_OK;
+        failed = failed || *status_word(exchange, r, barrier) != MOERT_OK;
     return failed ? moert_comm_agree(exchange->comm, status) : MOERT_OK;
 }
 
-static void *message(const moert_exchange *exchange, size_t rank, size_t meeting) {
+static void *message(const moert_exchange *exchange, size_t rank, size_t barrier) {
     const moert_control *control = exchange->state;
-    return (char *)moert_shared_segment(control->words, rank) + 2 * LINE_BYTES +
-           meeting % 2 * TOLD_BYTES;
+    return (char *)moert_shared_segment(control->shared, rank) + 2 * LINE_BYTES +
+           barrier % 2 * MESSAGE_BYTES;
 }
 
-/* A meeting, too, whose messages alternate likewise. */
+/* Also a barrier of the hosts; messages alternate like the status words. */
 moert_status moert_control_gather(moert_exchange *exchange, const void *mine, size_t bytes,
                                   void *all) {
     moert_control *control = exchange->state;
-    control->behind = false; /* every host has waited for its device, or all fail */
-    if (bytes > TOLD_BYTES)
+    control->needs_barrier = false; /* each host has waited for its device, or all ranks fail */
+    if (bytes > MESSAGE_BYTES)
         return moert_comm_allgather(exchange->comm, mine, bytes, all);
-    const size_t meeting = control->meetings++;
-    memcpy(message(exchange, moert_comm_rank(exchange->comm), meeting), mine, bytes);
-    MOERT_TRY(moert_shared_sync(control->words));
+    const size_t barrier = control->barriers++;
+    memcpy(message(exchange, moert_comm_rank(exchange->comm), barrier), mine, bytes);
+    MOERT_TRY(moert_shared_sync(control->shared));
     for (size_t r = 0; r < moert_comm_size(exchange->comm); r++)
-        memcpy((char *)all + r * bytes, message(exchange, r, meeting), bytes);
+        memcpy((char *)all + r * bytes, message(exchange, r, barrier), bytes);
     return MOERT_OK;
 }
 
@@ -103,14 +103,14 @@ static moert_status probe_read(moert_exchange *exchange, moert_buffer *wrong, un
     MOERT_TRY(moert_buffer_read(wrong, 0, &count, sizeof count));
     if (count > 0)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
-                          "kernels see %u of %u rows in the shared memory of other ranks wrongly",
+                          "kernels read %u of %u rows in the shared memory of other ranks wrong",
                           (unsigned)count, ranks * ranks);
     return MOERT_OK;
 }
 
 /*
- * Every rank writes into every segment and reads all of them, twice, so that a device that keeps a
- * copy shows. All ranks fail alike.
+ * Every rank writes into every segment and reads all of them, in two rounds, which detect a device
+ * that reads a stale copy. All ranks return the same failure.
  */
 static moert_status probe(moert_exchange *exchange) {
     unsigned ranks = (unsigned)moert_comm_size(exchange->comm);
@@ -134,16 +134,16 @@ release:
 
 void moert_control_close(moert_exchange *exchange) {
     moert_control *control = exchange->state;
-    moert_event_free(control->branch);
-    moert_event_free(control->landed);
+    moert_event_free(control->combine_start);
+    moert_event_free(control->combine_end);
     moert_flags_destroy(control->flags);
     moert_storage_release(&control->probe);
-    moert_shared_destroy(control->words);
+    moert_shared_destroy(control->shared);
     free(control);
     exchange->state = NULL;
 }
 
-/* What excludes the engine before anything is made. Collective. */
+/* Checks all that may exclude the engine before it allocates. Collective. */
 static moert_status look(const moert_exchange *exchange, const moert_exchange_memory *memory) {
     moert_comm *comm = exchange->comm;
     const bool cpu = moert_device_describe(exchange->device)->is_cpu;
@@ -160,33 +160,33 @@ static moert_status look(const moert_exchange *exchange, const moert_exchange_me
 
 /* ---- who waits ---- */
 
-/* Whether AUTO lets the devices wait, which must run the kernels of all ranks at the same time:
- * GPUs that have one rank each. */
-static moert_status have_own_gpus(moert_exchange *exchange, bool *all) {
+/* Whether each rank has a GPU that no other rank uses. Then AUTO lets the devices wait, since the
+ * kernels of all ranks can run at the same time. */
+static moert_status have_a_gpu_each(moert_exchange *exchange, bool *all) {
     enum { BYTES = sizeof((moert_device_info *)0)->pci };
     const moert_device_info *info = moert_device_describe(exchange->device);
     const size_t ranks = moert_comm_size(exchange->comm), rank = moert_comm_rank(exchange->comm);
-    char(*places)[BYTES];
+    char(*addresses)[BYTES];
     moert_status status;
-    MOERT_TRY(moert_alloc(&places, ranks, BYTES));
-    MOERT_TRY_OR(release, moert_comm_allgather(exchange->comm, info->pci, BYTES, places));
+    MOERT_TRY(moert_alloc(&addresses, ranks, BYTES));
+    MOERT_TRY_OR(release, moert_comm_allgather(exchange->comm, info->pci, BYTES, addresses));
     bool alone = info->is_gpu && info->pci[0] != '\0';
     for (size_t r = 0; r < ranks; r++)
-        alone = alone && (r == rank || strcmp(places[r], info->pci) != 0);
+        alone = alone && (r == rank || strcmp(addresses[r], info->pci) != 0);
     MOERT_TRY_OR(release, moert_exchange_everyone(exchange->comm, alone, all));
 release:
-    free(places);
+    free(addresses);
     return status;
 }
 
-/* Makes flags if the devices are to wait, and tests them. They are to tell who is late before the
- * watchdog ends the job, and wait for three quarters of its time. */
+/* Creates and tests flags if the devices are to wait. They wait for three quarters of the
+ * watchdog's time, so that they name a late rank before the watchdog ends the job. */
 static moert_status open_flags(moert_exchange *exchange) {
     moert_control *control = exchange->state;
     const moert_config *config = moert_config_get();
     const uint64_t timeout_ms = 1000 * (config->timeout_s > 0 ? config->timeout_s : LONGEST_S);
     bool wanted = config->sync == MOERT_SYNC_DEVICE, own;
-    MOERT_TRY(have_own_gpus(exchange, &own));
+    MOERT_TRY(have_a_gpu_each(exchange, &own));
     MOERT_TRY(moert_exchange_everyone(exchange->comm,
                                       config->sync == MOERT_SYNC_AUTO ? own : wanted, &wanted));
     if (!wanted)
@@ -208,9 +208,10 @@ static moert_status open_flags(moert_exchange *exchange) {
     return MOERT_OK;
 }
 
-/* Links between GPUs are taken to be slower than their memory; CPUs are to run the same kernels
- * where their devices wait. How results come back: sent if all ranks say so, fetched if one says that, else what products do.
- * Only those on Hopper's tensor cores send. */
+/* Chooses how rows travel, the same on all ranks. `once`: links between GPUs are assumed slower
+ * than their memory; CPUs whose devices wait always use it, so that tests cover it. `push`: on if
+ * all ranks say so; off if a rank says off, or AUTO without Hopper's tensor cores; else the GEMM
+ * decides. */
 static moert_status choose_ways(moert_exchange *exchange) {
     moert_control *control = exchange->state;
     const moert_config *config = moert_config_get();
@@ -231,7 +232,7 @@ static moert_status choose_ways(moert_exchange *exchange) {
     return moert_exchange_everyone(exchange->comm, sums, &exchange->sums);
 }
 
-/* Each step is agreed on before the next collective one. */
+/* The ranks agree on each step before the next collective one. */
 void moert_control_open(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
     moert_comm *comm = exchange->comm;
     moert_device *device = exchange->device;
@@ -247,7 +248,7 @@ void moert_control_open(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REA
     }
     control->memory = memory;
     exchange->state = control;
-    status = moert_shared_create(comm, 2 * (LINE_BYTES + TOLD_BYTES), &control->words);
+    status = moert_shared_create(comm, 2 * (LINE_BYTES + MESSAGE_BYTES), &control->shared);
     if (moert_exchange_goes_on(comm, status, reason) &&
         moert_exchange_goes_on(comm, memory->create(device, comm, probe_bytes, &control->probe),
                                reason) &&

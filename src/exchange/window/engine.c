@@ -1,21 +1,21 @@
 /*
- * Ranks of one host: a window is a segment per rank of memory that the kernels of every rank write
- * and read by address (moert_exchange_memory). No row is copied twice, none is packed.
+ * The engine for ranks of one host. A window has one memory segment per rank, which the kernels of
+ * all ranks write and read by address (moert_exchange_memory). No row is packed.
  *
- * A dispatch and a combine have one meeting each, of hosts or devices (exchange/window/control.h).
- * With devices that wait for each other a t of few rows is one kernel with the meeting inside
- * (move_fused), as each launch and each kernel that only waits take longer than the rows do.
+ * A dispatch and a combine have one barrier each, of hosts or devices (exchange/window/control.h).
+ * If devices wait for each other, a transfer of few rows is one kernel with the barrier inside
+ * (move_fused), since a launch, or a kernel that only waits, takes longer than the rows.
  */
 #include "base/config.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "exchange/window/control.h"
 
-/* Beside a combine products leave SPARED of PARTS compute units to it, which have so many
- * work-groups of it each. Measured on H200s. */
+/* While a combine overlaps with GEMMs, they leave SPARED of PARTS compute units to it, and each of
+ * these holds UNIT_GROUPS of its work-groups. Measured on H200s. */
 enum { SPARED = 2, PARTS = 11, UNIT_GROUPS = 16 };
-/* Of the rows to other ranks those that must not be sent, for a kernel that copies them, and the
- * least of their bytes, where that takes more kernels or not. */
+/* A dispatch sends a row to each rank once if that saves at least this fraction of the rows to
+ * other ranks, and this number of bytes: more if fan_out is a separate kernel. */
 static const double LEAST_SAVED = 0.25, WORTH_BYTES = 4 << 20, WORTH_FUSED_BYTES = 1 << 20;
 
 static moert_status allocate_window(const moert_window *window, size_t rows,
@@ -26,20 +26,21 @@ static moert_status allocate_window(const moert_window *window, size_t rows,
                                    storage);
 }
 
-static void drop_mark(moert_event **mark) {
-    moert_event_free(*mark);
-    *mark = NULL;
+static void drop_event(moert_event **event) {
+    moert_event_free(*event);
+    *event = NULL;
 }
 
 static moert_status join_window(moert_exchange *exchange) {
     moert_control *control = exchange->state;
-    moert_status status = control->landed != NULL ? moert_event_follow(control->landed) : MOERT_OK;
-    drop_mark(&control->landed);
+    moert_status status =
+        control->combine_end != NULL ? moert_event_follow(control->combine_end) : MOERT_OK;
+    drop_event(&control->combine_end);
     return status;
 }
 
 static moert_status fetch_window(moert_exchange *exchange) {
-    MOERT_TRY(join_window(exchange)); /* what ran aside is earlier work, too */
+    MOERT_TRY(join_window(exchange)); /* a combine on the second queue is earlier work */
     return moert_control_fetch(exchange);
 }
 
@@ -56,7 +57,7 @@ bool moert_window_saves(const moert_plan *plan, size_t row_bytes, bool fused) {
     return saved >= LEAST_SAVED && saved * off_rank * (double)row_bytes >= least_bytes;
 }
 
-/* Whether all of it is one kernel, with the meeting inside; on other ranks it may be several. */
+/* Whether this rank does a transfer in one kernel, with the barrier inside; ranks may differ. */
 static bool is_fused(const moert_exchange *exchange, const moert_transfer *t, bool combines) {
     const moert_control *control = exchange->state;
     return control->fuse && !(combines && t->beside) && moert_kernel_is_small(t, combines);
@@ -66,7 +67,8 @@ static bool sends_window(const moert_exchange *exchange, const moert_transfer *t
     return is_fused(exchange, t, true);
 }
 
-/* A kernel is compiled by a meeting of nobody: one that waits must not hold the cache's lock. */
+/* A transfer in one kernel. A launch with a barrier of no ranks compiles the kernel first: a launch
+ * that waits must not hold the cache's lock. */
 static moert_status move_fused(moert_exchange *exchange, const moert_transfer *t, bool combines,
                                moert_status status) {
     moert_control *control = exchange->state;
@@ -85,16 +87,16 @@ static moert_status dispatch_window(moert_exchange *exchange, const moert_transf
                                     moert_status status) {
     moert_control *control = exchange->state;
     moert_transfer t = *given;
-    /* On CPUs, whose devices wait in a test of that alone, always. The same on all ranks. */
+    /* the same on all ranks */
     t.once = control->once == MOERT_ONCE_ALWAYS ||
              (control->once == MOERT_ONCE_IF_IT_SAVES &&
               moert_window_saves(t.plan->plan, t.window->stride * sizeof(float), control->fuse));
-    /* A combine beside other work meets before that work, which may still read the rows of the last
-     * dispatch when another rank is about to send the next. Then the devices meet once more; a plan
-     * in between, for which every host has waited for its device, spares that. */
-    if (control->behind)
+    /* The barrier of an overlapped combine comes before the work that overlaps. This work may still
+     * read the rows of the last dispatch when another rank sends those of the next. So the devices
+     * have one more barrier, unless a plan in between waited for every device. */
+    if (control->needs_barrier)
         status = moert_first(status, moert_flags_barrier(control->flags));
-    control->behind = false;
+    control->needs_barrier = false;
     if (is_fused(exchange, &t, false))
         return move_fused(exchange, &t, false, status);
     if (status == MOERT_OK)
@@ -103,17 +105,17 @@ static moert_status dispatch_window(moert_exchange *exchange, const moert_transf
     return t.once ? moert_kernel_fan_out(exchange, &t) : MOERT_OK;
 }
 
-static bool pushes_window(const moert_exchange *exchange, bool products) {
+static bool pushes_window(const moert_exchange *exchange, bool gemm_scatters) {
     const moert_control *control = exchange->state;
-    return control->push == MOERT_PUSH_ON || (control->push == MOERT_PUSH_AUTO && products);
+    return control->push == MOERT_PUSH_ON || (control->push == MOERT_PUSH_AUTO && gemm_scatters);
 }
 
 static unsigned spared_units(const moert_exchange *exchange) {
     return moert_device_describe(exchange->device)->compute_units * SPARED / PARTS;
 }
 
-/* Only where no host has to wait for a device. What can fail is done here, where a rank can still
- * tell the others in time. */
+/* Prepares a combine on the second queue, if no host has to wait for a device. Everything that may
+ * fail comes here, since the rank can still report it to the others. */
 static moert_status branch_window(moert_exchange *exchange, moert_transfer *t) {
     moert_control *control = exchange->state;
     t->beside = control->flags != NULL;
@@ -122,26 +124,27 @@ static moert_status branch_window(moert_exchange *exchange, moert_transfer *t) {
     MOERT_TRY(join_window(exchange));
     MOERT_TRY(moert_device_turn(exchange->device, true));
     MOERT_TRY(moert_device_turn(exchange->device, false));
-    MOERT_TRY(moert_event_record(exchange->device, &control->branch));
+    MOERT_TRY(moert_event_record(exchange->device, &control->combine_start));
     moert_device_spare(exchange->device, spared_units(exchange));
     return MOERT_OK;
 }
 
-/* The second queue from the branch on, to marks behind the slots and behind the rows. */
+/* The combine, on the second queue after combine_start, with an event after the slots and one after
+ * the rows. */
 static moert_status combine_aside(moert_exchange *exchange, const moert_transfer *t,
                                   moert_event **slots) {
     moert_control *control = exchange->state;
     moert_transfer rows = *t;
     rows.most_groups = moert_max(spared_units(exchange), 1) * (size_t)UNIT_GROUPS;
-    const moert_status follows = moert_event_follow(control->branch);
-    MOERT_TRY(moert_flags_barrier(control->flags)); /* in any case: the others count it, too */
+    const moert_status follows = moert_event_follow(control->combine_start);
+    MOERT_TRY(moert_flags_barrier(control->flags)); /* also after a failure: all ranks count it */
     MOERT_TRY(follows);
     MOERT_TRY(moert_kernel_combine_slots(exchange, t, true));
     MOERT_TRY(moert_event_record(exchange->device, slots));
     MOERT_TRY(moert_kernel_combine_rows(exchange, &rows, true));
-    if (moert_device_join_in(exchange->device) != MOERT_OK) /* on the units that are free then */
-        MOERT_INFO("units stay idle behind a combine: %s", moert_last_error());
-    return moert_event_record(exchange->device, &control->landed);
+    if (moert_device_join_in(exchange->device) != MOERT_OK) /* the combine's units help the GEMMs */
+        MOERT_INFO("compute units stay idle after a combine: %s", moert_last_error());
+    return moert_event_record(exchange->device, &control->combine_end);
 }
 
 static moert_status combine_beside(moert_exchange *exchange, const moert_transfer *t) {
@@ -152,7 +155,7 @@ static moert_status combine_beside(moert_exchange *exchange, const moert_transfe
     if (status == MOERT_OK)
         status = moert_event_follow(slots);
     if (status != MOERT_OK)
-        moert_device_finish(exchange->device); /* nothing else orders the two queues now */
+        moert_device_finish(exchange->device); /* no event orders the two queues now */
     moert_event_free(slots);
     return status;
 }
@@ -160,18 +163,18 @@ static moert_status combine_beside(moert_exchange *exchange, const moert_transfe
 static moert_status combine_window(moert_exchange *exchange, const moert_transfer *t,
                                    moert_status status) {
     moert_control *control = exchange->state;
-    const bool branched = control->branch != NULL;
-    control->behind = false;
+    const bool branched = control->combine_start != NULL;
+    control->needs_barrier = false;
     if (is_fused(exchange, t, true))
         return move_fused(exchange, t, true, status);
     status =
         branched ? moert_control_barrier(exchange, status) : moert_control_pass(exchange, status);
-    control->behind = status == MOERT_OK && t->beside;
+    control->needs_barrier = status == MOERT_OK && t->beside;
     if (status == MOERT_OK && branched)
         status = combine_beside(exchange, t);
     if (branched)
         moert_device_spare(exchange->device, 0);
-    drop_mark(&control->branch);
+    drop_event(&control->combine_start);
     if (branched || status != MOERT_OK)
         return status;
     MOERT_TRY(moert_kernel_combine_slots(exchange, t, true));
@@ -185,10 +188,10 @@ const moert_engine moert_engine_window = {
     .allocate = allocate_window,
     .dispatch = dispatch_window,
     .combine = combine_window,
-    .fetch = fetch_window,
+    .fetch_verdict = fetch_window,
     .beside = branch_window,
     .join = join_window,
-    .check = moert_control_check,
+    .check_verdict = moert_control_check,
     .pushes = pushes_window,
     .sends = sends_window,
     .gather = moert_control_gather,

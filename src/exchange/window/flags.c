@@ -1,4 +1,4 @@
-/* Meetings of the ranks' devices, enqueued and checked. */
+/* Barriers of the ranks' devices: see flags.h. */
 #include "exchange/window/flags.h"
 
 #include <stdlib.h>
@@ -8,21 +8,21 @@
 
 enum { LINE_BYTES = 64, BARRIERS = 256 };
 
-/* As kernels/exchange/barrier.h writes it. */
+/* kernels/exchange/barrier.h writes it. */
 typedef struct verdict {
-    uint32_t late; /* rank + 1, or 0 */
-    uint32_t number;
+    uint32_t late;   /* rank + 1, or 0 */
+    uint32_t number; /* of the barrier */
 } verdict;
-enum { VERDICT_BYTES = 2 * LINE_BYTES }; /* and a count of its own */
+enum { VERDICT_BYTES = 2 * LINE_BYTES }; /* the verdict, and a line with the kernels' counter */
 
 struct moert_flags {
     moert_device *device;
     moert_comm *comm;
-    moert_storage segment; /* line r: the flag of rank r */
+    moert_storage segment; /* of lines of LINE_BYTES; line r is the flag that rank r raises */
     moert_staging *verdict;
     uint64_t patience_ns;
-    uint32_t number;             /* of the last meeting */
-    moert_phase phase[BARRIERS]; /* of the last meetings, by number */
+    uint32_t number;             /* of the last barrier */
+    moert_phase phase[BARRIERS]; /* in which this rank enqueued barrier n: [n % BARRIERS] */
 };
 
 static moert_barrier barrier_of_ranks(const moert_flags *flags, size_t ranks) {
@@ -36,10 +36,10 @@ static moert_barrier barrier_of_ranks(const moert_flags *flags, size_t ranks) {
     };
 }
 
-static moert_status launch(moert_flags *flags, moert_barrier meeting) {
-    return MOERT_RUN(flags->device, "exchange/barrier", "meet", ((moert_grid){1, 1, 1}),
-                     MOERT_ARG(meeting.segments), MOERT_ARG(meeting.verdict),
-                     MOERT_STRUCT(meeting.args));
+static moert_status launch(moert_flags *flags, moert_barrier barrier) {
+    return MOERT_RUN(flags->device, "exchange/barrier", "barrier_of_devices",
+                     ((moert_grid){1, 1, 1}), MOERT_ARG(barrier.segments),
+                     MOERT_ARG(barrier.verdict), MOERT_STRUCT(barrier.args));
 }
 
 static moert_status begin(moert_flags *flags) {
@@ -63,7 +63,7 @@ moert_status moert_flags_create(moert_device *device, moert_comm *comm,
     status = memory->create(device, comm, moert_comm_size(comm) * LINE_BYTES, &made->segment);
     if (status == MOERT_OK)
         status = begin(made);
-    MOERT_TRY_OR(undo, moert_comm_agree(comm, status)); /* and nobody raises a flag before */
+    MOERT_TRY_OR(undo, moert_comm_agree(comm, status)); /* before that no rank raises a flag */
     *flags = made;
     return MOERT_OK;
 undo:
@@ -100,15 +100,15 @@ moert_status moert_flags_fetch(moert_flags *flags) {
 }
 
 moert_status moert_flags_check(moert_flags *flags) {
-    verdict *told = moert_staging_host(flags->verdict);
-    const verdict seen = *told;
+    verdict *host = moert_staging_host(flags->verdict);
+    const verdict seen = *host;
     if (seen.late == 0)
         return MOERT_OK;
-    *told = (verdict){0, 0};
-    MOERT_TRY(moert_staging_copy_to_device(flags->verdict, 0, sizeof *told));
+    *host = (verdict){0, 0};
+    MOERT_TRY(moert_staging_copy_to_device(flags->verdict, 0, sizeof *host));
     return MOERT_FAIL(
         ERROR_COMM,
-        "the device of rank %u (%s) has not come to meeting %u, in phase '%s', within "
+        "the device of rank %u (%s) has not reached barrier %u, in phase '%s', within "
         "%.3g s; MOERT_SYNC=host waits as long as MOERT_TIMEOUT_S allows",
         seen.late - 1, moert_comm_host(flags->comm, seen.late - 1), seen.number,
         moert_phase_name(flags->phase[seen.number % BARRIERS]), (double)flags->patience_ns * 1e-9);

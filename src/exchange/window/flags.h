@@ -1,8 +1,9 @@
 /*
- * Ranks of one host that wait for each other on their devices: kernels raise flags in the segments
- * of all ranks and wait for those in their own (kernels/exchange/barrier.cl). The hosts only enqueue.
+ * Barriers of the devices of one host's ranks. A kernel raises a flag in the segments of all ranks
+ * and waits for theirs in its rank's segment (kernels/exchange/barrier.cl). The hosts only enqueue.
  *
- * For devices that run the kernels of all ranks at the same time: one rank each.
+ * The kernels of all ranks must run at the same time. So each rank needs a device, or on CPUs a
+ * waiting kernel that yields to other threads.
  */
 #pragma once
 
@@ -10,29 +11,32 @@
 
 typedef struct moert_flags moert_flags;
 
-/* A meeting waits for `patience_ns` at most. Collective; the status is that of all ranks. */
+/* Creates flags whose barriers wait for `patience_ns` at most. Collective; all ranks return the
+ * same status. */
 moert_status moert_flags_create(moert_device *device, moert_comm *comm,
                                 const moert_exchange_memory *memory, uint64_t patience_ns,
                                 moert_flags **flags);
 void moert_flags_destroy(moert_flags *flags); /* Waits for the device. NULL is legal. */
 
 /*
- * Enqueues a meeting: what any rank's device has done before is seen by what they do after it.
- * Every rank enqueues as many, and nothing in between that waits for another rank's host.
+ * Enqueues a barrier: what any rank's device stored before it is visible to all devices after it.
+ * All ranks must enqueue the same barriers, and nothing in between that waits for another rank's
+ * host.
  */
 moert_status moert_flags_barrier(moert_flags *flags);
 
-/* Counts the next meeting, for a kernel that has it inside: enqueued next, and flushed; or one of
- * no ranks, by which such a kernel is compiled: one that waits must not hold the cache's lock. */
+/* The arguments of the next barrier, for a kernel that contains it, which the caller enqueues next
+ * and flushes. moert_flags_nobody: those of a barrier of no ranks, for the first launch of such a
+ * kernel, which compiles it under the cache's lock and so must not wait. */
 moert_barrier moert_flags_next(moert_flags *flags);
 moert_barrier moert_flags_nobody(const moert_flags *flags);
 
-/* Enqueues that the host learns what the meetings so far have found. */
+/* Enqueues a copy of the verdict on all barriers so far to the host. */
 moert_status moert_flags_fetch(moert_flags *flags);
 
 /*
- * Once that is done: ERROR_COMM if a rank had not come to a meeting in time, once for each such
- * meeting: names the rank, and the phase in which this one had enqueued it. What was computed since
- * is worthless.
+ * Returns the verdict, after that copy: ERROR_COMM if a rank did not reach a barrier in time. The
+ * message names that rank, and the phase in which this rank enqueued the barrier. All results since
+ * then are invalid. The call clears the verdict.
  */
 moert_status moert_flags_check(moert_flags *flags);

@@ -1,9 +1,7 @@
 /*
- * Segments on the GPUs of NVIDIA's on one host: every rank makes its own, and takes those of the
- * others into its OpenCL context from open files (device/device.h, "memory that devices of other
- * processes reach"). Kernels then read and write them over NVLink or PCIe.
- *
- * Large segments come in pieces.
+ * Segments on the NVIDIA GPUs of one host. Every rank allocates a segment, in one or more pieces,
+ * and imports all segments into its OpenCL context from open files (device/device.h, "memory that
+ * devices of other processes reach"). Kernels access them over NVLink or PCIe.
  */
 #include <stdlib.h>
 
@@ -11,11 +9,11 @@
 #include "base/memory.h"
 #include "exchange/internal.h"
 
-/* What a rank holds beside its own rows. */
+/* What a rank keeps, apart from the buffer of its rows. */
 typedef struct segments {
-    moert_export *own;
+    moert_export *own; /* this rank's pieces */
     size_t ranks;
-    moert_buffer *others[]; /* [ranks], NULL for this rank */
+    moert_buffer *others[]; /* [ranks] imported segments; NULL for this rank */
 } segments;
 
 static moert_status look(const moert_device *device, moert_comm *comm) {
@@ -39,25 +37,25 @@ static void release(void *memory) {
     free(s);
 }
 
-/* Whether this rank's GPU reaches those of all others. */
+/* Checks that each rank's GPU can access those of all others. */
 static moert_status check_peers(moert_device *device, moert_comm *comm) {
     enum { BYTES = sizeof((moert_device_info *)0)->pci };
     const size_t ranks = moert_comm_size(comm);
-    char(*places)[BYTES];
+    char(*addresses)[BYTES];
     moert_status status;
-    MOERT_TRY(moert_alloc(&places, ranks, BYTES));
+    MOERT_TRY(moert_alloc(&addresses, ranks, BYTES));
     MOERT_TRY_OR(done,
-                 moert_comm_allgather(comm, moert_device_describe(device)->pci, BYTES, places));
+                 moert_comm_allgather(comm, moert_device_describe(device)->pci, BYTES, addresses));
     for (size_t r = 0; r < ranks && status == MOERT_OK; r++)
-        status = moert_export_reaches(device, places[r]);
+        status = moert_export_reaches(device, addresses[r]);
 done:
-    free(places);
+    free(addresses);
     return moert_comm_agree(comm, status);
 }
 
-/* The segments of all ranks from their files[ranks][count], and where they lie. */
-static moert_status take(moert_device *device, moert_comm *comm, int *files, size_t count,
-                         size_t piece_bytes, moert_storage *storage) {
+/* Imports the segments of all ranks from files[ranks][count], and makes the table of addresses. */
+static moert_status import_segments(moert_device *device, moert_comm *comm, int *files,
+                                    size_t count, size_t piece_bytes, moert_storage *storage) {
     segments *s = storage->segments;
     uint64_t *table;
     moert_status status = MOERT_OK;
@@ -74,7 +72,8 @@ static moert_status take(moert_device *device, moert_comm *comm, int *files, siz
     return status;
 }
 
-/* Makes this rank's segment, and exchanges it for those of the others. All ranks fail alike. */
+/* Allocates this rank's segment and exchanges files with the others. All ranks return the same
+ * failure. */
 static moert_status create_in_pieces(moert_device *device, moert_comm *comm, size_t count,
                                      size_t piece_bytes, moert_storage *storage) {
     const size_t ranks = moert_comm_size(comm);
@@ -97,7 +96,7 @@ static moert_status create_in_pieces(moert_device *device, moert_comm *comm, siz
     if (made == MOERT_OK)
         moert_close_files(mine, count);
     MOERT_TRY_OR(done, status);
-    status = take(device, comm, all, count, piece_bytes, storage);
+    status = import_segments(device, comm, all, count, piece_bytes, storage);
     moert_close_files(all, ranks * count);
     status = moert_comm_agree(comm, status);
 done:

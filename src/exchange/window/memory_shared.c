@@ -1,5 +1,4 @@
-/* Segments in memory that the processes of a host share, which CPU devices read and write in
- * place. */
+/* Segments in memory that the processes of a host share, for CPU devices. */
 #include <stdlib.h>
 
 #include "base/memory.h"

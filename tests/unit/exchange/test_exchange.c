@@ -55,7 +55,7 @@ static void test_exchange_sums_rows_of_codes_exactly(void **state) {
     moert_window *odd = NULL;
     run_shapes(exchange, &(trip){.codes = true});
     ASSERT_FAILS_ON_ALL(moert_window_create_bf16(exchange, 33, &odd), MOERT_ERROR_UNSUPPORTED,
-                        "pairs of bf16 codes, not 33");
+                        "pairs of bf16 values, not 33");
     moert_exchange_destroy(exchange);
 }
 

@@ -167,7 +167,7 @@ static void test_a_row_of_no_slot_is_pushed_nowhere(void **state) {
     moert_transfer push = trip_push(&t, false, false);
     if (moert_exchange_sums(t.exchange)) {
         ASSERT_FAILS_ON_ALL(moert_exchange_push(t.exchange, &push, &places), MOERT_ERROR_USAGE,
-                            "have no places of their own");
+                            "have no addresses of their own");
     } else {
         ASSERT_OK_ON_ALL(moert_exchange_push(t.exchange, &push, &places));
         ASSERT_OK_ON_ALL(moert_buffer_read(places, 0, found, rows * sizeof *found));

@@ -87,7 +87,7 @@ TEST(test_a_rank_that_does_not_come_is_named) {
     if (test_rank != late)
         right = right &&
                 strstr(moert_last_error(), titled("the device of rank %zu (", late)) != NULL &&
-                strstr(moert_last_error(), "meeting 1, in phase 'loss', within 1 s") != NULL;
+                strstr(moert_last_error(), "barrier 1, in phase 'loss', within 1 s") != NULL;
     right = on_all(right); /* the late rank waits here */
     for (unsigned i = 0; i < 21 && met == MOERT_OK && test_rank == late; i++)
         met = moert_flags_barrier(flags);
