@@ -115,7 +115,7 @@ typedef struct moert_glu {
     moert_buffer *dprob;    /* [M] at stride prob_stride: backward writes it; or NULL */
     /* only as the epilogue of a GEMM */
     size_t ldv, ldh;     /* of v, and of h or dv; 0 = dense */
-    size_t run;          /* gates and ups alternate in runs of so many columns, 1 to I; 0: by
+    size_t run;          /* gates and ups alternate in runs of this many columns, 1 to I; 0: by
                             `form` */
     bool linear_first;   /* ups come before their gates */
     moert_buffer *dbias; /* [G,2I] of bias_type: backward adds dv's column sums to it; or NULL */

@@ -14,7 +14,7 @@ enum {
     FORWARD_STEPS = 16,  /* the most steps of a row in the registers of a row group; */
     BACKWARD_STEPS = 8,  /* in backward, which also holds dy and a sum */
     MOST_FLOATS = 16384, /* of a row in the registers of several row groups */
-    FLOATS_AHEAD = 1024, /* a row group reads rows of about so many floats at a time */
+    FLOATS_AHEAD = 1024, /* a row group reads rows of about this many floats at a time */
     PIECE_BLOCKS = 8,    /* of a piece of norm_gradients */
     PIECE_ROWS = 64,     /* of a piece of norm_partial */
     ROTATED_GRAIN = 8,   /* the norm kernels rotate only rows of a multiple of 8 columns */

@@ -74,7 +74,7 @@ struct moert_op {
     size_t quantized_count;
     moert_op_rows x, y;
     size_t glu_width; /* I */
-    size_t run;       /* gates and ups alternate in runs of so many columns: 1, 8, 32 or I */
+    size_t run;       /* gates and ups alternate in runs of this many columns: 1, 8, 32 or I */
     /* conversions before and after the GEMM */
     const moert_quant_backend *quantizers;
     moert_conversion conversions[MOERT_OP_MOST_QUANTIZED]; /* [quantized_count] */

@@ -69,7 +69,7 @@ enum { MOERT_VECTOR = 16 }; /* VEC in kernels/lib/common.h */
 static inline size_t moert_per_dot(moert_dot dot) {
     return dot == MOERT_DOT_SCALAR ? 1 : 2;
 }
-/* Panels are padded to a multiple of so many values of the reduction. */
+/* Panels are padded to a multiple of this many values of the reduction. */
 static inline size_t moert_per_step(moert_dot dot) {
     return dot == MOERT_DOT_TILE ? 32 : 16;
 }
