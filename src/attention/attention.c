@@ -1,4 +1,4 @@
-/* Causal attention: checks the arguments and chooses a form. */
+/* Causal attention: checks the arguments and chooses an implementation. */
 #include "attention/internal.h"
 #include "base/memory.h"
 #include "device/profile/profile.h"
@@ -25,10 +25,10 @@ static moert_status check(const moert_attention *attention) {
     return moert_to_int(kv_heads, "number of key and value heads", &narrow);
 }
 
-/* For a profile: so many products over the pairs of a query and an earlier key, and every tensor
- * once, so many as wide as q, as k. */
-static void tell_work(const moert_attention *attention, size_t products, size_t wide,
-                      size_t narrow) {
+/* Reports work to the profile: `products` matrix products over the pairs of a query and an earlier
+ * key, and each tensor once: `wide` as wide as q, `narrow` as wide as k, and lse. */
+static void report_work(const moert_attention *attention, size_t products, size_t wide,
+                        size_t narrow) {
     const double length = (double)attention->length, size = (double)attention->head_size;
     const double heads = (double)(attention->sequences * attention->heads);
     const double kv_heads = (double)(attention->sequences * attention->kv_heads);
@@ -45,14 +45,14 @@ static bool takes_nvidia(const moert_attention *attention) {
 
 moert_status moert_attention_forward(const moert_attention *attention) {
     MOERT_TRY(check(attention));
-    tell_work(attention, 2, 2, 2);
+    report_work(attention, 2, 2, 2);
     return takes_nvidia(attention) ? moert_attention_nvidia_forward(attention)
                                    : moert_attention_portable_forward(attention);
 }
 
 moert_status moert_attention_backward(const moert_attention *attention) {
     MOERT_TRY(check(attention));
-    tell_work(attention, 7, 4, 4);
+    report_work(attention, 7, 4, 4);
     return takes_nvidia(attention) ? moert_attention_nvidia_backward(attention)
                                    : moert_attention_portable_backward(attention);
 }

@@ -1,5 +1,5 @@
-/* The forms of attention, which src/attention/attention.c chooses between. Descriptions have been
- * checked. */
+/* The implementations of attention. src/attention/attention.c checks the arguments and chooses
+ * one. */
 #pragma once
 
 #include "attention/attention.h"
@@ -8,7 +8,7 @@
 moert_status moert_attention_portable_forward(const moert_attention *attention);
 moert_status moert_attention_portable_backward(const moert_attention *attention);
 
-/* Hopper's tensor cores: whether this form is asked for, and can do it. */
+/* Hopper's tensor cores. `takes`: whether the type, the device and head_size allow them. */
 bool moert_attention_nvidia_takes(const moert_attention *attention);
 moert_status moert_attention_nvidia_forward(const moert_attention *attention);
 moert_status moert_attention_nvidia_backward(const moert_attention *attention);

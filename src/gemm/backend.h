@@ -1,7 +1,7 @@
 /*
- * The backends of the grouped GEMM and the GLU, one directory and one row of MOERT_BACKEND_TABLE
- * (base/config.h) each, which declares moert_backend_<name>. src/gemm/gemm.c and glu.c have checked
- * the arguments before a backend is called.
+ * The backends of the grouped GEMM and the GLU. Each has a directory and a row of
+ * MOERT_BACKEND_TABLE (base/config.h), which declares moert_backend_<name>. src/gemm/gemm.c and
+ * glu.c check the arguments before they call a backend.
  */
 #pragma once
 
@@ -10,44 +10,43 @@
 #include "gemm/gemm.h"
 #include "gemm/tuning/tuning.h"
 
-/* How a backend packs weights. */
+/* How a backend prepacks weights. */
 typedef struct moert_prepack {
-    /* Chooses the tile and gives the bytes of the panels; 0 if the device gains nothing from
-     * them. */
+    /* Chooses the tile and returns the bytes of the panels; 0 if prepacking does not pay. */
     size_t (*plan)(const moert_device *device, moert_prepacked *prepacked);
-    /* From the weight or, if it is NULL, from its codes. */
+    /* Fills the panels from `weight` or, if that is NULL, from `quantized`. */
     moert_status (*fill)(const moert_prepacked *prepacked, const moert_buffer *weight,
                          const moert_quantized *quantized);
-    size_t pays_at; /* the product since a change of the weight that makes it */
-    bool any_use;   /* it serves all uses of the weight */
-    bool in_order;  /* panels of bf16 are the weight rounded, in its own order */
+    size_t pays_at; /* the n-th GEMM after a change of the weight prepacks it */
+    bool any_use;   /* one copy serves all uses of the weight */
+    bool in_order;  /* bf16 panels are the rounded weight in the weight's order */
 } moert_prepack;
 
 typedef struct moert_backend {
     const char *name;
-    /* NULL if it computes this GEMM on this device; else what it takes instead, which completes
-     * "the backend takes". A GEMM of NULL asks about the device alone, which may be NULL. Buffers
-     * are not looked at; strides are not 0. */
+    /* NULL if the backend computes this GEMM on this device; else a text that completes "the
+     * backend takes", such as "stacked weights". With `gemm` NULL only the device is checked, and
+     * it may be NULL. Contents of buffers are not read; strides must not be 0. */
     const char *(*supports)(const moert_device *device, const moert_gemm *gemm);
-    const moert_prepack *prepack; /* NULL: it packs no weights */
+    const moert_prepack *prepack; /* NULL: the backend does not prepack weights */
     moert_status (*run)(const moert_gemm *gemm);
     moert_status (*glu)(const moert_glu *glu, bool backward);
-    /* What GEMMs take for parts of operands; NULL: none has any. */
+    /* moert_gemm_split_bytes; NULL: the backend does not split operands. */
     size_t (*split_bytes)(const moert_device *device, const moert_gemm *gemm);
-    /* Makes what a GEMM like this takes beside its buffers, which are not looked at, but for whether
-     * there are any; frees it. */
+    /* Allocates the workspace of a GEMM, and frees it. Of the GEMM's buffers, reserve only tests
+     * whether they are NULL. */
     moert_status (*reserve)(moert_device *device, const moert_gemm *gemm, moert_workspace *work);
     void (*release)(moert_workspace *work);
     bool records;        /* with a workspace, run only launches kernels */
-    moert_dtype decoded; /* what it takes for quantized operands that it does not decode itself */
-    bool coarse_fp8;     /* its sums of FP8 operands keep fewer bits than float32 */
+    moert_dtype decoded; /* to which the caller dequantizes operands that run does not decode */
+    bool coarse_fp8;     /* sums of FP8 operands keep fewer bits than float32 */
 } moert_backend;
 
 struct moert_workspace {
-    void *state; /* the backend's */
+    void *state; /* owned by the backend */
     size_t bytes;
 };
-/* A buffer of the workspace. */
+/* Creates a buffer of `count` elements of `bytes` bytes and adds it to work->bytes. */
 moert_status moert_workspace_add(moert_device *device, size_t count, size_t bytes,
                                  moert_workspace *work, moert_buffer **buffer);
 
@@ -55,48 +54,50 @@ moert_status moert_workspace_add(moert_device *device, size_t count, size_t byte
 MOERT_BACKEND_TABLE(MOERT_BACKEND_DECLARE)
 #undef MOERT_BACKEND_DECLARE
 
-/* The backend in use on a device: that of MOERT_BACKEND or, with auto, the last of the table that
- * works there. */
+/* The backend in use on a device: that of MOERT_BACKEND or, with auto, the last one of the table
+ * that supports the device. */
 const moert_backend *moert_backend_get(const moert_device *device);
 
 /* moert_gemm_run by this backend, or by `portable` where it does not support the GEMM. */
 moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *gemm);
 
-/* What MOERT_BACKEND=auto takes. */
+/* The backend that MOERT_BACKEND=auto chooses. */
 const moert_backend *moert_backend_automatic(const moert_device *device);
 
-/* Number `index` of the table; NULL: there is none. */
+/* Backend number `index` of the table; NULL past the last one. */
 const moert_backend *moert_backend_at(size_t index);
 
-/* What a step of a product's chains takes: a number, a pair of bf16 codes, both in order, or 16
- * pairs, as kernels/gemm/amx.h sums them (DOT there). */
+/* The values that one step of a chain adds: one product, a pair of products of bf16 values in
+ * order, or 16 such pairs in the order of kernels/gemm/amx.h. It is DOT in the kernels. A dot is
+ * one value or one pair of the reduction. */
 typedef enum moert_dot { MOERT_DOT_SCALAR, MOERT_DOT_PAIR, MOERT_DOT_TILE } moert_dot;
 moert_dot moert_dot_of(const moert_device *device, moert_dtype type);
 
-/* "gemm_forward", or "glu" and "dglu" of gated ones. */
+/* "gemm_forward" and so on; with a GLU "glu" or "dglu". */
 const char *moert_gemm_name(const moert_gemm *gemm);
 
-/* Whether nothing of `gemm` needs a workspace: rows as they lie, types of the layer, no epilogue
- * but the bias. */
+/* Whether `gemm` needs no workspace: no gathered rows, a float32 result, and no epilogue except a
+ * float32 bias and a forward GLU. */
 #define MOERT_PLAIN_GEMMS "results in f32 and no epilogue but a bias, without a workspace"
 bool moert_gemm_is_plain(const moert_gemm *gemm);
-/* But for a bias and its type. */
+/* Ignores the bias and its type. */
 bool moert_epilogue_is_empty(const moert_epilogue *epilogue);
 
 struct moert_prepacked {
     moert_prepacked_shape shape;
     const moert_prepack *prepack;
-    moert_choices tile; /* for any number of rows; panels are of its width */
-    moert_dot term;
+    moert_choices tile; /* chosen for any number of rows; its width is that of the panels */
+    moert_dot dot;
     moert_buffer *panels;
 };
 
-/* `prepacked` as moert_prepacked_create makes it, without panels; returns their bytes, 0 as there. */
+/* Fills in `prepacked` except for the panels; returns their bytes, or 0 where
+ * moert_prepacked_create gives NULL. */
 size_t moert_prepacked_plan(const moert_device *device, const moert_prepacked_shape *shape,
                             moert_prepacked *prepacked);
 
-/* By prepacked weights, as they were prepacked. */
+/* The dot of the prepacked weight if there is one, else of the device and the operands' type. */
 moert_dot moert_gemm_dot(const moert_gemm *gemm, const moert_device *device);
 
-/* Checks a GLU, and fills in its strides and run. */
+/* Checks a GLU and fills in its strides and `run`. */
 moert_status moert_check_glu(const moert_glu *glu, bool backward, moert_glu *full);

@@ -1,9 +1,9 @@
-/* What the backends share. */
+/* Functions that several backends use: dots, workspaces, and tests of a GEMM. */
 #include "base/config.h"
 #include "gemm/backend.h"
 
 moert_dot moert_gemm_dot(const moert_gemm *gemm, const moert_device *device) {
-    return gemm->prepacked != NULL ? gemm->prepacked->term : moert_dot_of(device, gemm->type);
+    return gemm->prepacked != NULL ? gemm->prepacked->dot : moert_dot_of(device, gemm->type);
 }
 
 moert_dot moert_dot_of(const moert_device *device, moert_dtype type) {
@@ -18,11 +18,11 @@ moert_dot moert_dot_of(const moert_device *device, moert_dtype type) {
 
 moert_status moert_workspace_add(moert_device *device, size_t count, size_t bytes,
                                  moert_workspace *work, moert_buffer **buffer) {
-    size_t all;
-    if (__builtin_mul_overflow(count, bytes, &all))
+    size_t total;
+    if (__builtin_mul_overflow(count, bytes, &total))
         return MOERT_FAIL(ERROR_MEMORY, "workspace of %zu x %zu bytes", count, bytes);
-    work->bytes += all;
-    return moert_buffer_create(device, all, buffer);
+    work->bytes += total;
+    return moert_buffer_create(device, total, buffer);
 }
 
 bool moert_epilogue_is_empty(const moert_epilogue *e) {

@@ -1,4 +1,4 @@
-/* Checks a grouped GEMM and hands it to the backend that computes it. */
+/* Checks a grouped GEMM and chooses the backend that computes it. */
 
 #include "base/memory.h"
 #include "base/dtype.h"
@@ -11,7 +11,7 @@ static moert_status check_buffer(const char *name, const moert_buffer *buffer, s
     return moert_check_buffer(name, buffer, lines, width, stride, sizeof(float));
 }
 
-/* What a kind of GEMM takes; the row operands may be of a smaller type. */
+/* The matrices of each kind of GEMM. READS: the row matrix is an operand, of the operands' type. */
 enum { NEEDS_X = 1, NEEDS_WEIGHT = 2, NEEDS_BIAS = 4, READS_X = 8, READS_Y = 16 };
 static const unsigned needs_of[] = {
     [MOERT_GEMM_FORWARD] = NEEDS_X | NEEDS_WEIGHT | READS_X,
@@ -20,14 +20,14 @@ static const unsigned needs_of[] = {
     [MOERT_GEMM_BIAS_GRAD] = NEEDS_BIAS | READS_Y,
 };
 
-/* Forward and dgrad: GEMMs of rows by a weight. */
+/* Forward and dgrad multiply rows by a weight. */
 static bool is_by_weight(const moert_gemm *gemm) {
     return gemm->kind == MOERT_GEMM_FORWARD || gemm->kind == MOERT_GEMM_DGRAD;
 }
 
-/* The bytes of a number of a row matrix, which is a factor or the result. */
-static size_t dtype_bytes(const moert_gemm *gemm, bool factor) {
-    return moert_dtype_bits(factor ? gemm->type : gemm->result) / 8;
+/* Bytes of an element of a row matrix, which is an operand or the result. */
+static size_t dtype_bytes(const moert_gemm *gemm, bool operand) {
+    return moert_dtype_bits(operand ? gemm->type : gemm->result) / 8;
 }
 
 static moert_status check_shape(const moert_gemm *gemm, unsigned needs) {
@@ -48,14 +48,14 @@ static moert_status check_shape(const moert_gemm *gemm, unsigned needs) {
     return MOERT_OK;
 }
 
-/* What takes part: groups in order, and their rows, as far as the host can tell. */
+/* The host cannot compare the part's rows with `ends`, which is in device memory. */
 static moert_status check_part(const moert_gemm *gemm) {
     const moert_part part = gemm->part;
     if (part.end == 0)
         return MOERT_OK;
     if (!is_by_weight(gemm) || gemm->shared_weight)
-        return MOERT_FAIL(ERROR_USAGE, "a part of the groups is for forward and dgrad, by a weight "
-                                       "for each group");
+        return MOERT_FAIL(ERROR_USAGE, "only forward and dgrad with a weight for each group can "
+                                       "compute a part of the groups");
     if (part.first >= part.end || part.end > gemm->groups.count || part.first_row > part.end_row ||
         part.end_row > gemm->groups.rows)
         return MOERT_FAIL(ERROR_USAGE,
@@ -66,7 +66,7 @@ static moert_status check_part(const moert_gemm *gemm) {
     return MOERT_OK;
 }
 
-/* With the strides that are 0, and the GLU's sizes. */
+/* The GEMM with default strides, the part and the GLU's sizes filled in. */
 static moert_gemm completed(const moert_gemm *gemm) {
     moert_gemm full = *gemm;
     full.ldx = gemm->ldx > 0 ? gemm->ldx : gemm->k;
@@ -78,8 +78,8 @@ static moert_gemm completed(const moert_gemm *gemm) {
         full.scatter = (moert_scatter){NULL, 0};
     }
     if (!gemm->gated) {
-        const bool factor = gemm->epilogue.bias_scale != NULL || gemm->epilogue.prob != NULL;
-        full.glu = (moert_glu){.prob_stride = factor ? 1 : 0};
+        const bool scales_rows = gemm->epilogue.bias_scale != NULL || gemm->epilogue.prob != NULL;
+        full.glu = (moert_glu){.prob_stride = scales_rows ? 1 : 0};
         return full;
     }
     full.glu.first_row = full.part.first_row;
@@ -112,7 +112,6 @@ static moert_status check_buffers(const moert_gemm *full) {
     return MOERT_OK;
 }
 
-/* The operands of the epilogue that are there. */
 static moert_status check_epilogue(const moert_gemm *full) {
     const moert_epilogue *e = &full->epilogue;
     const size_t m = full->groups.rows, g = full->groups.count;
@@ -136,18 +135,18 @@ static moert_status check_gated(const moert_gemm *gemm, moert_gemm *full) {
     if (gemm->kind != MOERT_GEMM_FORWARD || gemm->gated != MOERT_GATED)
         return MOERT_FAIL(ERROR_USAGE, "a GLU follows a forward GEMM only");
     if (gemm->n % 2 != 0)
-        return MOERT_FAIL(ERROR_USAGE, "a GLU of an odd number of columns, %zu", gemm->n);
+        return MOERT_FAIL(ERROR_USAGE, "a GLU needs an even number of columns, not %zu", gemm->n);
     if (full->ldy != full->n)
         return MOERT_FAIL(ERROR_USAGE,
-                          "a GLU behind a GEMM needs dense rows of %zu columns, not %zu", full->n,
-                          full->ldy);
+                          "a GLU in a GEMM needs dense rows of %zu columns, not stride %zu",
+                          full->n, full->ldy);
     if (full->glu.type != MOERT_DTYPE_F32 && full->type == MOERT_DTYPE_F32)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "a product of f32 factors gives no h of bf16");
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "h in bf16 needs bf16 operands, not f32");
     return moert_check_glu(&full->glu, false, &full->glu);
 }
 
-/* For a profile: 2 M N K, and every factor and the result once. */
-static void tell_product(const moert_gemm *full) {
+/* Reports work to the profile: 2 M N K FLOPs, and the bytes of each operand and the result once. */
+static void report_work(const moert_gemm *full) {
     const unsigned needs = needs_of[full->kind];
     const double m = (double)(full->part.end_row - full->part.first_row);
     const double n = (double)full->n, k = (double)full->k;
@@ -163,7 +162,7 @@ static void tell_product(const moert_gemm *full) {
                        x * m * k + y * m * n + weight * (double)weights * n * k);
     if (!full->gated)
         return;
-    /* h and the weights of the rows, and v only if it is kept */
+    /* add h and prob, and subtract v if it is not kept */
     const double h = (double)(full->glu.width * moert_dtype_bits(full->glu.type)) / 8.0;
     moert_profile_work(device, "gemm/gemm", 0.0,
                        m * (h + sizeof(float) - (full->drop_v ? y * n : 0.0)));
@@ -182,11 +181,12 @@ static moert_status check_prepacked(const moert_gemm *gemm) {
     const size_t weights = weights_of(gemm);
     if (s->groups != weights || s->n != gemm->n || s->k != gemm->k || s->type != gemm->type ||
         (s->use != use && !gemm->prepacked->prepack->any_use))
-        return MOERT_FAIL(ERROR_USAGE,
-                          "a weight packed as [%zu,%zu,%zu] for %s in type %d serves no %s in type "
-                          "%d of [%zu,%zu,%zu]",
-                          s->groups, s->n, s->k, uses[s->use], (int)s->type, uses[use],
-                          (int)gemm->type, weights, gemm->n, gemm->k);
+        return MOERT_FAIL(
+            ERROR_USAGE,
+            "a weight prepacked as [%zu,%zu,%zu] for %s in type %d cannot serve %s in "
+            "type %d of [%zu,%zu,%zu]",
+            s->groups, s->n, s->k, uses[s->use], (int)s->type, uses[use], (int)gemm->type, weights,
+            gemm->n, gemm->k);
     return MOERT_OK;
 }
 
@@ -212,14 +212,14 @@ moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *g
     const char *taken = backend->supports(device, &full);
     if (taken != NULL && backend != &moert_backend_portable) {
         backend = &moert_backend_portable;
-        full.prepacked = NULL; /* the other's */
+        full.prepacked = NULL; /* it is in the order of the other backend */
         taken = backend->supports(device, &full);
     }
     if (taken != NULL)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "%s of n = %zu, k = %zu: the %s backend takes %s",
                           moert_gemm_name(&full), full.n, full.k, backend->name, taken);
     if (gemm->kind != MOERT_GEMM_BIAS_GRAD)
-        tell_product(&full);
+        report_work(&full);
     return backend->run(&full);
 }
 
@@ -229,7 +229,8 @@ moert_status moert_gemm_run(const moert_gemm *gemm) {
         moert_backend_get(has_ends ? moert_buffer_device(gemm->groups.ends) : NULL), gemm);
 }
 
-/* Whether the backend in use itself supports forward by a weight that would be prepacked. */
+/* Whether the backend in use, without falling back to portable, supports forward by a prepacked
+ * weight. */
 static bool supports_prepacked(const moert_device *device, const moert_gemm *gemm) {
     const moert_prepacked_shape shape = {weights_of(gemm), gemm->n, gemm->k,
                                          MOERT_PREPACKED_FORWARD, gemm->type};

@@ -1,27 +1,29 @@
 /*
- * The grouped GEMM in its three orientations with its epilogue, and the GLU alone. One descriptor,
- * moert_gemm, says what to compute; a backend computes it: `reference` (plain C on mapped buffers),
+ * The grouped GEMM in its three orientations with its epilogue, and the GLU as a separate call. A
+ * moert_gemm describes the GEMM; a backend computes it: `reference` (plain C on mapped buffers),
  * `portable` (OpenCL) or `nvidia` (the tensor cores of NVIDIA GPUs). The training layer and the op
  * objects use the same descriptor and the same backends.
  *
- * Rows [ends[g-1], ends[g]) of the row matrices belong to group g. An expert's rows form a group;
- * for a dense layer the sequences of the batch do, all with one weight (shared_weight), so that its
- * wgrad yields one partial per sequence.
+ * Rows [ends[g-1], ends[g]) of the row matrices belong to group g. In the MoE layer a group is the
+ * rows of an expert. In a dense layer it is a sequence of the batch; all groups use one weight
+ * (shared_weight), and wgrad gives one partial gradient per sequence.
  *
- * Bits: an element of forward and dgrad is one chain of fma over the reduction index in ascending
- * order from 0 (bias added last), whatever the tiles; wgrad is one such chain over the group's rows
- * in order. With `accumulate` the chain starts from the old value instead of 0. Of bf16, CPUs with
- * AMX add 32 products at a time (kernels/gemm/amx.h) unless MOERT_BF16 says otherwise. Reference
- * and portable keep to this and agree bit for bit; the GLU's exp may differ between them. Tensor
- * cores add bf16 products in an order of their own, which is the same for a row in any company and
- * in every run, and the old value last. So do Hopper's with float32 operands that they may `split`:
- * to 2^-20 of the sum of the magnitudes of 7168 products; operands that are infinite, or round to
- * infinity in bf16, give NaN.
+ * Bits, reference and portable: an element of forward and dgrad is one chain of fma over the
+ * reduction index in ascending order from 0 (bias added last), whatever the tiles. An element of
+ * wgrad is such a chain over the group's rows in order. With `accumulate` the chain starts from the
+ * old value. With bf16 operands, CPUs with AMX add 32 products at a time (kernels/gemm/amx.h)
+ * unless MOERT_BF16 says otherwise. Both backends agree bit for bit, except in the GLU's exp.
+ *
+ * Bits, tensor cores: they add bf16 products in the hardware's order, and the old value last. The
+ * order is the same in every run, and a row's bits do not depend on the other rows. The same holds
+ * for float32 operands that `split` allows Hopper to split; the error was at most 2^-20 of the sum
+ * of the magnitudes of 7168 products. Operands that are infinite, or round to infinity in bf16,
+ * give NaN.
  *
  * Calls enqueue and return; they are not collective. Errors: ERROR_USAGE (a buffer is missing or
- * too small, a stride is below its width, n or k is 0, forward with `accumulate`, a prepacked weight
- * of another shape), ERROR_UNSUPPORTED (a count of 2^31 or more, a GEMM that no backend of this
- * device supports), ERROR_DEVICE.
+ * too small, a stride is below its width, n or k is 0, forward with `accumulate`, a prepacked
+ * weight of another shape), ERROR_UNSUPPORTED (a count of 2^31 or more, a GEMM that no backend of
+ * this device supports), ERROR_DEVICE.
  */
 #pragma once
 
@@ -31,13 +33,13 @@
 #include "moert/quantize.h"
 
 /*
- * A weight in the order in which the kernels of its device take it, made once and used by many
- * products: forward and dgrad read weight[G,N,K] along different dimensions and have a prepack
- * each, and so has forward with a GLU whose gates come first, all of them; on tensor cores one
- * serves all. Packings of BF16 hold
- * the weight rounded to nearest even. Devices and backends that gain nothing from it, or have no
- * buffer that large, have none: then moert_prepacked_create gives NULL, which is legal everywhere, and
- * products read the weight itself.
+ * A prepacked weight: a copy in the order in which the device's kernels read it, made once and used
+ * by many GEMMs. Forward and dgrad read weight[G,N,K] along different dimensions, so each has its
+ * own copy; forward with a GLU has a third if all gates precede all ups. On tensor cores one copy
+ * serves all uses. A copy of type BF16 holds the weight rounded to nearest even.
+ *
+ * Where prepacking does not pay, or no buffer of the device is large enough,
+ * moert_prepacked_create gives NULL. NULL is legal everywhere; GEMMs then read the weight.
  */
 typedef struct moert_prepacked moert_prepacked;
 typedef enum moert_prepacked_use {
@@ -53,14 +55,14 @@ typedef struct moert_prepacked_shape {
 } moert_prepacked_shape;
 moert_status moert_prepacked_create(moert_device *device, const moert_prepacked_shape *shape,
                                     moert_prepacked **prepacked);
-/* The bytes that it would take; 0: nothing is gained from it, or no buffer is that large. */
+/* Bytes of device memory; 0 where moert_prepacked_create would give NULL. */
 size_t moert_prepacked_need(const moert_device *device, const moert_prepacked_shape *shape);
-/* Packs weight[G,N,K], float32. */
+/* Prepacks weight[G,N,K], float32. */
 moert_status moert_prepacked_fill(moert_prepacked *prepacked, const moert_buffer *weight);
 /*
- * The same of a block-scaled matrix whose G equal groups of rows are the weight's [N,K], or with
- * `flipped` their transposes: the values that moert_dequantize_run gives. Blocks lie as in
- * moert/formats.h, not transposed.
+ * Prepacks a block-scaled weight: the values that moert_dequantize_run gives. Its rows form G equal
+ * groups; each holds the weight's [N,K] or, with `flipped`, the transpose [K,N]. Payload and scales
+ * lie as in moert/formats.h, with how.transposed false.
  */
 typedef struct moert_quantized {
     moert_format format;
@@ -68,181 +70,186 @@ typedef struct moert_quantized {
     bool flipped;
     const moert_buffer *q, *scale;
     const moert_buffer *global; /* NVFP4: float32 [G], or NULL = 1 */
-    size_t blocks;              /* of rows, in blocks along columns: that there is room for */
+    size_t blocks;              /* with COLUMN blocks: row blocks that q and scale have room for */
 } moert_quantized;
 moert_status moert_prepacked_fill_quantized(moert_prepacked *prepacked,
                                             const moert_quantized *quantized);
-size_t moert_prepacked_bytes(const moert_prepacked *prepacked); /* of device memory; 0 for NULL */
+/* Bytes of device memory; 0 for NULL. */
+size_t moert_prepacked_bytes(const moert_prepacked *prepacked);
 void moert_prepacked_destroy(moert_prepacked *prepacked);
 
-/* Groups [first, end), whose rows [first_row, end_row) the host must know. */
+/* Groups [first, end). The host must know their rows [first_row, end_row). */
 typedef struct moert_part {
     size_t first, end, first_row, end_row;
 } moert_part;
 
 /*
- * A result whose lines lie anywhere that the device's kernels reach: line m of y (dgrad: x) at
- * address places[m], nowhere if that is 0. The lines of a group come in about so many equal runs,
- * each for a memory of its own, which take lines in turns. y itself is as ever, and stays.
+ * Stores each row of the result at any address that the device's kernels reach, such as peer
+ * memory: row m of y (dgrad: x) at places[m]; rows whose address is 0 are not stored. y (x) must be
+ * given and is not written. The rows of a group should form about `runs` equal runs, one per
+ * destination memory; the kernel takes tiles from these runs in turn.
  */
 typedef struct moert_scatter {
-    const moert_buffer *places; /* uint64 [M], or NULL */
+    const moert_buffer *places; /* uint64 [M]: addresses, or NULL */
     size_t runs;
 } moert_scatter;
 
 /*
- * The gated linear unit (moert/glu.h), computed in float32. In backward the masks are inclusive at
- * the bound and dprob has no prob factor. A dv of v's type may be v. Alone, rows have no gaps, and
- * gates and ups lie as `form` says.
+ * The gated linear unit (moert/glu.h), computed in float32. In backward an input equal to a limit
+ * passes its gradient, and dprob is not multiplied by prob. dv may be the buffer v if their types
+ * agree. In moert_glu_forward and moert_glu_backward rows are dense, and `form` gives the order of
+ * gates and ups.
  */
 typedef struct moert_glu {
     moert_glu_form form;
-    size_t first_row;         /* rows before it stay as they are */
+    size_t first_row;         /* earlier rows are not touched */
     size_t rows, width;       /* M, I */
     const moert_buffer *v;    /* [M,2I] */
     const moert_buffer *prob; /* [M] at stride prob_stride floats (0 = 1), or NULL = 1 */
     size_t prob_stride;
     moert_dtype from;       /* of v and dh: F32 (0) or BF16 */
-    moert_dtype type;       /* of h and dv: F32 (0), or BF16, to which they are rounded */
-    moert_buffer *h;        /* [M,I]: written by forward */
-    const moert_buffer *dh; /* [M,I]: backward reads it (the gradient of h) ... */
-    moert_buffer *dv;       /* [M,2I]: ... and writes this ... */
-    moert_buffer *dprob;    /* [M] at stride prob_stride: ... and this, or NULL */
-    /* behind a GEMM only */
+    moert_dtype type;       /* of h and dv: F32 (0), or BF16, rounded to nearest even */
+    moert_buffer *h;        /* [M,I]: forward writes it */
+    const moert_buffer *dh; /* [M,I], the gradient of h: backward reads it */
+    moert_buffer *dv;       /* [M,2I]: backward writes it */
+    moert_buffer *dprob;    /* [M] at stride prob_stride: backward writes it; or NULL */
+    /* only as the epilogue of a GEMM */
     size_t ldv, ldh;     /* of v, and of h or dv; 0 = dense */
-    size_t run;          /* columns of gate or up side by side, 1 to I; 0: by the form */
+    size_t run;          /* gates and ups alternate in runs of this many columns, 1 to I; 0: by
+                            `form` */
     bool linear_first;   /* ups come before their gates */
-    moert_buffer *dbias; /* [G,2I] of bias_type: backward adds dv's column sums, or NULL */
+    moert_buffer *dbias; /* [G,2I] of bias_type: backward adds dv's column sums to it; or NULL */
 } moert_glu;
 
 typedef enum moert_gemm_kind {
     MOERT_GEMM_FORWARD,  /* y = x weight^T + bias */
     MOERT_GEMM_DGRAD,    /* x = y weight: the gradient of x from the gradient y */
-    MOERT_GEMM_WGRAD,    /* weight = y^T x of each group; a group without rows gives zeros */
-    MOERT_GEMM_BIAS_GRAD /* bias = column sums of y of each group, in order */
+    MOERT_GEMM_WGRAD,    /* weight = y^T x, per group; a group without rows gives zeros */
+    MOERT_GEMM_BIAS_GRAD /* bias = column sums of y, per group, rows in order */
 } moert_gemm_kind;
 
-/* The GLU behind a GEMM: of a forward's result, or the gradient of one from a dgrad's. */
+/* The GLU as an epilogue: of a forward's result, or its backward from the result of a dgrad. */
 typedef enum moert_gated { MOERT_UNGATED, MOERT_GATED, MOERT_GATED_BACKWARD } moert_gated;
 
 /*
- * What follows the sums in the same call, as moert/ops.h has it; NULL: nothing. `add` is a beta of
- * 1: the old result is added last, while `accumulate` continues its chain.
+ * The epilogue, with the formulas of moert/ops.h; buffers may be NULL. `add` means a beta of 1: the
+ * old result is added last, whereas `accumulate` continues its chain.
  */
 typedef struct moert_epilogue {
     const moert_buffer *alpha, *beta; /* float32 [G] */
     bool add;
     moert_dtype bias_type;
     const moert_buffer *bias_scale; /* float32 [M] */
-    const moert_buffer *row_weight; /* float32 [M], by slots */
-    const moert_buffer *prob;       /* float32 [M]; with a GLU it is there */
+    const moert_buffer *row_weight; /* float32 [M], indexed by slot */
+    const moert_buffer *prob;       /* float32 [M]; that of a GLU is in moert_glu */
     const moert_buffer *acc_scale;  /* float32 [G], MOERT_GATED_BACKWARD: multiplies the sums */
     moert_buffer *amax;             /* float32 [G], MOERT_GATED_BACKWARD: [G,2] */
 } moert_epilogue;
 
-/* Memory of a backend's own, which a GEMM with conversions around it takes. */
+/* A backend's memory for GEMMs with conversions. */
 typedef struct moert_workspace moert_workspace;
 
 /*
- * Types: operands x and y are of `type`, float32 or bf16 values. The result (forward y, dgrad x,
- * wgrad weight; bias_grad bias) is float32, or where moert_gemm_rounds says so bf16. A weight that
- * is an operand is float32 [G,N,K] all the same and is rounded to bf16 by its prepack, or on the
- * fly. Products of two bf16 numbers are exact in float32, so a chain of fma is that of the rounded
- * values, but numbers below 2^-126 may be flushed to 0. With a workspace any types, order of rows
- * and epilogue are legal, as of the op objects, and a weight is of `type`, too.
+ * Types: operands x and y are of `type`, float32 or bf16. The result (forward y, dgrad x, wgrad
+ * weight; bias_grad bias) is float32; it may be bf16 where moert_gemm_rounds says so. A weight that
+ * is an operand is always float32 [G,N,K]; prepacking or the kernel rounds it to bf16 as needed.
+ * Products of two bf16 values are exact in float32, so a chain of fma gives the bits of one on the
+ * rounded values, but values below 2^-126 may be flushed to 0. With a workspace, any types, row
+ * orders and epilogues are legal, as in the op objects, and a weight is of `type`.
  *
- * With `gated`, the GLU follows while the result is at hand. Of `glu` alone the sizes, v and from
- * are filled in: forward, v is y (NULL: it is not kept), and h is that of the float32 v, to the same
- * bits as by moert_glu_forward, even where v is kept rounded, so that moert_glu_backward
- * differentiates at a v that is a little off. Without a workspace rows are dense, an h of bf16 is
- * that of rows in BF16, as is a v of bf16, where I, too, is such that moert_gemm_rounds. Rows of y
- * past the last end stay; those of h may get any values.
+ * With `gated`, the GLU is part of the epilogue. The GEMM sets the sizes, v and `from` of `glu`. In
+ * forward v is y (NULL: v is not kept), and h is computed from the float32 v, with the bits of
+ * moert_glu_forward. If v is kept in bf16, moert_glu_backward differentiates at the rounded v.
+ * Without a workspace rows are dense; h and v may be bf16 only if the operands are, and v only if
+ * moert_gemm_rounds accepts I columns. Rows of y past the last end are not touched; those of h may
+ * get any values.
  */
 typedef struct moert_gemm {
     moert_gemm_kind kind;
     moert_groups groups;
-    moert_part part;       /* forward, dgrad, without a shared weight: of the groups; zeros: all */
-    size_t n, k;           /* columns of y, columns of x */
-    moert_dtype type;      /* of the operands: F32 (0) or BF16 */
-    moert_dtype result;    /* of the result, F32 (0) or BF16, to which the float32 sums are rounded;
-                              strides are in numbers of it */
-    moert_scatter scatter; /* forward without a GLU, dgrad; zeros: lines lie in the result */
+    moert_part part;    /* forward and dgrad without shared_weight: the groups to compute; zeros:
+                              all */
+    size_t n, k;        /* columns of y, columns of x */
+    moert_dtype type;   /* of the operands: F32 (0) or BF16 */
+    moert_dtype result; /* of the result: F32 (0), or BF16, rounded from the float32 sums; the
+                              result's strides count its elements */
+    moert_scatter
+        scatter; /* dgrad, and forward without a GLU; zeros: the result is not scattered */
     const moert_prepacked
         *prepacked;       /* forward, dgrad: of this weight, for this use and type, or NULL */
     bool shared_weight;   /* forward, dgrad: one weight[N,K] and bias[N] for all groups; wgrad and
-                             bias_grad give one for each group all the same */
-    bool accumulate;      /* dgrad, wgrad, bias_grad: add to what is there */
+                             bias_grad ignore it and give a result for each group */
+    bool accumulate;      /* dgrad, wgrad, bias_grad: add to the old result */
     moert_buffer *x;      /* [M,K] at stride ldx */
     moert_buffer *weight; /* [G,N,K] */
     moert_buffer *bias;   /* [G,N]; forward: or NULL */
     moert_buffer *y;      /* [M,N] at stride ldy */
-    size_t ldx, ldy;      /* in numbers; 0 = k, n */
+    size_t ldx, ldy;      /* in elements; 0 = k, n */
     size_t y_column;      /* columns [y_column, y_column + n) of y are used */
-    moert_buffer **split; /* F32: operands may be multiplied as sums of three bf16 numbers each, for
-                             which this buffer, or NULL, grows; NULL: sums are chains */
+    moert_buffer **split; /* F32: allows the backend to multiply each operand as a sum of three bf16
+                             values; *split holds them and grows. NULL: sums are chains */
     moert_gated gated;
     moert_glu glu;
-    bool drop_v; /* forward, gated: v is not needed: its contents are unspecified afterwards, and
-                    most of it is not written */
+    bool drop_v; /* forward, gated: v is not needed; its contents are unspecified afterwards, and
+                    the GEMM leaves most of it unwritten */
     moert_epilogue epilogue;
-    moert_buffer *const *weights; /* [G] of [N,K] each, instead of `weight`; discrete says so */
+    moert_buffer *const *weights; /* with `discrete`, instead of `weight`: [G] buffers of [N,K] */
     bool discrete;
-    const moert_buffer *x_gather, *y_gather; /* uint32 [M]: row r lies at gather[r], of an x that is
-                                                read at gather[r] / divisor; or NULL */
+    const moert_buffer *x_gather, *y_gather; /* uint32 [M]: row r is row gather[r] of the matrix, or
+                                                gather[r] / divisor of an x that is read; or NULL */
     size_t divisor;
-    /* Quantized operands that the backend takes as they are; their buffers, or NULL, get the values.
-     * The weight's: [1] or, discrete, [G]. */
+    /* Quantized operands that the backend takes as payload and scales. It stores values that it
+     * decodes in the operand's buffer, unless that is NULL. weight_quantized: [1], discrete [G]. */
     const moert_quantized *x_quantized, *weight_quantized, *y_quantized;
-    bool wide_x, wide_weight, wide_y; /* with a workspace: this operand is float32 all the same */
-    size_t row_multiple;              /* groups have multiples of so many rows; 0: of 1 */
+    bool wide_x, wide_weight, wide_y; /* with a workspace: this operand is float32, not `type` */
+    size_t row_multiple;              /* each group's rows are a multiple of this; 0 = 1 */
     moert_workspace *workspace;
 } moert_gemm;
 
 /*
- * The prepacks of a weight that changes now and then. On CPUs making one costs about what it saves
- * a product, so it is made by the second product since the change: a weight that has one product
- * each way between two changes, as in a plain training step, has none. Tensor cores take nothing
- * else, so theirs is made by the first product.
+ * The prepacked copies of a weight that changes from time to time. On CPUs a copy costs about as
+ * much as it saves in one GEMM, so the second GEMM after a change makes it. A weight with one
+ * forward and one dgrad between changes, as in a plain training step, gets no copy. Tensor cores
+ * need the copy, so the first GEMM makes it.
  */
 typedef struct moert_prepacks {
     moert_prepacked *prepacked[MOERT_PREPACKED_USES];
-    size_t products[MOERT_PREPACKED_USES]; /* since the change */
+    size_t gemms[MOERT_PREPACKED_USES]; /* since the weight changed */
 } moert_prepacks;
-/* Starts with zeros. */
+/* To be called when the weight has changed; a zeroed struct needs no call. */
 void moert_prepacks_changed(moert_prepacks *prepacks);
-/* For the next forward or dgrad: gemm->prepacked of gemm->weight, or NULL. */
+/* Sets gemm->prepacked for the next forward or dgrad by gemm->weight; NULL: read the weight. */
 moert_status moert_prepacks_take(moert_prepacks *prepacks, moert_gemm *gemm);
-/* Where the prepack of weight[n] is to be written together with the weight, rounded to bf16 in its
- * own order, if there is one of that kind already; else NULL. moert_prepacks_rounded says that it
- * was, after moert_prepacks_changed. */
+/* The copy of weight[n] if it exists and is the weight rounded to bf16 in the weight's order; else
+ * NULL. The caller may write it together with the weight, and then calls moert_prepacks_rounded
+ * after moert_prepacks_changed. */
 moert_buffer *moert_prepacks_copy(const moert_prepacks *prepacks, size_t n);
 void moert_prepacks_rounded(moert_prepacks *prepacks);
 size_t moert_prepacks_bytes(const moert_prepacks *prepacks);
-/* What they will take after so many forward products, of shape->use, and as many dgrads. */
+/* Bytes of the copies after `gemms` forwards, of use shape->use, and `gemms` dgrads. */
 size_t moert_prepacks_need(const moert_device *device, const moert_prepacked_shape *shape,
-                           size_t products);
+                           size_t gemms);
 void moert_prepacks_free(moert_prepacks *prepacks);
 
-/* What a weight is prepacked for that takes part in this forward or dgrad. */
+/* The use for which this forward or dgrad needs its weight prepacked. */
 static inline moert_prepacked_use moert_prepacked_use_of(const moert_gemm *gemm) {
     return gemm->kind == MOERT_GEMM_DGRAD               ? MOERT_PREPACKED_DGRAD
            : gemm->gated && !gemm->glu.form.interleaved ? MOERT_PREPACKED_GATED
                                                         : MOERT_PREPACKED_FORWARD;
 }
 
-/* FLOPs: 2 M N K, but for bias_grad. */
+/* FLOPs: 2 M N K, except bias_grad. */
 moert_status moert_gemm_run(const moert_gemm *gemm);
 
-/* The next three look at no buffers. Whether forward and dgrad of this shape on a device, by weights
- * that are prepacked, can round their results to BF16: to nearest even, as a cast of the float32
- * results would. */
+/* The next three functions ignore the buffers of `gemm`. Whether forward and dgrad of this shape by
+ * prepacked weights can round their results to BF16, to nearest even as a cast would. */
 bool moert_gemm_rounds(const moert_device *device, const moert_gemm *gemm);
-/* Whether they can also store each line of such a result anywhere (`scatter`). */
+/* Whether they can also scatter the rows of such a result (moert_scatter). */
 bool moert_gemm_scatters(const moert_device *device, const moert_gemm *gemm);
-/* The bytes to which `split` grows by forward, dgrad and wgrad of this shape on a device. */
+/* The size to which forward, dgrad and wgrad of this shape let `split` grow. */
 size_t moert_gemm_split_bytes(const moert_device *device, const moert_gemm *gemm);
 
-/* The part of a product's groups that takes part. */
+/* The groups and rows that a GEMM computes. */
 static inline moert_part moert_part_of(const moert_gemm *gemm) {
     return gemm->part.end > 0 ? gemm->part
                               : (moert_part){0, gemm->groups.count, 0, gemm->groups.rows};
@@ -258,12 +265,12 @@ const char *moert_backend_name(const moert_device *device);
 moert_status moert_backend_check(const moert_device *device);
 
 /*
- * Backend number `index` and whether it works on this device, by a product of two numbers; false
- * past the last one. Compiles its kernels. Not collective.
+ * Reports backend number `index`, and whether it can multiply 2 by 3 on this device; false past the
+ * last backend. Compiles its kernels. Not collective.
  */
 typedef struct moert_backend_report {
     const char *name;
-    bool automatic;   /* the one that MOERT_BACKEND=auto takes */
+    bool automatic;   /* MOERT_BACKEND=auto chooses it */
     char reason[256]; /* why it does not work; "" if it does */
 } moert_backend_report;
 bool moert_backend_survey(moert_device *device, size_t index, moert_backend_report *report);

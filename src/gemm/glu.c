@@ -1,10 +1,10 @@
-/* Checks the GLU, and hands one that stands alone to the backend in use. */
+/* Checks a GLU, and runs one that is not part of a GEMM on the backend in use. */
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "device/profile/profile.h"
 #include "gemm/backend.h"
 
-/* A matrix without gaps. */
+/* Checks a dense matrix. */
 static moert_status check(const char *name, const moert_buffer *buffer, const moert_glu *glu,
                           size_t width, moert_dtype type) {
     return moert_check_buffer(name, buffer, glu->rows, width, width, moert_dtype_bits(type) / 8);
@@ -48,10 +48,10 @@ moert_status moert_check_glu(const moert_glu *glu, bool backward, moert_glu *ful
     return glu->dprob != NULL ? check_weights("dprob", glu->dprob, full) : MOERT_OK;
 }
 
-/* For a profile: per row, so many times I numbers to read and to write, and weights. */
-static void tell_glu(const moert_glu *glu, size_t widths, size_t results, size_t weights) {
-    const size_t bits =
-        widths * moert_dtype_bits(glu->from) + results * moert_dtype_bits(glu->type);
+/* Reports bytes to the profile: per row, `reads` and `writes` values for each of the I columns, and
+ * `weights` floats. */
+static void report_work(const moert_glu *glu, size_t reads, size_t writes, size_t weights) {
+    const size_t bits = reads * moert_dtype_bits(glu->from) + writes * moert_dtype_bits(glu->type);
     const size_t row = glu->width * bits / 8 + weights * sizeof(float);
     moert_profile_work(moert_buffer_device(glu->v), "gemm/glu", 0.0,
                        (double)((glu->rows - glu->first_row) * row));
@@ -62,7 +62,7 @@ static moert_status run(const moert_glu *glu, bool backward) {
     MOERT_TRY(moert_check_glu(glu, backward, &full));
     if (glu->rows == glu->first_row)
         return MOERT_OK;
-    tell_glu(glu, backward ? 3 : 2, backward ? 2 : 1, backward ? 2 : 1);
+    report_work(glu, backward ? 3 : 2, backward ? 2 : 1, backward ? 2 : 1);
     return moert_backend_get(moert_buffer_device(glu->v))->glu(&full, backward);
 }
 

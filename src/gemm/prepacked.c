@@ -1,4 +1,4 @@
-/* Weights prepacked once for many products, by the backend in use and in the order of its kernels. */
+/* Prepacked weights: checks, memory, and when a weight is prepacked. The backend fills them. */
 #include <stdlib.h>
 
 #include "base/memory.h"
@@ -8,17 +8,19 @@
 static moert_status check_shape(const moert_prepacked_shape *shape) {
     int narrow;
     if (shape->n == 0 || shape->k == 0)
-        return MOERT_FAIL(ERROR_USAGE, "a packed weight needs columns; n = %zu, k = %zu", shape->n,
-                          shape->k);
+        return MOERT_FAIL(ERROR_USAGE,
+                          "a prepacked weight needs n and k of 1 or more, not %zu "
+                          "and %zu",
+                          shape->n, shape->k);
     if (shape->use == MOERT_PREPACKED_GATED && shape->n % 2 != 0)
-        return MOERT_FAIL(ERROR_USAGE, "gates and their ups are an odd number of lines, %zu",
+        return MOERT_FAIL(ERROR_USAGE, "a weight of gates and ups needs an even n, not %zu",
                           shape->n);
     if (shape->type != MOERT_DTYPE_F32 && shape->type != MOERT_DTYPE_BF16)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "weights are packed as f32 or bf16, not as type %d",
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "weights are prepacked as f32 or bf16, not as type %d",
                           (int)shape->type);
-    MOERT_TRY(moert_to_int(shape->groups, "groups of a packed weight", &narrow));
-    MOERT_TRY(moert_to_int(shape->n, "lines of a packed weight", &narrow));
-    return moert_to_int(shape->k, "columns of a packed weight", &narrow);
+    MOERT_TRY(moert_to_int(shape->groups, "groups of a prepacked weight", &narrow));
+    MOERT_TRY(moert_to_int(shape->n, "rows of a prepacked weight", &narrow));
+    return moert_to_int(shape->k, "columns of a prepacked weight", &narrow);
 }
 
 size_t moert_prepacked_plan(const moert_device *device, const moert_prepacked_shape *shape,
@@ -54,8 +56,8 @@ moert_status moert_prepacked_create(moert_device *device, const moert_prepacked_
     return MOERT_OK;
 }
 
-/* For a profile: the source, and the panels. */
-static void tell_work(const moert_prepacked *prepacked, size_t source_bytes) {
+/* Reports the bytes of the source and the panels to the profile. */
+static void report_work(const moert_prepacked *prepacked, size_t source_bytes) {
     moert_profile_work(moert_buffer_device(prepacked->panels), "gemm/prepacked", 0.0,
                        (double)(source_bytes + moert_prepacked_bytes(prepacked)));
 }
@@ -66,7 +68,7 @@ moert_status moert_prepacked_fill(moert_prepacked *prepacked, const moert_buffer
     const moert_prepacked_shape *shape = &prepacked->shape;
     MOERT_TRY(moert_check_buffer("weight", weight, shape->groups * shape->n, shape->k, shape->k,
                                  sizeof(float)));
-    tell_work(prepacked, shape->groups * shape->n * shape->k * sizeof(float));
+    report_work(prepacked, shape->groups * shape->n * shape->k * sizeof(float));
     return prepacked->prepack->fill(prepacked, weight, NULL);
 }
 
@@ -76,7 +78,7 @@ moert_status moert_prepacked_fill_quantized(moert_prepacked *prepacked,
         return MOERT_OK;
     const moert_prepacked_shape *p = &prepacked->shape;
     if (quantized->flipped && p->use == MOERT_PREPACKED_GATED)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "a transposed weight is not packed for a GLU");
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "a transposed weight cannot be prepacked for a GLU");
     const moert_quantizer how = {.format = quantized->format, .axis = quantized->axis};
     const size_t rows = quantized->flipped ? p->k : p->n,
                  columns = quantized->flipped ? p->n : p->k;
@@ -90,7 +92,7 @@ moert_status moert_prepacked_fill_quantized(moert_prepacked *prepacked,
     if (quantized->global != NULL)
         MOERT_TRY(moert_check_buffer("global scale", quantized->global, 1, p->groups, p->groups,
                                      sizeof(float)));
-    tell_work(prepacked, shape.q_lines * shape.q_bytes);
+    report_work(prepacked, shape.q_lines * shape.q_bytes);
     return prepacked->prepack->fill(prepacked, NULL, quantized);
 }
 
@@ -105,11 +107,11 @@ void moert_prepacked_destroy(moert_prepacked *prepacked) {
     free(prepacked);
 }
 
-/* ---- prepacks that are made when they pay ---- */
+/* ---- the copies of a weight, made when they pay ---- */
 
 void moert_prepacks_changed(moert_prepacks *prepacks) {
     for (size_t use = 0; use < MOERT_PREPACKED_USES; use++)
-        prepacks->products[use] = 0;
+        prepacks->gemms[use] = 0;
 }
 
 moert_status moert_prepacks_take(moert_prepacks *prepacks, moert_gemm *gemm) {
@@ -122,13 +124,13 @@ moert_status moert_prepacks_take(moert_prepacks *prepacks, moert_gemm *gemm) {
     if (prepack->any_use)
         use = MOERT_PREPACKED_FORWARD;
     moert_prepacked **prepacked = &prepacks->prepacked[use];
-    if (++prepacks->products[use] < prepack->pays_at)
+    if (++prepacks->gemms[use] < prepack->pays_at)
         return MOERT_OK;
     const moert_prepacked_shape shape = {gemm->shared_weight ? 1 : gemm->groups.count, gemm->n,
                                          gemm->k, use, gemm->type};
     if (*prepacked == NULL)
         MOERT_TRY(moert_prepacked_create(device, &shape, prepacked));
-    if (prepacks->products[use] == prepack->pays_at)
+    if (prepacks->gemms[use] == prepack->pays_at)
         MOERT_TRY(moert_prepacked_fill(*prepacked, gemm->weight));
     gemm->prepacked = *prepacked;
     return MOERT_OK;
@@ -145,7 +147,7 @@ moert_buffer *moert_prepacks_copy(const moert_prepacks *prepacks, size_t n) {
 
 void moert_prepacks_rounded(moert_prepacks *prepacks) {
     const moert_prepacked *prepacked = prepacks->prepacked[MOERT_PREPACKED_FORWARD];
-    prepacks->products[MOERT_PREPACKED_FORWARD] = prepacked->prepack->pays_at;
+    prepacks->gemms[MOERT_PREPACKED_FORWARD] = prepacked->prepack->pays_at;
 }
 
 size_t moert_prepacks_bytes(const moert_prepacks *prepacks) {
@@ -156,11 +158,11 @@ size_t moert_prepacks_bytes(const moert_prepacks *prepacks) {
 }
 
 size_t moert_prepacks_need(const moert_device *device, const moert_prepacked_shape *shape,
-                           size_t products) {
+                           size_t gemms) {
     const moert_prepack *prepack = moert_backend_get(device)->prepack;
     moert_prepacked_shape dgrad = *shape;
     dgrad.use = MOERT_PREPACKED_DGRAD;
-    if (prepack == NULL || products < prepack->pays_at)
+    if (prepack == NULL || gemms < prepack->pays_at)
         return 0;
     return moert_prepacked_need(device, shape) +
            (prepack->any_use ? 0 : moert_prepacked_need(device, &dgrad));

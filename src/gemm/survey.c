@@ -1,9 +1,9 @@
-/* Whether each backend works on a device. */
+/* Tests each backend on a device. */
 #include <stdio.h>
 
 #include "gemm/backend.h"
 
-/* *product = 2 * 3 by the backend. */
+/* *product = 2 * 3, computed by the backend. */
 static moert_status multiply(const moert_backend *by, moert_device *device, float *product) {
     const float x = 2.0f, weight = 3.0f;
     const uint32_t end = 1;
@@ -41,6 +41,6 @@ bool moert_backend_survey(moert_device *device, size_t index, moert_backend_repo
     else if (multiply(backend, device, &product) != MOERT_OK)
         snprintf(report->reason, sizeof report->reason, "%s", moert_last_error());
     else if (product != 6.0f)
-        snprintf(report->reason, sizeof report->reason, "it takes 2 * 3 for %g", (double)product);
+        snprintf(report->reason, sizeof report->reason, "it computes 2 * 3 = %g", (double)product);
     return true;
 }

@@ -1,22 +1,22 @@
-/* Launches of kernels/nn/bias.cl. */
+/* Launches kernels/nn/bias.cl. */
 #include "args/nn.h"
 #include "nn/bias.h"
 
 #include "base/memory.h"
 
 enum {
-    COLUMNS =
-        256, /* of a work-group of the gradient; in the GPU form a step of kernels/lib/common.h */
-    GPU_COLUMNS = 128,
-    GPU_ROW_GROUPS = 16384, /* on GPUs, that share out the groups' rows */
+    COLUMNS = 256,          /* of a work-group of the gradient */
+    GPU_COLUMNS = 128,      /* the same in the GPU form: a step of kernels/lib/common.h */
+    GPU_ROW_GROUPS = 16384, /* on GPUs, about the most row groups of a launch */
 };
 
 static const char *program_of(const moert_scaled_bias *bias) {
     return MOERT_PROGRAM(moert_buffer_device(bias->y), "nn/bias", bias->n | bias->ldy);
 }
 
-/* Teams for each group's rows, which the device alone knows. */
-static moert_grid share_rows(const moert_scaled_bias *bias) {
+/* Groups by row groups. Each group gets the same number of row groups, since only the device knows
+ * how many rows it has. */
+static moert_grid rows_grid(const moert_scaled_bias *bias) {
     const moert_part part =
         bias->part.end > 0 ? bias->part : (moert_part){0, bias->groups.count, 0, bias->groups.rows};
     const size_t groups = part.end - part.first;
@@ -30,7 +30,7 @@ static moert_grid share_rows(const moert_scaled_bias *bias) {
 
 moert_status moert_scaled_bias_forward(const moert_scaled_bias *bias) {
     return MOERT_RUN(moert_buffer_device(bias->y), program_of(bias), "bias_forward",
-                     share_rows(bias), MOERT_ARG(bias->groups.ends), MOERT_ARG(bias->prob),
+                     rows_grid(bias), MOERT_ARG(bias->groups.ends), MOERT_ARG(bias->prob),
                      MOERT_ARG(bias->bias), MOERT_ARG(bias->y),
                      MOERT_ARGS(moert_bias_args, .skip = (unsigned)bias->part.first,
                                 .n = (unsigned)bias->n, .ldy = bias->ldy,
@@ -38,7 +38,7 @@ moert_status moert_scaled_bias_forward(const moert_scaled_bias *bias) {
 }
 
 moert_status moert_scaled_bias_dprob(const moert_scaled_bias *bias) {
-    return MOERT_RUN(moert_buffer_device(bias->y), program_of(bias), "bias_dprob", share_rows(bias),
+    return MOERT_RUN(moert_buffer_device(bias->y), program_of(bias), "bias_dprob", rows_grid(bias),
                      MOERT_ARG(bias->groups.ends), MOERT_ARG(bias->bias), MOERT_ARG(bias->y),
                      MOERT_ARG(bias->dprob),
                      MOERT_ARGS(moert_bias_args, .skip = (unsigned)bias->part.first,

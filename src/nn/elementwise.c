@@ -1,12 +1,10 @@
-/* Adds whole buffers. */
+/* Adds a buffer to another. */
 #include "base/memory.h"
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 
-enum {
-    BLOCK = 4096,
-    GPU_BLOCK = 1024
-}; /* floats of a row_group, as in kernels/nn/elementwise.cl */
+/* Floats of a row group, as in kernels/nn/elementwise.cl. */
+enum { BLOCK = 4096, GPU_BLOCK = 1024 };
 
 moert_status moert_add(size_t n, const moert_buffer *x, moert_buffer *y) {
     moert_device *device = moert_buffer_device(y);

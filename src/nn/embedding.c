@@ -1,4 +1,4 @@
-/* Token embedding: gathers rows, and scatters gradients into one partial table per sequence. */
+/* Token embedding: gathers rows of the table, and sums gradients per sequence or per tree node. */
 #include <stdlib.h>
 
 #include "args/nn.h"
@@ -6,7 +6,8 @@
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 
-/* Of a row_group, as in kernels/nn/embedding.cl. */
+/* Sizes of a row group's part, as in kernels/nn/embedding.cl; GPU_ROWS: table rows of a work-group
+ * in embedding_backward. */
 enum { TOKENS = 16, GPU_TOKENS = 1, COLUMNS = 256, GPU_ROWS = 8 };
 enum { GRADIENT_COLUMNS = 256, GPU_GRADIENT_COLUMNS = 128 };
 
@@ -24,22 +25,22 @@ moert_status moert_embedding_forward(size_t tokens, size_t hidden, const moert_b
 moert_status moert_embedding_backward(const moert_embedding_part *part) {
     const size_t hidden = part->hidden, rows = part->rows;
     moert_device *device = moert_buffer_device(part->partial);
-    const size_t share = moert_by_form(device, rows, GPU_ROWS);
+    const size_t block = moert_by_form(device, rows, GPU_ROWS);
     const moert_grid grid = {moert_by_form(device, moert_ceil_div(hidden, COLUMNS), hidden > 0),
-                             part->sequences, rows > 0 ? moert_ceil_div(rows, share) : 0};
+                             part->sequences, rows > 0 ? moert_ceil_div(rows, block) : 0};
     moert_profile_work(device, "nn/embedding", 0.0,
                        sizeof(float) * (double)(part->sequences * (part->length + rows) * hidden));
     return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/embedding", hidden), "embedding_backward",
                      grid, MOERT_ARG(part->token), MOERT_ARG(part->dx), MOERT_ARG(part->partial),
                      MOERT_ARGS(moert_embedding_args, .length = part->length, .hidden = hidden,
-                                .first_row = part->first_row, .rows = rows, .share = share));
+                                .first_row = part->first_row, .rows = rows, .share = block));
 }
 
 moert_status moert_embedding_links(moert_span span, size_t length, size_t rows,
                                    const int32_t *token, int32_t *link) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
     const size_t count = moert_tree_nodes(span, nodes);
-    int32_t *last; /* [rows] 1 + the last token of a row */
+    int32_t *last; /* [rows] 1 + the last token of a table row so far, 0: none */
     int tokens;
     MOERT_TRY(moert_to_int(span.count * length, "tokens of a batch", &tokens));
     MOERT_TRY(moert_alloc(&last, rows, sizeof *last));

@@ -1,4 +1,4 @@
-/* Cross-entropy and its gradient in place of the logits. */
+/* Cross-entropy; its gradient overwrites the logits. */
 #include <stdio.h>
 
 #include "args/nn.h"
@@ -9,15 +9,15 @@ enum { SPEC_BYTES = 48 };
 
 moert_status moert_cross_entropy(const moert_prediction *p) {
     moert_device *device = moert_buffer_device(p->logits);
-    const int quantized = p->type == MOERT_DTYPE_BF16;
+    const int rounded = p->type == MOERT_DTYPE_BF16;
     const size_t floats = p->tokens * p->vocabulary;
-    const double written = quantized ? sizeof(uint16_t) : sizeof(float);
-    if (p->type != MOERT_DTYPE_F32 && !quantized)
+    const double written = rounded ? sizeof(uint16_t) : sizeof(float);
+    if (p->type != MOERT_DTYPE_F32 && !rounded)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "gradients of logits are f32 or bf16");
     moert_profile_work(device, "nn/loss", 0.0, (sizeof(float) + written) * (double)floats);
     char spec[SPEC_BYTES];
     snprintf(spec, sizeof spec, "%s -DCODED=%d", MOERT_PROGRAM(device, "nn/loss", p->vocabulary),
-             quantized);
+             rounded);
     return MOERT_RUN(device, spec, "cross_entropy", ((moert_grid){p->tokens, 1, 1}),
                      MOERT_ARG(p->target), MOERT_ARG(p->logits), MOERT_ARG(p->loss),
                      MOERT_ARGS(moert_loss_args, .vocabulary = p->vocabulary, .factor = p->factor));

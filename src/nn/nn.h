@@ -1,11 +1,11 @@
 /*
- * The dense operations of a transformer on the device, but for GEMMs and attention: embedding,
- * RMSNorm, rotary positions, cross-entropy, and the optimizer's. float32, row-major, portable
- * OpenCL kernels (kernels/lib/common.h) unless said otherwise.
+ * The operations of a transformer other than GEMMs and attention: embedding, RMSNorm, rotary
+ * positions, cross-entropy, sums and AdamW. Matrices are float32 and row-major, and kernels are
+ * portable OpenCL (kernels/lib/common.h), unless said otherwise.
  *
- * Bits: a row's or a sequence's result depends on that row or sequence alone. Parameter gradients
- * come as one partial per sequence, partial[S,...], rows summed in order; moert_tree_reduce sums
- * the partials. T = S * length may be 0.
+ * Bits: the result of a row or a sequence depends only on that row or sequence. A parameter's
+ * gradient has one partial per sequence, partial[S,...], summed over rows in order;
+ * moert_tree_reduce adds the partials. T = S * length may be 0.
  */
 #pragma once
 
@@ -13,8 +13,8 @@
 #include "device/device.h"
 #include "moert/formats.h"
 
-/* Where the sums over the sequences of a span go: those of its i-th tree node to
- * target[i * stride + offset ...] (floats), or added to what is there. */
+/* The destination of sums over the sequences of a span: the sum of its i-th tree node is stored at
+ * target[i * stride + offset ...] (floats) or, with `accumulate`, added there. */
 typedef struct moert_tree_nodes_at {
     moert_span span;
     moert_buffer *target;
@@ -28,8 +28,8 @@ typedef struct moert_tree_nodes_at {
  * reader). */
 moert_status moert_embedding_forward(size_t tokens, size_t hidden, const moert_buffer *table,
                                      const moert_buffer *token, moert_buffer *x);
-/* partial[S,rows,H] = for table rows [first_row, first_row + rows): sum of dx[t] over the
- * sequence's tokens in order. */
+/* partial[s,r,:] = sum of dx[t,:] over the tokens t of sequence s with token[t] = first_row + r, in
+ * order. */
 typedef struct moert_embedding_part {
     size_t sequences, length, hidden, first_row, rows;
     const moert_buffer *token, *dx;
@@ -37,9 +37,9 @@ typedef struct moert_embedding_part {
 } moert_embedding_part;
 moert_status moert_embedding_backward(const moert_embedding_part *part);
 /*
- * The same for all `rows` of the table, straight to the nodes of the tree: what moert_tree_reduce
- * makes of such partials, bit for bit, without them. link[T,2] is made by moert_embedding_links
- * from the tokens, on the host.
+ * The gradient of all `rows` of the table, summed to the nodes of the tree without partials. The
+ * bits are those of moert_embedding_backward and moert_tree_reduce. moert_embedding_links computes
+ * link[T,2] from the tokens, on the host.
  */
 typedef struct moert_embedding_sum {
     size_t length, hidden, rows;
@@ -47,41 +47,44 @@ typedef struct moert_embedding_sum {
     moert_tree_nodes_at at;
 } moert_embedding_sum;
 moert_status moert_embedding_gradient(const moert_embedding_sum *sum);
-/* Errors: ERROR_MEMORY, ERROR_UNSUPPORTED (2^31 tokens or more). */
+/* For each token t: link[t,0] = its tree node if it is the first token of its table row in that
+ * node, else -1; link[t,1] = the next token of that row in the node, or -1. Errors: ERROR_MEMORY,
+ * ERROR_UNSUPPORTED (2^31 tokens or more). */
 moert_status moert_embedding_links(moert_span span, size_t length, size_t rows,
                                    const int32_t *token, int32_t *link);
 
 /* ---- RMSNorm: y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon), over rows of `width`
  * ---- */
 
-/* Rows that are heads, so many of a token in sequences of `length`, rotated by the table (see
- * below); a table of NULL: they are not. */
+/* A rotation of rows, which are then heads: `heads` per token, in sequences of `length` tokens.
+ * `table` is that of moert_rope_table_create; NULL: no rotation. */
 typedef struct moert_rotation {
     const moert_buffer *table;
     size_t heads, length;
 } moert_rotation;
 
 /*
- * x, y [R,width] (may be the same buffer), weight [width], rstd [R] kept for backward; y is also
- * or, when y is NULL, only given as bf16 codes: the values that a cast would give. Norms over heads
- * are the same with R = T * heads and width = head_size, and y may be rotated then. Errors:
- * ERROR_USAGE (width 0, no results, R no multiple of heads, those of moert_rope),
- * ERROR_UNSUPPORTED (rotated codes).
+ * x, y [R,width] (may be the same buffer), weight [width], rstd [R] kept for backward. `codes`,
+ * unless NULL, gets y rounded to bf16 as by a cast; y may then be NULL. For norms over heads, R = T
+ * * heads and width = head_size, and y may be rotated. Errors: ERROR_USAGE (width 0, no result
+ * buffer, R not a multiple of heads, those of moert_rope), ERROR_UNSUPPORTED (rotation of a bf16
+ * result).
  */
 typedef struct moert_norm {
     size_t rows, width;
     float epsilon;
     const moert_buffer *x, *weight;
-    moert_buffer *y, *codes; /* [R,width], or NULL */
+    moert_buffer *y, *codes; /* [R,width] in float32 and bf16, or NULL */
     moert_buffer *rstd;
     moert_rotation rotation;
 } moert_norm;
 moert_status moert_norm_run(const moert_norm *norm);
 /*
  * dx[R,width] (+)= gradient of x; partial[S,width] = gradient of weight, R / S consecutive rows per
- * sequence. dy and dx may be the same buffer when not accumulating. dx also or, when it is NULL,
- * only as codes; dy of rotated rows is rotated back first, maybe in place. Errors: ERROR_USAGE
- * (width 0, R not a multiple of S, codes alone that accumulate, and as above).
+ * sequence. Without `accumulate`, dy and dx may be the same buffer. `codes`, unless NULL, gets dx
+ * rounded to bf16; dx may then be NULL. dy of rotated rows is rotated back first, possibly in
+ * place. Errors: ERROR_USAGE (width 0, R not a multiple of S, `accumulate` without dx, and those of
+ * moert_norm_run).
  */
 typedef struct moert_norm_gradient {
     size_t sequences, rows, width;
@@ -89,33 +92,34 @@ typedef struct moert_norm_gradient {
     moert_buffer *dy, *dx;
     bool accumulate;
     moert_buffer *partial;
-    moert_buffer **scratch; /* growable, nothing is kept there between calls; NULL: GPUs go without,
-                               more slowly, and the last bits of partial differ */
-    moert_buffer *codes;
+    moert_buffer **scratch; /* grows; keeps nothing between calls. NULL: GPUs are slower, and the
+                               last bits of partial differ */
+    moert_buffer *codes;    /* bf16 [R,width], or NULL */
     moert_rotation rotation;
 } moert_norm_gradient;
 moert_status moert_norm_backward(const moert_norm_gradient *norm);
-/* What it reserves of `scratch`. */
+/* Floats that moert_norm_backward reserves in `scratch`. */
 size_t moert_norm_scratch_floats(const moert_device *device, size_t sequences, size_t rows,
                                  size_t width);
 
 /* ---- rotary positions, rotate-half form: element i of a head pairs with i + head_size / 2 ---- */
 
 /*
- * Makes table[length, 2, head_size/2]: cos, then sin, of t * theta^(-2i/head_size) for each
- * position t, rounded to float32 where transformers rounds; blocks. The caller owns the table,
- * which serves all layers and any shorter length. Errors: ERROR_USAGE (head_size odd or 0, theta
- * not positive), ERROR_MEMORY, ERROR_DEVICE.
+ * Creates table[length, 2, head_size/2]: cos, then sin, of t * theta^(-2i/head_size) for each
+ * position t, rounded to float32 where Hugging Face's transformers rounds. Blocks. The caller owns
+ * the table, which serves all layers and any shorter length. Errors: ERROR_USAGE (head_size odd or
+ * 0, theta not positive), ERROR_MEMORY, ERROR_DEVICE.
  */
 moert_status moert_rope_table_create(moert_device *device, size_t length, size_t head_size,
                                      float theta, moert_buffer **table);
 /*
- * Rotates x[T,heads,head_size] in place, token t by position t mod length; `inverse` rotates back,
- * which is the backward. Errors: ERROR_USAGE (head_size odd or 0, table shorter than the length).
+ * Rotates x[T,heads,head_size] in place, token t by position t mod length. `inverse` rotates back,
+ * as the backward pass needs. Errors: ERROR_USAGE (head_size odd or 0, table shorter than the
+ * length).
  */
 moert_status moert_rope(const moert_rotation *rotation, size_t tokens, size_t head_size,
                         bool inverse, moert_buffer *x);
-/* Its errors alone, for what rotates as well. */
+/* Validates the arguments of moert_rope without launching a kernel. */
 moert_status moert_rope_check(const moert_rotation *rotation, size_t tokens, size_t head_size);
 
 /* ---- cross-entropy ---- */
@@ -123,9 +127,8 @@ moert_status moert_rope_check(const moert_rotation *rotation, size_t tokens, siz
 /*
  * loss[t] = -log softmax(logits[t])[target[t]]; then logits[T,V] becomes (softmax - onehot) *
  * factor in place when factor is not 0 (factor = 1 / tokens of the global batch). A target of -1 is
- * ignored: loss and gradient 0. A gradient of `type` BF16 is rounded to codes, which take the first
- * half of their row: they are a matrix [T,V] whose rows lie 2 V codes apart. Errors:
- * ERROR_UNSUPPORTED (another type).
+ * ignored: its loss and gradient are 0. A gradient of `type` BF16 occupies the first half of each
+ * row: a matrix [T,V] of bf16 values with stride 2 V. Errors: ERROR_UNSUPPORTED (another type).
  */
 typedef struct moert_prediction {
     size_t tokens, vocabulary;
@@ -143,19 +146,20 @@ moert_status moert_add(size_t n, const moert_buffer *x, moert_buffer *y);
 
 /* ---- sums ---- */
 
-/* Local part of the tree over sequences: partial[at.span.count, n] is reduced to the span's
- * nodes. */
+/* Reduces partial[at.span.count, n], the partials of a rank's sequences, to the tree nodes of the
+ * span. */
 moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
                                const moert_buffer *partial);
 
 /*
- * Sums of squares of `count` tensors, prepared once and taken after each step. Tensors of a buffer
- * that follow each other share a launch. A sum goes in chunks of fixed size from the tensor's
- * start, so it does not depend on where the tensor lies. create and sum block; the buffers must
- * outlive the object.
+ * Sums of squares of `count` tensors, prepared once and computed after each step. One launch sums
+ * consecutive tensors of the same buffer. A tensor's sum adds the sums of chunks of fixed size,
+ * counted from its start, so it does not depend on the tensor's offset. create and sum block; the
+ * buffers must outlive the object.
  *
- * Chunks are numbered tensor by tensor. Whoever has only some of them sums these, gets them, sets
- * all and joins them to the sums of the tensors: the bits are those of moert_squares_sum.
+ * Chunks are numbered tensor by tensor. A rank with a shard calls sum_chunks and get_chunks for its
+ * range of chunks, and set_chunks and join with the sums of all ranks. The bits are those of
+ * moert_squares_sum.
  */
 enum { MOERT_SQUARES_CHUNK = 4096 }; /* floats, as in kernels/nn/reduce.cl */
 typedef struct moert_squares moert_squares;
@@ -167,9 +171,9 @@ moert_status moert_squares_create(moert_device *device, const moert_square_span 
                                   moert_squares **squares);
 moert_status moert_squares_sum(moert_squares *squares, double *sum); /* sum[count] */
 size_t moert_squares_chunks(const moert_squares *squares);
-/* Of the chunks [first, end). */
+/* Sums the chunks [first, end). */
 moert_status moert_squares_sum_chunks(moert_squares *squares, size_t first, size_t end);
-/* sum[chunks]: those not summed are anything. Blocks. */
+/* sum[chunks]; chunks that were not summed have unspecified values. Blocks. */
 moert_status moert_squares_get_chunks(moert_squares *squares, double *sum);
 moert_status moert_squares_set_chunks(moert_squares *squares, const double *sum);
 moert_status moert_squares_join(moert_squares *squares, double *sum); /* sum[count] */
@@ -181,8 +185,8 @@ typedef struct moert_adamw {
     double scale;          /* multiplies the gradient first (clipping) */
     uint64_t step;         /* counts from 1 */
     moert_buffer *rounded; /* gets the new parameters in bf16, to nearest even; or NULL */
-    size_t at, state_at;   /* where parameter and gradient, and where the moments begin; 0 with
-                              `rounded` */
+    size_t at, state_at;   /* offsets of parameter and gradient, and of the moments, in floats;
+                              must be 0 with `rounded` */
 } moert_adamw;
 moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *parameter,
                               const moert_buffer *gradient, moert_buffer *first_moment,

@@ -1,4 +1,4 @@
-/* RMSNorm and its gradients: argument checks and launches of kernels/nn/norm.cl. */
+/* RMSNorm and its gradients: checks the arguments and launches kernels/nn/norm.cl. */
 #include <stdio.h>
 
 #include "args/nn.h"
@@ -10,23 +10,23 @@ enum {
     BLOCK_ROWS = 32, /* of a work-group: enough work to hide its start */
     COLUMNS = 64,    /* of a work-group of norm_partial */
     /* on GPUs */
-    STEP = 128,          /* floats of VEC in kernels/lib/common.h; COLUMNS, too */
-    FORWARD_STEPS = 16,  /* that stay in the registers of a row_group, */
-    BACKWARD_STEPS = 8,  /* where two rows and a sum do, */
-    MOST_FLOATS = 16384, /* and a row that row_groups share so */
-    FLOATS_AHEAD = 1024, /* of the rows that a row_group reads together: ROWS of the kernels */
+    STEP = 128,          /* floats of a step in kernels/lib/common.h, and COLUMNS */
+    FORWARD_STEPS = 16,  /* the most steps of a row in the registers of a row group; */
+    BACKWARD_STEPS = 8,  /* in backward, which also holds dy and a sum */
+    MOST_FLOATS = 16384, /* of a row in the registers of several row groups */
+    FLOATS_AHEAD = 1024, /* a row group reads rows of about this many floats at a time */
     PIECE_BLOCKS = 8,    /* of a piece of norm_gradients */
     PIECE_ROWS = 64,     /* of a piece of norm_partial */
-    ROTATED_GRAIN = 8,   /* of a row that the kernels rotate */
-    MOST_PIECES = 1024,  /* of norm_gradients, which norm_join adds up */
+    ROTATED_GRAIN = 8,   /* the norm kernels rotate only rows of a multiple of 8 columns */
+    MOST_PIECES = 1024,  /* of norm_gradients, for norm_join to add; sequences may need more */
     SPEC_BYTES = 104,
 };
 
-/* How a width is dealt with, and the program for it. */
+/* How kernels process rows of a width, and the program for that. */
 typedef struct norm_form {
     int columns;  /* of a row */
-    size_t steps; /* of a row_group's share of a row that stays in registers, or 0 */
-    size_t block; /* rows of a row_group */
+    size_t steps; /* of a row that a row group holds in registers; 0: rows are read twice */
+    size_t block; /* rows of a row group */
     char program[64];
 } norm_form;
 
@@ -35,39 +35,40 @@ static moert_status choose_form(const moert_device *device, size_t width, size_t
     if (width == 0)
         return MOERT_FAIL(ERROR_USAGE, "RMSNorm over rows of width 0");
     MOERT_TRY(moert_to_int(width, "width of RMSNorm", &form->columns));
-    const bool shared = moert_by_form(device, 0, 1) == 1 && width <= MOST_FLOATS;
+    const bool in_registers = moert_by_form(device, 0, 1) == 1 && width <= MOST_FLOATS;
     const size_t steps = moert_ceil_div(width, STEP);
-    const size_t of_groups = shared ? moert_ceil_div(steps, most_steps) : 1;
-    form->steps = shared ? moert_ceil_div(steps, of_groups) : 0;
+    const size_t groups_per_row = in_registers ? moert_ceil_div(steps, most_steps) : 1;
+    form->steps = in_registers ? moert_ceil_div(steps, groups_per_row) : 0;
     form->block = moert_by_form(device, BLOCK_ROWS, moert_max(1, FLOATS_AHEAD / (steps * STEP)));
     snprintf(form->program, sizeof form->program,
              "nn/norm -DCOLUMNS=%zu -DSTEPS=%zu -DGROUPS_PER_ROW=%zu%s",
-             moert_by_form(device, COLUMNS, STEP), form->steps, of_groups,
+             moert_by_form(device, COLUMNS, STEP), form->steps, groups_per_row,
              MOERT_PROGRAM(device, "", width));
     return MOERT_OK;
 }
 
+/* `floats` and `rounded`: the float32 and the bf16 result, or NULL. */
 static void name_program(const norm_form *form, const moert_buffer *floats,
-                         const moert_buffer *codes, bool rotated, char spec[SPEC_BYTES]) {
+                         const moert_buffer *rounded, bool rotated, char spec[SPEC_BYTES]) {
     snprintf(spec, SPEC_BYTES, "%s -DRESULTS=%d -DROTATED=%d", form->program,
-             (floats != NULL ? 1 : 0) | (codes != NULL ? 2 : 0), rotated);
+             (floats != NULL ? 1 : 0) | (rounded != NULL ? 2 : 0), rotated);
 }
 
-/* For a profile: rows that are read so many times, their results and their rstd. */
-static void tell_work(moert_device *device, size_t rows, size_t width, size_t reads,
-                      const moert_buffer *floats, const moert_buffer *codes) {
-    const size_t number =
-        (reads + (floats != NULL)) * sizeof(float) + (codes != NULL ? sizeof(uint16_t) : 0);
-    moert_profile_work(device, "nn/norm", 0.0, (double)(rows * (number * width + sizeof(float))));
+/* Reports bytes to the profile: `reads` matrices, the results and rstd. */
+static void report_work(moert_device *device, size_t rows, size_t width, size_t reads,
+                        const moert_buffer *floats, const moert_buffer *rounded) {
+    const size_t bytes =
+        (reads + (floats != NULL)) * sizeof(float) + (rounded != NULL ? sizeof(uint16_t) : 0);
+    moert_profile_work(device, "nn/norm", 0.0, (double)(rows * (bytes * width + sizeof(float))));
 }
 
-static moert_status check_results(const moert_buffer *floats, const moert_buffer *codes) {
-    if (floats == NULL && codes == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "a norm without a place for its results");
+static moert_status check_results(const moert_buffer *floats, const moert_buffer *rounded) {
+    if (floats == NULL && rounded == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "a norm without a buffer for its results");
     return MOERT_OK;
 }
 
-/* Whether the kernel rotates, too: only where a row stays in registers. */
+/* Whether the norm kernels also rotate: only if rows stay in registers. */
 static bool rotates(const norm_form *form, const moert_rotation *rotation) {
     return rotation->table != NULL && form->steps > 0 && form->columns % ROTATED_GRAIN == 0;
 }
@@ -89,17 +90,17 @@ static moert_status check_rotation(const moert_rotation *rotation, size_t rows, 
 moert_status moert_norm_run(const moert_norm *norm) {
     moert_device *device = moert_buffer_device(norm->x);
     const moert_rotation *rotation = &norm->rotation;
-    const bool transposed = rotation->table != NULL;
+    const bool rotated = rotation->table != NULL;
     norm_form form;
     char spec[SPEC_BYTES];
     MOERT_TRY(choose_form(device, norm->width, FORWARD_STEPS, &form));
     MOERT_TRY(check_results(norm->y, norm->codes));
     MOERT_TRY(check_rotation(rotation, norm->rows, norm->width));
-    if (transposed && norm->codes != NULL)
+    if (rotated && norm->codes != NULL)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "rotated heads are float32 only");
     const bool fused = rotates(&form, rotation) && norm->x != norm->y;
     name_program(&form, norm->y, norm->codes, fused, spec);
-    tell_work(device, norm->rows, norm->width, 1, norm->y, norm->codes);
+    report_work(device, norm->rows, norm->width, 1, norm->y, norm->codes);
     MOERT_TRY(MOERT_RUN(
         device, spec, "norm_forward", ((moert_grid){moert_ceil_div(norm->rows, form.block), 1, 1}),
         MOERT_ARG(norm->x), MOERT_ARG(norm->weight), MOERT_ARG(norm->y), MOERT_ARG(norm->codes),
@@ -107,16 +108,15 @@ moert_status moert_norm_run(const moert_norm *norm) {
         MOERT_ARGS(moert_norm_args, .rows = norm->rows, .block = form.block, .width = form.columns,
                    .epsilon = norm->epsilon, .heads = (int)rotation->heads,
                    .length = (int)rotation->length)));
-    return transposed && !fused ? rotate(rotation, norm->rows, norm->width, false, norm->y)
-                                : MOERT_OK;
+    return rotated && !fused ? rotate(rotation, norm->rows, norm->width, false, norm->y) : MOERT_OK;
 }
 
-/* How the rows of a sequence are cut into pieces, over which its gradient is summed. */
+/* The pieces of a sequence: the gradient of the weight is summed over the rows of each piece. */
 typedef struct cut {
     size_t sequence_rows, piece_rows, pieces;
 } cut;
 
-/* dx and the pieces of the weight's gradient, into piece[sequences, pieces, width]. */
+/* Computes dx, and the sums of all pieces: piece[sequences, pieces, width]. */
 static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form *form, bool rotated,
                                const cut *c, moert_buffer *piece) {
     moert_device *device = moert_buffer_device(norm->x);
@@ -136,7 +136,7 @@ static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form 
                          MOERT_ARG(norm->weight), MOERT_ARG(norm->rstd), MOERT_ARG(norm->dy),
                          MOERT_ARG(norm->dx), MOERT_ARG(norm->codes), MOERT_ARG(piece),
                          MOERT_ARG(rotation->table), MOERT_STRUCT(args));
-    /* first, since it reads dy, which may be dx */
+    /* before norm_backward, which may overwrite dy: dx may be the same buffer */
     const size_t columns = moert_by_form(device, COLUMNS, STEP);
     MOERT_TRY(
         MOERT_RUN(device, spec, "norm_partial",
@@ -151,14 +151,14 @@ static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form 
                      MOERT_STRUCT(args));
 }
 
-/* Rows of a sequence that a part of its gradient is summed over. */
+/* Rows of a piece; on CPUs a sequence is one piece. */
 static size_t rows_of_pieces(const moert_device *device, const norm_form *form, size_t rows,
                              size_t sequence_rows) {
-    const size_t share =
+    const size_t gpu_rows =
         form->steps > 0 ? moert_max(PIECE_BLOCKS * form->block,
                                     moert_round_up(moert_ceil_div(rows, MOST_PIECES), form->block))
                         : PIECE_ROWS;
-    return moert_by_form(device, sequence_rows, share);
+    return moert_by_form(device, sequence_rows, gpu_rows);
 }
 
 static size_t pieces_of(size_t sequence_rows, size_t piece_rows) {
@@ -170,7 +170,7 @@ size_t moert_norm_scratch_floats(const moert_device *device, size_t sequences, s
     norm_form form;
     const size_t sequence_rows = sequences > 0 ? rows / sequences : 0;
     if (choose_form(device, width, BACKWARD_STEPS, &form) != MOERT_OK)
-        return 0; /* a norm that is refused */
+        return 0; /* moert_norm_backward will fail */
     const size_t pieces =
         pieces_of(sequence_rows, rows_of_pieces(device, &form, rows, sequence_rows));
     return pieces > 1 ? sequences * pieces * width : 0;
@@ -187,8 +187,8 @@ moert_status moert_norm_backward(const moert_norm_gradient *norm) {
     MOERT_TRY(check_results(norm->dx, norm->codes));
     MOERT_TRY(check_rotation(&norm->rotation, rows, norm->width));
     if (norm->accumulate && norm->dx == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "codes of a norm's gradient do not accumulate alone");
-    tell_work(device, rows, norm->width, 2, norm->dx, norm->codes);
+        return MOERT_FAIL(ERROR_USAGE, "a norm's gradient accumulates in float32 only, in dx");
+    report_work(device, rows, norm->width, 2, norm->dx, norm->codes);
     const bool rotated = rotates(&form, &norm->rotation) && norm->dx != norm->dy;
     if (norm->rotation.table != NULL && !rotated)
         MOERT_TRY(rotate(&norm->rotation, rows, norm->width, true, norm->dy));

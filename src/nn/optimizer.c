@@ -1,4 +1,4 @@
-/* AdamW: operands in float64 here, the update in float32 on the device. */
+/* AdamW: the host computes the coefficients in float64, the device updates in float32. */
 #include <math.h>
 
 #include "args/nn.h"
@@ -6,7 +6,7 @@
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 
-enum { BLOCK = 4096, GPU_BLOCK = 1024 }; /* floats of a row_group, as in kernels/nn/optimizer.cl */
+enum { BLOCK = 4096, GPU_BLOCK = 1024 }; /* floats of a row group, as in kernels/nn/optimizer.cl */
 
 moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *parameter,
                               const moert_buffer *gradient, moert_buffer *first_moment,

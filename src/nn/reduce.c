@@ -1,4 +1,4 @@
-/* Sums in a fixed order: the local part of the tree over sequences, and sums of squares. */
+/* Sums in a fixed order: the partials of a rank's sequences, and sums of squares. */
 #include <stdlib.h>
 
 #include "args/nn.h"
@@ -6,7 +6,7 @@
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 
-enum { COLUMNS = 1024, GPU_COLUMNS = 512 }; /* of a row_group, as in kernels/nn/reduce.cl */
+enum { COLUMNS = 1024, GPU_COLUMNS = 512 }; /* of a row group, as in kernels/nn/reduce.cl */
 
 moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
                                const moert_buffer *partial) {
@@ -31,26 +31,28 @@ moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
 
 /* ---- sums of squares ---- */
 
-/* A span as kernels/nn/reduce.cl reads it, three ulongs: where it lies, and its first chunk. */
+/* A span as kernels/nn/reduce.cl reads it, three ulongs: offset and length in floats, and the
+ * number of its first chunk. */
 typedef struct span_row {
     uint64_t begin, length, chunk;
 } span_row;
 
-/* Spans of one buffer, one after the other, which a launch sums. */
+/* Consecutive spans of one buffer, which one launch sums. */
 typedef struct stretch {
     const moert_buffer *buffer;
-    size_t first, end;  /* spans */
-    size_t chunk;       /* the first one */
-    size_t floats, odd; /* in all; offsets and lengths or'ed */
+    size_t first, end; /* spans [first, end) */
+    size_t chunk;      /* number of the first chunk */
+    size_t floats;     /* sum of the lengths */
+    size_t sizes;      /* offsets and lengths or'ed, for MOERT_PROGRAM */
 } stretch;
 
 struct moert_squares {
     moert_device *device;
-    size_t count, chunks, stretches, dtype_bytes; /* sums are double, or float without fp64 */
-    stretch *stretch;                             /* [stretches] */
-    moert_buffer *table; /* [count + 1] rows, the last one past all chunks */
+    size_t count, chunks, stretches, sum_bytes; /* a sum is a double, or a float without fp64 */
+    stretch *stretch;                           /* [stretches] */
+    moert_buffer *table;                        /* [count + 1] rows; the last ends the chunks */
     moert_buffer *chunk_sums, *sums;
-    void *numbers; /* either of them on the host */
+    void *host_sums; /* room for chunk_sums or sums */
 };
 
 /* Fills the stretches and the table. */
@@ -63,7 +65,7 @@ static void lay_out(moert_squares *squares, const moert_square_span *span, span_
         }
         at->end = i + 1;
         at->floats += span[i].length;
-        at->odd |= span[i].offset | span[i].length;
+        at->sizes |= span[i].offset | span[i].length;
         table[i] = (span_row){span[i].offset, span[i].length, squares->chunks};
         squares->chunks += moert_ceil_div(span[i].length, MOERT_SQUARES_CHUNK);
     }
@@ -71,7 +73,7 @@ static void lay_out(moert_squares *squares, const moert_square_span *span, span_
 }
 
 static moert_status create_buffers(moert_squares *squares, const span_row *table) {
-    const size_t bytes = squares->dtype_bytes, rows = squares->count + 1;
+    const size_t bytes = squares->sum_bytes, rows = squares->count + 1;
     MOERT_TRY(moert_buffer_create(squares->device, rows * sizeof *table, &squares->table));
     MOERT_TRY(moert_buffer_create(squares->device, squares->chunks * bytes, &squares->chunk_sums));
     MOERT_TRY(moert_buffer_create(squares->device, squares->count * bytes, &squares->sums));
@@ -89,12 +91,12 @@ moert_status moert_squares_create(moert_device *device, const moert_square_span 
     MOERT_TRY(MOERT_NEW(&made));
     made->device = device;
     made->count = count;
-    made->dtype_bytes = wide ? sizeof(double) : sizeof(float);
+    made->sum_bytes = wide ? sizeof(double) : sizeof(float);
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->stretch, count));
     MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&table, count + 1));
     lay_out(made, span, table);
     MOERT_TRY_OR(fail,
-                 moert_alloc(&made->numbers, moert_max(count, made->chunks), made->dtype_bytes));
+                 moert_alloc(&made->host_sums, moert_max(count, made->chunks), made->sum_bytes));
     MOERT_TRY_OR(fail, create_buffers(made, table));
     free(table);
     *squares = made;
@@ -111,12 +113,12 @@ void moert_squares_destroy(moert_squares *squares) {
     moert_buffer_destroy(squares->sums);
     moert_buffer_destroy(squares->chunk_sums);
     moert_buffer_destroy(squares->table);
-    free(squares->numbers);
+    free(squares->host_sums);
     free(squares->stretch);
     free(squares);
 }
 
-/* The chunks of [first, end) that lie in a stretch. */
+/* Sums the chunks of [first, end) that belong to a stretch. */
 static moert_status sum_stretch(const moert_squares *squares, size_t index, size_t first,
                                 size_t end) {
     const stretch *at = &squares->stretch[index];
@@ -125,10 +127,10 @@ static moert_status sum_stretch(const moert_squares *squares, size_t index, size
     end = moert_min(end, last);
     if (first >= end)
         return MOERT_OK;
-    const double share = (double)(end - first) / (double)(last - at->chunk);
+    const double fraction = (double)(end - first) / (double)(last - at->chunk);
     moert_profile_work(squares->device, "nn/reduce", 0.0,
-                       sizeof(float) * share * (double)at->floats);
-    return MOERT_RUN(squares->device, MOERT_PROGRAM(squares->device, "nn/reduce", at->odd),
+                       sizeof(float) * fraction * (double)at->floats);
+    return MOERT_RUN(squares->device, MOERT_PROGRAM(squares->device, "nn/reduce", at->sizes),
                      "sum_squares", ((moert_grid){end - first, 1, 1}), MOERT_ARG(at->buffer),
                      MOERT_ARG(squares->table), MOERT_ARG(squares->chunk_sums),
                      MOERT_ARGS(moert_squares_args, .first_tensor = (unsigned)at->first,
@@ -145,36 +147,36 @@ moert_status moert_squares_sum_chunks(moert_squares *squares, size_t first, size
     return MOERT_OK;
 }
 
-/* out[count] = numbers of the device. */
-static moert_status read_numbers(moert_squares *squares, const moert_buffer *numbers, size_t count,
-                                 double *out) {
-    MOERT_TRY(moert_buffer_read(numbers, 0, squares->numbers, count * squares->dtype_bytes));
+/* out[count] = device sums. */
+static moert_status read_sums(moert_squares *squares, const moert_buffer *sums, size_t count,
+                              double *out) {
+    MOERT_TRY(moert_buffer_read(sums, 0, squares->host_sums, count * squares->sum_bytes));
     for (size_t i = 0; i < count; i++)
-        out[i] = squares->dtype_bytes == sizeof(double)
-                     ? ((const double *)squares->numbers)[i]
-                     : (double)((const float *)squares->numbers)[i];
+        out[i] = squares->sum_bytes == sizeof(double)
+                     ? ((const double *)squares->host_sums)[i]
+                     : (double)((const float *)squares->host_sums)[i];
     return MOERT_OK;
 }
 
 moert_status moert_squares_get_chunks(moert_squares *squares, double *sum) {
-    return read_numbers(squares, squares->chunk_sums, squares->chunks, sum);
+    return read_sums(squares, squares->chunk_sums, squares->chunks, sum);
 }
 
 moert_status moert_squares_set_chunks(moert_squares *squares, const double *sum) {
     for (size_t i = 0; i < squares->chunks; i++)
-        if (squares->dtype_bytes == sizeof(double))
-            ((double *)squares->numbers)[i] = sum[i];
+        if (squares->sum_bytes == sizeof(double))
+            ((double *)squares->host_sums)[i] = sum[i];
         else
-            ((float *)squares->numbers)[i] = (float)sum[i];
-    return moert_buffer_write(squares->chunk_sums, 0, squares->numbers,
-                              squares->chunks * squares->dtype_bytes);
+            ((float *)squares->host_sums)[i] = (float)sum[i];
+    return moert_buffer_write(squares->chunk_sums, 0, squares->host_sums,
+                              squares->chunks * squares->sum_bytes);
 }
 
 moert_status moert_squares_join(moert_squares *squares, double *sum) {
     MOERT_TRY(MOERT_RUN(squares->device, "nn/reduce", "join_blocks",
                         ((moert_grid){squares->count, 1, 1}), MOERT_ARG(squares->table),
                         MOERT_ARG(squares->chunk_sums), MOERT_ARG(squares->sums)));
-    return read_numbers(squares, squares->sums, squares->count, sum);
+    return read_sums(squares, squares->sums, squares->count, sum);
 }
 
 moert_status moert_squares_sum(moert_squares *squares, double *sum) {

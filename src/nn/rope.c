@@ -1,4 +1,4 @@
-/* Rotary positions: the table of cosines and sines, and the launch of kernels/nn/rope.cl. */
+/* Rotary positions: creates the table of cosines and sines, and launches kernels/nn/rope.cl. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -17,8 +17,8 @@ static moert_status check_head_size(size_t head_size) {
 }
 
 /*
- * table[length, 2, D/2]. Frequencies, angles and results are rounded to float32 where transformers
- * rounds them; what lies between two roundings is computed in float64.
+ * Fills table[length, 2, D/2]. Frequencies, angles and results are rounded to float32 where Hugging
+ * Face's transformers rounds them; pow, cos and sin are computed in float64.
  */
 static void fill_table(size_t length, size_t head_size, float theta, float *table) {
     const size_t half = head_size / 2;

@@ -1,13 +1,13 @@
 /*
- * Quantized operands of ops, around the GEMM: operands are dequantized without their global scales,
- * which are folded into alpha, or become one (the sums are then not the result); results are
- * quantized from what the GEMM gives. Factors that the backend takes in codes get linear scales
- * only, and values where it decodes them to.
+ * Converts the quantized operands and results of an op before and after the GEMM. Operands are
+ * dequantized without their global scales, which are multiplied into alpha or, in DGLU, into
+ * acc_scale. Results are quantized from the values of the GEMM. Operands that the backend takes as
+ * payload and scales only get linear scales and, if the backend decodes them, a buffer for values.
  *
  *   tiled scales -> linear -> [ transposed ] -> dequantize -> [ transposed, a weight ] -> GEMM
  *   GEMM -> quantize -> linear scales -> [ transposed ] -> tiled
  *
- * All of it only launches kernels, so that it can be recorded.
+ * These functions only launch kernels, so that an execute can be recorded.
  */
 #include <stdlib.h>
 
@@ -21,8 +21,8 @@ static moert_status add_buffer(moert_op *op, size_t elements, size_t bytes, moer
     return moert_workspace_add(op->device, elements, bytes, &op->work, buffer);
 }
 
-/* The same for values or scales of `q`: what a broken promise leaves out of a factor is not
- * written, but read. */
+/* add_buffer for values or scales of `q`. If groups of an operand break the promise of
+ * row_multiple, the GEMM reads elements that no conversion writes, so they are zeroed here. */
 static moert_status add_part(moert_op *op, const moert_op_quantized *q, size_t elements,
                              size_t bytes, moert_buffer **buffer) {
     MOERT_TRY(add_buffer(op, elements, bytes, buffer));
@@ -35,9 +35,9 @@ static bool is_discrete(const moert_op *op, const moert_op_quantized *q) {
     return q->payload == MOERT_OP_BUFFER_weight && op->options.weight.discrete;
 }
 
-/* Whether the GEMM takes codes alone: of the others it decodes numbers to their buffer. */
-static bool is_taken_whole(const moert_op *op, const moert_conversion *c) {
-    return c->taken &&
+/* Whether the backend needs no buffer for the values of a direct operand. */
+static bool needs_no_values(const moert_op *op, const moert_conversion *c) {
+    return c->direct &&
            (op->backend->decoded == MOERT_DTYPE_F32 || c->as->how.format == MOERT_FORMAT_FP8_BLOCK);
 }
 
@@ -46,22 +46,23 @@ void moert_op_free_conversions(moert_op *op) {
         moert_conversion *c = &op->conversions[i];
         MOERT_DESTROY(c->stored, c->ends, c->block_ends, c->scale, c->transposed);
         moert_buffers_destroy(c->scales, c->scales != NULL ? op->options.groups : 0);
-        MOERT_FREE(c->scales, c->all_codes);
+        MOERT_FREE(c->scales, c->discrete_quantized);
     }
     moert_buffers_destroy(op->values, MOERT_OP_BUFFERS);
     moert_buffers_destroy(op->discrete_values,
                           op->discrete_values != NULL ? op->options.groups : 0);
     free(op->discrete_values);
-    moert_buffer_destroy(op->operands);
+    moert_buffer_destroy(op->alphas);
 }
 
 static moert_status make_values(moert_op *op, moert_conversion *c) {
     const moert_op_quantized *q = c->as;
     const size_t elements = q->rows * q->columns, bytes = moert_dtype_bits(c->type) / 8;
-    if (q->payload == MOERT_OP_BUFFER_column) /* quantized from the result */
+    if (q->payload == MOERT_OP_BUFFER_column) /* quantized from the values of the result */
         return MOERT_OK;
-    if (is_taken_whole(op, c))
-        return is_discrete(op, q) ? MOERT_NEW_ARRAY(&c->all_codes, op->options.groups) : MOERT_OK;
+    if (needs_no_values(op, c))
+        return is_discrete(op, q) ? MOERT_NEW_ARRAY(&c->discrete_quantized, op->options.groups)
+                                  : MOERT_OK;
     if (!is_discrete(op, q))
         return add_part(op, q, elements, bytes, &op->values[q->payload]);
     MOERT_TRY(MOERT_NEW_ARRAY(&op->discrete_values, op->options.groups));
@@ -72,13 +73,13 @@ static moert_status make_values(moert_op *op, moert_conversion *c) {
 
 static moert_status make_conversion(moert_op *op, moert_conversion *c) {
     const moert_op_quantized *q = c->as;
-    const bool column = q->how.axis == MOERT_AXIS_COLUMN, whole = is_taken_whole(op, c);
+    const bool column = q->how.axis == MOERT_AXIS_COLUMN, no_values = needs_no_values(op, c);
     const size_t scales = (column ? q->blocks : q->rows) * q->width;
     c->type = moert_op_value_type(op, q);
     MOERT_TRY(make_values(op, c));
-    if (whole && q->scales == MOERT_SCALES_LINEAR)
+    if (no_values && q->scales == MOERT_SCALES_LINEAR)
         return MOERT_OK;
-    if (q->flipped && !whole)
+    if (q->flipped && !no_values)
         MOERT_TRY(add_buffer(op, q->rows * q->columns, moert_dtype_bits(c->type) / 8, &c->stored));
     if (!q->by_ends && q->groups > 0) {
         MOERT_TRY(add_buffer(op, q->groups, sizeof(uint32_t), &c->ends));
@@ -86,7 +87,7 @@ static moert_status make_conversion(moert_op *op, moert_conversion *c) {
     }
     if (q->scales == MOERT_SCALES_LINEAR)
         return MOERT_OK;
-    if (c->all_codes == NULL) { /* linear scales */
+    if (c->discrete_quantized == NULL) {
         MOERT_TRY(add_part(op, q, scales, 1, &c->scale));
     } else {
         MOERT_TRY(MOERT_NEW_ARRAY(&c->scales, op->options.groups));
@@ -108,7 +109,7 @@ moert_status moert_op_make_conversions(moert_op *op) {
         folds = folds || op->quantized[i].global != MOERT_OP_BUFFERS;
         MOERT_TRY(make_conversion(op, &op->conversions[i]));
     }
-    return folds ? add_buffer(op, op->options.groups, sizeof(float), &op->operands) : MOERT_OK;
+    return folds ? add_buffer(op, op->options.groups, sizeof(float), &op->alphas) : MOERT_OK;
 }
 
 /* ---- one operand ---- */
@@ -138,7 +139,7 @@ static moert_status move_scales(const moert_quant_backend *by, const moert_op_bu
     return MOERT_OK;
 }
 
-/* What the quantizers take and give. */
+/* The description for the quantizers. */
 static moert_quantize describe(const moert_op_buffers *b, const moert_conversion *c,
                                moert_buffer *values, moert_buffer *payload, moert_buffer *scale) {
     return (moert_quantize){.how = c->as->how,
@@ -153,6 +154,7 @@ static moert_quantize describe(const moert_op_buffers *b, const moert_conversion
                             .blocks = c->as->blocks};
 }
 
+/* Dequantizes an operand to `values`. */
 static moert_status load(const moert_quant_backend *by, const moert_op_buffers *b,
                          const moert_conversion *c, moert_buffer *payload, moert_buffer *scale,
                          moert_buffer *values) {
@@ -172,6 +174,7 @@ static moert_status load(const moert_quant_backend *by, const moert_op_buffers *
     return MOERT_OK;
 }
 
+/* Quantizes a result from `values`. */
 static moert_status store(const moert_quant_backend *by, const moert_op_buffers *b,
                           const moert_conversion *c, moert_buffer *payload, moert_buffer *scale,
                           moert_buffer *values) {
@@ -185,30 +188,31 @@ static moert_status store(const moert_quant_backend *by, const moert_op_buffers 
     return c->scale != NULL ? move_scales(by, b, c, c->scale, scale, true) : MOERT_OK;
 }
 
-/* ---- all of them ---- */
+/* ---- all operands ---- */
 
-/* Payload, and scales in lines. */
-static moert_status take_codes(const moert_op *op, const moert_op_buffers *b, moert_conversion *c) {
+/* Sets payload and linear scales of a direct operand. */
+static moert_status take_payload(const moert_op *op, const moert_op_buffers *b,
+                                 moert_conversion *c) {
     const moert_op_quantized *q = c->as;
-    const bool discrete = c->all_codes != NULL;
+    const bool discrete = c->discrete_quantized != NULL;
     for (size_t g = 0; g < (discrete ? op->options.groups : 1); g++) {
         moert_buffer *scale = discrete ? b->weight_scales[g] : *moert_op_buffer_at(b, q->scale);
         moert_buffer *linear = discrete && c->scales != NULL ? c->scales[g] : c->scale;
-        moert_quantized *codes = discrete ? &c->all_codes[g] : &c->codes;
+        moert_quantized *quantized = discrete ? &c->discrete_quantized[g] : &c->quantized;
         if (linear != NULL)
             MOERT_TRY(move_scales(op->quantizers, b, c, linear, scale, false));
-        *codes = c->codes;
-        codes->q = discrete ? b->weights[g] : *moert_op_buffer_at(b, q->payload);
-        codes->scale = linear != NULL ? linear : scale;
+        *quantized = c->quantized;
+        quantized->q = discrete ? b->weights[g] : *moert_op_buffer_at(b, q->payload);
+        quantized->scale = linear != NULL ? linear : scale;
     }
     return MOERT_OK;
 }
 
-static moert_status load_factor(const moert_op *op, const moert_op_buffers *b,
-                                moert_conversion *c) {
+static moert_status load_operand(const moert_op *op, const moert_op_buffers *b,
+                                 moert_conversion *c) {
     const moert_op_quantized *q = c->as;
-    if (c->taken)
-        return take_codes(op, b, c);
+    if (c->direct)
+        return take_payload(op, b, c);
     if (!is_discrete(op, q))
         return load(op->quantizers, b, c, *moert_op_buffer_at(b, q->payload),
                     *moert_op_buffer_at(b, q->scale), op->values[q->payload]);
@@ -218,10 +222,10 @@ static moert_status load_factor(const moert_op *op, const moert_op_buffers *b,
     return MOERT_OK;
 }
 
-/* alpha times the global scales; in DGLU these alone. */
+/* Computes op->alphas: alpha times the global scales; in DGLU without alpha. */
 static moert_status fold_globals(const moert_op *op, const moert_op_buffers *b) {
-    moert_global_scales fold = {.groups = op->options.groups, .to = op->operands};
-    if (op->operands == NULL)
+    moert_global_scales fold = {.groups = op->options.groups, .to = op->alphas};
+    if (op->alphas == NULL)
         return MOERT_OK;
     fold.alpha = op->options.kind == MOERT_OP_DGLU ? NULL : b->alpha;
     for (size_t i = 0; i < op->quantized_count; i++) {
@@ -238,7 +242,7 @@ static moert_status fold_globals(const moert_op *op, const moert_op_buffers *b) 
 moert_status moert_op_load_operands(moert_op *op, const moert_op_buffers *b) {
     for (size_t i = 0; i < op->quantized_count; i++)
         if (!op->quantized[i].result && op->options.rows > 0)
-            MOERT_TRY(load_factor(op, b, &op->conversions[i]));
+            MOERT_TRY(load_operand(op, b, &op->conversions[i]));
     return fold_globals(op, b);
 }
 

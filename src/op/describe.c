@@ -1,4 +1,4 @@
-/* Checks the description of an op, field by field, and derives its shapes. */
+/* Checks each field of an op's description and derives the sizes of its buffers. */
 #include <stdint.h>
 
 #include "base/memory.h"
@@ -11,14 +11,14 @@ static moert_status check_size(const moert_op *op, const char *field, size_t val
                                 {value > INT32_MAX, unsupported, field, "below 2^31", NULL, value});
 }
 
-/* The type of a matrix, or of a bias, which has at least `bits`. */
+/* Checks the type of a matrix or a bias, which must have at least `bits` bits. */
 static moert_status check_type(const moert_op *op, const char *field, moert_dtype type,
                                size_t bits) {
     const char *name = moert_dtype_name(type);
     const char *const legal =
         bits > 8 ? "f32, f16 or bf16" : "f32, f16, bf16, e4m3 or e5m2, or quantized";
     if (name == NULL)
-        return moert_op_refuse(MOERT_ERROR_USAGE, op, field, legal, "number type %d", (int)type);
+        return moert_op_refuse(MOERT_ERROR_USAGE, op, field, legal, "dtype %d", (int)type);
     if (moert_dtype_bits(type) < bits)
         return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, field, legal, "%s", name);
     return MOERT_OK;
@@ -31,7 +31,7 @@ static moert_status check_rows(const moert_op *op, const char *type_field, const
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "%s: %.1s.discrete is true; only weight may be discrete",
                           moert_op_kind_name(op->options.kind), type_field);
-    if (rows->how.size != 0) /* for describe_quantized.c */
+    if (rows->how.size != 0) /* describe_quantized.c checks it */
         return MOERT_OK;
     MOERT_TRY(check_type(op, type_field, rows->type, 8));
     if (rows->stride == 0)
@@ -46,7 +46,7 @@ static moert_status check_rows(const moert_op *op, const char *type_field, const
 }
 
 static moert_status check_weight(moert_op *op) {
-    enum { MOST_DISCRETE = 65536 }; /* each may be a buffer of the workspace too */
+    enum { MOST_DISCRETE = 65536 }; /* each may need a buffer of the workspace */
     moert_operand *weight = &op->options.weight;
     if (weight->discrete && op->options.groups > MOST_DISCRETE)
         return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, "groups",
@@ -60,7 +60,7 @@ static moert_status check_weight(moert_op *op) {
     return MOERT_OK;
 }
 
-/* The types of the two operands, if both are plain. */
+/* Two plain operands must have the same type. */
 static moert_status check_pair(const moert_op *op) {
     const moert_op_options *o = &op->options;
     const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
@@ -102,11 +102,11 @@ static moert_status check_switches(const moert_op *op) {
                                    switches[i].legal, "%s", "true");
     const bool glus = moert_op_has_glu(op);
     return MOERT_OP_CHECK_RULES(
-        op, NULL, {o->beta && o->accumulate, usage, "accumulate", "false beside beta", "true", 0},
+        op, NULL, {o->beta && o->accumulate, usage, "accumulate", "false with beta", "true", 0},
         {o->prob && !glus && (o->beta || o->accumulate), usage, "prob",
-         "false beside beta and accumulate", "true", 0},
+         "false with beta or accumulate", "true", 0},
         {o->prob && o->bias && !glus, usage, "prob",
-         "false beside bias; bias_scale is cuDNN's prob there", "true", 0},
+         "false with bias; bias_scale is cuDNN's prob there", "true", 0},
         {o->bias_scale && !o->bias, usage, "bias_scale", "false without bias", "true", 0});
 }
 
@@ -132,19 +132,20 @@ static moert_status check_permute(moert_op *op) {
 static moert_status check_glu(moert_op *op) {
     moert_op_options *o = &op->options;
     const size_t columns = o->kind == MOERT_OP_GLU ? o->n : 2 * o->k;
-    const size_t asked = o->interleave == 0 && o->glu.interleaved ? 1 : o->interleave;
+    const size_t interleave = o->interleave == 0 && o->glu.interleaved ? 1 : o->interleave;
     const char *const field = o->kind == MOERT_OP_GLU ? "n" : "2k";
     op->glu_width = columns / 2;
-    op->run = asked > 0 ? asked : op->glu_width;
-    MOERT_TRY(MOERT_OP_CHECK_RULES(
-        op, NULL,
-        {asked != 0 && asked != 1 && asked != 8 && asked != 32 && asked != op->glu_width,
-         unsupported, "interleave", "0, 1, 8, 32 or half the columns", NULL, asked},
-        {o->glu.interleaved && asked != 1, usage, "interleave", "0 or 1 with glu.interleaved", NULL,
-         asked}));
+    op->run = interleave > 0 ? interleave : op->glu_width;
+    MOERT_TRY(MOERT_OP_CHECK_RULES(op, NULL,
+                                   {interleave != 0 && interleave != 1 && interleave != 8 &&
+                                        interleave != 32 && interleave != op->glu_width,
+                                    unsupported, "interleave", "0, 1, 8, 32 or half the columns",
+                                    NULL, interleave},
+                                   {o->glu.interleaved && interleave != 1, usage, "interleave",
+                                    "0 or 1 with glu.interleaved", NULL, interleave}));
     if (columns % 2 != 0 || columns % (2 * op->run) != 0)
         return MOERT_FAIL(ERROR_USAGE, "%s: %s is %zu; a multiple of %zu for runs of %zu columns",
-                          moert_op_kind_name(o->kind), field, columns, moert_max(2 * asked, 2),
+                          moert_op_kind_name(o->kind), field, columns, moert_max(2 * interleave, 2),
                           op->run);
     if (!(o->glu.limit > 0.0f))
         return moert_op_refuse(MOERT_ERROR_USAGE, op, "glu.limit", "positive", "%g",
@@ -219,5 +220,5 @@ moert_status moert_op_describe(const moert_op_options *options, moert_op *op) {
         MOERT_TRY(check_glu(op));
     MOERT_TRY(moert_op_check_quantized(op));
     fill_needs(op);
-    return moert_op_place_quantized(op);
+    return moert_op_shape_quantized(op);
 }

@@ -1,4 +1,4 @@
-/* Checks the quantized operands of an op and derives the matrices that their payloads are. */
+/* Checks the quantized operands of an op and derives the shapes of their payloads and scales. */
 #include <stdint.h>
 #include <stdio.h>
 
@@ -7,9 +7,10 @@
 #include "quant/quantize.h"
 #include "quant/scales.h"
 
+/* A moert_operand of the options that may be quantized, and its buffers. */
 typedef struct part {
     const char *name;
-    size_t at; /* of the moert_operand in the options */
+    size_t at; /* its offset in the options */
     moert_op_buffer payload, scale, global;
 } part;
 
@@ -32,7 +33,7 @@ static const moert_operand *operand_of(const moert_op *op, size_t i) {
     return (const moert_operand *)(const void *)((const char *)&op->options + parts[i].at);
 }
 
-/* What an operand is in the op. */
+/* How the op uses an operand. */
 typedef struct role {
     bool used, result, gathered;
 } role;
@@ -52,7 +53,7 @@ static role role_of(const moert_op *op, size_t i) {
 
 static const moert_status usage = MOERT_ERROR_USAGE, unsupported = MOERT_ERROR_UNSUPPORTED;
 
-/* Whether no field is set beside `size`. */
+/* Whether every field except `size` is 0. */
 static bool is_blank(const moert_quantizer *how) {
     return how->format == 0 && how->axis == 0 && how->scale_rounding == 0 && how->nvfp4_rule == 0 &&
            how->rounding == 0 && how->seed == 0 && !how->transposed && !how->hadamard &&
@@ -64,12 +65,12 @@ static moert_status check_plain(const moert_op *op, const char *name, const moer
         op, name,
         {!is_blank(&o->how), usage, "how.size", "that of MOERT_QUANTIZER_INIT, as how is filled in",
          NULL, o->how.size},
-        {o->global, usage, "global", "false, except for quantized factors", "true", 0},
+        {o->global, usage, "global", "false, except for quantized operands", "true", 0},
         {o->scales != MOERT_SCALES_LINEAR, usage, "scales", "linear (0), unless quantized", NULL,
          o->scales});
 }
 
-/* What only plain operands, or only weights, have. */
+/* A quantized operand has no stride, and only a weight may be discrete. */
 static moert_status check_memory(const moert_op *op, size_t i, const moert_operand *o) {
     char stride[24];
     snprintf(stride, sizeof stride, "%td", o->stride);
@@ -99,7 +100,7 @@ static moert_status check_ranges(const moert_op *op, const char *name, const moe
          "linear (0), tiled (1) or tiled whole (2)", NULL, o->scales});
 }
 
-/* Fields that go together. */
+/* Checks combinations of fields. */
 static moert_status check_operand(const moert_op *op, size_t i, const moert_operand *o) {
     const moert_quantizer *how = &o->how;
     const bool weight = i == WEIGHT, result = role_of(op, i).result, tiled = o->scales != 0;
@@ -132,7 +133,7 @@ static moert_status check_operand(const moert_op *op, size_t i, const moert_oper
         {i == COLUMN && !column, usage, "how.axis", "column (1)", NULL, how->axis});
 }
 
-/* What a quantized result is made beside. */
+/* Checks the options against the result, if that is quantized. */
 static moert_status check_results(const moert_op *op) {
     const moert_op_options *o = &op->options;
     const bool second = o->column.how.size != 0;
@@ -183,8 +184,8 @@ moert_status moert_op_check_quantized(const moert_op *op) {
 
 /* ---- shapes ---- */
 
-/* Units of so many rows that all groups need: exactly if they are equal or by the promise, else at
- * most. */
+/* Units of `unit` rows that all groups need: the exact number if groups are of equal size or
+ * row_multiple is a multiple of `unit`, else the largest possible number. */
 static size_t room(const moert_op *op, const moert_op_quantized *q, size_t unit) {
     const size_t multiple = op->options.row_multiple;
     if (!q->by_ends)
@@ -194,19 +195,19 @@ static size_t room(const moert_op *op, const moert_op_quantized *q, size_t unit)
     return moert_row_blocks_most(q->rows, q->groups, unit);
 }
 
-/* The matrix of a weight: [groups N,K] or, transposed, [groups K,N]. */
-static void place_weight(const moert_op *op, moert_op_quantized *q) {
+/* The payload's matrix of a weight: [groups * N, K] or, transposed, [groups * K, N]. */
+static void shape_weight(const moert_op *op, moert_op_quantized *q) {
     const moert_op_options *o = &op->options;
     q->flipped = q->how.transposed;
     q->groups = o->weight.discrete ? 1 : o->groups;
     q->rows = q->groups * (q->flipped ? o->k : o->n);
     q->columns = q->flipped ? o->n : o->k;
-    if (q->flipped && q->how.axis != MOERT_AXIS_TILE) /* from the other side */
+    if (q->flipped && q->how.axis != MOERT_AXIS_TILE) /* the axis in the transpose */
         q->how.axis = q->how.axis == MOERT_AXIS_ROW ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW;
     q->how.transposed = false;
 }
 
-static void place_rows(const moert_op *op, size_t i, moert_op_quantized *q) {
+static void shape_rows(const moert_op *op, size_t i, moert_op_quantized *q) {
     const bool gathered = role_of(op, i).gathered, dglu = op->options.kind == MOERT_OP_DGLU;
     const bool x = i == X || (i == COLUMN && op->x.output);
     q->by_ends = !gathered;
@@ -217,7 +218,7 @@ static void place_rows(const moert_op *op, size_t i, moert_op_quantized *q) {
                                                                  : op->options.n;
 }
 
-static moert_op_quantized place(const moert_op *op, size_t i) {
+static moert_op_quantized shape_of(const moert_op *op, size_t i) {
     const moert_operand *operand = operand_of(op, i);
     const size_t block = moert_format_block(operand->how.format);
     const bool norm = op->options.norm && role_of(op, i).result;
@@ -228,9 +229,9 @@ static moert_op_quantized place(const moert_op *op, size_t i) {
                             .how = moert_quantizer_settled(&operand->how, norm),
                             .scales = operand->scales};
     if (i == WEIGHT)
-        place_weight(op, &q);
+        shape_weight(op, &q);
     else
-        place_rows(op, i, &q);
+        shape_rows(op, i, &q);
     const bool column = q.how.axis == MOERT_AXIS_COLUMN;
     q.blocks = room(op, &q, block);
     if (q.scales == MOERT_SCALES_TILED)
@@ -263,14 +264,14 @@ static void fill_needs(moert_op *op, const moert_op_quantized *q) {
     }
 }
 
-moert_status moert_op_place_quantized(moert_op *op) {
+moert_status moert_op_shape_quantized(moert_op *op) {
     op->needs[MOERT_OP_BUFFER_norm] = (moert_op_need){op->options.norm, MOERT_DTYPE_F32, 1, 1, 1};
     op->quantized_count = 0;
     op->weight_scales.needed = false;
     for (size_t i = 0; i < PARTS; i++) {
         if (!role_of(op, i).used || operand_of(op, i)->how.size == 0)
             continue;
-        const moert_op_quantized q = place(op, i);
+        const moert_op_quantized q = shape_of(op, i);
         if (q.rows > INT32_MAX)
             return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, "groups",
                                    "fewer, as all rows of a quantized weight are below 2^31", "%zu",

@@ -1,14 +1,14 @@
-/* The GEMM that an op is: what the backend takes of its operands, and the descriptor. */
+/* Lowers an op to a moert_gemm, and decides how the backend takes each operand. */
 #include <stdint.h>
 
 #include "op/op.h"
 
-/* An operand as the GEMM has it. */
+/* An operand or a result as the GEMM gets it. */
 typedef struct lowered {
     moert_dtype type;
     size_t stride;
-    bool wide; /* a factor in float32 beside another of a smaller type */
-    const moert_quantized *codes;
+    bool wide; /* a float32 operand; the other has a smaller type */
+    const moert_quantized *quantized;
 } lowered;
 
 static bool is_quantized(const moert_operand *operand) {
@@ -22,7 +22,7 @@ static const moert_conversion *conversion_of(const moert_op *op, moert_op_buffer
     return NULL;
 }
 
-/* The second factor of a wgrad is y, of others the weight; the first one is the other of x, y. */
+/* The operands of an op: x or y (in wgrad x), and the weight (in wgrad y). */
 static const moert_operand *first_of(const moert_op *op) {
     return op->x.input ? &op->options.x : &op->options.y;
 }
@@ -31,18 +31,18 @@ static const moert_operand *second_of(const moert_op *op) {
     return op->options.kind == MOERT_OP_GEMM_WGRAD ? &op->options.y : &op->options.weight;
 }
 
-/* The type of the operands: that of a plain one, if there is any. */
+/* The operands' type: that of a plain operand or, if both are quantized, of decoded ones. */
 static moert_dtype operand_type(const moert_op *op) {
     return !is_quantized(first_of(op))    ? first_of(op)->type
            : !is_quantized(second_of(op)) ? second_of(op)->type
                                           : op->backend->decoded;
 }
 
-/* Tensor cores take bf16 operands, which hold the values of every format that comes here but
- * FP8_BLOCK: elements of 4 significant bits at most times scales of as many. */
-static moert_dtype value_type(const moert_op *op, const moert_operand *factor) {
+/* The type of the dequantized values. bf16 holds the values of every format except FP8_BLOCK
+ * exactly: elements and scales have at most 4 significant bits each. */
+static moert_dtype value_type(const moert_op *op, const moert_operand *operand) {
     const moert_dtype decoded = op->backend->decoded;
-    return factor->how.format != MOERT_FORMAT_FP8_BLOCK && decoded == operand_type(op)
+    return operand->how.format != MOERT_FORMAT_FP8_BLOCK && decoded == operand_type(op)
                ? decoded
                : MOERT_DTYPE_F32;
 }
@@ -54,14 +54,15 @@ moert_dtype moert_op_value_type(const moert_op *op, const moert_op_quantized *q)
                                                   : value_type(op, &op->options.y);
 }
 
-static lowered lower_operand(const moert_op *op, const moert_operand *factor,
+static lowered lower_operand(const moert_op *op, const moert_operand *operand,
                              moert_op_buffer payload, size_t width) {
-    if (!is_quantized(factor))
-        return (lowered){.type = factor->type, .stride = (size_t)factor->stride};
+    if (!is_quantized(operand))
+        return (lowered){.type = operand->type, .stride = (size_t)operand->stride};
     const moert_conversion *c = conversion_of(op, payload);
-    const moert_dtype type = value_type(op, factor);
-    const moert_quantized *codes = c->all_codes != NULL ? c->all_codes : &c->codes;
-    return (lowered){type, width, type != operand_type(op), c->taken ? codes : NULL};
+    const moert_dtype type = value_type(op, operand);
+    const moert_quantized *quantized =
+        c->discrete_quantized != NULL ? c->discrete_quantized : &c->quantized;
+    return (lowered){type, width, type != operand_type(op), c->direct ? quantized : NULL};
 }
 
 static lowered lower_result(const moert_operand *result, size_t width) {
@@ -77,15 +78,15 @@ static lowered lower_rows(const moert_op *op, const moert_op_rows *rows, const m
                           : (lowered){.stride = 0};
 }
 
-/* What the GEMM has in place of a buffer that is needed: the values of a quantized operand, or the
- * caller's; NULL where codes stand for it. */
-static moert_buffer *taken_buffer(const moert_op *op, const moert_op_buffers *b,
-                                  moert_op_buffer which) {
+/* The buffer that the GEMM gets: the caller's or, if quantized, that of the values; NULL if the
+ * backend needs no values. */
+static moert_buffer *gemm_buffer(const moert_op *op, const moert_op_buffers *b,
+                                 moert_op_buffer which) {
     return conversion_of(op, which) != NULL ? op->values[which] : *moert_op_buffer_at(b, which);
 }
 
-/* Buffers that are yet to come: only whether there is one counts. */
-static moert_op_buffers buffers_to_come(const moert_op *op) {
+/* Stand-ins for the buffers of an execute, which are only tested for NULL. */
+static moert_op_buffers stand_ins(const moert_op *op) {
     moert_op_buffers b = MOERT_OP_BUFFERS_INIT;
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
         if (op->needs[i].needed)
@@ -93,7 +94,7 @@ static moert_op_buffers buffers_to_come(const moert_op *op) {
     return b;
 }
 
-/* The GLU of an op, or nothing but the form. */
+/* The GLU of an op; without one, only the form is set. */
 static moert_glu lower_glu(const moert_op *op, const moert_op_buffers *b) {
     const moert_op_options *o = &op->options;
     const bool forward = o->kind == MOERT_OP_GLU, backward = o->kind == MOERT_OP_DGLU;
@@ -108,7 +109,7 @@ static moert_glu lower_glu(const moert_op *op, const moert_op_buffers *b) {
     glu.prob = b->prob;
     glu.type = d.type;
     glu.ldh = d.stride;
-    *(forward ? &glu.h : &glu.dv) = taken_buffer(op, b, MOERT_OP_BUFFER_d);
+    *(forward ? &glu.h : &glu.dv) = gemm_buffer(op, b, MOERT_OP_BUFFER_d);
     if (forward)
         return glu;
     glu.v = b->c;
@@ -119,12 +120,11 @@ static moert_glu lower_glu(const moert_op *op, const moert_op_buffers *b) {
     return glu;
 }
 
-/* alpha and beta of a dGLU count without an offset only, as in cuDNN; the global scales multiply
- * its sums. */
+/* A dGLU with an offset ignores alpha and beta, as in cuDNN. Global scales multiply its sums. */
 static moert_epilogue lower_epilogue(const moert_op *op, const moert_op_buffers *b) {
     const moert_op_options *o = &op->options;
     const bool dglu = o->kind == MOERT_OP_DGLU, scales = !dglu || o->glu.offset == 0.0f;
-    const moert_buffer *alpha = op->operands != NULL && !dglu ? op->operands : b->alpha;
+    const moert_buffer *alpha = op->alphas != NULL && !dglu ? op->alphas : b->alpha;
     return (moert_epilogue){.alpha = scales ? alpha : NULL,
                             .beta = scales ? b->beta : NULL,
                             .add = o->accumulate,
@@ -132,7 +132,7 @@ static moert_epilogue lower_epilogue(const moert_op *op, const moert_op_buffers 
                             .bias_scale = b->bias_scale,
                             .row_weight = b->row_weight,
                             .prob = moert_op_has_glu(op) ? NULL : b->prob,
-                            .acc_scale = dglu ? op->operands : NULL,
+                            .acc_scale = dglu ? op->alphas : NULL,
                             .amax = b->amax};
 }
 
@@ -143,7 +143,8 @@ moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers) {
                                             [MOERT_OP_GLU] = MOERT_GEMM_FORWARD,
                                             [MOERT_OP_DGLU] = MOERT_GEMM_DGRAD};
     const moert_op_options *o = &op->options;
-    const moert_op_buffers to_come = buffers_to_come(op), *b = buffers != NULL ? buffers : &to_come;
+    const moert_op_buffers substitutes = stand_ins(op);
+    const moert_op_buffers *b = buffers != NULL ? buffers : &substitutes;
     const bool glu = o->kind == MOERT_OP_GLU, wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
     const lowered x = lower_rows(op, &op->x, &o->x, MOERT_OP_BUFFER_x);
     const lowered y = lower_rows(op, &op->y, &o->y, MOERT_OP_BUFFER_y);
@@ -160,11 +161,11 @@ moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers) {
                   : op->x.output ? x.type
                   : wgrad        ? weight.type
                                  : y.type,
-        .x = taken_buffer(op, b, MOERT_OP_BUFFER_x),
+        .x = gemm_buffer(op, b, MOERT_OP_BUFFER_x),
         .ldx = x.stride,
-        .y = glu ? b->c : taken_buffer(op, b, MOERT_OP_BUFFER_y),
+        .y = glu ? b->c : gemm_buffer(op, b, MOERT_OP_BUFFER_y),
         .ldy = glu ? (size_t)o->c.stride : y.stride,
-        .weight = taken_buffer(op, b, MOERT_OP_BUFFER_weight),
+        .weight = gemm_buffer(op, b, MOERT_OP_BUFFER_weight),
         .weights = op->discrete_values != NULL ? op->discrete_values : b->weights,
         .discrete = o->weight.discrete,
         .bias = b->bias,
@@ -176,9 +177,9 @@ moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers) {
         .x_gather = op->x.gathered ? b->gather : NULL,
         .y_gather = op->y.gathered ? b->gather : NULL,
         .divisor = op->x.divisor,
-        .x_quantized = x.codes,
-        .weight_quantized = weight.codes,
-        .y_quantized = y.codes,
+        .x_quantized = x.quantized,
+        .weight_quantized = weight.quantized,
+        .y_quantized = y.quantized,
         .wide_x = x.wide,
         .wide_weight = weight.wide,
         .wide_y = y.wide,
@@ -198,7 +199,7 @@ bool moert_op_has_fp8_operands(const moert_op *op) {
 
 static const char *refusal(const moert_op *op) {
     const moert_gemm gemm = moert_op_lower(op, NULL);
-    /* cppcheck-suppress returnDanglingLifetime ; the words are static */
+    /* cppcheck-suppress returnDanglingLifetime ; the text is static */
     return op->backend->supports(op->device, &gemm);
 }
 
@@ -207,22 +208,22 @@ const char *moert_op_plan(moert_op *op) {
         const moert_op_quantized *q = &op->quantized[i];
         op->conversions[i] = (moert_conversion){
             .as = q,
-            .taken = !q->result,
-            .codes = {.format = q->how.format,
-                      .axis = q->how.axis,
-                      .flipped = q->flipped || q->how.transposed,
-                      .blocks = q->blocks},
+            .direct = !q->result,
+            .quantized = {.format = q->how.format,
+                          .axis = q->how.axis,
+                          .flipped = q->flipped || q->how.transposed,
+                          .blocks = q->blocks},
         };
     }
-    const char *as_they_are = refusal(op);
-    if (as_they_are == NULL)
+    const char *all_direct = refusal(op);
+    if (all_direct == NULL)
         return NULL;
     for (size_t i = 0; i < op->quantized_count; i++)
-        op->conversions[i].taken = false;
+        op->conversions[i].direct = false;
     for (size_t i = 0; i < op->quantized_count; i++) {
-        op->conversions[i].taken = !op->quantized[i].result;
-        if (op->conversions[i].taken && refusal(op) != NULL)
-            op->conversions[i].taken = false;
+        op->conversions[i].direct = !op->quantized[i].result;
+        if (op->conversions[i].direct && refusal(op) != NULL)
+            op->conversions[i].direct = false;
     }
-    return refusal(op) != NULL ? as_they_are : NULL;
+    return refusal(op) != NULL ? all_direct : NULL;
 }

@@ -1,4 +1,4 @@
-/* The names of ops and of their buffers, refusals that give them, and checks of the buffers. */
+/* Names of ops and of their buffers, messages that refuse a field, and checks of the buffers. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -103,7 +103,7 @@ static moert_status check_one(const moert_op *op, const char *name, const moert_
     return MOERT_OK;
 }
 
-/* One buffer for every group, or NULL. */
+/* Checks a list of one buffer per group. */
 static moert_status check_discrete(const moert_op *op, const char *name, moert_buffer *const *list,
                                    const moert_op_need *need) {
     const moert_op_options *o = &op->options;

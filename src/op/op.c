@@ -1,4 +1,4 @@
-/* Op objects: creates them on a backend, checks the buffers of each execute, warms up, records. */
+/* Op objects: create, choose a backend, execute, compile, record. */
 #include "moert/ops.h"
 
 #include <stdlib.h>
@@ -11,15 +11,15 @@
 
 /* ---- backends ---- */
 
-/* What the backend takes instead of something in the description; NULL: it takes that. */
+/* The backend's text if it does not support the op; NULL if it does. */
 static const char *refusal(moert_op *op, const moert_backend *backend) {
     op->backend = backend;
     return moert_op_plan(op);
 }
 
-/* The last of the table that takes it. FP8 sums of tensor cores keep fewer bits than float32: they are
- * for those who name the backend. */
-static void take_automatic(moert_op *op) {
+/* Chooses the last backend of the table that supports the op. A backend with coarse FP8 sums is
+ * used for FP8 operands only if the caller names it. */
+static void choose_automatic(moert_op *op) {
     size_t i = 0;
     const char *taken;
     while (moert_backend_at(i + 1) != NULL)
@@ -27,7 +27,7 @@ static void take_automatic(moert_op *op) {
     for (;; i--) {
         const moert_backend *backend = moert_backend_at(i);
         taken = backend->coarse_fp8 && moert_op_has_fp8_operands(op)
-                    ? "FP8 factors when it is named"
+                    ? "FP8 operands when it is named"
                     : refusal(op, backend);
         if (taken == NULL)
             return;
@@ -48,12 +48,12 @@ static moert_status choose_backend(moert_op *op) {
     if (name == NULL || strcmp(name, "auto") == 0)
         name = moert_config_choice("MOERT_BACKEND", moert_config_get()->backend);
     const bool automatic = strcmp(name, "auto") == 0;
-    const moert_backend *asked = automatic ? NULL : named(name);
-    const char *const taken = asked != NULL ? refusal(op, asked) : NULL;
-    if (asked != NULL && taken == NULL)
+    const moert_backend *wanted = automatic ? NULL : named(name);
+    const char *const taken = wanted != NULL ? refusal(op, wanted) : NULL;
+    if (wanted != NULL && taken == NULL)
         return MOERT_OK;
     if (automatic || op->options.fallback) {
-        take_automatic(op);
+        choose_automatic(op);
         if (!automatic)
             MOERT_WARN("%s: backend is '%s', which %s%s; taking %s", kind, name,
                        taken != NULL ? "takes " : "does not exist", taken != NULL ? taken : "",
@@ -67,7 +67,7 @@ static moert_status choose_backend(moert_op *op) {
                       kind, name);
 }
 
-/* ---- life ---- */
+/* ---- create, execute, destroy ---- */
 
 moert_status moert_op_create(moert_device *device, const moert_op_options *options, moert_op **op) {
     moert_op *made;
@@ -127,7 +127,7 @@ size_t moert_op_workspace_bytes(const moert_op *op) {
 
 /* ---- warm-up ---- */
 
-/* A buffer of zeros for a need, if it is one. */
+/* Creates a buffer of zeros if it is needed. */
 static moert_status make_buffer(moert_device *device, const moert_op_need *need,
                                 moert_buffer **buffer) {
     if (!need->needed)
@@ -137,7 +137,7 @@ static moert_status make_buffer(moert_device *device, const moert_op_need *need,
     return moert_buffer_clear(*buffer, 0, bytes);
 }
 
-/* One group without rows through a small op of the same kernels. */
+/* Executes an op with one group and no rows, to compile its kernels. */
 static moert_status execute_small(moert_op *small) {
     moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
     moert_buffer *discrete[2] = {NULL, NULL};
@@ -159,7 +159,7 @@ destroy:
 }
 
 moert_status moert_op_compile(moert_op *op) {
-    enum { SMALL = 128 }; /* some kernels take multiples of 16 alone, or of four blocks */
+    enum { SMALL = 128 }; /* some kernels need multiples of 16, or of four blocks of 32 */
     moert_op_options options = op->options;
     moert_operand *const operands[] = {&options.x, &options.weight, &options.y, &options.c,
                                        &options.d};

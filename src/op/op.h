@@ -1,4 +1,5 @@
-/* What the files of op objects share (moert/ops.h): the checked description and the backends. */
+/* Internals of op objects (moert/ops.h): the checked description, conversions of quantized
+ * operands, and the functions between the files of this directory. */
 #pragma once
 
 #include "base/dtype.h"
@@ -14,15 +15,15 @@ typedef enum moert_op_buffer {
         MOERT_OP_BUFFERS
 } moert_op_buffer;
 
-/* A buffer that execute takes: lines[lines] of `width` elements, `stride` apart. */
+/* The required size of a buffer of execute: `lines` lines of `width` elements, `stride` apart. */
 #define MOERT_OP_BYTE MOERT_DTYPE_E4M3
 typedef struct moert_op_need {
     bool needed;
-    moert_dtype type; /* F32 stands for uint32 as well, MOERT_OP_BYTE for any byte */
+    moert_dtype type; /* F32 also stands for uint32, MOERT_OP_BYTE for any byte */
     size_t lines, width, stride;
 } moert_op_need;
 
-/* One of the matrices x, y: what it is in the product, and how its rows are found. */
+/* The role of x or y in the GEMM, and the order of its rows. */
 typedef struct moert_op_rows {
     bool input, output;
     bool gathered;  /* row r lies at gather[r] / divisor */
@@ -30,93 +31,95 @@ typedef struct moert_op_rows {
     size_t width;
 } moert_op_rows;
 
-/* A quantized operand as the matrix whose rows form groups that its payload is. */
+/* A quantized operand or result, described as the matrix that its payload is; the rows of this
+ * matrix form groups. */
 typedef struct moert_op_quantized {
-    moert_op_buffer payload, scale, global; /* MOERT_OP_BUFFERS: has none */
+    moert_op_buffer payload, scale, global; /* MOERT_OP_BUFFERS: no such buffer */
     bool result;
-    bool by_ends;                 /* its groups are the op's; otherwise equal parts */
-    bool flipped;                 /* every group holds the transpose of the operand's matrix */
-    moert_quantizer how;          /* axis as seen in this matrix; rounding is not AUTO */
+    bool by_ends;                 /* the groups are those of the op; otherwise of equal size */
+    bool flipped;                 /* each group holds the transpose of the operand's matrix */
+    moert_quantizer how;          /* with the axis of this matrix; rounding is not AUTO */
     size_t groups, rows, columns; /* of one buffer */
     size_t blocks;                /* row blocks that payload and scales have room for */
     moert_scale_layout scales;
-    size_t width, tiles; /* of a line of linear scales not transposed; lines of tiles */
+    size_t width; /* of a line of linear scales that are not transposed */
+    size_t tiles; /* rows of tiles; for COLUMN blocks, columns of tiles */
 } moert_op_quantized;
 
 enum { MOERT_OP_MOST_QUANTIZED = 4 }; /* two operands, two versions of the result */
 
-/* How a quantized operand is converted, in workspace; NULL what it does not need. */
+/* How a quantized operand is converted, and the workspace for it; buffers that are not needed are
+ * NULL. */
 typedef struct moert_conversion {
     const moert_op_quantized *as;
-    bool taken;                 /* a factor that the backend takes in codes: ... */
-    moert_quantized codes;      /* ... these, or ... */
-    moert_quantized *all_codes; /* ... those of discrete weights, [G] */
-    moert_dtype type;           /* of the values, if not */
-    moert_buffer *stored;       /* flipped: values as the payload lies */
-    moert_buffer *ends;         /* of equal groups */
-    moert_buffer *block_ends;   /* tiled, COLUMN */
-    moert_buffer *scale;        /* tiled: linear ... */
-    moert_buffer **scales;      /* ... of discrete weights that are taken: [G] */
-    moert_buffer *transposed;   /* tiled, transposed: the transpose of `scale` */
+    bool direct;                         /* the backend takes the operand as payload and scales: */
+    moert_quantized quantized;           /* these, or */
+    moert_quantized *discrete_quantized; /* with discrete weights, these: [G] */
+    moert_dtype type;                    /* of the dequantized values */
+    moert_buffer *stored;                /* flipped: values in the order of the payload */
+    moert_buffer *ends;                  /* of groups of equal size */
+    moert_buffer *block_ends;            /* for tiled scales of COLUMN blocks */
+    moert_buffer *scale;                 /* linear copy of tiled scales */
+    moert_buffer **scales;               /* the same for direct discrete weights: [G] */
+    moert_buffer *transposed;            /* transpose of `scale` */
 } moert_conversion;
 
 struct moert_op {
     moert_device *device;
-    moert_op_options
-        options; /* strides are not 0 but those of weight; beta makes accumulate false */
+    moert_op_options options; /* strides of plain row matrices are filled in */
     const moert_backend *backend;
     moert_op_need needs[MOERT_OP_BUFFERS];
-    moert_op_need weights, weight_scales; /* each of the discrete ones */
+    moert_op_need weights, weight_scales; /* of each discrete weight */
     moert_op_quantized quantized[MOERT_OP_MOST_QUANTIZED];
     size_t quantized_count;
     moert_op_rows x, y;
     size_t glu_width; /* I */
-    size_t run;       /* columns of gate or up side by side: 1, 8, 32 or I */
-    /* around the GEMM */
+    size_t run;       /* gates and ups alternate in runs of this many columns: 1, 8, 32 or I */
+    /* conversions before and after the GEMM */
     const moert_quant_backend *quantizers;
     moert_conversion conversions[MOERT_OP_MOST_QUANTIZED]; /* [quantized_count] */
-    moert_buffer *values[MOERT_OP_BUFFERS]; /* what the GEMM takes and gives in their place */
-    moert_buffer **discrete_values;         /* of discrete weights: [G] */
-    moert_buffer *operands;                 /* float32 [G]: alpha with the global scales */
-    moert_workspace work;                   /* bytes: of the conversions, too */
+    moert_buffer *values[MOERT_OP_BUFFERS]; /* dequantized operands; results before quantizing */
+    moert_buffer **discrete_values;         /* dequantized discrete weights: [G] */
+    moert_buffer *alphas;                   /* float32 [G]: alpha times the global scales */
+    moert_workspace work;                   /* `bytes` includes the conversions */
 };
 
-/* Checks a description and fills in options, x, y, glu_width, run, needs and what is quantized of
- * `op`. */
+/* Checks a description and sets options, x, y, glu_width, run, needs and quantized of `op`. */
 moert_status moert_op_describe(const moert_op_options *options, moert_op *op);
 
-/* Its part for quantized operands: checks them; fills in `quantized` and needs. */
+/* The parts of moert_op_describe for quantized operands: check them; set `quantized` and needs. */
 moert_status moert_op_check_quantized(const moert_op *op);
-moert_status moert_op_place_quantized(moert_op *op);
+moert_status moert_op_shape_quantized(moert_op *op);
 
 /*
- * Chooses for each quantized factor whether op->backend takes it in codes; what the backend takes
- * instead of something in the description, or NULL.
+ * Decides for each quantized operand whether op->backend takes it as payload and scales. Returns
+ * NULL, or the backend's text if it does not support the op (moert_backend.supports).
  */
 const char *moert_op_plan(moert_op *op);
-/* Whether all operands of a gemm_* are plain E4M3 or E5M2, or FP8_BLOCK. */
+/* Whether both operands of a gemm_* are plain E4M3 or E5M2, or FP8_BLOCK. */
 bool moert_op_has_fp8_operands(const moert_op *op);
-/* The GEMM of an op, of what its conversions make of `buffers`; NULL: for supports and reserve,
- * which look at no buffers. */
+/* The GEMM of an op, with converted operands where needed. `buffers` NULL: for supports and
+ * reserve, which only test buffers for NULL. */
 moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers);
 
-/* The type of the values that an operand becomes, or is made of. */
+/* The type of a quantized operand's dequantized values, or of a result's before quantizing. */
 moert_dtype moert_op_value_type(const moert_op *op, const moert_op_quantized *q);
 
-/* Makes the conversions' workspace; frees it. */
+/* Allocates the workspace of the conversions; frees it. */
 moert_status moert_op_make_conversions(moert_op *op);
 void moert_op_free_conversions(moert_op *op);
-/* The operands as the GEMM takes them, and alpha with their global scales. */
+/* Converts the operands to the form that the GEMM takes, and computes op->alphas. */
 moert_status moert_op_load_operands(moert_op *op, const moert_op_buffers *buffers);
-/* Payload and scales of quantized results. */
+/* Writes payload and scales of quantized results. */
 moert_status moert_op_store_results(moert_op *op, const moert_op_buffers *buffers);
 
-/* A refusal: the field, its value by `format`, what is legal. */
+/* Reports a refusal: the field, its value printed by `format`, and the legal values. */
 moert_status moert_op_refuse(moert_status code, const moert_op *op, const char *field,
                              const char *legal, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
-/* What must not be: the field, its value as text or number, and what is legal. */
+/* A rule of a description: whether it is broken, the field, the legal values, and the field's value
+ * as text or, if that is NULL, number. */
 typedef struct moert_op_rule {
     bool broken;
     moert_status code;
@@ -124,20 +127,20 @@ typedef struct moert_op_rule {
     size_t value;
 } moert_op_rule;
 
-/* Refuses the first broken rule; fields belong to operand `name`, NULL: to the options. */
+/* Reports the first broken rule. Fields are those of operand `name` or, if NULL, of the options. */
 moert_status moert_op_check_rules(const moert_op *op, const char *name, const moert_op_rule *rules,
                                   size_t count);
 #define MOERT_OP_CHECK_RULES(op, name, ...)                                                        \
     moert_op_check_rules(op, name, (const moert_op_rule[]){__VA_ARGS__},                           \
                          sizeof((const moert_op_rule[]){__VA_ARGS__}) / sizeof(moert_op_rule))
 
-/* Bytes of a buffer; SIZE_MAX if they cannot be counted. */
+/* Bytes of a buffer; SIZE_MAX if they overflow. */
 size_t moert_op_need_bytes(const moert_op_need *need);
 
 /* Checks the buffers of an execute. */
 moert_status moert_op_check_buffers(const moert_op *op, const moert_op_buffers *buffers);
 
-/* The name of a buffer's field, and the member of `buffers`. */
+/* The name of a buffer, and its field in `buffers`. */
 const char *moert_op_buffer_name(moert_op_buffer which);
 moert_buffer **moert_op_buffer_at(const moert_op_buffers *buffers, moert_op_buffer which);
 

@@ -1,8 +1,8 @@
 /*
  * The backends of the quantizers, casts and layouts: reference (loops on the host) and portable
- * (OpenCL), which is also what the nvidia backend takes. Each implements every entry of
- * MOERT_QUANT_TABLE as moert_<backend>_<entry>. The arguments have been checked by
- * src/quant/quantize.c or scales.c before it is called.
+ * (OpenCL), which also serves the nvidia backend. Each implements every entry of MOERT_QUANT_TABLE
+ * as moert_<backend>_<entry>. src/quant/quantize.c and scales.c check the arguments before they
+ * call an entry.
  */
 #pragma once
 
@@ -31,7 +31,7 @@ typedef struct moert_quant_backend {
 
 extern const moert_quant_backend moert_quant_reference, moert_quant_portable;
 
-/* The one in use, by MOERT_BACKEND. */
+/* The backend in use, which MOERT_BACKEND chooses. */
 const moert_quant_backend *moert_quant_backend_get(void);
 
 #define MOERT_QUANT_ENTRIES(entry, argument)                                                       \

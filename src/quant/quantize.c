@@ -1,4 +1,4 @@
-/* Checks the arguments of the quantizers and casts and hands them to the backend in use. */
+/* Checks the arguments of the quantizers and casts and calls the backend in use. */
 #include "quant/quantize.h"
 
 #include "base/memory.h"
@@ -37,7 +37,7 @@ static moert_status check_how(const moert_quantizer *how) {
     return MOERT_OK;
 }
 
-/* Checks what all calls share, fills in what may be left out and drops what is not used. */
+/* Checks the fields that all calls use; in `full`, fills in defaults and clears unused fields. */
 static moert_status check_shape(const moert_quantize *op, moert_quantize *full) {
     const moert_groups *groups = &op->groups;
     int narrow;
@@ -85,7 +85,7 @@ static moert_status check_norm(moert_quantize *op) {
     return moert_check_buffer("norm", op->norm, 1, 1, 1, sizeof(float));
 }
 
-/* Payload and scales, apart or row by row together. */
+/* Checks payload and scales, in two buffers or, with row_bytes, in one. */
 static moert_status check_payload(const moert_quantize *op) {
     const moert_quantizer *how = &op->how;
     const size_t scale_bytes = moert_format_scale_bytes(how->format);
@@ -114,18 +114,18 @@ static moert_status check_quantized(const moert_quantize *op) {
     return MOERT_OK;
 }
 
-static void tell_work(const moert_quantize *op, double bytes) {
+static void report_work(const moert_quantize *op, double bytes) {
     moert_profile_work(moert_buffer_device(op->x), "quant/quantize", 0.0, bytes);
 }
 
-/* For a profile: the floats, the payload and its scales. */
-static void tell_quantized(const moert_quantize *op) {
+/* Reports the bytes of x, payload and scales to the profile. */
+static void report_quantized(const moert_quantize *op) {
     const moert_quantized_shape shape =
         moert_quantized_shape_of(&op->how, op->groups.rows, op->columns, op->blocks);
-    tell_work(op, (double)(op->groups.rows * op->columns * moert_dtype_bits(op->x_type)) / 8.0 +
-                      (double)(shape.q_lines * shape.q_bytes) +
-                      (double)(shape.scale_lines * shape.scales *
-                               moert_format_scale_bytes(op->how.format)));
+    report_work(op, (double)(op->groups.rows * op->columns * moert_dtype_bits(op->x_type)) / 8.0 +
+                        (double)(shape.q_lines * shape.q_bytes) +
+                        (double)(shape.scale_lines * shape.scales *
+                                 moert_format_scale_bytes(op->how.format)));
 }
 
 moert_status moert_quantize_amax(const moert_quantize *op) {
@@ -137,7 +137,7 @@ moert_status moert_quantize_amax(const moert_quantize *op) {
     if (scales == 0)
         return MOERT_OK;
     if (op->x != NULL)
-        tell_work(op, sizeof(float) * (double)(op->groups.rows * op->columns));
+        report_work(op, sizeof(float) * (double)(op->groups.rows * op->columns));
     return moert_quant_backend_get()->quantize_amax(&full);
 }
 
@@ -156,7 +156,7 @@ moert_status moert_quantize_run(const moert_quantize *op) {
     if (full.groups.count == 0)
         return MOERT_OK;
     if (op->x != NULL)
-        tell_quantized(&full);
+        report_quantized(&full);
     return moert_quant_backend_get()->quantize(&full);
 }
 
@@ -170,7 +170,7 @@ moert_status moert_dequantize_run(const moert_quantize *op) {
                           op->x_runs);
     if (full.groups.count == 0 || op->groups.rows == 0 || op->columns == 0)
         return MOERT_OK;
-    tell_quantized(&full);
+    report_quantized(&full);
     return moert_quant_backend_get()->dequantize(&full);
 }
 

@@ -1,4 +1,4 @@
-/* Checks the arguments of the layout operations and hands them to the backend in use. */
+/* Checks the arguments of the layout operations and calls the backend in use. */
 #include "moert/quantize.h"
 
 #include "base/memory.h"

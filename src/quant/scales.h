@@ -1,6 +1,6 @@
 /*
- * What ops with quantized operands (op/convert.c) need besides moert/quantize.h: entries of
- * the backends only, which enqueue and return.
+ * Operations that ops with quantized operands (op/convert.c) need besides moert/quantize.h. They
+ * exist only as entries of the backends, enqueue and return.
  *
  *   block_ends    to[g] = min(sum over i <= g of ceil(rows of group i / block), most)
  *   fold_globals  to[g] = alpha[g] * (first * second); NULL = 1
@@ -11,11 +11,11 @@
 #include "base/memory.h"
 #include "moert/quantize.h"
 
-/* A tile of scales (moert/quantize.h): 128 rows of 4; the linear scales have rows in their lines
- * or, transposed, in their columns. */
+/* A tile of scales (moert/quantize.h) has 128 rows of 4. A line of linear scales is a row; if
+ * transposed, a column of linear scales is. */
 enum { MOERT_TILE_ROWS = 128, MOERT_TILE_SCALES = 4, MOERT_TILE_BYTES = 512 };
 
-/* Lines of linear scales in a tile, and their columns. */
+/* Lines, and columns, of linear scales that a tile holds. */
 static inline size_t moert_tile_lines(bool transposed) {
     return transposed ? MOERT_TILE_SCALES : MOERT_TILE_ROWS;
 }
@@ -23,7 +23,7 @@ static inline size_t moert_tile_columns(bool transposed) {
     return moert_tile_lines(!transposed);
 }
 
-/* Bytes of the tiles that hold a tile's lines of `width` scales. */
+/* Bytes of a row of tiles: those for moert_tile_lines() lines of `width` scales. */
 static inline size_t moert_tiles_across_bytes(size_t width, bool transposed) {
     return moert_ceil_div(width, moert_tile_columns(transposed)) * MOERT_TILE_BYTES;
 }

@@ -1,8 +1,8 @@
 /*
- * Attention on the tensor cores of Hopper GPUs, kernels/attention/nvidia/attention.cl, after the
- * passes of kernels/attention/round.cl: they round to bf16 what several work-groups read. Rounded
- * rows lie in the scratch buffer, [T, k | v | q | dout of all heads], and behind them the stats of
- * the queries.
+ * Attention on the tensor cores of Hopper GPUs. kernels/attention/round.cl first rounds the tensors
+ * that several work-groups read to bf16; then kernels/attention/nvidia/attention.cl runs. The
+ * scratch buffer holds the rounded rows of all heads, in the forward [T, k | v], in the backward
+ * [T, k | v | q | dout] and after them the stats of the queries.
  */
 #include <stdio.h>
 
@@ -36,12 +36,12 @@ static size_t width_of(const moert_attention *a, bool backward) {
     return 2 * (a->kv_heads + (backward ? a->heads : 0)) * a->head_size;
 }
 
-/* Where the stats begin in the scratch buffer, in floats. */
+/* Offset of the stats in the scratch buffer, in floats. */
 static size_t stats_at(const moert_attention *a) {
     return a->sequences * a->length * width_of(a, true) * sizeof(uint16_t) / sizeof(float);
 }
 
-/* Rounds the rows of x, of so many heads, to the columns from *column on, which moves behind. */
+/* Rounds the rows of x to the columns of scratch from *column on, and advances *column. */
 static moert_status round_rows(const moert_attention *a, const moert_buffer *x, size_t heads,
                                float factor, bool backward, size_t *column) {
     const size_t rows = a->sequences * a->length, columns = heads * a->head_size;
@@ -56,7 +56,7 @@ static moert_status round_rows(const moert_attention *a, const moert_buffer *x, 
                                 .factor = factor, .stride = stride, .column = at));
 }
 
-/* Rounds dout to the columns from `column` on, makes the stats, and out's codes. */
+/* Rounds dout to the columns from `column` on, computes the stats, and rounds out to a->codes. */
 static moert_status make_stats(const moert_attention *a, size_t column) {
     const size_t stride = width_of(a, true);
     char spec[SPEC_BYTES];
@@ -69,7 +69,7 @@ static moert_status make_stats(const moert_attention *a, size_t column) {
                                 .stride = stride, .column = column, .from = stats_at(a)));
 }
 
-/* What the passes read; the forward takes q as it is. */
+/* Fills the scratch buffer; the forward pass reads q in float32. */
 static moert_status prepare(const moert_attention *a, bool backward) {
     const size_t rows = a->sequences * a->length;
     const size_t stats = a->sequences * a->heads * blocks_of(a) * STATS_PER_BLOCK;

@@ -1,11 +1,10 @@
 /*
- * Causal attention with grouped-query heads on any device: launches of
- * kernels/attention/attention.cl, or on GPUs of kernels/attention/gpu.cl, which has the same
- * kernels.
+ * Causal attention with grouped-query heads on any device: launches kernels/attention/attention.cl
+ * or, on GPUs, the same kernels of kernels/attention/gpu.cl.
  *
- * The backward takes two passes, one over blocks of queries for dq, one over blocks of keys for dk
- * and dv: seven products of matrices where one pass would take five, but parallel over blocks,
- * without atomics and without scratch memory.
+ * The backward makes two passes: over blocks of queries for dq, and over blocks of keys for dk and
+ * dv. These are seven matrix products instead of the five of one pass, but they run in parallel
+ * over blocks, without atomics and scratch memory.
  */
 #include <stdio.h>
 #include <string.h>
@@ -17,17 +16,15 @@
 #include "moert/quantize.h"
 
 enum {
-    TWO_VECTOR_HEAD_SIZE = 64, /* larger heads take one vector of lanes: 48 KB hold D = 128 */
+    TWO_VECTOR_HEAD_SIZE = 64, /* larger heads use one vector of lanes: 48 KB hold D = 128 */
     VECTOR_LANES = 16,
-    MOST_OWN =
-        64, /* positions of a work-group of a GPU; half of them keep the sums of larger heads */
-    MOST_OWN_HEAD_SIZE = 256 /* in registers */
+    MOST_OWN = 64,           /* positions of a work-group on GPUs; */
+    MOST_OWN_HEAD_SIZE = 256 /* half of them for larger heads, whose sums must fit in registers */
 };
 
-/* What the launches need of a description. */
 typedef struct launch_shape {
     char program[64];
-    size_t blocks; /* of positions, one a lane */
+    size_t blocks; /* of positions; in the CPU form each lane has one position */
     moert_attention_args args;
 } launch_shape;
 
@@ -48,7 +45,7 @@ static launch_shape shape_of(const moert_attention *attention) {
     return shape;
 }
 
-/* out as codes, where they are wanted. */
+/* Rounds `out` to bf16 in a->codes, unless that is NULL. */
 static moert_status round_out(const moert_attention *a) {
     if (a->codes == NULL)
         return MOERT_OK;

@@ -1,8 +1,8 @@
 /*
- * GEMMs of FP8 operands: of plain ones, or of rows in blocks of
- * 1x128 and weights in blocks of 128x128, on the tensor cores of Hopper GPUs
- * (kernels/gemm/nvidia/fp8.cl). These want the terms of both operands contiguous: a dgrad transposes
- * the weights first, unless they are stored so, and a wgrad takes only operands that are.
+ * GEMMs of FP8 operands on the tensor cores of Hopper GPUs (kernels/gemm/nvidia/fp8.cl). Either
+ * both operands are plain, or rows are in blocks of 1x128 and weights in blocks of 128x128. The
+ * tensor cores need both operands contiguous along the reduction. So a dgrad transposes the weights
+ * first, unless they are stored transposed, and a wgrad takes only operands stored transposed.
  */
 #include <stdio.h>
 
@@ -26,28 +26,30 @@ _Static_assert(STAGES *(LINES + COLUMNS) * BLOCK + OUTS * 16384 + TABLE_BYTES + 
                    MOERT_ARENA_BYTES,
                "what lies in the arena");
 
-static moert_buffer *bytes_of(const moert_operand *o) {
-    return o->codes != NULL ? (moert_buffer *)o->codes->q : o->buffer;
+static moert_buffer *bytes_of(const moert_nvidia_operand *o) {
+    return o->quantized != NULL ? (moert_buffer *)o->quantized->q : o->buffer;
 }
 
-static bool is_block(const moert_operand *o) {
-    return o->codes != NULL && o->codes->format == MOERT_FORMAT_FP8_BLOCK;
+static bool is_block(const moert_nvidia_operand *o) {
+    return o->quantized != NULL && o->quantized->format == MOERT_FORMAT_FP8_BLOCK;
 }
 
-static bool is_fp8(const moert_gemm *gemm, const moert_operand *o) {
-    return o->codes != NULL ? is_block(o) : !o->wide && moert_dtype_bits(gemm->type) == 8;
+static bool is_fp8(const moert_gemm *gemm, const moert_nvidia_operand *o) {
+    return o->quantized != NULL ? is_block(o) : !o->wide && moert_dtype_bits(gemm->type) == 8;
 }
 
 bool moert_nvidia_is_fp8(const moert_gemm *gemm) {
     if (gemm->kind == MOERT_GEMM_BIAS_GRAD || gemm->gated)
         return false;
-    const moert_operand a = moert_first_operand(gemm), b = moert_second_operand(gemm);
+    const moert_nvidia_operand a = moert_nvidia_first_operand(gemm),
+                               b = moert_nvidia_second_operand(gemm);
     return is_fp8(gemm, &a) && is_fp8(gemm, &b);
 }
 
-/* Blocks of a wgrad lie along the rows, and so do its bytes. */
-static bool is_stored_for_wgrad(const moert_operand *o) {
-    return o->codes != NULL && o->codes->axis == MOERT_AXIS_COLUMN && o->codes->flipped;
+/* The reduction of a wgrad runs over rows: the blocks must span rows, and bytes of consecutive rows
+ * must be contiguous. */
+static bool is_stored_for_wgrad(const moert_nvidia_operand *o) {
+    return o->quantized != NULL && o->quantized->axis == MOERT_AXIS_COLUMN && o->quantized->flipped;
 }
 
 static bool is_transposed(const moert_gemm *gemm) {
@@ -55,7 +57,8 @@ static bool is_transposed(const moert_gemm *gemm) {
 }
 
 const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gemm *gemm) {
-    const moert_operand a = moert_first_operand(gemm), b = moert_second_operand(gemm);
+    const moert_nvidia_operand a = moert_nvidia_first_operand(gemm),
+                               b = moert_nvidia_second_operand(gemm);
     const moert_epilogue *e = &gemm->epilogue;
     const bool plain = e->beta == NULL && !e->add && !gemm->accumulate && gemm->bias == NULL &&
                        e->row_weight == NULL && e->prob == NULL && e->amax == NULL &&
@@ -63,39 +66,40 @@ const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gem
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, block = is_block(&a);
     const size_t rows = gemm->groups.rows, n = gemm->n, k = gemm->k;
     const size_t lengths = n | k | a.stride | (wgrad ? rows : 0);
-    const moert_condition conditions[] = {
+    const moert_nvidia_condition conditions[] = {
         {moert_device_describe(device)->nvidia == 90, "GPUs of compute capability 9.0, if FP8"},
-        {block == is_block(&b), "two factors of fp8-block or two plain ones, if FP8"},
+        {block == is_block(&b), "two operands of fp8-block or two plain ones, if FP8"},
         {!wgrad || (is_stored_for_wgrad(&a) && is_stored_for_wgrad(&b)),
-         "transposed factors of fp8-block in blocks along columns, for an FP8 gemm_wgrad"},
-        {wgrad || !block || (a.codes->axis == MOERT_AXIS_ROW && b.codes->axis == MOERT_AXIS_TILE),
+         "transposed operands of fp8-block in blocks along columns, for an FP8 gemm_wgrad"},
+        {wgrad || !block ||
+             (a.quantized->axis == MOERT_AXIS_ROW && b.quantized->axis == MOERT_AXIS_TILE),
          "rows of fp8-block in blocks along rows, by weights in tiles"},
         {gemm->result == MOERT_DTYPE_BF16 || gemm->result == MOERT_DTYPE_F32,
-         "bf16 or f32 results of FP8 factors"},
+         "bf16 or f32 results of FP8 operands"},
         {!gemm->discrete, "stacked weights"},
         {gemm->kind != MOERT_GEMM_FORWARD || !is_transposed(gemm),
          "weights as they are, not transposed, in an FP8 gemm_forward"},
-        {plain, "products without beta, biases, factors of rows, permutations and amax"},
-        {lengths % 16 == 0 && moert_result_operand(gemm).stride % 8 == 0,
-         "FP8 factors with n, k, strides and, in gemm_wgrad, rows that are multiples of 16"},
+        {plain, "FP8 GEMMs without beta, bias, row_weight, prob, permutation and amax"},
+        {lengths % 16 == 0 && moert_nvidia_result_operand(gemm).stride % 8 == 0,
+         "FP8 operands with n, k, strides and, in gemm_wgrad, rows that are multiples of 16"},
         {!wgrad || (gemm->row_multiple > 0 && gemm->row_multiple % 16 == 0),
          "an FP8 gemm_wgrad with the promise of a row_multiple of 16"},
         {gemm->groups.count <= MOST_GROUPS, "at most 448 groups"},
         {moert_max(rows, gemm->groups.count * n) < (UINT32_MAX / moert_max(n, k)) * BLOCK,
          "fewer than 2^32 scales"},
     };
-    return moert_first_refusal(conditions, MOERT_COUNT(conditions));
+    return moert_nvidia_refusal(conditions, MOERT_COUNT(conditions));
 }
 
 size_t moert_nvidia_fp8_bytes(const moert_gemm *gemm) {
-    const bool turns = gemm->kind == MOERT_GEMM_DGRAD && !is_transposed(gemm);
-    return turns ? gemm->groups.count * gemm->n * gemm->k : 0;
+    const bool transposes = gemm->kind == MOERT_GEMM_DGRAD && !is_transposed(gemm);
+    return transposes ? gemm->groups.count * gemm->n * gemm->k : 0;
 }
 
 /* Transposes the weights of groups with rows. */
-static moert_status turn(const moert_gemm *gemm, moert_buffer *transposed) {
+static moert_status transpose_weights(const moert_gemm *gemm, moert_buffer *transposed) {
     enum { TILE = 128 };
-    const moert_operand weight = moert_second_operand(gemm);
+    const moert_nvidia_operand weight = moert_nvidia_second_operand(gemm);
     const moert_grid grid = {moert_ceil_div(gemm->k, TILE), moert_ceil_div(gemm->n, TILE),
                              gemm->groups.count};
     return MOERT_RUN(moert_buffer_device(gemm->groups.ends), "op/transpose", "transpose_bytes",
@@ -104,8 +108,8 @@ static moert_status turn(const moert_gemm *gemm, moert_buffer *transposed) {
                      MOERT_ARG(gemm->groups.ends));
 }
 
-/* Where the scales lie: strides of the kernel's s and t, see there. */
-static moert_fp8_args lie(size_t s_line, size_t t_group, size_t t_block, size_t t_column) {
+/* Kernel arguments with the strides of the scales s and t (kernels/gemm/nvidia/fp8.cl). */
+static moert_fp8_args with_strides(size_t s_line, size_t t_group, size_t t_block, size_t t_column) {
     return (moert_fp8_args){.s_line = (uint32_t)s_line,
                             .t_group = (uint32_t)t_group,
                             .t_block = (uint32_t)t_block,
@@ -115,40 +119,42 @@ static moert_fp8_args lie(size_t s_line, size_t t_group, size_t t_block, size_t 
 static moert_fp8_args strides_of(const moert_gemm *gemm) {
     const size_t across = moert_ceil_div(gemm->k, BLOCK), down = moert_ceil_div(gemm->n, BLOCK);
     if (gemm->kind == MOERT_GEMM_FORWARD)
-        return lie(across, down * across, 1, across);
+        return with_strides(across, down * across, 1, across);
     if (gemm->kind == MOERT_GEMM_DGRAD)
-        return is_transposed(gemm) ? lie(down, down * across, 1, down)
-                                   : lie(down, down * across, across, 1);
-    const size_t room = gemm->x_quantized->blocks; /* of both operands */
-    return lie(room, 0, 1, room);
+        return is_transposed(gemm) ? with_strides(down, down * across, 1, down)
+                                   : with_strides(down, down * across, across, 1);
+    const size_t room = gemm->x_quantized->blocks; /* the same for both operands */
+    return with_strides(room, 0, 1, room);
 }
 
-/* Maps of both operands, the weight of a dgrad being the transposed one. */
+/* Tensor maps of both operands; `transposed`, unless NULL, replaces operand B. */
 static moert_status make_maps(const moert_gemm *gemm, moert_buffer *transposed,
                               moert_tensor_map *map_a, moert_tensor_map *map_b) {
-    const moert_operand a = moert_first_operand(gemm), b = moert_second_operand(gemm);
+    const moert_nvidia_operand a = moert_nvidia_first_operand(gemm),
+                               b = moert_nvidia_second_operand(gemm);
     const bool forward = gemm->kind == MOERT_GEMM_FORWARD, wgrad = gemm->kind == MOERT_GEMM_WGRAD;
-    const size_t terms = wgrad ? gemm->groups.rows : forward ? gemm->k : gemm->n;
-    moert_tensor_layout tensor = {.groups = 1, .columns = terms, .bytes = true};
+    const size_t reduction = wgrad ? gemm->groups.rows : forward ? gemm->k : gemm->n;
+    moert_tensor_layout tensor = {.groups = 1, .columns = reduction, .bytes = true};
     tensor.rows = wgrad ? gemm->n : gemm->groups.rows;
-    tensor.stride = is_block(&a) ? terms : a.stride; /* quantized ones have no stride */
+    tensor.stride = is_block(&a) ? reduction : a.stride; /* quantized operands are dense */
     tensor.box_rows = LINES;
     MOERT_TRY(moert_tensor_map_make(bytes_of(&a), &tensor, map_a));
     tensor.groups = wgrad ? 1 : gemm->groups.count;
     tensor.rows = forward ? gemm->n : gemm->k;
-    tensor.stride = terms;
+    tensor.stride = reduction;
     tensor.box_rows = COLUMNS;
     return moert_tensor_map_make(transposed != NULL ? transposed : bytes_of(&b), &tensor, map_b);
 }
 
 moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed) {
-    const moert_operand a = moert_first_operand(gemm), b = moert_second_operand(gemm);
+    const moert_nvidia_operand a = moert_nvidia_first_operand(gemm),
+                               b = moert_nvidia_second_operand(gemm);
     const bool forward = gemm->kind == MOERT_GEMM_FORWARD, wgrad = gemm->kind == MOERT_GEMM_WGRAD;
     moert_device *device = moert_buffer_device(gemm->groups.ends);
     moert_tensor_map map_a, map_b;
     char spec[SPEC_BYTES];
     if (transposed != NULL)
-        MOERT_TRY(turn(gemm, transposed));
+        MOERT_TRY(transpose_weights(gemm, transposed));
     MOERT_TRY(make_maps(gemm, transposed, &map_a, &map_b));
     snprintf(spec, sizeof spec,
              "gemm/nvidia/fp8 -DWGRAD=%d -DSCALED=%d -DE5M2=%d -DF32=%d "
@@ -156,15 +162,16 @@ moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed) 
              wgrad, is_block(&a), !is_block(&a) && gemm->type == MOERT_DTYPE_E5M2,
              gemm->result == MOERT_DTYPE_F32, STAGES, OUTS, GROUP, MOERT_ARENA_BYTES);
     moert_fp8_args args = strides_of(gemm);
-    args.ldc = moert_result_operand(gemm).stride;
+    args.ldc = moert_nvidia_result_operand(gemm).stride;
     args.groups = (uint32_t)gemm->groups.count;
     args.lines = (uint32_t)(wgrad ? gemm->n : gemm->groups.rows);
     args.columns = (uint32_t)(forward ? gemm->n : gemm->k);
     args.terms = (uint32_t)(forward ? gemm->k : gemm->n);
     const moert_grid grid = {moert_device_describe(device)->compute_units, 1, 1};
     return MOERT_RUN(device, spec, "nvidia_fp8", grid, MOERT_STRUCT(map_a), MOERT_STRUCT(map_b),
-                     MOERT_ARG(moert_result_operand(gemm).buffer), MOERT_ARG(gemm->groups.ends),
-                     MOERT_ARG(a.codes != NULL ? a.codes->scale : NULL),
-                     MOERT_ARG(b.codes != NULL ? b.codes->scale : NULL),
+                     MOERT_ARG(moert_nvidia_result_operand(gemm).buffer),
+                     MOERT_ARG(gemm->groups.ends),
+                     MOERT_ARG(a.quantized != NULL ? a.quantized->scale : NULL),
+                     MOERT_ARG(b.quantized != NULL ? b.quantized->scale : NULL),
                      MOERT_ARG(gemm->epilogue.alpha), MOERT_STRUCT(args));
 }

@@ -1,8 +1,8 @@
 /*
- * The nvidia backend: GEMMs of 16-bit and FP8 operands on tensor cores, with what follows them in
- * the same kernel, where rows are aligned to 16 bytes. Operands in MXFP8, MXFP4 and NVFP4 become
- * bf16 on the way in (kernels/gemm/nvidia/ahead.h) or before. A float32 weight beside bf16 rows is
- * an operand by its prepack only: a bf16 copy [G,N,K], which serves all uses.
+ * The nvidia backend: GEMMs of 16-bit and FP8 operands on tensor cores, with the epilogue in the
+ * same kernel, if rows are aligned to 16 bytes. The kernel decodes operands in MXFP8, MXFP4 and
+ * NVFP4 to bf16 (kernels/gemm/nvidia/ahead.h), or the caller dequantizes them. A float32 weight
+ * must be prepacked to multiply bf16 rows: a bf16 copy [G,N,K], which serves all uses.
  */
 #include <stdlib.h>
 
@@ -12,7 +12,7 @@
 #include "gemm/nvidia/tensor_cores.h"
 #include "quant/backend.h"
 
-enum { GRAIN = 8 }; /* bf16 numbers of 16 bytes, the grain of copies to local memory */
+enum { GRAIN = 8 }; /* bf16 values in 16 bytes, the unit of copies to local memory */
 
 /* ---- weights ---- */
 
@@ -24,14 +24,15 @@ static size_t plan(const moert_device *device, moert_prepacked *prepacked) {
     return shape->groups * shape->n * shape->k * sizeof(uint16_t);
 }
 
-/* The values of codes, whose groups of rows are equal. */
+/* Dequantizes a weight; its groups have equally many rows. */
 static moert_status decode(const moert_prepacked *prepacked, const moert_quantized *quantized) {
     const moert_prepacked_shape *shape = &prepacked->shape;
     moert_device *device = moert_buffer_device(prepacked->panels);
     moert_buffer *ends = NULL;
     moert_status status;
     if (quantized->flipped)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "a transposed weight is not packed for tensor cores");
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "a transposed weight cannot be prepacked for tensor cores");
     MOERT_TRY(moert_buffer_create(device, shape->groups * sizeof(uint32_t), &ends));
     for (size_t g = 0; g < shape->groups; g++) {
         const uint32_t end = (uint32_t)((g + 1) * shape->n);
@@ -71,43 +72,44 @@ static moert_status fill(const moert_prepacked *prepacked, const moert_buffer *w
 static const moert_prepack prepack = {
     .plan = plan, .fill = fill, .pays_at = 1, .any_use = true, .in_order = true};
 
-/* ---- products ---- */
+/* ---- GEMMs ---- */
 
 static bool has_tensor_cores(const moert_device *device) {
     return device != NULL && moert_device_describe(device)->nvidia >= 80;
 }
 
-/* A number type of results. */
+/* Whether results may have this type. */
 static bool is_result(moert_dtype type) {
     return type == MOERT_DTYPE_F32 || type == MOERT_DTYPE_BF16 || type == MOERT_DTYPE_F16;
 }
 
-/* Codes that kernels/gemm/nvidia/ahead.h decodes: in blocks along the terms, `down` the lines or
- * else four of a line, whole ones of a weight. */
-static bool is_decoded_ahead(const moert_gemm *gemm, const moert_quantized *codes, size_t columns,
+/* Whether kernels/gemm/nvidia/ahead.h decodes an operand: its blocks lie along the reduction, which
+ * runs over rows if `down` and over columns if not. Blocks across columns come in multiples of
+ * four; those of a weight's rows must be whole. */
+static bool is_decoded_ahead(const moert_gemm *gemm, const moert_quantized *operand, size_t columns,
                              bool down) {
-    if (codes == NULL)
+    if (operand == NULL)
         return true;
-    const size_t block = moert_format_block(codes->format);
-    if (codes->flipped || (codes->axis == MOERT_AXIS_COLUMN) != down)
+    const size_t block = moert_format_block(operand->format);
+    if (operand->flipped || (operand->axis == MOERT_AXIS_COLUMN) != down)
         return false;
-    return !down                             ? columns % (4 * block) == 0
-           : codes == gemm->weight_quantized ? gemm->n % block == 0
-                                             : gemm->row_multiple <= 1; /* a broken promise leaves
-                                                                        blocks without room */
+    /* with row_multiple, groups that break the promise would have blocks without room */
+    return !down                               ? columns % (4 * block) == 0
+           : operand == gemm->weight_quantized ? gemm->n % block == 0
+                                               : gemm->row_multiple <= 1;
 }
 
 static bool are_decoded_ahead(const moert_device *device, const moert_gemm *gemm) {
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, dgrad = gemm->kind == MOERT_GEMM_DGRAD;
-    return !moert_gemm_is_quantized(gemm) ||
+    return !moert_nvidia_is_quantized(gemm) ||
            (moert_nvidia_uses_wgmma(device) &&
             is_decoded_ahead(gemm, gemm->x_quantized, gemm->k, wgrad) &&
             is_decoded_ahead(gemm, gemm->y_quantized, gemm->n, wgrad) &&
             is_decoded_ahead(gemm, gemm->weight_quantized, gemm->k, dgrad));
 }
 
-static bool is_block(const moert_quantized *codes) {
-    return codes != NULL && codes->format == MOERT_FORMAT_FP8_BLOCK;
+static bool is_block(const moert_quantized *operand) {
+    return operand != NULL && operand->format == MOERT_FORMAT_FP8_BLOCK;
 }
 
 static const char *supports(const moert_device *device, const moert_gemm *gemm) {
@@ -125,38 +127,38 @@ static const char *supports(const moert_device *device, const moert_gemm *gemm) 
     const size_t groups = gemm->shared_weight ? 1 : gemm->groups.count;
     const size_t lengths = gemm->n | gemm->k | gemm->ldx | gemm->ldy | gemm->y_column |
                            (gemm->gated ? gemm->glu.ldh : 0);
-    const moert_condition conditions[] = {
+    const moert_nvidia_condition conditions[] = {
         {gemm->kind != MOERT_GEMM_BIAS_GRAD && gemm->gated != MOERT_GATED_BACKWARD,
          "gemm_forward, gemm_dgrad, gemm_wgrad and glu"},
         {!is_block(gemm->x_quantized) && !is_block(gemm->y_quantized) &&
              !is_block(gemm->weight_quantized),
-         "fp8-block in both factors"},
+         "fp8-block in both operands"},
         {!wide && (gemm->type == MOERT_DTYPE_BF16 || gemm->type == MOERT_DTYPE_F16),
-         "bf16 or f16 factors, beside quantized ones bf16"},
+         "bf16 or f16 operands, bf16 with a quantized one"},
         {is_result(gemm->gated ? gemm->glu.type : gemm->result), "results in f32, bf16 or f16"},
         {ungated || gemm->y == NULL || is_result(gemm->result), "c in f32, bf16 or f16"},
         {!gemm->discrete, "stacked weights"},
         {gemm->x_gather == NULL && gemm->y_gather == NULL, "no permutation"},
         {e->row_weight == NULL && (e->bias_scale == NULL || e->prob == NULL),
-         "one factor of rows, by their places"},
+         "no row_weight, and only one of bias_scale and prob"},
         {lengths % GRAIN == 0, "n, k and strides that are multiples of 8"},
         {ungated || gemm->n % (2 * GRAIN) == 0, "n of a glu that is a multiple of 16"},
         {groups <= MOERT_NVIDIA_MOST_GROUPS, "at most 448 groups"},
         {gemm->groups.rows > 0 || (gemm->workspace != NULL && gemm->epilogue.beta == NULL),
-         "at least one row beside beta"},
-        {wgrad || gemm->workspace != NULL || gemm->prepacked != NULL, "packed weights"},
+         "at least one row with beta"},
+        {wgrad || gemm->workspace != NULL || gemm->prepacked != NULL, "prepacked weights"},
         {gemm->result == MOERT_DTYPE_F32 || !gemm->accumulate, "f32 results to add to"},
         {gemm->scatter.runs == 0 || (moert_nvidia_uses_wgmma(device) && gemm->y_column == 0 &&
                                      ungated && gemm->result == MOERT_DTYPE_BF16),
-         "results in lines of bf16 on GPUs of compute capability 9.0"},
-        {are_decoded_ahead(device, gemm), "codes in blocks along the terms"},
+         "scattered results in bf16 only, on GPUs of compute capability 9.0"},
+        {are_decoded_ahead(device, gemm), "quantized operands in blocks along the reduction"},
     };
-    return moert_first_refusal(conditions, MOERT_COUNT(conditions));
+    return moert_nvidia_refusal(conditions, MOERT_COUNT(conditions));
 }
 
 typedef struct state {
-    moert_buffer *counts;     /* uint32 [G], for codes */
-    moert_buffer *transposed; /* FP8: a weight [G,K,N] */
+    moert_buffer *counts;     /* uint32 [G], with quantized operands */
+    moert_buffer *transposed; /* FP8: the transposed weight [G,K,N] */
 } state;
 
 static void release(moert_workspace *work) {
@@ -178,7 +180,7 @@ static moert_status reserve(moert_device *device, const moert_gemm *gemm, moert_
     work->state = own;
     if (bytes > 0)
         return moert_workspace_add(device, bytes, 1, work, &own->transposed);
-    return moert_gemm_is_quantized(gemm) && !fp8
+    return moert_nvidia_is_quantized(gemm) && !fp8
                ? moert_workspace_add(device, gemm->groups.count, sizeof(uint32_t), work,
                                      &own->counts)
                : MOERT_OK;
@@ -188,7 +190,7 @@ static moert_status run(const moert_gemm *gemm) {
     const state none = {0}, *own = gemm->workspace != NULL ? gemm->workspace->state : &none;
     if (moert_nvidia_splits(moert_buffer_device(gemm->groups.ends), gemm))
         return moert_nvidia_split(gemm);
-    if (gemm->groups.rows == 0) /* a wgrad: beta times the old values */
+    if (gemm->groups.rows == 0) /* wgrad with a beta of 1 or 0 */
         return gemm->epilogue.add ? MOERT_OK
                                   : moert_buffer_clear(gemm->weight, 0,
                                                        gemm->groups.count * gemm->n * gemm->k *
@@ -197,15 +199,15 @@ static moert_status run(const moert_gemm *gemm) {
                                      : moert_nvidia_run(gemm, own->counts);
 }
 
-static moert_status glu(const moert_glu *what, bool backward) {
-    return moert_backend_portable.glu(what, backward);
+static moert_status run_glu(const moert_glu *glu, bool backward) {
+    return moert_backend_portable.glu(glu, backward);
 }
 
 const moert_backend moert_backend_nvidia = {.name = "nvidia",
                                             .supports = supports,
                                             .prepack = &prepack,
                                             .run = run,
-                                            .glu = glu,
+                                            .glu = run_glu,
                                             .split_bytes = moert_nvidia_split_bytes,
                                             .reserve = reserve,
                                             .release = release,

@@ -1,5 +1,5 @@
-/* Products of float32 operands by kernels/gemm/nvidia/split.cl: the factor that has the result's
- * columns is split into parts in scratch first. */
+/* GEMMs of float32 operands by kernels/gemm/nvidia/split.cl. First splits operand B, which has the
+ * result's columns, into bf16 parts in scratch memory. */
 #include <stdio.h>
 
 #include "args/gemm.h"
@@ -9,11 +9,11 @@
 
 enum {
     PARTS = 3,
-    GRAIN = 8, /* numbers of 16 bits in 16 bytes, of which rows of parts consist */
-    QUAD = 4,  /* the same of floats */
+    GRAIN = 8, /* rows of parts are multiples of 16 bytes: 8 values of 16 bits */
+    QUAD = 4,  /* floats in 16 bytes */
     ITEMS = 256,
-    LINES = 128, /* of a tile */
-    TERMS = 32,  /* of a stage */
+    LINES = 128,  /* of a tile */
+    STAGE_K = 32, /* reduction of a stage: TERMS in the kernel */
     BARRIER_BYTES = 16,
     SPEC_BYTES = 96,
 };
@@ -24,26 +24,26 @@ typedef struct matrix {
     size_t rows, columns, stride, first;
 } matrix;
 
-/* What a product consists of; the result has the lines of a and the columns of b. */
-typedef struct product {
+/* A GEMM; the result has the lines of a and the columns of b. */
+typedef struct problem {
     int orientation;
     matrix a, b, result;
-    size_t lines, columns, terms; /* terms but for a weight's gradient */
+    size_t lines, columns, reduction; /* reduction: 0 in wgrad, where `ends` says it */
     const moert_buffer *bias;
-} product;
+} problem;
 
-static product product_of(const moert_gemm *gemm, moert_gemm_kind kind) {
+static problem problem_of(const moert_gemm *gemm, moert_gemm_kind kind) {
     const size_t rows = gemm->groups.rows, n = gemm->n, k = gemm->k;
     const matrix x = {gemm->x, rows, k, gemm->ldx, 0}, weight = {gemm->weight, n, k, k, 0};
     const matrix y = {gemm->y, rows, n, gemm->ldy, gemm->y_column};
     if (kind == MOERT_GEMM_FORWARD)
-        return (product){0, x, weight, y, rows, n, k, gemm->bias};
+        return (problem){0, x, weight, y, rows, n, k, gemm->bias};
     if (kind == MOERT_GEMM_DGRAD)
-        return (product){1, y, weight, x, rows, k, n, NULL};
-    return (product){2, x, y, weight, k, n, 0, NULL};
+        return (problem){1, y, weight, x, rows, k, n, NULL};
+    return (problem){2, x, y, weight, k, n, 0, NULL};
 }
 
-/* Whether the kernel can do it, of rows whose strides are given. */
+/* Whether the kernel can compute a GEMM of this kind and of gemm's shape; strides are not 0. */
 static bool suits(const moert_gemm *gemm, moert_gemm_kind kind) {
     const bool wgrad = kind == MOERT_GEMM_WGRAD;
     const size_t lengths = gemm->n | gemm->k | gemm->ldx | gemm->ldy | gemm->y_column;
@@ -57,34 +57,34 @@ bool moert_nvidia_splits(const moert_device *device, const moert_gemm *gemm) {
            moert_nvidia_uses_wgmma(device);
 }
 
-/* Numbers of a part of a factor. */
-static size_t count_numbers(const matrix *m) {
+/* Values of one part of a matrix. */
+static size_t part_values(const matrix *m) {
     return m->rows * moert_round_up(m->columns, GRAIN);
 }
 
 size_t moert_nvidia_split_bytes(const moert_device *device, const moert_gemm *gemm) {
     size_t most = 0;
     for (moert_gemm_kind kind = MOERT_GEMM_FORWARD; kind <= MOERT_GEMM_WGRAD; kind++) {
-        const product p = product_of(gemm, kind);
+        const problem p = problem_of(gemm, kind);
         if (suits(gemm, kind))
-            most = moert_max(most, count_numbers(&p.b));
+            most = moert_max(most, part_values(&p.b));
     }
     return moert_nvidia_uses_wgmma(device) ? PARTS * most * sizeof(uint16_t) : 0;
 }
 
-/* parts[PARTS, rows, columns rounded up] of a factor. */
+/* Splits a matrix into parts[PARTS, rows, columns rounded up to GRAIN]. */
 static moert_status split(moert_device *device, const char *spec, const matrix *m,
                           moert_buffer **parts) {
-    const size_t numbers = count_numbers(m);
-    const moert_grid grid = {moert_ceil_div(numbers / QUAD, ITEMS), 1, 1};
-    MOERT_TRY(moert_buffer_reserve(device, PARTS * numbers * sizeof(uint16_t), parts));
+    const size_t values = part_values(m);
+    const moert_grid grid = {moert_ceil_div(values / QUAD, ITEMS), 1, 1};
+    MOERT_TRY(moert_buffer_reserve(device, PARTS * values * sizeof(uint16_t), parts));
     return MOERT_RUN(device, spec, "split_rows", grid, MOERT_ARG(m->buffer), MOERT_ARG(*parts),
                      MOERT_ARGS(moert_split_args, .rows = m->rows, .stride = m->stride,
                                 .first = m->first, .columns = (uint32_t)m->columns));
 }
 
-/* Maps of the first factor, in halves of its numbers, and of the parts. */
-static moert_status make_maps(const product *p, moert_buffer *parts, uint32_t columns,
+/* Tensor maps of operand A, as 16-bit halves of its floats, and of B's parts. */
+static moert_status make_maps(const problem *p, moert_buffer *parts, uint32_t columns,
                               moert_tensor_map *map_a, moert_tensor_map *map_b) {
     const bool forward = p->orientation == 0, wgrad = p->orientation == 2;
     MOERT_TRY(moert_tensor_map_make((moert_buffer *)p->a.buffer,
@@ -93,7 +93,7 @@ static moert_status make_maps(const product *p, moert_buffer *parts, uint32_t co
                                                            .columns = 2 * p->a.columns,
                                                            .stride = 2 * p->a.stride,
                                                            .first = 2 * p->a.first,
-                                                           .box_rows = wgrad ? TERMS : LINES},
+                                                           .box_rows = wgrad ? STAGE_K : LINES},
                                     map_a));
     return moert_tensor_map_make(
         parts,
@@ -101,17 +101,18 @@ static moert_status make_maps(const product *p, moert_buffer *parts, uint32_t co
                                .rows = p->b.rows,
                                .columns = p->b.columns,
                                .stride = moert_round_up(p->b.columns, GRAIN),
-                               .box_rows = forward ? columns : TERMS,
-                               .box_bytes = forward ? TERMS * sizeof(uint16_t) : 0},
+                               .box_rows = forward ? columns : STAGE_K,
+                               .box_bytes = forward ? STAGE_K * sizeof(uint16_t) : 0},
         map_b);
 }
 
 moert_status moert_nvidia_split(const moert_gemm *gemm) {
-    const product p = product_of(gemm, gemm->kind);
+    const problem p = problem_of(gemm, gemm->kind);
     moert_device *device = moert_buffer_device(p.result.buffer);
-    /* narrow tiles of few columns are more, for all units */
+    /* for a narrow result, narrow tiles keep more compute units busy */
     const unsigned columns = p.columns > LINES ? LINES : LINES / 2;
-    const size_t stage = LINES * TERMS * sizeof(float) + PARTS * columns * TERMS * sizeof(uint16_t);
+    const size_t stage =
+        LINES * STAGE_K * sizeof(float) + PARTS * columns * STAGE_K * sizeof(uint16_t);
     const size_t stages = MOERT_ARENA_BYTES / (stage + BARRIER_BYTES);
     const size_t tiles = (gemm->kind == MOERT_GEMM_WGRAD ? gemm->groups.count : 1) *
                          moert_ceil_div(p.lines, LINES) * moert_ceil_div(p.columns, columns);
@@ -128,7 +129,7 @@ moert_status moert_nvidia_split(const moert_gemm *gemm) {
         MOERT_ARG(p.result.buffer), MOERT_ARG(gemm->groups.ends), MOERT_ARG(p.bias),
         MOERT_ARGS(moert_split_args, .ldc = p.result.stride, .first_column = p.result.first,
                    .groups = (uint32_t)gemm->groups.count, .lines = (uint32_t)p.lines,
-                   .columns = (uint32_t)p.columns, .terms = (uint32_t)p.terms,
+                   .columns = (uint32_t)p.columns, .terms = (uint32_t)p.reduction,
                    .accumulate = gemm->accumulate),
         MOERT_ARG(p.a.buffer), MOERT_ARG(*gemm->split));
 }

@@ -1,5 +1,5 @@
 /* Launches kernels/gemm/nvidia/wgmma.cl, with tensor maps of the operands, or
- * kernels/gemm/nvidia/mma.cl, and the program with what follows the product. */
+ * kernels/gemm/nvidia/mma.cl. The program's options describe the epilogue. */
 #include "gemm/nvidia/tensor_cores.h"
 
 #include <stdio.h>
@@ -14,8 +14,8 @@
 enum {
     STAGES = 4,
     OUTS = 2,
-    GROUP = 16, /* tiles of kernels/gemm/nvidia/wgmma.cl */
-    PLAIN = 4,  /* format of a factor without codes */
+    GROUP = 16, /* STAGES, OUTS and GROUP of kernels/gemm/nvidia/wgmma.cl */
+    PLAIN = 4,  /* A_FORMAT and B_FORMAT of an operand that is not quantized */
     GROUP_MMA = 16,
     TILE_MMA = 128,
     STAGE_BYTES = 49152,
@@ -26,18 +26,22 @@ enum {
 };
 _Static_assert(MOERT_NVIDIA_MOST_GROUPS * 4 ==
                    MOERT_ARENA_BYTES - STAGES * STAGE_BYTES - OUTS * OUT_BYTES - TABLE_BYTES,
-               "the ends of the groups fill what is left of the arena");
+               "the ends of the groups fill the rest of the arena");
 
-/* The operands of each kind and the rows of their boxes in kernels/gemm/nvidia/wgmma.cl. */
+/* For each kind of GEMM, operands A and B, and the rows of their TMA boxes in
+ * kernels/gemm/nvidia/wgmma.cl. */
 enum { BOX_LINES = 128, BOX_COLUMNS = 256, BOX_GATES = 128, BOX_TRANSPOSED = 64, BOX_OLD = 128 };
 static const struct orientation {
-    moert_operand_name a, b;
+    moert_nvidia_operand_name a, b;
     uint32_t box_a, box_b;
     int number; /* ORIENTATION */
 } orientations[] = {
-    [MOERT_GEMM_FORWARD] = {MOERT_OPERAND_X, MOERT_OPERAND_WEIGHT, BOX_LINES, BOX_COLUMNS, 0},
-    [MOERT_GEMM_DGRAD] = {MOERT_OPERAND_Y, MOERT_OPERAND_WEIGHT, BOX_LINES, BOX_TRANSPOSED, 1},
-    [MOERT_GEMM_WGRAD] = {MOERT_OPERAND_Y, MOERT_OPERAND_X, BOX_TRANSPOSED, BOX_TRANSPOSED, 2},
+    [MOERT_GEMM_FORWARD] = {MOERT_NVIDIA_OPERAND_X, MOERT_NVIDIA_OPERAND_WEIGHT, BOX_LINES,
+                            BOX_COLUMNS, 0},
+    [MOERT_GEMM_DGRAD] = {MOERT_NVIDIA_OPERAND_Y, MOERT_NVIDIA_OPERAND_WEIGHT, BOX_LINES,
+                          BOX_TRANSPOSED, 1},
+    [MOERT_GEMM_WGRAD] = {MOERT_NVIDIA_OPERAND_Y, MOERT_NVIDIA_OPERAND_X, BOX_TRANSPOSED,
+                          BOX_TRANSPOSED, 2},
 };
 
 bool moert_nvidia_uses_wgmma(const moert_device *device) {
@@ -49,50 +53,52 @@ moert_status moert_nvidia_ready(const moert_device *device) {
     return moert_nvidia_uses_wgmma(device) ? moert_tensor_map_ready(device) : MOERT_OK;
 }
 
-moert_operand moert_operand_of(const moert_gemm *gemm, moert_operand_name name) {
+moert_nvidia_operand moert_nvidia_operand_of(const moert_gemm *gemm,
+                                             moert_nvidia_operand_name name) {
     const bool prepacked = gemm->prepacked != NULL && gemm->kind != MOERT_GEMM_WGRAD;
     moert_buffer *weight = prepacked ? gemm->prepacked->panels : gemm->weight;
-    return name == MOERT_OPERAND_X
-               ? (moert_operand){gemm->x, gemm->ldx, 0, gemm->x_quantized, gemm->wide_x}
-           : name == MOERT_OPERAND_Y
-               ? (moert_operand){gemm->y, gemm->ldy, gemm->y_column, gemm->y_quantized,
-                                 gemm->wide_y}
-               : (moert_operand){weight, gemm->k, 0, gemm->weight_quantized, gemm->wide_weight};
+    return name == MOERT_NVIDIA_OPERAND_X
+               ? (moert_nvidia_operand){gemm->x, gemm->ldx, 0, gemm->x_quantized, gemm->wide_x}
+           : name == MOERT_NVIDIA_OPERAND_Y
+               ? (moert_nvidia_operand){gemm->y, gemm->ldy, gemm->y_column, gemm->y_quantized,
+                                        gemm->wide_y}
+               : (moert_nvidia_operand){weight, gemm->k, 0, gemm->weight_quantized,
+                                        gemm->wide_weight};
 }
 
-moert_operand moert_first_operand(const moert_gemm *gemm) {
-    return moert_operand_of(gemm, orientations[gemm->kind].a);
+moert_nvidia_operand moert_nvidia_first_operand(const moert_gemm *gemm) {
+    return moert_nvidia_operand_of(gemm, orientations[gemm->kind].a);
 }
 
-moert_operand moert_second_operand(const moert_gemm *gemm) {
-    return moert_operand_of(gemm, orientations[gemm->kind].b);
+moert_nvidia_operand moert_nvidia_second_operand(const moert_gemm *gemm) {
+    return moert_nvidia_operand_of(gemm, orientations[gemm->kind].b);
 }
 
-moert_operand moert_result_operand(const moert_gemm *gemm) {
-    return gemm->gated
-               ? (moert_operand){.buffer = gemm->glu.h, .stride = gemm->glu.ldh}
-               : moert_operand_of(gemm, gemm->kind == MOERT_GEMM_WGRAD   ? MOERT_OPERAND_WEIGHT
-                                        : gemm->kind == MOERT_GEMM_DGRAD ? MOERT_OPERAND_X
-                                                                         : MOERT_OPERAND_Y);
+moert_nvidia_operand moert_nvidia_result_operand(const moert_gemm *gemm) {
+    return gemm->gated ? (moert_nvidia_operand){.buffer = gemm->glu.h, .stride = gemm->glu.ldh}
+                       : moert_nvidia_operand_of(
+                             gemm, gemm->kind == MOERT_GEMM_WGRAD   ? MOERT_NVIDIA_OPERAND_WEIGHT
+                                   : gemm->kind == MOERT_GEMM_DGRAD ? MOERT_NVIDIA_OPERAND_X
+                                                                    : MOERT_NVIDIA_OPERAND_Y);
 }
 
-const char *moert_first_refusal(const moert_condition *conditions, size_t count) {
+const char *moert_nvidia_refusal(const moert_nvidia_condition *conditions, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (!conditions[i].holds)
             return conditions[i].taken;
     return NULL;
 }
 
-/* The map of one operand: the weight in its groups, row matrices as one. */
-static moert_status make_map(const moert_gemm *gemm, moert_operand_name which, uint32_t box_rows,
-                             moert_tensor_map *map) {
-    const bool weight = which == MOERT_OPERAND_WEIGHT;
-    const moert_operand from = moert_operand_of(gemm, which);
+/* The tensor map of one operand: of a weight by groups, of a row matrix as a whole. */
+static moert_status make_map(const moert_gemm *gemm, moert_nvidia_operand_name which,
+                             uint32_t box_rows, moert_tensor_map *map) {
+    const bool weight = which == MOERT_NVIDIA_OPERAND_WEIGHT;
+    const moert_nvidia_operand from = moert_nvidia_operand_of(gemm, which);
     return moert_tensor_map_make(
         from.buffer,
         &(moert_tensor_layout){.groups = weight && !gemm->shared_weight ? gemm->groups.count : 1,
                                .rows = weight ? gemm->n : gemm->groups.rows,
-                               .columns = which == MOERT_OPERAND_Y ? gemm->n : gemm->k,
+                               .columns = which == MOERT_NVIDIA_OPERAND_Y ? gemm->n : gemm->k,
                                .stride = from.stride,
                                .first = from.first,
                                .run = weight && gemm->gated ? gemm->glu.run : 0,
@@ -105,24 +111,25 @@ static bool adds(const moert_gemm *gemm) {
     return gemm->accumulate || gemm->epilogue.add;
 }
 
-/* What multiplies rows of the result; with a GLU prob. */
-static const moert_buffer *row_factor(const moert_gemm *gemm) {
+/* FACTOR of kernels/gemm/nvidia/epilogue.h: a scale per row. */
+static const moert_buffer *row_scale(const moert_gemm *gemm) {
     const moert_epilogue *e = &gemm->epilogue;
     return gemm->gated ? gemm->glu.prob : e->bias_scale != NULL ? e->bias_scale : e->prob;
 }
 
-/* v of a GLU is kept; its stride and type are told even where it has no buffer. */
+/* Whether v of a GLU is kept. If so, the kernel gets its stride and type even if it has no buffer
+ * yet. */
 static bool keeps_v(const moert_gemm *gemm) {
     return gemm->gated && !gemm->drop_v;
 }
 
-/* A bias is of forward. */
+/* Only forward has a bias. */
 static const moert_buffer *bias_of(const moert_gemm *gemm) {
     return gemm->kind == MOERT_GEMM_FORWARD ? gemm->bias : NULL;
 }
 
-/* The map of the old values, as numbers of 16 bits. */
-static moert_status make_old_map(const moert_gemm *gemm, const moert_operand *result,
+/* The tensor map of the old result, as 16-bit words. */
+static moert_status make_old_map(const moert_gemm *gemm, const moert_nvidia_operand *result,
                                  moert_tensor_map *map) {
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
     const size_t words = moert_dtype_bits(gemm->result) / 16;
@@ -138,12 +145,13 @@ static moert_status make_old_map(const moert_gemm *gemm, const moert_operand *re
         map);
 }
 
-static int format_of(const moert_operand *o) {
-    return o->codes != NULL ? (int)o->codes->format : PLAIN;
+static int format_of(const moert_nvidia_operand *o) {
+    return o->quantized != NULL ? (int)o->quantized->format : PLAIN;
 }
 
 static void write_spec(const moert_gemm *gemm, bool wgmma, bool counted, char spec[SPEC_BYTES]) {
-    const moert_operand a = moert_first_operand(gemm), b = moert_second_operand(gemm);
+    const moert_nvidia_operand a = moert_nvidia_first_operand(gemm),
+                               b = moert_nvidia_second_operand(gemm);
     const moert_epilogue *e = &gemm->epilogue;
     const moert_glu *glu = &gemm->glu;
     const int run = gemm->gated && 2 * glu->run != gemm->n ? (int)glu->run : 0;
@@ -162,12 +170,12 @@ static void write_spec(const moert_gemm *gemm, bool wgmma, bool counted, char sp
              adds(gemm)        ? 1
              : e->beta != NULL ? 2
                                : 0,
-             bias_of(gemm) != NULL, (int)e->bias_type, row_factor(gemm) != NULL, e->amax != NULL,
+             bias_of(gemm) != NULL, (int)e->bias_type, row_scale(gemm) != NULL, e->amax != NULL,
              gemm->gated, run, glu->linear_first, keeps_v(gemm) && gemm->y != NULL,
              (int)(keeps_v(gemm) ? gemm->result : MOERT_DTYPE_F32));
 }
 
-/* A kernel's arguments, in its order. */
+/* A kernel's arguments, in order. */
 typedef struct call {
     moert_argument arguments[MOST_ARGUMENTS];
     size_t count;
@@ -182,11 +190,11 @@ static void add_arguments(call *to, const moert_argument *arguments, size_t coun
     to->count += count;
 }
 
-/* What follows the operands; `args` has what is told of those, and stays until the launch. */
+/* Completes `args` and adds the arguments after the operands. `args` must live until the launch. */
 static void add_rest(const moert_gemm *gemm, moert_nvidia_gemm_args *args, call *to) {
     const moert_epilogue *e = &gemm->epilogue;
     const moert_glu *glu = &gemm->glu;
-    const moert_operand result = moert_result_operand(gemm);
+    const moert_nvidia_operand result = moert_nvidia_result_operand(gemm);
     const bool forward = gemm->kind == MOERT_GEMM_FORWARD;
     const unsigned groups = (unsigned)gemm->groups.count, used = gemm->shared_weight ? 1 : groups;
     const unsigned end =
@@ -207,23 +215,24 @@ static void add_rest(const moert_gemm *gemm, moert_nvidia_gemm_args *args, call 
     args->offset = glu->form.offset;
     args->activation = glu->form.activation;
     ADD(to, MOERT_ARG(lines), MOERT_ARG(gemm->groups.ends), MOERT_ARG(e->alpha), MOERT_ARG(e->beta),
-        MOERT_ARG(row_factor(gemm)), MOERT_ARG(bias_of(gemm)), MOERT_ARG(e->amax),
+        MOERT_ARG(row_scale(gemm)), MOERT_ARG(bias_of(gemm)), MOERT_ARG(e->amax),
         MOERT_ARG(keeps_v(gemm) ? gemm->y : NULL), MOERT_STRUCT(*args));
 }
 
-/* The codes of both operands, each before the buffer of its numbers. */
-static void add_codes(const moert_gemm *gemm, const moert_buffer *counts, call *to) {
+/* Adds payload, scales and decoded values of both operands, and the counters. */
+static void add_quantized(const moert_gemm *gemm, const moert_buffer *counts, call *to) {
     static const moert_quantized none;
-    const moert_operand first = moert_first_operand(gemm), second = moert_second_operand(gemm);
-    const moert_quantized *a = first.codes != NULL ? first.codes : &none;
-    const moert_quantized *b = second.codes != NULL ? second.codes : &none;
+    const moert_nvidia_operand first = moert_nvidia_first_operand(gemm),
+                               second = moert_nvidia_second_operand(gemm);
+    const moert_quantized *a = first.quantized != NULL ? first.quantized : &none;
+    const moert_quantized *b = second.quantized != NULL ? second.quantized : &none;
     ADD(to, MOERT_ARG(a->q), MOERT_ARG(a->scale), MOERT_ARG(first.buffer), MOERT_ARG(b->q),
         MOERT_ARG(b->scale), MOERT_ARG(second.buffer), MOERT_ARG(counts));
 }
 
 static moert_status run_wgmma(const moert_gemm *gemm, unsigned units, moert_buffer *counts) {
     const struct orientation *how = &orientations[gemm->kind];
-    const moert_operand result = moert_result_operand(gemm);
+    const moert_nvidia_operand result = moert_nvidia_result_operand(gemm);
     moert_device *device = moert_buffer_device(result.buffer);
     char spec[SPEC_BYTES];
     moert_tensor_map map_a, map_b, old = {{0}};
@@ -235,10 +244,10 @@ static moert_status run_wgmma(const moert_gemm *gemm, unsigned units, moert_buff
         MOERT_TRY(make_old_map(gemm, &result, &old));
     ADD(&to, MOERT_STRUCT(map_a), MOERT_STRUCT(map_b), MOERT_STRUCT(old));
     add_rest(gemm, &args, &to);
-    add_codes(gemm, counts, &to);
-    if (moert_gemm_is_quantized(gemm))
+    add_quantized(gemm, counts, &to);
+    if (moert_nvidia_is_quantized(gemm))
         MOERT_TRY(moert_buffer_clear(counts, 0, gemm->groups.count * sizeof(uint32_t)));
-    write_spec(gemm, true, !moert_gemm_is_quantized(gemm) && counts != NULL, spec);
+    write_spec(gemm, true, !moert_nvidia_is_quantized(gemm) && counts != NULL, spec);
     return moert_launch(device, spec, "nvidia_gemm", (moert_grid){units, 1, 1}, to.arguments,
                         to.count);
 }
@@ -248,7 +257,8 @@ static moert_status run_part(const void *gemm, unsigned units, moert_buffer *cou
 }
 
 static moert_status run_mma(const moert_gemm *gemm) {
-    const moert_operand a = moert_first_operand(gemm), b = moert_second_operand(gemm);
+    const moert_nvidia_operand a = moert_nvidia_first_operand(gemm),
+                               b = moert_nvidia_second_operand(gemm);
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD;
     const size_t used = gemm->shared_weight ? 1 : gemm->groups.count;
     const size_t rows_used =
@@ -268,15 +278,15 @@ static moert_status run_mma(const moert_gemm *gemm) {
     write_spec(gemm, false, false, spec);
     ADD(&to, MOERT_ARG(a.buffer), MOERT_ARG(b.buffer));
     add_rest(gemm, &args, &to);
-    return moert_launch(moert_buffer_device(moert_result_operand(gemm).buffer), spec, "nvidia_mma",
-                        (moert_grid){down * across, 1, 1}, to.arguments, to.count);
+    return moert_launch(moert_buffer_device(moert_nvidia_result_operand(gemm).buffer), spec,
+                        "nvidia_mma", (moert_grid){down * across, 1, 1}, to.arguments, to.count);
 }
 
 moert_status moert_nvidia_run(const moert_gemm *gemm, moert_buffer *counts) {
-    moert_device *device = moert_buffer_device(moert_result_operand(gemm).buffer);
+    moert_device *device = moert_buffer_device(moert_nvidia_result_operand(gemm).buffer);
     if (!moert_nvidia_uses_wgmma(device))
         return run_mma(gemm);
-    if (gemm->kind == MOERT_GEMM_WGRAD && !moert_gemm_is_quantized(gemm))
+    if (gemm->kind == MOERT_GEMM_WGRAD && !moert_nvidia_is_quantized(gemm))
         return moert_device_share(device, run_part, gemm, sizeof *gemm);
     return run_wgmma(gemm, moert_device_units(device), counts);
 }

@@ -1,8 +1,9 @@
 /*
- * Products on the tensor cores of NVIDIA GPUs, from compute capability 8.0 on by
- * kernels/gemm/nvidia/mma.cl, on Hopper by kernels/gemm/nvidia/wgmma.cl: operands are
- * of one 16-bit type. Sums are the tensor cores' float32 sums: the same in every
- * run and for a row among any others, but within rounding of the other backends' only.
+ * GEMMs on the tensor cores of NVIDIA GPUs. Operands of one 16-bit type: on Hopper by
+ * kernels/gemm/nvidia/wgmma.cl, on other GPUs from compute capability 8.0 on by
+ * kernels/gemm/nvidia/mma.cl. FP8 and split float32 operands: on Hopper by fp8.cl and split.cl.
+ * Sums are the tensor cores' float32 sums. They are the same in every run and do not depend on
+ * other rows, but agree with other backends only within rounding.
  */
 #pragma once
 
@@ -10,58 +11,63 @@
 
 #define MOERT_NVIDIA_TAKES "GPUs of compute capability 8.0 and later"
 
-enum { MOERT_NVIDIA_MOST_GROUPS = 448 }; /* what kernels/gemm/nvidia/wgmma.cl has room for */
+enum {
+    MOERT_NVIDIA_MOST_GROUPS = 448
+}; /* the arena of kernels/gemm/nvidia/wgmma.cl holds no more */
 
-/* An operand or the result: rows of a matrix, from column `first` on, or its blocks. */
-typedef struct moert_operand {
-    moert_buffer *buffer;         /* of a weight, prepacked if it is */
-    size_t stride, first;         /* in numbers; of a weight rows of K */
-    const moert_quantized *codes; /* NULL: plain */
-    bool wide;
-} moert_operand;
-typedef enum moert_operand_name {
-    MOERT_OPERAND_X,
-    MOERT_OPERAND_Y,
-    MOERT_OPERAND_WEIGHT
-} moert_operand_name;
-moert_operand moert_operand_of(const moert_gemm *gemm, moert_operand_name name);
-/* The one that has the lines of the result, the one that has its columns, and the result; not of
- * bias_grad. */
-moert_operand moert_first_operand(const moert_gemm *gemm);
-moert_operand moert_second_operand(const moert_gemm *gemm);
-moert_operand moert_result_operand(const moert_gemm *gemm);
+/* An operand or the result: rows of a matrix from column `first` on, or a quantized matrix. */
+typedef struct moert_nvidia_operand {
+    moert_buffer *buffer;             /* of a weight: the prepacked copy if there is one */
+    size_t stride, first;             /* in elements; a weight has rows of K */
+    const moert_quantized *quantized; /* NULL: plain */
+    bool wide;                        /* float32 */
+} moert_nvidia_operand;
+typedef enum moert_nvidia_operand_name {
+    MOERT_NVIDIA_OPERAND_X,
+    MOERT_NVIDIA_OPERAND_Y,
+    MOERT_NVIDIA_OPERAND_WEIGHT
+} moert_nvidia_operand_name;
+moert_nvidia_operand moert_nvidia_operand_of(const moert_gemm *gemm,
+                                             moert_nvidia_operand_name name);
+/* Operand A, which has the lines of the result; operand B, which has its columns; the result. Not
+ * for bias_grad. */
+moert_nvidia_operand moert_nvidia_first_operand(const moert_gemm *gemm);
+moert_nvidia_operand moert_nvidia_second_operand(const moert_gemm *gemm);
+moert_nvidia_operand moert_nvidia_result_operand(const moert_gemm *gemm);
 
-/* Whether an operand has codes. */
-static inline bool moert_gemm_is_quantized(const moert_gemm *gemm) {
+/* Whether an operand is quantized. */
+static inline bool moert_nvidia_is_quantized(const moert_gemm *gemm) {
     return gemm->x_quantized != NULL || gemm->y_quantized != NULL || gemm->weight_quantized != NULL;
 }
 
-/* What a GEMM must be, and what the backend takes therefore; the first that it is not, or NULL. */
-typedef struct moert_condition {
+/* A condition on a GEMM, and the text for `supports` if it does not hold. */
+typedef struct moert_nvidia_condition {
     bool holds;
     const char *taken;
-} moert_condition;
-const char *moert_first_refusal(const moert_condition *conditions, size_t count);
+} moert_nvidia_condition;
+/* The text of the first condition that does not hold, or NULL. */
+const char *moert_nvidia_refusal(const moert_nvidia_condition *conditions, size_t count);
 
-/* Whether 16-bit numbers, and codes of them, are multiplied by wgmma there. */
+/* Whether GEMMs of 16-bit operands, and of operands decoded to bf16, use wgmma on this device. */
 bool moert_nvidia_uses_wgmma(const moert_device *device);
 
-/* Whether products can be run on a device that has: ERROR_UNSUPPORTED says why not. */
+/* ERROR_UNSUPPORTED if the device uses wgmma but its driver cannot make tensor maps. */
 moert_status moert_nvidia_ready(const moert_device *device);
 
-/* A GEMM that the backend supports, whose weight is an operand as it is or as it is prepacked. `counts`:
- * uint32 [G] for operands in codes, which kernels/gemm/nvidia/ahead.h decodes; or NULL. */
+/* Runs a GEMM that the backend supports, by wgmma.cl or mma.cl. `counts`: uint32 [G] if an operand
+ * is quantized, which kernels/gemm/nvidia/ahead.h decodes; else NULL. */
 moert_status moert_nvidia_run(const moert_gemm *gemm, moert_buffer *counts);
 
-/* FP8 operands, by kernels/gemm/nvidia/fp8.cl: whether both are, what of the GEMM it cannot do (NULL:
- * nothing), and that GEMM, whose workspace holds the transpose of a weight. */
+/* GEMMs of FP8 operands, by kernels/gemm/nvidia/fp8.cl. Whether both operands are FP8; why the
+ * kernel cannot compute the GEMM (a text for `supports`, or NULL); the bytes of a transposed weight
+ * in the workspace; and the launch. */
 bool moert_nvidia_is_fp8(const moert_gemm *gemm);
 const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gemm *gemm);
 size_t moert_nvidia_fp8_bytes(const moert_gemm *gemm);
 moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed);
 
-/* Whether a GEMM in float32 is one of parts of its operands, and that GEMM. */
+/* Whether a float32 GEMM is computed by splitting its operands into bf16 parts; and its launch. */
 bool moert_nvidia_splits(const moert_device *device, const moert_gemm *gemm);
 moert_status moert_nvidia_split(const moert_gemm *gemm);
-/* The bytes that its parts take at most, in any kind; 0: in none it is such a product. */
+/* The most bytes of the parts in forward, dgrad and wgrad; 0 if none of them is split. */
 size_t moert_nvidia_split_bytes(const moert_device *device, const moert_gemm *gemm);

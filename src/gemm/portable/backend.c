@@ -1,4 +1,4 @@
-/* The portable backend: any OpenCL device. */
+/* The portable backend, for any OpenCL device: its functions and the GEMMs that it supports. */
 #include "gemm/portable/gemm.h"
 #include "gemm/portable/general.h"
 
@@ -14,7 +14,7 @@ static moert_status run(const moert_gemm *gemm) {
                                                 : runs[gemm->kind](gemm, 0);
 }
 
-/* In GPU form weights are dequantized before their products. */
+/* In the GPU form the caller dequantizes weights before the GEMM. */
 static const char *supports(const moert_device *device, const moert_gemm *gemm) {
     if (gemm == NULL)
         return NULL;

@@ -1,5 +1,5 @@
-/* The portable backend: chooses a work-group's share and launches kernels/gemm/gemm.cl,
- * kernels/gemm/prepacked.cl and kernels/gemm/glu.cl; in GPU form products are gpu.c's. */
+/* Portable GEMMs and the GLU: chooses the tiles of a work-group and launches kernels/gemm/gemm.cl,
+ * kernels/gemm/prepacked.cl and kernels/gemm/glu.cl. gpu.c launches the GEMMs of the GPU form. */
 #include <math.h>
 #include <stdio.h>
 
@@ -10,59 +10,58 @@
 #include "gemm/portable/gemm.h"
 
 enum {
-    COLUMN_BYTES = 64, /* of a panel's vector in kernels/gemm/gemm.h, per term of the reduction */
-    LINE_BYTES = 4,    /* of a converted line there */
-    STRIP_BYTES = 256, /* of STRIP lines in kernels/gemm/gemm.cl, per term of the reduction */
+    COLUMN_BYTES = 64, /* of a row of a vector-wide panel in kernels/gemm/gemm.h */
+    LINE_BYTES = 4,    /* of a dot of a converted line there */
+    STRIP_BYTES = 256, /* of a dot of STRIP lines in kernels/gemm/gemm.cl */
     SMALLEST_SPLIT = 128,
     IDLE_LAYERS =
-        1, /* of a grid, its first, as in kernels/gemm/gemm.h (docs/design.md, "One launch") */
-    SHARES_PER_UNIT = 8,  /* work-groups per compute unit that even out their differences */
-    GLU_FLOATS = 16384,   /* a GLU's work-group takes about as many; */
-    GPU_GLU_FLOATS = 768, /* there are more of them on GPUs */
+        1, /* first layers of a grid, as in kernels/gemm/gemm.h (docs/design.md, "One launch") */
+    WORK_GROUPS_PER_UNIT = 8, /* enough for compute units to finish at about the same time */
+    GLU_FLOATS = 16384,       /* of a work-group of the GLU, about; */
+    GPU_GLU_FLOATS = 768,     /* on GPUs, for more work-groups */
 };
 
-/* Where a work-group's panels lie, and what else takes local memory. */
+/* Where the panels are (local or global memory), and which operands are packed into panels. */
 typedef enum form { FORM_ROWS, FORM_PREPACKED, FORM_WGRAD } form;
 
-/* `groups` products of about `lines` lines, at most `most_lines`, by `columns`, over `reduction`
- * terms. */
-typedef struct product {
+/* `groups` GEMMs of about `lines` lines, at most `most_lines`, by `columns`, over `reduction`
+ * dots. */
+typedef struct problem {
     size_t groups, lines, most_lines, columns, reduction;
-} product;
+} problem;
 
-/* A work-group's share of a product; see the picture in kernels/gemm/gemm.h. */
-typedef struct share {
+/* The part of a GEMM that a work-group computes; see the picture in kernels/gemm/gemm.cl. */
+typedef struct tiling {
     int panels, depth, split, prefetch;
-    size_t local_bytes, transposed_bytes; /* of panels; of converted lines */
+    size_t local_bytes, converted_bytes; /* of panels; of lines converted from bf16 */
     moert_grid grid;
     moert_choices tile;
-} share;
+} tiling;
 
-static size_t transposed_bytes(moert_dtype type, size_t depth, size_t lines) {
+static size_t converted_bytes(moert_dtype type, size_t depth, size_t lines) {
     return type == MOERT_DTYPE_BF16 ? (depth + 16) * lines * LINE_BYTES : sizeof(float);
 }
 
-/* None of the choices shows in the bits, and any within their bounds (gemm/tuning/tuning.h) are
- * safe. */
-static share choose_share(const moert_device *device, moert_dtype type, product p, form of,
-                          const moert_choices *c) {
+/* No tiling changes the bits, and choices within their bounds (gemm/tuning/tuning.h) are safe. */
+static tiling choose_tiling(const moert_device *device, moert_dtype type, problem p, form of,
+                            const moert_choices *c) {
     const moert_device_info *info = moert_device_describe(device);
-    const size_t wanted = SHARES_PER_UNIT * moert_max(info->compute_units, 1);
+    const size_t wanted = WORK_GROUPS_PER_UNIT * moert_max(info->compute_units, 1);
     const size_t blocks = moert_ceil_div(p.columns, c->width * MOERT_VECTOR);
     const size_t panel_bytes = c->width * COLUMN_BYTES;
-    /* both operands of a gradient are prepacked by every share: the squarer it is, the less often */
+    /* in a wgrad every work-group packs both of its operands; square tilings repeat that least */
     const bool both = of == FORM_WGRAD;
     const size_t strip_bytes = both ? STRIP_BYTES : 0;
     size_t panels = moert_min(c->panels, blocks), split = c->split;
     size_t depth = moert_min(moert_round_up(moert_max(p.reduction, 1), 16), c->depth);
-    /* on a CPU local memory is the core's cache. Packed panels pass through half of it, and the
-     * other half is for the other factor and the panels that are fetched; of gradients both
-     * operands are counted, and a quarter is left for sums */
+    /* On a CPU, local memory is the core's cache. Panels may fill half of it; the other half is for
+     * the other operand and prefetched panels. In a wgrad both operands are counted and may fill
+     * three quarters; the rest is for sums. */
     for (const size_t room = info->local_bytes / 4 * (both ? 3 : 2);;) {
         const bool wide = depth * (panels * panel_bytes + strip_bytes) > room;
         if (wide && panels > 1)
             panels--;
-        else if (depth > 16 && (wide || transposed_bytes(type, depth, c->lines) > room))
+        else if (depth > 16 && (wide || converted_bytes(type, depth, c->lines) > room))
             depth = moert_round_up(depth / 2, 16);
         else
             break;
@@ -78,31 +77,31 @@ static share choose_share(const moert_device *device, moert_dtype type, product 
         else
             break;
     }
-    panels = moert_ceil_div(blocks, moert_ceil_div(blocks, panels)); /* equal shares */
+    panels = moert_ceil_div(blocks, moert_ceil_div(blocks, panels)); /* spread evenly */
     if (both)
         split = moert_round_up(moert_ceil_div(p.lines, moert_ceil_div(p.lines, split)), c->lines);
     const size_t layers = IDLE_LAYERS + moert_ceil_div(blocks, panels);
-    return (share){
+    return (tiling){
         .panels = (int)panels,
         .depth = (int)depth,
         .split = (int)split,
         .prefetch = (int)c->prefetch,
         .local_bytes = of != FORM_PREPACKED ? panels * depth * panel_bytes : 0,
-        .transposed_bytes = transposed_bytes(type, depth, c->lines),
+        .converted_bytes = converted_bytes(type, depth, c->lines),
         .grid = {moert_ceil_div(p.most_lines, split), p.groups, layers},
         .tile = *c,
     };
 }
 
-/* The groups and rows of forward and dgrad. */
-static product rows_of(const moert_gemm *gemm) {
+/* The groups and lines of forward and dgrad. */
+static problem rows_of(const moert_gemm *gemm) {
     const moert_part part = moert_part_of(gemm);
     const size_t groups = gemm->shared_weight ? 1 : part.end - part.first;
     const size_t rows = part.end_row - part.first_row;
-    return (product){.groups = groups, .lines = moert_ceil_div(rows, groups), .most_lines = rows};
+    return (problem){.groups = groups, .lines = moert_ceil_div(rows, groups), .most_lines = rows};
 }
 
-static size_t terms_of(const moert_gemm *gemm, const moert_device *device, size_t reduction) {
+static size_t dots_of(const moert_gemm *gemm, const moert_device *device, size_t reduction) {
     return moert_ceil_div(reduction, moert_per_dot(moert_gemm_dot(gemm, device)));
 }
 
@@ -116,25 +115,24 @@ static moert_choices choices_of(const moert_gemm *gemm, moert_tuned operation, s
     return moert_portable_choices(gemm, operation, start, runs[operation]);
 }
 
-/* The share of forward and dgrad, whose lines are the rows. */
-static share choose_rows(const moert_gemm *gemm, moert_tuned operation, size_t start) {
+/* The tiling of forward or dgrad, where lines are rows. */
+static tiling choose_rows(const moert_gemm *gemm, moert_tuned operation, size_t start) {
     const bool dgrad = operation == MOERT_TUNED_DGRAD || operation == MOERT_TUNED_PREPACKED_DGRAD;
     const moert_device *device = moert_buffer_device(gemm->x);
     const moert_choices c = choices_of(gemm, operation, start);
-    product p = rows_of(gemm);
+    problem p = rows_of(gemm);
     p.columns = dgrad ? gemm->k : gemm->n;
-    p.reduction = terms_of(gemm, device, dgrad ? gemm->n : gemm->k);
-    return choose_share(device, gemm->type, p, gemm->prepacked != NULL ? FORM_PREPACKED : FORM_ROWS,
-                        &c);
+    p.reduction = dots_of(gemm, device, dgrad ? gemm->n : gemm->k);
+    return choose_tiling(device, gemm->type, p,
+                         gemm->prepacked != NULL ? FORM_PREPACKED : FORM_ROWS, &c);
 }
 
-/* The numbers of a GEMM and of its work-groups' share. */
-static moert_gemm_args numbers_of(const moert_gemm *gemm, size_t start, const share *s) {
+static moert_gemm_args args_of(const moert_gemm *gemm, size_t start, const tiling *t) {
     moert_gemm_args args = moert_portable_args(gemm, start);
-    args.panels = s->panels;
-    args.depth = s->depth;
-    args.split = s->split;
-    args.every = s->prefetch;
+    args.panels = t->panels;
+    args.depth = t->depth;
+    args.split = t->split;
+    args.every = t->prefetch;
     return args;
 }
 
@@ -142,16 +140,16 @@ static bool has_gpu_form(const moert_device *device) {
     return moert_device_describe(device)->gpu_form;
 }
 
-/* Forward (a is x, c is y) and dgrad (a is y, c is x) by panels. */
+/* Forward (a is x, c is y) and dgrad (a is y, c is x) by prepacked weights. */
 static moert_status run_prepacked(const moert_gemm *gemm, size_t start, bool forward) {
     moert_buffer *a = forward ? gemm->x : gemm->y, *c = forward ? gemm->y : gemm->x;
     moert_device *device = moert_buffer_device(c);
     const size_t width = forward ? gemm->n : gemm->k, reduction = forward ? gemm->k : gemm->n;
-    const share s = choose_rows(
+    const tiling t = choose_rows(
         gemm, forward ? MOERT_TUNED_PREPACKED_FORWARD : MOERT_TUNED_PREPACKED_DGRAD, start);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, gemm->prepacked, NULL, &s.tile, spec);
-    moert_gemm_args args = numbers_of(gemm, start, &s);
+    moert_gemm_program(device, gemm->type, gemm->prepacked, NULL, &t.tile, spec);
+    moert_gemm_args args = args_of(gemm, start, &t);
     args.lda = forward ? gemm->ldx : gemm->ldy;
     args.a_column = forward ? 0 : gemm->y_column;
     args.ldc = forward ? gemm->ldy : gemm->ldx;
@@ -159,13 +157,13 @@ static moert_status run_prepacked(const moert_gemm *gemm, size_t start, bool for
     args.width = (int)width;
     args.reduction = (int)reduction;
     args.height = (int)moert_panel_height(gemm->prepacked, reduction);
-    return MOERT_RUN(device, spec, "gemm_packed", s.grid, MOERT_ARG(gemm->groups.ends),
+    return MOERT_RUN(device, spec, "gemm_packed", t.grid, MOERT_ARG(gemm->groups.ends),
                      MOERT_ARG(a), MOERT_ARG(gemm->prepacked->panels),
                      MOERT_ARG(forward ? gemm->bias : NULL), MOERT_ARG(c), MOERT_STRUCT(args),
-                     moert_argument_local(s.transposed_bytes));
+                     moert_argument_local(t.converted_bytes));
 }
 
-/* Forward and dgrad by any weight. */
+/* Forward and dgrad in either form, by any kind of weight. */
 static moert_status run_rows(const moert_gemm *gemm, size_t start, bool forward) {
     const moert_quantized *quantized = gemm->weight_quantized;
     moert_device *device = moert_buffer_device(gemm->groups.ends);
@@ -174,21 +172,21 @@ static moert_status run_rows(const moert_gemm *gemm, size_t start, bool forward)
         return moert_portable_gpu_rows(gemm, start, forward);
     if (gemm->prepacked != NULL)
         return run_prepacked(gemm, start, forward);
-    const share s = choose_rows(gemm, forward ? MOERT_TUNED_FORWARD : MOERT_TUNED_DGRAD, start);
-    moert_gemm_program(device, gemm->type, NULL, quantized, &s.tile, spec);
-    moert_gemm_args args = numbers_of(gemm, start, &s);
+    const tiling t = choose_rows(gemm, forward ? MOERT_TUNED_FORWARD : MOERT_TUNED_DGRAD, start);
+    moert_gemm_program(device, gemm->type, NULL, quantized, &t.tile, spec);
+    moert_gemm_args args = args_of(gemm, start, &t);
     args.axis = quantized != NULL ? (int)quantized->axis : 0;
     args.flipped = quantized != NULL && quantized->flipped;
-    const moert_argument panels = moert_argument_local(s.local_bytes),
-                         transposed = moert_argument_local(s.transposed_bytes);
+    const moert_argument panels = moert_argument_local(t.local_bytes),
+                         converted = moert_argument_local(t.converted_bytes);
     if (forward)
-        return MOERT_RUN(device, spec, "gemm_forward", s.grid, MOERT_ARG(gemm->groups.ends),
+        return MOERT_RUN(device, spec, "gemm_forward", t.grid, MOERT_ARG(gemm->groups.ends),
                          MOERT_ARG(gemm->x), MOERT_WEIGHT_ARGS(gemm->weight, quantized),
                          MOERT_ARG(gemm->bias), MOERT_ARG(gemm->y), MOERT_STRUCT(args), panels,
-                         transposed);
-    return MOERT_RUN(device, spec, "gemm_dgrad", s.grid, MOERT_ARG(gemm->groups.ends),
+                         converted);
+    return MOERT_RUN(device, spec, "gemm_dgrad", t.grid, MOERT_ARG(gemm->groups.ends),
                      MOERT_ARG(gemm->y), MOERT_WEIGHT_ARGS(gemm->weight, quantized),
-                     MOERT_ARG(gemm->x), MOERT_STRUCT(args), panels, transposed);
+                     MOERT_ARG(gemm->x), MOERT_STRUCT(args), panels, converted);
 }
 
 moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start) {
@@ -204,18 +202,18 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
     const moert_groups *groups = &gemm->groups;
     if (has_gpu_form(device))
         return moert_portable_gpu_wgrad(gemm, start);
-    const product p = {groups->count, gemm->n, gemm->n, gemm->k,
-                       terms_of(gemm, device, groups->rows)};
+    const problem p = {groups->count, gemm->n, gemm->n, gemm->k,
+                       dots_of(gemm, device, groups->rows)};
     const moert_choices c = choices_of(gemm, MOERT_TUNED_WGRAD, start);
-    const share s = choose_share(device, gemm->type, p, FORM_WGRAD, &c);
-    const moert_grid grid = {s.grid.y, s.grid.x, s.grid.z}; /* neighbours are of other groups */
+    const tiling t = choose_tiling(device, gemm->type, p, FORM_WGRAD, &c);
+    const moert_grid grid = {t.grid.y, t.grid.x, t.grid.z}; /* neighbours differ in their group */
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, NULL, NULL, &s.tile, spec);
-    const moert_gemm_args args = numbers_of(gemm, start, &s);
+    moert_gemm_program(device, gemm->type, NULL, NULL, &t.tile, spec);
+    const moert_gemm_args args = args_of(gemm, start, &t);
     return MOERT_RUN(device, spec, "gemm_wgrad", grid, MOERT_ARG(groups->ends), MOERT_ARG(gemm->y),
                      MOERT_ARG(gemm->x), MOERT_ARG(gemm->weight), MOERT_STRUCT(args),
-                     moert_argument_local(s.local_bytes),
-                     moert_argument_local((size_t)s.depth * STRIP_BYTES));
+                     moert_argument_local(t.local_bytes),
+                     moert_argument_local((size_t)t.depth * STRIP_BYTES));
 }
 
 moert_status moert_portable_bias_grad(const moert_gemm *gemm) {
@@ -228,7 +226,7 @@ moert_status moert_portable_bias_grad(const moert_gemm *gemm) {
     if (has_gpu_form(device))
         return moert_portable_gpu_bias_grad(gemm);
     const moert_choices tile = moert_with_tile(moert_tuning_find(device, &key, &measured),
-                                               moert_dot_of(device, gemm->type)); /* no effect */
+                                               moert_dot_of(device, gemm->type)); /* not used */
     moert_gemm_program(device, gemm->type, NULL, NULL, &tile, spec);
     const moert_gemm_args args = moert_portable_args(gemm, 0);
     return MOERT_RUN(device, spec, "gemm_bias_grad", grid, MOERT_ARG(groups->ends),
@@ -260,7 +258,7 @@ moert_status moert_portable_glu(const moert_glu *glu, bool backward) {
                      MOERT_ARG(glu->h), args);
 }
 
-/* Finds the tile of a product with its GLU; false: it takes none. */
+/* Finds the tile of a GEMM with a GLU; false if the tile cannot apply it. */
 static bool find_gated_tile(const moert_gemm *gemm, moert_choices *tile) {
     const moert_prepacked *prepacked = gemm->prepacked;
     const moert_tuning_key key = {prepacked != NULL ? MOERT_TUNED_PREPACKED_FORWARD
@@ -275,14 +273,14 @@ static bool find_gated_tile(const moert_gemm *gemm, moert_choices *tile) {
     return moert_gates_fit(prepacked != NULL ? prepacked->tile.width : tile->width);
 }
 
-/* Its share: the columns of h. */
-static share choose_gated(const moert_gemm *gemm, size_t width, const moert_choices *tile) {
+/* The tiling of a GEMM with a GLU; its columns hold gates and ups. */
+static tiling choose_gated(const moert_gemm *gemm, size_t width, const moert_choices *tile) {
     const moert_device *device = moert_buffer_device(gemm->y);
-    product p = rows_of(gemm);
+    problem p = rows_of(gemm);
     p.columns = moert_gated_columns(width, tile->width);
-    p.reduction = terms_of(gemm, device, gemm->k);
-    return choose_share(device, gemm->type, p, gemm->prepacked != NULL ? FORM_PREPACKED : FORM_ROWS,
-                        tile);
+    p.reduction = dots_of(gemm, device, gemm->k);
+    return choose_tiling(device, gemm->type, p,
+                         gemm->prepacked != NULL ? FORM_PREPACKED : FORM_ROWS, tile);
 }
 
 moert_status moert_portable_gated(const moert_gemm *gemm) {
@@ -294,10 +292,10 @@ moert_status moert_portable_gated(const moert_gemm *gemm) {
         return moert_portable_glu(glu, false);
     }
     const bool prepacked = gemm->prepacked != NULL;
-    const share s = choose_gated(gemm, glu->width, &tile);
+    const tiling t = choose_gated(gemm, glu->width, &tile);
     char spec[MOERT_SPEC_BYTES];
-    moert_gemm_program(device, gemm->type, gemm->prepacked, NULL, &s.tile, spec);
-    moert_gemm_args args = numbers_of(gemm, 0, &s);
+    moert_gemm_program(device, gemm->type, gemm->prepacked, NULL, &t.tile, spec);
+    moert_gemm_args args = args_of(gemm, 0, &t);
     args.prob_stride = glu->prob_stride;
     args.width = (int)glu->width;
     args.height = prepacked ? (int)moert_panel_height(gemm->prepacked, gemm->k) : 0;
@@ -316,9 +314,9 @@ moert_status moert_portable_gated(const moert_gemm *gemm) {
                                   MOERT_ARG(glu->prob),
                                   MOERT_ARG(glu->h),
                                   MOERT_STRUCT(args),
-                                  moert_argument_local(s.transposed_bytes),
-                                  moert_argument_local(s.local_bytes)};
-    const size_t count = MOERT_COUNT(all); /* prepacked panels take no local memory */
-    return moert_launch(device, spec, prepacked ? "gemm_packed_glu" : "gemm_glu_forward", s.grid,
+                                  moert_argument_local(t.converted_bytes),
+                                  moert_argument_local(t.local_bytes)};
+    const size_t count = MOERT_COUNT(all); /* prepacked panels need no local memory */
+    return moert_launch(device, spec, prepacked ? "gemm_packed_glu" : "gemm_glu_forward", t.grid,
                         all, prepacked ? count - 1 : count);
 }

@@ -1,8 +1,8 @@
 /*
- * The products of the portable backend over a batch of the groups: those from number `start` on,
- * gemm->groups.count of them, whose weights begin the buffer gemm->weight, and of these gemm->part.
- * `ends` and `bias` are of all groups, `accumulate` is as in gemm/gemm.h. The arguments have been
- * checked.
+ * GEMMs of the portable backend over a batch of groups: the groups [start, start +
+ * gemm->groups.count), of which gemm->part is computed. gemm->weight holds the weights of the
+ * batch; `ends` and `bias` are those of all groups. `accumulate` is as in gemm/gemm.h. The caller
+ * has checked the arguments.
  */
 #pragma once
 
@@ -12,23 +12,23 @@
 #include "gemm/tuning/tuning.h"
 #include "quant/quantize.h"
 
-/* By gemm->weight_quantized unless they are NULL, as always in GPU form, where weights are dequantized
- * before their products. */
+/* Forward and dgrad use gemm->weight_quantized unless it is NULL. In the GPU form it must be NULL:
+ * the caller dequantizes weights. */
 moert_status moert_portable_forward_from(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_dgrad_from(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start);
 
 moert_status moert_portable_bias_grad(const moert_gemm *gemm);
-/* A forward with the GLU of its result; and the GLU alone. */
+/* A forward followed by the GLU, and the GLU as a separate call. */
 moert_status moert_portable_gated(const moert_gemm *gemm);
 moert_status moert_portable_glu(const moert_glu *glu, bool backward);
 
-/* The same by the kernels of the GPU form (src/gemm/portable/gpu.c), which the ones above call. */
+/* The GPU form (src/gemm/portable/gpu.c); the functions above call these. */
 moert_status moert_portable_gpu_rows(const moert_gemm *gemm, size_t start, bool forward);
 moert_status moert_portable_gpu_wgrad(const moert_gemm *gemm, size_t start);
 moert_status moert_portable_gpu_bias_grad(const moert_gemm *gemm);
 
-/* What the kernels of both forms are told of a GEMM. */
+/* The kernel arguments that both forms set. */
 static inline moert_gemm_args moert_portable_args(const moert_gemm *gemm, size_t start) {
     return (moert_gemm_args){.ldx = gemm->ldx,
                              .ldy = gemm->ldy,
@@ -45,37 +45,38 @@ static inline moert_gemm_args moert_portable_args(const moert_gemm *gemm, size_t
 /* src/gemm/portable/prepacked.c */
 extern const moert_prepack moert_portable_prepack;
 
-/* WEIGHT_ARGUMENTS of kernels/gemm/panels.h: a weight, or its codes unless they are NULL. */
+/* WEIGHT_ARGUMENTS of kernels/gemm/panels.h: `quantized` or, if that is NULL, `weight`. */
 #define MOERT_WEIGHT_ARGS(weight, quantized)                                                       \
     MOERT_ARG((quantized) != NULL ? (quantized)->q : (weight)),                                    \
         MOERT_ARG((quantized) != NULL ? (quantized)->scale : NULL),                                \
         MOERT_ARG((quantized) != NULL ? (quantized)->global : NULL)
 
-/* The program of the products of a type by a tile, by weights in panels or, if `prepacked` is NULL,
- * native ones, quantized ones unless NULL. */
+/* The program for a type and a tile: for prepacked weights or, if `prepacked` is NULL, weights in
+ * their own order. `quantized` NULL: weights are float32. */
 void moert_gemm_program(const moert_device *device, moert_dtype type,
                         const moert_prepacked *prepacked, const moert_quantized *quantized,
                         const moert_choices *tile, char spec[MOERT_SPEC_BYTES]);
 
-/* What a product over the groups from `start` on chooses; with MOERT_TUNE=auto a new shape is
- * measured first, for which the product is run, unless its weight is quantized. */
+/* The choices for a GEMM over the groups from `start` on. With MOERT_TUNE=auto, a new shape is
+ * measured first by calling `run`, unless its weight is quantized. */
 typedef moert_status moert_portable_run(const moert_gemm *gemm, size_t start);
 moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operation, size_t start,
                                      moert_portable_run *run);
 
 enum { MOERT_VECTOR = 16 }; /* VEC in kernels/lib/common.h */
 
-/* The numbers of a term, and those to which panels are filled up. */
-static inline size_t moert_per_dot(moert_dot term) {
-    return term == MOERT_DOT_SCALAR ? 1 : 2;
+/* Values of a dot. */
+static inline size_t moert_per_dot(moert_dot dot) {
+    return dot == MOERT_DOT_SCALAR ? 1 : 2;
 }
-static inline size_t moert_per_step(moert_dot term) {
-    return term == MOERT_DOT_TILE ? 32 : 16;
+/* Panels are padded to a multiple of this many values of the reduction. */
+static inline size_t moert_per_step(moert_dot dot) {
+    return dot == MOERT_DOT_TILE ? 32 : 16;
 }
 
-/* The choices of a row, with the tile of sums by tiles, of which there is one. */
-static inline moert_choices moert_with_tile(moert_choices c, moert_dot term) {
-    if (term == MOERT_DOT_TILE) {
+/* The choices, with the only tile that MOERT_DOT_TILE has. */
+static inline moert_choices moert_with_tile(moert_choices c, moert_dot dot) {
+    if (dot == MOERT_DOT_TILE) {
         c.lines = 32;
         c.width = 2;
     }
@@ -84,25 +85,27 @@ static inline moert_choices moert_with_tile(moert_choices c, moert_dot term) {
 
 /* Rows of a prepacked panel. */
 static inline size_t moert_panel_height(const moert_prepacked *prepacked, size_t reduction) {
-    return moert_round_up(reduction, moert_per_step(prepacked->term)) /
-           moert_per_dot(prepacked->term);
+    return moert_round_up(reduction, moert_per_step(prepacked->dot)) /
+           moert_per_dot(prepacked->dot);
 }
 
-/* The width of a product's tile by prepacked weights, in whole panels. */
+/* The tile width of a GEMM by prepacked weights: the chosen one if it is whole panels, else one
+ * panel. */
 static inline unsigned moert_prepacked_width(const moert_prepacked *prepacked, unsigned chosen) {
     return chosen % prepacked->tile.width == 0 ? chosen : prepacked->tile.width;
 }
 
-/* A product by prepacked weights brings the next panels to the cache, if a row says so. */
+/* Whether the GEMM can prefetch the next panels to the cache, as the choice `prefetch` says. */
 static inline bool moert_prefetches(const moert_prepacked *prepacked) {
-    return prepacked != NULL && prepacked->term != MOERT_DOT_TILE;
+    return prepacked != NULL && prepacked->dot != MOERT_DOT_TILE;
 }
 
-/* A product's tile takes a GLU behind it by vectors of gates and as many of ups
- * (kernels/gemm/gemm_glu.h): whether it can, and the columns of all panels. */
+/* With a GLU in its epilogue, a tile has as many vectors of gates as of ups
+ * (kernels/gemm/gemm_glu.h). Whether a tile width allows this. */
 static inline bool moert_gates_fit(unsigned width) {
     return width % 2 == 0;
 }
+/* Columns of all panels of `width` gates and `width` ups. */
 static inline size_t moert_gated_columns(size_t width, unsigned tile_width) {
     const size_t columns = tile_width * (size_t)MOERT_VECTOR;
     return moert_ceil_div(width, columns / 2) * columns;

@@ -1,4 +1,5 @@
-/* GEMMs with conversions around the products: what lies around them. */
+/* GEMMs with a workspace (general.h): allocates it, and launches the conversions, the float32 GEMM
+ * and the epilogue. */
 #include "args/gemm.h"
 #include "base/memory.h"
 #include "gemm/portable/general.h"
@@ -8,8 +9,8 @@
 #include "gemm/portable/gemm.h"
 
 enum {
-    SHARE = 4096,           /* in kernels/op/rows.cl */
-    BATCH_BYTES = 64 << 20, /* of converted weights */
+    WEIGHT_BLOCK = 4096,    /* elements of a work-group: SHARE in kernels/op/rows.cl */
+    BATCH_BYTES = 64 << 20, /* of converted weights, unless one weight is larger */
 };
 
 /* ---- workspace ---- */
@@ -22,7 +23,7 @@ static bool reads_y(const moert_gemm *gemm) {
     return gemm->kind != MOERT_GEMM_FORWARD;
 }
 
-/* x or y: as an operand, or as the result. */
+/* x or y, as an operand or as the result. */
 typedef struct rows {
     moert_buffer *buffer;
     moert_dtype type;
@@ -60,6 +61,7 @@ static bool is_plain(const rows *r) {
     return r->type == MOERT_DTYPE_F32 && r->gather == NULL;
 }
 
+/* Whether the kernels can write the caller's result, without an epilogue. */
 static bool is_direct(const moert_gemm *gemm) {
     const moert_epilogue *e = &gemm->epilogue;
     const rows result = result_of(gemm);
@@ -114,14 +116,14 @@ moert_status moert_portable_reserve(moert_device *device, const moert_gemm *gemm
     return MOERT_OK;
 }
 
-/* ---- around the products ---- */
+/* ---- rows, weights and amax ---- */
 
-/* Rows of so many columns that a work-group takes: about 16384 elements, on GPUs one. */
+/* Rows of a work-group: about 16384 elements; on GPUs one row. */
 static size_t row_split(const moert_device *device, size_t columns) {
     return moert_by_form(device, moert_ceil_div(16384, columns), 1);
 }
 
-/* The rows as the product takes them: the caller's, or their copy in the workspace. */
+/* *use and *stride: the caller's rows or, if `copy` is not NULL, their float32 copy there. */
 static moert_status load_rows(const moert_gemm *gemm, const rows *from, moert_buffer *copy,
                               moert_buffer **use, size_t *stride) {
     moert_device *device = moert_buffer_device(gemm->groups.ends);
@@ -143,7 +145,7 @@ static moert_status load_rows(const moert_gemm *gemm, const rows *from, moert_bu
                    .width = (int)from->width, .split = (unsigned)split));
 }
 
-/* Raises amax, if it is wanted, by the peaks of the rows, `sets` of each. */
+/* Raises amax, unless it is NULL, to the peaks of the rows; each row has `sets` peaks. */
 static moert_status raise_amax(const moert_gemm *gemm, unsigned sets) {
     const moert_general *work = gemm->workspace->state;
     if (gemm->epilogue.amax == NULL)
@@ -174,23 +176,24 @@ static moert_status store_rows(const moert_gemm *gemm) {
     return raise_amax(gemm, 1);
 }
 
-/* Weights of groups [first, first + count): from place `place` of `weight`, to or from place `slot`
- * of the workspace. */
+/* Weights of the groups [first, first + count): at index `index` of `weight` and at index `slot` of
+ * the workspace. */
 typedef struct weights {
-    size_t first, count, slot, place;
+    size_t first, count, slot, index;
     moert_buffer *weight;
 } weights;
 
+/* Converts weights to the workspace (`load`), or from there to the caller's buffer. */
 static moert_status move(const moert_gemm *gemm, weights w, bool load) {
     const moert_general *work = gemm->workspace->state;
     const moert_epilogue *e = &gemm->epilogue;
     moert_device *device = moert_buffer_device(gemm->groups.ends);
     const size_t elements = gemm->n * gemm->k;
     const char *program = MOERT_PROGRAM(device, "op/rows", elements);
-    const moert_grid grid = {moert_ceil_div(elements, SHARE), w.count, 1};
+    const moert_grid grid = {moert_ceil_div(elements, WEIGHT_BLOCK), w.count, 1};
     const moert_argument args =
         MOERT_ARGS(moert_moved_weight_args, .first = (unsigned)w.first, .slot = (unsigned)w.slot,
-                   .place = (unsigned)w.place, .beta_all = e->add ? 1.0f : 0.0f,
+                   .place = (unsigned)w.index, .beta_all = e->add ? 1.0f : 0.0f,
                    .type = (int)weight_type(gemm), .elements = elements);
     if (load)
         return MOERT_RUN(device, program, "op_load_weight", grid, MOERT_ARG(gemm->groups.ends),
@@ -200,7 +203,7 @@ static moert_status move(const moert_gemm *gemm, weights w, bool load) {
                      MOERT_ARG(w.weight), args);
 }
 
-/* Moves the weights of a batch, each discrete one by itself. */
+/* Moves the weights of a batch; discrete weights need a launch each. */
 static moert_status move_weights(const moert_gemm *gemm, size_t start, size_t count, bool load) {
     if (!gemm->discrete)
         return move(gemm, (weights){start, count, 0, start, gemm->weight}, load);
@@ -209,9 +212,9 @@ static moert_status move_weights(const moert_gemm *gemm, size_t start, size_t co
     return MOERT_OK;
 }
 
-/* ---- the GLU behind a product: kernels/op/glu.cl ---- */
+/* ---- the GLU as an epilogue: kernels/op/glu.cl ---- */
 
-/* Turns the product in `acc` into v, h and what comes with them. */
+/* Computes v, h and the rows' peaks from `acc`. */
 static moert_status run_glu(const moert_gemm *gemm, moert_device *device) {
     const moert_general *work = gemm->workspace->state;
     const moert_epilogue *e = &gemm->epilogue;
@@ -246,7 +249,7 @@ static moert_status add_dbias(const moert_gemm *gemm, moert_device *device) {
                                 .type = (int)gemm->epilogue.bias_type, .columns = (int)columns));
 }
 
-/* Turns it into dv and what comes with it. */
+/* Computes dv, dprob, dbias and the rows' peaks from `acc`. */
 static moert_status run_dglu(const moert_gemm *gemm, moert_device *device) {
     const moert_general *work = gemm->workspace->state;
     const moert_epilogue *e = &gemm->epilogue;
@@ -267,9 +270,9 @@ static moert_status run_dglu(const moert_gemm *gemm, moert_device *device) {
     return add_dbias(gemm, device);
 }
 
-/* ---- the products ---- */
+/* ---- the GEMM ---- */
 
-/* The products of inner->groups.count groups from `start` on. */
+/* Computes inner->groups.count groups from `start` on. */
 static moert_status multiply_batch(const moert_gemm *gemm, moert_gemm *inner, size_t start) {
     const moert_general *work = gemm->workspace->state;
     const size_t count = inner->groups.count;

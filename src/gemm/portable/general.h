@@ -1,7 +1,7 @@
 /*
- * GEMMs of the portable backend with conversions around the float32 products of
- * kernels/gemm/gemm.cl: kernels/op/rows.cl and glu.cl, where an operand has another type, order or
- * epilogue.
+ * GEMMs of the portable backend with a workspace: kernels/op/rows.cl and glu.cl convert operands of
+ * other types and row orders before the float32 GEMM of kernels/gemm/gemm.cl, and apply the
+ * epilogue after it.
  */
 #pragma once
 
@@ -9,16 +9,16 @@
 #include "gemm/backend.h"
 
 /*
- * Float32 copies of what the kernels of the products cannot take as it is; NULL where the caller's
- * buffer serves. Weights are converted, or made, for `batch` groups at a time.
+ * Float32 buffers for matrices that the GEMM kernels cannot read or write directly; NULL where they
+ * use the caller's buffer. Weights are converted for `batch` groups at a time.
  */
 typedef struct moert_general {
-    bool direct;          /* the product's result is that of the GEMM */
+    bool direct;          /* the kernels write the caller's result; no epilogue follows */
     moert_buffer *x, *y;  /* operands [M,K], [M,N] */
     moert_buffer *weight; /* [batch,N,K] */
-    moert_buffer *acc;    /* [M, columns of the product]; not in a wgrad */
+    moert_buffer *acc;    /* the sums of forward [M,N] or dgrad [M,K] */
     moert_buffer *wide;   /* MOERT_GATED_BACKWARD with dbias: dv [M,2K] before rounding */
-    moert_buffer *peak;   /* amax: of every row [M], MOERT_GATED_BACKWARD [M,2] */
+    moert_buffer *peak;   /* amax of each row [M], MOERT_GATED_BACKWARD [M,2] */
     size_t batch;
 } moert_general;
 

@@ -1,5 +1,5 @@
-/* The products of the portable backend in GPU form: kernels/gemm/gpu.cl. None of what is chosen
- * here shows in the bits. */
+/* Launches the portable GEMMs of the GPU form, kernels/gemm/gpu.cl. The tiles chosen here do not
+ * change the bits of a result. */
 #include <stdio.h>
 
 #include "args/gemm.h"
@@ -9,16 +9,17 @@
 /* As in kernels/gemm/gpu.cl. */
 enum { ITEMS = 256, COLUMNS = 128, MOST_LINES = 128, LEAST_LINES = 32 };
 
-/* At once, which hide each other's waits; a sixteenth fewer do as well. */
+/* Two tiles of a compute unit hide each other's latency; 1/16 fewer tiles are as fast. */
 enum { TILES_PER_UNIT = 2, SLACK = 16 };
 
-/* Terms of a block: each item brings a quad of each factor at least. On an H200 16 are faster than
- * 8 in forward (38 and 34 TFLOP/s), slower in dgrad (24 and 33), and the same in wgrad. */
+/* K of a block; each item loads at least a QUAD of each operand. On an H200, 16 is faster than 8 in
+ * forward (38 and 34 TFLOP/s), slower in dgrad (24 and 33), and equal in wgrad. */
 enum { DEPTH = 16, DGRAD_DEPTH = 8, QUAD = 4 };
 
 /*
- * Lines of a tile, for `groups` products of about `lines` lines by `columns`: the more, the fewer
- * loads for a term. Fewer where half of the lines would be empty, or units without a tile.
+ * Lines of a tile for `groups` GEMMs of about `lines` lines by `columns`. More lines mean fewer
+ * loads per product; fewer are chosen if half of the lines were empty, or compute units without a
+ * tile.
  */
 static int choose_lines(const moert_device *device, size_t groups, size_t lines, size_t columns) {
     const size_t units = moert_max(moert_device_describe(device)->compute_units, 1);
@@ -37,11 +38,11 @@ static void name_program(moert_dtype type, int lines, int depth, char spec[MOERT
              type == MOERT_DTYPE_BF16, lines, depth > least ? depth : least);
 }
 
-/* Forward and dgrad, whose lines are the rows. */
+/* The launch of forward or dgrad, where a tile's lines are rows. */
 typedef struct row_tiles {
     moert_grid grid;
     char spec[MOERT_SPEC_BYTES];
-    unsigned groups; /* products are of the groups before it */
+    unsigned groups; /* end of the groups to compute */
 } row_tiles;
 
 static row_tiles choose_rows(const moert_gemm *gemm, size_t columns, int depth) {
@@ -50,7 +51,7 @@ static row_tiles choose_rows(const moert_gemm *gemm, size_t columns, int depth) 
     const size_t rows = part.end_row - part.first_row;
     const int lines = choose_lines(moert_buffer_device(gemm->groups.ends), groups,
                                    moert_ceil_div(rows, groups), columns);
-    const size_t partial = part.first > 0; /* tiles before count in whole ones */
+    const size_t partial = part.first > 0; /* the part may begin within a tile */
     row_tiles tiles = {
         .grid = {rows / (size_t)lines + partial + groups, moert_ceil_div(columns, COLUMNS), 1},
         .groups = (unsigned)(gemm->shared_weight ? 1 : part.end)};

@@ -1,5 +1,5 @@
-/* How the portable backend packs weights: as panels in global memory (kernels/gemm/prepacked.cl), for
- * CPUs in CPU form: caches take the place of the local copies that others make in every product. */
+/* Prepacks weights for the portable backend as panels in global memory (kernels/gemm/prepacked.cl).
+ * Only in the CPU form: CPU caches replace the local copies that GEMMs make otherwise. */
 #include <stdio.h>
 
 #include "args/gemm.h"
@@ -7,17 +7,17 @@
 #include "gemm/portable/gemm.h"
 
 enum {
-    PANELS = 8,   /* of a work-group: it reads whole pages of a line */
-    MOST_READ = 3 /* after the last panel, by tiles that are wider than one */
+    PANELS = 8,   /* of a work-group, so that it reads whole pages of a row */
+    MOST_READ = 3 /* panels after the last one that a tile wider than one panel may read */
 };
 
-/* Terms of a panel, of the dimension that is summed over. */
+/* Rows of a panel: dots of the reduction. */
 static size_t height_of(const moert_prepacked *prepacked) {
     const moert_prepacked_shape *shape = &prepacked->shape;
     return moert_panel_height(prepacked, shape->use == MOERT_PREPACKED_DGRAD ? shape->n : shape->k);
 }
 
-/* Tiles that take no GLU find the panels of a plain product. */
+/* Gated panels need an even tile width; otherwise the layout is that of a forward without a GLU. */
 static moert_prepacked_use layout_of(const moert_prepacked *prepacked) {
     const moert_prepacked_use use = prepacked->shape.use;
     return use == MOERT_PREPACKED_GATED && !moert_gates_fit(prepacked->tile.width)
@@ -25,11 +25,12 @@ static moert_prepacked_use layout_of(const moert_prepacked *prepacked) {
                : use;
 }
 
-/* Columns of a panel, and of all panels together. */
+/* Columns of a panel. */
 static size_t columns_of(const moert_prepacked *prepacked) {
     return (size_t)prepacked->tile.width * MOERT_VECTOR;
 }
 
+/* Columns of all panels of a group. */
 static size_t width_of(const moert_prepacked *prepacked) {
     const moert_prepacked_shape *shape = &prepacked->shape;
     if (layout_of(prepacked) == MOERT_PREPACKED_GATED)
@@ -47,8 +48,8 @@ static size_t plan(const moert_device *device, moert_prepacked *prepacked) {
     bool measured;
     if (!info->is_cpu || info->gpu_form || shape->groups == 0)
         return 0;
-    prepacked->term = moert_dot_of(device, shape->type);
-    prepacked->tile = moert_with_tile(moert_tuning_find(device, &key, &measured), prepacked->term);
+    prepacked->dot = moert_dot_of(device, shape->type);
+    prepacked->tile = moert_with_tile(moert_tuning_find(device, &key, &measured), prepacked->dot);
     const size_t columns = columns_of(prepacked);
     return (shape->groups * moert_ceil_div(width_of(prepacked), columns) + MOST_READ) *
            height_of(prepacked) * columns * sizeof(float);
@@ -57,16 +58,16 @@ static size_t plan(const moert_device *device, moert_prepacked *prepacked) {
 void moert_gemm_program(const moert_device *device, moert_dtype type,
                         const moert_prepacked *prepacked, const moert_quantized *quantized,
                         const moert_choices *tile, char spec[MOERT_SPEC_BYTES]) {
-    const moert_dot term = prepacked != NULL ? prepacked->term : moert_dot_of(device, type);
+    const moert_dot dot = prepacked != NULL ? prepacked->dot : moert_dot_of(device, type);
     char family[112];
     int length =
         snprintf(family, sizeof family, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u -DCODED=%d",
                  prepacked != NULL ? "gemm/prepacked" : "gemm/gemm", type == MOERT_DTYPE_BF16,
-                 (int)term, tile->lines, tile->width, quantized != NULL);
+                 (int)dot, tile->lines, tile->width, quantized != NULL);
     if (prepacked != NULL)
         length += snprintf(family + length, sizeof family - (size_t)length, " -DPACKED=%u",
                            prepacked->tile.width);
-    if (term == MOERT_DOT_TILE)
+    if (dot == MOERT_DOT_TILE)
         snprintf(family + length, sizeof family - (size_t)length, " -DAMX=%d",
                  moert_device_describe(device)->has_tiles);
     if (quantized != NULL)

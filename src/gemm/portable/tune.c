@@ -1,8 +1,8 @@
 /*
- * What a product of the portable backend chooses. With MOERT_TUNE=auto a shape that no row of this
- * device names is measured when it first comes up: the product itself is run by some candidates,
- * which give the same bits, for about BUDGET_NS; one that adds to its result does so to a copy's
- * place. Ranks measure each for itself and do not wait for each other.
+ * Looks up the choices of a portable GEMM. With MOERT_TUNE=auto, the first GEMM of a shape without
+ * a measured row tries candidates, which all give the same bits, for about BUDGET_NS. A GEMM that
+ * accumulates runs on a spare result meanwhile. Each rank measures for itself and waits for no
+ * other.
  */
 #include <stdio.h>
 #include <time.h>
@@ -13,7 +13,7 @@
 #include "gemm/portable/gemm.h"
 #include "gemm/tuning/search.h"
 
-enum { BUDGET_NS = 300000000, SHARES = MOERT_TUNE_AXES - MOERT_TUNE_PANELS };
+enum { BUDGET_NS = 300000000, AXES = MOERT_TUNE_AXES - MOERT_TUNE_PANELS };
 
 typedef struct attempt {
     moert_gemm gemm;
@@ -26,7 +26,7 @@ static moert_status run_attempt(void *what) {
     return a->run(&a->gemm, a->start);
 }
 
-/* Lets the products go to a buffer of their own if they add to the result. */
+/* Replaces the result by a new buffer of zeros if the GEMM accumulates. */
 static moert_status spare_result(attempt *a, moert_tuned operation, moert_buffer **spare) {
     moert_buffer **result = operation == MOERT_TUNED_WGRAD ? &a->gemm.weight : &a->gemm.x;
     if (!a->gemm.accumulate)
@@ -56,17 +56,17 @@ static void remember(const moert_device *device, const moert_tuning_key *key,
         MOERT_WARN("%s", moert_last_error());
 }
 
-/* Never fails: the product that follows reports what is wrong with it. */
-static void measure(const attempt *asked, const moert_tuning_key *key, moert_choices *choices) {
-    moert_device *device = moert_buffer_device(asked->gemm.x);
-    attempt a = *asked;
+/* Failures are only logged: the GEMM that follows reports its own. */
+static void measure(const attempt *wanted, const moert_tuning_key *key, moert_choices *choices) {
+    moert_device *device = moert_buffer_device(wanted->gemm.x);
+    attempt a = *wanted;
     const moert_trial trial = {device, &a, NULL, run_attempt, moert_prefetches(a.gemm.prepacked)};
     moert_tune_result found;
     moert_buffer *spare = NULL;
     moert_status status = spare_result(&a, key->operation, &spare);
     if (status == MOERT_OK)
         status = moert_tune_search(&trial, choices, MOERT_TUNE_PREFETCH,
-                                   BUDGET_NS / (SHARES + trial.prefetches + 1), &found);
+                                   BUDGET_NS / (AXES + trial.prefetches + 1), &found);
     moert_buffer_destroy(spare);
     if (status != MOERT_OK) {
         MOERT_DEBUG("%s of [%zu,%zu] is not tuned: %s", moert_tuned_name(key->operation), key->n,
@@ -79,7 +79,7 @@ static void measure(const attempt *asked, const moert_tuning_key *key, moert_cho
 
 moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operation, size_t start,
                                      moert_portable_run *run) {
-    /* of the result, the one buffer that is there without rows too */
+    /* the result is the only buffer that must exist without rows */
     const moert_device *device =
         moert_buffer_device(operation == MOERT_TUNED_WGRAD ? gemm->weight : gemm->x);
     const moert_part part = moert_part_of(gemm);

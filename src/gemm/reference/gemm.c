@@ -1,6 +1,6 @@
 /*
- * The reference backend: every operand transposed to float32 on the host, then the formulas of
- * gemm/gemm.h and moert/ops.h as loops. Slow; what the other backends are held to.
+ * The reference backend: converts every operand to float32 on the host and computes the formulas of
+ * gemm/gemm.h and moert/ops.h in plain loops. Slow; tests compare the other backends with it.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -94,23 +94,23 @@ static void load_operands(const moert_host_gemm *host) {
         load_rows(host, &y, host->arrays->y);
 }
 
-/* The weight of a group, which begins at element `base`: of its own type with a workspace, else
- * float32 and rounded to that of the rows. */
+/* Loads the weight of a group, which begins at element `base`. With a workspace it is stored in the
+ * operands' type, unless it is wide; else in float32, and is rounded to the operands' type. */
 static void load_weight(const moert_host_gemm *host, const void *weight, size_t base) {
     const moert_gemm *gemm = host->gemm;
     const bool typed = gemm->workspace != NULL && !gemm->wide_weight;
     const moert_dtype stored = typed ? gemm->type : MOERT_DTYPE_F32;
-    const moert_dtype taken = gemm->workspace != NULL ? MOERT_DTYPE_F32 : gemm->type;
+    const moert_dtype rounded = gemm->workspace != NULL ? MOERT_DTYPE_F32 : gemm->type;
     for (size_t i = 0; i < gemm->n * gemm->k; i++)
         host->arrays->weight[i] =
-            moert_host_round(taken, moert_host_load(weight, stored, base + i));
+            moert_host_round(rounded, moert_host_load(weight, stored, base + i));
 }
 
 static float beta_of(const moert_host_gemm *host, size_t g) {
     return host->beta != NULL ? host->beta[g] : host->gemm->epilogue.add ? 1.0f : 0.0f;
 }
 
-/* alpha acc, the bias or prob, beta times the old value */
+/* The epilogue: acc * alpha, plus the bias or times prob, plus beta times the old value. */
 static float finish(const moert_host_gemm *host, size_t g, float acc, const float *bias,
                     const float *prob, float old) {
     const float alpha = host->alpha != NULL ? host->alpha[g] : 1.0f, beta = beta_of(host, g);
@@ -120,12 +120,13 @@ static float finish(const moert_host_gemm *host, size_t g, float acc, const floa
     return beta != 0.0f ? fmaf(beta, old, v) : v;
 }
 
-/* ---- products, of one group ---- */
+/* ---- the GEMM of one group ---- */
 
-/* A sum of products: each joins it by a rounding or, in tiles (kernels/gemm/amx.h), joins one of
- * two halves in turn, whose sum joins after every 16 pairs. */
+/* A sum of products. Each product is added with one rounding. In the order of AMX
+ * (kernels/gemm/amx.h), products are added alternately to two halves, and the halves to the sum
+ * after every 16 pairs. */
 typedef struct chain {
-    bool tiled;
+    bool tiled;       /* the order of AMX */
     unsigned pending; /* products in the halves */
     float sum, half[2];
 } chain;
@@ -145,7 +146,7 @@ static void add_product(chain *c, float a, float b) {
         *c = (chain){.tiled = true, .sum = chain_sum(c)};
 }
 
-/* Products of bf16 rows are summed as the device in use sums them. */
+/* A chain in the order in which the device in use sums, so that tests can compare bits. */
 static chain begin_chain(const moert_gemm *gemm, float start) {
     const moert_device *device = moert_buffer_device(gemm->groups.ends);
     const bool tiled =
@@ -153,7 +154,7 @@ static chain begin_chain(const moert_gemm *gemm, float start) {
     return (chain){.tiled = tiled, .sum = start};
 }
 
-/* The result of forward or dgrad: where element j of row r lies. */
+/* Index of element j of row r in the result of forward or dgrad. */
 static size_t result_at(const moert_gemm *gemm, size_t r, size_t j) {
     return gemm->kind == MOERT_GEMM_DGRAD ? r * gemm->ldx + j : r * gemm->ldy + gemm->y_column + j;
 }
@@ -166,7 +167,7 @@ static void multiply_rows(const moert_host_gemm *host, size_t g) {
     const moert_gemm *gemm = host->gemm;
     const moert_host_arrays *at = host->arrays;
     const bool forward = gemm->kind == MOERT_GEMM_FORWARD;
-    const size_t width = forward ? gemm->n : gemm->k, terms = forward ? gemm->k : gemm->n;
+    const size_t width = forward ? gemm->n : gemm->k, reduction = forward ? gemm->k : gemm->n;
     const float *from = forward ? at->x : at->y;
     for (size_t m = moert_host_start(host, g); m < host->ends[g]; m++)
         for (size_t j = 0; j < width; j++) {
@@ -174,8 +175,8 @@ static void multiply_rows(const moert_host_gemm *host, size_t g) {
                 begin_chain(gemm, gemm->accumulate ? moert_host_load(result_of(host), gemm->result,
                                                                      result_at(gemm, m, j))
                                                    : 0.0f);
-            for (size_t i = 0; i < terms; i++)
-                add_product(&c, from[m * terms + i],
+            for (size_t i = 0; i < reduction; i++)
+                add_product(&c, from[m * reduction + i],
                             at->weight[forward ? j * gemm->k + i : i * gemm->k + j]);
             at->acc[m * width + j] = chain_sum(&c);
         }
@@ -207,6 +208,7 @@ static void store_row(const moert_host_gemm *host, size_t g, size_t r) {
     }
 }
 
+/* wgrad. */
 static void make_weight(const moert_host_gemm *host, size_t g, void *weight, size_t base) {
     const moert_gemm *gemm = host->gemm;
     const float *x = host->arrays->x, *y = host->arrays->y;
@@ -223,7 +225,7 @@ static void make_weight(const moert_host_gemm *host, size_t g, void *weight, siz
         }
 }
 
-/* The same of a group without rows: beta times the old value, whatever alpha is. */
+/* wgrad of a group without rows: beta times the old value, even if alpha is NaN. */
 static void make_empty_weight(const moert_host_gemm *host, size_t g, void *weight, size_t base) {
     const moert_gemm *gemm = host->gemm;
     const float beta = gemm->accumulate ? 1.0f : beta_of(host, g);
@@ -232,6 +234,7 @@ static void make_empty_weight(const moert_host_gemm *host, size_t g, void *weigh
                          beta != 0.0f ? beta * moert_host_load(weight, gemm->result, i) : 0.0f);
 }
 
+/* bias_grad. */
 static void make_bias(const moert_host_gemm *host, size_t g) {
     const moert_gemm *gemm = host->gemm;
     for (size_t n = 0; n < gemm->n; n++) {
@@ -242,7 +245,7 @@ static void make_bias(const moert_host_gemm *host, size_t g) {
     }
 }
 
-/* Forward or dgrad, whose weight begins at element `base`. */
+/* Forward or dgrad; the group's weight begins at element `base`. */
 static void run_rows(const moert_host_gemm *host, size_t g, const void *weight, size_t base) {
     const moert_gemm *gemm = host->gemm;
     load_weight(host, weight, base);
@@ -256,7 +259,7 @@ static void run_rows(const moert_host_gemm *host, size_t g, const void *weight, 
             store_row(host, g, r);
 }
 
-/* `weight` holds group g from element `base` on. */
+/* The weight of group g begins at element `base` of `weight`. */
 static void run_group(const moert_host_gemm *host, size_t g, void *weight, size_t base) {
     const moert_gemm_kind kind = host->gemm->kind;
     if (kind == MOERT_GEMM_BIAS_GRAD)
@@ -271,6 +274,7 @@ static void run_group(const moert_host_gemm *host, size_t g, void *weight, size_
 
 /* ---- the backend ---- */
 
+/* Checks row_multiple. */
 static moert_status check_promise(const moert_host_gemm *host) {
     const size_t multiple = moert_max(host->gemm->row_multiple, 1);
     for (size_t g = 0; g < host->gemm->groups.count; g++) {
@@ -339,7 +343,7 @@ unmap:
     return moert_unmap_all(&host.maps, status);
 }
 
-/* The rows past the last end stay out of the GLU. */
+/* Applies the GLU to the rows before the last end. */
 static moert_status run_glu(const moert_gemm *gemm) {
     moert_glu glu = gemm->glu;
     uint32_t end;

@@ -1,10 +1,10 @@
-/* The GLU of the reference backend: behind a GEMM, column by column, and alone. */
+/* The GLU of the reference backend, as the epilogue of a GEMM and as a separate call. */
 #include <math.h>
 
 #include "args/activations.h"
 #include "gemm/reference/host.h"
 
-/* The limits let NaN pass. */
+/* Limits keep NaN. */
 static float at_most(float x, float limit) {
     return x > limit ? limit : x;
 }
@@ -19,7 +19,7 @@ static float sigmoid(float x) {
 
 MOERT_ACTIVATE(float, sigmoid)
 
-/* Columns of gate and up of result j. */
+/* Columns of v with the gate and the up of result j. */
 static size_t gate_at(const moert_glu *glu, size_t j) {
     return j / glu->run * 2 * glu->run + j % glu->run + (glu->linear_first ? glu->run : 0);
 }
@@ -36,7 +36,7 @@ static float clamp(float x, float limit) {
     return at_least(at_most(x, limit), -limit);
 }
 
-/* Gate and up of result j of a row that begins at element `row`, times beta. */
+/* The gate and the up of result j, times beta; the row of v begins at element `row`. */
 typedef struct pair {
     float gate, up;
 } pair;
@@ -46,7 +46,7 @@ static pair load_pair(const moert_glu *glu, const void *v, size_t row, size_t j,
                   beta * moert_host_load(v, glu->from, row + up_at(glu, j))};
 }
 
-/* The gradient at `x` by q, and what dprob adds up. */
+/* The gradient of gate and up at `x` for q, the gradient of the result; and its term of dprob. */
 typedef struct gradient {
     float gate, up, prob;
 } gradient;
@@ -63,7 +63,7 @@ static gradient gradient_of(const moert_glu_form *form, pair x, float q, float p
 
 /* ---- forward ---- */
 
-/* v at a column; also stores it. */
+/* Computes v at a column, and stores it if v is kept. */
 static float pre_activation(const moert_host_gemm *host, size_t g, size_t r, size_t column) {
     const moert_gemm *gemm = host->gemm;
     const float acc = host->arrays->acc[r * gemm->n + column], alpha = of(host->alpha, g);
@@ -95,7 +95,7 @@ void moert_host_glu(const moert_host_gemm *host, size_t g) {
 
 /* ---- backward ---- */
 
-/* Of result j of row r. */
+/* The gradient for result j of row r. */
 static gradient differentiate(const moert_host_gemm *host, size_t g, size_t r, size_t j) {
     const moert_glu *glu = &host->gemm->glu;
     const float alpha = of(host->alpha, g), acc = host->arrays->acc[r * glu->width + j];
@@ -104,7 +104,7 @@ static gradient differentiate(const moert_host_gemm *host, size_t g, size_t r, s
     return gradient_of(&glu->form, x, q, of(host->glu_prob, r));
 }
 
-/* dbias of one column: rows in order. */
+/* Adds to dbias for the gate and the up of result j, rows in order. */
 static void add_dbias(const moert_host_gemm *host, size_t g, size_t j) {
     const moert_glu *glu = &host->gemm->glu;
     const size_t base = g * 2 * glu->width, gate = base + gate_at(glu, j),
@@ -144,7 +144,7 @@ void moert_host_dglu(const moert_host_gemm *host, size_t g) {
     }
 }
 
-/* ---- alone ---- */
+/* ---- as a separate call ---- */
 
 static moert_status glu_forward(const moert_glu *glu) {
     const moert_glu_form form = glu->form;

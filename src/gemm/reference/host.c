@@ -1,4 +1,4 @@
-/* Single elements of operands of any type. */
+/* Reads, rounds and writes single elements of any type. */
 #include "gemm/reference/host.h"
 
 #include <math.h>

@@ -1,18 +1,18 @@
-/* What the files of the reference backend share: host arrays, mapped buffers, elements. */
+/* The reference backend: host arrays, mapped buffers, access to elements, and the GLU. */
 #pragma once
 
 #include "base/dtype.h"
 #include "device/mapping.h"
 #include "gemm/backend.h"
 
-/* Float32 operands in the groups' order; NULL where the GEMM has none. */
+/* Float32 operands in the groups' order; NULL if the GEMM does not read them. */
 typedef struct moert_host_arrays {
     float *x, *y;  /* operands [M,K], [M,N] */
-    float *weight; /* of the group at hand, [N,K] */
+    float *weight; /* of the current group, [N,K] */
     float *acc;    /* [M, columns of the result] */
 } moert_host_arrays;
 
-/* A GEMM, and its buffers as host memory; NULL where there is none. */
+/* A GEMM, and its buffers mapped to host memory; NULL for a buffer that is NULL. */
 typedef struct moert_host_gemm {
     const moert_gemm *gemm;
     moert_host_arrays *arrays;
@@ -29,17 +29,17 @@ static inline size_t moert_host_start(const moert_host_gemm *host, size_t g) {
     return g > 0 ? host->ends[g - 1] : 0;
 }
 
-/* Element i of memory of a type: read; a value as the type has it; written rounded. */
+/* Reads element i of memory of a type; rounds a value to a type; stores a rounded value. */
 float moert_host_load(const void *memory, moert_dtype type, size_t i);
 float moert_host_round(moert_dtype type, float value);
 void moert_host_store(void *memory, moert_dtype type, size_t i, float value);
 
-/* The largest magnitude; NaN stays. */
+/* Raises *peak to |value|; a NaN stays. */
 void moert_host_raise(float *peak, float value);
 
-/* Turns the sums of group g in arrays->acc into v and h, or into dv and what comes with it. */
+/* From the sums of group g in arrays->acc: v, h and amax; or dv, dprob, dbias and amax. */
 void moert_host_glu(const moert_host_gemm *host, size_t g);
 void moert_host_dglu(const moert_host_gemm *host, size_t g);
 
-/* The GLU alone. */
+/* The GLU as a separate call. */
 moert_status moert_reference_glu(const moert_glu *glu, bool backward);

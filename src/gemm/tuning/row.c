@@ -1,4 +1,4 @@
-/* Rows of tuning as text; the grammar is in kernels/gemm/tuning.txt. */
+/* Parses, prints and matches tuning rows; the grammar is in kernels/gemm/tuning.txt. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 enum { MOST_WORDS = 24, LINE_BYTES = 512, PROBLEM_BYTES = 160 };
 
-/* false, with the reason in `problem`. */
+/* Prints the reason to `problem`; yields false. */
 #define REFUSED(problem, ...) (snprintf(problem, PROBLEM_BYTES, __VA_ARGS__), false)
 
 static const char *const level_names[] = {"default", "vendor", "family", "device"};
@@ -69,7 +69,7 @@ void moert_choices_print(const moert_choices *choices, char *text, size_t bytes)
 
 /* ---- parsing ---- */
 
-/* Splits a line at blanks, a quoted part being one word, up to a comment; false for a quote without
+/* Splits a line up to its comment at blanks; a quoted part is one word. False for a quote without
  * end, and for too many words. */
 static bool split(char *line, char *words[MOST_WORDS], size_t *count) {
     *count = 0;
@@ -99,7 +99,7 @@ static int index_in(const char *const *names, size_t count, const char *word) {
     return -1;
 }
 
-/* Digits only; *end = what follows them. */
+/* Reads digits only; *end = the first character after them. */
 static bool read_number(const char *text, size_t *value, char **end) {
     errno = 0;
     *value = strtoull(text, end, 10);
@@ -139,8 +139,7 @@ static bool read_choice(const char *word, moert_choices *choices, char *problem)
     return REFUSED(problem, "there is no choice '%.40s'", word);
 }
 
-/* Operation and type. */
-static bool read_what(char *const *words, moert_tuning_row *row, char *problem) {
+static bool read_operation_and_type(char *const *words, moert_tuning_row *row, char *problem) {
     const char *const types[] = {moert_dtype_name(MOERT_DTYPE_F32),
                                  moert_dtype_name(MOERT_DTYPE_BF16)};
     row->operation = index_in(tuned_names, MOERT_TUNED_OPERATIONS, words[0]);
@@ -156,26 +155,26 @@ static bool read_what(char *const *words, moert_tuning_row *row, char *problem) 
 static bool read_words(char *const *words, size_t count, moert_tuning_row *row, char *problem) {
     moert_tuning_range *const ranges[] = {&row->n, &row->k, &row->rows};
     const int level = index_in(level_names, LEVELS, words[0]);
-    const size_t what = level > 0 ? 2 : 1;
+    const size_t operation = level > 0 ? 2 : 1; /* index of that word */
     if (level < 0)
         return REFUSED(problem,
                        "it begins with '%.40s', not device, family, vendor or "
                        "default",
                        words[0]);
-    if (count < what + 6)
-        return REFUSED(problem, "it has %zu words, fewer than %zu", count, what + 6);
+    if (count < operation + 6)
+        return REFUSED(problem, "it has %zu words, fewer than %zu", count, operation + 6);
     row->level = (moert_tuning_level)level;
     if (level > 0 &&
         (size_t)snprintf(row->pattern, sizeof row->pattern, "%s", words[1]) >= sizeof row->pattern)
         return REFUSED(problem, "the pattern has more than %zu characters",
                        sizeof row->pattern - 1);
-    if (!read_what(words + what, row, problem))
+    if (!read_operation_and_type(words + operation, row, problem))
         return false;
     for (size_t i = 0; i < 3; i++)
-        if (!read_range(words[what + 2 + i], ranges[i]))
+        if (!read_range(words[operation + 2 + i], ranges[i]))
             return REFUSED(problem, "'%.40s' is not a size, low-high, low- or *",
-                           words[what + 2 + i]);
-    for (size_t i = what + 5; i < count; i++)
+                           words[operation + 2 + i]);
+    for (size_t i = operation + 5; i < count; i++)
         if (!read_choice(words[i], &row->choices, problem))
             return false;
     return true;

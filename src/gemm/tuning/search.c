@@ -1,4 +1,4 @@
-/* Searches for faster choices by timing candidates in turns. */
+/* Searches for faster choices by timing candidates alternately. */
 #include "gemm/tuning/search.h"
 
 #include <stdlib.h>
@@ -8,7 +8,8 @@
 #include "base/memory.h"
 
 enum { SHORTEST_SAMPLE_NS = 200000, MOST_REPEATS = 64, MOST_VALUES = 8 };
-#define GAIN 0.98 /* of the time, at least: the rest is noise */
+#define GAIN                                                                                       \
+    0.98 /* a candidate must take less than this fraction of the time; less gain is noise */
 
 static const moert_choices axes[MOERT_TUNE_AXES][MOST_VALUES] = {
 #define AXIS_ROW(name, ...) [MOERT_TUNE_##name] = {__VA_ARGS__},
@@ -16,7 +17,7 @@ static const moert_choices axes[MOERT_TUNE_AXES][MOST_VALUES] = {
 #undef AXIS_ROW
 };
 
-/* `base` with what `value` names. */
+/* `base` with the choices that `value` sets. */
 static moert_choices replace(moert_choices base, const moert_choices *value) {
 #define CHOICE_REPLACE(name, low, high, multiple, standard)                                        \
     base.name = value->name != 0 ? value->name : base.name;
@@ -34,7 +35,7 @@ static moert_status time_runs(const moert_trial *trial, size_t repeat, double *n
     return MOERT_OK;
 }
 
-/* Another sample of a candidate, after a run that nobody times if it is the first. */
+/* Takes a sample of a candidate; before the first one, runs it once untimed. */
 static moert_status take_sample(const moert_trial *trial, moert_candidate *c, size_t *repeat,
                                 double *spent_ns) {
     const bool first = c->samples == 0;
@@ -67,7 +68,7 @@ static void find_median(moert_candidate *c) {
     c->ns = c->sample[c->samples / 2];
 }
 
-/* Samples of candidates[0..count), in turns. */
+/* Samples candidates[0..count) alternately until the budget is spent. */
 static moert_status compare(const moert_trial *trial, moert_candidate *candidates, size_t count,
                             uint64_t budget_ns) {
     double spent_ns = 0.0;
@@ -83,7 +84,7 @@ done:
     return status;
 }
 
-/* The best so far and its neighbours along an axis, compared anew. */
+/* Compares the best choices so far with the values of an axis. */
 static moert_status search_axis(const moert_trial *trial, moert_tune_axis axis, uint64_t budget_ns,
                                 moert_tune_result *result) {
     moert_candidate list[MOST_VALUES + 1] = {
@@ -110,7 +111,7 @@ static moert_status search_axis(const moert_trial *trial, moert_tune_axis axis, 
     return MOERT_OK;
 }
 
-/* The chosen ones against what the search began with. */
+/* Compares the chosen candidate with the first one; falls back to the first unless it is faster. */
 static moert_status confirm(const moert_trial *trial, uint64_t budget_ns,
                             moert_tune_result *result) {
     moert_candidate pair[] = {{.choices = result->candidates[0].choices},

@@ -1,18 +1,18 @@
-/* Measures what rows of tuning choose among (gemm/tuning/tuning.h). */
+/* Searches for the fastest choices (gemm/tuning/tuning.h) by measuring. */
 #pragma once
 
 #include "gemm/tuning/tuning.h"
 
-/* A product that can be run any number of times with the choices that are forced just then. */
+/* A GEMM that can run any number of times, each time with the choices of moert_tuning_force. */
 typedef struct moert_trial {
     moert_device *device;
-    void *what;
+    void *what;                          /* argument of the callbacks */
     moert_status (*prepare)(void *what); /* not timed; may be NULL */
-    moert_status (*run)(void *what);     /* enqueues it once */
-    bool prefetches; /* it can choose when to prefetch: else that axis is left out */
+    moert_status (*run)(void *what);     /* enqueues the GEMM once */
+    bool prefetches;                     /* the GEMM prefetches; if not, that axis is skipped */
 } moert_trial;
 
-/* X(AXIS, the choices that change together) */
+/* X(AXIS, candidate values...): a value may set several choices */
 #define MOERT_TUNE_AXIS_TABLE(X)                                                                   \
     X(TILE, {.lines = 8, .width = 2}, {.lines = 8, .width = 3}, {.lines = 12, .width = 2},         \
       {.lines = 6, .width = 4}, {.lines = 6, .width = 2}, {.lines = 4, .width = 4},                \
@@ -33,22 +33,23 @@ enum { MOERT_TUNE_CANDIDATES = 32, MOERT_TUNE_SAMPLES = 15 };
 
 typedef struct moert_candidate {
     moert_choices choices;
-    double ns; /* median of the samples; 0 when there was no time for one */
+    double ns; /* median of the samples; 0 if the budget allowed none */
     size_t samples;
     double sample[MOERT_TUNE_SAMPLES];
 } moert_candidate;
 
 typedef struct moert_tune_result {
     moert_candidate candidates[MOERT_TUNE_CANDIDATES];
-    size_t count, chosen;       /* candidates[0] = what the search began with */
-    double first_ns, chosen_ns; /* beside each other, at the end; 0 when 0 is chosen */
+    size_t count, chosen;       /* candidates[0] has the initial choices */
+    double first_ns, chosen_ns; /* of the final comparison of candidates[0] and [chosen]; 0 if
+                                   candidates[0] is chosen */
 } moert_tune_result;
 
 /*
- * Looks for faster choices along one axis after another, from `first_axis` on. Candidates of an
- * axis take turns until `budget_ns` have been spent on it, compilations not counted; each is run
- * once before it is timed. Another is chosen only if its median is 2 % below. Blocks. The errors
- * are those of the trial.
+ * Searches one axis after another, from `first_axis` on. The candidates of an axis run in turn
+ * until `budget_ns` are spent on it, without compilations; each runs once before it is timed. A
+ * candidate replaces the best so far only if its median is 2 % lower. Blocks. Returns the errors of
+ * the trial.
  */
 moert_status moert_tune_search(const moert_trial *trial, const moert_choices *first,
                                moert_tune_axis first_axis, uint64_t budget_ns,

@@ -1,4 +1,4 @@
-/* Keeps the rows of tuning: reads and ranks them, looks choices up, remembers measured ones. */
+/* Tuning rows: reads and ranks them, looks choices up, and appends measured rows to the file. */
 #include "gemm/tuning/tuning.h"
 
 #include <errno.h>
@@ -17,9 +17,9 @@ enum { MOST_FILE_BYTES = 16 << 20, LINE_BYTES = 640 };
 
 typedef struct entry {
     moert_tuning_row row;
-    bool remembered; /* in the file, not built in */
+    bool remembered; /* measured: from the file or by this process */
     unsigned line;   /* 0: measured by this process */
-    uint64_t rank;   /* the entries are sorted by it, highest first */
+    uint64_t rank;   /* sort key, highest first */
 } entry;
 
 static entry *entries;
@@ -29,15 +29,16 @@ static moert_choices forced;
 
 /* ---- rank ---- */
 
-static uint64_t telling(const moert_tuning_range *range) {
+/* 0 for any size, 1 for a range, 2 for one size. */
+static uint64_t precision(const moert_tuning_range *range) {
     return range->low == 0 ? 0 : range->low == range->high ? 2 : 1;
 }
 
 static uint64_t rank_of(const entry *e, size_t order) {
     const moert_tuning_row *row = &e->row;
-    const uint64_t shape = telling(&row->n) + telling(&row->k) + telling(&row->rows);
-    const uint64_t what = (uint64_t)(row->operation >= 0) + (uint64_t)(row->type >= 0);
-    return (uint64_t)row->level << 60 | (uint64_t)e->remembered << 59 | shape << 52 | what << 48 |
+    const uint64_t shape = precision(&row->n) + precision(&row->k) + precision(&row->rows);
+    const uint64_t kind = (uint64_t)(row->operation >= 0) + (uint64_t)(row->type >= 0);
+    return (uint64_t)row->level << 60 | (uint64_t)e->remembered << 59 | shape << 52 | kind << 48 |
            (uint64_t)strlen(row->pattern) << 40 | (uint64_t)order;
 }
 
@@ -46,7 +47,7 @@ static int compare_entries(const void *a, const void *b) {
     return first < second ? 1 : first > second ? -1 : 0;
 }
 
-/* Later rows have a higher rank than equal ones; sort afterwards. */
+/* Appends an entry. Of rows with equal rank the later one counts. The caller sorts afterwards. */
 static moert_status add(const moert_tuning_row *row, bool remembered, unsigned line) {
     if (entry_count == entry_room) {
         const size_t room = entry_room > 0 ? 2 * entry_room : 64;
@@ -68,14 +69,15 @@ static void sort(void) {
 
 /* ---- reading ---- */
 
-/* A file may hold anything: control characters and bytes of no text are not for a terminal. */
+/* Keeps control characters and binary data of a file off the terminal. */
 static void make_printable(char *text) {
     for (; *text != '\0'; text++)
         if ((unsigned char)*text < ' ' || (unsigned char)*text > '~')
             *text = '?';
 }
 
-/* Takes the rows of a text over, which is changed. A last line without an end is being written. */
+/* Adds the rows of a text, and changes the text. Skips a last line without a line feed, since
+ * another process may be writing it. */
 static void read_rows(char *text, const char *name, bool remembered) {
     char problem[160], first[160] = "";
     unsigned number = 0, first_line = 0, bad = 0;
@@ -155,16 +157,16 @@ moert_status moert_tuning_force(const moert_choices *choices) {
     MOERT_CHOICE_TABLE(CHOICE_THERE)
 #undef CHOICE_THERE
     if (!whole || !moert_choices_check(choices, problem))
-        return MOERT_FAIL(ERROR_USAGE, "no product can be tuned so: %s", problem);
+        return MOERT_FAIL(ERROR_USAGE, "no GEMM can be tuned so: %s", problem);
     forced = *choices;
     is_forced = true;
     return MOERT_OK;
 }
 
-/* A row of this device for just this shape. */
+/* A row for one device, one n, one k and limited rows, as moert_tuning_remember writes it. */
 static bool is_measured(const moert_tuning_row *row) {
-    return row->level == MOERT_TUNING_DEVICE && telling(&row->n) == 2 && telling(&row->k) == 2 &&
-           row->rows.low > 0;
+    return row->level == MOERT_TUNING_DEVICE && precision(&row->n) == 2 &&
+           precision(&row->k) == 2 && row->rows.low > 0;
 }
 
 moert_choices moert_tuning_find(const moert_device *device, const moert_tuning_key *key,
@@ -227,7 +229,7 @@ size_t moert_tuning_remembered(void) {
 
 /* ---- remembering ---- */
 
-/* One write of a whole line, so that lines of several processes do not mix. */
+/* Writes a line with one system call, so that lines of several processes do not mix. */
 static moert_status append_line(const char *line) {
     moert_status status = MOERT_OK;
     char *path = moert_tuning_file();
@@ -237,17 +239,17 @@ static moert_status append_line(const char *line) {
     const ssize_t bytes = (ssize_t)strlen(line);
     const ssize_t written = file >= 0 ? write(file, line, (size_t)bytes) : -1;
     const int reason = errno;
-    const bool kept = file < 0 || close(file) == 0;
-    if (written < bytes || !kept)
+    const bool closed = file < 0 || close(file) == 0;
+    if (written < bytes || !closed)
         status = MOERT_FAIL(ERROR_IO, "cannot add a row of tuning to %s: %s", path,
                             written < 0 ? strerror(reason)
-                            : !kept     ? strerror(errno)
+                            : !closed   ? strerror(errno)
                                         : "is there room?");
     free(path);
     return status;
 }
 
-/* From the power of two below a size to the next one. */
+/* [2^i, 2^(i+1) - 1], the range that holds `size`. */
 static moert_tuning_range octave(size_t size) {
     size_t low = 1;
     while (low <= size / 2)

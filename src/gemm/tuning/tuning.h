@@ -1,19 +1,19 @@
 /*
- * Rows of tuning: what the portable backend's products choose, by device and shape, as lines of
- * text (kernels/gemm/tuning.txt has the grammar and the built-in ones). None of the choices shows
- * in the bits of a result, and each is held within bounds that are safe on every device: a wrong or
- * missing row is slow, never wrong.
+ * Tuning rows: lines of text with the tile sizes and other choices of the portable GEMMs, by device
+ * and shape. kernels/gemm/tuning.txt has the grammar and the built-in rows. No choice changes the
+ * bits of a result, and all are within bounds that are safe on every device. So a wrong or missing
+ * row costs time only.
  *
- * Rows that were measured on this machine lie in a file (MOERT_TUNE_FILE), where processes append
- * whole lines; of two rows for the same shape the later one is taken. What cannot be read is
- * skipped with a warning.
+ * Rows measured on this machine are in a file (MOERT_TUNE_FILE), to which processes append whole
+ * lines. The later of two rows for the same shape counts. Lines that cannot be parsed are skipped
+ * with a warning.
  */
 #pragma once
 
 #include "device/device.h"
 #include "moert/formats.h"
 
-/* X(choice, lowest, highest, multiple of, where no row names it); see kernels/gemm/tuning.txt. */
+/* X(choice, lowest, highest, multiple of, default); see kernels/gemm/tuning.txt. */
 #define MOERT_CHOICE_TABLE(X)                                                                      \
     X(panels, 1, 64, 1, 4)                                                                         \
     X(depth, 16, 4096, 16, 1024)                                                                   \
@@ -22,7 +22,7 @@
     X(width, 1, 4, 1, 2)                                                                           \
     X(prefetch, 16, 4096, 16, 4096)
 
-/* In a row: 0 is a choice that it does not name. */
+/* In a row, 0 marks a choice that the row does not set. */
 typedef struct moert_choices {
 #define MOERT_CHOICE_MEMBER(name, low, high, multiple, standard) unsigned name;
     MOERT_CHOICE_TABLE(MOERT_CHOICE_MEMBER)
@@ -45,23 +45,23 @@ typedef enum moert_tuned {
 
 const char *moert_tuned_name(moert_tuned operation);
 
-/* What rows are looked up by. A size of 0 is not known, and matches only rows for any. */
+/* The key of a look-up. A size of 0 is unknown and matches only rows for any size. */
 typedef struct moert_tuning_key {
     moert_tuned operation;
     moert_dtype type;  /* F32 or BF16 */
     size_t n, k, rows; /* rows of a group on average */
 } moert_tuning_key;
 
-/* The choices for a product; `measured` = a row for just this device, n, k and rows names some.
- * Reads the rows on first use, then neither allocates nor fails. */
+/* The choices for a GEMM. *measured: a row for exactly this device, n and k, and for limited rows,
+ * matches. The first call reads the rows; later ones neither allocate nor fail. */
 moert_choices moert_tuning_find(const moert_device *device, const moert_tuning_key *key,
                                 bool *measured);
 
-/* Until NULL is given every look-up yields these, with `measured`: for those who measure.
- * ERROR_USAGE if one is out of its bounds. */
+/* Makes every look-up return these choices, with *measured true, until called with NULL. For
+ * measurements. ERROR_USAGE if a choice is missing or out of bounds. */
 moert_status moert_tuning_force(const moert_choices *choices);
 
-/* Forgets the rows, so that the next look-up reads them again. */
+/* Makes the next look-up read the rows again. */
 void moert_tuning_reload(void);
 
 typedef enum moert_tuning_level {
@@ -71,30 +71,30 @@ typedef enum moert_tuning_level {
     MOERT_TUNING_DEVICE
 } moert_tuning_level;
 
-/* Adds a row for a device, or all of its family or vendor, and, if there is a file to remember it,
- * appends it there, with `comment` (where it comes from). Rows measured with a tile prepacked before
- * should not name the tile. Errors: ERROR_MEMORY, ERROR_IO (the row serves, but is not in the
- * file). */
+/* Adds a row for a device, its family or its vendor, and appends it with `comment` (its origin) to
+ * the file of measured rows, if there is one. A row measured with a weight that was already
+ * prepacked should not set the tile. Errors: ERROR_MEMORY, ERROR_IO (the row is in use, but not in
+ * the file). */
 moert_status moert_tuning_remember(const moert_device *device, moert_tuning_level level,
                                    const moert_tuning_key *key, const moert_choices *choices,
                                    const char *comment);
 
-/* The file of measured rows, to be freed; NULL if there is none (no cache folder, or MOERT_TUNE is
- * "off"). */
+/* The path of the file of measured rows, which the caller frees; NULL without a cache directory or
+ * if MOERT_TUNE is "off". */
 char *moert_tuning_file(void);
 
-/* One of those that kernels/gemm/tuning.txt lists. */
+/* The device's family, one of those that kernels/gemm/tuning.txt lists. */
 const char *moert_tuning_family(const moert_device_info *info);
 
-/* The rows that a key meets, most telling first: what stands in row number `index` of them and
- * where, such as "tuning.txt:27 (built in)"; false past the last one. */
+/* Row number `index` of those that match a key, highest rank first: its text, and where it is, such
+ * as "kernels/gemm/tuning.txt:27"; false past the last row. */
 typedef struct moert_tuning_report {
     char row[256], place[256];
 } moert_tuning_report;
 bool moert_tuning_survey(const moert_device *device, const moert_tuning_key *key, size_t index,
                          moert_tuning_report *report);
 
-/* Rows that were read from the file, or measured by this process. */
+/* The number of rows from the file and of those measured by this process. */
 size_t moert_tuning_remembered(void);
 
 /* ---- rows (src/gemm/tuning/row.c) ---- */
@@ -111,17 +111,17 @@ typedef struct moert_tuning_row {
     moert_choices choices;
 } moert_tuning_row;
 
-/* Reads a line without its comment; false with the reason in problem[160]. `empty` = there is no
- * row in the line, which is fine. */
+/* Parses a line up to its comment; false with the reason in problem[160]. *empty: the line is legal
+ * but holds no row. */
 bool moert_tuning_parse(const char *line, moert_tuning_row *row, bool *empty, char problem[160]);
 
-/* The line of a row, without a line feed, cut off at `bytes`. */
+/* Prints the line of a row, without a line feed, truncated to `bytes`. */
 void moert_tuning_print(const moert_tuning_row *row, char *line, size_t bytes);
 
-/* Whether all choices that are named are within their bounds; else the reason in problem[160]. */
+/* Whether all choices that are set are within their bounds; if not, the reason in problem[160]. */
 bool moert_choices_check(const moert_choices *choices, char problem[160]);
 
-/* The text of the choices that are named, "panels=4 depth=1024 ...". */
+/* Prints the choices that are set: "panels=4 depth=1024 ...". */
 void moert_choices_print(const moert_choices *choices, char *text, size_t bytes);
 
 bool moert_tuning_matches(const moert_tuning_row *row, const moert_device_info *info,

@@ -1,5 +1,5 @@
-/* Quantizers and casts of the portable backend: launches of kernels/quant/quantize.cl,
- * dequantize.cl, amax.cl and cast.cl. */
+/* Quantizers and casts of the portable backend: launches kernels/quant/quantize.cl, dequantize.cl,
+ * amax.cl and cast.cl. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,29 +10,29 @@
 #include "quant/backend.h"
 
 enum {
-    STRIP = 1024,     /* columns of a work-group, a multiple of the largest block ... */
-    GPU_STRIP = 4096, /* ... and more on GPUs, where starting one takes as long as some steps ... */
-    GPU_COLUMNS = 128, /* ... but those of one step where row_groups have rows of a block */
-    CAST_SHARE = 4096, /* SHARE in kernels/quant/cast.cl */
-    GPU_CAST_SHARE = 2048,
+    STRIP = 1024,      /* columns of a work-group, a multiple of the largest block */
+    GPU_STRIP = 4096,  /* on GPUs: starting a work-group takes as long as several steps */
+    GPU_COLUMNS = 128, /* on GPUs, where row groups divide the rows of a block: one step */
+    CAST_BLOCK = 4096, /* values of a row group: SHARE in kernels/quant/cast.cl */
+    GPU_CAST_BLOCK = 2048,
     AMAX_ROWS = 16, /* HEIGHT in kernels/quant/amax.cl */
 };
 
-/* Division must round as the host's does. */
+/* Kernels must round divisions as the host does. */
 #define EXACT " -cl-fp32-correctly-rounded-divide-sqrt"
 
-/* The six numbers of a number type, as kernels/lib/formats.h takes them. */
+/* A dtype as six integers, in the order of kernels/lib/formats.h. */
 enum { SPECIAL_NONE, SPECIAL_NAN, SPECIAL_INFINITY };
-static const char *const number_text[] = {
-#define NUMBER_TEXT(name, text, bits, mantissa, bias, overflow, nan, special)                      \
+static const char *const dtype_text[] = {
+#define DTYPE_TEXT(name, text, bits, mantissa, bias, overflow, nan, special)                       \
 #bits "," #mantissa "," #bias "," #overflow "," #nan,
-    MOERT_DTYPE_TABLE(NUMBER_TEXT)
-#undef NUMBER_TEXT
+    MOERT_DTYPE_TABLE(DTYPE_TEXT)
+#undef DTYPE_TEXT
 };
-static const int number_special[] = {
-#define NUMBER_SPECIAL(name, text, bits, mantissa, bias, overflow, nan, special) SPECIAL_##special,
-    MOERT_DTYPE_TABLE(NUMBER_SPECIAL)
-#undef NUMBER_SPECIAL
+static const int dtype_special[] = {
+#define DTYPE_SPECIAL(name, text, bits, mantissa, bias, overflow, nan, special) SPECIAL_##special,
+    MOERT_DTYPE_TABLE(DTYPE_SPECIAL)
+#undef DTYPE_SPECIAL
 };
 
 /* SCALE of the kernels. */
@@ -49,8 +49,8 @@ void moert_format_program(const char *family, moert_format format, char spec[MOE
     snprintf(spec, MOERT_SPEC_BYTES,
              "%s -DBLOCK=%zu -DELEMENT=%s,%d -DE4M3=%s,%d -DELEMENT_BITS=%zu -DSCALE=%d "
              "-DLARGEST=%.1ff -DLARGEST_EXPONENT=%d" EXACT,
-             family, moert_format_block(format), number_text[element], number_special[element],
-             number_text[MOERT_DTYPE_E4M3], number_special[MOERT_DTYPE_E4M3],
+             family, moert_format_block(format), dtype_text[element], dtype_special[element],
+             dtype_text[MOERT_DTYPE_E4M3], dtype_special[MOERT_DTYPE_E4M3],
              moert_dtype_bits(element), scale_kind[format], (double)largest, ilogbf(largest));
 }
 
@@ -58,7 +58,7 @@ static size_t strip_of(const moert_device *device, const moert_quantize *op) {
     return moert_by_form(device, STRIP, op->how.axis == MOERT_AXIS_ROW ? GPU_STRIP : GPU_COLUMNS);
 }
 
-/* Work-groups along the rows: rows, or the most row blocks there can be. */
+/* Work-groups: rows, or the largest possible number of row blocks, by strips of columns. */
 static moert_grid tiles_of(const moert_device *device, const moert_quantize *op) {
     const size_t most = moert_row_blocks_most(op->groups.rows, op->groups.count,
                                               moert_format_block(op->how.format));
@@ -66,7 +66,7 @@ static moert_grid tiles_of(const moert_device *device, const moert_quantize *op)
     return (moert_grid){along, moert_ceil_div(op->columns, strip_of(device, op)), 1};
 }
 
-/* The program of a family, see MOERT_PROGRAM(). */
+/* The program of a family for an operation, as MOERT_PROGRAM() forms it. */
 static void choose_program(const moert_device *device, const char *family, const moert_quantize *op,
                            char spec[MOERT_SPEC_BYTES]) {
     const size_t sizes = op->columns | moert_quantized_layout(op).q_bytes;
@@ -79,7 +79,7 @@ static void choose_program(const moert_device *device, const char *family, const
         strcat(spec, " -DALIGNED");
 }
 
-/* What a quantizer's program takes beside the format. */
+/* Adds the options that only quantizing needs. */
 static void add_choices(const moert_quantizer *how, char spec[MOERT_SPEC_BYTES]) {
     const size_t used = strlen(spec);
     if (moert_format_element_bits(how->format) == 4)
@@ -87,13 +87,13 @@ static void add_choices(const moert_quantizer *how, char spec[MOERT_SPEC_BYTES])
                  (int)how->rounding, (int)how->nvfp4_rule);
 }
 
-/* How many columns of a row an item has at a time, WIDE of kernels/quant/dequantize.cl, or 0. */
+/* WIDE of kernels/quant/dequantize.cl: columns that a work-item decodes at a time, or 0. */
 static size_t wide_columns(const moert_device *device, const moert_quantize *op) {
     const size_t wide = op->x_type == MOERT_DTYPE_BF16 ? 8 : 4;
     const size_t units =
         moert_quantized_layout(op).q_bytes * 8 / moert_format_element_bits(op->how.format);
-    const bool is_made = op->x_type == MOERT_DTYPE_BF16 || op->x_type == MOERT_DTYPE_F32;
-    return is_made && op->how.axis == MOERT_AXIS_ROW &&
+    const bool has_type = op->x_type == MOERT_DTYPE_BF16 || op->x_type == MOERT_DTYPE_F32;
+    return has_type && op->how.axis == MOERT_AXIS_ROW &&
                    moert_by_form(device, 1, (op->columns | units) % wide) == 0
                ? wide
                : 0;
@@ -131,8 +131,8 @@ destroy:
     return status;
 }
 
-static moert_quantize_args numbers_of(const moert_device *device, const moert_quantize *op,
-                                      const moert_quantized_shape *shape) {
+static moert_quantize_args args_of(const moert_device *device, const moert_quantize *op,
+                                   const moert_quantized_shape *shape) {
     const moert_quantizer *how = &op->how;
     return (moert_quantize_args){.q_bytes = shape->q_bytes,
                                  .scales = shape->scales,
@@ -166,7 +166,7 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
         return MOERT_OK;
     choose_program(device, "quant/quantize", op, spec);
     add_choices(how, spec);
-    const moert_quantize_args args = numbers_of(device, op, &shape);
+    const moert_quantize_args args = args_of(device, op, &shape);
     return MOERT_RUN(device, spec, kernels[how->axis], tiles_of(device, op),
                      MOERT_ARG(groups->ends), MOERT_ARG(op->x), MOERT_ARG(op->q),
                      MOERT_ARG(op->scale), MOERT_ARG(op->amax), MOERT_ARG(op->global),
@@ -184,7 +184,7 @@ moert_status moert_portable_dequantize(const moert_quantize *op) {
     const size_t wide = wide_columns(device, op), used = strlen(spec);
     if (wide > 0)
         snprintf(spec + used, MOERT_SPEC_BYTES - used, " -DWIDE=%zu", wide);
-    const moert_quantize_args args = numbers_of(device, op, &shape);
+    const moert_quantize_args args = args_of(device, op, &shape);
     return MOERT_RUN(device, spec, kernels[how->axis], tiles_of(device, op),
                      MOERT_ARG(groups->ends), MOERT_ARG(op->q), MOERT_ARG(op->scale),
                      MOERT_ARG(op->global), MOERT_ARG(op->x), MOERT_STRUCT(args));
@@ -195,10 +195,10 @@ moert_status moert_portable_cast(const moert_cast *cast) {
     const moert_dtype small = down ? cast->to : cast->from;
     char spec[MOERT_SPEC_BYTES];
     moert_device *device = moert_buffer_device(cast->target);
-    snprintf(spec, sizeof spec, "quant/cast -DNUMBER=%s,%d -DBITS=%zu%s", number_text[small],
-             number_special[small], moert_dtype_bits(small), MOERT_PROGRAM(device, "", cast->n));
-    const size_t share = moert_by_form(device, CAST_SHARE, GPU_CAST_SHARE);
-    const moert_grid grid = {moert_ceil_div(cast->n, share), 1, 1};
+    snprintf(spec, sizeof spec, "quant/cast -DNUMBER=%s,%d -DBITS=%zu%s", dtype_text[small],
+             dtype_special[small], moert_dtype_bits(small), MOERT_PROGRAM(device, "", cast->n));
+    const size_t block = moert_by_form(device, CAST_BLOCK, GPU_CAST_BLOCK);
+    const moert_grid grid = {moert_ceil_div(cast->n, block), 1, 1};
     return MOERT_RUN(device, spec, down ? "cast_down" : "cast_up", grid, MOERT_ARG(cast->source),
                      MOERT_ARG(cast->target), MOERT_ARG(cast->n));
 }

@@ -1,4 +1,4 @@
-/* Layouts of the portable backend: launches of kernels/quant/scales.cl. */
+/* Layouts of the portable backend: launches kernels/quant/scales.cl. */
 #include "args/quant.h"
 #include "base/memory.h"
 #include "quant/backend.h"

@@ -1,4 +1,4 @@
-/* Scales of blocks. Products and quotients are rounded to float32, each by itself. */
+/* The scale of a block. Every product and quotient is rounded to float32. */
 #include "quant/reference/block_scale.h"
 
 #include <float.h>
@@ -7,7 +7,7 @@
 #include "base/dtype.h"
 #include "quant/quantize.h"
 
-static const float range = 2688.0f; /* of NVFP4 beside a global scale of 1: 6 * 448 */
+static const float range = 2688.0f; /* 6 * 448, the largest NVFP4 value with a global scale of 1 */
 
 float moert_nvfp4_global(moert_nvfp4_rule rule, float tensor_amax) {
     if (rule == MOERT_NVFP4_BRIDGE)
@@ -21,11 +21,11 @@ static float at_most_finite(float x) {
     return x > FLT_MAX ? FLT_MAX : x;
 }
 
-/* S of TE. */
+/* S of the rule TE. */
 static float te_encode_scale(const float *tensor_amax, float global) {
-    const float by = tensor_amax != NULL ? *tensor_amax : global;
-    const float scale = (tensor_amax != NULL ? range : 1.0f) / by;
-    return by == 0.0f || scale == 0.0f ? 1.0f : at_most_finite(scale);
+    const float divisor = tensor_amax != NULL ? *tensor_amax : global;
+    const float scale = (tensor_amax != NULL ? range : 1.0f) / divisor;
+    return divisor == 0.0f || scale == 0.0f ? 1.0f : at_most_finite(scale);
 }
 
 static moert_block_scale te_scale(float amax, float encode) {
@@ -67,7 +67,7 @@ static moert_block_scale e8m0_scale(moert_scale_rounding rounding, float amax, f
     return (moert_block_scale){.code = code, .factor = moert_e8m0_inverse(code)};
 }
 
-/* As in cuDNN's epilogues: 2^-127 counts as 0 there, and E5M2 ends at 128. */
+/* As in cuDNN's epilogues: 1 / 2^-127 is infinity, and the largest E5M2 value is 128. */
 moert_block_scale moert_block_scale_normed(moert_format format, float amax, float norm) {
     const moert_dtype element = moert_format_element(format);
     const bool nvfp4 = format == MOERT_FORMAT_NVFP4;

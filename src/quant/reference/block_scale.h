@@ -1,9 +1,9 @@
-/* The scale of one block by the formulas of moert/quantize.h, for the reference backend. */
+/* Computes the scale of one block for the reference backend; formulas are in moert/quantize.h. */
 #pragma once
 
 #include "moert/formats.h"
 
-/* Elements are scaled to x * factor or (x / first) / second, or all set to zero. */
+/* An element x becomes 0 if `zero`, (x / first) / second if `divides`, else x * factor. */
 typedef struct moert_block_scale {
     uint32_t code; /* of E8M0 and E4M3 scales */
     float value;   /* of F32 scales */
@@ -11,11 +11,12 @@ typedef struct moert_block_scale {
     float factor, first, second;
 } moert_block_scale;
 
-/* amax of the block; NVFP4: of the tensor, or NULL when only its global scale is known. */
+/* The scale of a block with this amax. NVFP4: *tensor_amax is that of the tensor; NULL if only the
+ * global scale is known. */
 moert_block_scale moert_block_scale_of(const moert_quantizer *how, float amax,
                                        const float *tensor_amax, float global);
 
-/* The same by norm, not FP8_BLOCK. */
+/* The scale of a block with a norm, for any format but FP8_BLOCK. */
 moert_block_scale moert_block_scale_normed(moert_format format, float amax, float norm);
 
 /* The global scale of NVFP4. */

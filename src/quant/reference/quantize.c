@@ -1,5 +1,4 @@
-/* Quantizers of the reference backend: block by block, element by element (formulas:
- * moert/quantize.h). */
+/* Quantizers of the reference backend, element by element; formulas are in moert/quantize.h. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,20 +18,20 @@ typedef struct job {
     moert_dtype element;
     size_t block;
     moert_quantized_shape shape;
-    uint32_t whole[1]; /* the end of the one group when there are none */
+    uint32_t whole[1]; /* ends if op has none: one group of all rows */
     const uint32_t *ends;
     float *x, *global, *amax, *norm;
     unsigned char *q, *scale;
-    float *values; /* of a tile, [rows, columns] */
+    float *values; /* of the current tile, [rows, columns] */
 } job;
 
-/* What shares one scale: rows of group `group`, in its row block `block` counted over all
- * groups. */
+/* The elements that share one scale. They belong to group `group` and to row block `block`, counted
+ * over all groups. */
 typedef struct tile {
     size_t group, block, row, rows, column, columns;
 } tile;
 
-/* ---- places in memory ---- */
+/* ---- addresses ---- */
 
 static float *x_at(const job *j, size_t row, size_t column) {
     const size_t runs = j->op->x_runs, columns = j->op->columns;
@@ -40,7 +39,7 @@ static float *x_at(const job *j, size_t row, size_t column) {
                     : &j->x[row * columns + column];
 }
 
-/* The byte of an element; *shift is where its bits begin. */
+/* The byte of an element; its bits begin at bit *shift. */
 static unsigned char *q_at(const job *j, const tile *t, size_t r, size_t c, unsigned *shift) {
     const bool halves = moert_dtype_bits(j->element) == 4;
     size_t line = t->row + r, byte = t->column + c;
@@ -60,7 +59,7 @@ static unsigned char *q_at(const job *j, const tile *t, size_t r, size_t c, unsi
     return &j->q[line * j->shape.q_bytes + byte];
 }
 
-/* Index of the scale of row r of a tile; rows may share it. */
+/* Index of the scale of row r of a tile; the rows of a tile may have one scale. */
 static size_t scale_at(const job *j, const tile *t, size_t r) {
     const size_t across = t->column / j->block;
     switch (j->op->how.axis) {
@@ -78,8 +77,8 @@ static size_t scale_at(const job *j, const tile *t, size_t r) {
 
 /* ---- values ---- */
 
-/* y = H (signs * v) / 4 of 16 values, H the Hadamard matrix in Sylvester's order, as sums and
- * differences at distances 1, 2, 4, 8. */
+/* v = H (signs * v) / 4 for 16 values. H is the Hadamard matrix in Sylvester's order, applied as
+ * sums and differences at distances 1, 2, 4, 8. */
 static void rotate(float v[ROTATED]) {
     static const float signs[] = {1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1};
     for (size_t i = 0; i < ROTATED; i++)
@@ -113,7 +112,7 @@ static float load(const job *j, const tile *t) {
     return amax;
 }
 
-/* The 8 random bits of an element: 16 columns share one block of the generator. */
+/* The 8 random bits of an element; a block of the generator serves 16 columns. */
 static uint8_t random_bits(const job *j, size_t row, size_t column) {
     const size_t vectors = moert_ceil_div(j->op->columns, 16);
     const moert_random random =

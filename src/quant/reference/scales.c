@@ -38,18 +38,19 @@ moert_status moert_reference_cast(const moert_cast *cast) {
 /* The operation on host memory. */
 typedef struct tiling {
     const moert_scale_tiles *op;
-    uint32_t whole[1]; /* the end of the one group when there are none */
+    uint32_t whole[1]; /* ends if op has none: one group of all rows */
     const uint32_t *ends;
     unsigned char *linear, *swizzled;
 } tiling;
 
-/* Byte of scale (r, c) in a matrix with so many scales in a row. */
+/* The byte of scale (r, c) in a matrix with `scales` scales in a row. */
 static size_t swizzled_at(size_t r, size_t c, size_t scales) {
     return (r / 128 * moert_ceil_div(scales, 4) + c / 4) * 512 + r % 32 * 16 + r % 128 / 32 * 4 +
            c % 4;
 }
 
-/* Moves lines [start, end) of a matrix of `lines`, whose first tile begins at byte `base`. */
+/* Copies lines [start, end) to the tiles (`forward`) or back. They belong to a matrix of `lines`
+ * lines, whose first tile begins at byte `base`. */
 static void move_group(const tiling *t, size_t start, size_t end, size_t lines, size_t base,
                        bool forward) {
     const moert_scale_tiles *op = t->op;

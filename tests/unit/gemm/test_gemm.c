@@ -168,7 +168,7 @@ TEST(test_what_is_no_part_of_the_groups_is_refused) {
         ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "no part of 2 groups");
     }
     gemm.part = (moert_part){1, 2, 4, 8};
-    ASSERT_FAILS(run_as(MOERT_GEMM_WGRAD, &gemm), MOERT_ERROR_USAGE, "for forward and dgrad");
+    ASSERT_FAILS(run_as(MOERT_GEMM_WGRAD, &gemm), MOERT_ERROR_USAGE, "only forward and dgrad");
     gemm.shared_weight = true;
     ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "a weight for each group");
 }
@@ -217,12 +217,12 @@ TEST(test_a_packed_weight_serves_its_own_shape_only) {
         ASSERT_FAILS(moert_prepacked_fill(prepacked, small), MOERT_ERROR_USAGE, "too few");
         ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight));
         ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
-        ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "serves no dgrad");
+        ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "cannot serve dgrad");
         gemm.n--;
-        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "serves no forward");
+        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "cannot serve forward");
         gemm.n++;
         gemm.type = MOERT_DTYPE_BF16;
-        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "serves no forward");
+        ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_USAGE, "cannot serve forward");
     }
     moert_prepacked_destroy(prepacked);
 }

@@ -171,7 +171,7 @@ TEST(test_what_does_not_fit_together_is_refused) {
             assert_int_equal(moert_gemm_run(&wrong[i]), MOERT_ERROR_USAGE);
         moert_gemm quantized = right;
         quantized.glu.type = MOERT_DTYPE_BF16;
-        ASSERT_FAILS(moert_gemm_run(&quantized), MOERT_ERROR_UNSUPPORTED, "no h of bf16");
+        ASSERT_FAILS(moert_gemm_run(&quantized), MOERT_ERROR_UNSUPPORTED, "needs bf16 operands");
     }
     moert_prepacked_shape shape = {1, 4, 4, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
     moert_prepacked *prepacked = NULL;
@@ -179,7 +179,8 @@ TEST(test_what_does_not_fit_together_is_refused) {
     if (prepacked != NULL) {
         moert_gemm by_panels = right;
         by_panels.prepacked = prepacked;
-        ASSERT_FAILS(moert_gemm_run(&by_panels), MOERT_ERROR_USAGE, "serves no forward with a GLU");
+        ASSERT_FAILS(moert_gemm_run(&by_panels), MOERT_ERROR_USAGE,
+                     "cannot serve forward with a GLU");
         by_panels.glu.form.interleaved = true;
         ASSERT_OK(moert_prepacked_fill(prepacked, right.weight));
         ASSERT_OK(moert_gemm_run(&by_panels));
@@ -187,7 +188,7 @@ TEST(test_what_does_not_fit_together_is_refused) {
     moert_prepacked_destroy(prepacked);
     shape.n = 3;
     shape.use = MOERT_PREPACKED_GATED;
-    ASSERT_FAILS(moert_prepacked_create(test_device, &shape, &prepacked), MOERT_ERROR_USAGE, "odd");
+    ASSERT_FAILS(moert_prepacked_create(test_device, &shape, &prepacked), MOERT_ERROR_USAGE, "needs an even n");
 }
 
 int main(int count, char **words) {

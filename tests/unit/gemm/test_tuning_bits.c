@@ -102,7 +102,7 @@ TEST_WITH(test_choices_out_of_bounds_cannot_be_forced, forget_tuning, NULL) {
                                  {4, 1024, 0, 8, 2, 16},    {4, 1024, 512, 17, 2, 16},
                                  {4, 1024, 512, 8, 5, 16},  {4, 1024, 512, 8, 2, 8}};
     for (size_t i = 0; i < MOERT_COUNT(bad); i++)
-        ASSERT_FAILS(moert_tuning_force(&bad[i]), MOERT_ERROR_USAGE, "no product can be tuned so");
+        ASSERT_FAILS(moert_tuning_force(&bad[i]), MOERT_ERROR_USAGE, "no GEMM can be tuned so");
     assert_true(equal(find(), before));
 }
 

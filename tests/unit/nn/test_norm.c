@@ -259,7 +259,7 @@ TEST(test_norm_refuses_rows_that_do_not_divide) {
     moert_norm none = {.rows = 4, .epsilon = epsilon, .x = x, .weight = x, .y = x, .rstd = x};
     assert_int_equal(moert_norm_run(&none), MOERT_ERROR_USAGE);
     none = (moert_norm){.rows = 2, .width = 8, .x = x, .weight = x, .rstd = x};
-    ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "without a place");
+    ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "without a buffer");
     none.y = x;
     none.rotation = (moert_rotation){x, 3, 1};
     ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "no tokens of 3 heads");

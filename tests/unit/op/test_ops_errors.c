@@ -20,7 +20,7 @@ TEST(test_a_wrong_field_is_named_with_its_value) {
     OPS_REFUSED(base(forward), unsupported, "groups is 1099511627776", o.groups = (size_t)1 << 40);
     OPS_REFUSED(base(forward), unsupported, "backend is 'quantum'", o.backend = "quantum");
     OPS_REFUSED(base(forward), unsupported, "x.type is e2m1", o.x.type = MOERT_DTYPE_E2M1);
-    OPS_REFUSED(base(forward), usage, "y.type is number type 99", o.y.type = (moert_dtype)99);
+    OPS_REFUSED(base(forward), usage, "y.type is dtype 99", o.y.type = (moert_dtype)99);
     OPS_REFUSED(base(forward), unsupported, "weight.type is bf16",
                 o.weight.type = MOERT_DTYPE_BF16);
     OPS_REFUSED(base(wgrad), unsupported, "y.type is f16", o.y.type = MOERT_DTYPE_F16);
@@ -49,10 +49,10 @@ TEST(test_a_wrong_field_is_named_with_its_value) {
 
 TEST(test_fields_that_do_not_go_together_are_refused) {
     OPS_REFUSED(base(forward), usage, "accumulate is true", o.beta = o.accumulate = true);
-    OPS_REFUSED(base(dgrad), usage, "prob is true; false beside beta", o.prob = o.beta = true);
-    OPS_REFUSED(base(forward), usage, "prob is true; false beside beta and accumulate",
+    OPS_REFUSED(base(dgrad), usage, "prob is true; false with beta", o.prob = o.beta = true);
+    OPS_REFUSED(base(forward), usage, "prob is true; false with beta or accumulate",
                 o.prob = o.accumulate = true);
-    OPS_REFUSED(base(forward), usage, "prob is true; false beside bias; bias_scale",
+    OPS_REFUSED(base(forward), usage, "prob is true; false with bias; bias_scale",
                 o.prob = o.bias = true);
     OPS_REFUSED(base(forward), usage, "topk is 0", (o.permute = MOERT_OP_PERMUTE_X, o.topk = 0));
     OPS_REFUSED(base(gated), usage, "n is 96; a multiple of 64", (o.n = 96, o.interleave = 32));

@@ -86,7 +86,7 @@ TEST(test_fields_that_do_not_go_together_are_refused) {
                 (o.y = plain, o.norm = true));
     OPS_REFUSED(base(forward), usage, "y.scales is 1; linear (0), unless",
                 (o.y = plain, o.y.scales = MOERT_SCALES_TILED));
-    OPS_REFUSED(base(forward), usage, "x.global is true; false, except for quantized factors",
+    OPS_REFUSED(base(forward), usage, "x.global is true; false, except for quantized operands",
                 (o.x = plain, o.x.global = true));
     OPS_REFUSED(base(forward), unsupported, "x.type is e2m1",
                 (o.x = plain, o.x.type = MOERT_DTYPE_E2M1));
