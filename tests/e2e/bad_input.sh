@@ -95,7 +95,7 @@ bad 1 2 '--dense mxfp8: expected f32\|bf16' train "${text[@]}" --dense mxfp8
 bad "$both" 2 '--data .* or by --tokens' train --steps 1
 bad 1 2 '--model, --input and --output are needed' layer --model $layer
 bad "$both" 2 '--topk 9 exceeds --experts 8' train "${text[@]}" --topk 9 --out OUT/run
-bad "$both" 2 '--hidden is for a new model; that of --model' train --data LICENSE --model $model --hidden 64 --out OUT/run
+bad "$both" 2 '--hidden is for a new model; the config.json of --model gives the sizes' train --data LICENSE --model $model --hidden 64 --out OUT/run
 bad 1 2 '--form is for a new model' train --form=mixtral --data LICENSE --model $model
 bad 1 1 'embedding, head and final norm: a buffer of .* exceeds the largest allocation' train "${text[@]}" --vocabulary 1000000 --hidden 65536
 bad "$both" 1 'first projection of all experts of a rank in one layer: a buffer of .* exceeds' train "${text[@]}" --hidden 512 \
@@ -307,7 +307,7 @@ for count in $both; do # one job at a time may write there
     bad "$count" 2 'run/checkpoints/step-00000002 is of an older run' train "${text[@]}" --out "$work/run" --resume "$work/elsewhere/step-00000001"
     join
 done
-bad "$both" 2 '--resume is for training' train "${text[@]}" --logits OUT/logits.safetensors --resume "$last"
+bad "$both" 2 '--resume does not apply' train "${text[@]}" --logits OUT/logits.safetensors --resume "$last"
 bad 1 2 '--model .* is where --out .* has its result' train --model "$work/run/model" --data LICENSE --length 64 --out "$work/run"
 bad "$both" 2 'sequences of 1024 tokens exceed .*max_position_embeddings' train --model "$work/run/model" --data LICENSE --length 1024 --batch 4 --out OUT/run
 start=$((8 + $(od -An -tu8 -N8 "$work/run/model/model.safetensors"))) # of the data: the first tensor begins with NaN
