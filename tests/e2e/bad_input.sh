@@ -203,9 +203,9 @@ broken "tensor 'alpha' has the shape \\[3\\], not \\[2\\]" grouped-gemm-glu alph
 broken "tensor 'prob' is BF16, not F32" grouped-gemm-glu prob:BF16[64]:1
 broken "tensor 'bias' is F64, not F32, F16 or BF16$" grouped-gemm-glu bias:F64[2,64]:0
 broken "holds no tensor 'c'" grouped-gemm-dglu
-broken "holds no tensor 'global_scale_b'.*both or neither" 'grouped-gemm-wgrad --format f32' offsets:I32[1]:4 a:F32[8,4]:1 b_t:F32[8,4]:1 \
+broken "holds no tensor 'global_scale_b'.*or neither" 'grouped-gemm-wgrad --format f32' offsets:I32[1]:4 a:F32[8,4]:1 b_t:F32[8,4]:1 \
     global_scale_a:F32[1]:1
-broken "holds no tensor 'global_scale_a'.*both or neither" 'grouped-gemm-wgrad --format f32' offsets:I32[1]:4 a:F32[8,4]:1 \
+broken "holds no tensor 'global_scale_a'.*or neither" 'grouped-gemm-wgrad --format f32' offsets:I32[1]:4 a:F32[8,4]:1 \
     b_t:F32[8,4]:1 global_scale_b:F32[1]:1
 broken "holds no tensor 'wgrad'" 'grouped-gemm-wgrad --format f32 --accumulate' offsets:I32[1]:4 a:F32[8,4]:1 b_t:F32[8,4]:1
 broken "holds no tensor 'gather'" 'grouped-gemm --permute y' ends:I32[1]:4 x:F32[4,8]:1 weight:F32[1,8,8]:1

@@ -135,8 +135,8 @@ static moert_status check(int argc, char **argv) {
         return MOERT_FAIL(ERROR_USAGE, "--token-bits %zu: expected 16 or 32", token_bits);
     if (sample_bytes > 0 && prompt[0] == '\0')
         return MOERT_FAIL(ERROR_USAGE, "--sample needs a --prompt of at least one byte");
-    const bool trains = gradients_path == NULL && logits_path == NULL;
-    if (!trains && trainer.resume != NULL && strcmp(trainer.resume, "auto") != 0)
+    const bool no_training = gradients_path != NULL || logits_path != NULL;
+    if (no_training && trainer.resume != NULL && strcmp(trainer.resume, "auto") != 0)
         return MOERT_FAIL(ERROR_USAGE, "--logits and --gradients need --model (a checkpoint "
                                        "directory works); --resume does not apply");
     if (trainer.metrics == NULL && trainer.out != NULL)
@@ -157,8 +157,8 @@ static moert_status check_out(void) {
     free(path);
     if (is_file)
         return MOERT_FAIL(ERROR_USAGE,
-                          "--out %s: %s/model, where the result goes, is not a directory",
-                          trainer.out, trainer.out);
+                          "--out %s: model in it, where the result goes, is not a directory",
+                          trainer.out);
     return same ? MOERT_FAIL(ERROR_USAGE,
                              "--model %s is where --out %s has its result, which would replace "
                              "it; give another --out",
