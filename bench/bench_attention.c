@@ -2,9 +2,10 @@
  * bench_attention: rates of causal attention, forward and backward, each result checked against
  * float64. bench/rivals/torch_attention.py runs the same rows for PyTorch.
  *
- * A sample is 50 ms of calls in a row behind 25 ms that do not count; the rate is the median of
- * several, by the 2 and 5 products of 2 * S * heads * D * L * (L + 1) / 2 FLOP that the formulas
- * have, whatever a form computes twice. Operands repeat patterns of random numbers.
+ * A sample is 50 ms of calls in a row after 25 ms that do not count; the rate is the median of
+ * several samples. The formulas have 2 GEMMs forward and 5 backward, each of
+ * 2 * S * heads * D * L * (L + 1) / 2 FLOP; work that a form repeats does not count. Operands repeat
+ * patterns of random numbers.
  */
 #include <math.h>
 #include <stdio.h>
@@ -26,11 +27,11 @@ static const char *json_path;
 
 static const moert_option options[] = {
     {"sequences", MOERT_OPTION_UINT, &chosen.sequences, "16", "1..65536", "S"},
-    {"length", MOERT_OPTION_UINT, &chosen.length, "1024", "1..1048576", "positions of each, L"},
+    {"length", MOERT_OPTION_UINT, &chosen.length, "1024", "1..1048576", "tokens of a sequence, L"},
     {"heads", MOERT_OPTION_UINT, &chosen.heads, "32", "1..1024", "of q"},
     {"kv-heads", MOERT_OPTION_UINT, &chosen.kv_heads, "4", "1..1024", "of k and v"},
     {"head-size", MOERT_OPTION_UINT, &chosen.head_size, "128", "1..512", "D"},
-    {"dtype", MOERT_OPTION_CHOICE, &dtype, "all", "all|f32|bf16", "of the factors of products"},
+    {"dtype", MOERT_OPTION_CHOICE, &dtype, "all", "all|f32|bf16", "of the GEMMs' operands"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of the operands"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
@@ -92,12 +93,13 @@ static void release(bench *b) {
 
 /* ---- checks ---- */
 
-/* Where to look: a query and a key of one sequence, heads that belong together, a column. */
-typedef struct place {
+/* An element to check: a position of a sequence, as query and as key; a head and its kv head; a
+ * column. */
+typedef struct spot {
     size_t sequence, position, head, kv_head, column;
-} place;
+} spot;
 
-/* A sum, and the sum of the squares of its terms, by which its error is judged. */
+/* A sum, and the sum of the squares of its summands, which bounds its error. */
 typedef struct sum {
     double value, squares;
 } sum;
@@ -107,10 +109,10 @@ static void add(sum *s, double term) {
     s->squares += term * term;
 }
 
-static size_t q_row(const bench *b, const place *at, size_t head, size_t i) {
+static size_t q_row(const bench *b, const spot *at, size_t head, size_t i) {
     return ((at->sequence * b->a.length + i) * b->a.heads + head);
 }
-static size_t kv_row(const bench *b, const place *at, size_t j) {
+static size_t kv_row(const bench *b, const spot *at, size_t j) {
     return ((at->sequence * b->a.length + j) * b->a.kv_heads + at->kv_head);
 }
 
@@ -122,12 +124,12 @@ static double dot(const bench *b, int wide, size_t row, int narrow, size_t other
     return total;
 }
 
-static double score(const bench *b, const place *at, size_t head, size_t i, size_t j) {
+static double score(const bench *b, const spot *at, size_t head, size_t i, size_t j) {
     return (double)b->a.scale * dot(b, Q, q_row(b, at, head, i), K, kv_row(b, at, j));
 }
 
-/* out and lse of a query. */
-static void expect_forward(const bench *b, const place *at, sum *out, double *lse) {
+/* out and lse of the spot's query. */
+static void expect_forward(const bench *b, const spot *at, sum *out, double *lse) {
     double total = 0.0;
     for (size_t j = 0; j <= at->position; j++)
         total += exp(score(b, at, at->head, at->position, j));
@@ -137,9 +139,8 @@ static void expect_forward(const bench *b, const place *at, sum *out, double *ls
                      value_of(b, V, kv_row(b, at, j) * b->a.head_size + at->column));
 }
 
-/* p, and ds by the out and lse that the device has given, which expect_forward judges. */
-static double gradient(const bench *b, const place *at, size_t head, size_t i, size_t j,
-                       double *p) {
+/* *p, and returns ds. Both use the device's out and lse, which expect_forward() checks. */
+static double gradient(const bench *b, const spot *at, size_t head, size_t i, size_t j, double *p) {
     const size_t row = q_row(b, at, head, i), d = b->a.head_size;
     double delta = 0.0;
     for (size_t c = 0; c < d; c++)
@@ -148,8 +149,8 @@ static double gradient(const bench *b, const place *at, size_t head, size_t i, s
     return *p * (dot(b, DOUT, row, V, kv_row(b, at, j)) - delta);
 }
 
-/* dq of the place as a query, dk and dv of it as a key. */
-static void expect_backward(const bench *b, const place *at, sum *dq, sum *dk, sum *dv) {
+/* dq of the spot as a query, dk and dv of it as a key. */
+static void expect_backward(const bench *b, const spot *at, sum *dq, sum *dk, sum *dv) {
     const size_t d = b->a.head_size, group = b->a.heads / b->a.kv_heads;
     double p;
     for (size_t j = 0; j <= at->position; j++)
@@ -164,7 +165,7 @@ static void expect_backward(const bench *b, const place *at, sum *dq, sum *dk, s
         }
 }
 
-/* Raises *worst to the error in units of the root of the sum of squares. */
+/* Raises *worst to the error over the root of the sum of squares. */
 static moert_status judge(const moert_buffer *result, size_t element, sum want, double *worst) {
     float got;
     MOERT_TRY(moert_buffer_read(result, element * sizeof got, &got, sizeof got));
@@ -174,15 +175,16 @@ static moert_status judge(const moert_buffer *result, size_t element, sum want, 
     return MOERT_OK;
 }
 
-/* The largest error of some elements: forward, then backward. */
+/* Raises worst[0] to the largest error of sampled elements of the forward, worst[1] to that of the
+ * backward. */
 static moert_status check(bench *b, double worst[2]) {
     const moert_attention *a = &b->a;
     const size_t d = a->head_size;
     MOERT_TRY(moert_buffer_read(a->out, 0, b->out, tokens_of(b) * a->heads * d * sizeof(float)));
     MOERT_TRY(moert_buffer_read(a->lse, 0, b->lse, tokens_of(b) * a->heads * sizeof(float)));
     for (size_t i = 0; i < CHECKS; i++) {
-        place at = {bench_pick(seed, 10, i, a->sequences), bench_pick(seed, 11, i, a->length),
-                    bench_pick(seed, 12, i, a->heads), 0, bench_pick(seed, 13, i, d)};
+        spot at = {bench_pick(seed, 10, i, a->sequences), bench_pick(seed, 11, i, a->length),
+                   bench_pick(seed, 12, i, a->heads), 0, bench_pick(seed, 13, i, d)};
         at.kv_head = at.head * a->kv_heads / a->heads;
         const size_t row = q_row(b, &at, at.head, at.position);
         const size_t key = kv_row(b, &at, at.position);
@@ -228,7 +230,7 @@ static moert_status run_type(bench *b, moert_dtype type) {
     static const struct {
         const char *name;
         moert_status (*call)(void *);
-        double products;
+        double gemms;
     } ops[] = {{"forward", forward, 2}, {"backward", backward, 5}};
     moert_attention *a = &b->a;
     double worst[2] = {0}, tflops;
@@ -237,7 +239,7 @@ static moert_status run_type(bench *b, moert_dtype type) {
     MOERT_TRY(moert_attention_backward(a));
     MOERT_TRY(check(b, worst));
     for (size_t i = 0; i < MOERT_COUNT(ops); i++) {
-        const double flops = ops[i].products * (double)(a->sequences * a->heads * a->head_size) *
+        const double flops = ops[i].gemms * (double)(a->sequences * a->heads * a->head_size) *
                              (double)a->length * ((double)a->length + 1.0);
         MOERT_TRY(bench_rate(b->device, ops[i].call, a, flops, &tflops));
         MOERT_TRY(report(b, ops[i].name, tflops, worst[i]));
@@ -264,6 +266,6 @@ release:
 
 MOERT_PROGRAM_MAIN(
     "bench_attention [OPTION...]",
-    "Times causal attention on a device and checks its results. Exits with 1 when one "
+    "Times causal attention on a device and checks its results. Exits with 1 if a result "
     "is wrong.",
     NULL)

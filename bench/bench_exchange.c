@@ -1,15 +1,15 @@
 /*
- * bench_exchange: dispatch and combine between the ranks of a job, of rows whose every element is
- * known from the global number of the token (bench/layer/payload.h), beside prepack + MPI_Alltoallv
- * + unpacking of the same rows (bench/layer/alltoall.h) on CPU devices.
+ * bench_exchange: dispatch and combine between the ranks of a job. Every element of a row follows from
+ * the global index of its token (bench/layer/payload.h). On CPU devices, the rival packs the same rows,
+ * calls MPI_Alltoallv and unpacks them (bench/layer/alltoall.h).
  *
- * A sample is the time from a barrier to the end of the call, of the slowest rank; with --batch N
- * N calls follow one barrier, of whose time it is a part: on GPUs whose ranks wait for each other
- * there, each call begins where the last one ends, without its host. The sides take turns, and
- * before each sample every core reads its L2 cache full of something else. The plan (counts and
- * places of the rows) is made before: both sides know it. Bytes and rates count the rows that a
- * rank has for other ranks, slot by slot, or all rows where there is one rank. Where ranks push
- * rows (MOERT_PUSH=on, sum), a combine begins with that, from a buffer.
+ * A sample is the time from a barrier to the end of the call on the slowest rank. With --batch N, N
+ * calls follow one barrier, and the sample is their mean. GPUs that wait for each other on the device
+ * then start each call without their hosts. The contenders alternate. Before each sample every core
+ * fills its L2 cache with unrelated data. The plan (counts and offsets of the rows) is made beforehand,
+ * and both contenders use it. Bytes and rates count the rows that a rank sends to other ranks, slot by
+ * slot; of one rank, all rows. If ranks push rows (MOERT_PUSH=on, sum), a combine includes the push
+ * from a buffer.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -37,19 +37,19 @@ static const char *json_path;
 static const moert_option options[] = {
     {"engine", MOERT_OPTION_CHOICE, &engine, "auto", "auto|local|window|node|staged",
      "of the exchange"},
-    {"tokens", MOERT_OPTION_UINT, &tokens, "2048", "1..1048576", "of each rank, T"},
-    {"hidden", MOERT_OPTION_UINT, &hidden, "1024", "32..65536", "numbers of a row, H"},
+    {"tokens", MOERT_OPTION_UINT, &tokens, "2048", "1..1048576", "tokens of each rank, T"},
+    {"hidden", MOERT_OPTION_UINT, &hidden, "1024", "32..65536", "elements of a row, H"},
     {"topk", MOERT_OPTION_UINT, &topk, "4", "1..64", "experts of a token, K"},
     {"experts", MOERT_OPTION_UINT, &experts, "16", "1..4096", "E"},
     {"dtype", MOERT_OPTION_CHOICE, &dtype, "f32", BENCH_DTYPE_WORDS,
-     "of the rows; MXFP8 is dispatched alone"},
+     "of the rows; mxfp8 rows are only dispatched"},
     {"skew", MOERT_OPTION_CHOICE, &skew, "balanced", BENCH_SKEW_WORDS, BENCH_SKEW_HELP},
     {"weights", MOERT_OPTION_FLAG, &weighted, "1", NULL,
-     "combine weights the rows; the layer's have their weights already, and those that ranks sum "
-     "(MOERT_PUSH=sum) none"},
-    {"rival", MOERT_OPTION_FLAG, &with_rival, "1", NULL, "measure packed MPI_Alltoallv too"},
-    {"repeat", MOERT_OPTION_UINT, &repeat, "21", "1..1000", "samples of each side"},
-    {"batch", MOERT_OPTION_UINT, &batch, "1", "1..1000", "calls of a sample, which is their mean"},
+     "combine multiplies the rows by weights, as if the layer had not; off with MOERT_PUSH=sum"},
+    {"rival", MOERT_OPTION_FLAG, &with_rival, "1", NULL, "also measure packed MPI_Alltoallv"},
+    {"repeat", MOERT_OPTION_UINT, &repeat, "21", "1..1000", "samples of each contender"},
+    {"batch", MOERT_OPTION_UINT, &batch, "1", "1..1000",
+     "calls per sample; the sample is their mean"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of routing and payload"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
@@ -60,24 +60,24 @@ typedef struct bench {
     moert_comm *comm;
     bench_pool *pool;
     moert_exchange *exchange;
-    moert_window *window, *cells; /* cells: where ranks push, else NULL */
+    moert_window *window, *cells; /* cells: one float per row, if ranks push; else NULL */
     moert_exchange_plan *plan;
-    moert_plan *slots;        /* the same with the slots, which devices may have alone */
-    bench_alltoall *alltoall; /* or NULL */
+    moert_plan *slots;        /* the plan with its slots on the host */
+    bench_alltoall *alltoall; /* the rival, or NULL */
     moert_buffer *index, *source, *weight, *target;
-    moert_buffer *made; /* [M,stride] what is pushed, or NULL */
+    moert_buffer *made; /* [M,stride] rows to push, or NULL */
     int32_t *all_index; /* [ranks,T,K] */
     uint64_t *token_of; /* [M] the global token of a row of this rank */
     float *weights;     /* [T,K] */
-    float *host;        /* [T,width] what is dispatched */
-    float *seen;        /* [M,stride] or [T,H]: what has come */
+    float *host;        /* [T,width] rows to dispatch */
+    float *seen;        /* [M,stride] or [T,H]: received rows or sums */
     bench_payload payload;
-    size_t width, row_bytes; /* of a row, in floats */
-    double bytes;            /* of the rows counted, mean of the ranks */
+    size_t width, row_bytes; /* floats and bytes of a row */
+    double bytes;            /* of the rows counted, mean over the ranks */
     bench_rows rows;
 } bench;
 
-/* An expert's rows come from the ranks in turn, from each by token. */
+/* token_of: the rows of an expert are ordered by rank, then by token. */
 static moert_status find_tokens(bench *b) {
     const moert_plan *plan = b->plan->plan;
     const size_t slots = plan->ranks * tokens * topk;
@@ -108,25 +108,25 @@ static moert_status make_buffers(bench *b) {
     return moert_buffer_create(b->device, tokens * hidden * sizeof(float), &b->target);
 }
 
-/* What a combine of pushed rows is of: the rows of a dispatch. */
+/* Makes the rows that a combine pushes: those of a dispatch. */
 static moert_status prepare_push(bench *b) {
     const moert_plan *plan = b->plan->plan;
     const size_t bytes = plan->rows * moert_window_stride(b->window) * sizeof(float);
     MOERT_TRY(moert_window_create(b->exchange, 1, &b->cells));
     MOERT_TRY(moert_window_reserve_slots(b->window, b->plan));
-    const moert_transfer there = {.plan = b->plan,
+    const moert_transfer forth = {.plan = b->plan,
                                   .window = b->window,
                                   .slots = b->cells,
                                   .source = b->source,
                                   .slot_source = b->weight};
-    MOERT_TRY(moert_exchange_dispatch(b->exchange, &there, MOERT_OK));
+    MOERT_TRY(moert_exchange_dispatch(b->exchange, &forth, MOERT_OK));
     moert_status status = moert_buffer_create(b->device, bytes, &b->made);
     if (status == MOERT_OK)
         status = moert_buffer_copy(moert_window_rows(b->window), 0, b->made, 0, bytes);
     return moert_comm_agree(b->comm, status);
 }
 
-/* Sums that some ranks, or nodes, have begun have other bits; codes are rounded once more. */
+/* Tolerance of a sum: partial sums of ranks or nodes change its bits, and bf16 rounds them once more. */
 static float slack_of(const bench *b) {
     const bool sums = moert_exchange_sums(b->exchange);
     const bool presums = moert_config_get()->node_sum == MOERT_NODE_SUM_PRESUM;
@@ -145,7 +145,7 @@ static moert_status count_bytes(bench *b) {
     return MOERT_OK;
 }
 
-/* What the results must be, and the rival. */
+/* Prepares the expected results, and the rival. */
 static moert_status prepare_checks(bench *b) {
     const moert_plan *plan = b->plan->plan;
     const size_t seen = moert_max(plan->rows * moert_window_stride(b->window), tokens * hidden);
@@ -227,7 +227,7 @@ enum { OPERATIONS = MOERT_COUNT(operations) };
 
 /* ---- checks ---- */
 
-/* Wipes where the rows or the sums of a side go, pushed rows too. */
+/* Clears the memory of a contender's rows or sums, and that of pushed rows. */
 static moert_status wipe(bench *b, bool sums, enum side side) {
     moert_buffer *rows = moert_window_rows(b->window);
     if (side != OURS && !sums) {
@@ -268,7 +268,7 @@ static moert_status check(bench *b, unsigned op, enum side side, size_t *wrong) 
 
 /* ---- times ---- */
 
-/* Microseconds of the slowest rank. */
+/* One sample: microseconds of a call on the slowest rank. */
 static moert_status take(bench *b, unsigned op, enum side side, double *us) {
     bench_of_ranks took;
     bench_pool_evict(b->pool);
@@ -283,7 +283,7 @@ static moert_status take(bench *b, unsigned op, enum side side, double *us) {
     return MOERT_OK;
 }
 
-/* Of a side's samples. */
+/* Microseconds over a contender's samples. */
 typedef struct times {
     double least, median, p99;
 } times;
@@ -345,7 +345,7 @@ static moert_status report(bench *b, unsigned op, const times us[SIDES], size_t 
     return bench_rows_add(&b->rows, row, wrong);
 }
 
-/* Both sides are verified before and after the samples; the rival's elements count as well. */
+/* Checks both contenders before and after the samples; wrong elements of the rival also count. */
 static moert_status run_operation(bench *b, unsigned op) {
     const unsigned sides = b->alltoall != NULL ? SIDES : PACKED;
     times us[SIDES];
@@ -393,6 +393,6 @@ static moert_status check_options(int argc, char **argv) {
 }
 
 MOERT_PROGRAM_MAIN("[mpirun -n R] bench_exchange [OPTION...]",
-                   "Times dispatch and combine between the ranks, beside packed MPI_Alltoallv, and "
-                   "checks every element. Exits with 1 when one is wrong.",
+                   "Times dispatch and combine between the ranks, alternating with packed "
+                   "MPI_Alltoallv, and checks every element.\nExits with 1 if an element is wrong.",
                    check_options)

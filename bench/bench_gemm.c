@@ -1,4 +1,4 @@
-/* bench_gemm: rates of the grouped GEMM on this process's device beside OpenBLAS's, in turns. */
+/* bench_gemm: rates of the grouped GEMM on a device, alternating with OpenBLAS. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -6,7 +6,7 @@
 #include "base/memory.h"
 #include "bench/gemm/measure.h"
 
-static bench_shape shape; /* experts 0: a suite */
+static bench_shape shape; /* experts 0 = run a suite instead */
 static size_t repeat, seed;
 static unsigned op, dtype, groups, suite;
 static double patience;
@@ -15,7 +15,7 @@ static const char *rival_library, *json_path;
 
 static const moert_option options[] = {
     {.help = "What to run: a suite, or a shape. FLOPs are 2 M N K, M summed over the experts; glu "
-             "is fprop and then the GLU, its exponentials not counted"},
+             "is fprop and then the GLU, whose exponentials are not counted"},
     {"suite", MOERT_OPTION_CHOICE, &suite, "cpu", MOERT_GEMM_SUITE_WORDS,
      "shapes that have goals, those of released models, or a few small ones"},
     {"experts", MOERT_OPTION_UINT, &shape.experts, "0", "0..4096", "E: a shape instead of a suite"},
@@ -24,21 +24,20 @@ static const moert_option options[] = {
     {"k", MOERT_OPTION_UINT, &shape.k, "1024", "1..1048576", "K: columns of the input"},
     {"op", MOERT_OPTION_CHOICE, &op, "all", "all|fprop|glu|dgrad|wgrad", "operation"},
     {"dtype", MOERT_OPTION_CHOICE, &dtype, "all", "all|f32|bf16",
-     "of the factors; the rival's are float32"},
+     "of the operands; the rival's are float32"},
     {"groups", MOERT_OPTION_CHOICE, &groups, "all", "all|balanced|ragged",
-     "rows of the experts: equal, or 0.25 to 1.75 times the average and every fifth none; the "
-     "suites have at least five experts there"},
+     "rows of the experts: equal, or 0.25 to 1.75 times the average and none for every fifth; the "
+     "suites have at least five experts then"},
     {.help = "How"},
     {"repeat", MOERT_OPTION_UINT, &repeat, "15", "1..10000", "samples of each contender"},
     {"patience", MOERT_OPTION_FLOAT, &patience, "100", "0..",
-     "seconds, in all, for taking samples again that other programs have disturbed"},
+     "seconds in total to repeat samples that other programs disturbed"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of data and ragged groups"},
-    {"packed", MOERT_OPTION_FLAG, &prepacked, "1", NULL, "fprop and dgrad read packed weights"},
+    {"packed", MOERT_OPTION_FLAG, &prepacked, "1", NULL, "fprop and dgrad read prepacked weights"},
     {"rival", MOERT_OPTION_STRING, &rival_library, "libopenblas.so.0", NULL,
-     "shared library with cblas_sgemm, in Debian of the package libopenblas0-pthread; none: no "
-     "rival"},
+     "shared library with cblas_sgemm (Debian package libopenblas0-pthread); none = no rival"},
     {"compare-backends", MOERT_OPTION_FLAG, &compare, "0", NULL,
-     "all backends side by side, without the rival; the suite is then small"},
+     "all backends in one line, without the rival; runs the suite small"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
 
@@ -51,15 +50,15 @@ typedef struct totals {
 
 enum { RAGGED_EXPERTS = 5, RAGGED_WEIGHTS = 160 << 20 };
 
-/* Experts of a row of a shape: in a ragged one at least five, so that one of them is empty; 0 where
- * weights of five would be more than 640 MiB, and there is no ragged row. */
+/* Experts to run a shape with. Ragged groups need at least five, so that one is empty. 0 = no ragged
+ * row, since weights of five experts would exceed 640 MiB. */
 static size_t experts_of(const bench_shape *of, bool ragged) {
     if (!ragged || of->experts >= RAGGED_EXPERTS)
         return of->experts;
     return RAGGED_EXPERTS * of->n * of->k <= RAGGED_WEIGHTS ? RAGGED_EXPERTS : 0;
 }
 
-/* The ratio to the rival that the suite CPU asks of a row; 0 = none. */
+/* The goal of a row of the suite CPU: run_shape ratio to the rival; 0 = none. */
 static double goal_of(const bench_row *row) {
     static const size_t at[] = {32, 128, 512};
     static const struct {
@@ -116,12 +115,12 @@ static void print_header(moert_context *context, const bench_setup *bench, const
         printf("# peak %s %.1f GFLOP/s (%s)\n", i == 0 ? "f32" : "bf16", bench->peak[i].gflops,
                bench->peak[i].instruction);
     if (bench->rival != NULL)
-        printf("# rival %s, an sgemm per expert; uses %.1f %% of a core when at rest\n",
+        printf("# rival %s, an sgemm per expert; uses %.1f %% of a core at rest\n",
                bench_rival_describe(bench->rival), 100.0 * bench_rival_restless(bench->rival));
     else
         printf("# rival none: %s\n", no_rival);
-    printf("# medians of %zu samples in turns; each from L2 caches (%zu KiB in all) read full of "
-           "something else; seed %zu\n",
+    printf("# medians of %zu alternating samples; L2 caches (%zu KiB in all) are filled with other "
+           "data before each; seed %zu\n",
            repeat, bench_pool_cache_bytes(bench->pool) >> 10, seed);
 }
 
@@ -134,20 +133,20 @@ static moert_status finish_row(totals *sum, bench_row *row) {
     return bench_report_add(&sum->rows, row);
 }
 
-/* Row by row, by the one backend in use. */
-static moert_status run_op(const bench_setup *bench, const bench_problem *problem, bench_op number,
-                           totals *sum) {
+/* One row, on the backend in use. */
+static moert_status run_op(const bench_setup *bench, const bench_problem *problem,
+                           bench_op operation, totals *sum) {
     bench_row row;
-    MOERT_TRY(bench_measure(bench, problem, number, &row));
+    MOERT_TRY(bench_measure(bench, problem, operation, &row));
     if (suite == MOERT_GEMM_SUITE_CPU && shape.experts == 0)
         row.goal = goal_of(&row);
     bench_report_row(&row);
     return finish_row(sum, &row);
 }
 
-/* All backends in one line. */
+/* One line, with all backends. */
 static moert_status run_backends(const bench_setup *bench, const bench_problem *problem,
-                                 bench_op number, totals *sum) {
+                                 bench_op operation, totals *sum) {
     moert_backend_report report;
     for (size_t i = 0; moert_backend_survey(bench->device, i, &report); i++) {
         bench_row row;
@@ -157,7 +156,7 @@ static moert_status run_backends(const bench_setup *bench, const bench_problem *
         }
         setenv("MOERT_BACKEND", report.name, 1);
         moert_config_reload();
-        MOERT_TRY(bench_measure(bench, problem, number, &row));
+        MOERT_TRY(bench_measure(bench, problem, operation, &row));
         bench_report_backend(&row, i == 0);
         MOERT_TRY(finish_row(sum, &row));
     }
@@ -167,14 +166,14 @@ static moert_status run_backends(const bench_setup *bench, const bench_problem *
 
 static moert_status run_problem(const bench_setup *bench, const bench_shape *of, moert_dtype type,
                                 bool ragged, totals *sum) {
-    bench_shape its = *of;
+    bench_shape run_shape = *of;
     bench_problem *problem;
     moert_status status = MOERT_OK;
     if (shape.experts == 0)
-        its.experts = experts_of(of, ragged);
-    if (its.experts == 0)
+        run_shape.experts = experts_of(of, ragged);
+    if (run_shape.experts == 0)
         return MOERT_OK;
-    MOERT_TRY(bench_problem_create(bench->device, &its, type, ragged, seed, &problem));
+    MOERT_TRY(bench_problem_create(bench->device, &run_shape, type, ragged, seed, &problem));
     for (unsigned i = 0; i < BENCH_OPS && status == MOERT_OK; i++)
         if (op == 0 || op == i + 1)
             status = (compare ? run_backends : run_op)(bench, problem, (bench_op)i, sum);
@@ -238,7 +237,7 @@ close:
 
 MOERT_PROGRAM_MAIN(
     "bench_gemm [OPTION...]",
-    "Times grouped GEMMs on the device and checks each result; on a CPU in turns with "
-    "OpenBLAS, which calls sgemm for one expert after the other on the same cores. "
-    "Exits with 1 when a result is wrong.",
+    "Times grouped GEMMs on the device and checks each result; on a CPU alternating with\n"
+    "OpenBLAS's sgemm, called for one expert after the other on the same cores.\n"
+    "Exits with 1 if a result is wrong.",
     check)

@@ -1,12 +1,12 @@
 /*
  * bench_layer: an expert-parallel MoE layer (router, dispatch, experts, combine), forward and
  * forward + backward with all weight gradients, on all ranks of the job. Sums of gradients over
- * replicas, which a training step makes once, are left out.
+ * replicas are left out, since a training step makes them only once.
  *
- * A sample is the time from a barrier to the end of some calls in a row, of the slowest rank.
- * Before it, y and dx of sampled tokens of every rank are compared with float64 on the host, from
- * the weights that the ranks have. FLOPs are those of the experts' products: 6 H I a slot forward,
- * twice that backward.
+ * A sample is the time from a barrier to the end of some calls in a row, on the slowest rank. First,
+ * y and dx of sampled tokens of every rank are compared with a float64 computation on the host, which
+ * uses the ranks' weights. FLOPs are those of the experts' GEMMs: 6 H I per slot forward, 12 H I
+ * backward.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -41,22 +41,24 @@ static const char *const combine_names[] = {"f32", "bf16"};
 
 static const moert_option options[] = {
     {"model", MOERT_OPTION_CHOICE, &model, "none", BENCH_MODEL_WORDS, BENCH_MODEL_HELP},
-    {"tokens", MOERT_OPTION_UINT, &tokens, "1024", "1..1048576", "of each rank, T"},
+    {"tokens", MOERT_OPTION_UINT, &tokens, "1024", "1..1048576", "tokens of each rank, T"},
     {"length", MOERT_OPTION_UINT, &length, "2048", "1..1048576",
-     "of its sequences: a dense weight's gradient is a sum of theirs"},
+     "tokens of a sequence: dense weight gradients are summed by sequence"},
     {"hidden", MOERT_OPTION_UINT, &hidden, "512", "1..65536", "H"},
     {"intermediate", MOERT_OPTION_UINT, &intermediate, "512", "1..65536", "of an expert, I"},
     {"experts", MOERT_OPTION_UINT, &experts, "8", "1..4096", "E"},
     {"topk", MOERT_OPTION_UINT, &topk, "2", "1..64", "experts of a token, K"},
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..", "ranks that share one set of experts; 0 = all"},
-    {"precision", MOERT_OPTION_CHOICE, &precision, "f32", MOERT_PRECISION_WORDS, "of the products"},
-    {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS, "of rows on the way"},
+    {"precision", MOERT_OPTION_CHOICE, &precision, "f32", MOERT_PRECISION_WORDS,
+     "of the experts' GEMMs"},
+    {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS,
+     "of rows to the experts"},
     {"combine", MOERT_OPTION_CHOICE, &combine, "f32", MOERT_COMBINE_WORDS,
-     "of rows on their way back"},
+     "of rows back from the experts"},
     {"repeat", MOERT_OPTION_UINT, &repeat, "7", "1..1000", "samples"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of weights and tokens"},
     {"spans", MOERT_OPTION_FLAG, &with_spans, NULL, NULL,
-     "list what rank 0's device does in one more call, and when it waits for messages"},
+     "run one more call and list what rank 0's device does, and when the rank waits for messages"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
 
@@ -77,11 +79,11 @@ typedef struct bench {
 
 /* ---- set-up ---- */
 
-/* weight[count] of `elements` each = normals, the same ones transposed by another step for each expert:
- * the device makes those of large models far sooner than the host draws them. */
+/* weight[count] of `elements` each = the same normals, rotated by a different offset for each expert.
+ * For large models, copies on the device are far faster than drawing all values on the host. */
 static moert_status make_weights(moert_buffer *weight, size_t first, size_t count,
                                  size_t elements) {
-    enum { TURN = 6151 };
+    enum { ROTATION = 6151 };
     const size_t size = sizeof(float), bytes = elements * size;
     moert_buffer *drawn = NULL;
     float *values;
@@ -90,9 +92,10 @@ static moert_status make_weights(moert_buffer *weight, size_t first, size_t coun
     moert_rng_normals(seed, elements, 0, 0.02, values, elements);
     MOERT_TRY_OR(release, bench_upload(moert_buffer_device(weight), values, bytes, &drawn));
     for (size_t i = 0; i < count; i++) {
-        const size_t turn = (first + i) * TURN % elements * size;
-        MOERT_TRY_OR(release, moert_buffer_copy(drawn, turn, weight, i * bytes, bytes - turn));
-        MOERT_TRY_OR(release, moert_buffer_copy(drawn, 0, weight, i * bytes + bytes - turn, turn));
+        const size_t start = (first + i) * ROTATION % elements * size;
+        MOERT_TRY_OR(release, moert_buffer_copy(drawn, start, weight, i * bytes, bytes - start));
+        MOERT_TRY_OR(release,
+                     moert_buffer_copy(drawn, 0, weight, i * bytes + bytes - start, start));
     }
 release:
     moert_buffer_destroy(drawn);
@@ -136,7 +139,7 @@ static moert_status make_rows(bench *b) {
     return moert_buffer_create(b->device, count * sizeof(float), &b->buffer[DX]);
 }
 
-/* Whole sequences, and the rest. */
+/* Describes the tokens as sequences of `length`, the last one of the rest. */
 static moert_status make_batch(bench *b) {
     const size_t count = moert_ceil_div(tokens, length), rank = moert_comm_rank(b->comm);
     uint32_t *ends;
@@ -188,7 +191,7 @@ static moert_status call(bench *b, int operation) {
     return moert_layer_backward(b->layer, b->buffer[DY], NULL, b->buffer[DX]);
 }
 
-/* y and dx of one call, from memory that holds zeros. */
+/* Checks y and dx of one call; clears both before the call. */
 static moert_status check(bench *b) {
     const bench_layer_case c = {b->comm, b->layer, ep == 0 ? moert_comm_size(b->comm) : ep,
                                 tokens,  hidden,   intermediate,
@@ -205,7 +208,7 @@ static moert_status check(bench *b) {
     return bench_layer_check(&c, b->host[0], b->host[1], b->worst);
 }
 
-/* Seconds a call takes, of `calls` in a row, of the slowest rank. */
+/* One sample: *seconds = mean time of `calls` calls in a row on the slowest rank. */
 static moert_status take(bench *b, int operation, size_t calls, double *seconds) {
     bench_of_ranks took;
     MOERT_TRY(moert_comm_barrier(b->comm));
@@ -223,7 +226,7 @@ static moert_status take_all(bench *b, int operation, double *median) {
     double *seconds, first;
     moert_status status;
     MOERT_TRY(MOERT_NEW_ARRAY(&seconds, repeat));
-    MOERT_TRY_OR(release, take(b, operation, 1, &first)); /* compiles, too */
+    MOERT_TRY_OR(release, take(b, operation, 1, &first)); /* also compiles */
     MOERT_TRY_OR(release, take(b, operation, 1, &first));
     const size_t calls = (size_t)ceil(fmin(SAMPLE_S / first, 1000.0));
     for (size_t i = 0; i < repeat; i++)
@@ -248,8 +251,8 @@ static void show_span(void *context, const moert_profile_span *span) {
 static moert_status show_spans(bench *b) {
     moert_status status;
     MOERT_TRY(moert_comm_agree(b->comm, moert_profile_enable(b->device)));
-    for (int turn = 0; turn < 2; turn++) { /* the first settles what a profile changes */
-        moert_profile_observe(b->device, turn == 1 ? show_span : NULL, b);
+    for (int pass = 0; pass < 2; pass++) { /* the first pass warms up and is not shown */
+        moert_profile_observe(b->device, pass == 1 ? show_span : NULL, b);
         MOERT_TRY_OR(stop, moert_comm_agree(b->comm, moert_profile_begin(b->device)));
         b->start_ns = moert_clock_ns();
         MOERT_TRY_OR(stop, call(b, FORWARD_BACKWARD));
@@ -319,7 +322,7 @@ static moert_status run(moert_context *context) {
         MOERT_TRY_OR(release, show_spans(&b));
 release:
     status = bench_rows_end(&b.rows, context, json_path, "rows", status);
-    if (status == MOERT_OK && b.wrong) /* on all ranks alike */
+    if (status == MOERT_OK && b.wrong) /* the same on all ranks */
         status = moert_comm_agree(
             b.comm, MOERT_FAIL(ERROR_NUMERIC, "y or dx is off by %.1e and %.1e, more than %.1e",
                                b.worst[0], b.worst[1], bound()));
@@ -337,6 +340,6 @@ static moert_status check_options(int argc, char **argv) {
 }
 
 MOERT_PROGRAM_MAIN("[mpirun -n R] bench_layer [OPTION...]",
-                   "Times an expert-parallel MoE layer, forward and backward, and checks what it "
-                   "computes. Exits with 1 when that is wrong.",
+                   "Times an expert-parallel MoE layer, forward and backward, and checks its "
+                   "results. Exits with 1 if a result is wrong.",
                    check_options)

@@ -1,10 +1,10 @@
 /*
- * bench_memory: how much of the device's copy bandwidth the memory-bound kernels reach, each result
+ * bench_memory: bandwidth of the memory-bound kernels over the device's copy bandwidth; each result is
  * checked on samples.
  *
- * GB/s are the bytes that a kernel must move (bench/memory/memory.h), every operand once, by the
- * time of calls in a row. Samples of a kernel and of a copy between two buffers take turns, so that
- * both meet the same clocks; the share is the ratio of the medians.
+ * GB/s are the bytes that a kernel must move (bench/memory/memory.h), every operand once, over the time
+ * of calls in a row. Samples of a kernel alternate with those of a copy between two buffers, so that
+ * both run at the same clocks; the share is the ratio of the medians.
  */
 #include <math.h>
 #include <stdio.h>
@@ -29,9 +29,11 @@ static moert_option_list only;
 static bench_sizes sizes;
 
 static const moert_option options[] = {
-    {"small", MOERT_OPTION_FLAG, &small, NULL, NULL, "sizes for a test, whose rates say nothing"},
+    {"small", MOERT_OPTION_FLAG, &small, NULL, NULL,
+     "small sizes for a test; the rates are meaningless"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of the data"},
-    {"kernel", MOERT_OPTION_LIST, &only, NULL, NULL, "only those with one of these in their names"},
+    {"kernel", MOERT_OPTION_LIST, &only, NULL, NULL,
+     "run only kernels whose name contains one of these words"},
     {"tokens", MOERT_OPTION_UINT, &sizes.tokens, "16384", "1..", "T"},
     {"hidden", MOERT_OPTION_UINT, &sizes.hidden, "2048", "128..", "H, a multiple of 128"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
@@ -150,6 +152,6 @@ release:
 
 MOERT_PROGRAM_MAIN(
     "bench_memory [OPTION...]",
-    "Times the memory-bound kernels in turns with a copy and checks each result. Exits "
-    "with 1 when a result is wrong.",
+    "Times the memory-bound kernels, alternating with a copy, and checks each result. Exits "
+    "with 1 if a result is wrong.",
     NULL)

@@ -1,8 +1,8 @@
 /*
- * bench_model: what an expert-parallel layer would take on a described machine (machine.h,
- * predict.h), for a list of rank counts; or measures the machine that it runs on.
+ * bench_model: predicts the time of an expert-parallel layer on a described machine (machine.h,
+ * predict.h) for a list of rank counts, or measures the machine that it runs on.
  *
- * Efficiency is the throughput of a rank over that of the first count.
+ * Efficiency is the throughput per rank over that at the first count.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,29 +14,28 @@
 #include "bench/predict/predict.h"
 #include "moert/layer.h"
 
-enum { MOST_COUNTS = 64, STEP = 2 /* of --op */ };
+enum { MOST_COUNTS = 64, STEP = 2 /* index among the words of --op */ };
 
 static const char *machine_path, *calibrate_path, *crowd_path, *counts_text, *json_path;
-static bench_work asked; /* ep 0: the fastest */
+static bench_work asked; /* ep 0 = the fastest */
 static size_t layers, length;
 static unsigned model, type, dispatch, combine, engine, skew, operation;
 static double shared_cores;
 
 static const moert_option options[] = {
     {"machine", MOERT_OPTION_STRING, &machine_path, NULL, NULL,
-     "file that describes it, such as bench/machines/h200.json"},
+     "file that describes the machine, such as bench/machines/h200.json"},
     {"calibrate", MOERT_OPTION_STRING, &calibrate_path, NULL, NULL,
-     "measure these ranks instead, for layers of these sizes, and write the machine there"},
+     "measure these ranks instead, for layers of these sizes, and write the machine to this file"},
     {"crowd", MOERT_OPTION_STRING, &crowd_path, NULL, NULL,
-     "measure what three nodes or more that all send to all leave of their links, and add it to "
-     "the "
-     "machine of this file"},
+     "measure the fraction of a link's bandwidth that is left when three or more nodes all send to "
+     "all, and add it to the machine of this file"},
     {"shared-cores", MOERT_OPTION_FLOAT, &shared_cores, "0", "0..100000",
-     "calibrate: cores that all nodes share, one for each rank at a time; 0: they have their own"},
+     "calibrate: number of cores that all nodes share, one for each rank at a time; 0 = none"},
     {"ranks", MOERT_OPTION_STRING, &counts_text, "8,16,32,64,128,256,512,1024", NULL,
-     "counts to predict, by commas"},
+     "comma-separated counts to predict"},
     {"model", MOERT_OPTION_CHOICE, &model, "none", BENCH_MODEL_WORDS, BENCH_MODEL_HELP},
-    {"tokens", MOERT_OPTION_UINT, &asked.tokens, "1024", "1..1048576", "of each rank, T"},
+    {"tokens", MOERT_OPTION_UINT, &asked.tokens, "1024", "1..1048576", "tokens of each rank, T"},
     {"hidden", MOERT_OPTION_UINT, &asked.hidden, "512", "1..65536", "H"},
     {"intermediate", MOERT_OPTION_UINT, &asked.intermediate, "512", "1..65536", "of an expert, I"},
     {"experts", MOERT_OPTION_UINT, &asked.experts, "8", "1..4096", "E"},
@@ -44,21 +43,22 @@ static const moert_option options[] = {
     {"ep", MOERT_OPTION_UINT, &asked.ep, "0", "0..",
      "ranks that share one set of experts; 0 = the fastest number whose experts fit in memory"},
     {"layers", MOERT_OPTION_UINT, &layers, "0", "0..1000",
-     "of the model, for that (16 bytes a number, in 80 % of a device) and for a step; 0 = the "
-     "model's"},
-    {"type", MOERT_OPTION_CHOICE, &type, "f32", "f32|bf16", "of the experts' products"},
-    {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS, "of rows on the way"},
+     "layers of the model, for --ep 0 (16 bytes a parameter, in 80 % of a device's memory) and for "
+     "a step; 0 = those of --model"},
+    {"type", MOERT_OPTION_CHOICE, &type, "f32", "f32|bf16", "dtype of the experts' GEMMs"},
+    {"dispatch", MOERT_OPTION_CHOICE, &dispatch, "f32", MOERT_DISPATCH_WORDS,
+     "of rows to the experts"},
     {"combine", MOERT_OPTION_CHOICE, &combine, "f32", MOERT_COMBINE_WORDS,
-     "of rows on the way back"},
+     "of rows back from the experts"},
     {"engine", MOERT_OPTION_CHOICE, &engine, "auto", "auto|" BENCH_ENGINE_WORDS,
-     "of the exchange; auto: window on one node, on several node or, of GPUs, staged"},
+     "of the exchange; auto = window on one node; on several nodes node, with GPUs staged"},
     {"chunks", MOERT_OPTION_UINT, &asked.chunks, "0", "0..64",
-     "in which a layer's rows travel; 0: as many as the exchange takes"},
+     "chunks of an exchange that overlap with compute; 0 = as the exchange chooses"},
     {"micro-batches", MOERT_OPTION_UINT, &asked.micro_batches, "1", "1..1000000",
-     "of a step, which share one sum of gradients"},
+     "micro-batches of a step, after which gradients are summed once"},
     {"skew", MOERT_OPTION_CHOICE, &skew, "balanced", BENCH_SKEW_WORDS, BENCH_SKEW_HELP},
     {"op", MOERT_OPTION_CHOICE, &operation, "forward+backward", "forward|forward+backward|step",
-     "what is predicted: of a layer, or a training step of a model"},
+     "passes of a layer to predict, or step: a training step of --model"},
     {"length", MOERT_OPTION_UINT, &length, "2048", "1..1048576", "step: tokens of a sequence"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
@@ -88,14 +88,15 @@ static bench_work work_of(size_t ranks, size_t group) {
     return w;
 }
 
-/* Whether weights, gradients and two moments of the experts, in f32, leave room for the rest. */
+/* Whether the f32 weights, gradients and two moments of the experts take at most 80 % of memory. */
 static bool fits(const bench_machine *m, size_t group) {
-    const double numbers = 3.0 * (double)asked.hidden * (double)asked.intermediate *
-                           (double)layers * (double)moert_ceil_div(asked.experts, group);
-    return 16.0 * numbers <= 0.8 * m->memory_gib * (double)(1 << 30);
+    const double parameters = 3.0 * (double)asked.hidden * (double)asked.intermediate *
+                              (double)layers * (double)moert_ceil_div(asked.experts, group);
+    return 16.0 * parameters <= 0.8 * m->memory_gib * (double)(1 << 30);
 }
 
-/* The asked-for group, or of those that divide the ranks the fastest; ERROR_USAGE if none fits. */
+/* Predicts with groups of --ep ranks or, for 0, with the fastest group that divides the ranks;
+ * ERROR_USAGE if no group fits. */
 static moert_status predict_best(const bench_machine *m, size_t ranks, bench_work *best,
                                  bench_prediction *prediction) {
     bool found = false;
@@ -152,7 +153,7 @@ static moert_status predict_all(const bench_machine *m, bench_rows *rows) {
     bench_work w = work_of(1, 1);
     printf("# moert %s, predicted for '%s' (%s)\n", bench_report_commit(), m->name, m->source);
     printf("#%5s %5s %5s %-7s %10s %14s %6s %9s %9s %9s %9s %9s %9s %9s  %s\n", "ranks", "nodes",
-           "ep", "engine", "ms", "tokens/s rank", "eff.", "products", "memory", "inside", "between",
+           "ep", "engine", "ms", "tokens/s rank", "eff.", "GEMMs", "memory", "inside", "between",
            "sums", "latency", "hidden", "bound by");
     for (size_t i = 0; i < count_of_counts; i++) {
         const size_t nodes = bench_nodes(m, counts[i]);
@@ -286,8 +287,9 @@ static moert_status check_options(int argc, char **argv) {
     return parse_counts();
 }
 
-MOERT_PROGRAM_MAIN("bench_model --machine FILE [OPTION...], or mpirun -n R bench_model "
-                   "--calibrate FILE [OPTION...]",
-                   "Predicts the time of an expert-parallel layer on a machine of some kind, with "
-                   "its parts and what bounds it, or measures such a machine.",
-                   check_options)
+MOERT_PROGRAM_MAIN(
+    "bench_model --machine FILE [OPTION...], or mpirun -n R bench_model "
+    "--calibrate FILE [OPTION...]",
+    "Predicts the time of an expert-parallel layer on a described machine, its parts "
+    "and what bounds it, or measures a machine.",
+    check_options)

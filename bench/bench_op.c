@@ -1,12 +1,12 @@
 /*
- * bench_op: rates of the grouped GEMM ops of 16-bit, FP8, MX and NV operands, by the backend that
- * the device gets, or of bf16 with the epilogues of training: float32 results, old values, biases,
- * probabilities, a GLU. Each result is checked. bench/rivals/torch_grouped_mm.py runs the same
+ * bench_op: rates of the grouped GEMM ops with 16-bit, FP8, MX and NV operands, on the backend that the
+ * device gets; or with bf16 operands and the epilogues of training: float32 results, accumulation,
+ * biases, probabilities, a GLU. Each result is checked. bench/rivals/torch_grouped_mm.py runs the same
  * 16-bit rows for PyTorch.
  *
- * A sample is 50 ms of calls in a row behind 25 ms that do not count, since a GPU's clock depends
- * on how hot it is; the rate is the median of several. Operands repeat a pattern of random numbers,
- * of a length that no row length divides.
+ * A sample is 50 ms of calls in a row after 25 ms that do not count, since a GPU's clock depends on its
+ * temperature; the rate is the median of several samples. Operands repeat a pattern of random numbers
+ * whose length no row length divides.
  */
 #include <stdio.h>
 
@@ -16,7 +16,7 @@
 #include "bench/common/report.h"
 #include "bench/gemm/op_operands.h"
 
-/* What the experts of a layer do with 8192 tokens per rank, up and down; DeepSeek-V3 on 8 ranks. */
+/* The GEMMs of a layer's experts with 8192 tokens per rank; DeepSeek-V3 on 8 ranks. */
 static const struct {
     const char *name;
     size_t experts, rows, hidden, intermediate;
@@ -29,12 +29,13 @@ static const struct {
     { name, MOERT_DTYPE_##operand, MOERT_DTYPE_##result, false, false, false, 0 }
 #define BLOCKS(name, transposed)                                                                   \
     { name, MOERT_DTYPE_E4M3, MOERT_DTYPE_BF16, true, transposed, false, MOERT_FORMAT_FP8_BLOCK }
-#define CODED(name, operand, format)                                                               \
+#define QUANTIZED(name, operand, format)                                                           \
     { name, MOERT_DTYPE_##operand, MOERT_DTYPE_BF16, false, false, true, MOERT_FORMAT_##format }
-static const op_form forms[] = {PLAIN("bf16", BF16, BF16),   PLAIN("f16", F16, F16),
-                                PLAIN("e4m3", E4M3, BF16),   BLOCKS("fp8-block", false),
-                                BLOCKS("fp8-turned", true),  CODED("mxfp8", E4M3, MXFP8_E4M3),
-                                CODED("mxfp4", E2M1, MXFP4), CODED("nvfp4", E2M1, NVFP4)};
+static const op_form forms[] = {
+    PLAIN("bf16", BF16, BF16),       PLAIN("f16", F16, F16),
+    PLAIN("e4m3", E4M3, BF16),       BLOCKS("fp8-block", false),
+    BLOCKS("fp8-turned", true),      QUANTIZED("mxfp8", E4M3, MXFP8_E4M3),
+    QUANTIZED("mxfp4", E2M1, MXFP4), QUANTIZED("nvfp4", E2M1, NVFP4)};
 enum { FORMS = MOERT_COUNT(forms) };
 
 static const op_variant plain[] = {{"gemm_forward", MOERT_OP_GEMM_FORWARD, .f32 = false},
@@ -57,7 +58,7 @@ static const op_variant with_epilogues[] = {
     {"glu, interleaved", MOERT_OP_GLU, .interleaved = true},
 };
 
-static op_shape chosen; /* experts 0: those of the models */
+static op_shape chosen; /* experts 0 = the shapes of the models */
 static unsigned groups, dtype;
 static size_t seed;
 static bool epilogues;
@@ -72,14 +73,14 @@ static const moert_option options[] = {
     {"n", MOERT_OPTION_UINT, &chosen.n, "4096", "8..1048576", "N"},
     {"k", MOERT_OPTION_UINT, &chosen.k, "4096", "8..1048576", "K"},
     {"groups", MOERT_OPTION_CHOICE, &groups, "all", "all|balanced|ragged",
-     "rows of the experts: equal, or 0.25 to 1.75 times the average and every fifth none"},
+     "rows of the experts: equal, or 0.25 to 1.75 times the average and none for every fifth"},
     {"dtype", MOERT_OPTION_CHOICE, &dtype, "bf16",
      "bf16|f16|e4m3|fp8-block|fp8-turned|mxfp8|mxfp4|nvfp4|all",
-     "of the operands; results of others than f16 are bf16, e4m3 has no wgrad; fp8-turned: "
-     "dgrad by transposed weights; all = in turns"},
+     "of the operands; results are bf16, with f16 operands f16; e4m3 has no wgrad; fp8-turned: "
+     "dgrad with transposed weights; all = one after the other"},
     {"epilogues", MOERT_OPTION_FLAG, &epilogues, NULL, NULL,
-     "bf16 with each epilogue, a GLU of N gates and ups too; without --experts the layer of "
-     "DeepSeek-V3, gate and up"},
+     "bf16 with each epilogue, also a GLU of N gate and up columns; without --experts the gate and "
+     "up GEMM of DeepSeek-V3"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of data and ragged groups"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
@@ -104,7 +105,8 @@ static moert_status report(const op_operands *data, const moert_op *op, const ch
                           wrong);
 }
 
-/* Rows in blocks along the reduction index; weights likewise or, as DeepSeek's, in tiles. */
+/* Rows have blocks along the reduction index; so do weights, except those of fp8-block, whose blocks
+ * are square (as in DeepSeek-V3). */
 static void describe_quantized(const op_form *form, moert_op_options *o) {
     const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD, forward = o->kind == MOERT_OP_GEMM_FORWARD;
     moert_quantizer rows = MOERT_QUANTIZER_INIT, weights = MOERT_QUANTIZER_INIT;
@@ -128,7 +130,7 @@ static moert_op_options describe(const op_operands *data, const op_variant *v) {
     moert_op_options o = MOERT_OP_OPTIONS_INIT;
     o.kind = v->kind;
     if (!form->quantized && op_operand_bytes(form) == 1) {
-        o.backend = "nvidia"; /* which auto does not take for FP8 */
+        o.backend = "nvidia"; /* auto does not choose it for FP8 */
         o.fallback = true;
     }
     o.groups = data->of.experts;
@@ -173,7 +175,7 @@ release:
     return status;
 }
 
-/* A wgrad wants its FP8 operands transposed. */
+/* A wgrad of plain FP8 is left out: it needs transposed operands. */
 static bool is_supported(const op_form *form, const op_variant *v) {
     if (form->transposed)
         return v->kind == MOERT_OP_GEMM_DGRAD;
@@ -233,7 +235,6 @@ static moert_status run(moert_context *context) {
 
 MOERT_PROGRAM_MAIN(
     "bench_op [OPTION...]",
-    "Times grouped GEMM ops of 16-bit, FP8, MX and NV operands on a GPU, or bf16 ones "
-    "with what follows them in training, and checks each result. Exits with 1 when a "
-    "result is wrong.",
+    "Times grouped GEMM ops with 16-bit, FP8, MX and NV operands on a GPU, or bf16 ones with the "
+    "epilogues of training, and checks each result.\nExits with 1 if a result is wrong.",
     NULL)

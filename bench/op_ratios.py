@@ -41,7 +41,7 @@ def main():
     rows, ours = medians(options.ours)
     others, theirs = medians(options.rival)
     print_title(options)
-    print(f"# medians of {len(options.ours)} runs in turns; rival {others[0]['backend']}")
+    print(f"# medians of {len(options.ours)} alternating runs; rival {others[0]['backend']}")
     print(f"{'#op':13} {'dtype':5} {'E':>4} {'rows':>8} {'N':>6} {'K':>6} {'groups':8} {'TFLOP/s':>8} {'rival':>8} ratio wrong")
     logs = {}
     for row, our, their in zip(rows, ours, theirs):
@@ -51,8 +51,8 @@ def main():
         print(f"{row['op']:13} {row['dtype']:5} {row['E']:4} {row['rows']:8} {row['N']:6} {row['K']:6} {row['groups']:8} "
               f"{our:8.1f} {their:8.1f} {our / their:5.2f} {row['wrong']:5}")
     for groups, values in logs.items():
-        print(f'# {groups}: ratio {math.exp(statistics.mean(values)):.3f} in the geometric mean, '
-              f'{math.exp(min(values)):.3f} at least')
+        print(f'# {groups}: ratio {math.exp(statistics.mean(values)):.3f} geometric mean, '
+              f'{math.exp(min(values)):.3f} minimum')
     write(options, rows)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Medians over rounds of bench_exchange and bench_layer and of torch_ranks.py on the same sizes, their ratios, and which goals hold.
+"""Medians over rounds of bench_exchange, bench_layer and torch_ranks.py on the same sizes, their ratios, and the goals that hold.
 
   rank_ratios.py OURS.json... --rival THEIRS.json... [--title TEXT] [--json FILE]
 """
@@ -9,7 +9,7 @@ import sys
 
 from op_ratios import parse, print_title, write
 
-# of a layer by H, I, E: its name, and how many times as fast as the rival it is to be; of moves by T: GB/s at least, or us at most
+# goals: for a layer by (H, I, E) its name and its speed relative to the rival; for an exchange at least GBPS, with few tokens at most US
 LAYERS = {(2048, 768, 128): ('qwen3-30b', 2.0), (2048, 1024, 64): ('olmoe', 2.0), (7168, 2048, 256): ('deepseek-v3', 1.4),
           (4096, 14336, 8): ('mixtral-8x7b', 1.15)}
 GBPS, FEW_TOKENS, US = 330, 128, 25
@@ -24,7 +24,7 @@ def read(paths):
             for row in json.load(file):
                 row['us'] = row['us'] if 'us' in row else row['ms'] * 1e3
                 if row.get('sums') and row['op'] == 'dispatch':
-                    continue # as without
+                    continue # the same as without MOERT_PUSH=sum
                 if row.get('sums'):
                     row['op'] = SUMMED
                 key = row['op'], row['T'], row['H'], row.get('I', 0), row['E'], row['K'], row.get('skew', '-')
@@ -74,7 +74,7 @@ def main():
     rivals = sorted({row['rival'] for row in rows if row['rival']})
     print_title(options)
     rounds = max(map(len, ours.values()))
-    print(f"# {f'medians of {rounds} rounds' if rounds > 1 else 'one round'} in turns; rival {', '.join(rivals) or 'none'}; bf16 both ways")
+    print(f"# {f'medians of {rounds} rounds' if rounds > 1 else 'one round'} alternating; rival {', '.join(rivals) or 'none'}; bf16 both ways")
     print(f"{'#op':16} {'model, skew':12} {'T':>5} {'H':>5} {'E':>4} {'K':>2} {'us':>10} {'a rank':>16} {'rival us':>10}  ratio  goal")
     for row in rows:
         show(row)

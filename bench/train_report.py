@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What bench/run-cpu and bench/run-h200 make of the metrics (JSON lines, one a step) of moert-train and torch_train.py.
+"""Evaluates metrics (JSON lines, one per step) of moert-train and torch_train.py, for bench/run-cpu and bench/run-h200.
 
-    train_report.py cpus [THREADS]                        so many CPUs, a core's first threads before its second ones
-    train_report.py rate [--skip N] FILE                  median tokens/s, the first N steps left out
-    train_report.py compare [OPTION...]                   losses side by side, then rates and ratios
-    train_report.py write FILE [KEY=VALUE...] [ROW...]    the rows that compare left, as one JSON object
+    train_report.py cpus [THREADS]                        prints THREADS CPUs, first threads of cores before second ones
+    train_report.py rate [--skip N] FILE                  median tokens/s without the first N steps
+    train_report.py compare [OPTION...]                   losses next to each other, then rates and ratios
+    train_report.py write FILE [KEY=VALUE...] [ROW...]    the rows written by compare, as one JSON object
 
-compare exits with 1 when the losses of the first steps differ by more than the tolerance. Told the model and the rate of a
-GEMM it also says how much of that rate the model's FLOPs reach. Needs nothing but Python.
+compare exits with 1 if the losses of the first steps differ by more than the tolerance. With --model, --length and
+--gemm-tflops it also prints the model's FLOP/s as a percentage of that GEMM rate. Needs only Python.
 """
 import argparse
 import json
@@ -25,7 +25,7 @@ def cpus(args):
         ranges = [part.split("-") for part in text.split(",")]
         return [cpu for part in ranges for cpu in range(int(part[0]), int(part[-1]) + 1)]
 
-    def share():  # of a container that may use a part of the machine's time
+    def quota_cpus():  # CPUs of a container whose CPU time is limited
         try:
             quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
             return int(quota) // int(period)
@@ -34,7 +34,7 @@ def cpus(args):
 
     allowed = os.sched_getaffinity(0)
     rank = {cpu: [c for c in siblings(cpu) if c in allowed].index(cpu) for cpu in allowed}
-    threads = args.threads or max(1, min(list(rank.values()).count(0), share()))
+    threads = args.threads or max(1, min(list(rank.values()).count(0), quota_cpus()))
     if threads > len(allowed):
         sys.exit(f"train_report.py: {threads} threads, but only {len(allowed)} CPUs may be used")
     print(",".join(map(str, sorted(sorted(allowed, key=lambda cpu: (rank[cpu], cpu))[:threads]))))
@@ -69,7 +69,7 @@ def summary(name, files, skip):
 
 
 def flops_per_token(path, length):
-    """Of a step: 2 for each weight that a token meets and 4 for each element of a head that it attends to, and twice for backward."""
+    """FLOPs of a step: forward 2 for each weight that a token uses and 4 for each head element that it attends to; backward twice that."""
     config = json.loads((Path(path) / "config.json").read_text())
     hidden, heads, experts = (config[key] for key in ("hidden_size", "num_attention_heads", "num_local_experts"))
     size = config.get("head_dim") or hidden // heads
@@ -81,10 +81,10 @@ def flops_per_token(path, length):
 
 
 def verify(ours, theirs, tolerance):
-    """True when the first steps agree, in all that both sides say about them."""
+    """True if loss, balancing loss and gradient norm of the first steps agree."""
     right = True
     for a, b in zip(ours[:VERIFIED_STEPS], theirs[:VERIFIED_STEPS], strict=True):
-        # clip_grad_norm_ adds the squares of a tensor in float32, which is 2e-4 off with 4 million; float64 sums agree
+        # clip_grad_norm_ sums squares in float32: an error of 2e-4 for 4 million elements; float64 sums agree
         limits = {"loss": tolerance, "aux_loss": 10 * tolerance, "grad_norm": 100 * tolerance}
         off = {key: abs(a[key] - b[key]) / abs(a[key]) for key in limits}
         good = all(off[key] <= limits[key] for key in limits)
@@ -107,17 +107,17 @@ def compare(args):
             line += f" on {row['cores']:.1f} cores"
         if row is not ours:
             row["ratio"] = ours["tokens_per_s"] / row["tokens_per_s"]
-            turns = [a / b for a, b in zip(ours["rounds"], row["rounds"])]
-            line += f"  moert-train is {row['ratio']:.2f} times as fast ({min(turns):.2f} to {max(turns):.2f} in single rounds)"
+            ratios = [a / b for a, b in zip(ours["rounds"], row["rounds"])]
+            line += f"  moert-train is {row['ratio']:.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f} in single rounds)"
         print(line)
     if args.model:
         flops = flops_per_token(args.model, args.length)
-        shares = []
+        percentages = []
         for row in [ours] + rows:
             row["gemm_share"] = row["tokens_per_s"] * flops / (args.gemm_tflops * 1e12)
-            shares.append(f"{row['name']} {100 * row['gemm_share']:.1f} %")
+            percentages.append(f"{row['name']} {100 * row['gemm_share']:.1f} %")
         ours |= {"gflop_per_token": flops / 1e9, "gemm_tflops": args.gemm_tflops}
-        print(f"  {flops / 1e9:.3f} GFLOP a token; of a GEMM's {args.gemm_tflops:.0f} TFLOP/s: {', '.join(shares)}")
+        print(f"  {flops / 1e9:.3f} GFLOP a token; of a GEMM's {args.gemm_tflops:.0f} TFLOP/s: {', '.join(percentages)}")
     goal = {}
     if args.goal > 0:
         goal = {"goal": args.goal, "holds": rows[0]["ratio"] >= args.goal}
@@ -151,7 +151,7 @@ def main():
     made.add_argument("--title", required=True)
     made.add_argument("--skip", type=int, default=2)
     made.add_argument("--tolerance", type=float, default=1e-4)
-    made.add_argument("--goal", type=float, default=0.0, help="ratio to the first of --against that is asked for")
+    made.add_argument("--goal", type=float, default=0.0, help="ratio to the first of --against to reach")
     made.add_argument("--ours", nargs="+", required=True, metavar="FILE")
     made.add_argument("--against", nargs="+", action="append", required=True, metavar="NAME FILE...")
     made.add_argument("--model", metavar="DIR", help="with --length and --gemm-tflops")

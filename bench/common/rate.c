@@ -41,7 +41,7 @@ moert_status bench_rate(moert_device *device, moert_status (*call)(void *), void
     return MOERT_OK;
 }
 
-/* An op and its operands, to be timed. */
+/* An op and its operands. */
 typedef struct timed {
     moert_op *op;
     const moert_op_buffers *buffers;

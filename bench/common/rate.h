@@ -1,14 +1,14 @@
-/* The rate of work that is done again and again, the median of samples, and values of all ranks. */
+/* Rates of repeated work, medians of samples, and values over all ranks. */
 #pragma once
 
 #include "comm/comm.h"
 #include "device/device.h"
 #include "moert/ops.h"
 
-/* Puts the samples in ascending order. */
+/* Also sorts the samples. */
 double bench_median(double *samples, size_t count);
 
-/* *seconds of `calls` calls in a row of call(what), which enqueues work. Blocks. */
+/* *seconds = time of `calls` calls in a row of call(what), which enqueues work. Blocks. */
 moert_status bench_time_calls(moert_device *device, moert_status (*call)(void *), void *what,
                               size_t calls, double *seconds);
 /*
@@ -17,11 +17,11 @@ moert_status bench_time_calls(moert_device *device, moert_status (*call)(void *)
  */
 moert_status bench_rate(moert_device *device, moert_status (*call)(void *), void *what,
                         double flops, double *tflops);
-/* The same of moert_op_execute. */
+/* The same for moert_op_execute. */
 moert_status bench_rate_op(moert_device *device, moert_op *op, const moert_op_buffers *buffers,
                            double flops, double *tflops);
 
-/* Of the values that the ranks bring. Collective. */
+/* Sum and maximum over the ranks' values `mine`. Collective. */
 typedef struct bench_of_ranks {
     double sum, largest;
 } bench_of_ranks;

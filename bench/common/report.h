@@ -1,5 +1,4 @@
-/* What every bench has: its rows as JSON, whether all results are right, and what it was
- * measured on. */
+/* Common code of the benches: rows as JSON, the count of wrong results, machine and commit. */
 #pragma once
 
 #include <jansson.h>
@@ -8,16 +7,16 @@
 
 typedef struct bench_rows {
     json_t *json; /* an array */
-    size_t wrong; /* results */
+    size_t wrong; /* number of wrong results */
 } bench_rows;
 
-/* Adds a row with so many wrong results; it takes the row over, and fails on NULL. */
+/* Adds a row with `wrong` wrong results. Owns the row afterwards; fails if it is NULL. */
 moert_status bench_rows_add(bench_rows *rows, json_t *row, size_t wrong);
 
 /*
- * Ends a run that came to `status`: rank 0 writes the rows to `path` (NULL: nowhere), then wrong
- * results are an error that says how many of `what` they are. Frees the rows. The ranks agree on
- * the status, so that it is told once, without an abort. Collective.
+ * Ends a run with the status so far. Rank 0 writes the rows to `path` (unless NULL). Wrong results are
+ * then an error: "N WHAT are wrong". Frees the rows. The ranks agree on the status, so that it is
+ * reported once, without an abort. Collective.
  */
 moert_status bench_rows_end(bench_rows *rows, moert_context *context, const char *path,
                             const char *what, moert_status status);

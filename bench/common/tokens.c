@@ -1,4 +1,4 @@
-/* Draws rows and experts of tokens. */
+/* Draws the rows of tokens and their experts. */
 #include "bench/common/tokens.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 
-#define HOT_SHARE 0.3 /* of the slots */
+#define HOT_FRACTION 0.3 /* of the slots go to the hot expert */
 
 uint32_t bench_word(uint64_t seed, uint64_t token, size_t column) {
     uint64_t x = token * 0x9E3779B97F4A7C15u ^ (column + 1) * 0xC2B2AE3D27D4EB4Fu ^ seed << 32;
@@ -26,8 +26,8 @@ const char *bench_skew_name(bench_skew skew) {
     return names[skew];
 }
 
-/* A key for each expert: the K largest are a sample without replacement, u^(1/weight) for expert
- * of such a weight (Efraimidis and Spirakis). */
+/* Draws a key for each expert: the K largest keys are a sample without replacement. An expert of
+ * weight w has the key u^(1/w) (Efraimidis and Spirakis). */
 static void draw(bench_skew skew, uint64_t seed, uint64_t token, size_t topk, size_t experts,
                  double *keys) {
     for (size_t e = 0; e < experts; e++) {
@@ -35,7 +35,7 @@ static void draw(bench_skew skew, uint64_t seed, uint64_t token, size_t topk, si
         keys[e] = skew == BENCH_ZIPF ? pow(u, (double)(e + 1)) : u;
     }
     if (skew == BENCH_HOT)
-        keys[0] = moert_rng_uniform(seed, 2, token) < HOT_SHARE * (double)topk ? 2.0 : -1.0;
+        keys[0] = moert_rng_uniform(seed, 2, token) < HOT_FRACTION * (double)topk ? 2.0 : -1.0;
 }
 
 static void choose(double *keys, size_t topk, size_t experts, int32_t *chosen) {

@@ -1,4 +1,4 @@
-/* Rows and experts of tokens, that every rank can compute for all tokens of a job. */
+/* Rows of tokens and their experts; every rank can compute those of all tokens of a job. */
 #pragma once
 
 #include <stddef.h>
@@ -6,13 +6,13 @@
 
 #include "base/error.h"
 
-/* Options: limits of a CHOICE of bench_skew, and what they mean. */
+/* Words and help of an option of type bench_skew. */
 #define BENCH_SKEW_WORDS "balanced|zipf|hot|one"
 #define BENCH_SKEW_HELP                                                                            \
-    "of the experts: all alike, the n-th drawn 1/n as often, one takes 30 % of the slots as far "  \
-    "as K allows, one takes every token"
+    "load of the experts: equal; the n-th drawn 1/n as often; one takes 30 % of the slots, or as " \
+    "many as K allows; one takes every token"
 
-/* 32 random bits for a column of a token's row, and such bits as a number within [-0.5, 0.5). */
+/* 32 random bits for a column of a token's row; such bits as a value in [-0.5, 0.5). */
 uint32_t bench_word(uint64_t seed, uint64_t token, size_t column);
 float bench_number(uint64_t seed, uint64_t token, size_t column);
 
@@ -20,7 +20,7 @@ typedef enum bench_skew { BENCH_BALANCED, BENCH_ZIPF, BENCH_HOT, BENCH_ONE } ben
 
 const char *bench_skew_name(bench_skew skew);
 
-/* index[tokens,topk]: different experts of tokens 0 to tokens - 1, the same for the same seed; with
+/* index[tokens,topk] = distinct experts of tokens 0 to tokens - 1, a function of the seed. With
  * BENCH_ONE all slots but the first are -1. Errors: ERROR_MEMORY. */
 moert_status bench_route(bench_skew skew, uint64_t seed, size_t tokens, size_t topk, size_t experts,
                          int32_t *index);

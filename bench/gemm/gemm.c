@@ -19,7 +19,8 @@ const char *bench_op_name(bench_op op) {
     return names[op];
 }
 
-static double share_of(const bench_problem *p, uint64_t seed, size_t e) {
+/* The expert's rows, in relation to the other experts'. */
+static double weight_of(const bench_problem *p, uint64_t seed, size_t e) {
     if (!p->ragged)
         return 1.0;
     return e % PERIOD == WITHOUT_ROWS ? 0.0 : 0.25 + 1.5 * moert_rng_uniform(seed, STREAM_ROWS, e);
@@ -31,9 +32,9 @@ static moert_status divide_rows(bench_problem *p, uint64_t seed) {
     MOERT_TRY(MOERT_NEW_ARRAY(&p->ends, experts));
     p->rows = experts * p->shape.rows;
     for (size_t e = 0; e < experts; e++)
-        all += share_of(p, seed, e);
+        all += weight_of(p, seed, e);
     for (size_t e = 0; e < experts; e++) {
-        before += share_of(p, seed, e);
+        before += weight_of(p, seed, e);
         p->ends[e] = (uint32_t)lround((double)p->rows * before / all);
     }
     return MOERT_OK;
@@ -52,17 +53,18 @@ static moert_status fill(uint64_t seed, uint64_t stream, size_t count, float **v
     return MOERT_OK;
 }
 
-/* Rows as the products take them: float32, or bf16 codes. */
+/* Uploads values as float32 or rounded to bf16. */
 static moert_status upload(moert_device *device, moert_dtype type, const float *values,
                            size_t count, moert_buffer **buffer) {
     if (type == MOERT_DTYPE_F32)
         return bench_upload(device, values, count * sizeof(float), buffer);
-    uint16_t *codes;
-    MOERT_TRY(MOERT_NEW_ARRAY(&codes, count));
+    uint16_t *rounded_values;
+    MOERT_TRY(MOERT_NEW_ARRAY(&rounded_values, count));
     for (size_t i = 0; i < count; i++)
-        codes[i] = (uint16_t)moert_dtype_encode(type, values[i]);
-    const moert_status status = bench_upload(device, codes, count * sizeof *codes, buffer);
-    free(codes);
+        rounded_values[i] = (uint16_t)moert_dtype_encode(type, values[i]);
+    const moert_status status =
+        bench_upload(device, rounded_values, count * sizeof *rounded_values, buffer);
+    free(rounded_values);
     return status;
 }
 
@@ -158,7 +160,7 @@ void bench_run_destroy(bench_run *run) {
     *run = (bench_run){0};
 }
 
-/* A sum of products in float64. */
+/* A float64 sum, and the sum of its summands' magnitudes. */
 typedef struct sum {
     double value, magnitude;
 } sum;
@@ -169,7 +171,7 @@ static double rounded(const bench_problem *p, float value) {
                : (double)moert_dtype_decode(p->type, moert_dtype_encode(p->type, value));
 }
 
-/* Of a[i * a_step] b[i * b_step], i < count. */
+/* sum_i a[i * a_step] b[i * b_step], i < count. */
 static sum dot(const bench_problem *p, const float *a, size_t a_step, const float *b, size_t b_step,
                size_t count) {
     sum s = {0.0, 0.0};
@@ -188,7 +190,8 @@ static sum gated(sum gate, sum up) {
                                       fabs(silu) * up.magnitude + fabs(silu * up.value)};
 }
 
-/* Element (m, n, k) of the result, as far as it has these dimensions, and its place. */
+/* The expected value of the result's element with the indices m, n, k, as far as the result has these
+ * dimensions. *at = its offset in the result. */
 static sum element(const bench_problem *p, bench_op op, size_t m, size_t n, size_t k, size_t *at) {
     const size_t N = p->shape.n, K = p->shape.k, half = N / 2;
     size_t e = 0;

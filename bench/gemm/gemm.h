@@ -1,10 +1,10 @@
 /*
- * What bench_gemm measures: operations, shapes, and one problem of a shape with its data.
+ * The operations of bench_gemm, and a problem: a shape with its data.
  *
  * Rows of x[M,K] and y[M,N] belong to experts with weight[E,N,K]:
  *   fprop y = x weight^T, glu h[M,N/2] = silu(gate) * up with [gate | up] = y, dgrad x = y weight,
  *   wgrad weight = y^T x
- * FLOPs of each, the GLU's exponentials not counted: 2 M N K, M summed over the experts.
+ * FLOPs of each operation: 2 M N K, M summed over the experts; the GLU's exponentials do not count.
  */
 #pragma once
 
@@ -26,7 +26,7 @@ typedef moert_gemm_shape bench_shape;
 
 typedef struct bench_problem {
     bench_shape shape;
-    moert_dtype type; /* F32 or BF16: what the operands are rounded to */
+    moert_dtype type; /* F32 or BF16: dtype to which the operands are rounded */
     bool ragged;
     uint32_t *ends;        /* [E] */
     size_t rows;           /* M */
@@ -34,32 +34,32 @@ typedef struct bench_problem {
     moert_buffer *ends_buffer, *x_buffer, *y_buffer, *weight_buffer;
 } bench_problem;
 
-/* Balanced, or ragged: an expert has 0.25 to 1.75 times the average, and in every five the second
- * has no rows; scaled so that M is that of the balanced groups. The seed decides sizes and data. */
+/* Groups are balanced or ragged. Ragged: an expert has 0.25 to 1.75 times the average rows, the second
+ * of every five has none, and M is that of the balanced groups. The seed determines sizes and data. */
 moert_status bench_problem_create(moert_device *device, const bench_shape *shape, moert_dtype type,
                                   bool ragged, uint64_t seed, bench_problem **problem);
 void bench_problem_destroy(bench_problem *problem);
 double bench_problem_flops(const bench_problem *problem); /* of one operation */
 
-/* An operation on a problem, by the backend in use: `gemm`, ready to be run often. */
+/* An operation on a problem, prepared for the backend in use; run `gemm` any number of times. */
 typedef struct bench_run {
     const bench_problem *problem;
     bench_op op;
     moert_gemm gemm;
     moert_prepacked *prepacked;
-    moert_buffer *result, *between; /* between: y, for the GLU */
+    moert_buffer *result, *between; /* between: y, of the GLU only */
 } bench_run;
 
-/* prepacked: let forward and dgrad read a prepacked weight where the backend has one. */
+/* prepacked: forward and dgrad read prepacked weights if the backend has them. */
 moert_status bench_run_create(const bench_problem *problem, bench_op op, bool prepacked,
                               bench_run *run);
 void bench_run_destroy(bench_run *run);
 size_t bench_result_count(const bench_problem *problem, bench_op op); /* elements of the result */
 
 /*
- * Compares sampled elements of the result, in a buffer or, if that is NULL, in memory, with float64
- * sums over the (rounded) operands. *wrong counts those that are off by more than 1e-5 of the sum of
- * the terms' magnitudes, for the GLU carried through its derivatives.
+ * Compares sampled elements of the result (in `buffer` or, if that is NULL, in `memory`) with float64
+ * sums over the rounded operands. *wrong = number of elements that are off by more than 1e-5 of the sum
+ * of their summands' magnitudes. For the GLU that bound is propagated through its derivatives.
  */
 moert_status bench_count_wrong(const bench_problem *problem, bench_op op,
                                const moert_buffer *buffer, const float *memory, size_t *wrong);

@@ -1,4 +1,4 @@
-/* Samples of the contenders in turns. */
+/* Takes samples of the contenders alternately. */
 #include "bench/gemm/measure.h"
 
 #include "base/clock.h"
@@ -7,9 +7,9 @@
 
 enum { MOST_BATCH = 16 };
 #define ENOUGH_FLOPS 4e8
-#define QUIET        0.02  /* share of waiting that does no harm */
-#define WAKING_S     50e-6 /* waiting that comes with every start of threads */
-#define PAUSE_S      0.05  /* until a disturbed pair is taken again */
+#define QUIET        0.02  /* fraction of the time that threads may wait for a core */
+#define WAKING_S     50e-6 /* wait for a core that every start of threads causes */
+#define PAUSE_S      0.05  /* before a disturbed pair of samples is repeated */
 
 typedef struct contest {
     const bench_setup *bench;
@@ -17,7 +17,7 @@ typedef struct contest {
     float *result, *between; /* the rival's */
     double *ours, *theirs;   /* [repeat], GFLOP/s */
     size_t batch;
-    double waited; /* share of the samples' time, summed over them */
+    double waited; /* fraction of a sample's time, summed over the samples */
 } contest;
 
 static void release(contest *c) {
@@ -44,7 +44,7 @@ static moert_status prepare(const bench_setup *bench, const bench_problem *p, be
     return MOERT_OK;
 }
 
-/* The first calls, which build kernels and touch memory, and the check of their results. */
+/* Makes the first calls, which build kernels and touch memory, and checks their results. */
 static moert_status verify(contest *c, size_t *wrong) {
     const bench_setup *bench = c->bench;
     const bench_problem *p = c->run.problem;
@@ -55,7 +55,7 @@ static moert_status verify(contest *c, size_t *wrong) {
     if (bench->rival == NULL)
         return MOERT_OK;
     bench_rival_run(bench->rival, p, c->run.op, c->result, c->between);
-    if (p->type != MOERT_DTYPE_F32) /* the rival has not rounded its operands */
+    if (p->type != MOERT_DTYPE_F32) /* the rival does not round its operands */
         return MOERT_OK;
     MOERT_TRY(bench_count_wrong(p, c->run.op, NULL, c->result, &rival_wrong));
     if (rival_wrong > 0)
@@ -76,8 +76,8 @@ static moert_status call_theirs(const contest *c) {
     return MOERT_OK;
 }
 
-/* One sample; raises *waited to the share of its time for which threads lacked a core. Our caller
- * only waits for the device, so that it may lack one. */
+/* Takes one sample. Raises *waited to the fraction of its time for which threads lacked a core. When
+ * moert runs, the calling thread does not count: it only waits for the device. */
 static moert_status take(const contest *c, moert_status (*call)(const contest *), double *rate,
                          double *waited) {
     const bool caller_works = call == call_theirs;
@@ -104,7 +104,7 @@ static moert_status take_pair(contest *c, size_t i, double *waited) {
     return MOERT_OK;
 }
 
-/* A pair of samples that other programs have disturbed is taken again, as long as patience
+/* Takes all pairs of samples. Repeats a pair that other programs disturbed, as long as patience
  * lasts. */
 static moert_status take_turns(contest *c) {
     const bench_setup *bench = c->bench;

@@ -1,4 +1,4 @@
-/* Made of patterns; checked against float64. */
+/* Makes the operands of bench_op from patterns, and checks results against float64. */
 #include "bench/gemm/op_operands.h"
 
 #include <math.h>
@@ -28,16 +28,16 @@ static size_t scale_bytes_of(const op_form *form) {
 
 static moert_status make_ends(op_operands *o) {
     const size_t experts = o->of.experts, multiple = o->form->blocks ? 16 : 1;
-    double part[MOST_EXPERTS], total = 0.0, so_far = 0.0;
+    double weight[MOST_EXPERTS], total = 0.0, so_far = 0.0;
     MOERT_TRY(MOERT_NEW_ARRAY(&o->ends, experts));
     for (size_t e = 0; e < experts; e++) {
-        part[e] = !o->ragged   ? 1.0
-                  : e % 5 == 2 ? 0.0
-                               : 0.25 + 1.5 * moert_rng_uniform(o->seed, 1, e);
-        total += part[e];
+        weight[e] = !o->ragged   ? 1.0
+                    : e % 5 == 2 ? 0.0
+                                 : 0.25 + 1.5 * moert_rng_uniform(o->seed, 1, e);
+        total += weight[e];
     }
     for (size_t e = 0; e < experts; e++) {
-        so_far += part[e];
+        so_far += weight[e];
         o->ends[e] = (uint32_t)(so_far / total * (double)o->of.rows + 1e-6);
         o->ends[e] -= o->ends[e] % multiple;
     }
@@ -45,16 +45,16 @@ static moert_status make_ends(op_operands *o) {
     return MOERT_OK;
 }
 
-/* Scale i of the pattern; *code: as it is stored. */
-static float make_scale(const op_operands *o, size_t i, uint32_t *code) {
+/* Scale i of the pattern; *bits = as it is stored. */
+static float make_scale(const op_operands *o, size_t i, uint32_t *bits) {
     const bool nvfp4 = o->form->quantized && o->form->format == MOERT_FORMAT_NVFP4;
     const double uniform = moert_rng_uniform(o->seed, 4, i);
     const float scale = o->form->blocks || nvfp4 ? (float)(0.5 + uniform) : 1.0f;
-    *code = nvfp4                ? moert_dtype_encode(MOERT_DTYPE_E4M3, scale)
+    *bits = nvfp4                ? moert_dtype_encode(MOERT_DTYPE_E4M3, scale)
             : o->form->quantized ? 125 + (uint32_t)(4.0 * uniform)
                                  : moert_float_bits(scale);
-    return nvfp4                ? moert_dtype_decode(MOERT_DTYPE_E4M3, *code)
-           : o->form->quantized ? moert_e8m0_decode((uint8_t)*code)
+    return nvfp4                ? moert_dtype_decode(MOERT_DTYPE_E4M3, *bits)
+           : o->form->quantized ? moert_e8m0_decode((uint8_t)*bits)
                                 : scale;
 }
 
@@ -68,13 +68,13 @@ moert_status op_operands_make(op_operands *o) {
     MOERT_TRY(MOERT_NEW_ARRAY(&o->scale_of, BENCH_PATTERN));
     for (size_t i = 0; i < BENCH_PATTERN; i++) {
         const double uniform = moert_rng_uniform(o->seed, 0, i);
-        const uint32_t code = type == MOERT_DTYPE_E2M1 /* any two */
+        const uint32_t bits = type == MOERT_DTYPE_E2M1 /* any two elements in a byte */
                                   ? (uint32_t)(256.0 * uniform)
                                   : moert_dtype_encode(type, (float)(2.0 * uniform - 1.0));
         uint32_t scale;
-        o->values[i] = moert_dtype_decode(type, code);
+        o->values[i] = moert_dtype_decode(type, bits);
         o->scale_of[i] = make_scale(o, i, &scale);
-        memcpy(o->payload + i * bytes, &code, bytes);
+        memcpy(o->payload + i * bytes, &bits, bytes);
         memcpy(o->scales + i * scale_bytes, &scale, scale_bytes);
     }
     return MOERT_OK;
@@ -145,8 +145,8 @@ static size_t blocks(size_t length) {
     return moert_ceil_div(length, BLOCK);
 }
 
-/* Coded lines of `columns` of a group that begins with line `first` and, if its blocks lie down the
- * lines, block `slot`. */
+/* The quantized lines of a group. Its first line is `first`; if blocks run along columns (`down`), its
+ * first block is `slot`. */
 typedef struct quantized_lines {
     size_t columns, first, slot;
     bool down;
@@ -169,7 +169,7 @@ static double quantized_value(const op_operands *o, quantized_lines of, size_t l
            scale_at(o, scale);
 }
 
-/* An element of a row matrix, and of the weights; [lines, columns] with their scales. */
+/* An element of a row matrix, and of the weights, each times its scale. */
 static double row_value(const op_operands *o, size_t line, size_t column, size_t columns) {
     return value_at(o, line * columns + column) *
            scale_at(o, line * blocks(columns) + column / BLOCK);
@@ -183,7 +183,7 @@ static double weight_value(const op_operands *o, size_t e, size_t line, size_t c
            scale_at(o, down * blocks(columns) + j / BLOCK);
 }
 
-/* Blocks of the rows of the experts before e. */
+/* Number of row blocks of the experts before e. */
 static size_t first_slot(const op_operands *o, size_t e, size_t block) {
     size_t slot = 0;
     for (size_t i = 0; i < e; i++)
@@ -191,21 +191,21 @@ static size_t first_slot(const op_operands *o, size_t e, size_t block) {
     return slot;
 }
 
-/* An element of a row matrix that is stored transposed; `row` is of expert e. */
+/* An element of a row matrix that is stored transposed; `row` belongs to expert e. */
 static double transposed_value(const op_operands *o, size_t e, size_t row, size_t column) {
     const size_t block = first_slot(o, e, BLOCK) + (row - start_of(o, e)) / BLOCK;
     return value_at(o, column * o->of.rows + row) *
            scale_at(o, column * moert_row_blocks_most(o->of.rows, o->of.experts, BLOCK) + block);
 }
 
-/* An element of an op's result, which is of expert e. */
+/* An element of an op's result, which belongs to expert e. */
 typedef struct element {
     moert_op_kind kind;
     size_t e, line, column;
 } element;
 
-/* Term i of its sum. */
-static double term_of(const op_operands *o, const element *of, size_t i) {
+/* The product at reduction index i in the element's sum. */
+static double product_of(const op_operands *o, const element *of, size_t i) {
     const op_form *form = o->form;
     const size_t e = of->e, line = of->line, column = of->column, n = o->of.n, k = o->of.k;
     if (of->kind == MOERT_OP_GEMM_WGRAD) {
@@ -231,20 +231,20 @@ static double term_of(const op_operands *o, const element *of, size_t i) {
                : row_value(o, line, i, k) * weight_value(o, e, column, i);
 }
 
-/* The element's sum; *size: of the terms' magnitudes, added to. */
+/* The element's sum. Adds the products' magnitudes to *size. */
 static double sum_of(const op_operands *o, element of, double *size) {
     const bool wgrad = of.kind == MOERT_OP_GEMM_WGRAD, dgrad = of.kind == MOERT_OP_GEMM_DGRAD;
     const size_t last = wgrad ? o->ends[of.e] : dgrad ? o->of.n : o->of.k;
     double sum = 0.0;
     for (size_t i = wgrad ? start_of(o, of.e) : 0; i < last; i++) {
-        const double term = term_of(o, &of, i);
-        sum += term;
-        *size += fabs(term);
+        const double product = product_of(o, &of, i);
+        sum += product;
+        *size += fabs(product);
     }
     return sum;
 }
 
-/* What element (line, column) of a result of so many columns must be. */
+/* The expected value of element (line, column) of a result [...,columns]. *size = scale of its error. */
 static double expected(const op_operands *o, const op_variant *v, size_t line, size_t column,
                        size_t columns, double *size) {
     const size_t n = o->of.n;
@@ -285,12 +285,12 @@ moert_status op_count_wrong(const op_operands *o, const op_variant *v,
     for (size_t i = 0; i < CHECKS; i++) {
         const size_t line = bench_pick(o->seed, 2, i, result->lines);
         const size_t column = bench_pick(o->seed, 3, i, result->columns);
-        uint32_t code = 0;
+        uint32_t bits = 0;
         double size;
         MOERT_TRY(moert_buffer_read(result->buffer, (line * result->columns + column) * bytes,
-                                    &code, bytes));
+                                    &bits, bytes));
         const double want = expected(o, v, line, column, result->columns, &size);
-        const double off = fabs((double)moert_dtype_decode(type, code) - want);
+        const double off = fabs((double)moert_dtype_decode(type, bits) - want);
         *wrong += !(off <= (v->f32 ? 0.0 : fabs(want) / 256.0) + slack * size);
     }
     return MOERT_OK;

@@ -1,14 +1,14 @@
-/* The operands of bench_op's GEMMs, patterns of random numbers, and what their results must be. */
+/* The operands of bench_op's GEMMs (patterns of random numbers), and the check of their results. */
 #pragma once
 
 #include "moert/ops.h"
 
-/* The GEMM's operands and, beside them, the result. */
+/* Dtypes and formats of the operands and the result. */
 typedef struct op_form {
     const char *name;
     moert_dtype operand, result;
     bool blocks;     /* rows in blocks of 1x128, in wgrad of 128x1, weights in blocks of 128x128 */
-    bool transposed; /* dgrad alone, its weights stored transposed */
+    bool transposed; /* weights are stored transposed; dgrad only */
     bool quantized;  /* blocks of `format` along the reduction index */
     moert_format format;
 } op_form;
@@ -17,7 +17,7 @@ typedef struct op_form {
 typedef struct op_variant {
     const char *title;
     moert_op_kind kind;
-    bool f32; /* the result */
+    bool f32; /* the result is float32 */
     bool accumulate, bias, prob, amax, save_c, interleaved;
 } op_variant;
 
@@ -25,8 +25,8 @@ typedef struct op_shape {
     size_t experts, rows, n, k; /* rows of all experts */
 } op_shape;
 
-/* Operands of a form and a shape: x[rows,k], weight[experts,n,k], y[rows,n] and what an epilogue
- * reads, all from element 0 of the patterns on. */
+/* Operands of a form and a shape: x[rows,k], weight[experts,n,k], y[rows,n] and the inputs of an
+ * epilogue. Each starts with element 0 of the patterns. */
 typedef struct op_operands {
     moert_device *device;
     const op_form *form;
@@ -35,23 +35,23 @@ typedef struct op_operands {
     size_t seed;
     uint32_t *ends;           /* [experts] */
     unsigned char *payload;   /* [BENCH_PATTERN] elements of op_operand_bytes, two E2M1 in a byte */
-    unsigned char *scales;    /* [BENCH_PATTERN] float32, all 1 without blocks, or codes */
-    float *values, *scale_of; /* [BENCH_PATTERN] what they stand for, but for E2M1 */
+    unsigned char *scales;    /* [BENCH_PATTERN] float32 (all 1 without blocks), or one byte each */
+    float *values, *scale_of; /* [BENCH_PATTERN] payload and scales, decoded; values not of E2M1 */
 } op_operands;
 
-/* Fills in the ends and the patterns. Release them after an error, too. */
+/* Makes the ends and the patterns; release them, also after an error. */
 moert_status op_operands_make(op_operands *o);
 void op_operands_release(op_operands *o);
 
-/* Bytes of an operand's element, or of two halves. */
+/* Bytes of an operand's element, or of two 4-bit elements. */
 size_t op_operand_bytes(const op_form *form);
 
-/* The buffers of an op, as far as it has them: the result and what is added to it, too. */
+/* Creates and fills all buffers that the op has, the result included (accumulate adds to it). */
 moert_status op_buffers_make(const op_operands *o, const moert_op_options *options,
                              const moert_op *op, moert_op_buffers *buffers);
 void op_buffers_release(moert_op_buffers *buffers);
 
-/* Counts the samples of the result that are off by more than the rounding to 16 bits and 1e-5 of
- * the terms, of FP8 ones, which the tensor cores add up less exactly, 1e-4. */
+/* *wrong = sampled elements of the result that are off by more than the rounding to 16 bits and 1e-5 of
+ * the summands' magnitudes; 1e-4 for plain FP8, which tensor cores add less exactly. */
 moert_status op_count_wrong(const op_operands *o, const op_variant *v,
                             const moert_op_buffers *buffers, size_t *wrong);

@@ -1,7 +1,7 @@
 /*
- * Loops of independent multiply-adds: 12 accumulators are at least latency times issue width of the
- * processors of today. FLOPs: two per lane and accumulator, four for vdpbf16ps, which adds two
- * products to each lane; tdpbf16ps adds 32 to each of 16 x 16 sums.
+ * Loops of independent multiply-adds. 12 accumulators are at least the latency times the issue width of
+ * today's processors. FLOPs per lane and accumulator: 2, or 4 for vdpbf16ps, which adds two products to
+ * each lane; tdpbf16ps adds 32 products to each of 16 x 16 sums.
  */
 #include "bench/gemm/peak.h"
 
@@ -18,7 +18,7 @@ enum { TRIALS = 80 };
 
 #define TWELVE(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
 #define ZERO(i)   vector a##i = {0};
-/* An assembler statement that reads and writes one accumulator: no compiler joins or drops it. */
+/* An assembler statement that reads and writes one accumulator: no compiler merges or drops it. */
 #define STEP(i) __asm__ volatile(INSTRUCTION " %1, %2, %0" : "+v"(a##i) : "v"(b), "v"(c));
 #define LOOP(name, isa, bytes)                                                                     \
     __attribute__((target(isa))) static void name(size_t rounds) {                                 \
@@ -29,7 +29,11 @@ enum { TRIALS = 80 };
             TWELVE(STEP) TWELVE(STEP) TWELVE(STEP) TWELVE(STEP)                                    \
         }                                                                                          \
     }
-enum { STEPS = 4 * 12, TILE_SUMS = 256, TILE_STEPS = 4 }; /* in a round */
+enum {
+    STEPS = 4 * 12,
+    TILE_SUMS = 256,
+    TILE_STEPS = 4
+}; /* instructions of a round; sums of a tile */
 
 #define INSTRUCTION "vfmadd231ps"
 LOOP(fma_512, "avx512f", 64)
@@ -38,7 +42,7 @@ LOOP(fma_256, "fma", 32)
 #define INSTRUCTION "vdpbf16ps"
 LOOP(bf16_512, "avx512f,avx512bf16", 64)
 
-/* Eight registers of 16 rows of 64 bytes: four of sums, two and two of operands. */
+/* Configures eight registers of 16 rows of 64 bytes: four for sums, two for each operand. */
 static void bf16_tiles(size_t rounds) {
     unsigned char shapes[64] = {1};
     for (size_t i = 0; i < 8; i++) {
@@ -65,7 +69,7 @@ static bool has_bf16(void) {
     return __builtin_cpu_supports("avx512bf16");
 }
 
-/* The first row that the processor has counts. */
+/* The first row of a dtype that the processor supports is measured. */
 static const struct {
     moert_dtype type;
     bool (*available)(void);
@@ -95,7 +99,7 @@ bench_peak bench_peak_measure(bench_pool *pool, moert_dtype type) {
         if (loops[i].type != type || !loops[i].available())
             continue;
         trial it = {loops[i].loop,
-                    200000}; /* some ms: others may leave the cores alone for that long */
+                    200000}; /* a few ms, short enough to run undisturbed now and then */
         bench_peak peak = {0.0, loops[i].instruction};
         for (int t = 0; t < TRIALS; t++) {
             const uint64_t start = moert_clock_ns();

@@ -57,7 +57,7 @@ moert_status bench_pin_since(const moert_placement *placement, moert_thread_snap
     return status;
 }
 
-/* Gives the caller what the other members leave over. */
+/* Pins the caller to the cores that the other members do not use. */
 static void pin_caller(const bench_pool *pool) {
     cpu_set_t rest, taken;
     if (sched_getaffinity(0, sizeof rest, &rest) != 0)
@@ -109,7 +109,8 @@ moert_status bench_pool_create(const moert_placement *placement, size_t threads,
     MOERT_TRY_OR(free_pool, start(pool, placement));
     *made = pool;
     return MOERT_OK;
-free_pool: /* threads that wait for one that never came stay until the process ends */
+free_pool
+    : /* started threads wait for the missing one until the process ends, so keep their memory */
     if (pool->started == 0)
         release(pool);
     return status;

@@ -1,6 +1,6 @@
 /*
- * Threads of a bench, one to a core: the caller is the last of them, the others sleep between the
- * calls. What a rival starts on its own is pinned to the same cores.
+ * The threads of a bench, one per core. The caller is the last member; the others sleep between calls.
+ * Threads that the rival starts are pinned to the same cores.
  */
 #pragma once
 
@@ -8,26 +8,25 @@
 
 typedef struct bench_pool bench_pool;
 
-/* As many threads as the placement has cores, or `threads` if that is not 0. A placement without
- * cores (MOERT_BIND=0) pins nothing. */
+/* One thread for each core of the placement, or `threads` threads if not 0. A placement without cores
+ * (MOERT_BIND=0) pins nothing. */
 moert_status bench_pool_create(const moert_placement *placement, size_t threads, bench_pool **pool);
 void bench_pool_destroy(bench_pool *pool);
 size_t bench_pool_size(const bench_pool *pool);
 
-/* work(argument, member) on every thread; returns when all are done. */
+/* Runs work(argument, member) on every thread; returns when all are done. */
 void bench_pool_run(bench_pool *pool, void (*work)(void *argument, size_t member), void *argument);
 
-/* Reads through memory on every thread, so that nothing older is left in its core's L2 cache. */
+/* Every thread reads enough memory to evict all older data from its core's L2 cache. */
 void bench_pool_evict(bench_pool *pool);
-size_t bench_pool_cache_bytes(const bench_pool *pool); /* of L2, of all cores */
+size_t bench_pool_cache_bytes(const bench_pool *pool); /* L2 caches of all cores */
 
-/* Pins the threads started since the snapshot, one to a core in turn; frees the snapshot. */
+/* Pins the threads that were started since the snapshot, one per core; frees the snapshot. */
 moert_status bench_pin_since(const moert_placement *placement, moert_thread_snapshot *snapshot);
 
-/* Seconds for which threads of this process were ready to run and had no core, so far (Linux counts
- * them); with or without the calling thread. 0 when that is not known. A contender that divides its
- * work evenly loses more to other programs than one that does not, so that ratios taken on a busy
- * machine mislead. */
+/* Seconds so far for which threads of this process were ready to run but had no core, as Linux counts
+ * them, with or without the calling thread; 0 if unknown. Other programs cost a contender that divides
+ * its work evenly more than one that does not, so ratios from a busy machine mislead. */
 double bench_waited_seconds(bool caller_too);
 
 void bench_sleep(double seconds);

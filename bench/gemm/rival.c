@@ -1,4 +1,4 @@
-/* OpenBLAS by dlopen, and the GLU after its products. */
+/* OpenBLAS by dlopen, and the GLU after its GEMMs. */
 #include "bench/gemm/rival.h"
 
 #include <dlfcn.h>
@@ -9,9 +9,9 @@
 
 #include "base/memory.h"
 
-enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 }; /* of cblas.h */
-/* Its threads spin for 2^20 cycles after a call, long enough for the next expert and shorter than a
- * rest; 2^26 is the default. */
+enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 }; /* constants of cblas.h */
+/* OpenBLAS's threads spin for 2^20 cycles after a call: longer than until the next expert's call, and
+ * shorter than a rest. The default is 2^26. */
 #define SPIN   "20"
 #define REST_S 0.002
 #define IDLE_S 0.03
@@ -26,7 +26,7 @@ struct bench_rival {
     char text[256];
 };
 
-/* What the environment says of its kernels and block sizes is for other programs. */
+/* Replaces settings of OpenBLAS's kernels and block sizes that are meant for other programs. */
 static void set_environment(void) {
     setenv("OPENBLAS_THREAD_TIMEOUT", SPIN, 1);
     unsetenv("OPENBLAS_CORETYPE");
@@ -39,8 +39,8 @@ static void set_environment(void) {
 #endif
 }
 
-/* Loads the library and starts its threads: it would start no more than the caller may run on,
- * which is one core. */
+/* Loads the library and sets its number of threads. By default it starts one per core that the caller
+ * may run on, which is one. */
 static void *load(const char *library, const bench_pool *pool) {
     set_environment();
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
@@ -66,7 +66,7 @@ moert_status bench_rival_open(const char *library, const moert_placement *placem
     moert_thread_snapshot before;
     bench_rival *rival;
     *made = NULL;
-    snprintf(reason, reason_bytes, "not asked for");
+    snprintf(reason, reason_bytes, "not requested");
     if (strcmp(library, "none") == 0)
         return MOERT_OK;
     MOERT_TRY(moert_threads_snapshot(&before));
@@ -85,7 +85,7 @@ moert_status bench_rival_open(const char *library, const moert_placement *placem
     return MOERT_OK;
 }
 
-/* The library stays loaded: its threads may be in it. */
+/* The library stays loaded, since its threads may still run its code. */
 void bench_rival_close(bench_rival *rival) {
     free(rival);
 }
@@ -117,7 +117,7 @@ double bench_rival_restless(const bench_rival *rival) {
 
 /* ---- the GLU ---- */
 
-/* exp(x) for |x| <= 80: 2^i times a polynomial of the rest, relative error below 3e-7. */
+/* exp(x) for |x| <= 80: 2^i times a polynomial of the remainder; relative error below 3e-7. */
 static inline __attribute__((always_inline)) float exponential(float x) {
     const float shift = 0x1.8p23f, scaled = x * 1.44269504f + shift, i = scaled - shift;
     const float r = (x - i * 0.693359375f) + i * 2.12194440e-4f;

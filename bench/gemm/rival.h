@@ -1,7 +1,6 @@
 /*
- * The rival: OpenBLAS's sgemm, called for one expert after the other, from the shared library that
- * a system has, if it has one. Its GLU is a plain loop in C over the same threads, compiled with
- * the bench.
+ * The rival: sgemm of the system's OpenBLAS, if installed, called for one expert after the other. Its
+ * GLU is a plain C loop on the same number of threads, compiled with the bench.
  */
 #pragma once
 
@@ -11,25 +10,25 @@
 typedef struct bench_rival bench_rival;
 
 /*
- * Loads `library` ("none" for no rival), with as many threads as the pool, pinned to its cores. On
- * a processor with AVX-512 it is told to use its kernels for that (OPENBLAS_CORETYPE=SKYLAKEX),
- * which some versions do not choose by themselves. *rival = NULL with a reason[reason_bytes] when
- * there is none. Errors: ERROR_MEMORY, ERROR_TOPOLOGY.
+ * Loads `library` ("none" for no rival), with as many threads as the pool, pinned to its cores. With
+ * AVX-512, OPENBLAS_CORETYPE=SKYLAKEX selects the kernels for it, which some versions do not choose by
+ * default. Without a rival, *rival = NULL and reason[reason_bytes] says why. Errors: ERROR_MEMORY,
+ * ERROR_TOPOLOGY.
  */
 moert_status bench_rival_open(const char *library, const moert_placement *placement,
                               bench_pool *pool, bench_rival **rival, char *reason,
                               size_t reason_bytes);
 void bench_rival_close(bench_rival *rival);
 
-/* "OpenBLAS 0.3.21 ..., core SkylakeX, 2 threads": what the library says of itself. */
+/* The library's description: "OpenBLAS 0.3.21 ..., core SkylakeX, 2 threads". */
 const char *bench_rival_describe(const bench_rival *rival);
 
-/* Waits until a rival's threads, which spin after a call, have gone to sleep. */
+/* Waits until the rival's threads, which spin after a call, sleep. */
 void bench_rival_rest(void);
-/* The share of one core that the process still uses after a call and a rest; 0 = all sleep. */
+/* The fraction of a core that the process still uses after a call and a rest; 0 = all threads sleep. */
 double bench_rival_restless(const bench_rival *rival);
 
-/* The operation in float32, whatever the problem's type; `between`, y[M,N], is for the GLU. An
+/* Runs the operation in float32, whatever the problem's dtype; `between` is y[M,N] of the GLU. An
  * expert without rows gets a weight gradient of zeros. */
 void bench_rival_run(const bench_rival *rival, const bench_problem *problem, bench_op op,
                      float *result, float *between);

@@ -15,7 +15,7 @@ bool bench_row_holds(const bench_row *row) {
     return row->goal > 0.0 && bench_row_ratio(row) >= row->goal && !bench_row_disturbed(row);
 }
 
-/* A number to the right, or a dash for one that is not known. */
+/* Prints a number right-aligned, or a dash if it is unknown (0). */
 static void put(int width, int digits, double value) {
     if (value > 0.0)
         printf(" %*.*f", width, digits, value);
@@ -61,7 +61,7 @@ void bench_report_row(const bench_row *row) {
     fflush(stdout);
 }
 
-/* NULL for what is not known: jansson's "o" takes the value over, and fails on NULL. */
+/* A JSON number, or null if it is unknown (0). */
 static json_t *number(double value) {
     return value > 0.0 ? json_real(value) : json_null();
 }

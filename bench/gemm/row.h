@@ -1,4 +1,4 @@
-/* The rows of bench_gemm: aligned columns for a reader, the same as JSON for a script. */
+/* The rows of bench_gemm, as aligned columns and as JSON. */
 #pragma once
 
 #include "bench/common/report.h"
@@ -9,21 +9,21 @@ typedef struct bench_row {
     bench_op op;
     moert_dtype type;
     bool ragged;
-    const char *backend, *rival; /* rival: what it says of itself, or NULL */
+    const char *backend, *rival; /* rival: its description, or NULL */
     double gflops, p10, p90;     /* median and spread over the samples */
-    double peak, rival_gflops;   /* 0 = not known */
-    double waited;               /* share of the time for which a thread lacked a core */
-    double goal;                 /* smallest ratio that is asked for; 0 = none */
+    double peak, rival_gflops;   /* 0 = unknown */
+    double waited;               /* fraction of the time for which a thread lacked a core */
+    double goal;                 /* the ratio to reach; 0 = none */
     size_t wrong;
 } bench_row;
 
 double bench_row_ratio(const bench_row *row); /* of the medians; 0 without a rival */
-/* Other programs had so much of the cores that the ratio says little. */
+/* Other programs took so much of the cores that the ratio means little. */
 bool bench_row_disturbed(const bench_row *row);
 bool bench_row_holds(const bench_row *row); /* reaches its goal, undisturbed */
 
 void bench_report_titles(void);
 void bench_report_row(const bench_row *row);
-/* With several backends in a line: `first` puts the shape before it. */
+/* Prints one of several backends in a line; `first` prints the shape before it. */
 void bench_report_backend(const bench_row *row, bool first);
 moert_status bench_report_add(bench_rows *rows, const bench_row *row);

@@ -1,4 +1,4 @@
-/* The prepacked exchange that bench_exchange compares with. */
+/* The rival of bench_exchange: packs rows, calls MPI_Alltoallv, unpacks rows. */
 #include "bench/layer/alltoall.h"
 
 #include <mpi.h>
@@ -22,13 +22,13 @@ struct bench_alltoall {
     bench_pool *pool;
     const moert_plan *plan;
     size_t row_bytes;
-    bool codes;
+    bool bf16;
     MPI_Datatype row;
-    int *counts;             /* of MPI: sent and received rows, and where they start */
-    uint32_t *token, *place; /* of each row to send; of each received row among the experts' rows */
+    int *counts;        /* [4,ranks] of MPI: rows to send, offsets, rows to receive, offsets */
+    uint32_t *token;    /* token of each row to send */
+    uint32_t *position; /* of each received row among the experts' rows */
     char *sent, *received, *rows;
-    moert_buffer *returned,
-        *destination; /* `sent` and where a slot's row is in it, for a combine */
+    moert_buffer *returned, *destination; /* for a combine: `sent`, and each slot's row in it */
 };
 
 /* ---- tables ---- */
@@ -50,7 +50,8 @@ static moert_status set_counts(bench_alltoall *a) {
     return MOERT_OK;
 }
 
-/* What each row to send is, and, for the kernel that sums, pairs of (0, row), or dropped. */
+/* Sets the token of each row to send and, for the kernel that sums, each slot's pair (0, row) or
+ * (dropped, ...). */
 static moert_status set_slots(bench_alltoall *a) {
     const moert_plan *plan = a->plan;
     const size_t slots = plan->tokens * plan->topk, bytes = 2 * slots * sizeof(uint32_t);
@@ -68,10 +69,10 @@ static moert_status set_slots(bench_alltoall *a) {
     return status;
 }
 
-/* Rows arrive by rank, then expert; an expert has them by rank. */
-static void set_places(bench_alltoall *a) {
+/* Sets `position`: rows arrive ordered by rank, then expert; an expert's rows are ordered by rank. */
+static void set_positions(bench_alltoall *a) {
     const moert_plan *plan = a->plan;
-    uint32_t *place = a->place;
+    uint32_t *position = a->position;
     for (size_t r = 0; r < plan->ranks; r++)
         for (size_t e = 0; e < plan->local_experts; e++) {
             const uint64_t *counts = plan->counts + plan->first_expert + e;
@@ -79,7 +80,7 @@ static void set_places(bench_alltoall *a) {
             for (size_t lower = 0; lower < r; lower++)
                 row += (uint32_t)counts[lower * plan->experts];
             for (uint64_t i = 0; i < counts[r * plan->experts]; i++)
-                *place++ = row++;
+                *position++ = row++;
         }
 }
 
@@ -92,7 +93,7 @@ static moert_status make_rows(char **rows, size_t count, size_t row_bytes) {
 }
 
 moert_status bench_alltoall_create(moert_device *device, bench_pool *pool, const moert_plan *plan,
-                                   size_t row_bytes, bool codes, bench_alltoall **made) {
+                                   size_t row_bytes, bool bf16, bench_alltoall **made) {
     size_t sent = 0;
     bench_alltoall *a;
     moert_status status;
@@ -103,18 +104,18 @@ moert_status bench_alltoall_create(moert_device *device, bench_pool *pool, const
     a->pool = pool;
     a->plan = plan;
     a->row_bytes = row_bytes;
-    a->codes = codes;
+    a->bf16 = bf16;
     a->row = MPI_DATATYPE_NULL;
     MOERT_TRY_OR(destroy, set_counts(a));
     MOERT_TRY_OR(destroy, MOERT_NEW_ARRAY(&a->token, sent));
-    MOERT_TRY_OR(destroy, MOERT_NEW_ARRAY(&a->place, plan->rows));
+    MOERT_TRY_OR(destroy, MOERT_NEW_ARRAY(&a->position, plan->rows));
     MOERT_TRY_OR(destroy, make_rows(&a->sent, sent, row_bytes));
     MOERT_TRY_OR(destroy, make_rows(&a->received, plan->rows, row_bytes));
     MOERT_TRY_OR(destroy, make_rows(&a->rows, plan->rows, row_bytes));
     MOERT_TRY_OR(destroy, set_slots(a));
     MOERT_TRY_OR(destroy, moert_buffer_wrap(device, a->sent,
                                             moert_max(sent * row_bytes, LINE_BYTES), &a->returned));
-    set_places(a);
+    set_positions(a);
     MPI_Type_contiguous((int)row_bytes, MPI_BYTE, &a->row);
     MPI_Type_commit(&a->row);
     *made = a;
@@ -130,7 +131,7 @@ void bench_alltoall_destroy(bench_alltoall *a) {
     if (a->row != MPI_DATATYPE_NULL)
         MPI_Type_free(&a->row);
     MOERT_DESTROY(a->returned, a->destination);
-    MOERT_FREE(a->counts, a->token, a->place, a->sent, a->received, a->rows, a);
+    MOERT_FREE(a->counts, a->token, a->position, a->sent, a->received, a->rows, a);
 }
 
 void *bench_alltoall_rows(bench_alltoall *a) {
@@ -139,7 +140,7 @@ void *bench_alltoall_rows(bench_alltoall *a) {
 
 /* ---- moves by all threads ---- */
 
-/* Rows i of `to` from rows from[i], or rows to[i] from rows i; the other table is NULL. */
+/* Copies row from[i] to row i, or row i to row to[i]; the other table is NULL. */
 typedef struct move {
     char *target;
     const char *source;
@@ -203,7 +204,7 @@ moert_status bench_alltoall_dispatch(bench_alltoall *a, bool streamed, const voi
     MOERT_TRY(exchange(a, a->sent, sent, a->received, received));
     move_rows(a, (move){.target = a->rows,
                         .source = a->received,
-                        .to = a->place,
+                        .to = a->position,
                         .rows = a->plan->rows,
                         .streamed = streamed});
     return MOERT_OK;
@@ -213,16 +214,16 @@ moert_status bench_alltoall_combine(bench_alltoall *a, bool streamed, const moer
                                     moert_buffer *target) {
     const int *sent = a->counts, *received = sent + 2 * a->plan->ranks;
     const size_t tokens = a->plan->tokens, stride = a->row_bytes / sizeof(float);
-    const size_t width = a->codes ? 2 * stride : stride;
+    const size_t width = a->bf16 ? 2 * stride : stride;
     move_rows(a, (move){.target = a->received,
                         .source = a->rows,
-                        .from = a->place,
+                        .from = a->position,
                         .rows = a->plan->rows,
                         .streamed = streamed});
     MOERT_TRY(exchange(a, a->received, received, a->sent, sent));
     MOERT_TRY(MOERT_RUN(
         a->device, MOERT_PROGRAM(a->device, "exchange/exchange -DREMOTE=0", width),
-        a->codes ? "combine_codes" : "combine_rows",
+        a->bf16 ? "combine_codes" : "combine_rows",
         ((moert_grid){moert_ceil_div(tokens, MOERT_EXCHANGE_TOKENS), 1, 1}), MOERT_ARG(a->returned),
         MOERT_ARG(a->destination), MOERT_ARG(weight), MOERT_ARG(target),
         MOERT_ARGS(moert_exchange_args, .tokens = (uint32_t)tokens, .topk = (uint32_t)a->plan->topk,

@@ -1,4 +1,4 @@
-/* Computes a few tokens of a layer in float64: each rank what its experts add, then the sum. */
+/* Computes a few tokens of a layer in float64: each rank its experts' contributions, then their sum. */
 #include "bench/layer/layer_check.h"
 
 #include <math.h>
@@ -10,7 +10,7 @@
 #include "bench/common/tokens.h"
 #include "device/device.h"
 
-#define MARGIN 1e-4 /* between the last chosen logit and the next */
+#define MARGIN 1e-4 /* smallest gap between the last chosen logit and the next */
 
 /* A sampled token of any rank. */
 typedef struct sample {
@@ -19,35 +19,35 @@ typedef struct sample {
     double weight[64];
 } sample;
 
-/* What a rank's experts add to a sample. */
+/* The contributions of a rank's experts to a sample. */
 typedef struct parts {
     double *y, *dx; /* [H] */
-    double *dot;    /* [K] dy times the expert's output, of each slot */
+    double *dot;    /* [K] for each slot: dot product of dy and the expert's output */
 } parts;
 
 typedef struct check {
     const bench_layer_case *c;
-    size_t ranks, samples, stride; /* of all ranks; doubles of a sample's parts */
+    size_t ranks, samples, stride; /* samples of all ranks; doubles of a sample's parts */
     float *router;                 /* [E,H] */
     double *logits;                /* [E] */
     sample *sampled;               /* [samples] */
-    float *w1, *w2;                /* of one expert */
+    float *w1, *w2;                /* weights of one expert */
     double *g, *u, *h, *out;       /* [I], [I], [I], [H] */
-    double *mine, *all;            /* [samples,stride]; of every rank */
+    double *mine, *all;            /* [samples,stride]; [ranks,samples,stride] */
 } check;
 
-/* ---- products ---- */
+/* ---- matrix-vector products ---- */
 
 /* to[rows] = m[rows,columns] x, or to[columns] += m^T x. */
-typedef struct product {
+typedef struct matvec {
     double *to;
     const float *m;
     const double *x;
     size_t rows, columns;
-} product;
+} matvec;
 
 static void multiply_rows(void *context, size_t first, size_t end) {
-    const product *p = context;
+    const matvec *p = context;
     for (size_t r = first; r < end; r++) {
         double sum = 0.0;
         for (size_t i = 0; i < p->columns; i++)
@@ -57,32 +57,32 @@ static void multiply_rows(void *context, size_t first, size_t end) {
 }
 
 static void add_columns(void *context, size_t first, size_t end) {
-    const product *p = context;
+    const matvec *p = context;
     for (size_t r = 0; r < p->rows; r++)
         for (size_t i = first; i < end; i++)
             p->to[i] += (double)p->m[r * p->columns + i] * p->x[r];
 }
 
-enum { WORTH = 1 << 18 }; /* products of a thread */
+enum { WORTH = 1 << 18 }; /* fewest multiplications of a thread */
 
 static void multiply(double *to, const float *m, const double *x, size_t rows, size_t columns) {
-    product p = {to, m, x, rows, columns};
+    matvec p = {to, m, x, rows, columns};
     moert_parallel(rows, WORTH / columns, multiply_rows, &p);
 }
 
 static void add_transposed(double *to, const float *m, const double *x, size_t rows,
                            size_t columns) {
-    product p = {to, m, x, rows, columns};
+    matvec p = {to, m, x, rows, columns};
     moert_parallel(columns, WORTH / rows, add_columns, &p);
 }
 
 /* ---- routing ---- */
 
-/* Routes a token; false if the choice hangs on rounding. */
+/* Routes a token; false if rounding could change the choice. */
 static bool route(check *k, sample *s) {
     const bench_layer_case *c = k->c;
-    const size_t others = c->experts - c->topk;      /* not chosen */
-    double sum = 0.0, *x = k->out, *sorted = k->out; /* of at least E and H numbers */
+    const size_t others = c->experts - c->topk;      /* number of experts not chosen */
+    double sum = 0.0, *x = k->out, *sorted = k->out; /* max(E,H) doubles */
     for (size_t i = 0; i < c->hidden; i++)
         x[i] = (double)bench_number(c->seed, s->token, i);
     multiply(k->logits, k->router, x, c->experts, c->hidden);
@@ -104,7 +104,8 @@ static bool route(check *k, sample *s) {
     return true;
 }
 
-/* The last tokens of equal parts of every rank's, or some before them. */
+/* Divides each rank's tokens into BENCH_SAMPLES parts and takes the last token of each; an earlier one
+ * if rounding could change its experts. */
 static moert_status take_samples(check *k) {
     const bench_layer_case *c = k->c;
     for (size_t i = 0; i < k->samples; i++) {
@@ -122,7 +123,7 @@ static moert_status take_samples(check *k) {
 
 /* ---- experts ---- */
 
-/* Adds a slot of a sample: out = w2 (silu(g) u) with g, u = w1 x, and its part of dx. */
+/* Adds a slot's contribution to a sample: to y, w2 (silu(g) u) with g, u = w1 x; and to dx. */
 static void add_slot(check *k, const sample *s, size_t slot, parts p) {
     const size_t hidden = k->c->hidden, width = k->c->intermediate;
     const double weight = s->weight[slot];
@@ -184,7 +185,8 @@ static moert_status add_experts(check *k) {
 
 /* ---- sums and differences ---- */
 
-/* Of a softmax over the chosen logits: their gradients go back to x through the router's rows. */
+/* Adds the router's contribution to dx: the gradients of the chosen logits (a softmax over them) times
+ * the router's rows. */
 static void add_router(check *k, const sample *s, parts p) {
     const bench_layer_case *c = k->c;
     double mean = 0.0;
@@ -207,7 +209,7 @@ static double difference(const float *seen, const double *wanted, size_t count) 
     return off / largest;
 }
 
-/* Sums the parts of the ranks of the first set of experts into `mine`. */
+/* Sums the parts of the ranks that own the first set of experts into `mine`. */
 static moert_status add_up(check *k) {
     const size_t doubles = k->samples * k->stride;
     MOERT_TRY(moert_comm_allgather(k->c->comm, k->mine, doubles * sizeof *k->mine, k->all));

@@ -1,4 +1,4 @@
-/* Makes rows and looks at what has become of them. */
+/* Makes the rows of bench_exchange, and checks rows and sums. */
 #include "bench/layer/payload.h"
 
 #include <math.h>
@@ -31,32 +31,32 @@ bool bench_payload_sums(const bench_payload *p) {
     return p->dtype != BENCH_MXFP8;
 }
 
-/* Column `column` of a token, of F32 or BF16. */
-static float number(const bench_payload *p, uint64_t token, size_t column) {
+/* The value in a column of a token's row, F32 or BF16. */
+static float element(const bench_payload *p, uint64_t token, size_t column) {
     const float x = bench_number(p->seed, token, column);
     return p->dtype == BENCH_F32 ? x : moert_float_from_bits(moert_float_bits(x) & 0xFFFF0000);
 }
 
-/* Float `place` of a token's row: a number, two codes, or any bits. */
-static uint32_t bits(const bench_payload *p, uint64_t token, size_t place) {
+/* The bits of float `index` of a token's row: an F32 element, two BF16 elements, or random bits. */
+static uint32_t bits(const bench_payload *p, uint64_t token, size_t index) {
     if (p->dtype == BENCH_F32)
-        return moert_float_bits(number(p, token, place));
+        return moert_float_bits(element(p, token, index));
     if (p->dtype == BENCH_BF16)
-        return moert_float_bits(number(p, token, 2 * place)) >> 16 |
-               moert_float_bits(number(p, token, 2 * place + 1));
-    return bench_word(p->seed, token, place);
+        return moert_float_bits(element(p, token, 2 * index)) >> 16 |
+               moert_float_bits(element(p, token, 2 * index + 1));
+    return bench_word(p->seed, token, index);
 }
 
 enum { LEAST_ROWS = 16 }; /* of a thread */
 
-/* Rows to be made, or rows or sums of slots to be looked at. */
+/* Arguments of the parallel loops: rows to make, or rows or sums to check. */
 typedef struct part {
     const bench_payload *payload;
     float *made;
     const uint64_t *token_of;
     const float *rows;
     size_t stride;
-    uint64_t first; /* token of rows made, or of sums */
+    uint64_t first; /* global token of the first row or sum */
     size_t topk;
     const float *weight;
     const uint32_t *slot_rank;
@@ -77,7 +77,7 @@ void bench_payload_fill(const bench_payload *p, uint64_t first, size_t tokens, f
     moert_parallel(tokens, LEAST_ROWS, fill, &f);
 }
 
-static void look_at_rows(void *context, size_t begin, size_t end) {
+static void check_rows(void *context, size_t begin, size_t end) {
     part *s = context;
     const size_t width = bench_payload_width(s->payload);
     size_t wrong = 0;
@@ -92,11 +92,11 @@ static void look_at_rows(void *context, size_t begin, size_t end) {
 size_t bench_payload_wrong_rows(const bench_payload *p, const uint64_t *token_of, size_t count,
                                 const float *rows, size_t stride) {
     part s = {.payload = p, .token_of = token_of, .rows = rows, .stride = stride};
-    moert_parallel(count, LEAST_ROWS, look_at_rows, &s);
+    moert_parallel(count, LEAST_ROWS, check_rows, &s);
     return atomic_load(&s.wrong);
 }
 
-/* Whether a number is not the sum of a token's slots with this value. */
+/* Whether sum_seen is not the weighted sum over a token's slots of the value x. */
 static bool is_wrong(const part *s, size_t token, float x, float sum_seen) {
     const bench_payload *p = s->payload;
     float sum = 0.0f, magnitude = 0.0f;
@@ -109,13 +109,13 @@ static bool is_wrong(const part *s, size_t token, float x, float sum_seen) {
                            : memcmp(&sum_seen, &sum, sizeof sum) != 0;
 }
 
-static void look_at_sums(void *context, size_t begin, size_t end) {
+static void check_sums(void *context, size_t begin, size_t end) {
     part *s = context;
     const size_t hidden = s->payload->hidden;
     size_t wrong = 0;
     for (size_t t = begin; t < end; t++)
         for (size_t c = 0; c < hidden; c++)
-            wrong += is_wrong(s, t, number(s->payload, s->first + t, c), s->rows[t * hidden + c]);
+            wrong += is_wrong(s, t, element(s->payload, s->first + t, c), s->rows[t * hidden + c]);
     atomic_fetch_add(&s->wrong, wrong);
 }
 
@@ -127,6 +127,6 @@ size_t bench_payload_wrong_sums(const bench_payload *p, uint64_t first, const mo
               .topk = plan->topk,
               .weight = weight,
               .slot_rank = plan->slot_rank};
-    moert_parallel(plan->tokens, LEAST_ROWS, look_at_sums, &s);
+    moert_parallel(plan->tokens, LEAST_ROWS, check_sums, &s);
     return atomic_load(&s.wrong);
 }

@@ -1,7 +1,7 @@
 /*
- * The quantizers of bench_memory, of in[0] as [T K, H]: codes in out[0], scales in out[1], numbers
- * again in out[2]. Each result is a code times its scale, and is computed once more from the
- * block's numbers; see memory.h.
+ * The quantizers of bench_memory (memory.h). They read in[0] as [T K, H] and write the payload to out[0]
+ * and the scales to out[1]; the dequantizers write out[2]. The checks recompute an element times its
+ * scale from the values of its block.
  */
 #include <math.h>
 
@@ -10,8 +10,8 @@
 #include "bench/memory/memory.h"
 #include "moert/quantize.h"
 
-/* NVFP4's scale of the whole tensor, by which those of blocks of [-1, 1) are of E4M3's size. */
-#define WHOLE 0x1p-6f
+/* NVFP4's global scale. With it, E4M3 holds the scales of blocks with values in [-1, 1). */
+#define GLOBAL 0x1p-6f
 
 static moert_quantize quantize_of(const bench_memory *b) {
     moert_quantize op = MOERT_QUANTIZE_INIT;
@@ -39,8 +39,8 @@ static double quantize_bytes(const bench_sizes *s) {
 }
 
 static moert_status quantize_begin(const bench_memory *b) {
-    const float whole = WHOLE;
-    return moert_buffer_write(b->out[3], 0, &whole, sizeof whole);
+    const float global = GLOBAL;
+    return moert_buffer_write(b->out[3], 0, &global, sizeof global);
 }
 
 static moert_status quantize_run(const bench_memory *b) {
@@ -60,9 +60,9 @@ static moert_status dequantize_run(const bench_memory *b) {
     return moert_dequantize_run(&op);
 }
 
-/* ---- what must come out ---- */
+/* ---- checks ---- */
 
-/* The largest magnitude of the block around a place. */
+/* The largest magnitude of the block that contains an element. */
 static float block_amax(const bench_memory *b, size_t row, size_t column) {
     const bench_how *how = &b->of.how;
     const size_t block = moert_format_block(how->format);
@@ -80,7 +80,7 @@ static float rounded(moert_dtype type, float x) {
     return moert_dtype_decode(type, moert_dtype_encode(type, x));
 }
 
-/* The number that the element is kept as. */
+/* The expected value of element `at` after quantization. */
 static double quantized(const bench_memory *b, size_t at) {
     const moert_format format = b->of.how.format;
     const moert_dtype element = moert_format_element(format);
@@ -90,10 +90,10 @@ static double quantized(const bench_memory *b, size_t at) {
     if (format == MOERT_FORMAT_FP8_BLOCK)
         return (double)(amax / largest) * (double)rounded(element, x / (amax / largest));
     if (format == MOERT_FORMAT_NVFP4) {
-        const float scale = rounded(MOERT_DTYPE_E4M3, amax * (1.0f / WHOLE * (1.0f / largest)));
-        return (double)(scale * WHOLE) * (double)rounded(element, x * (1.0f / (scale * WHOLE)));
+        const float scale = rounded(MOERT_DTYPE_E4M3, amax * (1.0f / GLOBAL * (1.0f / largest)));
+        return (double)(scale * GLOBAL) * (double)rounded(element, x * (1.0f / (scale * GLOBAL)));
     }
-    /* the least power of two by which the largest magnitude fits */
+    /* the smallest power of two with which the largest magnitude fits */
     const double fraction = frexp((double)amax / (double)largest, &exponent);
     const double scale = ldexp(1.0, fraction == 0.5 ? exponent - 1 : exponent);
     return scale * (double)rounded(element, (float)((double)x / scale));
@@ -101,13 +101,13 @@ static double quantized(const bench_memory *b, size_t at) {
 
 static moert_status read_scale(const bench_memory *b, moert_format format, size_t index,
                                double *scale) {
-    uint8_t code;
+    uint8_t bits;
     if (format == MOERT_FORMAT_FP8_BLOCK)
         return bench_read(b->out[1], index, scale);
-    MOERT_TRY(moert_buffer_read(b->out[1], index, &code, 1));
+    MOERT_TRY(moert_buffer_read(b->out[1], index, &bits, 1));
     *scale = format == MOERT_FORMAT_NVFP4
-                 ? (double)(moert_dtype_decode(MOERT_DTYPE_E4M3, code) * WHOLE)
-                 : ldexp(1.0, code - 127);
+                 ? (double)(moert_dtype_decode(MOERT_DTYPE_E4M3, bits) * GLOBAL)
+                 : ldexp(1.0, bits - 127);
     return MOERT_OK;
 }
 
@@ -118,18 +118,18 @@ static moert_status quantize_check(const bench_memory *b, double chosen, bench_p
     const size_t row = at / width, column = at % width;
     const bool pairs = moert_format_element_bits(how->format) == 4;
     const bool along = how->axis == MOERT_AXIS_COLUMN;
-    const size_t place = !pairs ? at : along ? row / 2 * width + column : at / 2;
+    const size_t byte = !pairs ? at : along ? row / 2 * width + column : at / 2;
     const size_t line = how->axis == MOERT_AXIS_ROW ? row : row / block;
-    uint8_t code;
+    uint8_t bits;
     double scale = 0.0;
-    MOERT_TRY(moert_buffer_read(b->out[0], place, &code, 1));
+    MOERT_TRY(moert_buffer_read(b->out[0], byte, &bits, 1));
     MOERT_TRY(read_scale(b, how->format,
                          along ? line * width + column
                                : line * moert_ceil_div(width, block) + column / block,
                          &scale));
     if (pairs)
-        code = code >> ((along ? row : column) % 2 * 4) & 0xF;
-    r->got = scale * (double)moert_dtype_decode(moert_format_element(how->format), code);
+        bits = bits >> ((along ? row : column) % 2 * 4) & 0xF;
+    r->got = scale * (double)moert_dtype_decode(moert_format_element(how->format), bits);
     r->want = quantized(b, at);
     return MOERT_OK;
 }

@@ -9,7 +9,7 @@
 #include "base/rng.h"
 #include "bench/common/pattern.h"
 
-enum { APART = 333331 }; /* between inputs */
+enum { APART = 333331 }; /* offset in the pattern between inputs */
 
 double bench_value(const bench_memory *b, size_t input, size_t index) {
     return (double)b->pattern[(index + input * APART) % BENCH_PATTERN];
@@ -25,9 +25,9 @@ size_t bench_index(double chosen, size_t count) {
 
 moert_status bench_read_as(const moert_buffer *buffer, moert_dtype type, size_t index, double *x) {
     const size_t bytes = moert_dtype_bits(type) / 8;
-    uint32_t code = 0;
-    MOERT_TRY(moert_buffer_read(buffer, index * bytes, &code, bytes));
-    *x = (double)moert_dtype_decode(type, code);
+    uint32_t bits = 0;
+    MOERT_TRY(moert_buffer_read(buffer, index * bytes, &bits, bytes));
+    *x = (double)moert_dtype_decode(type, bits);
     return MOERT_OK;
 }
 
@@ -35,7 +35,7 @@ moert_status bench_read(const moert_buffer *buffer, size_t index, double *x) {
     return bench_read_as(buffer, MOERT_DTYPE_F32, index, x);
 }
 
-/* Each token goes to K experts that lie E / K apart, the first another one each time. */
+/* Each token goes to K experts that are E / K apart; the first one differs from token to token. */
 static moert_status make_index(bench_memory *b) {
     const bench_sizes *s = &b->of;
     int32_t *index;
@@ -57,8 +57,8 @@ static moert_status make_tokens(bench_memory *b, size_t seed) {
     return bench_upload(b->device, b->tokens, s->tokens * sizeof *b->tokens, &b->token);
 }
 
-/* The plan's slots on the host, for the checks. */
-static moert_status fetch_slots(bench_memory *b) {
+/* Replaces the plan by one that has its slots on the host, for the checks. */
+static moert_status read_slots(bench_memory *b) {
     const bench_sizes *s = &b->of;
     const size_t slots = s->tokens * s->topk;
     moert_plan *made = b->plan->plan;
@@ -82,7 +82,7 @@ static moert_status make_exchange(bench_memory *b, moert_comm *comm) {
     MOERT_TRY(moert_exchange_make_plan(
         b->exchange, &(moert_exchange_slots){b->index, s->tokens, s->topk, s->experts}, MOERT_OK,
         &b->plan));
-    MOERT_TRY(fetch_slots(b));
+    MOERT_TRY(read_slots(b));
     MOERT_TRY(moert_window_create(b->exchange, s->hidden, &b->window));
     MOERT_TRY(
         bench_upload(b->device, b->plan->plan->slot_row, rows * sizeof(uint32_t), &b->gather));

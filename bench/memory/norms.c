@@ -49,7 +49,7 @@ static double norm_backward_bytes(const bench_sizes *s) {
            4.0 * (double)(norm_rows(s) + 2 * norm_width(s));
 }
 
-/* rstd, and what a gradient is added to. */
+/* Makes rstd, and the old value of the result if the gradient is added. */
 static moert_status norm_backward_begin(const bench_memory *b) {
     MOERT_TRY(norm_run(b));
     return !b->of.how.added

@@ -23,11 +23,11 @@ static moert_glu glu_of(const bench_memory *b) {
                        .dv = b->out[0]};
 }
 
-/* Gate and up of the pair at (row, column), whose place in h is `at`. */
+/* Gate and up of the element `at` of h. */
 static void take_pair(const bench_memory *b, size_t at, double *gate, double *up) {
-    const size_t width = b->of.intermediate, place = at / width * 2 * width + at % width;
-    *gate = bench_value(b, 0, place);
-    *up = bench_value(b, 0, place + width);
+    const size_t width = b->of.intermediate, index = at / width * 2 * width + at % width;
+    *gate = bench_value(b, 0, index);
+    *up = bench_value(b, 0, index + width);
 }
 
 static double glu_bytes(const bench_sizes *s) {
@@ -56,7 +56,7 @@ static moert_status dglu_run(const bench_memory *b) {
     return moert_glu_backward(&glu);
 }
 
-/* Of the gate. */
+/* Checks the gradient of the gate. */
 static moert_status dglu_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t width = b->of.intermediate, at = bench_index(chosen, rows_of(b) * width);
     double gate, up;
@@ -73,8 +73,8 @@ static double exchange_bytes(const bench_sizes *s) {
 }
 
 static moert_status dispatch_run(const bench_memory *b) {
-    const moert_transfer there = {.plan = b->plan, .window = b->window, .source = b->in[0]};
-    return moert_exchange_dispatch(b->exchange, &there, MOERT_OK);
+    const moert_transfer forth = {.plan = b->plan, .window = b->window, .source = b->in[0]};
+    return moert_exchange_dispatch(b->exchange, &forth, MOERT_OK);
 }
 
 static moert_status dispatch_check(const bench_memory *b, double chosen, bench_pair *r) {
@@ -124,7 +124,7 @@ static moert_status permute_check(const bench_memory *b, double chosen, bench_pa
     return bench_read(b->out[0], at, &r->got);
 }
 
-/* ---- router: logits in[0], of T tokens or, where bandwidth counts, T K ---- */
+/* ---- router: logits in[0], of T tokens or (large, so that bandwidth matters) T K tokens ---- */
 
 static size_t routed(const bench_sizes *s) {
     return s->tokens * (s->how.large ? s->topk : 1);
@@ -152,7 +152,7 @@ static moert_status router_run(const bench_memory *b) {
     return moert_router_forward(b->device, &options, routed(&b->of), b->in[0], NULL, &routing);
 }
 
-/* Without losses: scores and gradients; the logits do not count. */
+/* Scores and gradients, without losses; the logits are not read. */
 static double router_backward_bytes(const bench_sizes *s) {
     return 4.0 * (double)(routed(s) * (2 * s->experts + 3 * s->topk + 1));
 }
@@ -168,8 +168,8 @@ static moert_status router_backward_run(const bench_memory *b) {
                                                           .dlogits = b->out[4]});
 }
 
-/* The weight of a token's choice number `rank`, and its expert, by counting the logits above each:
- * equal ones have equal weights. */
+/* The weight and the expert of a token's choice number `rank`, found by counting the logits above each
+ * logit. Equal logits have equal weights. */
 static double routed_weight(const bench_memory *b, size_t token, size_t rank, size_t *expert) {
     const size_t e = b->of.experts;
     double sum = 0.0, own = 0.0;

@@ -1,4 +1,4 @@
-/* The kernels of bench_memory on tokens, numbers and logits; see memory.h. */
+/* The elementwise kernels, loss, casts and embedding of bench_memory; see memory.h. */
 #include <math.h>
 
 #include "base/memory.h"
@@ -6,7 +6,7 @@
 #include "bench/memory/memory.h"
 #include "moert/quantize.h"
 
-/* out[0] = in[0], for kernels that work in place; the others are 0. */
+/* out[0] = in[0], for kernels that work in place; clears the other results. */
 static moert_status copy_input(const bench_memory *b) {
     for (size_t i = 1; i < BENCH_RESULTS; i++)
         MOERT_TRY(moert_buffer_clear(b->out[i], 0, moert_buffer_bytes(b->out[i])));
@@ -69,7 +69,7 @@ static moert_status adamw_check(const bench_memory *b, double chosen, bench_pair
     return bench_read(b->out[0], at, &r->got);
 }
 
-#define FACTOR 0.125 /* of the loss's gradient */
+#define FACTOR 0.125 /* multiplies the loss's gradient */
 
 static size_t loss_width(const bench_sizes *s) {
     return s->how.large ? s->large_vocabulary : s->vocabulary;
@@ -90,7 +90,8 @@ static moert_status loss_run(const bench_memory *b) {
 
 static moert_status loss_check(const bench_memory *b, double chosen, bench_pair *r) {
     const size_t v = loss_width(&b->of), t = bench_index(chosen, b->of.predicted);
-    const size_t at = t * v + (size_t)b->tokens[t]; /* the target, where all terms show */
+    const size_t at =
+        t * v + (size_t)b->tokens[t]; /* the target, to whose gradient all parts contribute */
     double sum = 0.0;
     for (size_t c = 0; c < v; c++)
         sum += exp(bench_value(b, 0, t * v + c));
@@ -149,7 +150,7 @@ static moert_status embedding_check(const bench_memory *b, double chosen, bench_
     return bench_read(b->out[0], at, &r->got);
 }
 
-/* Of all rows: a sequence of T tokens, dx = in[1]. */
+/* The gradient of all V rows, from a sequence of T tokens with dx = in[1]. */
 static double embedding_backward_bytes(const bench_sizes *s) {
     return 4.0 * (double)((s->tokens + s->vocabulary) * s->hidden);
 }

@@ -1,4 +1,4 @@
-/* Measures products, copies, engines and links. */
+/* Measures GEMMs, copies, engines and links. */
 #include "bench/predict/calibrate.h"
 
 #include <math.h>
@@ -22,9 +22,9 @@
 
 enum { COPY_BYTES = 64 << 20, COPIES = 5, EXCHANGES = 9, FEW_TOKENS = 16, MANY_TOKENS = 1024 };
 
-/* ---- products ---- */
+/* ---- GEMMs ---- */
 
-static const size_t row_counts[] = {8, 32, 128, 512}; /* of a group */
+static const size_t row_counts[] = {8, 32, 128, 512}; /* rows per group */
 enum { ROW_COUNTS = MOERT_COUNT(row_counts) };
 
 static moert_dtype type_of(const bench_work *w) {
@@ -36,7 +36,7 @@ typedef struct rated {
     moert_tuned prepacked, plain;
 } rated;
 
-/* All ranks at the same time, as in a layer. Collective. */
+/* Adds rates of an operation, measured by all ranks at the same time, as in a layer. Collective. */
 static moert_status add_rates(moert_context *context, const bench_work *w, const rated *of,
                               size_t n, size_t k, bench_machine *m) {
     moert_device *device = moert_context_device(context);
@@ -47,11 +47,11 @@ static moert_status add_rates(moert_context *context, const bench_work *w, const
         bench_gemm_rate rate = {.n = n, .k = k, .rows = (double)row_counts[i]};
         snprintf(rate.op, sizeof rate.op, "%s", of->op);
         snprintf(rate.type, sizeof rate.type, "%s", w->type);
-        moert_rate_gemm product = {of->prepacked, type, experts, row_counts[i], n, k};
-        MOERT_TRY(moert_rates_gemm(device, world, &product, &rate.gflops));
-        product.operation = of->plain;
-        if (rate.gflops == 0.0) /* there are no prepacked weights here */
-            MOERT_TRY(moert_rates_gemm(device, world, &product, &rate.gflops));
+        moert_rate_gemm gemm = {of->prepacked, type, experts, row_counts[i], n, k};
+        MOERT_TRY(moert_rates_gemm(device, world, &gemm, &rate.gflops));
+        gemm.operation = of->plain;
+        if (rate.gflops == 0.0) /* this device does not prepack weights */
+            MOERT_TRY(moert_rates_gemm(device, world, &gemm, &rate.gflops));
         MOERT_TRY(bench_machine_add(m, &rate));
     }
     return MOERT_OK;
@@ -61,7 +61,8 @@ static moert_status run_fused(void *gemm) {
     return moert_gemm_run(gemm);
 }
 
-/* The first product with the GLU of its result, as a layer has it: prepacked where that helps. */
+/* Times the gate and up GEMM with the GLU as its epilogue, as in a layer: with prepacked weights if the
+ * device has them. */
 static moert_status time_fused(moert_context *context, const moert_tune_gemm *p, double *seconds) {
     moert_device *device = moert_context_device(context);
     moert_gemm gemm = p->gemm;
@@ -94,14 +95,14 @@ static moert_status add_fused_rates(moert_context *context, const bench_work *w,
     for (size_t i = 0; i < ROW_COUNTS; i++) {
         const moert_gemm_shape shape = {experts, row_counts[i], n, w->hidden, NULL};
         bench_gemm_rate rate = {.op = "glu", .n = n, .k = w->hidden, .rows = (double)row_counts[i]};
-        moert_tune_gemm product;
+        moert_tune_gemm gemm;
         double seconds = 1.0;
         bool possible;
         snprintf(rate.type, sizeof rate.type, "%s", w->type);
         MOERT_TRY(moert_tune_gemm_create(moert_context_device(context), MOERT_TUNED_FORWARD,
-                                         type_of(w), &shape, &product, &possible));
-        moert_status status = time_fused(context, &product, &seconds);
-        moert_tune_gemm_destroy(&product);
+                                         type_of(w), &shape, &gemm, &possible));
+        moert_status status = time_fused(context, &gemm, &seconds);
+        moert_tune_gemm_destroy(&gemm);
         MOERT_TRY(status);
         rate.gflops = 2e-9 * (double)(experts * row_counts[i] * n * w->hidden) / seconds;
         MOERT_TRY(bench_machine_add(m, &rate));
@@ -109,8 +110,7 @@ static moert_status add_fused_rates(moert_context *context, const bench_work *w,
     return MOERT_OK;
 }
 
-static moert_status measure_products(moert_context *context, const bench_work *w,
-                                     bench_machine *m) {
+static moert_status measure_gemms(moert_context *context, const bench_work *w, bench_machine *m) {
     static const rated ops[] = {{"forward", MOERT_TUNED_PREPACKED_FORWARD, MOERT_TUNED_FORWARD},
                                 {"dgrad", MOERT_TUNED_PREPACKED_DGRAD, MOERT_TUNED_DGRAD},
                                 {"wgrad", MOERT_TUNED_WGRAD, MOERT_TUNED_WGRAD}};
@@ -130,7 +130,7 @@ static moert_status run_dglu(void *glu) {
     return moert_glu_backward(glu);
 }
 
-/* As if a token's rows all stayed here. Collective. */
+/* *ns = time per element of dh of a GLU's backward over T K rows. Collective. */
 static moert_status measure_dglu(moert_context *context, const bench_work *w, double *ns) {
     moert_device *device = moert_context_device(context);
     moert_comm *world = moert_context_comm(context);
@@ -169,7 +169,7 @@ static moert_status measure_host(double *gbps) {
     for (int i = 0; i < COPIES; i++) {
         const uint64_t start = moert_clock_ns();
         memcpy(to, from, COPY_BYTES);
-        from[0] += to[COPY_BYTES - 1]; /* so that the copy is wanted */
+        from[0] += to[COPY_BYTES - 1]; /* keeps the compiler from dropping the copy */
         *gbps = fmax(*gbps, 2.0 * COPY_BYTES / (double)(moert_clock_ns() - start));
     }
 done:
@@ -179,7 +179,8 @@ done:
 
 /* ---- engines ---- */
 
-typedef struct passage {
+/* An exchange of balanced rows, ready to run. */
+typedef struct test_exchange {
     moert_device *device;
     moert_comm *comm;
     moert_exchange *exchange;
@@ -187,9 +188,9 @@ typedef struct passage {
     moert_exchange_plan *plan;
     moert_buffer *index, *rows;
     int32_t *experts;
-} passage;
+} test_exchange;
 
-static void close_passage(passage *p) {
+static void close_exchange(test_exchange *p) {
     moert_exchange_free_plan(p->plan);
     moert_window_destroy(p->window);
     moert_exchange_destroy(p->exchange);
@@ -197,7 +198,8 @@ static void close_passage(passage *p) {
     free(p->experts);
 }
 
-static moert_status open_passage(const bench_work *w, size_t tokens, unsigned engine, passage *p) {
+static moert_status open_exchange(const bench_work *w, size_t tokens, unsigned engine,
+                                  test_exchange *p) {
     const size_t ranks = moert_comm_size(p->comm), slots = tokens * w->topk;
     const size_t mine = moert_comm_rank(p->comm) * slots;
     MOERT_TRY(MOERT_NEW_ARRAY(&p->experts, ranks * slots));
@@ -212,17 +214,17 @@ static moert_status open_passage(const bench_work *w, size_t tokens, unsigned en
     return moert_window_reserve(p->window, p->plan->plan);
 }
 
-/* *seconds of a dispatch or combine: the mean of both, medians of some; *bytes that this rank
- * receives in one. */
-static moert_status time_passage(passage *p, size_t width, double *seconds, double *bytes) {
+/* *seconds = mean time of a dispatch and a combine, the median of several runs; *bytes = bytes that this
+ * rank receives in one of them. */
+static moert_status time_exchange(test_exchange *p, size_t width, double *seconds, double *bytes) {
     double took[EXCHANGES];
-    const moert_transfer there = {.plan = p->plan, .window = p->window, .source = p->rows};
+    const moert_transfer forth = {.plan = p->plan, .window = p->window, .source = p->rows};
     moert_transfer back = {.plan = p->plan, .window = p->window, .target = p->rows};
     *bytes = (double)(p->plan->plan->rows * width * sizeof(float));
     for (int i = 0; i < EXCHANGES; i++) {
         MOERT_TRY(moert_comm_barrier(p->comm));
         const uint64_t start = moert_clock_ns();
-        MOERT_TRY(moert_exchange_dispatch(p->exchange, &there, MOERT_OK));
+        MOERT_TRY(moert_exchange_dispatch(p->exchange, &forth, MOERT_OK));
         MOERT_TRY(moert_exchange_combine(p->exchange, &back, MOERT_OK));
         MOERT_TRY(moert_device_finish(p->device));
         took[i] = 0.5e-9 * (double)(moert_clock_ns() - start);
@@ -231,17 +233,17 @@ static moert_status time_passage(passage *p, size_t width, double *seconds, doub
     return MOERT_OK;
 }
 
-/* The line through an exchange of few rows and one of many. Collective over `comm`. */
+/* *line = the line through an exchange of few rows and one of many. Collective over `comm`. */
 static moert_status measure_engine(moert_device *device, moert_comm *comm, const bench_work *w,
                                    unsigned engine, bench_line *line) {
     static const size_t tokens[2] = {FEW_TOKENS, MANY_TOKENS};
     double seconds[2], bytes[2];
     for (int i = 0; i < 2; i++) {
-        passage p = {.device = device, .comm = comm};
-        moert_status status = open_passage(w, tokens[i], engine, &p);
+        test_exchange p = {.device = device, .comm = comm};
+        moert_status status = open_exchange(w, tokens[i], engine, &p);
         if (status == MOERT_OK)
-            status = time_passage(&p, w->hidden, &seconds[i], &bytes[i]);
-        close_passage(&p);
+            status = time_exchange(&p, w->hidden, &seconds[i], &bytes[i]);
+        close_exchange(&p);
         MOERT_TRY(status);
     }
     const double slope = fmax((seconds[1] - seconds[0]) / (bytes[1] - bytes[0]), 1e-13);
@@ -250,7 +252,8 @@ static moert_status measure_engine(moert_device *device, moert_comm *comm, const
     return MOERT_OK;
 }
 
-/* Staged alone, and windows, or their like on one rank, among the ranks of the node. */
+/* Measures the staged engine on each rank alone, and the automatic engine (windows if there are several
+ * ranks) among the ranks of each node. */
 static moert_status measure_engines(moert_context *context, const bench_work *w, bench_machine *m) {
     moert_comm *world = moert_context_comm(context), *alone, *node;
     moert_device *device = moert_context_device(context);
@@ -264,7 +267,7 @@ static moert_status measure_engines(moert_context *context, const bench_work *w,
     return moert_comm_agree(world, status);
 }
 
-/* ---- all ranks together ---- */
+/* ---- means over the ranks ---- */
 
 static moert_status average(moert_comm *world, double *figure) {
     bench_of_ranks of;
@@ -318,7 +321,7 @@ moert_status bench_calibrate(moert_context *context, const bench_work *work, dou
     if (status == MOERT_OK)
         status = measure_host(&m.host_gbps);
     MOERT_TRY_OR(done, moert_comm_agree(world, status));
-    MOERT_TRY_OR(done, measure_products(context, work, &m));
+    MOERT_TRY_OR(done, measure_gemms(context, work, &m));
     MOERT_TRY_OR(done, measure_dglu(context, work, &m.dglu_ns));
     MOERT_TRY_OR(done, measure_engines(context, work, &m));
     MOERT_TRY_OR(done, bench_calibrate_links(world, &m));

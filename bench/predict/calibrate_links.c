@@ -1,4 +1,4 @@
-/* Measures links between ranks, two at a time and all at once. */
+/* Measures links between ranks, pair by pair and all at once. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -13,15 +13,15 @@ enum { SAMPLES = 9 };
 
 /* ---- links ---- */
 
-/* The mean of the links to all others of equal `color`; unchanged where there are none. */
+/* *line = the mean of the links to all other ranks of the same colour; unchanged without such ranks. */
 static moert_status measure_line(moert_comm *world, size_t color, bench_line *line) {
-    moert_comm *part;
+    moert_comm *group;
     moert_link *links = NULL;
-    MOERT_TRY(moert_comm_split(world, color, &part));
-    const size_t size = moert_comm_size(part);
+    MOERT_TRY(moert_comm_split(world, color, &group));
+    const size_t size = moert_comm_size(group);
     moert_status status = MOERT_NEW_ARRAY(&links, size);
     MOERT_TRY_OR(done, moert_comm_agree(world, status));
-    MOERT_TRY_OR(done, moert_links_measure(part, LINK_SECONDS, links));
+    MOERT_TRY_OR(done, moert_links_measure(group, LINK_SECONDS, links));
     if (size > 1)
         *line = (bench_line){0.0, 0.0};
     for (size_t r = 0; r < size; r++) {
@@ -30,7 +30,7 @@ static moert_status measure_line(moert_comm *world, size_t color, bench_line *li
     }
 done:
     free(links);
-    moert_comm_destroy(part);
+    moert_comm_destroy(group);
     return status;
 }
 
@@ -43,8 +43,8 @@ moert_status bench_calibrate_links(moert_comm *world, bench_machine *m) {
 
 /* ---- crowds ---- */
 
-/* *gbps each way of a rank whose messages of `bytes` go to all others, which do the same: the
- * median of some, of the slowest rank. Collective. */
+/* *gbps = GB/s each way of the slowest rank when every rank sends `bytes` to every other; the median of
+ * several samples. Collective. */
 static moert_status time_crowd(moert_comm *comm, size_t bytes, double *gbps) {
     const size_t ranks = moert_comm_size(comm);
     double samples[SAMPLES];
@@ -74,18 +74,18 @@ done:
 
 moert_status bench_calibrate_crowd(moert_context *context, const bench_work *work,
                                    bench_machine *machine) {
-    moert_comm *world = moert_context_comm(context), *rail;
+    moert_comm *world = moert_context_comm(context), *peers;
     const size_t nodes = moert_comm_node_count(world);
     const size_t bytes = work->tokens * work->topk * work->hidden * sizeof(float);
     double gbps = 0.0;
     if (nodes < 3)
         return moert_comm_agree(world, MOERT_FAIL(ERROR_USAGE,
-                                                  "a crowd is three nodes or more, "
+                                                  "--crowd needs three nodes or more, "
                                                   "not %zu",
                                                   nodes));
-    MOERT_TRY(moert_comm_split(world, moert_comm_node_rank(world), &rail));
-    moert_status status = time_crowd(rail, bytes / nodes, &gbps);
-    moert_comm_destroy(rail);
+    MOERT_TRY(moert_comm_split(world, moert_comm_node_rank(world), &peers));
+    moert_status status = time_crowd(peers, bytes / nodes, &gbps);
+    moert_comm_destroy(peers);
     MOERT_TRY(moert_comm_agree(world, status));
     machine->crowd = fmin(gbps / machine->between.gbps, 1.0);
     machine->crowd_nodes = (double)nodes;

@@ -1,4 +1,4 @@
-/* Reads and writes machines; rates of products. */
+/* Reads and writes machines; predicts the times of GEMMs. */
 #include "bench/predict/machine.h"
 
 #include <math.h>
@@ -12,8 +12,7 @@ static moert_status bad(const char *path, const char *field, const char *why) {
     return MOERT_FAIL(ERROR_FORMAT, "%s: '%s' %s", path, field, why);
 }
 
-/* A number of at least `least`, above it with `positive`; a missing one is `standard` if that is
- * not NAN. */
+/* Reads a number >= 0, or > 0 with `positive`. A missing one becomes `standard`, unless that is NAN. */
 static moert_status read_number(const char *path, const json_t *object, const char *field,
                                 double standard, bool positive, double *value) {
     const json_t *found = json_object_get(object, field);
@@ -139,7 +138,7 @@ void bench_machine_free(bench_machine *machine) {
 
 moert_status bench_machine_add(bench_machine *machine, const bench_gemm_rate *rate) {
     bench_gemm_rate *grown =
-        realloc(machine->gemm, (machine->gemms + 1) * sizeof *grown); /* some dozens */
+        realloc(machine->gemm, (machine->gemms + 1) * sizeof *grown); /* there are only dozens */
     if (grown == NULL)
         return MOERT_FAIL(ERROR_MEMORY, "no room for %zu rates", machine->gemms + 1);
     machine->gemm = grown;
@@ -167,7 +166,8 @@ static const bench_gemm_rate *nearest(const bench_machine *m, const char *op, co
     return best;
 }
 
-/* Of the shape of `like`, between the two rates around `rows`; beyond the ends the last one. */
+/* The rate with the shape of `like` at `rows`: interpolated in the logarithm of the rows, beyond the
+ * ends the nearest rate. */
 static double rate_at(const bench_machine *m, const bench_gemm_rate *like, double rows) {
     const bench_gemm_rate *below = NULL, *above = NULL;
     for (size_t i = 0; i < m->gemms; i++) {
@@ -191,7 +191,7 @@ moert_status bench_machine_gemm(const bench_machine *m, const bench_predict_gemm
     const bench_gemm_rate *like = nearest(m, p->op, p->type, n, k);
     const double of_group = rows / groups;
     if (like == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "machine '%s' has no rate of a %s product in %s", m->name,
+        return MOERT_FAIL(ERROR_USAGE, "machine '%s' has no rate of a %s GEMM in %s", m->name,
                           p->op, p->type);
     const double bytes = strcmp(p->type, "bf16") == 0 ? 2.0 : 4.0;
     const double computed = groups * m->tile_rows * ceil(of_group / m->tile_rows);

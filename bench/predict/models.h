@@ -1,18 +1,18 @@
-/* The layers of released models that benches know by name. */
+/* The layers of released models, by name. */
 #pragma once
 
 #include <stddef.h>
 
-/* Of a CHOICE: 0 = none, else the row + 1. */
+/* Words of a CHOICE: 0 = none, else the index in bench_models + 1. */
 #define BENCH_MODEL_WORDS "none|qwen3-30b|olmoe|deepseek-v3|mixtral-8x7b"
-#define BENCH_MODEL_HELP  "the layer of a released model, in place of the four sizes"
+#define BENCH_MODEL_HELP  "the layer of a released model, instead of the four sizes"
 
 typedef struct bench_model {
     const char *name;
     size_t hidden, intermediate, experts, topk, layers, heads, kv_heads, head, vocabulary;
 } bench_model;
 
-/* Layers with experts; no heads: its attention is of another kind. */
+/* `layers` counts those with experts. heads = 0: another kind of attention, which is not predicted. */
 static const bench_model bench_models[] = {
     {"qwen3-30b", 2048, 768, 128, 8, 48, 32, 4, 128, 151936},
     {"olmoe", 2048, 1024, 64, 8, 16, 16, 16, 128, 50304},
@@ -20,7 +20,8 @@ static const bench_model bench_models[] = {
     {"mixtral-8x7b", 4096, 14336, 8, 2, 32, 32, 8, 128, 32000},
 };
 
-/* The four sizes of the chosen one; NULL, and nothing is changed, if none is. */
+/* Stores the four sizes of the chosen model and returns it; for "none", changes nothing and returns
+ * NULL. */
 static inline const bench_model *bench_model_take(size_t choice, size_t *hidden,
                                                   size_t *intermediate, size_t *experts,
                                                   size_t *topk) {

@@ -1,4 +1,4 @@
-/* Adds up what a layer and a training step take. */
+/* Adds up the times of a layer and of a training step. */
 #include "bench/predict/predict.h"
 
 #include <math.h>
@@ -12,13 +12,13 @@ enum {
     EXCHANGE_CALLS = 2,    /* agreements around a dispatch or a combine */
     FORWARD_LAUNCHES = 12, /* kernels of a forward pass, about */
     BACKWARD_LAUNCHES = 20,
-    ROW_PASSES =
-        40, /* of T rows of H float32 in a layer outside of its products: norms, positions, adds */
-    LOGIT_PASSES = 4,     /* of T rows of V: the loss and its gradient */
-    OPTIMIZER_BYTES = 28, /* of a number: gradient, weight and two moments, read and written */
+    ROW_PASSES = 40,      /* over T rows of H float32 of a layer outside GEMMs: norms, RoPE, adds */
+    LOGIT_PASSES = 4,     /* over T rows of V float32: the loss and its gradient */
+    OPTIMIZER_BYTES = 28, /* per parameter: gradient, weight and two moments, read and written */
 };
-#define KERNEL_SHARE 0.8  /* of the copy rate that memory-bound kernels reach */
-#define LEAST_SAVED  0.25 /* of the rows to other ranks, for one to go once to each */
+#define KERNEL_FRACTION 0.8 /* of the copy rate, which memory-bound kernels reach */
+/* A token's row is sent once to each rank if that saves at least this fraction of the rows. */
+#define LEAST_SAVED 0.25
 
 const char *bench_part_name(bench_part part) {
     static const char *const names[] = {
@@ -33,26 +33,26 @@ size_t bench_nodes(const bench_machine *machine, size_t ranks) {
     return moert_ceil_div(ranks, (size_t)machine->ranks_per_node);
 }
 
-/* What is known before any time: the spread of the tokens, nodes, slowdown by shared cores. */
+/* The quantities that all times are computed from. */
 typedef struct setting {
     const bench_machine *m;
     const bench_work *w;
     bench_spread spread;
-    double nodes;      /* that share the experts */
-    double rows;       /* of the rank that receives most */
+    double nodes;      /* of a group of ranks that share the experts */
+    double rows;       /* that the busiest rank receives */
     double local;      /* experts of a rank */
-    double share;      /* ranks that take turns on a core */
-    double chunks;     /* in which rows travel */
+    double slowdown;   /* ranks per core */
+    double chunks;     /* of an exchange */
     double between;    /* GB/s of a rank when all nodes send to all */
-    double message_us; /* of a small collective */
+    double message_us; /* time of a small collective */
 } setting;
 
 static double copy_seconds(const setting *s, double bytes) {
-    return s->share * bytes / (KERNEL_SHARE * s->m->copy_gbps * 1e9);
+    return s->slowdown * bytes / (KERNEL_FRACTION * s->m->copy_gbps * 1e9);
 }
 
-/* Ranks that take turns on a core. */
-static double share_of(const bench_machine *m, size_t ranks) {
+/* Ranks per core, if ranks share cores; else 1. */
+static double slowdown_of(const bench_machine *m, size_t ranks) {
     return m->shared_cores > 0.0 ? fmax(1.0, ceil((double)ranks / m->shared_cores)) : 1.0;
 }
 
@@ -61,8 +61,8 @@ static double crowded_gbps(const bench_machine *m, double nodes) {
     return m->between.gbps * (1.0 + at * (m->crowd - 1.0));
 }
 
-/* Waves are for messages of rows that are operands as they come. */
-static size_t waves_of(const bench_work *w) {
+/* Chunks of an exchange. Only staged rows that are operands without a conversion are split. */
+static size_t chunks_of(const bench_work *w) {
     const size_t rows = w->tokens * w->topk / w->ep;
     const double bytes = (double)(rows * w->hidden) * w->row_bytes;
     const bool plain =
@@ -72,7 +72,7 @@ static size_t waves_of(const bench_work *w) {
     return moert_max(1, moert_exchange_good_chunks((size_t)bytes, w->experts / w->ep));
 }
 
-static moert_status look(const bench_machine *m, const bench_work *w, setting *s) {
+static moert_status make_setting(const bench_machine *m, const bench_work *w, setting *s) {
     const size_t nodes = bench_nodes(m, w->ep);
     const double ranks = (double)w->ranks;
     if (w->ranks == 0 || w->ep == 0 || w->ranks % w->ep != 0 || w->micro_batches == 0)
@@ -89,8 +89,8 @@ static moert_status look(const bench_machine *m, const bench_work *w, setting *s
     s->nodes = (double)nodes;
     s->rows = (double)(w->tokens * (w->skew == BENCH_ONE ? 1 : w->topk)) * s->spread.largest_rank;
     s->local = (double)moert_ceil_div(w->experts, w->ep);
-    s->share = share_of(m, w->ranks);
-    s->chunks = (double)waves_of(w);
+    s->slowdown = slowdown_of(m, w->ranks);
+    s->chunks = (double)chunks_of(w);
     s->between = crowded_gbps(m, s->nodes);
     s->message_us =
         ceil(log2(ranks)) * (bench_nodes(m, w->ranks) > 1 ? m->between.us : m->inside.us);
@@ -99,25 +99,26 @@ static moert_status look(const bench_machine *m, const bench_work *w, setting *s
 
 /* ---- exchange ---- */
 
-/* Seconds of one dispatch or combine, apart from its small messages. */
-typedef struct passage {
+/* Seconds of one dispatch or combine, without its small messages. */
+typedef struct exchange_cost {
     double inside, between;
-    double memory; /* once rows have come */
-    double fixed;  /* of these, what every chunk pays anew */
+    double memory; /* copies or sums after the rows have arrived */
+    double fixed;  /* the part of inside and between that each chunk repeats */
     double bytes_inside, bytes_between;
-} passage;
+} exchange_cost;
 
-/* Messages of a staged exchange: copies through host memory, then the links, or both at once. */
+/* Messages of a staged exchange: copies through host memory, then the links; both at once if
+ * pipelined. */
 static double staged_seconds(const setting *s, double copied, double inside, double between) {
-    const double copies = s->share * copied / (s->m->stage.gbps * 1e9);
+    const double copies = s->slowdown * copied / (s->m->stage.gbps * 1e9);
     const double links = inside / (s->m->inside.gbps * 1e9) + between / (s->between * 1e9);
     return s->m->pipelined ? fmax(copies, links) : copies + links;
 }
 
-/* By windows inside of each node; `crossing` bytes go through messages. */
-static passage pass_windows(const setting *s, double rows_bytes, double crossing) {
-    const double window = s->share * rows_bytes / (s->m->window.gbps * 1e9);
-    passage p = {.inside = window + s->m->window.us * 1e-6, .fixed = s->m->window.us * 1e-6};
+/* Windows inside of each node; `crossing` bytes go in messages between nodes. */
+static exchange_cost cost_windows(const setting *s, double rows_bytes, double crossing) {
+    const double window = s->slowdown * rows_bytes / (s->m->window.gbps * 1e9);
+    exchange_cost p = {.inside = window + s->m->window.us * 1e-6, .fixed = s->m->window.us * 1e-6};
     p.bytes_inside = rows_bytes;
     p.bytes_between = crossing;
     if (s->nodes > 1.0) {
@@ -128,21 +129,21 @@ static passage pass_windows(const setting *s, double rows_bytes, double crossing
     return p;
 }
 
-/* Whether results are sent as their product makes them. */
+/* Whether the epilogue of the experts' last GEMM sends the results. */
 static bool pushes(const setting *s) {
     return strcmp(s->w->type, "bf16") == 0 && s->w->result_bytes == 2.0;
 }
 
-/* Over the links of a node, beside which a device stores its own rows. */
-static passage pass_links(const setting *s, bool backward, bool dispatch, double width) {
+/* Over the links of a node. A device stores rows for local experts at the same time. */
+static exchange_cost cost_links(const setting *s, bool backward, bool dispatch, double width) {
     const double away = ((double)s->w->ep - 1.0) / (double)s->w->ep;
     const double uneven = s->spread.largest_rank;
     const double once = (double)s->w->tokens * s->spread.pairs_rank * uneven;
     const bool saves = dispatch && once <= (1.0 - LEAST_SAVED) * s->rows;
     const double sent = away * (saves ? once : s->rows), own = (1.0 - away) * s->rows;
     const double link = sent * width / (s->m->window.gbps * 1e9);
-    passage p = {.inside = fmax(link, copy_seconds(s, 2.0 * own * width)),
-                 .bytes_inside = sent * width};
+    exchange_cost p = {.inside = fmax(link, copy_seconds(s, 2.0 * own * width)),
+                       .bytes_inside = sent * width};
     p.inside += s->m->window.us * 1e-6;
     p.fixed = s->m->window.us * 1e-6;
     if (dispatch)
@@ -152,12 +153,12 @@ static passage pass_links(const setting *s, bool backward, bool dispatch, double
     return p;
 }
 
-/* All rows through host memory; to ranks of the node by messages as well. */
-static passage pass_staged(const setting *s, double rows_bytes) {
+/* All rows go through host memory and messages, also those to ranks of the same node. */
+static exchange_cost cost_staged(const setting *s, double rows_bytes) {
     const double ranks = (double)s->w->ep, here = ranks / s->nodes;
     const double between = rows_bytes * (ranks - here) / ranks;
     const double inside = rows_bytes * (here - 1.0) / ranks;
-    passage p = {.bytes_inside = inside, .bytes_between = between};
+    exchange_cost p = {.bytes_inside = inside, .bytes_between = between};
     const double messages =
         ((here - 1.0) * s->m->inside.us + (ranks - here) * s->m->between.us) * 1e-6;
     p.fixed = s->m->stage.us * 1e-6 + messages;
@@ -169,24 +170,25 @@ static passage pass_staged(const setting *s, double rows_bytes) {
     return p;
 }
 
-/* Rows of `bytes` a number; of a dispatch by nodes a token's row crosses once for each. */
-static passage pass(const setting *s, bool backward, bool dispatch, double bytes) {
+/* The costs of a dispatch or combine of rows of `bytes` per element. In a dispatch of the engine node, a
+ * token's row crosses once to each node of its experts. */
+static exchange_cost cost_of(const setting *s, bool backward, bool dispatch, double bytes) {
     const double width = bytes * (double)s->w->hidden, rows = s->rows * width;
     const double away = (s->nodes - 1.0) / s->nodes;
     if (s->w->engine == BENCH_STAGED)
-        return pass_staged(s, rows);
+        return cost_staged(s, rows);
     if (s->m->linked)
-        return pass_links(s, backward, dispatch, width);
+        return cost_links(s, backward, dispatch, width);
     const double pairs = (double)s->w->tokens * s->spread.pairs_node * width;
-    return pass_windows(s, rows, (dispatch ? pairs : rows) * away);
+    return cost_windows(s, rows, (dispatch ? pairs : rows) * away);
 }
 
 /* ---- compute ---- */
 
-/* The experts' products of one chunk's rows, forward or backward; `last`: of these, those beside
- * which a combine can run over links. */
-static moert_status products(const setting *s, bool backward, double rows, double *seconds,
-                             double *last) {
+/* *seconds of the experts' GEMMs of one chunk's rows, forward or backward; *last = the part of it that a
+ * combine over links can overlap. */
+static moert_status expert_gemms(const setting *s, bool backward, double rows, double *seconds,
+                                 double *last) {
     const double h = (double)s->w->hidden, i = (double)s->w->intermediate, l = s->local;
     const char *const first[] = {backward ? "dgrad" : "glu", "wgrad"};
     const char *const second[] = {backward ? "dgrad" : "forward", "wgrad"};
@@ -197,31 +199,31 @@ static moert_status products(const setting *s, bool backward, double rows, doubl
         MOERT_TRY(bench_machine_gemm(s->m, &a, &in));
         MOERT_TRY(bench_machine_gemm(s->m, &b, &out));
         sum += in + out;
-        *last = s->share * (backward ? in + out : out);
+        *last = s->slowdown * (backward ? in + out : out);
     }
-    *seconds = s->share * sum;
+    *seconds = s->slowdown * sum;
     return MOERT_OK;
 }
 
-/* The GLU's gradient, results of the tokens, router: what moves bytes, or has few rows. */
+/* Seconds of the GLU's gradient, of reading and writing the tokens' rows, and of the router. */
 static double memory(const setting *s, bool backward) {
     const double tokens = (double)s->w->tokens, h = (double)s->w->hidden;
     const double times = backward ? 2.0 : 1.0;
     const double glu = backward ? 1e-9 * s->m->dglu_ns * s->rows * (double)s->w->intermediate : 0.0;
     const double router = times * 2e-9 * tokens * h * (double)s->w->experts / s->m->f32_gflops;
-    return copy_seconds(s, times * 4.0 * tokens * h) + s->share * (glu + router);
+    return copy_seconds(s, times * 4.0 * tokens * h) + s->slowdown * (glu + router);
 }
 
 /* ---- sums of gradients ---- */
 
-/* Of a reduce-scatter and an all-gather among `count` of the ranks, through host memory. */
+/* Seconds of a reduce-scatter and an all-gather among `count` of the ranks, through host memory. */
 static double sum_seconds(const bench_machine *m, size_t ranks, size_t count, double bytes) {
-    const double others = (double)count - 1.0, share = share_of(m, ranks);
+    const double others = (double)count - 1.0, slowdown = slowdown_of(m, ranks);
     const bench_line link = bench_nodes(m, ranks) > 1 ? m->between : m->inside;
     if (count < 2)
         return 0.0;
     return 2.0 * others / (double)count * bytes / (link.gbps * 1e9) +
-           share * 4.0 * bytes / (m->host_gbps * 1e9) + 2.0 * others * link.us * 1e-6;
+           slowdown * 4.0 * bytes / (m->host_gbps * 1e9) + 2.0 * others * link.us * 1e-6;
 }
 
 static double sums(const setting *s) {
@@ -233,31 +235,31 @@ static double sums(const setting *s) {
 
 /* ---- a pass ---- */
 
-/* What chunks hide of the exchange or, over links, the products beside which it runs. */
-static double beside(const setting *s, bool backward, const passage *c, double exchange,
-                     double work, double last) {
+/* Seconds of the exchange that compute hides: by chunks or, over links, by the GEMMs of `last`. */
+static double hidden_seconds(const setting *s, bool backward, const exchange_cost *c,
+                             double exchange, double work, double last) {
     const bool links = s->w->engine == BENCH_WINDOW && s->m->linked && s->w->ep > 1;
     if (links)
         return backward || pushes(s) ? fmin(last, c->inside) : 0.0;
-    return fmin(work, exchange * (s->chunks - 1.0) / s->chunks) / s->share;
+    return fmin(work, exchange * (s->chunks - 1.0) / s->chunks) / s->slowdown;
 }
 
-/* Forward or backward: adds its parts and its time. */
+/* Adds the parts and the time of a forward or backward pass. */
 static moert_status add_pass(const setting *s, bool backward, bench_prediction *p) {
     const double chunks = s->chunks;
-    const passage d = pass(s, backward, true, s->w->row_bytes);
-    const passage c = pass(s, backward, false, s->w->result_bytes);
+    const exchange_cost d = cost_of(s, backward, true, s->w->row_bytes);
+    const exchange_cost c = cost_of(s, backward, false, s->w->result_bytes);
     double gemm = 0.0, last = 0.0;
-    MOERT_TRY(products(s, backward, s->rows / chunks, &gemm, &last));
+    MOERT_TRY(expert_gemms(s, backward, s->rows / chunks, &gemm, &last));
     gemm *= chunks;
     last *= chunks;
     const double bytes = memory(s, backward) + d.memory + c.memory;
     const double calls = (double)(PLAN_CALLS + 2 * EXCHANGE_CALLS) * s->message_us * 1e-6;
-    const double launches = s->share * s->m->launch_us * 1e-6 *
+    const double launches = s->slowdown * s->m->launch_us * 1e-6 *
                             (double)(backward ? BACKWARD_LAUNCHES : FORWARD_LAUNCHES);
     const double latency = calls + chunks * launches + (chunks - 1.0) * (d.fixed + c.fixed);
     const double exchange = d.inside + d.between + c.inside + c.between, work = gemm + bytes;
-    const double hidden = beside(s, backward, &c, exchange, work, last);
+    const double hidden = hidden_seconds(s, backward, &c, exchange, work, last);
     p->part[BENCH_GEMMS] += gemm;
     p->part[BENCH_MEMORY] += bytes;
     p->part[BENCH_INSIDE] += d.inside + c.inside;
@@ -276,7 +278,7 @@ moert_status bench_predict(const bench_machine *machine, const bench_work *work,
                            bench_prediction *prediction) {
     setting s;
     bench_prediction p = {.seconds = 0.0};
-    MOERT_TRY(look(machine, work, &s));
+    MOERT_TRY(make_setting(machine, work, &s));
     MOERT_TRY(add_pass(&s, false, &p));
     if (work->backward) {
         MOERT_TRY(add_pass(&s, true, &p));
@@ -292,20 +294,20 @@ moert_status bench_predict(const bench_machine *machine, const bench_work *work,
 
 /* ---- a training step ---- */
 
-/* Forward, dgrad and wgrad of a weight [n,k] that all rows meet. */
-static moert_status add_product(const bench_machine *m, const bench_work *w, double n, double k,
-                                double *seconds) {
+/* Adds forward, dgrad and wgrad of a dense weight [n,k]. */
+static moert_status add_gemm(const bench_machine *m, const bench_work *w, double n, double k,
+                             double *seconds) {
     static const char *const ops[] = {"forward", "dgrad", "wgrad"};
     double one;
     for (int i = 0; i < 3; i++) {
-        const bench_predict_gemm product = {ops[i], w->type, 1.0, (double)w->tokens, n, k};
-        MOERT_TRY(bench_machine_gemm(m, &product, &one));
+        const bench_predict_gemm gemm = {ops[i], w->type, 1.0, (double)w->tokens, n, k};
+        MOERT_TRY(bench_machine_gemm(m, &gemm, &one));
         *seconds += one;
     }
     return MOERT_OK;
 }
 
-/* Causal scores and sums: 2 T length numbers of all heads forward, 2.5 times that backward. */
+/* Causal attention: 2 T length heads D FLOPs forward, 2.5 times that backward. */
 static double attention(const bench_machine *m, const bench_work *w, const bench_stack *s) {
     const double flops = 2.0 * (double)(w->tokens * s->length) * (double)(s->heads * s->head);
     return 1e-9 * flops * (1.0 / m->attention_gflops + 2.5 / m->attention_backward_gflops);
@@ -315,24 +317,24 @@ static moert_status dense_seconds(const bench_machine *m, const bench_work *w, c
                                   double *seconds) {
     const double h = (double)w->hidden, q = (double)(s->heads * s->head);
     const double kv = (double)(s->kv_heads * s->head), v = (double)s->vocabulary;
-    const double copy = KERNEL_SHARE * m->copy_gbps * 1e9, row = 4.0 * (double)w->tokens;
+    const double copy = KERNEL_FRACTION * m->copy_gbps * 1e9, row = 4.0 * (double)w->tokens;
     double layer = 0.0;
-    MOERT_TRY(add_product(m, w, q + 2.0 * kv, h, &layer));
-    MOERT_TRY(add_product(m, w, h, q, &layer));
+    MOERT_TRY(add_gemm(m, w, q + 2.0 * kv, h, &layer));
+    MOERT_TRY(add_gemm(m, w, h, q, &layer));
     layer += attention(m, w, s) + ROW_PASSES * row * h / copy;
     *seconds = (double)s->layers * layer + LOGIT_PASSES * row * v / copy;
-    return add_product(m, w, v, h, seconds);
+    return add_gemm(m, w, v, h, seconds);
 }
 
 moert_status bench_predict_step(const bench_machine *m, const bench_work *work,
                                 const bench_stack *s, bench_step *step) {
     const double h = (double)work->hidden, batches = (double)work->micro_batches;
     const double experts = (double)moert_ceil_div(work->experts, work->ep);
-    const double dense_numbers =
+    const double dense_parameters =
         (double)s->layers * (2.0 * h * (double)((s->heads + s->kv_heads) * s->head)) +
         2.0 * h * (double)s->vocabulary;
-    const double numbers =
-        dense_numbers + (double)s->layers * experts * 3.0 * h * (double)work->intermediate;
+    const double parameters =
+        dense_parameters + (double)s->layers * experts * 3.0 * h * (double)work->intermediate;
     bench_work pass = *work;
     bench_prediction layer;
     double dense = 0.0;
@@ -342,8 +344,8 @@ moert_status bench_predict_step(const bench_machine *m, const bench_work *work,
     *step = (bench_step){
         .layers = batches * (double)s->layers * layer.seconds,
         .dense = batches * dense,
-        .optimizer = OPTIMIZER_BYTES * numbers / (m->copy_gbps * 1e9),
-        .sums = sum_seconds(m, work->ranks, work->ranks, 4.0 * dense_numbers),
+        .optimizer = OPTIMIZER_BYTES * parameters / (m->copy_gbps * 1e9),
+        .sums = sum_seconds(m, work->ranks, work->ranks, 4.0 * dense_parameters),
     };
     step->seconds = step->layers + step->dense + step->optimizer + step->sums;
     return MOERT_OK;

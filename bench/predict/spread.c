@@ -7,11 +7,11 @@
 
 #include "base/memory.h"
 
-#define HOT_SHARE 0.3 /* as in tokens.c */
+#define HOT_FRACTION 0.3 /* as in tokens.c */
 
 /* ---- probabilities ---- */
 
-/* That none of K of E lies among `few` of them: C(E - few, K) / C(E, K). */
+/* The probability that none of a token's K experts is among `few` of the E: C(E - few, K) / C(E, K). */
 static double none_among(double few, double topk, double experts) {
     double none = 1.0;
     for (double k = 0.0; k < topk; k++)
@@ -26,12 +26,14 @@ static double sum_of(const double *values, size_t count) {
     return sum;
 }
 
-/* 1 - exp(-rate / (e + 1)): of experts drawn until K different ones have come, by Zipf's law. */
+/* inclusion[e] = 1 - exp(-rate / (e + 1)): experts are drawn by Zipf's law until there are K distinct
+ * ones. */
 static void fill_zipf(double rate, size_t experts, double *inclusion) {
     for (size_t e = 0; e < experts; e++)
         inclusion[e] = -expm1(-rate / (double)(e + 1));
 }
 
+/* Finds the rate at which sum(inclusion) = K, by bisection. */
 static void include_zipf(size_t topk, size_t experts, double *inclusion) {
     double low = 0.0, high = 1e6;
     for (int i = 0; i < 200; i++) {
@@ -45,7 +47,7 @@ static void include_zipf(size_t topk, size_t experts, double *inclusion) {
 }
 
 static void include(bench_skew skew, size_t topk, size_t experts, double *inclusion) {
-    const double hot = fmin(1.0, HOT_SHARE * (double)topk);
+    const double hot = fmin(1.0, HOT_FRACTION * (double)topk);
     for (size_t e = 0; e < experts; e++)
         inclusion[e] = skew == BENCH_BALANCED || experts == 1 ? (double)topk / (double)experts
                        : skew == BENCH_ONE                    ? (double)(e == 0)
@@ -59,7 +61,7 @@ static void include(bench_skew skew, size_t topk, size_t experts, double *inclus
 
 /* ---- the largest of many ---- */
 
-/* Blom's rule with 0.5264 in the place of the median: within 1 % for 2 to 10000 numbers. */
+/* Blom's rule with 0.5264 instead of the median 0.5: within 1 % for 2 to 10000 values. */
 double bench_largest_normal(size_t count) {
     const double wanted = pow(0.5264, 1.0 / (double)count);
     double low = 0.0, high = 10.0;
@@ -75,7 +77,7 @@ double bench_largest_normal(size_t count) {
     return low;
 }
 
-/* The groups of `size` experts as ranks, nodes or experts: of the largest's rows over the mean. */
+/* Experts divided into consecutive groups: ranks, nodes, or single experts. */
 typedef struct grouping {
     const double *inclusion;
     size_t experts, topk, tokens, groups;
@@ -90,13 +92,16 @@ static double mean_of(const grouping *g, size_t group) {
     return sum_of(g->inclusion + first, first_of(g, group + 1) - first);
 }
 
-/* The deviation of a token's rows in a group: K draws without replacement at the group's share. */
+/* The standard deviation of a group's rows: each token makes K draws without replacement, each of which
+ * falls into the group with probability mean / K. */
 static double deviation_of(const grouping *g, double mean) {
-    const double share = mean / (double)g->topk, experts = (double)g->experts;
+    const double probability = mean / (double)g->topk, experts = (double)g->experts;
     const double left = experts > 1.0 ? (experts - (double)g->topk) / (experts - 1.0) : 0.0;
-    return sqrt(fmax((double)g->topk * share * (1.0 - share) * left, 0.0) * (double)g->tokens);
+    return sqrt(fmax((double)g->topk * probability * (1.0 - probability) * left, 0.0) *
+                (double)g->tokens);
 }
 
+/* The expected rows of the largest group over the mean. */
 static double largest_of(const grouping *g) {
     double most = 0.0, all = 0.0;
     for (size_t i = 0; i < g->groups; i++) {
@@ -111,6 +116,7 @@ static double largest_of(const grouping *g) {
            (all * (double)g->tokens);
 }
 
+/* The expected number of distinct groups that a token's experts are in. */
 static double distinct(const grouping *g, bool exact) {
     double sum = 0.0;
     for (size_t i = 0; i < g->groups; i++) {

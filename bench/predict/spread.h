@@ -1,9 +1,9 @@
 /*
- * How tokens spread over ranks and nodes, in expectation: pure arithmetic, no draws.
+ * The expected spread of tokens over ranks and nodes: pure arithmetic, no random draws.
  *
- * A token takes K different experts of E. Balanced: any K alike, so counts are hypergeometric and
- * exact. Skewed (bench_skew, tokens.h): expert e is among the K with probability inclusion[e],
- * solved from sum(inclusion) = K, and experts are taken as independent of each other.
+ * A token has K distinct experts of E. Balanced: all choices are equally likely, so counts are
+ * hypergeometric and exact. Skewed (bench_skew, tokens.h): expert e is among the K with probability
+ * inclusion[e], where sum(inclusion) = K, and experts are treated as independent.
  */
 #pragma once
 
@@ -12,18 +12,18 @@
 #include "bench/common/tokens.h"
 
 typedef struct bench_spread {
-    double pairs_rank;     /* different ranks that a token's experts live on */
-    double pairs_node;     /* different nodes */
-    double largest_rank;   /* rows of the rank that gets most, as a multiple of the mean */
-    double largest_expert; /* likewise of the expert */
+    double pairs_rank;     /* distinct ranks that own a token's experts */
+    double pairs_node;     /* distinct nodes */
+    double largest_rank;   /* rows of the busiest rank, as a multiple of the mean */
+    double largest_expert; /* likewise of the busiest expert */
 } bench_spread;
 
-/* The mean of the largest of `count` independent standard normal numbers; 0 for one. */
+/* The expected maximum of `count` independent standard normal values; 0 for one value. */
 double bench_largest_normal(size_t count);
 
 /*
- * Of ep ranks that share the experts, E/ep each in order, and tokens on all of them together; nodes
- * are runs of ep / nodes ranks. Errors: ERROR_MEMORY.
+ * The spread of `tokens` tokens, in total, over ep ranks that share the experts (E/ep consecutive experts
+ * each). Nodes are runs of ep / nodes ranks. Errors: ERROR_USAGE, ERROR_MEMORY.
  */
 typedef struct bench_sharing {
     bench_skew skew;

@@ -3,8 +3,8 @@
 
   torch_attention.py [--sequences S] [--length L] [--heads N] [--kv-heads M] [--head-size D] [--json FILE]
 
-The rows of bench_attention, counted alike. A sample is WARM_S of calls in a row, not counted, then TIMED_S of calls; the rate is the
-median of the samples. The backward alone is timed by what forward and backward take more than forward.
+The rows of bench_attention, with the same FLOPs. A sample is WARM_S of calls in a row, not counted, then TIMED_S of calls; the rate is
+the median of the samples. The time of the backward is that of forward and backward, minus that of forward.
 """
 import argparse
 import json

@@ -3,9 +3,9 @@
 
   torch_grouped_mm.py --rows FILE --json FILE
 
-Runs the rows that bench_op has written (--json there) on the same groups, and writes the same rows with PyTorch's rate.
-A sample is WARM_S of calls in a row, not counted, then TIMED_S of calls, as in bench_op: the clock of a GPU depends on how
-hot it is. The rate is the median of the samples.
+Runs the rows of bench_op --json on the same groups, and writes the same rows with PyTorch's rate. A sample is WARM_S of calls
+in a row, not counted, then TIMED_S of calls, as in bench_op, since a GPU's clock depends on its temperature. The rate is the
+median of the samples.
 """
 import argparse
 import json

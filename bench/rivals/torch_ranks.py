@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""PyTorch over NCCL as a rival of bench_exchange and bench_layer, in a process for each GPU.
+"""PyTorch over NCCL as a rival of bench_exchange and bench_layer, one process per GPU.
 
   torch_ranks.py --ranks R [--exchange T,H,SKEW...] [--model NAME...] [--tokens T] [--topk K] [--experts E] [--dtype bf16|f32] [--json FILE]
 
---exchange: all_to_all is the message alone, of rows that lie packed; dispatch also packs the row of every slot for the rank of its expert
-and sorts what arrives by expert, combine goes back and sums every token's rows by weight. Counts are known before. GB/s count the rows for
-other ranks, as in bench_exchange.
+--exchange: all_to_all only sends rows that are packed already. dispatch also packs the rows of all slots by the rank of their experts, and
+sorts received rows by expert. combine sends them back and sums each token's rows by weight. Counts are known beforehand. GB/s count the
+rows for other ranks, as in bench_exchange.
 
 --model: an expert-parallel MoE layer in bf16: all-to-all, torch._grouped_mm, SwiGLU. The router is that of transformers' Qwen3-MoE: a linear
 layer, softmax in float32, the K highest, normalised. Backward gives the gradients of x and of all weights. The first tokens of every rank
 are compared with a loop over their experts in float32.
 
-All cases run in one set of processes, whose start takes longer than most of them.
+All cases run in one set of processes, since starting them takes longer than most cases.
 """
 import argparse
 import json
@@ -31,7 +31,7 @@ MODELS = {'qwen3-30b': (2048, 768, 128, 8), 'olmoe': (2048, 1024, 64, 8), 'deeps
 
 
 def routing(skew, tokens, topk, experts, seed):
-    """[tokens,topk] different experts, as bench/common/tokens.c draws them: alike, Zipf, one with 30 % of the slots, or one alone."""
+    """[tokens,topk] distinct experts, drawn as in bench/common/tokens.c: balanced, zipf, or hot (one expert gets 30 % of the slots)."""
     generator = torch.Generator(device='cuda').manual_seed(seed)
     keys = torch.rand(tokens, experts, device='cuda', generator=generator, dtype=torch.float64)
     if skew == 'zipf':
@@ -42,7 +42,7 @@ def routing(skew, tokens, topk, experts, seed):
 
 
 def seconds(call):
-    """Of a call, of the slowest rank: the median of some samples of calls in a row behind a barrier."""
+    """Seconds of a call on the slowest rank: the median of samples of calls in a row after a barrier."""
     def sample(calls):
         torch.cuda.synchronize()
         dist.barrier()
@@ -60,7 +60,7 @@ def seconds(call):
 
 
 def right(ok):
-    """Whether it is so on all ranks."""
+    """Whether `ok` is true on all ranks."""
     verdict = torch.tensor([int(bool(ok))], device='cuda')
     dist.all_reduce(verdict, op=dist.ReduceOp.MIN)
     return bool(verdict.item())
@@ -73,8 +73,8 @@ def show(rank, rows, row, text):
 
 
 def plan(index, ranks, experts):
-    """Of the slots of index[tokens,topk]: their order by expert, rows to and from each rank, the order by expert of the rows that
-    arrive, and where those of each local expert end. Counts go by NCCL."""
+    """The plan of index[tokens,topk]: the slots' order by expert, rows to and from each rank, the order by expert of received rows, and
+    the ends of each local expert's rows. Exchanges counts over NCCL."""
     local = experts // ranks
     order = torch.argsort(index.reshape(-1), stable=True)
     counts = torch.bincount(index.reshape(-1), minlength=experts)
@@ -161,14 +161,14 @@ def gathered(weight, ranks):
 
 
 def is_right(y, x, router, gate_up, down, topk, ranks, tokens=4):
-    """The first tokens, one expert after the other."""
+    """Compares the first tokens with a loop over their experts."""
     weight, index = route(x, router, topk)
     gate_up, down, ok = gathered(gate_up, ranks), gathered(down, ranks), True
     for t in range(tokens):
         want = 0
-        for share, e in zip(weight[t], index[t].tolist()):
+        for factor, e in zip(weight[t], index[t].tolist()):
             gate, up = (gate_up[e].float() @ x[t].float()).chunk(2)
-            want = want + share * (down[e].float() @ (functional.silu(gate) * up))
+            want = want + factor * (down[e].float() @ (functional.silu(gate) * up))
         ok = ok and (y[t].float() - want).abs().max() <= 0.03 * want.abs().max()
     return right(ok)
 
@@ -196,9 +196,9 @@ def layers(rank, ranks, name, options, rows):
         x.grad = router.grad = gate_up.grad = down.grad = None
 
     ok = is_right(forward(), x.detach(), router.detach(), gate_up, down, topk, ranks)
-    for op, call, products in (('forward', forward, 1), ('forward+backward', forward_backward, 3)):
+    for op, call, passes in (('forward', forward, 1), ('forward+backward', forward_backward, 3)):
         took = seconds(call)
-        flops = products * 6 * tokens * topk * hidden * intermediate
+        flops = passes * 6 * tokens * topk * hidden * intermediate
         row = {'op': op, 'engine': f'torch {torch.__version__}, NCCL', 'model': name, 'ranks': ranks, 'T': tokens, 'H': hidden,
                'I': intermediate, 'E': experts, 'K': topk, 'precision': 'bf16', 'ms': took * 1e3, 'tokens_per_s': tokens * ranks / took,
                'gflops': flops / took * 1e-9, 'wrong': not ok}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""moert-train's model and step in PyTorch, as fast as we could make it; bench/run-cpu and bench/run-h200 call it.
+"""moert-train's model and step in PyTorch, as fast as we could make them; bench/run-cpu and bench/run-h200 call it.
 
     torch_train.py make-data FILE --steps N --batch B --length S --vocabulary V     a token file for moert-train --tokens
     torch_train.py train --model DIR --tokens FILE --metrics FILE [OPTION...]       JSON lines like moert-train's
@@ -8,15 +8,15 @@
 The model is read from the directory that moert-train writes (Mixtral form) and trains on the same batches with moert-train's
 defaults: AdamW that decays matrices only, clipping, cosine after a warm-up, Hugging Face's balancing loss. Experts in three forms:
 
-    index    transformers' own: for each expert, index its tokens, two products, index_add
-    sorted   slots sorted by expert, two products for each expert on a contiguous slice, rows gathered back
+    index    as in transformers: for each expert, index its tokens, two GEMMs, index_add
+    sorted   slots sorted by expert, two GEMMs for each expert on contiguous rows, rows gathered back
     grouped  the same with torch.nn.functional.grouped_mm over all experts
 
-or, as --experts transformers, a Qwen3-MoE model in bf16 by that library, on the GPU where there is one (torch_transformers.py).
+--experts transformers runs a Qwen3-MoE model of that library in bf16, on a GPU if there is one (torch_transformers.py). Only this
+form needs more than torch.
 
---linear onednn hands the float32 products to oneDNN, by an operator that PyTorch keeps for compiled inference, instead of to the
-BLAS that PyTorch was built with: on processors whose AVX-512 that BLAS leaves idle it is up to twice as fast. Needs torch alone but
-for that last form.
+--linear onednn computes float32 GEMMs by oneDNN, through an operator that PyTorch has for compiled inference, instead of by the BLAS
+that PyTorch was built with. It is up to twice as fast on processors whose AVX-512 that BLAS does not use.
 """
 import argparse
 import array
@@ -51,7 +51,7 @@ def read_safetensors(path):
 
 
 def make_data(args):
-    """Tokens whose frequencies fall like 1 / rank, so that there is something to learn and experts get unequal loads."""
+    """Draws tokens with frequencies ~ 1 / rank, so that the model can learn and experts get unequal loads."""
     generator = torch.Generator().manual_seed(args.seed)
     frequency = 1.0 / (torch.arange(args.vocabulary) + 3.0)
     shape = (args.steps, args.batch, args.length + 1)
@@ -63,25 +63,25 @@ def make_data(args):
 
 
 class OneDnn(torch.autograd.Function):
-    """x[M,K] weight[N,K]^T, all three products by oneDNN."""
+    """x[M,K] weight[N,K]^T, with forward, dgrad and wgrad by oneDNN."""
 
     @staticmethod
-    def product(x, weight):
+    def gemm(x, weight):
         return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
 
     @staticmethod
     def forward(ctx, x, weight):
         ctx.save_for_backward(x, weight)
-        return OneDnn.product(x, weight)
+        return OneDnn.gemm(x, weight)
 
     @staticmethod
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
-        return OneDnn.product(dy, weight.t()), OneDnn.product(dy.t(), x.t())
+        return OneDnn.gemm(dy, weight.t()), OneDnn.gemm(dy.t(), x.t())
 
 
 class Dispatch(torch.autograd.Function):
-    """x[T,H] -> a row for every slot, in the order of the experts; the gradient gathers too, index_select's would scatter."""
+    """x[T,H] -> a row for every slot, ordered by expert. The gradient is also a gather; index_select's would scatter."""
 
     @staticmethod
     def forward(ctx, x, order, inverse, topk):
@@ -96,7 +96,7 @@ class Dispatch(torch.autograd.Function):
 
 
 class Restore(torch.autograd.Function):
-    """Rows of the experts back in the order of the slots."""
+    """Reorders rows from experts to slots."""
 
     @staticmethod
     def forward(ctx, y, order, inverse):
@@ -132,7 +132,7 @@ class Layer(nn.Module):
         down = [take(e + "2") for e in experts]
         if form == "grouped":
             self.gate_up, self.down = nn.Parameter(torch.stack(gate_up)), nn.Parameter(torch.stack(down))
-        else:  # a parameter for each expert: slices of a stacked one would each get a gradient of its whole size
+        else:  # a parameter for each expert: each slice of a stacked one would get a gradient of the whole size
             self.gate_up, self.down = nn.ParameterList(gate_up), nn.ParameterList(down)
         self.swiglu = swiglu
 
@@ -227,7 +227,7 @@ class Model(nn.Module):
 
 
 def compile_parts(model):
-    """All but the experts' products, whose numbers of rows change at every call."""
+    """Compiles all but the experts' GEMMs, whose numbers of rows change with every call."""
     for layer in model.layers:
         layer.attend, layer.route = torch.compile(layer.attend, dynamic=False), torch.compile(layer.route, dynamic=False)
         layer.swiglu = torch.compile(swiglu, dynamic=True)
@@ -254,8 +254,8 @@ def make_loss(args, length):
     return model, lambda inputs, targets: model(inputs, targets, cos, sin)
 
 
-def mark(device):
-    """A moment: on a GPU one that it will reach, so that the host need not wait for it."""
+def timestamp(device):
+    """The current time; on a GPU an event in its stream, so that the host need not wait."""
     if device.type == "cpu":
         return time.perf_counter(), time.process_time()
     event = torch.cuda.Event(enable_timing=True)
@@ -282,7 +282,7 @@ def train(args):
     others = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": args.weight_decay}, {"params": others, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, betas=(args.beta1, args.beta2), eps=args.epsilon, fused=True)
-    results, marks = [], [mark(device)]
+    results, times = [], [timestamp(device)]
     for step in range(total):
         for group in adamw.param_groups:
             group["lr"] = rate_of(args, step, total)
@@ -293,11 +293,11 @@ def train(args):
         adamw.step()
         adamw.zero_grad()
         results.append({"loss": loss.detach(), "aux_loss": aux.detach(), "grad_norm": norm})
-        marks.append(mark(device))
+        times.append(timestamp(device))
     with open(args.metrics, "w") as file:
         for step, result in enumerate(results):
             row = {"step": step} | {key: value.item() for key, value in result.items()}
-            print(json.dumps(row | rate_between(*marks[step : step + 2], tokens[step, :, 1:].numel())), file=file)
+            print(json.dumps(row | rate_between(*times[step : step + 2], tokens[step, :, 1:].numel())), file=file)
 
 
 def about(args):
@@ -325,7 +325,7 @@ def main():
     run.add_argument("--experts", choices=("index", "sorted", "grouped", "transformers"), default="sorted")
     run.add_argument("--linear", choices=("blas", "onednn"), default="blas")
     run.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="bf16: autocast; transformers: always bf16")
-    run.add_argument("--compile", action="store_true", help="torch.compile all but the experts' products (transformers: all); needs a C++ compiler")
+    run.add_argument("--compile", action="store_true", help="torch.compile all but the experts' GEMMs (transformers: all); needs a C++ compiler")
     hyper = {"lr": 1e-3, "lr-floor": 0.1, "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "grad-clip": 1.0}
     for name, default in (hyper | {"aux-coef": 0.01}).items():
         run.add_argument(f"--{name}", type=float, default=default)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """A Qwen3-MoE model of transformers, in bf16, for bench/rivals/torch_train.py train --experts transformers.
 
-    torch_transformers.py make-model DIR [SIZES...]     fresh bf16 weights for both sides, by moert-train's options of a new model
-    torch_transformers.py gemm [SIZE]                   TFLOP/s of the product of two bf16 matrices of SIZE x SIZE
+    torch_transformers.py make-model DIR [SIZES...]     new bf16 weights for both contenders; SIZES as of moert-train's new model
+    torch_transformers.py gemm [SIZE]                   TFLOP/s of a bf16 GEMM of SIZE x SIZE matrices
 
-Weights, gradients and the optimizer's moments are bf16, as transformers trains such a model by default: less memory to move than
-for moert-train, whose master weights, gradients and moments are float32. Experts go through torch's grouped GEMM, attention
-through scaled_dot_product_attention.
+Weights, gradients and the optimizer's moments are bf16, as transformers trains such a model by default. That moves less memory
+than moert-train, whose master weights, gradients and moments are float32. Experts use torch's grouped GEMM, attention uses
+scaled_dot_product_attention.
 """
 import argparse
 import statistics
@@ -61,7 +61,7 @@ def make_model(args):
 def gemm(args):
     a, b = (torch.randn(args.size, args.size, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
     rates, began = [], time.perf_counter()
-    while len(rates) < SAMPLES or time.perf_counter() - began < WARM_S:  # the last samples are those of a hot GPU
+    while len(rates) < SAMPLES or time.perf_counter() - began < WARM_S:  # the last samples run on a hot GPU
         start = time.perf_counter()
         for _ in range(10):
             a @ b
@@ -80,10 +80,10 @@ def main():
     sizes = {"vocabulary": 256, "hidden": 128, "intermediate": 256, "layers": 2, "heads": 4, "kv-heads": 4, "head-size": 32}
     for name, default in (sizes | {"experts": 8, "topk": 2, "length": 512}).items():
         model.add_argument(f"--{name}", type=int, default=default)
-    product = commands.add_parser("gemm")
-    product.set_defaults(run=gemm)
-    product.add_argument("size", type=int, nargs="?", default=8192)
-    args, _ = parser.parse_known_args()  # make-model is given the batch too
+    gemm_command = commands.add_parser("gemm")
+    gemm_command.set_defaults(run=gemm)
+    gemm_command.add_argument("size", type=int, nargs="?", default=8192)
+    args, _ = parser.parse_known_args()  # make-model also receives options of the batch
     args.run(args)
 
 

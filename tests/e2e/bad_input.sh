@@ -95,7 +95,7 @@ bad 1 2 '--dense mxfp8: expected f32\|bf16' train "${text[@]}" --dense mxfp8
 bad "$both" 2 '--data .* or by --tokens' train --steps 1
 bad 1 2 '--model, --input and --output are needed' layer --model $layer
 bad "$both" 2 '--topk 9 exceeds --experts 8' train "${text[@]}" --topk 9 --out OUT/run
-bad "$both" 2 '--hidden is for a new model; that of --model' train --data LICENSE --model $model --hidden 64 --out OUT/run
+bad "$both" 2 '--hidden is for a new model; the config.json of --model gives the sizes' train --data LICENSE --model $model --hidden 64 --out OUT/run
 bad 1 2 '--form is for a new model' train --form=mixtral --data LICENSE --model $model
 bad 1 1 'embedding, head and final norm: a buffer of .* exceeds the largest allocation' train "${text[@]}" --vocabulary 1000000 --hidden 65536
 bad "$both" 1 'first projection of all experts of a rank in one layer: a buffer of .* exceeds' train "${text[@]}" --hidden 512 \
@@ -203,9 +203,9 @@ broken "tensor 'alpha' has the shape \\[3\\], not \\[2\\]" grouped-gemm-glu alph
 broken "tensor 'prob' is BF16, not F32" grouped-gemm-glu prob:BF16[64]:1
 broken "tensor 'bias' is F64, not F32, F16 or BF16$" grouped-gemm-glu bias:F64[2,64]:0
 broken "holds no tensor 'c'" grouped-gemm-dglu
-broken "holds no tensor 'global_scale_b'.*both or neither" 'grouped-gemm-wgrad --format f32' offsets:I32[1]:4 a:F32[8,4]:1 b_t:F32[8,4]:1 \
+broken "holds no tensor 'global_scale_b'.*or neither" 'grouped-gemm-wgrad --format f32' offsets:I32[1]:4 a:F32[8,4]:1 b_t:F32[8,4]:1 \
     global_scale_a:F32[1]:1
-broken "holds no tensor 'global_scale_a'.*both or neither" 'grouped-gemm-wgrad --format f32' offsets:I32[1]:4 a:F32[8,4]:1 \
+broken "holds no tensor 'global_scale_a'.*or neither" 'grouped-gemm-wgrad --format f32' offsets:I32[1]:4 a:F32[8,4]:1 \
     b_t:F32[8,4]:1 global_scale_b:F32[1]:1
 broken "holds no tensor 'wgrad'" 'grouped-gemm-wgrad --format f32 --accumulate' offsets:I32[1]:4 a:F32[8,4]:1 b_t:F32[8,4]:1
 broken "holds no tensor 'gather'" 'grouped-gemm --permute y' ends:I32[1]:4 x:F32[4,8]:1 weight:F32[1,8,8]:1
@@ -307,7 +307,7 @@ for count in $both; do # one job at a time may write there
     bad "$count" 2 'run/checkpoints/step-00000002 is of an older run' train "${text[@]}" --out "$work/run" --resume "$work/elsewhere/step-00000001"
     join
 done
-bad "$both" 2 '--resume is for training' train "${text[@]}" --logits OUT/logits.safetensors --resume "$last"
+bad "$both" 2 '--resume does not apply' train "${text[@]}" --logits OUT/logits.safetensors --resume "$last"
 bad 1 2 '--model .* is where --out .* has its result' train --model "$work/run/model" --data LICENSE --length 64 --out "$work/run"
 bad "$both" 2 'sequences of 1024 tokens exceed .*max_position_embeddings' train --model "$work/run/model" --data LICENSE --length 1024 --batch 4 --out OUT/run
 start=$((8 + $(od -An -tu8 -N8 "$work/run/model/model.safetensors"))) # of the data: the first tensor begins with NaN

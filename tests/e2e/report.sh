@@ -65,7 +65,7 @@ refuses() {
 }
 refuses 2 'which run? moert-report RUN'
 refuses 2 'unknown option --outt; did you mean --out?' "$folder/plain" --outt x
-refuses 1 'none/metrics.jsonl: No such file or directory; a run is the --out folder of moert-train' "$folder/none"
+refuses 1 'none/metrics.jsonl: No such file or directory; a run is the --out directory of moert-train' "$folder/none"
 bad() { # FILE TEXT MESSAGE: of the slow run, with another text in one of its files
     rm -rf "$folder/bad"
     mkdir "$folder/bad"
@@ -77,10 +77,10 @@ bad metrics.jsonl '' 'metrics.jsonl: no step is finished yet'
 bad metrics.jsonl $'{"step": 0, "loss": 1, "tokens_per_s": 5}\n{"step": 1, "lo\n' 'metrics.jsonl: line 2 is not valid JSON'
 bad metrics.jsonl $'{"step": 0, "tokens_per_s": 5}\n' 'metrics.jsonl: line 1: there is no "loss"'
 bad profile-steps.jsonl $'{"step": 2, "step_ms": [1, "x"], "operations": {}}\n' 'profile-steps.jsonl: line 1: the value of "step_ms" is not'
-bad profile-ranks.json '{"ranks": [{"host": "a", "node": 0}]}' 'profile-ranks.json is of 1 ranks, profile-steps.jsonl beside it of 2'
+bad profile-ranks.json '{"ranks": [{"host": "a", "node": 0}]}' 'profile-ranks.json has 1 ranks, profile-steps.jsonl in the same directory has 2'
 bad profile-ranks.json '{"ranks"' 'profile-ranks.json: it is not valid JSON'
 bad profile.json '{}' 'profile.json: there is no "rows"'
-bad trace.json '{"traceEvents": [{"ph": "M"}]}' 'trace.json: holds no step; a trace is what moert-train --trace writes'
+bad trace.json '{"traceEvents": [{"ph": "M"}]}' 'trace.json: holds no step; expected a trace of moert-train --trace'
 refuses 1 'none: cannot be opened' "$folder/plain" --trace "$folder/none"
 refuses 1 'none/page.html.tmp: cannot be created' "$folder/plain" --out "$folder/none/page.html"
 finish

@@ -28,5 +28,5 @@ h200 --ranks 8,64,1024 --json "$folder/rows.json"
 verdict $? "bench_model: the parts of a row add up, and efficiency falls"
 refused 2 "bench_model: --ranks is '8,x'" "bench_model: bad counts are refused" h200 --ranks 8,x
 refused 1 'bench_model: .*none.json' "bench_model: a machine that is not there is named" alone "$bin/bench_model" --machine "$folder/none.json"
-refused 2 'a crowd is three nodes or more, not 1' "bench_model: one node is no crowd" ranks 2 "$bin/bench_model" --crowd bench/machines/h200.json
+refused 2 '--crowd needs three nodes or more, not 1' "bench_model: one node is no crowd" ranks 2 "$bin/bench_model" --crowd bench/machines/h200.json
 finish

@@ -19,7 +19,7 @@ static const moert_gemm_shape small[] = {
     {3, 33, 130, 67, NULL},
 };
 
-/* Of their config.json: hidden and intermediate size of an expert, experts of a layer. */
+/* From each model's config.json: hidden and intermediate size of an expert, experts per layer. */
 static const struct {
     const char *name;
     size_t hidden, intermediate, experts;
@@ -31,7 +31,7 @@ static const struct {
     {"Granite-3 3B-A800M", 1536, 512, 40},
 };
 
-/* The GEMM of gate and up together, and that back down. */
+/* Two shapes a model: gate and up in one GEMM, and down. */
 static size_t real_shapes(moert_gemm_shape *shapes) {
     size_t count = 0;
     for (size_t i = 0; i < MOERT_COUNT(models); i++)

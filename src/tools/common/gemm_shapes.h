@@ -1,15 +1,16 @@
-/* Shapes of grouped products to measure, by name. */
+/* Named lists of grouped-GEMM shapes to measure. */
 #pragma once
 
 #include <stddef.h>
 
 typedef struct moert_gemm_shape {
     size_t experts, rows, n, k; /* rows per expert, on average */
-    const char *model;          /* whose shape it is, or NULL */
+    const char *model;          /* the model that has this shape, or NULL */
 } moert_gemm_shape;
 
-/* CPU = the shapes with goals in bench_gemm; REAL = the expert layers of released models, as many
- * experts as 128 MiB of weight hold; SMALL = for the backends side by side. */
+/* CPU = the shapes that have goals in bench_gemm. REAL = the expert layers of released models, cut to
+ * the experts that fit into 128 MiB of float32 weights (at least one). SMALL = shapes to compare all
+ * backends on, the slow reference included. */
 #define MOERT_GEMM_SUITE_WORDS "cpu|real|small"
 typedef enum moert_gemm_suite {
     MOERT_GEMM_SUITE_CPU,

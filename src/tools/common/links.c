@@ -9,37 +9,37 @@
 
 enum {
     SMALL_BYTES = 8,
-    SMALL_CALLS = 16, /* in a row */
+    SMALL_CALLS = 16, /* messages of a sample */
     LEAST_BYTES = 64 << 10,
     MOST_BYTES = 16 << 20,
     SAMPLES = 5,
-    SAMPLES_OF_A_PAIR = 12, /* of all sizes and kinds, about: what a round's time is divided by */
+    SAMPLES_OF_A_PAIR = 12, /* about, of all sizes: a round's time is divided by this */
 };
 
-/* Two ranks, or one that rests. */
+/* This rank and its partner; a communicator of one rank if this rank rests in this round. */
 typedef struct pair {
     moert_comm *comm;
     unsigned char *send, *receive; /* [MOST_BYTES] */
-    double most_s;                 /* of a sample of large messages */
+    double most_s;                 /* longest sample of large messages, about */
 } pair;
 
 size_t moert_links_rounds(size_t count) {
     return count < 2 ? 0 : count - 1 + count % 2;
 }
 
-/* The circle method: the last of an even number stays, the others turn around it. */
+/* The circle method: with an even count the last player stays and the others rotate around it. */
 size_t moert_links_partner(size_t count, size_t round, size_t i) {
-    const size_t turning = count - 1 + count % 2;
-    if (i == turning) { /* the one that stays meets the one that would meet itself */
-        for (size_t other = 0; other < turning; other++)
-            if (2 * other % turning == round)
+    const size_t rotating = count - 1 + count % 2;
+    if (i == rotating) { /* the player that stays; its partner is the one paired with itself */
+        for (size_t other = 0; other < rotating; other++)
+            if (2 * other % rotating == round)
                 return other;
     }
-    const size_t partner = (round + turning - i) % turning;
-    return partner != i ? partner : turning;
+    const size_t partner = (round + rotating - i) % rotating;
+    return partner != i ? partner : rotating;
 }
 
-/* *seconds = of one of `calls` exchanges of so many bytes, of the slower rank. */
+/* *seconds = mean time of one of `calls` exchanges of `bytes` each way, on the slower rank. */
 static moert_status take(const pair *p, size_t bytes, size_t calls, double *seconds) {
     const size_t me = moert_comm_rank(p->comm);
     size_t rows[2] = {bytes, bytes};
@@ -55,7 +55,7 @@ static moert_status take(const pair *p, size_t bytes, size_t calls, double *seco
     return MOERT_OK;
 }
 
-/* The least of some samples: what disturbs them only adds. */
+/* The minimum of SAMPLES samples, since disturbances only add time. */
 static moert_status take_best(const pair *p, size_t bytes, size_t calls, double *best) {
     double seconds;
     *best = INFINITY;
@@ -84,8 +84,8 @@ static moert_status measure_pair(const pair *p, moert_link *link) {
     return MOERT_OK;
 }
 
-/* One round, in which this rank meets one other, or rests. */
-static moert_status play(moert_comm *comm, size_t round, pair *p, moert_link *links) {
+/* One round: this rank measures with its partner, or rests. */
+static moert_status run_round(moert_comm *comm, size_t round, pair *p, moert_link *links) {
     const size_t me = moert_comm_rank(comm), size = moert_comm_size(comm);
     const size_t other = moert_links_partner(size, round, me);
     moert_link link = {0.0, 0.0};
@@ -108,7 +108,7 @@ moert_status moert_links_measure(moert_comm *comm, double seconds, moert_link *l
         status = moert_alloc(&p.receive, MOST_BYTES, 1);
     MOERT_TRY_OR(done, moert_comm_agree(comm, status));
     for (size_t round = 0; round < rounds; round++)
-        MOERT_TRY_OR(done, play(comm, round, &p, links));
+        MOERT_TRY_OR(done, run_round(comm, round, &p, links));
 done:
     MOERT_FREE(p.receive, p.send);
     return status;

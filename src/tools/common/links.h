@@ -1,28 +1,28 @@
 /*
- * How fast ranks reach each other, pair by pair: disjoint pairs at the same time, so that R ranks
- * need R - 1 rounds (R when R is odd).
+ * Latency and bandwidth between each pair of ranks. Disjoint pairs measure at the same time, so R
+ * ranks need R - 1 rounds (R when R is odd).
  *
- * Messages are those of the staged exchange (moert_comm_alltoallv), from host memory to host
- * memory, both ways at once.
+ * The messages go from host memory to host memory, both ways at once, by the call that the staged
+ * exchange makes (moert_comm_alltoallv).
  */
 #pragma once
 
 #include "comm/comm.h"
 
-/* Of one way between two ranks; zeros where nothing was measured. */
+/* The link between two ranks; zeros if it was not measured. */
 typedef struct moert_link {
-    double us;   /* that the exchange of a small message takes */
-    double gbps; /* GB/s each way, of large ones */
+    double us;   /* time to exchange a small message */
+    double gbps; /* GB/s each way with large messages */
 } moert_link;
 
-/* Partner of player `i` of `count` in a round of a tournament in which every pair meets once;
- * `count` itself means that it rests. Rounds: moert_links_rounds(count). */
+/* Rounds of a tournament of `count` players in which every pair plays once, and the partner of player
+ * `i` in one of them; a partner of `count` means that player i rests. */
 size_t moert_links_rounds(size_t count);
 size_t moert_links_partner(size_t count, size_t round, size_t i);
 
 /*
- * links[size] from this rank to each other one of `comm`, the same as seen from both sides. Takes
- * about `seconds`, longer where single messages do. Collective, blocking. Errors: ERROR_MEMORY,
+ * links[size]: the link from this rank to each rank of `comm`; both ends get the same values. Takes
+ * about `seconds`, more if single messages are slow. Collective, blocking. Errors: ERROR_MEMORY,
  * ERROR_COMM.
  */
 moert_status moert_links_measure(moert_comm *comm, double seconds, moert_link *links);

@@ -1,4 +1,4 @@
-/* Parses long options by a table, and prints it as the usage text. */
+/* Parses long options by a table, and prints the table as the usage text. */
 #include "tools/common/options.h"
 
 #include <errno.h>
@@ -36,7 +36,7 @@ static moert_status store_float(const moert_option *option, const char *text) {
     char *end;
     double value = strtod(text, &end);
     bool valid = end != text && *end == '\0' && isfinite(value);
-    /* the lower limit is copied: in "0..1" strtod would read "0." */
+    /* copies the lower limit: from "0..1" strtod would read "0." */
     char low[32], shown[64];
     snprintf(shown, sizeof shown, "number %s", limits);
     snprintf(low, sizeof low, "%.*s", dots != NULL ? (int)(dots - limits) : 0, limits);
@@ -68,7 +68,7 @@ static moert_status store_word(const moert_option *option, const char *text) {
     moert_option_list *list = option->target;
     const char **grown = realloc(list->words, (list->count + 1) * sizeof *grown);
     if (grown == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for the words of --%s", option->name);
+        return MOERT_FAIL(ERROR_MEMORY, "no room for the values of --%s", option->name);
     grown[list->count++] = text;
     list->words = grown;
     return MOERT_OK;
@@ -109,7 +109,7 @@ static moert_status fail_unknown(const moert_option *table, size_t count, const 
     const char *nearest = NULL;
     snprintf(name, sizeof name, "%.*s", (int)length, word);
     size_t best =
-        1 + moert_min(strlen(name), 9) / 3; /* farther names are no likely typing errors */
+        1 + moert_min(strlen(name), 9) / 3; /* a more distant name is unlikely to be meant */
     for (size_t i = 0; i < count; i++) {
         size_t distance =
             table[i].name != NULL ? moert_text_distance(name, table[i].name) : best + 1;
@@ -125,7 +125,7 @@ static moert_status fail_unknown(const moert_option *table, size_t count, const 
 
 /* ---- arguments ---- */
 
-/* Stores argv[*at] and the words that belong to it; *at becomes the next argument. */
+/* Stores the option argv[*at] with its values; *at becomes the index of the next option. */
 static moert_status take(const moert_option *table, size_t count, int argc, char **argv, int *at) {
     const char *word = argv[(*at)++];
     if (!is_option(word))
@@ -197,7 +197,7 @@ moert_status moert_options_parse(const moert_option *table, size_t count, int ar
 
 enum { HELP_COLUMN = 30, LINE_COLUMNS = 100 };
 
-/* The text in lines that begin at column `from`, where the cursor stands. */
+/* Prints the text in lines that begin at column `from`, where the cursor is. */
 static void put_lines(FILE *file, int from, const char *text) {
     int column = from;
     while (*text != '\0') {
@@ -214,7 +214,7 @@ static void put_lines(FILE *file, int from, const char *text) {
     fputc('\n', file);
 }
 
-/* What an option is for, from HELP_COLUMN on; `column` is where the cursor stands. */
+/* Prints the help of an option from HELP_COLUMN on; `column` is that of the cursor. */
 static void put_help(FILE *file, int column, const char *text) {
     if (column + 2 > HELP_COLUMN) {
         fputc('\n', file);

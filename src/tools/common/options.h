@@ -20,15 +20,15 @@
 
 #include "base/error.h"
 
-/* Limits of a CHOICE of moert_precision, for experts and for dense layers, and of moert_dispatch
- * and moert_combine. */
+/* The words of a CHOICE: moert_precision for experts and for dense layers, moert_dispatch,
+ * moert_combine. */
 #define MOERT_PRECISION_WORDS "f32|bf16|mxfp8|nvfp4"
 #define MOERT_DENSE_WORDS     "f32|bf16"
 #define MOERT_DISPATCH_WORDS  "f32|mxfp8|bf16"
 #define MOERT_COMBINE_WORDS   "f32|bf16"
 
-/* How to compute, in the words above, and the rows of a table for it; `others` = what the help calls
- * the GEMMs of dense layers. */
+/* Indices among the words above, and the table rows that set them; `others` = the name in the help of
+ * the dense layers' GEMMs. */
 typedef struct moert_compute_choice {
     unsigned precision, dense, dispatch, combine;
 } moert_compute_choice;
@@ -44,10 +44,10 @@ typedef struct moert_compute_choice {
      "rows of y and dx on their way back"}
 /* clang-format on */
 
-/* X(TYPE, what --help shows): the type decides what `target` points to. */
+/* X(TYPE, value shown by --help): the type decides the type of *target. */
 #define MOERT_OPTION_TABLE(X)                                                                      \
     X(HEADING, "")     /* a line of the usage text; only `help` is set */                          \
-    X(STRING, "TEXT")  /* const char *: a word of argv, or the default, or NULL */                 \
+    X(STRING, "TEXT")  /* const char *: from argv, or the default, or NULL */                      \
     X(LIST, "WORD...") /* moert_option_list; limits and default unused */                          \
     X(UINT, "N")       /* size_t; limits "low..high", either may be absent */                      \
     X(FLOAT, "X")      /* double; limits likewise */                                               \
@@ -60,7 +60,7 @@ typedef enum moert_option_type {
 #undef MOERT_OPTION_ENUM
 } moert_option_type;
 
-/* The words of a list, in order; free(words) when done. NULL when there are none. */
+/* The values of a list, in order; free(words) when done. NULL if empty. */
 typedef struct moert_option_list {
     const char **words;
     size_t count;
@@ -76,15 +76,15 @@ typedef struct moert_option {
 } moert_option;
 
 /*
- * Stores the defaults, then the arguments argv[1] to argv[argc - 1]; words stay owned by argv.
- * *help = --help or -h was given (nothing after it is looked at). Errors: ERROR_USAGE (unknown
+ * Stores the defaults, then the arguments argv[1] to argv[argc - 1]; strings stay owned by argv.
+ * *help = --help or -h was given; arguments after it are ignored. Errors: ERROR_USAGE (unknown
  * option, with the nearest match; missing, malformed or illegal value), ERROR_MEMORY.
  */
 moert_status moert_options_parse(const moert_option *table, size_t count, int argc, char **argv,
                                  bool *help);
 
-/* The name of the first option among the arguments, which were parsed, whose target lies in
- * object[bytes]; NULL if there is none. */
+/* The name of the first option among the (already parsed) arguments whose target lies in
+ * object[bytes]; NULL if no option does. */
 const char *moert_options_given(const moert_option *table, size_t count, int argc, char **argv,
                                 const void *object, size_t bytes);
 

@@ -13,8 +13,8 @@ static void complain(const char *name, moert_status status) {
     fprintf(stderr, "%s: %s\n", name, text[0] != '\0' ? text : moert_status_text(status));
 }
 
-/* Makes the context and runs the body; failures that other ranks do not know of end them all at
- * once. */
+/* Creates the context and runs the program's body. A failure that the other ranks do not know of
+ * ends all ranks at once. */
 static moert_status run(const moert_program *program, const char *name, moert_comm *world) {
     moert_context *context = NULL;
     moert_status status = moert_context_create(MPI_COMM_WORLD, NULL, &context);

@@ -15,7 +15,7 @@ typedef struct moert_program {
     const char *synopsis, *about;
     const moert_option *options;
     size_t option_count;
-    /* of the parsed options, on each rank alike; may be NULL */
+    /* checks the parsed options, with the same result on each rank; may be NULL */
     moert_status (*check)(int argc, char **argv);
     moert_status (*run)(moert_context *context);
 } moert_program;
@@ -23,7 +23,7 @@ typedef struct moert_program {
 /* Runs the program and returns main's exit code. */
 int moert_program_main(const moert_program *program, int argc, char **argv);
 
-/* main() of a program that has `options` and a function run(); `check` may be NULL. */
+/* Defines main() for a file that has a table `options` and a function run(); `check` may be NULL. */
 #define MOERT_PROGRAM_MAIN(synopsis, about, check)                                                 \
     int main(int argc, char **argv) {                                                              \
         const moert_program program = {                                                            \
@@ -35,5 +35,5 @@ int moert_program_main(const moert_program *program, int argc, char **argv);
 void moert_program_say(const moert_context *context, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Makes the model compute as the options say. */
+/* Stores the chosen precisions in the model's config. */
 void moert_program_compute(const moert_compute_choice *choice, moert_model_config *config);

@@ -1,4 +1,4 @@
-/* Measures a device: products, copies, launches. */
+/* Measures a device: GEMMs, copies, launches. */
 #include "tools/common/rates.h"
 
 #include <math.h>
@@ -14,7 +14,7 @@
 enum { SAMPLES = 5, LAUNCHES = 200, CPU_BYTES = 32 << 20, GPU_BYTES = 128 << 20 };
 #define SAMPLE_S 0.02
 
-/* *seconds = the largest of all ranks. */
+/* Replaces *seconds by the maximum over all ranks. */
 static moert_status slowest(moert_comm *comm, double *seconds) {
     double *all;
     MOERT_TRY(MOERT_NEW_ARRAY(&all, moert_comm_size(comm)));
@@ -25,7 +25,8 @@ static moert_status slowest(moert_comm *comm, double *seconds) {
     return status;
 }
 
-static moert_status run_times(const moert_timed *t, size_t calls, double *seconds) {
+/* *seconds = mean time of a call. */
+static moert_status time_calls(const moert_timed *t, size_t calls, double *seconds) {
     if (t->together != NULL)
         MOERT_TRY(moert_comm_barrier(t->together));
     const uint64_t start = moert_clock_ns();
@@ -38,17 +39,17 @@ static moert_status run_times(const moert_timed *t, size_t calls, double *second
 
 moert_status moert_rates_time(const moert_timed *t, size_t calls, double *median) {
     double seconds = 0.0, samples[SAMPLES];
-    MOERT_TRY(run_times(t, 1, &seconds)); /* compiles */
-    MOERT_TRY(run_times(t, 1, &seconds));
+    MOERT_TRY(time_calls(t, 1, &seconds)); /* compiles */
+    MOERT_TRY(time_calls(t, 1, &seconds));
     calls = moert_max(calls, (size_t)fmin(SAMPLE_S / seconds, 1e4));
     for (int i = 0; i < SAMPLES; i++)
-        MOERT_TRY(run_times(t, calls, &samples[i]));
+        MOERT_TRY(time_calls(t, calls, &samples[i]));
     moert_sort_numbers(samples, SAMPLES);
     *median = samples[SAMPLES / 2];
     return MOERT_OK;
 }
 
-/* ---- products ---- */
+/* ---- GEMMs ---- */
 
 moert_dtype moert_rates_type(const moert_device *device) {
     return moert_device_describe(device)->nvidia >= 80 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
@@ -58,18 +59,18 @@ moert_status moert_rates_gemm(moert_device *device, moert_comm *together, const 
                               double *gflops) {
     const moert_gemm_shape shape = {p->experts, p->rows, p->n, p->k, NULL};
     const double flops = 2.0 * (double)(p->experts * p->rows) * (double)p->n * (double)p->k;
-    moert_tune_gemm product;
+    moert_tune_gemm gemm;
     bool possible;
     double seconds;
     moert_phase_set(MOERT_PHASE_GEMM_RATE);
     *gflops = 0.0;
-    MOERT_TRY(moert_tune_gemm_create(device, p->operation, p->type, &shape, &product, &possible));
-    const moert_trial trial = moert_tune_gemm_trial(&product);
+    MOERT_TRY(moert_tune_gemm_create(device, p->operation, p->type, &shape, &gemm, &possible));
+    const moert_trial trial = moert_tune_gemm_trial(&gemm);
     const moert_timed t = {device, together, trial.run, trial.what};
     moert_status status = possible ? moert_rates_time(&t, 1, &seconds) : MOERT_OK;
     if (status == MOERT_OK && possible)
         *gflops = 1e-9 * flops / seconds;
-    moert_tune_gemm_destroy(&product);
+    moert_tune_gemm_destroy(&gemm);
     return status;
 }
 
@@ -120,10 +121,10 @@ moert_status moert_rates_measure(moert_device *device, moert_rates *rates) {
     moert_roof roof;
     moert_rates made = {0};
     const bool gpu = moert_device_describe(device)->is_gpu;
-    const size_t side = gpu ? 4096 : 512, rows = gpu ? 1024 : 128; /* fill it for a millisecond */
-    const moert_rate_gemm product = {
+    const size_t side = gpu ? 4096 : 512, rows = gpu ? 1024 : 128; /* about 1 ms of work */
+    const moert_rate_gemm gemm = {
         MOERT_TUNED_FORWARD, moert_rates_type(device), 4, rows, side, side};
-    MOERT_TRY(moert_rates_gemm(device, NULL, &product, &made.gemm_gflops));
+    MOERT_TRY(moert_rates_gemm(device, NULL, &gemm, &made.gemm_gflops));
     MOERT_TRY(measure_copies(device, &made));
     moert_phase_set(MOERT_PHASE_COPY_RATES);
     MOERT_TRY(moert_roof_measure(device, &roof));

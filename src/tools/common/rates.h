@@ -1,4 +1,4 @@
-/* What a rank's device does in a second, measured in about one. */
+/* Rates of a rank's device, measured in about one second. */
 #pragma once
 
 #include "comm/comm.h"
@@ -6,13 +6,13 @@
 #include "gemm/tuning/tuning.h"
 #include "moert/formats.h"
 
-/* X(FIELD, what a table shows, unit) */
+/* X(FIELD, column title, unit) */
 #define MOERT_RATE_TABLE(X)                                                                        \
-    X(gemm_gflops, "GEMM", "GFLOP/s")   /* a grouped product */                                    \
-    X(copy_gbps, "copy", "GB/s")        /* of device memory, read and written bytes */             \
-    X(upload_gbps, "to device", "GB/s") /* of host memory */                                       \
+    X(gemm_gflops, "GEMM", "GFLOP/s")   /* a grouped GEMM of moert_rates_type() */                 \
+    X(copy_gbps, "copy", "GB/s")        /* within device memory, bytes read plus written */        \
+    X(upload_gbps, "to device", "GB/s") /* from host memory */                                     \
     X(download_gbps, "to host", "GB/s")                                                            \
-    X(launch_us, "launch", "us") /* of a small kernel, of many in a row */
+    X(launch_us, "launch", "us") /* a small kernel, the mean of many in a row */
 
 typedef struct moert_rates {
 #define MOERT_RATE_FIELD(field, title, unit) double field;
@@ -20,27 +20,27 @@ typedef struct moert_rates {
 #undef MOERT_RATE_FIELD
 } moert_rates;
 
-/* The type whose products are fastest here: BF16 on NVIDIA's tensor cores, else F32. */
+/* The dtype with the fastest GEMM: BF16 on NVIDIA's tensor cores (sm_80 and later), else F32. */
 moert_dtype moert_rates_type(const moert_device *device);
 
 /* Blocks; not collective. Errors: ERROR_DEVICE, ERROR_MEMORY. */
 moert_status moert_rates_measure(moert_device *device, moert_rates *rates);
 
-/* What is timed: `run` enqueues it once. With `together` all its ranks measure at once, from a
- * barrier to the slowest one, and get the same: then collective, and a failure of one rank is not
- * known to the others. */
+/* Work to time. With `together`, all ranks of that communicator measure at once: a sample begins at a
+ * barrier, and its time is that of the slowest rank. The call is then collective, and other ranks do
+ * not know of one rank's failure. */
 typedef struct moert_timed {
     moert_device *device;
-    moert_comm *together; /* or NULL */
-    moert_status (*run)(void *what);
-    void *what;
+    moert_comm *together;            /* or NULL */
+    moert_status (*run)(void *what); /* enqueues the work once */
+    void *what;                      /* argument of run() */
 } moert_timed;
-/* *seconds of a call: the median of samples of at least `calls` calls in a row. Blocks. */
+/* *seconds of one call: the median of samples of at least `calls` calls in a row. Blocks. */
 moert_status moert_rates_time(const moert_timed *timed, size_t calls, double *seconds);
 
 /*
- * *gflops of products of `experts` groups of `rows` rows, forward, dgrad or wgrad; 0 where the
- * device has none of that kind. `together` as above. Blocks.
+ * *gflops of a grouped GEMM of `experts` groups of `rows` rows; 0 if the device does not have this
+ * operation. `together` as above. Blocks.
  */
 typedef struct moert_rate_gemm {
     moert_tuned operation;
@@ -48,4 +48,4 @@ typedef struct moert_rate_gemm {
     size_t experts, rows, n, k;
 } moert_rate_gemm;
 moert_status moert_rates_gemm(moert_device *device, moert_comm *together,
-                              const moert_rate_gemm *product, double *gflops);
+                              const moert_rate_gemm *gemm, double *gflops);

@@ -31,7 +31,7 @@ static void put_real(double value, char *cell) {
                  value);
 }
 
-/* The strings under the keys of `keys`, which commas separate; empty ones are left out. */
+/* The non-empty strings under the comma-separated `keys`, joined by ", "; "-" if all are empty. */
 static void put_text(const json_t *row, const char *keys, char *cell) {
     size_t used = 0;
     char key[64];
@@ -49,7 +49,7 @@ static void put_text(const json_t *row, const char *keys, char *cell) {
         snprintf(cell, CELL_BYTES, "-");
 }
 
-/* What the table shows of one value; a NULL row asks for the title. */
+/* The text of one cell; with a NULL row, the column's title. */
 static void put_cell(const moert_column *column, const json_t *row, char *cell) {
     const json_t *value = json_object_get(row, column->key);
     if (row == NULL)
@@ -68,7 +68,7 @@ static void put_cell(const moert_column *column, const json_t *row, char *cell) 
         snprintf(cell, CELL_BYTES, "%s", json_is_true(value) ? "*" : "");
 }
 
-/* `text` from column `at` on, its words in lines of at most LINE_WIDTH. */
+/* Prints `text` from column `at` on, wrapped at LINE_WIDTH. */
 static void put_wrapped(FILE *file, const char *text, size_t at) {
     const size_t room = at + SMALLEST_WRAP < LINE_WIDTH ? LINE_WIDTH - at : SMALLEST_WRAP;
     while (strlen(text) > room) {

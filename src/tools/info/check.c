@@ -1,4 +1,4 @@
-/* Checksums of a run or a model. */
+/* Compares the files of a run or a model with their checksums. */
 #include "tools/info/check.h"
 
 #include <stdbool.h>
@@ -22,7 +22,7 @@ static bool has(const char *directory, const char *name) {
     return there;
 }
 
-/* One directory of files; frees its path. */
+/* Compares one directory of files with its checksums; frees `path`. */
 static moert_status check_one(char *path, tally *t) {
     size_t bytes;
     const moert_status status = moert_manifest_check(path, &bytes);
@@ -38,7 +38,7 @@ static moert_status check_one(char *path, tally *t) {
     return status == MOERT_ERROR_MEMORY ? status : MOERT_OK;
 }
 
-/* Its checkpoints, oldest first, and its model. */
+/* Checks the checkpoints of a run directory, oldest first, and its model. */
 static moert_status check_run(const char *directory, tally *t) {
     char *checkpoints, *path;
     uint64_t *steps = NULL;

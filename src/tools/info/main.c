@@ -1,5 +1,5 @@
-/* moert-info: the devices, the placement, the engines, the tuning, the settings, and what a model
- * will need. */
+/* moert-info: prints devices, placement, engines, backends, tuning and settings, and the memory that
+ * training a model needs. */
 #include <stdio.h>
 
 #include "base/memory.h"
@@ -16,15 +16,16 @@ static bool as_json;
 
 static const moert_option options[] = {
     {"model", MOERT_OPTION_STRING, &model_path, NULL, NULL,
-     "directory with config.json: also estimate the memory per rank of training it"},
+     "directory with config.json: also estimate the memory per rank to train this model"},
     {"batch", MOERT_OPTION_UINT, &batch, "16", "1..1000000",
      "sequences of one micro-batch, over all ranks"},
     {"length", MOERT_OPTION_UINT, &length, "128", "1..1000000", "tokens per sequence"},
-    {"micro-batches", MOERT_OPTION_UINT, &micro_batches, "1", "1..1000000", "of a step"},
+    {"micro-batches", MOERT_OPTION_UINT, &micro_batches, "1", "1..1000000",
+     "micro-batches per step"},
     MOERT_COMPUTE_OPTIONS(compute_choice, "all other GEMMs but the router's"),
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
-    {"json", MOERT_OPTION_FLAG, &as_json, "0", NULL, "the same as one JSON object"},
+    {"json", MOERT_OPTION_FLAG, &as_json, "0", NULL, "print one JSON object instead"},
     {"check", MOERT_OPTION_STRING, &checked_path, NULL, NULL,
      "only compare the files of this run directory, checkpoint or model with their checksums"},
 };
@@ -106,14 +107,12 @@ static moert_status print_tuning(const json_t *survey) {
     json_int_t rows;
     const json_t *tuning = json_object_get(survey, "tuning");
     if (json_array_size(tuning) == 0) {
-        printf("\ntuning: none; kernels in GPU form take their tiles by the shape alone\n");
+        printf("\ntuning: none; kernels in GPU form choose their tiles by the shape\n");
         return MOERT_OK;
     }
     json_unpack((json_t *)survey, "{s{ss sI}}", "measured", "file", &file, "rows", &rows);
-    printf(
-        "\ntuning of products of any shape; for shapes of their own there are %lld measured rows "
-        "in %s\n",
-        (long long)rows, file[0] != '\0' ? file : "no file");
+    printf("\ntuning of GEMMs of any shape; for single shapes there are %lld measured rows in %s\n",
+           (long long)rows, file[0] != '\0' ? file : "no file");
     return PRINT(tuning, tuning_columns);
 }
 
@@ -125,17 +124,17 @@ static moert_status print_text(const json_t *survey) {
                 &ranks, "group", &group);
     printf("moert %s, %s\n\nhosts\n", version, mpi);
     MOERT_TRY(PRINT(hosts, host_columns));
-    printf("\nOpenCL devices (* in use)\n");
+    printf("\nOpenCL devices (* = in use)\n");
     MOERT_TRY(PRINT(json_object_get(survey, "devices"), device_columns));
     printf("\nplacement\n");
     MOERT_TRY(PRINT(json_object_get(survey, "placement"), placement_columns));
-    printf("\nexchange engines in groups of %lld of %lld ranks (* what auto takes)\n",
-           (long long)group, (long long)ranks);
+    printf("\nexchange engines in groups of %lld of %lld ranks (* = auto)\n", (long long)group,
+           (long long)ranks);
     MOERT_TRY(PRINT(json_object_get(survey, "engines"), choice_columns));
-    printf("\nbackends (* what auto takes)\n");
+    printf("\nbackends (* = auto)\n");
     MOERT_TRY(PRINT(json_object_get(survey, "backends"), choice_columns));
     MOERT_TRY(print_tuning(survey));
-    printf("\nvariables (* set in the environment)\n");
+    printf("\nvariables (* = set in the environment)\n");
     MOERT_TRY(PRINT(json_object_get(survey, "variables"), variable_columns));
     memory = json_object_get(survey, "memory");
     return memory != NULL ? print_memory(memory) : MOERT_OK;
@@ -177,7 +176,7 @@ MOERT_PROGRAM_MAIN(
     "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] "
     "[--micro-batches N] [--precision P] [--dense P] [--dispatch D] [--combine C]] "
     "[--ep N] [--json], or moert-info --check DIR",
-    "Prints what moert finds and would choose on these ranks: devices, placement, "
-    "exchange engines, backends,\ntuning and the MOERT_* variables; with --model also "
-    "the memory that training the model would take.",
+    "Prints what moert finds and chooses on these ranks: devices, placement, exchange engines,\n"
+    "backends, tuning and the MOERT_* variables; with --model also the memory per rank that\n"
+    "training the model takes.",
     NULL)

@@ -1,4 +1,4 @@
-/* Asks every module what there is, on all ranks, and writes it down as JSON. */
+/* Collects the report of moert-info from every module on all ranks, as JSON. */
 #include "tools/info/survey.h"
 
 #include <stdio.h>
@@ -13,26 +13,27 @@
 #include "layer/mesh.h"
 #include "tools/common/options.h"
 
-/* What a rank tells of itself. */
+/* The facts of one rank. */
 typedef struct rank_report {
     moert_placement placement;
     moert_device_info device;
     char topology[256];
-    size_t device_count; /* of its host; only the first rank of a host tells them */
+    size_t device_count; /* of its host; 0 on all but the first rank of a host */
 } rank_report;
 
 typedef struct survey {
     moert_comm *world;
     moert_device *device;
-    size_t group;               /* ranks per group of expert parallelism */
+    size_t group;               /* ranks that share one set of experts */
     rank_report *ranks;         /* [R] */
-    moert_device_info *devices; /* of all hosts, by host */
+    moert_device_info *devices; /* of all hosts, host by host */
     moert_exchange_report engines[MOERT_EXCHANGE_ENGINES];
 } survey;
 
 /* ---- JSON ---- */
 
-/* A string; drivers and variables may hold bytes that JSON cannot. */
+/* A JSON string. Names of drivers and values of variables may not be UTF-8; then bytes above 126
+ * become '?'. */
 static json_t *text(const char *words) {
     json_t *made = json_string(words);
     char *plain = made == NULL ? strdup(words) : NULL;
@@ -53,12 +54,12 @@ static moert_status no_memory(void) {
     return MOERT_FAIL(ERROR_MEMORY, "no room for the report");
 }
 
-/* Takes the row over. */
+/* Appends a row, which the array then owns. */
 static moert_status append(json_t *array, json_t *row) {
     return json_array_append_new(array, row) == 0 ? MOERT_OK : no_memory();
 }
 
-/* A new array in `object`, which owns it; NULL when memory is short, which append() reports. */
+/* A new array in `object`, which owns it; NULL if memory is short, which append() reports. */
 static json_t *new_array(json_t *object, const char *key) {
     json_t *array = json_array();
     return json_object_set_new(object, key, array) == 0 ? array : NULL;
@@ -77,7 +78,7 @@ static moert_status describe_host(const moert_context *context, char *line, size
     return MOERT_OK;
 }
 
-/* This rank's report, and the devices that it tells. */
+/* Collects this rank's facts and, on the first rank of a host, the host's devices. */
 static moert_status look_around(const moert_context *context, const survey *s, rank_report *mine,
                                 moert_device_info **devices) {
     mine->placement = *moert_context_placement(context);
@@ -220,7 +221,7 @@ static moert_status put_variables(json_t *object) {
 
 /* ---- memory ---- */
 
-/* The engine that a run would take: the named one, else the automatic one. */
+/* The engine that a run would use: that of MOERT_EXCHANGE, or the automatic one. */
 static unsigned chosen_engine(const survey *s) {
     unsigned engine = moert_config_get()->exchange;
     for (unsigned i = 0; i < MOERT_EXCHANGE_ENGINES && engine == MOERT_EXCHANGE_AUTO; i++)

@@ -1,10 +1,10 @@
-/* What moert-info tells of the rows of tuning. */
+/* The tuning part of moert-info's report. */
 #include <stdlib.h>
 
 #include "gemm/portable/gemm.h"
 #include "tools/info/survey.h"
 
-static json_t *product_row(const moert_device *device, const moert_tuning_key *key) {
+static json_t *tuning_row(const moert_device *device, const moert_tuning_key *key) {
     moert_tuning_report report;
     char choices[128], from[256] = "";
     bool measured;
@@ -24,11 +24,12 @@ moert_status moert_survey_tuning(const moert_device *device, json_t *survey) {
     char *path = moert_tuning_file();
     json_t *rows = json_array();
     bool failed = false;
-    if (!moert_device_describe(device)->gpu_form) /* kernels of that go by the shape alone */
+    if (!moert_device_describe(device)
+             ->gpu_form) /* GPU kernels choose by the shape, without rows */
         for (moert_tuned o = 0; o < MOERT_TUNED_OPERATIONS; o++)
             for (size_t t = 0; t < 2; t++) {
                 const moert_tuning_key key = {o, types[t], 0, 0, 0};
-                failed |= json_array_append_new(rows, product_row(device, &key)) != 0;
+                failed |= json_array_append_new(rows, tuning_row(device, &key)) != 0;
             }
     json_t *measured = json_pack("{ss sI}", "file", path != NULL ? path : "", "rows",
                                  (json_int_t)moert_tuning_remembered());

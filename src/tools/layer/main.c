@@ -1,5 +1,5 @@
-/* moert-layer: one MoE layer, forward and backward, on a model's files; for parity checks with
- * other code. */
+/* moert-layer: runs one MoE layer of a model, forward and backward, from file to file; for parity
+ * checks with other code. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,9 +11,9 @@
 #include "tools/common/program.h"
 #include "train/shared_file.h"
 
-enum {
-    LEAF_TOKENS = 4
-}; /* pieces in whose order gradients are summed, so that the bits do not depend on the ranks */
+/* Tokens of a leaf of the fixed tree that sums gradients. Ranks hold whole leaves, so the bits do not
+ * depend on the number of ranks. */
+enum { LEAF_TOKENS = 4 };
 
 static const char *model_path, *input_path, *output_path;
 static size_t layer_index, ep;
@@ -41,11 +41,11 @@ typedef struct job {
     moert_layer *layer;
     moert_tensors *weights, *input;
     const moert_tensor *x, *dy;  /* dy may be NULL */
-    size_t tokens, first, count; /* of the file; of this rank */
+    size_t tokens, first, count; /* T of the file; this rank's range of it */
     moert_batch batch;
     moert_buffer *ends, *buffer_x, *buffer_y, *buffer_dy, *buffer_dx;
-    moert_layer_range *slices, *all_slices; /* this rank's experts; all experts */
-    size_t slice_count, all_count;
+    moert_layer_range *ranges, *all_ranges; /* parts of tensors: this rank's experts; all experts */
+    size_t range_count, all_count;
 } job;
 
 static moert_status check(int argc, char **argv) {
@@ -83,8 +83,8 @@ static moert_status open_files(job *j) {
     return MOERT_OK;
 }
 
-/* This rank's contiguous piece of the tokens, in whole leaves. */
-static moert_status share_tokens(job *j) {
+/* Gives this rank a contiguous range of the tokens, in whole leaves. */
+static moert_status partition_tokens(job *j) {
     size_t leaves = moert_ceil_div(j->tokens, LEAF_TOKENS), first, count;
     uint32_t *ends;
     moert_model_partition(leaves, moert_comm_rank(j->world), moert_comm_size(j->world), &first,
@@ -119,11 +119,11 @@ static moert_status prepare(job *j) {
     size_t bytes, first = moert_layer_first_expert(j->layer),
                   local = moert_layer_local_experts(j->layer);
     MOERT_TRY(
-        moert_layer_ranges(&j->config, layer_index, first, local, &j->slices, &j->slice_count));
+        moert_layer_ranges(&j->config, layer_index, first, local, &j->ranges, &j->range_count));
     MOERT_TRY(moert_layer_ranges(&j->config, layer_index, 0, j->config.router.experts,
-                                 &j->all_slices, &j->all_count));
-    MOERT_TRY(moert_layer_load(j->layer, j->slices, j->slice_count, j->weights));
-    MOERT_TRY(share_tokens(j));
+                                 &j->all_ranges, &j->all_count));
+    MOERT_TRY(moert_layer_load(j->layer, j->ranges, j->range_count, j->weights));
+    MOERT_TRY(partition_tokens(j));
     bytes = j->count * j->config.hidden * sizeof(float);
     MOERT_TRY(upload(j, j->x, &j->buffer_x));
     MOERT_TRY(moert_buffer_create(j->device, bytes, &j->buffer_y));
@@ -144,7 +144,8 @@ static moert_status compute(job *j) {
 
 /* ---- output ---- */
 
-/* y, dx and one tensor per weight that has a gradient; *names is to be freed after *specs. */
+/* Specs of y, dx and one tensor per weight that has a gradient. *specs points into *names; the caller
+ * frees both. */
 static moert_status make_specs(const job *j, moert_tensor_spec **specs, size_t *count,
                                char (**names)[160]) {
     size_t h = j->config.hidden;
@@ -156,13 +157,13 @@ static moert_status make_specs(const job *j, moert_tensor_spec **specs, size_t *
         return MOERT_OK;
     (*specs)[(*count)++] = (moert_tensor_spec){"dx", MOERT_FILE_F32, 2, {j->tokens, h}};
     for (size_t i = 0; i < j->all_count; i++) {
-        const moert_layer_range *slice = &j->all_slices[i];
-        if (slice->which == MOERT_LAYER_CORRECTION || slice->file_first > 0)
+        const moert_layer_range *range = &j->all_ranges[i];
+        if (range->which == MOERT_LAYER_CORRECTION || range->file_first > 0)
             continue; /* no gradient, or a further expert of the same tensor */
-        snprintf((*names)[i], sizeof **names, "grad.%s", slice->name);
+        snprintf((*names)[i], sizeof **names, "grad.%s", range->name);
         moert_tensor_spec *spec = &(*specs)[(*count)++];
-        *spec = (moert_tensor_spec){(*names)[i], MOERT_FILE_F32, slice->rank, {0}};
-        memcpy(spec->shape, slice->shape, slice->rank * sizeof *spec->shape);
+        *spec = (moert_tensor_spec){(*names)[i], MOERT_FILE_F32, range->rank, {0}};
+        memcpy(spec->shape, range->shape, range->rank * sizeof *spec->shape);
     }
     return MOERT_OK;
 }
@@ -176,7 +177,7 @@ static moert_status put_results(const void *context, moert_tensor_writer *writer
     MOERT_TRY(moert_put_floats(writer, "dx", first, count, j->buffer_dx, 0));
     if (moert_comm_rank(j->mesh->replicas) != 0)
         return MOERT_OK;
-    return moert_layer_put_gradients(j->layer, j->slices, j->slice_count,
+    return moert_layer_put_gradients(j->layer, j->ranges, j->range_count,
                                      moert_comm_rank(j->world) == 0, writer);
 }
 
@@ -209,7 +210,7 @@ static void clean_up(job *j) {
     moert_tensors_close(j->input);
     moert_tensors_close(j->weights);
     moert_model_config_free(&j->config);
-    MOERT_FREE(j->slices, j->all_slices);
+    MOERT_FREE(j->ranges, j->all_ranges);
 }
 
 static moert_status run(moert_context *context) {

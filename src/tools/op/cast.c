@@ -8,15 +8,15 @@ static unsigned from, to, granularity;
 static bool inverse;
 
 static const moert_option cast_options[] = {
-    {"to", MOERT_OPTION_CHOICE, &to, "f32", MOERT_FILE_OP_DTYPE_WORDS, "type of y"},
+    {"to", MOERT_OPTION_CHOICE, &to, "f32", MOERT_FILE_OP_DTYPE_WORDS, "dtype of y"},
     {"from", MOERT_OPTION_CHOICE, &from, "file", "file|" MOERT_FILE_OP_DTYPE_WORDS,
-     "type of x, when the file calls it u8"},
+     "dtype of x, if the file stores it as u8"},
 };
 
 static const moert_option interleave_options[] = {
     {"granularity", MOERT_OPTION_CHOICE, &granularity, "32", "1|8|32|I",
-     "columns of gate and of up in turn; I = halves"},
-    {"inverse", MOERT_OPTION_FLAG, &inverse, "0", NULL, "from runs to halves"},
+     "columns in each run of gate or of up; I = halves"},
+    {"inverse", MOERT_OPTION_FLAG, &inverse, "0", NULL, "from alternating runs to halves"},
 };
 
 /* ---- cast ---- */
@@ -34,7 +34,8 @@ static moert_status find_type(const moert_tensor *x, moert_dtype *type) {
                                : MOERT_FILE_OP_DTYPE_WORDS "; --from says what U8 holds");
 }
 
-/* One step of x[n] in *values; a type to itself is no step. */
+/* Casts the n elements of *values to `target`, into a new buffer; does nothing if the dtypes are
+ * equal. */
 static moert_status cast_step(moert_file_op_job *job, moert_dtype source, moert_dtype target,
                               size_t n, moert_buffer **values) {
     moert_cast step = {sizeof step, source, target, n, *values, NULL};
@@ -64,7 +65,7 @@ static moert_status cast(moert_file_op_job *job) {
 
 /* ---- interleave ---- */
 
-/* x[M,2I] by elements, x[G,2I,K] by whole rows of K. */
+/* Moves the elements of x[M,2I], or the rows of K elements of x[G,2I,K]. */
 static moert_status interleave(moert_file_op_job *job) {
     static const size_t runs[] = {1, 8, 32};
     const moert_tensor *x;

@@ -1,4 +1,5 @@
-/* The grouped GEMMs of moert-op: from tensors of a file to the buffers of an op, and back. */
+/* Runs the grouped GEMMs of moert-op: loads the tensors of a file into the buffers of an op (moert/ops.h)
+ * and names its results. */
 #include "tools/op/gemm.h"
 
 #include <math.h>
@@ -9,12 +10,12 @@
 
 /* ---- operands ---- */
 
-enum { FIRST_FORMAT = MOERT_DTYPE_E5M2 + 1 }; /* among the words */
+enum { FIRST_FORMAT = MOERT_DTYPE_E5M2 + 1 }; /* index among MOERT_GEMM_FORMAT_WORDS */
 
 moert_operand moert_gemm_operand(unsigned word, moert_axis axis, bool transposed,
                                  moert_scale_layout scales) {
     moert_operand operand = {.type = (moert_dtype)word};
-    operand.how.transposed = transposed; /* of a plain one until it is loaded */
+    operand.how.transposed = transposed; /* load_matrix() transposes a plain operand back */
     operand.how.axis = axis;
     if (word < FIRST_FORMAT)
         return operand;
@@ -42,7 +43,7 @@ moert_operand moert_gemm_column(unsigned word, moert_scale_layout scales) {
     return operand;
 }
 
-/* ---- what is there ---- */
+/* ---- tensors of the file ---- */
 
 static bool is_input(moert_gemm_role role) {
     return role <= MOERT_GEMM_INDEX;
@@ -52,10 +53,10 @@ static bool is_quantized(const moert_gemm_job *job, const moert_gemm_tensor *row
     return moert_gemm_quantized(moert_gemm_operand_of(job, row));
 }
 
-/* Whether the op takes or makes it; sets its switch. */
+/* Whether the op reads or writes the tensor of a row. Turns the row's switch on if so. */
 static bool is_used(const moert_gemm_job *job, const moert_gemm_tensor *row) {
-    bool *wish = row->wish != 0 ? moert_gemm_at(job, row->wish) : NULL;
-    const bool there = moert_tensors_find(job->file->input, row->name) != NULL;
+    bool *enables = row->enables != 0 ? moert_gemm_at(job, row->enables) : NULL;
+    const bool present = moert_tensors_find(job->file->input, row->name) != NULL;
     switch (row->role) {
     case MOERT_GEMM_SCALE:
     case MOERT_GEMM_RESULT_SCALE:
@@ -66,17 +67,18 @@ static bool is_used(const moert_gemm_job *job, const moert_gemm_tensor *row) {
         return job->options->permute != MOERT_OP_PERMUTE_NONE;
     case MOERT_GEMM_SUM:
     case MOERT_GEMM_MOST:
-        return *wish = true;
+        return *enables = true;
     case MOERT_GEMM_GLOBAL:
-        return there;
+        return present;
     default:
-        if (wish != NULL && !*wish)
-            *wish = there;
-        return wish == NULL || *wish;
+        if (enables != NULL && !*enables)
+            *enables = present;
+        return enables == NULL || *enables;
     }
 }
 
-/* Finds out what is there, of which type and in which sizes. */
+/* Finds the tensors that the op uses, checks their types, and learns M, N, K and G from them: first
+ * from dimensions that count elements, then from those that count pairs of elements. */
 static moert_status survey(moert_gemm_job *job) {
     moert_op_options *o = job->options;
     o->groups = o->rows = o->n = o->k = MOERT_GEMM_UNKNOWN;
@@ -98,7 +100,7 @@ static moert_status survey(moert_gemm_job *job) {
     return MOERT_OK;
 }
 
-/* The groups' ends, and the largest number that all of them have a multiple of as rows. */
+/* Loads the groups' ends. row_multiple = the greatest common divisor of their numbers of rows. */
 static moert_status load_ends(moert_gemm_job *job, const moert_gemm_tensor *row) {
     moert_op_options *o = job->options;
     moert_groups groups;
@@ -118,7 +120,7 @@ static moert_status load_ends(moert_gemm_job *job, const moert_gemm_tensor *row)
 
 /* ---- inputs ---- */
 
-/* A buffer of `bytes` or, if that is more, what the op needs. */
+/* Creates the buffer of a row, with at least `bytes` and at least as much as the op needs. */
 static moert_status make(moert_gemm_job *job, const moert_gemm_tensor *row, size_t bytes,
                          moert_buffer **buffer) {
     const size_t need = moert_op_buffer_bytes(job->op, moert_op_buffer_name(row->buffer));
@@ -127,7 +129,7 @@ static moert_status make(moert_gemm_job *job, const moert_gemm_tensor *row, size
     return MOERT_OK;
 }
 
-/* to[lines] of to_bytes = from[lines] of from_bytes, cut or filled with zeros */
+/* Copies lines of from_bytes to lines of to_bytes; truncates them, or leaves the rest at zero. */
 static void copy_lines(const char *from, size_t from_bytes, char *to, size_t to_bytes,
                        size_t lines) {
     for (size_t i = 0; i < lines; i++)
@@ -135,16 +137,16 @@ static void copy_lines(const char *from, size_t from_bytes, char *to, size_t to_
 }
 
 /* to[count][columns][rows] = from[count][rows][columns], elements of `bytes` */
-static void turn(const char *from, char *to, size_t count, size_t rows, size_t columns,
-                 size_t bytes) {
+static void transpose(const char *from, char *to, size_t count, size_t rows, size_t columns,
+                      size_t bytes) {
     for (size_t i = 0; i < count * rows * columns; i++) {
         const size_t matrix = i / (rows * columns), r = i / columns % rows, c = i % columns;
         memcpy(to + ((matrix * columns + c) * rows + r) * bytes, from + i * bytes, bytes);
     }
 }
 
-/* A matrix as the op takes it: a plain one that is stored transposed is transposed round; lines of a
- * quantized one, which are as long as all the groups' rows, become as long as the op expects. */
+/* Loads a matrix as the op reads it. Transposes a plain matrix that is stored transposed. Lines of a
+ * transposed quantized matrix run over the rows of all groups; changes their length to the op's. */
 static moert_status load_matrix(moert_gemm_job *job, const moert_gemm_tensor *row,
                                 const moert_tensor *tensor) {
     const moert_operand *operand = moert_gemm_operand_of(job, row);
@@ -161,8 +163,8 @@ static moert_status load_matrix(moert_gemm_job *job, const moert_gemm_tensor *ro
         return moert_buffer_write(buffer, 0, tensor->data, tensor->bytes);
     MOERT_TRY(moert_alloc(&values, moert_max(need, tensor->bytes), 1));
     if (plain)
-        turn(tensor->data, values, last == 2 ? tensor->shape[0] : 1, tensor->shape[last - 1],
-             tensor->shape[last], moert_file_type_bytes(tensor->type));
+        transpose(tensor->data, values, last == 2 ? tensor->shape[0] : 1, tensor->shape[last - 1],
+                  tensor->shape[last], moert_file_type_bytes(tensor->type));
     else
         copy_lines(tensor->data, tensor->bytes / lines, values, need / lines, lines);
     const moert_status status = moert_buffer_write(buffer, 0, values, plain ? tensor->bytes : need);
@@ -170,7 +172,7 @@ static moert_status load_matrix(moert_gemm_job *job, const moert_gemm_tensor *ro
     return status;
 }
 
-/* float32 numbers, times those that are in the buffer already. */
+/* Loads float32 values; multiplies them by the buffer's values if another tensor was loaded there. */
 static moert_status load_values(moert_gemm_job *job, const moert_gemm_tensor *row,
                                 const moert_tensor *tensor) {
     moert_buffer *buffer = *moert_op_buffer_at(&job->buffers, row->buffer);
@@ -238,7 +240,7 @@ static moert_status fill(moert_buffer *buffer, float value) {
     return status;
 }
 
-/* A buffer that begins as the op asks for it. */
+/* Creates the buffer of a result with the initial values that the op needs. */
 static moert_status begin(moert_gemm_job *job, const moert_gemm_tensor *row) {
     const moert_op_options *o = job->options;
     const moert_tensor *old;
@@ -278,7 +280,7 @@ moert_status moert_gemm_job_run(moert_file_op_job *file, moert_op_options *optio
     moert_op_options created = *options;
     moert_operand *const operands[] = {&created.x, &created.weight, &created.y};
     for (size_t i = 0; i < MOERT_COUNT(operands); i++)
-        if (operands[i]->how.size == 0) /* transposed by load_matrix() */
+        if (operands[i]->how.size == 0) /* plain: load_matrix() has undone `transposed` */
             operands[i]->how = (moert_quantizer){0};
     MOERT_TRY(moert_op_create(file->device, &created, &job.op));
     const moert_status status = execute(&job);

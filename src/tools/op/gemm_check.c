@@ -1,4 +1,4 @@
-/* What of a grouped GEMM goes together: tensors and their types, options. */
+/* Checks of a grouped GEMM: types of tensors, combinations of tensors, options. */
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "quant/quantize.h"
@@ -6,7 +6,6 @@
 
 /* ---- types ---- */
 
-/* The type of numbers that may be of any plain one; of a bias, of more than 8 bits. */
 bool moert_gemm_quantized(const moert_operand *operand) {
     return operand->how.size > 0;
 }
@@ -15,13 +14,14 @@ bool moert_gemm_tileable(const moert_operand *operand) {
     return moert_gemm_quantized(operand) && moert_format_scale_bytes(operand->how.format) == 1;
 }
 
+/* Stores the dtype of a tensor of any plain dtype; a bias must have more than 8 bits. */
 static moert_status find_type(const moert_gemm_job *job, const moert_gemm_tensor *row,
                               const moert_tensor *tensor) {
     const bool bias = row->buffer == MOERT_OP_BUFFER_bias;
     const moert_dtype last = bias ? MOERT_DTYPE_BF16 : MOERT_DTYPE_E5M2;
     for (moert_dtype type = 0; type <= last; type++)
         if (moert_file_type_of(type) == tensor->type) {
-            *(moert_dtype *)moert_gemm_at(job, row->place) = type;
+            *(moert_dtype *)moert_gemm_at(job, row->offset) = type;
             return MOERT_OK;
         }
     return MOERT_FAIL(ERROR_MISMATCH, "%s: tensor '%s' is %s, not F32, F16%s", tensor->file,
@@ -29,7 +29,7 @@ static moert_status find_type(const moert_gemm_job *job, const moert_gemm_tensor
                       bias ? " or BF16" : ", BF16, F8_E4M3 or F8_E5M2");
 }
 
-/* The type that a tensor should have in the file. */
+/* The dtype that the file should store for a tensor; E2M1 = one byte of any type. */
 static moert_dtype expected_type(const moert_gemm_job *job, const moert_gemm_tensor *row) {
     if (row->role == MOERT_GEMM_SCALE)
         return moert_gemm_tileable(moert_gemm_operand_of(job, row)) ? MOERT_DTYPE_E2M1
@@ -56,8 +56,8 @@ moert_status moert_gemm_check_type(const moert_gemm_job *job, const moert_gemm_t
         ERROR_MISMATCH, "%s: tensor '%s' is %s, not %s%s%s", tensor->file, row->name,
         moert_file_type_text(tensor->type), moert_file_type_text(moert_file_type_of(type)),
         moert_dtype_bits(type) == 8 ? " or U8" : "",
-        payload ? ", a payload, as moert-op quantize makes them; --format f32, f16 or "
-                  "bf16 takes plain numbers"
+        payload ? ", a payload as moert-op quantize writes it; for plain values use --format f32, "
+                  "f16 or bf16"
                 : "");
 }
 
@@ -77,7 +77,7 @@ moert_status moert_gemm_check_tensors(const moert_gemm_job *job) {
     const bool nvfp4 = quantized && result->how.format == MOERT_FORMAT_NVFP4;
     const bool glu = o->kind == MOERT_OP_GLU || o->kind == MOERT_OP_DGLU;
     const struct {
-        moert_op_buffer buffer; /* of the tensor that is misused */
+        moert_op_buffer buffer; /* of the tensor to report */
         bool broken;
         const char *text;
     } rules[] = {

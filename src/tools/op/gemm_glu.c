@@ -19,25 +19,25 @@ static const moert_scale_layout weight_layouts[] = {MOERT_SCALES_TILED, MOERT_SC
 /* clang-format off */
 #define INPUT_OPTIONS                                                                             \
     {"format", MOERT_OPTION_CHOICE, &format, "mxfp8", MOERT_GEMM_FORMAT_WORDS,                     \
-     "of a and b, both in blocks along the sum; b of fp8-block in squares"},                       \
+     "of a and b, both in blocks along the summed dimension; fp8-block: square blocks of b"},      \
     {"scales", MOERT_OPTION_CHOICE, &scales, "tiled", "tiled|tiled-groups|linear",                 \
-     "sfa, sfb, sfd in 128x4 tiles of all rows together, of each group by itself (cuDNN's "        \
+     "sfa, sfb, sfd in 128x4 tiles of all rows together, in tiles of each group (cuDNN's "         \
      "discrete_col_sfd), or as matrices"},                                                         \
     {"b-major", MOERT_OPTION_CHOICE, &b_major, "k", "k|n",                                         \
-     "b as shown, with the sum innermost, or its last two dimensions the other way round"}
+     "k: b as shown below; n: with its last two dimensions exchanged"}
 #define D_OPTIONS                                                                                  \
     {"d-format", MOERT_OPTION_CHOICE, &d_format, "f32", MOERT_GEMM_FORMAT_WORDS,                   \
-     "of d; a format with scales gives sfd_row, d_col and sfd_col too"},                           \
+     "of d; a format with scales also gives sfd_row, d_col and sfd_col"},                          \
     {"column", MOERT_OPTION_FLAG, &with_column, "1", NULL,                                         \
-     "d_col and sfd_col, the second version in blocks along columns"}
+     "also write d_col and sfd_col, d quantized in blocks along columns"}
 #define GLU_OPTIONS                                                                                \
     {"act", MOERT_OPTION_CHOICE, &act, "swiglu", "swiglu|geglu", "activation"},                    \
     {"limit", MOERT_OPTION_FLOAT, &limit, "0", "0..",                                              \
      "bound of gate and up; 0 = none for swiglu, 7 for geglu"},                                    \
     {"glu-order", MOERT_OPTION_CHOICE, &glu_order, "gate-first", "gate-first|linear-first",        \
-     "which of gate and up comes first"},                                                          \
+     "order of gate and up"},                                                                      \
     {"interleave", MOERT_OPTION_UINT, &interleave, "32", NULL,                                     \
-     "columns of gate and of up in turn: 1, 8, 32; 0 = halves"}
+     "columns in each run of gate or of up: 1, 8, 32; 0 = halves"}
 /* clang-format on */
 
 static const moert_option glu_options[] = {
@@ -83,7 +83,7 @@ static const moert_gemm_tensor dglu_tensors[] = {
     MOERT_GEMM_SCALES("sfa", SCALE, y),
     MOERT_GEMM_OPERAND("b", INPUT, weight, "GNK"),
     MOERT_GEMM_SCALES("sfb", SCALE, weight),
-    {"c", MOERT_GEMM_DTYPES, MOERT_OP_BUFFER_c, "MW", MOERT_GEMM_PLACE(c.type), 0},
+    {"c", MOERT_GEMM_DTYPES, MOERT_OP_BUFFER_c, "MW", MOERT_GEMM_OFFSET(c.type), 0},
     MOERT_GEMM_VALUES("alpha", F32, alpha, "G"),
     MOERT_GEMM_VALUES("beta", F32, beta, "G"),
     MOERT_GEMM_VALUES("prob", F32, prob, "M"),
@@ -94,11 +94,11 @@ static const moert_gemm_tensor dglu_tensors[] = {
     MOERT_GEMM_VALUES("amax", MOST, amax, "G2"),
 };
 
-/* prob multiplies the product, or the bias if there is one. */
+/* prob multiplies the result of the GEMM or, with a bias, only the bias. */
 /* clang-format off */
-#define QUANT_TENSORS(factor)                                                                      \
+#define QUANT_TENSORS(scaled)                                                                      \
     FORWARD_INPUTS,                                                                                \
-    MOERT_GEMM_VALUES("prob", F32, factor, "M"),                                                   \
+    MOERT_GEMM_VALUES("prob", F32, scaled, "M"),                                                   \
     RESULTS(y, "MN"),                                                                              \
     MOERT_GEMM_VALUES("amax", MOST, amax, "G")
 /* clang-format on */
@@ -107,10 +107,10 @@ static const moert_gemm_tensor quant_bias_tensors[] = {QUANT_TENSORS(bias_scale)
 
 /* ---- operations ---- */
 
-/* An op whose rows are `rows`, with the result `d`. */
+/* Sets the operands of an op: `rows` (x or y), the weight, and the result `d`. */
 static moert_status describe(moert_op_options *o, moert_operand *rows, moert_axis weight_axis,
                              moert_operand *d) {
-    const bool natural = weight_axis == MOERT_AXIS_ROW; /* the sum of weight [N,K] is innermost */
+    const bool natural = weight_axis == MOERT_AXIS_ROW; /* K of weight [N,K] is the summed one */
     *rows = moert_gemm_operand(format, MOERT_AXIS_ROW, false, row_layouts[scales]);
     o->weight =
         moert_gemm_weight(format, weight_axis, natural == (b_major == 1), weight_layouts[scales]);

@@ -8,7 +8,7 @@ static unsigned operation, format, out_format, axes[3], permute, scales;
 static bool transposed[3], accumulate;
 static size_t topk;
 
-enum { X, WEIGHT, Y }; /* of axes and transposed */
+enum { X, WEIGHT, Y }; /* indices of axes and transposed */
 
 /* ---- grouped-gemm ---- */
 
@@ -18,21 +18,21 @@ static const moert_option gemm_options[] = {
     {"op", MOERT_OPTION_CHOICE, &operation, "fprop", "fprop|dgrad|wgrad",
      "y = x weight^T, x = y weight, weight = y^T x"},
     {"format", MOERT_OPTION_CHOICE, &format, "f32", MOERT_GEMM_FORMAT_WORDS,
-     "of the two that are multiplied; weights of fp8-block are those of fp8-128x128"},
+     "of the two operands; for weights fp8-block means fp8-128x128"},
     {"out-format", MOERT_OPTION_CHOICE, &out_format, "f32", MOERT_GEMM_FORMAT_WORDS,
-     "of the result; one with scales gives them too, and column, column_scale"},
+     "of the result; a format with scales also gives <name>_scale, column and column_scale"},
     {"scales", MOERT_OPTION_CHOICE, &scales, "linear", "linear|tiled|tiled-whole",
-     "as matrices, in 128x4 tiles of each group, or of all rows together"},
+     "scales as matrices, in 128x4 tiles of each group, or in tiles of all rows together"},
     {"x-axis", MOERT_OPTION_CHOICE, &axes[X], "sum", AXIS_WORDS,
-     "blocks of x: along the sum, or as in quantize"},
-    {"weight-axis", MOERT_OPTION_CHOICE, &axes[WEIGHT], "sum", AXIS_WORDS, "of weight"},
-    {"y-axis", MOERT_OPTION_CHOICE, &axes[Y], "sum", AXIS_WORDS, "of y"},
+     "blocks of x: along the summed dimension, or as --axis of quantize"},
+    {"weight-axis", MOERT_OPTION_CHOICE, &axes[WEIGHT], "sum", AXIS_WORDS, "blocks of weight"},
+    {"y-axis", MOERT_OPTION_CHOICE, &axes[Y], "sum", AXIS_WORDS, "blocks of y"},
     {"x-transposed", MOERT_OPTION_FLAG, &transposed[X], "0", NULL, "x is stored [K,M]"},
     {"weight-transposed", MOERT_OPTION_FLAG, &transposed[WEIGHT], "0", NULL,
      "weight is stored [G,K,N]"},
     {"y-transposed", MOERT_OPTION_FLAG, &transposed[Y], "0", NULL, "y is stored [N,M]"},
     {"permute", MOERT_OPTION_CHOICE, &permute, "none", "none|x|y",
-     "which of x and y is in the order of slots"},
+     "matrix in the order of slots; its rows are gathered or scattered by the tensor gather"},
     {"topk", MOERT_OPTION_UINT, &topk, "1", "1..", "slots of a token"},
     {"accumulate", MOERT_OPTION_FLAG, &accumulate, "0", NULL,
      "add to the result's old value, which the file holds"},
@@ -80,8 +80,8 @@ static const moert_gemm_tensor wgrad_tensors[] = {
     MOERT_GEMM_OPERAND("weight", RESULT, weight, "GNK"),
 };
 
-/* The operations of --op: their tensors, and whether the sum in x, weight and y runs along
- * columns. */
+/* The operations of --op: their tensors, the index of the result, and whether the summed dimension
+ * of x, weight and y runs along columns. */
 static const struct {
     moert_op_kind kind;
     const moert_gemm_tensor *tensors;
@@ -94,25 +94,25 @@ static const struct {
     {MOERT_OP_GEMM_WGRAD, wgrad_tensors, MOERT_COUNT(wgrad_tensors), WEIGHT, {true, false, true}},
 };
 
-/* The options of x, weight or y that do not apply to what this operand is. */
+/* Refuses options of x, weight or y (index i) that do not apply to this operand. */
 static moert_status check_operand(int i, const moert_operand *operand, bool result) {
     static const char *const axis_options[] = {"x-axis", "weight-axis", "y-axis"};
-    static const char *const turning_options[] = {"x-transposed", "weight-transposed",
-                                                  "y-transposed"};
+    static const char *const transposed_options[] = {"x-transposed", "weight-transposed",
+                                                     "y-transposed"};
     const bool quantized = moert_gemm_quantized(operand), weight = i == WEIGHT;
     const moert_axis axis = operand->how.axis;
-    const bool turnable = weight ? axis != MOERT_AXIS_TILE : axis == MOERT_AXIS_COLUMN;
+    const bool transposable = weight ? axis != MOERT_AXIS_TILE : axis == MOERT_AXIS_COLUMN;
     const bool gathered =
         permute != MOERT_OP_PERMUTE_NONE && i == (permute == MOERT_OP_PERMUTE_X ? X : Y);
     return MOERT_FILE_OP_CHECK(
-        {result && transposed[i], turning_options[i],
+        {result && transposed[i], transposed_options[i],
          "is of an operand; --op makes this one the result"},
         {result && weight && quantized, "out-format", "is plain with --op wgrad"},
         {result && accumulate && quantized, "accumulate", "goes with a plain result"},
         {axes[i] != 0 && !quantized, axis_options[i], "goes with a quantized format"},
         {axes[i] != 0 && axis != (moert_axis)(axes[i] - 1), axis_options[i],
          "does not go with this format, whose blocks are 2d"},
-        {transposed[i] && quantized && !turnable, turning_options[i],
+        {transposed[i] && quantized && !transposable, transposed_options[i],
          weight ? "does not go with square blocks"
                 : "of a quantized format goes with blocks along columns"},
         {gathered && quantized && result, "permute", "does not scatter a quantized result"},
@@ -134,7 +134,7 @@ static moert_status gemm(moert_file_op_job *job) {
         const moert_axis axis = axes[i] > 0                       ? (moert_axis)(axes[i] - 1)
                                 : operations[operation].column[i] ? MOERT_AXIS_COLUMN
                                                                   : MOERT_AXIS_ROW;
-        /* weights have no rows of all groups together */
+        /* scales of weights are tiled for each group */
         const moert_scale_layout layout = i == WEIGHT && layouts[scales] != MOERT_SCALES_LINEAR
                                               ? MOERT_SCALES_TILED
                                               : layouts[scales];
@@ -151,7 +151,7 @@ static moert_status gemm(moert_file_op_job *job) {
     MOERT_TRY(MOERT_FILE_OP_CHECK({topk != 1 && permute == 0, "topk", "goes with --permute"}));
     MOERT_TRY(moert_gemm_check_scales(&o, scales != 0, layouts[scales]));
     memcpy(tensors, operations[operation].tensors, count * sizeof tensors[0]);
-    for (size_t i = 0; i < count; i++) /* tokens are gathered, not slots */
+    for (size_t i = 0; i < count; i++) /* --permute x gathers from the rows of tokens */
         if (tensors[i].buffer == MOERT_OP_BUFFER_x && tensors[i].role == MOERT_GEMM_INPUT &&
             o.permute == MOERT_OP_PERMUTE_X)
             tensors[i].shape = "TK";
@@ -165,7 +165,7 @@ static bool wgrad_accumulate;
 
 static const moert_option wgrad_options[] = {
     {"format", MOERT_OPTION_CHOICE, &wgrad_format, "mxfp8", MOERT_GEMM_FORMAT_WORDS,
-     "of a and b_t, in blocks along the tokens"},
+     "of a and b_t; a quantized format has blocks along the tokens"},
     {"scales", MOERT_OPTION_CHOICE, &wgrad_scales, "tiled", "tiled|linear",
      "sfa, sfb in 128x4 tiles of each group, or as matrices [H,blocks] and [I,blocks]"},
     {"out-format", MOERT_OPTION_CHOICE, &wgrad_out, "f32", MOERT_FILE_OP_DTYPE_WORDS, "of wgrad"},
@@ -200,8 +200,8 @@ static moert_status wgrad(moert_file_op_job *job) {
     if (a != b)
         return MOERT_FAIL(
             ERROR_MISMATCH,
-            "the input holds no tensor 'global_scale_%c'; there are global_scale_a and "
-            "global_scale_b both or neither",
+            "the input holds no tensor 'global_scale_%c'; it must hold both global_scale_a and "
+            "global_scale_b, or neither",
             a ? 'b' : 'a');
     return moert_gemm_job_run(job, &o, cudnn_wgrad_tensors, MOERT_COUNT(cudnn_wgrad_tensors));
 }
@@ -210,9 +210,9 @@ MOERT_FILE_OP(
     gemm, "grouped-gemm",
     "ends[G], two of x[M,K], weight[G,N,K], y[M,N] with <name>_scale and, for nvfp4, "
     "<name>_global [1] or [G], optional alpha[G], beta[G] (with the old result), prob[M], "
-    "norm[1] (a factor of a quantized result, which nvfp4 needs: 2688 / largest magnitude), in "
-    "fprop bias[G,N], bias_scale[M], row_weight[M]; with --permute gather[M], and in "
-    "--permute x x[M/topk,K] -> the third one");
+    "norm[1] (multiplies a quantized result; nvfp4 needs it: 2688 / largest magnitude), for "
+    "fprop bias[G,N], bias_scale[M], row_weight[M]; with --permute gather[M], and with "
+    "--permute x x[M/topk,K] -> the third of x, weight, y");
 
 MOERT_FILE_OP(
     wgrad, "grouped-gemm-wgrad",

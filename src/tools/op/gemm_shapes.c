@@ -12,12 +12,12 @@ void *moert_gemm_at(const moert_gemm_job *job, size_t offset) {
 }
 
 moert_operand *moert_gemm_operand_of(const moert_gemm_job *job, const moert_gemm_tensor *row) {
-    return moert_gemm_at(job, row->place);
+    return moert_gemm_at(job, row->offset);
 }
 
 /* ---- letters ---- */
 
-/* The size in the options that a letter stands for; NULL for one that follows from others. */
+/* The size in the options that a letter stands for; NULL for a letter that follows from others. */
 static size_t *known_size(const moert_gemm_job *job, char letter) {
     moert_op_options *o = job->options;
     return letter == 'G'   ? &o->groups
@@ -37,8 +37,8 @@ static size_t size_of(const moert_gemm_job *job, char letter) {
                            : (size_t)(letter - '0');
 }
 
-/* The letters of a tensor in the order of its dimensions, and which of them counts pairs of
- * elements, or rank for none. */
+/* The letters of a tensor in the order of its dimensions. `paired` = the dimension that counts pairs
+ * of 4-bit elements, or `rank` if none does. */
 typedef struct layout {
     size_t rank, paired;
     char letters[MOERT_GEMM_LETTERS];
@@ -75,7 +75,7 @@ void moert_gemm_learn(moert_gemm_job *job, const moert_gemm_tensor *row, const m
 
 /* ---- quantized matrices ---- */
 
-/* That of a payload or of scales. */
+/* The quantized matrix that a payload or scales belong to. */
 static const moert_op_quantized *matrix_of(const moert_gemm_job *job,
                                            const moert_gemm_tensor *row) {
     const moert_op_quantized *q = job->op->quantized;
@@ -84,13 +84,13 @@ static const moert_op_quantized *matrix_of(const moert_gemm_job *job,
     return q;
 }
 
-/* Units of so many rows that the groups at hand have; `room` when they are equal parts. */
+/* Number of units of `unit` rows, each group rounded up; `room` if the groups are equal parts. */
 static size_t row_units(const moert_gemm_job *job, const moert_op_quantized *q, size_t unit,
                         size_t room) {
     return q->by_ends ? moert_row_blocks(job->file->ends, q->groups, unit) : room;
 }
 
-/* The payload and the linear scales of all groups together, not transposed. */
+/* The shape of the payload and of the linear scales of all groups together, not transposed. */
 static moert_quantized_shape shape_of(const moert_gemm_job *job, const moert_op_quantized *q) {
     const size_t block = moert_format_block(q->how.format);
     moert_quantizer how = q->how;
@@ -102,7 +102,7 @@ static moert_quantized_shape shape_of(const moert_gemm_job *job, const moert_op_
 static size_t tiled_bytes(const moert_gemm_job *job, const moert_op_quantized *q) {
     const bool column = q->how.axis == MOERT_AXIS_COLUMN;
     const size_t unit = moert_tile_lines(column) * (column ? moert_format_block(q->how.format) : 1);
-    const bool whole = q->scales == MOERT_SCALES_TILED_WHOLE; /* the op's room decides */
+    const bool whole = q->scales == MOERT_SCALES_TILED_WHOLE; /* all rows of the op */
     return (whole ? q->tiles : row_units(job, q, unit, q->tiles)) * job->op->needs[q->scale].width;
 }
 
@@ -126,8 +126,8 @@ static moert_status check_scale(const moert_gemm_job *job, const moert_gemm_tens
                       shape.scale_lines, shape.scales, moert_format_name(q->how.format), bytes);
 }
 
-/* Lines of pairs of a tensor where these go across the lines: whole blocks, of each group. 0 where
- * they do not. */
+/* The lines of a payload whose pairs run along columns: each group has whole blocks. 0 for pairs along
+ * rows. */
 static size_t paired_lines(const moert_gemm_job *job, const moert_gemm_tensor *row) {
     const moert_op_quantized *q = matrix_of(job, row);
     if (q->how.axis != MOERT_AXIS_COLUMN)

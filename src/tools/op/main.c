@@ -1,4 +1,4 @@
-/* moert-op: one operation, from file to file; for parity checks and for converting weights. */
+/* moert-op: runs one operation from file to file, for parity checks and to convert weights. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,14 +18,14 @@ enum { OPS = MOERT_COUNT(ops), MOST_OPTIONS = 128 };
 
 static const char *input_path, *output_path;
 static unsigned backend;
-static const moert_file_op *op; /* the one asked for */
-static const char *op_word;     /* its name, or what was given for it; NULL when nothing was */
+static const moert_file_op *op; /* the operation to run; NULL if unknown */
+static const char *op_word;     /* its name as given; NULL if none was given */
 
 static const moert_option common_options[] = {
     {"input", MOERT_OPTION_STRING, &input_path, NULL, NULL, "safetensors file to read"},
     {"output", MOERT_OPTION_STRING, &output_path, NULL, NULL, "safetensors file to write"},
     {"backend", MOERT_OPTION_CHOICE, &backend, "auto", "auto" MOERT_BACKEND_TABLE(MOERT_TABLE_WORD),
-     "who computes; auto leaves it to MOERT_BACKEND"},
+     "backend of the GEMMs; auto = as MOERT_BACKEND says"},
 };
 enum { COMMON = MOERT_COUNT(common_options) };
 
@@ -38,7 +38,8 @@ static size_t append(size_t count, const moert_option *more, size_t n) {
     return count;
 }
 
-/* The common options and those of the operation, or, for help, of all, each under its text. */
+/* Collects the common options and those of the operation; if no operation is named (for --help), those
+ * of all operations. Each operation's options follow a heading. */
 static size_t make_options(void) {
     size_t count = append(0, common_options, COMMON);
     static char headings[OPS][640];

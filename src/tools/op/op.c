@@ -85,7 +85,7 @@ moert_status moert_file_op_load_bytes(moert_file_op_job *job, const char *name,
 
 /* ---- groups ---- */
 
-/* The groups of job->ends[count]. */
+/* Copies job->ends[count] to the device and sets *groups. */
 static moert_status upload_ends(moert_file_op_job *job, size_t count, moert_groups *groups) {
     MOERT_TRY(moert_file_op_upload(job, job->ends, count * sizeof *job->ends, &job->ends_buffer));
     groups->ends = job->ends_buffer;
@@ -139,20 +139,20 @@ moert_file_op_format moert_file_op_format_of(unsigned word) {
                                   false, false};
 }
 
-/* ---- number types ---- */
+/* ---- dtypes ---- */
 
-static const moert_file_type dtypes[] = {
+static const moert_file_type file_types[] = {
     [MOERT_DTYPE_F32] = MOERT_FILE_F32,      [MOERT_DTYPE_F16] = MOERT_FILE_F16,
     [MOERT_DTYPE_BF16] = MOERT_FILE_BF16,    [MOERT_DTYPE_E4M3] = MOERT_FILE_F8_E4M3,
     [MOERT_DTYPE_E5M2] = MOERT_FILE_F8_E5M2, [MOERT_DTYPE_E2M1] = MOERT_FILE_U8,
 };
 
-moert_file_type moert_file_type_of(moert_dtype number) {
-    return dtypes[number];
+moert_file_type moert_file_type_of(moert_dtype dtype) {
+    return file_types[dtype];
 }
 
-bool moert_file_type_holds(moert_file_type type, moert_dtype number) {
-    return type == dtypes[number] || (type == MOERT_FILE_U8 && moert_dtype_bits(number) <= 8);
+bool moert_file_type_holds(moert_file_type type, moert_dtype dtype) {
+    return type == file_types[dtype] || (type == MOERT_FILE_U8 && moert_dtype_bits(dtype) <= 8);
 }
 
 /* ---- output ---- */
@@ -210,7 +210,7 @@ static moert_status put_all(const void *context, moert_tensor_writer *writer) {
     return MOERT_OK;
 }
 
-/* The results' specs and those of what goes along. */
+/* Specs of the results and of the input's tensors that are copied to the output. */
 static moert_status make_specs(const moert_file_op_job *job, moert_tensor_spec **specs,
                                size_t *count) {
     MOERT_TRY(MOERT_NEW_ARRAY(specs, job->result_count + moert_tensors_count(job->input)));

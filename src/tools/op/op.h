@@ -1,6 +1,6 @@
 /*
- * What the operations of moert-op share: an operation reads tensors from one safetensors file, runs
- * on the device, and writes its results to another.
+ * Common code of the operations of moert-op. An operation reads tensors from one safetensors file,
+ * runs on the device, and writes its results to another file.
  */
 #pragma once
 
@@ -13,7 +13,7 @@
 
 enum { MOERT_OP_MOST_BUFFERS = 32, MOERT_OP_MOST_RESULTS = 8 };
 
-/* One run. What is loaded or made through it is freed with it. */
+/* One run. It owns all buffers, names and tensors that the functions below create. */
 typedef struct moert_file_op_job {
     moert_device *device;
     moert_tensors *input;
@@ -26,7 +26,7 @@ typedef struct moert_file_op_job {
     moert_buffer *ends_buffer;
     char *names[MOERT_OP_MOST_RESULTS]; /* made by moert_file_op_name() */
     size_t name_count;
-    bool carries; /* the tensors of the input without these names go along to the output */
+    bool carries; /* copies the input's tensors of other names to the output */
 } moert_file_op_job;
 
 /* The rows of a tensor [rows,columns], or of one [groups,rows/groups,columns]. */
@@ -41,12 +41,12 @@ typedef struct moert_file_op {
     moert_status (*run)(moert_file_op_job *job);
 } moert_file_op;
 
-/* Defines the operation moert_file_op_ID, whose options are ID_options and which runs ID(). */
+/* Defines the operation moert_file_op_ID from the table ID_options and the function ID(). */
 #define MOERT_FILE_OP(id, name, about)                                                             \
     const moert_file_op moert_file_op_##id = {name, about, id##_options,                           \
                                               MOERT_COUNT(id##_options), id}
 
-/* The operations of the other files. */
+/* All operations. */
 extern const moert_file_op moert_file_op_quantize, moert_file_op_dequantize, moert_file_op_swizzle,
     moert_file_op_unswizzle, moert_file_op_cast, moert_file_op_interleave, moert_file_op_gemm,
     moert_file_op_wgrad, moert_file_op_glu, moert_file_op_dglu, moert_file_op_gemm_quant;
@@ -55,44 +55,45 @@ extern const moert_file_op moert_file_op_quantize, moert_file_op_dequantize, moe
 moert_status moert_file_op_run(const moert_file_op *op, moert_context *context, const char *input,
                                const char *output);
 
-/* A buffer of the job: zeroed, or with the bytes of `values`. */
+/* Creates a buffer of the job: zeroed, or with the bytes of `values`. */
 moert_status moert_file_op_buffer(moert_file_op_job *job, size_t bytes, moert_buffer **buffer);
 moert_status moert_file_op_upload(moert_file_op_job *job, const void *values, size_t bytes,
                                   moert_buffer **buffer);
 
-/* The tensor `name` with `rank` dimensions, 0 for any number of them; ERROR_MISMATCH. */
+/* Finds the tensor `name` with `rank` dimensions (0 = any number). ERROR_MISMATCH. */
 moert_status moert_file_op_find(const moert_file_op_job *job, const char *name, size_t rank,
                                 const moert_tensor **tensor);
 
-/* Loads the rows of a tensor as float32, or as the bytes in the file. */
+/* Loads the rows of a tensor as float32, or as the file's elements of element_bytes each. */
 moert_status moert_file_op_load_f32(moert_file_op_job *job, const char *name,
                                     moert_file_op_rows *rows, moert_buffer **buffer);
 moert_status moert_file_op_load_bytes(moert_file_op_job *job, const char *name,
                                       size_t element_bytes, moert_file_op_rows *rows,
                                       moert_buffer **buffer);
 
-/* Groups by the tensor `name`[G] if there is one, else one group of all rows. */
+/* Loads the groups' ends from the tensor `name`[G]; without that tensor, one group has all rows. */
 moert_status moert_file_op_load_groups(moert_file_op_job *job, const char *name, size_t rows,
                                        moert_groups *groups);
-/* The same, but the groups of a tensor of three dimensions are its own. */
+/* The same, but for a tensor of three dimensions the groups are those of its first dimension. */
 moert_status moert_file_op_groups_of(moert_file_op_job *job, const moert_file_op_rows *rows,
                                      const char *name, moert_groups *groups);
 
-/* Sets tiles->tiles and returns the bytes of the tiles; lines of scales end at `ends` by group, NULL =
- * one group. And makes them from the linear scales, a result. */
+/* Sets tiles->tiles and returns the bytes of the tiled scales; `ends` = each group's end among the
+ * lines of scales, NULL = one group. The second function also converts the linear scales to tiles and
+ * names them as a result. */
 size_t moert_file_op_count_tiles(moert_scale_tiles *tiles, const uint32_t *ends);
 moert_status moert_file_op_swizzled(moert_file_op_job *job, const char *name,
                                     moert_scale_tiles *tiles, const uint32_t *ends);
 
-/* Names a result: the first elements of `buffer` in this shape. */
+/* Adds a result: the first elements of `buffer`, with the name, dtype and shape of `spec`. */
 moert_status moert_file_op_result(moert_file_op_job *job, moert_tensor_spec spec,
                                   const moert_buffer *buffer);
 
-/* The name of a tensor, `base` and `suffix`, in memory of the job. */
+/* *name = `base` followed by `suffix`, in memory of the job. */
 moert_status moert_file_op_name(moert_file_op_job *job, const char *base, const char *suffix,
                                 const char **name);
 
-/* Options and what they mean: ERROR_USAGE with option and text for the first that is misused. */
+/* Reports the first broken rule: ERROR_USAGE, "--OPTION TEXT". */
 typedef struct moert_file_op_rule {
     bool broken;
     const char *option, *text;
@@ -102,21 +103,22 @@ moert_status moert_file_op_check(const moert_file_op_rule *rules, size_t count);
     moert_file_op_check((const moert_file_op_rule[]){__VA_ARGS__},                                 \
                         MOERT_COUNT(((const moert_file_op_rule[]){__VA_ARGS__})))
 
-/* Words of options: plain types in the order of moert_dtype; formats, which are mxfp8 =
- * mxfp8-e4m3, those of the table, and fp8-block with its blocks named. */
+/* Words of options: plain dtypes in the order of moert_dtype; formats, which are mxfp8 (the same as
+ * mxfp8-e4m3), those of the table, and fp8-block by the shape of its blocks. */
 #define MOERT_FILE_OP_DTYPE_WORDS                  "f32|f16|bf16|e4m3|e5m2"
 #define MOERT_FILE_OP_FORMAT_WORD(name, text, ...) "|" text
 #define MOERT_FILE_OP_FORMAT_WORDS                                                                 \
     "mxfp8" MOERT_FORMAT_TABLE(MOERT_FILE_OP_FORMAT_WORD) "|fp8-1x128|fp8-128x128"
 
-/* The format of a word by its index among the formats, and whether the word says that blocks are
- * square (fp8-128x128), or that they are not, of weights neither (fp8-1x128). */
+/* The format of word number `word` of FORMAT_WORDS. `square`: the word fixes square blocks
+ * (fp8-128x128). `line`: the word fixes 1x128 blocks, even for weights (fp8-1x128). */
 typedef struct moert_file_op_format {
     moert_format format;
     bool square, line;
 } moert_file_op_format;
 moert_file_op_format moert_file_op_format_of(unsigned word);
 
-/* How files name a number type, and whether they may hold it in this one (8 bits: as bytes too). */
-moert_file_type moert_file_type_of(moert_dtype number);
-bool moert_file_type_holds(moert_file_type type, moert_dtype number);
+/* The file type of a dtype, and whether a file may hold the dtype as `type`: dtypes of up to 8 bits
+ * also as U8. */
+moert_file_type moert_file_type_of(moert_dtype dtype);
+bool moert_file_type_holds(moert_file_type type, moert_dtype dtype);

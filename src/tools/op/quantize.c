@@ -14,15 +14,15 @@ static bool transposed, hadamard, group_scales;
 /* clang-format off */
 #define FORMAT_OPTIONS                                                                             \
     {"name", MOERT_OPTION_STRING, &base, NULL, NULL,                                               \
-     "the float tensor is NAME instead of x; its parts are NAME, NAME_scale, NAME_global, "        \
-     "NAME_swizzled instead of q, scale, global_scale, swizzled; all other tensors of the input "  \
-     "go along to the output, so that one file grows step by step"},                               \
+     "name the float tensor NAME instead of x, and NAME, NAME_scale, NAME_global, NAME_swizzled "  \
+     "instead of q, scale, global_scale, swizzled; copy all other tensors of the input to the "    \
+     "output, so that one file grows step by step"},                                               \
     {"format", MOERT_OPTION_CHOICE, &format, "mxfp8", MOERT_FILE_OP_FORMAT_WORDS,                  \
      "of the payload; mxfp8 is mxfp8-e4m3, fp8-1x128 is fp8-block"},                               \
     {"axis", MOERT_OPTION_CHOICE, &axis, "row", "row|column|2d",                                   \
-     "blocks along rows, along columns, or square; fp8-128x128 is 2d always"},                     \
+     "blocks along rows, along columns, or square; fp8-128x128 is always 2d"},                     \
     {"transposed", MOERT_OPTION_FLAG, &transposed, "0", NULL,                                      \
-     "q and scale of columns are stored as their transposes"},                                     \
+     "with --axis column: q and scale are stored transposed"},                                     \
     {"group-scales", MOERT_OPTION_FLAG, &group_scales, "0", NULL,                                  \
      "nvfp4: a global scale for each group"}
 /* clang-format on */
@@ -32,16 +32,16 @@ static const moert_option quantize_options[] = {
     {"scale-rounding", MOERT_OPTION_CHOICE, &scale_rounding, "rceil", "rceil|floor",
      "of power-of-two scales"},
     {"nvfp4-rule", MOERT_OPTION_CHOICE, &nvfp4_rule, "te", "te|torchao|bridge",
-     "how nvfp4 scales are made"},
+     "library whose rule computes nvfp4 scales"},
     {"global-scale", MOERT_OPTION_CHOICE, &global_from, "file", "file|amax",
-     "of nvfp4: from the file if it has one, or from the largest magnitude always"},
+     "of nvfp4: from the file if it has one, or always from the largest magnitude"},
     {"rounding", MOERT_OPTION_CHOICE, &rounding, "auto", "auto|nearest|bridge|stochastic",
      "of 4-bit elements; auto follows the rule"},
     {"seed", MOERT_OPTION_UINT, &seed, "0", NULL, "of stochastic rounding"},
     {"hadamard", MOERT_OPTION_FLAG, &hadamard, "0", NULL,
      "nvfp4 along columns: rotate each block of 16 first"},
     {"gate-runs", MOERT_OPTION_UINT, &gate_runs, "0", NULL,
-     "x is [M,2N]: of its runs of so many columns, quantize every second one"},
+     "columns of a run: x is [M,2N], and every second run is quantized; 0 = all of x[M,N]"},
 };
 
 static const moert_option dequantize_options[] = {
@@ -50,8 +50,8 @@ static const moert_option dequantize_options[] = {
      "N of 4-bit elements along rows, when it is odd"},
 };
 
-/* Names of the tensors, and what follows --name in them. */
-enum { NUMBERS, PAYLOAD, SCALE, GLOBAL, TILES, NAMES };
+/* Names of the tensors, and their suffixes to --name. */
+enum { VALUES, PAYLOAD, SCALE, GLOBAL, TILES, NAMES };
 static const char *const plain_names[NAMES] = {"x", "q", "scale", "global_scale", "swizzled"};
 static const char *const suffixes[NAMES] = {"", "", "_scale", "_global", "_swizzled"};
 
@@ -65,7 +65,7 @@ static moert_status name_tensors(moert_file_op_job *job, const char *names[NAMES
     return MOERT_OK;
 }
 
-/* The operation as the options say; refuses those that do not apply. */
+/* Sets op->how from the options; refuses options that do not apply. */
 static moert_status describe(moert_quantize *op) {
     const moert_file_op_format f = moert_file_op_format_of(format);
     const bool nvfp4 = f.format == MOERT_FORMAT_NVFP4, column = axis == MOERT_AXIS_COLUMN;
@@ -98,13 +98,13 @@ static moert_status describe(moert_quantize *op) {
     return MOERT_OK;
 }
 
-/* The stored transposes of several matrices would be one. */
+/* Refuses --transposed for several matrices: they would be stored as one transposed matrix. */
 static moert_status check_stack(const moert_file_op_rows *rows) {
     return MOERT_FILE_OP_CHECK(
         {transposed && rows->rank == 3, "transposed", "goes with a tensor of two dimensions"});
 }
 
-/* A matrix of the results, in the dimensions of the tensor that it belongs to. */
+/* The spec of a result of `lines` lines, with as many dimensions as the input's tensor. */
 static moert_tensor_spec spec_of(const char *name, moert_file_type type,
                                  const moert_file_op_rows *rows, size_t lines, size_t width) {
     if (rows->rank == 2)
@@ -112,7 +112,7 @@ static moert_tensor_spec spec_of(const char *name, moert_file_type type,
     return (moert_tensor_spec){name, type, 3, {rows->groups, lines / rows->groups, width}};
 }
 
-/* P of the groups at hand. */
+/* Row blocks of all groups; the last block of each group may be partial. */
 static size_t row_blocks(const uint32_t *ends, const moert_groups *groups, size_t block) {
     return ends != NULL ? moert_row_blocks(ends, groups->count, block)
                         : moert_ceil_div(groups->rows, block);
@@ -120,7 +120,8 @@ static size_t row_blocks(const uint32_t *ends, const moert_groups *groups, size_
 
 /* ---- quantize ---- */
 
-/* Ends of the groups' row blocks, as groups of the lines of the scales, on the device too. */
+/* ends[g] = end of group g's row blocks, that is, of its lines of scales; *groups = the same on the
+ * device. */
 static moert_status block_groups(moert_file_op_job *job, const moert_quantize *op, uint32_t *ends,
                                  moert_groups *groups) {
     moert_buffer *buffer;
@@ -133,7 +134,7 @@ static moert_status block_groups(moert_file_op_job *job, const moert_quantize *o
     return MOERT_OK;
 }
 
-/* The scales of one byte in tiles too; not transposed ones of several groups. */
+/* Adds one-byte scales in tiles as another result, unless they are transposed and of several groups. */
 static moert_status swizzle_scales(moert_file_op_job *job, const char *name,
                                    const moert_quantize *op, moert_quantized_shape shape) {
     const bool column = op->how.axis == MOERT_AXIS_COLUMN;
@@ -156,7 +157,7 @@ static moert_status swizzle_scales(moert_file_op_job *job, const char *name,
     return status;
 }
 
-/* The global scale of the file, or a new one with the amax to make it from. */
+/* Loads the global scale from the file, or computes the amax from which the op makes it. */
 static moert_status prepare_global(moert_file_op_job *job, const char *name, moert_quantize *op) {
     const size_t count = group_scales ? op->groups.count : 1;
     const moert_tensor *given = global_from == 0 ? moert_tensors_find(job->input, name) : NULL;
@@ -177,7 +178,7 @@ static moert_status quantize(moert_file_op_job *job) {
     moert_quantize op = {.size = sizeof op, .x_runs = gate_runs};
     MOERT_TRY(describe(&op));
     MOERT_TRY(name_tensors(job, names));
-    MOERT_TRY(moert_file_op_load_f32(job, names[NUMBERS], &rows, &op.x));
+    MOERT_TRY(moert_file_op_load_f32(job, names[VALUES], &rows, &op.x));
     MOERT_TRY(check_stack(&rows));
     op.columns = gate_runs > 0 ? rows.columns / 2 : rows.columns;
     MOERT_TRY(moert_file_op_groups_of(job, &rows, "ends", &op.groups));
@@ -204,18 +205,18 @@ static moert_status quantize(moert_file_op_job *job) {
 
 /* ---- dequantize ---- */
 
-/* The rows and columns that a payload of these lines and bytes stands for. */
+/* The shape [rows,columns] of the matrix whose payload has these lines and bytes. */
 static moert_file_op_rows unpacked(const moert_quantize *op, const moert_file_op_rows *lines) {
     const bool column = op->how.axis == MOERT_AXIS_COLUMN, swapped = column && transposed;
-    const bool halves = moert_format_element_bits(op->how.format) == 4;
+    const bool pairs = moert_format_element_bits(op->how.format) == 4;
     moert_file_op_rows rows = *lines;
     if (swapped) {
         rows.rows = lines->columns;
         rows.columns = lines->rows;
     }
-    if (halves && column)
+    if (pairs && column)
         rows.rows *= 2;
-    else if (halves)
+    else if (pairs)
         rows.columns = columns_given > 0 ? columns_given : 2 * lines->columns;
     return rows;
 }
@@ -252,15 +253,15 @@ static moert_status dequantize(moert_file_op_job *job) {
     MOERT_TRY(moert_file_op_buffer(job, rows.rows * op.columns * sizeof(float), &op.x));
     MOERT_TRY(moert_dequantize_run(&op));
     return moert_file_op_result(
-        job, spec_of(names[NUMBERS], MOERT_FILE_F32, &rows, rows.rows, op.columns), op.x);
+        job, spec_of(names[VALUES], MOERT_FILE_F32, &rows, rows.rows, op.columns), op.x);
 }
 
 MOERT_FILE_OP(
     quantize, "quantize",
     "x[M,N] f32|f16|bf16, ends[G] (optional: groups of rows), or weights x[G,N,K]; global_scale "
-    "(optional) -> q u8, scale u8|f32, of as many dimensions, swizzled u8 (scales in 128x4 "
-    "tiles), nvfp4: global_scale f32. For grouped-gemm: quantize --name x, then --name weight of "
-    "the file that this writes");
+    "(optional) -> q u8 and scale u8|f32 with the dimensions of x, swizzled u8 (scales in 128x4 "
+    "tiles), nvfp4: global_scale f32. For grouped-gemm: quantize --name x, then quantize --name "
+    "weight on the file that this writes");
 
 MOERT_FILE_OP(
     dequantize, "dequantize",

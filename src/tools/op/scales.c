@@ -66,7 +66,7 @@ static moert_status unswizzle(moert_file_op_job *job) {
 
 MOERT_FILE_OP(
     swizzle, "swizzle",
-    "scale[lines,width] u8, ends[G] (optional: groups of lines, each a matrix of its own), or "
+    "scale[lines,width] u8, ends[G] (optional: groups of lines, each tiled separately), or "
     "scale[G,lines,width] -> swizzled u8, in 128x4 tiles");
 
 MOERT_FILE_OP(unswizzle, "unswizzle", "swizzled u8, ends[G] (optional) -> scale[lines,width] u8");

@@ -1,4 +1,4 @@
-/* Finds the odd ranks of a job. Pure: no device, no MPI. */
+/* Finds the ranks of a job that differ or are slow. Pure: no device, no MPI. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -11,21 +11,21 @@
 enum {
     WHO_BYTES = 256,
     TEXT_BYTES = 3 * WHO_BYTES + 2 * MOERT_PREFLIGHT_TEXT_BYTES,
-    SHM_BYTES_A_RANK = 16 << 20, /* that MPI libraries take there, with room to spare */
+    SHM_BYTES_A_RANK = 16 << 20, /* more than MPI libraries allocate in /dev/shm */
     MEMORY_BYTES_A_RANK = 1 << 30,
 };
 #define MOST_SKEW_S    0.5
 #define LATENCY_FACTOR 4.0
-#define LATENCY_US     50.0 /* what a busy core may add to any message */
+#define LATENCY_US     50.0 /* delay that a busy core may add to any message */
 
-/* The judgement so far, and room for a choice of ranks and for their values. */
+/* The findings so far, and scratch for one value per rank. */
 typedef struct judge {
     moert_preflight *all;
     double slow;
     json_t *findings;
-    bool *odd;      /* [R] */
+    bool *odd;      /* [R] ranks that the next finding is about */
     double *values; /* [R] */
-    double *sorted; /* [R] */
+    double *sorted; /* [R] scratch of median() */
     moert_status status;
 } judge;
 
@@ -45,7 +45,7 @@ static void add(judge *j, bool wrong, const char *hint, const char *format, ...)
         j->status = MOERT_FAIL(ERROR_MEMORY, "no room for the findings");
 }
 
-/* The odd ranks of a node: how many, and of how many. */
+/* Counts the odd ranks of a node, and all its ranks. */
 static size_t count_odd(const judge *j, size_t node, size_t *ranks) {
     size_t odd = 0;
     *ranks = 0;
@@ -64,8 +64,8 @@ static bool is_first_of_node(const judge *j, size_t rank) {
     return true;
 }
 
-/* The odd ranks as "node2, rank 5 (node3)": whole nodes by their name, cut off where `who` ends.
- * False if there are none. */
+/* Names the odd ranks as in "node2, rank 5 (node3)": a node of odd ranks only by its host. Truncates
+ * at the end of `who`. False if no rank is odd. */
 static bool name_odd(const judge *j, char who[WHO_BYTES]) {
     size_t used = 0, of_node;
     bool any = false;
@@ -84,7 +84,7 @@ static bool name_odd(const judge *j, char who[WHO_BYTES]) {
     return any;
 }
 
-/* A finding about the odd ranks, if there are any; the text goes on behind their names. */
+/* Adds a finding about the odd ranks, if any: their names, then the text. */
 static void tell_odd(judge *j, bool wrong, const char *hint, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
@@ -101,8 +101,8 @@ static void tell_odd(judge *j, bool wrong, const char *hint, const char *format,
 
 /* ---- texts ---- */
 
-/* What most ranks say of a text at an offset of moert_preflight_rank; of equals what rank 0 says,
- * or the lowest. */
+/* The most common value of the text at `offset` in moert_preflight_rank; among equally common values
+ * that of the lowest rank. */
 static const char *most_common(const moert_preflight *all, size_t offset) {
     const char *best = NULL;
     size_t most = 0;
@@ -119,27 +119,28 @@ static const char *most_common(const moert_preflight *all, size_t offset) {
     return best;
 }
 
-/* One finding for all ranks that say the same odd thing. */
+/* Adds one finding for each uncommon value of a text, about all ranks that have it. */
 static void judge_text(judge *j, size_t offset, const char *differs, const char *hint) {
     const char *common = most_common(j->all, offset);
     const size_t ranks = j->all->ranks;
     for (size_t r = 0; r < ranks; r++) {
-        const char *said = (const char *)&j->all->rank[r] + offset;
-        bool told = strcmp(said, common) == 0;
+        const char *value = (const char *)&j->all->rank[r] + offset;
+        bool done = strcmp(value, common) == 0;
         for (size_t other = 0; other < ranks; other++) {
-            j->odd[other] = strcmp(said, (const char *)&j->all->rank[other] + offset) == 0;
-            told = told || (other < r && j->odd[other]);
+            j->odd[other] = strcmp(value, (const char *)&j->all->rank[other] + offset) == 0;
+            done = done || (other < r && j->odd[other]);
         }
-        if (told)
+        if (done)
             continue;
-        tell_odd(j, true, hint, "%s: %s; the others: %s", differs, said[0] != '\0' ? said : "none",
-                 common[0] != '\0' ? common : "none");
+        tell_odd(j, true, hint, "%s: %s; the others: %s", differs,
+                 value[0] != '\0' ? value : "none", common[0] != '\0' ? common : "none");
     }
 }
 
 /* ---- rates ---- */
 
-/* The median of those above 0, of two the larger (or the smaller); 0 where there are none. */
+/* The median of the values above 0; of an even number the larger or the smaller of the middle two. 0
+ * if no value is above 0. */
 static double median(const judge *j, const double *values, bool larger) {
     size_t count = 0;
     for (size_t r = 0; r < j->all->ranks; r++)
@@ -149,9 +150,9 @@ static double median(const judge *j, const double *values, bool larger) {
     return count > 0 ? j->sorted[larger ? count / 2 : (count - 1) / 2] : 0.0;
 }
 
-/* Marks the ranks whose value is below the share `slow` of the reference, and gives their mean as a
- * share of it; 0 where there are none. */
-static double mark_slow(judge *j, double reference) {
+/* Sets `odd` for the ranks whose value is below `slow` times the reference. Returns the mean of their
+ * values over the reference; 0 if no rank is slow. */
+static double find_slow(judge *j, double reference) {
     double sum = 0.0;
     size_t count = 0;
     for (size_t r = 0; r < j->all->ranks; r++) {
@@ -162,19 +163,19 @@ static double mark_slow(judge *j, double reference) {
     return count > 0 ? sum / (double)count : 0.0;
 }
 
-/* values[R] = the number at an offset of moert_preflight_rank. */
+/* values[R] = the double at `offset` in moert_preflight_rank. */
 static void take_values(judge *j, size_t offset) {
     for (size_t r = 0; r < j->all->ranks; r++)
         memcpy(&j->values[r], (const char *)&j->all->rank[r] + offset, sizeof *j->values);
 }
 
-/* Whose rate, at this offset, is slow? Returns the median. */
+/* Adds a finding about the ranks whose rate at `offset` is slow. Returns the median rate. */
 static double judge_rate(judge *j, size_t offset, const char *what, const char *unit,
                          const char *hint) {
     take_values(j, offset);
-    const double reference = median(j, j->values, true), share = mark_slow(j, reference);
-    tell_odd(j, true, hint, "slow: %.2f of the median %s (%.3g of %.3g %s)", share, what,
-             share * reference, reference, unit);
+    const double reference = median(j, j->values, true), fraction = find_slow(j, reference);
+    tell_odd(j, true, hint, "slow: %.2f of the median %s (%.3g of %.3g %s)", fraction, what,
+             fraction * reference, reference, unit);
     return reference;
 }
 
@@ -191,7 +192,7 @@ static bool is_inside(const judge *j, size_t a, size_t b) {
     return j->all->rank[a].node == j->all->rank[b].node;
 }
 
-/* The typical link of rank `r` to those inside of its node, or outside. */
+/* The typical latency or bandwidth between rank `r` and the ranks of its node, or of other nodes. */
 static double typical(judge *j, size_t r, bool inside, bool latency) {
     const size_t ranks = j->all->ranks;
     for (size_t other = 0; other < ranks; other++) {
@@ -202,7 +203,7 @@ static double typical(judge *j, size_t r, bool inside, bool latency) {
     return median(j, j->values, !latency);
 }
 
-/* Links that are slow although both ends are not: of these the bad one is the link. */
+/* Adds a finding for each slow link whose two ranks are not slow, so that the link is to blame. */
 static void judge_pairs(judge *j, bool inside, double reference, const char *hint) {
     const moert_preflight *all = j->all;
     for (size_t a = 0; a < all->ranks; a++)
@@ -242,7 +243,7 @@ static void judge_links(judge *j, bool inside) {
     judge_latency(j, inside, hint);
 }
 
-/* ---- what each host has ---- */
+/* ---- hosts ---- */
 
 static void judge_clocks(judge *j) {
     double worst = 0.0;
@@ -255,7 +256,7 @@ static void judge_clocks(judge *j) {
              "the clock is %.1f s %s rank 0's", fabs(worst), worst > 0.0 ? "ahead of" : "behind");
 }
 
-/* Free memory of one kind, for the ranks of the host together. */
+/* Compares a host's free memory, or its free /dev/shm, with the needs of all its ranks. */
 static void judge_room(judge *j, bool shm) {
     const size_t need = shm ? SHM_BYTES_A_RANK : MEMORY_BYTES_A_RANK;
     size_t of_node, least = SIZE_MAX;
@@ -267,9 +268,9 @@ static void judge_room(judge *j, bool shm) {
         least = j->odd[r] ? moert_min(least, room) : least;
     }
     tell_odd(j, true,
-             shm ? "remove what lies there, or give the container more (docker run --shm-size)"
+             shm ? "delete files there, or give the container more (docker run --shm-size)"
                  : "end other programs there, or use fewer ranks a host",
-             "only %zu MiB %s, at least %zu MiB a rank are wanted", least >> 20,
+             "only %zu MiB %s; each rank of the host needs at least %zu MiB", least >> 20,
              shm ? "free in /dev/shm" : "of memory available", need >> 20);
 }
 

@@ -1,5 +1,4 @@
-/* moert-preflight: whether the ranks of a job agree and keep up with each other, before it
- * starts. */
+/* moert-preflight: checks before a job starts that its ranks agree and are equally fast. */
 #include <stdio.h>
 
 #include "base/memory.h"
@@ -13,10 +12,11 @@ static const char *json_path;
 
 static const moert_option options[] = {
     {"slow", MOERT_OPTION_FLOAT, &slow, "0.6", "0.01..1",
-     "share of the median rate below which a rank or a link is slow"},
+     "fraction of the median rate below which a rank or a link is slow"},
     {"seconds", MOERT_OPTION_FLOAT, &seconds, "4", "0.1..600",
-     "for the links inside of nodes, and as much for those between them"},
-    {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for all of it, one object"},
+     "time to measure the links inside of nodes, and again for those between nodes"},
+    {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL,
+     "file for the whole report, as one JSON object"},
 };
 
 static const moert_column columns[] = {
@@ -81,7 +81,7 @@ static moert_status make_report(const moert_preflight *all, json_t *findings, js
 
 /* ---- text ---- */
 
-/* GB/s between the first ranks of all nodes, where there are several and they fit on a screen. */
+/* Prints GB/s between the first ranks of the nodes, if there are 3 to MOST_NODES nodes. */
 static void print_matrix(const moert_preflight *all) {
     enum { MOST_NODES = 16 };
     size_t first[MOST_NODES], nodes = 0;
@@ -103,7 +103,7 @@ static void print_matrix(const moert_preflight *all) {
     }
 }
 
-/* *wrong = findings that are no mere remarks. */
+/* *wrong += the findings that are not just notes. */
 static void print_findings(const json_t *findings, size_t *wrong) {
     size_t i;
     json_t *finding;
@@ -168,7 +168,7 @@ static moert_status run(moert_context *context) {
 
 MOERT_PROGRAM_MAIN(
     "mpirun -n R moert-preflight [OPTION...]",
-    "Checks the ranks of a job before it starts: same builds, libraries, devices and "
-    "settings; clocks, memory, watchdog;\nrates of devices and of the links between "
-    "them. Names who differs or is slow, and exits with 1 then.",
+    "Checks the ranks of a job before it starts: equal builds, libraries, devices and settings;\n"
+    "clocks, memory, watchdog; rates of devices and of the links between ranks. Names the ranks\n"
+    "and links that differ or are slow, and then exits with 1.",
     NULL)

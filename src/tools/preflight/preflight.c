@@ -1,4 +1,4 @@
-/* Gathers what every rank tells of itself, and measures devices and links. */
+/* Gathers facts of every rank, and measures devices and links. */
 #include "tools/preflight/preflight.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@
 
 enum { CLOCK_SAMPLES = 9 };
 
-/* ---- what costs nothing ---- */
+/* ---- facts ---- */
 
 static size_t free_shm_bytes(void) {
     struct statvfs shm;
@@ -33,7 +33,7 @@ static size_t available_bytes(void) {
     return kib << 10;
 }
 
-/* "NAME=value ..." of all variables that are set; folders may differ from host to host. */
+/* "NAME=value ..." of all variables that are set, except paths, which may differ between hosts. */
 static void list_settings(char *text) {
     size_t used = 0;
     moert_variable v;
@@ -72,8 +72,8 @@ static double wall_seconds(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* *skew = how far this rank's wall clock is ahead of rank 0's, the median of some readings right
- * after a barrier. Collective. */
+/* *skew = this rank's wall clock minus rank 0's: the median of readings right after barriers.
+ * Collective. */
 static moert_status compare_clocks(moert_comm *world, double *skew) {
     double samples[CLOCK_SAMPLES], mine, zero;
     for (int i = 0; i < CLOCK_SAMPLES; i++) {
@@ -89,39 +89,40 @@ static moert_status compare_clocks(moert_comm *world, double *skew) {
 
 /* ---- links ---- */
 
-/* Links among the ranks of one colour into this rank's row links[R]. Collective. */
-static moert_status measure_part(moert_comm *world, size_t color, double seconds,
-                                 moert_link *links) {
-    moert_comm *part;
+/* Measures the links among the ranks of one colour; stores them in this rank's row links[R].
+ * Collective. */
+static moert_status measure_group(moert_comm *world, size_t color, double seconds,
+                                  moert_link *links) {
+    moert_comm *group;
     moert_link *found = NULL;
     size_t *rank_of = NULL;
-    MOERT_TRY(moert_comm_split(world, color, &part));
-    const size_t size = moert_comm_size(part), me = moert_comm_rank(world);
+    MOERT_TRY(moert_comm_split(world, color, &group));
+    const size_t size = moert_comm_size(group), me = moert_comm_rank(world);
     moert_status status = MOERT_NEW_ARRAY(&found, size);
     if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&rank_of, size);
     MOERT_TRY_OR(done, moert_comm_agree(world, status));
-    MOERT_TRY_OR(done, moert_comm_allgather(part, &me, sizeof me, rank_of));
-    MOERT_TRY_OR(done, moert_links_measure(part, seconds, found));
+    MOERT_TRY_OR(done, moert_comm_allgather(group, &me, sizeof me, rank_of));
+    MOERT_TRY_OR(done, moert_links_measure(group, seconds, found));
     for (size_t i = 0; i < size; i++)
         if (rank_of[i] != me)
             links[rank_of[i]] = found[i];
 done:
     MOERT_FREE(rank_of, found);
-    moert_comm_destroy(part);
+    moert_comm_destroy(group);
     return status;
 }
 
-/* Among the ranks of each node, then among those of equal number on all nodes, which may have a
- * network device each. Collective. */
+/* Measures links among the ranks of each node, then among the ranks with the same index on their
+ * nodes: these ranks may each have a network device. Collective. */
 static moert_status measure_links(moert_comm *world, double seconds, moert_preflight *all) {
     const size_t ranks = all->ranks, bytes = ranks * sizeof *all->links;
     moert_link *mine;
     moert_status status;
     MOERT_TRY(moert_comm_agree(world, MOERT_NEW_ARRAY(&mine, ranks)));
     MOERT_TRY_OR(
-        done, measure_part(world, moert_comm_node(world, moert_comm_rank(world)), seconds, mine));
-    MOERT_TRY_OR(done, measure_part(world, moert_comm_node_rank(world), seconds, mine));
+        done, measure_group(world, moert_comm_node(world, moert_comm_rank(world)), seconds, mine));
+    MOERT_TRY_OR(done, measure_group(world, moert_comm_node_rank(world), seconds, mine));
     MOERT_TRY_OR(done, moert_comm_allgather(world, mine, bytes, all->links));
 done:
     free(mine);

@@ -1,11 +1,11 @@
 /*
- * What every rank tells of itself before a job, and what is wrong with it: who differs from the
- * others, and who is slower.
+ * Gathers facts and rates of every rank before a job, and finds the ranks that differ from the others
+ * or are slower.
  *
- * Ranks are compared with each other, never with a table of machines: "typical" is the median (the
- * faster of two) of a rank's peers, and the reference the median over all ranks. A rank is slow
- * below the share `slow` of it. Two that are alone cannot tell which of them is slow where it takes
- * both, as on a link.
+ * Ranks are compared with each other, never with a table of machines. A rank's typical link is the
+ * median over its peers (of two, the faster one). The reference is the median over all ranks; a rank
+ * is slow below the fraction `slow` of it. With only two ranks, a slow link does not tell which end is
+ * slow.
  */
 #pragma once
 
@@ -15,9 +15,9 @@
 #include "tools/common/links.h"
 #include "tools/common/rates.h"
 
-/* X(FIELD, what differs, hint): texts that must be the same on all ranks. */
+/* X(FIELD, finding, hint): texts that must be the same on all ranks. */
 #define MOERT_PREFLIGHT_TEXTS(X)                                                                   \
-    X(commit, "another moert", "install one build everywhere, or run it from a shared folder")     \
+    X(commit, "another moert", "install one build everywhere, or run it from a shared directory")  \
     X(mpi, "another MPI library", "all ranks must load the library that mpirun came with")         \
     X(device, "another device",                                                                    \
       "MOERT_DEVICE chooses; all wait for the slowest, and only equal "                            \
@@ -34,34 +34,35 @@ typedef struct moert_preflight_rank {
     MOERT_PREFLIGHT_TEXTS(MOERT_PREFLIGHT_TEXT)
 #undef MOERT_PREFLIGHT_TEXT
     size_t cores;
-    bool shared;         /* cores, with other ranks */
-    bool watched;        /* by the watchdog; false also where MOERT_TIMEOUT_S is 0 */
+    bool shared;         /* other ranks run on the same cores */
+    bool watched;        /* the watchdog works; false also if MOERT_TIMEOUT_S is 0 */
     unsigned timeout_s;  /* MOERT_TIMEOUT_S */
     size_t shm_bytes;    /* free in /dev/shm */
     size_t memory_bytes; /* available on the host */
-    double skew_s;       /* wall clock ahead of rank 0's */
+    double skew_s;       /* this host's wall clock minus rank 0's */
     moert_rates rates;
-    double inside, between; /* typical GB/s to other ranks of the node, of other nodes; 0 = none */
-    double inside_us, between_us;
+    double inside, between;       /* typical GB/s to ranks of this node, of other nodes; 0 = none */
+    double inside_us, between_us; /* typical latency likewise */
 } moert_preflight_rank;
 
 typedef struct moert_preflight {
     size_t ranks;
     moert_preflight_rank *rank; /* [R] */
-    moert_link *links;          /* [R,R]; zeros where none was measured */
+    moert_link *links;          /* [R,R]; zeros for pairs that were not measured */
 } moert_preflight;
 
 /*
- * Gathers all, measured by all ranks at the same time: first what costs nothing, then devices, then
- * links among the ranks of each node and among the ranks of equal number on all nodes. links_s:
- * seconds for each of the two. *all on every rank; free it, also on failure. Collective, blocking.
+ * Gathers facts, then measures devices, then links, on all ranks at the same time. Links are measured
+ * among the ranks of each node, then among the ranks of all nodes that have the same index on their
+ * node; each takes about links_s seconds. Every rank gets *all; free it, also on failure. Collective,
+ * blocking.
  */
 moert_status moert_preflight_gather(moert_context *context, const char *commit, double links_s,
                                     moert_preflight *all);
 void moert_preflight_free(moert_preflight *all);
 
 /*
- * Fills the typical figures of each rank from the links, and *findings with an array of objects:
- * wrong (bool; else a remark), text, hint. Pure. Errors: ERROR_MEMORY.
+ * Computes each rank's typical links. *findings = an array of objects with the keys wrong (false = a
+ * note only), text and hint. Pure. Errors: ERROR_MEMORY.
  */
 moert_status moert_preflight_judge(moert_preflight *all, double slow, json_t **findings);

@@ -8,7 +8,7 @@
 
 /* ---- bars ---- */
 
-/* One rank's bar, whose full width is `scale_ms`. */
+/* One rank's bar; `scale_ms` is the time of the full width. */
 static void put_bar(moert_markup *m, const moert_run_rank *rank, size_t number, double scale_ms) {
     double at = 0.0;
     moert_markup_open(m, "svg", "class=\"bar\" role=\"img\"");
@@ -71,11 +71,11 @@ void moert_chart_times(moert_markup *m, const moert_run_record *record,
 
 /* ---- heat maps ---- */
 
-/* Cells of a heat map, in units of its drawing. */
+/* The cells of a heat map, in units of the viewBox. */
 typedef struct heat {
     size_t rows, columns;
-    double width, height, left, top; /* of a cell; before the first one */
-    bool numbers;                    /* have room in the cells */
+    double width, height, left, top; /* of a cell; margins before the first cell */
+    bool numbers;                    /* cells have room for numbers */
 } heat;
 
 static double width_of(const heat *h) {
@@ -98,7 +98,7 @@ static void put_label(moert_markup *m, const char *class, double x, double y, co
     moert_markup_close(m, 1);
 }
 
-/* Shaded by `part` of 1, with a tip and, where there is room, its number. */
+/* A cell with opacity `part` (0 to 1), a tip and, if cells have room, a number. */
 typedef struct heat_cell {
     size_t row, column;
     double part;
@@ -122,7 +122,7 @@ static void put_cell(moert_markup *m, const heat *h, const heat_cell *c) {
     moert_markup_close(m, 1);
 }
 
-/* Numbers of the columns above and of the rows before the cells; every so many that they fit. */
+/* Column numbers above the cells and row numbers before them, as many as fit. */
 static void put_axes(moert_markup *m, const heat *h, const char *rows, const char *columns) {
     const size_t every_column = (size_t)ceil(22.0 / h->width),
                  every_row = (size_t)ceil(13.0 / h->height);
@@ -141,7 +141,7 @@ static void put_axes(moert_markup *m, const heat *h, const char *rows, const cha
     }
 }
 
-/* Three or four digits; bytes with a prefix. */
+/* Prints about three digits; bytes with a decimal prefix. */
 static void put_short(char *text, size_t bytes, double value, const char *unit) {
     static const char *const prefixes[] = {"", "k", "M", "G", "T", "P"};
     const bool scales = strcmp(unit, "bytes") == 0;
@@ -152,7 +152,7 @@ static void put_short(char *text, size_t bytes, double value, const char *unit) 
     snprintf(text, bytes, "%.*f%s", digits, value, prefixes[at]);
 }
 
-/* Lines between the ranks of different nodes. */
+/* Draws lines between the ranks of different nodes. */
 static void put_borders(moert_markup *m, const heat *h, const moert_run_record *record) {
     for (size_t r = 1; r < record->ranks; r++) {
         const double x = h->left + h->width * (double)r, y = h->top + h->height * (double)r;

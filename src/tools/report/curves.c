@@ -1,5 +1,5 @@
-/* Curves over the steps of a run. Their lines are stretched to the page's width, their labels are
- * not. */
+/* Curves over the steps of a run. The browser stretches the lines to the page's width, but not the
+ * labels. */
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
@@ -10,10 +10,10 @@
 
 enum { POINTS = 600, TICKS = 4, HEIGHT = 1000 };
 
-/* One curve: numbers of a step by their offset in it, NaN where there is none. */
+/* A curve; `line` and `dots` are the offsets in moert_run_step of the values to draw. */
 typedef struct curve {
     const char *name, *about;
-    size_t line, dots; /* dots: 0 = none, as a step's number is not drawn */
+    size_t line, dots; /* dots: 0 = none (offset 0 is the step's number, which is not drawn) */
     int digits;
     bool from_zero;
 } curve;
@@ -24,7 +24,7 @@ static double value_of(const moert_run_step *step, size_t offset) {
     return offset > 0 ? value : NAN;
 }
 
-/* Round values from `low` up, `gap` apart, and how often. */
+/* An axis from `low` to `high` with `gaps` intervals of a round length `gap`. */
 typedef struct scale {
     double low, high, gap;
     int gaps;
@@ -59,8 +59,8 @@ static double height_of(const scale *s, double value) {
     return HEIGHT * (s->high - value) / (s->high - s->low);
 }
 
-/* The line through the means of at most POINTS pieces of the run; a piece without a number breaks
- * it. */
+/* The line through the means of at most POINTS pieces of the run. It has a gap at a piece in which a
+ * value is missing. */
 static void put_line(moert_markup *m, const moert_run_record *record, const curve *c,
                      const scale *s) {
     const size_t piece = moert_ceil_div(record->steps, POINTS);

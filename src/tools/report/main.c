@@ -15,7 +15,7 @@ static const char *out_path, *trace_path;
 static const moert_option options[] = {
     {"out", MOERT_OPTION_STRING, &out_path, NULL, NULL, "the page; default RUN/report.html"},
     {"trace", MOERT_OPTION_STRING, &trace_path, NULL, NULL,
-     "what moert-train --trace has written; default RUN/trace.json, if there is one"},
+     "file written by moert-train --trace; default RUN/trace.json, if it exists"},
 };
 enum { OPTIONS = MOERT_COUNT(options) };
 
@@ -25,7 +25,7 @@ static const char *name_of(const char *path) {
     return name != NULL && name[1] != '\0' ? name + 1 : path;
 }
 
-/* RUN/name, to be freed, or what an option says. */
+/* *path = the option's value `given`, or else RUN/name; the caller frees it. */
 static moert_status path_of(const char *run, const char *given, const char *name, char **path) {
     return given != NULL ? moert_text_path(path, "%s", given)
                          : moert_text_path(path, "%s/%s", run, name);
@@ -33,7 +33,7 @@ static moert_status path_of(const char *run, const char *given, const char *name
 
 static moert_status write_page(const char *run, const char *path, const moert_run_record *record,
                                const moert_verdict *verdict) {
-    moert_trace_step trace = {.length = 0.0}; /* until there is one */
+    moert_trace_step trace = {.length = 0.0}; /* none */
     char *page = NULL, *trace_file;
     moert_status status;
     MOERT_TRY(path_of(run, trace_path, "trace.json", &trace_file));
@@ -79,16 +79,15 @@ static moert_status run(int argc, char **argv) {
     if (help) {
         moert_options_usage(
             stdout, "moert-report RUN [OPTION...]",
-            "Shows a training run, the --out folder of moert-train, on one page for a "
-            "browser: how fast, what bounds\n"
-            "a step, which rank the others wait for, which expert is hot. Train with "
-            "--profile to see it all.",
+            "Shows a training run, the --out directory of moert-train, on one page for a browser:\n"
+            "how fast it is, what bounds a step, which rank the others wait for, and which expert\n"
+            "is hot. Train with --profile to see it all.",
             options, OPTIONS);
         return MOERT_OK;
     }
     if (!named)
         return MOERT_FAIL(ERROR_USAGE,
-                          "which run? moert-report RUN, the --out folder of moert-train");
+                          "which run? moert-report RUN, the --out directory of moert-train");
     return report(argv[1]);
 }
 

@@ -64,9 +64,9 @@ void moert_markup_leaf(moert_markup *m, const char *name, const char *attributes
 
 /* ---- text ---- */
 
-/* The bytes of the UTF-8 character at `at`; 0 if it is none that XML has. */
+/* The bytes of the UTF-8 character at `at`; 0 if XML does not allow it. */
 static size_t character_bytes(const unsigned char *at) {
-    static const unsigned char lead[] = {0xC2, 0xE0, 0xF0, 0xF5}; /* of 2, 3 and 4 bytes */
+    static const unsigned char lead[] = {0xC2, 0xE0, 0xF0, 0xF5}; /* first of 2, 3, 4 bytes; end */
     if (at[0] < 0x80)
         return at[0] >= ' ' || at[0] == '\n' || at[0] == '\t' ? 1 : 0;
     size_t bytes = at[0] < lead[0]   ? 0

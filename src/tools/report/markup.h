@@ -1,6 +1,6 @@
 /*
- * Writes HTML and SVG that an XML parser accepts: elements close in order, text is escaped. Names
- * and attributes are the program's own and written as they are; what comes from outside is text.
+ * Writes HTML and SVG that an XML parser accepts: elements close in order, text is escaped. Names and
+ * attributes are not escaped, so they must not come from files; pass such strings as text.
  */
 #pragma once
 
@@ -13,7 +13,7 @@
 enum { MOERT_MARKUP_DEPTH = 32 };
 
 typedef struct moert_markup {
-    FILE *stream; /* of `text` */
+    FILE *stream; /* writes to `text` */
     char *text;
     size_t bytes, depth;
     const char *open[MOERT_MARKUP_DEPTH];
@@ -24,7 +24,7 @@ typedef struct moert_markup {
 
 /* Errors: ERROR_MEMORY. */
 moert_status moert_markup_start(moert_markup *m);
-/* The text, to be freed, of which every element is closed. Ends the writing, also when it fails.
+/* Closes all elements and returns the text, which the caller frees. Ends the writing, also on failure.
  * Errors: ERROR_MEMORY. */
 moert_status moert_markup_finish(moert_markup *m, char **text);
 
@@ -38,10 +38,10 @@ void moert_markup_close(moert_markup *m, size_t count);
 /* <name attributes/> */
 void moert_markup_leaf(moert_markup *m, const char *name, const char *attributes, ...)
     MOERT_PRINTF(3, 4);
-/* Text by printf rules, escaped; characters that XML does not have become '?'. */
+/* Text by printf rules, escaped; characters that XML does not allow become '?'. */
 void moert_markup_text(moert_markup *m, const char *text, ...) MOERT_PRINTF(2, 3);
 /* <name attributes>text</name>, the text by printf rules, escaped; "" for no attributes. */
 void moert_markup_element(moert_markup *m, const char *name, const char *attributes,
                           const char *text, ...) MOERT_PRINTF(4, 5);
-/* The program's own text by printf rules, as it is: styles, the points of a line. */
+/* Text by printf rules, not escaped: styles, the points of a line. */
 void moert_markup_raw(moert_markup *m, const char *text, ...) MOERT_PRINTF(2, 3);

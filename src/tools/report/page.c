@@ -24,7 +24,7 @@ static void put_head(moert_markup *m, const char *name, const moert_verdict *ver
     moert_markup_close(m, 2);
 }
 
-/* The hatching of what waits, for all drawings. */
+/* Defines the hatching of waiting times, for all drawings. */
 static void put_hatching(moert_markup *m) {
     moert_markup_open(m, "svg",
                       "width=\"0\" height=\"0\" aria-hidden=\"true\" style=\"position:absolute\"");
@@ -50,7 +50,7 @@ static void put_verdict(moert_markup *m, const char *name, const moert_verdict *
     moert_markup_close(m, 2);
 }
 
-/* The bars' numbers: a row for each rank. */
+/* The numbers of the bars, a table row for each rank. */
 static void put_times(moert_markup *m, const moert_run_record *record) {
     moert_markup_begin(m, "details");
     moert_markup_element(m, "summary", "", "Numbers, in ms");
@@ -86,7 +86,7 @@ static void put_steps(moert_markup *m, const moert_run_record *record,
 static void put_exchange(moert_markup *m, const moert_run_record *record) {
     open_section(
         m, "Who waits for whom, who sends to whom",
-        "Of a step. The last rank to enter a message is charged with the time that the others "
+        "Per step. The last rank to enter a message is charged with the time that the others "
         "waited there. Bytes are those of the routed rows.");
     moert_markup_open(m, "div", "class=\"pair\" style=\"--least:%.0fpx\"",
                       moert_matrix_width(record->ranks));
@@ -123,7 +123,7 @@ static const struct {
 } columns[] = {
     {"calls", "calls", 1, 1.0},
     {"ms_per_step", "ms", 3, 1.0},
-    {"share", "share %", 1, 100.0},
+    {"share", "of step %", 1, 100.0},
     {"gflops", "GFLOP/s", 1, 1.0},
     {"peak_share", "of peak %", 1, 100.0},
     {"gbps", "GB/s", 1, 1.0},
@@ -135,8 +135,8 @@ static void put_operations(moert_markup *m, const moert_run_record *record) {
     json_t *row;
     size_t i;
     open_section(m, "Operations",
-                 "Of a step, means over the ranks; beside each rate, what it is of the best the "
-                 "device does.");
+                 "Per step, means over the ranks. Each rate is followed by its percentage of the "
+                 "best rate measured on the device.");
     moert_markup_open(m, "div", "class=\"wide\"");
     moert_markup_open(m, "table", "class=\"operations\"");
     moert_markup_begin(m, "tr");
@@ -190,8 +190,8 @@ moert_status moert_report_page(const char *name, const moert_run_record *record,
         put_steps(&m, record, verdict);
     if (trace != NULL) {
         open_section(&m, "One step in time",
-                     "Of the trace: above, in the colours of the steps, what each rank's device "
-                     "computes; below, when it is in messages.");
+                     "From the trace. Upper bars: what each rank's device computes, in the colours "
+                     "above. Lower bars: when the rank waits for messages.");
         moert_chart_trace(&m, trace);
         moert_markup_close(&m, 1);
     }

@@ -1,4 +1,4 @@
-/* Reads what a training run has written about itself. */
+/* Reads the records in a run directory. */
 #include "tools/report/run_record.h"
 
 #include <errno.h>
@@ -24,7 +24,7 @@ const char *moert_time_text(moert_time time) {
     return texts[time];
 }
 
-/* An object, and where it comes from. */
+/* A JSON object, with its file and line for messages. */
 typedef struct source {
     const char *path;
     size_t line; /* 0 in a file of one object */
@@ -32,11 +32,11 @@ typedef struct source {
 } source;
 
 static moert_status fail_field(const source *from, const char *key, const char *expected) {
-    char place[32] = "";
+    char line[32] = "";
     if (from->line > 0)
-        snprintf(place, sizeof place, " line %zu:", from->line);
+        snprintf(line, sizeof line, " line %zu:", from->line);
     return MOERT_FAIL(
-        ERROR_FORMAT, "%s:%s %s \"%s\" %s", from->path, place,
+        ERROR_FORMAT, "%s:%s %s \"%s\" %s", from->path, line,
         json_object_get(from->object, key) == NULL ? "there is no" : "the value of", key,
         json_object_get(from->object, key) == NULL ? "there; was it written by another "
                                                      "version?"
@@ -50,7 +50,7 @@ static double number_or_nan(const source *from, const char *key) {
     return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
-/* values[count] of an array; false if it is none or holds anything but so many finite numbers. */
+/* values[count] from an array; false if it is not an array of exactly `count` finite numbers. */
 static bool read_numbers(const json_t *array, size_t count, double *values) {
     if (json_array_size(array) != count)
         return false;
@@ -84,7 +84,7 @@ static moert_status read_matrix(const source *from, const char *key, size_t rows
 
 /* ---- files ---- */
 
-/* The file's object, to be given to json_decref; NULL if there is no such file. */
+/* *object = the file's JSON object, for the caller to json_decref; NULL if the file does not exist. */
 static moert_status read_object(const char *path, json_t **object) {
     *object = NULL;
     return access(path, F_OK) == 0 ? moert_json_read(path, "it", LIMIT_BYTES, object) : MOERT_OK;
@@ -92,7 +92,8 @@ static moert_status read_object(const char *path, json_t **object) {
 
 typedef moert_status take_line(moert_run_record *record, const source *from);
 
-/* Hands each line on; a last one without its end is one that is being written. */
+/* Passes each complete line to `take`. Ignores a last line without '\n', which the run is still
+ * writing. */
 static moert_status read_lines(const char *path, take_line *take, moert_run_record *record) {
     moert_status status = MOERT_OK;
     char *text, what[32];
@@ -129,7 +130,7 @@ static moert_status take_metrics(moert_run_record *record, const source *from) {
         return fail_field(from, "loss", "is neither a number nor null");
     if (!(step.tokens_per_s > 0.0))
         return fail_field(from, "tokens_per_s", "is not a number above 0");
-    if ((record->steps & (record->steps + 1)) == 0) { /* it doubles */
+    if ((record->steps & (record->steps + 1)) == 0) { /* at 0, 1, 3, 7...: the room doubles */
         const size_t room = 2 * (record->steps + 1);
         moert_run_step *grown = realloc(record->step, room * sizeof *grown);
         if (grown == NULL)
@@ -158,7 +159,7 @@ moert_time moert_time_of(const char *operation) {
     return MOERT_TIME_KERNELS;
 }
 
-/* Adds a step's times: what was waited for others goes off the messages. */
+/* Adds a step's times. Waiting for other ranks is subtracted from the messages, which include it. */
 static moert_status add_times(moert_run_record *record, const source *from, double *row) {
     const json_t *operations = json_object_get(from->object, "operations");
     const char *name;
@@ -174,7 +175,7 @@ static moert_status add_times(moert_run_record *record, const source *from, doub
         for (size_t r = 0; r < record->ranks; r++)
             record->rank[r].ms[moert_time_of(name)] += row[r];
     }
-    if (json_object_get(from->object, "waited_ms") == NULL) /* nobody has waited */
+    if (json_object_get(from->object, "waited_ms") == NULL) /* no rank waited for another */
         return MOERT_OK;
     MOERT_TRY(read_row(from, "waited_ms", record->ranks, row));
     for (size_t r = 0; r < record->ranks; r++) {
@@ -204,8 +205,8 @@ static moert_status read_names(moert_run_record *record, const source *from) {
     const json_t *ranks = json_object_get(from->object, "ranks");
     if (json_array_size(ranks) != record->ranks)
         return MOERT_FAIL(ERROR_MISMATCH,
-                          "%s is of %zu ranks, profile-steps.jsonl beside it of %zu: they are of "
-                          "different runs",
+                          "%s has %zu ranks, profile-steps.jsonl in the same directory has %zu: "
+                          "they are of different runs",
                           from->path, json_array_size(ranks), record->ranks);
     for (size_t r = 0; r < record->ranks; r++) {
         const json_t *rank = json_array_get(ranks, r);
@@ -248,7 +249,7 @@ static moert_status read_matrices(moert_run_record *record, const source *from) 
 
 /* ---- the run ---- */
 
-/* RUN/name by `read`, if there is such a file or it must be there. */
+/* Calls `read` with the path RUN/name. */
 static moert_status with_path(const char *run, const char *name, moert_run_record *record,
                               moert_status (*read)(const char *path, moert_run_record *record)) {
     char *path;
@@ -260,7 +261,7 @@ static moert_status with_path(const char *run, const char *name, moert_run_recor
 
 static moert_status read_metrics(const char *path, moert_run_record *record) {
     if (access(path, F_OK) != 0)
-        return MOERT_FAIL(ERROR_IO, "%s: %s; a run is the --out folder of moert-train", path,
+        return MOERT_FAIL(ERROR_IO, "%s: %s; a run is the --out directory of moert-train", path,
                           strerror(errno));
     MOERT_TRY(read_lines(path, take_metrics, record));
     if (record->steps == 0)
@@ -274,10 +275,10 @@ static moert_status read_steps(const char *path, moert_run_record *record) {
     MOERT_TRY(read_lines(path, take_step, record));
     for (size_t r = 0; r < record->ranks; r++) {
         moert_run_rank *rank = &record->rank[r];
-        const double part = 1.0 / (double)record->profiled_steps;
-        rank->step_ms *= part;
+        const double per_step = 1.0 / (double)record->profiled_steps;
+        rank->step_ms *= per_step;
         for (size_t i = 0; i < MOERT_TIMES; i++)
-            rank->ms[i] = fmax(rank->ms[i] * part, 0.0);
+            rank->ms[i] = fmax(rank->ms[i] * per_step, 0.0);
     }
     return MOERT_OK;
 }

@@ -1,7 +1,6 @@
 /*
- * What a training run has written about itself into its folder: metrics.jsonl (train/metrics.h),
- * and, with --profile, profile-steps.jsonl and profile-ranks.json (train/ledger.h) and profile.json
- * (train/breakdown.h).
+ * Reads the records in a run directory: metrics.jsonl (train/metrics.h) and, after --profile,
+ * profile-steps.jsonl and profile-ranks.json (train/ledger.h) and profile.json (train/breakdown.h).
  */
 #pragma once
 
@@ -10,9 +9,9 @@
 
 #include "base/error.h"
 
-/* X(NAME, text): what the operations of a step are summed up to. */
+/* X(NAME, text): the classes into which the report groups the operations of a step. */
 #define MOERT_TIME_TABLE(X)                                                                        \
-    X(GEMMS, "products of matrices")                                                               \
+    X(GEMMS, "GEMMs")                                                                              \
     X(KERNELS, "other kernels")                                                                    \
     X(MOVES, "dispatch and combine")                                                               \
     X(MESSAGES, "messages")                                                                        \
@@ -27,10 +26,10 @@ typedef enum moert_time {
 } moert_time;
 
 const char *moert_time_text(moert_time time);
-/* What an operation of device/profile/profile.h, or "host", is summed up to. */
+/* The class of an operation of device/profile/profile.h, or of "host". */
 moert_time moert_time_of(const char *operation);
 
-/* A step of the metrics; NaN where a number is null or absent. */
+/* A line of metrics.jsonl; NaN if a value is null or absent. */
 typedef struct moert_run_step {
     double step, loss, heldout_loss, tokens_per_s;
     bool skipped;
@@ -47,19 +46,19 @@ typedef struct moert_run_record {
     size_t steps;
     moert_run_step *step; /* [steps] */
 
-    size_t ranks, profiled_steps; /* 0 without a profile; all that follows is then 0, too */
+    size_t ranks, profiled_steps; /* 0 without a profile; so is all that follows */
     moert_run_rank *rank;         /* [ranks] */
     json_t *operations;           /* the object of profile.json, or NULL */
-    /* means over the steps; NULL until the run has ended */
+    /* from profile-ranks.json, means over the steps; NULL or 0 until the run has ended */
     char *engine;
-    size_t group;
-    double *waited_ms, *dispatched_bytes, *combined_bytes; /* [ranks,ranks] row to column */
+    size_t group;                              /* ranks that share one set of experts */
+    double *waited_ms;                         /* [ranks,ranks]: row waited for column */
+    double *dispatched_bytes, *combined_bytes; /* [ranks,ranks]: from row to column */
     size_t layers, experts;
     double *expert_rows; /* [layers,experts] */
 } moert_run_record;
 
-/* Reads folder `path`. Errors: ERROR_IO (no such run), ERROR_FORMAT (file, line and field),
- * ERROR_MISMATCH (files of different runs), ERROR_MEMORY. */
+/* Reads the run directory `path`. Errors: ERROR_IO (no such run), ERROR_FORMAT (file, line and
+ * field), ERROR_MISMATCH (files of different runs), ERROR_MEMORY. Free *record, also on failure. */
 moert_status moert_run_record_read(const char *path, moert_run_record *record);
-/* Of a failed read, too. */
 void moert_run_record_free(moert_run_record *record);

@@ -1,8 +1,8 @@
 /* The style of a report. */
 #include "tools/report/page.h"
 
-/* Colours of MOERT_TIME_TABLE, --t0 and so on, are Okabe's and Ito's, which colour-blind people
- * tell apart; waiting is hatched besides. A rule a line, or more. */
+/* The colours --t0 to --t5 of MOERT_TIME_TABLE are those of Okabe and Ito, which colour-blind readers
+ * can tell apart. Waiting is also hatched. */
 /* clang-format off */
 const char moert_report_style[] =
     "\n:root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1a1f26;--muted:#5b6673;"

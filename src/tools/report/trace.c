@@ -1,4 +1,4 @@
-/* One step of a trace, drawn. */
+/* Draws one step of a trace. */
 #include "tools/report/trace.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ typedef struct event {
     double start, end;
 } event;
 
-/* False for what is no complete event of a rank. */
+/* False if the object is not a complete event of a rank. */
 static bool read_event(const json_t *object, event *e) {
     const char *kind = json_string_value(json_object_get(object, "ph"));
     const json_int_t rank = json_integer_value(json_object_get(object, "pid"));
@@ -34,7 +34,7 @@ static bool read_event(const json_t *object, event *e) {
     return e->end >= e->start;
 }
 
-/* Name of the last step, from its first rank's start until its last one's end, in us. */
+/* Finds the last step: its name, and the first start and the last end over the ranks, in us. */
 static void find_step(const json_t *events, moert_trace_step *step, double *start, double *end) {
     const json_t *object;
     size_t i;
@@ -83,7 +83,7 @@ moert_status moert_trace_step_read(const char *path, moert_trace_step *step) {
         status = take_spans(events, start, end, step);
     else
         status = MOERT_FAIL(ERROR_FORMAT,
-                            "%s: holds no step; a trace is what moert-train --trace writes", path);
+                            "%s: holds no step; expected a trace of moert-train --trace", path);
     json_decref(root);
     return status;
 }
@@ -106,8 +106,8 @@ static void put_span(moert_markup *m, const moert_trace_step *step, const moert_
                       is_message(span) ? "66%" : "0", is_message(span) ? "34%" : "62%");
 }
 
-/* The spans of a rank's device or of its messages; what follows closely and is alike is drawn as
- * one. */
+/* Draws the spans of a rank's device, or those of its messages. Joins a span to the previous one if
+ * the gap is tiny, and the class is the same or the span is tiny. */
 static void put_lane(moert_markup *m, const moert_trace_step *step, size_t rank, bool messages) {
     const double close = step->length * 5e-4;
     moert_trace_span one = {.end = -1.0};

@@ -1,11 +1,11 @@
-/* One step of a trace (train/trace.h), drawn: what every rank's device did and when it waited for
- * messages, side by side. */
+/* Draws one step of a trace (train/trace.h): what every rank's device did, and when the rank waited
+ * for messages. */
 #pragma once
 
 #include "tools/report/markup.h"
 #include "tools/report/run_record.h"
 
-/* In ms since the step began on the first rank. */
+/* `start` and `end` in ms since the first rank began the step. */
 typedef struct moert_trace_span {
     size_t rank;
     moert_time time;
@@ -14,15 +14,15 @@ typedef struct moert_trace_span {
 
 typedef struct moert_trace_step {
     char name[32];
-    double length; /* ms, until the last rank's end; 0 = there is no trace */
+    double length; /* ms, until the last rank's end; 0 = no trace */
     size_t ranks, count;
     moert_trace_span *span; /* [count] */
 } moert_trace_step;
 
-/* The last step that a trace file holds. Errors: ERROR_IO, ERROR_FORMAT (JSON, or no step),
+/* Reads the last step of a trace file. Errors: ERROR_IO, ERROR_FORMAT (not JSON, or no step),
  * ERROR_MEMORY. */
 moert_status moert_trace_step_read(const char *path, moert_trace_step *step);
 void moert_trace_step_free(moert_trace_step *step);
 
-/* A lane for each rank: its device above, messages below. */
+/* Draws a lane for each rank: its device above, messages below. */
 void moert_chart_trace(moert_markup *m, const moert_trace_step *step);

@@ -1,4 +1,4 @@
-/* What a run's record says, in words. */
+/* Sums up a run in sentences. */
 #include "tools/report/verdict.h"
 
 #include <math.h>
@@ -34,7 +34,7 @@ double moert_waited_for(const moert_run_record *record, size_t rank) {
     return sum / (double)(record->ranks - 1);
 }
 
-/* Times its share of all rows that a rank gets. */
+/* The rows that a rank gets, as a multiple of the mean over the ranks. */
 static double rank_times(const moert_run_record *record, size_t rank) {
     double mine = 0.0, all = 0.0;
     for (size_t from = 0; from < record->ranks; from++)
@@ -59,8 +59,9 @@ double moert_expert_times(const moert_run_record *record, size_t layer, size_t e
     return all > 0.0 ? rows * (double)record->experts / all : 1.0;
 }
 
-/* Of the last half of the steps, as the first ones compile kernels: the median of tokens per
- * second, and how many times the median's time a step takes in the mean. NaN without memory. */
+/* The median of tokens per second, and the mean time of a step as a multiple of the median step's.
+ * Both over the last half of the steps, since the first steps compile kernels. NaN if memory is
+ * short. */
 typedef struct pace {
     double tokens_per_s, unevenness;
 } pace;
@@ -82,7 +83,7 @@ static pace pace_of(const moert_run_record *record) {
 
 /* ---- words ---- */
 
-/* A new line, to be filled by printf rules. */
+/* Adds a line, by printf rules. */
 static void say(moert_verdict *v, bool warns, const char *format, ...) {
     va_list arguments;
     if (v->count == MOERT_VERDICT_LINES)
@@ -108,7 +109,7 @@ static void say_speed(const moert_run_record *record, moert_verdict *v) {
                  nodes > 1 ? "s" : "");
     if (p.unevenness > MOERT_UNEVEN)
         say(v, true,
-            "The steps are uneven: in the mean they take %.1f times as long as the median one.",
+            "The steps are uneven: on average a step takes %.1f times as long as the median step.",
             p.unevenness);
 }
 
@@ -149,7 +150,7 @@ static void say_late(const moert_run_record *record, moert_verdict *v) {
         second = r != late ? fmax(second, moert_waited_for(record, r)) : second;
     }
     const double most = moert_waited_for(record, late);
-    if (most < MOERT_LATE_SHARE * step || step <= 0.0) {
+    if (most < MOERT_LATE_FRACTION * step || step <= 0.0) {
         if (record->waited_ms != NULL && record->ranks > 1)
             say(v, false, "The ranks keep pace: none is waited for more than %.0f %% of the step.",
                 ceil(100.0 * most / step));

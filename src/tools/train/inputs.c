@@ -1,4 +1,4 @@
-/* The model and the data that moert-train's options name. */
+/* Opens the model and the data that moert-train's options name. */
 #include "tools/train/inputs.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* What moert-train works on: the model and the data that its options name. */
+/* The model and the data that moert-train's options name. */
 #pragma once
 
 #include "data/data.h"
@@ -12,17 +12,18 @@ typedef struct moert_model_sizes {
         max_positions;
 } moert_model_sizes;
 
-/* A new model's config, with its text. Errors: ERROR_USAGE. */
+/* *config = the config of a new model, with the text of its config.json. Errors: ERROR_USAGE,
+ * ERROR_MEMORY. */
 moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model_config *config);
 
 typedef struct moert_train_data {
     moert_data *data;
-    int32_t *tokens; /* of a safetensors file */
+    int32_t *tokens; /* read from a safetensors file; NULL for other data */
 } moert_train_data;
 
 /*
- * Opens text paths, or a token file: raw numbers, or the tensor `tokens` [steps,B,S+1] of a
- * .safetensors file. Exactly one of them must be given.
+ * Opens text paths, or a token file: raw integers of token_bits bits, or the tensor `tokens`
+ * [steps,B,S+1] of a .safetensors file. Exactly one of `text` and `token_file` must be given.
  */
 moert_status moert_train_data_open(const moert_option_list *text, const char *token_file,
                                    size_t token_bits, double held_out, moert_train_data *data);

@@ -16,7 +16,7 @@
 enum { SAMPLE_LIMIT = 100000 };
 
 static moert_model_sizes sizes;
-static moert_trainer_options trainer = {.steps = SIZE_MAX}; /* until they are given */
+static moert_trainer_options trainer = {.steps = SIZE_MAX}; /* SIZE_MAX = not given */
 static const char *model_path, *token_file, *prompt, *gradients_path, *logits_path;
 static moert_option_list text_paths;
 static size_t token_bits, ep, sample_bytes;
@@ -25,19 +25,20 @@ static unsigned schedule_kind, aux_form;
 static moert_compute_choice compute_choice;
 
 static const moert_option options[] = {
-    {.help = "Model: read from a directory, or new of the given sizes"},
+    {.help = "Model: read from a directory, or new with the given sizes"},
     {"model", MOERT_OPTION_STRING, &model_path, NULL, NULL,
      "directory with config.json and safetensors files"},
     {"form", MOERT_OPTION_CHOICE, &sizes.form, "mixtral", "mixtral|qwen3-moe",
      "form of a new model"},
-    {"vocabulary", MOERT_OPTION_UINT, &sizes.vocabulary, "256", "1..1000000", "256 for text"},
+    {"vocabulary", MOERT_OPTION_UINT, &sizes.vocabulary, "256", "1..1000000",
+     "number of tokens; 256 for text, whose bytes are the tokens"},
     {"hidden", MOERT_OPTION_UINT, &sizes.hidden, "128", "2..65536", "hidden size"},
     {"intermediate", MOERT_OPTION_UINT, &sizes.intermediate, "256", "1..262144",
      "size of an expert"},
     {"layers", MOERT_OPTION_UINT, &sizes.layers, "2", "1..1000", "layers"},
     {"heads", MOERT_OPTION_UINT, &sizes.heads, "4", "1..1024", "attention heads"},
     {"kv-heads", MOERT_OPTION_UINT, &sizes.kv_heads, "0", "0..1024",
-     "heads of keys and values; 0 = as many"},
+     "heads of keys and values; 0 = the number of --heads"},
     {"head-size", MOERT_OPTION_UINT, &sizes.head_size, "0", "0..512", "0 = hidden / heads"},
     {"experts", MOERT_OPTION_UINT, &sizes.experts, "8", "1..1024", "experts per layer"},
     {"topk", MOERT_OPTION_UINT, &sizes.topk, "2", "1..1024", "experts per token"},
@@ -45,29 +46,29 @@ static const moert_option options[] = {
     {"data", MOERT_OPTION_LIST, &text_paths, NULL, NULL,
      "files and directories of text; symbolic links are skipped"},
     {"tokens", MOERT_OPTION_STRING, &token_file, NULL, NULL,
-     "token file: raw numbers, or a .safetensors file with tokens[steps,B,S+1], replayed batch by "
+     "token file: raw integers, or a .safetensors file with tokens[steps,B,S+1], replayed batch by "
      "batch"},
     {"token-bits", MOERT_OPTION_UINT, &token_bits, "16", "16..32", "width of raw tokens, 16 or 32"},
     {"held-out", MOERT_OPTION_FLOAT, &held_out, "0.05", "0..0.9",
      "part of the data kept for the held-out loss"},
     {.help = "Training"},
     {"steps", MOERT_OPTION_UINT, &trainer.steps, NULL, "0..",
-     "optimizer steps; default 100, or the file's"},
+     "optimizer steps; default: as many as the token file has, else 100"},
     {"batch", MOERT_OPTION_UINT, &trainer.batch, "0", "0..1000000",
-     "sequences per step, over all ranks; 0 = 16, or the file's"},
+     "sequences per step, over all ranks; 0 = as in the token file, else 16"},
     {"micro-batches", MOERT_OPTION_UINT, &trainer.micro_batches, "1", "1..1000000",
-     "pieces of a batch, one after another"},
+     "parts of a batch, computed one after another"},
     {"length", MOERT_OPTION_UINT, &trainer.length, "0", "0..1000000",
-     "tokens per sequence; 0 = 128, or the file's"},
+     "tokens per sequence; 0 = as in the token file, else 128"},
     {"lr", MOERT_OPTION_FLOAT, &trainer.schedule.rate, "1e-3", "0..", "learning rate"},
     {"lr-schedule", MOERT_OPTION_CHOICE, &schedule_kind, "cosine", "constant|cosine",
      "after the warm-up"},
     {"lr-floor", MOERT_OPTION_FLOAT, &trainer.schedule.floor_fraction, "0.1", "0..1",
-     "where the cosine ends, of lr"},
+     "final learning rate of the cosine, as a fraction of --lr"},
     {"warmup", MOERT_OPTION_UINT, &trainer.schedule.warmup, "0", "0..", "steps of linear warm-up"},
     {"weight-decay", MOERT_OPTION_FLOAT, &trainer.optimizer.decay, "0.1", "0..",
      "of AdamW, on matrices"},
-    {"decay-all", MOERT_OPTION_FLAG, &trainer.optimizer.decay_all, NULL, NULL, "decay norms too"},
+    {"decay-all", MOERT_OPTION_FLAG, &trainer.optimizer.decay_all, NULL, NULL, "also decay norms"},
     {"beta1", MOERT_OPTION_FLOAT, &trainer.optimizer.beta1, "0.9", "0..0.9999999", "of AdamW"},
     {"beta2", MOERT_OPTION_FLOAT, &trainer.optimizer.beta2, "0.95", "0..0.9999999", "of AdamW"},
     {"epsilon", MOERT_OPTION_FLOAT, &trainer.optimizer.epsilon, "1e-8", "1e-30..", "of AdamW"},
@@ -76,11 +77,11 @@ static const moert_option options[] = {
     {"aux-coef", MOERT_OPTION_FLOAT, &trainer.losses.aux_coefficient, "0.01", "0..",
      "of the load-balancing loss"},
     {"aux-form", MOERT_OPTION_CHOICE, &aux_form, "hugging-face", "hugging-face|megatron",
-     "all layers together, or each"},
+     "load balance of all layers together, or of each layer"},
     {"z-coef", MOERT_OPTION_FLOAT, &trainer.losses.z_coefficient, "0", "0..",
      "of the router's z-loss"},
     {"max-skipped", MOERT_OPTION_UINT, &trainer.max_skipped, "10", "1..",
-     "stop after so many non-finite steps in a row"},
+     "stop after this number of non-finite steps in a row"},
     MOERT_COMPUTE_OPTIONS(compute_choice, "all other GEMMs but the router's"),
     {"seed", MOERT_OPTION_UINT, &trainer.seed, "1", "0..9007199254740992", "of weights and data"},
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
@@ -91,7 +92,7 @@ static const moert_option options[] = {
     {"eval-sequences", MOERT_OPTION_UINT, &trainer.eval_sequences, "32", "1..1000000",
      "sequences of the held-out loss"},
     {"out", MOERT_OPTION_STRING, &trainer.out, NULL, NULL,
-     "folder for metrics.jsonl, plots, checkpoints/ and model/"},
+     "directory for metrics.jsonl, plots, checkpoints/ and model/"},
     {"metrics", MOERT_OPTION_STRING, &trainer.metrics, NULL, NULL,
      "JSON lines, one a step; default OUT/metrics.jsonl"},
     {"save-every", MOERT_OPTION_UINT, &trainer.save_every, "0", "0..",
@@ -104,19 +105,19 @@ static const moert_option options[] = {
     {"log-every", MOERT_OPTION_UINT, &trainer.log_every, "1", "0..",
      "steps between lines on the console; 0 = none"},
     {"profile", MOERT_OPTION_FLAG, &trainer.profile, NULL, NULL,
-     "at the end say where the steps' time went, in OUT/profile.json too; record each rank's "
+     "at the end show where the steps' time went, also in OUT/profile.json; record each rank's "
      "times, waits, bytes and experts' rows for moert-report OUT"},
     {"trace", MOERT_OPTION_STRING, &trainer.trace, NULL, NULL,
      "file for a trace of five steps, from the third on, for chrome://tracing: what each rank's "
-     "device did, and when it waited for messages"},
+     "device did, and when the rank waited for messages"},
     {"sample", MOERT_OPTION_UINT, &sample_bytes, "0", "0..100000",
-     "bytes of text to write at the end"},
-    {"prompt", MOERT_OPTION_STRING, &prompt, "The ", NULL, "what the text begins with"},
-    {"temperature", MOERT_OPTION_FLOAT, &temperature, "0.7", "0.01..100", "of the text"},
+     "bytes of text to generate at the end"},
+    {"prompt", MOERT_OPTION_STRING, &prompt, "The ", NULL, "beginning of that text"},
+    {"temperature", MOERT_OPTION_FLOAT, &temperature, "0.7", "0.01..100", "of the sampling"},
     {"gradients", MOERT_OPTION_STRING, &gradients_path, NULL, NULL,
      "only compute the gradients of the first step and write them to this safetensors file"},
     {"logits", MOERT_OPTION_STRING, &logits_path, NULL, NULL,
-     "only compute the logits of the first batch and write them"},
+     "only compute the logits of the first batch and write them to this safetensors file"},
 };
 enum { OPTIONS = MOERT_COUNT(options) };
 
@@ -126,7 +127,7 @@ static moert_status check(int argc, char **argv) {
     const char *size = moert_options_given(options, OPTIONS, argc, argv, &sizes, sizeof sizes);
     if (model_path != NULL && size != NULL)
         return MOERT_FAIL(ERROR_USAGE,
-                          "--%s is for a new model; that of --model is as its config.json says",
+                          "--%s is for a new model; the config.json of --model gives the sizes",
                           size);
     trainer.schedule.kind = schedule_kind == 0 ? MOERT_SCHEDULE_CONSTANT : MOERT_SCHEDULE_COSINE;
     trainer.losses.aux_form = aux_form == 0 ? MOERT_AUX_HUGGING_FACE : MOERT_AUX_MEGATRON;
@@ -134,18 +135,18 @@ static moert_status check(int argc, char **argv) {
         return MOERT_FAIL(ERROR_USAGE, "--token-bits %zu: expected 16 or 32", token_bits);
     if (sample_bytes > 0 && prompt[0] == '\0')
         return MOERT_FAIL(ERROR_USAGE, "--sample needs a --prompt of at least one byte");
-    const bool only_looks = gradients_path != NULL || logits_path != NULL;
-    if (only_looks && trainer.resume != NULL && strcmp(trainer.resume, "auto") != 0)
-        return MOERT_FAIL(ERROR_USAGE, "--logits and --gradients are of the weights of --model, "
-                                       "which takes the folder of a checkpoint, too; --resume is "
-                                       "for training");
+    const bool no_training = gradients_path != NULL || logits_path != NULL;
+    if (no_training && trainer.resume != NULL && strcmp(trainer.resume, "auto") != 0)
+        return MOERT_FAIL(ERROR_USAGE, "--logits and --gradients need --model (a checkpoint "
+                                       "directory works); --resume does not apply");
     if (trainer.metrics == NULL && trainer.out != NULL)
         trainer.metrics = default_metrics = moert_text_format("%s/metrics.jsonl", trainer.out);
     return MOERT_OK;
 }
 
-/* OUT/model is written anew at the end: not over what the run began with, nor over a file. */
-static moert_status check_place(void) {
+/* The run replaces OUT/model at the end. Refuses an OUT/model that is the --model of this run, or that
+ * is not a directory. */
+static moert_status check_out(void) {
     struct stat there;
     if (trainer.out == NULL || gradients_path != NULL || logits_path != NULL)
         return MOERT_OK;
@@ -155,7 +156,8 @@ static moert_status check_place(void) {
     const bool is_file = stat(path, &there) == 0 && !S_ISDIR(there.st_mode);
     free(path);
     if (is_file)
-        return MOERT_FAIL(ERROR_USAGE, "--out %s: model in it is no folder, where the result goes",
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--out %s: model in it, where the result goes, is not a directory",
                           trainer.out);
     return same ? MOERT_FAIL(ERROR_USAGE,
                              "--model %s is where --out %s has its result, which would replace "
@@ -164,9 +166,9 @@ static moert_status check_place(void) {
                 : MOERT_OK;
 }
 
-/* The model's config and the data, each rank for itself. */
+/* Reads the model's config and opens the data; not collective. */
 static moert_status open_inputs(moert_model_config *config, moert_train_data *data) {
-    MOERT_TRY(check_place());
+    MOERT_TRY(check_out());
     MOERT_TRY(moert_train_data_open(&text_paths, token_file, token_bits, held_out, data));
     moert_data_info info = moert_data_describe(data->data);
     if (trainer.batch == 0)
@@ -201,7 +203,7 @@ static moert_status show_sample(moert_context *context, moert_model *model) {
     return MOERT_OK;
 }
 
-/* Plots, the model in Hugging Face form, a sample, and where everything is. */
+/* Writes plots, a sample and the model in Hugging Face form, and prints their paths. */
 static moert_status finish(moert_context *context, moert_model *model) {
     moert_comm *world = moert_context_comm(context);
     bool first = moert_context_rank(context) == 0;

@@ -1,4 +1,4 @@
-/* A grouped product with random data, to be measured by candidates of tuning. */
+/* A grouped GEMM with random data, on which tuning measures its candidates. */
 #include "tools/tune/gemm.h"
 
 #include <stdlib.h>
@@ -16,7 +16,7 @@ static bool is_prepacked(const moert_tune_gemm *p) {
            p->key.operation == MOERT_TUNED_PREPACKED_DGRAD;
 }
 
-/* A buffer of `count` numbers in [-1, 1), the same CHUNK of them again and again. */
+/* Creates a buffer of `count` values in [-1, 1); the same CHUNK values repeat. */
 static moert_status random_buffer(moert_device *device, moert_dtype type, size_t count,
                                   moert_buffer **buffer) {
     const size_t bytes = moert_dtype_bits(type) / 8;
@@ -24,12 +24,12 @@ static moert_status random_buffer(moert_device *device, moert_dtype type, size_t
     MOERT_TRY(moert_buffer_create(device, count * bytes, buffer));
     MOERT_TRY(moert_alloc(&chunk, CHUNK, bytes));
     for (size_t i = 0; i < CHUNK; i++) {
-        const uint32_t code =
+        const uint32_t bits =
             moert_dtype_encode(type, 2.0f * (float)moert_rng_uniform(1, 0, i) - 1.0f);
         if (type == MOERT_DTYPE_F32)
-            ((uint32_t *)(void *)chunk)[i] = code;
+            ((uint32_t *)(void *)chunk)[i] = bits;
         else
-            ((uint16_t *)(void *)chunk)[i] = (uint16_t)code;
+            ((uint16_t *)(void *)chunk)[i] = (uint16_t)bits;
     }
     moert_status status = MOERT_OK;
     for (size_t i = 0; i < count && status == MOERT_OK; i += CHUNK)
@@ -65,7 +65,7 @@ static moert_status fill(moert_device *device, const moert_gemm_shape *shape, mo
     return random_buffer(device, f32, shape->experts * shape->n * shape->k, &g->weight);
 }
 
-/* Packs the weight for the choices that hold now, unless it is. */
+/* Prepacks the weight for the tile that tuning chooses now, unless it already is. */
 static moert_status prepare(void *what) {
     moert_tune_gemm *p = what;
     moert_device *device = moert_buffer_device(p->gemm.weight);
@@ -150,7 +150,7 @@ moert_status moert_tune_gemm_compare(moert_tune_gemm *p, const moert_choices *a,
     MOERT_TRY_OR(done, result_of(p, a, results));
     MOERT_TRY_OR(done, result_of(p, b, results + bytes));
     if (memcmp(results, results + bytes, bytes) != 0)
-        status = MOERT_FAIL(ERROR_NUMERIC, "%s gives other bits by other choices",
+        status = MOERT_FAIL(ERROR_NUMERIC, "%s gives different bits with different choices",
                             moert_tuned_name(p->key.operation));
 done:
     free(results);

@@ -1,4 +1,4 @@
-/* A grouped product with random data, to be measured by candidates of tuning. */
+/* A grouped GEMM with random data, on which tuning measures its candidates. */
 #pragma once
 
 #include "gemm/gemm.h"
@@ -9,19 +9,20 @@ typedef struct moert_tune_gemm {
     moert_tuning_key key;
     moert_gemm gemm;
     moert_buffer *ends, *result;
-    moert_prepacked *prepacked; /* of the tile */
+    moert_prepacked *prepacked; /* for `tile`; NULL if the operation takes plain weights */
     moert_choices tile;
 } moert_tune_gemm;
 
-/* Balanced groups. *possible = the device has such a product (prepacked weights). */
+/* Groups of equal size. *possible = the device has the operation, that is, can prepack weights if it
+ * reads prepacked ones. */
 moert_status moert_tune_gemm_create(moert_device *device, moert_tuned operation, moert_dtype type,
-                                    const moert_gemm_shape *shape, moert_tune_gemm *product,
+                                    const moert_gemm_shape *shape, moert_tune_gemm *gemm,
                                     bool *possible);
-void moert_tune_gemm_destroy(moert_tune_gemm *product);
+void moert_tune_gemm_destroy(moert_tune_gemm *gemm);
 
-/* How a search runs it; a prepacked weight is prepacked again when its tile changes. */
-moert_trial moert_tune_gemm_trial(moert_tune_gemm *product);
+/* The trial that a search runs; it prepacks the weight again when the tile changes. */
+moert_trial moert_tune_gemm_trial(moert_tune_gemm *gemm);
 
-/* Runs it by both; ERROR_NUMERIC if the results differ in any bit. */
-moert_status moert_tune_gemm_compare(moert_tune_gemm *product, const moert_choices *a,
+/* Runs the GEMM with both choices; ERROR_NUMERIC if the results differ in any bit. */
+moert_status moert_tune_gemm_compare(moert_tune_gemm *gemm, const moert_choices *a,
                                      const moert_choices *b);

@@ -1,5 +1,5 @@
-/* moert-tune: measures what products can choose, for a list of shapes, and writes rows of
- * tuning. */
+/* moert-tune: measures tile sizes and other choices of the GEMMs for a list of shapes, and writes
+ * tuning rows. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,15 +31,15 @@ static const moert_option options[] = {
      "instead: experts x rows of each x N x K of the weight, such as 8x32x1408x512"},
     {"op", MOERT_OPTION_CHOICE, &op, "all",
      "all|forward|dgrad|wgrad|prepacked_forward|prepacked_dgrad", "operation"},
-    {"dtype", MOERT_OPTION_CHOICE, &dtype, "all", "all|f32|bf16", "of the factors"},
+    {"dtype", MOERT_OPTION_CHOICE, &dtype, "all", "all|f32|bf16", "of the operands"},
     {.help = "How"},
     {"seconds", MOERT_OPTION_FLOAT, &seconds, "1", "0..3600",
-     "for each of a product's three to five choices, compilations not counted"},
+     "for each of the three to five choices of a GEMM, without compilation"},
     {"out", MOERT_OPTION_STRING, &out_path, NULL, NULL,
-     "file that the rows are added to, and read from; default is MOERT_TUNE_FILE, which every "
-     "program reads"},
+     "file to read rows from and add rows to; default is MOERT_TUNE_FILE, which every program "
+     "reads"},
     {"for", MOERT_OPTION_CHOICE, &level, "device", LEVEL_WORDS,
-     "whom the rows are for: all devices, those of this one's vendor or family, or it alone"},
+     "devices that the rows apply to: all, those of this one's vendor or family, or only this one"},
     {"write", MOERT_OPTION_FLAG, &writes, "1", NULL, "add the rows to the file"},
 };
 
@@ -86,11 +86,12 @@ static moert_status check(int argc, char **argv) {
     free(path);
     if (writes && !has_file)
         return MOERT_FAIL(ERROR_USAGE, "there is no file for the rows: MOERT_TUNE is off, or there "
-                                       "is no cache folder and no --out; --no-write only measures");
+                                       "is no cache directory and no --out; --no-write only "
+                                       "measures");
     return MOERT_OK;
 }
 
-/* Before hours of measuring. */
+/* Fails before hours of measuring if the file cannot be written. */
 static moert_status try_file(void) {
     char *path = moert_tuning_file();
     FILE *file = path != NULL ? fopen(path, "a") : NULL;
@@ -144,19 +145,20 @@ static void print_header(const moert_device_info *device) {
 
 /* ---- rows ---- */
 
-/* Sums in tiles (kernels/gemm/amx.h) have one tile. */
+/* GEMMs that use AMX (kernels/gemm/amx.h) have only one tile, so there is no tile to choose. */
 static moert_tune_axis first_axis(const moert_tune_gemm *p) {
     return moert_gemm_dot(&p->gemm, moert_buffer_device(p->gemm.weight)) == MOERT_DOT_TILE
                ? MOERT_TUNE_PANELS
                : MOERT_TUNE_TILE;
 }
 
-/* A prepacked weight is made for its tile before the rows are known: two rows. */
+/* Weights are prepacked for a tile before the number of rows is known. So a GEMM that reads them gets
+ * two tuning rows: one for its tile, with any number of rows, and one for the other choices. */
 static moert_status write_rows(const moert_device *device, const moert_tune_gemm *p,
                                const moert_tune_result *found) {
     const moert_choices best = found->candidates[found->chosen].choices;
     const moert_choices tile = {.lines = best.lines, .width = best.width};
-    const moert_choices share = {
+    const moert_choices others = {
         .panels = best.panels, .depth = best.depth, .split = best.split, .prefetch = best.prefetch};
     const double first = found->candidates[0].ns;
     const time_t now = time(NULL);
@@ -174,7 +176,7 @@ static moert_status write_rows(const moert_device *device, const moert_tune_gemm
     any.rows = 0;
     if (first_axis(p) == MOERT_TUNE_TILE)
         MOERT_TRY(moert_tuning_remember(device, (moert_tuning_level)level, &any, &tile, comment));
-    return moert_tuning_remember(device, (moert_tuning_level)level, &p->key, &share, comment);
+    return moert_tuning_remember(device, (moert_tuning_level)level, &p->key, &others, comment);
 }
 
 /* ---- the run ---- */
@@ -238,12 +240,12 @@ static moert_status run(moert_context *context) {
     moert_status status;
     if (moert_device_describe(device)->gpu_form)
         status = MOERT_FAIL(ERROR_USAGE,
-                            "nothing to measure: kernels in GPU form take their tiles by the shape "
-                            "alone");
+                            "nothing to measure: kernels in GPU form choose their tiles by the "
+                            "shape");
     else if (moert_context_size(context) > 1)
         status = MOERT_FAIL(ERROR_USAGE,
-                            "moert-tune runs on one rank, not on %zu; MOERT_TUNE=auto lets ranks "
-                            "measure side by side",
+                            "moert-tune runs on one rank, not on %zu; MOERT_TUNE=auto lets the "
+                            "ranks of a run measure",
                             moert_context_size(context));
     else
         status = tune_all(device);
@@ -253,7 +255,7 @@ static moert_status run(moert_context *context) {
 
 MOERT_PROGRAM_MAIN(
     "moert-tune [--suite NAME | --shapes ExMxNxK...] [OPTION...]",
-    "Measures what grouped products can choose on this device, for a list of shapes, "
-    "and adds the fastest to the rows\nof tuning that every program reads. The bits "
-    "of a product do not depend on them.",
+    "Measures tile sizes and other choices of grouped GEMMs on this device, for a list of shapes,\n"
+    "and adds the fastest ones to the tuning rows that every program reads. The choices do not\n"
+    "change the bits of a result.",
     check)

@@ -160,7 +160,7 @@ TEST_WITH(test_a_product_takes_its_rate_between_measured_rows, open_machine, clo
     assert_within(product_seconds(1, 8), 4e-9 * (1024 * 512 + 8 * 1536), 1e-15);
     ASSERT_FAILS(bench_machine_gemm(
                      &machine, &(bench_predict_gemm){"wgrad", "f32", 1, 8, 1024, 512}, &seconds),
-                 MOERT_ERROR_USAGE, "'round' has no rate of a wgrad product in f32");
+                 MOERT_ERROR_USAGE, "'round' has no rate of a wgrad GEMM in f32");
 }
 
 TEST_WITH(test_windows_of_one_node_by_hand, open_machine, close_machine) {

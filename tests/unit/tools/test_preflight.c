@@ -106,13 +106,13 @@ TEST_WITH(test_what_a_host_lacks_is_named, make_cluster, NULL) {
     made.rank[4].shm_bytes = made.rank[5].shm_bytes = 20 << 20;
     made.rank[6].memory_bytes = made.rank[7].memory_bytes = 512 << 20;
     made.rank[0].watched = made.rank[1].watched = false;
-    assert_string_equal(judged(),
-                        "WRONG node0: the watchdog does not reach the ranks of this host\n"
-                        "WRONG node1: the clock is 3.2 s behind rank 0's\n"
-                        "WRONG node2: only 20 MiB free in /dev/shm, at least 16 MiB a rank are "
-                        "wanted\n"
-                        "WRONG node3: only 512 MiB of memory available, at least 1024 MiB a rank "
-                        "are wanted\n");
+    assert_string_equal(
+        judged(), "WRONG node0: the watchdog does not reach the ranks of this host\n"
+                  "WRONG node1: the clock is 3.2 s behind rank 0's\n"
+                  "WRONG node2: only 20 MiB free in /dev/shm; each rank of the host needs at "
+                  "least 16 MiB\n"
+                  "WRONG node3: only 512 MiB of memory available; each rank of the host needs "
+                  "at least 1024 MiB\n");
 }
 
 TEST_WITH(test_remarks_are_not_wrong, make_cluster, NULL) {

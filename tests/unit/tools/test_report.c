@@ -113,7 +113,7 @@ TEST(test_numbers_of_any_size_are_said) {
     moert_verdict_make(&record, &verdict);
     assert_string_equal(verdict.headline, "1000000000000000 tokens/s on 2 ranks of 1 host");
     assert_says(&record, false,
-                "Of a mean step of 0.00 ms, products of matrices 100 %, other kernels 100 % and "
+                "Of a mean step of 0.00 ms, GEMMs 100 %, other kernels 100 % and "
                 "dispatch and combine 100 %.");
 }
 
@@ -126,14 +126,14 @@ TEST(test_speed_parts_and_loss_are_said) {
     moert_verdict_make(&record, &verdict);
     assert_string_equal(verdict.headline, "1000 tokens/s on 8 ranks of 2 hosts");
     assert_null(strstr(verdict.line[0].text, "uneven"));
-    assert_says(
-        &record, false,
-        "Of a mean step of 100.0 ms, products of matrices 60 %, other kernels 20 % and host 10 %.");
+    assert_says(&record, false,
+                "Of a mean step of 100.0 ms, GEMMs 60 %, other kernels 20 % and host 10 %.");
     assert_says(&record, false,
                 "The loss went from 5.0000 to 3.1000 in 20 steps; held out 4.2500.");
     record.step[15].tokens_per_s = 100.0;
-    assert_says(&record, true,
-                "The steps are uneven: in the mean they take 1.9 times as long as the median one.");
+    assert_says(
+        &record, true,
+        "The steps are uneven: on average a step takes 1.9 times as long as the median step.");
     assert_says(&record, true, "1 step was skipped: its gradients were not finite.");
 }
 
