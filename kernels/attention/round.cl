@@ -20,7 +20,7 @@
 #error "HEAD_SIZE must be defined"
 #endif
 #define ITEMS 256
-#define ROWS  16 /* of a work-group; 16 work-items share a row */
+#define ROWS  16 /* per work-group; 16 work-items compute one row */
 #define GROUP __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
 
 /* Rounds to nearest even; a NaN stays a NaN. */

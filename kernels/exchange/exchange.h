@@ -9,7 +9,7 @@
  * work-groups than pieces; each then continues with the tokens or strips `row_groups` further on.
  */
 
-/* What a row group copies: PIECE floats of rows first to last - 1, `at` floats from their
+/* The part that a row group copies: PIECE floats of rows first to last - 1, `at` floats from their
  * starts. */
 typedef struct piece {
     uint first, last;

@@ -6,7 +6,7 @@
  * A work-group of 256 transposes a tile of 128 x 128 bytes through local memory. It loads and
  * stores words of 16 bytes; a work-item stores 4 of them, from 16 x 4 bytes. Rows and columns must
  * be multiples of 16. Required: nothing. Grid: (tiles across, tiles down, groups). Local memory:
- * 16.1 KiB. Deterministic.
+ * 16512 bytes. Deterministic.
  */
 #define TILE 128
 

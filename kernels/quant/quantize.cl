@@ -35,12 +35,12 @@
 /* ---- rows and tiles ---- */
 
 /* Stores a row's elements; two 4-bit ones share a byte. */
-static inline void store_row(const job *j, uvec code, uint row, int column, int n) {
+static inline void store_row(const job *j, uvec payload, uint row, int column, int n) {
     global uchar *line = j->q + row * j->args.q_bytes;
 #if ELEMENT_BITS == 8
-    store_bytes(code, line + column, n);
+    store_bytes(payload, line + column, n);
 #elif MOERT_ITEMS == 1
-    const uvec kept = lane_places() < n ? code : 0u;
+    const uvec kept = lane_places() < n ? payload : 0u;
     const uint8 pairs = kept.even | kept.odd << 4;
     if (n >= VEC)
         vstore8(convert_uchar8(pairs), 0, line + column / 2);
@@ -48,9 +48,9 @@ static inline void store_row(const job *j, uvec code, uint row, int column, int 
         store_bytes((uvec)(pairs, (uint8)0), line + column / 2, (n + 1) / 2);
 #else
 #ifdef ALIGNED
-    const uvec kept = code;
+    const uvec kept = payload;
 #else
-    const uvec kept = lane_places() < n ? code : 0u;
+    const uvec kept = lane_places() < n ? payload : 0u;
 #endif
     const uchar2 pairs = convert_uchar2(kept.even | kept.odd << 4);
     n -= part_start();
@@ -74,8 +74,8 @@ static inline void store_scale(const job *j, const scaling *s, ulong at) {
 #endif
 }
 
-/* The maximum of x over this item's `items` neighbours, a power of two; the first neighbour's
- * number is a multiple of it. */
+/* The maximum of x over the `items` items of this item's block. `items` is a power of two, and the
+ * first item's number is a multiple of it. */
 INLINED uvec block_largest(uvec x, int items, local float *row_group) {
 #if MOERT_ITEMS == 1
     return max_uints(x, row_group);
@@ -227,11 +227,11 @@ KERNEL_OF(ROW_GROUPS) void quantize_tile(ARGUMENTS) {
 }
 #endif
 
-static inline void store_line(const job *j, uvec code, uint line, int column, int n) {
+static inline void store_line(const job *j, uvec payload, uint line, int column, int n) {
     if (TRANSPOSED)
-        store_bytes_apart(code, j->q + column * j->args.q_bytes + line, j->args.q_bytes, n);
+        store_bytes_apart(payload, j->q + column * j->args.q_bytes + line, j->args.q_bytes, n);
     else
-        store_bytes(code, j->q + line * j->args.q_bytes + column, n);
+        store_bytes(payload, j->q + line * j->args.q_bytes + column, n);
 }
 
 static inline void store_scales(const job *j, const scaling *s, uint slot, int column, int n) {
@@ -269,16 +269,16 @@ KERNEL_OF(ROW_GROUPS) void quantize_column(ARGUMENTS) {
             store_scales(j, &s, p.slot, c, n);
         UNROLL_ON_GPU for (uint r = 0; r < HELD; r += 8 / ELEMENT_BITS) {
             const uint line = first_held() + r, row = p.row + line;
-            const uvec code =
+            const uvec payload =
                 line < p.rows ? encode_elements(j, &s, held[r], COLUMN, row, c) : (uvec)0;
 #if ELEMENT_BITS == 4
             const uvec next = line + 1 < p.rows
                                   ? encode_elements(j, &s, held[r + 1], COLUMN, row + 1, c)
                                   : (uvec)0;
-            store_line(j, code | next << 4, (p.slot * BLOCK + line) / 2, c, n);
+            store_line(j, payload | next << 4, (p.slot * BLOCK + line) / 2, c, n);
 #else
             if (line < p.rows)
-                store_line(j, code, row, c, n);
+                store_line(j, payload, row, c, n);
 #endif
         }
     }

@@ -167,7 +167,7 @@ static inline uvec encode_elements(const job *j, const scaling *s, vec x, uint a
     const vec y = scaled(s, x);
 #if ELEMENT_BITS == 4
     const int c = column + part_start();
-    const uvec code =
+    const uvec payload =
         ROUNDING == HALF_STEPS ? encode_half_steps(y)
         : ROUNDING == STOCHASTIC
             ? encode_stochastic(y, random_bytes(j->args.seed, axis,
@@ -175,9 +175,9 @@ static inline uvec encode_elements(const job *j, const scaling *s, vec x, uint a
                                                 c / PART % 4))
             : encode(y, ELEMENT);
 #else
-    const uvec code = encode(y, ELEMENT);
+    const uvec payload = encode(y, ELEMENT);
 #endif
-    return s->zero ? 0u : code;
+    return s->zero ? 0u : payload;
 }
 
 static inline vec load_x(const job *j, uint row, int column, int n) {

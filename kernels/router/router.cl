@@ -43,7 +43,7 @@
 #include "router/scores.h"
 #include "router/topk.h"
 
-/* Whether the condition holds in any lane of the row_group. */
+/* Whether the condition holds in any lane of the row group. */
 static inline bool any_lane(ivec condition, local float *row_group) {
     return max_uints(as_uvec(condition), row_group) != 0;
 }
