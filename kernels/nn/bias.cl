@@ -1,5 +1,5 @@
 /*
- * Bias of an expert's second projection, scaled by each row's routing weight.
+ * The bias of an expert's second projection, scaled by each row's routing weight prob.
  *
  *   forward   y[r,:] += prob[r] * bias[g,:]            r in [ends[g-1], ends[g])
  *   dprob     dprob[r] += sum_n y[r,n] * bias[g,n]     (y holds the gradient)

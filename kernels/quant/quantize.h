@@ -23,9 +23,9 @@ typedef struct job {
 
 /* The scales of a vec of columns, or one scale in all lanes. */
 typedef struct scaling {
-    uvec code;                 /* E8M0, E4M3 */
-    vec factor, first, second; /* x * factor or (x / first) / second ... */
-    ivec zero;                 /* ... or 0 */
+    uvec code;                 /* the scale's bits, E8M0 or E4M3 */
+    vec factor, first, second; /* elements are x * factor, or (x / first) / second */
+    ivec zero;                 /* lanes whose elements are 0 instead */
 } scaling;
 
 /* ---- scales ---- */
