@@ -18,7 +18,7 @@
  *   op_amax          amax[g,:] = max(amax[g,:], peak[r,:])         over the rows r of group g
  *
  * source(r) = gather[r] / divisor and target(r) = gather[r]; without gather, r stands for
- * gather[r]. A gather[r] of `rows` or more reads zeros and is not written. float32 matrices are
+ * gather[r]. Rows with gather[r] >= `rows` read zeros and are not written. float32 matrices are
  * dense; rows of others lie `stride` elements apart. Types are moert_dtype.
  *
  * Grid: rows: (blocks of `split` rows); weights: (blocks of BLOCK elements, groups); op_amax:

@@ -11,12 +11,12 @@
  *   experts  [ 0 1 2 3 | 4 5 6 7 | ... ]
  *            [ 4 SLOTS ...             ] ...
  *
- * In the backward, a token's experts lie shuffle_xor all items of the row group, its slots as
+ * In the backward, a token's experts lie across all items of the row group, its slots as
  * above.
  *
  * Choice: a key holds the first 25 bits of a selection score (24 with more than 128 experts) and
  * the expert; the smallest key wins. Items sort their keys; then lists of SLOTS keys are merged,
- * within items and shuffle_xor them (choice.h). If a chosen score agrees with another one in all of
+ * within items and across them (choice.h). If a chosen score agrees with another one in all of
  * these bits, the choice is repeated with whole scores.
  *
  * Required: EXPERTS (1 to 256), SLOTS (8, 16, 32; at least K), SCORE (as moert_score), ROW_GROUPS
