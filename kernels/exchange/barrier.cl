@@ -1,9 +1,10 @@
 /*
  * A barrier of all ranks' devices.
  *
- *   meet   stores `number` in flag[rank] of every rank's segment, then waits until flag[r] of this
- *          rank's segment has reached `number` for all r. If rank r is late by `patience_ns`,
- *          verdict = {r + 1, number}, and later barriers do not wait.
+ *   barrier_of_devices   stores `number` in flag[rank] of every rank's segment, then waits until
+ *                        flag[r] of this rank's segment has reached `number` for all r. If rank r
+ *                        is late by `patience_ns`, verdict = {r + 1, number}, and later barriers
+ *                        do not wait.
  *
  * Barriers are numbered; the number grows by one and wraps. Commands enqueued after a barrier see
  * the results of all commands enqueued before it on any rank's device. One work-group, no local
