@@ -1,7 +1,7 @@
 /*
- * Causal attention with grouped-query heads: N heads of q share M heads of k and v, head h uses g =
- * h * M / N. D = HEAD_SIZE; i, j < L are positions of one sequence; the rows of q, out, dout and dq
- * lie N * D floats apart, those of k, v, dk and dv M * D.
+ * Causal attention with grouped-query heads in float32, for CPUs. N heads of q share M heads of k
+ * and v: head h uses head g = h * M / N. D = HEAD_SIZE; i, j < L are positions of one sequence.
+ * Rows of q, out, dout and dq lie N * D floats apart, rows of k, v, dk and dv M * D floats.
  *
  *   s[i,j] = scale * q[i] . k[j] for j <= i
  *   lse[i] = log sum_j exp(s[i,j]),  p[i,j] = exp(s[i,j] - lse[i])
@@ -11,33 +11,32 @@
  *   dk[j] = scale * sum_h sum_i ds[i,j] q[i],  dv[j] = sum_h sum_i p[i,j] dout[i]
  *   with sum_h over the heads h of g, ascending
  *
- * The forward is the online softmax (Milakov and Gimelshein, 2018; Dao et al., FlashAttention,
+ * The forward is an online softmax (Milakov and Gimelshein, 2018; Dao et al., FlashAttention,
  * 2022).
  *
  * A work-group owns LANES positions of one head of one sequence: queries in attention_forward and
- * attention_backward_q, keys in attention_backward_kv. It holds its own vectors transposed, one
- * position a lane, and passes over the other side's rows in blocks of ROWS, which it reads where
- * they lie, a scalar broadcast for every FMA:
+ * attention_backward_q, keys in attention_backward_kv. It keeps its own vectors transposed in local
+ * memory, one position per lane. It passes over the rows of the other side in blocks of ROWS and
+ * reads them in place; every FMA broadcasts one scalar of such a row:
  *
- *               LANES positions, one a lane
+ *               LANES positions, one per lane
  *             +-------------------------+
  *   D values  |  lanes  (transposed)    |
  *             +-------------------------+
- *   ROWS rows |  products, s or p       |  `products` gives row . lane for each row and lane
+ *   ROWS rows |  scores, s, p, dp or ds |  score_gemm: row . lane for each row and lane
  *   as stored |                         |
  *             +-------------------------+
- *   D values  |  sums   (transposed)    |  `gather` adds sum_rows row[d] * weight[row,lane]
+ *   D values  |  sums   (transposed)    |  weighted_sum adds sum_rows row[d] * weight[row,lane]
  *             +-------------------------+
  *
  * Softmax is elementwise over lanes.
  *
- * Required: HEAD_SIZE, D, any positive number; LANE_VECS, LANES / 16, 1 or 2. Local memory in
- * bytes:
- * 4 * LANES * (A * D + B * ROWS) and a little, with A, B = 2, 1 (forward), 3, 2 (backward_q), 4, 2
- * (backward_kv).
+ * Required: HEAD_SIZE, D, any positive number; LANE_VECS, LANES / 16, 1 or 2. Local memory: 4 *
+ * LANES * (A * D + B * ROWS) bytes, with A, B = 2, 1 (forward), 3, 2 (backward_q, plus 8 * LANES
+ * bytes), 4, 2 (backward_kv).
  *
- * Deterministic, without atomics: rows are taken in ascending order in blocks counted from the
- * start of the sequence, so a sequence's result depends on that sequence alone.
+ * Deterministic, without atomics: rows are taken in ascending order, in blocks counted from the
+ * start of the sequence. So a sequence's result depends on that sequence alone.
  */
 #if !defined(HEAD_SIZE) || !defined(LANE_VECS)
 #error "HEAD_SIZE and LANE_VECS must be defined"
@@ -47,8 +46,8 @@
 #define NV    LANE_VECS
 #define LANES (NV * VEC)
 #define ROWS  32
-/* rows of a register tile of `products`; most values of one of `gather`, which takes the largest
- * that leaves no rest */
+/* ROW_TILE: rows of score_gemm's register tile. HEAD_TILE: values of weighted_sum's register tile,
+ * the largest power of two up to MOST_TILE that divides HEAD_SIZE. */
 #if NARROW
 #define ROW_TILE  (4 / NV)
 #define MOST_TILE (4 / NV)
@@ -71,7 +70,7 @@
 #define TRANSPOSE_STEPS ROLLED
 #include "lib/transpose.h"
 
-/* lanes[d,lane] = factor * x[lane,d] for `count` rows of x; the lanes past them are zero. */
+/* lanes[d,lane] = factor * x[lane,d] for `count` rows of x; lanes past them are zero. */
 static inline void load_lanes(global const float *x, size_t stride, int count, float factor,
                               local vec *lanes) {
     for (int v = 0; v < NV; v++)
@@ -89,7 +88,7 @@ static inline void load_lanes(global const float *x, size_t stride, int count, f
         }
 }
 
-/* x[lane,d] = factor[lane] * lanes[d,lane] for `count` rows of x. */
+/* x[lane,d] = factor[lane] * lanes[d,lane] for `count` rows of x */
 static inline void store_lanes(local const vec *lanes, const vec *factor, int count,
                                global float *x, size_t stride) {
     for (int v = 0; v < NV; v++)
@@ -110,8 +109,8 @@ static inline void clear(local vec *sums) {
 }
 
 /* out[row,lane] = sum_d x[row,d] * lanes[d,lane] for `rows` rows of x (1 to ROWS). */
-static inline void products(global const float *x, size_t stride, int rows, local const vec *lanes,
-                            local vec *out) {
+static inline void score_gemm(global const float *x, size_t stride, int rows,
+                              local const vec *lanes, local vec *out) {
     for (int first = 0; first < rows; first += ROW_TILE) {
         global const float *row[ROW_TILE];
         vec sum[ROW_TILE][NV];
@@ -133,8 +132,8 @@ static inline void products(global const float *x, size_t stride, int rows, loca
 
 /* sums[d,lane] = keep[lane] * sums[d,lane] + sum_row x[row,d] * weight[row,lane] over `rows` rows
  * of x. */
-static inline void gather(global const float *x, size_t stride, int rows, local const vec *weight,
-                          const vec *keep, local vec *sums) {
+static inline void weighted_sum(global const float *x, size_t stride, int rows,
+                                local const vec *weight, const vec *keep, local vec *sums) {
     for (int d = 0; d < HEAD_SIZE; d += HEAD_TILE) {
         global const float *at = x + d;
         vec sum[HEAD_TILE][NV];
@@ -159,13 +158,13 @@ static inline float dot_row(global const float *a, global const float *b) {
     return sum_lanes(sum, 0);
 }
 
-/* The positions of vector v of a work-group's lanes. */
+/* The positions of the lanes of vector v; `first` is the work-group's first position. */
 static inline int16 lane_positions(int first, int v) {
     return first + v * VEC + (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
 
-/* One block of scores to probabilities, relative to the running maximum; gives the factor of all
- * earlier ones. */
+/* Turns one block of scores into exp(score - running maximum). keep[] is the factor by which the
+ * sums of all earlier blocks must be multiplied. */
 static inline void softmax_block(local vec *score, int row, int rows, int query, vec *maximum,
                                  vec *total, vec *keep) {
     for (int v = 0; v < NV; v++) {
@@ -187,7 +186,8 @@ static inline void softmax_block(local vec *score, int row, int rows, int query,
     }
 }
 
-/* Grid: {blocks of LANES queries, heads, sequences}, later blocks, which see more keys, first. */
+/* Grid: {blocks of LANES queries, heads, sequences}; later blocks, which see more keys, start
+ * first. */
 KERNEL void attention_forward(global const float *q, global const float *k, global const float *v,
                               global float *out, global float *lse, moert_attention_args args) {
     local vec lanes[HEAD_SIZE * NV], sums[HEAD_SIZE * NV], score[ROWS * NV];
@@ -202,9 +202,9 @@ KERNEL void attention_forward(global const float *q, global const float *k, glob
     for (int row = 0; row < p.query + p.count; row += ROWS) {
         int rows = min(p.query + p.count - row, ROWS);
         size_t at = p.kv_from + row * p.kv_stride;
-        products(k + at, p.kv_stride, rows, lanes, score);
+        score_gemm(k + at, p.kv_stride, rows, lanes, score);
         softmax_block(score, row, rows, p.query, maximum, total, keep);
-        gather(v + at, p.kv_stride, rows, score, keep, sums);
+        weighted_sum(v + at, p.kv_stride, rows, score, keep, sums);
     }
     UNROLL_FOR(int i = 0; i < NV; i++) {
         keep[i] = 1.0f / total[i];
@@ -215,7 +215,7 @@ KERNEL void attention_forward(global const float *q, global const float *k, glob
         lse[(p.token + p.query + i) * args.heads + p.head] = ((local const float *)score)[i];
 }
 
-/* Grid as for attention_forward. */
+/* Grid: that of attention_forward. */
 KERNEL void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attention_args args) {
     local vec lanes[HEAD_SIZE * NV], dlanes[HEAD_SIZE * NV], sums[HEAD_SIZE * NV], score[ROWS * NV],
         dscore[ROWS * NV];
@@ -236,8 +236,8 @@ KERNEL void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attent
     for (int row = 0; row < p.query + p.count; row += ROWS) {
         int rows = min(p.query + p.count - row, ROWS);
         size_t at = p.kv_from + row * p.kv_stride;
-        products(k + at, p.kv_stride, rows, lanes, score);
-        products(v + at, p.kv_stride, rows, dlanes, dscore);
+        score_gemm(k + at, p.kv_stride, rows, lanes, score);
+        score_gemm(v + at, p.kv_stride, rows, dlanes, dscore);
         for (int r = 0; r < rows; r++)
             UNROLL_FOR(int i = 0; i < NV; i++) {
                 vec weight = exp(score[r * NV + i] - normaliser[i]),
@@ -245,7 +245,7 @@ KERNEL void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attent
                 dscore[r * NV + i] =
                     select(d, (vec)0.0f, (int16)(row + r) > lane_positions(p.query, i));
             }
-        gather(k + at, p.kv_stride, rows, dscore, keep, sums);
+        weighted_sum(k + at, p.kv_stride, rows, dscore, keep, sums);
     }
     UNROLL_FOR(int i = 0; i < NV; i++)
         keep[i] = args.scale;
@@ -277,8 +277,8 @@ KERNEL void attention_backward_kv(BACKWARD_INPUTS, global float *dk, global floa
         for (int row = key; row < (int)args.length; row += ROWS) {
             int rows = min((int)args.length - row, ROWS);
             size_t at = (token + row) * stride + head * HEAD_SIZE;
-            products(q + at, stride, rows, klanes, score);
-            products(dout + at, stride, rows, vlanes, dscore);
+            score_gemm(q + at, stride, rows, klanes, score);
+            score_gemm(dout + at, stride, rows, vlanes, dscore);
             for (int r = 0; r < rows; r++) {
                 float normaliser = lse[(token + row + r) * args.heads + head];
                 float delta = dot_row(dout + at + r * stride, out + at + r * stride);
@@ -289,8 +289,8 @@ KERNEL void attention_backward_kv(BACKWARD_INPUTS, global float *dk, global floa
                     dscore[r * NV + i] = p * (dscore[r * NV + i] - delta);
                 }
             }
-            gather(dout + at, stride, rows, score, keep, dvsums);
-            gather(q + at, stride, rows, dscore, keep, dksums);
+            weighted_sum(dout + at, stride, rows, score, keep, dvsums);
+            weighted_sum(q + at, stride, rows, dscore, keep, dksums);
         }
     store_lanes(dksums, factor, count, dk + kv_from, kv_stride);
     store_lanes(dvsums, keep, count, dv + kv_from, kv_stride);

@@ -1,28 +1,29 @@
 /*
- * Causal attention with grouped-query heads in float32 for GPUs: the formulas, shapes and passes of
- * attention.cl.
+ * Causal attention with grouped-query heads in float32, for GPUs. Formulas, shapes and passes are
+ * those of attention.cl.
  *
  * A work-group of 16 x 16 items owns OWN positions of one head of one sequence: queries in
  * attention_forward and attention_backward_q, keys in attention_backward_kv. It passes over the
- * other side's rows in blocks of 64, from the first that counts on:
+ * rows of the other side in blocks of 64, starting with the first row that the causal mask lets
+ * through:
  *
  *                64 others
  *             +------------+
- *   OWN rows  |  products  |  s, p, dp or ds
+ *   OWN rows  |   scores   |  s, p, dp or ds
  *             +------------+
  *             +------------+
  *   OWN rows  |    sums    |  HEAD_SIZE wide
  *             +------------+
  *
- * Item (y, x) has the own rows y * R to y * R + R - 1, of products the others x, x + 16, x + 32 and
- * x + 48, and of sums the columns 64 s + 4 x to 4 x + 3 of each slice s. Both operands go through
- * local memory, DEPTH columns or 64 rows at a time.
+ * Item (y, x) computes the own rows y * R to y * R + R - 1: scores of the others x, x + 16, x + 32
+ * and x + 48, and sums of the columns 64 s + 4 x to 64 s + 4 x + 3 of each slice s. Both operands
+ * go through local memory, DEPTH columns or 64 rows at a time.
  *
- * Required: HEAD_SIZE, D, any positive number; OWN, a multiple of 16 up to 64: an item has 2 * OWN
- * * D / 256 sums and more in registers. Local memory: 40 KiB.
+ * Required: HEAD_SIZE, D, any positive number; OWN, a multiple of 16 up to 64. An item holds up to
+ * 2 * OWN * D / 256 sums in registers, plus scores. Local memory: 39 KiB.
  *
- * Deterministic, without atomics: blocks are counted from the start of the sequence and summed in
- * order, the heads of a group too, so a sequence's result depends on that sequence alone.
+ * Deterministic, without atomics: blocks are counted from the start of the sequence. Blocks, and
+ * the heads of a group, are summed in order, so a sequence's result depends on that sequence alone.
  */
 #if !defined(HEAD_SIZE) || !defined(OWN)
 #error "HEAD_SIZE and OWN must be defined"
@@ -30,8 +31,8 @@
 #include "attention/gpu.h"
 #include "attention/place.h"
 
-/* Scores of the others from `other` on to probabilities, relative to the running maximum; rescales
- * total and sums. */
+/* Turns the scores of the others from `other` on into exp(score - running maximum), and rescales
+ * total and sums when the maximum grows. */
 INLINED void softmax_block(float score[R][4], int query, int other, float scale, float maximum[R],
                            float total[R], float4 sums[SLICES][R], local float4 *w) {
     float highest[R];
@@ -43,7 +44,7 @@ INLINED void softmax_block(float score[R][4], int query, int other, float scale,
             highest[i] = fmax(highest[i], score[i][j]);
         }
     }
-    join(highest, true, w);
+    reduce_row(highest, true, w);
     UNROLL_FOR(int i = 0; i < R; i++) {
         highest[i] = fmax(highest[i], maximum[i]);
         const float keep = exp(maximum[i] - highest[i]);
@@ -58,7 +59,8 @@ INLINED void softmax_block(float score[R][4], int query, int other, float scale,
     }
 }
 
-/* Grid: {blocks of OWN queries, heads, sequences}, later blocks, which see more keys, first. */
+/* Grid: {blocks of OWN queries, heads, sequences}; later blocks, which see more keys, start
+ * first. */
 GROUP void attention_forward(global const float *q, global const float *k, global const float *v,
                              global float *out, global float *lse, moert_attention_args args) {
     WORKSPACE;
@@ -73,12 +75,12 @@ GROUP void attention_forward(global const float *q, global const float *k, globa
     for (int key = 0; key < p.query + p.count; key += OTHERS) {
         const int keys = min(p.query + p.count - key, OTHERS);
         const size_t at = p.kv_from + key * p.kv_stride;
-        products(q + p.from, p.stride, p.count, k + at, p.kv_stride, keys, w, score);
+        score_gemm(q + p.from, p.stride, p.count, k + at, p.kv_stride, keys, w, score);
         softmax_block(score, p.query, key, args.scale, maximum, total, sums, w);
         put_weights(score, w);
-        gather(v + at, p.kv_stride, keys, w, sums);
+        weighted_sum(v + at, p.kv_stride, keys, w, sums);
     }
-    join(total, false, w);
+    reduce_row(total, false, w);
     UNROLL_FOR(int i = 0; i < R; i++) {
         const int row = item_y() * R + i;
         if (row < p.count && item_x() == 0)
@@ -88,7 +90,7 @@ GROUP void attention_forward(global const float *q, global const float *k, globa
     store_sums(sums, total, p.count, out + p.from, p.stride);
 }
 
-/* Grid as for attention_forward. */
+/* Grid: that of attention_forward. */
 GROUP void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attention_args args) {
     WORKSPACE;
     const place p = query_place(args, OWN);
@@ -98,15 +100,15 @@ GROUP void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attenti
     UNROLL_FOR(int i = 0; i < R; i++) {
         const int row = item_y() * R + i;
         normaliser[i] = row < p.count ? lse[(p.token + p.query + row) * args.heads + p.head] : 0.0f;
-        delta[i] = dotted(w, row);
+        delta[i] = row_dot(w, row);
         factor[i] = args.scale;
     }
     clear(sums);
     for (int key = 0; key < p.query + p.count; key += OTHERS) {
         const int keys = min(p.query + p.count - key, OTHERS);
         const size_t at = p.kv_from + key * p.kv_stride;
-        products(q + p.from, p.stride, p.count, k + at, p.kv_stride, keys, w, score);
-        products(dout + p.from, p.stride, p.count, v + at, p.kv_stride, keys, w, dscore);
+        score_gemm(q + p.from, p.stride, p.count, k + at, p.kv_stride, keys, w, score);
+        score_gemm(dout + p.from, p.stride, p.count, v + at, p.kv_stride, keys, w, dscore);
         UNROLL_FOR(int i = 0; i < R; i++)
             UNROLL_FOR(int j = 0; j < 4; j++) {
                 const bool later = key + item_x() + 16 * j > p.query + item_y() * R + i;
@@ -114,7 +116,7 @@ GROUP void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attenti
                 dscore[i][j] = later ? 0.0f : weight * (dscore[i][j] - delta[i]);
             }
         put_weights(dscore, w);
-        gather(k + at, p.kv_stride, keys, w, sums);
+        weighted_sum(k + at, p.kv_stride, keys, w, sums);
     }
     store_sums(sums, factor, p.count, dq + p.from, p.stride);
 }
@@ -141,14 +143,14 @@ GROUP void attention_backward_kv(BACKWARD_INPUTS, global float *dk, global float
         for (int query = key; query < (int)args.length; query += OTHERS) {
             const int queries = min((int)args.length - query, OTHERS);
             const size_t at = (token + query) * stride + head * HEAD_SIZE;
-            products(k + kv_from, kv_stride, count, q + at, stride, queries, w, score);
-            products(v + kv_from, kv_stride, count, dout + at, stride, queries, w, dscore);
+            score_gemm(k + kv_from, kv_stride, count, q + at, stride, queries, w, score);
+            score_gemm(v + kv_from, kv_stride, count, dout + at, stride, queries, w, dscore);
             dot_rows(dout + at, out + at, stride, queries, w);
             UNROLL_FOR(int j = 0; j < 4; j++) {
                 const int other = item_x() + 16 * j;
                 const float normaliser =
                     other < queries ? lse[(token + query + other) * args.heads + head] : 0.0f;
-                const float delta = dotted(w, other);
+                const float delta = row_dot(w, other);
                 UNROLL_FOR(int i = 0; i < R; i++) {
                     const bool earlier = query + other < key + item_y() * R + i || other >= queries;
                     const float p = earlier ? 0.0f : exp(args.scale * score[i][j] - normaliser);
@@ -157,9 +159,9 @@ GROUP void attention_backward_kv(BACKWARD_INPUTS, global float *dk, global float
                 }
             }
             put_weights(score, w);
-            gather(dout + at, stride, queries, w, dvsums);
+            weighted_sum(dout + at, stride, queries, w, dvsums);
             put_weights(dscore, w);
-            gather(q + at, stride, queries, w, dksums);
+            weighted_sum(q + at, stride, queries, w, dksums);
         }
     store_sums(dksums, factor, count, dk + kv_from, kv_stride);
     store_sums(dvsums, one, count, dv + kv_from, kv_stride);

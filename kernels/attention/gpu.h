@@ -1,19 +1,20 @@
 /*
- * What the passes of gpu.cl, which has the picture, are made of: products of rows, sums
- * of weighted rows, and sums over a row. All items of a work-group call together.
- * All is inlined: PoCL must not find functions that know of a kernel's local memory.
+ * Building blocks of the passes of gpu.cl (see the picture there): the GEMM of scores, sums of
+ * weighted rows, and reductions over a row. All items of a work-group call each function together.
+ * Every function is inlined: PoCL must not see a separate function that uses a kernel's local
+ * memory.
  */
 #define ITEMS   256
 #define R       (OWN / 16)
 #define OTHERS  64
 #define DEPTH   32
-#define PITCH   (DEPTH + 4)  /* 16 rows' float4 of a column lie in different banks */
-#define P_PITCH (OTHERS + 4) /* of own rows of p */
+#define PITCH   (DEPTH + 4) /* floats per row; 16 rows' float4 of a column lie in different banks */
+#define P_PITCH (OTHERS + 4) /* floats per own row of p or ds */
 #define SLICES  ((HEAD_SIZE + 63) / 64)
 #define GROUP   __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
 
-/* What a work-group shares: operands of the product at hand, weights p or ds [OWN,OTHERS], parts of
- * sums over a row. */
+/* A work-group's local memory: operands of the current GEMM, then weights p or ds [OWN,OTHERS],
+ * then 16 partial sums or maxima of each row. */
 #define OPERANDS  (2 * OTHERS * PITCH / 4)
 #define WEIGHTS   (OTHERS * P_PITCH / 4)
 #define WORKSPACE local float4 w[OPERANDS + WEIGHTS + OTHERS * 16 / 4]
@@ -34,7 +35,7 @@ INLINED int item_y(void) {
     return get_local_id(0) / 16;
 }
 
-/* Four floats, zero from the n-th on (n may be negative). */
+/* Four floats at p; those from number n on are zero (n may be negative). */
 INLINED float4 load_quad(global const float *p, int n) {
 #if HEAD_SIZE % 4 == 0
     return n > 0 ? *(global const float4 *)p : (float4)0.0f;
@@ -60,8 +61,8 @@ INLINED void store_quad(float4 quad, global float *p, int n) {
 #endif
 }
 
-/* to[row,pitch] = `quads` quads from column d on of `rows` rows, zeros for those from `count`
- * on. */
+/* Copies 4 `quads` columns of x, from column d on, to `rows` rows of `to`, which lie `pitch` floats
+ * apart. Rows from `count` on are zero. */
 INLINED void load_rows(global const float *x, size_t stride, int count, int rows, int d, int quads,
                        int pitch, local float4 *to) {
     for (int i = get_local_id(0); i < rows * quads; i += ITEMS) {
@@ -75,9 +76,9 @@ INLINED float dot4(float4 a, float4 b, float sum) {
     return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum))));
 }
 
-/* out[i][j] = a[own row i] . b[other j]; rows past the counts are zero. */
-INLINED void products(global const float *a, size_t a_stride, int a_count, global const float *b,
-                      size_t b_stride, int b_count, local float4 *w, float out[R][4]) {
+/* out[i][j] = a[own row i] . b[other j]; rows past the counts read as zero. */
+INLINED void score_gemm(global const float *a, size_t a_stride, int a_count, global const float *b,
+                        size_t b_stride, int b_count, local float4 *w, float out[R][4]) {
     local float4 *own = w, *other = w + OWN * PITCH / 4;
     UNROLL_FOR(int i = 0; i < R; i++)
         UNROLL_FOR(int j = 0; j < 4; j++)
@@ -100,7 +101,7 @@ INLINED void products(global const float *a, size_t a_stride, int a_count, globa
     }
 }
 
-/* Makes p or ds the weights of `gather`, once all are done with the last ones. */
+/* Stores p or ds as the weights for weighted_sum, after all items have read the previous ones. */
 INLINED void put_weights(float p[R][4], local float4 *w) {
     barrier(CLK_LOCAL_MEM_FENCE);
     UNROLL_FOR(int i = 0; i < R; i++)
@@ -109,9 +110,9 @@ INLINED void put_weights(float p[R][4], local float4 *w) {
                 p[i][j];
 }
 
-/* sums[own row] += sum over `count` rows of x of weight[own row,row] * x[row]. */
-INLINED void gather(global const float *x, size_t stride, int count, local float4 *w,
-                    float4 sums[SLICES][R]) {
+/* sums[own row] += sum over `count` rows of x of weight[own row,row] * x[row] */
+INLINED void weighted_sum(global const float *x, size_t stride, int count, local float4 *w,
+                          float4 sums[SLICES][R]) {
     UNROLL_FOR(int s = 0; s < SLICES; s++) {
         barrier(CLK_LOCAL_MEM_FENCE);
         load_rows(x, stride, count, OTHERS, 64 * s, 16, 64, w);
@@ -137,7 +138,7 @@ INLINED void clear(float4 sums[SLICES][R]) {
             sums[s][i] = 0.0f;
 }
 
-/* x[own row] = factor[own row] * sums[own row] for `count` rows. */
+/* x[own row] = factor[own row] * sums[own row] for `count` rows */
 INLINED void store_sums(float4 sums[SLICES][R], const float *factor, int count, global float *x,
                         size_t stride) {
     UNROLL_FOR(int s = 0; s < SLICES; s++)
@@ -148,7 +149,8 @@ INLINED void store_sums(float4 sums[SLICES][R], const float *factor, int count, 
         }
 }
 
-/* parts[row] = 4 parts of a[row] . b[row] for `count` rows, zeros past them. */
+/* Stores 4 partial sums of a[row] . b[row] for `count` rows, zeros for rows past them; `row_dot`
+ * adds them. */
 INLINED void dot_rows(global const float *a, global const float *b, size_t stride, int count,
                       local float4 *w) {
     const int row = get_local_id(0) / 4, part = get_local_id(0) % 4;
@@ -161,13 +163,13 @@ INLINED void dot_rows(global const float *a, global const float *b, size_t strid
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-INLINED float dotted(local float4 *w, int row) {
+INLINED float row_dot(local float4 *w, int row) {
     return (parts_of(w, row)[0] + parts_of(w, row)[1]) +
            (parts_of(w, row)[2] + parts_of(w, row)[3]);
 }
 
-/* The largest, or the sum, of the values that the items of a row have, in order. */
-INLINED void join(float value[R], bool largest, local float4 *w) {
+/* Replaces value[i] by the maximum, or the ordered sum, over the 16 items of a row. */
+INLINED void reduce_row(float value[R], bool largest, local float4 *w) {
     barrier(CLK_LOCAL_MEM_FENCE);
     UNROLL_FOR(int i = 0; i < R; i++)
         parts_of(w, item_y() * R + i)[item_x()] = value[i];

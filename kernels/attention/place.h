@@ -1,4 +1,4 @@
-/* Included by attention.cl and gpu.cl: which rows of a head of a sequence a work-group has. */
+/* Included by attention.cl and gpu.cl: the block of queries that a work-group owns. */
 #include "args/attention.h"
 
 #define BACKWARD_INPUTS                                                                            \
@@ -6,12 +6,14 @@
         global const float *lse, global const float *dout
 
 typedef struct place {
-    int query, head, count;          /* rows from `query` on, if queries; so many */
-    size_t token, stride, kv_stride; /* the sequence's first token; of rows of q, and of k and v */
-    size_t from, kv_from; /* the first of these rows; the first row of k and v of the sequence */
+    int query, head, count;   /* the first query's position; the number of queries */
+    size_t token;             /* the sequence's first */
+    size_t stride, kv_stride; /* floats from a row to the next one: q; k and v */
+    size_t from, kv_from;     /* offset of the first query in q; of the first key in k and v */
 } place;
 
-/* Of `own` queries; later blocks, which see more keys, come first. */
+/* A work-group's block of up to `own` queries. Later blocks, which see more keys, have lower group
+ * numbers, so that they start first. */
 static inline place query_place(moert_attention_args args, int own) {
     place p = {.query = (int)(get_num_groups(0) - 1 - get_group_id(0)) * own,
                .head = get_group_id(1),

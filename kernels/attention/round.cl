@@ -1,40 +1,40 @@
 /*
- * What attention/nvidia/attention.cl reads of float32 tensors: rows in bf16, and of each query lse
- * / log 2 and delta.
+ * Prepares the inputs of attention/nvidia/attention.cl: rows of float32 tensors rounded to bf16,
+ * and lse / log 2 and delta of each query (log 2 is the natural logarithm).
  *
  *   to[row, column + c] = bf16(factor * x[row, c])     for c < columns; rows of `to` lie `stride`
- *                                                      numbers apart
+ *                                                      elements apart
  *   stats[s,head,block,0,i] = lse[t,head] / log 2
  *   stats[s,head,block,1,i] = bf16(dout[t,head]) . out[t,head]
  *                                                      t = position 64 block + i of sequence s;
- *                                                      0 past its end
- *   codes[t,head] = bf16(out[t,head])      where they are wanted
+ *                                                      both are 0 past the sequence's end
+ *   out_bf16[t,head] = bf16(out[t,head])               unless out_bf16 is null
  *
- * delta takes the dout that dp takes, so that ds of a row sum up to nearly 0.
+ * delta uses the same rounded dout as dp does, so that the ds of a row sum to nearly 0.
  *
- * Required: HEAD_SIZE, a multiple of 64. Local memory: 1 KiB. Deterministic: a fixed order of each
- * sum.
+ * Required: HEAD_SIZE, a multiple of 64. Local memory: 1 KiB. Deterministic: each sum has a fixed
+ * order.
  */
 #include "args/attention.h"
 #ifndef HEAD_SIZE
 #error "HEAD_SIZE must be defined"
 #endif
 #define ITEMS 256
-#define ROWS  16 /* of a work-group, 16 work-items each */
+#define ROWS  16 /* per work-group; 16 work-items compute one row */
 #define GROUP __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
 
-/* Rounded to nearest even, a NaN stays one. */
+/* Rounds to nearest even; a NaN stays a NaN. */
 static inline ushort4 to_bf16(float4 x) {
     const uint4 bits = as_uint4(x);
     const uint4 rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
     return convert_ushort4(isnan(x) ? (int4)0x7FC0 : as_int4(rounded));
 }
 
-static inline float4 of_bf16(ushort4 x) {
+static inline float4 from_bf16(ushort4 x) {
     return as_float4(convert_uint4(x) << 16);
 }
 
-/* Grid: {rows * columns / 4 / ITEMS rounded up}; columns, stride and column are multiples of 4. */
+/* Grid: {rows * columns / 4 / ITEMS, rounded up}. columns, stride and column are multiples of 4. */
 GROUP void round_rows(global const float *x, global ushort *to, moert_round_args args) {
     const size_t quad = get_global_id(0), row = quad / (args.columns / 4),
                  c = quad % (args.columns / 4) * 4;
@@ -44,11 +44,13 @@ GROUP void round_rows(global const float *x, global ushort *to, moert_round_args
 }
 
 /*
- * Rounds dout too, to the columns of `to` from `column` on. Grid: {pieces of ROWS positions of the
- * length rounded up to 64, heads, sequences}. Stats begin `from` floats behind.
+ * Computes the stats, and rounds dout into the columns of `to` from `column` on. The stats begin
+ * `from` floats after the start of `to`. Grid: {length rounded up to a multiple of 64, divided by
+ * ROWS; heads; sequences}.
  */
-GROUP void attention_stats(global const float *out, global ushort *codes, global const float *dout,
-                           global const float *lse, global ushort *to, moert_round_args args) {
+GROUP void attention_stats(global const float *out, global ushort *out_bf16,
+                           global const float *dout, global const float *lse, global ushort *to,
+                           moert_round_args args) {
     local float parts[ROWS][16];
     const int own = get_local_id(0) / 16, part = get_local_id(0) % 16;
     const size_t position = get_group_id(0) * ROWS + own, head = get_group_id(1),
@@ -60,9 +62,9 @@ GROUP void attention_stats(global const float *out, global ushort *codes, global
         *(global ushort4 *)(to + token * args.stride + args.column + head * HEAD_SIZE + d) =
             rounded;
         const float4 x = *(global const float4 *)(out + row * HEAD_SIZE + d);
-        if (codes != 0)
-            *(global ushort4 *)(codes + row * HEAD_SIZE + d) = to_bf16(x);
-        sum = fma(x, of_bf16(rounded), sum);
+        if (out_bf16 != 0)
+            *(global ushort4 *)(out_bf16 + row * HEAD_SIZE + d) = to_bf16(x);
+        sum = fma(x, from_bf16(rounded), sum);
     }
     parts[own][part] = (sum.x + sum.y) + (sum.z + sum.w);
     barrier(CLK_LOCAL_MEM_FENCE);

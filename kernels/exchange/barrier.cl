@@ -1,13 +1,14 @@
 /*
- * Ranks wait for each other on their devices.
+ * A barrier of all ranks' devices.
  *
- *   meet   flag[rank] of every rank's segment = number; then until flag[r] of this rank's segment
- *          has come to `number`, for all r, or `patience_ns` have passed: then verdict = {r + 1,
- *          number} and later meetings wait no more
+ *   barrier_of_devices   stores `number` in flag[rank] of every rank's segment, then waits until
+ *                        flag[r] of this rank's segment has reached `number` for all r. If rank r
+ *                        is late by `patience_ns`, verdict = {r + 1, number}, and later barriers
+ *                        do not wait.
  *
- * Numbers count up by one, and wrap. What the queues have done before a meeting, on any rank's
- * device, is seen by what they do after it. One work-group, no local memory. Waits for kernels of
- * other devices, which must run at the same time.
+ * Barriers are numbered; the number grows by one and wraps. Commands enqueued after a barrier see
+ * the results of all commands enqueued before it on any rank's device. One work-group, no local
+ * memory. The kernel waits for kernels of other devices, which must run at the same time.
  */
 #include "exchange/barrier.h"
 

@@ -1,32 +1,34 @@
 /*
- * Included by kernels/exchange/barrier.cl and kernels/exchange/exchange.cl: ranks wait for each other
- * on their devices.
+ * Included by kernels/exchange/barrier.cl and kernels/exchange/exchange.cl: the barrier of all
+ * ranks' devices.
  *
- * Raising a flag releases what this device has done before, seeing one acquires it. A flag is an
- * int at the start of 64 bytes of its own. BARRIER_PARAMETERS are a kernel's parameters: segments [ranks] raw
- * addresses, where this device finds the flags of all ranks; verdict {rank that was late + 1 or 0,
- * number of the meeting}, behind whose LINE words is a count, 0 between kernels.
+ * Raising a flag is a release of this device's earlier stores; seeing it raised is an acquire. Each
+ * flag is an int at the start of a separate 64 bytes. BARRIER_PARAMETERS are a kernel's parameters:
  *
- * The clock is the device's on NVIDIA and the system's on Linux on x86-64, where a waiting thread
- * also lets others run; elsewhere a look at a flag counts as 100 ns.
+ *   segments [ranks]   raw addresses at which this device finds the flags of each rank
+ *   verdict            {1 + the late rank, or 0; number of the barrier it was late in}. An arrival
+ *                      counter follows, LINE_INTS words after the start. It is 0 between kernels.
+ *
+ * Time comes from the device's clock on NVIDIA, and from the system's clock on x86-64 Linux, where
+ * a waiting thread also yields to other threads. Elsewhere, each poll of a flag counts as 100 ns.
  */
 #include "args/exchange.h"
 
-#define LINE 16
+#define LINE_INTS 16 /* ints in a cache line of 64 bytes */
 
 #if MOERT_NVIDIA
 static inline void raise_flag(global int *flag, int number) {
     __asm__ volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(number) : "memory");
 }
 
-static inline int look_at(global const int *flag) {
+static inline int load_flag(global const int *flag) {
     int number;
     __asm__ volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(number) : "l"(flag) : "memory");
     return number;
 }
 
-/* *count before it grows by one: what the work-groups of this device that have done so before, and
- * their row_groups, have stored comes with it. */
+/* Adds one to *count and returns the value before, as an acquire and a release: the work-group that
+ * counts last sees the stores of all work-groups of this device that counted before. */
 static inline uint count_up(global uint *count) {
     uint before;
     __asm__ volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
@@ -36,7 +38,7 @@ static inline uint count_up(global uint *count) {
     return before;
 }
 
-static inline ulong now_ns(ulong looks) {
+static inline ulong now_ns(ulong polls) {
     ulong ns;
     __asm__ volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns)::"memory");
     return ns;
@@ -46,7 +48,7 @@ static inline void raise_flag(global int *flag, int number) {
     __atomic_store_n(flag, number, __ATOMIC_RELEASE);
 }
 
-static inline int look_at(global const int *flag) {
+static inline int load_flag(global const int *flag) {
     return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
 }
 
@@ -55,7 +57,7 @@ static inline uint count_up(global uint *count) {
 }
 
 #if MOERT_CPU && defined(__x86_64__) && defined(__linux__)
-static inline long call_system(long number, long first, long second) {
+static inline long system_call(long number, long first, long second) {
     long result;
     __asm__ volatile("syscall"
                      : "=a"(result)
@@ -64,41 +66,41 @@ static inline long call_system(long number, long first, long second) {
     return result;
 }
 
-static inline ulong now_ns(ulong looks) {
+static inline ulong now_ns(ulong polls) {
     long time[2];                    /* seconds and nanoseconds of CLOCK_MONOTONIC */
-    call_system(24, 0, 0);           /* sched_yield */
-    call_system(228, 1, (long)time); /* clock_gettime */
+    system_call(24, 0, 0);           /* sched_yield */
+    system_call(228, 1, (long)time); /* clock_gettime */
     return (ulong)time[0] * 1000000000 + (ulong)time[1];
 }
 #else
-static inline ulong now_ns(ulong looks) {
-    return looks * 100;
+static inline ulong now_ns(ulong polls) {
+    return polls * 100;
 }
 #endif
 #endif
 
 static inline global int *flag_of(global const ulong *segments, uint owner, uint writer) {
-    return (global int *)(size_t)segments[owner] + writer * LINE;
+    return (global int *)(size_t)segments[owner] + writer * LINE_INTS;
 }
 
 #define BARRIER_PARAMETERS                                                                         \
     global const ulong *segments, volatile global uint *verdict, moert_barrier_args m
 
-/* Raises this rank's flags; a row_group calls. */
+/* Raises this rank's flag in every segment; called by a whole row group. */
 INLINED void raise_all(BARRIER_PARAMETERS) {
     for (uint r = item_index(); r < m.ranks; r += MOERT_ITEMS)
         raise_flag(flag_of(segments, r, m.rank), m.number);
 }
 
-/* Waits for all ranks' flags, for `patience_ns` at most and not at all once somebody was late; a
- * row_group calls. */
+/* Waits for all ranks' flags, for at most `patience_ns`, and not at all once a rank was late.
+ * Called by a whole row group. */
 INLINED void wait_for_all(BARRIER_PARAMETERS) {
     for (uint r = item_index(); r < m.ranks; r += MOERT_ITEMS) {
         ulong start = 0;
-        for (ulong looks = 0;
-             (int)((uint)look_at(flag_of(segments, m.rank, r)) - (uint)m.number) < 0; looks++) {
-            const ulong now = now_ns(looks);
-            start = looks == 0 ? now : start;
+        for (ulong polls = 0;
+             (int)((uint)load_flag(flag_of(segments, m.rank, r)) - (uint)m.number) < 0; polls++) {
+            const ulong now = now_ns(polls);
+            start = polls == 0 ? now : start;
             if (verdict[0] != 0)
                 return;
             if (now - start > m.patience_ns) {

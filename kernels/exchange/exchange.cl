@@ -1,38 +1,45 @@
 /*
- * Rows between ranks.
+ * Moves rows between ranks. Slot (t,k), choice k of token t, belongs to row row(t,k) of the window
+ * of rank(t,k).
  *
- *   dispatch   window of rank(t,k) [row(t,k), 0..stride) = source[t, 0..width), zeros beyond width
- *   combine    target[t, i] = sum over k of weight[t,k] * window of rank(t,k) [row(t,k), i], fma
- *              from 0 in order of k; _rows: of float32, _codes: of bf16 codes, two in the place of
- *              a float
- *   sum        as combine, but the row of slot (t,k) is row t K + k of this window, which its owner
- *              has sent there; with a chain, where owners have summed, that of the first slot of
- *              each rank alone (REMOTE = 0)
- *   gather     packed[i, 0..width) = window of rank(i) [row(i), 0..width), whose pairs are from[i]
- *   dispatch_once  as dispatch, but to other ranks than `own` only the row of a token's first slot
- *              there; for all slots word of rank(t,k) [row(t,k)] = the row that is stored for it
- *              there, its own or that of the first slot
- *   fan_out    window [row] = window [word[row]], of this rank, where that is another row below
- *              `capacity`
- *   find_places  place[row] = address of the row of its slot in the window of its slot's rank, by
- *              the row's cell; 0 if none is there (REMOTE = 1)
- *   send_rows  row of its slot in the window of its slot's rank, by the row's cell, if one is there
- *              = row; with a chain of K, for the first slot of a token here alone, row + those of
- *              the token's other slots here, in order of k; _codes: of bf16 codes, rounded once
- *              (REMOTE = 1)
+ *   dispatch_rows   window of rank(t,k) [row(t,k), 0..stride) = source[t, 0..width), zeros from
+ *                   width on
+ *   dispatch_once   as dispatch_rows, but a rank other than this one gets a token's row once, for
+ *                   the token's first slot there. For all slots, origin of rank(t,k) [row(t,k)] =
+ *                   the row that holds its data there: its own or that of the first slot.
+ *   fan_out         window [row] = window [origin[row]] of this rank, unless origin[row] is `row`,
+ *                   or `capacity` or more
+ *   combine_rows    target[t, i] = sum over k of weight[t,k] * window of rank(t,k) [row(t,k), i],
+ *                   by fma from 0 in order of k
+ *   combine_codes   the same of bf16 rows, with two values in the space of a float
+ *   sum_rows, sum_codes
+ *                   as combine_*, but slot (t,k) reads row t K + k of this rank's window, to which
+ *                   its owner has sent it. If owners have summed (chain > 1), only a token's first
+ *                   slot of each rank is read. (REMOTE = 0)
+ *   gather_rows     packed[i, 0..width) = window of rank(i) [row(i), 0..width), (rank, row) =
+ *                   from[i]
+ *   dispatch_slots  the cell at row(t,k) of rank(t,k) = what the owner needs of slot (t,k), see
+ *                   below
+ *   combine_slots   target[t,k] = the float at the start of row(t,k) of rank(t,k); 0 if dropped
+ *   find_places     place[row] = the address to which this row is to be sent, by its cell: row t K
+ *                   + k of the window of the slot's rank; 0 if the cell is not valid. (REMOTE = 1)
+ *   send_rows       sends each row to that address. If chain > 1, only the row of a token's first
+ *                   slot here is sent, plus those of its other slots here, in order of k.
+ *                   (REMOTE = 1)
+ *   send_codes      the same of bf16 rows; each sum is rounded once. (REMOTE = 1)
  *
  * source, target [T,width]; weight [T,K]; destination [T,K] pairs (rank, row), rank DROPPED for a
  * slot that takes no part. A window's rows lie `stride` floats apart, a multiple of 16, and start
- * at a multiple of 64 bytes; its words, uint32 [capacity], lie behind its `capacity` rows.
+ * at a multiple of 64 bytes. Its origins, uint32 [capacity], follow its `capacity` rows.
  *
- * Required: REMOTE = 1: the windows are given by a table of raw addresses, one per rank (where a
- * kernel may follow any address: on CPUs those of its process, on NVIDIA's GPUs those of imported
- * memory, too); REMOTE = 0: one plain buffer, the rank is not looked at. A row_group moves TOKENS
- * tokens, or a piece of one token's rows (exchange.h), or SLOTS slots. No local memory but in
- * exchange_meet.h. Deterministic: each row has one writer, each sum one order.
+ * Required: REMOTE = 1: the windows are given by a table of raw addresses, one per rank. The device
+ * must let a kernel follow such addresses: on CPUs those of the process, on NVIDIA GPUs also those
+ * of imported memory. REMOTE = 0: the window is one plain buffer, and the rank is ignored. A row
+ * group moves TOKENS tokens, a piece of one token's rows (exchange.h), or SLOTS slots. Local
+ * memory: only in exchange_barrier.h. Deterministic: each row has one writer, each sum one order.
  *
- * Non-temporal stores write a row without reading it first, which is worth a quarter of the time on
- * CPUs; the fence that they need comes once, at the end of the work-item.
+ * Non-temporal stores write a row without reading it first, which saves a quarter of the time on
+ * CPUs. The fence that they need comes once, at the end of the work-item.
  */
 #if !defined(REMOTE)
 #error "REMOTE must be defined (0, 1)"
@@ -67,9 +74,10 @@ static inline global float *row_of(WINDOW window, uint2 to, uint stride) {
 }
 #endif
 
-/* A window of slots has rows of one cell, which begins with the slot's float. Behind it a dispatch
- * says where it comes from, uint (slot t K + k, rank), and which slots of a token lie on one rank:
- * a word with bit 31 where there is one before, and 1 + the row of the next, or 0. */
+/* A window of slots has rows of one cell each. dispatch_slots stores four words at its start: the
+ * slot's float; the slot's number t K + k; the sending rank; and a link. The link's bit 31 is set
+ * if an earlier slot of the token lies on the same rank. Its other bits are 1 + the row of the
+ * token's next slot there, or 0. */
 typedef float16 cell;
 #define CELL  16
 #define LATER 0x80000000u
@@ -83,19 +91,19 @@ static inline void put(cell x, global float *p) {
 #endif
 }
 
-/* Orders the stores of put before what the host does after this kernel. */
+/* Completes the stores of put before the kernel ends, so that the host and peers see them. */
 static inline void put_end(void) {
 #if MOERT_CPU && defined(__x86_64__)
     __builtin_ia32_sfence();
 #endif
 }
 
-static inline global uint *words_of(global float *rows, uint capacity, uint stride) {
+static inline global uint *origins_of(global float *rows, uint capacity, uint stride) {
     return (global uint *)(rows + (size_t)capacity * stride);
 }
 
-/* The first slot of a token on the rank of slot k; k is one of rank `own`, where each slot gets its
- * row. */
+/* The token's first slot on the rank of slot k. On rank `own` it is k itself, as every slot gets a
+ * row there. */
 static inline uint first_slot(global const uint2 *destination, uint k, uint own) {
     uint first = 0;
     while (destination[k].x != own && destination[first].x != destination[k].x)
@@ -110,17 +118,18 @@ KERNEL void dispatch_rows(WINDOW window, global const uint2 *destination,
     dispatch_row_group(get_group_id(0), window, destination, source, args, false);
 }
 
-/* The words of a token's rows. */
-INLINED void tell_rows(WINDOW window, global const uint2 *destination, moert_exchange_args args) {
+/* Stores the origins of a token's rows. */
+INLINED void store_origins(WINDOW window, global const uint2 *destination,
+                           moert_exchange_args args) {
     for (uint k = item_index(); k < args.topk; k += MOERT_ITEMS) {
         const uint2 to = destination[k];
         if (to.x != DROPPED)
-            words_of(row_of(window, (uint2)(to.x, 0), args.stride), args.capacity,
-                     args.stride)[to.y] = destination[first_slot(destination, k, args.rank)].y;
+            origins_of(row_of(window, (uint2)(to.x, 0), args.stride), args.capacity,
+                       args.stride)[to.y] = destination[first_slot(destination, k, args.rank)].y;
     }
 }
 
-/* What row_group `nth` does in a dispatch to other ranks than this once: the words, too. */
+/* Row group `nth`'s part of dispatch_once. */
 INLINED void dispatch_row_group_once(uint nth, WINDOW window, global const uint2 *destination,
                                      global const float *source, moert_exchange_args args) {
 #if MOERT_ITEMS == 1
@@ -130,7 +139,7 @@ INLINED void dispatch_row_group_once(uint nth, WINDOW window, global const uint2
     const uint last = nth % pieces == 0 ? first + 1 : first;
 #endif
     for (uint t = first; t < last; t++)
-        tell_rows(window, destination + (size_t)t * args.topk, args);
+        store_origins(window, destination + (size_t)t * args.topk, args);
     dispatch_row_group(nth, window, destination, source, args, true);
 }
 
@@ -139,46 +148,46 @@ KERNEL void dispatch_once(WINDOW window, global const uint2 *destination,
     dispatch_row_group_once(get_group_id(0), window, destination, source, args);
 }
 
-/* What a row_group copies in fan_out. */
-INLINED void fan_out_share(uint nth, global float *rows, moert_exchange_args args) {
+/* A row group's part of fan_out. */
+INLINED void fan_out_piece(uint nth, global float *rows, moert_exchange_args args) {
     const uint stride = args.stride, capacity = args.capacity;
-    global const uint *word = words_of(rows, capacity, stride);
-    const share s = share_of(nth, args.rows, stride);
+    global const uint *origin = origins_of(rows, capacity, stride);
+    const piece s = piece_of(nth, args.rows, stride);
     for (uint r = s.first; r < s.last; r++)
-        if (word[r] != r && word[r] < capacity)
-            copy_piece(rows + (size_t)word[r] * stride, rows + (size_t)r * stride, s.at, stride);
+        if (origin[r] != r && origin[r] < capacity)
+            copy_piece(rows + (size_t)origin[r] * stride, rows + (size_t)r * stride, s.at, stride);
     put_end();
 }
 
 KERNEL_OF(FAN_ROW_GROUPS) void fan_out(global float *rows, moert_exchange_args args) {
-    fan_out_share(get_group_id(0) * FAN_ROW_GROUPS + row_group_index(), rows, args);
+    fan_out_piece(get_group_id(0) * FAN_ROW_GROUPS + row_group_index(), rows, args);
 }
 
-/* The word of slot `slot` of a token, whose first is number `token`. */
+/* The link of slot `slot`; `token` is the number of its token's first slot. */
 static inline uint link_of(global const uint2 *destination, uint token, uint slot, uint topk) {
     const uint rank = destination[slot].x;
-    uint next = slot + 1, word = 0;
+    uint next = slot + 1, later = 0;
     while (next < token + topk && destination[next].x != rank)
         next++;
     for (uint before = token; before < slot; before++)
-        word = destination[before].x == rank ? LATER : word;
-    return word | (next < token + topk ? destination[next].y + 1 : 0);
+        later = destination[before].x == rank ? LATER : later;
+    return later | (next < token + topk ? destination[next].y + 1 : 0);
 }
 
-/* The cell of slot s of this rank. */
+/* Stores the cell of this rank's slot s. */
 INLINED void put_slot(WINDOW window, global const uint2 *destination, global const float *source,
                       uint s, uint topk, uint rank) {
     const uint2 to = destination[s];
     if (to.x == DROPPED)
         return;
-    const uint4 told =
+    const uint4 words =
         (uint4)(as_uint(source[s]), s, rank, link_of(destination, s / topk * topk, s, topk));
 #if MOERT_CPU
     cell x = 0.0f;
-    x.lo.lo = as_float4(told);
+    x.lo.lo = as_float4(words);
     put(x, row_of(window, to, CELL));
-#else /* a quarter of the packets */
-    *(global uint4 *)row_of(window, to, CELL) = told;
+#else /* 16 of a cell's 64 bytes: a quarter of the packets */
+    *(global uint4 *)row_of(window, to, CELL) = words;
 #endif
 }
 
@@ -190,14 +199,14 @@ KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination,
     put_end();
 }
 
-#define COMBINE(name, codes, home)                                                                 \
+#define COMBINE(name, bf16, receiver)                                                              \
     KERNEL void name(WINDOW window, global const uint2 *destination, global const float *weight,   \
                      global float *target, moert_exchange_args args) {                             \
-        const combining c = {window, destination, weight, target, args, codes, home};              \
+        const combining c = {window, destination, weight, target, args, bf16, receiver};           \
         combine_row_group(get_group_id(0), get_num_groups(0), &c);                                 \
     }
-COMBINE(combine_rows, false, FAR)
-COMBINE(combine_codes, true, FAR)
+COMBINE(combine_rows, false, NO_RECEIVER)
+COMBINE(combine_codes, true, NO_RECEIVER)
 #if !REMOTE
 COMBINE(sum_rows, false, 0)
 COMBINE(sum_codes, true, 0)
@@ -207,7 +216,6 @@ INLINED float slot_of(WINDOW window, uint2 to) {
     return to.x != DROPPED ? row_of(window, to, CELL)[0] : 0.0f;
 }
 
-/* target[slot] = the float at the start of its row, 0 when dropped. */
 KERNEL void combine_slots(WINDOW window, global const uint2 *destination, global float *target,
                           moert_exchange_args args) {
     uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, args.slots);
@@ -228,42 +236,44 @@ KERNEL void gather_rows(WINDOW window, global const uint2 *from, global float *p
 }
 
 #if REMOTE
-/* Where the row of a cell belongs; null: nowhere. A cell of a rank whose device has not come in
- * time may be anything. */
-static inline global float *home_of(WINDOW window, uint4 told, moert_exchange_args args) {
-    return told.z < args.ranks && told.y < args.capacity ? row_of(window, told.zy, args.stride) : 0;
+/* The address to which the row of a cell is to be sent, or null. A cell of a rank that was late at
+ * the barrier may hold anything, hence the checks. */
+static inline global float *target_of(WINDOW window, uint4 words, moert_exchange_args args) {
+    return words.z < args.ranks && words.y < args.capacity ? row_of(window, words.zy, args.stride)
+                                                           : 0;
 }
 
 KERNEL void find_places(WINDOW window, global const uint4 *cells, global ulong *place,
                         moert_exchange_args args) {
     const uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, args.rows);
     for (uint r = first + item_index(); r < last; r += MOERT_ITEMS)
-        place[r] = (ulong)(size_t)home_of(window, cells[(size_t)r * (CELL / 4)], args);
+        place[r] = (ulong)(size_t)target_of(window, cells[(size_t)r * (CELL / 4)], args);
 }
 
-INLINED void send_share(uint nth, WINDOW window, global const uint4 *cells,
-                        global const float *rows, moert_exchange_args args, bool codes) {
+/* A row group's part of send_rows and send_codes. */
+INLINED void send_piece(uint nth, WINDOW window, global const uint4 *cells,
+                        global const float *rows, moert_exchange_args args, bool bf16) {
     const uint stride = args.stride, chain = args.chain;
-    const share s = share_of(nth, args.rows, stride);
+    const piece s = piece_of(nth, args.rows, stride);
     for (uint r = s.first; r < s.last; r++) {
-        const uint4 told = cells[(size_t)r * (CELL / 4)];
-        global float *home = home_of(window, told, args);
-        if (home == 0 || (chain > 1 && (told.w & LATER) != 0))
+        const uint4 words = cells[(size_t)r * (CELL / 4)];
+        global float *target = target_of(window, words, args);
+        if (target == 0 || (chain > 1 && (words.w & LATER) != 0))
             continue;
-        if (chain > 1 && told.w != 0)
-            sum_piece((chained){cells, rows, args.rows, chain, codes}, r, home, s.at, stride);
+        if (chain > 1 && words.w != 0)
+            sum_piece((chained){cells, rows, args.rows, chain, bf16}, r, target, s.at, stride);
         else
-            copy_piece(rows + (size_t)r * stride, home, s.at, stride);
+            copy_piece(rows + (size_t)r * stride, target, s.at, stride);
     }
     put_end();
 }
 
-#define SEND(name, codes)                                                                          \
+#define SEND(name, bf16)                                                                           \
     KERNEL_OF(FAN_ROW_GROUPS)                                                                      \
     void name(WINDOW window, global const uint4 *cells, global const float *rows,                  \
               moert_exchange_args args) {                                                          \
-        send_share(get_group_id(0) * FAN_ROW_GROUPS + row_group_index(), window, cells, rows,      \
-                   args, codes);                                                                   \
+        send_piece(get_group_id(0) * FAN_ROW_GROUPS + row_group_index(), window, cells, rows,      \
+                   args, bf16);                                                                    \
     }
 SEND(send_rows, false)
 SEND(send_codes, true)

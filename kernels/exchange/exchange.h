@@ -1,28 +1,29 @@
 /*
- * Included by kernels/exchange/exchange.cl: what a row_group does in dispatch and combine.
+ * Included by kernels/exchange/exchange.cl: a row group's part of dispatch and combine.
  *
- * In the CPU form it moves the rows of TOKENS tokens, whole rows one after the other, so that
- * stores stream, and sums up to STREAMS rows side by side. In the GPU form it has a piece of one
- * token's rows, PIECE floats of each in dispatch and STRIP in combine, all of whose loads are under
- * way at once: to fetch a row from another GPU takes two microseconds, and as many pieces hide that
- * as there is room for. Pieces of a token follow each other. A combine may have fewer work-groups
- * than that, each of which then goes on with the tokens, or strips, behind those of all.
+ * In the CPU form, a row group moves the rows of TOKENS tokens, whole rows one after the other, so
+ * that stores stream. It sums up to STREAMS rows at a time. In the GPU form, a row group moves one
+ * piece of one token's rows: PIECE floats of each row in dispatch, STRIP in combine. It issues all
+ * loads of a piece at once. Reading a row from another GPU takes two microseconds, which only many
+ * pieces in flight hide. Pieces of a token have consecutive numbers. A combine may have fewer
+ * work-groups than pieces; each then continues with the tokens or strips `row_groups` further on.
  */
 
-/* What a row_group copies: a piece of rows first to last - 1, `at` floats from their starts. */
-typedef struct share {
+/* The part that a row group copies: PIECE floats of rows first to last - 1, `at` floats from their
+ * starts. */
+typedef struct piece {
     uint first, last;
     int at;
-} share;
+} piece;
 
-/* Such pieces of so many rows. */
-static inline uint shares_of(uint rows, uint stride) {
+/* The number of pieces of `rows` rows. */
+static inline uint count_pieces(uint rows, uint stride) {
     return (rows + TOKENS - 1) / TOKENS * ((stride + PIECE - 1) / PIECE);
 }
 
-static inline share share_of(uint row_group, uint rows, uint stride) {
+static inline piece piece_of(uint row_group, uint rows, uint stride) {
     const uint pieces = (stride + PIECE - 1) / PIECE, first = row_group / pieces * TOKENS;
-    return (share){first, min(first + TOKENS, rows), (int)(row_group % pieces * PIECE)};
+    return (piece){first, min(first + TOKENS, rows), (int)(row_group % pieces * PIECE)};
 }
 
 INLINED void copy_piece(global const float *from, global float *to, int at, uint stride) {
@@ -36,39 +37,40 @@ INLINED void copy_piece(global const float *from, global float *to, int at, uint
 #endif
 }
 
-/* Rows that are summed before they are sent: at most `chain` of a token. */
+/* Rows that their owner sums before sending: at most `chain` of a token. */
 typedef struct chained {
     global const uint4 *cells;
     global const float *rows;
     uint count, chain;
-    bool codes;
+    bool bf16;
 } chained;
 
-/* The row behind row r, or `count`. */
+/* The row of the token's next slot after that of row r, or `count` after the last. */
 static inline uint next_of(chained c, uint r) {
     return min((c.cells[(size_t)r * (CELL / 4)].w & ~LATER) - 1, c.count);
 }
 
-/* A vector of floats, or of pairs of codes, as sums of either half. */
-INLINED void add_part(vec x, bool codes, vec sum[2]) {
-    sum[0] += codes ? as_vec(as_uvec(x) << 16) : x;
-    if (codes)
+/* Adds x, a vector of floats or of bf16 pairs; sum[1] holds the high halves of pairs. */
+INLINED void add_part(vec x, bool bf16, vec sum[2]) {
+    sum[0] += bf16 ? as_vec(as_uvec(x) << 16) : x;
+    if (bf16)
         sum[1] += as_vec(as_uvec(x) & 0xffff0000u);
 }
 
-INLINED vec whole_part(bool codes, const vec sum[2]) {
-    return codes ? as_vec(encode_as(sum[0], IS_BF16) | encode_as(sum[1], IS_BF16) << 16) : sum[0];
+/* The sums as a vector of floats or of bf16 pairs, rounded once. */
+INLINED vec finish_part(bool bf16, const vec sum[2]) {
+    return bf16 ? as_vec(encode_as(sum[0], IS_BF16) | encode_as(sum[1], IS_BF16) << 16) : sum[0];
 }
 
-/* The sum of row r and those behind it: all of it, or a piece. */
+/* Stores the sum of row r and its chain: the whole row on CPUs, a piece on GPUs. */
 INLINED void sum_piece(chained c, uint r, global float *to, int at, uint stride) {
 #if MOERT_ITEMS == 1
     for (uint i = 0; i < stride; i += VEC) {
         vec sum[2] = {0.0f, 0.0f};
         uint row = r;
         for (uint k = 0; k < c.chain && row < c.count; k++, row = next_of(c, row))
-            add_part(vload16(0, c.rows + (size_t)row * stride + i), c.codes, sum);
-        put(whole_part(c.codes, sum), to + i);
+            add_part(vload16(0, c.rows + (size_t)row * stride + i), c.bf16, sum);
+        put(finish_part(c.bf16, sum), to + i);
     }
 #else
     vec part[BATCH], sum[BATCH][2];
@@ -78,41 +80,41 @@ INLINED void sum_piece(chained c, uint r, global float *to, int at, uint stride)
     for (uint k = 0; k < c.chain && r < c.count; k++, r = next_of(c, r)) {
         load_batch(part, c.rows + (size_t)r * stride + at, n);
         UNROLL_FOR(int i = 0; i < BATCH; i++)
-            add_part(part[i], c.codes, sum[i]);
+            add_part(part[i], c.bf16, sum[i]);
     }
     UNROLL_FOR(int i = 0; i < BATCH; i++)
-        part[i] = whole_part(c.codes, sum[i]);
+        part[i] = finish_part(c.bf16, sum[i]);
     store_batch(part, to + at, n);
 #endif
 }
 
-/* `home`, where rows have been sent: the rank in whose window each has the number of its slot; else
- * FAR. */
-#define FAR DROPPED
+/* `receiver`: if owners have sent rows back, the rank in whose window the row of slot s is row s.
+ * Else NO_RECEIVER: rows are read from their owners' windows. */
+#define NO_RECEIVER DROPPED
 
-/* What a combine is told; weight 0 (null) means 1 for all; codes: rows are codes. */
+/* Arguments of a combine. A null weight means 1 for all slots; bf16: rows hold bf16 values. */
 typedef struct combining {
     WINDOW window;
     global const uint2 *destination;
     global const float *weight;
     global float *target;
     moert_exchange_args args;
-    bool codes;
-    uint home;
+    bool bf16;
+    uint receiver;
 } combining;
 
-/* The rank of slot number `slot`, and its row. */
-static inline uint2 place_of(global const uint2 *destination, size_t slot, uint home) {
+/* The rank and the row of slot number `slot`. */
+static inline uint2 slot_row(global const uint2 *destination, size_t slot, uint receiver) {
     const uint2 to = destination[slot];
-    return home != FAR ? (uint2)(to.x, (uint)slot) : to;
+    return receiver != NO_RECEIVER ? (uint2)(to.x, (uint)slot) : to;
 }
 
-static inline global float *row_from(WINDOW window, uint2 to, uint home, uint stride) {
-    return row_of(window, home != FAR ? (uint2)(home, to.y) : to, stride);
+static inline global float *row_from(WINDOW window, uint2 to, uint receiver, uint stride) {
+    return row_of(window, receiver != NO_RECEIVER ? (uint2)(receiver, to.y) : to, stride);
 }
 
 #if MOERT_ITEMS == 1
-/* A whole row to one expert after the other: the stores stream. */
+/* Stores whole rows, one expert after the other, so that the stores stream. */
 INLINED void dispatch_token(WINDOW window, global const uint2 *destination, global const float *x,
                             moert_exchange_args args, bool once) {
     const uint width = args.width, whole = width / VEC * VEC;
@@ -137,38 +139,39 @@ INLINED void dispatch_row_group(uint nth, WINDOW window, global const uint2 *des
     put_end();
 }
 
-/* The numbers of a row from i on: n are wanted, and there are whole vectors of floats. */
-INLINED vec read_row(global const float *row, bool codes, int i, int n) {
-    if (codes)
+/* The values of a row from i on. Of bf16 rows, n are read and the rest is zero; float32 rows
+ * consist of whole vectors. */
+INLINED vec read_row(global const float *row, bool bf16, int i, int n) {
+    if (bf16)
         return as_vec(load_shorts((global const ushort *)row + i, n) << 16);
     return *(global const vec *)(row + i);
 }
 
-/* Adds the rows of up to STREAMS slots from slot `from` on, read side by side, to the sum of the
- * token whose first slot is number `token`. */
+/* Adds the rows of up to STREAMS slots, from a token's slot `from` on, to the token's sum. `token`
+ * is the number of its first slot. */
 INLINED void combine_slots_of(const combining *c, global float *out, size_t token, uint from) {
     const uint width = c->args.width, end = min(from + STREAMS, c->args.topk);
-    const bool firsts = c->home != FAR && c->args.chain > 1;
+    const bool firsts = c->receiver != NO_RECEIVER && c->args.chain > 1;
     global const float *row[STREAMS];
     float factor[STREAMS];
     uint streams = 0;
     for (uint k = from; k < end; k++) {
-        const uint2 to = place_of(c->destination, token + k, c->home);
+        const uint2 to = slot_row(c->destination, token + k, c->receiver);
         if (to.x == DROPPED || (firsts && first_slot(c->destination + token, k, DROPPED) != k))
             continue;
-        row[streams] = row_from(c->window, to, c->home, c->args.stride);
+        row[streams] = row_from(c->window, to, c->receiver, c->args.stride);
         factor[streams++] = c->weight != 0 ? c->weight[token + k] : 1.0f;
     }
     for (uint i = 0; i < width; i += VEC) {
         vec sum = from > 0 ? load_part(out + i, width - i) : (vec)0.0f;
         for (uint j = 0; j < streams; j++)
-            sum = fma((vec)factor[j], read_row(row[j], c->codes, i, width - i), sum);
+            sum = fma((vec)factor[j], read_row(row[j], c->bf16, i, width - i), sum);
         store_part(sum, out + i, width - i);
     }
 }
 
-/* A token with more than STREAMS slots continues from the partial sum in `target`, which has the
- * same bits as one long chain. */
+/* A token with more than STREAMS slots continues from the partial sum in `target`, with the same
+ * bits as one chain. */
 INLINED void combine_row_group(uint nth, uint row_groups, const combining *c) {
     for (uint first = nth * TOKENS; first < c->args.tokens; first += row_groups * TOKENS)
         for (uint t = first; t < min(first + TOKENS, c->args.tokens); t++) {
@@ -181,26 +184,27 @@ INLINED void combine_row_group(uint nth, uint row_groups, const combining *c) {
         }
 }
 #else
-/* The destinations of STREAMS slots of a token, whose first is number `slot`, from its slot `first`
- * on, in loads that do not wait for each other; DROPPED: none. */
-INLINED void load_slots(global const uint2 *destination, uint home, size_t slot, uint first,
+/* Loads the destinations of STREAMS slots of a token, from its slot `first` on, without one load
+ * waiting for another. `slot` is the number of the token's slot 0. Past the last slot, the rank is
+ * DROPPED. */
+INLINED void load_slots(global const uint2 *destination, uint receiver, size_t slot, uint first,
                         uint topk, uint2 to[STREAMS]) {
     UNROLL_FOR(uint k = 0; k < STREAMS; k++)
-        to[k] = place_of(destination, slot + min(first + k, topk - 1), home);
+        to[k] = slot_row(destination, slot + min(first + k, topk - 1), receiver);
     UNROLL_FOR(uint k = 0; k < STREAMS; k++)
         to[k].x = first + k < topk ? to[k].x : DROPPED;
 }
 
-/* Their rows, found in the same way; null: none. */
-INLINED void find_rows(WINDOW window, const uint2 to[STREAMS], uint home, uint stride,
+/* The addresses of these slots' rows; null for DROPPED. */
+INLINED void find_rows(WINDOW window, const uint2 to[STREAMS], uint receiver, uint stride,
                        global float *row[STREAMS]) {
     UNROLL_FOR(uint k = 0; k < STREAMS; k++)
-        row[k] = row_from(window, to[k].x != DROPPED ? to[k] : (uint2)0, home, stride);
+        row[k] = row_from(window, to[k].x != DROPPED ? to[k] : (uint2)0, receiver, stride);
     UNROLL_FOR(uint k = 0; k < STREAMS; k++)
         row[k] = to[k].x != DROPPED ? row[k] : 0;
 }
 
-/* Drops those that are not the first of the token on a rank other than `own`. */
+/* Drops slots that are not their token's first on their rank, except on rank `own`. */
 INLINED void keep_first(global const uint2 *destination, uint first, uint own, uint2 to[STREAMS]) {
     UNROLL_FOR(int k = STREAMS - 1; k >= 0; k--) {
         bool again = false;
@@ -212,7 +216,7 @@ INLINED void keep_first(global const uint2 *destination, uint first, uint own, u
     }
 }
 
-/* A piece to all experts: it is read once. */
+/* Reads a piece once and stores it for all experts. */
 INLINED void dispatch_row_group(uint nth, WINDOW window, global const uint2 *destination,
                                 global const float *source, moert_exchange_args args, bool once) {
     const uint topk = args.topk, width = args.width, stride = args.stride;
@@ -224,19 +228,19 @@ INLINED void dispatch_row_group(uint nth, WINDOW window, global const uint2 *des
     for (uint first = 0; first < topk; first += STREAMS) {
         uint2 to[STREAMS];
         global float *row[STREAMS];
-        load_slots(destination, FAR, 0, first, topk, to);
+        load_slots(destination, NO_RECEIVER, 0, first, topk, to);
         if (once)
             keep_first(destination, first, args.rank, to);
-        find_rows(window, to, FAR, stride, row);
+        find_rows(window, to, NO_RECEIVER, stride, row);
         UNROLL_FOR(uint k = 0; k < STREAMS; k++)
             if (row[k] != 0)
                 store_batch(part, row[k] + i, (int)stride - i);
     }
 }
 
-/* 16 bytes; zeros for null. The compiler may not put off these loads until each is used: they are
- * under way together. */
-INLINED uint4 fetch(global const float *p) {
+/* Loads 16 bytes; zeros for null. As volatile assembly, so that the compiler does not delay each
+ * load until its use: all must be in flight together. */
+INLINED uint4 load_quad(global const float *p) {
     uint4 x = 0;
 #if MOERT_NVIDIA
     __asm__ volatile("{.reg .pred given; setp.ne.u64 given, %4, 0; @given ld.global.v4.u32 {%0, "
@@ -250,57 +254,59 @@ INLINED uint4 fetch(global const float *p) {
     return x;
 }
 
-/* 16 bytes of a row, as 4 floats or, in their order, as 8 codes' values. */
-INLINED void widen(uint4 x, bool codes, vec value[2]) {
+/* 16 bytes of a row as 4 floats, or as 8 floats from bf16 in the order of the columns. */
+INLINED void widen(uint4 x, bool bf16, vec value[2]) {
     const uint high = 0xffff0000u;
-    value[0] = as_vec(codes ? (uint4)(x.x << 16, x.x & high, x.y << 16, x.y & high) : x);
+    value[0] = as_vec(bf16 ? (uint4)(x.x << 16, x.x & high, x.y << 16, x.y & high) : x);
     value[1] = as_vec((uint4)(x.z << 16, x.z & high, x.w << 16, x.w & high));
 }
 
-/* Adds 16 bytes at `offset` floats of the rows of STREAMS slots from slot `first` on. */
+/* Adds 16 bytes, at `offset` floats, of the rows of STREAMS slots from the token's slot `first`
+ * on. */
 INLINED void add_slots(const combining *c, size_t slot, uint first, size_t offset, vec sum[2]) {
     const uint topk = c->args.topk;
     global float *row[STREAMS];
     float factor[STREAMS];
     uint2 to[STREAMS];
     uint4 part[STREAMS];
-    load_slots(c->destination, c->home, slot, first, topk, to);
-    if (c->home != FAR && c->args.chain > 1)
+    load_slots(c->destination, c->receiver, slot, first, topk, to);
+    if (c->receiver != NO_RECEIVER && c->args.chain > 1)
         keep_first(c->destination + slot, first, DROPPED, to);
-    find_rows(c->window, to, c->home, c->args.stride, row);
+    find_rows(c->window, to, c->receiver, c->args.stride, row);
     UNROLL_FOR(uint k = 0; k < STREAMS; k++)
         factor[k] = c->weight != 0 ? c->weight[slot + min(first + k, topk - 1)] : 1.0f;
     UNROLL_FOR(uint k = 0; k < STREAMS; k++)
-        part[k] = fetch(row[k] != 0 ? row[k] + offset : 0);
+        part[k] = load_quad(row[k] != 0 ? row[k] + offset : 0);
     UNROLL_FOR(uint k = 0; k < STREAMS; k++) {
         vec value[2];
-        widen(part[k], c->codes, value);
+        widen(part[k], c->bf16, value);
         UNROLL_FOR(int i = 0; i < 2; i++)
             sum[i] = row[k] != 0 ? fma((vec)factor[k], value[i], sum[i]) : sum[i];
     }
 }
 
-/* Strip `nth` of all: 16 bytes of each row of a token for a work-item. */
+/* Computes strip number `nth` over all tokens: each work-item sums 16 bytes of each of a token's
+ * rows. */
 INLINED void combine_strip(uint nth, uint strips, const combining *c) {
     const uint topk = c->args.topk, width = c->args.width, t = nth / strips;
-    const bool codes = c->codes;
-    /* an item's codes begin twice as far from the strip's start as its floats would */
-    const int i = (int)(nth % strips * (codes ? 2 * STRIP : STRIP)) + (codes ? part_start() : 0),
+    const bool bf16 = c->bf16;
+    /* an item's 8 bf16 columns begin twice as far from the strip's start as its 4 floats would */
+    const int i = (int)(nth % strips * (bf16 ? 2 * STRIP : STRIP)) + (bf16 ? part_start() : 0),
               n = (int)width - i;
     global float *out = c->target + (size_t)t * width + i;
     vec sum[2] = {0.0f, 0.0f};
     if (n <= part_start())
         return;
     for (uint first = 0; first < topk; first += STREAMS)
-        add_slots(c, (size_t)t * topk, first, (size_t)(i + part_start()) / (codes ? 2 : 1), sum);
+        add_slots(c, (size_t)t * topk, first, (size_t)(i + part_start()) / (bf16 ? 2 : 1), sum);
     store_part(sum[0], out, n);
-    if (codes)
+    if (bf16)
         store_part(sum[1], out + PART, n - PART);
 }
 
 INLINED void combine_row_group(uint nth, uint row_groups, const combining *c) {
-    const uint numbers = c->codes ? 2 * STRIP : STRIP,
-               strips = (c->args.width + numbers - 1) / numbers;
+    const uint columns = c->bf16 ? 2 * STRIP : STRIP,
+               strips = (c->args.width + columns - 1) / columns;
     for (; nth < c->args.tokens * strips; nth += row_groups)
         combine_strip(nth, strips, c);
 }

@@ -1,22 +1,24 @@
 /*
- * Where the slots of a batch go (moert/plan.h): index int32 [T,K] has the expert of each slot, of
- * E, or -1 for none.
+ * Computes the destinations of a batch's slots (moert/plan.h). index int32 [T,K] holds the expert
+ * of each slot, 0 to E - 1, or -1 for none.
  *
- *   count_slots   counts[e,c] = slots of expert e among the tokens of chunk c; counts[E,c] =
- *                 whether an index of the chunk is outside -1..E-1, or one expert twice in a token
- *   store_words   table[first + i] = words.word[i] for i < count: what the host tells travels as an
- *                 argument, since a kernel waits longer for a copy before it than it runs
- *   scan_chunks   counts[e,c] becomes the slots of expert e before chunk c, total[e] all of them;
- *                 and so for row E
- *   place_slots   destination[t,k] = (rank, row) and, unless it is null, packed[t,k] = (0,
- *                 position) of the slot: table[first + e] = (rank, row, position, 0) of the
- *                 first slot of expert e, and the others follow in the order of their tokens;
- *                 (DROPPED, DROPPED) for no expert
+ *   count_slots   counts[e,c] = slots of expert e among the tokens of chunk c. counts[E,c] = 1 if
+ *                 an index of the chunk is outside -1..E-1, or if a token has an expert twice; else
+ *                 0
+ *   store_words   table[first + i] = from.word[i] for i < count. The host passes these words as an
+ *                 argument, since waiting for a copy takes a kernel longer than it runs.
+ *   scan_chunks   counts[e,c] becomes the number of slots of expert e before chunk c, and total[e]
+ *                 that of all its slots; row E likewise
+ *   place_slots   destination[t,k] = (rank, row) and, unless packed is null, packed[t,k] = (0,
+ *                 position) of the slot. table[first + e] = (rank, row, position, 0) of the first
+ *                 slot of expert e; its other slots follow in the order of their tokens. A slot
+ *                 without an expert gets (DROPPED, DROPPED).
  *
- * A chunk is CHUNK tokens: a token has an expert once, so a word of bits says which tokens of a
- * chunk have it, and the bits below a token's are the slots before its own. Integers only;
- * deterministic, in whatever order bits are set. A row_group takes a chunk, or a row of counts. Local
- * memory: marks[E + 1], of each expert and of what is wrong.
+ * A chunk is CHUNK tokens. A token has an expert at most once, so one bit per token says which
+ * tokens of a chunk have an expert, and the bits below a token's count the slots before it.
+ * Integers only; deterministic, whatever the order in which bits are set. A row group computes one
+ * chunk, or one row of counts. Local memory: bits[E + 1], 4 (E + 1) bytes: one word per expert and
+ * one for errors; in scan_chunks 4 bytes per item.
  */
 #include "args/exchange.h"
 
@@ -32,37 +34,38 @@ KERNEL void store_words(words from, global uint *restrict table, moert_plan_args
         table[args.first + i] = from.word[i];
 }
 
-/* The tokens of a chunk by expert. */
-static inline void mark_tokens(global const int *restrict index, uint first, moert_plan_args args,
-                               local uint *marks) {
+/* Sets bits[e] to the tokens of a chunk that have expert e, and bits[E] to 1 after an invalid
+ * index. */
+static inline void set_token_bits(global const int *restrict index, uint first,
+                                  moert_plan_args args, local uint *bits) {
     const uint tokens = args.tokens, topk = args.topk, experts = args.experts;
     for (uint e = item_index(); e <= experts; e += MOERT_ITEMS)
-        marks[e] = 0;
+        bits[e] = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
     for (uint i = item_index(); i < CHUNK && first + i < tokens; i += MOERT_ITEMS)
         for (uint k = 0; k < topk; k++) {
             const int expert = index[(ulong)(first + i) * topk + k];
             const bool known = expert >= 0 && expert < (int)experts;
-            if (expert != -1 && (!known || (atomic_or(&marks[expert], 1u << i) >> i & 1) != 0))
-                atomic_or(&marks[experts], 1u);
+            if (expert != -1 && (!known || (atomic_or(&bits[expert], 1u << i) >> i & 1) != 0))
+                atomic_or(&bits[experts], 1u);
         }
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
 KERNEL void count_slots(global const int *restrict index, global uint *restrict counts,
-                        moert_plan_args args, local uint *marks) {
+                        moert_plan_args args, local uint *bits) {
     const uint chunk = get_group_id(0);
-    mark_tokens(index, chunk * CHUNK, args, marks);
+    set_token_bits(index, chunk * CHUNK, args, bits);
     for (uint e = item_index(); e <= args.experts; e += MOERT_ITEMS)
-        counts[(ulong)e * args.chunks + chunk] = popcount(marks[e]);
+        counts[(ulong)e * args.chunks + chunk] = popcount(bits[e]);
 }
 
 KERNEL void scan_chunks(global uint *restrict counts, global uint *restrict total,
                         moert_plan_args args) {
     local uint sums[MOERT_ITEMS];
     const uint chunks = args.chunks;
-    const uint row = get_group_id(0), share = (chunks + MOERT_ITEMS - 1) / MOERT_ITEMS;
-    const uint first = min(chunks, item_index() * share), end = min(chunks, first + share);
+    const uint row = get_group_id(0), per_item = (chunks + MOERT_ITEMS - 1) / MOERT_ITEMS;
+    const uint first = min(chunks, item_index() * per_item), end = min(chunks, first + per_item);
     global uint *count = counts + (ulong)row * chunks;
     uint sum = 0, before = 0;
     for (uint c = first; c < end; c++)
@@ -82,20 +85,20 @@ KERNEL void scan_chunks(global uint *restrict counts, global uint *restrict tota
 
 KERNEL void place_slots(global const int *restrict index, global const uint *restrict before,
                         global const uint4 *restrict table, global uint2 *restrict destination,
-                        global uint2 *restrict packed, moert_plan_args args, local uint *marks) {
+                        global uint2 *restrict packed, moert_plan_args args, local uint *bits) {
     const uint chunk = get_group_id(0), first = chunk * CHUNK;
-    mark_tokens(index, first, args, marks);
+    set_token_bits(index, first, args, bits);
     for (uint i = item_index(); i < CHUNK && first + i < args.tokens; i += MOERT_ITEMS)
         for (uint k = 0; k < args.topk; k++) {
             const ulong slot = (ulong)(first + i) * args.topk + k;
             const int expert = index[slot];
             uint2 to = DROPPED, from = DROPPED;
             if (expert >= 0) {
-                const uint4 lane = table[args.first + (uint)expert];
-                const uint place = before[(ulong)expert * args.chunks + chunk] +
-                                   popcount(marks[expert] & ((1u << i) - 1));
-                to = (uint2)(lane.x, lane.y + place);
-                from = (uint2)(0, lane.z + place);
+                const uint4 base = table[args.first + (uint)expert];
+                const uint nth = before[(ulong)expert * args.chunks + chunk] +
+                                 popcount(bits[expert] & ((1u << i) - 1));
+                to = (uint2)(base.x, base.y + nth);
+                from = (uint2)(0, base.z + nth);
             }
             destination[slot] = to;
             if (packed != 0)

@@ -1,21 +1,22 @@
 /*
- * Bias of an expert's second projection, scaled by each row's routing weight.
+ * The bias of an expert's second projection, scaled by each row's routing weight prob.
  *
  *   forward   y[r,:] += prob[r] * bias[g,:]            r in [ends[g-1], ends[g])
  *   dprob     dprob[r] += sum_n y[r,n] * bias[g,n]     (y holds the gradient)
  *   gradient  dbias[g,:] (+)= sum_r prob[r] * y[r,:]   rows in order
  *
- * y[M,n] at stride ldy, prob and dprob [M] at stride prob_stride. Deterministic.
+ * y[M,n] at stride ldy, prob and dprob [M] at stride prob_stride, bias and dbias [G,n] dense.
  *
- * Grid: (groups, shares). A row_group has every shares-th row of a group, the first being number `skip`
- * (forward, dprob). A work-group has `columns` columns of a group (gradient), which in the GPU form
- * are those of one step: GROUPS_PER_ROW row_groups take turns at the rows, and their sums are added in order.
- * Local memory: the row_group's (dprob); in the GPU form, a vector for each work-item (gradient).
+ * Grid of forward and dprob: (groups from number `skip` on, S). A row group computes every S-th row
+ * of a group. Grid of the gradient: (groups, blocks of `columns` columns). In the GPU form a block
+ * is one step of VEC columns; ROW_GROUPS row groups add every ROW_GROUPS-th row each, and their
+ * sums are added in order. Local memory on GPUs: 128 bytes (dprob), 4 KiB (gradient).
+ * Deterministic.
  */
 #include "args/nn.h"
 #include "lib/row_groups.h"
 
-#define GROUPS_PER_ROW (MOERT_ITEMS == 1 ? 1 : 8)
+#define ROW_GROUPS (MOERT_ITEMS == 1 ? 1 : 8)
 
 KERNEL void bias_forward(global const uint *ends, global const float *prob,
                          global const float *bias, global float *y, moert_bias_args args) {
@@ -68,25 +69,24 @@ KERNEL void bias_gradient(global const uint *ends, global const float *prob, glo
     }
 }
 #else
-KERNEL_OF(GROUPS_PER_ROW)
+KERNEL_OF(ROW_GROUPS)
 void bias_gradient(global const uint *ends, global const float *prob, global const float *y,
                    global float *dbias, moert_bias_args args) {
-    SUMS_OF(GROUPS_PER_ROW);
+    SUMS_OF(ROW_GROUPS);
     const uint g = get_group_id(0), c = get_group_id(1) * VEC, end = ends[g];
     vec sum = 0.0f;
-    for (uint r = group_start(ends, g) + row_group_index(); r < end;
-         r += ROWS_AHEAD * GROUPS_PER_ROW) {
+    for (uint r = group_start(ends, g) + row_group_index(); r < end; r += ROWS_AHEAD * ROW_GROUPS) {
         vec part[ROWS_AHEAD];
         float weight[ROWS_AHEAD];
         UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++) {
-            const uint row = min(r + k * GROUPS_PER_ROW, end - 1);
+            const uint row = min(r + k * ROW_GROUPS, end - 1);
             part[k] = load_part(y + row * args.ldy + c, args.n - c);
             weight[k] = prob[row * args.prob_stride];
         }
         UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++)
-            sum = r + k * GROUPS_PER_ROW < end ? fma((vec)weight[k], part[k], sum) : sum;
+            sum = r + k * ROW_GROUPS < end ? fma((vec)weight[k], part[k], sum) : sum;
     }
-    sum = sum_row_groups(sum, GROUPS_PER_ROW, sums);
+    sum = sum_row_groups(sum, ROW_GROUPS, sums);
     global float *target = dbias + (ulong)g * args.n + c;
     if (row_group_index() == 0)
         store_part(args.accumulate ? sum + load_part(target, args.n - c) : sum, target, args.n - c);

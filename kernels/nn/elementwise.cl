@@ -1,7 +1,7 @@
 /*
  * y[i] = y[i] + x[i] over n floats.
  *
- * Deterministic. A row_group owns BLOCK consecutive floats. No local memory.
+ * A row group owns BLOCK consecutive floats. No local memory. Deterministic.
  */
 #define BLOCK (MOERT_ITEMS == 1 ? 4096ul : 1024ul)
 

@@ -2,21 +2,24 @@
  * Token embedding.
  *
  *   forward   x[t,h] = table[token[t],h]                        x[T,H], table[V,H], token int32 [T]
- *   backward  partial[s,r,h] = sum over t of sequence s, token[t] = first_row + r, of dx[t,h]
- *             partial[S,rows,H], dx[T,H], T = S * length
- *   gradient  the same for all rows, summed over the sequences of each tree node (base/tree.h) at
- *             once: node i's table lies at target + i * stride + offset. Rows without tokens are
- *             left alone. link[T,2] has, for a token that is the first of its row in a node, the
- *             node, else -1; and the next token of that row in the node, or -1.
+ *   backward  partial[s,r,h] = sum of dx[t,h] over the tokens t of sequence s with token[t] =
+ *             first_row + r;  partial[S,rows,H], dx[T,H], T = S * length
+ *   gradient  the same for all rows at once, summed over the sequences of each tree node
+ *             (base/tree.h). Node i's table lies at target + i * stride + offset. Rows without
+ *             tokens are not touched. link[t] = (a, b): a is the node in which t is the first token
+ *             of its row, or -1; b is the next token of that row in the node, or -1.
  *
- * Deterministic: a gradient row adds its tokens in the order of the sequence, in whatever order
- * they are found (by an atomic count); every element has one owner.
- * Forward: a row_group owns TOKENS rows. Backward on CPUs: a row_group owns COLUMNS columns of all rows of
- * one sequence, so that the sequence's tokens are read once and its part of a gradient row stays in
- * the cache. On GPUs GROUPS_PER_ROW row_groups own `share` rows: they look for their tokens, as many as ROOM at
- * once, link those of a row, and write each row once where that is all of them. Local memory: 12
- * bytes for each of ROOM. Gradient: a row_group owns GRADIENT_COLUMNS columns of the row that a token is
- * the first of, and follows its links; the next gradient is under way while one is added.
+ * Forward: a row group owns TOKENS tokens. Backward on CPUs: a row group owns COLUMNS columns of
+ * all rows of one sequence, so that it reads the sequence's tokens once and its part of a gradient
+ * row stays in the cache. Backward on GPUs: ROW_GROUPS row groups own `share` rows. They search the
+ * sequence for tokens of these rows, up to ROOM at a time, link the tokens of each row, and add
+ * them. They write each row once if ROOM suffices. Gradient: a row group owns GRADIENT_COLUMNS
+ * columns of the row that a token is the first of, and follows the links; it loads the next
+ * gradient while it adds one.
+ *
+ * Local memory: in the backward on GPUs, 12 bytes for each of ROOM and 36 more. Deterministic: a
+ * gradient row adds its tokens in the order of the sequence, whatever the order in which an atomic
+ * counter collected them. Every element has one owner.
  */
 #include "args/nn.h"
 
@@ -28,11 +31,11 @@
 #define TOKENS           1
 #define GRADIENT_COLUMNS 128
 #endif
-#define GROUPS_PER_ROW 8
-#define ROOM           512
-#define MOST_ROWS      8  /* `share` at most */
-#define AHEAD          16 /* tokens that an item looks at together */
-#define LEVELS         32 /* of the tree */
+#define ROW_GROUPS 8
+#define ROOM       512
+#define MOST_ROWS  8  /* the largest `share` */
+#define AHEAD      16 /* tokens that an item loads at once */
+#define LEVELS     32 /* of the tree */
 
 KERNEL void embedding_forward(global const float *restrict table, global const int *restrict token,
                               global float *restrict x, moert_embedding_args args) {
@@ -49,11 +52,10 @@ KERNEL void embedding_forward(global const float *restrict table, global const i
 }
 
 #if MOERT_ITEMS == 1
-/* The place of the first of the tokens [at, end) that is among the rows; `end` if there is none. */
+/* The first of the tokens [at, end) whose row is one of `rows` rows from first_row on, or `end`. */
 static inline ulong find_token(global const int *token, ulong at, ulong end, ulong first_row,
                                ulong rows) {
-    while (at < end &&
-           (ulong)token[at] - first_row >= rows) /* wraps to a large number below first_row */
+    while (at < end && (ulong)token[at] - first_row >= rows) /* wraps if below first_row */
         at++;
     return at;
 }
@@ -84,8 +86,8 @@ KERNEL void embedding_backward(global const int *restrict token, global const fl
     }
 }
 #else
-/* A sequence's tokens among the rows of a work-group, in any order: token, row, and the next of
- * that row, or ROOM. */
+/* Tokens of a work-group's rows, in any order. Element i is token[i] of row[i]; next[i] is the
+ * element of that row's next token, first[r] that of row r's first token, or ROOM. */
 typedef struct found {
     uint token[ROOM], row[ROOM], next[ROOM], first[MOST_ROWS], count;
 } found;
@@ -94,26 +96,25 @@ static inline int group_item(void) {
     return row_group_index() * MOERT_ITEMS + item_index();
 }
 
-/* How many of the tokens [from, to) are among the rows; all of them are found if no more than
- * ROOM. */
+/* Collects the tokens [from, to) of `rows` rows from first_row on, and returns their number. If it
+ * exceeds ROOM, some are missing. */
 INLINED uint find_tokens(local found *f, global const int *token, uint from, uint to,
                          ulong first_row, uint rows) {
-    barrier(CLK_LOCAL_MEM_FENCE); /* all are done with the last ones */
+    barrier(CLK_LOCAL_MEM_FENCE); /* all items have read the previous ones */
     if (group_item() == 0)
         f->count = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (uint t = from + group_item(); t < to; t += AHEAD * GROUPS_PER_ROW * MOERT_ITEMS) {
+    for (uint t = from + group_item(); t < to; t += AHEAD * ROW_GROUPS * MOERT_ITEMS) {
         uint row[AHEAD];
-        UNROLL_FOR(uint i = 0; i < AHEAD;
-                   i++) /* a row below the first one wraps to a large number */
-            row[i] = (uint)min((ulong)token[min(t + i * GROUPS_PER_ROW * MOERT_ITEMS, to - 1)] -
-                                   first_row,
-                               (ulong)UINT_MAX);
+        UNROLL_FOR(uint i = 0; i < AHEAD; i++) /* wraps if below first_row */
+            row[i] =
+                (uint)min((ulong)token[min(t + i * ROW_GROUPS * MOERT_ITEMS, to - 1)] - first_row,
+                          (ulong)UINT_MAX);
         UNROLL_FOR(uint i = 0; i < AHEAD; i++)
-            if (row[i] < rows && t + i * GROUPS_PER_ROW * MOERT_ITEMS < to) {
+            if (row[i] < rows && t + i * ROW_GROUPS * MOERT_ITEMS < to) {
                 const uint at = atomic_inc(&f->count);
                 if (at < ROOM) {
-                    f->token[at] = t + i * GROUPS_PER_ROW * MOERT_ITEMS;
+                    f->token[at] = t + i * ROW_GROUPS * MOERT_ITEMS;
                     f->row[at] = row[i];
                 }
             }
@@ -122,8 +123,7 @@ INLINED uint find_tokens(local found *f, global const int *token, uint from, uin
     return f->count;
 }
 
-/* Which of the n that are found is the first of a row after token `after`, counted from 1; ROOM if
- * there is none. */
+/* The element of row `row`'s first token t with t + 1 > after, among n elements, or ROOM. */
 static inline uint find_next(local const found *f, uint n, uint row, uint after) {
     uint at = ROOM, nearest = UINT_MAX;
     for (uint i = 0; i < n; i++) {
@@ -136,19 +136,21 @@ static inline uint find_next(local const found *f, uint n, uint row, uint after)
     return at;
 }
 
+/* Sets next[] of n elements and first[] of `rows` rows. */
 INLINED void link_tokens(local found *f, uint n, uint rows) {
-    for (uint i = group_item(); i < n; i += GROUPS_PER_ROW * MOERT_ITEMS)
+    for (uint i = group_item(); i < n; i += ROW_GROUPS * MOERT_ITEMS)
         f->next[i] = find_next(f, n, f->row[i], f->token[i] + 1);
-    for (uint r = group_item(); r < rows; r += GROUPS_PER_ROW * MOERT_ITEMS)
+    for (uint r = group_item(); r < rows; r += ROW_GROUPS * MOERT_ITEMS)
         f->first[r] = find_next(f, n, r, 0);
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-/* Adds the tokens that are found to the first rows of `sum`, or to zeros. */
+/* Stores the sums over the collected tokens in the first `rows` rows of `sum`, or adds to these
+ * rows if `adds`. */
 static inline void add_tokens(local const found *f, uint rows, global const float *restrict dx,
                               global float *restrict sum, ulong hidden, bool adds) {
     const uint chunks = (uint)((hidden + BATCH * VEC - 1) / (BATCH * VEC));
-    for (uint i = row_group_index(); i < rows * chunks; i += GROUPS_PER_ROW) {
+    for (uint i = row_group_index(); i < rows * chunks; i += ROW_GROUPS) {
         const uint row = i / chunks, h = i % chunks * BATCH * VEC;
         const int n = (int)min((ulong)BATCH * VEC, hidden - h);
         uint at = f->first[row];
@@ -168,7 +170,7 @@ static inline void add_tokens(local const found *f, uint rows, global const floa
     }
 }
 
-KERNEL_OF(GROUPS_PER_ROW)
+KERNEL_OF(ROW_GROUPS)
 void embedding_backward(global const int *restrict token, global const float *restrict dx,
                         global float *restrict partial, moert_embedding_args args) {
     local found f;
@@ -192,9 +194,10 @@ void embedding_backward(global const int *restrict token, global const float *re
 }
 #endif
 
-/* The sum of a row's gradients in a node, `token` being its first, by the tree without the leaves
- * that have none: those would add zeros. A stack holds sums of complete subtrees, and the level at
- * which each meets what follows it. */
+/* The sum of a row's gradients in a node, from its first token `token` on, by the tree of
+ * sequences. Leaves without such a token are left out, since they would add zeros. A stack holds
+ * the sums of complete subtrees, and for each the level of its common ancestor with the next
+ * leaf. */
 static inline vec sum_links(global const int *restrict link, global const float *restrict dx,
                             ulong token, ulong length, ulong first_leaf, ulong hidden, int n) {
     vec stack[LEVELS], sum = 0.0f, part = load_part(dx + token * hidden, n);
@@ -204,11 +207,11 @@ static inline vec sum_links(global const int *restrict link, global const float 
         const uint after = first_leaf + next / length;
         sum += part;
         if (after != leaf) {
-            const uint meet = 31 - clz(leaf ^ after);
-            while (depth > 0 && level[depth - 1] < meet)
+            const uint ancestor = 31 - clz(leaf ^ after);
+            while (depth > 0 && level[depth - 1] < ancestor)
                 sum = stack[--depth] + sum;
             stack[depth] = sum;
-            level[depth++] = meet;
+            level[depth++] = ancestor;
             sum = 0.0f;
         }
         leaf = after;

@@ -3,25 +3,31 @@
  *
  *   m = max_v logits[t,v]      s = sum_v exp(logits[t,v] - m)
  *   loss[t] = log(s) - (logits[t,target[t]] - m)
- *   logits[t,v] <- (exp(logits[t,v] - m) / s - [v = target[t]]) * factor          when factor is
- *                                                                                 not 0
+ *   logits[t,v] <- (exp(logits[t,v] - m) / s - [v = target[t]]) * factor      unless factor is 0
  *
- * Where CODED is 1 what becomes of a row is bf16 codes, in its first half: rows of 2 V codes, of
- * which V count. Codes overtake no logit that is still to be read.
+ * If CODED is 1, the gradient is bf16 and fills the first half of its row: rows of 2 V values, of
+ * which the first V are the gradient. A store never overwrites a logit that is still to be read.
  *
  * Shapes: logits[T,V] float, target int32 [T], loss[T]. Target -1: loss 0, gradient 0. A target of
- * V or more, and any logit that is not finite (but -infinity), gives a loss of NaN.
- * Deterministic: a row depends on itself alone and the order of its sums on V alone.
- * CPU form: a work-item owns a row, and leaves the exponentials in it. 16 lanes are summed in
- * blocks of BLOCK vectors, then the blocks, then the lanes; two levels keep the rounding error of a
- * long row small.
- * GPU form: GROUPS_PER_ROW row_groups own a row. The HELD turns at its end, which they meet first, stay in
- * registers; the others are read twice, the first time backwards, and caches are told what to keep
- * until then: the NEAR turns that are met last the unit's own, the others the one that all units
- * share. The second time they are told that nobody reads it again, which leaves room for the other
- * rows. In the first pass a work-item scales its sum anew when it meets a larger logit; Milakov,
- * Gimelshein: "Online normalizer calculation for softmax", 2018.
- * Required: CODED (0, 1). Local memory: the row_groups'.
+ * V or more gives a loss of NaN, and so does any logit that is not finite, except -infinity.
+ *
+ * CPU form: a work-item owns a row and keeps the exponentials in it. 16 lanes are summed in blocks
+ * of BLOCK vectors, then the blocks, then the lanes; two levels keep the rounding error of a long
+ * row small.
+ *
+ * GPU form: GROUPS_PER_ROW row groups own a row, which they read in tiles of TILE_FLOATS. The first
+ * pass goes backwards, from the end of the row:
+ *
+ *   tiles   0 .. NEAR - 1 | NEAR ..             | the last HELD
+ *           kept in L1    | kept in L2          | kept in registers
+ *
+ * The caches get these hints on sm_80 and later. The second pass reads tiles from 0 on, except for
+ * the held ones, and tells the caches that nobody reads them again, which leaves room for other
+ * rows. In the first pass a work-item rescales its sum whenever it finds a larger logit (Milakov,
+ * Gimelshein: "Online normalizer calculation for softmax", 2018).
+ *
+ * Required: CODED (0, 1). Local memory on GPUs: 2112 bytes. Deterministic: a row's result depends
+ * on that row only, and the order of its sums on V only.
  */
 #if !defined(CODED)
 #error "CODED must be defined"
@@ -31,12 +37,12 @@
 #include "lib/row_groups.h"
 
 #define BLOCK          64
-#define HELD           4 /* turns that stay in registers: of BATCH steps of all row_groups */
-#define NEAR           6 /* a unit's cache has room for */
-#define TURNS          2 /* whose loads are under way together */
+#define HELD           4 /* tiles that stay in registers */
+#define NEAR           6 /* tiles that fit in the L1 cache of a compute unit */
+#define TILES          2 /* tiles that are loaded at once */
 #define GROUPS_PER_ROW (MOERT_ITEMS == 1 ? 1 : 16)
 
-/* Like load_part, the lanes past n being -infinity: neutral for max, and exp makes them 0. */
+/* Like load_part, but lanes past n are -infinity: neutral in a maximum, and 0 after exp. */
 static inline vec load_logits(global const float *p, int n) {
     return n >= VEC ? load_part(p, n)
                     : select((vec)(-INFINITY), load_part(p, n), lane_places() < (ivec)(n));
@@ -54,12 +60,11 @@ typedef float2 half_vec;
 #define vstore_half_part vstore2
 #endif
 
-/* Where what is read is kept until it is read again: nowhere, in the cache of all units, in the own
- * one alone. */
+/* Where the caches keep loaded values until they are read again: nowhere, in L2, or only in L1. */
 enum { LAST_USE, KEEP_FAR, KEEP_NEAR };
 
 #if defined(ALIGNED) && MOERT_NVIDIA >= 80
-#define HAS_LAST_USE /* the caches take advice */
+#define HAS_LAST_USE /* loads and stores can carry cache hints */
 #define LOAD(how)                                                                                  \
     __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global." how "; }"               \
                      : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)                                  \
@@ -88,8 +93,8 @@ static inline void store_last(vec x, global float *p, bool inside) {
 }
 #endif
 
-/* Writes the first n lanes of the gradient from `at` on: floats, or pairs of codes in the place of
- * floats. */
+/* Writes the first n lanes of the gradient from column `at` on, as floats or as bf16 (two in the
+ * space of a float). */
 static inline void store_gradient(vec x, global float *row, ulong at, int n) {
 #ifdef HAS_LAST_USE
     if (!CODED) {
@@ -101,8 +106,8 @@ static inline void store_gradient(vec x, global float *row, ulong at, int n) {
         store_part(x, row + at, n);
         return;
     }
-    const uvec code = encode(x, DTYPE_BF16);
-    const half_vec pairs = as_half_vec((half_uvec)(code.even | code.odd << 16));
+    const uvec bf16 = encode(x, DTYPE_BF16);
+    const half_vec pairs = as_half_vec((half_uvec)(bf16.even | bf16.odd << 16));
     row += (at + part_start()) / 2;
     n -= part_start();
 #ifdef ALIGNED
@@ -134,7 +139,7 @@ static inline float row_maximum(global const float *row, ulong vocabulary) {
     return max_lanes(most, 0);
 }
 
-/* Sum of exp(row - most); leaves the exponentials in the row when `keep`. */
+/* The sum of exp(row - most); stores the exponentials in the row if `keep`. */
 static inline float row_exponentials(global float *row, ulong vocabulary, float most, bool keep) {
     vec sum = (vec)(0.0f);
     for (ulong first = 0; first < vocabulary; first += BLOCK * VEC) {
@@ -164,7 +169,7 @@ static inline void row_gradient(global float *row, ulong vocabulary, float sum, 
     }
 }
 
-/* The loss; and the gradient when factor is not 0. */
+/* Returns the loss; stores the gradient unless factor is 0. */
 static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor,
                              local float *row_group, local float *of_groups) {
     float most = row_maximum(row, vocabulary);
@@ -175,19 +180,19 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
     return log((vec)(sum)).s0 - (chosen - most);
 }
 #else
-/* exp(x - most), where most may be -infinity as all of x is. */
+/* exp(x - most); 0 if most, and so all of x, is -infinity. */
 static inline vec exponentials(vec x, float most) {
     return exp2((x - (most > -INFINITY ? most : 0.0f)) * M_LOG2E_F);
 }
 
-#define TURN (GROUPS_PER_ROW * BATCH * VEC)
+#define TILE_FLOATS (GROUPS_PER_ROW * BATCH * VEC)
 
-/* Turns' logits, number `first` on, lanes that are none of [0, vocabulary) being -infinity. */
-static inline void load_turns(int turns, vec (*x)[BATCH], global const float *row, long first,
+/* Loads the logits of tiles from number `first` on; lanes outside [0, vocabulary) are -infinity. */
+static inline void load_tiles(int tiles, vec (*x)[BATCH], global const float *row, long first,
                               long vocabulary, int use) {
-    UNROLL_FOR(int i = 0; i < turns; i++)
+    UNROLL_FOR(int i = 0; i < tiles; i++)
         UNROLL_FOR(int k = 0; k < BATCH; k++) {
-            const long v = (first + i) * TURN + (row_group_index() * BATCH + k) * VEC;
+            const long v = (first + i) * TILE_FLOATS + (row_group_index() * BATCH + k) * VEC;
             const int n = first + i >= 0 ? (int)clamp(vocabulary - v, 0l, (long)VEC) : 0;
 #ifdef HAS_LAST_USE
             x[i][k] = load_for(use, row + v + part_start(), part_start() < n, -INFINITY);
@@ -197,15 +202,15 @@ static inline void load_turns(int turns, vec (*x)[BATCH], global const float *ro
         }
 }
 
-/* An item's largest logit so far, and sums of exp(logit - largest). */
+/* An item's largest logit so far, and its sums of exp(logit - largest). */
 typedef struct scan {
     float most;
     vec lanes;
 } scan;
 
-/* Turns that are later in the row come first. */
-static inline void scan_turns(int turns, scan *s, vec (*x)[BATCH]) {
-    UNROLL_FOR(int i = turns - 1; i >= 0; i--) {
+/* Adds tiles to a scan, the last one first. */
+static inline void scan_tiles(int tiles, scan *s, vec (*x)[BATCH]) {
+    UNROLL_FOR(int i = tiles - 1; i >= 0; i--) {
         vec peak = s->most;
         UNROLL_FOR(int k = 0; k < BATCH; k++)
             peak = fmax(peak, x[i][k]);
@@ -217,17 +222,17 @@ static inline void scan_turns(int turns, scan *s, vec (*x)[BATCH]) {
     }
 }
 
-/* What becomes of a row's logits. */
-typedef struct slope {
+/* The gradient of a row: scale * exp(logit - most), less factor for the target. */
+typedef struct row_slope {
     float most, scale, factor;
     ulong target;
-} slope;
+} row_slope;
 
-/* The gradient of the turns from number `first` on, of which those from `end` on are others'. */
-static inline void store_turns(int turns, vec (*x)[BATCH], global float *row, long first, long end,
-                               const slope *s) {
-    UNROLL_FOR(int i = 0; i < turns; i++) {
-        const long v = (first + i) * TURN + row_group_index() * BATCH * VEC;
+/* Stores the gradient of tiles from number `first` on, up to column `end`. */
+static inline void store_tiles(int tiles, vec (*x)[BATCH], global float *row, long first, long end,
+                               const row_slope *s) {
+    UNROLL_FOR(int i = 0; i < tiles; i++) {
+        const long v = (first + i) * TILE_FLOATS + row_group_index() * BATCH * VEC;
         const int n = first + i >= 0 ? (int)clamp(end - v, 0l, (long)BATCH * VEC) : 0;
         UNROLL_FOR(int k = 0; k < BATCH; k++)
             x[i][k] = exponentials(x[i][k], s->most) * s->scale;
@@ -245,18 +250,19 @@ static inline void store_turns(int turns, vec (*x)[BATCH], global float *row, lo
 static inline float row_loss(global float *row, ulong vocabulary, ulong target, float factor,
                              local float *row_group, local float *of_groups) {
     const float chosen = target < vocabulary ? row[target] : NAN;
-    const long width = (long)vocabulary, turns = (width + TURN - 1) / TURN, streamed = turns - HELD;
-    vec x[TURNS][BATCH];
+    const long width = (long)vocabulary, tiles = (width + TILE_FLOATS - 1) / TILE_FLOATS,
+               streamed = tiles - HELD;
+    vec x[TILES][BATCH];
     scan found = {-INFINITY, 0.0f};
     vec held[HELD][BATCH];
-    load_turns(HELD, held, row, streamed, width, LAST_USE);
-    scan_turns(HELD, &found, held);
-    for (long first = streamed - TURNS; first > -TURNS; first -= TURNS) {
+    load_tiles(HELD, held, row, streamed, width, LAST_USE);
+    scan_tiles(HELD, &found, held);
+    for (long first = streamed - TILES; first > -TILES; first -= TILES) {
         if (first >= NEAR && factor != 0.0f)
-            load_turns(TURNS, x, row, first, width, KEEP_FAR);
+            load_tiles(TILES, x, row, first, width, KEEP_FAR);
         else
-            load_turns(TURNS, x, row, first, width, KEEP_NEAR);
-        scan_turns(TURNS, &found, x);
+            load_tiles(TILES, x, row, first, width, KEEP_NEAR);
+        scan_tiles(TILES, &found, x);
     }
     const float most =
         join_row_groups(max_lanes(found.most, row_group), true, GROUPS_PER_ROW, of_groups);
@@ -264,17 +270,17 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
                       exp2((found.most - most) * M_LOG2E_F);
     const float sum = join_row_groups(sum_lanes((vec)(own, 0.0f, 0.0f, 0.0f), row_group), false,
                                       GROUPS_PER_ROW, of_groups);
-    const slope s = {most, factor / sum, factor, target};
+    const row_slope s = {most, factor / sum, factor, target};
     if (factor == 0.0f)
         return log(sum) - (chosen - most);
-    for (long first = 0; first < streamed; first += TURNS) {
-        const long end = min(streamed * TURN, width);
-        load_turns(TURNS, x, row, first, end, LAST_USE);
+    for (long first = 0; first < streamed; first += TILES) {
+        const long end = min(streamed * TILE_FLOATS, width);
+        load_tiles(TILES, x, row, first, end, LAST_USE);
         if (CODED)
-            barrier(CLK_GLOBAL_MEM_FENCE); /* all have read what codes will overwrite */
-        store_turns(TURNS, x, row, first, end, &s);
+            barrier(CLK_GLOBAL_MEM_FENCE); /* all items have read the logits that bf16 overwrites */
+        store_tiles(TILES, x, row, first, end, &s);
     }
-    store_turns(HELD, held, row, streamed, width, &s);
+    store_tiles(HELD, held, row, streamed, width, &s);
     return log(sum) - (chosen - most);
 }
 #endif

@@ -8,26 +8,27 @@
  *   partial   partial[p,c] = sum over the rows r of piece p, ascending, of dy[r,c] * x[r,c] *
  *             rstd[r]
  *
- * y and dx are float32 matrices, bf16 codes of them, or both, by RESULTS; all else is float32,
- * row-major, without padding; W is any positive number. A piece is `block` rows of a sequence,
- * counted from
- * its first; on CPUs it is the sequence, and norm_join adds the pieces of a sequence where there
- * are more. Teams own `block` rows (forward, dx) or COLUMNS columns of a piece (partial). Where
- * STEPS is not 0, GROUPS_PER_ROW row_groups own a row together, which stays in their registers, and norm_gradients
- * makes dx and a piece in one pass; else rows are read twice. Local memory: the row_groups' and a float
- * for each; a vector for each work-item (norm_join).
+ * y and dx are float32 matrices, bf16 matrices, or both, as RESULTS says; all others are float32.
+ * All are row-major without padding; W is any positive number. A piece is `block` rows of a
+ * sequence, counted from its first row. On CPUs a piece is a whole sequence; on GPUs norm_join adds
+ * the pieces of each sequence.
  *
- * Where ROTATED is 1 rows are heads, `heads` of a token in a sequence of `length`: y is rotated by
- * its position, as by rope.cl, and dy rotated back before anything else. An item computes its
- * part's partners, W / 2 columns away, as well.
+ * A row group owns `block` rows (forward, dx), or COLUMNS columns of a piece (partial), and reads
+ * rows twice. If STEPS is not 0, GROUPS_PER_ROW row groups own a row together and keep it in
+ * registers, and norm_gradients computes dx and a piece in one pass. Local memory on GPUs: 132
+ * bytes for each row group; 16 KiB (norm_join).
  *
- * Required: COLUMNS, a multiple of VEC; STEPS, of a row_group's share of a row, or 0; GROUPS_PER_ROW; RESULTS, 1
- * (float32), 2 (codes) or 3 (both); ROTATED (0, 1: only with STEPS, W a multiple of 8, and results
- * that are not the input).
+ * If ROTATED is 1, rows are heads, `heads` for each token of a sequence of `length`. y is rotated
+ * by the token's position, as by rope.cl; dy is rotated back before it is used. For this an item
+ * also reads the partners of its columns, W / 2 columns away.
  *
- * Deterministic: a sum over a row is kept in the lanes of a step and joined in tree order, so a
- * row's result depends on that row alone; a column's sum has one accumulator in a piece, and the
- * pieces are added in an order that their number decides.
+ * Required: COLUMNS, a multiple of VEC; STEPS, steps of a row group's part of a row, or 0;
+ * GROUPS_PER_ROW; RESULTS, 1 (float32), 2 (bf16) or 3 (both); ROTATED (0, 1; 1 only with STEPS, W a
+ * multiple of 8, and results that are not the input).
+ *
+ * Deterministic: a sum over a row runs by lane and then over the lanes as a tree, so a row's result
+ * depends on that row only. A column's sum has one accumulator per piece, and pieces are added in
+ * an order that depends on their number only.
  */
 #include "args/nn.h"
 #include "lib/formats.h"
@@ -35,25 +36,23 @@
 
 #if !defined(COLUMNS) || !defined(STEPS) || !defined(GROUPS_PER_ROW) || !defined(RESULTS) ||       \
     !defined(ROTATED)
-#error                                                                                             \
-    "COLUMNS (of a row group of norm_partial), STEPS, GROUPS_PER_ROW, RESULTS and ROTATED must be defined"
+#error "COLUMNS, STEPS, GROUPS_PER_ROW, RESULTS and ROTATED must be defined"
 #endif
-#define COLUMN_VECS (COLUMNS / VEC)
-#define JOINERS     32 /* row_groups of norm_join */
+#define COLUMN_VECS     (COLUMNS / VEC)
+#define JOIN_ROW_GROUPS 32 /* of norm_join */
 
-/* Writes the first n lanes of results from place `at` of their matrices on. */
-static inline void store_results(vec x, global float *y, global ushort *codes, ulong at, int n) {
+/* Writes the first n lanes of x at offset `at` of the result matrices. */
+static inline void store_results(vec x, global float *y, global ushort *bf16, ulong at, int n) {
     if (RESULTS & 1)
         store_part(x, y + at, n);
     if (RESULTS & 2)
-        store_shorts(encode(x, DTYPE_BF16), codes + at, n);
+        store_shorts(encode(x, DTYPE_BF16), bf16 + at, n);
 }
 
 #if STEPS == 0
 KERNEL void norm_forward(global const float *x, global const float *weight, global float *y,
-                         global ushort *codes, global float *rstd, global const float *table,
-                         moert_norm_args args) /* the last three: of another form */
-{
+                         global ushort *bf16, global float *rstd, global const float *table,
+                         moert_norm_args args) {
     ROW_GROUP;
     ulong first = get_group_id(0) * args.block, end = min(first + args.block, args.rows);
     for (ulong row = first; row < end; row++) {
@@ -68,7 +67,7 @@ KERNEL void norm_forward(global const float *x, global const float *weight, glob
             rstd[row] = scale;
         for (int c = 0; c < args.width; c += VEC) {
             int n = args.width - c;
-            store_results(load_part(from + c, n) * scale * load_part(weight + c, n), y, codes,
+            store_results(load_part(from + c, n) * scale * load_part(weight + c, n), y, bf16,
                           row * args.width + c, n);
         }
     }
@@ -77,25 +76,25 @@ KERNEL void norm_forward(global const float *x, global const float *weight, glob
 /* dx may be dy: every element is read before it is written. */
 KERNEL void norm_backward(global const float *x, global const float *weight,
                           global const float *rstd, global const float *dy, global float *dx,
-                          global ushort *codes, moert_norm_args args) {
+                          global ushort *bf16, moert_norm_args args) {
     ROW_GROUP;
     ulong first = get_group_id(0) * args.block, end = min(first + args.block, args.rows);
     for (ulong row = first; row < end; row++) {
         global const float *xr = x + row * args.width, *dyr = dy + row * args.width;
-        vec products = 0.0f;
+        vec dots = 0.0f;
         for (int c = 0; c < args.width; c += VEC) {
             int n = args.width - c;
             vec g = load_part(dyr + c, n) * load_part(weight + c, n);
-            products = fma(g, load_part(xr + c, n), products);
+            dots = fma(g, load_part(xr + c, n), dots);
         }
         float scale = rstd[row];
-        float pull = -scale * scale * scale / (float)args.width * sum_lanes(products, row_group);
+        float x_factor = -scale * scale * scale / (float)args.width * sum_lanes(dots, row_group);
         for (int c = 0; c < args.width; c += VEC) {
             int n = args.width - c;
             vec g = load_part(dyr + c, n) * load_part(weight + c, n);
-            vec d = fma((vec)pull, load_part(xr + c, n), scale * g);
+            vec d = fma((vec)x_factor, load_part(xr + c, n), scale * g);
             const ulong at = row * args.width + c;
-            store_results(args.accumulate ? d + load_part(dx + at, n) : d, dx, codes, at, n);
+            store_results(args.accumulate ? d + load_part(dx + at, n) : d, dx, bf16, at, n);
         }
     }
 }
@@ -132,20 +131,20 @@ KERNEL void norm_partial(global const float *x, global const float *rstd, global
     }
 }
 #else
-/* Rows whose loads are under way together; a rotation has as many loads again. */
+/* ROWS: rows that are loaded at once; a rotation doubles the loads of a row. */
 #define SOME_STEPS   (ROTATED ? 2 * STEPS : STEPS)
 #define ROWS         (SOME_STEPS < 8 ? 8 / SOME_STEPS : 1)
 #define HOLDS_WEIGHT (STEPS <= 2)
-#define PREFETCHES   (STEPS <= 2 && !ROTATED) /* the next ROWS rows, while some are worked on */
+#define PREFETCHES   (STEPS <= 2 && !ROTATED) /* loads the next ROWS rows ahead of use */
 
 #include "nn/norm_rotated.h"
 
-/* Where step s of this row_group's share of a row begins. */
+/* The first column of step s of this row group's part of a row. */
 static inline int column_of(int s) {
     return (row_group_index() * STEPS + s) * VEC;
 }
 
-/* The parts of ROWS rows, zeros from row `end` on. */
+/* Loads this item's parts of ROWS rows; zeros from row `end` on. */
 static inline void load_rows(vec parts[ROWS][STEPS], global const float *p, ulong row, ulong end,
                              int width) {
     UNROLL_FOR(int r = 0; r < ROWS; r++)
@@ -159,7 +158,8 @@ static inline float sum_row(vec x, local float (*row_group)[MOERT_ITEMS], local 
     return GROUPS_PER_ROW > 1 ? join_row_groups(own, false, GROUPS_PER_ROW, of_groups) : own;
 }
 
-/* The sums of ROWS rows' lanes: all rows wait for a step of the tree together. */
+/* The sums of ROWS rows' lanes. The rows take each step of the tree together, to hide its
+ * latency. */
 static inline void sum_rows(const vec x[ROWS], float sum[ROWS],
                             local float (*row_group)[MOERT_ITEMS], local float *of_groups) {
 #if GROUPS_PER_ROW == 1 && ROWS > 1 && (defined(__NV_CL_C_VERSION) || defined(__NVPTX__))
@@ -178,7 +178,7 @@ static inline void sum_rows(const vec x[ROWS], float sum[ROWS],
 
 KERNEL_OF(GROUPS_PER_ROW)
 void norm_forward(global const float *x, global const float *weight, global float *y,
-                  global ushort *codes, global float *rstd, global const float *table,
+                  global ushort *bf16, global float *rstd, global const float *table,
                   moert_norm_args args) {
     ROW_GROUP_OF(GROUPS_PER_ROW);
     local float of_groups[GROUPS_PER_ROW];
@@ -207,7 +207,7 @@ void norm_forward(global const float *x, global const float *weight, global floa
                     value = rotated(value, partner, table + (ulong)at.position * args.width, c, n,
                                     args.width, 1.0f);
                 }
-                store_results(value, y, codes, (row + r) * args.width + c, n);
+                store_results(value, y, bf16, (row + r) * args.width + c, n);
             }
             if (ROTATED)
                 at = next_head_position(at, args.heads, args.length);
@@ -215,10 +215,10 @@ void norm_forward(global const float *x, global const float *weight, global floa
     }
 }
 
-/* dx and a piece of partial. dx may be dy. */
+/* Computes dx and a piece of partial. dx may be dy. */
 KERNEL_OF(GROUPS_PER_ROW)
 void norm_gradients(global const float *x, global const float *weight, global const float *rstd,
-                    global const float *dy, global float *dx, global ushort *codes,
+                    global const float *dy, global float *dx, global ushort *bf16,
                     global float *partial, global const float *table, moert_norm_args args) {
     ROW_GROUP_OF(GROUPS_PER_ROW);
     local float of_groups[GROUPS_PER_ROW];
@@ -242,7 +242,7 @@ void norm_gradients(global const float *x, global const float *weight, global co
         load_rows(ahead_a, x, first, end, args.width);
     }
     for (ulong row = first; row < end; row += ROWS) {
-        vec g[ROWS][STEPS], a[ROWS][STEPS], products[ROWS];
+        vec g[ROWS][STEPS], a[ROWS][STEPS], dots[ROWS];
         float scale[ROWS], dot[ROWS];
         if (PREFETCHES) {
             UNROLL_FOR(int r = 0; r < ROWS; r++)
@@ -270,20 +270,20 @@ void norm_gradients(global const float *x, global const float *weight, global co
         }
         UNROLL_FOR(int r = 0; r < ROWS; r++) {
             scale[r] = row + r < end ? scale[r] : 0.0f;
-            products[r] = 0.0f;
+            dots[r] = 0.0f;
             UNROLL_FOR(int s = 0; s < STEPS; s++) {
                 sum[s] = fma(g[r][s] * scale[r], a[r][s], sum[s]);
                 g[r][s] *= HOLDS_WEIGHT
                                ? weights[s]
                                : load_part(weight + column_of(s), args.width - column_of(s));
-                products[r] = fma(g[r][s], a[r][s], products[r]);
+                dots[r] = fma(g[r][s], a[r][s], dots[r]);
             }
         }
-        sum_rows(products, dot, row_group, of_groups);
+        sum_rows(dots, dot, row_group, of_groups);
         UNROLL_FOR(int r = 0; r < ROWS; r++) {
-            const float pull = -scale[r] * scale[r] * scale[r] / (float)args.width * dot[r];
+            const float x_factor = -scale[r] * scale[r] * scale[r] / (float)args.width * dot[r];
             UNROLL_FOR(int s = 0; s < STEPS; s++)
-                g[r][s] = fma((vec)pull, a[r][s], scale[r] * g[r][s]);
+                g[r][s] = fma((vec)x_factor, a[r][s], scale[r] * g[r][s]);
         }
         if (args.accumulate) {
             load_rows(a, dx, row, end, args.width);
@@ -293,7 +293,7 @@ void norm_gradients(global const float *x, global const float *weight, global co
         }
         UNROLL_FOR(int r = 0; r < ROWS; r++)
             UNROLL_FOR(int s = 0; s < STEPS; s++)
-                store_results(g[r][s], dx, codes, (row + r) * args.width + column_of(s),
+                store_results(g[r][s], dx, bf16, (row + r) * args.width + column_of(s),
                               row + r < end ? args.width - column_of(s) : 0);
     }
     UNROLL_FOR(int s = 0; s < STEPS; s++)
@@ -302,23 +302,24 @@ void norm_gradients(global const float *x, global const float *weight, global co
 #endif
 
 #if MOERT_ITEMS > 1
-/* partial[s,c] = sum of a sequence's pieces, which the row_groups take in turn. */
-KERNEL_OF(JOINERS)
+/* partial[s,c] = the sum of sequence s's pieces. Each row group adds every JOIN_ROW_GROUPS-th
+ * piece. */
+KERNEL_OF(JOIN_ROW_GROUPS)
 void norm_join(global const float *piece, global float *partial, moert_norm_args args) {
-    SUMS_OF(JOINERS);
+    SUMS_OF(JOIN_ROW_GROUPS);
     const int column = get_group_id(0) * VEC, n = args.width - column;
     const ulong end = (get_group_id(1) + 1) * args.pieces;
     vec sum = 0.0f;
     for (ulong row = get_group_id(1) * args.pieces + row_group_index(); row < end;
-         row += ROWS_AHEAD * JOINERS) {
+         row += ROWS_AHEAD * JOIN_ROW_GROUPS) {
         vec part[ROWS_AHEAD];
         UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++)
-            part[k] = load_part(piece + (row + k * JOINERS) * args.width + column,
-                                row + k * JOINERS < end ? n : 0);
+            part[k] = load_part(piece + (row + k * JOIN_ROW_GROUPS) * args.width + column,
+                                row + k * JOIN_ROW_GROUPS < end ? n : 0);
         UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++)
             sum += part[k];
     }
-    sum = sum_row_groups(sum, JOINERS, sums);
+    sum = sum_row_groups(sum, JOIN_ROW_GROUPS, sums);
     if (row_group_index() == 0)
         store_part(sum, partial + get_group_id(1) * args.width + column, n);
 }

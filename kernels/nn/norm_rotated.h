@@ -1,31 +1,32 @@
 /*
  * Included by norm.cl: rows that are heads, and their rotation by a token's position.
  */
-/* A row's head, and its token's place in a sequence. */
+
+/* A row's head, and its token's position in the sequence. */
 typedef struct head_position {
     int head, position;
 } head_position;
 
-/* That of row `row`, counted from the first of a sequence. */
+/* The same of row `row`, counted from the first row of a sequence. */
 static inline head_position head_position_of(ulong row, int heads, int length) {
     const ulong token = row / heads;
     return (head_position){(int)(row % heads), (int)(token % length)};
 }
 
 static inline head_position next_head_position(head_position s, int heads, int length) {
-    const bool turns = s.head + 1 == heads;
-    return (head_position){turns ? 0 : s.head + 1, !turns                     ? s.position
+    const bool wraps = s.head + 1 == heads;
+    return (head_position){wraps ? 0 : s.head + 1, !wraps                     ? s.position
                                                    : s.position + 1 == length ? 0
                                                                               : s.position + 1};
 }
 
-/* From the columns of a step to this item's partners of them. */
+/* The distance from this item's columns, in the step from c on, to their partners. */
 static inline int to_partners(int c, int width) {
     return c + part_start() < width / 2 ? width / 2 : -width / 2;
 }
 
-/* The first n lanes of columns from c on, rotated by a row of the table; `partner` has those of
- * to_partners(). */
+/* x, the columns from c on (n of them count), rotated by a row of the table. `partner` holds the
+ * columns to_partners() away. */
 static inline vec rotated(vec x, vec partner, global const float *table, int c, int n, int width,
                           float sign) {
     const int to = to_partners(c, width), first = to < 0 ? c + to : c;

@@ -7,11 +7,11 @@
  *   p = p - step * m / (sqrt(v) / root + epsilon)                  step  = rate / (1 - beta1^t)
  *                                                                  root  = sqrt(1 - beta2^t)
  *
- * Shapes: n floats, from `at` on of parameter and gradient, from `state_at` on of first and second.
- * Deterministic; the host computes the operands in float64.
- * With ROUNDED, rounded[n] gets the new parameters in bf16, to nearest even, and `at` is 0:
- * products read them so, and a pass of their own over the parameters is saved.
- * A row_group owns BLOCK consecutive floats. No local memory.
+ * Shapes: n floats, from `at` on in parameter and gradient, from `state_at` on in first_moment and
+ * second_moment. The host computes the scalars in float64. If ROUNDED is defined, rounded[n] =
+ * bf16(the new parameters), to nearest even, and `at` is 0. GEMMs read these values; so no separate
+ * pass rounds the parameters. A row group owns BLOCK consecutive floats. No local memory.
+ * Deterministic.
  */
 #include "args/nn.h"
 #ifdef ROUNDED

@@ -1,31 +1,35 @@
 /*
  * Sums in a fixed order.
  *
- *   tree_reduce   the nodes of the leaves [first, first + count) of `total` (base/tree.h): target
- *                 row i = (or +=) the sum of node i by the tree, of partial[count,n]. Target row i
- *                 begins at target + i * stride + offset.
+ *   tree_reduce   target row i (+)= the tree's sum of node i, over leaves partial[count,n]. The
+ *                 leaves are [first, first + count) of `total` (base/tree.h); the nodes are the
+ *                 largest complete ones in that range. Target row i begins at target + i * stride +
+ *                 offset.
  *   sum_squares   sum[b] = sum of x^2 over block b. Tensor i is [begin, begin + length) of its
- *                 buffer and owns the blocks from `block` to that of tensor i + 1; table[] of
- *                 (begin, length, block). A launch is for blocks from `first_block` on, of the
- *                 tensors [first, last) of the buffer x. A block is BLOCK floats, counted from its
- *                 tensor's start, so that a sum does not depend on where the tensor lies.
- *   join_blocks   sum[i] = that of tensor i's blocks.
+ *                 buffer. It owns the blocks from `block` up to that of tensor i + 1. table[i] =
+ *                 (begin, length, block). A launch covers the blocks from `first_block` on, of the
+ *                 tensors [first_tensor, last) of the buffer x. A block is BLOCK floats, counted
+ *                 from its tensor's start, so that a sum does not depend on where the tensor lies.
+ *   join_blocks   sum[i] = the sum over the blocks of tensor i
  *
- * Deterministic: per element exactly the tree's additions; a block's lanes run over its steps in
- * order, then the lanes are added, in the CPU form in order, and so are blocks; in the GPU form
- * each item has every JOINERS-th block of a tensor, and their sums are added by halves. Sums of
- * squares are double where the device has it (MOERT_FP64).
- * A row_group owns COLUMNS columns of all nodes, or one block; GROUPS_PER_ROW row_groups the blocks of a tensor. Local
- * memory: a number for each item (squares).
+ * A row group owns COLUMNS columns of all nodes (tree_reduce) or one block (sum_squares);
+ * ROW_GROUPS row groups add the blocks of a tensor (join_blocks). Local memory: one number for each
+ * item (sums of squares), up to 2 KiB. Sums of squares are double if the device has float64
+ * (MOERT_FP64).
+ *
+ * Deterministic: tree_reduce makes exactly the tree's additions for each element. In a block each
+ * lane adds its elements in order; then the lanes are added. In the CPU form, lanes and blocks are
+ * added in order. In the GPU form each item adds every JOIN_ITEMS-th block of a tensor, and the
+ * items' sums are added by halves.
  */
 #include "args/nn.h"
 
-#define COLUMNS        (MOERT_ITEMS == 1 ? 1024ul : 512ul)
-#define BLOCK          4096
-#define LEAVES         8  /* read side by side */
-#define LEVELS         28 /* of the tree above them */
-#define GROUPS_PER_ROW (MOERT_ITEMS == 1 ? 1 : 8)
-#define JOINERS        (GROUPS_PER_ROW * MOERT_ITEMS)
+#define COLUMNS    (MOERT_ITEMS == 1 ? 1024ul : 512ul)
+#define BLOCK      4096
+#define LEAVES     8  /* leaves that sum_leaves loads at once */
+#define LEVELS     28 /* of the tree above these */
+#define ROW_GROUPS (MOERT_ITEMS == 1 ? 1 : 8)
+#define JOIN_ITEMS (ROW_GROUPS * MOERT_ITEMS)
 
 #if MOERT_FP64
 typedef double real;
@@ -63,8 +67,8 @@ static inline vec sum_leaves(global const float *row, ulong stride, uint rows, i
     return x[0];
 }
 
-/* The sum of a node's rows: a level of the stack holds the sum of LEAVES << level rows when that
- * bit of `done` is set. */
+/* The sum of a node's rows. If bit `level` of `done` is set, stack[level] holds the sum of LEAVES
+ * << level rows. */
 static inline vec sum_node(global const float *row, ulong stride, uint rows, int n) {
     vec stack[LEVELS];
     uint done = 0, first = 0;
@@ -97,7 +101,7 @@ KERNEL void tree_reduce(global const float *partial, global float *target, moert
     }
 }
 
-/* The sum of all lanes, for the first item. */
+/* The sum of all lanes; only the first item gets it. */
 static inline real sum_reals(real_vec x, local real *items) {
 #if MOERT_ITEMS == 1
     real lane[VEC], total = 0;
@@ -144,21 +148,21 @@ KERNEL void sum_squares(global const float *restrict x, global const ulong *rest
         sum[block] = total;
 }
 
-KERNEL_OF(GROUPS_PER_ROW)
+KERNEL_OF(ROW_GROUPS)
 void join_blocks(global const ulong *restrict table, global const real *restrict block_sum,
                  global real *restrict sum) {
-    local real joined[JOINERS];
+    local real sums[JOIN_ITEMS];
     ulong tensor = get_group_id(0), end = table[3 * tensor + 5];
-    int joiner = row_group_index() * MOERT_ITEMS + item_index();
+    int item = row_group_index() * MOERT_ITEMS + item_index();
     real total = 0;
-    for (ulong block = table[3 * tensor + 2] + joiner; block < end; block += JOINERS)
+    for (ulong block = table[3 * tensor + 2] + item; block < end; block += JOIN_ITEMS)
         total += block_sum[block];
-    joined[joiner] = total;
-    for (int left = JOINERS / 2; left > 0; left /= 2) {
+    sums[item] = total;
+    for (int left = JOIN_ITEMS / 2; left > 0; left /= 2) {
         barrier(CLK_LOCAL_MEM_FENCE);
-        if (joiner < left)
-            joined[joiner] += joined[joiner + left];
+        if (item < left)
+            sums[item] += sums[item + left];
     }
-    if (joiner == 0)
-        sum[tensor] = joined[0];
+    if (item == 0)
+        sum[tensor] = sums[0];
 }

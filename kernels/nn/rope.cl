@@ -5,10 +5,10 @@
  *   x[token,n,i]         <- x[token,n,i] * c         - x[token,n,i + D / 2] * s
  *   x[token,n,i + D / 2] <- x[token,n,i + D / 2] * c + x[token,n,i] * s
  *
- * sign is 1 to rotate, -1 to rotate back. A row_group owns `block` tokens. With ALIGNED its items deal
- * out the vectors of all heads among them, since half a head is less than a step; D / 2 is a
- * multiple of 4 then. Defines: none of its own. Local memory: none. Deterministic: every pair is
- * computed from itself alone.
+ * sign is 1 to rotate, -1 to rotate back. A row group owns `block` tokens. With ALIGNED, D / 2 is a
+ * multiple of 4, and the items distribute the vectors of all heads among them, since half a head is
+ * less than a step. Required: nothing. No local memory. Deterministic: each pair depends on that
+ * pair only.
  */
 #include "args/nn.h"
 

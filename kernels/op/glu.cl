@@ -1,12 +1,12 @@
 /*
- * The GLU behind or before a product of an op (include/moert/ops.h): rows of groups, in float32
- * until stored.
+ * The GLU after or before a GEMM of an op (include/moert/ops.h): rows of groups, in float32 until
+ * stored.
  *
  *   gc = min(g, limit)    uc = clamp(u, -limit, limit)    act = a(gc) (args/activations.h)
  *
- *   op_glu    v = acc alpha[g], with a bias fma(acc, alpha[g], bias[g,:]);  c = round(v);  g, u
- *             from v, not from c d = round(act (uc + offset) prob[r]);  peak[r] = max |d| before
- *             rounding
+ *   op_glu    v = acc alpha[g], with a bias fma(acc, alpha[g], bias[g,:]);  c = round(v)
+ *             g, u are columns of v, not of c
+ *             d = round(act (uc + offset) prob[r]);  peak[r] = max |d| before rounding
  *   op_dglu   g, u = beta[g] c;  q = alpha[g]^2 (acc acc_scale[g])
  *             dg = q prob[r] (uc + offset) a'(gc)   where g <= limit, else 0
  *             du = q prob[r] act                    where -limit <= u <= limit, else 0
@@ -15,20 +15,21 @@
  *   op_dbias  dbias[g,:] = round(dbias[g,:] + sum_r wide[r,:])  rows in order
  *
  * v, c and the gradient have 2I columns, in runs of `run` columns of gate, then `run` of up
- * (linear_first: up, then gate), run = 1, 8, 32 or I. acc, wide and peak are dense; c and d are of
- * a type, at a stride. Null: alpha, beta, acc_scale, prob = 1; bias = 0; c of op_glu, wide, peak,
- * dprob = not wanted. NaN passes through limits and maxima. Deterministic: a row's bits depend on
- * the row alone; dprob adds column j into lane j mod VEC, then the lanes as a tree.
+ * (linear_first: up, then gate), run = 1, 8, 32 or I. acc, wide and peak are dense; c and d have a
+ * dtype and a stride. A null alpha, beta, acc_scale or prob means 1, a null bias 0. The kernels do
+ * not write c (op_glu), wide, peak and dprob if these are null. NaN passes through limits and
+ * maxima.
  *
- * Grid: op_glu, op_dglu: (splits of `split` rows); op_dbias: (blocks of VEC columns, groups). Local
- * memory: the row_group's.
+ * Grid: op_glu, op_dglu: (blocks of `split` rows); op_dbias: (blocks of VEC columns, groups). Local
+ * memory on GPUs: 128 bytes. Deterministic: a row's bits depend on that row only. dprob adds column
+ * j into lane j mod VEC, then the lanes as a tree.
  */
 #include "args/gemm.h"
 #include "lib/formats.h"
 #include "gemm/glu.h"
 
-/* Where this item's results of the step from column j on have their gates and ups: two parts, as
- * load_part() takes them. */
+/* The two parts of a row of v from which this item computes its d of a step: offset at[i] and count
+ * n[i] as load_part() takes them. */
 typedef struct spot {
     int at[2], n[2], run;
     bool swapped;
@@ -45,7 +46,7 @@ static inline spot find_spot(int j, int width, int run, int linear_first) {
     return (spot){{first, first + run}, {n + own, n + own}, PART, linear_first};
 }
 
-/* Whether it has any. */
+/* Whether part i has any columns for this item. */
 static inline bool has_part(spot s, int i) {
     return s.n[i] > part_start();
 }
@@ -61,7 +62,7 @@ static inline pair split_pair(vec a, vec b, spot s) {
     return swap_if(x, s.swapped);
 }
 
-/* The inverse. */
+/* The inverse of split_pair. */
 static inline pair join_pair(pair x, spot s) {
     const pair y = swap_if(x, s.swapped);
     pair out = y;
@@ -135,10 +136,10 @@ KERNEL void op_dglu(global const uint *ends, global const float *acc, global con
             for (int i = 0; i < 2 && has_part(s, i); i++)
                 v[i] = b * load_as(c, args.c_type, r * args.c_stride + s.at[i], s.n[i]);
             const vec q = a * (load_part(acc + (ulong)r * args.width + j, n) * scale);
-            vec pull;
-            const pair y = gradient_of(split_pair(v[0], v[1], s), q, p, form, &pull);
+            vec dprob_part;
+            const pair y = gradient_of(split_pair(v[0], v[1], s), q, p, form, &dprob_part);
             const pair out = join_pair(y, s);
-            sum += first_lanes(pull, n);
+            sum += first_lanes(dprob_part, n);
             top = (pair){raise(top.g, first_lanes(y.g, n)), raise(top.u, first_lanes(y.u, n))};
             for (int i = 0; i < 2 && has_part(s, i); i++) {
                 const vec z = i == 0 ? out.g : out.u;
@@ -158,13 +159,13 @@ KERNEL void op_dglu(global const uint *ends, global const float *acc, global con
     }
 }
 
-#define ROWS (2 * BATCH) /* whose loads are under way together */
+#define ROWS (2 * BATCH) /* rows that op_dbias loads at once */
 
 KERNEL void op_dbias(global const uint *ends, global const float *wide, global void *dbias,
                      moert_glu_args args) {
     const uint g = get_group_id(1), first = group_start(ends, g), last = min(ends[g], args.rows);
     const int at = get_group_id(0) * VEC, n = args.columns - at;
-    const ulong place = (ulong)g * args.columns + at;
+    const ulong offset = (ulong)g * args.columns + at;
     if (first >= last)
         return;
     vec sum = 0.0f;
@@ -175,5 +176,5 @@ KERNEL void op_dbias(global const uint *ends, global const float *wide, global v
         UNROLL_FOR(uint i = 0; i < ROWS; i++)
             sum = r + i < last ? sum + x[i] : sum;
     }
-    store_as(load_as(dbias, args.type, place, n) + sum, dbias, args.type, place, n);
+    store_as(load_as(dbias, args.type, offset, n) + sum, dbias, args.type, offset, n);
 }

@@ -1,34 +1,34 @@
 /*
- * What surrounds the products of an op (include/moert/ops.h): operands to float32 and in the
- * groups' order, results finished, rounded, and put where they belong.
+ * The passes around the GEMMs of an op (include/moert/ops.h). They convert operands to float32 and
+ * gather them in the order of the groups; they scale, round and scatter the results.
  *
- *   op_load_rows     to[r,:] = from[home(r),:]                     rows below ends[groups - 1]
- *   op_store_rows    from acc[r,:] to the row home(r), by
+ *   op_load_rows     to[r,:] = from[source(r),:]                   rows below ends[groups - 1]
+ *   op_store_rows    row target(r) of `to` = result of acc[r,:]    the same rows
  *   op_load_weight   to[slot + i,:] = weight[place + i,:]          of groups first + i with rows
- *   op_store_weight  the same in the other direction, by
+ *   op_store_weight  weight[place + i,:] = result of acc[slot + i,:]
  *
  *     v = acc alpha[g]         with a bias: fma(acc, alpha[g], bias[g,:] scale[r])
  *     v = v prob[r]            with prob
- *     v = fma(beta[g], old, v) unless beta[g] = 0; alpha null = 1, beta null = `beta_all`
- *     v = beta[g] old          of a weight whose group has no rows: 0 if beta[g] = 0, not touched
- *                              if it is 1
- *     v = round(v) round(w[home(r)]) with row weights w
- *     result = round(v)        peak[r] = max |v|, -inf of rows that are not written
+ *     v = fma(beta[g], old, v) unless beta[g] = 0; a null alpha means 1, a null beta `beta_all`
+ *     v = beta[g] old          for a weight whose group has no rows: 0 if beta[g] = 0, not touched
+ *                              if beta[g] = 1
+ *     v = round(v) round(w[target(r)])   with row weights w
+ *     result = round(v)        peak[r] = max |v|, -inf for rows that are not written
  *
- *   op_amax          amax[g,:] = max(amax[g,:], peak[r,:])         rows of the group
+ *   op_amax          amax[g,:] = max(amax[g,:], peak[r,:])         over the rows r of group g
  *
- * home(r) = gather[r] / divisor, gather null = r; a gather[r] of `rows` or more reads zeros and is
- * not written. float32 matrices are dense; others have rows `stride` elements apart. Types are
- * moert_dtype.
- * Deterministic; every element is made alone.
+ * source(r) = gather[r] / divisor and target(r) = gather[r]; without gather, r stands for
+ * gather[r]. Rows with gather[r] >= `rows` read zeros and are not written. float32 matrices are
+ * dense; rows of others lie `stride` elements apart. Types are moert_dtype.
  *
- * Grid: rows: (splits of `split` rows); weights: (blocks of SHARE elements, groups); op_amax:
- * (groups, sets). Local memory: the row_group's; op_amax on GPUs 4 KB.
+ * Grid: rows: (blocks of `split` rows); weights: (blocks of BLOCK elements, groups); op_amax:
+ * (groups, sets). Local memory on GPUs: 128 bytes (op_store_rows), 4 KiB (op_amax). Deterministic:
+ * each element depends on its operands only.
  */
 #include "args/gemm.h"
 #include "lib/formats.h"
 
-enum { SHARE = 4096 };
+enum { BLOCK = 4096 };
 
 KERNEL void op_load_rows(global const uint *ends, global const void *from,
                          global const uint *gather, global float *to, moert_rows_args args) {
@@ -90,26 +90,27 @@ KERNEL void op_store_rows(global const uint *ends, global const float *acc,
 }
 
 #if MOERT_ITEMS == 1
-#define SEEKERS 1
+#define AMAX_ITEMS 1
 #else
-#define SEEKERS 1024 /* items that look through a group's rows together */
+#define AMAX_ITEMS 1024 /* items that reduce the rows of a group */
 #endif
 
+/* The maximum; a NaN stays. */
 static inline float higher(float top, float x) {
     return x > top || isnan(x) ? x : top;
 }
 
-__attribute__((reqd_work_group_size(SEEKERS, 1, 1))) kernel void op_amax(
+__attribute__((reqd_work_group_size(AMAX_ITEMS, 1, 1))) kernel void op_amax(
     global const uint *ends, uint rows, global const float *peak, global float *amax, uint sets) {
-    local float found[SEEKERS];
+    local float found[AMAX_ITEMS];
     const uint g = get_group_id(0), own = get_local_id(0), set = get_group_id(1);
     const uint first = group_start(ends, g), last = min(ends[g], rows);
     float top = amax[g * sets + set];
-    for (uint r = first + own; r < last; r += SEEKERS)
+    for (uint r = first + own; r < last; r += AMAX_ITEMS)
         top = higher(top, peak[r * sets + set]);
-#if SEEKERS > 1
+#if AMAX_ITEMS > 1
     found[own] = top;
-    for (uint reach = SEEKERS / 2; reach > 0; reach /= 2) {
+    for (uint reach = AMAX_ITEMS / 2; reach > 0; reach /= 2) {
         barrier(CLK_LOCAL_MEM_FENCE);
         if (own < reach)
             found[own] = top = higher(top, found[own + reach]);
@@ -122,7 +123,7 @@ __attribute__((reqd_work_group_size(SEEKERS, 1, 1))) kernel void op_amax(
 KERNEL void op_load_weight(global const uint *ends, global const void *weight, global float *to,
                            moert_moved_weight_args args) {
     const uint i = get_group_id(1), g = args.first + i;
-    const ulong begin = get_group_id(0) * SHARE, end = min(args.elements, begin + SHARE);
+    const ulong begin = get_group_id(0) * BLOCK, end = min(args.elements, begin + BLOCK);
     if (group_start(ends, g) == ends[g])
         return;
     for (ulong e = begin; e < end; e += BATCH * VEC) {
@@ -139,7 +140,7 @@ KERNEL void op_store_weight(global const uint *ends, global const float *acc,
                             global const float *alpha, global const float *beta,
                             global void *weight, moert_moved_weight_args args) {
     const uint i = get_group_id(1), g = args.first + i;
-    const ulong begin = get_group_id(0) * SHARE, end = min(args.elements, begin + SHARE);
+    const ulong begin = get_group_id(0) * BLOCK, end = min(args.elements, begin + BLOCK);
     const vec a = alpha != 0 ? alpha[g] : 1.0f;
     const float b = beta != 0 ? beta[g] : args.beta_all;
     const bool empty = group_start(ends, g) == ends[g];

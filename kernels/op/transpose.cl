@@ -1,16 +1,17 @@
 /*
- * The transposes of a stack of byte matrices: to[g,j,i] = from[g,i,j], from [groups,rows,columns],
- * for operands whose terms must be contiguous. Groups without rows of `ends` are left out, as no
- * product reads them.
+ * Transposes a stack of byte matrices: to[g,j,i] = from[g,i,j], from[groups,rows,columns], for
+ * operands that must be contiguous along K. Groups without rows in `ends` are skipped, since no
+ * GEMM reads them.
  *
- * A work-group of 256 turns a tile of 128 x 128 bytes by way of local memory (16.5 KiB), in 16-byte
- * words on both sides; a work-item makes 4 words of 16 x 4 bytes. Rows and columns must be
- * multiples of 16. Grid: [tiles across, tiles down, groups].
+ * A work-group of 256 transposes a tile of 128 x 128 bytes through local memory. It loads and
+ * stores words of 16 bytes; a work-item stores 4 of them, from 16 x 4 bytes. Rows and columns must
+ * be multiples of 16. Required: nothing. Grid: (tiles across, tiles down, groups). Local memory:
+ * 16512 bytes. Deterministic.
  */
 #define TILE 128
 
-/* The word in local memory of a row's columns 4 word to 4 word + 3; 16 rows further on lies another
- * bank. */
+/* The index in local memory of columns 4 word to 4 word + 3 of a row. A pad of 4 words after every
+ * 16 rows puts rows 16 apart in different banks. */
 static inline uint word_at(uint row, uint word) {
     return row * (TILE / 4) + row / 16 * 4 + word;
 }

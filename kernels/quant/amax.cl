@@ -1,11 +1,15 @@
 /*
- * The largest magnitude of x[M,N] over all groups' rows or per group, and the global scales of
- * NVFP4 made from it.
+ * The largest magnitude of x[M,N] in each group of rows or in all of them, and NVFP4's global
+ * scales.
  *
- * amax_blocks: a row_group makes the partial of one block of 16 rows of a group, after their rotation if
- * `hadamard`. amax_groups: the maximum of each group's partials, or of all. Maxima are taken over
- * the bits, so that NaN wins; the order does not matter. Grids: (row blocks), (groups, or 1 for
- * all), (1). Local memory: the row_group's. Deterministic.
+ *   amax_blocks    partial[b] = max |x| over block b of 16 rows of a group, after the block's
+ *                  rotation if `hadamard`                              grid (row blocks)
+ *   amax_groups    amax[g] = the maximum over group g's partials, or over all of them
+ *                                                                      grid (groups, or 1)
+ *   nvfp4_global   whole[g] = amax[g] / 2688, by `rule`                grid (1)
+ *
+ * x is dense. Maxima compare the bits of magnitudes, so that a NaN wins, and their order does not
+ * matter. Required: nothing. Local memory on GPUs: 128 bytes. Deterministic.
  */
 #include "args/quant.h"
 #include "lib/formats.h"
@@ -33,7 +37,7 @@ KERNEL void amax_blocks(global const uint *ends, global const float *x, global u
         partial[get_group_id(0)] = most;
 }
 
-/* Row blocks of groups [0, count). */
+/* The number of row blocks of groups [0, count). */
 static inline uint count_blocks(global const uint *ends, uint count, uint rows) {
     uint start = 0, blocks = 0;
     for (uint g = 0; g < count; g++) {

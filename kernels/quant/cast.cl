@@ -1,46 +1,45 @@
 /*
- * n numbers from float32 to a smaller type and back.
+ * Converts n values from float32 to a smaller dtype (cast_down) and back (cast_up).
  *
- * A row_group takes SHARE.
- * Required: NUMBER (a number type, see formats.h), BITS (8, 16). Grid: (n / SHARE). No local
- * memory. Deterministic.
+ * A row group converts BLOCK values. Required: NUMBER (a dtype, see formats.h), BITS (its width, 8
+ * or 16). Grid: (n / BLOCK, rounded up). No local memory. Deterministic.
  */
 #if !defined(NUMBER) || !defined(BITS)
 #error "NUMBER and BITS must be defined"
 #endif
 #include "lib/formats.h"
 
-enum { SHARE = MOERT_ITEMS == 1 ? 4096 : 2048 };
+enum { BLOCK = MOERT_ITEMS == 1 ? 4096 : 2048 };
 
 #if BITS == 8
-typedef uchar code_type;
-#define load_codes  load_bytes
-#define store_codes store_bytes
+typedef uchar element;
+#define load_elements  load_bytes
+#define store_elements store_bytes
 #else
-typedef ushort code_type;
-#define load_codes  load_shorts
-#define store_codes store_shorts
+typedef ushort element;
+#define load_elements  load_shorts
+#define store_elements store_shorts
 #endif
 
-KERNEL void cast_down(global const float *source, global code_type *target, ulong n) {
-    const ulong first = (ulong)get_group_id(0) * SHARE, last = min(n, first + SHARE);
+KERNEL void cast_down(global const float *source, global element *target, ulong n) {
+    const ulong first = (ulong)get_group_id(0) * BLOCK, last = min(n, first + BLOCK);
     for (ulong i = first; i < last; i += BATCH * VEC) {
         const int count = (int)(last - i);
         vec part[BATCH];
         load_batch(part, source + i, count);
         UNROLL_FOR(int k = 0; k < BATCH; k++)
-            store_codes(encode(part[k], NUMBER), target + i + k * VEC, count - k * VEC);
+            store_elements(encode(part[k], NUMBER), target + i + k * VEC, count - k * VEC);
     }
 }
 
-KERNEL void cast_up(global const code_type *source, global float *target, ulong n) {
-    const ulong first = (ulong)get_group_id(0) * SHARE, last = min(n, first + SHARE);
+KERNEL void cast_up(global const element *source, global float *target, ulong n) {
+    const ulong first = (ulong)get_group_id(0) * BLOCK, last = min(n, first + BLOCK);
     for (ulong i = first; i < last; i += BATCH * VEC) {
         const int count = (int)(last - i);
-        uvec code[BATCH];
+        uvec bits[BATCH];
         UNROLL_FOR(int k = 0; k < BATCH; k++)
-            code[k] = load_codes(source + i + k * VEC, count - k * VEC);
+            bits[k] = load_elements(source + i + k * VEC, count - k * VEC);
         UNROLL_FOR(int k = 0; k < BATCH; k++)
-            store_part(decode(code[k], NUMBER), target + i + k * VEC, count - k * VEC);
+            store_part(decode(bits[k], NUMBER), target + i + k * VEC, count - k * VEC);
     }
 }

@@ -1,16 +1,16 @@
 /*
- * MX and NV formats to bf16, on GPUs, ahead of a product on tensor cores: x = element * scale,
- * without NVFP4's global one. What kernels/quant/dequantize.cl does, for whole blocks alone, in
- * long loads and stores; values below 2^-126 are rounded.
+ * Dequantizes MX and NV formats to bf16 on GPUs, before a GEMM on tensor cores: x = element *
+ * scale, without NVFP4's global scale. It does the work of kernels/quant/dequantize.cl for whole
+ * blocks only, with wide loads and stores. Values below 2^-126 are rounded.
  *
- *   decode_along  blocks along rows: 8 codes of a work-item follow each other and have one scale
- *   decode_down   blocks of BLOCK rows (moert/formats.h, COLUMN): a work-item has 8 columns of a
- *                 block and their 8 scales; two codes of 4 bits in a byte are rows 2 r and 2 r + 1
+ *   decode_along  blocks along rows: a work-item decodes 8 consecutive elements with one scale
+ *   decode_down   blocks of BLOCK rows (moert/formats.h, COLUMN): a work-item decodes 8 columns of
+ *                 a block with their 8 scales. A byte of 4-bit elements holds rows 2 r and 2 r + 1.
  *
- * Required: FORMAT (0 to 3 of MOERT_FORMAT_TABLE, include/moert/formats.h). Columns are multiples
- * of 8, in decode_along of BLOCK; groups have whole blocks, so that blocks follow each other.
- * Grids: decode_along (units of 8 codes / (ITEMS * AHEAD)); decode_down (columns / 8 / ITEMS,
- * blocks). No local memory. Deterministic.
+ * The number of columns is a multiple of 8, in decode_along of BLOCK. Groups have whole blocks, so
+ * blocks are contiguous. Required: FORMAT (0 to 3 of MOERT_FORMAT_TABLE, include/moert/formats.h).
+ * Grids: decode_along (units of 8 elements / (ITEMS * AHEAD)), decode_down (columns / 8 / ITEMS,
+ * blocks), rounded up. No local memory. Deterministic.
  */
 #ifndef FORMAT
 #error "FORMAT must be defined"
@@ -24,12 +24,12 @@ enum { ROW_GROUPS = 4, ITEMS = 32 * ROW_GROUPS, AHEAD = 8 };
 #define BF16_NAN 0x7FC00000u
 
 #if MOERT_ITEMS != 32
-#error "the GPU form alone"
+#error "decode_gpu.cl has only a GPU form"
 #endif
 
-/* A code's bits in the place of float32's are the number over a power of two, subnormal ones
- * too. */
-static inline float number_of(int format, uint code) {
+/* The value of one element. Its bits, moved to their place in a float32, are the value divided by a
+ * power of two, for subnormal values as well. */
+static inline float decode_one(int format, uint code) {
     const uint magnitude = code & 0x7F;
     if (format >= E2M1_E8M0)
         return as_float((code & 8) << 28 | (code & 7) << 22) * 0x1p126f;
@@ -43,11 +43,11 @@ static inline float number_of(int format, uint code) {
 
 static inline float scale_of(uint code) {
     if (FORMAT == E2M1_E4M3)
-        return number_of(E4M3_E8M0, code);
+        return decode_one(E4M3_E8M0, code);
     return as_float(code == 0 ? 0x00400000u : code == 255 ? BF16_NAN : code << 23);
 }
 
-/* To nearest even. */
+/* Rounds to bf16, to nearest even; the result is in the high half. */
 static inline uint round_one(float x) {
     const uint bits = as_uint(x);
     return isnan(x) ? BF16_NAN : bits + 0x7FFF + (bits >> 16 & 1);
@@ -62,19 +62,19 @@ static inline uint4 round_eight(const float x[8]) {
                    round_two(x[6], x[7]));
 }
 
-static inline uint item_number(void) {
+static inline uint group_item(void) {
     return get_local_id(1) * 32 + get_local_id(0);
 }
 
 KERNEL_OF(ROW_GROUPS)
 void decode_along(global const uchar *q, global const uchar *scale, ulong units, global uint4 *x) {
-    const ulong first = (ulong)get_group_id(0) * (ITEMS * AHEAD) + item_number();
-    uint2 codes[AHEAD];
+    const ulong first = (ulong)get_group_id(0) * (ITEMS * AHEAD) + group_item();
+    uint2 payload[AHEAD];
     uint scales[AHEAD];
-    UNROLL_FOR(int i = 0; i < AHEAD;
-               i++) { /* past the end the last one's, as loads under conditions would wait */
+    /* past the end it loads the last unit again: conditional loads would wait for each other */
+    UNROLL_FOR(int i = 0; i < AHEAD; i++) {
         const ulong u = min(first + i * ITEMS, units - 1);
-        codes[i] =
+        payload[i] =
             BITS == 8 ? ((global const uint2 *)q)[u] : (uint2)(((global const uint *)q)[u], 0);
         scales[i] = scale[u * 8 / BLOCK];
     }
@@ -82,28 +82,31 @@ void decode_along(global const uchar *q, global const uchar *scale, ulong units,
         const float s = scale_of(scales[i]);
         float v[8];
         UNROLL_FOR(int j = 0; j < 8; j++) {
-            const uint word = BITS == 8 && j > 3 ? codes[i].y : codes[i].x;
-            v[j] = number_of(FORMAT, word >> j * BITS % 32 & ((1 << BITS) - 1)) * s;
+            const uint word = BITS == 8 && j > 3 ? payload[i].y : payload[i].x;
+            v[j] = decode_one(FORMAT, word >> j * BITS % 32 & ((1 << BITS) - 1)) * s;
         }
         if (first + i * ITEMS < units)
             x[first + i * ITEMS] = round_eight(v);
     }
 }
 
-/* Row `half_row` (0, 1) of a pair of rows of 4 bits, or a row of 8. */
-static inline uint4 decode_eight(uint2 codes, const float s[8], int half_row) {
+/* 8 columns of a row: `half_row` (0, 1) selects the row of a pair with 4-bit elements. */
+static inline uint4 decode_eight(uint2 payload, const float s[8], int half_row) {
     float v[8];
     UNROLL_FOR(int j = 0; j < 8; j++)
-        v[j] = number_of(FORMAT, (j > 3 ? codes.y : codes.x) >> (j * 8 % 32 + half_row * 4) &
-                                     ((1 << BITS) - 1)) *
+        v[j] = decode_one(FORMAT, (j > 3 ? payload.y : payload.x) >> (j * 8 % 32 + half_row * 4) &
+                                      ((1 << BITS) - 1)) *
                s[j];
     return round_eight(v);
 }
 
 KERNEL_OF(ROW_GROUPS)
 void decode_down(global const uchar *q, global const uchar *scale, uint columns, global uint4 *x) {
-    enum { LINES = BLOCK * BITS / 8, PER_LINE = 8 / BITS }; /* of codes, and rows in one */
-    const uint units = columns / 8, unit = get_group_id(0) * ITEMS + item_number();
+    enum {
+        LINES = BLOCK * BITS / 8,
+        PER_LINE = 8 / BITS
+    }; /* lines of payload in a block; rows in a line */
+    const uint units = columns / 8, unit = get_group_id(0) * ITEMS + group_item();
     const ulong block = get_group_id(1);
     global const uint2 *from = (global const uint2 *)q + block * LINES * units + unit;
     global uint4 *to = x + block * BLOCK * units + unit;
@@ -114,12 +117,12 @@ void decode_down(global const uchar *q, global const uchar *scale, uint columns,
     UNROLL_FOR(int j = 0; j < 8; j++)
         s[j] = scale_of((j > 3 ? scales.y : scales.x) >> j * 8 % 32 & 0xFF);
     for (int line = 0; line < LINES; line += AHEAD) {
-        uint2 codes[AHEAD];
+        uint2 payload[AHEAD];
         UNROLL_FOR(int i = 0; i < AHEAD; i++)
-            codes[i] = from[(line + i) * units];
+            payload[i] = from[(line + i) * units];
         UNROLL_FOR(int i = 0; i < AHEAD; i++)
             UNROLL_FOR(int half_row = 0; half_row < PER_LINE; half_row++)
                 to[((line + i) * PER_LINE + half_row) * units] =
-                    decode_eight(codes[i], s, half_row);
+                    decode_eight(payload[i], s, half_row);
     }
 }

@@ -1,17 +1,18 @@
 /*
- * Block-scaled formats back to numbers: x = (q * scale) * G (null = 1), over the tiles of
- * kernels/quant/quantize.cl, rounded to x's type (formats.h) at last.
+ * Dequantizes block-scaled formats: x = (q * scale) * G, rounded once to x's dtype. G is `whole`, a
+ * null G means 1. Blocks are those of kernels/quant/quantize.cl (pictures there).
  *
- * With WIDE, for GPUs, dequantize_row makes bf16 (8) or float32 (4), and an item has WIDE columns
- * at a time, 16 bytes: columns are multiples of WIDE, lines of WIDE codes. More floats would be two
- * stores, which do not fill what neighbours write together.
+ * A row group computes `strip` columns, a multiple of 128, of one row (ROW) or of one row block of
+ * a group (COLUMN, TILE). On GPUs, ROW_GROUPS row groups share a row block.
  *
- * A row_group takes one row (ROW) or, on GPUs with its of_groups, one row block of a group, and `strip`
- * columns, a multiple of 128.
+ * If WIDE is defined, for GPUs, dequantize_row writes bf16 (8) or float32 (4), and an item computes
+ * WIDE columns at a time, 16 bytes of x. The number of columns is then a multiple of WIDE, and
+ * lines of q begin at multiples of WIDE elements. More floats per item would take two stores, which
+ * would not fill the memory transactions of neighbouring items.
  *
- * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (number types, see formats.h), ELEMENT_BITS (4,
- * 8), SCALE (0 E8M0, 1 E4M3 with a global scale, 2 F32).
- * Grid: (rows or row blocks, strips). No local memory. Deterministic.
+ * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (dtypes, see formats.h), ELEMENT_BITS (4, 8),
+ * SCALE (0 E8M0, 1 E4M3 with a global scale, 2 F32). Grid: (rows or row blocks, strips). No local
+ * memory. Deterministic.
  */
 #if !defined(BLOCK) || !defined(ELEMENT) || !defined(E4M3) || !defined(ELEMENT_BITS) ||            \
     !defined(SCALE)
@@ -24,19 +25,16 @@
 #define ARGUMENTS                                                                                  \
     global const uint *ends, global const uchar *q, global const uchar *scale,                     \
         global const float *whole, global void *x, moert_quantize_args args
-#define AHEAD                                                                                      \
-    (MOERT_ITEMS == 1                                                                              \
-         ? 1                                                                                       \
-         : 8) /* parts of a row, or rows of a step, whose loads are under way together */
+#define AHEAD (MOERT_ITEMS == 1 ? 1 : 8) /* parts of a row, or rows, that are loaded at once */
 
-/* Parts from `left` on, or of rows from `top` on. */
+/* Dequantizes AHEAD parts of a row from column `left` on (ROW), or one step of AHEAD rows from
+ * `top` on. */
 INLINED void dequantize_parts(const blocks *b, part p, uint top, int left, float all, bool scaled,
                               global void *x, const moert_quantize_args *args) {
     const int across = b->axis == ROW ? AHEAD : 1;
     quantized own[AHEAD];
-    UNROLL_ON_GPU for (
-        int i = 0; i < AHEAD;
-        i++) { /* whatever there is: loads under conditions would wait for each other */
+    /* loaded unconditionally: conditional loads would wait for each other */
+    UNROLL_ON_GPU for (int i = 0; i < AHEAD; i++) {
         const uint r = min(top + i / across, p.rows - 1);
         const int c = left + i % across * VEC;
         own[i] = load_quantized(b, (block_row){p.row + r, p.slot, r}, c, p.last - c);
@@ -50,7 +48,7 @@ INLINED void dequantize_parts(const blocks *b, part p, uint top, int left, float
 #if MOERT_ITEMS == 1
         y = quiet(y);
 #else
-        if (isnan(y.x + y.y + y.z + y.w)) /* seldom */
+        if (isnan(y.x + y.y + y.z + y.w)) /* rare */
             y = quiet(y);
 #endif
         store_as(y, x, args->x_type, (ulong)(p.row + r) * args->columns + c,
@@ -74,37 +72,37 @@ INLINED void dequantize(int axis, ARGUMENTS) {
     for (uint r = 0; r < p.rows; r++)
         for (int c = p.first; c < p.last; c += VEC)
             dequantize_parts(&b, p, r, c, all, whole != 0, x, &args);
-#else /* the strip is a step */
+#else /* a strip is one step */
     dequantize_parts(&b, p, row_group_index() * AHEAD, p.first, all, whole != 0, x, &args);
 #endif
 }
 
-#define DEQUANTIZE(name, axis, of_groups)                                                          \
-    KERNEL_OF(of_groups) void dequantize_##name(ARGUMENTS) {                                       \
+#define DEQUANTIZE(name, axis, row_groups)                                                         \
+    KERNEL_OF(row_groups) void dequantize_##name(ARGUMENTS) {                                      \
         dequantize(axis, ends, q, scale, whole, x, args);                                          \
     }
-#define GROUPS_PER_ROW (MOERT_ITEMS == 1 ? 1 : BLOCK / AHEAD)
+#define ROW_GROUPS (MOERT_ITEMS == 1 ? 1 : BLOCK / AHEAD)
 #ifdef WIDE
-#define STEP  (MOERT_ITEMS * WIDE) /* columns of a row_group */
-#define STEPS (WIDE == 4 ? 16 : 4) /* whose loads are under way together */
+#define STEP  (MOERT_ITEMS * WIDE) /* columns of a row group */
+#define STEPS (WIDE == 4 ? 16 : 4) /* steps that are loaded at once */
 #if WIDE == 4
-typedef float number;
+typedef float element;
 #else
-typedef ushort number;
+typedef ushort element;
 #endif
 #if WIDE * ELEMENT_BITS == 16
-typedef ushort unit; /* an item's codes of a step */
+typedef ushort unit; /* an item's payload of a step */
 #elif WIDE * ELEMENT_BITS == 32
 typedef uint unit;
 #else
 typedef ulong unit;
 #endif
 
-/* Four numbers, without the global scale. */
-static inline vec scaled_four(uint codes, uint scale) {
+/* Four elements times their scale, without the global scale. */
+static inline vec scaled_four(uint payload, uint scale) {
 #if defined(HAS_FP8) && ELEMENT_BITS == 4 && SCALE == 1
-    /* in f16, which has them exactly: bytes of E2M1's numbers out of a table of eight, signs, and
-     * E4M3's scale */
+    /* in f16, which represents all values exactly: prmt looks up the high bytes of E2M1's eight
+     * magnitudes; then come the signs, and E4M3's scale */
     float a, b, c, d;
     __asm__("{ .reg .b16 low, high; .reg .b32 s, tops, left, first, second, signs; "
             "prmt.b32 s, %5, 0, 0x4400; mov.b32 {low, high}, s; cvt.rn.f16x2.e4m3x2 s, low; "
@@ -117,23 +115,24 @@ static inline vec scaled_four(uint codes, uint scale) {
             "mov.b32 {low, high}, first; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; "
             "mov.b32 {low, high}, second; cvt.f32.f16 %2, low; cvt.f32.f16 %3, high; }"
             : "=f"(a), "=f"(b), "=f"(c), "=f"(d)
-            : "r"(codes), "r"(scale));
+            : "r"(payload), "r"(scale));
     return (vec)(a, b, c, d);
 #elif defined(HAS_FP8) && ELEMENT_BITS == 8
-    return (LARGEST == 448.0f ? unpack_e4m3(codes) : unpack_e5m2(codes)) * scales_of((uvec)scale).x;
+    return (LARGEST == 448.0f ? unpack_e4m3(payload) : unpack_e5m2(payload)) *
+           scales_of((uvec)scale).x;
 #else
     const uvec each =
-        (uvec)codes >> ((uvec)(0, 1, 2, 3) * ELEMENT_BITS) & ((1u << ELEMENT_BITS) - 1);
+        (uvec)payload >> ((uvec)(0, 1, 2, 3) * ELEMENT_BITS) & ((1u << ELEMENT_BITS) - 1);
     return decode(each, ELEMENT) * scales_of((uvec)scale).x;
 #endif
 }
 
-/* Whether one of them is a NaN; where there are infinities it may say so, too. */
+/* Whether a lane is a NaN. True as well for infinities of both signs. */
 static inline bool has_nan(vec x) {
     return isnan(x.x + x.y + x.z + x.w);
 }
 
-/* An item's 8 numbers, in a row of the matrix. */
+/* Stores an item's 8 values in a row of the matrix. */
 static inline void store_eight(vec low, vec high, global ushort *x) {
 #ifdef HAS_FP8
     if (!has_nan(low + high)) {
@@ -146,23 +145,24 @@ static inline void store_eight(vec low, vec high, global ushort *x) {
     store_shorts(encode(high, DTYPE_BF16), x + PART - part_start(), PART + part_start());
 }
 
-/* STEPS steps from an item's first one on, `whole`, or those that begin in the `left` columns. */
+/* Dequantizes STEPS steps from the item's first columns on: all if `whole`, else those that begin
+ * within the `left` columns. */
 INLINED void dequantize_steps(global const unit *q, global const uchar *from, ulong scale,
-                              float all, global number *x, int left, bool whole) {
-    unit codes[STEPS];
-    uint kept[STEPS];
+                              float all, global element *x, int left, bool whole) {
+    unit payload[STEPS];
+    uint scales[STEPS];
     UNROLL_FOR(int i = 0; i < STEPS; i++) {
         const bool inside = whole || i * STEP < left;
-        codes[i] = inside ? q[i * MOERT_ITEMS] : 0;
-        kept[i] = inside ? load_scales(from, scale + i * (STEP / BLOCK), 0, PART).x : 0;
+        payload[i] = inside ? q[i * MOERT_ITEMS] : 0;
+        scales[i] = inside ? load_scales(from, scale + i * (STEP / BLOCK), 0, PART).x : 0;
     }
 #if WIDE == 4
     vec y[STEPS], sum = 0.0f;
     UNROLL_FOR(int i = 0; i < STEPS; i++) {
-        y[i] = scaled_four(codes[i], kept[i]) * all;
+        y[i] = scaled_four(payload[i], scales[i]) * all;
         sum += y[i];
     }
-    if (has_nan(sum)) /* seldom */
+    if (has_nan(sum)) /* rare */
         UNROLL_FOR(int i = 0; i < STEPS; i++)
             y[i] = quiet(y[i]);
     UNROLL_FOR(int i = 0; i < STEPS; i++)
@@ -170,8 +170,8 @@ INLINED void dequantize_steps(global const unit *q, global const uchar *from, ul
             *(global vec *)(x + i * STEP) = y[i];
 #else
     UNROLL_FOR(int i = 0; i < STEPS; i++) {
-        const vec low = scaled_four((uint)codes[i], kept[i]) * all;
-        const vec high = scaled_four((uint)(codes[i] >> 4 * ELEMENT_BITS), kept[i]) * all;
+        const vec low = scaled_four((uint)payload[i], scales[i]) * all;
+        const vec high = scaled_four((uint)(payload[i] >> 4 * ELEMENT_BITS), scales[i]) * all;
         if (whole || i * STEP < left)
             store_eight(low, high, x + i * STEP);
     }
@@ -187,17 +187,17 @@ KERNEL void dequantize_row(ARGUMENTS) {
         return;
     for (uint c = first; c < last; c += STEPS * STEP) {
         const uint own = c + item_index() * WIDE;
-        global const unit *codes = (global const unit *)(q + row * args.q_bytes) + own / WIDE;
-        global number *to = (global number *)x + (ulong)row * args.columns + own;
+        global const unit *payload = (global const unit *)(q + row * args.q_bytes) + own / WIDE;
+        global element *to = (global element *)x + (ulong)row * args.columns + own;
         if (c + STEPS * STEP <= last)
-            dequantize_steps(codes, from, row * args.scales + own / BLOCK, all, to, 0, true);
+            dequantize_steps(payload, from, row * args.scales + own / BLOCK, all, to, 0, true);
         else
-            dequantize_steps(codes, from, row * args.scales + own / BLOCK, all, to,
+            dequantize_steps(payload, from, row * args.scales + own / BLOCK, all, to,
                              (int)(last - own), false);
     }
 }
 #else
 DEQUANTIZE(row, ROW, 1)
 #endif
-DEQUANTIZE(column, COLUMN, GROUPS_PER_ROW)
-DEQUANTIZE(tile, TILE, GROUPS_PER_ROW)
+DEQUANTIZE(column, COLUMN, ROW_GROUPS)
+DEQUANTIZE(tile, TILE, ROW_GROUPS)

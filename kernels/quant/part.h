@@ -1,10 +1,12 @@
-/* Included by quantize.h and dequantize.cl after formats.h: which rows and columns a work-group has. */
+/* Included by quantize.h and dequantize.cl after formats.h: the rows and columns of a
+ * work-group. */
 #include "args/quant.h"
 
-/* Rows of a group, none if it has nothing to do; `slot`: number of the row or of the row block. */
+/* The first row and the number of rows (0: nothing to do) in a group. `slot`: the number of the
+ * row, or of the row block, over all groups. */
 typedef struct part {
     uint group, row, rows, slot;
-    int first, last; /* columns */
+    int first, last; /* columns first to last - 1 */
 } part;
 
 static inline part find_part(global const uint *ends, const moert_quantize_args *a, int axis) {

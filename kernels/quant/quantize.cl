@@ -1,25 +1,26 @@
 /*
- * Quantizers to block-scaled formats (formulas: moert/quantize.h), of x[M,N] whose rows form
- * groups.
+ * Quantizes x[M,N], whose rows form groups, to block-scaled formats (formulas: moert/quantize.h).
  *
  *        BLOCK columns                 16 columns              BLOCK columns
  *   ROW [ . . . . . . ]       COLUMN [ | | | | ] BLOCK    TILE [ . . . . . . ] BLOCK rows,
  *       one scale                    [ | | | | ] rows,         [ . . . . . . ] one scale
  *                                    a scale per column        [ . . . . . . ]
  *
- * A row_group takes one row (ROW) or, with its of_groups, one row block of a group, and `strip` columns, a
- * multiple of 128. On CPUs tiles are read twice, from the cache, others once. Lines of q lie
- * q_bytes bytes apart, lines of scales `scales`. Elements of 4 bits: even columns (COLUMN: rows of
- * the block) in the low halves. random(row, column) for STOCHASTIC is byte column % 16 of
- * Philox4x32-10 with key seed and counter (axis, row * ceil(N/16) + column / 16).
+ * A row group quantizes `strip` columns, a multiple of 128, of one row (ROW) or of one row block of
+ * a group (COLUMN, TILE). On GPUs, ROW_GROUPS row groups share a row block. On CPUs tiles are read
+ * twice, the second time from the cache; everything else is read once. Lines of q lie q_bytes bytes
+ * apart, lines of scales `scales` elements. Of 4-bit elements, those of even columns (COLUMN: of
+ * even rows of the block) are in the low halves of bytes. random(row, column) for STOCHASTIC is
+ * byte column % 16 of Philox4x32-10 with key seed and counter (axis, row * ceil(N/16) + column /
+ * 16).
  *
- * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (number types, see formats.h), ELEMENT_BITS (4,
- * 8), SCALE (0 E8M0, 1 E4M3 with a global scale, 2 F32), LARGEST (of the element, a float),
- * LARGEST_EXPONENT (floor of its log2); with elements of 4 bits ROUNDING (moert_rounding), with
- * E4M3 scales RULE (moert_nvfp4_rule). RUNS may be defined: x has runs of columns; and TRANSPOSED
- * as 1: columns become lines.
- * Grid: (rows or row blocks, strips). Local memory, on GPUs: the row_groups' and a vector for each of
- * their items. Deterministic.
+ * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (dtypes, see formats.h), ELEMENT_BITS (4, 8),
+ * SCALE (0 E8M0, 1 E4M3 with a global scale, 2 F32), LARGEST (the element's largest value, a
+ * float), LARGEST_EXPONENT (floor of its log2); for 4-bit elements ROUNDING (moert_rounding), for
+ * E4M3 scales RULE (moert_nvfp4_rule). Optional: RUNS (x has runs of columns, of which the odd runs
+ * are quantized), TRANSPOSED = 1 (columns of x become lines of q). Grid: (rows or row blocks,
+ * strips). Local memory on GPUs, for each row group: 128 bytes and, with ROW_GROUPS > 1, 512 bytes
+ * more. Deterministic.
  */
 #if !defined(BLOCK) || !defined(ELEMENT) || !defined(E4M3) || !defined(ELEMENT_BITS) ||            \
     !defined(SCALE) || !defined(LARGEST) || !defined(LARGEST_EXPONENT)
@@ -33,13 +34,13 @@
 
 /* ---- rows and tiles ---- */
 
-/* Two codes of 4 bits to a byte. */
-static inline void store_row(const job *j, uvec code, uint row, int column, int n) {
+/* Stores a row's elements; two 4-bit ones share a byte. */
+static inline void store_row(const job *j, uvec payload, uint row, int column, int n) {
     global uchar *line = j->q + row * j->args.q_bytes;
 #if ELEMENT_BITS == 8
-    store_bytes(code, line + column, n);
+    store_bytes(payload, line + column, n);
 #elif MOERT_ITEMS == 1
-    const uvec kept = lane_places() < n ? code : 0u;
+    const uvec kept = lane_places() < n ? payload : 0u;
     const uint8 pairs = kept.even | kept.odd << 4;
     if (n >= VEC)
         vstore8(convert_uchar8(pairs), 0, line + column / 2);
@@ -47,9 +48,9 @@ static inline void store_row(const job *j, uvec code, uint row, int column, int 
         store_bytes((uvec)(pairs, (uint8)0), line + column / 2, (n + 1) / 2);
 #else
 #ifdef ALIGNED
-    const uvec kept = code;
+    const uvec kept = payload;
 #else
-    const uvec kept = lane_places() < n ? code : 0u;
+    const uvec kept = lane_places() < n ? payload : 0u;
 #endif
     const uchar2 pairs = convert_uchar2(kept.even | kept.odd << 4);
     n -= part_start();
@@ -73,8 +74,8 @@ static inline void store_scale(const job *j, const scaling *s, ulong at) {
 #endif
 }
 
-/* The largest bits of what so many items have together: a power of two, the first of them at a
- * multiple of it. */
+/* The maximum of x over the `items` items of this item's block. `items` is a power of two, and the
+ * first item's number is a multiple of it. */
 INLINED uvec block_largest(uvec x, int items, local float *row_group) {
 #if MOERT_ITEMS == 1
     return max_uints(x, row_group);
@@ -86,7 +87,7 @@ INLINED uvec block_largest(uvec x, int items, local float *row_group) {
         most = max(most, as_uint(exchanged(as_float(most), distance)));
 #else
     const int first = get_local_id(0) / items * items;
-    barrier(CLK_LOCAL_MEM_FENCE); /* all are done with the last ones */
+    barrier(CLK_LOCAL_MEM_FENCE); /* all items have read the previous values */
     row_group[get_local_id(0)] = as_float(most);
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = 0; i < items; i++)
@@ -96,7 +97,7 @@ INLINED uvec block_largest(uvec x, int items, local float *row_group) {
 #endif
 }
 
-/* Of the block of this item's columns, by its first item. */
+/* The first item of a block stores the block's scale. */
 static inline void store_block_scale(const job *j, const scaling *s, ulong line, int column) {
     const int c = column + part_start();
     if (c % BLOCK == 0 && c < j->args.columns)
@@ -104,8 +105,7 @@ static inline void store_block_scale(const job *j, const scaling *s, ulong line,
 }
 
 #if MOERT_ITEMS == 1
-#define SPAN                                                                                       \
-    (BLOCK > VEC ? BLOCK : VEC) /* columns that are scaled at a time: those of a block, or a step */
+#define SPAN (BLOCK > VEC ? BLOCK : VEC) /* columns quantized at a time: a block, or a step */
 KERNEL void quantize_row(ARGUMENTS) {
     ROW_GROUP;
     const job job_ = JOB, *j = &job_;
@@ -122,7 +122,7 @@ KERNEL void quantize_row(ARGUMENTS) {
         }
         const scaling s = make_scale(j, common, block_largest(largest, 1, row_group), false);
         for (int i = 0; i < SPAN / VEC && c + i * VEC < p.last; i++)
-            store_row(j, make_codes(j, &s, x[i], ROW, p.row, c + i * VEC), p.row, c + i * VEC,
+            store_row(j, encode_elements(j, &s, x[i], ROW, p.row, c + i * VEC), p.row, c + i * VEC,
                       p.last - c - i * VEC);
         store_block_scale(j, &s, p.row, c);
     }
@@ -133,17 +133,18 @@ KERNEL void quantize_row(ARGUMENTS) {
 
 /* ---- blocks of rows ---- */
 
-/* The rows of a block that a row_group holds in registers: on GPUs a of_groups of row_groups shares the block. */
-#define HELD           (MOERT_ITEMS == 1 ? BLOCK : BLOCK == 32 ? 8 : 16)
-#define GROUPS_PER_ROW (BLOCK / HELD)
+/* Rows of a block that a row group holds in registers; on GPUs ROW_GROUPS row groups share the
+ * block. */
+#define HELD       (MOERT_ITEMS == 1 ? BLOCK : BLOCK == 32 ? 8 : 16)
+#define ROW_GROUPS (BLOCK / HELD)
 #if MOERT_ITEMS == 1
 #define EACH_STEP(c) for (int c = p.first; c < p.last; c += VEC)
-#else /* the strip is one */
+#else /* a strip is one step */
 #define EACH_STEP(c) const int c = p.first;
 #endif
-#define PEAKS local uvec peaks[GROUPS_PER_ROW][MOERT_ITEMS]
+#define PEAKS local uvec peaks[ROW_GROUPS][MOERT_ITEMS]
 
-/* The first of this row_group's rows in a block. */
+/* The first of this row group's rows in a block. */
 static inline uint first_held(void) {
     return row_group_index() * HELD;
 }
@@ -153,20 +154,20 @@ static inline void hold_rows(const job *j, vec held[HELD], part p, int column, i
         first_held() + r < p.rows ? load_x(j, p.row + first_held() + r, column, n) : (vec)0.0f;
 }
 
-/* The largest bits in each column. */
+/* The largest magnitude bits in each column. */
 static inline uvec held_largest(const vec held[HELD]) {
     uvec largest = 0;
     UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) largest = max(largest, magnitude_bits(held[r]));
     return largest;
 }
 
-/* The largest of what the row_groups have; all call at once. */
+/* The maximum over the row groups; all call together. */
 INLINED uvec largest_of_groups(uvec own, local uvec (*peaks)[MOERT_ITEMS]) {
-#if GROUPS_PER_ROW > 1
-    barrier(CLK_LOCAL_MEM_FENCE); /* all are done with the last ones */
+#if ROW_GROUPS > 1
+    barrier(CLK_LOCAL_MEM_FENCE); /* all items have read the previous values */
     peaks[row_group_index()][item_index()] = own;
     barrier(CLK_LOCAL_MEM_FENCE);
-    UNROLL_FOR(int i = 0; i < GROUPS_PER_ROW; i++)
+    UNROLL_FOR(int i = 0; i < ROW_GROUPS; i++)
         own = max(own, peaks[i][item_index()]);
 #endif
     return own;
@@ -190,16 +191,16 @@ KERNEL void quantize_tile(ARGUMENTS) {
         for (uint r = 0; r < p.rows; r++) {
             const uint row = p.row + r;
             for (int i = c; i < end; i += VEC)
-                store_row(j, make_codes(j, &s, load_x(j, row, i, end - i), TILE, row, i), row, i,
-                          end - i);
+                store_row(j, encode_elements(j, &s, load_x(j, row, i, end - i), TILE, row, i), row,
+                          i, end - i);
             if (SCALE != 2 || r == 0)
                 store_block_scale(j, &s, SCALE == 2 ? p.slot : row, c);
         }
     }
 }
 #else
-KERNEL_OF(GROUPS_PER_ROW) void quantize_tile(ARGUMENTS) {
-    ROW_GROUP_OF(GROUPS_PER_ROW);
+KERNEL_OF(ROW_GROUPS) void quantize_tile(ARGUMENTS) {
+    ROW_GROUP_OF(ROW_GROUPS);
     PEAKS;
     const job job_ = JOB, *j = &job_;
     const part p = find_part(ends, &args, TILE);
@@ -215,7 +216,8 @@ KERNEL_OF(GROUPS_PER_ROW) void quantize_tile(ARGUMENTS) {
         UNROLL_ON_GPU for (uint r = 0; r < HELD; r++) {
             const uint row = p.row + first_held() + r;
             const bool inside = first_held() + r < p.rows;
-            store_row(j, make_codes(j, &s, held[r], TILE, row, c), row, c, inside ? p.last - c : 0);
+            store_row(j, encode_elements(j, &s, held[r], TILE, row, c), row, c,
+                      inside ? p.last - c : 0);
             if (SCALE != 2 && inside)
                 store_block_scale(j, &s, row, c);
         }
@@ -225,11 +227,11 @@ KERNEL_OF(GROUPS_PER_ROW) void quantize_tile(ARGUMENTS) {
 }
 #endif
 
-static inline void store_line(const job *j, uvec code, uint line, int column, int n) {
+static inline void store_line(const job *j, uvec payload, uint line, int column, int n) {
     if (TRANSPOSED)
-        store_bytes_apart(code, j->q + column * j->args.q_bytes + line, j->args.q_bytes, n);
+        store_bytes_apart(payload, j->q + column * j->args.q_bytes + line, j->args.q_bytes, n);
     else
-        store_bytes(code, j->q + line * j->args.q_bytes + column, n);
+        store_bytes(payload, j->q + line * j->args.q_bytes + column, n);
 }
 
 static inline void store_scales(const job *j, const scaling *s, uint slot, int column, int n) {
@@ -246,7 +248,7 @@ static inline void store_scales(const job *j, const scaling *s, uint slot, int c
 #endif
 }
 
-KERNEL_OF(GROUPS_PER_ROW) void quantize_column(ARGUMENTS) {
+KERNEL_OF(ROW_GROUPS) void quantize_column(ARGUMENTS) {
     PEAKS;
     const job job_ = JOB, *j = &job_;
     const part p = find_part(ends, &args, COLUMN);
@@ -267,14 +269,16 @@ KERNEL_OF(GROUPS_PER_ROW) void quantize_column(ARGUMENTS) {
             store_scales(j, &s, p.slot, c, n);
         UNROLL_ON_GPU for (uint r = 0; r < HELD; r += 8 / ELEMENT_BITS) {
             const uint line = first_held() + r, row = p.row + line;
-            const uvec code = line < p.rows ? make_codes(j, &s, held[r], COLUMN, row, c) : (uvec)0;
+            const uvec payload =
+                line < p.rows ? encode_elements(j, &s, held[r], COLUMN, row, c) : (uvec)0;
 #if ELEMENT_BITS == 4
-            const uvec next =
-                line + 1 < p.rows ? make_codes(j, &s, held[r + 1], COLUMN, row + 1, c) : (uvec)0;
-            store_line(j, code | next << 4, (p.slot * BLOCK + line) / 2, c, n);
+            const uvec next = line + 1 < p.rows
+                                  ? encode_elements(j, &s, held[r + 1], COLUMN, row + 1, c)
+                                  : (uvec)0;
+            store_line(j, payload | next << 4, (p.slot * BLOCK + line) / 2, c, n);
 #else
             if (line < p.rows)
-                store_line(j, code, row, c, n);
+                store_line(j, payload, row, c, n);
 #endif
         }
     }

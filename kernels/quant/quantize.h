@@ -1,16 +1,16 @@
 /*
- * Included by quantize.cl, which says what must be defined: the arguments of its kernels, the
- * scales of blocks, and the codes of elements.
+ * Included by quantize.cl, which lists the required defines: the arguments of its kernels, the
+ * scales of blocks, and the encoding of elements.
  */
 #include "quant/part.h"
 
-/* The arguments, which all kernels here share. */
+/* The arguments, which are those of every kernel in quantize.cl. */
 typedef struct job {
     global const uint *ends;
-    global const float *x; /* with RUNS: the odd ones of runs of args.x_runs columns count */
+    global const float *x; /* with RUNS: only the odd runs of args.x_runs columns count */
     global uchar *q, *scale;
-    global const float *amax, *whole,
-        *norm; /* of the tensor or groups: A or null, G or null = 1; norm or null */
+    global const float *amax, *whole; /* A or null, G or null (1), of the tensor or of each group */
+    global const float *norm;         /* or null */
     moert_quantize_args args;
 } job;
 
@@ -21,11 +21,11 @@ typedef struct job {
 #define JOB                                                                                        \
     { ends, x, q, SCALES_OF(q, scale, args.columns), amax, whole, norm, args }
 
-/* Scales of a vec of columns, or as many times one. */
+/* The scales of a vec of columns, or one scale in all lanes. */
 typedef struct scaling {
-    uvec code;                 /* E8M0, E4M3 */
-    vec factor, first, second; /* x * factor or (x / first) / second ... */
-    ivec zero;                 /* ... or 0 */
+    uvec code;                 /* the scale's bits, E8M0 or E4M3 */
+    vec factor, first, second; /* elements are x * factor, or (x / first) / second */
+    ivec zero;                 /* lanes whose elements are 0 instead */
 } scaling;
 
 /* ---- scales ---- */
@@ -34,7 +34,7 @@ static inline vec at_most_finite(vec x) {
     return x > FLT_MAX ? FLT_MAX : x;
 }
 
-/* t, not negative, rounded up; and one over a scale, which is exact. */
+/* The E8M0 code of t, not negative, rounded up to a power of two; and below, 1 / scale, exactly. */
 static inline uvec ceil_e8m0(vec t) {
     const uvec u = as_uvec(t), e = u >> 23, m = u & 0x7FFFFFu;
     const uvec up = min(m > (e == 0u ? (uvec)0x400000u : (uvec)0) ? e + 1u : e, 254u);
@@ -54,13 +54,13 @@ static inline scaling scale_e8m0(vec amax, int rounding) {
     return (scaling){code, invert_e8m0(code), (vec)1.0f, (vec)1.0f, (ivec)0};
 }
 
-/* What the codes stand for; computed once where all are one. */
+/* The values of E4M3 codes; decoded once if `one`: all lanes hold the same code. */
 static inline vec decode_scale(uvec code, bool one) {
     const vec x = decode(code, E4M3);
     return one ? (vec)x.s0 : x;
 }
 
-/* As in cuDNN's epilogues: 2^-127 counts as 0 there, and E5M2 ends at 128. */
+/* The rule of cuDNN's epilogues, where 2^-127 counts as 0 and the largest value of E5M2 as 128. */
 static inline scaling scale_normed(vec amax, float norm, bool one) {
     const float largest = LARGEST == 57344.0f ? 128.0f : LARGEST,
                 n = norm > 0.0f ? norm : as_float(QUIET);
@@ -72,15 +72,15 @@ static inline scaling scale_normed(vec amax, float norm, bool one) {
                      SCALE == 1 ? zero : 0};
 }
 
-/* Whether x / by may be had from 1 / by, where |x| is at most amax: nothing that counts for a code
- * overflows or underflows. */
+/* Whether x / by can be computed from 1 / by for |x| up to amax without an overflow or underflow
+ * that would change an element. */
 static inline bool all_ordinary(vec by, vec amax) {
     return all(by >= 0x1p-60f && amax <= FLT_MAX);
 }
 
-/* x / by, correctly rounded, by 1 / by that is; Markstein: "Computation of elementary functions on
- * the IBM RISC System/6000 processor", 1990. By is positive; the sums would lose the sign of a
- * zero. */
+/* x / by, correctly rounded, from inverse = 1 / by, correctly rounded (Markstein: "Computation of
+ * elementary functions on the IBM RISC System/6000 processor", 1990). `by` is positive. copysign
+ * restores the sign of a zero, which the sums lose. */
 static inline vec divided(vec x, vec by, vec inverse) {
     vec y = x * inverse;
     y = fma(fma(-y, by, x), inverse, y);
@@ -124,7 +124,7 @@ static inline scaling scale_nvfp4(vec amax, int has_amax, float a, float g, bool
 }
 #endif
 
-/* What a row_group's blocks have in common, read once. */
+/* Values that all blocks of a row group use, read once. */
 typedef struct shared {
     float amax, whole, norm;
 } shared;
@@ -136,7 +136,7 @@ static inline shared load_shared(const job *j, uint group) {
                     SCALE != 2 && j->norm != 0 ? *j->norm : 0.0f};
 }
 
-/* `one`: of one block, whose largest bits are in all lanes. */
+/* The scale of blocks from their largest magnitude bits. `one`: all lanes belong to one block. */
 static inline scaling make_scale(const job *j, shared all, uvec largest, bool one) {
     const vec amax = largest_of(largest);
     if (SCALE != 2 && j->norm != 0)
@@ -162,12 +162,12 @@ static inline vec scaled(const scaling *s, vec x) {
 #endif
 }
 
-static inline uvec make_codes(const job *j, const scaling *s, vec x, uint axis, uint row,
-                              int column) {
+static inline uvec encode_elements(const job *j, const scaling *s, vec x, uint axis, uint row,
+                                   int column) {
     const vec y = scaled(s, x);
 #if ELEMENT_BITS == 4
     const int c = column + part_start();
-    const uvec code =
+    const uvec payload =
         ROUNDING == HALF_STEPS ? encode_half_steps(y)
         : ROUNDING == STOCHASTIC
             ? encode_stochastic(y, random_bytes(j->args.seed, axis,
@@ -175,9 +175,9 @@ static inline uvec make_codes(const job *j, const scaling *s, vec x, uint axis, 
                                                 c / PART % 4))
             : encode(y, ELEMENT);
 #else
-    const uvec code = encode(y, ELEMENT);
+    const uvec payload = encode(y, ELEMENT);
 #endif
-    return s->zero ? 0u : code;
+    return s->zero ? 0u : payload;
 }
 
 static inline vec load_x(const job *j, uint row, int column, int n) {

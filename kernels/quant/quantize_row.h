@@ -1,15 +1,15 @@
 /*
  * Included by quantize.cl in the GPU form: quantize_row.
  *
- * A block belongs to LANES items, each of which has HELD_PARTS parts of it: what a block needs once
- * is done for as many elements. In blocks of 16 they are 8 columns that follow each other, in
- * blocks of 128 every eighth part.
+ * LANES items share a block, and each holds HELD_PARTS parts of it, so that work once per block and
+ * item serves HELD_PARTS * PART elements. In blocks of 16, an item's parts are 8 consecutive
+ * columns; in blocks of 128, every eighth part.
  */
 #define LANES      (BLOCK == 16 ? 2 : 8)
 #define HELD_PARTS (BLOCK / (LANES * PART))
-#define PARTS      4 /* that are under way together */
+#define PARTS      4 /* parts that an item loads at once */
 
-/* Where the step begins of which this item's part is its part number i. */
+/* The start of the step in which this item's lanes are its part number i. */
 static inline int step_of(int i) {
     const int block = i / HELD_PARTS * (MOERT_ITEMS / LANES) + item_index() / LANES,
               part = i % HELD_PARTS;
@@ -18,12 +18,12 @@ static inline int step_of(int i) {
            part_start();
 }
 
-/* Writes the codes of an item's HELD_PARTS parts from number `from` on. */
-static inline void store_codes(const job *j, const scaling *s, const vec *x, uint row, int c,
-                               int from, int last) {
+/* Encodes and stores an item's HELD_PARTS parts from number `from` on. */
+static inline void store_payload(const job *j, const scaling *s, const vec *x, uint row, int c,
+                                 int from, int last) {
 #if ELEMENT_BITS == 4 && BLOCK == 16 && defined(ALIGNED)
     const int own = c + step_of(from) + part_start();
-    if (ROUNDING <= NEAREST && own + 2 * PART <= last) { /* 8 codes at once */
+    if (ROUNDING <= NEAREST && own + 2 * PART <= last) { /* 8 elements at once */
         global uint *to = (global uint *)(j->q + row * j->args.q_bytes + own / 2);
         *to = s->zero.s0 ? 0
                          : pack_e2m1(e2m1_steps(computed(scaled(s, x[0]))),
@@ -33,16 +33,16 @@ static inline void store_codes(const job *j, const scaling *s, const vec *x, uin
 #elif defined(HAS_FP8) && ELEMENT_BITS == 8 && defined(ALIGNED)
     UNROLL_FOR(int i = 0; i < HELD_PARTS; i++) {
         const int own = c + step_of(from + i) + part_start();
-        const uint codes =
+        const uint payload =
             LARGEST == 448.0f ? pack_e4m3(scaled(s, x[i])) : pack_e5m2(scaled(s, x[i]));
         if (own < last)
-            *(global uint *)(j->q + row * j->args.q_bytes + own) = s->zero.s0 ? 0 : codes;
+            *(global uint *)(j->q + row * j->args.q_bytes + own) = s->zero.s0 ? 0 : payload;
     }
     return;
 #endif
     UNROLL_FOR(int i = 0; i < HELD_PARTS; i++) {
         const int step = c + step_of(from + i);
-        store_row(j, make_codes(j, s, x[i], ROW, row, step), row, step, last - step);
+        store_row(j, encode_elements(j, s, x[i], ROW, row, step), row, step, last - step);
     }
 }
 
@@ -62,7 +62,7 @@ KERNEL void quantize_row(ARGUMENTS) {
             UNROLL_FOR(int i = b; i < b + HELD_PARTS; i++)
                 largest = max(largest, magnitude_bits(x[i]));
             const scaling s = make_scale(j, common, block_largest(largest, LANES, row_group), true);
-            store_codes(j, &s, x + b, p.row, c, b, p.last);
+            store_payload(j, &s, x + b, p.row, c, b, p.last);
             store_block_scale(j, &s, p.row, c + step_of(b));
         }
     }

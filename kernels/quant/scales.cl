@@ -4,26 +4,30 @@
  *
  *   byte of (r, c) = ((r/128) * ceil(C/4) + c/4) * 512 + (r%32) * 16 + (r%128)/32 * 4 + c%4
  *
- * so that 16 consecutive bytes of a tile are rows r, r+32, r+64, r+96 of 4 columns. A row_group takes
- * one tile: its groups follow each other along rows, or (transposed: lines are columns) along
- * columns, each from a new tile on; or (whole) are one matrix of all `rows` lines. Around quantized
- * operands (src/quant/scales.h):
+ * so that 16 consecutive bytes of a tile are rows r, r+32, r+64, r+96 of 4 columns. A row group
+ * moves one tile. Groups lie one after the other along the rows or, with `transposed`, where lines
+ * are columns, along the columns; each begins a new tile. With `whole`, all `rows` lines are one
+ * matrix. The other kernels prepare quantized operands (src/quant/scales.h):
  *
  *   block_ends    to[g] = min(blocks of groups 0 to g, most)
- *   fold_globals  to[g] = alpha[g] * (first[g * first_stride] * second[g * second_stride]); null =
- *                 1
+ *   fold_globals  to[g] = alpha[g] * (first[g * first_stride] * second[g * second_stride]); a null
+ *                 pointer means 1
  *   transpose_*   to[g][c][r] = from[g][r][c]
+ *   interleave    rows of `width` gates, then `width` ups, to runs of `granularity` gates and ups
+ *                 in turn, or the inverse
  *
- * Grids: (tiles along the groups, tiles across); interleave: (rows); block_ends, fold_globals: (1);
- * transpose: (16 rows, groups). No local memory. Deterministic.
+ * Grids: swizzle, unswizzle: (tiles along the groups, tiles across); interleave: (rows);
+ * block_ends, fold_globals: (1); transpose_*: (blocks of 16 rows, groups). Required: nothing. No
+ * local memory. Deterministic.
  */
 #include "args/quant.h"
 #include "lib/formats.h"
 
 enum { ROWS = 128, COLUMNS = 4, TILE_BYTES = 512 };
 
-/* Lines [start, start + lines) of the group and where this tile of its matrix begins; no lines past
- * the groups, and from the first group on whose tiles have no room. */
+/* A tile: lines [start, start + lines) of its group, its first row r and column c in the group's
+ * matrix, and its offset `base`. `lines` is 0 past the last group, and from the first group on
+ * whose tiles exceed a->tiles. */
 typedef struct tile {
     uint start, lines, r, c;
     ulong base;
@@ -55,14 +59,15 @@ static inline tile find_tile(global const uint *ends, const moert_scales_args *a
     return (tile){0, 0, 0, 0, 0};
 }
 
-/* Place in `linear` of byte i of a tile, -1 if it is none. */
+/* The offset in `linear` of byte i of a tile, or -1 outside the matrix. */
 static inline long linear_at(tile t, uint width, int transposed, uint i) {
     const uint r = t.r + i / 16 + i % 16 / 4 * 32, c = t.c + i % 4;
     const uint line = transposed ? c : r, column = transposed ? r : c;
     return line < t.lines && column < width ? (long)(t.start + line) * width + column : -1;
 }
 
-/* Moves this row_group's tile to `swizzled`, with zeros around it, or from there. */
+/* Copies this row group's tile to `swizzled` (`forward`), with zeros outside the matrix, or
+ * back. */
 INLINED void move_tile(global const uint *ends, global uchar *linear, global uchar *swizzled,
                        moert_scales_args args, bool forward) {
     const tile t = find_tile(ends, &args);

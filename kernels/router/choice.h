@@ -1,10 +1,11 @@
 /*
- * Included by gpu.cl: the choice of the smallest of a token's keys, KEYS of which an item
- * has. UINT_MAX is not to be chosen.
+ * Included by gpu.cl: the choice of the smallest of a token's keys. An item holds KEYS of them.
+ * UINT_MAX must not be chosen.
  */
 #define KEYS (MOST_EXPERTS / SLOTS)
-#define LIST 8 /* keys that are sorted at once; at most SLOTS */
+#define LIST 8 /* keys that sort_list sorts; at most SLOTS */
 
+/* Swaps *a and *b unless *a <= *b. */
 static inline void order(uint *a, uint *b) {
     const uint low = min(*a, *b);
     *b = max(*a, *b);
@@ -13,7 +14,7 @@ static inline void order(uint *a, uint *b) {
 
 static inline void sort_list(uint key[LIST]) {
 #define ORDER(i, j) order(&key[i], &key[j]);
-    /* a row is a step of the network */
+    /* each line is one step of a sorting network */
     /* clang-format off */
     ORDER(0, 2) ORDER(1, 3) ORDER(4, 6) ORDER(5, 7)
     ORDER(0, 4) ORDER(1, 5) ORDER(2, 6) ORDER(3, 7)
@@ -25,7 +26,7 @@ static inline void sort_list(uint key[LIST]) {
 #undef ORDER
 }
 
-/* The first of two sorted lists; Batcher's bitonic merge. */
+/* The SLOTS smallest keys of two sorted lists, sorted, by Batcher's bitonic merge. */
 static inline void merge_lists(uint list[SLOTS], const uint other[SLOTS]) {
     UNROLL_FOR(int i = 0; i < SLOTS; i++)
         list[i] = min(list[i], other[SLOTS - 1 - i]);
@@ -36,8 +37,7 @@ static inline void merge_lists(uint list[SLOTS], const uint other[SLOTS]) {
 }
 
 static inline uint extreme(bool larger, uint a, uint b) {
-#if defined(__NV_CL_C_VERSION) ||                                                                  \
-    defined(__NVPTX__) /* whose compiler would compare several times */
+#if defined(__NV_CL_C_VERSION) || defined(__NVPTX__) /* the compiler would compare several times */
     uint x;
     __asm__("{ .reg .pred p; .reg .b32 low, high; setp.ne.u32 p, %3, 0; min.u32 low, %1, %2; "
             "max.u32 high, %1, %2; "
@@ -50,33 +50,35 @@ static inline uint extreme(bool larger, uint a, uint b) {
 #endif
 }
 
-/* Where the item lies whose rank among those that share a list has its bit v transposed. */
-#define ACROSS(v) (((v) | 2 * (v)) & (SLOTS - 1))
+/* Items that share a list have ranks in it. Two items whose ranks differ only in bit v have numbers
+ * that differ in these bits. */
+#define RANK_BIT(v) (((v) | 2 * (v)) & (SLOTS - 1))
 
-/* One step of join_lists(): the bit v of an item's rank is the parity of the bits of its number
- * from w to v. */
+/* One step of merge_across(): orders keys between items whose ranks differ in bit v. That bit of an
+ * item's rank is the parity of bits w to v of its number. */
 INLINED void order_across(uint list[SLOTS], int w, int v, local float *row_group) {
     const bool upper = popcount(slot_index() & (2 * v - 1) & ~(w - 1)) & 1;
     uint other[SLOTS];
     UNROLL_FOR(int i = 0; i < SLOTS / 2; i++)
         if (i < w)
-            other[i] = uint_across(list[v == w ? w - 1 - i : i], ACROSS(v), row_group);
+            other[i] = shuffle_uint_xor(list[v == w ? w - 1 - i : i], RANK_BIT(v), row_group);
     UNROLL_FOR(int i = 0; i < SLOTS / 2; i++)
         if (i < w)
             list[i] = extreme(upper, list[i], other[i]);
 }
 
 /*
- * Items that share a sorted list, 2 w keys each, and as many others join: each meets the one with
- * the mirrored part of the other list, and of its first keys and that one's last ones keeps the
- * smaller, w in all. They are bitonic, and are ordered across the items, then in each. (Loops have
- * fixed lengths: w is a constant after inlining.)
+ * Merges pairs of sorted lists, each spread over several items with 2 w keys per item, and keeps
+ * the smaller half of both. An item reads the mirrored part of the other list: for each i < w it
+ * keeps the smaller of its key i and the other item's key 2 w - 1 - i. These keys are bitonic; they
+ * are then ordered across the items, and last within each item. (Loops have fixed lengths, since w
+ * is a constant after inlining.)
  */
-INLINED void join_lists(uint list[SLOTS], int w, local float *row_group) {
+INLINED void merge_across(uint list[SLOTS], int w, local float *row_group) {
     uint other[SLOTS];
     UNROLL_FOR(int i = 0; i < SLOTS / 2; i++)
         if (i < w)
-            other[i] = uint_across(list[2 * w - 1 - i], ACROSS(w), row_group);
+            other[i] = shuffle_uint_xor(list[2 * w - 1 - i], RANK_BIT(w), row_group);
     UNROLL_FOR(int i = 0; i < SLOTS / 2; i++)
         if (i < w)
             list[i] = min(list[i], other[i]);
@@ -89,9 +91,9 @@ INLINED void join_lists(uint list[SLOTS], int w, local float *row_group) {
                 order(&list[i], &list[i + d]);
 }
 
-/* The key of choice k for the token's item k; `clear` if no two keys of which one is chosen have
- * the same score. */
-static inline uint choose(const uint key[KEYS], int topk, bool *clear, local float *row_group) {
+/* Returns the key of choice k to the token's item k. *distinct: no chosen key has the same score
+ * bits as another key of the token. */
+static inline uint choose(const uint key[KEYS], int topk, bool *distinct, local float *row_group) {
     const int slot = slot_index(), base = item_index() - slot;
     uint list[SLOTS], other[SLOTS], nearest = UINT_MAX;
     UNROLL_FOR(int from = 0; from < KEYS; from += LIST) {
@@ -104,31 +106,33 @@ static inline uint choose(const uint key[KEYS], int topk, bool *clear, local flo
             list[i] = from > 0 ? list[i] : other[i];
     }
     UNROLL_FOR(int w = SLOTS / 2; w > 0; w /= 2)
-        join_lists(list, w, row_group);
-    const uint mine = int_of_item(list[0], base + ((slot ^ slot << 1) & (SLOTS - 1)), row_group);
-    const uint last = int_of_item(mine, base + topk - 1, row_group);
-    const uint before = int_of_item(mine, base + max(slot - 1, 0), row_group);
+        merge_across(list, w, row_group);
+    const uint mine =
+        shuffle_int_from(list[0], base + ((slot ^ slot << 1) & (SLOTS - 1)), row_group);
+    const uint last = shuffle_int_from(mine, base + topk - 1, row_group);
+    const uint before = shuffle_int_from(mine, base + max(slot - 1, 0), row_group);
     UNROLL_FOR(int i = 0; i < KEYS; i++)
-        nearest = min(nearest, key[i] - last - 1); /* how far it is from the last one to the next */
-    const bool equal = slot > 0 && slot < topk && (mine ^ before) <= PLACE;
-    *clear = max_uints((uvec)(uint)(equal || nearest < (~last & PLACE)), row_group) == 0;
+        nearest =
+            min(nearest, key[i] - last - 1); /* distance from the last choice to the next key */
+    const bool equal = slot > 0 && slot < topk && (mine ^ before) <= EXPERT_BITS;
+    *distinct = max_uints((uvec)(uint)(equal || nearest < (~last & EXPERT_BITS)), row_group) == 0;
     return mine;
 }
 
-/* The same by whole keys; what comes out is an expert. */
+/* The same with whole scores as keys, one choice after the other; returns the expert. */
 static inline uint choose_again(uint key[KEYS], int topk, local float *row_group) {
     uint mine = 0;
     for (int k = 0; k < topk; k++) {
-        uint best = UINT_MAX, place = PLACE;
+        uint best = UINT_MAX, expert = EXPERT_BITS;
         UNROLL_FOR(int i = 0; i < KEYS; i++)
             best = min(best, key[i]);
-        best = least_of_token(best, row_group);
+        best = token_min(best, row_group);
         UNROLL_FOR(int i = KEYS - 1; i >= 0; i--)
-            place = key[i] == best ? place_of(i) : place;
-        place = least_of_token(place, row_group);
+            expert = key[i] == best ? expert_of(i) : expert;
+        expert = token_min(expert, row_group);
         UNROLL_FOR(int i = 0; i < KEYS; i++)
-            key[i] = place_of(i) == place ? UINT_MAX : key[i];
-        mine = slot_index() == k ? place : mine;
+            key[i] = expert_of(i) == expert ? UINT_MAX : key[i];
+        mine = slot_index() == k ? expert : mine;
     }
     return mine;
 }

@@ -1,6 +1,6 @@
 /*
- * Router: scores of a token's experts, choice of K of them, weights; the backward of all that; sums
- * of scores.
+ * Router: scores of a token's experts, the choice of K experts and their weights; the backward of
+ * these; sums of scores over a sequence (router_mass).
  *
  *   p = softmax(l) over the E experts      s = p, or sigmoid(l), or sqrt(log(1 + exp l))
  *   r = p, or s / (sum s + 1e-20)
@@ -11,27 +11,30 @@
  *   v = s[chosen], or exp(l[chosen] - max) with SOFTMAX_TOPK
  *   w = scale * v,  normalised: scale * v / (sum v + 1e-20)
  *
- * Backward, selection held fixed, slots with index < 0 left out, D = sum_k w_k dw_k, a[e] =
- * d(loss)/d(r[t,e]):
- *   chosen e = index_k:  dl_e += w_k g_e (dw_k - D / scale), D only where normalised; g = 1, or
- *                        (ds/dl) / s
+ * Backward, with the selection held fixed and without slots of index < 0; D = sum_k w_k dw_k, a[e]
+ * = d(loss)/d(r[t,e]):
+ *   chosen e = index_k:  dl_e += w_k g_e (dw_k - D / scale), D only if normalised; g = 1, or
+ *                        (ds/dl) / s of sigmoid and sqrt-softplus
  *   softmax, all e:      dl_e += s_e (a_e - sum s a) - s_e D, D only with SOFTMAX that is not
  *                        normalised
  *   others, all e:       dl_e += (a_e - sum r a) / (sum s + 1e-20) * s_e g_e
  *   z-loss, all e:       dl_e += z_factor lse p_e
- * (ds/dl) / s is 1 - s of the sigmoid and, as sigmoid(l) = 1 - exp(-s^2) there, (1 - exp(-s^2)) /
- * (2 s^2) of sqrt-softplus: between 0 and 1/2, which it reaches where s^2 underflows.
+ * (ds/dl) / s is 1 - s for the sigmoid. For sqrt-softplus, where sigmoid(l) = 1 - exp(-s^2), it is
+ * (1 - exp(-s^2)) / (2 s^2): between 0 and 1/2, and 1/2 where s^2 underflows.
  *
  * Shapes, dense: logits, scores, dlogits [T,E]; index int [T,K]; weight, dweight [T,K]; lse [T];
  * bias, aux [E] or null; mass [S,E], ends uint [S]. A token with a logit that is not finite (or a
  * NaN in the bias) gets index -2, -1, -1, ..., and zeros everywhere else.
  *
- * A row_group takes BLOCK tokens, or a sequence; E is cut into steps, the last one masked. Arrays over
- * the experts are private on CPUs, local on GPUs: 16 bytes for each of MOST_EXPERTS; router_mass on
- * GPUs 20 KB. Deterministic: a token's result depends on its own row alone, sums over E run by lane
- * and then as a tree, sums over K by slot, sums over tokens in order, on GPUs by ROW_GROUPS row_groups, of
- * which row_group i takes every ROW_GROUPS-th token from the i-th on, and VEC experts at a time. Required:
- * BLOCK (1 or more), MOST_EXPERTS (a multiple of VEC, at least E).
+ * A row group computes BLOCK tokens, or in router_mass one sequence. It runs over E in steps of VEC
+ * experts; the last step is masked. Required: BLOCK (1 or more), MOST_EXPERTS (a multiple of VEC,
+ * at least E). Arrays over the experts are private on CPUs and local on GPUs. Local memory on GPUs:
+ * 16 bytes for each of MOST_EXPERTS (router_forward), 20 KiB (router_mass).
+ *
+ * Deterministic: a token's result depends on that token's row only. Sums over E add lane by lane,
+ * then the lanes as a tree; sums over K add by slot. router_mass adds tokens in order. On GPUs, row
+ * group i of ROW_GROUPS adds every ROW_GROUPS-th token from the i-th on, and the row groups' sums
+ * are added in order.
  */
 #if !defined(BLOCK) || !defined(MOST_EXPERTS)
 #error "BLOCK and MOST_EXPERTS must be defined"
@@ -40,17 +43,12 @@
 #include "router/scores.h"
 #include "router/topk.h"
 
-/* Like load_part, with `other` in the lanes past n. */
-static inline vec load_padded(global const float *p, int n, float other) {
-    return select((vec)other, load_part(p, n), lane_places() < n);
-}
-
-/* Whether the condition holds in any lane of the row_group. */
+/* Whether the condition holds in any lane of the row group. */
 static inline bool any_lane(ivec condition, local float *row_group) {
     return max_uints(as_uvec(condition), row_group) != 0;
 }
 
-/* s[E] in `row`, and the log-sum-exp of l[E]; false if a logit is not finite. */
+/* Stores s[E] in `row` and the log-sum-exp of l[E] in *lse; false if a logit is not finite. */
 static bool row_scores(global const float *l, int experts, int score, ROW uint *row, float *lse,
                        local float *row_group) {
     vec largest = -INFINITY, sum = 0.0f;
@@ -66,17 +64,17 @@ static bool row_scores(global const float *l, int experts, int score, ROW uint *
     for (int e = 0; e < experts; e += VEC) {
         const vec x = load_floats(row + e), exponential = exp(x - top);
         sum += exponential;
-        store_floats(stands_alone(score) ? lone_scores(x, score) : exponential, row + e);
+        store_floats(is_pointwise(score) ? pointwise_scores(x, score) : exponential, row + e);
     }
     const float total = sum_lanes(sum, row_group);
     *lse = top + log((vec)total).s0;
-    for (int e = 0; e < experts && !stands_alone(score); e += VEC)
+    for (int e = 0; e < experts && !is_pointwise(score); e += VEC)
         store_floats(load_floats(row + e) / total, row + e);
     return !any_lane(~finite, row_group);
 }
 
-/* Keys of the selection scores, which are l[E] or, with l null, row[E], and bias[E]; false if one
- * is a NaN. */
+/* Stores the keys of the selection scores: l[E] or, if l is null, row[E], plus bias[E]. False if a
+ * selection score is a NaN. */
 static bool row_keys(global const float *l, ROW const uint *row, global const float *bias,
                      int experts, ROW uint *key, local float *row_group) {
     ivec nan = 0;
@@ -98,14 +96,15 @@ static float largest_picked(ROW const uint *picked, int topk) {
     return top;
 }
 
-/* picked[K] = exp(picked - top), the unnormalised softmax over the chosen logits. */
+/* picked[K] = exp(picked - top), the unnormalised softmax over the chosen logits */
 static void chosen_exponentials(ROW uint *picked, int topk, float top) {
     for (int k = 0; k < topk; k += VEC)
         store_floats(exp(select((vec)top, load_floats(picked + k), lane_places() < topk - k) - top),
                      picked + k);
 }
 
-/* w[K] from what is picked, index[K] and s[E] of a token, or what a bad one gets. */
+/* Stores w[K] (from picked), index[K] and s[E] of a token. A bad token gets zeros and the indices
+ * BAD_TOKEN, NO_EXPERT, NO_EXPERT, ... */
 static void store_choice(bool good, int experts, int topk, float divisor, float scale,
                          ROW const uint *row, ROW const uint *picked, ROW const uint *best,
                          global float *s, global int *index, global float *w) {
@@ -117,7 +116,7 @@ static void store_choice(bool good, int experts, int topk, float divisor, float 
         index[k] = good ? (int)best[k] : k == 0 ? BAD_TOKEN : NO_EXPERT;
 }
 
-/* Whatever is in the row: all items of a row_group come to the same barriers. */
+/* All items of a row group reach the same barriers, whatever the row holds. */
 KERNEL void router_forward(global const float *logits, global const float *bias,
                            global float *scores, global int *index, global float *weight,
                            global float *lse, moert_router_args args) {
@@ -135,7 +134,7 @@ KERNEL void router_forward(global const float *logits, global const float *bias,
         good &= row_keys(by_logits ? l : 0, row, bias, args.experts, key, row_group);
         if (is_first_item())
             lse[t] = good ? row_lse : 0.0f;
-        meet();
+        sync_items();
         keep_groups(key, picked, args.experts, args.groups, args.kept_groups, args.group_best,
                     row_group);
         for (int k = 0; k < args.topk; k++) {
@@ -145,35 +144,35 @@ KERNEL void router_forward(global const float *logits, global const float *bias,
                 picked[k] = by_logits ? as_uint(l[e]) : row[e];
             }
         }
-        meet();
+        sync_items();
         const float top = largest_picked(picked, by_logits ? args.topk : 0);
-        meet();
+        sync_items();
         if (by_logits)
             chosen_exponentials(picked, args.topk, top);
-        meet();
+        sync_items();
         for (int k = 0; k < args.topk; k++)
             sum += as_float(picked[k]);
         store_choice(good, args.experts, args.topk, args.normalised ? sum + TINY : 1.0f, args.scale,
                      row, picked, best, scores + t * args.experts, index + t * args.topk,
                      weight + t * args.topk);
-        meet();
+        sync_items();
     }
 }
 
-/* sum s and sum s * a of a row. */
+/* {sum s, sum s * a} of a row */
 static float2 row_sums(global const float *s, global const float *a, int experts,
                        local float *row_group) {
-    vec sum = 0.0f, product = 0.0f;
+    vec sum = 0.0f, weighted = 0.0f;
     for (int e = 0; e < experts; e += VEC) {
         vec x = load_part(s + e, experts - e);
         sum += x;
         if (a)
-            product = fma(x, load_part(a + e, experts - e), product);
+            weighted = fma(x, load_part(a + e, experts - e), weighted);
     }
-    return (float2)(sum_lanes(sum, row_group), sum_lanes(product, row_group));
+    return (float2)(sum_lanes(sum, row_group), sum_lanes(weighted, row_group));
 }
 
-/* A token's slots, and what is taken off their dw. */
+/* A token's slots, and the mean that is subtracted from their dw. */
 typedef struct slots {
     global const int *chosen;
     global const float *w, *dw;
@@ -181,7 +180,7 @@ typedef struct slots {
     float mean;
 } slots;
 
-/* What the slots among a step's experts, from e on, add to their d. */
+/* d of a step's experts, from e on, plus the gradient through the slots that chose them. */
 static inline vec add_chosen(vec d, vec slope, const slots *own, int e) {
     for (int k = 0; k < own->topk; k++)
         d = select(d, fma(own->w[k] * slope, own->dw[k] - own->mean, d),
@@ -189,14 +188,14 @@ static inline vec add_chosen(vec d, vec slope, const slots *own, int e) {
     return d;
 }
 
-/* The part of dl[E] that reaches every expert: both losses, and -s * through of the softmax; z =
- * z_factor * lse. Zeros for a bad token. On GPUs the slots' part, too: who stores it does not have
- * to read it again. */
+/* Stores the part of dl[E] that reaches every expert: from both losses, and the softmax's -s *
+ * through; z = z_factor * lse. Zeros for a bad token. On GPUs it also adds the slots' part, so that
+ * dl is not read again. */
 static void row_dense(global const float *l, global const float *s, global const float *aux,
                       int experts, int score, float through, float z, float lse, bool good,
                       const slots *own, global float *dl, local float *row_group) {
     const float2 sums = row_sums(s, aux, experts, row_group);
-    const float total = stands_alone(score) ? sums.x + TINY : 1.0f, mean = sums.y / total;
+    const float total = is_pointwise(score) ? sums.x + TINY : 1.0f, mean = sums.y / total;
     for (int e = 0; e < experts; e += VEC) {
         const int n = experts - e;
         vec x = load_part(s + e, n), d = 0.0f;
@@ -205,7 +204,7 @@ static void row_dense(global const float *l, global const float *s, global const
         const vec slope = slopes(x, score);
         d = (d - through) * x * slope;
         if (z != 0.0f)
-            d = fma((vec)z, stands_alone(score) ? exp(load_part(l + e, n) - lse) : x, d);
+            d = fma((vec)z, is_pointwise(score) ? exp(load_part(l + e, n) - lse) : x, d);
         if (MOERT_ITEMS > 1)
             d = add_chosen(d, slope, own, e);
         store_part(good ? d : 0.0f, dl + e, n);
@@ -226,10 +225,9 @@ KERNEL void router_backward(global const float *logits, global const float *scor
         global float *dl = dlogits + t * args.experts;
         float dot = 0.0f;
         for (int k = 0; k < args.topk; k++) {
-            const float product =
-                fma(w[k], dw[k],
-                    dot); /* read anyway: loads under conditions would wait for each other */
-            dot = chosen[k] >= 0 ? product : dot;
+            /* loaded unconditionally: conditional loads would wait for each other */
+            const float next = fma(w[k], dw[k], dot);
+            dot = chosen[k] >= 0 ? next : dot;
         }
         const float mean = args.normalised ? dot / args.scale : 0.0f,
                     through = args.score == SOFTMAX && !args.normalised ? dot : 0.0f;
@@ -256,7 +254,7 @@ KERNEL void router_mass(global const float *scores, global const uint *ends, glo
     for (ulong t = group_start(ends, sequence); t < last; t++) {
         global const float *s = scores + t * args.experts;
         const float total =
-            stands_alone(args.score) ? row_sums(s, 0, args.experts, 0).x + TINY : 1.0f;
+            is_pointwise(args.score) ? row_sums(s, 0, args.experts, 0).x + TINY : 1.0f;
         for (int e = 0; e < args.experts; e += VEC) {
             const int n = args.experts - e;
             store_part(load_part(sum + e, n) + load_part(s + e, n) / total, sum + e, n);
@@ -273,14 +271,14 @@ void router_mass(global const float *scores, global const uint *ends, global flo
     local float sums[ROW_GROUPS][VEC] __attribute__((aligned(64)));
     const uint sequence = get_group_id(0), own = get_local_id(1);
     const int first = get_group_id(1) * VEC, n = args.experts - first,
-              summed = stands_alone(args.score) ? args.experts : 0;
+              summed = is_pointwise(args.score) ? args.experts : 0;
     const ulong last = min((ulong)ends[sequence], args.tokens);
     vec sum = 0.0f;
     for (ulong start = group_start(ends, sequence); start < last; start += ROW_GROUPS) {
         const bool inside = start + own < last;
         global const float *s = scores + (inside ? start + own : start) * args.experts;
         const float whole = row_sums(s, 0, summed, row_groups[own]).x,
-                    total = stands_alone(args.score) ? whole + TINY : 1.0f;
+                    total = is_pointwise(args.score) ? whole + TINY : 1.0f;
         sum += inside ? load_part(s + first, n) / total : 0.0f;
     }
     *(local vec *)(sums[own] + part_start()) = sum;

@@ -1,25 +1,25 @@
 /*
- * Included by router.cl and gpu.cl: the kinds of scores that stand for a logit alone, their
- * slopes, and scores as keys.
+ * Included by router.cl and gpu.cl: scores that depend on one logit only, the slopes of scores, and
+ * scores as sortable integer keys.
  */
 enum { NO_EXPERT = -1, BAD_TOKEN = -2 };
 #define TINY 1e-20f
 enum { SOFTMAX, SOFTMAX_TOPK, SIGMOID, SQRT_SOFTPLUS }; /* as moert_score */
 
-/* Whether a score depends on its own logit alone, so that the scores have no sum of their own. */
-static inline bool stands_alone(int score) {
+/* Whether a score depends on one logit only, so that the scores of a token do not sum to 1. */
+static inline bool is_pointwise(int score) {
     return score >= SIGMOID;
 }
 
-/* Scores of such a kind. Below -16 log(1 + e^x) is e^x to the last bit, and its root stays clear of
- * underflow. */
-static inline vec lone_scores(vec x, int score) {
+/* Pointwise scores of logits x. For x below -16, log(1 + e^x) equals e^x to the last bit, and its
+ * root e^(x / 2) does not underflow as e^x might. */
+static inline vec pointwise_scores(vec x, int score) {
     if (score == SIGMOID)
         return 1.0f / (1.0f + exp(-x));
     return select(sqrt(fmax(x, 0.0f) + log1p(exp(-fabs(x)))), exp(0.5f * x), x < -16.0f);
 }
 
-/* g = (ds/dl) / s, or 1 where scores do not stand alone. */
+/* g = (ds/dl) / s of pointwise scores, else 1 */
 static inline vec slopes(vec s, int score) {
     const vec square = s * s;
     if (score == SIGMOID)
@@ -29,7 +29,7 @@ static inline vec slopes(vec s, int score) {
     return 1.0f;
 }
 
-/* Unsigned numbers in the order of the floats, -0 as 0; no float but a NaN becomes 0. */
+/* Unsigned integers in the order of the floats, with -0 like 0. Only a NaN can become 0. */
 static inline uint order_key(float x) {
     uint bits = as_uint(x + 0.0f);
     return bits ^ (as_uint(as_int(bits) >> 31) | 0x80000000u);

@@ -1,8 +1,10 @@
 /*
- * Included by router.cl: arrays over the experts of a token's row, which the items of a row_group share,
- * and the choice of the largest of its selection scores, as integer keys, alone and by groups. A
- * key of 0 is taken or not to be chosen. Whole steps of keys are read, so that arrays end at a
- * multiple of VEC. An item reads what another has stored after meet().
+ * Included by router.cl: arrays over the experts of a token, which the items of a row group share,
+ * and the choice of the largest selection scores, with or without groups of experts.
+ *
+ * Selection scores are integer keys. A key of 0 has been chosen or must not be chosen. Loops read
+ * whole steps of keys, so arrays end at a multiple of VEC. An item sees the stores of other items
+ * after sync_items().
  */
 #if MOERT_ITEMS == 1
 #define ROW private
@@ -11,14 +13,15 @@
 #endif
 #define ROW_ARRAY(name) ROW uint name[MOST_EXPERTS] __attribute__((aligned(64)))
 
-static inline void meet(void) {
+static inline void sync_items(void) {
 #if MOERT_ITEMS > 1
     barrier(CLK_LOCAL_MEM_FENCE);
 #endif
 }
 
-static inline bool owns(int place) {
-    return MOERT_ITEMS == 1 || place % VEC / PART == (int)get_local_id(0);
+/* Whether this item stores element i of the arrays. */
+static inline bool owns(int i) {
+    return MOERT_ITEMS == 1 || i % VEC / PART == (int)get_local_id(0);
 }
 
 static inline uvec load_keys(ROW const uint *p) {
@@ -37,7 +40,7 @@ static inline void store_keys(uvec x, ROW uint *p) {
 #endif
 }
 
-/* Arrays of floats are kept as their bits. */
+/* Floats are kept in the same arrays, as their bits. */
 static inline vec load_floats(ROW const uint *p) {
     return as_vec(load_keys(p));
 }
@@ -46,8 +49,8 @@ static inline void store_floats(vec x, ROW uint *p) {
     store_keys(as_uvec(x), p);
 }
 
-/* The first of the largest of n keys; it becomes 0, which its owner alone sees at once. Keys past
- * n, up to a whole step, must be 0. */
+/* Returns the index of the largest of n keys, the lowest one of equals, and sets that key to 0.
+ * Only the item that owns it sees the 0 at once. Keys from n to the end of the step must be 0. */
 INLINED int take_best(ROW uint *key, int n, local float *row_group) {
     uvec best = 0;
     ivec at = 0;
@@ -63,8 +66,8 @@ INLINED int take_best(ROW uint *key, int n, local float *row_group) {
     return first;
 }
 
-/* The sum of the `best` best selection scores of n keys, the smallest first: without infinities it
- * is no NaN. */
+/* The sum of the `best` largest selection scores of n keys, added from the smallest up. It is no
+ * NaN unless a score is infinite. */
 static float sum_best(ROW const uint *key, int n, int best) {
     uint top[MOST_EXPERTS / 2]; /* descending */
     float sum = 0.0f;
@@ -83,23 +86,23 @@ static float sum_best(ROW const uint *key, int n, int best) {
     return sum;
 }
 
-/* With groups, zeroes the keys of all experts outside the kept ones. `group` is an array as long as
- * `key`. */
+/* If groups > 1, zeroes the keys of all experts outside the kept groups. `group` is scratch of the
+ * same length as `key`. */
 static void keep_groups(ROW uint *key, ROW uint *group, int experts, int groups, int kept_groups,
                         int group_best, local float *row_group) {
     const int size = experts / groups, most = groups > 1 ? groups : 0;
     for (int g = 0; g < most; g += VEC)
         store_keys((uvec)0, group + g);
-    meet();
+    sync_items();
     for (int g = get_local_id(0); g < most; g += MOERT_ITEMS)
         group[g] = order_key(sum_best(key + g * size, size, group_best));
-    meet();
+    sync_items();
     for (int i = 0; i < min(kept_groups, most); i++)
         take_best(group, groups, row_group);
-    meet();
+    sync_items();
     for (int g = 0; g < most; g++)
         if (group[g] != 0)
             for (int e = g * size + (int)get_local_id(0); e < (g + 1) * size; e += MOERT_ITEMS)
                 key[e] = 0;
-    meet();
+    sync_items();
 }

@@ -1,12 +1,12 @@
 /*
  * Causal attention on the tensor cores of sm_90 (Hopper): the formulas of attention/attention.cl on
- * operands rounded to bf16, with float32 sums. Scores are in units of log 2: q is rounded times
- * scale / log 2, so that p = 2^(score - maximum).
+ * operands rounded to bf16, with float32 sums. Scores are in units of log 2: q is multiplied by
+ * scale / log 2 before it is rounded, so that p = 2^(score - maximum).
  *
  * A work-group owns 128 rows of a head of a sequence: queries in FORWARD and BACKWARD_Q, keys in
- * BACKWARD_KV. Warps 4-7 and 8-11, its consumers, have 64 of them each and pass over the other side
- * in blocks of 64 rows, which one thread of warps 0-3 brings by TMA into a ring of stages, as far
- * ahead as there is room:
+ * BACKWARD_KV. Two consumers, warps 4-7 and 8-11, own 64 of them each and pass over the other side
+ * in blocks of 64 rows. One thread of warps 0-3, the producer, loads these blocks by TMA into a
+ * ring of stages, as far ahead as the ring allows:
  *
  *                 64 rows of a block
  *               +--------------------+
@@ -15,21 +15,23 @@
  *   64 own rows | sums, HEAD_SIZE    |
  *               +--------------------+
  *
- * A product is four or eight wgmma, its results are registers; those of a score are, rounded, the
- * first factor of the next product.
+ * A GEMM of a block is four or eight wgmma with results in registers. Scores, rounded to bf16, are
+ * the A operand of the next GEMM without leaving their registers.
  *
- *   FORWARD      stages K, V, K, V ..:  out += p V of a block runs beside score = q K' of the next
- *                one and its softmax
- *   BACKWARD_Q   stages K, V, K, V ..:  dq += ds K beside q K' and dout V' of the next block
- *   BACKWARD_KV  stages of Q, dout and 64 lse and delta, for all heads of a group in order:
- *                dv += p dout and dk += ds Q
+ *   FORWARD      stages K, V, K, V ..: out += p V of a block overlaps score = q K' and the softmax
+ *                of the next block
+ *   BACKWARD_Q   stages K, V, K, V ..: dq += ds K of a block overlaps q K' and dout V' of the next
+ *   BACKWARD_KV  each stage holds 64 rows of q and dout, their lse and delta, for all heads of a
+ *                group in order: dv += p dout and dk += ds q
  *
- * `rows` is the tensor [sequences, length, columns] of bf16 that attention/round.cl makes: k and v
- * of all heads side by side, then q and dout. Rows past a sequence's end are zero. Its stats
- * [sequences,heads,blocks,2,64] are lse / log 2 and delta.
- * Local memory: ARENA bytes (227 KiB less 1 KiB, see src/device/nvidia/ptx.c). Work-groups of 384.
- * Deterministic: no tile depends on another, blocks are summed in order; a sequence's result
- * depends on it alone. Required: PASS (0 to 2 as above), HEAD_SIZE (64 or 128), ARENA.
+ * `rows` is the bf16 tensor [sequences, length, columns] that attention/round.cl writes: k of all
+ * heads, v of all heads and, for the backward passes, q and dout of all heads. TMA reads rows past
+ * a sequence's end as zeros. The stats [sequences,heads,blocks,2,64] are lse / log 2 and delta.
+ *
+ * Required: PASS (0 FORWARD, 1 BACKWARD_Q, 2 BACKWARD_KV), HEAD_SIZE (64 or 128), ARENA. Local
+ * memory: ARENA bytes (227 KiB less 1 KiB, see src/device/nvidia/ptx.c). Work-groups of 384 items.
+ * Deterministic: no tile depends on another, and blocks are summed in order, so a sequence's result
+ * depends on that sequence alone.
  */
 #if !defined(PASS) || !defined(HEAD_SIZE)
 #error "PASS and HEAD_SIZE must be defined"
@@ -51,30 +53,29 @@
 #define STAGE_BYTES BLOCK_BYTES
 #endif
 #define KEPT_BYTES                                                                                 \
-    (PASS == FORWARD ? 0 : 4 * BLOCK_BYTES) /* of the own rows, q and dout or k and v */
-/* Offsets in the arena. */
+    (PASS == FORWARD ? 0 : 4 * BLOCK_BYTES) /* the own rows of q and dout, or of k and v */
+/* Byte offsets in the arena. */
 #define STAGES_AT KEPT_BYTES
 #define STATS_AT  (STAGES_AT + STAGES * STAGE_BYTES)
 #define FULL_AT   (STATS_AT + STAGES * 512)
 #define EMPTY_AT  (FULL_AT + 8 * STAGES)
 #define KEPT_AT   (EMPTY_AT + 8 * STAGES)
 
-/* What a work-group owns: rows from `first` on of a head, or of keys and values' head, of a
- * sequence. */
+/* The OWN rows of a work-group: those from position `first` on, of one head (in BACKWARD_KV a head
+ * of keys and values) of one sequence. */
 typedef struct place {
     int length, heads, kv_heads, sequence, head, first;
 } place;
 
-/* Operands. */
+/* The kernel's operands and results. */
 typedef struct tensors {
     float scale;
-    global const float *q, *stats; /* q: of FORWARD */
-    global float *result, *other;  /* out and lse; dq; dk and dv */
-    global ushort *codes;          /* of out, in FORWARD, or null */
+    global const float *q, *stats; /* q: only in FORWARD */
+    global float *result, *other;  /* out and lse; dq and null; dk and dv */
+    global ushort *out_bf16;       /* out rounded, in FORWARD; or null */
 } tensors;
 
-/* x[64,HEAD_SIZE] = factor[row] * sums, from position `first` on, of a tensor with so many
- * heads. */
+/* x[64,HEAD_SIZE] = factor[row] * sums, from position `first` on; x has `heads` heads. */
 INLINED void store_rows(const float *sums, const float *factor, place at, int first, int heads,
                         global float *x) {
     const size_t stride = heads * HEAD_SIZE;
@@ -90,12 +91,14 @@ INLINED void await_full(uint base, uint step) {
     await(base + FULL_AT + 8 * (step % STAGES), step / STAGES);
 }
 
-/* Gives the stage of a step back; the warps of a consumer run products together. */
-INLINED void give_back(uint base, uint step) {
+/* Hands the stage of a step back to the producer. One thread arrives for a consumer, whose four
+ * warps run each wgmma together. */
+INLINED void release_stage(uint base, uint step) {
     arrive_if(base + EMPTY_AT + 8 * (step % STAGES), get_local_id(0) % 128 == 0);
 }
 
-/* The barrier that the next step's loads count at, once its stage is free. */
+/* Waits until the stage of `step` is free, and returns the barrier at which its loads count their
+ * `bytes`. */
 INLINED uint claim_stage(uint base, uint step, uint bytes) {
     if (step >= STAGES)
         await(base + EMPTY_AT + 8 * (step % STAGES), step / STAGES - 1);
@@ -104,17 +107,17 @@ INLINED uint claim_stage(uint base, uint step, uint bytes) {
     return full;
 }
 
-/* How many blocks there are, and how many of them are before the end of the 64 rows from `first`
- * on. */
+/* The number of blocks of 64 rows in a sequence. */
 INLINED int blocks_of(int length) {
     return (length + ROWS - 1) / ROWS;
 }
 
+/* The number of blocks up to the end of the 64 rows from `first` on. */
 INLINED int blocks_until(place at, int first) {
     return min(blocks_of(at.length), first / ROWS + 1);
 }
 
-/* Loads the own rows of two tensors from their columns of the head on. */
+/* Loads the own rows of the two tensors whose head begins at `column` and at `next_column`. */
 INLINED void load_kept(place at, ulong map, uint base, int column, int next_column) {
     expect(base + KEPT_AT, KEPT_BYTES);
     for (int i = 0; i < 4; i++)
@@ -128,7 +131,7 @@ INLINED void load_kept(place at, ulong map, uint base, int column, int next_colu
 #include "attention/nvidia/q.h"
 #endif
 
-/* Number `tile` in the order in which those with the most work come first. */
+/* The rows of tile number `tile`; tiles with the most work come first. */
 INLINED place place_of(int tile, int length, int heads, int kv_heads, int sequences) {
     const int each = PASS == BACKWARD_KV ? kv_heads : heads, nth = tile / each / sequences;
     const int first = (PASS == BACKWARD_KV ? nth : (length + OWN - 1) / OWN - 1 - nth) * OWN;
@@ -139,17 +142,17 @@ INLINED place place_of(int tile, int length, int heads, int kv_heads, int sequen
 #if PASS == FORWARD
 #define NEXT(tile) (tile + (int)get_num_groups(0))
 #else
-#define NEXT(tile) args.tiles /* none */
+#define NEXT(tile) args.tiles /* ends the loop: one tile per work-group */
 #endif
 
-/* Grid: {all `tiles`: heads or kv_heads of all sequences by blocks of OWN rows}; in FORWARD it may
- * be less. */
+/* Grid: {`tiles`}, which is (kv_)heads * sequences * blocks of OWN rows; in FORWARD it may be less,
+ * and each work-group then computes several tiles. */
 kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_attention(
     tensor_map rows, global const float *q, global const float *scratch, global float *result,
-    global float *other, global ushort *codes, moert_nvidia_attention_args args) {
+    global float *other, global ushort *out_bf16, moert_nvidia_attention_args args) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
-    const tensors t = {args.scale, q, scratch + args.stats_at, result, other, codes};
+    const tensors t = {args.scale, q, scratch + args.stats_at, result, other, out_bf16};
     uint step = 0;
     if (thread == 0) {
         begin_ring(base + FULL_AT, base + EMPTY_AT, STAGES, 1, 2);

@@ -1,8 +1,8 @@
 /*
- * What the passes of attention.cl, which has the picture, are made of. Everywhere, lane l of
- * warp w of a consumer has the rows 16 w + l / 4 and 8 on of its 64, and of each 8 columns of a sum
- * the two from 2 (l % 4) on. All is inlined: registers that a product in flight uses must not be
- * passed on. Required: HEAD_SIZE (64 or 128), F16 (0).
+ * Building blocks of the passes of attention.cl (see the picture there). In all of them, lane l of
+ * warp w of a consumer holds rows 16 w + l / 4 and 16 w + l / 4 + 8 of its 64, and columns 2 (l %
+ * 4) and 2 (l % 4) + 1 of every 8. Every function is inlined: a call must not move registers that a
+ * wgmma in flight uses. Required: HEAD_SIZE (64 or 128), F16 (0).
  */
 #include "lib/nvidia.h"
 #undef SUMS
@@ -11,19 +11,20 @@
 #define ROWS        64
 #define BOX_BYTES   8192 /* 64 rows of 64 columns */
 #define BLOCK_BYTES (HEAD_SIZE / 64 * BOX_BYTES)
-#define STEPS       (HEAD_SIZE / 16) /* of a product along HEAD_SIZE */
+#define STEPS       (HEAD_SIZE / 16) /* wgmma along HEAD_SIZE, 16 columns each */
 #define LOG2E       1.44269504088896341f
 #define LN2         0.693147180559945309f
 
 /* ---- rows in bf16, by TMA ---- */
 
-/* Loads the block of 64 rows of a head from `row` of a sequence on; rows past its end are zero. */
+/* Loads the block of 64 rows of a head, from row `row` of a sequence on; rows past the sequence's
+ * end are zero. */
 INLINED void load_block(uint to, ulong map, int column, int row, int sequence, uint barrier) {
     UNROLL_FOR(int i = 0; i < HEAD_SIZE / 64; i++)
         load_box(to + i * BOX_BYTES, map, column + 64 * i, row, sequence, barrier);
 }
 
-/* Copies `bytes`, a multiple of 16, and counts them at the barrier. */
+/* Copies `bytes` bytes, a multiple of 16, to local memory and counts them at the barrier. */
 INLINED void load_bytes(uint to, global const void *from, uint bytes, uint barrier) {
     __asm__ volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -32,7 +33,7 @@ INLINED void load_bytes(uint to, global const void *from, uint bytes, uint barri
         : "memory");
 }
 
-/* Arrives without a branch, which would part the lanes of a warp. */
+/* Arrives at the barrier under a predicate; a branch would make the lanes of a warp diverge. */
 INLINED void arrive_if(uint barrier, bool condition) {
     __asm__ volatile(
         "{ .reg .pred p; setp.ne.u32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0]; }" ::"r"(
@@ -41,11 +42,11 @@ INLINED void arrive_if(uint barrier, bool condition) {
         : "memory");
 }
 
-/* ---- products ---- */
+/* ---- wgmma ---- */
 
 /*
- * Operands %0 to %31, or %63, are the sums. The first product of a score only writes them, so that
- * nothing but wgmma touches their registers; p says whether there are sums already.
+ * Operands %0 to %31, or to %63, are the sums. The first wgmma of a score only writes them (p = 0),
+ * so that nothing but wgmma touches their registers; the others add to them (p = 1).
  */
 #define LIST_32     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " TEN(1) TEN(2) "%30, %31"
 #define SUMS_32(s)  SUMS_16(s, 0), SUMS_16(s, 16)
@@ -55,59 +56,64 @@ INLINED void arrive_if(uint barrier, bool condition) {
 #define NEW_32(s)   NEW_8(s, 0), NEW_8(s, 8), NEW_8(s, 16), NEW_8(s, 24)
 #define WGMMA(p)                                                                                   \
     "{ .reg .pred p; setp.ne.b32 p, " #p ", 0;\n//@sm_90a wgmma.mma_async.sync.aligned.m64n"
-#define OF_ROWS(a) "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3])
+#define A_REGISTERS(a) "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3])
 
-/* score[64,64] (+)= a[64,16] b[16,64]: a in registers, or in local memory. */
-#define BY_ROWS "64k16.f32.bf16.bf16 {" LIST_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"
-#define BY_BOTH "64k16.f32.bf16.bf16 {" LIST_32 "}, %32, %33, p, 1, 1, 0, 0;\n}"
+/* score[64,64] (+)= a[64,16] b[16,64]: RS has a in registers, SS has both in local memory. */
+#define SCORE_RS "64k16.f32.bf16.bf16 {" LIST_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"
+#define SCORE_SS "64k16.f32.bf16.bf16 {" LIST_32 "}, %32, %33, p, 1, 1, 0, 0;\n}"
 /* sums[64,HEAD_SIZE] += a[64,16] b[16,HEAD_SIZE], b transposed. */
 #if HEAD_SIZE == 128
 #define SUMS(s) SUMS_64(s)
-#define GATHER  "128k16.f32.bf16.bf16 {" SUMS_TO_63 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
+#define WEIGHTED_SUM                                                                               \
+    "128k16.f32.bf16.bf16 {" SUMS_TO_63 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
 #else
-#define SUMS(s) SUMS_32(s)
-#define GATHER  "64k16.f32.bf16.bf16 {" LIST_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
+#define SUMS(s)      SUMS_32(s)
+#define WEIGHTED_SUM "64k16.f32.bf16.bf16 {" LIST_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
 #endif
 
-/* Where step i of a product along HEAD_SIZE begins in a block: 4 of them in a box, of 32 bytes
- * each. */
+/* Where step i along HEAD_SIZE begins in a block, in units of 16 bytes: a box has 4 steps of 32
+ * bytes in each row. */
 INLINED ulong step_at(int i) {
     return (i / 4) * (BOX_BYTES / 16) + i % 4 * 2;
 }
 
-/* Zeros, set here and not where a product is on its way. */
+/* Zeroes the sums here; the compiler may not move this to where a wgmma is in flight. */
 INLINED void clear(float *sums) {
     UNROLL_FOR(int i = 0; i < HEAD_SIZE / 2; i++)
         __asm__ volatile("mov.f32 %0, 0f00000000;" : "=f"(sums[i]));
 }
 
-/* score[64,64] = own rows . rows of a block; asynchronous, like all products. */
-INLINED void products(float *score, uint own[STEPS][4], uint block) {
+/* score[64,64] = own rows . rows of a block; asynchronous, like every wgmma */
+INLINED void score_gemm_rs(float *score, uint own[STEPS][4], uint block) {
     const ulong b = matrix_at(block, 0);
-    __asm__ volatile(WGMMA(0) BY_ROWS : NEW_32(score) : OF_ROWS(own[0]), "l"(b));
+    __asm__ volatile(WGMMA(0) SCORE_RS : NEW_32(score) : A_REGISTERS(own[0]), "l"(b));
     UNROLL_FOR(int i = 1; i < STEPS; i++)
-        __asm__ volatile(WGMMA(1) BY_ROWS : SUMS_32(score) : OF_ROWS(own[i]), "l"(b + step_at(i)));
+        __asm__ volatile(WGMMA(1) SCORE_RS
+                         : SUMS_32(score)
+                         : A_REGISTERS(own[i]), "l"(b + step_at(i)));
 }
 
 /* The same with the own rows in local memory. */
-INLINED void products_of(float *score, uint own, uint block) {
+INLINED void score_gemm_ss(float *score, uint own, uint block) {
     const ulong a = matrix_at(own, 0), b = matrix_at(block, 0);
-    __asm__ volatile(WGMMA(0) BY_BOTH : NEW_32(score) : "l"(a), "l"(b));
+    __asm__ volatile(WGMMA(0) SCORE_SS : NEW_32(score) : "l"(a), "l"(b));
     UNROLL_FOR(int i = 1; i < STEPS; i++)
-        __asm__ volatile(WGMMA(1) BY_BOTH
+        __asm__ volatile(WGMMA(1) SCORE_SS
                          : SUMS_32(score)
                          : "l"(a + step_at(i)), "l"(b + step_at(i)));
 }
 
 /* sums[64,HEAD_SIZE] += weights[64,64] . rows of a block */
-INLINED void gather(float *sums, uint weights[4][4], uint block) {
+INLINED void weighted_sum(float *sums, uint weights[4][4], uint block) {
     const ulong b = matrix_at(block, 1);
     UNROLL_FOR(int i = 0; i < 4; i++)
-        __asm__ volatile(WGMMA(1) GATHER : SUMS(sums) : OF_ROWS(weights[i]), "l"(b + 128 * i));
+        __asm__ volatile(WGMMA(1) WEIGHTED_SUM
+                         : SUMS(sums)
+                         : A_REGISTERS(weights[i]), "l"(b + 128 * i));
 }
 
-/* Scores in the order of the first factor, rounded: 16 columns are its registers for rows 0, 8, 0,
- * 8. */
+/* Rounds scores into the register order of the A operand: each 16 columns take four registers, for
+ * rows 0, 8, 0 and 8 of the lane. */
 INLINED void round_weights(const float *score, uint weights[4][4]) {
     UNROLL_FOR(int i = 0; i < 4; i++)
         UNROLL_FOR(int j = 0; j < 4; j++)
@@ -116,24 +122,25 @@ INLINED void round_weights(const float *score, uint weights[4][4]) {
 
 /* ---- rows of this work-item ---- */
 
-/* x, in a way that keeps compilers from holding in registers, over a loop, what follows from it. */
-INLINED int anew(int x) {
+/* x, opaque to the compiler, so that it does not keep values computed from x in registers over a
+ * loop. */
+INLINED int opaque(int x) {
     __asm__ volatile("" : "+r"(x));
     return x;
 }
 
-/* The first of its two rows; the other is 8 on. */
+/* The first of this work-item's two rows; the other is 8 further. */
 INLINED int own_row(void) {
     return get_local_id(0) % 128 / 32 * 16 + get_local_id(0) % 32 / 4;
 }
 
-/* The first of its columns in the 8 columns number j. */
+/* The first of this work-item's two columns among columns 8 j to 8 j + 7. */
 INLINED int own_column(int j) {
     return 8 * j + get_local_id(0) % 4 * 2;
 }
 
-/* factor * x[64,HEAD_SIZE], rounded, as a first factor in registers; rows from `count` on are
- * zero. */
+/* own = bf16(factor * x[64,HEAD_SIZE]) in the register order of the A operand; rows from `count` on
+ * are zero. */
 INLINED void load_rows(uint own[STEPS][4], global const float *x, size_t stride, int count,
                        float factor) {
     UNROLL_FOR(int i = 0; i < STEPS; i++)
@@ -145,12 +152,12 @@ INLINED void load_rows(uint own[STEPS][4], global const float *x, size_t stride,
         }
 }
 
-/* x[64,HEAD_SIZE] = factor[row] * sums for `count` rows, `stride` apart: as floats, as bf16
- * codes. */
+/* x[64,HEAD_SIZE] = factor[row] * sums for `count` rows, `stride` elements apart, in float32 or in
+ * bf16 */
 #define STORE_ROWS(name, type, two, make_two)                                                      \
     INLINED void name(const float *sums, const float *factor, int count, global type *x,           \
                       size_t stride) {                                                             \
-        const int own = anew(own_row());                                                           \
+        const int own = opaque(own_row());                                                         \
         x += own * stride + own_column(0);                                                         \
         UNROLL_FOR(int side = 0; side < 2; side++)                                                 \
             UNROLL_FOR(int j = 0; j < HEAD_SIZE / 8; j++)                                          \
@@ -160,9 +167,9 @@ INLINED void load_rows(uint own[STEPS][4], global const float *x, size_t stride,
                                  factor[side] * sums[4 * j + 2 * side + 1]);                       \
     }
 STORE_ROWS(store_rows_at, float, float2, (float2))
-STORE_ROWS(store_codes, ushort, uint, round_pair)
+STORE_ROWS(store_bf16, ushort, uint, round_pair)
 
-/* ---- single numbers ---- */
+/* ---- arithmetic ---- */
 
 INLINED float exp2_of(float x) {
     float y;
@@ -182,8 +189,8 @@ INLINED float log2_of(float x) {
     return y;
 }
 
-/* x of the lane whose number differs in the bits `mask`. */
-INLINED float of_lane(float x, uint mask) {
+/* x of the lane whose index differs from this lane's in the bits of `mask`. */
+INLINED float shuffle_xor(float x, uint mask) {
     float y;
     __asm__ volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;"
                      : "=f"(y)
@@ -200,13 +207,13 @@ INLINED bool any_lane(bool x) {
     return any != 0;
 }
 
-/* Over the 4 lanes that share a row. */
+/* Maximum and sum over the 4 lanes that share a row. */
 INLINED float row_max(float x) {
-    x = larger(x, of_lane(x, 1));
-    return larger(x, of_lane(x, 2));
+    x = larger(x, shuffle_xor(x, 1));
+    return larger(x, shuffle_xor(x, 2));
 }
 
 INLINED float row_sum(float x) {
-    x += of_lane(x, 1);
-    return x + of_lane(x, 2);
+    x += shuffle_xor(x, 1);
+    return x + shuffle_xor(x, 2);
 }

@@ -1,6 +1,7 @@
-/* The pass of attention.cl that owns keys and values: BACKWARD_KV. */
+/* The pass of attention.cl whose work-groups own keys and values: BACKWARD_KV. */
 
-/* Queries from the first that sees a key on, for each head of the group. */
+/* Loads the blocks of queries, from the first one that sees an own key on, for each head of the
+ * group. */
 INLINED uint produce(place at, tensors t, ulong map, uint base, uint step) {
     const int blocks = blocks_of(at.length), group = at.heads / at.kv_heads,
               q_column = 2 * at.kv_heads;
@@ -19,26 +20,26 @@ INLINED uint produce(place at, tensors t, ulong map, uint base, uint step) {
     return step;
 }
 
-/* Scores of keys by queries to probabilities. `ahead`: how far the first key is from the first
- * query. */
+/* Turns scores, keys by queries, into probabilities. `ahead`: the first key's position minus the
+ * first query's. */
 INLINED void exponentiate(float *score, local const float *normaliser, int ahead) {
     if (ahead >= 0)
         UNROLL_FOR(int i = 0; i < 32; i++)
             if (ahead + own_row() + i / 2 % 2 * 8 > own_column(i / 4) + i % 2)
                 score[i] = -INFINITY;
     UNROLL_FOR(int j = 0; j < 8; j++) {
-        const float2 of = *(local const float2 *)(normaliser + own_column(j));
+        const float2 pair = *(local const float2 *)(normaliser + own_column(j));
         UNROLL_FOR(int i = 0; i < 4; i++)
-            score[4 * j + i] = exp2_of(score[4 * j + i] - (i % 2 ? of.y : of.x));
+            score[4 * j + i] = exp2_of(score[4 * j + i] - (i % 2 ? pair.y : pair.x));
     }
 }
 
-/* Those, in `score`, to ds. */
+/* Turns the probabilities in `score` into ds. */
 INLINED void differentiate(float *score, const float *dscore, local const float *delta) {
     UNROLL_FOR(int j = 0; j < 8; j++) {
-        const float2 of = *(local const float2 *)(delta + own_column(j));
+        const float2 pair = *(local const float2 *)(delta + own_column(j));
         UNROLL_FOR(int i = 0; i < 4; i++)
-            score[4 * j + i] *= dscore[4 * j + i] - (i % 2 ? of.y : of.x);
+            score[4 * j + i] *= dscore[4 * j + i] - (i % 2 ? pair.y : pair.x);
     }
 }
 
@@ -52,35 +53,35 @@ INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, u
     clear(dksums);
     clear(dvsums);
     await(base + KEPT_AT, 0);
-    int block = 0; /* of the head's */
-    do { /* there is a step: a way around would have ptxas put a wait behind every wgmma */
+    int block = 0; /* among those of one head */
+    do { /* at least one step: with a branch around the loop, ptxas would wait after every wgmma */
         const uint q = stage_at(base, step), dout = q + BLOCK_BYTES;
         local const float *stats = (local const float *)(arena + STATS_AT + step % STAGES * 512);
         await_full(base, step);
         wgmma_fence();
-        products_of(score, k, q);
+        score_gemm_ss(score, k, q);
         wgmma_commit();
-        products_of(dscore, v, dout);
+        score_gemm_ss(dscore, v, dout);
         wgmma_commit();
         wgmma_wait(1); /* for score */
         exponentiate(score, stats, (consumer - block) * ROWS);
         round_weights(score, weights);
         wgmma_fence();
-        gather(dvsums, weights, dout);
+        weighted_sum(dvsums, weights, dout);
         wgmma_commit();
         wgmma_wait(1); /* for dscore */
         differentiate(score, dscore, stats + ROWS);
         round_weights(score, dweights);
         wgmma_fence();
-        gather(dksums, dweights, q);
+        weighted_sum(dksums, dweights, q);
         wgmma_commit();
         block = block + 1 < blocks ? block + 1 : 0;
-        wgmma_wait(0); /* nothing else may use the weights' registers before */
-        give_back(base, step);
+        wgmma_wait(0); /* until then the weights' registers are in use */
+        release_stage(base, step);
     } while (++step < (uint)steps);
-    const float factor[2] = {LN2, LN2},
-                one[2] = {1.0f, 1.0f}; /* q was rounded times scale / log 2 */
-    store_rows(dksums, factor, at, anew(first), at.kv_heads, t.result);
-    store_rows(dvsums, one, at, anew(first), at.kv_heads, t.other);
+    /* round.cl multiplied q by scale / log 2, of which LN2 leaves scale */
+    const float factor[2] = {LN2, LN2}, one[2] = {1.0f, 1.0f};
+    store_rows(dksums, factor, at, opaque(first), at.kv_heads, t.result);
+    store_rows(dvsums, one, at, opaque(first), at.kv_heads, t.other);
     return step;
 }

@@ -1,6 +1,7 @@
-/* The passes of attention.cl that own queries: FORWARD and BACKWARD_Q. */
+/* The passes of attention.cl whose work-groups own queries: FORWARD and BACKWARD_Q. */
 
-/* Brings the blocks from number `step` on; gives the next number. */
+/* Loads the blocks of one tile into the ring, from step number `step` on; returns the next
+ * number. */
 INLINED uint produce(place at, tensors t, ulong map, uint base, uint step) {
     const int blocks = blocks_until(at, at.first + ROWS),
               kv_head = at.head / (at.heads / at.kv_heads);
@@ -15,22 +16,23 @@ INLINED uint produce(place at, tensors t, ulong map, uint base, uint step) {
     return step;
 }
 
-/* Scores of later keys than the query, where the own rows are those of the block. */
-INLINED void hide_later(float *score) {
+/* Masks the scores of keys later than the query, in the block whose positions are the own rows'. */
+INLINED void mask_later(float *score) {
     UNROLL_FOR(int i = 0; i < 32; i++)
         if (own_column(i / 4) + i % 2 > own_row() + i / 2 % 2 * 8)
             score[i] = -INFINITY;
 }
 
 #if PASS == FORWARD
-/* By so much scores pass the maximum that weights refer to before it moves, which has a price. */
+/* The maximum that weights refer to moves only when a score exceeds it by more than SLACK, since a
+ * move rescales all sums. Weights are at most 2^SLACK. */
 #define SLACK 8.0f
 
-/* Scores to weights relative to the running maximum; keep[side] is the factor of all earlier ones.
- * `diagonal`: own rows are the block's. */
+/* Turns scores into weights 2^(score - running maximum). keep[side] is the factor for the sums of
+ * all earlier blocks. `diagonal`: the block's positions are the own rows'. */
 INLINED void softmax_block(float *score, bool diagonal, float *maximum, float *total, float *keep) {
     if (diagonal)
-        hide_later(score);
+        mask_later(score);
     UNROLL_FOR(int side = 0; side < 2; side++) {
         float highest = maximum[side], sum = 0.0f;
         UNROLL_FOR(int j = 0; j < 16; j++)
@@ -51,7 +53,8 @@ INLINED void softmax_block(float *score, bool diagonal, float *maximum, float *t
 INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, uint step) {
     const int first = at.first + (get_local_id(0) / 128 - 1) * ROWS,
               blocks = blocks_until(at, first);
-    const uint end = step + 2 * blocks_until(at, at.first + ROWS); /* of both consumers */
+    const uint end =
+        step + 2 * blocks_until(at, at.first + ROWS); /* of the tile, for the second consumer */
     const int count = at.length - first;
     const size_t stride = at.heads * HEAD_SIZE, row = (size_t)at.sequence * at.length + first;
     const size_t from = row * stride + at.head * HEAD_SIZE;
@@ -62,10 +65,10 @@ INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, u
     clear(sums);
     await_full(base, step);
     wgmma_fence();
-    products(score, own, stage_at(base, step));
+    score_gemm_rs(score, own, stage_at(base, step));
     wgmma_commit();
     wgmma_wait(0);
-    give_back(base, step);
+    release_stage(base, step);
     softmax_block(score, blocks == 1, maximum, total, keep);
     round_weights(score, weights);
     for (int block = 1; block < blocks; block++) {
@@ -73,15 +76,15 @@ INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, u
         await_full(base, v);
         await_full(base, k);
         wgmma_fence();
-        products(score, own, stage_at(base, k));
+        score_gemm_rs(score, own, stage_at(base, k));
         wgmma_commit();
-        gather(sums, weights, stage_at(base, v));
+        weighted_sum(sums, weights, stage_at(base, v));
         wgmma_commit();
         wgmma_wait(1);
-        give_back(base, k);
+        release_stage(base, k);
         softmax_block(score, block == blocks - 1, maximum, total, keep);
         wgmma_wait(0);
-        give_back(base, v);
+        release_stage(base, v);
         round_weights(score, weights);
         if (any_lane(keep[0] != 1.0f || keep[1] != 1.0f))
             UNROLL_FOR(int i = 0; i < HEAD_SIZE / 2; i++)
@@ -90,13 +93,13 @@ INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, u
     step += 2 * blocks - 1;
     await_full(base, step);
     wgmma_fence();
-    gather(sums, weights, stage_at(base, step));
+    weighted_sum(sums, weights, stage_at(base, step));
     wgmma_commit();
     wgmma_wait(0);
-    give_back(base, step++);
-    for (; step < end; step++) { /* a block of later keys */
+    release_stage(base, step++);
+    for (; step < end; step++) { /* a block of later keys, for the other consumer only */
         await_full(base, step);
-        give_back(base, step);
+        release_stage(base, step);
     }
     UNROLL_FOR(int side = 0; side < 2; side++) {
         const float all = row_sum(total[side]);
@@ -106,17 +109,18 @@ INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, u
         keep[side] = 1.0f / all;
     }
     store_rows(sums, keep, at, first, at.heads, t.result);
-    if (t.codes != 0)
-        store_codes(sums, keep, count, t.codes + from, stride);
+    if (t.out_bf16 != 0)
+        store_bf16(sums, keep, count, t.out_bf16 + from, stride);
     return step;
 }
 
 #elif PASS == BACKWARD_Q
-/* Scores to ds by the own rows' lse and delta. `diagonal`: own rows are the block's. */
+/* Turns scores into ds by the own rows' lse and delta. `diagonal`: the block's positions are the
+ * own rows'. */
 INLINED void differentiate(float *score, const float *dscore, bool diagonal,
                            const float *normaliser, const float *delta) {
     if (diagonal)
-        hide_later(score);
+        mask_later(score);
     UNROLL_FOR(int i = 0; i < 32; i++)
         score[i] = exp2_of(score[i] - normaliser[i / 2 % 2]) * (dscore[i] - delta[i / 2 % 2]);
 }
@@ -141,11 +145,11 @@ INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, u
     await_full(base, 0);
     await_full(base, 1);
     wgmma_fence();
-    products_of(score, q, stage_at(base, 0));
-    products_of(dscore, dout, stage_at(base, 1));
+    score_gemm_ss(score, q, stage_at(base, 0));
+    score_gemm_ss(dscore, dout, stage_at(base, 1));
     wgmma_commit();
     wgmma_wait(0);
-    give_back(base, 1);
+    release_stage(base, 1);
     differentiate(score, dscore, blocks == 1, normaliser, delta);
     round_weights(score, weights);
     for (int block = 1; block < blocks; block++) {
@@ -153,24 +157,24 @@ INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, u
         await_full(base, k);
         await_full(base, v);
         wgmma_fence();
-        products_of(score, q, stage_at(base, k));
-        products_of(dscore, dout, stage_at(base, v));
+        score_gemm_ss(score, q, stage_at(base, k));
+        score_gemm_ss(dscore, dout, stage_at(base, v));
         wgmma_commit();
-        gather(sums, weights, stage_at(base, k - 2));
+        weighted_sum(sums, weights, stage_at(base, k - 2));
         wgmma_commit();
         wgmma_wait(1);
-        give_back(base, v);
+        release_stage(base, v);
         differentiate(score, dscore, block == blocks - 1, normaliser, delta);
         wgmma_wait(0);
-        give_back(base, k - 2);
+        release_stage(base, k - 2);
         round_weights(score, weights);
     }
     wgmma_fence();
-    gather(sums, weights, stage_at(base, 2 * blocks - 2));
+    weighted_sum(sums, weights, stage_at(base, 2 * blocks - 2));
     wgmma_commit();
     wgmma_wait(0);
     const float factor[2] = {t.scale, t.scale};
-    store_rows(sums, factor, at, anew(first), at.heads, t.result);
-    return step; /* there is one tile */
+    store_rows(sums, factor, at, opaque(first), at.heads, t.result);
+    return step; /* a work-group has one tile in this pass */
 }
 #endif
