@@ -1,4 +1,4 @@
-/* Compares the times of entering and leaving calls, and charges the waits. */
+/* Compares when ranks entered and left calls, and attributes the waits to ranks. */
 #include "comm/arrivals.h"
 
 #include <stdlib.h>
@@ -14,7 +14,8 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The median of some tries; all ranks of a host take their first one's, whose clock they share. */
+/* Takes the median of some tries. All ranks of a host share its clock, and take the value of its
+ * first rank. */
 moert_status moert_arrivals_enable(moert_comm *world) {
     int64_t difference[CLOCK_TRIES];
     for (int i = 0; i < CLOCK_TRIES; i++) {
@@ -31,7 +32,7 @@ moert_status moert_arrivals_enable(moert_comm *world) {
     return MOERT_OK;
 }
 
-/* entered[size][calls] of all ranks: charges this rank's waits. */
+/* Adds this rank's waits to waited_ns[r], from entered[size][calls] of all ranks. */
 static void charge(const moert_comm *comm, const int64_t *entered, double *waited_ns) {
     const size_t calls = comm->arrival_count;
     for (size_t i = 0; i < calls; i++) {
