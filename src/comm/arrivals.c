@@ -79,11 +79,11 @@ static moert_status compare(moert_comm *comm, double *waited_ns) {
 void moert_arrivals_begin(void) {
     for (moert_comm *comm = moert_arrivals.first; comm != NULL; comm = comm->next)
         comm->arrival_count = 0;
-    moert_arrivals.noting = true;
+    moert_arrivals.recording = true;
 }
 
 moert_status moert_arrivals_end(double *waited_ns) {
-    moert_arrivals.noting = false;
+    moert_arrivals.recording = false;
     for (moert_comm *comm = moert_arrivals.first; comm != NULL; comm = comm->next)
         if (comm->size > 1)
             MOERT_TRY(compare(comm, waited_ns));

@@ -43,8 +43,8 @@ void moert_arrivals_leave(const moert_comm *comm) {
 
 /* Without memory this and later calls are not recorded, so the ranks ignore this communicator. */
 void moert_comm_wait_begin(moert_comm *comm) {
-    const bool notes = moert_arrivals.noting && comm != NULL && comm->size > 1;
-    if (notes && comm->arrival_count == comm->arrival_room) {
+    const bool records = moert_arrivals.recording && comm != NULL && comm->size > 1;
+    if (records && comm->arrival_count == comm->arrival_room) {
         const size_t room = 2 * comm->arrival_room + 64;
         moert_arrival *grown = realloc(comm->arrivals, room * sizeof *grown);
         if (grown != NULL) {
@@ -52,13 +52,13 @@ void moert_comm_wait_begin(moert_comm *comm) {
             comm->arrival_room = room;
         }
     }
-    if (notes && comm->arrival_count < comm->arrival_room)
+    if (records && comm->arrival_count < comm->arrival_room)
         comm->arrivals[comm->arrival_count++] = (moert_arrival){now(), INT64_MAX};
     moert_phase_wait_begin();
 }
 
 void moert_comm_wait_end(moert_comm *comm) {
     moert_phase_wait_end();
-    if (moert_arrivals.noting && comm != NULL && comm->arrival_count > 0)
+    if (moert_arrivals.recording && comm != NULL && comm->arrival_count > 0)
         comm->arrivals[comm->arrival_count - 1].left = now();
 }

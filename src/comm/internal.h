@@ -1,4 +1,4 @@
-/* What the files of src/comm share: the communicator and the wrapper of MPI calls. */
+/* Declarations that the files of src/comm share: the communicator and the wrappers of MPI calls. */
 #pragma once
 
 #include <mpi.h>
@@ -38,7 +38,7 @@ typedef struct moert_arrival {
 } moert_arrival;
 
 typedef struct moert_arrivals_state {
-    bool noting;
+    bool recording;
     int64_t ahead_ns;  /* rank 0's clock less this host's */
     moert_comm *first; /* list of all communicators, in the order of their creation */
 } moert_arrivals_state;

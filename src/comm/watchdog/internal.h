@@ -1,4 +1,4 @@
-/* What the files of the watchdog share. */
+/* Declarations that the files of the watchdog share. */
 #pragma once
 
 #include <pthread.h>

@@ -12,8 +12,9 @@
  * Hosts send each other a datagram every second, independently of MPI. It names the rank of the
  * host for which the others may have to wait, with its step and phase. So a rank that waits for
  * another host names the late rank there, or the host from which no datagrams come any more. It
- * does so two seconds later than that host itself would. Where datagrams (UDP over IPv4) do not
- * pass, the message only says which ranks wait. Where the ranks of a host share no memory, the
+ * does so two or three seconds later than that host itself would. Where datagrams (UDP over IPv4)
+ * do not pass, the message only says which ranks wait. Where the ranks of a host share no memory,
+ * the watchdog warns and is off.
  * watchdog warns and is off.
  */
 #pragma once
