@@ -75,8 +75,8 @@ typedef struct moert_layer_options {
     bool router_bias;          /* the router's logits have a bias */
     bool correction_bias;      /* a bias on the selection scores, without gradient */
     bool expert_biases;        /* both projections of the experts have biases */
-    bool deferred_wgrad;       /* moert_layer_wgrad, not backward, computes the experts' weight
-                             gradients */
+    bool deferred_wgrad;       /* backward leaves the experts' weight gradients to
+                                  moert_layer_wgrad */
     moert_precision precision; /* of the experts' GEMMs. The router's operands stay float32; on
                                   Hopper GPUs, unless this is F32, they are sums of bf16 values */
     moert_precision dense;     /* of the shared expert's GEMMs: F32 or BF16 */

@@ -158,9 +158,9 @@ typedef struct moert_op_options {
                                    blocks; not in GEMM_WGRAD */
     size_t row_multiple; /* a promise: the rows of every group are a multiple of this (0 = 1), so
                             that COLUMN payloads and scales by groups need less room. If `ends`
-                            breaks it, blocks without room are left out: a result's are not written,
-                            an input's count as zeros or, if an earlier execute had room for these
-                            rows, have the values of then */
+                            breaks it, blocks without room are left out. A result's are not written;
+                            an input's count as zeros, or as the values of an earlier execute that
+                            had room for these rows */
     bool norm;           /* multiplies the quantized results, see above */
 
     bool alpha, beta;      /* one value per group; otherwise 1 and 0 */

@@ -77,8 +77,7 @@ typedef struct moert_quantize {
     moert_buffer *q;      /* payload, see moert_quantized_shape_of() */
     moert_buffer *scale;  /* shape: see moert_axis */
     moert_buffer *global; /* NVFP4: G, float32 [1], or [groups.count] with group_scales */
-    moert_buffer *amax;   /* NVFP4: A, of the same shape; NULL: the caller gives `global`, and S =
-                             1/G */
+    moert_buffer *amax;   /* NVFP4: A, like global; NULL: global is an input, and S = 1/G */
     size_t x_runs;        /* quantize: 0, or the length of a run: x is [M,2N] in runs of this many
                              columns, and only every second run (1, 3, ...) is read (GLU results
                              between the gates) */
@@ -86,9 +85,9 @@ typedef struct moert_quantize {
                              1/G; amax, global and group_scales are ignored. Not with FP8_BLOCK */
     size_t blocks;        /* P for which q and scale have room, 0 = moert_row_blocks_most(); blocks
                              past it are not written */
-    size_t row_bytes;     /* 0, or the bytes of a row of q that holds a row's payload, followed by
-                             its scales, as messages do. ROW with scales of one byte; `scale` is not
-                             used */
+    size_t row_bytes;     /* 0, or (ROW, scales of one byte) the bytes of a row of q, which has a
+                             row's payload and then its scales: the layout of messages. `scale` is
+                             not used */
 } moert_quantize;
 
 /* MXFP8 E4M3 along rows, RCEIL. */

@@ -87,7 +87,7 @@ static moert_status receive_files(int handle, const mailbox *mine, int *files, s
         const ssize_t bytes = recvmsg(handle, &e.header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
         if (bytes < 0)
             return MOERT_FAIL(ERROR_UNSUPPORTED,
-                              "open files of another process have not come: %s (other container?)",
+                              "open files of another process did not arrive: %s (other container?)",
                               strerror(errno));
         /* files beyond the limit of this process stay -1 */
         int all[MESSAGE_FILES];

@@ -16,7 +16,7 @@ static size_t describe_range(const moert_watchdog *watchdog, size_t first, size_
     else
         snprintf(range, sizeof range, "%zu", first);
     if (atomic_load(&host->heard_ns) == 0)
-        return (size_t)snprintf(text, bytes, "%s (%s, never heard of)", range, peer->host);
+        return (size_t)snprintf(text, bytes, "%s (%s, no report yet)", range, peer->host);
     return (size_t)snprintf(text, bytes, "%s (%s, rank %d waits at step %llu in '%s')", range,
                             peer->host, atomic_load(&host->rank),
                             (unsigned long long)atomic_load(&host->entry.step),

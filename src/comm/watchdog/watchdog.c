@@ -237,7 +237,8 @@ static moert_status light_beacon(moert_watchdog *watchdog) {
     if (comm->node_rank == 0 && watchdog->table != NULL &&
         moert_beacon_open(comm->peers[comm->rank].node, comm->node_count, &watchdog->beacon,
                           &mine) != MOERT_OK)
-        MOERT_WARN("the watchdogs of other hosts hear nothing of this one: %s", moert_last_error());
+        MOERT_WARN("the watchdogs of other hosts get no reports from this one: %s",
+                   moert_last_error());
     moert_status status = MOERT_NEW_ARRAY(&all, comm->size);
     MOERT_TRY_OR(done, moert_comm_agree(comm, status));
     MOERT_TRY_OR(done, moert_comm_allgather(comm, &mine, sizeof mine, all));
