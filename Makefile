@@ -1,9 +1,9 @@
 # moert: `make` builds everything, `make check` tests it, `make help` lists the rest.
 #
-# Variables: BUILD (output folder), CC, CFLAGS, SANITIZE=1 (ASan + UBSan), JOBS (tests at a time), V=1 (show commands), PREFIX,
-# DESTDIR.
+# Variables: BUILD (output directory), CC, CFLAGS, SANITIZE=1 (ASan + UBSan), JOBS (tests at a time), V=1 (show commands),
+# PREFIX, DESTDIR.
 
-MAKEFLAGS += -r # make would look for its own rules for every header: seconds a call
+MAKEFLAGS += -r # no built-in rules: make would try them for every header, seconds a call
 
 VERSION  := 0.1.0
 BUILD    ?= build
@@ -12,7 +12,7 @@ CC       := gcc
 AR       ?= ar
 CFLAGS   ?= -O2 -g
 JOBS     ?= $(shell cores=$$(nproc) && echo $$((cores < 8 ? cores : 8)))
-# for what check builds, unless a number was given
+# for the builds of check, unless make was called with -j
 PARALLEL  = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
 PACKAGES := ompi-c OpenCL hwloc jansson libxxhash
 
@@ -31,7 +31,7 @@ ALL_CFLAGS = -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -ffp-contract=off 
 	-Iinclude -Isrc -Ikernels -DMOERT_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PACKAGES) | sed 's/-I/-isystem /g') $(CFLAGS)
 LIBS      = $(shell pkg-config --libs $(PACKAGES)) -lm -ldl -pthread
 
-# files of a pattern below a directory, however deep
+# $(call find,DIRECTORY,PATTERN): matching files, also in subdirectories
 find = $(shell find $1 -name '$2' | LC_ALL=C sort)
 
 KERNELS  := $(call find,kernels,*.cl) $(call find,kernels,*.h) $(call find,kernels,*.txt)
@@ -63,7 +63,7 @@ $(SHARED): $(OBJECTS)
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -shared -Wl,-soname,libmoert.so.0 -o $@ $^ $(LIBS)
 
-$(BUILD)/lib/moert.pc: Makefile FORCE # names PREFIX, which may differ from call to call
+$(BUILD)/lib/moert.pc: Makefile FORCE # contains PREFIX, which may change from call to call
 	$(Q)mkdir -p $(@D) && printf '%s\n' 'prefix=$(PREFIX)' 'Name: moert' \
 		'Description: expert-parallel runtime for Mixture-of-Experts training' 'Version: $(VERSION)' \
 		'Requires: ompi-c OpenCL' 'Requires.private: hwloc jansson libxxhash' \
@@ -76,7 +76,7 @@ $(BUILD)/%.o: %.c | $(BUILD)/packages
 $(BUILD)/tests/%.o: ALL_CFLAGS += -Itests -I.
 $(BUILD)/bench/%.o: ALL_CFLAGS += -I.
 
-# holds the commit, of $COMMIT or git, and is written anew only when that has changed; a copy without either keeps what it has
+# defines the commit, from $COMMIT or git. It is written only when the commit changes; a copy without git keeps the old file
 $(BUILD)/commit.h: FORCE
 	$(Q)mkdir -p $(@D) && commit=$${COMMIT:-$$(git describe --always --dirty 2>/dev/null)}; [ -z "$$commit" ] && [ -e $@ ] || \
 		printf '#define MOERT_COMMIT "%s"\n' "$${commit:-unknown}" > $@.new; \
@@ -113,13 +113,13 @@ $(TESTS): %: %.o $(TESTPART) $(TOOLPART) $(STATIC)
 
 $(BUILD)/tests/unit/bench/test_predict: $(addprefix $(BUILD)/bench/,predict/machine.o predict/predict.o predict/spread.o common/tokens.o)
 
-# says what is missing before the first compilation does
+# reports missing libraries before the first compilation fails
 $(BUILD)/packages:
 	$(Q)mkdir -p $(@D) && pkg-config --exists $(PACKAGES) cmocka || \
 		{ echo 'moert: libraries are missing; run launch/install-deps' >&2; exit 1; }
 	$(Q)touch $@
 
-check: ## all tests of the default set (installs what is missing first)
+check: ## all tests of the default set (first installs missing packages)
 	$(Q)launch/install-deps --if-missing
 	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests check-layers
 	$(Q)$(MAKE) --no-print-directory lint
@@ -160,7 +160,7 @@ $(BUILD)/fuzz_op: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c)) $(STAT
 	$(call say,LINK)
 	$(Q)$(CC) $(ALL_CFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)
 
-check-layers: $(STATIC) $(TOOLS) ## proves from includes and symbols that lower files never use higher ones
+check-layers: $(STATIC) $(TOOLS) ## proves by includes and symbols that lower files never use higher ones
 	$(Q)tests/layers $(BUILD)
 
 lint: $(BUILD)/commit.h ## clang-format, clang-tidy and cppcheck, each where it is installed
@@ -179,7 +179,7 @@ install: all ## to $(DESTDIR)$(PREFIX)
 	install -m 644 $(BUILD)/lib/moert.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig
 	install -m 755 $(TOOLS) $(DESTDIR)$(PREFIX)/bin
 
-uninstall: ## removes what install put there
+uninstall: ## removes the installed files
 	rm -rf $(DESTDIR)$(PREFIX)/include/moert $(DESTDIR)$(PREFIX)/lib/libmoert.* \
 		$(DESTDIR)$(PREFIX)/lib/pkgconfig/moert.pc $(TOOLS:$(BUILD)/%=$(DESTDIR)$(PREFIX)/%)
 
@@ -191,7 +191,7 @@ info: ## settings of this build
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-clean: ## removes the build folder
+clean: ## removes the build directory
 	rm -rf $(BUILD)
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

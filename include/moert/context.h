@@ -1,9 +1,9 @@
 /*
  * A context ties a rank to its communicator, its cores and its device.
  *
- * Creating one binds the rank to cores (MOERT_BIND), opens the OpenCL device (MOERT_DEVICE) and
- * starts the watchdog (MOERT_TIMEOUT_S). MPI must be initialised, from the thread that makes all
- * further calls (MPI_THREAD_FUNNELED).
+ * Creating a context binds the rank to cores (MOERT_BIND), opens the OpenCL device (MOERT_DEVICE)
+ * and starts the watchdog (MOERT_TIMEOUT_S). The caller must first initialize MPI with
+ * MPI_THREAD_FUNNELED, on the thread that makes all further calls.
  */
 #ifndef MOERT_CONTEXT_H
 #define MOERT_CONTEXT_H
@@ -18,8 +18,8 @@ extern "C" {
 
 typedef struct moert_context moert_context;
 
-/* OpenCL objects of the caller, all three or none; they must stay valid and the queue must be
- * in-order. */
+/* OpenCL objects of the caller: set all three or none. They must stay valid as long as the context.
+ * The queue must be in-order. */
 typedef struct moert_context_options {
     size_t size;      /* sizeof(moert_context_options) */
     void *cl_context; /* cl_context */
@@ -31,20 +31,22 @@ typedef struct moert_context_options {
     { sizeof(moert_context_options), NULL, NULL, NULL }
 
 /*
- * Makes a context over a duplicate of `comm`. options may be NULL. Collective over `comm`,
- * blocking; all ranks return the same status. Errors: ERROR_USAGE (a MOERT_* variable),
- * ERROR_DEVICE (no device), ERROR_COMM, ERROR_TOPOLOGY, ERROR_MEMORY.
+ * Creates a context on a duplicate of `comm`. options may be NULL. Collective over `comm`,
+ * blocking; all ranks return the same status. Errors: ERROR_USAGE (options, a MOERT_* variable, or
+ * ranks that differ in MOERT_BIND), ERROR_DEVICE (no device), ERROR_COMM, ERROR_TOPOLOGY,
+ * ERROR_MEMORY.
  */
 MOERT_API moert_status moert_context_create(MPI_Comm comm, const moert_context_options *options,
                                             moert_context **context);
 
-/* Collective, before MPI_Finalize; everything made on the context goes first. NULL is legal. */
+/* Call it before MPI_Finalize, after destroying all objects of the context. Collective; NULL is
+ * legal. */
 MOERT_API void moert_context_destroy(moert_context *context);
 
 MOERT_API size_t moert_context_rank(const moert_context *context);
 MOERT_API size_t moert_context_size(const moert_context *context);
 
-/* The rank's device, for buffers of the caller's own. Belongs to the context. */
+/* The rank's device, for the caller's own buffers. The context owns it. */
 MOERT_API moert_device *moert_context_device(const moert_context *context);
 
 #ifdef __cplusplus

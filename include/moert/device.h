@@ -1,10 +1,9 @@
 /*
  * Device memory.
  *
- * A moert_device is one OpenCL device with an in-order queue; it belongs to one rank and one
- * thread. A moert_buffer is memory on it. Calls that take a host pointer block until the host
- * memory may be reused; kernels run in the order in which they were enqueued. None of these calls
- * is collective.
+ * A moert_device is one OpenCL device with an in-order queue; one thread of one rank uses it. A
+ * moert_buffer is memory on it. Calls with a host pointer block until the caller may reuse the host
+ * memory; kernels run in the order in which they were enqueued. None of these calls is collective.
  */
 #ifndef MOERT_DEVICE_H
 #define MOERT_DEVICE_H
@@ -21,25 +20,26 @@ typedef struct moert_device moert_device;
 typedef struct moert_buffer moert_buffer;
 
 /*
- * Makes a buffer of `bytes` (0 is legal) with undefined content. The caller owns it.
+ * Creates a buffer of `bytes` (0 is legal) with undefined content. The caller owns it.
  * Errors: ERROR_MEMORY (no room, or above the device's largest allocation), ERROR_DEVICE.
  */
 MOERT_API moert_status moert_buffer_create(moert_device *device, size_t bytes,
                                            moert_buffer **buffer);
 
-/* Wraps `bytes` of host memory, which must stay valid; on CPU devices without a copy. Errors as
- * above. */
+/* Makes a buffer of `bytes` (not 0) at `memory`, host memory that must stay valid. CPU devices use
+ * it in place; others may copy. Errors as above, and ERROR_USAGE (`memory` is NULL, or 0 bytes). */
 MOERT_API moert_status moert_buffer_wrap(moert_device *device, void *memory, size_t bytes,
                                          moert_buffer **buffer);
 
 /*
- * A part of `parent`, which must outlive it. offset_bytes must be a multiple of 512.
+ * Makes a buffer that is a range of `parent`. `parent` must outlive it. offset_bytes must be a
+ * multiple of 512.
  * Errors: ERROR_USAGE (alignment, or past the parent's end), ERROR_DEVICE.
  */
 MOERT_API moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes,
                                          size_t bytes, moert_buffer **buffer);
 
-/* Gives the memory back once enqueued work has used it. NULL is legal. */
+/* Frees the memory after the enqueued work that uses it. NULL is legal. */
 MOERT_API void moert_buffer_destroy(moert_buffer *buffer);
 
 MOERT_API size_t moert_buffer_bytes(const moert_buffer *buffer);
@@ -59,15 +59,16 @@ MOERT_API moert_status moert_buffer_copy(const moert_buffer *source, size_t sour
                                          size_t bytes);
 MOERT_API moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_t bytes);
 
-/* The whole buffer as host memory, readable and writable until unmapped; blocks. On CPU devices
- * without a copy. */
+/* Maps the whole buffer into host memory, readable and writable until unmapped; blocks. CPU devices
+ * map it without a copy. `memory` points to the caller's pointer: map sets it, unmap receives its
+ * value. */
 MOERT_API moert_status moert_buffer_map(const moert_buffer *buffer, void *memory);
 MOERT_API moert_status moert_buffer_unmap(const moert_buffer *buffer, void *memory);
 
 /* Blocks until all enqueued work is done. Errors: ERROR_DEVICE. */
 MOERT_API moert_status moert_device_finish(moert_device *device);
 
-/* Name of the device as its driver gives it. */
+/* The driver's name of the device. */
 MOERT_API const char *moert_device_name(const moert_device *device);
 
 #ifdef __cplusplus

@@ -1,12 +1,12 @@
 /*
- * Number formats: elements, block-scaled formats, and how a matrix is quantized to them.
+ * Dtypes, block-scaled formats, and the options by which a matrix is quantized.
  *
- * A block-scaled matrix is a payload of small elements and one scale for every block of
- * consecutive elements along an axis; value = element * scale, for NVFP4 times a float32 global
- * scale. Scales here always multiply on the way back ("decode scales").
+ * A block-scaled matrix is a payload of small elements, and one scale for every block of
+ * consecutive elements along an axis: value = element * scale. NVFP4 also has a float32 global
+ * scale: value = element * scale * global. Scales multiply when dequantizing ("decode scales").
  *
- * Two elements of 4 bits share a byte: the one with the even index along the blocks' axis is in
- * the low half; a half without element is zero.
+ * Two elements of 4 bits share a byte: the one with the even index along the blocks' axis is in the
+ * low half. A half without an element is zero.
  */
 #ifndef MOERT_FORMATS_H
 #define MOERT_FORMATS_H
@@ -22,11 +22,11 @@ extern "C" {
 #endif
 
 /*
- * X(NAME, text, bits, mantissa bits, bias, code above the largest finite value, code of NaN,
- * special values): element types, sign first. FP8 and FP4 saturate at their largest value,
- * infinities too; F16 and BF16 overflow to infinity. NaN becomes the one code given here, which
- * for E2M1, without NaN, is 6. Special values: INFINITY = IEEE infinities and NaNs, NAN = the
- * code of all ones only, NONE.
+ * X(NAME, text, bits, mantissa bits, exponent bias, bits of an overflow, bits of NaN, special
+ * values): the dtypes, whose sign is the highest bit. F16, BF16 and F32 overflow to infinity; the
+ * others saturate at their largest value, infinities too. A conversion turns NaN into the given
+ * bits; E2M1 has no NaN and gets 6. Special values: INFINITY = IEEE infinities and NaNs; NAN = only
+ * the given bits, with either sign; NONE.
  */
 /* clang-format off */
 #define MOERT_DTYPE_TABLE(X)                                                                      \
@@ -45,9 +45,9 @@ typedef enum moert_dtype {
 } moert_dtype;
 
 /*
- * X(NAME, text, element, elements of a block, scale): block-scaled formats. Scale E8M0 = powers of
- * two, byte b is 2^(b-127) and 255 NaN (OCP Microscaling 1.0); E4M3 = NVIDIA's NVFP4, with a
- * float32 global scale; F32 = DeepSeek-V3's files (`weight_scale_inv`).
+ * X(NAME, text, element, elements of a block, scale): the block-scaled formats. Scales: E8M0 =
+ * powers of two, byte b is 2^(b-127) and 255 is NaN (OCP Microscaling 1.0); E4M3 = NVIDIA's NVFP4,
+ * with a float32 global scale; F32 = DeepSeek-V3's files (`weight_scale_inv`).
  */
 /* clang-format off */
 #define MOERT_FORMAT_TABLE(X)                                                                      \
@@ -67,24 +67,25 @@ typedef enum moert_format {
 /*
  * Blocks of a matrix [M,N] whose rows form groups (experts):
  *   ROW      1 x block: along a row; scale [M, ceil(N/block)]
- *   COLUMN   block x 1: consecutive rows of one group, counted from the group's first; scale [P,N],
- *            P = sum over the groups of ceil(rows/block)
- *   TILE     block x block, rows as in COLUMN; scale [M, ceil(N/block)], each tile's scale repeated
- *            in its rows, except FP8_BLOCK: scale [P, ceil(N/block)]
- * A block at an edge holds what there is. The payload is q[M,N], for elements of 4 bits
- * q[M, ceil(N/2)]; but in COLUMN these pair up rows, and every group fills its last block with
- * zeros: q[P*block/2, N].
+ *   COLUMN   block x 1: consecutive rows of one group, counted from the group's first row; scale
+ *            [P,N], P = sum over the groups of ceil(rows/block)
+ *   TILE     block x block, rows as in COLUMN; scale [M, ceil(N/block)], where each row repeats its
+ *            tile's scales; FP8_BLOCK has scale [P, ceil(N/block)] instead
+ * A block at an edge has fewer elements. The payload is q[M,N], or for elements of 4 bits q[M,
+ * ceil(N/2)]. With COLUMN, elements of 4 bits pair up rows, and zeros fill every group's last
+ * block: q[P*block/2, N].
  */
 typedef enum moert_axis { MOERT_AXIS_ROW, MOERT_AXIS_COLUMN, MOERT_AXIS_TILE } moert_axis;
 
-/* How an E8M0 scale is rounded: RCEIL up (cuDNN, TransformerEngine, cuBLAS: nothing saturates),
+/* Rounding of an E8M0 scale: RCEIL up (cuDNN, TransformerEngine, cuBLAS: no element saturates),
  * FLOOR down (OCP 6.3). */
 typedef enum moert_scale_rounding { MOERT_SCALE_RCEIL, MOERT_SCALE_FLOOR } moert_scale_rounding;
 
 /*
- * How NVFP4 scales are made from a block's amax b and the tensor's A. They differ in rounding and
- * in blocks that are tiny beside the tensor: TE (TransformerEngine) lets the scale become subnormal
- * or 0, TORCHAO holds it at 2^-6, BRIDGE sets the whole block to zero.
+ * The rule that computes NVFP4 scales from a block's amax b and the tensor's amax A;
+ * moert/quantize.h has the formulas. The rules differ in rounding, and in blocks that are tiny in
+ * comparison with the tensor: TE (TransformerEngine) lets their scale become subnormal or 0,
+ * TORCHAO raises it to 2^-6, BRIDGE sets the whole block to zero.
  */
 typedef enum moert_nvfp4_rule {
     MOERT_NVFP4_TE,
@@ -93,9 +94,9 @@ typedef enum moert_nvfp4_rule {
 } moert_nvfp4_rule;
 
 /*
- * How an E2M1 element is rounded: to nearest even; by BRIDGE, which rounds to half steps first and
- * then mostly down; STOCHASTIC by 8 random bits per element, drawn by (seed, row, column). AUTO is
- * nearest even, but BRIDGE under that rule of NVFP4.
+ * Rounding of an E2M1 element: NEAREST to nearest even; BRIDGE to half steps first, and then mostly
+ * down; STOCHASTIC by 8 random bits per element, drawn by (seed, row, column). AUTO is BRIDGE with
+ * NVFP4's rule BRIDGE, and otherwise NEAREST.
  */
 typedef enum moert_rounding {
     MOERT_ROUNDING_AUTO,
@@ -104,19 +105,18 @@ typedef enum moert_rounding {
     MOERT_ROUNDING_STOCHASTIC
 } moert_rounding;
 
-/* How a matrix is quantized. */
 typedef struct moert_quantizer {
     size_t size; /* sizeof(moert_quantizer) */
     moert_format format;
     moert_axis axis;
-    moert_scale_rounding scale_rounding; /* of E8M0 */
+    moert_scale_rounding scale_rounding; /* E8M0 */
     moert_nvfp4_rule nvfp4_rule;
-    moert_rounding rounding; /* of E2M1 */
-    uint64_t seed;           /* of STOCHASTIC */
-    bool transposed;         /* COLUMN: q and scale are stored as their transposes */
-    bool hadamard;           /* NVFP4, COLUMN: each whole block is rotated first: signs, then the
+    moert_rounding rounding; /* E2M1 */
+    uint64_t seed;           /* STOCHASTIC */
+    bool transposed;         /* COLUMN: q and scale are stored transposed */
+    bool hadamard;           /* NVFP4, COLUMN: rotate each whole block first: signs, then the
                                 Hadamard matrix of order 16, divided by 4 */
-    bool group_scales;       /* NVFP4: a global scale for each group instead of one */
+    bool group_scales;       /* NVFP4: one global scale per group; otherwise one in all */
 } moert_quantizer;
 
 /* MXFP8 E4M3 along rows, RCEIL. */
@@ -127,13 +127,15 @@ typedef struct moert_quantizer {
     }
 
 /*
- * Recipes of training: how the operands of the experts' three GEMMs are rounded. Products
- * accumulate in float32; weights, gradients and the optimizer stay float32.
- *   BF16   to nearest even; where products can round their results, on tensor cores, so are the two
- *          of them that the GLU's backward reads, unless experts have biases
- *   MXFP8  MXFP8_E4M3, RCEIL, in blocks along the dimension that is summed over
- *   NVFP4  likewise, TE; global scales of an expert's weight, and of an activation over all ranks
- * In BF16 and MXFP8 operands and sums below 2^-126 may count as 0.
+ * Training recipes: how the operands of the experts' three GEMMs are rounded. GEMMs accumulate in
+ * float32; weights, gradients and the optimizer stay float32.
+ *   F32    no rounding
+ *   BF16   to nearest even. GEMMs on tensor cores also round the two results that the GLU's
+ *          backward reads, unless experts have biases
+ *   MXFP8  MXFP8_E4M3, RCEIL, in blocks along the reduction index
+ *   NVFP4  NVFP4, TE, in blocks along the reduction index. An expert's weight has one global scale;
+ *          so has an activation, over all ranks
+ * In BF16 and MXFP8, devices may treat operands and sums below 2^-126 as 0.
  */
 typedef enum moert_precision {
     MOERT_PRECISION_F32,
@@ -143,13 +145,15 @@ typedef enum moert_precision {
 } moert_precision;
 
 /*
- * How rows of x and dy travel from their token's rank to the owners of its experts.
- *   F32    as they are, 4H bytes
+ * The format in which dispatch sends rows of x and dy from their token's rank to the owners of its
+ * experts.
+ *   F32    unchanged, 4H bytes
  *   MXFP8  E4M3 with a scale for every 32 columns, RCEIL: H + ceil(H/32) bytes, rounded up to 4
- *   BF16   to nearest even: 2H bytes, H even; with precision BF16 the same bits as F32 (biases of
- *          the second projection excepted, whose gradients take dy as it arrives), and less work
- * A row is rounded once, on its token's rank, and the experts' three GEMMs all start from the
- * rounded row; router and shared expert see x and dy as they are.
+ *   BF16   to nearest even: 2H bytes, H even. With precision BF16 this gives the same bits as F32
+ *          with less work, except the bias gradients of the second projection, which sum the
+ *          received dy
+ * The token's rank rounds a row once, and the experts' three GEMMs all start from the rounded row.
+ * Router and shared expert read the unrounded x and dy.
  */
 typedef enum moert_dispatch {
     MOERT_DISPATCH_F32,
@@ -158,17 +162,17 @@ typedef enum moert_dispatch {
 } moert_dispatch;
 
 /*
- * How the experts' results, and in backward the gradients of their inputs, travel back. Each row is
- * rounded once, by the rank that has made it; a token's K rows are summed in float32.
- *   F32    as they are, 4H bytes
+ * The format in which combine sends the experts' results and, in backward, the gradients of their
+ * inputs. The rank that computed a row rounds it once; a token's K rows are summed in float32.
+ *   F32    unchanged, 4H bytes
  *   BF16   to nearest even: 2H bytes, H even
  */
 typedef enum moert_combine { MOERT_COMBINE_F32, MOERT_COMBINE_BF16 } moert_combine;
 
-/* "mxfp4", "e5m2"; NULL past the last one. */
+/* Names such as "mxfp4" and "e5m2"; NULL past the last one. */
 MOERT_API const char *moert_format_name(moert_format format);
-MOERT_API const char *moert_dtype_name(moert_dtype number);
-/* Type of the elements, elements of a block, bits of an element, bytes of a scale. */
+MOERT_API const char *moert_dtype_name(moert_dtype type);
+/* The dtype of the elements, elements of a block, bits of an element, bytes of a scale. */
 MOERT_API moert_dtype moert_format_element(moert_format format);
 MOERT_API size_t moert_format_block(moert_format format);
 MOERT_API size_t moert_format_element_bits(moert_format format);

@@ -11,9 +11,9 @@ extern "C" {
 #endif
 
 /*
- * h = prob * (clamp(u, -limit, limit) + offset) * a(min(g, limit)), over v = [g | u] (halves) or
- * alternating columns g, u (interleaved). The activation a is the one of this number; 0, silu:
- * a(x) = x * sigmoid(alpha * x).
+ * h = prob * (clamp(u, -limit, limit) + offset) * a(min(g, limit)), where v = [g | u] (halves), or
+ * g and u are alternating columns of v (interleaved). `activation` is the index of a. Index 0 is
+ * silu: a(x) = x * sigmoid(alpha * x).
  */
 typedef struct moert_glu_form {
     bool interleaved;
@@ -21,9 +21,9 @@ typedef struct moert_glu_form {
     int activation;
 } moert_glu_form;
 
-/* The number of the activation that Hugging Face's hidden_act calls so; -1: there is none. */
+/* The index of the activation that Hugging Face's hidden_act names; -1 if moert has none. */
 MOERT_API int moert_activation_find(const char *name);
-/* The name of an activation; NULL: there is none of this number. */
+/* The name of an activation; NULL if there is no such index. */
 MOERT_API const char *moert_activation_name(int activation);
 
 #define MOERT_GLU_SWIGLU                                                                           \

@@ -2,17 +2,17 @@
  * The Mixture-of-Experts layer: router, dispatch, experts, combine, and their backward.
  *
  *   x[T,H] -> router -> index[T,K], weight[T,K] -> plan -> dispatch -> GEMM1 + GLU (times weight)
- * -> GEMM2 -> combine -> y[T,H]
+ *          -> GEMM2 -> combine -> y[T,H]
  *
- * A mesh arranges the R ranks of a context as EP x EDP: EP ranks, neighbours in the order of hosts
- * and then of ranks, share one set of experts, EDP such groups hold replicas. Tokens go to owners
- * inside their group; weight gradients are summed over the replicas. The routing weight is applied
- * in the GLU, so that dispatch and combine are each other's transposes: backward dispatches dy and
+ * A mesh arranges the R ranks of a context as EP x EDP. EP ranks, neighbours in the order of hosts
+ * and then of ranks, share one set of experts; EDP such groups hold replicas. Tokens go to owners
+ * within their group; weight gradients are summed over the replicas. The GLU multiplies by the
+ * routing weight, so dispatch and combine are transposes of each other: backward dispatches dy and
  * combines dx.
  *
  * All matrices are dense row-major float32 in device memory. T may differ between ranks and be 0.
- * Calls are collective over the mesh's context unless said, and enqueue work without waiting for
- * its end, so that buffers may be reused in queue order.
+ * Calls are collective over the mesh's context unless their comment says otherwise. They enqueue
+ * work without waiting for its end; buffers may be reused in queue order.
  */
 #ifndef MOERT_LAYER_H
 #define MOERT_LAYER_H
@@ -33,34 +33,34 @@ typedef struct moert_mesh moert_mesh;
 
 /*
  * ep = ranks that share one set of experts; 0 = all. Errors: ERROR_USAGE (ep does not divide R),
- * ERROR_UNSUPPORTED (the engine named by MOERT_EXCHANGE cannot work here). `context` must outlive
- * the mesh.
+ * ERROR_UNSUPPORTED (the engine that MOERT_EXCHANGE names cannot work here), ERROR_MEMORY,
+ * ERROR_COMM. `context` must outlive the mesh.
  */
 MOERT_API moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **mesh);
-/* Layers go first. NULL is legal. */
+/* Destroy its layers first. NULL is legal. */
 MOERT_API void moert_mesh_destroy(moert_mesh *mesh);
-/* "local", "window" or "staged"; not collective. */
+/* The engine that moves rows: "local", "window", "node" or "staged". Not collective. */
 MOERT_API const char *moert_mesh_engine(const moert_mesh *mesh);
 /*
- * Whether the results of all forwards and backwards so far may be used. Where the ranks wait for
- * each other on their devices (MOERT_SYNC), this waits for the device, and is ERROR_COMM, which
- * names the rank, if one did not come in time; the next forward would tell, too. Collective over
- * the EP group.
+ * Checks that the results of all forwards and backwards so far are valid. Where devices wait for
+ * each other (MOERT_SYNC), it waits for the device; if a rank's device came too late, it returns
+ * ERROR_COMM, whose message names the rank. Without this call, the next forward would return that
+ * error. Collective over the EP group.
  */
 MOERT_API moert_status moert_mesh_settle(moert_mesh *mesh);
 
 /*
- * How a rank's tokens are cut into sequences, the leaves of the tree in which gradients of
- * replicated parameters are summed (any pieces that do not depend on the number of ranks give the
- * same bits on any number of ranks).
+ * The division of a rank's tokens into sequences, the leaves of the tree that sums the gradients of
+ * replicated parameters. Any division that does not depend on the number of ranks gives the same
+ * bits on any number of ranks.
  */
 typedef struct moert_batch {
     size_t tokens;            /* T on this rank */
-    size_t sequences;         /* pieces on this rank, in order */
+    size_t sequences;         /* on this rank, in order */
     size_t first_sequence;    /* global index of the first; ascending with the rank */
-    size_t total_sequences;   /* pieces of all ranks */
+    size_t total_sequences;   /* of all ranks */
     const moert_buffer *ends; /* uint32 [sequences] cumulative ends, the last is T */
-    bool forward_only;        /* no backward will follow: less is kept, and none is accepted */
+    bool forward_only;        /* keep less; a backward of this forward is then an error */
 } moert_batch;
 
 typedef struct moert_layer moert_layer;
@@ -69,16 +69,17 @@ typedef struct moert_layer_options {
     size_t size;                /* sizeof(moert_layer_options) */
     size_t hidden;              /* H */
     size_t intermediate;        /* I */
-    size_t shared_intermediate; /* I of a shared expert that sees every token, 0 = none */
+    size_t shared_intermediate; /* I of a shared expert that computes every token; 0 = none */
     moert_router_options router;
     moert_glu_form glu;
-    bool router_bias;     /* the router's logits have a bias */
-    bool correction_bias; /* a bias on the selection scores, without gradient */
-    bool expert_biases;   /* both projections of the experts have biases */
-    bool deferred_wgrad; /* weight gradients of the experts by moert_layer_wgrad, not in backward */
-    moert_precision precision; /* of the experts' GEMMs; the router's operands stay float32, on
-                                  Hopper GPUs unless this is F32 as sums of bf16 numbers */
-    moert_precision dense;     /* of the shared expert's: F32 or BF16 */
+    bool router_bias;          /* the router's logits have a bias */
+    bool correction_bias;      /* a bias on the selection scores, without gradient */
+    bool expert_biases;        /* both projections of the experts have biases */
+    bool deferred_wgrad;       /* backward leaves the experts' weight gradients to
+                                  moert_layer_wgrad */
+    moert_precision precision; /* of the experts' GEMMs. The router's operands stay float32; on
+                                  Hopper GPUs, unless this is F32, they are sums of bf16 values */
+    moert_precision dense;     /* of the shared expert's GEMMs: F32 or BF16 */
     moert_dispatch dispatch;
     moert_combine combine;
 } moert_layer_options;
@@ -90,35 +91,36 @@ typedef struct moert_layer_options {
             MOERT_COMBINE_F32                                                                      \
     }
 
-/* Errors: ERROR_USAGE (sizes, choices, K > E, E < EP: says which), ERROR_MEMORY. The mesh must
- * outlive the layer. */
+/* Errors: ERROR_USAGE (sizes, choices, K > E, E < EP; the message says which), ERROR_MEMORY. The
+ * mesh must outlive the layer. */
 MOERT_API moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *options,
                                           moert_layer **layer);
 MOERT_API void moert_layer_destroy(moert_layer *layer);
 
 /*
- * Fresh weights: matrices normal with this standard deviation, biases zero, drawn by (seed, tensor,
- * expert, element), so that they do not depend on the number of ranks. Not collective. Errors:
- * ERROR_MEMORY, ERROR_DEVICE.
+ * Sets initial weights: matrices are normal with this standard deviation, biases zero. Values
+ * depend on (seed, tensor, expert, element) only, and so not on the number of ranks. Not
+ * collective. Errors: ERROR_MEMORY, ERROR_DEVICE.
  */
 MOERT_API moert_status moert_layer_initialize(moert_layer *layer, uint64_t seed, double deviation);
 
 /*
- * To be called when weights were written by other means than moert_layer_initialize, in any
- * `precision`: what the layer keeps beside them, rounded or in the order of its kernels, is made
- * anew. A new layer counts as changed. Not collective, no errors.
+ * Call it after writing weights by other means than moert_layer_initialize, in any `precision`. The
+ * layer then renews its copies of them, rounded or in the order of its kernels. A new layer counts
+ * as changed. Not collective, no errors.
  */
 MOERT_API void moert_layer_weights_changed(moert_layer *layer);
 
 /*
- * y = layer(x); x must stay as it is until backward is done. Errors, on all ranks of an EP group
- * alike, with NVFP4 also on the groups that would wait for this one: ERROR_NUMERIC (non-finite
- * scores; names the token), ERROR_USAGE (buffers, batch), ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
+ * y = layer(x). x must not change until backward is done. All ranks of an EP group return the same
+ * error; with NVFP4, so do the groups that would wait for this one. Errors: ERROR_NUMERIC
+ * (non-finite scores; names the token), ERROR_USAGE (buffers, batch), ERROR_MEMORY, ERROR_DEVICE,
+ * ERROR_COMM.
  */
 MOERT_API moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
                                            const moert_buffer *x, moert_buffer *y);
 
-/* What backward needs beside dy. */
+/* Inputs of backward other than dy. */
 typedef struct moert_layer_losses {
     const moert_buffer
         *aux_gradient; /* [E] gradient of the auxiliary loss by each routing score, or NULL */
@@ -127,29 +129,30 @@ typedef struct moert_layer_losses {
 } moert_layer_losses;
 
 /*
- * dx = gradient of the last forward's x from dy; also the gradients of this rank's experts (unless
- * deferred) and the tree nodes of the replicated tensors. losses may be NULL. dy must stay until
- * backward (and wgrad) is done.
+ * dx = gradient of the last forward's x, from dy. It also computes the gradients of this rank's
+ * experts (unless deferred), and this rank's tree nodes of the replicated tensors' gradients.
+ * losses may be NULL. dy must not change until backward (and wgrad) is done.
  */
 MOERT_API moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
                                             const moert_layer_losses *losses, moert_buffer *dx);
 /*
- * The experts' weight gradients of the last backward, for layers with deferred_wgrad, before the
- * next forward. Not collective. Errors: ERROR_USAGE without a backward, ERROR_DEVICE.
+ * Computes the experts' weight gradients of the last backward, for layers with deferred_wgrad. Call
+ * it before the next forward. Not collective. Errors: ERROR_USAGE without a backward, ERROR_DEVICE.
  */
 MOERT_API moert_status moert_layer_wgrad(moert_layer *layer);
 /*
- * Completes gradients: replicated tensors are summed over all ranks (added to what is there when
- * `accumulate`, which is the backward's), the experts' over their replicas. Call it after each
- * micro-batch's backward; the experts' once, at the last one (last = true). Errors: ERROR_USAGE
- * without a backward or with another `accumulate`, ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
+ * Completes gradients. Call it after each micro-batch's backward, with the same `accumulate`. It
+ * sums those of replicated tensors over all ranks, and adds the old values if `accumulate`. With
+ * `last`, at the last micro-batch, it also sums the experts' over their replicas. Errors:
+ * ERROR_USAGE without a backward or with another `accumulate`, ERROR_MEMORY, ERROR_DEVICE,
+ * ERROR_COMM.
  */
 MOERT_API moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last);
 
 /*
- * X(name, replicated, has gradient): tensors of a layer. L experts [first, first + L) live on this
- * rank. W1 holds gate rows then up rows, or alternating gate and up rows when the GLU is
- * interleaved.
+ * X(NAME): the tensors of a layer. Those with dimension L have the experts [first, first + L) of
+ * this rank; the others are replicated on all ranks. W1 holds gate rows then up rows, or
+ * alternating gate and up rows when the GLU is interleaved.
  */
 #define MOERT_LAYER_TENSOR_TABLE(X)                                                                \
     X(ROUTER)      /* [E,H] */                                                                     \
@@ -171,14 +174,14 @@ typedef enum moert_layer_tensor {
 
 /*
  * Weights and gradients, owned by the layer; NULL when the layer has no such tensor (or gradient).
- * Not collective. Who writes to weights calls moert_layer_weights_changed afterwards.
+ * Not collective. After writing to weights, call moert_layer_weights_changed.
  */
 MOERT_API moert_buffer *moert_layer_weight(moert_layer *layer, moert_layer_tensor which);
 MOERT_API moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_tensor which);
 MOERT_API size_t moert_layer_first_expert(const moert_layer *layer);
 MOERT_API size_t moert_layer_local_experts(const moert_layer *layer);
 
-/* Slots per expert [E], over all ranks of this rank's EP group, of the last forward. Not
+/* Slots of each expert [E], over all ranks of this rank's EP group, in the last forward. Not
  * collective. */
 MOERT_API const uint64_t *moert_layer_expert_counts(const moert_layer *layer);
 

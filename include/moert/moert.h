@@ -1,16 +1,15 @@
 /*
  * moert: an expert-parallel runtime for Mixture-of-Experts training.
  *
- *   status.h   errors                       context.h  rank, cores, device
- *   device.h   device memory                layer.h    the MoE layer over an EP x EDP mesh of ranks
- *   router.h   routing options              plan.h     counts, offsets and rows of an exchange
- *   glu.h      forms of the gated unit      formats.h  number formats and block scales
- *   ops.h      grouped GEMM and its fusions
- *   quantize.h quantizers, casts and layouts of operands
+ *   status.h    errors                          context.h   rank, cores, device
+ *   device.h    device memory                   layer.h     the MoE layer over an EP x EDP mesh
+ *   router.h    routing options                 plan.h      counts, offsets and rows of an exchange
+ *   glu.h       options of the GLU              formats.h   dtypes and block-scaled formats
+ *   ops.h       grouped GEMMs and fusions       quantize.h  quantizers, casts and layouts
  *
- * One legend everywhere: T tokens of a rank, H hidden size, I intermediate size, E experts, K
- * experts per token, R ranks, EP ranks that share one set of experts, EDP replicas of it, L experts
- * of a rank, M rows that a rank receives.
+ * All headers use these letters: T tokens of a rank, H hidden size, I intermediate size, E experts,
+ * K experts per token, R ranks, EP ranks that share one set of experts, EDP replicas of that set, L
+ * experts of a rank, M rows that a rank receives.
  */
 #ifndef MOERT_MOERT_H
 #define MOERT_MOERT_H

@@ -1,60 +1,63 @@
 /*
- * Op objects: grouped GEMM and its fusions, described once and executed many times.
+ * Op objects: grouped GEMMs and their fusions, described once and executed many times.
  *
  *   moert_op_options options = MOERT_OP_OPTIONS_INIT;   describe
- *   moert_op_create(device, &options, &op);             checked here; a refusal names the field
- *   moert_op_compile(op);                               optional: kernels ahead of the first use
+ *   moert_op_create(device, &options, &op);             check; an error names the field
+ *   moert_op_compile(op);                               optional: compile before the first execute
  *   moert_op_execute(op, &buffers);                     any number of times
  *   moert_op_destroy(op);
  *
- * The rows [ends[g-1], ends[g]) of the row matrices belong to group (expert) g of G. `ends` lies on
- * the device and is never read by the host, nor is anything else, so that one op serves any
- * split of up to M rows; rows past ends[G-1] are neither read nor written. For every kind x has K
- * columns, y has N, and weight[g] is [N,K]:
+ * The rows [ends[g-1], ends[g]) of the row matrices belong to group (expert) g of G. `ends` and all
+ * other inputs are on the device, and the host never reads them (except in the reference backend).
+ * So one op serves any division of up to M rows into groups. Rows past ends[G-1] are neither read
+ * nor written. For every kind x has K columns, y has N, and weight[g] is [N,K]:
  *
- *   kind           other libraries' letters    result
- *   GEMM_FORWARD   TN, fprop                   y[M,N] = x weight[g]^T
- *   GEMM_DGRAD     NN                          x[M,K] = y weight[g]
- *   GEMM_WGRAD     NT, 2Dx2D                   weight[g] = y^T x, over the rows of the group
- *   GLU            grouped GEMM + GLU          c[M,N] = x weight[g]^T, d[M,N/2] = GLU(c)
- *   DGLU           grouped GEMM + dGLU         d[M,2K] = gradient of c[M,2K], from y weight[g] as
- *                                              the gradient of the GLU's result (weight is that of
- *                                              the second projection)
+ *   kind           other libraries    result
+ *   GEMM_FORWARD   TN, fprop          y[M,N] = x weight[g]^T
+ *   GEMM_DGRAD     NN                 x[M,K] = y weight[g]
+ *   GEMM_WGRAD     NT, 2Dx2D          weight[g] = y^T x, over the rows of the group
+ *   GLU            grouped GEMM+GLU   c[M,N] = x weight[g]^T, d[M,N/2] = GLU(c)
+ *   DGLU           grouped GEMM+dGLU  d[M,2K] = gradient of c[M,2K]; y weight[g] is the gradient of
+ *                                     the GLU's result (weight is that of the second projection)
  *
- * Numbers: products are accumulated in float32, as one chain of fma over the reduction index in
- * ascending order from 0; then, in float32,
+ * Arithmetic: sums acc are accumulated in float32, as one chain of fma over the reduction index in
+ * ascending order from 0. Then, in float32,
  *
  *   v = acc * alpha[g], with a bias fma(acc, alpha[g], bias[g,n] * bias_scale[m]),
  *       with prob in a GEMM (acc * alpha[g]) * prob[m]
  *   v = fma(beta[g], old value, v), unless beta is 0
  *
- * and one rounding to nearest even to the result's type. So a result does not depend on the
- * backend, on M, on the other rows, nor on whether the weights are stacked; only what the GLU's exp
- * touches differs between backends. The nvidia backend (gemm_* and glu of 16-bit, MX and NV operands
- * on tensor cores, gemm_* of FP8 ones on Hopper's) is the exception: its sums are the hardware's,
- * the same in every run and for a row in any company, but equal to the others' only within float32
- * rounding or, of FP8, rounding to about 14 bits within 128 terms; MX operands below 2^-126 are
- * rounded as bf16 is there. Groups without rows are left alone, except that GEMM_WGRAD gives them
- * 0, or beta[g] times the old value, and then no other factor counts, not even NaN; a beta of 1
- * leaves them alone too. GEMM_WGRAD keeps a group's order of rows.
+ * and one rounding to nearest even to the result's dtype. So a result does not depend on the
+ * backend, on M, on the other rows, nor on whether the weights are stacked. Only the GLU's exp
+ * differs between backends.
  *
- * Quantized operands (moert/formats.h; moert/quantize.h makes them) take part as
- * float32(element * scale). The global scales of NVFP4 join alpha: alpha[g] becomes
- * alpha[g] * (first * second), the scales of the two operands of the product; in DGLU their product
- * multiplies acc. A quantized result is made from the float32 values before any rounding, as is its
- * second version `column`:
+ * The nvidia backend is the exception. It uses tensor cores for gemm_* and glu with 16-bit, MX and
+ * NV operands, and on Hopper for gemm_* with FP8 operands. Its sums are the hardware's: the same in
+ * every run and for a row among any others. They equal the other backends' only up to float32
+ * rounding; FP8 sums round to about 14 bits within 128 values of the reduction index. MX operands
+ * below 2^-126 are rounded as bf16 is there.
+ *
+ * Groups without rows are left alone, except by GEMM_WGRAD, which sets their result to 0, or to
+ * beta[g] times the old value. It then ignores all other inputs, even NaN; with a beta of 1 it
+ * leaves the result alone. GEMM_WGRAD sums the rows of a group in order.
+ *
+ * Quantized operands (moert/formats.h; moert/quantize.h makes them) count as float32(element *
+ * scale). The global scales of NVFP4 join alpha: alpha[g] becomes alpha[g] * (first * second), the
+ * global scales of the GEMM's two operands; in DGLU first * second multiplies acc instead. A
+ * quantized result, and its second version `column`, are quantized from the float32 values before
+ * any rounding:
  *
  *   scale = round_to_scale((max|block| * f32(1/max)) * norm)
  *   q = round(v * min(norm * (1/scale), FLT_MAX))
  *
- * where norm is 1 unless given (so a reader divides by norm), and q = 0 where scale is 0. That is
- * the quantizer of moert/quantize.h but for norm; with norm, as in cuDNN, max of E5M2 is 128 and
- * 1/scale of the E8M0 scale 2^-127 is infinity. NVFP4 results have no other global scale than
- * norm: magnitudes above 2688/norm saturate; give norm = 2688/amax. A norm that is not positive,
- * or NaN, makes all scales NaN.
+ * where norm is 1 unless given (so a reader divides by norm), and q = 0 where scale is 0. Without
+ * norm this is the quantizer of moert/quantize.h. With norm, as in cuDNN, max of E5M2 is 128, and
+ * 1/scale of the E8M0 scale 2^-127 is infinity. norm is the only global scale of an NVFP4 result:
+ * magnitudes above 2688/norm saturate; give norm = 2688/amax. A norm that is not positive, or NaN,
+ * makes all scales NaN.
  *
  * Semantics: cuDNN frontend grouped GEMM, GLU, dGLU, quant and wgrad; TransformerEngine's grouped
- * GEMM (which rounds once more between product and bias); Unsloth's permuted grouped GEMM.
+ * GEMM (which rounds once more between GEMM and bias); Unsloth's permuted grouped GEMM.
  */
 #ifndef MOERT_OPS_H
 #define MOERT_OPS_H
@@ -86,14 +89,14 @@ typedef enum moert_op_kind {
 } moert_op_kind;
 
 /*
- * Which row matrix is in the order of the tokens' slots (slot = token * topk + choice) instead of
- * the groups'; gather[r] is the slot of row r.
+ * Selects the row matrix that is in the order of the tokens' slots (slot = token * topk + choice)
+ * instead of the groups' order; gather[r] is the slot of row r.
  *
  *   mode   forward, GLU                  dgrad                  wgrad
  *   X      reads x[gather[r] / topk]     writes x[gather[r]]    reads x[gather[r] / topk]
  *   Y      writes y[gather[r]]           reads y[gather[r]]     reads y[gather[r]]
  *
- * GLU takes X only, DGLU Y only. A slot of M or more reads as zeros and is not written.
+ * GLU allows X only, DGLU Y only. A slot of M or more is read as zeros and is not written.
  */
 typedef enum moert_op_permute {
     MOERT_OP_PERMUTE_NONE,
@@ -102,66 +105,68 @@ typedef enum moert_op_permute {
 } moert_op_permute;
 
 /*
- * Where the scales of a quantized operand lie. Tiles are those of moert_scale_tiles
- * (moert/quantize.h), of formats with scales of one byte; its row r is the line across the blocks,
- * its C the blocks of a line.
+ * The layout of a quantized operand's scales. Tiles are those of moert_scale_tiles
+ * (moert/quantize.h), for formats with scales of one byte. Row r of a tile is the line across the
+ * blocks, and C is the number of blocks in a line.
  */
 typedef enum moert_scale_layout {
     MOERT_SCALES_LINEAR,     /* [lines, width] as in moert_axis */
     MOERT_SCALES_TILED,      /* tiles; every group begins a new one, the groups follow each other */
-    MOERT_SCALES_TILED_WHOLE /* tiles, all groups being one matrix: cuDNN's SFA of padded groups,
-                                and its contiguous SFD_col. C of COLUMN blocks is what there is
-                                room for: ceil(M/block) with row_multiple, else see
-                                moert_op_buffer_bytes. Not of a transposed weight */
+    MOERT_SCALES_TILED_WHOLE /* tiles; all groups are one matrix: cuDNN's SFA of padded groups, and
+                                its contiguous SFD_col. C of COLUMN blocks: ceil(M/block) with
+                                row_multiple, else as moert_op_buffer_bytes says. Not for a
+                                transposed weight */
 } moert_scale_layout;
 
 /* One matrix operand. No alignment is required. */
 typedef struct moert_operand {
     moert_dtype type; /* any but E2M1; ignored if quantized */
     ptrdiff_t stride; /* elements from row to row; 0 = the width. weight: 0 or K; quantized: 0 */
-    bool discrete; /* weight: one buffer per group, of at most 65536, instead of a stack [G,N,K] */
+    bool discrete;    /* weight: one buffer per group (at most 65536) instead of a stack [G,N,K] */
     /*
-     * how.size 0: plain elements of `type`, and all of `how` is 0. Otherwise block-scaled: the
-     * buffer holds the payload, the buffer <operand>_scale the scales. Blocks of operands may lie
-     * along any axis; those along the reduction are what tensor cores take. The rows that COLUMN
-     * and TILE blocks divide are those of a group, of `weight` its N; operands that are gathered
-     * are one group. how.transposed: row matrices with COLUMN blocks, whose payload and linear
-     * scales are then [columns, M]; `weight` with any but TILE, and TILE of FP8_BLOCK: each group's
-     * payload and linear scales are transposed, [K,N] (cuDNN's N-major; bridge's K/2 x N), and
-     * quantized as seen from there: blocks along K are its COLUMN blocks, filled up with zeros,
-     * those along N its ROW blocks.
+     * how.size 0: plain elements of `type`; the other fields of `how` must be 0. Otherwise
+     * block-scaled: the buffer holds the payload, the buffer <operand>_scale the scales. An input's
+     * blocks may lie along any axis; tensor cores take those along the reduction index. COLUMN and
+     * TILE blocks divide the rows of a group, and of `weight` the N of a group; a gathered matrix
+     * is one group.
+     *
+     * how.transposed is legal for row matrices with COLUMN blocks, whose payload and linear scales
+     * are then [columns, M]. It is also legal for `weight` with ROW or COLUMN blocks, or with TILE
+     * blocks of FP8_BLOCK: each group's payload and linear scales are transposed, [K,N] (cuDNN's
+     * N-major; bridge's K/2 x N). There the axis refers to the transposed matrix: blocks along K
+     * are its COLUMN blocks, filled up with zeros, and blocks along N its ROW blocks.
      */
     moert_quantizer how;
-    moert_scale_layout scales; /* a linear scale [G,lines,width] of `weight` for every group */
-    bool global; /* NVFP4 operands: the global scale is in <operand>_global, float32 [1] or, with
-                    how.group_scales, [G]; otherwise it is 1, or in alpha (cuDNN) */
+    moert_scale_layout scales; /* linear scales of `weight` are [G,lines,width] */
+    bool global; /* NVFP4 inputs: the global scale is in <operand>_global, float32 [1] or, with
+                    how.group_scales, [G]; otherwise it is 1, or part of alpha (cuDNN) */
 } moert_operand;
 
 typedef struct moert_op_options {
     size_t size; /* sizeof(moert_op_options) */
     moert_op_kind kind;
-    const char *backend;        /* "reference", "portable", "nvidia": that one, or an error that
-                                   says why not; NULL or "auto" = MOERT_BACKEND, where auto is the
-                                   best that takes the description; FP8 sums of the tensor cores
-                                   only by name */
-    bool fallback;              /* take another backend if this one refuses, and log it */
-    size_t groups, rows, n, k;  /* G and M (the most rows), which may be 0; N; K */
-    moert_operand x, weight, y; /* the two that are multiplied are each plain or quantized; if both
-                                   are plain, of one type */
+    const char *backend;        /* "reference", "portable", "nvidia": that backend, or an error with
+                                   the reason; NULL or "auto" = MOERT_BACKEND, where auto is the
+                                   best backend that supports the description. FP8 on tensor cores
+                                   needs the name */
+    bool fallback;              /* use another backend if this one refuses, and log it */
+    size_t groups, rows, n, k;  /* G; M, the most rows, may be 0; N; K */
+    moert_operand x, weight, y; /* the two inputs of the GEMM are each plain or quantized; if both
+                                   are plain, they have the same dtype */
     moert_operand c, d;         /* GLU, DGLU; c is plain */
     moert_operand column;       /* if quantized: a second version of the quantized result, in COLUMN
                                    blocks; not in GEMM_WGRAD */
-    size_t row_multiple; /* a promise: every group has a multiple of so many rows (0 = 1), so that
-                            COLUMN payloads and scales by groups need less room. Where it is
-                            broken, blocks without room are left out: those of results are not
-                            written, those of operands count as zeros or, if an earlier execute had
-                            room for these rows, as what it left */
-    bool norm;           /* a factor of the quantized results, see above */
+    size_t row_multiple; /* a promise: the rows of every group are a multiple of this (0 = 1), so
+                            that COLUMN payloads and scales by groups need less room. If `ends`
+                            breaks it, blocks without room are left out. A result's are not written;
+                            an input's count as zeros, or as the values of an earlier execute that
+                            had room for these rows */
+    bool norm;           /* multiplies the quantized results, see above */
 
-    bool alpha, beta;      /* operands per group; otherwise 1 and 0 */
+    bool alpha, beta;      /* one value per group; otherwise 1 and 0 */
     bool accumulate;       /* beta is 1 */
     bool bias;             /* forward, GLU */
-    bool bias_scale;       /* forward: a factor of the bias for each row */
+    bool bias_scale;       /* forward: multiplies the bias of each row */
     moert_dtype bias_type; /* of bias and dbias */
 
     moert_op_permute permute;
@@ -170,20 +175,21 @@ typedef struct moert_op_options {
 
     moert_glu_form glu; /* `interleaved` = interleave 1 */
     size_t interleave;  /* gate and up alternate in runs of 1, 8 or 32 columns; 0 = halves */
-    bool linear_first;  /* up comes before gate (cuDNN's text), not after it (its code) */
-    bool save_c;        /* GLU: c is wanted */
-    bool prob;          /* a factor for each row; otherwise 1. In a GEMM not beside beta, accumulate
-                           or bias (cuDNN scales the bias instead: bias_scale); not in GEMM_WGRAD */
+    bool linear_first;  /* up comes before gate (cuDNN's text), not after it (cuDNN's code) */
+    bool save_c;        /* GLU: also write c */
+    bool prob;          /* multiplies each row; otherwise 1. A GEMM takes no beta, accumulate or
+                           bias with it (cuDNN scales the bias instead: bias_scale); not in
+                           GEMM_WGRAD */
     bool amax;          /* largest magnitudes of the result before rounding; not in GEMM_WGRAD */
-    bool dprob, dbias;  /* DGLU: wanted */
+    bool dprob, dbias;  /* DGLU: also compute these */
 } moert_op_options;
 
 #define MOERT_OP_OPTIONS_INIT                                                                      \
     { .size = sizeof(moert_op_options), .topk = 1, .glu = MOERT_GLU_SWIGLU }
 
 /*
- * X(buffer): what execute takes; exactly those that the description asks for, the others NULL.
- * Row matrices hold M rows: all of them if a permutation scatters or gathers them.
+ * X(buffer): the buffers of execute. Exactly those of the description must be set, the others NULL.
+ * Row matrices hold M rows, all of which a permutation may read or write.
  */
 #define MOERT_OP_BUFFER_TABLE(X)                                                                   \
     X(ends)    /* uint32 [G], cumulative, non-decreasing */                                        \
@@ -209,7 +215,8 @@ typedef struct moert_op_options {
     X(gather)     /* uint32 [M] */                                                                 \
     X(row_weight) /* float32 w[M], by slots */                                                     \
     X(prob)       /* float32 [M] */                                                                \
-    X(amax)       /* float32 [G], DGLU [G,2] (gate, up): raised, so 0 or -inf before; NaN stays */ \
+    X(amax)       /* float32 [G], DGLU [G,2] (gate, up): raised, so set 0 or -inf first; NaN
+                     stays */       \
     X(dprob)      /* float32 [M], added to */                                                      \
     X(dbias)      /* [G,2K], added to: column sums of d before rounding */
 
@@ -228,13 +235,13 @@ typedef struct moert_op_buffers {
 typedef struct moert_op moert_op;
 
 /*
- * Makes an op with all the workspace that it needs; `options` is copied, the device must outlive
+ * Creates an op with all the workspace that it needs. It copies `options`; the device must outlive
  * the op. Not collective. Errors: ERROR_USAGE (a field is wrong), ERROR_UNSUPPORTED (a field is
- * legal, but nothing computes it), each with the field, its value and what is legal; ERROR_MEMORY,
- * ERROR_DEVICE.
+ * legal, but no backend computes it), each with the field, its value and the legal values;
+ * ERROR_MEMORY, ERROR_DEVICE.
  *
- * DGLU: alpha counts squared and beta multiplies c; both are ignored when the GLU has an offset
- * (GeGLU), as cuDNN does.
+ * DGLU: alpha[g]^2 multiplies the sums, and beta[g] multiplies c. Both are ignored when the GLU has
+ * an offset (GeGLU), as in cuDNN.
  */
 MOERT_API moert_status moert_op_create(moert_device *device, const moert_op_options *options,
                                        moert_op **op);
@@ -247,11 +254,12 @@ MOERT_API moert_status moert_op_compile(moert_op *op);
  * Enqueues the operation and returns; the buffers may be reused in queue order. Not collective;
  * allocates nothing. Executions of one op share its workspace, on one queue. FLOPs: 2 ends[G-1] N
  * K. Errors: ERROR_USAGE (a buffer is missing, too small, of another device, or not described; the
- * reference backend also finds decreasing ends and a broken promise of row_multiple), ERROR_DEVICE.
+ * reference backend also detects decreasing ends and a broken promise of row_multiple),
+ * ERROR_DEVICE.
  */
 MOERT_API moert_status moert_op_execute(moert_op *op, const moert_op_buffers *buffers);
 
-/* Waits for nothing: its memory goes back when enqueued work has used it. NULL is legal. */
+/* Does not wait: frees the memory after the enqueued work that uses it. NULL is legal. */
 MOERT_API void moert_op_destroy(moert_op *op);
 
 /* create, execute and destroy in one call, with the errors of all. */
@@ -259,11 +267,11 @@ MOERT_API moert_status moert_op_once(moert_device *device, const moert_op_option
                                      const moert_op_buffers *buffers);
 
 /*
- * An execute as a recording, for devices with cl_khr_command_buffer (CUDA graphs' counterpart):
- * record checks as execute does and enqueues nothing; replay enqueues the whole operation on what
- * the buffers then hold. Op and buffers must outlive the recording; destroy waits for its replays.
- * Not collective. Errors: those of execute, ERROR_UNSUPPORTED (the device, or the reference
- * backend, cannot), ERROR_MEMORY.
+ * An execute as a recording, for devices with cl_khr_command_buffer (the counterpart of CUDA
+ * graphs). record checks as execute does and enqueues nothing. replay enqueues the whole operation
+ * on the current content of the buffers. Op and buffers must outlive the recording; destroy waits
+ * for its replays. Not collective. Errors: those of execute, ERROR_UNSUPPORTED (the device or the
+ * reference backend cannot record), ERROR_MEMORY.
  */
 typedef struct moert_op_recording moert_op_recording;
 MOERT_API moert_status moert_op_record(moert_op *op, const moert_op_buffers *buffers,
@@ -271,16 +279,16 @@ MOERT_API moert_status moert_op_record(moert_op *op, const moert_op_buffers *buf
 MOERT_API moert_status moert_op_replay(moert_op_recording *recording);
 MOERT_API void moert_op_recording_destroy(moert_op_recording *recording); /* NULL is legal */
 
-/* Bytes that execute asks of a buffer, by its name in MOERT_OP_BUFFER_TABLE; "weights" and
- * "weight_scales": of each. 0 if the op does not take it. */
+/* The least bytes of a buffer of execute, by its name in MOERT_OP_BUFFER_TABLE; of "weights" and
+ * "weight_scales": of each buffer. 0 if the op does not take it. */
 MOERT_API size_t moert_op_buffer_bytes(const moert_op *op, const char *buffer);
 
-/* The backend that computes it, "reference", "portable" or "nvidia"; bytes of device or host
- * workspace. */
+/* The backend that computes it, "reference", "portable" or "nvidia"; and the bytes of its
+ * workspace, on the device or the host. */
 MOERT_API const char *moert_op_backend_name(const moert_op *op);
 MOERT_API size_t moert_op_workspace_bytes(const moert_op *op);
 
-/* "gemm_forward"; NULL past the last one. */
+/* A name such as "gemm_forward"; NULL past the last one. */
 MOERT_API const char *moert_op_kind_name(moert_op_kind kind);
 
 #ifdef __cplusplus

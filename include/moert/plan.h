@@ -1,14 +1,16 @@
 /*
- * The plan of one exchange: who sends how many rows where. Pure integer code on host memory.
+ * The plan of one exchange: how many rows each rank sends to each rank, and to which positions.
+ * Pure integer code on host memory.
  *
- * Expert e of E belongs to one of EP ranks, in contiguous blocks, the first E mod EP ranks owning
- * one more. The owner keeps its rows expert by expert, and within an expert in global token order
+ * EP ranks own the E experts in contiguous blocks; the first E mod EP ranks own one more than the
+ * others. The owner keeps its rows expert by expert, and within an expert in global token order
  * (rank-major, then token), so that the order does not depend on the number of ranks:
  *
- *   row = rows of lower experts of that owner + rows of this expert from lower ranks
- *         + position among my own
+ *   row = rows of that owner's lower experts
+ *         + rows of this expert from lower ranks
+ *         + position among the sender's rows for this expert
  *
- * A slot with expert index -1 is dropped: it sends nothing and its combine adds nothing.
+ * A slot with expert index -1 is dropped: dispatch sends no row for it, and combine adds nothing.
  */
 #ifndef MOERT_PLAN_H
 #define MOERT_PLAN_H
@@ -31,9 +33,9 @@ MOERT_API void moert_plan_experts(size_t experts, size_t ranks, size_t rank, siz
 MOERT_API size_t moert_plan_owner(size_t experts, size_t ranks, size_t expert);
 
 /*
- * counts[E] = slots per expert among index[T,K]. Errors: ERROR_USAGE (an index outside -1..E-1, or
- * an expert chosen twice by one token), ERROR_NUMERIC (index -2: the router met non-finite scores);
- * the message names token, slot and value.
+ * counts[E] = slots of each expert in index[T,K]. Errors: ERROR_USAGE (an index outside -1..E-1, or
+ * a token that chose an expert twice), ERROR_NUMERIC (index -2: the router's scores were
+ * non-finite); the message names the token and, for ERROR_USAGE, the slot and the value.
  */
 MOERT_API moert_status moert_plan_count(const int32_t *index, size_t tokens, size_t topk,
                                         size_t experts, uint64_t *counts);
@@ -44,19 +46,19 @@ typedef struct moert_plan {
     size_t rows;             /* M: rows this rank receives */
     size_t largest_rows;     /* the largest M of all ranks */
     uint64_t *counts;        /* [ranks,E] slots of each rank for each expert */
-    uint64_t *expert_counts; /* [E] over all ranks */
+    uint64_t *expert_counts; /* [E] slots of all ranks for each expert */
     uint32_t *ends;          /* [local_experts] cumulative ends of the experts' rows on this rank */
     uint32_t *slot_rank;     /* [T,K] destination rank, or MOERT_PLAN_DROPPED */
     uint32_t *slot_row;      /* [T,K] destination row in that rank's memory */
-    uint32_t *slot_position; /* [T,K] place among this rank's rows sorted by rank, then row */
+    uint32_t *slot_position; /* [T,K] position among this rank's rows, sorted by rank, then row */
     size_t *send_rows;       /* [ranks] rows from here to each rank */
     size_t *receive_rows;    /* [ranks] rows from each rank to here */
 } moert_plan;
 
 /*
- * Builds the plan of `rank` from its own index[T,K] and the counts[ranks,E] of all ranks (both
- * copied from). Without an index (NULL) slot_rank, slot_row and slot_position are NULL. Errors:
- * ERROR_MEMORY, ERROR_UNSUPPORTED (2^32 - 1 rows or more on any one rank; all ranks alike),
+ * Builds the plan of `rank` from its index[T,K] and the counts[ranks,E] of all ranks; it copies
+ * both. Without an index (NULL), slot_rank, slot_row and slot_position are NULL. Errors:
+ * ERROR_MEMORY, ERROR_UNSUPPORTED (2^32 - 1 rows or more on any rank; all ranks find this alike),
  * ERROR_MISMATCH (counts do not fit index).
  */
 typedef struct moert_plan_shape {

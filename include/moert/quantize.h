@@ -1,15 +1,15 @@
 /*
- * Quantizing matrices to the formats of moert/formats.h and back, and the layouts around them: what
- * makes the operands of moert/ops.h.
+ * Quantizes matrices to the formats of moert/formats.h and back, and converts layouts. The results
+ * are operands of moert/ops.h.
  *
  *   moert_quantize op = MOERT_QUANTIZE_INIT;   describe: op.how, op.groups, op.columns, the buffers
  *   moert_quantize_amax(&op);                  NVFP4: op.amax from op.x
  *   moert_quantize_run(&op);                   op.q and op.scale, NVFP4: op.global, from op.x
- *   moert_dequantize_run(&op);                 and back
+ *   moert_dequantize_run(&op);                 op.x from op.q, op.scale and op.global
  *
- * Both backends (MOERT_BACKEND) give the same bytes. Every product and quotient of the formulas is
- * rounded to float32; NaN anywhere in a block makes its scale NaN (and the payload, where the
- * element has one); NaN anywhere in a tensor makes its amax NaN. Infinities saturate.
+ * The reference and portable kernels (MOERT_BACKEND) give the same bytes. Every multiplication and
+ * division of the formulas is rounded to float32. A NaN in a block makes its scale NaN, and its
+ * payload where the element has a NaN. A NaN in a tensor makes its amax NaN. Infinities saturate.
  *
  *   E8M0:  t = amax * f32(1/max), scale = t rounded up to a power of two (RCEIL), or
  *          2^(floor(log2 amax) - floor(log2 max)) (FLOOR); q = x / scale, which is exact
@@ -20,25 +20,26 @@
  *     TORCHAO  scale = e4m3(clamp((b/6)/G, 2^-6, 448)); q = x * min((1/G)/scale, FLT_MAX)
  *     BRIDGE   G = max(A, 1e-8)/2688; scale = e4m3((b/G)/6); q = (x/G)/scale; all 0 where
  *              b/G < 6 * 2^-9
- *   Wherever scale (TORCHAO: G) is 0, q is 0.
+ *   q is 0 wherever scale (TORCHAO: G) is 0.
  *
- * With `norm`, as in cuDNN's epilogues and whatever scale_rounding and nvfp4_rule say:
+ * With `norm` (as in cuDNN's epilogues), scale_rounding and nvfp4_rule are ignored:
  *
  *   t = (amax * f32(1/max)) * norm, where max of E5M2 is 128
  *   E8M0:  scale = t rounded up, at most 2^127; E4M3: to nearest, at most 448
  *   q = x * min(norm * (1/scale), FLT_MAX), where 1/2^-127 counts as infinity; 0 where scale is 0
  *
- * so that q * scale = x * norm. A norm of 0, below, or NaN makes all scales NaN.
+ * so that q * scale = x * norm up to rounding. A norm that is 0, negative or NaN makes all scales
+ * NaN.
  *
- * x = (q * scale) * G on the way back, then rounded to x's type.
+ * Dequantizing computes x = (q * scale) * G, and rounds it to the dtype of x.
  *
- * Calls that take a description enqueue and return (the first of a kind compiles its kernels; the
- * reference backend computes before it returns); all buffers are those of one device, stay the
- * caller's, and may be reused in queue order. Outputs must not overlap inputs. Calls on numbers
- * alone take and give host memory. No call is collective.
+ * Calls that take a description enqueue work and return. The first call of a kind compiles its
+ * kernels; the reference backend computes before it returns. All buffers are on one device and
+ * belong to the caller, who may reuse them in queue order. Outputs must not overlap inputs. Calls
+ * without a description read and write host memory. No call is collective.
  *
  * Errors of every call that takes a description: ERROR_USAGE (size is not the initialiser's, a
- * buffer is missing or too small, options do not go together; the reference backend also finds
+ * buffer is missing or too small, options contradict each other; the reference backend also detects
  * decreasing ends), ERROR_UNSUPPORTED (a count of 2^31 or more), ERROR_DEVICE, ERROR_MEMORY.
  *
  * Semantics: OCP Microscaling 1.0; TransformerEngine, torchao, cuDNN frontend, DeepSeek-V3's files.
@@ -61,7 +62,7 @@ extern "C" {
 typedef struct moert_groups {
     const moert_buffer *ends; /* uint32 [count], cumulative, non-decreasing */
     size_t count;             /* G */
-    size_t rows;              /* M, at least ends[G-1]; rows past it are left alone */
+    size_t rows;              /* M, at least ends[G-1]; rows past ends[G-1] are not touched */
 } moert_groups;
 
 /* ---- quantize and dequantize ---- */
@@ -72,56 +73,57 @@ typedef struct moert_quantize {
     moert_groups groups;  /* ends NULL: all rows are one group */
     size_t columns;       /* N */
     moert_buffer *x;      /* float32 [M,N], see x_runs */
-    moert_dtype x_type;   /* dequantize: F32 (0), or BF16 for x of these codes */
+    moert_dtype x_type;   /* dequantize: the dtype of x, F32 (0) or BF16 */
     moert_buffer *q;      /* payload, see moert_quantized_shape_of() */
-    moert_buffer *scale;  /* [P,N/block] and so on, see moert_axis */
+    moert_buffer *scale;  /* shape: see moert_axis */
     moert_buffer *global; /* NVFP4: G, float32 [1], or [groups.count] with group_scales */
-    moert_buffer *amax;   /* NVFP4: A likewise; NULL: `global` is given, and S = 1/G */
-    size_t x_runs;        /* quantize: 0, or x is [M,2N] and of its runs of so many columns the odd
-                             ones count (GLU results between the gates) */
-    moert_buffer *norm;   /* quantize: float32 [1], as in cuDNN's epilogues, or NULL.
-                             NVFP4: it is 1/G; amax, global and group_scales do not count. Not with
-                             FP8_BLOCK */
-    size_t blocks;        /* P that q and scale have room for, 0 = moert_row_blocks_most(); blocks
-                             past it are left out */
-    size_t row_bytes;     /* 0, or ROW with scales of one byte: the payload of each row is followed
-                             by its scales, in rows of so many bytes of q, as messages want them;
-                             `scale` is not used */
+    moert_buffer *amax;   /* NVFP4: A, like global; NULL: global is an input, and S = 1/G */
+    size_t x_runs;        /* quantize: 0, or the length of a run: x is [M,2N] in runs of this many
+                             columns, and only every second run (1, 3, ...) is read (GLU results
+                             between the gates) */
+    moert_buffer *norm;   /* quantize: float32 [1], as in cuDNN's epilogues, or NULL. NVFP4: norm is
+                             1/G; amax, global and group_scales are ignored. Not with FP8_BLOCK */
+    size_t blocks;        /* P for which q and scale have room, 0 = moert_row_blocks_most(); blocks
+                             past it are not written */
+    size_t row_bytes;     /* 0, or (ROW, scales of one byte) the bytes of a row of q, which has a
+                             row's payload and then its scales: the layout of messages. `scale` is
+                             not used */
 } moert_quantize;
 
 /* MXFP8 E4M3 along rows, RCEIL. */
 #define MOERT_QUANTIZE_INIT                                                                        \
     { .size = sizeof(moert_quantize), .how = MOERT_QUANTIZER_INIT }
 
-/* amax[1] or [groups.count] = largest |x|, rotated if `how` says so; 0 for no rows. `how.axis`,
- * `how.hadamard` and `how.group_scales` matter, buffers x and amax are used. Bytes: reads 4MN. */
+/* amax[1] or [groups.count] = largest |x|, after the rotation of `how.hadamard`; 0 for no rows.
+ * Uses `how.axis`, `how.hadamard`, `how.group_scales`, and the buffers x and amax. Bytes: reads
+ * 4MN. */
 MOERT_API moert_status moert_quantize_amax(const moert_quantize *op);
 
 /* q, scale and, unless amax is NULL, global from x. Bytes: reads 4MN, writes those of
  * moert_quantized_shape_of(). */
 MOERT_API moert_status moert_quantize_run(const moert_quantize *op);
 
-/* x from q, scale and global; a rotation is not undone. Bytes: as quantize, the other way. */
+/* x from q, scale and global; does not undo a rotation. Bytes: reads what moert_quantize_run
+ * writes, writes x. */
 MOERT_API moert_status moert_dequantize_run(const moert_quantize *op);
 
-/* P = sum of ceil(rows/block) over the groups of ends[groups] (host), and the most it can be for M
- * rows in G groups; block is at least 1. */
+/* moert_row_blocks: P = sum of ceil(rows/block) over the groups of ends[groups] (host).
+ * moert_row_blocks_most: the largest P of M rows in G groups. block is at least 1. */
 MOERT_API size_t moert_row_blocks(const uint32_t *ends, size_t groups, size_t block);
 MOERT_API size_t moert_row_blocks_most(size_t rows, size_t groups, size_t block);
 
-/* q[q_lines, q_bytes] and scale[scale_lines, scales], of moert_format_scale_bytes() each. */
+/* q[q_lines, q_bytes] and scale[scale_lines, scales]; a scale has moert_format_scale_bytes(). */
 typedef struct moert_quantized_shape {
     size_t q_lines, q_bytes, scale_lines, scales;
 } moert_quantized_shape;
 
-/* The shapes for x[rows, columns] with P = `blocks`, which ROW does not use; `how` must be
- * legal. */
+/* The shapes for x[rows, columns] with P = `blocks`, which ROW ignores. `how` must be legal. */
 MOERT_API moert_quantized_shape moert_quantized_shape_of(const moert_quantizer *how, size_t rows,
                                                          size_t columns, size_t blocks);
 
 /* ---- casts ---- */
 
-/* target[n] = source[n], to nearest even; one of the types is F32, the other any but E2M1. */
+/* target[n] = source[n], to nearest even. One of the dtypes is F32, the other any but E2M1. */
 typedef struct moert_cast {
     size_t size; /* sizeof(moert_cast) */
     moert_dtype from, to;
@@ -133,54 +135,56 @@ typedef struct moert_cast {
 #define MOERT_CAST_INIT                                                                            \
     { .size = sizeof(moert_cast) }
 
-/* Bytes: n elements of each type. Errors: also ERROR_USAGE for other pairs of types. */
+/* Bytes: reads and writes n elements. Errors: also ERROR_USAGE for other pairs of dtypes. */
 MOERT_API moert_status moert_cast_run(const moert_cast *cast);
 
 /* ---- layouts ---- */
 
 /*
- * Scale matrices in tiles of 128 x 4, as the block-scaled tensor core instructions read them (the
- * same in cuBLAS, cuDNN, CUTLASS, TransformerEngine, torchao). The scale of row r and block c of a
- * matrix with C blocks in a row is at byte
+ * Scale matrices in tiles of 128 x 4, as the block-scaled tensor core instructions read them.
+ * cuBLAS, cuDNN, CUTLASS, TransformerEngine and torchao use the same tiles. In a matrix with C
+ * blocks per row, the scale of row r and block c is at byte
  *
  *   ((r/128) * ceil(C/4) + c/4) * 512 + (r%32) * 16 + (r%128)/32 * 4 + c%4
  *
- * and bytes without a scale are 0. `linear` holds `lines` lines of `width` scales. Lines are rows
- * r; with `transposed`, lines are blocks c and columns rows, as COLUMN quantization leaves them.
- * Each group of lines is a matrix of its own that starts a new tile; the matrices follow each
- * other: scales of experts' rows in one buffer (lines = rows), of stacked experts (equal groups).
+ * and bytes without a scale are 0. `linear` holds `lines` lines of `width` scales. A line is a row
+ * r of the matrix. With `transposed`, as COLUMN quantization stores scales, a line is a block c,
+ * and the columns are rows r. Each group of lines is a separate matrix that starts a new tile, and
+ * the matrices follow each other. So one buffer holds the scales of all experts' rows (lines =
+ * rows), or those of stacked experts (equal groups).
  */
 typedef struct moert_scale_tiles {
     size_t size;         /* sizeof(moert_scale_tiles) */
     moert_groups groups; /* of lines; ends NULL: one group */
     size_t width;
     bool transposed;
-    bool whole;             /* the groups are one matrix of groups.rows lines; those past the last
-                               end are left alone, as are tiles without a line before it */
+    bool whole; /* the groups are one matrix of groups.rows lines; lines past the last end are not
+                   touched, nor are tiles that only have such lines */
     moert_buffer *linear;   /* bytes [lines, width] */
     moert_buffer *swizzled; /* bytes of moert_swizzled_bytes() */
-    size_t tiles;           /* rows (transposed: columns) of tiles that `swizzled` has room for,
-                               0 = as many as there can be; groups past it are left out */
+    size_t tiles;           /* rows (transposed: columns) of tiles for which `swizzled` has room, 0
+                               = enough for any ends; groups past it are not written */
 } moert_scale_tiles;
 
 #define MOERT_SCALE_TILES_INIT                                                                     \
     { .size = sizeof(moert_scale_tiles) }
 
-/* swizzled from linear, and linear from swizzled. Bytes: those of both buffers. */
+/* moert_swizzle: swizzled from linear; moert_unswizzle: linear from swizzled. Bytes: both
+ * buffers. */
 MOERT_API moert_status moert_swizzle(const moert_scale_tiles *op);
 MOERT_API moert_status moert_unswizzle(const moert_scale_tiles *op);
 
-/* Bytes of all matrices' tiles, by ends[groups] (host); of one group of `lines`, below 2^32, when
- * ends is NULL. With `tiles` 0 `swizzled` holds as many as one group of u *
- * moert_row_blocks_most(lines, groups, u) lines, u = 128 (transposed: 4). */
+/* Bytes of the tiles of all matrices, from ends[groups] (host). With ends NULL: of one group of
+ * `lines`, below 2^32, lines. If moert_scale_tiles.tiles is 0, `swizzled` has the bytes of one
+ * group of u * moert_row_blocks_most(lines, groups, u) lines, u = 128 (transposed: 4). */
 MOERT_API size_t moert_swizzled_bytes(const uint32_t *ends, size_t groups, size_t lines,
                                       size_t width, bool transposed);
 
 /*
- * Gate and up columns in alternating runs: with `inverse` false, to[M,2I] gets runs of
- * `granularity` columns in turn from the halves [gate | up] of from[M,2I]; with `inverse` true the
- * other way. Granularity 1 (gpt-oss), 8 (DeepGEMM, bridge), 32 (cuDNN), I (halves: a copy). An
- * element is `element_bytes` long; whole weight rows may be one element.
+ * Gate and up columns in alternating runs. With `inverse` false, to[M,2I] gets runs of
+ * `granularity` columns, alternately from the two halves [gate | up] of from[M,2I]. With `inverse`
+ * true, the other way. Granularity 1 (gpt-oss), 8 (DeepGEMM, bridge), 32 (cuDNN), I (halves: a
+ * copy). An element has `element_bytes` bytes; it may be a whole row of a weight.
  */
 typedef struct moert_interleave {
     size_t size;        /* sizeof(moert_interleave) */
@@ -199,7 +203,7 @@ typedef struct moert_interleave {
 MOERT_API moert_status moert_interleave_run(const moert_interleave *op);
 
 /* offsets[E] = inclusive sums of counts[E], both on the host: the ends of moert_groups. Errors:
- * ERROR_UNSUPPORTED (past 2^31 - 1; offsets are left alone). */
+ * ERROR_UNSUPPORTED (a sum exceeds 2^31 - 1; offsets are not written). */
 MOERT_API moert_status moert_expert_offsets(const uint64_t *counts, size_t experts,
                                             int32_t *offsets);
 

@@ -1,9 +1,10 @@
 /*
- * The router: which experts a token goes to, with which weights.
+ * The router: the experts of each token, and their weights.
  *
- * Numbers: softmax, sigmoid or sqrt-softplus scores, grouped selection, correction bias,
- * renormalisation and scaling as in the released Mixtral, Qwen3-MoE, OLMoE, gpt-oss and DeepSeek
- * models, groups also as in Megatron. Equal scores choose the lower expert index. Dropless.
+ * Options: softmax, sigmoid or sqrt-softplus scores, grouped selection, correction bias,
+ * renormalisation and scaling, as in the released Mixtral, Qwen3-MoE, OLMoE, gpt-oss and DeepSeek
+ * models; groups also as in Megatron. Of equal scores, the lower expert index wins. No capacity
+ * limit drops tokens.
  */
 #ifndef MOERT_ROUTER_H
 #define MOERT_ROUTER_H
@@ -19,9 +20,9 @@ extern "C" {
 #endif
 
 typedef enum moert_score {
-    MOERT_SCORE_SOFTMAX, /* softmax over all experts, the K largest are chosen (Mixtral, Qwen3-MoE,
+    MOERT_SCORE_SOFTMAX,      /* softmax over all experts, then the K largest (Mixtral, Qwen3-MoE,
                             OLMoE) */
-    MOERT_SCORE_SOFTMAX_TOPK, /* the K largest logits are chosen, softmax over these (gpt-oss) */
+    MOERT_SCORE_SOFTMAX_TOPK, /* the K largest logits, then softmax over these (gpt-oss) */
     MOERT_SCORE_SIGMOID,      /* sigmoid of each logit (DeepSeek-V3) */
     MOERT_SCORE_SQRT_SOFTPLUS /* sqrt(log(1 + exp(logit))) of each logit (DeepSeek-V4) */
 } moert_score;
@@ -31,12 +32,12 @@ typedef struct moert_router_options {
     size_t experts; /* E */
     size_t topk;    /* K, 1..E */
     moert_score score;
-    bool renormalise;   /* divide the K weights by their sum; + 1e-20, and where K > 1 only, unless
-                           softmax */
+    bool renormalise;   /* divide the K weights by their sum. Sigmoid and sqrt-softplus: by their
+                           sum + 1e-20, and only where K > 1 */
     float scale;        /* multiplies the weights last */
     size_t groups;      /* experts form this many equal groups; 1 = no grouping */
-    size_t kept_groups; /* groups that may be chosen from */
-    size_t group_best;  /* they are those with the largest sum of this many best selection scores:
+    size_t kept_groups; /* groups whose experts may be chosen */
+    size_t group_best;  /* the kept groups have the largest sums of this many best selection scores:
                            2 in Hugging Face's DeepSeek-V3, K / kept_groups in Megatron */
 } moert_router_options;
 
@@ -45,8 +46,8 @@ typedef struct moert_router_options {
 
 /*
  * Balancing without a loss (DeepSeek-V3): bias[e] += rate * sign(mean(counts) - counts[e]), on host
- * memory; for the correction bias of a layer, from moert_layer_expert_counts summed over what the
- * step has seen. Not collective.
+ * memory. `bias` is a copy of the layer's correction bias; `counts` are moert_layer_expert_counts,
+ * summed over all forward passes of the step. Not collective.
  */
 MOERT_API void moert_router_update_bias(float *bias, const uint64_t *counts, size_t experts,
                                         float rate);

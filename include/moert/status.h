@@ -2,9 +2,9 @@
  * Status codes and the last error's text.
  *
  * Every moert function that can fail returns a moert_status; MOERT_OK is zero. The function that
- * first decides that something is wrong records one clear message, which moert_last_error() returns
- * until the next failure on the same thread. The library never exits, aborts or prints to stdout by
- * itself.
+ * first detects a failure records one message. moert_last_error() returns it until the next failure
+ * on the same thread. The library never exits, aborts or prints to stdout, except that the watchdog
+ * (MOERT_TIMEOUT_S, see context.h) ends a job with a dead, stopped or late rank.
  */
 #ifndef MOERT_STATUS_H
 #define MOERT_STATUS_H
@@ -44,11 +44,11 @@ typedef enum moert_status {
 /* Symbolic name of a status, such as "MOERT_ERROR_IO"; never NULL. */
 MOERT_API const char *moert_status_name(moert_status status);
 
-/* What the status means in general, in a few words; never NULL. */
+/* A short description of the status; never NULL. */
 MOERT_API const char *moert_status_text(moert_status status);
 
-/* Message of this thread's last failure: what, where, the value, the limit. Valid until the next
- * failure; "" if none. */
+/* The message of this thread's last failure: the problem, the place, the value and the limit. Valid
+ * until the next failure; "" before the first. */
 MOERT_API const char *moert_last_error(void);
 
 #ifdef __cplusplus

@@ -3,5 +3,5 @@
 
 #include <stdint.h>
 
-/* Nanoseconds of CLOCK_MONOTONIC, comparable between processes of one machine. */
+/* Nanoseconds of CLOCK_MONOTONIC; all processes of one machine share this clock. */
 uint64_t moert_clock_ns(void);

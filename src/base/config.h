@@ -1,5 +1,5 @@
 /*
- * The one table of MOERT_* environment variables, and the only place that reads the environment.
+ * The table of all MOERT_* environment variables. Only this module reads them from the environment.
  *
  * X(field, NAME, TYPE, default, limits-or-choices, help). TYPE is STRING, UINT, BOOL or CHOICE; a
  * CHOICE is stored as the index of the word in its '|' separated list.
@@ -28,31 +28,30 @@
       "device: auto (a GPU if there is one, else a CPU), cpu, gpu, P:D (platform:device index), "  \
       "or a part of its name")                                                                     \
     X(backend, "MOERT_BACKEND", CHOICE, "auto", "auto" MOERT_BACKEND_TABLE(MOERT_TABLE_WORD),      \
-      "who computes the expert operations: auto takes the best that can, nvidia on GPUs of "       \
-      "compute capability 8.0 and later, else portable; a name takes that one, or is an error "    \
-      "that says why")                                                                             \
+      "computes the expert operations: auto (the best backend that supports them: nvidia on GPUs " \
+      "of compute capability 8.0 and later, else portable) or a named backend, which is an error " \
+      "with the reason where it cannot work")                                                      \
     X(tensor, "MOERT_TENSOR", CHOICE, "auto", "auto|mma",                                          \
-      "how the nvidia backend multiplies 16-bit numbers: auto (by wgmma on GPUs of compute "       \
-      "capability 9.0, by mma.sync on others) or mma, on all")                                     \
+      "how the nvidia backend multiplies 16-bit values: auto (by wgmma on GPUs of compute "        \
+      "capability 9.0, by mma.sync on others) or mma (by mma.sync on all)")                        \
     X(exchange, "MOERT_EXCHANGE", CHOICE, "auto", "auto" MOERT_ENGINE_TABLE(MOERT_TABLE_WORD),     \
       "how rows travel between ranks")                                                             \
     X(sync, "MOERT_SYNC", CHOICE, "auto", "auto|host|device",                                      \
-      "who waits for the other ranks in the window exchange: host, device (kernels, by flags in "  \
+      "what waits for the other ranks in the window exchange: host, device (kernels, by flags in " \
       "the windows' memory; the hosts only enqueue) or auto (device on GPUs that have one rank "   \
-      "each); devices that wait also move rows beside products, and few rows by one kernel")       \
+      "each); where devices wait, rows also move during GEMMs, and one kernel moves few rows")     \
     X(push, "MOERT_PUSH", CHOICE, "auto", "auto|off|on|sum",                                       \
-      "whether the experts' results are sent to their tokens' ranks, in the window exchange: "     \
-      "auto (by products that store them there, of bf16 on Hopper GPUs), off (the combine "        \
-      "fetches them), on (else by a copy), all with the same bits; or sum (each rank sums its "    \
-      "own of a token first: fewer bytes, other bits on other numbers of ranks, of --combine "     \
-      "bf16 rounded once more); moert-info does not count the rows that on and sum copy")          \
+      "whether the window exchange sends the experts' results to their tokens' ranks: auto (yes "  \
+      "if GEMMs can store them there: bf16 on Hopper GPUs), off (the combine fetches them), on "   \
+      "(yes, by a copy if GEMMs cannot), all with the same bits; or sum (each rank first sums "    \
+      "its own results of a token: fewer bytes, other bits on other numbers of ranks, one more "   \
+      "rounding with --combine bf16); moert-info does not count the rows that on and sum copy")    \
     X(node_sum, "MOERT_NODE_SUM", CHOICE, "exact", "exact|presum",                                 \
       "how the node exchange sums the experts' results: exact (as on one rank) or presum (each "   \
-      "host sums its own first and sends one row a token: repeatable, but other bits; never of "   \
-      "bf16 codes, --combine bf16)")                                                               \
+      "host first sums its own and sends one row per token, but never sums the bf16 rows of "      \
+      "--combine bf16: repeatable, but other bits)")                                               \
     X(chunks, "MOERT_CHUNKS", UINT, "0", "0-8",                                                    \
-      "chunks in which the staged exchange sends rows, so that experts compute while others' "     \
-      "rows "                                                                                      \
+      "chunks in which the staged exchange sends rows, so that experts compute while other rows "  \
       "travel; 0 = by the size of the traffic")                                                    \
     X(timeout_s, "MOERT_TIMEOUT_S", UINT, "60", "0-86400",                                         \
       "seconds after which the watchdog ends a job whose rank is dead, stopped or late; 0 = "      \
@@ -61,29 +60,29 @@
     X(threads, "MOERT_THREADS", UINT, "0", "0-4096",                                               \
       "threads of a CPU device per rank; 0 = one per bound core")                                  \
     X(bf16, "MOERT_BF16", CHOICE, "auto", "auto|widened|tiles",                                    \
-      "how CPU devices sum products of bf16: auto (in tiles if the CPUs of all ranks have AMX, "   \
-      "else one by one, by the CPU's instruction if it has one), widened (one by one, as "         \
-      "float32) or tiles (as AMX does, on any CPU, slow without); tiles give other bits")          \
+      "how CPU devices sum bf16 GEMMs: auto (in tiles if the CPUs of all ranks have AMX, else "    \
+      "value by value, with the CPU's instruction if it has one), widened (value by value, as "    \
+      "float32) or tiles (as AMX does, on any CPU, slow without AMX); tiles give other bits")      \
     X(form, "MOERT_FORM", CHOICE, "auto", "auto|cpu|gpu",                                          \
-      "form of the kernels: auto (the device's), cpu (a work-item a work-group) or gpu (32 "       \
-      "work-items share a row); a test of one on the other, slow")                                 \
+      "form of the kernels: auto (the device's), cpu (work-groups of one work-item) or gpu (32 "   \
+      "work-items share a row); for tests of one form on the other device, slow")                  \
     X(tune, "MOERT_TUNE", CHOICE, "rows", "off|rows|auto",                                         \
-      "what products choose by: off (the built-in rows of tuning), rows (those measured on this "  \
-      "machine, too) or auto (a new shape is measured when it first comes up)")                    \
+      "which tuning rows choose the tiles of GEMMs: off (the built-in rows), rows (also those "    \
+      "measured on this machine) or auto (also measures each new shape when it first occurs)")     \
     X(tune_file, "MOERT_TUNE_FILE", STRING, "", "",                                                \
-      "file of measured rows; default tuning.txt in the folder of compiled kernels")               \
+      "file of measured tuning rows; default tuning.txt in the directory of compiled kernels")     \
     X(topology, "MOERT_TOPOLOGY", STRING, "", "",                                                  \
-      "hwloc topology to plan the placement on, as text such as 'pack:2 core:4 pu:1' or as a "     \
-      "file *.xml; binds nothing")                                                                 \
+      "hwloc topology on which to compute the placement, as text such as 'pack:2 core:4 pu:1' or " \
+      "as a file *.xml; binds nothing")                                                            \
     X(cache_dir, "MOERT_CACHE_DIR", STRING, "", "",                                                \
-      "folder of compiled kernels, PoCL's too; default $XDG_CACHE_HOME/moert or "                  \
+      "directory of compiled kernels, also PoCL's; default $XDG_CACHE_HOME/moert or "              \
       "~/.cache/moert; 'off' = none")                                                              \
     X(kernel_dir, "MOERT_KERNEL_DIR", STRING, "", "",                                              \
-      "read kernels from this folder instead of the built-in ones")                                \
+      "read kernels from this directory instead of the built-in ones")                             \
     X(node_ranks, "MOERT_NODE_RANKS", UINT, "0", "0-4096",                                         \
-      "for tests: so many consecutive ranks of a host count as a host of their own; 0 = all")      \
+      "for tests: this many consecutive ranks of a host count as a separate host; 0 = all ranks")  \
     X(log_level, "MOERT_LOG", CHOICE, "warn", "error|warn|info|debug|trace",                       \
-      "how much is logged on stderr; with trace every kernel is waited for")
+      "how much is logged on stderr; trace waits for every kernel")
 
 enum { MOERT_SYNC_AUTO, MOERT_SYNC_HOST, MOERT_SYNC_DEVICE };
 enum { MOERT_PUSH_AUTO, MOERT_PUSH_OFF, MOERT_PUSH_ON, MOERT_PUSH_SUM };
@@ -116,16 +115,15 @@ typedef struct moert_variable {
     const char *value; /* as set in the environment, or NULL */
 } moert_variable;
 
-/* The configuration, read on first use. A variable with a bad value holds its default;
- * moert_config_check says so. */
+/* The configuration, read on first use. A variable with an illegal value has its default here;
+ * moert_config_check reports the error. */
 const moert_config *moert_config_get(void);
 
 /* ERROR_USAGE if a variable's value is not legal. Rank 0 warns of unknown MOERT_* names, with the
  * nearest match. */
 moert_status moert_config_check(void);
 
-/* Forgets what was read, so that the next use reads the environment again (tests, and tools that
- * set variables). */
+/* Makes the next use read the environment again (for tests, and tools that set variables). */
 void moert_config_reload(void);
 
 /* The table, for moert-info: fills *variable for row `index`; 0 past the end. */

@@ -1,4 +1,4 @@
-/* Conversions of single numbers. Everything but the last rounding is exact in float64. */
+/* Converts single values. All steps but the last rounding are exact in float64. */
 #include "base/dtype.h"
 #include "base/memory.h"
 
@@ -22,8 +22,8 @@ static const layout layouts[] = {
 #undef LAYOUT_ROW
 };
 
-const char *moert_dtype_name(moert_dtype number) {
-    return (size_t)number < MOERT_COUNT(layouts) ? layouts[number].name : NULL;
+const char *moert_dtype_name(moert_dtype type) {
+    return (size_t)type < MOERT_COUNT(layouts) ? layouts[type].name : NULL;
 }
 
 size_t moert_dtype_bits(moert_dtype type) {
@@ -52,7 +52,7 @@ float moert_float_quiet(float x) {
     return isnan(x) ? moert_float_from_bits(layouts[MOERT_DTYPE_F32].nan) : x;
 }
 
-/* 2^exponent, a normal float64. Products with it are exact here, and far faster than ldexp. */
+/* 2^exponent, a normal float64. Multiplying by it is exact here, and far faster than ldexp. */
 static double two_to(int exponent) {
     const uint64_t bits = (uint64_t)(exponent + 1023) << 52;
     double x;
@@ -72,19 +72,19 @@ static double nearest(double x) {
     return x + 0x1p52 - 0x1p52;
 }
 
-/* BF16 and F32 are the upper bits of a float32. */
+/* The number of float32 bits below those of a BF16 or F32; -1 for other dtypes. */
 static int bits_below(const layout *type) {
     return type->bias == 127 ? 32 - type->bits : -1;
 }
 
-/* The code with the sign of x. */
-static uint32_t with_sign(const layout *to, uint32_t code, float x) {
-    return signbit(x) ? code | 1u << (to->bits - 1) : code;
+/* `bits` with the sign of x. */
+static uint32_t with_sign(const layout *to, uint32_t bits, float x) {
+    return signbit(x) ? bits | 1u << (to->bits - 1) : bits;
 }
 
 /*
- * A binade [2^e, 2^(e+1)) has 2^mantissa steps of 2^(e-mantissa); below the least normal exponent
- * the steps stay as they are. Codes count the steps from zero upwards.
+ * A binade [2^e, 2^(e+1)) has 2^mantissa steps of 2^(e-mantissa). Below the least normal exponent
+ * all steps have the same size. The bits without the sign are the number of steps from zero.
  */
 uint32_t moert_dtype_encode(moert_dtype type, float x) {
     const layout *to = &layouts[type];
@@ -103,15 +103,15 @@ uint32_t moert_dtype_encode(moert_dtype type, float x) {
     if (magnitude >= two_to(least))
         exponent = exponent_of(magnitude);
     const double steps = nearest(magnitude * two_to(to->mantissa - exponent));
-    const double code = (exponent - least) * two_to(to->mantissa) + steps;
-    return with_sign(to, code < to->overflow ? (uint32_t)code : to->overflow, x);
+    const double count = (exponent - least) * two_to(to->mantissa) + steps;
+    return with_sign(to, count < to->overflow ? (uint32_t)count : to->overflow, x);
 }
 
-float moert_dtype_decode(moert_dtype type, uint32_t code) {
+float moert_dtype_decode(moert_dtype type, uint32_t bits) {
     const layout *from = &layouts[type];
     if (bits_below(from) >= 0)
-        return moert_float_quiet(moert_float_from_bits(code << bits_below(from)));
-    const uint32_t sign = 1u << (from->bits - 1), magnitude = code & (sign - 1);
+        return moert_float_quiet(moert_float_from_bits(bits << bits_below(from)));
+    const uint32_t sign = 1u << (from->bits - 1), magnitude = bits & (sign - 1);
     const uint32_t fraction = magnitude & ((1u << from->mantissa) - 1);
     const int exponent = (int)(magnitude >> from->mantissa), least = 1 - from->bias;
     const uint32_t infinity = (sign - 1) >> from->mantissa << from->mantissa;
@@ -123,7 +123,7 @@ float moert_dtype_decode(moert_dtype type, uint32_t code) {
     if ((from->special == SPECIAL_INFINITY && magnitude > infinity) ||
         (from->special == SPECIAL_NAN && magnitude == from->nan))
         return moert_float_quiet(NAN);
-    return (float)((code & sign) != 0 ? -value : value);
+    return (float)((bits & sign) != 0 ? -value : value);
 }
 
 /* ---- other roundings of E2M1 ---- */

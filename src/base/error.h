@@ -1,9 +1,8 @@
 /*
- * How errors are made and passed on.
+ * Recording errors and passing them on.
  *
- * MOERT_FAIL is used where something is first found to be wrong: it records the message and yields
- * the code. MOERT_TRY and MOERT_TRY_OR pass a failure up; at debug level the way it takes is logged
- * with function and line.
+ * MOERT_FAIL is used where a failure is first detected: it records the message and yields the code.
+ * MOERT_TRY and MOERT_TRY_OR pass a failure up; at debug level, each logs its function and line.
  */
 #pragma once
 
@@ -30,7 +29,7 @@
         }                                                                                          \
     } while (0)
 
-/* The first failure of two calls that both were made, or MOERT_OK. */
+/* The status of two calls, both of which were made: the first failure, or MOERT_OK. */
 static inline moert_status moert_first(moert_status status, moert_status later) {
     return status != MOERT_OK ? status : later;
 }
@@ -39,11 +38,11 @@ moert_status moert_error_record(moert_status code, const char *function, int lin
                                 const char *format, ...) __attribute__((format(printf, 4, 5)));
 moert_status moert_error_pass(moert_status code, const char *function, int line);
 
-/* Replaces the last error's text as it stands (a failure that another rank reported). */
+/* Sets the last error's text without logging (for a failure that another rank reported). */
 void moert_error_set(const char *text);
 
-/* A copy of the last error's text, which cleanup after a failure must not hide. */
+/* A copy of the last error's text, to survive failures of the cleanup; to be freed, may be NULL. */
 char *moert_error_keep(void);
-/* The status of a failure, whose text was kept, or else that of the cleanup after it. Frees the copy,
- * which may be NULL. */
+/* Returns `status` and restores its text from `kept`, or returns `cleanup` if `status` is MOERT_OK.
+ * Frees `kept`, which may be NULL. */
 moert_status moert_error_first(char *kept, moert_status status, moert_status cleanup);

@@ -3,5 +3,5 @@
 
 #include <stddef.h>
 
-/* Closes those that are not -1, and makes them -1. */
+/* Closes each file that is not -1, and sets it to -1. */
 void moert_close_files(int *files, size_t count);

@@ -1,6 +1,6 @@
 /*
  * Log lines on stderr. A level is defined by its volume:
- *   error  the call fails            warn   works, but not as asked     info   a few lines per run
+ *   error  the call fails            warn   works, but not as requested  info   a few lines per run
  *   debug  a few lines per step      trace  every operation
  */
 #pragma once
@@ -27,8 +27,8 @@ int moert_log_enabled(moert_log_level level);
 void moert_log_write(moert_log_level level, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Every line is marked with the rank from now on; lines at info are written by rank 0 only, unless
- * at debug. */
+/* From now on, lines of jobs with several ranks name the rank. Only rank 0 writes lines at level
+ * info, unless the limit is debug or higher. */
 void moert_log_set_rank(int rank, int size);
-/* 1 on rank 0: for warnings that all ranks would give alike. */
+/* 1 on rank 0: for warnings that would be the same on all ranks. */
 int moert_log_is_first(void);

@@ -29,7 +29,7 @@ static void *run(void *argument) {
     return NULL;
 }
 
-/* A part for which there is no thread is the caller's. */
+/* The calling thread runs the parts whose threads could not be started, and the last part. */
 void moert_parallel(size_t count, size_t least, moert_parallel_work *work, void *context) {
     part parts[MOST];
     const size_t worth = moert_max(count / moert_max(least, 1), 1);

@@ -1,17 +1,17 @@
 /*
- * Long loops of the host on all processors that the calling thread may use, by threads that live as
- * long as the loop.
+ * Runs a long loop of the host on all processors that the calling thread may use, by threads that
+ * live as long as the loop.
  */
 #pragma once
 
 #include <stddef.h>
 
-/* Some of the numbers 0..count-1: [first, end). */
+/* Does the iterations [first, end). */
 typedef void moert_parallel_work(void *context, size_t first, size_t end);
 
 /*
- * Calls `work` for parts that together are [0, count), at the same time, and returns when all have
- * returned. Each part but the last has at least `least` numbers, so less work than that takes one
- * thread.
+ * Divides the iterations [0, count) into parts, calls `work` for all parts at the same time, and
+ * returns when all calls have returned. Each part has at least `least` iterations, except that
+ * fewer than 2 * `least` run as one part on the calling thread.
  */
 void moert_parallel(size_t count, size_t least, moert_parallel_work *work, void *context);

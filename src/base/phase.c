@@ -1,4 +1,4 @@
-/* What this process is doing. */
+/* The step and phase of this process. */
 #include "base/phase.h"
 
 #include <stdatomic.h>
@@ -9,7 +9,7 @@
 static _Atomic uint64_t step, ticks;
 static atomic_int phase, waiting;
 
-/* Of the thread that listens, which need not be the only one that waits. */
+/* Of the thread that listens; other threads may also wait. */
 static _Thread_local struct {
     moert_phase_listener *waited;
     void *context;

@@ -1,6 +1,6 @@
 /*
- * What this process is doing, for the watchdog and the profile: the step and a phase of it.
- * Process-wide, lock-free.
+ * The step and the phase that this process is in, for the watchdog and the profile. Process-wide,
+ * lock-free.
  */
 #pragma once
 
@@ -44,24 +44,26 @@ typedef enum moert_phase {
         MOERT_PHASES
 } moert_phase;
 
-const char *moert_phase_name(moert_phase phase); /* "unknown" of what is no phase */
+const char *moert_phase_name(moert_phase phase); /* "unknown" if `phase` is out of range */
 
 void moert_phase_set_step(uint64_t step);
 void moert_phase_set(moert_phase phase);
 
-/* Tells that a long phase gets on. */
+/* Marks progress within a long phase. */
 void moert_phase_tick(void);
 
-/* Bracket a blocking collective call: the rank then waits for others, and its own lateness is not
- * its fault. */
+/* Call these before and after a blocking collective call. In between this rank waits for others, so
+ * it is not the rank that is late. */
 void moert_phase_wait_begin(void);
 void moert_phase_wait_end(void);
 
-/* From now on `waited` is told how long each such bracket of this thread was; NULL ends it. */
+/* From now on, calls `waited` with the duration of each such wait of this thread; NULL ends
+ * that. */
 typedef void moert_phase_listener(void *context, moert_phase phase, uint64_t ns);
 void moert_phase_listen(moert_phase_listener *waited, void *context);
 
 uint64_t moert_phase_step(void);
 moert_phase moert_phase_get(void); /* START until one is set */
-uint64_t moert_phase_ticks(void); /* grows with every set, begin and end: no growth = no progress */
-int moert_phase_waiting(void);
+uint64_t moert_phase_ticks(void);  /* grows with every call that sets, ticks, begins or ends: no
+                                     growth = no progress */
+int moert_phase_waiting(void);     /* waits begun and not ended */

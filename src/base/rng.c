@@ -1,4 +1,4 @@
-/* Philox4x32-10 and what is drawn from it. */
+/* Philox4x32-10, and the uniform and normal numbers drawn from it. */
 #include "base/rng.h"
 
 #include <math.h>

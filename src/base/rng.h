@@ -23,7 +23,8 @@ double moert_rng_uniform(uint64_t key, uint64_t stream, uint64_t index);
 /* Standard normal (Box-Muller in float64), number `index` of stream (key, stream). */
 double moert_rng_normal(uint64_t key, uint64_t stream, uint64_t index);
 
-/* values[i] = number first + i of the same times `deviation`, on all processors. */
+/* values[i] = normal number first + i of stream (key, stream), times `deviation`; uses all
+ * processors. */
 void moert_rng_normals(uint64_t key, uint64_t stream, uint64_t first, double deviation,
                        float *values, size_t count);
 

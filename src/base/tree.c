@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* The widest complete node that starts at `first` and ends, clipped to total, at or before
- * `end`. */
+/* The width of the widest complete node that starts at `first` and ends, clipped to total, at or
+ * before `end`. */
 static size_t widest(size_t first, size_t end, size_t total) {
     size_t width = 1;
     while (first % (2 * width) == 0 && first + width < total &&
@@ -22,8 +22,8 @@ size_t moert_tree_nodes(moert_span span, moert_tree_node nodes[MOERT_TREE_MAX_NO
     return count;
 }
 
-/* Leaves the value of node (first, width) in the row of its leftmost given node; *at walks over the
- * given nodes. */
+/* Computes `node` from the given nodes, in the row of its leftmost given node, and returns that
+ * row. *at is the index of the next given node. */
 static float *evaluate(size_t total, moert_tree_node node, const moert_tree_node *nodes,
                        float *const *rows, size_t *at, size_t n) {
     /* a node may be given under a smaller width when its right part lies past the last leaf */

@@ -1,21 +1,25 @@
 /*
- * The fixed binary tree in which gradients of replicated parameters are summed: its leaves are the
- * global sequences 0..total-1, its shape depends on `total` alone, so the sum has the same bits on
- * any number of ranks.
+ * The fixed binary tree that sums the gradients of replicated parameters. Its leaves are the global
+ * sequences 0..total-1. Its shape depends on `total` only, so the sum has the same bits on any
+ * number of ranks.
  *
- * The node (first, width) with width = 2^level and first a multiple of it covers the leaves [first,
- * first + width) below `total`; it is the sum of its two halves, left + right, or its left half
- * alone when the right one is empty.
+ * The node (first, width), with width = 2^level and first a multiple of width, covers the leaves
+ * [first, first + width) below `total`. It is the sum of its two halves, left + right, or its left
+ * half if the right one is empty.
  *
- *        (0,8)                     total = 6; a rank with leaves [3,6) holds the nodes (3,1) and
- * (4,4): (0,4)      (4,4)            (4,4) is complete since leaves 6 and 7 do not exist (0,2)
- * (2,2) (4,2)  - 0  1  2  3  4  5
+ *              (0,8)               total = 6; a rank with leaves [3,6) holds the nodes (3,1) and
+ *          /           \           (4,4). (4,4) is complete since leaves 6 and 7 do not exist.
+ *       (0,4)         (4,4)
+ *      /     \        /    \
+ *   (0,2)   (2,2)   (4,2)   -
+ *    / \     / \     / \
+ *   0   1   2   3   4   5
  */
 #pragma once
 
 #include <stddef.h>
 
-/* The contiguous leaves [first, first + count) of `total` that a rank owns. */
+/* The contiguous leaves [first, first + count) of `total`, such as those of a rank. */
 typedef struct moert_span {
     size_t first, count, total;
 } moert_span;
@@ -26,14 +30,14 @@ typedef struct moert_tree_node {
 
 enum { MOERT_TREE_MAX_NODES = 128 };
 
-/* The largest complete nodes within a span, from left to right; returns their number (at most 2
- * log2(total) + 2). */
+/* Writes the largest complete nodes within a span, from left to right; returns their number (at
+ * most 2 log2(total) + 2). */
 size_t moert_tree_nodes(moert_span span, moert_tree_node nodes[MOERT_TREE_MAX_NODES]);
 
 /*
- * sum[n] = the root of the tree from nodes of all spans, in ascending order, rows[i] the n values
- * of nodes[i]; the rows are overwritten. `sum` may be rows[0]. The nodes must cover all leaves of
- * `total` exactly once.
+ * sum[n] = the root of the tree, from `count` nodes in ascending order; rows[i] has the n values of
+ * nodes[i]. The nodes must cover all leaves of `total` exactly once. The call overwrites the rows.
+ * `sum` may be rows[0].
  */
 void moert_tree_join(size_t total, const moert_tree_node *nodes, float *const *rows, size_t count,
                      float *sum, size_t n);

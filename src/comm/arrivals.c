@@ -1,4 +1,4 @@
-/* Compares the times of entering and leaving calls, and charges the waits. */
+/* Compares when ranks entered and left calls, and attributes the waits to ranks. */
 #include "comm/arrivals.h"
 
 #include <stdlib.h>
@@ -14,7 +14,8 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The median of some tries; all ranks of a host take their first one's, whose clock they share. */
+/* Takes the median of some tries. All ranks of a host share its clock, and take the value of its
+ * first rank. */
 moert_status moert_arrivals_enable(moert_comm *world) {
     int64_t difference[CLOCK_TRIES];
     for (int i = 0; i < CLOCK_TRIES; i++) {
@@ -31,7 +32,7 @@ moert_status moert_arrivals_enable(moert_comm *world) {
     return MOERT_OK;
 }
 
-/* entered[size][calls] of all ranks: charges this rank's waits. */
+/* Adds this rank's waits to waited_ns[r], from entered[size][calls] of all ranks. */
 static void charge(const moert_comm *comm, const int64_t *entered, double *waited_ns) {
     const size_t calls = comm->arrival_count;
     for (size_t i = 0; i < calls; i++) {
@@ -78,11 +79,11 @@ static moert_status compare(moert_comm *comm, double *waited_ns) {
 void moert_arrivals_begin(void) {
     for (moert_comm *comm = moert_arrivals.first; comm != NULL; comm = comm->next)
         comm->arrival_count = 0;
-    moert_arrivals.noting = true;
+    moert_arrivals.recording = true;
 }
 
 moert_status moert_arrivals_end(double *waited_ns) {
-    moert_arrivals.noting = false;
+    moert_arrivals.recording = false;
     for (moert_comm *comm = moert_arrivals.first; comm != NULL; comm = comm->next)
         if (comm->size > 1)
             MOERT_TRY(compare(comm, waited_ns));

@@ -1,25 +1,25 @@
 /*
- * Who waits for whom in the collective calls of all communicators of this process.
+ * Measures which rank waits for which in the collective calls of all communicators of this process.
  *
- * While calls are noted, each keeps two times: when this rank entered it and when it left. At the
- * end the ranks of each communicator compare them: what a rank has spent in a call until the last
- * of the others came, of those without whom it did not leave, it has waited for that one. The rest
- * of the call is the message's. Process-wide, as base/phase.h; off it costs a branch a call.
+ * While recording is on, each call stores two times: when this rank entered it and when it left. At
+ * the end the ranks of each communicator compare them. In a call, a rank waits for the last rank to
+ * enter before it leaves; the wait ends when that rank enters. The rest of the call is message
+ * time. Process-wide, as base/phase.h; when off it costs a branch per call.
  */
 #pragma once
 
 #include "comm/comm.h"
 
-/* Compares the clocks of the hosts; to be called once. Between hosts they then agree to within
- * the length of a barrier. Collective over all ranks of the program. Errors: ERROR_COMM. */
+/* Compares the clocks of the hosts; call it once. Afterwards they agree to within the length of a
+ * barrier. Collective over all ranks of the program. Errors: ERROR_COMM. */
 moert_status moert_arrivals_enable(moert_comm *world);
 
-/* Calls are noted from here on; all ranks between the same two of them. */
+/* Starts recording calls. All ranks must start and end between the same two calls. */
 void moert_arrivals_begin(void);
 
 /*
- * Ends that; all ranks likewise. waited_ns[r] += what this rank has waited for rank r, as
- * moert_comm_create counts. Calls that not all ranks of a communicator have made do not count.
- * Collective over all communicators there are. Errors: ERROR_MEMORY, ERROR_COMM.
+ * Ends recording. waited_ns[r] += the time that this rank has waited for rank r, as numbered by
+ * moert_comm_create. Ignores the calls of a communicator unless all its ranks recorded equally
+ * many. Collective over all existing communicators. Errors: ERROR_MEMORY, ERROR_COMM.
  */
 moert_status moert_arrivals_end(double *waited_ns);

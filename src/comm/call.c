@@ -1,5 +1,5 @@
-/* What surrounds every call of MPI: waits are noted for the watchdog, the profile and
- * comm/arrivals.h, failures recorded. */
+/* Code around every MPI call: it reports waits to the watchdog, the profile and comm/arrivals.h,
+ * and records failures. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -22,7 +22,7 @@ static int64_t now(void) {
     return (int64_t)moert_clock_ns() + moert_arrivals.ahead_ns;
 }
 
-/* ---- all communicators; ranks that share some have made these in the same order ---- */
+/* ---- list of all communicators; ranks that share some created these in the same order ---- */
 
 void moert_arrivals_join(moert_comm *comm) {
     moert_comm **end = &moert_arrivals.first;
@@ -41,10 +41,10 @@ void moert_arrivals_leave(const moert_comm *comm) {
 
 /* ---- calls ---- */
 
-/* Without memory this and later calls are missing here, and so count on no rank. */
+/* Without memory this and later calls are not recorded, so the ranks ignore this communicator. */
 void moert_comm_wait_begin(moert_comm *comm) {
-    const bool notes = moert_arrivals.noting && comm != NULL && comm->size > 1;
-    if (notes && comm->arrival_count == comm->arrival_room) {
+    const bool records = moert_arrivals.recording && comm != NULL && comm->size > 1;
+    if (records && comm->arrival_count == comm->arrival_room) {
         const size_t room = 2 * comm->arrival_room + 64;
         moert_arrival *grown = realloc(comm->arrivals, room * sizeof *grown);
         if (grown != NULL) {
@@ -52,13 +52,13 @@ void moert_comm_wait_begin(moert_comm *comm) {
             comm->arrival_room = room;
         }
     }
-    if (notes && comm->arrival_count < comm->arrival_room)
+    if (records && comm->arrival_count < comm->arrival_room)
         comm->arrivals[comm->arrival_count++] = (moert_arrival){now(), INT64_MAX};
     moert_phase_wait_begin();
 }
 
 void moert_comm_wait_end(moert_comm *comm) {
     moert_phase_wait_end();
-    if (moert_arrivals.noting && comm != NULL && comm->arrival_count > 0)
+    if (moert_arrivals.recording && comm != NULL && comm->arrival_count > 0)
         comm->arrivals[comm->arrival_count - 1].left = now();
 }

@@ -1,8 +1,8 @@
 /*
  * Collective calls whose sizes are size_t.
  *
- * MPI-3 counts and displacements are int. Pieces of more than moert_comm_piece_bytes travel in
- * several messages instead, always by a rule that all ranks evaluate alike.
+ * MPI-3 counts and displacements are int. Transfers of more than moert_comm_piece_bytes use several
+ * messages instead, by a rule that gives the same decision on all ranks.
  */
 #include "comm/internal.h"
 
@@ -35,7 +35,7 @@ moert_status moert_comm_broadcast(moert_comm *comm, size_t root, void *data, siz
     return MOERT_OK;
 }
 
-/* Copies this rank's piece to its place, so that MPI_IN_PLACE holds on all ranks. */
+/* Copies this rank's data to its position, so that all ranks can use MPI_IN_PLACE. */
 static void place(const void *mine, size_t bytes, void *where) {
     if (bytes > 0 && mine != where)
         memmove(where, mine, bytes);
@@ -83,9 +83,10 @@ moert_status moert_comm_allgatherv(moert_comm *comm, const void *mine, const siz
 
 /* ---- all to all ---- */
 
-enum { TAG = 0 }; /* of no other messages */
+enum { TAG = 0 }; /* used by no other messages */
 
-/* In round k every rank sends to rank + k and receives from rank - k; empty pieces cost nothing. */
+/* In round k every rank sends to rank + k and receives from rank - k. Pairs without rows exchange
+ * no message. */
 static moert_status post_rounds(moert_comm *comm, moert_mail *mail, const moert_mail_rows *send,
                                 const size_t *send_rows, const moert_mail_rows *receive,
                                 const size_t *receive_rows) {

@@ -1,5 +1,5 @@
 /*
- * Communicators: a duplicate with returned errors, the hosts of its ranks, and agreement on a
+ * Communicators: duplicates that return errors, know the hosts of their ranks, and agree on a
  * status.
  */
 #include "comm/internal.h"
@@ -16,8 +16,8 @@ enum { REPORT_TEXT_BYTES = 1024 };
 
 static bool initialized_here;
 
-/* The last agreement that failed here. Its message may pass through an outer agreement, which must
- * not prefix it twice. */
+/* The last agreement that failed here. An outer agreement may pass its message on, and must not
+ * prefix it again. */
 static struct {
     bool by_all;   /* every rank of the program took part */
     bool prefixed; /* the text names the failing rank */
@@ -28,8 +28,8 @@ moert_status moert_comm_init(int *count, char ***arguments) {
     int done = 0, level = MPI_THREAD_FUNNELED;
     MOERT_MPI(NULL, MPI_Initialized(&done));
     if (!done) {
-        /* without mpirun this loads hwloc's plugins: the one for OpenCL would start PoCL, before it
-         * has been told how many threads and which folder to use */
+        /* without mpirun this loads hwloc's plugins: the one for OpenCL would start PoCL before
+         * moert has set its number of threads and its cache directory */
         setenv("HWLOC_COMPONENTS", "-opencl", 0);
         MOERT_MPI(NULL, MPI_Init_thread(count, arguments, MPI_THREAD_FUNNELED, &level));
         initialized_here = true;
@@ -57,7 +57,7 @@ void moert_comm_library(char *text, size_t bytes) {
     int length = 0;
     MPI_Get_library_version(version, &length);
     version[strcspn(version, ",\n")] =
-        '\0'; /* Open MPI goes on with package, date and report address */
+        '\0'; /* Open MPI continues with package, date and report address */
     snprintf(text, bytes, "%s", version);
 }
 
@@ -77,7 +77,7 @@ static void release(moert_comm *comm) {
     MPI_Comm_free(&comm->handle);
 }
 
-/* The ranks of this host, or the part of them that MOERT_NODE_RANKS calls one. */
+/* Sets comm->node: the ranks of this host, or those that MOERT_NODE_RANKS counts as one host. */
 static moert_status find_node(moert_comm *comm) {
     const size_t together = moert_config_get()->node_ranks;
     const int rank = (int)comm->rank;
@@ -93,7 +93,7 @@ static moert_status find_node(moert_comm *comm) {
     return MOERT_OK;
 }
 
-/* Finds who shares this host and tells all ranks. */
+/* Finds the ranks that share this host, and gathers the hosts of all ranks. */
 static moert_status discover(moert_comm *comm) {
     int leader = (int)comm->rank, node_rank, node_size;
     MOERT_TRY(find_node(comm));
@@ -112,7 +112,7 @@ static moert_status discover(moert_comm *comm) {
     return MOERT_OK;
 }
 
-/* Makes a communicator of `handle`, which it takes over. */
+/* Creates a communicator from `handle` and takes ownership of it. */
 static moert_status adopt(MPI_Comm handle, const moert_comm *parent, moert_comm **out) {
     moert_comm draft = {.handle = handle, .node = MPI_COMM_NULL};
     moert_comm *comm = NULL;
@@ -200,7 +200,7 @@ const char *moert_comm_host(const moert_comm *comm, size_t rank) {
     return comm->peers[rank].host;
 }
 
-/* What the lowest failing rank tells the others. */
+/* The message of the lowest failing rank to the others. */
 typedef struct report {
     int status, prefixed;
     char text[REPORT_TEXT_BYTES];

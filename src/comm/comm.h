@@ -1,9 +1,8 @@
 /*
  * MPI, with checked counts, returned errors and agreement: the only module that includes mpi.h.
  *
- * All functions marked Collective must be called by every rank of the communicator in the same
- * order. They mark their wait for the watchdog (base/phase.h). Sizes are size_t and may exceed
- * INT_MAX.
+ * Every rank of the communicator must call all functions marked Collective, in the same order. The
+ * watchdog sees their waits (base/phase.h). Sizes are size_t and may exceed INT_MAX.
  */
 #pragma once
 
@@ -16,8 +15,8 @@
 
 typedef struct moert_comm moert_comm;
 
-/* MPI_Init_thread(FUNNELED) unless done, for programs; moert_comm_world() is then
- * &MPI_COMM_WORLD. */
+/* MPI_Init_thread(FUNNELED) unless MPI is initialized, for programs. Afterwards moert_comm_world()
+ * is &MPI_COMM_WORLD. */
 moert_status moert_comm_init(int *count, char ***arguments);
 /* MPI_Finalize, if moert_comm_init has initialized MPI. */
 void moert_comm_finalize(void);
@@ -34,8 +33,8 @@ void moert_comm_destroy(moert_comm *comm);
 
 size_t moert_comm_rank(const moert_comm *comm);
 size_t moert_comm_size(const moert_comm *comm);
-/* Place among the ranks of this communicator that share this host; node indices count hosts by
- * lowest rank. */
+/* node_rank: the position among the ranks of this communicator that share this host. node_size:
+ * their number. Node indices count hosts in the order of their lowest ranks. */
 size_t moert_comm_node_rank(const moert_comm *comm);
 size_t moert_comm_node_size(const moert_comm *comm);
 size_t moert_comm_node_count(const moert_comm *comm);
@@ -45,58 +44,58 @@ size_t moert_comm_node(const moert_comm *comm, size_t rank);
 const char *moert_comm_host(const moert_comm *comm, size_t rank);
 
 /*
- * Agrees on a status: MOERT_OK if all ranks bring MOERT_OK, else the status and message of the
- * lowest failing rank on every rank, the message prefixed by "rank N (host): " (not on a single
- * rank, and not twice). N counts as in the communicator that moert_comm_create made, also for parts
- * of it. Collective.
+ * Agrees on a status: MOERT_OK if it is that of all ranks. Else every rank gets the status and
+ * message of the lowest failing rank. The message is prefixed by "rank N (host): ", but not on a
+ * single rank, and not twice. N is the rank in the communicator that moert_comm_create made, also
+ * in parts of it. Collective.
  */
 moert_status moert_comm_agree(moert_comm *comm, moert_status local);
-/* True if moert_last_error() is what an agreement of all ranks has failed with (not of a part of
- * them): all know of it and can end in order. */
+/* True if moert_last_error() is the failure of an agreement of all ranks (not of a part of them).
+ * Then all ranks know of it and can end in order. */
 bool moert_comm_failure_is_shared(void);
-/* Ends all ranks at once with this exit code (MPI_Abort): for failures that the other ranks do not
+/* Ends all ranks at once with this exit code (MPI_Abort), for failures that the other ranks do not
  * know of. */
 void moert_comm_abort(moert_comm *comm, int code);
 
 /* Collective, blocking. */
 moert_status moert_comm_barrier(moert_comm *comm);
 moert_status moert_comm_broadcast(moert_comm *comm, size_t root, void *data, size_t bytes);
-/* *value = the smallest of all ranks. */
+/* *value = the smallest value of all ranks. */
 moert_status moert_comm_smallest(moert_comm *comm, uint64_t *value);
 /* all[size][bytes] */
 moert_status moert_comm_allgather(moert_comm *comm, const void *mine, size_t bytes, void *all);
-/* all = the pieces of all ranks in rank order, bytes[size]; `mine` may lie at its place in
+/* all = the data of all ranks in rank order, bytes[size]. `mine` may be at its position in
  * `all`. */
 moert_status moert_comm_allgatherv(moert_comm *comm, const void *mine, const size_t *bytes,
                                    void *all);
-/* Rows for rank 0 first, send_rows[size]; received rows of rank 0 first, receive_rows[size]. Pairs
- * that have nothing to say exchange no message. */
+/* `send` has the rows for rank 0 first, send_rows[size]; `receive` gets the rows from rank 0 first,
+ * receive_rows[size]. Pairs without rows exchange no message. */
 moert_status moert_comm_alltoallv(moert_comm *comm, const void *send, const size_t *send_rows,
                                   void *receive, const size_t *receive_rows, size_t row_bytes);
 
 /* ---- files and memory shared by the ranks of one host ---- */
 
 /*
- * all[size][count] = open files of this process, to be closed by the caller, that are those which
- * the ranks have under mine[count]. `count` is the same on all ranks. Collective. Errors on all
- * ranks alike, then all -1: ERROR_UNSUPPORTED (ranks on several hosts or in several containers, or
- * more than 1000 files), ERROR_MEMORY (too many open files).
+ * all[size][count] = file descriptors of this process, to be closed by the caller, for the open
+ * files that rank r has under mine[count]. `count` is the same on all ranks. Collective. All ranks
+ * return the same error, with all[] = -1: ERROR_UNSUPPORTED (ranks on several hosts or in several
+ * containers, no file or more than 1000), ERROR_MEMORY (too many open files).
  */
 moert_status moert_comm_share_files(moert_comm *comm, const int *mine, size_t count, int *all);
 
 typedef struct moert_shared moert_shared;
 
 /*
- * Zeroed segments, `bytes` per rank (of the largest request); untouched pages cost nothing. Every
- * segment starts at a multiple of 4096 bytes, and they follow each other: segment r lies
- * r * round_up(bytes, 4096) after segment 0. Collective. Errors on all ranks alike:
+ * Zeroed segments, one per rank, of the largest `bytes` of all ranks; untouched pages cost nothing.
+ * Every segment starts at a multiple of 4096 bytes, and they follow each other: segment r starts r
+ * * round_up(bytes, 4096) bytes after segment 0. Collective. All ranks return the same error:
  * ERROR_UNSUPPORTED (ranks on several hosts, in several containers or of several users),
  * ERROR_MEMORY (no room in the address space).
  */
 moert_status moert_shared_create(moert_comm *comm, size_t bytes, moert_shared **shared);
 void *moert_shared_segment(const moert_shared *shared, size_t rank);
-/* Makes what all ranks wrote before, into this memory or any other that they share, visible to all
- * after. Collective. */
+/* Makes all earlier writes of all ranks, to this memory or any other that they share, visible to
+ * all ranks afterwards. Collective. */
 moert_status moert_shared_sync(moert_shared *shared);
-/* Other ranks keep what they have mapped. NULL is legal. */
+/* Unmaps the segments on this rank only. NULL is legal. */
 void moert_shared_destroy(moert_shared *shared);

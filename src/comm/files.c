@@ -1,10 +1,10 @@
 /*
- * Open files, given to the other processes of a host over Unix sockets.
+ * Passes open files to the other processes of a host over Unix sockets.
  *
  * Every rank has a datagram socket under a name that the system chooses, without a file in any
- * folder. Rank r sends to rank r + s in step s. A datagram is in its receiver's queue when the send
- * returns, so after the ranks have agreed on a step's sends nobody has to wait for one, and a rank
- * that could not send holds nobody up.
+ * directory. Rank r sends to rank r + s in step s. When a send returns, the datagram is in the
+ * receiver's queue. So after the ranks have agreed on a step's sends, no receive waits, and a rank
+ * that could not send delays no other.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -22,17 +22,18 @@
 
 enum {
     MESSAGE_FILES = 250, /* the system takes up to 253 */
-    MOST_MESSAGES = 4    /* in a queue there may be those of two steps, and 10 fit */
+    MOST_MESSAGES = 4    /* a queue may hold the messages of two steps, and has room for 10 */
 };
 
-/* Where a rank receives, and what its messages must bear: anyone on the host may send there. */
+/* The socket name of a rank, and the tag of its messages: any process of the host may send
+ * there. */
 typedef struct mailbox {
     struct sockaddr_un name;
     socklen_t name_bytes;
     uint64_t tag;
 } mailbox;
 
-/* The one message of `count` files; from `tag` and the files, or to them. */
+/* A message of files, for sendmsg or recvmsg. */
 typedef struct envelope {
     struct iovec content;
     struct msghdr header;
@@ -77,7 +78,7 @@ static moert_status send_files(int handle, const mailbox *to, const int *files, 
     return MOERT_OK;
 }
 
-/* The next message that bears the tag; others are thrown away. */
+/* Receives the next message with the tag; discards others. */
 static moert_status receive_files(int handle, const mailbox *mine, int *files, size_t count) {
     envelope e;
     uint64_t tag;
@@ -86,9 +87,9 @@ static moert_status receive_files(int handle, const mailbox *mine, int *files, s
         const ssize_t bytes = recvmsg(handle, &e.header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
         if (bytes < 0)
             return MOERT_FAIL(ERROR_UNSUPPORTED,
-                              "open files of another process have not come: %s (other container?)",
+                              "open files of another process did not arrive: %s (other container?)",
                               strerror(errno));
-        /* -1 where there is none: where this process may not open more of them */
+        /* files beyond the limit of this process stay -1 */
         int all[MESSAGE_FILES];
         const struct cmsghdr *part = CMSG_FIRSTHDR(&e.header);
         memset(all, -1, sizeof all);
@@ -129,7 +130,8 @@ static moert_status copy_own(const int *mine, size_t count, int *copies) {
     return MOERT_OK;
 }
 
-/* The ranks agree on every step's sends and, with those of the next, on its receipts. */
+/* The ranks agree on the status of every step's sends; that of its receives joins the next
+ * agreement. */
 static moert_status exchange_files(moert_comm *comm, int handle, const mailbox *boxes,
                                    const int *mine, size_t count, int *all) {
     const size_t rank = comm->rank, size = comm->size;

@@ -1,4 +1,4 @@
-/* What the files of src/comm share: the communicator and the wrapper of MPI calls. */
+/* Declarations that the files of src/comm share: the communicator and the wrappers of MPI calls. */
 #pragma once
 
 #include <mpi.h>
@@ -10,9 +10,9 @@ enum { MOERT_HOST_BYTES = 64 };
 
 /* What every rank knows of each rank. */
 typedef struct moert_peer {
-    size_t origin; /* its rank in the communicator that moert_comm_create made */
+    size_t origin; /* rank in the communicator that moert_comm_create made */
     size_t leader; /* lowest rank on its host */
-    size_t node;   /* index of its host, counted by lowest rank */
+    size_t node;   /* index of its host, in the order of the lowest ranks */
     char host[MOERT_HOST_BYTES];
 } moert_peer;
 
@@ -24,56 +24,57 @@ struct moert_comm {
     moert_peer *peers;                  /* [size] */
     int *counts, *displacements;        /* [size] scratch of one collective call */
     size_t *send_start, *receive_start; /* [size] scratch of one collective call */
-    int sums;                           /* the tag of the next one, see tree_sum.c */
+    int sums;                           /* numbers the next sum's messages, see tree_sum.c */
 
-    /* comm/arrivals.h: the next communicator of this process, and the calls that were noted */
+    /* comm/arrivals.h: the next communicator of this process, and the recorded calls */
     struct moert_comm *next;
     struct moert_arrival *arrivals;
     size_t arrival_count, arrival_room;
 };
 
-/* One call that was noted: in ns of rank 0's clock. */
+/* One recorded call, in ns of rank 0's clock. */
 typedef struct moert_arrival {
     int64_t entered, left;
 } moert_arrival;
 
 typedef struct moert_arrivals_state {
-    bool noting;
-    int64_t ahead_ns;  /* of this host's clock rank 0's is */
-    moert_comm *first; /* of all communicators, in the order in which they were made */
+    bool recording;
+    int64_t ahead_ns;  /* rank 0's clock less this host's */
+    moert_comm *first; /* list of all communicators, in the order of their creation */
 } moert_arrivals_state;
 
 extern moert_arrivals_state moert_arrivals;
 
-/* A communicator that lives from now on, or no more; see comm/arrivals.h. */
+/* Adds a communicator to the list, and removes it; see comm/arrivals.h. */
 void moert_arrivals_join(moert_comm *comm);
 void moert_arrivals_leave(const moert_comm *comm);
 
-/* Bracket a call that waits for other ranks of `comm` (or NULL): for the watchdog, the profile and
- * comm/arrivals.h. All ranks of `comm` make the same calls in the same order. */
+/* Call these before and after a call that waits for other ranks of `comm` (or NULL), for the
+ * watchdog, the profile and comm/arrivals.h. All ranks of `comm` make the same calls in the same
+ * order. */
 void moert_comm_wait_begin(moert_comm *comm);
 void moert_comm_wait_end(moert_comm *comm);
 
-/* Most bytes handed to MPI under one int count; longer pieces travel in several. Tests lower it. */
+/* Most bytes of one MPI call; longer transfers use several calls. Tests lower it. */
 extern size_t moert_comm_piece_bytes;
 /* Most bytes of a message of comm/mail.h. Tests lower it. */
 extern size_t moert_mail_piece_bytes;
 
-/* Most floats of nodes that a round of comm/tree_sum.h receives. Tests lower it. */
+/* Most floats that a round of comm/tree_sum.h receives. Tests lower it. */
 extern size_t moert_tree_round_floats;
 
 /*
- * Zeroed memory that all ranks of `handle`, which share a host, map. Collective over `handle`; the
- * status is this rank's own, and the memory may be used once all have agreed. ERROR_MEMORY,
- * ERROR_UNSUPPORTED (a rank cannot reach what another has made).
+ * Zeroed memory that all ranks of `handle`, which share a host, map. Collective over `handle`. Each
+ * rank gets its own status; the memory may be used once all have agreed on success. ERROR_MEMORY,
+ * ERROR_UNSUPPORTED (a rank cannot open the first rank's memory).
  */
 moert_status moert_memory_map(const moert_comm *comm, MPI_Comm handle, size_t bytes, void **memory);
-/* Takes it from this rank alone. NULL is legal. */
+/* Unmaps it on this rank only. NULL is legal. */
 void moert_memory_unmap(void *memory, size_t bytes);
-/* Where the processes' files are: /proc. Tests look elsewhere. */
+/* The directory with the open files of processes: /proc. Tests change it. */
 extern const char *moert_memory_processes;
 
-/* Records a failed MPI call: its text, MPI's words and the rank. `comm` may be NULL. */
+/* Records a failed MPI call: its source text, MPI's message and the rank. `comm` may be NULL. */
 moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
                             const char *function, int line);
 
@@ -85,7 +86,7 @@ moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
             return moert_mpi_fail((comm), mpi_code_, #call, __func__, __LINE__);                   \
     } while (0)
 
-/* The same for a call that waits for other ranks: the watchdog sees this rank waiting meanwhile. */
+/* The same for a call that waits for other ranks; the watchdog sees this wait. */
 #define MOERT_MPI_WAIT(comm, call)                                                                 \
     do {                                                                                           \
         moert_comm_wait_begin(comm);                                                               \

@@ -1,4 +1,4 @@
-/* Rows as non-blocking messages: MPI gathers and scatters the runs itself, by a type that lists
+/* Rows as non-blocking messages. MPI gathers and scatters the runs by a datatype that lists
  * them. */
 #include "comm/mail.h"
 
@@ -12,13 +12,13 @@ size_t moert_mail_piece_bytes = (size_t)4 << 20;
 
 struct moert_mail {
     moert_comm *comm;
-    size_t count, room;    /* messages under way; what the next three have room for */
-    MPI_Request *requests; /* [room] */
-    size_t *part;          /* [room] */
-    int *done;             /* [room] scratch */
-    size_t runs;           /* what the next two have room for */
-    int *lengths, *places; /* [runs] of one message */
-    size_t left[MOERT_MAIL_PARTS];
+    size_t count, room;            /* requests in flight; capacity of the next three arrays */
+    MPI_Request *requests;         /* [room] */
+    size_t *part;                  /* [room] */
+    int *done;                     /* [room] scratch */
+    size_t runs;                   /* capacity of the next two arrays */
+    int *lengths, *offsets;        /* [runs] of one message, in rows; offsets from its first run */
+    size_t left[MOERT_MAIL_PARTS]; /* requests in flight of each part */
 };
 
 moert_status moert_mail_create(moert_comm *comm, moert_mail **mail) {
@@ -34,10 +34,10 @@ void moert_mail_destroy(moert_mail *mail) {
         return;
     for (size_t i = 0; i < mail->count; i++)
         MPI_Request_free(&mail->requests[i]);
-    MOERT_FREE(mail->requests, mail->part, mail->done, mail->lengths, mail->places, mail);
+    MOERT_FREE(mail->requests, mail->part, mail->done, mail->lengths, mail->offsets, mail);
 }
 
-/* Makes *array hold `room` objects, of which the first `used` stay. */
+/* Grows *array to `room` objects, and keeps the first `used`. */
 static moert_status grow(void *array, size_t used, size_t room, size_t bytes) {
     void *made, *old;
     memcpy(&old, array, sizeof old);
@@ -60,7 +60,7 @@ static moert_status reserve_messages(moert_mail *mail) {
     return MOERT_OK;
 }
 
-/* The type of the runs that lengths and places list. */
+/* Creates the MPI datatype of the runs in lengths and offsets. */
 static moert_status describe(const moert_mail *mail, const moert_mail_rows *rows, int runs,
                              MPI_Datatype *type) {
     MPI_Datatype bytes, row;
@@ -70,14 +70,14 @@ static moert_status describe(const moert_mail *mail, const moert_mail_rows *rows
     int code = MPI_Type_create_resized(bytes, 0, (MPI_Aint)rows->stride_bytes, &row);
     MPI_Type_free(&bytes);
     MOERT_MPI(mail->comm, code);
-    code = MPI_Type_indexed(runs, mail->lengths, mail->places, row, type);
+    code = MPI_Type_indexed(runs, mail->lengths, mail->offsets, row, type);
     MPI_Type_free(&row);
     MOERT_MPI(mail->comm, code);
     MOERT_MPI(mail->comm, MPI_Type_commit(type));
     return MOERT_OK;
 }
 
-/* Posts one message: of bytes if they lie together, so that most messages need no type. */
+/* Posts one message. A contiguous message, as most are, is sent as bytes and needs no datatype. */
 static moert_status post_piece(moert_mail *mail, moert_mail_address to, const moert_mail_rows *rows,
                                size_t first, size_t runs) {
     char *data = (char *)rows->data + first * rows->stride_bytes;
@@ -102,20 +102,20 @@ static moert_status post_piece(moert_mail *mail, moert_mail_address to, const mo
     return MOERT_OK;
 }
 
-/* Where the next row to be posted is. */
+/* The position of the next row to post. */
 typedef struct moert_mail_cursor {
     const moert_mail_run *run, *end;
     size_t used; /* rows of *run */
 } moert_mail_cursor;
 
-/* A row's place after the first one of its message, or before it. */
-static moert_status find_place(size_t row, size_t first, int *place) {
-    MOERT_TRY(moert_to_int(row > first ? row - first : first - row, "rows of a message", place));
-    *place = row > first ? *place : -*place;
+/* The offset of a row from the first one of its message; negative before it. */
+static moert_status find_offset(size_t row, size_t first, int *offset) {
+    MOERT_TRY(moert_to_int(row > first ? row - first : first - row, "rows of a message", offset));
+    *offset = row > first ? *offset : -*offset;
     return MOERT_OK;
 }
 
-/* Lists runs of up to `most` rows from the cursor on, as places after row *first. */
+/* Lists runs of up to `most` rows from the cursor on, as offsets from row *first. */
 static moert_status take_piece(moert_mail *mail, moert_mail_cursor *at, size_t most, size_t *first,
                                size_t *runs) {
     size_t rows = 0;
@@ -126,7 +126,7 @@ static moert_status take_piece(moert_mail *mail, moert_mail_cursor *at, size_t m
         if (take > 0) {
             *first = *runs == 0 ? row : *first;
             MOERT_TRY(moert_to_int(take, "rows of a message", &mail->lengths[*runs]));
-            MOERT_TRY(find_place(row, *first, &mail->places[*runs]));
+            MOERT_TRY(find_offset(row, *first, &mail->offsets[*runs]));
             ++*runs;
         }
         rows += take;
@@ -149,7 +149,7 @@ moert_status moert_mail_post(moert_mail *mail, moert_mail_address to, const moer
     moert_mail_cursor at = {runs, runs + count, 0};
     if (count > mail->runs) {
         MOERT_TRY(grow(&mail->lengths, 0, count, sizeof *mail->lengths));
-        MOERT_TRY(grow(&mail->places, 0, count, sizeof *mail->places));
+        MOERT_TRY(grow(&mail->offsets, 0, count, sizeof *mail->offsets));
         mail->runs = count;
     }
     while (at.run < at.end) {
@@ -179,7 +179,7 @@ moert_status moert_mail_progress(moert_mail *mail, bool wait) {
     size_t kept = 0;
     if (mail->count == 0)
         return MOERT_OK;
-    MOERT_TRY(moert_to_int(mail->count, "messages under way", &count));
+    MOERT_TRY(moert_to_int(mail->count, "messages in flight", &count));
     if (wait)
         MOERT_MPI(mail->comm,
                   MPI_Waitsome(count, mail->requests, &done, mail->done, MPI_STATUSES_IGNORE));
@@ -188,7 +188,7 @@ moert_status moert_mail_progress(moert_mail *mail, bool wait) {
                   MPI_Testsome(count, mail->requests, &done, mail->done, MPI_STATUSES_IGNORE));
     for (int i = 0; i < done; i++)
         mail->left[mail->part[mail->done[i]]]--;
-    for (size_t i = 0; i < mail->count && done > 0; i++) /* those that MPI has done go */
+    for (size_t i = 0; i < mail->count && done > 0; i++) /* drop completed requests */
         if (mail->requests[i] != MPI_REQUEST_NULL) {
             mail->requests[kept] = mail->requests[i];
             mail->part[kept++] = mail->part[i];

@@ -1,10 +1,11 @@
 /*
- * Memory that several processes of one host map: anonymous, made by the first of them, opened by
- * the others through /proc. It has no name in any folder, so no limit of /dev/shm applies and
- * nothing is left behind, however a process ends; pages that nobody touches cost nothing.
+ * Memory that several processes of one host map. The first process creates an anonymous file, and
+ * the others open it through /proc. It has no name in any directory: no limit of /dev/shm applies,
+ * and nothing is left behind, however a process ends. Untouched pages cost nothing.
  *
- * A process in another container may find none or another file under the same numbers, so what is
- * opened must prove to be the same. In it lie the segments of all ranks.
+ * For a process in another container the same numbers may name no file or another one, so each
+ * process verifies the file it opens. The second part of this file divides such memory into
+ * segments, one per rank.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,14 +25,14 @@
 
 const char *moert_memory_processes = "/proc";
 
-/* What the first process tells the others. */
+/* The message of the first process to the others. */
 typedef struct ticket {
-    int pid, file; /* file -1: there is none */
+    int pid, file; /* file -1: it failed */
     uint64_t device, inode;
-    uint64_t tag; /* the word after the memory */
+    uint64_t tag; /* stored after the memory, to verify it */
 } ticket;
 
-/* The memory, and the tag behind it. */
+/* Bytes of the memory and the tag after it. */
 static size_t whole_bytes(size_t bytes) {
     return moert_round_up(bytes, sizeof(uint64_t)) + sizeof(uint64_t);
 }
@@ -53,7 +54,7 @@ static moert_status make(size_t bytes, ticket *mine, void **memory) {
     struct rlimit limit;
     struct stat info;
     const size_t whole = whole_bytes(bytes);
-    /* beyond this limit the system would end the process */
+    /* beyond this limit the system would kill the process (SIGXFSZ) */
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < whole)
         return MOERT_FAIL(ERROR_MEMORY, "%zu bytes of shared memory exceed `ulimit -f`, %zu bytes",
                           bytes, (size_t)limit.rlim_cur);
@@ -76,7 +77,7 @@ static moert_status unreachable(const ticket *first, const char *why) {
                       first->pid, why);
 }
 
-/* Looks before it opens: another file could be one that makes its readers wait. */
+/* Checks the file before it opens it: opening another file could block, as a FIFO does. */
 static moert_status open_first(const ticket *first, size_t bytes, void **memory) {
     char path[256];
     struct stat info;
@@ -132,7 +133,7 @@ void moert_memory_unmap(void *memory, size_t bytes) {
         munmap(memory, whole_bytes(bytes));
 }
 
-/* ---- segments of all ranks ---- */
+/* ---- segments, one per rank ---- */
 
 enum { PAGE_BYTES = 4096 };
 
@@ -162,7 +163,7 @@ moert_status moert_shared_create(moert_comm *comm, size_t bytes, moert_shared **
     MOERT_TRY_OR(undo, moert_comm_agree(comm, status));
     shared->comm = comm;
     MOERT_TRY_OR(undo, agree_stride(comm, bytes, &shared->stride));
-    /* behind whole pages comes the tag's: kernels may read whole vectors at the end */
+    /* the tag's page follows the last segment, so kernels may read whole vectors at its end */
     status = moert_memory_map(comm, comm->handle, comm->size * shared->stride, &shared->base);
     MOERT_TRY_OR(undo, moert_comm_agree(comm, status));
     *out = shared;

@@ -1,6 +1,6 @@
 /*
- * The sum of all ranks' leaves by the fixed tree of base/tree.h: every rank receives its slice of
- * all ranks' nodes and joins them.
+ * The sum of all ranks' leaves by the fixed tree of base/tree.h: every rank receives its shard of
+ * all ranks' nodes and sums them.
  */
 #include "comm/tree_sum.h"
 
@@ -14,16 +14,17 @@ enum { LEAST_COLUMNS = 64, ROUNDS = 2, FIRST_TAG = 1, TAGS = 16384 };
 
 size_t moert_tree_round_floats = (size_t)1 << 20;
 
-/* The columns [at, at + columns) of every slice. */
-typedef struct round_trip {
+/* The messages of a round: the columns [at, at + columns) of every shard. */
+typedef struct sum_round {
     MPI_Request *requests; /* [room] */
     int count;
-    float *received; /* [nodes][columns] at most, of the other ranks */
-} round_trip;
+    float *received; /* at most [nodes][columns], from the other ranks */
+} sum_round;
 
 struct moert_tree_sum {
     moert_comm *comm;
-    int tag;      /* of its messages alone: rounds of several sums may be posted in any order */
+    int tag;      /* only of this sum's messages, so rounds of several sums may be posted in any
+                     order */
     size_t total; /* leaves */
     moert_tree_node *nodes; /* [node_count] of all ranks, ascending */
     size_t *first_node;     /* [R + 1] of each rank's */
@@ -31,9 +32,9 @@ struct moert_tree_sum {
     float **rows; /* [node_count] of a round */
     float *node_rows;
     const size_t *border;
-    size_t columns, widest; /* of a round, of a slice */
-    size_t posted, joined;  /* columns of every slice */
-    round_trip round[ROUNDS];
+    size_t columns, widest; /* of a round, of the widest shard */
+    size_t posted, summed;  /* columns of every shard, posted and summed so far */
+    sum_round round[ROUNDS];
 };
 
 moert_status moert_comm_gather_spans(moert_comm *comm, moert_span span, moert_span *spans) {
@@ -48,13 +49,13 @@ moert_status moert_comm_gather_spans(moert_comm *comm, moert_span span, moert_sp
                               at->total, r);
         if (at->count > total - next || (at->count > 0 && at->first != next))
             return MOERT_FAIL(ERROR_MISMATCH,
-                              "tree sum: rank %zu brings leaves %zu + %zu of %zu where leaf %zu is "
+                              "tree sum: rank %zu has leaves %zu + %zu of %zu where leaf %zu is "
                               "next",
                               r, at->first, at->count, total, next);
         next += at->count;
     }
     if (next != total)
-        return MOERT_FAIL(ERROR_MISMATCH, "tree sum: the ranks bring %zu of %zu leaves", next,
+        return MOERT_FAIL(ERROR_MISMATCH, "tree sum: the ranks have %zu of %zu leaves", next,
                           total);
     return MOERT_OK;
 }
@@ -88,7 +89,7 @@ static size_t own_nodes(const moert_tree_sum *sum) {
     return first[1] - first[0];
 }
 
-/* Room for rounds, no more of them than there will be. */
+/* Allocates the rounds, at most as many as the columns need. */
 static moert_status make_rounds(moert_tree_sum *sum) {
     const size_t ranks = sum->comm->size, mine = own_nodes(sum);
     for (size_t r = 0; r < ranks; r++)
@@ -105,23 +106,24 @@ static moert_status make_rounds(moert_tree_sum *sum) {
     return MOERT_OK;
 }
 
-/* The columns of a rank's slice in the round that begins at column `at` of every slice; *start: the
- * first. */
+/* The number of columns of a rank's shard in the round that begins at column `at` of every shard;
+ * *start = the first of them. */
 static size_t width_of(const moert_tree_sum *sum, size_t owner, size_t at, size_t *start) {
     const size_t length = sum->border[owner + 1] - sum->border[owner];
     *start = sum->border[owner] + at;
     return moert_min(sum->columns, length - moert_min(at, length));
 }
 
-static round_trip *round_at(moert_tree_sum *sum, size_t at) {
+static sum_round *round_at(moert_tree_sum *sum, size_t at) {
     return &sum->round[at / sum->columns % ROUNDS];
 }
 
-/* Posts the messages between this rank and each, first the ones after it and before it. */
-static moert_status post(moert_tree_sum *sum) {
+/* Posts a round's messages between this rank and each other one, those of neighbouring ranks
+ * first. */
+static moert_status post_round(moert_tree_sum *sum) {
     const moert_comm *comm = sum->comm;
     const size_t n = sum->border[comm->size];
-    round_trip *round = round_at(sum, sum->posted);
+    sum_round *round = round_at(sum, sum->posted);
     size_t start;
     const size_t width = width_of(sum, comm->rank, sum->posted, &start);
     round->count = 0;
@@ -141,12 +143,12 @@ static moert_status post(moert_tree_sum *sum) {
     return MOERT_OK;
 }
 
-/* Joins the round that was posted first, whose messages are there, and posts another. */
-static moert_status join(moert_tree_sum *sum) {
+/* Sums the oldest posted round, whose messages are complete, and posts another. */
+static moert_status finish_round(moert_tree_sum *sum) {
     const size_t rank = sum->comm->rank, n = sum->border[sum->comm->size];
-    const round_trip *round = round_at(sum, sum->joined);
+    const sum_round *round = round_at(sum, sum->summed);
     size_t start;
-    const size_t width = width_of(sum, rank, sum->joined, &start);
+    const size_t width = width_of(sum, rank, sum->summed, &start);
     for (size_t i = 0; i < sum->node_count; i++)
         sum->rows[i] = round->received + i * width;
     for (size_t i = 0; i < own_nodes(sum); i++)
@@ -154,8 +156,8 @@ static moert_status join(moert_tree_sum *sum) {
     if (width > 0)
         moert_tree_join(sum->total, sum->nodes, sum->rows, sum->node_count, sum->node_rows + start,
                         width);
-    sum->joined += sum->columns;
-    return sum->posted < sum->widest ? post(sum) : MOERT_OK;
+    sum->summed += sum->columns;
+    return sum->posted < sum->widest ? post_round(sum) : MOERT_OK;
 }
 
 moert_status moert_tree_sum_start(moert_comm *comm, const moert_span *spans, float *node_rows,
@@ -172,7 +174,9 @@ moert_status moert_tree_sum_start(moert_comm *comm, const moert_span *spans, flo
     MOERT_TRY_OR(fail, list_nodes(made, spans));
     MOERT_TRY_OR(fail, make_rounds(made));
     for (size_t i = 0; i < ROUNDS && made->posted < made->widest; i++)
-        MOERT_TRY(post(made)); /* messages under way keep what they read and write */
+        MOERT_TRY(
+            post_round(made)); /* on failure, messages in flight still use `made` and node_rows: no
+                                  release */
     *sum = made;
     return MOERT_OK;
 fail:
@@ -181,12 +185,12 @@ fail:
 }
 
 moert_status moert_tree_sum_progress(moert_tree_sum *sum) {
-    for (int done = 1; done != 0 && sum->joined < sum->widest;) {
-        round_trip *round = round_at(sum, sum->joined);
+    for (int done = 1; done != 0 && sum->summed < sum->widest;) {
+        sum_round *round = round_at(sum, sum->summed);
         MOERT_MPI(sum->comm,
                   MPI_Testall(round->count, round->requests, &done, MPI_STATUSES_IGNORE));
         if (done != 0)
-            MOERT_TRY(join(sum));
+            MOERT_TRY(finish_round(sum));
     }
     return MOERT_OK;
 }
@@ -194,10 +198,10 @@ moert_status moert_tree_sum_progress(moert_tree_sum *sum) {
 moert_status moert_tree_sum_wait(moert_tree_sum *sum) {
     if (sum == NULL)
         return MOERT_OK;
-    while (sum->joined < sum->widest) {
-        round_trip *round = round_at(sum, sum->joined);
+    while (sum->summed < sum->widest) {
+        sum_round *round = round_at(sum, sum->summed);
         MOERT_MPI_WAIT(sum->comm, MPI_Waitall(round->count, round->requests, MPI_STATUSES_IGNORE));
-        MOERT_TRY(join(sum));
+        MOERT_TRY(finish_round(sum));
     }
     release(sum);
     return MOERT_OK;

@@ -18,8 +18,8 @@ struct moert_context {
     char topology[256];
 };
 
-/* What every rank gives, `bytes` long, in rank order; *out is a pointer to it, to be freed. All
- * ranks fail or none. Collective. */
+/* Gathers `mine` of every rank, `bytes` long, in rank order; *out is a pointer to the result, to be
+ * freed. All ranks fail or none. Collective. */
 static moert_status gather(moert_comm *comm, const void *mine, size_t bytes, void *out) {
     void *all = NULL;
     moert_status status = moert_comm_agree(comm, moert_alloc(&all, moert_comm_size(comm), bytes));
@@ -32,7 +32,8 @@ static moert_status gather(moert_comm *comm, const void *mine, size_t bytes, voi
     return status;
 }
 
-/* The binding masks of this host's ranks, in rank order; *masks is to be freed. Collective. */
+/* Gathers the binding masks of this host's ranks, in rank order; *masks is to be freed.
+ * Collective. */
 static moert_status gather_masks(moert_comm *comm, const moert_topology *topology,
                                  char (**masks)[MOERT_CPUS_BYTES]) {
     size_t size = moert_comm_size(comm), count = 0;
@@ -46,11 +47,12 @@ static moert_status gather_masks(moert_comm *comm, const moert_topology *topolog
     return MOERT_OK;
 }
 
-/* True once this process has bound itself: what later contexts find is then not the launcher's. */
+/* True once this process has bound itself: the mask that later contexts find is not the
+ * launcher's. */
 static bool bound_before;
 
-/* Opens the device with its worker threads bound: PoCL counts and starts them when its platform is
- * first asked for. */
+/* Opens the device and binds its worker threads. PoCL reads their number and starts them when its
+ * platform is first queried. */
 static moert_status open_bound(moert_context *context, const moert_topology *topology) {
     const moert_config *config = moert_config_get();
     moert_placement *placement = &context->placement;
@@ -96,10 +98,10 @@ done:
     return status;
 }
 
-/* Where a rank's device comes from. */
+/* The origin of a rank's device. */
 enum { ORIGIN_UNBOUND, ORIGIN_BOUND, ORIGIN_CALLER };
 
-/* All ranks must take the same way, since it has collective calls. Collective. */
+/* All ranks must take the same path, since the paths contain collective calls. Collective. */
 static moert_status open_device(moert_context *context, const moert_context_options *options) {
     const moert_config *config = moert_config_get();
     const bool given = options != NULL && (options->cl_context != NULL ||
@@ -129,33 +131,33 @@ static moert_status open_device(moert_context *context, const moert_context_opti
                              &context->device);
 }
 
-/* How a rank sums products of bf16. */
-typedef enum bf16_sums { SUMS_ONE_BY_ONE, SUMS_IN_TILES, SUMS_IN_TILES_ASKED_FOR } bf16_sums;
+/* How a rank sums bf16 GEMMs. */
+typedef enum bf16_sums { SUMS_ONE_BY_ONE, SUMS_IN_TILES, SUMS_IN_TILES_BY_OPTION } bf16_sums;
 
 moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device) {
     const size_t ranks = moert_comm_size(comm);
-    const bool asked = moert_config_get()->bf16 == MOERT_BF16_TILES;
+    const bool required = moert_config_get()->bf16 == MOERT_BF16_TILES;
     const bf16_sums mine = !moert_device_sums_in_tiles(moert_device_describe(device))
                                ? SUMS_ONE_BY_ONE
-                           : asked ? SUMS_IN_TILES_ASKED_FOR
-                                   : SUMS_IN_TILES;
-    size_t of[] = {ranks, ranks, ranks}; /* the first rank of each kind */
+                           : required ? SUMS_IN_TILES_BY_OPTION
+                                      : SUMS_IN_TILES;
+    size_t first[] = {ranks, ranks, ranks}; /* the first rank of each kind */
     unsigned char *all, byte = (unsigned char)mine;
     MOERT_TRY(gather(comm, &byte, 1, &all));
     for (size_t r = ranks; r-- > 0;)
-        of[all[r]] = r;
+        first[all[r]] = r;
     free(all);
-    if (of[SUMS_ONE_BY_ONE] < ranks && of[SUMS_IN_TILES_ASKED_FOR] < ranks)
+    if (first[SUMS_ONE_BY_ONE] < ranks && first[SUMS_IN_TILES_BY_OPTION] < ranks)
         return MOERT_FAIL(ERROR_USAGE,
-                          "rank %zu sums bf16 in tiles, as MOERT_BF16 asks, rank %zu does not; set "
-                          "it for all ranks alike, all on CPUs",
-                          of[SUMS_IN_TILES_ASKED_FOR], of[SUMS_ONE_BY_ONE]);
-    if (of[SUMS_ONE_BY_ONE] == ranks || mine != SUMS_IN_TILES)
+                          "rank %zu sums bf16 in tiles, as MOERT_BF16 says, but rank %zu does not; "
+                          "set MOERT_BF16 alike on all ranks, all on CPUs",
+                          first[SUMS_IN_TILES_BY_OPTION], first[SUMS_ONE_BY_ONE]);
+    if (first[SUMS_ONE_BY_ONE] == ranks || mine != SUMS_IN_TILES)
         return MOERT_OK;
     moert_device_forgo_tiles(device);
-    if (moert_comm_rank(comm) == of[SUMS_IN_TILES])
-        MOERT_WARN("products of bf16 go without AMX, since rank %zu has none or does not use it",
-                   of[SUMS_ONE_BY_ONE]);
+    if (moert_comm_rank(comm) == first[SUMS_IN_TILES])
+        MOERT_WARN("bf16 GEMMs run without AMX, since rank %zu has none or does not use it",
+                   first[SUMS_ONE_BY_ONE]);
     return MOERT_OK;
 }
 

@@ -1,6 +1,6 @@
 /*
- * Counts and offsets of an exchange: see the formula in moert/plan.h. Integers on host memory only;
- * the counts of the other ranks come from the caller.
+ * Counts and offsets of an exchange; moert/plan.h has the formula. Integers on host memory only;
+ * the caller supplies the counts of the other ranks.
  */
 #include "moert/plan.h"
 
@@ -12,16 +12,16 @@
 enum { NOT_FINITE = -2, DROPPED = -1 };
 
 void moert_plan_experts(size_t experts, size_t ranks, size_t rank, size_t *first, size_t *count) {
-    size_t share = experts / ranks, larger = experts % ranks;
-    *first = rank * share + moert_min(rank, larger);
-    *count = share + (rank < larger ? 1 : 0);
+    size_t least = experts / ranks, larger = experts % ranks;
+    *first = rank * least + moert_min(rank, larger);
+    *count = least + (rank < larger ? 1 : 0);
 }
 
 size_t moert_plan_owner(size_t experts, size_t ranks, size_t expert) {
-    size_t share = experts / ranks, larger = experts % ranks;
-    if (expert < larger * (share + 1))
-        return expert / (share + 1);
-    return larger + (expert - larger * (share + 1)) / share;
+    size_t least = experts / ranks, larger = experts % ranks;
+    if (expert < larger * (least + 1))
+        return expert / (least + 1);
+    return larger + (expert - larger * (least + 1)) / least;
 }
 
 /* last_token[E] holds 1 + the last token that chose the expert. */
@@ -61,17 +61,17 @@ free_last:
     return status;
 }
 
-/* Where this rank's slots of one expert go. */
+/* The destination of this rank's slots of one expert. */
 typedef struct moert_lane {
     uint32_t rank;     /* the owner */
     uint64_t row;      /* next row there */
-    uint64_t position; /* next place among this rank's rows */
-    uint64_t left;     /* slots still to come */
+    uint64_t position; /* next position among this rank's rows */
+    uint64_t left;     /* slots not yet placed */
 } moert_lane;
 
 /*
- * Walks the experts in order, owner by owner: totals, ends, the sums per rank, and the lane of each
- * expert. counts are plan->counts[ranks,E].
+ * Walks over the experts in order, owner by owner. Computes totals, ends, the sums per rank, and
+ * the lane of each expert from plan->counts[ranks,E].
  */
 static moert_status lay_out(moert_plan *plan, moert_lane *lanes) {
     uint64_t position = 0;
@@ -106,7 +106,7 @@ static moert_status lay_out(moert_plan *plan, moert_lane *lanes) {
     return MOERT_OK;
 }
 
-/* Gives each slot the next row of its expert's lane, which keeps the rows in token order. */
+/* Gives each slot the next row of its expert's lane, so rows stay in token order. */
 static moert_status place_slots(moert_plan *plan, const int32_t *index, moert_lane *lanes) {
     for (size_t s = 0; s < plan->tokens * plan->topk; s++) {
         plan->slot_rank[s] = plan->slot_row[s] = plan->slot_position[s] = MOERT_PLAN_DROPPED;

@@ -1,6 +1,6 @@
 /*
  * Checks the router's options and launches its kernels (kernels/router/router.cl has the formulas).
- * The losses' host side is in losses.c.
+ * losses.c computes the losses on the host.
  */
 #include <math.h>
 #include <stdio.h>
@@ -12,15 +12,15 @@
 
 enum { MOST_EXPERTS = 1024 };
 
-/* A build of kernels/router/router.cl for at most so many experts: GPUs, where arrays of that
- * length are in local memory, have several. `block` tokens are a row_group's. */
+/* A build of kernels/router/router.cl for up to MOST_EXPERTS experts. GPUs, which have arrays of
+ * that length in local memory, use several builds. A row group computes `block` tokens. */
 typedef struct build {
     char program[80];
     size_t block;
     size_t columns; /* of router_mass's work-groups */
 } build;
 
-/* `aligned`: see MOERT_PROGRAM(); for the backward: the forward is slower so. */
+/* `aligned`: see MOERT_PROGRAM(). Only the backward uses it; it makes the forward slower. */
 static build choose_build(const moert_device *device, size_t experts, bool aligned) {
     const bool gpu = moert_device_describe(device)->gpu_form;
     size_t most = gpu ? 128 : MOST_EXPERTS;
@@ -32,8 +32,8 @@ static build choose_build(const moert_device *device, size_t experts, bool align
     return with;
 }
 
-/* A build of kernels/router/gpu.cl, which holds a token's experts in registers: on NVIDIA's GPUs,
- * whose items have instructions to meet. */
+/* A build of kernels/router/gpu.cl, which holds a token's experts in registers. Only on NVIDIA
+ * GPUs, whose row groups synchronize by an instruction. */
 enum {
     HELD_EXPERTS = 256,
     HELD_SLOTS = 32,
@@ -42,7 +42,8 @@ enum {
     SPEC_BYTES = 128
 };
 
-/* False where there is none for so many experts and slots: its spec, and the work-groups. */
+/* Writes the build's `spec` and its `grid`; false if no build supports these numbers of experts and
+ * slots. */
 static bool choose_held(const moert_device *device, const moert_router_options *options,
                         size_t tokens, char spec[SPEC_BYTES], moert_grid *grid) {
     const moert_device_info *info = moert_device_describe(device);
@@ -108,7 +109,7 @@ moert_status moert_router_check(const moert_router_options *options) {
     return check_groups(options);
 }
 
-/* ERROR_USAGE unless `buffer` holds rows * columns numbers of 4 bytes. */
+/* ERROR_USAGE unless `buffer` holds rows * columns elements of 4 bytes. */
 static moert_status check_buffer(const char *name, const moert_buffer *buffer, size_t rows,
                                  size_t columns) {
     if (buffer == NULL)
@@ -128,7 +129,7 @@ static moert_status check_routing(const moert_router_options *options, size_t to
     return check_buffer("lse", routing->lse, tokens, 1);
 }
 
-/* What all kernels are told. */
+/* The arguments that all kernels share. */
 static moert_router_args args_of(const moert_router_options *options, size_t tokens) {
     const bool alone = options->score >= MOERT_SCORE_SIGMOID;
     /* whether a token's weights are divided by their sum, before the scale */
@@ -145,7 +146,7 @@ static moert_router_args args_of(const moert_router_options *options, size_t tok
                                .group_best = (int)options->group_best};
 }
 
-/* For a profile: so many floats a token. */
+/* Reports work to a profile: `floats` read or written per token. */
 static void tell_work(moert_device *device, size_t tokens, size_t floats) {
     moert_profile_work(device, "router/router", 0.0, sizeof(float) * (double)(tokens * floats));
 }

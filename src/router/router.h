@@ -1,8 +1,9 @@
 /*
- * Router on the device: forward, backward, load-balancing and z losses, bias update.
+ * The router on the device: forward, backward, and sums of scores; load-balancing losses on the
+ * host.
  *
- * All buffers are dense row-major float32 unless said; T may be 0. None of these calls is
- * collective.
+ * All buffers are dense row-major float32 unless their comment says otherwise; T may be 0. None of
+ * these calls is collective.
  */
 #pragma once
 
@@ -11,33 +12,34 @@
 #include "device/device.h"
 #include "moert/router.h"
 
-/* ERROR_USAGE with a clear text if the options contradict each other: K > E, E not a multiple of
- * groups, K experts do not fit in the kept groups, groups smaller than group_best, size, a scale
- * that is not positive and finite. ERROR_UNSUPPORTED above 1024 experts. */
+/* ERROR_USAGE if the options are illegal: a wrong size, no experts, K outside 1..E, an unknown
+ * score, a scale that is not positive and finite, E not a multiple of groups, groups smaller than
+ * group_best, or K experts that do not fit in the kept groups. ERROR_UNSUPPORTED above 1024
+ * experts. */
 moert_status moert_router_check(const moert_router_options *options);
 
 typedef struct moert_routing {
-    moert_buffer *scores; /* [T,E] softmax over all experts, or the score of each logit */
+    moert_buffer *scores; /* [T,E] softmax over all experts, or a score per logit (sigmoid ...) */
     moert_buffer *index;  /* int32 [T,K], largest selection score first */
     moert_buffer *weight; /* [T,K] */
     moert_buffer *lse;    /* [T] log-sum-exp of the logits (z-loss) */
 } moert_routing;
 
 /*
- * Chooses experts from logits[T,E]; `bias` [E] or NULL is added for selection only. A token with a
- * non-finite logit, or any token when the bias has a NaN, gets index -2 in its first slot (and -1
- * in the others), zero weights, scores and lse: moert_plan_count reports it. A bias of -infinity
- * puts an expert last. Errors: ERROR_USAGE (a buffer is missing or too small).
+ * Chooses experts from logits[T,E]. `bias` [E], or NULL, is added for selection only. If a token
+ * has a non-finite logit, or the bias has a NaN, the token gets index -2 in its first slot, -1 in
+ * the others, and zero weights, scores and lse; moert_plan_count then reports it. A bias of
+ * -infinity puts an expert last. Errors: ERROR_USAGE (a buffer is missing or too small).
  */
 moert_status moert_router_forward(moert_device *device, const moert_router_options *options,
                                   size_t tokens, const moert_buffer *logits,
                                   const moert_buffer *bias, const moert_routing *routing);
 
 /*
- * dlogits[T,E] from dweight[T,K], plus the gradients of the losses: aux_gradient[E] (device, or
- * NULL) is d(loss)/d(r[t,e]), the same for every token, where r is softmax over all experts or the
- * scores divided by their sum + 1e-20; z_factor is 2 * coefficient / (number of tokens), times
- * lse[t] * softmax(logits)[t]. `logits` as in forward.
+ * dlogits[T,E] from dweight[T,K], plus the gradients of the losses. aux_gradient[E] (device, or
+ * NULL) is d(loss)/d(r[t,e]), the same for every token t. r is softmax over all experts, or the
+ * scores divided by their sum + 1e-20. The z-loss adds z_factor * lse[t] * softmax(logits)[t],
+ * where z_factor is 2 * coefficient / (number of tokens). `logits` are those of forward.
  */
 typedef struct moert_router_gradient {
     size_t tokens;
@@ -50,16 +52,18 @@ typedef struct moert_router_gradient {
 moert_status moert_router_backward(moert_device *device, const moert_router_options *options,
                                    const moert_router_gradient *gradient);
 
-/* mass[S,E] = sum of r[t,e] over the tokens of each of S sequences, in order; sequence_ends uint32
- * [S]. */
+/* mass[S,E] = sum of r[t,e] over the tokens of each of S sequences, in order. sequence_ends is
+ * uint32 [S]. */
 moert_status moert_router_mass(const moert_router_options *options, size_t tokens,
                                const moert_buffer *scores, const moert_buffer *sequence_ends,
                                size_t sequences, moert_buffer *mass);
 
 /*
- * Load-balancing losses, on the host, from global sums. Both give the raw value (without coefficient) and gradient[E] =
- * coefficient * d(value)/d(r[t,e]). Hugging Face: E * sum_e counts_e/rows * mass_e/rows, rows and
- * sums over all layers together. Megatron (per layer): E / (K * rows^2) * sum_e counts_e * mass_e.
+ * Load-balancing losses, on the host, from global sums. Both return the value without coefficient,
+ * and gradient[E] = coefficient * d(value)/d(r[t,e]):
+ *
+ *   Hugging Face          E * sum_e counts_e/rows * mass_e/rows, rows and sums over all layers
+ *   Megatron, per layer   E / (K * rows^2) * sum_e counts_e * mass_e
  */
 typedef enum moert_aux_form { MOERT_AUX_HUGGING_FACE, MOERT_AUX_MEGATRON } moert_aux_form;
 typedef struct moert_router_load {

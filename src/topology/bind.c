@@ -1,4 +1,5 @@
-/* Binds the process, and pins the threads that a library has started, by a placement. */
+/* Binds the process, and pins the threads that a library has started, to the cores of a
+ * placement. */
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
@@ -72,7 +73,7 @@ close_tasks:
     return status;
 }
 
-/* Pins thread `id` to a core, within the placement's set; a thread that has ended is no error. */
+/* Pins thread `id` to a core, within the placement's set. A thread that has ended is no error. */
 static moert_status pin(const moert_topology *topology, hwloc_const_bitmap_t set, hwloc_obj_t core,
                         int id, size_t *pinned) {
     hwloc_bitmap_t cpus;

@@ -1,28 +1,28 @@
 /*
  * Divides cores among the ranks of a host. Pure: the same topology and rank give the same answer,
- * and every rank can compute the answer of every other one.
+ * and every rank can compute the placement of every other rank.
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "topology/internal.h"
 
-/* Part number `part` of `parts` equal shares of the cores in `set`. */
-typedef struct share {
+/* Part number `part` of `parts` equal parts of the cores in `set`. */
+typedef struct core_part {
     hwloc_const_bitmap_t set;
     size_t part, parts;
-} share;
+} core_part;
 
 static size_t gpu_of(const moert_topology *topology, size_t rank, size_t size) {
     return rank * topology->gpu_count / size;
 }
 
-/* The rank's share of its mask, among the ranks with the same one. */
-static share of_mask(const moert_topology *topology, size_t local_rank, size_t local_size,
-                     const char (*masks)[MOERT_CPUS_BYTES]) {
+/* The rank's part of its mask, among the ranks with the same mask. */
+static core_part of_mask(const moert_topology *topology, size_t local_rank, size_t local_size,
+                         const char (*masks)[MOERT_CPUS_BYTES]) {
     if (masks == NULL)
-        return (share){topology->usable, local_rank, local_size};
-    share mine = {.set = topology->usable};
+        return (core_part){topology->usable, local_rank, local_size};
+    core_part mine = {.set = topology->usable};
     for (size_t rank = 0; rank < local_size; rank++) {
         if (strcmp(masks[rank], masks[local_rank]) != 0)
             continue;
@@ -32,11 +32,11 @@ static share of_mask(const moert_topology *topology, size_t local_rank, size_t l
     return mine;
 }
 
-/* The rank's share of the cores near its GPU, among the ranks whose GPUs are near the same. */
-static share near_gpu(const moert_topology *topology, size_t local_rank, size_t local_size) {
-    share mine = {.set = topology->gpus[gpu_of(topology, local_rank, local_size)].near};
+/* The rank's part of the cores near its GPU, among the ranks whose GPUs are near the same cores. */
+static core_part near_gpu(const moert_topology *topology, size_t local_rank, size_t local_size) {
+    core_part mine = {.set = topology->gpus[gpu_of(topology, local_rank, local_size)].near};
     for (size_t rank = 0; rank < local_size; rank++) {
-        const moert_gpu_place *gpu = &topology->gpus[gpu_of(topology, rank, local_size)];
+        const moert_gpu_location *gpu = &topology->gpus[gpu_of(topology, rank, local_size)];
         if (!hwloc_bitmap_isequal(gpu->near, mine.set))
             continue;
         mine.part += rank < local_rank;
@@ -45,7 +45,8 @@ static share near_gpu(const moert_topology *topology, size_t local_rank, size_t 
     return mine;
 }
 
-static moert_status take(const moert_topology *topology, share mine, moert_placement *placement) {
+static moert_status take(const moert_topology *topology, core_part mine,
+                         moert_placement *placement) {
     size_t count = moert_topology_count_cores(topology, mine.set);
     if (count == 0)
         return MOERT_FAIL(ERROR_TOPOLOGY, "hwloc finds no cores in this machine");
@@ -76,7 +77,7 @@ moert_status moert_topology_place(const moert_topology *topology, size_t local_r
     if (local_rank >= local_size)
         return MOERT_FAIL(ERROR_INTERNAL, "local rank %zu of %zu", local_rank, local_size);
     moert_placement made = {.confined = topology->masked};
-    share mine = of_mask(topology, local_rank, local_size, masks);
+    core_part mine = of_mask(topology, local_rank, local_size, masks);
     if (gpus && topology->gpu_count > 0) {
         snprintf(made.pci, sizeof made.pci, "%s",
                  topology->gpus[gpu_of(topology, local_rank, local_size)].pci);

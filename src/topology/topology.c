@@ -1,5 +1,4 @@
-/* Loads the topology of the machine or of a description with its GPUs, the PCI devices, and says what
- * is in it. */
+/* Loads and describes the topology of this machine, or of a description, with its GPUs. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,8 +47,8 @@ static moert_status load(moert_topology *topology, const char *text) {
     if (hwloc_topology_init(&topology->tree) != 0)
         return MOERT_FAIL(ERROR_TOPOLOGY, "hwloc cannot start: %s", strerror(errno));
     /*
-     * PCI devices only: with OS devices the plugins of hwloc would start OpenCL, and PoCL's workers
-     * with it, before the rank is bound.
+     * PCI devices only: for OS devices, hwloc's plugins would start OpenCL, and so PoCL's workers,
+     * before the rank is bound.
      */
     hwloc_topology_set_type_filter(topology->tree, HWLOC_OBJ_PCI_DEVICE,
                                    HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
@@ -71,7 +70,7 @@ static moert_status load(moert_topology *topology, const char *text) {
     return MOERT_OK;
 }
 
-/* usable = what the machine allows, less what the mask of the process excludes. */
+/* usable = the processors that the machine allows, less those that the process's mask excludes. */
 static moert_status find_usable(moert_topology *topology) {
     hwloc_const_bitmap_t allowed = hwloc_topology_get_allowed_cpuset(topology->tree);
     MOERT_TRY(moert_topology_bitmap(&topology->usable));
@@ -99,7 +98,7 @@ enum {
     CLASS_ACCELERATOR = 0x1200 /* some data centre GPUs of AMD */
 };
 
-/* Display chips of server boards have other vendors; the integrated GPUs of Intel sit on bus 0. */
+/* The vendors exclude display chips of server boards; bus 0 excludes Intel's integrated GPUs. */
 static bool is_gpu(const struct hwloc_pcidev_attr_s *pci) {
     bool class_fits =
         pci->class_id >> 8 == BASE_CLASS_DISPLAY || pci->class_id == CLASS_ACCELERATOR;
@@ -114,16 +113,16 @@ moert_status moert_topology_bitmap(hwloc_bitmap_t *set) {
 }
 
 static moert_status fill(const moert_topology *topology, hwloc_obj_t device,
-                         moert_gpu_place *place) {
+                         moert_gpu_location *gpu) {
     const struct hwloc_pcidev_attr_s *pci = &device->attr->pcidev;
-    snprintf(place->pci, sizeof place->pci, "%04x:%02x:%02x.%x", (unsigned)pci->domain,
+    snprintf(gpu->pci, sizeof gpu->pci, "%04x:%02x:%02x.%x", (unsigned)pci->domain,
              (unsigned)pci->bus, (unsigned)pci->dev, (unsigned)pci->func);
-    MOERT_TRY(moert_topology_bitmap(&place->near));
+    MOERT_TRY(moert_topology_bitmap(&gpu->near));
     hwloc_obj_t parent = hwloc_get_non_io_ancestor_obj(topology->tree, device);
     if (parent != NULL)
-        hwloc_bitmap_and(place->near, parent->cpuset, topology->usable);
-    if (hwloc_bitmap_iszero(place->near))
-        hwloc_bitmap_copy(place->near, topology->usable);
+        hwloc_bitmap_and(gpu->near, parent->cpuset, topology->usable);
+    if (hwloc_bitmap_iszero(gpu->near))
+        hwloc_bitmap_copy(gpu->near, topology->usable);
     return MOERT_OK;
 }
 

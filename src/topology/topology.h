@@ -1,18 +1,18 @@
 /*
- * Which cores a rank runs on: hwloc, the only module that includes hwloc.h.
+ * Chooses the cores of a rank, by hwloc. No other module includes hwloc.h.
  *
- * The ranks of a host get disjoint runs of neighbouring cores when there are enough, near the
- * rank's GPU when there are GPUs. Cores are physical: their hardware threads go with them, but
- * count once.
+ * The ranks of a host get disjoint runs of neighbouring cores when there are enough, and near the
+ * rank's GPU when there are GPUs. Cores are physical: a core includes its hardware threads, and
+ * counts once.
  *
- * The cores to divide are those that the machine (its cgroup) allows and that the mask of the
- * process, as the launcher set it, holds. Ranks with equal masks divide the mask among themselves:
- * all ranks of an unbound host or of a container, those of one socket under mpirun --bind-to
- * socket, each alone under --bind-to core. A rank cannot see the masks of the others, so the caller
+ * The ranks divide the cores that the machine (its cgroup) allows and that are in the process's
+ * mask, as the launcher set it. Ranks with equal masks divide the mask among themselves: all ranks
+ * of an unbound host or of a container; the ranks of a socket under mpirun --bind-to socket; a
+ * single rank under --bind-to core. A rank cannot see the masks of the others, so the caller
  * gathers moert_topology_mask_text() of all ranks of the host. A mask smaller than the machine
  * makes the placement `confined`.
  *
- * The placement is pure arithmetic on the topology, so that it is tested on synthetic ones.
+ * The placement is pure arithmetic on the topology, so synthetic topologies test it.
  */
 #pragma once
 
@@ -27,17 +27,17 @@ enum { MOERT_CPUS_BYTES = 1024 }; /* a list of logical processors as text */
 
 typedef struct moert_placement {
     char cpus[MOERT_CPUS_BYTES]; /* logical-processor list such as "0-3,8" (OS numbers) */
-    unsigned cpu_count;          /* cores in it: threads a CPU device should use */
+    unsigned cpu_count;          /* cores in it, the number of threads for a CPU device */
     char pci[24];                /* "0000:3b:00.0" of the GPU meant for this rank, or "" */
-    bool confined;               /* within a mask that the launcher had set */
+    bool confined;               /* within a mask that the launcher set */
     bool shared;                 /* more ranks than cores: cores are shared between ranks */
 } moert_placement;
 
 /*
- * The machine (NULL or ""), a synthetic hwloc description such as "pack:2 core:4 pu:2", or a file
- * "*.xml" that lstopo or hwloc wrote on some other machine. The last two are there to look at
- * placements: they have no mask, and nothing is bound to them. The mask of the process is read
- * here: a later moert_topology_bind does not change the placements of this topology.
+ * Loads this machine (NULL or ""), a synthetic hwloc description such as "pack:2 core:4 pu:2", or a
+ * file "*.xml" that lstopo or hwloc wrote on another machine. The last two serve to inspect
+ * placements: they have no mask, and binding to them does nothing. The call reads the mask of the
+ * process, so a later moert_topology_bind does not change the placements of this topology.
  * Errors: ERROR_USAGE (names MOERT_TOPOLOGY), ERROR_TOPOLOGY, ERROR_MEMORY.
  */
 moert_status moert_topology_create(const char *synthetic, moert_topology **topology);
@@ -46,20 +46,21 @@ void moert_topology_destroy(moert_topology *topology);
 /* One line: packages, NUMA nodes, cores, GPUs, and the cores within the mask when it is smaller. */
 void moert_topology_describe(const moert_topology *topology, char *text, size_t bytes);
 
-/* The logical processors that this process may use, as in moert_placement.cpus: equal texts are
- * equal masks. ERROR_UNSUPPORTED if they do not fit; MOERT_CPUS_BYTES are enough for placements. */
+/* The logical processors that this process may use, in the format of moert_placement.cpus. Equal
+ * texts mean equal masks. ERROR_UNSUPPORTED if they do not fit; MOERT_CPUS_BYTES suffice for
+ * placements. */
 moert_status moert_topology_mask_text(const moert_topology *topology, char *text, size_t bytes);
 
 /*
- * Where rank number `local_rank` of `local_size` on this host runs. masks[local_size]: the text of
+ * Places rank number `local_rank` of `local_size` on this host. masks[local_size]: the text of
  * moert_topology_mask_text() of each rank, in order; NULL when all are the same. gpus: whether the
- * rank is to run on a GPU if there is one.
+ * rank uses a GPU if there is one.
  *
  *   C cores in the mask, n ranks with this mask: its i-th rank gets the cores [i C/n, (i+1) C/n),
  *   or core i C/n when C < n (`shared`).
  *
- *   G GPUs in hwloc's order, N ranks on the host: rank i is meant for GPU i G/N. When all masks are
- * the same, n ranks whose GPUs are near the same package or NUMA node divide the C cores there.
+ *   G GPUs in hwloc's order, N ranks on the host: rank i gets GPU i G/N. When all masks are the
+ *   same, n ranks whose GPUs are near the same package or NUMA node divide the C cores there.
  *
  * Errors: ERROR_TOPOLOGY (no cores), ERROR_UNSUPPORTED (the list is too long), ERROR_MEMORY,
  * ERROR_INTERNAL (local_rank).
@@ -68,16 +69,17 @@ moert_status moert_topology_place(const moert_topology *topology, size_t local_r
                                   size_t local_size, const char (*masks)[MOERT_CPUS_BYTES],
                                   bool gpus, moert_placement *placement);
 
-/* Binds the calling process, its threads of now and later, to the placement; a no-op on synthetic
- * topologies. Errors: ERROR_TOPOLOGY, ERROR_MEMORY. */
+/* Binds the calling process, with its present and future threads, to the placement. Does nothing
+ * unless the topology is this machine's. Errors: ERROR_TOPOLOGY, ERROR_MEMORY. */
 moert_status moert_topology_bind(const moert_topology *topology, const moert_placement *placement);
 
 /*
- * Pins threads that a library starts in between, one to each core of the placement in turn: take a
- * snapshot, let the OpenCL runtime start its workers, then pin those that are new.
+ * Pins the threads that a library starts between two calls to the cores of the placement, one
+ * thread per core in turn. Take a snapshot, let the OpenCL runtime start its workers, then pin the
+ * new threads.
  *
- * For PoCL set POCL_MAX_PTHREAD_COUNT to cpu_count before the first OpenCL call: workers left alone
- * often share a core, and PoCL's own POCL_AFFINITY leaves the mask of the process.
+ * For PoCL set POCL_MAX_PTHREAD_COUNT to cpu_count before the first OpenCL call. Workers that are
+ * not pinned often share a core, and PoCL's POCL_AFFINITY leaves the mask of the process.
  */
 typedef struct moert_thread_snapshot {
     int *ids; /* ascending */
@@ -87,7 +89,7 @@ typedef struct moert_thread_snapshot {
 /* Errors: ERROR_TOPOLOGY, ERROR_MEMORY. */
 moert_status moert_threads_snapshot(moert_thread_snapshot *snapshot);
 
-/* Frees the snapshot, also on failure; *pinned = 0 on synthetic topologies. Errors: ERROR_TOPOLOGY,
- * ERROR_MEMORY. */
+/* Frees the snapshot, also on failure. *pinned = 0 if the topology is not this machine's. Errors:
+ * ERROR_TOPOLOGY, ERROR_MEMORY. */
 moert_status moert_threads_pin_new(const moert_topology *topology, const moert_placement *placement,
                                    moert_thread_snapshot *snapshot, size_t *pinned);

@@ -1,4 +1,4 @@
-/* One unconnected socket of a host, and where it has heard the others. */
+/* An unconnected socket per host, and the addresses from which other hosts' datagrams came. */
 #include "comm/watchdog/beacon.h"
 
 #include <arpa/inet.h>
@@ -14,29 +14,30 @@
 #include "base/clock.h"
 #include "base/memory.h"
 
-/* A beacon that is heard this often while it refuses is alive: a firewall refuses. */
+/* Datagrams received from a host before its refusals count. If one arrives after a refusal, the
+ * host lives, and a firewall refused. */
 enum { PROBATION = 3 };
 
-/* What travels; data are not padded. */
+/* The content of a datagram; only the used bytes of `data` are sent. */
 typedef struct datagram {
     uint64_t key, host;
     unsigned char data[MOERT_BEACON_BYTES];
 } datagram;
 
-typedef struct heard {
-    unsigned times;
+typedef struct contact {
+    unsigned received; /* datagrams */
     bool refused, firewall;
-} heard;
+} contact;
 
 struct moert_beacon {
     int socket;
     size_t me, hosts;
     uint64_t key;
     moert_beacon_place *places; /* [hosts] */
-    heard *heard;               /* [hosts] */
+    contact *contacts;          /* [hosts] */
 };
 
-/* Addresses of interfaces that are up, but the loopback; those that find no room are left out. */
+/* Lists the IPv4 addresses of interfaces that are up, except loopback; at most as many as fit. */
 static moert_status list_addresses(uint32_t addresses[MOERT_BEACON_ADDRESSES]) {
     struct ifaddrs *list;
     size_t count = 0;
@@ -77,7 +78,7 @@ moert_status moert_beacon_open(size_t me, size_t hosts, moert_beacon **out,
     MOERT_TRY(MOERT_NEW(&beacon));
     *beacon = (moert_beacon){.socket = -1, .me = me, .hosts = hosts};
     MOERT_TRY_OR(undo, MOERT_NEW_ARRAY(&beacon->places, hosts));
-    MOERT_TRY_OR(undo, MOERT_NEW_ARRAY(&beacon->heard, hosts));
+    MOERT_TRY_OR(undo, MOERT_NEW_ARRAY(&beacon->contacts, hosts));
     MOERT_TRY_OR(undo, open_socket(beacon, &found));
     *place = found;
     *out = beacon;
@@ -92,8 +93,8 @@ void moert_beacon_aim(moert_beacon *beacon, const moert_beacon_place *places) {
     beacon->key = places[0].key;
 }
 
-/* A failure is what the other host notices: it hears nothing. What others have refused before is
- * reported to one call each, in place of sending. */
+/* Ignores failures to send: the receiver notices that it hears nothing. The socket reports an
+ * earlier refusal by failing one send, without sending, so this retries. */
 static void send_to(const moert_beacon *beacon, uint32_t address, uint16_t port,
                     const datagram *message, size_t bytes) {
     const struct sockaddr_in to = {
@@ -130,20 +131,21 @@ bool moert_beacon_receive(moert_beacon *beacon, size_t *host, void *data, size_t
         if (got != (ssize_t)(offsetof(datagram, data) + bytes) || message.key != beacon->key ||
             message.host >= beacon->hosts || message.host == beacon->me)
             continue;
-        /* from now on the host is sent to where it was heard from alone */
+        /* from now on send to this host only at the address of this datagram */
         moert_beacon_place *place = &beacon->places[message.host];
-        heard *known = &beacon->heard[message.host];
+        contact *known = &beacon->contacts[message.host];
         *place = (moert_beacon_place){
             .key = place->key, .addresses = {from.sin_addr.s_addr}, .port = from.sin_port};
         known->firewall |= known->refused;
-        known->times++;
+        known->received++;
         *host = message.host;
         memcpy(data, message.data, bytes);
         return true;
     }
 }
 
-/* Who has refused: the next report of the socket's error queue. See ip(7), IP_RECVERR. */
+/* Takes the next refusal from the socket's error queue: *whom = the address that refused. See
+ * ip(7), IP_RECVERR. */
 static bool next_refusal(const moert_beacon *beacon, struct sockaddr_in *whom) {
     for (;;) {
         char control[512];
@@ -168,12 +170,12 @@ bool moert_beacon_refused(moert_beacon *beacon, size_t *host) {
     while (next_refusal(beacon, &whom)) {
         for (size_t h = 0; h < beacon->hosts; h++) {
             const moert_beacon_place *place = &beacon->places[h];
-            heard *known = &beacon->heard[h];
-            if (known->times == 0 || place->addresses[0] != whom.sin_addr.s_addr ||
+            contact *known = &beacon->contacts[h];
+            if (known->received == 0 || place->addresses[0] != whom.sin_addr.s_addr ||
                 place->port != whom.sin_port)
                 continue;
             known->refused = true;
-            if (known->firewall || known->times < PROBATION)
+            if (known->firewall || known->received < PROBATION)
                 continue;
             *host = h;
             return true;
@@ -187,5 +189,5 @@ void moert_beacon_close(moert_beacon *beacon) {
         return;
     if (beacon->socket >= 0)
         close(beacon->socket);
-    MOERT_FREE(beacon->heard, beacon->places, beacon);
+    MOERT_FREE(beacon->contacts, beacon->places, beacon);
 }

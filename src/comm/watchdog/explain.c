@@ -1,11 +1,11 @@
-/* Whom a rank waits for, and the words for it. */
+/* Finds the rank that keeps this rank waiting, and writes the message about it. */
 #include <stdio.h>
 
 #include "comm/watchdog/internal.h"
 
 static const uint64_t second_ns = 1000000000u;
 
-/* Ranks first-last of another host, and the one of them that has waited longest. */
+/* Describes ranks first-last of another host, and the one of them that has waited longest. */
 static size_t describe_range(const moert_watchdog *watchdog, size_t first, size_t last, char *text,
                              size_t bytes) {
     const moert_peer *peer = &watchdog->comm->peers[first];
@@ -16,14 +16,14 @@ static size_t describe_range(const moert_watchdog *watchdog, size_t first, size_
     else
         snprintf(range, sizeof range, "%zu", first);
     if (atomic_load(&host->heard_ns) == 0)
-        return (size_t)snprintf(text, bytes, "%s (%s, never heard of)", range, peer->host);
+        return (size_t)snprintf(text, bytes, "%s (%s, no report yet)", range, peer->host);
     return (size_t)snprintf(text, bytes, "%s (%s, rank %d waits at step %llu in '%s')", range,
                             peer->host, atomic_load(&host->rank),
                             (unsigned long long)atomic_load(&host->entry.step),
                             moert_phase_name((moert_phase)atomic_load(&host->entry.phase)));
 }
 
-/* Ranks of other hosts as text, cut off where `text` ends. */
+/* Lists the ranks of other hosts as text, cut off at the end of `text`. */
 static void list_elsewhere(const moert_watchdog *watchdog, char *text, size_t bytes) {
     const moert_comm *comm = watchdog->comm;
     size_t length = 0;
@@ -71,8 +71,6 @@ void moert_watchdog_explain_blame(const moert_watchdog *watchdog, const moert_su
              moert_phase_name(moert_phase_get()));
 }
 
-/* All ranks wait, as far as is known: each in another call, or for a host that was never heard
- * of. */
 void moert_watchdog_explain_mystery(const moert_watchdog *watchdog, uint64_t now_ns, char *text,
                                     size_t bytes) {
     const moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];

@@ -1,4 +1,4 @@
-/* What the files of the watchdog share. */
+/* Declarations that the files of the watchdog share. */
 #pragma once
 
 #include <pthread.h>
@@ -13,34 +13,36 @@ struct moert_watchdog {
     unsigned timeout_s;
     moert_watch_table *table; /* NULL: off */
     size_t table_bytes;
-    size_t me, count;        /* among the ranks of this host */
-    size_t *ranks;           /* [count] */
-    bool *visible;           /* [count] */
-    moert_watch_host *hosts; /* [node_count], behind the table's entries; this host's is unused */
-    moert_beacon *beacon;    /* NULL: another rank's, or there is one host */
+    size_t me, count;        /* this rank's index, and the number of ranks, on this host */
+    size_t *ranks;           /* [count] their ranks in comm */
+    bool *visible;           /* [count] whether this process finds their processes in /proc */
+    moert_watch_host *hosts; /* [node_count], after the table's entries; this host's is unused */
+    moert_beacon *beacon;    /* NULL unless this is the first rank of its host, and hosts are
+                                several */
     uint64_t next_note_ns;
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t wake;
     bool stopping;
-    uint64_t gone_ns;    /* since when the next rank of the host is gone; 0: it is not */
+    uint64_t gone_ns;    /* when the next rank of the host was found gone; 0: it was not */
     atomic_bool claimed; /* this rank has reported a failure itself */
-    uint64_t ending_ns;  /* when to follow a rank that has reported one; 0: none has */
+    uint64_t ending_ns;  /* when to end after another rank's report; 0: no report */
 };
 
-/* Whom this rank waits for. */
+/* The rank that this rank waits for. */
 typedef struct moert_suspect {
     const moert_watch_entry *entry;
     size_t rank;
-    moert_watch_verdict verdict; /* FINE: there is none */
-    bool elsewhere;              /* on another host, which knows more and speaks before */
+    moert_watch_verdict verdict; /* FINE: no suspect */
+    bool elsewhere;              /* on another host, whose watchdog knows more and reports
+                                    earlier */
 } moert_suspect;
 moert_suspect moert_watchdog_suspect(const moert_watchdog *watchdog, uint64_t now_ns);
 
-/* Says who keeps this rank waiting, and how long. */
+/* Writes which rank keeps this rank waiting, and for how long. */
 void moert_watchdog_explain_blame(const moert_watchdog *watchdog, const moert_suspect *culprit,
                                   uint64_t now_ns, char *text, size_t bytes);
-/* The same when all ranks wait, as far as is known: each in another call, or for a host that was
- * never heard of. */
+/* The same when all known ranks wait: in different calls, or for a host from which no datagram
+ * came. */
 void moert_watchdog_explain_mystery(const moert_watchdog *watchdog, uint64_t now_ns, char *text,
                                     size_t bytes);

@@ -1,5 +1,5 @@
-/* Publishes what a process does, and judges by the table and by /proc who keeps the others
- * waiting. */
+/* Publishes the state of this process, and finds in the table and in /proc which rank keeps the
+ * others waiting. */
 #include "comm/watchdog/watch.h"
 
 #include <stdio.h>
@@ -10,11 +10,12 @@
 
 static const uint64_t second_ns = 1000000000u;
 static const uint64_t silence_ns =
-    3 * (uint64_t)1000000000u; /* a heart that beats 5 times a second */
+    3 * (uint64_t)1000000000u; /* of a process, whose heart beats 5 times a second */
 static const uint64_t host_silence_ns =
-    4 * (uint64_t)1000000000u; /* of hosts, which tell each other every second, and may be missed */
+    4 * (uint64_t)1000000000u; /* of a host, which sends every second; some datagrams are lost */
 
-/* State letter and start time of a process; 0 if there is none. See proc(5), /proc/PID/stat. */
+/* State letter and start time of a process; 0 if there is no such process. See proc(5),
+ * /proc/PID/stat. */
 static char read_stat(int pid, uint64_t *birth) {
     char path[48], line[1024], state = 0;
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
@@ -24,7 +25,7 @@ static char read_stat(int pid, uint64_t *birth) {
     size_t length = fread(line, 1, sizeof line - 1, file);
     fclose(file);
     line[length] = '\0';
-    /* the command's name may hold spaces and brackets; field 3 follows its last bracket */
+    /* the command's name may contain spaces and brackets; field 3 follows its last bracket */
     const char *fields = strrchr(line, ')');
     unsigned long long start = 0;
     if (fields == NULL || sscanf(fields + 1,
@@ -79,7 +80,7 @@ moert_watch_life moert_watch_process(const moert_watch_entry *entry) {
     }
 }
 
-/* Time since `then`, 0 if another process has written a later one meanwhile. */
+/* Time since `then`; 0 if another process has meanwhile stored a later time. */
 static uint64_t since(uint64_t now_ns, uint64_t then) {
     return now_ns > then ? now_ns - then : 0;
 }
@@ -89,7 +90,7 @@ moert_watch_verdict moert_watch_judge(const moert_watch_entry *entry, bool visib
     if (atomic_load(&entry->state) != MOERT_WATCH_PRESENT)
         return MOERT_WATCH_FINE;
     moert_watch_life life = visible ? moert_watch_process(entry) : MOERT_WATCH_RUNNING;
-    if (life == MOERT_WATCH_UNKNOWN) /* it may have left just now, and ended in order */
+    if (life == MOERT_WATCH_UNKNOWN) /* or it left in order since the check above */
         return atomic_load(&entry->state) == MOERT_WATCH_PRESENT ? MOERT_WATCH_GONE
                                                                  : MOERT_WATCH_FINE;
     if (life == MOERT_WATCH_HALTED || since(now_ns, atomic_load(&entry->heartbeat_ns)) > silence_ns)
@@ -97,7 +98,7 @@ moert_watch_verdict moert_watch_judge(const moert_watch_entry *entry, bool visib
     return atomic_load(&entry->waiting) ? MOERT_WATCH_FINE : MOERT_WATCH_LATE;
 }
 
-/* The gravest verdict so far, then the longest without progress. */
+/* The gravest verdict so far; among equals, the entry longest without progress. */
 typedef struct worst {
     size_t at;
     const moert_watch_entry *entry; /* NULL: none */
@@ -112,7 +113,7 @@ static void weigh(worst *so_far, size_t at, const moert_watch_entry *entry,
         *so_far = (worst){at, entry, verdict};
 }
 
-/* Of all entries but `me`. */
+/* The worst of all entries except `me`. */
 static worst find_worst(const moert_watch_entry *entries, const bool *visible, size_t count,
                         size_t me, uint64_t now_ns) {
     worst found = {count, NULL, MOERT_WATCH_FINE};

@@ -1,10 +1,10 @@
 /*
  * The watchdog's thread, and the table that the ranks of a host map.
  *
- * The thread makes no MPI call. That of a host's first rank tells the other hosts every second what
- * its ranks do (comm/watchdog/beacon.h), and keeps in the table what they tell. Every rank of the
- * host decides alone; the first to set `reported` speaks, and lower ranks decide a little earlier.
- * Once it is set, the job is ending: every rank of the host leaves.
+ * The thread makes no MPI call. On a host's first rank it reports its ranks to the other hosts
+ * every second (comm/watchdog/beacon.h), and stores their reports in the table. Every rank of the
+ * host decides alone. The first to set `reported` writes the message; lower ranks decide a little
+ * earlier. Once `reported` is set, the job is ending: every rank of the host leaves.
  */
 #include "comm/watchdog/watchdog.h"
 
@@ -21,32 +21,32 @@
 #include "comm/watchdog/internal.h"
 
 static const uint64_t second_ns = 1000000000u;
-static const uint64_t note_ns = 1000000000u;     /* from one note to the other hosts to the next */
-static const uint64_t beat_ns = 200000000u;      /* from one look to the next */
-static const uint64_t early_ns = 500000000u;     /* wait after which the dead are named */
-static const uint64_t sure_ns = 300000000u;      /* the same, for a rank that does not wait */
-static const uint64_t patience_ns = 1000000000u; /* head start of lower ranks, when not sure */
+static const uint64_t note_ns = 1000000000u;     /* interval of notes to the other hosts */
+static const uint64_t beat_ns = 200000000u;      /* interval of the thread's checks */
+static const uint64_t early_ns = 500000000u;     /* wait after which a dead rank is named */
+static const uint64_t sure_ns = 300000000u;      /* the same, by a rank that does not wait */
+static const uint64_t patience_ns = 1000000000u; /* head start of lower ranks, and of other hosts */
 
-/* ---- what the hosts tell each other ---- */
+/* ---- notes between hosts ---- */
 
-/* Keeps what the other hosts have told, and whether they are there. */
-static void hear(moert_watchdog *watchdog, uint64_t now_ns) {
+/* Stores the notes of the other hosts, and which hosts refuse datagrams. */
+static void receive_notes(moert_watchdog *watchdog, uint64_t now_ns) {
     moert_watch_note note;
     size_t host;
     while (moert_beacon_receive(watchdog->beacon, &host, &note, sizeof note)) {
         if (note.rank < 0 || (size_t)note.rank >= watchdog->comm->size)
             continue;
         moert_watch_keep_note(&watchdog->hosts[host], &note, now_ns);
-        if (note.verdict == MOERT_WATCH_ENDING) /* one has spoken for all */
+        if (note.verdict == MOERT_WATCH_ENDING) /* that host has reported the failure */
             atomic_store(&watchdog->table->reported, 1);
     }
     while (moert_beacon_refused(watchdog->beacon, &host))
         atomic_store(&watchdog->hosts[host].verdict, MOERT_WATCH_REFUSED);
 }
 
-/* Tells the others what this host's ranks do; at every beat while this one waits, to learn who is
- * gone, and at the end. */
-static void tell(moert_watchdog *watchdog, uint64_t now_ns) {
+/* Sends a note about this host's ranks: every second, and at the end; at every check while this
+ * rank waits, so that other hosts' refusals show which are gone. */
+static void send_note(moert_watchdog *watchdog, uint64_t now_ns) {
     const moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];
     bool ending = atomic_load(&watchdog->table->reported) != 0;
     if (now_ns < watchdog->next_note_ns && !ending &&
@@ -62,7 +62,8 @@ static void tell(moert_watchdog *watchdog, uint64_t now_ns) {
 
 /* ---- the thread ---- */
 
-/* Ends this process, after the one of this host that speaks has spoken. */
+/* Ends this process. The first of its host to do so writes the message; the others give it a
+ * second. */
 static _Noreturn void end_process(moert_watchdog *watchdog, const char *explanation, bool late) {
     if (atomic_exchange(&watchdog->table->reported, 1) == 0) {
         char line[1024], cause[48] = "";
@@ -73,15 +74,15 @@ static _Noreturn void end_process(moert_watchdog *watchdog, const char *explanat
         ssize_t ignored = write(STDERR_FILENO, line, moert_min((size_t)length, sizeof line - 1));
         (void)ignored;
         if (watchdog->beacon != NULL)
-            tell(watchdog, moert_clock_ns());
+            send_note(watchdog, moert_clock_ns());
     } else {
         nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
     }
     _exit(1);
 }
 
-/* How long this rank waits for the suspect before it speaks: not long for a process that is gone,
- * since mpirun ends the job; of its host any other rank speaks before. */
+/* How long this rank waits for the suspect before it reports. The limit is short for a process that
+ * is gone, since mpirun ends the job soon. Other ranks of the suspect's host report earlier. */
 static uint64_t limit_of(const moert_watchdog *watchdog, const moert_suspect *culprit) {
     const moert_comm *comm = watchdog->comm;
     uint64_t limit_ns = watchdog->timeout_s * second_ns;
@@ -89,7 +90,7 @@ static uint64_t limit_of(const moert_watchdog *watchdog, const moert_suspect *cu
         return moert_min(early_ns, limit_ns);
     if (culprit->verdict == MOERT_WATCH_REFUSED)
         return moert_min(early_ns + beat_ns, limit_ns);
-    bool lower_rank_waits = false; /* which then speaks first */
+    bool lower_rank_waits = false; /* then it reports first */
     for (size_t i = 0; i < watchdog->me; i++)
         lower_rank_waits |= atomic_load(&watchdog->table->entries[i].waiting) != 0;
     limit_ns += lower_rank_waits ? patience_ns : 0;
@@ -107,7 +108,7 @@ static void inspect(moert_watchdog *watchdog, uint64_t now_ns) {
         return;
     moert_suspect culprit = moert_watchdog_suspect(watchdog, now_ns);
     if (waited_ns < limit_of(watchdog, &culprit) ||
-        (culprit.verdict == MOERT_WATCH_LATE && /* slow, but gets on: a large checkpoint, say */
+        (culprit.verdict == MOERT_WATCH_LATE && /* slow, but progressing: a large checkpoint, say */
          now_ns - moert_min(now_ns, atomic_load(&culprit.entry->progress_ns)) <
              watchdog->timeout_s * second_ns))
         return;
@@ -120,8 +121,8 @@ static void inspect(moert_watchdog *watchdog, uint64_t now_ns) {
 }
 
 /*
- * A rank that does not wait in a call, but for its device, say, which waits for another's, names
- * the next rank of its host when that is gone: mpirun then ends the others within a second.
+ * A rank may wait in no call, but for its device, say, which waits for another's. Such a rank names
+ * the next rank of its host when that is gone, since mpirun ends the other ranks within a second.
  */
 static void look_after_next(moert_watchdog *watchdog, uint64_t now_ns) {
     const size_t next = (watchdog->me + 1) % watchdog->count;
@@ -142,7 +143,8 @@ static void look_after_next(moert_watchdog *watchdog, uint64_t now_ns) {
     end_process(watchdog, explanation, false);
 }
 
-/* Leaves with the others when one has reported a failure; its own words need a moment. */
+/* Ends this process a second after another rank has reported a failure, unless this rank reports
+ * one, too. */
 static void follow(moert_watchdog *watchdog, uint64_t now_ns) {
     if (watchdog->claimed || atomic_load(&watchdog->table->reported) == 0)
         return;
@@ -159,8 +161,8 @@ static void *keep_watch(void *argument) {
         uint64_t now_ns = moert_clock_ns(), next_ns = now_ns + beat_ns;
         moert_watch_publish(&watchdog->table->entries[watchdog->me], now_ns);
         if (watchdog->beacon != NULL) {
-            hear(watchdog, now_ns);
-            tell(watchdog, now_ns);
+            receive_notes(watchdog, now_ns);
+            send_note(watchdog, now_ns);
         }
         follow(watchdog, now_ns);
         inspect(watchdog, now_ns);
@@ -173,7 +175,7 @@ static void *keep_watch(void *argument) {
     return NULL;
 }
 
-/* The thread takes no signals: they belong to the program. */
+/* Blocks all signals in the thread: they belong to the program. */
 static moert_status start_thread(moert_watchdog *watchdog) {
     sigset_t all, before;
     pthread_condattr_t monotonic;
@@ -225,8 +227,8 @@ static moert_status share_table(moert_watchdog *watchdog) {
     return MOERT_OK;
 }
 
-/* Opens the beacon of each host's first rank, and tells each where the others are; without one the
- * other hosts hear nothing of this one. Collective. */
+/* Opens the beacon of each host's first rank, and exchanges their addresses. If it fails, the other
+ * hosts receive no notes from this one. Collective. */
 static moert_status light_beacon(moert_watchdog *watchdog) {
     moert_comm *comm = watchdog->comm;
     moert_beacon_place mine = {0}, *all = NULL;
@@ -235,7 +237,8 @@ static moert_status light_beacon(moert_watchdog *watchdog) {
     if (comm->node_rank == 0 && watchdog->table != NULL &&
         moert_beacon_open(comm->peers[comm->rank].node, comm->node_count, &watchdog->beacon,
                           &mine) != MOERT_OK)
-        MOERT_WARN("the watchdogs of other hosts hear nothing of this one: %s", moert_last_error());
+        MOERT_WARN("the watchdogs of other hosts get no reports from this one: %s",
+                   moert_last_error());
     moert_status status = MOERT_NEW_ARRAY(&all, comm->size);
     MOERT_TRY_OR(done, moert_comm_agree(comm, status));
     MOERT_TRY_OR(done, moert_comm_allgather(comm, &mine, sizeof mine, all));
@@ -249,8 +252,8 @@ done:
     return status;
 }
 
-/* Registers, then looks which of the others this process can find: not those in other
- * containers. */
+/* Registers this process, then checks which others it can find in /proc: not those in other
+ * containers. Starts the thread. */
 static moert_status enter_table(moert_watchdog *watchdog) {
     if (watchdog->table == NULL)
         return MOERT_OK;
@@ -328,7 +331,7 @@ void moert_watchdog_stop(moert_watchdog *watchdog) {
         stop_thread(watchdog);
         atomic_store(&watchdog->table->entries[watchdog->me].state, MOERT_WATCH_LEFT);
     }
-    if (watchdog->comm->node_count > 1) /* nobody listens any more when the beacons go out */
+    if (watchdog->comm->node_count > 1) /* so that no host watches when beacons close */
         moert_comm_barrier(watchdog->comm);
     release(watchdog);
 }
