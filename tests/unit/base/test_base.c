@@ -91,8 +91,8 @@ TEST(test_distance_counts_edits) {
     assert_int_equal(moert_text_distance("steps", "step"), 1);
     memset(a, 'a', sizeof a);
     memset(b, 'a', sizeof b);
-    a[199] = b[199] =
-        '\0'; /* longer than any name: the result does not matter, but nothing may overflow */
+    /* longer than any name: the result does not matter, but nothing may overflow */
+    a[199] = b[199] = '\0';
     moert_text_distance(a, b);
 }
 

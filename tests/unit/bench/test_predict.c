@@ -319,8 +319,8 @@ TEST_WITH(test_gradients_of_replicas_are_summed, open_machine, close_machine) {
     bench_work w = even_work(2, BENCH_WINDOW);
     w.backward = true;
     const double alone = predicted(&w).part[BENCH_SUMS];
-    w.ranks =
-        4; /* two groups on two nodes: of 12 H I bytes for each of 2 experts, half travels, twice */
+    /* two groups on two nodes: of 12 H I bytes for each of 2 experts, half travels, twice */
+    w.ranks = 4;
     const bench_prediction p = predicted(&w);
     const double router = 2.0 * 0.75 * 4.0 * 512 * 4 / 1e9;
     assert_within(p.part[BENCH_SUMS], 12.0 * 512 * 512 * 2 / 1e9 + router, 1e-8);
@@ -373,8 +373,8 @@ TEST_WITH(test_a_step_on_one_h200_is_near_the_measured_one, open_h200, close_mac
     ASSERT_OK(bench_predict_step(&machine, &w, &stack, &four));
     assert_within(one.seconds / (8192.0 / 95122.0), 1.0, 0.2);
     assert_within(one.layers + one.dense + one.optimizer + one.sums, one.seconds, 1e-12);
-    assert_within(four.layers, 4.0 * one.layers,
-                  1e-9); /* four micro-batches, but one step of the optimizer */
+    /* four micro-batches, but one step of the optimizer */
+    assert_within(four.layers, 4.0 * one.layers, 1e-9);
     assert_within(four.dense, 4.0 * one.dense, 1e-9);
     assert_within(four.optimizer, one.optimizer, 0.0);
 }

@@ -79,8 +79,7 @@ TEST(test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks) {
     moert_status status = moert_comm_share_files(test_comm, mine, COUNT, all);
     right = setrlimit(RLIMIT_NOFILE, &limit) == 0 && right;
     close_files(mine, COUNT);
-    ASSERT_ON_ALL(right && status == MOERT_ERROR_MEMORY &&
-                  all[0] == -1 && /* the same on all ranks */
+    ASSERT_ON_ALL(right && status == MOERT_ERROR_MEMORY && all[0] == -1 && /* on all */
                   strstr(moert_last_error(), "(ulimit -n)") != NULL &&
                   count_files("/proc/self/fd", "") == before);
     ASSERT_ON_ALL(moert_comm_share_files(test_comm, mine, 1001, NULL) == MOERT_ERROR_UNSUPPORTED);

@@ -194,8 +194,7 @@ TEST(test_a_host_is_blamed_for_its_note_or_its_silence) {
     moert_watch_verdict verdict;
     char text[256];
     uint64_t now = moert_clock_ns();
-    assert_int_equal(moert_watch_blame_host(hosts, 2, now, &verdict),
-                     2); /* no host has sent a note */
+    assert_int_equal(moert_watch_blame_host(hosts, 2, now, &verdict), 2); /* no note yet */
     receive_note(&hosts[1], MOERT_WATCH_FINE, now);
     assert_int_equal(moert_watch_blame_host(hosts, 2, now, &verdict), 2);
     receive_note(&hosts[1], MOERT_WATCH_LATE, now);

@@ -49,8 +49,8 @@ TEST(test_a_buffer_above_the_largest_allocation_is_refused) {
                  "18446744073709551615 bytes");
     assert_null(buffer);
     const moert_status status = moert_buffer_create(test_device, largest, &buffer);
-    assert_true(status == MOERT_OK ||
-                status == MOERT_ERROR_MEMORY); /* the size is allowed, but memory may be short */
+    /* the size is allowed, but memory may be short */
+    assert_true(status == MOERT_OK || status == MOERT_ERROR_MEMORY);
     moert_buffer_destroy(buffer);
 }
 

@@ -115,8 +115,8 @@ static size_t count_workers(const char *name, bool done) {
 }
 
 TEST_WITH(test_one_process_works_while_the_others_wait, make_cache, NULL) {
-    assert_int_equal(count_workers("failing", false),
-                     3); /* no process has finished the work for the others */
+    /* no process finishes the work for the others */
+    assert_int_equal(count_workers("failing", false), 3);
     assert_int_equal(count_files(in_directory("cache"), ".bin"), 0);
     assert_int_equal(count_workers("done", true), 1);
     assert_int_equal(count_files(in_directory("cache"), ".bin"), 1);

@@ -104,8 +104,8 @@ TEST_WITH(test_all_compiled_kernels_lie_in_the_cache_directory, make_kernels, NU
         const bool pocl = expect_sum_elsewhere("good");
         assert_int_equal(count_below("cache", ".bin"), pocl ? 2 : 1);
         assert_int_equal(count_below("cache/pocl", ".so"), pocl ? 1 : 0);
-        assert_int_equal(count_below(pocl ? "home" : "home/.cache", ""),
-                         0); /* NVIDIA's driver creates home/.nv */
+        /* NVIDIA's driver creates home/.nv */
+        assert_int_equal(count_below(pocl ? "home" : "home/.cache", ""), 0);
     }
 }
 

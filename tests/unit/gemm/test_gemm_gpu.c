@@ -3,8 +3,8 @@
 #include "support/gemm/gemm.h"
 
 static void check_all(const problem *p) {
-    static const size_t ways[] = {REFERENCE_F32,
-                                  REFERENCE_BF16}; /* each is followed by the portable way */
+    /* the portable way follows each of these */
+    static const size_t ways[] = {REFERENCE_F32, REFERENCE_BF16};
     for (operation op = 0; op < OPERATIONS; op++)
         for (size_t i = 0; i < 2; i++) {
             const arrays want = run_new(p, op, &gemm_ways[ways[i]], false);

@@ -187,9 +187,9 @@ TEST_WITH(test_the_row_that_names_more_of_the_shape_is_chosen, forget_tuning, NU
 TEST_WITH(test_measured_rows_come_before_built_in_ones_of_a_level, forget_tuning, NULL) {
     build_in("default * * 10 10 10 panels=3\nfamily cpu * * * * * split=9\nfamily gpu * * * * * "
              "split=9\n");
-    read_rows(
-        "default * * * * * panels=5 split=10\nfamily nothing * * * * * panels=6\n"
-        "default * * * * * panels=6"); /* no newline at the end: the row is not fully written yet */
+    /* the last row has no newline, so it is not fully written yet */
+    read_rows("default * * * * * panels=5 split=10\nfamily nothing * * * * * panels=6\n"
+              "default * * * * * panels=6");
     const moert_choices c = find(MOERT_TUNED_FORWARD, 10, 10, 10);
     assert_int_equal(c.panels, 5);
     assert_int_equal(c.split, 9);

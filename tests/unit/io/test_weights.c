@@ -221,8 +221,8 @@ TEST(test_a_weight_that_is_not_finite_is_refused_with_its_position) {
     fp8_scales[2] = 1.0f;
     fill_mxfp4();
     const uint8_t kept = mxfp4_scales[9];
-    mxfp4_scales[9] =
-        255; /* of block 9: matrix 1, row 1, from column 32 on; 288 = 1 * 192 + 1 * 64 + 32 */
+    /* block 9 begins at element 288 = 1 * 192 + 1 * 64 + 32 */
+    mxfp4_scales[9] = 255;
     assert_not_read(mxfp4, 3, fused, 0, FUSED, "'w_blocks' is nan at [1, 1, 32], by code");
     mxfp4_scales[9] = 254;
     mxfp4_payload[145] = 0x97; /* 6 * 2^127, as element 290 */

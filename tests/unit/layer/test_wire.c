@@ -8,11 +8,8 @@
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"
 
-enum {
-    TOKENS = 4 * LAYER_TOKENS,
-    HIDDEN = 84,
-    TOPK = 2
-}; /* 32 divides no row, 4 none of 87 bytes of MXFP8 */
+/* 32 does not divide a row, nor 4 its 87 bytes as MXFP8 */
+enum { TOKENS = 4 * LAYER_TOKENS, HIDDEN = 84, TOPK = 2 };
 
 static moert_layer_options form(moert_precision precision, moert_dispatch dispatch) {
     moert_layer_options options = layer_form(HIDDEN, 36);
