@@ -81,9 +81,9 @@ static bool expect_sum_elsewhere(const char *program) {
 static const char *counted_ending;
 static size_t counted_files;
 
-static int count_file(const char *path, const struct stat *info, int type, struct FTW *place) {
+static int count_file(const char *path, const struct stat *info, int type, struct FTW *level) {
     (void)info;
-    (void)place;
+    (void)level;
     counted_files += type == FTW_F && moert_text_ends_with(path, counted_ending);
     return 0;
 }

@@ -270,6 +270,6 @@ TEST(test_a_backend_named_for_another_device_is_an_error) {
     ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
 }
 
-int main(int count, char **words) {
-    return run_with_digest(__FILE__, count, words, digest);
+int main(int count, char **arguments) {
+    return run_with_digest(__FILE__, count, arguments, digest);
 }

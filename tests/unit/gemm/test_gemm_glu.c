@@ -192,6 +192,6 @@ TEST(test_what_does_not_fit_together_is_refused) {
     ASSERT_FAILS(moert_prepacked_create(test_device, &shape, &prepacked), MOERT_ERROR_USAGE, "needs an even n");
 }
 
-int main(int count, char **words) {
-    return run_with_digest(__FILE__, count, words, digest);
+int main(int count, char **arguments) {
+    return run_with_digest(__FILE__, count, arguments, digest);
 }

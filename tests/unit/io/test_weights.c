@@ -134,10 +134,10 @@ TEST(test_a_plain_tensor_takes_precedence_over_blocks_of_its_name) {
 /* ---- files that do not fit ---- */
 
 static void assert_not_found(const part *parts, size_t count, size_t rank, const size_t *shape,
-                             moert_status expected, const char *words) {
+                             moert_status expected, const char *message) {
     moert_weight weight;
     moert_tensors *files = open_parts(parts, count);
-    ASSERT_FAILS(moert_weight_find(files, "w", rank, shape, &weight), expected, words);
+    ASSERT_FAILS(moert_weight_find(files, "w", rank, shape, &weight), expected, message);
 }
 
 #define SPEC(name, type, ...)                                                                      \
@@ -153,7 +153,7 @@ static const struct broken {
     moert_status status;
     size_t rank; /* of the requested weight */
     moert_tensor_spec payload, scales;
-    const char *words;
+    const char *message;
 } broken[] = {
     {MOERT_ERROR_MISMATCH, 2, FP8(F8_E4M3, 2, {N, K}), OTHER,
      "'w' is F8_E4M3 without its scales: there is no tensor 'w_scale_inv'"},
@@ -187,7 +187,7 @@ TEST(test_scales_that_are_missing_or_of_another_shape_or_type_are_refused) {
     for (size_t i = 0; i < MOERT_COUNT(broken); i++) {
         const part parts[] = {{broken[i].payload, bytes}, {broken[i].scales, bytes}};
         assert_not_found(parts, 2, broken[i].rank, broken[i].rank == 2 ? matrix : fused,
-                         broken[i].status, broken[i].words);
+                         broken[i].status, broken[i].message);
     }
 }
 
@@ -200,12 +200,12 @@ TEST(test_rows_of_partial_mxfp4_blocks_are_refused) {
 /* ---- values that are not finite ---- */
 
 static void assert_not_read(const part *parts, size_t rank, const size_t *shape, size_t first,
-                            size_t count, const char *words) {
+                            size_t count, const char *message) {
     static float values[N * K];
     moert_weight weight;
     moert_tensors *files = open_parts(parts, 2);
     ASSERT_OK(moert_weight_find(files, "w", rank, shape, &weight));
-    ASSERT_FAILS(moert_weight_read(&weight, first, count, values), MOERT_ERROR_FORMAT, words);
+    ASSERT_FAILS(moert_weight_read(&weight, first, count, values), MOERT_ERROR_FORMAT, message);
     assert_non_null(strstr(moert_last_error(), "weights.safetensors"));
 }
 
