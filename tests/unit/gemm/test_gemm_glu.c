@@ -189,7 +189,8 @@ TEST(test_what_does_not_fit_together_is_refused) {
     moert_prepacked_destroy(prepacked);
     shape.n = 3;
     shape.use = MOERT_PREPACKED_GATED;
-    ASSERT_FAILS(moert_prepacked_create(test_device, &shape, &prepacked), MOERT_ERROR_USAGE, "needs an even n");
+    ASSERT_FAILS(moert_prepacked_create(test_device, &shape, &prepacked), MOERT_ERROR_USAGE,
+                 "needs an even n");
 }
 
 int main(int count, char **arguments) {
