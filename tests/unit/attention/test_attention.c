@@ -29,7 +29,7 @@ typedef struct oracle {
     size_t counted;
 } oracle;
 
-/* out and lse of one row of one head; score has room for the row. */
+/* Computes out and lse of row i of one head. `score` has room for i + 1 values. */
 static void oracle_row(oracle *o, size_t sequence, size_t i, size_t head, double *score) {
     const shape s = o->shape;
     const size_t d = s.head_size, row = (sequence * s.length + i) * s.heads + head;
@@ -87,7 +87,8 @@ typedef struct results {
     float *value[RESULTS];
 } results;
 
-/* Forward, then backward when asked, of `sequences` sequences of the oracle from `first`. */
+/* Runs forward, and backward if `backward`, on the oracle's sequences [first, first +
+ * sequences). */
 static results device_attention_of(moert_dtype type, const oracle *o, size_t first,
                                    size_t sequences, bool backward) {
     shape s = o->shape;
@@ -98,7 +99,7 @@ static results device_attention_of(moert_dtype type, const oracle *o, size_t fir
     moert_buffer *made[RESULTS], *scratch = NULL;
     for (size_t r = 0; r < RESULTS; r++)
         made[r] = unset_floats(got.count[r]);
-    moert_buffer *codes = type != MOERT_DTYPE_F32 ? unset_bf16(q_count(s)) : NULL, *again = NULL;
+    moert_buffer *out_bf16 = type != MOERT_DTYPE_F32 ? unset_bf16(q_count(s)) : NULL, *again = NULL;
     moert_attention attention = {.sequences = sequences,
                                  .length = s.length,
                                  .heads = s.heads,
@@ -114,20 +115,20 @@ static results device_attention_of(moert_dtype type, const oracle *o, size_t fir
                                  .dq = made[DQ],
                                  .dk = made[DK],
                                  .dv = made[DV],
-                                 .codes = codes,
+                                 .codes = out_bf16,
                                  .type = type,
                                  .scratch = &scratch};
     ASSERT_OK(moert_attention_forward(&attention));
-    if (codes != NULL && backward)
+    if (out_bf16 != NULL && backward)
         attention.codes = again = unset_bf16(q_count(s));
     if (backward)
         ASSERT_OK(moert_attention_backward(&attention));
     for (size_t r = 0; r < RESULTS; r++)
         got.value[r] = download_floats(made[r], got.count[r]);
-    if (codes != NULL)
-        assert_bf16("code of out", codes, got.value[OUT], got.count[OUT]);
+    if (out_bf16 != NULL)
+        assert_bf16("bf16 out", out_bf16, got.value[OUT], got.count[OUT]);
     if (again != NULL)
-        assert_bf16("code of out by the backward", again, got.value[OUT], got.count[OUT]);
+        assert_bf16("bf16 out of the backward", again, got.value[OUT], got.count[OUT]);
     return got;
 }
 
@@ -162,12 +163,12 @@ TEST(test_attention_backward_agrees_with_central_differences) {
     }
 }
 
-/* The float32 results, which the tests before this one judge, stand for float64. */
-TEST(test_attention_in_bf16_rounds_factors_where_it_can_and_nothing_elsewhere) {
+/* Compares with the float32 results, which the tests above compare with float64. */
+TEST(test_attention_in_bf16_rounds_operands_on_hopper_and_nothing_elsewhere) {
     const shape shapes[] = {{2, 1, 1, 1, 64},    {1, 63, 2, 1, 64},  {2, 65, 4, 2, 128},
                             {1, 129, 4, 4, 128}, {3, 200, 8, 2, 64}, {1, 700, 3, 1, 128},
                             {1, 70, 2, 1, 96}};
-    const bool can = has_hopper("attention in bf16 must be that in f32");
+    const bool hopper = has_hopper("attention in bf16 must be that in f32");
     for (size_t i = 0; i < MOERT_COUNT(shapes); i++) {
         const shape s = shapes[i];
         oracle o = oracle_create(s);
@@ -175,9 +176,9 @@ TEST(test_attention_in_bf16_rounds_factors_where_it_can_and_nothing_elsewhere) {
         results got = device_attention_of(MOERT_DTYPE_BF16, &o, 0, s.sequences, true);
         for (size_t r = 0; r < RESULTS; r++) {
             const double *exact = to_doubles(want.value[r], want.count[r]);
-            if (!can || s.head_size % 64 != 0)
+            if (!hopper || s.head_size % 64 != 0)
                 assert_same_bits(result_names[r], got.value[r], want.value[r], want.count[r]);
-            else /* sums of many operands, each off by up to 2^-9 of itself */
+            else /* sums over many operands, each with a relative error of up to 2^-9 */
                 assert_close(result_names[r], got.value[r], exact, want.count[r],
                              r < DQ ? 0.02 : 0.05, 0.02);
         }

@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1
-/* What the tensor-core form of attention reads: rows in bf16, lse and delta. The kernels run on any
- * device. */
+/* Kernels that prepare the inputs of attention on tensor cores: rows in bf16, lse and delta. These
+ * kernels run on any device. */
 #include "args/attention.h"
 #include "base/dtype.h"
 #include "nn/nn.h"
@@ -9,7 +9,8 @@
 enum { S = 2, L = 70, HEADS = 3, D = 64, COLUMNS = HEADS * D, STRIDE = COLUMNS + 32, COLUMN = 16 };
 static const char program[] = "attention/round -DHEAD_SIZE=64";
 
-/* Row by row the codes of factor * x, and what was there before around them. */
+/* Columns [COLUMN, COLUMN + COLUMNS) of each row hold x times `factor` in bf16; all others keep
+ * their initial 0xFFFF. */
 static void assert_rounded(const uint16_t *to, const double *x, float factor) {
     for (size_t row = 0; row < S * L; row++)
         for (size_t c = 0; c < STRIDE; c++) {
@@ -26,7 +27,7 @@ TEST(test_round_rows_gives_the_nearest_bf16_and_keeps_other_columns) {
     const int columns = COLUMNS;
     const float factor = 0.17f;
     double *x = random_doubles("x", rows * COLUMNS);
-    x[0] = 1.00390625 / (double)factor; /* about a tie */
+    x[0] = 1.00390625 / (double)factor; /* close to a tie */
     x[1] = 3e38;
     moert_buffer *from = upload_doubles(x, rows * COLUMNS), *to = unset_bf16(bytes / 2);
     const moert_grid grid = {(rows * COLUMNS / 4 + 255) / 256, 1, 1};
@@ -44,7 +45,7 @@ TEST(test_stats_are_lse_and_delta_of_rounded_dout_in_blocks) {
     double *dout = random_doubles("dout", rows * COLUMNS), *want = test_alloc(stats * sizeof *want);
     moert_buffer *in[] = {upload_doubles(out, rows * COLUMNS), upload_doubles(dout, rows * COLUMNS),
                           upload_doubles(lse, rows * HEADS)};
-    moert_buffer *codes = unset_bf16(rows * COLUMNS);
+    moert_buffer *out_bf16 = unset_bf16(rows * COLUMNS);
     moert_buffer *to = unset_bf16((from + stats) * 2);
     for (size_t i = 0; i < rows * HEADS; i++) {
         const size_t t = i / HEADS, position = t % L;
@@ -56,13 +57,13 @@ TEST(test_stats_are_lse_and_delta_of_rounded_dout_in_blocks) {
     }
     const moert_grid grid = {blocks * 4, HEADS, S};
     ASSERT_OK(MOERT_RUN(test_device, program, "attention_stats", grid, MOERT_ARG(in[0]),
-                        MOERT_ARG(codes), MOERT_ARG(in[1]), MOERT_ARG(in[2]), MOERT_ARG(to),
+                        MOERT_ARG(out_bf16), MOERT_ARG(in[1]), MOERT_ARG(in[2]), MOERT_ARG(to),
                         MOERT_ARGS(moert_round_args, .length = length, .heads = heads,
                                    .stride = stride, .column = column, .from = from)));
     float *got = download(to, (from + stats) * sizeof(float));
     assert_rounded((const uint16_t *)got, dout, 1.0f);
     assert_near("stats", got + from, want, stats, 1e-6);
-    assert_bf16("code of out", codes, download_floats(in[0], rows * COLUMNS), rows * COLUMNS);
+    assert_bf16("bf16 out", out_bf16, download_floats(in[0], rows * COLUMNS), rows * COLUMNS);
 }
 
 TESTS(open_test_device, close_test_device)

@@ -91,7 +91,8 @@ TEST(test_distance_counts_edits) {
     assert_int_equal(moert_text_distance("steps", "step"), 1);
     memset(a, 'a', sizeof a);
     memset(b, 'a', sizeof b);
-    a[199] = b[199] = '\0'; /* longer than any name: any number will do, but no overflow */
+    /* longer than any name: the result does not matter, but nothing may overflow */
+    a[199] = b[199] = '\0';
     moert_text_distance(a, b);
 }
 
@@ -127,7 +128,7 @@ TEST(test_memory_is_zeroed_and_never_null) {
 
 TEST(test_memory_that_overflows_is_refused) {
     char *memory = (char *)1;
-    volatile size_t most = SIZE_MAX; /* the compiler would warn of such a constant */
+    volatile size_t most = SIZE_MAX; /* volatile, since the compiler warns of such a constant */
     ASSERT_FAILS(moert_alloc(&memory, most / 2, 16), MOERT_ERROR_MEMORY, "16 bytes do not fit");
     ASSERT_FAILS(moert_alloc(&memory, most, 1), MOERT_ERROR_MEMORY, "18446744073709551615");
     assert_ptr_equal(memory, (char *)1);
@@ -216,7 +217,7 @@ static void count_visits(void *context, size_t first, size_t end) {
         visits[i]++;
 }
 
-TEST(test_parallel_loops_take_every_number_once) {
+TEST(test_parallel_loops_visit_every_index_once) {
     static const size_t counts[] = {0, 1, 2, 63, 64, 65, 1000};
     for (size_t i = 0; i < MOERT_COUNT(counts); i++)
         for (size_t least = 0; least < 3; least++) {
@@ -227,7 +228,7 @@ TEST(test_parallel_loops_take_every_number_once) {
         }
 }
 
-TEST(test_normals_made_together_are_those_made_one_by_one) {
+TEST(test_normals_drawn_in_bulk_equal_those_drawn_one_by_one) {
     enum { N = 100000, FIRST = 12345 };
     float *values = test_alloc(N * sizeof *values);
     moert_rng_normals(5, 6, FIRST, 0.02, values, N);

@@ -6,7 +6,7 @@
 #include "base/log.h"
 #include "support/test.h"
 
-/* The environment of a test: none of the variables of the table is set. */
+/* Unsets all variables of the table before a test. */
 static int unset_variables(void **state) {
     (void)state;
     moert_variable variable;
@@ -27,7 +27,7 @@ TEST_WITH(test_defaults_hold_where_nothing_is_set, unset_variables, NULL) {
     ASSERT_OK(moert_config_check());
 }
 
-TEST_WITH(test_the_table_tells_what_is_set, unset_variables, NULL) {
+TEST_WITH(test_the_table_shows_which_variables_are_set, unset_variables, NULL) {
     moert_variable variable;
     size_t count = 0;
     set_variable("MOERT_THREADS", "3");
@@ -96,7 +96,7 @@ TEST(test_illegal_values_are_named_and_leave_the_default) {
     }
 }
 
-/* What `call` writes to stderr; a static text. */
+/* Returns the text that `call` writes to stderr, in a static buffer. */
 static const char *stderr_of(moert_status (*call)(void)) {
     static char text[2048];
     FILE *file = tmpfile();

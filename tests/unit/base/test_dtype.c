@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1
-/* Single numbers of the small formats: every code, every midpoint between neighbours, and what lies
- * beyond. */
+/* Conversion of single values to and from the small dtypes: every bit pattern, every midpoint
+ * between neighbours, and values beyond the largest. */
 #include <float.h>
 
 #include "base/dtype.h"
@@ -10,7 +10,7 @@ static const moert_dtype types[] = {MOERT_DTYPE_F16, MOERT_DTYPE_BF16, MOERT_DTY
                                     MOERT_DTYPE_E5M2, MOERT_DTYPE_E2M1};
 enum { TYPES = MOERT_COUNT(types) };
 
-static void check_code(moert_dtype type, float x, uint32_t want) {
+static void check_bits(moert_dtype type, float x, uint32_t want) {
     const uint32_t got = moert_dtype_encode(type, x);
     if (got != want)
         fail_msg("%s of %.9g (%a) is 0x%x, not 0x%x", moert_dtype_name(type), (double)x, (double)x,
@@ -21,23 +21,23 @@ static uint32_t sign_of(moert_dtype type) {
     return 1u << (moert_dtype_bits(type) - 1);
 }
 
-/* The code of the largest finite value. */
-static uint32_t last_code(moert_dtype type) {
-    uint32_t code = sign_of(type) - 1;
-    while (!isfinite(moert_dtype_decode(type, code)))
-        code--;
-    return code;
+/* The bits of the largest finite value. */
+static uint32_t largest_bits(moert_dtype type) {
+    uint32_t bits = sign_of(type) - 1;
+    while (!isfinite(moert_dtype_decode(type, bits)))
+        bits--;
+    return bits;
 }
 
-TEST(test_codes_stand_for_the_values_of_the_standards) {
+TEST(test_bit_patterns_have_the_values_of_the_standards) {
     const float e2m1[] = {0, .5f, 1, 1.5f, 2, 3, 4, 6};
-    for (uint32_t code = 0; code < 8; code++) {
-        assert_true(moert_dtype_decode(MOERT_DTYPE_E2M1, code) == e2m1[code]);
-        assert_true(moert_dtype_decode(MOERT_DTYPE_E2M1, code | 8) == -e2m1[code]);
+    for (uint32_t bits = 0; bits < 8; bits++) {
+        assert_true(moert_dtype_decode(MOERT_DTYPE_E2M1, bits) == e2m1[bits]);
+        assert_true(moert_dtype_decode(MOERT_DTYPE_E2M1, bits | 8) == -e2m1[bits]);
     }
     const struct {
         moert_dtype type;
-        uint32_t code;
+        uint32_t bits;
         double value;
     } samples[] = {
         {MOERT_DTYPE_E4M3, 0x01, 0x1p-9},     {MOERT_DTYPE_E4M3, 0x07, 7 * 0x1p-9},
@@ -51,40 +51,40 @@ TEST(test_codes_stand_for_the_values_of_the_standards) {
         {MOERT_DTYPE_BF16, 0x3F80, 1},        {MOERT_DTYPE_BF16, 0x7F80, INFINITY},
     };
     for (size_t i = 0; i < MOERT_COUNT(samples); i++)
-        assert_true((double)moert_dtype_decode(samples[i].type, samples[i].code) ==
+        assert_true((double)moert_dtype_decode(samples[i].type, samples[i].bits) ==
                     samples[i].value);
     assert_true(isnan(moert_dtype_decode(MOERT_DTYPE_E4M3, 0x7F)));
     assert_true(isnan(moert_dtype_decode(MOERT_DTYPE_E4M3, 0xFF)));
-    for (uint32_t code = 0x7D; code < 0x80; code++)
-        assert_true(isnan(moert_dtype_decode(MOERT_DTYPE_E5M2, code)));
+    for (uint32_t bits = 0x7D; bits < 0x80; bits++)
+        assert_true(isnan(moert_dtype_decode(MOERT_DTYPE_E5M2, bits)));
 }
 
-TEST(test_every_code_round_trips_and_codes_ascend) {
+TEST(test_every_bit_pattern_round_trips_and_values_ascend) {
     for (size_t t = 0; t < TYPES; t++) {
-        const uint32_t sign = sign_of(types[t]), last = last_code(types[t]);
-        for (uint32_t code = 0; code <= last; code++) {
-            const float value = moert_dtype_decode(types[t], code);
-            check_code(types[t], value, code);
-            check_code(types[t], -value, code | sign);
-            assert_true(code == 0 || value > moert_dtype_decode(types[t], code - 1));
+        const uint32_t sign = sign_of(types[t]), last = largest_bits(types[t]);
+        for (uint32_t bits = 0; bits <= last; bits++) {
+            const float value = moert_dtype_decode(types[t], bits);
+            check_bits(types[t], value, bits);
+            check_bits(types[t], -value, bits | sign);
+            assert_true(bits == 0 || value > moert_dtype_decode(types[t], bits - 1));
         }
     }
 }
 
 TEST(test_midpoints_go_to_even_and_their_neighbours_to_the_nearest) {
     for (size_t t = 0; t < TYPES; t++) {
-        const uint32_t sign = sign_of(types[t]), last = last_code(types[t]);
-        for (uint32_t code = 0; code < last; code++) {
-            const float low = moert_dtype_decode(types[t], code);
-            const float high = moert_dtype_decode(types[t], code + 1);
+        const uint32_t sign = sign_of(types[t]), last = largest_bits(types[t]);
+        for (uint32_t bits = 0; bits < last; bits++) {
+            const float low = moert_dtype_decode(types[t], bits);
+            const float high = moert_dtype_decode(types[t], bits + 1);
             const float middle = (float)(((double)low + (double)high) / 2);
-            const uint32_t even = code + code % 2;
-            check_code(types[t], middle, even);
-            check_code(types[t], -middle, even | sign);
-            check_code(types[t], nextafterf(middle, 0), code);
-            check_code(types[t], nextafterf(middle, INFINITY), code + 1);
-            check_code(types[t], nextafterf(low, INFINITY), code);
-            check_code(types[t], nextafterf(high, 0), code + 1);
+            const uint32_t even = bits + bits % 2;
+            check_bits(types[t], middle, even);
+            check_bits(types[t], -middle, even | sign);
+            check_bits(types[t], nextafterf(middle, 0), bits);
+            check_bits(types[t], nextafterf(middle, INFINITY), bits + 1);
+            check_bits(types[t], nextafterf(low, INFINITY), bits);
+            check_bits(types[t], nextafterf(high, 0), bits + 1);
         }
     }
 }
@@ -92,37 +92,37 @@ TEST(test_midpoints_go_to_even_and_their_neighbours_to_the_nearest) {
 TEST(test_large_values_saturate_or_overflow) {
     const float large[] = {464.0f, 465.0f, 1e9f, FLT_MAX, INFINITY};
     for (size_t i = 0; i < 5; i++) {
-        check_code(MOERT_DTYPE_E4M3, large[i], 0x7E);
-        check_code(MOERT_DTYPE_E4M3, -large[i], 0xFE);
-        check_code(MOERT_DTYPE_E2M1, large[i], 0x7);
-        check_code(MOERT_DTYPE_E2M1, -large[i], 0xF);
-        check_code(MOERT_DTYPE_E5M2, large[i] * 128, 0x7B);
-        check_code(MOERT_DTYPE_E5M2, -large[i] * 128, 0xFB);
+        check_bits(MOERT_DTYPE_E4M3, large[i], 0x7E);
+        check_bits(MOERT_DTYPE_E4M3, -large[i], 0xFE);
+        check_bits(MOERT_DTYPE_E2M1, large[i], 0x7);
+        check_bits(MOERT_DTYPE_E2M1, -large[i], 0xF);
+        check_bits(MOERT_DTYPE_E5M2, large[i] * 128, 0x7B);
+        check_bits(MOERT_DTYPE_E5M2, -large[i] * 128, 0xFB);
     }
-    check_code(MOERT_DTYPE_F16, 65519.996f, 0x7BFF);
-    check_code(MOERT_DTYPE_F16, 65520.0f, 0x7C00);
-    check_code(MOERT_DTYPE_F16, -INFINITY, 0xFC00);
-    check_code(MOERT_DTYPE_BF16, moert_float_from_bits(0x7F7F7FFF), 0x7F7F);
-    check_code(MOERT_DTYPE_BF16, moert_float_from_bits(0x7F7F8000), 0x7F80);
-    check_code(MOERT_DTYPE_BF16, -FLT_MAX, 0xFF80);
+    check_bits(MOERT_DTYPE_F16, 65519.996f, 0x7BFF);
+    check_bits(MOERT_DTYPE_F16, 65520.0f, 0x7C00);
+    check_bits(MOERT_DTYPE_F16, -INFINITY, 0xFC00);
+    check_bits(MOERT_DTYPE_BF16, moert_float_from_bits(0x7F7F7FFF), 0x7F7F);
+    check_bits(MOERT_DTYPE_BF16, moert_float_from_bits(0x7F7F8000), 0x7F80);
+    check_bits(MOERT_DTYPE_BF16, -FLT_MAX, 0xFF80);
 }
 
-TEST(test_nans_have_one_code_and_zeros_keep_their_sign) {
-    const uint32_t codes[] = {0x7E00, 0x7FC0, 0x7F, 0x7F, 0x7};
+TEST(test_nans_have_one_bit_pattern_and_zeros_keep_their_sign) {
+    const uint32_t patterns[] = {0x7E00, 0x7FC0, 0x7F, 0x7F, 0x7};
     const float nans[] = {NAN, -NAN, moert_float_from_bits(0x7F800001),
                           moert_float_from_bits(0xFFFFFFFF)};
     for (size_t t = 0; t < TYPES; t++) {
         for (size_t i = 0; i < 4; i++)
-            check_code(types[t], nans[i], codes[t]);
-        check_code(types[t], 0.0f, 0);
-        check_code(types[t], -0.0f, sign_of(types[t]));
-        check_code(types[t], -FLT_TRUE_MIN, sign_of(types[t]));
+            check_bits(types[t], nans[i], patterns[t]);
+        check_bits(types[t], 0.0f, 0);
+        check_bits(types[t], -0.0f, sign_of(types[t]));
+        check_bits(types[t], -FLT_TRUE_MIN, sign_of(types[t]));
         assert_true(signbit(moert_dtype_decode(types[t], sign_of(types[t]))));
     }
     assert_int_equal(moert_float_bits(moert_dtype_decode(MOERT_DTYPE_E4M3, 0xFF)), 0x7FC00000);
 }
 
-TEST(test_the_bridge_rounds_half_steps_down) {
+TEST(test_bridge_rounding_rounds_half_steps_down) {
     for (uint32_t i = 0; i <= 0x40E00000 - 0x3E000000; i += 997) { /* 0.125 to 7 */
         const float x = moert_float_from_bits(0x3E000000 + i);
         const bool lower =
@@ -132,9 +132,9 @@ TEST(test_the_bridge_rounds_half_steps_down) {
         assert_int_equal(moert_dtype_encode_bridge(-x), (nearest - (lower ? 1 : 0)) | 8);
     }
     const float at[] = {2.5f, 2.75f, 3.5f, 3.75f, 5.0f, 5.25f, 0.25f, 0.75f, 1.25f, 1.75f};
-    const uint32_t codes[] = {4, 5, 5, 6, 6, 6, 0, 2, 2, 4};
+    const uint32_t patterns[] = {4, 5, 5, 6, 6, 6, 0, 2, 2, 4};
     for (size_t i = 0; i < 10; i++)
-        assert_int_equal(moert_dtype_encode_bridge(at[i]), codes[i]);
+        assert_int_equal(moert_dtype_encode_bridge(at[i]), patterns[i]);
     assert_int_equal(moert_dtype_encode_bridge(INFINITY), 7);
     assert_int_equal(moert_dtype_encode_bridge(NAN), 7);
 }
@@ -146,7 +146,7 @@ TEST(test_stochastic_rounding_is_unbiased_over_all_random_bits) {
         for (unsigned random = 0; random < 256; random++)
             sum += (double)moert_dtype_decode(MOERT_DTYPE_E2M1,
                                               moert_dtype_encode_stochastic(x, (uint8_t)random));
-        /* half a step of u, which starts from 0 */
+        /* u = random / 256 starts at 0, so the mean is off by half a step of u */
         assert_within(sum / 256, (double)x, 2.0 / 256);
     }
     assert_int_equal(moert_dtype_encode_stochastic(5.0f, 0), 6);

@@ -33,8 +33,8 @@ static void full_tree(const float *leaves, size_t total, float *sum) {
         sum[i] = node_value(leaves, total, 0, width, i);
 }
 
-/* Appends a span's nodes and their rows, each the sum of its leaves in the first one's place: a
- * node has the shape of a tree over its leaves alone. */
+/* Appends the span's nodes and their rows. Sums each node in place, into the row of its first leaf.
+ * A node's subtree has the shape of a tree over only its leaves. */
 static size_t reduce(moert_span span, float *leaves, moert_tree_node *nodes, float **rows) {
     const size_t count = moert_tree_nodes(span, nodes), end = span.first + span.count;
     for (size_t k = 0; k < count; k++) {
@@ -60,7 +60,7 @@ static void check_nodes(moert_span span) {
         assert_int_equal(nodes[k].first % nodes[k].width, 0);
         next += nodes[k].width;
     }
-    /* the last node may reach past the last leaf, never into another span */
+    /* the last node may extend past the last leaf, but not into another span */
     assert_true(next == end || (end == span.total && next >= end));
     assert_true(span.count > 0 || count == 0);
 }
@@ -91,7 +91,7 @@ TEST(test_every_partition_in_two_gives_the_bits_of_the_full_tree) {
             check_partition(total, cut);
 }
 
-TEST(test_single_leaves_join_to_the_bits_of_the_full_tree) {
+TEST(test_sums_of_single_leaves_have_the_bits_of_the_full_tree) {
     for (size_t total = 1; total <= MOST_LEAVES; total++) {
         float leaves[MOST_LEAVES * N], expected[N], *rows[MOST_LEAVES];
         moert_tree_node nodes[MOST_LEAVES];

@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1
-/* Predictions of bench_model: expected spreads against counting and draws, times against hand-made
- * sums on a machine of round figures. */
+/* Predictions of bench_model. Expected spreads are compared with counts and random draws, times
+ * with sums made by hand for a machine with round numbers. */
 #include "base/memory.h"
 #include "bench/predict/models.h"
 #include "bench/predict/predict.h"
@@ -17,13 +17,14 @@ static bench_spread spread_of(bench_skew skew, size_t topk, size_t experts, size
 }
 
 TEST(test_distinct_ranks_and_nodes_are_counted_exactly) {
-    /* 2 of 4 experts on 4 ranks, 2 nodes: always 2 ranks; 2 of the 6 pairs lie on one node */
+    /* 2 of 4 experts, 4 ranks, 2 nodes: a token reaches 2 ranks; 2 of the 6 pairs of ranks share a
+     * node */
     const bench_spread a = spread_of(BENCH_BALANCED, 2, 4, 4, 2);
     assert_within(a.pairs_rank, 2.0, 1e-12);
     assert_within(a.pairs_node, 1.0 * 2.0 / 6.0 + 2.0 * 4.0 / 6.0, 1e-12);
-    /* 2 of 4 on 2 ranks: the same question of ranks */
+    /* 2 of 4 experts on 2 ranks: 2 of the 6 pairs of experts share a rank */
     assert_within(spread_of(BENCH_BALANCED, 2, 4, 2, 1).pairs_rank, 10.0 / 6.0, 1e-12);
-    /* all experts: every rank, every node, no imbalance */
+    /* a token that chooses all experts reaches every rank and node; there is no imbalance */
     const bench_spread all = spread_of(BENCH_BALANCED, 8, 8, 4, 2);
     assert_within(all.pairs_rank, 4.0, 1e-12);
     assert_within(all.pairs_node, 2.0, 1e-12);
@@ -33,7 +34,7 @@ TEST(test_distinct_ranks_and_nodes_are_counted_exactly) {
     assert_within(spread_of(BENCH_ONE, 2, 8, 4, 4).largest_rank, 4.0, 1e-12);
 }
 
-/* Draws as bench_exchange makes them; the mean of some seeds. */
+/* The mean spread over several seeds of experts that are drawn as in bench_exchange. */
 static void draw(bench_skew skew, size_t topk, size_t experts, size_t ep, bench_spread *seen) {
     enum { TOKENS = 4096, SEEDS = 5 };
     int32_t *index = test_alloc(TOKENS * topk * sizeof *index);
@@ -61,7 +62,8 @@ TEST(test_expected_spreads_are_those_of_draws) {
     static const struct {
         bench_skew skew;
         size_t topk, experts, ep;
-        double pairs, largest; /* tolerances: experts of skewed draws count as independent */
+        double pairs,
+            largest; /* tolerances; the prediction treats experts of skewed draws as independent */
     } cases[] = {
         {BENCH_BALANCED, 2, 8, 4, 0.01, 0.01},    {BENCH_BALANCED, 8, 64, 16, 0.01, 0.01},
         {BENCH_BALANCED, 8, 128, 64, 0.01, 0.03}, {BENCH_HOT, 2, 16, 8, 0.05, 0.05},
@@ -77,8 +79,8 @@ TEST(test_expected_spreads_are_those_of_draws) {
     }
 }
 
-TEST(test_largest_of_normal_numbers) {
-    (void)state; /* tables of order statistics */
+TEST(test_the_expected_largest_of_n_normals_is_near_the_tables) {
+    (void)state; /* expected values from tables of order statistics */
     assert_within(bench_largest_normal(1), 0.0, 0.0);
     assert_within(bench_largest_normal(2), 0.5642, 0.05);
     assert_within(bench_largest_normal(10), 1.5388, 0.02);
@@ -86,7 +88,7 @@ TEST(test_largest_of_normal_numbers) {
     assert_within(bench_largest_normal(1000), 3.2414, 0.03);
 }
 
-/* ---- a machine of round figures ---- */
+/* ---- a machine with round numbers ---- */
 
 static const char round_machine[] =
     "{\"name\": \"round\", \"source\": \"made up\", \"ranks_per_node\": 2, \"launch_us\": 1,"
@@ -116,7 +118,7 @@ static int close_machine(void **state) {
     return 0;
 }
 
-/* All experts of every token, so that nothing is random: T 128, H 512, I 512, K = E = 4. */
+/* Every token chooses all experts, so that nothing is random: T 128, H 512, I 512, K = E = 4. */
 static bench_work even_work(size_t ranks, bench_engine engine) {
     return (bench_work){.ranks = ranks,
                         .ep = ranks,
@@ -141,23 +143,23 @@ static bench_prediction predicted(const bench_work *work) {
 
 #define ROW_BYTES 2048.0
 
-/* Seconds of a forward product of weights [1024,512]. */
-static double product_seconds(double groups, double rows) {
+/* Predicted seconds of a forward GEMM with weights [1024,512]. */
+static double gemm_seconds(double groups, double rows) {
     double seconds;
     ASSERT_OK(bench_machine_gemm(
         &machine, &(bench_predict_gemm){"forward", "f32", groups, rows, 1024, 512}, &seconds));
     return seconds;
 }
 
-TEST_WITH(test_a_product_takes_its_rate_between_measured_rows, open_machine, close_machine) {
+TEST_WITH(test_a_gemm_takes_its_rate_between_measured_rows, open_machine, close_machine) {
     double seconds;
-    /* 128 rows a group are halfway from 64 to 256 in the logarithm: 150 GFLOP/s */
-    assert_within(product_seconds(2, 256) / (2e-9 * 256 * 1024 * 512 / 150.0), 1.0, 1e-12);
-    assert_within(product_seconds(1, 8) / (2e-9 * 8 * 1024 * 512 / 100.0), 1.0, 1e-12);
+    /* 128 rows per group are halfway between 64 and 256 on a logarithmic scale: 150 GFLOP/s */
+    assert_within(gemm_seconds(2, 256) / (2e-9 * 256 * 1024 * 512 / 150.0), 1.0, 1e-12);
+    assert_within(gemm_seconds(1, 8) / (2e-9 * 8 * 1024 * 512 / 100.0), 1.0, 1e-12);
     machine.tile_rows = 128.0; /* 8 rows cost as much as 128 */
-    assert_within(product_seconds(1, 8) / (2e-9 * 128 * 1024 * 512 / 100.0), 1.0, 1e-12);
-    machine.copy_gbps = 1.0; /* memory gives 2 MB of weight and 48 KB of rows */
-    assert_within(product_seconds(1, 8), 4e-9 * (1024 * 512 + 8 * 1536), 1e-15);
+    assert_within(gemm_seconds(1, 8) / (2e-9 * 128 * 1024 * 512 / 100.0), 1.0, 1e-12);
+    machine.copy_gbps = 1.0; /* memory-bound: 2 MiB of weights and 48 KiB of rows */
+    assert_within(gemm_seconds(1, 8), 4e-9 * (1024 * 512 + 8 * 1536), 1e-15);
     ASSERT_FAILS(bench_machine_gemm(
                      &machine, &(bench_predict_gemm){"wgrad", "f32", 1, 8, 1024, 512}, &seconds),
                  MOERT_ERROR_USAGE, "'round' has no rate of a wgrad GEMM in f32");
@@ -170,7 +172,7 @@ TEST_WITH(test_windows_of_one_node_by_hand, open_machine, close_machine) {
     assert_within(p.part[BENCH_INSIDE], 2.0 * 512 * ROW_BYTES / 10e9, 1e-12);
     assert_within(p.part[BENCH_BETWEEN], 0.0, 0.0);
     assert_within(p.part[BENCH_LATENCY], 12e-6, 1e-12);
-    /* 2 experts by 256 rows: with the GLU at 50 GFLOP/s, then at 200 */
+    /* 2 experts with 256 rows each: the GEMM with the GLU at 50 GFLOP/s, the other at 200 */
     assert_within(p.part[BENCH_GEMMS] / (2e-9 * 512 * 512 * (1024 / 50.0 + 512 / 200.0)), 1.0,
                   1e-9);
     assert_int_equal(p.bound, BENCH_GEMMS);
@@ -184,14 +186,14 @@ TEST_WITH(test_staged_and_node_engines_by_hand, open_machine, close_machine) {
     assert_within(s.part[BENCH_BETWEEN], 2.0 * (rows / 5e9 + rows / 4.0 / 4e9 + rows / 2.0 / 1e9),
                   1e-12);
     assert_within(s.bytes_between, rows, 1e-6);
-    /* dispatch crosses once a token, combine once a slot */
+    /* between nodes, dispatch sends one row per token, combine one per slot */
     assert_within(n.bytes_between, 128 * ROW_BYTES + rows / 2.0, 1e-6);
     assert_within(n.part[BENCH_BETWEEN], n.bytes_between * (1.0 / 5e9 + 1.0 / 1e9), 1e-12);
     assert_within(n.part[BENCH_INSIDE], 2.0 * rows / 10e9, 1e-12);
     assert_true(n.seconds < s.seconds);
 }
 
-/* All products at 100 GFLOP/s. */
+/* Sets the rate of all GEMMs to 100 GFLOP/s. */
 static void set_rates(const char *type) {
     static const char *const ops[] = {"forward", "glu", "dgrad", "wgrad"};
     machine.gemms = 0;
@@ -203,12 +205,12 @@ static void set_rates(const char *type) {
     }
 }
 
-/* Forward and backward. */
-static bench_prediction of_links(size_t ranks, const char *type, double result_bytes) {
+/* The prediction of forward and backward on linked devices. */
+static bench_prediction linked_prediction(size_t ranks, const char *type, double result_bytes) {
     set_rates(type);
     machine.linked = true;
     machine.ranks_per_node = 4.0;
-    machine.copy_gbps = 125.0; /* kernels reach 100 */
+    machine.copy_gbps = 125.0; /* GB/s, of which kernels reach 100 */
     bench_work w = even_work(ranks, BENCH_WINDOW);
     w.type = type;
     w.backward = true;
@@ -218,22 +220,24 @@ static bench_prediction of_links(size_t ranks, const char *type, double result_b
 
 TEST_WITH(test_linked_devices_by_hand, open_machine, close_machine) {
     const double rows = 512 * ROW_BYTES, tokens = 128 * ROW_BYTES;
-    /* Two ranks, f32: of 512 rows half stay; of the others, 2 a token, one crosses and one is
-     * copied. All results of the other rank cross, in backward beside the weights' gradients. */
-    const bench_prediction f = of_links(2, "f32", 4.0);
+    /* Two ranks, f32: half of the 512 rows stay. Of the other half, 2 per token, one crosses the
+     * link and its receiver copies it for the other. All results of the other rank's experts cross;
+     * in backward, this overlaps the weight gradients. */
+    const bench_prediction f = linked_prediction(2, "f32", 4.0);
     assert_within(f.part[BENCH_INSIDE], 2.0 * (tokens + rows / 2.0) / 10e9, 1e-12);
     assert_within(f.bytes_inside, tokens + rows / 2.0, 1e-6);
     assert_within(f.hidden, rows / 2.0 / 10e9, 1e-12);
-    /* As bf16, results are sent beside their product, and are summed from memory. */
-    const bench_prediction b = of_links(2, "bf16", 2.0);
+    /* In bf16, sending the results overlaps the GEMM that computes them, and the sum reads them
+     * from memory. */
+    const bench_prediction b = linked_prediction(2, "bf16", 2.0);
     assert_within(b.part[BENCH_INSIDE], 2.0 * (tokens + rows / 4.0) / 10e9, 1e-12);
     assert_within(b.hidden, 2.0 * rows / 4.0 / 10e9, 1e-12);
     assert_within(b.part[BENCH_MEMORY] - f.part[BENCH_MEMORY], rows / 2.0 / 100e9, 1e-12);
-    /* Four ranks have an expert each: every row of a token goes elsewhere, and none is spared. */
-    const bench_prediction four = of_links(4, "f32", 4.0);
+    /* Four ranks with one expert each: a token's rows go to different ranks, so none is saved. */
+    const bench_prediction four = linked_prediction(4, "f32", 4.0);
     assert_within(four.part[BENCH_INSIDE], 2.0 * 2.0 * 0.75 * rows / 10e9, 1e-12);
     /* One rank copies within its memory, at 100 GB/s. */
-    const bench_prediction one = of_links(1, "f32", 4.0);
+    const bench_prediction one = linked_prediction(1, "f32", 4.0);
     assert_within(one.part[BENCH_INSIDE], 4.0 * 2.0 * rows / 100e9, 1e-12);
     assert_within(one.hidden, 0.0, 0.0);
 }
@@ -253,7 +257,7 @@ TEST_WITH(test_parts_add_up_to_the_whole, open_machine, close_machine) {
     }
 }
 
-TEST_WITH(test_waves_are_the_exchanges_own_and_hide_less_on_shared_cores, open_machine,
+TEST_WITH(test_chunks_default_to_the_exchanges_and_hide_less_on_shared_cores, open_machine,
           close_machine) {
     bench_work w = even_work(4, BENCH_STAGED), whole = w;
     bench_machine shared = machine;
@@ -274,7 +278,7 @@ TEST_WITH(test_waves_are_the_exchanges_own_and_hide_less_on_shared_cores, open_m
 
 TEST_WITH(test_more_of_anything_takes_no_less, open_machine, close_machine) {
     bench_work w = even_work(4, BENCH_NODE);
-    w.experts = 16; /* now it matters where they are */
+    w.experts = 16; /* not all experts are chosen, so their placement matters */
     const double base = predicted(&w).seconds;
     bench_work more = w;
     more.tokens *= 2;
@@ -296,14 +300,14 @@ TEST_WITH(test_more_of_anything_takes_no_less, open_machine, close_machine) {
     assert_true(predicted(&more).part[BENCH_BETWEEN] > predicted(&w).part[BENCH_BETWEEN]);
 }
 
-TEST_WITH(test_shared_cores_and_crowds, open_machine, close_machine) {
+TEST_WITH(test_shared_cores_slow_gemms_and_crowds_slow_the_network, open_machine, close_machine) {
     bench_work w = even_work(4, BENCH_STAGED);
     const bench_prediction own = predicted(&w);
-    machine.shared_cores = 2.0; /* two ranks a core */
+    machine.shared_cores = 2.0; /* two ranks share a core */
     assert_within(predicted(&w).part[BENCH_GEMMS] / own.part[BENCH_GEMMS], 2.0, 1e-12);
     machine.shared_cores = 0.0;
     w = even_work(4, BENCH_STAGED);
-    machine.ranks_per_node = 1.0; /* four nodes now, three quarters of the rows travel */
+    machine.ranks_per_node = 1.0; /* now four nodes: three quarters of the rows travel */
     machine.crowd = 0.5;
     machine.crowd_nodes = 4.0;
     assert_within(predicted(&w).part[BENCH_BETWEEN],
@@ -315,7 +319,8 @@ TEST_WITH(test_gradients_of_replicas_are_summed, open_machine, close_machine) {
     bench_work w = even_work(2, BENCH_WINDOW);
     w.backward = true;
     const double alone = predicted(&w).part[BENCH_SUMS];
-    w.ranks = 4; /* two groups on two nodes: 12 H I bytes of 2 experts, half of it, twice */
+    /* two groups on two nodes: of 12 H I bytes for each of 2 experts, half travels, twice */
+    w.ranks = 4;
     const bench_prediction p = predicted(&w);
     const double router = 2.0 * 0.75 * 4.0 * 512 * 4 / 1e9;
     assert_within(p.part[BENCH_SUMS], 12.0 * 512 * 512 * 2 / 1e9 + router, 1e-8);
@@ -357,8 +362,8 @@ static bench_work model_work(size_t ranks, size_t model) {
     return w;
 }
 
-/* bench/results/h200/train-2026-11-22.txt: 95122 tokens/s of a Qwen3-MoE model with 4 layers on one
- * H200, batches of 4 x 2048 tokens. */
+/* bench/results/h200/train-2026-11-22.txt: 95122 tokens/s for a Qwen3-MoE model with 4 layers on
+ * one H200, batches of 4 x 2048 tokens. */
 TEST_WITH(test_a_step_on_one_h200_is_near_the_measured_one, open_h200, close_machine) {
     static const bench_stack stack = {4, 32, 4, 128, 151936, 2048};
     bench_work w = model_work(1, 1);
@@ -368,14 +373,15 @@ TEST_WITH(test_a_step_on_one_h200_is_near_the_measured_one, open_h200, close_mac
     ASSERT_OK(bench_predict_step(&machine, &w, &stack, &four));
     assert_within(one.seconds / (8192.0 / 95122.0), 1.0, 0.2);
     assert_within(one.layers + one.dense + one.optimizer + one.sums, one.seconds, 1e-12);
-    assert_within(four.layers, 4.0 * one.layers, 1e-9); /* but one optimizer's step */
+    /* four micro-batches, but one step of the optimizer */
+    assert_within(four.layers, 4.0 * one.layers, 1e-9);
     assert_within(four.dense, 4.0 * one.dense, 1e-9);
     assert_within(four.optimizer, one.optimizer, 0.0);
 }
 
-/* ms of forward and of forward + backward, T 8192 a rank, all in bf16:
- * bench/results/h200-ranks-{4-2026-11-22,2-2026-11-23}.txt. Nothing of the model was fitted to
- * them. */
+/* ms of forward and of forward + backward, T 8192 per rank, all in bf16:
+ * bench/results/h200-ranks-{4-2026-11-22,2-2026-11-23}.txt. No constant of the prediction was
+ * fitted to these. */
 TEST_WITH(test_layers_on_h200s_are_near_the_measured_ones, open_h200, close_machine) {
     static const struct {
         size_t ranks, model;

@@ -1,5 +1,6 @@
 // run: np=1,2,3,4 sanitize=2
-/* Who waits for whom: late ranks are charged, in any communicator, for calls that all have made. */
+/* Waiting times between ranks: a late rank is charged with the others' waiting, in any
+ * communicator, for calls that all of its ranks made. */
 #include <unistd.h>
 
 #include "comm/arrivals.h"
@@ -9,7 +10,8 @@
 enum { LATE_US = 60000, MOST_RANKS = 256 };
 static const double LATE_NS = LATE_US * 1e3, LEAST_NS = LATE_US * 0.5e3;
 
-/* waited_ns[R] of a barrier of `comm` that a rank of the job enters late. */
+/* Clears waited_ns[R], then records one barrier of `comm`, which rank `late` of the job enters
+ * late. */
 static void wait_for(moert_comm *comm, size_t late, double *waited_ns) {
     memset(waited_ns, 0, MOST_RANKS * sizeof *waited_ns);
     ASSERT_OK_ON_ALL(moert_comm_barrier(test_comm));
@@ -20,7 +22,7 @@ static void wait_for(moert_comm *comm, size_t late, double *waited_ns) {
     ASSERT_OK_ON_ALL(status);
 }
 
-/* All but the late rank have waited for it, in vain it for any. */
+/* Every other rank has waited for the late rank, and no rank for another. */
 static bool charges(const double *waited_ns, size_t late) {
     bool right = true;
     for (size_t r = 0; r < test_ranks; r++)
@@ -37,15 +39,17 @@ TEST(test_the_last_rank_is_charged_with_the_others_waiting) {
     }
 }
 
-/* In a part of the ranks, in reverse order of the parts, the rank of the whole is named. */
-TEST(test_parts_name_ranks_of_the_whole) {
+/* Times measured in a communicator of some ranks are indexed by ranks of the whole job. Rank 0 is
+ * in the second part, the others in the first. */
+TEST(test_waiting_in_a_part_is_charged_to_ranks_of_the_whole) {
     double waited_ns[MOST_RANKS];
     moert_comm *half;
     const size_t late = test_ranks - 1, color = test_rank == 0 ? 1 : 0;
     ASSERT_OK_ON_ALL(moert_comm_split(test_comm, color, &half));
     wait_for(half, late, waited_ns);
     ASSERT_OK_ON_ALL(moert_arrivals_end(waited_ns));
-    /* rank 0 is alone in its part; it meets the late one in the verdict that follows only */
+    /* rank 0 is alone in its part: it waits for the late rank only in the collective check that
+     * follows */
     const bool others = test_rank != 0 && test_rank != late;
     ASSERT_ON_ALL(!others || waited_ns[late] > LEAST_NS);
     moert_comm_destroy(half);

@@ -19,7 +19,7 @@ TEST(test_broadcast_reaches_every_rank_from_every_root) {
     ASSERT_ON_ALL(right);
 }
 
-/* Rank r brings r % 3 values, so some bring none. */
+/* Rank r contributes r % 3 values; some ranks contribute none. */
 static bool gather_uneven(bool in_place) {
     uint64_t mine[2], all[2 * 256];
     size_t bytes[256], start = 0, total = 0;
@@ -100,7 +100,7 @@ TEST(test_agreement_gives_all_ranks_the_lowest_failure) {
         const char *text = titled("%sthe file of rank %zu is short", prefix, bad);
         right = right && strcmp(moert_last_error(), text) == 0;
         right = right && moert_comm_failure_is_shared();
-        /* an outer agreement passes the message on as it is */
+        /* a second agreement leaves the message as it is */
         right = moert_comm_agree(test_comm, MOERT_ERROR_IO) == MOERT_ERROR_IO && right;
         right = right && strcmp(moert_last_error(), text) == 0;
     }
@@ -138,7 +138,7 @@ TEST(test_ranks_of_one_host_are_counted) {
     ASSERT_ON_ALL(right);
 }
 
-/* Every three ranks as a host, also in parts of them all. */
+/* MOERT_NODE_RANKS=3: every three ranks count as a host, also in communicators of some ranks. */
 TEST(test_ranks_of_one_host_may_count_as_several) {
     moert_comm *whole = NULL, *odd = NULL;
     set_variable("MOERT_NODE_RANKS", "3");
@@ -165,8 +165,8 @@ static float leaf(size_t leaf_index, size_t i) {
     return (float)(moert_rng_normal(9, leaf_index, i) * scale);
 }
 
-/* The sum of the leaves [first, first + count) by a tree over them alone, n values in the first of
- * its rows. */
+/* Sums the leaves [first, first + count), n values each, by a tree over only these. Row 0 of the
+ * result is the sum. */
 static float *serial_sum(size_t first, size_t count, size_t n) {
     float *leaves = test_alloc((count + 1) * n * sizeof *leaves),
           **rows = test_alloc(count * sizeof *rows);
@@ -181,7 +181,7 @@ static float *serial_sum(size_t first, size_t count, size_t n) {
     return leaves;
 }
 
-/* This rank's node rows; a node has the shape of a tree over its leaves alone. */
+/* This rank's node rows. A node's subtree has the shape of a tree over only its leaves. */
 static float *make_nodes(moert_span span, size_t n) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
     float *rows = test_alloc((span.count + 1) * n * sizeof *rows);
@@ -194,9 +194,9 @@ static float *make_nodes(moert_span span, size_t n) {
     return rows;
 }
 
-/* Slices of n columns: even ones, all for the last rank, or more for each rank than for the one
- * before. */
-static void cut(size_t n, size_t kind, size_t *border) {
+/* Divides n columns among the ranks. kind 0: evenly; 1: all for the last rank; 2: each rank has
+ * more than the one before. */
+static void set_borders(size_t n, size_t kind, size_t *border) {
     const size_t sum = test_ranks * (test_ranks + 1) / 2;
     for (size_t r = 0; r <= test_ranks; r++) {
         const size_t borders[] = {n * r / test_ranks, r < test_ranks ? 0 : n,
@@ -205,7 +205,7 @@ static void cut(size_t n, size_t kind, size_t *border) {
     }
 }
 
-/* The sum in slices of each kind, gathered, and in rounds of few floats. */
+/* Compares the sum, in shards of each kind and gathered, with the expected one. */
 static bool sum_is_right(moert_span span, size_t n, const float *expected) {
     moert_span *spans = test_alloc(test_ranks * sizeof *spans);
     size_t *border = test_alloc((test_ranks + 1) * sizeof *border);
@@ -213,7 +213,7 @@ static bool sum_is_right(moert_span span, size_t n, const float *expected) {
     for (size_t kind = 0; kind < 3; kind++) {
         float *rows = make_nodes(span, n);
         moert_tree_sum *sum = NULL;
-        cut(n, kind, border);
+        set_borders(n, kind, border);
         const size_t first = border[test_rank], count = border[test_rank + 1] - first;
         right = moert_tree_sum_start(test_comm, spans, rows, border, &sum) == MOERT_OK && right;
         right = moert_tree_sum_progress(sum) == MOERT_OK && right;
@@ -225,7 +225,7 @@ static bool sum_is_right(moert_span span, size_t n, const float *expected) {
     return right;
 }
 
-/* Goes through all ways to cut `left` leaves into one span per rank, from rank `at` on. */
+/* Tries all ways to divide the leaves from `first` on into one span per rank, from rank `at` on. */
 static bool all_spans(size_t at, size_t first, size_t total, size_t n, const float *expected,
                       moert_span mine) {
     if (at == test_ranks)
@@ -261,8 +261,8 @@ TEST(test_tree_sum_goes_in_rounds_over_many_columns) {
     ASSERT_ON_ALL(right);
 }
 
-/* Sums of several columns and communicators under way at once, ended in another order. */
-TEST(test_tree_sums_go_on_beside_each_other_and_beside_other_calls) {
+/* Several sums, on different communicators, are in flight at once and complete in another order. */
+TEST(test_tree_sums_overlap_each_other_and_other_calls) {
     enum { SUMS = 3, N = 4001 };
     const size_t usual = moert_tree_round_floats;
     const moert_span span = {test_rank, 1, test_ranks};
@@ -273,7 +273,7 @@ TEST(test_tree_sums_go_on_beside_each_other_and_beside_other_calls) {
     moert_comm *part = NULL;
     bool right = moert_comm_split(test_comm, 0, &part) == MOERT_OK;
     right = moert_comm_gather_spans(test_comm, span, spans) == MOERT_OK && right;
-    cut(N, 0, border);
+    set_borders(N, 0, border);
     moert_tree_round_floats = 1000;
     for (size_t i = 0; i < SUMS; i++) {
         rows[i] = make_nodes(span, N);

@@ -14,13 +14,13 @@
 
 /* ---- files ---- */
 
-/* Files that tell their maker and number. */
+/* Creates files whose contents identify their rank and index. */
 static bool make_files(int *files, size_t count) {
     bool made = true;
     for (size_t i = 0; i < count; i++) {
-        const uint64_t word = mpi_value(test_rank, count, i);
+        const uint64_t value = mpi_value(test_rank, count, i);
         files[i] = memfd_create("moert-test", MFD_CLOEXEC);
-        made = made && write(files[i], &word, sizeof word) == sizeof word;
+        made = made && write(files[i], &value, sizeof value) == sizeof value;
     }
     return made;
 }
@@ -30,19 +30,19 @@ static void close_files(const int *files, size_t count) {
         close(files[i]);
 }
 
-static bool hold_what_ranks_wrote(const int *all, size_t count) {
+static bool contents_are_right(const int *all, size_t count) {
     bool right = true;
     for (size_t f = 0; f < test_ranks * count; f++) {
-        uint64_t word = 0;
-        right = right && pread(all[f], &word, sizeof word, 0) == sizeof word;
-        right = right && word == mpi_value(f / count, count, f % count);
+        uint64_t value = 0;
+        right = right && pread(all[f], &value, sizeof value, 0) == sizeof value;
+        right = right && value == mpi_value(f / count, count, f % count);
         right = right && fcntl(all[f], F_GETFD) == FD_CLOEXEC;
     }
     return right;
 }
 
 TEST(test_open_files_reach_every_rank_of_the_host) {
-    enum { MOST = 255 }; /* more than a message holds */
+    enum { MOST = 255 }; /* more than one message carries */
     static int mine[MOST], all[MOST * 4];
     const size_t before = count_files("/proc/self/fd", "");
     const size_t counts[] = {1, 3, test_ranks < 3 ? MOST : 7};
@@ -50,12 +50,12 @@ TEST(test_open_files_reach_every_rank_of_the_host) {
         bool right = make_files(mine, counts[i]);
         right = moert_comm_share_files(test_comm, mine, counts[i], all) == MOERT_OK && right;
         ASSERT_ON_ALL(right);
-        right = hold_what_ranks_wrote(all, counts[i]);
-        /* and they are the same files, not copies */
-        const uint64_t news = mpi_value(test_rank, 1, 2);
+        right = contents_are_right(all, counts[i]);
+        /* the files are the same, not copies */
+        const uint64_t update = mpi_value(test_rank, 1, 2);
         const size_t next = (test_rank + 1) % test_ranks;
-        right = on_all(right); /* nobody writes before all have read */
-        right = pwrite(all[next * counts[i]], &news, sizeof news, 0) == sizeof news && right;
+        right = on_all(right); /* no rank writes before all have read */
+        right = pwrite(all[next * counts[i]], &update, sizeof update, 0) == sizeof update && right;
         right = on_all(right);
         uint64_t seen = 0;
         right = pread(mine[0], &seen, sizeof seen, 0) == sizeof seen && right;
@@ -79,7 +79,7 @@ TEST(test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks) {
     moert_status status = moert_comm_share_files(test_comm, mine, COUNT, all);
     right = setrlimit(RLIMIT_NOFILE, &limit) == 0 && right;
     close_files(mine, COUNT);
-    ASSERT_ON_ALL(right && status == MOERT_ERROR_MEMORY && all[0] == -1 && /* all the same */
+    ASSERT_ON_ALL(right && status == MOERT_ERROR_MEMORY && all[0] == -1 && /* on all */
                   strstr(moert_last_error(), "(ulimit -n)") != NULL &&
                   count_files("/proc/self/fd", "") == before);
     ASSERT_ON_ALL(moert_comm_share_files(test_comm, mine, 1001, NULL) == MOERT_ERROR_UNSUPPORTED);
@@ -114,7 +114,7 @@ TEST(test_shared_segments_are_zero_aligned_and_seen_by_peers) {
     assert_true(right);
 }
 
-/* How many mappings of this process have this text in their line. */
+/* The number of this process's mappings whose line in /proc/self/maps contains `part`. */
 static size_t count_mappings(const char *part) {
     char line[4096];
     size_t count = 0;
@@ -137,7 +137,7 @@ TEST(test_shared_memory_has_no_name_and_keeps_no_file_open) {
     ASSERT_ON_ALL(right && count_mappings("memfd:moert") == before);
 }
 
-/* /dev/shm, which MPI windows would need, and the machine's memory are both smaller. */
+/* 1 TiB per rank: more than /dev/shm (which MPI windows would need) and the machine's memory. */
 TEST(test_untouched_shared_memory_costs_nothing) {
     const size_t bytes = (size_t)1 << 40;
     moert_shared *shared = NULL;
@@ -159,7 +159,7 @@ TEST(test_memory_out_of_reach_is_an_error_on_all_ranks) {
     moert_shared *shared = NULL;
     const size_t files = count_files("/proc/self/fd", ""), before = count_mappings("memfd:moert");
     const bool last = test_rank == test_ranks - 1;
-    if (test_ranks == 1) /* opens nothing */
+    if (test_ranks == 1) /* one rank opens no files */
         return;
     moert_memory_processes = last ? "/nowhere" : "/proc";
     bool right = moert_shared_create(test_comm, 100, &shared) == MOERT_ERROR_UNSUPPORTED;
@@ -169,29 +169,30 @@ TEST(test_memory_out_of_reach_is_an_error_on_all_ranks) {
     ASSERT_ON_ALL(right && count_files("/proc/self/fd", "") == files);
 }
 
-/* A folder of processes in which any file of process `pid` is one regular file. */
-static bool make_processes(const char *folder, int pid) {
-    bool made = symlink(".", titled("%s/%d", folder, pid)) == 0 &&
-                mkdir(titled("%s/fd", folder), 0700) == 0;
+/* Creates a stand-in for /proc in which every open file of process `pid` is the same regular
+ * file. */
+static bool make_processes(const char *directory, int pid) {
+    bool made = symlink(".", titled("%s/%d", directory, pid)) == 0 &&
+                mkdir(titled("%s/fd", directory), 0700) == 0;
     for (int file = 0; file < 256; file++)
-        made = made && symlink("/proc/self/exe", titled("%s/fd/%d", folder, file)) == 0;
+        made = made && symlink("/proc/self/exe", titled("%s/fd/%d", directory, file)) == 0;
     return made;
 }
 
-/* In another container the numbers of a process and of its file may be another's. */
-TEST(test_another_file_under_the_same_numbers_is_not_taken) {
+/* In another container, the same process ID and descriptor may name another file. */
+TEST(test_another_file_with_the_same_process_id_and_descriptor_is_refused) {
     moert_shared *shared = NULL;
-    char folder[] = "/tmp/moert-comm-XXXXXX";
+    char directory[] = "/tmp/moert-comm-XXXXXX";
     int first = (int)getpid();
     if (test_ranks == 1)
         return;
     bool right = moert_comm_broadcast(test_comm, 0, &first, sizeof first) == MOERT_OK;
-    right = mkdtemp(folder) != NULL && make_processes(folder, first) && right;
-    moert_memory_processes = test_rank == test_ranks - 1 ? folder : "/proc";
+    right = mkdtemp(directory) != NULL && make_processes(directory, first) && right;
+    moert_memory_processes = test_rank == test_ranks - 1 ? directory : "/proc";
     right = moert_shared_create(test_comm, 100, &shared) == MOERT_ERROR_UNSUPPORTED && right;
     right = right && strstr(moert_last_error(), "another file is in its place") != NULL;
     moert_memory_processes = "/proc";
-    ASSERT_ON_ALL(moert_remove_tree(folder) == MOERT_OK && right && shared == NULL);
+    ASSERT_ON_ALL(moert_remove_tree(directory) == MOERT_OK && right && shared == NULL);
 }
 
 TEST(test_shared_memory_that_does_not_fit_is_an_error_on_all_ranks) {

@@ -1,8 +1,7 @@
 // run: np=1 sanitize=1
-/*
- * The watchdog's judgement, in one process. With the arguments `victim kill|stop|late|mixed|report`
- * the program is one rank of a job that hangs, for tests/e2e/watchdog.sh.
- */
+/* The watchdog's judgement, in one process. With the arguments `victim
+ * kill|stop|late|mixed|alone|report` the program is one rank of a job that hangs, for
+ * tests/e2e/watchdog.sh. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -17,7 +16,7 @@
 
 static const uint64_t second = 1000000000u;
 
-/* An entry of a child process that sleeps; its heart beat just now. */
+/* Fills the entry for a new child process that sleeps; its heartbeat is fresh. */
 static pid_t enter_child(moert_watch_entry *entry) {
     pid_t child = fork();
     if (child == 0)
@@ -31,7 +30,7 @@ static pid_t enter_child(moert_watch_entry *entry) {
     assert_non_null(file);
     text[fread(text, 1, sizeof text - 1, file)] = '\0';
     fclose(file);
-    /* field 22, counted without help: none of the first 21 holds a blank here */
+    /* field 22, the start time: none of the first 21 fields contains a blank here */
     char *at = text;
     for (int field = 1; field < 22; field++)
         at = strchr(at, ' ') + 1;
@@ -48,8 +47,8 @@ TEST(test_an_entry_says_step_and_phase) {
     assert_int_equal(atomic_load(&entry.step), 12);
 }
 
-/* What another process has written, or a datagram says, need not be a phase. */
-TEST(test_every_phase_has_a_name_and_no_other_number_is_read_past_the_table) {
+/* A phase that another process wrote, or that a datagram carries, may be any number. */
+TEST(test_every_phase_has_a_name_and_any_other_number_is_unknown) {
     for (int phase = 0; phase < MOERT_PHASES; phase++) {
         assert_true(strlen(moert_phase_name((moert_phase)phase)) > 0);
         assert_string_not_equal(moert_phase_name((moert_phase)phase), "unknown");
@@ -77,7 +76,7 @@ TEST(test_progress_restarts_the_wait) {
     moert_phase_set(MOERT_PHASE_SAVE);
     moert_watch_publish(&entry, 12 * second);
     assert_int_equal(atomic_load(&entry.progress_ns), 12 * second);
-    /* a job that was suspended as a whole wakes up without blame */
+    /* after a suspension of the whole job, no rank is blamed */
     moert_watch_publish(&entry, 100 * second);
     assert_int_equal(atomic_load(&entry.progress_ns), 100 * second);
 }
@@ -115,7 +114,7 @@ TEST(test_a_process_that_ended_is_gone_unless_it_left) {
     assert_int_equal(moert_watch_judge(&entry, true, now), MOERT_WATCH_FINE);
 }
 
-TEST(test_another_process_of_the_same_number_is_not_the_old_one) {
+TEST(test_another_process_with_the_same_id_is_not_the_old_one) {
     moert_watch_entry entry = {0};
     uint64_t now = moert_clock_ns();
     moert_watch_enter(&entry, now);
@@ -130,7 +129,7 @@ TEST(test_the_gravest_and_then_the_longest_idle_is_blamed) {
     uint64_t now = moert_clock_ns();
     for (size_t i = 0; i < 4; i++)
         moert_watch_enter(&entries[i], now);
-    atomic_store(&entries[0].progress_ns, now - 9 * second); /* itself */
+    atomic_store(&entries[0].progress_ns, now - 9 * second); /* the rank that judges */
     atomic_store(&entries[2].progress_ns, now - 2 * second);
     atomic_store(&entries[3].progress_ns, now - second);
     assert_int_equal(moert_watch_blame(entries, visible, 4, 0, now, &verdict), 2);
@@ -159,14 +158,14 @@ TEST(test_a_verdict_is_described_with_step_and_phase) {
     assert_non_null(strstr(text, "at step 7 in phase 'dispatch'"));
 }
 
-/* Host 1 has told of its rank 3, which was in `verdict` then. */
-static void hear_of(moert_watch_host *host, moert_watch_verdict verdict, uint64_t now) {
+/* Stores a note in which `host` reports its rank 3 with `verdict`. */
+static void receive_note(moert_watch_host *host, moert_watch_verdict verdict, uint64_t now) {
     moert_watch_note note = {.step = 9, .idle_ns = 5 * second, .rank = 3, .verdict = (int)verdict};
     note.phase = MOERT_PHASE_EXPERTS;
     moert_watch_keep_note(host, &note, now);
 }
 
-TEST(test_a_note_tells_of_the_rank_to_wait_for) {
+TEST(test_a_note_names_the_rank_to_wait_for) {
     moert_watch_entry entries[3] = {0};
     const bool visible[3] = {true, true, true};
     const size_t ranks[3] = {4, 5, 6};
@@ -179,7 +178,7 @@ TEST(test_a_note_tells_of_the_rank_to_wait_for) {
         atomic_store(&entries[i].progress_ns, now - (i + 1) * second);
     }
     moert_watch_note waits = moert_watch_take_note(entries, visible, ranks, 3, now);
-    assert_int_equal(waits.rank, 6); /* the longest */
+    assert_int_equal(waits.rank, 6); /* it has waited longest */
     assert_int_equal(waits.verdict, MOERT_WATCH_FINE);
     assert_int_equal(waits.idle_ns, 3 * second);
     assert_int_equal(waits.step, 7);
@@ -190,15 +189,15 @@ TEST(test_a_note_tells_of_the_rank_to_wait_for) {
     assert_int_equal(late.verdict, MOERT_WATCH_LATE);
 }
 
-TEST(test_a_host_is_blamed_by_what_it_said_or_for_its_silence) {
+TEST(test_a_host_is_blamed_for_its_note_or_its_silence) {
     moert_watch_host hosts[2] = {0};
     moert_watch_verdict verdict;
     char text[256];
     uint64_t now = moert_clock_ns();
-    assert_int_equal(moert_watch_blame_host(hosts, 2, now, &verdict), 2); /* never heard of */
-    hear_of(&hosts[1], MOERT_WATCH_FINE, now);
+    assert_int_equal(moert_watch_blame_host(hosts, 2, now, &verdict), 2); /* no note yet */
+    receive_note(&hosts[1], MOERT_WATCH_FINE, now);
     assert_int_equal(moert_watch_blame_host(hosts, 2, now, &verdict), 2);
-    hear_of(&hosts[1], MOERT_WATCH_LATE, now);
+    receive_note(&hosts[1], MOERT_WATCH_LATE, now);
     assert_int_equal(moert_watch_blame_host(hosts, 2, now, &verdict), 1);
     assert_int_equal(verdict, MOERT_WATCH_LATE);
     moert_watch_describe(&hosts[1].entry, verdict, now, text, sizeof text);
@@ -208,8 +207,8 @@ TEST(test_a_host_is_blamed_by_what_it_said_or_for_its_silence) {
     moert_watch_describe(&hosts[1].entry, verdict, now + 8 * second, text, sizeof text);
     assert_non_null(strstr(text, "is out of reach"));
     assert_non_null(strstr(text, "for 8 s), at step 9 in phase 'experts'"));
-    hear_of(&hosts[1], MOERT_WATCH_REFUSED, now);
-    hear_of(&hosts[0], MOERT_WATCH_LATE, now + 7 * second);
+    receive_note(&hosts[1], MOERT_WATCH_REFUSED, now);
+    receive_note(&hosts[0], MOERT_WATCH_LATE, now + 7 * second);
     assert_int_equal(moert_watch_blame_host(hosts, 2, now + 8 * second, &verdict), 1);
     assert_int_equal(verdict, MOERT_WATCH_REFUSED);
 }
@@ -230,7 +229,8 @@ TEST(test_a_rank_that_only_computes_is_left_alone) {
     moert_watchdog_stop(watchdog);
 }
 
-/* All ranks but the first have failed, alike: one speaks. They stay, and ignore SIGTERM. */
+/* All ranks but the first report the same failure; only the one that claims the watchdog prints it.
+ * All of them ignore SIGTERM and stay. */
 static void report(moert_watchdog *watchdog) {
     signal(SIGTERM, SIG_IGN);
     if (moert_watchdog_claim(watchdog))
@@ -238,7 +238,8 @@ static void report(moert_watchdog *watchdog) {
     sleep(60);
 }
 
-/* The last rank fails in the given way at step 12; the others wait for it, or not in a call. */
+/* The last rank fails in the given way at step 12. The others wait for it in a barrier; with
+ * `alone`, they wait outside of any call. */
 static int be_victim(const char *way) {
     moert_watchdog *watchdog = NULL;
     if (moert_watchdog_start(test_comm, moert_config_get()->timeout_s, &watchdog) != MOERT_OK)
@@ -247,14 +248,14 @@ static int be_victim(const char *way) {
     moert_phase_set_step(12);
     moert_phase_set(last ? MOERT_PHASE_DISPATCH : MOERT_PHASE_COMBINE);
     moert_comm_barrier(test_comm);
-    /* long enough for a beat of the heart, which tells the others step and phase; other hosts must
-     * have heard several before they know of an end */
+    /* long enough for a heartbeat, which publishes step and phase; other hosts must have received
+     * several datagrams before they can know of an end */
     bool notes = strcmp(way, "kill") == 0 && moert_comm_node_count(test_comm) > 1;
     if (last)
         nanosleep(&(struct timespec){.tv_sec = notes ? 4 : 0, .tv_nsec = 500000000}, NULL);
     if (last && (strcmp(way, "kill") == 0 || strcmp(way, "alone") == 0))
         raise(SIGKILL);
-    if (strcmp(way, "alone") == 0) /* the others wait for their devices, say */
+    if (strcmp(way, "alone") == 0) /* the others wait, as they would for their devices */
         sleep(60);
     if (last && strcmp(way, "stop") == 0)
         raise(SIGSTOP);
@@ -262,7 +263,7 @@ static int be_victim(const char *way) {
         sleep(60);
     if (strcmp(way, "report") == 0 && test_rank > 0)
         report(watchdog);
-    if (last && strcmp(way, "mixed") == 0) { /* waits, but in a call that no other rank makes */
+    if (last && strcmp(way, "mixed") == 0) { /* waits in a call that no other rank makes */
         moert_phase_wait_begin();
         sleep(60);
     }

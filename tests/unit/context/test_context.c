@@ -1,5 +1,5 @@
 // run: np=1,2,3,4 sanitize=2
-/* Contexts made one after the other, on the caller's OpenCL, bound or not, and with bad
+/* Contexts: several in sequence, on the caller's OpenCL objects, bound and unbound, and with bad
  * settings. */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
@@ -50,8 +50,8 @@ TEST(test_two_contexts_live_side_by_side) {
     moert_context_destroy(second);
 }
 
-/* As if all ranks had CPUs, those before `count` with AMX; the last one, in GPU form or not, with
- * MOERT_BF16 as `last` and the others as `others`. */
+/* Settles how bf16 is summed, as if all ranks had CPUs and the first `count` of them AMX. The last
+ * rank has `gpu_form`. MOERT_BF16 is `last` on the last rank and `others` elsewhere. */
 static moert_status settle(size_t count, const char *others, const char *last, bool gpu_form,
                            bool *uses) {
     const bool am_last = test_rank + 1 == test_ranks;
@@ -72,7 +72,7 @@ static moert_status settle(size_t count, const char *others, const char *last, b
 
 TEST(test_ranks_with_amx_and_without_sum_alike) {
     const struct {
-        size_t without; /* AMX, of the last ranks */
+        size_t without; /* the number of last ranks that lack AMX */
         const char *others, *last;
         bool gpu_form, uses;
     } rows[] = {

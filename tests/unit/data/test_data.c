@@ -22,7 +22,7 @@ static moert_data *open_raw(const char *path, unsigned bits, double heldout) {
     return owned(data, destroy);
 }
 
-/* All sequences of one token that are held out: these values, one after the other. */
+/* The held-out sequences of one token have these values, in order. */
 static void assert_heldout(moert_data *data, const char *expected, size_t count) {
     for (size_t i = 0; i < count; i++) {
         int32_t input, target;
@@ -37,7 +37,8 @@ TEST(test_text_is_joined_by_one_zero_byte) {
                            write_text("c.txt", "you")};
     static const char expected[] = "hello\0\0you";
     const size_t count = sizeof expected - 1;
-    /* almost everything held out: its sequences of one token stand at every position of the end */
+    /* almost all is held out, so its sequences of one token start at every position up to the
+     * end */
     moert_data *data = open_text(paths, 3, 0.8);
     assert_int_equal(moert_data_describe(data).tokens, count);
     assert_int_equal(moert_data_describe(data).files, 3);
@@ -94,7 +95,7 @@ TEST(test_large_files_are_mapped_and_read_alike) {
 
 enum { TOKENS = 20000, DRAWN = 8 };
 
-/* A file of the numbers 0, 1, ... */
+/* Writes a file of the tokens 0, 1, ... */
 static const char *write_counting(void) {
     uint16_t *content = test_alloc(TOKENS * sizeof *content);
     for (size_t i = 0; i < TOKENS; i++)
@@ -103,13 +104,13 @@ static const char *write_counting(void) {
     return path;
 }
 
-/* In one of the parts that end each of 16 stretches. */
+/* Whether the position is in the held-out end of one of the 16 stretches. */
 static bool is_held_out(int32_t position) {
     const int32_t stretch = TOKENS / 16, held = stretch / 20;
     return position % stretch >= stretch - held;
 }
 
-TEST(test_what_is_held_out_is_spread_over_the_data) {
+TEST(test_held_out_data_is_spread_over_all_data) {
     enum { COUNT = 64 };
     const char *path = write_counting();
     int32_t input[DRAWN], target[DRAWN], last = -1;

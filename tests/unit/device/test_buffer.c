@@ -49,7 +49,8 @@ TEST(test_a_buffer_above_the_largest_allocation_is_refused) {
                  "18446744073709551615 bytes");
     assert_null(buffer);
     const moert_status status = moert_buffer_create(test_device, largest, &buffer);
-    assert_true(status == MOERT_OK || status == MOERT_ERROR_MEMORY); /* no larger than it may be */
+    /* the size is allowed, but memory may be short */
+    assert_true(status == MOERT_OK || status == MOERT_ERROR_MEMORY);
     moert_buffer_destroy(buffer);
 }
 
@@ -65,7 +66,7 @@ TEST(test_copies_and_fills_keep_to_their_range) {
         assert_int_equal(got[i], i >= 3 && i < 12 ? 0 : i >= 101 && i < 156 ? i - 101 + 17 : i);
 }
 
-/* Around 2 GiB, where drivers' own commands go wrong; pages that nobody touches cost nothing. */
+/* Around offset 2 GiB, where drivers' own commands go wrong. Untouched pages cost nothing. */
 TEST(test_copies_and_fills_of_large_buffers_keep_to_their_range) {
     enum { N = 70000, EDGE = 3 };
     const size_t first = ((size_t)1 << 31) - 4 * (N / 2), bytes = first + 4 * (N + 8);
@@ -110,10 +111,11 @@ TEST(test_a_view_is_a_part_of_its_parent) {
     moert_buffer_destroy(view);
 }
 
-/* As imported memory is, here of views that lie side by side. */
+/* A buffer of several pieces, like imported memory. Here the pieces are adjacent sub-buffers of one
+ * parent. */
 enum { PIECE_BYTES = 4096, PIECES = 3 };
 static moert_buffer *join_pieces(const moert_buffer *parent) {
-    moert_buffer *buffer = calloc(1, sizeof *buffer); /* for moert_buffer_destroy */
+    moert_buffer *buffer = calloc(1, sizeof *buffer); /* moert_buffer_destroy frees it */
     cl_int code = CL_SUCCESS;
     *buffer = (moert_buffer){.device = test_device,
                              .bytes = PIECES * PIECE_BYTES - MOERT_BUFFER_TAIL_BYTES,
@@ -181,7 +183,7 @@ TEST(test_wrapped_memory_is_used_as_it_is) {
     ASSERT_OK(moert_buffer_view(buffer, N * sizeof *memory, 0, &end));
     moert_buffer_destroy(end);
     if (moert_device_describe(test_device)->is_cpu)
-        memory[7] = 1.5f; /* no copy: what the host writes now is what the device sees */
+        memory[7] = 1.5f; /* no copy is made: the device sees this write */
     else
         ASSERT_OK(moert_buffer_write(buffer, 7 * sizeof *memory, &(float){1.5f}, sizeof(float)));
     ASSERT_OK(run_twice(buffer, N));

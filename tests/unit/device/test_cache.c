@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1
-/* The on-disk cache alone: what is stored is read again whole or not at all, and one process of
- * several does the work. */
+/* The on-disk cache: an entry is read whole or not at all, and one of several processes does the
+ * work. */
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -18,33 +18,33 @@ static int make_cache(void **state) {
     return 0;
 }
 
-/* Obtains `code` for `key`; true if it was there. */
+/* Looks `key` up, and stores `code` if it is absent. Returns whether it was present. */
 static bool obtain(const char *key, const char *code) {
     moert_cache_entry entry;
     unsigned char *data;
     size_t bytes;
     moert_cache_open(key, &entry, &data, &bytes);
-    const bool there = data != NULL;
-    if (there) {
+    const bool present = data != NULL;
+    if (present) {
         assert_int_equal(bytes, strlen(code));
         assert_memory_equal(data, code, bytes);
     }
-    moert_cache_close(&entry, there ? NULL : (const unsigned char *)code, strlen(code));
+    moert_cache_close(&entry, present ? NULL : (const unsigned char *)code, strlen(code));
     free(data);
-    return there;
+    return present;
 }
 
-TEST_WITH(test_what_is_stored_is_found_by_its_key, make_cache, NULL) {
+TEST_WITH(test_a_stored_entry_is_found_by_its_key, make_cache, NULL) {
     assert_false(obtain("one", "machine code"));
     assert_true(obtain("one", "machine code"));
     assert_false(obtain("two", "other code"));
     assert_true(obtain("two", "other code"));
     assert_true(obtain("one", "machine code"));
     assert_int_equal(count_files(in_directory("cache"), ".bin"), 2);
-    assert_int_equal(count_files(in_directory("cache"), ""), 4); /* and the locks */
+    assert_int_equal(count_files(in_directory("cache"), ""), 4); /* two entries and their locks */
 }
 
-TEST_WITH(test_a_damaged_entry_is_as_good_as_none, make_cache, NULL) {
+TEST_WITH(test_a_damaged_entry_counts_as_absent, make_cache, NULL) {
     static const char code[] = "machine code that is longer than its checksum of sixteen bytes";
     size_t bytes;
     assert_false(obtain("key", code));
@@ -52,7 +52,7 @@ TEST_WITH(test_a_damaged_entry_is_as_good_as_none, make_cache, NULL) {
          *damaged = test_alloc(bytes + 1);
     for (size_t length = 0; length <= bytes + 1; length++) {
         memcpy(damaged, sound, bytes);
-        if (length == bytes) /* one bit, in the middle of the machine code */
+        if (length == bytes) /* flip one bit in the middle of the machine code */
             damaged[bytes / 2] ^= 4;
         write_file("cache/key.bin", damaged, length);
         assert_false(obtain("key", code));
@@ -61,25 +61,26 @@ TEST_WITH(test_a_damaged_entry_is_as_good_as_none, make_cache, NULL) {
     assert_int_equal(count_files(in_directory("cache"), ""), 2);
 }
 
-TEST_WITH(test_without_a_folder_nothing_is_found_and_nothing_fails, make_cache, NULL) {
-    write_text("taken", "a file, not a folder");
-    const char *const folders[] = {"off", in_directory("taken"), in_directory("taken/below"),
-                                   "/proc/no/such/folder"};
-    for (size_t i = 0; i < MOERT_COUNT(folders); i++) {
-        set_variable("MOERT_CACHE_DIR", folders[i]);
+TEST_WITH(test_without_a_directory_nothing_is_found_and_nothing_fails, make_cache, NULL) {
+    write_text("taken", "a file, not a directory");
+    const char *const directories[] = {"off", in_directory("taken"), in_directory("taken/below"),
+                                       "/proc/no/such/directory"};
+    for (size_t i = 0; i < MOERT_COUNT(directories); i++) {
+        set_variable("MOERT_CACHE_DIR", directories[i]);
         assert_false(obtain("key", "machine code"));
         assert_false(obtain("key", "machine code"));
     }
     assert_int_not_equal(access("off", F_OK), 0);
 }
 
-TEST_WITH(test_the_folders_above_a_cache_are_made, make_cache, NULL) {
+TEST_WITH(test_the_directories_above_a_cache_are_created, make_cache, NULL) {
     set_variable("MOERT_CACHE_DIR", in_directory("cache/a//b/"));
     assert_false(obtain("key", "machine code"));
     assert_int_equal(access(in_directory("cache/a/b/key.bin"), F_OK), 0);
 }
 
-/* Whoever has the lock leaves a line in the file `name`, and ends after a while with `done`. */
+/* The process that holds the lock adds a line to file `name` after a while, and ends its work with
+ * `done`. */
 static void work(const char *name, bool done) {
     moert_cache_entry entry;
     moert_cache_begin("key", &entry);
@@ -92,7 +93,7 @@ static void work(const char *name, bool done) {
     moert_cache_end(&entry, done);
 }
 
-/* How many of three processes that start together do the work. */
+/* Starts three processes at once and returns how many of them do the work. */
 static size_t count_workers(const char *name, bool done) {
     pid_t children[3];
     size_t bytes;
@@ -114,7 +115,8 @@ static size_t count_workers(const char *name, bool done) {
 }
 
 TEST_WITH(test_one_process_works_while_the_others_wait, make_cache, NULL) {
-    assert_int_equal(count_workers("failing", false), 3); /* none has done it for the others */
+    /* no process finishes the work for the others */
+    assert_int_equal(count_workers("failing", false), 3);
     assert_int_equal(count_files(in_directory("cache"), ".bin"), 0);
     assert_int_equal(count_workers("done", true), 1);
     assert_int_equal(count_files(in_directory("cache"), ".bin"), 1);

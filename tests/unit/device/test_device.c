@@ -9,7 +9,7 @@
 
 /* ---- choosing ---- */
 
-TEST(test_the_list_tells_what_a_device_is) {
+TEST(test_the_list_describes_each_device) {
     moert_device_info *list = NULL;
     size_t count = 0;
     ASSERT_OK(moert_device_list(&list, &count));
@@ -23,15 +23,16 @@ TEST(test_the_list_tells_what_a_device_is) {
     free(list);
 }
 
-TEST(test_a_device_opens_by_place_by_name_and_by_kind) {
+TEST(test_a_device_opens_by_index_by_name_and_by_kind) {
     const moert_device_info *info = moert_device_describe(test_device);
-    char place[24], part[8] = "";
-    snprintf(place, sizeof place, "%d:%d", info->platform, info->index);
+    char numbers[24], part[8] = "";
+    snprintf(numbers, sizeof numbers, "%d:%d", info->platform, info->index);
     memcpy(part, info->name, sizeof part - 1);
-    const char *selectors[] = {place, part, info->is_gpu ? "gpu" : "cpu", "auto"};
+    const char *selectors[] = {numbers, part, info->is_gpu ? "gpu" : "cpu", "auto"};
     for (size_t i = 0; i < MOERT_COUNT(selectors); i++) {
         moert_device *device = NULL;
-        /* a local rank beyond the number of devices wraps around; a strange GPU is no error */
+        /* a local rank beyond the number of devices wraps around; an unknown PCI address is no
+         * error */
         ASSERT_OK(moert_device_open(selectors[i], "ffff:ff:1f.7", 1000003, &device));
         assert_string_equal(moert_device_name(device), moert_device_describe(device)->name);
         ASSERT_OK(moert_device_finish(device));
@@ -86,7 +87,8 @@ static void free_objects(objects *made) {
     assert_int_equal(clReleaseContext(made->other), CL_SUCCESS);
 }
 
-/* Those of the queue; a driver's threads may hold some for a moment after a launch. */
+/* The queue's reference count. A driver's threads may hold references for a moment after a launch,
+ * so this waits until they are gone. */
 static cl_uint references_of(cl_command_queue queue) {
     cl_uint references = 0;
     for (size_t wait = 0; wait < 1000 && references != 1; wait++) {
@@ -141,7 +143,7 @@ TEST(test_objects_that_do_not_belong_together_are_refused) {
 
 /* ---- launches ---- */
 
-TEST(test_launches_say_what_is_wrong_with_them) {
+TEST(test_a_refused_launch_names_its_error) {
     const moert_grid one = {1, 1, 1};
     float value = 3.0f;
     moert_buffer *x = upload(&value, sizeof value);
@@ -158,21 +160,21 @@ TEST(test_launches_say_what_is_wrong_with_them) {
     ASSERT_FAILS(MOERT_RUN(test_device, "nn/elementwise", "add", one, MOERT_ARG(x),
                            moert_argument_local(local), moert_argument_local(4)),
                  MOERT_ERROR_UNSUPPORTED, "of local memory");
-    /* nothing to do is no error, whatever it is */
+    /* an empty grid is no error, even for an unknown program */
     ASSERT_OK(MOERT_RUN(test_device, "nosuch", "add", ((moert_grid){1, 0, 1}), MOERT_ARG(x)));
     ASSERT_OK(run_twice(x, 1));
     download_into(x, &value, sizeof value);
     assert_true(value == 6.0f);
 }
 
-/* ---- units spared ---- */
+/* ---- work shared with reserved units ---- */
 
-/* What has been shared, and how often it ran. */
+/* Work that is passed to moert_device_share, and the number of runs of each piece. */
 typedef struct piece {
     unsigned number, *runs;
 } piece;
 
-/* Its first run finds zeros and leaves its number, which the second one finds. */
+/* The first run finds zeros and stores its number, which the second run finds. */
 static moert_status run_piece(const void *work, unsigned units, moert_buffer *counts) {
     const piece *p = work;
     const uint32_t numbers[] = {p->number, p->number};
@@ -191,7 +193,7 @@ static moert_status run_whole(const void *work, unsigned units, moert_buffer *co
     return MOERT_OK;
 }
 
-TEST(test_work_that_is_shared_runs_once_more_on_the_units_spared) {
+TEST(test_shared_work_runs_once_more_on_the_reserved_units) {
     enum { WORKS = MOERT_MOST_SHARES, UNITS = 8, SPARED = 3 };
     unsigned runs[WORKS], left = 0, all = 0;
     const piece past = {0, &left}, alone = {0, &all};
@@ -206,9 +208,11 @@ TEST(test_work_that_is_shared_runs_once_more_on_the_units_spared) {
             const piece p = {i, runs};
             ASSERT_OK(moert_device_share(device, run_piece, &p, sizeof p));
         }
-        ASSERT_OK(moert_device_share(device, run_whole, &past, sizeof past)); /* one too many */
+        ASSERT_OK(
+            moert_device_share(device, run_whole, &past,
+                               sizeof past)); /* one more than the device holds: it runs once */
         moert_phase_set(MOERT_PHASE_COMBINE);
-        if (round == 1) /* nobody joins in */
+        if (round == 1) /* no units are reserved, so nothing runs a second time */
             moert_device_spare(device, 0);
         ASSERT_OK(moert_device_join_in(device));
         assert_int_equal(moert_phase_get(), MOERT_PHASE_COMBINE);

@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* What a device's commands count as, when they do, and what they add up to. */
+/* The profile: which operation a device's commands count for, when they count, and their sums. */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
 #include <unistd.h>
@@ -38,7 +38,7 @@ static void begin_profile(void) {
     ASSERT_OK(moert_profile_begin(test_device));
 }
 
-/* y[N] += x[N], so many times. */
+/* y[N] += x[N], `times` times. */
 static void add(const moert_buffer *x, moert_buffer *y, size_t times) {
     const size_t n = N;
     for (size_t i = 0; i < times; i++)
@@ -56,7 +56,7 @@ static moert_buffer *ones(moert_device *device) {
     return owned_buffer(buffer);
 }
 
-TEST(test_names_tell_the_operation_and_phases_that_of_products) {
+TEST(test_names_decide_the_operation_and_phases_that_of_gemms) {
     static const struct {
         const char *program;
         moert_phase phase;
@@ -152,8 +152,8 @@ TEST_WITH(test_more_commands_than_events_fit_all_count, open_test_device, close_
     assert_true(value == ADDS + 1.0f);
 }
 
-/* Counts by the phase, not by what is launched for it. */
-TEST_WITH(test_a_product_tells_its_operations_and_bytes, open_test_device, close_test_device) {
+/* Work counts for the operation of the phase, whichever kernels are launched. */
+TEST_WITH(test_a_gemm_reports_its_flops_and_bytes, open_test_device, close_test_device) {
     enum { ROWS = 10, WIDTH = 10, DEPTH = 100 };
     const uint32_t ends[] = {4, ROWS};
     moert_buffer *groups = upload(ends, sizeof ends), *x = unset_floats(ROWS * DEPTH),
@@ -164,21 +164,21 @@ TEST_WITH(test_a_product_tells_its_operations_and_bytes, open_test_device, close
         moert_phase phase;
         moert_operation operation;
         moert_gemm_kind kind;
-    } products[] = {
+    } cases[] = {
         {MOERT_PHASE_EXPERTS, MOERT_OPERATION_EXPERTS_FPROP, MOERT_GEMM_FORWARD},
         {MOERT_PHASE_EXPERTS_BACKWARD, MOERT_OPERATION_EXPERTS_DGRAD, MOERT_GEMM_DGRAD},
         {MOERT_PHASE_WGRAD, MOERT_OPERATION_EXPERTS_WGRAD, MOERT_GEMM_WGRAD},
         {MOERT_PHASE_DATA, MOERT_OPERATION_OTHER, MOERT_GEMM_FORWARD},
     };
     begin_profile();
-    for (size_t i = 0; i < MOERT_COUNT(products); i++) {
-        moert_phase_set(products[i].phase);
-        gemm.kind = products[i].kind;
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
+        moert_phase_set(cases[i].phase);
+        gemm.kind = cases[i].kind;
         ASSERT_OK(moert_gemm_run(&gemm));
     }
     ASSERT_OK(moert_profile_end(test_device));
-    for (size_t i = 0; i < MOERT_COUNT(products); i++) {
-        const moert_profile_row *row = row_of(test_device, products[i].operation);
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
+        const moert_profile_row *row = row_of(test_device, cases[i].operation);
         assert_true(row->calls > 0 && row->ns > 0);
         assert_true(row->flops == 2.0 * ROWS * WIDTH * DEPTH);
         assert_true(row->bytes == 4.0 * (ROWS * DEPTH + ROWS * WIDTH + 2 * WIDTH * DEPTH));
@@ -237,10 +237,10 @@ TEST_WITH(test_a_device_may_close_while_it_counts, open_test_device, close_test_
     add(x, y, 3);
     release_owned();
     close_test_device(state);
-    wait_for(1); /* nobody listens any more */
+    wait_for(1); /* the profile has been closed */
 }
 
-/* On the caller's queue, made with these properties. */
+/* Profiles one kernel on a queue of the caller that has these properties. */
 static moert_status count_on(cl_command_queue_properties properties, uint64_t *calls) {
     const cl_queue_properties list[] = {CL_QUEUE_PROPERTIES, properties, 0};
     cl_platform_id platform;
@@ -269,17 +269,17 @@ static moert_status count_on(cl_command_queue_properties properties, uint64_t *c
     return status;
 }
 
-TEST(test_a_queue_of_the_caller_must_know_times) {
+TEST(test_a_queue_of_the_caller_must_have_profiling_enabled) {
     uint64_t calls = 0;
     ASSERT_OK(count_on(CL_QUEUE_PROFILING_ENABLE, &calls));
     assert_int_equal(calls, 1);
     ASSERT_FAILS(count_on(0, &calls), MOERT_ERROR_UNSUPPORTED, "CL_QUEUE_PROFILING_ENABLE");
 }
 
-/* Both forms, whatever the device: with work-groups of one work-item they run anywhere. */
+/* Both forms on any device: with one work-item per work-group they run anywhere. */
 TEST_WITH(test_the_kernels_of_the_roof_build_and_copy_in_both_forms, open_test_device,
           close_test_device) {
-    enum { FLOATS = 3 * 64 * 16 }; /* more than the groups of either form copy */
+    enum { FLOATS = 3 * 64 * 16 }; /* more than two work-groups of either form copy */
     static const struct {
         const char *program;
         size_t copied; /* by two work-groups */
@@ -303,8 +303,8 @@ TEST_WITH(test_the_kernels_of_the_roof_build_and_copy_in_both_forms, open_test_d
     }
 }
 
-/* Other processes may slow either down, so the limit is generous. */
-TEST_WITH(test_no_product_is_much_faster_than_the_roof, open_test_device, close_test_device) {
+/* Other processes may slow the roof or the GEMM down, so the limit is generous. */
+TEST_WITH(test_no_gemm_is_much_faster_than_the_roof, open_test_device, close_test_device) {
     enum { SIZE = 512 };
     moert_roof roof = {0.0, 0.0};
     const uint32_t end = SIZE;
@@ -324,5 +324,5 @@ TEST_WITH(test_no_product_is_much_faster_than_the_roof, open_test_device, close_
     assert_true(row->flops / (double)row->ns < 2.0 * roof.gflops);
 }
 
-/* Each on a device of its own, since a profile stays. */
+/* Each test opens a device of its own, since a device keeps its profile. */
 TESTS(NULL, NULL)

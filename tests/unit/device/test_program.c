@@ -13,7 +13,8 @@ static const char good_kernel[] = "kernel void add(global float *x, float value)
                                   "    x[get_group_id(0)] += value * FACTOR;\n"
                                   "}\n";
 
-/* Kernel files and an empty cache, both in the folder of the test. */
+/* Creates kernel files, and empties the cache and the home directory, below the test's
+ * directory. */
 static int make_kernels(void **state) {
     (void)state;
     ASSERT_OK(moert_remove_tree(in_directory("cache")));
@@ -29,15 +30,15 @@ static int make_kernels(void **state) {
     return 0;
 }
 
-/* For tests that use OpenCL in this process, where PoCL keeps the folder that it has found
- * first. */
+/* For tests that use OpenCL in this process: PoCL keeps the first cache directory that it finds. */
 static int make_kernels_here(void **state) {
     const int failed = make_kernels(state);
     set_variable("POCL_CACHE_DIR", in_directory("pocl"));
     return failed;
 }
 
-/* Opens a device, `pocl` or not, for one launch of `program`, which adds 2 * 3 to one number. */
+/* Opens a device for one launch of `program`, which adds 2 * 3 to *value. *pocl: whether the device
+ * is PoCL's. */
 static moert_status add_once(const char *program, float *value, bool *pocl) {
     moert_device *device;
     moert_buffer *x = NULL;
@@ -56,8 +57,8 @@ static moert_status add_once(const char *program, float *value, bool *pocl) {
     return status;
 }
 
-/* The sum is right in a process of its own, which uses OpenCL for the first time; true if that is
- * PoCL. */
+/* Checks the sum in a child process, which uses OpenCL for the first time. Returns whether its
+ * device is PoCL's. */
 static bool expect_sum_elsewhere(const char *program) {
     enum { RIGHT = 0, WRONG, RIGHT_ON_POCL };
     int status = -1;
@@ -80,33 +81,35 @@ static bool expect_sum_elsewhere(const char *program) {
 static const char *counted_ending;
 static size_t counted_files;
 
-static int count_file(const char *path, const struct stat *info, int type, struct FTW *place) {
+static int count_file(const char *path, const struct stat *info, int type, struct FTW *level) {
     (void)info;
-    (void)place;
+    (void)level;
     counted_files += type == FTW_F && moert_text_ends_with(path, counted_ending);
     return 0;
 }
 
-/* Files anywhere below a folder of the test that end so; none if there is no such folder. */
-static size_t count_below(const char *folder, const char *ending) {
+/* The number of files anywhere below a directory whose names end with `ending`; 0 if it is
+ * absent. */
+static size_t count_below(const char *directory, const char *ending) {
     counted_ending = ending;
     counted_files = 0;
-    nftw(in_directory(folder), count_file, 16, FTW_PHYS);
+    nftw(in_directory(directory), count_file, 16, FTW_PHYS);
     return counted_files;
 }
 
-/* PoCL stores a kernel for the shape of its launch and no other; here is an entry for the program
- * and one for the kernel. */
-TEST_WITH(test_all_that_is_kept_lies_in_the_folder_of_the_cache, make_kernels, NULL) {
+/* PoCL stores a kernel only for the shape of its launch. So there is one entry for the program and
+ * one for the kernel. */
+TEST_WITH(test_all_compiled_kernels_lie_in_the_cache_directory, make_kernels, NULL) {
     for (size_t i = 0; i < 2; i++) {
         const bool pocl = expect_sum_elsewhere("good");
         assert_int_equal(count_below("cache", ".bin"), pocl ? 2 : 1);
         assert_int_equal(count_below("cache/pocl", ".so"), pocl ? 1 : 0);
-        assert_int_equal(count_below(pocl ? "home" : "home/.cache", ""), 0); /* NVIDIA's has .nv */
+        /* NVIDIA's driver creates home/.nv */
+        assert_int_equal(count_below(pocl ? "home" : "home/.cache", ""), 0);
     }
 }
 
-TEST_WITH(test_options_and_sources_have_entries_of_their_own, make_kernels, NULL) {
+TEST_WITH(test_each_set_of_options_and_sources_has_its_entry, make_kernels, NULL) {
     const size_t each = expect_sum_elsewhere("good") ? 2 : 1;
     expect_sum_elsewhere("good -DUNUSED=1");
     assert_int_equal(count_below("cache", ".bin"), 2 * each);
@@ -124,19 +127,19 @@ TEST_WITH(test_without_a_cache_nothing_is_kept, make_kernels, NULL) {
 }
 
 TEST_WITH(test_a_cache_that_cannot_be_written_is_no_error, make_kernels, NULL) {
-    write_text("taken", "a file, not a folder");
+    write_text("taken", "a file, not a directory");
     char *deep =
         moert_text_format("%s/%0200d/%0200d/%0200d/%0200d", in_directory("cache"), 0, 0, 0, 0);
-    const char *const folders[] = {in_directory("taken"), in_directory("taken/below"),
-                                   "/proc/no/such/folder", deep};
-    for (size_t i = 0; i < MOERT_COUNT(folders); i++) {
-        set_variable("MOERT_CACHE_DIR", folders[i]);
+    const char *const directories[] = {in_directory("taken"), in_directory("taken/below"),
+                                       "/proc/no/such/directory", deep};
+    for (size_t i = 0; i < MOERT_COUNT(directories); i++) {
+        set_variable("MOERT_CACHE_DIR", directories[i]);
         expect_sum_elsewhere("good");
     }
     free(deep);
 }
 
-TEST_WITH(test_what_the_user_tells_pocl_stays, make_kernels, NULL) {
+TEST_WITH(test_pocl_keeps_the_cache_directory_that_the_user_sets, make_kernels, NULL) {
     set_variable("POCL_CACHE_DIR", in_directory("own"));
     const bool pocl = expect_sum_elsewhere("good");
     assert_int_equal(count_below("own", ".so"), pocl ? 1 : 0);

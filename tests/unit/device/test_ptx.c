@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* The transform of PTX to sm_90a. */
+/* The conversion of PTX for sm_90 to PTX for sm_90a. */
 #include "device/nvidia/ptx.h"
 #include "support/test.h"
 
@@ -9,7 +9,7 @@ static const char text[] = ".version 8.4\n.target sm_90, texmode_independent\n"
                            "//@sm_90a setmaxnreg.inc.sync.aligned.u32 232;\n"
                            "{ //@sm_90a wgmma.fence.sync.aligned;\n}\n// a comment stays\n";
 
-TEST(test_marked_instructions_come_to_life_and_all_else_stays) {
+TEST(test_marked_instructions_are_enabled_and_all_else_stays) {
     char *got;
     ASSERT_OK(moert_ptx_transform(text, 231424, &got));
     assert_string_equal(got, ".version 8.4\n.target sm_90a, texmode_independent\n"

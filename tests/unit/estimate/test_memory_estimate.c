@@ -1,8 +1,6 @@
 // run: np=1,2,3 sanitize=2
-/*
- * The estimate against what a real model, optimizer and exchange allocate: parameters always,
- * everything else where the routing cannot change it.
- */
+/* Compares the memory estimate with what a real model, optimizer and exchange allocate: parameters
+ * always, everything else where the routing cannot change it. */
 #include "base/config.h"
 #include "base/memory.h"
 #include "estimate/memory.h"
@@ -33,7 +31,7 @@ static size_t sum_bytes(moert_buffer *const *buffers, size_t count) {
     sum_bytes((moert_buffer *const[]){__VA_ARGS__},                                                \
               sizeof((moert_buffer *const[]){__VA_ARGS__}) / sizeof(moert_buffer *))
 
-/* ---- what is allocated ---- */
+/* ---- allocated bytes ---- */
 
 static size_t prepacked_bytes(const moert_block *block) {
     size_t bytes = 0;
@@ -150,7 +148,7 @@ static void compare(const moert_memory *want, const moert_memory *got, bool any_
 typedef struct recipe {
     moert_precision precision, dense;
     moert_dispatch dispatch;
-    size_t micro_batches, hidden; /* 0: the model's */
+    size_t micro_batches, hidden; /* hidden 0: the model's */
     moert_combine combine;
 } recipe;
 
@@ -161,7 +159,7 @@ typedef struct recipe {
     }
 static const recipe plain = RECIPE(F32, F32, F32, 1, 0, F32);
 
-/* With one rank per group every row stays where it is, whatever the routing. */
+/* With ep 1, every row stays on its rank, whatever the routing, so all parts are compared. */
 static void run_model(const char *name, const recipe *how, size_t ep, size_t batch) {
     moert_model_config config = golden_config(name);
     moert_optimizer *optimizer;
@@ -222,7 +220,7 @@ TEST(test_estimate_counts_what_low_precision_and_micro_batches_add) {
         run_model(models[i % 2], &recipes[i], 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1);
 }
 
-/* ---- arithmetic alone ---- */
+/* ---- estimates without a run ---- */
 
 TEST(test_balanced_rows_of_all_ranks_cover_all_slots) {
     const moert_model_config config = golden_config("qwen3-tiny");

@@ -16,8 +16,8 @@ static void test_exchange_moves_rows_exactly(void **state) {
     moert_exchange_destroy(exchange);
 }
 
-/* Waves of no expert, of no row, and messages of a row or two. */
-static void test_exchange_in_waves_moves_rows_exactly(void **state) {
+/* Chunks without experts or rows, and messages of one or two rows. */
+static void test_exchange_in_chunks_moves_rows_exactly(void **state) {
     moert_exchange *exchange = open_exchange(state);
     const size_t piece = moert_mail_piece_bytes;
     for (size_t chunks = 2; chunks <= MOERT_EXCHANGE_MOST_CHUNKS + 1; chunks += 1 + chunks / 3) {
@@ -28,7 +28,7 @@ static void test_exchange_in_waves_moves_rows_exactly(void **state) {
     moert_exchange_destroy(exchange);
 }
 
-/* A rank on which something fails between two chunks goes through all of them; then all fail. */
+/* A rank that fails between two chunks takes part in the remaining ones; then all ranks fail. */
 static void test_exchange_fails_alike_in_the_middle_of_its_chunks(void **state) {
     moert_exchange *exchange = open_exchange(state);
     const shape c = {"middle", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 78};
@@ -38,19 +38,19 @@ static void test_exchange_fails_alike_in_the_middle_of_its_chunks(void **state) 
     const moert_transfer there = trip_there(&t, false), back = trip_back(&t, false, false);
     ASSERT_OK_ON_ALL(moert_exchange_dispatch_start(exchange, &there, MOERT_OK));
     moert_status local = MOERT_OK;
-    for (size_t w = 0; w < t.plan->chunks; w++) {
+    for (size_t chunk = 0; chunk < t.plan->chunks; chunk++) {
         if (local == MOERT_OK)
-            local = moert_exchange_dispatch_wait(exchange, w);
-        if (w == t.plan->chunks / 2 && test_rank == test_ranks - 1)
-            local = MOERT_FAIL(ERROR_DEVICE, "the second wave's product");
-        moert_exchange_combine_send(exchange, &back, w);
+            local = moert_exchange_dispatch_wait(exchange, chunk);
+        if (chunk == t.plan->chunks / 2 && test_rank == test_ranks - 1)
+            local = MOERT_FAIL(ERROR_DEVICE, "the second chunk's GEMM");
+        moert_exchange_combine_send(exchange, &back, chunk);
     }
     ASSERT_FAILS_ON_ALL(moert_exchange_combine_finish(exchange, &back, local), MOERT_ERROR_DEVICE,
-                        "the second wave's product");
+                        "the second chunk's GEMM");
     close_usable(&c, &t);
 }
 
-static void test_exchange_sums_rows_of_codes_exactly(void **state) {
+static void test_exchange_sums_rows_of_bf16_exactly(void **state) {
     moert_exchange *exchange = open_exchange(state);
     moert_window *odd = NULL;
     run_shapes(exchange, &(trip){.codes = true});
@@ -59,7 +59,7 @@ static void test_exchange_sums_rows_of_codes_exactly(void **state) {
     moert_exchange_destroy(exchange);
 }
 
-/* Resident pages of memory shared with others, in bytes. */
+/* Resident shared memory of this process, in bytes. */
 static size_t shared_bytes(void) {
     char line[128];
     size_t kib = 0;
@@ -72,9 +72,9 @@ static size_t shared_bytes(void) {
     return kib * 1024;
 }
 
-/* All tokens go to the last rank: windows reserve that everywhere, but take pages where rows
- * lie. */
-static void test_windows_take_memory_by_the_rows_that_come(void **state) {
+/* All tokens go to one rank. Every rank reserves a window for that many rows, but uses pages only
+ * for the rows that it sends and receives. */
+static void test_windows_use_memory_only_for_rows_that_move(void **state) {
     const shape c = {"one page a row", 4, 1, 1024, {256, 256, 256, 256}, ONE_EXPERT, 21};
     const size_t page = c.width * sizeof(float), slack = 64 * page;
     trip t = open_windows(open_exchange(state), &c, false);
@@ -107,7 +107,7 @@ static void test_exchange_repeats_with_changing_payload(void **state) {
     close_trip(&t);
 }
 
-/* Element i of a token's row: bits that arithmetic would change. */
+/* Element i of a token's row: bit patterns that arithmetic would change. */
 static uint32_t hostile_bits(size_t token, size_t i) {
     static const uint32_t bits[] = {0x7F800001, 0xFFBFFFFF, 0x7FC12345, 0xFF800000,
                                     0x80000000, 0x00000001, 0x807FFFFF, 0xFFFFFFFF};
@@ -136,7 +136,7 @@ static void test_exchange_dispatches_any_bits(void **state) {
 
 /* ---- plans ---- */
 
-/* K different experts for each token, or none for a slot. */
+/* K different experts per token; one slot in ten has no expert (-1). */
 static int32_t *random_index(size_t tokens, size_t topk, size_t experts, uint64_t key) {
     int32_t *index = test_alloc(tokens * topk * sizeof *index);
     for (size_t t = 0; t < tokens; t++) {
@@ -178,8 +178,8 @@ static void test_the_device_places_slots_as_the_host_does(void **state) {
     moert_exchange_destroy(exchange);
 }
 
-/* Work that fails between the two calls fails the plan on all ranks; the next one takes the memory
- * of a freed one and is right. */
+/* A failure between the two calls fails the plan on all ranks. The next plan uses the memory of a
+ * freed one and is correct. */
 static void test_a_plan_is_made_in_two_calls(void **state) {
     enum { T = 70, K = 2, E = 8 };
     moert_exchange *exchange = open_exchange(state);
@@ -188,13 +188,13 @@ static void test_a_plan_is_made_in_two_calls(void **state) {
                                one = {slots.index, 1, K, E};
     moert_exchange_plan *made = NULL;
     uint32_t first[T * K][2], second[T * K][2];
-    for (int turn = 0; turn < 2; turn++) {
-        uint32_t(*pairs)[2] = turn == 0 ? first : second;
+    for (int round = 0; round < 2; round++) {
+        uint32_t(*pairs)[2] = round == 0 ? first : second;
         moert_status status = moert_exchange_begin_plan(exchange, &slots, MOERT_OK);
         if (status == MOERT_OK && test_rank == test_ranks - 1)
-            status = MOERT_FAIL(ERROR_MEMORY, "no room for what goes on meanwhile");
+            status = MOERT_FAIL(ERROR_MEMORY, "no room for the work in between");
         ASSERT_FAILS_ON_ALL(moert_exchange_end_plan(exchange, status, &made), MOERT_ERROR_MEMORY,
-                            "no room for what goes on meanwhile");
+                            "no room for the work in between");
         assert_null(made);
         status = moert_exchange_begin_plan(exchange, &slots, MOERT_OK);
         ASSERT_OK_ON_ALL(moert_exchange_end_plan(exchange, status, &made));
@@ -252,7 +252,7 @@ static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state
     close_trip(&t);
 }
 
-/* The last rank's device is busy for longer than the others' wait for it. */
+/* The last rank's device is busy for longer than the others wait for it. */
 static void test_exchange_names_a_late_device_and_stays_usable(void **state) {
     const shape c = {"after a late device", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 78};
     if (test_ranks == 1 || suite_skips(test_ranks != 2))
@@ -283,7 +283,7 @@ static void test_exchange_chooses_the_best_engine(void **state) {
     moert_exchange_free_plan(NULL);
 }
 
-/* Ranks of one host in containers of their own. */
+/* As if the ranks of one host ran in separate containers. */
 static void test_exchange_is_staged_where_ranks_cannot_share_memory(void **state) {
     (void)state;
     moert_exchange *exchange;
@@ -301,18 +301,18 @@ static void test_exchange_is_staged_where_ranks_cannot_share_memory(void **state
 
 static const exchange_test tests[] = {
     EXCHANGE_TEST(test_exchange_moves_rows_exactly, BY_ALL),
-    EXCHANGE_TEST(test_exchange_sums_rows_of_codes_exactly, BY_ALL),
+    EXCHANGE_TEST(test_exchange_sums_rows_of_bf16_exactly, BY_ALL),
     EXCHANGE_TEST(test_exchange_grows_its_windows, BY_ALL),
     EXCHANGE_TEST(test_exchange_repeats_with_changing_payload, BY_ALL),
     EXCHANGE_TEST(test_exchange_dispatches_any_bits, BY_ALL),
     EXCHANGE_TEST(test_exchange_fails_alike_on_all_ranks_and_stays_usable, BY_ALL),
     EXCHANGE_TEST(test_the_device_places_slots_as_the_host_does, BY_ENGINES),
     EXCHANGE_TEST(test_a_plan_is_made_in_two_calls, BY_ENGINES),
-    EXCHANGE_TEST(test_exchange_in_waves_moves_rows_exactly, BY_ENGINES),
+    EXCHANGE_TEST(test_exchange_in_chunks_moves_rows_exactly, BY_ENGINES),
     EXCHANGE_TEST(test_exchange_fails_alike_in_the_middle_of_its_chunks, BY_ENGINES),
     EXCHANGE_TEST(test_exchange_names_a_late_device_and_stays_usable,
                   BY_IMPATIENT | BY_IMPATIENT_FUSED),
-    EXCHANGE_TEST(test_windows_take_memory_by_the_rows_that_come, BY_WINDOW),
+    EXCHANGE_TEST(test_windows_use_memory_only_for_rows_that_move, BY_WINDOW),
     EXCHANGE_TEST(test_exchange_chooses_the_best_engine, 0),
     EXCHANGE_TEST(test_exchange_is_staged_where_ranks_cannot_share_memory, 0),
 };

@@ -1,8 +1,7 @@
 // run: np=1,2,3,4 gpu=1,2 sanitize=2
-/*
- * What only some ways of exchanging do: rows that go to each rank once, moves that are one kernel,
- * rows that are pushed or summed first, and nodes.
- */
+/* Features that only some settings of an exchange have: a row that goes to each rank once, a
+ * transfer fused into one kernel, rows that are pushed or summed by the rank that computes them,
+ * and the node engine. */
 #include "base/config.h"
 #include "base/memory.h"
 #include "comm/internal.h"
@@ -13,7 +12,7 @@
 
 static const uint32_t POISON = 0xFFC0DEAD;
 
-/* The experts of this rank's slots. */
+/* Reads the experts of this rank's slots from the device. */
 static int32_t *read_index(const shape *c, const trip *t) {
     const size_t slots = c->tokens[test_rank] * c->topk;
     int32_t *index = test_alloc(slots * sizeof *index);
@@ -21,13 +20,13 @@ static int32_t *read_index(const shape *c, const trip *t) {
     return index;
 }
 
-/* The rank of a slot's expert; of a dropped one, no rank. */
+/* The rank that owns an expert; SIZE_MAX for a dropped slot. */
 static size_t owner_of(const shape *c, int32_t expert) {
     return expert < 0 ? SIZE_MAX : moert_plan_owner(c->experts, test_ranks, (size_t)expert);
 }
 
-/* Slots of this rank's tokens that get a row of their own, by brute force: all of its own experts,
- * one of each other rank's. */
+/* The number of rows that this rank's tokens store, by brute force: one per slot of an expert on
+ * this rank, and one per token for each other rank with its experts. */
 static size_t count_stored(const shape *c, const int32_t *index) {
     size_t stored = 0;
     for (size_t t = 0; t < c->tokens[test_rank]; t++)
@@ -55,7 +54,7 @@ static void poison_rows(const trip *t) {
     ASSERT_OK_ON_ALL(moert_buffer_write(moert_window_rows(t->x), 0, t->host, floats * 4));
 }
 
-/* Floats of this rank's rows that nobody has written. */
+/* The number of floats in this rank's rows that no rank has written. */
 static size_t count_poison(const trip *t) {
     const size_t floats = t->plan->plan->rows * moert_window_stride(t->x);
     size_t count = 0;
@@ -85,17 +84,18 @@ static void test_a_row_goes_to_each_rank_once(void **state) {
     close_trip(&t);
 }
 
-/* Words of a dispatch that has not come: no row is read outside of the window. */
-static void test_a_word_that_is_no_row_is_left_alone(void **state) {
+/* Before a dispatch arrives, the words that name each row's source hold anything. The kernel must
+ * not read a row outside of the window. */
+static void test_an_invalid_source_of_a_row_is_ignored(void **state) {
     const shape c = {"late", 4, 2, 24, {9, 4, 7, 3}, RANDOM, 23};
     trip t = open_trip(state, &c);
     const moert_transfer there = trip_there(&t, false);
     const size_t rows = t.plan->plan->rows, stride = moert_window_stride(t.x);
-    uint32_t *words = test_alloc((rows + 1) * sizeof *words);
+    uint32_t *sources = test_alloc((rows + 1) * sizeof *sources);
     for (size_t r = 0; r < rows; r++)
-        words[r] = r % 2 == 0 ? 0xFFFFFFFF - (uint32_t)r : (uint32_t)t.x->capacity_rows;
+        sources[r] = r % 2 == 0 ? 0xFFFFFFFF - (uint32_t)r : (uint32_t)t.x->capacity_rows;
     ASSERT_OK_ON_ALL(moert_buffer_write(moert_window_rows(t.x), t.x->capacity_rows * stride * 4,
-                                        words, rows * sizeof *words));
+                                        sources, rows * sizeof *sources));
     poison_rows(&t);
     ASSERT_OK_ON_ALL(moert_kernel_fan_out(t.exchange, &there));
     ASSERT_ON_ALL(count_poison(&t) == rows * stride);
@@ -105,7 +105,7 @@ static void test_a_word_that_is_no_row_is_left_alone(void **state) {
 static void test_a_row_goes_once_where_that_saves_much(void **state) {
     (void)state;
     static const struct {
-        size_t ranks, tokens, topk, row_bytes; /* tokens of a rank */
+        size_t ranks, tokens, topk, row_bytes; /* tokens per rank */
         bool saves, saves_fused;
     } cases[] = {{4, 8192, 8, 4096, true, true},   {2, 8192, 8, 4096, true, true},
                  {4, 8192, 8, 14336, true, true},  {4, 128, 8, 4096, false, true},
@@ -121,7 +121,7 @@ static void test_a_row_goes_once_where_that_saves_much(void **state) {
     }
 }
 
-/* Each rank chooses for itself whether a move is one kernel. */
+/* Each rank chooses independently whether to fuse a transfer into one kernel. */
 static void test_ranks_may_fuse_or_not(void **state) {
     const shape c = {"some fuse", 8, 4, 24, {11, 5, 9, 2}, RANDOM, 28};
     setup mixed = *(const setup *)*state;
@@ -135,68 +135,68 @@ static void test_ranks_may_fuse_or_not(void **state) {
 
 /* ---- rows that are pushed ---- */
 
-/* The first trip of a shape on an exchange that pushes. */
+/* Opens an exchange that pushes, and runs the first trip of a shape. */
 static trip open_pushing(void **state, const shape *c) {
     trip t = open_trip(state, c);
     ASSERT_ON_ALL(moert_exchange_pushes(t.exchange, false));
     return t;
 }
 
-/* A cell of a dispatch that has not come: its row goes nowhere. */
-static void test_a_row_of_no_slot_is_pushed_nowhere(void **state) {
+/* Before a dispatch arrives, the slot of a row may hold anything. Such a row must go nowhere. */
+static void test_a_row_without_a_valid_slot_is_not_pushed(void **state) {
     const shape c = {"late", 4, 2, 24, {9, 4, 7, 3}, RANDOM, 25};
     trip t = open_pushing(state, &c);
     const size_t rows = t.plan->plan->rows, floats = t.y->capacity_rows * moert_window_stride(t.y);
-    uint32_t(*cells)[MOERT_SLOT_STRIDE] = test_alloc((rows + 1) * sizeof *cells);
+    uint32_t(*slots)[MOERT_SLOT_STRIDE] = test_alloc((rows + 1) * sizeof *slots);
     uint64_t *found = test_alloc((rows + 1) * sizeof *found); /* zeros */
     float *before = test_alloc(floats * sizeof *before),
           *after = test_alloc(floats * sizeof *after);
-    const moert_buffer *places;
-    size_t somewhere = 0;
+    const moert_buffer *addresses;
+    size_t pushed = 0;
     for (size_t r = 0; r < rows; r++) {
-        cells[r][1] = r % 2 == 0 ? 0xFFFFFFFF - (uint32_t)r : (uint32_t)t.y->capacity_rows;
-        cells[r][2] = 0;
+        slots[r][1] = r % 2 == 0 ? 0xFFFFFFFF - (uint32_t)r : (uint32_t)t.y->capacity_rows;
+        slots[r][2] = 0;
         if (r % 3 == 0) {
-            cells[r][1] = 0;
-            cells[r][2] = (uint32_t)test_ranks + (uint32_t)r;
+            slots[r][1] = 0;
+            slots[r][2] = (uint32_t)test_ranks + (uint32_t)r;
         }
     }
     ASSERT_OK_ON_ALL(
-        moert_buffer_write(moert_window_rows(t.slot_x), 0, cells, rows * sizeof *cells));
+        moert_buffer_write(moert_window_rows(t.slot_x), 0, slots, rows * sizeof *slots));
     ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.y), 0, before, floats * sizeof *before));
     moert_transfer push = trip_push(&t, false, false);
     if (moert_exchange_sums(t.exchange)) {
-        ASSERT_FAILS_ON_ALL(moert_exchange_push(t.exchange, &push, &places), MOERT_ERROR_USAGE,
+        ASSERT_FAILS_ON_ALL(moert_exchange_push(t.exchange, &push, &addresses), MOERT_ERROR_USAGE,
                             "have no addresses of their own");
     } else {
-        ASSERT_OK_ON_ALL(moert_exchange_push(t.exchange, &push, &places));
-        ASSERT_OK_ON_ALL(moert_buffer_read(places, 0, found, rows * sizeof *found));
+        ASSERT_OK_ON_ALL(moert_exchange_push(t.exchange, &push, &addresses));
+        ASSERT_OK_ON_ALL(moert_buffer_read(addresses, 0, found, rows * sizeof *found));
     }
     push.unsent = moert_window_rows(t.x);
     ASSERT_OK_ON_ALL(moert_kernel_send_rows(t.exchange, &push));
     for (size_t r = 0; r < rows; r++)
-        somewhere += found[r] != 0;
-    ASSERT_ON_ALL(somewhere == 0);
+        pushed += found[r] != 0;
+    ASSERT_ON_ALL(pushed == 0);
     ASSERT_OK_ON_ALL(moert_buffer_read(moert_window_rows(t.y), 0, after, floats * sizeof *after));
     ASSERT_ON_ALL(memcmp(before, after, floats * sizeof *before) == 0);
     close_trip(&t);
 }
 
-/* This rank's sums of the rows of a dispatch, which are pushed, `beside` other work or not. */
-static moert_status combine_pushed(trip *t, bool beside) {
+/* Dispatches rows, pushes them back and combines them, on the second queue if `overlapped`. */
+static moert_status combine_pushed(trip *t, bool overlapped) {
     moert_exchange *exchange = t->exchange;
     moert_transfer back = trip_push(t, false, false);
     MOERT_TRY(trip_dispatch(t, true, MOERT_OK));
     moert_status local = moert_exchange_push_rows(exchange, &back, moert_window_rows(t->x));
-    if (local == MOERT_OK && beside)
+    if (local == MOERT_OK && overlapped)
         local = moert_exchange_combine_beside(exchange, &back);
     MOERT_TRY(moert_exchange_combine(exchange, &back, local));
     return moert_exchange_combine_join(exchange);
 }
 
-/* Rows that a combine would send itself are sent before it runs beside other work. */
-static void test_a_pushed_combine_may_run_beside_other_work(void **state) {
-    const shape c = {"beside", 8, 4, 24, {25, 17, 40, 3}, SOME_DROPPED, 29};
+/* If the combine itself is to send rows, it sends them before it moves to the second queue. */
+static void test_a_pushed_combine_may_overlap_other_work(void **state) {
+    const shape c = {"overlapped", 8, 4, 24, {25, 17, 40, 3}, SOME_DROPPED, 29};
     trip t = open_pushing(state, &c);
     const size_t bytes = c.tokens[test_rank] * c.width * sizeof(float);
     float *want = test_alloc(bytes + 1), *got = test_alloc(bytes + 1);
@@ -210,7 +210,7 @@ static void test_a_pushed_combine_may_run_beside_other_work(void **state) {
     close_trip(&t);
 }
 
-/* One rank's product fails after others have sent rows: all fail. */
+/* If one rank's GEMM fails after others have sent rows, all ranks fail. */
 static void test_a_push_fails_alike_on_all_ranks(void **state) {
     const shape c = {"fails", 8, 4, 24, {25, 17, 40, 3}, SOME_DROPPED, 26};
     trip t = open_pushing(state, &c);
@@ -218,14 +218,14 @@ static void test_a_push_fails_alike_on_all_ranks(void **state) {
     moert_transfer back = trip_push(&t, false, false);
     ASSERT_OK_ON_ALL(trip_dispatch(&t, true, MOERT_OK));
     const moert_status local =
-        last ? MOERT_FAIL(ERROR_DEVICE, "the product")
+        last ? MOERT_FAIL(ERROR_DEVICE, "the GEMM")
              : moert_exchange_push_rows(t.exchange, &back, moert_window_rows(t.x));
     ASSERT_FAILS_ON_ALL(moert_exchange_combine(t.exchange, &back, local), MOERT_ERROR_DEVICE,
-                        "the product");
+                        "the GEMM");
     close_usable(&c, &t);
 }
 
-/* The last rank's device is busy when the others wait for the rows that it is to send. */
+/* The last rank's device is busy while the others wait for its rows. */
 static void test_a_pushed_combine_names_a_late_device(void **state) {
     const shape c = {"late sums", 8, 4, 24, {25, 17, 40, 3}, RANDOM, 34};
     if (test_ranks == 1 || suite_skips(test_ranks != 2))
@@ -243,16 +243,16 @@ static void test_a_pushed_combine_names_a_late_device(void **state) {
 }
 
 /* A window without room for the slots is refused before anything is stored. */
-static void test_a_push_wants_room_for_slots(void **state) {
+static void test_a_push_needs_room_for_slots(void **state) {
     const shape c = {"small", 8, 2, 24, {50, 3, 3, 3}, RANDOM, 27};
     trip t = open_pushing(state, &c);
-    const moert_buffer *places, *rows = moert_window_rows(t.x);
+    const moert_buffer *addresses, *rows = moert_window_rows(t.x);
     moert_window *small;
     ASSERT_OK_ON_ALL(moert_window_create(t.exchange, c.width, &small));
     moert_transfer push = trip_push(&t, false, false);
     push.window = small;
     if (!moert_exchange_sums(t.exchange))
-        ASSERT_FAILS_ON_ALL(moert_exchange_push(t.exchange, &push, &places), MOERT_ERROR_USAGE,
+        ASSERT_FAILS_ON_ALL(moert_exchange_push(t.exchange, &push, &addresses), MOERT_ERROR_USAGE,
                             "a window to push to has 0 rows");
     ASSERT_FAILS_ON_ALL(moert_exchange_push_rows(t.exchange, &push, rows), MOERT_ERROR_USAGE,
                         "a window to push to has 0 rows");
@@ -270,7 +270,7 @@ static void test_ranks_agree_on_whether_they_push(void **state) {
     moert_exchange_destroy(exchange);
 }
 
-/* Some may copy and others sum: then nobody sums. */
+/* If one rank is set to copy and another to sum, no rank sums. */
 static void test_ranks_agree_on_whether_they_sum(void **state) {
     setup mixed = *(const setup *)*state;
     void *tested = &mixed;
@@ -281,7 +281,7 @@ static void test_ranks_agree_on_whether_they_sum(void **state) {
     moert_exchange_destroy(exchange);
 }
 
-/* A weight of each slot comes too late for a sum of some. */
+/* Weights are per slot, so they cannot be applied to sums over slots. */
 static void test_summed_rows_take_no_weights(void **state) {
     const shape c = {"weights", 8, 4, 24, {5, 6, 0, 3}, RANDOM, 28};
     trip t = open_pushing(state, &c);
@@ -295,7 +295,8 @@ static void test_summed_rows_take_no_weights(void **state) {
 
 /* ---- nodes ---- */
 
-/* Pairs of a token of this rank and another node where it has an expert, by brute force. */
+/* The number of pairs of a token of this rank and another node with one of its experts, by brute
+ * force. */
 static size_t count_far_pairs(const moert_comm *comm, const shape *c, const int32_t *index) {
     const size_t mine = moert_comm_node(comm, test_rank);
     size_t pairs = 0;
@@ -316,7 +317,7 @@ static void test_the_node_exchange_sends_a_row_once_to_a_host(void **state) {
     const moert_comm *comm = spread[((const setup *)*state)->together];
     trip t = open_trip(state, &c);
     const size_t pairs = count_far_pairs(comm, &c, read_index(&c, &t));
-    const uint64_t before = moert_exchange_far_rows(t.exchange); /* of the trip's two dispatches */
+    const uint64_t before = moert_exchange_far_rows(t.exchange); /* in the trip's two dispatches */
     ASSERT_ON_ALL(before == 2 * pairs && (pairs > 0) == (c.tokens[test_rank] > 0));
     ASSERT_OK_ON_ALL(trip_dispatch(&t, false, MOERT_OK));
     ASSERT_ON_ALL(moert_exchange_far_rows(t.exchange) == before + pairs);
@@ -346,9 +347,9 @@ static void test_nodes_may_sum_first(void **state) {
     moert_exchange_destroy(exchange);
 }
 
-/* A sum of codes would have to be rounded. */
-static void test_nodes_never_sum_codes_first(void **state) {
-    const shape c = {"codes", 13, 7, 40, {9, 5, 0, 7}, SOME_DROPPED, 22};
+/* Rows of bf16 are never summed first, since their sum would have to be rounded. */
+static void test_nodes_never_sum_bf16_rows_first(void **state) {
+    const shape c = {"bf16", 13, 7, 40, {9, 5, 0, 7}, SOME_DROPPED, 22};
     trip t = open_windows(open_presumming(state), &c, true);
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     close_trip(&t);
@@ -375,7 +376,7 @@ static void test_a_plan_is_dispatched_before_it_is_combined(void **state) {
     close_usable(&c, &t);
 }
 
-/* auto: between hosts the node exchange, if there are windows for it to use. */
+/* Between hosts, `auto` chooses the node engine if the ranks of a host share windows. */
 static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
     const size_t together = ((const setup *)*state)->together;
     moert_exchange *exchange;
@@ -395,19 +396,19 @@ static void test_hosts_of_several_ranks_take_the_node_exchange(void **state) {
 static const exchange_test tests[] = {
     EXCHANGE_TEST(test_a_pushed_combine_names_a_late_device, BY_IMPATIENT_SUMMED),
     EXCHANGE_TEST(test_a_row_goes_to_each_rank_once, BY_ONCE),
-    EXCHANGE_TEST(test_a_word_that_is_no_row_is_left_alone, BY_ONCE),
+    EXCHANGE_TEST(test_an_invalid_source_of_a_row_is_ignored, BY_ONCE),
     EXCHANGE_TEST(test_ranks_may_fuse_or_not, BY_FUSED | BY_FUSED_ONCE | BY_PUSHES | BY_SUMS),
-    EXCHANGE_TEST(test_a_row_of_no_slot_is_pushed_nowhere, BY_PUSHES | BY_SUMS),
-    EXCHANGE_TEST(test_a_pushed_combine_may_run_beside_other_work, BY_PUSHES | BY_SUMS),
+    EXCHANGE_TEST(test_a_row_without_a_valid_slot_is_not_pushed, BY_PUSHES | BY_SUMS),
+    EXCHANGE_TEST(test_a_pushed_combine_may_overlap_other_work, BY_PUSHES | BY_SUMS),
     EXCHANGE_TEST(test_a_push_fails_alike_on_all_ranks, BY_PUSHES | BY_SUMS),
-    EXCHANGE_TEST(test_a_push_wants_room_for_slots, BY_PUSHES | BY_SUMS),
+    EXCHANGE_TEST(test_a_push_needs_room_for_slots, BY_PUSHES | BY_SUMS),
     EXCHANGE_TEST(test_ranks_agree_on_whether_they_push, BY_PUSHES | BY_SUMS),
     EXCHANGE_TEST(test_ranks_agree_on_whether_they_sum, BY_SUMS),
     EXCHANGE_TEST(test_summed_rows_take_no_weights, BY_SUMS),
     EXCHANGE_TEST(test_the_node_exchange_sends_a_row_once_to_a_host, BY_NODES),
     EXCHANGE_TEST(test_nodes_send_messages_of_few_rows, BY_NODES),
     EXCHANGE_TEST(test_nodes_may_sum_first, BY_NODES),
-    EXCHANGE_TEST(test_nodes_never_sum_codes_first, BY_NODES),
+    EXCHANGE_TEST(test_nodes_never_sum_bf16_rows_first, BY_NODES),
     EXCHANGE_TEST(test_ranks_must_agree_on_how_nodes_sum, BY_NODES),
     EXCHANGE_TEST(test_a_plan_is_dispatched_before_it_is_combined, BY_NODES),
     EXCHANGE_TEST(test_hosts_of_several_ranks_take_the_node_exchange, BY_NODES),

@@ -1,6 +1,6 @@
 // run: np=2,4 gpu=2 sanitize=2
-/* Meetings of devices: order over many rounds whatever delays the hosts, and a rank that does not
- * come. */
+/* Barriers between devices: they order memory accesses over many rounds, however the hosts are
+ * delayed, and name a rank that does not arrive. */
 #include <unistd.h>
 
 #include "base/phase.h"
@@ -16,15 +16,15 @@ static void sleep_now_and_then(uint64_t round) {
         usleep((useconds_t)((u - 0.7) * 1e4));
 }
 
-/* What the meetings so far have found. */
+/* Returns the failure of the barriers so far, if any. */
 static moert_status settle(moert_flags *flags) {
     MOERT_TRY(moert_flags_fetch(flags));
     MOERT_TRY(moert_device_finish(test_device));
     return moert_flags_check(flags);
 }
 
-/* Every rank writes a row of all segments; then every rank counts the rows that are not this
- * round's. No host waits in between. */
+/* Every rank writes a row in every segment, and after a barrier counts the rows that are not of
+ * this round. No host waits in between. */
 static moert_status enqueue_round(const moert_storage *rows, moert_flags *flags, unsigned round,
                                   moert_buffer **wrong) {
     const moert_exchange_args args = {
@@ -41,7 +41,7 @@ static moert_status enqueue_round(const moert_storage *rows, moert_flags *flags,
     return moert_flags_barrier(flags);
 }
 
-TEST(test_devices_see_what_the_others_did_before_a_meeting) {
+TEST(test_devices_see_what_others_wrote_before_a_barrier) {
     enum { ROUNDS = 300 };
     static moert_buffer *wrong[ROUNDS];
     moert_storage rows = {.rows = NULL};
@@ -67,9 +67,9 @@ TEST(test_devices_see_what_the_others_did_before_a_meeting) {
     moert_storage_release(&rows);
 }
 
-/* Rank `late` leaves out the first meeting; the others, which go on, find that out and wait for no
- * other one meanwhile. */
-TEST(test_a_rank_that_does_not_come_is_named) {
+/* Rank `late` leaves out the first barrier. The others find that out, go on, and wait in no later
+ * barrier. */
+TEST(test_a_rank_that_does_not_arrive_is_named) {
     const uint64_t patience_ns = 1000000000;
     const size_t late = test_ranks / 2;
     moert_flags *flags;
@@ -78,20 +78,20 @@ TEST(test_a_rank_that_does_not_come_is_named) {
     ASSERT_OK_ON_ALL(moert_flags_create(test_device, test_comm, moert_memory_of(test_device),
                                         patience_ns, &flags));
     moert_phase_set(MOERT_PHASE_LOSS);
-    moert_status met = test_rank != late ? moert_flags_barrier(flags) : MOERT_OK;
+    moert_status enqueued = test_rank != late ? moert_flags_barrier(flags) : MOERT_OK;
     moert_phase_set(MOERT_PHASE_SAVE);
-    for (unsigned i = 0; i < 20 && met == MOERT_OK && test_rank != late; i++)
-        met = moert_flags_barrier(flags);
+    for (unsigned i = 0; i < 20 && enqueued == MOERT_OK && test_rank != late; i++)
+        enqueued = moert_flags_barrier(flags);
     const moert_status found = test_rank != late ? settle(flags) : MOERT_ERROR_COMM;
-    bool right = met == MOERT_OK && found == MOERT_ERROR_COMM;
+    bool right = enqueued == MOERT_OK && found == MOERT_ERROR_COMM;
     if (test_rank != late)
         right = right &&
                 strstr(moert_last_error(), titled("the device of rank %zu (", late)) != NULL &&
                 strstr(moert_last_error(), "barrier 1, in phase 'loss', within 1 s") != NULL;
     right = on_all(right); /* the late rank waits here */
-    for (unsigned i = 0; i < 21 && met == MOERT_OK && test_rank == late; i++)
-        met = moert_flags_barrier(flags);
-    right = settle(flags) == MOERT_OK && met == MOERT_OK && right;
+    for (unsigned i = 0; i < 21 && enqueued == MOERT_OK && test_rank == late; i++)
+        enqueued = moert_flags_barrier(flags);
+    right = settle(flags) == MOERT_OK && enqueued == MOERT_OK && right;
     ASSERT_ON_ALL(right);
     ASSERT_OK_ON_ALL(moert_flags_barrier(flags));
     ASSERT_OK_ON_ALL(settle(flags));

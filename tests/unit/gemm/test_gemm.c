@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1
-/* Grouped GEMM: exact payloads against float64 loops, guard values, the promise of equal bits: by
- * backend, type, prepacked and native weights. */
+/* Grouped GEMM: exact results against float64 loops, guard values, and equal bits for every
+ * backend, dtype, and prepacked or native weights. */
 
 #include <xxhash.h>
 
@@ -91,7 +91,7 @@ TEST(test_portable_has_the_bits_of_the_reference) {
                     check_run(&gemm_problems[i], op, by, false, &want);
 }
 
-TEST(test_a_row_has_the_same_bits_in_any_company) {
+TEST(test_a_row_has_the_same_bits_with_any_other_rows) {
     static const size_t ranges[][2] = {{0, 1},   {0, 5},   {0, 9},   {0, 13},   {3, 1},  {3, 5},
                                        {3, 9},   {3, 13},  {49, 1},  {49, 5},   {49, 9}, {49, 13},
                                        {117, 1}, {117, 5}, {117, 9}, {117, 13}, {299, 1}};
@@ -127,9 +127,9 @@ static void fill(float *data, size_t count, float value) {
         data[i] = value;
 }
 
-TEST(test_nothing_is_added_to_a_chain_after_its_last_term) {
-    /* a sum of negative zeros stays one only if nothing follows: the old value -0 plus an odd
-     * number of times 0 * -1; the sums of a step in tiles begin with 0 */
+TEST(test_nothing_is_added_to_a_chain_after_its_last_product) {
+    /* -0 plus products 0 * -1, an odd number of them, stays -0 only if nothing else is added. Sums
+     * in tiles begin each step with +0, so their result is +0. */
     const problem p = {.n = 17, .k = 17, .rows = 3, .groups = 1, .ends = {3}, .accumulate = true};
     for (size_t w = 0; w < gemm_way_count; w++) {
         const bool tiled = sums_in_tiles(&gemm_ways[w]);
@@ -158,7 +158,7 @@ TEST(test_parts_of_the_groups_give_the_bits_of_the_whole) {
             }
 }
 
-TEST(test_what_is_no_part_of_the_groups_is_refused) {
+TEST(test_an_invalid_part_of_the_groups_is_refused) {
     const moert_part wrong[] = {{1, 1, 4, 4}, {0, 3, 0, 8}, {0, 2, 5, 4}, {1, 2, 4, 9}};
     const problem p = {.n = 4, .k = 4, .rows = 8, .groups = 2, .ends = {4, 8}};
     const arrays a = make_arrays(&p, true);
@@ -173,7 +173,7 @@ TEST(test_what_is_no_part_of_the_groups_is_refused) {
     ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "a weight for each group");
 }
 
-/* The hash of all results of the portable backend. */
+/* A hash of all results of the portable backend. */
 static uint64_t digest(void) {
     uint64_t hash = 0;
     for (size_t i = 0; i < gemm_problem_count; i++)
@@ -196,7 +196,7 @@ TEST(test_one_two_and_three_threads_give_the_same_bits) {
     assert_string_equal(one, more);
 }
 
-TEST(test_a_packed_weight_serves_its_own_shape_only) {
+TEST(test_a_prepacked_weight_serves_only_its_shape) {
     const problem *p = &gemm_problems[5];
     const arrays a = make_arrays(p, true);
     moert_gemm gemm = upload_gemm(p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
@@ -241,7 +241,7 @@ TEST(test_wrong_sizes_are_refused_before_anything_is_written) {
     wrong[4].k = 0;
     wrong[5].x = small;
     wrong[5].type = MOERT_DTYPE_BF16;
-    ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &wrong[5])); /* 16 numbers of 2 bytes fit */
+    ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &wrong[5])); /* 16 values of 2 bytes fit */
     wrong[5].ldx = 10;
     for (size_t i = 0; i < 6; i++)
         assert_int_equal(run_as(MOERT_GEMM_FORWARD, &wrong[i]), MOERT_ERROR_USAGE);
@@ -257,7 +257,7 @@ TEST(test_a_backend_named_for_another_device_is_an_error) {
     const moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
     set_variable("MOERT_BACKEND", "nvidia");
     if (has_tensor_cores("nvidia is an error")) {
-        ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm)); /* of float32: not on tensor cores */
+        ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm)); /* float32 operands: not on tensor cores */
     } else {
         const char *const text = "MOERT_BACKEND is nvidia, which takes GPUs of compute";
         ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED, text);
@@ -270,6 +270,6 @@ TEST(test_a_backend_named_for_another_device_is_an_error) {
     ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm));
 }
 
-int main(int count, char **words) {
-    return run_with_digest(__FILE__, count, words, digest);
+int main(int count, char **arguments) {
+    return run_with_digest(__FILE__, count, arguments, digest);
 }

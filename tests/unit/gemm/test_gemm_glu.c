@@ -1,5 +1,6 @@
 // run: np=1 sanitize=1
-/* A forward product with its GLU: the bits of one after the other, in all ways to compute them. */
+/* A forward GEMM with a fused GLU has the bits of a GEMM followed by a GLU, for every backend,
+ * dtype and tile. */
 
 #include <xxhash.h>
 
@@ -7,8 +8,8 @@
 #include "gemm/tuning/tuning.h"
 #include "support/gemm/gemm.h"
 
-/* Widths of the GLU around the 16 columns of a tile, chains of several blocks, empty groups, rows
- * past the last end. */
+/* Widths of the GLU around the 16 columns of a tile, several blocks of K, empty groups, rows past
+ * the last end. */
 static const problem problems[] = {
     {.n = 2, .k = 1, .rows = 1, .groups = 1, .ends = {1}, .bias = true},
     {.n = 32, .k = 16, .rows = 0, .groups = 2, .ends = {0, 0}},
@@ -24,16 +25,16 @@ static const problem problems[] = {
 };
 enum { PROBLEMS = MOERT_COUNT(problems) };
 
-/* A tile of an even width takes the GLU, one of an odd width leaves it to a pass of its own. */
-static const moert_choices taking = {4, 1024, 512, 8, 2, 16}, leaving = {4, 1024, 512, 6, 1, 4096};
+/* A tile of even width applies the GLU; one of odd width leaves it to a separate pass. */
+static const moert_choices fusing = {4, 1024, 512, 8, 2, 16}, separate = {4, 1024, 512, 6, 1, 4096};
 
 static void force_tile(const moert_choices *choices) {
     ASSERT_OK(moert_tuning_force(choices));
 }
 
-static int force_taking(void **state) {
+static int force_fusing(void **state) {
     (void)state;
-    return moert_tuning_force(&taking) == MOERT_OK ? 0 : -1;
+    return moert_tuning_force(&fusing) == MOERT_OK ? 0 : -1;
 }
 
 static int force_none(void **state) {
@@ -41,7 +42,7 @@ static int force_none(void **state) {
     return moert_tuning_force(NULL) == MOERT_OK ? 0 : -1;
 }
 
-/* One call and two calls: the same h, and the same v unless it is dropped. */
+/* Compares one fused call with two calls: the same h, and the same v unless it is dropped. */
 static void compare_calls(size_t i, size_t f, const way *by) {
     gated_run how = gated_forms[f];
     how.fused = false;
@@ -58,9 +59,9 @@ static void compare_calls(size_t i, size_t f, const way *by) {
     }
 }
 
-/* The first two forms for one half of the problems, the others for the other. */
-TEST_WITH(test_one_call_has_the_bits_of_two, NULL, force_none) {
-    const moert_choices *const tiles[] = {NULL, &taking, &leaving}; /* first this CPU's own */
+/* Even problems use the first two forms, odd problems the last two. */
+TEST_WITH(test_a_fused_call_has_the_bits_of_two_calls, NULL, force_none) {
+    const moert_choices *const tiles[] = {NULL, &fusing, &separate}; /* NULL: this CPU's tile */
     for (size_t t = 0; t < MOERT_COUNT(tiles); t++) {
         force_tile(tiles[t]);
         for (size_t i = 0; i < PROBLEMS; i++)
@@ -70,7 +71,7 @@ TEST_WITH(test_one_call_has_the_bits_of_two, NULL, force_none) {
     }
 }
 
-TEST_WITH(test_an_h_of_bf16_is_the_rounded_one, force_taking, force_none) {
+TEST_WITH(test_h_in_bf16_is_the_rounded_float32_h, force_fusing, force_none) {
     for (size_t i = 0; i < PROBLEMS; i++)
         for (size_t w = 0; w < gemm_way_count; w++) {
             if (gemm_ways[w].type == MOERT_DTYPE_F32)
@@ -86,7 +87,7 @@ TEST_WITH(test_an_h_of_bf16_is_the_rounded_one, force_taking, force_none) {
         }
 }
 
-TEST_WITH(test_v_of_the_portable_backend_has_the_bits_of_the_reference, force_taking, force_none) {
+TEST_WITH(test_v_of_the_portable_backend_has_the_bits_of_the_reference, force_fusing, force_none) {
     for (size_t i = 0; i < PROBLEMS; i++)
         for (size_t w = 0; w < gemm_way_count; w++) {
             const way *by = &gemm_ways[w];
@@ -98,7 +99,7 @@ TEST_WITH(test_v_of_the_portable_backend_has_the_bits_of_the_reference, force_ta
 }
 
 TEST_WITH(test_parts_of_the_groups_give_the_bits_of_the_whole, NULL, force_none) {
-    const moert_choices *const tiles[] = {&taking, &leaving};
+    const moert_choices *const tiles[] = {&fusing, &separate};
     for (size_t t = 0; t < MOERT_COUNT(tiles); t++) {
         force_tile(tiles[t]);
         for (size_t i = 0; i < PROBLEMS; i++)
@@ -114,9 +115,9 @@ TEST_WITH(test_parts_of_the_groups_give_the_bits_of_the_whole, NULL, force_none)
     }
 }
 
-TEST_WITH(test_a_v_that_is_dropped_is_not_written_behind_a_short_chain, force_taking, force_none) {
+TEST_WITH(test_a_dropped_v_is_not_written_after_a_short_chain, force_fusing, force_none) {
     if (moert_device_describe(test_device)->gpu_form) {
-        print_message("# skipped: in GPU form the GLU is a launch of its own\n");
+        print_message("# skipped: in GPU form the GLU is a separate launch\n");
         return;
     }
     for (size_t i = 0; i < PROBLEMS; i++)
@@ -129,10 +130,10 @@ TEST_WITH(test_a_v_that_is_dropped_is_not_written_behind_a_short_chain, force_ta
         }
 }
 
-/* The hash of all results of the portable backend. */
+/* A hash of all results of the portable backend. */
 static uint64_t digest(void) {
     uint64_t hash = 0;
-    force_tile(&taking);
+    force_tile(&fusing);
     for (size_t i = 0; i < PROBLEMS; i++)
         for (size_t w = PORTABLE_F32; w < gemm_way_count; w++) {
             const gated_run one = {gated_forms[i % GATED_FORMS].form, 1, .fused = true};
@@ -169,9 +170,9 @@ TEST(test_what_does_not_fit_together_is_refused) {
         ASSERT_OK(moert_gemm_run(&right));
         for (size_t i = 0; i < MOERT_COUNT(wrong); i++)
             assert_int_equal(moert_gemm_run(&wrong[i]), MOERT_ERROR_USAGE);
-        moert_gemm quantized = right;
-        quantized.glu.type = MOERT_DTYPE_BF16;
-        ASSERT_FAILS(moert_gemm_run(&quantized), MOERT_ERROR_UNSUPPORTED, "needs bf16 operands");
+        moert_gemm rounded = right;
+        rounded.glu.type = MOERT_DTYPE_BF16;
+        ASSERT_FAILS(moert_gemm_run(&rounded), MOERT_ERROR_UNSUPPORTED, "needs bf16 operands");
     }
     moert_prepacked_shape shape = {1, 4, 4, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
     moert_prepacked *prepacked = NULL;
@@ -188,9 +189,10 @@ TEST(test_what_does_not_fit_together_is_refused) {
     moert_prepacked_destroy(prepacked);
     shape.n = 3;
     shape.use = MOERT_PREPACKED_GATED;
-    ASSERT_FAILS(moert_prepacked_create(test_device, &shape, &prepacked), MOERT_ERROR_USAGE, "needs an even n");
+    ASSERT_FAILS(moert_prepacked_create(test_device, &shape, &prepacked), MOERT_ERROR_USAGE,
+                 "needs an even n");
 }
 
-int main(int count, char **words) {
-    return run_with_digest(__FILE__, count, words, digest);
+int main(int count, char **arguments) {
+    return run_with_digest(__FILE__, count, arguments, digest);
 }

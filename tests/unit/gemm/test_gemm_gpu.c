@@ -3,7 +3,8 @@
 #include "support/gemm/gemm.h"
 
 static void check_all(const problem *p) {
-    static const size_t ways[] = {REFERENCE_F32, REFERENCE_BF16}; /* and the portable ones behind */
+    /* the portable way follows each of these */
+    static const size_t ways[] = {REFERENCE_F32, REFERENCE_BF16};
     for (operation op = 0; op < OPERATIONS; op++)
         for (size_t i = 0; i < 2; i++) {
             const arrays want = run_new(p, op, &gemm_ways[ways[i]], false);
@@ -11,14 +12,15 @@ static void check_all(const problem *p) {
         }
 }
 
-TEST(test_products_in_gpu_form_have_the_bits_of_the_reference) {
+TEST(test_gemms_in_gpu_form_have_the_bits_of_the_reference) {
     assert_true(moert_device_describe(test_device)->gpu_form);
     for (size_t i = 0; i < gemm_problem_count; i++)
         check_all(&gemm_problems[i]);
 }
 
-/* Rows of groups, which say how many lines a tile has, around the sizes of tiles. */
-TEST(test_no_tile_shows_in_the_bits_in_gpu_form) {
+/* The rows of a group decide the height of its tiles; these numbers of rows are around the
+ * heights. */
+TEST(test_no_tile_changes_a_bit_in_gpu_form) {
     for (uint32_t lines = 31; lines <= 129; lines += lines % 32 == 1 ? 30 : 1)
         check_all(&(problem){.n = 36,
                              .k = 20,
@@ -29,7 +31,7 @@ TEST(test_no_tile_shows_in_the_bits_in_gpu_form) {
                              .accumulate = lines % 2 == 0});
 }
 
-TEST(test_weights_are_not_packed_in_gpu_form) {
+TEST(test_weights_are_not_prepacked_in_gpu_form) {
     const moert_prepacked_shape shape = {2, 64, 64, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
     moert_prepacked *prepacked;
     assert_int_equal(moert_prepacked_need(test_device, &shape), 0);

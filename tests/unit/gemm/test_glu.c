@@ -33,17 +33,17 @@ static problem make_problem(moert_glu_form form, size_t rows, size_t width, size
             (*arrays[a])[i] = a < 3 ? (float)moert_rng_normal(7, a, i) : NAN;
     }
     for (size_t i = 0; i < 2 * rows * width; i++)
-        p.v[i] *= 6.0f; /* past the limits, often */
+        p.v[i] *= 6.0f; /* often past the limits */
     return p;
 }
 
-/* How matrices lie on the device. */
+/* The dtypes and buffers of the matrices on the device. */
 typedef struct storage {
     moert_dtype from, type; /* of v and dh; of h and dv */
     bool in_place;          /* dv is v */
 } storage;
 
-/* Forward and backward on the device. */
+/* Runs forward and backward on the device. */
 static void run_as(problem *p, const char *backend, storage as) {
     const size_t count = p->rows * p->width, probs = p->rows * p->stride;
     set_variable("MOERT_BACKEND", backend);
@@ -88,7 +88,7 @@ static double glu(moert_glu_form form, double prob, double g, double u) {
            (1.0 + exp(-(double)form.alpha * gc));
 }
 
-/* Its derivative by g, or by u. */
+/* The derivative of h by g, or by u. */
 static double slope(const problem *p, double prob, double g, double u, bool by_g) {
     const double step = 1e-6, dg = by_g ? step : 0.0, du = by_g ? 0.0 : step;
     return (glu(p->form, prob, g + dg, u + du) - glu(p->form, prob, g - dg, u - du)) / (2 * step);
@@ -147,7 +147,7 @@ TEST(test_worked_examples) {
     }
 }
 
-TEST(test_the_masks_include_the_bound) {
+TEST(test_gradients_pass_at_the_limit_and_stop_beyond) {
     for (size_t b = 0; b < 2; b++) {
         problem p = make_problem((moert_glu_form)MOERT_GLU_GPT_OSS, 1, 2, 0);
         const float v[] = {7.0f, -7.0f, nextafterf(7.0f, 8.0f), nextafterf(-7.0f, -8.0f)};
@@ -157,7 +157,7 @@ TEST(test_the_masks_include_the_bound) {
     }
 }
 
-TEST(test_a_prob_of_zero_gives_exact_zeros_but_a_dprob) {
+TEST(test_a_prob_of_zero_gives_exact_zeros_and_a_nonzero_dprob) {
     for (size_t i = 0; i < FORMS * 2; i++) {
         problem p = make_problem(forms[i % FORMS], 3, 19, 1);
         memset(p.prob, 0, 3 * sizeof p.prob[0]);
@@ -184,13 +184,13 @@ TEST(test_an_infinite_limit_makes_no_nan_and_a_nan_is_not_hidden) {
     }
 }
 
-TEST(test_a_value_has_the_same_bits_anywhere) {
+TEST(test_a_value_has_the_same_bits_at_any_position) {
     const size_t widths[] = {1, 5, 16, 37};
     problem all = make_problem(forms[2], 41, 37, 1);
     run(&all, "portable");
     for (size_t w = 0; w < 4; w++)
         for (size_t m = 0; m < all.rows; m += 8) {
-            /* columns [37 - width, 37) of row m, alone */
+            /* columns [37 - width, 37) of row m, without the others */
             const size_t width = widths[w], first = all.width - width;
             problem p = make_problem(forms[2], 1, width, 1);
             memcpy(p.v, all.v + gate_at(&all, m, first), 2 * width * sizeof(float));
@@ -239,23 +239,22 @@ static void round_all(float *values, size_t count, moert_dtype type) {
         values[i] = round_to(type, values[i]);
 }
 
-/* Against float32 in and out, of the same numbers. */
+/* Compares with float32 inputs and results of the same values. */
 static void check_storage(moert_glu_form form, size_t width, const char *backend, storage as) {
     enum { ROWS = 5 };
-    problem full = make_problem(form, ROWS, width, 1),
-            quantized = make_problem(form, ROWS, width, 1);
+    problem full = make_problem(form, ROWS, width, 1), rounded = make_problem(form, ROWS, width, 1);
     round_all(full.v, 2 * ROWS * width, as.from);
     round_all(full.dh, ROWS * width, as.from);
     run(&full, backend);
-    run_as(&quantized, backend, as);
+    run_as(&rounded, backend, as);
     round_all(full.h, ROWS * width, as.type);
     round_all(full.dv, 2 * ROWS * width, as.type);
-    assert_same_bits("h", quantized.h, full.h, ROWS * width);
-    assert_same_bits("dv", quantized.dv, full.dv, 2 * ROWS * width);
-    assert_same_bits("dprob", quantized.dprob, full.dprob, ROWS);
+    assert_same_bits("h", rounded.h, full.h, ROWS * width);
+    assert_same_bits("dv", rounded.dv, full.dv, 2 * ROWS * width);
+    assert_same_bits("dprob", rounded.dprob, full.dprob, ROWS);
 }
 
-TEST(test_types_round_what_is_read_and_stored_and_nothing_else) {
+TEST(test_dtypes_round_only_the_inputs_and_results) {
     static const storage storages[] = {{MOERT_DTYPE_F32, MOERT_DTYPE_F32, true},
                                        {MOERT_DTYPE_F32, MOERT_DTYPE_BF16, false},
                                        {MOERT_DTYPE_BF16, MOERT_DTYPE_F32, false},

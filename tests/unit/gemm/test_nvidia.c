@@ -1,6 +1,7 @@
 // run: np=1 sanitize=1
-/* Grouped products of bf16 operands by the nvidia backend: on an NVIDIA GPU by tensor cores, within
- * their rounding of the reference; elsewhere, and for rows that are not aligned, by portable. */
+/* Grouped GEMMs of bf16 operands by the nvidia backend. On an NVIDIA GPU, tensor cores compute them
+ * within their rounding of the reference; elsewhere, and for unaligned rows, the portable backend
+ * does. */
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "gemm/nvidia/tensor_cores.h"
@@ -9,9 +10,8 @@
 static const way nvidia = {
     .name = "nvidia", .backend = "auto", .type = MOERT_DTYPE_BF16, .prepacked = true};
 
-/* tiles that are whole, and by one too long or short; blocks of terms that end early; empty groups
- * and rows past the end; strides, places in y, one weight for all; the last three are not
- * aligned */
+/* whole tiles, and tiles one too large or small; partial blocks of K; empty groups and rows past
+ * the end; strides, columns of y, one weight for all groups; the last three are not aligned */
 static const problem problems[] = {
     {.n = 16, .k = 8, .rows = 1, .groups = 1, .ends = {1}, .bias = true},
     {.n = 16, .k = 24, .rows = 0, .groups = 2, .ends = {0, 0}},
@@ -37,7 +37,7 @@ static const problem problems[] = {
 };
 enum { PROBLEMS = MOERT_COUNT(problems) };
 
-TEST(test_products_of_small_integers_are_exact) {
+TEST(test_gemms_of_small_integers_are_exact) {
     has_tensor_cores("portable computes");
     for (size_t i = 0; i < PROBLEMS; i++)
         for (operation op = 0; op < OPERATIONS; op++) {
@@ -51,7 +51,7 @@ static void make_positive(float *values, size_t count) {
         values[i] = fabsf(values[i]);
 }
 
-/* Every element within 1e-5 of the sum of its terms' magnitudes, `sizes`. */
+/* Compares each element within 1e-5 of `sizes`, the sum of the magnitudes of its products. */
 static void compare_sums(const char *title, const float *got, const float *want, const float *sizes,
                          size_t count) {
     for (size_t i = 0; i < count; i++)
@@ -60,7 +60,7 @@ static void compare_sums(const char *title, const float *got, const float *want,
                      (double)want[i]);
 }
 
-TEST(test_products_of_random_numbers_are_within_their_rounding) {
+TEST(test_gemms_of_random_numbers_are_within_their_rounding) {
     for (size_t i = 0; i < PROBLEMS; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
             const problem *p = &problems[i];
@@ -80,19 +80,20 @@ TEST(test_products_of_random_numbers_are_within_their_rounding) {
 
 /* ---- results of bf16 ---- */
 
-/* codes[i], as numbers, are floats[i] rounded. */
-static void compare_rounded(const char *title, const float *codes, const float *floats,
+/* rounded[i] is floats[i] rounded to bf16. */
+static void compare_rounded(const char *title, const float *rounded, const float *floats,
                             size_t count) {
     for (size_t i = 0; i < count; i++) {
         const float want = round_to(MOERT_DTYPE_BF16, floats[i]);
-        if (isnan(want) ? !isnan(codes[i]) : moert_float_bits(codes[i]) != moert_float_bits(want))
-            fail_msg("%s: code %zu is of %.9g, not of %.9g", title, i, (double)codes[i],
-                     (double)want);
+        if (isnan(want) ? !isnan(rounded[i])
+                        : moert_float_bits(rounded[i]) != moert_float_bits(want))
+            fail_msg("%s: value %zu is %.9g, not %.9g", title, i, (double)rounded[i], (double)want);
     }
 }
 
-/* Whether a product can round its results, or put them anywhere as well. */
-static bool can(bool (*whether)(const moert_device *, const moert_gemm *), const problem *p) {
+/* Whether the device supports rounded or scattered results of a problem, by moert_gemm_rounds or
+ * moert_gemm_scatters. */
+static bool can(bool (*supports)(const moert_device *, const moert_gemm *), const problem *p) {
     const moert_gemm like = {.groups = {NULL, p->groups, p->rows},
                              .n = p->n,
                              .k = p->k,
@@ -102,7 +103,7 @@ static bool can(bool (*whether)(const moert_device *, const moert_gemm *), const
                              .ldy = p->y_column + p->n + p->pad_y,
                              .y_column = p->y_column};
     set_variable("MOERT_BACKEND", NULL);
-    return whether(test_device, &like);
+    return supports(test_device, &like);
 }
 
 static void check_rounded(const problem *p, operation op) {
@@ -114,7 +115,7 @@ static void check_rounded(const problem *p, operation op) {
                     results_of(p, op, &got).data, floats.data, floats.count);
 }
 
-TEST(test_rounded_results_are_casts_of_the_float32_ones) {
+TEST(test_rounded_results_are_casts_of_float32_results) {
     enum { UNALIGNED = 3 };
     size_t able = 0;
     for (size_t i = 0; i < PROBLEMS; i++) {
@@ -145,12 +146,12 @@ static void check_scattered(const problem *p, operation op, size_t runs) {
                     results_of(p, op, &got).data, lines.data, lines.count);
 }
 
-/* Columns of tiles that runs share unevenly. */
+/* Column tiles that the runs share unevenly. */
 static const problem tall = {
     .n = 272, .k = 72, .rows = 1300, .groups = 3, .ends = {1100, 1100, 1290}};
 
-TEST(test_lines_of_results_lie_anywhere) {
-    enum { REFUSED = 5 }; /* three that are not aligned, and two with columns before those of y */
+TEST(test_rows_of_results_may_lie_anywhere) {
+    enum { REFUSED = 5 }; /* three are not aligned, and two have columns before y */
     size_t able = 0;
     for (size_t i = 0; i <= PROBLEMS; i++) {
         problem p = i < PROBLEMS ? problems[i] : tall;
@@ -167,7 +168,7 @@ TEST(test_lines_of_results_lie_anywhere) {
     assert_int_equal(able, wgmma ? PROBLEMS + 1 - REFUSED : 0);
 }
 
-TEST(test_results_that_are_not_rounded_are_refused) {
+TEST(test_unaligned_bf16_results_are_refused) {
     enum { N = 12, ROWS = 2 }; /* not aligned */
     const problem p = {.n = 2 * N, .k = 2 * N, .rows = ROWS, .groups = 1, .ends = {ROWS}};
     const arrays a = make_arrays(&p, true);
@@ -200,7 +201,7 @@ TEST(test_results_that_are_not_rounded_are_refused) {
 
 /* ---- GLU ---- */
 
-/* Of small integers: v is exact, h within the rounding of exp. */
+/* Small integers: v is exact, h within the rounding of exp. */
 static void check_glu(const problem *p, size_t f, bool drop) {
     gated_run how = gated_forms[f];
     how.drop_v = drop;
@@ -216,7 +217,7 @@ static void check_glu(const problem *p, size_t f, bool drop) {
     }
 }
 
-TEST(test_a_product_with_its_glu_is_that_of_the_reference) {
+TEST(test_a_gemm_with_a_glu_is_near_the_reference) {
     for (size_t i = 0; i < PROBLEMS; i++) {
         problem p = problems[i];
         p.accumulate = false;
@@ -226,7 +227,7 @@ TEST(test_a_product_with_its_glu_is_that_of_the_reference) {
     }
 }
 
-/* v is the float32 one rounded, h that of the float32 one. */
+/* v is the float32 v rounded; h is unchanged. */
 static void check_rounded_v(const problem *p, size_t f) {
     gated_run how = gated_forms[f];
     const gated want = run_gated(p, &how, &nvidia, false);
@@ -236,7 +237,7 @@ static void check_rounded_v(const problem *p, size_t f) {
     assert_same_bits("h", got.h, want.h, want.h_count);
 }
 
-TEST(test_a_rounded_v_is_a_cast_of_the_float32_one_and_leaves_h_alone) {
+TEST(test_v_in_bf16_is_a_cast_of_the_float32_v_and_leaves_h_alone) {
     enum { UNALIGNED = 5 };
     size_t able = 0;
     for (size_t i = 0; i < PROBLEMS; i++) {
@@ -256,7 +257,7 @@ TEST(test_a_rounded_v_is_a_cast_of_the_float32_one_and_leaves_h_alone) {
 
 /* ---- bits ---- */
 
-TEST(test_a_row_has_the_same_bits_in_any_company) {
+TEST(test_a_row_has_the_same_bits_with_any_other_rows) {
     const problem whole = {.n = 272,
                            .k = 328,
                            .rows = 300,
@@ -268,9 +269,9 @@ TEST(test_a_row_has_the_same_bits_in_any_company) {
     check_company(&whole, &nvidia, ranges, MOERT_COUNT(ranges));
 }
 
-/* The first launch is done when all is, and no tile is left out or made twice, wherever it is
- * made. */
-TEST(test_units_that_join_in_do_not_show_in_the_bits) {
+/* The first launch ends when all tiles are computed. No tile is left out or computed twice, on
+ * whichever units. */
+TEST(test_units_that_join_later_change_no_bit) {
     static const problem large = {.n = 1040,
                                   .k = 1320,
                                   .rows = 900,
@@ -294,9 +295,9 @@ TEST(test_units_that_join_in_do_not_show_in_the_bits) {
     }
 }
 
-/* ---- prepacks ---- */
+/* ---- prepacked weights ---- */
 
-TEST(test_one_packing_made_by_the_first_product_serves_all_uses) {
+TEST(test_one_prepacked_weight_of_the_first_gemm_serves_all_uses) {
     enum { N = 32, K = 16, M = 4 };
     const problem p = {.n = N, .k = K, .rows = M, .groups = 1, .ends = {M}};
     uint16_t ones[N * K];
@@ -310,12 +311,12 @@ TEST(test_one_packing_made_by_the_first_product_serves_all_uses) {
         ones[i] = 0x3F80;
         a.weight[i] = (float)(i % K);
     }
-    moert_gemm product = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
-    moert_buffer *rows = upload(ones, sizeof ones), *result = product.y;
-    product.type = MOERT_DTYPE_BF16;
+    moert_gemm source = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
+    moert_buffer *rows = upload(ones, sizeof ones), *result = source.y;
+    source.type = MOERT_DTYPE_BF16;
     for (moert_prepacked_use use = 0; use < MOERT_PREPACKED_USES; use++) {
         const bool dgrad = use == MOERT_PREPACKED_DGRAD;
-        moert_gemm gemm = product;
+        moert_gemm gemm = source;
         gemm.kind = dgrad ? MOERT_GEMM_DGRAD : MOERT_GEMM_FORWARD;
         gemm.x = dgrad ? result : rows;
         gemm.y = dgrad ? rows : result;
@@ -329,16 +330,16 @@ TEST(test_one_packing_made_by_the_first_product_serves_all_uses) {
         ASSERT_OK(moert_buffer_read(result, 0, first, sizeof first));
         assert_true(first[1] == (dgrad ? (float)N : (float)(K * (K - 1) / 2)));
     }
-    /* whoever changes the weight may write the prepack as well: then no product makes it anew */
-    product.x = rows;
+    /* the optimizer may write the prepacked weight too; then no GEMM fills it again */
+    source.x = rows;
     ASSERT_OK(moert_buffer_write(moert_prepacks_copy(&prepacks, N * K), 0, ones, sizeof ones));
     for (int i = 0; i < 3; i++) {
         float sum;
         moert_prepacks_changed(&prepacks);
         if (i < 2)
             moert_prepacks_rounded(&prepacks);
-        ASSERT_OK(moert_prepacks_take(&prepacks, &product));
-        ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &product));
+        ASSERT_OK(moert_prepacks_take(&prepacks, &source));
+        ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &source));
         ASSERT_OK(moert_buffer_read(result, 0, &sum, sizeof sum));
         assert_true(sum == (float)(i < 2 ? K : K * (K - 1) / 2));
     }

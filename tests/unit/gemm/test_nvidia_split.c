@@ -1,7 +1,7 @@
 // run: np=1 sanitize=1
-/* Grouped products of float32 operands that may be split into parts: on a Hopper GPU by tensor
- * cores, about as exact as a chain of fma; elsewhere, and where rows are not aligned, such
- * chains. */
+/* Grouped GEMMs of float32 operands that may be split into parts. On a Hopper GPU, tensor cores
+ * compute them about as exactly as a chain of fma; elsewhere, and for unaligned rows, such chains
+ * do. */
 #include "base/memory.h"
 #include "base/rng.h"
 #include "gemm/nvidia/tensor_cores.h"
@@ -9,8 +9,8 @@
 
 static const way split = {.name = "split", .backend = "auto", .split = true};
 
-/* tiles of both widths that are whole, and by some too long or short; blocks of terms that end
- * early; empty groups and rows past the end; strides, places in y; the last two are not aligned */
+/* whole tiles of both widths, and tiles too large or small; partial blocks of K; empty groups and
+ * rows past the end; strides, columns of y; the last two are not aligned */
 static const problem problems[] = {
     {.n = 8, .k = 4, .rows = 1, .groups = 1, .ends = {1}, .bias = true},
     {.n = 16, .k = 24, .rows = 0, .groups = 2, .ends = {0, 0}},
@@ -29,7 +29,7 @@ static const problem problems[] = {
 };
 enum { PROBLEMS = MOERT_COUNT(problems) };
 
-TEST(test_products_of_small_integers_are_exact) {
+TEST(test_gemms_of_small_integers_are_exact) {
     has_hopper("chains of fma");
     for (size_t i = 0; i < PROBLEMS; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
@@ -40,7 +40,7 @@ TEST(test_products_of_small_integers_are_exact) {
         }
 }
 
-/* Integers of up to `bits` bits, either sign. */
+/* Integers of up to `bits` bits and either sign. */
 static void draw_integers(float *values, size_t count, int bits, uint64_t stream) {
     for (size_t i = 0; i < count; i++)
         values[i] = rintf(ldexpf((float)(2.0 * moert_rng_uniform(2, stream, i) - 1.0), bits));
@@ -54,8 +54,8 @@ static arrays make_integers(const problem *p, int x_bits, int y_bits, int weight
     return a;
 }
 
-/* Sums of four products of 22 bits are below 2^24: every part of a factor counts. */
-TEST(test_no_bit_of_a_factor_is_lost) {
+/* Sums of four products of 22 bits are below 2^24, so every part of an operand counts. */
+TEST(test_no_bit_of_an_operand_is_lost) {
     static const problem of_four[] = {
         [FORWARD] = {.n = 72, .k = 4, .rows = 131, .groups = 1, .ends = {131}, .shared = true},
         [DGRAD] = {.n = 4, .k = 200, .rows = 131, .groups = 1, .ends = {131}, .shared = true},
@@ -76,7 +76,7 @@ TEST(test_no_bit_of_a_factor_is_lost) {
 
 /* ---- accuracy ---- */
 
-/* The sum of an element's products, in float64, and of their magnitudes. */
+/* The sum of an element's products in float64, and the sum of their magnitudes. */
 typedef struct exact {
     double sum, size;
 } exact;
@@ -86,7 +86,7 @@ static void add_product(exact *e, double a, double b) {
     e->size += fabs(a * b);
 }
 
-/* Element (m, n) of y, (m, k) of x or (n, k) of the gradient of group g, without old values. */
+/* Element (m, n) of y, (m, k) of x, or (n, k) of the gradient of group g; without old values. */
 static exact sum_exactly(const problem *p, operation op, const arrays *a, size_t g, size_t line,
                          size_t column) {
     exact e = {0.0, 0.0};
@@ -103,7 +103,7 @@ static exact sum_exactly(const problem *p, operation op, const arrays *a, size_t
     return e;
 }
 
-/* The largest error of a float32 sum of the products, by the sum of their magnitudes. */
+/* The largest error of a float32 sum of products, relative to the sum of their magnitudes. */
 static double worst_error(const problem *p, operation op, arrays *a) {
     const size_t groups = op == WGRAD ? p->groups : 1;
     const size_t lines = op == WGRAD ? p->n : start_of(p, p->groups);
@@ -131,7 +131,7 @@ static double worst_error(const problem *p, operation op, arrays *a) {
     return worst;
 }
 
-TEST(test_products_of_random_numbers_are_within_rounding_of_float32) {
+TEST(test_gemms_of_random_numbers_are_within_rounding_of_float32) {
     for (size_t i = 0; i < PROBLEMS; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
             problem p = problems[i];
@@ -143,8 +143,8 @@ TEST(test_products_of_random_numbers_are_within_rounding_of_float32) {
         }
 }
 
-/* Long sums of one sign, which cutting off instead of rounding would make ever smaller. */
-TEST(test_long_sums_do_not_lean) {
+/* Truncation instead of rounding would make long sums of one sign ever smaller. */
+TEST(test_long_sums_are_not_biased) {
     static const problem p = {
         .n = 136, .k = 7168, .rows = 200, .groups = 1, .ends = {200}, .shared = true};
     arrays a = make_arrays(&p, false);
@@ -159,32 +159,32 @@ TEST(test_long_sums_do_not_lean) {
 
 /* ---- bits ---- */
 
-static const problem company = {.n = 136,
-                                .k = 328,
-                                .rows = 300,
-                                .groups = 3,
-                                .ends = {40, 157, 300},
-                                .shared = true,
-                                .bias = true};
+static const problem three_groups = {.n = 136,
+                                     .k = 328,
+                                     .rows = 300,
+                                     .groups = 3,
+                                     .ends = {40, 157, 300},
+                                     .shared = true,
+                                     .bias = true};
 
-TEST(test_a_row_has_the_same_bits_in_any_company) {
+TEST(test_a_row_has_the_same_bits_with_any_other_rows) {
     static const size_t ranges[][2] = {{0, 1}, {7, 65}, {127, 173}, {299, 1}};
-    check_company(&company, &split, ranges, MOERT_COUNT(ranges));
+    check_company(&three_groups, &split, ranges, MOERT_COUNT(ranges));
 }
 
-/* Its neighbours are not even numbers. */
-TEST(test_a_group_has_the_same_gradient_in_any_company) {
-    const size_t first = company.ends[0], end = company.ends[1];
-    arrays all = make_arrays(&company, false);
-    for (size_t m = 0; m < company.rows; m++)
+/* The rows of the neighbouring groups are NaN and infinite. */
+TEST(test_a_group_has_the_same_gradient_with_any_other_groups) {
+    const size_t first = three_groups.ends[0], end = three_groups.ends[1];
+    arrays all = make_arrays(&three_groups, false);
+    for (size_t m = 0; m < three_groups.rows; m++)
         for (size_t i = 0; i < all.ldx && (m < first || m >= end); i++) {
             all.x[m * all.ldx + i] = NAN;
             all.y[m * all.ldy + i % all.ldy] = INFINITY;
         }
-    run_gemm(&company, WGRAD, &split, &all);
-    const arrays alone = run_alone(&company, WGRAD, &split, first, end - first);
-    assert_same_bits("gradient", alone.weight, all.weight + company.n * company.k,
-                     company.n * company.k);
+    run_gemm(&three_groups, WGRAD, &split, &all);
+    const arrays alone = run_alone(&three_groups, WGRAD, &split, first, end - first);
+    assert_same_bits("gradient", alone.weight, all.weight + three_groups.n * three_groups.k,
+                     three_groups.n * three_groups.k);
 }
 
 int main(void) {

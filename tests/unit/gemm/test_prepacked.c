@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Packed weights: made from codes, and made when they pay. */
+/* Prepacked weights: filled from quantized weights, and created when they save time. */
 #include "base/memory.h"
 #include "gemm/backend.h"
 #include "support/quant/quantized.h"
@@ -8,7 +8,7 @@ enum { GROUPS = 3 };
 
 static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16};
 
-/* Any bytes of the panels that a prepack leaves alone are 0. */
+/* Bytes of the panels that filling leaves alone are 0. */
 static moert_prepacked *create(const moert_prepacked_shape *shape) {
     moert_prepacked *prepacked = NULL;
     set_variable("MOERT_BACKEND", "portable");
@@ -24,16 +24,16 @@ static float *read_floats(const moert_buffer *buffer, size_t count) {
     return values;
 }
 
-/* ---- from codes ---- */
+/* ---- from quantized weights ---- */
 
-/* A weight [G,N,K] as it is quantized, and the float32 values that this stands for. */
+/* A quantized weight [G,N,K], and its values as float32. */
 typedef struct weight {
     size_t n, k;
     moert_quantized quantized;
     moert_buffer *values;
 } weight;
 
-/* Blocks of all sizes; two of them hold infinity and NaN. */
+/* Values of all magnitudes; two are infinity and NaN. */
 static float *random_weight(size_t rows, size_t columns) {
     float *x = random_floats(rows * columns, 1.0f, rows);
     for (size_t i = 0; i < rows * columns; i++)
@@ -52,9 +52,10 @@ static float *transpose_groups(const float *x, size_t rows, size_t columns) {
     return transposed;
 }
 
-static weight make_weight(moert_format format, moert_axis axis, bool flipped, size_t n, size_t k) {
+static weight make_weight(moert_format format, moert_axis axis, bool transposed, size_t n,
+                          size_t k) {
     const bool nvfp4 = format == MOERT_FORMAT_NVFP4;
-    const size_t rows = flipped ? k : n, columns = flipped ? n : k;
+    const size_t rows = transposed ? k : n, columns = transposed ? n : k;
     const uint32_t ends[GROUPS] = {(uint32_t)rows, (uint32_t)(2 * rows), (uint32_t)(3 * rows)};
     const moert_quantizer how = {
         .size = sizeof how, .format = format, .axis = axis, .group_scales = nvfp4};
@@ -66,11 +67,11 @@ static weight make_weight(moert_format format, moert_axis axis, bool flipped, si
         k,
         {.format = format,
          .axis = axis,
-         .flipped = flipped,
+         .flipped = transposed,
          .q = upload(z.q, z.q_bytes),
          .scale = upload(z.scale, z.scale_bytes),
          .global = nvfp4 ? upload_floats(z.global, z.globals) : NULL},
-        upload_floats(flipped ? transpose_groups(z.back, rows, columns) : z.back, z.elements)};
+        upload_floats(transposed ? transpose_groups(z.back, rows, columns) : z.back, z.elements)};
 }
 
 static void check_weight(const weight *w, moert_prepacked_use use, moert_dtype type) {
@@ -87,7 +88,7 @@ static void check_weight(const weight *w, moert_prepacked_use use, moert_dtype t
     moert_prepacked_destroy(got);
 }
 
-TEST(test_codes_and_their_values_make_the_same_panels) {
+TEST(test_quantized_weights_and_their_values_fill_the_same_panels) {
     static const size_t sizes[][2] = {{37, 67}, {64, 160}, {1, 33}};
     for (int f = 0; moert_format_name((moert_format)f) != NULL; f++)
         for (int axis = MOERT_AXIS_ROW; axis <= MOERT_AXIS_TILE; axis++)
@@ -100,7 +101,7 @@ TEST(test_codes_and_their_values_make_the_same_panels) {
             }
 }
 
-TEST(test_codes_in_buffers_that_are_too_small_are_refused) {
+TEST(test_quantized_weights_in_buffers_that_are_too_small_are_refused) {
     const moert_prepacked_shape shape = {GROUPS, 32, 64, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
     weight w = make_weight(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, false, 32, 64);
     moert_prepacked *prepacked = create(&shape);
@@ -115,18 +116,18 @@ TEST(test_codes_in_buffers_that_are_too_small_are_refused) {
     moert_prepacked_destroy(prepacked);
 }
 
-/* ---- when they pay ---- */
+/* ---- when they save time ---- */
 
 enum { N = 40, K = 48, M = 5 };
 
-/* A product of the weight by `prepacks`, whose result it returns; to be freed. */
+/* Runs a GEMM with the weight by `prepacks`, and returns its result. */
 static float *multiply(moert_prepacks *prepacks, moert_prepacked_use use, moert_dtype type,
                        moert_buffer *values, size_t rows) {
     const bool forward = use == MOERT_PREPACKED_FORWARD;
     const size_t out = M * (forward ? N : K);
     const uint32_t ends[GROUPS] = {1, 1, (uint32_t)rows};
     unsigned char ones[M * K * sizeof(float)];
-    memset(ones, 0x3F, sizeof ones); /* in any type */
+    memset(ones, 0x3F, sizeof ones); /* a finite value in any dtype */
     moert_buffer *x = upload(ones, sizeof ones), *y = upload(ones, sizeof ones);
     moert_gemm gemm = {.kind = forward ? MOERT_GEMM_FORWARD : MOERT_GEMM_DGRAD,
                        .groups = {upload(ends, sizeof ends), GROUPS, rows},
@@ -141,14 +142,14 @@ static float *multiply(moert_prepacks *prepacks, moert_prepacked_use use, moert_
     return read_floats(forward ? y : x, out);
 }
 
-/* The next product has the bits of one without prepacks. */
-static void check_product(moert_prepacks *prepacks, moert_prepacked_use use, moert_dtype type,
-                          moert_buffer *values) {
+/* The next GEMM has the bits of one without prepacked weights. */
+static void check_gemm(moert_prepacks *prepacks, moert_prepacked_use use, moert_dtype type,
+                       moert_buffer *values) {
     moert_prepacks none = {0};
     float *want = multiply(&none, use, type, values, M);
     float *got = multiply(prepacks, use, type, values, M);
     assert_int_equal(moert_prepacks_bytes(&none), 0);
-    assert_same_bits("product", got, want, M * (use == MOERT_PREPACKED_FORWARD ? N : K));
+    assert_same_bits("result", got, want, M * (use == MOERT_PREPACKED_FORWARD ? N : K));
 }
 
 static void check_life(moert_prepacked_use use, moert_dtype type) {
@@ -159,29 +160,30 @@ static void check_life(moert_prepacked_use use, moert_dtype type) {
     moert_prepacks prepacks = {0};
     set_variable("MOERT_BACKEND", "portable");
     const size_t need = moert_prepacked_need(test_device, &shape);
-    check_product(&prepacks, use, type, values);
+    check_gemm(&prepacks, use, type, values);
     assert_int_equal(moert_prepacks_bytes(&prepacks), 0);
-    multiply(&prepacks, use, type, values, 0); /* no rows, no use */
+    multiply(&prepacks, use, type, values, 0); /* a GEMM without rows does not count */
     assert_int_equal(moert_prepacks_bytes(&prepacks), 0);
     for (size_t i = 0; i < 2; i++) {
-        check_product(&prepacks, use, type, values);
+        check_gemm(&prepacks, use, type, values);
         assert_int_equal(moert_prepacks_bytes(&prepacks), need);
     }
     ASSERT_OK(moert_buffer_write(values, 0, second, bytes));
     moert_prepacks_changed(&prepacks);
     for (size_t i = 0; i < 3; i++)
-        check_product(&prepacks, use, type, values);
+        check_gemm(&prepacks, use, type, values);
     assert_int_equal(moert_prepacks_bytes(&prepacks), need);
     moert_prepacks_free(&prepacks);
 }
 
-TEST(test_a_weight_is_packed_by_the_second_product_since_its_change) {
+TEST(test_a_weight_is_prepacked_by_the_second_gemm_after_its_change) {
     for (size_t i = 0; i < 4; i++)
         check_life(i % 2 == 0 ? MOERT_PREPACKED_FORWARD : MOERT_PREPACKED_DGRAD, types[i / 2]);
 }
 
-/* The prepack is what further products read: a weight that changes in silence is not seen. */
-TEST(test_a_packed_weight_is_read_no_more_until_told) {
+/* Further GEMMs read the prepacked weight. They do not see a change of the weight that is not
+ * announced. */
+TEST(test_a_prepacked_weight_is_not_read_again_until_it_is_marked_as_changed) {
     const size_t elements = (size_t)GROUPS * N * K, bytes = elements * sizeof(float);
     const moert_prepacked_shape shape = {GROUPS, N, K, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};
     float *first = random_floats(elements, 1.0f, 1);
@@ -196,7 +198,7 @@ TEST(test_a_packed_weight_is_read_no_more_until_told) {
         if (i == 2)
             moert_prepacks_changed(&prepacks);
     }
-    assert_same_bits("packed", y[1], y[0], M * N);
+    assert_same_bits("prepacked", y[1], y[0], M * N);
     if (moert_prepacked_need(test_device, &shape) > 0)
         assert_same_bits("kept", y[2], y[0], M * N);
     for (size_t i = 0; i < (size_t)M * N; i++)
@@ -204,9 +206,9 @@ TEST(test_a_packed_weight_is_read_no_more_until_told) {
     moert_prepacks_free(&prepacks);
 }
 
-/* ---- rounded by whoever changes the weight ---- */
+/* ---- rounded by the optimizer ---- */
 
-TEST(test_only_a_whole_bf16_packing_in_the_weights_order_is_written_with_it) {
+TEST(test_the_optimizer_writes_only_whole_bf16_prepacked_weights_in_the_weights_order) {
     const struct {
         const moert_prepack *prepack;
         moert_dtype type;

@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Rows of tuning: grammar, bounds, which one is taken, what is remembered. */
+/* Rows of tuning: their grammar and bounds, which one is chosen, and which are stored. */
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,7 +13,7 @@ static void read_rows(const char *text) {
     moert_tuning_reload();
 }
 
-/* Rows in the place of the built-in ones. */
+/* Replaces the built-in rows. */
 static void build_in(const char *text) {
     ASSERT_OK(moert_make_directories(in_directory("kernels/gemm")));
     write_text("kernels/gemm/tuning.txt", text);
@@ -21,8 +21,8 @@ static void build_in(const char *text) {
     moert_tuning_reload();
 }
 
-static moert_choices find(moert_tuned what, size_t n, size_t k, size_t rows) {
-    const moert_tuning_key key = {what, MOERT_DTYPE_F32, n, k, rows};
+static moert_choices find(moert_tuned operation, size_t n, size_t k, size_t rows) {
+    const moert_tuning_key key = {operation, MOERT_DTYPE_F32, n, k, rows};
     bool measured;
     return moert_tuning_find(test_device, &key, &measured);
 }
@@ -56,7 +56,7 @@ TEST_WITH(test_a_row_is_printed_as_it_was_read, forget_tuning, NULL) {
     }
 }
 
-TEST_WITH(test_what_is_wrong_with_a_line_is_said, forget_tuning, NULL) {
+TEST_WITH(test_an_error_names_what_is_wrong_with_a_line, forget_tuning, NULL) {
     static const struct {
         const char *line, *problem;
     } bad[] = {
@@ -91,7 +91,7 @@ TEST_WITH(test_what_is_wrong_with_a_line_is_said, forget_tuning, NULL) {
     }
 }
 
-TEST_WITH(test_comments_and_empty_lines_are_no_rows, forget_tuning, NULL) {
+TEST_WITH(test_comments_and_empty_lines_are_not_rows, forget_tuning, NULL) {
     static const char *const lines[] = {"", "  \t\r", "# default * * * * * panels=4", "  #"};
     moert_tuning_row row;
     char problem[160];
@@ -102,7 +102,7 @@ TEST_WITH(test_comments_and_empty_lines_are_no_rows, forget_tuning, NULL) {
     assert_true(!empty && row.choices.panels == 4);
 }
 
-/* Random bytes, and rows with one byte changed: whatever is taken is within its bounds. */
+/* Random bytes, and rows with changed bytes: every accepted row is within its bounds. */
 TEST_WITH(test_no_line_gives_choices_out_of_bounds, forget_tuning, NULL) {
     static const char row_text[] = "device \"a b\" forward f32 1408 512- 32-63 panels=4 depth=1024 "
                                    "split=512 lines=8 width=2 # c";
@@ -125,7 +125,7 @@ TEST_WITH(test_no_line_gives_choices_out_of_bounds, forget_tuning, NULL) {
 
 /* ---- which row ---- */
 
-TEST_WITH(test_built_in_rows_are_whole, forget_tuning, NULL) {
+TEST_WITH(test_built_in_rows_are_valid, forget_tuning, NULL) {
     char problem[160], *text, *end;
     ASSERT_OK(moert_kernel_source("gemm/tuning.txt", &text));
     size_t rows = 0;
@@ -145,7 +145,7 @@ TEST_WITH(test_built_in_rows_are_whole, forget_tuning, NULL) {
     assert_non_null(strstr(report.place, "kernels/gemm/tuning.txt:"));
 }
 
-TEST_WITH(test_without_any_row_products_choose_as_they_can, forget_tuning, NULL) {
+TEST_WITH(test_without_any_row_gemms_use_the_standard_choices, forget_tuning, NULL) {
     build_in("# nothing\n");
     assert_choices(find(MOERT_TUNED_WGRAD, 10, 10, 10), standard_choices);
     ASSERT_OK(moert_remove_tree(in_directory("kernels")));
@@ -167,7 +167,7 @@ TEST_WITH(test_device_comes_before_family_before_vendor_before_default, forget_t
     assert_choices(find(MOERT_TUNED_FORWARD, 64, 64, 65), (moert_choices){9, 48, 7, 8, 2, 4096});
 }
 
-TEST_WITH(test_the_row_that_says_more_of_the_shape_is_taken, forget_tuning, NULL) {
+TEST_WITH(test_the_row_that_names_more_of_the_shape_is_chosen, forget_tuning, NULL) {
     build_in("default * * * * 20 panels=5\n"
              "default * * 10 10 * panels=3\n"
              "default forward * * * * panels=1\n"
@@ -181,14 +181,15 @@ TEST_WITH(test_the_row_that_says_more_of_the_shape_is_taken, forget_tuning, NULL
     assert_int_equal(find(MOERT_TUNED_FORWARD, 11, 11, 20).panels, 5);
     assert_int_equal(find(MOERT_TUNED_FORWARD, 11, 11, 35).panels, 9); /* the later one */
     assert_int_equal(find(MOERT_TUNED_DGRAD, 11, 11, 60).panels, 7);
-    assert_int_equal(find(MOERT_TUNED_DGRAD, 0, 0, 0).panels, 7); /* nothing is known */
+    assert_int_equal(find(MOERT_TUNED_DGRAD, 0, 0, 0).panels, 7); /* the shape is unknown */
 }
 
 TEST_WITH(test_measured_rows_come_before_built_in_ones_of_a_level, forget_tuning, NULL) {
     build_in("default * * 10 10 10 panels=3\nfamily cpu * * * * * split=9\nfamily gpu * * * * * "
              "split=9\n");
+    /* the last row has no newline, so it is not fully written yet */
     read_rows("default * * * * * panels=5 split=10\nfamily nothing * * * * * panels=6\n"
-              "default * * * * * panels=6"); /* without an end: not written to the end yet */
+              "default * * * * * panels=6");
     const moert_choices c = find(MOERT_TUNED_FORWARD, 10, 10, 10);
     assert_int_equal(c.panels, 5);
     assert_int_equal(c.split, 9);
@@ -197,9 +198,9 @@ TEST_WITH(test_measured_rows_come_before_built_in_ones_of_a_level, forget_tuning
     assert_int_equal(find(MOERT_TUNED_FORWARD, 10, 10, 10).panels, 3);
 }
 
-/* ---- remembering ---- */
+/* ---- storing rows ---- */
 
-TEST_WITH(test_what_is_remembered_is_found_again, forget_tuning, NULL) {
+TEST_WITH(test_a_stored_row_is_found_again, forget_tuning, NULL) {
     const moert_tuning_key key = {MOERT_TUNED_DGRAD, MOERT_DTYPE_BF16, 96, 64, 50};
     const moert_choices first = {2, 256, 64, 6, 3, 32}, second = {1, 16, 1, 1, 1, 16};
     moert_tuning_key other = key;
@@ -212,7 +213,7 @@ TEST_WITH(test_what_is_remembered_is_found_again, forget_tuning, NULL) {
     for (int again = 0; again < 2; again++) {
         assert_choices(moert_tuning_find(test_device, &key, &measured), second);
         assert_true(measured);
-        other.rows = 63; /* from 32 to 63 */
+        other.rows = 63; /* the same range, from 32 to 63 */
         assert_choices(moert_tuning_find(test_device, &other, &measured), second);
         other.rows = 64;
         moert_tuning_find(test_device, &other, &measured);
@@ -224,9 +225,10 @@ TEST_WITH(test_what_is_remembered_is_found_again, forget_tuning, NULL) {
                                  "width=3 prefetch=32 # a test\n"));
 }
 
-TEST_WITH(test_a_file_that_cannot_be_written_is_said_and_the_row_serves, forget_tuning, NULL) {
+TEST_WITH(test_a_file_that_cannot_be_written_is_an_error_and_the_row_still_counts, forget_tuning,
+          NULL) {
     const moert_tuning_key key = {MOERT_TUNED_DGRAD, MOERT_DTYPE_F32, 96, 64, 50};
-    set_variable("MOERT_TUNE_FILE", in_directory("no/such/folder"));
+    set_variable("MOERT_TUNE_FILE", in_directory("no/such/directory"));
     ASSERT_FAILS(
         moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &standard_choices, "a test"),
         MOERT_ERROR_IO, "cannot add a row of tuning");

@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1
-/* No choice of tuning shows in the bits of a product, however it was made: forced, measured, or by
- * a weight that was prepacked before. */
+/* No choice of tuning changes a bit of a GEMM, whether the choice was forced, measured, or made
+ * when the weight was prepacked. */
 #include <unistd.h>
 
 #include "base/memory.h"
@@ -21,7 +21,7 @@ static bool equal(moert_choices a, moert_choices b) {
 
 /* ---- bits ---- */
 
-/* All problems by forced choices, prepacked and not, against the way `first`, a reference. */
+/* Compares all problems by forced choices, prepacked and not, with way `first`, a reference. */
 static void check_bits(size_t first, const moert_choices *choices, size_t count) {
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
@@ -39,7 +39,7 @@ static void check_bits(size_t first, const moert_choices *choices, size_t count)
         }
 }
 
-TEST_WITH(test_no_tile_shows_in_the_bits, forget_tuning, NULL) {
+TEST_WITH(test_no_tile_changes_a_bit, forget_tuning, NULL) {
     static const moert_choices tiles[] = {{1, 32, 1, 1, 1, 16},           {3, 48, 7, 5, 3, 32},
                                           {64, 4096, 65536, 16, 4, 4096}, {8, 128, 100, 8, 2, 48},
                                           {2, 32, 33, 6, 4, 16},          {3, 48, 7, 7, 3, 16}};
@@ -47,18 +47,18 @@ TEST_WITH(test_no_tile_shows_in_the_bits, forget_tuning, NULL) {
     check_bits(REFERENCE_BF16, tiles, 3);
 }
 
-TEST_WITH(test_no_share_shows_in_the_bits, forget_tuning, NULL) {
-    static const moert_choices shares[] = {{1, 16, 1, 8, 2, 16},
-                                           {64, 4096, 65536, 8, 2, 16},
-                                           {1, 4096, 3, 8, 2, 4096},
-                                           {7, 112, 129, 8, 2, 80}};
-    check_bits(REFERENCE_F32, shares, MOERT_COUNT(shares));
-    check_bits(REFERENCE_BF16, shares, MOERT_COUNT(shares));
-    check_bits(REFERENCE_TILES, shares, MOERT_COUNT(shares));
+TEST_WITH(test_no_partition_changes_a_bit, forget_tuning, NULL) {
+    static const moert_choices partitions[] = {{1, 16, 1, 8, 2, 16},
+                                               {64, 4096, 65536, 8, 2, 16},
+                                               {1, 4096, 3, 8, 2, 4096},
+                                               {7, 112, 129, 8, 2, 80}};
+    check_bits(REFERENCE_F32, partitions, MOERT_COUNT(partitions));
+    check_bits(REFERENCE_BF16, partitions, MOERT_COUNT(partitions));
+    check_bits(REFERENCE_TILES, partitions, MOERT_COUNT(partitions));
 }
 
-/* On this device, whatever devices the rows are for. */
-TEST_WITH(test_no_tile_of_a_built_in_row_shows_in_the_bits, forget_tuning, NULL) {
+/* Runs the tiles of all rows on this device, whatever device a row is for. */
+TEST_WITH(test_no_tile_of_a_built_in_row_changes_a_bit, forget_tuning, NULL) {
     enum { MOST = 64 };
     moert_choices tiles[MOST];
     char reason[160], *text, *end;
@@ -83,16 +83,16 @@ TEST_WITH(test_no_tile_of_a_built_in_row_shows_in_the_bits, forget_tuning, NULL)
     check_bits(REFERENCE_BF16, tiles, count);
 }
 
-TEST_WITH(test_any_choice_fits_into_little_local_memory, forget_tuning, NULL) {
-    static const moert_choices shares[] = {
+TEST_WITH(test_every_choice_fits_into_little_local_memory, forget_tuning, NULL) {
+    static const moert_choices partitions[] = {
         {64, 16, 128, 16, 4, 16}, {64, 4096, 65536, 16, 4, 16}, {1, 4096, 1, 16, 4, 16}};
     moert_device_info *info = (moert_device_info *)moert_device_describe(test_device);
     const moert_device_info whole = *info;
-    info->local_bytes = 16384; /* the least that OpenCL allows is more */
-    info->compute_units = 1;   /* work-groups need not be many */
-    check_bits(REFERENCE_F32, shares, MOERT_COUNT(shares));
-    check_bits(REFERENCE_BF16, shares, MOERT_COUNT(shares));
-    check_bits(REFERENCE_TILES, shares, MOERT_COUNT(shares));
+    info->local_bytes = 16384; /* less than the least that OpenCL allows */
+    info->compute_units = 1;   /* few work-groups suffice */
+    check_bits(REFERENCE_F32, partitions, MOERT_COUNT(partitions));
+    check_bits(REFERENCE_BF16, partitions, MOERT_COUNT(partitions));
+    check_bits(REFERENCE_TILES, partitions, MOERT_COUNT(partitions));
     *info = whole;
 }
 
@@ -106,14 +106,15 @@ TEST_WITH(test_choices_out_of_bounds_cannot_be_forced, forget_tuning, NULL) {
     assert_true(equal(find(), before));
 }
 
-/* As check_panels describes it. */
+/* Whether check_panels can describe the problem. */
 static bool is_plain(const problem *p) {
     return p->accumulate && p->pad_x + p->pad_y + p->y_column == 0;
 }
 
-/* A prepacked weight keeps its panels when the rows change under it; tiles are one or more of them. */
+/* A prepacked weight keeps its panels when the choices change afterwards; a tile is one or more
+ * panels wide. */
 static void check_panels(const problem *p, const moert_choices *prepack,
-                         const moert_choices *product) {
+                         const moert_choices *forced) {
     arrays a = make_arrays(p, false), want = run_new(p, DGRAD, &gemm_ways[REFERENCE_F32], false);
     set_variable("MOERT_BACKEND", "portable");
     moert_gemm gemm = upload_gemm(p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
@@ -123,19 +124,19 @@ static void check_panels(const problem *p, const moert_choices *prepack,
     moert_prepacked *prepacked;
     ASSERT_OK(moert_tuning_force(prepack));
     ASSERT_OK(moert_prepacked_create(test_device, &shape, &prepacked));
-    ASSERT_OK(moert_tuning_force(product));
+    ASSERT_OK(moert_tuning_force(forced));
     ASSERT_OK(moert_prepacked_fill(prepacked, gemm.weight));
     gemm.prepacked = prepacked;
     ASSERT_OK(run_as(MOERT_GEMM_DGRAD, &gemm));
     ASSERT_OK(moert_tuning_force(NULL));
     download_into(gemm.x, a.x, a.x_count * sizeof(float));
-    compare_arrays("packed before", &a, &want);
+    compare_arrays("prepacked before", &a, &want);
     moert_prepacked_destroy(prepacked);
 }
 
-TEST_WITH(test_a_packed_weight_keeps_its_panels, forget_tuning, NULL) {
+TEST_WITH(test_a_prepacked_weight_keeps_its_panels, forget_tuning, NULL) {
     static const moert_choices pairs[][2] = {
-        {{4, 1024, 512, 8, 2, 4096}, {4, 1024, 512, 5, 3, 16}}, /* no multiple */
+        {{4, 1024, 512, 8, 2, 4096}, {4, 1024, 512, 5, 3, 16}}, /* no multiple of a panel */
         {{4, 1024, 512, 8, 2, 16}, {4, 32, 512, 6, 4, 16}},
         {{4, 1024, 512, 6, 1, 4096}, {1, 1024, 3, 5, 3, 32}},
         {{4, 1024, 512, 6, 4, 16}, {4, 1024, 512, 8, 2, 64}}};
@@ -151,20 +152,20 @@ typedef struct counted {
     moert_choices seen[4096];
 } counted;
 
-static moert_status count_run(void *what) {
-    counted *c = what;
+static moert_status count_run(void *context) {
+    counted *c = context;
     c->seen[c->runs % 4096] = find();
-    /* deeper is faster here, by far */
+    /* a depth of 2048 is faster here, by far */
     usleep(c->seen[c->runs++ % 4096].depth == 2048 ? 100 : 10000);
     return MOERT_OK;
 }
 
-static moert_status count_prepare(void *what) {
-    ((counted *)what)->prepared++;
+static moert_status count_prepare(void *context) {
+    ((counted *)context)->prepared++;
     return MOERT_OK;
 }
 
-TEST_WITH(test_a_search_finds_what_is_faster_by_far, forget_tuning, NULL) {
+TEST_WITH(test_a_search_finds_a_much_faster_choice, forget_tuning, NULL) {
     static counted c;
     c = (counted){.runs = 0};
     const moert_trial trial = {test_device, &c, count_prepare, count_run, false};
@@ -177,7 +178,7 @@ TEST_WITH(test_a_search_finds_what_is_faster_by_far, forget_tuning, NULL) {
     assert_in_range(c.prepared, found.count, c.runs);
 }
 
-static size_t count_fetches(bool prefetches) {
+static size_t count_prefetches(bool prefetches) {
     static counted c;
     c = (counted){.runs = 0};
     const moert_trial trial = {test_device, &c, NULL, count_run, prefetches};
@@ -189,12 +190,12 @@ static size_t count_fetches(bool prefetches) {
     return count;
 }
 
-TEST_WITH(test_a_search_leaves_out_when_to_fetch_where_nothing_is_fetched, forget_tuning, NULL) {
-    assert_int_equal(count_fetches(true), 2);
-    assert_int_equal(count_fetches(false), 0);
+TEST_WITH(test_a_search_tries_prefetch_only_where_a_gemm_prefetches, forget_tuning, NULL) {
+    assert_int_equal(count_prefetches(true), 2);
+    assert_int_equal(count_prefetches(false), 0);
 }
 
-TEST_WITH(test_without_time_a_search_stays_where_it_was, forget_tuning, NULL) {
+TEST_WITH(test_without_time_a_search_keeps_the_first_choice, forget_tuning, NULL) {
     static counted c;
     c = (counted){.runs = 0};
     const moert_trial trial = {test_device, &c, NULL, count_run, false};
@@ -206,7 +207,7 @@ TEST_WITH(test_without_time_a_search_stays_where_it_was, forget_tuning, NULL) {
     assert_in_range(c.runs, 1, 64 * 9);
 }
 
-/* Number of rows in the file. */
+/* The number of rows in the file. */
 static size_t count_rows(void) {
     char *text =
         access(in_directory("rows"), F_OK) == 0 ? read_file(in_directory("rows"), NULL) : NULL;
@@ -233,7 +234,7 @@ TEST_WITH(test_auto_measures_a_new_shape_once_and_keeps_the_bits, forget_tuning,
         if (again > 0)
             assert_int_equal(count_rows(), rows);
         rows = count_rows();
-        /* prepacked weights have no wgrad of their own; in GPU form there is nothing to measure */
+        /* wgrad uses no prepacked weights; in GPU form there is nothing to measure */
         const bool gpu_form = moert_device_describe(test_device)->gpu_form;
         assert_int_equal(rows, gpu_form ? 0 : 3 * (3 + 2 + 3));
         moert_tuning_reload();

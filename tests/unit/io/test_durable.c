@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Text files and directories that are whole or not there. */
+/* Text files and directories that are either whole or absent. */
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
@@ -30,7 +30,7 @@ TEST(test_write_replaces_a_text_and_leaves_no_temporary_file) {
     assert_false(exists(in_directory("state.json.tmp")));
 }
 
-TEST(test_write_into_an_absent_folder_says_what_failed) {
+TEST(test_write_into_an_absent_directory_names_the_error) {
     const char *path = in_directory("absent/state.json");
     ASSERT_FAILS(moert_durable_write(path, "one"), MOERT_ERROR_IO, strerror(ENOENT));
     assert_non_null(strstr(moert_last_error(), path));
@@ -52,7 +52,7 @@ TEST(test_a_write_that_does_not_fit_keeps_the_older_text) {
     assert_false(exists(in_directory("full.json.tmp")));
 }
 
-TEST(test_write_over_a_folder_fails_and_cleans_up) {
+TEST(test_write_over_a_directory_fails_and_cleans_up) {
     const char *path = in_directory("taken");
     ASSERT_OK(moert_make_directories(path));
     ASSERT_FAILS(moert_durable_write(path, "text"), MOERT_ERROR_IO, path);
@@ -76,7 +76,7 @@ TEST(test_settle_gives_a_file_its_name_or_removes_it) {
     assert_false(exists(temporary));
 }
 
-TEST(test_read_refuses_what_is_no_short_text) {
+TEST(test_read_refuses_long_texts_and_other_files) {
     char *text;
     const char *path = in_directory("text");
     ASSERT_FAILS(moert_read_text(in_directory("absent"), 10, &text), MOERT_ERROR_IO, "absent");
@@ -89,7 +89,7 @@ TEST(test_read_refuses_what_is_no_short_text) {
     ASSERT_FAILS(moert_read_text(path, 10, &text), MOERT_ERROR_FORMAT, "NUL");
 }
 
-TEST(test_folders_are_made_with_their_parents) {
+TEST(test_directories_are_created_with_their_parents) {
     ASSERT_OK(moert_make_directories(in_directory("a/b//c/")));
     assert_true(exists(in_directory("a/b/c")));
     ASSERT_OK(moert_make_directories(in_directory("a/b/c")));
@@ -99,7 +99,7 @@ TEST(test_folders_are_made_with_their_parents) {
     ASSERT_FAILS(moert_make_directories(in_directory("a/file/b")), MOERT_ERROR_IO, "a/file");
 }
 
-TEST(test_a_tree_is_removed_but_not_what_its_links_lead_to) {
+TEST(test_a_tree_is_removed_but_not_the_targets_of_its_links) {
     const char *kept = in_directory("kept");
     ASSERT_OK(moert_make_directories(in_directory("tree/deep/er")));
     ASSERT_OK(moert_durable_write(kept, "kept"));
@@ -119,7 +119,7 @@ static void make_checkpoint(const char *name, const char *text) {
     ASSERT_OK(moert_durable_write(path, text));
 }
 
-TEST(test_commit_gives_a_folder_its_name_and_replaces_an_older_one) {
+TEST(test_commit_gives_a_directory_its_name_and_replaces_an_older_one) {
     make_checkpoint("step.tmp", "first");
     ASSERT_OK(moert_durable_commit(in_directory("step.tmp"), in_directory("step/")));
     assert_text(in_directory("step/state"), "first");
@@ -131,12 +131,12 @@ TEST(test_commit_gives_a_folder_its_name_and_replaces_an_older_one) {
     assert_false(exists(in_directory("step.old")));
 }
 
-TEST(test_a_commit_that_fails_keeps_the_older_folder) {
+TEST(test_a_commit_that_fails_keeps_the_older_directory) {
     make_checkpoint("step", "older");
     ASSERT_FAILS(moert_durable_commit(in_directory("absent"), in_directory("step")), MOERT_ERROR_IO,
                  "absent");
     assert_text(in_directory("step/state"), "older");
-    /* a folder cannot move into itself: the older one has been put aside and must come back */
+    /* a directory cannot move into itself: the older one was set aside and must come back */
     ASSERT_FAILS(moert_durable_commit(test_directory, in_directory("step")), MOERT_ERROR_IO,
                  "renamed");
     assert_text(in_directory("step/state"), "older");

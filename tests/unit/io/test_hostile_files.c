@@ -96,7 +96,7 @@ TEST(test_a_file_truncated_anywhere_is_refused) {
     }
 }
 
-/* Reads all that an opened file offers, for the sanitizers to watch. */
+/* Reads everything in an opened file, so that sanitizers see each access. */
 static void touch_all(const moert_tensors *tensors) {
     for (size_t i = 0; i < moert_tensors_count(tensors); i++) {
         const moert_tensor *tensor = moert_tensors_at(tensors, i);
@@ -120,11 +120,11 @@ TEST(test_thousands_of_damaged_headers_never_crash) {
         memcpy(image, sound, bytes);
         for (size_t hit = 0; hit <= i % 4; hit++) {
             moert_random random = moert_rng_block(7, i, hit);
-            size_t place = random.word[0] % (bytes - sizeof data);
+            size_t at = random.word[0] % (bytes - sizeof data);
             if (random.word[1] % 3 == 0)
-                image[place] ^= (unsigned char)(1U << random.word[2] % 8);
-            else if (place >= 8)
-                image[place] = (unsigned char)alphabet[random.word[2] % (sizeof alphabet - 1)];
+                image[at] ^= (unsigned char)(1U << random.word[2] % 8);
+            else if (at >= 8)
+                image[at] = (unsigned char)alphabet[random.word[2] % (sizeof alphabet - 1)];
         }
         const char *file = write_file(CASE, image, bytes);
         if (moert_tensors_open(file, &tensors) == MOERT_OK) {

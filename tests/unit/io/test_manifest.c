@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Checksums of directories: every bit counts, and the message names the file and the tensor. */
+/* Checksums of directories: any changed bit is found, and the message names file and tensor. */
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 #include "support/files.h"
 #include "support/suite.h"
 
-enum { BIG = 3 * MOERT_PIECE_BYTES / 4 + 5 }; /* floats: three pieces and a part of one */
+enum { BIG = 3 * MOERT_PIECE_BYTES / 4 + 5 }; /* floats: three whole pieces and a partial one */
 
 static const moert_tensor_spec specs[] = {{"alpha", MOERT_FILE_F32, 1, {7}},
                                           {"big", MOERT_FILE_F32, 1, {BIG}},
@@ -35,7 +35,7 @@ static void write_directory(void) {
     ASSERT_OK(moert_manifest_make(test_directory, &manifest));
     const size_t pieces = moert_manifest_pieces(manifest);
     moert_checksum *sums = test_alloc(pieces * sizeof *sums);
-    for (size_t i = 0; i < pieces; i += 2) /* as two ranks that take turns */
+    for (size_t i = 0; i < pieces; i += 2) /* as two ranks with alternate pieces */
         ASSERT_OK(moert_manifest_sum(manifest, i, 1, sums + i));
     for (size_t i = 1; i < pieces; i += 2)
         ASSERT_OK(moert_manifest_sum(manifest, i, 1, sums + i));
@@ -79,7 +79,7 @@ TEST(test_a_flipped_bit_anywhere_is_found_and_its_file_named) {
     ASSERT_OK(moert_manifest_check(test_directory, &checked));
 }
 
-/* Flips a bit at this distance from the end of the weights. */
+/* Flips a bit of the byte at this distance from the end of the weights' file. */
 static void damage_weights(size_t from_end) {
     size_t bytes;
     char *content = read_file(in_directory("w.safetensors"), &bytes);
@@ -90,7 +90,7 @@ static void damage_weights(size_t from_end) {
 TEST(test_the_message_names_the_tensor_or_the_header) {
     const struct {
         size_t from_end;
-        const char *what;
+        const char *text;
     } rows[] = {{1, "tensor 'omega'"},
                 {4 + BIG * sizeof(float), "tensor 'big'"},
                 {5, "tensor 'big'"},
@@ -101,11 +101,11 @@ TEST(test_the_message_names_the_tensor_or_the_header) {
         write_directory();
         damage_weights(rows[i].from_end);
         ASSERT_FAILS(moert_manifest_check(test_directory, &bytes), MOERT_ERROR_FORMAT,
-                     rows[i].what);
+                     rows[i].text);
     }
 }
 
-TEST(test_files_that_are_cut_longer_or_missing_are_named) {
+TEST(test_shortened_extended_and_missing_files_are_named) {
     size_t bytes, length;
     char *content;
     write_directory();

@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* config.json of every family: read and written; the names of expert tensors. */
+/* config.json of every family, read and written, and the names of expert tensors. */
 
 #include "base/memory.h"
 #include "io/durable.h"
@@ -20,7 +20,7 @@ static const struct golden_config {
     bool renormalise;
     float scale;
     size_t groups, kept;
-    moert_status whole; /* of the model check */
+    moert_status whole; /* result of the model check */
 } goldens[] = {
     {"layer/mixtral-a", MOERT_FAMILY_MIXTRAL, 32000, 64, 32, 4, 2, 16, 96, 0, 1e-5f, 1e6f, 8, 2,
      MOERT_SCORE_SOFTMAX, true, 1, 1, 1, MOERT_OK},
@@ -114,7 +114,7 @@ TEST(test_only_whole_models_of_two_families_pass_the_model_check) {
     }
 }
 
-/* Looks up one expert's (E = the shared expert's) three tensors with their shapes. */
+/* Looks up one expert's three tensors with their shapes; E stands for the shared expert. */
 static void assert_expert_tensors(const moert_model_config *config, const moert_tensors *tensors,
                                   size_t expert) {
     size_t H = config->hidden, I = config->intermediate, E = config->router.experts;
@@ -204,7 +204,7 @@ TEST(test_a_written_config_reads_back_equal_and_has_fixed_bytes) {
     }
 }
 
-/* Every outer key of `from` (lines of two blanks and a quote) is one of `in`. */
+/* Every outer key of `from` is in `in`. Such a key's line begins with two blanks and a quote. */
 static void assert_keys_within(const char *from, const char *in) {
     for (const char *line = strchr(from, '\n'); line != NULL; line = strchr(line + 1, '\n')) {
         const char *end = strncmp(line, "\n  \"", 4) == 0 ? strchr(line, ':') : NULL;

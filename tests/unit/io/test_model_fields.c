@@ -147,7 +147,7 @@ TEST(test_broken_configs_are_refused_with_key_and_file) {
                  "/tmp/absent-moert.json");
 }
 
-static const refused_config no_models[] = {
+static const refused_config not_models[] = {
     {MIXTRAL EXPERTS ",\"sliding_window\":4096}", MOERT_ERROR_UNSUPPORTED, "4096"},
     {MIXTRAL EXPERTS ",\"rope_scaling\":{\"rope_type\":\"yarn\"}}", MOERT_ERROR_UNSUPPORTED,
      "rope_type"},
@@ -163,12 +163,12 @@ static const refused_config no_models[] = {
      MOERT_ERROR_FORMAT, "hidden_size 65"},
 };
 
-TEST(test_what_a_model_cannot_have_is_refused_by_the_model_check) {
-    for (size_t i = 0; i < MOERT_COUNT(no_models); i++) {
+TEST(test_the_model_check_refuses_unsupported_settings) {
+    for (size_t i = 0; i < MOERT_COUNT(not_models); i++) {
         moert_model_config config;
-        ASSERT_OK(read_config(no_models[i].text, &config));
-        ASSERT_FAILS(moert_model_config_check_model(&config), no_models[i].status,
-                     no_models[i].part);
+        ASSERT_OK(read_config(not_models[i].text, &config));
+        ASSERT_FAILS(moert_model_config_check_model(&config), not_models[i].status,
+                     not_models[i].part);
     }
 }
 

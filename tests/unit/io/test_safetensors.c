@@ -75,7 +75,7 @@ TEST(test_get_names_the_nearest_tensor_or_both_shapes) {
 /* ---- elements ---- */
 
 TEST(test_floats_of_every_type_are_read_unaligned) {
-    /* one odd byte first, so that all others are unaligned */
+    /* one byte first, so that all other tensors are unaligned */
     static const char header[] =
         "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
         "\"d\":{\"dtype\":\"F64\",\"shape\":[4],\"data_offsets\":[1,33]},"
@@ -95,7 +95,7 @@ TEST(test_floats_of_every_type_are_read_unaligned) {
     float out[8];
     moert_tensors *tensors = open_tensors(file);
     ASSERT_OK(moert_tensor_read_f32(moert_tensors_find(tensors, "d"), 0, 4, out));
-    assert_true(out[0] == 1.0f && out[1] == 1.0f + 0x1p-22f); /* ties go to the even one */
+    assert_true(out[0] == 1.0f && out[1] == 1.0f + 0x1p-22f); /* ties go to even */
     assert_true(out[2] == 0.0f && signbit(out[2]) && isinf(out[3]));
     ASSERT_OK(moert_tensor_read_f32(moert_tensors_find(tensors, "f"), 1, 1, out));
     assert_true(out[0] == 0.0f && signbit(out[0]));

@@ -10,7 +10,7 @@
 #include "io/safetensors.h"
 #include "support/files.h"
 
-/* The folder, and no signal when a file grows past its limit. */
+/* Makes the test's directory, and ignores the signal of a file that grows past its limit. */
 static int make_limited_directory(void **state) {
     signal(SIGXFSZ, SIG_IGN);
     return make_test_directory(state);
@@ -50,7 +50,7 @@ static void write_whole(const char *path) {
     ASSERT_OK(moert_writer_close(writer));
 }
 
-TEST(test_what_is_written_is_read_back) {
+TEST(test_written_tensors_are_read_back) {
     moert_tensors *tensors;
     const moert_tensor *tensor;
     float values[24];

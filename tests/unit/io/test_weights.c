@@ -1,5 +1,6 @@
 // run: np=1 sanitize=1
-/* Weights in low precision: every value by its definition, and files that lack or contradict it. */
+/* Weights in low precision: every value by its definition, and files that lack tensors or
+ * contradict it. */
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "io/weights.h"
@@ -7,10 +8,10 @@
 
 enum { MOST = 4 };
 
-/* A file to write: tensors with their bytes. */
+/* A tensor of a file, with its bytes. */
 typedef struct part {
     moert_tensor_spec spec;
-    const void *data; /* NULL: not in the file */
+    const void *data; /* NULL: left out of the file */
 } part;
 
 static size_t elements_of(const moert_tensor_spec *spec) {
@@ -41,18 +42,18 @@ static moert_tensors *open_parts(const part *parts, size_t count) {
 
 enum { N = 130, K = 300 };
 static const size_t matrix[] = {N, K};
-static uint8_t fp8_codes[N * K];
+static uint8_t fp8_payload[N * K];
 static float fp8_scales[2 * 3] = {0.5f, 3.0f, 0x1p-20f, 0.1f, 7e5f, 1.0f};
 
-static const part fp8[] = {{{"w", MOERT_FILE_F8_E4M3, 2, {N, K}}, fp8_codes},
+static const part fp8[] = {{{"w", MOERT_FILE_F8_E4M3, 2, {N, K}}, fp8_payload},
                            {{"w_scale_inv", MOERT_FILE_F32, 2, {2, 3}}, fp8_scales}};
 
 static void fill_fp8(void) {
     for (size_t i = 0; i < N * K; i++)
-        fp8_codes[i] = (uint8_t)((i * 7 + i / K) % 254 % 127 + i % 2 * 128); /* no NaN */
+        fp8_payload[i] = (uint8_t)((i * 7 + i / K) % 254 % 127 + i % 2 * 128); /* no NaN */
 }
 
-TEST(test_an_fp8_weight_is_its_codes_times_the_scales_of_their_blocks) {
+TEST(test_an_fp8_weight_is_its_payload_times_the_scales_of_its_blocks) {
     static float values[N * K], piece[500];
     moert_weight weight;
     fill_fp8();
@@ -61,7 +62,7 @@ TEST(test_an_fp8_weight_is_its_codes_times_the_scales_of_their_blocks) {
     ASSERT_OK(moert_weight_read(&weight, 0, N * K, values));
     for (size_t i = 0; i < N * K; i++) {
         const float scale = fp8_scales[i / K / 128 * 3 + i % K / 128];
-        assert_true(values[i] == moert_dtype_decode(MOERT_DTYPE_E4M3, fp8_codes[i]) * scale);
+        assert_true(values[i] == moert_dtype_decode(MOERT_DTYPE_E4M3, fp8_payload[i]) * scale);
     }
     ASSERT_OK(moert_weight_read(&weight, 127 * K + 100, 500, piece));
     assert_memory_equal(piece, values + 127 * K + 100, sizeof piece);
@@ -70,9 +71,9 @@ TEST(test_an_fp8_weight_is_its_codes_times_the_scales_of_their_blocks) {
 }
 
 TEST(test_scales_of_fp8_may_be_bf16) {
-    static const uint8_t codes[] = {0x38, 0xc0}; /* 1, -2 */
-    static const uint16_t scale = 0x4040;        /* 3 */
-    static const part parts[] = {{{"w", MOERT_FILE_F8_E4M3, 2, {1, 2}}, codes},
+    static const uint8_t payload[] = {0x38, 0xc0}; /* 1, -2 */
+    static const uint16_t scale = 0x4040;          /* 3 */
+    static const part parts[] = {{{"w", MOERT_FILE_F8_E4M3, 2, {1, 2}}, payload},
                                  {{"w_scale_inv", MOERT_FILE_BF16, 2, {1, 1}}, &scale}};
     moert_weight weight;
     float values[2];
@@ -86,18 +87,18 @@ TEST(test_scales_of_fp8_may_be_bf16) {
 
 enum { E = 2, ROWS = 3, COLUMNS = 64, FUSED = E * ROWS * COLUMNS };
 static const size_t fused[] = {E, COLUMNS, ROWS};
-static uint8_t mxfp4_codes[FUSED / 2];
+static uint8_t mxfp4_payload[FUSED / 2];
 static uint8_t mxfp4_scales[FUSED / 32] = {127, 128, 120, 0, 1, 130, 252, 126, 7, 200, 119, 127};
 
-static const part mxfp4[] = {{{"w_blocks", MOERT_FILE_U8, 4, {E, ROWS, 2, 16}}, mxfp4_codes},
+static const part mxfp4[] = {{{"w_blocks", MOERT_FILE_U8, 4, {E, ROWS, 2, 16}}, mxfp4_payload},
                              {{"w_scales", MOERT_FILE_U8, 3, {E, ROWS, 2}}, mxfp4_scales}};
 
 static void fill_mxfp4(void) {
     for (size_t i = 0; i < FUSED / 2; i++)
-        mxfp4_codes[i] = (uint8_t)(i * 37 + 11);
+        mxfp4_payload[i] = (uint8_t)(i * 37 + 11);
 }
 
-TEST(test_an_mxfp4_weight_is_its_codes_times_powers_of_two) {
+TEST(test_an_mxfp4_weight_is_its_payload_times_powers_of_two) {
     static const float e2m1[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
     float values[FUSED], piece[70];
     moert_weight weight;
@@ -107,7 +108,7 @@ TEST(test_an_mxfp4_weight_is_its_codes_times_powers_of_two) {
     assert_true(weight.transposed);
     ASSERT_OK(moert_weight_read(&weight, 0, FUSED, values));
     for (size_t i = 0; i < FUSED; i++) {
-        const unsigned code = mxfp4_codes[i / 2] >> (i % 2 * 4) & 15;
+        const unsigned code = mxfp4_payload[i / 2] >> (i % 2 * 4) & 15;
         const float value = ldexpf(e2m1[code % 8], mxfp4_scales[i / 32] - 127);
         assert_true(fabsf(values[i]) == value);
         assert_int_equal(signbit(values[i]) != 0, code / 8);
@@ -117,7 +118,7 @@ TEST(test_an_mxfp4_weight_is_its_codes_times_powers_of_two) {
     assert_int_equal(moert_weight_read(&weight, FUSED, 1, piece), MOERT_ERROR_USAGE);
 }
 
-TEST(test_a_plain_tensor_counts_before_blocks_of_its_name) {
+TEST(test_a_plain_tensor_takes_precedence_over_blocks_of_its_name) {
     static const float plain[FUSED] = {[5] = 2.5f};
     const part parts[] = {
         mxfp4[0], mxfp4[1], {{"w", MOERT_FILE_F32, 3, {E, COLUMNS, ROWS}}, plain}};
@@ -133,10 +134,10 @@ TEST(test_a_plain_tensor_counts_before_blocks_of_its_name) {
 /* ---- files that do not fit ---- */
 
 static void assert_not_found(const part *parts, size_t count, size_t rank, const size_t *shape,
-                             moert_status expected, const char *words) {
+                             moert_status expected, const char *message) {
     moert_weight weight;
     moert_tensors *files = open_parts(parts, count);
-    ASSERT_FAILS(moert_weight_find(files, "w", rank, shape, &weight), expected, words);
+    ASSERT_FAILS(moert_weight_find(files, "w", rank, shape, &weight), expected, message);
 }
 
 #define SPEC(name, type, ...)                                                                      \
@@ -150,9 +151,9 @@ static void assert_not_found(const part *parts, size_t count, size_t rank, const
 /* clang-format off */
 static const struct broken {
     moert_status status;
-    size_t rank; /* of the weight that is asked for */
-    moert_tensor_spec codes, scales;
-    const char *words;
+    size_t rank; /* of the requested weight */
+    moert_tensor_spec payload, scales;
+    const char *message;
 } broken[] = {
     {MOERT_ERROR_MISMATCH, 2, FP8(F8_E4M3, 2, {N, K}), OTHER,
      "'w' is F8_E4M3 without its scales: there is no tensor 'w_scale_inv'"},
@@ -184,13 +185,13 @@ static const struct broken {
 TEST(test_scales_that_are_missing_or_of_another_shape_or_type_are_refused) {
     static const uint8_t bytes[4 * N * K] = {1};
     for (size_t i = 0; i < MOERT_COUNT(broken); i++) {
-        const part parts[] = {{broken[i].codes, bytes}, {broken[i].scales, bytes}};
+        const part parts[] = {{broken[i].payload, bytes}, {broken[i].scales, bytes}};
         assert_not_found(parts, 2, broken[i].rank, broken[i].rank == 2 ? matrix : fused,
-                         broken[i].status, broken[i].words);
+                         broken[i].status, broken[i].message);
     }
 }
 
-TEST(test_rows_that_are_no_whole_blocks_of_mxfp4_are_refused) {
+TEST(test_rows_of_partial_mxfp4_blocks_are_refused) {
     static const size_t shape[] = {E, COLUMNS + 1, ROWS};
     assert_not_found(mxfp4, 2, 3, shape, MOERT_ERROR_UNSUPPORTED,
                      "'w' lies in blocks of 32, which do not divide its rows of 65");
@@ -199,18 +200,18 @@ TEST(test_rows_that_are_no_whole_blocks_of_mxfp4_are_refused) {
 /* ---- values that are not finite ---- */
 
 static void assert_not_read(const part *parts, size_t rank, const size_t *shape, size_t first,
-                            size_t count, const char *words) {
+                            size_t count, const char *message) {
     static float values[N * K];
     moert_weight weight;
     moert_tensors *files = open_parts(parts, 2);
     ASSERT_OK(moert_weight_find(files, "w", rank, shape, &weight));
-    ASSERT_FAILS(moert_weight_read(&weight, first, count, values), MOERT_ERROR_FORMAT, words);
+    ASSERT_FAILS(moert_weight_read(&weight, first, count, values), MOERT_ERROR_FORMAT, message);
     assert_non_null(strstr(moert_last_error(), "weights.safetensors"));
 }
 
-TEST(test_a_weight_that_is_not_finite_is_refused_with_its_place) {
+TEST(test_a_weight_that_is_not_finite_is_refused_with_its_position) {
     fill_fp8();
-    fp8_codes[129 * K + 7] = 0xff;
+    fp8_payload[129 * K + 7] = 0xff;
     assert_not_read(fp8, 2, matrix, 0, N * K, "'w' is nan at [129, 7], by code 0xff and scale 0.1");
     fill_fp8();
     fp8_scales[2] = INFINITY;
@@ -220,11 +221,12 @@ TEST(test_a_weight_that_is_not_finite_is_refused_with_its_place) {
     fp8_scales[2] = 1.0f;
     fill_mxfp4();
     const uint8_t kept = mxfp4_scales[9];
-    mxfp4_scales[9] = 255; /* rows 2 of matrix 1 follow: at element 288 = 1 * 192 + 1 * 64 + 32 */
+    /* block 9 begins at element 288 = 1 * 192 + 1 * 64 + 32 */
+    mxfp4_scales[9] = 255;
     assert_not_read(mxfp4, 3, fused, 0, FUSED, "'w_blocks' is nan at [1, 1, 32], by code");
     mxfp4_scales[9] = 254;
-    mxfp4_codes[145] = 0x97; /* 6 * 2^127, as element 290 */
-    mxfp4_codes[144] = 0;
+    mxfp4_payload[145] = 0x97; /* 6 * 2^127, as element 290 */
+    mxfp4_payload[144] = 0;
     assert_not_read(mxfp4, 3, fused, 192, 192,
                     "is inf at [1, 1, 34], by code 0x07 and scale 1.70141e+38");
     mxfp4_scales[9] = kept;

@@ -1,7 +1,7 @@
 // run: np=1,2,3 sanitize=2
-/* Models whose dense layers multiply bf16: near those in float32, weights rounded to nearest and
- * the router's not at all, gradients that foretell the loss. All experts get all tokens, so that
- * noise changes no choice. */
+/* Models whose dense layers compute in bf16: losses and gradients are near those in float32,
+ * weights count as their nearest bf16 values except the router's, and gradients predict the change
+ * of the loss. Every token goes to all experts, so that noise changes no choice. */
 #include "context/context.h"
 #include "model/model.h"
 #include "support/mpi.h"
@@ -27,8 +27,8 @@ static moert_model *new_model(bool tied, moert_precision dense) {
     return model;
 }
 
-/* The cross-entropy, and unless `forward_only` the gradients of two micro-batches that are the same
- * sequences. */
+/* The cross-entropy. Unless `forward_only`, also computes the gradients of two micro-batches with
+ * the same sequences. */
 static double run(moert_model *model, bool forward_only) {
     const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.0, 0.0};
     moert_model_result result;
@@ -48,7 +48,7 @@ static double run(moert_model *model, bool forward_only) {
     return result.cross_entropy;
 }
 
-/* A tensor's weights or gradient on this rank, to be freed. */
+/* A tensor's weights or gradient on this rank. */
 static float *values_of(const moert_model_tensor *tensor, bool gradient) {
     float *values = test_alloc(tensor->elements * sizeof *values);
     ASSERT_OK(moert_buffer_read(gradient ? tensor->block->gradient : tensor->block->weight,
@@ -64,8 +64,8 @@ static void set_values(const moert_model_tensor *tensor, const float *values) {
 
 /* ---- noise ---- */
 
-/* Norm of the difference of two models' gradients of tensor t over that of the first; -1 if it is
- * another rank's. */
+/* The norm of the difference of two models' gradients of tensor t, relative to the norm of the
+ * first; -1 if another rank owns the tensor. */
 static double difference(const moert_model *a, const moert_model *b, size_t t) {
     const moert_model_tensor *of_a = &moert_model_tensors(a)[t], *of_b = &moert_model_tensors(b)[t];
     double norm = 0.0, noise = 0.0;
@@ -106,7 +106,7 @@ TEST(test_losses_and_gradients_stay_near_those_of_float32) {
 
 /* ---- weights ---- */
 
-/* Rounds the router's weights, or those that all other replicated products read. */
+/* Rounds the router's weights, or those that all other replicated GEMMs read. */
 static void round_weights(moert_model *model, bool router) {
     for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
         const moert_model_tensor *tensor = &moert_model_tensors(model)[t];
@@ -122,7 +122,7 @@ static void round_weights(moert_model *model, bool router) {
     moert_model_weights_changed(model);
 }
 
-/* Whether all gradients of two models are the same, bit for bit, on this rank. */
+/* Whether all gradients of two models on this rank have the same bits. */
 static bool same_gradients(const moert_model *a, const moert_model *b) {
     bool same = true;
     for (size_t i = 0; i < moert_model_block_count(a); i++) {
@@ -137,7 +137,7 @@ static bool same_gradients(const moert_model *a, const moert_model *b) {
     return same;
 }
 
-TEST(test_weights_count_as_their_nearest_codes_but_for_the_routers) {
+TEST(test_weights_except_the_routers_count_as_their_nearest_bf16_values) {
     moert_model *model = new_model(false, MOERT_PRECISION_BF16),
                 *rounded = new_model(false, MOERT_PRECISION_BF16),
                 *exact = new_model(false, MOERT_PRECISION_F32);
@@ -145,7 +145,7 @@ TEST(test_weights_count_as_their_nearest_codes_but_for_the_routers) {
     round_weights(rounded, false);
     round_weights(exact, false);
     ASSERT_ON_ALL(run(rounded, false) == loss && same_gradients(model, rounded));
-    ASSERT_ON_ALL(run(exact, false) != loss); /* whose rows are not rounded */
+    ASSERT_ON_ALL(run(exact, false) != loss); /* its activations are not rounded */
     round_weights(rounded, true);
     run(rounded, false);
     ASSERT_ON_ALL(!same_gradients(model, rounded));
@@ -153,16 +153,16 @@ TEST(test_weights_count_as_their_nearest_codes_but_for_the_routers) {
 
 /* ---- differences ---- */
 
-/* Sum of the squares of all gradients, each counted once. Collective. */
+/* The sum of the squares of all gradients, each counted once. Collective. */
 static double squared_norm(const moert_model *model) {
     double mine = 0.0, *all = test_alloc(test_ranks * sizeof *all), sum = 0.0;
     for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
         const moert_model_tensor *tensor = &moert_model_tensors(model)[t];
-        const moert_model_range slice = moert_model_shard(tensor);
-        if (slice.count == 0)
+        const moert_model_range shard = moert_model_shard(tensor);
+        if (shard.count == 0)
             continue;
         float *values = values_of(tensor, true);
-        for (size_t i = slice.first; i < slice.first + slice.count; i++)
+        for (size_t i = shard.first; i < shard.first + shard.count; i++)
             mine += (double)values[i] * (double)values[i];
     }
     ASSERT_OK(moert_comm_allgather(test_comm, &mine, sizeof mine, all));
@@ -171,7 +171,7 @@ static double squared_norm(const moert_model *model) {
     return sum;
 }
 
-/* Moves all weights along their gradients. */
+/* Moves all weights by `distance` times their gradients. */
 static void move(moert_model *model, double distance) {
     for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
         const moert_model_tensor *tensor = &moert_model_tensors(model)[t];
@@ -185,8 +185,8 @@ static void move(moert_model *model, double distance) {
     moert_model_weights_changed(model);
 }
 
-/* A step is many times as long as the weights' rounding, which averages out over all of them. */
-TEST(test_gradients_foretell_how_the_loss_changes) {
+/* The step is much longer than the rounding of the weights, which averages out over all of them. */
+TEST(test_gradients_predict_the_change_of_the_loss) {
     for (int tied = 0; tied < 2; tied++) {
         moert_model *model = new_model(tied != 0, MOERT_PRECISION_BF16);
         run(model, false);

@@ -1,12 +1,12 @@
 // run: np=1,2,3,4 sanitize=2
-/* The MoE layer, forward and backward, against float64 differences; on any number of ranks, of
- * which one has no token. */
+/* The MoE layer, forward and backward, against float64 differences, on any number of ranks; one
+ * rank has no token. */
 #include "base/memory.h"
 #include "context/context.h"
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"
 
-static const double tolerance = 5e-6; /* relative, of each tensor */
+static const double tolerance = 5e-6; /* relative, for each tensor */
 
 /* ---- forms of layers: sizes that no tile divides, experts that no number of ranks divides ---- */
 
@@ -37,7 +37,7 @@ static moert_layer_options dense_form(void) {
 
 /* ---- comparing ---- */
 
-/* Norm of got - factor * want over the norm of that. */
+/* The norm of got - factor * want, relative to the norm of factor * want. */
 static double distance(const float *got, const double *want, size_t n, double factor) {
     double difference = 0.0, norm = 0.0;
     for (size_t i = 0; i < n; i++) {
@@ -48,7 +48,7 @@ static double distance(const float *got, const double *want, size_t n, double fa
     return norm > 0.0 ? sqrt(difference / norm) : difference > 0.0 ? INFINITY : 0.0;
 }
 
-/* What results must be; only rank 0 works it out. */
+/* The expected results; only rank 0 computes them. */
 typedef struct expectation {
     double *y, *dx, *gradient[MOERT_LAYER_TENSORS];
 } expectation;
@@ -76,7 +76,8 @@ static expectation expect(oracle_layer *oracle) {
     return expected;
 }
 
-/* Rank 0 compares, all ranks assert. `factor`: micro-batches whose gradients add up. */
+/* Rank 0 compares, all ranks assert. `factor` is the number of micro-batches whose gradients add
+ * up. */
 static void assert_results(const oracle_layer *oracle, const expectation *expected,
                            const layer_results *got, double factor) {
     static const char *const names[] = {
@@ -101,7 +102,8 @@ static void assert_results(const oracle_layer *oracle, const expectation *expect
             fail_msg("%s: relative error %.3g exceeds %.3g", names[i], error[i], tolerance);
 }
 
-/* A layer with `ep` ranks per set of experts, over `batches` micro-batches with the same tokens. */
+/* Runs a layer with `ep` ranks per set of experts over `batches` micro-batches with the same
+ * tokens. */
 static void check_layer(const oracle_layer *oracle, const expectation *expected, size_t ep,
                         size_t batches) {
     layer_run run = layer_run_open(test_context, ep, oracle, false);
@@ -112,7 +114,7 @@ static void check_layer(const oracle_layer *oracle, const expectation *expected,
     layer_run_close(&run);
 }
 
-/* On every arrangement of the ranks that there is. */
+/* Checks a form on every arrangement of the ranks. */
 static void check_form(moert_layer_options options) {
     oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
     assert_true(oracle.margin > 1e-4);
@@ -126,20 +128,21 @@ static void check_form(moert_layer_options options) {
 
 /* ---- tests ---- */
 
-TEST(test_gradients_of_a_plain_layer_are_those_of_differences) {
+TEST(test_gradients_of_a_plain_layer_agree_with_differences) {
     check_form(plain_form());
 }
 
-TEST(test_gradients_of_a_layer_with_everything_are_those_of_differences) {
+TEST(test_gradients_of_a_layer_with_every_feature_agree_with_differences) {
     check_form(full_form());
 }
 
-TEST(test_gradients_of_a_layer_that_chooses_all_experts_are_those_of_differences) {
+TEST(test_gradients_of_a_layer_that_chooses_all_experts_agree_with_differences) {
     check_form(dense_form());
 }
 
-/* The experts get x and dy as MXFP8 or bf16, router and shared expert as they are. */
-TEST(test_gradients_of_a_layer_that_dispatches_rounded_rows_are_theirs) {
+/* The experts get x and dy rounded to MXFP8 or bf16; the router and the shared expert get them
+ * unrounded. */
+TEST(test_gradients_of_a_layer_that_dispatches_rounded_rows_are_of_the_rounded_rows) {
     for (int d = MOERT_DISPATCH_MXFP8; d <= MOERT_DISPATCH_BF16; d++) {
         moert_layer_options options = full_form();
         options.dispatch = (moert_dispatch)d;
@@ -180,7 +183,7 @@ TEST(test_deferred_wgrad_gives_the_same_bits) {
     check_deferred(rounded);
 }
 
-/* Rank 0's first token becomes NaN; afterwards it is put right again. */
+/* Rank 0's first token becomes NaN, and gets its value back afterwards. */
 TEST(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable) {
     const moert_layer_options options = plain_form();
     oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
@@ -210,7 +213,7 @@ TEST(test_calls_out_of_order_are_refused) {
     for (size_t i = 0; i < 3; i++)
         ASSERT_ON_ALL(early[i] == MOERT_ERROR_USAGE);
     ASSERT_OK(layer_run_step(&run, 0, 1));
-    /* what was not to be added */
+    /* the gradients of this step are not to be added */
     ASSERT_FAILS_ON_ALL(moert_layer_reduce(layer, true, true), MOERT_ERROR_USAGE, "");
     ASSERT_FAILS_ON_ALL(moert_layer_backward(layer, run.dy, NULL, run.dx), MOERT_ERROR_USAGE, "");
     ASSERT_OK(layer_run_forward(&run));
@@ -279,7 +282,8 @@ TEST(test_impossible_layers_and_meshes_are_refused) {
         moert_layer_destroy(layer);
 }
 
-/* Ranks as on hosts of two, of one if there are two ranks; GPUs know no other exchange there. */
+/* As if each host had two ranks, or one if there are two ranks. CPUs use the node engine, GPUs
+ * the default. */
 static int open_context_of_hosts(void **state) {
     set_variable("MOERT_NODE_RANKS", test_ranks > 2 ? "2" : "1");
     if (open_test_context(state) != 0)
@@ -293,7 +297,7 @@ int main(int count, char **arguments) {
     if (!mpi_tests_begin(count, arguments))
         return 1;
     const struct CMUnitTest on_hosts[] = {
-        cmocka_unit_test(test_gradients_of_a_layer_with_everything_are_those_of_differences),
+        cmocka_unit_test(test_gradients_of_a_layer_with_every_feature_agree_with_differences),
         cmocka_unit_test(test_deferred_wgrad_gives_the_same_bits),
         cmocka_unit_test(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable),
     };

@@ -1,6 +1,6 @@
 // run: np=1,2,3,4 sanitize=2
-/* EP x EDP: which ranks share experts, on one host and on hosts whose ranks the launcher has
- * dealt. */
+/* EP x EDP: which ranks share experts, on one host, and on several hosts in any order of the
+ * ranks. */
 #include "base/memory.h"
 #include "comm/internal.h"
 #include "layer/mesh.h"
@@ -8,7 +8,7 @@
 
 enum { MOST = 8 };
 
-/* Ranks in the order of their positions, where rank r runs on host node[r]. */
+/* The ranks in the order of their positions; rank r runs on host node[r]. */
 static void order_ranks(const size_t *node, size_t ranks, size_t *order) {
     moert_peer peers[MOST] = {0};
     const moert_comm world = {.size = ranks, .peers = peers};
@@ -18,7 +18,7 @@ static void order_ranks(const size_t *node, size_t ranks, size_t *order) {
         order[moert_mesh_position(&world, r)] = r;
 }
 
-TEST(test_groups_are_runs_of_the_ranks_of_a_host) {
+TEST(test_positions_order_the_ranks_host_by_host) {
     const struct {
         size_t ranks, node[MOST], order[MOST];
     } cases[] = {
@@ -37,8 +37,7 @@ TEST(test_groups_are_runs_of_the_ranks_of_a_host) {
     }
 }
 
-/* Each pair of a group and a place in it is one rank's, and ranks with the same place are
- * replicas. */
+/* Each position in each group belongs to one rank; ranks with the same position are replicas. */
 TEST(test_ranks_of_a_host_form_groups_of_neighbours) {
     for (size_t ep = 1; ep <= test_ranks; ep++) {
         if (test_ranks % ep != 0)

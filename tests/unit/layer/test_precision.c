@@ -1,6 +1,6 @@
 // run: np=1,2,4 sanitize=2
-/* Low-precision recipes of the layer against its float32 results, which test_layer holds against
- * float64. */
+/* Low-precision recipes of the layer, compared with its float32 results. test_layer compares these
+ * with float64. */
 #include "base/memory.h"
 #include "context/context.h"
 #include "layer/internal.h"
@@ -9,14 +9,15 @@
 
 enum { TOKENS = 16 * LAYER_TOKENS };
 
-/* A layer of the oracle's values in a precision, with `ep` ranks per set of experts (0 = all). */
+/* Runs a layer with the oracle's values in a precision, with `ep` ranks per set of experts (0 =
+ * all). */
 static layer_results compute(const oracle_layer *oracle, moert_precision precision, size_t ep) {
     oracle_layer changed = *oracle;
     changed.options.precision = precision;
     return layer_compute(test_context, ep, &changed);
 }
 
-/* 20 log10 of the norm of `want` over that of the difference. */
+/* 20 log10 of the norm of `want`, relative to the norm of the difference. */
 static double sqnr(const float *got, const float *want, size_t n) {
     double noise = 0.0, signal = 0.0;
     for (size_t i = 0; i < n; i++) {
@@ -32,7 +33,7 @@ typedef struct limits {
     double y, dx, dw; /* dB */
 } limits;
 
-/* All ranks have all results. */
+/* Every rank has all results. */
 static void check_near(const oracle_layer *oracle, const layer_results *exact,
                        const limits *limit) {
     const size_t n = TOKENS * oracle->options.hidden;
@@ -50,14 +51,14 @@ static void check_near(const oracle_layer *oracle, const layer_results *exact,
     ASSERT_ON_ALL(w1 >= limit->dw && w2 >= limit->dw);
 }
 
-/* A whole layer of normal values: the noise of both operands of two GEMMs and more adds up, four
- * times that of one operand, about 32 dB in E4M3. */
+/* A whole layer of normal values: the noise of both operands of two or more GEMMs adds up to four
+ * times that of one operand, which is about 32 dB in E4M3. */
 static const limits layer_limits[] = {
     {MOERT_PRECISION_BF16, 40.0, 40.0, 40.0}, /* 1e-2 of the norm */
     {MOERT_PRECISION_MXFP8, 22.0, 21.0, 21.0},
     {MOERT_PRECISION_NVFP4, 10.0, 9.0, 9.0},
 };
-/* What one GEMM on rounded operands must reach. */
+/* The least signal-to-noise ratio of one GEMM on rounded operands. */
 static const limits gemm_limits[] = {
     {MOERT_PRECISION_BF16, 45.0, 45.0, 45.0},
     {MOERT_PRECISION_MXFP8, 27.0, 25.0, 24.0},
@@ -90,8 +91,8 @@ TEST(test_recipes_take_odd_sizes_and_biases) {
     check_form(&options);
 }
 
-/* Signs in place of x and W1 are exact in every format: what is left is the noise of one GEMM in y
- * and dW2, and little more in dx and dW1. */
+/* x and W1 hold only signs, which are exact in every format. What remains is the noise of one GEMM
+ * in y and dW2, and little more in dx and dW1. */
 TEST(test_one_rounded_gemm_keeps_its_signal) {
     const moert_layer_options options = layer_form(160, 64);
     oracle_layer oracle = oracle_layer_create(&options, TOKENS);
@@ -109,7 +110,7 @@ static bool same_gradient(const oracle_layer *oracle, moert_layer_tensor which,
                   oracle->elements[which] * sizeof(float)) == 0;
 }
 
-/* The experts and the router see float32 rows as ever. */
+/* The experts and the router still read float32 rows. */
 static void check_shared(const moert_layer_options *options) {
     oracle_layer oracle = oracle_layer_create(options, TOKENS);
     const layer_results exact = compute(&oracle, MOERT_PRECISION_F32, 0);
@@ -128,8 +129,8 @@ static void check_shared(const moert_layer_options *options) {
                   same_gradient(&oracle, MOERT_LAYER_W2, &exact, &got));
 }
 
-/* Sizes that tensor cores do not take, and such as they do. */
-TEST(test_a_shared_expert_in_bf16_stays_near_float32_alone) {
+/* Sizes that tensor cores do not support, and sizes that they do. */
+TEST(test_only_a_shared_expert_in_bf16_differs_slightly_from_float32) {
     moert_layer_options odd = layer_form(52, 36), even = layer_form(64, 32);
     odd.shared_intermediate = 7;
     even.shared_intermediate = 24;
@@ -137,8 +138,8 @@ TEST(test_a_shared_expert_in_bf16_stays_near_float32_alone) {
     check_shared(&even);
 }
 
-/* A row's results come from the row, the weights and NVFP4's amax over all ranks; only the blocks
- * of weight gradients are cut otherwise when replicas share an expert's rows. */
+/* A row's results depend on the row, the weights and NVFP4's amax over all ranks. Only the blocks
+ * of weight gradients change when replicas divide an expert's rows. */
 TEST(test_replicas_of_experts_give_the_same_rows) {
     const moert_layer_options options = layer_form(64, 48);
     const size_t bytes = TOKENS * options.hidden * sizeof(float);
@@ -157,12 +158,12 @@ TEST(test_replicas_of_experts_give_the_same_rows) {
 /* ---- failures of one rank, on every arrangement of the ranks ---- */
 
 typedef struct breakage {
-    bool backward, late; /* in which pass; after the first gather of an amax, or before */
+    bool backward, late; /* which pass; after the first gather of an amax, or before */
     moert_status status;
 } breakage;
 
-/* Breaks the pass on rank 0: sizes that no device holds, or a weight in a buffer too small for it.
- * Called again, mends it. */
+/* Breaks the pass on rank 0 by sizes that no device holds, or by a weight in a buffer that is too
+ * small. A second call mends it. */
 static void break_or_mend(moert_layer *layer, const breakage *b, moert_buffer **small) {
     const int block = b->backward ? BLOCK_EXPERT_OUT : BLOCK_EXPERT_IN;
     const moert_prepacked_use use = moert_prepacked_use_of(
@@ -196,7 +197,7 @@ static void fail_and_recover(layer_run *run, const breakage *b) {
     ASSERT_OK(layer_run_step(run, 0, 1));
 }
 
-TEST(test_a_failure_between_gathers_is_that_of_all_ranks) {
+TEST(test_a_failure_between_gathers_fails_on_all_ranks) {
     const breakage breakages[] = {{false, false, MOERT_ERROR_MEMORY},
                                   {false, true, MOERT_ERROR_USAGE},
                                   {true, false, MOERT_ERROR_MEMORY},
@@ -213,7 +214,8 @@ TEST(test_a_failure_between_gathers_is_that_of_all_ranks) {
     }
 }
 
-/* The ranks that share experts with the failing one learn of it in the plan, replicas later. */
+/* The ranks that share experts with the failing rank learn of it in the plan; replicas learn of it
+ * later. */
 TEST(test_a_bad_token_fails_on_all_replicas_of_nvfp4) {
     moert_layer_options options = layer_form(64, 32);
     options.precision = MOERT_PRECISION_NVFP4;

@@ -1,17 +1,15 @@
 // run: np=1,2,3,4 sanitize=2
-/*
- * Layers that dispatch MXFP8 or bf16: the same bits on one rank and on several, by every engine and
- * in every precision; what rounding before the experts' own rounding changes; bytes that travel;
- * results of bf16; skewed routing.
- * test_layer holds their values against float64.
- */
+/* Layers that dispatch MXFP8 or bf16: the same bits on one rank and on several, by every engine and
+ * in every precision; the effect of rounding before the experts' rounding; the bytes that travel;
+ * results in bf16; skewed routing. test_layer compares their values with float64. */
 #include "base/memory.h"
 #include "context/context.h"
 #include "layer/mesh.h"
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"
 
-enum { TOKENS = 4 * LAYER_TOKENS, HIDDEN = 84, TOPK = 2 }; /* no block, no word divides a row */
+/* 32 does not divide a row, nor 4 its 87 bytes as MXFP8 */
+enum { TOKENS = 4 * LAYER_TOKENS, HIDDEN = 84, TOPK = 2 };
 
 static moert_layer_options form(moert_precision precision, moert_dispatch dispatch) {
     moert_layer_options options = layer_form(HIDDEN, 36);
@@ -20,8 +18,8 @@ static moert_layer_options form(moert_precision precision, moert_dispatch dispat
     return options;
 }
 
-/* The oracle's layer over all ranks of a context, by an engine; also the bytes of its dispatches
- * unless NULL. */
+/* Runs the oracle's layer over all ranks of a context, by an engine. *bytes: what its dispatches
+ * move; may be NULL. */
 static layer_results compute(const oracle_layer *oracle, moert_context *context, const char *engine,
                              bool deferred, uint64_t *bytes) {
     set_variable("MOERT_EXCHANGE", engine);
@@ -53,7 +51,7 @@ static bool same_gradients(const oracle_layer *oracle, const layer_results *a,
     return same;
 }
 
-/* The engines for the ranks and devices of this job. */
+/* The engines, and whether the ranks and devices of this job can use them. */
 static const char *const engines[] = {"local", "window", "node", "staged"};
 enum { LOCAL, WINDOW, NODE, STAGED, ENGINES };
 
@@ -70,10 +68,10 @@ static const char *first_engine(void) {
     return engines[engine];
 }
 
-/* How the tokens are drawn to experts: the router's biases, or NULL for the oracle's own. */
+/* The router's biases, which skew the choice of experts; NULL: the oracle's biases. */
 typedef struct skew {
     const double *bias;
-    size_t busy; /* experts with tokens, or 0 = any number */
+    size_t busy; /* the number of experts with tokens; 0: any */
 } skew;
 
 static size_t busy_experts(const oracle_layer *oracle, const layer_results *results) {
@@ -89,7 +87,7 @@ static size_t busy_experts(const oracle_layer *oracle, const layer_results *resu
     return busy;
 }
 
-/* `alone` gives what all ranks and engines must. */
+/* Compares all engines with a run on the context `alone`, which has one rank. */
 static void check_engines(moert_context *alone, const moert_layer_options *options, skew s) {
     oracle_layer oracle = oracle_layer_create(options, TOKENS);
     for (size_t e = 0; s.bias != NULL && e < options->router.experts; e++)
@@ -123,7 +121,7 @@ TEST(test_ranks_and_engines_give_the_same_bits_in_every_precision) {
     moert_context_destroy(alone);
 }
 
-/* By Zipf's law, one expert for most tokens, one for all. */
+/* By Zipf's law; one expert for most tokens; one expert for all. */
 TEST(test_skewed_routing_gives_the_same_bits) {
     static const double zipf[] = {0.0, -0.69, -1.1, -1.39, -1.61}, one[] = {1.0, -60, 0, 0, 0},
                         all[] = {-60.0, -60.0, -60.0, -60.0, 60.0};
@@ -143,7 +141,7 @@ TEST(test_skewed_routing_gives_the_same_bits) {
     moert_context_destroy(alone);
 }
 
-/* A layer that dispatches float32 and one that does otherwise, of the same values. */
+/* Runs a layer that dispatches float32, and one with the same values that dispatches in `other`. */
 static void compute_both(oracle_layer *oracle, moert_dispatch other, layer_results results[2]) {
     for (size_t i = 0; i < 2; i++) {
         oracle->options.dispatch = i == 0 ? MOERT_DISPATCH_F32 : other;
@@ -151,7 +149,7 @@ static void compute_both(oracle_layer *oracle, moert_dispatch other, layer_resul
     }
 }
 
-TEST(test_rows_that_are_rounded_already_lose_nothing) {
+TEST(test_rows_that_are_already_rounded_lose_nothing) {
     for (int i = 0; i <= 2 * MOERT_PRECISION_NVFP4 + 1; i++) {
         const moert_dispatch dispatch = i % 2 == 0 ? MOERT_DISPATCH_MXFP8 : MOERT_DISPATCH_BF16;
         const moert_layer_options options = form((moert_precision)(i / 2), dispatch);
@@ -165,14 +163,14 @@ TEST(test_rows_that_are_rounded_already_lose_nothing) {
     }
 }
 
-/* No element is tiny beside its neighbours. */
+/* Raises every element to at least 2^-8, so that none is tiny compared with its neighbours. */
 static void lift(double *rows) {
     for (size_t i = 0; i < TOKENS * HIDDEN; i++)
         rows[i] = copysign(fmax(fabs(rows[i]), 0x1p-8), rows[i]);
 }
 
-/* Rows and gradients are, or are not, the same in float32 and otherwise, with x[:,0] times
- * `scale`. */
+/* Compares rows and gradients of dispatches in float32 and in `other`, with x[:,0] times `scale`:
+ * they are equal or not, as expected. */
 static void compare_both(moert_precision precision, moert_dispatch other, double scale, bool same_y,
                          bool same_dw) {
     const moert_layer_options options = form(precision, MOERT_DISPATCH_F32);
@@ -188,25 +186,24 @@ static void compare_both(moert_precision precision, moert_dispatch other, double
     ASSERT_ON_ALL(rows == same_y && gradients == same_dw);
 }
 
-/*
- * Forward and dgrad round the rows along the same blocks anyhow. wgrad rounds along others; but
- * E4M3 keeps four bits of every element above 2^-14 of its block's largest, whatever the block.
- */
-TEST(test_precision_mxfp8_sees_the_dispatch_in_tiny_elements_of_wgrad_only) {
+/* Forward and dgrad round the rows along the same blocks as the dispatch. wgrad rounds along other
+ * blocks, but E4M3 keeps four bits of every element above 2^-14 of its block's largest, whatever
+ * the block. */
+TEST(test_with_precision_mxfp8_the_dispatch_changes_only_tiny_elements_of_wgrad) {
     compare_both(MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 1.0, true, true);
     compare_both(MOERT_PRECISION_MXFP8, MOERT_DISPATCH_MXFP8, 0x1p-17, true, false);
     compare_both(MOERT_PRECISION_F32, MOERT_DISPATCH_MXFP8, 1.0, false, false);
 }
 
-/* A row's rounding is its own, whoever does it. */
-TEST(test_precision_bf16_sees_no_dispatch_of_bf16) {
+/* Rounding a row to bf16 gives the same bits before and after the dispatch. */
+TEST(test_with_precision_bf16_a_dispatch_in_bf16_changes_nothing) {
     compare_both(MOERT_PRECISION_BF16, MOERT_DISPATCH_BF16, 0x1p-17, true, true);
     compare_both(MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1.0, false, false);
 }
 
-/* With one expert a token, y is its row: rounded, when that travels as bf16. dx has the router's
- * part as well, and no gradient of a weight hears of it. */
-TEST(test_results_of_bf16_are_rounded_once) {
+/* With one expert per token, y is the expert's row, rounded if it travels in bf16. dx also has the
+ * router's part. No weight gradient changes. */
+TEST(test_results_in_bf16_are_rounded_once) {
     layer_results results[2];
     size_t wrong = 0, rounded = 0;
     moert_layer_options options = form(MOERT_PRECISION_F32, MOERT_DISPATCH_F32);
@@ -229,8 +226,9 @@ TEST(test_results_of_bf16_are_rounded_once) {
     ASSERT_ON_ALL(wrong == 0 && rounded > TOKENS * HIDDEN / 2 && same);
 }
 
-/* Twice a row, and once its weight; windows have rows of whole 64 bytes, messages of words. */
-TEST(test_dispatches_move_what_a_row_is_on_its_way) {
+/* A row travels twice, its weight once. Rows of windows are multiples of 64 bytes, those of
+ * messages multiples of 4. */
+TEST(test_dispatches_move_the_bytes_of_their_format) {
     const size_t payload = HIDDEN + moert_ceil_div(HIDDEN, 32), slot = sizeof(float);
     const size_t row[] = {HIDDEN * sizeof(float), moert_round_up(payload, sizeof(float)),
                           HIDDEN * sizeof(uint16_t)};

@@ -1,6 +1,6 @@
 // run: np=1,2,3 sanitize=2
-/* Whole models: logits against golden files, losses, gradients of tied embeddings; also with a rank
- * that has no sequence. */
+/* Whole models: logits against golden files, losses, and gradients of tied embeddings; also with a
+ * rank that has no sequence. */
 #include "context/context.h"
 #include "model/model.h"
 #include "support/files.h"
@@ -35,7 +35,7 @@ static void golden_open(const char *name, golden *g) {
 }
 
 /* This rank's sequences of the batch. */
-static moert_model_batch share(const golden *g, size_t *first, size_t *count) {
+static moert_model_batch my_sequences(const golden *g, size_t *first, size_t *count) {
     moert_model_partition(g->sequences, test_rank, test_ranks, first, count);
     return (moert_model_batch){g->sequences, g->length, g->input + *first * g->length,
                                g->target + *first * g->length, false};
@@ -49,7 +49,7 @@ static moert_model *load_model(const char *name, bool tied) {
     return model;
 }
 
-/* Relative error of this rank's logits. */
+/* The relative error of this rank's logits. */
 static double logit_error(moert_model *model, const golden *g, size_t first, size_t count) {
     double difference = 0.0, norm = 0.0;
     float *row = test_alloc(g->vocabulary * sizeof *row);
@@ -70,7 +70,7 @@ static void check_logits(const char *name) {
     size_t first, count;
     golden_open(name, &g);
     moert_model *model = load_model(name, false);
-    const moert_model_batch batch = share(&g, &first, &count);
+    const moert_model_batch batch = my_sequences(&g, &first, &count);
     ASSERT_OK(moert_model_forward(model, &batch));
     const double error = logit_error(model, &g, first, count);
     ASSERT_OK_ON_ALL(error <= 2e-5 ? MOERT_OK
@@ -93,7 +93,7 @@ static const moert_model_tensor *find_tensor(const moert_model *model, const cha
     return NULL;
 }
 
-/* Weights or gradient of a replicated tensor, to be freed. */
+/* The weights or the gradient of a replicated tensor. */
 static float *read_tensor(const moert_model *model, const char *name, bool gradient) {
     const moert_model_tensor *tensor = find_tensor(model, name);
     float *values = test_alloc(tensor->elements * sizeof *values);
@@ -103,11 +103,11 @@ static float *read_tensor(const moert_model *model, const char *name, bool gradi
     return values;
 }
 
-/* Two micro-batches of the same sequences, so that the gradients are those of one. */
+/* Runs two micro-batches of the same sequences, so that the gradients are those of one. */
 static void differentiate(moert_model *model, const golden *g, moert_model_result *result) {
     const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.02, 1e-3};
     size_t first, count;
-    const moert_model_batch batch = share(g, &first, &count);
+    const moert_model_batch batch = my_sequences(g, &first, &count);
     for (size_t i = 0; i < 2; i++) {
         ASSERT_OK(moert_model_forward(model, &batch));
         ASSERT_OK(moert_model_loss(model, &losses, 0.5, result));
@@ -143,7 +143,7 @@ TEST(test_a_tied_embedding_has_the_gradients_of_both_its_uses) {
     assert_true(norm > 0.0 && sqrt(difference / norm) < 1e-6);
 }
 
-/* This rank's logits of a batch, forwarded `times` times; to be freed. */
+/* This rank's logits of a batch after `times` forwards. */
 static float *forward(moert_model *model, const moert_model_batch *batch, size_t tokens,
                       size_t times) {
     const size_t vocabulary = moert_model_describe(model)->vocabulary;
@@ -155,10 +155,11 @@ static float *forward(moert_model *model, const moert_model_batch *batch, size_t
     return logits;
 }
 
-/* The same logits as of a model that has packed nothing, before and after a block is cleared. */
+/* Compares logits with those of a model without prepacked weights, before and after a block is
+ * cleared. */
 static void check_block(const golden *g, size_t index) {
     size_t first, count;
-    const moert_model_batch batch = share(g, &first, &count);
+    const moert_model_batch batch = my_sequences(g, &first, &count);
     moert_model *models[] = {load_model("qwen3-tiny", false), load_model("qwen3-tiny", false)};
     const size_t tokens = count * g->length, bytes = tokens * g->vocabulary * sizeof(float);
     bool same = true;
@@ -168,14 +169,14 @@ static void check_block(const golden *g, size_t index) {
             ASSERT_OK(moert_buffer_clear(weight, 0, moert_buffer_bytes(weight)));
             moert_model_weights_changed(models[m]);
         }
-        float *packed = forward(models[0], &batch, tokens, 2);
+        float *prepacked = forward(models[0], &batch, tokens, 2);
         float *plain = forward(models[1], &batch, tokens, 1);
-        same &= memcmp(packed, plain, bytes) == 0;
+        same &= memcmp(prepacked, plain, bytes) == 0;
     }
     ASSERT_ON_ALL(same);
 }
 
-TEST(test_packed_weights_give_the_bits_of_plain_ones_and_follow_them) {
+TEST(test_prepacked_weights_give_the_bits_of_plain_ones_and_follow_changes) {
     golden g;
     golden_open("qwen3-tiny", &g);
     moert_model *model = load_model("qwen3-tiny", false);

@@ -5,7 +5,7 @@
 
 enum { MOST_GROUPS = 5 };
 
-/* Groups that end at `ends`, and rows of n columns that lie ldy apart. */
+/* Groups that end at `ends`, and rows of n columns with a stride of ldy. */
 typedef struct bias_case {
     size_t groups, n, ldy, prob_stride;
     uint32_t ends[MOST_GROUPS];
@@ -32,7 +32,7 @@ static size_t group_of(const bias_case *c, size_t row) {
     return g;
 }
 
-/* The case on the device, and its inputs; two rows more than the groups have stay as they are. */
+/* A case on the device, and its inputs. Two rows past the last group must keep their values. */
 typedef struct problem {
     const bias_case *shape;
     size_t rows, y_floats, probs;

@@ -30,7 +30,7 @@ TEST(test_forward_copies_the_rows_of_the_tokens) {
     check_forward(100, 4097, 7);
 }
 
-/* The sum of dx over a sequence's tokens equal to `row`, in float32, in token order. */
+/* The sum, in float32 and in token order, of dx over the tokens of a sequence that equal `row`. */
 static void host_gradient(const int32_t *token, const float *dx, size_t length, size_t hidden,
                           size_t row, float *sum) {
     for (size_t h = 0; h < hidden; h++)
@@ -40,7 +40,7 @@ static void host_gradient(const int32_t *token, const float *dx, size_t length, 
             sum[h] += dx[t * hidden + h];
 }
 
-/* partial[S,R,H] of a backward; to be freed. */
+/* partial[S,R,H] of a backward. */
 static float *backward(const int32_t *token, const float *dx, moert_embedding_part part) {
     const size_t tokens = part.sequences * part.length;
     const size_t n = part.sequences * part.rows * part.hidden;
@@ -75,19 +75,19 @@ TEST(test_backward_sums_each_row_in_token_order) {
     check_backward(2, 7, 4097, 2, 0, 2);
 }
 
-TEST(test_backward_takes_only_the_asked_rows) {
+TEST(test_backward_computes_only_the_requested_rows) {
     check_backward(2, 50, 19, 10, 3, 4);
     check_backward(2, 50, 19, 10, 9, 1);
     check_backward(2, 5, 16, 10, 0, 0);
-    check_backward(2, 1300, 12, 3000, 100, 70); /* rare among many tokens */
+    check_backward(2, 1300, 12, 3000, 100, 70); /* rows that are rare among many tokens */
 }
 
 TEST(test_backward_of_nothing_is_zero) {
     check_backward(0, 8, 16, 4, 0, 4);
-    check_backward(2, 0, 17, 4, 0, 4); /* sequences without a token still own a partial */
+    check_backward(2, 0, 17, 4, 0, 4); /* a sequence without tokens still has a partial */
 }
 
-/* f(table) = sum of x * dx is linear: its float64 difference quotient is the gradient itself. */
+/* f(table) = sum of x * dx is linear, so its float64 difference quotient is the gradient. */
 TEST(test_backward_is_the_derivative_of_forward) {
     enum { LENGTH = 40, HIDDEN = 18, VOCABULARY = 6 };
     float *dx = random_floats(LENGTH * HIDDEN, 1.0f, 6);
@@ -108,7 +108,8 @@ TEST(test_backward_is_the_derivative_of_forward) {
     assert_close("x", got, want, VOCABULARY * HIDDEN, 1e-6, 1e-6);
 }
 
-/* The nodes of a span by links, and by partials and the tree. */
+/* Compares the tree's nodes of a span, computed by links, with those computed by partials and the
+ * tree. */
 static void check_gradient(moert_span span, size_t length, size_t hidden, size_t rows,
                            bool accumulate) {
     enum { OFFSET = 4 };

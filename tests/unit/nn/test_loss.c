@@ -98,7 +98,7 @@ TEST(test_factor_zero_leaves_the_logits_alone) {
     assert_same_bits("loss", read_only.loss, full.loss, TOKENS);
 }
 
-TEST(test_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row) {
+TEST(test_a_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row) {
     enum { TOKENS = 4 };
     static const size_t vocabularies[] = {1, 2, 17, 1024, 4097, 9000};
     for (size_t i = 0; i < MOERT_COUNT(vocabularies); i++) {
@@ -106,12 +106,12 @@ TEST(test_gradient_in_bf16_is_the_rounded_one_in_half_of_each_row) {
         const int32_t target[TOKENS] = {0, -1, (int32_t)v - 1, (int32_t)v / 2};
         float *logits = random_floats(TOKENS * v, 8.0f, 13);
         outcome full = run(TOKENS, v, target, logits, 0.37f);
-        outcome quantized = run_as(MOERT_DTYPE_BF16, TOKENS, v, target, logits, 0.37f);
-        const uint16_t *code = (const uint16_t *)quantized.gradient;
-        assert_same_bits("loss", quantized.loss, full.loss, TOKENS);
+        outcome rounded = run_as(MOERT_DTYPE_BF16, TOKENS, v, target, logits, 0.37f);
+        const uint16_t *bf16 = (const uint16_t *)rounded.gradient;
+        assert_same_bits("loss", rounded.loss, full.loss, TOKENS);
         for (size_t t = 0; t < TOKENS; t++)
             for (size_t c = 0; c < v; c++)
-                assert_int_equal(code[t * 2 * v + c],
+                assert_int_equal(bf16[t * 2 * v + c],
                                  moert_dtype_encode(MOERT_DTYPE_BF16, full.gradient[t * v + c]));
     }
 }
@@ -126,8 +126,8 @@ TEST(test_ignored_target_has_no_loss_and_no_gradient) {
     assert_true(got.loss[1] > 0.0f);
 }
 
-TEST(test_bits_do_not_depend_on_the_place_of_the_row) {
-    enum { TOKENS = 6, VOCABULARY = 1003 }; /* rows begin at all kinds of alignment */
+TEST(test_bits_do_not_depend_on_the_position_of_the_row) {
+    enum { TOKENS = 6, VOCABULARY = 1003 }; /* rows with every kind of alignment */
     float *row = random_floats(VOCABULARY, 8.0f, 12);
     float *logits = test_alloc(TOKENS * VOCABULARY * sizeof *logits);
     int32_t target[TOKENS];

@@ -14,7 +14,8 @@ static const norm_case cases[] = {{0, 0, 20},   {2, 0, 16}, {1, 4, 2},   {1, 1, 
                                   {1, 70, 256}, {3, 3, 33}, {2, 300, 20}};
 #define CASES MOERT_COUNT(cases)
 
-/* The oracle over all rows; the loss is sum(dy * y), so its gradients are what backward gives. */
+/* The oracle over all rows. The loss is sum(dy * y), so its gradients are the results of
+ * backward. */
 typedef struct oracle {
     norm_case shape;
     double *x, *weight, *dy, *y, *rstd;
@@ -134,7 +135,7 @@ TEST(test_norm_backward_agrees_with_central_differences) {
     }
 }
 
-/* dx[rows,width] and partial[width] of all rows, by the formulas. */
+/* dx[rows,width] and partial[width] over all rows, by the formulas. */
 static void differentiate(const oracle *o, double *dx, double *partial) {
     const size_t width = o->shape.width;
     for (size_t r = 0; r < o->shape.rows; r++) {
@@ -186,56 +187,56 @@ TEST(test_norm_of_a_sequence_has_the_same_bits_alone_and_in_a_batch) {
     }
 }
 
-TEST(test_norm_gives_codes_of_its_results_alone_or_as_well) {
+TEST(test_norm_gives_bf16_results_with_or_without_float32_ones) {
     for (size_t i = 0; i < CASES; i++) {
         const norm_case shape = cases[i];
         const size_t n = shape.rows * shape.width;
         oracle o = oracle_create(shape);
-        moert_buffer *codes = unset_bf16(n), *alone = unset_bf16(n);
+        moert_buffer *both = unset_bf16(n), *alone = unset_bf16(n);
         problem p;
         upload_problem(&o, 0, shape.rows, shape.sequences, &p);
-        p.forward.codes = codes;
+        p.forward.codes = both;
         ASSERT_OK(moert_norm_run(&p.forward));
         float *y = download_floats(p.forward.y, n);
         p.forward.y = NULL;
         p.forward.codes = alone;
         ASSERT_OK(moert_norm_run(&p.forward));
         assert_near("y", y, o.y, n, 2e-6);
-        assert_bf16("code beside y", codes, y, n);
-        assert_bf16("code", alone, y, n);
+        assert_bf16("bf16 with y", both, y, n);
+        assert_bf16("bf16 without y", alone, y, n);
     }
 }
 
-/* Heads of a token and their rotation. */
+/* The heads of a token and their rotation. */
 enum { HEADS = 3, LENGTH = 7, SEQUENCES = 2, ROWS = SEQUENCES * LENGTH * HEADS };
 
-/* Norm and rotation of heads one after the other, and at once; then their gradients, of which the
- * second run gives codes. */
+/* Compares norm and rotation of heads as two steps with the fused kernel; then their gradients,
+ * which the fused kernel gives in bf16. */
 static void compare_rotated(size_t width) {
     const size_t n = ROWS * width, tokens = SEQUENCES * LENGTH;
     oracle o = oracle_create((norm_case){SEQUENCES, ROWS, width});
-    problem apart, at_once;
+    problem separate, fused;
     moert_buffer *table;
-    upload_problem(&o, 0, ROWS, SEQUENCES, &apart);
-    upload_problem(&o, 0, ROWS, SEQUENCES, &at_once);
+    upload_problem(&o, 0, ROWS, SEQUENCES, &separate);
+    upload_problem(&o, 0, ROWS, SEQUENCES, &fused);
     ASSERT_OK(moert_rope_table_create(test_device, LENGTH, width, 1e4f, &table));
     owned_buffer(table);
     const moert_rotation rotation = {table, HEADS, LENGTH};
-    apart.backward.dx = apart.backward.dy;
-    ASSERT_OK(moert_norm_run(&apart.forward));
-    ASSERT_OK(moert_rope(&rotation, tokens, width, false, apart.forward.y));
-    ASSERT_OK(moert_rope(&rotation, tokens, width, true, apart.backward.dx));
-    ASSERT_OK(moert_norm_backward(&apart.backward));
-    at_once.forward.rotation = at_once.backward.rotation = rotation;
-    at_once.backward.dx = NULL;
-    at_once.backward.codes = unset_bf16(n);
-    ASSERT_OK(moert_norm_run(&at_once.forward));
-    ASSERT_OK(moert_norm_backward(&at_once.backward));
-    assert_same_bits_in("rotated y", at_once.forward.y, download_floats(apart.forward.y, n), n);
-    assert_same_bits_in("gradient of the weight", at_once.backward.partial,
-                        download_floats(apart.backward.partial, SEQUENCES * width),
+    separate.backward.dx = separate.backward.dy;
+    ASSERT_OK(moert_norm_run(&separate.forward));
+    ASSERT_OK(moert_rope(&rotation, tokens, width, false, separate.forward.y));
+    ASSERT_OK(moert_rope(&rotation, tokens, width, true, separate.backward.dx));
+    ASSERT_OK(moert_norm_backward(&separate.backward));
+    fused.forward.rotation = fused.backward.rotation = rotation;
+    fused.backward.dx = NULL;
+    fused.backward.codes = unset_bf16(n);
+    ASSERT_OK(moert_norm_run(&fused.forward));
+    ASSERT_OK(moert_norm_backward(&fused.backward));
+    assert_same_bits_in("rotated y", fused.forward.y, download_floats(separate.forward.y, n), n);
+    assert_same_bits_in("gradient of the weight", fused.backward.partial,
+                        download_floats(separate.backward.partial, SEQUENCES * width),
                         SEQUENCES * width);
-    assert_bf16("dx", at_once.backward.codes, download_floats(apart.backward.dx, n), n);
+    assert_bf16("dx", fused.backward.codes, download_floats(separate.backward.dx, n), n);
 }
 
 TEST(test_norm_of_rotated_heads_has_the_bits_of_a_norm_and_a_rotation) {

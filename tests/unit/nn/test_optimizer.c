@@ -21,7 +21,7 @@ static void reference_step(const moert_adamw *adamw, double gradient, double *p,
           (sqrt(*v) / sqrt(1.0 - pow(beta2, t)) + (double)adamw->epsilon);
 }
 
-/* p, m and v on the device; the moments, `state` of them, begin with 0. */
+/* p, m and v on the device. m and v have state_count values, which begin as 0. */
 typedef struct adam {
     moert_buffer *p, *m, *v;
 } adam;
@@ -38,7 +38,7 @@ static void download_state(adam s, size_t n, size_t state_count, float **result)
     result[2] = download_floats(s.v, state_count);
 }
 
-/* p, m, v after STEPS steps with gradient[STEPS,n], each a new array. */
+/* p, m, v after STEPS steps with gradient[STEPS,n]; each is a new array. */
 static void run(size_t n, const float *parameter, const float *gradient, float **result) {
     const adam of = upload_state(parameter, n, n);
     for (size_t s = 0; s < STEPS; s++) {
@@ -75,7 +75,7 @@ TEST(test_steps_match_float64) {
     }
 }
 
-TEST(test_bits_do_not_depend_on_the_place) {
+TEST(test_bits_do_not_depend_on_the_position) {
     enum { N = 1003, SHIFT = 21, LONG = N + SHIFT };
     float *parameter = random_floats(LONG, 1.0f, 700),
           *gradient = random_floats(STEPS * LONG, 1, 8);
@@ -88,12 +88,12 @@ TEST(test_bits_do_not_depend_on_the_place) {
         assert_same_bits("whole", whole[k] + SHIFT, shifted[k], N);
 }
 
-/* A slice of the parameters, whose moments lie in buffers of their own. */
-typedef struct slice {
+/* A range of the parameters; its moments lie at state_at in smaller buffers. */
+typedef struct range {
     size_t at, count, state_at;
-} slice;
+} range;
 
-static void check_slice(size_t n, const slice *of, const float *parameter, const float *gradient,
+static void check_range(size_t n, const range *of, const float *parameter, const float *gradient,
                         float *const *whole) {
     const size_t at = of->at, count = of->count, state_at = of->state_at;
     float *zero = test_alloc(state_at * sizeof *zero), *got[3];
@@ -109,7 +109,7 @@ static void check_slice(size_t n, const slice *of, const float *parameter, const
     }
     download_state(mine, n, state_at + count, got);
     assert_same_bits("before", got[0], parameter, at);
-    assert_same_bits("slice", got[0] + at, whole[0] + at, count);
+    assert_same_bits("range", got[0] + at, whole[0] + at, count);
     assert_same_bits("behind", got[0] + at + count, parameter + at + count, n - at - count);
     for (size_t i = 1; i < 3; i++) {
         assert_same_bits("moment before", got[i], zero, state_at);
@@ -117,15 +117,15 @@ static void check_slice(size_t n, const slice *of, const float *parameter, const
     }
 }
 
-TEST(test_a_slice_has_the_bits_of_the_whole) {
+TEST(test_a_range_has_the_bits_of_the_whole) {
     enum { N = 9001 };
-    const slice slices[] = {{0, 4096, 0},  {4096, N - 4096, 0}, {4096, 4096, 128},
+    const range ranges[] = {{0, 4096, 0},  {4096, N - 4096, 0}, {4096, 4096, 128},
                             {21, 1003, 7}, {N - 1, 1, 3},       {8, 64, 4}};
     float *parameter = random_floats(N, 1.0f, 710), *gradient = random_floats(STEPS * N, 1.0f, 9);
     float *whole[3];
     run(N, parameter, gradient, whole);
-    for (size_t i = 0; i < MOERT_COUNT(slices); i++)
-        check_slice(N, &slices[i], parameter, gradient, whole);
+    for (size_t i = 0; i < MOERT_COUNT(ranges); i++)
+        check_range(N, &ranges[i], parameter, gradient, whole);
 }
 
 TEST(test_zero_padding_stays_zero) {
@@ -158,8 +158,8 @@ TEST(test_rounded_parameters_are_the_cast_ones) {
             download_state(of, n, n, got[with]);
         }
         uint16_t *want = download(cast, n * sizeof *want);
-        uint16_t *codes = download(rounded, n * sizeof *codes);
-        assert_memory_equal(codes, want, n * sizeof *codes);
+        uint16_t *values = download(rounded, n * sizeof *values);
+        assert_memory_equal(values, want, n * sizeof *values);
         for (size_t k = 0; k < 3; k++)
             assert_same_bits("state", got[1][k], got[0][k], n);
     }

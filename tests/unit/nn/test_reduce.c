@@ -1,9 +1,10 @@
 // run: np=1 gpu=1 sanitize=1
-/* The tree over sequences against the host's tree, sums of squares, add and scale. */
+/* The tree over sequences on the device against the host's tree; sums of squares; add. */
 #include "nn/nn.h"
 #include "support/test.h"
 
-/* The tree by its definition: node (first, width) = left half + right half, if there is one. */
+/* The tree by its definition: node (first, width) is its left half plus its right half, if that has
+ * leaves. */
 static float tree_value(const float *leaf, size_t stride, size_t total, size_t first,
                         size_t width) {
     if (width == 1)
@@ -14,7 +15,7 @@ static float tree_value(const float *leaf, size_t stride, size_t total, size_t f
     return left + tree_value(leaf, stride, total, first + width / 2, width / 2);
 }
 
-/* leaf[total,n]: reduces the span's leaves and compares each node with the definition. */
+/* leaf[total,n]. Reduces the span's leaves and compares each node with the definition. */
 static void check_span(moert_span span, size_t n, const float *leaf, bool accumulate) {
     enum { OFFSET = 3 };
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
@@ -42,7 +43,7 @@ TEST(test_tree_reduce_adds_exactly_as_the_tree_says) {
     }
 }
 
-/* More leaves than are read side by side, whole nodes and parts of them. */
+/* More leaves than a kernel reads at once, whole nodes and parts of them. */
 TEST(test_tree_reduce_takes_any_number_of_sequences) {
     enum { N = 5 };
     const size_t totals[] = {16, 24, 41, 100, 257};
@@ -63,8 +64,8 @@ TEST(test_tree_reduce_takes_any_width) {
     }
 }
 
-/* Any split into ranks, joined on the host, has the bits of one rank. */
-TEST(test_tree_of_any_split_has_the_same_bits) {
+/* Any division among ranks, whose partial sums the host adds, has the bits of one rank. */
+TEST(test_tree_over_any_number_of_ranks_has_the_same_bits) {
     enum { TOTAL = 11, N = 19 };
     float *leaf = random_floats(TOTAL * N, 1.0f, 200);
     float whole[N];
@@ -100,7 +101,7 @@ static double squared_norm(const float *x, size_t n) {
     return sum;
 }
 
-/* sum[count] of spans of one buffer. */
+/* sum[count]: the sums of squares of ranges of one buffer. */
 static void sum_squares(const moert_buffer *buffer, size_t count, const size_t *offset,
                         const size_t *length, double *sum) {
     moert_square_span *span = test_alloc(count * sizeof *span);
@@ -118,7 +119,7 @@ TEST(test_sum_squares_matches_float64) {
     size_t offset[COUNT], size = 0;
     double sum[COUNT];
     for (size_t i = 0; i < COUNT; i++) {
-        offset[i] = size + i; /* a gap before each */
+        offset[i] = size + i; /* a gap before each range */
         size = offset[i] + length[i];
     }
     float *x = random_floats(size, 3.0f, 300);
@@ -131,20 +132,20 @@ TEST(test_sum_squares_matches_float64) {
     sum_squares(buffer, 0, NULL, NULL, NULL);
 }
 
-TEST(test_sum_squares_does_not_depend_on_the_place) {
-    enum { LENGTH = 9001, PLACES = 20 };
+TEST(test_sum_squares_does_not_depend_on_the_position) {
+    enum { LENGTH = 9001, POSITIONS = 20 };
     float *tensor = random_floats(LENGTH, 3.0f, 301);
-    float *x = test_alloc((LENGTH + PLACES) * PLACES * sizeof *x);
-    size_t offset[PLACES], length[PLACES];
-    double sum[PLACES];
-    for (size_t i = 0; i < PLACES; i++) {
+    float *x = test_alloc((LENGTH + POSITIONS) * POSITIONS * sizeof *x);
+    size_t offset[POSITIONS], length[POSITIONS];
+    double sum[POSITIONS];
+    for (size_t i = 0; i < POSITIONS; i++) {
         offset[i] = i * (LENGTH + 1);
         length[i] = LENGTH;
         memcpy(x + offset[i], tensor, LENGTH * sizeof *x);
     }
-    moert_buffer *buffer = upload(x, (LENGTH + PLACES) * PLACES * sizeof *x);
-    sum_squares(buffer, PLACES, offset, length, sum);
-    for (size_t i = 1; i < PLACES; i++)
+    moert_buffer *buffer = upload(x, (LENGTH + POSITIONS) * POSITIONS * sizeof *x);
+    sum_squares(buffer, POSITIONS, offset, length, sum);
+    for (size_t i = 1; i < POSITIONS; i++)
         assert_memory_equal(&sum[0], &sum[i], sizeof *sum);
 }
 
@@ -163,7 +164,8 @@ TEST(test_sum_squares_shows_what_is_not_finite) {
     }
 }
 
-/* More blocks than items that join them; the second sums follow the buffers. */
+/* More blocks than the work-items that add their sums. The second sums follow a change of the
+ * buffers. */
 TEST(test_squares_of_several_buffers_follow_their_values) {
     enum { BUFFERS = 3, SPANS = 2 };
     const size_t length[BUFFERS][SPANS] = {{0, 20}, {4096 * 300 + 5, 7}, {9000, 0}};

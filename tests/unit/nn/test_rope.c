@@ -56,7 +56,7 @@ TEST(test_rope_of_a_sequence_has_the_same_bits_alone_and_in_a_batch) {
     assert_same_bits_in("x", alone, download_floats(batch, 3 * n) + n, n);
 }
 
-/* Far positions differ visibly when the angle is not rounded to float32 first. */
+/* Values at far positions differ visibly if the angle is not first rounded to float32. */
 TEST(test_rope_table_rounds_the_angle_to_float32) {
     static const struct {
         size_t t, i;

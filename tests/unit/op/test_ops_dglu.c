@@ -16,7 +16,7 @@ static double upstream(const ops_data *data, size_t r, size_t j) {
     return alpha * alpha * acc;
 }
 
-/* Row r against central differences; adds to the group's sums and peaks. */
+/* Compares row r with central differences, and adds to the sums and peaks of its group. */
 static void check_backward_row(const char *title, const ops_data *got, size_t r, double *dbias,
                                double *peak) {
     const moert_op_options *o = &got->shape.options;
@@ -60,7 +60,7 @@ static void check_sums(const char *title, const ops_data *got, const double *dbi
                        dbias[i] - 2.0, 500.0);
     for (size_t i = 0; o->amax && i < 2 * OPS_GLU_GROUPS; i++)
         if (i / 2 == 0 || i / 2 == 2)
-            assert_true(isinf(got->at[MOERT_OP_BUFFER_amax][i])); /* no rows */
+            assert_true(isinf(got->at[MOERT_OP_BUFFER_amax][i])); /* the group has no rows */
         else
             assert_rounded(title, MOERT_DTYPE_F32, (double)got->at[MOERT_OP_BUFFER_amax][i],
                            peak[i], 10.0);

@@ -105,7 +105,7 @@ TEST(test_buffers_must_be_those_of_the_description) {
     ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "weights is given");
 }
 
-TEST(test_discrete_weights_are_not_too_many) {
+TEST(test_too_many_discrete_weights_are_refused) {
     OPS_REFUSED(base(forward), unsupported, "groups is 65537; at most 65536",
                 (o.weight.discrete = true, o.groups = 65537));
 }
@@ -149,10 +149,10 @@ TEST(test_the_type_of_a_quantized_operand_is_ignored) {
     }
 }
 
-TEST(test_a_quantized_op_without_memory_for_its_product_is_refused) {
+TEST(test_a_quantized_op_without_memory_for_its_gemm_is_refused) {
     moert_op_options o = base(forward);
     o.x.how = o.weight.how = (moert_quantizer)MOERT_QUANTIZER_INIT;
-    o.alpha = true; /* the product has a place of its own */
+    o.alpha = true; /* the GEMM's result needs a separate buffer */
     o.groups = o.k = 1;
     o.rows = o.n = 1 << 24;
     for (size_t i = 0; i < 2; i++) {
@@ -163,23 +163,23 @@ TEST(test_a_quantized_op_without_memory_for_its_product_is_refused) {
 
 /* ---- backends and the short form ---- */
 
-static const char *backend_of(const char *asked, const char *variable, bool fallback) {
+static const char *backend_of(const char *requested, const char *variable, bool fallback) {
     moert_op_options o = base(forward);
     set_variable("MOERT_BACKEND", variable);
-    o.backend = asked;
+    o.backend = requested;
     o.fallback = fallback;
     const char *name = moert_op_backend_name(ops_open(&o));
     set_variable("MOERT_BACKEND", NULL);
     return name;
 }
 
-TEST(test_backends_are_taken_by_name_or_automatically) {
+TEST(test_backends_are_chosen_by_name_or_automatically) {
     assert_string_equal(backend_of(NULL, NULL, false), "portable");
     assert_string_equal(backend_of("auto", "reference", false), "reference");
     assert_string_equal(backend_of("reference", "portable", false), "reference");
     assert_string_equal(backend_of("quantum", NULL, true), "portable");
 
-    /* tensor cores do not multiply float32, whoever names them and wherever */
+    /* tensor cores do not multiply float32, by whichever name and on whichever device */
     const char *const refused = "backend is 'nvidia', which takes ";
     const moert_op_options o = base(forward);
     set_variable("MOERT_BACKEND", "nvidia");
@@ -207,12 +207,12 @@ TEST(test_one_call_does_what_an_op_does) {
     moert_op_destroy(NULL);
 }
 
-TEST(test_a_recording_computes_again_on_what_its_buffers_hold) {
+TEST(test_a_replay_computes_on_the_present_contents_of_its_buffers) {
     moert_op_options o = base(forward);
     moert_op_buffers buffers = make_buffers();
     float x[4 * 32], y[4 * 64], weight[2 * 64 * 32];
     moert_op_recording *recording;
-    o.accumulate = true; /* a product and an epilogue */
+    o.accumulate = true; /* a GEMM and a separate epilogue */
     moert_op *op = ops_open(&o);
     const moert_status status = moert_op_record(op, &buffers, &recording);
     if (status == unsupported)
@@ -222,7 +222,7 @@ TEST(test_a_recording_computes_again_on_what_its_buffers_hold) {
         x[i % (4 * 32)] = weight[i] = 0.5f;
     ASSERT_OK(moert_buffer_write(buffers.x, 0, x, sizeof x));
     ASSERT_OK(moert_buffer_write(buffers.weight, 0, weight, sizeof weight));
-    moert_op_buffers others = buffers; /* arguments of launches in between */
+    moert_op_buffers others = buffers; /* for a launch before the replay */
     others.y = buffers.weight;
     others.weight = others.x = make_buffers().weight;
     ASSERT_OK(moert_op_execute(op, &others));

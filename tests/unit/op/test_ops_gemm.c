@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Grouped GEMM ops: exact results of every orientation, type, epilogue and permutation, on both
+/* Grouped GEMM ops: exact results of every orientation, dtype, epilogue and permutation, on both
  * backends, with stacked and discrete weights. */
 #include "base/memory.h"
 #include "support/op/run.h"
@@ -7,8 +7,9 @@
 static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16, MOERT_DTYPE_F16,
                                     MOERT_DTYPE_E4M3, MOERT_DTYPE_E5M2};
 
-/* all empty; empty in front, between, behind; one takes all; groups of one row; sizes that no tile
- * divides; rows past the last end; n and k above 128 and off its multiples */
+/* all groups empty; empty groups first, in between and last; one group with all rows; groups of one
+ * row; sizes that no tile divides; rows past the last end; n and k above 128 that are no multiples
+ * of it */
 static const ops_shape shapes[] = {
     {16, 16, 0, 2, 0, {0, 0}},
     {33, 40, 5, 3, 0, {0, 0, 0}},
@@ -33,7 +34,7 @@ static moert_op_options describe(const ops_shape *s, moert_op_kind kind, moert_d
     return o;
 }
 
-/* Both backends, stacked and discrete, give exactly what they must. */
+/* Checks both backends, with stacked and discrete weights, for exact results. */
 static void check(moert_op_options o, const uint32_t *ends) {
     for (size_t i = 0; i < 4; i++) {
         o.weight.discrete = i % 2 == 1;
@@ -48,7 +49,7 @@ TEST(test_every_orientation_is_exact_for_every_split_of_the_rows) {
     }
 }
 
-TEST(test_halves_and_bytes_are_rounded_once_at_the_end) {
+TEST(test_results_of_16_and_8_bits_are_rounded_once_at_the_end) {
     for (size_t i = 0; i < KINDS * TYPES * TYPES; i++) {
         const ops_shape *s = &shapes[6 + i % 2];
         check(describe(s, (moert_op_kind)(i % KINDS), types[i / KINDS % TYPES],
@@ -68,7 +69,7 @@ TEST(test_alpha_beta_and_bias_follow_the_formula) {
         o.accumulate = mode == 2;
         o.bias = o.kind == MOERT_OP_GEMM_FORWARD && mode != 1;
         o.bias_scale = o.bias && mode == 3;
-        o.bias_type = types[mode % 3]; /* not of 8 bits */
+        o.bias_type = types[mode % 3]; /* no 8-bit dtype */
         check(o, s->ends);
     }
 }
@@ -109,7 +110,7 @@ TEST(test_a_slot_outside_the_rows_reads_zeros_and_is_not_written) {
         ops_gather(&got)[2] = UINT32_MAX;
         ops_execute(backends[i % 2], &got, 1);
         ops_expect_gemm(&want);
-        if (i < 2) /* row 2's slot keeps what it had */
+        if (i < 2) /* the slot of row 2 keeps its values */
             memcpy(want.at[MOERT_OP_BUFFER_y] + ops_gather(&want)[2] * s->n,
                    got.at[MOERT_OP_BUFFER_y] + ops_gather(&want)[2] * s->n, s->n * sizeof(float));
         else
@@ -133,8 +134,8 @@ TEST(test_two_accumulating_wgrads_are_the_sum) {
     }
 }
 
-/* Groups 0, 1 and 3 have no rows; -0 and NaN are such old values as arithmetic would change. */
-TEST(test_a_wgrad_of_no_rows_takes_no_factor) {
+/* Groups 0, 1 and 3 have no rows. Arithmetic would change old values of -0 and NaN. */
+TEST(test_a_wgrad_of_no_rows_applies_no_alpha) {
     enum { PLAIN, ACCUMULATED, WITH_BETA, MODES };
     static const float old[] = {-0.0f, 0.0f, 3.0f, -2.0f}, betas[] = {1.0f, 0.0f, 0.5f, -2.0f};
     const ops_shape *s = &shapes[3];
@@ -143,7 +144,8 @@ TEST(test_a_wgrad_of_no_rows_takes_no_factor) {
         const size_t mode = i / 2 / TYPES % MODES, elements = s->n * s->k;
         moert_op_options o =
             describe(s, MOERT_OP_GEMM_WGRAD, MOERT_DTYPE_F32, types[i / 2 % TYPES]);
-        o.alpha = i / 2 / TYPES / MODES % 2 == 0; /* otherwise float32 is made in its place */
+        /* without alpha, results in float32 are computed in place */
+        o.alpha = i / 2 / TYPES / MODES % 2 == 0;
         o.weight.discrete = i / 2 / TYPES / MODES / 2 == 1;
         o.accumulate = mode == ACCUMULATED;
         o.beta = mode == WITH_BETA;
@@ -178,7 +180,7 @@ TEST(test_the_portable_backend_has_the_bits_of_the_reference) {
     }
 }
 
-TEST(test_a_group_has_the_bits_of_its_own_product) {
+TEST(test_a_group_has_the_bits_of_a_separate_gemm) {
     const ops_shape *s = &shapes[6];
     const size_t elements = s->n * s->k;
     moert_op_options o = describe(s, MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_BF16, MOERT_DTYPE_BF16);
@@ -200,7 +202,7 @@ TEST(test_a_group_has_the_bits_of_its_own_product) {
     }
 }
 
-TEST(test_a_wgrad_without_rows_needs_no_factors) {
+TEST(test_a_wgrad_without_rows_needs_no_operands) {
     enum { GROUPS = 2, ELEMENTS = GROUPS * 8 * 16 };
     const uint32_t ends[GROUPS] = {0, 0};
     for (size_t i = 0; i < 2; i++) {
@@ -216,11 +218,11 @@ TEST(test_a_wgrad_without_rows_needs_no_factors) {
     }
 }
 
-/* ---- a factor for each row, and the largest magnitudes of the groups ---- */
+/* ---- prob and amax: a scale for each row, the largest magnitude of each group ---- */
 
-/* empty groups, one row, sizes off every tile, rows past the last end */
+/* empty groups, one row, sizes that no tile divides, rows past the last end */
 static const ops_shape prob_shape = {40, 136, 90, 5, 0, {13, 13, 14, 46, 80}};
-enum { PROB_KINDS = 2, PROB_TYPES = 3 }; /* forward and dgrad, not of 8 bits */
+enum { PROB_KINDS = 2, PROB_TYPES = 3 }; /* forward and dgrad; no 8-bit dtypes */
 
 static moert_op_options with_prob(moert_op_kind kind, moert_dtype type, moert_dtype result) {
     moert_op_options o = describe(&prob_shape, kind, type, result);
@@ -228,7 +230,7 @@ static moert_op_options with_prob(moert_op_kind kind, moert_dtype type, moert_dt
     return o;
 }
 
-/* Both backends give what float64 gives for integers. */
+/* Checks that both backends give the exact results of integers. */
 static void check_both(const moert_op_options *o) {
     for (size_t b = 0; b < 2; b++)
         ops_check_gemm(backends[b], o, prob_shape.ends);
@@ -257,7 +259,7 @@ TEST(test_permuted_rows_keep_their_prob_and_their_group) {
     }
 }
 
-TEST(test_amax_is_of_bias_and_of_what_is_added_to) {
+TEST(test_amax_includes_the_bias_and_the_old_values) {
     for (size_t i = 0; i < PROB_KINDS * 3; i++) {
         moert_op_options o = with_prob((moert_op_kind)(i % 2), MOERT_DTYPE_F32, types[i / 2]);
         o.prob = false;
@@ -274,7 +276,7 @@ TEST(test_prob_of_many_bits_has_the_bits_of_the_reference) {
         moert_op_options o = with_prob((moert_op_kind)(i % 2), types[i / 2], types[i / 2]);
         o.alpha = true;
         ops_data want = ops_make(&o, prob_shape.ends, false), got = ops_copy(&want);
-        for (size_t r = 0; r < prob_shape.rows; r++) /* no longer of few bits */
+        for (size_t r = 0; r < prob_shape.rows; r++) /* values of many bits */
             want.at[MOERT_OP_BUFFER_prob][r] = got.at[MOERT_OP_BUFFER_prob][r] =
                 sinf((float)r) / 3.0f;
         ops_execute("reference", &want, 1);
@@ -315,9 +317,10 @@ TEST(test_amax_is_raised_and_nan_stays) {
         amax[0] = 1e6f;
         amax[1] = 3.0f;
         amax[4] = NAN;
-        got.at[MOERT_OP_BUFFER_prob][20] = NAN; /* group 3 */
+        got.at[MOERT_OP_BUFFER_prob][20] = NAN; /* in group 3 */
         ops_execute(backends[i / 2], &got, 1);
-        assert_true(amax[0] == 1e6f && amax[1] == 3.0f); /* already larger; without rows */
+        /* group 0 had a larger one; group 1 has no rows */
+        assert_true(amax[0] == 1e6f && amax[1] == 3.0f);
         assert_true(isfinite(amax[2]) && isnan(amax[3]) && isnan(amax[4]));
     }
 }
@@ -327,7 +330,7 @@ TEST(test_rows_that_are_dropped_do_not_count) {
         moert_op_options o = with_prob(MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
         o.permute = MOERT_OP_PERMUTE_Y;
         ops_data got = ops_make(&o, prob_shape.ends, true);
-        got.at[MOERT_OP_BUFFER_prob][20] = NAN; /* of 32 rows in group 3 */
+        got.at[MOERT_OP_BUFFER_prob][20] = NAN; /* one of 32 rows in group 3 */
         got.at[MOERT_OP_BUFFER_prob][13] = NAN; /* the only row of group 2 */
         ops_gather(&got)[20] = ops_gather(&got)[13] = UINT32_MAX;
         ops_execute(backends[i], &got, 1);

@@ -1,9 +1,9 @@
 // run: np=1 sanitize=1
-/* GLU ops: the worked example, float64 for every form, order and interleaving, and what must be
- * exact; rows that are read through a permutation. */
+/* GLU ops: the worked example; every form, order and interleaving against float64; exact results;
+ * rows that are read through a permutation. */
 #include "support/op/glu.h"
 
-/* Element of row r and column n before rounding, exact. */
+/* The exact element of row r and column n before rounding. */
 static double pre_activation(const ops_data *data, size_t r, size_t n) {
     const moert_op_options *o = &data->shape.options;
     const size_t g = ops_glu_group(r);
@@ -44,7 +44,7 @@ TEST(test_forward_is_the_formula_on_unrounded_values) {
         for (size_t r = 0; r < ops_glu_ends[OPS_GLU_GROUPS - 1]; r++)
             check_forward_row(title, &got, r, peak);
         for (size_t g = 0; o.amax && g < OPS_GLU_GROUPS; g++)
-            if (isinf(peak[g])) /* without rows: as it was */
+            if (isinf(peak[g])) /* a group without rows keeps its amax */
                 assert_true((double)got.at[MOERT_OP_BUFFER_amax][g] == peak[g]);
             else
                 assert_rounded(title, MOERT_DTYPE_F32, (double)got.at[MOERT_OP_BUFFER_amax][g],
@@ -73,9 +73,9 @@ TEST(test_prob_0_gives_zeros_and_leaves_c) {
     }
 }
 
-/* ---- rows in another order ---- */
+/* ---- permuted rows ---- */
 
-/* Replaces the gathered rows of an input by rows that lie in the groups' order. */
+/* Replaces the gathered rows of an input by the same rows in the groups' order. */
 static ops_data gathered_before(const ops_data *data, moert_op_buffer which) {
     moert_op_options o = data->shape.options;
     const size_t width = data->shape.needs[which].stride,

@@ -1,8 +1,6 @@
 // run: np=1 sanitize=1
-/*
- * GLU and dGLU ops group by group, plain and quantized: discrete, alone and padded with garbage of
- * prob 0 they have the same bytes, wherever their tiles of scales lie.
- */
+/* GLU and dGLU ops, plain and quantized. A group has the same bytes with discrete weights, in an op
+ * of one group, and padded with garbage rows of prob 0, wherever its tiles of scales lie. */
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "support/op/glu.h"
@@ -15,8 +13,8 @@ enum { FORMATS = 4 };
 
 /* ---- parts of two ops ---- */
 
-/* What is done with a byte of one op and the one that it is in another. */
-typedef bool (*deed)(unsigned char *to, const unsigned char *from, unsigned mask);
+/* An action on the bits `mask` of a byte in one op and of the same byte in another. */
+typedef bool (*byte_action)(unsigned char *to, const unsigned char *from, unsigned mask);
 
 static bool copy(unsigned char *to, const unsigned char *from, unsigned mask) {
     *to = (unsigned char)((*to & ~mask) | (*from & mask));
@@ -27,7 +25,7 @@ static bool same(unsigned char *to, const unsigned char *from, unsigned mask) {
     return (*to & mask) == (*from & mask);
 }
 
-/* The first rows of group g in `many` and of group h in `few`, which has no more of them. */
+/* The first `rows` rows of group g in `many`, and of group h in `few`, which has only these. */
 typedef struct pair {
     ops_bytes *few;
     const ops_bytes *many;
@@ -35,14 +33,14 @@ typedef struct pair {
 } pair;
 
 static bool each_byte(const pair *p, moert_op_buffer which, size_t to, size_t from, size_t bytes,
-                      deed act) {
+                      byte_action act) {
     bool all = true;
     for (size_t i = 0; i < bytes; i++)
         all = act(p->few->at[which] + to + i, p->many->at[which] + from + i, 0xFF) && all;
     return all;
 }
 
-static bool each_element(const pair *p, const ops_operand *a, deed act) {
+static bool each_element(const pair *p, const ops_operand *a, byte_action act) {
     const ops_operand b = ops_find(&p->many->shape, ops_bytes_ends(p->many), a->payload);
     const size_t lines = a->weight ? a->ends[0] : p->rows;
     bool all = true;
@@ -61,24 +59,25 @@ static bool each_element(const pair *p, const ops_operand *a, deed act) {
 
 static const struct {
     moert_op_buffer which;
-    enum { MATRIX, NUMBERS, GROUPED } by; /* rows or quantized, a number for each row, parts */
+    /* rows or quantized; a value per row; an equal part per group */
+    enum { MATRIX, PER_ROW, GROUPED } by;
 } buffers[] = {
     {MOERT_OP_BUFFER_x, MATRIX},         {MOERT_OP_BUFFER_y, MATRIX},
     {MOERT_OP_BUFFER_c, MATRIX},         {MOERT_OP_BUFFER_d, MATRIX},
     {MOERT_OP_BUFFER_column, MATRIX},    {MOERT_OP_BUFFER_weight, GROUPED},
-    {MOERT_OP_BUFFER_prob, NUMBERS},     {MOERT_OP_BUFFER_dprob, NUMBERS},
+    {MOERT_OP_BUFFER_prob, PER_ROW},     {MOERT_OP_BUFFER_dprob, PER_ROW},
     {MOERT_OP_BUFFER_alpha, GROUPED},    {MOERT_OP_BUFFER_beta, GROUPED},
     {MOERT_OP_BUFFER_bias, GROUPED},     {MOERT_OP_BUFFER_x_global, GROUPED},
     {MOERT_OP_BUFFER_y_global, GROUPED}, {MOERT_OP_BUFFER_weight_global, GROUPED},
     {MOERT_OP_BUFFER_amax, GROUPED},     {MOERT_OP_BUFFER_dbias, GROUPED},
 };
 
-/* The group's part of a buffer. */
-static bool each_of(const pair *p, size_t i, deed act) {
+/* Applies `act` to the group's part of buffer i. */
+static bool each_of(const pair *p, size_t i, byte_action act) {
     const moert_op_buffer which = buffers[i].which;
     const moert_op_need *need = &p->few->shape.needs[which];
-    const size_t number = moert_dtype_bits(need->type) / 8;
-    const size_t row = buffers[i].by == NUMBERS ? number : need->stride * number;
+    const size_t value_bytes = moert_dtype_bits(need->type) / 8;
+    const size_t row = buffers[i].by == PER_ROW ? value_bytes : need->stride * value_bytes;
     const size_t part = p->few->bytes[which] / p->few->shape.options.groups;
     if ((buffers[i].by == MATRIX && which != MOERT_OP_BUFFER_c) ||
         which == MOERT_OP_BUFFER_weight) {
@@ -92,8 +91,8 @@ static bool each_of(const pair *p, size_t i, deed act) {
                      ops_group_start(ops_bytes_ends(p->many), p->g) * row, p->rows * row, act);
 }
 
-/* Does it to all that the two have. */
-static void each(const char *title, pair p, deed act) {
+/* Applies `act` to the group's part of every buffer that the ops have. */
+static void each(const char *title, pair p, byte_action act) {
     for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
         if (p.few->bytes[buffers[i].which] > 0 && !each_of(&p, i, act))
             fail_msg("%s: %s of group %zu differs", title, moert_op_buffer_name(buffers[i].which),
@@ -102,7 +101,7 @@ static void each(const char *title, pair p, deed act) {
 
 /* ---- ops ---- */
 
-/* A quantized op with all that it can have. */
+/* A quantized op with every option that its kind allows. */
 static moert_op_options describe(size_t kind, size_t format, size_t groups, size_t rows,
                                  moert_format column) {
     moert_op_options o = ops_product((moert_op_kind)kind, ops_scaled_by_groups(formats[format]),
@@ -113,7 +112,7 @@ static moert_op_options describe(size_t kind, size_t format, size_t groups, size
     return o;
 }
 
-/* A plain op with everything that its case may have. */
+/* A plain op with every option that its case allows. */
 static moert_op_options case_of(size_t i) {
     moert_op_options o = ops_glu_case(i % 2 ? MOERT_OP_DGLU : MOERT_OP_GLU, i / 2);
     const bool glu = o.kind == MOERT_OP_GLU;
@@ -140,7 +139,7 @@ static ops_bytes make(const moert_op_options *o, const uint32_t *ends) {
     return ops_encode(&data);
 }
 
-/* ---- alone ---- */
+/* ---- single groups ---- */
 
 static void check_alone(const char *title, const char *backend, moert_op_options o,
                         const uint32_t *ends) {
@@ -180,15 +179,15 @@ TEST(test_stacked_discrete_and_single_groups_have_the_same_bits) {
 
 /* ---- padding ---- */
 
-/* Row r of an input is garbage of no weight. */
+/* Fills row r of an input with garbage. */
 static void spoil(ops_bytes *data, moert_op_buffer which, size_t r) {
     const size_t stride = data->shape.needs[which].stride;
     for (size_t j = 0; data->bytes[which] > 0 && j < stride; j++)
         ops_bytes_put(data, which, r * stride + j, j % 2 ? -104.0 : 96.0);
 }
 
-/* Groups filled up by rows of anything finite, of prob 0: they give zeros, and the others do not
- * notice. */
+/* Pads the groups with rows of finite garbage and prob 0. These rows give zeros, and the other rows
+ * do not change. */
 static void check_padded(const char *title, const char *backend, moert_op_options o,
                          const uint32_t *tight, const uint32_t *wide) {
     ops_bytes few = make(&o, tight);

@@ -1,7 +1,7 @@
 // run: np=1
-/* Grouped GEMM ops on the tensor cores of an NVIDIA GPU, where there is one: exact results of small
- * integers, whatever the groups and whatever follows the product, and the same bits in every run
- * and company. */
+/* Grouped GEMM ops on the tensor cores of an NVIDIA GPU, if there is one: exact results of small
+ * integers for any groups and epilogue, and the same bits in every run, whatever other rows are in
+ * the batch. */
 #include "base/memory.h"
 #include "support/op/glu.h"
 
@@ -10,9 +10,9 @@ enum { KINDS = 3 };
 #define F16  MOERT_DTYPE_F16
 #define BF16 MOERT_DTYPE_BF16
 
-/* one number of a tile; all empty; tiles that are whole, and by one too long or short; blocks of
- * terms that end early; many tiles and rows past the end; groups of a few rows; strides; more tiles
- * than compute units */
+/* one element of a tile; all groups empty; whole tiles, and tiles one too large or small; partial
+ * blocks of K; many tiles and rows past the end; groups of a few rows; strides; more tiles than
+ * compute units */
 static const ops_shape shapes[] = {
     {8, 8, 1, 1, 0, {1}},
     {16, 24, 0, 2, 0, {0, 0}},
@@ -27,7 +27,7 @@ static const ops_shape shapes[] = {
     {8, 72, 17100, 3, 0, {5, 17090, 17095}},
     {8520, 8, 20, 2, 0, {13, 19}},
 };
-enum { SHAPES = MOERT_COUNT(shapes), MUCH = 8000000 }; /* terms for the host */
+enum { SHAPES = MOERT_COUNT(shapes), MOST_PRODUCTS = 8000000 }; /* multiplications on the host */
 
 static moert_op_options describe(const ops_shape *s, moert_op_kind kind, moert_dtype type) {
     moert_op_options o = ops_sized(kind, s->groups, s->rows, s->n, s->k);
@@ -48,7 +48,7 @@ TEST(test_every_orientation_is_exact_for_every_split_of_the_rows) {
     }
 }
 
-/* ---- what follows the product ---- */
+/* ---- epilogues ---- */
 
 enum {
     ALPHA = 1,
@@ -90,7 +90,7 @@ static void set_switches(moert_op_options *o, unsigned s) {
     o->amax = (s & AMAX) != 0;
 }
 
-/* False if the kind has not all of the variant's switches. */
+/* Returns false if the kind lacks one of the variant's switches. */
 static bool add_variant(moert_op_options *o, const struct variant *v) {
     if ((o->kind != MOERT_OP_GEMM_FORWARD && (v->switches & FORWARD_ONLY) != 0) ||
         (o->kind == MOERT_OP_GEMM_WGRAD && (v->switches & ROWS_ONLY) != 0) ||
@@ -102,14 +102,14 @@ static bool add_variant(moert_op_options *o, const struct variant *v) {
     return true;
 }
 
-TEST(test_what_follows_a_product_is_exact) {
+TEST(test_epilogues_are_exact) {
     if (!has_tensor_cores("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * KINDS * VARIANTS; i++) {
         const ops_shape *s = &shapes[i / VARIANTS / KINDS];
         moert_op_options o = describe(s, (moert_op_kind)(i / VARIANTS % KINDS),
                                       i % 2 ? MOERT_DTYPE_F16 : MOERT_DTYPE_BF16);
-        if (s->rows * s->n * s->k > MUCH || !add_variant(&o, &variants[i % VARIANTS]))
+        if (s->rows * s->n * s->k > MOST_PRODUCTS || !add_variant(&o, &variants[i % VARIANTS]))
             continue;
         ops_check_gemm("nvidia", &o, s->ends);
     }
@@ -122,7 +122,7 @@ static const struct layout {
     size_t width, shape;
 } layouts[] = {{8, 0}, {32, 9}, {96, 3}, {128, 2}, {136, 9}, {264, 3}, {1056, 4}, {520, 8}};
 static const struct recipe {
-    size_t run; /* of columns of gate or up; 0: halves */
+    size_t run; /* columns in a run of gate or up; 0: halves */
     bool linear_first;
     unsigned switches; /* ALPHA, BIAS, PROB, AMAX */
     moert_dtype operands, d, bias;
@@ -161,7 +161,7 @@ static moert_op_options glu_case(size_t i) {
     return o;
 }
 
-/* Against the float32 results of the reference backend. */
+/* Compares with the float32 results of the reference backend. */
 static void check_glu(const char *title, const ops_data *got, const ops_data *want) {
     const moert_dtype type = got->shape.options.d.type;
     const float *d = got->at[MOERT_OP_BUFFER_d], *exact = want->at[MOERT_OP_BUFFER_d];
@@ -182,7 +182,7 @@ static void check_glu(const char *title, const ops_data *got, const ops_data *wa
     }
 }
 
-TEST(test_a_glu_follows_its_product_in_every_layout) {
+TEST(test_a_glu_follows_its_gemm_in_every_layout) {
     if (!has_tensor_cores("skipped"))
         return;
     for (size_t i = 0; i < GLU_CASES; i++) {
@@ -201,9 +201,9 @@ TEST(test_a_glu_follows_its_product_in_every_layout) {
 
 /* ---- bits ---- */
 
-/* Rows from `first` on, alone and as one group. */
-static void check_company(const moert_op_options *options, const ops_data *whole, size_t first,
-                          uint32_t rows) {
+/* Rows from `first` on have the same bits without the other rows. */
+static void check_rows_alone(const moert_op_options *options, const ops_data *whole, size_t first,
+                             uint32_t rows) {
     moert_op_options o = *options;
     o.rows = rows;
     ops_data alone = ops_make(&o, &rows, false);
@@ -220,7 +220,7 @@ static void check_company(const moert_op_options *options, const ops_data *whole
                      alone.count[result]);
 }
 
-TEST(test_a_row_has_the_same_bits_in_any_company) {
+TEST(test_a_row_has_the_same_bits_with_any_other_rows) {
     if (!has_tensor_cores("skipped"))
         return;
     static const moert_op_kind kinds[] = {MOERT_OP_GEMM_FORWARD, MOERT_OP_GEMM_DGRAD, MOERT_OP_GLU};
@@ -231,10 +231,10 @@ TEST(test_a_row_has_the_same_bits_in_any_company) {
         o.prob = true;
         ops_data whole = ops_make(&o, s.ends, false);
         ops_execute("nvidia", &whole, 1);
-        check_company(&o, &whole, 0, 1);
-        check_company(&o, &whole, 7, 65);
-        check_company(&o, &whole, 127, 173);
-        check_company(&o, &whole, 299, 1);
+        check_rows_alone(&o, &whole, 0, 1);
+        check_rows_alone(&o, &whole, 7, 65);
+        check_rows_alone(&o, &whole, 127, 173);
+        check_rows_alone(&o, &whole, 299, 1);
     }
 }
 
@@ -254,7 +254,7 @@ TEST(test_results_repeat_bit_for_bit) {
     }
 }
 
-TEST(test_what_the_kernel_cannot_do_is_refused_and_left_to_others) {
+TEST(test_unsupported_ops_are_refused_and_left_to_other_backends) {
     ops_check_fallback("nvidia", describe(&shapes[0], MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_F32),
                        "takes");
 }

@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1
-/* Grouped GEMM ops on FP8 operands on the tensor cores of an NVIDIA GPU, where there is one: exact
- * results of small integers, random ones near float64, whatever the groups. */
+/* Grouped GEMM ops on FP8 operands on the tensor cores of an NVIDIA GPU, if there is one: exact
+ * results of small integers, and random results near float64, for any groups. */
 #include <float.h>
 
 #include "base/memory.h"
@@ -9,7 +9,7 @@
 #include "support/op/run.h"
 
 enum { BLOCK = 128 };
-/* What is multiplied: the kinds of a GEMM, and a dgrad by weights that are stored transposed. */
+/* The cases: the kinds of a GEMM, and a dgrad whose weights are stored transposed. */
 enum { DGRAD_TRANSPOSED = MOERT_OP_GEMM_WGRAD + 1, CASES };
 enum {
     ALL = (1 << CASES) - 1,
@@ -17,11 +17,11 @@ enum {
     DGRAD = 1 << MOERT_OP_GEMM_DGRAD | 1 << DGRAD_TRANSPOSED,
     WGRAD = 1 << MOERT_OP_GEMM_WGRAD,
 };
-/* the least; all empty; tiles that are whole, and by one too long or short; blocks that end early,
+/* the smallest; all groups empty; whole tiles, and tiles one too large or small; partial blocks,
  * empty groups and rows past the end; strides; groups of a few rows; more tiles than work-groups */
 static const struct row {
     ops_shape shape;
-    unsigned cases; /* a bit of each that it is for */
+    unsigned cases; /* a bit for each case that runs the shape */
 } shapes[] = {
     {{16, 16, 1, 1, 0, {1}}, ALL},
     {{16, 32, 0, 2, 0, {0, 0}}, ALL},
@@ -42,7 +42,7 @@ static bool is_of(size_t shape, size_t which) {
     return (shapes[shape].cases >> which & 1) != 0;
 }
 
-/* Factors in DeepSeek's blocks, those of a wgrad along the rows. */
+/* Operands in DeepSeek's blocks; a wgrad's blocks lie along the rows. */
 static moert_op_options describe_blocks(const ops_shape *s, size_t which, moert_dtype result) {
     const bool transposed = which == DGRAD_TRANSPOSED;
     const moert_op_kind kind = transposed ? MOERT_OP_GEMM_DGRAD : (moert_op_kind)which;
@@ -61,7 +61,7 @@ static moert_op_options describe_blocks(const ops_shape *s, size_t which, moert_
     return o;
 }
 
-/* The ends of the groups, which a wgrad wants at multiples of 16. */
+/* The ends of the groups; for a wgrad, rounded up to multiples of 16. */
 static const uint32_t *ends_of(const ops_shape *s, const moert_op_options *o) {
     static uint32_t ends[OPS_MOST_GROUPS];
     const uint32_t multiple = o->row_multiple > 0 ? (uint32_t)o->row_multiple : 1;
@@ -77,14 +77,14 @@ TEST(test_scaled_blocks_are_exact_for_every_split_of_the_rows) {
         const ops_shape *s = &shapes[i / CASES].shape;
         if (!is_of(i / CASES, i % CASES))
             continue;
-        const bool floats = (i / CASES + i) % 2; /* each case with either result */
+        const bool floats = (i / CASES + i) % 2; /* each case has results of both dtypes */
         const moert_op_options o =
             describe_blocks(s, i % CASES, floats ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16);
         ops_bytes_check_by(ops_title(&o), &o, ends_of(s, &o), "reference", "nvidia");
     }
 }
 
-TEST(test_plain_factors_times_alpha_are_exact_for_every_split_of_the_rows) {
+TEST(test_plain_operands_times_alpha_are_exact_for_every_split_of_the_rows) {
     if (!has_hopper("skipped"))
         return;
     for (size_t i = 0; i < SHAPES * 4; i++) {
@@ -105,7 +105,7 @@ TEST(test_plain_factors_times_alpha_are_exact_for_every_split_of_the_rows) {
 
 /* An element (line, j) of a result, line within group g. */
 typedef struct element {
-    size_t g, line, j, terms, at; /* at: in the result */
+    size_t g, line, j, k, at; /* k: number of products; at: in the result */
 } element;
 
 static element draw_element(const ops_bytes *plain, size_t number) {
@@ -114,14 +114,14 @@ static element draw_element(const ops_bytes *plain, size_t number) {
     const uint32_t *ends = ops_bytes_ends(plain);
     const size_t g = number % o->groups, first = ops_group_start(ends, g), rows = ends[g] - first;
     const size_t columns = forward ? o->n : o->k;
-    element e = {.g = g, .terms = wgrad ? rows : forward ? o->k : o->n};
+    element e = {.g = g, .k = wgrad ? rows : forward ? o->k : o->n};
     e.line = (size_t)(moert_rng_uniform(1, 0, number) * (double)(wgrad ? o->n : rows));
     e.j = (size_t)(moert_rng_uniform(1, 1, number) * (double)columns);
     e.at = ((wgrad ? g * o->n : first) + e.line) * columns + e.j;
     return e;
 }
 
-/* The operands of term i of an element. */
+/* The operands of product i of an element. */
 static void operands_of(const ops_bytes *plain, const element *e, size_t i, double *a, double *b) {
     const moert_op_options *o = &plain->shape.options;
     const float *x = ops_floats(plain, MOERT_OP_BUFFER_x),
@@ -137,20 +137,21 @@ static void operands_of(const ops_bytes *plain, const element *e, size_t i, doub
                           : weight[i * o->k + e->j]);
 }
 
-/* Without what is below `unit`, a power of two: towards 0. */
+/* x rounded towards 0 to a multiple of `unit`, a power of two. */
 static double cut(double x, double unit) {
     return trunc(x / unit) * unit;
 }
 
 /*
- * What the tensor cores make of the sum so far and STEP more products: all are aligned with the
- * largest and lose what is below 2^-13 of its power of two; so does the result. *loss grows by what
- * this is at most: a unit of each addend, or all of it, and a unit of the result.
+ * Models how tensor cores add STEP products to a sum: they align all addends with the largest, and
+ * cut bits below 2^-13 of its power of two. They cut the result likewise. *loss grows by the
+ * largest possible loss: a unit of each addend (or the addend, if smaller), and a unit of the
+ * result.
  */
 enum { STEP = 32, KEPT = 13 };
 static double add_step(const ops_bytes *plain, const element *e, size_t first, double sum,
                        double *loss) {
-    const size_t end = moert_min(first + STEP, e->terms);
+    const size_t end = moert_min(first + STEP, e->k);
     int top = ilogb(sum);
     double next, a, b;
     for (size_t i = first; i < end; i++) {
@@ -175,7 +176,7 @@ static double add_step(const ops_bytes *plain, const element *e, size_t first, d
     return cut(next, last);
 }
 
-TEST(test_random_factors_lose_what_the_tensor_cores_cut) {
+TEST(test_random_operands_lose_only_what_the_tensor_cores_cut) {
     enum { SAMPLES = 1000 };
     if (!has_hopper("skipped"))
         return;
@@ -192,14 +193,14 @@ TEST(test_random_factors_lose_what_the_tensor_cores_cut) {
             const double value = (double)ops_floats(&got, ops_result_buffer(o.kind))[e.at];
             double exact = 0.0, size = 0.0, loss = 0.0, a, b;
             float sum = 0.0f;
-            for (size_t block = 0; block < e.terms; block += BLOCK) {
+            for (size_t block = 0; block < e.k; block += BLOCK) {
                 double part = 0.0;
-                for (size_t k = block; k < moert_min(block + BLOCK, e.terms); k += STEP)
+                for (size_t k = block; k < moert_min(block + BLOCK, e.k); k += STEP)
                     part = add_step(&plain, &e, k, part, &loss);
-                sum += (float)part; /* the scales, powers of two, are in the operands */
+                sum += (float)part; /* the operands include the scales, powers of two */
                 loss += fabs((double)sum) * (double)FLT_EPSILON / 2.0;
             }
-            for (size_t k = 0; k < e.terms; k++) {
+            for (size_t k = 0; k < e.k; k++) {
                 operands_of(&plain, &e, k, &a, &b);
                 exact += a * b;
                 size += fabs(a * b);
@@ -225,15 +226,15 @@ TEST(test_results_repeat_bit_for_bit) {
     }
 }
 
-TEST(test_what_the_kernel_cannot_do_is_refused_or_left_to_others) {
+TEST(test_unsupported_ops_are_refused_or_left_to_other_backends) {
     const bool hopper = has_hopper("skipped");
     moert_op_options o = describe_blocks(&shapes[3].shape, MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_BF16);
     o.weight.how.axis = MOERT_AXIS_ROW;
     ops_check_fallback("nvidia", o, hopper ? "takes rows of fp8-block" : "takes GPUs");
 }
 
-/* One group is left out, having no rows. */
-TEST(test_weights_of_bytes_are_transposed) {
+/* A group without rows is left out. */
+TEST(test_weights_of_8_bits_are_transposed) {
     enum { GROUPS = 3, N = 272, K = 144, BYTES = GROUPS * N * K };
     const uint32_t ends[GROUPS] = {4, 4, 7};
     unsigned char *from = test_alloc(BYTES), *to = test_alloc(BYTES), *got;

@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1
-/* Ops with quantized operands: bit for bit the float32 op on their values, on both backends, for any
- * split of the rows. */
+/* Ops with quantized operands have the bits of the float32 op on the operands' values, on both
+ * backends, for any split of the rows. */
 #include <malloc.h>
 
 #include "base/memory.h"
@@ -15,7 +15,8 @@ static void add_globals(moert_operand *operand, bool by_groups) {
     operand->how.group_scales = operand->global && by_groups;
 }
 
-/* Every kind, format and axis of the first factor; the others go along with the variant. */
+/* Every kind, with every format and axis of the first operand; the other settings change with the
+ * variant. */
 static moert_op_options operand_case(size_t i) {
     const size_t format = i / MOERT_OP_KINDS % FORMATS, axis = i / MOERT_OP_KINDS / FORMATS % AXES;
     const size_t variant = i / MOERT_OP_KINDS / FORMATS / AXES;
@@ -38,19 +39,19 @@ static moert_op_options operand_case(size_t i) {
     }
     o.alpha = variant != 1;
     if (o.kind == MOERT_OP_DGLU && variant == 3)
-        o.glu = (moert_glu_form){false, 7.0f, 1.702f, 1.0f, 0}; /* alpha does not count */
+        o.glu = (moert_glu_form){false, 7.0f, 1.702f, 1.0f, 0}; /* ignores alpha */
     o.dprob = o.dbias = o.kind == MOERT_OP_DGLU;
     return o;
 }
 
-TEST(test_quantized_factors_multiply_as_their_values) {
+TEST(test_quantized_operands_multiply_as_their_values) {
     for (size_t i = 0; i < (size_t)MOERT_OP_KINDS * FORMATS * AXES * 4; i++) {
         const moert_op_options o = operand_case(i);
         ops_bytes_check(titled("case %zu", i), &o, ops_usual_ends);
     }
 }
 
-TEST(test_one_factor_may_be_plain) {
+TEST(test_one_operand_may_be_plain) {
     for (moert_op_kind kind = 0; kind < MOERT_OP_KINDS; kind++) {
         moert_op_options o = ops_usual(kind);
         ops_first_operand(&o)->type = MOERT_DTYPE_BF16;
@@ -76,7 +77,7 @@ TEST(test_gathered_rows_are_dequantized_as_one_group) {
 }
 
 TEST(test_global_scales_multiply_alpha) {
-    for (size_t i = 0; i < (size_t)MOERT_OP_DGLU * BACKENDS; i++) { /* all other kinds */
+    for (size_t i = 0; i < (size_t)MOERT_OP_DGLU * BACKENDS; i++) { /* all kinds but dGLU */
         moert_op_options o = ops_usual((moert_op_kind)(i / BACKENDS));
         moert_operand *first = ops_first_operand(&o), *second = ops_second_operand(&o);
         *first = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
@@ -152,8 +153,9 @@ TEST(test_any_split_of_the_rows_is_right) {
     }
 }
 
-/* The portable backend does what has room; the reference backend sees it before it writes. */
-TEST(test_a_broken_promise_stays_within_the_buffers) {
+/* The portable backend leaves out operands that have no room. The reference backend reports the
+ * error before it writes. */
+TEST(test_ends_that_break_row_multiple_stay_within_the_buffers) {
     for (size_t i = 0; i < LAYOUTS; i++) {
         moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
         o.row_multiple = 128;
@@ -174,9 +176,9 @@ TEST(test_a_broken_promise_stays_within_the_buffers) {
     }
 }
 
-/* Every element is 1, so that a weight is the number of its group's rows; of the three blocks of x
- * two have room, of the three tiles one. */
-TEST(test_factors_without_room_count_as_zeros) {
+/* Every element is 1, so an element of a weight gradient is the number of its group's rows. Two of
+ * x's three blocks have room, or one of three tiles. */
+TEST(test_operands_without_room_count_as_zeros) {
     static const uint32_t ends[] = {20, 40, 64};
     for (size_t tiled = 0; tiled < 2; tiled++) {
         moert_op_options o = ops_sized(MOERT_OP_GEMM_WGRAD, 3, 64, 72, 136);
@@ -187,7 +189,7 @@ TEST(test_factors_without_room_count_as_zeros) {
         memset(data.at[MOERT_OP_BUFFER_x_scale], 127, data.bytes[MOERT_OP_BUFFER_x_scale]);
         for (size_t i = 0; i < o.rows * o.n; i++)
             ops_floats(&data, MOERT_OP_BUFFER_y)[i] = 1.0f;
-        mallopt(M_PERTURB, 1); /* new memory of the CPU's device is large numbers */
+        mallopt(M_PERTURB, 1); /* fills new memory of a CPU device with large numbers */
         ops_bytes_execute("portable", &data);
         mallopt(M_PERTURB, 0);
         for (size_t i = 0; i < 3 * o.n * o.k; i++) {
@@ -237,8 +239,8 @@ TEST(test_a_recording_serves_other_splits_and_values) {
 
 /* ---- workspace ---- */
 
-/* The portable backend decodes weights where it multiplies them, unless in GPU form: it needs room
- * for no more than their scales, out of tiles. */
+/* Except in GPU form, the portable backend decodes weights while it multiplies. So it needs
+ * workspace only for scales that it copies out of tiles. */
 TEST(test_a_quantized_weight_is_not_copied) {
     enum { G = 3, N = 96, K = 160, WEIGHT_BYTES = G * N * K };
     const bool copies = moert_device_describe(test_device)->gpu_form;

@@ -1,5 +1,6 @@
 // run: np=1 sanitize=1
-/* Quantized descriptions and their buffers that are refused, and sizes that are asked for. */
+/* Refused descriptions and buffers of quantized ops, and the sizes of buffers that an op
+ * reports. */
 #include "base/memory.h"
 #include "support/op/quantized.h"
 
@@ -7,7 +8,7 @@ static const moert_op_kind forward = MOERT_OP_GEMM_FORWARD, dgrad = MOERT_OP_GEM
 static const moert_op_kind wgrad = MOERT_OP_GEMM_WGRAD, gated = MOERT_OP_GLU, dglu = MOERT_OP_DGLU;
 static const moert_status usage = MOERT_ERROR_USAGE, unsupported = MOERT_ERROR_UNSUPPORTED;
 
-/* Every operand that may be is quantized. */
+/* Every operand that can be quantized is. */
 static moert_op_options base(moert_op_kind kind) {
     moert_op_options o = ops_sized(kind, 2, 100, 64, 32);
     o.x = o.y = o.d = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
@@ -92,7 +93,7 @@ TEST(test_fields_that_do_not_go_together_are_refused) {
                 (o.x = plain, o.x.type = MOERT_DTYPE_E2M1));
 }
 
-/* A quantizer without the size of MOERT_QUANTIZER_INIT would otherwise be a plain operand. */
+/* Without the size of MOERT_QUANTIZER_INIT, a quantizer would count as a plain operand. */
 TEST(test_a_quantizer_without_a_size_is_refused) {
     static const moert_quantizer forgotten[] = {{.format = MOERT_FORMAT_NVFP4},
                                                 {.axis = MOERT_AXIS_TILE},
@@ -128,7 +129,7 @@ TEST(test_column_has_no_stride_and_is_never_discrete) {
 
 /* ---- buffers ---- */
 
-TEST(test_buffers_have_the_bytes_that_the_op_tells) {
+TEST(test_buffers_have_the_bytes_that_the_op_reports) {
     moert_op_options o = base(forward);
     o.row_multiple = 0;
     o.x.scales = MOERT_SCALES_TILED;
@@ -143,7 +144,7 @@ TEST(test_buffers_have_the_bytes_that_the_op_tells) {
             size_t bytes[2];
         } sizes[] = {{"ends", {8, 8}},
                      {"x", {100 * 16, 100 * 16}},
-                     {"x_scale", {2 * 512, 512}}, /* two groups, each from a new tile on */
+                     {"x_scale", {2 * 512, 512}}, /* two groups, each begins a new tile */
                      {"x_global", {8, 8}},
                      {"y", {100 * 32, 100 * 32}},
                      {"y_scale", {100 * 4, 100 * 4}},

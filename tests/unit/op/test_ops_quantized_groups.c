@@ -1,21 +1,20 @@
 // run: np=1 sanitize=1
-/*
- * Ops with quantized operands against float64: exact sums in groups of which many are empty, groups
- * of any size; every order and run of a GLU with operands of any sign; every operand at once.
- */
+/* Ops with quantized operands against float64: exact sums where many groups are empty, and in
+ * groups of any size; every order and run of a GLU with alpha and prob of any sign; every operand
+ * at once. */
 #include "base/memory.h"
 #include "support/op/exact.h"
 #include "support/suite.h"
 
 static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4,
                                        MOERT_FORMAT_MXFP4, MOERT_FORMAT_MXFP8_E5M2};
-enum { PRODUCTS = 3, FORMATS = 4 };
+enum { GEMMS = 3, FORMATS = 4 };
 
-/* With global scales by group; a GLU or dGLU with all that it can have. */
+/* An op with a global scale per group; a GLU or dGLU has every option. */
 static moert_op_options describe(size_t kind, moert_format format, size_t groups, size_t rows) {
     moert_op_options o = ops_product((moert_op_kind)kind, ops_scaled_by_groups(format), groups,
-                                     rows, 144, 160); /* off 128 */
-    if (kind >= PRODUCTS)
+                                     rows, 144, 160); /* no multiples of 128 */
+    if (kind >= GEMMS)
         ops_add_everything(&o);
     o.alpha = true;
     return o;
@@ -25,27 +24,28 @@ static void check(const char *what, const moert_op_options *o, const uint32_t *e
                   double tolerance) {
     for (size_t b = 0; b < 2; b++) {
         ops_bytes data = ops_bytes_make(o, ends);
-        data.spread = tolerance > 0.0; /* or all of a GLU's results are next to boundaries */
+        /* otherwise all results of a GLU would be next to rounding boundaries */
+        data.spread = tolerance > 0.0;
         ops_exact_run(what, suite_backends[b], &data, tolerance);
     }
 }
 
 /* ---- exact sums ---- */
 
-/* CUTLASS's test: elements -1, 0, 1, scales that are powers of two, float32 results. Stacked,
- * discrete and group by group are then one and the same. */
+/* As in CUTLASS's test: elements -1, 0 and 1, scales that are powers of two, float32 results. So
+ * stacked, discrete and single groups have the same results. */
 TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
     static const struct {
         size_t groups, rows, block;
     } cases[] = {{8, 512, 32}, {16, 256, 16}, {36, 400, 4}};
     size_t empty = 0;
     for (size_t i = 0; i < 3; i++)
-        for (size_t c = 0; c < (size_t)PRODUCTS * FORMATS; c++) {
+        for (size_t c = 0; c < (size_t)GEMMS * FORMATS; c++) {
             uint32_t ends[OPS_MOST_GROUPS];
-            if (suite_skips(i > 0 && (c / PRODUCTS + i) % 2 == 1))
+            if (suite_skips(i > 0 && (c / GEMMS + i) % 2 == 1))
                 continue;
             moert_op_options o =
-                describe(c % PRODUCTS, formats[c / PRODUCTS], cases[i].groups, cases[i].rows + 9);
+                describe(c % GEMMS, formats[c / GEMMS], cases[i].groups, cases[i].rows + 9);
             suite_dirichlet(10 * i + c, cases[i].rows, cases[i].block, cases[i].groups, ends);
             for (size_t g = 1; g < cases[i].groups; g++)
                 empty += ends[g] == ends[g - 1];
@@ -81,9 +81,9 @@ TEST(test_any_split_of_the_rows_agrees_with_float64) {
         for (size_t k = 0; k < MOERT_OP_KINDS; k++) {
             const struct split *s = &splits[i];
             const moert_format format = formats[(i + k) % FORMATS];
-            const bool glu = k >= PRODUCTS;
+            const bool glu = k >= GEMMS;
             moert_op_options o = describe(k, format, s->groups, s->rows);
-            if (glu) { /* results in both directions */
+            if (glu) { /* results along rows and along columns */
                 o.d = ops_scaled(formats[i % FORMATS], MOERT_AXIS_ROW, MOERT_SCALES_TILED);
                 o.column =
                     ops_scaled(formats[(i + 1) % FORMATS], MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
@@ -99,7 +99,7 @@ TEST(test_any_split_of_the_rows_agrees_with_float64) {
 
 /* ---- GLU ---- */
 
-TEST(test_every_order_and_run_takes_factors_of_any_sign) {
+TEST(test_every_order_and_run_takes_alpha_and_prob_of_any_sign) {
     enum { RUNS = 4 };
     static const size_t runs[RUNS] = {1, 8, 32, 0};
     static const moert_glu_form forms[] = {
@@ -107,7 +107,7 @@ TEST(test_every_order_and_run_takes_factors_of_any_sign) {
     static const uint32_t ends[] = {3, 3, 40, 70, 97};
     static const float signs[] = {-1.5f, 0.0f, 2.0f, -1.0f, 0.5f};
     for (size_t i = 0; i < RUNS * 2 * 3 * 2; i++) {
-        moert_op_options o = describe(PRODUCTS + i % 2, formats[i / 2 % FORMATS], 5, 99);
+        moert_op_options o = describe(GEMMS + i % 2, formats[i / 2 % FORMATS], 5, 99);
         o.n = i % 2 == 0 ? 192 : 80;
         o.k = i % 2 == 0 ? 80 : 96;
         o.interleave = runs[i / 2 % RUNS];

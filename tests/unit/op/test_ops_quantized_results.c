@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1
-/* Quantized results of ops: those of the quantizer on float32 results, in every layout, on both
- * backends. */
+/* Quantized results of ops have the bytes that the quantizer gives for float32 results, in every
+ * layout, on both backends. */
 #include "base/dtype.h"
 #include "support/op/exact.h"
 
@@ -36,7 +36,7 @@ TEST(test_quantized_results_are_those_of_the_quantizer) {
     }
 }
 
-/* norm has its own rules, whatever the quantizer asks for. */
+/* With a norm, the quantizer's rules for scales do not apply. */
 TEST(test_a_norm_scales_quantized_results) {
     for (size_t i = 0; i < (size_t)4 * MOERT_FORMAT_FP8_BLOCK; i++) {
         moert_op_options o = ops_usual(i % 2 == 0 ? MOERT_OP_GEMM_FORWARD : MOERT_OP_GLU);
@@ -50,8 +50,9 @@ TEST(test_a_norm_scales_quantized_results) {
     }
 }
 
-/* A norm of 1 is one: of E8M0's least scale the reciprocal is infinite then, and 2^127 without. */
-TEST(test_a_norm_of_1_is_not_no_norm) {
+/* A norm of 1 counts: with it, the reciprocal of E8M0's least scale is FLT_MAX; without a norm, it
+ * is 2^127. */
+TEST(test_a_norm_of_1_counts_as_a_norm) {
     for (size_t i = 0; i < (size_t)2 * BACKENDS; i++) {
         moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
         o.k = 1;
@@ -68,7 +69,7 @@ TEST(test_a_norm_of_1_is_not_no_norm) {
     }
 }
 
-TEST(test_factors_and_results_may_all_be_quantized) {
+TEST(test_operands_and_results_may_all_be_quantized) {
     for (size_t i = 0; i < FORMATS; i++) {
         moert_op_options o = ops_usual(i % 2 == 0 ? MOERT_OP_GLU : MOERT_OP_DGLU);
         *ops_first_operand(&o) = o.weight = o.d =
@@ -96,16 +97,17 @@ TEST(test_plain_bytes_are_the_rounded_results) {
     }
 }
 
-TEST(test_column_scales_lie_where_tensor_cores_look_for_them) {
+TEST(test_column_scales_lie_where_tensor_cores_read_them) {
     const uint32_t ends[] = {256, 768, 1024};
     static const struct {
         moert_scale_layout layout;
         size_t byte;
-    } places[] = {{MOERT_SCALES_TILED_WHOLE, 5153}, {MOERT_SCALES_TILED, 4129}};
+    } positions[] = {{MOERT_SCALES_TILED_WHOLE, 5153}, {MOERT_SCALES_TILED, 4129}};
     for (size_t i = 0; i < 2 * BACKENDS; i++) {
         moert_op_options o = ops_sized(MOERT_OP_GEMM_FORWARD, 3, 1024, 256, 1);
         o.row_multiple = 256;
-        o.y = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, places[i / BACKENDS].layout);
+        o.y =
+            ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, positions[i / BACKENDS].layout);
         ops_bytes data = ops_bytes_make(&o, ends);
         assert_int_equal(data.bytes[MOERT_OP_BUFFER_y_scale], 2 * 8 * 512);
         memset(data.at[MOERT_OP_BUFFER_x], 0, data.bytes[MOERT_OP_BUFFER_x]);
@@ -115,7 +117,7 @@ TEST(test_column_scales_lie_where_tensor_cores_look_for_them) {
         ops_bytes_execute(backends[i % BACKENDS], &data);
         for (size_t at = 0; at < data.bytes[MOERT_OP_BUFFER_y_scale]; at++)
             assert_int_equal(data.at[MOERT_OP_BUFFER_y_scale][at],
-                             at == places[i / BACKENDS].byte ? 127 : 0);
+                             at == positions[i / BACKENDS].byte ? 127 : 0);
     }
 }
 

@@ -33,7 +33,7 @@ static const plan_case cases[] = {
     {"one expert", 1, 1, 3, {4, 0, 2}, RANDOM},
 };
 
-/* K distinct experts by drawing without replacement. */
+/* K different experts, drawn without replacement. */
 static void choose(const plan_case *c, size_t rank, size_t token, int32_t *slot) {
     int32_t deck[64];
     for (size_t e = 0; e < c->experts; e++)

@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1 env=MOERT_FORM=gpu
-/* Decoding of MX and NV formats to bf16 ahead of products: every code and scale as the reference
- * dequantizes them. */
+/* Decoding of MX and NV formats to bf16 ahead of a GEMM: every payload value and scale as the
+ * reference dequantizes it. */
 #include "base/rng.h"
 #include "moert/formats.h"
 #include "quant/backend.h"
@@ -10,14 +10,14 @@
 
 enum { FORMATS = MOERT_FORMAT_NVFP4 + 1, GROUPS = 3 }; /* all but FP8_BLOCK */
 
-/* one block; more units than a work-group has, not in whole work-groups; many columns */
+/* one block; more units than a work-group decodes, and a partial work-group; many columns */
 static const struct shape {
     size_t rows, columns; /* of a group */
 } shapes[] = {{32, 32}, {64, 1056}, {96, 2048}};
 enum { SHAPES = MOERT_COUNT(shapes) };
 
-/* All codes and scales in turn, in an order that mixes them. */
-static unsigned char *any_bytes(size_t count, uint64_t stream) {
+/* Random bytes. */
+static unsigned char *random_bytes(size_t count, uint64_t stream) {
     unsigned char *bytes = test_alloc(count);
     for (size_t i = 0; i < count; i++)
         bytes[i] = (unsigned char)(256.0 * moert_rng_uniform(9, stream, i));
@@ -32,8 +32,8 @@ static void check(moert_format format, moert_axis axis, const struct shape *s) {
     op.how.axis = axis;
     op.blocks = rows / moert_format_block(format);
     const moert_quantized_shape z = moert_quantized_shape_of(&op.how, rows, s->columns, op.blocks);
-    unsigned char *q = any_bytes(z.q_lines * z.q_bytes, 1);
-    unsigned char *scale = any_bytes(z.scale_lines * z.scales, 2);
+    unsigned char *q = random_bytes(z.q_lines * z.q_bytes, 1);
+    unsigned char *scale = random_bytes(z.scale_lines * z.scales, 2);
     unsigned char *unset = test_alloc(bytes);
     memset(unset, 0xCD, bytes);
     moert_buffer *results[2] = {upload(unset, bytes), upload(unset, bytes)};
@@ -51,12 +51,12 @@ static void check(moert_format format, moert_axis axis, const struct shape *s) {
     assert_memory_equal(got, want, bytes);
 }
 
-TEST(test_every_code_and_scale_becomes_its_bf16_number) {
+TEST(test_every_payload_value_and_scale_becomes_its_bf16_value) {
     for (size_t i = 0; i < SHAPES * FORMATS * 3; i++)
         check((moert_format)(i / 3 % FORMATS), (moert_axis)(i % 3), &shapes[i / 3 / FORMATS]);
 }
 
-TEST(test_blocks_that_are_not_whole_are_left_to_the_quantizers) {
+TEST(test_partial_blocks_are_left_to_the_quantizers) {
     unsigned char byte = 0;
     moert_quantize op = {.how = MOERT_QUANTIZER_INIT, .x_type = MOERT_DTYPE_BF16, .columns = 40};
     op.x = upload(&byte, 1);

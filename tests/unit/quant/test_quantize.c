@@ -1,5 +1,5 @@
 // run: np=1 gpu=1 sanitize=1
-/* Quantizers: published byte vectors, values, the options of NVFP4, refusals. */
+/* Quantizers: published byte vectors, values, the options of NVFP4, errors. */
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "support/quant/quantized.h"
@@ -149,7 +149,7 @@ TEST(test_gpt_oss_blocks_are_mxfp4_along_rows) {
 
 /* ---- NVFP4's options ---- */
 
-TEST(test_global_scales_are_of_tensor_or_group_and_may_be_given) {
+TEST(test_global_scales_are_per_tensor_or_group_and_may_be_given) {
     enum { M = 6, N = 16 };
     const uint32_t ends[] = {2, 2, 5};
     float x[M * N] = {[0] = 6.0f, [2 * N] = -12.0f, [5 * N] = 100.0f};
@@ -163,7 +163,7 @@ TEST(test_global_scales_are_of_tensor_or_group_and_may_be_given) {
         const float want[] = {6.0f / 2688.0f, 0, 12.0f / 2688.0f};
         assert_same_bits("global", each.global, want, 3);
 
-        /* given instead of made */
+        /* a global scale that the caller gives */
         const float given = 12.0f / 2688.0f;
         moert_quantize op = quantize_op(&HOW(.format = MOERT_FORMAT_NVFP4), M, N);
         op.x = upload(x, sizeof x);
@@ -179,11 +179,11 @@ TEST(test_global_scales_are_of_tensor_or_group_and_may_be_given) {
     }
 }
 
-TEST(test_a_rotation_keeps_products_of_whole_and_of_partial_blocks) {
+TEST(test_a_rotation_spreads_whole_blocks_and_keeps_partial_ones) {
     enum { M = 20, N = 16 };
     float x[M * N] = {0};
-    x[3 * N] = 8.0f;  /* row 3 changes sign and spreads evenly: all magnitudes are 2 */
-    x[17 * N] = 1.0f; /* in the partial block: as it is */
+    x[3 * N] = 8.0f;  /* the rotation spreads row 3 over its block: all magnitudes are 2 */
+    x[17 * N] = 1.0f; /* in the partial block, which is not rotated */
     const matrix m = {x, M, N, NULL, 0};
     const moert_quantizer how =
         HOW(.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_COLUMN, .hadamard = true);
@@ -218,7 +218,7 @@ TEST(test_stochastic_rounding_follows_the_seed_and_is_unbiased) {
 
 /* ---- errors ---- */
 
-/* A description of which one field is changed is refused with this text. */
+/* Checks that `good` with one change is refused with this text. */
 #define REFUSED(status, text, change)                                                              \
     do {                                                                                           \
         moert_quantize op = good;                                                                  \

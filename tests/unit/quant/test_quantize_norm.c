@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Quantizers with a norm: worked examples, an oracle, what is refused. */
+/* Quantizers with a norm: worked examples, an oracle, errors. */
 #include "support/quant/quantize_oracle.h"
 
 /* ---- examples ---- */
@@ -45,7 +45,7 @@ TEST(test_the_smallest_scale_multiplies_by_the_largest_number) {
     check_block(MOERT_FORMAT_MXFP8_E4M3, 0x1p-127f, 448.0f, 0, 0x7E); /* 448 FLT_MAX saturates */
 }
 
-TEST(test_nan_and_infinity_stay_as_without_a_norm) {
+TEST(test_nan_and_infinity_are_treated_as_without_a_norm) {
     const float wrong[] = {0.0f, -1.0f, NAN};
     check_block(MOERT_FORMAT_MXFP8_E4M3, 0.01f, NAN, 255, 0x7F);
     check_block(MOERT_FORMAT_MXFP8_E4M3, 0.01f, -INFINITY, 254, 0xFE);

@@ -82,7 +82,7 @@ TEST(test_backends_give_the_same_bytes_on_hostile_data_and_shapes) {
         const int kind = (int)(i / HOWS % DATA);
         matrix m = shapes[i / HOWS / DATA];
         if (m.columns > 1000 && kind != NORMAL)
-            continue; /* more than one strip; once is enough */
+            continue; /* more than one strip; one kind of data is enough */
         m.x = make_data(kind, m.rows * m.columns);
         quantized want = quantize("reference", &how, &m), got = quantize("portable", &how, &m);
         assert_same_quantized(
@@ -110,7 +110,7 @@ TEST(test_columns_are_the_rows_of_the_transpose_group_by_group) {
             for (size_t r = 0; r < own; r++)
                 for (size_t c = 0; c < N; c++)
                     transposed[c * own + r] = x[(start + r) * N + c];
-            /* one global scale for all */
+            /* one global scale for all groups */
             const matrix part = {transposed, N, own, NULL, 0};
             quantized z = quantize("reference", &rows, &part);
             const bool comparable = f != MOERT_FORMAT_NVFP4 || *z.amax == *whole.amax;
@@ -168,8 +168,8 @@ TEST(test_every_second_run_of_columns_is_quantized) {
 
 /* ---- bf16 ---- */
 
-/* The codes of the values that come back: exact ones in MXFP8, rounded ones in NVFP4. */
-static void check_codes(const char *backend, const moert_quantizer *how, const matrix *m) {
+/* Dequantizes to bf16: MXFP8 exactly, NVFP4 rounded. */
+static void check_bf16(const char *backend, const moert_quantizer *how, const matrix *m) {
     quantized z = quantize(backend, how, m);
     const size_t bytes = z.elements * sizeof(uint16_t);
     moert_quantize op = quantize_op(how, m->rows, m->columns);
@@ -179,11 +179,11 @@ static void check_codes(const char *backend, const moert_quantizer *how, const m
     op.scale = upload(z.scale, z.scale_bytes);
     op.global = upload(z.global, z.globals * sizeof(float));
     ASSERT_OK(moert_dequantize_run(&op));
-    uint16_t *codes = download(op.x, bytes);
+    uint16_t *values = download(op.x, bytes);
     for (size_t i = 0; i < z.elements; i++) {
-        assert_int_equal(codes[i], moert_dtype_encode(MOERT_DTYPE_BF16, z.back[i]));
+        assert_int_equal(values[i], moert_dtype_encode(MOERT_DTYPE_BF16, z.back[i]));
         if (how->format == MOERT_FORMAT_MXFP8_E4M3)
-            assert_true(moert_dtype_decode(MOERT_DTYPE_BF16, codes[i]) == z.back[i]);
+            assert_true(moert_dtype_decode(MOERT_DTYPE_BF16, values[i]) == z.back[i]);
     }
     ASSERT_FAILS(moert_quantize_run(&op), MOERT_ERROR_UNSUPPORTED, "not from bf16");
     op.x_type = MOERT_DTYPE_F16;
@@ -200,9 +200,9 @@ TEST(test_values_come_back_as_bf16) {
         x[i] = ldexpf(x[i], (int)(i / 50 % 200) - 100);
     for (size_t b = 0; b < BACKENDS; b++)
         for (int axis = MOERT_AXIS_ROW; axis <= MOERT_AXIS_TILE; axis++) {
-            check_codes(backends[b], &HOW(.axis = (moert_axis)axis), &m);
-            check_codes(backends[b], &HOW(.format = MOERT_FORMAT_NVFP4, .axis = (moert_axis)axis),
-                        &m);
+            check_bf16(backends[b], &HOW(.axis = (moert_axis)axis), &m);
+            check_bf16(backends[b], &HOW(.format = MOERT_FORMAT_NVFP4, .axis = (moert_axis)axis),
+                       &m);
         }
 }
 

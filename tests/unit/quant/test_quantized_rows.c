@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Rows that hold their payload and their scales, as they travel; and what quantizing twice does. */
+/* Rows of payload and scales, as messages carry them; and quantizing twice. */
 #include <float.h>
 
 #include "base/dtype.h"
@@ -7,7 +7,8 @@
 
 /* ---- payload and scales in one row ---- */
 
-/* Each row has the bytes of both matrices, its padding stays, and it comes back as they do. */
+/* Each row holds the bytes of the separate payload and scales, keeps its padding, and dequantizes
+ * to the same values. */
 static void check_rows(const moert_quantizer *how, const matrix *m, size_t padding) {
     quantized want = quantize("reference", how, m);
     const size_t payload = want.shape.q_bytes, scales = want.shape.scales;
@@ -65,13 +66,11 @@ TEST(test_rows_that_cannot_hold_their_scales_are_refused) {
     ASSERT_FAILS(moert_dequantize_run(&op), MOERT_ERROR_USAGE, "row_bytes goes with");
 }
 
-/* ---- twice ---- */
+/* ---- quantizing twice ---- */
 
-/*
- * Blocks whose largest element steps through all upper halves of a float's bits, so through every
- * exponent, every way in which the largest can be rounded, infinity and NaN; the others are of all
- * sizes below it.
- */
+/* Blocks whose largest element takes every value of a float's upper 16 bits: every exponent, every
+ * way to round the largest element, infinity and NaN. The other elements have all magnitudes below
+ * it. */
 enum { TOPS = 1 << 15, INFINITE = 0x7F80, OVERFLOWN = 8, BLOCK = 32 };
 
 static float *all_blocks(void) {
@@ -87,9 +86,10 @@ static float *all_blocks(void) {
 }
 
 /*
- * MXFP8 of MXFP8 is the same values: a largest element that was rounded to 224 halves the scale and
- * doubles the payload, which is exact, any other keeps its scale. Infinities stay infinite. The
- * exception are blocks whose largest element rounds up to 2^128, and so comes back infinite.
+ * Quantizing the values of MXFP8 to MXFP8 keeps them. A largest element that was rounded to 224
+ * halves the scale and doubles the payload, which is exact; any other keeps its scale. Infinities
+ * stay infinite. The exceptions are blocks whose largest element rounds up to 2^128 and so comes
+ * back infinite.
  */
 TEST(test_mxfp8_of_its_own_values_changes_nothing) {
     float *x = all_blocks();

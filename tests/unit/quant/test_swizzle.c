@@ -14,7 +14,7 @@ static unsigned char *make_scales(size_t n) {
 
 /* ---- tiles ---- */
 
-/* Lines of scales on the host, their groups (0: no ends), and what came of them. */
+/* Lines of scales on the host, and their groups; 0 groups: no ends. */
 typedef struct matrix {
     const unsigned char *scales;
     size_t lines, width;
@@ -23,7 +23,8 @@ typedef struct matrix {
     size_t groups;
 } matrix;
 
-/* A description of `tiles` of them, with buffers; tiles of `bytes` in which every byte is 0xEE. */
+/* Describes the conversion of a matrix to `tiles` tiles, with buffers. All `bytes` of the tiles are
+ * 0xEE. */
 static moert_scale_tiles describe(const char *backend, const matrix *m, size_t tiles,
                                   size_t bytes) {
     moert_scale_tiles op = MOERT_SCALE_TILES_INIT;
@@ -41,7 +42,7 @@ static moert_scale_tiles describe(const char *backend, const matrix *m, size_t t
     return op;
 }
 
-/* The tiles of a matrix, which must also come back from them; their number goes to *bytes. */
+/* Converts a matrix to tiles, and checks that they convert back. *bytes: the size of the tiles. */
 static unsigned char *swizzle(const char *backend, const matrix *m, size_t *bytes) {
     const uint32_t whole = (uint32_t)m->lines;
     *bytes = moert_swizzled_bytes(m->ends, m->groups, m->lines, m->width, m->transposed);
@@ -59,7 +60,7 @@ static unsigned char *swizzle(const char *backend, const matrix *m, size_t *byte
     return tiles;
 }
 
-/* Every scale is where the formula says, and all else is zero. */
+/* Every scale is where the formula says, and all other bytes are zero. */
 static void check_tiles(const matrix *m, const unsigned char *tiles, size_t bytes) {
     const size_t rows = m->transposed ? m->width : m->lines;
     const size_t scales = m->transposed ? m->lines : m->width;
@@ -88,7 +89,7 @@ TEST(test_scales_go_to_their_tiles_and_back) {
     }
 }
 
-TEST(test_published_places_of_scales_hold) {
+TEST(test_scales_lie_at_the_published_positions) {
     enum { LINES = 200, WIDTH = 10 };
     unsigned char scales[LINES * WIDTH] = {0};
     scales[37 * WIDTH + 5] = 1;
@@ -128,7 +129,7 @@ TEST(test_experts_follow_each_other_from_a_new_tile_on) {
             unsigned char *scales = make_scales(LINES * width);
             const bool transposed = i >= BACKENDS;
             size_t bytes, at = 0, own;
-            memset(scales + 716 * width, 0, 4 * width); /* past the groups: nothing comes back */
+            memset(scales + 716 * width, 0, 4 * width); /* rows past the groups are not restored */
             const matrix m = {scales, LINES, width, transposed, ends, GROUPS};
             unsigned char *tiles = swizzle(backends[i % BACKENDS], &m, &bytes);
             for (size_t g = 0, start = 0; g < GROUPS; start = ends[g++], at += own) {
@@ -164,7 +165,7 @@ TEST(test_groups_without_room_are_left_out) {
 
 /* ---- gate and up ---- */
 
-/* from[rows, 2 width] in runs, and back. */
+/* Interleaves [rows, 2 width] in runs, and reverses that. */
 static void check_runs(const char *backend, size_t rows, size_t width, size_t granularity,
                        size_t element_bytes) {
     const size_t bytes = rows * 2 * width * element_bytes;
@@ -227,7 +228,7 @@ TEST(test_expert_offsets_are_inclusive_sums) {
 
 /* ---- casts ---- */
 
-/* n numbers of type `from`, as bytes, cast to `to` by a backend. */
+/* Casts n values of dtype `from`, as bytes, to `to` by a backend. */
 static void *cast(const char *backend, moert_dtype from, moert_dtype to, const void *source,
                   size_t n) {
     const size_t bytes = n * moert_dtype_bits(to) / 8;
@@ -240,17 +241,17 @@ static void *cast(const char *backend, moert_dtype from, moert_dtype to, const v
     return download(op.target, bytes);
 }
 
-TEST(test_casts_agree_on_every_code_and_around_every_midpoint) {
+TEST(test_casts_agree_on_every_bit_pattern_and_around_every_midpoint) {
     for (moert_dtype type = MOERT_DTYPE_F16; type <= MOERT_DTYPE_E5M2; type++) {
-        const size_t bytes = moert_dtype_bits(type) / 8, codes = (size_t)1 << 8 * bytes;
-        const size_t n = codes * 6 + 5;
-        unsigned char *code = test_alloc(codes * bytes);
+        const size_t bytes = moert_dtype_bits(type) / 8, patterns = (size_t)1 << 8 * bytes;
+        const size_t n = patterns * 6 + 5;
+        unsigned char *encoded = test_alloc(patterns * bytes);
         float *x = test_alloc(n * sizeof *x);
-        for (size_t i = 0; i < codes; i++) {
+        for (size_t i = 0; i < patterns; i++) {
             for (size_t k = 0; k < bytes; k++)
-                code[i * bytes + k] = (unsigned char)(i >> 8 * k);
+                encoded[i * bytes + k] = (unsigned char)(i >> 8 * k);
             const float low = moert_dtype_decode(type, (uint32_t)i);
-            const float high = moert_dtype_decode(type, (uint32_t)(i + 1) % (uint32_t)codes);
+            const float high = moert_dtype_decode(type, (uint32_t)(i + 1) % (uint32_t)patterns);
             const float middle = (float)(((double)low + (double)high) / 2);
             const float all[] = {low,
                                  middle,
@@ -260,9 +261,9 @@ TEST(test_casts_agree_on_every_code_and_around_every_midpoint) {
                                  nextafterf(low, INFINITY)};
             memcpy(x + i * 6, all, sizeof all);
         }
-        float *want = cast("reference", type, MOERT_DTYPE_F32, code, codes);
-        float *got = cast("portable", type, MOERT_DTYPE_F32, code, codes);
-        assert_same_bits(moert_dtype_name(type), got, want, codes);
+        float *want = cast("reference", type, MOERT_DTYPE_F32, encoded, patterns);
+        float *got = cast("portable", type, MOERT_DTYPE_F32, encoded, patterns);
+        assert_same_bits(moert_dtype_name(type), got, want, patterns);
         unsigned char *down = cast("reference", MOERT_DTYPE_F32, type, x, n);
         unsigned char *also = cast("portable", MOERT_DTYPE_F32, type, x, n);
         assert_memory_equal(also, down, n * bytes);

@@ -35,10 +35,10 @@ static void compare_token(const router_input *input, const router_run *run, size
         assert_within((double)run->scores[t * experts + e], scores[e], 1e-6);
 }
 
-/* Random logits (and bias) through the device and the oracle. */
+/* Compares the device with the oracle on random logits, and a random bias if `biased`. */
 static void check_forward(moert_router_options options, size_t tokens, bool biased) {
     static float logits[MOST_FLOATS], bias[1024];
-    /* so wide that neighbours differ, so narrow that sigmoids do */
+    /* wide enough for neighbours to differ, narrow enough for sigmoids to differ */
     const double deviation = options.score == MOERT_SCORE_SIGMOID ? 1.0 : 2.0;
     moert_rng_normals(1, 1, 0, 0.1, bias, options.experts);
     const float *used = biased ? bias : NULL;
@@ -124,7 +124,7 @@ TEST(test_groups_are_judged_by_the_sum_of_their_best) {
     }
 }
 
-TEST(test_groups_of_one_expert_judged_by_it_are_no_groups) {
+TEST(test_groups_of_one_expert_choose_as_without_groups) {
     enum { T = 9, E = 40, K = 5 };
     static float logits[T * E];
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
@@ -209,7 +209,7 @@ TEST(test_no_tokens_are_no_work) {
                               0.0f, NULL});
 }
 
-/* Token t of one batch is token `to` of another, bit for bit. */
+/* Token t of one batch has the bits of token `to` of another. */
 static void same_token(const router_run *a, size_t t, const router_run *b, size_t to,
                        size_t experts, size_t topk) {
     assert_memory_equal(a->scores + t * experts, b->scores + to * experts, experts * 4);
@@ -219,9 +219,9 @@ static void same_token(const router_run *a, size_t t, const router_run *b, size_
     assert_memory_equal(a->lse + t, b->lse + to, 4);
 }
 
-TEST(test_a_token_has_the_same_bits_at_any_place) {
+TEST(test_a_token_has_the_same_bits_at_any_position) {
     enum { T = 45, E = 27, K = 3 };
-    static float logits[T * E], transposed[T * E], dweight[T * K], dturned[T * K], aux[E];
+    static float logits[T * E], reversed[T * E], dweight[T * K], dreversed[T * K], aux[E];
     moert_rng_normals(3, 0, 0, 1.0, aux, E);
     moert_rng_normals(3, 1, 0, 1.0, dweight, T * K);
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
@@ -229,13 +229,13 @@ TEST(test_a_token_has_the_same_bits_at_any_place) {
             router_groups(router_options(E, K, (moert_score)score), 9, 4);
         oracle_logits(&options, T, NULL, 1.5, 5, logits);
         for (size_t t = 0; t < T; t++) {
-            memcpy(transposed + t * E, logits + (T - 1 - t) * E, E * 4);
-            memcpy(dturned + t * K, dweight + (T - 1 - t) * K, K * 4);
+            memcpy(reversed + t * E, logits + (T - 1 - t) * E, E * 4);
+            memcpy(dreversed + t * K, dweight + (T - 1 - t) * K, K * 4);
         }
         router_run all =
             router_do(&(router_input){options, T, logits, NULL, dweight, aux, 0.25f, NULL});
         router_run few =
-            router_do(&(router_input){options, 29, transposed, NULL, dturned, aux, 0.25f, NULL});
+            router_do(&(router_input){options, 29, reversed, NULL, dreversed, aux, 0.25f, NULL});
         for (size_t t = 0; t < 29; t++)
             same_token(&few, t, &all, T - 1 - t, E, K);
     }

@@ -10,7 +10,7 @@
 
 enum { MOST_EXPERTS = 64, MOST_TOKENS = 40 };
 
-/* Every combination of the loss terms. */
+/* Checks every combination of the parts of the loss. */
 static void check_terms(moert_router_options options, size_t tokens, bool biased) {
     static float logits[MOST_TOKENS * MOST_EXPERTS], bias[MOST_EXPERTS], aux[MOST_EXPERTS];
     static float dweight[MOST_TOKENS * MOST_EXPERTS];
@@ -77,7 +77,7 @@ TEST(test_a_dropped_slot_passes_no_gradient) {
     }
 }
 
-/* The whole way of one form of the loss: choice, counts, sums, gradient, dlogits. */
+/* Follows one form of the loss through all steps: choice, counts, sums, gradient, dlogits. */
 static void check_aux(moert_aux_form form, moert_score score) {
     enum { T = 6, E = 7, K = 2 };
     static const float none[T * K];
@@ -155,7 +155,7 @@ TEST(test_update_bias_helps_the_experts_below_the_mean) {
     assert_memory_equal(bias, expected, sizeof bias);
 }
 
-TEST(test_mass_sums_the_shares_of_each_sequence) {
+TEST(test_mass_sums_the_normalised_scores_of_each_sequence) {
     enum { T = 23, E = 19, S = 4 };
     static const uint32_t ends[S] = {5, 5, 17, 23}, last[1] = {6};
     float logits[T * E];
@@ -177,7 +177,7 @@ TEST(test_mass_sums_the_shares_of_each_sequence) {
             for (size_t e = 0; e < E; e++)
                 assert_within((double)mass[s * E + e], sum[e], 5e-6);
         }
-        /* the last sequence alone has the same bits */
+        /* the last sequence has the same bits in a batch without the others */
         float *alone = router_mass(&input.options, 6, run.scores + 17 * E, last, 1);
         assert_memory_equal(alone, mass + 3 * E, E * 4);
     }

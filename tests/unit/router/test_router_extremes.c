@@ -25,7 +25,8 @@ static void assert_relative(double got, double want, double tolerance) {
     assert_within(got, want, tolerance * fabs(want));
 }
 
-/* A score on its own is its weight, and its derivative the gradient: no larger one hides it. */
+/* With one expert, the score is the weight and its derivative is the gradient. So no larger score
+ * hides an error. */
 TEST(test_sqrt_softplus_and_its_slope_keep_their_digits_from_tiny_to_large) {
     enum { T = 24 };
     static const float logits[T] = {-170.0f, -100.0f, -88.0f,      -60.0f, -17.5f, -16.000002f,
@@ -50,7 +51,7 @@ TEST(test_sqrt_softplus_and_its_slope_keep_their_digits_from_tiny_to_large) {
     }
 }
 
-TEST(test_sqrt_softplus_ends_in_zero_and_in_the_root) {
+TEST(test_sqrt_softplus_of_extreme_logits_is_zero_or_the_root) {
     const float logits[4] = {-3e38f, 3e38f, -0.0f, 0.0f}, ones[4] = {1.0f, 1.0f, 1.0f, 1.0f};
     router_run run =
         router_do(&(router_input){.options = router_options(1, 1, MOERT_SCORE_SQRT_SOFTPLUS),
@@ -64,7 +65,7 @@ TEST(test_sqrt_softplus_ends_in_zero_and_in_the_root) {
     assert_memory_equal(run.dlogits + 2, run.dlogits + 3, 4);
 }
 
-/* There the 1e-20 of the sums counts, and the squares of the scores vanish. */
+/* At this size the 1e-20 in the sums counts, and the squares of the scores underflow. */
 TEST(test_backward_is_the_gradient_where_scores_are_as_small_as_1e_20) {
     enum { T = 5, E = 19, K = 3 };
     static const struct {
@@ -83,7 +84,7 @@ TEST(test_backward_is_the_gradient_where_scores_are_as_small_as_1e_20) {
     }
 }
 
-/* Logits of many kinds: apart, equal, a few units in the last place apart, not finite. */
+/* Logits of many kinds: far apart, equal, a few units in the last place apart, not finite. */
 static float hostile_logit(size_t token, size_t experts, size_t expert) {
     const double x = moert_rng_normal(29, token, expert);
     switch (token % 5) {
@@ -101,8 +102,8 @@ static float hostile_logit(size_t token, size_t experts, size_t expert) {
     }
 }
 
-/* Groups take other kernels on GPUs, and may choose and round no differently. */
-TEST(test_to_keep_both_of_two_groups_changes_no_bit) {
+/* On GPUs, groups use other kernels, which must choose and round alike. */
+TEST(test_keeping_both_of_two_groups_changes_no_bit) {
     enum { T = 203, MOST = 256 };
     static const size_t sizes[][2] = {{8, 8}, {66, 9}, {128, 8}, {130, 32}, {256, 7}};
     static float logits[T * MOST], bias[MOST];

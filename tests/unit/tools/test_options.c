@@ -14,8 +14,8 @@ static struct values {
 
 static const moert_option table[] = {
     {.help = "Run"},
-    {"out", MOERT_OPTION_STRING, &values.out, NULL, NULL, "folder of the results"},
-    {"data", MOERT_OPTION_LIST, &values.data, NULL, NULL, "files or folders of text"},
+    {"out", MOERT_OPTION_STRING, &values.out, NULL, NULL, "directory of the results"},
+    {"data", MOERT_OPTION_LIST, &values.data, NULL, NULL, "files or directories of text"},
     {"steps", MOERT_OPTION_UINT, &values.steps, "100", "1..5000", "optimizer steps"},
     {"seed", MOERT_OPTION_UINT, &values.seed, "7", NULL, "seed of all random numbers"},
     {.help = "Learning"},
@@ -137,7 +137,7 @@ TEST(test_help_is_noticed_and_prints_the_table) {
         "usage: program [OPTION...]\nDoes things.\n\nRun\n",
         "\nLearning\n",
         "  --steps N                   optimizer steps [1..5000] (default 100)",
-        "  --data WORD...              files or folders of text\n",
+        "  --data WORD...              files or directories of text\n",
         "  --schedule constant|cosine|cos\n                              course of the rate "
         "(default cosine)",
         "(default on; --no-reproducible)\n",
@@ -154,7 +154,7 @@ static int release(void **state) {
     return 0;
 }
 
-TEST(test_the_first_option_given_of_an_object_is_told) {
+TEST(test_the_first_given_option_of_an_object_is_found) {
     char *argv[] = {"program",    "--data",  "seed", "--rate=0.1",
                     "--no-quiet", "--steps", "3",    "--seed=4"};
     const int argc = MOERT_COUNT(argv);

@@ -1,19 +1,19 @@
 // run: np=1,3 sanitize=1,2
-/* What preflight finds in made-up clusters, and the links that it measures between real ranks. */
+/* Preflight's findings in made-up clusters, and its measurements of links between real ranks. */
 #include "support/mpi.h"
 #include "tools/preflight/preflight.h"
 
 enum { NODES = 4, EACH = 2, RANKS = NODES * EACH };
 
-/* Four nodes of two ranks that are all alike; links inside carry 10 GB/s, between 1 GB/s. */
-static moert_preflight made;
+/* Four nodes of two equal ranks. Links within a node carry 10 GB/s, links between nodes 1 GB/s. */
+static moert_preflight cluster;
 
 static int make_cluster(void **state) {
     (void)state;
-    made = (moert_preflight){RANKS, test_alloc(RANKS * sizeof *made.rank),
-                             test_alloc(RANKS * RANKS * sizeof *made.links)};
+    cluster = (moert_preflight){RANKS, test_alloc(RANKS * sizeof *cluster.rank),
+                                test_alloc(RANKS * RANKS * sizeof *cluster.links)};
     for (size_t r = 0; r < RANKS; r++) {
-        moert_preflight_rank *rank = &made.rank[r];
+        moert_preflight_rank *rank = &cluster.rank[r];
         rank->node = r / EACH;
         rank->cores = 8;
         rank->watched = true;
@@ -25,7 +25,7 @@ static int make_cluster(void **state) {
         for (size_t other = 0; other < RANKS; other++) {
             const bool inside = other / EACH == rank->node;
             if (other != r && (inside || other % EACH == r % EACH))
-                made.links[r * RANKS + other] =
+                cluster.links[r * RANKS + other] =
                     inside ? (moert_link){2.0, 10.0} : (moert_link){30.0, 1.0};
         }
     }
@@ -33,16 +33,16 @@ static int make_cluster(void **state) {
 }
 
 static void set_link(size_t a, size_t b, moert_link link) {
-    made.links[a * RANKS + b] = made.links[b * RANKS + a] = link;
+    cluster.links[a * RANKS + b] = cluster.links[b * RANKS + a] = link;
 }
 
-/* All findings as lines "WRONG text" or "note text"; of a static buffer. */
+/* All findings as lines "WRONG text" or "note text", in a static buffer. */
 static const char *judged(void) {
     static char lines[4096];
     json_t *findings, *finding;
     size_t i, used = 0;
     lines[0] = '\0';
-    ASSERT_OK(moert_preflight_judge(&made, 0.6, &findings));
+    ASSERT_OK(moert_preflight_judge(&cluster, 0.6, &findings));
     json_array_foreach(findings, i, finding) {
         assert_true(json_string_length(json_object_get(finding, "hint")) > 0);
         used += (size_t)snprintf(lines + used, sizeof lines - used, "%s %s\n",
@@ -55,29 +55,29 @@ static const char *judged(void) {
 
 TEST_WITH(test_equal_ranks_have_no_findings, make_cluster, NULL) {
     assert_string_equal(judged(), "");
-    assert_within(made.rank[3].inside, 10.0, 0.0);
-    assert_within(made.rank[3].between, 1.0, 0.0);
-    assert_within(made.rank[3].between_us, 30.0, 0.0);
+    assert_within(cluster.rank[3].inside, 10.0, 0.0);
+    assert_within(cluster.rank[3].between, 1.0, 0.0);
+    assert_within(cluster.rank[3].between_us, 30.0, 0.0);
 }
 
 TEST_WITH(test_another_build_is_named_with_both_commits, make_cluster, NULL) {
-    snprintf(made.rank[5].commit, sizeof made.rank[5].commit, "0.1.0 def");
+    snprintf(cluster.rank[5].commit, sizeof cluster.rank[5].commit, "0.1.0 def");
     assert_string_equal(judged(),
                         "WRONG rank 5 (node2): another moert: 0.1.0 def; the others: 0.1.0 abc\n");
 }
 
 TEST_WITH(test_ranks_that_differ_alike_are_one_finding, make_cluster, NULL) {
     for (size_t r = 2; r < 5; r++)
-        snprintf(made.rank[r].settings, sizeof made.rank[r].settings, "MOERT_BF16=widened");
+        snprintf(cluster.rank[r].settings, sizeof cluster.rank[r].settings, "MOERT_BF16=widened");
     assert_string_equal(judged(), "WRONG node1, rank 4 (node2): other MOERT_* variables: "
                                   "MOERT_BF16=widened; the others: none\n");
 }
 
-TEST_WITH(test_a_slow_device_is_named_with_its_share, make_cluster, NULL) {
-    made.rank[6].rates.gemm_gflops = 52.0;
+TEST_WITH(test_a_slow_device_is_named_with_its_fraction_of_the_median, make_cluster, NULL) {
+    cluster.rank[6].rates.gemm_gflops = 52.0;
     assert_string_equal(
         judged(), "WRONG rank 6 (node3): slow: 0.52 of the median GEMM rate (52 of 100 GFLOP/s)\n");
-    made.rank[6].rates.gemm_gflops = 63.0; /* just above the limit */
+    cluster.rank[6].rates.gemm_gflops = 63.0; /* just above the limit */
     assert_string_equal(judged(), "");
 }
 
@@ -89,7 +89,7 @@ TEST_WITH(test_a_slow_node_is_named_and_its_peers_are_not, make_cluster, NULL) {
                                   "nodes (0.31 of 1 GB/s)\n");
 }
 
-TEST_WITH(test_a_slow_link_between_good_nodes_is_the_link, make_cluster, NULL) {
+TEST_WITH(test_a_slow_link_between_good_nodes_is_named, make_cluster, NULL) {
     set_link(1, 7, (moert_link){30.0, 0.25});
     assert_string_equal(judged(), "WRONG the link of ranks 1 and 7 (node0, node3): slow: 0.25 of "
                                   "the median bandwidth (0.25 of 1 GB/s)\n");
@@ -102,10 +102,10 @@ TEST_WITH(test_late_messages_are_found, make_cluster, NULL) {
 }
 
 TEST_WITH(test_what_a_host_lacks_is_named, make_cluster, NULL) {
-    made.rank[2].skew_s = made.rank[3].skew_s = -3.25;
-    made.rank[4].shm_bytes = made.rank[5].shm_bytes = 20 << 20;
-    made.rank[6].memory_bytes = made.rank[7].memory_bytes = 512 << 20;
-    made.rank[0].watched = made.rank[1].watched = false;
+    cluster.rank[2].skew_s = cluster.rank[3].skew_s = -3.25;
+    cluster.rank[4].shm_bytes = cluster.rank[5].shm_bytes = 20 << 20;
+    cluster.rank[6].memory_bytes = cluster.rank[7].memory_bytes = 512 << 20;
+    cluster.rank[0].watched = cluster.rank[1].watched = false;
     assert_string_equal(
         judged(), "WRONG node0: the watchdog does not reach the ranks of this host\n"
                   "WRONG node1: the clock is 3.2 s behind rank 0's\n"
@@ -115,11 +115,11 @@ TEST_WITH(test_what_a_host_lacks_is_named, make_cluster, NULL) {
                   "at least 1024 MiB\n");
 }
 
-TEST_WITH(test_remarks_are_not_wrong, make_cluster, NULL) {
+TEST_WITH(test_notes_are_not_wrong, make_cluster, NULL) {
     for (size_t r = 0; r < RANKS; r++)
-        made.rank[r].timeout_s = 0;
-    made.rank[7].shared = true;
-    made.rank[7].node = 2; /* three ranks there, one on the last */
+        cluster.rank[r].timeout_s = 0;
+    cluster.rank[7].shared = true;
+    cluster.rank[7].node = 2; /* node 2 has three ranks, the last node one */
     const char *lines = judged();
     assert_non_null(strstr(lines, "note the watchdog is off"));
     assert_non_null(strstr(lines, "note rank 7 (node3): cores are shared with other ranks"));
@@ -127,20 +127,20 @@ TEST_WITH(test_remarks_are_not_wrong, make_cluster, NULL) {
 }
 
 TEST_WITH(test_of_two_nodes_neither_is_blamed_for_their_link, make_cluster, NULL) {
-    made.ranks = 2;
-    made.rank[1].node = 1;
-    made.links[1] = made.links[2] = (moert_link){500.0, 0.001};
+    cluster.ranks = 2;
+    cluster.rank[1].node = 1;
+    cluster.links[1] = cluster.links[2] = (moert_link){500.0, 0.001};
     assert_string_equal(judged(), "");
-    made.rank[1].rates.gemm_gflops = 10.0; /* but the slower device is */
-    snprintf(made.rank[1].host, sizeof made.rank[1].host, "node1");
+    cluster.rank[1].rates.gemm_gflops = 10.0; /* the slower device is blamed */
+    snprintf(cluster.rank[1].host, sizeof cluster.rank[1].host, "node1");
     assert_non_null(strstr(judged(), "WRONG node1: slow: 0.10 of the median GEMM rate"));
 }
 
-/* ---- the tournament ---- */
+/* ---- the schedule of pairs ---- */
 
-TEST(test_every_pair_meets_once) {
+TEST(test_every_pair_is_measured_once) {
     for (size_t count = 1; count <= 9; count++) {
-        unsigned met[9][9] = {{0}};
+        unsigned measured[9][9] = {{0}};
         for (size_t round = 0; round < moert_links_rounds(count); round++)
             for (size_t i = 0; i < count; i++) {
                 const size_t other = moert_links_partner(count, round, i);
@@ -148,11 +148,11 @@ TEST(test_every_pair_meets_once) {
                 if (other == count)
                     continue;
                 assert_int_equal(moert_links_partner(count, round, other), i);
-                met[i][other]++;
+                measured[i][other]++;
             }
         for (size_t i = 0; i < count; i++)
             for (size_t other = 0; other < count; other++)
-                assert_int_equal(met[i][other], i != other);
+                assert_int_equal(measured[i][other], i != other);
     }
 }
 

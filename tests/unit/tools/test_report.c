@@ -1,6 +1,5 @@
 // run: np=1 sanitize=1
-/* The words of a report, on records made up for them, and its page: whole, and without a byte that
- * XML does not have. */
+/* The sentences of a report on made-up records, and its page, which must be well-formed XML. */
 #include "support/test.h"
 #include "tools/report/page.h"
 
@@ -8,7 +7,8 @@
 
 enum { STEPS = 20 };
 
-/* `ranks` ranks on nodes of four, whose steps take 100 ms each; `layers` of even experts. */
+/* `ranks` ranks on nodes of four, whose steps take 100 ms each; `layers` layers with evenly loaded
+ * experts. */
 static moert_run_record make_record(size_t ranks, size_t layers, size_t experts) {
     moert_run_record record = {.steps = STEPS, .ranks = ranks, .profiled_steps = STEPS - 2};
     record.step = test_alloc(STEPS * sizeof *record.step);
@@ -36,7 +36,7 @@ static moert_run_record make_record(size_t ranks, size_t layers, size_t experts)
     return record;
 }
 
-/* All others wait `ms` for a rank. */
+/* Every other rank waits `ms` for rank `late`. */
 static void make_late(moert_run_record *record, size_t late, double ms) {
     for (size_t r = 0; r < record->ranks; r++)
         if (r != late)
@@ -54,7 +54,7 @@ static void assert_says(const moert_run_record *record, bool warns, const char *
     fail_msg("the verdict does not say: %s", text);
 }
 
-/* ---- words ---- */
+/* ---- sentences ---- */
 
 TEST(test_a_slow_rank_is_named_with_its_host) {
     moert_run_record record = make_record(4, 2, 8);
@@ -100,7 +100,7 @@ TEST(test_a_hot_expert_is_named_with_its_owner) {
                 "share; 2 layers have such hot experts.");
 }
 
-TEST(test_numbers_of_any_size_are_said) {
+TEST(test_numbers_of_any_size_are_printed) {
     moert_run_record record = make_record(2, 1, 8);
     moert_verdict verdict;
     for (size_t i = 0; i < STEPS; i++)
@@ -117,10 +117,10 @@ TEST(test_numbers_of_any_size_are_said) {
                 "dispatch and combine 100 %.");
 }
 
-TEST(test_speed_parts_and_loss_are_said) {
+TEST(test_speed_parts_and_loss_are_reported) {
     moert_run_record record = make_record(8, 1, 8);
     moert_verdict verdict;
-    record.step[0].tokens_per_s = 10.0; /* compiling */
+    record.step[0].tokens_per_s = 10.0; /* slow, since kernels are compiled */
     record.step[4].skipped = true;
     record.step[9].heldout_loss = 4.25;
     moert_verdict_make(&record, &verdict);
@@ -139,7 +139,7 @@ TEST(test_speed_parts_and_loss_are_said) {
 
 /* ---- pages ---- */
 
-/* Every tag closes the one that is open, attributes are quoted, nothing follows the first
+/* Every closing tag matches the open one, attributes are quoted, nothing follows the root
  * element. */
 static void assert_well_formed(const char *page) {
     const char *open[64];
@@ -194,7 +194,7 @@ TEST(test_pages_of_any_size_are_well_formed) {
     }
 }
 
-TEST(test_what_comes_from_outside_is_escaped) {
+TEST(test_text_from_outside_is_escaped) {
     moert_run_record record = make_record(8, 1, 8);
     assert_page_has(&record, "a&#60;b&#62;&#38;&#34;????"
                              "?</small>");

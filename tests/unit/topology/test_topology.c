@@ -25,7 +25,7 @@ static moert_placement place(const moert_topology *topology, size_t rank, size_t
     return placement;
 }
 
-/* "0-3,8" as a set; read here without hwloc. */
+/* Parses a list such as "0-3,8", without hwloc. */
 static cpu_set_t parse(const char *list) {
     cpu_set_t set;
     CPU_ZERO(&set);
@@ -144,8 +144,8 @@ TEST(test_ranks_sit_near_their_gpus) {
     assert_string_equal(text, "2 packages, 2 NUMA nodes, 8 cores, 16 threads, 4 GPUs");
 }
 
-TEST(test_gpus_of_overlapping_places_leave_the_cores_divided_evenly) {
-    /* one GPU in a package, one at the machine; the integrated GPU is not counted */
+TEST(test_gpus_near_the_same_cores_leave_them_divided_evenly) {
+    /* one GPU in a package, one attached to the machine; the integrated GPU does not count */
     moert_topology *topology = make("tests/topology/far-gpu.xml");
     check_gpus(topology, 2, (const char *[]){"0000:1b:00.0", "0000:9d:00.0"},
                (const char *[]){"0-1", "2-3"});
@@ -211,7 +211,8 @@ TEST(test_this_machine_is_bound_within_the_mask_of_the_process) {
     ASSERT_OK(moert_topology_bind(topology, &half));
     check_bound(&half);
 
-    /* a launcher's mask: the next topology sees half a machine, and stays within it */
+    /* like a launcher's mask: the next topology contains half of the machine, and stays within
+     * it */
     moert_topology *second = make("");
     moert_placement again = place(second, 0, 1, false);
     assert_string_equal(again.cpus, half.cpus);

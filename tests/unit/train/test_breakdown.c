@@ -1,5 +1,5 @@
 // run: np=1,2,3 sanitize=1,2
-/* The table of a profiled run: it adds up, whatever overlaps, and says the same as its JSON. */
+/* The table of a profiled run: its rows add up, whatever overlaps, and agree with its JSON. */
 #include <jansson.h>
 
 #include "base/memory.h"
@@ -10,7 +10,7 @@
 
 enum { FLOATS = 1 << 20 };
 
-/* Some commands, for which this rank waits in an exchange or does nothing. */
+/* Profiles some commands, during which this rank waits in an exchange if `waiting`. */
 static void span(bool waiting) {
     moert_buffer *x = test_buffer(FLOATS * sizeof(float));
     ASSERT_OK(moert_profile_begin(test_device));
@@ -29,7 +29,8 @@ static void span(bool waiting) {
     ASSERT_OK(moert_profile_end(test_device));
 }
 
-/* The report's JSON object, to be released; its table goes to `table`. NULL on other ranks. */
+/* The report's JSON object on rank 0, to be released; NULL on other ranks. The table goes to
+ * `table`. */
 static json_t *report(const moert_breakdown *breakdown, const char *table) {
     const char *path = in_directory("profile.json");
     FILE *console = fopen(table, "w");
@@ -43,7 +44,7 @@ static double number(const json_t *object, const char *key) {
     return json_number_value(json_object_get(object, key));
 }
 
-/* Sum over the rows of `key`; *found is the row with this name, or NULL. */
+/* The sum of `key` over the rows. *found: the row with this name, or NULL. */
 static double sum_of(const json_t *root, const char *key, const char *name, json_t **found) {
     double sum = 0.0;
     size_t i;
@@ -57,7 +58,7 @@ static double sum_of(const json_t *root, const char *key, const char *name, json
     return sum;
 }
 
-/* On rank 0: shares and times add up, the operations are there, every row stands in the table. */
+/* On rank 0: whether fractions and times add up, and the table contains every operation and row. */
 static bool is_sound(const json_t *root, const char *table, double steps) {
     json_t *row, *any;
     size_t i;
@@ -103,7 +104,7 @@ TEST(test_the_first_steps_are_left_out_if_there_are_more) {
         assert_int_equal(moert_breakdown_from(cases[i][0], cases[i][1]), cases[i][2]);
 }
 
-TEST(test_a_folder_that_is_not_there_fails_on_all_ranks) {
+TEST(test_a_missing_directory_fails_on_all_ranks) {
     const moert_breakdown breakdown = {.roof = {1.0, 1.0}, .steps = 1};
     ASSERT_OK_ON_ALL(moert_profile_enable(test_device));
     span(false);

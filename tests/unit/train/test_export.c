@@ -1,8 +1,7 @@
 // run: np=1,2,3 sanitize=2
-/*
- * The memory of NVIDIA GPUs on CPU devices: CUDA's functions make files of memory, and OpenCL's
- * import maps them, each below the one before. All else is what runs on GPUs.
- */
+/* The memory of NVIDIA GPUs, tested on CPU devices. Stand-ins for CUDA's functions create memory
+ * files; a stand-in for OpenCL's import maps them, each below the one before. All other code runs
+ * as on GPUs. */
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -16,9 +15,9 @@
 static const size_t MiB = (size_t)1 << 20;
 static const size_t BYTES = (size_t)600 << 20; /* three pieces */
 
-/* What goes wrong. */
+/* The failures to simulate. */
 static struct {
-    size_t gaps; /* so many pieces still lie apart from the one before */
+    size_t gaps; /* the number of pieces still to be mapped apart from the one before */
     bool full, unreachable;
 } trouble;
 static size_t imports;
@@ -67,7 +66,7 @@ static const moert_cuda substitute = {.granularity = granularity,
                                       .find = find,
                                       .reaches = reaches};
 
-/* ---- OpenCL: takes the place of the loader's ---- */
+/* ---- OpenCL: replaces the loader's function ---- */
 
 typedef struct {
     void *start;
@@ -91,7 +90,7 @@ cl_mem clCreateBufferWithProperties(cl_context context, const cl_mem_properties 
         assert_true(room != MAP_FAILED);
         top = room + ((size_t)1 << 40);
     }
-    assert_true(bytes < 512 * MiB); /* more ends the process */
+    assert_true(bytes < 512 * MiB); /* a larger import ends the process */
     imports++;
     if (trouble.gaps > 0) {
         trouble.gaps--;
@@ -116,24 +115,24 @@ static moert_status make(size_t bytes, moert_storage *storage) {
     return moert_memory_nvidia.create(test_device, test_comm, bytes, storage);
 }
 
-/* Whether every rank's rows are those that it writes, at every rank's addresses of them. */
+/* Whether every rank finds the values that each rank wrote, at that rank's addresses. */
 static bool is_shared(const moert_storage *storage) {
-    static const size_t places[] = {0, 200, 400, 599}; /* MiB; in every piece */
-    enum { PLACES = MOERT_COUNT(places) };
+    static const size_t offsets[] = {0, 200, 400, 599}; /* MiB; at least one in every piece */
+    enum { OFFSETS = MOERT_COUNT(offsets) };
     uint64_t table[4];
     bool right = moert_buffer_read(storage->addresses, 0, table, test_ranks * 8) == MOERT_OK;
-    for (size_t i = 0; i < PLACES; i++) {
-        const uint32_t word = (uint32_t)(100 * test_rank + i);
-        right = moert_buffer_write(storage->rows, places[i] * MiB, &word, 4) == MOERT_OK && right;
+    for (size_t i = 0; i < OFFSETS; i++) {
+        const uint32_t value = (uint32_t)(100 * test_rank + i);
+        right = moert_buffer_write(storage->rows, offsets[i] * MiB, &value, 4) == MOERT_OK && right;
     }
     right = on_all(right);
     for (size_t r = 0; r < test_ranks && right; r++)
-        for (size_t i = 0; i < PLACES; i++)
-            right = right && *(uint32_t *)(uintptr_t)(table[r] + places[i] * MiB) == 100 * r + i;
+        for (size_t i = 0; i < OFFSETS; i++)
+            right = right && *(uint32_t *)(uintptr_t)(table[r] + offsets[i] * MiB) == 100 * r + i;
     return on_all(right);
 }
 
-TEST(test_segments_of_several_pieces_are_those_of_all_ranks) {
+TEST(test_segments_of_several_pieces_are_shared_by_all_ranks) {
     const size_t before = count_files("/proc/self/fd", "");
     moert_storage storage;
     ASSERT_OK_ON_ALL(make(BYTES, &storage));
@@ -143,14 +142,14 @@ TEST(test_segments_of_several_pieces_are_those_of_all_ranks) {
     ASSERT_ON_ALL(count_files("/proc/self/fd", "") == before);
 }
 
-TEST(test_pieces_that_lie_apart_are_taken_again) {
-    static const size_t gaps[] = {2, 6}, turns[] = {2, 3};
+TEST(test_pieces_that_lie_apart_are_imported_again) {
+    static const size_t gaps[] = {2, 6}, attempts[] = {2, 3};
     const size_t before = count_files("/proc/self/fd", ""), others = test_ranks - 1;
     for (size_t i = 0; i < 2; i++) {
         moert_storage storage;
         trouble.gaps = test_rank == others ? gaps[i] : 0;
         ASSERT_OK_ON_ALL(make(BYTES, &storage));
-        ASSERT_ON_ALL(imports == 3 * (test_rank == others ? turns[i] + others : test_ranks));
+        ASSERT_ON_ALL(imports == 3 * (test_rank == others ? attempts[i] + others : test_ranks));
         ASSERT_ON_ALL(is_shared(&storage));
         moert_storage_release(&storage);
     }
@@ -163,7 +162,7 @@ TEST(test_pieces_that_lie_apart_are_taken_again) {
     ASSERT_ON_ALL(count_files("/proc/self/fd", "") == before);
 }
 
-TEST(test_what_a_rank_cannot_make_or_reach_fails_on_all) {
+TEST(test_memory_that_a_rank_cannot_create_or_reach_fails_on_all) {
     const size_t before = count_files("/proc/self/fd", "");
     const bool last = test_rank == test_ranks - 1;
     moert_storage storage;

@@ -1,6 +1,6 @@
 // run: np=1,4 sanitize=2
-/* What a profiled training records: rows, bytes and times that fit together, and an expert that was
- * planted as hot, whose words moert-report finds. */
+/* The record of a profiled training: rows, bytes and times agree, and moert-report names an expert
+ * that the test made hot. */
 #include "support/files.h"
 #include "support/mpi.h"
 #include "tools/report/verdict.h"
@@ -10,7 +10,7 @@
 enum { HIDDEN = 32, LAYERS = 2, EXPERTS = 8, TOPK = 2, HOT_LAYER = 1, HOT_EXPERT = 5 };
 enum { STEPS = 5, BATCH = 8, LENGTH = 16, TOKENS = BATCH * LENGTH };
 
-/* Sets column 0 of `rows` rows, from `first` on, of a tensor that this rank has. */
+/* Sets column 0 of `rows` rows, from `first` on, of a tensor, if this rank has it. */
 static void set_column(moert_model *model, const char *name, size_t first, size_t rows,
                        float value) {
     for (size_t i = 0; i < moert_model_tensor_count(model); i++) {
@@ -24,8 +24,8 @@ static void set_column(moert_model *model, const char *name, size_t first, size_
     }
 }
 
-/* All tokens have a large first number, by which one expert is chosen, and no other. The rest of
- * them decides on the others. */
+/* Every token has a large value in column 0, which selects the hot expert and no other. The other
+ * columns decide on the other experts. */
 static void plant(moert_model *model) {
     ASSERT_OK_ON_ALL(moert_model_initialize(model, 1));
     set_column(model, "model.embed_tokens.weight", 0, 256, 0.2f);
@@ -35,8 +35,8 @@ static void plant(moert_model *model) {
     moert_model_weights_changed(model);
 }
 
-/* At a rate of 0, so that the weights stay as they were planted. */
-static moert_trainer_options options_of(const char *folder, const char *metrics) {
+/* The learning rate is 0, so that the weights stay as planted. */
+static moert_trainer_options options_of(const char *directory, const char *metrics) {
     return (moert_trainer_options){.steps = STEPS,
                                    .seed = 1,
                                    .optimizer = {.beta1 = 0.9, .beta2 = 0.9, .epsilon = 1e-8},
@@ -45,13 +45,13 @@ static moert_trainer_options options_of(const char *folder, const char *metrics)
                                    .length = LENGTH,
                                    .max_skipped = 1,
                                    .keep_last = 1,
-                                   .out = folder,
+                                   .out = directory,
                                    .metrics = metrics,
                                    .profile = true};
 }
 
-/* A run of all ranks in groups of `ep` in `folder`, whose path is rank 0's. */
-static void train(const char *folder, const char *metrics, size_t ep) {
+/* Trains with all ranks, in groups of `ep`. The run directory is rank 0's. */
+static void train(const char *directory, const char *metrics, size_t ep) {
     const moert_model_sizes sizes = {.vocabulary = 256,
                                      .hidden = HIDDEN,
                                      .intermediate = 32,
@@ -68,8 +68,8 @@ static void train(const char *folder, const char *metrics, size_t ep) {
     ASSERT_OK_ON_ALL(moert_data_open_text(&text, 1, 0.0, &data));
     moert_model *model = open_model(open_mesh(ep), &config);
     plant(model);
-    const moert_trainer_options options = options_of(folder, metrics);
-    FILE *console = stdout; /* the table is no test's line */
+    const moert_trainer_options options = options_of(directory, metrics);
+    FILE *console = stdout; /* keeps the table out of the test's output */
     stdout = fopen("/dev/null", "w");
     const moert_status status = moert_train(model, data, &options, &interrupted);
     fclose(stdout);
@@ -90,7 +90,7 @@ static double sum_of(const double *values, size_t count) {
     return sum;
 }
 
-/* Every token of a layer has its K rows; the hot expert has them all. */
+/* Every layer has K rows per token; the hot expert has a row of every token. */
 static bool rows_are_right(const moert_run_record *record) {
     bool right = record->layers == LAYERS && record->experts == EXPERTS;
     for (size_t l = 0; right && l < LAYERS; l++)
@@ -98,8 +98,8 @@ static bool rows_are_right(const moert_run_record *record) {
     return right && record->expert_rows[HOT_LAYER * EXPERTS + HOT_EXPERT] == TOKENS;
 }
 
-/* Rows of x and dy, with x's weights, go out and results and dx, with the weights' gradients, come
- * back; nothing leaves a group. */
+/* x and dy travel to the experts, x with its weights. Results and dx come back, dx with the
+ * weights' gradients. No byte leaves a group. */
 static bool bytes_are_right(const moert_run_record *record, size_t group) {
     const double bytes = LAYERS * TOKENS * TOPK * (2.0 * HIDDEN + 1.0) * sizeof(float);
     const size_t ranks = record->ranks;
@@ -149,13 +149,13 @@ static bool holds(const char *what, bool right) {
 }
 
 static void check(size_t ep) {
-    const char *folder = in_directory("run");
+    const char *directory = in_directory("run");
     moert_run_record record;
-    train(folder, in_directory("run/metrics.jsonl"), ep);
+    train(directory, in_directory("run/metrics.jsonl"), ep);
     const size_t group = ep > 0 ? ep : test_ranks;
     bool right = true;
     if (test_rank == 0) {
-        const moert_status status = moert_run_record_read(folder, &record);
+        const moert_status status = moert_run_record_read(directory, &record);
         right = holds("the files", status == MOERT_OK && record.ranks == test_ranks &&
                                        record.group == group && record.steps == STEPS &&
                                        json_is_object(record.operations));

@@ -69,7 +69,7 @@ static void assert_steps(size_t count) {
     assert_int_equal(*line, '\0');
 }
 
-TEST(test_lines_are_json_with_null_for_what_is_not_finite) {
+TEST(test_lines_are_json_with_null_for_values_that_are_not_finite) {
     write_run(0, 2);
     char *text = read_file(in_directory(run), NULL);
     assert_string_equal(
@@ -96,11 +96,11 @@ TEST(test_resuming_drops_the_lines_it_will_write_again) {
     write_run(0, 3);
     assert_steps(3);
     unlink(in_directory(run));
-    write_run(5, 6); /* there need not be a file */
+    write_run(5, 6); /* the file may be absent */
     unlink(in_directory(run));
 }
 
-TEST(test_console_lines_come_as_often_as_asked) {
+TEST(test_console_lines_come_every_n_steps) {
     char *text = NULL;
     size_t bytes = 0, lines = 0;
     FILE *console = tmpfile();
@@ -119,7 +119,7 @@ TEST(test_console_lines_come_as_often_as_asked) {
 }
 
 TEST(test_a_path_that_cannot_be_written_is_an_error) {
-    const char *bad = in_directory("no/such/folder");
+    const char *bad = in_directory("no/such/directory");
     moert_metrics *metrics = NULL;
     ASSERT_FAILS(moert_metrics_open(&(moert_metrics_options){.path = bad}, &metrics),
                  MOERT_ERROR_IO, bad);
@@ -128,7 +128,7 @@ TEST(test_a_path_that_cannot_be_written_is_an_error) {
     ASSERT_OK(moert_metrics_close(NULL));
 }
 
-TEST(test_plots_are_svg_when_gnuplot_is_there) {
+TEST(test_plots_are_svg_if_gnuplot_is_installed) {
     write_run(0, 20);
     ASSERT_OK(moert_metrics_plot(in_directory(run)));
     if (system("command -v gnuplot >/dev/null") != 0)
@@ -151,7 +151,7 @@ TEST(test_a_missing_gnuplot_is_only_a_warning) {
     ASSERT_OK(status);
 }
 
-static bool is_there(const char *name) {
+static bool exists(const char *name) {
     return access(in_directory(name), F_OK) == 0;
 }
 
@@ -161,9 +161,9 @@ TEST(test_pruning_keeps_the_checkpoints_of_this_run) {
     for (size_t i = 0; i < MOERT_COUNT(names); i++)
         ASSERT_OK(moert_make_directories(in_directory(names[i])));
     ASSERT_OK(moert_checkpoint_prune(test_directory, 10, 2));
-    assert_true(is_there("step-00000005") && is_there("step-00000010") && is_there("notes"));
-    assert_false(is_there("step-00000003") || is_there("step-00000030"));
-    assert_false(is_there("step-00000007.tmp"));
+    assert_true(exists("step-00000005") && exists("step-00000010") && exists("notes"));
+    assert_false(exists("step-00000003") || exists("step-00000030"));
+    assert_false(exists("step-00000007.tmp"));
     uint64_t *steps;
     size_t count;
     ASSERT_OK(moert_checkpoint_list(test_directory, &steps, &count));

@@ -1,9 +1,6 @@
 // run: np=1,2,3,4 sanitize=2
-/*
- * What ranks share of a model's gradients and optimizer: norm and steps have the bits of tensors
- * that one rank has whole, for any EP x EDP, and read nothing of a gradient that is not in the
- * rank's slice.
- */
+/* Gradients and optimizer, sharded over the ranks: norm and steps have the bits of unsharded
+ * tensors, for any EP x EDP. They read a gradient only within the rank's shard. */
 #include "base/memory.h"
 #include "base/rng.h"
 #include "layer/internal.h"
@@ -17,19 +14,19 @@ static const moert_optimizer_options settings = {
 static const double rate = 1e-2;
 static size_t ep; /* of the mesh */
 
-/* The gradient of a step, of any tensor on any rank; to be freed. */
+/* The gradient of a tensor in a step, the same on any rank. */
 static float *gradient_of(const moert_model_tensor *tensor, size_t step) {
     return random_floats(tensor->elements, 1.0f, moert_rng_stream(tensor->name) + step);
 }
 
-/* Gives each block its gradient of a step in this rank's slice, and NaN elsewhere. */
+/* Writes the gradient of a step into this rank's shard of each block, and NaN elsewhere. */
 static moert_status set_gradients(moert_model *model, size_t step) {
     const moert_model_tensor *tensor = moert_model_tensors(model);
     for (size_t t = 0; t < moert_model_tensor_count(model); t++) {
-        const moert_model_range slice = moert_model_shard(&tensor[t]);
+        const moert_model_range shard = moert_model_shard(&tensor[t]);
         float *values = gradient_of(&tensor[t], step);
         for (size_t i = 0; i < tensor[t].elements; i++)
-            if (i < slice.first || i >= slice.first + slice.count)
+            if (i < shard.first || i >= shard.first + shard.count)
                 values[i] = NAN;
         const moert_status status =
             tensor[t].block == NULL
@@ -60,7 +57,7 @@ static double whole_norm(const moert_model *model, size_t step) {
     return sqrt(sum);
 }
 
-/* weight[elements] after all steps, in place. */
+/* Applies all steps to weight[elements], in place. */
 static void update_whole(const moert_model_tensor *tensor, const double *norm, float *weight) {
     const size_t bytes = tensor->elements * sizeof *weight;
     float *zero = test_alloc(bytes);
@@ -80,9 +77,9 @@ static void update_whole(const moert_model_tensor *tensor, const double *norm, f
     download_into(p, weight, bytes);
 }
 
-/* ---- what ranks share ---- */
+/* ---- shards ---- */
 
-/* Parts of experts are a chunk and a part of one, and begin where views cannot. */
+/* Shards of experts are a whole chunk and a partial one, and begin where views cannot. */
 static moert_model *new_model(void) {
     moert_model_config config = golden_config("qwen3-tiny");
     config.hidden = 72;
@@ -101,7 +98,8 @@ static float *weight_of(const moert_model_tensor *tensor) {
     return values;
 }
 
-/* Takes the steps; norm[STEPS] and all weights of this rank are those of whole tensors. */
+/* Takes all steps. Returns whether norm[STEPS] and this rank's weights have the bits of unsharded
+ * tensors. */
 static bool steps_are_right(moert_model *model, moert_optimizer *optimizer) {
     const size_t count = moert_model_tensor_count(model);
     const moert_model_tensor *tensor = moert_model_tensors(model);
@@ -126,8 +124,8 @@ static bool steps_are_right(moert_model *model, moert_optimizer *optimizer) {
     return right;
 }
 
-/* The moments of all ranks that hold a block are those of the block, once, in even shares. */
-static bool moments_are_shared(moert_model *model, moert_optimizer *optimizer) {
+/* Whether the ranks that hold a block divide all of its moments evenly. */
+static bool moments_are_sharded(moert_model *model, moert_optimizer *optimizer) {
     bool right = true;
     for (size_t b = 0; b < moert_model_block_count(model); b++) {
         const moert_block *block = moert_model_block(model, b);
@@ -145,7 +143,7 @@ static bool moments_are_shared(moert_model *model, moert_optimizer *optimizer) {
     return right;
 }
 
-/* For every EP x EDP. */
+/* Runs a check for every EP x EDP. */
 static void check_meshes(bool (*is_right)(moert_model *model, moert_optimizer *optimizer)) {
     for (ep = 1; ep <= test_ranks; ep++) {
         moert_optimizer *optimizer;
@@ -158,12 +156,12 @@ static void check_meshes(bool (*is_right)(moert_model *model, moert_optimizer *o
     }
 }
 
-TEST(test_norm_and_steps_have_the_bits_of_whole_tensors) {
+TEST(test_norm_and_steps_have_the_bits_of_unsharded_tensors) {
     check_meshes(steps_are_right);
 }
 
-TEST(test_moments_are_shared_by_the_ranks_that_hold_a_block) {
-    check_meshes(moments_are_shared);
+TEST(test_moments_are_sharded_over_the_ranks_that_hold_a_block) {
+    check_meshes(moments_are_sharded);
 }
 
 MPI_TESTS(open_test_context, close_test_context)

@@ -1,7 +1,7 @@
 // run: np=1 sanitize=1
-/* Grouped GEMM ops on MXFP8, MXFP4 and NVFP4 operands on the tensor cores of an NVIDIA GPU, where
- * there is one: exact results of small integers, whatever the groups, and any codes as the same
- * numbers in bf16, bit for bit. */
+/* Grouped GEMM ops on MXFP8, MXFP4 and NVFP4 operands on the tensor cores of an NVIDIA GPU, if
+ * there is one: exact results of small integers for any groups, and for any payload the bits of the
+ * same values in bf16. */
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "base/rng.h"
@@ -10,9 +10,9 @@
 
 enum { KINDS = 3, LAYOUTS = 3 };
 
-/* the least; all empty; tiles that are whole, and by one too long or short; terms that end within
+/* the smallest; all groups empty; whole tiles, and tiles one too large or small; K that ends within
  * a block of scales, a step and a word; empty groups and rows past the end; groups of a few rows;
- * more tiles than work-groups. Small, as the reference takes its time. */
+ * more tiles than work-groups. Small, since the reference is slow. */
 static const ops_shape shapes[] = {
     {8, 8, 1, 1, 0, {1}},
     {16, 32, 0, 2, 0, {0, 0}},
@@ -23,8 +23,8 @@ static const ops_shape shapes[] = {
     {72, 1048, 200, 4, 0, {64, 128, 167, 190}},
     {520, 272, 150, 3, 0, {5, 5, 150}},
     {48, 64, 60, 36, 0, OPS_SINGLE_ROWS},
-    /* decoded beside the product: four blocks of a line and several times four; whole blocks of a
-       weight's lines; odd groups and columns */
+    /* decoded by otherwise idle warps during the GEMM: K of 4 blocks and of multiples of 4; n in
+     * whole blocks; odd groups and columns */
     {264, 384, 130, 2, 0, {129, 130}},
     {96, 1152, 300, 4, 0, {64, 128, 227, 290}},
     {520, 256, 150, 3, 0, {5, 5, 150}},
@@ -34,14 +34,15 @@ static const ops_shape shapes[] = {
 enum {
     SHAPES = MOERT_COUNT(shapes),
     RANDOM_SHAPE = 6,
-    FOLLOWED_SHAPE = 9,
+    EPILOGUE_SHAPE = 9,
     DECODED_SHAPE = 10,
     WHOLE_SHAPE = 13
 };
 
 enum { FORMATS = MOERT_FORMAT_NVFP4 + 1 }; /* all but FP8_BLOCK */
 
-/* Both operands in blocks along what is summed over; weights of a dgrad may be stored transposed. */
+/* Both operands have blocks along the reduction index. A dgrad's weights may be stored
+ * transposed. */
 static moert_op_options describe_quantized(const ops_shape *s, moert_op_kind kind,
                                            moert_format format, size_t layout, moert_dtype result) {
     moert_op_options o = ops_product(kind, ops_scaled(format, MOERT_AXIS_ROW, layout), s->groups,
@@ -51,20 +52,22 @@ static moert_op_options describe_quantized(const ops_shape *s, moert_op_kind kin
     return o;
 }
 
-/* What the reference gives for the values of the operands. */
+/* Compares with the reference's results for the values of the operands. */
 static void check_exact(const moert_op_options *o, const uint32_t *ends) {
     ops_bytes_check_by(ops_title(o), o, ends, "reference", "nvidia");
 }
 
-/* A dgrad reads codes as the other kinds do: two formats of them, to build fewer programs. */
+/* A dgrad decodes payloads like the other kinds. It runs only two formats, to build fewer
+ * programs. */
 static size_t of_kind(moert_op_kind kind, size_t i) {
     return kind == MOERT_OP_GEMM_DGRAD ? i % 2 * (FORMATS - 1) : i % FORMATS;
 }
 
-TEST(test_products_are_exact_for_every_split_of_the_rows) {
+TEST(test_gemms_are_exact_for_every_split_of_the_rows) {
     if (!has_tensor_cores("skipped"))
         return;
-    for (size_t i = 0; i < SHAPES * KINDS; i++) { /* other formats below, by fewer shapes */
+    /* the tests below run other formats on fewer shapes */
+    for (size_t i = 0; i < SHAPES * KINDS; i++) {
         const ops_shape *s = &shapes[i % SHAPES];
         const moert_op_kind kind = (moert_op_kind)(i / SHAPES);
         const size_t format = of_kind(kind, i);
@@ -78,7 +81,7 @@ TEST(test_products_are_exact_for_every_split_of_the_rows) {
     }
 }
 
-TEST(test_a_coded_factor_multiplies_a_plain_one_or_another_format) {
+TEST(test_a_quantized_operand_multiplies_a_plain_one_or_another_format) {
     if (!has_tensor_cores("skipped"))
         return;
     static const size_t some[] = {2, 3, 9};
@@ -98,12 +101,12 @@ TEST(test_a_coded_factor_multiplies_a_plain_one_or_another_format) {
     }
 }
 
-TEST(test_what_follows_a_product_of_codes_is_exact) {
+TEST(test_epilogues_of_quantized_operands_are_exact) {
     if (!has_tensor_cores("skipped"))
         return;
     /* a quantized result; alpha and bias; prob and amax; alpha and beta; a result in bf16 */
     for (size_t i = 0; i < 5; i++) {
-        const ops_shape *s = &shapes[FOLLOWED_SHAPE];
+        const ops_shape *s = &shapes[EPILOGUE_SHAPE];
         moert_op_options o =
             describe_quantized(s, MOERT_OP_GEMM_FORWARD, (moert_format)(i % FORMATS), i,
                                i == 4 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32);
@@ -117,25 +120,25 @@ TEST(test_what_follows_a_product_of_codes_is_exact) {
     }
 }
 
-/* ---- any codes ---- */
+/* ---- any payload ---- */
 
-static bool is_nan(moert_dtype type, unsigned code) {
-    return isnan(moert_dtype_decode(type, code));
+static bool is_nan(moert_dtype type, unsigned bits) {
+    return isnan(moert_dtype_decode(type, bits));
 }
 
-/* Random bytes without NaN, at any scales whose products are normal numbers. */
+/* Random bytes without NaN, and scales for which all products are normal numbers. */
 static void fill_random(ops_bytes *data, moert_op_buffer payload, moert_op_buffer scale,
                         moert_format format) {
     const moert_dtype element = moert_format_element(format);
     const bool bytes = moert_dtype_bits(element) == 8, nvfp4 = format == MOERT_FORMAT_NVFP4;
     for (size_t i = 0; i < data->bytes[payload]; i++) {
-        const unsigned code = (unsigned)(256.0 * moert_rng_uniform(payload, 0, i));
-        data->at[payload][i] = (unsigned char)(bytes && is_nan(element, code) ? 1 : code);
+        const unsigned bits = (unsigned)(256.0 * moert_rng_uniform(payload, 0, i));
+        data->at[payload][i] = (unsigned char)(bytes && is_nan(element, bits) ? 1 : bits);
     }
     for (size_t i = 0; i < data->bytes[scale]; i++) {
         const double uniform = moert_rng_uniform(scale, 1, i);
-        const unsigned code = (unsigned)(nvfp4 ? 256.0 * uniform : 90.0 + 60.0 * uniform);
-        data->at[scale][i] = (unsigned char)(nvfp4 && is_nan(MOERT_DTYPE_E4M3, code) ? 1 : code);
+        const unsigned bits = (unsigned)(nvfp4 ? 256.0 * uniform : 90.0 + 60.0 * uniform);
+        data->at[scale][i] = (unsigned char)(nvfp4 && is_nan(MOERT_DTYPE_E4M3, bits) ? 1 : bits);
     }
 }
 
@@ -147,7 +150,7 @@ static void fill_operands(ops_bytes *data) {
                         op->quantized[i].how.format);
 }
 
-/* The same op on bf16 operands of the values that the codes have. */
+/* The same op on bf16 operands with the values of the payload. */
 static ops_bytes as_bf16(const ops_bytes *quantized) {
     moert_op_options o = quantized->shape.options;
     *ops_first_operand(&o) = *ops_second_operand(&o) = (moert_operand){.type = MOERT_DTYPE_BF16};
@@ -175,7 +178,7 @@ static void check_as_bf16(const moert_op_options *o, const uint32_t *ends,
                      got.bytes[result] / sizeof(float));
 }
 
-TEST(test_any_codes_multiply_as_the_same_numbers_in_bf16) {
+TEST(test_any_payload_gives_the_bits_of_the_same_values_in_bf16) {
     if (!has_tensor_cores("skipped"))
         return;
     static const size_t some[] = {RANDOM_SHAPE, DECODED_SHAPE, WHOLE_SHAPE};
@@ -189,8 +192,8 @@ TEST(test_any_codes_multiply_as_the_same_numbers_in_bf16) {
     }
 }
 
-/* Codes and scales of all kinds of special values, one of each row matrix or weight: NaN as a code
- * and as a scale, infinity, the largest and the least scale. */
+/* Puts special values into each operand: NaN or infinity in the payload, NaN as a scale, and a very
+ * large or very small scale. */
 static void put_special(ops_bytes *data) {
     const moert_op *op = &data->shape;
     for (size_t i = 0; i < op->quantized_count; i++) {
@@ -209,7 +212,7 @@ static void put_special(ops_bytes *data) {
     }
 }
 
-TEST(test_special_codes_and_scales_are_those_of_bf16) {
+TEST(test_special_values_and_scales_give_the_bits_of_bf16) {
     if (!has_tensor_cores("skipped"))
         return;
     for (size_t i = 0; i < FORMATS; i++) {
@@ -231,7 +234,7 @@ TEST(test_results_repeat_bit_for_bit) {
     }
 }
 
-TEST(test_fp8_blocks_beside_another_format_are_refused) {
+TEST(test_fp8_blocks_with_another_format_are_refused) {
     const bool takes = has_tensor_cores("skipped");
     moert_op_options o = describe_quantized(&shapes[3], MOERT_OP_GEMM_FORWARD,
                                             MOERT_FORMAT_MXFP8_E4M3, 0, MOERT_DTYPE_BF16);

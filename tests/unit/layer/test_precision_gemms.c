@@ -1,6 +1,5 @@
 // run: np=1,2,4 sanitize=2
-/* What the low-precision recipes of the layer multiply: the bits of the products, and weights that
- * change. */
+/* The GEMMs of the layer's low-precision recipes: their bits, and weights that change. */
 #include "context/context.h"
 #include "layer/precision.h"
 #include "moert/quantize.h"
@@ -11,7 +10,7 @@ enum { TOKENS = 16 * LAYER_TOKENS };
 
 /* ---- weights that change ---- */
 
-/* y of a run, of this rank's tokens; to be freed. */
+/* y of this rank's tokens in a run. */
 static float *forward(layer_run *run, size_t bytes) {
     float *y = test_alloc(bytes);
     ASSERT_OK(layer_run_forward(run));
@@ -19,8 +18,8 @@ static float *forward(layer_run *run, size_t bytes) {
     return y;
 }
 
-/* In every precision by the third forward of a weight: what is prepacked by the second one is in
- * use. */
+/* Changes a weight after its third forward. By then, in every precision, the weight that the second
+ * forward prepacked is in use. */
 static void follow_weights(moert_precision precision) {
     moert_layer_options options = layer_form(64, 32);
     options.precision = precision;
@@ -43,14 +42,14 @@ static void follow_weights(moert_precision precision) {
     layer_run_close(&run);
 }
 
-TEST(test_weights_in_use_follow_when_told) {
+TEST(test_prepacked_weights_follow_an_announced_change) {
     for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++)
         follow_weights((moert_precision)p);
 }
 
-/* ---- what lies between the products ---- */
+/* ---- between the GEMMs ---- */
 
-/* Types of v, and of dv at once and deferred, of a layer. */
+/* Checks the dtype of v, and that of dv with wgrad at once and deferred. */
 static void check_types(const moert_layer_options *options, moert_dtype v, moert_dtype dv) {
     for (int deferred = 0; deferred < 2; deferred++) {
         moert_layer_options changed = *options;
@@ -64,44 +63,45 @@ static void check_types(const moert_layer_options *options, moert_dtype v, moert
     }
 }
 
-TEST(test_v_is_kept_as_codes_where_both_products_round) {
+TEST(test_v_is_kept_in_bf16_where_both_gemms_round) {
     const moert_device *device = moert_context_device(test_context);
     const bool rounds = strcmp(moert_backend_name(device), "nvidia") == 0;
     const moert_dtype f32 = MOERT_DTYPE_F32, bf16 = MOERT_DTYPE_BF16;
     for (int p = MOERT_PRECISION_F32; p <= MOERT_PRECISION_NVFP4; p++) {
-        const moert_dtype factor = p == MOERT_PRECISION_BF16 ? bf16 : f32;
+        const moert_dtype operand = p == MOERT_PRECISION_BF16 ? bf16 : f32;
         moert_layer_options options = layer_form(64, 32), odd = layer_form(64, 36);
         options.precision = odd.precision = (moert_precision)p;
-        check_types(&options, rounds ? factor : f32, factor);
-        check_types(&odd, f32, factor);
+        check_types(&options, rounds ? operand : f32, operand);
+        check_types(&odd, f32, operand);
         options.expert_biases = true;
         check_types(&options, f32, f32);
     }
 }
 
-/* ---- the products against float32 ones of rounded operands ---- */
+/* ---- GEMMs against float32 GEMMs of rounded operands ---- */
 
 enum { ROWS = 70 };
 
-/* source[groups.rows, columns] rounded, as float32; NVFP4: by the amax of the groups, or of all. */
+/* source[groups.rows, columns] rounded, as float32. NVFP4 rounds by the amax of each group
+ * (`group_scales`) or of all. */
 static moert_buffer *rounded(moert_precision precision, moert_axis axis, moert_groups groups,
                              size_t columns, moert_buffer *source, bool group_scales) {
     const size_t n = groups.rows * columns, bytes = n * sizeof(float);
     const bool nvfp4 = precision == MOERT_PRECISION_NVFP4;
-    moert_buffer *target = test_buffer(bytes), *codes = test_buffer(bytes);
+    moert_buffer *target = test_buffer(bytes), *payload = test_buffer(bytes);
     if (precision == MOERT_PRECISION_BF16) {
         const moert_dtype f32 = MOERT_DTYPE_F32, bf16 = MOERT_DTYPE_BF16;
         ASSERT_OK_ON_ALL(
-            moert_cast_run(&(moert_cast){sizeof(moert_cast), f32, bf16, n, source, codes}));
+            moert_cast_run(&(moert_cast){sizeof(moert_cast), f32, bf16, n, source, payload}));
         ASSERT_OK_ON_ALL(
-            moert_cast_run(&(moert_cast){sizeof(moert_cast), bf16, f32, n, codes, target}));
+            moert_cast_run(&(moert_cast){sizeof(moert_cast), bf16, f32, n, payload, target}));
     } else {
         moert_quantize op = {.size = sizeof op,
                              .how = MOERT_QUANTIZER_INIT,
                              .groups = groups,
                              .columns = columns,
                              .x = source,
-                             .q = codes,
+                             .q = payload,
                              .scale = test_buffer(bytes),
                              .global = test_buffer(groups.count * sizeof(float)),
                              .amax = nvfp4 ? test_buffer(groups.count * sizeof(float)) : NULL};
@@ -117,8 +117,8 @@ static moert_buffer *rounded(moert_precision precision, moert_axis axis, moert_g
     return target;
 }
 
-/* What a layer makes of dv: codes in bf16, else the floats. */
-static moert_buffer *made(const moert_layer *layer, size_t n, const moert_buffer *source) {
+/* dv in the dtype that the layer keeps it in: bf16 or float32. */
+static moert_buffer *kept_dv(const moert_layer *layer, size_t n, const moert_buffer *source) {
     const moert_dtype type = moert_precision_dv_type(layer);
     moert_buffer *target = test_buffer(n * sizeof(float));
     if (type == MOERT_DTYPE_F32)
@@ -136,9 +136,9 @@ static void expect_same(const moert_buffer *a, const moert_buffer *b, size_t byt
                   memcmp(left, right, bytes) == 0);
 }
 
-/* The three products of the first projection, forward with its GLU, over the same rows x and dv on
- * every rank. */
-static void check_products(layer_run *run, moert_precision precision) {
+/* The three GEMMs of the first projection, with the GLU in the forward one, over the same rows x
+ * and dv on every rank. */
+static void check_gemms(layer_run *run, moert_precision precision) {
     moert_layer *layer = run->layer;
     const size_t h = layer->options.hidden, n = 2 * layer->options.intermediate,
                  experts = layer->local_experts;
@@ -155,7 +155,8 @@ static void check_products(layer_run *run, moert_precision precision) {
                  *got_h = upload(values, ROWS * n / 2 * sizeof *values),
                  *want_x = upload(values, ROWS * h * sizeof *values),
                  *want_y = upload(values, ROWS * n * sizeof *values),
-                 *dv = made(layer, ROWS * n, y), *row_ends = upload(ends, experts * sizeof *ends),
+                 *dv = kept_dv(layer, ROWS * n, y),
+                 *row_ends = upload(ends, experts * sizeof *ends),
                  *line_ends = upload(weight_ends, experts * sizeof *ends);
     moert_buffer *weight = moert_layer_weight(layer, MOERT_LAYER_W1),
                  *dw = moert_layer_gradient(layer, MOERT_LAYER_W1),
@@ -170,31 +171,31 @@ static void check_products(layer_run *run, moert_precision precision) {
                            rounded(precision, across, lines, h, weight, true)};
     const moert_gemm plain = {.groups = rows, .n = n, .k = h};
     moert_gemm gemm = plain;
-#define PRODUCT(which, a, w, b)                                                                    \
+#define GEMM(which, a, w, b)                                                                       \
     (gemm = plain, gemm.kind = MOERT_GEMM_##which, gemm.x = (a), gemm.weight = (w), gemm.y = (b),  \
      &gemm)
     ASSERT_OK_ON_ALL(moert_precision_refresh(layer));
     for (size_t i = 0; i < 2; i++) {
         moert_precision_begin(layer);
-        moert_gemm first = *PRODUCT(FORWARD, x, weight, got_y);
+        moert_gemm first = *GEMM(FORWARD, x, weight, got_y);
         first.gated = true;
         first.glu = (moert_glu){.form = layer->options.glu, .h = got_h};
         ASSERT_OK_ON_ALL(moert_precision_gemm(layer, BLOCK_EXPERT_IN, &first));
         moert_precision_begin(layer);
         ASSERT_OK_ON_ALL(
-            moert_precision_gemm(layer, BLOCK_EXPERT_IN, PRODUCT(DGRAD, got_x, weight, dv)));
-        ASSERT_OK_ON_ALL(moert_precision_gemm(layer, BLOCK_EXPERT_IN, PRODUCT(WGRAD, x, dw, dv)));
-        ASSERT_OK_ON_ALL(moert_gemm_run(PRODUCT(FORWARD, all[0], all[4], want_y)));
-        ASSERT_OK_ON_ALL(moert_gemm_run(PRODUCT(DGRAD, want_x, all[5], all[1])));
-        ASSERT_OK_ON_ALL(moert_gemm_run(PRODUCT(WGRAD, all[2], want_dw, all[3])));
+            moert_precision_gemm(layer, BLOCK_EXPERT_IN, GEMM(DGRAD, got_x, weight, dv)));
+        ASSERT_OK_ON_ALL(moert_precision_gemm(layer, BLOCK_EXPERT_IN, GEMM(WGRAD, x, dw, dv)));
+        ASSERT_OK_ON_ALL(moert_gemm_run(GEMM(FORWARD, all[0], all[4], want_y)));
+        ASSERT_OK_ON_ALL(moert_gemm_run(GEMM(DGRAD, want_x, all[5], all[1])));
+        ASSERT_OK_ON_ALL(moert_gemm_run(GEMM(WGRAD, all[2], want_dw, all[3])));
         expect_same(got_y, want_y, ROWS * n * sizeof(float));
         expect_same(got_x, want_x, ROWS * h * sizeof(float));
         expect_same(dw, want_dw, moert_buffer_bytes(dw));
     }
-#undef PRODUCT
+#undef GEMM
 }
 
-TEST(test_products_have_the_bits_of_float32_ones_of_rounded_operands) {
+TEST(test_gemms_have_the_bits_of_float32_gemms_of_rounded_operands) {
     const moert_layer_options options = layer_form(52, 36);
     oracle_layer oracle = oracle_layer_create(&options, TOKENS);
     if (moert_device_sums_in_tiles(moert_device_describe(moert_context_device(test_context))))
@@ -202,7 +203,7 @@ TEST(test_products_have_the_bits_of_float32_ones_of_rounded_operands) {
     for (int p = MOERT_PRECISION_BF16; p <= MOERT_PRECISION_NVFP4; p++) {
         oracle.options.precision = (moert_precision)p;
         layer_run run = layer_run_open(test_context, 0, &oracle, false);
-        check_products(&run, (moert_precision)p);
+        check_gemms(&run, (moert_precision)p);
         layer_run_close(&run);
     }
     set_variable("MOERT_BF16", NULL);
