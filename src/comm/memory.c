@@ -160,8 +160,9 @@ moert_status moert_shared_create(moert_comm *comm, size_t bytes, moert_shared **
                           comm->size, comm->node_count);
     moert_shared *shared = NULL;
     moert_status status = MOERT_NEW(&shared);
+    if (status == MOERT_OK)
+        shared->comm = comm; /* before the others' failure undoes it */
     MOERT_TRY_OR(undo, moert_comm_agree(comm, status));
-    shared->comm = comm;
     MOERT_TRY_OR(undo, agree_stride(comm, bytes, &shared->stride));
     /* the tag's page follows the last segment, so kernels may read whole vectors at its end */
     status = moert_memory_map(comm, comm->handle, comm->size * shared->stride, &shared->base);

@@ -56,10 +56,9 @@ moert_status moert_flags_create(moert_device *device, moert_comm *comm,
                                 moert_flags **flags) {
     moert_flags *made = NULL;
     moert_status status = MOERT_NEW(&made);
+    if (status == MOERT_OK) /* before the others' failure undoes it */
+        *made = (moert_flags){.device = device, .comm = comm, .patience_ns = patience_ns};
     MOERT_TRY_OR(undo, moert_comm_agree(comm, status));
-    made->device = device;
-    made->comm = comm;
-    made->patience_ns = patience_ns;
     status = memory->create(device, comm, moert_comm_size(comm) * LINE_BYTES, &made->segment);
     if (status == MOERT_OK)
         status = begin(made);
