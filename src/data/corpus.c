@@ -14,7 +14,8 @@
 #include "base/memory.h"
 #include "base/text.h"
 
-/* Smaller files are read: a process has some 65,000 mappings, a source tree may have more files. */
+/* Smaller files are read, since a process may have about 65,000 mappings and a source tree more
+ * files. */
 enum { MAPPED_BYTES = 1 << 18 };
 
 static moert_status read_all(int descriptor, moert_corpus_file *file) {
@@ -80,7 +81,7 @@ static moert_status add_open(moert_corpus *corpus, const char *path, int descrip
     return status;
 }
 
-/* An entry that cannot be opened: an error if the user named it. */
+/* Handles an entry that cannot be opened: an error if the user named it, else a warning. */
 static moert_status skip(const char *path, const char *verb, bool explicit_name) {
     if (explicit_name)
         return MOERT_FAIL(ERROR_IO, "cannot %s %s: %s", verb, path, strerror(errno));

@@ -1,6 +1,5 @@
 /*
- * The files that training data is read from: found, checked, and kept in memory (small ones) or
- * mapped.
+ * The files of the training data: finds and checks them, reads small ones and maps the others.
  */
 #pragma once
 
@@ -29,5 +28,5 @@ typedef struct moert_corpus {
  */
 moert_status moert_corpus_add(moert_corpus *corpus, const char *path);
 
-/* Gives files and mappings back; the corpus is empty afterwards. */
+/* Frees all files and mappings; the corpus is empty afterwards. */
 void moert_corpus_clear(moert_corpus *corpus);

@@ -1,4 +1,4 @@
-/* Token sources: text, raw numbers and replayed arrays; what is drawn from them and when. */
+/* Token sources (text, raw tokens, replayed arrays), and the sequences that a step draws. */
 #include "data/data.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@ struct moert_data {
     moert_corpus corpus;
     size_t *starts; /* text: position of each file's first byte */
     unsigned width; /* raw: bytes of a token */
-    size_t tokens;  /* in all */
+    size_t tokens;  /* of all files or batches */
     double held_out;
     const char *name;
     const int32_t *array; /* [steps,batch,row] */
@@ -32,7 +32,7 @@ static moert_status make(source_kind kind, double held_out, moert_data **data) {
     return MOERT_OK;
 }
 
-/* Ends the making of a source with the status of loading it. */
+/* Returns a new source if loading it succeeded, else destroys it. */
 static moert_status finish(moert_data *made, moert_status status, moert_data **data) {
     if (status == MOERT_OK)
         *data = made;
@@ -120,12 +120,12 @@ moert_data_info moert_data_describe(const moert_data *data) {
                              .length = data->row > 0 ? data->row - 1 : 0};
 }
 
-/* How text and raw tokens are divided; a remainder of less than `count` tokens is not used. */
+/* The division of text and raw tokens; a remainder of less than `count` tokens is not used. */
 typedef struct stretches {
     size_t count, tokens, held; /* tokens of each, the last `held` of them held out */
 } stretches;
 
-/* A fraction is held out, but a whole sequence of each stretch. */
+/* Holds out the fraction of each stretch, but at least one sequence. */
 static stretches divide(const moert_data *data, size_t length) {
     enum { MOST = 16 };
     const double smaller = fmin(data->held_out, 1.0 - data->held_out) * (double)data->tokens;
@@ -173,7 +173,7 @@ static size_t file_at(const moert_data *data, size_t position) {
     return below;
 }
 
-/* Bytes from `position` on; a position just past a file's end is its separator. */
+/* Reads bytes from `position` on. The position after a file's last byte is its separator, 0. */
 static void read_text(const moert_data *data, size_t position, size_t count, int32_t *tokens) {
     size_t file = file_at(data, position);
     for (size_t i = 0; i < count; i++, position++) {

@@ -1,17 +1,16 @@
 /*
  * Token sources for training a language model.
  *
- *   text    all bytes of files and directories, in order, with one 0 byte between files; tokens are
- *           the bytes 0..255
- *   raw     a file of 16 or 32 bit little-endian token numbers
- *   array   tokens[steps,batch,length + 1], replayed batch by batch
+ * text    all bytes of files and directories, in order, with one 0 byte between files; tokens are
+ * the bytes 0..255 raw     a file of 16 or 32 bit little-endian tokens array
+ * tokens[steps,batch,length + 1], replayed batch by batch
  *
  * Text and raw sources are one long row of tokens, cut into up to 16 equal stretches, fewer if
- * their parts would be short. The last part of every stretch is held out of training, so that what
- * is held out resembles the rest; from the rest a sequence starts at a random position that depends
- * on (seed, step, index) alone, so any rank can make any sequence. A sequence of `length` tokens
- * reads length + 1: target[i] = input[i + 1]. Sources are read-only once made. No call is
- * collective; ranks must be given the same data.
+ * their parts would be short. The last part of every stretch is held out of training, so that
+ * held-out data resembles the rest. A training sequence starts at a random position of the rest,
+ * which depends only on (seed, step, index), so any rank can read any sequence. A sequence of
+ * `length` tokens reads length + 1: target[i] = input[i + 1]. Sources are read-only. No call is
+ * collective; all ranks must open the same data.
  */
 #pragma once
 
@@ -27,13 +26,13 @@ typedef struct moert_data moert_data;
  * Text from `count` files or directories (walked in byte order of names; links skipped). A fraction
  * `held_out` (0 to below 1) of the tokens, or one sequence if that is more, is held out; 0 holds
  * nothing out. Errors: ERROR_USAGE (held_out), ERROR_IO (a named file is missing, unreadable or
- * special), ERROR_FORMAT (not one byte in all of them), ERROR_MEMORY.
+ * special), ERROR_FORMAT (all files are empty), ERROR_MEMORY.
  */
 moert_status moert_data_open_text(const char *const *paths, size_t count, double held_out,
                                   moert_data **data);
 
-/* Tokens of `bits` (16 or 32) each from one file. Errors as above; ERROR_FORMAT when the size is no
- * multiple. */
+/* Tokens of `bits` (16 or 32) each from one file. Errors as above; ERROR_FORMAT if the file is
+ * empty or its size is not a multiple of a token's. */
 moert_status moert_data_open_raw(const char *path, unsigned bits, double held_out,
                                  moert_data **data);
 
@@ -46,20 +45,21 @@ moert_status moert_data_from_array(const char *name, const int32_t *tokens, size
 void moert_data_destroy(moert_data *data);
 
 typedef struct moert_data_info {
-    size_t files, tokens;        /* tokens held out included */
+    size_t files, tokens;        /* including held-out tokens */
     size_t steps, batch, length; /* of an array; 0 for text and raw */
 } moert_data_info;
 moert_data_info moert_data_describe(const moert_data *data);
 
-/* ERROR_MISMATCH when sequences of `length` cannot be drawn: too little data, or an array of
- * another length; ERROR_USAGE for a length of 0. */
+/* ERROR_MISMATCH if there is too little data for sequences of `length`, or if the array has another
+ * length; ERROR_USAGE for a length of 0. */
 moert_status moert_data_check_length(const moert_data *data, size_t length);
 
-/* ERROR_MISMATCH naming file, position and number of the first token that is not below
- * `vocabulary`. Reads everything, except text when vocabulary >= 256. */
+/* ERROR_MISMATCH if a token is not below `vocabulary`; the message names file, position and token.
+ * Reads all data, except text if vocabulary >= 256. */
 moert_status moert_data_check_vocabulary(const moert_data *data, size_t vocabulary);
 
-/* Which sequence: `index` counts over the global batch of the step, all micro-batches together. */
+/* Identifies a sequence; `index` counts over the global batch of the step, with all
+ * micro-batches. */
 typedef struct moert_draw {
     uint64_t seed, step;
     size_t index;

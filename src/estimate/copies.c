@@ -1,4 +1,4 @@
-/* What low precision and prepacked weights add to the memory of a rank. */
+/* The memory of a rank for low precision and prepacked weights. */
 #include "base/memory.h"
 #include "estimate/parts.h"
 #include "layer/operand.h"
@@ -8,8 +8,8 @@
 
 /* ---- copies of weights ---- */
 
-/* Packings made by the products of a step: each micro-batch has one each way. `use`: of the forward
- * product. */
+/* The prepacked weights that moert_prepacks makes in a step, with one forward and one dgrad per
+ * micro-batch. shape->use is that of the forward. */
 static size_t prepacks_bytes(const moert_memory_setting *setting,
                              const moert_prepacked_shape *shape) {
     return setting->device != NULL
@@ -17,7 +17,7 @@ static size_t prepacks_bytes(const moert_memory_setting *setting,
                : 0;
 }
 
-/* A weight rounded in blocks for forward and for dgrad: prepacked or, where that gains nothing,
+/* The quantized copies of a weight for forward and dgrad: prepacked or, where that gains nothing,
  * float32 (refresh_use of layer/precision.c). */
 static size_t rounded_bytes(const moert_memory_setting *setting, moert_prepacked_shape shape) {
     const moert_prepacked_use uses[] = {shape.use, MOERT_PREPACKED_DGRAD};
@@ -33,7 +33,7 @@ static size_t rounded_bytes(const moert_memory_setting *setting, moert_prepacked
 
 enum { PROJECTIONS = 2 };
 
-/* Of a layer's experts. */
+/* The shapes of the weights of a layer's experts. */
 static void expert_projections(const moert_memory_shape *s,
                                moert_prepacked_shape experts[PROJECTIONS]) {
     const moert_model_config *c = s->config;
@@ -47,7 +47,7 @@ static void expert_projections(const moert_memory_shape *s,
                                          MOERT_PREPACKED_FORWARD, type};
 }
 
-/* The experts' weights, of one layer. */
+/* Copies of the experts' weights of one layer. */
 static size_t expert_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const bool blocks = s->config->precision >= MOERT_PRECISION_MXFP8;
     moert_prepacked_shape experts[PROJECTIONS];
@@ -60,7 +60,7 @@ static size_t expert_copies(const moert_memory_setting *setting, const moert_mem
     return bytes;
 }
 
-/* moert_prepacks of the projections that all ranks hold. */
+/* Prepacked weights of the replicated projections. */
 static size_t dense_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, shared = c->shared_intermediate;
@@ -90,7 +90,7 @@ size_t moert_memory_copies(const moert_memory_setting *setting, const moert_memo
 
 /* The largest payload and scales that layer/precision.c quantizes: rows of a GEMM's operands, in
  * the layouts of forward and dgrad and of wgrad, and the weights. */
-static void largest_codes(const moert_memory_shape *s, size_t *codes, size_t *scales) {
+static void largest_quantized(const moert_memory_shape *s, size_t *payload, size_t *scales) {
     const moert_model_config *c = s->config;
     const size_t l = s->experts, widest = moert_max(c->hidden, 2 * c->intermediate);
     const size_t matrices[][2] = {
@@ -104,17 +104,17 @@ static void largest_codes(const moert_memory_shape *s, size_t *codes, size_t *sc
             const moert_quantized_shape q = moert_quantized_shape_of(
                 &how, rows, matrices[i][1],
                 moert_row_blocks_most(rows, l, moert_format_block(how.format)));
-            *codes = moert_max(*codes, moert_ceil_div(q.q_lines * q.q_bytes, sizeof(float)));
+            *payload = moert_max(*payload, moert_ceil_div(q.q_lines * q.q_bytes, sizeof(float)));
             *scales = moert_max(*scales, moert_ceil_div(q.scale_lines * q.scales, sizeof(float)));
         }
 }
 
-/* The operands that the dense layers make of rows, at most at a time: x, y. */
-static void largest_factors(const moert_memory_shape *s, size_t *x, size_t *y) {
+/* The largest rounded operands x and y of the dense layers' GEMMs. */
+static void largest_operands(const moert_memory_shape *s, size_t *x, size_t *y) {
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, shared = c->shared_intermediate;
     const moert_dtype type = moert_operand_type(c->dense);
-    const size_t dv = s->shared_v_type == type ? 0 : 2 * shared; /* it takes v's place */
+    const size_t dv = s->shared_v_type == type ? 0 : 2 * shared; /* 0: dv replaces v */
     const size_t widest_x = moert_max(s->q, shared > 0 ? h : 0);
     const size_t widest_y = moert_max(shared > 0 ? moert_max(h, dv) : 0, moert_max(s->q, s->kv));
     *x = moert_max(*x, moert_operand_floats(type, s->tokens * widest_x));
@@ -128,44 +128,47 @@ size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_me
                ready = moert_precision_takes_wire(&s->options);
     const bool travels = c->dispatch != MOERT_DISPATCH_F32;
     const size_t h = c->hidden, i = c->intermediate;
-    const size_t factor = precision == MOERT_PRECISION_NVFP4 ? sizeof(float) : sizeof(uint16_t);
+    const size_t operand_bytes =
+        precision == MOERT_PRECISION_NVFP4 ? sizeof(float) : sizeof(uint16_t);
     const bool given = c->dispatch == MOERT_DISPATCH_BF16 && c->dense != MOERT_PRECISION_F32;
     moert_prepacked_shape experts[PROJECTIONS];
     size_t x = 0, y = 0, floats = 0, scales = 0,
-           codes = travels && !given ? s->tokens * moert_wire_width(&s->options) : 0;
+           payload = travels && !given ? s->tokens * moert_wire_width(&s->options) : 0;
     if (!ready && (travels || (rounds && h % MOERT_WINDOW_ROW_FLOATS != 0)))
         floats += s->rows * h; /* rows of windows without gaps */
-    /* whether the experts' products round what goes back themselves */
+    /* whether the experts' GEMMs round their results for the combine */
     expert_projections(s, experts);
-    const bool products_round =
+    const bool gemms_round =
         !c->expert_biases && moert_operand_between(setting->device, experts[0].type, s->experts, h,
                                                    i) == MOERT_DTYPE_BF16;
-    if (c->combine == MOERT_COMBINE_BF16 && !products_round)
+    if (c->combine == MOERT_COMBINE_BF16 && !gemms_round)
         floats = moert_max(floats, s->rows * moert_round_up(h, 2 * MOERT_WINDOW_ROW_FLOATS));
     if (!ready && c->dispatch == MOERT_DISPATCH_BF16 && h / 2 % MOERT_WINDOW_ROW_FLOATS != 0)
-        codes = moert_max(codes, s->rows * h / 2);
+        payload = moert_max(payload, s->rows * h / 2);
     if (rounds) {
         const size_t width = precision == MOERT_PRECISION_BF16 ? 0 : i; /* of h */
-        const size_t dv = s->v_type == MOERT_DTYPE_BF16 ? 0 : 2 * i;    /* it takes v's place */
-        x = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, width) * factor, sizeof(float));
-        /* the parts of the router's operands, in the place of the first operands of others */
+        const size_t dv = s->v_type == MOERT_DTYPE_BF16 ? 0 : 2 * i;    /* 0: dv replaces v */
+        x = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, width) * operand_bytes,
+                           sizeof(float));
+        /* the router's split operands share the scratch buffer of x */
         const moert_gemm router = {.groups = {NULL, s->sequences, s->tokens},
                                    .n = c->router.experts,
                                    .k = h,
                                    .shared_weight = true};
         if (setting->device != NULL)
             x = moert_max(x, moert_gemm_split_bytes(setting->device, &router) / sizeof(float));
-        y = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, dv) * factor, sizeof(float));
+        y = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, dv) * operand_bytes, sizeof(float));
     }
     if (c->dense != MOERT_PRECISION_F32) {
-        largest_factors(s, &x, &y);
-        floats += moert_operand_floats(moert_operand_type(c->dense), s->tokens * h); /* codes */
+        largest_operands(s, &x, &y);
+        floats += moert_operand_floats(moert_operand_type(c->dense),
+                                       s->tokens * h); /* moert_model.bf16 */
     }
     if (precision >= MOERT_PRECISION_MXFP8) {
-        largest_codes(s, &codes, &scales);
+        largest_quantized(s, &payload, &scales);
         floats += 2 * s->experts; /* ends, global scales */
     }
     if (precision == MOERT_PRECISION_NVFP4)
         floats += s->experts; /* amax */
-    return floats + x + y + codes + scales;
+    return floats + x + y + payload + scales;
 }

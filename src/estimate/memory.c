@@ -1,5 +1,5 @@
-/* What a rank allocates; each function names the code whose sum it is. Sums are in floats
- * unless their name says bytes. */
+/* The memory that a rank allocates. Each function names the code whose allocations it adds up. Sums
+ * are in floats unless their name says bytes. */
 #include "estimate/parts.h"
 
 #include "base/config.h"
@@ -12,13 +12,13 @@
 #include "model/model.h"
 #include "moert/plan.h"
 
-/* A quarter of room to grow: windows, and moert_staging_reserve. */
+/* Adds a quarter as room to grow, as windows and moert_staging_reserve do. */
 static size_t with_room(size_t count) {
     return count + count / 4;
 }
 
 typedef struct parameters {
-    size_t floats, slices; /* of blocks, and of this rank's slices of them */
+    size_t floats, shards; /* floats of blocks, and of this rank's shards of them */
 } parameters;
 
 static moert_status check(const moert_memory_setting *setting) {
@@ -28,7 +28,7 @@ static moert_status check(const moert_memory_setting *setting) {
         return MOERT_FAIL(ERROR_USAGE, "%zu experts cannot be spread over %zu ranks",
                           c->router.experts, setting->ep);
     MOERT_TRY(moert_model_config_check_length(c, setting->length));
-    /* counts of bytes are whole numbers of 64 bits */
+    /* all sums of bytes must fit 64 bits */
     const double h = (double)c->hidden,
                  heads = (double)(c->heads + c->kv_heads) * (double)c->head_size;
     const double widest =
@@ -60,7 +60,7 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     moert_plan_experts(experts, setting->ep, rank - group, &first, &s.experts);
     moert_plan_experts(experts, setting->ep, 0, &first, &most);
     moert_model_partition(setting->batch, rank, setting->ranks, &s.first_sequence, &s.sequences);
-    /* shares are contiguous, so those of a group are the share of one larger rank */
+    /* a group's ranks hold consecutive sequences, as one larger rank would */
     moert_model_partition(setting->batch, group / setting->ep, setting->ranks / setting->ep, &last,
                           &tokens);
     tokens *= setting->length;
@@ -76,11 +76,11 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     return s;
 }
 
-/* Adds `count` blocks: all they hold, and the slice of a rank of `ranks`. */
+/* Adds `count` blocks, and the shard of rank `rank` of `ranks` in each. */
 static void add_blocks(parameters *sum, size_t count, const moert_block_shape *shape, size_t ranks,
                        size_t rank) {
     sum->floats += count * moert_block_border(shape, 1, 1);
-    sum->slices += count * (moert_block_border(shape, ranks, rank + 1) -
+    sum->shards += count * (moert_block_border(shape, ranks, rank + 1) -
                             moert_block_border(shape, ranks, rank));
 }
 
@@ -109,7 +109,7 @@ static void count_parameters(const moert_memory_setting *setting, size_t rank,
 }
 
 /* One decoder layer: reserve_layer of model/forward.c, then the forward pass of layer/forward.c. */
-static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
+static size_t layer_bytes(const moert_memory_shape *s, bool staged) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens, experts = c->router.experts, topk = c->router.topk;
     const moert_dtype type = moert_operand_type(c->dense);
@@ -121,7 +121,7 @@ static size_t layer_bytes(const moert_memory_shape *s, bool packs) {
         floats += t * (s->q + s->kv + c->heads + c->kv_heads);
     floats += experts; /* gradient of the auxiliary loss */
     /* the plan on the device */
-    floats += moert_round_up(s->experts, 4) + 4 * experts + (packs ? 4 : 2) * t * topk;
+    floats += moert_round_up(s->experts, 4) + 4 * experts + (staged ? 4 : 2) * t * topk;
     const size_t with_growth[] = {
         t * experts,
         t * experts,
@@ -150,8 +150,8 @@ static size_t largest_partial(const moert_memory_shape *s) {
     size_t most = s->sequences * h;                    /* of norms */
     if (c->tied_embeddings)
         most = row * moert_min(c->vocabulary, moert_max(1, s->partial_floats / row));
-    const size_t numbers = s->tokens + c->layers * (s->tokens + s->sequences * c->router.experts);
-    most = moert_max(most, numbers); /* of the losses: sum_everything of model/losses.c */
+    const size_t inputs = s->tokens + c->layers * (s->tokens + s->sequences * c->router.experts);
+    most = moert_max(most, inputs); /* of the losses: sum_everything of model/losses.c */
     /* moert_block_dense_gradient: partials [sequences, rows of n, k] at a time */
     for (size_t i = 0; i < MOERT_COUNT(dense) && s->sequences > 0; i++) {
         const size_t n = dense[i][0], part = s->sequences * dense[i][1];
@@ -167,7 +167,7 @@ static size_t count_scratch(const moert_memory_setting *setting, const moert_mem
     const size_t t = s->tokens;
     const size_t norms[][2] = {
         {t, c->hidden}, {t * c->heads, c->head_size}, {t * c->kv_heads, c->head_size}};
-    /* MOERT_SCRATCH_TOKENS: what a shared expert adds to dx, or the norms' pieces */
+    /* MOERT_SCRATCH_TOKENS: the shared expert's result, or the norms' partial sums */
     size_t most = c->shared_intermediate > 0 ? t * c->hidden : 0;
     for (size_t i = 0; setting->device != NULL && i < (c->qk_norm ? 3 : 1); i++)
         most = moert_max(most, moert_norm_scratch_floats(setting->device, s->sequences, norms[i][0],
@@ -180,13 +180,13 @@ static size_t count_scratch(const moert_memory_setting *setting, const moert_mem
 
 /* ---- the exchange ---- */
 
-/* Windows whose untouched rows cost nothing. */
+/* Whether untouched rows of the engine's windows cost no memory. */
 static bool reserves_worst_case(const moert_memory_setting *setting) {
     return setting->engine == MOERT_EXCHANGE_WINDOW || setting->engine == MOERT_EXCHANGE_NODE;
 }
 
-/* Two windows per layer (moert_layer_create) and three of the mesh: of width 1 or of rows on their
- * way, of which one has results. */
+/* Two windows per layer (moert_layer_create) and three of the mesh: windows of received rows, of
+ * results, and of width 1. */
 static void count_windows(const moert_memory_setting *setting, const moert_memory_shape *s,
                           size_t *used, size_t *reserved) {
     const struct {
@@ -207,7 +207,7 @@ static void count_windows(const moert_memory_setting *setting, const moert_memor
     }
 }
 
-/* Packed rows and slots of exchange/staged/engine.c, forth and back, as the host sees them. */
+/* Packed rows and slots of exchange/staged/engine.c in host memory, for dispatch and combine. */
 static size_t count_staging(const moert_memory_shape *s) {
     const size_t slots = s->tokens * s->config->router.topk;
     const size_t forth = moert_round_up(moert_wire_width(&s->options), MOERT_WINDOW_ROW_FLOATS);
@@ -216,8 +216,8 @@ static size_t count_staging(const moert_memory_shape *s) {
            2 * with_room(slots * MOERT_WINDOW_ROW_FLOATS);
 }
 
-/* The cargo of the node engine (exchange/node/node.h), out and in, of rows and of slots, if every
- * slot's result travels between hosts. */
+/* Messages that the node engine (exchange/node/node.h) sends and receives, of rows and of slots, if
+ * every slot's result travels between hosts. */
 static size_t count_messages(const moert_memory_shape *s) {
     const size_t slots = s->tokens * s->config->router.topk;
     const size_t widest =
@@ -232,7 +232,7 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
     MOERT_TRY(check(setting));
     const moert_memory_shape s = make_shape(setting, rank);
     const bool staged = setting->engine == MOERT_EXCHANGE_STAGED;
-    /* moert_block_begin; a rank alone has none */
+    /* moert_block_begin; a single rank needs no nodes */
     const moert_span span = {s.first_sequence, s.sequences, s.total_sequences};
     moert_tree_node list[MOERT_TREE_MAX_NODES];
     const size_t count = moert_max(moert_tree_nodes(span, list), 1);
@@ -245,7 +245,8 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         staging = count_staging(&s);
     else if (setting->engine == MOERT_EXCHANGE_NODE)
         staging = count_messages(&s);
-    /* take_batch, moert_model_forward and project_logits of model/forward.c; the losses' token_loss */
+    /* take_batch, moert_model_forward and project_logits of model/forward.c; the losses'
+     * token_loss */
     const moert_model_config *c = s.config;
     const size_t per_token = 4 + (c->tied_embeddings ? 0 : 2) + c->hidden + c->vocabulary;
     const size_t outer = s.sequences + s.length * c->head_size + s.tokens * per_token +
@@ -254,7 +255,7 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
     *memory = (moert_memory){
         .weights = blocks,
         .gradients = blocks,
-        .moments = 2 * (replicated.slices + owned.slices) * sizeof(float),
+        .moments = 2 * (replicated.shards + owned.shards) * sizeof(float),
         .copies = moert_memory_copies(setting, &s),
         .sums = nodes * replicated.floats * sizeof(float),
         .activations = c->layers * layer_bytes(&s, staged) + outer * sizeof(float),

@@ -1,9 +1,8 @@
 /*
- * What a rank of a training run will allocate, from config.json alone: the sums that the modules
- * make when they create their blocks (layer/block.h), reserve their activations (layer, model) and
- * their windows (exchange), in closed form. tests/unit/estimate/test_memory_estimate.c holds them
- * against what a real model allocates. Memory that OpenCL, MPI and compiled kernels take is not in
- * it.
+ * Computes the memory that a rank of a training run allocates, from config.json and the setting. It
+ * repeats in closed form the allocations of blocks (layer/block.h), activations (layer, model) and
+ * windows (exchange). tests/unit/estimate/test_memory_estimate.c compares the result with the
+ * allocations of a real model. Memory of OpenCL, MPI and compiled kernels is not included.
  */
 #pragma once
 
@@ -15,9 +14,9 @@ typedef struct moert_memory_setting {
     size_t batch, length; /* B sequences of one micro-batch over all ranks, of S tokens each */
     size_t ranks, ep;     /* R; ranks that share one set of experts, a divisor of R */
     unsigned engine;      /* MOERT_EXCHANGE_* of base/config.h, not AUTO */
-    size_t largest_bytes; /* largest allocation that every rank's device takes */
+    size_t largest_bytes; /* largest allocation that all ranks' devices support */
     size_t micro_batches; /* of a step */
-    const moert_device *device; /* that the backend packs weights for; NULL: it packs none */
+    const moert_device *device; /* for which weights are prepacked; NULL: none are */
 } moert_memory_setting;
 
 /*
@@ -26,19 +25,20 @@ typedef struct moert_memory_setting {
  */
 #define MOERT_MEMORY_TABLE(X)                                                                      \
     X(weights, "weights", "parameters, each tensor padded to 512 bytes")                           \
-    X(gradients, "gradients", "as many again")                                                     \
+    X(gradients, "gradients", "of all parameters, with the same padding")                          \
     X(moments, "moments",                                                                          \
-      "of AdamW, twice as many for this rank's slices: what several ranks hold, they share")       \
-    X(copies, "copies", "of weights: rounded, or packed for their products")                       \
+      "of AdamW, two per parameter in this rank's shards; ranks with the same parameters "         \
+      "divide them")                                                                               \
+    X(copies, "copies", "of weights: rounded or prepacked")                                        \
     X(sums, "sums", "gradients of replicated parameters, per node of the tree that sums them")     \
     X(activations, "activations", "kept from forward to backward")                                 \
     X(scratch, "scratch", "of backward, shared by all layers")                                     \
-    X(staging, "staging", "packed rows of the staged or node exchange")                            \
+    X(staging, "staging", "rows packed into messages of the staged or node exchange")              \
     X(windows, "windows", "rows of the exchange windows that balanced routing uses")               \
     X(reserved, "reserved",                                                                        \
-      "what those windows reserve; untouched pages of the window exchange "                        \
+      "reserved for those windows; untouched pages of the window exchange "                        \
       "cost nothing")                                                                              \
-    X(total, "total", "with what the windows use (window exchange) or reserve (the others)")
+    X(total, "total", "sum, with windows (window and node exchange) or reserved (others)")
 
 typedef struct moert_memory {
 #define MOERT_MEMORY_FIELD(field, title, help) size_t field;
@@ -47,7 +47,7 @@ typedef struct moert_memory {
 } moert_memory;
 
 /*
- * What the setting's `rank` allocates. Errors: ERROR_USAGE (sizes that a run would refuse),
+ * Estimates the memory of rank `rank`. Errors: ERROR_USAGE (sizes that a run would refuse),
  * ERROR_UNSUPPORTED and ERROR_FORMAT (moert_model_config_check_model).
  */
 moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t rank,

@@ -1,4 +1,4 @@
-/* What the files of the memory estimate share. */
+/* The shape of a rank's memory, shared by the files of the memory estimate. */
 #pragma once
 
 #include "estimate/memory.h"
@@ -6,19 +6,20 @@
 
 enum { MOERT_WINDOW_ROW_FLOATS = 16 }; /* ROW_FLOATS of exchange/storage.c */
 
-/* What the sums are made of. */
+/* The sizes of which the sums consist. */
 typedef struct moert_memory_shape {
     const moert_model_config *config;
     moert_layer_options options;                               /* that the config implies */
     size_t tokens, sequences, first_sequence, total_sequences; /* T of this rank */
     size_t length, experts;                                    /* S, L of this rank */
-    size_t rows, largest_rows, capacity_rows; /* M of this rank, of any; the most that can come */
-    size_t q, kv;                             /* columns of the projections of attention */
-    size_t partial_floats;                    /* moert_block_partial_bytes */
-    moert_dtype v_type, shared_v_type;        /* moert_precision_between, moert_operand_between */
+    size_t rows, largest_rows,
+        capacity_rows;     /* M of this rank, the largest of its group; the upper bound */
+    size_t q, kv;          /* columns of the projections of attention */
+    size_t partial_floats; /* moert_block_partial_bytes */
+    moert_dtype v_type, shared_v_type; /* moert_precision_between, moert_operand_between */
 } moert_memory_shape;
 
-/* Bytes of copies of weights. */
+/* Bytes of rounded and prepacked copies of weights. */
 size_t moert_memory_copies(const moert_memory_setting *setting, const moert_memory_shape *s);
 /* Floats in the mesh's scratch buffers of layer/precision.c, layer/operand.c and
  * layer/wire.c. */

@@ -1,4 +1,4 @@
-/* Elements of a mapped tensor as float32 or int32. Sources may be unaligned. */
+/* Converts elements of a mapped tensor to float32 or int32. Sources may be unaligned. */
 #include <string.h>
 
 #include "base/phase.h"
@@ -56,7 +56,7 @@ moert_status moert_tensor_read_f32(const moert_tensor *tensor, size_t first, siz
         return MOERT_FAIL(
             ERROR_UNSUPPORTED,
             "%s: tensor '%.200s' is %s; float32 is read from F64, F32, F16 and BF16, and "
-            "weights from F8_E4M3 beside '_scale_inv'",
+            "weights from F8_E4M3 with '_scale_inv'",
             tensor->file, tensor->name, moert_file_type_text(tensor->type));
     }
 }
@@ -65,7 +65,7 @@ moert_status moert_tensor_read_f32(const moert_tensor *tensor, size_t first, siz
     X(I64, int64_t)                                                                                \
     X(I32, int32_t) X(I16, int16_t) X(I8, int8_t) X(U32, uint32_t) X(U16, uint16_t) X(U8, uint8_t)
 
-/* Element `index` of an integer tensor; what is above int64 becomes INT64_MAX. */
+/* Element `index` of an integer tensor; values above int64 become INT64_MAX. */
 static int64_t load_integer(const moert_tensor *tensor, size_t index) {
     const unsigned char *source =
         (const unsigned char *)tensor->data + index * moert_file_type_bytes(tensor->type);

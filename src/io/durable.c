@@ -1,4 +1,4 @@
-/* Files and directories that are either whole or not there. */
+/* Writes files and directories so that they are complete or absent. */
 #include "io/durable.h"
 
 #include <errno.h>
@@ -55,18 +55,18 @@ close_file:
 
 static moert_status flush_directory(const char *path) {
     moert_status status = MOERT_OK;
-    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder < 0)
-        return MOERT_FAIL(ERROR_IO, "%s: cannot be opened as a folder: %s (does it exist?)", path,
-                          strerror(errno));
-    if (fsync(folder) != 0 && errno != EINVAL) /* EINVAL: a file system without it */
+    int directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (directory < 0)
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be opened as a directory: %s (does it exist?)",
+                          path, strerror(errno));
+    if (fsync(directory) != 0 && errno != EINVAL) /* EINVAL: a file system without fsync */
         status = MOERT_FAIL(ERROR_IO, "%s: cannot be flushed to disk: %s (%s)", path,
                             strerror(errno), room_hint);
-    close(folder);
+    close(directory);
     return status;
 }
 
-/* The path without trailing slashes, so that suffixes can be added and the parent be found. */
+/* *copy = the path without trailing slashes, to append suffixes and to find the parent. */
 static moert_status trimmed(const char *path, char **copy) {
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/')
@@ -75,7 +75,7 @@ static moert_status trimmed(const char *path, char **copy) {
     return *copy != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its path", path);
 }
 
-/* Flushes the folder that holds `path` (without trailing slashes). */
+/* Flushes the directory of `path`, which has no trailing slashes. */
 static moert_status flush_parent(const char *path) {
     const char *slash = strrchr(path, '/');
     if (slash == NULL)
@@ -95,7 +95,7 @@ static moert_status rename_path(const char *from, const char *to) {
     return MOERT_OK;
 }
 
-/* Creates `path` with this text, flushed. */
+/* Creates `path` with this text and flushes it. */
 static moert_status write_flushed(const char *path, const char *text) {
     size_t bytes = strlen(text);
     FILE *file = fopen(path, "we");
@@ -118,10 +118,10 @@ static moert_status write_flushed(const char *path, const char *text) {
 }
 
 moert_status moert_durable_check(const char *path) {
-    struct stat info; /* of a folder `rename` says it */
+    struct stat info; /* for a directory, rename reports the error */
     if (lstat(path, &info) != 0 || S_ISREG(info.st_mode) || S_ISDIR(info.st_mode))
         return MOERT_OK;
-    return MOERT_FAIL(ERROR_IO, "%s: is not a regular file, which alone is replaced", path);
+    return MOERT_FAIL(ERROR_IO, "%s: is not a regular file; only regular files are replaced", path);
 }
 
 moert_status moert_durable_settle(const char *temporary, const char *path, moert_status status) {
@@ -174,12 +174,13 @@ bool moert_same_place(const char *one, const char *other) {
            a.st_ino == b.st_ino;
 }
 
-/* The renames of a commit: final -> old if there is one, temp -> final, or all as before. */
+/* The renames of a commit: final -> old if final exists, then temp -> final. On failure it undoes
+ * them. */
 static moert_status swap_directories(const char *temp, const char *final, const char *old) {
     struct stat info;
     bool replaces = lstat(final, &info) == 0;
     if (replaces && !S_ISDIR(info.st_mode) && !S_ISLNK(info.st_mode))
-        return MOERT_FAIL(ERROR_IO, "%s: is not a folder, which alone is replaced", final);
+        return MOERT_FAIL(ERROR_IO, "%s: is not a directory; only directories are replaced", final);
     if (replaces) {
         MOERT_TRY(moert_remove_tree(old));
         MOERT_TRY(rename_path(final, old));
@@ -212,8 +213,8 @@ free_paths:
     return status;
 }
 
-static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *place) {
-    (void)info, (void)kind, (void)place;
+static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *position) {
+    (void)info, (void)kind, (void)position;
     if (remove(path) == 0 || errno == ENOENT)
         return 0;
     MOERT_FAIL(ERROR_IO, "%s: cannot be removed: %s (may you write there?)", path, strerror(errno));
@@ -232,9 +233,9 @@ moert_status moert_remove_tree(const char *path) {
     return result == 0 ? MOERT_OK : MOERT_ERROR_IO;
 }
 
-moert_status moert_remove_in(const char *folder, const char *name) {
+moert_status moert_remove_in(const char *directory, const char *name) {
     char *path;
-    MOERT_TRY(moert_text_path(&path, "%s/%s", folder, name));
+    MOERT_TRY(moert_text_path(&path, "%s/%s", directory, name));
     const moert_status status = moert_remove_tree(path);
     free(path);
     return status;
@@ -247,8 +248,8 @@ static moert_status make_directory(const char *path) {
     int reason = errno;
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
         return MOERT_OK;
-    return MOERT_FAIL(ERROR_IO, "%s: the folder cannot be created: %s (%s)", path, strerror(reason),
-                      room_hint);
+    return MOERT_FAIL(ERROR_IO, "%s: the directory cannot be created: %s (%s)", path,
+                      strerror(reason), room_hint);
 }
 
 moert_status moert_make_directories(const char *path) {

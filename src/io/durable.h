@@ -1,9 +1,9 @@
 /*
- * Files and directories that are either whole or not there, also after a crash or a full disk.
+ * Writes files and directories that are complete or absent, even after a crash or on a full disk.
  *
- * The way of a checkpoint: moert_make_directories(temp), write the files into temp (each is flushed by
- * its writer), moert_durable_commit(temp, final). Nothing here is collective: one process does it.
- * Every message holds the path, errno's text and a hint.
+ * A checkpoint is written in three steps: moert_make_directories(temp), files in temp (each writer
+ * flushes its file), moert_durable_commit(temp, final). No function is collective; one process
+ * calls them. Every message has the path, errno's text and a hint.
  */
 #pragma once
 
@@ -14,43 +14,43 @@
 
 struct json_t;
 
-/* The whole file as a NUL-terminated string, to be freed; ERROR_FORMAT above `limit_bytes` or with
- * a NUL inside, ERROR_IO, ERROR_MEMORY. */
+/* *text = the file's content as a NUL-terminated string; the caller frees it. ERROR_FORMAT above
+ * `limit_bytes` or with a NUL inside, ERROR_IO, ERROR_MEMORY. */
 moert_status moert_read_text(const char *path, size_t limit_bytes, char **text);
 
-/* Makes `path` hold exactly `text`: writes PATH.tmp, flushes it, renames it over path and flushes
- * the folder. On failure an older `path` is untouched. A device or pipe is written to as it is.
- * ERROR_IO. */
+/* Replaces the content of `path` by `text`: writes PATH.tmp, flushes it, renames it to path and
+ * flushes the directory. On failure an older `path` is unchanged. Writes directly to a device or
+ * pipe. ERROR_IO. */
 moert_status moert_durable_write(const char *path, const char *text);
-/* The same of JSON, by jansson's flags. ERROR_IO, ERROR_MEMORY (also for a root that is NULL). */
+/* The same for JSON; `flags` are jansson's. ERROR_IO, ERROR_MEMORY (also if `root` is NULL). */
 moert_status moert_durable_write_json(const char *path, const struct json_t *root, size_t flags);
 
 /*
- * Gives the finished directory `temp_dir` its name `final_dir` (on the same file system, its files
- * flushed by their writers) and flushes the parent. An existing final_dir is renamed to
- * FINAL_DIR.old first and removed last; a crash between leaves it whole under that name. On failure
- * it is put back. ERROR_IO, also for a final_dir that is a file.
+ * Renames the finished directory `temp_dir` to `final_dir` and flushes the parent. Both are on one
+ * file system, and the writers have flushed the files. An existing final_dir is first renamed to
+ * FINAL_DIR.old and removed last; after a crash it is complete under that name. On failure it gets
+ * its name back. ERROR_IO, also if final_dir is a file.
  */
 moert_status moert_durable_commit(const char *temp_dir, const char *final_dir);
 
-/* ERROR_IO for what a file cannot replace without a loss: a link, a device, a pipe. */
+/* ERROR_IO if `path` is a link, a device or a pipe, which a rename would destroy. */
 moert_status moert_durable_check(const char *path);
 
 /*
- * Ends the writing of one file under a temporary name, flushed by its writer: renames it to `path`
- * when `status` is MOERT_OK, else removes it. Returns `status`, or the failure of the check
- * above or of the renaming (ERROR_IO).
+ * Renames a file with a temporary name, which its writer has flushed, to `path` if `status` is
+ * MOERT_OK; else removes it. Returns `status`, or ERROR_IO if moert_durable_check or the rename
+ * fails.
  */
 moert_status moert_durable_settle(const char *temporary, const char *path, moert_status status);
 
-/* Whether both are there, and are one file or folder. */
+/* Whether both paths exist and are the same file or directory. */
 bool moert_same_place(const char *one, const char *other);
 
-/* Removes a file or a directory with all it holds; links are removed, not followed. An absent path
- * is fine. ERROR_IO. */
+/* Removes a file, or a directory and its contents; removes links without following them. The path
+ * may be absent. ERROR_IO. */
 moert_status moert_remove_tree(const char *path);
-/* The same of FOLDER/name. ERROR_IO, ERROR_MEMORY. */
-moert_status moert_remove_in(const char *folder, const char *name);
+/* The same for DIRECTORY/name. ERROR_IO, ERROR_MEMORY. */
+moert_status moert_remove_in(const char *directory, const char *name);
 
-/* Creates a directory and its missing parents; existing ones are fine. ERROR_IO. */
+/* Creates a directory and its missing parents; they may exist. ERROR_IO. */
 moert_status moert_make_directories(const char *path);

@@ -1,4 +1,4 @@
-/* JSON objects with one clear message when they are malformed. */
+/* Parses JSON objects, with one message for a malformed one. */
 #include "io/json.h"
 
 #include <stdlib.h>

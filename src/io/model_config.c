@@ -1,7 +1,7 @@
 /*
- * Reading Hugging Face config.json: a table gives each family its fixed properties and the defaults
- * of absent keys (those of transformers 5); the table in model_fields.c reads the keys that are
- * there; what is left here are the few that no table can say.
+ * Reads Hugging Face config.json. A table holds each family's fixed properties and the defaults of
+ * absent keys (those of transformers 5). The table in model_fields.c reads the keys that are
+ * present. Functions here read the few keys that do not fit a table.
  */
 #include "io/model_config.h"
 
@@ -21,7 +21,7 @@ enum { CONFIG_LIMIT_BYTES = 16 << 20 };
 #define ROUTER(score, renormalise, scale, groups, kept)                                            \
     { sizeof(moert_router_options), 0, 0, MOERT_SCORE_##score, renormalise, scale, groups, kept, 2 }
 
-/* What a family is, and what holds where its config is silent. */
+/* The fixed properties and defaults of each family. */
 static const struct {
     const char *model_type;
     moert_model_config standard;
@@ -58,7 +58,7 @@ static const struct {
       .rope_theta = 1e4f,
       .router = ROUTER(SIGMOID, true, 2.5f, 8, 4),
       .correction_bias = true,
-      .shared_intermediate = 1, /* the number of shared experts until I is known */
+      .shared_intermediate = 1, /* the number of shared experts; derive multiplies it by I */
       .glu = MOERT_GLU_SWIGLU}},
     {"gpt_oss",
      {.family = MOERT_FAMILY_GPT_OSS,
@@ -91,7 +91,7 @@ static moert_status read_family(const char *path, const json_t *root, moert_mode
                       path, type);
 }
 
-/* A key that only describes what the family does anyway. */
+/* Checks a key that has only one supported value in this family. */
 static moert_status expect_text(const char *path, const json_t *root, const char *key,
                                 const char *expected) {
     json_t *value = moert_field_value(root, key);
@@ -140,7 +140,7 @@ static moert_status read_rope(const char *path, const json_t *root, moert_model_
     return MOERT_OK;
 }
 
-/* Which layers are dense, and whether a window holds (Qwen3 has a switch for it). */
+/* Qwen3: reads the number of dense layers, and the switch that enables the sliding window. */
 static moert_status read_layers(const char *path, const json_t *root, moert_model_config *config) {
     if (config->family != MOERT_FAMILY_QWEN3_MOE)
         return MOERT_OK;
@@ -157,13 +157,14 @@ static moert_status read_layers(const char *path, const json_t *root, moert_mode
     return MOERT_OK;
 }
 
-/* Blocks of 128x128, as [128, 128]. */
+/* Whether a block size is [128, 128]. */
 static bool is_fp8_block(const json_t *size) {
     return json_array_size(size) == 2 && json_integer_value(json_array_get(size, 0)) == 128 &&
            json_integer_value(json_array_get(size, 1)) == 128;
 }
 
-/* quantization_config: what weights.h must find. Which tensors are plain is seen in the files. */
+/* Reads quantization_config, whose method weights.h must support. The files themselves show which
+ * tensors are plain. */
 static moert_status read_quantization(const char *path, const json_t *root,
                                       moert_model_config *config) {
     const char *supported = moert_experts_are_fused(config) ? "mxfp4" : "fp8";
@@ -213,7 +214,7 @@ static moert_status check_router(const char *path, const moert_router_options *r
     return MOERT_OK;
 }
 
-/* Fields that follow from others. */
+/* Sets fields that follow from others. */
 static moert_status derive(const char *path, moert_model_config *config) {
     if (config->kv_heads == 0)
         config->kv_heads = config->heads;
@@ -243,7 +244,7 @@ static moert_status parse(const char *path, const json_t *root, moert_model_conf
     return derive(path, config);
 }
 
-/* The text without quantization_config, in place of *text. */
+/* Replaces *text by the text without quantization_config. */
 static moert_status describe_plain(const char *path, json_t *root, char **text) {
     json_object_del(root, "quantization_config");
     char *plain = json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(15));

@@ -1,5 +1,5 @@
 /*
- * Hugging Face config.json: what a model is, and the names its tensors have on disk.
+ * Hugging Face config.json: the properties of a model, and the names of its tensors in files.
  */
 #pragma once
 
@@ -28,7 +28,7 @@ typedef struct moert_model_config {
     float norm_epsilon, rope_theta, initializer_range, aux_coefficient;
     bool tied_embeddings, qk_norm, attention_bias;
     bool rope_scaled;            /* a rope_type other than "default" */
-    size_t sliding_window;       /* 0 = every token attends to all before it */
+    size_t sliding_window;       /* 0 = none: full causal attention */
     size_t dense_layers;         /* length of mlp_only_layers */
     size_t sparse_step;          /* decoder_sparse_step; 0 and 1 = every layer is MoE */
     moert_router_options router; /* experts E, topk K, ... */
@@ -37,35 +37,35 @@ typedef struct moert_model_config {
     bool expert_biases;          /* biases of both expert projections (gpt-oss) */
     moert_glu_form glu;
     const char *quant_method; /* of the weights on disk (weights.h): "fp8", "mxfp4", NULL = plain */
-    /* how to compute: not a part of config.json, F32 when read */
+    /* settings of the computation, not part of config.json; F32 after reading */
     moert_precision precision; /* of the experts' GEMMs */
-    moert_precision dense;     /* of all others but the router's: F32 or BF16 */
+    moert_precision dense;     /* of all other GEMMs except the router's: F32 or BF16 */
     moert_dispatch dispatch;
     moert_combine combine;
-    char *text; /* config.json as read, to be written beside a trained model, which is plain:
-                   without quantization_config */
+    char *text; /* config.json as read, without quantization_config, since a trained model is
+                   saved as plain weights */
 } moert_model_config;
 
 /*
- * Reads DIR/config.json (or the file itself). Names that differ between families and versions are
- * understood (spec: num_local_experts = num_experts = n_routed_experts; moe_intermediate_size else
+ * Reads DIR/config.json, or the file `path`. It reads the names of all families and versions
+ * (spec: num_local_experts = num_experts = n_routed_experts; moe_intermediate_size else
  * intermediate_size; head_dim null = hidden / heads; rope_parameters.rope_theta or rope_theta;
  * defaults of each family where a field is absent). Errors: ERROR_IO, ERROR_FORMAT (JSON, types,
  * values: key, value, limit), ERROR_UNSUPPORTED (model_type, an unknown hidden_act, scores
- * other than the family's, a quant_method that weights.h does not read), ERROR_MEMORY. What only
- * attention needs is read here and judged by moert_model_config_check_model, so that the layers of
- * any release can be used.
+ * other than the family's, a quant_method that weights.h does not read), ERROR_MEMORY. Values that
+ * only attention needs are checked by moert_model_config_check_model, so that the MoE layers of any
+ * release can be used.
  */
 moert_status moert_model_config_read(const char *path, moert_model_config *config);
 void moert_model_config_free(moert_model_config *config);
 
 /*
- * What a language model needs beyond a layer: ERROR_UNSUPPORTED for families other than Mixtral and
- * Qwen3-MoE, a sliding window, rope scaling, attention biases, dense layers (mlp_only_layers,
- * decoder_sparse_step > 1); ERROR_FORMAT for sizes that contradict.
+ * Checks that moert can train the whole language model. ERROR_UNSUPPORTED for families other than
+ * Mixtral and Qwen3-MoE, a sliding window, rope scaling, attention biases, dense layers
+ * (mlp_only_layers, decoder_sparse_step > 1); ERROR_FORMAT for inconsistent sizes.
  */
 moert_status moert_model_config_check_model(const moert_model_config *config);
-/* ERROR_USAGE for sequences longer than its positions. */
+/* ERROR_USAGE for sequences longer than max_positions. */
 moert_status moert_model_config_check_length(const moert_model_config *config, size_t length);
 
 /*
@@ -79,17 +79,17 @@ typedef enum moert_expert_part {
     MOERT_EXPERT_DOWN
 } moert_expert_part;
 enum { MOERT_TENSOR_NAME_BYTES = 160 }; /* room for every name below */
-/* "model.layers.3.mlp.experts.5.gate_proj.weight" into name[bytes]. expert SIZE_MAX = the shared
- * expert. */
+/* Writes "model.layers.3.mlp.experts.5.gate_proj.weight" to name[bytes]. expert SIZE_MAX = the
+ * shared expert. */
 void moert_expert_tensor_name(const moert_model_config *config, size_t layer, size_t expert,
                               moert_expert_part part, char *name, size_t bytes);
-/* "model.layers.3.mlp." + suffix or "model.layers.3.block_sparse_moe." + suffix, for gate.weight
- * (gpt-oss: router.weight, router.bias, experts.gate_up_proj_bias) and the like. */
+/* Writes "model.layers.3.mlp." + suffix or "model.layers.3.block_sparse_moe." + suffix, for
+ * gate.weight (gpt-oss: router.weight, router.bias, experts.gate_up_proj_bias) and the like. */
 void moert_moe_tensor_name(const moert_model_config *config, size_t layer, const char *suffix,
                            char *name, size_t bytes);
 bool moert_experts_are_fused(const moert_model_config *config);
 
-/* Makes config.json text for a new model (Mixtral or Qwen3-MoE, else ERROR_UNSUPPORTED) as
- * transformers 5 reads it, the same bytes for the same config; *text is to be freed. What is read
- * back equals the config. */
+/* *text = config.json of a new model (Mixtral or Qwen3-MoE, else ERROR_UNSUPPORTED) as transformers
+ * 5 reads it; the caller frees it. Equal configs give equal bytes, and reading the text gives the
+ * config back. */
 moert_status moert_model_config_text(const moert_model_config *config, char **text);

@@ -1,4 +1,4 @@
-/* The table of the keys of config.json, and reading by it. */
+/* The table of the keys of config.json, and the code that reads them. */
 #include "io/model_fields.h"
 #include "base/memory.h"
 
@@ -19,11 +19,11 @@ typedef enum field_kind {
 } field_kind;
 
 typedef struct config_field {
-    const char *keys[4]; /* the first one present counts; null counts as absent */
+    const char *keys[4]; /* the first present key is read; null counts as absent */
     field_kind kind;
     size_t offset;
     int smallest;
-    bool required, agree; /* agree: the keys mean the same and may not contradict */
+    bool required, agree; /* agree: all present keys must have the same value */
     unsigned families;    /* whose configs have it */
 } config_field;
 
@@ -117,14 +117,14 @@ static moert_status read_field(const char *path, const json_t *root, const confi
         return MOERT_FAIL(ERROR_FORMAT, "%s: the key %s is missing", path, field->keys[0]);
     if (value == NULL)
         return MOERT_OK;
-    void *place = (char *)config + field->offset;
+    void *target = (char *)config + field->offset;
     switch (field->kind) {
     case FIELD_SIZE:
-        return store_size(path, key, value, field->smallest, place);
+        return store_size(path, key, value, field->smallest, target);
     case FIELD_FLOAT:
-        return moert_field_float(path, key, value, field->smallest > 0, place);
+        return moert_field_float(path, key, value, field->smallest > 0, target);
     default:
-        return moert_field_bool(path, key, value, place);
+        return moert_field_bool(path, key, value, target);
     }
 }
 

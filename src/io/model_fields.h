@@ -1,4 +1,4 @@
-/* Keys of config.json as typed, checked values. Messages name the file, the key and the limit. */
+/* Reads keys of config.json as typed, checked values. Messages name the file, key and limit. */
 #pragma once
 
 #include <jansson.h>
@@ -8,14 +8,14 @@
 
 enum { MOERT_FIELD_SIZE_LIMIT = INT32_MAX }; /* of every size */
 
-/* Reads the keys of the config's family into their fields; those absent stay as they are.
- * ERROR_FORMAT for a missing required key, a wrong type or a value beyond its limits. */
+/* Reads the keys of the config's family into their fields. Absent keys leave their fields
+ * unchanged. ERROR_FORMAT for a missing required key, a wrong type or a value beyond its limits. */
 moert_status moert_fields_read(const char *path, const json_t *root, moert_model_config *config);
 
 /* The value of a key; NULL if it is absent or null. */
 json_t *moert_field_value(const json_t *root, const char *key);
 
-/* One value: a finite float32, at least or above 0; true or false. ERROR_FORMAT. */
+/* Read one value: a finite float32 that is at least 0, or positive; a bool. ERROR_FORMAT. */
 moert_status moert_field_float(const char *path, const char *key, const json_t *value,
                                bool positive, float *out);
 moert_status moert_field_bool(const char *path, const char *key, const json_t *value, bool *out);

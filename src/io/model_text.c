@@ -1,4 +1,4 @@
-/* What a whole language model asks of a config, and the config.json of a new one. */
+/* Checks the config of a whole language model, and writes the config.json of a new one. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -58,7 +58,7 @@ moert_status moert_model_config_check_model(const moert_model_config *config) {
     return check_sizes(config);
 }
 
-/* The float as the shortest decimal that gives it back: 1e-05, not 9.99999975e-06. */
+/* The shortest decimal that reads back as this float: 1e-05, not 9.99999975e-06. */
 static json_t *shortest(float value) {
     char text[32];
     for (int digits = 1; digits <= 9; digits++) {
@@ -73,7 +73,7 @@ static json_t *size_value(size_t value) {
     return json_integer((json_int_t)value);
 }
 
-/* Keys of both families; those not known here hold what transformers writes for an untold one. */
+/* Keys of both families. Keys without a field in `config` get the defaults of transformers. */
 static json_t *shared_keys(const moert_model_config *config) {
     return json_pack(
         "{s:[s], s:f, s:n, s:s, s:n, s:s, s:o, s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:b, s:n, "

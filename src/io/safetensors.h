@@ -2,9 +2,9 @@
  * safetensors files: mapped reading of one file or of a sharded directory, and writing by many
  * ranks into one file.
  *
- * Nothing here is collective: ranks coordinate above. Every malformed file gets one message that
- * names file, tensor, value and limit; nothing is trusted (header length, JSON, dtypes, shapes,
- * offsets, overlaps, duplicates, truncation).
+ * No function is collective; callers coordinate the ranks. Everything in a file is validated
+ * (header length, JSON, dtypes, shapes, offsets, overlaps, duplicates, truncation). A malformed
+ * file gives one message that names file, tensor, value and limit.
  */
 #pragma once
 
@@ -43,7 +43,7 @@ typedef enum moert_file_type {
 
 enum { MOERT_FILE_MAX_RANK = 8 };
 
-/* "BF16", and the bytes of one element. */
+/* The name in files, such as "BF16", and the bytes of one element. */
 const char *moert_file_type_text(moert_file_type type);
 size_t moert_file_type_bytes(moert_file_type type);
 
@@ -60,9 +60,9 @@ typedef struct moert_tensors moert_tensors;
 
 /*
  * Opens a .safetensors file, a model.safetensors.index.json, or a directory that holds
- * model.safetensors or that index (then all its shards; every tensor of the index must be there,
- * tensors that it does not name are not listed). The files are mapped until the close and must not
- * shrink meanwhile. Errors: ERROR_IO, ERROR_FORMAT, ERROR_MEMORY.
+ * model.safetensors or that index. With an index it opens all shards; every tensor of the index
+ * must be present, and only these are listed. The files are mapped until the close and must not
+ * shrink until then. Errors: ERROR_IO, ERROR_FORMAT, ERROR_MEMORY.
  */
 moert_status moert_tensors_open(const char *path, moert_tensors **tensors);
 void moert_tensors_close(moert_tensors *tensors);
@@ -71,12 +71,12 @@ const moert_tensor *moert_tensors_at(const moert_tensors *tensors,
                                      size_t index); /* ascending by name */
 const moert_tensor *moert_tensors_find(const moert_tensors *tensors,
                                        const char *name); /* NULL if absent */
-/* Value of a metadata key (of the first file that has it), or NULL. */
+/* The value of a metadata key in the first file that has it, or NULL. */
 const char *moert_tensors_metadata(const moert_tensors *tensors, const char *key);
 
 /*
- * The tensor with this name and shape; ERROR_MISMATCH when absent or of another shape, with the
- * nearest name or both shapes.
+ * *tensor = the tensor with this name and shape. ERROR_MISMATCH if it is absent or has another
+ * shape; the message has the nearest name or both shapes.
  */
 moert_status moert_tensors_get(const moert_tensors *tensors, const char *name, size_t rank,
                                const size_t *shape, const moert_tensor **tensor);
@@ -101,20 +101,20 @@ typedef struct moert_tensor_spec {
 typedef struct moert_tensor_writer moert_tensor_writer;
 
 /*
- * A file laid out from specs (any order; stored ascending by name, data in that order, header
- * padded with spaces to a multiple of 8 bytes). Every rank opens it with the same specs; exactly
- * one with `create`, before the others; it replaces a file of that name, which stays intact for who
- * has it mapped. metadata: pairs {key, value, ..., NULL} or NULL; bytes depend on the arguments
- * alone. Errors: ERROR_IO with errno's text, ERROR_MISMATCH (the file has another layout),
- * ERROR_USAGE (specs), ERROR_MEMORY.
+ * Opens a file whose layout follows from the specs, in any order: header and data are ascending by
+ * name, the header is padded with spaces to a multiple of 8 bytes. Every rank opens it with the
+ * same specs; exactly one rank with `create`, before the others. That one replaces an older file,
+ * which stays intact for processes that have mapped it. metadata: pairs {key, value, ..., NULL} or
+ * NULL. The bytes depend only on the arguments and the data. Errors: ERROR_IO with errno's text,
+ * ERROR_MISMATCH (the file has another layout), ERROR_USAGE (specs), ERROR_MEMORY.
  */
 moert_status moert_writer_open(const char *path, const moert_tensor_spec *specs, size_t count,
                                const char *const *metadata, bool create,
                                moert_tensor_writer **writer);
-/* Writes elements [first, first + count) of a tensor, given in the file's type. ERROR_IO;
+/* Writes elements [first, first + count) of a tensor; `data` has the tensor's type. ERROR_IO;
  * ERROR_USAGE for an unknown name or beyond the last element. */
 moert_status moert_writer_put(moert_tensor_writer *writer, const char *name, size_t first,
                               size_t count, const void *data);
-/* Flushes to disk (fsync) and closes; the writer is gone even on failure. ERROR_IO, as when the
- * disk is full. */
+/* Flushes to disk (fsync), closes the file and frees the writer, even on failure. ERROR_IO, for
+ * example on a full disk. */
 moert_status moert_writer_close(moert_tensor_writer *writer);

@@ -1,5 +1,5 @@
 /*
- * One .safetensors file: mapped, and validated before anything of it is used.
+ * Maps one .safetensors file and validates it before use.
  *
  *   u64 (little endian) header bytes N | N bytes of JSON | data
  *   JSON: {"name": {"dtype": "F32", "shape": [96, 64], "data_offsets": [begin, end]}, ...,
@@ -21,7 +21,7 @@
 
 static const char metadata_key[] = "__metadata__";
 
-/* The data part while the header is read. */
+/* The data part of the file that read_entries checks tensors against. */
 typedef struct data_part {
     const char *path;
     const unsigned char *start;
@@ -197,7 +197,7 @@ static moert_status read_entries(const data_part *data, json_t *header, moert_sh
     return MOERT_OK;
 }
 
-static int compare_places(const void *left, const void *right) {
+static int compare_positions(const void *left, const void *right) {
     const moert_tensor *a = left, *b = right;
     const unsigned char *a_start = a->data, *b_start = b->data;
     if (a_start != b_start)
@@ -208,7 +208,7 @@ static int compare_places(const void *left, const void *right) {
 static moert_status check_coverage(const data_part *data, moert_shard *shard) {
     size_t covered = 0;
     const char *previous = "the start";
-    qsort(shard->tensors, shard->count, sizeof *shard->tensors, compare_places);
+    qsort(shard->tensors, shard->count, sizeof *shard->tensors, compare_positions);
     for (size_t i = 0; i < shard->count; i++) {
         const moert_tensor *tensor = &shard->tensors[i];
         size_t begin = (size_t)((const unsigned char *)tensor->data - data->start);

@@ -1,4 +1,4 @@
-/* Names that the tensors of a layer have in released checkpoints. */
+/* Names of a layer's tensors in released checkpoints. */
 #include <stdint.h>
 #include <stdio.h>
 

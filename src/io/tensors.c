@@ -39,17 +39,17 @@ static moert_status open_one(const char *path, moert_tensors *tensors) {
     return MOERT_OK;
 }
 
-/* The path of a shard beside its index. */
+/* The path of a shard in the directory of its index. */
 static moert_status shard_path(const char *index, const char *shard, char **path) {
     const char *slash = strrchr(index, '/');
-    int folder = slash != NULL ? (int)(slash - index + 1) : 0;
-    *path = moert_text_format("%.*s%s", folder, index, shard);
+    int directory_length = slash != NULL ? (int)(slash - index + 1) : 0;
+    *path = moert_text_format("%.*s%s", directory_length, index, shard);
     if (*path == NULL)
         return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for the path of '%s'", index, shard);
     return MOERT_OK;
 }
 
-/* The values of the map, sorted and each once. */
+/* The names of the shards in the map, sorted and without duplicates. */
 static moert_status shard_names(const char *index, json_t *map, const char ***names,
                                 size_t *count) {
     const char *key, **list;
@@ -62,7 +62,7 @@ static moert_status shard_names(const char *index, json_t *map, const char ***na
             free(list);
             return MOERT_FAIL(ERROR_FORMAT,
                               "%s: the shard of tensor '%.200s' is '%.200s', not the name of a "
-                              "file beside the index",
+                              "file in the index's directory",
                               index, key, shard != NULL ? shard : "(not a string)");
         }
         list[used++] = shard;
@@ -129,7 +129,7 @@ static moert_status open_index(const char *path, moert_tensors *tensors) {
     return status;
 }
 
-/* A directory: model.safetensors, else the index. */
+/* Opens the directory's model.safetensors, or its index if that is absent. */
 static moert_status open_directory(const char *path, moert_tensors *tensors) {
     moert_status status;
     struct stat info;
@@ -144,7 +144,7 @@ static moert_status open_directory(const char *path, moert_tensors *tensors) {
     else
         status = MOERT_FAIL(ERROR_IO,
                             "%s: holds neither model.safetensors nor model.safetensors.index.json: "
-                            "%s (is it the folder of a model?)",
+                            "%s (is it the directory of a model?)",
                             path, strerror(errno));
     MOERT_FREE(whole, index);
     return status;

@@ -1,4 +1,4 @@
-/* Decodes the weights of released files, one value at a time. */
+/* Finds and dequantizes the weights of released files, one value at a time. */
 #include "io/weights.h"
 
 #include <math.h>
@@ -49,7 +49,7 @@ static moert_status find_mxfp4(const moert_tensors *files, const char *name, con
     *weight = (moert_weight){.rows = n, .columns = k, .transposed = true};
     join(part, name, "_blocks");
     MOERT_TRY(moert_tensors_get(files, part, 4, packed, &weight->values));
-    MOERT_TRY(check_type(weight->values, MOERT_FILE_U8, MOERT_FILE_U8, "packed codes"));
+    MOERT_TRY(check_type(weight->values, MOERT_FILE_U8, MOERT_FILE_U8, "packed values"));
     join(part, name, "_scales");
     MOERT_TRY(moert_tensors_get(files, part, 3, packed, &weight->scales));
     return check_type(weight->scales, MOERT_FILE_U8, MOERT_FILE_F8_E8M0, "scales of MXFP4");
@@ -95,7 +95,7 @@ moert_status moert_weight_find(const moert_tensors *files, const char *name, siz
 
 /* ---- reading ---- */
 
-/* The scale of element `at`; returns how many elements from there on are sure to share it. */
+/* *scale = the scale of element `at`. Returns a number of elements from `at` on that have it. */
 static size_t read_scale(const moert_weight *w, size_t at, float *scale) {
     const size_t row = at / w->columns, column = at % w->columns;
     if (w->transposed) {
@@ -107,14 +107,14 @@ static size_t read_scale(const moert_weight *w, size_t at, float *scale) {
     return moert_min(FP8_BLOCK - column % FP8_BLOCK, w->columns - column);
 }
 
-static uint8_t read_code(const moert_weight *w, size_t at) {
-    const uint8_t *codes = w->values->data;
+static uint8_t read_payload(const moert_weight *w, size_t at) {
+    const uint8_t *payload = w->values->data;
     if (!w->transposed)
-        return codes[at];
-    return at % 2 != 0 ? codes[at / 2] >> 4 : codes[at / 2] & 15;
+        return payload[at];
+    return at % 2 != 0 ? payload[at / 2] >> 4 : payload[at / 2] & 15;
 }
 
-/* Plain ones. */
+/* Reads a plain weight. */
 static moert_status read_plain(const moert_weight *w, size_t first, size_t count, float *out) {
     MOERT_TRY(moert_tensor_read_f32(w->values, first, count, out));
     for (size_t i = 0; i < count; i++)
@@ -127,15 +127,15 @@ static moert_status read_plain(const moert_weight *w, size_t first, size_t count
 
 static moert_status refuse(const moert_weight *w, size_t at, float value, float scale) {
     const size_t matrix = w->rows * w->columns;
-    size_t place[] = {at / matrix, at % matrix / w->columns, at % w->columns};
+    size_t index[] = {at / matrix, at % matrix / w->columns, at % w->columns};
     char text[MOERT_SHAPE_TEXT_BYTES];
     return MOERT_FAIL(
         ERROR_FORMAT,
-        "%s: tensor '%.200s' is %g at %s, by code 0x%02x and scale %g; weights must "
+        "%s: tensor '%.200s' is %g at %s, by payload 0x%02x and scale %g; weights must "
         "be finite",
         w->values->file, w->values->name, (double)moert_float_quiet(value),
-        moert_shape_text(w->transposed ? 3 : 2, w->transposed ? place : place + 1, text),
-        read_code(w, at), (double)moert_float_quiet(scale));
+        moert_shape_text(w->transposed ? 3 : 2, w->transposed ? index : index + 1, text),
+        read_payload(w, at), (double)moert_float_quiet(scale));
 }
 
 moert_status moert_weight_read(const moert_weight *w, size_t first, size_t count, float *out) {
@@ -145,13 +145,13 @@ moert_status moert_weight_read(const moert_weight *w, size_t first, size_t count
         return read_plain(w, first, count, out);
     const size_t elements = w->transposed ? 2 * w->values->elements : w->values->elements;
     MOERT_TRY(moert_check_elements(w->values->file, w->values->name, elements, first, count));
-    for (uint32_t code = 0; code < 1u << moert_dtype_bits(type); code++)
-        value_of[code] = moert_dtype_decode(type, code);
+    for (uint32_t bits = 0; bits < 1u << moert_dtype_bits(type); bits++)
+        value_of[bits] = moert_dtype_decode(type, bits);
     moert_phase_tick();
     for (size_t i = 0; i < count;) {
         const size_t end = i + moert_min(read_scale(w, first + i, &scale), count - i);
         for (; i < end; i++) {
-            out[i] = value_of[read_code(w, first + i)] * scale;
+            out[i] = value_of[read_payload(w, first + i)] * scale;
             if (!isfinite(out[i]))
                 return refuse(w, first + i, out[i], scale);
         }

@@ -1,34 +1,35 @@
 /*
- * Weights as released files hold them, read as float32: plain, or in one of the low-precision forms
- * of large models. Names and dtypes tell which.
+ * Reads weights of released files as float32. They are plain or in one of two formats of large
+ * models; names and dtypes of the tensors show which.
  *
  *   plain  NAME of F64, F32, F16 or BF16
  *   FP8    NAME[N,K] of F8_E4M3 and NAME_scale_inv[ceil(N/128), ceil(K/128)] of F32 or BF16:
- *          a value is its code times the scale of its 128x128 block (DeepSeek-V3, Qwen3-FP8)
- *   MXFP4  for NAME[E,K,N]: NAME_blocks[E,N,K/32,16] of U8, two E2M1 codes a byte, the even one
- *          in the low half, and NAME_scales[E,N,K/32] of E8M0 bytes: a value is its code times
- *          2^(scale-127) (gpt-oss); the matrices lie the other way round than in the plain tensor
+ *          a value is its payload times the scale of its 128x128 block (DeepSeek-V3, Qwen3-FP8)
+ *   MXFP4  for NAME[E,K,N]: NAME_blocks[E,N,K/32,16] of U8, two E2M1 values per byte, the even one
+ *          in the low half, and NAME_scales[E,N,K/32] of E8M0 bytes: a value is its payload times
+ *          2^(scale-127) (gpt-oss); the matrices are transposed relative to the plain tensor
  *
- * Values that are not finite are refused. Nothing here is collective.
+ * Values must be finite. No function is collective.
  */
 #pragma once
 
 #include "io/safetensors.h"
 
 typedef struct moert_weight {
-    const moert_tensor *values; /* plain, or the codes */
+    const moert_tensor *values; /* plain values, or the payload */
     const moert_tensor *scales; /* NULL if plain */
     size_t rows, columns;       /* N and K, where there are scales */
     bool transposed;            /* MXFP4: read as [E,N,K] */
 } moert_weight;
 
 /*
- * The weight of this name and (plain) shape. ERROR_MISMATCH when it, or what belongs to it, is
- * absent or of another shape; ERROR_UNSUPPORTED for scales of other types or beside other values.
+ * Finds the weight of this name; `shape` is that of the plain tensor. ERROR_MISMATCH if its values
+ * or scales are absent or have another shape; ERROR_UNSUPPORTED for scales or values of other
+ * dtypes.
  */
 moert_status moert_weight_find(const moert_tensors *files, const char *name, size_t rank,
                                const size_t *shape, moert_weight *weight);
 
-/* out[count] = elements [first, first + count) in the order of the file, reading their bytes and
- * scales alone. ERROR_UNSUPPORTED, ERROR_FORMAT (not finite), ERROR_USAGE beyond the last one. */
+/* out[count] = elements [first, first + count) in the order of the file. Reads only their bytes and
+ * scales. ERROR_UNSUPPORTED, ERROR_FORMAT (not finite), ERROR_USAGE beyond the last one. */
 moert_status moert_weight_read(const moert_weight *weight, size_t first, size_t count, float *out);

@@ -1,8 +1,8 @@
 /*
- * Writing one .safetensors file, whole or in pieces from many processes.
+ * Writes one .safetensors file from one or many processes.
  *
- * Every writer computes the same header from the same specs, hence the same places; pieces are
- * written where they belong, in any order. Which process wrote what leaves no trace in the file.
+ * Every writer computes the same header from the same specs, and so the same offsets. Ranges of
+ * tensors may be written in any order. The bytes do not depend on which process wrote them.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -15,10 +15,10 @@
 #include "base/phase.h"
 #include "io/internal.h"
 
-enum { SETTLE_BYTES = 64 * 1024 * 1024 }; /* flushed to disk at a time */
+enum { FLUSH_BYTES = 64 * 1024 * 1024 }; /* flushed to disk at a time */
 
 typedef struct placed_tensor {
-    moert_tensor_spec spec;        /* its name is owned */
+    moert_tensor_spec spec;        /* owns its name */
     size_t elements, begin, bytes; /* begin within the data */
 } placed_tensor;
 
@@ -28,7 +28,7 @@ struct moert_tensor_writer {
     placed_tensor *tensors; /* [count], ascending by name */
     size_t count;
     char *header; /* the prefix and the JSON with its padding */
-    size_t header_bytes, total_bytes, unsettled_bytes;
+    size_t header_bytes, total_bytes, unflushed_bytes;
 };
 
 static moert_status copy_specs(moert_tensor_writer *writer, const moert_tensor_spec *specs,
@@ -103,7 +103,7 @@ static moert_status add_metadata(const moert_tensor_writer *writer, const char *
     return MOERT_OK;
 }
 
-/* The JSON as an owned text. */
+/* *json = the JSON of the header; the caller frees it. */
 static moert_status header_json(const moert_tensor_writer *writer, const char *const *metadata,
                                 char **json) {
     moert_status status = MOERT_OK;
@@ -148,20 +148,20 @@ free_json:
 }
 
 static moert_status write_all(const moert_tensor_writer *writer, const char *what, const void *data,
-                              size_t bytes, size_t place) {
+                              size_t bytes, size_t offset) {
     const char *source = data;
     while (bytes > 0) {
-        ssize_t written = pwrite(writer->file, source, bytes, (off_t)place);
+        ssize_t written = pwrite(writer->file, source, bytes, (off_t)offset);
         if (written < 0 && errno == EINTR)
             continue;
         if (written <= 0)
             return MOERT_FAIL(ERROR_IO,
                               "%s: %zu bytes of %.200s cannot be written at byte %zu: %s (is the "
                               "disk or the quota full?)",
-                              writer->path, bytes, what, place,
+                              writer->path, bytes, what, offset,
                               written < 0 ? strerror(errno) : "nothing was accepted");
         source += written;
-        place += (size_t)written;
+        offset += (size_t)written;
         bytes -= (size_t)written;
     }
     return MOERT_OK;
@@ -169,12 +169,13 @@ static moert_status write_all(const moert_tensor_writer *writer, const char *wha
 
 static moert_status create_file(moert_tensor_writer *writer) {
     if (unlink(writer->path) != 0 && errno != ENOENT)
-        return MOERT_FAIL(ERROR_IO, "%s: the older file cannot be replaced: %s (is it a folder?)",
+        return MOERT_FAIL(ERROR_IO,
+                          "%s: the older file cannot be replaced: %s (is it a directory?)",
                           writer->path, strerror(errno));
     writer->file = open(writer->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (writer->file < 0)
         return MOERT_FAIL(ERROR_IO,
-                          "%s: cannot be created: %s (does the folder exist, and may you write "
+                          "%s: cannot be created: %s (does the directory exist, and may you write "
                           "there?)",
                           writer->path, strerror(errno));
     if (ftruncate(writer->file, (off_t)writer->total_bytes) != 0)
@@ -189,7 +190,7 @@ static moert_status join_file(moert_tensor_writer *writer) {
     writer->file = open(writer->path, O_RDWR | O_CLOEXEC);
     if (writer->file < 0 || fstat(writer->file, &info) != 0)
         return MOERT_FAIL(ERROR_IO,
-                          "%s: cannot be opened to add tensors: %s (is the folder shared by all "
+                          "%s: cannot be opened to add tensors: %s (is the directory shared by all "
                           "ranks?)",
                           writer->path, strerror(errno));
     char *present;
@@ -237,13 +238,13 @@ destroy:
     return status;
 }
 
-/* Flushes every so many bytes, so that the last flush is short and the watchdog sees progress. */
-static moert_status settle_often(moert_tensor_writer *writer, size_t bytes) {
-    writer->unsettled_bytes += bytes;
+/* Flushes every FLUSH_BYTES, so that the last flush is short and the watchdog sees progress. */
+static moert_status flush_often(moert_tensor_writer *writer, size_t bytes) {
+    writer->unflushed_bytes += bytes;
     moert_phase_tick();
-    if (writer->unsettled_bytes < SETTLE_BYTES)
+    if (writer->unflushed_bytes < FLUSH_BYTES)
         return MOERT_OK;
-    writer->unsettled_bytes = 0;
+    writer->unflushed_bytes = 0;
     if (fdatasync(writer->file) != 0)
         return MOERT_FAIL(ERROR_IO, "%s: cannot be flushed to disk: %s (is the disk full?)",
                           writer->path, strerror(errno));
@@ -263,7 +264,7 @@ moert_status moert_writer_put(moert_tensor_writer *writer, const char *name, siz
     size_t each = moert_file_type_bytes(tensor->spec.type);
     MOERT_TRY(write_all(writer, name, data, count * each,
                         writer->header_bytes + tensor->begin + first * each));
-    return settle_often(writer, count * each);
+    return flush_often(writer, count * each);
 }
 
 moert_status moert_writer_close(moert_tensor_writer *writer) {

@@ -5,8 +5,8 @@
 #include "layer/wire.h"
 #include "nn/nn.h"
 
-/* From a chunk's received dy: dh, then dv, and the gradients of the routing weights go to
- * `dprob`. */
+/* Computes a chunk's dh from its received dy, then dv. Writes the gradients of the routing weights
+ * to `dprob`. */
 static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob,
                                       const moert_part *part) {
     const moert_layer_options *o = &layer->options;
@@ -41,7 +41,8 @@ static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob,
     return o->expert_biases ? moert_scaled_bias_dprob(&biases) : MOERT_OK;
 }
 
-/* In this order, since dv may lie where dy is rounded to. */
+/* The first projection comes first: dv may be in MOERT_SCRATCH_ROUNDED_Y, to which the second
+ * projection's GEMM rounds dy. */
 static moert_status compute_wgrad(moert_layer *layer) {
     const bool biased = layer->options.expert_biases;
     moert_gemm in = moert_layer_gemm(layer, MOERT_GEMM_WGRAD, BLOCK_EXPERT_IN, NULL);
@@ -74,10 +75,10 @@ static moert_status differentiate_chunk(moert_layer *layer, moert_transfer *back
     return moert_wire_return(layer, back, &in);
 }
 
-/* All that the experts do between the dispatch of dy and the combine of dx, chunk by chunk; the
- * weights' gradients while dx travels. */
+/* Runs the experts' backward chunk by chunk, between the dispatch of dy and the combine of dx.
+ * Computes the weight gradients, unless they are deferred, while dx travels. */
 static moert_status differentiate_experts(moert_layer *layer, moert_transfer *back) {
-    MOERT_TRY(moert_layer_each_wave(layer, back, differentiate_chunk));
+    MOERT_TRY(moert_layer_each_chunk(layer, back, differentiate_chunk));
     if (layer->owns_dy)
         return MOERT_OK;
     MOERT_TRY(moert_exchange_combine_beside(layer->mesh->exchange, back));
@@ -90,8 +91,8 @@ moert_status moert_layer_wgrad(moert_layer *layer) {
     return compute_wgrad(layer);
 }
 
-/* The gradients of the logits, from those of the weights and of the losses, and of the router's
- * weight. */
+/* Computes dlogits from the gradients of the routing weights and of the losses, then the gradient
+ * of the router's weight. */
 static moert_status differentiate_router(moert_layer *layer, const moert_layer_losses *losses,
                                          const moert_buffer *dweight, moert_buffer **dlogits) {
     const moert_router_options *router = &layer->options.router;
@@ -113,7 +114,7 @@ static moert_status differentiate_router(moert_layer *layer, const moert_layer_l
                                       &layer->mesh->scratch[MOERT_SCRATCH_PARTIAL]);
 }
 
-/* dx += the shared expert's part, and its weight gradients. */
+/* Adds the shared expert's gradient to dx and collects the gradients of its weights. */
 static moert_status differentiate_shared(moert_layer *layer, const moert_buffer *dy,
                                          moert_buffer *dx) {
     const moert_layer_options *o = &layer->options;
@@ -161,11 +162,11 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     return moert_block_gemm(dense, DENSE_SHARED_W1, &gemm);
 }
 
-/* The received rows of dy, and room for what is made of them. All ranks of the EP group fail
- * alike. */
+/* Reserves the windows and scratch of the backward pass and starts the dispatch of dy. All ranks of
+ * the EP group return the same status. */
 static moert_status deliver(moert_layer *layer, const moert_buffer *dy, moert_transfer *back) {
     moert_mesh *mesh = layer->mesh;
-    const moert_buffer *prepacked = NULL;
+    const moert_buffer *wire_rows = NULL;
     if (!layer->owns_dy)
         MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DY, moert_wire_width(&layer->options),
                                     &layer->dy));
@@ -179,8 +180,8 @@ static moert_status deliver(moert_layer *layer, const moert_buffer *dy, moert_tr
                                     layer->batch.tokens * layer->options.router.topk,
                                     &back->slot_target);
     if (status == MOERT_OK)
-        status = moert_wire_pack(layer, dy, &prepacked);
-    const moert_transfer there = {.plan = layer->plan, .window = layer->dy, .source = prepacked};
+        status = moert_wire_pack(layer, dy, &wire_rows);
+    const moert_transfer there = {.plan = layer->plan, .window = layer->dy, .source = wire_rows};
     return moert_exchange_dispatch_start(mesh->exchange, &there, status);
 }
 
@@ -200,14 +201,14 @@ moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
     moert_status status = deliver(layer, dy, &back);
     if (status != MOERT_OK)
         return moert_precision_tell_replicas(layer, status);
-    /* the ranks agree on it in the combine */
+    /* the ranks agree on `status` in the combine */
     status = differentiate_experts(layer, &back);
     back.target = dx;
     MOERT_TRY(moert_exchange_combine_finish(mesh->exchange, &back, status));
     layer->stage = STAGE_BACKWARD;
     status = differentiate_router(layer, losses, back.slot_target, &dlogits);
     MOERT_TRY(moert_first(status, moert_exchange_combine_join(mesh->exchange)));
-    moert_gemm router = moert_layer_router_gemm(layer, dx, dlogits); /* dx += its part */
+    moert_gemm router = moert_layer_router_gemm(layer, dx, dlogits); /* adds to dx */
     router.kind = MOERT_GEMM_DGRAD;
     router.accumulate = true;
     MOERT_TRY(moert_block_gemm(layer->block[BLOCK_DENSE], DENSE_ROUTER, &router));

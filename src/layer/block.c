@@ -4,9 +4,8 @@
 #include "base/memory.h"
 #include "base/phase.h"
 
-enum { ALIGNMENT_FLOATS = 128 }; /* 512 bytes: views start there */
+enum { ALIGNMENT_FLOATS = 128 }; /* 512 bytes: the alignment of buffer views */
 
-/* The chunks of a tensor. */
 static size_t count_chunks(const moert_block_shape *shape, size_t tensor) {
     return shape->parts *
            moert_ceil_div(shape->elements[tensor] / shape->parts, MOERT_SQUARES_CHUNK);
@@ -19,7 +18,7 @@ static size_t block_chunks(const moert_block_shape *shape) {
     return chunks;
 }
 
-/* The first of a rank's chunks; what each rank has differs by one at most. */
+/* A rank's first chunk. The ranks' counts of chunks differ by at most one. */
 static size_t first_chunk(size_t chunks, size_t ranks, size_t rank) {
     return chunks * rank / ranks;
 }
@@ -38,7 +37,7 @@ size_t moert_block_border(const moert_block_shape *shape, size_t ranks, size_t r
     return floats;
 }
 
-/* moert_buffer_reserve, but a failure says what there was no room for. */
+/* moert_buffer_reserve whose error message names `role` and the block. */
 static moert_status reserve(const moert_block *block, const char *role, size_t bytes,
                             moert_buffer **buffer) {
     const moert_status status = moert_buffer_reserve(block->device, bytes, buffer);
@@ -150,8 +149,8 @@ moert_status moert_block_collect(moert_block *block, size_t tensor, const moert_
     return moert_tree_reduce(&at, n, partial);
 }
 
-/* On an H200 a piece more costs 10 us: a head of 150,000 lines took 2.2 ms more in pieces of 16 MiB
- * than in those of 64. */
+/* On an H200 each further piece costs 10 us: a head of 150,000 rows took 2.2 ms more in pieces of
+ * 16 MiB than in pieces of 64 MiB. */
 size_t moert_block_partial_bytes(const moert_device *device) {
     const size_t mib = 1024 * 1024;
     return device != NULL ? moert_by_form(device, 64 * mib, 256 * mib) : 64 * mib;
@@ -200,28 +199,29 @@ size_t moert_block_first_chunk(const moert_block *block, size_t rank) {
     return first_chunk(block->chunks, moert_comm_size(block->comm), rank);
 }
 
-/* gradient += nodes, in the slice; those of replicated blocks begin where views can. */
-static moert_status add_slice(moert_block *block, size_t first, size_t count) {
+/* gradient += nodes in this rank's shard, for replicated blocks; their shards start where buffer
+ * views can. */
+static moert_status add_shard(moert_block *block, size_t first, size_t count) {
     const size_t start = first * sizeof(float), bytes = count * sizeof(float);
-    moert_buffer *sum = NULL, *slice = NULL;
+    moert_buffer *sum = NULL, *shard = NULL;
     moert_status status = moert_buffer_view(block->gradient, start, bytes, &sum);
     if (status == MOERT_OK)
-        status = moert_buffer_view(block->nodes, start, bytes, &slice);
+        status = moert_buffer_view(block->nodes, start, bytes, &shard);
     if (status == MOERT_OK)
-        status = moert_add(count, slice, sum);
-    MOERT_DESTROY(slice, sum);
+        status = moert_add(count, shard, sum);
+    MOERT_DESTROY(shard, sum);
     return status;
 }
 
-/* What is summed: rows on the host, which CPU devices map without a copy. */
-static moert_buffer *rows_of(const moert_block *block) {
+/* The buffer that the ranks sum, mapped to host memory; CPU devices map it without a copy. */
+static moert_buffer *summed_buffer(const moert_block *block) {
     return block->replicated ? block->nodes : block->gradient;
 }
 
 moert_status moert_block_reduce_start(moert_block *block, const moert_span *spans) {
     if (block->floats == 0 || moert_comm_size(block->comm) == 1)
         return MOERT_OK;
-    MOERT_TRY(moert_buffer_map(rows_of(block), &block->mapped));
+    MOERT_TRY(moert_buffer_map(summed_buffer(block), &block->mapped));
     return moert_tree_sum_start(block->comm, spans, block->mapped, block->border, &block->sum);
 }
 
@@ -237,11 +237,11 @@ moert_status moert_block_reduce_wait(moert_block *block) {
     moert_phase_set(block->replicated ? MOERT_PHASE_REDUCE_GRADIENTS : MOERT_PHASE_REDUCE_REPLICAS);
     MOERT_TRY(moert_tree_sum_wait(block->sum));
     block->sum = NULL;
-    MOERT_TRY(moert_buffer_unmap(rows_of(block), block->mapped));
+    MOERT_TRY(moert_buffer_unmap(summed_buffer(block), block->mapped));
     if (!block->replicated || count == 0)
         return MOERT_OK;
     if (block->accumulate)
-        return add_slice(block, first, count);
+        return add_shard(block, first, count);
     return moert_buffer_copy(block->nodes, first * sizeof(float), block->gradient,
                              first * sizeof(float), count * sizeof(float));
 }

@@ -1,24 +1,24 @@
 /*
- * A block: tensors whose weights, and gradients, lie in one buffer each, so that they are summed,
- * clipped and written together. Replicated blocks are the same on all ranks; expert blocks hold the
- * experts of one rank, and are the same on its replicas.
+ * A block is a group of tensors with one buffer for all weights and one for all gradients, so that
+ * they are summed, clipped and written together. Replicated blocks are the same on all ranks.
+ * Expert blocks hold the experts of one rank and are the same on its replicas.
  *
- * The gradient of a replicated block is first collected as tree nodes (base/tree.h): nodes[N,
- * floats], one row per node of this rank's span of sequences; moert_block_reduce sums them over all
- * ranks. A rank alone has the root of the tree only, which is the gradient: it collects there, and
- * has no nodes.
+ * The gradient of a replicated block is first collected as partial sums, the nodes of a tree
+ * (base/tree.h): nodes[N, floats], one row per node of this rank's span of sequences.
+ * moert_block_reduce_start sums them over all ranks. A single rank holds the root, which is the
+ * gradient. It then collects into the gradient and has no nodes.
  *
- * The ranks that hold a block share its sums and its optimizer between them (ZeRO, stage 1;
+ * The ranks that hold a block divide its sums and its optimizer among themselves (ZeRO, stage 1;
  * Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models",
- * 2020). Each owns a slice:
+ * 2020). Each owns a shard:
  *
  *   tensors    | embedding                   | norm | head                        |
  *   chunks     |    |    |    |    |    |  | |  |   |    |    |    |    |    |  | |
- *   slices of 3|0                      |1                       |2                 |
+ *   shards of 3|0                      |1                       |2                 |
  *
- * Slices are whole chunks of MOERT_SQUARES_CHUNK floats, counted from the start of each tensor of
- * the model's files, as many for each rank up to one: so what is summed by chunks has the same bits
- * for any slices.
+ * Shards are whole chunks of MOERT_SQUARES_CHUNK floats, counted from the start of each tensor of
+ * the model's files. Sizes differ by at most one chunk. So sums that are formed chunk by chunk have
+ * the same bits for any number of shards.
  */
 #pragma once
 
@@ -38,92 +38,97 @@ typedef struct moert_block_tensor {
 typedef struct moert_block {
     moert_device *device;
     moert_comm *comm; /* the ranks that hold it */
-    const char *what; /* it holds, for messages; a literal */
+    const char *what; /* a description for messages; a literal */
     bool replicated;
     size_t floats; /* of all tensors with their padding, which stays zero */
-    size_t chunks; /* that its slices consist of */
+    size_t chunks; /* of all tensors; see MOERT_SQUARES_CHUNK */
     size_t count;
     moert_block_tensor *tensor;
-    size_t *border; /* [ranks that hold it + 1] of their slices, in floats */
+    size_t *border; /* [ranks that hold it + 1] where their shards start, in floats */
     moert_buffer *weight, *gradient, *nodes;
-    moert_tree_sum *sum; /* under way, of rows that are mapped there */
-    float *mapped;
-    bool collects_sum; /* into the gradient itself */
-    bool accumulate;   /* what is collected adds to the gradient */
+    moert_tree_sum *sum; /* the sum in progress, or NULL */
+    float *mapped;       /* the buffer that it sums */
+    bool collects_sum;   /* into the gradient, without nodes */
+    bool accumulate;     /* add to the gradient instead of replacing it */
 } moert_block;
 
-/* What a block is made of. */
+/* The sizes of a block's tensors. */
 typedef struct moert_block_shape {
     const size_t *elements; /* [count] floats of each tensor; 0 is legal */
     size_t count;
-    size_t parts; /* that each tensor consists of: as many tensors of the model's files */
+    size_t parts; /* the tensors of the model's files that form one tensor */
 } moert_block_shape;
 
-/* Where the slice of a rank of `ranks` begins; that of the rank after the last where the block ends,
- * with its padding. */
+/* The offset in floats where the shard of rank `rank` of `ranks` starts. With rank == ranks: the
+ * size of the block with its padding. */
 size_t moert_block_border(const moert_block_shape *shape, size_t ranks, size_t rank);
 
-/* Weights and gradients start as zero. `comm`: the ranks that hold it, all for a replicated one.
- * Not collective. */
+/* Weights and gradients start as zero. `comm` contains the ranks that hold the block, all ranks for
+ * a replicated one. Not collective. */
 moert_status moert_block_create(moert_device *device, moert_comm *comm, const char *what,
                                 bool replicated, const moert_block_shape *shape,
                                 moert_block **block);
 void moert_block_destroy(moert_block *block);
 
-/* To be called when weights were written: prepacks of them are stale. */
+/* Marks prepacked weights as stale. Call it after writing to the weights. */
 void moert_block_weights_changed(moert_block *block);
 
-/* moert_gemm_run of a forward or dgrad by a tensor of the block, which fills in `weight` and
+/* Runs a forward or dgrad with a tensor of the block as its weight. Fills in `weight` and
  * `prepacked`. */
 moert_status moert_block_gemm(moert_block *block, size_t tensor, const moert_gemm *gemm);
 
-/* Before the gradients of a batch are collected: makes room for its nodes. With `accumulate` the
- * gradients will be added to what is there. */
+/* Reserves the nodes of a batch; call it before its gradients are collected. With `accumulate` they
+ * are added to the block's gradient, otherwise they replace it. */
 moert_status moert_block_begin(moert_block *block, const moert_batch *batch, bool accumulate);
 
 /*
- * Collects a gradient as nodes from partial[S, n] (overwritten), for elements [first, first + n) of
- * a tensor; once in a batch for each element. Further gradients of the same tensor must already be
- * in the partials: trees that were summed one by one would depend on the number of ranks.
+ * Reduces partial[S, n], the gradients per sequence of elements [first, first + n) of a tensor, to
+ * nodes. Overwrites `partial`. Each element is collected once per batch. If a tensor has several
+ * gradients, the caller adds them in `partial` first, because the sum of several trees would depend
+ * on the number of ranks.
  */
 moert_status moert_block_collect(moert_block *block, size_t tensor, const moert_batch *batch,
                                  size_t first, size_t n, moert_buffer *partial);
 
-/* Where the nodes of a tensor's elements from `first` on are collected. */
+/* The location of the nodes of a tensor's elements from `first` on. */
 moert_tree_nodes_at moert_block_nodes(const moert_block *block, size_t tensor,
                                       const moert_batch *batch, size_t first);
 
 /*
- * The weight gradient (and with gemm->bias != NULL the bias gradient, tensor + 1) of a dense layer
- * y = x weight^T: groups, weight and bias of `gemm` are filled in here. `scratch` is a growable
- * buffer for partials.
+ * Collects the weight gradient of a dense layer y = x weight^T, and with gemm->bias != NULL the
+ * bias gradient, as tensor + 1. Fills in groups, weight and bias of `gemm`. `scratch` is a growable
+ * buffer for gradients per sequence.
  */
 moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch,
                                         const moert_gemm *gemm, moert_buffer **scratch);
-/* Partial gradients of so many bytes are made at a time, or of a row; NULL: on a CPU. */
+/* The bytes of gradients per sequence that are computed at once, at least one row of the weight.
+ * With device == NULL: those of a CPU. */
 size_t moert_block_partial_bytes(const moert_device *device);
 
-/* The floats of this rank's slice, from *first on. */
+/* The size in floats of this rank's shard; sets *first to its offset. */
 size_t moert_block_shard(const moert_block *block, size_t *first);
-/* The first chunk of the slice of a rank of those that hold the block, or of the rank after the
- * last. */
+/* The first chunk of a rank's shard; `rank` counts those that hold the block. For the rank after
+ * the last: the number of chunks. */
 size_t moert_block_first_chunk(const moert_block *block, size_t rank);
 /*
- * Sums gradients over the ranks that hold the block, `spans`: nodes by the leaves that each has, or
- * the gradients of an expert block by its replicas; this rank's slice of the gradient gets the sum,
- * or that of nodes is added to it. start blocks until the device is done, not until the other ranks
- * are; what comes between may neither write gradients nor read those of the block. Blocks are
- * started in the same order on all ranks. progress and wait of a block that is not under way do
- * nothing.
+ * Sums gradients over the ranks that hold the block. A replicated block sums the nodes; `spans` has
+ * the sequences of each rank. An expert block sums the gradients of its replicas; `spans` has one
+ * leaf per replica. The sum replaces this rank's shard of the gradient or, of nodes with
+ * `accumulate`, is added to it.
+ *
+ * start waits for the device but not for other ranks. Between start and wait, the caller may
+ * neither write gradients nor read those of the block. All ranks start blocks in the same order. If
+ * no sum is in progress, progress and wait do nothing.
  */
 moert_status moert_block_reduce_start(moert_block *block, const moert_span *spans);
 moert_status moert_block_reduce_progress(moert_block *block);
 moert_status moert_block_reduce_wait(moert_block *block);
-/* Completes the block's weight or gradient with the slices of the other ranks. Collective over
- * them. */
+/* Gathers the shards of the other ranks into `values`, the block's weight or gradient. Collective
+ * over the ranks that hold the block. */
 moert_status moert_block_gather(const moert_block *block, moert_buffer *values);
 
-/* The blocks of a layer that holds `local` experts: the shape of each, by the index below. */
+/* The shapes of the blocks of a layer that holds `local` experts, by the index of
+ * moert_layer_block. */
 enum { MOERT_LAYER_BLOCKS = 3, MOERT_LAYER_BLOCK_TENSORS = 4 };
 
 typedef struct moert_layer_shapes {
@@ -133,20 +138,20 @@ typedef struct moert_layer_shapes {
 
 moert_layer_shapes moert_layer_shapes_of(const moert_layer_options *options, size_t local);
 
-/* The blocks of a layer, by index: the replicated one first, then the experts' first and second
- * projection; NULL past the end. */
+/* The block with this index: 0 is the replicated block, 1 and 2 the experts' first and second
+ * projection. NULL past the end. */
 moert_block *moert_layer_block(moert_layer *layer, size_t index);
 /*
- * moert_layer_reduce, but each gradient is complete in this rank's slice of its block alone: see
- * moert_block_reduce_start; after moert_mesh_gather_spans of the batch.
+ * moert_layer_reduce in parts (see moert_block_reduce_start). It completes a gradient only in this
+ * rank's shard of the block. Call moert_mesh_gather_spans for the batch first.
  */
 moert_status moert_layer_reduce_start(moert_layer *layer, bool last);
 moert_status moert_layer_reduce_progress(moert_layer *layer);
 moert_status moert_layer_reduce_wait(moert_layer *layer);
-/* The rows of the next forward's x or backward's dy as bf16 codes, where the caller has them: what
- * travels need not be made then. NULL: none. They must stay as the rows must. */
-void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *codes);
-/* What the router computed in the last forward. */
+/* Passes bf16 values of the next forward's x or backward's dy, so that dispatch need not round the
+ * rows; NULL: none. The buffer must stay valid and unchanged as long as x or dy. */
+void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *rows);
+/* The router's results of the last forward. */
 const moert_routing *moert_layer_routing(const moert_layer *layer);
 
 static inline moert_span moert_batch_span(const moert_batch *batch) {

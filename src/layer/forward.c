@@ -40,12 +40,12 @@ static moert_status route(moert_layer *layer, const moert_buffer *x) {
                                 layer->correction, &layer->routing);
 }
 
-/* A chunk's experts over its rows: out = W2 (prob * glu(W1 x)). Results travel while the next are
- * computed, or in one chunk while they are. */
+/* Runs a chunk's experts on its rows: out = W2 (prob * glu(W1 x)). The results travel while the
+ * next chunk is computed, or as the GEMM stores them (moert_wire_results). */
 static moert_status compute_chunk(moert_layer *layer, moert_transfer *back, size_t chunk,
                                   const moert_part *part) {
     moert_phase_set(MOERT_PHASE_EXPERTS);
-    if (chunk == 0) { /* weights, and room for what the experts make of all rows */
+    if (chunk == 0) { /* once per pass: the rounded weights, and v and h of all rows */
         const size_t n = layer->plan->plan->rows * layer->options.intermediate;
         const size_t v = moert_operand_floats(moert_precision_v_type(layer), 2 * n);
         const size_t h = moert_operand_floats(moert_precision_h_type(layer), n);
@@ -78,7 +78,7 @@ static moert_status compute_chunk(moert_layer *layer, moert_transfer *back, size
     return moert_wire_return(layer, back, &second);
 }
 
-/* result[T,H] = the shared expert, which sees every token where it is. */
+/* result[T,H] = the shared expert's output for all tokens of this rank, which do not travel. */
 static moert_status compute_shared_expert(moert_layer *layer, const moert_buffer *x,
                                           moert_buffer **result) {
     const moert_layer_options *o = &layer->options;
@@ -113,20 +113,20 @@ static moert_status compute_shared_expert(moert_layer *layer, const moert_buffer
     return moert_block_gemm(dense, DENSE_SHARED_W2, &gemm);
 }
 
-/* From a status so far to rows on their way, and room for their results. All ranks of the EP group
- * fail alike. */
+/* Makes the plan, reserves the window of the results and starts the dispatch of x. `status` is this
+ * rank's so far; all ranks of the EP group return the same one. */
 static moert_status deliver(moert_layer *layer, moert_status status, const moert_buffer *x,
                             moert_transfer *back) {
     moert_mesh *mesh = layer->mesh;
     const moert_router_options *router = &layer->options.router;
-    const moert_buffer *prepacked = NULL;
+    const moert_buffer *wire_rows = NULL;
     status =
         moert_exchange_begin_plan(mesh->exchange,
                                   &(moert_exchange_slots){layer->routing.index, layer->batch.tokens,
                                                           router->topk, router->experts},
                                   status);
     if (status == MOERT_OK) /* while the host makes the plan */
-        status = moert_wire_pack(layer, x, &prepacked);
+        status = moert_wire_pack(layer, x, &wire_rows);
     MOERT_TRY(moert_exchange_end_plan(mesh->exchange, status, &layer->plan));
     MOERT_TRY(moert_wire_back(layer, true, back));
     if (moert_wire_takes_chunks(&layer->options))
@@ -136,7 +136,7 @@ static moert_status deliver(moert_layer *layer, moert_status status, const moert
     const moert_transfer there = {.plan = layer->plan,
                                   .window = layer->x,
                                   .slots = layer->prob,
-                                  .source = prepacked,
+                                  .source = wire_rows,
                                   .slot_source = layer->routing.weight};
     return moert_exchange_dispatch_start(mesh->exchange, &there, MOERT_OK);
 }
@@ -145,7 +145,7 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
                                  const moert_buffer *x, moert_buffer *y) {
     const bool shared = layer->options.shared_intermediate > 0;
     moert_transfer back;
-    moert_buffer *result = NULL; /* of the shared expert, computed while rows travel */
+    moert_buffer *result = NULL; /* the shared expert's, computed while rows travel */
     moert_status status = check_batch(layer, batch, x, y);
     moert_exchange_free_plan(layer->plan);
     layer->plan = NULL;
@@ -160,9 +160,9 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
         return moert_precision_tell_replicas(layer, status);
     if (shared)
         status = compute_shared_expert(layer, x, &result);
-    status = moert_first(status, moert_layer_each_wave(layer, &back, compute_chunk));
+    status = moert_first(status, moert_layer_each_chunk(layer, &back, compute_chunk));
     back.target = y;
-    /* the ranks agree on it in the combine */
+    /* the ranks agree on `status` in the combine */
     MOERT_TRY(moert_exchange_combine_finish(layer->mesh->exchange, &back, status));
     layer->stage = batch->forward_only ? STAGE_NOTHING : STAGE_FORWARD;
     return shared ? moert_add(batch->tokens * layer->options.hidden, result, y) : MOERT_OK;

@@ -1,4 +1,4 @@
-/* Makes a layer, its fresh weights and its accessors. */
+/* A layer's creation, its GEMM descriptors, accessors and initial weights. */
 #include "layer/internal.h"
 
 #include <stdlib.h>
@@ -173,20 +173,20 @@ moert_gemm moert_layer_router_gemm(const moert_layer *layer, const moert_buffer 
     return gemm;
 }
 
-moert_status moert_layer_each_wave(moert_layer *layer, moert_transfer *back,
-                                   moert_wave_work *work) {
+moert_status moert_layer_each_chunk(moert_layer *layer, moert_transfer *back,
+                                    moert_chunk_work *work) {
     moert_exchange *exchange = layer->mesh->exchange;
     moert_status status = MOERT_OK;
-    for (size_t w = 0; w < layer->plan->chunks; w++) {
-        const moert_chunk chunk = moert_exchange_chunk(layer->plan, w);
+    for (size_t c = 0; c < layer->plan->chunks; c++) {
+        const moert_chunk chunk = moert_exchange_chunk(layer->plan, c);
         const moert_part part = {chunk.first, chunk.end, chunk.first_row, chunk.end_row};
-        status = moert_first(status, moert_exchange_dispatch_wait(exchange, w));
+        status = moert_first(status, moert_exchange_dispatch_wait(exchange, c));
         if (status == MOERT_OK)
-            status = work(layer, back, w, &part);
-        /* NVFP4, in one chunk: before the others learn of it in the combine */
-        if (w + 1 == layer->plan->chunks)
+            status = work(layer, back, c, &part);
+        /* NVFP4 has one chunk: take part in its last gathers before the combine */
+        if (c + 1 == layer->plan->chunks)
             status = moert_precision_settle(layer, status);
-        status = moert_first(status, moert_exchange_combine_send(exchange, back, w));
+        status = moert_first(status, moert_exchange_combine_send(exchange, back, c));
     }
     return status;
 }
@@ -200,10 +200,10 @@ moert_status moert_layer_activation(moert_layer *layer, size_t rows, size_t widt
     return moert_buffer_reserve(layer->mesh->device, moert_min(bytes + bytes / 4, most), buffer);
 }
 
-/* Where a tensor lies; BLOCKS for the correction bias. */
-static const struct place {
+/* The block and index of a tensor; BLOCKS for the correction bias, which is in no block. */
+static const struct location {
     int block, tensor;
-} places[MOERT_LAYER_TENSORS] = {
+} locations[MOERT_LAYER_TENSORS] = {
     [MOERT_LAYER_ROUTER] = {BLOCK_DENSE, DENSE_ROUTER},
     [MOERT_LAYER_ROUTER_BIAS] = {BLOCK_DENSE, DENSE_ROUTER_BIAS},
     [MOERT_LAYER_SHARED_W1] = {BLOCK_DENSE, DENSE_SHARED_W1},
@@ -216,15 +216,17 @@ static const struct place {
 };
 
 moert_buffer *moert_layer_weight(moert_layer *layer, moert_layer_tensor which) {
-    const struct place *place = &places[which];
-    return place->block == BLOCKS ? layer->correction
-                                  : layer->block[place->block]->tensor[place->tensor].weight;
+    const struct location *location = &locations[which];
+    return location->block == BLOCKS
+               ? layer->correction
+               : layer->block[location->block]->tensor[location->tensor].weight;
 }
 
 moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_tensor which) {
-    const struct place *place = &places[which];
-    return place->block == BLOCKS ? NULL
-                                  : layer->block[place->block]->tensor[place->tensor].gradient;
+    const struct location *location = &locations[which];
+    return location->block == BLOCKS
+               ? NULL
+               : layer->block[location->block]->tensor[location->tensor].gradient;
 }
 
 void moert_layer_weights_changed(moert_layer *layer) {
@@ -237,8 +239,8 @@ moert_block *moert_layer_block(moert_layer *layer, size_t index) {
     return index < BLOCKS ? layer->block[index] : NULL;
 }
 
-void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *codes) {
-    layer->codes = codes;
+void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *rows) {
+    layer->bf16 = rows;
 }
 
 const moert_routing *moert_layer_routing(const moert_layer *layer) {
@@ -257,11 +259,11 @@ const uint64_t *moert_layer_expert_counts(const moert_layer *layer) {
     return layer->plan != NULL ? layer->plan->plan->expert_counts : NULL;
 }
 
-/* ---- fresh weights ---- */
+/* ---- initial weights ---- */
 
-enum { PIECE = 1 << 22 }; /* floats that are made at once */
+enum { PIECE = 1 << 22 }; /* floats that are drawn at once */
 
-/* One expert's part of a tensor, or the whole of a replicated one. */
+/* Draws one expert's part of a tensor, or all of a replicated one. */
 static moert_status fill(moert_buffer *weight, size_t offset, size_t elements, uint64_t seed,
                          uint64_t stream, double deviation) {
     float *values;

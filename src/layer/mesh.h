@@ -1,6 +1,6 @@
 /*
- * The EP x EDP arrangement of the ranks, and what layers on it share: the exchange, windows that no
- * layer keeps, scratch.
+ * The EP x EDP arrangement of the ranks, and the objects that its layers share: the exchange,
+ * windows that no layer keeps, and scratch buffers.
  */
 #pragma once
 
@@ -17,26 +17,26 @@ typedef enum moert_scratch {
     MOERT_SCRATCH_LOGITS,    /* [T,E] */
     MOERT_SCRATCH_TOKENS,    /* [T,H] */
     MOERT_SCRATCH_DENSE,     /* [M,H] rows of a window, as floats without gaps */
-    MOERT_SCRATCH_WIRE,      /* what quantizers write */
-    MOERT_SCRATCH_SCALES,    /* likewise */
-    MOERT_SCRATCH_GLOBAL,    /* [L] */
+    MOERT_SCRATCH_WIRE,      /* payloads that quantizers write, rows as they travel */
+    MOERT_SCRATCH_SCALES,    /* scales that quantizers write */
+    MOERT_SCRATCH_GLOBAL,    /* [L] global scales */
     MOERT_SCRATCH_AMAX,      /* [L] */
-    MOERT_SCRATCH_ENDS,      /* uint32 [L] */
+    MOERT_SCRATCH_ENDS,      /* uint32 [L] ends of the experts' rows in a weight */
     MOERT_SCRATCH_ROUNDED_X, /* operands of a GEMM, rounded */
-    MOERT_SCRATCH_ROUNDED_Y, /* and rounded results that are sent from here */
+    MOERT_SCRATCH_ROUNDED_Y, /* likewise, and rounded results before they are sent */
     MOERT_SCRATCHES
 } moert_scratch;
 
-/* Windows that hold nothing between a dispatch and its combine. */
+/* Windows whose contents no layer needs after the combine of a pass. */
 typedef enum moert_shared_window {
     MOERT_WINDOW_OUT,   /* results of the experts, or gradients of their inputs */
-    MOERT_WINDOW_BF16,  /* the same as bf16 codes; its width counts codes */
+    MOERT_WINDOW_BF16,  /* the same as bf16; its width counts bf16 values */
     MOERT_WINDOW_DY,    /* gradients of the experts' results */
     MOERT_WINDOW_DPROB, /* gradients of the routing weights, width 1 */
     MOERT_SHARED_WINDOWS
 } moert_shared_window;
 
-/* What a rank tells the others of its rows, see layer/precision.h. */
+/* A rank's message in the gather of an amax (layer/precision.h). */
 typedef struct moert_amax_report {
     uint32_t status; /* moert_status so far */
     float amax;
@@ -57,25 +57,26 @@ struct moert_mesh {
     moert_span *replica_spans;  /* [EDP] the replicas, each a leaf */
 };
 
-/* The ranks that share one set of experts among `ranks`, as `ep` asks for; ERROR_USAGE as of
- * moert_mesh_create. */
+/* *group = the number of ranks that share one set of experts: `ep`, or all `ranks` if it is 0.
+ * ERROR_USAGE as for moert_mesh_create. */
 moert_status moert_mesh_group(size_t ranks, size_t ep, size_t *group);
 
 /*
- * Where a rank stands when the ranks are ordered by host, then by rank: groups are runs of this
- * order, so that one that fits on a host lies on one, however the launcher has dealt the ranks.
- * Within a group ranks keep their own order, which is that of their tokens.
+ * A rank's index when the ranks are ordered by host, then by rank. Groups are consecutive ranks of
+ * this order. So the ranks of one host form groups together, however the launcher places them.
+ * Within a group the order is that of the ranks, and so of their tokens.
  */
 size_t moert_mesh_position(const moert_comm *world, size_t rank);
 
-/* Fills mesh->spans. ERROR_MISMATCH on all ranks unless they are the sequences of one batch.
- * Collective. */
+/* Fills mesh->spans. ERROR_MISMATCH on all ranks unless the spans together are the sequences of one
+ * batch. Collective. */
 moert_status moert_mesh_gather_spans(moert_mesh *mesh, const moert_batch *batch);
 
 /* A scratch buffer of at least `floats`. */
 moert_status moert_mesh_scratch(moert_mesh *mesh, moert_scratch which, size_t floats,
                                 moert_buffer **buffer);
 
-/* The shared window with rows of `width` floats. Collective when the width is new. */
+/* The shared window with rows of `width` floats (MOERT_WINDOW_BF16: bf16 values). Collective when
+ * the width changes. */
 moert_status moert_mesh_window(moert_mesh *mesh, moert_shared_window which, size_t width,
                                moert_window **window);

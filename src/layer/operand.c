@@ -1,4 +1,4 @@
-/* Rows as the dense layers multiply them. */
+/* Operands of the dense layers' GEMMs. */
 #include "layer/operand.h"
 
 #include "base/memory.h"
@@ -26,19 +26,19 @@ moert_dtype moert_operand_between(const moert_device *device, moert_dtype type, 
 
 moert_status moert_operand_take(moert_mesh *mesh, moert_dtype type, size_t n,
                                 const moert_buffer *values, moert_scratch which,
-                                moert_buffer **factor) {
-    *factor = (moert_buffer *)values;
+                                moert_buffer **operand) {
+    *operand = (moert_buffer *)values;
     if (type == MOERT_DTYPE_F32)
         return MOERT_OK;
-    MOERT_TRY(moert_mesh_scratch(mesh, which, moert_operand_floats(type, n), factor));
+    MOERT_TRY(moert_mesh_scratch(mesh, which, moert_operand_floats(type, n), operand));
     return moert_cast_run(
-        &(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, type, n, values, *factor});
+        &(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, type, n, values, *operand});
 }
 
 moert_status moert_operand_buffer(moert_mesh *mesh, moert_dtype type, size_t n, moert_scratch which,
-                                  moert_buffer *plain, moert_buffer **factor) {
-    *factor = plain;
+                                  moert_buffer *plain, moert_buffer **operand) {
+    *operand = plain;
     return type == MOERT_DTYPE_F32
                ? MOERT_OK
-               : moert_mesh_scratch(mesh, which, moert_operand_floats(type, n), factor);
+               : moert_mesh_scratch(mesh, which, moert_operand_floats(type, n), operand);
 }

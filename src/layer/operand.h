@@ -1,27 +1,29 @@
 /*
- * Rows as the dense layers multiply them: float32, or bf16 codes, which are made once for all
- * products that read them. What is only multiplied comes as codes from the operation that computes
- * it; of what others read too codes are made in scratch.
+ * Operands of the dense layers' GEMMs: float32, or bf16 values, to which rows are rounded once for
+ * all GEMMs that read them. If only GEMMs read the rows, the operation that computes them writes
+ * bf16. If others read them in float32, moert_operand_take rounds a copy in scratch.
  */
 #pragma once
 
 #include "layer/mesh.h"
 
-/* Type of the operands: `dense` is F32 or BF16. */
+/* The operands' dtype; `dense` is F32 or BF16. */
 moert_dtype moert_operand_type(moert_precision dense);
-/* The floats that take the place of n operands. */
+/* The size of n operand values in floats, rounded up. */
 size_t moert_operand_floats(moert_dtype type, size_t n);
 
-/* Type of v and dh, between products by `groups` weights [2I,H] and [H,I]: that of the operands, if
- * both products round to it (moert_gemm_rounds). A device of NULL rounds nothing. */
+/* The dtype of v and dh, the results between the GEMMs of `groups` weights [2I,H] and [H,I]: that
+ * of the operands if both GEMMs can round to it (moert_gemm_rounds), else float32. With device ==
+ * NULL: float32. */
 moert_dtype moert_operand_between(const moert_device *device, moert_dtype type, size_t groups,
                                   size_t hidden, size_t intermediate);
 
-/* *factor = values[n] as operands: themselves, or codes in a scratch buffer. */
+/* *operand = float32 values[n] as an operand: `values`, or bf16 in the scratch buffer `which`. */
 moert_status moert_operand_take(moert_mesh *mesh, moert_dtype type, size_t n,
                                 const moert_buffer *values, moert_scratch which,
-                                moert_buffer **factor);
+                                moert_buffer **operand);
 
-/* *factor = where an operation puts n operands itself: `plain`, or codes to a scratch buffer. */
+/* *operand = the buffer to which an operation writes n operand values: `plain` if they are float32,
+ * else the scratch buffer `which`. */
 moert_status moert_operand_buffer(moert_mesh *mesh, moert_dtype type, size_t n, moert_scratch which,
-                                  moert_buffer *plain, moert_buffer **factor);
+                                  moert_buffer *plain, moert_buffer **operand);

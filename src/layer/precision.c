@@ -23,13 +23,14 @@ static moert_status reserve_bytes(moert_mesh *mesh, moert_scratch which, size_t 
 
 /* ---- recipes ---- */
 
-/* bf16 has no blocks: its weights are rounded by the products, which packs them when that pays. */
+/* Whether the precision has scales per block. bf16 has none: its GEMMs round the weights, and
+ * moert_prepacks prepacks them when that pays. */
 static bool has_blocks(const moert_layer *layer) {
     return layer->options.precision >= MOERT_PRECISION_MXFP8;
 }
 
-/* The operands' type: bf16 holds every product of an E4M3 number and a power of two, as long as it
- * is no smaller than 2^-126. NVFP4's global scales are no powers of two. */
+/* The operands' dtype. bf16 represents an E4M3 value times a power of two exactly, unless the
+ * result is below 2^-126. NVFP4 needs float32, since its global scales are not powers of two. */
 static moert_dtype operand_type(const moert_layer *layer) {
     const moert_precision precision = layer->options.precision;
     return precision == MOERT_PRECISION_BF16 || precision == MOERT_PRECISION_MXFP8
@@ -75,7 +76,7 @@ static moert_quantize quantize_of(const matrix *source, const moert_quantizer *h
                             .amax = amax};
 }
 
-/* Codes of a matrix in scratch buffers. `amax`: of the tensor or the groups, for NVFP4. */
+/* Quantizes a matrix to scratch buffers. NVFP4 needs `amax`, of the tensor or of each group. */
 static moert_status quantize(moert_mesh *mesh, const matrix *source, const moert_quantizer *how,
                              moert_buffer *amax, moert_quantize *op) {
     const moert_groups *groups = &source->groups;
@@ -94,7 +95,8 @@ static moert_status quantize(moert_mesh *mesh, const matrix *source, const moert
 
 /* ---- weights ---- */
 
-/* weight[L,N,K] rounded for a use: prepacked from its codes or, where that gains nothing, a copy. */
+/* Quantizes weight[L,N,K] for a use, and prepacks its values or, where that gains nothing,
+ * dequantizes them to a float32 copy. */
 static moert_status refresh_use(moert_layer *layer, int block, moert_prepacked_use use,
                                 const matrix *source, size_t n) {
     const moert_precision precision = layer->options.precision;
@@ -162,14 +164,14 @@ void moert_precision_free(moert_layer *layer) {
 
 /* ---- activations ---- */
 
-enum { GATHERS = 2 }; /* of x and h, or of dy and dv */
+enum { GATHERS = 2 }; /* per pass: the amax of x and of h, or of dy and of dv */
 
 void moert_precision_begin(moert_layer *layer) {
     layer->gathers = layer->options.precision == MOERT_PRECISION_NVFP4 ? GATHERS : 0;
 }
 
-/* *amax = the largest of all ranks', NaN if any has one; if any brings a failure, all fail, and
- * this was the pass's last gather. Collective. */
+/* *amax = the maximum over all ranks, NaN if any rank has NaN. If `local` is a failure on any rank,
+ * the call fails on all ranks and no gather of the pass remains. Collective. */
 static moert_status gather(moert_layer *layer, moert_status local, float *amax) {
     moert_mesh *mesh = layer->mesh;
     const moert_amax_report mine = {local, *amax};
@@ -199,18 +201,18 @@ moert_status moert_precision_tell_replicas(moert_layer *layer, moert_status stat
                                                        : moert_precision_settle(layer, status);
 }
 
-/* One operand of a GEMM, and where its rounded rows go. */
+/* One operand of a GEMM and the scratch buffer of its rounded rows. */
 typedef struct operand {
-    moert_buffer **values; /* replaced by the rounded rows ... */
-    size_t *stride;        /* ... and 0 */
+    moert_buffer **values; /* in the GEMM; rounding replaces it by the rounded rows */
+    size_t *stride;        /* in the GEMM; rounding sets it to 0, dense */
     size_t columns;
     float *amax;
     bool measured; /* amax is known */
-    bool rounded;  /* already */
+    bool rounded;  /* the rows are rounded already */
     moert_scratch target;
 } operand;
 
-/* x, or y, of a GEMM. What came to the projection, or to its gradient, may have travelled so. */
+/* x, or y, of a GEMM. Rows that dispatch delivered may be bf16 already, as may h and dv. */
 static operand operand_of(moert_layer *layer, int block, bool y, moert_gemm *gemm) {
     const bool received = block == (y ? BLOCK_EXPERT_OUT : BLOCK_EXPERT_IN);
     const moert_dtype own = y ? moert_precision_dv_type(layer) : moert_precision_h_type(layer);
@@ -224,7 +226,7 @@ static operand operand_of(moert_layer *layer, int block, bool y, moert_gemm *gem
                      .target = y ? MOERT_SCRATCH_ROUNDED_Y : MOERT_SCRATCH_ROUNDED_X};
 }
 
-/* Rows without gaps: themselves, or a copy of a window's. */
+/* Sets rows->values to rows without gaps: copies rows of a window that has gaps to scratch. */
 static moert_status close_gaps(moert_mesh *mesh, const operand *o, matrix *rows) {
     const size_t row_bytes = o->columns * sizeof(float), count = rows->groups.rows;
     if (*o->stride <= o->columns)
@@ -254,7 +256,7 @@ static moert_status round_operand(moert_layer *layer, const moert_groups *groups
             &(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, type, n, rows.values, target});
     if (precision == MOERT_PRECISION_NVFP4) {
         MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, 1, &amax));
-        if (!o->measured) { /* that of this rank's rows, then of all */
+        if (!o->measured) { /* the amax of this rank's rows, then of all ranks' */
             const moert_quantizer plain = quantizer_of(precision, MOERT_AXIS_ROW);
             const moert_quantize measured = quantize_of(&rows, &plain, amax);
             MOERT_TRY(moert_quantize_amax(&measured));

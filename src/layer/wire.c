@@ -1,4 +1,4 @@
-/* Rows of MXFP8 and of bf16 for the exchange and from it, and results of bf16. */
+/* Conversion of rows to and from MXFP8 and bf16 for the exchange, and of results to bf16. */
 #include "layer/wire.h"
 
 #include "base/memory.h"
@@ -6,8 +6,8 @@
 #include "moert/quantize.h"
 
 enum {
-    CODES = sizeof(float) / sizeof(uint16_t), /* of bf16 in the place of a float */
-    GRAIN = 8, /* of the columns of products that send their results */
+    BF16_PER_FLOAT = sizeof(float) / sizeof(uint16_t),
+    GRAIN = 8, /* GEMMs that scatter their results need multiples of it as N and K */
 };
 
 size_t moert_wire_width(const moert_layer_options *options) {
@@ -15,13 +15,14 @@ size_t moert_wire_width(const moert_layer_options *options) {
     if (options->dispatch == MOERT_DISPATCH_F32)
         return options->hidden;
     if (options->dispatch == MOERT_DISPATCH_BF16)
-        return options->hidden / CODES;
+        return options->hidden / BF16_PER_FLOAT;
     const moert_quantized_shape shape = moert_quantized_shape_of(&how, 1, options->hidden, 0);
     return moert_ceil_div(shape.q_bytes + shape.scales, sizeof(float));
 }
 
 size_t moert_wire_back_width(const moert_layer_options *options) {
-    return options->combine == MOERT_COMBINE_BF16 ? options->hidden / CODES : options->hidden;
+    return options->combine == MOERT_COMBINE_BF16 ? options->hidden / BF16_PER_FLOAT
+                                                  : options->hidden;
 }
 
 bool moert_wire_takes_chunks(const moert_layer_options *options) {
@@ -30,7 +31,8 @@ bool moert_wire_takes_chunks(const moert_layer_options *options) {
     return options->combine == MOERT_COMBINE_F32 && (plain || moert_precision_takes_wire(options));
 }
 
-/* Between x[rows,H] and q[rows, payload and scales], rows of `width` floats. */
+/* A conversion between x[rows,H] and q[rows, payload and scales], with rows of `width` floats
+ * in q. */
 static moert_quantize quantize_of(const moert_layer *layer, size_t rows, size_t width,
                                   moert_buffer *x, moert_buffer *q) {
     return (moert_quantize){.size = sizeof(moert_quantize),
@@ -43,24 +45,24 @@ static moert_quantize quantize_of(const moert_layer *layer, size_t rows, size_t 
 }
 
 moert_status moert_wire_pack(moert_layer *layer, const moert_buffer *rows,
-                             const moert_buffer **prepacked) {
+                             const moert_buffer **wire_rows) {
     const size_t tokens = layer->batch.tokens, width = moert_wire_width(&layer->options);
-    const moert_buffer *given = layer->codes;
-    moert_buffer *codes;
-    *prepacked = rows;
-    layer->codes = NULL;
+    const moert_buffer *given = layer->bf16;
+    moert_buffer *payload;
+    *wire_rows = rows;
+    layer->bf16 = NULL;
     if (layer->options.dispatch == MOERT_DISPATCH_F32)
         return MOERT_OK;
     if (layer->options.dispatch == MOERT_DISPATCH_BF16 && given != NULL) {
-        *prepacked = given;
+        *wire_rows = given;
         return MOERT_OK;
     }
-    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_WIRE, tokens * width, &codes));
-    *prepacked = codes;
+    MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_WIRE, tokens * width, &payload));
+    *wire_rows = payload;
     if (layer->options.dispatch == MOERT_DISPATCH_BF16)
         return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, MOERT_DTYPE_BF16,
-                                            tokens * layer->options.hidden, rows, codes});
-    const moert_quantize op = quantize_of(layer, tokens, width, (moert_buffer *)rows, codes);
+                                            tokens * layer->options.hidden, rows, payload});
+    const moert_quantize op = quantize_of(layer, tokens, width, (moert_buffer *)rows, payload);
     return moert_quantize_run(&op);
 }
 
@@ -74,7 +76,7 @@ moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, m
         return MOERT_OK;
     const size_t width = *stride;
     if (moert_precision_takes_wire(o)) {
-        *stride = width * CODES;
+        *stride = width * BF16_PER_FLOAT;
         return MOERT_OK;
     }
     moert_quantize op = quantize_of(layer, received, width, NULL, *rows);
@@ -83,31 +85,32 @@ moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, m
     *stride = hidden;
     if (o->dispatch != MOERT_DISPATCH_BF16)
         return moert_dequantize_run(&op);
-    const moert_buffer *codes = op.q;
-    if (width * CODES > hidden) { /* rows lie apart */
+    const moert_buffer *payload = op.q;
+    if (width * BF16_PER_FLOAT > hidden) { /* the window's rows have gaps */
         moert_buffer *dense;
-        MOERT_TRY(
-            moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_WIRE, received * hidden / CODES, &dense));
+        MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_WIRE,
+                                     received * hidden / BF16_PER_FLOAT, &dense));
         MOERT_TRY(moert_buffer_copy_rows(op.q, width * sizeof(float), dense,
                                          hidden * sizeof(uint16_t), received));
-        codes = dense;
+        payload = dense;
     }
     return moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_BF16, MOERT_DTYPE_F32,
-                                        received * hidden, codes, op.x});
+                                        received * hidden, payload, op.x});
 }
 
-/* Whether the experts' results are sent, and whether bf16 results are those of a product of bf16
- * operands, if it rounds. Not where tokens are so uneven that room for the slots of the rank with most
- * would be far more than for the rows of the fullest. The same on all ranks. */
+/* Whether ranks push the experts' results to the tokens' ranks (moert_exchange_pushes). The GEMM
+ * can store them there only if it has bf16 operands and rounds its results. It does not if tokens
+ * are so uneven that the largest number of slots of a rank exceeds twice the largest number of
+ * rows. The same on all ranks. */
 static bool pushes(const moert_layer *layer) {
     const moert_layer_options *o = &layer->options;
     const moert_exchange_plan *plan = layer->plan;
-    const bool rounded =
+    const bool gemm_stores =
         o->combine == MOERT_COMBINE_BF16 && !o->expert_biases &&
         (o->hidden | o->intermediate) % GRAIN == 0 &&
         (o->precision == MOERT_PRECISION_BF16 || o->precision == MOERT_PRECISION_MXFP8);
-    return moert_exchange_pushes(layer->mesh->exchange,
-                                 rounded && plan->largest_slots <= 2 * plan->plan->largest_rows);
+    return moert_exchange_pushes(
+        layer->mesh->exchange, gemm_stores && plan->largest_slots <= 2 * plan->plan->largest_rows);
 }
 
 moert_status moert_wire_back(moert_layer *layer, bool forward, moert_transfer *back) {
@@ -121,29 +124,29 @@ moert_status moert_wire_back(moert_layer *layer, bool forward, moert_transfer *b
 }
 
 moert_status moert_wire_results(moert_layer *layer, const moert_transfer *back, bool forward,
-                                moert_gemm *product) {
-    moert_buffer **rows = forward ? &product->y : &product->x;
-    size_t *stride = forward ? &product->ldy : &product->ldx;
+                                moert_gemm *gemm) {
+    moert_buffer **rows = forward ? &gemm->y : &gemm->x;
+    size_t *stride = forward ? &gemm->ldy : &gemm->ldx;
     *rows = moert_window_rows(back->window);
     *stride = moert_window_stride(back->window);
-    const bool codes = layer->options.combine == MOERT_COMBINE_BF16, sent = back->cells != NULL;
-    if (!codes && !sent)
+    const bool bf16 = layer->options.combine == MOERT_COMBINE_BF16, sent = back->cells != NULL;
+    if (!bf16 && !sent)
         return MOERT_OK;
-    *stride *= codes ? CODES : 1;
-    const bool biased = forward && layer->options.expert_biases; /* added to the results */
-    const bool plain = codes && !biased, sums = moert_exchange_sums(layer->mesh->exchange);
+    *stride *= bf16 ? BF16_PER_FLOAT : 1;
+    const bool biased = forward && layer->options.expert_biases; /* added after the GEMM */
+    const bool plain = bf16 && !biased, sums = moert_exchange_sums(layer->mesh->exchange);
     const moert_device *device = layer->mesh->device;
-    const moert_gemm rounded = moert_precision_operands(layer, product);
+    const moert_gemm rounded = moert_precision_operands(layer, gemm);
     const bool scatters = plain && sent && !sums && moert_gemm_scatters(device, &rounded);
     if (!scatters && !(plain && moert_gemm_rounds(device, &rounded)))
         return moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_DENSE,
                                   layer->plan->plan->rows * *stride, rows);
-    /* a product that rounds has its result where it is read, in a window or in the windows of all
-     * ranks, or where it is sent from */
-    product->result = MOERT_DTYPE_BF16;
+    /* the GEMM rounds its result and stores it to this rank's window, to the windows of all ranks
+     * (scatter), or to scratch, from where it is sent */
+    gemm->result = MOERT_DTYPE_BF16;
     if (scatters) {
-        product->scatter.runs = layer->plan->plan->ranks;
-        return moert_exchange_push(layer->mesh->exchange, back, &product->scatter.places);
+        gemm->scatter.runs = layer->plan->plan->ranks;
+        return moert_exchange_push(layer->mesh->exchange, back, &gemm->scatter.places);
     }
     return sent ? moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_ROUNDED_Y,
                                      layer->plan->plan->rows * moert_window_stride(back->window),
@@ -151,21 +154,21 @@ moert_status moert_wire_results(moert_layer *layer, const moert_transfer *back, 
                 : MOERT_OK;
 }
 
-moert_status moert_wire_return(moert_layer *layer, moert_transfer *back,
-                               const moert_gemm *product) {
+moert_status moert_wire_return(moert_layer *layer, moert_transfer *back, const moert_gemm *gemm) {
     const size_t floats = layer->plan->plan->rows * moert_window_stride(back->window);
-    const bool rounded = product->result == MOERT_DTYPE_BF16, sent = back->cells != NULL;
+    const bool rounded = gemm->result == MOERT_DTYPE_BF16, sent = back->cells != NULL;
     moert_mesh *mesh = layer->mesh;
-    moert_buffer *rows = rounded ? product->y : mesh->scratch[MOERT_SCRATCH_DENSE];
-    moert_buffer *codes = moert_window_rows(back->window);
-    if (product->scatter.places != NULL)
+    moert_buffer *rows = rounded ? gemm->y : mesh->scratch[MOERT_SCRATCH_DENSE];
+    moert_buffer *target = moert_window_rows(back->window);
+    if (gemm->scatter.places != NULL)
         return MOERT_OK;
     if (layer->options.combine == MOERT_COMBINE_BF16 && !rounded) {
         if (sent)
-            MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_WIRE, floats, &codes));
-        MOERT_TRY(moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32,
-                                               MOERT_DTYPE_BF16, floats * CODES, rows, codes}));
-        rows = codes;
+            MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_WIRE, floats, &target));
+        MOERT_TRY(
+            moert_cast_run(&(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, MOERT_DTYPE_BF16,
+                                         floats * BF16_PER_FLOAT, rows, target}));
+        rows = target;
     }
     return sent ? moert_exchange_push_rows(mesh->exchange, back, rows) : MOERT_OK;
 }

@@ -1,41 +1,42 @@
 /*
- * What a row of x or dy is while it travels to the owners of its experts (moert_dispatch): its
- * float32 values, or the payload and the scales that stand for them. To the exchange it is a row of
- * so many floats, which dispatch copies bit by bit. And what their results are on the way back
- * (moert_combine).
+ * The representation of rows on the wire. Rows of x and dy travel to the owners of their experts as
+ * float32, as bf16 or as MXFP8 payload and scales (moert_dispatch). The exchange copies them bit by
+ * bit, as rows of floats. The experts' results travel back as float32 or bf16 (moert_combine).
  */
 #pragma once
 
 #include "layer/internal.h"
 
-/* The width of a window for rows on their way, in floats. */
+/* The width in floats of a window that receives rows of x or dy. */
 size_t moert_wire_width(const moert_layer_options *options);
-/* The same of the results on their way back. */
+/* The width in floats of a window of the experts' results. */
 size_t moert_wire_back_width(const moert_layer_options *options);
 
-/* rows[T,H] as they travel: themselves, or a scratch buffer until the next pack or rounding. */
+/* *wire_rows = rows[T,H] in the wire's representation: `rows`, the buffer of moert_layer_give_bf16,
+ * or a scratch buffer that is valid until the next pack or rounding. */
 moert_status moert_wire_pack(moert_layer *layer, const moert_buffer *rows,
-                             const moert_buffer **prepacked);
-/* Whether the experts' forward and dgrad can take the rows of some experts alone: if nothing is
- * made of all rows, before them or after. */
+                             const moert_buffer **wire_rows);
+/* Whether the experts' forward and dgrad can process the rows of some experts only, because no
+ * conversion before or after them needs all rows. */
 bool moert_wire_takes_chunks(const moert_layer_options *options);
-/* The rows [M,H] that have come to a window, `*stride` floats apart: where they are, or a scratch
- * buffer until the next unpack. If they are operands: where they are, as codes and `*stride` codes
- * apart. */
+/* *rows = the rows [M,H] that a window received, `*stride` elements apart. They are float32, in the
+ * window or in a scratch buffer that is valid until the next unpack. With
+ * moert_precision_takes_wire they are the window's bf16 values. */
 moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, moert_buffer **rows,
                                size_t *stride);
 
-/* How the experts' results go back, of forward or not: the window, with room for those of
- * layer->plan, and the cells if they are sent to their tokens' ranks. Collective when the window is
- * new or grows. */
+/* Prepares *back for the experts' results: its window, with room for layer->plan, and its cells if
+ * they are pushed to the tokens' ranks, in forward only. Collective when the window is new or
+ * grows. */
 moert_status moert_wire_back(moert_layer *layer, bool forward, moert_transfer *back);
 /*
- * Where a product is to make its results [M,H]: y of a forward one, else x. In that window, if need
- * be rounded; or, where products do not round, in a scratch buffer until the next unpack, with the
- * window's gaps. If they are sent: at their places or, where products do not scatter or ranks sum
- * them first, in a scratch buffer.
+ * Selects the GEMM's output buffer for the results [M,H]: y of a forward, else x. Without a push,
+ * this is the window (rounded if needed). With a push, the GEMM scatters its rows to the windows of
+ * the tokens' ranks. If it cannot round or scatter, or if ranks sum rows before they push them, the
+ * output is a scratch buffer with the window's gaps, valid until the next unpack.
  */
 moert_status moert_wire_results(moert_layer *layer, const moert_transfer *back, bool forward,
-                                moert_gemm *product);
-/* They are made: brings them into the window, or sends them, if they are elsewhere. */
-moert_status moert_wire_return(moert_layer *layer, moert_transfer *back, const moert_gemm *product);
+                                moert_gemm *gemm);
+/* After the GEMM: moves its results from scratch to the window, or pushes them. Does nothing if
+ * they are there already. */
+moert_status moert_wire_return(moert_layer *layer, moert_transfer *back, const moert_gemm *gemm);

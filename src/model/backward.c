@@ -8,21 +8,21 @@ static moert_buffer **partial_scratch(moert_model *model) {
     return &model->mesh->scratch[MOERT_SCRATCH_PARTIAL];
 }
 
-/* Gradient through a norm, of which the caller has filled in what is its own, and of its weight as
- * tensor `index` of `block`. */
+/* Backward of a norm, and the gradient of its weight, tensor `index` of `block`. The caller fills
+ * in the rows, buffers and options in `own`. */
 static moert_status differentiate_norm(moert_model *model, moert_block *block, size_t index,
                                        const moert_norm_gradient *own) {
     moert_norm_gradient norm = *own;
     norm.sequences = model->batch.sequences;
     norm.weight = block->tensor[index].weight;
-    norm.scratch = &model->mesh->scratch[MOERT_SCRATCH_TOKENS]; /* of a layer's forward */
+    norm.scratch = &model->mesh->scratch[MOERT_SCRATCH_TOKENS]; /* only forward uses it otherwise */
     MOERT_TRY(moert_model_reserve(model, norm.sequences * norm.width, partial_scratch(model)));
     norm.partial = *partial_scratch(model);
     MOERT_TRY(moert_norm_backward(&norm));
     return moert_block_collect(block, index, &model->batch, 0, norm.width, norm.partial);
 }
 
-/* The same of a norm of [T,H]: d (+)= the gradient from dn. */
+/* Backward of a norm of [T,H]: d = the gradient from dn, or d += with `accumulate`. */
 static moert_status differentiate_rows(moert_model *model, moert_block *block, size_t index,
                                        const moert_buffer *x, const moert_buffer *rstd,
                                        bool accumulate) {
@@ -33,15 +33,15 @@ static moert_status differentiate_rows(moert_model *model, moert_block *block, s
                                                      .rstd = rstd,
                                                      .dy = model->dn,
                                                      .dx = model->d,
-                                                     .codes = model->codes,
+                                                     .codes = model->bf16,
                                                      .accumulate = accumulate});
 }
 
-/* The gradient of the weight of `dense`, tensor `index` of `block`, whose x and y are operands, and
- * dx (+)= y weight. */
-static moert_status differentiate_product(moert_model *model, moert_block *block, size_t index,
-                                          const moert_gemm *dense, moert_buffer *dx,
-                                          bool accumulate) {
+/* Backward of the dense GEMM `dense`, whose x and y are operands: collects the gradient of its
+ * weight, tensor `index` of `block`, and sets dx = y weight, or dx += with `accumulate`. */
+static moert_status differentiate_dense(moert_model *model, moert_block *block, size_t index,
+                                        const moert_gemm *dense, moert_buffer *dx,
+                                        bool accumulate) {
     moert_gemm gemm = *dense;
     MOERT_TRY(
         moert_block_dense_gradient(block, index, &model->batch, &gemm, partial_scratch(model)));
@@ -51,8 +51,8 @@ static moert_status differentiate_product(moert_model *model, moert_block *block
     return moert_block_gemm(block, index, &gemm);
 }
 
-/* d = gradient of the last layer's result, from that of the logits; a tied head's own gradient
- * comes with the embedding's. */
+/* d = gradient of the last layer's result, from the gradient of the logits. The weight gradient of
+ * a tied head is collected with the embedding's (differentiate_tied). */
 static moert_status differentiate_logits(moert_model *model, const moert_buffer *x) {
     const moert_model_config *c = &model->config;
     moert_gemm gemm = moert_model_head_gradient(model);
@@ -62,12 +62,12 @@ static moert_status differentiate_logits(moert_model *model, const moert_buffer 
         gemm.x = model->dn;
         MOERT_TRY(moert_block_gemm(model->outer, OUTER_EMBED, &gemm));
     } else {
-        MOERT_TRY(differentiate_product(model, model->outer, OUTER_HEAD, &gemm, model->dn, false));
+        MOERT_TRY(differentiate_dense(model, model->outer, OUTER_HEAD, &gemm, model->dn, false));
     }
     return differentiate_rows(model, model->outer, OUTER_NORM, x, model->final_rstd, false);
 }
 
-/* q or k backwards: rotation, norm, then the projection, into dn. */
+/* Backward of q or k, from `dx`: rotation, norm, then the projection. Writes the result to dn. */
 static moert_status differentiate_heads(moert_model *model, moert_model_layer *layer,
                                         const moert_model_heads *h, moert_buffer *dx,
                                         bool accumulate) {
@@ -75,25 +75,25 @@ static moert_status differentiate_heads(moert_model *model, moert_model_layer *l
     const moert_dtype type = moert_model_type(model);
     const size_t tokens = model->batch.tokens, width = h->count * c->head_size;
     const moert_rotation rotation = {model->rope, h->count, model->length};
-    moert_buffer *factor;
+    moert_buffer *operand;
     if (c->qk_norm) {
         MOERT_TRY(moert_operand_buffer(model->mesh, type, tokens * width, MOERT_SCRATCH_ROUNDED_Y,
-                                       dx, &factor));
+                                       dx, &operand));
         const moert_norm_gradient own = {.rows = tokens * h->count,
                                          .width = c->head_size,
                                          .x = h->raw,
                                          .rstd = h->rstd,
                                          .dy = dx,
                                          .dx = type == MOERT_DTYPE_F32 ? dx : NULL,
-                                         .codes = type == MOERT_DTYPE_F32 ? NULL : factor,
+                                         .codes = type == MOERT_DTYPE_F32 ? NULL : operand,
                                          .rotation = rotation};
         MOERT_TRY(differentiate_norm(model, layer->attention, h->norm, &own));
     } else {
         MOERT_TRY(moert_rope(&rotation, tokens, c->head_size, true, dx));
-        MOERT_TRY(moert_model_operand(model, width, dx, MOERT_SCRATCH_ROUNDED_Y, &factor));
+        MOERT_TRY(moert_model_operand(model, width, dx, MOERT_SCRATCH_ROUNDED_Y, &operand));
     }
-    const moert_gemm gemm = moert_model_gemm(model, width, c->hidden, layer->normed, factor);
-    return differentiate_product(model, layer->attention, h->weight, &gemm, model->dn, accumulate);
+    const moert_gemm gemm = moert_model_gemm(model, width, c->hidden, layer->normed, operand);
+    return differentiate_dense(model, layer->attention, h->weight, &gemm, model->dn, accumulate);
 }
 
 /* d += gradient through the attention half of a layer. */
@@ -101,7 +101,7 @@ static moert_status differentiate_attention(moert_model *model, moert_model_laye
                                             const moert_buffer *x) {
     const moert_model_config *c = &model->config;
     size_t q = c->heads * c->head_size, kv = c->kv_heads * c->head_size;
-    moert_buffer *dy = model->codes != NULL ? model->codes : model->d;
+    moert_buffer *dy = model->bf16 != NULL ? model->bf16 : model->d;
     moert_gemm out = moert_model_gemm(model, c->hidden, q, model->datt, dy);
     moert_model_heads heads[MOERT_MODEL_ROTATED];
     moert_phase_set(MOERT_PHASE_ATTENTION_BACKWARD);
@@ -121,7 +121,7 @@ static moert_status differentiate_attention(moert_model *model, moert_model_laye
     MOERT_TRY(differentiate_heads(model, layer, &heads[1], model->dk, true));
     MOERT_TRY(moert_model_operand(model, kv, model->dv, MOERT_SCRATCH_ROUNDED_Y, &dy));
     const moert_gemm v = moert_model_gemm(model, kv, c->hidden, layer->normed, dy);
-    MOERT_TRY(differentiate_product(model, layer->attention, ATTN_V, &v, model->dn, true));
+    MOERT_TRY(differentiate_dense(model, layer->attention, ATTN_V, &v, model->dn, true));
     return differentiate_rows(model, layer->attention, ATTN_INPUT_NORM, x, layer->rstd, true);
 }
 
@@ -134,13 +134,13 @@ static moert_status differentiate_moe(moert_model *model, moert_model_layer *lay
         .z_factor =
             tokens > 0 ? (float)(2.0 * model->losses.z_coefficient * model->factor / tokens) : 0.0f,
         .accumulate = accumulate};
-    moert_layer_give_bf16(layer->moe, model->codes);
+    moert_layer_give_bf16(layer->moe, model->bf16);
     MOERT_TRY(moert_layer_backward(layer->moe, model->d, &losses, model->dn));
     return differentiate_rows(model, layer->attention, ATTN_POST_NORM, layer->middle,
                               layer->post_rstd, true);
 }
 
-/* The gradient of a tied embedding: within each sequence, the head's is added. */
+/* Collects the gradient of a tied embedding. Adds the head's gradient within each sequence. */
 static moert_status differentiate_tied(moert_model *model) {
     const moert_model_config *c = &model->config;
     size_t sequences = model->batch.sequences, row_floats = moert_max(sequences, 1) * c->hidden;
@@ -186,19 +186,19 @@ static moert_status differentiate_embedding(moert_model *model) {
         .at = moert_block_nodes(model->outer, OUTER_EMBED, &model->batch, 0)});
 }
 
-/* ---- sums over ranks, which travel while the next layer is computed ---- */
+/* ---- sums over ranks, whose messages travel while the next layer is computed ---- */
 
-static moert_status send_on(void *context) {
+static moert_status progress_sums(void *context) {
     moert_model_layer *layer = context;
     MOERT_TRY(moert_layer_reduce_progress(layer->moe));
     return moert_block_reduce_progress(layer->attention);
 }
 
-/* Until the device is done; what is under way goes on meanwhile. */
+/* Waits for the device and meanwhile advances the sums of the layer `under_way`. */
 static moert_status wait_for_device(moert_model *model, moert_model_layer *under_way) {
     if (moert_comm_size(model->mesh->world) == 1)
         return MOERT_OK;
-    return moert_device_wait(model->device, send_on, under_way);
+    return moert_device_wait(model->device, progress_sums, under_way);
 }
 
 static moert_status end_sums(moert_model_layer *layer) {
@@ -206,7 +206,8 @@ static moert_status end_sums(moert_model_layer *layer) {
     return moert_block_reduce_wait(layer->attention);
 }
 
-/* Layer `index`, whose sums start when they can; those of the layer above end meanwhile. */
+/* Backward of layer `index`. Starts its sums when its gradients are complete, and waits for the
+ * sums of the layer above. */
 static moert_status differentiate_layer(moert_model *model, size_t index, bool accumulate,
                                         bool last) {
     moert_model_layer *layer = &model->layer[index], *above = layer + 1;

@@ -6,7 +6,7 @@
 #include "model/internal.h"
 #include "nn/nn.h"
 
-/* What the embedding's backward will follow. */
+/* Uploads the links between equal tokens that moert_embedding_gradient needs. */
 static moert_status link_tokens(moert_model *model, const int32_t *token) {
     const size_t bytes = 2 * model->batch.tokens * sizeof(int32_t);
     int32_t *links;
@@ -22,7 +22,7 @@ static moert_status link_tokens(moert_model *model, const int32_t *token) {
     return status;
 }
 
-/* Uploads this rank's share of the batch. */
+/* Uploads this rank's sequences of the batch. */
 static moert_status take_batch(moert_model *model, const moert_model_batch *batch) {
     size_t first, count, length = batch->length;
     moert_model_partition(batch->total_sequences, moert_comm_rank(model->mesh->world),
@@ -72,7 +72,7 @@ static moert_status reserve_layer(moert_model *model, moert_model_layer *layer) 
     return moert_model_reserve(model, t * c->kv_heads, &layer->k_rstd);
 }
 
-/* normed[T,H] = norm(x) as operands, by tensor `index` of `block`. */
+/* normed[T,H] = norm(x) in the operands' dtype; tensor `index` of `block` is the norm's weight. */
 static moert_status normalise(moert_model *model, const moert_block *block, size_t index,
                               const moert_buffer *x, moert_buffer *normed, moert_buffer *rstd) {
     const moert_model_config *c = &model->config;
@@ -87,7 +87,7 @@ static moert_status normalise(moert_model *model, const moert_block *block, size
                                         .rstd = rstd});
 }
 
-/* q or k: projection, norm over each head where the model has one, rotation. */
+/* Computes q or k: projection, then a norm over each head if the model has one, then rotation. */
 static moert_status project_heads(moert_model *model, const moert_model_layer *layer,
                                   const moert_model_heads *h) {
     const moert_model_config *c = &model->config;
@@ -130,7 +130,7 @@ static moert_status attend(moert_model *model, moert_model_layer *layer, const m
 }
 
 /* out = middle + moe(norm(middle)) */
-static moert_status think(moert_model *model, moert_model_layer *layer) {
+static moert_status run_moe(moert_model *model, moert_model_layer *layer) {
     const moert_model_config *c = &model->config;
     size_t tokens = model->batch.tokens;
     MOERT_TRY(
@@ -140,9 +140,9 @@ static moert_status think(moert_model *model, moert_model_layer *layer) {
                                      .x = layer->middle,
                                      .weight = layer->attention->tensor[ATTN_POST_NORM].weight,
                                      .y = layer->post_normed,
-                                     .codes = model->codes,
+                                     .codes = model->bf16,
                                      .rstd = layer->post_rstd}));
-    moert_layer_give_bf16(layer->moe, model->codes);
+    moert_layer_give_bf16(layer->moe, model->bf16);
     MOERT_TRY(moert_layer_forward(layer->moe, &model->batch, layer->post_normed, layer->out));
     return moert_add(tokens * c->hidden, layer->middle, layer->out);
 }
@@ -178,7 +178,7 @@ moert_status moert_model_forward(moert_model *model, const moert_model_batch *ba
     if (moert_model_type(model) != MOERT_DTYPE_F32)
         MOERT_TRY(moert_model_reserve(
             model, moert_operand_floats(moert_model_type(model), model->batch.tokens * c->hidden),
-            &model->codes));
+            &model->bf16));
     MOERT_TRY(moert_embedding_forward(model->batch.tokens, c->hidden,
                                       model->outer->tensor[OUTER_EMBED].weight, model->tokens,
                                       model->embedded));
@@ -187,7 +187,7 @@ moert_status moert_model_forward(moert_model *model, const moert_model_batch *ba
         moert_model_layer *layer = &model->layer[i];
         MOERT_TRY(reserve_layer(model, layer));
         MOERT_TRY(attend(model, layer, x));
-        MOERT_TRY(think(model, layer));
+        MOERT_TRY(run_moe(model, layer));
         x = layer->out;
     }
     return project_logits(model, x);

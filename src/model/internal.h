@@ -1,4 +1,4 @@
-/* What the files of the model share. */
+/* The model's struct and functions that its files share. */
 #pragma once
 
 #include <math.h>
@@ -29,7 +29,7 @@ typedef struct moert_model_layer {
 
     /* activations of the last forward; T rows each */
     moert_buffer *normed, *rstd;           /* [T,H] as operands (layer/operand.h), [T] */
-    moert_buffer *q_raw, *k_raw;           /* before q_norm and k_norm, when there are such */
+    moert_buffer *q_raw, *k_raw;           /* before q_norm and k_norm, if the model has these */
     moert_buffer *q_rstd, *k_rstd;         /* [T,heads], [T,kv_heads] */
     moert_buffer *q, *k, *v;               /* after the rotation */
     moert_buffer *attended, *lse;          /* [T,heads*head_size], [T,heads] */
@@ -56,9 +56,9 @@ struct moert_model {
     moert_buffer *links;                     /* [T,2] of moert_embedding_links; untied */
     moert_buffer *embedded;                  /* [T,H] */
     moert_buffer *final_normed, *final_rstd; /* as those of a layer */
-    moert_buffer *codes; /* [T,H] what the MoE layer or the projection next to come reads, as bf16,
-                            or NULL in float32 */
-    moert_buffer *logits, *token_loss; /* [T,V], after the loss their gradient; [T] */
+    moert_buffer *bf16; /* [T,H] rows in bf16 for the next MoE layer or projection; NULL if the
+                           dense layers use float32 */
+    moert_buffer *logits, *token_loss; /* [T,V], their gradient after the loss; [T] */
     moert_model_losses losses;         /* of the last loss */
     double factor;
     uint64_t *counts; /* [layers,E] slots per expert of the last loss, over all ranks */
@@ -77,21 +77,21 @@ static inline moert_status moert_model_reserve(moert_model *model, size_t floats
     return moert_buffer_reserve(model->device, floats * sizeof(float), buffer);
 }
 
-/* How the dense layers multiply. */
+/* The dtype of the dense layers' operands. */
 static inline moert_dtype moert_model_type(const moert_model *model) {
     return moert_operand_type(model->config.dense);
 }
 
-/* values[T,columns] as operands of dense layers: moert_operand_take. */
+/* *operand = values[T,columns] as an operand of dense layers (moert_operand_take). */
 static inline moert_status moert_model_operand(moert_model *model, size_t columns,
                                                const moert_buffer *values, moert_scratch which,
-                                               moert_buffer **factor) {
+                                               moert_buffer **operand) {
     return moert_operand_take(model->mesh, moert_model_type(model), model->batch.tokens * columns,
-                              values, which, factor);
+                              values, which, operand);
 }
 
-/* A dense layer of `model` over its batch, y[T,n] = x[T,k] weight^T, without the weight; what it
- * reads of x and y are operands. */
+/* The GEMM of a dense layer over the batch, y[T,n] = x[T,k] weight^T, without the weight. The
+ * GEMM's inputs among x and y have the operands' dtype. */
 static inline moert_gemm moert_model_gemm(const moert_model *model, size_t n, size_t k,
                                           const moert_buffer *x, const moert_buffer *y) {
     return (moert_gemm){.groups = {model->batch.ends, model->batch.sequences, model->batch.tokens},
@@ -103,7 +103,8 @@ static inline moert_gemm moert_model_gemm(const moert_model *model, size_t n, si
                         .y = (moert_buffer *)y};
 }
 
-/* The head's product, with the gradient of the logits as y: codes lie in the place of floats. */
+/* The head's GEMM with the gradient of the logits as y. In bf16, each row uses the first half of
+ * the space of its float32 logits. */
 static inline moert_gemm moert_model_head_gradient(const moert_model *model) {
     const size_t v = model->config.vocabulary;
     moert_gemm gemm =
@@ -146,17 +147,18 @@ static inline moert_attention moert_model_attention(const moert_model *model,
                              .scratch = &model->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
 }
 
-/* *factor = what attention computes as a factor: its result, or codes that it makes as well. */
+/* *operand = attention's result as an operand: its float32 result, or bf16 values that it also
+ * writes. */
 static inline moert_status moert_model_attended(moert_model *model, moert_attention *attention,
-                                                moert_buffer **factor) {
+                                                moert_buffer **operand) {
     const size_t n = model->batch.tokens * attention->heads * attention->head_size;
     MOERT_TRY(moert_operand_buffer(model->mesh, moert_model_type(model), n, MOERT_SCRATCH_ROUNDED_X,
-                                   attention->out, factor));
-    attention->codes = *factor != attention->out ? *factor : NULL;
+                                   attention->out, operand));
+    attention->codes = *operand != attention->out ? *operand : NULL;
     return MOERT_OK;
 }
 
-/* The matrix that makes the logits: lm_head, or the embedding when tied. */
+/* The index of the matrix that computes the logits: lm_head, or the embedding when tied. */
 static inline size_t moert_model_head(const moert_model *model) {
     return model->config.tied_embeddings ? OUTER_EMBED : OUTER_HEAD;
 }

@@ -1,4 +1,4 @@
-/* A single MoE layer in its model's files. */
+/* Reads and writes a single MoE layer in its model's files. */
 #include "model/layer_files.h"
 
 #include <stdio.h>
@@ -27,46 +27,45 @@ moert_layer_options moert_layer_options_of(const moert_model_config *config) {
 typedef struct range_list {
     const moert_model_config *config;
     size_t layer;
-    moert_layer_range *slices;
+    moert_layer_range *ranges;
     size_t count;
 } range_list;
 
 static moert_layer_range *add(range_list *list, moert_layer_tensor which, size_t rows,
                               size_t columns) {
-    moert_layer_range *slice = &list->slices[list->count++];
-    *slice = (moert_layer_range){
+    moert_layer_range *range = &list->ranges[list->count++];
+    *range = (moert_layer_range){
         .rank = 2, .shape = {rows, columns}, .rows = rows, .columns = columns, .which = which};
-    return slice;
+    return range;
 }
 
 static void add_named(range_list *list, const char *suffix, moert_layer_tensor which, size_t rank,
                       size_t rows, size_t columns) {
-    moert_layer_range *slice = add(list, which, rows, columns);
-    slice->rank = rank;
+    moert_layer_range *range = add(list, which, rows, columns);
+    range->rank = rank;
     if (rank == 1)
-        slice->shape[0] = columns;
-    moert_moe_tensor_name(list->config, list->layer, suffix, slice->name, sizeof slice->name);
+        range->shape[0] = columns;
+    moert_moe_tensor_name(list->config, list->layer, suffix, range->name, sizeof range->name);
 }
 
-/* The three projections of one expert (or of the shared one, SIZE_MAX) at `place` of the layer's
- * tensors. */
-static void add_expert(range_list *list, size_t expert, size_t place, size_t width,
+/* Adds the three projections of an expert (SIZE_MAX: the shared one). They are expert `at` of the
+ * layer's tensors. */
+static void add_expert(range_list *list, size_t expert, size_t at, size_t width,
                        moert_layer_tensor in, moert_layer_tensor out) {
     size_t hidden = list->config->hidden, matrix = width * hidden;
     for (int part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++) {
         bool down = part == MOERT_EXPERT_DOWN;
-        moert_layer_range *slice =
+        moert_layer_range *range =
             down ? add(list, out, hidden, width) : add(list, in, width, hidden);
-        slice->layer_first =
-            down ? place * matrix : (2 * place + (part == MOERT_EXPERT_UP)) * matrix;
+        range->layer_first = down ? at * matrix : (2 * at + (part == MOERT_EXPERT_UP)) * matrix;
         moert_expert_tensor_name(list->config, list->layer, expert, (moert_expert_part)part,
-                                 slice->name, sizeof slice->name);
+                                 range->name, sizeof range->name);
     }
 }
 
-/* One expert's tensors, or its pieces of those, [E, columns, rows] or [E, columns] of no rows, that
- * hold all experts'. */
-static void add_local_expert(range_list *list, size_t expert, size_t place) {
+/* Adds an expert's own tensors or, for fused experts, its ranges of the tensors of all experts:
+ * [E, columns, rows], or [E, columns] where rows is 0. */
+static void add_local_expert(range_list *list, size_t expert, size_t at) {
     const moert_model_config *c = list->config;
     const size_t h = c->hidden, i = c->intermediate;
     const struct {
@@ -78,29 +77,29 @@ static void add_local_expert(range_list *list, size_t expert, size_t place) {
                    {"experts.gate_up_proj_bias", MOERT_LAYER_B1, 0, 2 * i},
                    {"experts.down_proj_bias", MOERT_LAYER_B2, 0, h}};
     if (!moert_experts_are_fused(c)) {
-        add_expert(list, expert, place, i, MOERT_LAYER_W1, MOERT_LAYER_W2);
+        add_expert(list, expert, at, i, MOERT_LAYER_W1, MOERT_LAYER_W2);
         return;
     }
     for (size_t t = 0; t < (c->expert_biases ? 4 : 2); t++) {
         const size_t rows = tensors[t].rows, columns = tensors[t].columns;
-        moert_layer_range *slice = add(list, tensors[t].which, moert_max(rows, 1), columns);
-        slice->rank = rows > 0 ? 3 : 2;
-        slice->shape[0] = c->router.experts;
-        slice->shape[1] = columns;
-        slice->shape[2] = rows;
-        slice->transposed = rows > 0;
-        slice->file_first = expert * slice->rows * columns;
-        slice->layer_first = place * slice->rows * columns;
-        moert_moe_tensor_name(c, list->layer, tensors[t].suffix, slice->name, sizeof slice->name);
+        moert_layer_range *range = add(list, tensors[t].which, moert_max(rows, 1), columns);
+        range->rank = rows > 0 ? 3 : 2;
+        range->shape[0] = c->router.experts;
+        range->shape[1] = columns;
+        range->shape[2] = rows;
+        range->transposed = rows > 0;
+        range->file_first = expert * range->rows * columns;
+        range->layer_first = at * range->rows * columns;
+        moert_moe_tensor_name(c, list->layer, tensors[t].suffix, range->name, sizeof range->name);
     }
 }
 
 moert_status moert_layer_ranges(const moert_model_config *config, size_t index, size_t first,
-                                size_t count, moert_layer_range **slices, size_t *slice_count) {
+                                size_t count, moert_layer_range **ranges, size_t *range_count) {
     range_list list = {.config = config, .layer = index};
     size_t experts = config->router.experts;
     const char *router = config->family == MOERT_FAMILY_GPT_OSS ? "router.weight" : "gate.weight";
-    MOERT_TRY(MOERT_NEW_ARRAY(&list.slices, 6 + 4 * count));
+    MOERT_TRY(MOERT_NEW_ARRAY(&list.ranges, 6 + 4 * count));
     add_named(&list, router, MOERT_LAYER_ROUTER, 2, experts, config->hidden);
     if (config->router_bias)
         add_named(&list, "router.bias", MOERT_LAYER_ROUTER_BIAS, 1, 1, experts);
@@ -111,25 +110,25 @@ moert_status moert_layer_ranges(const moert_model_config *config, size_t index, 
                    MOERT_LAYER_SHARED_W2);
     for (size_t e = 0; e < count; e++)
         add_local_expert(&list, first + e, e);
-    *slices = list.slices;
-    *slice_count = list.count;
+    *ranges = list.ranges;
+    *range_count = list.count;
     return MOERT_OK;
 }
 
 moert_status moert_layer_check_files(const moert_model_config *config, const moert_tensors *files,
                                      size_t index) {
-    moert_layer_range *slices;
+    moert_layer_range *ranges;
     moert_weight weight;
     size_t count;
-    MOERT_TRY(moert_layer_ranges(config, index, 0, config->router.experts, &slices, &count));
+    MOERT_TRY(moert_layer_ranges(config, index, 0, config->router.experts, &ranges, &count));
     moert_status status = MOERT_OK;
-    if (moert_tensors_find(files, slices[0].name) == NULL)
+    if (moert_tensors_find(files, ranges[0].name) == NULL)
         status = MOERT_FAIL(ERROR_MISMATCH,
                             "layer %zu is not a MoE layer of these files: there is no tensor %s",
-                            index, slices[0].name);
+                            index, ranges[0].name);
     for (size_t i = 0; i < count && status == MOERT_OK; i++)
-        status = moert_weight_find(files, slices[i].name, slices[i].rank, slices[i].shape, &weight);
-    free(slices);
+        status = moert_weight_find(files, ranges[i].name, ranges[i].rank, ranges[i].shape, &weight);
+    free(ranges);
     return status;
 }
 
@@ -140,65 +139,65 @@ static void transpose(const float *source, size_t rows, size_t columns, float *t
             target[c * rows + r] = source[r * columns + c];
 }
 
-/* Room for a slice, and for its transposition behind it. */
-static moert_status alloc_slice(const moert_layer_range *slice, float **values) {
-    return moert_alloc(values, 2 * slice->rows * slice->columns, sizeof **values);
+/* Allocates a range, followed by its transpose. */
+static moert_status alloc_range(const moert_layer_range *range, float **values) {
+    return moert_alloc(values, 2 * range->rows * range->columns, sizeof **values);
 }
 
-static moert_status load_slice(moert_layer *layer, const moert_layer_range *slice,
+static moert_status load_range(moert_layer *layer, const moert_layer_range *range,
                                const moert_tensors *files) {
-    size_t elements = slice->rows * slice->columns;
+    size_t elements = range->rows * range->columns;
     moert_weight weight;
     float *values;
-    MOERT_TRY(moert_weight_find(files, slice->name, slice->rank, slice->shape, &weight));
-    MOERT_TRY(alloc_slice(slice, &values));
-    const bool transposed = slice->transposed != weight.transposed;
-    moert_status status = moert_weight_read(&weight, slice->file_first, elements, values);
+    MOERT_TRY(moert_weight_find(files, range->name, range->rank, range->shape, &weight));
+    MOERT_TRY(alloc_range(range, &values));
+    const bool transposed = range->transposed != weight.transposed;
+    moert_status status = moert_weight_read(&weight, range->file_first, elements, values);
     if (status == MOERT_OK && transposed)
-        transpose(values, slice->columns, slice->rows, values + elements);
+        transpose(values, range->columns, range->rows, values + elements);
     if (status == MOERT_OK)
         status = moert_buffer_write(
-            moert_layer_weight(layer, slice->which), slice->layer_first * sizeof(float),
+            moert_layer_weight(layer, range->which), range->layer_first * sizeof(float),
             transposed ? values + elements : values, elements * sizeof(float));
     free(values);
     return status;
 }
 
-moert_status moert_layer_load(moert_layer *layer, const moert_layer_range *slices, size_t count,
+moert_status moert_layer_load(moert_layer *layer, const moert_layer_range *ranges, size_t count,
                               const moert_tensors *files) {
     for (size_t i = 0; i < count; i++)
-        MOERT_TRY(load_slice(layer, &slices[i], files));
+        MOERT_TRY(load_range(layer, &ranges[i], files));
     moert_layer_weights_changed(layer);
     return MOERT_OK;
 }
 
-static moert_status put_gradient(const moert_buffer *gradient, const moert_layer_range *slice,
+static moert_status put_gradient(const moert_buffer *gradient, const moert_layer_range *range,
                                  moert_tensor_writer *writer) {
-    size_t elements = slice->rows * slice->columns;
-    char name[sizeof slice->name + 8];
+    size_t elements = range->rows * range->columns;
+    char name[sizeof range->name + 8];
     float *values;
-    snprintf(name, sizeof name, "grad.%s", slice->name);
-    MOERT_TRY(alloc_slice(slice, &values));
-    moert_status status = moert_buffer_read(gradient, slice->layer_first * sizeof(float), values,
+    snprintf(name, sizeof name, "grad.%s", range->name);
+    MOERT_TRY(alloc_range(range, &values));
+    moert_status status = moert_buffer_read(gradient, range->layer_first * sizeof(float), values,
                                             elements * sizeof(float));
-    if (slice->transposed)
-        transpose(values, slice->rows, slice->columns, values + elements);
+    if (range->transposed)
+        transpose(values, range->rows, range->columns, values + elements);
     if (status == MOERT_OK)
-        status = moert_writer_put(writer, name, slice->file_first, elements,
-                                  slice->transposed ? values + elements : values);
+        status = moert_writer_put(writer, name, range->file_first, elements,
+                                  range->transposed ? values + elements : values);
     free(values);
     return status;
 }
 
-moert_status moert_layer_put_gradients(moert_layer *layer, const moert_layer_range *slices,
+moert_status moert_layer_put_gradients(moert_layer *layer, const moert_layer_range *ranges,
                                        size_t count, bool replicated, moert_tensor_writer *writer) {
     for (size_t i = 0; i < count; i++) {
-        moert_layer_tensor which = slices[i].which;
+        moert_layer_tensor which = ranges[i].which;
         bool of_expert = which == MOERT_LAYER_W1 || which == MOERT_LAYER_W2 ||
                          which == MOERT_LAYER_B1 || which == MOERT_LAYER_B2;
         const moert_buffer *gradient = moert_layer_gradient(layer, which);
         if (gradient != NULL && (of_expert || replicated))
-            MOERT_TRY(put_gradient(gradient, &slices[i], writer));
+            MOERT_TRY(put_gradient(gradient, &ranges[i], writer));
     }
     return MOERT_OK;
 }

@@ -1,11 +1,11 @@
 /*
- * A single MoE layer in its model's files: weights in, gradients out, in the names and layouts of
- * the five families.
+ * Reads the weights of a single MoE layer from its model's files and writes its gradients, with the
+ * names and layouts of the five families.
  *
- * A slice is a contiguous piece of a file's tensor and the piece of a layer's tensor that it is,
- * transposed where the file holds [in, out] matrices (gpt-oss; never guessed from shapes). Weights
- * in low precision (io/weights.h) are decoded on the way in; gradients have the plain names and
- * shapes.
+ * A range maps consecutive elements of a file's tensor to elements of a layer's tensor. It is
+ * transposed where the file holds [in, out] matrices (gpt-oss; never guessed from shapes).
+ * Quantized weights (io/weights.h) are dequantized when they are read. Gradients have the names and
+ * shapes of plain weights.
  */
 #pragma once
 
@@ -26,21 +26,21 @@ typedef struct moert_layer_range {
 moert_layer_options moert_layer_options_of(const moert_model_config *config);
 
 /*
- * The slices of layer `index` for the experts [first, first + count), replicated tensors included;
- * *slices is to be freed.
+ * The ranges of layer `index` for the experts [first, first + count) and the replicated tensors.
+ * The caller frees *ranges.
  */
 moert_status moert_layer_ranges(const moert_model_config *config, size_t index, size_t first,
-                                size_t count, moert_layer_range **slices, size_t *slice_count);
+                                size_t count, moert_layer_range **ranges, size_t *range_count);
 
-/* ERROR_MISMATCH if the tensors of layer `index` are not there or do not make a MoE layer. */
+/* ERROR_MISMATCH if tensors of layer `index` are missing or do not form a MoE layer. */
 moert_status moert_layer_check_files(const moert_model_config *config, const moert_tensors *files,
                                      size_t index);
 
 /* Reads this rank's weights. Not collective. */
-moert_status moert_layer_load(moert_layer *layer, const moert_layer_range *slices, size_t count,
+moert_status moert_layer_load(moert_layer *layer, const moert_layer_range *ranges, size_t count,
                               const moert_tensors *files);
 
-/* Writes this rank's gradients as "grad." + name; replicated ones only when asked. Not
- * collective. */
-moert_status moert_layer_put_gradients(moert_layer *layer, const moert_layer_range *slices,
+/* Writes this rank's gradients as "grad." + name; those of replicated tensors only if `replicated`.
+ * Not collective. */
+moert_status moert_layer_put_gradients(moert_layer *layer, const moert_layer_range *ranges,
                                        size_t count, bool replicated, moert_tensor_writer *writer);

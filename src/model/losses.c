@@ -1,6 +1,6 @@
 /*
- * The losses of a forward pass: cross-entropy, load balancing, z. Everything is summed in float64,
- * per sequence on the rank that has it, then over all sequences in order, so that the digits do not
+ * The losses of a forward pass: cross-entropy, load balancing, z. All sums are float64: the rank
+ * that holds a sequence sums it, then all ranks add the sequences in order. So the digits do not
  * depend on the number of ranks.
  */
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "base/phase.h"
 #include "model/internal.h"
 
-/* sum[n] over all sequences, in order, of mine[sequences, n]. Collective. */
+/* sum[n] = the sums of mine[sequences, n] over the sequences of all ranks, in order. Collective. */
 static moert_status sum_sequences(moert_model *model, const double *mine, size_t n, double *sum) {
     moert_comm *world = model->mesh->world;
     size_t ranks = moert_comm_size(world), total = model->batch.total_sequences, *bytes = NULL;
@@ -32,7 +32,7 @@ done:
     return status;
 }
 
-/* sum over the tokens of sequence `index` of value[T], squared when asked. */
+/* The sum of value[T], or of its squares, over the tokens of sequence `index`. */
 static double sum_tokens(const moert_model *model, const float *value, size_t index, bool square) {
     double sum = 0.0;
     for (size_t t = index * model->length; t < (index + 1) * model->length; t++) {
@@ -47,43 +47,43 @@ static size_t column_of_layer(const moert_model *model, size_t layer) {
     return 1 + layer * (1 + model->config.router.experts);
 }
 
-/* Where a layer's numbers lie among those that the losses sum: the losses of the tokens, then per
- * layer lse[T] and mass[sequences, E]. */
-static size_t numbers_of_layer(const moert_model *model, size_t layer) {
+/* The offset of a layer's inputs of the losses in their buffer: the losses of the tokens come
+ * first, then per layer lse[T] and mass[sequences, E]. */
+static size_t inputs_of_layer(const moert_model *model, size_t layer) {
     const size_t tokens = model->batch.tokens;
     return tokens + layer * (tokens + model->batch.sequences * model->config.router.experts);
 }
 
-static moert_status copy_numbers(const moert_buffer *from, size_t count, moert_buffer *numbers,
-                                 size_t at) {
-    return moert_buffer_copy(from, 0, numbers, at * sizeof(float), count * sizeof(float));
+static moert_status copy_inputs(const moert_buffer *from, size_t count, moert_buffer *inputs,
+                                size_t at) {
+    return moert_buffer_copy(from, 0, inputs, at * sizeof(float), count * sizeof(float));
 }
 
-/* All of them in one buffer, so that the host waits for the device once. */
-static moert_status gather_numbers(moert_model *model, moert_buffer *numbers) {
+/* Gathers the inputs of all losses in one buffer, so that the host waits for the device once. */
+static moert_status gather_inputs(moert_model *model, moert_buffer *inputs) {
     const moert_model_config *c = &model->config;
     const size_t tokens = model->batch.tokens, sequences = model->batch.sequences;
     const size_t masses = sequences * c->router.experts;
     moert_buffer *mass;
     MOERT_TRY(moert_mesh_scratch(model->mesh, MOERT_SCRATCH_LOGITS, masses, &mass));
-    MOERT_TRY(copy_numbers(model->token_loss, tokens, numbers, 0));
+    MOERT_TRY(copy_inputs(model->token_loss, tokens, inputs, 0));
     for (size_t l = 0; l < c->layers; l++) {
         const moert_routing *routing = moert_layer_routing(model->layer[l].moe);
-        const size_t at = numbers_of_layer(model, l);
-        MOERT_TRY(copy_numbers(routing->lse, tokens, numbers, at));
+        const size_t at = inputs_of_layer(model, l);
+        MOERT_TRY(copy_inputs(routing->lse, tokens, inputs, at));
         MOERT_TRY(moert_router_mass(&c->router, tokens, routing->scores, model->batch.ends,
                                     sequences, mass));
-        MOERT_TRY(copy_numbers(mass, masses, numbers, at + tokens));
+        MOERT_TRY(copy_inputs(mass, masses, inputs, at + tokens));
     }
     return MOERT_OK;
 }
 
-static void sum_sequence(const moert_model *model, const float *numbers, size_t index,
+static void sum_sequence(const moert_model *model, const float *inputs, size_t index,
                          double *sums) {
     const size_t experts = model->config.router.experts;
-    sums[0] = sum_tokens(model, numbers, index, false);
+    sums[0] = sum_tokens(model, inputs, index, false);
     for (size_t l = 0; l < model->config.layers; l++) {
-        const float *lse = numbers + numbers_of_layer(model, l);
+        const float *lse = inputs + inputs_of_layer(model, l);
         const float *mass = lse + model->batch.tokens + index * experts;
         double *column = sums + column_of_layer(model, l);
         column[0] = sum_tokens(model, lse, index, true);
@@ -92,7 +92,7 @@ static void sum_sequence(const moert_model *model, const float *numbers, size_t 
     }
 }
 
-/* model->counts. Collective when there are replicas. */
+/* Sums model->counts over the replicas. Collective over these. */
 static moert_status gather_counts(moert_model *model) {
     uint64_t *counts = model->counts;
     size_t experts = model->config.router.experts, n = model->config.layers * experts;
@@ -114,7 +114,7 @@ static moert_status gather_counts(moert_model *model) {
     return status;
 }
 
-/* Largest over mean slots per expert, in the worst layer. */
+/* The largest number of slots of an expert over the mean, in the worst layer. */
 static double expert_load(const moert_model *model, const uint64_t *counts) {
     size_t experts = model->config.router.experts;
     double worst = 0.0;
@@ -131,7 +131,7 @@ static double expert_load(const moert_model *model, const uint64_t *counts) {
     return worst;
 }
 
-/* One loss over the slots and masses of all layers together; every layer gets the same gradient. */
+/* Computes one loss from the slots and masses of all layers; all layers get the same gradient. */
 static moert_status balance_together(moert_model *model, const uint64_t *counts, const double *sums,
                                      double coefficient, float *gradient, double *aux) {
     const moert_model_config *c = &model->config;
@@ -152,13 +152,13 @@ static moert_status balance_together(moert_model *model, const uint64_t *counts,
     *aux = moert_router_aux_loss(MOERT_AUX_HUGGING_FACE, &c->router, &load, coefficient, gradient);
     MOERT_TRY_OR(done, moert_buffer_write(first, 0, gradient, experts * sizeof *gradient));
     for (size_t l = 1; l < c->layers; l++)
-        MOERT_TRY_OR(done, copy_numbers(first, experts, model->layer[l].aux_gradient, 0));
+        MOERT_TRY_OR(done, copy_inputs(first, experts, model->layer[l].aux_gradient, 0));
 done:
     MOERT_FREE(count, mass);
     return status;
 }
 
-/* One loss per layer, summed. */
+/* Computes one loss per layer, and their sum. */
 static moert_status balance_layers(moert_model *model, const uint64_t *counts, const double *sums,
                                    double coefficient, float *gradient, double *aux) {
     const moert_model_config *c = &model->config;
@@ -175,19 +175,19 @@ static moert_status balance_layers(moert_model *model, const uint64_t *counts, c
     return MOERT_OK;
 }
 
-/* Per-sequence sums of this rank, then over all sequences: sums[columns]. */
+/* sums[columns] = the sums over all sequences of all ranks. Collective. */
 static moert_status sum_everything(moert_model *model, size_t columns, double *sums) {
     const size_t sequences = model->batch.sequences;
-    const size_t count = numbers_of_layer(model, model->config.layers);
+    const size_t count = inputs_of_layer(model, model->config.layers);
     double *per_sequence = NULL;
     float *values = NULL;
-    moert_buffer *numbers;
+    moert_buffer *inputs;
     moert_status status;
     MOERT_TRY_OR(done, moert_alloc(&per_sequence, sequences, columns * sizeof *per_sequence));
     MOERT_TRY_OR(done, moert_alloc(&values, count, sizeof *values));
-    MOERT_TRY_OR(done, moert_mesh_scratch(model->mesh, MOERT_SCRATCH_PARTIAL, count, &numbers));
-    MOERT_TRY_OR(done, gather_numbers(model, numbers));
-    MOERT_TRY_OR(done, moert_buffer_read(numbers, 0, values, count * sizeof *values));
+    MOERT_TRY_OR(done, moert_mesh_scratch(model->mesh, MOERT_SCRATCH_PARTIAL, count, &inputs));
+    MOERT_TRY_OR(done, gather_inputs(model, inputs));
+    MOERT_TRY_OR(done, moert_buffer_read(inputs, 0, values, count * sizeof *values));
     for (size_t s = 0; s < sequences; s++)
         sum_sequence(model, values, s, per_sequence + s * columns);
     MOERT_TRY_OR(done, sum_sequences(model, per_sequence, columns, sums));

@@ -1,4 +1,4 @@
-/* Makes a model: blocks, layers, fresh weights. */
+/* Creates a model: blocks, layers, initial weights. */
 #include "model/internal.h"
 
 #include <stdlib.h>
@@ -75,7 +75,7 @@ void moert_model_destroy(moert_model *model) {
         moert_layer_destroy(layer->moe);
     }
     MOERT_DESTROY(model->rope, model->ends, model->tokens, model->targets, model->links,
-                  model->embedded, model->final_normed, model->final_rstd, model->codes,
+                  model->embedded, model->final_normed, model->final_rstd, model->bf16,
                   model->logits, model->token_loss, model->d, model->dn, model->datt, model->dq,
                   model->dk, model->dv);
     moert_block_destroy(model->outer);

@@ -1,9 +1,9 @@
 /*
  * A decoder-only transformer in the Mixtral and Qwen3-MoE form, forward and backward on the device.
  *
- * The batch of B sequences of length S is split over the ranks in contiguous pieces
- * (moert_model_partition); parameters outside the experts are replicated, with their gradients summed
- * in the tree over sequences. All calls are collective over the mesh's context unless said.
+ * Each rank holds consecutive sequences of the batch of B sequences of length S
+ * (moert_model_partition). Parameters outside the experts are replicated, and their gradients are
+ * summed in the tree over sequences. All calls are collective over the mesh's context unless said.
  */
 #pragma once
 
@@ -20,7 +20,7 @@ typedef struct moert_model_losses {
     double aux_coefficient, z_coefficient;
 } moert_model_losses;
 
-/* `config` is copied but for its text. Errors: those of moert_model_config_check_model and of the
+/* Copies `config` without its text. Errors: those of moert_model_config_check_model and of the
  * layers. */
 moert_status moert_model_create(moert_mesh *mesh, const moert_model_config *config,
                                 moert_model **model);
@@ -28,24 +28,23 @@ void moert_model_destroy(moert_model *model);
 const moert_model_config *moert_model_describe(const moert_model *model);
 moert_mesh *moert_model_mesh(const moert_model *model);
 
-/* Fresh weights: matrices normal with the config's initializer_range, norms 1; by (seed, name,
- * element). Not collective. */
+/* Sets initial weights: matrices normal with the config's initializer_range, norms 1. Values depend
+ * on (seed, name, element) only. Not collective. */
 moert_status moert_model_initialize(moert_model *model, uint64_t seed);
 
-/* To be called when weights were written other than by the two functions of this file that set
- * them, as the optimizer does: see moert_layer_weights_changed. Not collective. */
+/* Call it after writing weights other than by moert_model_initialize or moert_model_load, as the
+ * optimizer does (moert_layer_weights_changed). Not collective. */
 void moert_model_weights_changed(moert_model *model);
 
-/* ---- tensors, in the names and shapes of the model's files; the order is the same on all ranks
- * ---- */
+/* ---- tensors: names and shapes of the model's files, in the same order on all ranks ---- */
 
 typedef struct moert_model_tensor {
     char name[96];
     size_t rank, shape[2], elements;
-    bool replicated;    /* else one expert's */
+    bool replicated;    /* false: it belongs to one expert */
     bool is_matrix;     /* not a norm */
     size_t owner;       /* rank of the EP group that holds it, when not replicated */
-    moert_block *block; /* NULL when it is another rank's */
+    moert_block *block; /* NULL if only another rank holds it */
     size_t offset;      /* floats from the block's start */
 } moert_model_tensor;
 
@@ -55,8 +54,8 @@ const moert_model_tensor *moert_model_tensors(const moert_model *model);
 typedef struct moert_model_range {
     size_t first, count;
 } moert_model_range;
-/* Those in this rank's slice of the tensor's block: it has their complete gradient and the
- * optimizer's state of them, and writes them to files. */
+/* The elements of a tensor in this rank's shard of its block. This rank has their complete gradient
+ * and optimizer state, and writes them to files. */
 moert_model_range moert_model_shard(const moert_model_tensor *tensor);
 
 /* All blocks, in a fixed order. */
@@ -65,29 +64,30 @@ moert_block *moert_model_block(const moert_model *model, size_t index);
 
 /* ---- computing ---- */
 
-/* The sequences [first, first + count) of `total` that rank `rank` of `size` has. */
+/* The sequences [first, first + count) of `total` that rank `rank` of `size` holds. */
 void moert_model_partition(size_t total, size_t rank, size_t size, size_t *first, size_t *count);
 
 typedef struct moert_model_batch {
     size_t total_sequences, length; /* B, S */
     const int32_t *input, *target;  /* this rank's [sequences, S] */
-    bool forward_only;              /* no backward will follow; none is accepted */
+    bool forward_only;              /* no backward follows; the layers reject one */
 } moert_model_batch;
 
 typedef struct moert_model_result {
     double cross_entropy; /* mean over the tokens of all ranks */
     double aux, z;        /* raw, without coefficient */
-    double expert_load;   /* largest / mean slots per expert, the worst layer */
+    double expert_load;   /* largest / mean slots per expert, in the worst layer */
 } moert_model_result;
 
-/* Logits [T,V] of the batch; kept until the next forward. */
+/* Computes the logits [T,V] of the batch, which the model keeps until the loss or the next
+ * forward. */
 moert_status moert_model_forward(moert_model *model, const moert_model_batch *batch);
-/* Reads logits of this rank's token t: out[V]. Not collective. */
+/* out[V] = the logits of this rank's token `token`. Not collective. */
 moert_status moert_model_logits(moert_model *model, size_t token, float *out);
 
 /*
- * The losses of the last forward. With `factor` above 0 (1 / number of micro-batches) it also
- * prepares backward: the logits become their gradient.
+ * Computes the losses of the last forward. With `factor` above 0 (1 / number of micro-batches) it
+ * also prepares backward: the gradient of the logits replaces them.
  */
 moert_status moert_model_loss(moert_model *model, const moert_model_losses *losses, double factor,
                               moert_model_result *result);
@@ -96,17 +96,18 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
 const uint64_t *moert_model_expert_counts(const moert_model *model);
 
 /*
- * Gradients of the last loss, complete in this rank's slices (moert_model_shard), over all ranks
- * for replicated tensors; micro-batch `index` of `count`: the first one replaces, further ones add,
- * the last one also completes the experts' over their replicas.
+ * Computes the gradients of the last loss, for micro-batch `index` of `count`. The first one
+ * replaces the gradients, further ones add to them. Gradients of replicated tensors are summed over
+ * all ranks, and complete in this rank's shards (moert_model_shard). The last micro-batch also sums
+ * those of the experts over their replicas.
  */
 moert_status moert_model_backward(moert_model *model, size_t index, size_t count);
 
 /* ---- files ---- */
 
 /*
- * Reads a range of one tensor's values, stored as `name`, to target[at ...]; an empty one only
- * checks that they are there. Not collective. Errors: ERROR_MISMATCH, ...
+ * Reads a range of one tensor's values, stored as `name`, to target[at ...]. With an empty range it
+ * only checks the tensor's presence and shape. Not collective. Errors: ERROR_MISMATCH, ...
  */
 moert_status moert_model_read_values(const moert_tensors *files, const char *name,
                                      const moert_model_tensor *tensor, moert_model_range range,

@@ -1,4 +1,4 @@
-/* The model's tensors under the names of its files, and loading them. */
+/* Lists the model's tensors with their names in its files, and loads them. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -18,7 +18,7 @@ static moert_model_tensor *add(moert_model *model, size_t rank, size_t rows, siz
     return tensor;
 }
 
-/* A tensor [rows, columns], or [rows] of no columns, that is a whole tensor of a block. */
+/* Adds tensor `index` of a block, [rows, columns], or [rows] if columns is 0. */
 static void add_whole(moert_model *model, moert_block *block, size_t index, const char *name,
                       size_t rows, size_t columns) {
     if (block->tensor[index].elements == 0)
@@ -52,8 +52,8 @@ static void add_attention(moert_model *model, size_t index) {
     }
 }
 
-/* One projection of one expert: rows of W1 (gate, then up) or W2 in the block of the rank that owns
- * the expert. */
+/* Adds one projection of one expert. The rank that owns the expert holds it in rows of W1 (gate,
+ * then up) or W2 of a block. */
 static void add_expert(moert_model *model, size_t index, size_t expert, moert_expert_part part) {
     const moert_model_config *c = &model->config;
     moert_layer *moe = model->layer[index].moe;

@@ -16,26 +16,26 @@ uint64_t moert_breakdown_from(uint64_t first, uint64_t end) {
 moert_status moert_breakdown_start(moert_device *device, moert_comm *world, uint64_t first,
                                    uint64_t end, moert_breakdown *breakdown) {
     *breakdown = (moert_breakdown){.from = moert_breakdown_from(first, end)};
-    /* ranks that share a device or its memory measure their part of it */
+    /* all ranks measure at once: those that share a device or its memory get their part of it */
     MOERT_TRY(moert_comm_agree(world, moert_profile_enable(device)));
     return moert_comm_agree(world, moert_roof_measure(device, &breakdown->roof));
 }
 
 /* ---- sums ---- */
 
-/* Of a step: times in ns. */
+/* Totals of an operation per step. */
 typedef struct sums {
     double calls, ns, flops, bytes;
 } sums;
 
 typedef struct totals {
-    sums row[MOERT_OPERATIONS], host, gemm, step, flight;
+    sums row[MOERT_OPERATIONS], host, gemm, step, in_flight;
     moert_roof roof;
     uint64_t steps;
     size_t ranks;
 } totals;
 
-/* What a rank tells the others. */
+/* A rank's message to the others. */
 typedef struct message {
     moert_profile profile;
     moert_roof roof;
@@ -63,14 +63,14 @@ double moert_breakdown_fit(double *ns, double wall_ns) {
     return waits < room ? room - waits : 0.0;
 }
 
-/* Adds a rank's profile, of which a step has this part. */
+/* Adds a rank's profile times `part`, which is 1 / (ranks * steps). */
 static void add_rank(totals *t, const moert_profile *profile, double part) {
     double ns[MOERT_OPERATIONS];
     for (size_t i = 0; i < MOERT_OPERATIONS; i++)
         ns[i] = (double)profile->row[i].ns;
     t->host.ns += moert_breakdown_fit(ns, (double)profile->wall_ns) * part;
     t->step.ns += (double)profile->wall_ns * part;
-    t->flight.ns += (double)profile->message_ns * part;
+    t->in_flight.ns += (double)profile->message_ns * part;
     for (size_t i = 0; i < MOERT_OPERATIONS; i++) {
         const moert_profile_row *row = &profile->row[i];
         add(&t->row[i],
@@ -100,7 +100,7 @@ static moert_status sum_up(const moert_device *device, moert_comm *world,
 
 /* ---- the table ---- */
 
-/* One line: a rate is work over time, and -1 where there is none of either. */
+/* A line of the table. A rate is work over time, and -1 if either is 0. */
 typedef struct line {
     const char *name;
     double calls, ms, share, gflops, peak_share, gbps, copy_share;
@@ -122,7 +122,7 @@ static line line_of(const totals *t, const char *name, const sums *row) {
 
 enum { LINES = MOERT_OPERATIONS + 1 };
 
-/* The operations that there were, and the host; returns how many. */
+/* Makes the lines of all operations with calls, and of the host. Returns their number. */
 static size_t make_lines(const totals *t, line lines[LINES]) {
     size_t count = 0;
     for (size_t i = 0; i < MOERT_OPERATIONS; i++)
@@ -132,7 +132,7 @@ static size_t make_lines(const totals *t, line lines[LINES]) {
     return count;
 }
 
-/* A number, or "-" in its place. */
+/* Prints a number, or "-" if it is negative. */
 static void put_number(FILE *file, int width, int digits, double value, const char *unit) {
     if (value < 0.0)
         fprintf(file, " %*s", width, "-");
@@ -169,10 +169,10 @@ static void print(FILE *file, const totals *t) {
     if (gemm.gflops >= 0.0)
         fprintf(file, ", at %.1f GFLOP/s, %.1f %% of the peak", gemm.gflops,
                 gemm.peak_share * 100.0);
-    if (t->flight.ns > 0.0)
+    if (t->in_flight.ns > 0.0)
         fprintf(file,
                 "\n  rows in flight: %.3f ms a step; waits for them, late ranks and plans: %.3f ms",
-                t->flight.ns * 1e-6, t->row[MOERT_OPERATION_EXCHANGE_WAIT].ns * 1e-6);
+                t->in_flight.ns * 1e-6, t->row[MOERT_OPERATION_EXCHANGE_WAIT].ns * 1e-6);
     fputs("\n\n", file);
     fflush(file);
 }
@@ -206,7 +206,7 @@ static moert_status write_json(const char *path, const totals *t) {
     json_object_set_new(root, "copy_roof_gbps", json_real(t->roof.gbps));
     json_object_set_new(root, "ms_per_step", json_real(t->step.ns * 1e-6));
     json_object_set_new(root, "gemm_share", json_real(line_of(t, "", &t->gemm).share));
-    json_object_set_new(root, "flight_ms_per_step", json_real(t->flight.ns * 1e-6));
+    json_object_set_new(root, "flight_ms_per_step", json_real(t->in_flight.ns * 1e-6));
     for (size_t i = 0; i < count; i++)
         json_array_append_new(rows, json_of(&lines[i]));
     json_object_set_new(root, "rows", rows);

@@ -1,9 +1,10 @@
 /*
  * Where the time of training steps goes: a table at the end of a run, and the same as JSON.
  *
- * Times and work are means over the ranks, so that the rows, with what no kernel and no message
- * explains as "host", add up to the wall time of a step; a rank that waits for another shows in
- * the rows of messages. Rates stand beside what the device reaches at best (roofs).
+ * Times and work are means over the ranks. The row "host" has the time outside kernels and
+ * messages, so that all rows add up to the wall time of a step. The time in which a rank waits for
+ * another is in the rows of messages. The table compares rates with the best that the device
+ * reaches (roofs).
  */
 #pragma once
 
@@ -12,16 +13,17 @@
 #include "comm/comm.h"
 #include "device/profile/profile.h"
 
-/* Steps that are left out first, since they compile and touch memory for the first time. */
+/* The first steps, which do not count, since they compile kernels and touch memory for the first
+ * time. */
 enum { MOERT_BREAKDOWN_SKIPS = 2 };
 
 typedef struct moert_breakdown {
     moert_roof roof;
     uint64_t from;  /* the first step that counts */
-    uint64_t steps; /* that have counted */
+    uint64_t steps; /* the number of steps counted so far */
 } moert_breakdown;
 
-/* The first of steps [first, end) that counts: at least the last one does. */
+/* The first of steps [first, end) that counts. The last one always does. */
 uint64_t moert_breakdown_from(uint64_t first, uint64_t end);
 
 /* Prepares the device and measures its roofs, for steps [first, end). Collective. Errors:
@@ -29,17 +31,17 @@ uint64_t moert_breakdown_from(uint64_t first, uint64_t end);
 moert_status moert_breakdown_start(moert_device *device, moert_comm *world, uint64_t first,
                                    uint64_t end, moert_breakdown *breakdown);
 
-/* Makes the times of a rank's operations, ns[MOERT_OPERATIONS], fit into their wall time, and
- * returns what is left of it, the host's: a wait that overlaps a kernel counts as the kernel. */
+/* Fits the times of a rank's operations, ns[MOERT_OPERATIONS], into the wall time and returns the
+ * rest, the host's time. It shortens waits: a wait that overlaps a kernel counts as the kernel. */
 double moert_breakdown_fit(double *ns, double wall_ns);
 
 /*
  * Rank 0 prints the table and, unless `path` is NULL, writes it there: {"steps", "ranks",
  * "fma_peak_gflops", "copy_roof_gbps", "ms_per_step", "gemm_share", "rows": [{"name", "calls",
  * "ms_per_step", "share", "gflops", "peak_share", "gbps", "copy_share"}], "flight_ms_per_step"},
- * shares as parts of 1, rates null where they say nothing; "flight" is the time in which rows were
- * under way in the staged exchange, hidden behind other rows of the table or waited for. Without
- * steps: nothing. Collective. Errors: ERROR_IO, ERROR_MEMORY.
+ * Shares are fractions of 1. Rates without work or time are null. "flight" is the time in which
+ * rows of the staged exchange were in flight, whether hidden behind other rows of the table or
+ * waited for. Does nothing if no step counted. Collective. Errors: ERROR_IO, ERROR_MEMORY.
  */
 moert_status moert_breakdown_report(const moert_device *device, moert_comm *world,
                                     const moert_breakdown *breakdown, FILE *console,

@@ -1,4 +1,4 @@
-/* Writes and reads model directories and checkpoints. */
+/* Writes and reads model directories and checkpoints; checkpoint_list.c names and lists them. */
 #include "train/checkpoint.h"
 
 #include <stdio.h>
@@ -26,7 +26,7 @@ static const value_set weight_set[] = {{"", WEIGHTS}}, gradient_set[] = {{"grad.
 static const value_set moment_sets[] = {{"first_moment.", FIRST_MOMENTS},
                                         {"second_moment.", SECOND_MOMENTS}};
 
-/* The buffer that holds a tensor's values of a kind, and where those of this rank's slice begin. */
+/* The buffer of a tensor's values of a kind; *at = the offset of this rank's shard in it. */
 static moert_buffer *values_of(const moert_optimizer *optimizer, const moert_model_tensor *tensor,
                                int kind, size_t *at) {
     *at = tensor->offset + moert_model_shard(tensor).first;
@@ -40,7 +40,7 @@ static moert_buffer *values_of(const moert_optimizer *optimizer, const moert_mod
 
 /* ---- writing ---- */
 
-/* May leave a part made on failure. */
+/* On failure *specs may be allocated in part. */
 static moert_status make_specs(const moert_model *model, const value_set *sets, size_t set_count,
                                moert_tensor_spec **specs) {
     size_t count = moert_model_tensor_count(model);
@@ -59,7 +59,7 @@ static moert_status make_specs(const moert_model *model, const value_set *sets, 
     return MOERT_OK;
 }
 
-/* What one file holds: all tensors of the model, of each set of values. */
+/* The contents of one file: each set of values of all tensors of the model. */
 typedef struct value_file {
     const moert_model *model;
     const moert_optimizer *optimizer;
@@ -68,24 +68,24 @@ typedef struct value_file {
     moert_tensor_spec *specs; /* [set_count, tensors] */
 } value_file;
 
-static moert_status put_slices(const void *context, moert_tensor_writer *writer) {
+static moert_status put_shards(const void *context, moert_tensor_writer *writer) {
     const value_file *file = context;
     const size_t count = moert_model_tensor_count(file->model);
     const moert_model_tensor *tensor = moert_model_tensors(file->model);
     for (size_t i = 0; i < count * file->set_count; i++) {
-        const moert_model_range slice = moert_model_shard(&tensor[i % count]);
+        const moert_model_range shard = moert_model_shard(&tensor[i % count]);
         size_t at;
-        if (slice.count == 0)
+        if (shard.count == 0)
             continue;
         const moert_buffer *values =
             values_of(file->optimizer, &tensor[i % count], file->sets[i / count].kind, &at);
         MOERT_TRY(
-            moert_put_floats(writer, file->specs[i].name, slice.first, slice.count, values, at));
+            moert_put_floats(writer, file->specs[i].name, shard.first, shard.count, values, at));
     }
     return MOERT_OK;
 }
 
-/* One safetensors file by all ranks. Collective. */
+/* Writes one safetensors file with all ranks. Collective. */
 static moert_status write_file(moert_model *model, const moert_optimizer *optimizer,
                                const value_set *sets, size_t set_count, const char *path,
                                bool settle) {
@@ -93,7 +93,7 @@ static moert_status write_file(moert_model *model, const moert_optimizer *optimi
     const size_t count = moert_model_tensor_count(model) * set_count;
     value_file file = {model, optimizer, sets, set_count, NULL};
     moert_status status = make_specs(model, sets, set_count, &file.specs);
-    const moert_shared_file shared = {path, file.specs, count, metadata, put_slices, &file};
+    const moert_shared_file shared = {path, file.specs, count, metadata, put_shards, &file};
     status = moert_shared_file_write(moert_model_mesh(model)->world, &shared, settle, status);
     for (size_t i = 0; file.specs != NULL && i < count; i++)
         free((char *)file.specs[i].name);
@@ -101,13 +101,13 @@ static moert_status write_file(moert_model *model, const moert_optimizer *optimi
     return status;
 }
 
-/* All files of a directory that exists. Collective. */
+/* Writes all safetensors files to an existing directory. Collective. */
 static moert_status write_files(moert_model *model, const moert_optimizer *optimizer,
-                                const char *folder) {
+                                const char *directory) {
     char *weights, *moments = NULL;
-    moert_status status = moert_text_path(&weights, "%s/model.safetensors", folder);
+    moert_status status = moert_text_path(&weights, "%s/model.safetensors", directory);
     if (status == MOERT_OK)
-        status = moert_text_path(&moments, "%s/optimizer.safetensors", folder);
+        status = moert_text_path(&moments, "%s/optimizer.safetensors", directory);
     MOERT_TRY_OR(done, moert_comm_agree(moert_model_mesh(model)->world, status));
     MOERT_TRY_OR(done, write_file(model, optimizer, weight_set, 1, weights, false));
     if (optimizer != NULL)
@@ -117,15 +117,15 @@ done:
     return status;
 }
 
-static moert_status write_text(const char *folder, const char *file, const char *text) {
+static moert_status write_text(const char *directory, const char *file, const char *text) {
     char *path;
-    MOERT_TRY(moert_text_path(&path, "%s/%s", folder, file));
+    MOERT_TRY(moert_text_path(&path, "%s/%s", directory, file));
     const moert_status status = moert_durable_write(path, text);
     free(path);
     return status;
 }
 
-static moert_status write_state(const char *folder, const moert_run_state *state) {
+static moert_status write_state(const char *directory, const moert_run_state *state) {
     json_t *root = json_object();
     json_object_set_new(root, "format", json_integer(STATE_FORMAT));
 #define PUT(field) json_object_set_new(root, #field, json_integer((json_int_t)state->field));
@@ -135,12 +135,13 @@ static moert_status write_state(const char *folder, const moert_run_state *state
     json_decref(root);
     if (text == NULL)
         return MOERT_FAIL(ERROR_MEMORY, "no room for state.json");
-    moert_status status = write_text(folder, "state.json", text);
+    moert_status status = write_text(directory, "state.json", text);
     free(text);
     return status;
 }
 
-/* The directory `path`, a checkpoint when optimizer and state are given. Collective. */
+/* Writes the directory `path`: a checkpoint if optimizer and state are given, else a model.
+ * Collective. */
 static moert_status save(moert_model *model, const moert_optimizer *optimizer,
                          const char *config_text, const moert_run_state *state, const char *path) {
     moert_comm *world = moert_model_mesh(model)->world;
@@ -209,15 +210,15 @@ static moert_status read_moments(moert_optimizer *optimizer, const char *path) {
     MOERT_TRY(moert_tensors_open(path, &files));
     for (size_t s = 0; s < 2; s++)
         for (size_t i = 0; i < count && status == MOERT_OK; i++) {
-            const moert_model_range slice = moert_model_shard(&tensor[i]);
+            const moert_model_range shard = moert_model_shard(&tensor[i]);
             char name[128];
             size_t at = 0;
             moert_buffer *values =
-                slice.count > 0 ? values_of(optimizer, &tensor[i], moment_sets[s].kind, &at) : NULL;
+                shard.count > 0 ? values_of(optimizer, &tensor[i], moment_sets[s].kind, &at) : NULL;
             snprintf(name, sizeof name, "%s%s", moment_sets[s].prefix, tensor[i].name);
-            status = moert_model_read_values(files, name, &tensor[i], slice, values, at);
+            status = moert_model_read_values(files, name, &tensor[i], shard, values, at);
             if (status == MOERT_OK && moment_sets[s].kind == SECOND_MOMENTS)
-                status = check_squares(files, name, slice);
+                status = check_squares(files, name, shard);
         }
     moert_tensors_close(files);
     return status;

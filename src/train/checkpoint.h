@@ -3,23 +3,23 @@
  * number of ranks.
  *
  *   config.json  model.safetensors        a model in Hugging Face form
- *   optimizer.safetensors  state.json     what a run needs to go on, in checkpoints only
+ *   optimizer.safetensors  state.json     the state to resume a run, in checkpoints only
  *   manifest.json                         checksums of the other files (io/manifest.h)
  *
- * A directory is written under a temporary name, flushed and renamed: it is whole or not there. Its
- * bytes depend on the model and the run alone, not on ranks, engines, paths or time. All functions
- * are collective unless said.
+ * A directory is written under a temporary name, flushed and renamed, so it is complete or absent.
+ * Its bytes depend only on the model and the run, not on ranks, engines, paths or time. All
+ * functions are collective unless said.
  */
 #pragma once
 
 #include "train/optimizer.h"
 
-/* X(field): where a run stands, whole numbers in state.json. */
+/* X(field): the state of a run, integers in state.json. */
 #define MOERT_RUN_STATE_TABLE(X)                                                                   \
     X(step)           /* steps done: the position in the data and in the random numbers */         \
     X(applied)        /* optimizer steps among them */                                             \
-    X(skipped)        /* steps left out for non-finite gradients */                                \
-    X(skipped_in_row) /* the last of them in a row */                                              \
+    X(skipped)        /* steps skipped for non-finite gradients */                                 \
+    X(skipped_in_row) /* skipped steps since the last applied one */                               \
     X(seed)                                                                                        \
     X(batch)       /* sequences per step */                                                        \
     X(length)      /* tokens per sequence */                                                       \
@@ -48,14 +48,15 @@ moert_status moert_gradients_save(moert_model *model, const char *path);
 moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
                                    moert_run_state *state);
 
-/* DIR/step-00000123 of this step; to be freed. Not collective. Errors: ERROR_MEMORY. */
-moert_status moert_checkpoint_path(const char *folder, uint64_t step, char **path);
-/* steps[count], to be freed = the steps of the checkpoints in `folder`, newest first; none if there
- * is no such directory. Not collective. Errors: ERROR_IO, ERROR_MEMORY. */
-moert_status moert_checkpoint_list(const char *folder, uint64_t **steps, size_t *count);
+/* *path = DIRECTORY/step-00000123 for this step; the caller frees it. Not collective. Errors:
+ * ERROR_MEMORY. */
+moert_status moert_checkpoint_path(const char *directory, uint64_t step, char **path);
+/* steps[count] = the steps of the checkpoints in `directory`, newest first; none if the directory
+ * does not exist. The caller frees *steps. Not collective. Errors: ERROR_IO, ERROR_MEMORY. */
+moert_status moert_checkpoint_list(const char *directory, uint64_t **steps, size_t *count);
 /*
- * Keeps the newest `keep` checkpoints of `folder` up to step `newest`, the one just written;
- * removes the others (higher steps are of an older run) and what interrupted saves left. Not
- * collective.
+ * Keeps the newest `keep` checkpoints of `directory` up to step `newest`, the one just written.
+ * Removes all others, since higher steps belong to an older run, and the remains of interrupted
+ * saves. Not collective.
  */
-moert_status moert_checkpoint_prune(const char *folder, uint64_t newest, size_t keep);
+moert_status moert_checkpoint_prune(const char *directory, uint64_t newest, size_t keep);

@@ -1,4 +1,4 @@
-/* The norm of a model's gradient, of which each rank sums the squares in its slices. */
+/* The norm of a model's gradient. Each rank sums the squares in its shards. */
 #include "train/gradient_norm.h"
 
 #include <math.h>
@@ -16,8 +16,8 @@ struct moert_gradient_norm {
     size_t held;
     size_t *first_chunk;          /* [blocks + 1] */
     double *chunk_sum;            /* [chunks] */
-    double *packed;               /* [chunks] likewise, rank after rank */
-    size_t *bytes;                /* [ranks] of `packed` */
+    double *by_rank;              /* [chunks] the same sums, ordered by rank */
+    size_t *bytes;                /* [ranks] of each rank's part of `by_rank` */
     double *held_sum, *sum, *all; /* [held], [tensors], [EP][tensors] */
 };
 
@@ -56,7 +56,7 @@ static moert_status prepare(moert_gradient_norm *norm) {
     MOERT_TRY(status);
     const size_t chunks = moert_squares_chunks(norm->squares);
     MOERT_TRY(MOERT_NEW_ARRAY(&norm->chunk_sum, chunks));
-    MOERT_TRY(MOERT_NEW_ARRAY(&norm->packed, chunks));
+    MOERT_TRY(MOERT_NEW_ARRAY(&norm->by_rank, chunks));
     MOERT_TRY(MOERT_NEW_ARRAY(&norm->bytes, moert_comm_size(mesh->world)));
     MOERT_TRY(MOERT_NEW_ARRAY(&norm->held_sum, norm->held));
     MOERT_TRY(MOERT_NEW_ARRAY(&norm->sum, count));
@@ -79,13 +79,13 @@ void moert_gradient_norm_destroy(moert_gradient_norm *norm) {
     if (norm == NULL)
         return;
     moert_squares_destroy(norm->squares);
-    MOERT_FREE(norm->tensor, norm->first_chunk, norm->chunk_sum, norm->packed, norm->bytes,
+    MOERT_FREE(norm->tensor, norm->first_chunk, norm->chunk_sum, norm->by_rank, norm->bytes,
                norm->held_sum, norm->sum, norm->all, norm);
 }
 
 /* ---- chunks ---- */
 
-/* The chunks of a block in the slice of a rank: *first, and their number. */
+/* The chunks of a block in a rank's shard: sets *first and returns their number. */
 static size_t chunks_of(const moert_gradient_norm *norm, size_t block, size_t rank, size_t *first) {
     const moert_block *at = moert_model_block(norm->model, block);
     const size_t start = norm->first_chunk[block];
@@ -93,39 +93,39 @@ static size_t chunks_of(const moert_gradient_norm *norm, size_t block, size_t ra
     return start + moert_block_first_chunk(at, rank + 1) - *first;
 }
 
-/* Sums of the blocks that the ranks of `comm` share, from the order of chunks to that of ranks, or
- * `back`. */
+/* Copies the sums of the blocks that the ranks of `comm` hold from chunk_sum to by_rank, or with
+ * `back` from by_rank to chunk_sum. */
 static void reorder(moert_gradient_norm *norm, const moert_comm *comm, bool back) {
-    double *packed = norm->packed;
+    double *by_rank = norm->by_rank;
     for (size_t r = 0; r < moert_comm_size(comm); r++) {
-        const double *const start = packed;
+        const double *const start = by_rank;
         for (size_t b = 0; b < moert_model_block_count(norm->model); b++) {
             size_t first;
             if (moert_model_block(norm->model, b)->comm != comm)
                 continue;
             const size_t count = chunks_of(norm, b, r, &first);
             double *const sum = norm->chunk_sum + first;
-            memcpy(back ? sum : packed, back ? packed : sum, count * sizeof *sum);
-            packed += count;
+            memcpy(back ? sum : by_rank, back ? by_rank : sum, count * sizeof *sum);
+            by_rank += count;
         }
-        norm->bytes[r] = (size_t)(packed - start) * sizeof *packed;
+        norm->bytes[r] = (size_t)(by_rank - start) * sizeof *by_rank;
     }
 }
 
-/* Completes those sums. Collective. */
+/* Gathers the sums of these blocks' chunks from all ranks of `comm`. Collective. */
 static moert_status gather_chunks(moert_gradient_norm *norm, moert_comm *comm) {
-    const char *mine = (const char *)norm->packed;
+    const char *mine = (const char *)norm->by_rank;
     if (moert_comm_size(comm) == 1)
         return MOERT_OK;
     reorder(norm, comm, false);
     for (size_t r = 0; r < moert_comm_rank(comm); r++)
         mine += norm->bytes[r];
-    MOERT_TRY(moert_comm_allgatherv(comm, mine, norm->bytes, norm->packed));
+    MOERT_TRY(moert_comm_allgatherv(comm, mine, norm->bytes, norm->by_rank));
     reorder(norm, comm, true);
     return MOERT_OK;
 }
 
-/* held_sum[held]. Collective. */
+/* held_sum[held] = the sums of squares of the tensors that this rank holds. Collective. */
 static moert_status sum_held(moert_gradient_norm *norm) {
     const moert_mesh *mesh = moert_model_mesh(norm->model);
     if (moert_comm_size(mesh->world) == 1)
@@ -145,7 +145,7 @@ static moert_status sum_held(moert_gradient_norm *norm) {
 
 /* ---- tensors ---- */
 
-/* Completes sum[tensors] with the experts of the other ranks. Collective. */
+/* Adds to sum[tensors] those of the other ranks' experts. Collective. */
 static moert_status gather_experts(moert_gradient_norm *norm) {
     moert_comm *experts = moert_model_mesh(norm->model)->experts;
     const size_t count = moert_model_tensor_count(norm->model);

@@ -1,7 +1,7 @@
 /*
- * The norm of a model's gradient: float64 sums of squares by chunks (MOERT_SQUARES_CHUNK), each
- * taken by the rank in whose slice it is (layer/block.h), added chunk by chunk, then in the order
- * of the model's tensors: the same bits for any number of ranks.
+ * The norm of a model's gradient. Each rank computes float64 sums of squares of the chunks
+ * (MOERT_SQUARES_CHUNK) in its shards (layer/block.h). These sums are added chunk by chunk, then in
+ * the order of the model's tensors, so the norm has the same bits for any number of ranks.
  */
 #pragma once
 

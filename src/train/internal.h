@@ -1,4 +1,4 @@
-/* What the files of the training loop share. */
+/* The trainer's struct and functions that its files share. */
 #pragma once
 
 #include "train/breakdown.h"
@@ -23,14 +23,14 @@ typedef struct moert_trainer {
 
 moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,
                                  const moert_trainer_options *options);
-/* Checks the options, makes room for this rank's sequences and sets the state of a fresh run. Not
+/* Checks the options, allocates room for this rank's sequences and sets the state of a new run. Not
  * collective. */
 moert_status moert_trainer_prepare(moert_trainer *t);
 void moert_trainer_free(moert_trainer *t);
 
-/* Goes on from the checkpoint that the options name, if any; which must be one of the run's folder
- * if that has any, unless no step is to be done. Errors: those of moert_checkpoint_load,
- * ERROR_MISMATCH (another run's), ERROR_USAGE. Collective. */
+/* Loads the checkpoint that the options name, if any. If the run directory has checkpoints, it must
+ * be one of them, unless the run has 0 steps. Errors: those of moert_checkpoint_load,
+ * ERROR_MISMATCH (a checkpoint of another run), ERROR_USAGE. Collective. */
 moert_status moert_trainer_resume(moert_trainer *t);
 
 /* Runs sequences [first, first + count) of the step, or of the held-out part, forward.
@@ -38,5 +38,5 @@ moert_status moert_trainer_resume(moert_trainer *t);
 moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first, size_t count);
 /* Losses and gradients of one step; means over the micro-batches, in order. Collective. */
 moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean);
-/* Mean cross-entropy over the held-out sequences, in pieces of the micro-batch. Collective. */
+/* Mean cross-entropy over the held-out sequences, a micro-batch at a time. Collective. */
 moert_status moert_trainer_held_out(moert_trainer *t, double *loss);

@@ -1,4 +1,4 @@
-/* What every rank did in each profiled step. */
+/* Records times, waits, bytes and rows of every rank's profiled steps. */
 #include "train/ledger.h"
 
 #include <errno.h>
@@ -15,15 +15,15 @@
 #define STEPS_NAME "profile-steps.jsonl"
 #define RANKS_NAME "profile-ranks.json"
 
-/* A rank's step, in ns. */
+/* The times of a rank in a step, in ns. */
 typedef struct account {
     double step, waited, host, operation[MOERT_OPERATIONS];
 } account;
 
-/* What a rank and another have had to do with each other in all steps. */
-typedef struct dealing {
+/* One rank's waits for and bytes to another, as means over the steps. */
+typedef struct pair {
     double waited_ns, dispatched_bytes, combined_bytes;
-} dealing;
+} pair;
 
 struct moert_ledger {
     moert_model *model;
@@ -34,9 +34,9 @@ struct moert_ledger {
     moert_profile before;       /* when the step began */
     account *accounts;          /* [R] of the last step */
     double *waited_ns;          /* [R] */
-    uint64_t *bytes;            /* [2,EP] that `tally` points into */
+    uint64_t *bytes;            /* [2,EP] storage of `tally` */
     moert_exchange_tally tally; /* to the ranks of the EP group */
-    uint64_t *step_rows, *rows; /* [layers,E] of the last step, of all */
+    uint64_t *step_rows, *rows; /* [layers,E] of the last step, of all steps */
 };
 
 /* ---- begin and end ---- */
@@ -112,7 +112,7 @@ void moert_ledger_count(moert_ledger *l) {
         l->step_rows[i] += moert_model_expert_counts(l->model)[i];
 }
 
-/* This rank's step: what its profile has grown by, and what it waited for others meanwhile. */
+/* The times of this rank's step: the growth of its profile, and its waits for other ranks. */
 static account take_account(const moert_ledger *l, double waited_ns) {
     const moert_profile *after = moert_profile_get(moert_model_mesh(l->model)->device);
     account made = {.step = (double)(after->wall_ns - l->before.wall_ns)};
@@ -125,7 +125,7 @@ static account take_account(const moert_ledger *l, double waited_ns) {
     return made;
 }
 
-/* [count] of the numbers that lie `stride` bytes apart from `first` on, times `unit`. */
+/* A JSON array of `count` numbers times `unit`, which lie `stride` bytes apart from `first` on. */
 static json_t *numbers(const double *first, size_t stride, size_t count, double unit) {
     json_t *array = json_array();
     for (size_t i = 0; i < count; i++) {
@@ -136,8 +136,8 @@ static json_t *numbers(const double *first, size_t stride, size_t count, double 
     return array;
 }
 
-/* [R] times in ms of one operation, whose time of the first rank is given; NULL if no rank took
- * any. */
+/* A JSON array [R] of one operation's times in ms; `first` is the field of the first rank. NULL if
+ * all are 0. */
 static json_t *times(const moert_ledger *l, const double *first) {
     double sum = 0.0;
     for (size_t r = 0; r < l->ranks; r++)
@@ -209,13 +209,13 @@ moert_status moert_ledger_end(moert_ledger *l, uint64_t step) {
 
 /* ---- all steps ---- */
 
-/* all[R,R] on every rank. */
-static moert_status gather_dealings(const moert_ledger *l, dealing *all) {
+/* Gathers all[R,R] on every rank. */
+static moert_status gather_pairs(const moert_ledger *l, pair *all) {
     const moert_mesh *mesh = moert_model_mesh(l->model);
     const size_t group = moert_comm_size(mesh->experts), rank = moert_comm_rank(l->world);
-    const size_t first = rank / group * group; /* of the ranks that share this rank's experts */
+    const size_t first = rank / group * group; /* rank of this group; assumes consecutive ones */
     const double part = 1.0 / (double)moert_max(l->steps, 1);
-    dealing *mine = all + rank * l->ranks;
+    pair *mine = all + rank * l->ranks;
     for (size_t r = 0; r < l->ranks; r++)
         mine[r].waited_ns = l->waited_ns[r] * part;
     for (size_t r = 0; r < group; r++) {
@@ -225,12 +225,12 @@ static moert_status gather_dealings(const moert_ledger *l, dealing *all) {
     return moert_comm_allgather(l->world, mine, l->ranks * sizeof *mine, all);
 }
 
-/* [R,R] of one number of the dealings, which the first of them gives, times `unit`. */
+/* A JSON matrix [R,R] of one field of the pairs times `unit`; `first` is that of the first pair. */
 static json_t *matrix(const moert_ledger *l, const double *first, double unit) {
-    const size_t row = l->ranks * (sizeof(dealing) / sizeof *first);
+    const size_t row = l->ranks * (sizeof(pair) / sizeof *first);
     json_t *rows = json_array();
     for (size_t from = 0; from < l->ranks; from++)
-        json_array_append_new(rows, numbers(first + from * row, sizeof(dealing), l->ranks, unit));
+        json_array_append_new(rows, numbers(first + from * row, sizeof(pair), l->ranks, unit));
     return rows;
 }
 
@@ -254,7 +254,7 @@ static json_t *expert_rows(const moert_ledger *l) {
     return layers;
 }
 
-static moert_status write_ranks(const moert_ledger *l, const dealing *all) {
+static moert_status write_ranks(const moert_ledger *l, const pair *all) {
     const moert_mesh *mesh = moert_model_mesh(l->model);
     json_t *root = json_pack("{sI ss sI so so so so so}", "steps", (json_int_t)l->steps, "engine",
                              moert_exchange_engine(mesh->exchange), "group",
@@ -268,11 +268,11 @@ static moert_status write_ranks(const moert_ledger *l, const dealing *all) {
 }
 
 moert_status moert_ledger_write(moert_ledger *l) {
-    dealing *all = NULL;
+    pair *all = NULL;
     if (l == NULL)
         return MOERT_OK;
     MOERT_TRY(moert_comm_agree(l->world, moert_alloc(&all, l->ranks * l->ranks, sizeof *all)));
-    moert_status status = gather_dealings(l, all);
+    moert_status status = gather_pairs(l, all);
     if (status == MOERT_OK)
         status = moert_comm_agree(l->world, l->file != NULL ? write_ranks(l, all) : MOERT_OK);
     free(all);

@@ -1,19 +1,18 @@
 /*
- * What every rank did in each profiled step, for moert-report: times, who waited for whom, bytes
- * from rank to rank, rows of every expert. In two files of the run's folder:
+ * Records every rank's profiled steps for moert-report: times, which rank waited for which, bytes
+ * from rank to rank, rows of every expert. It writes two files to the run directory:
  *
- * profile-steps.jsonl, a line a step, written through at once; arrays have a number for each rank,
- * those of rows one for each layer:
- *   {"step", "step_ms": [], "waited_ms": [], "operations": {NAME: [], ..., "host": []},
- *    "rows": {"min": [], "mean": [], "max": []}}
- * Operations are those of device/profile/profile.h that took time, in ms; with "host" they add up
- * to step_ms. Waited is what of them was spent in messages until the last of the others came.
+ * profile-steps.jsonl has one line per step, flushed at once. Arrays have one number per rank,
+ * those of "rows" one per layer: {"step", "step_ms": [], "waited_ms": [], "operations": {NAME: [],
+ * ..., "host": []}, "rows": {"min": [], "mean": [], "max": []}} Operations are those of
+ * device/profile/profile.h that took time, in ms. With "host" they add up to step_ms. waited_ms is
+ * the part of them in which the rank waited for other ranks to enter a call.
  *
- * profile-ranks.json, at the end, means over the steps; row = this rank, column = the other one:
- *   {"steps", "engine", "group", "ranks": [{"host", "node"}], "waited_ms": [[]],
- * "dispatched_bytes": [[]], "combined_bytes": [[]], "expert_rows": [[]]} group: ranks that share
- * one set of experts, in blocks; waited_ms: how long the row's rank waited for the column's; bytes:
- * from the row's rank to the column's; expert_rows: [layer][expert].
+ * profile-ranks.json is written at the end and has means over the steps: {"steps", "engine",
+ * "group", "ranks": [{"host", "node"}], "waited_ms": [[]], "dispatched_bytes": [[]],
+ * "combined_bytes": [[]], "expert_rows": [[]]} group: the number of ranks that share one set of
+ * experts, which are consecutive. waited_ms: the time for which the row's rank waited for the
+ * column's. Bytes go from the row's rank to the column's. expert_rows: [layer][expert].
  */
 #pragma once
 
@@ -21,21 +20,21 @@
 
 typedef struct moert_ledger moert_ledger;
 
-/* Removes what an older run has written there, its profile.json too. Not collective. Errors:
- * ERROR_IO, ERROR_MEMORY. */
+/* Removes the files of an older run from the run directory `out`, with its profile.json. Not
+ * collective. Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_ledger_clear(const char *out);
 
-/* Opens both in folder `out`; the device's profile must be enabled. Collective. Errors: ERROR_IO,
- * ERROR_MEMORY, ERROR_COMM. */
+/* Opens a ledger in directory `out`. The device's profile must be enabled. Collective. Errors:
+ * ERROR_IO, ERROR_MEMORY, ERROR_COMM. */
 moert_status moert_ledger_open(moert_model *model, const char *out, moert_ledger **ledger);
-/* NULL is legal, here and below: nothing is kept. */
+/* NULL is legal, here and below: the calls do nothing. */
 void moert_ledger_destroy(moert_ledger *ledger);
 
-/* A step begins: all ranks between the same two messages. Not collective. */
+/* Begins a step. All ranks call it between the same two collective calls. Not collective. */
 void moert_ledger_begin(moert_ledger *ledger);
 /* Adds the experts' rows of the model's last loss. Not collective. */
 void moert_ledger_count(moert_ledger *ledger);
-/* The step ends, and so has the profile of its span. Collective. Errors: ERROR_IO, ERROR_MEMORY,
+/* Ends the step, after moert_profile_end. Collective. Errors: ERROR_IO, ERROR_MEMORY,
  * ERROR_COMM. */
 moert_status moert_ledger_end(moert_ledger *ledger, uint64_t step);
 

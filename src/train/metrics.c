@@ -36,7 +36,7 @@ bool moert_metrics_field(const char *line, const char *field, double *value) {
     return true;
 }
 
-/* Copies the whole lines of steps below `start`. */
+/* Copies the complete lines of steps below `start`. */
 static void copy_lines(FILE *from, FILE *to, uint64_t start) {
     char *line = NULL;
     size_t capacity = 0;
@@ -50,7 +50,8 @@ static void copy_lines(FILE *from, FILE *to, uint64_t start) {
     free(line);
 }
 
-/* Replaces a file by its lines below `start`, through a second file so that none can be lost. */
+/* Drops a file's lines of steps from `start` on. Writes a second file and renames it, so that no
+ * line is lost. */
 static moert_status keep_lines_of(const char *path, uint64_t start) {
     moert_status status = MOERT_OK;
     FILE *from = fopen(path, "r");
@@ -74,7 +75,7 @@ static moert_status keep_lines_of(const char *path, uint64_t start) {
     return status;
 }
 
-/* The same of what a link leads to; of what is no file nothing is kept. */
+/* The same for the target of a link. Does nothing for a device or pipe. */
 static moert_status keep_lines(const char *path, uint64_t start) {
     struct stat info;
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
@@ -96,8 +97,8 @@ static moert_status open_file(moert_metrics *metrics) {
     return MOERT_OK;
 }
 
-/* True for a terminal that a person sees: mpirun gives its ranks pseudo-terminals, so its own
- * output decides too. */
+/* Whether a person sees the console. mpirun gives its ranks pseudo-terminals, so the parent's
+ * output must be a terminal as well. */
 static bool is_watched(FILE *console) {
     char path[64];
     if (console == NULL || !isatty(fileno(console)))

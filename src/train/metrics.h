@@ -1,10 +1,11 @@
 /*
- * What a run reports: JSON lines in a file, a line a step and a progress bar on a terminal, and
- * plots at the end. Used by one rank.
+ * The metrics of a run: JSON lines in a file, console lines with a progress bar, and plots at the
+ * end. One rank uses it.
  *
  * A line of the file: {"step": 0, "loss": 5.5, "aux_loss": 2, "grad_norm": 1.2, "lr": 0.001,
- * "tokens_per_s": 81234, "expert_load": 1.3, "heldout_loss": 5.4, "skipped": true}; the last two
- * only where they apply. Numbers are written in full; one that is not finite is null.
+ * "tokens_per_s": 81234, "expert_load": 1.3, "heldout_loss": 5.4, "skipped": true}. The last two
+ * are present only in steps to which they apply. Numbers have 17 digits; one that is not finite is
+ * null.
  */
 #pragma once
 
@@ -21,7 +22,8 @@ typedef struct moert_metrics_options {
     uint64_t start;   /* first step of this run: lines of an older run from here on are dropped */
     uint64_t total;   /* steps of the whole training, for the progress bar */
     FILE *console;    /* step lines, and a bar if it is a terminal; NULL = none */
-    uint64_t every;   /* a console line every so many steps, and at notable ones; 0 = none */
+    uint64_t every;   /* steps between console lines; held-out, skipped and last steps have one
+                         as well; 0 = none */
 } moert_metrics_options;
 
 typedef struct moert_metrics_row {
@@ -34,15 +36,15 @@ typedef struct moert_metrics_row {
 } moert_metrics_row;
 
 /*
- * Opens the file. With start > 0 it keeps the whole lines of earlier steps (it need not exist; a
- * device or pipe keeps nothing), else it begins anew. Errors: ERROR_IO, ERROR_MEMORY.
+ * Opens the file. With start > 0 it keeps the complete lines of earlier steps, if the file exists
+ * and is not a device or pipe. Otherwise it truncates the file. Errors: ERROR_IO, ERROR_MEMORY.
  */
 moert_status moert_metrics_open(const moert_metrics_options *options, moert_metrics **metrics);
 
-/* Reports a step; the file's line is written through at once. Errors: ERROR_IO. */
+/* Reports a step; the file's line is flushed at once. Errors: ERROR_IO. */
 moert_status moert_metrics_write(moert_metrics *metrics, const moert_metrics_row *row);
 
-/* Ends the bar and closes the file; NULL is legal. Errors: ERROR_IO. */
+/* Removes the bar and closes the file; NULL is legal. Errors: ERROR_IO. */
 moert_status moert_metrics_close(moert_metrics *metrics);
 
 /*

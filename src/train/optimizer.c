@@ -60,8 +60,8 @@ const moert_moments *moert_optimizer_moments(const moert_optimizer *optimizer,
     return &optimizer->moments[index];
 }
 
-/* A tensor of a block is decayed when it is a matrix of the model; blocks of experts hold nothing
- * else. */
+/* Whether a tensor of a block has weight decay: if it is a matrix of the model. Blocks of experts
+ * hold only matrices. */
 static bool decays(const moert_optimizer *optimizer, const moert_block *block, size_t index) {
     const moert_model_tensor *tensor = moert_model_tensors(optimizer->model);
     if (optimizer->options.decay_all)
@@ -72,8 +72,8 @@ static bool decays(const moert_optimizer *optimizer, const moert_block *block, s
     return false;
 }
 
-/* Updates what the slice [first, end) of the block has of a tensor. Where a block is shared no
- * rounded copy is written: it would have this slice alone. */
+/* Updates the elements of a tensor in the shard [first, end) of its block. If several ranks hold
+ * the block (`shared`), it writes no rounded copy, since that would only cover this shard. */
 static moert_status update_tensor(moert_block_tensor *tensor, const moert_moments *moments,
                                   const moert_adamw *step, size_t first, size_t end, bool shared) {
     const size_t from = moert_max(first, tensor->offset),

@@ -1,7 +1,7 @@
 /*
- * AdamW over a model: the state, the global gradient norm, clipping and the step. Each rank has the
- * state of its slices of the blocks (layer/block.h) and updates these; then all get all weights.
- * The bits do not depend on the slices.
+ * AdamW over a model: the state, the global gradient norm, clipping and the step. Each rank holds
+ * the state of its shards of the blocks (layer/block.h) and updates their weights. Then the ranks
+ * gather all weights. The bits do not depend on the shards.
  */
 #pragma once
 
@@ -11,20 +11,20 @@
 
 typedef struct moert_optimizer_options {
     double beta1, beta2, epsilon, decay;
-    bool decay_all; /* weight decay on norms too, not on matrices only */
+    bool decay_all; /* weight decay on norms and matrices, not only on matrices */
     double clip;    /* largest gradient norm, 0 = no clipping */
 } moert_optimizer_options;
 
-/* The moments of this rank's slice of a block. */
+/* The moments of this rank's shard of a block. */
 typedef struct moert_moments {
-    moert_buffer *first, *second; /* [floats of the slice] */
+    moert_buffer *first, *second; /* [floats of the shard] */
 } moert_moments;
 
 typedef struct moert_optimizer {
     moert_model *model;
     moert_optimizer_options options;
     moert_moments *moments;    /* [blocks of the model] */
-    moert_gradient_norm *norm; /* for the caller, too */
+    moert_gradient_norm *norm; /* the caller may use it */
 } moert_optimizer;
 
 /* The moments start as zero. Not collective. */
@@ -32,11 +32,12 @@ moert_status moert_optimizer_create(moert_model *model, const moert_optimizer_op
                                     moert_optimizer **optimizer);
 void moert_optimizer_destroy(moert_optimizer *optimizer);
 
-/* One step with this rate; `norm` is the gradient's norm, `step` counts from 1. Collective. */
+/* One step with this learning rate. `norm` is the gradient's norm; `step` counts from 1.
+ * Collective. */
 moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, double norm,
                                   uint64_t step);
 
-/* The moments of the block of a tensor, of which they have moert_model_shard, and where these
- * begin. */
+/* The moments of a tensor's block; *at = the offset in them of the tensor's elements
+ * moert_model_shard. */
 const moert_moments *moert_optimizer_moments(const moert_optimizer *optimizer,
                                              const moert_model_tensor *tensor, size_t *at);

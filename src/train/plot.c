@@ -1,4 +1,4 @@
-/* SVG plots of a run's metrics, drawn by gnuplot from a script that carries its data. */
+/* SVG plots of a run's metrics. gnuplot draws them from a script that contains the data. */
 #include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #include "io/durable.h"
 #include "train/metrics.h"
 
-/* $name << the steps and values of `field`; returns their number. */
+/* Writes the steps and values of `field` as gnuplot's data block $field; returns their number. */
 static size_t put_series(FILE *script, FILE *lines, const char *field) {
     char *line = NULL;
     size_t capacity = 0, count = 0;
@@ -31,7 +31,7 @@ static size_t put_series(FILE *script, FILE *lines, const char *field) {
     return count;
 }
 
-/* A gnuplot string: in single quotes, which are doubled inside. */
+/* Writes a gnuplot string in single quotes; quotes inside are doubled. */
 static void put_quoted(FILE *script, const char *text) {
     fputc('\'', script);
     for (; *text != '\0'; text++)
@@ -39,7 +39,7 @@ static void put_quoted(FILE *script, const char *text) {
     fputc('\'', script);
 }
 
-/* STEM-KIND.svg, under a temporary name while it is drawn. */
+/* STEM-KIND.svg, and its temporary name while gnuplot draws it. */
 #define DRAWN   "%s-%s.svg"
 #define DRAWING DRAWN ".tmp"
 
@@ -68,25 +68,26 @@ static void put_script(FILE *script, FILE *lines, const char *stem) {
     }
 }
 
-/* Runs the script file; what gnuplot says becomes a warning. The name has no special characters. */
+/* Runs the script file, whose name has no special characters. If gnuplot fails, warns with the
+ * first line of its output. */
 static void run_gnuplot(const char *script_path) {
-    char command[128], said[200] = "", rest[200];
+    char command[128], output[200] = "", line[200];
     snprintf(command, sizeof command, "gnuplot %s 2>&1", script_path);
     FILE *pipe = popen(command, "r");
     if (pipe == NULL) {
         MOERT_WARN("no plots: cannot run gnuplot: %s", strerror(errno));
         return;
     }
-    while (fgets(rest, sizeof rest, pipe) != NULL)
-        if (said[0] == '\0' && rest[strspn(rest, " \t\r\n")] != '\0')
-            memcpy(said, rest, sizeof said);
+    while (fgets(line, sizeof line, pipe) != NULL)
+        if (output[0] == '\0' && line[strspn(line, " \t\r\n")] != '\0')
+            memcpy(output, line, sizeof output);
     int code = pclose(pipe);
-    said[strcspn(said, "\n")] = '\0';
+    output[strcspn(output, "\n")] = '\0';
     if (code == -1 || !WIFEXITED(code) || WEXITSTATUS(code) != 0)
-        MOERT_WARN("no plots: gnuplot failed%s%s", said[0] != '\0' ? ": " : "", said);
+        MOERT_WARN("no plots: gnuplot failed%s%s", output[0] != '\0' ? ": " : "", output);
 }
 
-/* Whether a file ends as a drawing does. */
+/* Whether an SVG file has its end tag. */
 static bool is_whole(const char *path) {
     static const char end[] = "</svg>";
     char last[16] = "";
@@ -99,7 +100,7 @@ static bool is_whole(const char *path) {
     return strstr(last, end) != NULL;
 }
 
-/* Gives a drawing its name; gnuplot does not say when the disk is full. */
+/* Renames a finished drawing. Checks it first, since gnuplot does not report a full disk. */
 static void settle_plot(const char *stem, const char *kind) {
     char *drawing = moert_text_format(DRAWING, stem, kind),
          *drawn = moert_text_format(DRAWN, stem, kind);
@@ -118,7 +119,7 @@ moert_status moert_metrics_plot(const char *path) {
     moert_status status = MOERT_OK;
     struct stat info;
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
-        return MOERT_OK; /* what cannot be read again */
+        return MOERT_OK; /* a device or pipe cannot be read again */
     FILE *lines = fopen(path, "r");
     if (lines == NULL)
         return MOERT_FAIL(ERROR_IO, "cannot read %s: %s", path, strerror(errno));

@@ -1,4 +1,4 @@
-/* Where a run begins: at a checkpoint, or anew. */
+/* Starts a run from a checkpoint or from step 0. */
 #include "train/internal.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "io/durable.h"
 #include "train/verify.h"
 
-/* X(what a message calls it, its value): what the shapes of its tensors do not say. */
+/* X(name in messages, value): properties of a model that its tensors' shapes do not imply. */
 #define MODEL_TABLE(X, c)                                                                          \
     X("num_hidden_layers", (c)->layers)                                                            \
     X("tied embeddings", (c)->tied_embeddings)                                                     \
@@ -23,7 +23,7 @@
     X("normalised routing weights", (c)->router.renormalise)                                       \
     X("routing scale", (c)->router.scale)
 
-/* The model of a checkpoint must be the run's. */
+/* Checks that a checkpoint's model is the run's. */
 static moert_status check_model(const moert_trainer *t, const char *path) {
     moert_model_config saved;
     const moert_model_config *given = moert_model_describe(t->model);
@@ -64,8 +64,8 @@ static moert_status check_state(const moert_trainer *t, const char *path,
     return MOERT_OK;
 }
 
-/* steps[count], to be freed = the steps of the checkpoints in `directory`, newest first, as rank 0
- * sees them. Collective. */
+/* steps[count] = the steps of the checkpoints in `directory`, newest first. Rank 0 lists and
+ * broadcasts them; the caller frees *steps. Collective. */
 static moert_status list_checkpoints(const moert_trainer *t, const char *directory,
                                      uint64_t **steps, size_t *count) {
     *steps = NULL;
@@ -78,8 +78,7 @@ static moert_status list_checkpoints(const moert_trainer *t, const char *directo
     return moert_comm_broadcast(t->world, 0, *steps, *count * sizeof **steps);
 }
 
-/* A run removes old checkpoints of its directory. So it must begin at one of them, not beside
- * them. */
+/* A run removes old checkpoints of its directory. So it must start from one of these. */
 static moert_status check_directory(const moert_trainer *t, const char *directory,
                                     uint64_t newest) {
     const char *from = t->options->resume;
@@ -94,7 +93,8 @@ static moert_status check_directory(const moert_trainer *t, const char *director
                       directory, (unsigned long long)newest);
 }
 
-/* Goes on from this checkpoint, after its bytes were checked. Collective. */
+/* Checks the bytes of a checkpoint, with options->verify, and resumes the run from it.
+ * Collective. */
 static moert_status load(moert_trainer *t, const char *path) {
     moert_run_state saved;
     bool checked = true;

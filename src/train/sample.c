@@ -1,4 +1,4 @@
-/* Text from a trained byte-level model: each byte by a whole forward pass over what stands before
+/* Text from a trained byte-level model. Each byte takes a full forward pass over the bytes before
  * it. */
 #include <math.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "base/rng.h"
 #include "train/trainer.h"
 
-/* A byte drawn from softmax(logits / temperature), with a uniform number in [0, 1). */
+/* Draws a byte from softmax(logits / temperature); `uniform` is a random number in [0, 1). */
 static int draw(const float *logits, size_t count, double temperature, double uniform) {
     double largest = -INFINITY, sum = 0.0, at = 0.0;
     for (size_t i = 0; i < count; i++)
@@ -22,7 +22,7 @@ static int draw(const float *logits, size_t count, double temperature, double un
     return (int)count - 1;
 }
 
-/* A text in the making, and what a pass needs. */
+/* An unfinished text and the buffers of a forward pass. */
 typedef struct sample {
     moert_model *model;
     const moert_sampling *how;
@@ -31,7 +31,7 @@ typedef struct sample {
     int32_t *input; /* [how->length] */
 } sample;
 
-/* text[used], on all ranks. Collective. */
+/* Draws text[used] and broadcasts it. Collective. */
 static moert_status next_byte(const sample *s, size_t used) {
     moert_model *model = s->model;
     moert_comm *world = moert_model_mesh(model)->world;
@@ -42,7 +42,7 @@ static moert_status next_byte(const sample *s, size_t used) {
         s->input[i] = (unsigned char)s->text[used - window + i];
     const moert_model_batch batch = {1, window, s->input, NULL, true};
     MOERT_TRY(moert_model_forward(model, &batch));
-    if (count == 1) { /* the one sequence is here */
+    if (count == 1) { /* this rank holds the sequence */
         MOERT_TRY(moert_model_logits(model, window - 1, s->logits));
         s->text[used] = (char)draw(s->logits, moert_min(vocabulary, 256), s->how->temperature,
                                    moert_rng_uniform(s->how->seed, 0x53414D50u, used));

@@ -12,7 +12,7 @@ typedef struct moert_schedule {
 } moert_schedule;
 
 /*
- * Rate of step 0, 1, ... of `total`. Warm-up: rate * (step + 1) / warmup. Cosine: from rate at step
- * == warmup to the floor at step == total, which the run does not reach; the floor from there on.
+ * The rate of step 0, 1, ... of `total`. Warm-up: rate * (step + 1) / warmup. Cosine: from `rate`
+ * at step == warmup to the floor at step == total, one past the last step; then the floor.
  */
 double moert_schedule_rate(const moert_schedule *schedule, uint64_t step, uint64_t total);

@@ -1,4 +1,4 @@
-/* Files by all ranks. */
+/* safetensors files that all ranks write together. */
 #include "train/shared_file.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "base/text.h"
 #include "io/durable.h"
 
-static moert_status write_pieces(moert_comm *world, const moert_shared_file *file, const char *path,
+static moert_status write_ranges(moert_comm *world, const moert_shared_file *file, const char *path,
                                  moert_status status) {
     const bool first = moert_comm_rank(world) == 0;
     moert_tensor_writer *writer = NULL;
@@ -28,7 +28,7 @@ moert_status moert_shared_file_write(moert_comm *world, const moert_shared_file 
     char *temporary = NULL;
     if (status == MOERT_OK && settle)
         status = moert_text_path(&temporary, "%s.tmp", file->path);
-    status = write_pieces(world, file, settle ? temporary : file->path, status);
+    status = write_ranges(world, file, settle ? temporary : file->path, status);
     if (temporary != NULL && moert_comm_rank(world) == 0)
         status = moert_durable_settle(temporary, file->path, status);
     free(temporary);

@@ -1,4 +1,4 @@
-/* Batches of a training run, forward and backward, and two ways to look into a model. */
+/* Forward and backward over the batches of a training run; export of gradients and logits. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,9 +32,9 @@ static moert_status check_options(const moert_trainer_options *o, const moert_da
                           o->steps, info.steps);
     if (o->save_every > 0 && o->out == NULL)
         return MOERT_FAIL(ERROR_USAGE,
-                          "--save-every needs a folder for the checkpoints; give --out DIR");
+                          "--save-every needs a directory for the checkpoints; give --out DIR");
     if (o->resume != NULL && strcmp(o->resume, "auto") == 0 && o->out == NULL)
-        return MOERT_FAIL(ERROR_USAGE, "--resume auto needs the folder of the run; give --out DIR");
+        return MOERT_FAIL(ERROR_USAGE, "--resume auto needs the run directory; give --out DIR");
     if (o->eval_every > 0 && !moert_data_holds_out(data))
         return MOERT_FAIL(ERROR_USAGE, "--eval-every needs held-out data: text or raw tokens, with "
                                        "--held-out above 0");
@@ -61,13 +61,13 @@ void moert_trainer_free(moert_trainer *t) {
 
 moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first, size_t count) {
     const moert_trainer_options *o = t->options;
-    size_t mine, share, length = o->length;
+    size_t own_first, own_count, length = o->length;
     moert_status status = MOERT_OK;
     moert_phase_set(MOERT_PHASE_DATA);
-    moert_model_partition(count, moert_comm_rank(t->world), moert_comm_size(t->world), &mine,
-                          &share);
-    for (size_t i = 0; i < share && status == MOERT_OK; i++) {
-        size_t index = first + mine + i;
+    moert_model_partition(count, moert_comm_rank(t->world), moert_comm_size(t->world), &own_first,
+                          &own_count);
+    for (size_t i = 0; i < own_count && status == MOERT_OK; i++) {
+        size_t index = first + own_first + i;
         int32_t *input = t->input + i * length, *target = t->target + i * length;
         status = held_out ? moert_data_heldout_sequence(t->data, index, o->eval_sequences, length,
                                                         input, target)
@@ -127,18 +127,18 @@ done:
     return status;
 }
 
-/* This rank's logits of the sequences of a micro-batch. */
+/* Writes the logits of this rank's sequences of a micro-batch. */
 static moert_status put_logits(const void *context, moert_tensor_writer *writer) {
     const moert_trainer *t = context;
     const size_t length = t->options->length,
                  vocabulary = moert_model_describe(t->model)->vocabulary;
-    size_t first, share;
+    size_t first, own_count;
     float *row;
     moert_model_partition(t->options->batch / t->options->micro_batches, moert_comm_rank(t->world),
-                          moert_comm_size(t->world), &first, &share);
+                          moert_comm_size(t->world), &first, &own_count);
     MOERT_TRY(MOERT_NEW_ARRAY(&row, vocabulary));
     moert_status status = MOERT_OK;
-    for (size_t i = 0; i < share * length && status == MOERT_OK; i++) {
+    for (size_t i = 0; i < own_count * length && status == MOERT_OK; i++) {
         status = moert_model_logits(t->model, i, row);
         if (status == MOERT_OK)
             status = moert_writer_put(writer, "logits", (first * length + i) * vocabulary,

@@ -1,4 +1,4 @@
-/* Collects the spans of a rank as JSON text; rank 0 writes those of all. */
+/* Collects the spans of a rank as JSON text; rank 0 writes the spans of all ranks. */
 #include "train/trace.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 #include "base/text.h"
 #include "io/durable.h"
 
-/* Rows of a rank, in this order. */
+/* A rank's rows of the trace, in this order. */
 enum { ROW_STEPS, ROW_DEVICE, ROW_MESSAGES, ROW_FORTH, ROW_BACK, ROWS };
 static const char *const row_names[ROWS] = {"steps", "device", "messages", "rows in flight forth",
                                             "rows in flight back"};
@@ -23,10 +23,10 @@ struct moert_trace {
     uint64_t zero_ns;
     size_t steps;
     FILE *stream; /* of `text` */
-    char *text;   /* events, each with a comma behind */
+    char *text;   /* events, each followed by a comma */
     size_t bytes;
     const char *path;
-    char *temporary; /* rank 0's file until all is written */
+    char *temporary; /* name of rank 0's file until it is complete */
     FILE *file;      /* of rank 0 */
 };
 
@@ -130,8 +130,8 @@ void moert_trace_destroy(moert_trace *trace) {
 
 /* ---- the file ---- */
 
-/* Rank `from`'s events, on every rank; `text` is to be freed. */
-static moert_status share(moert_trace *t, size_t from, char **text, uint64_t *bytes) {
+/* Broadcasts the events of rank `from`; the caller frees *text. */
+static moert_status broadcast_events(moert_trace *t, size_t from, char **text, uint64_t *bytes) {
     *bytes = t->bytes;
     MOERT_TRY(moert_comm_broadcast(t->world, from, bytes, sizeof *bytes));
     MOERT_TRY(moert_comm_agree(t->world, moert_alloc(text, *bytes, 1)));
@@ -140,13 +140,13 @@ static moert_status share(moert_trace *t, size_t from, char **text, uint64_t *by
     return moert_comm_broadcast(t->world, from, *text, *bytes);
 }
 
-/* One rank after the other, so that no rank holds the text of all. */
+/* Writes the ranks' events one rank at a time, so that no rank holds the text of all. */
 static moert_status write_ranks(moert_trace *t) {
     const size_t ranks = moert_comm_size(t->world);
     for (size_t r = 0; r < ranks; r++) {
         char *text = NULL;
         uint64_t bytes = 0;
-        const moert_status status = share(t, r, &text, &bytes);
+        const moert_status status = broadcast_events(t, r, &text, &bytes);
         if (status == MOERT_OK && t->file != NULL) /* without the last comma and new line */
             fwrite(text, 1, bytes - (r + 1 == ranks ? 2 : 0), t->file);
         free(text);

@@ -21,8 +21,7 @@ static void on_signal(int number) {
 
 /* ---- steps ---- */
 
-/* Applies the gradients, or leaves the step out when they are not finite; all ranks see the same
- * norm. */
+/* Applies the gradients, or skips the step if they are not finite. All ranks have the same norm. */
 static moert_status apply(moert_trainer *t, double norm, double rate, bool *skipped) {
     const moert_trainer_options *o = t->options;
     moert_run_state *s = &t->state;
@@ -49,7 +48,7 @@ static bool due(uint64_t every, uint64_t done, uint64_t total) {
     return every > 0 && (done % every == 0 || done == total);
 }
 
-/* The computation of a step, until the device is done with it. */
+/* Computes a step and waits for the device. */
 static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_model_result *mean) {
     moert_device *device = moert_model_mesh(t->model)->device;
     const bool late = t->state.step >= t->breakdown.from;
@@ -98,17 +97,17 @@ static moert_status step(moert_trainer *t) {
 
 static moert_status save_checkpoint(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
-    char *folder, *path = NULL;
+    char *directory, *path = NULL;
     moert_status status;
-    MOERT_TRY_OR(done, moert_text_path(&folder, "%s/checkpoints", o->out));
-    MOERT_TRY_OR(done, moert_checkpoint_path(folder, t->state.step, &path));
+    MOERT_TRY_OR(done, moert_text_path(&directory, "%s/checkpoints", o->out));
+    MOERT_TRY_OR(done, moert_checkpoint_path(directory, t->state.step, &path));
     MOERT_TRY_OR(done, moert_checkpoint_save(t->optimizer, o->config_text, &t->state, path));
     if (t->first && t->state.skipped_in_row == 0) /* good ones stay until the run is well again */
-        status = moert_checkpoint_prune(folder, t->state.step, o->keep_last);
+        status = moert_checkpoint_prune(directory, t->state.step, o->keep_last);
     MOERT_TRY_OR(done, moert_comm_agree(t->world, status));
     MOERT_INFO("checkpoint %s", path);
 done:
-    MOERT_FREE(path, folder);
+    MOERT_FREE(path, directory);
     return status;
 }
 
@@ -136,16 +135,17 @@ static moert_status run_steps(moert_trainer *t, bool *interrupted) {
     return MOERT_OK;
 }
 
-/* ---- beginning ---- */
+/* ---- start ---- */
 
-/* The folder of the run, without the profile of a run before it, unless this one goes on there. */
+/* Creates the run directory. Removes an older profile if this run writes one or starts at step
+ * 0. */
 static moert_status open_directory(const moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     MOERT_TRY(moert_make_directories(o->out));
     return o->profile || t->state.step == 0 ? moert_ledger_clear(o->out) : MOERT_OK;
 }
 
-/* Rank 0 opens what the run writes: only now, so that bad input leaves nothing behind. */
+/* Opens the run's outputs, after all checks, so that bad input leaves no files. */
 static moert_status open_outputs(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     moert_device *device = moert_model_mesh(t->model)->device;
@@ -190,14 +190,14 @@ static moert_status report_profile(moert_trainer *t) {
     return status == MOERT_OK ? moert_ledger_write(t->ledger) : status;
 }
 
-/* The signals that end a run in order: what schedulers send some time before they kill (Slurm:
- * --signal=USR1@120). */
+/* The signals that end a run cleanly. Schedulers send one some time before they kill the job
+ * (Slurm: --signal=USR1@120). */
 static const int stop_signals[] = {SIGTERM, SIGUSR1};
 enum { STOP_SIGNALS = MOERT_COUNT(stop_signals) };
 
 static void catch_signals(struct sigaction before[STOP_SIGNALS]) {
     struct sigaction action = {.sa_handler = on_signal};
-    action.sa_flags = (int)(SA_RESTART | SA_RESETHAND); /* a second one ends the process */
+    action.sa_flags = (int)(SA_RESTART | SA_RESETHAND); /* a second signal ends the process */
     terminated = 0;
     for (int i = 0; i < STOP_SIGNALS; i++)
         sigaction(stop_signals[i], &action, &before[i]);

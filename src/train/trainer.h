@@ -17,19 +17,19 @@ typedef struct moert_trainer_options {
     moert_schedule schedule;
     moert_model_losses losses;
     moert_optimizer_options optimizer;
-    size_t eval_every; /* steps between held-out losses; 0 = none; the last step has one too */
+    size_t eval_every; /* steps between held-out losses, also after the last step; 0 = none */
     size_t eval_sequences;
-    size_t save_every;   /* steps between checkpoints; 0 = none */
-    size_t keep_last;    /* checkpoints kept */
-    size_t max_skipped;  /* stop after so many steps in a row with non-finite gradients */
-    const char *out;     /* folder of the run (checkpoints/, model/), or NULL: nothing is saved */
-    const char *metrics; /* JSON lines, or NULL */
-    const char *resume;  /* a checkpoint, "auto" (the newest of the run, if any), or NULL */
-    bool verify;         /* compare a checkpoint's bytes with its checksums before it is read */
+    size_t save_every;       /* steps between checkpoints; 0 = none */
+    size_t keep_last;        /* checkpoints kept */
+    size_t max_skipped;      /* stop after so many steps in a row with non-finite gradients */
+    const char *out;         /* run directory (checkpoints/, model/), or NULL: nothing is saved */
+    const char *metrics;     /* JSON lines, or NULL */
+    const char *resume;      /* a checkpoint, "auto" (the newest of the run, if any), or NULL */
+    bool verify;             /* compare a checkpoint's bytes with its checksums before it is read */
     const char *config_text; /* config.json of the model */
-    size_t log_every;        /* console lines; 0 = none */
-    bool profile;            /* a table of where the steps' time went at the end, on the console and
-                                in OUT/profile.json */
+    size_t log_every;        /* steps between console lines; 0 = none */
+    bool profile;            /* print a table of the steps' times at the end, and write it to
+                                OUT/profile.json */
     const char *trace;       /* Chrome trace of MOERT_TRACE_STEPS steps, or NULL */
 } moert_trainer_options;
 
@@ -42,18 +42,19 @@ typedef struct moert_trainer_options {
 moert_status moert_train(moert_model *model, const moert_data *data,
                          const moert_trainer_options *options, bool *interrupted);
 
-/* Only computes the gradients of step 0 and writes them to a safetensors file. Collective. */
+/* Computes the gradients of step 0 and writes them to a safetensors file, without training.
+ * Collective. */
 moert_status moert_train_gradients(moert_model *model, const moert_data *data,
                                    const moert_trainer_options *options, const char *path);
 
-/* Only computes the logits [B,S,V] of the first micro-batch of step 0 and writes them likewise.
- * Collective. */
+/* Computes the logits [sequences,S,V] of the first micro-batch of step 0 and writes them to a
+ * safetensors file, without training. Collective. */
 moert_status moert_train_logits(moert_model *model, const moert_data *data,
                                 const moert_trainer_options *options, const char *path);
 
 /*
- * Continues `prompt` by `count` bytes drawn at `temperature` from a byte-level model of sequences
- * of `length`; rank 0 gets them in text[count + 1]. Collective.
+ * Continues `prompt` by `count` bytes that a byte-level model draws at `temperature`, from at most
+ * the last `length` bytes. All ranks get them in text[count + 1]. Collective.
  */
 typedef struct moert_sampling {
     size_t count, length;

@@ -84,7 +84,7 @@ static moert_memory measure(moert_model *model, const moert_optimizer *optimizer
         SUM(model->rope, model->ends, model->tokens, model->targets, model->links, model->embedded,
             model->final_normed, model->final_rstd, model->logits, model->token_loss);
     found.scratch =
-        SUM(model->codes, model->d, model->dn, model->datt, model->dq, model->dk, model->dv);
+        SUM(model->bf16, model->d, model->dn, model->datt, model->dq, model->dk, model->dv);
     found.scratch += sum_bytes(mesh->scratch, MOERT_SCRATCHES);
     for (size_t i = 0; i < model->config.layers; i++) {
         const moert_layer *moe = model->layer[i].moe;

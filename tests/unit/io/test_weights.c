@@ -176,7 +176,7 @@ static const struct broken {
     {MOERT_ERROR_MISMATCH, 3, MXFP4(U8, 4, {E, ROWS, 2, 16}), MXFP4_SCALES(U8, 4, {E, ROWS, 2, 1}),
      "'w_scales' has the shape [2, 3, 2, 1], not [2, 3, 2]"},
     {MOERT_ERROR_UNSUPPORTED, 3, MXFP4(I8, 4, {E, ROWS, 2, 16}), MXFP4_SCALES(U8, 3, {E, ROWS, 2}),
-     "'w_blocks' is I8; packed codes are read from U8"},
+     "'w_blocks' is I8; packed values are read from U8"},
     {MOERT_ERROR_UNSUPPORTED, 3, MXFP4(U8, 4, {E, ROWS, 2, 16}), MXFP4_SCALES(F32, 3, {E, ROWS, 2}),
      "'w_scales' is F32; scales of MXFP4 are read from U8 and F8_E8M0"},
 };
@@ -212,10 +212,11 @@ static void assert_not_read(const part *parts, size_t rank, const size_t *shape,
 TEST(test_a_weight_that_is_not_finite_is_refused_with_its_position) {
     fill_fp8();
     fp8_payload[129 * K + 7] = 0xff;
-    assert_not_read(fp8, 2, matrix, 0, N * K, "'w' is nan at [129, 7], by code 0xff and scale 0.1");
+    assert_not_read(fp8, 2, matrix, 0, N * K,
+                    "'w' is nan at [129, 7], by payload 0xff and scale 0.1");
     fill_fp8();
     fp8_scales[2] = INFINITY;
-    assert_not_read(fp8, 2, matrix, 300, 300, "at [1, 256], by code");
+    assert_not_read(fp8, 2, matrix, 300, 300, "at [1, 256], by payload");
     fp8_scales[2] = NAN;
     assert_not_read(fp8, 2, matrix, 0, 300, "is nan at [0, 256]");
     fp8_scales[2] = 1.0f;
@@ -223,12 +224,12 @@ TEST(test_a_weight_that_is_not_finite_is_refused_with_its_position) {
     const uint8_t kept = mxfp4_scales[9];
     /* block 9 begins at element 288 = 1 * 192 + 1 * 64 + 32 */
     mxfp4_scales[9] = 255;
-    assert_not_read(mxfp4, 3, fused, 0, FUSED, "'w_blocks' is nan at [1, 1, 32], by code");
+    assert_not_read(mxfp4, 3, fused, 0, FUSED, "'w_blocks' is nan at [1, 1, 32], by payload");
     mxfp4_scales[9] = 254;
     mxfp4_payload[145] = 0x97; /* 6 * 2^127, as element 290 */
     mxfp4_payload[144] = 0;
     assert_not_read(mxfp4, 3, fused, 192, 192,
-                    "is inf at [1, 1, 34], by code 0x07 and scale 1.70141e+38");
+                    "is inf at [1, 1, 34], by payload 0x07 and scale 1.70141e+38");
     mxfp4_scales[9] = kept;
 }
 

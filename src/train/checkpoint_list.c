@@ -1,4 +1,4 @@
-/* The folder of a run's checkpoints: names, the newest, the old ones. */
+/* The directory of a run's checkpoints: their names, the newest one, removal of old ones. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -13,11 +13,11 @@
 
 #define NAME_FORMAT "step-%08llu"
 
-moert_status moert_checkpoint_path(const char *folder, uint64_t step, char **path) {
-    return moert_text_path(path, "%s/" NAME_FORMAT, folder, (unsigned long long)step);
+moert_status moert_checkpoint_path(const char *directory, uint64_t step, char **path) {
+    return moert_text_path(path, "%s/" NAME_FORMAT, directory, (unsigned long long)step);
 }
 
-/* The step of a checkpoint's name; false for other names, such as one of a step beyond 64 bits. */
+/* Parses the step in a checkpoint's name; false for other names, such as a step beyond 64 bits. */
 static bool parse_name(const char *name, uint64_t *step) {
     char again[32];
     *step = strncmp(name, "step-", 5) == 0 ? strtoull(name + 5, NULL, 10) : 0;
@@ -25,9 +25,9 @@ static bool parse_name(const char *name, uint64_t *step) {
     return strcmp(name, again) == 0;
 }
 
-static bool is_directory(const char *folder, const char *name) {
+static bool is_directory(const char *directory, const char *name) {
     struct stat info;
-    char *path = moert_text_format("%s/%s", folder, name);
+    char *path = moert_text_format("%s/%s", directory, name);
     const bool is = path != NULL && stat(path, &info) == 0 && S_ISDIR(info.st_mode);
     free(path);
     return is;
@@ -43,18 +43,18 @@ static int descending(const void *a, const void *b) {
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-moert_status moert_checkpoint_list(const char *folder, uint64_t **steps, size_t *count) {
+moert_status moert_checkpoint_list(const char *directory, uint64_t **steps, size_t *count) {
     struct dirent **entries;
-    const int found = scandir(folder, &entries, is_checkpoint, NULL);
+    const int found = scandir(directory, &entries, is_checkpoint, NULL);
     *steps = NULL;
     *count = 0;
     if (found < 0)
         return errno == ENOENT || errno == ENOTDIR
                    ? MOERT_OK
-                   : MOERT_FAIL(ERROR_IO, "cannot list %s: %s", folder, strerror(errno));
+                   : MOERT_FAIL(ERROR_IO, "cannot list %s: %s", directory, strerror(errno));
     const moert_status status = MOERT_NEW_ARRAY(steps, (size_t)found);
     for (int i = 0; i < found; i++) {
-        if (status == MOERT_OK && is_directory(folder, entries[i]->d_name))
+        if (status == MOERT_OK && is_directory(directory, entries[i]->d_name))
             parse_name(entries[i]->d_name, &(*steps)[(*count)++]);
         free(entries[i]);
     }
@@ -64,33 +64,33 @@ moert_status moert_checkpoint_list(const char *folder, uint64_t **steps, size_t 
     return status;
 }
 
-/* What a save or a commit that was cut off left behind. */
-static moert_status remove_leftovers(const char *folder) {
-    DIR *directory = opendir(folder);
+/* Removes the remains of interrupted saves and commits. */
+static moert_status remove_leftovers(const char *directory) {
+    DIR *listing = opendir(directory);
     moert_status status = MOERT_OK;
-    if (directory == NULL)
+    if (listing == NULL)
         return MOERT_OK;
-    for (struct dirent *entry; status == MOERT_OK && (entry = readdir(directory)) != NULL;)
+    for (struct dirent *entry; status == MOERT_OK && (entry = readdir(listing)) != NULL;)
         if (strncmp(entry->d_name, "step-", 5) == 0 &&
             (moert_text_ends_with(entry->d_name, ".tmp") ||
              moert_text_ends_with(entry->d_name, ".old")))
-            status = moert_remove_in(folder, entry->d_name);
-    closedir(directory);
+            status = moert_remove_in(directory, entry->d_name);
+    closedir(listing);
     return status;
 }
 
-moert_status moert_checkpoint_prune(const char *folder, uint64_t newest, size_t keep) {
+moert_status moert_checkpoint_prune(const char *directory, uint64_t newest, size_t keep) {
     uint64_t *steps;
     size_t count;
-    MOERT_TRY(remove_leftovers(folder));
-    MOERT_TRY(moert_checkpoint_list(folder, &steps, &count));
+    MOERT_TRY(remove_leftovers(directory));
+    MOERT_TRY(moert_checkpoint_list(directory, &steps, &count));
     moert_status status = MOERT_OK;
     for (size_t i = 0, kept = 0; i < count && status == MOERT_OK; i++) {
         if (steps[i] <= newest && kept++ < keep)
             continue;
         char name[32];
         snprintf(name, sizeof name, NAME_FORMAT, (unsigned long long)steps[i]);
-        status = moert_remove_in(folder, name);
+        status = moert_remove_in(directory, name);
     }
     free(steps);
     return status;
