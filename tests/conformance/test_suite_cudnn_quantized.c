@@ -27,7 +27,7 @@ static bool is_fp8(moert_format format) {
 /* FP8 products have results of FP8 in both directions, and norm; FP4 ones of 16 or 32 bits. */
 static moert_op_options describe(moert_op_kind kind, moert_format format, size_t n, size_t k,
                                  bool by_groups) {
-    moert_op_options o = ops_product(kind, scaled(format, MOERT_AXIS_ROW), L, M, n, k);
+    moert_op_options o = ops_gemm(kind, scaled(format, MOERT_AXIS_ROW), L, M, n, k);
     o.row_multiple = 256;
     o.interleave = 32;
     o.alpha = true;

@@ -16,7 +16,7 @@ static moert_op_options describe(moert_format format, moert_dtype type) {
         ops_scaled(format, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED); /* expert by expert */
     factor.how.transposed = true;                                  /* prepacked along the tokens */
     factor.global = factor.how.group_scales = format == MOERT_FORMAT_NVFP4;
-    moert_op_options o = ops_product(MOERT_OP_GEMM_WGRAD, factor, 2, 640, HIDDEN, INTERMEDIATE);
+    moert_op_options o = ops_gemm(MOERT_OP_GEMM_WGRAD, factor, 2, 640, HIDDEN, INTERMEDIATE);
     o.row_multiple = 128;
     o.weight.type = type;
     return o;

@@ -5,7 +5,7 @@
  * there, and against the promised chain of fma without any.
  */
 #include "base/memory.h"
-#include "support/gemm/product.h"
+#include "support/gemm/suite_gemm.h"
 #include "support/op/cases.h"
 #include "support/suite.h"
 
@@ -13,12 +13,12 @@ static const moert_dtype types[] = {MOERT_DTYPE_BF16, MOERT_DTYPE_F32, MOERT_DTY
 enum { KINDS = 3, TYPES = 3, MOST_GROUPS = 16, SAMPLES = 1024 };
 
 /* Checks a product on the portable backend; on the reference too, all bits, if it is small. */
-static void check(const char *what, const product *p, double absolute, double relative) {
+static void check(const char *what, const suite_gemm *p, double absolute, double relative) {
     const char *title = titled("%s: %s", what, ops_title(&p->options));
-    void *result = product_run("portable", p);
-    product_check(title, p, result, SAMPLES, absolute, relative);
-    product_check_parts(title, p, result);
-    product_check_backends(title, p, result, (size_t)16 << 20);
+    void *result = suite_gemm_run("portable", p);
+    suite_gemm_check(title, p, result, SAMPLES, absolute, relative);
+    suite_gemm_check_parts(title, p, result);
+    suite_gemm_check_backends(title, p, result, (size_t)16 << 20);
 }
 
 typedef struct shape {
@@ -35,8 +35,8 @@ TEST(test_random_splits_have_the_bits_of_each_group_alone) {
         for (size_t c = 0; c < (size_t)KINDS * TYPES * 2 && !suite_skips(shapes[i].slow); c++) {
             const shape *s = &shapes[i];
             uint32_t ends[MOST_GROUPS];
-            product p = product_of((moert_op_kind)(c % KINDS), types[c / KINDS % TYPES], s->groups,
-                                   s->rows, s->n, s->k);
+            suite_gemm p = suite_gemm_of((moert_op_kind)(c % KINDS), types[c / KINDS % TYPES],
+                                         s->groups, s->rows, s->n, s->k);
             suite_split(i, s->rows, s->groups, ends);
             p.ends = ends;
             p.options.accumulate = c >= (size_t)KINDS * TYPES;
@@ -49,7 +49,8 @@ TEST(test_weight_gradients_of_halves_accumulate_in_float32) {
     static const size_t rows[] = {15, 1027};
     for (size_t i = 0; i < 4; i++) {
         uint32_t ends[8];
-        product p = product_of(MOERT_OP_GEMM_WGRAD, types[i % 2 * 2], 8, rows[i / 2], 512, 128);
+        suite_gemm p =
+            suite_gemm_of(MOERT_OP_GEMM_WGRAD, types[i % 2 * 2], 8, rows[i / 2], 512, 128);
         suite_split(i, rows[i / 2], 8, ends);
         p.ends = ends;
         p.options.weight.type = MOERT_DTYPE_F32;
@@ -67,8 +68,8 @@ TEST(test_grouped_tensors_take_discrete_weights_and_scaled_biases) {
         for (size_t c = 0; c < KINDS * 4; c++) {
             const shape *s = &shapes[i];
             uint32_t ends[MOST_GROUPS];
-            product p = product_of((moert_op_kind)(c % KINDS), MOERT_DTYPE_BF16, s->groups, s->rows,
-                                   s->n, s->k);
+            suite_gemm p = suite_gemm_of((moert_op_kind)(c % KINDS), MOERT_DTYPE_BF16, s->groups,
+                                         s->rows, s->n, s->k);
             suite_split(100 + i, s->rows, s->groups, ends);
             p.ends = ends;
             p.options.weight.discrete = c / KINDS % 2 == 1;
@@ -94,8 +95,8 @@ TEST(test_groups_of_equal_of_different_and_of_no_rows) {
             uint32_t ends[3], rows = 0;
             for (size_t g = 0; g < cases[i].groups; g++)
                 ends[g] = rows += (uint32_t)cases[i].rows[g];
-            product p = product_of((moert_op_kind)(c % KINDS), MOERT_DTYPE_BF16, cases[i].groups,
-                                   rows, cases[i].n, cases[i].k);
+            suite_gemm p = suite_gemm_of((moert_op_kind)(c % KINDS), MOERT_DTYPE_BF16,
+                                         cases[i].groups, rows, cases[i].n, cases[i].k);
             p.ends = ends;
             p.options.accumulate = c >= KINDS;
             p.options.weight.discrete = c >= KINDS;

@@ -16,8 +16,8 @@ typedef struct shape {
 } shape;
 
 static moert_op_options describe(size_t kind, moert_format format, const shape *s) {
-    return ops_product((moert_op_kind)kind, ops_scaled_by_groups(format), s->groups, s->rows, s->n,
-                       s->k);
+    return ops_gemm((moert_op_kind)kind, ops_scaled_by_groups(format), s->groups, s->rows, s->n,
+                    s->k);
 }
 
 static void check(const char *what, const moert_op_options *o, const uint32_t *ends) {

@@ -28,7 +28,7 @@ static moert_operand scaled(moert_format format, moert_axis axis) {
 }
 
 static moert_op_options describe(const layer *l, moert_op_kind kind) {
-    return ops_product(kind, scaled(l->format, MOERT_AXIS_ROW), l->groups, l->rows, l->n, l->k);
+    return ops_gemm(kind, scaled(l->format, MOERT_AXIS_ROW), l->groups, l->rows, l->n, l->k);
 }
 
 /* A factor of an op: real numbers to be rounded, or the bytes that another op has made. */

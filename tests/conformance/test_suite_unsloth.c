@@ -4,7 +4,7 @@
  * lie or sorted by expert, the second [H,I] with results in either order; forward, dX and dW.
  */
 #include "base/memory.h"
-#include "support/gemm/product.h"
+#include "support/gemm/suite_gemm.h"
 #include "support/op/cases.h"
 #include "support/suite.h"
 
@@ -40,7 +40,7 @@ static void check(const model *m, const routing *r, moert_op_kind kind, moert_dt
                   bool second, bool permuted) {
     const size_t before = owned_count(), n = second ? m->hidden : 2 * m->intermediate;
     const size_t k = second ? m->intermediate : m->hidden;
-    product p = product_of(kind, type, m->experts, r->rows, n, k);
+    suite_gemm p = suite_gemm_of(kind, type, m->experts, r->rows, n, k);
     p.ends = r->ends;
     p.options.weight.discrete = m->discrete;
     p.options.topk = m->topk;
@@ -49,9 +49,9 @@ static void check(const model *m, const routing *r, moert_op_kind kind, moert_dt
         p.gather = r->gather;
     }
     const char *title = titled("W%d: %s", second ? 2 : 1, ops_title(&p.options));
-    void *result = product_run("portable", &p);
-    product_check(title, &p, result, SAMPLES, tolerance_of(type), tolerance_of(type));
-    product_check_backends(title, &p, result, (size_t)8 << 20);
+    void *result = suite_gemm_run("portable", &p);
+    suite_gemm_check(title, &p, result, SAMPLES, tolerance_of(type), tolerance_of(type));
+    suite_gemm_check_backends(title, &p, result, (size_t)8 << 20);
     release_since(before);
 }
 
