@@ -1,7 +1,7 @@
 // run: np=1
 /*
- * The cuDNN frontend's grouped products of 16 bits, which it runs without a check, and the exact
- * test of CUTLASS's MoE example: signs and zeros, sizes of groups of which many are nothing.
+ * The cuDNN frontend's grouped GEMMs of 16 bits, which its suite runs without checking results, and
+ * the exact test of CUTLASS's MoE example: elements -1, 0 and 1, and many empty groups.
  */
 #include "base/memory.h"
 #include "support/gemm/suite_gemm.h"
@@ -11,7 +11,7 @@
 static const moert_dtype types[] = {MOERT_DTYPE_BF16, MOERT_DTYPE_F16, MOERT_DTYPE_F32};
 enum { KINDS = 3, TYPES = 3 };
 
-/* Both backends, all bits; then elements of one against the oracle. */
+/* Checks that both backends give the same bits, and that samples agree with the oracle. */
 static void check(const char *what, const suite_gemm *p, bool parts, size_t samples,
                   double tolerance) {
     const char *title = titled("%s: %s", what, ops_title(&p->options));
@@ -22,7 +22,7 @@ static void check(const char *what, const suite_gemm *p, bool parts, size_t samp
         suite_gemm_check_parts(title, p, result);
 }
 
-/* moe_grouped_matmul: 36 experts, 2000 tokens, by the first token of each. */
+/* moe_grouped_matmul: 36 experts, 2000 tokens; first[] is each expert's first token. */
 TEST(test_thirty_six_experts_of_one_to_many_tokens) {
     enum { E = 36, T = 2000, N = 248, K = 520 };
     static const uint32_t first[E] = {0,    1,    2,    3,    4,    5,    6,    7,    8,
@@ -41,7 +41,7 @@ TEST(test_thirty_six_experts_of_one_to_many_tokens) {
     }
 }
 
-/* All sums are small integers: nothing is rounded, and float64 is met exactly. */
+/* All sums are small integers, so nothing is rounded and results equal float64. */
 TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
     static const struct {
         size_t groups, rows, block, n, k;
@@ -67,8 +67,8 @@ TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
     assert_true(empty > KINDS * TYPES);
 }
 
-/* Sizes of the groups change from call to call ("dynamic M"): nothing is made anew, only `ends` is
- * written. */
+/* The sizes of the groups change from call to call ("dynamic M"): one op and its buffers are reused,
+ * and only their content, with `ends`, changes. */
 TEST(test_one_op_serves_every_size_of_the_groups) {
     enum { G = 4, N = 40, K = 48, MOST = G * 832 };
     static const uint32_t sizes[] = {64, 320, 576, 832, 0, 64};

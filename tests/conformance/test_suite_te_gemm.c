@@ -1,8 +1,8 @@
 // run: np=1
 /*
- * TransformerEngine's tables of grouped GEMMs in 32 and 16 bits. All of TN, NN and NT; with
- * accumulation; bit for bit the GEMM of each group alone; against float64 within the tolerances
- * there, and against the promised chain of fma without any.
+ * TransformerEngine's tables of grouped GEMMs in 32 and 16 bits: TN, NN and NT, with and without
+ * accumulation. Each group has the bits that it has when computed alone. Results are within
+ * TransformerEngine's tolerances of float64, and equal to the promised chain of fma.
  */
 #include "base/memory.h"
 #include "support/gemm/suite_gemm.h"
@@ -12,7 +12,7 @@
 static const moert_dtype types[] = {MOERT_DTYPE_BF16, MOERT_DTYPE_F32, MOERT_DTYPE_F16};
 enum { KINDS = 3, TYPES = 3, MOST_GROUPS = 16, SAMPLES = 1024 };
 
-/* Checks a product on the portable backend; on the reference too, all bits, if it is small. */
+/* Checks a GEMM on the portable backend. If it is small, the reference must have the same bits. */
 static void check(const char *what, const suite_gemm *p, double absolute, double relative) {
     const char *title = titled("%s: %s", what, ops_title(&p->options));
     void *result = suite_gemm_run("portable", p);
@@ -44,8 +44,8 @@ TEST(test_random_splits_have_the_bits_of_each_group_alone) {
         }
 }
 
-/* One gradient in 16 bits and its sum in 32, as wgrad accumulates. */
-TEST(test_weight_gradients_of_halves_accumulate_in_float32) {
+/* wgrad of 16-bit operands, accumulated in float32. */
+TEST(test_weight_gradients_of_16_bits_accumulate_in_float32) {
     static const size_t rows[] = {15, 1027};
     for (size_t i = 0; i < 4; i++) {
         uint32_t ends[8];
@@ -80,9 +80,9 @@ TEST(test_grouped_tensors_take_discrete_weights_and_scaled_biases) {
         }
 }
 
-/* Equal sizes, one that differs among the groups, odd ones, nothing at all. Where sizes of weights
- * differ there, each is a problem of its own here. */
-TEST(test_groups_of_equal_of_different_and_of_no_rows) {
+/* Groups of equal sizes, of different ones, and without rows. Where the weights of a table row differ
+ * in size, each is a separate case here. */
+TEST(test_groups_with_equal_different_or_no_rows) {
     static const struct {
         size_t groups, n, k, rows[3];
     } cases[] = {

@@ -19,9 +19,9 @@
 . launch/environment
 bin=${TEST_BUILD:-build}/bin
 compare=${TEST_BUILD:-build}/tests/compare
-folder=$(mktemp -d)
-log=$folder/log
-trap 'rm -rf "$folder"' EXIT
+tmp=$(mktemp -d)
+log=$tmp/log
+trap 'rm -rf "$tmp"' EXIT
 e2e_number=0 e2e_failed=0 e2e_parts=0 e2e_joined=0
 
 verdict() {
@@ -71,7 +71,7 @@ ranks() {
 # An isolated singleton starts no daemon of Open MPI. Naming ob1 skips the search for other transports. All isolated singletons
 # have job number 0: if they shared a session directory, one that ends would remove the files of another.
 alone() {
-    OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_orte_tmpdir_base=$folder OMPI_MCA_pml=ob1 timeout -k 5 120 "$@" >"$log" 2>&1
+    OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_orte_tmpdir_base=$tmp OMPI_MCA_pml=ob1 timeout -k 5 120 "$@" >"$log" 2>&1
 }
 
 engine() {
@@ -87,16 +87,16 @@ node_ranks() {
 
 part() {
     while [ "$(jobs -pr | wc -l)" -ge "${TEST_JOBS:-$(nproc)}" ]; do wait -n; done
-    local own=$folder/part-$((e2e_parts++))
+    local own=$tmp/part-$((e2e_parts++))
     mkdir "$own"
-    (folder=$own log=$own/log && "$@"; echo end) >"$own.lines" &
+    (tmp=$own log=$own/log && "$@"; echo end) >"$own.lines" &
 }
 
 join() {
     local lines line
     wait
     for (( ; e2e_joined < e2e_parts; e2e_joined++)); do
-        lines=$folder/part-$e2e_joined.lines
+        lines=$tmp/part-$e2e_joined.lines
         [ "$(tail -n 1 "$lines")" = end ] || echo "not ok 0 - part $e2e_joined broke off" >>"$lines"
         while IFS= read -r line; do
             case $line in
