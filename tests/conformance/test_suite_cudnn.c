@@ -67,8 +67,8 @@ TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
     assert_true(empty > KINDS * TYPES);
 }
 
-/* The sizes of the groups change from call to call ("dynamic M"): one op and its buffers are reused,
- * and only their content, with `ends`, changes. */
+/* The sizes of the groups change from call to call ("dynamic M"): one op and its buffers are
+ * reused, and only their content, with `ends`, changes. */
 TEST(test_one_op_serves_every_size_of_the_groups) {
     enum { G = 4, N = 40, K = 48, MOST = G * 832 };
     static const uint32_t sizes[] = {64, 320, 576, 832, 0, 64};

@@ -1,10 +1,10 @@
 // run: np=1
 /*
- * The cuDNN frontend's tables of grouped GEMMs with quantized operands: GLU, dGLU and quant
- * in nvfp4 (16, e4m3), mxfp4 (32, e8m0) and mxfp8, on its data: elements uniform in [-2, 2), scales
- * 1 and 2, small integers for alpha, beta and prob. Every case is compared with float64, quantized
- * results byte by byte; cuDNN's tolerances are 0.1 and wider. moert does not have fp4 with (16, e8m0)
- * and srelu.
+ * The cuDNN frontend's tables of grouped GEMMs with quantized operands: GLU, dGLU and quant in
+ * nvfp4 (16, e4m3), mxfp4 (32, e8m0) and mxfp8, on its data: elements uniform in [-2, 2), scales 1
+ * and 2, small integers for alpha, beta and prob. Every case is compared with float64, quantized
+ * results byte by byte; cuDNN's tolerances are 0.1 and wider. moert does not have fp4 with (16,
+ * e8m0) and srelu.
  */
 #include "device/internal.h"
 #include "support/op/exact.h"
@@ -24,8 +24,8 @@ static bool is_fp8(moert_format format) {
     return format == MOERT_FORMAT_MXFP8_E4M3 || format == MOERT_FORMAT_MXFP8_E5M2;
 }
 
-/* FP8 GEMMs have FP8 results in blocks along rows and along columns, and a norm. FP4 GEMMs have plain
- * results of 16 or 32 bits. */
+/* FP8 GEMMs have FP8 results in blocks along rows and along columns, and a norm. FP4 GEMMs have
+ * plain results of 16 or 32 bits. */
 static moert_op_options describe(moert_op_kind kind, moert_format format, size_t n, size_t k,
                                  bool by_groups) {
     moert_op_options o = ops_gemm(kind, scaled(format, MOERT_AXIS_ROW), L, M, n, k);
@@ -235,7 +235,8 @@ TEST(test_dglu_of_prob_0) {
 
 /* ---- any sizes ---- */
 
-/* Executes one op with groups of several sizes, and checks that it builds no program after the first. */
+/* Executes one op with groups of several sizes, and checks that it builds no program after the
+ * first. */
 static void serve(const moert_op_options *o, const uint32_t *sizes, size_t count) {
     moert_op_options options = *o;
     uint32_t ends[L];

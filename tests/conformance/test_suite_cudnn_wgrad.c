@@ -1,8 +1,8 @@
 // run: np=1
 /*
- * The cuDNN frontend's table of grouped weight gradients with quantized operands, with its sizes and
- * global scales, compared with float64 within 5e-6 of the largest element (0.1 and 0.2 there). Also
- * cases that its suite does not test: accumulation, experts without tokens, float32.
+ * The cuDNN frontend's table of grouped weight gradients with quantized operands, with its sizes
+ * and global scales, compared with float64 within 5e-6 of the largest element (0.1 and 0.2 there).
+ * Also cases that its suite does not test: accumulation, experts without tokens, float32.
  */
 #include "support/op/exact.h"
 #include "support/suite.h"

@@ -1,8 +1,8 @@
 // run: np=1
 /*
  * TransformerEngine's tables of casts: MXFP8 in blocks of 1 x 32, 32 x 1 and 32 x 32, gated SwiGLU
- * to MXFP8, NVFP4 with its group quantize. Every byte must be the oracle's. TransformerEngine allows
- * small differences in MXFP8.
+ * to MXFP8, NVFP4 with its group quantize. Every byte must be the oracle's. TransformerEngine
+ * allows small differences in MXFP8.
  */
 #include "base/memory.h"
 #include "base/dtype.h"
@@ -38,8 +38,8 @@ static void check(const char *what, moert_dtype source, const moert_quantizer *h
 
 typedef enum fill { UNIFORM, ZEROS, SUBNORMAL, NORMAL, PAST_MAX, FILLS } fill;
 
-/* Makes n values of a source dtype: uniform in [-2, 1); zeros; below, within or above the normal range
- * of the element dtype. */
+/* Makes n values of a source dtype: uniform in [-2, 1); zeros; below, within or above the normal
+ * range of the element dtype. */
 static void make(fill kind, moert_dtype source, moert_dtype element, float *x, size_t n) {
     const float largest = moert_dtype_largest(element), most = moert_dtype_largest(source);
     const float least = element == MOERT_DTYPE_E5M2 ? 0x1p-14f : 0x1p-6f;
@@ -155,8 +155,8 @@ static const shape nvfp4_shapes[] = {
     {8192, 8192, true},
 };
 
-/* Checks blocks along rows, transposed ones along columns, as a second operand needs, and square ones,
- * as a weight has. */
+/* Checks blocks along rows, transposed ones along columns, as a second operand needs, and square
+ * ones, as a weight has. */
 static void check_nvfp4(const char *what, moert_dtype source, const matrix *m) {
     const moert_format nvfp4 = MOERT_FORMAT_NVFP4;
     check(what, source, &HOW(.format = nvfp4), m);
@@ -210,8 +210,8 @@ TEST(test_nvfp4_is_exact_at_extrema_and_boundaries) {
 
 enum { GROUPS = 4 };
 
-/* The ends of the groups in eighths of the rows: regular; the first, a middle, the last or every group
- * empty; all rows in one group; uneven. */
+/* The ends of the groups in eighths of the rows: regular; the first, a middle, the last or every
+ * group empty; all rows in one group; uneven. */
 static const unsigned splits[][GROUPS] = {
     {2, 4, 6, 8}, {0, 3, 5, 8}, {3, 3, 4, 8}, {2, 5, 8, 8}, {0, 0, 0, 0},
     {8, 8, 8, 8}, {1, 2, 3, 8}, {0, 0, 1, 8}, {1, 4, 6, 7}, {1, 1, 2, 5},
@@ -223,8 +223,8 @@ static const shape grouped_shapes[] = {
     {8192, 1024, true}, {16384, 8192, true}, {16384, 16384, true},
 };
 
-/* Every group has a separate amax; rows may be left over ("paged stashing"). Values have few bits, so
- * that the sums of a rotation are exact in any order. */
+/* Every group has a separate amax; rows may be left over ("paged stashing"). Values have few bits,
+ * so that the sums of a rotation are exact in any order. */
 static void check_groups(const shape *s, const unsigned *split, const float *x, bool all) {
     uint32_t ends[GROUPS];
     for (size_t g = 0; g < GROUPS; g++)

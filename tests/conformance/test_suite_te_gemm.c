@@ -80,8 +80,8 @@ TEST(test_grouped_tensors_take_discrete_weights_and_scaled_biases) {
         }
 }
 
-/* Groups of equal sizes, of different ones, and without rows. Where the weights of a table row differ
- * in size, each is a separate case here. */
+/* Groups of equal sizes, of different ones, and without rows. Where the weights of a table row
+ * differ in size, each is a separate case here. */
 TEST(test_groups_with_equal_different_or_no_rows) {
     static const struct {
         size_t groups, n, k, rows[3];

@@ -1,9 +1,9 @@
 // run: np=1
 /*
  * TransformerEngine's tables of token permutations. Dispatch on one rank is its permute, combine is
- * its unpermute (with or without probabilities), and each is the other's backward. Rows are float32,
- * which holds every narrower dtype, and are compared exactly. TransformerEngine's num_out_tokens, a
- * limit on the rows, becomes a choice of -1 for the slots past it.
+ * its unpermute (with or without probabilities), and each is the other's backward. Rows are
+ * float32, which holds every narrower dtype, and are compared exactly. TransformerEngine's
+ * num_out_tokens, a limit on the rows, becomes a choice of -1 for the slots past it.
  */
 #include "base/config.h"
 #include "base/memory.h"
@@ -136,8 +136,8 @@ static void write_results(const trip *t) {
                                  t->used * slot_stride * sizeof *values));
 }
 
-/* Combines and checks the sums over each token's slots, exactly in float32 and nearly in float64, and
- * the value that each slot sends back. */
+/* Combines and checks the sums over each token's slots, exactly in float32 and nearly in float64,
+ * and the value that each slot sends back. */
 static void check_unpermute(trip *t, bool weighted) {
     const size_t width = t->r->width, topk = t->r->topk;
     moert_transfer back = {.plan = t->plan,

@@ -127,7 +127,8 @@ TEST(test_sigmoid_and_sqrt_softplus_routers_of_the_table) {
 
 /* ---- the load-balancing loss ---- */
 
-/* The loss and its gradient in float64, from the slots of each expert and the sums of its scores. */
+/* The loss and its gradient in float64, from the slots of each expert and the sums of its
+ * scores. */
 static double oracle_loss(const router_input *input, const int32_t *index, double coefficient,
                           uint64_t *counts, float *gradient) {
     const size_t experts = input->options.experts, topk = input->options.topk;

@@ -1,8 +1,8 @@
 // run: np=1
 /*
- * torchao's limits on the ratio of signal to quantization noise: for matrices, and for the three grouped
- * GEMMs of training with rounded operands. Its tests of bytes are in test_quantize, those of tiled
- * scales in test_swizzle.
+ * torchao's limits on the ratio of signal to quantization noise: for matrices, and for the three
+ * grouped GEMMs of training with rounded operands. Its tests of bytes are in test_quantize, those
+ * of tiled scales in test_swizzle.
  */
 #include "base/memory.h"
 #include "base/dtype.h"
@@ -58,7 +58,8 @@ TEST(test_a_matrix_keeps_its_signal_in_every_format) {
         }
 }
 
-/* A NaN makes its block NaN and does not change the next one; an infinity becomes the largest value. */
+/* A NaN makes its block NaN and does not change the next one; an infinity becomes the largest
+ * value. */
 TEST(test_special_values_stay_in_their_block) {
     float x[3 * 32];
     for (size_t i = 0; i < 96; i++)
@@ -90,7 +91,8 @@ typedef struct operands {
     float *x, *weight, *y;
 } operands;
 
-/* Quantizes and dequantizes a matrix, in blocks along its rows, or along the columns of each group. */
+/* Quantizes and dequantizes a matrix, in blocks along its rows, or along the columns of each
+ * group. */
 static float *rounded(size_t format, matrix m, bool along_rows) {
     moert_quantizer how = how_of(format);
     how.axis = along_rows ? MOERT_AXIS_ROW : MOERT_AXIS_COLUMN;

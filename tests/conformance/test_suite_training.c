@@ -1,10 +1,10 @@
 // run: np=1
 /*
  * Sequences of ops as in training. torchao's grouped linear layer with quantized operands and its
- * limits on signal to quantization noise. TransformerEngine's grouped MLP, quantized and in bfloat16,
- * with hidden sizes 128 and 256, groups of 0, 256, 512 and 768 rows, SwiGLU and clamped GLUs.
- * Every op is checked in float64 on the values of its operands. The final results are compared with
- * the whole sequence in float64, in decibel if operands are quantized.
+ * limits on signal to quantization noise. TransformerEngine's grouped MLP, quantized and in
+ * bfloat16, with hidden sizes 128 and 256, groups of 0, 256, 512 and 768 rows, SwiGLU and clamped
+ * GLUs. Every op is checked in float64 on the values of its operands. The final results are
+ * compared with the whole sequence in float64, in decibel if operands are quantized.
  */
 #include "base/memory.h"
 #include "support/op/exact.h"
@@ -31,7 +31,8 @@ static moert_op_options describe(const layer *l, moert_op_kind kind) {
     return ops_gemm(kind, scaled(l->format, MOERT_AXIS_ROW), l->groups, l->rows, l->n, l->k);
 }
 
-/* Where an operand of an op comes from: float32 values to be rounded, or the bytes of another op. */
+/* Where an operand of an op comes from: float32 values to be rounded, or the bytes of another
+ * op. */
 typedef struct source {
     moert_op_buffer which;
     const float *values;
@@ -199,8 +200,8 @@ static mlp make_mlp(layer l, moert_glu_form form, size_t hidden, bool bf16) {
     return m;
 }
 
-/* True if an op quantizes its result itself, along rows and columns. NVFP4 needs global scales, which
- * are known only after the op, so its float32 results are quantized afterwards. */
+/* True if an op quantizes its result itself, along rows and columns. NVFP4 needs global scales,
+ * which are known only after the op, so its float32 results are quantized afterwards. */
 static bool chains(const mlp *m) {
     return m->bf16 || m->l.format != MOERT_FORMAT_NVFP4;
 }

@@ -1,7 +1,7 @@
 // run: np=1
 /*
- * Unsloth's table of grouped GEMMs in a MoE block: the first projection [2I,H] on tokens in their order
- * or sorted by expert, the second [H,I] with results in either order; forward, dX and dW.
+ * Unsloth's table of grouped GEMMs in a MoE block: the first projection [2I,H] on tokens in their
+ * order or sorted by expert, the second [H,I] with results in either order; forward, dX and dW.
  */
 #include "base/memory.h"
 #include "support/gemm/suite_gemm.h"
@@ -81,7 +81,8 @@ TEST(test_small_models_in_the_other_types) {
     }
 }
 
-/* The first row has an eighth of Qwen3's widths. Unsloth also runs Llama 4's backward at a smaller size. */
+/* The first row has an eighth of Qwen3's widths. Unsloth also runs Llama 4's backward at a smaller
+ * size. */
 TEST(test_qwen3_and_llama4) {
     static const struct {
         model m;

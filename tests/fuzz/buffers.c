@@ -1,7 +1,7 @@
 /*
- * Buffers of an op, which wrap parts of one arena of host memory. Guards lie between the parts. They
- * are poisoned while the op runs, so that AddressSanitizer reports accesses of the host. Their bytes
- * are compared afterwards, which shows writes of kernels.
+ * Buffers of an op, which wrap parts of one arena of host memory. Guards lie between the parts.
+ * They are poisoned while the op runs, so that AddressSanitizer reports accesses of the host. Their
+ * bytes are compared afterwards, which shows writes of kernels.
  */
 #include <sanitizer/asan_interface.h>
 #include <string.h>
@@ -36,7 +36,8 @@ static size_t guard_end(size_t end) {
     return (end + GUARD_BYTES + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Reserves `bytes` of the arena and a guard, and wraps a buffer around them; NULL if the arena is full. */
+/* Reserves `bytes` of the arena and a guard, and wraps a buffer around them; NULL if the arena is
+ * full. */
 static moert_buffer *add(moert_device *device, size_t bytes, unsigned char **memory) {
     moert_buffer *buffer;
     const size_t offset = used, end = offset + bytes;
@@ -105,8 +106,8 @@ static void fill(unsigned char *memory, size_t bytes, unsigned style) {
     }
 }
 
-/* Splits the rows at random; for an eighth of the styles one end is wrong. Returns true if all ends are
- * legal. */
+/* Splits the rows at random; for an eighth of the styles one end is wrong. Returns true if all ends
+ * are legal. */
 static bool fill_ends(uint32_t *ends, const moert_op_options *o, unsigned style) {
     static const uint32_t wild[] = {0, 1, 31, 41, 1u << 31, UINT32_MAX};
     const size_t unit = o->row_multiple > 0 ? o->row_multiple : 1;
@@ -193,8 +194,8 @@ static bool make_needed(const fuzz_input *in, const moert_op_options *o, const m
 
 /* ---- edits ---- */
 
-/* Replaces a buffer by NULL, by one that is too small, larger or of another device, or by the weight. But
- * ends is never the weight, as the host relies on ends while the op computes. */
+/* Replaces a buffer by NULL, by one that is too small, larger or of another device, or by the
+ * weight. But ends is never the weight, as the host relies on ends while the op computes. */
 static void replace(moert_buffer **slot, unsigned change, moert_device *device, moert_device *other,
                     const moert_op_buffers *of) {
     unsigned char *memory;

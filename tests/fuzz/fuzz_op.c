@@ -65,8 +65,8 @@ static void report(void) {
 
 /* ---- checks of every call ---- */
 
-/* Checks that a call returned a status that the header lists, and that its message names the op or a
- * group. Returns the status. */
+/* Checks that a call returned a status that the header lists, and that its message names the op or
+ * a group. Returns the status. */
 static moert_status judge(const char *call, moert_status status) {
     const char *const text = moert_last_error();
     bool named = strncmp(text, "op: ", 4) == 0 || strncmp(text, "group ", 6) == 0;

@@ -9,7 +9,8 @@ size_t test_rank, test_ranks;
 moert_context *test_context;
 moert_mesh *test_mesh;
 
-/* cmocka's standard format prints failures on stderr, and the rest on stdout, which is discarded. */
+/* cmocka's standard format prints failures on stderr, and the rest on stdout, which is
+ * discarded. */
 static bool be_quiet(void) {
     cmocka_set_message_output(CM_OUTPUT_STDOUT);
     return unsetenv("CMOCKA_MESSAGE_OUTPUT") == 0 && freopen("/dev/null", "w", stdout) != NULL;

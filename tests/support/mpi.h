@@ -1,6 +1,7 @@
 /*
- * Tests on several ranks. An assertion that fails on one rank only would leave the others waiting in
- * their next collective. So between collectives, ranks first agree on a verdict, then all assert it.
+ * Tests on several ranks. An assertion that fails on one rank only would leave the others waiting
+ * in their next collective. So between collectives, ranks first agree on a verdict, then all assert
+ * it.
  */
 #pragma once
 
@@ -36,8 +37,8 @@ extern moert_mesh *test_mesh;
 int open_test_mesh(void **state);
 int close_test_mesh(void **state);
 
-/* Creates another mesh, with `ep` ranks per set of experts (0: all), and a model without weights. Both
- * are destroyed when the test ends. */
+/* Creates another mesh, with `ep` ranks per set of experts (0: all), and a model without weights.
+ * Both are destroyed when the test ends. */
 moert_mesh *open_mesh(size_t ep);
 moert_model *open_model(moert_mesh *mesh, const moert_model_config *config);
 /* Reads the config.json of a golden model; freed when the test ends. */

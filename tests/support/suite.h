@@ -1,4 +1,5 @@
-/* Shared by the tests with tables of other libraries' test suites: slow rows, splits, cheap values. */
+/* Shared by the tests with tables of other libraries' test suites: slow rows, splits, cheap
+ * values. */
 #pragma once
 
 #include <stdbool.h>
@@ -11,7 +12,8 @@ bool suite_skips(bool slow);
 /* Backends, the fast one first. */
 extern const char *const suite_backends[2];
 
-/* Random 32-bit value `index` of stream `key`. Takes a few cycles, so that large operands are cheap. */
+/* Random 32-bit value `index` of stream `key`. Takes a few cycles, so that large operands are
+ * cheap. */
 static inline uint32_t suite_bits(uint64_t key, uint64_t index) {
     uint64_t z = (key + 1) * 0x9E3779B97F4A7C15u + index * 0xD1B54A32D192ED03u;
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
@@ -33,14 +35,14 @@ void suite_assert_above(const char *title, double signal, double noise, double l
 /* Splits rows at random points: ends[groups] ascend, the last one is `rows`. */
 void suite_split(uint64_t key, size_t rows, size_t groups, uint32_t *ends);
 
-/* Splits rows into whole blocks by a symmetric Dirichlet distribution of parameter 1/2: few groups get
- * most rows, many get none. */
+/* Splits rows into whole blocks by a symmetric Dirichlet distribution of parameter 1/2: few groups
+ * get most rows, many get none. */
 void suite_dirichlet(uint64_t key, size_t rows, size_t block, size_t groups, uint32_t *ends);
 
 /* Chooses K different experts for each token: index[T,K]. */
 void suite_route(uint64_t key, size_t tokens, size_t topk, size_t experts, int32_t *index);
 
-/* Sorts the slots of index[slots] by expert, ascending within each: gather[rows], ends[E]. Omits slots
- * of -1; returns the number of rows. */
+/* Sorts the slots of index[slots] by expert, ascending within each: gather[rows], ends[E]. Omits
+ * slots of -1; returns the number of rows. */
 size_t suite_sort(const int32_t *index, size_t slots, size_t experts, uint32_t *gather,
                   uint32_t *ends);

@@ -88,7 +88,8 @@ void *owned(void *thing, void (*release)(void *));
 moert_buffer *owned_buffer(moert_buffer *buffer);
 /* Releases all of it now: before a device closes, or after a part of a large loop. */
 void release_owned(void);
-/* Releases what the test has owned since owned_count() was `count`: after one large case of a table. */
+/* Releases what the test has owned since owned_count() was `count`: after one large case of a
+ * table. */
 size_t owned_count(void);
 void release_since(size_t count);
 
@@ -143,8 +144,8 @@ void assert_bf16(const char *what, const moert_buffer *bf16, const float *floats
 /* n floats, uniform in [-scale, scale), of stream `stream`. */
 float *random_floats(size_t n, float scale, uint64_t stream);
 
-/* Returns draw(key, stream, i), where draw is moert_rng_uniform or moert_rng_normal. Keeps the values,
- * because tests use the same ones many times. */
+/* Returns draw(key, stream, i), where draw is moert_rng_uniform or moert_rng_normal. Keeps the
+ * values, because tests use the same ones many times. */
 typedef double random_draw(uint64_t key, uint64_t stream, uint64_t index);
 double random_once(random_draw *draw, uint64_t key, uint64_t stream, size_t i);
 

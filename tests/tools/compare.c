@@ -6,10 +6,11 @@
  *   compare bytes --expected E.safetensors --actual A.safetensors [--only NAME | --except NAME]
  *   compare curve --expected curve.json --metrics metrics.jsonl [--aux]
  *
- * tensors: the relative error of a tensor is the norm of the difference over the norm of the expected
- * tensor. largest: the largest difference over the largest finite expected magnitude; infinities must
- * be equal. bytes: the bytes must be equal, the dtypes need not be. curve: the relative error of each
- * step. The exit code is 0 if every error is within --tolerance, 1 if not, 2 after a failure.
+ * tensors: the relative error of a tensor is the norm of the difference over the norm of the
+ * expected tensor. largest: the largest difference over the largest finite expected magnitude;
+ * infinities must be equal. bytes: the bytes must be equal, the dtypes need not be. curve: the
+ * relative error of each step. The exit code is 0 if every error is within --tolerance, 1 if not, 2
+ * after a failure.
  */
 #include <math.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /*
- * expect: computes the results of moert-op's grouped GEMMs from a file of float32 tensors, in float64,
- * with loops that follow the formulas; for the end-to-end tests.
+ * expect: computes the results of moert-op's grouped GEMMs from a file of float32 tensors, in
+ * float64, with loops that follow the formulas; for the end-to-end tests.
  *
  *   expect fprop|dgrad|wgrad|glu|dglu|quant IN OUT [none|x|y TOPK | swiglu|geglu RUN]
  *

@@ -1,4 +1,5 @@
-/* ptx FILE ARENA_BYTES: turns PTX of another compiler into sm_90a, as the library does with the driver's. */
+/* ptx FILE ARENA_BYTES: turns PTX of another compiler into sm_90a, as the library does with the
+ * driver's. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -7,9 +7,9 @@
  *                  --values V.safetensors --low L.safetensors --plain P.safetensors
  *
  * gather stacks the matrices that the form quantizes (experts, attention) into one matrix x. Each
- * begins at a row where the form begins a block; the rest is zero. spread reads that matrix quantized
- * (q, scale) and dequantized (x), and writes the model twice: L with payloads and scales under the
- * released names, P with the same values as plain float32.
+ * begins at a row where the form begins a block; the rest is zero. spread reads that matrix
+ * quantized (q, scale) and dequantized (x), and writes the model twice: L with payloads and scales
+ * under the released names, P with the same values as plain float32.
  */
 #include "base/text.h"
 #include "io/safetensors.h"

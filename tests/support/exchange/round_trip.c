@@ -309,8 +309,8 @@ static moert_status check_chunks(trip *t) {
     return MOERT_OK;
 }
 
-/* Ends a combine while other kernels run. Slots are complete after combine_finish(), rows only after
- * combine_join(). */
+/* Ends a combine while other kernels run. Slots are complete after combine_finish(), rows only
+ * after combine_join(). */
 static moert_status combine_beside(const shape *c, trip *t, moert_transfer *back) {
     const size_t x_bytes = t->plan->plan->rows * moert_window_stride(t->x) * sizeof(float);
     MOERT_TRY(moert_buffer_clear(t->slot_target, 0, moert_buffer_bytes(t->slot_target)));

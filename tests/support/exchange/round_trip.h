@@ -1,7 +1,7 @@
 /*
- * A dispatch and a combine of any shape. Rows, slots and sums must equal values that the host computes
- * from the global token index. A sum is a chain of fmaf, bit for bit. If an exchange sums on each
- * node first, it is a chain over the nodes' chains.
+ * A dispatch and a combine of any shape. Rows, slots and sums must equal values that the host
+ * computes from the global token index. A sum is a chain of fmaf, bit for bit. If an exchange sums
+ * on each node first, it is a chain over the nodes' chains.
  */
 #pragma once
 
@@ -9,8 +9,8 @@
 
 enum { MAX_RANKS = 4, MAX_EXPERTS = 16 };
 
-/* How the tokens of a shape choose their experts. ZIPF: the n-th expert is chosen about 1/n as often
- * as the first. HOT: one expert gets 30 % of the slots or more. */
+/* How the tokens of a shape choose their experts. ZIPF: the n-th expert is chosen about 1/n as
+ * often as the first. HOT: one expert gets 30 % of the slots or more. */
 typedef enum { RANDOM, ONE_EXPERT, SOME_DROPPED, ALL_DROPPED, ZIPF, HOT } pattern;
 
 typedef struct {

@@ -17,12 +17,8 @@ typedef struct setup {
     size_t together;       /* node: MOERT_NODE_RANKS, the ranks that count as a host; 0: all */
     bool aside;            /* if devices wait: combines run on the second queue */
     const char *push;      /* MOERT_PUSH */
-    enum {
-        AS_IT_IS,
-        OFF,
-        ON
-    } once,
-        fuse; /* window: rows go to each rank once; few rows: one kernel */
+    /* window: whether rows go to each rank once, and transfers of few rows are one kernel */
+    enum { AS_IT_IS, OFF, ON } once, fuse;
 } setup;
 
 /* The setups, in the order of their table. */
@@ -72,12 +68,14 @@ trip open_windows(moert_exchange *exchange, const shape *c, bool bf16);
 trip open_trip(void **state, const shape *c);
 /* Makes a round trip of every shape, with bf16, chunks and presummed of `like`. */
 void run_shapes(moert_exchange *exchange, const trip *like);
-/* Destroys a trip and its exchange. close_usable() first checks that another round trip succeeds. */
+/* Destroys a trip and its exchange. close_usable() first checks that another round trip
+ * succeeds. */
 void close_trip(trip *t);
 void close_usable(const shape *c, trip *t);
 
-/* keep_busy() keeps the last rank's device waiting for 2.5 s in a barrier that no other rank enters,
- * longer than the other ranks of BY_IMPATIENT* wait for it. make_busy() creates the flags. */
+/* keep_busy() keeps the last rank's device waiting for 2.5 s in a barrier that no other rank
+ * enters, longer than the other ranks of BY_IMPATIENT* wait for it. make_busy() creates the
+ * flags. */
 moert_flags *make_busy(void);
 moert_status keep_busy(moert_flags *busy);
 /* Checks that the next plan fails with a message that names that rank and `phase`. */
@@ -85,6 +83,7 @@ void expect_late(const shape *c, const trip *t, const char *phase);
 
 /* True if the device supports the window engine. */
 bool has_windows(void);
-/* main(): runs `tests` in their setups, except those that this device or number of ranks rules out. */
+/* main(): runs `tests` in their setups, except those that this device or number of ranks rules
+ * out. */
 int run_exchange_tests(const char *name, const exchange_test *tests, size_t count, int arguments,
                        char **argument);

@@ -1,6 +1,6 @@
 /*
- * Grouped GEMMs of hostile shapes for the tests of gemm/gemm.h: guarded host arrays, and the ways to
- * compute a GEMM (backend, dtype, prepacked weights).
+ * Grouped GEMMs of hostile shapes for the tests of gemm/gemm.h: guarded host arrays, and the ways
+ * to compute a GEMM (backend, dtype, prepacked weights).
  */
 #pragma once
 
@@ -63,8 +63,8 @@ typedef struct arrays {
     float *x, *weight, *bias, *y;
 } arrays;
 
-/* Fills arrays with small integers, or random values of many magnitudes. Elements that must be neither
- * read nor written are NaN. */
+/* Fills arrays with small integers, or random values of many magnitudes. Elements that must be
+ * neither read nor written are NaN. */
 arrays make_arrays(const problem *p, bool integers);
 
 static inline size_t start_of(const problem *p, size_t g) {
@@ -122,8 +122,8 @@ typedef struct gated {
 } gated;
 gated run_gated(const problem *p, const gated_run *how, const way *by, bool integers);
 
-/* For tests that vary the number of PoCL's threads: runs this program as `PROGRAM digest` and returns
- * the digest that it prints. run_with_digest() is the main() of such a program. */
+/* For tests that vary the number of PoCL's threads: runs this program as `PROGRAM digest` and
+ * returns the digest that it prints. run_with_digest() is the main() of such a program. */
 void digest_by(const char *threads, char digest[32]);
 int run_with_digest(const char *file, int count, char **words, uint64_t (*digest)(void));
 
@@ -132,6 +132,6 @@ void compare_arrays(const char *title, const arrays *got, const arrays *want);
 /* Runs an operation on new arrays and checks that they end with the bits of `want`. */
 void check_run(const problem *p, operation op, const way *by, bool integers, const arrays *want);
 
-/* Checks for forward and dgrad that a range of rows computed alone has the bits that it has among all
- * rows. A range is a first row and a number of rows. */
+/* Checks for forward and dgrad that a range of rows computed alone has the bits that it has among
+ * all rows. A range is a first row and a number of rows. */
 void check_company(const problem *whole, const way *by, const size_t (*ranges)[2], size_t count);

@@ -1,7 +1,7 @@
 /*
  * Grouped GEMMs of any size for the suites. An element of an operand is a function of its index, so
- * any element of a result can be checked without the whole operands on the host: bit for bit against
- * the promised chain of fma (moert/ops.h), and in float64.
+ * any element of a result can be checked without the whole operands on the host: bit for bit
+ * against the promised chain of fma (moert/ops.h), and in float64.
  */
 #pragma once
 
@@ -25,8 +25,8 @@ suite_gemm suite_gemm_of(moert_op_kind kind, moert_dtype type, size_t groups, si
 void *suite_gemm_run(const char *backend, const suite_gemm *p);
 size_t suite_gemm_bytes(const suite_gemm *p);
 
-/* Checks `samples` elements, spread over the result. Each must have the promised bits, and differ from
- * float64 by at most absolute + (relative + rounding of the dtype) * |value|. */
+/* Checks `samples` elements, spread over the result. Each must have the promised bits, and differ
+ * from float64 by at most absolute + (relative + rounding of the dtype) * |value|. */
 void suite_gemm_check(const char *title, const suite_gemm *p, const void *result, size_t samples,
                       double absolute, double relative);
 

@@ -20,7 +20,8 @@ static double *scaled(const char *name, size_t n, double scale) {
 }
 
 /* Rounds a row to MXFP8 (E4M3): in blocks of 32, with a scale that is a power of two and makes the
- * largest element at most 448. Elements keep three bits after the first, in steps of 2^-9 at least. */
+ * largest element at most 448. Elements keep three bits after the first, in steps of 2^-9 at
+ * least. */
 static void round_row(double *row, size_t n) {
     for (size_t first = 0; first < n; first += 32) {
         const size_t end = first + 32 < n ? first + 32 : n;

@@ -26,8 +26,8 @@ oracle_layer oracle_layer_create(const moert_layer_options *options, size_t toke
 /* True for tensors [E,...]; a rank holds the part of its experts. */
 bool oracle_layer_of_experts(moert_layer_tensor which);
 
-/* Returns sum(y * dy) + sum(aux * r) + z_factor / 2 * sum(lse^2), with sent_dy instead of dy for the
- * routed experts' part of y. Writes y[T,H] unless NULL. */
+/* Returns sum(y * dy) + sum(aux * r) + z_factor / 2 * sum(lse^2), with sent_dy instead of dy for
+ * the routed experts' part of y. Writes y[T,H] unless NULL. */
 double oracle_layer_loss(const oracle_layer *layer, double *y);
 
 /* gradient[n]: central differences of the loss with respect to value[n], an array of `layer`. */

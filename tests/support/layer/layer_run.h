@@ -26,7 +26,8 @@ typedef struct layer_results {
 } layer_results;
 
 /* Creates a layer with `ep` ranks per set of experts (0: all), loads its weights, and splits the
- * oracle's tokens over the ranks; one of several ranks gets none. All functions here are collective. */
+ * oracle's tokens over the ranks; one of several ranks gets none. All functions here are
+ * collective. */
 layer_run layer_run_open(moert_context *context, size_t ep, const oracle_layer *oracle,
                          bool deferred);
 void layer_run_close(const layer_run *run);

@@ -29,8 +29,8 @@ typedef struct router_input {
 moert_router_options router_options(size_t experts, size_t topk, moert_score score);
 moert_router_options router_groups(moert_router_options options, size_t groups, size_t kept);
 
-/* Runs forward, and backward if there is a dweight. Fails the test if a call fails or writes outside of
- * its buffers. */
+/* Runs forward, and backward if there is a dweight. Fails the test if a call fails or writes
+ * outside of its buffers. */
 router_run router_do(const router_input *input);
 
 /* The device's mass[S,E]: sums of r over the tokens [ends[s-1], ends[s]) of each sequence. */

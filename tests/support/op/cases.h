@@ -41,8 +41,8 @@ moert_operand *ops_second_operand(moert_op_options *options);
 moert_operand *ops_result(moert_op_options *options);
 moert_op_buffer ops_result_buffer(moert_op_kind kind);
 
-/* The usual groups, and an op over them. The first, a middle and the last group are empty. No size is
- * a multiple of a tile. There are rows past the last end. */
+/* The usual groups, and an op over them. The first, a middle and the last group are empty. No size
+ * is a multiple of a tile. There are rows past the last end. */
 enum { OPS_GROUPS = 6, OPS_ROWS = 140 };
 extern const uint32_t ops_usual_ends[OPS_GROUPS];
 moert_op_options ops_usual(moert_op_kind kind);

@@ -26,7 +26,8 @@ static void add_scaled(double *to, double scale, const double *from, size_t n) {
         to[i] += scale * from[i];
 }
 
-/* acc[] of the rows [first, end) of group g: their results, or the gradient of the group's weight. */
+/* acc[] of the rows [first, end) of group g: their results, or the gradient of the group's
+ * weight. */
 static void multiply(const ops_bytes *data, size_t g, size_t first, size_t end, double *acc) {
     const moert_op_options *o = &data->shape.options;
     const size_t n = o->n, k = o->k, rows = end - first;

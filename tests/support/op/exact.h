@@ -4,7 +4,8 @@
  *
  * A sum may have an error relative to the largest sum of its row. The result of a GLU may change by
  * as much as that error changes it, plus 1e-5 of itself. Each byte (element, scale, rounded value)
- * must be that of a value within the error. So only one byte is right, except near a rounding boundary.
+ * must be that of a value within the error. So only one byte is right, except near a rounding
+ * boundary.
  */
 #pragma once
 

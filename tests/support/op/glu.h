@@ -7,7 +7,8 @@
 enum { OPS_GLU_GROUPS = 5, OPS_GLU_ROWS = 44, OPS_GLU_CASES = 48 };
 extern const uint32_t ops_glu_ends[OPS_GLU_GROUPS];
 
-/* Case i of OPS_GLU_CASES. They cover every form, order and layout; dtypes and options vary with i. */
+/* Case i of OPS_GLU_CASES. They cover every form, order and layout; dtypes and options vary with
+ * i. */
 moert_op_options ops_glu_case(moert_op_kind kind, size_t i);
 
 /* An op with one row, one gate and one up: K = 1 (GLU) or N = 1 (dGLU). */

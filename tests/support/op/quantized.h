@@ -1,6 +1,6 @@
 /*
- * Op objects with quantized operands, as bytes in host memory: operands with known values, the plain
- * op on the same values, and a comparison of the quantized results byte by byte.
+ * Op objects with quantized operands, as bytes in host memory: operands with known values, the
+ * plain op on the same values, and a comparison of the quantized results byte by byte.
  */
 #pragma once
 
@@ -35,18 +35,19 @@ double ops_bytes_get(const ops_bytes *data, moert_op_buffer which, size_t i);
 void ops_bytes_put(ops_bytes *data, moert_op_buffer which, size_t i, double value);
 
 /*
- * Fills the quantized operands of `data`: elements -1, 0 and 1 and scales that are powers of two, or
- * `spread` ones. Returns ops_bytes_decode().
+ * Fills the quantized operands of `data`: elements -1, 0 and 1 and scales that are powers of two,
+ * or `spread` ones. Returns ops_bytes_decode().
  */
 ops_bytes ops_bytes_fill(ops_bytes *data);
 /* Makes buffers for a description and fills them. */
 ops_bytes ops_bytes_filled(const moert_op_options *options, const uint32_t *ends);
 
-/* Returns the plain op on the dequantized operands of `data`, including global scales. Its results are
- * float32 where those of `data` are quantized; everything else is a copy. */
+/* Returns the plain op on the dequantized operands of `data`, including global scales. Its results
+ * are float32 where those of `data` are quantized; everything else is a copy. */
 ops_bytes ops_bytes_decode(const ops_bytes *data);
 
-/* Quantizes values, the rows of all groups or a weight [G,N,K], into an operand with linear scales. */
+/* Quantizes values, the rows of all groups or a weight [G,N,K], into an operand with linear
+ * scales. */
 void ops_bytes_load(ops_bytes *data, moert_op_buffer which, const float *values);
 
 /* Creates and compiles the op, executes it `times` times, and downloads all buffers. */

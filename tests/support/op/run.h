@@ -1,6 +1,6 @@
 /*
- * Op objects on host arrays: random operands with guards, an execute on a chosen backend, and GEMMs in
- * float64.
+ * Op objects on host arrays: random operands with guards, an execute on a chosen backend, and GEMMs
+ * in float64.
  */
 #pragma once
 

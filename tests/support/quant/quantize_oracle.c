@@ -17,8 +17,8 @@ static double power(int exponent) {
     return value;
 }
 
-/* The magnitudes of a dtype: steps of 2^(least - mantissa) below 2^least, and 2^mantissa steps in each
- * binade from there on. */
+/* The magnitudes of a dtype: steps of 2^(least - mantissa) below 2^least, and 2^mantissa steps in
+ * each binade from there on. */
 typedef struct grid {
     int mantissa, least, sign_bit;
     double largest;
@@ -64,8 +64,8 @@ static float amax_of(const float *x, size_t n) {
 }
 
 /* mx_block() and nvfp4_block() quantize a block of n values to code[n] and return its scale. With a
- * norm (not NULL), the largest E5M2 value is 128 and the reciprocal of the smallest scale is infinite,
- * as in cuDNN. */
+ * norm (not NULL), the largest E5M2 value is 128 and the reciprocal of the smallest scale is
+ * infinite, as in cuDNN. */
 static unsigned char mx_block(moert_dtype type, const float *x, size_t n, const float *norm,
                               unsigned char *code) {
     const bool ends_early = norm != NULL && type == MOERT_DTYPE_E5M2;
@@ -107,8 +107,8 @@ static unsigned char nvfp4_block(const float *x, size_t n, float amax, const flo
 
 /* ---- matrices ---- */
 
-/* A quantized matrix to check, and one of its blocks: rows x columns from (row, column) on, in group g.
- * `line` is the number of blocks of rows before it. */
+/* A quantized matrix to check, and one of its blocks: rows x columns from (row, column) on, in
+ * group g. `line` is the number of blocks of rows before it. */
 typedef struct view {
     const char *what;
     const moert_quantizer *how;

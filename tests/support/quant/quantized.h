@@ -24,7 +24,8 @@ typedef struct quantized {
 
 /* Quantizes and dequantizes. Fails the test if a call fails or writes outside of its buffers. */
 quantized quantize(const char *backend, const moert_quantizer *how, const matrix *m);
-/* The same without amax, with a norm; or with a global scale of 1 if it is NULL. `back` is x * norm. */
+/* The same without amax, with a norm; or with a global scale of 1 if it is NULL. `back` is x *
+ * norm. */
 quantized quantize_by(const float *norm, const char *backend, const moert_quantizer *how,
                       const matrix *m);
 /* The same from a source of another dtype, in which x is exact; the device casts it. */

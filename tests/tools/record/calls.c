@@ -1,7 +1,7 @@
 /*
- * Replacements for functions of OpenCL and of NVIDIA's driver library. tests/tools/record/calls loads
- * them before OpenCL and instead of the driver. They present the first device as an NVIDIA GPU, and
- * record the name, grid and arguments of each kernel launch.
+ * Replacements for functions of OpenCL and of NVIDIA's driver library. tests/tools/record/calls
+ * loads them before OpenCL and instead of the driver. They present the first device as an NVIDIA
+ * GPU, and record the name, grid and arguments of each kernel launch.
  *
  * PoCL holds the buffers and compiles most programs. Programs that only NVIDIA runs are those of
  * OpenCL C 3.0; the others are of 1.2. clang compiles them to PTX, which moert handles like the
@@ -139,8 +139,8 @@ cl_int clGetDeviceInfo(cl_device_id device, cl_device_info key, size_t room, voi
 
 /* ---- buffers ---- */
 
-/* All buffers ever made, the newest first. If two have the same handle or memory, the search finds the
- * newer one, which is the one in use. */
+/* All buffers ever made, the newest first. If two have the same handle or memory, the search finds
+ * the newer one, which is the one in use. */
 typedef struct buffer {
     cl_mem handle;
     const struct buffer *whole; /* of a part, or NULL */
@@ -180,7 +180,8 @@ static buffer *find_place(const char *address) {
     return b;
 }
 
-/* Fills memory with pairs of bf16 of magnitudes from 2^-8 to 1. Read as floats they are as large. */
+/* Fills memory with pairs of bf16 of magnitudes from 2^-8 to 1. Read as floats they are as
+ * large. */
 static void fill(uint32_t *words, size_t count) {
     for (size_t i = 0; i < count; i++) {
         uint32_t mix = (uint32_t)(i * 2654435761u + count * 40503u);
@@ -261,8 +262,8 @@ static char *read_text(const char *path) {
     return text;
 }
 
-/* Writes one kernel without a body, with the parameter sizes of the PTX and the work-group size of the
- * source. `at` points after ".entry ". */
+/* Writes one kernel without a body, with the parameter sizes of the PTX and the work-group size of
+ * the source. `at` points after ".entry ". */
 static void write_empty(FILE *to, const char *at, const char *source) {
     static const struct {
         const char *ptx, *type;
@@ -522,7 +523,8 @@ int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, co
 
 /* ---- launches ---- */
 
-/* Prints a value as an address in a buffer if it is one, else in hexadecimal without leading zeros. */
+/* Prints a value as an address in a buffer if it is one, else in hexadecimal without leading
+ * zeros. */
 static void say_number(const unsigned char *value, size_t bytes) {
     uint64_t number = 0;
     memcpy(&number, value, bytes);
