@@ -1,28 +1,28 @@
 // run: np=1
 /*
- * The cuDNN frontend's grouped products of 16 bits, which it runs without a check, and the exact
- * test of CUTLASS's MoE example: signs and zeros, sizes of groups of which many are nothing.
+ * The cuDNN frontend's grouped GEMMs of 16 bits, which its suite runs without checking results, and
+ * the exact test of CUTLASS's MoE example: elements -1, 0 and 1, and many empty groups.
  */
 #include "base/memory.h"
-#include "support/gemm/product.h"
+#include "support/gemm/suite_gemm.h"
 #include "support/op/run.h"
 #include "support/suite.h"
 
 static const moert_dtype types[] = {MOERT_DTYPE_BF16, MOERT_DTYPE_F16, MOERT_DTYPE_F32};
 enum { KINDS = 3, TYPES = 3 };
 
-/* Both backends, all bits; then elements of one against the oracle. */
-static void check(const char *what, const product *p, bool parts, size_t samples,
+/* Checks that both backends give the same bits, and that samples agree with the oracle. */
+static void check(const char *what, const suite_gemm *p, bool parts, size_t samples,
                   double tolerance) {
     const char *title = titled("%s: %s", what, ops_title(&p->options));
-    void *result = product_run("portable", p);
-    product_check_backends(title, p, result, SIZE_MAX);
-    product_check(title, p, result, samples, tolerance, tolerance);
+    void *result = suite_gemm_run("portable", p);
+    suite_gemm_check_backends(title, p, result, SIZE_MAX);
+    suite_gemm_check(title, p, result, samples, tolerance, tolerance);
     if (parts)
-        product_check_parts(title, p, result);
+        suite_gemm_check_parts(title, p, result);
 }
 
-/* moe_grouped_matmul: 36 experts, 2000 tokens, by the first token of each. */
+/* moe_grouped_matmul: 36 experts, 2000 tokens; first[] is each expert's first token. */
 TEST(test_thirty_six_experts_of_one_to_many_tokens) {
     enum { E = 36, T = 2000, N = 248, K = 520 };
     static const uint32_t first[E] = {0,    1,    2,    3,    4,    5,    6,    7,    8,
@@ -35,13 +35,13 @@ TEST(test_thirty_six_experts_of_one_to_many_tokens) {
     for (size_t i = 0; i < KINDS * TYPES; i++) {
         if (suite_skips(i >= KINDS))
             break;
-        product p = product_of((moert_op_kind)(i % KINDS), types[i / KINDS], E, T, N, K);
+        suite_gemm p = suite_gemm_of((moert_op_kind)(i % KINDS), types[i / KINDS], E, T, N, K);
         p.ends = ends;
         check("moe_grouped_matmul", &p, true, 4096, 1e-5);
     }
 }
 
-/* All sums are small integers: nothing is rounded, and float64 is met exactly. */
+/* All sums are small integers, so nothing is rounded and results equal float64. */
 TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
     static const struct {
         size_t groups, rows, block, n, k;
@@ -54,8 +54,8 @@ TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
     for (size_t i = 0; i < MOERT_COUNT(cases); i++)
         for (size_t c = 0; c < KINDS * TYPES && !suite_skips(cases[i].slow); c++) {
             uint32_t ends[64];
-            product p = product_of((moert_op_kind)(c % KINDS), types[c / KINDS], cases[i].groups,
-                                   cases[i].rows, cases[i].n, cases[i].k);
+            suite_gemm p = suite_gemm_of((moert_op_kind)(c % KINDS), types[c / KINDS],
+                                         cases[i].groups, cases[i].rows, cases[i].n, cases[i].k);
             suite_dirichlet(i, cases[i].rows, cases[i].block, cases[i].groups, ends);
             for (size_t g = 1; g < cases[i].groups; g++)
                 empty += ends[g] == ends[g - 1];
@@ -67,14 +67,14 @@ TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
     assert_true(empty > KINDS * TYPES);
 }
 
-/* Sizes of the groups change from call to call ("dynamic M"): nothing is made anew, only `ends` is
- * written. */
+/* The sizes of the groups change from call to call ("dynamic M"): one op and its buffers are
+ * reused, and only their content, with `ends`, changes. */
 TEST(test_one_op_serves_every_size_of_the_groups) {
     enum { G = 4, N = 40, K = 48, MOST = G * 832 };
     static const uint32_t sizes[] = {64, 320, 576, 832, 0, 64};
     for (size_t b = 0; b < 2; b++) {
         moert_op_options o =
-            product_of(MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_F32, G, MOST, N, K).options;
+            suite_gemm_of(MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_F32, G, MOST, N, K).options;
         moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
         o.backend = b ? "reference" : "portable";
         moert_op *op = ops_open(&o);

@@ -1,10 +1,10 @@
 // run: np=1
 /*
- * The cuDNN frontend's tables of grouped GEMMs with quantized operands: GLU, dGLU and quant
- * in nvfp4 (16, e4m3), mxfp4 (32, e8m0) and mxfp8, on its data: elements uniform in [-2, 2), scales
- * 1 and 2, small integers for alpha, beta and prob. Every case against float64, byte by byte where
- * the result is quantized; its tolerances are 0.1 and wider. Not offered here: fp4 with
- * (16, e8m0), and srelu.
+ * The cuDNN frontend's tables of grouped GEMMs with quantized operands: GLU, dGLU and quant in
+ * nvfp4 (16, e4m3), mxfp4 (32, e8m0) and mxfp8, on its data: elements uniform in [-2, 2), scales 1
+ * and 2, small integers for alpha, beta and prob. Every case is compared with float64, quantized
+ * results byte by byte; cuDNN's tolerances are 0.1 and wider. moert does not have fp4 with (16,
+ * e8m0) and srelu.
  */
 #include "device/internal.h"
 #include "support/op/exact.h"
@@ -13,7 +13,7 @@
 enum { L = 4, M = 1024 };
 static const uint32_t whole_tiles[L] = {256, 512, 768, M};
 
-/* cuDNN's operands: tiles of scales, rows of groups that are padded to whole tiles. */
+/* An operand of cuDNN: tiled scales, with groups padded to whole tiles. */
 static moert_operand scaled(moert_format format, moert_axis axis) {
     moert_operand operand = ops_scaled(format, axis, MOERT_SCALES_TILED);
     operand.scales = MOERT_SCALES_TILED_WHOLE;
@@ -24,10 +24,11 @@ static bool is_fp8(moert_format format) {
     return format == MOERT_FORMAT_MXFP8_E4M3 || format == MOERT_FORMAT_MXFP8_E5M2;
 }
 
-/* FP8 products have results of FP8 in both directions, and norm; FP4 ones of 16 or 32 bits. */
+/* FP8 GEMMs have FP8 results in blocks along rows and along columns, and a norm. FP4 GEMMs have
+ * plain results of 16 or 32 bits. */
 static moert_op_options describe(moert_op_kind kind, moert_format format, size_t n, size_t k,
                                  bool by_groups) {
-    moert_op_options o = ops_product(kind, scaled(format, MOERT_AXIS_ROW), L, M, n, k);
+    moert_op_options o = ops_gemm(kind, scaled(format, MOERT_AXIS_ROW), L, M, n, k);
     o.row_multiple = 256;
     o.interleave = 32;
     o.alpha = true;
@@ -69,7 +70,7 @@ static double alpha_of(size_t i) {
     return alphas[i % 4];
 }
 
-/* cuDNN's operands; a zero among alphas would hide a group. */
+/* Makes cuDNN's operands. No alpha is 0, as that would hide a group. */
 static ops_bytes make(const moert_op_options *o, const uint32_t *ends, double (*prob)(size_t)) {
     ops_bytes data = ops_bytes_make(o, ends);
     data.spread = true;
@@ -84,11 +85,11 @@ static ops_bytes make(const moert_op_options *o, const uint32_t *ends, double (*
     return data;
 }
 
-/* Both backends, or the first of them, against float64. */
+/* Compares the first `count` backends with float64. */
 static void check(const char *what, const moert_op_options *o, const uint32_t *ends,
                   double (*prob)(size_t), size_t count) {
     moert_op_options copy = *o;
-    /* sums of few bits are exact */
+    /* otherwise operands have so few bits that sums are exact */
     const bool rounds = o->bias || is_fp8(ops_first_operand(&copy)->how.format);
     for (size_t b = 0; b < count; b++) {
         ops_bytes data = make(o, ends, prob);
@@ -107,7 +108,7 @@ TEST(test_glu_grid) {
     for (size_t i = 0; i < (size_t)FORMATS * 2 * 2; i++) {
         const moert_format format = formats[i % FORMATS];
         const bool second = i / FORMATS % 2 == 1, bias = i / FORMATS / 2 == 1;
-        /* each format, each of second and bias once without */
+        /* by default one case of each format, and each of `second` and `bias` once */
         if (suite_skips(bias != (i % 2 == 1) || second != (i / 2 % 2 == 1)))
             continue;
         moert_op_options o = describe(MOERT_OP_GLU, format, 512, 512, second);
@@ -119,13 +120,13 @@ TEST(test_glu_grid) {
     }
 }
 
-/* 128, 320 and 96 rows, padded. prob 0: c is as ever, d nothing at all. */
+/* Groups of 128, 320 and 96 rows, padded. With prob 0, c is as with any other and d is 0. */
 TEST(test_rectangular_glu_and_zero_prob) {
     static const uint32_t ends[] = {256, 768, 1024};
     for (size_t i = 0; i < FORMATS * 2; i++) {
         moert_op_options o = describe(MOERT_OP_GLU, formats[i % FORMATS], 384, 192, true);
         o.groups = 3;
-        o.bias = i / FORMATS == 1; /* of columns that no tile divides */
+        o.bias = i / FORMATS == 1; /* no tile divides its columns */
         o.bias_type = i % 2 == 0 ? MOERT_DTYPE_F16 : MOERT_DTYPE_F32;
         check("zero prob", &o, ends, o.bias ? integer : zero, i == 0 || i == 2 ? 2 : 1);
     }
@@ -133,7 +134,7 @@ TEST(test_rectangular_glu_and_zero_prob) {
 
 /* ---- discrete ---- */
 
-/* k- and n-major weights, stacked and discrete: all the same bits. */
+/* k-major and n-major weights, stacked and discrete, give the same bits. */
 TEST(test_discrete_weights_of_either_major_give_the_bits_of_the_stack) {
     for (size_t i = 0; i < (size_t)FORMATS * 2 * 2; i++) {
         const moert_format format = formats[i % FORMATS];
@@ -143,7 +144,7 @@ TEST(test_discrete_weights_of_either_major_give_the_bits_of_the_stack) {
         moert_op_options o = describe(kind, format, 192, 320, true);
         const uint32_t ends[L] = {0, 256, 512, 512};
         o.rows = 512;
-        o.weight.scales = MOERT_SCALES_TILED; /* which those of each buffer are */
+        o.weight.scales = MOERT_SCALES_TILED; /* as discrete weights need */
         o.glu = i / FORMATS / 2 == 0 ? swiglu : geglu;
         o.bias = kind == MOERT_OP_GLU;
         o.dbias = kind == MOERT_OP_DGLU;
@@ -166,7 +167,7 @@ TEST(test_quant_grid) {
     for (size_t i = 0; i < FORMATS * 2; i++) {
         moert_op_options o =
             describe(MOERT_OP_GEMM_FORWARD, formats[i % FORMATS], 512, 512, i / FORMATS == 0);
-        if (i / FORMATS == 1) { /* cuDNN's prob of a bias; without amax, which it has no test of */
+        if (i / FORMATS == 1) { /* cuDNN's prob of a bias; its suite has no such test with amax */
             o.prob = o.amax = false;
             o.bias = o.bias_scale = true;
         }
@@ -185,7 +186,7 @@ TEST(test_quant_of_alpha_0_is_0) {
         ops_bytes data = make(&o, ends, integer);
         put_all(&data, MOERT_OP_BUFFER_alpha, o.groups, zero);
         const ops_exact want = ops_exact_run("alpha 0", suite_backends[i % 2], &data, OPS_NEAR);
-        /* no slack around a sum of 0 */
+        /* a sum of 0 may have no error */
         for (size_t at = 0; at < ends[2]; at++)
             assert_true(want.result[at * o.n] == 0.0 && want.slack[at * o.n] == 0.0);
         for (size_t g = 0; o.amax && g < o.groups; g++)
@@ -199,7 +200,7 @@ TEST(test_dglu_grid) {
     for (size_t i = 0; i < (size_t)FORMATS * 4; i++) {
         const moert_format format = formats[i % FORMATS];
         const size_t variant = i / FORMATS;
-        if (suite_skips(i % 5 != 0)) /* each format and variant once without */
+        if (suite_skips(i % 5 != 0)) /* by default each format and variant once */
             continue;
         moert_op_options o = describe(MOERT_OP_DGLU, format, 512, 256, variant % 2 == 1);
         o.weight.how.transposed = variant % 2 == 1;
@@ -213,7 +214,7 @@ TEST(test_dglu_grid) {
     }
 }
 
-/* No gradient of c, and one of prob. */
+/* With prob 0 the gradient of c is 0, and that of prob is not. */
 TEST(test_dglu_of_prob_0) {
     static const uint32_t ends[] = {96, 416, 544};
     for (size_t i = 0; i < FORMATS * 2; i++) {
@@ -234,7 +235,8 @@ TEST(test_dglu_of_prob_0) {
 
 /* ---- any sizes ---- */
 
-/* Writes other sizes of the groups and executes; the op makes no kernel after the first time. */
+/* Executes one op with groups of several sizes, and checks that it builds no program after the
+ * first. */
 static void serve(const moert_op_options *o, const uint32_t *sizes, size_t count) {
     moert_op_options options = *o;
     uint32_t ends[L];

@@ -1,8 +1,8 @@
 // run: np=1
 /*
- * The cuDNN frontend's table of grouped weight gradients with quantized operands, on its sizes and
- * global scales, against float64 within 5e-6 of the largest (0.1 and 0.2 there); and what it has no
- * test of: accumulation, experts without tokens, float32.
+ * The cuDNN frontend's table of grouped weight gradients with quantized operands, with its sizes
+ * and global scales, compared with float64 within 5e-6 of the largest element (0.1 and 0.2 there).
+ * Also cases that its suite does not test: accumulation, experts without tokens, float32.
  */
 #include "support/op/exact.h"
 #include "support/suite.h"
@@ -12,17 +12,17 @@ static const moert_format formats[] = {MOERT_FORMAT_NVFP4, MOERT_FORMAT_MXFP4,
 enum { FORMATS = 4, HIDDEN = 384, INTERMEDIATE = 640 };
 
 static moert_op_options describe(moert_format format, moert_dtype type) {
-    moert_operand factor =
+    moert_operand operand =
         ops_scaled(format, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED); /* expert by expert */
-    factor.how.transposed = true;                                  /* prepacked along the tokens */
-    factor.global = factor.how.group_scales = format == MOERT_FORMAT_NVFP4;
-    moert_op_options o = ops_product(MOERT_OP_GEMM_WGRAD, factor, 2, 640, HIDDEN, INTERMEDIATE);
+    operand.how.transposed = true;                                 /* tokens are contiguous */
+    operand.global = operand.how.group_scales = format == MOERT_FORMAT_NVFP4;
+    moert_op_options o = ops_gemm(MOERT_OP_GEMM_WGRAD, operand, 2, 640, HIDDEN, INTERMEDIATE);
     o.row_multiple = 128;
     o.weight.type = type;
     return o;
 }
 
-/* Filled, with global scales of 1 to 2 by expert. */
+/* Makes and fills buffers; each expert has other global scales from 1 to 2. */
 static ops_bytes make(const moert_op_options *o, const uint32_t *ends) {
     ops_bytes data = ops_bytes_make(o, ends);
     data.spread = true;
@@ -57,7 +57,7 @@ TEST(test_wgrad_table) {
     }
 }
 
-/* To zeros it adds up to twice the gradient; an expert without rows keeps what it has. */
+/* Two accumulations onto 0 give twice the gradient. An expert without rows keeps its old values. */
 TEST(test_wgrad_accumulates) {
     static const uint32_t ends[] = {0, 384};
     for (size_t i = 0; i < (size_t)FORMATS * 4; i++) {
@@ -79,7 +79,7 @@ TEST(test_wgrad_accumulates) {
             const double one = ops_bytes_get(&once, MOERT_OP_BUFFER_weight, at);
             if (at < o.n * o.k)
                 assert_true(got == 7.0 && one == 0.0);
-            else /* bfloat16 rounds the second sum, of a rounded and an exact number, once more */
+            else /* the second sum adds to a rounded value and is rounded again */
                 assert_true(fabs(got - 2.0 * one) <=
                             (o.weight.type == MOERT_DTYPE_F32 ? 0.0 : 0x1p-7 * fabs(got)));
         }

@@ -1,8 +1,8 @@
 // run: np=1
 /*
  * TransformerEngine's tables of casts: MXFP8 in blocks of 1 x 32, 32 x 1 and 32 x 32, gated SwiGLU
- * to MXFP8, NVFP4 with its group quantize. There elements may differ a little in MXFP8; here every
- * byte is that of an oracle.
+ * to MXFP8, NVFP4 with its group quantize. Every byte must be the oracle's. TransformerEngine
+ * allows small differences in MXFP8.
  */
 #include "base/memory.h"
 #include "base/dtype.h"
@@ -19,7 +19,8 @@ typedef struct shape {
     bool slow;
 } shape;
 
-/* Small matrices on both backends and in every block; large ones in some, on the fast one. */
+/* Checks every block of small matrices on both backends, and some blocks of large ones on the fast
+ * backend. */
 static void check(const char *what, moert_dtype source, const moert_quantizer *how,
                   const matrix *m) {
     const bool small = m->rows * m->columns <= SMALL;
@@ -37,8 +38,8 @@ static void check(const char *what, moert_dtype source, const moert_quantizer *h
 
 typedef enum fill { UNIFORM, ZEROS, SUBNORMAL, NORMAL, PAST_MAX, FILLS } fill;
 
-/* n values of a source type: uniform in (-2, 1); zeros; below, within, past the normal range of
- * the element. */
+/* Makes n values of a source dtype: uniform in [-2, 1); zeros; below, within or above the normal
+ * range of the element dtype. */
 static void make(fill kind, moert_dtype source, moert_dtype element, float *x, size_t n) {
     const float largest = moert_dtype_largest(element), most = moert_dtype_largest(source);
     const float least = element == MOERT_DTYPE_E5M2 ? 0x1p-14f : 0x1p-6f;
@@ -71,7 +72,7 @@ TEST(test_mxfp8_has_the_bytes_of_the_oracle_for_every_shape_type_and_fill) {
                 k / SOURCES % 2 == 0 ? MOERT_FORMAT_MXFP8_E4M3 : MOERT_FORMAT_MXFP8_E5M2;
             const fill kind = (fill)(k / SOURCES / 2);
             if (s->rows * s->columns > SMALL && k % 7 != 0)
-                continue; /* each type, format and fill, not their product */
+                continue; /* each dtype, format and fill, but not each combination */
             make(kind, source, moert_format_element(format), x, s->rows * s->columns);
             const matrix m = {.x = x, .rows = s->rows, .columns = s->columns};
             for (size_t a = 0; a < AXES; a++)
@@ -92,7 +93,7 @@ static double silu(double x) {
     return x / (1.0 + exp(-x));
 }
 
-/* v[rows, 2 width] = [gate | up] and dh through the GLU on the device; h, dv are new arrays. */
+/* Runs the GLU on the device: h from v[rows, 2 width] = [gate | up], and dv from dh. */
 static void run_gated(const size_t *s, const float *v, const float *dh, float **h, float **dv) {
     const size_t n = s[0] * s[1];
     moert_glu glu = {.form = MOERT_GLU_SWIGLU, .rows = s[0], .width = s[1]};
@@ -154,7 +155,8 @@ static const shape nvfp4_shapes[] = {
     {8192, 8192, true},
 };
 
-/* Rows, transposed columns as the second operand of a GEMM has them, and tiles of a weight. */
+/* Checks blocks along rows, transposed ones along columns, as a second operand needs, and square
+ * ones, as a weight has. */
 static void check_nvfp4(const char *what, moert_dtype source, const matrix *m) {
     const moert_format nvfp4 = MOERT_FORMAT_NVFP4;
     check(what, source, &HOW(.format = nvfp4), m);
@@ -178,7 +180,7 @@ TEST(test_nvfp4_has_the_bytes_of_the_oracle_for_every_shape) {
     }
 }
 
-/* All zeros; one tensor at its largest; both sides of every boundary between two numbers. */
+/* All zeros; all at the largest value; values on both sides of every rounding boundary; a ramp. */
 TEST(test_nvfp4_is_exact_at_extrema_and_boundaries) {
     enum { M = 128, N = 128 };
     static const float thresholds[] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f, 6.0f};
@@ -194,8 +196,8 @@ TEST(test_nvfp4_is_exact_at_extrema_and_boundaries) {
         for (size_t i = 0; i < M * N; i++) {
             const float at = thresholds[i / 2 % 8], sign = i / 16 % 2 ? -1.0f : 1.0f;
             const float eps = at * (sources[s] == MOERT_DTYPE_F32 ? 0x1p-23f : 0x1p-7f);
-            const float beside = sign * (i % 2 ? at + eps : at - eps / 2);
-            x[i] = i % 32 == 0 ? 6.0f : round_to(sources[s], beside);
+            const float near = sign * (i % 2 ? at + eps : at - eps / 2);
+            x[i] = i % 32 == 0 ? 6.0f : round_to(sources[s], near);
         }
         check_nvfp4("boundaries", sources[s], &m);
         for (size_t i = 0; i < M * N; i++)
@@ -208,8 +210,8 @@ TEST(test_nvfp4_is_exact_at_extrema_and_boundaries) {
 
 enum { GROUPS = 4 };
 
-/* Rows in 128ths that end each group: regular, nothing in front, between, behind, everywhere; in
- * one; uneven; such that the mean is off the grid. */
+/* The ends of the groups in eighths of the rows: regular; the first, a middle, the last or every
+ * group empty; all rows in one group; uneven. */
 static const unsigned splits[][GROUPS] = {
     {2, 4, 6, 8}, {0, 3, 5, 8}, {3, 3, 4, 8}, {2, 5, 8, 8}, {0, 0, 0, 0},
     {8, 8, 8, 8}, {1, 2, 3, 8}, {0, 0, 1, 8}, {1, 4, 6, 7}, {1, 1, 2, 5},
@@ -221,8 +223,8 @@ static const shape grouped_shapes[] = {
     {8192, 1024, true}, {16384, 8192, true}, {16384, 16384, true},
 };
 
-/* Every group has an amax of its own; rows may be left over ("paged stashing"). Values have few
- * bits, so that the sums of a rotation are exact in any order. */
+/* Every group has a separate amax; rows may be left over ("paged stashing"). Values have few bits,
+ * so that the sums of a rotation are exact in any order. */
 static void check_groups(const shape *s, const unsigned *split, const float *x, bool all) {
     uint32_t ends[GROUPS];
     for (size_t g = 0; g < GROUPS; g++)
@@ -240,7 +242,7 @@ static void check_groups(const shape *s, const unsigned *split, const float *x, 
         check("tiles", MOERT_DTYPE_BF16, &how, &m);
 }
 
-TEST(test_groups_are_quantized_apart_wherever_the_empty_ones_are) {
+TEST(test_groups_are_quantized_separately_wherever_empty_groups_are) {
     for (size_t i = 0; i < MOERT_COUNT(grouped_shapes); i++) {
         const shape *s = &grouped_shapes[i];
         if (suite_skips(s->slow))

@@ -1,24 +1,24 @@
 // run: np=1
 /*
- * TransformerEngine's tables of grouped GEMMs in 32 and 16 bits. All of TN, NN and NT; with
- * accumulation; bit for bit the GEMM of each group alone; against float64 within the tolerances
- * there, and against the promised chain of fma without any.
+ * TransformerEngine's tables of grouped GEMMs in 32 and 16 bits: TN, NN and NT, with and without
+ * accumulation. Each group has the bits that it has when computed alone. Results are within
+ * TransformerEngine's tolerances of float64, and equal to the promised chain of fma.
  */
 #include "base/memory.h"
-#include "support/gemm/product.h"
+#include "support/gemm/suite_gemm.h"
 #include "support/op/cases.h"
 #include "support/suite.h"
 
 static const moert_dtype types[] = {MOERT_DTYPE_BF16, MOERT_DTYPE_F32, MOERT_DTYPE_F16};
 enum { KINDS = 3, TYPES = 3, MOST_GROUPS = 16, SAMPLES = 1024 };
 
-/* Checks a product on the portable backend; on the reference too, all bits, if it is small. */
-static void check(const char *what, const product *p, double absolute, double relative) {
+/* Checks a GEMM on the portable backend. If it is small, the reference must have the same bits. */
+static void check(const char *what, const suite_gemm *p, double absolute, double relative) {
     const char *title = titled("%s: %s", what, ops_title(&p->options));
-    void *result = product_run("portable", p);
-    product_check(title, p, result, SAMPLES, absolute, relative);
-    product_check_parts(title, p, result);
-    product_check_backends(title, p, result, (size_t)16 << 20);
+    void *result = suite_gemm_run("portable", p);
+    suite_gemm_check(title, p, result, SAMPLES, absolute, relative);
+    suite_gemm_check_parts(title, p, result);
+    suite_gemm_check_backends(title, p, result, (size_t)16 << 20);
 }
 
 typedef struct shape {
@@ -35,8 +35,8 @@ TEST(test_random_splits_have_the_bits_of_each_group_alone) {
         for (size_t c = 0; c < (size_t)KINDS * TYPES * 2 && !suite_skips(shapes[i].slow); c++) {
             const shape *s = &shapes[i];
             uint32_t ends[MOST_GROUPS];
-            product p = product_of((moert_op_kind)(c % KINDS), types[c / KINDS % TYPES], s->groups,
-                                   s->rows, s->n, s->k);
+            suite_gemm p = suite_gemm_of((moert_op_kind)(c % KINDS), types[c / KINDS % TYPES],
+                                         s->groups, s->rows, s->n, s->k);
             suite_split(i, s->rows, s->groups, ends);
             p.ends = ends;
             p.options.accumulate = c >= (size_t)KINDS * TYPES;
@@ -44,12 +44,13 @@ TEST(test_random_splits_have_the_bits_of_each_group_alone) {
         }
 }
 
-/* One gradient in 16 bits and its sum in 32, as wgrad accumulates. */
-TEST(test_weight_gradients_of_halves_accumulate_in_float32) {
+/* wgrad of 16-bit operands, accumulated in float32. */
+TEST(test_weight_gradients_of_16_bits_accumulate_in_float32) {
     static const size_t rows[] = {15, 1027};
     for (size_t i = 0; i < 4; i++) {
         uint32_t ends[8];
-        product p = product_of(MOERT_OP_GEMM_WGRAD, types[i % 2 * 2], 8, rows[i / 2], 512, 128);
+        suite_gemm p =
+            suite_gemm_of(MOERT_OP_GEMM_WGRAD, types[i % 2 * 2], 8, rows[i / 2], 512, 128);
         suite_split(i, rows[i / 2], 8, ends);
         p.ends = ends;
         p.options.weight.type = MOERT_DTYPE_F32;
@@ -67,8 +68,8 @@ TEST(test_grouped_tensors_take_discrete_weights_and_scaled_biases) {
         for (size_t c = 0; c < KINDS * 4; c++) {
             const shape *s = &shapes[i];
             uint32_t ends[MOST_GROUPS];
-            product p = product_of((moert_op_kind)(c % KINDS), MOERT_DTYPE_BF16, s->groups, s->rows,
-                                   s->n, s->k);
+            suite_gemm p = suite_gemm_of((moert_op_kind)(c % KINDS), MOERT_DTYPE_BF16, s->groups,
+                                         s->rows, s->n, s->k);
             suite_split(100 + i, s->rows, s->groups, ends);
             p.ends = ends;
             p.options.weight.discrete = c / KINDS % 2 == 1;
@@ -79,9 +80,9 @@ TEST(test_grouped_tensors_take_discrete_weights_and_scaled_biases) {
         }
 }
 
-/* Equal sizes, one that differs among the groups, odd ones, nothing at all. Where sizes of weights
- * differ there, each is a problem of its own here. */
-TEST(test_groups_of_equal_of_different_and_of_no_rows) {
+/* Groups of equal sizes, of different ones, and without rows. Where the weights of a table row
+ * differ in size, each is a separate case here. */
+TEST(test_groups_with_equal_different_or_no_rows) {
     static const struct {
         size_t groups, n, k, rows[3];
     } cases[] = {
@@ -94,8 +95,8 @@ TEST(test_groups_of_equal_of_different_and_of_no_rows) {
             uint32_t ends[3], rows = 0;
             for (size_t g = 0; g < cases[i].groups; g++)
                 ends[g] = rows += (uint32_t)cases[i].rows[g];
-            product p = product_of((moert_op_kind)(c % KINDS), MOERT_DTYPE_BF16, cases[i].groups,
-                                   rows, cases[i].n, cases[i].k);
+            suite_gemm p = suite_gemm_of((moert_op_kind)(c % KINDS), MOERT_DTYPE_BF16,
+                                         cases[i].groups, rows, cases[i].n, cases[i].k);
             p.ends = ends;
             p.options.accumulate = c >= KINDS;
             p.options.weight.discrete = c >= KINDS;

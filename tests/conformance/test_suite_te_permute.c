@@ -1,9 +1,9 @@
 // run: np=1
 /*
- * TransformerEngine's tables of token permutations. Dispatch on one rank is its permute, combine
- * its unpermute (with or without probabilities), and each is the other's backward. Rows travel as
- * float32, which holds every narrower type, and are compared exactly; a limit on the rows, there
- * num_out_tokens, is a choice of -1 for the slots past it.
+ * TransformerEngine's tables of token permutations. Dispatch on one rank is its permute, combine is
+ * its unpermute (with or without probabilities), and each is the other's backward. Rows are
+ * float32, which holds every narrower dtype, and are compared exactly. TransformerEngine's
+ * num_out_tokens, a limit on the rows, becomes a choice of -1 for the slots past it.
  */
 #include "base/config.h"
 #include "base/memory.h"
@@ -29,11 +29,11 @@ static const row rows[] = {
     {4096, 256, 7168, 8, 0, true},  {4096, 512, 9216, 8, 0, true},
 };
 
-/* A row of the table on the device, and what is known of it. */
+/* A row of the table: its routing on the host and its buffers on the device. */
 typedef struct trip {
     const row *r;
     const char *title;
-    size_t slots, used, stride; /* floats of the windows' rows */
+    size_t slots, used, stride; /* used: slots with an expert; stride: floats of a window's row */
     int32_t *index;
     uint32_t *gather, ends[MOST_EXPERTS];
     float *weight;
@@ -47,7 +47,7 @@ static float token_value(size_t token, size_t column) {
     return suite_uniform(1, token * 16384 + column) - 0.5f;
 }
 
-/* What the experts made of slot s. */
+/* The expert's result for a slot. */
 static float slot_value(size_t slot, size_t column) {
     return suite_uniform(2, slot * 16384 + column) - 0.5f;
 }
@@ -98,7 +98,8 @@ static void close_trip(trip *t) {
     moert_window_destroy(t->slot_window);
 }
 
-/* Rows are the tokens' in the order of the experts, with the slots' weights. */
+/* Dispatches and checks that the rows are those of the tokens in the order of the experts, with the
+ * weights of their slots. */
 static void check_permute(trip *t) {
     const size_t width = t->r->width, slot_stride = moert_window_stride(t->slot_window);
     float *got = test_alloc(t->used * t->stride * sizeof *got);
@@ -135,8 +136,8 @@ static void write_results(const trip *t) {
                                  t->used * slot_stride * sizeof *values));
 }
 
-/* Sums over a token's slots in order, in float32 exactly and in float64 nearly; what every slot
- * sends back. */
+/* Combines and checks the sums over each token's slots, exactly in float32 and nearly in float64,
+ * and the value that each slot sends back. */
 static void check_unpermute(trip *t, bool weighted) {
     const size_t width = t->r->width, topk = t->r->topk;
     moert_transfer back = {.plan = t->plan,

@@ -1,8 +1,8 @@
 // run: np=1
 /*
- * TransformerEngine's tables of quantized products: NVFP4 GEMMs, grouped GEMMs of NVFP4 and MXFP8
- * in all of TN, NN and NT, each factor in blocks along what is summed over. Every result against
- * float64 within 5e-6 of the largest of its row, where the tolerances there are 8e-3 and wider.
+ * TransformerEngine's tables of quantized GEMMs: NVFP4, and grouped NVFP4 and MXFP8, in TN, NN and
+ * NT, each operand in blocks along the reduction index. Every result is within 5e-6 of the largest
+ * of its row of float64; TransformerEngine's tolerances are 8e-3 and wider.
  */
 #include "base/memory.h"
 #include "support/op/exact.h"
@@ -16,8 +16,8 @@ typedef struct shape {
 } shape;
 
 static moert_op_options describe(size_t kind, moert_format format, const shape *s) {
-    return ops_product((moert_op_kind)kind, ops_scaled_by_groups(format), s->groups, s->rows, s->n,
-                       s->k);
+    return ops_gemm((moert_op_kind)kind, ops_scaled_by_groups(format), s->groups, s->rows, s->n,
+                    s->k);
 }
 
 static void check(const char *what, const moert_op_options *o, const uint32_t *ends) {
@@ -44,8 +44,8 @@ TEST(test_nvfp4_gemms) {
         }
 }
 
-/* Random splits, weights in one buffer or many. */
-TEST(test_grouped_products_of_every_layout) {
+/* Random splits, stacked or discrete weights. */
+TEST(test_quantized_grouped_gemms_of_every_layout) {
     static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4};
     static const shape shapes[] = {{1, 128, 128, 512, false},  {8, 1024, 128, 512, false},
                                    {3, 768, 256, 384, false},  {3, 864, 288, 416, true},
@@ -61,8 +61,8 @@ TEST(test_grouped_products_of_every_layout) {
         }
 }
 
-/* What has no rows stays as it is, except that a gradient that is not added to is 0. */
-TEST(test_no_work_is_done_where_there_is_none) {
+/* Without rows, results stay unchanged, except that a weight gradient without accumulation is 0. */
+TEST(test_ops_without_rows_write_nothing_or_zero_gradients) {
     static const moert_format formats[] = {MOERT_FORMAT_MXFP8_E4M3, MOERT_FORMAT_NVFP4};
     static const uint32_t none[4] = {0};
     for (size_t c = 0; c < (size_t)KINDS * 2 * 2 * 2 * 2; c++) {

@@ -1,8 +1,8 @@
 // run: np=1
 /*
  * TransformerEngine's tables of the fused router: weights, map, gradient of the logits, and the
- * load-balancing loss with its gradient, against float64 within the tolerances there. Its groups
- * are judged by their best topk/group_topk experts, and need four or more experts per token.
+ * load-balancing loss with its gradient, within its tolerances of float64. It scores a group by the
+ * best topk/group_topk experts, and groups need four or more experts per token.
  */
 #include "base/rng.h"
 #include "support/layer/router_oracle.h"
@@ -38,7 +38,7 @@ static void assert_near_to(const char *title, size_t token, size_t at, size_t ex
         fail_msg("%s: token %zu, %zu: %.9g, not %.9g", title, token, at, got, want);
 }
 
-/* Choice, weights and scores of every token. */
+/* Checks choice, weights and scores of every token. */
 static void check_forward(const char *title, const router_input *input, const router_run *run) {
     const size_t experts = input->options.experts, topk = input->options.topk;
     for (size_t t = 0; t < input->tokens; t++) {
@@ -57,7 +57,7 @@ static void check_forward(const char *title, const router_input *input, const ro
     }
 }
 
-/* dlogits of some tokens, by central differences; the chosen experts and some of the others. */
+/* Checks dlogits of some tokens by central differences, for the chosen experts and some others. */
 static void check_backward(const char *title, const router_input *input, const router_run *run) {
     const size_t experts = input->options.experts, topk = input->options.topk;
     for (size_t i = 0; i < GRADIENTS; i++) {
@@ -109,7 +109,7 @@ static void check(const row *r, moert_score score, bool renormalise, bool groupe
     check_backward(title, &input, &run);
 }
 
-/* Softmax before the choice, with and without a sum of 1, or after it. */
+/* Softmax before the choice, with and without renormalisation, or after it. */
 TEST(test_softmax_routers_of_the_table) {
     for (size_t i = 0; i < ROWS; i++)
         for (size_t c = 0; c < 6 && !suite_skips(rows[i].slow); c++)
@@ -127,7 +127,8 @@ TEST(test_sigmoid_and_sqrt_softplus_routers_of_the_table) {
 
 /* ---- the load-balancing loss ---- */
 
-/* Slots per expert from the map, and sums of the shares from the scores, in float64. */
+/* The loss and its gradient in float64, from the slots of each expert and the sums of its
+ * scores. */
 static double oracle_loss(const router_input *input, const int32_t *index, double coefficient,
                           uint64_t *counts, float *gradient) {
     const size_t experts = input->options.experts, topk = input->options.topk;
@@ -153,7 +154,7 @@ static void check_aux(const row *r, moert_score score) {
     memset(d.dweight, 0, r->tokens * r->topk * sizeof *d.dweight);
     router_input input = {options, r->tokens, d.logits, NULL, NULL, NULL, 0, NULL};
     router_run run = router_do(&input);
-    /* the coefficient that makes the gradient of a token visible beside the tolerance */
+    /* so large that the gradient of a token exceeds the tolerance */
     const double coefficient = (double)r->tokens;
     const double loss = oracle_loss(&input, run.index, coefficient, counts, want);
     const float *mass =

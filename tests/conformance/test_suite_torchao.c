@@ -1,8 +1,8 @@
 // run: np=1
 /*
- * torchao's limits on signal to quantization noise: of a matrix, of a product, of the three grouped
- * products of training with rounded operands (two stacked matrices, or the rows of two). Its byte
- * cases are in test_quantize, its tiles of scales in test_swizzle.
+ * torchao's limits on the ratio of signal to quantization noise: for matrices, and for the three
+ * grouped GEMMs of training with rounded operands. Its tests of bytes are in test_quantize, those
+ * of tiled scales in test_swizzle.
  */
 #include "base/memory.h"
 #include "base/dtype.h"
@@ -12,7 +12,7 @@
 
 enum { MOST_GROUPS = 16, SAMPLES = 4096 };
 
-/* Sums of squares of a signal and of what was added to it. */
+/* Sums of squares of a signal and of the noise in it. */
 typedef struct power {
     double signal, noise;
 } power;
@@ -27,7 +27,7 @@ static void add(power *p, double want, double got) {
 static const struct {
     moert_format format;
     moert_nvfp4_rule rule;
-    double limit, product_limit;
+    double limit, gemm_limit;
 } formats[] = {
     {MOERT_FORMAT_MXFP8_E4M3, MOERT_NVFP4_TORCHAO, 18.0, 27.0},
     {MOERT_FORMAT_MXFP8_E5M2, MOERT_NVFP4_TORCHAO, 13.0, 0.0},
@@ -58,7 +58,8 @@ TEST(test_a_matrix_keeps_its_signal_in_every_format) {
         }
 }
 
-/* A NaN takes its block along and leaves the next alone; an infinity becomes the largest number. */
+/* A NaN makes its block NaN and does not change the next one; an infinity becomes the largest
+ * value. */
 TEST(test_special_values_stay_in_their_block) {
     float x[3 * 32];
     for (size_t i = 0; i < 96; i++)
@@ -75,7 +76,7 @@ TEST(test_special_values_stay_in_their_block) {
     }
 }
 
-/* ---- grouped products ---- */
+/* ---- grouped GEMMs ---- */
 
 typedef struct row {
     size_t groups, rows, n, k;
@@ -83,14 +84,15 @@ typedef struct row {
     bool slow;
 } row;
 
-/* x[M,K], weight[G,N,K], y[M,N] as they are and as they come back from a format. */
+/* x[M,K], weight[G,N,K] and y[M,N] before quantization. */
 typedef struct operands {
     const row *r;
     uint32_t ends[MOST_GROUPS], weight_ends[MOST_GROUPS];
     float *x, *weight, *y;
 } operands;
 
-/* A matrix rounded along its rows, or along the rows of each group; to be freed. */
+/* Quantizes and dequantizes a matrix, in blocks along its rows, or along the columns of each
+ * group. */
 static float *rounded(size_t format, matrix m, bool along_rows) {
     moert_quantizer how = how_of(format);
     how.axis = along_rows ? MOERT_AXIS_ROW : MOERT_AXIS_COLUMN;
@@ -100,7 +102,7 @@ static float *rounded(size_t format, matrix m, bool along_rows) {
 
 typedef enum kind { FORWARD, DGRAD, WGRAD, KINDS } kind;
 
-/* The product of two operands; to be freed. */
+/* Runs a GEMM of two operands on the device. */
 static float *multiply(kind which, const operands *o, const float *a, const float *b, size_t n) {
     const row *r = o->r;
     moert_buffer *ends = upload(o->ends, r->groups * sizeof *o->ends);
@@ -116,7 +118,7 @@ static float *multiply(kind which, const operands *o, const float *a, const floa
     return download(result, n * sizeof(float));
 }
 
-/* Element i of the product of the operands as they are. */
+/* Element i of the GEMM of the unrounded operands, in float64. */
 static double exact(kind which, const operands *o, size_t i) {
     const row *r = o->r;
     const size_t width = which == FORWARD ? r->n : r->k, line = i / width, j = i % width;
@@ -138,13 +140,13 @@ static double exact(kind which, const operands *o, size_t i) {
     return sum;
 }
 
-static void check_product(size_t format, kind which, const operands *o) {
+static void check_gemm(size_t format, kind which, const operands *o) {
     const row *r = o->r;
     const size_t before = owned_count();
     const size_t n = which == FORWARD ? r->rows * r->n
                      : which == DGRAD ? r->rows * r->k
                                       : r->groups * r->n * r->k;
-    /* blocks lie along what is summed over */
+    /* blocks lie along the reduction index */
     float *a =
         which == DGRAD
             ? rounded(format, (matrix){o->y, r->rows, r->n, o->ends, r->groups}, true)
@@ -160,10 +162,10 @@ static void check_product(size_t format, kind which, const operands *o) {
         const size_t i = suite_bits(s, n) % n;
         add(&p, exact(which, o, i), (double)got[i]);
     }
-    suite_assert_above(titled("%s, product %d, %zu groups, %zu rows, n %zu, k %zu",
+    suite_assert_above(titled("%s, GEMM %d, %zu groups, %zu rows, n %zu, k %zu",
                               moert_format_name(formats[format].format), (int)which, r->groups,
                               r->rows, r->n, r->k),
-                       p.signal, p.noise, formats[format].product_limit);
+                       p.signal, p.noise, formats[format].gemm_limit);
     release_since(before);
 }
 
@@ -174,7 +176,7 @@ static const row rows[] = {
     {8, 4096, 2048, 2048, {0}, true},
 };
 
-TEST(test_the_products_of_training_keep_their_signal) {
+TEST(test_the_gemms_of_training_keep_their_signal) {
     set_variable("MOERT_BACKEND", "portable");
     for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
         const row *r = &rows[i];
@@ -190,8 +192,8 @@ TEST(test_the_products_of_training_keep_their_signal) {
         for (size_t g = 0; g < r->groups; g++)
             o.weight_ends[g] = (uint32_t)((g + 1) * r->n);
         for (size_t f = 0; f < FORMATS; f++)
-            for (kind k = FORWARD; k < KINDS && formats[f].product_limit > 0; k++)
-                check_product(f, k, &o);
+            for (kind k = FORWARD; k < KINDS && formats[f].gemm_limit > 0; k++)
+                check_gemm(f, k, &o);
         release_owned();
     }
 }

@@ -1,10 +1,10 @@
 // run: np=1
 /*
- * Training, op on op: torchao's grouped linear layer of quantized operands and its limits on signal
- * to quantization noise, and TransformerEngine's grouped MLP, quantized and in bfloat16, hidden
- * sizes 128 and 256, groups of 0, 256, 512 and 768 rows in any order, SwiGLU and clamped GLUs.
- * Every op is right in float64 on the values of its operands. Its result is compared with that of
- * float64 from end to end, in decibel if operands are quantized.
+ * Sequences of ops as in training. torchao's grouped linear layer with quantized operands and its
+ * limits on signal to quantization noise. TransformerEngine's grouped MLP, quantized and in
+ * bfloat16, with hidden sizes 128 and 256, groups of 0, 256, 512 and 768 rows, SwiGLU and clamped
+ * GLUs. Every op is checked in float64 on the values of its operands. The final results are
+ * compared with the whole sequence in float64, in decibel if operands are quantized.
  */
 #include "base/memory.h"
 #include "support/op/exact.h"
@@ -12,7 +12,7 @@
 
 typedef struct layer {
     moert_format format;
-    size_t groups, rows, n, k; /* of a linear layer */
+    size_t groups, rows, n, k; /* n and k of a linear layer */
     const uint32_t *ends;
     const char *backend;
 } layer;
@@ -28,15 +28,16 @@ static moert_operand scaled(moert_format format, moert_axis axis) {
 }
 
 static moert_op_options describe(const layer *l, moert_op_kind kind) {
-    return ops_product(kind, scaled(l->format, MOERT_AXIS_ROW), l->groups, l->rows, l->n, l->k);
+    return ops_gemm(kind, scaled(l->format, MOERT_AXIS_ROW), l->groups, l->rows, l->n, l->k);
 }
 
-/* A factor of an op: real numbers to be rounded, or the bytes that another op has made. */
+/* Where an operand of an op comes from: float32 values to be rounded, or the bytes of another
+ * op. */
 typedef struct source {
     moert_op_buffer which;
     const float *values;
     const ops_bytes *from;
-    bool column; /* its second version */
+    bool column; /* take that op's column result */
 } source;
 
 static moert_op_buffer scale_of(const ops_bytes *data, moert_op_buffer which) {
@@ -47,7 +48,7 @@ static size_t count_of(const ops_bytes *data, moert_op_buffer which) {
     return data->bytes[which] * 8 / moert_dtype_bits(data->shape.needs[which].type);
 }
 
-/* All elements of a plain buffer. */
+/* Sets all elements of a plain buffer. */
 static void put_all(ops_bytes *data, moert_op_buffer which, const float *values) {
     for (size_t i = 0; i < count_of(data, which); i++)
         ops_bytes_put(data, which, i, (double)values[i]);
@@ -78,7 +79,7 @@ static void take(ops_bytes *data, const source *s) {
     memcpy(data->at[to], s->from->at[scale], data->bytes[to]);
 }
 
-/* Executes an op on its operands and holds it to float64 on their values. */
+/* Executes an op on its operands and compares it with float64 on their values. */
 static void execute(const layer *l, const char *title, ops_bytes *data, const source operands[2]) {
     take(data, &operands[0]);
     take(data, &operands[1]);
@@ -88,7 +89,7 @@ static void execute(const layer *l, const char *title, ops_bytes *data, const so
     ops_exact_check(title, data, &want);
 }
 
-/* The plain op on these operands as they are. */
+/* The plain op on the unrounded operands. */
 static ops_bytes without_rounding(const ops_bytes *data, const source operands[2]) {
     ops_bytes plain = ops_bytes_decode(data);
     for (size_t i = 0; i < 2; i++)
@@ -123,18 +124,18 @@ static void check_linear(const layer *l, const double *limits) {
         const char *name;
         source operands[2];
         size_t elements;
-    } products[] = {{"y", {sx, sw}, used * l->n},
-                    {"dx", {sy, sw}, used * l->k},
-                    {"dW", {sx, sy}, l->groups * l->n * l->k}};
+    } gemms[] = {{"y", {sx, sw}, used * l->n},
+                 {"dx", {sy, sw}, used * l->k},
+                 {"dW", {sx, sy}, l->groups * l->n * l->k}};
     for (size_t i = 0; i < 3; i++) {
         const size_t before = owned_count();
         const moert_op_options o = describe(l, (moert_op_kind)i);
-        const char *title = titled("%s: %s", products[i].name, ops_title(&o));
+        const char *title = titled("%s: %s", gemms[i].name, ops_title(&o));
         ops_bytes data = ops_bytes_make(&o, l->ends);
-        execute(l, title, &data, products[i].operands);
-        const ops_bytes plain = without_rounding(&data, products[i].operands);
+        execute(l, title, &data, gemms[i].operands);
+        const ops_bytes plain = without_rounding(&data, gemms[i].operands);
         assert_above(title, ops_exact_of(&plain, 0.0).result, &data, ops_result_buffer(o.kind),
-                     products[i].elements, limits[i]);
+                     gemms[i].elements, limits[i]);
         release_since(before);
     }
 }
@@ -199,8 +200,8 @@ static mlp make_mlp(layer l, moert_glu_form form, size_t hidden, bool bf16) {
     return m;
 }
 
-/* MXFP8 results are made by the op, in both directions; NVFP4 ones of its float32 results, as their
- * global scales are known only then. */
+/* True if an op quantizes its result itself, along rows and columns. NVFP4 needs global scales,
+ * which are known only after the op, so its float32 results are quantized afterwards. */
 static bool chains(const mlp *m) {
     return m->bf16 || m->l.format != MOERT_FORMAT_NVFP4;
 }
@@ -221,8 +222,8 @@ static moert_op_options describe_part(const mlp *m, part i, bool plain) {
     return o;
 }
 
-/* Part i of the MLP, before its operands; `plain` without roundings to bf16. The backward is that of
- * `forward`'s c. */
+/* Part i of the MLP without its operands; `plain`: without rounding to bf16. The backward uses c of
+ * `forward`. */
 static ops_bytes begin(const mlp *m, part i, bool plain, const ops_bytes *forward) {
     const bool glu = i == GLU || i == DGLU;
     moert_op_options o = describe_part(m, i, plain);
@@ -245,18 +246,18 @@ static ops_bytes begin(const mlp *m, part i, bool plain, const ops_bytes *forwar
     return data;
 }
 
-/* The operands of part i; h and dv come from where they are made, as bytes if `chained`. */
+/* The operands of part i. h and dv are results of other parts, as bytes if `chained`. */
 static void find_operands(const mlp *m, part i, const ops_bytes *parts, bool chained,
                           source operands[2]) {
     const bool of_glu = i == FC2 || i == WGRAD2, of_dglu = i == DGRAD || i == WGRAD1;
     const ops_bytes *from = of_glu ? &parts[GLU] : of_dglu ? &parts[DGLU] : NULL;
     source x = {MOERT_OP_BUFFER_x, m->x, NULL, i == WGRAD2};
     source y = {MOERT_OP_BUFFER_y, m->dy, NULL, i == WGRAD1};
-    source *const made = of_glu ? &x : &y;
+    source *const computed = of_glu ? &x : &y;
     if (from != NULL && chained)
-        made->from = from;
+        computed->from = from;
     else if (from != NULL)
-        made->values = ops_floats(from, MOERT_OP_BUFFER_d);
+        computed->values = ops_floats(from, MOERT_OP_BUFFER_d);
     const source weight = {MOERT_OP_BUFFER_weight, i == GLU || i == DGRAD ? m->w1 : m->w2, NULL,
                            false};
     operands[0] = i == DGLU || i == DGRAD ? y : x;
@@ -273,7 +274,7 @@ static void run(const mlp *m, ops_bytes *parts) {
     }
 }
 
-/* The same in float64, all operands plain; in bf16 the backward is that of the `rounded` forward. */
+/* The same in float64 with plain operands. In bf16 the backward uses c of the `rounded` forward. */
 static void run_exactly(const mlp *m, const ops_bytes *rounded, ops_bytes *parts) {
     for (part i = GLU; i < PARTS; i++) {
         source operands[2];
@@ -291,8 +292,7 @@ static void run_exactly(const mlp *m, const ops_bytes *rounded, ops_bytes *parts
     }
 }
 
-/* `limit`: decibel; in bf16 of the largest or the typical magnitude, for roundings of up to four
- * operands in a row. */
+/* `limit`: decibel; in bf16 the relative error that up to four roundings in sequence may cause. */
 static void check_mlp(const mlp *m, double limit) {
     static const struct {
         const char *name;
@@ -318,11 +318,11 @@ static void check_mlp(const mlp *m, double limit) {
             assert_above(titled("MLP, hidden %zu, %s: %s", m->hidden,
                                 moert_format_name(m->l.format), results[i].name),
                          get_all(want, which), got, which, n, limit);
-        /* else: rounded numbers cross the limit, where the derivative jumps */
+        /* else: rounding moves values across the limit, where the derivative jumps */
     }
 }
 
-/* No bfloat16 number lies on a limit: there the differences are half the derivative. */
+/* No bf16 value equals a limit, where the derivative jumps. */
 static const moert_glu_form mlp_forms[] = {
     MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f, 0}, {false, 1.26f, 1.5f, 0.5f, 0}};
 static const uint32_t mlp_ends[][GROUPS] = {

@@ -1,16 +1,16 @@
 // run: np=1
 /*
- * Unsloth's table of grouped GEMMs in a MoE block: the first projection [2I,H] on tokens, as they
- * lie or sorted by expert, the second [H,I] with results in either order; forward, dX and dW.
+ * Unsloth's table of grouped GEMMs in a MoE block: the first projection [2I,H] on tokens in their
+ * order or sorted by expert, the second [H,I] with results in either order; forward, dX and dW.
  */
 #include "base/memory.h"
-#include "support/gemm/product.h"
+#include "support/gemm/suite_gemm.h"
 #include "support/op/cases.h"
 #include "support/suite.h"
 
 enum { KINDS = 3, MOST_EXPERTS = 128, SAMPLES = 512 };
 
-/* The tolerance there, absolute and relative. */
+/* Unsloth's tolerance, absolute and relative. */
 static double tolerance_of(moert_dtype type) {
     return type == MOERT_DTYPE_BF16 ? 1e-3 : type == MOERT_DTYPE_F16 ? 1e-4 : 1e-5;
 }
@@ -20,7 +20,7 @@ typedef struct model {
     bool discrete;
 } model;
 
-/* Experts of the tokens' slots and the slots by experts. */
+/* The slots sorted by expert, and the end of each expert's rows. */
 typedef struct routing {
     size_t rows;
     uint32_t *gather, ends[MOST_EXPERTS];
@@ -35,12 +35,12 @@ static routing route(const model *m) {
     return r;
 }
 
-/* The first or second projection in one kind; both orders of rows. */
+/* Checks the first or second projection in one kind, with or without a permutation of rows. */
 static void check(const model *m, const routing *r, moert_op_kind kind, moert_dtype type,
                   bool second, bool permuted) {
     const size_t before = owned_count(), n = second ? m->hidden : 2 * m->intermediate;
     const size_t k = second ? m->intermediate : m->hidden;
-    product p = product_of(kind, type, m->experts, r->rows, n, k);
+    suite_gemm p = suite_gemm_of(kind, type, m->experts, r->rows, n, k);
     p.ends = r->ends;
     p.options.weight.discrete = m->discrete;
     p.options.topk = m->topk;
@@ -49,9 +49,9 @@ static void check(const model *m, const routing *r, moert_op_kind kind, moert_dt
         p.gather = r->gather;
     }
     const char *title = titled("W%d: %s", second ? 2 : 1, ops_title(&p.options));
-    void *result = product_run("portable", &p);
-    product_check(title, &p, result, SAMPLES, tolerance_of(type), tolerance_of(type));
-    product_check_backends(title, &p, result, (size_t)8 << 20);
+    void *result = suite_gemm_run("portable", &p);
+    suite_gemm_check(title, &p, result, SAMPLES, tolerance_of(type), tolerance_of(type));
+    suite_gemm_check_backends(title, &p, result, (size_t)8 << 20);
     release_since(before);
 }
 
@@ -81,7 +81,8 @@ TEST(test_small_models_in_the_other_types) {
     }
 }
 
-/* The first row has an eighth of Qwen3's widths; Llama 4's backward is smaller there too. */
+/* The first row has an eighth of Qwen3's widths. Unsloth also runs Llama 4's backward at a smaller
+ * size. */
 TEST(test_qwen3_and_llama4) {
     static const struct {
         model m;

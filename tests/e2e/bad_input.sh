@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Bad input ends every program at once, on any number of ranks: with status 2 for what the command line or a variable gets
-# wrong and 1 for everything else, with one message that names what, where and which value, and with nothing half-written.
+# Bad input ends every program at once, on any number of ranks. The status is 2 if the command line or a variable is wrong, else 1.
+# One message names the object, its place and the value. No partly written file is left.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 export LC_ALL=C
-export -n TEST_BUILD TEST_ALL # no variables of the programs
+export -n TEST_BUILD TEST_ALL # keep them out of the programs' environment
 TEST_JOBS=6 # mpirun sleeps for two seconds when a program fails
-work=$folder # of all parts
+work=$tmp # shared by all parts
 mount=$work/mount
 leave() {
     wait
@@ -18,10 +18,10 @@ trap leave EXIT
 layer=tests/golden/layer/mixtral-a model=tests/golden/model/mixtral-tiny
 text=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --batch 4 --length 32 --steps 2)
 
-# ---- running cases, some at a time ----
+# ---- running cases in parallel ----
 
-# job RANKS DIR WORD...: runs [VARIABLE=VALUE...] layer|op|train ARGUMENT..., with OUT in the words replaced by DIR/out; a rank
-# alone does without mpirun, as tests/support/e2e.sh does; $log has all that it says
+# job RANKS DIR WORD...: runs [VARIABLE=VALUE...] layer|op|train ARGUMENT..., with OUT in the words replaced by DIR/out. One rank
+# runs without mpirun, as in `alone` of tests/support/e2e.sh. $log gets all output and the status
 job() {
     local ranks=$1 dir=$2 settings=() launch=() word
     shift 2
@@ -47,17 +47,17 @@ job() {
 judge() { # RANKS STATUS PATTERN WORD...
     local ranks=$1 expected=$2 pattern=$3 status ok=0
     shift 3
-    mkdir "$folder/out"
-    job "$ranks" "$folder" "$@"
+    mkdir "$tmp/out"
+    job "$ranks" "$tmp" "$@"
     status=$?
     [ "$status" -eq "$expected" ] || ok=1
-    [ "$(grep -c '^moert' "$folder/stderr")" -eq 1 ] || ok=1
-    grep -E '^moert-(layer|op|train): ' "$folder/stderr" | grep -Eq -- "$pattern" || ok=1
-    [ -z "$(find "$folder/out" -mindepth 1 | tee -a "$log")" ] || ok=1
+    [ "$(grep -c '^moert' "$tmp/stderr")" -eq 1 ] || ok=1
+    grep -E '^moert-(layer|op|train): ' "$tmp/stderr" | grep -Eq -- "$pattern" || ok=1
+    [ -z "$(find "$tmp/out" -mindepth 1 | tee -a "$log")" ] || ok=1
     verdict $ok "status $expected, $ranks ranks: $*"
 }
 
-# bad RANKS STATUS PATTERN WORD...: one case for each of RANKS
+# bad RANKS STATUS PATTERN WORD...: one case for each number in RANKS
 bad() {
     local ranks
     for ranks in $1; do part judge "$ranks" "${@:2}"; done
@@ -65,19 +65,19 @@ bad() {
 
 # ---- making broken files ----
 
-copy() { # NAME FROM: a model to break; prints its directory
+copy() { # NAME FROM: copies a model, to be broken; prints the directory of the copy
     mkdir -p "$work/$1"
     cp "$2"/* "$work/$1"
     rm -f "$work/$1/manifest.json"
     echo "$work/$1"
 }
 
-config() { # NAME SED PATTERN: a layer whose config.json is changed
+config() { # NAME SED PATTERN: a case with a layer whose config.json is edited by SED
     sed -i "$2" "$(copy "$1" $layer)/config.json"
     bad "$both" 1 "$1/config\\.json: $3" layer --model "$work/$1" "${io[@]}"
 }
 
-# tensors FILE JSON [BYTE...]: a safetensors file; the header's length is below 256
+# tensors FILE JSON [BYTE...]: writes a safetensors file whose header has fewer than 256 bytes
 tensors() {
     local file=$1 json=$2
     printf "\\x$(printf %x ${#json})\\0\\0\\0\\0\\0\\0\\0%s" "$json" >"$file"
@@ -173,8 +173,8 @@ bad 1 1 "input\\.safetensors holds no tensor 'q'" op dequantize --input $layer/i
 bad 1 1 'q\[40,96\] and scale\[40,3\] do not belong together' op dequantize "${matrix[@]:2}" --axis column
 bad 1 1 'swizzled has 512 bytes; 400 lines of 3 scales make 2048' op unswizzle "${matrix[@]:2}" --lines 400 --width 3
 
-# broken PATTERN OPERATION TENSOR...: grouped-gemm-glu's tensors, those given instead of its own; -NAME leaves one out.
-# misused: likewise, where an option is wrong
+# broken PATTERN OPERATION TENSOR...: a case with the tensors of grouped-gemm-glu. A TENSOR given replaces the one of its name, -NAME
+# omits one. misused: the same with a wrong option, so with status 2
 broken() { on_tensors 1 "$@"; }
 misused() { on_tensors 2 "$@"; }
 on_tensors() {
@@ -216,27 +216,27 @@ broken "tensor 'x' holds no matrix" quantize x:F32[0,8,32]:0
 broken "tensor 'x' has 4 dimensions, not 2 or 3" quantize x:F32[1,1,8,32]:0
 misused '--transposed goes with a tensor of two dimensions' 'quantize --axis column --transposed' x:F32[2,8,32]:0
 broken "tensor 'x' has 7 columns of gate and up, not 2I" interleave x:F32[2,7]:1
-product=(ends:I32[1]:4 x:F32[4,8]:1 weight:F32[1,8,8]:1)
-misused '--y-transposed is of an operand; --op makes this one the result' 'grouped-gemm --y-transposed' "${product[@]}"
-misused '--x-axis goes with a quantized format' 'grouped-gemm --x-axis row' "${product[@]}"
+gemm=(ends:I32[1]:4 x:F32[4,8]:1 weight:F32[1,8,8]:1)
+misused '--y-transposed is of an operand; --op makes this one the result' 'grouped-gemm --y-transposed' "${gemm[@]}"
+misused '--x-axis goes with a quantized format' 'grouped-gemm --x-axis row' "${gemm[@]}"
 misused '--weight-axis does not go with this format, whose blocks are 2d' 'grouped-gemm --format fp8-block --weight-axis row' \
-    "${product[@]}"
-misused '--scales goes with quantized operands; all are plain' 'grouped-gemm --scales tiled' "${product[@]}"
-misused '--scales in tiles have one byte' 'grouped-gemm --format fp8-block --scales tiled' "${product[@]}"
-misused '--topk goes with --permute' 'grouped-gemm --topk 2' "${product[@]}"
-misused '--out-format is plain with --op wgrad' 'grouped-gemm --op wgrad --out-format mxfp8' "${product[@]}" y:F32[4,8]:1
-misused '--accumulate goes with a plain result' 'grouped-gemm --out-format mxfp8 --accumulate' "${product[@]}"
-misused '--permute does not scatter a quantized result' 'grouped-gemm --out-format mxfp8 --permute y' "${product[@]}"
+    "${gemm[@]}"
+misused '--scales goes with quantized operands; all are plain' 'grouped-gemm --scales tiled' "${gemm[@]}"
+misused '--scales in tiles have one byte' 'grouped-gemm --format fp8-block --scales tiled' "${gemm[@]}"
+misused '--topk goes with --permute' 'grouped-gemm --topk 2' "${gemm[@]}"
+misused '--out-format is plain with --op wgrad' 'grouped-gemm --op wgrad --out-format mxfp8' "${gemm[@]}" y:F32[4,8]:1
+misused '--accumulate goes with a plain result' 'grouped-gemm --out-format mxfp8 --accumulate' "${gemm[@]}"
+misused '--permute does not scatter a quantized result' 'grouped-gemm --out-format mxfp8 --permute y' "${gemm[@]}"
 misused '--no-column goes with a quantized d' 'grouped-gemm-glu --no-column'
 misused '--b-major n does not go with square blocks of b' 'grouped-gemm-glu --format fp8-block --b-major n'
 misused '--format has blocks along the tokens, not 2d' 'grouped-gemm-wgrad --format fp8-128x128'
 misused '--scales goes with quantized operands; all are plain' 'grouped-gemm-wgrad --format f32 --scales linear'
-broken "tensor 'x_global' goes with --format nvfp4" grouped-gemm "${product[@]}" x_global:F32[1]:1
-broken "tensor 'norm' goes with a quantized result" grouped-gemm "${product[@]}" norm:F32[1]:1
-broken "tensor 'norm' is needed, a factor of nvfp4 results: 2688 / " 'grouped-gemm --out-format nvfp4' "${product[@]}"
+broken "tensor 'x_global' goes with --format nvfp4" grouped-gemm "${gemm[@]}" x_global:F32[1]:1
+broken "tensor 'norm' goes with a quantized result" grouped-gemm "${gemm[@]}" norm:F32[1]:1
+broken "tensor 'norm' is needed, a factor of nvfp4 results: 2688 / " 'grouped-gemm --out-format nvfp4' "${gemm[@]}"
 broken "tensor 'norm_const' is needed, a factor of nvfp4 results: 2688 / " 'grouped-gemm-glu --d-format nvfp4'
-broken "tensor 'bias_scale' goes with a tensor 'bias'" grouped-gemm "${product[@]}" bias_scale:F32[4]:1
-broken "tensor 'prob' does not go with a tensor 'bias', whose factor is 'bias_scale'" grouped-gemm "${product[@]}" \
+broken "tensor 'bias_scale' goes with a tensor 'bias'" grouped-gemm "${gemm[@]}" bias_scale:F32[4]:1
+broken "tensor 'prob' does not go with a tensor 'bias', whose factor is 'bias_scale'" grouped-gemm "${gemm[@]}" \
     prob:F32[4]:1 bias:F32[1,8]:1
 tensors "$work/ends.safetensors" '{"ends":{"dtype":"I32","shape":[1],"data_offsets":[0,4]},"x":{"dtype":"F32","shape":[1,1],"data_offsets":[4,8]}}' \
     '\2\0\0\0\0\0\0\0'
@@ -263,7 +263,7 @@ bad 1 1 'sequences of 48 tokens, not 32' train "${replay[@]}" --steps 1 --length
 bad 1 1 'batches of 2 sequences, not 4' train "${replay[@]}" --steps 1 --batch 4 --out OUT/run
 
 cp $layer/input.safetensors "$work/nan.safetensors"
-start=$((8 + $(od -An -tu8 -N8 $layer/input.safetensors))) # of the data, in which dy[48,64] is before x[48,64]
+start=$((8 + $(od -An -tu8 -N8 $layer/input.safetensors))) # of the data: dy[48,64], then x[48,64]
 printf '\0\0\300\177' | dd of="$work/nan.safetensors" bs=1 seek=$((start + 4 * 64 * (48 + 41))) conv=notrunc status=none
 nan=(layer --model $layer --input "$work/nan.safetensors" --output OUT/y.safetensors)
 bad 1 1 'token 41 has non-finite' "${nan[@]}"
@@ -271,8 +271,8 @@ bad 2 1 'rank 1 .*: token 17 has non-finite' "${nan[@]}" # tokens 24 to 47
 bad 4 1 'rank 3 .*: token 5 has non-finite' "${nan[@]}"  # tokens 36 to 47
 tensors "$work/wide.safetensors" '{"x":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}}' '\0\0\0\0\0\0\0\0'
 bad "$both" 1 'wide\.safetensors: x .*64' layer --model $layer --input "$work/wide.safetensors" --output OUT/y.safetensors
-sed 's/"dy":{"dtype":"F32","shape":\[48,64\]/"dy":{"dtype":"F32","shape":[64,48]/' $layer/input.safetensors >"$work/turned.safetensors"
-bad 1 1 'turned\.safetensors: dy .*64' layer --model $layer --input "$work/turned.safetensors" --output OUT/y.safetensors
+sed 's/"dy":{"dtype":"F32","shape":\[48,64\]/"dy":{"dtype":"F32","shape":[64,48]/' $layer/input.safetensors >"$work/transposed.safetensors"
+bad 1 1 'transposed\.safetensors: dy .*64' layer --model $layer --input "$work/transposed.safetensors" --output OUT/y.safetensors
 tensors "$work/rows.safetensors" \
     '{"dy":{"dtype":"F32","shape":[1,64],"data_offsets":[0,256]},"x":{"dtype":"F32","shape":[2,64],"data_offsets":[256,768]}}' \
     '%768s' ''
@@ -282,7 +282,7 @@ bad "$both" 1 'rows\.safetensors: x has 2 rows, dy 1' layer --model $layer --inp
 
 mkdir "$work/run"
 job 1 "$work/run" train "${text[@]}" --save-every 1 --out "$work/run"
-check "a healthy run leaves checkpoints" [ -e "$work/run/checkpoints/step-00000002/state.json" ]
+check "a run without faults leaves checkpoints" [ -e "$work/run/checkpoints/step-00000002/state.json" ]
 last=$work/run/checkpoints/step-00000002
 go_on=("${text[@]}" --steps 3 --out OUT/run)
 bad "$both" 1 'nosuch/state\.json: .*No such file' train "${go_on[@]}" --resume "$work/nosuch"
@@ -315,29 +315,29 @@ printf '\0\0\300\177' | dd of="$(copy infinite "$work/run/model")/model.safetens
 bad "$both" 1 "infinite/model\.safetensors: element 0 of tensor '.*' is nan; values must be finite" train --model "$work/infinite" --data LICENSE \
     --length 64 --batch 4 --out OUT/run
 
-# ---- places that cannot be written ----
+# ---- paths that cannot be written ----
 
 bad "$both" 1 '/proc/run: .*cannot be created' train "${text[@]}" --out /proc/run
 bad "$both" 1 '/empty: .*File exists' train "${text[@]}" --out "$work/empty/run"
 bad "$both" 1 'nosuch/m\.jsonl: No such file' train "${text[@]}" --metrics "$work/nosuch/m.jsonl"
 bad "$both" 1 'nosuch/y\.safetensors.*No such file' layer --model $layer --input $layer/input.safetensors \
     --output "$work/nosuch/y.safetensors"
-for ranks in $both; do # each with a temporary file of its own
-    places=$work/places-$ranks
-    mkdir -p "$places"/{layer,gradients,logits}
-    ln -s "$places/elsewhere" "$places/link"
-    bad $ranks 1 '/layer: .*directory' layer --model $layer --input $layer/input.safetensors --output "$places/layer"
-    bad $ranks 1 '/gradients: .*directory' train "${text[@]}" --gradients "$places/gradients"
-    bad $ranks 1 '/logits: .*directory' train "${text[@]}" --logits "$places/logits"
-    bad $ranks 1 '/link: is not a regular file' train "${text[@]}" --logits "$places/link"
+for ranks in $both; do # separate paths, as the jobs run at the same time
+    paths=$work/paths-$ranks
+    mkdir -p "$paths"/{layer,gradients,logits}
+    ln -s "$paths/elsewhere" "$paths/link"
+    bad $ranks 1 '/layer: .*directory' layer --model $layer --input $layer/input.safetensors --output "$paths/layer"
+    bad $ranks 1 '/gradients: .*directory' train "${text[@]}" --gradients "$paths/gradients"
+    bad $ranks 1 '/logits: .*directory' train "${text[@]}" --logits "$paths/logits"
+    bad $ranks 1 '/link: is not a regular file' train "${text[@]}" --logits "$paths/link"
 done
 
 join
 : >"$log"
-verdict "$(ls "$work/run/checkpoints" | grep -vc -e step-00000001 -e step-00000002)" "the older run keeps its checkpoints"
+verdict "$(ls "$work/run/checkpoints" | grep -vc -e step-00000001 -e step-00000002)" "refused runs add no checkpoint to the older run"
 verdict "$(find "$work" -name '*.tmp' -o -name '*.partial' | wc -l)" "no temporary file is left"
 
-# full RANKS DIR PATTERN: a disk with room for one checkpoint and a half fills up; the first checkpoint stays whole
+# full RANKS DIR PATTERN: a disk with room for one and a half checkpoints fills up; the first checkpoint stays whole
 full() {
     local ranks=$1 dir=$work/full$1 ok=0
     mkdir -p "$dir"
@@ -348,7 +348,7 @@ full() {
     [ "$(ls "$2/checkpoints")" = step-00000001 ] || ok=1
     job "$ranks" "$dir" train "${text[@]}" --save-every 1 --resume "$2/checkpoints/step-00000001" --out "$dir/more" || ok=1
     diff -r "$last" "$dir/more/checkpoints/step-00000002" >>"$log" 2>&1 || ok=1
-    verdict $ok "full disk, $ranks ranks: the earlier checkpoint is whole and goes on"
+    verdict $ok "full disk, $ranks ranks: the earlier checkpoint is whole and can be resumed"
 }
 
 size=$(du -sb "$last" | cut -f 1)
@@ -370,7 +370,7 @@ else # a limit on file sizes stands in for the full disk; the optimizer's file i
     verdict $? "a file that cannot be written leaves no checkpoint"
 fi
 
-# ---- what only warns ----
+# ---- warnings ----
 
 mkdir "$work/warn"
 job 2 "$work/warn" MOERT_FOO=1 train "${text[@]}" --steps 1

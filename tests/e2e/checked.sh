@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What a run has on disk is checked before it is read: a flipped bit in a checkpoint is named, and --resume auto goes on from the
-# newest whole one to the bytes of a run that nothing happened to. One job at a time writes to a directory. CHECKED_SEED=N
-# repeats what was drawn: files, bits, ranks.
+# The files of a run are checked before they are read. A flipped bit in a checkpoint is named, and --resume auto continues from the
+# newest undamaged checkpoint to the bytes of a run without damage. Only one job at a time may write to a run directory.
+# CHECKED_SEED=N repeats a random choice of files, bits and ranks.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -9,7 +9,7 @@ flips=6
 [ "${TEST_ALL:-0}" -eq 0 ] || flips=40
 RANDOM=${CHECKED_SEED:=$$}
 echo "# CHECKED_SEED=$CHECKED_SEED"
-run=$folder/run
+run=$tmp/run
 arguments=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 64 --batch 8 --log-every 0 --keep-last 2)
 train() { # RANKS DIR OPTION...
     local count=$1 out=$2
@@ -24,7 +24,7 @@ flip() { # FILE BIT
     printf "\\x$(printf %x $((byte ^ 1 << $2 % 8)))" | dd of="$1" bs=1 seek="$at" conv=notrunc 2>/dev/null
 }
 edit() { sed -i "s/\"$2\": [0-9]*/\"$2\": $3/" "$1/state.json"; }
-fails() { # TEXT TITLE COMMAND...: the command says TEXT and does not end well
+fails() { # TEXT TITLE COMMAND...: the verdict on a command that must fail with a message like TEXT
     "${@:3}"
     [ $? -ne 0 ] && grep -Eq -e "$1" "$log"
     verdict $? "$2"
@@ -32,10 +32,10 @@ fails() { # TEXT TITLE COMMAND...: the command says TEXT and does not end well
 
 train 2 "$run"
 verdict $? "a run on 2 ranks"
-check "the whole run is as it was written" "$bin/moert-info" --check "$run"
+check "moert-info --check accepts an undamaged run" "$bin/moert-info" --check "$run"
 
 damaged() { # NUMBER FILE BIT RANKS
-    local copy=$folder/damaged-$1 newest
+    local copy=$tmp/damaged-$1 newest
     cp -r "$run" "$copy"
     newest=$copy/checkpoints/step-00000040
     flip "$newest/$2" "$3"
@@ -43,7 +43,7 @@ damaged() { # NUMBER FILE BIT RANKS
     [ $? -eq 1 ] && grep -q "^damaged .*step-00000040/$2" "$log"
     verdict $? "moert-info --check names $2 with bit $3 flipped"
     train "$4" "$copy" --resume auto && grep -q "passed over.*$2" "$log" && same_run "$run" "$copy"
-    verdict $? "$4 ranks pass over it and end in the same bytes"
+    verdict $? "$4 ranks skip the damaged checkpoint and end with the same bytes"
     rm -rf "$copy"
 }
 files=(config.json manifest.json model.safetensors optimizer.safetensors state.json)
@@ -52,48 +52,48 @@ for ((i = 0; i < flips; i++)); do
 done
 join
 
-copy=$folder/model
+copy=$tmp/model
 cp -r "$run/model" "$copy"
 flip "$copy/model.safetensors" $((RANDOM + 100000))
 fails "model.safetensors: tensor '.* is not as it was written" "a damaged --model is refused" \
     alone "$bin/moert-train" --data LICENSE --length 64 --batch 8 --steps 1 --model "$copy"
 
 edited() { # TEXT FIELD VALUE
-    local copy=$folder/edited
+    local copy=$tmp/edited
     rm -rf "$copy"
     cp -r "$run/checkpoints/step-00000040" "$copy"
     edit "$copy" "$2" "$3"
-    fails "$1" "a state with $2 $3 is refused" \
+    fails "$1" "state.json with \"$2\": $3 is refused" \
         alone "$bin/moert-train" "${arguments[@]}" --steps 50 --no-verify --resume "$copy"
 }
 edited "'applied' 41 and 'skipped' 0 are not 'step' 40" applied 41
 edited "'applied' 40 and 'skipped' 0 are not 'step' 99" step 99
 edited "'skipped_in_row' 3 is above 'skipped' 0" skipped_in_row 3
 
-copy=$folder/negative
+copy=$tmp/negative
 cp -r "$run/checkpoints/step-00000040" "$copy"
 printf '\x80' | dd of="$copy/optimizer.safetensors" bs=1 conv=notrunc seek=$(($(stat -c %s "$copy/optimizer.safetensors") - 1)) 2>/dev/null
 fails "tensor 'second_moment.*, below 0" "a negative second moment is refused" \
     alone "$bin/moert-train" "${arguments[@]}" --steps 50 --no-verify --resume "$copy"
 
-copy=$folder/odd
+copy=$tmp/odd
 cp -r "$run" "$copy"
 rm -r "$copy/checkpoints/step-00000040"
 touch "$copy/checkpoints/step-00000099"
 mkdir "$copy/checkpoints/step-99999999999999999999"
 train 1 "$copy" --resume auto && rm -r "$copy"/checkpoints/step-*99 && same_run "$run" "$copy"
-verdict $? "names of files, and of steps beyond 64 bits, are no checkpoints"
+verdict $? "a file, and a directory with a step beyond 64 bits, are not taken for checkpoints"
 
-copy=$folder/diverged
+copy=$tmp/diverged
 cp -r "$run" "$copy"
 ranks 2 "$bin/moert-train" "${arguments[@]}" --out "$copy" --resume auto --lr 1e38 --warmup 0 --save-every 2 --steps 60 --max-skipped 8
 [ $? -ne 0 ] && grep -q "non-finite gradients" "$log" && [ -d "$copy/checkpoints/step-00000040" ]
 verdict $? "checkpoints of skipped steps do not displace good ones"
 
-copy=$folder/shared
+copy=$tmp/shared
 "${MOERT_MPIRUN[@]}" -n 1 "$bin/moert-train" "${arguments[@]}" --steps 100000 --out "$copy" >/dev/null 2>&1 &
 for ((i = 0; i < 400; i++)); do [ -s "$copy/metrics.jsonl" ] && break; sleep 0.05; done
-fails "shared: process [0-9]* on .* writes there" "a second job on one directory is refused, the first one named" \
+fails "shared: process [0-9]* on .* writes there" "a second job on a run directory is refused with the process of the first" \
     alone "$bin/moert-train" "${arguments[@]}" --steps 1 --out "$copy" --resume auto
 pid=$(cut -d ' ' -f 2 "$copy/.lock")
 kill -KILL "$pid"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Several hosts, as launch/virtual-cluster makes them: the bits of one host; a host that is cut off, killed or late ends the
-# job in time, named with rank, host and phase; a link that comes back is nothing; and of the hosts nothing is left.
+# Several hosts, simulated by launch/virtual-cluster. They give the bits of one host. If a host is cut off, killed or late, the job
+# ends soon, with a message that names rank, host and phase. A link that is down for a second does no harm. Nothing is left over.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -9,7 +9,7 @@ if ! "$cluster" 1 --head -- true 2>"$log"; then
     verdict 0 "cannot be tested here # SKIP $(tail -n 1 "$log")"
     finish
 fi
-all=$folder # the runs of all parts
+all=$tmp # shared by all parts
 model=(--data LICENSE tests/golden/README.md --length 64 --eval-sequences 6 --lr 3e-3 --warmup 5 --log-every 0 --seed 7
     --hidden 64 --intermediate 96 --heads 4 --layers 2 --experts 8 --batch 8)
 some_steps=(--steps 10 --save-every 10 --eval-every 10)
@@ -30,7 +30,7 @@ bits() {
     printf '%s\n' 'node0 slots=2 # two ranks' node1 >"$all/hosts"
     nodes 2 2 --head -- launch/train --hosts "$all/hosts" --program "$bin/moert-train" -- "${model[@]}" "${some_steps[@]}" \
         --out "$all/three" && has_lines "$log" '^moert-train: 3 ranks' && same_run "$all/one" "$all/three"
-    verdict $? "launch/train --hosts: 3 ranks give them, too"
+    verdict $? "launch/train --hosts: 3 ranks on 2 hosts give the same bits"
 }
 
 info() {
@@ -41,25 +41,25 @@ info() {
 
 # ---- faults ----
 
-# begin N RANKS: a long training in the background; sets `job`
+# begin N RANKS: starts a long training in the background, on N hosts of RANKS ranks; sets $job
 begin() {
     MOERT_TIMEOUT_S=3 timeout -k 5 300 "$cluster" "$1" --ranks-per-node "$2" -- \
-        "$bin/moert-train" "${model[@]}" "${many_steps[@]}" --out "$folder/run" >"$log" 2>&1 &
+        "$bin/moert-train" "${model[@]}" "${many_steps[@]}" --out "$tmp/run" >"$log" 2>&1 &
     job=$!
-    while [ "$(wc -l 2>/dev/null <"$folder/run/metrics.jsonl" || echo 0)" -lt 10 ] && kill -0 "$job"; do sleep 0.1; done
+    while [ "$(wc -l 2>/dev/null <"$tmp/run/metrics.jsonl" || echo 0)" -lt 10 ] && kill -0 "$job"; do sleep 0.1; done
 }
 
-names() { # PATTERN: the one line of the watchdogs
+names() { # PATTERN: true if the watchdogs have printed exactly one line, and it matches
     [ "$(grep -c '^moert: ' "$log")" -eq 1 ] && has_lines "$log" "$1"
 }
 
-# Soon no rank is left, not even on the host that nobody reaches; then the cluster ends, too.
+# All ranks end soon, also those on the host that is cut off; then the cluster ends.
 cut_off() {
     local from seconds status
     begin 2 2
     "$cluster" link "$(pgrep -P "$job")" 1 down
     from=$SECONDS
-    while pgrep -f "^[^ ]*moert-train .*--out $folder/run" >/dev/null && [ $((SECONDS - from)) -lt 60 ]; do sleep 0.2; done
+    while pgrep -f "^[^ ]*moert-train .*--out $tmp/run" >/dev/null && [ $((SECONDS - from)) -lt 60 ]; do sleep 0.2; done
     seconds=$((SECONDS - from))
     wait "$job"
     status=$?
@@ -69,8 +69,8 @@ cut_off() {
     verdict $? "a host whose link goes down is named, with rank and phase, and all ranks end"
 }
 
-# fault N WAY TIMEOUT PATTERN TITLE: of N ranks, each alone on its host, the last one fails (tests/unit/comm/test_watchdog.c); mpirun,
-# told to recover, leaves that to the watchdogs
+# fault N WAY TIMEOUT PATTERN TITLE: of N ranks, one on each host, the last one fails (tests/unit/comm/test_watchdog.c). With
+# --enable-recovery, mpirun leaves it to the watchdogs to end the job
 fault() {
     # shellcheck disable=SC2016
     MOERT_TIMEOUT_S=$3 nodes "$1" 1 --head -- bash -c '. launch/environment; moert_mpirun --enable-recovery "$@"' mpirun \
@@ -82,18 +82,18 @@ last="at step 12 in phase 'dispatch'; rank 0 on node0 has waited for it for [0-9
 
 # ---- the end, and bad input ----
 
-# An empty TMPDIR and no process that knows of it: namespaces live no longer than their processes.
+# True if TMPDIR is empty and no process has it on its command line. Namespaces end with their processes.
 nothing_left() {
     local tries=0
-    while { pgrep -f "$folder/tmp" || ls -A "$folder/tmp"; } >>"$log" 2>&1 && [ $((tries++)) -lt 30 ]; do sleep 0.1; done
-    ! pgrep -f "$folder/tmp" >/dev/null && [ -z "$(ls -A "$folder/tmp")" ]
+    while { pgrep -f "$tmp/tmp" || ls -A "$tmp/tmp"; } >>"$log" 2>&1 && [ $((tries++)) -lt 30 ]; do sleep 0.1; done
+    ! pgrep -f "$tmp/tmp" >/dev/null && [ -z "$(ls -A "$tmp/tmp")" ]
 }
 
 signals() {
     local name job status
-    mkdir "$folder/tmp"
+    mkdir "$tmp/tmp"
     for name in INT TERM; do
-        TMPDIR=$folder/tmp env --default-signal=INT "$cluster" 2 -- sh -c "echo has begun; sleep 60 # $folder/tmp" >"$log" 2>&1 &
+        TMPDIR=$tmp/tmp env --default-signal=INT "$cluster" 2 -- sh -c "echo has begun; sleep 60 # $tmp/tmp" >"$log" 2>&1 &
         job=$!
         for ((i = 0; i < 200; i++)); do grep -q 'has begun' "$log" && break || sleep 0.1; done
         kill -$name "$job"
@@ -125,7 +125,7 @@ part fault 2 kill 20 "rank 1 on node1 is gone.*, $last\$" "a rank that is killed
 part fault 3 stop 4 "rank 2 on node2 is out of reach .*, $last \(MOERT_TIMEOUT_S=4\)\$" "a rank that is stopped, alone on its host, is named"
 part fault 3 late 2 "rank 2 on node2 is late .*, $last \(MOERT_TIMEOUT_S=2\)\$" "a rank that is late is named by another host"
 part fault 3 mixed 2 "rank 0 on node0 .* at step 12 in phase 'combine', .* 2 \(node2, rank 2 waits at step 12 in 'dispatch'\)" \
-    "when all wait, what the others do is said"
+    "when all ranks wait, the message says what the others do"
 part info
 part signals
 part bad_input

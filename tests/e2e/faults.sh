@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# A training run whose rank is killed or frozen ends soon and names the rank; one that gets SIGTERM saves and ends in order.
-# Either way it goes on from its last checkpoint, on any number of ranks, to the very bytes of a run that nothing happened to,
-# and nothing of it is left in folders for temporary files and shared memory. FAULTS_SEED=N repeats what was drawn: who, when.
-# FAULTS=N: that many faults, and no more; FAULTS_STEPS=N: of each run, a multiple of 20. With MOERT_DEVICE=gpu each rank takes a GPU.
+# A training run whose rank is killed or stopped ends soon and names the rank. A run that gets SIGTERM saves a checkpoint and ends
+# without an error. Resumed from its last checkpoint on any number of ranks, it ends with the bytes of a run without faults. No
+# temporary files and no shared memory are left. FAULTS_SEED=N repeats a random choice of ranks and moments. FAULTS=N: only N random
+# faults; FAULTS_STEPS=N: the steps of each run, a multiple of 20. With MOERT_DEVICE=gpu each rank takes a GPU.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 program=$bin/moert-train
-export -n TEST_BUILD TEST_ALL # no variables of the programs
+export -n TEST_BUILD TEST_ALL # keep them out of the programs' environment
 faults=2
 [ "${TEST_ALL:-0}" -eq 0 ] || faults=20
 faults=${FAULTS:-$faults}
 RANDOM=${FAULTS_SEED:=$$}
 echo "# FAULTS_SEED=$FAULTS_SEED"
 export MOERT_TIMEOUT_S=4
-work=$folder
+work=$tmp
 shared=$(mktemp -d -p /dev/shm)
 launcher=
 leave() {
@@ -25,7 +25,7 @@ trap leave EXIT
 steps=${FAULTS_STEPS:-240}
 arguments=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 64 --batch 8 --steps $steps --save-every 20
     --keep-last 2 --log-every 0)
-start() { # NAME RANKS [OPTION...]: in the background, with output in $dir
+start() { # NAME RANKS [OPTION...]: starts a run in the background; its files and output are in $dir
     dir=$work/$1
     log=$dir/stderr
     mkdir -p "$dir/tmp"
@@ -34,11 +34,11 @@ start() { # NAME RANKS [OPTION...]: in the background, with output in $dir
     launcher=$!
 }
 
-rank_pid() { # RANK: its process in the run of $dir
+rank_pid() { # RANK: prints its process in the run of $dir
     grep -lzx "FAULTS_RUN=$dir" /proc/[0-9]*/environ 2>/dev/null | xargs -r grep -lzx "OMPI_COMM_WORLD_RANK=$1" 2>/dev/null | cut -d / -f 3
 }
 
-steps_done() { # N: waits until the run has done so many
+steps_done() { # N: waits until the run has done N steps, at most 30 s
     local target=$1 tries=0
     while [ "$(wc -l 2>/dev/null <"$dir/run/metrics.jsonl" || echo 0)" -lt $target ] && [ $tries -lt 600 ]; do
         sleep 0.05
@@ -46,12 +46,12 @@ steps_done() { # N: waits until the run has done so many
     done
 }
 
-random_moment() { # in the first half of the run, in any phase of a step
+random_moment() { # waits for a random moment in the first half of the run, in any phase of a step
     steps_done $((1 + RANDOM % (steps / 2)))
     sleep 0.0$((RANDOM % 100))
 }
 
-await() { # [SECONDS]: waits for the run, at most a minute; sets status, seconds
+await() { # [SECONDS]: waits for the run, then kills it (default 60); sets $status and $seconds
     local from=$SECONDS
     while kill -0 "$launcher" 2>/dev/null && [ $((SECONDS - from)) -lt "${1:-60}" ]; do sleep 0.1; done
     kill -KILL "$launcher" 2>/dev/null
@@ -62,16 +62,16 @@ await() { # [SECONDS]: waits for the run, at most a minute; sets status, seconds
     echo "status $status after $seconds s" >>"$dir/stderr"
 }
 
-temporary() { # Open MPI's sessions, sockets and shared memory
+temporary() { # lists Open MPI's sessions, sockets and shared memory
     find "$dir/tmp" "$shared" -mindepth 1
 }
 
-says_once() { # PATTERN: the only message
+says_once() { # PATTERN: true if there is exactly one message and it matches
     [ "$(grep -c '^moert' "$dir/stderr")" -eq 1 ] && grep -Eq "$1" "$dir/stderr"
 }
 
 last=step-$(printf %08d $steps)
-resumes() { # NAME RANKS: goes on to the end
+resumes() { # NAME RANKS: resumes a run to its end; the verdict on its files
     start "$1" "$2" --resume auto
     await 300
     [ "$status" -eq 0 ] && diff -r "$work/whole/run/checkpoints/$last" "$dir/run/checkpoints/$last" &&
@@ -84,7 +84,7 @@ place="at step [0-9]+ in phase '[a-z_ -]+'; rank [0-9] has waited for it for [0-
 gone="is gone \(its process [0-9]+ has ended\), $place\$"
 stopped="is stopped .*, $place \(MOERT_TIMEOUT_S=4\)\$"
 
-# fault N: a random rank of 2 or 4 is killed or frozen at a random moment, and the run resumed on 1 to 4
+# fault N: kills or stops a random rank of 2 or 4 at a random moment, then resumes the run on 1 to 4 ranks
 fault() {
     local ranks=$((($1 + 1) / 2 % 2 == 0 ? 2 : 4)) signal=KILL says=$gone pids
     [ $(($1 % 2)) -eq 0 ] || signal=STOP says=$stopped
@@ -115,7 +115,7 @@ for ((n = 0; n < faults; n++)); do fault $n; done
 
 [ -z "${FAULTS:-}" ] || finish
 
-# ordered NAME RANKS VICTIM...: SIGTERM to these ranks
+# ordered NAME RANKS VICTIM...: sends SIGTERM to these ranks
 ordered() {
     start "$1" "$2"
     random_moment
@@ -125,7 +125,7 @@ ordered() {
     await
     [ "$status" -eq 0 ] && grep -q 'continue with --resume auto' "$dir/stdout" && ! grep -q '^moert' "$dir/stderr" &&
         [ -e "$dir/run/checkpoints/step-$(printf %08d "$(wc -l <"$dir/run/metrics.jsonl")")/state.json" ]
-    verdict $? "$1: SIGTERM to ranks ${*:3} of $2 saves the last step and ends in order"
+    verdict $? "$1: SIGTERM to ranks ${*:3} of $2 saves the last step and ends without an error"
 }
 ordered terminated 2 0 1
 resumes terminated 3

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# moert-train against golden models: logits and gradients of the first step, then losses and gradient norms of a run of
-# AdamW, on up to 4 ranks (of which some have no sequence). MOERT_DEVICE=gpu runs each model on 1, 2 and 4; TEST_ALL=1 adds 3
-# ranks and every engine.
+# moert-train against golden models: logits and gradients of the first step, then losses and gradient norms of 20 steps of AdamW,
+# on up to 4 ranks, some without a sequence. MOERT_DEVICE=gpu runs each model on 1, 2 and 4 ranks; TEST_ALL=1 adds 3 ranks and
+# more engines.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -18,15 +18,15 @@ train() {
 
 # logits MODEL
 logits() {
-    train "$1" 1 --logits "$folder/logits.safetensors" &&
+    train "$1" 1 --logits "$tmp/logits.safetensors" &&
         "$compare" tensors --expected "$golden/$1/expected.safetensors" --only logits \
-            --actual "$folder/logits.safetensors" --tolerance 2e-5 >>"$log" 2>&1
+            --actual "$tmp/logits.safetensors" --tolerance 2e-5 >>"$log" 2>&1
     verdict $? "$1, logits: $(tail -n 1 "$log")"
 }
 
 # model MODEL RANKS ENGINE
 model() {
-    local metrics=$folder/$1-$2-$3.jsonl gradients=$folder/$1-$2-$3.safetensors aux=()
+    local metrics=$tmp/$1-$2-$3.jsonl gradients=$tmp/$1-$2-$3.safetensors aux=()
     MOERT_EXCHANGE=$(engine "$3")
     export MOERT_EXCHANGE
     [ "$1" = mixtral-tiny-aux ] && aux=(--aux)
@@ -39,7 +39,7 @@ model() {
             >>"$log" 2>&1
     verdict $? "$*, 20 steps: $(tail -n 1 "$log")"
     [ "$2-$3" = 1-auto ] && return
-    check "$*: the gradients of 1 rank, byte for byte" cmp "$folder/$1-1-auto.safetensors" "$gradients"
+    check "$*: the gradients of 1 rank, byte for byte" cmp "$tmp/$1-1-auto.safetensors" "$gradients"
 }
 
 runs() { # MODEL

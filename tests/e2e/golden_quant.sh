@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# moert-op against the golden quantized matrices, byte for byte, on both backends; the scales also back out of their tiles.
+# moert-op against the golden quantized matrices, byte for byte, on both backends; also the untiling of their scales.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 golden=tests/golden/quant
 
-# agrees WHICH TITLE COMMAND...: the output of COMMAND has the bytes of $path, of its tensors WHICH
+# agrees WHICH TITLE COMMAND...: the verdict on COMMAND of moert-op, whose output must have the bytes of $path in the tensors WHICH
 agrees() {
     local which=$1 title=$2 status
     shift 2
@@ -16,7 +16,7 @@ agrees() {
 }
 
 matrix() { # FILE
-    local path=$1 output=$folder/output.safetensors name shape block family element rounding options backend
+    local path=$1 output=$tmp/output.safetensors name shape block family element rounding options backend
     name=$(basename "$path" .safetensors)
     shape=${name##*-} block=32
     case $name in
@@ -31,13 +31,13 @@ matrix() { # FILE
     esac
     for backend in reference portable; do
         agrees --except=x "$name, $backend" quantize "${options[@]}" --backend "$backend"
-        agrees --only=scale "$name, $backend, out of its tiles" unswizzle --backend "$backend" \
+        agrees --only=scale "$name, $backend, scales untiled" unswizzle --backend "$backend" \
             --lines "${shape%x*}" --width $((${shape#*x} / block))
         case $name in *-normal-*)
             alone "$bin/moert-op" dequantize --input "$path" --output "$output" --backend "$backend" \
                 "${options[@]:0:2}" &&
                 "$compare" tensors --expected "$path" --actual "$output" --only x --tolerance 0.12 >>"$log" 2>&1
-            verdict $? "$name, $backend, back: $(tail -n 1 "$log")"
+            verdict $? "$name, $backend, dequantized: $(tail -n 1 "$log")"
             ;;
         esac
     done

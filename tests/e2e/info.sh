@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# moert-info on 1, 2 and 3 ranks: every part is there, the table of variables is whole, ranks do not share cores when
-# there are enough, the JSON is one object, and a machine without OpenCL gets a message.
+# moert-info on 1, 2 and 3 ranks: it prints every section and all variables, ranks do not share cores if there are enough, the JSON
+# is one object, and a machine without OpenCL gets a message.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 program=$bin/moert-info
 model=tests/golden/model/qwen3-tiny
-out=$folder/out
+out=$tmp/out
 
-info() { # RANKS, OPTION...: fills out, log and `status`, which it returns
+info() { # RANKS OPTION...: fills $out, $log and $status, which it returns
     local ranks=$1
     shift
     timeout -k 5 120 "${MOERT_MPIRUN[@]}" -n "$ranks" "$program" "$@" >"$out" 2>"$log"
@@ -16,10 +16,10 @@ info() { # RANKS, OPTION...: fills out, log and `status`, which it returns
     return $status
 }
 
-# section TITLE: the lines below a title, up to the next empty one
+# section TITLE: prints the lines below a title, up to an empty one
 section() { sed -n "/^$1/,/^\$/p" "$out" | sed '1d;/^$/d'; }
 
-cpus_of() { # RANK: its logical processors, one a line
+cpus_of() { # RANK: prints its logical processors, one a line
     local part
     for part in $(section placement | awk -v rank="$1" '$1 == rank { print $NF }' | tr ',' ' '); do
         seq "${part%-*}" "${part#*-}"
@@ -34,13 +34,13 @@ for ranks in 1 2 3; do
         has_lines "$out" '^moert [0-9.]+, [^ ]' '^hosts' '^OpenCL devices' '^  \*  .* [0-9]+:[0-9]+ ' '^placement' \
             '^exchange engines' '^  +[* ] +staged +yes' '^backends' '^  +reference +yes' '^  \*  portable +yes' \
             '^tuning of GEMMs' '^  forward +f32 +panels=[0-9]+ .* kernels/gemm/tuning.txt:[0-9]+' '^memory per rank' '^  total '
-    verdict $? "$ranks ranks: every part is there"
+    verdict $? "$ranks ranks: every section is printed"
     [ "$(section placement | wc -l)" -eq $((ranks + 1)) ] && [ "$(section "memory per" | grep -Ec '^ +[0-9]+ ')" -eq "$ranks" ]
-    verdict $? "$ranks ranks: each has its line of placement and of memory"
+    verdict $? "$ranks ranks: each has a line of placement and a line of memory"
     [ -n "$variables" ] && [ "$(section variables | grep -o '^[ *]*MOERT_[A-Z0-9_]*' | tr -d ' *')" = "$variables" ]
-    verdict $? "$ranks ranks: the table of variables is whole"
+    verdict $? "$ranks ranks: every variable is listed"
     [ "$(section 'exchange engines' | grep -c '^  \*')" -eq 1 ]
-    verdict $? "$ranks ranks: auto takes one engine"
+    verdict $? "$ranks ranks: one engine is marked as auto's choice"
 done
 
 info 2
@@ -50,12 +50,12 @@ else
     [ -n "$(cpus_of 0)" ] && [ -n "$(cpus_of 1)" ] && [ -z "$({ cpus_of 0; cpus_of 1; } | sort | uniq -d)" ]
     verdict $? "2 ranks: disjoint cores"
 fi
-check "2 ranks: an engine that cannot work says why" has_lines "$out" '^ +local +no +it serves one rank, not 2'
+check "2 ranks: the reason why an engine is not available is printed" has_lines "$out" '^ +local +no +it serves one rank, not 2'
 
 export MOERT_EXCHANGE=staged MOERT_TIMEOUT_S=77
 info 2 --ep 1 --model "$model" --batch 4 --length 32
 has_lines "$out" '^ +\*  MOERT_TIMEOUT_S +77 +60 ' '^4 sequences of 32 tokens, experts in f32, dense layers in f32, staged exchange' 'in groups of 1 of 2 ranks'
-verdict $? "what is set is shown and used"
+verdict $? "variables that are set are shown and used"
 unset MOERT_EXCHANGE MOERT_TIMEOUT_S
 info 1 --model "$model" --precision nvfp4 --dense bf16 --dispatch mxfp8 --combine bf16 --micro-batches 2
 has_lines "$out" ' tokens, experts in nvfp4, dense layers in bf16, local exchange of rows in mxfp8 and back in bf16, micro-batches in a step: 2$'
@@ -72,26 +72,26 @@ verdict $? "--json prints one object"
 info 3 --ep 2
 [ $status -eq 2 ] && grep -q 'EP must divide' "$log" && [ ! -s "$out" ]
 verdict $? "ranks that cannot form groups are bad usage"
-refused 1 '^moert-info: ' "a model that is not there fails with one message" info 2 --model "$folder/nothing"
-mkdir "$folder/huge"
-sed -E 's/"(hidden_size|num_local_experts|num_hidden_layers)": *[0-9]+/"\1": 1000000/' "$model/config.json" >"$folder/huge/config.json"
-refused 1 'may take [0-9.]*e\+[0-9]* bytes; 9.2e18 can be counted' "bytes beyond 64 bits are not counted" info 1 --model "$folder/huge"
+refused 1 '^moert-info: ' "a missing model fails with one message" info 2 --model "$tmp/nothing"
+mkdir "$tmp/huge"
+sed -E 's/"(hidden_size|num_local_experts|num_hidden_layers)": *[0-9]+/"\1": 1000000/' "$model/config.json" >"$tmp/huge/config.json"
+refused 1 'may take [0-9.]*e\+[0-9]* bytes; 9.2e18 can be counted' "an estimate beyond 64 bits is refused" info 1 --model "$tmp/huge"
 
 if [ "$(nproc)" -ge 2 ]; then
     timeout -k 5 120 mpirun --quiet --bind-to core -n 2 "$program" >"$out" 2>"$log" &&
         grep -q 'the launcher has bound rank 0: moert stays inside' "$log" &&
         [ "$(section placement | awk '$1 ~ /^[01]$/ && $6 == "yes"' | wc -l)" -eq 2 ]
-    verdict $? "a mask of the launcher is kept, and named"
+    verdict $? "a CPU mask that the launcher has set is kept, and reported"
 fi
 
-# PoCL keeps the folder that it finds at its first call, which hwloc inside MPI would make
-mkdir "$folder/home"
-HOME=$folder/home MOERT_CACHE_DIR=$folder/chosen timeout -k 5 120 env --unset=HWLOC_COMPONENTS "$program" --model "$model" \
-    >"$out" 2>"$log" && [ -d "$folder/chosen/pocl" ] && [ ! -e "$folder/home/.cache" ]
-verdict $? "without mpirun PoCL's cache is where it was put"
+# PoCL fixes its cache directory in its first call. Without moert's precautions, hwloc inside MPI would make that call
+mkdir "$tmp/home"
+HOME=$tmp/home MOERT_CACHE_DIR=$tmp/chosen timeout -k 5 120 env --unset=HWLOC_COMPONENTS "$program" --model "$model" \
+    >"$out" 2>"$log" && [ -d "$tmp/chosen/pocl" ] && [ ! -e "$tmp/home/.cache" ]
+verdict $? "without mpirun, PoCL's cache is in MOERT_CACHE_DIR"
 
-export OCL_ICD_VENDORS=$folder/nowhere
-refused 1 '^moert-info: .*no OpenCL platform' "without OpenCL it says so" info 2
+export OCL_ICD_VENDORS=$tmp/nowhere
+refused 1 '^moert-info: .*no OpenCL platform' "without OpenCL it fails with a message" info 2
 info 1 --help
 [ $status -eq 0 ] && has_lines "$out" '^usage: ' '--json'
 verdict $? "--help needs no device"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Every kernel file compiles for every built-in row of tuning and every form, without a device: by clang, for x86-64 with
-# AVX-512 (and its BF16) and with AVX2 only, for AArch64, and for NVIDIA, with and without float64. By default some rows and
-# options alone but for AVX-512, with TEST_ALL all. PoCL's packages bring a clang along; without one this is skipped.
+# Every kernel file compiles in every form for every built-in tuning row, without a device: with clang, for x86-64 with AVX-512 (and
+# its BF16), for x86-64 with only AVX2, for AArch64, and for NVIDIA, with and without float64. By default, forms other than AVX-512
+# compile only some rows and options; with TEST_ALL=1 they compile all. Skipped without clang, which PoCL's packages install.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
-list=$folder/list failed=$folder/failed
-export folder failed
+list=$tmp/list failed=$tmp/failed
+export tmp failed
 
 clang=
 for name in clang clang-{20..13}; do
@@ -20,7 +20,7 @@ export clang
 
 # ---- programs: a family and its -D options, one a line ----
 
-# the tiles of the built-in rows: a row without one has the default's
+# the tiles of the built-in rows; a row without a tile has that of the default row
 tiles=$(grep -v '^#' kernels/gemm/tuning.txt | sed -n 's/.*lines=\([0-9]*\).*width=\([0-9]*\).*/-DLINES=\1 -DWIDTH=\2/p' | sort -u)
 [ -n "$tiles" ] && [ "$(grep -v '^#' kernels/gemm/tuning.txt | grep -c 'lines=\|width=')" -eq "$(grep -v '^#' kernels/gemm/tuning.txt | grep -c 'lines=.*width=')" ]
 verdict $? "built-in rows name whole tiles: $(paste -s -d , <<<"$tiles")"
@@ -37,21 +37,21 @@ amx='-DBF16=1 -DDOT=2 -DLINES=32 -DWIDTH=2'
 options() { # FAMILY: the options of its programs, one a line
     case $1 in
     gemm/gemm | gemm/prepacked)
-        local tile number format
+        local tile dtype format
         while read -r tile; do
-            for number in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=0' '-DBF16=1 -DDOT=1'; do
-                echo "$number $tile -DCODED=0"
-                [ "$1 ${tile#*WIDTH=}" = "gemm/prepacked 4" ] && echo "$number $tile -DCODED=0 -DPACKED=2"
+            for dtype in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=0' '-DBF16=1 -DDOT=1'; do
+                echo "$dtype $tile -DCODED=0"
+                [ "$1 ${tile#*WIDTH=}" = "gemm/prepacked 4" ] && echo "$dtype $tile -DCODED=0 -DPACKED=2"
             done
         done <<<"$tiles"
         printf '%s\n' "$amx -DCODED=0 -DAMX="{1,0}
-        while read -r format; do # by the default tile
-            for number in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=0' '-DBF16=1 -DDOT=1'; do echo "$number -DLINES=8 -DWIDTH=2 -DCODED=1 $format"; done
+        while read -r format; do # with the default tile
+            for dtype in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=0' '-DBF16=1 -DDOT=1'; do echo "$dtype -DLINES=8 -DWIDTH=2 -DCODED=1 $format"; done
             echo "$amx -DCODED=1 -DAMX=0 $format"
         done <<<"$formats"
         ;;
     gemm/gpu)
-        local lines # and terms
+        local lines # and the depth of a block of K
         for lines in '32 -DDEPTH=32' '64 -DDEPTH=16' '128 -DDEPTH=16' '128 -DDEPTH=8'; do
             printf '%s\n' "-DBF16=0 -DLINES=$lines" "-DBF16=1 -DLINES=$lines"
         done
@@ -82,7 +82,7 @@ options() { # FAMILY: the options of its programs, one a line
     esac
 }
 
-# families for NVIDIA alone come below
+# families without those that run only on NVIDIA, which follow below
 families=$(cd kernels && find . -name '*.cl' ! -path '*/nvidia/*' | sed 's#^./##; s#\.cl$##' | LC_ALL=C sort)
 for family in $families; do
     while read -r line; do echo "$family $line"; done < <(options "$family")
@@ -90,29 +90,29 @@ done >"$list"
 
 # ---- forms ----
 
-# families without the GPU form, as the library has them
+# families that have no GPU form, from the library's table
 cpu_families=$(sed -n '/cpu_families\[\]/,/};/p' src/device/program.c | grep -o '"[a-z_/]*"' | tr -d '"' | paste -s -d ' ')
-check "some families have the CPU form alone: $cpu_families" [ -n "$cpu_families" ]
+check "the list of families without a GPU form is found: $cpu_families" [ -n "$cpu_families" ]
 export cpu_families
 
 compile() { # FORM FAMILY OPTION...
     local form=$1 file=kernels/$2.cl out what items=1
     case $2:$form:" $cpu_families " in
-    */gpu:* | *_gpu:*) items=32 ;; # on CPUs too, where the form can be forced
+    */gpu:* | *_gpu:*) items=32 ;; # also on CPUs, where MOERT_FORM can choose this form
     *:nvidia:*" $2 "* | *:without_fp64:*" $2 "* | *:avx* | *:aarch64*) ;;
     *) items=32 ;;
     esac
     shift 2
-    case "$items $*" in 1*-DALIGNED*) return 0 ;; esac # for the GPU form alone
+    case "$items $*" in 1*-DALIGNED*) return 0 ;; esac # only the GPU form has it
     case "$form $*" in avx*) ;; *-DAMX=1*) return 0 ;; esac # instructions of x86-64
-    out=$(mktemp -p "$folder")
+    out=$(mktemp -p "$tmp")
     what=("$clang" -x cl -cl-std=CL1.2 -Xclang -finclude-default-header -Xclang -cl-ext=+cl_khr_fp64 -Ikernels -include kernels/lib/common.h
         -DMOERT_ITEMS=$items -Werror -Wno-psabi -Wno-unused-command-line-argument "$@" "$file" -o "$out")
     case $form in
     avx512) "${what[@]}" --target=x86_64-linux-gnu -mavx512f -mavx512vl -mavx512bf16 -DMOERT_CPU=1 -DMOERT_FP64=1 -O1 -S ;;
-    # what the optimiser might complain of it does above; it takes most of the time
+    # -O0: the optimiser takes most of the time, and AVX-512 above shows what it complains about
     avx2) "${what[@]}" --target=x86_64-linux-gnu -mavx2 -mfma -DMOERT_CPU=1 -DMOERT_FP64=1 -O0 -S ;;
-    # this back end does not know the calling convention of kernels: it gets them as functions
+    # this back end does not support the calling convention of kernels, so they become functions
     aarch64) "${what[@]}" --target=aarch64-linux-gnu -DMOERT_CPU=1 -DMOERT_FP64=1 -O0 -S -emit-llvm &&
         sed 's/\bspir_kernel //' "$out" | "$clang" --target=aarch64-linux-gnu -Wno-override-module -x ir -O0 -S - -o "$out.s" ;;
     nvidia) "${what[@]}" --target=nvptx64-nvidia-nvcl -Xclang -target-cpu -Xclang sm_80 -DMOERT_CPU=0 -DMOERT_FP64=1 -DMOERT_NVIDIA=90 -O$((items > 1)) -S ;;
@@ -122,29 +122,30 @@ compile() { # FORM FAMILY OPTION...
 }
 export -f compile
 
-# the first line of each family (the first word) and every fourth one, or all
+# passes the first line of each family (the first word) and every fourth line; with TEST_ALL=1 all lines
 some() {
     if [ "${TEST_ALL:-0}" -ne 0 ]; then cat; else awk '$1 != family || NR % 4 == 0 { print } { family = $1 }'; fi
 }
 
-cp "$list" "$folder/whole"
+cp "$list" "$tmp/whole"
 forms="avx512 avx2 aarch64 nvidia without_fp64"
-[ -z "${KEEP_CUBINS:-}" ] || forms= # nothing but what is kept
+[ -z "${KEEP_CUBINS:-}" ] || forms= # only the programs whose cubins are kept
 for form in $forms; do
     : >"$failed.$form"
-    if [ "$form" = avx512 ]; then cat "$folder/whole"; else some <"$folder/whole"; fi >"$list"
+    if [ "$form" = avx512 ]; then cat "$tmp/whole"; else some <"$tmp/whole"; fi >"$list"
     sed "s/^/$form /" "$list" | xargs -P "$(nproc)" -I LINE bash -c 'compile LINE'
     cp "$failed.$form" "$log"
     [ -s "$list" ] && [ ! -s "$failed.$form" ]
     verdict $? "$form: $(wc -l <"$list") programs of $(wc -w <<<"$families") files compile"
 done
 
-# ---- families for NVIDIA's tensor cores: PTX by clang, assembled by CUDA's ptxas, for Hopper made sm_90a as the library does ----
+# ---- families for NVIDIA's tensor cores: clang makes PTX, which CUDA's ptxas assembles; for Hopper, build/tests/ptx first turns it into
+# sm_90a as the library does ----
 
 ptxas=$(command -v ptxas || ls /usr/local/cuda/bin/ptxas 2>/dev/null)
 plain="-DALPHA=0 -DBETA=0 -DBIAS=0 -DBIAS_TYPE=0 -DFACTOR=0 -DAMAX=0 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
 all="-DALPHA=1 -DBETA=2 -DBIAS=1 -DBIAS_TYPE=1 -DFACTOR=1 -DAMAX=1 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
-products() { # RING: products alone, into what is there, with all that may follow; GLUs of every layout
+gemms() { # RING: plain GEMMs, accumulating ones, ones with the whole epilogue; GLUs of every layout
     local orientation result run
     for orientation in 0 1 2; do
         for result in 0 1 2; do
@@ -161,12 +162,12 @@ products() { # RING: products alone, into what is there, with all that may follo
         done
     done
 }
-nvidia_wgmma() { # of numbers, lines of results anywhere, and of codes, in each format by itself, beside numbers and beside another one
+nvidia_wgmma() { # plain operands, scattered results; quantized operands of one format, with a plain one and with another format
     local ring="-DCOUNTED=0 -DSTAGES=4 -DOUTS=2 -DGROUP=16 -DSCATTER=0" pair orientation result
     for orientation in 0 1; do
         echo "${ring/SCATTER=0/SCATTER=4} -DA_FORMAT=4 -DB_FORMAT=4 -DORIENTATION=$orientation -DF16=0 -DRESULT=2 $plain"
     done
-    products "$ring -DA_FORMAT=4 -DB_FORMAT=4"
+    gemms "$ring -DA_FORMAT=4 -DB_FORMAT=4"
     for result in 0 1; do
         echo "${ring/COUNTED=0/COUNTED=1} -DA_FORMAT=4 -DB_FORMAT=4 -DORIENTATION=2 -DF16=0 -DRESULT=0 ${plain/BETA=0/BETA=$result}"
     done
@@ -179,7 +180,7 @@ nvidia_wgmma() { # of numbers, lines of results anywhere, and of codes, in each 
             "-DBIAS_TYPE=2 -DFACTOR=1 -DAMAX=1 -DGLU=1 -DRUN=0 -DSWAPPED=1 -DV=1 -DV_TYPE=2"
     done
 }
-nvidia_mma() { products "-DGROUP=16"; }
+nvidia_mma() { gemms "-DGROUP=16"; }
 nvidia_attention() {
     local pass head
     for pass in 0 1 2; do for head in 64 128; do echo "-DPASS=$pass -DHEAD_SIZE=$head"; done; done
@@ -197,26 +198,26 @@ to_ptx() { # OUT FAMILY OPTION...
     local what
     what=("$clang" --target=nvptx64-nvidia-nvcl -x cl -cl-std=CL3.0 -Xclang -finclude-default-header -Ikernels -include kernels/lib/common.h
         -DMOERT_CPU=0 -DMOERT_FP64=0 -DMOERT_ITEMS=32 "${@:3}" "kernels/$2.cl")
-    "${what[@]}" -fsyntax-only || return 1 # with the functions of OpenCL instead of nvptx.h
+    "${what[@]}" -fsyntax-only || return 1 # with OpenCL's declarations instead of nvptx.h
     "${what[@]}" -Xclang -target-cpu -Xclang sm_80 -Xclang -target-feature -Xclang +ptx70 -include tests/support/nvptx.h -O2 -S -o "$1"
 }
 assemble() { # FILE COMPLAINT OPTION...
     local said kept
     [ -z "$ptxas" ] && return 0
     said=$("$ptxas" -v "${@:3}" "$1" -o "$1.cubin" 2>&1) || { echo "$said"; return 1; }
-    if [ -n "${KEEP_CUBINS:-}" ]; then # a folder, of tests/tools/record/cubins
+    if [ -n "${KEEP_CUBINS:-}" ]; then # a directory, from tests/tools/record/cubins
         kept=$(mktemp -p "$KEEP_CUBINS") && cp "$1.cubin" "$kept.cubin" && printf '%s\n' "$program ${*:3}" "$said" >"$kept.said"
     fi
     ! grep -E "$2|warning|[1-9][0-9]* bytes spill" <<<"$said"
 }
 hopper() { # FAMILY OPTION...
     local out program=$*
-    out=$(mktemp -p "$folder") && to_ptx "$out.ptx" "$@" && "${TEST_BUILD:-build}/tests/ptx" "$out.ptx" 231424 >"$out.sm90a" || return 1
+    out=$(mktemp -p "$tmp") && to_ptx "$out.ptx" "$@" && "${TEST_BUILD:-build}/tests/ptx" "$out.ptx" 231424 >"$out.sm90a" || return 1
     assemble "$out.sm90a" 'C75[0-9][0-9]' -arch=sm_90a --maxrregcount 168
 }
 ampere() { # FAMILY OPTION...; 128 work-items twice on an SM
     local out arch program=$*
-    out=$(mktemp -p "$folder") && to_ptx "$out.ptx" "$@" && sed -i 's/^\.version.*/.version 8.3/' "$out.ptx" || return 1
+    out=$(mktemp -p "$tmp") && to_ptx "$out.ptx" "$@" && sed -i 's/^\.version.*/.version 8.3/' "$out.ptx" || return 1
     for arch in sm_80 sm_86 sm_89 sm_90; do assemble "$out.ptx" "stack frame, [1-9]" "-arch=$arch" || return 1; done
 }
 export -f to_ptx assemble hopper ampere
@@ -227,11 +228,11 @@ tensor_cores() { # KIND FAMILY TEXT
     verdict $? "$1: $(wc -l <"$list") programs of $2 $3, no spills $([ -n "$ptxas" ] || echo '# SKIP the assembler: no ptxas')"
 }
 for family in gemm/nvidia/wgmma gemm/nvidia/split attention/nvidia/attention gemm/nvidia/fp8; do
-    tensor_cores hopper $family "for sm_90a with wgmma in a row, registers as asked"
+    tensor_cores hopper $family "for sm_90a: ptxas does not serialize wgmma and keeps to the register limit"
 done
 tensor_cores ampere gemm/nvidia/mma "for sm_80, sm_86, sm_89 and sm_90"
 
-# a program that must not compile, in every form
+# programs that no form must compile
 for form in $forms; do
     : >"$failed.$form"
     compile "$form" gemm/gemm -DBF16=0 -DDOT=0 -DLINES=17 -DWIDTH=2 -DCODED=0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# moert-train --profile: every operation of a step has its row, the rows add up to it, and the digits stay the same. --trace: so
-# has every rank, in time.
+# moert-train --profile: every operation has a row, the rows add up to a step, and losses and models keep their bits. --trace: every
+# rank has rows in time order.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -11,30 +11,31 @@ common=(--data LICENSE tests/golden/README.md --hidden 64 --intermediate 96 --he
 train() { # NAME RANKS ENGINE OPTION...
     local name=$1 count=$2 engine=$3
     shift 3
-    MOERT_EXCHANGE=$engine ranks "$count" "$bin/moert-train" "${common[@]}" --out "$folder/$name" "$@"
+    MOERT_EXCHANGE=$engine ranks "$count" "$bin/moert-train" "${common[@]}" --out "$tmp/$name" "$@"
 }
 
-has_rows() { # NAME ROW...: in the table and in the JSON
+has_rows() { # NAME ROW...: true if the table and the JSON have these rows
     local name=$1 row
     shift
     for row in "$@"; do
-        grep -q "^  $row  *[0-9-]" "$log" && grep -q "\"name\": \"$row\"" "$folder/$name/profile.json" ||
+        grep -q "^  $row  *[0-9-]" "$log" && grep -q "\"name\": \"$row\"" "$tmp/$name/profile.json" ||
             { echo "no row $row" >>"$log"; return 1; }
     done
 }
 
-# the rows' column KEY summed over NAME's JSON; one number a line
-column() { sed -n "s/^ *\"$2\": \([0-9.e+-]*\),\{0,1\}\$/\1/p" "$folder/$1/profile.json"; }
+# column NAME KEY: prints KEY of each row of NAME's JSON, one a line
+column() { sed -n "s/^ *\"$2\": \([0-9.e+-]*\),\{0,1\}\$/\1/p" "$tmp/$1/profile.json"; }
 
-adds_up() { # NAME: shares to 1, times to the step
+adds_up() { # NAME: true if the shares add up to 1 and the times to the step
     column "$1" share | awk '{ sum += $1 } END { exit !(sum > 0.999 && sum < 1.001) }' &&
         column "$1" ms_per_step | awk '{ ms[NR] = $1; if (NR > 1) sum += $1 }
             END { exit !(ms[1] > 0 && sum > 0.999 * ms[1] && sum < 1.001 * ms[1]) }'
 }
 
-# NAME of one rank: the counted steps, the last three, of 1024 tokens each, took no less by the metrics' clock
+# within_the_run NAME: for a run on one rank. True if the profile's time of a step is at most the metrics' mean of the last three
+# steps, which the profile counts, and more than half of it. A step has 1024 tokens
 within_the_run() {
-    tail -n 3 "$folder/$1/metrics.jsonl" | sed 's/.*"tokens_per_s": \([^,}]*\).*/\1/' |
+    tail -n 3 "$tmp/$1/metrics.jsonl" | sed 's/.*"tokens_per_s": \([^,}]*\).*/\1/' |
         awk -v ms="$(column "$1" ms_per_step | head -n 1)" '{ sum += 1024 / $1 * 1000 / 3 }
             END { printf "%g ms of %g ms\n", ms, sum; exit !(ms > 0.5 * sum && ms <= 1.001 * sum) }' >>"$log"
 }
@@ -45,31 +46,31 @@ for run in "1 local" "2 window" "2 staged"; do
     read -r count engine <<<"$run"
     train "plain-$engine" "$count" "$engine" --batch 16
     status=$?
-    ! grep -q 'GFLOP' "$log" && [ ! -e "$folder/plain-$engine/profile.json" ] && [ $status -eq 0 ]
-    verdict $? "$run: nothing is said without --profile"
+    ! grep -q 'GFLOP' "$log" && [ ! -e "$tmp/plain-$engine/profile.json" ] && [ $status -eq 0 ]
+    verdict $? "$run: without --profile there is no profile"
     train "$engine" "$count" "$engine" --batch 16 --profile && has_rows "$engine" "${rows[@]}" &&
         grep -q '^  step .* 100.0 %' "$log" &&
         grep -Eq '^profile of 3 steps, .* at best [1-9][0-9.]* GFLOP/s' "$log" &&
         grep -Eq '^  GEMM: [0-9.]+ % of the step, at ' "$log"
-    verdict $? "$run: every operation has its row"
+    verdict $? "$run: every operation has a row"
     check "$run: the rows add up to a step" adds_up "$engine"
-    diff <(digits "$folder/plain-$engine") <(digits "$folder/$engine") >>"$log" 2>&1 &&
-        diff -r "$folder/plain-$engine/model" "$folder/$engine/model" >>"$log" 2>&1
+    diff <(digits "$tmp/plain-$engine") <(digits "$tmp/$engine") >>"$log" 2>&1 &&
+        diff -r "$tmp/plain-$engine/model" "$tmp/$engine/model" >>"$log" 2>&1
     verdict $? "$run: the bits are those without --profile"
 done
 
 check "a step takes no longer than the metrics say" within_the_run local
 train precise 2 staged --batch 16 --precision mxfp8 --profile && has_rows precise quantize 'exchange: messages'
-verdict $? "what is quantized and what waits has its row"
+verdict $? "quantizing and waiting for messages have rows"
 train short 1 local --batch 16 --steps 1 --profile && grep -q '^profile of 1 step' "$log"
-verdict $? "a single step is counted"
+verdict $? "a run of one step is profiled"
 MOERT_BACKEND=reference train reference 1 local --batch 2 --steps 3 --profile &&
     column reference share | awk '{ sum += $1 } END { exit !(sum > 0.999 && sum < 1.001) }'
-verdict $? "what the reference backend computes is the host's time"
+verdict $? "the rows of a run on the reference backend add up"
 
-# traced NAME RANKS: five steps, one after the other, of each rank, and what its device did and waited for within them
+# traced NAME RANKS: checks that each rank has five steps in sequence, with its device's operations and its messages within them
 traced() {
-    python3 - "$folder/traced-$1/trace" "$2" <<'END'
+    python3 - "$tmp/traced-$1/trace" "$2" <<'END'
 import json, sys
 events, ranks = json.load(open(sys.argv[1]))["traceEvents"], int(sys.argv[2])
 names = "steps", "device", "messages", "rows in flight forth", "rows in flight back"
@@ -92,14 +93,14 @@ END
 if command -v python3 >/dev/null; then
     for run in "1 local" "2 staged"; do
         read -r count engine <<<"$run"
-        train "traced-$engine" "$count" "$engine" --batch 16 --steps 9 --profile --trace "$folder/traced-$engine/trace" &&
+        train "traced-$engine" "$count" "$engine" --batch 16 --steps 9 --profile --trace "$tmp/traced-$engine/trace" &&
             traced "$engine" "$count" >>"$log" 2>&1
         verdict $? "$run: a trace shows five steps of every rank"
     done
 else
     verdict 0 "traces # SKIP no python3 to read them"
 fi
-train unwritable 2 window --batch 16 --trace "$folder/none/trace"
-[ $? -ne 0 ] && grep -q 'none/trace.tmp: No such file' "$log" && [ ! -e "$folder/unwritable/metrics.jsonl" ]
-verdict $? "a trace that cannot be written ends the run before its first step, and the file is named"
+train unwritable 2 window --batch 16 --trace "$tmp/none/trace"
+[ $? -ne 0 ] && grep -q 'none/trace.tmp: No such file' "$log" && [ ! -e "$tmp/unwritable/metrics.jsonl" ]
+verdict $? "a trace that cannot be written ends the run before its first step, with a message that names the file"
 finish

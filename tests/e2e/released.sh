@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Released low-precision weights: a model whose weights lie as MXFP4 or FP8 gives the bytes of the same model with these values
-# as plain float32, on 1, 2 and 4 ranks; what is trained from it is plain. moert-op makes and undoes the codes, not the loader.
+# Released low-precision weights: a model whose weights are stored as MXFP4 or FP8 gives the bytes of the same model with these values
+# as plain float32, on 1, 2 and 4 ranks. A model trained from it is stored plain. moert-op quantizes and dequantizes here, independently
+# of the loader.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 release=${TEST_BUILD:-build}/tests/release
 
-# publish FORM FORMAT FROM QUANTIZATION_CONFIG: $folder/FORM/low and $folder/FORM/plain, made of the model FROM
+# publish FORM FORMAT FROM QUANTIZATION_CONFIG: makes $tmp/FORM/low and $tmp/FORM/plain from the model FROM
 publish() {
-    local form=$1 format=$2 from=$3 config=$4 to=$folder/$1
+    local form=$1 format=$2 from=$3 config=$4 to=$tmp/$1
     mkdir -p "$to/low" "$to/plain"
     cp "$from/config.json" "$to/plain/"
     sed "0,/{/s//{\"quantization_config\": {$config},/" "$from/config.json" >"$to/low/config.json"
@@ -20,7 +21,7 @@ publish() {
     verdict $? "$form: $from is quantized"
 }
 
-# same TITLE FILE FILE: equal and not empty
+# same TITLE FILE FILE: the verdict that two files are equal and not empty
 same() {
     [ -s "$2" ] && cmp "$2" "$3" >>"$log" 2>&1
     verdict $? "$1"
@@ -31,9 +32,9 @@ mxfp4='"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_
 
 # ---- a layer ----
 
-layer() { # FORM WHICH RANKS: y, dx and the gradients
-    ranks "$3" "$bin/moert-layer" --model "$folder/$1/$2" --input "$golden/input.safetensors" \
-        --output "$folder/$1/$2-$3.safetensors"
+layer() { # FORM low|plain RANKS: computes y, dx and the gradients
+    ranks "$3" "$bin/moert-layer" --model "$tmp/$1/$2" --input "$golden/input.safetensors" \
+        --output "$tmp/$1/$2-$3.safetensors"
 }
 
 layers() { # FORM FORMAT CASE QUANTIZATION_CONFIG
@@ -41,46 +42,46 @@ layers() { # FORM FORMAT CASE QUANTIZATION_CONFIG
     golden=tests/golden/layer/$3
     publish "$1" "$2" "$golden" "$4"
     layer "$1" plain 1
-    "$compare" tensors --expected "$golden/expected.safetensors" --actual "$folder/$1/plain-1.safetensors" --only y \
+    "$compare" tensors --expected "$golden/expected.safetensors" --actual "$tmp/$1/plain-1.safetensors" --only y \
         --tolerance 0.3 >>"$log" 2>&1
-    verdict $? "$1: the plain values of $3 are near the golden ones: $(tail -n 1 "$log")"
+    verdict $? "$1: y of $3 with the plain values is near the golden one: $(tail -n 1 "$log")"
     for count in 1 2 4; do
         layer "$1" low $count
-        same "$1: $3 on $count ranks gives the bytes of plain weights" "$folder/$1/low-$count.safetensors" \
-            "$folder/$1/plain-1.safetensors"
+        same "$1: $3 on $count ranks gives the bytes of plain weights" "$tmp/$1/low-$count.safetensors" \
+            "$tmp/$1/plain-1.safetensors"
     done
 }
 
 layers mxfp4 mxfp4 gpt_oss-a "$mxfp4"
 layers fp8 fp8-128x128 deepseek_v3-a "$fp8"
 
-# the last scale of the last expert, which the last rank owns, becomes NaN
-file=$folder/mxfp4/low/model.safetensors
+# sets the last scale of the last expert, which the last rank owns, to NaN
+file=$tmp/mxfp4/low/model.safetensors
 start=$((8 + $(od -An -tu8 -N8 "$file")))
 end=$(head -c $start "$file" | grep -ao 'gate_up_proj_scales"[^}]*' | grep -o '[0-9]*\]$')
 printf '\377' | dd of="$file" bs=1 seek=$((start + ${end%]} - 1)) conv=notrunc status=none
 refused 1 "low/model.safetensors: tensor '.*gate_up_proj_blocks' is nan at \[7, 191, 32\], .* scale nan; weights" \
-    "mxfp4: a scale that is no number, on one rank, is refused with its place" layer mxfp4 low 2
+    "mxfp4: a NaN scale on one rank is refused with its position" layer mxfp4 low 2
 
-# ---- a model, of several blocks a matrix ----
+# ---- a model whose matrices have several blocks ----
 
 train() { # DIR RANKS OPTION...
     ranks "$2" "$bin/moert-train" --model "$1" --data LICENSE --batch 4 --length 32 --steps 1 --log-every 0 "${@:3}"
 }
 
 ranks 1 "$bin/moert-train" --form qwen3-moe --hidden 160 --intermediate 200 --heads 2 --head-size 96 --layers 1 --experts 4 \
-    --data LICENSE --batch 4 --length 32 --steps 0 --out "$folder/new"
-mv "$folder/fp8" "$folder/fp8-layer"
-publish fp8 fp8-128x128 "$folder/new/model" "$fp8"
-train "$folder/fp8/plain" 1 --out "$folder/fp8/plain-1"
+    --data LICENSE --batch 4 --length 32 --steps 0 --out "$tmp/new"
+mv "$tmp/fp8" "$tmp/fp8-layer"
+publish fp8 fp8-128x128 "$tmp/new/model" "$fp8"
+train "$tmp/fp8/plain" 1 --out "$tmp/fp8/plain-1"
 for count in 1 2 4; do
-    train "$folder/fp8/low" $count --out "$folder/fp8/low-$count"
+    train "$tmp/fp8/low" $count --out "$tmp/fp8/low-$count"
     same "fp8: a qwen3_moe model trained on $count ranks gives the bytes of plain weights" \
-        "$folder/fp8/low-$count/model/model.safetensors" "$folder/fp8/plain-1/model/model.safetensors"
+        "$tmp/fp8/low-$count/model/model.safetensors" "$tmp/fp8/plain-1/model/model.safetensors"
 done
-! grep -q quantization_config "$folder/fp8/low-1/model/config.json" && grep -q qwen3_moe "$folder/fp8/low-1/model/config.json" &&
-    train "$folder/fp8/low-1/model" 2 --logits "$folder/logits.safetensors"
-verdict $? "fp8: the trained model says that it is plain, and loads"
-ranks 1 "$bin/moert-info" --model "$folder/fp8/low" --length 32 && grep -q 'weights on disk: fp8' "$log"
-verdict $? "fp8: moert-info says how the weights lie"
+! grep -q quantization_config "$tmp/fp8/low-1/model/config.json" && grep -q qwen3_moe "$tmp/fp8/low-1/model/config.json" &&
+    train "$tmp/fp8/low-1/model" 2 --logits "$tmp/logits.safetensors"
+verdict $? "fp8: the trained model has no quantization_config, and loads"
+ranks 1 "$bin/moert-info" --model "$tmp/fp8/low" --length 32 && grep -q 'weights on disk: fp8' "$log"
+verdict $? "fp8: moert-info names the format of the weights on disk"
 finish

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# moert-report: a slow rank shows in its words and on its page, which is whole by XML's rules; bad input is named.
+# moert-report: it names a slow rank on the console and on the page, the page is well-formed XML, and bad input is named.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -8,7 +8,7 @@ train=("$bin/moert-train" --data LICENSE --hidden 32 --intermediate 64 --heads 2
     --steps 20 --log-every 0 --eval-every 10)
 report() { logged "$bin/moert-report" "$@"; }
 
-# well_formed PAGE: a strict parser takes it, no part of it lies elsewhere, and every figure has a title
+# well_formed PAGE: true if a strict parser accepts it, it refers to no other file, and every figure has a title
 well_formed() {
     ! grep -Eq '<script|<link|@import|url\([^#]|(src|href)=' "$1" || return 1
     [ "$(grep -c 'role="img"' "$1")" -eq "$(grep -A 1 'role="img"' "$1" | grep -c '<title>')" ] || return 1
@@ -19,8 +19,8 @@ well_formed() {
     fi
 }
 
-# stops and goes, so that it has a quarter of the time, once there are metrics
-cat >"$folder/slowly" <<'END'
+# once there are metrics, stops and continues a process so that it runs a quarter of the time
+cat >"$tmp/slowly" <<'END'
 "$@" &
 process=$!
 while [ ! -s "$RUN/metrics.jsonl" ] && kill -0 $process 2>/dev/null; do sleep 0.05; done
@@ -31,47 +31,47 @@ while kill -STOP $process 2>/dev/null; do
 done
 wait $process
 END
-slow() { # NAME ENGINE OPTION...: rank 1 of 2 is slow
-    RUN=$folder/$1 MOERT_EXCHANGE=$2 timeout -k 5 240 "${MOERT_MPIRUN[@]}" -n 1 "${train[@]}" "${@:3}" : -n 1 bash "$folder/slowly" \
+slow() { # NAME ENGINE OPTION...: trains on 2 ranks, of which rank 1 is slow
+    RUN=$tmp/$1 MOERT_EXCHANGE=$2 timeout -k 5 240 "${MOERT_MPIRUN[@]}" -n 1 "${train[@]}" "${@:3}" : -n 1 bash "$tmp/slowly" \
         "${train[@]}" "${@:3}" >"$log" 2>&1
 }
 engines=$(engine window)
 [ "${TEST_ALL:-0}" -eq 0 ] || engines="$engines staged"
 for engine in $engines; do
-    run=$folder/slow-$engine
+    run=$tmp/slow-$engine
     slow "slow-$engine" "$engine" --out "$run" --profile --trace "$run/trace.json" && report "$run" &&
         grep -Eq '^! Rank 1 on .* is slow: the others wait [1-9][0-9] % of the step for it\.$' "$log"
     verdict $? "$engine: a rank that gets a quarter of the time is named"
     page=$run/report.html
     grep -q 'class="who late">▶ 1' "$page" && grep -q 'is slow: the others wait' "$page"
-    verdict $? "$engine: and marked on the page"
+    verdict $? "$engine: it is marked on the page"
     grep -q 'One step in time' "$page" && grep -q '<title>rank 1 in step 6: ' "$page"
     verdict $? "$engine: a trace is drawn"
-    check "$engine: the page is one whole XML file" well_formed "$page"
+    check "$engine: the page is one well-formed XML file" well_formed "$page"
 done
 
-mkdir "$folder/plain"
-cp "$run/metrics.jsonl" "$folder/plain"
-report "$folder/plain" --out "$folder/page.html" && well_formed "$folder/page.html" && grep -q 'Train with --profile' "$folder/page.html"
-verdict $? "a run without a profile has a page, too"
+mkdir "$tmp/plain"
+cp "$run/metrics.jsonl" "$tmp/plain"
+report "$tmp/plain" --out "$tmp/page.html" && well_formed "$tmp/page.html" && grep -q 'Train with --profile' "$tmp/page.html"
+verdict $? "a run without a profile also has a page"
 
-# refuses CODE MESSAGE ARGUMENT...: exactly one message, and no page
+# refuses CODE MESSAGE ARGUMENT...: the verdict that moert-report ends with CODE, exactly one message and no page
 refuses() {
     local code=$1 message=$2
     shift 2
     report "$@"
-    [ $? -eq "$code" ] && [ "$(wc -l <"$log")" -eq 1 ] && grep -q "$message" "$log" && [ ! -e "$folder/bad/report.html" ]
+    [ $? -eq "$code" ] && [ "$(wc -l <"$log")" -eq 1 ] && grep -q "$message" "$log" && [ ! -e "$tmp/bad/report.html" ]
     verdict $? "refused: $message"
 }
 refuses 2 'which run? moert-report RUN'
-refuses 2 'unknown option --outt; did you mean --out?' "$folder/plain" --outt x
-refuses 1 'none/metrics.jsonl: No such file or directory; a run is the --out directory of moert-train' "$folder/none"
-bad() { # FILE TEXT MESSAGE: of the slow run, with another text in one of its files
-    rm -rf "$folder/bad"
-    mkdir "$folder/bad"
-    cp "$run"/*.json* "$folder/bad"
-    printf '%s' "$2" >"$folder/bad/$1"
-    refuses 1 "$3" "$folder/bad"
+refuses 2 'unknown option --outt; did you mean --out?' "$tmp/plain" --outt x
+refuses 1 'none/metrics.jsonl: No such file or directory; a run is the --out directory of moert-train' "$tmp/none"
+bad() { # FILE TEXT MESSAGE: the slow run with TEXT in FILE is refused with MESSAGE
+    rm -rf "$tmp/bad"
+    mkdir "$tmp/bad"
+    cp "$run"/*.json* "$tmp/bad"
+    printf '%s' "$2" >"$tmp/bad/$1"
+    refuses 1 "$3" "$tmp/bad"
 }
 bad metrics.jsonl '' 'metrics.jsonl: no step is finished yet'
 bad metrics.jsonl $'{"step": 0, "loss": 1, "tokens_per_s": 5}\n{"step": 1, "lo\n' 'metrics.jsonl: line 2 is not valid JSON'
@@ -81,6 +81,6 @@ bad profile-ranks.json '{"ranks": [{"host": "a", "node": 0}]}' 'profile-ranks.js
 bad profile-ranks.json '{"ranks"' 'profile-ranks.json: it is not valid JSON'
 bad profile.json '{}' 'profile.json: there is no "rows"'
 bad trace.json '{"traceEvents": [{"ph": "M"}]}' 'trace.json: holds no step; expected a trace of moert-train --trace'
-refuses 1 'none: cannot be opened' "$folder/plain" --trace "$folder/none"
-refuses 1 'none/page.html.tmp: cannot be created' "$folder/plain" --out "$folder/none/page.html"
+refuses 1 'none: cannot be opened' "$tmp/plain" --trace "$tmp/none"
+refuses 1 'none/page.html.tmp: cannot be created' "$tmp/plain" --out "$tmp/none/page.html"
 finish

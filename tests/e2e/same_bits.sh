@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Training gives the same losses and the same checkpoint bytes on any number of ranks and any engine, also across a resume;
-# with replicas of the experts it repeats itself, and its losses agree within 1e-5.
+# Training gives the same losses and checkpoint bytes on any number of ranks and any engine, also across a resume. With replicas of
+# the experts, two runs on the same ranks give the same bits, and the losses agree with those without replicas within 1e-5.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 
-all=$folder # the runs of all parts
+all=$tmp # shared by all parts
 small=(--hidden 64 --intermediate 96 --heads 4 --layers 2 --experts 8)
 common=(--data LICENSE tests/golden/README.md --length 64 --eval-sequences 6 --lr 3e-3 --warmup 5 --log-every 0 --seed 7)
 
-# train NAME RANKS ENGINE OPTION...: a run in its own folder, of a small model unless --model is given
+# train NAME RANKS ENGINE OPTION...: trains a small model, or that of --model; the run directory is NAME
 train() {
     local name=$1 count=$2 engine=$3 sizes=("${small[@]}")
     shift 3
@@ -17,7 +17,7 @@ train() {
     MOERT_CHUNKS=2 MOERT_EXCHANGE=$(engine "$engine") MOERT_NODE_RANKS=$(node_ranks "$engine") ranks "$count" "$bin/moert-train" "${sizes[@]}" "${common[@]}" --out "$all/$name" "$@"
 }
 
-# invariant VARIANT STEPS "RANKS ENGINE"... -- OPTION...: the first run sets the bits
+# invariant VARIANT STEPS "RANKS ENGINE"... -- OPTION...: every run must have the bits of the first one
 invariant() {
     local variant=$1 steps=$2 runs=() run first=
     shift 2
@@ -40,7 +40,7 @@ invariant() {
     done
 }
 
-losses_near() { # NAME NAME: every step's losses within 1e-5
+losses_near() { # NAME NAME: true if the losses of every step agree within 1e-5
     paste <(sed 's/.*"loss": \([^,]*\),.*/\1/' "$all/$1/metrics.jsonl") \
         <(sed 's/.*"loss": \([^,]*\),.*/\1/' "$all/$2/metrics.jsonl") |
         awk '{ d = ($1 - $2) / $2; if (d < 0) d = -d; if (!(d <= worst)) worst = d; n++ }
@@ -67,13 +67,13 @@ MOERT_SYNC=device MOERT_PUSH=on part invariant bf16-pushed 4 "1 local" "2 window
     --micro-batches 2 --precision bf16 --dispatch bf16 --combine bf16
 part invariant bf16-combine 4 "1 local" "2 window" "3 node" "4 staged" -- --batch 6 --hidden 72 --precision bf16 --dispatch bf16 --combine bf16
 
-join # what follows starts from these runs
+join # the parts below need the runs of those above
 
-# a model that starts from files, its embeddings tied
+# a model from files, with tied embeddings
 cp -r "$all/qwen3-1-local/model" "$all/tied" &&
     sed -i 's/\("tie_word_embeddings": *\)false/\1true/' "$all/tied/config.json" && rm "$all/tied/manifest.json" &&
     grep -q '"tie_word_embeddings": *true' "$all/tied/config.json"
-verdict $? "tied: a model with tied embeddings is there"
+verdict $? "tied: a model with tied embeddings is made"
 part invariant tied 6 "1 local" "2 window" "4 staged" -- --batch 5 --model "$all/tied"
 part invariant tied-dense 4 "1 local" "4 window" -- --batch 5 --model "$all/tied" --dense bf16
 
@@ -98,7 +98,7 @@ resumed() {
 }
 part resumed
 
-# a checkpoint of EP 2 x EDP 2, whose ranks each wrote their slices, goes on as itself and as any other arrangement
+# a checkpoint of EP 2 x EDP 2, of which each rank has written its shards, is resumed with the same and with other arrangements
 rearranged() {
     local run=(--batch 8 --steps 12 --save-every 6 --eval-every 12) way
     train slices 4 window "${run[@]}" --ep 2 && mv "$all/slices/checkpoints"/*12 "$all/slices-whole"
@@ -106,9 +106,9 @@ rearranged() {
     for way in "4 window --ep 2" "2 window --ep 2" "1 local" "3 staged"; do
         cp -r "$all/slices" "$all/from-slices-${way// /-}"
         # shellcheck disable=SC2086
-        check "rearranged: $way goes on" train "from-slices-${way// /-}" $way "${run[@]}" --resume auto
+        check "rearranged: $way resumes it" train "from-slices-${way// /-}" $way "${run[@]}" --resume auto
     done
-    check "rearranged: EP 2 x EDP 2 has the bits of the run without a break" diff -r "$all/slices-whole" "$all/from-slices-4-window---ep-2/checkpoints"/*12
+    check "rearranged: EP 2 x EDP 2 has the bits of the uninterrupted run" diff -r "$all/slices-whole" "$all/from-slices-4-window---ep-2/checkpoints"/*12
     for way in "1 local" "3 staged"; do
         check "rearranged: $way has the bits of EP 2" diff -r "$all/from-slices-2-window---ep-2/checkpoints" "$all/from-slices-${way// /-}/checkpoints"
     done

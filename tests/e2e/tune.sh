@@ -1,60 +1,60 @@
 #!/usr/bin/env bash
-# moert-tune writes rows that moert-info and products read; a damaged file of rows costs one warning and no bit; ranks
-# that measure at once (MOERT_TUNE=auto) train to the same bits.
+# moert-tune writes rows that moert-info and GEMMs read. A damaged file of rows gives one warning and changes no bit. Ranks that measure
+# at the same time (MOERT_TUNE=auto) train to the same bits.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
-rows=$folder/rows
+rows=$tmp/rows
 export MOERT_TUNE_FILE=$rows
 tune() { alone "$bin/moert-tune" --seconds 0.001 "$@"; }
 
 tune --shapes 2x5x34x20 --op prepacked_dgrad --dtype bf16
-{ [ $? -eq 0 ] && [ ! -s "$folder/none" ] && grep -q '^prepacked_dgrad bf16 of 2 experts, 5 rows each, N 34, K 20$' "$log" &&
+{ [ $? -eq 0 ] && [ ! -s "$tmp/none" ] && grep -q '^prepacked_dgrad bf16 of 2 experts, 5 rows each, N 34, K 20$' "$log" &&
     [ "$(grep -c '^  \* ' "$log")" -eq 1 ] && [ "$(grep -c '^ .* panels=[0-9]* depth=[0-9]* split=[0-9]* lines=' "$log")" -gt 10 ]; }
-verdict $? "a shape is measured, and one candidate chosen"
+verdict $? "a shape is measured, and one candidate is chosen"
 { [ "$(wc -l <"$rows")" -eq 2 ] && grep -Eq '^device ".+" prepacked_dgrad bf16 34 20 \* lines=[0-9]+ width=[0-9]+ # 20[0-9-]+, driver .+, moert .+: [0-9.]+ -> [0-9.]+ GFLOP/s$' "$rows" &&
     grep -Eq '^device ".+" prepacked_dgrad bf16 34 20 4-7 panels=[0-9]+ depth=[0-9]+ split=[0-9]+ prefetch=[0-9]+ # ' "$rows"; } >>"$log" 2>&1
-verdict $? "a packed weight's tile and its product's share are rows of their own, with where they come from"
+verdict $? "the tile of a prepacked weight and the other choices of its GEMM get separate rows that record their origin"
 
-tune --shapes 2x5x34x20 3x1x17x33 --dtype f32 --out "$folder/others"
-{ [ $? -eq 0 ] && [ "$(wc -l <"$folder/others")" -eq 14 ] && [ "$(wc -l <"$rows")" -eq 2 ]; }
+tune --shapes 2x5x34x20 3x1x17x33 --dtype f32 --out "$tmp/others"
+{ [ $? -eq 0 ] && [ "$(wc -l <"$tmp/others")" -eq 14 ] && [ "$(wc -l <"$rows")" -eq 2 ]; }
 verdict $? "--out names another file"
 tune --suite small --op wgrad --dtype f32 --no-write
 { [ $? -eq 0 ] && [ "$(grep -c '^wgrad f32' "$log")" -eq 4 ] && [ "$(wc -l <"$rows")" -eq 2 ]; }
 verdict $? "--no-write only measures"
 alone "$bin/moert-info" && grep -q "there are 2 measured rows in $rows\$" "$log"
-verdict $? "moert-info knows them"
+verdict $? "moert-info counts the measured rows"
 
 refused 2 "^moert-tune: .*'2x5x34' is not ExMxNxK" "a shape without a size is bad usage" tune --shapes 2x5x34
 refused 2 "^moert-tune: .*'2x0x34x20' is not" "a size of 0 is bad usage" tune --shapes 2x0x34x20
-MOERT_TUNE=off refused 2 '^moert-tune: .*no file for the rows' "without a file there is nothing to write to" tune
+MOERT_TUNE=off refused 2 '^moert-tune: .*no file for the rows' "MOERT_TUNE=off: a run that would write rows is bad usage" tune
 MOERT_BACKEND=reference refused 2 '^moert-tune: .*the backend reference has nothing to choose' "a backend without choices is bad usage" tune
 MOERT_FORM=gpu refused 2 '^moert-tune: .*nothing to measure' "a device in GPU form is bad usage" tune
 MOERT_FORM=gpu alone "$bin/moert-info" && grep -q '^tuning: none' "$log"
-verdict $? "moert-info says so"
-tune --shapes 2x5x34x20 --op wgrad --dtype f32 --for family --out "$folder/family"
-[ $? -eq 0 ] && [ "$(grep -c '^family "[cg]pu' "$folder/family")" -eq 1 ]
-verdict $? "rows can be for a whole family"
-refused 1 '^moert-tune: .*cannot add rows to .*/no/such/folder: No such file' "a file that cannot be written is found before measuring" \
-    tune --suite small --out "$folder/no/such/folder"
+verdict $? "moert-info says that a device in GPU form has no tuning"
+tune --shapes 2x5x34x20 --op wgrad --dtype f32 --for family --out "$tmp/family"
+[ $? -eq 0 ] && [ "$(grep -c '^family "[cg]pu' "$tmp/family")" -eq 1 ]
+verdict $? "--for family writes rows for a family of devices"
+refused 1 '^moert-tune: .*cannot add rows to .*/no/such/folder: No such file' "a file that cannot be written is refused before measuring" \
+    tune --suite small --out "$tmp/no/such/folder"
 refused 2 '^moert-tune: .*moert-tune runs on one rank, not on 2' "2 ranks are bad usage" ranks 2 "$bin/moert-tune" --suite small
 
 train() { # NAME RANKS
     ranks "$2" "$bin/moert-train" --data LICENSE --hidden 32 --intermediate 32 --heads 2 --layers 1 --experts 4 --batch 4 \
-        --length 32 --steps 2 --log-every 0 --out "$folder/$1"
+        --length 32 --steps 2 --log-every 0 --out "$tmp/$1"
 }
-same() { diff <(digits "$folder/$1") <(digits "$folder/$2") >>"$log" 2>&1 && [ -s "$folder/$1/metrics.jsonl" ]; }
+same() { diff <(digits "$tmp/$1") <(digits "$tmp/$2") >>"$log" 2>&1 && [ -s "$tmp/$1/metrics.jsonl" ]; }
 
 check "a training without measured rows runs" train plain 1
 { head -c 3000 /dev/urandom | tr -d '\0' && printf '\ndefault * * * * * depth=7\ndefault * * * * * lines=3 width=3 split=1 panels=1 depth=16\n'; } >"$rows"
 train damaged 1 && grep -aq "^moert warning: $rows:[0-9]*: .*; skipped [0-9]* rows* of tuning" "$log" &&
     [ "$(grep -ac '^moert warning' "$log")" -eq 1 ] && same damaged plain
-verdict $? "a damaged file costs one warning, strange rows no bit"
+verdict $? "a damaged file gives one warning, and odd rows change no bit"
 rm "$rows"
 MOERT_TUNE=auto train auto 2 && same auto plain && [ "$(grep -c ' on first use: ' "$rows")" -gt 5 ] &&
     ! grep -q warning "$log"
-verdict $? "2 ranks measure at once, remember, and train to the same bits"
+verdict $? "2 ranks measure at the same time, write rows, and train to the same bits"
 before=$(wc -l <"$rows")
 MOERT_TUNE=auto train again 2 && same again plain && [ "$(wc -l <"$rows")" -eq "$before" ]
-verdict $? "what is remembered is not measured again"
+verdict $? "shapes with a written row are not measured again"
 finish

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# A job whose last rank dies, stops or is late ends soon, with one message that names the rank, its step and its phase.
+# A job whose last rank dies, is stopped or is late ends soon, with one message that names the rank, its step and its phase.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 program=${TEST_BUILD:-build}/tests/unit/comm/test_watchdog
 export MOERT_TIMEOUT_S=3
 
-# hang WAY RANKS [MPIRUN OPTION...]: runs a job that would hang; fills the log, `status` and `seconds`
+# hang WAY RANKS [MPIRUN OPTION...]: runs a job that would hang; fills $log, sets $status and $seconds
 hang() {
     local way=$1 ranks=$2 start=$SECONDS
     shift 2
@@ -16,7 +16,7 @@ hang() {
     echo "status $status after $seconds s" >>"$log"
 }
 
-says() { # PATTERN: the one line of the watchdog
+says() { # PATTERN: true if the watchdog has printed exactly one line, and it matches
     [ "$(grep -c '^moert: ' "$log")" -eq 1 ] && grep -Eq "$1" "$log"
 }
 
@@ -27,7 +27,7 @@ ends() { # WAY RANKS PATTERN
 }
 
 at="at step 12 in phase 'dispatch'; rank 0 has waited for it for [0-9]+ s in 'combine'; ending the job"
-# mpirun ends a job by itself when a rank dies by a signal; told to recover, it leaves that to the watchdog
+# mpirun ends a job when a rank dies by a signal. With --enable-recovery it leaves that to the watchdog
 hang kill 2
 [ "$status" -ne 0 ] && [ "$status" -ne 124 ] && [ "$seconds" -lt 25 ]
 verdict $? "kill, 2 ranks: the job ends"
@@ -43,5 +43,5 @@ ends late 3 "^moert: rank 2 on .* is late .*, $at \(MOERT_TIMEOUT_S=3\)\$"
 ends report 3 "^moert: rank [12] reports a failure\$"
 ends mixed 2 "^moert: rank 0 on .* has waited for .* no rank of its host is late"
 
-check "a healthy job ends in order under the watchdog" timeout -k 5 30 "${MOERT_MPIRUN[@]}" -n 2 "$program" victim nothing
+check "a job without faults ends without an error under the watchdog" timeout -k 5 30 "${MOERT_MPIRUN[@]}" -n 2 "$program" victim nothing
 finish

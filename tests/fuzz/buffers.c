@@ -1,7 +1,7 @@
 /*
- * Buffers of an op in one arena of host memory, which device buffers wrap. Between them lie guards:
- * poisoned while the op runs, so that AddressSanitizer sees the host's reads and writes, and
- * compared afterwards, which shows what kernels wrote.
+ * Buffers of an op, which wrap parts of one arena of host memory. Guards lie between the parts.
+ * They are poisoned while the op runs, so that AddressSanitizer reports accesses of the host. Their
+ * bytes are compared afterwards, which shows writes of kernels.
  */
 #include <sanitizer/asan_interface.h>
 #include <string.h>
@@ -36,7 +36,8 @@ static size_t guard_end(size_t end) {
     return (end + GUARD_BYTES + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* `bytes` of memory and a guard, and a buffer around them; NULL if there is no room. */
+/* Reserves `bytes` of the arena and a guard, and wraps a buffer around them; NULL if the arena is
+ * full. */
 static moert_buffer *add(moert_device *device, size_t bytes, unsigned char **memory) {
     moert_buffer *buffer;
     const size_t offset = used, end = offset + bytes;
@@ -88,7 +89,7 @@ static uint32_t next(void) { /* xorshift64* */
     return (uint32_t)(state * 0x2545F4914F6CDD1Du >> 32);
 }
 
-/* Small numbers, any bits, or one byte everywhere. */
+/* Fills memory with small floats, random bits, or the same byte. */
 static void fill(unsigned char *memory, size_t bytes, unsigned style) {
     static const uint8_t constant[] = {0x00, 0xff, 0x7f, 0x80, 0x38, 0x01};
     if (style % 3 == 0) {
@@ -105,7 +106,8 @@ static void fill(unsigned char *memory, size_t bytes, unsigned style) {
     }
 }
 
-/* Rows of each group at random; every eighth time anything. Returns whether they are legal. */
+/* Splits the rows at random; for an eighth of the styles one end is wrong. Returns true if all ends
+ * are legal. */
 static bool fill_ends(uint32_t *ends, const moert_op_options *o, unsigned style) {
     static const uint32_t wild[] = {0, 1, 31, 41, 1u << 31, UINT32_MAX};
     const size_t unit = o->row_multiple > 0 ? o->row_multiple : 1;
@@ -114,8 +116,8 @@ static bool fill_ends(uint32_t *ends, const moert_op_options *o, unsigned style)
     for (size_t g = 0; g < o->groups; g++) {
         const size_t left = (o->rows - end) / unit;
         if (style % 4 == 1)
-            end = (uint32_t)(g + 1 == o->groups ? left * unit : 0); /* all to the last */
-        else if (left > 0 && style % 4 != 2)                        /* 2: all are empty */
+            end = (uint32_t)(g + 1 == o->groups ? left * unit : 0); /* all rows to the last group */
+        else if (left > 0 && style % 4 != 2)                        /* 2: all groups are empty */
             end += (uint32_t)(next() % (left + 1) * unit);
         ends[g] = end;
     }
@@ -128,7 +130,7 @@ static bool fill_ends(uint32_t *ends, const moert_op_options *o, unsigned style)
     return legal;
 }
 
-/* A reversal, any slots with repetitions, those just past the end too, or any number. */
+/* A reversal, random slots with repetitions, some of them just past the end, or any values. */
 static void fill_gather(uint32_t *gather, size_t rows, unsigned style) {
     const uint32_t m = (uint32_t)rows;
     for (uint32_t r = 0; r < m; r++)
@@ -138,7 +140,7 @@ static void fill_gather(uint32_t *gather, size_t rows, unsigned style) {
                                      : next();
 }
 
-/* ---- what the op asks for ---- */
+/* ---- the buffers that an op needs ---- */
 
 static bool make_one(const fuzz_input *in, const moert_op_options *o, moert_device *device,
                      moert_op_buffer which, size_t bytes, fuzz_buffers *buffers) {
@@ -190,51 +192,51 @@ static bool make_needed(const fuzz_input *in, const moert_op_options *o, const m
     return make_each(in, device, o->groups, scale_bytes, weight_scales);
 }
 
-/* ---- strokes ---- */
+/* ---- edits ---- */
 
-/* Another buffer in the place of one: none, too small, larger, of another device, or one that
- * serves twice (but the host relies on ends while it computes). */
-static void replace(moert_buffer **place, unsigned deed, moert_device *device, moert_device *other,
+/* Replaces a buffer by NULL, by one that is too small, larger or of another device, or by the
+ * weight. But ends is never the weight, as the host relies on ends while the op computes. */
+static void replace(moert_buffer **slot, unsigned change, moert_device *device, moert_device *other,
                     const moert_op_buffers *of) {
     unsigned char *memory;
-    const size_t bytes = *place != NULL ? moert_buffer_bytes(*place) : 64;
+    const size_t bytes = *slot != NULL ? moert_buffer_bytes(*slot) : 64;
     const size_t sizes[] = {bytes, bytes > 0 ? bytes - 1 : 0, bytes / 2, 0, bytes + 1, 2 * bytes};
-    deed %= MOERT_COUNT(sizes) + 2;
-    if (deed >= 2) {
-        const size_t size = sizes[deed - 2];
-        *place = add(deed == 2 ? other : device, size, &memory);
-        if (*place != NULL)
-            fill(memory, size, deed);
-    } else if (deed == 0) {
-        *place = NULL;
-    } else if (place != &of->ends) {
-        *place = of->weight;
+    change %= MOERT_COUNT(sizes) + 2;
+    if (change >= 2) {
+        const size_t size = sizes[change - 2];
+        *slot = add(change == 2 ? other : device, size, &memory);
+        if (*slot != NULL)
+            fill(memory, size, change);
+    } else if (change == 0) {
+        *slot = NULL;
+    } else if (slot != &of->ends) {
+        *slot = of->weight;
     }
 }
 
-static void stroke(const fuzz_input *in, size_t i, size_t groups, moert_device *device,
-                   moert_device *other, moert_op_buffers *of) {
+static void edit(const fuzz_input *in, size_t i, size_t groups, moert_device *device,
+                 moert_device *other, moert_op_buffers *of) {
     enum { EXPERT = 224, EXPERT_SCALE = 232, ARRAY = 240, SIZE = 248 };
     const unsigned what = fuzz_byte(in, AT_BUFFERS + 1 + 2 * i);
-    const unsigned deed = fuzz_byte(in, AT_BUFFERS + 2 + 2 * i);
+    const unsigned change = fuzz_byte(in, AT_BUFFERS + 2 + 2 * i);
     if (what < EXPERT)
-        replace(moert_op_buffer_at(of, what % MOERT_OP_BUFFERS), deed, device, other, of);
+        replace(moert_op_buffer_at(of, what % MOERT_OP_BUFFERS), change, device, other, of);
     else if (what < ARRAY && groups > 0)
-        replace(what < EXPERT_SCALE ? &weights[deed / 8 % groups]
-                                    : &weight_scales[deed / 8 % groups],
-                deed, device, other, of);
-    else if (what < SIZE && deed % 2 != 0)
+        replace(what < EXPERT_SCALE ? &weights[change / 8 % groups]
+                                    : &weight_scales[change / 8 % groups],
+                change, device, other, of);
+    else if (what < SIZE && change % 2 != 0)
         of->weights = of->weights == NULL ? weights : NULL;
     else if (what < SIZE)
         of->weight_scales = of->weight_scales == NULL ? weight_scales : NULL;
     else
-        of->size = deed;
+        of->size = change;
 }
 
 bool fuzz_buffers_make(const fuzz_input *in, const moert_op_options *options, const moert_op *op,
                        moert_device *device, moert_device *other, fuzz_buffers *buffers) {
     enum { MOST_WORK = 1 << 20 };
-    const size_t strokes = fuzz_strokes(fuzz_byte(in, AT_BUFFERS), BUFFER_STROKES);
+    const size_t edits = fuzz_edits(fuzz_byte(in, AT_BUFFERS), BUFFER_EDITS);
     const size_t rows = options->rows > 0 ? options->rows : 1;
     memset(weights, 0, sizeof weights);
     memset(weight_scales, 0, sizeof weight_scales);
@@ -243,8 +245,8 @@ bool fuzz_buffers_make(const fuzz_input *in, const moert_op_options *options, co
         return false;
     if (!make_needed(in, options, op, device, buffers))
         return false;
-    for (size_t i = 0; i < strokes; i++)
-        stroke(in, i, options->groups, device, other, &buffers->of);
-    buffers->sound = buffers->sound && strokes == 0;
+    for (size_t i = 0; i < edits; i++)
+        edit(in, i, options->groups, device, other, &buffers->of);
+    buffers->sound = buffers->sound && edits == 0;
     return true;
 }

@@ -1,4 +1,4 @@
-/* Descriptions of ops from bytes: legal ones by construction, then strokes on their fields. */
+/* Makes descriptions of ops from bytes: legal ones by construction, then edits of their fields. */
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
@@ -70,7 +70,7 @@ static void choose_switches(const fuzz_input *in, moert_op_options *o) {
         o->prob = o->prob && !o->beta && !o->accumulate && !o->bias;
 }
 
-/* The operands have one type. */
+/* All operands have the same dtype. */
 static void choose_types(const fuzz_input *in, moert_op_options *o) {
     static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_F16, MOERT_DTYPE_BF16,
                                         MOERT_DTYPE_E4M3, MOERT_DTYPE_E5M2};
@@ -84,7 +84,7 @@ static void choose_types(const fuzz_input *in, moert_op_options *o) {
     o->bias_type = types[second / 5 % 3]; /* not of 8 bits */
 }
 
-/* The form, and an even number of whole runs. */
+/* Chooses the GLU, and a width of whole pairs of interleaved runs. */
 static void choose_glu(const fuzz_input *in, moert_op_options *o) {
     static const moert_glu_form forms[] = {
         MOERT_GLU_SWIGLU,
@@ -110,7 +110,7 @@ static void choose_glu(const fuzz_input *in, moert_op_options *o) {
     o->interleave = run == 255 ? *columns / unit : run;
 }
 
-/* Rows of wider strides; two bits of the byte for each matrix. */
+/* Chooses strides wider than a row; two bits of the byte for each matrix. */
 static void choose_strides(const fuzz_input *in, moert_op_options *o) {
     static const uint8_t gaps[] = {0, 1, 3, 8};
     const unsigned byte = fuzz_byte(in, AT_STRIDES);
@@ -126,7 +126,7 @@ static void choose_strides(const fuzz_input *in, moert_op_options *o) {
     }
 }
 
-/* Block scales for one operand, by two bytes of its own. */
+/* Chooses block scales of one operand by two bytes. */
 static void quantize(const fuzz_input *in, size_t which, moert_operand *operand) {
     const unsigned first = fuzz_byte(in, AT_HOW + 2 * which);
     const unsigned second = fuzz_byte(in, AT_HOW + 2 * which + 1);
@@ -170,16 +170,16 @@ static void quantize_operand(const fuzz_input *in, size_t which, moert_op_option
 static void quantize_result(const fuzz_input *in, size_t which, moert_operand *operand) {
     quantize(in, which, operand);
     moert_quantizer *const how = &operand->how;
-    if (which == 3) /* the second version */
+    if (which == 3) /* the column result */
         how->axis = MOERT_AXIS_COLUMN;
     how->transposed = how->transposed && how->axis == MOERT_AXIS_COLUMN;
     how->hadamard = how->hadamard && how->axis == MOERT_AXIS_COLUMN;
     operand->global = how->group_scales = false;
 }
 
-/* Quantized operands, result and second result, by two bits of a byte each. */
+/* Quantizes operands, the result and the column result, by two bits of a byte each. */
 static void choose_quantized(const fuzz_input *in, moert_op_options *o) {
-    const unsigned byte = fuzz_byte(in, AT_QUANTIzED);
+    const unsigned byte = fuzz_byte(in, AT_QUANTIZED);
     const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD;
     const bool y_read = o->kind == MOERT_OP_GEMM_DGRAD || o->kind == MOERT_OP_DGLU;
     moert_operand *const result = o->kind == MOERT_OP_GEMM_FORWARD ? &o->y
@@ -200,14 +200,14 @@ static void choose_quantized(const fuzz_input *in, moert_op_options *o) {
     o->accumulate = o->row_weight = false;
 }
 
-/* Both backends alike. */
+/* Chooses the two backends equally often. */
 static void choose_backend(const fuzz_input *in, moert_op_options *o) {
     static const char *const backends[] = {"reference", "reference", "portable", "reference",
                                            "portable",  NULL,        "auto",     "portable"};
     o->backend = PICK(backends, fuzz_byte(in, AT_BACKEND));
 }
 
-/* ---- strokes ---- */
+/* ---- edits ---- */
 
 typedef enum field_type { BOOL, ENUM, WORD, FLOAT } field_type;
 
@@ -272,8 +272,8 @@ static const field_row fields[] = {OPERAND(x),
                                    FIELD(BOOL, dprob),
                                    FIELD(BOOL, dbias)};
 
-/* Sets one field to anything that its type can hold. */
-static void stroke(moert_op_options *options, unsigned field, unsigned byte) {
+/* Sets one field to any value of its type. */
+static void edit(moert_op_options *options, unsigned field, unsigned byte) {
     static const uint64_t words[] = {0,
                                      1,
                                      2,
@@ -340,7 +340,7 @@ static void stroke(moert_op_options *options, unsigned field, unsigned byte) {
 }
 
 bool fuzz_describe(const fuzz_input *in, moert_op_options *options) {
-    const size_t strokes = fuzz_strokes(fuzz_byte(in, AT_FIELDS), FIELD_STROKES);
+    const size_t edits = fuzz_edits(fuzz_byte(in, AT_FIELDS), FIELD_EDITS);
     *options = (moert_op_options)MOERT_OP_OPTIONS_INIT;
     choose_sizes(in, options);
     choose_permute(in, options);
@@ -351,8 +351,8 @@ bool fuzz_describe(const fuzz_input *in, moert_op_options *options) {
     choose_strides(in, options);
     choose_quantized(in, options);
     choose_backend(in, options);
-    for (size_t i = 0; i < strokes; i++)
-        stroke(options, fuzz_byte(in, AT_FIELDS + 1 + 2 * i) % MOERT_COUNT(fields),
-               fuzz_byte(in, AT_FIELDS + 2 + 2 * i));
-    return strokes == 0;
+    for (size_t i = 0; i < edits; i++)
+        edit(options, fuzz_byte(in, AT_FIELDS + 1 + 2 * i) % MOERT_COUNT(fields),
+             fuzz_byte(in, AT_FIELDS + 2 + 2 * i));
+    return edits == 0;
 }

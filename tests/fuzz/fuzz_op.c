@@ -1,8 +1,10 @@
 /*
- * libFuzzer target: no description of an op and no buffers crash it (moert/ops.h). Checks besides
- * what the sanitizers see: a refusal has a message that names the op or what failed, and leaves
- * outputs and buffers alone; what is legal by construction is executed; guards around the buffers
- * stay; the device still computes afterwards.
+ * libFuzzer target: no description and no buffers of an op (moert/ops.h) crash the library. Checks,
+ * in addition to the sanitizers, that
+ *   - a refusal has a message that names the op or the group, and changes no output and no buffer;
+ *   - descriptions and buffers that are legal by construction are executed;
+ *   - guards around the buffers keep their bytes;
+ *   - the device still computes afterwards.
  *
  *   make fuzz RUNS=1000000
  */
@@ -19,7 +21,7 @@ const char *__asan_default_options(void);
 const char *__lsan_default_suppressions(void);
 const char *__ubsan_default_options(void);
 
-/* Sizes that are legal but absurd come back as ERROR_MEMORY. */
+/* Legal but absurd sizes must fail with ERROR_MEMORY. */
 const char *__asan_default_options(void) {
     return "allocator_may_return_null=1:max_allocation_size_mb=256:print_suppressions=0:detect_odr_"
            "violation=0";
@@ -29,7 +31,7 @@ const char *__ubsan_default_options(void) {
     return "print_stacktrace=1";
 }
 
-/* Memory that PoCL and LLVM keep until the process ends is theirs. */
+/* PoCL and LLVM keep some memory until the process ends. */
 const char *__lsan_default_suppressions(void) {
     return "leak:libpocl\nleak:libOpenCL\nleak:libLLVM\nleak:libstdc++\nleak:libhwloc\n";
 }
@@ -52,19 +54,19 @@ void fuzz_fail(const char *format, ...) {
 static void report(void) {
     const double runs = counts.runs > 0 ? (double)counts.runs : 1.0;
     fprintf(stderr,
-            "fuzz_op: %zu runs: %.1f %% describe an op (%.1f %% of them must), %.1f %% execute; "
-            "%.1f %% have buffers that are refused, %.1f %% are too large to execute, %.1f %% are "
-            "replayed\n",
+            "fuzz_op: %zu runs: %.1f %% create an op (%.1f %% of them are legal by construction), "
+            "%.1f %% execute; %.1f %% have buffers that are refused, %.1f %% are too large to "
+            "execute, %.1f %% are replayed\n",
             counts.runs, 100.0 * (double)counts.created / runs,
             100.0 * (double)counts.legal / (double)(counts.created > 0 ? counts.created : 1),
             100.0 * (double)counts.executed / runs, 100.0 * (double)counts.refused / runs,
             100.0 * (double)counts.large / runs, 100.0 * (double)counts.recorded / runs);
 }
 
-/* ---- what every call owes ---- */
+/* ---- checks of every call ---- */
 
-/* The status of a call: that it is one which the header gives, with a message that names
- * something. */
+/* Checks that a call returned a status that the header lists, and that its message names the op or
+ * a group. Returns the status. */
 static moert_status judge(const char *call, moert_status status) {
     const char *const text = moert_last_error();
     bool named = strncmp(text, "op: ", 4) == 0 || strncmp(text, "group ", 6) == 0;
@@ -80,32 +82,32 @@ static moert_status judge(const char *call, moert_status status) {
     if (text[0] == '\0' || (!named && status != MOERT_ERROR_MEMORY))
         fuzz_fail("%s: %s has the message '%s'", call, moert_status_name(status), text);
     snprintf(last_text, sizeof last_text, "%s", text);
-    moert_error_set(""); /* the next failure must speak for itself */
+    moert_error_set(""); /* the next failure must set a new message */
     return status;
 }
 
 #define JUDGE(call) judge(#call, (call))
 
-/* A product of one number with one number, on either backend. */
+/* Checks that a GEMM of one element gives 2 x 3, on the two backends in turn. */
 static void prove_device(void) {
     moert_op_options options = MOERT_OP_OPTIONS_INIT;
     moert_op_buffers of = MOERT_OP_BUFFERS_INIT;
     const uint32_t end = 1;
     const float x = 2.0f, weight = 3.0f;
     float y = 0.0f;
-    moert_buffer **const places[] = {&of.ends, &of.x, &of.weight, &of.y};
+    moert_buffer **const buffers[] = {&of.ends, &of.x, &of.weight, &of.y};
     const void *const values[] = {&end, &x, &weight, &y};
     options.groups = options.rows = options.n = options.k = 1;
     options.backend = counts.runs % 2 == 0 ? "reference" : "portable";
     for (size_t i = 0; i < 4; i++)
-        if (moert_buffer_create(device, 4, places[i]) != MOERT_OK ||
-            moert_buffer_write(*places[i], 0, values[i], 4) != MOERT_OK)
+        if (moert_buffer_create(device, 4, buffers[i]) != MOERT_OK ||
+            moert_buffer_write(*buffers[i], 0, values[i], 4) != MOERT_OK)
             fuzz_fail("the device has no buffer: %s", moert_last_error());
     if (moert_op_once(device, &options, &of) != MOERT_OK ||
         moert_buffer_read(of.y, 0, &y, 4) != MOERT_OK || y != x * weight)
-        fuzz_fail("the device takes %g for 2 x 3: %s", (double)y, moert_last_error());
+        fuzz_fail("the device computes %g for 2 x 3: %s", (double)y, moert_last_error());
     for (size_t i = 0; i < 4; i++)
-        moert_buffer_destroy(*places[i]);
+        moert_buffer_destroy(*buffers[i]);
 }
 
 /* ---- one input ---- */
@@ -124,7 +126,7 @@ static void replay(moert_op *op, const fuzz_buffers *buffers) {
     moert_op_recording_destroy(recording);
 }
 
-/* Executes on the buffers; a refusal leaves them alone. */
+/* Executes the op; checks that a refusal changes no buffer. */
 static void execute(moert_op *op, const moert_op_options *options, const fuzz_buffers *buffers,
                     unsigned calls) {
     const uint64_t before = fuzz_buffers_hash();
@@ -136,14 +138,14 @@ static void execute(moert_op *op, const moert_op_options *options, const fuzz_bu
     counts.executed += status == MOERT_OK;
     counts.refused += status != MOERT_OK;
     if ((calls & 3) == 1 && JUDGE(moert_op_once(device, options, &buffers->of)) != status)
-        fuzz_fail("moert_op_once does not end as moert_op_execute");
+        fuzz_fail("moert_op_once and moert_op_execute return different statuses");
     if ((calls >> 2 & 3) == 1)
         replay(op, buffers);
     if (moert_device_finish(device) != MOERT_OK)
         fuzz_fail("the device does not finish: %s", moert_last_error());
 }
 
-/* An op that was made: its properties, and all that can be done with it. */
+/* Checks the properties of a created op, compiles it if the input says so, and executes it. */
 static void use(const fuzz_input *in, moert_op *op, const moert_op_options *options) {
     const unsigned calls = fuzz_byte(in, AT_CALLS);
     fuzz_buffers buffers;
@@ -179,7 +181,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
         use(&in, op, &options);
     else if (JUDGE(moert_op_once(device, &options, &(moert_op_buffers)MOERT_OP_BUFFERS_INIT)) !=
              status)
-        fuzz_fail("moert_op_once does not fail as moert_op_create");
+        fuzz_fail("moert_op_once and moert_op_create return different statuses");
     moert_op_destroy(op);
     if (counts.runs % 256 == 0)
         prove_device();
@@ -189,7 +191,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
     (void)argc;
     (void)argv;
-    /* PoCL's device without threads: one run does not depend on the one before */
+    /* PoCL's device without threads, so that a run does not depend on earlier ones */
     setenv("POCL_DEVICES", "basic basic", 0);
     setenv("MOERT_LOG", "error", 0);
     if (moert_device_open("cpu", "", 0, &device) != MOERT_OK ||

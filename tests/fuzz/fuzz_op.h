@@ -1,10 +1,10 @@
 /*
- * Fuzzing of op objects: what a byte of the input means, and what the files share.
+ * Fuzzing of op objects: the meaning of each input byte, and declarations that the files share.
  *
- * Every byte has a fixed place and a meaning of its own, so that mutations stay small. The last
- * bytes choose a description that is legal by construction, and the buffers that it asks for;
- * "strokes", by the first bytes, then set single fields and buffers to anything. An input that is
- * too short goes on in zeros, which mean the plainest choice.
+ * Every byte has a fixed position and one meaning, so that a mutation of the input has a small
+ * effect. The last bytes choose a description that is legal by construction, and fill the buffers
+ * that it needs. The first bytes choose edits, which then set single fields and buffers to any
+ * value. Missing bytes are 0, which means the simplest choice.
  */
 #pragma once
 
@@ -12,11 +12,11 @@
 #include "moert/ops.h"
 
 enum {
-    FIELD_STROKES = 4,
-    BUFFER_STROKES = 3,
-    AT_FIELDS = 0, /* strokes: their number, then field and value of each */
-    AT_BUFFERS = AT_FIELDS + 1 + 2 * FIELD_STROKES, /* likewise buffer and deed */
-    AT_KIND = AT_BUFFERS + 1 + 2 * BUFFER_STROKES,
+    FIELD_EDITS = 4,
+    BUFFER_EDITS = 3,
+    AT_FIELDS = 0, /* edits of fields: their number, then field and value of each */
+    AT_BUFFERS = AT_FIELDS + 1 + 2 * FIELD_EDITS, /* likewise buffer and change */
+    AT_KIND = AT_BUFFERS + 1 + 2 * BUFFER_EDITS,
     AT_GROUPS,
     AT_ROWS,
     AT_N,
@@ -27,7 +27,7 @@ enum {
     AT_STRIDES = AT_TYPES + 2,
     AT_GLU,
     AT_INTERLEAVE,
-    AT_QUANTIzED, /* which operands */
+    AT_QUANTIZED, /* which operands */
     AT_HOW,       /* 4 operands of 2 bytes */
     AT_ROW_MULTIPLE = AT_HOW + 8,
     AT_BACKEND,
@@ -49,28 +49,28 @@ static inline unsigned fuzz_byte(const fuzz_input *in, size_t at) {
     return at < in->count ? in->bytes[at] : 0;
 }
 
-/* How many strokes a byte asks for. */
-static inline size_t fuzz_strokes(unsigned byte, size_t most) {
+/* The number of edits that a byte stands for. */
+static inline size_t fuzz_edits(unsigned byte, size_t most) {
     const size_t wanted = byte < 64 ? 0 : byte < 144 ? 1 : byte < 208 ? 2 : 4;
     return wanted < most ? wanted : most;
 }
 
-/* Says what is wrong and aborts. */
+/* Prints a message and aborts. */
 _Noreturn void fuzz_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* The description of an input; true if nothing in it was set to anything. */
+/* Makes the description of an input; true if it has no edits, and so must be legal. */
 bool fuzz_describe(const fuzz_input *in, moert_op_options *options);
 
-/* The buffers of one execute, in guarded host memory that they wrap. */
+/* The buffers of one execute; they wrap guarded host memory. */
 typedef struct fuzz_buffers {
     moert_op_buffers of;
-    bool sound; /* exactly what the description asks for, with legal ends */
+    bool sound; /* all buffers are as the description needs them, and ends are legal */
 } fuzz_buffers;
 
 /* Makes the buffers of an op; false if they would be too large. `other` is another device. */
 bool fuzz_buffers_make(const fuzz_input *in, const moert_op_options *options, const moert_op *op,
                        moert_device *device, moert_device *other, fuzz_buffers *buffers);
-/* A hash of all their bytes. */
+/* A hash of all bytes of the buffers. */
 uint64_t fuzz_buffers_hash(void);
-/* Fails if a byte outside of the buffers has changed; then gives them back. */
+/* Fails if a guard has changed; then releases the buffers. */
 void fuzz_buffers_release(void);

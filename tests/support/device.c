@@ -1,4 +1,4 @@
-/* The device of test.h and its guarded buffers. */
+/* The test device and the guarded buffers of test.h. */
 #include "base/config.h"
 #include "base/dtype.h"
 #include "support/test.h"
@@ -6,12 +6,11 @@
 enum { GUARD_BYTES = 128, GUARD_VALUE = 0xA5 };
 
 moert_device *test_device;
-static bool had_hopper; /* the last one */
+static bool had_hopper; /* the device that was opened last is a Hopper GPU */
 
 int open_test_device(void **state) {
     (void)state;
-    const char *rank =
-        getenv("OMPI_COMM_WORLD_LOCAL_RANK"); /* so that each takes a GPU of its own */
+    const char *rank = getenv("OMPI_COMM_WORLD_LOCAL_RANK"); /* each local rank takes its own GPU */
     const unsigned number = rank != NULL ? (unsigned)strtoul(rank, NULL, 10) : 0;
     if (moert_device_open(moert_config_get()->device, "", number, &test_device) != MOERT_OK) {
         print_error("%s\n", moert_last_error());
@@ -117,10 +116,10 @@ float round_to(moert_dtype type, double value) {
 moert_buffer *upload_as(const float *values, size_t count, moert_dtype type) {
     if (type == MOERT_DTYPE_F32)
         return upload_floats(values, count);
-    uint16_t *codes = test_alloc(count * sizeof *codes);
+    uint16_t *encoded = test_alloc(count * sizeof *encoded);
     for (size_t i = 0; i < count; i++)
-        codes[i] = (uint16_t)moert_dtype_encode(type, values[i]);
-    return upload(codes, count * sizeof *codes);
+        encoded[i] = (uint16_t)moert_dtype_encode(type, values[i]);
+    return upload(encoded, count * sizeof *encoded);
 }
 
 void download_as(const moert_buffer *buffer, float *values, size_t count, moert_dtype type) {
@@ -128,9 +127,9 @@ void download_as(const moert_buffer *buffer, float *values, size_t count, moert_
         download_into(buffer, values, count * sizeof *values);
         return;
     }
-    uint16_t *codes = download(buffer, count * sizeof *codes);
+    uint16_t *encoded = download(buffer, count * sizeof *encoded);
     for (size_t i = 0; i < count; i++)
-        values[i] = moert_dtype_decode(type, codes[i]);
+        values[i] = moert_dtype_decode(type, encoded[i]);
 }
 
 moert_buffer *unset_bf16(size_t n) {
@@ -139,11 +138,11 @@ moert_buffer *unset_bf16(size_t n) {
     return upload(values, n * sizeof *values);
 }
 
-void assert_bf16(const char *what, const moert_buffer *codes, const float *floats, size_t n) {
-    uint16_t *got = download(codes, n * sizeof *got);
+void assert_bf16(const char *what, const moert_buffer *bf16, const float *floats, size_t n) {
+    uint16_t *got = download(bf16, n * sizeof *got);
     for (size_t i = 0; i < n; i++)
         if (got[i] != moert_dtype_encode(MOERT_DTYPE_BF16, floats[i]))
-            fail_msg("%s %zu is code %04x of %a", what, i, got[i], (double)floats[i]);
+            fail_msg("%s %zu is %04x, not %a in bf16", what, i, got[i], (double)floats[i]);
 }
 
 moert_status run_twice(moert_buffer *x, size_t n) {

@@ -1,28 +1,27 @@
-# Sourced by tests/e2e/*.sh: TAP lines, a temporary folder, runs under mpirun.
+# Sourced by tests/e2e/*.sh: TAP lines, a temporary directory $tmp, runs under mpirun.
 #
-#   verdict STATUS TITLE     one TAP line; on failure with the log of the last run
-#   check TITLE COMMAND...   the verdict on COMMAND, whose output goes to $log
-#   refused STATUS TEXT TITLE COMMAND...  the verdict on COMMAND, which fills $log: it ends with STATUS, and the one message that a
-#                            program or script gives there is like TEXT
+#   verdict STATUS TITLE     prints one TAP line; after a failure also the end of $log
+#   check TITLE COMMAND...   appends the output of COMMAND to $log and gives the verdict on its status
+#   refused STATUS TEXT TITLE COMMAND...  the verdict on COMMAND, which fills $log: it must end with STATUS and print one message
+#                            of a program or script; some line of $log must match TEXT
 #   logged COMMAND...        runs COMMAND; all output goes to $log
-#   has_lines FILE PATTERN...    FILE has a line like each of them; $log says which has none
-#   digits RUN               the metrics of a run's folder without times
-#   same_run RUN RUN         two runs' metrics, checkpoints and models agree bit for bit
+#   has_lines FILE PATTERN...    true if each pattern matches a line of FILE; otherwise $log names the pattern
+#   digits RUN               prints the metrics of a run directory without times
+#   same_run RUN RUN         true if metrics, checkpoints and models of two runs agree bit for bit
 #   ranks R COMMAND...       runs COMMAND on R ranks; all output goes to $log
-#   alone COMMAND...         the same on one rank, without mpirun, which takes longer than a short command
-#   engine NAME              how rows travel: NAME, or staged where it is window or node and MOERT_DEVICE is gpu, which not all
-#                            GPUs have
-#   node_ranks NAME          ranks that count as a host for that engine: 2 of node, else 0 (all)
-#   part COMMAND...          COMMAND while the script goes on, with a $folder and a $log of its own; as many at a time as there
-#                            are cores
+#   alone COMMAND...         runs COMMAND on one rank without mpirun, which takes longer than a short command
+#   engine NAME              prints the engine to use: NAME; but staged for window and node if MOERT_DEVICE is gpu, as not all GPUs
+#                            support those
+#   node_ranks NAME          prints how many ranks count as a host for that engine: 2 for node, else 0 (all)
+#   part COMMAND...          runs COMMAND in the background with its own $tmp and $log; at most one part per core at a time
 #   join                     waits for all parts and prints their lines in order
-#   finish                   the same, then the plan; the script's exit status
+#   finish                   joins, prints the TAP plan and exits with the script's status
 . launch/environment
 bin=${TEST_BUILD:-build}/bin
 compare=${TEST_BUILD:-build}/tests/compare
-folder=$(mktemp -d)
-log=$folder/log
-trap 'rm -rf "$folder"' EXIT
+tmp=$(mktemp -d)
+log=$tmp/log
+trap 'rm -rf "$tmp"' EXIT
 e2e_number=0 e2e_failed=0 e2e_parts=0 e2e_joined=0
 
 verdict() {
@@ -69,10 +68,10 @@ ranks() {
     timeout -k 5 120 "${MOERT_MPIRUN[@]}" -n "$count" "$@" >"$log" 2>&1
 }
 
-# An isolated singleton starts no daemon of Open MPI; ob1 named looks for no other transports. All isolated singletons have job
-# number 0: in one folder for sessions, one that ends takes away what another just made.
+# An isolated singleton starts no daemon of Open MPI. Naming ob1 skips the search for other transports. All isolated singletons
+# have job number 0: if they shared a session directory, one that ends would remove the files of another.
 alone() {
-    OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_orte_tmpdir_base=$folder OMPI_MCA_pml=ob1 timeout -k 5 120 "$@" >"$log" 2>&1
+    OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_orte_tmpdir_base=$tmp OMPI_MCA_pml=ob1 timeout -k 5 120 "$@" >"$log" 2>&1
 }
 
 engine() {
@@ -88,16 +87,16 @@ node_ranks() {
 
 part() {
     while [ "$(jobs -pr | wc -l)" -ge "${TEST_JOBS:-$(nproc)}" ]; do wait -n; done
-    local own=$folder/part-$((e2e_parts++))
+    local own=$tmp/part-$((e2e_parts++))
     mkdir "$own"
-    (folder=$own log=$own/log && "$@"; echo end) >"$own.lines" &
+    (tmp=$own log=$own/log && "$@"; echo end) >"$own.lines" &
 }
 
 join() {
     local lines line
     wait
     for (( ; e2e_joined < e2e_parts; e2e_joined++)); do
-        lines=$folder/part-$e2e_joined.lines
+        lines=$tmp/part-$e2e_joined.lines
         [ "$(tail -n 1 "$lines")" = end ] || echo "not ok 0 - part $e2e_joined broke off" >>"$lines"
         while IFS= read -r line; do
             case $line in

@@ -1,4 +1,4 @@
-/* The temporary folder of a test program and what is in it. */
+/* The temporary directory of a test program, and its files. */
 #include "support/files.h"
 
 #include <dirent.h>
@@ -55,9 +55,9 @@ char *read_file(const char *path, size_t *bytes) {
     return content;
 }
 
-size_t count_files(const char *folder, const char *ending) {
+size_t count_files(const char *directory, const char *ending) {
     size_t count = 0;
-    DIR *opened = opendir(folder);
+    DIR *opened = opendir(directory);
     const struct dirent *entry;
     while (opened != NULL && (entry = readdir(opened)) != NULL)
         count += entry->d_name[0] != '.' && moert_text_ends_with(entry->d_name, ending);

@@ -1,6 +1,6 @@
 /*
- * Keeps plug-ins loaded until the process ends: the leak checker names their blocks by module
- * (lsan.supp), which it cannot do after MPI or PoCL have unloaded them.
+ * Keeps plug-ins loaded until the process ends. lsan.supp suppresses leaks by module, and the leak
+ * checker cannot name the module of a block after MPI or PoCL have unloaded it.
  */
 #include <dlfcn.h>
 

@@ -1,4 +1,4 @@
-/* Begin, end and verdicts of tests on several ranks. */
+/* Start, end and agreement of tests on several ranks. */
 #include "support/mpi.h"
 #include "support/files.h"
 
@@ -9,7 +9,8 @@ size_t test_rank, test_ranks;
 moert_context *test_context;
 moert_mesh *test_mesh;
 
-/* cmocka's plain format has failures on stderr and the rest on stdout. */
+/* cmocka's standard format prints failures on stderr, and the rest on stdout, which is
+ * discarded. */
 static bool be_quiet(void) {
     cmocka_set_message_output(CM_OUTPUT_STDOUT);
     return unsetenv("CMOCKA_MESSAGE_OUTPUT") == 0 && freopen("/dev/null", "w", stdout) != NULL;
@@ -49,11 +50,11 @@ int close_test_context(void **state) {
     return 0;
 }
 
-int open_context_and_folder(void **state) {
+int open_context_and_directory(void **state) {
     return make_test_directory(state) != 0 || open_test_context(state) != 0;
 }
 
-int close_context_and_folder(void **state) {
+int close_context_and_directory(void **state) {
     return close_test_context(state) != 0 || remove_test_directory(state) != 0;
 }
 

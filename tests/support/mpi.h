@@ -1,6 +1,7 @@
 /*
- * Tests on several ranks. An assertion that fails on one rank alone would leave the others in their
- * next collective: between collectives, verdicts are reduced first and then asserted by all.
+ * Tests on several ranks. An assertion that fails on one rank only would leave the others waiting
+ * in their next collective. So between collectives, ranks first agree on a verdict, then all assert
+ * it.
  */
 #pragma once
 
@@ -9,11 +10,11 @@
 #include "model/model.h"
 #include "support/test.h"
 
-/* All ranks of the job, from mpi_tests_begin() on. */
+/* All ranks of the job; set by mpi_tests_begin(). */
 extern moert_comm *test_comm;
 extern size_t test_rank, test_ranks;
 
-/* main() of tests on several ranks. Rank 0 prints the results; the others only their failures, on
+/* main() of tests on several ranks. Rank 0 prints all results, other ranks print failures on
  * stderr. */
 #define MPI_TESTS(begin, end)                                                                      \
     int main(int count, char **arguments) {                                                        \
@@ -27,35 +28,35 @@ int mpi_tests_end(int failed);
 extern moert_context *test_context;
 int open_test_context(void **state);
 int close_test_context(void **state);
-/* The same together with a folder of this rank (files.h). */
-int open_context_and_folder(void **state);
-int close_context_and_folder(void **state);
+/* The same, and a directory of this rank (files.h). */
+int open_context_and_directory(void **state);
+int close_context_and_directory(void **state);
 
-/* The same with a mesh of all its ranks. */
+/* The same, and a mesh of all ranks. */
 extern moert_mesh *test_mesh;
 int open_test_mesh(void **state);
 int close_test_mesh(void **state);
 
-/* Another mesh of the context, with `ep` ranks per set of experts (0: all), and a model without
- * weights; both destroyed when the test ends. */
+/* Creates another mesh, with `ep` ranks per set of experts (0: all), and a model without weights.
+ * Both are destroyed when the test ends. */
 moert_mesh *open_mesh(size_t ep);
 moert_model *open_model(moert_mesh *mesh, const moert_model_config *config);
-/* The config.json of a golden model, freed likewise. */
+/* Reads the config.json of a golden model; freed when the test ends. */
 moert_model_config golden_config(const char *name);
 
 /* True if `mine` is true on all ranks. Collective. */
 bool on_all(bool mine);
 
-/* The assertions of test.h with the verdict of all ranks. Collective. */
+/* The assertions of test.h; they fail on all ranks if they fail on one. Collective. */
 #define ASSERT_ON_ALL(condition) assert_true(on_all(condition))
 #define ASSERT_OK_ON_ALL(call)   ASSERT_OK(agreed(call))
 #define ASSERT_FAILS_ON_ALL(call, status, text)                                                    \
     assert_true(on_all(failed_with((call), (status), (text))))
 
-/* The failure of the lowest rank that failed, on all ranks. Collective. */
+/* Returns the failure of the lowest rank that failed, on all ranks. Collective. */
 moert_status agreed(moert_status mine);
 
-/* A number that tells who made it, for whom, and its place. */
+/* A value that identifies its sender, its receiver and its index. */
 static inline uint64_t mpi_value(size_t from, size_t to, size_t index) {
     return from * 1000003 + to * 1009 + index;
 }

@@ -1,4 +1,4 @@
-/* Work-item functions for clang's NVPTX target, which has no OpenCL library of its own. */
+/* Work-item functions for clang's NVPTX target, which comes without an OpenCL library. */
 #define get_local_id(i) ((uint)__nvvm_read_ptx_sreg_tid_x())
 #define get_global_id(i)                                                                           \
     ((ulong)get_group_id(i) * (uint)__nvvm_read_ptx_sreg_ntid_x() + get_local_id(i))
@@ -9,7 +9,7 @@
 #define min(a, b)         ((a) < (b) ? (a) : (b))
 #define max(a, b)         ((a) > (b) ? (a) : (b))
 
-/* What else the library has. */
+/* Other built-in functions. */
 static inline float __attribute__((overloadable)) fma_of(float a, float b, float c) {
     return __builtin_fmaf(a, b, c);
 }
@@ -22,7 +22,7 @@ static inline float4 __attribute__((overloadable)) fma_of(float4 a, float4 b, fl
     return (float4)(fma_of(a.lo, b.lo, c.lo), fma_of(a.hi, b.hi, c.hi));
 }
 
-static inline float4 exp_of(float4 x) /* about as long as the driver's */
+static inline float4 exp_of(float4 x) /* about as many instructions as the driver's */
 {
     const float4 y = x * 1.44269504f;
     return (float4)(__nvvm_ex2_approx_f(y.x), __nvvm_ex2_approx_f(y.y), __nvvm_ex2_approx_f(y.z),

@@ -1,4 +1,4 @@
-/* Slow rows, splits and routings of suite.h. */
+/* Slow rows, splits, routings and cheap values (suite.h). */
 #include "support/suite.h"
 
 #include "base/rng.h"
@@ -44,12 +44,12 @@ void suite_split(uint64_t key, size_t rows, size_t groups, uint32_t *ends) {
 
 void suite_dirichlet(uint64_t key, size_t rows, size_t block, size_t groups, uint32_t *ends) {
     /* gamma variates of shape 1/2 are halves of squared normal numbers */
-    double sum = 0.0, share = 0.0;
+    double sum = 0.0, fraction = 0.0;
     for (size_t g = 0; g < groups; g++)
         sum += pow(moert_rng_normal(key, 0, g), 2.0);
     for (size_t g = 0; g < groups; g++) {
-        share += pow(moert_rng_normal(key, 0, g), 2.0) / sum;
-        ends[g] = (uint32_t)(block * (size_t)(share * (double)rows / (double)block));
+        fraction += pow(moert_rng_normal(key, 0, g), 2.0) / sum;
+        ends[g] = (uint32_t)(block * (size_t)(fraction * (double)rows / (double)block));
     }
     ends[groups - 1] = (uint32_t)rows;
 }
@@ -78,7 +78,7 @@ size_t suite_sort(const int32_t *index, size_t slots, size_t experts, uint32_t *
             ends[index[s]]++;
     for (size_t e = 0; e < experts; e++) {
         const uint32_t count = ends[e];
-        ends[e] = rows; /* the start, until its slots are in */
+        ends[e] = rows; /* the start; it becomes the end as slots are added */
         rows += count;
     }
     for (size_t s = 0; s < slots; s++)

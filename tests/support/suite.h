@@ -1,17 +1,19 @@
-/* What the tables of other libraries' test suites share: slow rows, splits, cheap values. */
+/* Shared by the tests with tables of other libraries' test suites: slow rows, splits, cheap
+ * values. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* True for a slow row, unless TEST_ALL=1 asks for every row. */
+/* True for a slow row, unless TEST_ALL=1. */
 bool suite_skips(bool slow);
 
 /* Backends, the fast one first. */
 extern const char *const suite_backends[2];
 
-/* 32 random bits, number `index` of stream `key`: a few cycles each, for operands of any size. */
+/* Random 32-bit value `index` of stream `key`. Takes a few cycles, so that large operands are
+ * cheap. */
 static inline uint32_t suite_bits(uint64_t key, uint64_t index) {
     uint64_t z = (key + 1) * 0x9E3779B97F4A7C15u + index * 0xD1B54A32D192ED03u;
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
@@ -24,23 +26,23 @@ static inline float suite_uniform(uint64_t key, uint64_t index) {
     return (float)(suite_bits(key, index) >> 8) * 0x1p-24f;
 }
 
-/* n new numbers that are nearly normal. */
+/* A new array of n nearly normal random values. */
 float *suite_normal(uint64_t key, size_t n, double deviation);
 
-/* Fails unless the signal is `limit` decibel above the noise, both sums of squares. */
+/* Fails unless the signal is at least `limit` decibel above the noise; both are sums of squares. */
 void suite_assert_above(const char *title, double signal, double noise, double limit);
 
-/* Splits rows at random points: ends[groups] cumulative, the last one `rows`. */
+/* Splits rows at random points: ends[groups] ascend, the last one is `rows`. */
 void suite_split(uint64_t key, size_t rows, size_t groups, uint32_t *ends);
 
-/* Sizes by a symmetric Dirichlet distribution of parameter 1/2, in whole blocks: few groups get
- * most, many get nothing. */
+/* Splits rows into whole blocks by a symmetric Dirichlet distribution of parameter 1/2: few groups
+ * get most rows, many get none. */
 void suite_dirichlet(uint64_t key, size_t rows, size_t block, size_t groups, uint32_t *ends);
 
-/* K different experts of E for each of T tokens: index[T,K]. */
+/* Chooses K different experts for each token: index[T,K]. */
 void suite_route(uint64_t key, size_t tokens, size_t topk, size_t experts, int32_t *index);
 
-/* Slots of index[slots] expert by expert, ascending within each: gather[rows], ends[E]. Slots of -1
- * are left out; returns the rows. */
+/* Sorts the slots of index[slots] by expert, ascending within each: gather[rows], ends[E]. Omits
+ * slots of -1; returns the number of rows. */
 size_t suite_sort(const int32_t *index, size_t slots, size_t experts, uint32_t *gather,
                   uint32_t *ends);

@@ -1,4 +1,4 @@
-/* Values and comparisons of test.h. */
+/* Test tables, ownership, random values and comparisons (test.h). */
 #include "support/test.h"
 
 #include "base/config.h"
@@ -8,7 +8,7 @@
 enum { SEED = 17 };
 const char *const backends[BACKENDS] = {"reference", "portable"};
 static const double gradient_tolerance = 2e-5;
-static const double least_magnitude = 0.01; /* inputs are of magnitude 1; less may cancel to 0 */
+static const double least_magnitude = 0.01; /* inputs are about 1; smaller results may be 0 */
 
 bool failed_with(moert_status got, moert_status wanted, const char *text) {
     if (got == wanted && strstr(moert_last_error(), text) != NULL)
@@ -18,7 +18,7 @@ bool failed_with(moert_status got, moert_status wanted, const char *text) {
     return false;
 }
 
-/* The rows of TEST, put together by the linker, of programs that have some. */
+/* The rows of all TESTs of a program; the linker defines these symbols if there are any. */
 extern const test_row *const __start_test_rows[] __attribute__((weak));
 extern const test_row *const __stop_test_rows[] __attribute__((weak));
 
@@ -46,7 +46,8 @@ static struct {
         void *thing;
         void (*release)(void *);
     } * all;
-    size_t count, room, before, of_setup; /* before the running test; and with what it set up */
+    size_t count, room;
+    size_t before, of_setup; /* `count` before and after the setup of the running test */
     const struct CMUnitTest *running;
 } mine;
 
@@ -122,7 +123,7 @@ void set_variable(const char *name, const char *value) {
     moert_config_reload();
 }
 
-/* The first numbers of a stream. */
+/* The first values of a stream. */
 typedef struct drawn {
     random_draw *draw;
     uint64_t key, stream;

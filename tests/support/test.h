@@ -1,6 +1,6 @@
 /*
- * What all tests share: assertions that print the library's message, one device with guarded
- * buffers, random values, comparisons with float64 oracles. Files are in files.h, ranks in mpi.h.
+ * Shared by all tests: assertions that print the library's message, a device with guarded buffers,
+ * random values, comparisons with float64 oracles. For files see files.h, for several ranks mpi.h.
  *
  * A failing assertion ends the running cmocka test.
  */
@@ -22,28 +22,28 @@
 #include "device/device.h"
 #include "moert/formats.h"
 
-/* The call succeeds. */
+/* Checks that the call succeeds. */
 #define ASSERT_OK(call)                                                                            \
     do {                                                                                           \
         if ((call) != MOERT_OK)                                                                    \
             fail_msg("%s: %s", #call, moert_last_error());                                         \
     } while (0)
 
-/* The call fails with this status, and its message has this text in it. */
+/* Checks that the call fails with this status, and that its message contains this text. */
 #define ASSERT_FAILS(call, status, text)                                                           \
     do {                                                                                           \
         if (!failed_with((call), (status), (text)))                                                \
             fail_msg("%s does not fail with '%s'", #call, (text));                                 \
     } while (0)
 
-/* True if `got` is `wanted` and the last error has `text` in it; says what differs. */
+/* True if `got` is `wanted` and the last message contains `text`; otherwise prints both. */
 bool failed_with(moert_status got, moert_status wanted, const char *text);
 
 /* ---- tests ---- */
 
 /*
- * TEST(name) { ... } is one of its program's tests, which run in the order of their lines.
- * TEST_WITH has a fixture of its own, either half of which may be NULL; *state is what it left.
+ * TEST(name) { ... } defines a test; a program runs its tests in the order of their lines.
+ * TEST_WITH has a fixture; `begin` or `end` may be NULL. The test gets the *state that `begin` set.
  */
 #define TEST(name) TEST_WITH(name, NULL, NULL)
 #define TEST_WITH(name, begin, end)                                                                \
@@ -58,68 +58,70 @@ typedef struct test_row {
     int line;
 } test_row;
 
-/* main(): they run inside this group fixture. */
+/* main(): runs all tests inside this group fixture. */
 #define TESTS(begin, end)                                                                          \
     int main(void) {                                                                               \
         return run_file(__FILE__, begin, end);                                                     \
     }
 int run_file(const char *file, CMFixtureFunction begin, CMFixtureFunction end);
-/* The same of tests in a table. */
+/* The same for tests in a table. */
 int run_table(const char *name, const struct CMUnitTest *tests, size_t count,
               CMFixtureFunction begin, CMFixtureFunction end);
-/* The same on the device, on a Hopper GPU once more with products by mma.sync. */
+/* Runs all tests on the test device; on a Hopper GPU once more with GEMMs by mma.sync. */
 int run_tensor_forms(const char *file);
 
-/* ---- what a test owns ----
+/* ---- ownership ----
  *
- * What the helpers of the tests return, memory and buffers, is released when the running test ends,
- * the last first, also when it fails; nobody else frees it. What is made between tests stays.
+ * The running test owns the memory and buffers that test helpers return. They are released when it
+ * ends, in reverse order, also when it fails; callers do not free them. Objects made between tests
+ * stay.
  */
 
 /* Zeroed memory; never NULL. */
 void *test_alloc(size_t bytes);
-/* A text by printf rules, for titles of comparisons. */
+/* Formats a text as printf does, for titles of comparisons. */
 const char *titled(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* A buffer of the device, without a guard. */
+/* A buffer on the test device, without a guard. */
 moert_buffer *test_buffer(size_t bytes);
-/* `thing`, which release(thing) gives back. */
+/* Makes the running test own `thing`, to be released by release(thing); returns it. */
 void *owned(void *thing, void (*release)(void *));
 moert_buffer *owned_buffer(moert_buffer *buffer);
-/* Releases all of it now: where a device is to close, or a loop takes much. */
+/* Releases all of it now: before a device closes, or after a part of a large loop. */
 void release_owned(void);
-/* Releases what is owned since owned_count() was `count`: one case of a table of large ones. */
+/* Releases what the test has owned since owned_count() was `count`: after one large case of a
+ * table. */
 size_t owned_count(void);
 void release_since(size_t count);
 
 /* ---- settings ---- */
 
-/* Sets a variable of the environment (NULL: unsets it) for what reads the configuration next. */
+/* Sets an environment variable (NULL: unsets it) and reloads the configuration. */
 void set_variable(const char *name, const char *value);
 
-/* Names of those that run on every device. */
+/* The backends that run on every device. */
 enum { BACKENDS = 2 };
 extern const char *const backends[BACKENDS];
 
 /* ---- the device ---- */
 
-/* Group fixture: the device that MOERT_DEVICE names, for all tests of a program. */
+/* Group fixture: the device that MOERT_DEVICE names. */
 extern moert_device *test_device;
 int open_test_device(void **state);
 int close_test_device(void **state);
 
-/* Whether it has the tensor cores of Hopper GPUs; if not, prints what happens otherwise. */
+/* True if the device has the tensor cores of Hopper GPUs; if not, prints `otherwise`. */
 bool has_hopper(const char *otherwise);
 
-/* The same of NVIDIA's tensor cores from compute capability 8.0 on. */
+/* The same for NVIDIA's tensor cores from compute capability 8.0 on. */
 bool has_tensor_cores(const char *otherwise);
 
-/* A kernel for buffers to go through: x[n] += x[n]. */
+/* Runs a kernel on a buffer: x[n] += x[n]. */
 moert_status run_twice(moert_buffer *x, size_t n);
 
 /* A buffer with a copy of `bytes` of host memory, followed by a guard. */
 moert_buffer *upload(const void *source, size_t bytes);
 moert_buffer *upload_floats(const float *source, size_t n);
-/* The same of n doubles, as floats. */
+/* The same with n doubles, rounded to floats. */
 moert_buffer *upload_doubles(const double *source, size_t n);
 /* A guarded buffer of n floats, all NaN. */
 moert_buffer *unset_floats(size_t n);
@@ -129,25 +131,25 @@ void *download(const moert_buffer *buffer, size_t bytes);
 float *download_floats(const moert_buffer *buffer, size_t n);
 /* The same into an array of the caller. */
 void download_into(const moert_buffer *buffer, void *target, size_t bytes);
-/* The same of numbers that are codes of a type of 16 bits on the device, or F32. */
+/* The same with floats that are F32, F16 or BF16 on the device. */
 moert_buffer *upload_as(const float *values, size_t count, moert_dtype type);
-/* A guarded buffer of n codes of 16 bits, all of the same NaN. */
-moert_buffer *unset_bf16(size_t n);
-/* They are the bf16 codes of n floats. */
-void assert_bf16(const char *what, const moert_buffer *codes, const float *floats, size_t n);
 void download_as(const moert_buffer *buffer, float *values, size_t count, moert_dtype type);
+/* A guarded buffer of n bf16 values, all NaN. */
+moert_buffer *unset_bf16(size_t n);
+/* Checks that bf16[n] are the rounded floats. */
+void assert_bf16(const char *what, const moert_buffer *bf16, const float *floats, size_t n);
 
 /* ---- values ---- */
 
 /* n floats, uniform in [-scale, scale), of stream `stream`. */
 float *random_floats(size_t n, float scale, uint64_t stream);
 
-/* draw(key, stream, i), of moert_rng_uniform or moert_rng_normal, drawn once: tests take the same
- * numbers again and again. */
+/* Returns draw(key, stream, i), where draw is moert_rng_uniform or moert_rng_normal. Keeps the
+ * values, because tests use the same ones many times. */
 typedef double random_draw(uint64_t key, uint64_t stream, uint64_t index);
 double random_once(random_draw *draw, uint64_t key, uint64_t stream, size_t i);
 
-/* A value as the type has it. */
+/* A value rounded to a dtype. */
 float round_to(moert_dtype type, double value);
 
 /* n doubles as floats. */
@@ -155,7 +157,7 @@ float *to_floats(const double *values, size_t n);
 /* n floats as doubles. */
 double *to_doubles(const float *values, size_t n);
 
-/* n normally distributed numbers of stream `name`, exact in float32. */
+/* n normally distributed values of stream `name`, exact in float32. */
 double *random_doubles(const char *name, size_t n);
 
 /* ---- comparisons; NaN equals nothing, except in assert_same_bits ---- */
@@ -171,16 +173,16 @@ void assert_close(const char *what, const float *got, const double *want, size_t
 void assert_near(const char *what, const float *got, const double *want, size_t n,
                  double tolerance);
 
-/* The n floats are the same bit for bit. */
+/* The n floats have the same bits. */
 void assert_same_bits(const char *what, const float *got, const float *want, size_t n);
 
-/* The same of the content of guarded buffers. */
+/* The same for the content of guarded buffers. */
 void assert_near_in(const char *what, const moert_buffer *got, const double *want, size_t n,
                     double tolerance);
 void assert_same_bits_in(const char *what, const moert_buffer *got, const float *want, size_t n);
 
 /*
- * gradient[n] is near the central differences in float64 of loss(context) with respect to
+ * Compares gradient[n] with central differences in float64 of loss(context) with respect to
  * value[n], at every `stride`-th element.
  */
 typedef struct differentiated {

@@ -1,4 +1,5 @@
-/* How the tools of the end-to-end tests fail: with the library's message and exit code 1. */
+/* Ends a tool of the end-to-end tests after a failure: prints the library's message, exit code
+ * 1. */
 #pragma once
 
 #include <errno.h>

@@ -1,15 +1,16 @@
 /*
- * compare: tells whether what a program wrote is what golden files say, for the end-to-end tests.
+ * compare: compares the files that a program wrote with golden files, for the end-to-end tests.
  *
  *   compare tensors --expected E.safetensors --actual A.safetensors [--only NAME]
  *   compare largest --expected E.safetensors --actual A.safetensors [--only NAME | --except NAME]
  *   compare bytes --expected E.safetensors --actual A.safetensors [--only NAME | --except NAME]
  *   compare curve --expected curve.json --metrics metrics.jsonl [--aux]
  *
- * Tensors: the relative error of each is the norm of the difference over the norm of what is
- * expected; with `largest`, the largest difference over the largest finite magnitude of what is
- * expected, where infinities must be equal. Bytes: types of one size pass for each other. Curves:
- * each step's value is compared by itself. Exit code 0 when everything is within the tolerance.
+ * tensors: the relative error of a tensor is the norm of the difference over the norm of the
+ * expected tensor. largest: the largest difference over the largest finite expected magnitude;
+ * infinities must be equal. bytes: the bytes must be equal, the dtypes need not be. curve: the
+ * relative error of each step. The exit code is 0 if every error is within --tolerance, 1 if not, 2
+ * after a failure.
  */
 #include <math.h>
 #include <stdio.h>
@@ -24,7 +25,7 @@
 #include "train/metrics.h"
 
 enum { LINE_BYTES = 4096 };
-static const double zero_norm = 1e-12; /* the largest norm that passes for nothing */
+static const double zero_norm = 1e-12; /* the largest norm that is accepted where 0 is expected */
 
 static const char *expected_path, *actual_path, *metrics_path, *only, *except;
 static double tolerance;
@@ -33,13 +34,13 @@ static bool with_aux, by_bytes, by_largest;
 static const moert_option options[] = {
     {"expected", MOERT_OPTION_STRING, &expected_path, NULL, NULL,
      "golden safetensors file or curve"},
-    {"actual", MOERT_OPTION_STRING, &actual_path, NULL, NULL, "safetensors file to judge"},
+    {"actual", MOERT_OPTION_STRING, &actual_path, NULL, NULL, "safetensors file to check"},
     {"only", MOERT_OPTION_STRING, &only, NULL, NULL,
-     "the one tensor to compare; default all expected ones"},
+     "compare only this tensor; default all expected ones"},
     {"except", MOERT_OPTION_STRING, &except, NULL, NULL, "a tensor not to compare"},
-    {"metrics", MOERT_OPTION_STRING, &metrics_path, NULL, NULL, "JSON lines to judge"},
+    {"metrics", MOERT_OPTION_STRING, &metrics_path, NULL, NULL, "JSON lines to check"},
     {"tolerance", MOERT_OPTION_FLOAT, &tolerance, "2e-5", "0..", "largest relative error"},
-    {"aux", MOERT_OPTION_FLAG, &with_aux, NULL, NULL, "compare the auxiliary loss too"},
+    {"aux", MOERT_OPTION_FLAG, &with_aux, NULL, NULL, "also compare the auxiliary loss"},
 };
 enum { OPTIONS = MOERT_COUNT(options) };
 
@@ -213,7 +214,7 @@ int main(int argc, char **argv) {
     moert_status status = moert_options_parse(options, OPTIONS, argc - 1, argv + 1, &help);
     if (status == MOERT_OK && help) {
         moert_options_usage(stdout, "compare tensors|largest|bytes|curve [OPTION...]",
-                            "Judges results by golden files.", options, OPTIONS);
+                            "Compares results with golden files.", options, OPTIONS);
         return 0;
     }
     if (status == MOERT_OK)

@@ -1,10 +1,10 @@
 /*
- * expect: what the grouped GEMMs of moert-op should make of a file of float32 tensors, in float64
- * and loops from the formulas alone; for the end-to-end tests.
+ * expect: computes the results of moert-op's grouped GEMMs from a file of float32 tensors, in
+ * float64, with loops that follow the formulas; for the end-to-end tests.
  *
  *   expect fprop|dgrad|wgrad|glu|dglu|quant IN OUT [none|x|y TOPK | swiglu|geglu RUN]
  *
- * RUN columns of gate, then as many of up, and so on. Results are float32.
+ * Gate and up alternate in runs of RUN columns. Results are float32.
  */
 #include <math.h>
 
@@ -15,7 +15,7 @@ enum { MOST = 8, NAME = 32 };
 
 typedef struct matrix {
     size_t rank, shape[3], elements;
-    double *at; /* NULL: the file has none */
+    double *at; /* NULL: the file has no such tensor */
 } matrix;
 
 static moert_tensors *input;
@@ -52,7 +52,7 @@ static matrix load(const char *name) {
     return m;
 }
 
-/* A result of zeros, or with the values that the file holds for it. */
+/* Adds a result that begins with the file's values for it, or with zeros. */
 static double *result(const char *name, size_t rank, size_t a, size_t b, size_t c) {
     matrix old = load(name);
     const size_t elements = a * (rank > 1 ? b : 1) * (rank > 2 ? c : 1);
@@ -83,7 +83,7 @@ static void write_results(const char *path) {
     check(moert_writer_close(writer));
 }
 
-/* m.at[i], or `otherwise` */
+/* Element i, or `otherwise` if there is no such tensor. */
 static double value(matrix m, size_t i, double otherwise) {
     return m.at != NULL ? m.at[i] : otherwise;
 }
@@ -92,9 +92,9 @@ static size_t group_start(matrix ends, size_t g) {
     return g > 0 ? (size_t)ends.at[g - 1] : 0;
 }
 
-/* ---- plain products ---- */
+/* ---- plain GEMMs ---- */
 
-static void gemm(char kind) { /* f, d, w */
+static void gemm(char kind) { /* f: forward, d: dgrad, w: wgrad */
     const matrix ends = load("ends"), x = load("x"), w = load("weight"), y = load("y");
     const matrix alpha = load("alpha"), beta = load("beta"), bias = load("bias");
     const matrix scale = load("bias_scale"), gather = load("gather"),
@@ -129,13 +129,13 @@ static void gemm(char kind) { /* f, d, w */
     }
 }
 
-/* ---- with cuDNN's names ---- */
+/* ---- GLU, dGLU and quant, with cuDNN's names ---- */
 
 static void raise_to(double *most, double v) {
     *most = fmax(*most, fabs(v));
 }
 
-/* Columns of gate and up number i. */
+/* The column of gate i; that of up i is `run` columns later. */
 static size_t gate_column(size_t i) {
     return i / run * 2 * run + i % run;
 }

@@ -3,9 +3,9 @@
  *
  *   pack OUT NAME:TYPE[D,D,...]:VALUES ... NAME=FILE#TENSOR ...
  *
- * VALUES: numbers with commas, again from the first when they are fewer than the elements; ~SEED,
- * uniform numbers of [-1, 1), of integers 0 to 255; or @FILE#TENSOR, the bytes of that tensor,
- * which NAME=FILE#TENSOR takes over with their type and shape.
+ * VALUES: numbers separated by commas, repeated if they are fewer than the elements; ~SEED, uniform
+ * random values in [-1, 1), or 0 to 255 for integers; or @FILE#TENSOR, the bytes of that tensor.
+ * NAME=FILE#TENSOR copies a tensor with its dtype and shape.
  */
 #include "base/dtype.h"
 #include "base/rng.h"
@@ -19,7 +19,7 @@ typedef struct source {
     const char *values;
     moert_tensor_spec spec;
     size_t elements;
-    moert_tensors *file; /* that holds `from`, or NULL */
+    moert_tensors *file; /* the file of `from`, or NULL */
     const moert_tensor *from;
 } source;
 
@@ -35,7 +35,7 @@ static moert_status find(const char *text, source *s) {
     return s->from != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MISMATCH, "there is no %s", text);
 }
 
-/* The type and shape at TYPE[D,...]; *at becomes what follows. */
+/* Parses TYPE[D,...] and advances *at to its last bracket. */
 static moert_status parse_shape(char **at, source *s) {
     char type[16];
     int begin = 0;
@@ -83,18 +83,18 @@ static moert_status parse(char *text, source *s) {
 static void store(moert_file_type type, void *values, size_t i, double value) {
     static const struct {
         moert_file_type type;
-        moert_dtype number;
+        moert_dtype dtype;
     } floats[] = {{MOERT_FILE_F32, MOERT_DTYPE_F32},
                   {MOERT_FILE_F16, MOERT_DTYPE_F16},
                   {MOERT_FILE_BF16, MOERT_DTYPE_BF16},
                   {MOERT_FILE_F8_E4M3, MOERT_DTYPE_E4M3},
                   {MOERT_FILE_F8_E5M2, MOERT_DTYPE_E5M2}};
     const size_t bytes = moert_file_type_bytes(type);
-    uint32_t code = (uint32_t)(int32_t)value; /* of integers */
+    uint32_t bits = (uint32_t)(int32_t)value; /* for integers */
     for (size_t f = 0; f < MOERT_COUNT(floats); f++)
         if (floats[f].type == type)
-            code = moert_dtype_encode(floats[f].number, (float)value);
-    memcpy((char *)values + i * bytes, &code, bytes); /* low byte first */
+            bits = moert_dtype_encode(floats[f].dtype, (float)value);
+    memcpy((char *)values + i * bytes, &bits, bytes); /* little endian */
 }
 
 static void fill(const source *s, void *values) {

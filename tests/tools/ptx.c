@@ -1,4 +1,5 @@
-/* ptx FILE ARENA_BYTES: PTX of another compiler as the library would turn it into sm_90a. */
+/* ptx FILE ARENA_BYTES: turns PTX of another compiler into sm_90a, as the library does with the
+ * driver's. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +7,7 @@
 #include "base/text.h"
 #include "device/nvidia/ptx.h"
 
-/* The text of a file with its target named as NVIDIA's OpenCL compiler does. */
+/* Reads a file and replaces its version and target by those of NVIDIA's OpenCL compiler. */
 static char *read_text(const char *path) {
     FILE *file = fopen(path, "rb");
     static char text[8 << 20];

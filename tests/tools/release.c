@@ -1,15 +1,15 @@
 /*
- * release: a model's weights as large models are published, for the end-to-end tests; what
- * quantizes is moert-op.
+ * release: writes a model's weights in the low-precision forms in which large models are published,
+ * for the end-to-end tests. moert-op quantizes them.
  *
  *   release gather --form FORM --model M.safetensors --output X.safetensors
  *   release spread --form FORM --model M.safetensors --quantized Q.safetensors
  *                  --values V.safetensors --low L.safetensors --plain P.safetensors
  *
- * gather puts the matrices of the experts and of attention below each other into one matrix x, each
- * from a row on where the form begins a block, the rest zero. spread takes that matrix quantized
- * (q, scale) and dequantized (x), and writes the model twice: L with codes and scales under the
- * released names, P with the same values as plain float32.
+ * gather stacks the matrices that the form quantizes (experts, attention) into one matrix x. Each
+ * begins at a row where the form begins a block; the rest is zero. spread reads that matrix
+ * quantized (q, scale) and dequantized (x), and writes the model twice: L with payloads and scales
+ * under the released names, P with the same values as plain float32.
  */
 #include "base/text.h"
 #include "io/safetensors.h"
@@ -18,8 +18,8 @@
 
 enum { FP8, MXFP4 };
 static const struct {
-    size_t block_rows, block_columns, codes_per_byte, scale_bytes;
-    const char *codes_suffix, *scales_suffix;
+    size_t block_rows, block_columns, elements_per_byte, scale_bytes;
+    const char *payload_suffix, *scales_suffix;
 } forms[] = {
     [FP8] = {128, 128, 1, 4, "", "_scale_inv"},
     [MXFP4] = {1, 32, 2, 1, "_blocks", "_scales"},
@@ -39,12 +39,12 @@ static const moert_option options[] = {
 };
 enum { OPTIONS = MOERT_COUNT(options), NAME_BYTES = 200 };
 
-/* A tensor of the model and where its matrices [n,k] are in x. */
+/* A tensor of the model, and the rows of its matrices [n,k] in x. */
 typedef struct entry {
     const moert_tensor *tensor;
     bool quantized, transposed; /* transposed: the tensor holds [k,n] */
     size_t matrices, n, k, first_row;
-    char codes[NAME_BYTES], scales[NAME_BYTES];
+    char payload[NAME_BYTES], scales[NAME_BYTES]; /* names */
 } entry;
 
 typedef struct listing {
@@ -73,22 +73,22 @@ static void list(listing *l) {
         e->n = e->transposed ? t->shape[2] : t->shape[0];
         e->k = t->shape[1];
         e->first_row = l->rows;
-        snprintf(e->codes, NAME_BYTES, "%s%s", t->name, forms[form].codes_suffix);
+        snprintf(e->payload, NAME_BYTES, "%s%s", t->name, forms[form].payload_suffix);
         snprintf(e->scales, NAME_BYTES, "%s%s", t->name, forms[form].scales_suffix);
         l->rows += moert_round_up(e->matrices * e->n, forms[form].block_rows);
         l->columns = moert_max(l->columns, moert_round_up(e->k, forms[form].block_columns));
     }
 }
 
-/* Copies between x and the values of an entry, in the direction that `out` says. */
+/* Copies an entry's values into x, or out of it. */
 static void move(const listing *l, const entry *e, float *x, float *values, bool out) {
     for (size_t row = 0; row < e->matrices * e->n; row++)
         for (size_t k = 0; k < e->k; k++) {
             const size_t matrix = row / e->n, n = row % e->n;
             float *value =
                 values + (e->transposed ? (matrix * e->k + k) * e->n + n : row * e->k + k);
-            float *place = x + (e->first_row + row) * l->columns + k;
-            *(out ? value : place) = *(out ? place : value);
+            float *element = x + (e->first_row + row) * l->columns + k;
+            *(out ? value : element) = *(out ? element : value);
         }
 }
 
@@ -117,7 +117,7 @@ static moert_tensor_spec spec_of(const moert_tensor *t) {
     return spec;
 }
 
-/* The layout of the low-precision file; returns how many tensors it has. */
+/* Describes the tensors of the low-precision file; returns their number. */
 static size_t low_specs(const listing *l, moert_tensor_spec *specs) {
     size_t count = 0;
     for (size_t i = 0; i < l->count; i++) {
@@ -127,11 +127,11 @@ static size_t low_specs(const listing *l, moert_tensor_spec *specs) {
             specs[count++] = spec_of(e->tensor);
         } else if (form == MXFP4) {
             specs[count++] =
-                (moert_tensor_spec){e->codes, MOERT_FILE_U8, 4, {e->matrices, e->n, wide, 16}};
+                (moert_tensor_spec){e->payload, MOERT_FILE_U8, 4, {e->matrices, e->n, wide, 16}};
             specs[count++] =
                 (moert_tensor_spec){e->scales, MOERT_FILE_U8, 3, {e->matrices, e->n, wide}};
         } else {
-            specs[count++] = (moert_tensor_spec){e->codes, MOERT_FILE_F8_E4M3, 2, {e->n, e->k}};
+            specs[count++] = (moert_tensor_spec){e->payload, MOERT_FILE_F8_E4M3, 2, {e->n, e->k}};
             specs[count++] = (moert_tensor_spec){
                 e->scales, MOERT_FILE_F32, 2, {moert_ceil_div(e->n, 128), wide}};
         }
@@ -139,8 +139,8 @@ static size_t low_specs(const listing *l, moert_tensor_spec *specs) {
     return count;
 }
 
-/* Rows of `bytes` bytes each, out of a matrix with rows of `stride` bytes, to a tensor whose
- * elements have `element` bytes. */
+/* The first `bytes` of each row of a matrix whose rows are `stride` bytes apart, to be written to a
+ * tensor with elements of `element` bytes. */
 typedef struct byte_rows {
     const char *source;
     size_t stride, rows, bytes, element;
@@ -154,20 +154,21 @@ static void put_rows(moert_tensor_writer *writer, const char *name, const byte_r
 
 static void put_low(const listing *l, const entry *e, const moert_tensor *q,
                     const moert_tensor *scale, moert_tensor_writer *writer) {
-    const size_t stride = l->columns / forms[form].codes_per_byte, height = forms[form].block_rows;
+    const size_t stride = l->columns / forms[form].elements_per_byte,
+                 height = forms[form].block_rows;
     const size_t scale_bytes = forms[form].scale_bytes, rows = e->matrices * e->n;
     const size_t scale_stride = l->columns / forms[form].block_columns * scale_bytes;
     const size_t wide = moert_ceil_div(e->k, forms[form].block_columns);
-    const byte_rows codes = {(const char *)q->data + e->first_row * stride, stride, rows,
-                             e->k / forms[form].codes_per_byte, 1};
+    const byte_rows payload = {(const char *)q->data + e->first_row * stride, stride, rows,
+                               e->k / forms[form].elements_per_byte, 1};
     const byte_rows scales = {(const char *)scale->data + e->first_row / height * scale_stride,
                               scale_stride, moert_ceil_div(rows, height), wide * scale_bytes,
                               scale_bytes};
-    put_rows(writer, e->codes, &codes);
+    put_rows(writer, e->payload, &payload);
     put_rows(writer, e->scales, &scales);
 }
 
-/* Both files, from q, scale and x, once these are read. */
+/* Writes both files from q, scale and x. */
 static void write_both(const listing *l, const moert_tensor *q, const moert_tensor *scale,
                        float *x) {
     moert_tensor_spec *specs;
@@ -198,7 +199,7 @@ static void write_both(const listing *l, const moert_tensor *q, const moert_tens
 
 static void spread(listing *l) {
     const size_t wide = l->columns / forms[form].block_columns;
-    const size_t codes[] = {l->rows, l->columns / forms[form].codes_per_byte};
+    const size_t payload[] = {l->rows, l->columns / forms[form].elements_per_byte};
     const size_t scales[] = {l->rows / forms[form].block_rows, wide};
     const size_t whole[] = {l->rows, l->columns};
     const moert_tensor *q, *scale, *values;
@@ -206,7 +207,7 @@ static void spread(listing *l) {
     float *x;
     check(moert_tensors_open(quantized_path, &quantized));
     check(moert_tensors_open(values_path, &dequantized));
-    check(moert_tensors_get(quantized, "q", 2, codes, &q));
+    check(moert_tensors_get(quantized, "q", 2, payload, &q));
     check(moert_tensors_get(quantized, "scale", 2, scales, &scale));
     check(moert_tensors_get(dequantized, "x", 2, whole, &values));
     check(moert_alloc(&x, values->elements, sizeof *x));

@@ -5,7 +5,7 @@
 #include "base/rng.h"
 #include "support/mpi.h"
 
-/* ---- the values, from the global token alone ---- */
+/* ---- values, computed from the global token index ---- */
 
 static void choose(const shape *c, size_t token, int32_t *slot) {
     int32_t deck[MAX_EXPERTS];
@@ -35,13 +35,13 @@ static float weight(const shape *c, size_t token, size_t k) {
     return (float)moert_rng_normal(c->salt + 1000u, token, k);
 }
 
-/* What expert e makes of a row's element: of a window of codes, a number that bf16 has. */
+/* The result of an expert for an element x of a row; truncated to bf16 if results are bf16. */
 static float result(const trip *t, float x, size_t expert) {
     const float y = x * 0.37f - (float)expert * 1.3f;
-    return t->codes ? moert_float_from_bits(moert_float_bits(y) & 0xFFFF0000) : y;
+    return t->bf16 ? moert_float_from_bits(moert_float_bits(y) & 0xFFFF0000) : y;
 }
 
-/* Tokens of the ranks below `end`. */
+/* The number of tokens on the ranks below `end`. */
 static size_t tokens_below(const shape *c, size_t end) {
     size_t first = 0;
     for (size_t r = 0; r < end; r++)
@@ -51,11 +51,11 @@ static size_t tokens_below(const shape *c, size_t end) {
 
 /* ---- one round trip ---- */
 
-moert_status trip_make_windows(moert_exchange *exchange, size_t width, bool codes, trip *t) {
-    *t = (trip){.exchange = exchange, .codes = codes};
-    MOERT_TRY(codes ? moert_window_create_bf16(exchange, 2 * width, &t->x)
-                    : moert_window_create(exchange, width, &t->x));
-    MOERT_TRY((codes ? moert_window_create_bf16 : moert_window_create)(exchange, width, &t->y));
+moert_status trip_make_windows(moert_exchange *exchange, size_t width, bool bf16, trip *t) {
+    *t = (trip){.exchange = exchange, .bf16 = bf16};
+    MOERT_TRY(bf16 ? moert_window_create_bf16(exchange, 2 * width, &t->x)
+                   : moert_window_create(exchange, width, &t->x));
+    MOERT_TRY((bf16 ? moert_window_create_bf16 : moert_window_create)(exchange, width, &t->y));
     MOERT_TRY(moert_window_create(exchange, 1, &t->slot_x));
     return moert_window_create(exchange, 1, &t->slot_y);
 }
@@ -86,7 +86,7 @@ void trip_make_buffers(const shape *c, trip *t) {
     t->host = host;
 }
 
-/* Visits this rank's rows in the order of the plan, by brute force over all tokens. */
+/* Visits this rank's rows in the order of the plan: for each expert, a search over all tokens. */
 typedef void row_visitor(const shape *c, trip *t, size_t row, size_t token, size_t k, size_t e);
 
 static void visit_rows(const shape *c, trip *t, row_visitor *visit) {
@@ -116,14 +116,14 @@ static void check_slot(const shape *c, trip *t, size_t row, size_t token, size_t
     t->wrong += t->host[row * moert_window_stride(t->slot_x)] != weight(c, token, k);
 }
 
-/* The padding is poisoned: nobody may use it. */
+/* The padding of a row is NaN, so that any use of it shows. */
 static void make_row(const shape *c, trip *t, size_t row, size_t token, size_t k, size_t e) {
     (void)k;
-    const size_t stride = moert_window_stride(t->y), last = t->codes ? 2 * stride : stride;
+    const size_t stride = moert_window_stride(t->y), last = t->bf16 ? 2 * stride : stride;
     float *target = t->host + row * stride;
     for (size_t i = 0; i < last; i++) {
         const float y = i < c->width ? result(t, payload(c, token, i), e) : NAN;
-        if (t->codes)
+        if (t->bf16)
             ((uint16_t *)target)[i] = (uint16_t)(moert_float_bits(y) >> 16);
         else
             target[i] = y;
@@ -145,7 +145,7 @@ static moert_status write_rows(moert_window *window, trip *t) {
                               t->plan->plan->rows * moert_window_stride(window) * 4);
 }
 
-/* Where an expert's results are summed first: on its rank or node, if at all. */
+/* The rank or node that sums an expert's results before it sends them; 0 if none does. */
 static size_t node_of(const shape *c, const trip *t, int32_t expert) {
     const size_t rank = moert_plan_owner(c->experts, test_ranks, (size_t)expert);
     if (t->summed)
@@ -153,54 +153,56 @@ static size_t node_of(const shape *c, const trip *t, int32_t expert) {
     return t->presummed == NULL ? 0 : moert_comm_node(t->presummed, rank);
 }
 
-/* An element's terms by slot, and where they are summed. */
+/* The addends of one element of a token's sum, by slot. */
 typedef struct {
-    float factor[MAX_EXPERTS], term[MAX_EXPERTS];
-    size_t node[MAX_EXPERTS], home; /* whose terms are not summed first */
-    bool taken[MAX_EXPERTS], rounds;
-} terms;
+    float weight[MAX_EXPERTS], value[MAX_EXPERTS];
+    size_t node[MAX_EXPERTS]; /* where each is summed first */
+    size_t home;              /* addends of this node join the final sum directly */
+    bool taken[MAX_EXPERTS];  /* still to be added */
+    bool rounds;              /* partial sums are rounded to bf16 */
+} addends;
 
-/* The chain of the slots of one node from slot k on, which are then done. */
-static float sum_node(terms *s, size_t k, size_t topk) {
+/* The sum over the slots from k on that belong to k's node. Marks them as added. */
+static float sum_node(addends *s, size_t k, size_t topk) {
     const size_t node = s->node[k];
     float sum = 0.0f;
     for (; k < topk; k++)
         if (s->taken[k] && s->node[k] == node) {
-            sum = fmaf(s->factor[k], s->term[k], sum);
+            sum = fmaf(s->weight[k], s->value[k], sum);
             s->taken[k] = false;
         }
     return s->rounds ? round_to(MOERT_DTYPE_BF16, sum) : sum;
 }
 
-static float sum_terms(terms *s, size_t topk) {
+static float sum_all(addends *s, size_t topk) {
     float sum = 0.0f;
     for (size_t k = 0; k < topk; k++) {
         if (s->taken[k] && s->node[k] != s->home)
             sum = fmaf(1.0f, sum_node(s, k, topk), sum);
         else if (s->taken[k])
-            sum = fmaf(s->factor[k], s->term[k], sum);
+            sum = fmaf(s->weight[k], s->value[k], sum);
     }
     return sum;
 }
 
 static float wanted_sum(const shape *c, const trip *t, size_t token, size_t column,
                         const int32_t *slot, bool weighted) {
-    terms s = {.home = t->presummed != NULL ? moert_comm_node(t->presummed, test_rank) : 0,
-               .rounds = t->summed && t->codes};
+    addends s = {.home = t->presummed != NULL ? moert_comm_node(t->presummed, test_rank) : 0,
+                 .rounds = t->summed && t->bf16};
     if (t->summed)
         s.home = SIZE_MAX;
     for (size_t k = 0; k < c->topk; k++) {
         s.taken[k] = slot[k] >= 0;
         if (!s.taken[k])
             continue;
-        s.factor[k] = weighted ? weight(c, token, k) : 1.0f;
-        s.term[k] = result(t, payload(c, token, column), (size_t)slot[k]);
+        s.weight[k] = weighted ? weight(c, token, k) : 1.0f;
+        s.value[k] = result(t, payload(c, token, column), (size_t)slot[k]);
         s.node[k] = node_of(c, t, slot[k]);
     }
-    return sum_terms(&s, c->topk);
+    return sum_all(&s, c->topk);
 }
 
-/* target against fmaf in order of k; weighted or plain. */
+/* Compares `target` bit for bit with sums by fmaf in the order of the slots, weighted or not. */
 static moert_status check_target(const shape *c, trip *t, bool weighted) {
     const size_t tokens = c->tokens[test_rank];
     int32_t slot[MAX_EXPERTS];
@@ -229,7 +231,7 @@ static moert_status check_slot_target(const shape *c, trip *t) {
     return MOERT_OK;
 }
 
-/* All ranks learn of any rank's wrong values. */
+/* Fails on all ranks if any rank has wrong values. */
 static moert_status verdict(const shape *c, trip *t, const char *what) {
     moert_status local = MOERT_OK;
     if (t->wrong > 0)
@@ -237,7 +239,7 @@ static moert_status verdict(const shape *c, trip *t, const char *what) {
     return moert_comm_agree(test_comm, local);
 }
 
-/* Rows of NaN, so that an element that nobody writes shows. */
+/* Fills rows with NaN, so that an element that is never written shows. */
 static moert_status write_nan(moert_window *window, size_t rows, trip *t) {
     const size_t floats = rows * moert_window_stride(window);
     for (size_t i = 0; i < floats; i++)
@@ -289,7 +291,7 @@ moert_status trip_combine(const trip *t, bool weighted, bool slots, moert_status
     return moert_exchange_combine(t->exchange, &back, local);
 }
 
-/* The chunks are this rank's experts and rows, one after the other. */
+/* Checks that the chunks cover this rank's experts and rows in order, without gaps. */
 static moert_status check_chunks(trip *t) {
     const moert_plan *plan = t->plan->plan;
     size_t expert = 0, row = 0;
@@ -297,7 +299,7 @@ static moert_status check_chunks(trip *t) {
         const moert_chunk chunk = moert_exchange_chunk(t->plan, w);
         if (chunk.first != expert || chunk.first_row != row || chunk.end < expert ||
             chunk.end_row < row)
-            return MOERT_FAIL(ERROR_INTERNAL, "wave %zu begins with expert %zu and row %zu", w,
+            return MOERT_FAIL(ERROR_INTERNAL, "chunk %zu begins with expert %zu and row %zu", w,
                               chunk.first, chunk.first_row);
         expert = chunk.end;
         row = chunk.end_row;
@@ -307,7 +309,8 @@ static moert_status check_chunks(trip *t) {
     return MOERT_OK;
 }
 
-/* The rest of a combine beside other work: first slots, then, once joined, rows are there. */
+/* Ends a combine while other kernels run. Slots are complete after combine_finish(), rows only
+ * after combine_join(). */
 static moert_status combine_beside(const shape *c, trip *t, moert_transfer *back) {
     const size_t x_bytes = t->plan->plan->rows * moert_window_stride(t->x) * sizeof(float);
     MOERT_TRY(moert_buffer_clear(t->slot_target, 0, moert_buffer_bytes(t->slot_target)));
@@ -321,8 +324,8 @@ static moert_status combine_beside(const shape *c, trip *t, moert_transfer *back
     return verdict(c, t, "chunks");
 }
 
-/* The plain sums once more, by way of a dispatch and a combine that are under way together: rows of
- * a chunk are made when they have come, and sent before the next are looked at. */
+/* The unweighted sums once more, with dispatch and combine in flight together: as soon as a chunk
+ * has arrived, its results are written and sent, before the next chunk is waited for. */
 static moert_status run_chunks(const shape *c, trip *t) {
     const size_t stride = moert_window_stride(t->y), bytes = stride * sizeof(float);
     const moert_transfer there = trip_there(t, true);
@@ -343,8 +346,8 @@ static moert_status run_chunks(const shape *c, trip *t) {
     return combine_beside(c, t, &back);
 }
 
-/* Rows that are sent to their slots' ranks, instead of fetched from their owners. Every row of a slot
- * is NaN, on all ranks, until somebody sends it. */
+/* A combine whose rows the experts' ranks push, where otherwise the tokens' ranks read them. On all
+ * ranks, the row of every slot is NaN until it is pushed. */
 static moert_status run_pushed(const shape *c, trip *t) {
     const size_t bytes = t->plan->plan->rows * moert_window_stride(t->y) * sizeof(float);
     const bool sums = moert_exchange_sums(t->exchange);
@@ -374,7 +377,7 @@ moert_status trip_run(const shape *c, trip *t) {
     t->wrong = 0;
     MOERT_TRY(poison(t->x, t));
     MOERT_TRY(poison(t->slot_x, t));
-    MOERT_TRY(verdict(c, t, "poison")); /* nobody dispatches before all are done */
+    MOERT_TRY(verdict(c, t, "poison")); /* all ranks have poisoned before any dispatches */
     MOERT_TRY(trip_dispatch(t, true, MOERT_OK));
     MOERT_TRY(check_chunks(t));
     t->wrong = t->plan->plan->rows > t->plan->capacity_rows;

@@ -1,7 +1,7 @@
 /*
- * A dispatch and a combine of any shape, checked against values computed from the global token
- * index: rows, slots and sums, exactly. The sums are the host's chains of fmaf, bit for bit; of an
- * exchange that sums by node first, chains of chains.
+ * A dispatch and a combine of any shape. Rows, slots and sums must equal values that the host
+ * computes from the global token index. A sum is a chain of fmaf, bit for bit. If an exchange sums
+ * on each node first, it is a chain over the nodes' chains.
  */
 #pragma once
 
@@ -9,8 +9,8 @@
 
 enum { MAX_RANKS = 4, MAX_EXPERTS = 16 };
 
-/* How the tokens of a shape choose their experts. ZIPF: the n-th about 1/n as often; HOT: one takes
- * 30 % of the slots or more. */
+/* How the tokens of a shape choose their experts. ZIPF: the n-th expert is chosen about 1/n as
+ * often as the first. HOT: one expert gets 30 % of the slots or more. */
 typedef enum { RANDOM, ONE_EXPERT, SOME_DROPPED, ALL_DROPPED, ZIPF, HOT } pattern;
 
 typedef struct {
@@ -26,34 +26,34 @@ typedef struct {
     moert_window *x, *y, *slot_x, *slot_y;
     moert_exchange_plan *plan;
     moert_buffer *index, *source, *weight, *target, *slot_target;
-    bool codes;                  /* y is a window of codes */
-    size_t chunks;               /* 0 = 1 */
-    float *host;                 /* at least as large as any of them */
-    const moert_comm *presummed; /* whose nodes sum first; NULL: none does */
-    bool summed;                 /* every rank sums first, and rounds codes */
-    size_t wrong;
+    bool bf16;                   /* y holds bf16 */
+    size_t chunks;               /* 0 means 1 */
+    float *host;                 /* large enough for each window and buffer */
+    const moert_comm *presummed; /* its nodes sum before they send; NULL: no node does */
+    bool summed;                 /* every rank sums before it sends, and rounds the sums if bf16 */
+    size_t wrong;                /* wrong values so far */
 } trip;
 
-/* Windows outlive a shape, buffers and plan do not. With `codes`, of an even width, rows go into a
- * window of as many pairs of codes, and results come back as codes. Collective. */
-moert_status trip_make_windows(moert_exchange *exchange, size_t width, bool codes, trip *t);
+/* Windows serve several shapes; buffers and the plan serve one. With `bf16`, `width` is even: x has
+ * 2 `width` bf16 values a row, which hold `width` floats, and y has `width`. Collective. */
+moert_status trip_make_windows(moert_exchange *exchange, size_t width, bool bf16, trip *t);
 void trip_make_buffers(const shape *c, trip *t);
 /* Frees the windows and the plan. */
 void trip_free(trip *t);
 
-/* The plan of the buffers. */
+/* Makes the plan for the choices in t->index. */
 moert_status trip_plan(const shape *c, const trip *t, moert_status local,
                        moert_exchange_plan **plan);
 
-/* The transfers of x and, with `slots`, their weights; of y back, `weighted` or not; and of rows that
- * are pushed to it. */
+/* The transfers of a dispatch, of a combine, `weighted` or not, and of a combine with pushed rows.
+ * With `slots` a value of each slot travels along. */
 moert_transfer trip_there(const trip *t, bool slots);
 moert_transfer trip_back(const trip *t, bool weighted, bool slots);
 moert_transfer trip_push(const trip *t, bool weighted, bool slots);
 moert_status trip_dispatch(const trip *t, bool slots, moert_status local);
 moert_status trip_combine(const trip *t, bool weighted, bool slots, moert_status local);
 
-/* Buffers, plan, dispatch, combine with and without weights, and of rows that are pushed if the
- * exchange does that, in t->chunks; the first round trip chunk by chunk, as a layer goes. The verdict
- * is that of all ranks. */
+/* Makes buffers and a plan of t->chunks. Dispatches, combines with and without weights, and with
+ * pushed rows if the exchange pushes. Then once more chunk by chunk, as a layer does. Fails on all
+ * ranks if it fails on one. */
 moert_status trip_run(const shape *c, trip *t);

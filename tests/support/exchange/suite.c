@@ -1,4 +1,4 @@
-/* Exchanges under test. */
+/* The shapes and setups of the exchange tests, and their main(). */
 #include "support/exchange/suite.h"
 
 #include "base/config.h"
@@ -71,7 +71,7 @@ bool has_windows(void) {
     return info->is_cpu || info->nvidia > 0;
 }
 
-/* What no user chooses. */
+/* Sets the properties of an exchange for which there is no variable. */
 static void choose_ways(const setup *tested, moert_control *control) {
     if (tested->once != AS_IT_IS)
         control->once = tested->once == ON ? MOERT_ONCE_ALWAYS : MOERT_ONCE_NEVER;
@@ -92,7 +92,7 @@ moert_exchange *open_exchange(void **state) {
         set_variable(ways[i][0], ways[i][1]);
     ASSERT_OK_ON_ALL(
         moert_exchange_create(test_device, spread[tested->together], tested->engine, &exchange));
-    for (size_t i = tested->aside ? 1 : 0; i < count; i++) /* combines look at the first */
+    for (size_t i = tested->aside ? 1 : 0; i < count; i++) /* combines read MOERT_SYNC later */
         set_variable(ways[i][0], NULL);
     assert_string_equal(moert_exchange_engine(exchange),
                         moert_config_choice("MOERT_EXCHANGE", tested->engine));
@@ -101,9 +101,9 @@ moert_exchange *open_exchange(void **state) {
     return exchange;
 }
 
-trip open_windows(moert_exchange *exchange, const shape *c, bool codes) {
+trip open_windows(moert_exchange *exchange, const shape *c, bool bf16) {
     trip t;
-    ASSERT_OK_ON_ALL(trip_make_windows(exchange, c->width, codes, &t));
+    ASSERT_OK_ON_ALL(trip_make_windows(exchange, c->width, bf16, &t));
     return t;
 }
 
@@ -116,8 +116,8 @@ trip open_trip(void **state, const shape *c) {
 void run_shapes(moert_exchange *exchange, const trip *like) {
     for (size_t i = 0; i < SHAPES; i++) {
         shape c = shapes[i];
-        c.width += like->codes ? c.width % 2 : 0;
-        trip t = open_windows(exchange, &c, like->codes);
+        c.width += like->bf16 ? c.width % 2 : 0;
+        trip t = open_windows(exchange, &c, like->bf16);
         t.chunks = like->chunks;
         t.presummed = like->presummed;
         ASSERT_OK_ON_ALL(trip_run(&c, &t));
@@ -155,7 +155,7 @@ void expect_late(const shape *c, const trip *t, const char *phase) {
     assert_non_null(strstr(moert_last_error(), phase));
 }
 
-/* To this device and number of ranks. */
+/* True if a setup is possible on this device with this number of ranks. */
 static bool applies(const setup *tested) {
     const bool cpu = moert_device_describe(test_device)->is_cpu;
     switch (tested->engine) {

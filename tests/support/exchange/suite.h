@@ -1,6 +1,6 @@
 /*
- * What tests of the exchange have in common: the ways to exchange that they test, a bit each, and a
- * run of the tests in the ways that this device and job have.
+ * Shared by the tests of the exchange: a table of setups, one bit each, and a main() that runs each
+ * test in those of its setups that this device and number of ranks allow.
  */
 #pragma once
 
@@ -8,16 +8,16 @@
 #include "support/exchange/round_trip.h"
 #include "support/mpi.h"
 
-/* What is tested: an engine, who waits for the other ranks, (node) how many ranks count as a host,
- * and (window) whether results are pushed, rows go to each rank once, and transfers of few rows are
- * one kernel. */
+/* A way to exchange. */
 typedef struct setup {
     const char *name;
     unsigned engine;
-    const char *sync, *timeout_s;
-    size_t together;
-    bool aside; /* with devices that wait: combines run on the second queue */
-    const char *push;
+    const char *sync;      /* MOERT_SYNC: host or device waits for the other ranks */
+    const char *timeout_s; /* MOERT_TIMEOUT_S */
+    size_t together;       /* node: MOERT_NODE_RANKS, the ranks that count as a host; 0: all */
+    bool aside;            /* if devices wait: combines run on the second queue */
+    const char *push;      /* MOERT_PUSH */
+    /* window: whether rows go to each rank once, and transfers of few rows are one kernel */
     enum { AS_IT_IS, OFF, ON } once, fuse;
 } setup;
 
@@ -25,7 +25,7 @@ typedef struct setup {
 enum {
     BY_LOCAL = 1 << 0,
     BY_WINDOW = 1 << 1,
-    BY_DEVICES = 1 << 2, /* which wait, not the hosts */
+    BY_DEVICES = 1 << 2, /* devices wait for each other, not their hosts */
     BY_ONCE = 1 << 3,
     BY_FUSED = 1 << 4,
     BY_FUSED_ONCE = 1 << 5,
@@ -44,7 +44,7 @@ enum {
     BY_ALL = BY_ENGINES | BY_ONCE | BY_FUSED | BY_FUSED_ONCE | BY_PUSHES | BY_SUMS,
 };
 
-/* A test and its ways, or none: it runs once. */
+/* A test and the bits of its setups; 0: it runs once, without a setup. */
 typedef struct exchange_test {
     const char *name;
     CMUnitTestFunction function;
@@ -53,35 +53,37 @@ typedef struct exchange_test {
 #define EXCHANGE_TEST(test, ways)                                                                  \
     { #test, test, ways }
 
-/* Hostile ones. */
+/* Hostile shapes. */
 enum { SHAPES = 20 };
 extern const shape shapes[SHAPES];
 
-/* The ranks of the job on so many hosts as MOERT_NODE_RANKS makes; [0] has one. */
+/* [n]: all ranks of the job with MOERT_NODE_RANKS=n; [0]: all on one host. */
 extern moert_comm *spread[MAX_RANKS];
 
-/* The exchange under test. */
+/* Opens the exchange of a setup, *state. */
 moert_exchange *open_exchange(void **state);
-/* Its windows for a shape. */
-trip open_windows(moert_exchange *exchange, const shape *c, bool codes);
-/* Both, and the first trip. */
+/* Opens windows for a shape. */
+trip open_windows(moert_exchange *exchange, const shape *c, bool bf16);
+/* Opens an exchange and windows, and makes a first round trip. */
 trip open_trip(void **state, const shape *c);
-/* Trips of all shapes, with the settings of `like`. */
+/* Makes a round trip of every shape, with bf16, chunks and presummed of `like`. */
 void run_shapes(moert_exchange *exchange, const trip *like);
-/* The end of a test; close_usable makes the trip once more before, and asks whether all went
- * right. */
+/* Destroys a trip and its exchange. close_usable() first checks that another round trip
+ * succeeds. */
 void close_trip(trip *t);
 void close_usable(const shape *c, trip *t);
 
-/* What keeps the last rank's device busy, from keep_busy on, for longer than the others of
- * BY_IMPATIENT* wait for it. */
+/* keep_busy() keeps the last rank's device waiting for 2.5 s in a barrier that no other rank
+ * enters, longer than the other ranks of BY_IMPATIENT* wait for it. make_busy() creates the
+ * flags. */
 moert_flags *make_busy(void);
 moert_status keep_busy(moert_flags *busy);
-/* The next plan names that rank, and the phase. */
+/* Checks that the next plan fails with a message that names that rank and `phase`. */
 void expect_late(const shape *c, const trip *t, const char *phase);
 
-/* Whether the device takes the window engine. */
+/* True if the device supports the window engine. */
 bool has_windows(void);
-/* main() of a module: those of `tests` that apply to this device and number of ranks. */
+/* main(): runs `tests` in their setups, except those that this device or number of ranks rules
+ * out. */
 int run_exchange_tests(const char *name, const exchange_test *tests, size_t count, int arguments,
                        char **argument);

@@ -1,4 +1,4 @@
-/* Problems of gemm.h: their arrays, and running them. */
+/* The problems of gemm.h, their host arrays, and runs on the device. */
 #include "support/gemm/gemm.h"
 #include "base/memory.h"
 
@@ -38,16 +38,16 @@ const size_t gemm_problem_count = MOERT_COUNT(gemm_problems);
 const way gemm_ways[] = {
     [REFERENCE_F32] = {"reference", "reference", MOERT_DTYPE_F32, false},
     [PORTABLE_F32] = {"portable", "portable", MOERT_DTYPE_F32, false},
-    [PACKED_F32] = {"packed", "portable", MOERT_DTYPE_F32, true},
+    [PREPACKED_F32] = {"prepacked", "portable", MOERT_DTYPE_F32, true},
     [REFERENCE_BF16] = {"bf16 reference", "reference", MOERT_DTYPE_BF16, false},
     [PORTABLE_BF16] = {"bf16 portable", "portable", MOERT_DTYPE_BF16, false},
-    [PACKED_BF16] = {"bf16 packed", "portable", MOERT_DTYPE_BF16, true},
+    [PREPACKED_BF16] = {"bf16 prepacked", "portable", MOERT_DTYPE_BF16, true},
     [REFERENCE_WIDENED] = {"bf16 one by one", "reference", MOERT_DTYPE_BF16, false, "widened"},
     {"bf16 widened", "portable", MOERT_DTYPE_BF16, false, "widened"},
-    {"bf16 widened, packed", "portable", MOERT_DTYPE_BF16, true, "widened"},
+    {"bf16 widened, prepacked", "portable", MOERT_DTYPE_BF16, true, "widened"},
     [REFERENCE_TILES] = {"bf16 tiles, reference", "reference", MOERT_DTYPE_BF16, false, "tiles"},
     {"bf16 tiles", "portable", MOERT_DTYPE_BF16, false, "tiles"},
-    {"bf16 tiles, packed", "portable", MOERT_DTYPE_BF16, true, "tiles"},
+    {"bf16 tiles, prepacked", "portable", MOERT_DTYPE_BF16, true, "tiles"},
 };
 const size_t gemm_way_count = MOERT_COUNT(gemm_ways);
 
@@ -77,8 +77,8 @@ static float *filled(size_t count, bool integers, uint64_t stream) {
     return data;
 }
 
-/* Everything that must be neither read nor written holds NaN: columns between the rows, rows past
- * the last end. */
+/* Sets elements that a GEMM must neither read nor write to NaN: columns between the rows, and rows
+ * past the last end. */
 static void guard(float *data, size_t rows, size_t used_rows, size_t stride, size_t first,
                   size_t width) {
     for (size_t m = 0; m < rows; m++)
@@ -126,7 +126,7 @@ moert_gemm upload_gemm(const problem *p, const arrays *a, moert_dtype x_type, mo
     };
 }
 
-/* The weight of a product prepacked for it. */
+/* Prepacks the weight of a GEMM. */
 static moert_prepacked *pack(const moert_gemm *gemm, moert_prepacked_use use) {
     const moert_prepacked_shape shape = {
         .groups = gemm->shared_weight ? 1 : gemm->groups.count,
@@ -141,40 +141,39 @@ static moert_prepacked *pack(const moert_gemm *gemm, moert_prepacked_use use) {
     return prepacked;
 }
 
-/* The groups from `first` on, two of them if there are. */
+/* The part of two groups from `first` on, or of one if it is the last. */
 static moert_part part_of(const problem *p, size_t first) {
     const size_t end = first + 2 < p->groups ? first + 2 : p->groups;
     return (moert_part){first, end, start_of(p, first), p->ends[end - 1]};
 }
 
-/* Where lines of a result of 16 bits go instead, the last one first. */
+/* A target for the scattered rows of a bf16 result, in reverse order. */
 typedef struct lines {
-    moert_buffer *there, *places;
+    moert_buffer *target, *addresses;
     size_t rows, width;
 } lines;
 
 static moert_scatter scatter(size_t rows, size_t width, size_t runs, lines *l) {
-    uint64_t *place = test_alloc((rows + 1) * sizeof *place), first;
+    uint64_t *address = test_alloc((rows + 1) * sizeof *address), first;
     *l = (lines){unset_bf16((rows + 1) * width), NULL, rows, width};
-    ASSERT_OK(moert_buffer_address(l->there, &first));
+    ASSERT_OK(moert_buffer_address(l->target, &first));
     for (size_t m = 0; m < rows; m++)
-        place[m] = is_lost(m) ? 0 : first + (rows - 1 - m) * width * sizeof(uint16_t);
-    l->places = upload(place, (rows + 1) * sizeof *place);
-    return (moert_scatter){l->places, runs};
+        address[m] = is_lost(m) ? 0 : first + (rows - 1 - m) * width * sizeof(uint16_t);
+    l->addresses = upload(address, (rows + 1) * sizeof *address);
+    return (moert_scatter){l->addresses, runs};
 }
 
-/* Brings the lines that have been stored to theirs of a result; those of a lost one are as
- * before. */
+/* Copies the scattered rows back into a result. Rows without an address stay as they were. */
 static void gather(const lines *l, float *result) {
     const size_t count = (l->rows + 1) * l->width;
-    uint16_t *codes = download(l->there, count * sizeof *codes), unset = codes[count - 1];
+    uint16_t *bf16 = download(l->target, count * sizeof *bf16), unset = bf16[count - 1];
     for (size_t m = 0; m < l->rows; m++)
         for (size_t i = 0; i < l->width; i++) {
-            const uint16_t code = codes[(l->rows - 1 - m) * l->width + i];
-            if (code == unset)
+            const uint16_t value = bf16[(l->rows - 1 - m) * l->width + i];
+            if (value == unset)
                 continue;
             assert_false(is_lost(m));
-            result[m * l->width + i] = moert_dtype_decode(MOERT_DTYPE_BF16, code);
+            result[m * l->width + i] = moert_dtype_decode(MOERT_DTYPE_BF16, value);
         }
 }
 
@@ -197,9 +196,9 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
             : NULL;
     gemm.prepacked = prepacked;
     moert_device_spare(test_device, by->spared);
-    lines anywhere = {NULL};
+    lines scattered = {NULL};
     if (by->runs > 0)
-        gemm.scatter = scatter(p->rows, results_of(p, op, a).stride, by->runs, &anywhere);
+        gemm.scatter = scatter(p->rows, results_of(p, op, a).stride, by->runs, &scattered);
     for (size_t g = 0; g < (by->parts ? p->groups : 1); g += 2) {
         gemm.part = by->parts ? part_of(p, g) : (moert_part){0};
         ASSERT_OK(run_as((moert_gemm_kind)op, &gemm));
@@ -213,7 +212,7 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
     download_into(gemm.weight, a->weight, a->weight_count * sizeof(float));
     download_into(bias, a->bias, a->bias_count * sizeof(float));
     if (by->runs > 0)
-        gather(&anywhere, results_of(p, op, a).data);
+        gather(&scattered, results_of(p, op, a).data);
     moert_prepacked_destroy(prepacked);
     set_variable("MOERT_BF16", NULL);
 }

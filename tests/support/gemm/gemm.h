@@ -1,6 +1,6 @@
 /*
- * Grouped products of hostile shapes for the tests of gemm/gemm.h: host arrays with guards, and
- * the ways to compute them (backend, type, prepacked weights).
+ * Grouped GEMMs of hostile shapes for the tests of gemm/gemm.h: guarded host arrays, and the ways
+ * to compute a GEMM (backend, dtype, prepacked weights).
  */
 #pragma once
 
@@ -26,21 +26,21 @@ typedef struct problem {
 extern const problem gemm_problems[];
 extern const size_t gemm_problem_count;
 
-/* How a product is computed. */
+/* How a GEMM is computed. */
 typedef struct way {
     const char *name, *backend;
     moert_dtype type;
     bool prepacked;
     const char *bf16;   /* MOERT_BF16; NULL: auto */
-    bool parts;         /* forward, dgrad and gated: two groups after the other */
-    moert_dtype result; /* of forward and dgrad */
-    bool split;         /* into parts of operands, if the device does */
-    unsigned spared;    /* compute units, which join in by the second queue */
-    size_t runs;        /* forward, dgrad: lines go anywhere, in turns; 0: not */
+    bool parts;         /* forward, dgrad and gated: one call for every two groups */
+    moert_dtype result; /* dtype of the result of forward and dgrad */
+    bool split;         /* f32 operands as sums of three bf16 values, if the device does that */
+    unsigned spared;    /* compute units left to the second queue, which then join in */
+    size_t runs;        /* forward, dgrad: result rows are scattered in this many runs; 0: not */
 } way;
 
-/* All ways: a reference each, then those that have its bits, of which the first is the plain
- * portable one. */
+/* All ways in sets: a reference, then the ways that must have its bits, first the portable one
+ * without prepacked weights. */
 extern const way gemm_ways[];
 extern const size_t gemm_way_count;
 const way *reference_of(const way *by);
@@ -49,22 +49,22 @@ bool sums_in_tiles(const way *by);
 enum {
     REFERENCE_F32,
     PORTABLE_F32,
-    PACKED_F32,
+    PREPACKED_F32,
     REFERENCE_BF16,
     PORTABLE_BF16,
-    PACKED_BF16,
+    PREPACKED_BF16,
     REFERENCE_WIDENED,
     REFERENCE_TILES = REFERENCE_WIDENED + 3
 };
 
-/* The host side of a problem; operands of bf16 are rounded on their way to the device. */
+/* The host arrays of a problem, in float32. upload_gemm() rounds operands that are bf16. */
 typedef struct arrays {
     size_t ldx, ldy, x_count, weight_count, bias_count, y_count;
     float *x, *weight, *bias, *y;
 } arrays;
 
-/* Small integers, or random numbers of many magnitudes; everything that must be neither read nor
- * written is NaN. */
+/* Fills arrays with small integers, or random values of many magnitudes. Elements that must be
+ * neither read nor written are NaN. */
 arrays make_arrays(const problem *p, bool integers);
 
 static inline size_t start_of(const problem *p, size_t g) {
@@ -73,19 +73,19 @@ static inline size_t start_of(const problem *p, size_t g) {
 
 extern const char *const operation_names[];
 
-/* Of a way with runs, every fifth line goes nowhere. */
+/* If rows are scattered, every fifth one has no address and is dropped. */
 static inline bool is_lost(size_t line) {
     return line % 5 == 4;
 }
 
-/* What an operation makes: rows or lines `stride` apart. */
+/* The result of an operation, in rows that are `stride` elements apart. */
 typedef struct results {
     float *data;
     size_t count, stride;
 } results;
 results results_of(const problem *p, operation op, const arrays *a);
 
-/* A product of the arrays on the device, x and y of these types; without its bias. */
+/* Uploads the arrays and describes their GEMM, without bias; x and y have the given dtypes. */
 moert_gemm upload_gemm(const problem *p, const arrays *a, moert_dtype x_type, moert_dtype y_type);
 
 static inline moert_status run_as(moert_gemm_kind kind, const moert_gemm *gemm) {
@@ -96,25 +96,25 @@ static inline moert_status run_as(moert_gemm_kind kind, const moert_gemm *gemm) 
 
 /* Runs an operation on the device and writes all arrays back. */
 void run_gemm(const problem *p, operation op, const way *by, arrays *a);
-/* The same of arrays of its own. */
+/* Makes arrays, runs an operation on them and returns them. */
 arrays run_new(const problem *p, operation op, const way *by, bool integers);
-/* The same of `count` rows from `first` on alone, in one group. */
+/* The same for rows [first, first + count) of `whole` only, as one group. */
 arrays run_alone(const problem *whole, operation op, const way *by, size_t first, size_t count);
 
-/* A forward product and its GLU into h[M,N/2], by one call or two; prob_stride 0: without prob. */
+/* A forward GEMM and its GLU into h[M,N/2], fused or in two calls; prob_stride 0: without prob. */
 typedef struct gated_run {
     moert_glu_form form;
     size_t prob_stride;
     bool fused, drop_v;
-    moert_dtype type; /* of h */
-    moert_dtype v;    /* its type */
+    moert_dtype type; /* dtype of h */
+    moert_dtype v;    /* dtype of the GEMM's result */
 } gated_run;
-/* GLUs, each layout twice. */
+/* Two GLUs for each layout of gate and up. */
 enum { GATED_FORMS = 4 };
 extern const gated_run gated_forms[GATED_FORMS];
 
-/* The arrays, h as well, which is NaN where nothing is written; of the groups' rows, the first
- * `results` numbers. */
+/* The arrays and h, which is NaN where the device has not written it. The first `results` elements
+ * of h belong to rows of groups. */
 typedef struct gated {
     arrays a;
     float *h;
@@ -122,16 +122,16 @@ typedef struct gated {
 } gated;
 gated run_gated(const problem *p, const gated_run *how, const way *by, bool integers);
 
-/* For tests of threads: the digest that this program prints as `PROGRAM digest` with a number of
- * threads, and its main(). */
+/* For tests that vary the number of PoCL's threads: runs this program as `PROGRAM digest` and
+ * returns the digest that it prints. run_with_digest() is the main() of such a program. */
 void digest_by(const char *threads, char digest[32]);
 int run_with_digest(const char *file, int count, char **words, uint64_t (*digest)(void));
 
-/* All arrays have the same bits. */
+/* Checks that all arrays have the same bits. */
 void compare_arrays(const char *title, const arrays *got, const arrays *want);
-/* Those that an operation makes of new arrays are these. */
+/* Runs an operation on new arrays and checks that they end with the bits of `want`. */
 void check_run(const problem *p, operation op, const way *by, bool integers, const arrays *want);
 
-/* Rows alone, `ranges` of a first one and their number, have the bits that they have among all, in
- * forward and dgrad. */
+/* Checks for forward and dgrad that a range of rows computed alone has the bits that it has among
+ * all rows. A range is a first row and a number of rows. */
 void check_company(const problem *whole, const way *by, const size_t (*ranges)[2], size_t count);

@@ -1,11 +1,11 @@
-/* What tests of tuning begin with. */
+/* Defaults and fixture of the tests of tuning. */
 #pragma once
 
 #include "gemm/tuning/tuning.h"
 
-/* What products choose without any row. */
+/* What a GEMM chooses without any tuning row. */
 extern const moert_choices standard_choices;
 
-/* Fixture of a test: the built-in rows, and an empty file of measured ones, "rows" in the folder of
- * files.h. */
+/* Test fixture: only the built-in rows, and no file of measured rows yet; that will be "rows" in
+ * the directory of files.h. */
 int forget_tuning(void **state);

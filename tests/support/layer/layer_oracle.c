@@ -11,7 +11,7 @@ bool oracle_layer_of_experts(moert_layer_tensor which) {
            which == MOERT_LAYER_B2;
 }
 
-/* Numbers of a name times a power of two. */
+/* The random values of stream `name` (random_doubles), times a power of two. */
 static double *scaled(const char *name, size_t n, double scale) {
     double *values = random_doubles(name, n);
     for (size_t i = 0; i < n; i++)
@@ -19,8 +19,9 @@ static double *scaled(const char *name, size_t n, double scale) {
     return values;
 }
 
-/* Blocks of 32 columns, their scale a power of two that makes the largest at most 448; elements to
- * three bits after the first, in steps of 2^-9 at least. */
+/* Rounds a row to MXFP8 (E4M3): in blocks of 32, with a scale that is a power of two and makes the
+ * largest element at most 448. Elements keep three bits after the first, in steps of 2^-9 at
+ * least. */
 static void round_row(double *row, size_t n) {
     for (size_t first = 0; first < n; first += 32) {
         const size_t end = first + 32 < n ? first + 32 : n;
@@ -37,7 +38,7 @@ static void round_row(double *row, size_t n) {
     }
 }
 
-/* Numbers of a name, as the layer's dispatch has them. */
+/* The random rows of stream `name`, rounded as the layer's dispatch rounds them. */
 static double *sent(const char *name, const moert_layer_options *options, size_t tokens) {
     const size_t n = tokens * options->hidden;
     double *rows = scaled(name, n, 1.0);
@@ -125,7 +126,7 @@ typedef struct expert {
     const double *w1, *b1, *w2, *b2;
 } expert;
 
-/* start + a[n] b[n], term by term */
+/* start + the dot product of a[n] and b[n], in order */
 static double dot(double start, const double *a, const double *b, size_t n) {
     for (size_t i = 0; i < n; i++)
         start += a[i] * b[i];
@@ -141,14 +142,14 @@ static void add_expert(const expert *e, const double *x, double weight, double *
     for (size_t i = 0; i < e->width; i++) {
         const double gate = fmin(e->form.interleaved ? v[2 * i] : v[i], limit);
         const double up = e->form.interleaved ? v[2 * i + 1] : v[e->width + i];
-        const double factor = fmax(-limit, fmin(up, limit)) + (double)e->form.offset;
-        glu[i] = factor * gate / (1.0 + exp(-(double)e->form.alpha * gate));
+        const double linear = fmax(-limit, fmin(up, limit)) + (double)e->form.offset;
+        glu[i] = linear * gate / (1.0 + exp(-(double)e->form.alpha * gate));
     }
     for (size_t h = 0; h < e->hidden; h++)
         y[h] += weight * dot(e->b2 != NULL ? e->b2[h] : 0.0, e->w2 + h * e->width, glu, e->width);
 }
 
-/* y += the routed experts of a token */
+/* y += the results of a token's routed experts */
 static void add_experts(const oracle_layer *layer, const double *x, const int32_t *index,
                         const double *weight, double *y) {
     const moert_layer_options *o = &layer->options;

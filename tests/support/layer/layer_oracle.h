@@ -1,4 +1,4 @@
-/* A MoE layer in float64, for tests: obvious code, one token at a time, all experts at once. */
+/* A MoE layer in float64, for tests: simple code, one token at a time, all experts on one rank. */
 #pragma once
 
 #include "moert/layer.h"
@@ -7,29 +7,29 @@ typedef struct oracle_layer {
     moert_layer_options options;
     size_t tokens;
     double *x, *dy;                      /* [T,H] */
-    double *sent_x, *sent_dy;            /* the same, as the routed experts get them */
-    double *tensor[MOERT_LAYER_TENSORS]; /* of all experts; NULL when the layer has no such */
+    double *sent_x, *sent_dy;            /* the same, rounded by the dispatch */
+    double *tensor[MOERT_LAYER_TENSORS]; /* of all experts; NULL if the layer has no such tensor */
     size_t elements[MOERT_LAYER_TENSORS];
     int32_t *index;    /* [T,K], chosen once: differences must not change the choice */
     float *correction; /* [E] or NULL */
-    double *aux;       /* [E] gradient by each routing score */
+    double *aux;       /* [E] gradient of the loss with respect to each routing score r */
     double z_factor;
-    double margin; /* the smallest distance of two scores whose order mattered */
+    double margin; /* the smallest difference of two scores whose order decides a choice */
 } oracle_layer;
 
-/* 5 experts, of which 2 are chosen; no number of ranks divides them. */
+/* Options with 5 experts, of which 2 are chosen; 2 to 4 ranks do not divide 5. */
 moert_layer_options layer_form(size_t hidden, size_t intermediate);
 
-/* A layer with values, exact in float32, that depend on the options alone. */
+/* A layer whose values are exact in float32 and depend only on the options and `tokens`. */
 oracle_layer oracle_layer_create(const moert_layer_options *options, size_t tokens);
 
-/* True for tensors [E,...], of which a rank holds its experts' part. */
+/* True for tensors [E,...]; a rank holds the part of its experts. */
 bool oracle_layer_of_experts(moert_layer_tensor which);
 
-/* sum(y * dy) + sum(aux * r) + z_factor / 2 * sum(lse^2), where the routed experts' part of y has
- * sent_dy for dy; also y[T,H] unless NULL. */
+/* Returns sum(y * dy) + sum(aux * r) + z_factor / 2 * sum(lse^2), with sent_dy instead of dy for
+ * the routed experts' part of y. Writes y[T,H] unless NULL. */
 double oracle_layer_loss(const oracle_layer *layer, double *y);
 
-/* gradient[n] of the loss by value[n], a part of `layer`, by central differences. */
+/* gradient[n]: central differences of the loss with respect to value[n], an array of `layer`. */
 void oracle_layer_differentiate(const oracle_layer *layer, double *value, size_t n,
                                 double *gradient);

@@ -7,8 +7,8 @@
 static const size_t piece_tokens[] = {3, 1, 4, 2, 3};
 enum { PIECES = MOERT_COUNT(piece_tokens) };
 
-/* Pieces [first, end) of a rank; with several ranks, the middle one has none. */
-static void share_pieces(size_t rank, size_t size, size_t *first, size_t *end) {
+/* The pieces [first, end) of a rank. With several ranks, the middle one has none. */
+static void pieces_of(size_t rank, size_t size, size_t *first, size_t *end) {
     const size_t idle = size / 2, workers = size > 1 ? size - 1 : 1;
     const size_t worker = size > 1 && rank > idle ? rank - 1 : rank;
     *first = PIECES * worker / workers;
@@ -22,7 +22,7 @@ static size_t tokens_before(const oracle_layer *oracle, size_t piece) {
     return tokens * (oracle->tokens / LAYER_TOKENS);
 }
 
-/* The elements of a tensor that this rank holds. */
+/* The range of a tensor's elements that this rank holds. */
 static void part_of(const layer_run *run, moert_layer_tensor which, size_t *first, size_t *count) {
     const size_t elements = run->oracle->elements[which],
                  experts = run->oracle->options.router.experts;
@@ -45,12 +45,12 @@ static void load_weights(const layer_run *run) {
     }
 }
 
-static void share_tokens(layer_run *run) {
+static void upload_tokens(layer_run *run) {
     const oracle_layer *oracle = run->oracle;
     const size_t hidden = oracle->options.hidden;
     size_t first, end;
     uint32_t ends[PIECES] = {0};
-    share_pieces(moert_comm_rank(run->world), moert_comm_size(run->world), &first, &end);
+    pieces_of(moert_comm_rank(run->world), moert_comm_size(run->world), &first, &end);
     run->first_token = tokens_before(oracle, first);
     for (size_t i = first; i < end; i++)
         ends[i - first] = (uint32_t)(tokens_before(oracle, i + 1) - run->first_token);
@@ -74,7 +74,7 @@ layer_run layer_run_open(moert_context *context, size_t ep, const oracle_layer *
     ASSERT_OK(moert_layer_create(run.mesh, &options, &run.layer));
     test_device = moert_context_device(context);
     load_weights(&run);
-    share_tokens(&run);
+    upload_tokens(&run);
     test_device = device;
     return run;
 }
@@ -97,14 +97,14 @@ moert_status layer_run_step(layer_run *run, size_t index, size_t count) {
     return moert_layer_reduce(run->layer, index > 0, index + 1 == count);
 }
 
-/* [T,H] from every rank's rows. */
+/* Gathers the rows of all ranks: [T,H]. */
 static float *collect_rows(const layer_run *run, const moert_buffer *rows) {
     const size_t hidden = run->oracle->options.hidden, size = moert_comm_size(run->world);
     size_t bytes[64];
     float *all = test_alloc(run->oracle->tokens * hidden * sizeof *all);
     for (size_t r = 0; r < size; r++) {
         size_t first, end;
-        share_pieces(r, size, &first, &end);
+        pieces_of(r, size, &first, &end);
         bytes[r] = (tokens_before(run->oracle, end) - tokens_before(run->oracle, first)) * hidden *
                    sizeof *all;
     }
@@ -114,24 +114,24 @@ static float *collect_rows(const layer_run *run, const moert_buffer *rows) {
     return all;
 }
 
-/* Each rank tells the others its part; who holds the same part compares. */
+/* Each rank broadcasts its part. A rank that holds the same part compares it with its copy. */
 static float *collect_gradient(const layer_run *run, moert_layer_tensor which) {
     size_t mine[2];
     bool differs = false;
     part_of(run, which, &mine[0], &mine[1]);
     const size_t elements = run->oracle->elements[which], bytes = mine[1] * sizeof(float);
-    float *part = test_alloc(bytes), *told = test_alloc(elements * sizeof *told);
+    float *part = test_alloc(bytes), *received = test_alloc(elements * sizeof *received);
     float *all = test_alloc(elements * sizeof *all);
     ASSERT_OK(moert_buffer_read(moert_layer_gradient(run->layer, which), 0, part, bytes));
     for (size_t r = 0; r < moert_comm_size(run->world); r++) {
         size_t range[2] = {mine[0], mine[1]};
         if (r == moert_comm_rank(run->world))
-            memcpy(told, part, bytes);
+            memcpy(received, part, bytes);
         ASSERT_OK(moert_comm_broadcast(run->world, r, range, sizeof range));
-        ASSERT_OK(moert_comm_broadcast(run->world, r, told, range[1] * sizeof *told));
-        memcpy(all + range[0], told, range[1] * sizeof *told);
+        ASSERT_OK(moert_comm_broadcast(run->world, r, received, range[1] * sizeof *received));
+        memcpy(all + range[0], received, range[1] * sizeof *received);
         if (range[0] == mine[0])
-            differs |= memcmp(told, part, bytes) != 0;
+            differs |= memcmp(received, part, bytes) != 0;
     }
     moert_status status = MOERT_OK;
     if (differs)

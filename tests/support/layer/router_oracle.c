@@ -68,7 +68,7 @@ void oracle_weights(const moert_router_options *options, const double *logits, c
         weight[k] *= (double)options->scale;
 }
 
-/* What a token adds to the loss. */
+/* A token's part of the loss. */
 static double token_loss(const router_input *input, const int32_t *index, size_t t,
                          const double *logits) {
     const moert_router_options *options = &input->options;
@@ -120,8 +120,8 @@ void oracle_load(const router_input *input, const double *logits, const int32_t 
     }
 }
 
-/* The first of the largest of n values that are not yet taken; *margin shrinks to the distance to
- * the next. */
+/* Takes the largest of the n values that are not yet taken, the first if equal. *margin becomes at
+ * most its distance to the next one. */
 static size_t take(const double *value, char *taken, size_t n, double *margin) {
     size_t best = n;
     for (size_t i = 0; i < n; i++)
@@ -184,6 +184,6 @@ void oracle_logits(const moert_router_options *options, size_t tokens, const flo
             if (oracle_choose(options, row, bias, index) > 1e-5)
                 break;
             if (attempt == 10000)
-                abort(); /* such logits do not exist */
+                abort(); /* no such logits exist */
         }
 }

@@ -1,4 +1,4 @@
-/* The router in float64, for tests: obvious code, one token at a time. */
+/* The router in float64, for tests: simple code, one token at a time. */
 #pragma once
 
 #include <stdint.h>
@@ -8,10 +8,10 @@
 /* The logits[E] of token t. */
 void oracle_row(const router_input *input, size_t t, double *logits);
 
-/* softmax(logits) and its log-sum-exp; returns the latter. */
+/* p[E] = softmax(logits); returns the log-sum-exp. */
 double oracle_softmax(const double *logits, size_t experts, double *p);
 
-/* r[E], what the load-balancing losses see. */
+/* r[E], the scores that the load-balancing losses use: they sum to 1. */
 void oracle_share(const moert_router_options *options, const double *logits, double *r);
 
 /* scores[E] as in moert_routing. */
@@ -22,25 +22,25 @@ void oracle_weights(const moert_router_options *options, const double *logits, c
                     double *weight);
 
 /*
- * d(loss)/d(logits[t,e]) by central differences, the choice index[K] of the token held fixed; the
- * loss is the one of the backward: sum of dweight * weight, of aux * r, and z_factor / 2 * lse^2.
+ * d(loss)/d(logits[t,e]) by central differences, with the token's choice index[K] held fixed.
+ * loss = sum(dweight * weight) + sum(aux * r) + z_factor / 2 * lse^2, as in the backward.
  */
 double oracle_gradient(const router_input *input, const int32_t *index, size_t t, size_t e);
 
-/* dlogits of all tokens are within `tolerance` of that. */
+/* Checks that dlogits of all tokens are within `tolerance` of oracle_gradient(). */
 void oracle_check_gradient(const router_input *input, double tolerance);
 
-/* Slots per expert, counts[E], and the sums of r over all tokens of logits[T,E], mass[E]. */
+/* Computes counts[E], the slots of each expert, and mass[E], the sums of r over all tokens. */
 void oracle_load(const router_input *input, const double *logits, const int32_t *index,
                  uint64_t *counts, double *mass);
 
 /*
- * Chooses index[K]; returns the smallest distance of two selection (or group) scores whose order
- * mattered: float32 need not choose alike when it is tiny.
+ * Chooses index[K]; returns the smallest difference of two selection (or group) scores whose order
+ * decides the choice. If it is tiny, float32 may choose differently.
  */
 double oracle_choose(const moert_router_options *options, const double *logits, const float *bias,
                      int32_t *index);
 
-/* logits[T,E], normal with `deviation`, such that every choice has a margin of 1e-5. */
+/* Draws logits[T,E], normal with `deviation`, again until every choice has a margin of 1e-5. */
 void oracle_logits(const moert_router_options *options, size_t tokens, const float *bias,
                    double deviation, uint64_t key, float *logits);

@@ -5,7 +5,7 @@
 
 #include "router/router.h"
 
-/* Results on the host. */
+/* The results, copied to the host. */
 typedef struct router_run {
     float *scores;  /* [T,E] */
     int32_t *index; /* [T,K] */
@@ -14,7 +14,7 @@ typedef struct router_run {
     float *dlogits; /* [T,E], or NULL */
 } router_run;
 
-/* What a run is given, all on the host. */
+/* The inputs of a run, on the host. */
 typedef struct router_input {
     moert_router_options options;
     size_t tokens;
@@ -22,16 +22,17 @@ typedef struct router_input {
     const float *dweight;       /* NULL: forward only */
     const float *aux;           /* may be NULL */
     float z_factor;
-    const int32_t *index; /* replaces the choice before the backward, or NULL */
+    const int32_t *index; /* unless NULL, replaces the choice before the backward */
 } router_input;
 
-/* Options with the defaults for the rest, and groups of experts of which some are kept. */
+/* Options with defaults for the rest; and with groups of experts, of which `kept` are kept. */
 moert_router_options router_options(size_t experts, size_t topk, moert_score score);
 moert_router_options router_groups(moert_router_options options, size_t groups, size_t kept);
 
-/* Fails the test unless every call succeeds and stays within its buffers. */
+/* Runs forward, and backward if there is a dweight. Fails the test if a call fails or writes
+ * outside of its buffers. */
 router_run router_do(const router_input *input);
 
-/* mass[S,E] of the sequences [ends[s-1], ends[s]) from the device. */
+/* The device's mass[S,E]: sums of r over the tokens [ends[s-1], ends[s]) of each sequence. */
 float *router_mass(const moert_router_options *options, size_t tokens, const float *scores,
                    const uint32_t *ends, size_t sequences);

@@ -1,4 +1,4 @@
-/* The descriptions of cases.h. */
+/* The op descriptions of cases.h. */
 #include "support/op/cases.h"
 
 #include "support/test.h"
@@ -28,8 +28,8 @@ moert_operand ops_scaled_by_groups(moert_format format) {
     return operand;
 }
 
-moert_op_options ops_product(moert_op_kind kind, moert_operand operand, size_t groups, size_t rows,
-                             size_t n, size_t k) {
+moert_op_options ops_gemm(moert_op_kind kind, moert_operand operand, size_t groups, size_t rows,
+                          size_t n, size_t k) {
     moert_op_options o = ops_sized(kind, groups, rows, n, k);
     const bool forward = kind == MOERT_OP_GEMM_FORWARD || kind == MOERT_OP_GLU;
     operand.how.axis = kind == MOERT_OP_GEMM_WGRAD ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW;

@@ -1,4 +1,4 @@
-/* Descriptions of ops that tests share, and which of their operands is which. */
+/* Descriptions of ops that several tests use, and access to their operands and results. */
 #pragma once
 
 #include "op/op.h"
@@ -6,62 +6,62 @@
 /* Sizes of an op and the split of its rows. */
 enum { OPS_MOST_GROUPS = 36 };
 typedef struct ops_shape {
-    size_t n, k, rows, groups, padding; /* padding: numbers between plain rows */
+    size_t n, k, rows, groups, padding; /* padding: elements between plain rows */
     uint32_t ends[OPS_MOST_GROUPS];
 } ops_shape;
 
-/* Ends of 36 groups, all but the last of one row. */
+/* Ends of 36 groups; all have one row except the last. */
 #define OPS_SINGLE_ROWS                                                                            \
     {                                                                                              \
         1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, \
             26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 60                                             \
     }
 
-/* Plain float32 without anything else. */
+/* An op on plain float32 operands without options. */
 moert_op_options ops_sized(moert_op_kind kind, size_t groups, size_t rows, size_t n, size_t k);
 
-/* A quantized operand; scales are linear where the format has no others, `layout` modulo 3. */
+/* A quantized operand with scale layout `layout` modulo 3, or linear if the format has no other. */
 moert_operand ops_scaled(moert_format format, moert_axis axis, size_t layout);
-/* In tiles of scales, with a global scale for each group where the format has one. */
+/* The same with tiled scales, and a global scale for each group if the format has global scales. */
 moert_operand ops_scaled_by_groups(moert_format format);
 
-/* A GEMM whose two operands are as `operand`, in blocks along the reduction index; its result is
- * float32. */
-moert_op_options ops_product(moert_op_kind kind, moert_operand operand, size_t groups, size_t rows,
-                             size_t n, size_t k);
+/* A GEMM whose operands both have the format of `operand`, in blocks along the reduction index; the
+ * result is float32. */
+moert_op_options ops_gemm(moert_op_kind kind, moert_operand operand, size_t groups, size_t rows,
+                          size_t n, size_t k);
 
-/* All that a GLU or dGLU can have beside bias. */
+/* Switches on all options of a GLU or dGLU except bias. */
 void ops_add_everything(moert_op_options *options);
 
-/* The one of x and y that is multiplied first, by the second: a weight or y. */
+/* The first operand is x, or y in dgrad and dGLU. The second is the weight, or y in wgrad. */
 moert_operand *ops_first_operand(moert_op_options *options);
 moert_operand *ops_second_operand(moert_op_options *options);
 
-/* The result y, x, weight or d. */
+/* The result: y, x, weight or d. */
 moert_operand *ops_result(moert_op_options *options);
 moert_op_buffer ops_result_buffer(moert_op_kind kind);
 
-/* The usual groups: empty in front, between and behind; no size is a multiple; rows past the last
- * end. And a description of products over them. */
+/* The usual groups, and an op over them. The first, a middle and the last group are empty. No size
+ * is a multiple of a tile. There are rows past the last end. */
 enum { OPS_GROUPS = 6, OPS_ROWS = 140 };
 extern const uint32_t ops_usual_ends[OPS_GROUPS];
 moert_op_options ops_usual(moert_op_kind kind);
 
-/* Where the rows of group g begin. */
+/* The first row of group g. */
 static inline size_t ops_group_start(const uint32_t *ends, size_t g) {
     return g > 0 ? ends[g - 1] : 0;
 }
 
-/* What the op computes, for the title of a comparison. */
+/* Describes the op for the title of a comparison. */
 const char *ops_title(const moert_op_options *options);
 
-/* An op on the device of test.h, destroyed when the test ends. */
+/* Creates an op on the test device; destroyed when the test ends. */
 moert_op *ops_open(const moert_op_options *options);
 
-/* The device refuses a description with a message that has `text` in it. */
+/* Checks that moert_op_create() refuses a description with a message that contains `text`. */
 void ops_check_refused(const moert_op_options *options, moert_status status, const char *text);
 
-/* The same of a description `o` after a change that makes it wrong. */
+/* The same for a description after `change`, which refers to it as `o`. */
 #define OPS_REFUSED(description, status, text, change)                                             \
     do {                                                                                           \
         moert_op_options o = (description);                                                        \

@@ -2,11 +2,12 @@
 #include "support/op/exact.h"
 #include "support/op/glu.h"
 
-static double factor(const ops_bytes *data, moert_op_buffer which, size_t i) {
+/* Element i of an optional buffer; 1 if the op has no such buffer. */
+static double or_one(const ops_bytes *data, moert_op_buffer which, size_t i) {
     return data->bytes[which] > 0 ? ops_bytes_get(data, which, i) : 1.0;
 }
 
-/* lines[n,k] of an operand from element `first` on; transposed: [k,n]; to be freed. */
+/* The matrix [n,k] of an operand from element `first` on, or transposed, [k,n]. */
 static double *values_of(const ops_bytes *data, moert_op_buffer which, size_t first, size_t n,
                          size_t k, bool transposed) {
     double *values = test_alloc(n * k * sizeof *values);
@@ -17,15 +18,16 @@ static double *values_of(const ops_bytes *data, moert_op_buffer which, size_t fi
     return values;
 }
 
-/* ---- products ---- */
+/* ---- GEMMs ---- */
 
-/* to[n] += factor * from[n] */
+/* to[n] += scale * from[n] */
 static void add_scaled(double *to, double scale, const double *from, size_t n) {
     for (size_t i = 0; scale != 0.0 && i < n; i++)
         to[i] += scale * from[i];
 }
 
-/* acc of the rows [first, end) of group g, or the group's gradient, into `acc`. */
+/* acc[] of the rows [first, end) of group g: their results, or the gradient of the group's
+ * weight. */
 static void multiply(const ops_bytes *data, size_t g, size_t first, size_t end, double *acc) {
     const moert_op_options *o = &data->shape.options;
     const size_t n = o->n, k = o->k, rows = end - first;
@@ -46,14 +48,16 @@ static void multiply(const ops_bytes *data, size_t g, size_t first, size_t end, 
                 add_scaled(acc + r * k, ys[r * n + j], w + j * k, k);
 }
 
-/* ---- what comes after ---- */
+/* ---- epilogues ---- */
 
-/* Of act, where exp overflows in float32. */
+/* The absolute error of act where exp overflows in float32. */
 static const double lost = 1e-35;
 
-/* act, its derivative and the magnitudes of that one's two terms, the linear part. */
+/* A GLU at one element. */
 typedef struct gate {
-    double act, slope, terms, linear;
+    double act, slope; /* the activation of the gate, and its derivative */
+    double magnitude;  /* the sum of the magnitudes of the two addends of `slope` */
+    double linear;     /* the other argument: up, clamped, plus the offset */
 } gate;
 
 static gate gate_of(const moert_glu_form *form, double g, double u) {
@@ -64,7 +68,7 @@ static gate gate_of(const moert_glu_form *form, double g, double u) {
                   fmax(fmin(u, limit), -limit) + (double)form->offset};
 }
 
-/* The slack of the n sums of a row. */
+/* The error that each of the n sums of a row may have. */
 static double slack_of(const ops_exact *e, const double *sums, size_t n) {
     double largest = 0.0;
     for (size_t j = 0; j < n; j++)
@@ -81,18 +85,18 @@ static void raise(ops_exact *e, size_t i, double value) {
     e->amax[i] = fmax(e->amax[i], fabs(value));
 }
 
-/* A GEMM's or GLU's row r from acc. */
+/* Row r of a GEMM's or GLU's result from acc. */
 static void finish_row(const ops_bytes *data, ops_exact *e, size_t g, size_t r, double *acc) {
     const moert_op *op = &data->shape;
     const moert_op_options *o = &op->options;
     const bool glu = o->kind == MOERT_OP_GLU;
     const size_t n = glu ? o->n : e->width;
-    const double prob = factor(data, MOERT_OP_BUFFER_prob, r);
+    const double prob = or_one(data, MOERT_OP_BUFFER_prob, r);
     for (size_t j = 0; j < n; j++) {
-        acc[j] *= factor(data, MOERT_OP_BUFFER_alpha, g);
+        acc[j] *= or_one(data, MOERT_OP_BUFFER_alpha, g);
         if (o->bias)
             acc[j] += ops_bytes_get(data, MOERT_OP_BUFFER_bias, g * n + j) *
-                      factor(data, MOERT_OP_BUFFER_bias_scale, r);
+                      or_one(data, MOERT_OP_BUFFER_bias_scale, r);
         if (glu)
             e->c[r * n + j] = acc[j];
     }
@@ -113,15 +117,15 @@ static void finish_row(const ops_bytes *data, ops_exact *e, size_t g, size_t r, 
         e->c_slack[r * n + j] = slack;
 }
 
-/* dGLU: row r from q = acc, before alpha. */
+/* Row r of a dGLU's result from acc, which is q before alpha. */
 static void differentiate_row(const ops_bytes *data, ops_exact *e, size_t g, size_t r,
                               const double *acc) {
     const moert_op *op = &data->shape;
     const moert_glu_form *form = &op->options.glu;
     const bool scaled = form->offset == 0.0f; /* as in cuDNN */
-    const double alpha = scaled ? factor(data, MOERT_OP_BUFFER_alpha, g) : 1.0;
-    const double beta = scaled ? factor(data, MOERT_OP_BUFFER_beta, g) : 1.0;
-    const double prob = factor(data, MOERT_OP_BUFFER_prob, r), limit = (double)form->limit;
+    const double alpha = scaled ? or_one(data, MOERT_OP_BUFFER_alpha, g) : 1.0;
+    const double beta = scaled ? or_one(data, MOERT_OP_BUFFER_beta, g) : 1.0;
+    const double prob = or_one(data, MOERT_OP_BUFFER_prob, r), limit = (double)form->limit;
     const size_t wide = e->width, sums = op->options.groups * wide;
     const double slack = slack_of(e, acc, wide / 2);
     for (size_t j = 0; j < wide / 2; j++) {
@@ -132,7 +136,7 @@ static void differentiate_row(const ops_bytes *data, ops_exact *e, size_t g, siz
         const double q = alpha * alpha * acc[j];
         const double by[] = {c[0] > limit ? 0.0 : s.linear * s.slope,
                              fabs(c[1]) > limit ? 0.0 : s.act};
-        const double off[] = {by[0] == 0.0 ? 0.0 : (1e-5 * s.terms + lost) * fabs(s.linear),
+        const double off[] = {by[0] == 0.0 ? 0.0 : (1e-5 * s.magnitude + lost) * fabs(s.linear),
                               by[1] == 0.0 ? 0.0 : 1e-5 * fabs(s.act) + lost};
         const double d[] = {q * prob * by[0], q * prob * by[1]};
         for (size_t i = 0; i < 2; i++) {
@@ -180,7 +184,7 @@ ops_exact ops_exact_of(const ops_bytes *plain, double tolerance) {
             double *sum = e.result + g * o->n * o->k;
             multiply(plain, g, first, end, sum);
             for (size_t i = 0; i < o->n * o->k; i++)
-                sum[i] *= factor(plain, MOERT_OP_BUFFER_alpha, g);
+                sum[i] *= or_one(plain, MOERT_OP_BUFFER_alpha, g);
             const double slack = slack_of(&e, sum, o->n * o->k);
             for (size_t i = 0; i < o->n * o->k; i++)
                 e.slack[g * o->n * o->k + i] = slack;

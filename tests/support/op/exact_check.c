@@ -1,11 +1,11 @@
-/* Results against float64, byte by byte (exact.h). */
+/* Compares results with float64, byte by byte (exact.h). */
 #include <float.h>
 
 #include "base/dtype.h"
 #include "support/op/exact.h"
 #include "support/quant/quantize_oracle.h"
 
-/* What is checked, and how many bytes could have been another. */
+/* A comparison. `ambiguous` counts bytes near a rounding boundary, where two or more are right. */
 typedef struct check {
     const char *title;
     const ops_bytes *got;
@@ -18,7 +18,7 @@ static void count(check *c, bool ambiguous) {
     c->ambiguous += ambiguous;
 }
 
-/* The bytes of a buffer from `first` on, past the last row, are as they were. */
+/* Checks that the bytes of a buffer from `first` on, past the last row, are unchanged. */
 static void check_unset(const check *c, moert_op_buffer which, size_t first, int unset) {
     for (size_t at = first; at < c->got->bytes[which]; at++)
         if (c->got->at[which][at] != unset)
@@ -32,11 +32,11 @@ static double rounded(moert_dtype type, double value) {
     return type == MOERT_DTYPE_F32 ? value : (double)round_to(type, value);
 }
 
-/* Rows of a plain buffer; those past the last end are as they were. */
+/* The expected rows of a plain buffer; bytes past them must be `unset`. */
 typedef struct plain_rows {
     const double *values, *slacks;
     size_t width, rows;
-    int unset; /* every byte past them */
+    int unset;
 } plain_rows;
 
 static void check_plain(check *c, moert_op_buffer which, plain_rows want) {
@@ -56,12 +56,13 @@ static void check_plain(check *c, moert_op_buffer which, plain_rows want) {
 
 /* ---- quantized results ---- */
 
+/* How a result is quantized. */
 typedef struct recipe {
     moert_dtype element;
-    unsigned sign; /* its bit */
+    unsigned sign; /* the number of the sign bit */
     double largest, norm;
-    bool fine;   /* scales of E4M3 */
-    bool normed; /* by cuDNN's rules, whatever norm is */
+    bool fine;   /* scales are E4M3, not powers of two */
+    bool normed; /* the op has a norm: cuDNN's rules apply, also if it is 1 */
 } recipe;
 
 static recipe recipe_of(const check *c, const moert_quantizer *how) {
@@ -77,7 +78,7 @@ static recipe recipe_of(const check *c, const moert_quantizer *how) {
     return r;
 }
 
-/* The byte of the scale of a block by its largest magnitude. */
+/* The scale byte of a block whose largest magnitude is `amax`. */
 static unsigned scale_of(const recipe *r, double amax) {
     int exponent;
     const double t = amax * (double)(float)(1.0 / r->largest) * r->norm;
@@ -85,17 +86,18 @@ static unsigned scale_of(const recipe *r, double amax) {
         return oracle_code(MOERT_DTYPE_E4M3, t);
     if (!(t > 0x1p-127))
         return 0;
-    const double m = frexp(t, &exponent); /* up to a power of two */
+    const double m = frexp(t, &exponent); /* rounded up to a power of two */
     return (unsigned)(exponent - (m == 0.5) + 127);
 }
 
-/* Codes in the order of their values. */
+/* Maps the bits of an element to an integer that has the order of the values. */
 static int order(const recipe *r, unsigned code) {
     const int magnitude = (int)(code & ((1u << r->sign) - 1));
     return code >> r->sign & 1 ? -magnitude : magnitude;
 }
 
-static double factor_of(const recipe *r, unsigned scale) {
+/* The value that elements are multiplied by before they are rounded. */
+static double inverse_of(const recipe *r, unsigned scale) {
     if (r->fine)
         return scale == 0 ? 0.0
                           : fmin(r->norm / oracle_value(MOERT_DTYPE_E4M3, scale), (double)FLT_MAX);
@@ -104,7 +106,7 @@ static double factor_of(const recipe *r, unsigned scale) {
     return r->norm * ldexp(1.0, 127 - (int)scale);
 }
 
-/* A block: its lines or columns from (line, j) on. */
+/* A block of lines x columns from element (line, j) of group g on. */
 typedef struct block {
     size_t g, line, j, lines, columns;
 } block;
@@ -125,7 +127,7 @@ static void check_block(check *c, const ops_operand *o, const recipe *r, const b
     if (scale < least || scale > most)
         fail_msg("%s: the scale of %s(%zu, %zu) is %02x, not %02x to %02x", c->title,
                  moert_op_buffer_name(o->payload), row, b->j, scale, least, most);
-    const double factor = factor_of(r, scale);
+    const double inverse = inverse_of(r, scale);
     for (size_t i = 0; i < b->lines * b->columns; i++) {
         const size_t line = b->line + i / b->columns, j = b->j + i % b->columns;
         const size_t at = (ops_first(o, b->g) + line) * width + j;
@@ -133,11 +135,11 @@ static void check_block(check *c, const ops_operand *o, const recipe *r, const b
         const ops_place p = ops_locate(o, b->g, line, j);
         const unsigned byte = c->got->at[o->payload][p.byte];
         const unsigned code = r->element == MOERT_DTYPE_E2M1 ? byte >> p.shift & 0xF : byte;
-        const int from = order(r, oracle_code(r->element, (v - slack) * factor));
-        const int to = order(r, oracle_code(r->element, (v + slack) * factor));
+        const int from = order(r, oracle_code(r->element, (v - slack) * inverse));
+        const int to = order(r, oracle_code(r->element, (v + slack) * inverse));
         count(c, from != to);
         if (order(r, code) < from || order(r, code) > to)
-            fail_msg("%s: %s(%zu, %zu) = %.9g by scale %02x is code %02x, of order %d to %d",
+            fail_msg("%s: %s(%zu, %zu) = %.9g with scale %02x is %02x, not of order %d to %d",
                      c->title, moert_op_buffer_name(o->payload), at / width, j, v, scale, code,
                      from, to);
     }
@@ -206,7 +208,7 @@ void ops_exact_check(const char *title, const ops_bytes *got, const ops_exact *w
     if (o->amax)
         check_amax(&c, o->kind == MOERT_OP_DGLU ? 2 : 1);
     if (c.ambiguous > c.bytes / 50)
-        fail_msg("%s: %zu of %zu bytes might be another", title, c.ambiguous, c.bytes);
+        fail_msg("%s: %zu of %zu bytes are ambiguous", title, c.ambiguous, c.bytes);
 }
 
 ops_exact ops_exact_run(const char *title, const char *backend, ops_bytes *data, double tolerance) {

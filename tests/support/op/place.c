@@ -1,4 +1,4 @@
-/* Addresses by moert/ops.h. */
+/* The addresses of elements and scales (place.h). */
 #include "support/op/place.h"
 
 #include "base/memory.h"
@@ -62,7 +62,7 @@ static size_t tile_at(size_t r, size_t c, size_t scales) {
            c % 4;
 }
 
-/* Scale (r, c) of group g in tiles: r lines across the blocks, c blocks. */
+/* The address of a tiled scale of group g: of block c in line r. */
 static size_t tiled_at(const ops_operand *o, size_t g, size_t r, size_t c) {
     const bool column = o->as.how.axis == MOERT_AXIS_COLUMN;
     const size_t block = moert_format_block(o->as.how.format);
@@ -87,7 +87,7 @@ ops_place ops_locate(const ops_operand *o, size_t g, size_t line, size_t j) {
     const size_t block = moert_format_block(how->format), row = ops_first(o, g) + line;
     const size_t across = moert_ceil_div(o->columns, block), w = o->columns;
     const bool halves = moert_format_element_bits(how->format) == 4;
-    const bool column = how->axis == MOERT_AXIS_COLUMN, flipped = o->weight && how->transposed;
+    const bool column = how->axis == MOERT_AXIS_COLUMN, transposed = o->weight && how->transposed;
     const size_t lines = o->ends[g] - ops_first(o, g), n = lines, pair = block / 2;
     size_t before = 0;
     for (size_t i = 0; i < g; i++)
@@ -96,14 +96,14 @@ ops_place ops_locate(const ops_operand *o, size_t g, size_t line, size_t j) {
     const size_t bytes_across = halves ? moert_ceil_div(w, 2) : w;
     ops_place p = {halves ? row * bytes_across + j / 2 : row * w + j, row * across + j / block,
                    halves ? 4 * (j % 2) : 0};
-    if (flipped && how->axis == MOERT_AXIS_TILE) { /* [K,N] in tiles of FP8_BLOCK */
+    if (transposed && how->axis == MOERT_AXIS_TILE) { /* [K,N] in tiles of FP8_BLOCK */
         p.byte = (g * w + j) * n + line;
         p.scale = (g * across + j / block) * moert_ceil_div(n, block) + line / block;
-    } else if (flipped && column) { /* [K,N], blocks along N */
+    } else if (transposed && column) { /* [K,N], blocks along N */
         p.byte = halves ? (g * w + j) * moert_ceil_div(n, 2) + line / 2 : (g * w + j) * n + line;
         p.scale = (g * w + j) * moert_ceil_div(n, block) + line / block;
         p.shift = halves ? 4 * (line % 2) : 0;
-    } else if (flipped) { /* [K,N], blocks along K */
+    } else if (transposed) { /* [K,N], blocks along K */
         const size_t at = (g * across + j / block) * pair + j % block / 2;
         p.byte = halves ? at * n + line : (g * w + j) * n + line;
         p.scale = (g * across + j / block) * n + line;

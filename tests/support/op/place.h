@@ -1,6 +1,6 @@
 /*
- * Where the elements and scales of an op's operands lie, one at a time, written down once more from
- * moert/ops.h.
+ * The addresses of elements and scales of an op's operands, computed one at a time. A second
+ * implementation of the layouts that moert/ops.h describes.
  */
 #pragma once
 
@@ -12,22 +12,22 @@ typedef struct ops_operand {
     moert_op_buffer payload, scale, global;
     bool weight, result;
     size_t groups, lines, columns;
-    size_t room;                  /* row blocks that COLUMN scales have room for */
-    size_t ends[OPS_MOST_GROUPS]; /* of the groups' lines */
+    size_t room;                  /* AXIS_COLUMN: the capacity of the scales, in row blocks */
+    size_t ends[OPS_MOST_GROUPS]; /* the end of each group's lines */
 } ops_operand;
 
-/* Operand x, weight, y, d or column of an op whose ends are on the host. */
+/* Describes operand x, weight, y, d or column of an op; ends[G] are on the host. */
 ops_operand ops_find(const moert_op *op, const uint32_t *ends, moert_op_buffer payload);
 
 static inline size_t ops_first(const ops_operand *o, size_t g) {
     return g > 0 ? o->ends[g - 1] : 0;
 }
 
-/* Where an element and its scale lie. */
+/* The address of an element and of its scale. */
 typedef struct ops_place {
-    size_t byte, scale; /* scale: number of the scale, of 1 or 4 bytes */
-    unsigned shift;
+    size_t byte, scale; /* scale: the index of the scale, which has 1 or 4 bytes */
+    unsigned shift;     /* of an element of 4 bits within its byte */
 } ops_place;
 
-/* Of element (line, j) of group g, `line` counted from the group's first. */
+/* The address of element (line, j) of group g; `line` counts from the group's first. */
 ops_place ops_locate(const ops_operand *o, size_t g, size_t line, size_t j);

@@ -1,4 +1,4 @@
-/* The bytes of quantized.h. */
+/* Buffers of ops with quantized operands (quantized.h). */
 #include "support/op/quantized.h"
 
 #include "base/memory.h"
@@ -58,12 +58,13 @@ static float sign_of(moert_op_buffer which, size_t i) {
     return (float)(int)(3.0 * random_once(moert_rng_uniform, SEED, which, i)) - 1.0f;
 }
 
-static float factor(moert_op_buffer which, size_t i) {
+/* Element i of alpha, prob and similar buffers: a power of two, so that multiplication is exact. */
+static float power_of_two(moert_op_buffer which, size_t i) {
     static const float values[] = {1.0f, -2.0f, 0.5f, 0.25f, 4.0f};
     const bool global = which == MOERT_OP_BUFFER_x_global || which == MOERT_OP_BUFFER_y_global ||
                         which == MOERT_OP_BUFFER_weight_global;
     const float value = values[(i + which) % 5];
-    return global ? fabsf(value) : value; /* or zeros would have other signs */
+    return global ? fabsf(value) : value; /* a negative one would change the sign of zeros */
 }
 
 static void fill_plain(ops_bytes *data, const ops_operand *o) {
@@ -81,7 +82,7 @@ static void fill_one(ops_bytes *data, moert_op_buffer which) {
     const moert_op_options *o = &data->shape.options;
     switch (which) {
     case MOERT_OP_BUFFER_gather:
-        for (size_t r = 0; r < count; r++) /* the order reversed */
+        for (size_t r = 0; r < count; r++) /* rows in reverse order */
             ((uint32_t *)(void *)to)[r] = (uint32_t)(count - 1 - r);
         break;
     case MOERT_OP_BUFFER_dprob:
@@ -100,11 +101,11 @@ static void fill_one(ops_bytes *data, moert_op_buffer which) {
         if (!data->shape.needs[which].needed || data->shape.needs[which].type != MOERT_DTYPE_F32)
             break;
         for (size_t i = 0; i < count; i++)
-            to[i] = factor(which, i);
+            to[i] = power_of_two(which, i);
     }
 }
 
-/* Everything but scales, and payloads, of 0xFF; results of OPS_UNSET. */
+/* Payloads and scales of quantized operands are 0xFF, results OPS_UNSET; the rest is filled. */
 ops_bytes ops_bytes_make(const moert_op_options *options, const uint32_t *ends) {
     ops_bytes data = {.bytes = {0}};
     ASSERT_OK(moert_op_describe(options, &data.shape));
@@ -150,7 +151,7 @@ static void put_scale(const ops_operand *o, unsigned char *scales, size_t at, fl
                            : moert_e8m0_ceil(scale);
 }
 
-/* 0.5 to 4, or spread 1 and 2, the same for all elements of a block. */
+/* The scale of an element's block: 0.5 to 4, or 1 or 2 if `spread`. */
 static float block_scale(const ops_operand *o, bool spread, size_t g, size_t line, size_t j) {
     const size_t block = moert_format_block(o->as.how.format);
     const moert_axis axis = o->as.how.axis;
@@ -160,7 +161,7 @@ static float block_scale(const ops_operand *o, bool spread, size_t g, size_t lin
     return spread ? (float)(1 + number % 2) : 0.5f * (float)(1u << number % 4);
 }
 
-/* The code of an element. */
+/* The bits of a random element. */
 static uint32_t draw(const ops_operand *o, bool spread, size_t at) {
     const float uniform = 4.0f * suite_uniform(o->payload, at) - 2.0f;
     return moert_dtype_encode(moert_format_element(o->as.how.format),
@@ -189,7 +190,7 @@ static float get_scale(const ops_operand *o, const unsigned char *scales, size_t
     return scale;
 }
 
-/* The values of a factor as float32. */
+/* Dequantizes an operand to float32. */
 static void decode_operand(const ops_bytes *data, const ops_operand *o, float *values) {
     const moert_dtype element = moert_format_element(o->as.how.format);
     const float *globals = o->as.global ? ops_floats(data, o->global) : NULL;
@@ -223,7 +224,7 @@ ops_bytes ops_bytes_decode(const ops_bytes *data) {
     moert_op_options options = plain_of(data);
     moert_operand *second = options.kind == MOERT_OP_GEMM_WGRAD ? &options.y : &options.weight;
     moert_operand *first = data->shape.x.input ? &options.x : &options.y;
-    if (second->type != first->type) /* one factor is plain: its values are exact in float32 */
+    if (second->type != first->type) /* one operand is plain: its values are exact in float32 */
         first->type = second->type = MOERT_DTYPE_F32;
     ops_bytes plain = ops_bytes_make(&options, ops_bytes_ends(data));
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)

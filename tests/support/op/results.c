@@ -1,9 +1,9 @@
-/* What an op's quantized results must be, byte by byte. */
+/* Comparisons of an op's quantized results, byte by byte (quantized.h). */
 #include "base/memory.h"
 #include "support/op/quantized.h"
 #include "support/quant/quantized.h"
 
-/* Zeros where an element's byte has more in it, or the tile of its scale. */
+/* Zeroes the tile of an element's scale, and bytes that hold two elements: padding there is 0. */
 static void clear(const ops_operand *o, unsigned char *q, unsigned char *scale, size_t g,
                   size_t line, size_t j) {
     const size_t pairs = moert_format_block(o->as.how.format) / 2;
@@ -42,7 +42,7 @@ static void expect(const ops_operand *o, const quantized *z, unsigned char *q,
                 }
 }
 
-/* Payload and scales are those of the reference quantizer without a global scale. */
+/* Checks that payload and scales are those of the reference quantizer without a global scale. */
 static void compare_result(const char *title, const ops_bytes *got, const ops_bytes *want,
                            const ops_operand *o, const float *values) {
     const float *norm = got->shape.options.norm ? ops_floats(got, MOERT_OP_BUFFER_norm) : NULL;

@@ -9,8 +9,8 @@ static bool is_index(moert_op_buffer which) {
     return which == MOERT_OP_BUFFER_ends || which == MOERT_OP_BUFFER_gather;
 }
 
-/* Values that multiply exactly. */
-static float factor(moert_op_buffer which, size_t i) {
+/* Element i of alpha, beta, prob or bias_scale: of few bits, so that products are exact. */
+static float few_bits(moert_op_buffer which, size_t i) {
     static const float alphas[] = {1.0f, -1.5f, 0.5f, 0.0f, 2.0f, -1.0f};
     static const float betas[] = {1.0f, 0.0f, -0.5f, 2.0f};
     static const float probs[] = {0.5f, 1.0f, 0.0f, -2.0f, 0.75f};
@@ -25,7 +25,7 @@ static float value_of(const ops_data *data, moert_op_buffer which, size_t i, boo
     case MOERT_OP_BUFFER_beta:
     case MOERT_OP_BUFFER_bias_scale:
     case MOERT_OP_BUFFER_prob:
-        return factor(which, i);
+        return few_bits(which, i);
     case MOERT_OP_BUFFER_amax:
         return -INFINITY;
     case MOERT_OP_BUFFER_row_weight:
@@ -38,7 +38,7 @@ static float value_of(const ops_data *data, moert_op_buffer which, size_t i, boo
     }
 }
 
-/* Slots of the rows: a permutation that is not its own inverse. */
+/* A random permutation, which is not its inverse. */
 static void permute(uint32_t *gather, size_t rows) {
     for (size_t r = 0; r < rows; r++)
         gather[r] = (uint32_t)r;
@@ -120,7 +120,7 @@ void ops_execute(const char *backend, ops_data *data, size_t times) {
             data->at[i][e] = (float)ops_bytes_get(&bytes, i, e);
 }
 
-/* ---- what a GEMM must give ---- */
+/* ---- the GEMM in float64 ---- */
 
 static double beta_of(const ops_data *data, size_t g) {
     const moert_op_options *o = &data->shape.options;
@@ -132,12 +132,12 @@ static double finish(const ops_data *data, size_t g, double acc, double bias, do
     const float *alpha = data->at[MOERT_OP_BUFFER_alpha];
     const moert_op_options *o = &data->shape.options;
     const double b = beta_of(data, g);
-    const double product = (o->alpha ? (double)alpha[g] : 1.0) * acc;
-    const double v = o->bias ? product + bias : product * prob; /* -0 stays */
+    const double scaled = (o->alpha ? (double)alpha[g] : 1.0) * acc;
+    const double v = o->bias ? scaled + bias : scaled * prob; /* without bias, -0 stays -0 */
     return b == 0.0 ? v : v + b * (double)old;
 }
 
-/* Element (r, j) of an input in the groups' order. */
+/* Element j of row r of an input; rows count in the order of the groups. */
 static double element(const ops_data *data, moert_op_buffer which, size_t r, size_t j) {
     const moert_op_rows *rows = which == MOERT_OP_BUFFER_x ? &data->shape.x : &data->shape.y;
     const size_t slot = rows->gathered ? ops_gather(data)[r] : r;
@@ -183,7 +183,7 @@ static void expect_weight(ops_data *data, size_t g) {
             for (size_t r = ops_start(data, g); r < ops_ends(data)[g]; r++)
                 acc +=
                     element(data, MOERT_OP_BUFFER_y, r, j) * element(data, MOERT_OP_BUFFER_x, r, i);
-            const bool empty = ops_start(data, g) == ops_ends(data)[g]; /* no factor takes part */
+            const bool empty = ops_start(data, g) == ops_ends(data)[g]; /* alpha is not applied */
             const double b = beta_of(data, g), left = b == 0.0 ? 0.0 : b * (double)*to;
             *to = round_to(o->weight.type, empty ? left : finish(data, g, acc, 0.0, 1.0, *to));
         }

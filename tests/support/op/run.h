@@ -1,6 +1,6 @@
 /*
- * Op objects on host arrays: random operands with guards, an execute on a chosen backend, and what
- * a GEMM must give, in float64.
+ * Op objects on host arrays: random operands with guards, an execute on a chosen backend, and GEMMs
+ * in float64.
  */
 #pragma once
 
@@ -8,15 +8,16 @@
 
 /* The buffers of an op as floats; `ends` and `gather` hold uint32. */
 typedef struct ops_data {
-    moert_op shape; /* as described */
+    moert_op shape; /* by moert_op_describe() */
     float *at[MOERT_OP_BUFFERS];
     size_t count[MOERT_OP_BUFFERS];
 } ops_data;
 
 /*
- * Operands for a description: small integers (exact in every type) or normal numbers; alpha, beta,
- * prob and scales of few bits, some zero or negative; gather a permutation. What must not be read
- * holds NaN: columns between rows and, unless permuted, rows past the last end.
+ * Makes operands for a description: small integers (exact in every dtype) or normal random values.
+ * alpha, beta, prob and scales have few bits, some are zero or negative; gather is a permutation.
+ * Elements that must not be read are NaN: columns between rows and, unless permuted, rows past the
+ * last end.
  */
 ops_data ops_make(const moert_op_options *options, const uint32_t *ends, bool integers);
 
@@ -32,25 +33,26 @@ static inline uint32_t *ops_gather(const ops_data *data) {
 static inline size_t ops_start(const ops_data *data, size_t g) {
     return ops_group_start(ops_ends(data), g);
 }
-/* The weight array: of the stack, or of all discrete buffers. */
+/* The weights of all groups, also if they are discrete. */
 static inline float *ops_weight(const ops_data *data) {
     return data->at[MOERT_OP_BUFFER_weight];
 }
 
-/* The same as bytes, in their types. */
+/* Encodes all buffers in their dtypes. */
 ops_bytes ops_encode(const ops_data *data);
 
-/* Creates, compiles and executes the op `times` times and writes all arrays back. */
+/* Creates and compiles the op, executes it `times` times, and downloads all arrays. */
 void ops_execute(const char *backend, ops_data *data, size_t times);
 
-/* Does to the arrays what a GEMM must do. */
+/* Computes a GEMM in float64 and writes its results into the arrays. */
 void ops_expect_gemm(ops_data *data);
 
-/* A GEMM on integers gives exactly what it must. */
+/* Checks that a GEMM on integers is exact. */
 void ops_check_gemm(const char *backend, const moert_op_options *options, const uint32_t *ends);
 
-/* `backend` refuses a description with `text`, which the portable one takes instead. */
+/* Checks that `backend` refuses a description with `text`, and that with `fallback` the portable
+ * backend is used. */
 void ops_check_fallback(const char *backend, moert_op_options options, const char *text);
 
-/* All arrays are the same bit for bit. */
+/* Checks that all arrays have the same bits. */
 void ops_compare(const char *title, const ops_data *got, const ops_data *want);

@@ -1,4 +1,4 @@
-/* The quantizers of quantize_oracle.h. */
+/* Quantizers in plain arithmetic (quantize_oracle.h). */
 #include "support/quant/quantize_oracle.h"
 
 #include <float.h>
@@ -9,7 +9,7 @@ enum { MOST = 32 * 32, ROTATED = 16 };
 
 /* ---- numbers ---- */
 
-/* 2^exponent, for exponents of float32 and a little more; ldexp takes most of a test's time. */
+/* 2^exponent for any exponent of float32. ldexp() would take most of a test's time. */
 static double power(int exponent) {
     const uint64_t bits = (uint64_t)(1023 + exponent) << 52;
     double value;
@@ -17,7 +17,8 @@ static double power(int exponent) {
     return value;
 }
 
-/* Ascending magnitudes: subnormal steps below 2^least, 2^mantissa steps in each binade above. */
+/* The magnitudes of a dtype: steps of 2^(least - mantissa) below 2^least, and 2^mantissa steps in
+ * each binade from there on. */
 typedef struct grid {
     int mantissa, least, sign_bit;
     double largest;
@@ -62,8 +63,9 @@ static float amax_of(const float *x, size_t n) {
     return amax;
 }
 
-/* Both write the codes of a block of n numbers and return its scale. With a norm (NULL: without),
- * E5M2 ends at 128 and the reciprocal of the least scale is infinite, as cuDNN has it. */
+/* mx_block() and nvfp4_block() quantize a block of n values to code[n] and return its scale. With a
+ * norm (not NULL), the largest E5M2 value is 128 and the reciprocal of the smallest scale is
+ * infinite, as in cuDNN. */
 static unsigned char mx_block(moert_dtype type, const float *x, size_t n, const float *norm,
                               unsigned char *code) {
     const bool ends_early = norm != NULL && type == MOERT_DTYPE_E5M2;
@@ -82,7 +84,7 @@ static unsigned char mx_block(moert_dtype type, const float *x, size_t n, const 
     return (unsigned char)(exponent + 127);
 }
 
-/* 2688 / amax as TransformerEngine has it. */
+/* 2688 / amax as TransformerEngine computes it. */
 static float encode_scale(float amax) {
     const float s = fminf(2688.0f / amax, FLT_MAX);
     return amax == 0.0f || s == 0.0f ? 1.0f : s;
@@ -105,8 +107,8 @@ static unsigned char nvfp4_block(const float *x, size_t n, float amax, const flo
 
 /* ---- matrices ---- */
 
-/* A quantized matrix under inspection, and one of its blocks: rows x columns at (row, column) of
- * group g, `line` blocks of rows below it. */
+/* A quantized matrix to check, and one of its blocks: rows x columns from (row, column) on, in
+ * group g. `line` is the number of blocks of rows before it. */
 typedef struct view {
     const char *what;
     const moert_quantizer *how;
@@ -114,7 +116,7 @@ typedef struct view {
     const matrix *m;
     const quantized *z;
     moert_dtype element;
-    size_t size; /* of a block */
+    size_t size; /* elements of a block, in each blocked direction */
     const float *amax;
 } view;
 
@@ -142,7 +144,7 @@ static void load(const view *v, block *b) {
         rotate(b->x);
 }
 
-/* Calls `visit` for every `every`-th block. */
+/* Calls `visit` for one of `every` blocks, chosen at random. */
 static void each_block(const view *v, size_t every, void (*visit)(const view *, block *, void *),
                        void *context) {
     const uint32_t whole = (uint32_t)v->m->rows, *ends = v->m->groups > 0 ? v->m->ends : &whole;
@@ -168,7 +170,7 @@ static void take_amax(const view *v, block *b, void *context) {
     *amax = fmaxf(*amax, amax_of(b->x, b->rows * b->columns));
 }
 
-/* The code of element (r, c) of a block in the payload. */
+/* The bits of element (r, c) of a block in the payload. */
 static unsigned code_at(const view *v, const block *b, size_t r, size_t c) {
     const bool halves = v->element == MOERT_DTYPE_E2M1;
     const bool column = v->how->axis == MOERT_AXIS_COLUMN;
@@ -196,7 +198,7 @@ static unsigned scale_at(const view *v, const block *b, size_t r) {
     return v->z->scale[line * v->z->shape.scales + at];
 }
 
-/* What element i of the block comes back as. */
+/* The dequantized value of an element of the block. */
 static float back_of(const view *v, const block *b, unsigned scale, unsigned code) {
     if (v->how->format != MOERT_FORMAT_NVFP4)
         return (float)(oracle_value(v->element, code) * power((int)scale - 127));
@@ -219,14 +221,14 @@ static void check_block(const view *v, block *b, void *context) {
         const float back = v->z->back[(b->row + r) * v->m->columns + b->column + c];
         const float want = back_of(v, b, scale, code[i]);
         if (got_scale != scale || got != code[i] || memcmp(&back, &want, sizeof want) != 0)
-            fail_msg("%s: element (%zu, %zu) = %a has scale %02x, code %02x and comes back as %a, "
-                     "not %02x, %02x, %a",
+            fail_msg("%s: element (%zu, %zu) = %a has scale %02x, bits %02x and is dequantized to "
+                     "%a, not %02x, %02x, %a",
                      v->what, b->row + r, b->column + c, (double)b->x[i], got_scale, got,
                      (double)back, scale, code[i], (double)want);
     }
 }
 
-/* Rows past the groups, where the payload keeps a line for each. */
+/* Checks that rows past the last group are unwritten. COLUMN payloads have no lines for them. */
 static void check_untouched(const view *v) {
     if (v->m->groups == 0 || v->how->axis == MOERT_AXIS_COLUMN)
         return;

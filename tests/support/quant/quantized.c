@@ -1,4 +1,4 @@
-/* Quantized matrices of tests. */
+/* Runs the quantizers for tests. */
 #include "support/quant/quantized.h"
 
 #include "base/dtype.h"
@@ -9,15 +9,15 @@ moert_buffer *unset_bytes(size_t bytes) {
     return upload(memory, bytes);
 }
 
-/* x on the device, by way of its type. */
+/* Uploads x in a dtype and casts it to float32 on the device. */
 static moert_buffer *upload_source(moert_dtype type, const matrix *m) {
     const size_t n = m->rows * m->columns;
     if (type == MOERT_DTYPE_F32)
         return upload(m->x, n * sizeof(float));
-    uint16_t *codes = test_alloc(n * sizeof *codes);
+    uint16_t *encoded = test_alloc(n * sizeof *encoded);
     for (size_t i = 0; i < n; i++)
-        codes[i] = (uint16_t)moert_dtype_encode(type, m->x[i]);
-    moert_buffer *source = upload(codes, n * sizeof *codes), *x = unset_floats(n);
+        encoded[i] = (uint16_t)moert_dtype_encode(type, m->x[i]);
+    moert_buffer *source = upload(encoded, n * sizeof *encoded), *x = unset_floats(n);
     const moert_cast cast = {sizeof cast, type, MOERT_DTYPE_F32, n, source, x};
     ASSERT_OK(moert_cast_run(&cast));
     return x;
@@ -31,7 +31,7 @@ moert_quantize quantize_op(const moert_quantizer *how, size_t rows, size_t colum
     return op;
 }
 
-/* With an amax, or by norm or a global scale of 1. */
+/* Quantizes with an amax, with a norm, or with a global scale of 1. */
 static quantized run(moert_dtype type, bool has_amax, const float *norm, const char *backend,
                      const moert_quantizer *how, const matrix *m) {
     const float one = 1.0f;
@@ -39,7 +39,7 @@ static quantized run(moert_dtype type, bool has_amax, const float *norm, const c
     const size_t groups = m->groups > 0 ? m->groups : 1;
     const size_t block = moert_format_block(how->format);
     size_t blocks = moert_row_blocks(m->groups > 0 ? m->ends : &whole, groups, block);
-    if (blocks == 0) /* which stands for the most */
+    if (blocks == 0) /* in moert_quantize, 0 means the largest possible number */
         blocks = moert_row_blocks_most(m->rows, groups, block);
     quantized z = {.elements = m->rows * m->columns, .globals = how->group_scales ? groups : 1};
     z.shape = moert_quantized_shape_of(how, m->rows, m->columns, blocks);

@@ -1,10 +1,10 @@
-/* Quantizes and dequantizes on the device for tests, with guards behind every output. */
+/* Quantizes and dequantizes on the device for tests, with a guard after every output. */
 #pragma once
 
 #include "moert/quantize.h"
 #include "support/test.h"
 
-/* A matrix on the host; groups 0: no ends. */
+/* A matrix on the host; if groups is 0, there are no ends. */
 typedef struct matrix {
     const float *x; /* [rows, columns] */
     size_t rows, columns;
@@ -12,7 +12,7 @@ typedef struct matrix {
     size_t groups;
 } matrix;
 
-/* What came of it, on the host. Bytes that nothing wrote are QUANTIZED_UNSET. */
+/* The results, on the host. Bytes that no kernel has written are QUANTIZED_UNSET. */
 enum { QUANTIZED_UNSET = 0xCD };
 typedef struct quantized {
     moert_quantized_shape shape;
@@ -22,23 +22,25 @@ typedef struct quantized {
     float *back; /* dequantized */
 } quantized;
 
-/* Fails the test unless every call succeeds and stays within its buffers. */
+/* Quantizes and dequantizes. Fails the test if a call fails or writes outside of its buffers. */
 quantized quantize(const char *backend, const moert_quantizer *how, const matrix *m);
-/* The same without amax and with a global scale of 1; by norm unless NULL: `back` is x * norm. */
+/* The same without amax, with a norm; or with a global scale of 1 if it is NULL. `back` is x *
+ * norm. */
 quantized quantize_by(const float *norm, const char *backend, const moert_quantizer *how,
                       const matrix *m);
-/* The same of a source of another type, in which x is exact, cast on the device. */
+/* The same from a source of another dtype, in which x is exact; the device casts it. */
 quantized quantize_from(moert_dtype type, const char *backend, const moert_quantizer *how,
                         const matrix *m);
 
-/* A description of a matrix without groups, its buffers to be filled in. */
+/* Describes a matrix without groups; the caller fills in the buffers. */
 moert_quantize quantize_op(const moert_quantizer *how, size_t rows, size_t columns);
 
-/* All bytes are the same. */
+/* Checks that all bytes are the same. */
 void assert_same_quantized(const char *what, const quantized *got, const quantized *want);
 void assert_same_bytes(const char *what, const char *part, const void *got, const void *want,
                        size_t bytes);
 
-/* A guarded buffer of QUANTIZED_UNSET, and HOW(.member = value, ...), a quantizer. */
+/* A guarded buffer whose bytes are QUANTIZED_UNSET. */
 moert_buffer *unset_bytes(size_t bytes);
+/* HOW(.member = value, ...): a quantizer. */
 #define HOW(...) ((moert_quantizer){.size = sizeof(moert_quantizer), __VA_ARGS__})

@@ -1,21 +1,21 @@
 /*
- * Stand-ins for OpenCL and for NVIDIA's driver library, to be loaded before the former and in place
- * of the latter (tests/tools/record/calls does): they make an NVIDIA GPU of the first device, and
- * write down which kernels would be launched on it, by their names, grids and arguments.
+ * Replacements for functions of OpenCL and of NVIDIA's driver library. tests/tools/record/calls
+ * loads them before OpenCL and instead of the driver. They present the first device as an NVIDIA
+ * GPU, and record the name, grid and arguments of each kernel launch.
  *
- * Buffers and programs are PoCL's, but for programs that are for NVIDIA alone (of OpenCL C 3.0; the
- * others are of 1.2): clang makes PTX of them, which goes the way of the driver's, and kernels
- * without a body take their arguments. Only the kernels run from which the host learns how many
- * rows there are and where memory lies, with a router that takes any experts; what others would
- * compute is what the memory held, at first small numbers. Commands run one after another.
+ * PoCL holds the buffers and compiles most programs. Programs that only NVIDIA runs are those of
+ * OpenCL C 3.0; the others are of 1.2. clang compiles them to PTX, which moert handles like the
+ * driver's, and kernels without a body take their arguments. Few kernels run: those from which the
+ * host reads row counts and addresses, with a router that chooses arbitrary experts. Other kernels
+ * leave memory as it is, at first small values. Commands run in order.
  *
- * CALLS_FOLDER      where PTX is kept
+ * CALLS_DIRECTORY   where PTX is kept
  * CALLS_LOG         the file to append to. A line for each program: its number, options and a hash
- *                   of its PTX; and one for each launch: program, kernel, items of all and of one
- *                   work-group, arguments. These are #number[bytes] of a buffer in order of
- *                   appearance, with +offset[bytes] of a part; bytes:value in hexadecimal, a
+ *                   of its PTX. A line for each launch: program, kernel, global and local sizes,
+ *                   arguments. An argument is #number[bytes] for a buffer, numbered in order of
+ *                   appearance, with +offset[bytes] for a part of it; bytes:value in hexadecimal, a
  *                   structure in words, with &#number[bytes]+offset for an address; local:bytes; or
- *                   map{} with what a tensor map was encoded from
+ *                   map{} with the parameters of a tensor map
  * CALLS_CAPABILITY  compute capability, such as 90
  */
 #define _GNU_SOURCE
@@ -34,7 +34,7 @@
 
 enum { MOST_ARGUMENTS = 64, MAP_BYTES = 128 };
 
-/* The function that is stood in for. */
+/* The function that a replacement stands for. */
 #define REAL(name) ((__typeof__(&name))find(#name))
 
 static void *find(const char *name) {
@@ -79,7 +79,7 @@ static unsigned capability(void) {
     return (unsigned)atoi(getenv("CALLS_CAPABILITY"));
 }
 
-/* ---- what the device says ---- */
+/* ---- properties of the device ---- */
 
 static cl_int answer(const void *value, size_t bytes, size_t room, void *to, size_t *given) {
     if (given != NULL)
@@ -139,8 +139,8 @@ cl_int clGetDeviceInfo(cl_device_id device, cl_device_info key, size_t room, voi
 
 /* ---- buffers ---- */
 
-/* The newest first, and none forgotten: a newer one with the handle or memory of another is
- * meant. */
+/* All buffers ever made, the newest first. If two have the same handle or memory, the search finds
+ * the newer one, which is the one in use. */
 typedef struct buffer {
     cl_mem handle;
     const struct buffer *whole; /* of a part, or NULL */
@@ -172,7 +172,7 @@ static buffer *find_buffer(cl_mem handle) {
     return b;
 }
 
-/* Which whole buffer has the address, or its end. */
+/* The whole buffer that contains an address, or ends at it; NULL if none. */
 static buffer *find_place(const char *address) {
     buffer *b = buffers;
     while (b != NULL && (b->whole != NULL || address < b->memory || address > b->memory + b->bytes))
@@ -180,7 +180,8 @@ static buffer *find_place(const char *address) {
     return b;
 }
 
-/* Pairs of bf16, which are floats too, of magnitudes from 2^-8 to 1. */
+/* Fills memory with pairs of bf16 of magnitudes from 2^-8 to 1. Read as floats they are as
+ * large. */
 static void fill(uint32_t *words, size_t count) {
     for (size_t i = 0; i < count; i++) {
         uint32_t mix = (uint32_t)(i * 2654435761u + count * 40503u);
@@ -229,7 +230,7 @@ cl_mem clCreateSubBuffer(cl_mem handle, cl_mem_flags flags, cl_buffer_create_typ
 /* ---- programs ---- */
 
 typedef struct program {
-    cl_program handle, empty; /* empty: whose kernels have no body, of NVIDIA's programs, or NULL */
+    cl_program handle, empty; /* empty: of a program for NVIDIA, one whose kernels have no body */
     unsigned number;          /* 0: has not been built */
     char *source, *options, *ptx, *stub;
     struct program *next;
@@ -261,8 +262,8 @@ static char *read_text(const char *path) {
     return text;
 }
 
-/* Writes one kernel without a body: PTX knows the sizes of its parameters, the source the size of
- * its work-groups. `at`: behind ".entry ". */
+/* Writes one kernel without a body, with the parameter sizes of the PTX and the work-group size of
+ * the source. `at` points after ".entry ". */
 static void write_empty(FILE *to, const char *at, const char *source) {
     static const struct {
         const char *ptx, *type;
@@ -294,11 +295,11 @@ static void write_empty(FILE *to, const char *at, const char *source) {
     free(head);
 }
 
-/* The PTX of NVIDIA's program, as from a driver that makes code for sm_90, and kernels without
+/* Compiles a program for NVIDIA to PTX, as a driver for sm_90 would, and writes its kernels without
  * bodies. */
 static bool compile(program *p, const char *options) {
     const uint64_t hash = hash_of(options) ^ 31 * hash_of(p->source);
-    char *path = format_text("%s/%016" PRIx64, getenv("CALLS_FOLDER"), hash);
+    char *path = format_text("%s/%016" PRIx64, getenv("CALLS_DIRECTORY"), hash);
     char *source = format_text("%s.cl", path), *plain = format_text("%s.i", path);
     char *ptx = format_text("%s.ptx", path), *clang = NULL, *text = NULL, *stub = NULL;
     char own[64] = "";
@@ -345,7 +346,7 @@ cl_program clCreateProgramWithSource(cl_context context, cl_uint count, const ch
     return made;
 }
 
-/* Of PTX: the same kernels without bodies. */
+/* For PTX: a program with the same kernels without bodies. */
 cl_program clCreateProgramWithBinary(cl_context context, cl_uint count, const cl_device_id *devices,
                                      const size_t *lengths, const unsigned char **binaries,
                                      cl_int *codes, cl_int *code) {
@@ -371,14 +372,14 @@ cl_int clBuildProgram(cl_program handle, cl_uint count, const cl_device_id *devi
                       void *data) {
     static unsigned last;
     program *p = find_program(handle);
-    if (p->source == NULL) { /* of PTX */
+    if (p->source == NULL) { /* made from PTX */
         say("program %u again: %s\n", p->number, options);
         return REAL(clBuildProgram)(handle, count, devices, "-cl-std=CL1.2", notify, data);
     }
     p->number = ++last;
     p->options = strdup(options);
     if (strstr(options, "-cl-std=CL3.0") == NULL) {
-        /* in the form of GPUs, which PoCL has compiled for CPUs in many tests */
+        /* PoCL compiles the GPU form for a CPU, as many tests do */
         char *own = format_text("%s -w", options), *cpu = strstr(own, "-DMOERT_CPU=0");
         char *nvidia = strstr(own, "-DMOERT_NVIDIA=");
         memset(nvidia, ' ', strcspn(nvidia, " "));
@@ -460,7 +461,7 @@ cl_int clSetKernelArg(cl_kernel handle, cl_uint index, size_t bytes, const void 
 
 /* ---- NVIDIA's driver library ---- */
 
-/* A map holds the number of one of these texts. */
+/* The parameters of each tensor map, as text. A map holds the index of its text. */
 static char **maps;
 static uint32_t map_count;
 static const char magic[] = "tensor map";
@@ -522,7 +523,8 @@ int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, co
 
 /* ---- launches ---- */
 
-/* In hexadecimal without leading zeros, or an address. */
+/* Prints a value as an address in a buffer if it is one, else in hexadecimal without leading
+ * zeros. */
 static void say_number(const unsigned char *value, size_t bytes) {
     uint64_t number = 0;
     memcpy(&number, value, bytes);
@@ -566,7 +568,7 @@ static void *memory_of(const argument *a) {
     return find_buffer(handle)->memory;
 }
 
-/* router_choose: experts side by side, the first by the token. */
+/* Replaces router_choose: consecutive experts, from a hash of the token on. */
 static void choose(const kernel *k) {
     enum { INDEX = 3, WEIGHT = 4, ARGS = 6 };
     const unsigned experts = (unsigned)atoi(strstr(k->program->options, "-DEXPERTS=") + 10);
@@ -602,7 +604,7 @@ cl_int clEnqueueNDRangeKernel(cl_command_queue queue, cl_kernel handle, cl_uint 
     say("\n");
     if (strcmp(k->name, "router_choose") == 0)
         choose(k);
-    if (event != NULL) /* of a launch that may not be one */
+    if (event != NULL) /* also for a kernel that does not run */
         REAL(clEnqueueMarkerWithWaitList)(queue, 0, NULL, event);
     if (!runs(k->name))
         return CL_SUCCESS;

@@ -53,7 +53,7 @@ static void test_exchange_fails_alike_in_the_middle_of_its_chunks(void **state) 
 static void test_exchange_sums_rows_of_bf16_exactly(void **state) {
     moert_exchange *exchange = open_exchange(state);
     moert_window *odd = NULL;
-    run_shapes(exchange, &(trip){.codes = true});
+    run_shapes(exchange, &(trip){.bf16 = true});
     ASSERT_FAILS_ON_ALL(moert_window_create_bf16(exchange, 33, &odd), MOERT_ERROR_UNSUPPORTED,
                         "pairs of bf16 values, not 33");
     moert_exchange_destroy(exchange);

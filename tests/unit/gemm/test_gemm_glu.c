@@ -121,7 +121,7 @@ TEST_WITH(test_a_dropped_v_is_not_written_after_a_short_chain, force_fusing, for
         return;
     }
     for (size_t i = 0; i < PROBLEMS; i++)
-        for (size_t w = PORTABLE_F32; w <= PACKED_F32 && problems[i].k <= 64; w++) {
+        for (size_t w = PORTABLE_F32; w <= PREPACKED_F32 && problems[i].k <= 64; w++) {
             const gated_run one = {
                 .form = gated_forms[i % GATED_FORMS].form, .fused = true, .drop_v = true};
             const gated got = run_gated(&problems[i], &one, &gemm_ways[w], false);

@@ -219,7 +219,7 @@ static size_t count_rows(void) {
 
 TEST_WITH(test_auto_measures_a_new_shape_once_and_keeps_the_bits, forget_tuning, NULL) {
     static const size_t problems[] = {7, 14, 15};
-    static const size_t ways[] = {PORTABLE_F32, PACKED_F32, PORTABLE_BF16};
+    static const size_t ways[] = {PORTABLE_F32, PREPACKED_F32, PORTABLE_BF16};
     size_t rows = 0;
     set_variable("MOERT_TUNE", "auto");
     for (int again = 0; again < 2; again++) {

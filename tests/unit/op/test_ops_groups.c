@@ -104,8 +104,8 @@ static void each(const char *title, pair p, byte_action act) {
 /* A quantized op with every option that its kind allows. */
 static moert_op_options describe(size_t kind, size_t format, size_t groups, size_t rows,
                                  moert_format column) {
-    moert_op_options o = ops_product((moert_op_kind)kind, ops_scaled_by_groups(formats[format]),
-                                     groups, rows, 144, 160);
+    moert_op_options o = ops_gemm((moert_op_kind)kind, ops_scaled_by_groups(formats[format]),
+                                  groups, rows, 144, 160);
     ops_add_everything(&o);
     o.d = ops_scaled(formats[format], MOERT_AXIS_ROW, MOERT_SCALES_TILED);
     o.column = ops_scaled(column, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);

@@ -45,8 +45,8 @@ enum { FORMATS = MOERT_FORMAT_NVFP4 + 1 }; /* all but FP8_BLOCK */
  * transposed. */
 static moert_op_options describe_quantized(const ops_shape *s, moert_op_kind kind,
                                            moert_format format, size_t layout, moert_dtype result) {
-    moert_op_options o = ops_product(kind, ops_scaled(format, MOERT_AXIS_ROW, layout), s->groups,
-                                     s->rows, s->n, s->k);
+    moert_op_options o =
+        ops_gemm(kind, ops_scaled(format, MOERT_AXIS_ROW, layout), s->groups, s->rows, s->n, s->k);
     ops_result(&o)->type = result;
     o.weight.how.transposed = kind == MOERT_OP_GEMM_DGRAD && layout == 1;
     return o;

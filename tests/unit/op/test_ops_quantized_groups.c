@@ -12,8 +12,8 @@ enum { GEMMS = 3, FORMATS = 4 };
 
 /* An op with a global scale per group; a GLU or dGLU has every option. */
 static moert_op_options describe(size_t kind, moert_format format, size_t groups, size_t rows) {
-    moert_op_options o = ops_product((moert_op_kind)kind, ops_scaled_by_groups(format), groups,
-                                     rows, 144, 160); /* no multiples of 128 */
+    moert_op_options o = ops_gemm((moert_op_kind)kind, ops_scaled_by_groups(format), groups, rows,
+                                  144, 160); /* no multiples of 128 */
     if (kind >= GEMMS)
         ops_add_everything(&o);
     o.alpha = true;

@@ -115,4 +115,4 @@ TEST(test_a_missing_directory_fails_on_all_ranks) {
     fclose(console);
 }
 
-MPI_TESTS(open_context_and_folder, close_context_and_folder)
+MPI_TESTS(open_context_and_directory, close_context_and_directory)

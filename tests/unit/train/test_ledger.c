@@ -176,4 +176,4 @@ TEST(test_replicas_count_once_and_bytes_stay_in_their_group) {
     check(test_ranks > 1 ? test_ranks / 2 : 1);
 }
 
-MPI_TESTS(open_context_and_folder, close_context_and_folder)
+MPI_TESTS(open_context_and_directory, close_context_and_directory)

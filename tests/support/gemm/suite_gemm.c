@@ -1,13 +1,13 @@
-/* Products of product.h. */
-#include "support/gemm/product.h"
+/* The grouped GEMMs of suite_gemm.h. */
+#include "support/gemm/suite_gemm.h"
 
 #include "support/suite.h"
 
 enum { LEVELS = 256, MIDDLE = 126 };
 
-product product_of(moert_op_kind kind, moert_dtype type, size_t groups, size_t rows, size_t n,
-                   size_t k) {
-    product p = {.options = MOERT_OP_OPTIONS_INIT};
+suite_gemm suite_gemm_of(moert_op_kind kind, moert_dtype type, size_t groups, size_t rows, size_t n,
+                         size_t k) {
+    suite_gemm p = {.options = MOERT_OP_OPTIONS_INIT};
     p.options.kind = kind;
     p.options.groups = groups;
     p.options.rows = rows;
@@ -27,16 +27,16 @@ static float value_of(moert_dtype type, uint32_t code) {
     return type == MOERT_DTYPE_F32 ? moert_float_from_bits(code) : moert_dtype_decode(type, code);
 }
 
-/* Which of the levels element `index` of an operand has: the sum of four uniform numbers. */
-static unsigned level(const product *p, moert_op_buffer which, size_t index) {
+/* The level of element `index` of an operand: the sum of four uniform numbers, 0 to 252. */
+static unsigned level(const suite_gemm *p, moert_op_buffer which, size_t index) {
     const uint32_t bits = suite_bits(which, index);
     if (p->signs)
         return MIDDLE - 1 + bits % 3;
     return (bits & 63) + (bits >> 8 & 63) + (bits >> 16 & 63) + (bits >> 24 & 63);
 }
 
-/* The levels in a type. */
-static void make_levels(const product *p, moert_dtype type, uint32_t *code, float *value) {
+/* Fills in the value and the encoding of every level in a dtype. */
+static void make_levels(const suite_gemm *p, moert_dtype type, uint32_t *code, float *value) {
     const float step = p->signs ? 1.0f : 0.1f / 36.95f; /* the sum's deviation is 36.95 */
     for (int i = 0; i < LEVELS; i++) {
         code[i] = code_of(type, (float)(i - MIDDLE) * step);
@@ -44,8 +44,8 @@ static void make_levels(const product *p, moert_dtype type, uint32_t *code, floa
     }
 }
 
-/* The index of an operand's first element in the larger product. */
-static size_t first_index(const product *p, moert_op_buffer which) {
+/* The index of an operand's first element in the larger GEMM. */
+static size_t first_index(const suite_gemm *p, moert_op_buffer which) {
     const size_t n = p->options.n, k = p->options.k;
     const bool of_groups = which == MOERT_OP_BUFFER_bias || which == MOERT_OP_BUFFER_weight;
     const size_t width = which == MOERT_OP_BUFFER_x                                    ? k
@@ -55,28 +55,28 @@ static size_t first_index(const product *p, moert_op_buffer which) {
     return (of_groups ? p->first_group : p->first_row) * width;
 }
 
-static moert_buffer *upload_operand(const product *p, moert_op_buffer which, moert_dtype type,
+static moert_buffer *upload_operand(const suite_gemm *p, moert_op_buffer which, moert_dtype type,
                                     size_t first, size_t count) {
     const size_t bytes = moert_dtype_bits(type) / 8;
     uint32_t code[LEVELS];
     float value[LEVELS];
-    unsigned char *codes = test_alloc(count * bytes);
+    unsigned char *encoded = test_alloc(count * bytes);
     make_levels(p, type, code, value);
     for (size_t i = 0; i < count; i++) /* little endian, as OpenCL devices here are */
-        memcpy(codes + i * bytes, &code[level(p, which, first + i)], bytes);
-    return upload(codes, count * bytes);
+        memcpy(encoded + i * bytes, &code[level(p, which, first + i)], bytes);
+    return upload(encoded, count * bytes);
 }
 
 /* ---- a run ---- */
 
-/* The result: which buffer, its type, lines and their width. */
+/* The result's buffer, dtype and shape [lines, width]. */
 typedef struct outcome {
     moert_op_buffer which;
     moert_dtype type;
     size_t lines, width;
 } outcome;
 
-static outcome result_of(const product *p) {
+static outcome result_of(const suite_gemm *p) {
     const moert_op_options *o = &p->options;
     switch (o->kind) {
     case MOERT_OP_GEMM_FORWARD:
@@ -92,12 +92,12 @@ static size_t line_bytes(outcome result) {
     return result.width * moert_dtype_bits(result.type) / 8;
 }
 
-size_t product_bytes(const product *p) {
+size_t suite_gemm_bytes(const suite_gemm *p) {
     const outcome result = result_of(p);
     return result.lines * line_bytes(result);
 }
 
-void *product_run(const char *backend, const product *p) {
+void *suite_gemm_run(const char *backend, const suite_gemm *p) {
     moert_op_options options = p->options;
     const size_t groups = options.groups, elements = options.n * options.k;
     const size_t weight_bytes = elements * moert_dtype_bits(options.weight.type) / 8;
@@ -124,38 +124,39 @@ void *product_run(const char *backend, const product *p) {
     ASSERT_OK(moert_op_execute(op, &buffers));
     moert_op_destroy(op);
     const moert_op_buffer which = result_of(p).which;
-    unsigned char *result = test_alloc(product_bytes(p));
+    unsigned char *result = test_alloc(suite_gemm_bytes(p));
     if (which != MOERT_OP_BUFFER_weight || !discrete)
-        download_into(*moert_op_buffer_at(&buffers, which), result, product_bytes(p));
+        download_into(*moert_op_buffer_at(&buffers, which), result, suite_gemm_bytes(p));
     else
         for (size_t g = 0; g < groups; g++)
             download_into(weights[g], result + g * weight_bytes, weight_bytes);
     return result;
 }
 
-/* ---- what must come of it ---- */
+/* ---- expected results ---- */
 
-/* A product with its levels, and for each place of the result the row that goes there. */
+/* A GEMM, the values of its levels in each operand, and for each line of the result the row of the
+ * groups that it holds. */
 typedef struct expectation {
-    const product *p;
+    const suite_gemm *p;
     outcome result;
     float x[LEVELS], weight[LEVELS], y[LEVELS], old[LEVELS], bias[LEVELS], scale[LEVELS];
     uint32_t *row_of;
-    float chain; /* the promised float32 value before rounding */
-    double exact;
+    float chain;  /* the promised float32 value before rounding */
+    double exact; /* the value in float64 */
 } expectation;
 
 static float at(const expectation *e, const float *levels, moert_op_buffer which, size_t index) {
     return levels[level(e->p, which, first_index(e->p, which) + index)];
 }
 
-static void add_term(expectation *e, float a, float b) {
+static void add(expectation *e, float a, float b) {
     e->chain = fmaf(a, b, e->chain);
     e->exact += (double)a * (double)b;
 }
 
 /* The line of x or y that belongs to row r of the groups. */
-static size_t line_of(const product *p, moert_op_buffer which, size_t r) {
+static size_t line_of(const suite_gemm *p, moert_op_buffer which, size_t r) {
     const moert_op_options *o = &p->options;
     if (which == MOERT_OP_BUFFER_y)
         return o->permute == MOERT_OP_PERMUTE_Y ? p->gather[r] : r;
@@ -164,7 +165,7 @@ static size_t line_of(const product *p, moert_op_buffer which, size_t r) {
     return o->kind == MOERT_OP_GEMM_DGRAD ? p->gather[r] : p->gather[r] / o->topk;
 }
 
-static size_t group_of(const product *p, size_t r) {
+static size_t group_of(const suite_gemm *p, size_t r) {
     size_t g = 0;
     while (g < p->options.groups && p->ends[g] <= r)
         g++;
@@ -194,7 +195,7 @@ static void add_bias(expectation *e, size_t g, size_t r, size_t j) {
     e->exact += (double)bias * (double)scale;
 }
 
-/* Element (line, column) of the result; false where the op leaves what was there. */
+/* Computes element (line, column) of the result; false if the op does not write it. */
 static bool expect(expectation *e, size_t line, size_t column) {
     const moert_op_options *o = &e->p->options;
     e->chain = 0.0f;
@@ -202,22 +203,22 @@ static bool expect(expectation *e, size_t line, size_t column) {
     if (o->kind == MOERT_OP_GEMM_WGRAD) {
         const size_t g = line / o->n, j = line % o->n;
         for (size_t r = g > 0 ? e->p->ends[g - 1] : 0; r < e->p->ends[g]; r++)
-            add_term(e, y_at(e, r, j), x_at(e, r, column));
+            add(e, y_at(e, r, j), x_at(e, r, column));
         return true;
     }
     const size_t r = e->row_of[line], g = group_of(e->p, r);
     if (g == o->groups)
         return false;
     for (size_t i = 0; o->kind == MOERT_OP_GEMM_FORWARD && i < o->k; i++)
-        add_term(e, x_at(e, r, i), weight_at(e, g, column, i));
+        add(e, x_at(e, r, i), weight_at(e, g, column, i));
     for (size_t j = 0; o->kind == MOERT_OP_GEMM_DGRAD && j < o->n; j++)
-        add_term(e, y_at(e, r, j), weight_at(e, g, j, column));
+        add(e, y_at(e, r, j), weight_at(e, g, j, column));
     if (o->bias)
         add_bias(e, g, r, column);
     return true;
 }
 
-static void prepare(const product *p, expectation *e) {
+static void prepare(const suite_gemm *p, expectation *e) {
     const moert_op_options *o = &p->options;
     const outcome result = result_of(p);
     uint32_t code[LEVELS];
@@ -254,15 +255,15 @@ static void check_element(const char *title, expectation *e, size_t index, uint3
                  e->exact);
 }
 
-void product_check(const char *title, const product *p, const void *result, size_t samples,
-                   double absolute, double relative) {
+void suite_gemm_check(const char *title, const suite_gemm *p, const void *result, size_t samples,
+                      double absolute, double relative) {
     expectation e;
     prepare(p, &e);
-    const size_t bytes = moert_dtype_bits(e.result.type) / 8, count = product_bytes(p) / bytes;
+    const size_t bytes = moert_dtype_bits(e.result.type) / 8, count = suite_gemm_bytes(p) / bytes;
     if (samples > count)
         samples = count;
     for (size_t s = 0; s < samples; s++) {
-        /* one of each stretch, so that every line of a short result and every group has some */
+        /* one sample of each stretch, so that every group has some */
         const size_t first = (size_t)((double)count / (double)samples * (double)s);
         const size_t stretch = count / samples;
         const size_t index = first + suite_bits(samples, s) % stretch;
@@ -274,27 +275,29 @@ void product_check(const char *title, const product *p, const void *result, size
     }
 }
 
-void product_check_backends(const char *title, const product *p, const void *result, size_t most) {
+void suite_gemm_check_backends(const char *title, const suite_gemm *p, const void *result,
+                               size_t most) {
     const size_t work = p->options.rows * p->options.n * p->options.k;
-    if (work <= most && memcmp(product_run("reference", p), result, product_bytes(p)) != 0)
+    if (work <= most && memcmp(suite_gemm_run("reference", p), result, suite_gemm_bytes(p)) != 0)
         fail_msg("%s: the backends differ", title);
 }
 
-void product_check_parts(const char *title, const product *p, const void *result) {
+void suite_gemm_check_parts(const char *title, const suite_gemm *p, const void *result) {
     const bool weight = result_of(p).which == MOERT_OP_BUFFER_weight;
     const size_t line = line_bytes(result_of(p));
     for (size_t g = 0; g < p->options.groups; g++) {
         const size_t start = g > 0 ? p->ends[g - 1] : 0;
         const uint32_t rows = p->ends[g] - (uint32_t)start;
-        product part = *p;
+        suite_gemm part = *p;
         part.options.groups = 1;
         part.options.rows = rows;
         part.ends = &rows;
         part.first_row = start;
         part.first_group = g;
-        unsigned char *alone = product_run("portable", &part);
+        unsigned char *alone = suite_gemm_run("portable", &part);
         const size_t first = weight ? g * p->options.n : start;
-        if (memcmp(alone, (const unsigned char *)result + first * line, product_bytes(&part)) != 0)
+        if (memcmp(alone, (const unsigned char *)result + first * line, suite_gemm_bytes(&part)) !=
+            0)
             fail_msg("%s: group %zu of %u rows alone has other bits", title, g, rows);
     }
 }
