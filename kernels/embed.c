@@ -1,5 +1,5 @@
-/* Build tool: turns the files below a directory into one C file with their names, relative to it,
- * and their texts: embed DIRECTORY NAME... > kernels.c */
+/* Build tool: writes a C file with the names, relative to DIRECTORY, and the texts of kernel files:
+ * embed DIRECTORY NAME... > kernels.c */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -16,18 +16,18 @@ static int put_text(const char *path) {
     return 1;
 }
 
-int main(int count, char **words) {
-    if (count < 2 || chdir(words[1]) != 0) {
-        fprintf(stderr, "embed: cannot enter the directory of the kernels\n");
+int main(int argc, char **argv) {
+    if (argc < 2 || chdir(argv[1]) != 0) {
+        fprintf(stderr, "embed: cannot change to the directory of the kernels\n");
         return 1;
     }
     printf("const char *const moert_embedded_names[] = {\n");
-    for (int i = 2; i < count; i++)
-        printf("    \"%s\",\n", words[i]);
+    for (int i = 2; i < argc; i++)
+        printf("    \"%s\",\n", argv[i]);
     printf("    0};\nconst char *const moert_embedded_texts[] = {\n");
-    for (int i = 2; i < count; i++)
-        if (!put_text(words[i])) {
-            fprintf(stderr, "embed: cannot read %s\n", words[i]);
+    for (int i = 2; i < argc; i++)
+        if (!put_text(argv[i])) {
+            fprintf(stderr, "embed: cannot read %s\n", argv[i]);
             return 1;
         }
     printf("    0};\n");

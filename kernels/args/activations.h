@@ -1,9 +1,11 @@
 /*
- * Included by C and OpenCL: the activations a of a GLU's gate, a row each:
+ * Included by C and OpenCL: the activation functions a of a GLU's gate, one in each row:
  *
- *   X(name, a(x), q a'(x))   of floats, or vectors of them, x, q and s = sigmoid(alpha x), and alpha
+ *   X(name, a(x), q a'(x))   x, q and s = sigmoid(alpha x) are floats or vectors of floats, alpha
+ *                            is a float
  *
- * A model's hidden_act is the name. The expressions fix the bits.
+ * `name` is the hidden_act of a model's configuration. The order of operations in the expressions
+ * fixes the bits of the results.
  */
 #ifndef MOERT_ARGS_ACTIVATIONS_H
 #define MOERT_ARGS_ACTIVATIONS_H
@@ -17,7 +19,7 @@
 enum { MOERT_ACTIVATION_TABLE(MOERT_ACTIVATION_ROW) MOERT_ACTIVATIONS };
 #undef MOERT_ACTIVATION_ROW
 
-/* a(x), and *slope = q a'(x), of activation number `which`; the first row is a test less. */
+/* Returns a(x) and sets *slope = q a'(x) for activation `which`. The first row needs no test. */
 #define MOERT_ACTIVATE(number, sigmoid)                                                            \
     static inline number activate(number x, float alpha, int which, number q, number *slope) {     \
         const number s = sigmoid(alpha * x);                                                       \

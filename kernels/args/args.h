@@ -1,6 +1,6 @@
 /*
- * Included by C and OpenCL: how the numbers among the arguments of kernels are declared, once for
- * both sides. Those of a family of kernels are one struct, whose fields have no gaps between them:
+ * Included by C and OpenCL: declares the scalar arguments of kernels once for both sides. The
+ * scalars of a family of kernels form one struct, whose fields have no gaps between them:
  *
  *   typedef struct moert_rope_args {
  *       args_u64 tokens;
@@ -8,8 +8,8 @@
  *   } moert_rope_args;
  *   MOERT_ARGS_LAYOUT(moert_rope_args, width, 12, 16)
  *
- * The offset of the last field, and with it those of all before it, and the size do not compile
- * unless they hold on both sides.
+ * The last line fails to compile unless the offset of the last field, and so of all fields before
+ * it, and the size of the struct are the same on both sides.
  */
 #ifndef MOERT_ARGS_ARGS_H
 #define MOERT_ARGS_ARGS_H

@@ -1,4 +1,4 @@
-/* The numbers among the arguments of kernels/attention (see args.h). */
+/* The scalar arguments of kernels/attention (see args.h). */
 #ifndef MOERT_ARGS_ATTENTION_H
 #define MOERT_ARGS_ATTENTION_H
 

@@ -1,10 +1,10 @@
-/* The numbers among the arguments of kernels/gemm (see args.h). */
+/* The scalar arguments of kernels/gemm (see args.h). */
 #ifndef MOERT_ARGS_GEMM_H
 #define MOERT_ARGS_GEMM_H
 
 #include "args/args.h"
 
-/* Of the portable GEMMs: what the kernels of kernels/gemm/gemm.cl, packed.cl and gpu.cl say. */
+/* Of the portable GEMMs. kernels/gemm/gemm.cl, prepacked.cl and gpu.cl explain the fields. */
 typedef struct moert_gemm_args {
     args_u64 ldx, ldy, y_column, prob_stride, lda, a_column, ldc, c_column;
     args_u32 start, skip, groups, shared, rows;
@@ -26,7 +26,7 @@ typedef struct moert_plain_glu_args {
 } moert_plain_glu_args;
 MOERT_ARGS_LAYOUT(moert_plain_glu_args, activation, 40, 48)
 
-/* Of kernels/gemm/nvidia. */
+/* Of kernels/gemm/nvidia/mma.cl and wgmma.cl. */
 typedef struct moert_nvidia_gemm_args {
     args_u64 first_a, lda, first_b, ldb, ldg, ldc, first_column, factor_stride, ldv;
     args_u32 down, first_end, skip, groups, lines, columns, terms;
@@ -35,18 +35,21 @@ typedef struct moert_nvidia_gemm_args {
 } moert_nvidia_gemm_args;
 MOERT_ARGS_LAYOUT(moert_nvidia_gemm_args, activation, 112, 120)
 
+/* Of kernels/gemm/nvidia/split.cl. */
 typedef struct moert_split_args {
     args_u64 ldc, first_column, rows, stride, first;
     args_u32 groups, lines, columns, terms, accumulate;
 } moert_split_args;
 MOERT_ARGS_LAYOUT(moert_split_args, accumulate, 56, 64)
 
+/* Of kernels/gemm/nvidia/fp8.cl. */
 typedef struct moert_fp8_args {
     args_u64 ldc;
     args_u32 groups, lines, columns, terms, s_line, t_group, t_block, t_column;
 } moert_fp8_args;
 MOERT_ARGS_LAYOUT(moert_fp8_args, t_column, 36, 40)
 
+/* Of the rows and the weights in kernels/op/rows.cl. */
 typedef struct moert_rows_args {
     args_u64 stride;
     args_u32 groups, rows;
@@ -67,6 +70,7 @@ typedef struct moert_moved_weight_args {
 } moert_moved_weight_args;
 MOERT_ARGS_LAYOUT(moert_moved_weight_args, beta_all, 24, 32)
 
+/* Of kernels/op/glu.cl. */
 typedef struct moert_glu_args {
     args_u64 c_stride, d_stride;
     args_u32 groups, rows;

@@ -1,4 +1,4 @@
-/* The numbers among the arguments of kernels/nn (see args.h). */
+/* The scalar arguments of kernels/nn (see args.h). */
 #ifndef MOERT_ARGS_NN_H
 #define MOERT_ARGS_NN_H
 

@@ -1,4 +1,4 @@
-/* The numbers among the arguments of kernels/quant (see args.h). */
+/* The scalar arguments of kernels/quant (see args.h). */
 #ifndef MOERT_ARGS_QUANT_H
 #define MOERT_ARGS_QUANT_H
 

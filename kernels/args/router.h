@@ -1,4 +1,4 @@
-/* The numbers among the arguments of kernels/router (see args.h). */
+/* The scalar arguments of kernels/router (see args.h). */
 #ifndef MOERT_ARGS_ROUTER_H
 #define MOERT_ARGS_ROUTER_H
 

@@ -1,18 +1,18 @@
 /*
- * Included by gemm.h for DOT = 2: chains of bf16 products whose step is not a pair but 16 of them,
- * as the matrix unit of Intel's CPUs (AMX) sums them:
+ * Included by gemm.h for DOT = 2: chains of bf16 products in steps of 16 pairs, as the matrix unit
+ * of Intel's CPUs (AMX) adds them:
  *
  *   sum += (first[0] + ... + first[15]) + (second[0] + ... + second[15])
  *
- * where first and second are the products of the codes that come first and second in their pairs,
- * each sum a chain of fma in order from 0. Steps begin where the reduction does, and the pairs that
- * the last one lacks are zeros. That is the definition, which the code for any CPU follows; the
- * unit agrees bit for bit, but for subnormal numbers, which it flushes.
+ * `first` are the products of the first values of each pair, `second` those of the second values.
+ * Each of the two sums is a chain of fma in order from 0. Steps begin where the reduction begins,
+ * and missing pairs of the last step are zeros. The code for any CPU follows this definition. The
+ * unit agrees with it bit for bit, except that it flushes subnormal numbers.
  *
- * A tile is 32 x 32 sums in memory, of which the unit holds four parts of 16 x 16. Of a step it
- * reads 16 lines at a time, 16 pairs of each, and 16 rows of a panel.
+ * A tile is 32 x 32 sums in memory; the unit holds four parts of 16 x 16. For each step it reads 16
+ * pairs of 16 lines at a time, and 16 rows of a panel.
  *
- * Required: LINES = 32, WIDTH = PACKED = 2; AMX (0, 1: the CPU has the unit, and the process may
+ * Required: LINES = 32, WIDTH = PACKED = 2; AMX (0; 1: the CPU has the unit, and the process may
  * use it).
  */
 #if !defined(AMX) || LINES != 32 || WIDTH != 2 || PACKED != 2
@@ -20,7 +20,7 @@
 #endif
 
 #if AMX
-/* The 8 registers of the unit: 16 rows of 64 bytes each. */
+/* The 8 tile registers of the unit: 16 rows of 64 bytes each. */
 typedef struct tile_shapes {
     uchar palette, start, unused[14];
     ushort bytes[16];
@@ -36,13 +36,13 @@ static inline void begin_tiles(void) {
     __asm__ volatile("ldtilecfg %0" : : "m"(shapes));
 }
 
-/* Lets other threads of the core go without the unit's state. */
+/* Releases the unit's state, so that context switches of this core need not save it. */
 static inline void end_tiles(void) {
     __asm__ volatile("tilerelease");
 }
 
-/* 16 rows at `at`, `stride` bytes apart, to and from a register; a register of sums += lines x rows
- * of a panel. */
+/* LOAD_TILE and STORE_TILE move a register from and to 16 rows at `at`, `stride` bytes apart.
+ * ADD_TILES: sums += lines x rows of a panel. */
 #define LOAD_TILE(tile, at, stride)                                                                \
     __asm__ volatile("tileloadd (%0, %1, 1), %%tmm" #tile                                          \
                      :                                                                             \
@@ -102,12 +102,12 @@ static inline void add_steps(accumulators acc, LINE line, int lines, int stride,
 }
 #endif
 
-/* `terms` of the tile, of lines that are equally far apart; those past the first `lines` may be
- * left out. */
-static inline void add_terms(accumulators acc, LINE const line[LINES], int lines,
-                             PANEL const vec *row, int height, int terms, prefetch_plan *coming,
-                             prefetch_plan *ahead) {
-    add_steps(acc, line[0], lines, (int)(line[1] - line[0]), row, (terms + STEP - 1) / STEP);
+/* Adds `dots` dots to a tile. All lines are equally far apart. Lines from `lines` on may be
+ * skipped. */
+static inline void add_dots(accumulators acc, LINE const line[LINES], int lines,
+                            PANEL const vec *row, int height, int dots, prefetch_plan *next_panels,
+                            prefetch_plan *next_lines) {
+    add_steps(acc, line[0], lines, (int)(line[1] - line[0]), row, (dots + STEP - 1) / STEP);
 }
 
 static inline void begin_tile(accumulators acc, target c, bool fresh) {

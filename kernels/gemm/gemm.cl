@@ -6,36 +6,35 @@
  *   gemm_dgrad     x[m,k] = sum_n y[m,n] w[g,n,k]      m       k         n
  *   gemm_wgrad     w[g,n,k] = sum_m y[m,n] x[m,k]      n       k         m
  *
- * gemm_glu_forward is gemm_forward with a GLU behind it (gemm_glu.h).
+ * gemm_glu_forward is gemm_forward with a GLU in its epilogue (gemm_glu.h).
  *
  * Shapes: x[M,K] at stride ldx, y[M,N] at stride ldy from column y_column, w[G,N,K], b[G,N]. A
- * shared weight has G = 1 and serves the rows below ends[shared - 1] as one group. Otherwise w
- * begins with group `start`, of which the grid leaves out the first `skip`.
- * Results and weights are float32; row operands are `code` (gemm.h), and with BF16 weights are
- * rounded on the way.
+ * shared weight has G = 1; the rows below ends[shared - 1] then form one group. Otherwise w begins
+ * with group `start`, and the grid omits the first `skip` groups of w. Results and weights are
+ * float32. Row operands have the type `value` (gemm.h). With BF16, weights are rounded when panels
+ * are packed.
  *
- * A work-group makes `split` lines of `panels` x COLUMNS columns of one group, and walks the
- * reduction in blocks of `depth` terms, whose panels it brings to local memory (prepacked.cl: it
- * finds them in global memory). With the usual tile, LINES = 8 and WIDTH = 2:
+ * A work-group computes `split` lines of `panels` x COLUMNS columns of one group. It processes the
+ * reduction in blocks of `depth` dots (gemm.h) and packs their panels into local memory;
+ * prepacked.cl finds panels in global memory instead. With the usual tile, LINES = 8 and WIDTH = 2:
  *
  *                 <- panels x 32 ->
- *                 +---+---+---+     the second factor as panels of 32 columns, a row of them for
- *           depth |   |   |   |     each term (forward transposes its weight by 16x16 blocks)
+ *                 +---+---+---+     B as panels of 32 columns; each row of a panel is a dot
+ *           depth |   |   |   |     (forward transposes its weight by 16x16 blocks)
  *                 +---+---+---+
  *         depth
  *       +------+  +---+---+---+
- *     8 | line |->| 8 x 32    |     8 x 2 accumulators of 16 lanes; the first factor is read where
- *       +------+  +---+---+---+     it lies (wgrad: from a copy), one scalar spread over the lanes
+ *     8 | line |->| 8 x 32    |     8 x 2 accumulators of 16 lanes; A is read in place (wgrad: from
+ *       +------+  +---+---+---+     a copy), one scalar broadcast to all lanes
  * split |      |  |   |   |   |
  *       +------+  +---+---+---+
  *
- * Grid: (line splits, groups, 1 + column blocks), so that a run of work-groups meets large and
- * empty groups alike; for gemm_wgrad, whose splits are all of one size, (groups, line splits, 1 +
- * column blocks). Local
- * memory: panels * depth * WIDTH * 64 bytes, depth a multiple of 16; with BF16 another (depth + 16)
- * * LINES * 4 (else 4); gemm_wgrad instead another depth * 256. Deterministic.
- * Required: BF16, DOT, LINES and WIDTH, as in gemm.h; CODED, as in panels.h: with 1 there are the
- * first two kernels alone.
+ * Grid: (line splits, groups, 1 + column blocks), so that consecutive work-groups mix large and
+ * empty groups; gemm_wgrad, whose splits have one size, uses (groups, line splits, 1 + column
+ * blocks). Local memory in bytes: panels * depth * WIDTH * 64, depth a multiple of 16; in addition
+ * (depth + 16) * LINES * 4 with BF16, else 4; in gemm_wgrad depth * 256 instead of that.
+ * Deterministic. Required: BF16, DOT, LINES and WIDTH, as in gemm.h; CODED, as in panels.h. With
+ * CODED = 1 only gemm_forward and gemm_dgrad exist.
  */
 #define PANEL local
 #include "args/gemm.h"
@@ -44,21 +43,21 @@
 #include "gemm/gemm_glu.h"
 
 #if DOT == 2
-#define STRIP 64 /* lines that gemm_wgrad packs at a time */
+#define STRIP 64 /* the number of lines that gemm_wgrad packs at a time */
 #else
-#define TILES (VEC / LINES) /* whose lines one vector holds */
+#define TILES (VEC / LINES) /* the number of tiles whose lines fit into one vector */
 #define STRIP (64 / (TILES * LINES) * TILES * LINES)
 #if TILES == 2 && defined(__clang__)
-#define EXCESS                                                                                     \
-    (VEC / 2 -                                                                                     \
-     LINES) /* lanes by which the store of a tile's lines runs into the next term's place */
+/* the lanes of a half-vector store beyond a tile; they run into the next dot, stored later */
+#define EXCESS (VEC / 2 - LINES)
 #else
 #define EXCESS 0
 #endif
-#define TILE_ROOM(depth) (LINES * (depth) + EXCESS) /* of the strip's at most 64 * depth floats */
+#define TILE_STRIDE(depth)                                                                         \
+    (LINES * (depth) + EXCESS) /* in floats; a strip has at most 64 * depth */
 #endif
 
-KERNEL void gemm_forward(global const uint *ends, global const code *x, WEIGHT_ARGUMENTS,
+KERNEL void gemm_forward(global const uint *ends, global const value *x, WEIGHT_ARGUMENTS,
                          global const float *bias, global float *y, moert_gemm_args args,
                          local vec *panel, local element *transposed) {
     const uint own = args.skip + get_group_id(1), g = args.start + own;
@@ -80,7 +79,7 @@ KERNEL void gemm_forward(global const uint *ends, global const code *x, WEIGHT_A
     }
 }
 
-KERNEL void gemm_dgrad(global const uint *ends, global const code *y, WEIGHT_ARGUMENTS,
+KERNEL void gemm_dgrad(global const uint *ends, global const value *y, WEIGHT_ARGUMENTS,
                        global float *x, moert_gemm_args args, local vec *panel,
                        local element *transposed) {
     const uint own = args.skip + get_group_id(1), g = args.start + own;
@@ -104,9 +103,10 @@ KERNEL void gemm_dgrad(global const uint *ends, global const code *y, WEIGHT_ARG
 #if !CODED
 
 #if WIDTH % 2 == 0
-/* gemm_forward into v[M,2I] and from there into h[M,I] (gemm_glu.h), I = width; v is dense and not
- * written unless it is kept, or there is more than one block. Panels hold 16 columns of h. */
-KERNEL void gemm_glu_forward(global const uint *ends, global const code *x, global const float *w,
+/* gemm_forward into v[M,2I], then the GLU into h[M,I] (gemm_glu.h), I = width. v is dense. It is
+ * written only if `keep` is set or K has several blocks.
+ * A panel holds WIDTH / 2 * 16 columns of h. */
+KERNEL void gemm_glu_forward(global const uint *ends, global const value *x, global const float *w,
                              global const float *bias, global float *v, global const float *prob,
                              global void *h, moert_gemm_args args, local element *transposed,
                              local vec *panel) {
@@ -118,7 +118,7 @@ KERNEL void gemm_glu_forward(global const uint *ends, global const code *x, glob
         return;
     const matrix weight = matrix_of(w, 0, 0, 0, 0, g, 2 * args.width, args.k);
     x += part.first * args.ldx;
-    gated c = gated_share(part, column, columns, v, h, bias, g, prob, args);
+    gated c = gated_target(part, column, columns, v, h, bias, g, prob, args);
     for (int p = 0; p < args.k; p += args.depth * PER_DOT) {
         const int used = min(args.depth * PER_DOT, args.k - p);
         pack_gated(weight, column, columns, args.width, args.interleaved, p, used, args.depth,
@@ -132,99 +132,100 @@ KERNEL void gemm_glu_forward(global const uint *ends, global const code *x, glob
 
 /* ---- gradients of weights ---- */
 
-/* Rows of a factor. */
+/* Rows of an operand. */
 typedef struct rows_of {
-    global const code *at;
+    global const value *at;
     ulong stride;
 } rows_of;
 
 static inline vec load_row(rows_of x, int row, int column, int n) {
-    return load_factor(x.at + row * x.stride + column, n);
+    return load_operand(x.at + row * x.stride + column, n);
 }
 
 DEFINE_PACK(pack_rows, rows_of, load_row)
 
-/* Lines i to i + 15 of the terms from number p on: zeros past the end, as -0 in half a pair. */
-static inline vec strip_term(global const code *a, ulong lda, int i, int lines, int p, int used) {
-    vec number[PER_DOT];
+/* Lines i to i + 15 of the dot that begins at row p of `a`. Values beyond the end are zeros, -0 in
+ * the second half of a pair. */
+static inline vec strip_dot(global const value *a, ulong lda, int i, int lines, int p, int used) {
+    vec x[PER_DOT];
     UNROLL_FOR(int q = 0; q < PER_DOT; q++)
-        number[q] = p + q < used ? load_factor(a + (p + q) * lda + i, lines - i) : -0.0f;
-    return term_of(number);
+        x[q] = p + q < used ? load_operand(a + (p + q) * lda + i, lines - i) : -0.0f;
+    return dot_of(x);
 }
 
 #if DOT == 2
-/* strip[line, p] = a[p * lda + line], p below `used`, in whole steps, at stride `depth`. */
-static inline void pack_strip(global const code *a, ulong lda, int lines, int used, int depth,
+/* strip[line, p] = a[p * lda + line] at stride `depth`, for p below `used`, rounded up to whole
+ * steps. */
+static inline void pack_strip(global const value *a, ulong lda, int lines, int used, int depth,
                               local float *strip) {
     for (int p = 0; p < used; p += STEP * PER_DOT)
         for (int i = 0; i < lines; i += VEC) {
             vec block[VEC];
             UNROLL_FOR(int q = 0; q < STEP; q++)
-                block[q] = strip_term(a, lda, i, lines, p + q * PER_DOT, used);
+                block[q] = strip_dot(a, lda, i, lines, p + q * PER_DOT, used);
             transpose(block);
             UNROLL_FOR(int r = 0; r < VEC; r++)
                 vstore16(block[r], 0, strip + (i + r) * depth + p / PER_DOT);
         }
 }
 
-/* The terms of the tile whose lines begin with line i of the strip. */
+/* Adds the strip's dots to the tile whose first line is line i of the strip. */
 static inline void add_strip(accumulators acc, local const element *strip, int i, int lines,
-                             int depth, local const vec *row, int terms) {
+                             int depth, local const vec *row, int dots) {
     LINE line[LINES];
     UNROLL_FOR(int r = 0; r < LINES; r++)
         line[r] = strip + (i + r) * depth;
     prefetch_plan none = no_prefetch();
-    add_terms(acc, line, lines, row, 0, terms, &none, &none);
+    add_dots(acc, line, lines, row, 0, dots, &none, &none);
 }
 #else
-/* to[tile, line] at stride TILE_ROOM = the vector's lanes, as many as there are whole tiles; terms
- * are stored in order. */
-static inline void store_tiles(vec term, int depth, local float *to) {
+/* Stores one dot of TILES tiles: to[tile, line] = lanes of x, tiles TILE_STRIDE apart. Dots must be
+ * stored in ascending order. */
+static inline void store_tiles(vec x, int depth, local float *to) {
 #if TILES == 2 && defined(__clang__)
     typedef float8 loose __attribute__((aligned(4)));
-    *(local loose *)to = term.lo;
-    *(local loose *)(to + TILE_ROOM(depth)) =
-        __builtin_shufflevector(term, term, LINES, LINES + 1, LINES + 2, LINES + 3, LINES + 4,
-                                LINES + 5, LINES + 6, LINES + 7);
+    *(local loose *)to = x.lo;
+    *(local loose *)(to + TILE_STRIDE(depth)) = __builtin_shufflevector(
+        x, x, LINES, LINES + 1, LINES + 2, LINES + 3, LINES + 4, LINES + 5, LINES + 6, LINES + 7);
 #else
     float lane[VEC];
-    vstore16(term, 0, lane);
+    vstore16(x, 0, lane);
     UNROLL_FOR(int t = 0; t < TILES; t++)
         UNROLL_FOR(int r = 0; r < LINES; r++)
-            to[t * TILE_ROOM(depth) + r] = lane[t * LINES + r];
+            to[t * TILE_STRIDE(depth) + r] = lane[t * LINES + r];
 #endif
 }
 
-/* strip[line / LINES, p, line % LINES] = a[p * lda + line], p below `used`. */
-static inline void pack_strip(global const code *a, ulong lda, int lines, int used, int depth,
+/* strip[line / LINES, p, line % LINES] = a[p * lda + line], for p below `used`. */
+static inline void pack_strip(global const value *a, ulong lda, int lines, int used, int depth,
                               local float *strip) {
     for (int p = 0; p < used; p += PER_DOT, strip += LINES) {
         local float *to = strip;
-        for (int i = 0; i < lines; i += TILES * LINES, to += TILES * TILE_ROOM(depth))
-            store_tiles(strip_term(a, lda, i, lines, p, used), depth, to);
+        for (int i = 0; i < lines; i += TILES * LINES, to += TILES * TILE_STRIDE(depth))
+            store_tiles(strip_dot(a, lda, i, lines, p, used), depth, to);
     }
 }
 
 static inline void add_strip(accumulators acc, local const element *strip, int i, int lines,
-                             int depth, local const vec *row, int terms) {
-    local const element *tile = strip + i / LINES * TILE_ROOM(depth);
-    EACH_STEP_OF_K for (int p = 0; OFTEN(p < terms); p++, row += WIDTH) {
-        spread term[LINES];
+                             int depth, local const vec *row, int dots) {
+    local const element *tile = strip + i / LINES * TILE_STRIDE(depth);
+    EACH_STEP_OF_K for (int p = 0; OFTEN(p < dots); p++, row += WIDTH) {
+        spread a[LINES];
         UNROLL_FOR(int r = 0; r < LINES; r++)
-            term[r] = tile[p * LINES + r];
-        add_term(acc, term, row, 0);
+            a[r] = tile[p * LINES + r];
+        add_dot(acc, a, row, 0);
     }
 }
 #endif
 
-/* Brings the next strip's part of a row to the cache while the tiles of this one are computed. */
-static inline void prefetch_line(global const code *p) {
-    for (int i = 0; i < STRIP * (int)sizeof(code); i += PREFETCH_LINE)
+/* Prefetches the next strip's part of a row while the tiles of this strip are computed. */
+static inline void prefetch_line(global const value *p) {
+    for (int i = 0; i < STRIP * (int)sizeof(value); i += PREFETCH_LINE)
         PREFETCH((size_t)p + i, 3);
 }
 
-/* Brings the tile after (i, j) to the cache: sums that were parked there, or, of amx.h, what is
- * stored at once, which Intel's CPUs do faster there than past their caches. */
+/* Prefetches the tile after (i, j): its stored sums or, with amx.h, the memory that it overwrites,
+ * since Intel's CPUs store faster to cached lines there than past the caches. */
 static inline void prefetch_tile(target c, int i, int j) {
     const bool edge = j + COLUMNS >= c.columns;
     global const float *at = c.at + (edge ? i + LINES : i) * c.line + (edge ? 0 : j + COLUMNS);
@@ -233,20 +234,20 @@ static inline void prefetch_tile(target c, int i, int j) {
             PREFETCH(at + r * c.line + v * VEC, DOT == 2 ? 2 : 3);
 }
 
-/* multiply for the transposed factor a[p, line] at stride lda. STRIP lines of it at a time are
- * prepacked as well: read where they lie, every term would touch another page, and columns of a
- * power-of-two stride push each other out of the cache. */
-static inline void multiply_transposed(global const code *a, ulong lda, local float *strip,
+/* multiply for an operand a[p, line] that is transposed, at stride lda. STRIP lines of it at a time
+ * are packed. Read in place, every dot would touch another page, and columns at a power-of-two
+ * stride would evict each other from the cache. */
+static inline void multiply_transposed(global const value *a, ulong lda, local float *strip,
                                        local const vec *panel, int used, int depth, target c,
                                        bool fresh) {
-    const int terms = (used + PER_DOT - 1) / PER_DOT;
+    const int dots = (used + PER_DOT - 1) / PER_DOT;
     const int tiles = STRIP / LINES * ((c.columns + COLUMNS - 1) / COLUMNS),
-              share = (used + tiles - 1) / tiles;
+              per_tile = (used + tiles - 1) / tiles;
     begin_tiles();
-    for (int i = 0, ahead = 0; i < c.lines; i += LINES) {
+    for (int i = 0, prefetched = 0; i < c.lines; i += LINES) {
         if (i % STRIP == 0) {
             pack_strip(a + i, lda, min(STRIP, c.lines - i), used, depth, strip);
-            ahead = i + STRIP < c.lines ? 0 : used;
+            prefetched = i + STRIP < c.lines ? 0 : used;
         }
         for (int j = 0; j < c.columns; j += COLUMNS) {
             local const vec *row = panel + j / COLUMNS * depth * WIDTH;
@@ -255,18 +256,19 @@ static inline void multiply_transposed(global const code *a, ulong lda, local fl
             begin_tile(acc, tile, fresh);
             if (DOT == 2 ? c.once : !c.once)
                 prefetch_tile(c, i, j);
-            add_strip(acc, (local const element *)strip, i % STRIP, tile.lines, depth, row, terms);
+            add_strip(acc, (local const element *)strip, i % STRIP, tile.lines, depth, row, dots);
             end_tile(acc, tile);
-            for (int end = min(ahead + share, used); ahead < end; ahead++)
-                prefetch_line(a + (i / STRIP + 1) * STRIP + ahead * lda);
+            for (int end = min(prefetched + per_tile, used); prefetched < end; prefetched++)
+                prefetch_line(a + (i / STRIP + 1) * STRIP + prefetched * lda);
         }
     }
     end_tiles();
 }
 
-/* The weights' gradients are larger than a cache: whole ones go past it, if they lie on lines of 64
- * bytes (but those of amx.h). The lock that ends a work-group makes them visible. */
-KERNEL void gemm_wgrad(global const uint *ends, global const code *y, global const code *x,
+/* Weight gradients are larger than a cache. Tiles that are computed at once are stored past the
+ * cache if they are aligned to 64 bytes (not with amx.h). The lock at the end of a work-group makes
+ * these stores visible. */
+KERNEL void gemm_wgrad(global const uint *ends, global const value *y, global const value *x,
                        global float *w, moert_gemm_args args, local vec *panel,
                        local float *strip) {
     uint g = args.start + get_group_id(0);
@@ -279,12 +281,13 @@ KERNEL void gemm_wgrad(global const uint *ends, global const code *y, global con
     w += ((ulong)get_group_id(0) * args.n + line) * args.k + column;
     y += part.first * args.ldy + args.y_column + line;
     x += part.first * args.ldx + column;
-    const int terms = (part.count + PER_DOT - 1) / PER_DOT;
-    args.depth = clamp((terms + 15) / 16 * 16, 16, args.depth); /* the less room panels take */
+    const int dots = (part.count + PER_DOT - 1) / PER_DOT;
+    args.depth =
+        clamp((dots + 15) / 16 * 16, 16, args.depth); /* short groups need less room for panels */
     const bool once = part.count <= args.depth * PER_DOT && !args.accumulate &&
                       ((ulong)w | (ulong)args.k * 4) % 64 == 0;
     for (int p = 0; p == 0 || p < part.count;
-         p += args.depth * PER_DOT) { /* a group without rows gets zeros */
+         p += args.depth * PER_DOT) { /* one iteration for a group without rows, which gets zeros */
         int used = min(args.depth * PER_DOT, part.count - p);
         pack_rows((rows_of){x, args.ldx}, p, 0, columns, used, args.depth, panel);
         target c = {w, 0, args.k, lines, columns, once};
@@ -295,7 +298,7 @@ KERNEL void gemm_wgrad(global const uint *ends, global const code *y, global con
 
 /* bias[g,n] = sum_m y[m,n], rows in order. Grid: (blocks of 16 columns, groups). No local
  * memory. */
-KERNEL void gemm_bias_grad(global const uint *ends, global const code *y, global float *bias,
+KERNEL void gemm_bias_grad(global const uint *ends, global const value *y, global float *bias,
                            moert_gemm_args args) {
     uint g = get_group_id(1);
     span part = group_part(ends, g, 0, args.rows, 0, INT_MAX);
@@ -306,7 +309,7 @@ KERNEL void gemm_bias_grad(global const uint *ends, global const code *y, global
     if (args.accumulate)
         sum = load_part(bias, columns);
     for (int m = 0; m < part.count; m++)
-        sum += load_factor(y + m * args.ldy, columns);
+        sum += load_operand(y + m * args.ldy, columns);
     store_part(sum, bias, columns);
 }
 #endif

@@ -1,25 +1,25 @@
 /*
- * What the families of the grouped GEMM share: the tile (picture in gemm.cl). The panels that it
- * reads are made by panels.h.
+ * The tile that all grouped GEMM kernels for CPUs share (picture in gemm.cl). panels.h packs the
+ * panels that it reads.
  *
- * A term is what one step of the chain takes: one number (float; with BF16 = 1 rounded to bf16) or,
- * with DOT = 1, a pair of bf16 codes that follow each other in the reduction, in 32 bits, the first
- * in the high half. Both products of a pair join the chain by a rounding each, the high half's
- * first: that is how vdpbf16ps works, and how two fma on their numbers do, one after the other. A
- * pair without a second code has -0 in one factor and 0 in the other there: adding their product
- * changes nothing, not even a zero's sign. With DOT = 2 terms are the same pairs, but 16 of them
- * make a step of the chain (amx.h).
+ * A dot is the part of the reduction that one element of a panel holds. It is one value (a float,
+ * with BF16 = 1 rounded to bf16) or, if DOT is not 0, a pair of bf16 values that are neighbours in
+ * the reduction, the first in the high half of 32 bits. With DOT = 1 both products of a pair join
+ * the chain with one rounding each, the product of the high halves first. This is how vdpbf16ps
+ * computes, and two successive fma of the widened values give the same bits. A pair without a
+ * second value has -0 there in one operand and 0 in the other. Adding their product changes
+ * nothing, not even the sign of a zero. With DOT = 2 a step of the chain takes 16 pairs (amx.h).
  *
  * Deterministic: an element is one chain over the reduction in ascending order, from 0 or from the
- * old value. The chain is parked in the result between two blocks, so its bits do not depend on
- * blocks, split or the tile. Lines past the end repeat the last one, or with DOT = 2 hold anything,
- * as columns past the end do; neither is stored.
+ * old value. Between two blocks of the reduction the chain is stored in the result, so its bits do
+ * not depend on the blocks, the split or the tile. Lines beyond the end repeat the last line or,
+ * with DOT = 2, are unspecified, as columns beyond the end are. Neither is stored.
  *
- * Required: PANEL (address space of the panels), BF16 (0, 1), DOT (0, 1, 2; 1 and 2 need BF16 and,
- * 1 where __AVX512F__ is defined, a CPU with AVX-512 BF16); the tile: LINES (1 to 16) by WIDTH (1
- * to 4) vectors, whose sums should fit into the registers; with DOT = 2 what amx.h requires. A
- * panel has as many columns as a tile or, with PACKED, that many vectors, which divide WIDTH: a
- * tile then reads several, `height` rows apart.
+ * Required: PANEL (address space of the panels); BF16 (0, 1); DOT (0, 1, 2; 1 and 2 need BF16, and
+ * 1 a CPU with AVX-512 BF16 where __AVX512F__ is defined); the tile: LINES (1 to 16) by WIDTH (1 to
+ * 4) vectors, whose sums should fit into the registers; with DOT = 2 the defines of amx.h. A panel
+ * is as wide as a tile. If PACKED is defined, a panel has PACKED vectors, a divisor of WIDTH, and a
+ * tile reads several panels, which are `height` rows apart.
  */
 #if !defined(PANEL) || !defined(BF16) || !defined(DOT) || !defined(LINES) || !defined(WIDTH)
 #error "PANEL, BF16, DOT, LINES and WIDTH must be defined"
@@ -37,42 +37,39 @@
 #include "gemm/prefetch.h"
 
 #if DOT == 2
-#define STEP 16 /* terms */
+#define STEP 16 /* in dots */
 #else
 #define STEP 1
 #endif
 #if DOT
 #define PER_DOT 2
 typedef uint element;
-typedef uint16 spread; /* an element in all lanes */
+typedef uint16 spread; /* one element in all lanes */
 #else
 #define PER_DOT 1
 typedef float element;
 typedef vec spread;
 #endif
-/* With the zeros that panels and lines hold after the end of the reduction. */
-#define WHOLE_STEPS(numbers)                                                                       \
-    (((numbers) + STEP * PER_DOT - 1) / (STEP * PER_DOT) * (STEP * PER_DOT))
+/* k rounded up to whole steps; panels and lines hold zeros there */
+#define WHOLE_STEPS(k) (((k) + STEP * PER_DOT - 1) / (STEP * PER_DOT) * (STEP * PER_DOT))
 #if BF16
-typedef ushort code;
-#define LINE local const element * /* where elements are read */
+typedef ushort value;
+#define LINE local const element * /* where a line's elements are read */
 #else
-typedef float code;
+typedef float value;
 #define LINE global const float *
 #endif
 
-/* The result at the work-group's corner, and how much of it there is. */
+/* The result from the work-group's corner on, and its size. */
 typedef struct target {
     global float *at;
     global const float *bias; /* of these columns, or null */
     ulong line;
     int lines, columns;
-    bool once; /* nobody reads tiles soon: whole ones are stored past the cache. Needs multiples of
-                  64 bytes */
+    bool once; /* not read soon: whole tiles bypass the cache; needs multiples of 64 bytes */
 } target;
 
-/* The accumulators of a tile are only ever indexed by constants, or they would leave the
- * registers. */
+/* Accumulators are indexed only by constants, since others would leave the registers. */
 typedef vec accumulators[LINES][WIDTH];
 
 typedef struct span {
@@ -80,7 +77,7 @@ typedef struct span {
     int count;
 } span;
 
-/* Part `part` of the rows of group g, in parts of `split` rows. */
+/* Rows of group g that belong to part `part`, where a part has `split` rows. */
 static inline span group_part(global const uint *ends, uint g, uint shared, uint rows, uint part,
                               uint split) {
     uint first = shared > 0 ? 0 : group_start(ends, g);
@@ -89,16 +86,17 @@ static inline span group_part(global const uint *ends, uint g, uint shared, uint
     return (span){first, first < end ? (int)min(end - first, split) : 0};
 }
 
-#define IDLE_LAYERS 1 /* of a grid, its first, as in src/gemm/portable/gemm.c */
+#define IDLE_LAYERS                                                                                \
+    1 /* the first layers of a grid compute nothing, as in src/gemm/portable/gemm.c */
 
-/* The block of columns that a work-group makes; negative if it makes none. */
+/* The block of columns that this work-group computes; negative for an idle layer. */
 static inline int column_block(void) {
     return (int)get_group_id(2) - IDLE_LAYERS;
 }
 
-/* The work-group that this one's thread does next, where a thread takes neighbours: of the next
- * group that has rows, or of the next column block. None if it reads the panels that this one
- * does. */
+/* The work-group that the same thread computes next, if threads take consecutive work-groups: that
+ * of the next group with rows, or of the next column block. `any` is false if it reads the same
+ * panels as this one or does not exist. */
 typedef struct successor {
     uint group;
     int block;
@@ -125,11 +123,11 @@ static inline successor successor_of(global const uint *ends, uint first, uint s
     return next;
 }
 
-/* ---- terms ---- */
+/* ---- dots ---- */
 
-/* 16 numbers of a factor, or rounded ones of a weight, as floats. */
+/* Loads 16 values of an operand as floats; rounds 16 values of a weight. */
 #if BF16
-static inline vec load_factor(global const ushort *p, int n) {
+static inline vec load_operand(global const ushort *p, int n) {
     if (n >= VEC)
         return as_float16(convert_uint16(vload16(0, p)) << 16);
     ushort lane[VEC];
@@ -143,30 +141,30 @@ static inline vec rounded(vec x) {
     return as_float16((u & 0x7FFFFFFF) > 0x7F800000u ? 0x7FC00000u : up);
 }
 #else
-#define load_factor(p, n) load_part(p, n)
-#define rounded(x)        (x)
+#define load_operand(p, n) load_part(p, n)
+#define rounded(x)         (x)
 #endif
 
 #if DOT
-static inline vec term_of(const vec number[PER_DOT]) {
-    return as_float16(as_uint16(number[0]) | as_uint16(number[1]) >> 16);
+static inline vec dot_of(const vec x[PER_DOT]) {
+    return as_float16(as_uint16(x[0]) | as_uint16(x[1]) >> 16);
 }
 
 #if DOT == 1
-static inline vec add_product(vec sum, spread a, vec b) {
+static inline vec multiply_add(vec sum, spread a, vec b) {
 #ifdef __AVX512F__
     __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
     return sum;
-#else /* the driver compiles for less than its CPU has */
+#else /* the driver compiles for fewer features than its CPU has */
     sum = fma(as_float16(a & 0xFFFF0000u), as_float16(as_uint16(b) & 0xFFFF0000u), sum);
     return fma(as_float16(a << 16), as_float16(as_uint16(b) << 16), sum);
 #endif
 }
 #endif
 #else
-#define term_of(number) ((number)[0])
+#define dot_of(x) ((x)[0])
 
-static inline vec add_product(vec sum, spread a, vec b) {
+static inline vec multiply_add(vec sum, spread a, vec b) {
     return fma(a, b, sum);
 }
 #endif
@@ -203,16 +201,16 @@ static inline void begin_tile(accumulators acc, target c, bool fresh) {
             acc[r][v] = old[r][v];
 }
 
-/* One term of every chain of the tile: a column of the first factor times a row of the panels,
+/* Adds one dot to every chain of the tile: a column of A times a row of the panels, which are
  * `next` vectors apart. */
-static inline void add_term(accumulators acc, const spread a[LINES], PANEL const vec *row,
-                            ulong next) {
+static inline void add_dot(accumulators acc, const spread a[LINES], PANEL const vec *row,
+                           ulong next) {
     vec b[WIDTH];
     UNROLL_FOR(int v = 0; v < WIDTH; v++)
         b[v] = row[v / PACKED * next + v % PACKED];
     UNROLL_FOR(int r = 0; r < LINES; r++)
         UNROLL_FOR(int v = 0; v < WIDTH; v++)
-            acc[r][v] = add_product(acc[r][v], a[r], b[v]);
+            acc[r][v] = multiply_add(acc[r][v], a[r], b[v]);
 }
 
 static inline void end_tile(accumulators acc, target c) {
@@ -238,16 +236,16 @@ static inline void end_tile(accumulators acc, target c) {
 }
 #endif
 
-/* The tile of the target that starts at (line, column). */
+/* The tile of the target that begins at (line, column). */
 static inline target tile_of(target c, int line, int column) {
     return (target){c.at + line * c.line + column, c.bias != 0 ? c.bias + column : 0, c.line,
                     min(LINES, c.lines - line),    min(COLUMNS, c.columns - column),  c.once};
 }
 
 /*
- * Where to read a tile's lines of the first factor from. Floats lie ready. Codes are converted once
- * for all panels: widened, or, as pairs, which have their first code in the low half in memory,
- * transposed.
+ * The lines of A that a tile reads. Floats are read in place. bf16 values are converted once for
+ * all panels: they are widened or, as pairs, their halves are exchanged, since memory has the first
+ * value in the low half.
  */
 #if DOT
 static inline void convert_line(global const ushort *from, int used, local uint *to) {
@@ -265,15 +263,16 @@ static inline void convert_line(global const ushort *from, int used, local uint 
 #elif BF16
 static inline void convert_line(global const ushort *from, int used, local float *to) {
     for (int p = 0; p < used; p += VEC)
-        vstore16(load_factor(from + p, used - p), 0, to + p);
+        vstore16(load_operand(from + p, used - p), 0, to + p);
 }
 #endif
 
-static inline void find_lines(global const code *a, ulong lda, int lines, int used,
+static inline void find_lines(global const value *a, ulong lda, int lines, int used,
                               local element *transposed, LINE line[LINES]) {
 #if BF16
-    const int stride = (used + PER_DOT * VEC - 1) / (PER_DOT * VEC) * VEC |
-                       VEC; /* odd lines of a cache: all its sets */
+    const int stride =
+        (used + PER_DOT * VEC - 1) / (PER_DOT * VEC) * VEC |
+        VEC; /* an odd number of cache lines, so that the lines use all sets of the cache */
     for (int r = 0; r < (DOT == 2 ? min(LINES, lines) : LINES); r++)
         convert_line(a + min(r, lines - 1) * lda, used, transposed + r * stride);
     UNROLL_FOR(int r = 0; r < LINES; r++)
@@ -287,82 +286,82 @@ static inline void find_lines(global const code *a, ulong lda, int lines, int us
 #if DOT == 2
 #include "gemm/amx.h"
 #else
-/* Tells the compiler which loop the registers are for. */
+/* Tells the compiler for which loop to allocate registers. */
 #ifdef __clang__
 #define OFTEN(x) __builtin_expect((x), 1)
 #else
 #define OFTEN(x) (x)
 #endif
 
-/* The terms of a tile: numbers of the lines times rows of the panels. Takes turns of two prefetches,
- * as often as `coming` says. */
-static inline void add_terms(accumulators acc, LINE const line[LINES], int lines,
-                             PANEL const vec *row, int height, int terms, prefetch_plan *coming,
-                             prefetch_plan *ahead) {
-    for (int first = 0; first < terms; first += coming->every) {
-        const int end = min(first + coming->every, terms);
-        prefetch_some(coming);
-        prefetch_some(ahead);
+/* Adds the dots of a tile: elements of the lines times rows of the panels. Issues a part of both
+ * prefetches every `next_panels->every` dots. */
+static inline void add_dots(accumulators acc, LINE const line[LINES], int lines,
+                            PANEL const vec *row, int height, int dots, prefetch_plan *next_panels,
+                            prefetch_plan *next_lines) {
+    for (int first = 0; first < dots; first += next_panels->every) {
+        const int end = min(first + next_panels->every, dots);
+        prefetch_some(next_panels);
+        prefetch_some(next_lines);
         EACH_STEP_OF_K for (int p = first; OFTEN(p < end); p++, row += PACKED) {
-            spread term[LINES];
+            spread a[LINES];
             UNROLL_FOR(int r = 0; r < LINES; r++)
-                term[r] = line[r][p];
-            add_term(acc, term, row, (ulong)height * PACKED);
+                a[r] = line[r][p];
+            add_dot(acc, a, row, (ulong)height * PACKED);
         }
     }
 }
 #endif
 
-/* With turns at least every 256 terms where codes are to be fetched as well. */
-static inline prefetch_plan often(prefetch_plan f) {
-    f.every = BF16 ? min(f.every, 256) : f.every;
-    return f;
+/* Makes a prefetch advance at least every 256 dots if it must also load bf16 values. */
+static inline prefetch_plan often(prefetch_plan p) {
+    p.every = BF16 ? min(p.every, 256) : p.every;
+    return p;
 }
 
-/* A prefetch in the turns of lines by columns in tiles that are `width` wide, of so many terms. */
-static inline prefetch_plan prefetch_meanwhile(prefetch_plan f, int lines, int columns, int width,
-                                               int terms) {
-    return in_turns(f, (lines + LINES - 1) / LINES * ((columns + width - 1) / width) *
-                           ((terms + f.every - 1) / f.every));
+/* Spreads a prefetch over the tiles of lines x columns, `width` columns each, with `dots` dots. */
+static inline prefetch_plan prefetch_during(prefetch_plan p, int lines, int columns, int width,
+                                            int dots) {
+    return in_parts(p, (lines + LINES - 1) / LINES * ((columns + width - 1) / width) *
+                           ((dots + p.every - 1) / p.every));
 }
 
-/* A prefetch of codes that are converted after these lines, in the turns of their tiles; `lines` are
- * left, with these. None for floats, which lie ready, and for amx.h, whose tiles take no
- * turns. */
-static inline prefetch_plan prefetch_lines(global const code *a, ulong lda, int lines, int used,
+/* Prefetches the bf16 values that are converted after these lines, while the tiles of these lines
+ * are computed. `lines` counts the remaining lines, including these. No prefetch for floats, which
+ * are read in place, and with amx.h, whose tiles do not advance prefetches. */
+static inline prefetch_plan prefetch_lines(global const value *a, ulong lda, int lines, int used,
                                            int columns, int width, int every) {
 #if BF16 && DOT != 2
     const int rows = clamp(lines - LINES, 0, LINES);
-    return prefetch_meanwhile(prefetch_rows((size_t)(a + LINES * lda), lda * sizeof(code), rows,
-                                            used * sizeof(code), every),
-                              LINES, columns, width, (used + PER_DOT - 1) / PER_DOT);
+    return prefetch_during(prefetch_rows((size_t)(a + LINES * lda), lda * sizeof(value), rows,
+                                         used * sizeof(value), every),
+                           LINES, columns, width, (used + PER_DOT - 1) / PER_DOT);
 #else
     return no_prefetch();
 #endif
 }
 
 /*
- * Carries the chains of all tiles on by `used` numbers; line r of the first factor lies at a + r *
- * lda. `transposed` has room for LINES lines of `used` numbers' terms and 32 more. `coming`, what is
- * read after them, is fetched meanwhile.
+ * Continues the chains of all tiles by `used` values of the reduction; line r of A is at a + r *
+ * lda. `transposed` has room for LINES lines of `used` values, as dots, and 32 more elements each.
+ * Meanwhile `next_panels` prefetches what is read afterwards.
  */
-static inline void multiply(global const code *a, ulong lda, local element *transposed,
+static inline void multiply(global const value *a, ulong lda, local element *transposed,
                             PANEL const vec *panel, int used, int height, target c, bool fresh,
-                            prefetch_plan coming) {
-    const int terms = (used + PER_DOT - 1) / PER_DOT;
-    coming = prefetch_meanwhile(often(coming), c.lines, c.columns, COLUMNS, terms);
+                            prefetch_plan next_panels) {
+    const int dots = (used + PER_DOT - 1) / PER_DOT;
+    next_panels = prefetch_during(often(next_panels), c.lines, c.columns, COLUMNS, dots);
     begin_tiles();
     for (int i = 0; i < c.lines; i += LINES) {
         LINE line[LINES];
         find_lines(a + i * lda, lda, c.lines - i, used, transposed, line);
-        prefetch_plan ahead =
-            prefetch_lines(a + i * lda, lda, c.lines - i, used, c.columns, COLUMNS, coming.every);
+        prefetch_plan next_lines = prefetch_lines(a + i * lda, lda, c.lines - i, used, c.columns,
+                                                  COLUMNS, next_panels.every);
         for (int j = 0; j < c.columns; j += COLUMNS) {
             PANEL const vec *row = panel + (ulong)(j / COLUMNS) * height * WIDTH;
             target tile = tile_of(c, i, j);
             accumulators acc;
             begin_tile(acc, tile, fresh);
-            add_terms(acc, line, tile.lines, row, height, terms, &coming, &ahead);
+            add_dots(acc, line, tile.lines, row, height, dots, &next_panels, &next_lines);
             end_tile(acc, tile);
         }
     }

@@ -1,34 +1,35 @@
 /*
- * Tiles of a forward product that go through a GLU (glu.h) while they are in registers: v = x w^T +
- * b, h = prob glu(v).
+ * Tiles of a forward GEMM whose epilogue applies a GLU (glu.h) in registers: v = x w^T + b, h =
+ * prob glu(v).
  *
- * The vectors of a panel's row, and so of a tile, take turns: 16 gates, their ups, the next gates,
- * their ups. Interleaved weights keep the order of v: a vector has 8 gates and their ups. Either
- * way two of them make 16 columns of h. The chain is parked in v between two blocks of the
- * reduction; else v is only written, and only if it is kept.
+ * The vectors of a panel's row, and so of a tile, alternate: 16 gates, their ups, the next 16
+ * gates, their ups. Interleaved weights keep the order of v: a vector has 8 gates and their ups. In
+ * both cases two vectors give 16 columns of h. Between two blocks of the reduction the chain is
+ * stored in v. Otherwise v is written only if it is kept.
  */
-#if WIDTH % 2 == 0 /* else there are no such products */
+#if WIDTH % 2 == 0 /* a tile needs pairs of vectors */
 #include "gemm/glu.h"
 
-#define PAIRS      (WIDTH / 2) /* of vectors, in a tile */
+#define PAIRS      (WIDTH / 2) /* pairs of vectors in a tile */
 #define PAIR_WIDTH (PAIRS * VEC)
 
-/* The results at the work-group's first row, and its share of them. */
+/* The results from the work-group's first row on, and the part that the work-group computes. */
 typedef struct gated {
     global float *v;
     global void *h;
-    int quantized;                   /* h is bf16 codes; BF16 only */
-    global const float *bias, *prob; /* of the group, of the first row; or null */
+    int quantized;                   /* h is bf16; only with BF16 */
+    global const float *bias, *prob; /* bias of the group, prob of the first row; or null */
     ulong prob_stride;
-    int lines, first, columns, width; /* columns [first, first + columns) of the `width` of h */
+    int lines, first, columns,
+        width; /* columns [first, first + columns) of the `width` columns of h */
     glu_form form;
-    bool fresh, last; /* of the chain */
-    bool keep;        /* v is wanted */
+    bool fresh, last; /* whether this block begins or ends the chain */
+    bool keep;        /* v is an output */
 } gated;
 
-static inline gated gated_share(span rows, int first, int columns, global float *v, global void *h,
-                                global const float *bias, uint g, global const float *prob,
-                                moert_gemm_args args) {
+static inline gated gated_target(span rows, int first, int columns, global float *v, global void *h,
+                                 global const float *bias, uint g, global const float *prob,
+                                 moert_gemm_args args) {
     const ulong width = args.width, at = rows.first * width;
     return (gated){.v = v + 2 * at,
                    .h = args.quantized ? (global void *)((global ushort *)h + at)
@@ -45,8 +46,8 @@ static inline gated gated_share(span rows, int first, int columns, global float 
                    .keep = args.keep};
 }
 
-/* Vector i of the tile whose columns of h begin with j: where it begins in v, how many of its
- * columns there are. */
+/* Vector i of the tile whose first column of h is j: its first column in v, and its number of
+ * columns. */
 static inline span gated_part(int j, int i, int width, int interleaved) {
     const int pair = j + i / 2 * VEC, odd = i % 2, left = width - pair;
     if (interleaved)
@@ -54,14 +55,14 @@ static inline span gated_part(int j, int i, int width, int interleaved) {
     return (span){pair + odd * width, min(VEC, left)};
 }
 
-/* pack_transposed for the panels of the columns [first, first + columns) of h, of the terms from
- * `term` on. */
+/* pack_transposed for the columns [first, first + columns) of h; `first_k` is the first value of
+ * the reduction. */
 static inline void pack_gated(matrix w, int first, int columns, int width, int interleaved,
-                              int term, int used, int height, PANEL vec *panel) {
+                              int first_k, int used, int height, PANEL vec *panel) {
     for (int j = 0; j < columns; j += PAIR_WIDTH, panel += height * WIDTH)
         for (int i = 0; i < WIDTH; i++) {
             const span part = gated_part(first + j, i, width, interleaved);
-            pack_columns(w, part.first, term, part.count, used, panel + i);
+            pack_columns(w, part.first, first_k, part.count, used, panel + i);
         }
 }
 
@@ -93,18 +94,18 @@ static inline void begin_gated(accumulators acc, const gated *c, int line, int j
             acc[r][i] = old[r][i];
 }
 
-/* Writes n columns of h from number `at` on. */
+/* Writes n columns of h from element `at` on. */
 static inline void store_h(vec x, const gated *c, ulong at, int n) {
 #if BF16
     if (c->quantized) {
         global ushort *to = (global ushort *)c->h + at;
-        const ushort16 code = convert_ushort16(as_uint16(rounded(x)) >> 16);
+        const ushort16 bits = convert_ushort16(as_uint16(rounded(x)) >> 16);
         ushort lane[VEC];
         if (n >= VEC) {
-            vstore16(code, 0, to);
+            vstore16(bits, 0, to);
             return;
         }
-        vstore16(code, 0, lane);
+        vstore16(bits, 0, lane);
         for (int i = 0; i < n; i++)
             to[i] = lane[i];
         return;
@@ -149,23 +150,23 @@ static inline void end_gated(accumulators acc, const gated *c, int line, int j) 
     }
 }
 
-/* multiply for these tiles. */
-static inline void multiply_gated(global const code *a, ulong lda, local element *transposed,
+/* multiply with a GLU in the epilogue. */
+static inline void multiply_gated(global const value *a, ulong lda, local element *transposed,
                                   PANEL const vec *panel, int used, int height, const gated *c,
-                                  prefetch_plan coming) {
-    const int terms = (used + PER_DOT - 1) / PER_DOT;
-    coming = prefetch_meanwhile(often(coming), c->lines, c->columns, PAIR_WIDTH, terms);
+                                  prefetch_plan next_panels) {
+    const int dots = (used + PER_DOT - 1) / PER_DOT;
+    next_panels = prefetch_during(often(next_panels), c->lines, c->columns, PAIR_WIDTH, dots);
     begin_tiles();
     for (int i = 0; i < c->lines; i += LINES) {
         LINE line[LINES];
         find_lines(a + i * lda, lda, c->lines - i, used, transposed, line);
-        prefetch_plan ahead = prefetch_lines(a + i * lda, lda, c->lines - i, used, c->columns,
-                                             PAIR_WIDTH, coming.every);
+        prefetch_plan next_lines = prefetch_lines(a + i * lda, lda, c->lines - i, used, c->columns,
+                                                  PAIR_WIDTH, next_panels.every);
         PANEL const vec *row = panel;
         for (int j = c->first; j < c->first + c->columns; j += PAIR_WIDTH, row += height * WIDTH) {
             accumulators acc;
             begin_gated(acc, c, i, j);
-            add_terms(acc, line, c->lines - i, row, height, terms, &coming, &ahead);
+            add_dots(acc, line, c->lines - i, row, height, dots, &next_panels, &next_lines);
             end_gated(acc, c, i, j);
         }
     }

@@ -8,16 +8,16 @@
  *   du = dh prob act                   where -limit <= u <= limit, else 0
  *   dprob = sum over a row of dh (uc + offset) act
  *
- * Shapes: h, dh[M,I]; dv[M,2I]; prob, dprob[M] at stride prob_stride, prob null = 1, dprob null =
- * not wanted. A row_group makes `split` whole rows, a step of columns at a time. NaNs of g and u pass
- * through the limits; an infinite limit limits nothing. Deterministic: a row's bits depend on the
- * row alone; dprob adds column j into lane j mod VEC, then the lanes as a tree. A dv of v's type
- * may be v.
+ * Shapes: h, dh[M,I]; dv[M,2I]; prob, dprob[M] at stride prob_stride. If prob is null, all are 1;
+ * if dprob is null, it is not computed. A row group computes `split` whole rows, a step of columns
+ * at a time. NaNs of g and u pass the limits; an infinite limit has no effect. Deterministic: the
+ * bits of a row depend on that row only. dprob adds column j to lane j mod VEC, then adds the lanes
+ * as a tree. If dv has the type of v, it may be the same memory.
  *
- * Required: FROM, the type of v and dh, and TYPE, of h and dv: 0 (float32) or 2 (bf16, rounded).
- * What is computed is float32. PLAIN may be defined if gates come first, limit is infinite, alpha 1
- * and offset 0: fewer steps to the same bits. A NaN has any code. Grid: (splits of rows [first_row,
- * rows)). Local memory: the row_group's.
+ * Required: FROM, the type of v and dh, and TYPE, of h and dv: 0 (float32) or 2 (bf16, rounded; the
+ * bits of a NaN are unspecified). Arithmetic is float32. PLAIN may be defined if gates come first,
+ * limit is infinite, alpha 1 and offset 0; it saves instructions and gives the same bits. Grid:
+ * (splits of the rows [first_row, rows)). Local memory: MOERT_ITEMS floats.
  */
 #if !defined(FROM) || !defined(TYPE)
 #error "FROM and TYPE must be defined"
@@ -35,8 +35,8 @@
     { args.interleaved, args.limit, args.alpha, args.offset, args.activation }
 #endif
 
-/* Numbers of v and dh as they are loaded, and what they are. Codes of whole words stay prepacked until
- * they are needed. */
+/* Elements of v and dh as loaded (`raw`), and their values (widen). Aligned bf16 values stay in
+ * pairs until they are needed. */
 #if FROM == 2 && defined(ALIGNED)
 typedef uint2 raw;
 
@@ -76,9 +76,9 @@ typedef struct raw_pair {
 } raw_pair;
 
 /*
- * Columns [j, j + n) of the row of v from number `row` on, n below VEC at the row's end. Of an
- * interleaved row an item has the pairs that lie together at twice its place: two parts, of which
- * load_raw adds its place to the first.
+ * Columns [j, j + n) of a row of v that begins at element `row`; n is below VEC at the row's end.
+ * In an interleaved row, an item's pairs are contiguous at twice its offset, in two parts. load_raw
+ * adds the offset once, so `own` adds it once more.
  */
 static inline raw_pair load_pair(global const void *v, ulong row, int j, int n, int width,
                                  int interleaved) {
@@ -92,11 +92,11 @@ static inline raw_pair load_pair(global const void *v, ulong row, int j, int n, 
     return x;
 }
 
-static inline pair numbers_of(raw_pair x, int interleaved) {
+static inline pair pair_of(raw_pair x, int interleaved) {
     return gate_and_up(widen(x.a), widen(x.b), interleaved);
 }
 
-/* The same, stored. */
+/* Stores a pair where load_pair reads it. */
 static inline void store_pair(pair x, global void *v, ulong row, int j, int n, int width,
                               int interleaved) {
     if (!interleaved) {
@@ -130,8 +130,8 @@ KERNEL void glu_forward(global const void *v, global const float *prob, global v
                 x[k] = load_pair(v, 2 * row, j + k * VEC, args.width - j - k * VEC, args.width,
                                  form.interleaved);
             UNROLL_FOR(int k = 0; k < BATCH; k++)
-                store_result(glu_of(numbers_of(x[k], form.interleaved), p, form), h,
-                             row + j + k * VEC, args.width - j - k * VEC);
+                store_result(glu_of(pair_of(x[k], form.interleaved), p, form), h, row + j + k * VEC,
+                             args.width - j - k * VEC);
         }
     }
 }
@@ -156,10 +156,10 @@ KERNEL void glu_backward(global const void *v, global const float *prob, global 
             UNROLL_FOR(int k = 0; k < BATCH; k++) {
                 const int left = args.width - j - k * VEC;
                 vec pull;
-                if (left > 0) { /* else all of the row_group has nothing */
-                    store_pair(gradient_of(numbers_of(x[k], form.interleaved), widen(q[k]), p, form,
-                                           &pull),
-                               dv, 2 * row, j + k * VEC, left, args.width, form.interleaved);
+                if (left > 0) { /* left is the same for the whole row group */
+                    store_pair(
+                        gradient_of(pair_of(x[k], form.interleaved), widen(q[k]), p, form, &pull),
+                        dv, 2 * row, j + k * VEC, left, args.width, form.interleaved);
                     sum += pull;
                 }
             }

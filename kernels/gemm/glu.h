@@ -1,5 +1,6 @@
 /*
- * The gated linear unit on a vector of pairs at a time; formulas in glu.cl and op/glu.cl.
+ * The gated linear unit for one vec of gate and up columns at a time. glu.cl and op/glu.cl have the
+ * formulas.
  */
 
 #include "args/activations.h"
@@ -10,12 +11,12 @@ typedef struct pair {
 } pair;
 
 typedef struct glu_form {
-    int interleaved; /* gates and ups alternate; else all gates come first */
+    int interleaved; /* 1: gates and ups alternate; 0: all gates come first */
     float limit, alpha, offset;
     int activation;
 } glu_form;
 
-/* The pairs of two vectors of columns that follow each other in the order of v. */
+/* The gates and ups in two vectors of columns that are neighbours in v. */
 static inline pair gate_and_up(vec a, vec b, int interleaved) {
     return interleaved ? (pair){(vec)(a.even, b.even), (vec)(a.odd, b.odd)} : (pair){a, b};
 }
@@ -26,7 +27,7 @@ static inline vec sigmoid(vec x) {
 
 MOERT_ACTIVATE(vec, sigmoid)
 
-/* NaN passes. */
+/* Clamps by the limit; NaN passes. */
 static inline pair clamp_pair(pair x, vec limit) {
     return (pair){x.g > limit ? limit : x.g, x.u > limit ? limit : (x.u < -limit ? -limit : x.u)};
 }
@@ -37,7 +38,7 @@ static inline vec glu_of(pair x, vec prob, glu_form form) {
     return prob * (c.u + form.offset) * activate(c.g, form.alpha, form.activation, 0.0f, &slope);
 }
 
-/* The gradients of pairs by q, and *pull, of which dprob is the sum. */
+/* The gradients of gate and up for the gradient q of h. dprob is the sum of *pull over a row. */
 static inline pair gradient_of(pair x, vec q, vec prob, glu_form form, vec *pull) {
     const pair c = clamp_pair(x, form.limit);
     vec dg, up = c.u + form.offset;

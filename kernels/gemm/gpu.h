@@ -1,31 +1,32 @@
 /*
- * A tile of a product of two operands, for GPUs of any vendor.
+ * A tile of a GEMM, for GPUs of any vendor.
  *
- * A work-group of 256 items makes LINES x COLUMNS sums, an item 4 x 4, 4 x 8 or 8 x 8 of them. The
- * reduction comes in blocks of DEPTH terms: while one is added, the next is on its way to
- * registers, and then goes to the other side of the local memory.
+ * A work-group of 256 items computes LINES x COLUMNS sums; each item has 4 x 4, 4 x 8 or 8 x 8 of
+ * them. The reduction is processed in blocks of DEPTH values. While one block is added, the next is
+ * loaded into registers; it is then stored to the other half of the local memory.
  *
  *                     <-  COLUMNS ->
- *                     +------+------+  quads of 4 neighbours: an item reads one of each half of
- *               DEPTH | o    | o    |  the lines and of the columns, so that neighbours read
- *                     +------+------+  neighbouring quads (tiles of fewer lines have no halves of
- *           DEPTH                      lines, or none at all)
+ *                     +------+------+  quads of 4 neighbours: an item reads one quad in each half
+ *               of
+ *               DEPTH | o    | o    |  the lines and of the columns, so that neighbouring items
+ *               read
+ *                     +------+------+  neighbouring quads (with LINES below 128 the lines, with
+ *           DEPTH                      LINES = 32 the columns too, are not halved)
  *         +-------+   +------+------+
- *         |   o   |   | 4x4  | 4x4  |  sums of the item, 4 columns to a float4
+ *         |   o   |   | 4x4  | 4x4  |  sums of the item, 4 columns in a float4
  *   LINES +-------+   +------+------+
  *         |   o   |   | 4x4  | 4x4  |
  *         +-------+   +------+------+
  *
- * A quad lies in local memory at its number, some bits of it transposed by the block's term (place_of):
- * a factor whose terms are neighbours in memory is transposed on its way there, and neither this nor
- * reading it makes two items wait for a bank.
+ * In local memory the index of a quad is exclusive-ored with bits of its index along K
+ * (quad_index). An operand whose K values are neighbours in global memory is transposed when it is
+ * stored there. Neither these stores nor the reads cause bank conflicts.
  *
  * Deterministic: an element is one chain of fma over the reduction in ascending order, from 0 or
- * from the old value. Terms past the end have operands -0 and 0, whose product changes nothing, not
- * even a zero's sign.
- * Required: BF16 (0, 1: row operands are bf16 codes, widened on the way, and weights are rounded),
- * LINES (32, 64, 128), DEPTH (8, 16, 32; at least 1024 / LINES, so that each item has a quad to
- * bring).
+ * from the old value. Beyond the end of K the operands are -0 and 0; their product changes nothing,
+ * not even the sign of a zero. Required: BF16 (0, 1: row operands are bf16 values, widened when
+ * loaded, and weights are rounded), LINES (32, 64, 128), DEPTH (8, 16, 32; at least 1024 / LINES,
+ * so that each item loads a quad).
  */
 #if !defined(BF16) || !defined(LINES) || !defined(DEPTH)
 #error "BF16, LINES and DEPTH must be defined"
@@ -43,34 +44,34 @@
 
 #define LINE_QUADS   (LINES == 128 ? 2 : 1) /* of an item */
 #define COLUMN_QUADS (LINES == 32 ? 1 : 2)
-#define ACROSS       (COLUMNS / 4 / COLUMN_QUADS) /* items side by side */
-#define DOWN         (LINES / 4 / LINE_QUADS)     /* and below each other */
+#define ACROSS       (COLUMNS / 4 / COLUMN_QUADS) /* items next to each other */
+#define DOWN         (LINES / 4 / LINE_QUADS)     /* items below each other */
 
 #if BF16
-typedef ushort code;
+typedef ushort value;
 #else
-typedef float code;
+typedef float value;
 #endif
 
 /* ---- operands ---- */
 
-/* A factor of a tile: `lines` lines of it, or columns, and `terms` terms of each. */
-typedef struct factor {
-    global const void *at; /* the first term of the first line */
+/* An operand of a tile: `lines` lines (or columns) with `k` values each along the reduction. */
+typedef struct operand {
+    global const void *at; /* the first value of the first line */
     ulong stride;
-    int lines, terms;
-    bool along; /* a line's terms are neighbours and lines a stride apart; or the other way round */
-    bool quantized; /* bf16 codes; else floats, to be rounded if BF16 */
-    bool whole;     /* its quads, but for terms past the last, can be loaded at once */
-    float none;     /* past the last term */
-} factor;
+    int lines, k;
+    bool along; /* K is contiguous and lines are a stride apart; otherwise lines are contiguous */
+    bool quantized; /* bf16 values; otherwise floats, which are rounded if BF16 */
+    bool whole;     /* aligned quads without an edge, except at the end of K */
+    float padding;  /* the value beyond the end of K */
+} operand;
 
-static inline factor factor_of(global const void *at, ulong stride, bool quantized, int lines,
-                               int width, int terms, bool along, float none) {
+static inline operand operand_of(global const void *at, ulong stride, bool quantized, int lines,
+                                 int width, int k, bool along, float padding) {
     const uint bytes = quantized ? 2 : 4;
     const bool aligned = (((size_t)at | stride * bytes) & (4 * bytes - 1)) == 0;
-    return (factor){
-        at, stride, lines, terms, along, quantized, aligned && (along || lines == width), none};
+    return (operand){
+        at, stride, lines, k, along, quantized, aligned && (along || lines == width), padding};
 }
 
 static inline float4 rounded(float4 x) {
@@ -82,19 +83,19 @@ static inline float4 rounded(float4 x) {
 #endif
 }
 
-/* Four neighbours. */
-static inline float4 load_quad(const factor *f, ulong at) {
+/* Loads four neighbours. */
+static inline float4 load_quad(const operand *f, ulong at) {
     if (f->quantized)
         return as_float4(convert_uint4(*(global const ushort4 *)((global const ushort *)f->at + at))
                          << 16);
     return rounded(*(global const float4 *)((global const float *)f->at + at));
 }
 
-/* The same, if only n of them are there or they are not aligned. */
-static inline float4 load_edge(const factor *f, ulong at, int n) {
+/* Loads n of four neighbours, which need not be aligned. */
+static inline float4 load_edge(const operand *f, ulong at, int n) {
     float x[4];
     UNROLL_FOR(int i = 0; i < 4; i++) {
-        x[i] = f->none;
+        x[i] = f->padding;
         if (i < n)
             x[i] = f->quantized ? as_float((uint)((global const ushort *)f->at)[at + i] << 16)
                                 : ((global const float *)f->at)[at + i];
@@ -104,68 +105,70 @@ static inline float4 load_edge(const factor *f, ulong at, int n) {
 
 /* ---- blocks in local memory ---- */
 
-#define QUADS(width) ((width)*DEPTH / 4 / ITEMS) /* that an item brings of a block */
+#define QUADS(width) ((width)*DEPTH / 4 / ITEMS) /* quads of a block that an item loads */
 
-/* Of a quad of lines or columns, term p of a block. */
-static inline int place_of(int p, int quad, int width) {
+/* The index of a quad of lines or columns, at value p of a block's reduction. */
+static inline int quad_index(int p, int quad, int width) {
     return p * (width / 4) + (quad ^ (p / 4 * (32 / DEPTH)));
 }
 
-/* Where the quad number i of an item begins in a block. */
-static inline int line_in(const factor *f, int i, int width) {
+/* The first line, and the first K index, of an item's quad i in a block. */
+static inline int line_in(const operand *f, int i, int width) {
     const int quad = i * ITEMS + get_local_id(0);
     return f->along ? quad / (DEPTH / 4) : quad % (width / 4) * 4;
 }
 
-static inline int term_in(const factor *f, int i, int width) {
+static inline int k_in(const operand *f, int i, int width) {
     const int quad = i * ITEMS + get_local_id(0);
     return f->along ? quad % (DEPTH / 4) * 4 : quad / (width / 4);
 }
 
-static inline void put_quad(const factor *f, int i, int width, float4 x, local float4 *block) {
-    const int line = line_in(f, i, width), term = term_in(f, i, width);
+static inline void put_quad(const operand *f, int i, int width, float4 x, local float4 *block) {
+    const int line = line_in(f, i, width), k = k_in(f, i, width);
     if (!f->along) {
-        block[place_of(term, line / 4, width)] = x;
+        block[quad_index(k, line / 4, width)] = x;
         return;
     }
-    local float *to = (local float *)(block + place_of(term, line / 4, width)) + line % 4;
+    local float *to = (local float *)(block + quad_index(k, line / 4, width)) + line % 4;
     to[0] = x.x;
     to[width] = x.y;
     to[2 * width] = x.z;
     to[3 * width] = x.w;
 }
 
-static inline bool is_whole(const factor *f, int p) {
-    return f->whole && p + DEPTH <= f->terms;
+static inline bool is_whole(const operand *f, int p) {
+    return f->whole && p + DEPTH <= f->k;
 }
 
-/* The terms from p on, if they are whole; lines past the last repeat it. */
-static inline void load_block(const factor *f, int p, int width, float4 to[]) {
+/* Loads the block at p of the reduction into registers if it is whole; lines beyond the last repeat
+ * it. */
+static inline void load_block(const operand *f, int p, int width, float4 to[]) {
     if (is_whole(f, p))
         UNROLL_FOR(int i = 0; i < QUADS(width); i++) {
             const int line = line_in(f, i, width);
-            const ulong term = p + term_in(f, i, width);
-            to[i] = load_quad(f, f->along ? min(line, f->lines - 1) * f->stride + term
-                                          : term * f->stride + line);
+            const ulong k = p + k_in(f, i, width);
+            to[i] = load_quad(f, f->along ? min(line, f->lines - 1) * f->stride + k
+                                          : k * f->stride + line);
         }
 }
 
-/* Puts them into local memory. */
-static inline void put_block(const factor *f, int width, const float4 from[], local float4 *block) {
+/* Stores a loaded block to local memory. */
+static inline void put_block(const operand *f, int width, const float4 from[],
+                             local float4 *block) {
     UNROLL_FOR(int i = 0; i < QUADS(width); i++)
         put_quad(f, i, width, from[i], block);
 }
 
-/* Brings terms that are not whole to local memory. */
-static inline void bring_block(const factor *f, int p, int width, local float4 *block) {
+/* Loads a block that is not whole, directly to local memory. */
+static inline void load_edges(const operand *f, int p, int width, local float4 *block) {
     ROLLED for (int i = 0; i < QUADS(width); i++) {
-        const int line = line_in(f, i, width), term = p + term_in(f, i, width);
-        const ulong at = f->along ? line * f->stride + term : term * f->stride + line;
-        const bool is_there = line < f->lines && term < f->terms;
+        const int line = line_in(f, i, width), k = p + k_in(f, i, width);
+        const ulong at = f->along ? line * f->stride + k : k * f->stride + line;
+        const bool inside = line < f->lines && k < f->k;
         put_quad(f, i, width,
                  load_edge(f, at,
-                           !is_there  ? 0
-                           : f->along ? f->terms - term
+                           !inside    ? 0
+                           : f->along ? f->k - k
                                       : f->lines - line),
                  block);
     }
@@ -173,10 +176,10 @@ static inline void bring_block(const factor *f, int p, int width, local float4 *
 
 /* ---- sums ---- */
 
-/* Only ever indexed by constants, so that they stay in registers. */
+/* Indexed only by constants, so that sums stay in registers. */
 typedef float4 sums[4 * LINE_QUADS][COLUMN_QUADS];
 
-/* The first line of an item's quad, and the first column. */
+/* The first line, and the first column, of an item's quad. */
 static inline int line_of(int quad) {
     return (quad * DOWN + (int)get_local_id(0) / ACROSS) * 4;
 }
@@ -189,9 +192,9 @@ static inline void add_block(sums sum, local const float4 *lines, local const fl
     UNROLL_FOR(int p = 0; p < DEPTH; p++) {
         float4 a[LINE_QUADS], b[COLUMN_QUADS];
         UNROLL_FOR(int i = 0; i < LINE_QUADS; i++)
-            a[i] = lines[place_of(p, line_of(0) / 4, LINES) + i * DOWN];
+            a[i] = lines[quad_index(p, line_of(0) / 4, LINES) + i * DOWN];
         UNROLL_FOR(int j = 0; j < COLUMN_QUADS; j++)
-            b[j] = columns[place_of(p, column_of(0) / 4, COLUMNS) + j * ACROSS];
+            b[j] = columns[quad_index(p, column_of(0) / 4, COLUMNS) + j * ACROSS];
         UNROLL_FOR(int i = 0; i < LINE_QUADS; i++)
             UNROLL_FOR(int j = 0; j < COLUMN_QUADS; j++) {
                 sum[4 * i][j] = fma((float4)a[i].x, b[j], sum[4 * i][j]);
@@ -204,7 +207,7 @@ static inline void add_block(sums sum, local const float4 *lines, local const fl
 
 /* ---- the result ---- */
 
-/* A tile of it, at its corner. */
+/* A tile of the result, from its corner on. */
 typedef struct target {
     global float *at;
     global const float *bias; /* of these columns, or null */
@@ -257,29 +260,29 @@ static inline void end_sums(sums sum, const target *c) {
     }
 }
 
-/* ---- products ---- */
+/* ---- GEMM ---- */
 
-/* Two blocks of each factor; declared in the kernel. */
+/* Two blocks of each operand; declared in the kernel. */
 #define BLOCKS local float4 lines[2 * DEPTH * LINES / 4], columns[2 * DEPTH * COLUMNS / 4]
 
-INLINED void multiply(factor a, factor b, target c, local float4 *lines, local float4 *columns) {
+INLINED void multiply(operand a, operand b, target c, local float4 *lines, local float4 *columns) {
     float4 next_a[QUADS(LINES)], next_b[QUADS(COLUMNS)];
     sums sum;
     begin_sums(sum, &c);
     load_block(&a, 0, LINES, next_a);
     load_block(&b, 0, COLUMNS, next_b);
-    for (int p = 0, side = 0; p < a.terms; p += DEPTH, side ^= 1) {
+    for (int p = 0, side = 0; p < a.k; p += DEPTH, side ^= 1) {
         local float4 *its_lines = lines + side * (DEPTH * LINES / 4),
                      *its_columns = columns + side * (DEPTH * COLUMNS / 4);
         if (is_whole(&a, p))
             put_block(&a, LINES, next_a, its_lines);
         else
-            bring_block(&a, p, LINES, its_lines);
+            load_edges(&a, p, LINES, its_lines);
         if (is_whole(&b, p))
             put_block(&b, COLUMNS, next_b, its_columns);
         else
-            bring_block(&b, p, COLUMNS, its_columns);
-        barrier(CLK_LOCAL_MEM_FENCE); /* also: all are done with the other side */
+            load_edges(&b, p, COLUMNS, its_columns);
+        barrier(CLK_LOCAL_MEM_FENCE); /* also: all items have read the other half */
         load_block(&a, p + DEPTH, LINES, next_a);
         load_block(&b, p + DEPTH, COLUMNS, next_b);
         add_block(sum, its_lines, its_columns);

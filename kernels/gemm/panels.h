@@ -1,8 +1,9 @@
 /*
- * Included after gemm.h by the families of the grouped GEMM: where the numbers of a weight come
- * from, and the panels that are made of them.
+ * Included after gemm.h by the grouped GEMM kernels for CPUs: loads the values of a weight and
+ * packs panels of them.
  *
- * Required: CODED (0, 1: weights are block-scaled matrices; then also what blocks.h requires).
+ * Required: CODED (0; 1: weights are block-scaled matrices, and the defines of blocks.h are
+ * required).
  */
 #ifndef CODED
 #error "CODED must be defined"
@@ -15,15 +16,15 @@
 /* ---- the weight ---- */
 
 /*
- * One group's matrix [N,K] of a weight: float32, or with CODED a part of a block-scaled matrix,
- * which with `flipped` holds [K,N]. Its rows are then decoded where panels are made, without the
- * copy that dequantize.cl would make.
+ * One group's matrix [N,K] of a weight: float32 or, with CODED, a part of a block-scaled matrix,
+ * which holds [K,N] if `flipped`. Its values are decoded while panels are packed, without the copy
+ * that dequantize.cl would make.
  */
 #if CODED
 #define WEIGHT_ARGUMENTS global const uchar *w, global const uchar *scale, global const float *whole
 typedef struct matrix {
     blocks as;
-    uint row, slot; /* the first of its rows, and their block */
+    uint row, slot; /* its first row, and the block of that row */
     float whole;
 } matrix;
 
@@ -71,8 +72,8 @@ static inline vec load_rounded(matrix w, int row, int column, int n) {
 #define TRANSPOSE_STEPS UNROLL
 #include "lib/transpose.h"
 
-/* A vector of every row of a panel: panel[p, c] = w[column + c, first + p], p below `used`, in
- * blocks of 16 and whole steps, for 16 columns c; those past `columns` are zero. */
+/* Packs 16 columns c of a panel: panel[p, c] = w[column + c, first + p], for p below `used`,
+ * rounded up to whole steps. Reads blocks of 16 x 16. Columns beyond `columns` are zero. */
 static inline void pack_columns(matrix w, int column, int first, int columns, int used,
                                 PANEL vec *panel) {
     for (int p = 0; p < WHOLE_STEPS(used); p += VEC) {
@@ -92,11 +93,11 @@ static inline void pack_columns(matrix w, int column, int first, int columns, in
         UNROLL_FOR(int i = 0; i < VEC; i++)
             block[i] = rounded(block[i]);
         UNROLL_FOR(int i = 0; i < VEC / PER_DOT; i++)
-            panel[(p / PER_DOT + i) * WIDTH] = term_of(block + i * PER_DOT);
+            panel[(p / PER_DOT + i) * WIDTH] = dot_of(block + i * PER_DOT);
     }
 }
 
-/* The same for all columns. */
+/* pack_columns for all columns. */
 static inline void pack_transposed(matrix w, int column, int first, int columns, int used,
                                    int height, PANEL vec *panel) {
     for (int c = 0; c < (columns + COLUMNS - 1) / COLUMNS * COLUMNS; c += VEC)
@@ -104,14 +105,14 @@ static inline void pack_transposed(matrix w, int column, int first, int columns,
                      panel + c / COLUMNS * height * WIDTH + c / VEC % WIDTH);
 }
 
-/* panel[p, c] = source[first + p, column + c], p below `used`, in whole steps, by `load` from a
- * matrix of a type. */
+/* panel[p, c] = source[first + p, column + c], for p below `used`, rounded up to whole steps;
+ * `load` reads from a matrix of type `type`. */
 #define DEFINE_PACK(name, type, load)                                                              \
-    static inline vec name##_term(type source, int row, int column, int columns, int terms) {      \
-        vec number[PER_DOT];                                                                       \
+    static inline vec name##_dot(type source, int row, int column, int columns, int dots) {        \
+        vec x[PER_DOT];                                                                            \
         UNROLL_FOR(int i = 0; i < PER_DOT; i++)                                                    \
-            number[i] = i < terms ? load(source, row + i, column, columns) : 0.0f;                 \
-        return term_of(number);                                                                    \
+            x[i] = i < dots ? load(source, row + i, column, columns) : 0.0f;                       \
+        return dot_of(x);                                                                          \
     }                                                                                              \
     static inline void name(type source, int first, int column, int columns, int used, int height, \
                             PANEL vec *panel) {                                                    \
@@ -120,7 +121,7 @@ static inline void pack_transposed(matrix w, int column, int first, int columns,
             for (int c = 0; c < columns; c += COLUMNS, to += height * WIDTH)                       \
                 UNROLL_FOR(int v = 0; v < WIDTH; v++) {                                            \
                     const int at = c + v * VEC, left = columns - at;                               \
-                    to[v] = left > 0 ? name##_term(source, first + p, column + at, left, used - p) \
+                    to[v] = left > 0 ? name##_dot(source, first + p, column + at, left, used - p)  \
                                      : 0.0f;                                                       \
                 }                                                                                  \
         }                                                                                          \
@@ -128,7 +129,8 @@ static inline void pack_transposed(matrix w, int column, int first, int columns,
 
 DEFINE_PACK(pack_straight, matrix, load_rounded)
 
-/* The panels of forward: columns of the result are rows of the weight, terms its columns. */
+/* Packs the panels of forward: columns of the result are rows of the weight, and dots run along its
+ * columns. */
 static inline void pack_forward(matrix w, int flipped, int column, int first, int columns, int used,
                                 int height, PANEL vec *panel) {
 #if CODED
@@ -140,7 +142,7 @@ static inline void pack_forward(matrix w, int flipped, int column, int first, in
     pack_transposed(w, column, first, columns, used, height, panel);
 }
 
-/* The panels of dgrad: the other way round. */
+/* Packs the panels of dgrad: columns of the result are columns of the weight. */
 static inline void pack_dgrad(matrix w, int flipped, int column, int first, int columns, int used,
                               int height, PANEL vec *panel) {
 #if CODED

@@ -1,26 +1,25 @@
 /*
- * Memory that is brought to a core's second cache before it is read, a little at a time while tiles
- * are computed. The prefetchers of a CPU stop at every page, and start again at the latency of
+ * Prefetches memory into a core's second-level cache, a little at a time while tiles are computed.
+ * The hardware prefetchers of a CPU stop at every page, and restart only after the latency of
  * memory.
  */
 typedef struct prefetch_plan {
-    size_t at, stride; /* of the row that is brought next, and to the one after it */
-    uint rows, bytes,
-        begun;  /* rows that are left; bytes of each, and those that were brought of this one */
-    int every;  /* terms of a tile between two turns */
-    uint share; /* lines of the cache in a turn */
+    size_t at, stride;       /* of the row that is prefetched now, and the distance to the next */
+    uint rows, bytes, begun; /* rows left; bytes of each row; bytes of this row prefetched so far */
+    int every;               /* dots of a tile between two parts */
+    uint part_lines;         /* cache lines in a part */
 } prefetch_plan;
 
-/* Brings a line to the first cache (3) or the second (2). */
+/* Prefetches a cache line into the first-level (3) or second-level (2) cache. */
 #if MOERT_CPU && defined(__clang__)
 #define PREFETCH(address, cache) __builtin_prefetch((const void *)(size_t)(address), 0, cache)
 #else
 #define PREFETCH(address, cache)
 #endif
 
-enum { PREFETCH_LINE = 64, PREFETCH_NEVER = 1 << 24 /* terms */ };
+enum { PREFETCH_LINE = 64, PREFETCH_NEVER = 1 << 24 /* dots */ };
 
-/* `rows` rows of `bytes` bytes, a turn every so many terms. */
+/* Plans a prefetch of `rows` rows of `bytes` bytes, a part every `every` dots. */
 static inline prefetch_plan prefetch_rows(size_t at, size_t stride, int rows, size_t bytes,
                                           int every) {
     return (prefetch_plan){at, stride, rows, (uint)bytes, 0, every, 0};
@@ -30,22 +29,22 @@ static inline prefetch_plan no_prefetch(void) {
     return prefetch_rows(0, 0, 0, 0, PREFETCH_NEVER);
 }
 
-/* All of it in so many turns. */
-static inline prefetch_plan in_turns(prefetch_plan f, int turns) {
-    const uint lines = f.rows * ((f.bytes + PREFETCH_LINE - 1) / PREFETCH_LINE);
-    f.share = (lines + turns - 1) / turns;
-    return f;
+/* Divides a prefetch into `parts` parts. */
+static inline prefetch_plan in_parts(prefetch_plan p, int parts) {
+    const uint lines = p.rows * ((p.bytes + PREFETCH_LINE - 1) / PREFETCH_LINE);
+    p.part_lines = (lines + parts - 1) / parts;
+    return p;
 }
 
-/* A turn. */
-static inline void prefetch_some(prefetch_plan *f) {
-    for (uint i = 0; i < f->share && f->rows > 0; i++) {
-        PREFETCH(f->at + f->begun, 2);
-        f->begun += PREFETCH_LINE;
-        if (f->begun >= f->bytes) {
-            f->at += f->stride;
-            f->begun = 0;
-            f->rows--;
+/* Prefetches one part. */
+static inline void prefetch_some(prefetch_plan *p) {
+    for (uint i = 0; i < p->part_lines && p->rows > 0; i++) {
+        PREFETCH(p->at + p->begun, 2);
+        p->begun += PREFETCH_LINE;
+        if (p->begun >= p->bytes) {
+            p->at += p->stride;
+            p->begun = 0;
+            p->rows--;
         }
     }
 }

@@ -1,26 +1,27 @@
 /*
- * Grouped GEMM by prepacked weights: as gemm_forward, gemm_dgrad and gemm_glu_forward of gemm.cl, bit
- * for bit, by a second factor whose panels lie in global memory, ready for every product of a step.
+ * Grouped GEMM with prepacked weights. The results are those of gemm_forward, gemm_dgrad and
+ * gemm_glu_forward in gemm.cl, bit for bit. The panels of B are in global memory and serve every
+ * GEMM of a step.
  *
- *   prepack for   line of the weight   panels                        a term
+ *   prepack for   line of the weight   panels                        a dot
  *   forward       n                    panel[g, n / C, k, n % C]     w[g,n,k], with DOT k and k + 1
  *   dgrad         k                    panel[g, k / C, n, k % C]     w[g,n,k], with DOT n and n + 1
  *   gated         n, of gates | ups    16 gates, their 16 ups        as for forward; needs an even
  *                                      (gemm_glu.h)                  WIDTH
  *
- * A panel has C = PACKED * 16 columns and `height` rows, the terms of the reduction rounded up to
- * 16 numbers, with DOT = 2 to 32; columns past the end are zero. A tile that is wider than a panel
- * may read, for columns past the end, from the next group's, and after the last group there must be
- * room for three panels. Shapes, strides and the shared weight are as in gemm.cl.
+ * A panel has C = PACKED * 16 columns and `height` rows: the dots of the reduction, which is
+ * rounded up to 16 values, with DOT = 2 to 32. Columns beyond the end are zero. For these, a tile
+ * wider than a panel may read the panels of the next group, so three panels of memory must follow
+ * the last group. Shapes, strides and the shared weight are as in gemm.cl.
  *
- * A thread takes neighbours in the grid, so while it computes tiles it brings the panels of the
- * next work-group to the cache, or of the next block of terms, a turn every `every` terms; never if
- * that is `depth` or more.
+ * A thread takes consecutive work-groups of the grid. While it computes tiles, it prefetches the
+ * panels of its next work-group, or of the next block of the reduction, a part every `every` dots;
+ * never if `every` is `depth` or more.
  *
- * Grid of the products: (line splits, groups, 1 + column blocks). Local memory: with BF16 (depth +
- * 16) * LINES * 4 bytes, else 4. Deterministic.
- * Required: BF16, DOT, LINES, WIDTH and PACKED, as in gemm.h; CODED, as in panels.h: with 1 there
- * are the packers alone, which there are with WIDTH = PACKED.
+ * Grid of the GEMMs: (line splits, groups, 1 + column blocks). Local memory: with BF16 (depth + 16)
+ * * LINES * 4 bytes, else 4. Deterministic. Required: BF16, DOT, LINES, WIDTH and PACKED, as in
+ * gemm.h; CODED, as in panels.h. The packing kernels exist if WIDTH = PACKED, the GEMMs if CODED =
+ * 0.
  */
 #define PANEL global
 #include "args/gemm.h"
@@ -31,11 +32,11 @@
 #if WIDTH == PACKED
 typedef enum prepack { FORWARD, DGRAD, GATED } prepack;
 
-/* w[G,N,K], of GATED w[G,2I,K], gates first, I = width, not flipped. */
+/* Packs w[G,N,K]. GATED packs w[G,2I,K], gates first, I = width, not flipped. */
 INLINED void pack(prepack of, WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_args args) {
     const int all = of == FORWARD ? args.n : of == DGRAD ? args.k : args.width;
     const int wide =
-        of == GATED ? WIDTH / 2 * VEC : COLUMNS; /* of a panel, of h or of the result */
+        of == GATED ? WIDTH / 2 * VEC : COLUMNS; /* columns of a panel, of h or of the result */
     const int column = get_group_id(0) * args.panels * wide,
               columns = min(args.panels * wide, all - column);
     const ulong blocks = (all + wide - 1) / wide, g = get_group_id(1);
@@ -52,7 +53,8 @@ INLINED void pack(prepack of, WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_ar
 #endif
 }
 
-/* Grid: (blocks of `panels` panels, of GATED of 16 columns of h, groups). */
+/* Grid: (blocks of `panels` panels, groups); a panel of GATED has 16 columns of h for each pair of
+ * vectors. */
 #define PACK(name, of)                                                                             \
     KERNEL void name(WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_args args) {                  \
         pack(of, w, scale, whole, panel, args);                                                    \
@@ -65,26 +67,28 @@ PACK(gemm_pack_gated, GATED)
 #endif
 
 #if !CODED
-/* A work-group's panels, and, unless `more` is 0, so many of the one that follows. */
-typedef struct shelf {
+/* The panels of a work-group (`count` from `own` on) and those of the one that follows (`more` from
+ * `after` on; 0: no prefetch). */
+typedef struct panel_run {
     global const vec *own, *after;
     int count, more, height;
-} shelf;
+} panel_run;
 
-/* `blocks` panels are of a group. */
-static inline shelf shelf_of(global const vec *panel, uint skip, int blocks, int panels, int height,
-                             successor next) {
+/* `blocks`: the number of panels of a group. */
+static inline panel_run panels_of(global const vec *panel, uint skip, int blocks, int panels,
+                                  int height, successor next) {
     const int count = panels * (WIDTH / PACKED), first = column_block() * count,
               other = next.block * count;
     const ulong own = (skip + get_group_id(1)) * (ulong)blocks + first;
     const ulong after = (skip + next.group) * (ulong)blocks + other;
-    return (shelf){panel + own * height * PACKED, panel + after * height * PACKED,
-                   min(count, blocks - first), next.any ? min(count, blocks - other) : 0, height};
+    return (panel_run){panel + own * height * PACKED, panel + after * height * PACKED,
+                       min(count, blocks - first), next.any ? min(count, blocks - other) : 0,
+                       height};
 }
 
-/* What is read after the terms below `done`: at most `depth` of its own panels, or in the end of
- * those that follow. */
-static inline prefetch_plan prefetch_next(shelf s, int done, int depth, int every) {
+/* Prefetches what follows the dots below `done`: the next dots of the own panels, at most `depth`,
+ * or after their end the first dots of the panels of the next work-group. */
+static inline prefetch_plan prefetch_next(panel_run s, int done, int depth, int every) {
     const bool end = done >= s.height;
     if (every >= depth || (end && s.more == 0))
         return no_prefetch();
@@ -94,9 +98,9 @@ static inline prefetch_plan prefetch_next(shelf s, int done, int depth, int ever
                          every);
 }
 
-/* c[m, :] = sum_p a[m,p] panel[g, :, p] + bias: `columns` of c at stride ldc, `terms` numbers of a
- * at stride lda. */
-KERNEL void gemm_packed(global const uint *ends, global const code *a, global const vec *panel,
+/* c[m,:] = sum_p a[m,p] panel[g,:,p] + bias: `width` columns of c at stride ldc; `reduction` values
+ * of each row of a at stride lda. */
+KERNEL void gemm_packed(global const uint *ends, global const value *a, global const vec *panel,
                         global const float *bias, global float *c, moert_gemm_args args,
                         local element *transposed) {
     const uint own = args.skip + get_group_id(1), g = args.start + own;
@@ -110,26 +114,26 @@ KERNEL void gemm_packed(global const uint *ends, global const code *a, global co
         args.every < args.depth
             ? successor_of(ends, args.start + args.skip, args.shared, args.rows, args.split)
             : no_successor();
-    const shelf s = shelf_of(panel, args.skip, blocks, args.panels, args.height, next);
+    const panel_run s = panels_of(panel, args.skip, blocks, args.panels, args.height, next);
     a += part.first * args.lda + args.a_column;
     c += part.first * args.ldc + args.c_column + column;
     for (int p = 0; p < args.reduction; p += args.depth * PER_DOT) {
-        const int used = min(args.depth * PER_DOT, args.reduction - p), term = p / PER_DOT;
+        const int used = min(args.depth * PER_DOT, args.reduction - p), dot_index = p / PER_DOT;
         const bool last = p + used == args.reduction;
         const target result = {
             c,        last && bias != 0 ? bias + (ulong)g * args.width + column : 0,
             args.ldc, part.count,
             columns,  false};
-        multiply(a + p, args.lda, transposed, s.own + (ulong)term * PACKED, used, args.height,
+        multiply(a + p, args.lda, transposed, s.own + (ulong)dot_index * PACKED, used, args.height,
                  result, p == 0 && !args.accumulate,
-                 prefetch_next(s, term + args.depth, args.depth, args.every));
+                 prefetch_next(s, dot_index + args.depth, args.depth, args.every));
     }
 }
 
 #if PACKED % 2 == 0
-/* gemm_glu_forward of gemm.cl by panels of gemm_pack_gated, or, interleaved, of
+/* gemm_glu_forward of gemm.cl with panels of gemm_pack_gated or, interleaved, of
  * gemm_pack_forward. */
-KERNEL void gemm_packed_glu(global const uint *ends, global const code *x, global const vec *panel,
+KERNEL void gemm_packed_glu(global const uint *ends, global const value *x, global const vec *panel,
                             global const float *bias, global float *v, global const float *prob,
                             global void *h, moert_gemm_args args, local element *transposed) {
     const uint g = args.skip + get_group_id(1);
@@ -142,15 +146,16 @@ KERNEL void gemm_packed_glu(global const uint *ends, global const code *x, globa
     const successor next = args.every < args.depth
                                ? successor_of(ends, args.skip, args.shared, args.rows, args.split)
                                : no_successor();
-    const shelf s = shelf_of(panel, args.skip, blocks, args.panels, args.height, next);
+    const panel_run s = panels_of(panel, args.skip, blocks, args.panels, args.height, next);
     x += part.first * args.ldx;
-    gated c = gated_share(part, column, columns, v, h, bias, g, prob, args);
+    gated c = gated_target(part, column, columns, v, h, bias, g, prob, args);
     for (int p = 0; p < args.k; p += args.depth * PER_DOT) {
-        const int used = min(args.depth * PER_DOT, args.k - p), term = p / PER_DOT;
+        const int used = min(args.depth * PER_DOT, args.k - p), dot_index = p / PER_DOT;
         c.fresh = p == 0;
         c.last = p + used == args.k;
-        multiply_gated(x + p, args.ldx, transposed, s.own + (ulong)term * PACKED, used, args.height,
-                       &c, prefetch_next(s, term + args.depth, args.depth, args.every));
+        multiply_gated(x + p, args.ldx, transposed, s.own + (ulong)dot_index * PACKED, used,
+                       args.height, &c,
+                       prefetch_next(s, dot_index + args.depth, args.depth, args.every));
     }
 }
 #endif

@@ -1,37 +1,39 @@
 /*
- * Included after formats.h by the families that read block-scaled matrices (pictures in
- * quantize.cl), a vec of values at once.
+ * Included after formats.h by the kernels that read block-scaled matrices, one vec of values at a
+ * time. quantize.cl has pictures of the layouts.
  *
- * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (number types, see formats.h), ELEMENT_BITS (4,
+ * Required: BLOCK (16, 32, 128), ELEMENT and E4M3 (element types, see formats.h), ELEMENT_BITS (4,
  * 8), SCALE (0 E8M0, 1 E4M3 with a global scale, 2 F32).
  */
 typedef struct blocks {
     global const uchar *q, *scale;
-    ulong q_bytes, scales; /* of a line */
+    ulong q_bytes, scales; /* bytes of a line of q, scales of a line of scale */
     int axis, transposed;
 } blocks;
 
-/* Where a row lies: it is row r of row block `slot`, counted over all groups. */
+/* The position of a row in its matrix: row `row`, which is row r of row block `slot`, counted over
+ * all groups. */
 typedef struct block_row {
     uint row, slot, r;
 } block_row;
 
-static inline uvec load_codes(const blocks *b, block_row at, int column, int n) {
+static inline uvec load_payload(const blocks *b, block_row at, int column, int n) {
     if (b->axis == COLUMN) {
         const ulong line = ELEMENT_BITS == 4 ? at.slot * (BLOCK / 2) + at.r / 2 : at.row;
-        const uvec code = b->transposed
-                              ? load_bytes_apart(b->q + column * b->q_bytes + line, b->q_bytes, n)
-                              : load_bytes(b->q + line * b->q_bytes + column, n);
-        return ELEMENT_BITS == 4 ? code >> (at.r % 2 * 4) & 0xF : code;
+        const uvec bytes = b->transposed
+                               ? load_bytes_apart(b->q + column * b->q_bytes + line, b->q_bytes, n)
+                               : load_bytes(b->q + line * b->q_bytes + column, n);
+        return ELEMENT_BITS == 4 ? bytes >> (at.r % 2 * 4) & 0xF : bytes;
     }
     global const uchar *line = b->q + at.row * b->q_bytes;
 #if ELEMENT_BITS == 4 && MOERT_ITEMS == 1
     line += column / 2;
-    const uint8 code = n >= VEC ? convert_uint8(vload8(0, line)) : load_bytes(line, (n + 1) / 2).lo;
-    uvec codes;
-    codes.even = code & 0xF;
-    codes.odd = code >> 4;
-    return codes;
+    const uint8 bytes =
+        n >= VEC ? convert_uint8(vload8(0, line)) : load_bytes(line, (n + 1) / 2).lo;
+    uvec elements;
+    elements.even = bytes & 0xF;
+    elements.odd = bytes >> 4;
+    return elements;
 #elif ELEMENT_BITS == 4
     line += (column + part_start()) / 2;
     n -= part_start();
@@ -46,8 +48,8 @@ static inline uvec load_codes(const blocks *b, block_row at, int column, int n) 
 #endif
 }
 
-/* The scales of a step's columns, as they are kept: one for this item's (stride 0), or n at this
- * stride. */
+/* The stored scales of a step's columns: with stride 0 one scale for all columns of this work-item,
+ * else n scales at that stride. */
 static inline uvec load_scales(global const uchar *scale, ulong at, ulong stride, int n) {
 #if SCALE == 2
     global const uint *p = (global const uint *)scale + at;
@@ -68,8 +70,8 @@ typedef struct quantized {
     uvec code, scale;
 } quantized;
 
-/* Columns [column, column + n) of a row, a step at most; lanes past them hold anything. `column` is
- * a multiple of 16, and column + n at least 1. */
+/* Loads columns [column, column + n) of a row, at most one step; lanes beyond them are unspecified.
+ * `column` is a multiple of 16, and column + n is at least 1. */
 static inline quantized load_quantized(const blocks *b, block_row at, int column, int n) {
     const ulong line = SCALE == 2 && b->axis == TILE ? at.slot : at.row;
     const int own = column + min(part_start(), n - 1);
@@ -77,10 +79,10 @@ static inline quantized load_quantized(const blocks *b, block_row at, int column
                         : b->transposed   ? column * b->scales + at.slot
                                           : at.slot * b->scales + column;
     const ulong stride = b->axis != COLUMN ? 0 : b->transposed ? b->scales : 1;
-    return (quantized){load_codes(b, at, column, n), load_scales(b->scale, scale, stride, n)};
+    return (quantized){load_payload(b, at, column, n), load_scales(b->scale, scale, stride, n)};
 }
 
-/* The numbers that scales stand for; of a NaN any. */
+/* The values of stored scales; any NaN stands for NaN. */
 static inline vec scales_of(uvec scale) {
 #if defined(HAS_FP8) && SCALE == 1
     return unpack_e4m3(as_uint(convert_byte_vec(scale)));
@@ -89,7 +91,7 @@ static inline vec scales_of(uvec scale) {
 #endif
 }
 
-/* Their numbers, without the global scale. */
+/* The matrix values, without the global scale. */
 static inline vec values_of(quantized x) {
     return decode(x.code, ELEMENT) * scales_of(x.scale);
 }

@@ -1,18 +1,22 @@
 /*
  * Precedes every kernel file.
  *
- * A row, or another piece of work, belongs to a row_group: a work-group of MOERT_ITEMS work-items. The
- * CPU form is a row_group of one, which computes in explicit vectors of 16 floats; kernels written for
- * GPUs run 20 to 90 times slower on CPUs. In the GPU form a row_group has 32 work-items with vectors of
- * 4 floats, so that its loads and stores are contiguous. Both run through a row in steps of VEC
- * floats, of which a work-item holds PART in a `vec`: item i those from i * PART on. Every
- * elementwise formula is evaluated in vector form, tails too (loaded with zeros, stored by count),
- * so that a value does not depend on its place in a buffer. What all items of a row_group know alike is
- * stored by the first. Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1), MOERT_ITEMS (1 or 32). On
- * NVIDIA's GPUs MOERT_NVIDIA is the compute capability, 90 for sm_90, by which instructions are
- * chosen that PTX has and OpenCL C has not. ALIGNED may be defined in the GPU form: what is read
- * and written by steps begins at multiples of 16 bytes and ends at multiples of 4 floats, so that a
- * part is one access or none, and the compiler can have many under way.
+ * A row, or another piece of work, belongs to a row group: a work-group of MOERT_ITEMS work-items.
+ * In the CPU form a row group is one work-item, which computes in explicit vectors of 16 floats;
+ * kernels written for GPUs run 20 to 90 times slower on CPUs. In the GPU form a row group has 32
+ * work-items with vectors of 4 floats, so that its loads and stores are contiguous.
+ *
+ * Both forms process a row in steps of VEC floats. A work-item holds PART of them in a `vec`: item
+ * i holds those from i * PART on. Every elementwise formula is evaluated in vector form. This
+ * includes tails, which are loaded with zeros and stored by count, so a value does not depend on
+ * its position in a buffer. The first work-item of a row group stores the results that all of its
+ * items share.
+ *
+ * Required: MOERT_CPU (0, 1), MOERT_FP64 (0, 1), MOERT_ITEMS (1 or 32). On NVIDIA's GPUs
+ * MOERT_NVIDIA is the compute capability, 90 for sm_90; it selects instructions that PTX has and
+ * OpenCL C lacks. The GPU form may define ALIGNED: memory that steps read and write begins at
+ * multiples of 16 bytes and ends at multiples of 4 floats. A part is then one access or none, and
+ * the compiler can keep many loads in flight.
  */
 #if !defined(MOERT_CPU) || !defined(MOERT_FP64) || !defined(MOERT_ITEMS)
 #error "MOERT_CPU, MOERT_FP64 and MOERT_ITEMS must be defined"
@@ -25,11 +29,11 @@
 #define KERNEL KERNEL_OF(1)
 #define KERNEL_OF(row_groups)                                                                      \
     __attribute__((reqd_work_group_size(MOERT_ITEMS, row_groups, 1)))                              \
-    kernel /* that work together */
+    kernel /* the work-items of a work-group, in `row_groups` row groups */
 #define UNROLL             _Pragma("unroll")
 #define UNROLL_FOR(header) UNROLL for (header)
-/* AVX2 has 16 registers of half a vector. Loops that fill them are unrolled: a tenth of the
- * instructions would be the loop's own. */
+/* AVX2 has 16 registers of half a vector. Loops that fill them are unrolled, because loop control
+ * would be a tenth of the instructions. */
 #if MOERT_CPU && defined(__AVX2__) && !defined(__AVX512F__)
 #define NARROW         1
 #define EACH_STEP_OF_K _Pragma("unroll 4")
@@ -37,23 +41,24 @@
 #define NARROW 0
 #define EACH_STEP_OF_K
 #endif
-/* Where what is constant must stay so; and else PoCL's compiler may leave `row_group` in a function of
- * its own, where all work-groups share it. */
+/* Used where a constant argument must stay a constant. Without inlining, PoCL's compiler may also
+ * leave `row_group` in a separate function, where all work-groups would share it. */
 #define INLINED static inline __attribute__((always_inline))
 #if MOERT_ITEMS > 1 && !defined(__NV_CL_C_VERSION) && !defined(__NVPTX__)
 #pragma clang diagnostic ignored "-Wkeyword-macro"
 #define inline                                                                                     \
     inline __attribute__((                                                                         \
-        always_inline)) /* PoCL's threads share the work-item's number elsewhere, too */
+        always_inline)) /* without inlining, PoCL's threads share the work-item's index */
 #endif
-#define ROLLED _Pragma("unroll 1") /* where unrolling only makes the kernel slow to compile */
+#define ROLLED _Pragma("unroll 1") /* for loops whose unrolling only slows the compiler */
 #if MOERT_CPU
-#define UNROLL_ON_GPU /* whatever the form */
+#define UNROLL_ON_GPU /* the loop stays as it is, in both forms */
 #else
 #define UNROLL_ON_GPU UNROLL
 #endif
 
-/* BATCH: steps whose loads are under way together in loops that are to hide the way to memory. */
+/* BATCH: the number of steps whose loads are in flight together, in loops that hide memory
+ * latency. */
 #if MOERT_ITEMS == 1
 #define PART  16
 #define BATCH 1
@@ -103,38 +108,39 @@ static inline bool is_first_item(void) {
     return item_index() == 0;
 }
 
-/* Where in a step this work-item's part begins. */
+/* The index in a step at which this work-item's part begins. */
 static inline int part_start(void) {
     return item_index() * PART;
 }
 
-/* Which of a work-group's row_groups this work-item's is. */
+/* The index of this work-item's row group in its work-group. */
 static inline int row_group_index(void) {
     return MOERT_ITEMS > 1 ? (int)get_local_id(1) : 0;
 }
 
-/* The places in a step of this work-item's lanes. */
+/* The indices in a step of this work-item's lanes. */
 static inline ivec lane_places(void) {
     return part_start() + LANES_IN_ORDER;
 }
 
-/* Local memory in which a row_group joins what its items have; declared in the kernel, where `row_group` is
- * then its name. With several row_groups it is an array of theirs, and they join at the same time. */
+/* Declares `row_group`, the local memory through which the items of a row group exchange
+ * values. With several row groups it is an array with one entry for each, and they use it at
+ * the same time. */
 #define ROW_GROUP                local float row_group[MOERT_ITEMS]
 #define ROW_GROUP_OF(row_groups) local float row_group[row_groups][MOERT_ITEMS]
 
-/* Whether a part that begins there is one access. */
+/* Whether a part that begins at p is a single access. */
 #define IS_WHOLE(p) (MOERT_ITEMS > 1 && ((size_t)(p)&15) == 0)
 
-/* Reads n (any number, in the CPU form a positive one; a step takes up to VEC) floats; the lanes
- * past them are zero. */
+/* Reads n floats of a step; lanes beyond them are zero. n may exceed VEC, and in the GPU form it
+ * may be 0 or negative. */
 static inline vec load_part(global const float *p, int n) {
     p += part_start();
     n -= part_start();
 #ifdef ALIGNED
     return n > 0 ? *(global const vec *)p : 0.0f;
 #endif
-    if (n >= PART) /* vload4 would be four loads */
+    if (n >= PART) /* else vload4 would be four loads */
         return IS_WHOLE(p) ? *(global const vec *)p : vload_part(0, p);
     float lane[PART];
     for (int i = 0; i < PART; i++)
@@ -142,7 +148,7 @@ static inline vec load_part(global const float *p, int n) {
     return vload_part(0, lane);
 }
 
-/* Writes PART floats. PoCL's vstore16 is three stores. */
+/* Writes PART floats. PoCL's vstore16 would be three stores. */
 static inline void store_vec(vec x, global float *p) {
 #if MOERT_ITEMS == 1 && MOERT_CPU && defined(__clang__)
     typedef vec loose __attribute__((aligned(4)));
@@ -155,7 +161,7 @@ static inline void store_vec(vec x, global float *p) {
 #endif
 }
 
-/* Writes the first n lanes of the step. */
+/* Writes the first n lanes of a step. */
 static inline void store_part(vec x, global float *p, int n) {
     p += part_start();
     n -= part_start();
@@ -175,7 +181,7 @@ static inline void store_part(vec x, global float *p, int n) {
             p[i] = lane[i];
 }
 
-/* The same for BATCH steps. */
+/* load_part and store_part for BATCH steps. */
 static inline void load_batch(vec x[BATCH], global const float *p, int n) {
     UNROLL_FOR(int i = 0; i < BATCH; i++)
         x[i] = load_part(p + i * VEC, n - i * VEC);
@@ -187,9 +193,9 @@ static inline void store_batch(const vec x[BATCH], global float *p, int n) {
 }
 
 /*
- * Sum and maxima of a step's lanes, always in the same tree order; all items get them. The whole
- * row_group calls at once: `row_group` is what ROW_GROUP declares. DEFINE_LANES makes such a function of an element
- * type and an operation.
+ * The sum and the maxima over the lanes of a step, always in the same tree order; all items get the
+ * result. All items of the row group must call together, with `row_group` as ROW_GROUP declares it.
+ * DEFINE_LANES defines such a function for an element type and an operation.
  */
 #define PLUS(a, b) ((a) + (b))
 #define DEFINE_TREE(name, type, op)                                                                \
@@ -207,8 +213,8 @@ static inline void store_batch(const vec x[BATCH], global float *p, int n) {
         return name##_of_16(x);                                                                    \
     }
 #elif defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
-/* The same trees, by NVIDIA's exchange of registers: the number of the item `distance` away, up or
- * down. */
+/* The same trees with NVIDIA's shuffle: returns x of the item whose index differs by the bit
+ * `distance`. */
 static inline float exchanged(float x, int distance) {
     float other;
     __asm__ volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xFFFFFFFF;"
@@ -226,9 +232,9 @@ static inline float exchanged(float x, int distance) {
         return all;                                                                                \
     }
 #else
-/* The 32 items' floats, in all items. */
+/* Gives every item the floats of all 32 items. */
 static inline void share_floats(float x, local float *row_group, float16 *low, float16 *high) {
-    barrier(CLK_LOCAL_MEM_FENCE); /* all are done with the last ones */
+    barrier(CLK_LOCAL_MEM_FENCE); /* all items have read the previous values */
     row_group[get_local_id(0)] = x;
     barrier(CLK_LOCAL_MEM_FENCE);
     *low = vload16(0, row_group);
@@ -258,24 +264,25 @@ static inline uint max_uints(uvec x, local float *row_group) {
 DEFINE_LANES(max_uints, uint, max)
 #endif
 
-/* The first n lanes of a step, zeros after them. */
+/* The first n lanes of a step; the others become zero. */
 static inline vec first_lanes(vec x, int n) {
     return lane_places() < n ? x : 0.0f;
 }
 
-/* The largest magnitude; NaN stays. */
+/* The larger magnitude of each lane; NaN persists. */
 static inline vec raise(vec peak, vec x) {
     return fabs(x) > peak || isnan(x) ? fabs(x) : peak;
 }
 
 static inline float raise_lanes(vec peak, local float *row_group) {
     const ivec none = isnan(peak);
-    const float most = max_lanes(peak, row_group); /* fmax passes over a NaN */
+    const float most = max_lanes(peak, row_group); /* fmax ignores a NaN */
     const float missing = max_lanes(none != 0 ? (vec)1.0f : (vec)0.0f, row_group);
     return missing > 0.0f ? NAN : most;
 }
 
-/* Row r belongs to group g when ends[g-1] <= r < ends[g]: the first such group, or `groups`. */
+/* Row r belongs to group g if ends[g-1] <= r < ends[g]. Returns that group, or `groups` if there is
+ * none. */
 static inline uint group_of(global const uint *ends, uint groups, uint r) {
     uint from = 0, to = groups;
     while (from < to) {

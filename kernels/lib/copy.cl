@@ -1,10 +1,14 @@
 /*
- * What src/device needs of buffers: *address = where one lies in the device's memory; to[n] = 0;
- * to[n] = from[n]; to[rows, width] = from[rows, 0..width) of rows `stride` apart.
+ * Buffer operations of src/device:
  *
- * clear and copy have no alignment but a float's. A row_group takes SHARE floats. No local memory.
- * Deterministic for a buffer that stays. Grids: one work-group; (n / SHARE);
- * (rows).
+ *   address_of   *address = the buffer's address in device memory     grid: (1)
+ *   clear        to[i] = 0                                            grid: (ceil(n / SHARE))
+ *   copy         to[i] = from[i]                                      grid: (ceil(n / SHARE))
+ *   copy_rows    to[rows, width] = columns 0 to width - 1 of from,    grid: (rows)
+ *                whose rows are `stride` floats apart
+ *
+ * clear and copy need only the alignment of a float. Each row group processes SHARE floats. No
+ * local memory. Deterministic; an address is valid as long as its buffer does not move.
  */
 enum { SHARE = 65536 };
 

@@ -1,10 +1,11 @@
 /*
- * Included by formats.h: elements of less than a float, and of types that are known at run time, to
- * and from memory.
+ * Included by formats.h: loads and stores of elements smaller than a float, and of elements whose
+ * type is known only at run time.
  */
 /*
- * Reads and writes n elements of a step, as load_part() and store_part() do: name##s in a row, and
- * at distance `stride`, a column of a transpose. The lanes past n are zero.
+ * Read and write n elements of a step, as load_part() and store_part() do: contiguous elements
+ * (load_bytes, load_shorts), or bytes `stride` apart (load_bytes_apart), a column of a transposed
+ * matrix. Lanes beyond n are zero.
  */
 #if MOERT_ITEMS == 1
 #define WHOLE(type, p)          1
@@ -97,12 +98,12 @@ static inline vec decode_as(uvec code, int type) {
                              : decode(code, DTYPE_E5M2);
 }
 
-/* x as a number of the type has it. */
+/* Rounds x to the type. */
 static inline vec round_as(vec x, int type) {
     return type == IS_F32 ? x : decode_as(encode_as(x, type), type);
 }
 
-/* Reads elements [at, at + n) of a step; the lanes past them are zero. */
+/* Reads elements [at, at + n) of a step; lanes beyond them are zero. */
 static inline vec load_as(global const void *p, int type, ulong at, int n) {
     if (type == IS_F32)
         return load_part((global const float *)p + at, n);
@@ -111,7 +112,7 @@ static inline vec load_as(global const void *p, int type, ulong at, int n) {
     return decode_as(load_shorts((global const ushort *)p + at, n), type);
 }
 
-/* Writes the first n lanes, rounded. */
+/* Writes the first n lanes, rounded to the type. */
 static inline void store_as(vec x, global void *p, int type, ulong at, int n) {
     if (type == IS_F32)
         store_part(x, (global float *)p + at, n);

@@ -1,13 +1,13 @@
 /*
- * Included by the families of number formats: conversions of a vec of elements at once, the
- * rotation of NVFP4, and where a row_group's rows lie.
+ * Included by the kernels that convert number formats: conversions of one vec of elements, the
+ * rotation of NVFP4, and the position of a row group's rows.
  *
- * A number type is given by six numbers, as in MOERT_DTYPE_TABLE of include/moert/formats.h: bits,
- * mantissa bits, bias, code above the largest finite value, code of NaN, special values (0 none, 1
- * one NaN, 2 infinities). The host defines them as macros, so that they are constants here.
+ * Six numbers describe an element type, as in MOERT_DTYPE_TABLE of include/moert/formats.h: bits,
+ * mantissa bits, bias, the bit pattern above the largest finite value, that of NaN, special values
+ * (0 none, 1 one NaN, 2 infinities). The host defines them as macros, so they are constants here.
  * Everything works on bits or is exact, except for one rounding.
  */
-#define QUIET 0x7FC00000u /* the one NaN that is made here */
+#define QUIET 0x7FC00000u /* the only NaN that these functions produce */
 
 enum { ROW, COLUMN, TILE };                     /* moert_axis */
 enum { RCEIL, FLOOR };                          /* moert_scale_rounding */
@@ -18,7 +18,7 @@ enum { AUTO, NEAREST, HALF_STEPS, STOCHASTIC }; /* moert_rounding */
 #define TRANSPOSED 0
 #endif
 
-/* Scales without a buffer of their own lie behind the payload of their row. */
+/* Scales without a buffer follow the payload of their row. */
 #define SCALES_OF(q, scale, columns)                                                               \
     ((scale) != 0 ? (scale) : (q) + ((columns)*ELEMENT_BITS + 7) / 8)
 
@@ -33,34 +33,37 @@ static inline vec quiet(vec x) {
 
 #if MOERT_NVIDIA >= 80 && MOERT_ITEMS > 1
 #define HAS_BF16
-/* Two bf16 codes to nearest even; of a NaN any. */
+/* Two bf16 values, rounded to nearest even; a NaN becomes any NaN. */
 static inline uint pack_bf16(float low, float high) {
-    uint codes;
-    __asm__("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(codes) : "f"(high), "f"(low));
-    return codes;
+    uint pair;
+    __asm__("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
 }
 #endif
 
 #if MOERT_ITEMS > 1
 /*
- * 2^23 and the code of E2M1 nearest to x, ties to even: the magnitude's is the least of 2 x, x + 2,
- * x / 2 + 4 and 7, and a sum with 2^23 rounds to a whole number. A NaN must be positive.
+ * Returns 2^23 plus the bit pattern of the E2M1 value nearest to x, ties to even. The pattern of
+ * the magnitude is the minimum of 2 x, x + 2, x / 2 + 4 and 7; adding 2^23 rounds to a whole
+ * number. A NaN must be positive.
  */
 static inline vec e2m1_steps(vec x) {
     const vec a = fabs(x), sign = as_vec((as_uvec(x) & 0x80000000u) | 0x3F800000u);
     const vec low = fmin(fma(a, (vec)2.0f, (vec)0x800004p0f), a + 0x800006p0f);
     const vec high = fmin(fma(a, (vec)0.5f, (vec)0x800008p0f), (vec)0x80000Bp0f);
-    return fma(sign, (vec)-4.0f, fmin(low, high)); /* 4 more, or 4 less for 8 more */
+    return fma(
+        sign, (vec)-4.0f,
+        fmin(low, high)); /* low and high are 4 too large; for x < 0 that becomes 8, the sign bit */
 }
 
-/* Their 8 codes. */
+/* Packs 8 results of e2m1_steps into a word. */
 static inline uint pack_e2m1(vec first, vec second) {
     const uvec a = as_uvec(first), b = as_uvec(second);
-    const uint low = a.x + (a.y << 4) - 0xFB000000u; /* what 2^23 is in both */
+    const uint low = a.x + (a.y << 4) - 0xFB000000u; /* the excess of 2^23 in both sums */
     return low + (a.z << 8) + (a.w << 12) + (b.x << 16) + (b.y << 20) + (b.z << 24) + (b.w << 28);
 }
 
-/* NaNs that are positive, as those are which NVIDIA's arithmetic makes. */
+/* Makes NaNs positive. NVIDIA's arithmetic produces positive ones anyway. */
 static inline vec computed(vec x) {
 #if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
     return x;
@@ -71,9 +74,9 @@ static inline vec computed(vec x) {
 #endif
 
 /*
- * To nearest even. A normal result is the float's bits, rounded at the last kept one and shifted;
- * below, the sum with the power of two whose float has the step of the subnormal numbers rounds,
- * and its low bits count the steps.
+ * Rounds to nearest even. A normal result is the bits of the float, rounded at the last kept bit
+ * and shifted. For smaller results, a power of two is added whose float has the step of the
+ * subnormal numbers. That sum rounds, and its low bits count the steps.
  */
 static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow, uint nan_code,
                           int special) {
@@ -95,8 +98,8 @@ static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow
         return as_uvec(e2m1_steps(quiet(x))) & 15u;
 #endif
     if (mantissa == 1) {
-        /* E2M1: the sum with a power of two rounds, whose float has the step of the number's
-         * binade */
+        /* E2M1: adding a power of two whose float has the step of the number's binade rounds to
+         * that step */
         const uvec most = min(a, 0x40C00000u), binade = max(most & 0x7F800000u, 0x3F800000u);
         const uvec power = binade + (22u << 23),
                    steps = as_uvec(as_vec(most) + as_vec(power)) - power;
@@ -105,7 +108,7 @@ static inline uvec encode(vec x, int bits, int mantissa, int bias, uint overflow
     }
     uvec code = ((a + ((1u << (shift - 1)) - 1) + ((a >> shift) & 1)) >> shift) -
                 ((uint)(127 - bias) << mantissa);
-    if (bias < 127) { /* else a number is subnormal, and too large, where a float is */
+    if (bias < 127) { /* else the type has the exponents of a float */
         code = a < (uint)(128 - bias) << 23 ? as_uvec(as_vec(a) + as_float(magic)) - magic : code;
         code = min(code, overflow);
     }
@@ -118,14 +121,14 @@ static inline vec decode(uvec code, int bits, int mantissa, int bias, uint overf
 #ifdef HAS_FP8
     if (bits == 8)
         return special == 1 ? decode_e4m3(code) : decode_e5m2(code);
-    if (mantissa == 1) /* E2M1: its bits in the place of float32's, over a power of two */
+    if (mantissa == 1) /* E2M1: its bits at the position of float32's, times a power of two */
         return as_vec((code & 8u) << 28 | (code & 7u) << 22) * 0x1p126f;
 #endif
     const uint sign = 1u << (bits - 1), infinity = (sign - 1) >> mantissa << mantissa;
     const uvec a = code & (sign - 1);
-    if (bias == 127) /* bf16, the high half of a float */
+    if (bias == 127) /* bf16 is the high half of a float */
         return as_vec(a > infinity ? QUIET : code << 16);
-    /* subnormal numbers count steps of 2^least; a normal one is the float's bits but for the
+    /* subnormal numbers count steps of 2^least; a normal number is a float's bits with another
      * bias */
     const int least = 1 - bias - mantissa;
     const float step = as_float((uint)(least + 127) << 23);
@@ -151,12 +154,13 @@ static inline uvec magnitude_bits(vec x) {
     return as_uvec(x) & 0x7FFFFFFFu;
 }
 
-/* The float of the largest magnitude bits: those of NaN are above all others. */
+/* The floats with these magnitude bits; the bits of a NaN exceed all others. */
 static inline vec largest_of(uvec bits) {
     return as_vec(bits > 0x7F800000u ? QUIET : bits);
 }
 
-/* Each lane's 16 rows: signs, then sums and differences at distances 1, 2, 4, 8, then a quarter. */
+/* Rotates the 16 rows of each lane: changes signs, takes sums and differences at distances 1, 2, 4,
+ * 8, then divides by four. */
 static inline void rotate_rows(vec v[16]) {
     const uint negative = 0xD7E8; /* bit i: row i changes sign */
     UNROLL_FOR(int i = 0; i < 16; i++)
@@ -172,8 +176,8 @@ static inline void rotate_rows(vec v[16]) {
         v[i] *= 0.25f;
 }
 
-/* The random bytes of a vec's elements, of which 16 have a counter, on GPUs in four words:
- * Philox4x32-10, as in src/base/rng.c. */
+/* The random bytes of a vec's elements: Philox4x32-10, as in src/base/rng.c. 16 elements share a
+ * counter; on GPUs these are four vecs, and `word` selects one. */
 static inline uvec random_bytes(ulong key, uint counter_high, ulong counter, int word) {
     uint k0 = (uint)key, k1 = (uint)(key >> 32), c0 = (uint)counter, c1 = (uint)(counter >> 32),
          c2 = counter_high, c3 = 0;
@@ -194,11 +198,11 @@ static inline uvec random_bytes(ulong key, uint counter_high, ulong counter, int
 #endif
 }
 
-/* ---- E2M1's other roundings ---- */
+/* ---- other roundings of E2M1 ---- */
 
 #define DTYPE_E2M1 4, 1, 1, 7u, 7u, 0
 
-/* To half steps, then to codes: 5 and 7 half steps, and 9 and 10, go down. */
+/* Rounds to half steps, then to E2M1; there, 5 and 7 half steps round down, as do 9 and 10. */
 static inline uvec encode_half_steps(vec x) {
     const uvec h = convert_uvec(rint(fmin(fabs(x) * 2.0f, 12.0f)));
     uvec code = h < 5u ? h : h < 6u ? 4u : h < 8u ? 5u : h < 11u ? 6u : (uvec)7;
@@ -215,20 +219,22 @@ static inline uvec encode_stochastic(vec x, uvec random) {
     return isnan(x) ? 7u : code;
 }
 
-/* ---- rows, bytes ---- */
+/* ---- rows ---- */
 
-/* Where group g ends, which starts at `start`: within the rows, whatever ends says. ends null: one
- * group. */
+/* The end of group g, which begins at `start`. It lies within the rows, whatever `ends` holds. If
+ * `ends` is null there is one group. */
 static inline uint group_end(global const uint *ends, uint g, uint start, uint rows) {
     return ends != 0 ? max(start, min(ends[g], rows)) : rows;
 }
 
-/* Row block `slot`, counted over all groups: its group and rows; no rows past the last. */
+/* The group and the rows of row block `slot`, counted over all groups; no rows beyond the last
+ * block. */
 typedef struct place {
     uint group, row, rows;
 } place;
 
-/* Row `slot`. Its group is 0 unless it is asked for, which takes several steps. */
+/* Row `slot`. Its group is computed only if requested, since that takes several steps; otherwise it
+ * is 0. */
 static inline place find_row(global const uint *ends, uint groups, uint rows, bool with_group,
                              uint slot) {
     const bool inside = slot < (ends != 0 ? min(rows, groups > 0 ? ends[groups - 1] : 0) : rows);

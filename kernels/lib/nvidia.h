@@ -1,9 +1,9 @@
 /*
- * PTX that NVIDIA's OpenCL compiler takes inline: barriers in local memory, TMA, wgmma. Local
- * memory is named by its 32-bit address. What needs sm_90a is a comment marked @sm_90a until
- * src/device/nvidia/ptx.c turns it into instructions, because programs built from source get sm_90.
- * Source: the PTX ISA manual.
- * Required: F16 (0 bf16, 1 f16).
+ * PTX that NVIDIA's OpenCL compiler accepts as inline assembly: barriers in local memory, TMA,
+ * wgmma. Local memory is addressed by 32-bit addresses. Programs built from source get sm_90.
+ * Instructions that need sm_90a are therefore comments marked @sm_90a, which
+ * src/device/nvidia/ptx.c turns into instructions. Source: the PTX ISA manual. Required: F16 (0
+ * bf16, 1 f16).
  */
 #define TEXT_OF(x) #x
 #define TEXT(x)    TEXT_OF(x)
@@ -12,13 +12,13 @@ static inline uint local_address(local void *p) {
     return (uint)(size_t)p;
 }
 
-/* Adds to a number in local memory. */
+/* Atomically adds x to a word in local memory. */
 static inline void add_local(uint to, uint x) {
     __asm__ volatile("red.shared.add.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
 
-/* Adds to a number in global memory, of which it returns the old value: between a work-group's own
- * earlier accesses, those before its last barrier, and its later ones. */
+/* Atomically adds x to a word in global memory and returns the old value. The addition comes after
+ * earlier accesses of the work-group up to its last barrier, and before later ones. */
 static inline uint add_global(global uint *to, uint x) {
     uint old;
     __asm__ volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
@@ -28,15 +28,15 @@ static inline uint add_global(global uint *to, uint x) {
     return old;
 }
 
-/* Reads a number in global memory before all that follows. */
+/* Reads a word in global memory before all accesses that follow. */
 static inline uint acquire_global(global const uint *from) {
     uint x;
     __asm__ volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
     return x;
 }
 
-/* This work-item's number in its warp, read anew: what is computed from it is not kept in registers
- * over a loop. */
+/* This work-item's index in its warp, read again. The compiler cannot keep values computed from it
+ * in registers across a loop. */
 static inline uint lane_again(void) {
     uint lane;
     __asm__ volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -54,14 +54,14 @@ static inline void arrive(uint barrier) {
     __asm__ volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/* Arrives, and promises that TMA will bring so many bytes. */
+/* Arrives, and announces that TMA will write `bytes` bytes. */
 static inline void expect(uint barrier, uint bytes) {
     __asm__ volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
                      "r"(bytes)
                      : "memory");
 }
 
-/* Waits until round number `round`, from 0, is complete. */
+/* Waits until round `round` is complete; rounds count from 0. */
 static inline void await(uint barrier, uint round) {
     uint done = 0;
     while (done == 0)
@@ -72,7 +72,8 @@ static inline void await(uint barrier, uint round) {
                          : "memory");
 }
 
-/* The barriers of a ring of stages in local memory, 8 bytes each, and so many arrivals at either. */
+/* Initialises the barriers of a ring of stages, 8 bytes each in local memory, with the number of
+ * arrivals that each kind expects. */
 static inline void begin_ring(uint full, uint empty, int stages, uint full_arrivals,
                               uint empty_arrivals) {
     for (int i = 0; i < stages; i++) {
@@ -81,7 +82,7 @@ static inline void begin_ring(uint full, uint empty, int stages, uint full_arriv
     }
 }
 
-/* Makes new barriers known to TMA. */
+/* Makes new barriers visible to TMA. */
 static inline void fence_barriers(void) {
     __asm__ volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");
 }
@@ -92,7 +93,7 @@ static inline void barrier_of(uint number, uint threads) {
     __asm__ volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-/* Arrives there without waiting. */
+/* Arrives without waiting. */
 static inline void pass_barrier(uint number, uint threads) {
     __asm__ volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
@@ -101,8 +102,8 @@ static inline void sync_warp(void) {
     __asm__ volatile("bar.warp.sync 0xffffffff;" ::: "memory");
 }
 
-/* What the first work-item of a warp has, so that the compiler knows that all of it have the
- * same. */
+/* x of the first work-item of the warp; tells the compiler that all work-items have the same
+ * value. */
 static inline int of_warp(int x) {
     int first;
     __asm__ volatile("shfl.sync.idx.b32 %0, %1, 0, 31, 0xffffffff;" : "=r"(first) : "r"(x));
@@ -120,7 +121,7 @@ typedef struct tensor_map {
     ulong16 words;
 } tensor_map;
 
-/* The address of a kernel's argument number `n`, a tensor_map. */
+/* The address of argument `n` of a kernel, a tensor_map. */
 static inline ulong map_address(ulong parameter) {
     ulong address;
     __asm__("cvta.param.u64 %0, %1;" : "=l"(address) : "l"(parameter));
@@ -133,7 +134,8 @@ static inline ulong map_address(ulong parameter) {
         map_address(parameter_);                                                                   \
     })
 
-/* Loads the map's box at (x, y, z), innermost first, and counts its bytes at the barrier. */
+/* Starts a load of the map's box at (x, y, z), innermost first; TMA counts its bytes at the
+ * barrier. */
 static inline void load_box(uint to, ulong map, int x, int y, int z, uint barrier) {
     __asm__ volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
                      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
@@ -141,8 +143,8 @@ static inline void load_box(uint to, ulong map, int x, int y, int z, uint barrie
                      : "memory");
 }
 
-/* The same of a map whose rows are gates and ups in turn (rank 5): rows from `row` on of run number
- * `run` of them and of the following, of the ups if `up`. */
+/* load_box for a map of rank 5 whose rows alternate in runs of gates and of ups. Loads rows from
+ * `row` of run `run` and of the runs that follow; of the ups if `up` is 1. */
 static inline void load_gated_box(uint to, ulong map, int x, int row, int up, int run, int z,
                                   uint barrier) {
     __asm__ volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -155,15 +157,15 @@ static inline void load_gated_box(uint to, ulong map, int x, int row, int up, in
 
 /*
  * The descriptor of a matrix in boxes of 64 rows of 128 bytes, swizzled by 128 bytes, at a multiple
- * of 1024 bytes. Rows are lines or columns of the result, 8 of them 1024 bytes on; or, transposed,
- * terms, with the next 64 lines or columns one box on.
+ * of 1024 bytes. Rows are lines or columns of the result, and 8 of them take 1024 bytes. If
+ * transposed, rows run along K, and the next 64 lines or columns are one box further.
  */
 static inline ulong matrix_at(uint address, int transposed) {
     return (ulong)(address >> 4 & 0x3FFF) | (ulong)(transposed ? 512 : 1) << 16 | (ulong)64 << 32 |
            (ulong)1 << 62;
 }
 
-/* The same, of rows, at an address in units of 16 bytes. */
+/* The descriptor of a matrix that is not transposed, from an address in units of 16 bytes. */
 static inline ulong matrix_of(uint at) {
     return (ulong)at | (ulong)1 << 16 | (ulong)64 << 32 | (ulong)1 << 62;
 }
@@ -184,9 +186,9 @@ static inline void wgmma_commit(void) {
     __asm__ volatile("//@sm_90a setmaxnreg.dec.sync.aligned.u32 " TEXT(n) ";")
 
 #if F16
-#define NUMBER "f16"
+#define OPERAND_TYPE "f16"
 #else
-#define NUMBER "bf16"
+#define OPERAND_TYPE "bf16"
 #endif
 
 /* Operands %0 to %127, sums s[0] to s[127]. */
@@ -202,16 +204,17 @@ static inline void wgmma_commit(void) {
     SUMS_16(s, 0), SUMS_16(s, 16), SUMS_16(s, 32), SUMS_16(s, 48), SUMS_16(s, 64), SUMS_16(s, 80), \
         SUMS_16(s, 96), SUMS_16(s, 112)
 
-/* sums[64,256] of four warps += a[64,16] b[16,256]; 1 as the scale keeps the old sums and the
- * operands' signs. */
+/* sums[64,256] of four warps += a[64,16] b[16,256]. The predicate p keeps the old sums; the factors
+ * 1 keep the signs of the operands. */
 #define WGMMA(s, a, b, transposed_a, transposed_b)                                                 \
     __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, 1, 0;\n//@sm_90a "                            \
-                     "wgmma.mma_async.sync.aligned.m64n256k16.f32." NUMBER "." NUMBER " {" SUMS    \
+                     "wgmma.mma_async.sync.aligned.m64n256k16.f32." OPERAND_TYPE "." OPERAND_TYPE  \
+                     " {" SUMS                                                                     \
                      "}, %128, %129, p, 1, 1, " TEXT(transposed_a) ", " TEXT(transposed_b) ";\n}"  \
                      : SUMS_128(s)                                                                 \
                      : "l"(a), "l"(b))
 
-/* ---- numbers of 16 bits, two in a word, the first in the low half ---- */
+/* ---- 16-bit values, two in a word, the first in the low half ---- */
 
 /* Rounds to nearest even. */
 static inline uint round_pair_as(int f16, float low, float high) {
@@ -249,8 +252,8 @@ static inline void raise_global(global int *to, int x) {
     __asm__ volatile("red.global.max.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
-/* Four 8x8 matrices of 16-bit numbers in the tensor cores' order; lane l gives the address of row l
- * % 8 of matrix l / 8. */
+/* Stores four 8x8 matrices of 16-bit values in the tensor cores' order. Lane l passes the address
+ * of row l % 8 of matrix l / 8. */
 static inline void store_matrices(uint address, uint4 m) {
     __asm__ volatile(
         "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(m.x),
@@ -258,7 +261,7 @@ static inline void store_matrices(uint address, uint4 m) {
         : "memory");
 }
 
-/* ---- tensor cores, 8-bit numbers ---- */
+/* ---- tensor cores, 8-bit values ---- */
 
 /* Operands %0 to %63, sums s[0] to s[63], `how` "+f" or "=f". */
 #define SUMS_TO_63                                                                                 \
@@ -270,14 +273,14 @@ static inline void store_matrices(uint address, uint4 m) {
 #define LIST_64(how, s)                                                                            \
     LIST_16(how, s, 0), LIST_16(how, s, 16), LIST_16(how, s, 32), LIST_16(how, s, 48)
 
-/* sums[64,128] of four warps = a[64,32] b[32,128] of e4m3 or e5m2, or, if `keep` is 1, += that. */
-#define WGMMA_BYTES(s, a, b, how, keep, number)                                                    \
+/* sums[64,128] of four warps = a[64,32] b[32,128] of e4m3 or e5m2; += if `keep` is 1. */
+#define WGMMA_BYTES(s, a, b, how, keep, type)                                                      \
     __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, " TEXT(                                       \
                          keep) ", 0;\n"                                                            \
-                               "//@sm_90a wgmma.mma_async.sync.aligned.m64n128k32.f32." number     \
-                               "." number " {" SUMS_TO_63 "}, %64, %65, p, 1, 1;\n}"               \
+                               "//@sm_90a wgmma.mma_async.sync.aligned.m64n128k32.f32." type       \
+                               "." type " {" SUMS_TO_63 "}, %64, %65, p, 1, 1;\n}"                 \
                      : LIST_64(how, s)                                                             \
                      : "l"(a), "l"(b))
 
-/* Keeps the compiler from reading the sums before the wait ahead of this. */
+/* Keeps the compiler from moving reads of the sums before the preceding wait. */
 #define SETTLE(s) __asm__ volatile("" : LIST_64("+f", s)::"memory")

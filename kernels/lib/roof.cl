@@ -1,15 +1,15 @@
 /*
- * What a device can do at best, to compare other kernels with.
+ * Upper bounds of a device's rates, to compare other kernels with.
  *
- *   roof_fma    CHAINS accumulators of registers a work-item, sum[c] = fma(sum[c], scale, add),
- *               ROUNDS times: that many chains hide the latency of a multiply-add. 2 * CHAINS *
- *               LANES * ROUNDS operations a work-item.
- *   roof_copy   target[i] = source[i], BLOCK vectors of LANES floats a work-group.
+ *   roof_fma    sum[c] = fma(sum[c], scale, add) for each of the CHAINS accumulators that a
+ *               work-item keeps in registers, ROUNDS times. Enough chains hide the latency of a
+ *               multiply-add. A work-item executes 2 * CHAINS * LANES * ROUNDS operations.
+ *   roof_copy   target[i] = source[i]; each work-group copies BLOCK vectors of LANES floats.
  *
  * Required: CHAINS (more hide longer latencies, fewer fit into small register files: the host tries
- * several), ROUNDS, BLOCK, LANES (2, 4, 8, 16) and ITEMS, the work-items of a work-group: one of 16
- * lanes on CPUs, many of 4 elsewhere. No local memory. Deterministic; the result of roof_fma only
- * keeps the compiler from leaving it out.
+ * several), ROUNDS, BLOCK, LANES (2, 4, 8, 16) and ITEMS, the work-items of a work-group: on CPUs
+ * one item of 16 lanes, on other devices many items of 4 lanes. No local memory. Deterministic;
+ * roof_fma has a result only to keep the compiler from removing the loop.
  */
 #if !defined(CHAINS) || !defined(ROUNDS) || !defined(BLOCK) || !defined(LANES) || !defined(ITEMS)
 #error "CHAINS, ROUNDS, BLOCK, LANES and ITEMS must be defined"

@@ -1,20 +1,19 @@
 /*
- * Included by families whose work-groups have several row_groups in the GPU form: what the row_groups have is
- * joined in local memory, in the order of the row_groups.
+ * Included by kernels whose work-groups have several row groups in the GPU form. Combines values of
+ * the row groups through local memory, in the order of the row groups.
  */
 #if MOERT_ITEMS > 1
 
-/* Rows whose loads a row_group that adds up rows has under way together. */
+/* The number of rows that a row group loads at once when it adds up rows. */
 #define ROWS_AHEAD 8
 
-/* Local memory in which a work-group's row_groups join their sums; declared in the kernel, where `sums`
- * is then its name. */
+/* Declares `sums`, the local memory in which a work-group's row groups add their sums. */
 #define SUMS_OF(row_groups) local vec sums[row_groups][MOERT_ITEMS]
 
-/* The sum, or the largest, of what the row_groups of a work-group have, in their order; all call at
- * once. `of_groups` has a float for each row_group. */
+/* The sum or the maximum of x over the row groups of a work-group, in their order. All work-items
+ * must call together. `of_groups` has one float for each row group. */
 static inline float join_row_groups(float x, bool largest, int row_groups, local float *of_groups) {
-    barrier(CLK_LOCAL_MEM_FENCE); /* all are done with the last ones */
+    barrier(CLK_LOCAL_MEM_FENCE); /* all items have read the previous values */
     if (is_first_item())
         of_groups[row_group_index()] = x;
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -24,8 +23,8 @@ static inline float join_row_groups(float x, bool largest, int row_groups, local
     return all;
 }
 
-/* The row_groups' sums of the same columns, added in order, for the first row_group; all row_groups call at
- * once. */
+/* Adds the row groups' sums of the same columns in order; only the first row group may use the
+ * result. All row groups must call together. */
 static inline vec sum_row_groups(vec x, int row_groups, local vec (*sums)[MOERT_ITEMS]) {
     sums[row_group_index()][item_index()] = x;
     barrier(CLK_LOCAL_MEM_FENCE);

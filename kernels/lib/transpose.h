@@ -1,6 +1,7 @@
 /*
- * Transposes 16x16 floats, in the CPU form: every step, a perfect shuffle, turns the 8 bits (row,
- * lane) of an element's place by one. Required: TRANSPOSE_STEPS (ROLLED or UNROLL, the four steps).
+ * Transposes 16x16 floats, in the CPU form. Every step is a perfect shuffle: it rotates the 8 index
+ * bits (row, lane) of an element by one. Required: TRANSPOSE_STEPS (ROLLED or UNROLL, for the four
+ * steps).
  */
 static inline void transpose(vec block[VEC]) {
     TRANSPOSE_STEPS for (int step = 0; step < 4; step++) {

@@ -40,7 +40,7 @@ static inline void load_matrices(uint *m, uint address, bool transposed) {
 
 /* sum[16,8] of a warp += a[16,16] b[16,8], of four and two matrices. */
 static inline void multiply_matrices(float *sum, const uint *a, const uint *b) {
-    __asm__("mma.sync.aligned.m16n8k16.row.col.f32." NUMBER "." NUMBER
+    __asm__("mma.sync.aligned.m16n8k16.row.col.f32." OPERAND_TYPE "." OPERAND_TYPE
             ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
             "{%0, %1, %2, %3};"
             : SUMS_4(sum, 0)
