@@ -27,7 +27,7 @@
 #include "bench/layer/payload.h"
 #include "exchange/exchange.h"
 
-enum side { OURS, PACKED, PACKED_STREAMED, SIDES };
+enum side { OURS, PACKED, PREPACKED_STREAMED, SIDES };
 
 static unsigned engine, dtype, skew;
 static size_t tokens, hidden, topk, experts, repeat, batch, seed;
@@ -200,7 +200,7 @@ static void release(bench *b) {
 
 static moert_status dispatch(bench *b, enum side side) {
     if (side != OURS)
-        return bench_alltoall_dispatch(b->alltoall, side == PACKED_STREAMED, b->host);
+        return bench_alltoall_dispatch(b->alltoall, side == PREPACKED_STREAMED, b->host);
     return moert_exchange_dispatch(
         b->exchange, &(moert_transfer){.plan = b->plan, .window = b->window, .source = b->source},
         MOERT_OK);
@@ -208,7 +208,8 @@ static moert_status dispatch(bench *b, enum side side) {
 
 static moert_status combine(bench *b, enum side side) {
     if (side != OURS)
-        return bench_alltoall_combine(b->alltoall, side == PACKED_STREAMED, b->weight, b->target);
+        return bench_alltoall_combine(b->alltoall, side == PREPACKED_STREAMED, b->weight,
+                                      b->target);
     moert_transfer back = {.plan = b->plan,
                            .window = b->window,
                            .weight = weighted ? b->weight : NULL,
@@ -311,7 +312,7 @@ release:
 
 static moert_status report(bench *b, unsigned op, const times us[SIDES], size_t wrong) {
     const double rival =
-        b->alltoall != NULL ? fmin(us[PACKED].median, us[PACKED_STREAMED].median) : 0.0;
+        b->alltoall != NULL ? fmin(us[PACKED].median, us[PREPACKED_STREAMED].median) : 0.0;
     const double gbps = b->bytes / us[OURS].median * 1e-3;
     const double ratio = rival / us[OURS].median;
     const char *name = moert_exchange_engine(b->exchange);

@@ -223,7 +223,7 @@ moert_status bench_alltoall_combine(bench_alltoall *a, bool streamed, const moer
     MOERT_TRY(exchange(a, a->received, received, a->sent, sent));
     MOERT_TRY(MOERT_RUN(
         a->device, MOERT_PROGRAM(a->device, "exchange/exchange -DREMOTE=0", width),
-        a->bf16 ? "combine_codes" : "combine_rows",
+        a->bf16 ? "combine_bf16" : "combine_rows",
         ((moert_grid){moert_ceil_div(tokens, MOERT_EXCHANGE_TOKENS), 1, 1}), MOERT_ARG(a->returned),
         MOERT_ARG(a->destination), MOERT_ARG(weight), MOERT_ARG(target),
         MOERT_ARGS(moert_exchange_args, .tokens = (uint32_t)tokens, .topk = (uint32_t)a->plan->topk,

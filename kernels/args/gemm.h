@@ -8,8 +8,8 @@
 typedef struct moert_gemm_args {
     args_u64 ldx, ldy, y_column, prob_stride, lda, a_column, ldc, c_column;
     args_u32 start, skip, groups, shared, rows;
-    args_i32 n, k, width, reduction, accumulate, axis, flipped, panels, depth, split, height, every,
-        keep, quantized, interleaved;
+    args_i32 n, k, width, reduction, accumulate, axis, transposed, panels, depth, split, height,
+        every, keep, quantized, interleaved;
     args_f32 limit, alpha, offset;
     args_i32 activation;
 } moert_gemm_args;
@@ -28,7 +28,7 @@ MOERT_ARGS_LAYOUT(moert_plain_glu_args, activation, 40, 48)
 
 /* Of kernels/gemm/nvidia/mma.cl and wgmma.cl. */
 typedef struct moert_nvidia_gemm_args {
-    args_u64 first_a, lda, first_b, ldb, ldg, ldc, first_column, factor_stride, ldv;
+    args_u64 first_a, lda, first_b, ldb, ldg, ldc, first_column, row_scale_stride, ldv;
     args_u32 down, first_end, skip, groups, lines, columns, terms;
     args_f32 limit, slope, offset;
     args_i32 activation;

@@ -11,8 +11,8 @@
  *                   or `capacity` or more
  *   combine_rows    target[t, i] = sum over k of weight[t,k] * window of rank(t,k) [row(t,k), i],
  *                   by fma from 0 in order of k
- *   combine_codes   the same of bf16 rows, with two values in the space of a float
- *   sum_rows, sum_codes
+ *   combine_bf16   the same of bf16 rows, with two values in the space of a float
+ *   sum_rows, sum_bf16
  *                   as combine_*, but slot (t,k) reads row t K + k of this rank's window, to which
  *                   its owner has sent it. If owners have summed (chain > 1), only a token's first
  *                   slot of each rank is read. (REMOTE = 0)
@@ -21,12 +21,12 @@
  *   dispatch_slots  the cell at row(t,k) of rank(t,k) = what the owner needs of slot (t,k), see
  *                   below
  *   combine_slots   target[t,k] = the float at the start of row(t,k) of rank(t,k); 0 if dropped
- *   find_places     place[row] = the address to which this row is to be sent, by its cell: row t K
+ *   find_addresses     place[row] = the address to which this row is to be sent, by its cell: row t K
  *                   + k of the window of the slot's rank; 0 if the cell is not valid. (REMOTE = 1)
  *   send_rows       sends each row to that address. If chain > 1, only the row of a token's first
  *                   slot here is sent, plus those of its other slots here, in order of k.
  *                   (REMOTE = 1)
- *   send_codes      the same of bf16 rows; each sum is rounded once. (REMOTE = 1)
+ *   send_bf16      the same of bf16 rows; each sum is rounded once. (REMOTE = 1)
  *
  * source, target [T,width]; weight [T,K]; destination [T,K] pairs (rank, row), rank DROPPED for a
  * slot that takes no part. A window's rows lie `stride` floats apart, a multiple of 16, and start
@@ -206,10 +206,10 @@ KERNEL void dispatch_slots(WINDOW window, global const uint2 *destination,
         combine_row_group(get_group_id(0), get_num_groups(0), &c);                                 \
     }
 COMBINE(combine_rows, false, NO_RECEIVER)
-COMBINE(combine_codes, true, NO_RECEIVER)
+COMBINE(combine_bf16, true, NO_RECEIVER)
 #if !REMOTE
 COMBINE(sum_rows, false, 0)
-COMBINE(sum_codes, true, 0)
+COMBINE(sum_bf16, true, 0)
 #endif
 
 INLINED float slot_of(WINDOW window, uint2 to) {
@@ -243,14 +243,14 @@ static inline global float *target_of(WINDOW window, uint4 words, moert_exchange
                                                            : 0;
 }
 
-KERNEL void find_places(WINDOW window, global const uint4 *cells, global ulong *place,
-                        moert_exchange_args args) {
+KERNEL void find_addresses(WINDOW window, global const uint4 *cells, global ulong *place,
+                           moert_exchange_args args) {
     const uint first = get_group_id(0) * SLOTS, last = min(first + SLOTS, args.rows);
     for (uint r = first + item_index(); r < last; r += MOERT_ITEMS)
         place[r] = (ulong)(size_t)target_of(window, cells[(size_t)r * (CELL / 4)], args);
 }
 
-/* A row group's part of send_rows and send_codes. */
+/* A row group's part of send_rows and send_bf16. */
 INLINED void send_piece(uint nth, WINDOW window, global const uint4 *cells,
                         global const float *rows, moert_exchange_args args, bool bf16) {
     const uint stride = args.stride, chain = args.chain;
@@ -276,7 +276,7 @@ INLINED void send_piece(uint nth, WINDOW window, global const uint4 *cells,
                    args, bf16);                                                                    \
     }
 SEND(send_rows, false)
-SEND(send_codes, true)
+SEND(send_bf16, true)
 
 /* The start-up test: each rank writes row `rank` of every window, then every rank reads all rows of
  * all windows. */

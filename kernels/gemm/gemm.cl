@@ -66,13 +66,14 @@ KERNEL void gemm_forward(global const uint *ends, global const value *x, WEIGHT_
         columns = min(args.panels * COLUMNS, args.n - column);
     if (column < 0 || part.count == 0)
         return;
-    const matrix weight = matrix_of(w, scale, whole, args.axis, args.flipped, own, args.n, args.k);
+    const matrix weight =
+        matrix_of(w, scale, whole, args.axis, args.transposed, own, args.n, args.k);
     x += part.first * args.ldx;
     y += part.first * args.ldy + args.y_column + column;
     for (int p = 0; p < args.k; p += args.depth * PER_DOT) {
         int used = min(args.depth * PER_DOT, args.k - p);
         bool last = p + used == args.k && bias != 0;
-        pack_forward(weight, args.flipped, column, p, columns, used, args.depth, panel);
+        prepack_forward(weight, args.transposed, column, p, columns, used, args.depth, panel);
         target c = {
             y, last ? bias + (ulong)g * args.n + column : 0, args.ldy, part.count, columns, false};
         multiply(x + p, args.ldx, transposed, panel, used, args.depth, c, p == 0, no_prefetch());
@@ -88,12 +89,13 @@ KERNEL void gemm_dgrad(global const uint *ends, global const value *y, WEIGHT_AR
         columns = min(args.panels * COLUMNS, args.k - column);
     if (column < 0 || part.count == 0)
         return;
-    const matrix weight = matrix_of(w, scale, whole, args.axis, args.flipped, own, args.n, args.k);
+    const matrix weight =
+        matrix_of(w, scale, whole, args.axis, args.transposed, own, args.n, args.k);
     y += part.first * args.ldy + args.y_column;
     x += part.first * args.ldx + column;
     for (int p = 0; p < args.n; p += args.depth * PER_DOT) {
         int used = min(args.depth * PER_DOT, args.n - p);
-        pack_dgrad(weight, args.flipped, column, p, columns, used, args.depth, panel);
+        prepack_dgrad(weight, args.transposed, column, p, columns, used, args.depth, panel);
         target c = {x, 0, args.ldx, part.count, columns, false};
         multiply(y + p, args.ldy, transposed, panel, used, args.depth, c,
                  p == 0 && !args.accumulate, no_prefetch());

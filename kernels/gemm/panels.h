@@ -17,7 +17,7 @@
 
 /*
  * One group's matrix [N,K] of a weight: float32 or, with CODED, a part of a block-scaled matrix,
- * which holds [K,N] if `flipped`. Its values are decoded while panels are packed, without the copy
+ * which holds [K,N] if `transposed`. Its values are decoded while panels are packed, without the copy
  * that dequantize.cl would make.
  */
 #if CODED
@@ -28,8 +28,8 @@ typedef struct matrix {
     float whole;
 } matrix;
 
-static inline matrix matrix_of(WEIGHT_ARGUMENTS, int axis, int flipped, ulong g, int n, int k) {
-    const int rows = flipped ? k : n, columns = flipped ? n : k;
+static inline matrix matrix_of(WEIGHT_ARGUMENTS, int axis, int transposed, ulong g, int n, int k) {
+    const int rows = transposed ? k : n, columns = transposed ? n : k;
     const ulong across = (columns + BLOCK - 1) / BLOCK, halves = (columns + 1) / 2;
     const blocks as = {w,
                        scale,
@@ -54,7 +54,7 @@ typedef struct matrix {
     ulong stride;
 } matrix;
 
-static inline matrix matrix_of(WEIGHT_ARGUMENTS, int axis, int flipped, ulong g, int n, int k) {
+static inline matrix matrix_of(WEIGHT_ARGUMENTS, int axis, int transposed, ulong g, int n, int k) {
     return (matrix){w + g * n * k, k};
 }
 
@@ -131,10 +131,10 @@ DEFINE_PACK(pack_straight, matrix, load_rounded)
 
 /* Packs the panels of forward: columns of the result are rows of the weight, and dots run along its
  * columns. */
-static inline void pack_forward(matrix w, int flipped, int column, int first, int columns, int used,
-                                int height, PANEL vec *panel) {
+static inline void prepack_forward(matrix w, int transposed, int column, int first, int columns,
+                                   int used, int height, PANEL vec *panel) {
 #if CODED
-    if (flipped) {
+    if (transposed) {
         pack_straight(w, first, column, columns, used, height, panel);
         return;
     }
@@ -143,10 +143,10 @@ static inline void pack_forward(matrix w, int flipped, int column, int first, in
 }
 
 /* Packs the panels of dgrad: columns of the result are columns of the weight. */
-static inline void pack_dgrad(matrix w, int flipped, int column, int first, int columns, int used,
-                              int height, PANEL vec *panel) {
+static inline void prepack_dgrad(matrix w, int transposed, int column, int first, int columns,
+                                 int used, int height, PANEL vec *panel) {
 #if CODED
-    if (flipped) {
+    if (transposed) {
         pack_transposed(w, column, first, columns, used, height, panel);
         return;
     }

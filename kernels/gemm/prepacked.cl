@@ -32,7 +32,7 @@
 #if WIDTH == PACKED
 typedef enum prepack { FORWARD, DGRAD, GATED } prepack;
 
-/* Packs w[G,N,K]. GATED packs w[G,2I,K], gates first, I = width, not flipped. */
+/* Packs w[G,N,K]. GATED packs w[G,2I,K], gates first, I = width, not transposed. */
 INLINED void pack(prepack of, WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_args args) {
     const int all = of == FORWARD ? args.n : of == DGRAD ? args.k : args.width;
     const int wide =
@@ -40,13 +40,13 @@ INLINED void pack(prepack of, WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_ar
     const int column = get_group_id(0) * args.panels * wide,
               columns = min(args.panels * wide, all - column);
     const ulong blocks = (all + wide - 1) / wide, g = get_group_id(1);
-    const matrix weight = matrix_of(w, scale, whole, args.axis, args.flipped, g,
+    const matrix weight = matrix_of(w, scale, whole, args.axis, args.transposed, g,
                                     of == GATED ? 2 * args.width : args.n, args.k);
     panel += (g * blocks + column / wide) * args.height * WIDTH;
     if (of == FORWARD)
-        pack_forward(weight, args.flipped, column, 0, columns, args.k, args.height, panel);
+        prepack_forward(weight, args.transposed, column, 0, columns, args.k, args.height, panel);
     else if (of == DGRAD)
-        pack_dgrad(weight, args.flipped, column, 0, columns, args.n, args.height, panel);
+        prepack_dgrad(weight, args.transposed, column, 0, columns, args.n, args.height, panel);
 #if WIDTH % 2 == 0
     else
         pack_gated(weight, column, columns, args.width, 0, 0, args.k, args.height, panel);
@@ -59,10 +59,10 @@ INLINED void pack(prepack of, WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_ar
     KERNEL void name(WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_args args) {                  \
         pack(of, w, scale, whole, panel, args);                                                    \
     }
-PACK(gemm_pack_forward, FORWARD)
-PACK(gemm_pack_dgrad, DGRAD)
+PACK(gemm_prepack_forward, FORWARD)
+PACK(gemm_prepack_dgrad, DGRAD)
 #if WIDTH % 2 == 0
-PACK(gemm_pack_gated, GATED)
+PACK(gemm_prepack_gated, GATED)
 #endif
 #endif
 
@@ -100,9 +100,9 @@ static inline prefetch_plan prefetch_next(panel_run s, int done, int depth, int 
 
 /* c[m,:] = sum_p a[m,p] panel[g,:,p] + bias: `width` columns of c at stride ldc; `reduction` values
  * of each row of a at stride lda. */
-KERNEL void gemm_packed(global const uint *ends, global const value *a, global const vec *panel,
-                        global const float *bias, global float *c, moert_gemm_args args,
-                        local element *transposed) {
+KERNEL void gemm_prepacked(global const uint *ends, global const value *a, global const vec *panel,
+                           global const float *bias, global float *c, moert_gemm_args args,
+                           local element *transposed) {
     const uint own = args.skip + get_group_id(1), g = args.start + own;
     const span part = group_part(ends, g, args.shared, args.rows, get_group_id(0), args.split);
     const int column = column_block() * args.panels * COLUMNS,
@@ -131,11 +131,12 @@ KERNEL void gemm_packed(global const uint *ends, global const value *a, global c
 }
 
 #if PACKED % 2 == 0
-/* gemm_glu_forward of gemm.cl with panels of gemm_pack_gated or, interleaved, of
- * gemm_pack_forward. */
-KERNEL void gemm_packed_glu(global const uint *ends, global const value *x, global const vec *panel,
-                            global const float *bias, global float *v, global const float *prob,
-                            global void *h, moert_gemm_args args, local element *transposed) {
+/* gemm_glu_forward of gemm.cl with panels of gemm_prepack_gated or, interleaved, of
+ * gemm_prepack_forward. */
+KERNEL void gemm_prepacked_glu(global const uint *ends, global const value *x,
+                               global const vec *panel, global const float *bias, global float *v,
+                               global const float *prob, global void *h, moert_gemm_args args,
+                               local element *transposed) {
     const uint g = args.skip + get_group_id(1);
     const span part = group_part(ends, g, args.shared, args.rows, get_group_id(0), args.split);
     const int column = column_block() * args.panels * PAIR_WIDTH,

@@ -12,7 +12,8 @@
 
 /* The sum or the maximum of x over the row groups of a work-group, in their order. All work-items
  * must call together. `of_groups` has one float for each row group. */
-static inline float join_row_groups(float x, bool largest, int row_groups, local float *of_groups) {
+static inline float reduce_row_groups(float x, bool largest, int row_groups,
+                                      local float *of_groups) {
     barrier(CLK_LOCAL_MEM_FENCE); /* all items have read the previous values */
     if (is_first_item())
         of_groups[row_group_index()] = x;

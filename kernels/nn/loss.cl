@@ -265,11 +265,11 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
         scan_tiles(TILES, &found, x);
     }
     const float most =
-        join_row_groups(max_lanes(found.most, row_group), true, GROUPS_PER_ROW, of_groups);
+        reduce_row_groups(max_lanes(found.most, row_group), true, GROUPS_PER_ROW, of_groups);
     const float own = (found.lanes.x + found.lanes.y + found.lanes.z + found.lanes.w) *
                       exp2((found.most - most) * M_LOG2E_F);
-    const float sum = join_row_groups(sum_lanes((vec)(own, 0.0f, 0.0f, 0.0f), row_group), false,
-                                      GROUPS_PER_ROW, of_groups);
+    const float sum = reduce_row_groups(sum_lanes((vec)(own, 0.0f, 0.0f, 0.0f), row_group), false,
+                                        GROUPS_PER_ROW, of_groups);
     const row_slope s = {most, factor / sum, factor, target};
     if (factor == 0.0f)
         return log(sum) - (chosen - most);

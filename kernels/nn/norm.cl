@@ -10,13 +10,13 @@
  *
  * y and dx are float32 matrices, bf16 matrices, or both, as RESULTS says; all others are float32.
  * All are row-major without padding; W is any positive number. A piece is `block` rows of a
- * sequence, counted from its first row. On CPUs a piece is a whole sequence; on GPUs norm_join adds
+ * sequence, counted from its first row. On CPUs a piece is a whole sequence; on GPUs norm_sum_pieces adds
  * the pieces of each sequence.
  *
  * A row group owns `block` rows (forward, dx), or COLUMNS columns of a piece (partial), and reads
  * rows twice. If STEPS is not 0, GROUPS_PER_ROW row groups own a row together and keep it in
  * registers, and norm_gradients computes dx and a piece in one pass. Local memory on GPUs: 132
- * bytes for each row group; 16 KiB (norm_join).
+ * bytes for each row group; 16 KiB (norm_sum_pieces).
  *
  * If ROTATED is 1, rows are heads, `heads` for each token of a sequence of `length`. y is rotated
  * by the token's position, as by rope.cl; dy is rotated back before it is used. For this an item
@@ -39,7 +39,7 @@
 #error "COLUMNS, STEPS, GROUPS_PER_ROW, RESULTS and ROTATED must be defined"
 #endif
 #define COLUMN_VECS     (COLUMNS / VEC)
-#define JOIN_ROW_GROUPS 32 /* of norm_join */
+#define JOIN_ROW_GROUPS 32 /* of norm_sum_pieces */
 
 /* Writes the first n lanes of x at offset `at` of the result matrices. */
 static inline void store_results(vec x, global float *y, global ushort *bf16, ulong at, int n) {
@@ -155,7 +155,7 @@ static inline void load_rows(vec parts[ROWS][STEPS], global const float *p, ulon
 
 static inline float sum_row(vec x, local float (*row_group)[MOERT_ITEMS], local float *of_groups) {
     const float own = sum_lanes(x, row_group[row_group_index()]);
-    return GROUPS_PER_ROW > 1 ? join_row_groups(own, false, GROUPS_PER_ROW, of_groups) : own;
+    return GROUPS_PER_ROW > 1 ? reduce_row_groups(own, false, GROUPS_PER_ROW, of_groups) : own;
 }
 
 /* The sums of ROWS rows' lanes. The rows take each step of the tree together, to hide its
@@ -305,7 +305,7 @@ void norm_gradients(global const float *x, global const float *weight, global co
 /* partial[s,c] = the sum of sequence s's pieces. Each row group adds every JOIN_ROW_GROUPS-th
  * piece. */
 KERNEL_OF(JOIN_ROW_GROUPS)
-void norm_join(global const float *piece, global float *partial, moert_norm_args args) {
+void norm_sum_pieces(global const float *piece, global float *partial, moert_norm_args args) {
     SUMS_OF(JOIN_ROW_GROUPS);
     const int column = get_group_id(0) * VEC, n = args.width - column;
     const ulong end = (get_group_id(1) + 1) * args.pieces;

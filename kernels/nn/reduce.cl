@@ -10,10 +10,10 @@
  *                 (begin, length, block). A launch covers the blocks from `first_block` on, of the
  *                 tensors [first_tensor, last) of the buffer x. A block is BLOCK floats, counted
  *                 from its tensor's start, so that a sum does not depend on where the tensor lies.
- *   join_blocks   sum[i] = the sum over the blocks of tensor i
+ *   sum_blocks   sum[i] = the sum over the blocks of tensor i
  *
  * A row group owns COLUMNS columns of all nodes (tree_reduce) or one block (sum_squares);
- * ROW_GROUPS row groups add the blocks of a tensor (join_blocks). Local memory: one number for each
+ * ROW_GROUPS row groups add the blocks of a tensor (sum_blocks). Local memory: one number for each
  * item (sums of squares), up to 2 KiB. Sums of squares are double if the device has float64
  * (MOERT_FP64).
  *
@@ -149,8 +149,8 @@ KERNEL void sum_squares(global const float *restrict x, global const ulong *rest
 }
 
 KERNEL_OF(ROW_GROUPS)
-void join_blocks(global const ulong *restrict table, global const real *restrict block_sum,
-                 global real *restrict sum) {
+void sum_blocks(global const ulong *restrict table, global const real *restrict block_sum,
+                global real *restrict sum) {
     local real sums[JOIN_ITEMS];
     ulong tensor = get_group_id(0), end = table[3 * tensor + 5];
     int item = row_group_index() * MOERT_ITEMS + item_index();

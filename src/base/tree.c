@@ -40,8 +40,8 @@ static float *evaluate(size_t total, moert_tree_node node, const moert_tree_node
     return left;
 }
 
-void moert_tree_join(size_t total, const moert_tree_node *nodes, float *const *rows, size_t count,
-                     float *sum, size_t n) {
+void moert_tree_sum_nodes(size_t total, const moert_tree_node *nodes, float *const *rows,
+                          size_t count, float *sum, size_t n) {
     if (count == 0) {
         memset(sum, 0, n * sizeof *sum);
         return;

@@ -39,5 +39,5 @@ size_t moert_tree_nodes(moert_span span, moert_tree_node nodes[MOERT_TREE_MAX_NO
  * nodes[i]. The nodes must cover all leaves of `total` exactly once. The call overwrites the rows.
  * `sum` may be rows[0].
  */
-void moert_tree_join(size_t total, const moert_tree_node *nodes, float *const *rows, size_t count,
-                     float *sum, size_t n);
+void moert_tree_sum_nodes(size_t total, const moert_tree_node *nodes, float *const *rows,
+                          size_t count, float *sum, size_t n);

@@ -154,8 +154,8 @@ static moert_status finish_round(moert_tree_sum *sum) {
     for (size_t i = 0; i < own_nodes(sum); i++)
         sum->rows[sum->first_node[rank] + i] = sum->node_rows + i * n + start;
     if (width > 0)
-        moert_tree_join(sum->total, sum->nodes, sum->rows, sum->node_count, sum->node_rows + start,
-                        width);
+        moert_tree_sum_nodes(sum->total, sum->nodes, sum->rows, sum->node_count,
+                             sum->node_rows + start, width);
     sum->summed += sum->columns;
     return sum->posted < sum->widest ? post_round(sum) : MOERT_OK;
 }

@@ -154,7 +154,7 @@ moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device) 
                           first[SUMS_IN_TILES_BY_OPTION], first[SUMS_ONE_BY_ONE]);
     if (first[SUMS_ONE_BY_ONE] == ranks || mine != SUMS_IN_TILES)
         return MOERT_OK;
-    moert_device_forgo_tiles(device);
+    moert_device_disable_tiles(device);
     if (moert_comm_rank(comm) == first[SUMS_IN_TILES])
         MOERT_WARN("bf16 GEMMs run without AMX, since rank %zu has none or does not use it",
                    first[SUMS_ONE_BY_ONE]);

@@ -59,7 +59,7 @@ bool moert_cpu_has_tiles(void);
 bool moert_device_sums_in_tiles(const moert_device_info *info);
 
 /* Stops the device's GEMMs from using AMX: for ranks of which not all have it. */
-void moert_device_forgo_tiles(moert_device *device);
+void moert_device_disable_tiles(moert_device *device);
 
 /* Selects a value by the form of the device's kernels. */
 static inline size_t moert_by_form(const moert_device *device, size_t cpu, size_t gpu) {
@@ -160,7 +160,7 @@ moert_status moert_device_flush(moert_device *device);
 
 /*
  * A second in-order queue, for kernels that wait for other devices or move rows between them. Only
- * events (device/staging.h) order commands of the two queues. moert_device_turn(device, true)
+ * events (device/staging.h) order commands of the two queues. moert_device_use_queue(device, true)
  * selects the second queue for all later commands, `false` the first. moert_device_finish waits for
  * both.
  *
@@ -168,26 +168,26 @@ moert_status moert_device_flush(moert_device *device);
  * recording, and in a profile without an observer. Then all commands go to the first.
  */
 bool moert_device_has_second_queue(const moert_device *device);
-moert_status moert_device_turn(moert_device *device, bool aside);
+moert_status moert_device_use_queue(moert_device *device, bool aside);
 
 /*
- * moert_device_spare reserves `units` compute units. Persistent kernels launched later use the
+ * moert_device_reserve_units reserves `units` compute units. Persistent kernels launched later use the
  * rest, moert_device_units().
  *
  * moert_device_share launches such a kernel by run(work, units, counts). `counts` are two uint32 on
- * the device, 0 at first, by which the kernel's work-groups take tiles. moert_device_join_in, on
+ * the device, 0 at first, by which the kernel's work-groups take tiles. moert_device_run_shared, on
  * the queue in use, launches it once more on the reserved units, with the same counts. The kernel's
  * work must be complete when its first launch ends. Without reserved units, and for more works than
- * MOERT_MOST_SHARES (device/internal.h), `run` is called once, with NULL for counts.
+ * MOERT_MOST_SHARED_WORKS (device/internal.h), `run` is called once, with NULL for counts.
  */
 typedef moert_status (*moert_work)(const void *work, unsigned units, moert_buffer *counts);
-void moert_device_spare(moert_device *device, unsigned units);
+void moert_device_reserve_units(moert_device *device, unsigned units);
 unsigned moert_device_units(const moert_device *device);
 /* Copies work[bytes]. Errors: those of `run`, ERROR_MEMORY, ERROR_DEVICE. */
 moert_status moert_device_share(moert_device *device, moert_work run, const void *work,
                                 size_t bytes);
-/* Launches again all work that was shared since moert_device_spare. */
-moert_status moert_device_join_in(moert_device *device);
+/* Launches again all work that was shared since moert_device_reserve_units. */
+moert_status moert_device_run_shared(moert_device *device);
 
 /* ---- NVIDIA GPUs from sm_90 on: local memory, and tensors for TMA ---- */
 

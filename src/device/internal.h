@@ -32,7 +32,7 @@ typedef struct moert_shared_work {
     struct moert_event *ready; /* the work's inputs and zero counts are there */
     moert_buffer *counts;      /* kept for the next work */
 } moert_shared_work;
-enum { MOERT_MOST_SHARES = 4, MOERT_COUNTS_BYTES = 2 * sizeof(cl_uint) };
+enum { MOERT_MOST_SHARED_WORKS = 4, MOERT_COUNTS_BYTES = 2 * sizeof(cl_uint) };
 
 struct moert_device {
     cl_context context;
@@ -41,9 +41,9 @@ struct moert_device {
     cl_command_queue other; /* not in use; NULL until the second queue exists */
     bool second_in_use;
     bool both_used;        /* `other` may have commands that have not ended */
-    unsigned spared_units; /* reserved by moert_device_spare */
+    unsigned spared_units; /* reserved by moert_device_reserve_units */
     size_t shared_count;
-    moert_shared_work shared[MOERT_MOST_SHARES]; /* [shared_count] */
+    moert_shared_work shared[MOERT_MOST_SHARED_WORKS]; /* [shared_count] */
     moert_device_info info;
     moert_program *programs;
     moert_recording *recording;      /* receives the launches, or NULL */

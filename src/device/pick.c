@@ -302,7 +302,7 @@ bool moert_device_sums_in_tiles(const moert_device_info *info) {
            (how == MOERT_BF16_TILES || info->has_tiles);
 }
 
-void moert_device_forgo_tiles(moert_device *device) {
+void moert_device_disable_tiles(moert_device *device) {
     device->info.has_tiles = false;
 }
 

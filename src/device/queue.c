@@ -14,7 +14,7 @@ bool moert_device_has_second_queue(const moert_device *device) {
     return !device->adopted && device->recording == NULL && !device->serial && waits;
 }
 
-moert_status moert_device_turn(moert_device *device, bool aside) {
+moert_status moert_device_use_queue(moert_device *device, bool aside) {
     cl_command_queue before = device->queue;
     cl_command_queue_properties current = 0;
     cl_int code;

@@ -1,5 +1,5 @@
 /* Compute units that are reserved for other kernels, and later join in the work of persistent ones:
- * see moert_device_spare. */
+ * see moert_device_reserve_units. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 #include "device/internal.h"
 #include "device/staging.h"
 
-void moert_device_spare(moert_device *device, unsigned units) {
+void moert_device_reserve_units(moert_device *device, unsigned units) {
     const unsigned all = device->info.compute_units;
     device->spared_units = units < all ? units : all - 1;
     for (; device->shared_count > 0; device->shared_count--) {
@@ -26,7 +26,7 @@ moert_status moert_device_share(moert_device *device, moert_work run, const void
                                 size_t bytes) {
     moert_shared_work *shared = &device->shared[device->shared_count];
     moert_status status;
-    if (device->spared_units == 0 || device->shared_count == MOERT_MOST_SHARES)
+    if (device->spared_units == 0 || device->shared_count == MOERT_MOST_SHARED_WORKS)
         return run(work, moert_device_units(device), NULL);
     /* `ready` follows the clear and everything enqueued before, so also the work's inputs */
     MOERT_TRY(moert_buffer_reserve(device, MOERT_COUNTS_BYTES, &shared->counts));
@@ -43,7 +43,7 @@ release:
     return status;
 }
 
-moert_status moert_device_join_in(moert_device *device) {
+moert_status moert_device_run_shared(moert_device *device) {
     const moert_phase phase = moert_phase_get();
     moert_status status = MOERT_OK;
     for (size_t i = 0; i < device->shared_count && status == MOERT_OK; i++) {
@@ -58,7 +58,7 @@ moert_status moert_device_join_in(moert_device *device) {
 }
 
 void moert_shared_work_release(moert_device *device) {
-    moert_device_spare(device, 0);
-    for (size_t i = 0; i < MOERT_MOST_SHARES; i++)
+    moert_device_reserve_units(device, 0);
+    for (size_t i = 0; i < MOERT_MOST_SHARED_WORKS; i++)
         moert_buffer_destroy(device->shared[i].counts);
 }

@@ -249,7 +249,7 @@ moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_t
     return exchange->engine->send != NULL ? exchange->engine->send(exchange, t, chunk) : MOERT_OK;
 }
 
-moert_status moert_exchange_combine_beside(moert_exchange *exchange, moert_transfer *t) {
+moert_status moert_exchange_combine_overlapped(moert_exchange *exchange, moert_transfer *t) {
     MOERT_TRY(send_unsent(exchange, t));
     return exchange->engine->beside != NULL ? exchange->engine->beside(exchange, t) : MOERT_OK;
 }

@@ -235,9 +235,9 @@ moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_t
  * Optional, after the last chunk is sent: lets work that is enqueued from here on overlap with the
  * rest of the combine, until moert_exchange_combine_join. That work must not touch the combine's
  * windows and targets. Persistent GEMMs leave some compute units of a GPU to the combine
- * (moert_device_spare). An error is local to this rank. Not collective.
+ * (moert_device_reserve_units). An error is local to this rank. Not collective.
  */
-moert_status moert_exchange_combine_beside(moert_exchange *exchange, moert_transfer *transfer);
+moert_status moert_exchange_combine_overlapped(moert_exchange *exchange, moert_transfer *transfer);
 /* The rest of moert_exchange_combine, after the last chunk is sent. After combine_beside, work
  * enqueued next finds slot_target, but `target` only after combine_join. Collective. */
 moert_status moert_exchange_combine_finish(moert_exchange *exchange, const moert_transfer *transfer,

@@ -141,7 +141,7 @@ moert_status moert_kernel_find_addresses(moert_exchange *exchange, const moert_t
     MOERT_TRY(shape_of(t, t->window->width, true, &shape));
     const moert_grid grid = {
         moert_ceil_div(shape.args.rows, moert_by_form(exchange->device, SLOTS, GPU_SLOTS)), 1, 1};
-    return MOERT_RUN(exchange->device, shape.program, "find_places", grid,
+    return MOERT_RUN(exchange->device, shape.program, "find_addresses", grid,
                      MOERT_ARG(t->window->storage.addresses), MOERT_ARG(t->cells->storage.rows),
                      MOERT_ARG(addresses), MOERT_STRUCT(shape.args));
 }
@@ -153,7 +153,7 @@ moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_transf
     MOERT_TRY(shape_of(t, window->width, true, &shape));
     profile_rows(exchange, &shape, 2.0);
     return MOERT_RUN(device, shape.program,
-                     exchange->sums && moert_window_is_bf16(window) ? "send_codes" : "send_rows",
+                     exchange->sums && moert_window_is_bf16(window) ? "send_bf16" : "send_rows",
                      groups_of(device, shape.args.rows, window->stride, GPU_PIECE),
                      MOERT_ARG(window->storage.addresses), MOERT_ARG(t->cells->storage.rows),
                      MOERT_ARG(t->unsent), MOERT_STRUCT(shape.args));
@@ -165,7 +165,7 @@ moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_tra
                                        bool remote) {
     const bool sums = t->cells != NULL, bf16 = moert_window_is_bf16(t->window);
     const char *kernel =
-        sums ? (bf16 ? "sum_codes" : "sum_rows") : (bf16 ? "combine_codes" : "combine_rows");
+        sums ? (bf16 ? "sum_bf16" : "sum_rows") : (bf16 ? "combine_bf16" : "combine_rows");
     moert_device *device = exchange->device;
     moert_shape shape;
     MOERT_TRY(shape_of(t, t->window->columns, remote && !sums, &shape));

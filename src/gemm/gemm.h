@@ -61,13 +61,13 @@ size_t moert_prepacked_need(const moert_device *device, const moert_prepacked_sh
 moert_status moert_prepacked_fill(moert_prepacked *prepacked, const moert_buffer *weight);
 /*
  * Prepacks a block-scaled weight: the values that moert_dequantize_run gives. Its rows form G equal
- * groups; each holds the weight's [N,K] or, with `flipped`, the transpose [K,N]. Payload and scales
+ * groups; each holds the weight's [N,K] or, with `transposed`, the transpose [K,N]. Payload and scales
  * lie as in moert/formats.h, with how.transposed false.
  */
 typedef struct moert_quantized {
     moert_format format;
     moert_axis axis;
-    bool flipped;
+    bool transposed;
     const moert_buffer *q, *scale;
     const moert_buffer *global; /* NVFP4: float32 [G], or NULL = 1 */
     size_t blocks;              /* with COLUMN blocks: row blocks that q and scale have room for */

@@ -77,11 +77,11 @@ moert_status moert_prepacked_fill_quantized(moert_prepacked *prepacked,
     if (prepacked == NULL)
         return MOERT_OK;
     const moert_prepacked_shape *p = &prepacked->shape;
-    if (quantized->flipped && p->use == MOERT_PREPACKED_GATED)
+    if (quantized->transposed && p->use == MOERT_PREPACKED_GATED)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "a transposed weight cannot be prepacked for a GLU");
     const moert_quantizer how = {.format = quantized->format, .axis = quantized->axis};
-    const size_t rows = quantized->flipped ? p->k : p->n,
-                 columns = quantized->flipped ? p->n : p->k;
+    const size_t rows = quantized->transposed ? p->k : p->n,
+                 columns = quantized->transposed ? p->n : p->k;
     const moert_quantized_shape shape = moert_quantized_shape_of(
         &how, p->groups * rows, columns,
         p->groups * moert_ceil_div(rows, moert_format_block(quantized->format)));

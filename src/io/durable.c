@@ -168,7 +168,7 @@ moert_status moert_durable_write_json(const char *path, const json_t *root, size
     return status;
 }
 
-bool moert_same_place(const char *one, const char *other) {
+bool moert_same_file(const char *one, const char *other) {
     struct stat a, b;
     return stat(one, &a) == 0 && stat(other, &b) == 0 && a.st_dev == b.st_dev &&
            a.st_ino == b.st_ino;

@@ -44,7 +44,7 @@ moert_status moert_durable_check(const char *path);
 moert_status moert_durable_settle(const char *temporary, const char *path, moert_status status);
 
 /* Whether both paths exist and are the same file or directory. */
-bool moert_same_place(const char *one, const char *other);
+bool moert_same_file(const char *one, const char *other);
 
 /* Removes a file, or a directory and its contents; removes links without following them. The path
  * may be absent. ERROR_IO. */

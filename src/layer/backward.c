@@ -81,7 +81,7 @@ static moert_status differentiate_experts(moert_layer *layer, moert_transfer *ba
     MOERT_TRY(moert_layer_each_chunk(layer, back, differentiate_chunk));
     if (layer->owns_dy)
         return MOERT_OK;
-    MOERT_TRY(moert_exchange_combine_beside(layer->mesh->exchange, back));
+    MOERT_TRY(moert_exchange_combine_overlapped(layer->mesh->exchange, back));
     return compute_wgrad(layer);
 }
 

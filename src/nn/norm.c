@@ -18,7 +18,7 @@ enum {
     PIECE_BLOCKS = 8,    /* of a piece of norm_gradients */
     PIECE_ROWS = 64,     /* of a piece of norm_partial */
     ROTATED_GRAIN = 8,   /* the norm kernels rotate only rows of a multiple of 8 columns */
-    MOST_PIECES = 1024,  /* of norm_gradients, for norm_join to add; sequences may need more */
+    MOST_PIECES = 1024, /* of norm_gradients, for norm_sum_pieces to add; sequences may need more */
     SPEC_BYTES = 104,
 };
 
@@ -203,7 +203,7 @@ moert_status moert_norm_backward(const moert_norm_gradient *norm) {
     MOERT_TRY(run_pieces(norm, &form, rotated, &c, *norm->scratch));
     char spec[SPEC_BYTES];
     name_program(&form, norm->dx, norm->codes, rotated, spec);
-    return MOERT_RUN(device, spec, "norm_join",
+    return MOERT_RUN(device, spec, "norm_sum_pieces",
                      ((moert_grid){moert_ceil_div(norm->width, STEP), sequences, 1}),
                      MOERT_ARG(*norm->scratch), MOERT_ARG(norm->partial),
                      MOERT_ARGS(moert_norm_args, .pieces = c.pieces, .width = form.columns));

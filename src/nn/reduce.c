@@ -173,7 +173,7 @@ moert_status moert_squares_set_chunks(moert_squares *squares, const double *sum)
 }
 
 moert_status moert_squares_join(moert_squares *squares, double *sum) {
-    MOERT_TRY(MOERT_RUN(squares->device, "nn/reduce", "join_blocks",
+    MOERT_TRY(MOERT_RUN(squares->device, "nn/reduce", "sum_blocks",
                         ((moert_grid){squares->count, 1, 1}), MOERT_ARG(squares->table),
                         MOERT_ARG(squares->chunk_sums), MOERT_ARG(squares->sums)));
     return read_sums(squares, squares->sums, squares->count, sum);

@@ -79,7 +79,7 @@ static moert_status make_conversion(moert_op *op, moert_conversion *c) {
     MOERT_TRY(make_values(op, c));
     if (no_values && q->scales == MOERT_SCALES_LINEAR)
         return MOERT_OK;
-    if (q->flipped && !no_values)
+    if (q->transposed && !no_values)
         MOERT_TRY(add_buffer(op, q->rows * q->columns, moert_dtype_bits(c->type) / 8, &c->stored));
     if (!q->by_ends && q->groups > 0) {
         MOERT_TRY(add_buffer(op, q->groups, sizeof(uint32_t), &c->ends));
@@ -167,7 +167,7 @@ static moert_status load(const moert_quant_backend *by, const moert_op_buffers *
         MOERT_TRY(
             by->transpose(&(moert_transpose){1, q->blocks, q->width, 1, c->scale, c->transposed}));
     MOERT_TRY(moert_decode_suits(&job, !q->by_ends) ? moert_decode(&job) : by->dequantize(&job));
-    if (q->flipped)
+    if (q->transposed)
         MOERT_TRY(
             by->transpose(&(moert_transpose){q->groups, q->rows / q->groups, q->columns,
                                              moert_dtype_bits(c->type) / 8, c->stored, values}));

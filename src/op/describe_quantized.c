@@ -198,11 +198,11 @@ static size_t room(const moert_op *op, const moert_op_quantized *q, size_t unit)
 /* The payload's matrix of a weight: [groups * N, K] or, transposed, [groups * K, N]. */
 static void shape_weight(const moert_op *op, moert_op_quantized *q) {
     const moert_op_options *o = &op->options;
-    q->flipped = q->how.transposed;
+    q->transposed = q->how.transposed;
     q->groups = o->weight.discrete ? 1 : o->groups;
-    q->rows = q->groups * (q->flipped ? o->k : o->n);
-    q->columns = q->flipped ? o->n : o->k;
-    if (q->flipped && q->how.axis != MOERT_AXIS_TILE) /* the axis in the transpose */
+    q->rows = q->groups * (q->transposed ? o->k : o->n);
+    q->columns = q->transposed ? o->n : o->k;
+    if (q->transposed && q->how.axis != MOERT_AXIS_TILE) /* the axis in the transpose */
         q->how.axis = q->how.axis == MOERT_AXIS_ROW ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW;
     q->how.transposed = false;
 }

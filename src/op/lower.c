@@ -211,7 +211,7 @@ const char *moert_op_plan(moert_op *op) {
             .direct = !q->result,
             .quantized = {.format = q->how.format,
                           .axis = q->how.axis,
-                          .flipped = q->flipped || q->how.transposed,
+                          .transposed = q->transposed || q->how.transposed,
                           .blocks = q->blocks},
         };
     }

@@ -37,7 +37,7 @@ typedef struct moert_op_quantized {
     moert_op_buffer payload, scale, global; /* MOERT_OP_BUFFERS: no such buffer */
     bool result;
     bool by_ends;                 /* the groups are those of the op; otherwise of equal size */
-    bool flipped;                 /* each group holds the transpose of the operand's matrix */
+    bool transposed;              /* each group holds the transpose of the operand's matrix */
     moert_quantizer how;          /* with the axis of this matrix; rounding is not AUTO */
     size_t groups, rows, columns; /* of one buffer */
     size_t blocks;                /* row blocks that payload and scales have room for */
@@ -56,7 +56,7 @@ typedef struct moert_conversion {
     moert_quantized quantized;           /* these, or */
     moert_quantized *discrete_quantized; /* with discrete weights, these: [G] */
     moert_dtype type;                    /* of the dequantized values */
-    moert_buffer *stored;                /* flipped: values in the order of the payload */
+    moert_buffer *stored;                /* transposed: values in the order of the payload */
     moert_buffer *ends;                  /* of groups of equal size */
     moert_buffer *block_ends;            /* for tiled scales of COLUMN blocks */
     moert_buffer *scale;                 /* linear copy of tiled scales */

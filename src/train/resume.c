@@ -83,7 +83,7 @@ static moert_status check_directory(const moert_trainer *t, const char *director
                                     uint64_t newest) {
     const char *from = t->options->resume;
     char *parent = from != NULL ? moert_text_format("%s/..", from) : NULL;
-    const bool goes_on = parent != NULL && moert_same_place(parent, directory);
+    const bool goes_on = parent != NULL && moert_same_file(parent, directory);
     free(parent);
     if (goes_on || t->options->steps == 0)
         return MOERT_OK;

@@ -44,7 +44,7 @@ enum { STORES = 8, DIRECT = RESULT == IS_F32 ? !KEEPS_F32 : 0, STORES_V = KEEPS_
 
 typedef struct epilogue {
     global const float *alpha, *beta, *factor;
-    ulong factor_stride;
+    ulong row_scale_stride;
     global const uchar *bias;
     global int *amax;
     global uchar *v;
@@ -58,7 +58,7 @@ static inline epilogue epilogue_of(global const float *alpha, global const float
     return (epilogue){alpha,
                       beta,
                       factor,
-                      args.factor_stride,
+                      args.row_scale_stride,
                       bias,
                       amax,
                       v,
@@ -127,7 +127,7 @@ static inline lines lines_of(tile t, epilogue e) {
     UNROLL_FOR(int i = 0; i < 2; i++) {
         l.at[i] = t.line + (int)(get_local_id(0) % 32 / 4) + 8 * i;
         l.used[i] = l.at[i] < t.end;
-        l.factor[i] = FACTOR && l.used[i] ? e.factor[l.at[i] * e.factor_stride] : 1.0f;
+        l.factor[i] = FACTOR && l.used[i] ? e.factor[l.at[i] * e.row_scale_stride] : 1.0f;
     }
     return l;
 }

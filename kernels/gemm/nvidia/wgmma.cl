@@ -319,8 +319,8 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_gemm(
     tensor_map a, tensor_map b, tensor_map old, global uchar *c, global const uint *group_ends,
     global const float *alpha, global const float *beta, global const float *factor,
     global const uchar *bias, global int *amax, global uchar *v, moert_nvidia_gemm_args args,
-    global const uchar *a_codes, global const uchar *a_scales, global uint4 *a_numbers,
-    global const uchar *b_codes, global const uchar *b_scales, global uint4 *b_numbers,
+    global const uchar *a_codes, global const uchar *a_scales, global uint4 *a_dtypes,
+    global const uchar *b_codes, global const uchar *b_scales, global uint4 *b_dtypes,
     global uint *counts) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
@@ -345,8 +345,8 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_gemm(
                     MAP_ADDRESS(nvidia_gemm, 2), base, (local tile *)(arena + TILES_AT), ends,
                     whole, counts);
         else if (CODED && thread >= 32)
-            decode_ahead(s, (quantized){a_codes, a_scales, a_numbers},
-                         (quantized){b_codes, b_scales, b_numbers}, ends, counts);
+            decode_ahead(s, (quantized){a_codes, a_scales, a_dtypes},
+                         (quantized){b_codes, b_scales, b_dtypes}, ends, counts);
         if (COUNTED)
             leave(counts);
     } else {

@@ -33,8 +33,8 @@ struct moert_beacon {
     int socket;
     size_t me, hosts;
     uint64_t key;
-    moert_beacon_place *places; /* [hosts] */
-    contact *contacts;          /* [hosts] */
+    moert_beacon_address *places; /* [hosts] */
+    contact *contacts;            /* [hosts] */
 };
 
 /* Lists the IPv4 addresses of interfaces that are up, except loopback; at most as many as fit. */
@@ -56,7 +56,7 @@ static moert_status list_addresses(uint32_t addresses[MOERT_BEACON_ADDRESSES]) {
     return MOERT_OK;
 }
 
-static moert_status open_socket(moert_beacon *beacon, moert_beacon_place *place) {
+static moert_status open_socket(moert_beacon *beacon, moert_beacon_address *place) {
     struct sockaddr_in any = {.sin_family = AF_INET};
     socklen_t size = sizeof any;
     int on = 1;
@@ -71,10 +71,10 @@ static moert_status open_socket(moert_beacon *beacon, moert_beacon_place *place)
 }
 
 moert_status moert_beacon_open(size_t me, size_t hosts, moert_beacon **out,
-                               moert_beacon_place *place) {
+                               moert_beacon_address *place) {
     moert_status status;
     moert_beacon *beacon;
-    moert_beacon_place found = {0};
+    moert_beacon_address found = {0};
     MOERT_TRY(MOERT_NEW(&beacon));
     *beacon = (moert_beacon){.socket = -1, .me = me, .hosts = hosts};
     MOERT_TRY_OR(undo, MOERT_NEW_ARRAY(&beacon->places, hosts));
@@ -88,7 +88,7 @@ undo:
     return status;
 }
 
-void moert_beacon_aim(moert_beacon *beacon, const moert_beacon_place *places) {
+void moert_beacon_aim(moert_beacon *beacon, const moert_beacon_address *places) {
     memcpy(beacon->places, places, beacon->hosts * sizeof *places);
     beacon->key = places[0].key;
 }
@@ -110,7 +110,7 @@ void moert_beacon_send(moert_beacon *beacon, const void *data, size_t bytes) {
     datagram message = {.key = beacon->key, .host = beacon->me};
     memcpy(message.data, data, bytes);
     for (size_t h = 0; h < beacon->hosts; h++) {
-        const moert_beacon_place *place = &beacon->places[h];
+        const moert_beacon_address *place = &beacon->places[h];
         if (h == beacon->me || place->port == 0)
             continue;
         for (size_t i = 0; i < MOERT_BEACON_ADDRESSES && place->addresses[i] != 0; i++)
@@ -132,9 +132,9 @@ bool moert_beacon_receive(moert_beacon *beacon, size_t *host, void *data, size_t
             message.host >= beacon->hosts || message.host == beacon->me)
             continue;
         /* from now on send to this host only at the address of this datagram */
-        moert_beacon_place *place = &beacon->places[message.host];
+        moert_beacon_address *place = &beacon->places[message.host];
         contact *known = &beacon->contacts[message.host];
-        *place = (moert_beacon_place){
+        *place = (moert_beacon_address){
             .key = place->key, .addresses = {from.sin_addr.s_addr}, .port = from.sin_port};
         known->firewall |= known->refused;
         known->received++;
@@ -169,7 +169,7 @@ bool moert_beacon_refused(moert_beacon *beacon, size_t *host) {
     struct sockaddr_in whom;
     while (next_refusal(beacon, &whom)) {
         for (size_t h = 0; h < beacon->hosts; h++) {
-            const moert_beacon_place *place = &beacon->places[h];
+            const moert_beacon_address *place = &beacon->places[h];
             contact *known = &beacon->contacts[h];
             if (known->received == 0 || place->addresses[0] != whom.sin_addr.s_addr ||
                 place->port != whom.sin_port)

@@ -17,20 +17,20 @@
 enum { MOERT_BEACON_ADDRESSES = 8, MOERT_BEACON_BYTES = 256 };
 
 /* The addresses of a host's beacon. All zero: it has none. */
-typedef struct moert_beacon_place {
+typedef struct moert_beacon_address {
     uint64_t key;                               /* the first host's key is that of the job */
     uint32_t addresses[MOERT_BEACON_ADDRESSES]; /* in network order, like the port; 0 ends them */
     uint16_t port;
-} moert_beacon_place;
+} moert_beacon_address;
 
 typedef struct moert_beacon moert_beacon;
 
 /* Opens the beacon of host `me` of `hosts`; *place = its addresses. ERROR_COMM (no socket),
  * ERROR_MEMORY. */
 moert_status moert_beacon_open(size_t me, size_t hosts, moert_beacon **beacon,
-                               moert_beacon_place *place);
+                               moert_beacon_address *place);
 /* Sets the addresses of all hosts, places[hosts]. */
-void moert_beacon_aim(moert_beacon *beacon, const moert_beacon_place *places);
+void moert_beacon_aim(moert_beacon *beacon, const moert_beacon_address *places);
 
 /* Sends at most MOERT_BEACON_BYTES to all others. Does not block. */
 void moert_beacon_send(moert_beacon *beacon, const void *data, size_t bytes);

@@ -231,7 +231,7 @@ static moert_status share_table(moert_watchdog *watchdog) {
  * hosts receive no notes from this one. Collective. */
 static moert_status light_beacon(moert_watchdog *watchdog) {
     moert_comm *comm = watchdog->comm;
-    moert_beacon_place mine = {0}, *all = NULL;
+    moert_beacon_address mine = {0}, *all = NULL;
     if (comm->node_count == 1)
         return MOERT_OK;
     if (comm->node_rank == 0 && watchdog->table != NULL &&

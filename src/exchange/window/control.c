@@ -72,14 +72,14 @@ moert_status moert_control_pass(moert_exchange *exchange, moert_status status) {
     return control->flags != NULL ? moert_flags_barrier(control->flags) : MOERT_OK;
 }
 
-moert_status moert_control_fetch(moert_exchange *exchange) {
+moert_status moert_control_fetch_verdict(moert_exchange *exchange) {
     const moert_control *control = exchange->state;
-    return control->flags != NULL ? moert_flags_fetch(control->flags) : MOERT_OK;
+    return control->flags != NULL ? moert_flags_fetch_verdict(control->flags) : MOERT_OK;
 }
 
-moert_status moert_control_check(moert_exchange *exchange) {
+moert_status moert_control_check_verdict(moert_exchange *exchange) {
     const moert_control *control = exchange->state;
-    return control->flags != NULL ? moert_flags_check(control->flags) : MOERT_OK;
+    return control->flags != NULL ? moert_flags_check_verdict(control->flags) : MOERT_OK;
 }
 
 /* ---- the start-up test ---- */
@@ -124,9 +124,9 @@ static moert_status probe(moert_exchange *exchange) {
         MOERT_TRY_OR(release, moert_control_pass(exchange,
                                                  status)); /* before anyone writes the next round */
     }
-    MOERT_TRY_OR(release, moert_control_fetch(exchange));
+    MOERT_TRY_OR(release, moert_control_fetch_verdict(exchange));
     MOERT_TRY_OR(release, moert_device_finish(exchange->device));
-    status = moert_control_check(exchange);
+    status = moert_control_check_verdict(exchange);
 release:
     moert_buffer_destroy(wrong);
     return status;

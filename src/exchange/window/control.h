@@ -33,8 +33,8 @@ moert_status moert_control_barrier(moert_exchange *exchange, moert_status status
 /* A barrier of the devices, by their hosts or by flags: what they stored before is visible to all
  * after it. If a rank's status is a failure, all return it instead. */
 moert_status moert_control_pass(moert_exchange *exchange, moert_status status);
-/* Entries of moert_engine. moert_control_fetch does not wait for the second queue. */
+/* Entries of moert_engine. moert_control_fetch_verdict does not wait for the second queue. */
 moert_status moert_control_gather(moert_exchange *exchange, const void *mine, size_t bytes,
                                   void *all);
-moert_status moert_control_fetch(moert_exchange *exchange);
-moert_status moert_control_check(moert_exchange *exchange);
+moert_status moert_control_fetch_verdict(moert_exchange *exchange);
+moert_status moert_control_check_verdict(moert_exchange *exchange);

@@ -41,7 +41,7 @@ static moert_status join_window(moert_exchange *exchange) {
 
 static moert_status fetch_window(moert_exchange *exchange) {
     MOERT_TRY(join_window(exchange)); /* a combine on the second queue is earlier work */
-    return moert_control_fetch(exchange);
+    return moert_control_fetch_verdict(exchange);
 }
 
 bool moert_window_saves(const moert_plan *plan, size_t row_bytes, bool fused) {
@@ -122,10 +122,10 @@ static moert_status branch_window(moert_exchange *exchange, moert_transfer *t) {
     if (!t->beside || !moert_device_has_second_queue(exchange->device))
         return MOERT_OK;
     MOERT_TRY(join_window(exchange));
-    MOERT_TRY(moert_device_turn(exchange->device, true));
-    MOERT_TRY(moert_device_turn(exchange->device, false));
+    MOERT_TRY(moert_device_use_queue(exchange->device, true));
+    MOERT_TRY(moert_device_use_queue(exchange->device, false));
     MOERT_TRY(moert_event_record(exchange->device, &control->combine_start));
-    moert_device_spare(exchange->device, spared_units(exchange));
+    moert_device_reserve_units(exchange->device, spared_units(exchange));
     return MOERT_OK;
 }
 
@@ -142,16 +142,17 @@ static moert_status combine_aside(moert_exchange *exchange, const moert_transfer
     MOERT_TRY(moert_kernel_combine_slots(exchange, t, true));
     MOERT_TRY(moert_event_record(exchange->device, slots));
     MOERT_TRY(moert_kernel_combine_rows(exchange, &rows, true));
-    if (moert_device_join_in(exchange->device) != MOERT_OK) /* the combine's units help the GEMMs */
+    if (moert_device_run_shared(exchange->device) !=
+        MOERT_OK) /* the combine's units help the GEMMs */
         MOERT_INFO("compute units stay idle after a combine: %s", moert_last_error());
     return moert_event_record(exchange->device, &control->combine_end);
 }
 
 static moert_status combine_beside(moert_exchange *exchange, const moert_transfer *t) {
     moert_event *slots = NULL;
-    MOERT_TRY(moert_device_turn(exchange->device, true));
+    MOERT_TRY(moert_device_use_queue(exchange->device, true));
     moert_status status = combine_aside(exchange, t, &slots);
-    status = moert_first(status, moert_device_turn(exchange->device, false));
+    status = moert_first(status, moert_device_use_queue(exchange->device, false));
     if (status == MOERT_OK)
         status = moert_event_follow(slots);
     if (status != MOERT_OK)
@@ -173,7 +174,7 @@ static moert_status combine_window(moert_exchange *exchange, const moert_transfe
     if (status == MOERT_OK && branched)
         status = combine_beside(exchange, t);
     if (branched)
-        moert_device_spare(exchange->device, 0);
+        moert_device_reserve_units(exchange->device, 0);
     drop_event(&control->combine_start);
     if (branched || status != MOERT_OK)
         return status;
@@ -191,7 +192,7 @@ const moert_engine moert_engine_window = {
     .fetch_verdict = fetch_window,
     .beside = branch_window,
     .join = join_window,
-    .check_verdict = moert_control_check,
+    .check_verdict = moert_control_check_verdict,
     .pushes = pushes_window,
     .sends = sends_window,
     .gather = moert_control_gather,

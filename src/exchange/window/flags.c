@@ -94,11 +94,11 @@ moert_status moert_flags_barrier(moert_flags *flags) {
     return moert_device_flush(flags->device); /* the others wait for it */
 }
 
-moert_status moert_flags_fetch(moert_flags *flags) {
+moert_status moert_flags_fetch_verdict(moert_flags *flags) {
     return moert_staging_copy_to_host(flags->verdict, 0, sizeof(verdict));
 }
 
-moert_status moert_flags_check(moert_flags *flags) {
+moert_status moert_flags_check_verdict(moert_flags *flags) {
     verdict *host = moert_staging_host(flags->verdict);
     const verdict seen = *host;
     if (seen.late == 0)

@@ -32,11 +32,11 @@ moert_barrier moert_flags_next(moert_flags *flags);
 moert_barrier moert_flags_nobody(const moert_flags *flags);
 
 /* Enqueues a copy of the verdict on all barriers so far to the host. */
-moert_status moert_flags_fetch(moert_flags *flags);
+moert_status moert_flags_fetch_verdict(moert_flags *flags);
 
 /*
  * Returns the verdict, after that copy: ERROR_COMM if a rank did not reach a barrier in time. The
  * message names that rank, and the phase in which this rank enqueued the barrier. All results since
  * then are invalid. The call clears the verdict.
  */
-moert_status moert_flags_check(moert_flags *flags);
+moert_status moert_flags_check_verdict(moert_flags *flags);

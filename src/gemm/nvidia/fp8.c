@@ -49,11 +49,12 @@ bool moert_nvidia_is_fp8(const moert_gemm *gemm) {
 /* The reduction of a wgrad runs over rows: the blocks must span rows, and bytes of consecutive rows
  * must be contiguous. */
 static bool is_stored_for_wgrad(const moert_nvidia_operand *o) {
-    return o->quantized != NULL && o->quantized->axis == MOERT_AXIS_COLUMN && o->quantized->flipped;
+    return o->quantized != NULL && o->quantized->axis == MOERT_AXIS_COLUMN &&
+           o->quantized->transposed;
 }
 
 static bool is_transposed(const moert_gemm *gemm) {
-    return gemm->weight_quantized != NULL && gemm->weight_quantized->flipped;
+    return gemm->weight_quantized != NULL && gemm->weight_quantized->transposed;
 }
 
 const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gemm *gemm) {

@@ -30,7 +30,7 @@ static moert_status decode(const moert_prepacked *prepacked, const moert_quantiz
     moert_device *device = moert_buffer_device(prepacked->panels);
     moert_buffer *ends = NULL;
     moert_status status;
-    if (quantized->flipped)
+    if (quantized->transposed)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "a transposed weight cannot be prepacked for tensor cores");
     MOERT_TRY(moert_buffer_create(device, shape->groups * sizeof(uint32_t), &ends));
@@ -91,7 +91,7 @@ static bool is_decoded_ahead(const moert_gemm *gemm, const moert_quantized *oper
     if (operand == NULL)
         return true;
     const size_t block = moert_format_block(operand->format);
-    if (operand->flipped || (operand->axis == MOERT_AXIS_COLUMN) != down)
+    if (operand->transposed || (operand->axis == MOERT_AXIS_COLUMN) != down)
         return false;
     /* with row_multiple, groups that break the promise would have blocks without room */
     return !down                               ? columns % (4 * block) == 0

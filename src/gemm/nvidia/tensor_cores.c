@@ -202,7 +202,7 @@ static void add_rest(const moert_gemm *gemm, moert_nvidia_gemm_args *args, call 
     const moert_buffer *lines = gemm->scatter.places != NULL ? gemm->scatter.places : result.buffer;
     args->ldc = result.stride;
     args->first_column = result.first;
-    args->factor_stride = glu->prob_stride;
+    args->row_scale_stride = glu->prob_stride;
     args->ldv = keeps_v(gemm) ? gemm->ldy : 0;
     args->first_end = groups - used;
     args->skip = (uint32_t)gemm->part.first;

@@ -157,7 +157,7 @@ static moert_status run_prepacked(const moert_gemm *gemm, size_t start, bool for
     args.width = (int)width;
     args.reduction = (int)reduction;
     args.height = (int)moert_panel_height(gemm->prepacked, reduction);
-    return MOERT_RUN(device, spec, "gemm_packed", t.grid, MOERT_ARG(gemm->groups.ends),
+    return MOERT_RUN(device, spec, "gemm_prepacked", t.grid, MOERT_ARG(gemm->groups.ends),
                      MOERT_ARG(a), MOERT_ARG(gemm->prepacked->panels),
                      MOERT_ARG(forward ? gemm->bias : NULL), MOERT_ARG(c), MOERT_STRUCT(args),
                      moert_argument_local(t.converted_bytes));
@@ -176,7 +176,7 @@ static moert_status run_rows(const moert_gemm *gemm, size_t start, bool forward)
     moert_gemm_program(device, gemm->type, NULL, quantized, &t.tile, spec);
     moert_gemm_args args = args_of(gemm, start, &t);
     args.axis = quantized != NULL ? (int)quantized->axis : 0;
-    args.flipped = quantized != NULL && quantized->flipped;
+    args.transposed = quantized != NULL && quantized->transposed;
     const moert_argument panels = moert_argument_local(t.local_bytes),
                          converted = moert_argument_local(t.converted_bytes);
     if (forward)
@@ -317,6 +317,6 @@ moert_status moert_portable_gated(const moert_gemm *gemm) {
                                   moert_argument_local(t.converted_bytes),
                                   moert_argument_local(t.local_bytes)};
     const size_t count = MOERT_COUNT(all); /* prepacked panels need no local memory */
-    return moert_launch(device, spec, prepacked ? "gemm_packed_glu" : "gemm_glu_forward", t.grid,
+    return moert_launch(device, spec, prepacked ? "gemm_prepacked_glu" : "gemm_glu_forward", t.grid,
                         all, prepacked ? count - 1 : count);
 }

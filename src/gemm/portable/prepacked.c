@@ -78,8 +78,8 @@ void moert_gemm_program(const moert_device *device, moert_dtype type,
 
 static moert_status fill(const moert_prepacked *prepacked, const moert_buffer *weight,
                          const moert_quantized *quantized) {
-    static const char *const kernels[] = {"gemm_pack_forward", "gemm_pack_dgrad",
-                                          "gemm_pack_gated"};
+    static const char *const kernels[] = {"gemm_prepack_forward", "gemm_prepack_dgrad",
+                                          "gemm_prepack_gated"};
     const moert_prepacked_shape *shape = &prepacked->shape;
     moert_device *device = moert_buffer_device(prepacked->panels);
     const moert_grid grid = {moert_ceil_div(width_of(prepacked), PANELS * columns_of(prepacked)),
@@ -92,7 +92,7 @@ static moert_status fill(const moert_prepacked *prepacked, const moert_buffer *w
                      MOERT_ARG(prepacked->panels),
                      MOERT_ARGS(moert_gemm_args, .n = (int)n, .width = (int)n, .k = (int)shape->k,
                                 .axis = quantized != NULL ? (int)quantized->axis : 0,
-                                .flipped = quantized != NULL && quantized->flipped,
+                                .transposed = quantized != NULL && quantized->transposed,
                                 .height = (int)height_of(prepacked), .panels = PANELS));
 }
 

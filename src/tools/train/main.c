@@ -152,7 +152,7 @@ static moert_status check_out(void) {
         return MOERT_OK;
     char *path;
     MOERT_TRY(moert_text_path(&path, "%s/model", trainer.out));
-    const bool same = model_path != NULL && moert_same_place(model_path, path);
+    const bool same = model_path != NULL && moert_same_file(model_path, path);
     const bool is_file = stat(path, &there) == 0 && !S_ISDIR(there.st_mode);
     free(path);
     if (is_file)

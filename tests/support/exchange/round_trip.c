@@ -314,7 +314,7 @@ static moert_status check_chunks(trip *t) {
 static moert_status combine_beside(const shape *c, trip *t, moert_transfer *back) {
     const size_t x_bytes = t->plan->plan->rows * moert_window_stride(t->x) * sizeof(float);
     MOERT_TRY(moert_buffer_clear(t->slot_target, 0, moert_buffer_bytes(t->slot_target)));
-    MOERT_TRY(moert_exchange_combine_beside(t->exchange, back));
+    MOERT_TRY(moert_exchange_combine_overlapped(t->exchange, back));
     for (int i = 0; i < 3; i++)
         MOERT_TRY(moert_buffer_clear(moert_window_rows(t->x), 0, x_bytes));
     MOERT_TRY(moert_exchange_combine_finish(t->exchange, back, MOERT_OK));

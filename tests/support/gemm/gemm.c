@@ -195,7 +195,7 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
             ? pack(&gemm, op == FORWARD ? MOERT_PREPACKED_FORWARD : MOERT_PREPACKED_DGRAD)
             : NULL;
     gemm.prepacked = prepacked;
-    moert_device_spare(test_device, by->spared);
+    moert_device_reserve_units(test_device, by->spared);
     lines scattered = {NULL};
     if (by->runs > 0)
         gemm.scatter = scatter(p->rows, results_of(p, op, a).stride, by->runs, &scattered);
@@ -203,10 +203,10 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
         gemm.part = by->parts ? part_of(p, g) : (moert_part){0};
         ASSERT_OK(run_as((moert_gemm_kind)op, &gemm));
     }
-    ASSERT_OK(moert_device_turn(test_device, true));
-    ASSERT_OK(moert_device_join_in(test_device));
-    ASSERT_OK(moert_device_turn(test_device, false));
-    moert_device_spare(test_device, 0);
+    ASSERT_OK(moert_device_use_queue(test_device, true));
+    ASSERT_OK(moert_device_run_shared(test_device));
+    ASSERT_OK(moert_device_use_queue(test_device, false));
+    moert_device_reserve_units(test_device, 0);
     download_as(gemm.x, a->x, a->x_count, x_type);
     download_as(gemm.y, a->y, a->y_count, y_type);
     download_into(gemm.weight, a->weight, a->weight_count * sizeof(float));

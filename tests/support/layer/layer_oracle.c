@@ -192,7 +192,7 @@ double oracle_layer_loss(const oracle_layer *layer, double *y) {
         double logits[MOST_EXPERTS], p[MOST_EXPERTS], share[MOST_EXPERTS], weight[MOST_EXPERTS];
         route_logits(layer, x, logits);
         oracle_weights(router, logits, index, weight);
-        oracle_share(router, logits, share);
+        oracle_normalised_scores(router, logits, share);
         const double lse = oracle_softmax(logits, router->experts, p);
         memset(row, 0, 2 * hidden * sizeof *row);
         add_experts(layer, layer->sent_x + t * hidden, index, weight, row);

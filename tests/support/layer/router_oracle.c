@@ -37,7 +37,8 @@ void oracle_scores(const moert_router_options *options, const double *logits, do
             scores[e] = sqrt(fmax(logits[e], 0.0) + log1p(exp(-fabs(logits[e]))));
 }
 
-void oracle_share(const moert_router_options *options, const double *logits, double *r) {
+void oracle_normalised_scores(const moert_router_options *options, const double *logits,
+                              double *r) {
     oracle_scores(options, logits, r);
     if (is_softmax(options))
         return;
@@ -77,7 +78,7 @@ static double token_loss(const router_input *input, const int32_t *index, size_t
     oracle_weights(options, logits, index, weight);
     for (size_t k = 0; k < topk; k++)
         loss += (double)input->dweight[t * topk + k] * weight[k];
-    oracle_share(options, logits, r);
+    oracle_normalised_scores(options, logits, r);
     for (size_t e = 0; input->aux != NULL && e < experts; e++)
         loss += (double)input->aux[e] * r[e];
     const double lse = oracle_softmax(logits, experts, r);
@@ -114,7 +115,7 @@ void oracle_load(const router_input *input, const double *logits, const int32_t 
     for (size_t i = 0; i < input->tokens * input->options.topk; i++)
         counts[index[i]]++;
     for (size_t t = 0; t < input->tokens; t++) {
-        oracle_share(&input->options, logits + t * experts, r);
+        oracle_normalised_scores(&input->options, logits + t * experts, r);
         for (size_t e = 0; e < experts; e++)
             mass[e] += r[e];
     }

@@ -12,7 +12,7 @@ void oracle_row(const router_input *input, size_t t, double *logits);
 double oracle_softmax(const double *logits, size_t experts, double *p);
 
 /* r[E], the scores that the load-balancing losses use: they sum to 1. */
-void oracle_share(const moert_router_options *options, const double *logits, double *r);
+void oracle_normalised_scores(const moert_router_options *options, const double *logits, double *r);
 
 /* scores[E] as in moert_routing. */
 void oracle_scores(const moert_router_options *options, const double *logits, double *scores);

@@ -46,7 +46,7 @@ static size_t reduce(moert_span span, float *leaves, moert_tree_node *nodes, flo
             leaf[i] = leaves + (nodes[k].first - span.first + i) * N;
         }
         rows[k] = leaf[0];
-        moert_tree_join(size, single, leaf, size, rows[k], N);
+        moert_tree_sum_nodes(size, single, leaf, size, rows[k], N);
     }
     return count;
 }
@@ -81,7 +81,7 @@ static void check_partition(size_t total, size_t cut) {
     size_t count = reduce((moert_span){0, cut, total}, leaves, nodes, rows);
     count += reduce((moert_span){cut, total - cut, total}, leaves + cut * N, nodes + count,
                     rows + count);
-    moert_tree_join(total, nodes, rows, count, sum, N);
+    moert_tree_sum_nodes(total, nodes, rows, count, sum, N);
     assert_memory_equal(sum, expected, sizeof sum);
 }
 
@@ -101,14 +101,14 @@ TEST(test_sums_of_single_leaves_have_the_bits_of_the_full_tree) {
             nodes[i] = (moert_tree_node){i, 1};
             rows[i] = leaves + i * N;
         }
-        moert_tree_join(total, nodes, rows, total, rows[0], N);
+        moert_tree_sum_nodes(total, nodes, rows, total, rows[0], N);
         assert_memory_equal(leaves, expected, sizeof expected);
     }
 }
 
 TEST(test_a_tree_without_leaves_sums_to_zero) {
     float sum[N] = {1, 2, 3}, zero[N] = {0};
-    moert_tree_join(0, NULL, NULL, 0, sum, N);
+    moert_tree_sum_nodes(0, NULL, NULL, 0, sum, N);
     assert_memory_equal(sum, zero, sizeof sum);
 }
 

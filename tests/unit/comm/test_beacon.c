@@ -9,7 +9,7 @@
 enum { HOSTS = 3, DATAGRAM_BYTES = 40 };
 
 static moert_beacon *beacons[HOSTS];
-static moert_beacon_place places[HOSTS];
+static moert_beacon_address places[HOSTS];
 
 static int open_all(void **state) {
     (void)state;
@@ -85,7 +85,7 @@ TEST_WITH(test_a_datagram_reaches_all_other_hosts, open_all, close_all) {
 }
 
 TEST_WITH(test_datagrams_of_other_jobs_and_sizes_are_dropped, open_all, close_all) {
-    moert_beacon_place others[HOSTS];
+    moert_beacon_address others[HOSTS];
     memcpy(others, places, sizeof others);
     others[0].key++;
     moert_beacon_aim(beacons[1], others);
@@ -98,7 +98,7 @@ TEST_WITH(test_datagrams_of_other_jobs_and_sizes_are_dropped, open_all, close_al
 }
 
 TEST_WITH(test_an_answer_goes_where_the_datagram_came_from, open_all, close_all) {
-    moert_beacon_place unknown[HOSTS];
+    moert_beacon_address unknown[HOSTS];
     memcpy(unknown, places, sizeof unknown);
     unknown[1].addresses[0] = unknown[1].port = 0;
     moert_beacon_aim(beacons[0], unknown);
@@ -121,7 +121,7 @@ TEST_WITH(test_a_closed_beacon_counts_as_refusing, open_all, close_all) {
 /* Datagrams from host 1 arrive, but those to it go to a closed port and are refused. */
 TEST_WITH(test_a_firewall_does_not_count_as_the_end_of_a_host, open_all, close_all) {
     receive_from_host_1(0, 1);
-    moert_beacon_place closed[HOSTS];
+    moert_beacon_address closed[HOSTS];
     memcpy(closed, places, sizeof closed);
     closed[1].port = htons(9); /* no process listens there */
     for (int i = 0; i < 5; i++) {

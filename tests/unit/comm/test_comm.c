@@ -177,7 +177,7 @@ static float *serial_sum(size_t first, size_t count, size_t n) {
         for (size_t i = 0; i < n; i++)
             rows[j][i] = leaf(first + j, i);
     }
-    moert_tree_join(count, nodes, rows, count, leaves, n);
+    moert_tree_sum_nodes(count, nodes, rows, count, leaves, n);
     return leaves;
 }
 

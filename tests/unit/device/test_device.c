@@ -194,7 +194,7 @@ static moert_status run_whole(const void *work, unsigned units, moert_buffer *co
 }
 
 TEST(test_shared_work_runs_once_more_on_the_reserved_units) {
-    enum { WORKS = MOERT_MOST_SHARES, UNITS = 8, SPARED = 3 };
+    enum { WORKS = MOERT_MOST_SHARED_WORKS, UNITS = 8, SPARED = 3 };
     unsigned runs[WORKS], left = 0, all = 0;
     const piece past = {0, &left}, alone = {0, &all};
     moert_device *device = NULL;
@@ -202,7 +202,7 @@ TEST(test_shared_work_runs_once_more_on_the_reserved_units) {
     device->info.compute_units = UNITS;
     for (unsigned round = 0; round < 2; round++) {
         memset(runs, 0, sizeof runs);
-        moert_device_spare(device, SPARED);
+        moert_device_reserve_units(device, SPARED);
         moert_phase_set(MOERT_PHASE_WGRAD);
         for (unsigned i = 0; i < WORKS; i++) {
             const piece p = {i, runs};
@@ -213,14 +213,14 @@ TEST(test_shared_work_runs_once_more_on_the_reserved_units) {
                                sizeof past)); /* one more than the device holds: it runs once */
         moert_phase_set(MOERT_PHASE_COMBINE);
         if (round == 1) /* no units are reserved, so nothing runs a second time */
-            moert_device_spare(device, 0);
-        ASSERT_OK(moert_device_join_in(device));
+            moert_device_reserve_units(device, 0);
+        ASSERT_OK(moert_device_run_shared(device));
         assert_int_equal(moert_phase_get(), MOERT_PHASE_COMBINE);
         for (unsigned i = 0; i < WORKS; i++)
             assert_int_equal(runs[i], round == 0 ? 2 : 1);
-        moert_device_spare(device, 0);
+        moert_device_reserve_units(device, 0);
         ASSERT_OK(moert_device_share(device, run_whole, &alone, sizeof alone));
-        ASSERT_OK(moert_device_join_in(device));
+        ASSERT_OK(moert_device_run_shared(device));
     }
     assert_int_equal(left, 2 * (UNITS - SPARED));
     assert_int_equal(all, 2 * UNITS);

@@ -189,7 +189,7 @@ static moert_status combine_pushed(trip *t, bool overlapped) {
     MOERT_TRY(trip_dispatch(t, true, MOERT_OK));
     moert_status local = moert_exchange_push_rows(exchange, &back, moert_window_rows(t->x));
     if (local == MOERT_OK && overlapped)
-        local = moert_exchange_combine_beside(exchange, &back);
+        local = moert_exchange_combine_overlapped(exchange, &back);
     MOERT_TRY(moert_exchange_combine(exchange, &back, local));
     return moert_exchange_combine_join(exchange);
 }

@@ -18,9 +18,9 @@ static void sleep_now_and_then(uint64_t round) {
 
 /* Returns the failure of the barriers so far, if any. */
 static moert_status settle(moert_flags *flags) {
-    MOERT_TRY(moert_flags_fetch(flags));
+    MOERT_TRY(moert_flags_fetch_verdict(flags));
     MOERT_TRY(moert_device_finish(test_device));
-    return moert_flags_check(flags);
+    return moert_flags_check_verdict(flags);
 }
 
 /* Every rank writes a row in every segment, and after a barrier counts the rows that are not of

@@ -89,7 +89,7 @@ TEST(test_tree_over_any_number_of_ranks_has_the_same_bits) {
             }
         }
         float sum[N];
-        moert_tree_join(TOTAL, nodes, rows, at, sum, N);
+        moert_tree_sum_nodes(TOTAL, nodes, rows, at, sum, N);
         assert_same_bits("sum", sum, whole, N);
     }
 }

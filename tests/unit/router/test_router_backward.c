@@ -170,7 +170,7 @@ TEST(test_mass_sums_the_normalised_scores_of_each_sequence) {
             double sum[E] = {0}, row[E], r[E];
             for (size_t t = s ? ends[s - 1] : 0; t < ends[s]; t++) {
                 oracle_row(&input, t, row);
-                oracle_share(&input.options, row, r);
+                oracle_normalised_scores(&input.options, row, r);
                 for (size_t e = 0; t != 7 && e < E; e++)
                     sum[e] += r[e];
             }
