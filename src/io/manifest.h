@@ -1,9 +1,12 @@
 /*
  * manifest.json: the checksums of the files of a checkpoint or of an exported model.
  *
- * {"format": 1, "files": {"config.json": {"bytes": 702, "parts": [{"bytes": 702, "xxh3": "..."}]},
- * "model.safetensors": {"bytes": ..., "parts": [{"bytes": 1248, "xxh3": "..."}, {"name":
- * "lm_head.weight", "bytes": ..., "xxh3": "..."}, ...]}}, "xxh3": "..."}
+ *   {"format": 1,
+ *    "files": {"config.json": {"bytes": 702, "parts": [{"bytes": 702, "xxh3": "..."}]},
+ *              "model.safetensors": {"bytes": ..., "parts": [{"bytes": 1248, "xxh3": "..."},
+ *                                    {"name": "lm_head.weight", "bytes": ..., "xxh3": "..."},
+ *                                    ...]}},
+ *    "xxh3": "..."}
  *
  * A file is a sequence of parts: a safetensors file its header and its tensors, any other file one
  * part. A part is cut into pieces of MOERT_PIECE_BYTES, whose checksums any thread or rank can
