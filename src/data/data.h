@@ -1,9 +1,10 @@
 /*
  * Token sources for training a language model.
  *
- * text    all bytes of files and directories, in order, with one 0 byte between files; tokens are
- * the bytes 0..255 raw     a file of 16 or 32 bit little-endian tokens array
- * tokens[steps,batch,length + 1], replayed batch by batch
+ *   text    all bytes of files and directories, in order, with one 0 byte between files; tokens are
+ *           the bytes 0..255
+ *   raw     a file of 16 or 32 bit little-endian tokens
+ *   array   tokens[steps,batch,length + 1], replayed batch by batch
  *
  * Text and raw sources are one long row of tokens, cut into up to 16 equal stretches, fewer if
  * their parts would be short. The last part of every stretch is held out of training, so that

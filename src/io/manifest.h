@@ -4,16 +4,17 @@
  *   {"format": 1,
  *    "files": {"config.json": {"bytes": 702, "parts": [{"bytes": 702, "xxh3": "..."}]},
  *              "model.safetensors": {"bytes": ..., "parts": [{"bytes": 1248, "xxh3": "..."},
- *                                    {"name": "lm_head.weight", "bytes": ..., "xxh3": "..."}, ...]}},
+ *                                    {"name": "lm_head.weight", "bytes": ..., "xxh3": "..."},
+ *                                    ...]}},
  *    "xxh3": "..."}
  *
  * A file is a sequence of parts: a safetensors file its header and its tensors, any other file one
  * part. A part is cut into pieces of MOERT_PIECE_BYTES, whose checksums any thread or rank can
- * compute. The checksum of a part is that of its pieces' checksums in order, so it does not depend on
- * the number of ranks. All checksums are XXH3 of 128 bits. The last one is that of the manifest's own
- * text before it.
+ * compute. The checksum of a part is that of its pieces' checksums in order, so it does not depend
+ * on the number of ranks. All checksums are XXH3 of 128 bits. The last one is that of the
+ * manifest's own text before it.
  *
- * Nothing here is collective. Source: https://github.com/Cyan4973/xxHash (XXH3_128bits).
+ * No function is collective. Source: https://github.com/Cyan4973/xxHash (XXH3_128bits).
  */
 #pragma once
 
@@ -30,13 +31,13 @@ typedef struct moert_checksum {
 
 typedef struct moert_manifest moert_manifest;
 
-/* The manifest of all files in `directory` but manifest.json, without checksums. Opens every file.
+/* *manifest = all files in `directory` except manifest.json, without checksums. Opens every file.
  * Errors: ERROR_IO, ERROR_FORMAT, ERROR_MEMORY. */
 moert_status moert_manifest_make(const char *directory, moert_manifest **manifest);
 /*
- * Reads DIRECTORY/manifest.json and opens the files that it lists; *manifest = NULL if the directory
- * has none. Errors: ERROR_FORMAT (the manifest is damaged, or a file has another size), ERROR_IO (a
- * file is missing), ERROR_MEMORY.
+ * Reads DIRECTORY/manifest.json and opens the files that it lists; *manifest = NULL if the
+ * directory has none. Errors: ERROR_FORMAT (the manifest is damaged, or a file has another size),
+ * ERROR_IO (a file is missing), ERROR_MEMORY.
  */
 moert_status moert_manifest_read(const char *directory, moert_manifest **manifest);
 /* NULL is legal. */
@@ -44,8 +45,8 @@ void moert_manifest_free(moert_manifest *manifest);
 
 /* The number of pieces of all files. */
 size_t moert_manifest_pieces(const moert_manifest *manifest);
-/* sums[count] = the checksums of pieces [first, first + count), by all processors of the calling
- * thread. Errors: ERROR_IO, ERROR_MEMORY. */
+/* sums[count] = the checksums of pieces [first, first + count), computed on all processors of the
+ * calling thread. Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_manifest_sum(const moert_manifest *manifest, size_t first, size_t count,
                                 moert_checksum *sums);
 
@@ -55,6 +56,6 @@ moert_status moert_manifest_write(const moert_manifest *manifest, const moert_ch
  * that differs, and the tensor. */
 moert_status moert_manifest_compare(const moert_manifest *manifest, const moert_checksum *sums);
 
-/* Reads and checks a whole directory by this process; *bytes = what was read, 0 without a
+/* Checks all files of a directory in this process. *bytes = the bytes read, 0 without a
  * manifest. */
 moert_status moert_manifest_check(const char *directory, size_t *bytes);

@@ -213,7 +213,7 @@ moert_status moert_ledger_end(moert_ledger *l, uint64_t step) {
 static moert_status gather_pairs(const moert_ledger *l, pair *all) {
     const moert_mesh *mesh = moert_model_mesh(l->model);
     const size_t group = moert_comm_size(mesh->experts), rank = moert_comm_rank(l->world);
-    const size_t first = rank / group * group; /* rank of this group; assumes consecutive ones */
+    const size_t first = rank / group * group; /* the first rank of this group */
     const double part = 1.0 / (double)moert_max(l->steps, 1);
     pair *mine = all + rank * l->ranks;
     for (size_t r = 0; r < l->ranks; r++)

@@ -3,16 +3,19 @@
  * from rank to rank, rows of every expert. It writes two files to the run directory:
  *
  * profile-steps.jsonl has one line per step, flushed at once. Arrays have one number per rank,
- * those of "rows" one per layer: {"step", "step_ms": [], "waited_ms": [], "operations": {NAME: [],
- * ..., "host": []}, "rows": {"min": [], "mean": [], "max": []}} Operations are those of
- * device/profile/profile.h that took time, in ms. With "host" they add up to step_ms. waited_ms is
- * the part of them in which the rank waited for other ranks to enter a call.
+ * those of "rows" one per layer:
+ *   {"step", "step_ms": [], "waited_ms": [], "operations": {NAME: [], ..., "host": []},
+ *    "rows": {"min": [], "mean": [], "max": []}}
+ * Operations are those of device/profile/profile.h that took time, in ms. With "host" they add up
+ * to step_ms. waited_ms is the part of them in which the rank waited for other ranks to enter a
+ * call.
  *
- * profile-ranks.json is written at the end and has means over the steps: {"steps", "engine",
- * "group", "ranks": [{"host", "node"}], "waited_ms": [[]], "dispatched_bytes": [[]],
- * "combined_bytes": [[]], "expert_rows": [[]]} group: the number of ranks that share one set of
- * experts, which are consecutive. waited_ms: the time for which the row's rank waited for the
- * column's. Bytes go from the row's rank to the column's. expert_rows: [layer][expert].
+ * profile-ranks.json is written at the end and has means over the steps:
+ *   {"steps", "engine", "group", "ranks": [{"host", "node"}], "waited_ms": [[]],
+ *    "dispatched_bytes": [[]], "combined_bytes": [[]], "expert_rows": [[]]}
+ * group: the number of ranks that share one set of experts, in consecutive blocks. waited_ms: the
+ * time for which the row's rank waited for the column's. Bytes go from the row's rank to the
+ * column's. expert_rows: [layer][expert].
  */
 #pragma once
 

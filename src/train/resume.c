@@ -112,7 +112,8 @@ static moert_status load(moert_trainer *t, const char *path) {
     return MOERT_OK;
 }
 
-/* Goes on from the newest checkpoint that is whole, if there is any. Collective. */
+/* Resumes from the newest undamaged checkpoint; does nothing if there are no checkpoints.
+ * Collective. */
 static moert_status load_newest(moert_trainer *t, const char *directory, const uint64_t *steps,
                                 size_t count) {
     moert_status status = MOERT_OK;

@@ -1,4 +1,4 @@
-/* Checksums by all ranks. */
+/* Computes and compares checksums with all ranks. */
 #include "train/verify.h"
 
 #include <stdlib.h>
