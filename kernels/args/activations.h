@@ -20,10 +20,10 @@ enum { MOERT_ACTIVATION_TABLE(MOERT_ACTIVATION_ROW) MOERT_ACTIVATIONS };
 #undef MOERT_ACTIVATION_ROW
 
 /* Returns a(x) and sets *slope = q a'(x) for activation `which`. The first row needs no test. */
-#define MOERT_ACTIVATE(number, sigmoid)                                                            \
-    static inline number activate(number x, float alpha, int which, number q, number *slope) {     \
-        const number s = sigmoid(alpha * x);                                                       \
-        number a;                                                                                  \
+#define MOERT_ACTIVATE(type, sigmoid)                                                              \
+    static inline type activate(type x, float alpha, int which, type q, type *slope) {             \
+        const type s = sigmoid(alpha * x);                                                         \
+        type a;                                                                                    \
         MOERT_ACTIVATION_TABLE(MOERT_ACTIVATION_CASE)                                              \
         return a;                                                                                  \
     }

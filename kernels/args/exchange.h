@@ -24,7 +24,7 @@ enum { MOERT_PLAN_WORDS = 240, MOERT_PLAN_CHUNK = 32 };
 /* A window and its rows. `chain`: at most this many rows of a token are summed before they are
  * sent; 1 sends each row. `storing`: the number of work-groups that store. */
 typedef struct moert_exchange_args {
-    args_u32 tokens, topk, slots, width, stride, capacity, rows, ranks, rank, chain, codes, once,
+    args_u32 tokens, topk, slots, width, stride, capacity, rows, ranks, rank, chain, bf16, once,
         storing, round;
 } moert_exchange_args;
 MOERT_ARGS_LAYOUT(moert_exchange_args, round, 52, 56)

@@ -84,7 +84,7 @@ INLINED void combine_part(role p, WINDOW slots, global float *slot_target, combi
     for (uint i = p.nth * MOERT_ITEMS + item_index(); slots != 0 && i < c.args.slots;
          i += p.row_groups * MOERT_ITEMS)
         slot_target[i] = slot_of(slots, c.destination[i]);
-    if (c.args.codes) {
+    if (c.args.bf16) {
         c.bf16 = true;
         combine_row_group(p.nth, p.row_groups, &c);
     } else {
@@ -110,7 +110,7 @@ void sum_barrier(WINDOW window, WINDOW slots, global const uint2 *destination,
     local uint last;
     const role p = find_role(args.storing);
     for (uint i = p.nth; p.stores && i < count_pieces(args.rows, args.stride); i += p.row_groups)
-        if (args.codes)
+        if (args.bf16)
             send_piece(i, window, cells, rows, args, true);
         else
             send_piece(i, window, cells, rows, args, false);

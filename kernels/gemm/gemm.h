@@ -18,7 +18,7 @@
  * Required: PANEL (address space of the panels); BF16 (0, 1); DOT (0, 1, 2; 1 and 2 need BF16, and
  * 1 a CPU with AVX-512 BF16 where __AVX512F__ is defined); the tile: LINES (1 to 16) by WIDTH (1 to
  * 4) vectors, whose sums should fit into the registers; with DOT = 2 the defines of amx.h. A panel
- * is as wide as a tile. If PACKED is defined, a panel has PACKED vectors, a divisor of WIDTH, and a
+ * is as wide as a tile. If PANEL_WIDTH is defined, a panel has PANEL_WIDTH vectors, a divisor of WIDTH, and a
  * tile reads several panels, which are `height` rows apart.
  */
 #if !defined(PANEL) || !defined(BF16) || !defined(DOT) || !defined(LINES) || !defined(WIDTH)
@@ -30,8 +30,8 @@
 #if DOT != 2 && (LINES < 1 || LINES > 16 || WIDTH < 1 || WIDTH > 4)
 #error "LINES must be 1 to 16 and WIDTH 1 to 4"
 #endif
-#ifndef PACKED
-#define PACKED WIDTH
+#ifndef PANEL_WIDTH
+#define PANEL_WIDTH WIDTH
 #endif
 #define COLUMNS (WIDTH * VEC) /* of a tile */
 #include "gemm/prefetch.h"
@@ -207,7 +207,7 @@ static inline void add_dot(accumulators acc, const spread a[LINES], PANEL const 
                            ulong next) {
     vec b[WIDTH];
     UNROLL_FOR(int v = 0; v < WIDTH; v++)
-        b[v] = row[v / PACKED * next + v % PACKED];
+        b[v] = row[v / PANEL_WIDTH * next + v % PANEL_WIDTH];
     UNROLL_FOR(int r = 0; r < LINES; r++)
         UNROLL_FOR(int v = 0; v < WIDTH; v++)
             acc[r][v] = multiply_add(acc[r][v], a[r], b[v]);
@@ -302,11 +302,11 @@ static inline void add_dots(accumulators acc, LINE const line[LINES], int lines,
         const int end = min(first + next_panels->every, dots);
         prefetch_some(next_panels);
         prefetch_some(next_lines);
-        EACH_STEP_OF_K for (int p = first; OFTEN(p < end); p++, row += PACKED) {
+        EACH_STEP_OF_K for (int p = first; OFTEN(p < end); p++, row += PANEL_WIDTH) {
             spread a[LINES];
             UNROLL_FOR(int r = 0; r < LINES; r++)
                 a[r] = line[r][p];
-            add_dot(acc, a, row, (ulong)height * PACKED);
+            add_dot(acc, a, row, (ulong)height * PANEL_WIDTH);
         }
     }
 }

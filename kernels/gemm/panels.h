@@ -2,13 +2,13 @@
  * Included after gemm.h by the grouped GEMM kernels for CPUs: loads the values of a weight and
  * packs panels of them.
  *
- * Required: CODED (0; 1: weights are block-scaled matrices, and the defines of blocks.h are
+ * Required: QUANTIZED (0; 1: weights are block-scaled matrices, and the defines of blocks.h are
  * required).
  */
-#ifndef CODED
-#error "CODED must be defined"
+#ifndef QUANTIZED
+#error "QUANTIZED must be defined"
 #endif
-#if CODED
+#if QUANTIZED
 #include "lib/formats.h"
 #include "lib/blocks.h"
 #endif
@@ -16,11 +16,11 @@
 /* ---- the weight ---- */
 
 /*
- * One group's matrix [N,K] of a weight: float32 or, with CODED, a part of a block-scaled matrix,
+ * One group's matrix [N,K] of a weight: float32 or, with QUANTIZED, a part of a block-scaled matrix,
  * which holds [K,N] if `transposed`. Its values are decoded while panels are packed, without the copy
  * that dequantize.cl would make.
  */
-#if CODED
+#if QUANTIZED
 #define WEIGHT_ARGUMENTS global const uchar *w, global const uchar *scale, global const float *whole
 typedef struct matrix {
     blocks as;
@@ -133,7 +133,7 @@ DEFINE_PACK(pack_straight, matrix, load_rounded)
  * columns. */
 static inline void prepack_forward(matrix w, int transposed, int column, int first, int columns,
                                    int used, int height, PANEL vec *panel) {
-#if CODED
+#if QUANTIZED
     if (transposed) {
         pack_straight(w, first, column, columns, used, height, panel);
         return;
@@ -145,7 +145,7 @@ static inline void prepack_forward(matrix w, int transposed, int column, int fir
 /* Packs the panels of dgrad: columns of the result are columns of the weight. */
 static inline void prepack_dgrad(matrix w, int transposed, int column, int first, int columns,
                                  int used, int height, PANEL vec *panel) {
-#if CODED
+#if QUANTIZED
     if (transposed) {
         pack_transposed(w, column, first, columns, used, height, panel);
         return;

@@ -9,7 +9,7 @@
  *   gated         n, of gates | ups    16 gates, their 16 ups        as for forward; needs an even
  *                                      (gemm_glu.h)                  WIDTH
  *
- * A panel has C = PACKED * 16 columns and `height` rows: the dots of the reduction, which is
+ * A panel has C = PANEL_WIDTH * 16 columns and `height` rows: the dots of the reduction, which is
  * rounded up to 16 values, with DOT = 2 to 32. Columns beyond the end are zero. For these, a tile
  * wider than a panel may read the panels of the next group, so three panels of memory must follow
  * the last group. Shapes, strides and the shared weight are as in gemm.cl.
@@ -19,8 +19,8 @@
  * never if `every` is `depth` or more.
  *
  * Grid of the GEMMs: (line splits, groups, 1 + column blocks). Local memory: with BF16 (depth + 16)
- * * LINES * 4 bytes, else 4. Deterministic. Required: BF16, DOT, LINES, WIDTH and PACKED, as in
- * gemm.h; CODED, as in panels.h. The packing kernels exist if WIDTH = PACKED, the GEMMs if CODED =
+ * * LINES * 4 bytes, else 4. Deterministic. Required: BF16, DOT, LINES, WIDTH and PANEL_WIDTH, as in
+ * gemm.h; QUANTIZED, as in panels.h. The packing kernels exist if WIDTH = PANEL_WIDTH, the GEMMs if QUANTIZED =
  * 0.
  */
 #define PANEL global
@@ -29,7 +29,7 @@
 #include "gemm/panels.h"
 #include "gemm/gemm_glu.h"
 
-#if WIDTH == PACKED
+#if WIDTH == PANEL_WIDTH
 typedef enum prepack { FORWARD, DGRAD, GATED } prepack;
 
 /* Packs w[G,N,K]. GATED packs w[G,2I,K], gates first, I = width, not transposed. */
@@ -66,7 +66,7 @@ PACK(gemm_prepack_gated, GATED)
 #endif
 #endif
 
-#if !CODED
+#if !QUANTIZED
 /* The panels of a work-group (`count` from `own` on) and those of the one that follows (`more` from
  * `after` on; 0: no prefetch). */
 typedef struct panel_run {
@@ -77,11 +77,11 @@ typedef struct panel_run {
 /* `blocks`: the number of panels of a group. */
 static inline panel_run panels_of(global const vec *panel, uint skip, int blocks, int panels,
                                   int height, successor next) {
-    const int count = panels * (WIDTH / PACKED), first = column_block() * count,
+    const int count = panels * (WIDTH / PANEL_WIDTH), first = column_block() * count,
               other = next.block * count;
     const ulong own = (skip + get_group_id(1)) * (ulong)blocks + first;
     const ulong after = (skip + next.group) * (ulong)blocks + other;
-    return (panel_run){panel + own * height * PACKED, panel + after * height * PACKED,
+    return (panel_run){panel + own * height * PANEL_WIDTH, panel + after * height * PANEL_WIDTH,
                        min(count, blocks - first), next.any ? min(count, blocks - other) : 0,
                        height};
 }
@@ -92,9 +92,9 @@ static inline prefetch_plan prefetch_next(panel_run s, int done, int depth, int 
     const bool end = done >= s.height;
     if (every >= depth || (end && s.more == 0))
         return no_prefetch();
-    return prefetch_rows((size_t)(end ? s.after : s.own + (ulong)done * PACKED),
-                         s.height * PACKED * sizeof(vec), end ? s.more : s.count,
-                         min(depth, end ? s.height : s.height - done) * PACKED * sizeof(vec),
+    return prefetch_rows((size_t)(end ? s.after : s.own + (ulong)done * PANEL_WIDTH),
+                         s.height * PANEL_WIDTH * sizeof(vec), end ? s.more : s.count,
+                         min(depth, end ? s.height : s.height - done) * PANEL_WIDTH * sizeof(vec),
                          every);
 }
 
@@ -107,7 +107,7 @@ KERNEL void gemm_prepacked(global const uint *ends, global const value *a, globa
     const span part = group_part(ends, g, args.shared, args.rows, get_group_id(0), args.split);
     const int column = column_block() * args.panels * COLUMNS,
               columns = min(args.panels * COLUMNS, args.width - column);
-    const int blocks = (args.width + PACKED * VEC - 1) / (PACKED * VEC);
+    const int blocks = (args.width + PANEL_WIDTH * VEC - 1) / (PANEL_WIDTH * VEC);
     if (column < 0 || part.count == 0)
         return;
     const successor next =
@@ -124,13 +124,13 @@ KERNEL void gemm_prepacked(global const uint *ends, global const value *a, globa
             c,        last && bias != 0 ? bias + (ulong)g * args.width + column : 0,
             args.ldc, part.count,
             columns,  false};
-        multiply(a + p, args.lda, transposed, s.own + (ulong)dot_index * PACKED, used, args.height,
-                 result, p == 0 && !args.accumulate,
+        multiply(a + p, args.lda, transposed, s.own + (ulong)dot_index * PANEL_WIDTH, used,
+                 args.height, result, p == 0 && !args.accumulate,
                  prefetch_next(s, dot_index + args.depth, args.depth, args.every));
     }
 }
 
-#if PACKED % 2 == 0
+#if PANEL_WIDTH % 2 == 0
 /* gemm_glu_forward of gemm.cl with panels of gemm_prepack_gated or, interleaved, of
  * gemm_prepack_forward. */
 KERNEL void gemm_prepacked_glu(global const uint *ends, global const value *x,
@@ -141,7 +141,7 @@ KERNEL void gemm_prepacked_glu(global const uint *ends, global const value *x,
     const span part = group_part(ends, g, args.shared, args.rows, get_group_id(0), args.split);
     const int column = column_block() * args.panels * PAIR_WIDTH,
               columns = min(args.panels * PAIR_WIDTH, args.width - column);
-    const int pairs = PACKED / 2 * VEC, blocks = (args.width + pairs - 1) / pairs;
+    const int pairs = PANEL_WIDTH / 2 * VEC, blocks = (args.width + pairs - 1) / pairs;
     if (column < 0 || part.count == 0)
         return;
     const successor next = args.every < args.depth
@@ -154,7 +154,7 @@ KERNEL void gemm_prepacked_glu(global const uint *ends, global const value *x,
         const int used = min(args.depth * PER_DOT, args.k - p), dot_index = p / PER_DOT;
         c.fresh = p == 0;
         c.last = p + used == args.k;
-        multiply_gated(x + p, args.ldx, transposed, s.own + (ulong)dot_index * PACKED, used,
+        multiply_gated(x + p, args.ldx, transposed, s.own + (ulong)dot_index * PANEL_WIDTH, used,
                        args.height, &c,
                        prefetch_next(s, dot_index + args.depth, args.depth, args.every));
     }

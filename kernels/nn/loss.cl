@@ -5,7 +5,7 @@
  *   loss[t] = log(s) - (logits[t,target[t]] - m)
  *   logits[t,v] <- (exp(logits[t,v] - m) / s - [v = target[t]]) * factor      unless factor is 0
  *
- * If CODED is 1, the gradient is bf16 and fills the first half of its row: rows of 2 V values, of
+ * If BF16 is 1, the gradient is bf16 and fills the first half of its row: rows of 2 V values, of
  * which the first V are the gradient. A store never overwrites a logit that is still to be read.
  *
  * Shapes: logits[T,V] float, target int32 [T], loss[T]. Target -1: loss 0, gradient 0. A target of
@@ -26,11 +26,11 @@
  * rows. In the first pass a work-item rescales its sum whenever it finds a larger logit (Milakov,
  * Gimelshein: "Online normalizer calculation for softmax", 2018).
  *
- * Required: CODED (0, 1). Local memory on GPUs: 2112 bytes. Deterministic: a row's result depends
+ * Required: BF16 (0, 1). Local memory on GPUs: 2112 bytes. Deterministic: a row's result depends
  * on that row only, and the order of its sums on V only.
  */
-#if !defined(CODED)
-#error "CODED must be defined"
+#if !defined(BF16)
+#error "BF16 must be defined"
 #endif
 #include "args/nn.h"
 #include "lib/formats.h"
@@ -97,12 +97,12 @@ static inline void store_last(vec x, global float *p, bool inside) {
  * space of a float). */
 static inline void store_gradient(vec x, global float *row, ulong at, int n) {
 #ifdef HAS_LAST_USE
-    if (!CODED) {
+    if (!BF16) {
         store_last(x, row + at + part_start(), part_start() < n);
         return;
     }
 #endif
-    if (!CODED) {
+    if (!BF16) {
         store_part(x, row + at, n);
         return;
     }
@@ -276,7 +276,7 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
     for (long first = 0; first < streamed; first += TILES) {
         const long end = min(streamed * TILE_FLOATS, width);
         load_tiles(TILES, x, row, first, end, LAST_USE);
-        if (CODED)
+        if (BF16)
             barrier(CLK_GLOBAL_MEM_FENCE); /* all items have read the logits that bf16 overwrites */
         store_tiles(TILES, x, row, first, end, &s);
     }

@@ -1,11 +1,11 @@
 /*
  * Converts n values from float32 to a smaller dtype (cast_down) and back (cast_up).
  *
- * A row group converts BLOCK values. Required: NUMBER (a dtype, see formats.h), BITS (its width, 8
+ * A row group converts BLOCK values. Required: DTYPE (a dtype, see formats.h), BITS (its width, 8
  * or 16). Grid: (n / BLOCK, rounded up). No local memory. Deterministic.
  */
-#if !defined(NUMBER) || !defined(BITS)
-#error "NUMBER and BITS must be defined"
+#if !defined(DTYPE) || !defined(BITS)
+#error "DTYPE and BITS must be defined"
 #endif
 #include "lib/formats.h"
 
@@ -28,7 +28,7 @@ KERNEL void cast_down(global const float *source, global element *target, ulong 
         vec part[BATCH];
         load_batch(part, source + i, count);
         UNROLL_FOR(int k = 0; k < BATCH; k++)
-            store_elements(encode(part[k], NUMBER), target + i + k * VEC, count - k * VEC);
+            store_elements(encode(part[k], DTYPE), target + i + k * VEC, count - k * VEC);
     }
 }
 
@@ -40,6 +40,6 @@ KERNEL void cast_up(global const element *source, global float *target, ulong n)
         UNROLL_FOR(int k = 0; k < BATCH; k++)
             bits[k] = load_elements(source + i + k * VEC, count - k * VEC);
         UNROLL_FOR(int k = 0; k < BATCH; k++)
-            store_part(decode(bits[k], NUMBER), target + i + k * VEC, count - k * VEC);
+            store_part(decode(bits[k], DTYPE), target + i + k * VEC, count - k * VEC);
     }
 }

@@ -22,7 +22,7 @@ typedef struct moert_attention {
     float scale;                   /* 1 / sqrt(head_size) */
     const moert_buffer *q, *k, *v; /* [T,heads,head_size], [T,kv_heads,head_size] twice */
     moert_buffer *out;             /* [T,heads,head_size] */
-    moert_buffer *codes;           /* forward and backward also store `out` here in bf16; or NULL */
+    moert_buffer *bf16;            /* forward and backward also store `out` here in bf16; or NULL */
     moert_buffer *lse; /* [T,heads] log-sum-exp of the scaled scores, kept for backward */
     const moert_buffer *dout;
     moert_buffer *dq, *dk, *dv;

@@ -33,7 +33,7 @@ static moert_status differentiate_rows(moert_model *model, moert_block *block, s
                                                      .rstd = rstd,
                                                      .dy = model->dn,
                                                      .dx = model->d,
-                                                     .codes = model->bf16,
+                                                     .bf16 = model->bf16,
                                                      .accumulate = accumulate});
 }
 
@@ -85,7 +85,7 @@ static moert_status differentiate_heads(moert_model *model, moert_model_layer *l
                                          .rstd = h->rstd,
                                          .dy = dx,
                                          .dx = type == MOERT_DTYPE_F32 ? dx : NULL,
-                                         .codes = type == MOERT_DTYPE_F32 ? NULL : operand,
+                                         .bf16 = type == MOERT_DTYPE_F32 ? NULL : operand,
                                          .rotation = rotation};
         MOERT_TRY(differentiate_norm(model, layer->attention, h->norm, &own));
     } else {

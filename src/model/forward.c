@@ -83,7 +83,7 @@ static moert_status normalise(moert_model *model, const moert_block *block, size
                                         .x = x,
                                         .weight = block->tensor[index].weight,
                                         .y = type == MOERT_DTYPE_F32 ? normed : NULL,
-                                        .codes = type == MOERT_DTYPE_F32 ? NULL : normed,
+                                        .bf16 = type == MOERT_DTYPE_F32 ? NULL : normed,
                                         .rstd = rstd});
 }
 
@@ -140,7 +140,7 @@ static moert_status run_moe(moert_model *model, moert_model_layer *layer) {
                                      .x = layer->middle,
                                      .weight = layer->attention->tensor[ATTN_POST_NORM].weight,
                                      .y = layer->post_normed,
-                                     .codes = model->bf16,
+                                     .bf16 = model->bf16,
                                      .rstd = layer->post_rstd}));
     moert_layer_give_bf16(layer->moe, model->bf16);
     MOERT_TRY(moert_layer_forward(layer->moe, &model->batch, layer->post_normed, layer->out));

@@ -154,7 +154,7 @@ static inline moert_status moert_model_attended(moert_model *model, moert_attent
     const size_t n = model->batch.tokens * attention->heads * attention->head_size;
     MOERT_TRY(moert_operand_buffer(model->mesh, moert_model_type(model), n, MOERT_SCRATCH_ROUNDED_X,
                                    attention->out, operand));
-    attention->codes = *operand != attention->out ? *operand : NULL;
+    attention->bf16 = *operand != attention->out ? *operand : NULL;
     return MOERT_OK;
 }
 

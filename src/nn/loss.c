@@ -16,7 +16,7 @@ moert_status moert_cross_entropy(const moert_prediction *p) {
         return MOERT_FAIL(ERROR_UNSUPPORTED, "gradients of logits are f32 or bf16");
     moert_profile_work(device, "nn/loss", 0.0, (sizeof(float) + written) * (double)floats);
     char spec[SPEC_BYTES];
-    snprintf(spec, sizeof spec, "%s -DCODED=%d", MOERT_PROGRAM(device, "nn/loss", p->vocabulary),
+    snprintf(spec, sizeof spec, "%s -DBF16=%d", MOERT_PROGRAM(device, "nn/loss", p->vocabulary),
              rounded);
     return MOERT_RUN(device, spec, "cross_entropy", ((moert_grid){p->tokens, 1, 1}),
                      MOERT_ARG(p->target), MOERT_ARG(p->logits), MOERT_ARG(p->loss),

@@ -64,7 +64,7 @@ typedef struct moert_rotation {
 } moert_rotation;
 
 /*
- * x, y [R,width] (may be the same buffer), weight [width], rstd [R] kept for backward. `codes`,
+ * x, y [R,width] (may be the same buffer), weight [width], rstd [R] kept for backward. `bf16`,
  * unless NULL, gets y rounded to bf16 as by a cast; y may then be NULL. For norms over heads, R = T
  * * heads and width = head_size, and y may be rotated. Errors: ERROR_USAGE (width 0, no result
  * buffer, R not a multiple of heads, those of moert_rope), ERROR_UNSUPPORTED (rotation of a bf16
@@ -74,14 +74,14 @@ typedef struct moert_norm {
     size_t rows, width;
     float epsilon;
     const moert_buffer *x, *weight;
-    moert_buffer *y, *codes; /* [R,width] in float32 and bf16, or NULL */
+    moert_buffer *y, *bf16; /* [R,width] in float32 and bf16, or NULL */
     moert_buffer *rstd;
     moert_rotation rotation;
 } moert_norm;
 moert_status moert_norm_run(const moert_norm *norm);
 /*
  * dx[R,width] (+)= gradient of x; partial[S,width] = gradient of weight, R / S consecutive rows per
- * sequence. Without `accumulate`, dy and dx may be the same buffer. `codes`, unless NULL, gets dx
+ * sequence. Without `accumulate`, dy and dx may be the same buffer. `bf16`, unless NULL, gets dx
  * rounded to bf16; dx may then be NULL. dy of rotated rows is rotated back first, possibly in
  * place. Errors: ERROR_USAGE (width 0, R not a multiple of S, `accumulate` without dx, and those of
  * moert_norm_run).
@@ -94,7 +94,7 @@ typedef struct moert_norm_gradient {
     moert_buffer *partial;
     moert_buffer **scratch; /* grows; keeps nothing between calls. NULL: GPUs are slower, and the
                                last bits of partial differ */
-    moert_buffer *codes;    /* bf16 [R,width], or NULL */
+    moert_buffer *bf16;     /* bf16 [R,width], or NULL */
     moert_rotation rotation;
 } moert_norm_gradient;
 moert_status moert_norm_backward(const moert_norm_gradient *norm);

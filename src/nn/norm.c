@@ -94,16 +94,16 @@ moert_status moert_norm_run(const moert_norm *norm) {
     norm_form form;
     char spec[SPEC_BYTES];
     MOERT_TRY(choose_form(device, norm->width, FORWARD_STEPS, &form));
-    MOERT_TRY(check_results(norm->y, norm->codes));
+    MOERT_TRY(check_results(norm->y, norm->bf16));
     MOERT_TRY(check_rotation(rotation, norm->rows, norm->width));
-    if (rotated && norm->codes != NULL)
+    if (rotated && norm->bf16 != NULL)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "rotated heads are float32 only");
     const bool fused = rotates(&form, rotation) && norm->x != norm->y;
-    name_program(&form, norm->y, norm->codes, fused, spec);
-    report_work(device, norm->rows, norm->width, 1, norm->y, norm->codes);
+    name_program(&form, norm->y, norm->bf16, fused, spec);
+    report_work(device, norm->rows, norm->width, 1, norm->y, norm->bf16);
     MOERT_TRY(MOERT_RUN(
         device, spec, "norm_forward", ((moert_grid){moert_ceil_div(norm->rows, form.block), 1, 1}),
-        MOERT_ARG(norm->x), MOERT_ARG(norm->weight), MOERT_ARG(norm->y), MOERT_ARG(norm->codes),
+        MOERT_ARG(norm->x), MOERT_ARG(norm->weight), MOERT_ARG(norm->y), MOERT_ARG(norm->bf16),
         MOERT_ARG(norm->rstd), MOERT_ARG(rotation->table),
         MOERT_ARGS(moert_norm_args, .rows = norm->rows, .block = form.block, .width = form.columns,
                    .epsilon = norm->epsilon, .heads = (int)rotation->heads,
@@ -129,12 +129,12 @@ static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form 
                             .heads = (int)rotation->heads,
                             .length = (int)rotation->length};
     char spec[SPEC_BYTES];
-    name_program(form, norm->dx, norm->codes, rotated, spec);
+    name_program(form, norm->dx, norm->bf16, rotated, spec);
     if (form->steps > 0)
         return MOERT_RUN(device, spec, "norm_gradients",
                          ((moert_grid){c->pieces, norm->sequences, 1}), MOERT_ARG(norm->x),
                          MOERT_ARG(norm->weight), MOERT_ARG(norm->rstd), MOERT_ARG(norm->dy),
-                         MOERT_ARG(norm->dx), MOERT_ARG(norm->codes), MOERT_ARG(piece),
+                         MOERT_ARG(norm->dx), MOERT_ARG(norm->bf16), MOERT_ARG(piece),
                          MOERT_ARG(rotation->table), MOERT_STRUCT(args));
     /* before norm_backward, which may overwrite dy: dx may be the same buffer */
     const size_t columns = moert_by_form(device, COLUMNS, STEP);
@@ -147,7 +147,7 @@ static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form 
     return MOERT_RUN(device, spec, "norm_backward",
                      ((moert_grid){moert_ceil_div(norm->rows, form->block), 1, 1}),
                      MOERT_ARG(norm->x), MOERT_ARG(norm->weight), MOERT_ARG(norm->rstd),
-                     MOERT_ARG(norm->dy), MOERT_ARG(norm->dx), MOERT_ARG(norm->codes),
+                     MOERT_ARG(norm->dy), MOERT_ARG(norm->dx), MOERT_ARG(norm->bf16),
                      MOERT_STRUCT(args));
 }
 
@@ -184,11 +184,11 @@ moert_status moert_norm_backward(const moert_norm_gradient *norm) {
     if (sequences == 0 ? rows != 0 : rows % sequences != 0)
         return MOERT_FAIL(ERROR_USAGE, "%zu rows do not divide into %zu sequences", rows,
                           sequences);
-    MOERT_TRY(check_results(norm->dx, norm->codes));
+    MOERT_TRY(check_results(norm->dx, norm->bf16));
     MOERT_TRY(check_rotation(&norm->rotation, rows, norm->width));
     if (norm->accumulate && norm->dx == NULL)
         return MOERT_FAIL(ERROR_USAGE, "a norm's gradient accumulates in float32 only, in dx");
-    report_work(device, rows, norm->width, 2, norm->dx, norm->codes);
+    report_work(device, rows, norm->width, 2, norm->dx, norm->bf16);
     const bool rotated = rotates(&form, &norm->rotation) && norm->dx != norm->dy;
     if (norm->rotation.table != NULL && !rotated)
         MOERT_TRY(rotate(&norm->rotation, rows, norm->width, true, norm->dy));
@@ -202,7 +202,7 @@ moert_status moert_norm_backward(const moert_norm_gradient *norm) {
                                    norm->scratch));
     MOERT_TRY(run_pieces(norm, &form, rotated, &c, *norm->scratch));
     char spec[SPEC_BYTES];
-    name_program(&form, norm->dx, norm->codes, rotated, spec);
+    name_program(&form, norm->dx, norm->bf16, rotated, spec);
     return MOERT_RUN(device, spec, "norm_sum_pieces",
                      ((moert_grid){moert_ceil_div(norm->width, STEP), sequences, 1}),
                      MOERT_ARG(*norm->scratch), MOERT_ARG(norm->partial),

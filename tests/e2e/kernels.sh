@@ -40,14 +40,14 @@ options() { # FAMILY: the options of its programs, one a line
         local tile dtype format
         while read -r tile; do
             for dtype in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=0' '-DBF16=1 -DDOT=1'; do
-                echo "$dtype $tile -DCODED=0"
-                [ "$1 ${tile#*WIDTH=}" = "gemm/prepacked 4" ] && echo "$dtype $tile -DCODED=0 -DPACKED=2"
+                echo "$dtype $tile -DQUANTIZED=0"
+                [ "$1 ${tile#*WIDTH=}" = "gemm/prepacked 4" ] && echo "$dtype $tile -DQUANTIZED=0 -DPANEL_WIDTH=2"
             done
         done <<<"$tiles"
-        printf '%s\n' "$amx -DCODED=0 -DAMX="{1,0}
+        printf '%s\n' "$amx -DQUANTIZED=0 -DAMX="{1,0}
         while read -r format; do # with the default tile
-            for dtype in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=0' '-DBF16=1 -DDOT=1'; do echo "$dtype -DLINES=8 -DWIDTH=2 -DCODED=1 $format"; done
-            echo "$amx -DCODED=1 -DAMX=0 $format"
+            for dtype in '-DBF16=0 -DDOT=0' '-DBF16=1 -DDOT=0' '-DBF16=1 -DDOT=1'; do echo "$dtype -DLINES=8 -DWIDTH=2 -DQUANTIZED=1 $format"; done
+            echo "$amx -DQUANTIZED=1 -DAMX=0 $format"
         done <<<"$formats"
         ;;
     gemm/gpu)
@@ -64,7 +64,7 @@ options() { # FAMILY: the options of its programs, one a line
         ;;
     quant/dequantize) echo "$formats"; sed 's/$/ -DALIGNED -DWIDE=8/; p; s/8$/4/' <<<"$formats" ;;
     quant/decode_gpu) printf '%s\n' -DFORMAT={0,1,2,3} ;;
-    quant/cast) printf '%s\n' '-DNUMBER=16,10,15,0x7C00u,0x7E00u,2 -DBITS=16' '-DNUMBER=16,7,127,0x7F80u,0x7FC0u,2 -DBITS=16' "-DNUMBER=$e4m3 -DBITS=8"{,' -DALIGNED'} ;;
+    quant/cast) printf '%s\n' '-DDTYPE=16,10,15,0x7C00u,0x7E00u,2 -DBITS=16' '-DDTYPE=16,7,127,0x7F80u,0x7FC0u,2 -DBITS=16' "-DDTYPE=$e4m3 -DBITS=8"{,' -DALIGNED'} ;;
     attention/attention) printf '%s\n' '-DHEAD_SIZE=7 -DLANE_VECS=2' '-DHEAD_SIZE=64 -DLANE_VECS=2' '-DHEAD_SIZE=64 -DLANE_VECS=1' '-DHEAD_SIZE=128 -DLANE_VECS=1' ;;
     attention/gpu) printf '%s\n' '-DHEAD_SIZE=7 -DOWN=64' '-DHEAD_SIZE=128 -DOWN=64' '-DHEAD_SIZE=512 -DOWN=32' ;;
     attention/round) printf '%s\n' -DHEAD_SIZE=64 -DHEAD_SIZE=128 ;;
@@ -75,7 +75,7 @@ options() { # FAMILY: the options of its programs, one a line
     lib/roof) printf '%s\n' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=16 -DITEMS=1' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=4 -DITEMS=256' ;;
     quant/amax) echo "$exact" ;;
     gemm/glu) printf '%s\n' -DFROM={0,2}' -DTYPE='{0,2}{,' -DALIGNED'}{,' -DPLAIN'} ;;
-    nn/loss) printf '%s\n' '-DCODED='{0,1}{,' -DALIGNED'} ;;
+    nn/loss) printf '%s\n' '-DBF16='{0,1}{,' -DALIGNED'} ;;
     nn/optimizer) printf '%s\n' '' -DALIGNED -DROUNDED '-DROUNDED -DALIGNED' ;;
     nn/bias | nn/elementwise | nn/embedding | op/glu | op/rows | nn/reduce | nn/rope) printf '%s\n' '' -DALIGNED ;;
     *) echo ;;
@@ -143,8 +143,8 @@ done
 # sm_90a as the library does ----
 
 ptxas=$(command -v ptxas || ls /usr/local/cuda/bin/ptxas 2>/dev/null)
-plain="-DALPHA=0 -DBETA=0 -DBIAS=0 -DBIAS_TYPE=0 -DFACTOR=0 -DAMAX=0 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
-all="-DALPHA=1 -DBETA=2 -DBIAS=1 -DBIAS_TYPE=1 -DFACTOR=1 -DAMAX=1 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
+plain="-DALPHA=0 -DBETA=0 -DBIAS=0 -DBIAS_TYPE=0 -DROW_SCALE=0 -DAMAX=0 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
+all="-DALPHA=1 -DBETA=2 -DBIAS=1 -DBIAS_TYPE=1 -DROW_SCALE=1 -DAMAX=1 -DGLU=0 -DRUN=0 -DSWAPPED=0 -DV=0 -DV_TYPE=0"
 gemms() { # RING: plain GEMMs, accumulating ones, ones with the whole epilogue; GLUs of every layout
     local orientation result run
     for orientation in 0 1 2; do
@@ -157,7 +157,7 @@ gemms() { # RING: plain GEMMs, accumulating ones, ones with the whole epilogue; 
     for run in 0 1 8 32; do
         for result in 0 2; do
             echo "$1 -DORIENTATION=0 -DF16=0 -DRESULT=$result ${plain/GLU=0 -DRUN=0/GLU=1 -DRUN=$run}"
-            echo "$1 -DORIENTATION=0 -DF16=0 -DRESULT=$result -DALPHA=1 -DBETA=0 -DBIAS=1 -DBIAS_TYPE=$result -DFACTOR=1 -DAMAX=1" \
+            echo "$1 -DORIENTATION=0 -DF16=0 -DRESULT=$result -DALPHA=1 -DBETA=0 -DBIAS=1 -DBIAS_TYPE=$result -DROW_SCALE=1 -DAMAX=1" \
                 "-DGLU=1 -DRUN=$run -DSWAPPED=1 -DV=1 -DV_TYPE=$result"
         done
     done
@@ -177,7 +177,7 @@ nvidia_wgmma() { # plain operands, scattered results; quantized operands of one 
             echo "$ring -DA_FORMAT=${pair% *} -DB_FORMAT=${pair#* } -DORIENTATION=$orientation -DF16=0 -DRESULT=0 $all"
         done
         echo "$ring -DA_FORMAT=${pair% *} -DB_FORMAT=${pair#* } -DORIENTATION=0 -DF16=0 -DRESULT=2 -DALPHA=1 -DBETA=0 -DBIAS=1" \
-            "-DBIAS_TYPE=2 -DFACTOR=1 -DAMAX=1 -DGLU=1 -DRUN=0 -DSWAPPED=1 -DV=1 -DV_TYPE=2"
+            "-DBIAS_TYPE=2 -DROW_SCALE=1 -DAMAX=1 -DGLU=1 -DRUN=0 -DSWAPPED=1 -DV=1 -DV_TYPE=2"
     done
 }
 nvidia_mma() { gemms "-DGROUP=16"; }
@@ -235,7 +235,7 @@ tensor_cores ampere gemm/nvidia/mma "for sm_80, sm_86, sm_89 and sm_90"
 # programs that no form must compile
 for form in $forms; do
     : >"$failed.$form"
-    compile "$form" gemm/gemm -DBF16=0 -DDOT=0 -DLINES=17 -DWIDTH=2 -DCODED=0
+    compile "$form" gemm/gemm -DBF16=0 -DDOT=0 -DLINES=17 -DWIDTH=2 -DQUANTIZED=0
     compile "$form" gemm/gpu -DBF16=0 -DLINES=16 -DDEPTH=32
     grep -q 'LINES must be 1 to 16' "$failed.$form" && grep -q 'LINES must be 32, 64 or 128' "$failed.$form"
     verdict $? "$form: a tile out of bounds is refused"

@@ -1,27 +1,27 @@
 /*
- * Included by wgmma.cl. Of operands in MXFP8, MXFP4 and NVFP4, which are exact in bf16: three
- * warps, which would have nothing to do, make it bf16 in global memory just ahead of the product
- * that reads it there.
+ * Included by wgmma.cl, for operands in MXFP8, MXFP4 and NVFP4, which are exact in bf16. Three
+ * warps that would otherwise be idle convert them to bf16 in global memory, just ahead of the GEMM,
+ * which reads them there.
  *
- * The groups are taken in the order of the tiles. Of each one every work-group decodes its share of
- * both operands and counts itself in ready[group]; the blocks of a group's tiles are asked for when
- * all have. Nobody waits in a circle, as decoding waits for nothing; but all work-groups must get a
- * compute unit while others wait: no more of them than units.
+ * Groups are decoded in the order of the tiles. Every work-group decodes its part of both operands
+ * of a group, then increments ready[group]. The producer loads a group's blocks when all
+ * work-groups have done so. There is no deadlock, since decoding waits for nothing; but all
+ * work-groups must run at the same time, so there must be no more of them than compute units.
  *
- * Blocks lie along the terms. What a work-item decodes at a time:
+ * Scale blocks lie along K. A work-item decodes at a time:
  *
- *     along  lines of terms: 8 codes in each of a few units of 256, of which its warp has the
- *            others
- *     down   lines are terms: 8 lines of codes by 8 columns, within a block; of 4 bits a line holds
- *            the codes of two rows, the first in the low half of a byte
+ *     along  K contiguous: 8 elements in each of a few units of 256, the rest of which the other
+ *            work-items of its warp decode
+ *     down   K along the lines: 8 lines of payload by 8 columns, within a scale block; with 4 bits
+ *            a line has the elements of two rows, the first in the low half of a byte
  *
- * The bits of a code, moved to the place of bf16's sign, low exponent bits and high mantissa bits,
- * are the number times 2^-120 (E4M3), 2^-112 (E5M2) or 2^-126 (E2M1), subnormal ones too; several
- * codes are moved at once. Products with that power of two and with the scale are exact; below
- * 2^-126 the second is rounded. NVFP4's global scales are not applied.
+ * The bits of an element, moved to bf16's sign, low exponent bits and high mantissa bits, are its
+ * value times 2^-120 (E4M3), 2^-112 (E5M2) or 2^-126 (E2M1), for subnormal values also. Several
+ * elements are moved at once. The product with that power of two is exact, and so is the product
+ * with the scale, except that it is rounded below 2^-126. NVFP4's global scales are not applied.
  *
- * A format's number is that of MOERT_FORMAT_TABLE (include/moert/formats.h); PLAIN is bf16 as it
- * is. Columns are multiples of 8, of lines of terms of four blocks.
+ * Formats are numbered as in MOERT_FORMAT_TABLE (include/moert/formats.h); PLAIN is bf16 without
+ * conversion. Columns are multiples of 8, or of four scale blocks where K is contiguous.
  */
 #define DECODERS     96 /* work-items */
 #define BAR_DECODERS 3
@@ -30,23 +30,26 @@
 enum { E4M3_E8M0, E5M2_E8M0, E2M1_E8M0, E2M1_E4M3 };
 
 #define CODE_BITS(format) ((format) <= E5M2_E8M0 ? 8 : 4)
-#define RUN_OF(format)    ((format) == E2M1_E4M3 ? 16 : 32) /* codes of a scale */
+#define RUN_OF(format)    ((format) == E2M1_E4M3 ? 16 : 32) /* elements that share a scale */
 #define UNIT(format)                                                                               \
-    ((format) == E4M3_E8M0 ? 247 : (format) == E5M2_E8M0 ? 239 : 253) /* bf16's exponent bits */
+    ((format) == E4M3_E8M0 ? 247                                                                   \
+     : (format) == E5M2_E8M0                                                                       \
+         ? 239                                                                                     \
+         : 253) /* exponent bits in bf16 of the power of two that moved bits are multiplied by */
 
-/* A factor, and where its numbers go. */
+/* A quantized operand, and where its bf16 values go. */
 typedef struct quantized {
-    global const uchar *codes, *scales;
-    global uint4 *numbers;
+    global const uchar *payload, *scales;
+    global uint4 *bf16;
 } quantized;
 
-/* A group's part of a factor: lines from `first` on, of which the blocks down the lines begin with
- * number `block`. */
+/* A group's part of an operand: lines from `first` on; for decode_down, scale blocks from `block`
+ * on. */
 typedef struct part {
     uint first, lines, columns, block;
 } part;
 
-/* ---- numbers ---- */
+/* ---- elements ---- */
 
 static inline uint permute_bytes(uint low, uint high, uint selector) {
     uint bytes;
@@ -54,14 +57,14 @@ static inline uint permute_bytes(uint low, uint high, uint selector) {
     return bytes;
 }
 
-/* Two products of bf16 numbers. */
+/* The products of two pairs of bf16 values. */
 static inline uint multiply_pair(uint x, uint y) {
     uint product;
     __asm__("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(x), "r"(y), "r"(0x80008000u));
     return product;
 }
 
-/* The power of two that moved bits want, twice. */
+/* The power of two that moved bits are multiplied by, twice. */
 static inline uint unit_pair(int format) {
     return UNIT(format) * 0x00800080u;
 }
@@ -76,53 +79,53 @@ static inline uint scale_pair(int format, uint code) {
     return (code == 0 ? 0x40u : code == 255 ? BF16_NAN : code << 7) * 0x10001u;
 }
 
-/* Bytes of the high and of the low halves of four numbers, as two pairs. */
+/* Combines the bytes of the high and of the low halves of four values into two pairs. */
 static inline uint2 pair_up(uint high, uint low) {
     return (uint2)(permute_bytes(low, high, 0x5140), permute_bytes(low, high, 0x7362));
 }
 
-/* Puts infinities and NaN, which moved bits do not know, in their place. */
-static inline uint2 mend_bytes(int format, uint codes, uint2 pairs) {
-    uint mended[2] = {pairs.x, pairs.y};
+/* Replaces infinities and NaN, which moving bits does not convert. */
+static inline uint2 fix_specials(int format, uint payload, uint2 pairs) {
+    uint fixed[2] = {pairs.x, pairs.y};
     UNROLL_FOR(int i = 0; i < 4; i++) {
-        const uint code = codes >> 8 * i & 0xFF, magnitude = code & 0x7F, shift = i % 2 * 16;
+        const uint code = payload >> 8 * i & 0xFF, magnitude = code & 0x7F, shift = i % 2 * 16;
         const uint special =
             format == E5M2_E8M0 && magnitude == 0x7C ? (code & 0x80) << 8 | 0x7F80 : BF16_NAN;
         if (magnitude >= (format == E4M3_E8M0 ? 0x7Fu : 0x7Cu))
-            mended[i / 2] = (mended[i / 2] & ~(0xFFFFu << shift)) | special << shift;
+            fixed[i / 2] = (fixed[i / 2] & ~(0xFFFFu << shift)) | special << shift;
     }
-    return (uint2)(mended[0], mended[1]);
+    return (uint2)(fixed[0], fixed[1]);
 }
 
-/* Four codes of 8 bits in moved form. One more than the largest finite code flips the bit of the
- * sign. */
-static inline uint2 move_bytes(int format, uint codes) {
+/* Moves four elements of 8 bits. Adding one unit beyond the largest finite value flips the sign
+ * bit, which detects special values. */
+static inline uint2 move_bytes(int format, uint payload) {
     const uint right = format == E4M3_E8M0 ? 4 : 3,
                kept = format == E4M3_E8M0 ? 0x07070707u : 0x0F0F0F0Fu;
-    const uint high = (codes & 0x80808080u) | (codes >> right & kept);
-    const uint low = codes << (8 - right) & (format == E4M3_E8M0 ? 0xF0F0F0F0u : 0xE0E0E0E0u);
+    const uint high = (payload & 0x80808080u) | (payload >> right & kept);
+    const uint low = payload << (8 - right) & (format == E4M3_E8M0 ? 0xF0F0F0F0u : 0xE0E0E0E0u);
     const uint2 pairs = pair_up(high, low);
-    if ((((codes + (format == E4M3_E8M0 ? 0x01010101u : 0x04040404u)) ^ codes) & 0x80808080u) != 0)
-        return mend_bytes(format, codes, pairs);
+    if ((((payload + (format == E4M3_E8M0 ? 0x01010101u : 0x04040404u)) ^ payload) & 0x80808080u) !=
+        0)
+        return fix_specials(format, payload, pairs);
     return pairs;
 }
 
-/* Eight codes of 4 bits that follow each other, in moved form: codes i and i + 4 are moved
- * together. */
-static inline uint4 move_halves(uint codes) {
+/* Moves eight consecutive elements of 4 bits; elements i and i + 4 are moved together. */
+static inline uint4 move_halves(uint payload) {
     const uint kept = 0x01C001C0u, sign = 0x80008000u;
-    const uint a = (codes << 6 & kept) | (codes << 12 & sign),
-               b = (codes << 2 & kept) | (codes << 8 & sign);
-    const uint c = (codes >> 2 & kept) | (codes << 4 & sign),
-               d = (codes >> 6 & kept) | (codes & sign);
+    const uint a = (payload << 6 & kept) | (payload << 12 & sign),
+               b = (payload << 2 & kept) | (payload << 8 & sign);
+    const uint c = (payload >> 2 & kept) | (payload << 4 & sign),
+               d = (payload >> 6 & kept) | (payload & sign);
     return (uint4)(permute_bytes(a, b, 0x5410), permute_bytes(c, d, 0x5410),
                    permute_bytes(a, b, 0x7632), permute_bytes(c, d, 0x7632));
 }
 
-/* Four codes of 4 bits in the low halves of bytes, in moved form. */
-static inline uint2 move_low_halves(uint codes) {
-    return pair_up((codes << 4 & 0x80808080u) | (codes >> 2 & 0x01010101u),
-                   codes << 6 & 0xC0C0C0C0u);
+/* Moves four elements of 4 bits in the low halves of bytes. */
+static inline uint2 move_low_halves(uint payload) {
+    return pair_up((payload << 4 & 0x80808080u) | (payload >> 2 & 0x01010101u),
+                   payload << 6 & 0xC0C0C0C0u);
 }
 
 static inline uint4 scaled(int format, uint4 moved, uint4 scales) {
@@ -133,9 +136,9 @@ static inline uint4 scaled(int format, uint4 moved, uint4 scales) {
                    multiply_pair(multiply_pair(moved.w, unit), scales.w));
 }
 
-/* ---- this work-group's share of a part ---- */
+/* ---- this work-group's part of a group ---- */
 
-/* What another item of the warp has. */
+/* x of another work-item of the warp. */
 static inline uint shuffle(uint x, uint lane) {
     uint theirs;
     __asm__ volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;"
@@ -148,14 +151,14 @@ static inline uint decoder_number(void) {
     return get_group_id(0) * DECODERS + get_local_id(0) - 32;
 }
 
-/* What is loaded a turn ahead of its use; past the end whatever is there, as loads under conditions
- * would wait for each other. */
+/* The loads for one iteration, issued an iteration ahead of use. Beyond the end they read other
+ * elements, since conditional loads would wait for each other. */
 typedef struct batch {
-    uint codes[16], scales[2];
+    uint payload[16], scales[2];
 } batch;
 
-/* A warp's batches of a part in lines of terms: UNITS times 8 codes for each of its items. An item
- * has every 32nd word of their scales, WORDS of which belong to a unit. */
+/* A warp's batch along K: UNITS times 8 elements for each work-item. A work-item holds every 32nd
+ * word of their scales; WORDS of these belong to a unit. */
 #define UNITS(format) (64 / CODE_BITS(format))
 #define WORDS(format) (256 / RUN_OF(format) / 4)
 
@@ -166,11 +169,11 @@ INLINED batch load_along(int format, quantized x, ulong begin, uint number, uint
     UNROLL_FOR(int i = 0; i < UNITS(format); i++) {
         const ulong at = begin + min((number * UNITS(format) + i) * 32 + lane, eights - 1);
         if (CODE_BITS(format) == 8) {
-            const uint2 two = ((global const uint2 *)x.codes)[at];
-            b.codes[2 * i] = two.x;
-            b.codes[2 * i + 1] = two.y;
+            const uint2 two = ((global const uint2 *)x.payload)[at];
+            b.payload[2 * i] = two.x;
+            b.payload[2 * i + 1] = two.y;
         } else {
-            b.codes[i] = ((global const uint *)x.codes)[at];
+            b.payload[i] = ((global const uint *)x.payload)[at];
         }
     }
     UNROLL_FOR(int i = 0; i < (UNITS(format) * WORDS(format) + 31) / 32; i++)
@@ -188,23 +191,24 @@ INLINED void decode_along(int format, quantized x, part p) {
     batch next = load_along(format, x, begin, decoder_number() / 32, eights);
     for (uint number = decoder_number() / 32; number < batches; number += stride) {
         const uint at = number * UNITS(format) * 32 + lane;
-        global uint4 *to = x.numbers + begin + at;
+        global uint4 *to = x.bf16 + begin + at;
         const batch b = next;
         next = load_along(format, x, begin, min(number + stride, batches - 1), eights);
         UNROLL_FOR(int i = 0; i < UNITS(format); i++) {
             const uint word = i * WORDS(format);
             const uint scale = shuffle(b.scales[word / 32], word % 32 + from) >> shift & 0xFF;
             const uint4 moved = CODE_BITS(format) == 8
-                                    ? (uint4)(move_bytes(format, b.codes[2 * i]),
-                                              move_bytes(format, b.codes[2 * i + 1]))
-                                    : move_halves(b.codes[i]);
+                                    ? (uint4)(move_bytes(format, b.payload[2 * i]),
+                                              move_bytes(format, b.payload[2 * i + 1]))
+                                    : move_halves(b.payload[i]);
             if (at + i * 32 < eights)
                 to[i * 32] = scaled(format, moved, (uint4)(scale_pair(format, scale)));
         }
     }
 }
 
-/* 8 lines of codes and, in two words, their scales; a block of 4 bits is whole. */
+/* Loads 8 lines of payload and, in two words, their scales; with 4 bits a scale block is always
+ * complete. */
 INLINED batch load_down(int format, quantized x, part p, uint unit, uint units) {
     const uint block = RUN_OF(format) * CODE_BITS(format) / 8, across = p.columns / 8,
                last = min(unit, units - 1);
@@ -215,22 +219,22 @@ INLINED batch load_down(int format, quantized x, part p, uint unit, uint units) 
     batch b = {.scales = {scales.x, scales.y}};
     UNROLL_FOR(int i = 0; i < 8; i++) {
         const uint own = CODE_BITS(format) == 8 ? min(step * 8 + i, p.lines - 1) : step * 8 + i;
-        const uint2 two = ((global const uint2 *)x.codes)[(ulong)(line + own) * across + column];
-        b.codes[2 * i] = two.x;
-        b.codes[2 * i + 1] = two.y;
+        const uint2 two = ((global const uint2 *)x.payload)[(ulong)(line + own) * across + column];
+        b.payload[2 * i] = two.x;
+        b.payload[2 * i + 1] = two.y;
     }
     return b;
 }
 
 INLINED void decode_down(int format, quantized x, part p) {
-    const int bits = CODE_BITS(format), rows = 8 / bits; /* of a line */
+    const int bits = CODE_BITS(format), rows = 8 / bits; /* rows of a line */
     const uint across = p.columns / 8, stride = get_num_groups(0) * DECODERS;
     const uint units =
         (p.lines + RUN_OF(format) - 1) / RUN_OF(format) * (RUN_OF(format) / rows / 8) * across;
     batch next = load_down(format, x, p, decoder_number(), units);
     for (uint unit = decoder_number(); unit < units; unit += stride) {
         const uint row = unit / across * 8 * rows, column = unit % across;
-        global uint4 *to = x.numbers + (ulong)(p.first + row) * across + column;
+        global uint4 *to = x.bf16 + (ulong)(p.first + row) * across + column;
         const batch b = next;
         uint scales[4];
         next = load_down(format, x, p, unit + stride, units);
@@ -240,8 +244,8 @@ INLINED void decode_down(int format, quantized x, part p) {
                                       scale_pair(format, two >> 8 & 0xFF), 0x5410);
         }
         UNROLL_FOR(int i = 0; i < 8 * rows; i++) {
-            const uint low = b.codes[i / rows * 2] >> i % rows * 4,
-                       high = b.codes[i / rows * 2 + 1] >> i % rows * 4;
+            const uint low = b.payload[i / rows * 2] >> i % rows * 4,
+                       high = b.payload[i / rows * 2 + 1] >> i % rows * 4;
             const uint4 moved = bits == 8
                                     ? (uint4)(move_bytes(format, low), move_bytes(format, high))
                                     : (uint4)(move_low_halves(low), move_low_halves(high));
@@ -254,7 +258,7 @@ INLINED void decode_down(int format, quantized x, part p) {
 
 /* ---- groups ---- */
 
-/* Makes what has been stored known to TMA, then counts this work-group. */
+/* Makes stores visible to TMA, then counts this work-group. */
 static inline void count_ready(global uint *ready) {
     __asm__ volatile("fence.acq_rel.gpu; fence.proxy.async;" ::: "memory");
     barrier_of(BAR_DECODERS, DECODERS);
@@ -275,13 +279,13 @@ static inline void await_ready(global const uint *ready) {
 #define ALONG_B 0
 #endif
 
-/* All groups, one after the other. */
+/* Decodes all groups in order. */
 INLINED void decode_ahead(shape s, quantized a, quantized b, local const uint *ends,
                           global uint *ready) {
-    const uint lines_b = ORIENTATION == DGRAD ? s.terms
+    const uint lines_b = ORIENTATION == DGRAD ? s.k_size
                          : GLU                ? 2 * s.columns
                                               : s.columns; /* of a weight */
-    const uint columns_b = ORIENTATION == FORWARD ? s.terms : s.columns;
+    const uint columns_b = ORIENTATION == FORWARD ? s.k_size : s.columns;
     uint blocks_a = 0, blocks_b = 0;
     for (uint g = s.skip; g < s.groups; g++) {
         const uint first = g > 0 ? ends[g - 1] : 0, rows = ends[g] - first;
@@ -294,7 +298,7 @@ INLINED void decode_ahead(shape s, quantized a, quantized b, local const uint *e
             blocks_b += (rows + RUN_OF(B_FORMAT) - 1) / RUN_OF(B_FORMAT);
         } else if (rows > 0) {
             if (A_FORMAT != PLAIN)
-                decode_along(A_FORMAT, a, (part){first, rows, s.terms, 0});
+                decode_along(A_FORMAT, a, (part){first, rows, s.k_size, 0});
             if (ALONG_B)
                 decode_along(B_FORMAT, b, (part){g * lines_b, lines_b, columns_b, 0});
             else if (B_FORMAT != PLAIN)

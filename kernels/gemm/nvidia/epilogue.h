@@ -1,40 +1,42 @@
 /*
- * Included by wgmma.cl and mma.cl: what becomes of the sums of a tile, in registers.
+ * Included by wgmma.cl and mma.cl: the epilogue of a tile, in registers.
  *
  *   v = sum alpha[g];  with a bias fma(sum, alpha[g], bias[g,column] factor[line]);
  *                      without one (sum alpha[g]) factor[line]
  *   v = fma(beta[g], old value, v), unless beta[g] is 0;
- *                      of a group without terms beta[g] times the old value
+ *                      if K is 0 (WGRAD: no rows), beta[g] times the old value
  *
- * With GLU half of the columns are gates, then come their ups, a gate and its up in the same
- * thread:
+ * With GLU one half of the columns are gates and the other half their ups; a gate and its up are in
+ * the same thread:
  *
  *   v = sum alpha[g], with a bias fma(sum, alpha[g], bias[g,column]), stored if V is 1
  *   h = factor[line] (clamp(u, -limit, limit) + offset) a(min(g, limit))             (glu.h)
  *
- * and h is the result, of as many columns as there are gates. v has gates and ups in runs of RUN
+ * The result is h, with as many columns as there are gates. v has gates and ups in runs of RUN
  * columns (0: all of one, then all of the other), gates first unless SWAPPED. amax[g] = the largest
- * |result| before rounding; NaN stays. The maximum of floats is that of their bits as integers,
- * which has no order.
+ * |result| before rounding; NaN persists. The maximum of floats is the maximum of their bits as
+ * integers, which does not depend on the order.
  *
- * Of the 16 lines and SPAN columns of a warp a thread has, in sum[4 j + 2 i] and the next, line
- * lane / 4 + 8 i at columns 8 j + 2 (lane mod 4) and the next.
+ * A thread has parts of the 16 lines and SPAN columns of a warp: sum[4 j + 2 i] and the next are
+ * line lane / 4 + 8 i at columns 8 j + 2 (lane mod 4) and the next.
  *
- * Required: RESULT, BIAS_TYPE, V_TYPE (0 float32, 1 f16, 2 bf16); ALPHA, BIAS, FACTOR, AMAX, GLU,
- * V, SWAPPED (0, 1); BETA (0, 1: beta is 1, 2); RUN (0, 1, 8, 32); from the including file tile and
- * SPAN, a multiple of 64.
+ * Required: RESULT, BIAS_TYPE, V_TYPE (0 float32, 1 f16, 2 bf16); ALPHA, BIAS, ROW_SCALE, AMAX, GLU,
+ * V, SWAPPED (0, 1); BETA (0; 1: beta is 1; 2); RUN (0, 1, 8, 32); from the including file the
+ * struct tile and SPAN, a multiple of 64.
  */
 #if !defined(RESULT) || !defined(BIAS_TYPE) || !defined(V_TYPE) || !defined(ALPHA) ||              \
-    !defined(BIAS) || !defined(FACTOR) || !defined(AMAX) || !defined(GLU) || !defined(V) ||        \
+    !defined(BIAS) || !defined(ROW_SCALE) || !defined(AMAX) || !defined(GLU) || !defined(V) ||     \
     !defined(SWAPPED) || !defined(BETA) || !defined(RUN)
-#error "RESULT, BIAS_TYPE, V_TYPE, ALPHA, BIAS, FACTOR, AMAX, GLU, V, SWAPPED, BETA, RUN are needed"
+#error                                                                                             \
+    "RESULT, BIAS_TYPE, V_TYPE, ALPHA, BIAS, ROW_SCALE, AMAX, GLU, V, SWAPPED, BETA, RUN are needed"
 #endif
 #ifndef KEEPS_F32
-#define KEEPS_F32 0 /* float32 results are left in the place of the sums, as others are */
+#define KEEPS_F32                                                                                  \
+    0 /* 1: float32 results replace the sums, as other results do, and are not stored here */
 #endif
 #ifndef KEEPS_V
 #define KEEPS_V                                                                                    \
-    0 /* v is stored from there between finish_gates and finish_glu, which else does it */
+    0 /* 1: the caller stores v between finish_gates and finish_glu; 0: finish_glu stores it */
 #endif
 #include "args/gemm.h"
 #include "gemm/glu.h"
@@ -66,14 +68,14 @@ static inline epilogue epilogue_of(global const float *alpha, global const float
                       {0, args.limit, args.slope, args.offset, args.activation}};
 }
 
-/* What a thread knows of its two lines. */
+/* A thread's two lines. */
 typedef struct lines {
     int at[2];
     bool used[2];
     float factor[2];
 } lines;
 
-/* ---- two neighbours of a matrix, from an even place on ---- */
+/* ---- two neighbouring elements, the first at an even index ---- */
 
 static inline float2 load_two(global const uchar *p, int type, ulong i) {
     if (type == IS_F32)
@@ -90,14 +92,14 @@ static inline void store_two(float2 x, global uchar *p, int type, ulong i) {
 
 /* ---- gates and ups ---- */
 
-/* Where v has the gate or up of an even column, and of the next. */
-static inline uint place_of(uint column, uint width, bool up) {
+/* The column of v that has the gate or up of an even column; the next column follows it. */
+static inline uint column_in_v(uint column, uint width, bool up) {
     const uint run = RUN == 0 ? width : RUN,
                first = RUN == 0 ? column : column / run * 2 * run + column % run;
     return first + (up != SWAPPED ? run : 0);
 }
 
-/* The gates and ups of two columns, from matrix v or a line of biases. */
+/* The gates and ups of two columns, from v or a line of biases. */
 static inline pair load_gates(global const uchar *p, int type, ulong row, uint column, uint width) {
     if (RUN == 1) {
         const float2 a = load_two(p, type, row + 2 * column),
@@ -105,8 +107,8 @@ static inline pair load_gates(global const uchar *p, int type, ulong row, uint c
         const float2 first = (float2)(a.x, b.x), second = (float2)(a.y, b.y);
         return SWAPPED ? (pair){second.xyxy, first.xyxy} : (pair){first.xyxy, second.xyxy};
     }
-    const float2 g = load_two(p, type, row + place_of(column, width, false));
-    return (pair){g.xyxy, load_two(p, type, row + place_of(column, width, true)).xyxy};
+    const float2 g = load_two(p, type, row + column_in_v(column, width, false));
+    return (pair){g.xyxy, load_two(p, type, row + column_in_v(column, width, true)).xyxy};
 }
 
 static inline void store_gates(float2 g, float2 u, global uchar *p, int type, ulong row,
@@ -116,8 +118,8 @@ static inline void store_gates(float2 g, float2 u, global uchar *p, int type, ul
         store_two(SWAPPED ? (float2)(u.y, g.y) : (float2)(g.y, u.y), p, type, row + 2 * column + 2);
         return;
     }
-    store_two(g, p, type, row + place_of(column, width, false));
-    store_two(u, p, type, row + place_of(column, width, true));
+    store_two(g, p, type, row + column_in_v(column, width, false));
+    store_two(u, p, type, row + column_in_v(column, width, true));
 }
 
 /* ---- the sums of a warp ---- */
@@ -127,13 +129,13 @@ static inline lines lines_of(tile t, epilogue e) {
     UNROLL_FOR(int i = 0; i < 2; i++) {
         l.at[i] = t.line + (int)(get_local_id(0) % 32 / 4) + 8 * i;
         l.used[i] = l.at[i] < t.end;
-        l.factor[i] = FACTOR && l.used[i] ? e.factor[l.at[i] * e.row_scale_stride] : 1.0f;
+        l.factor[i] = ROW_SCALE && l.used[i] ? e.factor[l.at[i] * e.row_scale_stride] : 1.0f;
     }
     return l;
 }
 
 static inline float alpha_of(tile t, epilogue e) {
-    return ALPHA && t.terms > 0 ? e.alpha[t.group] : 1.0f;
+    return ALPHA && t.k_size > 0 ? e.alpha[t.group] : 1.0f;
 }
 
 static inline int larger(int peak, float2 x) {
@@ -151,20 +153,20 @@ static inline float2 finish_two(float2 sum, float2 bias, float2 old, float alpha
                                 float factor, tile t) {
     float2 v = ALPHA ? sum * alpha : sum;
     if (BIAS)
-        v = fma(sum, (float2)(alpha), FACTOR ? bias * factor : bias);
-    else if (FACTOR)
+        v = fma(sum, (float2)(alpha), ROW_SCALE ? bias * factor : bias);
+    else if (ROW_SCALE)
         v *= factor;
     if (BETA != 0 && beta != 0.0f)
-        v = t.terms > 0 ? fma((float2)(beta), old, v) : beta * old;
+        v = t.k_size > 0 ? fma((float2)(beta), old, v) : beta * old;
     return v;
 }
 
-/* What the sums of a tile have in common; peak: the bits of the largest |result| of this thread so
+/* Values that the sums of a tile share. `peak`: the bits of the largest |result| of this thread so
  * far. */
 typedef struct finishing {
     lines l;
     float alpha, beta;
-    uint left, first; /* columns from the tile's first on, this thread's first */
+    uint left, first; /* columns from the tile's first on; this thread's first column */
     int peak;
 } finishing;
 
@@ -177,8 +179,8 @@ static inline finishing begin_finish(tile t, uint columns, epilogue e) {
                        -1};
 }
 
-/* Finishes STORES pairs of both lines, from sum[4 j] on, with their old values; all biases are
- * under way at once. */
+/* Finishes STORES pairs of both lines, from sum[4 j] on, with their old values. The loads of all
+ * biases are in flight at once. */
 static inline void finish_batch(float *sum, int j, float2 old[STORES][2], finishing *f, tile t,
                                 uint columns, epilogue e, global uchar *c, ulong ldc) {
     const ulong at[2] = {f->l.at[0] * ldc + f->first, f->l.at[1] * ldc + f->first};
@@ -204,17 +206,17 @@ static inline void finish_batch(float *sum, int j, float2 old[STORES][2], finish
     }
 }
 
-/* Finishes the sums; float32 results are stored here unless KEEPS_F32, others left in the place of
- * the sums. */
+/* Finishes the sums. float32 results are stored here unless KEEPS_F32; other results replace the
+ * sums. */
 static inline void finish(float *sum, tile t, uint columns, epilogue e, global uchar *c,
                           ulong ldc) {
     finishing f = begin_finish(t, columns, e);
-    /* of a line past the end another's, as loads under a condition would wait for each other */
+    /* lines beyond the end read other lines, since conditional loads would wait for each other */
     const ulong at[2] = {max(min(f.l.at[0], t.end - 1), 0) * ldc + f.first,
                          max(min(f.l.at[1], t.end - 1), 0) * ldc + f.first};
     UNROLL_FOR(int j = 0; j < SPAN / 8; j += STORES) {
         if (8 * j >= f.left)
-            continue; /* all of a warp do */
+            continue; /* for all lanes of the warp */
         float2 old[STORES][2];
         UNROLL_FOR(int b = 0; b < STORES; b++)
             UNROLL_FOR(int i = 0; i < 2; i++)
@@ -227,14 +229,14 @@ static inline void finish(float *sum, tile t, uint columns, epilogue e, global u
         raise_amax(f.peak, t, e);
 }
 
-/* With a GLU: v takes the place of the sums ... */
+/* With a GLU: replaces the sums by v. */
 static inline void finish_gates(float *sum, tile t, uint columns, epilogue e) {
     const float alpha = alpha_of(t, e);
     if (!(ALPHA | BIAS))
         return;
     UNROLL_FOR(int j = 0; j < SPAN / 16; j++) {
         if (t.column + 8 * j >= columns)
-            continue; /* all of a warp do */
+            continue; /* for all lanes of the warp */
         const uint column = t.column + 8 * j + get_local_id(0) % 4 * 2;
         const pair b =
             BIAS ? load_gates(e.bias, BIAS_TYPE, (ulong)t.group * 2 * columns, column, columns)
@@ -247,14 +249,14 @@ static inline void finish_gates(float *sum, tile t, uint columns, epilogue e) {
     }
 }
 
-/* ... and the results that of the gates. */
+/* After finish_gates: replaces the gates by the results. */
 static inline void finish_glu(float *sum, tile t, uint columns, epilogue e, global uchar *c,
                               ulong ldc) {
     const lines l = lines_of(t, e);
     int peak = -1;
     UNROLL_FOR(int j = 0; j < SPAN / 16; j++) {
         if (t.column + 8 * j >= columns)
-            continue; /* all of a warp do */
+            continue; /* for all lanes of the warp */
         const uint column = t.column + 8 * j + get_local_id(0) % 4 * 2;
         float *g = sum + 4 * j, *u = g + SPAN / 4;
         const pair x = {(vec)(g[0], g[1], g[2], g[3]), (vec)(u[0], u[1], u[2], u[3])};

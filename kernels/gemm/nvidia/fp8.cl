@@ -1,39 +1,39 @@
 /*
- * Grouped GEMM on the tensor cores of sm_90 (Hopper): 8-bit operands, E4M3 or E5M2, whose terms are
- * contiguous.
+ * Grouped GEMM on the tensor cores of sm_90 (Hopper): 8-bit operands, E4M3 or E5M2, contiguous
+ * along the reduction.
  *
  *   c[m,j] = alpha[g] sum_b s[m,b] t[g,b,j/128] (sum_i a[m,i] b[g,j,i])     rows m of group g,
- *                                                                           terms i of block b
+ *                                                                           i in block b
  *   WGRAD:
- *   c[g,n,j] = alpha[g] sum_b s[n,b] t[j,b] (sum_m a[n,m] b[j,m])           terms m, blocks b: the
- *                                                                           rows of group g
+ *   c[g,n,j] = alpha[g] sum_b s[n,b] t[j,b] (sum_m a[n,m] b[j,m])           m in block b: the rows
+ *                                                                           of group g
  *
- * Blocks are of 128 terms, in WGRAD from a group's first row on. The tensor cores add up a block,
- * to about 14 bits of its largest product; blocks are added in float32, times both scales (1 unless
- * SCALED) and alpha (1 if 0), as DeepGEMM does. Both operands are tensors [groups or 1, rows, terms]
- * of TMA maps. Persistent work-groups take the tiles of 128 lines x 256 columns in turn, which they
- * find from the ends alone:
+ * Blocks have 128 values of the reduction, in WGRAD from a group's first row on. The tensor cores
+ * add up a block, to about 14 bits of its largest product. Blocks are added in float32, times both
+ * scales (1 unless SCALED) and alpha (1 if alpha is null), as DeepGEMM does. Both operands are
+ * tensors [groups or 1, rows, reduction] of TMA maps. Work-groups are persistent and take the tiles
+ * of 128 lines x 256 columns in rotation; they compute the tiles from the group ends:
  *
  *     warps 0-3    the producers, see fp8.h: blocks of both operands and their scales into a
  *                  ring of STAGES stages
  *     warps 4-7    lines 0-63:   64 x 128 sums of a block by wgmma m64n128k32, in two parts, which
- *     warps 8-11   lines 64-127  join 64 x 256 sums, all in registers, while the tensor cores
- *                                compute for the other consumer; then rounded and, by way of OUTS
- *                                pieces of 16 lines x 128 bytes per warp, stored in 16-byte words
+ *     warps 8-11   lines 64-127  are added to 64 x 256 sums, all in registers, while the tensor
+ *                                cores compute for the other consumer; then rounded and, through
+ *                                OUTS pieces of 16 lines x 128 bytes per warp, stored in 16-byte
+ *                                words
  *
- * Terms past the end are 0: TMA gives zeros past a tensor, and WGRAD clears the rows of the next
- * group in both operands. Lines past the end of a group are computed from whatever is there and not
- * stored. s[m,b] lies at s + m * s_line + b, t at t + g * t_group + b * t_block + (j / 128, in
- * WGRAD j) * t_column.
+ * Beyond the end of K operands are 0: TMA gives zeros beyond a tensor, and WGRAD clears the rows of
+ * the next group in both operands. Lines beyond the end of a group are computed from arbitrary
+ * memory and not stored. s[m,b] is at s + m * s_line + b, t at t + g * t_group + b * t_block + (j /
+ * 128, in WGRAD j) * t_column.
  *
- * Rows of the operands must be multiples of 16 bytes, columns and ldc of 8 numbers, and in WGRAD the
- * ends of 16, as TMA takes no other addresses. Grid: compute units work-groups of 384. Local
- * memory: ARENA bytes (up to 227 KiB, which src/device/nvidia/ptx.c puts in the place of 1040), the
- * ends included.
- * Deterministic: the order of a sum is the hardware's, the same in every run, and no tile depends
- * on another. Required: WGRAD, SCALED (0, 1; SCALED in WGRAD), E5M2 (0, 1), F32 (result: 0 bf16, 1
- * float32),
- * STAGES, OUTS, GROUP (tiles in a column of tiles that are taken before the next column), ARENA.
+ * Rows of the operands must be multiples of 16 bytes, columns and ldc of 8 elements, and in WGRAD
+ * the ends of 16, since TMA requires it. Grid: one work-group of 384 for each compute unit. Local
+ * memory: ARENA bytes (up to 227 KiB; src/device/nvidia/ptx.c replaces 1040 by it), including the
+ * ends. Deterministic: the hardware determines the order of a sum, the same in every run, and no
+ * tile depends on another. Required: WGRAD, SCALED (0, 1; 1 in WGRAD), E5M2 (0, 1), F32 (result: 0
+ * bf16, 1 float32), STAGES, OUTS, GROUP (tiles in a column of tiles that are taken before the next
+ * column), ARENA.
  */
 #if !defined(WGRAD) || !defined(SCALED) || !defined(E5M2) || !defined(F32) || !defined(STAGES) ||  \
     !defined(OUTS) || !defined(GROUP)
@@ -56,7 +56,7 @@ typedef ushort result;
 
 #include "gemm/nvidia/fp8.h"
 
-/* 128 times the one and 256 times the other are at most 65536. */
+/* 128 times PRODUCER_REGISTERS plus 256 times CONSUMER_REGISTERS is at most 65536. */
 #if F32
 #define PRODUCER_REGISTERS 72
 #define CONSUMER_REGISTERS 216
@@ -66,19 +66,19 @@ typedef ushort result;
 #endif
 
 #if WGRAD
-/* Clears the terms from `terms` on, a multiple of 16, in a stage's lines and columns, whose 16-byte
+/* Clears K values from `k_size` on, a multiple of 16, in a stage's lines and columns, whose 16-byte
  * words are swizzled. */
-static inline void clear_terms(local uchar *stage, uint terms) {
+static inline void clear_k(local uchar *stage, uint k_size) {
     for (uint row = get_local_id(0) - 128; row < LINES + COLUMNS; row += 256)
-        for (uint word = terms / 16; word < TERMS / 16; word++)
-            *(local uint4 *)(stage + row * TERMS + (word ^ row % 8) * 16) = (uint4)(0);
+        for (uint word = k_size / 16; word < BLOCK_K / 16; word++)
+            *(local uint4 *)(stage + row * BLOCK_K + (word ^ row % 8) * 16) = (uint4)(0);
     fence_tensor();
     barrier_of(3, 256);
 }
 #endif
 
-/* part[64,WIDTH] = 64 lines x 128 terms of a by 128 terms x WIDTH columns of b, at addresses in
- * units of 16 bytes. */
+/* part[64,WIDTH] = 64 lines x 128 K values of a by 128 K values x WIDTH columns of b, at addresses
+ * in units of 16 bytes. */
 static inline void multiply(float *part, uint a, uint b) {
     const uint next = STEP / 16;
     wgmma_fence();
@@ -89,15 +89,15 @@ static inline void multiply(float *part, uint a, uint b) {
     wgmma_commit();
 }
 
-/* A block's scales that a work-item needs: of its two lines, which are 8 apart, and, but for WGRAD,
- * of all parts. */
+/* The scales of a block that a work-item needs: those of its two lines, which are 8 apart, and,
+ * except in WGRAD, those of all parts. */
 typedef struct scale_set {
     float lines[2], parts[PARTS];
 } scale_set;
 
-/* sum[64,WIDTH] += part[64,WIDTH], number p of a block, times the scales of lines and columns. */
-static inline void join(float *sum, const float *part, const scale_set *by, uint p,
-                        local const float *columns) {
+/* sum[64,WIDTH] += part[64,WIDTH], part p of a block, times the scales of lines and columns. */
+static inline void add_part(float *sum, const float *part, const scale_set *by, uint p,
+                            local const float *columns) {
 #if WGRAD
     UNROLL_FOR(int j = 0; j < WIDTH / 8; j++) {
         const float2 scale =
@@ -107,14 +107,14 @@ static inline void join(float *sum, const float *part, const scale_set *by, uint
                                  sum[4 * j + i]);
     }
 #else
-    const float operands[2] = {by->lines[0] * by->parts[p], by->lines[1] * by->parts[p]};
+    const float scale[2] = {by->lines[0] * by->parts[p], by->lines[1] * by->parts[p]};
     UNROLL_FOR(int i = 0; i < PART_SUMS; i++)
-        sum[i] = SCALED ? fma(part[i], operands[i / 2 % 2], sum[i]) : sum[i] + part[i];
+        sum[i] = SCALED ? fma(part[i], scale[i / 2 % 2], sum[i]) : sum[i] + part[i];
 #endif
 }
 
-/* Where a 16-byte word of a piece lies, so that what a warp stores or loads at once is in different
- * banks. */
+/* The offset of a 16-byte word in a piece. Words that a warp stores or loads at once are in
+ * different banks. */
 static inline uint word_at(uint line, uint word) {
     return line * 128 + (word ^ (F32 ? line % 4 * 2 : line % 8)) * 16;
 }
@@ -140,7 +140,7 @@ static inline void put_piece(const float *sum, float alpha, local uchar *piece, 
 /* Stores 16 lines of a warp. `piece`: local memory for OUTS pieces, also as an address. */
 static inline void store_lines(const float *sum, float alpha, local uchar *piece, uint piece_at,
                                tile t, uint columns, global result *c, ulong ldc) {
-    enum { ACROSS = 128 / sizeof(result), WORD = 16 / sizeof(result) }; /* results */
+    enum { ACROSS = 128 / sizeof(result), WORD = 16 / sizeof(result) }; /* in results */
     const uint lane = get_local_id(0) % 32, column = t.column + lane % 8 * WORD;
     const int line = t.line + (int)(lane / 8);
     global result *to = c + line * ldc + column;
@@ -158,7 +158,7 @@ static inline void store_lines(const float *sum, float alpha, local uchar *piece
     }
 }
 
-/* Where a consumer is in the ring, and what of it is its own. */
+/* A consumer's position in the ring. */
 typedef struct ring {
     uint base, step, consumer;
     local uchar *arena;
@@ -175,15 +175,15 @@ static inline void await_stage(const ring *r) {
 static inline void multiply_part(float *part, const ring *r, uint p) {
     const uint stage = r->base / 16 + stage_of(r) * (STAGE_BYTES / 16);
     multiply(part, stage + r->consumer * (A_BYTES / 32),
-             stage + (A_BYTES + p * WIDTH * TERMS) / 16);
+             stage + (A_BYTES + p * WIDTH * BLOCK_K) / 16);
 }
 
-/* A stage's scales, those of lines at its start. */
+/* A stage's scales; those of lines come first. */
 static inline local const float *scales_of(const ring *r) {
     return (local const float *)(r->arena + SCALES_AT) + stage_of(r) * SCALES;
 }
 
-/* Behind the instructions of the tensor cores: loads between them would hold them up. */
+/* Called after the wgmma instructions are issued: loads between them would delay them. */
 static inline scale_set load_scales(const ring *r) {
     const uint line = r->consumer * 64 + get_local_id(0) % 128 / 32 * 16 + get_local_id(0) % 32 / 4;
     local const float *scales = scales_of(r);
@@ -196,27 +196,27 @@ static inline scale_set load_scales(const ring *r) {
     return set;
 }
 
-/* The stage is free of this warp. */
+/* Tells the producers that this warp has finished with the stage. */
 static inline void leave_stage(const ring *r) {
     sync_warp();
     if (get_local_id(0) % 32 == 0)
         arrive(r->base + EMPTY_AT + stage_of(r) * 8);
 }
 
-/* The other consumer may ask the tensor cores for a part. */
+/* Lets the other consumer use the tensor cores. */
 static inline void pass_turn(uint consumer) {
     pass_barrier(TURN + 1 - consumer, 256);
 }
 
-/* sum[64,COLUMNS] of a tile. The consumers take turns, so that the tensor cores compute for one
- * while the other joins. */
-static inline void add_blocks(float *sum, ring *r, uint terms) {
-    for (int left = terms; left > 0; left -= TERMS, r->step++) {
+/* Adds a tile's blocks to sum[64,COLUMNS]. The consumers alternate: the tensor cores compute for
+ * one while the other adds its part. */
+static inline void add_blocks(float *sum, ring *r, uint k_size) {
+    for (int left = k_size; left > 0; left -= BLOCK_K, r->step++) {
         scale_set scales;
         await_stage(r);
 #if WGRAD
-        if (left < TERMS)
-            clear_terms(r->arena + stage_of(r) * STAGE_BYTES, left);
+        if (left < BLOCK_K)
+            clear_k(r->arena + stage_of(r) * STAGE_BYTES, left);
 #endif
         UNROLL_FOR(int p = 0; p < PARTS; p++) {
             float part[PART_SUMS];
@@ -229,7 +229,7 @@ static inline void add_blocks(float *sum, ring *r, uint terms) {
             SETTLE(part);
             if (!WGRAD && p == PARTS - 1)
                 leave_stage(r);
-            join(sum + p * PART_SUMS, part, &scales, p, scales_of(r) + LINES);
+            add_part(sum + p * PART_SUMS, part, &scales, p, scales_of(r) + LINES);
         }
         if (WGRAD)
             leave_stage(r);
@@ -251,8 +251,8 @@ static inline void consume(shape s, global const float *alpha, uint base, local 
         float sum[COLUMNS / 2];
         UNROLL_FOR(int i = 0; i < COLUMNS / 2; i++)
             sum[i] = 0.0f;
-        if (t.terms > 0) {
-            add_blocks(sum, &r, t.terms);
+        if (t.k_size > 0) {
+            add_blocks(sum, &r, t.k_size);
         } else {
             leave_stage(&r);
             r.step++;

@@ -1,6 +1,6 @@
 /*
- * The producers of fp8.cl: the walk over the tiles, and the ring of stages in local memory
- * through which blocks of both operands, their scales and what tile it is reach the consumers.
+ * The producers of fp8.cl: they walk over the tiles and fill a ring of stages in local memory with
+ * blocks of both operands, their scales, and descriptions of tiles, for the consumers.
  *
  *     stage of the ring    LINES x 128 bytes of a, COLUMNS x 128 bytes of b, both swizzled; SCALES
  *                          floats; a tile
@@ -10,20 +10,21 @@
  */
 #define LINES       128
 #define COLUMNS     256
-#define TERMS       128
+#define BLOCK_K     128
 #define WIDTH       128 /* columns of a part */
 #define PARTS       (COLUMNS / WIDTH)
 #define PART_SUMS   (WIDTH / 2) /* of a work-item */
-#define STEP        32          /* terms of a wgmma */
-#define A_BYTES     (LINES * TERMS)
-#define STAGE_BYTES ((LINES + COLUMNS) * TERMS)
+#define STEP        32          /* K values of a wgmma */
+#define A_BYTES     (LINES * BLOCK_K)
+#define STAGE_BYTES ((LINES + COLUMNS) * BLOCK_K)
 #define PIECE_BYTES 2048
-#define TURN                                                                                       \
-    4 /* and 5: the barriers at which the consumers wait for their turns; clear_terms has 3 */
-#define BLOCK  128                                 /* columns that share a scale, but for WGRAD */
-#define RIGHT  (WGRAD ? COLUMNS : COLUMNS / BLOCK) /* scales of a block of the second factor */
-#define SCALES (LINES + (WGRAD ? COLUMNS : 4))
-#define SHARE  ((LINES + RIGHT + 95) / 96) /* of a work-item that brings scales */
+/* TURN and TURN + 1: the barriers at which a consumer waits until it may use the tensor cores;
+ * clear_k uses 3 */
+#define TURN          4
+#define BLOCK         128 /* columns that share a scale, except in WGRAD */
+#define COLUMN_SCALES (WGRAD ? COLUMNS : COLUMNS / BLOCK) /* scales of a block of B */
+#define SCALES        (LINES + (WGRAD ? COLUMNS : 4))
+#define SCALES_OWN    ((LINES + COLUMN_SCALES + 95) / 96) /* scales that a work-item loads */
 
 /* Offsets in the arena. */
 #define OUT_AT    (STAGES * STAGE_BYTES)
@@ -33,38 +34,39 @@
 #define SCALES_AT (TILES_AT + 32 * STAGES)
 #define ENDS_AT   (SCALES_AT + 4 * SCALES * STAGES)
 
-/* What the consumers must know of a tile; group -1: there are no more. */
+/* The description of a tile for the consumers; group -1: no more tiles. */
 typedef struct tile {
     int group, line, end,
-        column; /* its first line and column, and the end of the group's lines, in the result */
-    uint terms;
+        column; /* first line and column, and the end of the group's lines, in the result */
+    uint k_size;
 } tile;
 
-/* Where the walk over the groups is: tiles of the group from `base` on, rows from `first` to
- * `last`, blocks of rows. */
+/* The state of the walk over the groups: tiles of the group from `base` on, rows from `first` to
+ * `last` - 1, blocks of rows before the group. */
 typedef struct walk {
     uint group, first, last, base, block;
 } walk;
 
 typedef struct shape {
-    uint groups, lines, columns, terms; /* lines of all groups, of WGRAD of each */
+    uint groups, lines, columns, k_size; /* lines of all groups; in WGRAD of each group */
 } shape;
 
-/* Scales: where they lie, see fp8.cl. */
+/* Scales; fp8.cl defines the strides. */
 typedef struct scales {
     global const float *s, *t;
     uint s_line, t_group, t_block, t_column;
 } scales;
 
-static inline uint blocks_of(uint terms) {
-    return (terms + TERMS - 1) / TERMS;
+static inline uint blocks_of(uint k_size) {
+    return (k_size + BLOCK_K - 1) / BLOCK_K;
 }
 
 static inline uint tiles_down(const shape *s, const walk *w) {
     return ((WGRAD ? s->lines : w->last - w->first) + LINES - 1) / LINES;
 }
 
-/* Finds the group of tile n, which grows from call to call; false past the last one. */
+/* Finds the group of tile n, which must not decrease from call to call; false beyond the last
+ * tile. */
 static inline bool find_group(const shape *s, local const uint *ends, uint n, walk *w) {
     const uint across = (s->columns + COLUMNS - 1) / COLUMNS;
     for (; w->group < s->groups; w->group++) {
@@ -79,23 +81,25 @@ static inline bool find_group(const shape *s, local const uint *ends, uint n, wa
     return false;
 }
 
-/* Where a block of terms is: of the tile that begins at (line, column) of the group at which the
- * walk is. */
-typedef struct place {
+/* The position of a block of K: in the tile that begins at (line, column) of the walk's group. */
+typedef struct position {
     uint line, column, block;
-} place;
+} position;
 
-/* The first work-item asks for both operands of a block. */
-static inline void load_operands(const walk *w, place at, ulong map_a, ulong map_b, uint stage,
+/* The first work-item starts the loads of both operands of a block. */
+static inline void load_operands(const walk *w, position at, ulong map_a, ulong map_b, uint stage,
                                  uint full) {
-    const uint term = (WGRAD ? w->first & ~15u : 0) + at.block * TERMS; /* TMA takes no others */
+    const uint k =
+        (WGRAD ? w->first & ~15u : 0) + at.block * BLOCK_K; /* TMA needs multiples of 16 */
     expect(full, STAGE_BYTES);
-    load_box(stage, map_a, term, WGRAD ? at.line : w->first + at.line, 0, full);
-    load_box(stage + LINES * TERMS, map_b, term, at.column, WGRAD ? 0 : w->group, full);
+    load_box(stage, map_a, k, WGRAD ? at.line : w->first + at.line, 0, full);
+    load_box(stage + LINES * BLOCK_K, map_b, k, at.column, WGRAD ? 0 : w->group, full);
 }
 
-/* Scale j of a block: of its lines, then of its columns; those past the end are the last ones. */
-static inline float load_scale(const shape *s, const scales *of, const walk *w, place at, uint j) {
+/* Scale j of a block: first those of its lines, then those of its columns. Beyond the end, the last
+ * scale. */
+static inline float load_scale(const shape *s, const scales *of, const walk *w, position at,
+                               uint j) {
     const uint block = WGRAD ? min(w->block + at.block, of->s_line - 1) : at.block,
                unit = WGRAD ? 1 : BLOCK;
     if (j < LINES)
@@ -106,14 +110,14 @@ static inline float load_scale(const shape *s, const scales *of, const walk *w, 
 }
 
 /*
- * Brings the blocks of all tiles of this work-group, one after the other, as stages become free:
- * work-item 0 asks for the operands and says what tile it is; warps 1 to 3 bring the scales, which
- * they have asked for before.
+ * Loads the blocks of all tiles of this work-group, in order, as stages become free. Work-item 0
+ * starts the loads of the operands and describes the tile. Warps 1 to 3 load the scales into
+ * registers before they wait for the stage.
  */
 static inline void produce(shape s, const scales *of, ulong map_a, ulong map_b, uint base,
                            local uchar *arena) {
     const uint across = (s.columns + COLUMNS - 1) / COLUMNS;
-    const bool brings_scales = get_local_id(0) >= 32;
+    const bool loads_scales = get_local_id(0) >= 32;
     local const uint *ends = (local const uint *)(arena + ENDS_AT);
     walk w = {0, 0, 0, 0, 0};
     uint step = 0;
@@ -122,22 +126,23 @@ static inline void produce(shape s, const scales *of, ulong map_a, ulong map_b, 
         const uint down = tiles_down(&s, &w), nth = n - w.base;
         const uint high = nth / (GROUP * across) * GROUP, rest = nth % (GROUP * across),
                    span = min(GROUP, (int)(down - high));
-        place at = {(high + rest % span) * LINES, rest / span * COLUMNS, 0};
-        const uint terms = WGRAD ? w.last - w.first : s.terms, blocks = more ? blocks_of(terms) : 0;
+        position at = {(high + rest % span) * LINES, rest / span * COLUMNS, 0};
+        const uint k_size = WGRAD ? w.last - w.first : s.k_size,
+                   blocks = more ? blocks_of(k_size) : 0;
         for (; at.block < max(blocks, 1u); at.block++, step++) {
             const uint stage = step % STAGES, full = base + FULL_AT + 8 * stage,
                        empty = base + EMPTY_AT + 8 * stage;
-            float own[SHARE];
-            if (SCALED && brings_scales && blocks > 0)
-                UNROLL_FOR(uint i = 0; i < SHARE; i++)
+            float own[SCALES_OWN];
+            if (SCALED && loads_scales && blocks > 0)
+                UNROLL_FOR(uint i = 0; i < SCALES_OWN; i++)
                     own[i] = load_scale(&s, of, &w, at, get_local_id(0) - 32 + 96 * i);
             if (step >= STAGES)
                 await(empty, step / STAGES - 1);
-            if (SCALED && brings_scales) {
+            if (SCALED && loads_scales) {
                 local float *to =
                     (local float *)(arena + SCALES_AT) + stage * SCALES + get_local_id(0) - 32;
-                UNROLL_FOR(uint i = 0; i < SHARE; i++)
-                    if (blocks > 0 && get_local_id(0) - 32 + 96 * i < LINES + RIGHT)
+                UNROLL_FOR(uint i = 0; i < SCALES_OWN; i++)
+                    if (blocks > 0 && get_local_id(0) - 32 + 96 * i < LINES + COLUMN_SCALES)
                         to[96 * i] = own[i];
                 sync_warp();
                 if (get_local_id(0) % 32 == 0)
@@ -147,7 +152,7 @@ static inline void produce(shape s, const scales *of, ulong map_a, ulong map_b, 
             if (at.block == 0)
                 *(local tile *)(arena + TILES_AT + 32 * stage) = (tile){
                     more ? (int)w.group : -1, at.line + (WGRAD ? w.group * s.lines : w.first),
-                    WGRAD ? (w.group + 1) * s.lines : w.last, at.column, terms};
+                    WGRAD ? (w.group + 1) * s.lines : w.last, at.column, k_size};
             if (blocks > 0)
                 load_operands(&w, at, map_a, map_b, base + stage * STAGE_BYTES, full);
             else

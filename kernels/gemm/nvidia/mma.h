@@ -1,30 +1,30 @@
 /*
- * PTX of the tensor cores of sm_80 and later: asynchronous copies to local memory, 8 x 8 matrices
- * from there, mma.sync. Local memory is named by its 32-bit address. Source: the PTX ISA manual.
- * Required: nvidia.h before it.
+ * PTX for the tensor cores of sm_80 and later: asynchronous copies to local memory, loads of 8 x 8
+ * matrices from it, mma.sync. Local memory is addressed by 32-bit addresses. Source: the PTX ISA
+ * manual. Required: nvidia.h before it.
  */
 
 /* ---- copies of 16 bytes from global to local memory ---- */
 
-/* Zeros in place of the bytes unless they are `used`, and then nothing is read. */
+/* Copies 16 bytes, or stores zeros without reading if not `used`. */
 static inline void copy_16(uint to, global const uchar *from, bool used) {
     __asm__ volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                      "r"(used ? 16 : 0)
                      : "memory");
 }
 
-/* What this thread has asked for since the last time is a batch. */
+/* Ends a batch: the copies that this thread has started since the previous call. */
 static inline void end_copies(void) {
     __asm__ volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until all but the last n batches of this thread are there. */
+/* Waits until all but the last n batches of this thread are complete. */
 #define await_copies(n) __asm__ volatile("cp.async.wait_group " TEXT(n) ";" ::: "memory")
 
-/* ---- 8 x 8 matrices of 16-bit numbers ---- */
+/* ---- 8 x 8 matrices of 16-bit values ---- */
 
-/* Four of them; lane l gives the address of row l % 8 of matrix l / 8, and gets the numbers 2 (l %
- * 4) and the next of row l / 4; or, transposed, of column l / 4. */
+/* Loads four matrices. Lane l passes the address of row l % 8 of matrix l / 8. It gets values 2 (l
+ * % 4) and the next of row l / 4 or, transposed, of column l / 4. */
 static inline void load_matrices(uint *m, uint address, bool transposed) {
     if (transposed)
         __asm__ volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -38,7 +38,7 @@ static inline void load_matrices(uint *m, uint address, bool transposed) {
                          : "memory");
 }
 
-/* sum[16,8] of a warp += a[16,16] b[16,8], of four and two matrices. */
+/* sum[16,8] of a warp += a[16,16] b[16,8]; a is four matrices, b two. */
 static inline void multiply_matrices(float *sum, const uint *a, const uint *b) {
     __asm__("mma.sync.aligned.m16n8k16.row.col.f32." OPERAND_TYPE "." OPERAND_TYPE
             ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -58,7 +58,7 @@ static inline void multiply_matrices(float *sum, const uint *a, const uint *b) {
         other_;                                                                                    \
     })
 
-/* Of four lanes that follow each other, word j of lane i becomes word i of lane j. */
+/* Transposes words among four consecutive lanes: word j of lane i becomes word i of lane j. */
 static inline uint4 transpose_words(uint4 x) {
     const bool odd = (get_local_id(0) & 1) != 0, high = (get_local_id(0) & 2) != 0;
     const uint a = lane_across(odd ? x.s0 : x.s1, 1), b = lane_across(odd ? x.s2 : x.s3, 1);

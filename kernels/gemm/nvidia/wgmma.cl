@@ -6,55 +6,54 @@
  *   DGRAD     x[m,k] = sum_n y[m,n] w[g,n,k]
  *   WGRAD     w[g,n,k] = sum_m y[m,n] x[m,k]     over the rows of group g; 0 without rows
  *
- * epilogue.h says what may follow: operands, bias, the old values, a GLU (of FORWARD).
+ * epilogue.h defines the epilogue: scale factors, bias, the old values, a GLU (of FORWARD).
  *
- * The result has lines (m, m, n) and columns (n, k, k); the first factor has the lines, the second
- * the columns. All operands are tensors [groups or 1, rows, columns] of TMA maps, columns at stride
- * 1; a factor is transposed if its terms lie along the rows. Persistent work-groups take the tiles of
- * 128 lines x 256 columns in turn, which they find from the ends alone:
+ * The result has lines (m, m, n) and columns (n, k, k). Operand A has the lines, B the columns. All
+ * operands are tensors [groups or 1, rows, columns] of TMA maps, columns at stride 1. An operand is
+ * transposed if its reduction index runs along the rows. Work-groups are persistent and take the
+ * tiles of 128 lines x 256 columns in rotation; they compute the tiles from the group ends:
  *
- *     warps 0-3    one thread asks for blocks of 64 terms of a tile (first factor 16 KiB, second 32
- *                  KiB) into a ring of STAGES stages, says what tile it is: `tiles`, and behind the
- *                  terms asks for the old values, if any
+ *     warps 0-3    one thread starts the loads of blocks of 64 K values of a tile (A 16 KiB, B 32
+ *                  KiB) into a ring of STAGES stages, describes the tile in `tiles`, and after the
+ *                  last block loads the old values, if any
  *     warps 4-7    lines 0-63:   64 x 256 sums in registers by wgmma m64n256k16, then rounded and,
- *     warps 8-11   lines 64-127  by way of OUTS pieces of 16 lines x 128 bytes per warp in local
+ *     warps 8-11   lines 64-127  through OUTS pieces of 16 lines x 128 bytes per warp in local
  *                                memory, stored in 16-byte words
  *
- * Factors of codes are made bf16 in global memory by warps 1-3, ahead of the product:
- * ahead.h.
+ * Warps 1-3 convert quantized operands to bf16 in global memory, ahead of the GEMM: ahead.h.
  *
- * With GLU the 256 columns are 128 gates and their 128 ups, from two places of the weight, and give
- * 128 columns of h. v goes the way of results before it, unless its columns alternate.
+ * With GLU the 256 columns are 128 gates and their 128 ups, from two positions of the weight, and
+ * give 128 columns of h. v is stored like a result before h, unless its gates and ups alternate.
  *
- * Terms past the end are 0: TMA gives zeros past a tensor, and WGRAD clears the rows of the next
- * group in both operands. Lines past the end of a group are computed from whatever is there and not
- * stored. They take no less time when they are all of a consumer's, so that all work-groups stay at
- * the same terms: those in a column of tiles find them in the cache then, and where one ran ahead
- * the rest of the round was a quarter slower. The ends in use begin at number `first_end`: where
- * all groups have one weight, the last end alone makes them one group. Groups before number `skip`
- * take no part.
+ * Beyond the end of K operands are 0: TMA gives zeros beyond a tensor, and WGRAD clears the rows of
+ * the next group in both operands. Lines beyond the end of a group are computed from arbitrary
+ * memory and not stored. A consumer without valid lines computes them all the same, so that all
+ * work-groups stay at the same K: the tiles of a column then find B in the cache. When one
+ * work-group ran ahead, the rest of the round was a quarter slower. The ends in use begin at index
+ * `first_end`; if all groups share one weight, the last end makes them one group. Groups below
+ * `skip` take no part.
  *
- * Tiles go down first, GROUP of them or as many as have lines that fit the cache of all SMs, then
- * across. If the last round has tiles for less than half of the work-groups, each of them is taken
- * by two, 64 lines each; but for WGRAD.
+ * Tiles are taken in columns of GROUP tiles, or of as many as have lines that fit the caches of all
+ * SMs, then across. If the last round has tiles for at most half of the work-groups, two
+ * work-groups compute each of these tiles, 64 lines each; except in WGRAD.
  *
- * With COUNTED a counter deals out the tiles, so that a second launch with the same arguments may
- * join in on units that become free. `counts` [2], zeros at first: tiles that have been taken, and
- * work-groups that may not be done with theirs. A work-group ends when there are none of these, so
- * that all is done when one of the launches is.
+ * With COUNTED a counter assigns the tiles, so that a second launch with the same arguments may
+ * compute some of them on units that become free. `counts` [2], initially zeros: the tiles taken,
+ * and the work-groups that may still be computing. A work-group ends when the second count is 0, so
+ * the GEMM is complete when either launch ends.
  *
- * With SCATTER, c is a table, uint64 [lines]: where each line of the result lies, maybe in another
- * GPU's memory, 0: nowhere. The lines of a group then come in about so many equal runs, each for a
- * memory of its own, of which tiles are taken in turns.
+ * With SCATTER, c is a table, uint64 [lines], of each line's address in the result, maybe in
+ * another GPU's memory; 0: the line is not stored. The lines of a group then form about SCATTER
+ * equal runs, one for each memory, and tiles are taken from these runs in rotation.
  *
- * Columns must be multiples of 8 numbers, as must strides and addresses. Grid: compute units
- * work-groups of 384. Local memory: ARENA bytes (up to 227 KiB, which src/device/nvidia/ptx.c puts
- * in the place of 1040), the ends included. Deterministic: the order of a sum is the hardware's,
- * the same in every run and at every place of a tile, and no tile depends on another.
- * Required: ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), A_FORMAT, B_FORMAT (of codes, see
- * ahead.h; 4: numbers), COUNTED (0 or 1, without codes), STAGES, OUTS, GROUP (see above, of
- * 4096 terms), ARENA, SCATTER (see above, or 0: not; with results of 16 bits, FORWARD without a GLU
- * or DGRAD, BETA 0); and what epilogue.h requires.
+ * Columns must be multiples of 8 elements, as must strides and addresses. Grid: one work-group of
+ * 384 for each compute unit. Local memory: ARENA bytes (up to 227 KiB; src/device/nvidia/ptx.c
+ * replaces 1040 by it), including the ends. Deterministic: the hardware determines the order of a
+ * sum; it is the same in every run and at every position of a tile, and no tile depends on another.
+ * Required: ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), A_FORMAT, B_FORMAT (quantized, see
+ * ahead.h; 4: bf16 or f16 values), COUNTED (0 or 1, 0 with quantized operands), STAGES, OUTS, GROUP
+ * (see above, for K = 4096), ARENA, SCATTER (see above; 0: off; with results of 16 bits, FORWARD
+ * without a GLU or DGRAD, BETA 0); and the defines of epilogue.h.
  */
 #if !defined(ORIENTATION) || !defined(F16) || !defined(STAGES) || !defined(OUTS) ||                \
     !defined(GROUP) || !defined(A_FORMAT) || !defined(B_FORMAT) || !defined(COUNTED) ||            \
@@ -70,9 +69,9 @@
 #define DGRAD   1
 #define WGRAD   2
 
-#define PLAIN 4
-#define CODED (A_FORMAT != PLAIN || B_FORMAT != PLAIN)
-#if CODED /* 128 times the one and 256 times the other are at most 64512 */
+#define PLAIN     4
+#define QUANTIZED (A_FORMAT != PLAIN || B_FORMAT != PLAIN)
+#if QUANTIZED /* 128 times PRODUCER_REGISTERS plus 256 times CONSUMER_REGISTERS is at most 64512 */
 #define PRODUCER_REGISTERS 120
 #define CONSUMER_REGISTERS 192
 #else
@@ -80,11 +79,11 @@
 #define CONSUMER_REGISTERS 232
 #endif
 
-#define SPLITS    (ORIENTATION != WGRAD) /* tiles of the last round */
+#define SPLITS    (ORIENTATION != WGRAD) /* whether tiles of the last round may be split */
 #define LINES     128
 #define COLUMNS   256
-#define TERMS     64
-#define SPAN      COLUMNS                       /* of a warp */
+#define BLOCK_K   64
+#define SPAN      COLUMNS                       /* columns of a warp */
 #define RESULTS   (GLU ? COLUMNS / 2 : COLUMNS) /* columns of the result in a tile */
 #define BOX_BYTES 8192                          /* 64 rows of 128 bytes */
 #define BAR_DONE  4
@@ -100,10 +99,11 @@
 #define TRANSPOSED_B 1
 #endif
 
-#define A_BYTES     (LINES * TERMS * 2)
-#define STAGE_BYTES ((LINES + COLUMNS) * TERMS * 2)
+#define A_BYTES     (LINES * BLOCK_K * 2)
+#define STAGE_BYTES ((LINES + COLUMNS) * BLOCK_K * 2)
 #define PIECE_BYTES 2048
-/* Stages of 64 columns of old values behind the terms, of so many boxes of so many bytes. */
+/* Stages of 64 columns of old values after the operands; each has OLD_BOXES boxes of OLD_BYTES
+ * bytes. */
 #define OLD_STEPS (BETA != 0 ? 4 : 0)
 #define OLD_BOXES (RESULT == IS_F32 ? 2 : 1)
 #define OLD_BYTES (LINES * 128)
@@ -116,43 +116,43 @@
 #define TILES_AT (FULL_AT + 128)
 #define ENDS_AT  (TILES_AT + 128)
 
-/* What the consumers must know of a tile; terms -1: there are no more. */
+/* The description of a tile for the consumers; k_size -1: no more tiles. */
 typedef struct tile {
-    int terms, line, end,
-        column;        /* its first line and column in the result, the end of the group's lines */
-    uint group, split; /* split: the second consumer's lines are another work-group's */
+    int k_size, line, end,
+        column;        /* first line and column in the result; end of the group's lines */
+    uint group, split; /* split: another work-group computes the second consumer's lines */
 } tile;
 
 #include "gemm/nvidia/epilogue.h"
 typedef struct shape {
     uint skip, groups, lines, columns,
-        terms; /* groups [skip, groups); lines only in WGRAD, terms only in the others */
+        k_size; /* groups [skip, groups); lines only in WGRAD, k_size only in the others */
 } shape;
 
 #include "gemm/nvidia/ahead.h"
 #include "gemm/nvidia/wgmma.h"
 
-/* Clears the rows from `terms` on of what a consumer multiplies: its box of the lines and all of
- * the columns, which the other one clears too, so that neither waits for the other. */
-static inline void clear_rows(local uchar *stage, uint terms, uint consumer) {
+/* Clears rows from `k_size` on of what a consumer multiplies: its box of A and all boxes of B. The
+ * other consumer clears B as well, so that neither waits for the other. */
+static inline void clear_rows(local uchar *stage, uint k_size, uint consumer) {
     for (uint box = 1; box < 6; box++)
-        for (uint at = terms * 128 + get_local_id(0) % 128 * 16; at < BOX_BYTES; at += 128 * 16)
+        for (uint at = k_size * 128 + get_local_id(0) % 128 * 16; at < BOX_BYTES; at += 128 * 16)
             *(local uint4 *)(stage + (box == 1 ? consumer : box) * BOX_BYTES + at) = (uint4)(0);
     fence_tensor();
     barrier_of(1 + consumer, 128);
 }
 
-/* sum += 64 lines x 64 terms of a by 64 terms x 256 columns of b. */
+/* sum += 64 lines x 64 K values of a by 64 K values x 256 columns of b. */
 static inline void multiply(float *sum, ulong a, ulong b) {
     const uint next_a = TRANSPOSED_A ? 128 : 2,
-               next_b = TRANSPOSED_B ? 128 : 2; /* 16 terms, in 16-byte units */
+               next_b = TRANSPOSED_B ? 128 : 2; /* 16 K values, in 16-byte units */
     wgmma_fence();
     UNROLL_FOR(int i = 0; i < 4; i++)
         WGMMA(sum, a + i * next_a, b + i * next_b, TRANSPOSED_A, TRANSPOSED_B);
     wgmma_commit();
 }
 
-/* The old values of a thread's part of a batch of 64 columns, from its warp's first line on in a
+/* Reads a thread's old values of a batch of 64 columns; `lines`: its warp's first line in a
  * stage. */
 static inline void read_old(float2 old[STORES][2], local const uchar *lines) {
     const uint lane = lane_again(), row = lane / 4;
@@ -169,13 +169,13 @@ static inline void read_old(float2 old[STORES][2], local const uchar *lines) {
         }
 }
 
-/* Where a piece of 16 lines of 128 bytes has a 16-byte word: what a warp stores or loads at once
- * lies in different banks. */
+/* The offset of a 16-byte word in a piece of 16 lines of 128 bytes. Words that a warp stores or
+ * loads at once are in different banks. */
 static inline uint word_at(uint line, uint word, int type) {
     return line * 128 + (word ^ (type == IS_F32 ? line % 4 * 2 : line % 8)) * 16;
 }
 
-/* Puts the numbers of a piece into local memory, rounded. */
+/* Puts the results of a piece into local memory, rounded. */
 INLINED void put_piece(const float *sum, int type, local uchar *piece, uint piece_at) {
     const uint lane = lane_again();
     if (type == IS_F32) {
@@ -195,24 +195,26 @@ INLINED void put_piece(const float *sum, int type, local uchar *piece, uint piec
     }
 }
 
-/* With SCATTER: where the lines lie of which a thread stores words, those from lane / 8 on, every
- * fourth of a warp's 16. */
-static inline void find_lines(ulong lies[4], int line, int end, global const ulong *table) {
+/* With SCATTER: the addresses of the lines of which a thread stores words: every fourth of a warp's
+ * 16 lines, from lane / 8 on. */
+static inline void find_lines(ulong addresses[4], int line, int end, global const ulong *table) {
     line += lane_again() / 8;
     UNROLL_FOR(int i = 0; i < 4; i++)
-        lies[i] = line + 4 * i < end ? table[line + 4 * i] : 0;
+        addresses[i] = line + 4 * i < end ? table[line + 4 * i] : 0;
 }
 
-/* Where a matrix has the columns of a tile: they are its own, or gates or ups of v. */
+/* The column of a matrix that corresponds to a column of a tile: the same column, or that of its
+ * gate or up in v. */
 enum { OWN_COLUMNS, GATES, UPS };
-static inline uint placed(uint column, int as, uint columns) {
-    return as == OWN_COLUMNS ? column : place_of(column, columns, as == UPS);
+static inline uint column_in(uint column, int as, uint columns) {
+    return as == OWN_COLUMNS ? column : column_in_v(column, columns, as == UPS);
 }
 
-/* Stores columns first to last - 1, multiples of 64, of 16 lines of a warp in a matrix of a type.
- * `piece`: local memory for OUTS pieces, also as an address; `lies`: with SCATTER. */
+/* Stores columns first to last - 1, multiples of 64, of 16 lines of a warp in a matrix of type
+ * `type`. `piece`: local memory for OUTS pieces, also as an address; `addresses`: only with
+ * SCATTER. */
 INLINED void store_lines(const float *sum, int first, int last, local uchar *piece, uint piece_at,
-                         tile t, uint columns, global uchar *c, ulong ldc, const ulong *lies,
+                         tile t, uint columns, global uchar *c, ulong ldc, const ulong *addresses,
                          int type, int as) {
     const int bytes = type == IS_F32 ? 4 : 2, width = 128 / bytes;
     const uint lane = lane_again(), word = lane % 8;
@@ -220,7 +222,7 @@ INLINED void store_lines(const float *sum, int first, int last, local uchar *pie
     const uint column = t.column + word * (16 / bytes);
     const int step =
         RUN == 0 || as == OWN_COLUMNS ? 128 : 256; /* runs of gates and ups alternate */
-    global uchar *to = c + (line * ldc + placed(column, as, columns)) * bytes;
+    global uchar *to = c + (line * ldc + column_in(column, as, columns)) * bytes;
     UNROLL_FOR(int i = first / width; i < last / width; i++) {
         const uint at = i % OUTS * PIECE_BYTES;
         sync_warp();
@@ -229,16 +231,17 @@ INLINED void store_lines(const float *sum, int first, int last, local uchar *pie
         UNROLL_FOR(int r = 0; r < 16; r += 4) {
             const uint4 value =
                 *(local const uint4 *)(piece + at + word_at(r + lane / 8, word, type));
-            if (!(SCATTER ? lies[r / 4] != 0 : line + r < t.end) || column + i * width >= columns)
+            if (!(SCATTER ? addresses[r / 4] != 0 : line + r < t.end) ||
+                column + i * width >= columns)
                 continue;
             global uchar *at =
-                SCATTER ? (global uchar *)lies[r / 4] + column * bytes : to + r * ldc * bytes;
+                SCATTER ? (global uchar *)addresses[r / 4] + column * bytes : to + r * ldc * bytes;
             *(global uint4 *)(at + i * step) = value;
         }
     }
 }
 
-/* Part of the kernel however long it gets: around a call tensor cores would not run ahead. */
+/* Inlined in spite of its length: with a call, wgmma would not be asynchronous. */
 INLINED void consume(shape s, uint base, local uchar *arena, epilogue e, global uchar *c,
                      ulong ldc) {
     const uint consumer = get_local_id(0) / 128 - 1, warp = get_local_id(0) % 128 / 32;
@@ -247,38 +250,38 @@ INLINED void consume(shape s, uint base, local uchar *arena, epilogue e, global 
     for (uint step = 0;;) {
         await(base + FULL_AT + step % STAGES * 8, step / STAGES);
         tile t = tiles[step % STAGES];
-        if (t.terms < 0)
+        if (t.k_size < 0)
             return;
         t.line += consumer * 64;
         if (SPLITS && t.split && t.line >= t.end) {
-            const uint count = max((t.terms + TERMS - 1) / TERMS + OLD_STEPS, 1);
-            pass_by(base, step, count, consumer);
+            const uint count = max((t.k_size + BLOCK_K - 1) / BLOCK_K + OLD_STEPS, 1);
+            skip_tile(base, step, count, consumer);
             step += count;
             continue;
         }
-        ulong lies[4];
-        if (SCATTER) /* before the loop, which hides it */
-            find_lines(lies, t.line + (int)warp * 16, t.end, (global const ulong *)c);
+        ulong addresses[4];
+        if (SCATTER) /* before the loop, which hides the latency */
+            find_lines(addresses, t.line + (int)warp * 16, t.end, (global const ulong *)c);
         float sum[128];
         UNROLL_FOR(int i = 0; i < 128; i++)
             sum[i] = 0.0f;
-        for (int k = 0; k < t.terms; k += TERMS, step++) {
+        for (int k = 0; k < t.k_size; k += BLOCK_K, step++) {
             const uint stage = step % STAGES, a = base + stage * STAGE_BYTES;
             await(base + FULL_AT + 8 * stage, step / STAGES);
-            if (ORIENTATION == WGRAD && t.terms - k < TERMS)
-                clear_rows(arena + stage * STAGE_BYTES, t.terms - k, consumer);
+            if (ORIENTATION == WGRAD && t.k_size - k < BLOCK_K)
+                clear_rows(arena + stage * STAGE_BYTES, t.k_size - k, consumer);
             multiply(sum, matrix_at(a + consumer * BOX_BYTES, TRANSPOSED_A),
                      matrix_at(a + A_BYTES, TRANSPOSED_B));
             wgmma_wait(1); /* for the block before this one */
             if (k > 0)
-                give_back(base + EMPTY_AT + (step - 1) % STAGES * 8);
+                release_stage(base + EMPTY_AT + (step - 1) % STAGES * 8);
         }
         wgmma_wait(0);
-        if (t.terms > 0) {
-            give_back(base + EMPTY_AT + (step - 1) % STAGES * 8);
+        if (t.k_size > 0) {
+            release_stage(base + EMPTY_AT + (step - 1) % STAGES * 8);
         } else if (OLD_STEPS == 0) {
-            barrier_of(1 + consumer, 128); /* all have read the tile */
-            give_back(base + EMPTY_AT + step++ % STAGES * 8);
+            barrier_of(1 + consumer, 128); /* all work-items have read the tile */
+            release_stage(base + EMPTY_AT + step++ % STAGES * 8);
         }
         t.line += warp * 16;
         if (OLD_STEPS > 0) {
@@ -289,10 +292,10 @@ INLINED void consume(shape s, uint base, local uchar *arena, epilogue e, global 
                 await(base + FULL_AT + 8 * stage, step / STAGES);
                 read_old(old, arena + stage * STAGE_BYTES + (consumer * 4 + warp) * 2048);
                 finish_batch(sum, j * STORES, old, &f, t, s.columns, e, c, ldc);
-                barrier_of(1 + consumer, 128); /* all have read the stage */
-                give_back(base + EMPTY_AT + 8 * stage);
+                barrier_of(1 + consumer, 128); /* all work-items have read the stage */
+                release_stage(base + EMPTY_AT + 8 * stage);
                 store_lines(sum, j * 64, j * 64 + 64, arena + out, base + out, t, s.columns, c, ldc,
-                            lies, RESULT, OWN_COLUMNS);
+                            addresses, RESULT, OWN_COLUMNS);
             }
             if (AMAX)
                 raise_amax(f.peak, t, e);
@@ -301,17 +304,17 @@ INLINED void consume(shape s, uint base, local uchar *arena, epilogue e, global 
         if (GLU) {
             finish_gates(sum, t, s.columns, e);
 #if V && KEEPS_V
-            store_lines(sum, 0, RESULTS, arena + out, base + out, t, s.columns, e.v, e.ldv, lies,
-                        V_TYPE, GATES);
+            store_lines(sum, 0, RESULTS, arena + out, base + out, t, s.columns, e.v, e.ldv,
+                        addresses, V_TYPE, GATES);
             store_lines(sum + SPAN / 4, 0, RESULTS, arena + out, base + out, t, s.columns, e.v,
-                        e.ldv, lies, V_TYPE, UPS);
+                        e.ldv, addresses, V_TYPE, UPS);
 #endif
             finish_glu(sum, t, s.columns, e, c, ldc);
         } else {
             finish(sum, t, s.columns, e, c, ldc);
         }
-        store_lines(sum, 0, RESULTS, arena + out, base + out, t, s.columns, c, ldc, lies, RESULT,
-                    OWN_COLUMNS);
+        store_lines(sum, 0, RESULTS, arena + out, base + out, t, s.columns, c, ldc, addresses,
+                    RESULT, OWN_COLUMNS);
     }
 }
 
@@ -319,8 +322,8 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_gemm(
     tensor_map a, tensor_map b, tensor_map old, global uchar *c, global const uint *group_ends,
     global const float *alpha, global const float *beta, global const float *factor,
     global const uchar *bias, global int *amax, global uchar *v, moert_nvidia_gemm_args args,
-    global const uchar *a_codes, global const uchar *a_scales, global uint4 *a_dtypes,
-    global const uchar *b_codes, global const uchar *b_scales, global uint4 *b_dtypes,
+    global const uchar *a_payload, global const uchar *a_scales, global uint4 *a_bf16,
+    global const uchar *b_payload, global const uchar *b_scales, global uint4 *b_bf16,
     global uint *counts) {
     local __attribute__((aligned(1024))) uchar arena[1040];
     const uint base = local_address(arena), thread = get_local_id(0);
@@ -344,9 +347,9 @@ kernel __attribute__((reqd_work_group_size(384, 1, 1))) void nvidia_gemm(
             produce(s, MAP_ADDRESS(nvidia_gemm, 0), MAP_ADDRESS(nvidia_gemm, 1),
                     MAP_ADDRESS(nvidia_gemm, 2), base, (local tile *)(arena + TILES_AT), ends,
                     whole, counts);
-        else if (CODED && thread >= 32)
-            decode_ahead(s, (quantized){a_codes, a_scales, a_dtypes},
-                         (quantized){b_codes, b_scales, b_dtypes}, ends, counts);
+        else if (QUANTIZED && thread >= 32)
+            decode_ahead(s, (quantized){a_payload, a_scales, a_bf16},
+                         (quantized){b_payload, b_scales, b_bf16}, ends, counts);
         if (COUNTED)
             leave(counts);
     } else {

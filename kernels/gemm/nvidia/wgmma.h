@@ -1,20 +1,19 @@
 /*
- * The producer of wgmma.cl: the walk over the tiles, and the ring of stages in local memory
- * through which blocks of both operands, old values and what tile it is reach the consumers.
+ * The producer of wgmma.cl: it walks over the tiles and fills a ring of stages in local memory with
+ * blocks of both operands, old values, and descriptions of tiles, for the consumers.
  *
- *     stage of the ring    LINES x 64 terms of the first factor and COLUMNS x 64 of the second, or
- *                          64 columns of old values of LINES lines, in boxes of 128 bytes a row,
- *                          swizzled
- *     barrier FULL         one arrival, and the bytes that TMA brings
+ *     stage of the ring    LINES x 64 values of A and COLUMNS x 64 of B, or 64 columns of old
+ *                          values of LINES lines, in boxes of 128 bytes a row, swizzled
+ *     barrier FULL         one arrival, and the bytes that TMA writes
  *     barrier EMPTY        one arrival of each consumer
  */
-/* Where the walk over the groups is: tiles of the group from `base` on, lines or rows from `first`
- * to `last`. */
+/* The state of the walk over the groups: tiles of the group from `base` on, rows from `first` to
+ * `last` - 1. */
 typedef struct walk {
     uint group, first, last, base;
 } walk;
 
-/* None if the old values stay as they are. */
+/* 0 if the old values stay unchanged. */
 static inline uint tiles_down(const shape *s, const walk *w) {
     const bool all = ORIENTATION == WGRAD ? BETA != 1 || w->last > w->first : false;
     return ((all ? s->lines : w->last - w->first) + LINES - 1) / LINES;
@@ -24,7 +23,8 @@ static inline uint tiles_across(const shape *s) {
     return (s->columns + RESULTS - 1) / RESULTS;
 }
 
-/* Finds the group of tile t, which grows from call to call; false past the last one. */
+/* Finds the group of tile t, which must not decrease from call to call; false beyond the last
+ * tile. */
 static inline bool find_group(const shape *s, local const uint *ends, uint t, walk *w) {
     for (; w->group < s->groups; w->group++) {
         w->first = w->group > 0 ? ends[w->group - 1] : 0;
@@ -37,9 +37,9 @@ static inline bool find_group(const shape *s, local const uint *ends, uint t, wa
     return false;
 }
 
-/* How many tiles are taken as they are: if the last round has tiles for less than half of the
- * work-groups, not those (of a weight's gradient, which is as fast without, all). All work-items of
- * the work-group; `total` is 0. */
+/* The number of tiles that are not split. If the last round has tiles for at most half of the
+ * work-groups, these are split. Weight gradients, which gain nothing, are never split. All
+ * work-items of the work-group call this; `total` is 0. */
 static inline uint whole_tiles(const shape *s, local const uint *ends, local uint *total) {
     if (!SPLITS)
         return ~0u;
@@ -53,71 +53,71 @@ static inline uint whole_tiles(const shape *s, local const uint *ends, local uin
 }
 
 /* A tile's first line and column in its group. */
-typedef struct place {
+typedef struct corner {
     int line, column;
-} place;
+} corner;
 
-/* Number `nth` of tiles in a column whose SCATTER runs take turns. */
-static inline uint in_turns(uint nth, uint down) {
+/* The index of tile `nth` of a column of tiles, if tiles are taken from SCATTER runs in
+ * rotation. */
+static inline uint scattered(uint nth, uint down) {
     const uint runs = max(SCATTER, 1), run = nth % runs;
     return run * (down / runs) + min(run, down % runs) + nth / runs;
 }
 
-static inline place find_tile(const shape *s, const walk *w, uint terms, uint nth) {
-    const uint most = max((uint)GROUP, GROUP * 4096u / max(terms, 1u)), down = tiles_down(s, w),
+static inline corner find_tile(const shape *s, const walk *w, uint k_size, uint nth) {
+    const uint most = max((uint)GROUP, GROUP * 4096u / max(k_size, 1u)), down = tiles_down(s, w),
                across = tiles_across(s);
     const uint high = nth / (most * across) * most, rest = nth % (most * across),
                span = min(most, down - high);
-    return (place){in_turns(high + rest % span, down) * LINES, rest / span * RESULTS};
+    return (corner){scattered(high + rest % span, down) * LINES, rest / span * RESULTS};
 }
 
-/* Asks for a block of both operands. */
-static inline void bring(const walk *w, place at, int term, ulong map_a, ulong map_b, uint a,
-                         uint full) {
+/* Starts the loads of a block of both operands. */
+static inline void load_blocks(const walk *w, corner at, int k, ulong map_a, ulong map_b, uint a,
+                               uint full) {
     const int row = w->first;
     expect(full, STAGE_BYTES);
 #if TRANSPOSED_A
     for (int i = 0; i < LINES / 64; i++)
-        load_box(a + i * BOX_BYTES, map_a, at.line + 64 * i, row + term, 0, full);
+        load_box(a + i * BOX_BYTES, map_a, at.line + 64 * i, row + k, 0, full);
 #else
-    load_box(a, map_a, term, row + at.line, 0, full);
+    load_box(a, map_a, k, row + at.line, 0, full);
 #endif
 #if GLU
     for (int i = 0; i < 2; i++)
-        load_gated_box(a + A_BYTES + i * A_BYTES, map_b, term, RUN == 0 ? at.column : 0,
-                       i != SWAPPED, RUN == 0 ? 0 : at.column / RUN, w->group, full);
+        load_gated_box(a + A_BYTES + i * A_BYTES, map_b, k, RUN == 0 ? at.column : 0, i != SWAPPED,
+                       RUN == 0 ? 0 : at.column / RUN, w->group, full);
 #elif TRANSPOSED_B
     for (int i = 0; i < COLUMNS / 64; i++)
         load_box(a + A_BYTES + i * BOX_BYTES, map_b, at.column + 64 * i,
-                 ORIENTATION == WGRAD ? row + term : term, ORIENTATION == WGRAD ? 0 : w->group,
-                 full);
+                 ORIENTATION == WGRAD ? row + k : k, ORIENTATION == WGRAD ? 0 : w->group, full);
 #else
-    load_box(a + A_BYTES, map_b, term, at.column, w->group, full);
+    load_box(a + A_BYTES, map_b, k, at.column, w->group, full);
 #endif
 }
 
-/* What the consumers must know of a tile. */
-static inline tile describe(const shape *s, const walk *w, place at, int terms, bool split) {
+/* The description of a tile for the consumers. */
+static inline tile describe(const shape *s, const walk *w, corner at, int k_size, bool split) {
     const int first = ORIENTATION == WGRAD ? w->group * s->lines : w->first, line = first + at.line;
     const int end = ORIENTATION == WGRAD ? first + s->lines : w->last;
-    return (tile){terms, line, split ? min(end, line + 64) : end, at.column, w->group, split};
+    return (tile){k_size, line, split ? min(end, line + 64) : end, at.column, w->group, split};
 }
 
-/* Asks for 64 columns of the old values, number `nth` of a tile. */
-static inline void bring_old(const tile *t, int nth, ulong map_c, uint to, uint full) {
+/* Starts the load of 64 columns of a tile's old values, part `nth` of them. */
+static inline void load_old(const tile *t, int nth, ulong map_c, uint to, uint full) {
     expect(full, OLD_BOXES * OLD_BYTES);
-    UNROLL_FOR(int i = 0; i < OLD_BOXES; i++) /* in numbers of 16 bits */
+    UNROLL_FOR(int i = 0; i < OLD_BOXES; i++) /* in units of 16 bits */
         load_box(to + i * OLD_BYTES, map_c, (t->column + nth * 64) * OLD_BOXES + i * 64, t->line, 0,
                  full);
 }
 
-/* The next tile, number `t` if none counts. */
+/* The next tile; `t` if there is no counter. */
 static inline uint take_tile(uint t, global uint *counts) {
     return COUNTED ? add_global(counts, 1) : t;
 }
 
-/* Once the consumers have passed the barrier. Behind this all tiles are done: who comes later finds
- * none. */
+/* Called after the consumers have passed the barrier. Waits until all tiles are complete; a
+ * work-group that starts later finds none. */
 static inline void leave(global uint *counts) {
     barrier_of(BAR_DONE, 384);
     if (get_local_id(0) > 0)
@@ -127,25 +127,25 @@ static inline void leave(global uint *counts) {
         ;
 }
 
-/* Asks for the blocks of all tiles of this work-group, one after the other, as stages become free;
- * of those from number `whole` on each consumer has its half on an SM of its own. */
+/* Starts the loads of all blocks of this work-group's tiles, in order, as stages become free. Tiles
+ * from `whole` on are split into two halves of 64 lines, each for another work-group. */
 static inline void produce(shape s, ulong map_a, ulong map_b, ulong map_c, uint base,
                            local tile *tiles, local const uint *ends, uint whole,
                            global uint *counts) {
     walk w = {s.skip, 0, 0, 0};
-    uint step = 0, known = ~0u; /* the group that has been decoded, if it must be */
+    uint step = 0, known = ~0u; /* the group whose operands are known to be decoded */
     for (uint t = take_tile(get_group_id(0), counts);;
          t = take_tile(t + get_num_groups(0), counts)) {
         const bool split = t >= whole;
         const uint nth = split ? whole + (t - whole) / 2 : t;
         const bool more = find_group(&s, ends, nth, &w);
-        const int terms = ORIENTATION == WGRAD ? w.last - w.first : s.terms,
-                  steps = (terms + TERMS - 1) / TERMS;
+        const int k_size = ORIENTATION == WGRAD ? w.last - w.first : s.k_size,
+                  steps = (k_size + BLOCK_K - 1) / BLOCK_K;
         const int all = steps + OLD_STEPS;
-        place at = find_tile(&s, &w, terms, nth - w.base);
+        corner at = find_tile(&s, &w, k_size, nth - w.base);
         at.line += split ? (t - whole) % 2 * 64 : 0;
-        const tile is = describe(&s, &w, at, terms, split);
-        if (CODED && more && w.group != known)
+        const tile this_tile = describe(&s, &w, at, k_size, split);
+        if (QUANTIZED && more && w.group != known)
             await_ready(counts + w.group);
         known = w.group;
         for (int k = 0; k < max(all, 1); k++, step++) {
@@ -153,36 +153,36 @@ static inline void produce(shape s, ulong map_a, ulong map_b, ulong map_c, uint 
             if (step >= STAGES)
                 await(base + EMPTY_AT + 8 * stage, step / STAGES - 1);
             if (!more) {
-                tiles[stage].terms = -1;
+                tiles[stage].k_size = -1;
                 arrive(full);
                 return;
             }
             if (k == 0)
-                tiles[stage] = is;
+                tiles[stage] = this_tile;
             if (k < steps)
-                bring(&w, at, k * TERMS, map_a, map_b, base + stage * STAGE_BYTES, full);
+                load_blocks(&w, at, k * BLOCK_K, map_a, map_b, base + stage * STAGE_BYTES, full);
             else if (all > 0)
-                bring_old(&is, k - steps, map_c, base + stage * STAGE_BYTES, full);
+                load_old(&this_tile, k - steps, map_c, base + stage * STAGE_BYTES, full);
             else
                 arrive(full);
         }
     }
 }
 
-/* Tells the producer that this consumer is done with a stage. */
-static inline void give_back(uint empty) {
+/* Tells the producer that this consumer has finished with a stage. */
+static inline void release_stage(uint empty) {
     if (get_local_id(0) % 128 == 0)
         arrive(empty);
 }
 
-/* Lets the steps of a tile pass in which a consumer has no line. */
-static inline void pass_by(uint base, uint step, uint count, uint consumer) {
-    barrier_of(1 + consumer, 128); /* all have read the tile */
+/* Skips the steps of a tile in which this consumer has no lines. */
+static inline void skip_tile(uint base, uint step, uint count, uint consumer) {
+    barrier_of(1 + consumer, 128); /* all work-items have read the tile */
     if (get_local_id(0) % 128 < 32)
         for (const uint last = step + count; step < last; step++) {
             await(base + FULL_AT + 8 * (step % STAGES), step / STAGES);
-            give_back(base + EMPTY_AT + 8 * (step % STAGES));
+            release_stage(base + EMPTY_AT + 8 * (step % STAGES));
         }
-    barrier_of(1 + consumer,
-               128); /* none is ahead by so much that it mistakes one round for another */
+    /* else a work-item could be two rounds ahead, and mistake one round for another */
+    barrier_of(1 + consumer, 128);
 }

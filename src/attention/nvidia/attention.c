@@ -56,14 +56,14 @@ static moert_status round_rows(const moert_attention *a, const moert_buffer *x, 
                                 .factor = factor, .stride = stride, .column = at));
 }
 
-/* Rounds dout to the columns from `column` on, computes the stats, and rounds out to a->codes. */
+/* Rounds dout to the columns from `column` on, computes the stats, and rounds out to a->bf16. */
 static moert_status make_stats(const moert_attention *a, size_t column) {
     const size_t stride = width_of(a, true);
     char spec[SPEC_BYTES];
     snprintf(spec, sizeof spec, "attention/round -DHEAD_SIZE=%zu", a->head_size);
     const moert_grid grid = {blocks_of(a) * (BLOCK_ROWS / STATS_ROWS), a->heads, a->sequences};
     return MOERT_RUN(moert_buffer_device(a->q), spec, "attention_stats", grid, MOERT_ARG(a->out),
-                     MOERT_ARG(a->codes), MOERT_ARG(a->dout), MOERT_ARG(a->lse),
+                     MOERT_ARG(a->bf16), MOERT_ARG(a->dout), MOERT_ARG(a->lse),
                      MOERT_ARG(*a->scratch),
                      MOERT_ARGS(moert_round_args, .length = a->length, .heads = (int)a->heads,
                                 .stride = stride, .column = column, .from = stats_at(a)));
@@ -110,7 +110,7 @@ static moert_status run_pass(const moert_attention *a, pass which, moert_buffer 
     MOERT_TRY(moert_to_int(all, "number of tiles of attention", &tiles));
     return MOERT_RUN(
         device, spec, "nvidia_attention", grid, MOERT_STRUCT(map), MOERT_ARG(a->q),
-        MOERT_ARG(*a->scratch), MOERT_ARG(result), MOERT_ARG(other), MOERT_ARG(a->codes),
+        MOERT_ARG(*a->scratch), MOERT_ARG(result), MOERT_ARG(other), MOERT_ARG(a->bf16),
         MOERT_ARGS(moert_nvidia_attention_args, .tiles = tiles, .length = (int)a->length,
                    .heads = (int)a->heads, .kv_heads = (int)a->kv_heads, .sequences = sequences,
                    .scale = a->scale, .stats_at = stats));

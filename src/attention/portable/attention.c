@@ -45,16 +45,16 @@ static launch_shape shape_of(const moert_attention *attention) {
     return shape;
 }
 
-/* Rounds `out` to bf16 in a->codes, unless that is NULL. */
+/* Rounds `out` to bf16 in a->bf16, unless that is NULL. */
 static moert_status round_out(const moert_attention *a) {
-    if (a->codes == NULL)
+    if (a->bf16 == NULL)
         return MOERT_OK;
     return moert_cast_run(&(moert_cast){.size = sizeof(moert_cast),
                                         .from = MOERT_DTYPE_F32,
                                         .to = MOERT_DTYPE_BF16,
                                         .n = a->sequences * a->length * a->heads * a->head_size,
                                         .source = a->out,
-                                        .target = a->codes});
+                                        .target = a->bf16});
 }
 
 moert_status moert_attention_portable_forward(const moert_attention *attention) {

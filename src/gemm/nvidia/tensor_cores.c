@@ -164,7 +164,7 @@ static void write_spec(const moert_gemm *gemm, bool wgmma, bool counted, char sp
               : snprintf(spec, SPEC_BYTES, "gemm/nvidia/mma -DGROUP=%d", GROUP_MMA);
     snprintf(spec + used, SPEC_BYTES - (size_t)used,
              " -DORIENTATION=%d -DF16=%d -DRESULT=%d -DALPHA=%d -DBETA=%d -DBIAS=%d -DBIAS_TYPE=%d "
-             "-DFACTOR=%d -DAMAX=%d -DGLU=%d -DRUN=%d -DSWAPPED=%d -DV=%d -DV_TYPE=%d",
+             "-DROW_SCALE=%d -DAMAX=%d -DGLU=%d -DRUN=%d -DSWAPPED=%d -DV=%d -DV_TYPE=%d",
              orientations[gemm->kind].number, gemm->type == MOERT_DTYPE_F16,
              (int)(gemm->gated ? glu->type : gemm->result), e->alpha != NULL,
              adds(gemm)        ? 1

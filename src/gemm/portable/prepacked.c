@@ -60,12 +60,12 @@ void moert_gemm_program(const moert_device *device, moert_dtype type,
                         const moert_choices *tile, char spec[MOERT_SPEC_BYTES]) {
     const moert_dot dot = prepacked != NULL ? prepacked->dot : moert_dot_of(device, type);
     char family[112];
-    int length =
-        snprintf(family, sizeof family, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u -DCODED=%d",
-                 prepacked != NULL ? "gemm/prepacked" : "gemm/gemm", type == MOERT_DTYPE_BF16,
-                 (int)dot, tile->lines, tile->width, quantized != NULL);
+    int length = snprintf(
+        family, sizeof family, "%s -DBF16=%d -DDOT=%d -DLINES=%u -DWIDTH=%u -DQUANTIZED=%d",
+        prepacked != NULL ? "gemm/prepacked" : "gemm/gemm", type == MOERT_DTYPE_BF16, (int)dot,
+        tile->lines, tile->width, quantized != NULL);
     if (prepacked != NULL)
-        length += snprintf(family + length, sizeof family - (size_t)length, " -DPACKED=%u",
+        length += snprintf(family + length, sizeof family - (size_t)length, " -DPANEL_WIDTH=%u",
                            prepacked->tile.width);
     if (dot == MOERT_DOT_TILE)
         snprintf(family + length, sizeof family - (size_t)length, " -DAMX=%d",

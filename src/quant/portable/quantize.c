@@ -195,7 +195,7 @@ moert_status moert_portable_cast(const moert_cast *cast) {
     const moert_dtype small = down ? cast->to : cast->from;
     char spec[MOERT_SPEC_BYTES];
     moert_device *device = moert_buffer_device(cast->target);
-    snprintf(spec, sizeof spec, "quant/cast -DNUMBER=%s,%d -DBITS=%zu%s", dtype_text[small],
+    snprintf(spec, sizeof spec, "quant/cast -DDTYPE=%s,%d -DBITS=%zu%s", dtype_text[small],
              dtype_special[small], moert_dtype_bits(small), MOERT_PROGRAM(device, "", cast->n));
     const size_t block = moert_by_form(device, CAST_BLOCK, GPU_CAST_BLOCK);
     const moert_grid grid = {moert_ceil_div(cast->n, block), 1, 1};

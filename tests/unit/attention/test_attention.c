@@ -115,12 +115,12 @@ static results device_attention_of(moert_dtype type, const oracle *o, size_t fir
                                  .dq = made[DQ],
                                  .dk = made[DK],
                                  .dv = made[DV],
-                                 .codes = out_bf16,
+                                 .bf16 = out_bf16,
                                  .type = type,
                                  .scratch = &scratch};
     ASSERT_OK(moert_attention_forward(&attention));
     if (out_bf16 != NULL && backward)
-        attention.codes = again = unset_bf16(q_count(s));
+        attention.bf16 = again = unset_bf16(q_count(s));
     if (backward)
         ASSERT_OK(moert_attention_backward(&attention));
     for (size_t r = 0; r < RESULTS; r++)

@@ -195,11 +195,11 @@ TEST(test_norm_gives_bf16_results_with_or_without_float32_ones) {
         moert_buffer *both = unset_bf16(n), *alone = unset_bf16(n);
         problem p;
         upload_problem(&o, 0, shape.rows, shape.sequences, &p);
-        p.forward.codes = both;
+        p.forward.bf16 = both;
         ASSERT_OK(moert_norm_run(&p.forward));
         float *y = download_floats(p.forward.y, n);
         p.forward.y = NULL;
-        p.forward.codes = alone;
+        p.forward.bf16 = alone;
         ASSERT_OK(moert_norm_run(&p.forward));
         assert_near("y", y, o.y, n, 2e-6);
         assert_bf16("bf16 with y", both, y, n);
@@ -229,14 +229,14 @@ static void compare_rotated(size_t width) {
     ASSERT_OK(moert_norm_backward(&separate.backward));
     fused.forward.rotation = fused.backward.rotation = rotation;
     fused.backward.dx = NULL;
-    fused.backward.codes = unset_bf16(n);
+    fused.backward.bf16 = unset_bf16(n);
     ASSERT_OK(moert_norm_run(&fused.forward));
     ASSERT_OK(moert_norm_backward(&fused.backward));
     assert_same_bits_in("rotated y", fused.forward.y, download_floats(separate.forward.y, n), n);
     assert_same_bits_in("gradient of the weight", fused.backward.partial,
                         download_floats(separate.backward.partial, SEQUENCES * width),
                         SEQUENCES * width);
-    assert_bf16("dx", fused.backward.codes, download_floats(separate.backward.dx, n), n);
+    assert_bf16("dx", fused.backward.bf16, download_floats(separate.backward.dx, n), n);
 }
 
 TEST(test_norm_of_rotated_heads_has_the_bits_of_a_norm_and_a_rotation) {
