@@ -11,18 +11,22 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <xxhash.h>
 
+#include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/phase.h"
 #include "base/text.h"
 #include "device/internal.h"
 
@@ -30,13 +34,38 @@
 static int make_directories(char *path) {
     for (char *slash = path + 1; (slash = strchr(slash, '/')) != NULL; slash++) {
         *slash = '\0';
-        int failed = mkdir(path, 0777) != 0 && errno != EEXIST;
+        int failed = mkdir(path, 0700) != 0 && errno != EEXIST;
         *slash = '/';
         if (failed)
             return 0;
     }
-    return mkdir(path, 0777) == 0 || errno == EEXIST;
+    return mkdir(path, 0700) == 0 || errno == EEXIST;
 }
+
+/* Warns once that kernels are compiled without the cache. */
+static void warn_once(const char *what, const char *path, const char *why) {
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&warned))
+        MOERT_WARN("the %s %s is not used: %s; kernels are compiled again", what, path, why);
+}
+
+/* Whether only this user can write to a directory: drivers load machine code from it. */
+static bool is_private(const char *directory) {
+    struct stat info;
+    if (stat(directory, &info) != 0 || !S_ISDIR(info.st_mode))
+        return false;
+    if (info.st_uid != geteuid()) {
+        warn_once("kernel cache", directory, "it belongs to another user");
+        return false;
+    }
+    if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+        warn_once("kernel cache", directory, "other users may write there (chmod go-w permits it)");
+        return false;
+    }
+    return true;
+}
+
+uint64_t moert_cache_patience_ns = 60000000000;
 
 enum { POCL_LONGEST_PATH = 700 }; /* PoCL's names of files below it must fit into 1024 bytes */
 
@@ -66,7 +95,7 @@ void moert_cache_set_pocl_directory(void) {
         below = moert_text_format("%s/pocl", directory);
     /* PoCL does not start if it cannot use its directory */
     if (below != NULL && strlen(below) <= POCL_LONGEST_PATH && make_directories(below) &&
-        access(below, W_OK) == 0)
+        is_private(directory) && is_private(below) && access(below, W_OK) == 0)
         setenv("POCL_CACHE_DIR", below, 0);
     MOERT_FREE(below, directory);
 }
@@ -80,7 +109,7 @@ static XXH128_canonical_t checksum(const unsigned char *data, size_t bytes) {
 /* Path of a file in the cache directory, which is created; NULL without a cache. */
 static char *path_of(const char *name, const char *ending) {
     char *directory = is_off() ? NULL : cache_directory(), *path = NULL;
-    if (directory != NULL && make_directories(directory))
+    if (directory != NULL && make_directories(directory) && is_private(directory))
         path = moert_text_format("%s/%s%s", directory, name, ending);
     else if (!is_off())
         MOERT_DEBUG("kernels are not cached: no directory %s",
@@ -95,12 +124,17 @@ char *moert_cache_file(const char *name) {
 
 /* Reads the machine code of an entry. *data stays NULL if the entry is missing or damaged. */
 static void read_entry(const char *path, unsigned char **data, size_t *bytes) {
-    FILE *file = fopen(path, "rb");
+    const int handle = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    FILE *file = handle >= 0 ? fdopen(handle, "rb") : NULL;
     struct stat info;
     XXH128_canonical_t stored, sum;
-    if (file == NULL)
+    if (file == NULL) {
+        if (handle >= 0)
+            close(handle);
         return;
-    if (fstat(fileno(file), &info) == 0 && (size_t)info.st_size > sizeof stored &&
+    }
+    if (fstat(handle, &info) == 0 && S_ISREG(info.st_mode) &&
+        (size_t)info.st_size > sizeof stored &&
         moert_alloc(data, (size_t)info.st_size - sizeof stored, 1) == MOERT_OK) {
         *bytes = (size_t)info.st_size - sizeof stored;
         bool whole =
@@ -121,6 +155,25 @@ static void unlock(moert_cache_entry *entry) {
     entry->lock = -1;
 }
 
+/* Waits for the lock of an entry, which another process holds while it compiles. After one wait in
+ * vain, this process waits no more: the holder may be stopped. */
+static bool wait_for_lock(int handle, const char *path) {
+    static atomic_bool waited_in_vain;
+    const uint64_t start = moert_clock_ns();
+    while (flock(handle, LOCK_EX | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return false;
+        if (waited_in_vain || moert_clock_ns() - start > moert_cache_patience_ns) {
+            waited_in_vain = true;
+            warn_once("lock of the kernel cache", path, "another process keeps it");
+            return false;
+        }
+        moert_phase_tick();
+        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    }
+    return true;
+}
+
 void moert_cache_open(const char *key, moert_cache_entry *entry, unsigned char **data,
                       size_t *bytes) {
     *entry = (moert_cache_entry){NULL, -1};
@@ -129,8 +182,11 @@ void moert_cache_open(const char *key, moert_cache_entry *entry, unsigned char *
     char *lock = entry->path != NULL ? path_of(key, ".lock") : NULL;
     if (lock != NULL) {
         read_entry(entry->path, data, bytes);
-        if (*data == NULL && (entry->lock = open(lock, O_CREAT | O_RDWR | O_CLOEXEC, 0666)) >= 0) {
-            flock(entry->lock, LOCK_EX);
+        if (*data == NULL)
+            entry->lock = open(lock, O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+        if (entry->lock >= 0) {
+            if (!wait_for_lock(entry->lock, lock))
+                unlock(entry);
             read_entry(entry->path, data, bytes); /* another process may have built it meanwhile */
         }
         if (*data != NULL)
@@ -143,7 +199,11 @@ void moert_cache_close(moert_cache_entry *entry, const unsigned char *data, size
     char *temporary = entry->path != NULL && data != NULL
                           ? moert_text_format("%s.%ld", entry->path, (long)getpid())
                           : NULL;
-    FILE *file = temporary != NULL ? fopen(temporary, "wb") : NULL;
+    const int handle =
+        temporary != NULL
+            ? open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600)
+            : -1;
+    FILE *file = handle >= 0 ? fdopen(handle, "wb") : NULL;
     if (file != NULL) {
         const XXH128_canonical_t sum = checksum(data, bytes);
         int written = fwrite(&sum, sizeof sum, 1, file) == 1;

@@ -134,6 +134,8 @@ void moert_cache_close(moert_cache_entry *entry, const unsigned char *data, size
  * lock, is between begin and end, until a process has called end with `done`. */
 void moert_cache_begin(const char *key, moert_cache_entry *entry);
 void moert_cache_end(moert_cache_entry *entry, bool done);
+/* How long moert_cache_open() waits for an entry that another process compiles. */
+extern uint64_t moert_cache_patience_ns;
 /* Makes PoCL cache in a directory below this cache, or not at all, by its environment variables, of
  * which those that the user set stay. Must precede the first OpenCL call. */
 void moert_cache_set_pocl_directory(void);

@@ -1,11 +1,13 @@
 // run: np=1 sanitize=1
 /* The on-disk cache: an entry is read whole or not at all, and one of several processes does the
  * work. */
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "device/internal.h"
 #include "io/durable.h"
@@ -122,6 +124,65 @@ TEST_WITH(test_one_process_works_while_the_others_wait, make_cache, NULL) {
     assert_int_equal(count_files(in_directory("cache"), ".bin"), 1);
     work("again", true);
     assert_int_not_equal(access(in_directory("again"), F_OK), 0);
+}
+
+TEST_WITH(test_a_directory_that_others_can_write_to_is_not_used, make_cache, NULL) {
+    assert_false(obtain("key", "machine code"));
+    assert_true(obtain("key", "machine code"));
+    assert_int_equal(chmod(in_directory("cache"), 0777), 0);
+    assert_false(obtain("key", "machine code"));
+    assert_int_equal(chmod(in_directory("cache"), 0700), 0);
+    assert_true(obtain("key", "machine code"));
+    if (geteuid() != 0)
+        return;
+    assert_int_equal(chown(in_directory("cache"), 12345, (gid_t)-1), 0);
+    assert_false(obtain("key", "machine code"));
+}
+
+TEST_WITH(test_links_in_the_directory_are_not_followed, make_cache, NULL) {
+    assert_false(obtain("key", "machine code"));
+    const char *entry = in_directory("cache/key.bin");
+    assert_int_equal(rename(entry, in_directory("elsewhere.bin")), 0);
+    assert_int_equal(symlink(in_directory("elsewhere.bin"), entry), 0);
+    assert_false(obtain("key", "machine code"));
+    assert_true(obtain("key", "machine code")); /* a file took the place of the link */
+    write_text("victim", "untouched");
+    assert_int_equal(symlink(in_directory("victim"), in_directory("cache/other.lock")), 0);
+    assert_false(obtain("other", "machine code"));
+    assert_string_equal(read_file(in_directory("victim"), NULL), "untouched");
+}
+
+/* A child that holds the lock of `key` until it is killed. */
+static pid_t hold_lock(const char *key) {
+    int ready[2];
+    char byte = 0;
+    assert_int_equal(pipe(ready), 0);
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+        moert_cache_entry entry;
+        moert_cache_begin(key, &entry);
+        if (write(ready[1], &byte, 1) != 1)
+            _exit(1);
+        for (;;)
+            pause();
+    }
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    close(ready[0]);
+    close(ready[1]);
+    return child;
+}
+
+TEST_WITH(test_the_wait_for_another_process_is_bounded, make_cache, NULL) {
+    const pid_t child = hold_lock("key");
+    moert_cache_patience_ns = 300000000;
+    const uint64_t start = moert_clock_ns();
+    assert_false(obtain("key", "machine code"));
+    const uint64_t waited = moert_clock_ns() - start;
+    assert_true(waited >= 300000000 && waited < 30000000000);
+    assert_true(obtain("key", "machine code")); /* it was stored without the lock */
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
 }
 
 TESTS(make_test_directory, remove_test_directory)
