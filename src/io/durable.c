@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
-#include <jansson.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,14 +156,6 @@ moert_status moert_durable_write(const char *path, const char *text) {
     status = moert_durable_settle(temporary, path, MOERT_OK);
 free_path:
     free(temporary);
-    return status;
-}
-
-moert_status moert_durable_write_json(const char *path, const json_t *root, size_t flags) {
-    char *text = json_dumps(root, flags);
-    const moert_status status = text != NULL ? moert_durable_write(path, text)
-                                             : MOERT_FAIL(ERROR_MEMORY, "no room for %s", path);
-    free(text);
     return status;
 }
 

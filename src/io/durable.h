@@ -12,8 +12,6 @@
 
 #include "base/error.h"
 
-struct json_t;
-
 /* *text = the file's content as a NUL-terminated string; the caller frees it. ERROR_FORMAT above
  * `limit_bytes` or with a NUL inside, ERROR_IO, ERROR_MEMORY. */
 moert_status moert_read_text(const char *path, size_t limit_bytes, char **text);
@@ -22,8 +20,6 @@ moert_status moert_read_text(const char *path, size_t limit_bytes, char **text);
  * flushes the directory. On failure an older `path` is unchanged. Writes directly to a device or
  * pipe. ERROR_IO. */
 moert_status moert_durable_write(const char *path, const char *text);
-/* The same for JSON; `flags` are jansson's. ERROR_IO, ERROR_MEMORY (also if `root` is NULL). */
-moert_status moert_durable_write_json(const char *path, const struct json_t *root, size_t flags);
 
 /*
  * Renames the finished directory `temp_dir` to `final_dir` and flushes the parent. Both are on one

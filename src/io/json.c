@@ -1,15 +1,61 @@
 /* Parses JSON objects, with one message for a malformed one. */
 #include "io/json.h"
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "io/durable.h"
 
+static void *(*allocate)(size_t bytes);
+static atomic_bool failed;
+
+static void *note_failure(size_t bytes) {
+    void *memory = allocate(bytes);
+    if (memory == NULL)
+        failed = true;
+    return memory;
+}
+
+void moert_json_watch(void *(*with)(size_t bytes)) {
+    allocate = with;
+    failed = false;
+    json_set_alloc_funcs(note_failure, free);
+}
+
+static moert_status no_memory(const char *path) {
+    return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its JSON", path);
+}
+
+moert_status moert_json_memory(const char *path) {
+    return failed ? no_memory(path) : MOERT_OK;
+}
+
+moert_status moert_json_text(const char *path, const json_t *root, size_t flags, char **text) {
+    char *made = json_dumps(root, flags);
+    if (made == NULL || failed) {
+        free(made);
+        return no_memory(path);
+    }
+    *text = made;
+    return MOERT_OK;
+}
+
+moert_status moert_json_write(const char *path, const json_t *root, size_t flags) {
+    char *text;
+    MOERT_TRY(moert_json_text(path, root, flags, &text));
+    const moert_status status = moert_durable_write(path, text);
+    free(text);
+    return status;
+}
+
 moert_status moert_json_parse(const char *path, const char *what, const char *text, size_t bytes,
                               json_t **object) {
     json_error_t error;
     json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    if (root == NULL)
+        MOERT_TRY(moert_json_memory(path));
     if (root == NULL)
         return MOERT_FAIL(ERROR_FORMAT, "%s: %s is not valid JSON: %s (line %d, byte %d)", path,
                           what, error.text, error.line, error.position);

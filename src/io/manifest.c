@@ -321,8 +321,9 @@ moert_status moert_manifest_write(const moert_manifest *m, const moert_checksum 
         whole &=
             json_object_set_new(files, m->files[i].name, json_of_file(m, &m->files[i], sums)) == 0;
     json_t *root = json_pack("{si so}", "format", FORMAT, "files", files);
-    char *text =
-        whole && root != NULL ? json_dumps(root, JSON_INDENT(1) | JSON_PRESERVE_ORDER) : NULL;
+    char *text = NULL;
+    moert_status status = moert_json_text(file_name, whole ? root : NULL,
+                                          JSON_INDENT(1) | JSON_PRESERVE_ORDER, &text);
     json_decref(root);
     char *ending = NULL, *all = NULL, *path = NULL;
     if (text != NULL) {
@@ -330,8 +331,9 @@ moert_status moert_manifest_write(const moert_manifest *m, const moert_checksum 
         ending = ending_of(text, strlen(text));
     }
     all = ending != NULL ? moert_text_format("%s%s", text, ending) : NULL;
-    moert_status status = all != NULL ? moert_text_path(&path, "%s/%s", m->directory, file_name)
-                                      : MOERT_FAIL(ERROR_MEMORY, "no room for %s", file_name);
+    if (status == MOERT_OK)
+        status = all != NULL ? moert_text_path(&path, "%s/%s", m->directory, file_name)
+                             : MOERT_FAIL(ERROR_MEMORY, "no room for %s", file_name);
     if (status == MOERT_OK)
         status = moert_durable_write(path, all);
     MOERT_FREE(path, all, ending, text);

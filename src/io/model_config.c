@@ -247,9 +247,8 @@ static moert_status parse(const char *path, const json_t *root, moert_model_conf
 /* Replaces *text by the text without quantization_config. */
 static moert_status describe_plain(const char *path, json_t *root, char **text) {
     json_object_del(root, "quantization_config");
-    char *plain = json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
-    if (plain == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its text", path);
+    char *plain;
+    MOERT_TRY(moert_json_text(path, root, JSON_INDENT(2) | JSON_REAL_PRECISION(15), &plain));
     free(*text);
     *text = plain;
     return MOERT_OK;

@@ -109,14 +109,12 @@ static json_t *family_keys(const moert_model_config *config) {
 
 moert_status moert_model_config_text(const moert_model_config *config, char **text) {
     MOERT_TRY(moert_model_config_check_model(config));
-    char *made = NULL;
     json_t *root = shared_keys(config), *more = family_keys(config);
-    if (root != NULL && more != NULL && json_object_update(root, more) == 0)
-        made = json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(9));
+    const bool whole = root != NULL && more != NULL && json_object_update(root, more) == 0;
+    const moert_status status =
+        moert_json_text("config.json", whole ? root : NULL,
+                        JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(9), text);
     json_decref(root);
     json_decref(more);
-    if (made == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no memory for the text of a model config");
-    *text = made;
-    return MOERT_OK;
+    return status;
 }

@@ -95,10 +95,12 @@ static moert_status add_metadata(const moert_tensor_writer *writer, const char *
         return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for the header", writer->path);
     for (size_t i = 0; metadata[i] != NULL; i += 2) {
         if (metadata[i + 1] == NULL || json_object_get(object, metadata[i]) != NULL ||
-            json_object_set_new(object, metadata[i], json_string(metadata[i + 1])) != 0)
+            json_object_set_new(object, metadata[i], json_string(metadata[i + 1])) != 0) {
+            MOERT_TRY(moert_json_memory(writer->path));
             return MOERT_FAIL(ERROR_USAGE,
                               "%s: metadata '%.200s' has no value, is given twice or is not UTF-8",
                               writer->path, metadata[i]);
+        }
     }
     return MOERT_OK;
 }
@@ -112,14 +114,13 @@ static moert_status header_json(const moert_tensor_writer *writer, const char *c
     for (size_t i = 0; i < writer->count; i++) {
         const char *name = writer->tensors[i].spec.name;
         if (json_object_set_new(root, name, tensor_entry(&writer->tensors[i])) != 0) {
+            MOERT_TRY_OR(free_root, moert_json_memory(writer->path));
             status = MOERT_FAIL(ERROR_USAGE, "%s: the name of tensor '%.200s' is not UTF-8",
                                 writer->path, name);
             goto free_root;
         }
     }
-    *json = json_dumps(root, JSON_COMPACT);
-    if (*json == NULL)
-        status = MOERT_FAIL(ERROR_MEMORY, "%s: no memory for the header", writer->path);
+    status = moert_json_text(writer->path, root, JSON_COMPACT, json);
 free_root:
     json_decref(root);
     return status;

@@ -7,6 +7,7 @@
 
 #include "base/memory.h"
 #include "io/durable.h"
+#include "io/json.h"
 
 uint64_t moert_breakdown_from(uint64_t first, uint64_t end) {
     const uint64_t left = end > first ? end - first : 1;
@@ -211,7 +212,7 @@ static moert_status write_json(const char *path, const totals *t) {
         json_array_append_new(rows, json_of(&lines[i]));
     json_object_set_new(root, "rows", rows);
     const moert_status status =
-        moert_durable_write_json(path, root, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
+        moert_json_write(path, root, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
     json_decref(root);
     return status;
 }

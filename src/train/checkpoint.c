@@ -10,6 +10,7 @@
 #include "base/phase.h"
 #include "base/text.h"
 #include "io/durable.h"
+#include "io/json.h"
 #include "io/safetensors.h"
 #include "train/shared_file.h"
 #include "train/verify.h"
@@ -131,12 +132,12 @@ static moert_status write_state(const char *directory, const moert_run_state *st
 #define PUT(field) json_object_set_new(root, #field, json_integer((json_int_t)state->field));
     MOERT_RUN_STATE_TABLE(PUT)
 #undef PUT
-    char *text = json_dumps(root, JSON_INDENT(1) | JSON_PRESERVE_ORDER);
+    char *path;
+    moert_status status = moert_text_path(&path, "%s/state.json", directory);
+    if (status == MOERT_OK)
+        status = moert_json_write(path, root, JSON_INDENT(1) | JSON_PRESERVE_ORDER);
     json_decref(root);
-    if (text == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for state.json");
-    moert_status status = write_text(directory, "state.json", text);
-    free(text);
+    free(path);
     return status;
 }
 

@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "comm/arrivals.h"
 #include "io/durable.h"
+#include "io/json.h"
 #include "train/breakdown.h"
 
 #define STEPS_NAME "profile-steps.jsonl"
@@ -178,9 +179,12 @@ static moert_status write_step(const moert_ledger *l, uint64_t step) {
         json_pack("{sI so* so* so so}", "step", (json_int_t)step, "step_ms",
                   times(l, &l->accounts->step), "waited_ms", times(l, &l->accounts->waited),
                   "operations", operations(l), "rows", row_bounds(l));
-    const bool failed = line == NULL || json_dumpf(line, l->file, FLAGS) != 0;
+    char *text;
+    const moert_status status = moert_json_text(l->steps_path, line, FLAGS, &text);
     json_decref(line);
-    fputc('\n', l->file);
+    MOERT_TRY(status);
+    const bool failed = fprintf(l->file, "%s\n", text) < 0;
+    free(text);
     if (failed || fflush(l->file) != 0)
         return MOERT_FAIL(ERROR_IO, "cannot write %s: %s", l->steps_path, strerror(errno));
     return MOERT_OK;
@@ -262,7 +266,7 @@ static moert_status write_ranks(const moert_ledger *l, const pair *all) {
                              "waited_ms", matrix(l, &all->waited_ns, 1e-6), "dispatched_bytes",
                              matrix(l, &all->dispatched_bytes, 1.0), "combined_bytes",
                              matrix(l, &all->combined_bytes, 1.0), "expert_rows", expert_rows(l));
-    const moert_status status = moert_durable_write_json(l->ranks_path, root, FLAGS);
+    const moert_status status = moert_json_write(l->ranks_path, root, FLAGS);
     json_decref(root);
     return status;
 }

@@ -3,6 +3,9 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
+
+#include "io/json.h"
 
 static int exit_code(moert_status status) {
     return status == MOERT_OK ? 0 : status == MOERT_ERROR_USAGE ? 2 : 1;
@@ -33,6 +36,7 @@ int moert_program_main(const moert_program *program, int argc, char **argv) {
     const char *slash = argv[0], *name = slash;
     moert_comm *world = NULL;
     bool help = false;
+    moert_json_watch(malloc);
     for (; *slash != '\0'; slash++)
         name = *slash == '/' ? slash + 1 : name;
     moert_status status = moert_comm_init(&argc, &argv);

@@ -1,9 +1,11 @@
 /* moert-info: prints devices, placement, engines, backends, tuning and settings, and the memory that
  * training a model needs. */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/memory.h"
 #include "estimate/memory.h"
+#include "io/json.h"
 #include "tools/common/program.h"
 #include "tools/common/table.h"
 #include "tools/info/check.h"
@@ -141,9 +143,10 @@ static moert_status print_text(const json_t *survey) {
 }
 
 static moert_status print_json(const json_t *survey) {
-    if (json_dumpf(survey, stdout, JSON_INDENT(2)) != 0)
-        return MOERT_FAIL(ERROR_IO, "the report cannot be written to stdout");
-    putchar('\n');
+    char *text;
+    MOERT_TRY(moert_json_text("the report", survey, JSON_INDENT(2), &text));
+    puts(text);
+    free(text);
     return MOERT_OK;
 }
 

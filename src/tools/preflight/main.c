@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 #include "io/durable.h"
+#include "io/json.h"
 #include "tools/common/program.h"
 #include "tools/common/table.h"
 #include "tools/preflight/preflight.h"
@@ -145,7 +146,7 @@ static moert_status tell(moert_preflight *all) {
     MOERT_TRY_OR(done, make_report(all, findings, &report));
     MOERT_TRY_OR(done, print(all, report, &wrong));
     if (json_path != NULL)
-        MOERT_TRY_OR(done, moert_durable_write_json(json_path, report, JSON_INDENT(1)));
+        MOERT_TRY_OR(done, moert_json_write(json_path, report, JSON_INDENT(1)));
     if (fflush(stdout) != 0)
         status = MOERT_FAIL(ERROR_IO, "the report cannot be written to stdout");
     else if (wrong > 0)

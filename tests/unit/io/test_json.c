@@ -1,0 +1,107 @@
+// run: np=1 sanitize=1
+/* JSON when memory runs out: a text is whole or not made, whichever allocation of jansson fails. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "io/durable.h"
+#include "io/json.h"
+#include "io/manifest.h"
+#include "io/safetensors.h"
+#include "support/files.h"
+
+static size_t calls, failing;
+
+static void *allocate(size_t bytes) {
+    return ++calls == failing ? NULL : malloc(bytes);
+}
+
+/* Writes one file of the test directory. */
+typedef moert_status write_one(void);
+
+static moert_status write_object(void) {
+    json_t *root = json_object(), *list = json_array();
+    for (int i = 0; i < 5; i++)
+        json_array_append_new(list, json_integer(i));
+    json_object_set_new(root, "list", list);
+    json_object_set_new(root, "name", json_string("value"));
+    const moert_status status = moert_json_write(in_directory("file"), root, JSON_COMPACT);
+    json_decref(root);
+    return status;
+}
+
+static moert_status write_tensors_header(void) {
+    const moert_tensor_spec specs[] = {{"a", MOERT_FILE_F32, 3, {1, 2, 3}},
+                                       {"b", MOERT_FILE_F32, 2, {4, 5}}};
+    static const char *const metadata[] = {"format", "pt", NULL};
+    moert_tensor_writer *writer;
+    MOERT_TRY(moert_writer_open(in_directory("file"), specs, 2, metadata, true, &writer));
+    return moert_writer_close(writer);
+}
+
+static moert_status write_manifest(void) {
+    moert_manifest *manifest;
+    moert_checksum sums[8];
+    MOERT_TRY(moert_manifest_make(in_directory("held"), &manifest));
+    assert_true(moert_manifest_pieces(manifest) <= MOERT_COUNT(sums));
+    moert_status status = moert_manifest_sum(manifest, 0, moert_manifest_pieces(manifest), sums);
+    if (status == MOERT_OK)
+        status = moert_manifest_write(manifest, sums);
+    moert_manifest_free(manifest);
+    return status;
+}
+
+/* Lets each allocation fail in turn: the write says so and leaves no file, or the file is as ever. */
+static void check_each(write_one *write, const char *name) {
+    enum { MOST = 500 };
+    size_t bytes, again;
+    failing = 0;
+    moert_json_watch(allocate);
+    ASSERT_OK(write());
+    const char *whole = read_file(in_directory(name), &bytes);
+    for (size_t k = 1; k < MOST; k++) {
+        unlink(in_directory(name));
+        calls = 0;
+        failing = k;
+        moert_json_watch(allocate);
+        const moert_status status = write();
+        if (calls < k) {
+            ASSERT_OK(status);
+            const char *last = read_file(in_directory(name), &again);
+            assert_int_equal(again, bytes);
+            assert_memory_equal(last, whole, bytes);
+            return;
+        }
+        assert_int_equal(status, MOERT_ERROR_MEMORY);
+        assert_int_not_equal(access(in_directory(name), F_OK), 0);
+    }
+    fail_msg("needs more than %d allocations", MOST);
+}
+
+TEST(test_an_object_is_written_whole_or_not_at_all) {
+    check_each(write_object, "file");
+}
+
+TEST(test_a_header_is_written_whole_or_not_at_all) {
+    check_each(write_tensors_header, "file");
+}
+
+TEST(test_a_manifest_is_written_whole_or_not_at_all) {
+    ASSERT_OK(moert_make_directories(in_directory("held")));
+    write_text("held/config.json", "{}");
+    check_each(write_manifest, "held/manifest.json");
+}
+
+TEST(test_a_text_that_cannot_be_parsed_for_lack_of_memory_is_not_called_malformed) {
+    static const char text[] = "{\"a\": [1, 2, 3]}";
+    json_t *root;
+    calls = 0;
+    failing = 3;
+    moert_json_watch(allocate);
+    ASSERT_FAILS(moert_json_parse("path", "the text", text, strlen(text), &root),
+                 MOERT_ERROR_MEMORY, "no memory");
+    moert_json_watch(malloc);
+}
+
+TESTS(make_test_directory, remove_test_directory)
