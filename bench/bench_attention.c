@@ -139,7 +139,7 @@ static void expect_forward(const bench *b, const spot *at, sum *out, double *lse
                      value_of(b, V, kv_row(b, at, j) * b->a.head_size + at->column));
 }
 
-/* *p, and returns ds. Both use the device's out and lse, which expect_forward() checks. */
+/* Sets *p and returns ds. Both use the device's out and lse, which expect_forward() checks. */
 static double gradient(const bench *b, const spot *at, size_t head, size_t i, size_t j, double *p) {
     const size_t row = q_row(b, at, head, i), d = b->a.head_size;
     double delta = 0.0;
@@ -149,7 +149,7 @@ static double gradient(const bench *b, const spot *at, size_t head, size_t i, si
     return *p * (dot(b, DOUT, row, V, kv_row(b, at, j)) - delta);
 }
 
-/* dq of the spot as a query, dk and dv of it as a key. */
+/* dq of the spot's position as a query; dk and dv of the same position as a key. */
 static void expect_backward(const bench *b, const spot *at, sum *dq, sum *dk, sum *dv) {
     const size_t d = b->a.head_size, group = b->a.heads / b->a.kv_heads;
     double p;

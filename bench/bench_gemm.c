@@ -133,7 +133,7 @@ static moert_status finish_row(totals *sum, bench_row *row) {
     return bench_report_add(&sum->rows, row);
 }
 
-/* One row, on the backend in use. */
+/* Measures an operation on the chosen backend, and reports the row. */
 static moert_status run_op(const bench_setup *bench, const bench_problem *problem,
                            bench_op operation, totals *sum) {
     bench_row row;
@@ -144,7 +144,7 @@ static moert_status run_op(const bench_setup *bench, const bench_problem *proble
     return finish_row(sum, &row);
 }
 
-/* One line, with all backends. */
+/* Measures an operation on all backends, and reports them in one line. */
 static moert_status run_backends(const bench_setup *bench, const bench_problem *problem,
                                  bench_op operation, totals *sum) {
     moert_backend_report report;

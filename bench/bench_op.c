@@ -130,7 +130,7 @@ static moert_op_options describe(const op_operands *data, const op_variant *v) {
     moert_op_options o = MOERT_OP_OPTIONS_INIT;
     o.kind = v->kind;
     if (!form->quantized && op_operand_bytes(form) == 1) {
-        o.backend = "nvidia"; /* auto does not choose it for FP8 */
+        o.backend = "nvidia"; /* auto does not choose the nvidia backend for FP8 */
         o.fallback = true;
     }
     o.groups = data->of.experts;

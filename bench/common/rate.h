@@ -5,7 +5,7 @@
 #include "device/device.h"
 #include "moert/ops.h"
 
-/* Also sorts the samples. */
+/* Returns the median of the samples, and sorts them. */
 double bench_median(double *samples, size_t count);
 
 /* *seconds = time of `calls` calls in a row of call(what), which enqueues work. Blocks. */
@@ -13,11 +13,11 @@ moert_status bench_time_calls(moert_device *device, moert_status (*call)(void *)
                               size_t calls, double *seconds);
 /*
  * *tflops = the median rate of three samples of call(what), which enqueues `flops` on the device. A
- * sample is 25 ms of calls in a row, not counted, then 50 ms of calls. Blocks.
+ * sample repeats the call for 25 ms, not counted, and then for 50 ms. Blocks.
  */
 moert_status bench_rate(moert_device *device, moert_status (*call)(void *), void *what,
                         double flops, double *tflops);
-/* The same for moert_op_execute. */
+/* *tflops = the median rate of moert_op_execute(op, buffers), measured as by bench_rate. */
 moert_status bench_rate_op(moert_device *device, moert_op *op, const moert_op_buffers *buffers,
                            double flops, double *tflops);
 

@@ -39,7 +39,7 @@ typedef struct bench_problem {
 moert_status bench_problem_create(moert_device *device, const bench_shape *shape, moert_dtype type,
                                   bool ragged, uint64_t seed, bench_problem **problem);
 void bench_problem_destroy(bench_problem *problem);
-double bench_problem_flops(const bench_problem *problem); /* of one operation */
+double bench_problem_flops(const bench_problem *problem); /* FLOPs of one operation */
 
 /* An operation on a problem, prepared for the backend in use; run `gemm` any number of times. */
 typedef struct bench_run {

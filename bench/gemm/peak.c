@@ -98,8 +98,7 @@ bench_peak bench_peak_measure(bench_pool *pool, moert_dtype type) {
     for (size_t i = 0; i < MOERT_COUNT(loops); i++) {
         if (loops[i].type != type || !loops[i].available())
             continue;
-        trial it = {loops[i].loop,
-                    200000}; /* a few ms, short enough to run undisturbed now and then */
+        trial it = {loops[i].loop, 200000}; /* a few ms: some of the trials run undisturbed */
         bench_peak peak = {0.0, loops[i].instruction};
         for (int t = 0; t < TRIALS; t++) {
             const uint64_t start = moert_clock_ns();

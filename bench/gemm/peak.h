@@ -6,7 +6,7 @@
 
 typedef struct bench_peak {
     double gflops;           /* 0 = unknown for this processor */
-    const char *instruction; /* the measured one */
+    const char *instruction; /* the instruction that was measured */
 } bench_peak;
 
 /* The peak for F32, or for BF16 summed in float32: the best of some short runs. */

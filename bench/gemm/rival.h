@@ -10,10 +10,10 @@
 typedef struct bench_rival bench_rival;
 
 /*
- * Loads `library` ("none" for no rival), with as many threads as the pool, pinned to its cores. With
- * AVX-512, OPENBLAS_CORETYPE=SKYLAKEX selects the kernels for it, which some versions do not choose by
- * default. Without a rival, *rival = NULL and reason[reason_bytes] says why. Errors: ERROR_MEMORY,
- * ERROR_TOPOLOGY.
+ * Loads `library` ("none" for no rival), with as many threads as the pool, pinned to its cores. On
+ * CPUs with AVX-512 it sets OPENBLAS_CORETYPE=SKYLAKEX, since some versions of OpenBLAS do not
+ * choose their AVX-512 kernels by default. Without a rival, *rival = NULL and reason[reason_bytes]
+ * says why. Errors: ERROR_MEMORY, ERROR_TOPOLOGY.
  */
 moert_status bench_rival_open(const char *library, const moert_placement *placement,
                               bench_pool *pool, bench_rival **rival, char *reason,
@@ -23,7 +23,7 @@ void bench_rival_close(bench_rival *rival);
 /* The library's description: "OpenBLAS 0.3.21 ..., core SkylakeX, 2 threads". */
 const char *bench_rival_describe(const bench_rival *rival);
 
-/* Waits until the rival's threads, which spin after a call, sleep. */
+/* Waits until the rival's threads sleep; they spin for a while after each call. */
 void bench_rival_rest(void);
 /* The fraction of a core that the process still uses after a call and a rest; 0 = all threads sleep. */
 double bench_rival_restless(const bench_rival *rival);

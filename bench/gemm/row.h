@@ -20,7 +20,7 @@ typedef struct bench_row {
 double bench_row_ratio(const bench_row *row); /* of the medians; 0 without a rival */
 /* Other programs took so much of the cores that the ratio means little. */
 bool bench_row_disturbed(const bench_row *row);
-bool bench_row_holds(const bench_row *row); /* reaches its goal, undisturbed */
+bool bench_row_holds(const bench_row *row); /* whether the ratio reaches its goal, undisturbed */
 
 void bench_report_titles(void);
 void bench_report_row(const bench_row *row);

@@ -26,7 +26,7 @@ struct bench_alltoall {
     MPI_Datatype row;
     int *counts;        /* [4,ranks] of MPI: rows to send, offsets, rows to receive, offsets */
     uint32_t *token;    /* token of each row to send */
-    uint32_t *position; /* of each received row among the experts' rows */
+    uint32_t *position; /* position of each received row among the experts' rows */
     char *sent, *received, *rows;
     moert_buffer *returned, *destination; /* for a combine: `sent`, and each slot's row in it */
 };
@@ -138,7 +138,7 @@ void *bench_alltoall_rows(bench_alltoall *a) {
     return a->rows;
 }
 
-/* ---- moves by all threads ---- */
+/* ---- copies by all threads ---- */
 
 /* Copies row from[i] to row i, or row i to row to[i]; the other table is NULL. */
 typedef struct move {

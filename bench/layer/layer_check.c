@@ -27,7 +27,7 @@ typedef struct parts {
 
 typedef struct check {
     const bench_layer_case *c;
-    size_t ranks, samples, stride; /* samples of all ranks; doubles of a sample's parts */
+    size_t ranks, samples, stride; /* samples: of all ranks; stride: doubles of a sample's parts */
     float *router;                 /* [E,H] */
     double *logits;                /* [E] */
     sample *sampled;               /* [samples] */

@@ -8,12 +8,12 @@
 
 /* The variants of a kernel. */
 typedef struct bench_how {
-    moert_format format; /* of quantizers, with `axis` */
+    moert_format format; /* format and axis of quantizers */
     moert_axis axis;
-    moert_dtype type; /* of quantized, dequantized or cast values */
+    moert_dtype type; /* dtype of quantized, dequantized or cast values */
     bool heads;       /* norms of heads instead of rows */
     bool added;       /* the kernel adds to its result's old value */
-    bool large;       /* the larger one of two sizes */
+    bool large;       /* more tokens (router) or a larger vocabulary (loss) */
 } bench_how;
 
 typedef struct bench_sizes {
@@ -45,7 +45,8 @@ typedef struct bench_memory {
     moert_window *window; /* [T K, H] */
 } bench_memory;
 
-/* Errors: ERROR_MEMORY, ERROR_DEVICE. Release it, also after an error. */
+/* Prepares inputs and results. The caller releases them, also after an error. Errors: ERROR_MEMORY,
+ * ERROR_DEVICE. */
 moert_status bench_memory_prepare(bench_memory *memory, moert_comm *comm, size_t seed);
 void bench_memory_release(bench_memory *memory);
 

@@ -138,7 +138,7 @@ void bench_machine_free(bench_machine *machine) {
 
 moert_status bench_machine_add(bench_machine *machine, const bench_gemm_rate *rate) {
     bench_gemm_rate *grown =
-        realloc(machine->gemm, (machine->gemms + 1) * sizeof *grown); /* there are only dozens */
+        realloc(machine->gemm, (machine->gemms + 1) * sizeof *grown); /* only dozens of rows */
     if (grown == NULL)
         return MOERT_FAIL(ERROR_MEMORY, "no room for %zu rates", machine->gemms + 1);
     machine->gemm = grown;

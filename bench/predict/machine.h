@@ -21,7 +21,7 @@ typedef struct bench_gemm_rate {
     char type[8];  /* dtype of the operands: f32 or bf16 */
     size_t n, k;   /* columns of y, columns of x */
     double rows;   /* per group */
-    double gflops; /* of one rank */
+    double gflops; /* rate of one rank */
 } bench_gemm_rate;
 
 /* X(FIELD, meaning): figures that must be positive. */
@@ -54,7 +54,7 @@ typedef struct bench_machine {
                             all; 1 for two nodes, linear in between */
     double crowd_nodes;
     double tile_rows;  /* a GEMM computes the rows of a group in multiples of this */
-    double f32_gflops; /* of the router's GEMM */
+    double f32_gflops; /* rate of the router's GEMM */
     double attention_gflops, attention_backward_gflops; /* f32_gflops unless given */
     bool pipelined; /* messages overlap with the copies of staged rows */
     bool linked;    /* GPUs: the devices of a node access each other's memory over links; `window`

@@ -12,7 +12,8 @@ typedef struct bench_model {
     size_t hidden, intermediate, experts, topk, layers, heads, kv_heads, head, vocabulary;
 } bench_model;
 
-/* `layers` counts those with experts. heads = 0: another kind of attention, which is not predicted. */
+/* `layers` counts the layers with experts. heads = 0: another kind of attention, which is not
+ * predicted. */
 static const bench_model bench_models[] = {
     {"qwen3-30b", 2048, 768, 128, 8, 48, 32, 4, 128, 151936},
     {"olmoe", 2048, 1024, 64, 8, 16, 16, 16, 128, 50304},

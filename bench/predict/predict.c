@@ -16,7 +16,7 @@ enum {
     LOGIT_PASSES = 4,     /* over T rows of V float32: the loss and its gradient */
     OPTIMIZER_BYTES = 28, /* per parameter: gradient, weight and two moments, read and written */
 };
-#define KERNEL_FRACTION 0.8 /* of the copy rate, which memory-bound kernels reach */
+#define KERNEL_FRACTION 0.8 /* fraction of the copy rate that memory-bound kernels reach */
 /* A token's row is sent once to each rank if that saves at least this fraction of the rows. */
 #define LEAST_SAVED 0.25
 
@@ -38,11 +38,11 @@ typedef struct setting {
     const bench_machine *m;
     const bench_work *w;
     bench_spread spread;
-    double nodes;      /* of a group of ranks that share the experts */
-    double rows;       /* that the busiest rank receives */
+    double nodes;      /* nodes of a group of ranks that share the experts */
+    double rows;       /* rows that the busiest rank receives */
     double local;      /* experts of a rank */
     double slowdown;   /* ranks per core */
-    double chunks;     /* of an exchange */
+    double chunks;     /* chunks of an exchange */
     double between;    /* GB/s of a rank when all nodes send to all */
     double message_us; /* time of a small collective */
 } setting;
@@ -103,7 +103,7 @@ static moert_status make_setting(const bench_machine *m, const bench_work *w, se
 typedef struct exchange_cost {
     double inside, between;
     double memory; /* copies or sums after the rows have arrived */
-    double fixed;  /* the part of inside and between that each chunk repeats */
+    double fixed;  /* seconds of `inside` and `between` that each chunk repeats */
     double bytes_inside, bytes_between;
 } exchange_cost;
 

@@ -33,7 +33,7 @@ typedef enum bench_engine { BENCH_WINDOW, BENCH_STAGED, BENCH_NODE } bench_engin
 
 typedef struct bench_work {
     size_t ranks, ep; /* ep: ranks that share one set of experts */
-    size_t tokens;    /* of a rank */
+    size_t tokens;    /* tokens of a rank */
     size_t hidden, intermediate, experts, topk;
     bench_skew skew;
     const char *type;    /* dtype of the experts' GEMMs: f32 or bf16 */
@@ -41,7 +41,7 @@ typedef struct bench_work {
     double result_bytes; /* per element of a combined row: 4 or 2 */
     bench_engine engine;
     size_t chunks;        /* 0 = as the exchange chooses */
-    size_t micro_batches; /* of a step, after which gradients are summed once */
+    size_t micro_batches; /* micro-batches of a step, which sums gradients once */
     bool backward;        /* forward, backward and sums; else only forward */
 } bench_work;
 
@@ -64,7 +64,7 @@ typedef enum bench_part {
 const char *bench_part_name(bench_part part);
 
 typedef struct bench_prediction {
-    double seconds;           /* of the slowest rank */
+    double seconds;           /* time of the slowest rank */
     double part[BENCH_PARTS]; /* seconds of each part, without overlap */
     double hidden;            /* seconds saved by overlap: `seconds` = sum of parts - hidden */
     double bytes_inside, bytes_between; /* sent by a rank in a forward pass */

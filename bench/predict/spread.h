@@ -15,7 +15,7 @@ typedef struct bench_spread {
     double pairs_rank;     /* distinct ranks that own a token's experts */
     double pairs_node;     /* distinct nodes */
     double largest_rank;   /* rows of the busiest rank, as a multiple of the mean */
-    double largest_expert; /* likewise of the busiest expert */
+    double largest_expert; /* rows of the busiest expert, as a multiple of the mean */
 } bench_spread;
 
 /* The expected maximum of `count` independent standard normal values; 0 for one value. */

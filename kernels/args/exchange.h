@@ -17,19 +17,20 @@ enum {
     MOERT_EXCHANGE_GPU_ROW_GROUPS = 4
 };
 
-/* WORDS: words that a kernel receives as an argument; with its other arguments they stay below the
- * 1024 bytes that every device accepts. CHUNK: tokens of a chunk, one bit each. */
+/* MOERT_PLAN_WORDS: 32-bit words that a kernel receives as an argument; with its other arguments
+ * they take less than the 1024 bytes that every device accepts. MOERT_PLAN_CHUNK: tokens of a
+ * chunk, one bit each. */
 enum { MOERT_PLAN_WORDS = 240, MOERT_PLAN_CHUNK = 32 };
 
-/* A window and its rows. `chain`: at most this many rows of a token are summed before they are
- * sent; 1 sends each row. `storing`: the number of work-groups that store. */
+/* The arguments of kernels that move rows. `chain`: at most this many rows of a token are summed
+ * before they are sent; 1 sends each row. `storing`: the number of work-groups that store rows. */
 typedef struct moert_exchange_args {
     args_u32 tokens, topk, slots, width, stride, capacity, rows, ranks, rank, chain, bf16, once,
         storing, round;
 } moert_exchange_args;
 MOERT_ARGS_LAYOUT(moert_exchange_args, round, 52, 56)
 
-/* A barrier of the ranks' devices. If `ranks` is 0, nobody waits. */
+/* A barrier of the ranks' devices. If `ranks` is 0, the barrier does nothing. */
 typedef struct moert_barrier_args {
     args_u64 patience_ns;
     args_u32 ranks, rank;

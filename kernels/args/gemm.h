@@ -4,7 +4,8 @@
 
 #include "args/args.h"
 
-/* Of the portable GEMMs. kernels/gemm/gemm.cl, prepacked.cl and gpu.cl explain the fields. */
+/* Arguments of the portable GEMMs. kernels/gemm/gemm.cl, prepacked.cl and gpu.cl explain the
+ * fields. */
 typedef struct moert_gemm_args {
     args_u64 ldx, ldy, y_column, prob_stride, lda, a_column, ldc, c_column;
     args_u32 start, skip, groups, shared, rows;
@@ -15,7 +16,7 @@ typedef struct moert_gemm_args {
 } moert_gemm_args;
 MOERT_ARGS_LAYOUT(moert_gemm_args, activation, 156, 160)
 
-/* Of kernels/gemm/glu.cl. */
+/* Arguments of kernels/gemm/glu.cl. */
 typedef struct moert_plain_glu_args {
     args_u64 prob_stride;
     args_u32 first_row, rows;
@@ -26,7 +27,7 @@ typedef struct moert_plain_glu_args {
 } moert_plain_glu_args;
 MOERT_ARGS_LAYOUT(moert_plain_glu_args, activation, 40, 48)
 
-/* Of kernels/gemm/nvidia/mma.cl and wgmma.cl. */
+/* Arguments of kernels/gemm/nvidia/mma.cl and wgmma.cl. */
 typedef struct moert_nvidia_gemm_args {
     args_u64 first_a, lda, first_b, ldb, ldg, ldc, first_column, row_scale_stride, ldv;
     args_u32 down, first_end, skip, groups, lines, columns, terms;
@@ -35,21 +36,21 @@ typedef struct moert_nvidia_gemm_args {
 } moert_nvidia_gemm_args;
 MOERT_ARGS_LAYOUT(moert_nvidia_gemm_args, activation, 112, 120)
 
-/* Of kernels/gemm/nvidia/split.cl. */
+/* Arguments of kernels/gemm/nvidia/split.cl. */
 typedef struct moert_split_args {
     args_u64 ldc, first_column, rows, stride, first;
     args_u32 groups, lines, columns, terms, accumulate;
 } moert_split_args;
 MOERT_ARGS_LAYOUT(moert_split_args, accumulate, 56, 64)
 
-/* Of kernels/gemm/nvidia/fp8.cl. */
+/* Arguments of kernels/gemm/nvidia/fp8.cl. */
 typedef struct moert_fp8_args {
     args_u64 ldc;
     args_u32 groups, lines, columns, terms, s_line, t_group, t_block, t_column;
 } moert_fp8_args;
 MOERT_ARGS_LAYOUT(moert_fp8_args, t_column, 36, 40)
 
-/* Of the rows and the weights in kernels/op/rows.cl. */
+/* Arguments for the rows and the weights in kernels/op/rows.cl. */
 typedef struct moert_rows_args {
     args_u64 stride;
     args_u32 groups, rows;
@@ -70,7 +71,7 @@ typedef struct moert_moved_weight_args {
 } moert_moved_weight_args;
 MOERT_ARGS_LAYOUT(moert_moved_weight_args, beta_all, 24, 32)
 
-/* Of kernels/op/glu.cl. */
+/* Arguments of kernels/op/glu.cl. */
 typedef struct moert_glu_args {
     args_u64 c_stride, d_stride;
     args_u32 groups, rows;

@@ -11,22 +11,22 @@
  *                   or `capacity` or more
  *   combine_rows    target[t, i] = sum over k of weight[t,k] * window of rank(t,k) [row(t,k), i],
  *                   by fma from 0 in order of k
- *   combine_bf16   the same of bf16 rows, with two values in the space of a float
+ *   combine_bf16   combine_rows of bf16 rows, with two values in the space of a float
  *   sum_rows, sum_bf16
- *                   as combine_*, but slot (t,k) reads row t K + k of this rank's window, to which
- *                   its owner has sent it. If owners have summed (chain > 1), only a token's first
- *                   slot of each rank is read. (REMOTE = 0)
+ *                   as combine_*, but slot (t,k) reads row t K + k of this rank's window, to which the slot's
+ *                   owner has sent it. If owners have summed (chain > 1), only a token's first slot
+ *                   of each rank is read. (REMOTE = 0)
  *   gather_rows     packed[i, 0..width) = window of rank(i) [row(i), 0..width), (rank, row) =
  *                   from[i]
  *   dispatch_slots  the cell at row(t,k) of rank(t,k) = what the owner needs of slot (t,k), see
  *                   below
  *   combine_slots   target[t,k] = the float at the start of row(t,k) of rank(t,k); 0 if dropped
- *   find_addresses     place[row] = the address to which this row is to be sent, by its cell: row t K
- *                   + k of the window of the slot's rank; 0 if the cell is not valid. (REMOTE = 1)
- *   send_rows       sends each row to that address. If chain > 1, only the row of a token's first
+ *   find_addresses     place[row] = the destination address of this row: row t K + k of the window of
+ *                   the rank that the row's cell names; 0 if the cell is not valid. (REMOTE = 1)
+ *   send_rows       sends each row to its destination address. If chain > 1, only the row of a token's first
  *                   slot here is sent, plus those of its other slots here, in order of k.
  *                   (REMOTE = 1)
- *   send_bf16      the same of bf16 rows; each sum is rounded once. (REMOTE = 1)
+ *   send_bf16      send_rows of bf16 rows; each sum is rounded once. (REMOTE = 1)
  *
  * source, target [T,width]; weight [T,K]; destination [T,K] pairs (rank, row), rank DROPPED for a
  * slot that takes no part. A window's rows lie `stride` floats apart, a multiple of 16, and start
@@ -39,7 +39,8 @@
  * memory: only in exchange_barrier.h. Deterministic: each row has one writer, each sum one order.
  *
  * Non-temporal stores write a row without reading it first, which saves a quarter of the time on
- * CPUs. The fence that they need comes once, at the end of the work-item.
+ * CPUs. Such stores need a fence before other devices may read them. A work-item issues it once, at
+ * its end.
  */
 #if !defined(REMOTE)
 #error "REMOTE must be defined (0, 1)"
@@ -236,8 +237,8 @@ KERNEL void gather_rows(WINDOW window, global const uint2 *from, global float *p
 }
 
 #if REMOTE
-/* The address to which the row of a cell is to be sent, or null. A cell of a rank that was late at
- * the barrier may hold anything, hence the checks. */
+/* The destination address of a cell's row, or null if the cell is not valid. If a rank was late at
+ * the barrier, its cells may hold anything; so they are checked. */
 static inline global float *target_of(WINDOW window, uint4 words, moert_exchange_args args) {
     return words.z < args.ranks && words.y < args.capacity ? row_of(window, words.zy, args.stride)
                                                            : 0;

@@ -6,8 +6,8 @@
  *
  * `first` are the products of the first values of each pair, `second` those of the second values.
  * Each of the two sums is a chain of fma in order from 0. Steps begin where the reduction begins,
- * and missing pairs of the last step are zeros. The code for any CPU follows this definition. The
- * unit agrees with it bit for bit, except that it flushes subnormal numbers.
+ * and missing pairs of the last step are zeros. The code for other CPUs computes the same bits,
+ * except that AMX flushes subnormal numbers.
  *
  * A tile is 32 x 32 sums in memory; the unit holds four parts of 16 x 16. For each step it reads 16
  * pairs of 16 lines at a time, and 16 rows of a panel.

@@ -146,8 +146,8 @@ static inline vec load_row(rows_of x, int row, int column, int n) {
 
 DEFINE_PACK(pack_rows, rows_of, load_row)
 
-/* Lines i to i + 15 of the dot that begins at row p of `a`. Values beyond the end are zeros, -0 in
- * the second half of a pair. */
+/* Loads lines i to i + 15 of A for one dot: the K values from p on, which are rows of `a`. K values
+ * from `used` on are -0. */
 static inline vec strip_dot(global const value *a, ulong lda, int i, int lines, int p, int used) {
     vec x[PER_DOT];
     UNROLL_FOR(int q = 0; q < PER_DOT; q++)
@@ -236,9 +236,9 @@ static inline void prefetch_tile(target c, int i, int j) {
             PREFETCH(at + r * c.line + v * VEC, DOT == 2 ? 2 : 3);
 }
 
-/* multiply for an operand a[p, line] that is transposed, at stride lda. STRIP lines of it at a time
- * are packed. Read in place, every dot would touch another page, and columns at a power-of-two
- * stride would evict each other from the cache. */
+/* `multiply` with a transposed operand a[p, line] at stride lda. Packs STRIP lines of `a` at a
+ * time, since in place every dot would touch another page, and columns at a power-of-two stride
+ * would evict each other from the cache. */
 static inline void multiply_transposed(global const value *a, ulong lda, local float *strip,
                                        local const vec *panel, int used, int depth, target c,
                                        bool fresh) {

@@ -50,7 +50,7 @@ typedef uint16 spread; /* one element in all lanes */
 typedef float element;
 typedef vec spread;
 #endif
-/* k rounded up to whole steps; panels and lines hold zeros there */
+/* k rounded up to whole steps; panels and lines hold zeros from k on */
 #define WHOLE_STEPS(k) (((k) + STEP * PER_DOT - 1) / (STEP * PER_DOT) * (STEP * PER_DOT))
 #if BF16
 typedef ushort value;
@@ -60,16 +60,16 @@ typedef float value;
 #define LINE global const float *
 #endif
 
-/* The result from the work-group's corner on, and its size. */
+/* The part of the result that a work-group computes; `at` is its first element. */
 typedef struct target {
     global float *at;
-    global const float *bias; /* of these columns, or null */
+    global const float *bias; /* biases of the target's columns, or null */
     ulong line;
     int lines, columns;
-    bool once; /* not read soon: whole tiles bypass the cache; needs multiples of 64 bytes */
+    bool once; /* whole tiles bypass the cache; addresses are multiples of 64 bytes */
 } target;
 
-/* Accumulators are indexed only by constants, since others would leave the registers. */
+/* Only constants index the accumulators, so that they stay in registers. */
 typedef vec accumulators[LINES][WIDTH];
 
 typedef struct span {

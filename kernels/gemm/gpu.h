@@ -6,17 +6,19 @@
  * loaded into registers; it is then stored to the other half of the local memory.
  *
  *                     <-  COLUMNS ->
- *                     +------+------+  quads of 4 neighbours: an item reads one quad in each half
- *               of
- *               DEPTH | o    | o    |  the lines and of the columns, so that neighbouring items
- *               read
- *                     +------+------+  neighbouring quads (with LINES below 128 the lines, with
- *           DEPTH                      LINES = 32 the columns too, are not halved)
+ *                     +------+------+
+ *               DEPTH | o    | o    |
+ *                     +------+------+
+ *           DEPTH
  *         +-------+   +------+------+
  *         |   o   |   | 4x4  | 4x4  |  sums of the item, 4 columns in a float4
  *   LINES +-------+   +------+------+
  *         |   o   |   | 4x4  | 4x4  |
  *         +-------+   +------+------+
+ *
+ * A quad is 4 neighbouring values. For each K index an item reads one quad in each half of the lines
+ * and one in each half of the columns, so that neighbouring items read neighbouring quads. With LINES
+ * below 128 the lines are not halved; with LINES = 32 the columns are not halved either.
  *
  * In local memory the index of a quad is exclusive-ored with bits of its index along K
  * (quad_index). An operand whose K values are neighbours in global memory is transposed when it is
@@ -42,10 +44,11 @@
 #define COLUMNS    128
 #define GPU_KERNEL __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
 
-#define LINE_QUADS   (LINES == 128 ? 2 : 1) /* of an item */
+#define LINE_QUADS                                                                                 \
+    (LINES == 128 ? 2 : 1) /* quads that an item reads of the lines; of the columns */
 #define COLUMN_QUADS (LINES == 32 ? 1 : 2)
-#define ACROSS       (COLUMNS / 4 / COLUMN_QUADS) /* items next to each other */
-#define DOWN         (LINES / 4 / LINE_QUADS)     /* items below each other */
+#define ACROSS       (COLUMNS / 4 / COLUMN_QUADS) /* items along the columns of a tile */
+#define DOWN         (LINES / 4 / LINE_QUADS)     /* items along the lines of a tile */
 
 #if BF16
 typedef ushort value;
@@ -107,7 +110,8 @@ static inline float4 load_edge(const operand *f, ulong at, int n) {
 
 #define QUADS(width) ((width)*DEPTH / 4 / ITEMS) /* quads of a block that an item loads */
 
-/* The index of a quad of lines or columns, at value p of a block's reduction. */
+/* The index in local memory of quad `quad` of a block's lines or columns at K index p of the
+ * block. */
 static inline int quad_index(int p, int quad, int width) {
     return p * (width / 4) + (quad ^ (p / 4 * (32 / DEPTH)));
 }
@@ -176,7 +180,7 @@ static inline void load_edges(const operand *f, int p, int width, local float4 *
 
 /* ---- sums ---- */
 
-/* Indexed only by constants, so that sums stay in registers. */
+/* An item's sums. Only constants index them, so that they stay in registers. */
 typedef float4 sums[4 * LINE_QUADS][COLUMN_QUADS];
 
 /* The first line, and the first column, of an item's quad. */
@@ -207,10 +211,10 @@ static inline void add_block(sums sum, local const float4 *lines, local const fl
 
 /* ---- the result ---- */
 
-/* A tile of the result, from its corner on. */
+/* A tile of the result; `at` is its first element. */
 typedef struct target {
     global float *at;
-    global const float *bias; /* of these columns, or null */
+    global const float *bias; /* biases of the tile's columns, or null */
     ulong stride;
     int lines, columns;
     bool fresh; /* begins with 0, not with the old value */
@@ -282,7 +286,7 @@ INLINED void multiply(operand a, operand b, target c, local float4 *lines, local
             put_block(&b, COLUMNS, next_b, its_columns);
         else
             load_edges(&b, p, COLUMNS, its_columns);
-        barrier(CLK_LOCAL_MEM_FENCE); /* also: all items have read the other half */
+        barrier(CLK_LOCAL_MEM_FENCE); /* block stored, other half read */
         load_block(&a, p + DEPTH, LINES, next_a);
         load_block(&b, p + DEPTH, COLUMNS, next_b);
         add_block(sum, its_lines, its_columns);

@@ -24,7 +24,7 @@
 #define WEIGHT_ARGUMENTS global const uchar *w, global const uchar *scale, global const float *whole
 typedef struct matrix {
     blocks as;
-    uint row, slot; /* its first row, and the block of that row */
+    uint row, slot; /* the group's first row, and the row block that it begins */
     float whole;
 } matrix;
 
@@ -97,7 +97,7 @@ static inline void pack_columns(matrix w, int column, int first, int columns, in
     }
 }
 
-/* pack_columns for all columns. */
+/* Packs all columns of the panels with pack_columns. */
 static inline void pack_transposed(matrix w, int column, int first, int columns, int used,
                                    int height, PANEL vec *panel) {
     for (int c = 0; c < (columns + COLUMNS - 1) / COLUMNS * COLUMNS; c += VEC)

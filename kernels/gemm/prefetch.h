@@ -4,7 +4,7 @@
  * memory.
  */
 typedef struct prefetch_plan {
-    size_t at, stride;       /* of the row that is prefetched now, and the distance to the next */
+    size_t at, stride;       /* address of the row that is prefetched now; bytes to the next */
     uint rows, bytes, begun; /* rows left; bytes of each row; bytes of this row prefetched so far */
     int every;               /* dots of a tile between two parts */
     uint part_lines;         /* cache lines in a part */

@@ -36,7 +36,7 @@ typedef enum prepack { FORWARD, DGRAD, GATED } prepack;
 INLINED void pack(prepack of, WEIGHT_ARGUMENTS, global vec *panel, moert_gemm_args args) {
     const int all = of == FORWARD ? args.n : of == DGRAD ? args.k : args.width;
     const int wide =
-        of == GATED ? WIDTH / 2 * VEC : COLUMNS; /* columns of a panel, of h or of the result */
+        of == GATED ? WIDTH / 2 * VEC : COLUMNS; /* columns of a panel; with GATED, of h */
     const int column = get_group_id(0) * args.panels * wide,
               columns = min(args.panels * wide, all - column);
     const ulong blocks = (all + wide - 1) / wide, g = get_group_id(1);
@@ -67,8 +67,8 @@ PACK(gemm_prepack_gated, GATED)
 #endif
 
 #if !QUANTIZED
-/* The panels of a work-group (`count` from `own` on) and those of the one that follows (`more` from
- * `after` on; 0: no prefetch). */
+/* The panels of a work-group: `count` panels from `own` on. The panels of the work-group that the
+ * thread runs next, to prefetch: `more` panels from `after` on; none if `more` is 0. */
 typedef struct panel_run {
     global const vec *own, *after;
     int count, more, height;
@@ -86,8 +86,8 @@ static inline panel_run panels_of(global const vec *panel, uint skip, int blocks
                        height};
 }
 
-/* Prefetches what follows the dots below `done`: the next dots of the own panels, at most `depth`,
- * or after their end the first dots of the panels of the next work-group. */
+/* Plans the prefetch of the dots from `done` on, at most `depth`: of the own panels or, if `done`
+ * is their end, of the first dots of the next work-group's panels. */
 static inline prefetch_plan prefetch_next(panel_run s, int done, int depth, int every) {
     const bool end = done >= s.height;
     if (every >= depth || (end && s.more == 0))
@@ -131,8 +131,8 @@ KERNEL void gemm_prepacked(global const uint *ends, global const value *a, globa
 }
 
 #if PANEL_WIDTH % 2 == 0
-/* gemm_glu_forward of gemm.cl with panels of gemm_prepack_gated or, interleaved, of
- * gemm_prepack_forward. */
+/* As gemm_glu_forward of gemm.cl, but with panels that gemm_prepack_gated or, if gates and ups are
+ * interleaved, gemm_prepack_forward has packed. */
 KERNEL void gemm_prepacked_glu(global const uint *ends, global const value *x,
                                global const vec *panel, global const float *bias, global float *v,
                                global const float *prob, global void *h, moert_gemm_args args,

@@ -213,8 +213,8 @@ static inline void store_batch(const vec x[BATCH], global float *p, int n) {
         return name##_of_16(x);                                                                    \
     }
 #elif defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
-/* The same trees with NVIDIA's shuffle: returns x of the item whose index differs by the bit
- * `distance`. */
+/* Returns x of the item whose index differs in the bit `distance`, by NVIDIA's shuffle.
+ * DEFINE_LANES below adds in the same tree order with it. */
 static inline float exchanged(float x, int distance) {
     float other;
     __asm__ volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xFFFFFFFF;"

@@ -35,8 +35,8 @@ static inline uint acquire_global(global const uint *from) {
     return x;
 }
 
-/* This work-item's index in its warp, read again. The compiler cannot keep values computed from it
- * in registers across a loop. */
+/* Reads this work-item's index in its warp from the hardware again. So the compiler cannot keep
+ * values computed from the index in registers across a loop. */
 static inline uint lane_again(void) {
     uint lane;
     __asm__ volatile("mov.u32 %0, %%laneid;" : "=r"(lane));

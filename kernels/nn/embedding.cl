@@ -4,22 +4,22 @@
  *   forward   x[t,h] = table[token[t],h]                        x[T,H], table[V,H], token int32 [T]
  *   backward  partial[s,r,h] = sum of dx[t,h] over the tokens t of sequence s with token[t] =
  *             first_row + r;  partial[S,rows,H], dx[T,H], T = S * length
- *   gradient  the same for all rows at once, summed over the sequences of each tree node
+ *   gradient  the gradient of the whole table, summed over the sequences of each tree node
  *             (base/tree.h). Node i's table lies at target + i * stride + offset. Rows without
  *             tokens are not touched. link[t] = (a, b): a is the node in which t is the first token
  *             of its row, or -1; b is the next token of that row in the node, or -1.
  *
  * Forward: a row group owns TOKENS tokens. Backward on CPUs: a row group owns COLUMNS columns of
  * all rows of one sequence, so that it reads the sequence's tokens once and its part of a gradient
- * row stays in the cache. Backward on GPUs: ROW_GROUPS row groups own `share` rows. They search the
- * sequence for tokens of these rows, up to ROOM at a time, link the tokens of each row, and add
- * them. They write each row once if ROOM suffices. Gradient: a row group owns GRADIENT_COLUMNS
- * columns of the row that a token is the first of, and follows the links; it loads the next
- * gradient while it adds one.
+ * row stays in the cache. Backward on GPUs: a work-group of ROW_GROUPS row groups owns `share`
+ * rows. It searches the sequence for tokens of these rows, up to ROOM at a time, links the tokens
+ * of each row, and adds their gradients. It writes each row once if ROOM suffices. Gradient: for
+ * each token that is the first of its row, a row group owns GRADIENT_COLUMNS columns of that row.
+ * It follows the links, and loads the next gradient while it adds one.
  *
- * Local memory: in the backward on GPUs, 12 bytes for each of ROOM and 36 more. Deterministic: a
- * gradient row adds its tokens in the order of the sequence, whatever the order in which an atomic
- * counter collected them. Every element has one owner.
+ * Local memory: 12 ROOM + 36 bytes in the backward pass on GPUs. Deterministic: a gradient row adds
+ * its tokens in the order of the sequence, whatever the order in which an atomic counter collected
+ * them. Every element has one owner.
  */
 #include "args/nn.h"
 
@@ -86,8 +86,9 @@ KERNEL void embedding_backward(global const int *restrict token, global const fl
     }
 }
 #else
-/* Tokens of a work-group's rows, in any order. Element i is token[i] of row[i]; next[i] is the
- * element of that row's next token, first[r] that of row r's first token, or ROOM. */
+/* The tokens found for a work-group's rows, in any order. Entry i is token token[i] of row row[i].
+ * next[i] is the entry of the next token of the same row, first[r] the entry of row r's first
+ * token; ROOM if no such token was found. */
 typedef struct found {
     uint token[ROOM], row[ROOM], next[ROOM], first[MOST_ROWS], count;
 } found;
@@ -96,11 +97,11 @@ static inline int group_item(void) {
     return row_group_index() * MOERT_ITEMS + item_index();
 }
 
-/* Collects the tokens [from, to) of `rows` rows from first_row on, and returns their number. If it
- * exceeds ROOM, some are missing. */
+/* Collects those of the tokens [from, to) whose row is one of `rows` rows from first_row on, and
+ * returns their number. If the number exceeds ROOM, only ROOM tokens are stored. */
 INLINED uint find_tokens(local found *f, global const int *token, uint from, uint to,
                          ulong first_row, uint rows) {
-    barrier(CLK_LOCAL_MEM_FENCE); /* all items have read the previous ones */
+    barrier(CLK_LOCAL_MEM_FENCE); /* all items have read the previous tokens */
     if (group_item() == 0)
         f->count = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -123,7 +124,8 @@ INLINED uint find_tokens(local found *f, global const int *token, uint from, uin
     return f->count;
 }
 
-/* The element of row `row`'s first token t with t + 1 > after, among n elements, or ROOM. */
+/* The entry, among n entries, of the first token t of row `row` with t + 1 > after; ROOM if there
+ * is no such token. */
 static inline uint find_next(local const found *f, uint n, uint row, uint after) {
     uint at = ROOM, nearest = UINT_MAX;
     for (uint i = 0; i < n; i++) {
@@ -136,7 +138,7 @@ static inline uint find_next(local const found *f, uint n, uint row, uint after)
     return at;
 }
 
-/* Sets next[] of n elements and first[] of `rows` rows. */
+/* Sets next[] of n entries and first[] of `rows` rows. */
 INLINED void link_tokens(local found *f, uint n, uint rows) {
     for (uint i = group_item(); i < n; i += ROW_GROUPS * MOERT_ITEMS)
         f->next[i] = find_next(f, n, f->row[i], f->token[i] + 1);

@@ -21,10 +21,10 @@
  *   tiles   0 .. NEAR - 1 | NEAR ..             | the last HELD
  *           kept in L1    | kept in L2          | kept in registers
  *
- * The caches get these hints on sm_80 and later. The second pass reads tiles from 0 on, except for
- * the held ones, and tells the caches that nobody reads them again, which leaves room for other
- * rows. In the first pass a work-item rescales its sum whenever it finds a larger logit (Milakov,
- * Gimelshein: "Online normalizer calculation for softmax", 2018).
+ * The caches get these hints on sm_80 and later. The second pass reads the tiles that are not in
+ * registers, from 0 on, and marks them for early eviction, which leaves room for other rows. In the
+ * first pass a work-item rescales its sum whenever it finds a larger logit (Milakov, Gimelshein:
+ * "Online normalizer calculation for softmax", 2018).
  *
  * Required: BF16 (0, 1). Local memory on GPUs: 2112 bytes. Deterministic: a row's result depends
  * on that row only, and the order of its sums on V only.

@@ -7,7 +7,7 @@ typedef struct head_position {
     int head, position;
 } head_position;
 
-/* The same of row `row`, counted from the first row of a sequence. */
+/* The head and position of row `row`, counted from the first row of a sequence. */
 static inline head_position head_position_of(ulong row, int heads, int length) {
     const ulong token = row / heads;
     return (head_position){(int)(row % heads), (int)(token % length)};
@@ -20,7 +20,8 @@ static inline head_position next_head_position(head_position s, int heads, int l
                                                                               : s.position + 1};
 }
 
-/* The distance from this item's columns, in the step from c on, to their partners. */
+/* The distance from this item's columns in the step from c on to the columns that they are rotated
+ * with. */
 static inline int to_partners(int c, int width) {
     return c + part_start() < width / 2 ? width / 2 : -width / 2;
 }

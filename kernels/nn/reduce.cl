@@ -27,7 +27,7 @@
 #define COLUMNS    (MOERT_ITEMS == 1 ? 1024ul : 512ul)
 #define BLOCK      4096
 #define LEAVES     8  /* leaves that sum_leaves loads at once */
-#define LEVELS     28 /* of the tree above these */
+#define LEVELS     28 /* levels of the tree above these leaves */
 #define ROW_GROUPS (MOERT_ITEMS == 1 ? 1 : 8)
 #define JOIN_ITEMS (ROW_GROUPS * MOERT_ITEMS)
 

@@ -7,10 +7,10 @@
  *   decode_down   blocks of BLOCK rows (moert/formats.h, COLUMN): a work-item decodes 8 columns of
  *                 a block with their 8 scales. A byte of 4-bit elements holds rows 2 r and 2 r + 1.
  *
- * The number of columns is a multiple of 8, in decode_along of BLOCK. Groups have whole blocks, so
- * blocks are contiguous. Required: FORMAT (0 to 3 of MOERT_FORMAT_TABLE, include/moert/formats.h).
- * Grids: decode_along (units of 8 elements / (ITEMS * AHEAD)), decode_down (columns / 8 / ITEMS,
- * blocks), rounded up. No local memory. Deterministic.
+ * The number of columns is a multiple of 8 in decode_down, of BLOCK in decode_along. Groups have
+ * whole blocks, so blocks are contiguous. Required: FORMAT (0 to 3 of MOERT_FORMAT_TABLE,
+ * include/moert/formats.h). Grids: decode_along (units of 8 elements / (ITEMS * AHEAD)),
+ * decode_down (columns / 8 / ITEMS, blocks), rounded up. No local memory. Deterministic.
  */
 #ifndef FORMAT
 #error "FORMAT must be defined"

@@ -34,7 +34,8 @@ static inline vec at_most_finite(vec x) {
     return x > FLT_MAX ? FLT_MAX : x;
 }
 
-/* The E8M0 code of t, not negative, rounded up to a power of two; and below, 1 / scale, exactly. */
+/* The bits in E8M0 of t, which is not negative, rounded up to a power of two. invert_e8m0 returns
+ * the exact reciprocal of a scale. */
 static inline uvec ceil_e8m0(vec t) {
     const uvec u = as_uvec(t), e = u >> 23, m = u & 0x7FFFFFu;
     const uvec up = min(m > (e == 0u ? (uvec)0x400000u : (uvec)0) ? e + 1u : e, 254u);

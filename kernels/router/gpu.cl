@@ -70,8 +70,8 @@ static inline int shuffle_int_from(int x, int item, local float *row_group) {
 
 /* ---- forward ---- */
 
-#define PARTS       (STEPS * TOKENS)    /* parts of a token in an item */
-#define PART_STRIDE (SLOTS * PART)      /* experts from one of these parts to the next */
+#define PARTS       (STEPS * TOKENS)    /* parts of a token's experts that an item holds */
+#define PART_STRIDE (SLOTS * PART)      /* experts from one part of an item to its next */
 #define EXPERT_BITS (MOST_EXPERTS - 1u) /* the bits of a key that hold the expert */
 
 static inline int slot_index(void) {
@@ -88,7 +88,7 @@ static inline int token_offset(void) {
     return slot_index() * PART - part_start();
 }
 
-/* x of the item whose number differs from this item's in these bits. */
+/* Returns x of the item whose index differs from this item's in the bits `bits`. */
 static inline float shuffle_xor(float x, int bits, local float *row_group) {
 #if defined(__NV_CL_C_VERSION) || defined(__NVPTX__)
     return exchanged(x, bits);
@@ -245,8 +245,7 @@ void router_choose(global const float *logits, global const float *bias, global 
         store_part(r.s[i], scores + t * EXPERTS + token_offset() + i * PART_STRIDE,
                    t == wanted ? EXPERTS - token_offset() - i * PART_STRIDE : 0);
     uint mine = choose(keys, args.topk, &distinct, own) & EXPERT_BITS;
-    if (ANY_BARRIER ? !distinct
-                    : true) { /* rare: recomputed, so that no registers are kept for it */
+    if (ANY_BARRIER ? !distinct : true) { /* rare: recomputes the scores to save registers */
         load_token(x, l);
         const row again = score_row(x, own);
         make_keys(x, &again, bias, true, keys, own);

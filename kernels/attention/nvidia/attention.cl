@@ -4,9 +4,9 @@
  * scale / log 2 before it is rounded, so that p = 2^(score - maximum).
  *
  * A work-group owns 128 rows of a head of a sequence: queries in FORWARD and BACKWARD_Q, keys in
- * BACKWARD_KV. Two consumers, warps 4-7 and 8-11, own 64 of them each and pass over the other side
- * in blocks of 64 rows. One thread of warps 0-3, the producer, loads these blocks by TMA into a
- * ring of stages, as far ahead as the ring allows:
+ * BACKWARD_KV. Two consumers, warps 4-7 and 8-11, own 64 of these rows each. They pass over the
+ * keys (BACKWARD_KV: the queries) in blocks of 64 rows. One thread of warps 0-3, the producer,
+ * loads these blocks by TMA into a ring of stages, as far ahead as the ring allows:
  *
  *                 64 rows of a block
  *               +--------------------+
@@ -71,8 +71,8 @@ typedef struct place {
 typedef struct tensors {
     float scale;
     global const float *q, *stats; /* q: only in FORWARD */
-    global float *result, *other;  /* out and lse; dq and null; dk and dv */
-    global ushort *out_bf16;       /* out rounded, in FORWARD; or null */
+    global float *result, *other;  /* by PASS: out and lse; dq and null; dk and dv */
+    global ushort *out_bf16;       /* FORWARD: out rounded to bf16, or null */
 } tensors;
 
 /* x[64,HEAD_SIZE] = factor[row] * sums, from position `first` on; x has `heads` heads. */
@@ -91,8 +91,8 @@ INLINED void await_full(uint base, uint step) {
     await(base + FULL_AT + 8 * (step % STAGES), step / STAGES);
 }
 
-/* Hands the stage of a step back to the producer. One thread arrives for a consumer, whose four
- * warps run each wgmma together. */
+/* Hands the stage of a step back to the producer. One thread arrives for all four warps of a
+ * consumer, since they run each wgmma together. */
 INLINED void release_stage(uint base, uint step) {
     arrive_if(base + EMPTY_AT + 8 * (step % STAGES), get_local_id(0) % 128 == 0);
 }

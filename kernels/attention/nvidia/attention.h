@@ -93,7 +93,7 @@ INLINED void score_gemm_rs(float *score, uint own[STEPS][4], uint block) {
                          : A_REGISTERS(own[i]), "l"(b + step_at(i)));
 }
 
-/* The same with the own rows in local memory. */
+/* score[64,64] = own rows . rows of a block, with the own rows in local memory; asynchronous */
 INLINED void score_gemm_ss(float *score, uint own, uint block) {
     const ulong a = matrix_at(own, 0), b = matrix_at(block, 0);
     __asm__ volatile(WGMMA(0) SCORE_SS : NEW_32(score) : "l"(a), "l"(b));

@@ -63,20 +63,20 @@ INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, u
         wgmma_commit();
         score_gemm_ss(dscore, v, dout);
         wgmma_commit();
-        wgmma_wait(1); /* for score */
+        wgmma_wait(1); /* waits for `score` */
         exponentiate(score, stats, (consumer - block) * ROWS);
         round_weights(score, weights);
         wgmma_fence();
         weighted_sum(dvsums, weights, dout);
         wgmma_commit();
-        wgmma_wait(1); /* for dscore */
+        wgmma_wait(1); /* waits for `dscore` */
         differentiate(score, dscore, stats + ROWS);
         round_weights(score, dweights);
         wgmma_fence();
         weighted_sum(dksums, dweights, q);
         wgmma_commit();
         block = block + 1 < blocks ? block + 1 : 0;
-        wgmma_wait(0); /* until then the weights' registers are in use */
+        wgmma_wait(0); /* until here wgmma reads the registers of `dweights` */
         release_stage(base, step);
     } while (++step < (uint)steps);
     /* round.cl multiplied q by scale / log 2, of which LN2 leaves scale */

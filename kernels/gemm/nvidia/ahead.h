@@ -16,9 +16,10 @@
  *            a line has the elements of two rows, the first in the low half of a byte
  *
  * The bits of an element, moved to bf16's sign, low exponent bits and high mantissa bits, are its
- * value times 2^-120 (E4M3), 2^-112 (E5M2) or 2^-126 (E2M1), for subnormal values also. Several
- * elements are moved at once. The product with that power of two is exact, and so is the product
- * with the scale, except that it is rounded below 2^-126. NVFP4's global scales are not applied.
+ * value times 2^-120 (E4M3), 2^-112 (E5M2) or 2^-126 (E2M1), for subnormal values also. One
+ * operation moves several elements. The product with that power of two is exact, and so is the
+ * product with the scale, except that it is rounded below 2^-126. NVFP4's global scales are not
+ * applied.
  *
  * Formats are numbered as in MOERT_FORMAT_TABLE (include/moert/formats.h); PLAIN is bf16 without
  * conversion. Columns are multiples of 8, or of four scale blocks where K is contiguous.

@@ -6,8 +6,8 @@
  *   v = fma(beta[g], old value, v), unless beta[g] is 0;
  *                      if K is 0 (WGRAD: no rows), beta[g] times the old value
  *
- * With GLU one half of the columns are gates and the other half their ups; a gate and its up are in
- * the same thread:
+ * With GLU, half of the columns are gates and half are up projections. A thread holds both of a
+ * column of h:
  *
  *   v = sum alpha[g], with a bias fma(sum, alpha[g], bias[g,column]), stored if V is 1
  *   h = factor[line] (clamp(u, -limit, limit) + offset) a(min(g, limit))             (glu.h)
@@ -17,8 +17,8 @@
  * |result| before rounding; NaN persists. The maximum of floats is the maximum of their bits as
  * integers, which does not depend on the order.
  *
- * A thread has parts of the 16 lines and SPAN columns of a warp: sum[4 j + 2 i] and the next are
- * line lane / 4 + 8 i at columns 8 j + 2 (lane mod 4) and the next.
+ * A warp holds the sums of 16 lines x SPAN columns. Of these, lane l holds line l / 4 + 8 i at
+ * columns 8 j + 2 (l mod 4) and 8 j + 2 (l mod 4) + 1, in sum[4 j + 2 i] and sum[4 j + 2 i + 1].
  *
  * Required: RESULT, BIAS_TYPE, V_TYPE (0 float32, 1 f16, 2 bf16); ALPHA, BIAS, ROW_SCALE, AMAX, GLU,
  * V, SWAPPED (0, 1); BETA (0; 1: beta is 1; 2); RUN (0, 1, 8, 32); from the including file the
@@ -92,14 +92,15 @@ static inline void store_two(float2 x, global uchar *p, int type, ulong i) {
 
 /* ---- gates and ups ---- */
 
-/* The column of v that has the gate or up of an even column; the next column follows it. */
+/* The column of v that holds the gate or, if `up`, the up projection of column `column` of h, which
+ * is even. Those of column + 1 are one column further. Not for RUN = 1. */
 static inline uint column_in_v(uint column, uint width, bool up) {
     const uint run = RUN == 0 ? width : RUN,
                first = RUN == 0 ? column : column / run * 2 * run + column % run;
     return first + (up != SWAPPED ? run : 0);
 }
 
-/* The gates and ups of two columns, from v or a line of biases. */
+/* Loads the gates and ups of two columns of h, from v or from a row of biases. */
 static inline pair load_gates(global const uchar *p, int type, ulong row, uint column, uint width) {
     if (RUN == 1) {
         const float2 a = load_two(p, type, row + 2 * column),
@@ -148,7 +149,7 @@ static inline void raise_amax(int peak, tile t, epilogue e) {
         raise_global(e.amax + t.group, most);
 }
 
-/* The result of two neighbours. */
+/* Applies alpha, bias, row scale and old values to two neighbouring sums. */
 static inline float2 finish_two(float2 sum, float2 bias, float2 old, float alpha, float beta,
                                 float factor, tile t) {
     float2 v = ALPHA ? sum * alpha : sum;
@@ -166,7 +167,7 @@ static inline float2 finish_two(float2 sum, float2 bias, float2 old, float alpha
 typedef struct finishing {
     lines l;
     float alpha, beta;
-    uint left, first; /* columns from the tile's first on; this thread's first column */
+    uint left, first; /* columns from the tile's first to the matrix's last; this thread's first */
     int peak;
 } finishing;
 
@@ -179,8 +180,8 @@ static inline finishing begin_finish(tile t, uint columns, epilogue e) {
                        -1};
 }
 
-/* Finishes STORES pairs of both lines, from sum[4 j] on, with their old values. The loads of all
- * biases are in flight at once. */
+/* Applies the epilogue to STORES pairs of columns of both lines, from sum[4 j] on; old[] holds
+ * their old values. Loads all biases before the first use, so that the loads overlap. */
 static inline void finish_batch(float *sum, int j, float2 old[STORES][2], finishing *f, tile t,
                                 uint columns, epilogue e, global uchar *c, ulong ldc) {
     const ulong at[2] = {f->l.at[0] * ldc + f->first, f->l.at[1] * ldc + f->first};
@@ -206,8 +207,8 @@ static inline void finish_batch(float *sum, int j, float2 old[STORES][2], finish
     }
 }
 
-/* Finishes the sums. float32 results are stored here unless KEEPS_F32; other results replace the
- * sums. */
+/* Applies the epilogue to all sums of the thread. Stores float32 results unless KEEPS_F32 is 1;
+ * other results replace the sums. */
 static inline void finish(float *sum, tile t, uint columns, epilogue e, global uchar *c,
                           ulong ldc) {
     finishing f = begin_finish(t, columns, e);
@@ -229,7 +230,7 @@ static inline void finish(float *sum, tile t, uint columns, epilogue e, global u
         raise_amax(f.peak, t, e);
 }
 
-/* With a GLU: replaces the sums by v. */
+/* With a GLU: applies alpha and bias to the sums, which become v. */
 static inline void finish_gates(float *sum, tile t, uint columns, epilogue e) {
     const float alpha = alpha_of(t, e);
     if (!(ALPHA | BIAS))
@@ -249,7 +250,7 @@ static inline void finish_gates(float *sum, tile t, uint columns, epilogue e) {
     }
 }
 
-/* After finish_gates: replaces the gates by the results. */
+/* Applies the GLU after finish_gates: the results h replace the gates. */
 static inline void finish_glu(float *sum, tile t, uint columns, epilogue e, global uchar *c,
                               ulong ldc) {
     const lines l = lines_of(t, e);

@@ -75,7 +75,7 @@ typedef struct tile {
 
 typedef struct shape {
     uint skip, groups, down, lines, columns,
-        k_size; /* lines only in WGRAD, k_size only in the others */
+        k_size; /* WGRAD ignores k_size; FORWARD and DGRAD ignore lines */
 } shape;
 
 /* The next block of an operand: the address of this thread's first piece, the distance of rows in

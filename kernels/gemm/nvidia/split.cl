@@ -59,7 +59,7 @@
 #define LINES       128
 #define BLOCK_K     32
 #define STEPS       (BLOCK_K / 16) /* wgmma along K */
-#define SUMS_OWN    (COLUMNS / 2)  /* of a work-item */
+#define SUMS_OWN    (COLUMNS / 2)  /* sums of a work-item */
 #define A_BYTES     (LINES * BLOCK_K * 4)
 #define B_BYTES     (COLUMNS * BLOCK_K * 2)
 #define STAGE_BYTES (A_BYTES + PARTS * B_BYTES)
@@ -80,7 +80,7 @@
 
 typedef struct shape {
     uint groups, lines, columns,
-        k_size; /* groups and lines only in WGRAD, k_size only in the others */
+        k_size; /* only WGRAD has several groups; k_size is not used in WGRAD */
     uint keeps; /* groups without rows keep their old values */
 } shape;
 
@@ -143,10 +143,10 @@ static inline void produce(const shape *s, global const uint *ends, ulong map_a,
     }
 }
 
-/* ---- the consumers: sums of a wgmma in flight must stay in the same registers ---- */
+/* ---- the consumers ---- */
 
-/* Clears K values from `k_size` on of what a consumer multiplies: its boxes of A and all boxes of
- * B. The other consumer clears B as well, so that neither waits for the other. */
+/* Clears the K values from `k_size` on in the boxes that a consumer multiplies: its own boxes of A
+ * and all boxes of B. Both consumers clear B, so that neither waits for the other. */
 static inline void clear_k(local uchar *stage, uint k_size, uint consumer) {
     for (uint i = 0; i < 2 + PARTS * B_BYTES / BOX_BYTES; i++)
         for (uint at = k_size * 128 + get_local_id(0) % 128 * 16; at < BOX_BYTES; at += 128 * 16)
@@ -166,8 +166,9 @@ static inline float2 load_pair(local const uchar *a, uint line, uint k) {
                     *(local const float *)(at + 128 + (word ^ (k + 1) % 8) * 16));
 }
 
-/* The parts of A in wgmma's layout: for each 16 K values four pairs, of lines 0, 8, 0 and 8 from a
- * work-item's first line on. */
+/* Splits a work-item's values of A into parts, in the register layout of wgmma's operand A. Each 16
+ * K values take four registers with a pair of values each: lines `line`, `line` + 8, `line` and
+ * `line` + 8. */
 INLINED void split_lines(uint parts[PARTS][STEPS][4], local const uchar *a, uint line) {
     UNROLL_FOR(int i = 0; i < STEPS; i++)
         UNROLL_FOR(int j = 0; j < 4; j++) {
@@ -192,7 +193,8 @@ INLINED void split_lines(uint parts[PARTS][STEPS][4], local const uchar *a, uint
                                                              "%36"
 #endif
 
-/* sums[64,COLUMNS] = a[64,16] b[16,COLUMNS], a in registers; += if `keep` is 1. */
+/* sums[64,COLUMNS] = a[64,16] b[16,COLUMNS], a in registers; += if `keep` is 1. The sums must stay
+ * in the same registers while the wgmma is in flight. */
 #define WGMMA_SPLIT(s, a, b, how, keep)                                                            \
     __asm__ volatile("{ .reg .pred p; setp.ne.b32 p, " TEXT(                                       \
                          keep) ", 0;\n"                                                            \
@@ -235,7 +237,7 @@ INLINED void multiply(float *sum, uint a[PARTS][STEPS][4], uint b) {
 #undef SETTLE
 #define SETTLE(s) __asm__ volatile("" : LIST("+f", s)::"memory")
 
-/* Lets the other consumer use the tensor cores for a block. */
+/* Passes the tensor cores to the other consumer, for a block. */
 static inline void pass_turn(uint consumer) {
     pass_barrier(TURN + 1 - consumer, 256);
 }
@@ -266,13 +268,13 @@ INLINED void add_blocks(float *sum, const tile *t, uint base, local uchar *arena
 
 /* ---- the result ---- */
 
-/* The result of a work-item: sum[4 j + 2 i] and the next are line `line` + 8 i at columns 8 j + 2
- * (lane mod 4) and the next. */
+/* Where a work-item's sums go: sum[4 j + 2 i] and sum[4 j + 2 i + 1] belong to line `line` + 8 i,
+ * columns `column` + 8 j and `column` + 8 j + 1. */
 typedef struct target {
     global float *at;
     ulong stride;
     uint line, end, column,
-        columns; /* this work-item's first line and column; the ends of lines and columns */
+        columns; /* line, column: this work-item's first; end, columns: of the matrix */
 } target;
 
 static inline target target_of(const shape *s, const tile *t, uint line, global float *c,
@@ -285,8 +287,8 @@ static inline target target_of(const shape *s, const tile *t, uint line, global 
                     s->columns};
 }
 
-/* The first of two columns. Beyond the end it is another column, since conditional loads would wait
- * for each other. */
+/* The first of the two columns of sum[4 j]. Beyond the last column it returns a valid column, since
+ * conditional loads would wait for each other. */
 static inline uint column_of(const target *to, int j) {
     return min(to->column + 8 * j, (to->columns - 1) & ~1u);
 }

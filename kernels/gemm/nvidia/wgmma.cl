@@ -27,15 +27,15 @@
  *
  * Beyond the end of K operands are 0: TMA gives zeros beyond a tensor, and WGRAD clears the rows of
  * the next group in both operands. Lines beyond the end of a group are computed from arbitrary
- * memory and not stored. A consumer without valid lines computes them all the same, so that all
- * work-groups stay at the same K: the tiles of a column then find B in the cache. When one
- * work-group ran ahead, the rest of the round was a quarter slower. The ends in use begin at index
- * `first_end`; if all groups share one weight, the last end makes them one group. Groups below
- * `skip` take no part.
+ * memory and not stored. A consumer whose lines are all beyond the end computes them as well. This
+ * keeps all work-groups at the same K, so that the tiles of a column find B in the cache. When one
+ * work-group ran ahead, the other tiles of its round took a quarter longer. The kernel reads
+ * `group_ends` from index `first_end` on. If all groups share one weight, only the last end is
+ * read, and all rows form one group. Groups below `skip` are not computed.
  *
- * Tiles are taken in columns of GROUP tiles, or of as many as have lines that fit the caches of all
- * SMs, then across. If the last round has tiles for at most half of the work-groups, two
- * work-groups compute each of these tiles, 64 lines each; except in WGRAD.
+ * Tiles are taken down a column of GROUP tiles (for K < 4096: GROUP * 4096 / K), then across. The
+ * lines of such a column fit the caches of all SMs. If the last round has tiles for at most half of
+ * the work-groups, two work-groups compute each of these tiles, 64 lines each; except in WGRAD.
  *
  * With COUNTED a counter assigns the tiles, so that a second launch with the same arguments may
  * compute some of them on units that become free. `counts` [2], initially zeros: the tiles taken,
@@ -50,10 +50,19 @@
  * 384 for each compute unit. Local memory: ARENA bytes (up to 227 KiB; src/device/nvidia/ptx.c
  * replaces 1040 by it), including the ends. Deterministic: the hardware determines the order of a
  * sum; it is the same in every run and at every position of a tile, and no tile depends on another.
- * Required: ORIENTATION (0 to 2 as above), F16 (0 bf16, 1 f16), A_FORMAT, B_FORMAT (quantized, see
- * ahead.h; 4: bf16 or f16 values), COUNTED (0 or 1, 0 with quantized operands), STAGES, OUTS, GROUP
- * (see above, for K = 4096), ARENA, SCATTER (see above; 0: off; with results of 16 bits, FORWARD
- * without a GLU or DGRAD, BETA 0); and the defines of epilogue.h.
+ * Required:
+ *
+ *     ORIENTATION         0 FORWARD, 1 DGRAD, 2 WGRAD
+ *     F16                 operands: 0 bf16, 1 f16
+ *     A_FORMAT, B_FORMAT  the format of a quantized operand (ahead.h); 4: bf16 or f16 values
+ *     COUNTED             0 or 1; 0 with quantized operands
+ *     STAGES, OUTS        stages of the ring; pieces of a warp
+ *     GROUP               tiles in a column of tiles, for K = 4096
+ *     SCATTER             0: off. Otherwise results have 16 bits, BETA is 0, and the GEMM is DGRAD or
+ *                         a FORWARD without a GLU
+ *     ARENA               bytes of local memory
+ *
+ * and the defines of epilogue.h.
  */
 #if !defined(ORIENTATION) || !defined(F16) || !defined(STAGES) || !defined(OUTS) ||                \
     !defined(GROUP) || !defined(A_FORMAT) || !defined(B_FORMAT) || !defined(COUNTED) ||            \
@@ -126,14 +135,14 @@ typedef struct tile {
 #include "gemm/nvidia/epilogue.h"
 typedef struct shape {
     uint skip, groups, lines, columns,
-        k_size; /* groups [skip, groups); lines only in WGRAD, k_size only in the others */
+        k_size; /* computes groups [skip, groups). WGRAD ignores k_size; FORWARD and DGRAD ignore lines */
 } shape;
 
 #include "gemm/nvidia/ahead.h"
 #include "gemm/nvidia/wgmma.h"
 
-/* Clears rows from `k_size` on of what a consumer multiplies: its box of A and all boxes of B. The
- * other consumer clears B as well, so that neither waits for the other. */
+/* Clears the rows from `k_size` on in the boxes that a consumer multiplies: its own box of A and
+ * all boxes of B. Both consumers clear B, so that neither waits for the other. */
 static inline void clear_rows(local uchar *stage, uint k_size, uint consumer) {
     for (uint box = 1; box < 6; box++)
         for (uint at = k_size * 128 + get_local_id(0) % 128 * 16; at < BOX_BYTES; at += 128 * 16)
@@ -175,7 +184,7 @@ static inline uint word_at(uint line, uint word, int type) {
     return line * 128 + (word ^ (type == IS_F32 ? line % 4 * 2 : line % 8)) * 16;
 }
 
-/* Puts the results of a piece into local memory, rounded. */
+/* Rounds the results of a piece and stores them in local memory. */
 INLINED void put_piece(const float *sum, int type, local uchar *piece, uint piece_at) {
     const uint lane = lane_again();
     if (type == IS_F32) {
@@ -195,8 +204,8 @@ INLINED void put_piece(const float *sum, int type, local uchar *piece, uint piec
     }
 }
 
-/* With SCATTER: the addresses of the lines of which a thread stores words: every fourth of a warp's
- * 16 lines, from lane / 8 on. */
+/* With SCATTER: loads the addresses of the four lines of which a thread stores words. They are
+ * every fourth of the warp's 16 lines, from lane / 8 on; 0 beyond `end`. */
 static inline void find_lines(ulong addresses[4], int line, int end, global const ulong *table) {
     line += lane_again() / 8;
     UNROLL_FOR(int i = 0; i < 4; i++)
@@ -241,7 +250,8 @@ INLINED void store_lines(const float *sum, int first, int last, local uchar *pie
     }
 }
 
-/* Inlined in spite of its length: with a call, wgmma would not be asynchronous. */
+/* Computes the tiles of a consumer. Inlined despite its length: in a called function, wgmma would
+ * not be asynchronous. */
 INLINED void consume(shape s, uint base, local uchar *arena, epilogue e, global uchar *c,
                      ulong ldc) {
     const uint consumer = get_local_id(0) / 128 - 1, warp = get_local_id(0) % 128 / 32;
@@ -272,7 +282,7 @@ INLINED void consume(shape s, uint base, local uchar *arena, epilogue e, global 
                 clear_rows(arena + stage * STAGE_BYTES, t.k_size - k, consumer);
             multiply(sum, matrix_at(a + consumer * BOX_BYTES, TRANSPOSED_A),
                      matrix_at(a + A_BYTES, TRANSPOSED_B));
-            wgmma_wait(1); /* for the block before this one */
+            wgmma_wait(1); /* waits for the GEMM of the previous block */
             if (k > 0)
                 release_stage(base + EMPTY_AT + (step - 1) % STAGES * 8);
         }

@@ -13,7 +13,7 @@ typedef struct walk {
     uint group, first, last, base;
 } walk;
 
-/* 0 if the old values stay unchanged. */
+/* The number of tiles along the lines of a group; 0 if the old values stay unchanged. */
 static inline uint tiles_down(const shape *s, const walk *w) {
     const bool all = ORIENTATION == WGRAD ? BETA != 1 || w->last > w->first : false;
     return ((all ? s->lines : w->last - w->first) + LINES - 1) / LINES;
@@ -106,12 +106,12 @@ static inline tile describe(const shape *s, const walk *w, corner at, int k_size
 /* Starts the load of 64 columns of a tile's old values, part `nth` of them. */
 static inline void load_old(const tile *t, int nth, ulong map_c, uint to, uint full) {
     expect(full, OLD_BOXES * OLD_BYTES);
-    UNROLL_FOR(int i = 0; i < OLD_BOXES; i++) /* in units of 16 bits */
+    UNROLL_FOR(int i = 0; i < OLD_BOXES; i++) /* columns in units of 16 bits */
         load_box(to + i * OLD_BYTES, map_c, (t->column + nth * 64) * OLD_BOXES + i * 64, t->line, 0,
                  full);
 }
 
-/* The next tile; `t` if there is no counter. */
+/* Takes the next tile from the counter; without a counter, returns t. */
 static inline uint take_tile(uint t, global uint *counts) {
     return COUNTED ? add_global(counts, 1) : t;
 }
@@ -183,6 +183,6 @@ static inline void skip_tile(uint base, uint step, uint count, uint consumer) {
             await(base + FULL_AT + 8 * (step % STAGES), step / STAGES);
             release_stage(base + EMPTY_AT + 8 * (step % STAGES));
         }
-    /* else a work-item could be two rounds ahead, and mistake one round for another */
+    /* without this barrier a work-item could be two rounds ahead, and mistake one for the other */
     barrier_of(1 + consumer, 128);
 }
