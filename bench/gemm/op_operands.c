@@ -68,7 +68,7 @@ moert_status op_operands_make(op_operands *o) {
     MOERT_TRY(MOERT_NEW_ARRAY(&o->scale_of, BENCH_PATTERN));
     for (size_t i = 0; i < BENCH_PATTERN; i++) {
         const double uniform = moert_rng_uniform(o->seed, 0, i);
-        const uint32_t bits = type == MOERT_DTYPE_E2M1 /* any two elements in a byte */
+        const uint32_t bits = type == MOERT_DTYPE_E2M1 /* a byte of two random elements */
                                   ? (uint32_t)(256.0 * uniform)
                                   : moert_dtype_encode(type, (float)(2.0 * uniform - 1.0));
         uint32_t scale;

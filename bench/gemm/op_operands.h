@@ -26,7 +26,7 @@ typedef struct op_shape {
 } op_shape;
 
 /* Operands of a form and a shape: x[rows,k], weight[experts,n,k], y[rows,n] and the inputs of an
- * epilogue. Each starts with element 0 of the patterns. */
+ * epilogue. Each operand starts with element 0 of the patterns. */
 typedef struct op_operands {
     moert_device *device;
     const op_form *form;

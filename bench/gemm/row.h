@@ -24,6 +24,6 @@ bool bench_row_holds(const bench_row *row); /* whether the ratio reaches its goa
 
 void bench_report_titles(void);
 void bench_report_row(const bench_row *row);
-/* Prints one of several backends in a line; `first` prints the shape before it. */
+/* Prints the result of one backend in a line of several; with `first`, also the shape before it. */
 void bench_report_backend(const bench_row *row, bool first);
 moert_status bench_report_add(bench_rows *rows, const bench_row *row);

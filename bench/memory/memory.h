@@ -70,7 +70,7 @@ typedef struct bench_pair {
  */
 typedef struct bench_kernel {
     double (*bytes)(const bench_sizes *of);
-    /* NULL, or makes inputs of the kernel; not timed */
+    /* makes inputs of the kernel, not timed; or NULL */
     moert_status (*begin)(const bench_memory *memory);
     moert_status (*run)(const bench_memory *memory);
     /* *pair = an element of the result after one run, chosen by a random number in [0, 1), and its

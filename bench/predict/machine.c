@@ -12,7 +12,8 @@ static moert_status bad(const char *path, const char *field, const char *why) {
     return MOERT_FAIL(ERROR_FORMAT, "%s: '%s' %s", path, field, why);
 }
 
-/* Reads a number >= 0, or > 0 with `positive`. A missing one becomes `standard`, unless that is NAN. */
+/* Reads a number >= 0, or > 0 with `positive`. A missing number becomes `standard`, or is an error
+ * if `standard` is NAN. */
 static moert_status read_number(const char *path, const json_t *object, const char *field,
                                 double standard, bool positive, double *value) {
     const json_t *found = json_object_get(object, field);

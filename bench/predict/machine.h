@@ -63,8 +63,8 @@ typedef struct bench_machine {
     size_t gemms;
 } bench_machine;
 
-/* Errors: ERROR_IO, ERROR_FORMAT (names the file and the field), ERROR_MEMORY. Free it, also after
- * a failure. */
+/* Errors: ERROR_IO, ERROR_FORMAT (names the file and the field), ERROR_MEMORY. The caller frees the
+ * machine, also after a failure. */
 moert_status bench_machine_read(const char *path, bench_machine *machine);
 moert_status bench_machine_write(const bench_machine *machine, const char *path);
 void bench_machine_free(bench_machine *machine);

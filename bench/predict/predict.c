@@ -134,7 +134,7 @@ static bool pushes(const setting *s) {
     return strcmp(s->w->type, "bf16") == 0 && s->w->result_bytes == 2.0;
 }
 
-/* Over the links of a node. A device stores rows for local experts at the same time. */
+/* An exchange over the links of a node. A device stores rows for local experts at the same time. */
 static exchange_cost cost_links(const setting *s, bool backward, bool dispatch, double width) {
     const double away = ((double)s->w->ep - 1.0) / (double)s->w->ep;
     const double uneven = s->spread.largest_rank;

@@ -78,8 +78,8 @@ void dispatch_barrier(WINDOW window, WINDOW slots, global const uint2 *destinati
         fan_out_piece(i, row_of(window, (uint2)(m.rank, 0), args.stride), args);
 }
 
-/* A row group's part of a combine. c.bf16 arrives false; each branch sets it to a constant, so that
- * the compiler specialises both. */
+/* A row group's part of a combine. c.bf16 is false on entry; each branch sets it to a constant, so
+ * that the compiler specialises both. */
 INLINED void combine_part(role p, WINDOW slots, global float *slot_target, combining c) {
     for (uint i = p.nth * MOERT_ITEMS + item_index(); slots != 0 && i < c.args.slots;
          i += p.row_groups * MOERT_ITEMS)

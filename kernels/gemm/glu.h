@@ -27,7 +27,7 @@ static inline vec sigmoid(vec x) {
 
 MOERT_ACTIVATE(vec, sigmoid)
 
-/* Clamps by the limit; NaN passes. */
+/* Clamps gates and ups by the limit; a NaN stays NaN. */
 static inline pair clamp_pair(pair x, vec limit) {
     return (pair){x.g > limit ? limit : x.g, x.u > limit ? limit : (x.u < -limit ? -limit : x.u)};
 }

@@ -95,7 +95,7 @@ KERNEL void op_store_rows(global const uint *ends, global const float *acc,
 #define AMAX_ITEMS 1024 /* items that reduce the rows of a group */
 #endif
 
-/* The maximum; a NaN stays. */
+/* The larger value, or NaN if either value is NaN. */
 static inline float higher(float top, float x) {
     return x > top || isnan(x) ? x : top;
 }

@@ -9,7 +9,7 @@ typedef struct job {
     global const uint *ends;
     global const float *x; /* with RUNS: only the odd runs of args.x_runs columns count */
     global uchar *q, *scale;
-    global const float *amax, *whole; /* A or null, G or null (1), of the tensor or of each group */
+    global const float *amax, *whole; /* null, one value, or (args.group_scales) one per group */
     global const float *norm;         /* or null */
     moert_quantize_args args;
 } job;

@@ -189,8 +189,8 @@ static inline vec add_chosen(vec d, vec slope, const slots *own, int e) {
 }
 
 /* Stores the part of dl[E] that reaches every expert: from both losses, and the softmax's -s *
- * through; z = z_factor * lse. Zeros for a bad token. On GPUs it also adds the slots' part, so that
- * dl is not read again. */
+ * through; z = z_factor * lse. Stores zeros unless `good`. On GPUs it also adds the slots' part, so
+ * that dl is not read again. */
 static void row_dense(global const float *l, global const float *s, global const float *aux,
                       int experts, int score, float through, float z, float lse, bool good,
                       const slots *own, global float *dl, local float *row_group) {

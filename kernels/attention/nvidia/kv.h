@@ -79,7 +79,7 @@ INLINED uint consume(place at, tensors t, uint base, local const uchar *arena, u
         wgmma_wait(0); /* until here wgmma reads the registers of `dweights` */
         release_stage(base, step);
     } while (++step < (uint)steps);
-    /* round.cl multiplied q by scale / log 2, of which LN2 leaves scale */
+    /* round.cl multiplied q by scale / log 2; the factor LN2 leaves scale */
     const float factor[2] = {LN2, LN2}, one[2] = {1.0f, 1.0f};
     store_rows(dksums, factor, at, opaque(first), at.kv_heads, t.result);
     store_rows(dvsums, one, at, opaque(first), at.kv_heads, t.other);

@@ -70,7 +70,7 @@ static inline uint unit_pair(int format) {
     return UNIT(format) * 0x00800080u;
 }
 
-/* A scale as bf16, twice. */
+/* A scale as bf16, in both halves of a word. */
 static inline uint scale_pair(int format, uint code) {
     if (format == E2M1_E4M3) {
         const uint pair = ((code & 0x80) << 8 | (code & 0x7F) << 4) * 0x10001u;
@@ -123,7 +123,8 @@ static inline uint4 move_halves(uint payload) {
                    permute_bytes(a, b, 0x7632), permute_bytes(c, d, 0x7632));
 }
 
-/* Moves four elements of 4 bits in the low halves of bytes. */
+/* Moves the bits of four E2M1 elements to their positions in bf16. The elements are the low halves
+ * of the bytes of `payload`. */
 static inline uint2 move_low_halves(uint payload) {
     return pair_up((payload << 4 & 0x80808080u) | (payload >> 2 & 0x01010101u),
                    payload << 6 & 0xC0C0C0C0u);
