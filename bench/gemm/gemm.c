@@ -19,7 +19,7 @@ const char *bench_op_name(bench_op op) {
     return names[op];
 }
 
-/* The expert's rows, in relation to the other experts'. */
+/* The relative number of rows of expert e. */
 static double weight_of(const bench_problem *p, uint64_t seed, size_t e) {
     if (!p->ragged)
         return 1.0;

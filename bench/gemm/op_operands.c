@@ -231,7 +231,7 @@ static double product_of(const op_operands *o, const element *of, size_t i) {
                : row_value(o, line, i, k) * weight_value(o, e, column, i);
 }
 
-/* The element's sum. Adds the products' magnitudes to *size. */
+/* Returns the element's sum, and adds the magnitudes of its summands to *size. */
 static double sum_of(const op_operands *o, element of, double *size) {
     const bool wgrad = of.kind == MOERT_OP_GEMM_WGRAD, dgrad = of.kind == MOERT_OP_GEMM_DGRAD;
     const size_t last = wgrad ? o->ends[of.e] : dgrad ? o->of.n : o->of.k;

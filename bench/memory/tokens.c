@@ -13,7 +13,7 @@ static moert_status copy_input(const bench_memory *b) {
     return moert_buffer_copy(b->in[0], 0, b->out[0], 0, moert_buffer_bytes(b->in[0]));
 }
 
-/* ---- in place, from in[0] ---- */
+/* ---- kernels that work in place, on a copy of in[0] ---- */
 
 static double in_place_bytes(const bench_sizes *s) {
     return 2.0 * bench_token_bytes(s);

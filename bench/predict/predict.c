@@ -235,7 +235,8 @@ static double sums(const setting *s) {
 
 /* ---- a pass ---- */
 
-/* Seconds of the exchange that compute hides: by chunks or, over links, by the GEMMs of `last`. */
+/* Seconds of the exchange that overlap with compute: with chunks, with `work` seconds of it; over
+ * links, with the last GEMM, of `last` seconds. */
 static double hidden_seconds(const setting *s, bool backward, const exchange_cost *c,
                              double exchange, double work, double last) {
     const bool links = s->w->engine == BENCH_WINDOW && s->m->linked && s->w->ep > 1;

@@ -4,8 +4,8 @@
  *
  * A work-group of 16 x 16 items owns OWN positions of one head of one sequence: queries in
  * attention_forward and attention_backward_q, keys in attention_backward_kv. It passes over the
- * rows of the other side in blocks of 64, starting with the first row that the causal mask lets
- * through:
+ * keys (attention_backward_kv: the queries), called the others below, in blocks of 64, starting
+ * with the first row that the causal mask lets through:
  *
  *                64 others
  *             +------------+
@@ -31,7 +31,7 @@
 #include "attention/gpu.h"
 #include "attention/place.h"
 
-/* Turns the scores of the others from `other` on into exp(score - running maximum), and rescales
+/* Turns the scores of the keys from `other` on into exp(score - running maximum), and rescales
  * total and sums when the maximum grows. */
 INLINED void softmax_block(float score[R][4], int query, int other, float scale, float maximum[R],
                            float total[R], float4 sums[SLICES][R], local float4 *w) {

@@ -101,7 +101,8 @@ INLINED void score_gemm(global const float *a, size_t a_stride, int a_count, glo
     }
 }
 
-/* Stores p or ds as the weights for weighted_sum, after all items have read the previous ones. */
+/* Stores p or ds as the weights for weighted_sum, after all items have read the previous
+ * weights. */
 INLINED void put_weights(float p[R][4], local float4 *w) {
     barrier(CLK_LOCAL_MEM_FENCE);
     UNROLL_FOR(int i = 0; i < R; i++)

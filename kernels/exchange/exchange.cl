@@ -11,22 +11,22 @@
  *                   or `capacity` or more
  *   combine_rows    target[t, i] = sum over k of weight[t,k] * window of rank(t,k) [row(t,k), i],
  *                   by fma from 0 in order of k
- *   combine_bf16   combine_rows of bf16 rows, with two values in the space of a float
+ *   combine_bf16    combine_rows of bf16 rows, with two values in the space of a float
  *   sum_rows, sum_bf16
- *                   as combine_*, but slot (t,k) reads row t K + k of this rank's window, to which the slot's
- *                   owner has sent it. If owners have summed (chain > 1), only a token's first slot
- *                   of each rank is read. (REMOTE = 0)
+ *                   as combine_*, but slot (t,k) reads row t K + k of this rank's window, to which
+ *                   the slot's owner has sent it. If owners have summed (chain > 1), only a token's
+ *                   first slot of each rank is read. (REMOTE = 0)
  *   gather_rows     packed[i, 0..width) = window of rank(i) [row(i), 0..width), (rank, row) =
  *                   from[i]
  *   dispatch_slots  the cell at row(t,k) of rank(t,k) = what the owner needs of slot (t,k), see
  *                   below
  *   combine_slots   target[t,k] = the float at the start of row(t,k) of rank(t,k); 0 if dropped
- *   find_addresses     place[row] = the destination address of this row: row t K + k of the window of
+ *   find_addresses  place[row] = the destination address of this row: row t K + k of the window of
  *                   the rank that the row's cell names; 0 if the cell is not valid. (REMOTE = 1)
- *   send_rows       sends each row to its destination address. If chain > 1, only the row of a token's first
- *                   slot here is sent, plus those of its other slots here, in order of k.
+ *   send_rows       sends each row to its destination address. If chain > 1, sends only the row of
+ *                   a token's first slot here, plus those of its other slots here, in order of k.
  *                   (REMOTE = 1)
- *   send_bf16      send_rows of bf16 rows; each sum is rounded once. (REMOTE = 1)
+ *   send_bf16       send_rows of bf16 rows; each sum is rounded once. (REMOTE = 1)
  *
  * source, target [T,width]; weight [T,K]; destination [T,K] pairs (rank, row), rank DROPPED for a
  * slot that takes no part. A window's rows lie `stride` floats apart, a multiple of 16, and start

@@ -16,9 +16,9 @@
  *         |   o   |   | 4x4  | 4x4  |
  *         +-------+   +------+------+
  *
- * A quad is 4 neighbouring values. For each K index an item reads one quad in each half of the lines
- * and one in each half of the columns, so that neighbouring items read neighbouring quads. With LINES
- * below 128 the lines are not halved; with LINES = 32 the columns are not halved either.
+ * A quad is 4 neighbouring values. For each K index an item reads one quad in each half of the
+ * lines and one in each half of the columns, so that neighbouring items read neighbouring quads.
+ * With LINES below 128 the lines are not halved; with LINES = 32 the columns are not halved either.
  *
  * In local memory the index of a quad is exclusive-ored with bits of its index along K
  * (quad_index). An operand whose K values are neighbours in global memory is transposed when it is
@@ -44,8 +44,7 @@
 #define COLUMNS    128
 #define GPU_KERNEL __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
 
-#define LINE_QUADS                                                                                 \
-    (LINES == 128 ? 2 : 1) /* quads that an item reads of the lines; of the columns */
+#define LINE_QUADS   (LINES == 128 ? 2 : 1) /* quads of A, and of B, that an item reads */
 #define COLUMN_QUADS (LINES == 32 ? 1 : 2)
 #define ACROSS       (COLUMNS / 4 / COLUMN_QUADS) /* items along the columns of a tile */
 #define DOWN         (LINES / 4 / LINE_QUADS)     /* items along the lines of a tile */

@@ -124,7 +124,7 @@ KERNEL void sum_squares(global const float *restrict x, global const ulong *rest
                         global real *restrict sum, moert_squares_args args) {
     local real items[MOERT_ITEMS];
     ulong block = args.first_block + get_group_id(0);
-    uint tensor = args.first_tensor; /* the last one whose blocks begin at or before this block */
+    uint tensor = args.first_tensor; /* the last tensor that begins at or before `block` */
     for (uint above = args.last; above - tensor > 1;) {
         uint middle = tensor + (above - tensor) / 2;
         if (table[3 * middle + 2] <= block)

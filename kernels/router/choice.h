@@ -50,8 +50,8 @@ static inline uint extreme(bool larger, uint a, uint b) {
 #endif
 }
 
-/* Items that share a list have ranks in it. Two items whose ranks differ only in bit v have numbers
- * that differ in these bits. */
+/* Each item has a rank among the items that share its list. Two items whose ranks differ only in
+ * bit v have numbers that differ in these bits. */
 #define RANK_BIT(v) (((v) | 2 * (v)) & (SLOTS - 1))
 
 /* One step of merge_across(): orders keys between items whose ranks differ in bit v. That bit of an

@@ -6,8 +6,8 @@
  *   v = fma(beta[g], old value, v), unless beta[g] is 0;
  *                      if K is 0 (WGRAD: no rows), beta[g] times the old value
  *
- * With GLU, half of the columns are gates and half are up projections. A thread holds both of a
- * column of h:
+ * With GLU, half of the columns are gates and half are up projections. A thread holds the gate and
+ * the up projection of each of its columns of h:
  *
  *   v = sum alpha[g], with a bias fma(sum, alpha[g], bias[g,column]), stored if V is 1
  *   h = factor[line] (clamp(u, -limit, limit) + offset) a(min(g, limit))             (glu.h)

@@ -58,8 +58,8 @@
  *     COUNTED             0 or 1; 0 with quantized operands
  *     STAGES, OUTS        stages of the ring; pieces of a warp
  *     GROUP               tiles in a column of tiles, for K = 4096
- *     SCATTER             0: off. Otherwise results have 16 bits, BETA is 0, and the GEMM is DGRAD or
- *                         a FORWARD without a GLU
+ *     SCATTER             0: off. Otherwise results have 16 bits, BETA is 0, and the GEMM is
+ *                         DGRAD, or FORWARD without a GLU
  *     ARENA               bytes of local memory
  *
  * and the defines of epilogue.h.
@@ -135,7 +135,7 @@ typedef struct tile {
 #include "gemm/nvidia/epilogue.h"
 typedef struct shape {
     uint skip, groups, lines, columns,
-        k_size; /* computes groups [skip, groups). WGRAD ignores k_size; FORWARD and DGRAD ignore lines */
+        k_size; /* groups from skip on; k_size not in WGRAD, lines only in WGRAD */
 } shape;
 
 #include "gemm/nvidia/ahead.h"
