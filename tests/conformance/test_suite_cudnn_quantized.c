@@ -70,7 +70,7 @@ static double alpha_of(size_t i) {
     return alphas[i % 4];
 }
 
-/* Makes cuDNN's operands. No alpha is 0, as that would hide a group. */
+/* Makes cuDNN's operands. No alpha is 0, which would make any result of its group 0. */
 static ops_bytes make(const moert_op_options *o, const uint32_t *ends, double (*prob)(size_t)) {
     ops_bytes data = ops_bytes_make(o, ends);
     data.spread = true;
@@ -89,7 +89,7 @@ static ops_bytes make(const moert_op_options *o, const uint32_t *ends, double (*
 static void check(const char *what, const moert_op_options *o, const uint32_t *ends,
                   double (*prob)(size_t), size_t count) {
     moert_op_options copy = *o;
-    /* otherwise operands have so few bits that sums are exact */
+    /* without bias and FP8 operands, values have so few bits that sums are exact */
     const bool rounds = o->bias || is_fp8(ops_first_operand(&copy)->how.format);
     for (size_t b = 0; b < count; b++) {
         ops_bytes data = make(o, ends, prob);
@@ -108,7 +108,7 @@ TEST(test_glu_grid) {
     for (size_t i = 0; i < (size_t)FORMATS * 2 * 2; i++) {
         const moert_format format = formats[i % FORMATS];
         const bool second = i / FORMATS % 2 == 1, bias = i / FORMATS / 2 == 1;
-        /* by default one case of each format, and each of `second` and `bias` once */
+        /* by default, one case of each format; each value of `second` and of `bias` occurs */
         if (suite_skips(bias != (i % 2 == 1) || second != (i / 2 % 2 == 1)))
             continue;
         moert_op_options o = describe(MOERT_OP_GLU, format, 512, 512, second);
@@ -120,13 +120,13 @@ TEST(test_glu_grid) {
     }
 }
 
-/* Groups of 128, 320 and 96 rows, padded. With prob 0, c is as with any other and d is 0. */
+/* Groups of 128, 320 and 96 rows, padded. prob = 0 does not change c, and makes d 0. */
 TEST(test_rectangular_glu_and_zero_prob) {
     static const uint32_t ends[] = {256, 768, 1024};
     for (size_t i = 0; i < FORMATS * 2; i++) {
         moert_op_options o = describe(MOERT_OP_GLU, formats[i % FORMATS], 384, 192, true);
         o.groups = 3;
-        o.bias = i / FORMATS == 1; /* no tile divides its columns */
+        o.bias = i / FORMATS == 1; /* no tile divides the number of columns */
         o.bias_type = i % 2 == 0 ? MOERT_DTYPE_F16 : MOERT_DTYPE_F32;
         check("zero prob", &o, ends, o.bias ? integer : zero, i == 0 || i == 2 ? 2 : 1);
     }
@@ -134,7 +134,7 @@ TEST(test_rectangular_glu_and_zero_prob) {
 
 /* ---- discrete ---- */
 
-/* k-major and n-major weights, stacked and discrete, give the same bits. */
+/* K-major and N-major weights, stacked or discrete, give the same bits. */
 TEST(test_discrete_weights_of_either_major_give_the_bits_of_the_stack) {
     for (size_t i = 0; i < (size_t)FORMATS * 2 * 2; i++) {
         const moert_format format = formats[i % FORMATS];
@@ -144,7 +144,7 @@ TEST(test_discrete_weights_of_either_major_give_the_bits_of_the_stack) {
         moert_op_options o = describe(kind, format, 192, 320, true);
         const uint32_t ends[L] = {0, 256, 512, 512};
         o.rows = 512;
-        o.weight.scales = MOERT_SCALES_TILED; /* as discrete weights need */
+        o.weight.scales = MOERT_SCALES_TILED; /* discrete weights need tiled scales */
         o.glu = i / FORMATS / 2 == 0 ? swiglu : geglu;
         o.bias = kind == MOERT_OP_GLU;
         o.dbias = kind == MOERT_OP_DGLU;
@@ -167,7 +167,8 @@ TEST(test_quant_grid) {
     for (size_t i = 0; i < FORMATS * 2; i++) {
         moert_op_options o =
             describe(MOERT_OP_GEMM_FORWARD, formats[i % FORMATS], 512, 512, i / FORMATS == 0);
-        if (i / FORMATS == 1) { /* cuDNN's prob of a bias; its suite has no such test with amax */
+        /* bias_scale is cuDNN's prob of a bias, which its suite never tests with amax */
+        if (i / FORMATS == 1) {
             o.prob = o.amax = false;
             o.bias = o.bias_scale = true;
         }
@@ -186,7 +187,7 @@ TEST(test_quant_of_alpha_0_is_0) {
         ops_bytes data = make(&o, ends, integer);
         put_all(&data, MOERT_OP_BUFFER_alpha, o.groups, zero);
         const ops_exact want = ops_exact_run("alpha 0", suite_backends[i % 2], &data, OPS_NEAR);
-        /* a sum of 0 may have no error */
+        /* a sum of zeros is exact: neither value nor tolerance may differ from 0 */
         for (size_t at = 0; at < ends[2]; at++)
             assert_true(want.result[at * o.n] == 0.0 && want.slack[at * o.n] == 0.0);
         for (size_t g = 0; o.amax && g < o.groups; g++)
@@ -200,7 +201,7 @@ TEST(test_dglu_grid) {
     for (size_t i = 0; i < (size_t)FORMATS * 4; i++) {
         const moert_format format = formats[i % FORMATS];
         const size_t variant = i / FORMATS;
-        if (suite_skips(i % 5 != 0)) /* by default each format and variant once */
+        if (suite_skips(i % 5 != 0)) /* by default, each format and each variant occurs once */
             continue;
         moert_op_options o = describe(MOERT_OP_DGLU, format, 512, 256, variant % 2 == 1);
         o.weight.how.transposed = variant % 2 == 1;
@@ -214,7 +215,7 @@ TEST(test_dglu_grid) {
     }
 }
 
-/* With prob 0 the gradient of c is 0, and that of prob is not. */
+/* With prob = 0, the gradient of c is 0 and the gradient of prob is not 0. */
 TEST(test_dglu_of_prob_0) {
     static const uint32_t ends[] = {96, 416, 544};
     for (size_t i = 0; i < FORMATS * 2; i++) {
@@ -233,7 +234,7 @@ TEST(test_dglu_of_prob_0) {
     }
 }
 
-/* ---- any sizes ---- */
+/* ---- groups of any size ---- */
 
 /* Executes one op with groups of several sizes, and checks that it builds no program after the
  * first. */

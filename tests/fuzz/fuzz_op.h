@@ -14,8 +14,9 @@
 enum {
     FIELD_EDITS = 4,
     BUFFER_EDITS = 3,
-    AT_FIELDS = 0, /* edits of fields: their number, then field and value of each */
-    AT_BUFFERS = AT_FIELDS + 1 + 2 * FIELD_EDITS, /* likewise buffer and change */
+    AT_FIELDS = 0, /* the number of field edits, then field and value of each */
+    /* the number of buffer edits, then buffer and change of each */
+    AT_BUFFERS = AT_FIELDS + 1 + 2 * FIELD_EDITS,
     AT_KIND = AT_BUFFERS + 1 + 2 * BUFFER_EDITS,
     AT_GROUPS,
     AT_ROWS,
@@ -27,8 +28,8 @@ enum {
     AT_STRIDES = AT_TYPES + 2,
     AT_GLU,
     AT_INTERLEAVE,
-    AT_QUANTIZED, /* which operands */
-    AT_HOW,       /* 4 operands of 2 bytes */
+    AT_QUANTIZED, /* the operands that are quantized */
+    AT_HOW,       /* 2 bytes for each of 4 operands */
     AT_ROW_MULTIPLE = AT_HOW + 8,
     AT_BACKEND,
     AT_CALLS,
@@ -49,7 +50,7 @@ static inline unsigned fuzz_byte(const fuzz_input *in, size_t at) {
     return at < in->count ? in->bytes[at] : 0;
 }
 
-/* The number of edits that a byte stands for. */
+/* Returns the number of edits that a byte of the input requests, at most `most`. */
 static inline size_t fuzz_edits(unsigned byte, size_t most) {
     const size_t wanted = byte < 64 ? 0 : byte < 144 ? 1 : byte < 208 ? 2 : 4;
     return wanted < most ? wanted : most;
@@ -64,7 +65,7 @@ bool fuzz_describe(const fuzz_input *in, moert_op_options *options);
 /* The buffers of one execute; they wrap guarded host memory. */
 typedef struct fuzz_buffers {
     moert_op_buffers of;
-    bool sound; /* all buffers are as the description needs them, and ends are legal */
+    bool sound; /* all buffers have the required sizes, and ends are legal */
 } fuzz_buffers;
 
 /* Makes the buffers of an op; false if they would be too large. `other` is another device. */

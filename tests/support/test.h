@@ -1,8 +1,7 @@
 /*
  * Shared by all tests: assertions that print the library's message, a device with guarded buffers,
- * random values, comparisons with float64 oracles. For files see files.h, for several ranks mpi.h.
- *
- * A failing assertion ends the running cmocka test.
+ * random values, comparisons with float64 oracles. files.h has helpers for files, mpi.h for several
+ * ranks. A failing assertion ends the running cmocka test.
  */
 #pragma once
 
@@ -42,8 +41,8 @@ bool failed_with(moert_status got, moert_status wanted, const char *text);
 /* ---- tests ---- */
 
 /*
- * TEST(name) { ... } defines a test; a program runs its tests in the order of their lines.
- * TEST_WITH has a fixture; `begin` or `end` may be NULL. The test gets the *state that `begin` set.
+ * TEST(name) { ... } defines a test. A program runs its tests in the order of the source. TEST_WITH
+ * adds a fixture; `begin` or `end` may be NULL. The test gets the *state that `begin` set.
  */
 #define TEST(name) TEST_WITH(name, NULL, NULL)
 #define TEST_WITH(name, begin, end)                                                                \
@@ -64,7 +63,7 @@ typedef struct test_row {
         return run_file(__FILE__, begin, end);                                                     \
     }
 int run_file(const char *file, CMFixtureFunction begin, CMFixtureFunction end);
-/* The same for tests in a table. */
+/* Runs the tests of a table inside a group fixture. */
 int run_table(const char *name, const struct CMUnitTest *tests, size_t count,
               CMFixtureFunction begin, CMFixtureFunction end);
 /* Runs all tests on the test device; on a Hopper GPU once more with GEMMs by mma.sync. */
@@ -77,7 +76,7 @@ int run_tensor_forms(const char *file);
  * stay.
  */
 
-/* Zeroed memory; never NULL. */
+/* Returns zeroed memory, never NULL. */
 void *test_alloc(size_t bytes);
 /* Formats a text as printf does, for titles of comparisons. */
 const char *titled(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -86,10 +85,11 @@ moert_buffer *test_buffer(size_t bytes);
 /* Makes the running test own `thing`, to be released by release(thing); returns it. */
 void *owned(void *thing, void (*release)(void *));
 moert_buffer *owned_buffer(moert_buffer *buffer);
-/* Releases all of it now: before a device closes, or after a part of a large loop. */
+/* Releases everything that the running test owns: before a device closes, or within a large
+ * loop. */
 void release_owned(void);
-/* Releases what the test has owned since owned_count() was `count`: after one large case of a
- * table. */
+/* release_since() releases everything that the test has come to own since owned_count() returned
+ * `count`, for example after one large case of a table. */
 size_t owned_count(void);
 void release_since(size_t count);
 
@@ -112,16 +112,17 @@ int close_test_device(void **state);
 /* True if the device has the tensor cores of Hopper GPUs; if not, prints `otherwise`. */
 bool has_hopper(const char *otherwise);
 
-/* The same for NVIDIA's tensor cores from compute capability 8.0 on. */
+/* True if the device is an NVIDIA GPU of compute capability 8.0 or later; if not, prints
+ * `otherwise`. */
 bool has_tensor_cores(const char *otherwise);
 
 /* Runs a kernel on a buffer: x[n] += x[n]. */
 moert_status run_twice(moert_buffer *x, size_t n);
 
-/* A buffer with a copy of `bytes` of host memory, followed by a guard. */
+/* Returns a buffer with a copy of `bytes` of host memory, followed by a guard. */
 moert_buffer *upload(const void *source, size_t bytes);
 moert_buffer *upload_floats(const float *source, size_t n);
-/* The same with n doubles, rounded to floats. */
+/* Returns a guarded buffer of n doubles, rounded to floats. */
 moert_buffer *upload_doubles(const double *source, size_t n);
 /* A guarded buffer of n floats, all NaN. */
 moert_buffer *unset_floats(size_t n);
@@ -129,9 +130,11 @@ moert_buffer *unset_floats(size_t n);
 /* The content of a guarded buffer as a new array; fails if the guard has changed. */
 void *download(const moert_buffer *buffer, size_t bytes);
 float *download_floats(const moert_buffer *buffer, size_t n);
-/* The same into an array of the caller. */
+/* Copies the content of a guarded buffer into the caller's array; fails if the guard has
+ * changed. */
 void download_into(const moert_buffer *buffer, void *target, size_t bytes);
-/* The same with floats that are F32, F16 or BF16 on the device. */
+/* Upload and download of guarded buffers whose elements are f32, f16 or bf16; the host has
+ * floats. */
 moert_buffer *upload_as(const float *values, size_t count, moert_dtype type);
 void download_as(const moert_buffer *buffer, float *values, size_t count, moert_dtype type);
 /* A guarded buffer of n bf16 values, all NaN. */
@@ -141,7 +144,7 @@ void assert_bf16(const char *what, const moert_buffer *bf16, const float *floats
 
 /* ---- values ---- */
 
-/* n floats, uniform in [-scale, scale), of stream `stream`. */
+/* Returns n floats, uniform in [-scale, scale), of random stream `stream`. */
 float *random_floats(size_t n, float scale, uint64_t stream);
 
 /* Returns draw(key, stream, i), where draw is moert_rng_uniform or moert_rng_normal. Keeps the
@@ -157,7 +160,7 @@ float *to_floats(const double *values, size_t n);
 /* n floats as doubles. */
 double *to_doubles(const float *values, size_t n);
 
-/* n normally distributed values of stream `name`, exact in float32. */
+/* Returns n normally distributed values of random stream `name`, exact in float32. */
 double *random_doubles(const char *name, size_t n);
 
 /* ---- comparisons; NaN equals nothing, except in assert_same_bits ---- */
@@ -176,7 +179,7 @@ void assert_near(const char *what, const float *got, const double *want, size_t 
 /* The n floats have the same bits. */
 void assert_same_bits(const char *what, const float *got, const float *want, size_t n);
 
-/* The same for the content of guarded buffers. */
+/* Compares the content of a guarded buffer, as assert_near() and assert_same_bits() do. */
 void assert_near_in(const char *what, const moert_buffer *got, const double *want, size_t n,
                     double tolerance);
 void assert_same_bits_in(const char *what, const moert_buffer *got, const float *want, size_t n);

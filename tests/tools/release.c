@@ -44,13 +44,13 @@ typedef struct entry {
     const moert_tensor *tensor;
     bool quantized, transposed; /* transposed: the tensor holds [k,n] */
     size_t matrices, n, k, first_row;
-    char payload[NAME_BYTES], scales[NAME_BYTES]; /* names */
+    char payload[NAME_BYTES], scales[NAME_BYTES]; /* tensor names in the low-precision file */
 } entry;
 
 typedef struct listing {
     moert_tensors *model;
     entry *entries;
-    size_t count, rows, columns; /* of x */
+    size_t count, rows, columns; /* dimensions of x; count: number of entries */
 } listing;
 
 static bool is_quantized(const moert_tensor *t) {
@@ -80,7 +80,7 @@ static void list(listing *l) {
     }
 }
 
-/* Copies an entry's values into x, or out of it. */
+/* Copies an entry's values into x, or from x into `values` if `out`. */
 static void move(const listing *l, const entry *e, float *x, float *values, bool out) {
     for (size_t row = 0; row < e->matrices * e->n; row++)
         for (size_t k = 0; k < e->k; k++) {
@@ -168,7 +168,7 @@ static void put_low(const listing *l, const entry *e, const moert_tensor *q,
     put_rows(writer, e->scales, &scales);
 }
 
-/* Writes both files from q, scale and x. */
+/* Writes the low-precision file from q and scale, and the plain file from x. */
 static void write_both(const listing *l, const moert_tensor *q, const moert_tensor *scale,
                        float *x) {
     moert_tensor_spec *specs;

@@ -19,9 +19,9 @@ static double *scaled(const char *name, size_t n, double scale) {
     return values;
 }
 
-/* Rounds a row to MXFP8 (E4M3): in blocks of 32, with a scale that is a power of two and makes the
- * largest element at most 448. Elements keep three bits after the first, in steps of 2^-9 at
- * least. */
+/* Rounds a row to MXFP8 (E4M3). Each block of 32 has a power of two as scale, which makes its
+ * largest element at most 448. Elements keep three mantissa bits; the smallest step is 2^-9 times the
+ * scale. */
 static void round_row(double *row, size_t n) {
     for (size_t first = 0; first < n; first += 32) {
         const size_t end = first + 32 < n ? first + 32 : n;
@@ -126,7 +126,7 @@ typedef struct expert {
     const double *w1, *b1, *w2, *b2;
 } expert;
 
-/* start + the dot product of a[n] and b[n], in order */
+/* Returns start + the dot product of a[n] and b[n], summed in order. */
 static double dot(double start, const double *a, const double *b, size_t n) {
     for (size_t i = 0; i < n; i++)
         start += a[i] * b[i];

@@ -6,11 +6,12 @@
 typedef struct oracle_layer {
     moert_layer_options options;
     size_t tokens;
-    double *x, *dy;                      /* [T,H] */
-    double *sent_x, *sent_dy;            /* the same, rounded by the dispatch */
-    double *tensor[MOERT_LAYER_TENSORS]; /* of all experts; NULL if the layer has no such tensor */
+    double *x, *dy;           /* [T,H] */
+    double *sent_x, *sent_dy; /* x and dy as the dispatch rounds them */
+    /* a tensor of all experts; NULL if the layer has no such tensor */
+    double *tensor[MOERT_LAYER_TENSORS];
     size_t elements[MOERT_LAYER_TENSORS];
-    int32_t *index;    /* [T,K], chosen once: differences must not change the choice */
+    int32_t *index;    /* [T,K], chosen once: finite differences must not change the choice */
     float *correction; /* [E] or NULL */
     double *aux;       /* [E] gradient of the loss with respect to each routing score r */
     double z_factor;

@@ -6,14 +6,15 @@
 
 #include "support/op/cases.h"
 
-/* A quantized or plain matrix of an op: groups of lines by columns. */
+/* A quantized or plain matrix of an op, in groups of lines of `columns` elements. A line is a row
+ * of x, y or d, or one of a weight's N rows, in whichever order they are stored. */
 typedef struct ops_operand {
     moert_operand as;
     moert_op_buffer payload, scale, global;
     bool weight, result;
     size_t groups, lines, columns;
-    size_t room;                  /* AXIS_COLUMN: the capacity of the scales, in row blocks */
-    size_t ends[OPS_MOST_GROUPS]; /* the end of each group's lines */
+    size_t room; /* AXIS_COLUMN: the number of row blocks for which scales have room */
+    size_t ends[OPS_MOST_GROUPS]; /* ends[g]: the line that follows group g */
 } ops_operand;
 
 /* Describes operand x, weight, y, d or column of an op; ends[G] are on the host. */
@@ -26,8 +27,9 @@ static inline size_t ops_first(const ops_operand *o, size_t g) {
 /* The address of an element and of its scale. */
 typedef struct ops_place {
     size_t byte, scale; /* scale: the index of the scale, which has 1 or 4 bytes */
-    unsigned shift;     /* of an element of 4 bits within its byte */
+    unsigned shift;     /* bit position within the byte, for elements of 4 bits */
 } ops_place;
 
-/* The address of element (line, j) of group g; `line` counts from the group's first. */
+/* Returns the address of element (line, j) of group g; `line` counts from the group's first
+ * line. */
 ops_place ops_locate(const ops_operand *o, size_t g, size_t line, size_t j);

@@ -62,8 +62,8 @@ TEST(test_expected_spreads_are_those_of_draws) {
     static const struct {
         bench_skew skew;
         size_t topk, experts, ep;
-        double pairs,
-            largest; /* tolerances; the prediction treats experts of skewed draws as independent */
+        /* tolerances; the prediction treats experts of skewed draws as independent */
+        double pairs, largest;
     } cases[] = {
         {BENCH_BALANCED, 2, 8, 4, 0.01, 0.01},    {BENCH_BALANCED, 8, 64, 16, 0.01, 0.01},
         {BENCH_BALANCED, 8, 128, 64, 0.01, 0.03}, {BENCH_HOT, 2, 16, 8, 0.05, 0.05},
@@ -210,7 +210,7 @@ static bench_prediction linked_prediction(size_t ranks, const char *type, double
     set_rates(type);
     machine.linked = true;
     machine.ranks_per_node = 4.0;
-    machine.copy_gbps = 125.0; /* GB/s, of which kernels reach 100 */
+    machine.copy_gbps = 125.0; /* GB/s; kernels reach 80 % of it, 100 GB/s */
     bench_work w = even_work(ranks, BENCH_WINDOW);
     w.type = type;
     w.backward = true;
@@ -307,7 +307,7 @@ TEST_WITH(test_shared_cores_slow_gemms_and_crowds_slow_the_network, open_machine
     assert_within(predicted(&w).part[BENCH_GEMMS] / own.part[BENCH_GEMMS], 2.0, 1e-12);
     machine.shared_cores = 0.0;
     w = even_work(4, BENCH_STAGED);
-    machine.ranks_per_node = 1.0; /* now four nodes: three quarters of the rows travel */
+    machine.ranks_per_node = 1.0; /* on four nodes, three quarters of the rows go to another node */
     machine.crowd = 0.5;
     machine.crowd_nodes = 4.0;
     assert_within(predicted(&w).part[BENCH_BETWEEN],
@@ -373,7 +373,7 @@ TEST_WITH(test_a_step_on_one_h200_is_near_the_measured_one, open_h200, close_mac
     ASSERT_OK(bench_predict_step(&machine, &w, &stack, &four));
     assert_within(one.seconds / (8192.0 / 95122.0), 1.0, 0.2);
     assert_within(one.layers + one.dense + one.optimizer + one.sums, one.seconds, 1e-12);
-    /* four micro-batches, but one step of the optimizer */
+    /* four micro-batches share one step of the optimizer */
     assert_within(four.layers, 4.0 * one.layers, 1e-9);
     assert_within(four.dense, 4.0 * one.dense, 1e-9);
     assert_within(four.optimizer, one.optimizer, 0.0);

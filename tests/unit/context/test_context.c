@@ -50,8 +50,9 @@ TEST(test_two_contexts_live_side_by_side) {
     moert_context_destroy(second);
 }
 
-/* Settles how bf16 is summed, as if all ranks had CPUs and the first `count` of them AMX. The last
- * rank has `gpu_form`. MOERT_BF16 is `last` on the last rank and `others` elsewhere. */
+/* Runs moert_context_settle_tiles() as if all ranks had CPUs, and only the first `count` had AMX.
+ * The last rank has `gpu_form`. MOERT_BF16 is `last` on the last rank and `others` elsewhere.
+ * *uses: whether the device sums bf16 in AMX tiles. */
 static moert_status settle(size_t count, const char *others, const char *last, bool gpu_form,
                            bool *uses) {
     const bool am_last = test_rank + 1 == test_ranks;
@@ -72,7 +73,7 @@ static moert_status settle(size_t count, const char *others, const char *last, b
 
 TEST(test_ranks_with_amx_and_without_sum_alike) {
     const struct {
-        size_t without; /* the number of last ranks that lack AMX */
+        size_t without; /* the number of ranks without AMX, which are the last ones */
         const char *others, *last;
         bool gpu_form, uses;
     } rows[] = {
@@ -105,7 +106,7 @@ TEST(test_sums_in_tiles_for_some_ranks_are_refused) {
 TEST(test_options_of_another_size_are_refused) {
     moert_context *context = NULL;
     moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
-    options.size -= test_rank == 0; /* one wrong rank is enough */
+    options.size -= test_rank == 0; /* only rank 0 passes a wrong size */
     ASSERT_FAILS_ON_ALL(moert_context_create(MPI_COMM_WORLD, &options, &context), MOERT_ERROR_USAGE,
                         "MOERT_CONTEXT_OPTIONS_INIT");
     ASSERT_ON_ALL(context == NULL);

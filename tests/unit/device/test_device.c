@@ -167,14 +167,15 @@ TEST(test_a_refused_launch_names_its_error) {
     assert_true(value == 6.0f);
 }
 
-/* ---- work shared with reserved units ---- */
+/* ---- work that the reserved units join ---- */
 
-/* Work that is passed to moert_device_share, and the number of runs of each piece. */
+/* Work for moert_device_share(); runs[i] counts the runs of piece i. */
 typedef struct piece {
     unsigned number, *runs;
 } piece;
 
-/* The first run finds zeros and stores its number, which the second run finds. */
+/* The first run of a piece finds zeros in `counts` and stores the piece's number. The second run
+ * finds that number. */
 static moert_status run_piece(const void *work, unsigned units, moert_buffer *counts) {
     const piece *p = work;
     const uint32_t numbers[] = {p->number, p->number};
@@ -208,9 +209,8 @@ TEST(test_shared_work_runs_once_more_on_the_reserved_units) {
             const piece p = {i, runs};
             ASSERT_OK(moert_device_share(device, run_piece, &p, sizeof p));
         }
-        ASSERT_OK(
-            moert_device_share(device, run_whole, &past,
-                               sizeof past)); /* one more than the device holds: it runs once */
+        /* this work exceeds the device's list, so it runs only once */
+        ASSERT_OK(moert_device_share(device, run_whole, &past, sizeof past));
         moert_phase_set(MOERT_PHASE_COMBINE);
         if (round == 1) /* no units are reserved, so nothing runs a second time */
             moert_device_reserve_units(device, 0);

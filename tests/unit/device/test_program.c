@@ -97,8 +97,8 @@ static size_t count_below(const char *directory, const char *ending) {
     return counted_files;
 }
 
-/* PoCL stores a kernel only for the shape of its launch. So there is one entry for the program and
- * one for the kernel. */
+/* PoCL compiles a kernel for each launch shape. Both launches have one shape, so the cache holds
+ * one entry for the program and one for the kernel. */
 TEST_WITH(test_all_compiled_kernels_lie_in_the_cache_directory, make_kernels, NULL) {
     for (size_t i = 0; i < 2; i++) {
         const bool pocl = expect_sum_elsewhere("good");

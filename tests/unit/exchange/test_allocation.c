@@ -1,8 +1,8 @@
 // run: np=2
 /*
- * Host memory that runs out on one rank ends what all ranks make together in one message on all of
- * them, whichever allocation fails. calloc() of this program takes the place of the C library's; it
- * fails once, on rank 1, counting only calls from moert_alloc().
+ * If one rank runs out of host memory, a collective constructor fails on all ranks with the same
+ * message, whichever allocation fails. This program replaces calloc() of the C library: one call
+ * fails, on rank 1, counting only calls from moert_alloc().
  */
 #include "base/memory.h"
 #include "exchange/window/flags.h"
@@ -10,9 +10,9 @@
 
 void *__libc_calloc(size_t count, size_t bytes);
 
-static size_t calls, failing; /* 0: none */
+static size_t calls, failing; /* failing: the number of the call that fails; 0: none */
 
-/* True within moert_alloc(), whose code is no longer than this. */
+/* True if the caller is moert_alloc(), whose code is shorter than 160 bytes. */
 static bool is_of_moert(const char *caller) {
     const char *begin = (const char *)(uintptr_t)&moert_alloc;
     return caller >= begin && caller < begin + 160;
@@ -24,7 +24,7 @@ void *calloc(size_t count, size_t bytes) {
     return __libc_calloc(count, bytes);
 }
 
-/* Makes and destroys one thing of all ranks. */
+/* Collectively creates and destroys one object. */
 typedef moert_status make_and_destroy(void);
 
 static moert_status shared(void) {
@@ -42,10 +42,10 @@ static moert_status flags(void) {
     return MOERT_OK;
 }
 
-/* Lets every allocation fail in turn, until one attempt needs fewer. */
+/* Lets each allocation fail in turn, until `make` needs fewer allocations than that. */
 static void check_each(make_and_destroy *make) {
     enum { MOST = 2000 };
-    ASSERT_OK_ON_ALL(make()); /* what is made once is there */
+    ASSERT_OK_ON_ALL(make()); /* creates objects that are made only once per process */
     for (size_t k = 1; k < MOST; k++) {
         calls = 0;
         failing = test_rank == 1 ? k : 0;

@@ -33,14 +33,14 @@ static problem make_problem(moert_glu_form form, size_t rows, size_t width, size
             (*arrays[a])[i] = a < 3 ? (float)moert_rng_normal(7, a, i) : NAN;
     }
     for (size_t i = 0; i < 2 * rows * width; i++)
-        p.v[i] *= 6.0f; /* often past the limits */
+        p.v[i] *= 6.0f; /* many values exceed the GLU's limits */
     return p;
 }
 
 /* The dtypes and buffers of the matrices on the device. */
 typedef struct storage {
-    moert_dtype from, type; /* of v and dh; of h and dv */
-    bool in_place;          /* dv is v */
+    moert_dtype from, type; /* from: dtype of v and dh; type: dtype of h and dv */
+    bool in_place;          /* dv overwrites v */
 } storage;
 
 /* Runs forward and backward on the device. */
@@ -88,7 +88,7 @@ static double glu(moert_glu_form form, double prob, double g, double u) {
            (1.0 + exp(-(double)form.alpha * gc));
 }
 
-/* The derivative of h by g, or by u. */
+/* The derivative of h with respect to g if `by_g`, else with respect to u. */
 static double slope(const problem *p, double prob, double g, double u, bool by_g) {
     const double step = 1e-6, dg = by_g ? step : 0.0, du = by_g ? 0.0 : step;
     return (glu(p->form, prob, g + dg, u + du) - glu(p->form, prob, g - dg, u - du)) / (2 * step);
@@ -190,7 +190,7 @@ TEST(test_a_value_has_the_same_bits_at_any_position) {
     run(&all, "portable");
     for (size_t w = 0; w < 4; w++)
         for (size_t m = 0; m < all.rows; m += 8) {
-            /* columns [37 - width, 37) of row m, without the others */
+            /* columns [37 - width, 37) of row m, computed without the other columns */
             const size_t width = widths[w], first = all.width - width;
             problem p = make_problem(forms[2], 1, width, 1);
             memcpy(p.v, all.v + gate_at(&all, m, first), 2 * width * sizeof(float));
@@ -239,7 +239,7 @@ static void round_all(float *values, size_t count, moert_dtype type) {
         values[i] = round_to(type, values[i]);
 }
 
-/* Compares with float32 inputs and results of the same values. */
+/* Compares a GLU on stored dtypes with one on the same values in float32. */
 static void check_storage(moert_glu_form form, size_t width, const char *backend, storage as) {
     enum { ROWS = 5 };
     problem full = make_problem(form, ROWS, width, 1), rounded = make_problem(form, ROWS, width, 1);

@@ -30,7 +30,7 @@ TEST(test_forward_copies_the_rows_of_the_tokens) {
     check_forward(100, 4097, 7);
 }
 
-/* The sum, in float32 and in token order, of dx over the tokens of a sequence that equal `row`. */
+/* Sums dx over the tokens of a sequence that equal `row`, in float32 and in token order. */
 static void host_gradient(const int32_t *token, const float *dx, size_t length, size_t hidden,
                           size_t row, float *sum) {
     for (size_t h = 0; h < hidden; h++)
@@ -40,7 +40,7 @@ static void host_gradient(const int32_t *token, const float *dx, size_t length, 
             sum[h] += dx[t * hidden + h];
 }
 
-/* partial[S,R,H] of a backward. */
+/* Runs the backward and returns partial[S,R,H]. */
 static float *backward(const int32_t *token, const float *dx, moert_embedding_part part) {
     const size_t tokens = part.sequences * part.length;
     const size_t n = part.sequences * part.rows * part.hidden;
@@ -79,15 +79,18 @@ TEST(test_backward_computes_only_the_requested_rows) {
     check_backward(2, 50, 19, 10, 3, 4);
     check_backward(2, 50, 19, 10, 9, 1);
     check_backward(2, 5, 16, 10, 0, 0);
-    check_backward(2, 1300, 12, 3000, 100, 70); /* rows that are rare among many tokens */
+    /* many tokens, of which few equal each of the computed rows */
+    check_backward(2, 1300, 12, 3000, 100, 70);
 }
 
 TEST(test_backward_of_nothing_is_zero) {
     check_backward(0, 8, 16, 4, 0, 4);
-    check_backward(2, 0, 17, 4, 0, 4); /* a sequence without tokens still has a partial */
+    /* the partial of a sequence without tokens is still written */
+    check_backward(2, 0, 17, 4, 0, 4);
 }
 
-/* f(table) = sum of x * dx is linear, so its float64 difference quotient is the gradient. */
+/* The loss sum(x * dx) is linear in the table, so its float64 difference quotient is the
+ * gradient. */
 TEST(test_backward_is_the_derivative_of_forward) {
     enum { LENGTH = 40, HIDDEN = 18, VOCABULARY = 6 };
     float *dx = random_floats(LENGTH * HIDDEN, 1.0f, 6);
@@ -108,8 +111,8 @@ TEST(test_backward_is_the_derivative_of_forward) {
     assert_close("x", got, want, VOCABULARY * HIDDEN, 1e-6, 1e-6);
 }
 
-/* Compares the tree's nodes of a span, computed by links, with those computed by partials and the
- * tree. */
+/* Computes the tree nodes of a span in two ways and compares their bits: directly from linked lists
+ * of equal tokens, and as a tree reduction of one partial per sequence. */
 static void check_gradient(moert_span span, size_t length, size_t hidden, size_t rows,
                            bool accumulate) {
     enum { OFFSET = 4 };

@@ -60,7 +60,8 @@ static void check_sums(const char *title, const ops_data *got, const double *dbi
                        dbias[i] - 2.0, 500.0);
     for (size_t i = 0; o->amax && i < 2 * OPS_GLU_GROUPS; i++)
         if (i / 2 == 0 || i / 2 == 2)
-            assert_true(isinf(got->at[MOERT_OP_BUFFER_amax][i])); /* the group has no rows */
+            /* a group without rows keeps its amax, infinity */
+            assert_true(isinf(got->at[MOERT_OP_BUFFER_amax][i]));
         else
             assert_rounded(title, MOERT_DTYPE_F32, (double)got->at[MOERT_OP_BUFFER_amax][i],
                            peak[i], 10.0);
@@ -77,7 +78,8 @@ TEST(test_backward_is_the_derivative_and_adds_to_its_sums) {
         double *dbias = test_alloc(OPS_GLU_GROUPS * 2 * o.k * sizeof *dbias),
                peak[2 * OPS_GLU_GROUPS] = {0};
         for (size_t k = 0; k < got.count[MOERT_OP_BUFFER_c]; k++)
-            got.at[MOERT_OP_BUFFER_c][k] *= 4.5f; /* past the limits, never on them */
+            /* some values exceed the GLU's limits, none equals one */
+            got.at[MOERT_OP_BUFFER_c][k] *= 4.5f;
         for (size_t k = 0; k < got.count[MOERT_OP_BUFFER_dprob]; k++)
             got.at[MOERT_OP_BUFFER_dprob][k] = 3.0f;
         for (size_t k = 0; k < got.count[MOERT_OP_BUFFER_dbias]; k++)

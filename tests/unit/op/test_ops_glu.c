@@ -3,7 +3,7 @@
  * rows that are read through a permutation. */
 #include "support/op/glu.h"
 
-/* The exact element of row r and column n before rounding. */
+/* The exact input of the GLU in row r and column n, before rounding. */
 static double pre_activation(const ops_data *data, size_t r, size_t n) {
     const moert_op_options *o = &data->shape.options;
     const size_t g = ops_glu_group(r);

@@ -1,5 +1,6 @@
 // run: np=1 gpu=1 sanitize=1
-/* Quantizers: published byte vectors, values, the options of NVFP4, errors. */
+/* Quantizers: published byte vectors, errors of dequantized values, the options of NVFP4,
+ * refusals. */
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "support/quant/quantized.h"
@@ -97,7 +98,8 @@ TEST(test_zeros_and_what_becomes_zero_keep_their_sign) {
 
 TEST(test_values_come_back_within_half_a_step) {
     enum { M = 64, N = 256 };
-    /* relative to the block's amax: half a step of the largest binade, and the scale's rounding */
+    /* tolerance relative to the block's amax: half a step of the largest binade, plus the rounding
+     * of the scale */
     const double tolerance[] = {1 / 16.0, 1 / 8.0, 1 / 3.0, 0.25, 1 / 16.0};
     float *x = random_floats(M * N, 5.0f, 3);
     const matrix m = {x, M, N, NULL, 0};
@@ -163,7 +165,7 @@ TEST(test_global_scales_are_per_tensor_or_group_and_may_be_given) {
         const float want[] = {6.0f / 2688.0f, 0, 12.0f / 2688.0f};
         assert_same_bits("global", each.global, want, 3);
 
-        /* a global scale that the caller gives */
+        /* the caller gives the global scale */
         const float given = 12.0f / 2688.0f;
         moert_quantize op = quantize_op(&HOW(.format = MOERT_FORMAT_NVFP4), M, N);
         op.x = upload(x, sizeof x);
@@ -174,8 +176,8 @@ TEST(test_global_scales_are_per_tensor_or_group_and_may_be_given) {
         ASSERT_OK(moert_quantize_run(&op));
         download_into(op.scale, scale, sizeof scale);
         assert_int_equal(scale[2], 0x7E); /* 12 / 6 / given = 448 */
-        assert_int_equal(scale[0], 0x76); /* half of it */
-        assert_int_equal(scale[5], 0x7E); /* saturated */
+        assert_int_equal(scale[0], 0x76); /* 6 / 6 / given = 224 */
+        assert_int_equal(scale[5], 0x7E); /* the scale saturates at 448 */
     }
 }
 
@@ -183,7 +185,7 @@ TEST(test_a_rotation_spreads_whole_blocks_and_keeps_partial_ones) {
     enum { M = 20, N = 16 };
     float x[M * N] = {0};
     x[3 * N] = 8.0f;  /* the rotation spreads row 3 over its block: all magnitudes are 2 */
-    x[17 * N] = 1.0f; /* in the partial block, which is not rotated */
+    x[17 * N] = 1.0f; /* row 17 is in the partial block, which is not rotated */
     const matrix m = {x, M, N, NULL, 0};
     const moert_quantizer how =
         HOW(.format = MOERT_FORMAT_NVFP4, .axis = MOERT_AXIS_COLUMN, .hadamard = true);

@@ -1,6 +1,6 @@
 // run: np=1,2,3 sanitize=2
 /* The memory of NVIDIA GPUs, tested on CPU devices. Stand-ins for CUDA's functions create memory
- * files; a stand-in for OpenCL's import maps them, each below the one before. All other code runs
+ * files. A stand-in for OpenCL's import maps each file below the previous one. All other code runs
  * as on GPUs. */
 #include <sys/mman.h>
 #include <unistd.h>
@@ -13,11 +13,11 @@
 #include "support/mpi.h"
 
 static const size_t MiB = (size_t)1 << 20;
-static const size_t BYTES = (size_t)600 << 20; /* three pieces */
+static const size_t BYTES = (size_t)600 << 20; /* 600 MiB are three pieces */
 
 /* The failures to simulate. */
 static struct {
-    size_t gaps; /* the number of pieces still to be mapped apart from the one before */
+    size_t gaps; /* the number of pieces still to be mapped with a gap to the previous piece */
     bool full, unreachable;
 } trouble;
 static size_t imports;
@@ -90,7 +90,7 @@ cl_mem clCreateBufferWithProperties(cl_context context, const cl_mem_properties 
         assert_true(room != MAP_FAILED);
         top = room + ((size_t)1 << 40);
     }
-    assert_true(bytes < 512 * MiB); /* a larger import ends the process */
+    assert_true(bytes < 512 * MiB); /* NVIDIA's driver crashes on larger imports */
     imports++;
     if (trouble.gaps > 0) {
         trouble.gaps--;
@@ -117,7 +117,8 @@ static moert_status make(size_t bytes, moert_storage *storage) {
 
 /* Whether every rank finds the values that each rank wrote, at that rank's addresses. */
 static bool is_shared(const moert_storage *storage) {
-    static const size_t offsets[] = {0, 200, 400, 599}; /* MiB; at least one in every piece */
+    /* offsets in MiB, at least one in every piece */
+    static const size_t offsets[] = {0, 200, 400, 599};
     enum { OFFSETS = MOERT_COUNT(offsets) };
     uint64_t table[4];
     bool right = moert_buffer_read(storage->addresses, 0, table, test_ranks * 8) == MOERT_OK;
