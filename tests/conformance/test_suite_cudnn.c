@@ -1,7 +1,7 @@
 // run: np=1
 /*
- * The cuDNN frontend's grouped GEMMs of 16 bits, which its suite runs without checking results, and
- * the exact test of CUTLASS's MoE example: elements -1, 0 and 1, and many empty groups.
+ * The cuDNN frontend's grouped GEMMs in 16 bits, whose results cuDNN's own suite does not check.
+ * Also the exact test of CUTLASS's MoE example: elements -1, 0 and 1, and many empty groups.
  */
 #include "base/memory.h"
 #include "support/gemm/suite_gemm.h"

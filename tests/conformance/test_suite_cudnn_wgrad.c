@@ -1,8 +1,9 @@
 // run: np=1
 /*
- * The cuDNN frontend's table of grouped weight gradients with quantized operands, with its sizes
- * and global scales, compared with float64 within 5e-6 of the largest element (0.1 and 0.2 there).
- * Also cases that its suite does not test: accumulation, experts without tokens, float32.
+ * The cuDNN frontend's table of grouped weight gradients with quantized operands, with cuDNN's
+ * sizes and global scales. Results are within 5e-6 of the largest element of float64; cuDNN's
+ * tolerances are 0.1 and 0.2. Accumulation, experts without tokens and float32 results are tested
+ * too, which cuDNN's suite does not test.
  */
 #include "support/op/exact.h"
 #include "support/suite.h"
@@ -12,9 +13,9 @@ static const moert_format formats[] = {MOERT_FORMAT_NVFP4, MOERT_FORMAT_MXFP4,
 enum { FORMATS = 4, HIDDEN = 384, INTERMEDIATE = 640 };
 
 static moert_op_options describe(moert_format format, moert_dtype type) {
-    moert_operand operand =
-        ops_scaled(format, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED); /* expert by expert */
-    operand.how.transposed = true;                                 /* tokens are contiguous */
+    /* each expert has its own tiles of scales */
+    moert_operand operand = ops_scaled(format, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
+    operand.how.transposed = true; /* the tokens of a column are contiguous */
     operand.global = operand.how.group_scales = format == MOERT_FORMAT_NVFP4;
     moert_op_options o = ops_gemm(MOERT_OP_GEMM_WGRAD, operand, 2, 640, HIDDEN, INTERMEDIATE);
     o.row_multiple = 128;
@@ -22,7 +23,7 @@ static moert_op_options describe(moert_format format, moert_dtype type) {
     return o;
 }
 
-/* Makes and fills buffers; each expert has other global scales from 1 to 2. */
+/* Makes and fills buffers. The global scales of the experts differ and lie between 1 and 2. */
 static ops_bytes make(const moert_op_options *o, const uint32_t *ends) {
     ops_bytes data = ops_bytes_make(o, ends);
     data.spread = true;
@@ -79,7 +80,7 @@ TEST(test_wgrad_accumulates) {
             const double one = ops_bytes_get(&once, MOERT_OP_BUFFER_weight, at);
             if (at < o.n * o.k)
                 assert_true(got == 7.0 && one == 0.0);
-            else /* the second sum adds to a rounded value and is rounded again */
+            else /* the second accumulation adds to a rounded value and is rounded again */
                 assert_true(fabs(got - 2.0 * one) <=
                             (o.weight.type == MOERT_DTYPE_F32 ? 0.0 : 0x1p-7 * fabs(got)));
         }

@@ -72,7 +72,8 @@ TEST(test_mxfp8_has_the_bytes_of_the_oracle_for_every_shape_type_and_fill) {
                 k / SOURCES % 2 == 0 ? MOERT_FORMAT_MXFP8_E4M3 : MOERT_FORMAT_MXFP8_E5M2;
             const fill kind = (fill)(k / SOURCES / 2);
             if (s->rows * s->columns > SMALL && k % 7 != 0)
-                continue; /* each dtype, format and fill, but not each combination */
+                /* by default, every dtype, format and fill occurs, but not every combination */
+                continue;
             make(kind, source, moert_format_element(format), x, s->rows * s->columns);
             const matrix m = {.x = x, .rows = s->rows, .columns = s->columns};
             for (size_t a = 0; a < AXES; a++)
@@ -210,8 +211,8 @@ TEST(test_nvfp4_is_exact_at_extrema_and_boundaries) {
 
 enum { GROUPS = 4 };
 
-/* The ends of the groups in eighths of the rows: regular; the first, a middle, the last or every
- * group empty; all rows in one group; uneven. */
+/* The ends of the groups, in eighths of the rows. The cases are: equal groups; an empty first,
+ * middle or last group; only empty groups; all rows in one group; uneven groups. */
 static const unsigned splits[][GROUPS] = {
     {2, 4, 6, 8}, {0, 3, 5, 8}, {3, 3, 4, 8}, {2, 5, 8, 8}, {0, 0, 0, 0},
     {8, 8, 8, 8}, {1, 2, 3, 8}, {0, 0, 1, 8}, {1, 4, 6, 7}, {1, 1, 2, 5},

@@ -1,8 +1,9 @@
 // run: np=1
 /*
  * TransformerEngine's tables of grouped GEMMs in 32 and 16 bits: TN, NN and NT, with and without
- * accumulation. Each group has the bits that it has when computed alone. Results are within
- * TransformerEngine's tolerances of float64, and equal to the promised chain of fma.
+ * accumulation. Each group has the same bits when computed alone. Results are within
+ * TransformerEngine's tolerances of float64, and have the bits of the fma chain that moert/ops.h
+ * promises.
  */
 #include "base/memory.h"
 #include "support/gemm/suite_gemm.h"
@@ -44,7 +45,7 @@ TEST(test_random_splits_have_the_bits_of_each_group_alone) {
         }
 }
 
-/* wgrad of 16-bit operands, accumulated in float32. */
+/* Tests wgrad with 16-bit operands that accumulates in float32. */
 TEST(test_weight_gradients_of_16_bits_accumulate_in_float32) {
     static const size_t rows[] = {15, 1027};
     for (size_t i = 0; i < 4; i++) {
@@ -80,8 +81,8 @@ TEST(test_grouped_tensors_take_discrete_weights_and_scaled_biases) {
         }
 }
 
-/* Groups of equal sizes, of different ones, and without rows. Where the weights of a table row
- * differ in size, each is a separate case here. */
+/* Tests groups of equal sizes, of different sizes, and without rows. If the weights of a table row
+ * differ in size, each weight is a separate case. */
 TEST(test_groups_with_equal_different_or_no_rows) {
     static const struct {
         size_t groups, n, k, rows[3];

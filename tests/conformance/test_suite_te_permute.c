@@ -33,7 +33,8 @@ static const row rows[] = {
 typedef struct trip {
     const row *r;
     const char *title;
-    size_t slots, used, stride; /* used: slots with an expert; stride: floats of a window's row */
+    /* used: number of slots with an expert; stride: floats per row of a window */
+    size_t slots, used, stride;
     int32_t *index;
     uint32_t *gather, ends[MOST_EXPERTS];
     float *weight;
@@ -47,7 +48,7 @@ static float token_value(size_t token, size_t column) {
     return suite_uniform(1, token * 16384 + column) - 0.5f;
 }
 
-/* The expert's result for a slot. */
+/* Returns the expert's result for a slot. */
 static float slot_value(size_t slot, size_t column) {
     return suite_uniform(2, slot * 16384 + column) - 0.5f;
 }
@@ -136,8 +137,8 @@ static void write_results(const trip *t) {
                                  t->used * slot_stride * sizeof *values));
 }
 
-/* Combines and checks the sums over each token's slots, exactly in float32 and nearly in float64,
- * and the value that each slot sends back. */
+/* Combines. Checks the sum over each token's slots, exactly against float32 and within a tolerance
+ * against float64, and the value that each slot sends back. */
 static void check_unpermute(trip *t, bool weighted) {
     const size_t width = t->r->width, topk = t->r->topk;
     moert_transfer back = {.plan = t->plan,

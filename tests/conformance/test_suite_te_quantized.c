@@ -1,8 +1,9 @@
 // run: np=1
 /*
  * TransformerEngine's tables of quantized GEMMs: NVFP4, and grouped NVFP4 and MXFP8, in TN, NN and
- * NT, each operand in blocks along the reduction index. Every result is within 5e-6 of the largest
- * of its row of float64; TransformerEngine's tolerances are 8e-3 and wider.
+ * NT, each operand in blocks along the reduction index. The error of every result against float64
+ * is at most 5e-6 of the largest element of its row; TransformerEngine's tolerances are 8e-3 and
+ * wider.
  */
 #include "base/memory.h"
 #include "support/op/exact.h"

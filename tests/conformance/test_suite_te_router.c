@@ -1,8 +1,9 @@
 // run: np=1
 /*
  * TransformerEngine's tables of the fused router: weights, map, gradient of the logits, and the
- * load-balancing loss with its gradient, within its tolerances of float64. It scores a group by the
- * best topk/group_topk experts, and groups need four or more experts per token.
+ * load-balancing loss with its gradient, within TransformerEngine's tolerances of float64.
+ * TransformerEngine scores a group of experts by its topk/group_topk best experts. Cases with
+ * groups have at least four experts per token.
  */
 #include "base/rng.h"
 #include "support/layer/router_oracle.h"
@@ -109,7 +110,7 @@ static void check(const row *r, moert_score score, bool renormalise, bool groupe
     check_backward(title, &input, &run);
 }
 
-/* Softmax before the choice, with and without renormalisation, or after it. */
+/* Softmax before the choice of experts, with and without renormalisation, or after the choice. */
 TEST(test_softmax_routers_of_the_table) {
     for (size_t i = 0; i < ROWS; i++)
         for (size_t c = 0; c < 6 && !suite_skips(rows[i].slow); c++)
@@ -154,7 +155,7 @@ static void check_aux(const row *r, moert_score score) {
     memset(d.dweight, 0, r->tokens * r->topk * sizeof *d.dweight);
     router_input input = {options, r->tokens, d.logits, NULL, NULL, NULL, 0, NULL};
     router_run run = router_do(&input);
-    /* so large that the gradient of a token exceeds the tolerance */
+    /* makes the gradient of a token larger than the tolerance */
     const double coefficient = (double)r->tokens;
     const double loss = oracle_loss(&input, run.index, coefficient, counts, want);
     const float *mass =

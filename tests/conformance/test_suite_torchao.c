@@ -1,8 +1,8 @@
 // run: np=1
 /*
- * torchao's limits on the ratio of signal to quantization noise: for matrices, and for the three
- * grouped GEMMs of training with rounded operands. Its tests of bytes are in test_quantize, those
- * of tiled scales in test_swizzle.
+ * torchao's limits on the ratio of signal to quantization noise, for matrices and for the three
+ * grouped GEMMs of training with rounded operands. test_quantize has torchao's tests of bytes,
+ * test_swizzle those of tiled scales.
  */
 #include "base/memory.h"
 #include "base/dtype.h"
@@ -80,7 +80,8 @@ TEST(test_special_values_stay_in_their_block) {
 
 typedef struct row {
     size_t groups, rows, n, k;
-    uint32_t ends[MOST_GROUPS]; /* split at random if the last one is 0 */
+    /* ends of the groups; if the last end is 0, rows are split at random */
+    uint32_t ends[MOST_GROUPS];
     bool slow;
 } row;
 
@@ -146,7 +147,7 @@ static void check_gemm(size_t format, kind which, const operands *o) {
     const size_t n = which == FORWARD ? r->rows * r->n
                      : which == DGRAD ? r->rows * r->k
                                       : r->groups * r->n * r->k;
-    /* blocks lie along the reduction index */
+    /* blocks of both operands lie along the reduction index */
     float *a =
         which == DGRAD
             ? rounded(format, (matrix){o->y, r->rows, r->n, o->ends, r->groups}, true)

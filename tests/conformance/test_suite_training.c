@@ -12,7 +12,7 @@
 
 typedef struct layer {
     moert_format format;
-    size_t groups, rows, n, k; /* n and k of a linear layer */
+    size_t groups, rows, n, k; /* n, k: columns and reduction size of a linear layer's weight */
     const uint32_t *ends;
     const char *backend;
 } layer;
@@ -37,7 +37,7 @@ typedef struct source {
     moert_op_buffer which;
     const float *values;
     const ops_bytes *from;
-    bool column; /* take that op's column result */
+    bool column; /* take the column result of `from` */
 } source;
 
 static moert_op_buffer scale_of(const ops_bytes *data, moert_op_buffer which) {
@@ -89,7 +89,7 @@ static void execute(const layer *l, const char *title, ops_bytes *data, const so
     ops_exact_check(title, data, &want);
 }
 
-/* The plain op on the unrounded operands. */
+/* Returns the plain op on the unrounded operands. */
 static ops_bytes without_rounding(const ops_bytes *data, const source operands[2]) {
     ops_bytes plain = ops_bytes_decode(data);
     for (size_t i = 0; i < 2; i++)
@@ -173,10 +173,10 @@ typedef enum part { GLU, FC2, DGLU, DGRAD, WGRAD1, WGRAD2, PARTS } part;
 
 /* Square experts: x, dy [M,H], w1[2H,H], w2[H,H]. */
 typedef struct mlp {
-    layer l; /* n and k by part */
+    layer l; /* l.n and l.k differ by part of the MLP */
     moert_glu_form form;
     size_t hidden;
-    bool bf16; /* instead of the layer's format */
+    bool bf16; /* bf16 operands instead of the layer's format */
     float *x, *w1, *w2, *dy, *prob;
 } mlp;
 
@@ -222,8 +222,8 @@ static moert_op_options describe_part(const mlp *m, part i, bool plain) {
     return o;
 }
 
-/* Part i of the MLP without its operands; `plain`: without rounding to bf16. The backward uses c of
- * `forward`. */
+/* Makes the op for part i of the MLP, without operands. `plain`: without rounding to bf16. A
+ * backward part takes c from `forward`. */
 static ops_bytes begin(const mlp *m, part i, bool plain, const ops_bytes *forward) {
     const bool glu = i == GLU || i == DGLU;
     moert_op_options o = describe_part(m, i, plain);
@@ -246,7 +246,8 @@ static ops_bytes begin(const mlp *m, part i, bool plain, const ops_bytes *forwar
     return data;
 }
 
-/* The operands of part i. h and dv are results of other parts, as bytes if `chained`. */
+/* Finds the operands of part i. h and dv are results of other parts; if `chained`, their bytes are
+ * used unchanged. */
 static void find_operands(const mlp *m, part i, const ops_bytes *parts, bool chained,
                           source operands[2]) {
     const bool of_glu = i == FC2 || i == WGRAD2, of_dglu = i == DGRAD || i == WGRAD1;
@@ -274,7 +275,8 @@ static void run(const mlp *m, ops_bytes *parts) {
     }
 }
 
-/* The same in float64 with plain operands. In bf16 the backward uses c of the `rounded` forward. */
+/* Runs the MLP in float64 with plain operands. With bf16, the backward takes c from the forward in
+ * `rounded`. */
 static void run_exactly(const mlp *m, const ops_bytes *rounded, ops_bytes *parts) {
     for (part i = GLU; i < PARTS; i++) {
         source operands[2];
@@ -292,13 +294,14 @@ static void run_exactly(const mlp *m, const ops_bytes *rounded, ops_bytes *parts
     }
 }
 
-/* `limit`: decibel; in bf16 the relative error that up to four roundings in sequence may cause. */
+/* Compares the MLP with float64. `limit` is in decibel, except in bf16: there it is the relative
+ * error that up to four successive roundings may cause. */
 static void check_mlp(const mlp *m, double limit) {
     static const struct {
         const char *name;
         part from;
         moert_op_buffer which;
-    } results[] = {{"c", GLU, MOERT_OP_BUFFER_c}, /* the first three: in bf16 */
+    } results[] = {{"c", GLU, MOERT_OP_BUFFER_c}, /* the first three are compared only in bf16 */
                    {"h", GLU, MOERT_OP_BUFFER_d},          {"dv", DGLU, MOERT_OP_BUFFER_d},
                    {"y", FC2, MOERT_OP_BUFFER_y},          {"dprob", DGLU, MOERT_OP_BUFFER_dprob},
                    {"dx", DGRAD, MOERT_OP_BUFFER_x},       {"dW1", WGRAD1, MOERT_OP_BUFFER_weight},
@@ -318,11 +321,11 @@ static void check_mlp(const mlp *m, double limit) {
             assert_above(titled("MLP, hidden %zu, %s: %s", m->hidden,
                                 moert_format_name(m->l.format), results[i].name),
                          get_all(want, which), got, which, n, limit);
-        /* else: rounding moves values across the limit, where the derivative jumps */
+        /* otherwise rounding moves values across the limit of a GLU, where the derivative jumps */
     }
 }
 
-/* No bf16 value equals a limit, where the derivative jumps. */
+/* The derivative of a clamped GLU jumps at its limit; no bf16 value equals one of these limits. */
 static const moert_glu_form mlp_forms[] = {
     MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f, 0}, {false, 1.26f, 1.5f, 0.5f, 0}};
 static const uint32_t mlp_ends[][GROUPS] = {

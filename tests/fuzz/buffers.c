@@ -1,7 +1,7 @@
 /*
  * Buffers of an op, which wrap parts of one arena of host memory. Guards lie between the parts.
- * They are poisoned while the op runs, so that AddressSanitizer reports accesses of the host. Their
- * bytes are compared afterwards, which shows writes of kernels.
+ * While the op runs, the guards are poisoned, so that AddressSanitizer reports accesses by host
+ * code. Afterwards, their bytes are compared, to find writes by kernels.
  */
 #include <sanitizer/asan_interface.h>
 #include <string.h>
@@ -15,7 +15,7 @@ enum {
     GUARD_BYTES = 256,
     GUARD_VALUE = 0xA5,
     ALIGNMENT = 128,
-    MOST_BYTES = 1 << 18, /* of one buffer */
+    MOST_BYTES = 1 << 18, /* the largest buffer */
     MOST_GROUPS = 64,
     MOST_BUFFERS = MOERT_OP_BUFFERS + 2 * MOST_GROUPS + 8,
     ARENA_BYTES = 8 << 20
@@ -116,8 +116,9 @@ static bool fill_ends(uint32_t *ends, const moert_op_options *o, unsigned style)
     for (size_t g = 0; g < o->groups; g++) {
         const size_t left = (o->rows - end) / unit;
         if (style % 4 == 1)
-            end = (uint32_t)(g + 1 == o->groups ? left * unit : 0); /* all rows to the last group */
-        else if (left > 0 && style % 4 != 2)                        /* 2: all groups are empty */
+            /* the last group gets all remaining rows */
+            end = (uint32_t)(g + 1 == o->groups ? left * unit : 0);
+        else if (left > 0 && style % 4 != 2) /* style 2 leaves all groups empty */
             end += (uint32_t)(next() % (left + 1) * unit);
         ends[g] = end;
     }
@@ -130,7 +131,8 @@ static bool fill_ends(uint32_t *ends, const moert_op_options *o, unsigned style)
     return legal;
 }
 
-/* A reversal, random slots with repetitions, some of them just past the end, or any values. */
+/* Fills gather with a reversal, with random slots (repeated, or just past the end), or with any
+ * values. */
 static void fill_gather(uint32_t *gather, size_t rows, unsigned style) {
     const uint32_t m = (uint32_t)rows;
     for (uint32_t r = 0; r < m; r++)
@@ -194,8 +196,9 @@ static bool make_needed(const fuzz_input *in, const moert_op_options *o, const m
 
 /* ---- edits ---- */
 
-/* Replaces a buffer by NULL, by one that is too small, larger or of another device, or by the
- * weight. But ends is never the weight, as the host relies on ends while the op computes. */
+/* Replaces a buffer by NULL, by a smaller or larger buffer, by one of another device, or by the
+ * weight. `ends` never becomes the weight, since the host relies on `ends` while the op
+ * computes. */
 static void replace(moert_buffer **slot, unsigned change, moert_device *device, moert_device *other,
                     const moert_op_buffers *of) {
     unsigned char *memory;

@@ -81,7 +81,7 @@ static void choose_types(const fuzz_input *in, moert_op_options *o) {
     o->weight.type = o->kind == MOERT_OP_GEMM_WGRAD ? result : factor;
     o->d.type = result;
     o->c.type = PICK(types, second);
-    o->bias_type = types[second / 5 % 3]; /* not of 8 bits */
+    o->bias_type = types[second / 5 % 3]; /* bias never has an 8-bit dtype */
 }
 
 /* Chooses the GLU, and a width of whole pairs of interleaved runs. */
@@ -110,7 +110,7 @@ static void choose_glu(const fuzz_input *in, moert_op_options *o) {
     o->interleave = run == 255 ? *columns / unit : run;
 }
 
-/* Chooses strides wider than a row; two bits of the byte for each matrix. */
+/* Chooses strides that may be wider than a row; each matrix takes two bits of the byte. */
 static void choose_strides(const fuzz_input *in, moert_op_options *o) {
     static const uint8_t gaps[] = {0, 1, 3, 8};
     const unsigned byte = fuzz_byte(in, AT_STRIDES);
@@ -170,14 +170,14 @@ static void quantize_operand(const fuzz_input *in, size_t which, moert_op_option
 static void quantize_result(const fuzz_input *in, size_t which, moert_operand *operand) {
     quantize(in, which, operand);
     moert_quantizer *const how = &operand->how;
-    if (which == 3) /* the column result */
+    if (which == 3) /* operand 3 is the column result */
         how->axis = MOERT_AXIS_COLUMN;
     how->transposed = how->transposed && how->axis == MOERT_AXIS_COLUMN;
     how->hadamard = how->hadamard && how->axis == MOERT_AXIS_COLUMN;
     operand->global = how->group_scales = false;
 }
 
-/* Quantizes operands, the result and the column result, by two bits of a byte each. */
+/* Quantizes the operands, the result and the column result. Each takes two bits of a byte. */
 static void choose_quantized(const fuzz_input *in, moert_op_options *o) {
     const unsigned byte = fuzz_byte(in, AT_QUANTIZED);
     const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD;

@@ -37,7 +37,7 @@ const char *__lsan_default_suppressions(void) {
 }
 
 static moert_device *device, *other_device;
-static char last_text[1024]; /* of the last call that failed */
+static char last_text[1024]; /* message of the last call that failed */
 
 static struct { size_t runs, created, legal, executed, refused, large, recorded; } counts;
 
@@ -88,7 +88,7 @@ static moert_status judge(const char *call, moert_status status) {
 
 #define JUDGE(call) judge(#call, (call))
 
-/* Checks that a GEMM of one element gives 2 x 3, on the two backends in turn. */
+/* Checks that a GEMM of one element computes 2 x 3, on the two backends in turn. */
 static void prove_device(void) {
     moert_op_options options = MOERT_OP_OPTIONS_INIT;
     moert_op_buffers of = MOERT_OP_BUFFERS_INIT;
@@ -191,7 +191,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
     (void)argc;
     (void)argv;
-    /* PoCL's device without threads, so that a run does not depend on earlier ones */
+    /* PoCL's device without threads, so that a run does not depend on earlier runs */
     setenv("POCL_DEVICES", "basic basic", 0);
     setenv("MOERT_LOG", "error", 0);
     if (moert_device_open("cpu", "", 0, &device) != MOERT_OK ||

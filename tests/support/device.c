@@ -6,7 +6,7 @@
 enum { GUARD_BYTES = 128, GUARD_VALUE = 0xA5 };
 
 moert_device *test_device;
-static bool had_hopper; /* the device that was opened last is a Hopper GPU */
+static bool had_hopper; /* whether the device that was opened last is a Hopper GPU */
 
 int open_test_device(void **state) {
     (void)state;

@@ -8,7 +8,7 @@
 extern char test_directory[];
 int make_test_directory(void **state);
 int remove_test_directory(void **state);
-/* Group fixture: the directory and the test device. */
+/* Group fixture: the temporary directory and the test device. */
 int open_device_and_directory(void **state);
 int close_device_and_directory(void **state);
 
@@ -23,13 +23,13 @@ const char *write_text(const char *name, const char *text);
  * *bytes, unless NULL, becomes the size of the file. */
 char *read_file(const char *path, size_t *bytes);
 
-/* Counts the entries of a directory whose names end in `ending`, except hidden ones. 0 if the
- * directory does not exist. */
+/* Counts the entries of a directory whose names end in `ending`, except hidden entries. Returns 0
+ * if the directory does not exist. */
 size_t count_files(const char *directory, const char *ending);
 
 /* Composes a safetensors file in `image`; returns its size in bytes. */
 size_t compose_tensors(unsigned char *image, const char *header, const void *data, size_t bytes);
-/* Writes such a file, of at most 4096 bytes, into the directory; returns its path. */
+/* Writes a safetensors file of at most 4096 bytes into the directory; returns its path. */
 const char *write_tensors(const char *name, const char *header, const void *data, size_t bytes);
 
 /* Opens the tensors of a file or a directory; they are closed when the test ends. */

@@ -145,7 +145,8 @@ static moert_status write_rows(moert_window *window, trip *t) {
                               t->plan->plan->rows * moert_window_stride(window) * 4);
 }
 
-/* The rank or node that sums an expert's results before it sends them; 0 if none does. */
+/* Returns the rank or node that sums an expert's results before it sends them; 0 if there is no
+ * such sum. */
 static size_t node_of(const shape *c, const trip *t, int32_t expert) {
     const size_t rank = moert_plan_owner(c->experts, test_ranks, (size_t)expert);
     if (t->summed)
@@ -156,8 +157,8 @@ static size_t node_of(const shape *c, const trip *t, int32_t expert) {
 /* The addends of one element of a token's sum, by slot. */
 typedef struct {
     float weight[MAX_EXPERTS], value[MAX_EXPERTS];
-    size_t node[MAX_EXPERTS]; /* where each is summed first */
-    size_t home;              /* addends of this node join the final sum directly */
+    size_t node[MAX_EXPERTS]; /* the node that sums each addend first */
+    size_t home;              /* the final sum takes addends of this node one by one */
     bool taken[MAX_EXPERTS];  /* still to be added */
     bool rounds;              /* partial sums are rounded to bf16 */
 } addends;
@@ -309,7 +310,7 @@ static moert_status check_chunks(trip *t) {
     return MOERT_OK;
 }
 
-/* Ends a combine while other kernels run. Slots are complete after combine_finish(), rows only
+/* Finishes a combine while other kernels run. Slots are complete after combine_finish(), rows only
  * after combine_join(). */
 static moert_status combine_beside(const shape *c, trip *t, moert_transfer *back) {
     const size_t x_bytes = t->plan->plan->rows * moert_window_stride(t->x) * sizeof(float);
@@ -324,8 +325,8 @@ static moert_status combine_beside(const shape *c, trip *t, moert_transfer *back
     return verdict(c, t, "chunks");
 }
 
-/* The unweighted sums once more, with dispatch and combine in flight together: as soon as a chunk
- * has arrived, its results are written and sent, before the next chunk is waited for. */
+/* Computes the unweighted sums in chunks, with dispatch and combine in flight together. As soon as
+ * a chunk has arrived, its results are written and sent, before the wait for the next chunk. */
 static moert_status run_chunks(const shape *c, trip *t) {
     const size_t stride = moert_window_stride(t->y), bytes = stride * sizeof(float);
     const moert_transfer there = trip_there(t, true);
@@ -346,8 +347,8 @@ static moert_status run_chunks(const shape *c, trip *t) {
     return combine_beside(c, t, &back);
 }
 
-/* A combine whose rows the experts' ranks push, where otherwise the tokens' ranks read them. On all
- * ranks, the row of every slot is NaN until it is pushed. */
+/* Runs a combine in which the experts' ranks push the rows, instead of the tokens' ranks reading
+ * them. On all ranks, the row of every slot is NaN until it is pushed. */
 static moert_status run_pushed(const shape *c, trip *t) {
     const size_t bytes = t->plan->plan->rows * moert_window_stride(t->y) * sizeof(float);
     const bool sums = moert_exchange_sums(t->exchange);
@@ -377,7 +378,7 @@ moert_status trip_run(const shape *c, trip *t) {
     t->wrong = 0;
     MOERT_TRY(poison(t->x, t));
     MOERT_TRY(poison(t->slot_x, t));
-    MOERT_TRY(verdict(c, t, "poison")); /* all ranks have poisoned before any dispatches */
+    MOERT_TRY(verdict(c, t, "poison")); /* every rank has written NaN before any rank dispatches */
     MOERT_TRY(trip_dispatch(t, true, MOERT_OK));
     MOERT_TRY(check_chunks(t));
     t->wrong = t->plan->plan->rows > t->plan->capacity_rows;

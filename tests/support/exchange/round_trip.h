@@ -1,7 +1,7 @@
 /*
  * A dispatch and a combine of any shape. Rows, slots and sums must equal values that the host
- * computes from the global token index. A sum is a chain of fmaf, bit for bit. If an exchange sums
- * on each node first, it is a chain over the nodes' chains.
+ * computes from the global token index. A sum has the bits of a chain of fmaf in slot order. If
+ * each node sums first, the chain runs over the sums of the nodes.
  */
 #pragma once
 
@@ -10,7 +10,7 @@
 enum { MAX_RANKS = 4, MAX_EXPERTS = 16 };
 
 /* How the tokens of a shape choose their experts. ZIPF: the n-th expert is chosen about 1/n as
- * often as the first. HOT: one expert gets 30 % of the slots or more. */
+ * often as the first. HOT: one expert gets at least 30 % of the slots. */
 typedef enum { RANDOM, ONE_EXPERT, SOME_DROPPED, ALL_DROPPED, ZIPF, HOT } pattern;
 
 typedef struct {
@@ -27,15 +27,16 @@ typedef struct {
     moert_exchange_plan *plan;
     moert_buffer *index, *source, *weight, *target, *slot_target;
     bool bf16;                   /* y holds bf16 */
-    size_t chunks;               /* 0 means 1 */
+    size_t chunks;               /* number of chunks; 0 means 1 */
     float *host;                 /* large enough for each window and buffer */
-    const moert_comm *presummed; /* its nodes sum before they send; NULL: no node does */
+    const moert_comm *presummed; /* each of its nodes sums before it sends; NULL: no node sums */
     bool summed;                 /* every rank sums before it sends, and rounds the sums if bf16 */
-    size_t wrong;                /* wrong values so far */
+    size_t wrong;                /* number of wrong values so far */
 } trip;
 
-/* Windows serve several shapes; buffers and the plan serve one. With `bf16`, `width` is even: x has
- * 2 `width` bf16 values a row, which hold `width` floats, and y has `width`. Collective. */
+/* Windows serve several shapes; buffers and a plan serve one shape. With `bf16`, `width` must be
+ * even. A row of x then has 2 `width` bf16 values, which hold `width` floats; a row of y has
+ * `width` bf16 values. Collective. */
 moert_status trip_make_windows(moert_exchange *exchange, size_t width, bool bf16, trip *t);
 void trip_make_buffers(const shape *c, trip *t);
 /* Frees the windows and the plan. */
@@ -45,15 +46,15 @@ void trip_free(trip *t);
 moert_status trip_plan(const shape *c, const trip *t, moert_status local,
                        moert_exchange_plan **plan);
 
-/* The transfers of a dispatch, of a combine, `weighted` or not, and of a combine with pushed rows.
- * With `slots` a value of each slot travels along. */
+/* Describe the transfer of a dispatch, of a combine, and of a combine with pushed rows. With
+ * `slots`, the transfer also carries one value per slot. */
 moert_transfer trip_there(const trip *t, bool slots);
 moert_transfer trip_back(const trip *t, bool weighted, bool slots);
 moert_transfer trip_push(const trip *t, bool weighted, bool slots);
 moert_status trip_dispatch(const trip *t, bool slots, moert_status local);
 moert_status trip_combine(const trip *t, bool weighted, bool slots, moert_status local);
 
-/* Makes buffers and a plan of t->chunks. Dispatches, combines with and without weights, and with
- * pushed rows if the exchange pushes. Then once more chunk by chunk, as a layer does. Fails on all
- * ranks if it fails on one. */
+/* Makes buffers and a plan with t->chunks chunks. Dispatches, then combines with weights, without
+ * weights, and with pushed rows if the exchange pushes. Repeats this chunk by chunk, as a layer
+ * does. Fails on all ranks if it fails on one. */
 moert_status trip_run(const shape *c, trip *t);

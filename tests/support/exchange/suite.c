@@ -71,7 +71,7 @@ bool has_windows(void) {
     return info->is_cpu || info->nvidia > 0;
 }
 
-/* Sets the properties of an exchange for which there is no variable. */
+/* Sets the properties of an exchange that no environment variable controls. */
 static void choose_ways(const setup *tested, moert_control *control) {
     if (tested->once != AS_IT_IS)
         control->once = tested->once == ON ? MOERT_ONCE_ALWAYS : MOERT_ONCE_NEVER;
@@ -92,7 +92,8 @@ moert_exchange *open_exchange(void **state) {
         set_variable(ways[i][0], ways[i][1]);
     ASSERT_OK_ON_ALL(
         moert_exchange_create(test_device, spread[tested->together], tested->engine, &exchange));
-    for (size_t i = tested->aside ? 1 : 0; i < count; i++) /* combines read MOERT_SYNC later */
+    /* if combines run on the second queue, they read MOERT_SYNC later */
+    for (size_t i = tested->aside ? 1 : 0; i < count; i++)
         set_variable(ways[i][0], NULL);
     assert_string_equal(moert_exchange_engine(exchange),
                         moert_config_choice("MOERT_EXCHANGE", tested->engine));

@@ -8,16 +8,18 @@
 #include "support/exchange/round_trip.h"
 #include "support/mpi.h"
 
-/* A way to exchange. */
+/* A setup: the engine and settings of an exchange. */
 typedef struct setup {
     const char *name;
     unsigned engine;
-    const char *sync;      /* MOERT_SYNC: host or device waits for the other ranks */
+    const char *sync;      /* MOERT_SYNC: whether host or device waits for other ranks */
     const char *timeout_s; /* MOERT_TIMEOUT_S */
-    size_t together;       /* node: MOERT_NODE_RANKS, the ranks that count as a host; 0: all */
-    bool aside;            /* if devices wait: combines run on the second queue */
-    const char *push;      /* MOERT_PUSH */
-    /* window: whether rows go to each rank once, and transfers of few rows are one kernel */
+    /* node engine: MOERT_NODE_RANKS, the number of ranks that count as a host; 0: all */
+    size_t together;
+    bool aside;       /* if devices wait for each other: combines run on the second queue */
+    const char *push; /* MOERT_PUSH */
+    /* window engine: whether rows go to each rank once, and whether a transfer of few rows is one
+     * kernel */
     enum { AS_IT_IS, OFF, ON } once, fuse;
 } setup;
 
@@ -25,7 +27,7 @@ typedef struct setup {
 enum {
     BY_LOCAL = 1 << 0,
     BY_WINDOW = 1 << 1,
-    BY_DEVICES = 1 << 2, /* devices wait for each other, not their hosts */
+    BY_DEVICES = 1 << 2, /* devices, not hosts, wait for each other */
     BY_ONCE = 1 << 3,
     BY_FUSED = 1 << 4,
     BY_FUSED_ONCE = 1 << 5,
@@ -34,7 +36,7 @@ enum {
     BY_SUMMED = 1 << 8,
     BY_SUMMED_FUSED = 1 << 9,
     BY_STAGED = 1 << 10,
-    BY_NODES = 7 << 11, /* of 1, 2 and 3 ranks */
+    BY_NODES = 7 << 11, /* node engine with hosts of 1, 2 and 3 ranks */
     BY_IMPATIENT = 1 << 14,
     BY_IMPATIENT_FUSED = 1 << 15,
     BY_IMPATIENT_SUMMED = 1 << 16,
@@ -66,19 +68,18 @@ moert_exchange *open_exchange(void **state);
 trip open_windows(moert_exchange *exchange, const shape *c, bool bf16);
 /* Opens an exchange and windows, and makes a first round trip. */
 trip open_trip(void **state, const shape *c);
-/* Makes a round trip of every shape, with bf16, chunks and presummed of `like`. */
+/* Makes a round trip of every shape, with the fields `bf16`, `chunks` and `presummed` of `like`. */
 void run_shapes(moert_exchange *exchange, const trip *like);
 /* Destroys a trip and its exchange. close_usable() first checks that another round trip
  * succeeds. */
 void close_trip(trip *t);
 void close_usable(const shape *c, trip *t);
 
-/* keep_busy() keeps the last rank's device waiting for 2.5 s in a barrier that no other rank
- * enters, longer than the other ranks of BY_IMPATIENT* wait for it. make_busy() creates the
- * flags. */
+/* keep_busy() keeps the last rank's device for 2.5 s in a barrier that no other rank enters. In the
+ * setups BY_IMPATIENT*, the other ranks time out earlier. make_busy() creates the flags. */
 moert_flags *make_busy(void);
 moert_status keep_busy(moert_flags *busy);
-/* Checks that the next plan fails with a message that names that rank and `phase`. */
+/* Checks that the next plan fails with a message that names the last rank and `phase`. */
 void expect_late(const shape *c, const trip *t, const char *phase);
 
 /* True if the device supports the window engine. */

@@ -92,7 +92,7 @@ arrays make_arrays(const problem *p, bool integers) {
     arrays a = {.ldx = p->k + p->pad_x, .ldy = p->y_column + p->n + p->pad_y};
     a.x_count = p->rows * a.ldx;
     a.y_count = p->rows * a.ldy;
-    a.bias_count = p->groups * p->n; /* a shared weight uses the first group's part */
+    a.bias_count = p->groups * p->n; /* a weight shared by all groups uses the first group's part */
     a.weight_count = a.bias_count * p->k;
     a.x = filled(a.x_count, integers, 1);
     a.weight = filled(a.weight_count, integers, 2);
@@ -141,13 +141,14 @@ static moert_prepacked *pack(const moert_gemm *gemm, moert_prepacked_use use) {
     return prepacked;
 }
 
-/* The part of two groups from `first` on, or of one if it is the last. */
+/* Returns the part with groups `first` and first + 1, or with only `first` if it is the last
+ * group. */
 static moert_part part_of(const problem *p, size_t first) {
     const size_t end = first + 2 < p->groups ? first + 2 : p->groups;
     return (moert_part){first, end, start_of(p, first), p->ends[end - 1]};
 }
 
-/* A target for the scattered rows of a bf16 result, in reverse order. */
+/* A buffer that receives the scattered rows of a bf16 result, in reverse order. */
 typedef struct lines {
     moert_buffer *target, *addresses;
     size_t rows, width;

@@ -14,7 +14,7 @@ typedef enum operation {
     WGRAD,
     BIAS_GRAD,
     OPERATIONS
-} operation; /* as moert_gemm_kind */
+} operation; /* the first values are those of moert_gemm_kind */
 
 typedef struct problem {
     size_t n, k, rows, groups;
@@ -31,16 +31,16 @@ typedef struct way {
     const char *name, *backend;
     moert_dtype type;
     bool prepacked;
-    const char *bf16;   /* MOERT_BF16; NULL: auto */
+    const char *bf16;   /* the value of MOERT_BF16; NULL: auto */
     bool parts;         /* forward, dgrad and gated: one call for every two groups */
     moert_dtype result; /* dtype of the result of forward and dgrad */
-    bool split;         /* f32 operands as sums of three bf16 values, if the device does that */
-    unsigned spared;    /* compute units left to the second queue, which then join in */
-    size_t runs;        /* forward, dgrad: result rows are scattered in this many runs; 0: not */
+    bool split;         /* if the device supports it, split f32 operands into three bf16 values */
+    unsigned spared;    /* compute units that first serve the second queue, then join the GEMM */
+    size_t runs; /* forward, dgrad: number of runs of scattered result rows; 0: not scattered */
 } way;
 
-/* All ways in sets: a reference, then the ways that must have its bits, first the portable one
- * without prepacked weights. */
+/* All ways, in sets. A set begins with a reference. The ways that must give its bits follow, first
+ * the portable backend without prepacked weights. */
 extern const way gemm_ways[];
 extern const size_t gemm_way_count;
 const way *reference_of(const way *by);
@@ -98,7 +98,8 @@ static inline moert_status run_as(moert_gemm_kind kind, const moert_gemm *gemm) 
 void run_gemm(const problem *p, operation op, const way *by, arrays *a);
 /* Makes arrays, runs an operation on them and returns them. */
 arrays run_new(const problem *p, operation op, const way *by, bool integers);
-/* The same for rows [first, first + count) of `whole` only, as one group. */
+/* Makes arrays, runs an operation on only rows [first, first + count) of `whole`, as one group, and
+ * returns them. */
 arrays run_alone(const problem *whole, operation op, const way *by, size_t first, size_t count);
 
 /* A forward GEMM and its GLU into h[M,N/2], fused or in two calls; prob_stride 0: without prob. */
@@ -129,9 +130,9 @@ int run_with_digest(const char *file, int count, char **words, uint64_t (*digest
 
 /* Checks that all arrays have the same bits. */
 void compare_arrays(const char *title, const arrays *got, const arrays *want);
-/* Runs an operation on new arrays and checks that they end with the bits of `want`. */
+/* Runs an operation on new arrays, and checks that the arrays then have the bits of `want`. */
 void check_run(const problem *p, operation op, const way *by, bool integers, const arrays *want);
 
-/* Checks for forward and dgrad that a range of rows computed alone has the bits that it has among
- * all rows. A range is a first row and a number of rows. */
+/* Checks for forward and dgrad that the rows of a range have the same bits alone as among all rows.
+ * A range is a first row and a number of rows. */
 void check_company(const problem *whole, const way *by, const size_t (*ranges)[2], size_t count);

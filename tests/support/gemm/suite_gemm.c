@@ -37,14 +37,14 @@ static unsigned level(const suite_gemm *p, moert_op_buffer which, size_t index) 
 
 /* Fills in the value and the encoding of every level in a dtype. */
 static void make_levels(const suite_gemm *p, moert_dtype type, uint32_t *code, float *value) {
-    const float step = p->signs ? 1.0f : 0.1f / 36.95f; /* the sum's deviation is 36.95 */
+    const float step = p->signs ? 1.0f : 0.1f / 36.95f; /* 36.95: standard deviation of the sum */
     for (int i = 0; i < LEVELS; i++) {
         code[i] = code_of(type, (float)(i - MIDDLE) * step);
         value[i] = value_of(type, code[i]);
     }
 }
 
-/* The index of an operand's first element in the larger GEMM. */
+/* Returns the index of an operand's first element in the larger GEMM. */
 static size_t first_index(const suite_gemm *p, moert_op_buffer which) {
     const size_t n = p->options.n, k = p->options.k;
     const bool of_groups = which == MOERT_OP_BUFFER_bias || which == MOERT_OP_BUFFER_weight;
@@ -62,7 +62,7 @@ static moert_buffer *upload_operand(const suite_gemm *p, moert_op_buffer which, 
     float value[LEVELS];
     unsigned char *encoded = test_alloc(count * bytes);
     make_levels(p, type, code, value);
-    for (size_t i = 0; i < count; i++) /* little endian, as OpenCL devices here are */
+    for (size_t i = 0; i < count; i++) /* OpenCL devices are assumed to be little-endian */
         memcpy(encoded + i * bytes, &code[level(p, which, first + i)], bytes);
     return upload(encoded, count * bytes);
 }
@@ -135,8 +135,8 @@ void *suite_gemm_run(const char *backend, const suite_gemm *p) {
 
 /* ---- expected results ---- */
 
-/* A GEMM, the values of its levels in each operand, and for each line of the result the row of the
- * groups that it holds. */
+/* A GEMM, the value of each level in each operand, and the row of the groups that each result line
+ * holds. */
 typedef struct expectation {
     const suite_gemm *p;
     outcome result;
@@ -155,7 +155,7 @@ static void add(expectation *e, float a, float b) {
     e->exact += (double)a * (double)b;
 }
 
-/* The line of x or y that belongs to row r of the groups. */
+/* Returns the line of x or y that belongs to row r of the groups. */
 static size_t line_of(const suite_gemm *p, moert_op_buffer which, size_t r) {
     const moert_op_options *o = &p->options;
     if (which == MOERT_OP_BUFFER_y)
@@ -263,7 +263,7 @@ void suite_gemm_check(const char *title, const suite_gemm *p, const void *result
     if (samples > count)
         samples = count;
     for (size_t s = 0; s < samples; s++) {
-        /* one sample of each stretch, so that every group has some */
+        /* takes one sample from each of `samples` equal stretches, so that every group has some */
         const size_t first = (size_t)((double)count / (double)samples * (double)s);
         const size_t stretch = count / samples;
         const size_t index = first + suite_bits(samples, s) % stretch;

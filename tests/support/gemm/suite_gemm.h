@@ -9,19 +9,19 @@
 #include "support/test.h"
 
 typedef struct suite_gemm {
-    moert_op_options options;      /* a GEMM with dense rows; alpha and beta are not filled in */
-    const uint32_t *ends;          /* [G] */
-    const uint32_t *gather;        /* [M], with a permutation */
-    bool signs;                    /* elements are -1, 0, 1; else normal with deviation 0.1 */
-    size_t first_row, first_group; /* in the larger GEMM, if this is a part of one */
+    moert_op_options options; /* a GEMM with dense rows; alpha and beta are not filled in */
+    const uint32_t *ends;     /* [G] */
+    const uint32_t *gather;   /* [M], if rows are permuted */
+    bool signs; /* elements are -1, 0 and 1; otherwise nearly normal with standard deviation 0.1 */
+    size_t first_row, first_group; /* position in the larger GEMM, if this GEMM is a part of one */
 } suite_gemm;
 
 /* A GEMM whose operands and result have one dtype. */
 suite_gemm suite_gemm_of(moert_op_kind kind, moert_dtype type, size_t groups, size_t rows, size_t n,
                          size_t k);
 
-/* Executes the op and returns its result buffer in the result's dtype; discrete weights follow each
- * other. The running test owns it (test.h). */
+/* Executes the op and returns its result, in the result's dtype. Discrete weights follow each
+ * other. The running test owns the result (test.h). */
 void *suite_gemm_run(const char *backend, const suite_gemm *p);
 size_t suite_gemm_bytes(const suite_gemm *p);
 
@@ -34,6 +34,6 @@ void suite_gemm_check(const char *title, const suite_gemm *p, const void *result
 void suite_gemm_check_backends(const char *title, const suite_gemm *p, const void *result,
                                size_t most);
 
-/* Checks that every group, computed alone, has the bits that it has among the others. Without a
- * permutation only. */
+/* Checks that every group has the same bits alone as among the other groups. The op must not
+ * permute rows. */
 void suite_gemm_check_parts(const char *title, const suite_gemm *p, const void *result);

@@ -3,9 +3,9 @@
 
 #include "gemm/tuning/tuning.h"
 
-/* What a GEMM chooses without any tuning row. */
+/* The choices of a GEMM for which there is no tuning row. */
 extern const moert_choices standard_choices;
 
-/* Test fixture: only the built-in rows, and no file of measured rows yet; that will be "rows" in
- * the directory of files.h. */
+/* Test fixture: only the built-in rows of tuning. The file of measured rows, "rows" in the
+ * directory of files.h, does not exist yet. */
 int forget_tuning(void **state);

@@ -7,7 +7,8 @@
 static const size_t piece_tokens[] = {3, 1, 4, 2, 3};
 enum { PIECES = MOERT_COUNT(piece_tokens) };
 
-/* The pieces [first, end) of a rank. With several ranks, the middle one has none. */
+/* Computes the pieces [first, end) of a rank. If there are several ranks, the middle rank has
+ * none. */
 static void pieces_of(size_t rank, size_t size, size_t *first, size_t *end) {
     const size_t idle = size / 2, workers = size > 1 ? size - 1 : 1;
     const size_t worker = size > 1 && rank > idle ? rank - 1 : rank;
@@ -114,7 +115,8 @@ static float *collect_rows(const layer_run *run, const moert_buffer *rows) {
     return all;
 }
 
-/* Each rank broadcasts its part. A rank that holds the same part compares it with its copy. */
+/* Each rank broadcasts its part of a gradient. Ranks that hold a replica of that part compare it
+ * with their copy. */
 static float *collect_gradient(const layer_run *run, moert_layer_tensor which) {
     size_t mine[2];
     bool differs = false;

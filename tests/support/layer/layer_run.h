@@ -5,7 +5,8 @@
 #include "moert/layer.h"
 #include "support/layer/layer_oracle.h"
 
-enum { LAYER_TOKENS = 13 }; /* the oracle's tokens are a multiple, cut into unequal pieces */
+/* the oracle's tokens are a multiple of this, and are cut into pieces of unequal sizes */
+enum { LAYER_TOKENS = 13 };
 
 /* One rank's part: its pieces of the tokens, its experts. */
 typedef struct layer_run {
@@ -22,19 +23,19 @@ typedef struct layer_run {
 /* The results of all ranks, on every rank. */
 typedef struct layer_results {
     float *y, *dx;                        /* [T,H] */
-    float *gradient[MOERT_LAYER_TENSORS]; /* of all experts; NULL if the tensor has none */
+    float *gradient[MOERT_LAYER_TENSORS]; /* gradient of all experts; NULL if the tensor has none */
 } layer_results;
 
 /* Creates a layer with `ep` ranks per set of experts (0: all), loads its weights, and splits the
- * oracle's tokens over the ranks; one of several ranks gets none. All functions here are
- * collective. */
+ * oracle's tokens over the ranks. If there are several ranks, one gets no tokens. All functions of
+ * this file are collective. */
 layer_run layer_run_open(moert_context *context, size_t ep, const oracle_layer *oracle,
                          bool deferred);
 void layer_run_close(const layer_run *run);
 
 moert_status layer_run_forward(const layer_run *run);
-/* Forward, backward, wgrad if deferred, and reduction of micro-batch `index` of `count`. Every
- * micro-batch has the same tokens. */
+/* Runs forward, backward, wgrad if it is deferred, and reduction of micro-batch `index` of `count`.
+ * Every micro-batch has the same tokens. */
 moert_status layer_run_step(layer_run *run, size_t index, size_t count);
 
 /* Gathers the results; fails if replicas of an expert have different bits. */

@@ -121,8 +121,8 @@ void oracle_load(const router_input *input, const double *logits, const int32_t 
     }
 }
 
-/* Takes the largest of the n values that are not yet taken, the first if equal. *margin becomes at
- * most its distance to the next one. */
+/* Takes the largest of the n values that are not yet taken; of equal values, the first. *margin
+ * becomes at most the distance to the next largest value. */
 static size_t take(const double *value, char *taken, size_t n, double *margin) {
     size_t best = n;
     for (size_t i = 0; i < n; i++)
@@ -185,6 +185,6 @@ void oracle_logits(const moert_router_options *options, size_t tokens, const flo
             if (oracle_choose(options, row, bias, index) > 1e-5)
                 break;
             if (attempt == 10000)
-                abort(); /* no such logits exist */
+                abort(); /* no logits with this margin were found */
         }
 }

@@ -5,19 +5,19 @@
 
 #include "support/layer/router_run.h"
 
-/* The logits[E] of token t. */
+/* Copies the logits[E] of token t. */
 void oracle_row(const router_input *input, size_t t, double *logits);
 
-/* p[E] = softmax(logits); returns the log-sum-exp. */
+/* Computes p[E] = softmax(logits) and returns the log-sum-exp of the logits. */
 double oracle_softmax(const double *logits, size_t experts, double *p);
 
-/* r[E], the scores that the load-balancing losses use: they sum to 1. */
+/* Computes r[E], the scores in the load-balancing losses, which sum to 1. */
 void oracle_normalised_scores(const moert_router_options *options, const double *logits, double *r);
 
-/* scores[E] as in moert_routing. */
+/* Computes scores[E], which moert_routing describes. */
 void oracle_scores(const moert_router_options *options, const double *logits, double *scores);
 
-/* weight[K] of the experts index[K]. */
+/* Computes weight[K] of the experts index[K]. */
 void oracle_weights(const moert_router_options *options, const double *logits, const int32_t *index,
                     double *weight);
 
@@ -41,6 +41,7 @@ void oracle_load(const router_input *input, const double *logits, const int32_t 
 double oracle_choose(const moert_router_options *options, const double *logits, const float *bias,
                      int32_t *index);
 
-/* Draws logits[T,E], normal with `deviation`, again until every choice has a margin of 1e-5. */
+/* Draws logits[T,E], normal with standard deviation `deviation`, until every choice has a margin of
+ * 1e-5. */
 void oracle_logits(const moert_router_options *options, size_t tokens, const float *bias,
                    double deviation, uint64_t key, float *logits);

@@ -22,10 +22,11 @@ typedef struct router_input {
     const float *dweight;       /* NULL: forward only */
     const float *aux;           /* may be NULL */
     float z_factor;
-    const int32_t *index; /* unless NULL, replaces the choice before the backward */
+    const int32_t *index; /* unless NULL, replaces the chosen experts before the backward */
 } router_input;
 
-/* Options with defaults for the rest; and with groups of experts, of which `kept` are kept. */
+/* Return options with defaults for all other fields; the second function adds groups of experts, of
+ * which a token keeps `kept`. */
 moert_router_options router_options(size_t experts, size_t topk, moert_score score);
 moert_router_options router_groups(moert_router_options options, size_t groups, size_t kept);
 

@@ -1,7 +1,7 @@
 // run: np=1,2,3,4 gpu=1,2 sanitize=2
 /*
- * Every engine over hostile shapes, growth, repetition and errors. An engine that equals the oracle
- * of round_trip.h bit for bit equals every other engine too.
+ * Every engine on hostile shapes, with growing windows, repeated exchanges and errors. Each engine
+ * must give the bits of the oracle in round_trip.h, so all engines give the same bits.
  */
 #include "base/config.h"
 #include "base/memory.h"
@@ -28,7 +28,8 @@ static void test_exchange_in_chunks_moves_rows_exactly(void **state) {
     moert_exchange_destroy(exchange);
 }
 
-/* A rank that fails between two chunks takes part in the remaining ones; then all ranks fail. */
+/* A rank that fails between two chunks still exchanges the remaining chunks. Then the call fails on
+ * all ranks. */
 static void test_exchange_fails_alike_in_the_middle_of_its_chunks(void **state) {
     moert_exchange *exchange = open_exchange(state);
     const shape c = {"middle", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 78};
@@ -178,8 +179,8 @@ static void test_the_device_places_slots_as_the_host_does(void **state) {
     moert_exchange_destroy(exchange);
 }
 
-/* A failure between the two calls fails the plan on all ranks. The next plan uses the memory of a
- * freed one and is correct. */
+/* If one rank fails between the two calls, the plan fails on all ranks. The next plan reuses the
+ * memory of a freed plan and is correct. */
 static void test_a_plan_is_made_in_two_calls(void **state) {
     enum { T = 70, K = 2, E = 8 };
     moert_exchange *exchange = open_exchange(state);
@@ -252,7 +253,7 @@ static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state
     close_trip(&t);
 }
 
-/* The last rank's device is busy for longer than the others wait for it. */
+/* The last rank's device is busy for longer than the other ranks wait for it. */
 static void test_exchange_names_a_late_device_and_stays_usable(void **state) {
     const shape c = {"after a late device", 8, 2, 24, {11, 5, 9, 2}, RANDOM, 78};
     if (test_ranks == 1 || suite_skips(test_ranks != 2))
@@ -283,7 +284,8 @@ static void test_exchange_chooses_the_best_engine(void **state) {
     moert_exchange_free_plan(NULL);
 }
 
-/* As if the ranks of one host ran in separate containers. */
+/* Simulates ranks of one host in separate containers: the last rank reads another directory than
+ * /proc. */
 static void test_exchange_is_staged_where_ranks_cannot_share_memory(void **state) {
     (void)state;
     moert_exchange *exchange;

@@ -1,7 +1,7 @@
 // run: np=1,2,3,4 gpu=1,2 sanitize=2
-/* Features that only some settings of an exchange have: a row that goes to each rank once, a
- * transfer fused into one kernel, rows that are pushed or summed by the rank that computes them,
- * and the node engine. */
+/* Features of an exchange that depend on its settings: sending a row to each rank once, fusing a
+ * transfer into one kernel, pushing or summing rows on the rank that computes them, and the node
+ * engine. */
 #include "base/config.h"
 #include "base/memory.h"
 #include "comm/internal.h"
@@ -84,8 +84,8 @@ static void test_a_row_goes_to_each_rank_once(void **state) {
     close_trip(&t);
 }
 
-/* Before a dispatch arrives, the words that name each row's source hold anything. The kernel must
- * not read a row outside of the window. */
+/* Until a dispatch has arrived, the words that name the sources of rows may hold any value. The
+ * kernel must not read a row outside of the window. */
 static void test_an_invalid_source_of_a_row_is_ignored(void **state) {
     const shape c = {"late", 4, 2, 24, {9, 4, 7, 3}, RANDOM, 23};
     trip t = open_trip(state, &c);
@@ -105,7 +105,7 @@ static void test_an_invalid_source_of_a_row_is_ignored(void **state) {
 static void test_a_row_goes_once_where_that_saves_much(void **state) {
     (void)state;
     static const struct {
-        size_t ranks, tokens, topk, row_bytes; /* tokens per rank */
+        size_t ranks, tokens, topk, row_bytes; /* tokens: per rank */
         bool saves, saves_fused;
     } cases[] = {{4, 8192, 8, 4096, true, true},   {2, 8192, 8, 4096, true, true},
                  {4, 8192, 8, 14336, true, true},  {4, 128, 8, 4096, false, true},
@@ -135,20 +135,21 @@ static void test_ranks_may_fuse_or_not(void **state) {
 
 /* ---- rows that are pushed ---- */
 
-/* Opens an exchange that pushes, and runs the first trip of a shape. */
+/* Opens an exchange that pushes rows, and makes a first round trip of a shape. */
 static trip open_pushing(void **state, const shape *c) {
     trip t = open_trip(state, c);
     ASSERT_ON_ALL(moert_exchange_pushes(t.exchange, false));
     return t;
 }
 
-/* Before a dispatch arrives, the slot of a row may hold anything. Such a row must go nowhere. */
+/* Until a dispatch has arrived, the slot of a row may hold any value. The kernel must not send a
+ * row whose slot is invalid. */
 static void test_a_row_without_a_valid_slot_is_not_pushed(void **state) {
     const shape c = {"late", 4, 2, 24, {9, 4, 7, 3}, RANDOM, 25};
     trip t = open_pushing(state, &c);
     const size_t rows = t.plan->plan->rows, floats = t.y->capacity_rows * moert_window_stride(t.y);
     uint32_t(*slots)[MOERT_SLOT_STRIDE] = test_alloc((rows + 1) * sizeof *slots);
-    uint64_t *found = test_alloc((rows + 1) * sizeof *found); /* zeros */
+    uint64_t *found = test_alloc((rows + 1) * sizeof *found); /* all words are 0 */
     float *before = test_alloc(floats * sizeof *before),
           *after = test_alloc(floats * sizeof *after);
     const moert_buffer *addresses;
@@ -194,7 +195,7 @@ static moert_status combine_pushed(trip *t, bool overlapped) {
     return moert_exchange_combine_join(exchange);
 }
 
-/* If the combine itself is to send rows, it sends them before it moves to the second queue. */
+/* A combine that pushes rows sends them before it continues on the second queue. */
 static void test_a_pushed_combine_may_overlap_other_work(void **state) {
     const shape c = {"overlapped", 8, 4, 24, {25, 17, 40, 3}, SOME_DROPPED, 29};
     trip t = open_pushing(state, &c);
@@ -317,7 +318,8 @@ static void test_the_node_exchange_sends_a_row_once_to_a_host(void **state) {
     const moert_comm *comm = spread[((const setup *)*state)->together];
     trip t = open_trip(state, &c);
     const size_t pairs = count_far_pairs(comm, &c, read_index(&c, &t));
-    const uint64_t before = moert_exchange_far_rows(t.exchange); /* in the trip's two dispatches */
+    /* rows that the two dispatches of the first trip sent to other hosts */
+    const uint64_t before = moert_exchange_far_rows(t.exchange);
     ASSERT_ON_ALL(before == 2 * pairs && (pairs > 0) == (c.tokens[test_rank] > 0));
     ASSERT_OK_ON_ALL(trip_dispatch(&t, false, MOERT_OK));
     ASSERT_ON_ALL(moert_exchange_far_rows(t.exchange) == before + pairs);

@@ -67,8 +67,8 @@ TEST(test_devices_see_what_others_wrote_before_a_barrier) {
     moert_storage_release(&rows);
 }
 
-/* Rank `late` leaves out the first barrier. The others find that out, go on, and wait in no later
- * barrier. */
+/* Rank `late` does not enter the first barrier. The other ranks time out, continue, and do not wait
+ * in later barriers. */
 TEST(test_a_rank_that_does_not_arrive_is_named) {
     const uint64_t patience_ns = 1000000000;
     const size_t late = test_ranks / 2;
@@ -88,7 +88,7 @@ TEST(test_a_rank_that_does_not_arrive_is_named) {
         right = right &&
                 strstr(moert_last_error(), titled("the device of rank %zu (", late)) != NULL &&
                 strstr(moert_last_error(), "barrier 1, in phase 'loss', within 1 s") != NULL;
-    right = on_all(right); /* the late rank waits here */
+    right = on_all(right); /* the late rank waits here until the other ranks have timed out */
     for (unsigned i = 0; i < 21 && enqueued == MOERT_OK && test_rank == late; i++)
         enqueued = moert_flags_barrier(flags);
     right = settle(flags) == MOERT_OK && enqueued == MOERT_OK && right;
