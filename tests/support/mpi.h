@@ -1,6 +1,6 @@
 /*
- * Tests on several ranks. An assertion that fails on one rank only would leave the others waiting
- * in their next collective. So between collectives, ranks first agree on a verdict, then all assert
+ * Tests on several ranks. If an assertion failed on only one rank, the other ranks would wait
+ * forever in their next collective. Therefore ranks first agree on a verdict, then all ranks assert
  * it.
  */
 #pragma once
@@ -28,32 +28,32 @@ int mpi_tests_end(int failed);
 extern moert_context *test_context;
 int open_test_context(void **state);
 int close_test_context(void **state);
-/* The same, and a directory of this rank (files.h). */
+/* Group fixture: test_context, and a temporary directory of this rank (files.h). */
 int open_context_and_directory(void **state);
 int close_context_and_directory(void **state);
 
-/* The same, and a mesh of all ranks. */
+/* Group fixture: test_context, and a mesh of all ranks. */
 extern moert_mesh *test_mesh;
 int open_test_mesh(void **state);
 int close_test_mesh(void **state);
 
-/* Creates another mesh, with `ep` ranks per set of experts (0: all), and a model without weights.
- * Both are destroyed when the test ends. */
+/* open_mesh() creates another mesh, with `ep` ranks per set of experts (0: all). open_model()
+ * creates a model without weights. Both objects are destroyed when the test ends. */
 moert_mesh *open_mesh(size_t ep);
 moert_model *open_model(moert_mesh *mesh, const moert_model_config *config);
-/* Reads the config.json of a golden model; freed when the test ends. */
+/* Reads the config.json of a golden model. The config is freed when the test ends. */
 moert_model_config golden_config(const char *name);
 
 /* True if `mine` is true on all ranks. Collective. */
 bool on_all(bool mine);
 
-/* The assertions of test.h; they fail on all ranks if they fail on one. Collective. */
+/* The assertions of test.h, which fail on all ranks if they fail on one. Collective. */
 #define ASSERT_ON_ALL(condition) assert_true(on_all(condition))
 #define ASSERT_OK_ON_ALL(call)   ASSERT_OK(agreed(call))
 #define ASSERT_FAILS_ON_ALL(call, status, text)                                                    \
     assert_true(on_all(failed_with((call), (status), (text))))
 
-/* Returns the failure of the lowest rank that failed, on all ranks. Collective. */
+/* Returns on all ranks the status of the lowest rank that failed, or MOERT_OK. Collective. */
 moert_status agreed(moert_status mine);
 
 /* A value that identifies its sender, its receiver and its index. */

@@ -43,7 +43,7 @@ void suite_split(uint64_t key, size_t rows, size_t groups, uint32_t *ends) {
 }
 
 void suite_dirichlet(uint64_t key, size_t rows, size_t block, size_t groups, uint32_t *ends) {
-    /* gamma variates of shape 1/2 are halves of squared normal numbers */
+    /* a gamma variate of shape 1/2 is half the square of a normal number */
     double sum = 0.0, fraction = 0.0;
     for (size_t g = 0; g < groups; g++)
         sum += pow(moert_rng_normal(key, 0, g), 2.0);
@@ -78,7 +78,8 @@ size_t suite_sort(const int32_t *index, size_t slots, size_t experts, uint32_t *
             ends[index[s]]++;
     for (size_t e = 0; e < experts; e++) {
         const uint32_t count = ends[e];
-        ends[e] = rows; /* the start; it becomes the end as slots are added */
+        /* the start of the expert's rows; each added slot advances it to their end */
+        ends[e] = rows;
         rows += count;
     }
     for (size_t s = 0; s < slots; s++)

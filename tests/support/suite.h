@@ -6,14 +6,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* True for a slow row, unless TEST_ALL=1. */
+/* True if a table row is to be skipped: it is slow, and TEST_ALL is not 1. */
 bool suite_skips(bool slow);
 
 /* Backends, the fast one first. */
 extern const char *const suite_backends[2];
 
-/* Random 32-bit value `index` of stream `key`. Takes a few cycles, so that large operands are
- * cheap. */
+/* Returns random 32-bit value `index` of stream `key`. A call takes a few cycles, so that large
+ * operands are cheap. */
 static inline uint32_t suite_bits(uint64_t key, uint64_t index) {
     uint64_t z = (key + 1) * 0x9E3779B97F4A7C15u + index * 0xD1B54A32D192ED03u;
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
@@ -42,7 +42,7 @@ void suite_dirichlet(uint64_t key, size_t rows, size_t block, size_t groups, uin
 /* Chooses K different experts for each token: index[T,K]. */
 void suite_route(uint64_t key, size_t tokens, size_t topk, size_t experts, int32_t *index);
 
-/* Sorts the slots of index[slots] by expert, ascending within each: gather[rows], ends[E]. Omits
- * slots of -1; returns the number of rows. */
+/* Sorts the slots of index[slots] by expert, and by slot within an expert, into gather[rows] and
+ * ends[E]. Omits slots whose expert is -1. Returns the number of rows. */
 size_t suite_sort(const int32_t *index, size_t slots, size_t experts, uint32_t *gather,
                   uint32_t *ends);

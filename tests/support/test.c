@@ -8,7 +8,8 @@
 enum { SEED = 17 };
 const char *const backends[BACKENDS] = {"reference", "portable"};
 static const double gradient_tolerance = 2e-5;
-static const double least_magnitude = 0.01; /* inputs are about 1; smaller results may be 0 */
+/* inputs have magnitudes of about 1, so smaller results may be 0 */
+static const double least_magnitude = 0.01;
 
 bool failed_with(moert_status got, moert_status wanted, const char *text) {
     if (got == wanted && strstr(moert_last_error(), text) != NULL)
@@ -39,7 +40,7 @@ int run_file(const char *file, CMFixtureFunction begin, CMFixtureFunction end) {
     return run_table(slash != NULL ? slash + 1 : file, tests, count, begin, end);
 }
 
-/* ---- what a test owns ---- */
+/* ---- objects owned by the running test ---- */
 
 static struct {
     struct {
@@ -123,7 +124,7 @@ void set_variable(const char *name, const char *value) {
     moert_config_reload();
 }
 
-/* The first values of a stream. */
+/* The values that have been drawn from a random stream so far. */
 typedef struct drawn {
     random_draw *draw;
     uint64_t key, stream;

@@ -25,7 +25,7 @@
 #include "train/metrics.h"
 
 enum { LINE_BYTES = 4096 };
-static const double zero_norm = 1e-12; /* the largest norm that is accepted where 0 is expected */
+static const double zero_norm = 1e-12; /* the largest norm that counts as 0 if 0 is expected */
 
 static const char *expected_path, *actual_path, *metrics_path, *only, *except;
 static double tolerance;
@@ -44,7 +44,7 @@ static const moert_option options[] = {
 };
 enum { OPTIONS = MOERT_COUNT(options) };
 
-/* The largest error so far, and where. */
+/* The largest error so far, and its place. */
 typedef struct worst {
     double error;
     char where[160];
@@ -53,7 +53,7 @@ typedef struct worst {
 
 static void judge(worst *w, double error, const char *where) {
     w->compared++;
-    if (!(error <= tolerance)) { /* NaN fails */
+    if (!(error <= tolerance)) { /* true for NaN */
         w->failed++;
         printf("%s: relative error %.3g exceeds %.3g\n", where, error, tolerance);
     }
@@ -81,7 +81,7 @@ static double largest_distance(const float *want, const float *got, size_t count
     double difference = 0.0, largest = 0.0;
     for (size_t i = 0; i < count; i++) {
         const double d = want[i] == got[i] ? 0.0 : fabs((double)got[i] - (double)want[i]);
-        if (d > difference || isnan(d)) /* NaN stays */
+        if (d > difference || isnan(d)) /* once NaN, the largest difference stays NaN */
             difference = d;
         if (isfinite(want[i]))
             largest = fmax(largest, fabs((double)want[i]));

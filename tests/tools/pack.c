@@ -19,7 +19,7 @@ typedef struct source {
     const char *values;
     moert_tensor_spec spec;
     size_t elements;
-    moert_tensors *file; /* the file of `from`, or NULL */
+    moert_tensors *file; /* the file that holds tensor `from`, or NULL */
     const moert_tensor *from;
 } source;
 
@@ -90,11 +90,11 @@ static void store(moert_file_type type, void *values, size_t i, double value) {
                   {MOERT_FILE_F8_E4M3, MOERT_DTYPE_E4M3},
                   {MOERT_FILE_F8_E5M2, MOERT_DTYPE_E5M2}};
     const size_t bytes = moert_file_type_bytes(type);
-    uint32_t bits = (uint32_t)(int32_t)value; /* for integers */
+    uint32_t bits = (uint32_t)(int32_t)value; /* the bits of an integer dtype */
     for (size_t f = 0; f < MOERT_COUNT(floats); f++)
         if (floats[f].type == type)
             bits = moert_dtype_encode(floats[f].dtype, (float)value);
-    memcpy((char *)values + i * bytes, &bits, bytes); /* little endian */
+    memcpy((char *)values + i * bytes, &bits, bytes); /* the file is little-endian */
 }
 
 static void fill(const source *s, void *values) {

@@ -1,5 +1,5 @@
-/* ptx FILE ARENA_BYTES: turns PTX of another compiler into sm_90a, as the library does with the
- * driver's. */
+/* ptx FILE ARENA_BYTES: turns PTX of another compiler into PTX for sm_90a, as the library does with
+ * the PTX of NVIDIA's driver. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,8 @@
 #include "base/text.h"
 #include "device/nvidia/ptx.h"
 
-/* Reads a file and replaces its version and target by those of NVIDIA's OpenCL compiler. */
+/* Reads PTX from a file, and replaces its version and target by those of NVIDIA's OpenCL
+ * compiler. */
 static char *read_text(const char *path) {
     FILE *file = fopen(path, "rb");
     static char text[8 << 20];

@@ -22,7 +22,8 @@ moert_op_options ops_sized(moert_op_kind kind, size_t groups, size_t rows, size_
 
 /* A quantized operand with scale layout `layout` modulo 3, or linear if the format has no other. */
 moert_operand ops_scaled(moert_format format, moert_axis axis, size_t layout);
-/* The same with tiled scales, and a global scale for each group if the format has global scales. */
+/* A quantized operand with tiled scales, and a global scale per group if the format has global
+ * scales. */
 moert_operand ops_scaled_by_groups(moert_format format);
 
 /* A GEMM whose operands both have the format of `operand`, in blocks along the reduction index; the
@@ -41,8 +42,8 @@ moert_operand *ops_second_operand(moert_op_options *options);
 moert_operand *ops_result(moert_op_options *options);
 moert_op_buffer ops_result_buffer(moert_op_kind kind);
 
-/* The usual groups, and an op over them. The first, a middle and the last group are empty. No size
- * is a multiple of a tile. There are rows past the last end. */
+/* The default groups of tests, and an op over them. The first, a middle and the last group are
+ * empty. No size is a multiple of a tile. Some rows lie past the last end. */
 enum { OPS_GROUPS = 6, OPS_ROWS = 140 };
 extern const uint32_t ops_usual_ends[OPS_GROUPS];
 moert_op_options ops_usual(moert_op_kind kind);
@@ -55,13 +56,14 @@ static inline size_t ops_group_start(const uint32_t *ends, size_t g) {
 /* Describes the op for the title of a comparison. */
 const char *ops_title(const moert_op_options *options);
 
-/* Creates an op on the test device; destroyed when the test ends. */
+/* Creates an op on the test device. The op is destroyed when the test ends. */
 moert_op *ops_open(const moert_op_options *options);
 
 /* Checks that moert_op_create() refuses a description with a message that contains `text`. */
 void ops_check_refused(const moert_op_options *options, moert_status status, const char *text);
 
-/* The same for a description after `change`, which refers to it as `o`. */
+/* Applies `change` to a copy `o` of a description, then checks that moert_op_create() refuses
+ * `o`. */
 #define OPS_REFUSED(description, status, text, change)                                             \
     do {                                                                                           \
         moert_op_options o = (description);                                                        \

@@ -7,7 +7,7 @@ static double or_one(const ops_bytes *data, moert_op_buffer which, size_t i) {
     return data->bytes[which] > 0 ? ops_bytes_get(data, which, i) : 1.0;
 }
 
-/* The matrix [n,k] of an operand from element `first` on, or transposed, [k,n]. */
+/* Returns the matrix [n,k] of an operand from element `first` on, or its transpose [k,n]. */
 static double *values_of(const ops_bytes *data, moert_op_buffer which, size_t first, size_t n,
                          size_t k, bool transposed) {
     double *values = test_alloc(n * k * sizeof *values);
@@ -26,8 +26,8 @@ static void add_scaled(double *to, double scale, const double *from, size_t n) {
         to[i] += scale * from[i];
 }
 
-/* acc[] of the rows [first, end) of group g: their results, or the gradient of the group's
- * weight. */
+/* Computes acc for the rows [first, end) of group g: the rows of the result, or the gradient of the
+ * group's weight. */
 static void multiply(const ops_bytes *data, size_t g, size_t first, size_t end, double *acc) {
     const moert_op_options *o = &data->shape.options;
     const size_t n = o->n, k = o->k, rows = end - first;
@@ -35,7 +35,8 @@ static void multiply(const ops_bytes *data, size_t g, size_t first, size_t end, 
     double *xs = x ? values_of(data, MOERT_OP_BUFFER_x, first * k, rows, k, false) : NULL;
     double *ys = y ? values_of(data, MOERT_OP_BUFFER_y, first * n, rows, n, false) : NULL;
     double *w =
-        x && y ? NULL : values_of(data, MOERT_OP_BUFFER_weight, g * n * k, n, k, x); /* x: [K,N] */
+        /* with x, transposed: [K,N] */
+        x && y ? NULL : values_of(data, MOERT_OP_BUFFER_weight, g * n * k, n, k, x);
     for (size_t r = 0; r < rows; r++)
         if (x && y)
             for (size_t j = 0; j < n; j++)
@@ -53,11 +54,11 @@ static void multiply(const ops_bytes *data, size_t g, size_t first, size_t end, 
 /* The absolute error of act where exp overflows in float32. */
 static const double lost = 1e-35;
 
-/* A GLU at one element. */
+/* The values of a GLU at one element. */
 typedef struct gate {
     double act, slope; /* the activation of the gate, and its derivative */
     double magnitude;  /* the sum of the magnitudes of the two addends of `slope` */
-    double linear;     /* the other argument: up, clamped, plus the offset */
+    double linear;     /* the linear argument: up, clamped, plus the offset */
 } gate;
 
 static gate gate_of(const moert_glu_form *form, double g, double u) {
@@ -68,7 +69,7 @@ static gate gate_of(const moert_glu_form *form, double g, double u) {
                   fmax(fmin(u, limit), -limit) + (double)form->offset};
 }
 
-/* The error that each of the n sums of a row may have. */
+/* Returns the error that each of the n sums of a row may have. */
 static double slack_of(const ops_exact *e, const double *sums, size_t n) {
     double largest = 0.0;
     for (size_t j = 0; j < n; j++)
@@ -85,7 +86,7 @@ static void raise(ops_exact *e, size_t i, double value) {
     e->amax[i] = fmax(e->amax[i], fabs(value));
 }
 
-/* Row r of a GEMM's or GLU's result from acc. */
+/* Computes row r of a GEMM's or GLU's result from acc. */
 static void finish_row(const ops_bytes *data, ops_exact *e, size_t g, size_t r, double *acc) {
     const moert_op *op = &data->shape;
     const moert_op_options *o = &op->options;
@@ -117,12 +118,13 @@ static void finish_row(const ops_bytes *data, ops_exact *e, size_t g, size_t r, 
         e->c_slack[r * n + j] = slack;
 }
 
-/* Row r of a dGLU's result from acc, which is q before alpha. */
+/* Computes row r of a dGLU's result from acc, the sums of its GEMM before alpha. */
 static void differentiate_row(const ops_bytes *data, ops_exact *e, size_t g, size_t r,
                               const double *acc) {
     const moert_op *op = &data->shape;
     const moert_glu_form *form = &op->options.glu;
-    const bool scaled = form->offset == 0.0f; /* as in cuDNN */
+    /* as in cuDNN, alpha and beta apply only to a GLU without an offset */
+    const bool scaled = form->offset == 0.0f;
     const double alpha = scaled ? or_one(data, MOERT_OP_BUFFER_alpha, g) : 1.0;
     const double beta = scaled ? or_one(data, MOERT_OP_BUFFER_beta, g) : 1.0;
     const double prob = or_one(data, MOERT_OP_BUFFER_prob, r), limit = (double)form->limit;
@@ -177,7 +179,7 @@ ops_exact ops_exact_of(const ops_bytes *plain, double tolerance) {
     ops_exact e = make(plain, tolerance);
     assert_true(!o->accumulate && o->permute == MOERT_OP_PERMUTE_NONE &&
                 (!o->beta || o->kind == MOERT_OP_DGLU));
-    const size_t width = plain->shape.x.input ? o->n : o->k; /* of acc */
+    const size_t width = plain->shape.x.input ? o->n : o->k; /* columns of acc */
     for (size_t g = 0; g < o->groups; g++) {
         const size_t first = ops_group_start(ends, g), end = ends[g], rows = end - first;
         if (o->kind == MOERT_OP_GEMM_WGRAD) {

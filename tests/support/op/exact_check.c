@@ -5,7 +5,8 @@
 #include "support/op/exact.h"
 #include "support/quant/quantize_oracle.h"
 
-/* A comparison. `ambiguous` counts bytes near a rounding boundary, where two or more are right. */
+/* A comparison. `ambiguous` counts bytes near a rounding boundary, for which several values are
+ * right. */
 typedef struct check {
     const char *title;
     const ops_bytes *got;
@@ -59,10 +60,10 @@ static void check_plain(check *c, moert_op_buffer which, plain_rows want) {
 /* How a result is quantized. */
 typedef struct recipe {
     moert_dtype element;
-    unsigned sign; /* the number of the sign bit */
+    unsigned sign; /* position of the sign bit */
     double largest, norm;
     bool fine;   /* scales are E4M3, not powers of two */
-    bool normed; /* the op has a norm: cuDNN's rules apply, also if it is 1 */
+    bool normed; /* the op has a norm, so cuDNN's rules apply, even if the norm is 1 */
 } recipe;
 
 static recipe recipe_of(const check *c, const moert_quantizer *how) {
@@ -71,7 +72,7 @@ static recipe recipe_of(const check *c, const moert_quantizer *how) {
     r.sign = r.element == MOERT_DTYPE_E2M1 ? 3 : 7;
     r.largest = r.element == MOERT_DTYPE_E4M3   ? 448.0
                 : r.element == MOERT_DTYPE_E2M1 ? 6.0
-                : norm                          ? 128.0 /* cuDNN's */
+                : norm                          ? 128.0 /* cuDNN's limit */
                                                 : 57344.0;
     r.norm = norm ? (double)ops_floats(c->got, MOERT_OP_BUFFER_norm)[0] : 1.0;
     r.fine = how->format == MOERT_FORMAT_NVFP4;
@@ -86,7 +87,7 @@ static unsigned scale_of(const recipe *r, double amax) {
         return oracle_code(MOERT_DTYPE_E4M3, t);
     if (!(t > 0x1p-127))
         return 0;
-    const double m = frexp(t, &exponent); /* rounded up to a power of two */
+    const double m = frexp(t, &exponent); /* the scale is rounded up to a power of two */
     return (unsigned)(exponent - (m == 0.5) + 127);
 }
 
@@ -102,11 +103,11 @@ static double inverse_of(const recipe *r, unsigned scale) {
         return scale == 0 ? 0.0
                           : fmin(r->norm / oracle_value(MOERT_DTYPE_E4M3, scale), (double)FLT_MAX);
     if (scale == 0 && r->normed)
-        return (double)FLT_MAX; /* 1/2^-127 is infinity there */
+        return (double)FLT_MAX; /* in cuDNN, 1 / 2^-127 is infinite and becomes FLT_MAX */
     return r->norm * ldexp(1.0, 127 - (int)scale);
 }
 
-/* A block of lines x columns from element (line, j) of group g on. */
+/* A block of lines x columns that begins at element (line, j) of group g. */
 typedef struct block {
     size_t g, line, j, lines, columns;
 } block;

@@ -8,7 +8,8 @@ static const moert_glu_form forms[] = {
     MOERT_GLU_SWIGLU, {false, 7.0f, 1.702f, 1.0f, 0}, {false, 5.0f, 1.0f, 0.0f, 0}};
 static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16, MOERT_DTYPE_F16};
 
-/* The width I, and the number of columns of gate or up in a row; 0: halves */
+/* The width I, and the number of consecutive columns of gate or up; 0: gate and up are the two
+ * halves of a row */
 static const struct layout {
     size_t width, run;
 } layouts[] = {{64, 32}, {40, 8}, {19, 1}, {33, 0}, {5, 0}, {32, 32}, {8, 8}, {96, 0}};

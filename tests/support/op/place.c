@@ -16,7 +16,7 @@ ops_operand ops_find(const moert_op *op, const uint32_t *ends, moert_op_buffer p
     const struct {
         moert_op_buffer payload, scale, global;
         const moert_operand *as;
-        const moert_op_rows *rows; /* NULL: a weight */
+        const moert_op_rows *rows; /* NULL if the matrix is a weight */
         bool result;
         size_t columns;
     } matrices[] = {
@@ -75,7 +75,8 @@ static size_t tiled_at(const ops_operand *o, size_t g, size_t r, size_t c) {
         before += column ? scales : lines;
         base += moert_ceil_div(column ? o->columns : lines, 128) * moert_ceil_div(scales, 4) * 512;
     }
-    if (o->as.scales == MOERT_SCALES_TILED || o->as.discrete) /* a matrix for each buffer */
+    /* each group has its own matrix of tiles */
+    if (o->as.scales == MOERT_SCALES_TILED || o->as.discrete)
         return base + tile_at(r, c, scales);
     if (!column)
         return tile_at(before + r, c, scales);
@@ -92,7 +93,7 @@ ops_place ops_locate(const ops_operand *o, size_t g, size_t line, size_t j) {
     size_t before = 0;
     for (size_t i = 0; i < g; i++)
         before += moert_ceil_div(o->ends[i] - ops_first(o, i), block);
-    const size_t slot = before + line / block; /* of row blocks */
+    const size_t slot = before + line / block; /* index among all row blocks */
     const size_t bytes_across = halves ? moert_ceil_div(w, 2) : w;
     ops_place p = {halves ? row * bytes_across + j / 2 : row * w + j, row * across + j / block,
                    halves ? 4 * (j % 2) : 0};

@@ -64,7 +64,8 @@ static float power_of_two(moert_op_buffer which, size_t i) {
     const bool global = which == MOERT_OP_BUFFER_x_global || which == MOERT_OP_BUFFER_y_global ||
                         which == MOERT_OP_BUFFER_weight_global;
     const float value = values[(i + which) % 5];
-    return global ? fabsf(value) : value; /* a negative one would change the sign of zeros */
+    /* a negative global scale would change the sign of zeros */
+    return global ? fabsf(value) : value;
 }
 
 static void fill_plain(ops_bytes *data, const ops_operand *o) {
@@ -82,7 +83,7 @@ static void fill_one(ops_bytes *data, moert_op_buffer which) {
     const moert_op_options *o = &data->shape.options;
     switch (which) {
     case MOERT_OP_BUFFER_gather:
-        for (size_t r = 0; r < count; r++) /* rows in reverse order */
+        for (size_t r = 0; r < count; r++) /* the permutation reverses the rows */
             ((uint32_t *)(void *)to)[r] = (uint32_t)(count - 1 - r);
         break;
     case MOERT_OP_BUFFER_dprob:
@@ -105,7 +106,8 @@ static void fill_one(ops_bytes *data, moert_op_buffer which) {
     }
 }
 
-/* Payloads and scales of quantized operands are 0xFF, results OPS_UNSET; the rest is filled. */
+/* Sets payloads and scales of quantized operands to 0xFF, results to OPS_UNSET, and fills all other
+ * buffers. */
 ops_bytes ops_bytes_make(const moert_op_options *options, const uint32_t *ends) {
     ops_bytes data = {.bytes = {0}};
     ASSERT_OK(moert_op_describe(options, &data.shape));
@@ -151,7 +153,7 @@ static void put_scale(const ops_operand *o, unsigned char *scales, size_t at, fl
                            : moert_e8m0_ceil(scale);
 }
 
-/* The scale of an element's block: 0.5 to 4, or 1 or 2 if `spread`. */
+/* Returns the scale of an element's block: 0.5 to 4, or 1 or 2 if `spread`. */
 static float block_scale(const ops_operand *o, bool spread, size_t g, size_t line, size_t j) {
     const size_t block = moert_format_block(o->as.how.format);
     const moert_axis axis = o->as.how.axis;
@@ -161,7 +163,7 @@ static float block_scale(const ops_operand *o, bool spread, size_t g, size_t lin
     return spread ? (float)(1 + number % 2) : 0.5f * (float)(1u << number % 4);
 }
 
-/* The bits of a random element. */
+/* Returns the bits of a random element. */
 static uint32_t draw(const ops_operand *o, bool spread, size_t at) {
     const float uniform = 4.0f * suite_uniform(o->payload, at) - 2.0f;
     return moert_dtype_encode(moert_format_element(o->as.how.format),
@@ -224,7 +226,8 @@ ops_bytes ops_bytes_decode(const ops_bytes *data) {
     moert_op_options options = plain_of(data);
     moert_operand *second = options.kind == MOERT_OP_GEMM_WGRAD ? &options.y : &options.weight;
     moert_operand *first = data->shape.x.input ? &options.x : &options.y;
-    if (second->type != first->type) /* one operand is plain: its values are exact in float32 */
+    /* if only one operand is quantized, float32 holds the values of both exactly */
+    if (second->type != first->type)
         first->type = second->type = MOERT_DTYPE_F32;
     ops_bytes plain = ops_bytes_make(&options, ops_bytes_ends(data));
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)

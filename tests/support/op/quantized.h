@@ -9,7 +9,7 @@
 
 /* The buffers of an op. Discrete weights follow each other in one array. */
 typedef struct ops_bytes {
-    moert_op shape; /* by moert_op_describe() */
+    moert_op shape; /* made by moert_op_describe() */
     unsigned char *at[MOERT_OP_BUFFERS];
     size_t bytes[MOERT_OP_BUFFERS];
     bool spread; /* ops_bytes_fill(): elements are uniform in [-2, 2), scales 1 or 2 */
@@ -18,8 +18,9 @@ typedef struct ops_bytes {
 enum { OPS_UNSET = 0xCD }; /* every byte of a result before an execute */
 
 /*
- * Makes buffers for a description. Operands per group, row or column hold small values, plain
- * operands -1, 0 and 1, results OPS_UNSET. Every other byte is 0xFF, a NaN of most dtypes.
+ * Makes buffers for a description. Operands per group, row or column hold small values; plain
+ * operands hold -1, 0 and 1; results hold OPS_UNSET. Every other byte is 0xFF, a NaN of most
+ * dtypes.
  */
 ops_bytes ops_bytes_make(const moert_op_options *options, const uint32_t *ends);
 
@@ -35,15 +36,15 @@ double ops_bytes_get(const ops_bytes *data, moert_op_buffer which, size_t i);
 void ops_bytes_put(ops_bytes *data, moert_op_buffer which, size_t i, double value);
 
 /*
- * Fills the quantized operands of `data`: elements -1, 0 and 1 and scales that are powers of two,
- * or `spread` ones. Returns ops_bytes_decode().
+ * Fills the quantized operands of `data` with elements -1, 0 and 1 and scales that are powers of
+ * two, or with the values that `spread` selects. Returns ops_bytes_decode() of `data`.
  */
 ops_bytes ops_bytes_fill(ops_bytes *data);
 /* Makes buffers for a description and fills them. */
 ops_bytes ops_bytes_filled(const moert_op_options *options, const uint32_t *ends);
 
-/* Returns the plain op on the dequantized operands of `data`, including global scales. Its results
- * are float32 where those of `data` are quantized; everything else is a copy. */
+/* Returns the plain op on the dequantized operands of `data`, including global scales. Results that
+ * are quantized in `data` become float32; everything else is a copy. */
 ops_bytes ops_bytes_decode(const ops_bytes *data);
 
 /* Quantizes values, the rows of all groups or a weight [G,N,K], into an operand with linear
@@ -53,11 +54,11 @@ void ops_bytes_load(ops_bytes *data, moert_op_buffer which, const float *values)
 /* Creates and compiles the op, executes it `times` times, and downloads all buffers. */
 void ops_bytes_repeat(const char *backend, ops_bytes *data, size_t times);
 void ops_bytes_execute(const char *backend, ops_bytes *data);
-/* The same with an existing op. */
+/* Executes an existing op `times` times on the buffers of `data`, and downloads all buffers. */
 void ops_bytes_execute_op(moert_op *op, ops_bytes *data, size_t times);
 
-/* Uploads the buffers, those of discrete weights into the arrays `weights` and `scales`; and
- * downloads them. */
+/* Upload and download of the buffers. Discrete weights are uploaded into the arrays `weights` and
+ * `scales`. */
 moert_op_buffers ops_bytes_upload(const ops_bytes *data, moert_buffer **weights,
                                   moert_buffer **scales);
 void ops_bytes_download(ops_bytes *data, moert_op_buffers *buffers);
@@ -67,8 +68,8 @@ void ops_bytes_download(ops_bytes *data, moert_op_buffers *buffers);
  * be unchanged. */
 void ops_bytes_compare(const char *title, const ops_bytes *got, const ops_bytes *want);
 
-/* Checks that two ops whose weights have different layouts hold the same bytes in all other
- * buffers, and in a weight that is the result. */
+/* Compares two ops whose weights have different layouts. All other buffers must hold the same
+ * bytes; so must the weight if it is the result. */
 void ops_assert_same_results(const char *title, const ops_bytes *got, const ops_bytes *want);
 
 /* Executes once, then `times` times more, and checks that the result keeps its bits. */
@@ -78,5 +79,6 @@ void ops_bytes_check_repeats(const char *backend, ops_bytes *data, size_t times)
  * ops_bytes_compare(). */
 void ops_bytes_check_by(const char *title, const moert_op_options *options, const uint32_t *ends,
                         const char *plain, const char *backend);
-/* The same for the reference and for the portable backend, each compared with its plain op. */
+/* Runs ops_bytes_check_by() for the reference and the portable backend, each compared with the
+ * plain op on the same backend. */
 void ops_bytes_check(const char *title, const moert_op_options *options, const uint32_t *ends);

@@ -3,7 +3,8 @@
 #include "support/op/quantized.h"
 #include "support/quant/quantized.h"
 
-/* Zeroes the tile of an element's scale, and bytes that hold two elements: padding there is 0. */
+/* Zeroes bytes that may hold padding, into which ops write zeros: the tile of an element's scale
+ * and, for elements of 4 bits, the bytes of the element's pair or block. */
 static void clear(const ops_operand *o, unsigned char *q, unsigned char *scale, size_t g,
                   size_t line, size_t j) {
     const size_t pairs = moert_format_block(o->as.how.format) / 2;

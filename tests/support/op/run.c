@@ -9,7 +9,8 @@ static bool is_index(moert_op_buffer which) {
     return which == MOERT_OP_BUFFER_ends || which == MOERT_OP_BUFFER_gather;
 }
 
-/* Element i of alpha, beta, prob or bias_scale: of few bits, so that products are exact. */
+/* Returns element i of alpha, beta, prob or bias_scale. Values have few bits, so that products are
+ * exact. */
 static float few_bits(moert_op_buffer which, size_t i) {
     static const float alphas[] = {1.0f, -1.5f, 0.5f, 0.0f, 2.0f, -1.0f};
     static const float betas[] = {1.0f, 0.0f, -0.5f, 2.0f};
@@ -38,7 +39,7 @@ static float value_of(const ops_data *data, moert_op_buffer which, size_t i, boo
     }
 }
 
-/* A random permutation, which is not its inverse. */
+/* Makes a random permutation, which differs from its inverse. */
 static void permute(uint32_t *gather, size_t rows) {
     for (size_t r = 0; r < rows; r++)
         gather[r] = (uint32_t)r;
@@ -133,11 +134,12 @@ static double finish(const ops_data *data, size_t g, double acc, double bias, do
     const moert_op_options *o = &data->shape.options;
     const double b = beta_of(data, g);
     const double scaled = (o->alpha ? (double)alpha[g] : 1.0) * acc;
-    const double v = o->bias ? scaled + bias : scaled * prob; /* without bias, -0 stays -0 */
+    /* adding a bias of 0 would turn -0 into 0 */
+    const double v = o->bias ? scaled + bias : scaled * prob;
     return b == 0.0 ? v : v + b * (double)old;
 }
 
-/* Element j of row r of an input; rows count in the order of the groups. */
+/* Returns element j of row r of an input; rows are counted in the order of the groups. */
 static double element(const ops_data *data, moert_op_buffer which, size_t r, size_t j) {
     const moert_op_rows *rows = which == MOERT_OP_BUFFER_x ? &data->shape.x : &data->shape.y;
     const size_t slot = rows->gathered ? ops_gather(data)[r] : r;
@@ -183,7 +185,8 @@ static void expect_weight(ops_data *data, size_t g) {
             for (size_t r = ops_start(data, g); r < ops_ends(data)[g]; r++)
                 acc +=
                     element(data, MOERT_OP_BUFFER_y, r, j) * element(data, MOERT_OP_BUFFER_x, r, i);
-            const bool empty = ops_start(data, g) == ops_ends(data)[g]; /* alpha is not applied */
+            /* alpha does not apply to an empty group */
+            const bool empty = ops_start(data, g) == ops_ends(data)[g];
             const double b = beta_of(data, g), left = b == 0.0 ? 0.0 : b * (double)*to;
             *to = round_to(o->weight.type, empty ? left : finish(data, g, acc, 0.0, 1.0, *to));
         }

@@ -8,16 +8,16 @@
 
 /* The buffers of an op as floats; `ends` and `gather` hold uint32. */
 typedef struct ops_data {
-    moert_op shape; /* by moert_op_describe() */
+    moert_op shape; /* made by moert_op_describe() */
     float *at[MOERT_OP_BUFFERS];
     size_t count[MOERT_OP_BUFFERS];
 } ops_data;
 
 /*
  * Makes operands for a description: small integers (exact in every dtype) or normal random values.
- * alpha, beta, prob and scales have few bits, some are zero or negative; gather is a permutation.
- * Elements that must not be read are NaN: columns between rows and, unless permuted, rows past the
- * last end.
+ * alpha, beta, prob and scales have few bits; some are zero or negative. gather is a permutation.
+ * Elements that must not be read are NaN: padding columns and, unless rows are permuted, rows past
+ * the last end.
  */
 ops_data ops_make(const moert_op_options *options, const uint32_t *ends, bool integers);
 
@@ -33,7 +33,7 @@ static inline uint32_t *ops_gather(const ops_data *data) {
 static inline size_t ops_start(const ops_data *data, size_t g) {
     return ops_group_start(ops_ends(data), g);
 }
-/* The weights of all groups, also if they are discrete. */
+/* Returns the weights of all groups in one array, even if the op has discrete weights. */
 static inline float *ops_weight(const ops_data *data) {
     return data->at[MOERT_OP_BUFFER_weight];
 }
@@ -50,8 +50,8 @@ void ops_expect_gemm(ops_data *data);
 /* Checks that a GEMM on integers is exact. */
 void ops_check_gemm(const char *backend, const moert_op_options *options, const uint32_t *ends);
 
-/* Checks that `backend` refuses a description with `text`, and that with `fallback` the portable
- * backend is used. */
+/* Checks that `backend` refuses a description with a message that contains `text`, and that the
+ * option `fallback` selects the portable backend. */
 void ops_check_fallback(const char *backend, moert_op_options options, const char *text);
 
 /* Checks that all arrays have the same bits. */

@@ -9,7 +9,8 @@ enum { MOST = 32 * 32, ROTATED = 16 };
 
 /* ---- numbers ---- */
 
-/* 2^exponent for any exponent of float32. ldexp() would take most of a test's time. */
+/* Returns 2^exponent for any exponent of float32. ldexp() is slow and would take most of a test's
+ * time. */
 static double power(int exponent) {
     const uint64_t bits = (uint64_t)(1023 + exponent) << 52;
     double value;
@@ -17,8 +18,8 @@ static double power(int exponent) {
     return value;
 }
 
-/* The magnitudes of a dtype: steps of 2^(least - mantissa) below 2^least, and 2^mantissa steps in
- * each binade from there on. */
+/* The magnitudes of a dtype. Below 2^least, the step is 2^(least - mantissa). Each binade from
+ * 2^least on has 2^mantissa steps. */
 typedef struct grid {
     int mantissa, least, sign_bit;
     double largest;
@@ -72,7 +73,7 @@ static unsigned char mx_block(moert_dtype type, const float *x, size_t n, const 
     const float t = amax_of(x, n) * (float)(1.0 / (ends_early ? 128.0 : grid_of(type)->largest)) *
                     (norm != NULL ? *norm : 1.0f);
     int exponent = -127;
-    const double m = frexp((double)t, &exponent); /* t = m 2^exponent, m in [1/2, 1) */
+    const double m = frexp((double)t, &exponent); /* t = m * 2^exponent with m in [1/2, 1) */
     if (m == 0.5)
         exponent--;
     if (t == 0.0f || exponent < -127)
@@ -84,7 +85,7 @@ static unsigned char mx_block(moert_dtype type, const float *x, size_t n, const 
     return (unsigned char)(exponent + 127);
 }
 
-/* 2688 / amax as TransformerEngine computes it. */
+/* Returns 2688 / amax as TransformerEngine computes it. */
 static float encode_scale(float amax) {
     const float s = fminf(2688.0f / amax, FLT_MAX);
     return amax == 0.0f || s == 0.0f ? 1.0f : s;
@@ -112,11 +113,11 @@ static unsigned char nvfp4_block(const float *x, size_t n, float amax, const flo
 typedef struct view {
     const char *what;
     const moert_quantizer *how;
-    const float *norm; /* or NULL */
+    const float *norm; /* NULL: no norm */
     const matrix *m;
     const quantized *z;
     moert_dtype element;
-    size_t size; /* elements of a block, in each blocked direction */
+    size_t size; /* elements of a block, in each direction that has blocks */
     const float *amax;
 } view;
 
@@ -125,7 +126,7 @@ typedef struct block {
     float x[MOST];
 } block;
 
-/* H (signs * x) / 4 by the definition H[i,j] = (-1)^popcount(i & j). */
+/* Computes H (signs * x) / 4 by the definition H[i,j] = (-1)^popcount(i & j). */
 static void rotate(float *x) {
     static const double signs[ROTATED] = {1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1};
     double y[ROTATED] = {0};
@@ -170,7 +171,7 @@ static void take_amax(const view *v, block *b, void *context) {
     *amax = fmaxf(*amax, amax_of(b->x, b->rows * b->columns));
 }
 
-/* The bits of element (r, c) of a block in the payload. */
+/* Returns the payload bits of element (r, c) of a block. */
 static unsigned code_at(const view *v, const block *b, size_t r, size_t c) {
     const bool halves = v->element == MOERT_DTYPE_E2M1;
     const bool column = v->how->axis == MOERT_AXIS_COLUMN;
@@ -198,7 +199,7 @@ static unsigned scale_at(const view *v, const block *b, size_t r) {
     return v->z->scale[line * v->z->shape.scales + at];
 }
 
-/* The dequantized value of an element of the block. */
+/* Returns the dequantized value of an element of the block. */
 static float back_of(const view *v, const block *b, unsigned scale, unsigned code) {
     if (v->how->format != MOERT_FORMAT_NVFP4)
         return (float)(oracle_value(v->element, code) * power((int)scale - 127));
@@ -228,7 +229,8 @@ static void check_block(const view *v, block *b, void *context) {
     }
 }
 
-/* Checks that rows past the last group are unwritten. COLUMN payloads have no lines for them. */
+/* Checks that rows past the last group are unwritten. Payloads with blocks along columns do not
+ * hold these rows. */
 static void check_untouched(const view *v) {
     if (v->m->groups == 0 || v->how->axis == MOERT_AXIS_COLUMN)
         return;

@@ -1,16 +1,17 @@
 /*
- * Quantized matrices by simple arithmetic: values of 8 and 4 bits are points of a grid, blocks are
- * found by their coordinates. For MXFP8 and MXFP4 with rounded-up scales, and NVFP4 as in
- * TransformerEngine. Quantization shares no code with the library.
+ * An oracle of quantized matrices by simple arithmetic: values of 8 and 4 bits are points of a
+ * grid, and blocks are found by their coordinates. It covers MXFP8 and MXFP4 with rounded-up
+ * scales, and NVFP4 as in TransformerEngine. The oracle shares no quantization code with the
+ * library.
  */
 #pragma once
 
 #include "support/quant/quantized.h"
 
-/* The bits of x in a dtype: rounded to nearest even, saturated. */
+/* Returns the bits of x in a dtype, rounded to nearest even and saturated. */
 unsigned oracle_code(moert_dtype type, double x);
 
-/* The value of finite bits. */
+/* Returns the value of finite bits of a dtype. */
 double oracle_value(moert_dtype type, unsigned code);
 
 /*

@@ -4,7 +4,7 @@
 #include "moert/quantize.h"
 #include "support/test.h"
 
-/* A matrix on the host; if groups is 0, there are no ends. */
+/* A matrix on the host. If `groups` is 0, `ends` is unused. */
 typedef struct matrix {
     const float *x; /* [rows, columns] */
     size_t rows, columns;
@@ -19,16 +19,17 @@ typedef struct quantized {
     size_t q_bytes, scale_bytes, globals, elements;
     unsigned char *q, *scale;
     float *global, *amax;
-    float *back; /* dequantized */
+    float *back; /* dequantized values */
 } quantized;
 
 /* Quantizes and dequantizes. Fails the test if a call fails or writes outside of its buffers. */
 quantized quantize(const char *backend, const moert_quantizer *how, const matrix *m);
-/* The same without amax, with a norm; or with a global scale of 1 if it is NULL. `back` is x *
- * norm. */
+/* Quantizes without amax and dequantizes: with a norm, or with a global scale of 1 if `norm` is
+ * NULL. `back` approximates x * norm. */
 quantized quantize_by(const float *norm, const char *backend, const moert_quantizer *how,
                       const matrix *m);
-/* The same from a source of another dtype, in which x is exact; the device casts it. */
+/* Quantizes from a source of another dtype and dequantizes. x must be exact in that dtype; the
+ * device casts it to float32. */
 quantized quantize_from(moert_dtype type, const char *backend, const moert_quantizer *how,
                         const matrix *m);
 

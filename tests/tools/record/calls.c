@@ -34,7 +34,7 @@
 
 enum { MOST_ARGUMENTS = 64, MAP_BYTES = 128 };
 
-/* The function that a replacement stands for. */
+/* The original function behind a replacement. */
 #define REAL(name) ((__typeof__(&name))find(#name))
 
 static void *find(const char *name) {
@@ -139,14 +139,14 @@ cl_int clGetDeviceInfo(cl_device_id device, cl_device_info key, size_t room, voi
 
 /* ---- buffers ---- */
 
-/* All buffers ever made, the newest first. If two have the same handle or memory, the search finds
- * the newer one, which is the one in use. */
+/* All buffers ever made, the newest first. If two buffers have the same handle or memory, a search
+ * finds the newer one, since the older one is no longer in use. */
 typedef struct buffer {
     cl_mem handle;
-    const struct buffer *whole; /* of a part, or NULL */
+    const struct buffer *whole; /* the buffer of which this is a part, or NULL */
     size_t offset, bytes;
     char *memory;
-    unsigned number; /* 0: has not appeared */
+    unsigned number; /* order of appearance in the log; 0: has not appeared */
     struct buffer *next;
 } buffer;
 static buffer *buffers;
@@ -172,7 +172,7 @@ static buffer *find_buffer(cl_mem handle) {
     return b;
 }
 
-/* The whole buffer that contains an address, or ends at it; NULL if none. */
+/* Returns the whole buffer that contains an address or ends at it, or NULL. */
 static buffer *find_place(const char *address) {
     buffer *b = buffers;
     while (b != NULL && (b->whole != NULL || address < b->memory || address > b->memory + b->bytes))
@@ -180,8 +180,8 @@ static buffer *find_place(const char *address) {
     return b;
 }
 
-/* Fills memory with pairs of bf16 of magnitudes from 2^-8 to 1. Read as floats they are as
- * large. */
+/* Fills memory with pairs of bf16 values of magnitudes from 2^-8 to 1. Read as float32, the words
+ * have magnitudes in the same range. */
 static void fill(uint32_t *words, size_t count) {
     for (size_t i = 0; i < count; i++) {
         uint32_t mix = (uint32_t)(i * 2654435761u + count * 40503u);
@@ -230,8 +230,9 @@ cl_mem clCreateSubBuffer(cl_mem handle, cl_mem_flags flags, cl_buffer_create_typ
 /* ---- programs ---- */
 
 typedef struct program {
-    cl_program handle, empty; /* empty: of a program for NVIDIA, one whose kernels have no body */
-    unsigned number;          /* 0: has not been built */
+    /* empty: for a program that only NVIDIA runs, a program whose kernels have no body */
+    cl_program handle, empty;
+    unsigned number; /* order of building; 0: has not been built */
     char *source, *options, *ptx, *stub;
     struct program *next;
 } program;
@@ -346,7 +347,7 @@ cl_program clCreateProgramWithSource(cl_context context, cl_uint count, const ch
     return made;
 }
 
-/* For PTX: a program with the same kernels without bodies. */
+/* Replaces a program from PTX by a program whose kernels have the same parameters and no bodies. */
 cl_program clCreateProgramWithBinary(cl_context context, cl_uint count, const cl_device_id *devices,
                                      const size_t *lengths, const unsigned char **binaries,
                                      cl_int *codes, cl_int *code) {
@@ -372,14 +373,14 @@ cl_int clBuildProgram(cl_program handle, cl_uint count, const cl_device_id *devi
                       void *data) {
     static unsigned last;
     program *p = find_program(handle);
-    if (p->source == NULL) { /* made from PTX */
+    if (p->source == NULL) { /* the program was made from PTX */
         say("program %u again: %s\n", p->number, options);
         return REAL(clBuildProgram)(handle, count, devices, "-cl-std=CL1.2", notify, data);
     }
     p->number = ++last;
     p->options = strdup(options);
     if (strstr(options, "-cl-std=CL3.0") == NULL) {
-        /* PoCL compiles the GPU form for a CPU, as many tests do */
+        /* PoCL compiles the GPU form of a program for the CPU, as it does in many tests */
         char *own = format_text("%s -w", options), *cpu = strstr(own, "-DMOERT_CPU=0");
         char *nvidia = strstr(own, "-DMOERT_NVIDIA=");
         memset(nvidia, ' ', strcspn(nvidia, " "));
@@ -568,7 +569,8 @@ static void *memory_of(const argument *a) {
     return find_buffer(handle)->memory;
 }
 
-/* Replaces router_choose: consecutive experts, from a hash of the token on. */
+/* Replaces the kernel router_choose: a token chooses consecutive experts, beginning with one that a
+ * hash of the token selects. */
 static void choose(const kernel *k) {
     enum { INDEX = 3, WEIGHT = 4, ARGS = 6 };
     const unsigned experts = (unsigned)atoi(strstr(k->program->options, "-DEXPERTS=") + 10);
@@ -604,7 +606,7 @@ cl_int clEnqueueNDRangeKernel(cl_command_queue queue, cl_kernel handle, cl_uint 
     say("\n");
     if (strcmp(k->name, "router_choose") == 0)
         choose(k);
-    if (event != NULL) /* also for a kernel that does not run */
+    if (event != NULL) /* the caller gets an event even if the kernel does not run */
         REAL(clEnqueueMarkerWithWaitList)(queue, 0, NULL, event);
     if (!runs(k->name))
         return CL_SUCCESS;
