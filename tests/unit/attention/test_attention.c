@@ -1,5 +1,6 @@
 // run: np=1 sanitize=1
-/* Causal attention against a float64 forward and its central differences. */
+/* Causal attention against a float64 forward, and gradients against central differences of that
+ * forward. */
 #include "attention/attention.h"
 #include "support/test.h"
 
@@ -163,7 +164,8 @@ TEST(test_attention_backward_agrees_with_central_differences) {
     }
 }
 
-/* Compares with the float32 results, which the tests above compare with float64. */
+/* Compares attention in bf16 with the float32 results, which the tests above compare with
+ * float64. */
 TEST(test_attention_in_bf16_rounds_operands_on_hopper_and_nothing_elsewhere) {
     const shape shapes[] = {{2, 1, 1, 1, 64},    {1, 63, 2, 1, 64},  {2, 65, 4, 2, 128},
                             {1, 129, 4, 4, 128}, {3, 200, 8, 2, 64}, {1, 700, 3, 1, 128},
@@ -178,7 +180,7 @@ TEST(test_attention_in_bf16_rounds_operands_on_hopper_and_nothing_elsewhere) {
             const double *exact = to_doubles(want.value[r], want.count[r]);
             if (!hopper || s.head_size % 64 != 0)
                 assert_same_bits(result_names[r], got.value[r], want.value[r], want.count[r]);
-            else /* sums over many operands, each with a relative error of up to 2^-9 */
+            else /* results are sums of many operands, each with a relative error of up to 2^-9 */
                 assert_close(result_names[r], got.value[r], exact, want.count[r],
                              r < DQ ? 0.02 : 0.05, 0.02);
         }

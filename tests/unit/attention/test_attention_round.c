@@ -27,7 +27,7 @@ TEST(test_round_rows_gives_the_nearest_bf16_and_keeps_other_columns) {
     const int columns = COLUMNS;
     const float factor = 0.17f;
     double *x = random_doubles("x", rows * COLUMNS);
-    x[0] = 1.00390625 / (double)factor; /* close to a tie */
+    x[0] = 1.00390625 / (double)factor; /* near a tie between two bf16 values */
     x[1] = 3e38;
     moert_buffer *from = upload_doubles(x, rows * COLUMNS), *to = unset_bf16(bytes / 2);
     const moert_grid grid = {(rows * COLUMNS / 4 + 255) / 256, 1, 1};

@@ -91,7 +91,7 @@ TEST(test_distance_counts_edits) {
     assert_int_equal(moert_text_distance("steps", "step"), 1);
     memset(a, 'a', sizeof a);
     memset(b, 'a', sizeof b);
-    /* longer than any name: the result does not matter, but nothing may overflow */
+    /* for texts longer than any name, the distance does not matter, but no buffer may overflow */
     a[199] = b[199] = '\0';
     moert_text_distance(a, b);
 }
@@ -128,7 +128,8 @@ TEST(test_memory_is_zeroed_and_never_null) {
 
 TEST(test_memory_that_overflows_is_refused) {
     char *memory = (char *)1;
-    volatile size_t most = SIZE_MAX; /* volatile, since the compiler warns of such a constant */
+    /* volatile, since the compiler warns of a constant size this large */
+    volatile size_t most = SIZE_MAX;
     ASSERT_FAILS(moert_alloc(&memory, most / 2, 16), MOERT_ERROR_MEMORY, "16 bytes do not fit");
     ASSERT_FAILS(moert_alloc(&memory, most, 1), MOERT_ERROR_MEMORY, "18446744073709551615");
     assert_ptr_equal(memory, (char *)1);
@@ -159,7 +160,8 @@ TEST(test_philox_gives_the_known_answers) {
     } rows[] = {
         {0, 0, 0, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
         {UINT64_MAX, UINT64_MAX, UINT64_MAX, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
-        /* key a4093822 299f31d0, counter 243f6a88 85a308d3 13198a2e 03707344, low words first */
+        /* key a4093822 299f31d0, counter 243f6a88 85a308d3 13198a2e 03707344; low words come first
+         * here */
         {0x299f31d0a4093822,
          0x0370734413198a2e,
          0x85a308d3243f6a88,

@@ -33,8 +33,9 @@ static void full_tree(const float *leaves, size_t total, float *sum) {
         sum[i] = node_value(leaves, total, 0, width, i);
 }
 
-/* Appends the span's nodes and their rows. Sums each node in place, into the row of its first leaf.
- * A node's subtree has the shape of a tree over only its leaves. */
+/* Appends the nodes of a span, with their rows. Each node is summed in place, into the row of
+ * its first leaf. The subtree below a node has the shape of a tree over only the leaves of that
+ * node. */
 static size_t reduce(moert_span span, float *leaves, moert_tree_node *nodes, float **rows) {
     const size_t count = moert_tree_nodes(span, nodes), end = span.first + span.count;
     for (size_t k = 0; k < count; k++) {
@@ -60,7 +61,8 @@ static void check_nodes(moert_span span) {
         assert_int_equal(nodes[k].first % nodes[k].width, 0);
         next += nodes[k].width;
     }
-    /* the last node may extend past the last leaf, but not into another span */
+    /* the last node may extend past the last leaf of the tree, but no node extends into another
+     * span */
     assert_true(next == end || (end == span.total && next >= end));
     assert_true(span.count > 0 || count == 0);
 }

@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1
-/* Predictions of bench_model. Expected spreads are compared with counts and random draws, times
- * with sums made by hand for a machine with round numbers. */
+/* Predictions of bench_model. Predicted spreads are compared with counts and random draws, and
+ * predicted times with sums made by hand for a machine with round numbers. */
 #include "base/memory.h"
 #include "bench/predict/models.h"
 #include "bench/predict/predict.h"
@@ -34,7 +34,7 @@ TEST(test_distinct_ranks_and_nodes_are_counted_exactly) {
     assert_within(spread_of(BENCH_ONE, 2, 8, 4, 4).largest_rank, 4.0, 1e-12);
 }
 
-/* The mean spread over several seeds of experts that are drawn as in bench_exchange. */
+/* Computes the mean spread over several seeds, with experts drawn as in bench_exchange. */
 static void draw(bench_skew skew, size_t topk, size_t experts, size_t ep, bench_spread *seen) {
     enum { TOKENS = 4096, SEEDS = 5 };
     int32_t *index = test_alloc(TOKENS * topk * sizeof *index);
@@ -80,7 +80,7 @@ TEST(test_expected_spreads_are_those_of_draws) {
 }
 
 TEST(test_the_expected_largest_of_n_normals_is_near_the_tables) {
-    (void)state; /* expected values from tables of order statistics */
+    (void)state; /* the expected values are from tables of order statistics */
     assert_within(bench_largest_normal(1), 0.0, 0.0);
     assert_within(bench_largest_normal(2), 0.5642, 0.05);
     assert_within(bench_largest_normal(10), 1.5388, 0.02);
@@ -118,7 +118,8 @@ static int close_machine(void **state) {
     return 0;
 }
 
-/* Every token chooses all experts, so that nothing is random: T 128, H 512, I 512, K = E = 4. */
+/* Makes a layer in which every token chooses all experts, so that nothing is random: T = 128, H = I
+ * = 512, K = E = 4. */
 static bench_work even_work(size_t ranks, bench_engine engine) {
     return (bench_work){.ranks = ranks,
                         .ep = ranks,
@@ -158,7 +159,8 @@ TEST_WITH(test_a_gemm_takes_its_rate_between_measured_rows, open_machine, close_
     assert_within(gemm_seconds(1, 8) / (2e-9 * 8 * 1024 * 512 / 100.0), 1.0, 1e-12);
     machine.tile_rows = 128.0; /* 8 rows cost as much as 128 */
     assert_within(gemm_seconds(1, 8) / (2e-9 * 128 * 1024 * 512 / 100.0), 1.0, 1e-12);
-    machine.copy_gbps = 1.0; /* memory-bound: 2 MiB of weights and 48 KiB of rows */
+    /* at 1 GB/s the GEMM is memory-bound: it moves 2 MiB of weights and 48 KiB of rows */
+    machine.copy_gbps = 1.0;
     assert_within(gemm_seconds(1, 8), 4e-9 * (1024 * 512 + 8 * 1536), 1e-15);
     ASSERT_FAILS(bench_machine_gemm(
                      &machine, &(bench_predict_gemm){"wgrad", "f32", 1, 8, 1024, 512}, &seconds),
@@ -186,7 +188,7 @@ TEST_WITH(test_staged_and_node_engines_by_hand, open_machine, close_machine) {
     assert_within(s.part[BENCH_BETWEEN], 2.0 * (rows / 5e9 + rows / 4.0 / 4e9 + rows / 2.0 / 1e9),
                   1e-12);
     assert_within(s.bytes_between, rows, 1e-6);
-    /* between nodes, dispatch sends one row per token, combine one per slot */
+    /* between nodes, dispatch sends one row per token, and combine sends one row per slot */
     assert_within(n.bytes_between, 128 * ROW_BYTES + rows / 2.0, 1e-6);
     assert_within(n.part[BENCH_BETWEEN], n.bytes_between * (1.0 / 5e9 + 1.0 / 1e9), 1e-12);
     assert_within(n.part[BENCH_INSIDE], 2.0 * rows / 10e9, 1e-12);
@@ -220,9 +222,10 @@ static bench_prediction linked_prediction(size_t ranks, const char *type, double
 
 TEST_WITH(test_linked_devices_by_hand, open_machine, close_machine) {
     const double rows = 512 * ROW_BYTES, tokens = 128 * ROW_BYTES;
-    /* Two ranks, f32: half of the 512 rows stay. Of the other half, 2 per token, one crosses the
-     * link and its receiver copies it for the other. All results of the other rank's experts cross;
-     * in backward, this overlaps the weight gradients. */
+    /* Two ranks, f32: half of the 512 rows stay on their rank. The other half has two rows per
+     * token: one crosses the link, and its receiver copies it for the other. All results of the
+     * other rank's experts cross the link; in backward, this transfer overlaps the weight
+     * gradients. */
     const bench_prediction f = linked_prediction(2, "f32", 4.0);
     assert_within(f.part[BENCH_INSIDE], 2.0 * (tokens + rows / 2.0) / 10e9, 1e-12);
     assert_within(f.bytes_inside, tokens + rows / 2.0, 1e-6);
@@ -233,7 +236,8 @@ TEST_WITH(test_linked_devices_by_hand, open_machine, close_machine) {
     assert_within(b.part[BENCH_INSIDE], 2.0 * (tokens + rows / 4.0) / 10e9, 1e-12);
     assert_within(b.hidden, 2.0 * rows / 4.0 / 10e9, 1e-12);
     assert_within(b.part[BENCH_MEMORY] - f.part[BENCH_MEMORY], rows / 2.0 / 100e9, 1e-12);
-    /* Four ranks with one expert each: a token's rows go to different ranks, so none is saved. */
+    /* Four ranks with one expert each: the rows of a token go to different ranks, so every row
+     * crosses a link. */
     const bench_prediction four = linked_prediction(4, "f32", 4.0);
     assert_within(four.part[BENCH_INSIDE], 2.0 * 2.0 * 0.75 * rows / 10e9, 1e-12);
     /* One rank copies within its memory, at 100 GB/s. */
@@ -278,7 +282,8 @@ TEST_WITH(test_chunks_default_to_the_exchanges_and_hide_less_on_shared_cores, op
 
 TEST_WITH(test_more_of_anything_takes_no_less, open_machine, close_machine) {
     bench_work w = even_work(4, BENCH_NODE);
-    w.experts = 16; /* not all experts are chosen, so their placement matters */
+    /* tokens choose only some of the experts, so the placement of experts matters */
+    w.experts = 16;
     const double base = predicted(&w).seconds;
     bench_work more = w;
     more.tokens *= 2;
@@ -319,7 +324,8 @@ TEST_WITH(test_gradients_of_replicas_are_summed, open_machine, close_machine) {
     bench_work w = even_work(2, BENCH_WINDOW);
     w.backward = true;
     const double alone = predicted(&w).part[BENCH_SUMS];
-    /* two groups on two nodes: of 12 H I bytes for each of 2 experts, half travels, twice */
+    /* two groups on two nodes: an expert has 12 H I bytes of gradients; half of them travel, twice,
+     * for each of 2 experts */
     w.ranks = 4;
     const bench_prediction p = predicted(&w);
     const double router = 2.0 * 0.75 * 4.0 * 512 * 4 / 1e9;
@@ -352,7 +358,7 @@ static int open_h200(void **state) {
     return 0;
 }
 
-/* A layer of a released model, 8192 tokens a rank, in bf16. */
+/* Makes a layer of a released model, in bf16, with 8192 tokens per rank. */
 static bench_work model_work(size_t ranks, size_t model) {
     bench_work w = even_work(ranks, BENCH_WINDOW);
     bench_model_take(model, &w.hidden, &w.intermediate, &w.experts, &w.topk);
@@ -362,8 +368,8 @@ static bench_work model_work(size_t ranks, size_t model) {
     return w;
 }
 
-/* bench/results/h200/train-2026-11-22.txt: 95122 tokens/s for a Qwen3-MoE model with 4 layers on
- * one H200, batches of 4 x 2048 tokens. */
+/* bench/results/h200/train-2026-11-22.txt reports 95122 tokens/s for a Qwen3-MoE model with 4
+ * layers on one H200, in batches of 4 x 2048 tokens. */
 TEST_WITH(test_a_step_on_one_h200_is_near_the_measured_one, open_h200, close_machine) {
     static const bench_stack stack = {4, 32, 4, 128, 151936, 2048};
     bench_work w = model_work(1, 1);
@@ -379,9 +385,9 @@ TEST_WITH(test_a_step_on_one_h200_is_near_the_measured_one, open_h200, close_mac
     assert_within(four.optimizer, one.optimizer, 0.0);
 }
 
-/* ms of forward and of forward + backward, T 8192 per rank, all in bf16:
- * bench/results/h200-ranks-{4-2026-11-22,2-2026-11-23}.txt. No constant of the prediction was
- * fitted to these. */
+/* Measured milliseconds of forward and of forward + backward, with 8192 tokens per rank, all in
+ * bf16, from bench/results/h200-ranks-{4-2026-11-22,2-2026-11-23}.txt. No constant of the
+ * prediction was fitted to these times. */
 TEST_WITH(test_layers_on_h200s_are_near_the_measured_ones, open_h200, close_machine) {
     static const struct {
         size_t ranks, model;

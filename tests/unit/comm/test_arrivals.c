@@ -1,6 +1,6 @@
 // run: np=1,2,3,4 sanitize=2
-/* Waiting times between ranks: a late rank is charged with the others' waiting, in any
- * communicator, for calls that all of its ranks made. */
+/* Waiting times between ranks: the time that ranks wait in a collective is charged to the late
+ * rank. This holds in any communicator, for calls that all of its ranks made. */
 #include <unistd.h>
 
 #include "comm/arrivals.h"
@@ -22,7 +22,8 @@ static void wait_for(moert_comm *comm, size_t late, double *waited_ns) {
     ASSERT_OK_ON_ALL(status);
 }
 
-/* Every other rank has waited for the late rank, and no rank for another. */
+/* True if this rank waited for the late rank and for no other rank. The late rank must not have
+ * waited. */
 static bool charges(const double *waited_ns, size_t late) {
     bool right = true;
     for (size_t r = 0; r < test_ranks; r++)
@@ -39,8 +40,8 @@ TEST(test_the_last_rank_is_charged_with_the_others_waiting) {
     }
 }
 
-/* Times measured in a communicator of some ranks are indexed by ranks of the whole job. Rank 0 is
- * in the second part, the others in the first. */
+/* Times that are measured in a communicator of some ranks are indexed by the ranks of the whole
+ * job. Here the job is split into rank 0 and all other ranks. */
 TEST(test_waiting_in_a_part_is_charged_to_ranks_of_the_whole) {
     double waited_ns[MOST_RANKS];
     moert_comm *half;
@@ -48,8 +49,8 @@ TEST(test_waiting_in_a_part_is_charged_to_ranks_of_the_whole) {
     ASSERT_OK_ON_ALL(moert_comm_split(test_comm, color, &half));
     wait_for(half, late, waited_ns);
     ASSERT_OK_ON_ALL(moert_arrivals_end(waited_ns));
-    /* rank 0 is alone in its part: it waits for the late rank only in the collective check that
-     * follows */
+    /* rank 0 is alone in its communicator, so it waits for the late rank only in the check of
+     * wait_for() */
     const bool others = test_rank != 0 && test_rank != late;
     ASSERT_ON_ALL(!others || waited_ns[late] > LEAST_NS);
     moert_comm_destroy(half);

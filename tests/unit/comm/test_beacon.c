@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Beacons of several hosts, in one process, on the loopback. */
+/* Beacons of several hosts, simulated in one process on the loopback interface. */
 #include <arpa/inet.h>
 #include <time.h>
 
@@ -39,7 +39,7 @@ static void send_text(size_t host, const char *text) {
     moert_beacon_send(beacons[host], datagram, sizeof datagram);
 }
 
-/* The last datagram and the host that sent it, or the host that refused one. */
+/* The last datagram and the host that sent it, or the host that refused a datagram. */
 static struct {
     size_t host;
     char datagram[DATAGRAM_BYTES];
@@ -118,7 +118,7 @@ TEST_WITH(test_a_closed_beacon_counts_as_refusing, open_all, close_all) {
     assert_int_equal(received.host, 1);
 }
 
-/* Datagrams from host 1 arrive, but those to it go to a closed port and are refused. */
+/* Datagrams from host 1 arrive. Datagrams to host 1 go to a closed port and are refused. */
 TEST_WITH(test_a_firewall_does_not_count_as_the_end_of_a_host, open_all, close_all) {
     receive_from_host_1(0, 1);
     moert_beacon_address closed[HOSTS];

@@ -100,7 +100,7 @@ TEST(test_agreement_gives_all_ranks_the_lowest_failure) {
         const char *text = titled("%sthe file of rank %zu is short", prefix, bad);
         right = right && strcmp(moert_last_error(), text) == 0;
         right = right && moert_comm_failure_is_shared();
-        /* a second agreement leaves the message as it is */
+        /* a second agreement does not change the message */
         right = moert_comm_agree(test_comm, MOERT_ERROR_IO) == MOERT_ERROR_IO && right;
         right = right && strcmp(moert_last_error(), text) == 0;
     }
@@ -138,7 +138,8 @@ TEST(test_ranks_of_one_host_are_counted) {
     ASSERT_ON_ALL(right);
 }
 
-/* MOERT_NODE_RANKS=3: every three ranks count as a host, also in communicators of some ranks. */
+/* With MOERT_NODE_RANKS=3, every three ranks count as a host, even in communicators of only some
+ * ranks. */
 TEST(test_ranks_of_one_host_may_count_as_several) {
     moert_comm *whole = NULL, *odd = NULL;
     set_variable("MOERT_NODE_RANKS", "3");
@@ -181,7 +182,8 @@ static float *serial_sum(size_t first, size_t count, size_t n) {
     return leaves;
 }
 
-/* This rank's node rows. A node's subtree has the shape of a tree over only its leaves. */
+/* Computes the rows of this rank's tree nodes. The subtree below a node has the shape of a tree
+ * over only the leaves of that node. */
 static float *make_nodes(moert_span span, size_t n) {
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
     float *rows = test_alloc((span.count + 1) * n * sizeof *rows);
@@ -194,8 +196,8 @@ static float *make_nodes(moert_span span, size_t n) {
     return rows;
 }
 
-/* Divides n columns among the ranks. kind 0: evenly; 1: all for the last rank; 2: each rank has
- * more than the one before. */
+/* Divides n columns among the ranks. kind 0: evenly; 1: the last rank gets all; 2: each rank gets
+ * more than the previous rank. */
 static void set_borders(size_t n, size_t kind, size_t *border) {
     const size_t sum = test_ranks * (test_ranks + 1) / 2;
     for (size_t r = 0; r <= test_ranks; r++) {
@@ -205,7 +207,7 @@ static void set_borders(size_t n, size_t kind, size_t *border) {
     }
 }
 
-/* Compares the sum, in shards of each kind and gathered, with the expected one. */
+/* Compares the tree sum with the expected one, in shards of each kind and gathered. */
 static bool sum_is_right(moert_span span, size_t n, const float *expected) {
     moert_span *spans = test_alloc(test_ranks * sizeof *spans);
     size_t *border = test_alloc((test_ranks + 1) * sizeof *border);
@@ -261,7 +263,8 @@ TEST(test_tree_sum_goes_in_rounds_over_many_columns) {
     ASSERT_ON_ALL(right);
 }
 
-/* Several sums, on different communicators, are in flight at once and complete in another order. */
+/* Several tree sums on different communicators are in flight at once, and complete in another order
+ * than they start. */
 TEST(test_tree_sums_overlap_each_other_and_other_calls) {
     enum { SUMS = 3, N = 4001 };
     const size_t usual = moert_tree_round_floats;

@@ -42,7 +42,7 @@ static bool contents_are_right(const int *all, size_t count) {
 }
 
 TEST(test_open_files_reach_every_rank_of_the_host) {
-    enum { MOST = 255 }; /* more than one message carries */
+    enum { MOST = 255 }; /* more files than one message carries */
     static int mine[MOST], all[MOST * 4];
     const size_t before = count_files("/proc/self/fd", "");
     const size_t counts[] = {1, 3, test_ranks < 3 ? MOST : 7};
@@ -51,7 +51,7 @@ TEST(test_open_files_reach_every_rank_of_the_host) {
         right = moert_comm_share_files(test_comm, mine, counts[i], all) == MOERT_OK && right;
         ASSERT_ON_ALL(right);
         right = contents_are_right(all, counts[i]);
-        /* the files are the same, not copies */
+        /* every rank has the same files, not copies of them */
         const uint64_t update = mpi_value(test_rank, 1, 2);
         const size_t next = (test_rank + 1) % test_ranks;
         right = on_all(right); /* no rank writes before all have read */
@@ -73,13 +73,13 @@ TEST(test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks) {
     const size_t before = count_files("/proc/self/fd", "");
     bool right = make_files(mine, COUNT) && getrlimit(RLIMIT_NOFILE, &limit) == 0;
     low = limit;
-    low.rlim_cur = (rlim_t)mine[COUNT - 1] + 4; /* room for the socket and some files */
+    low.rlim_cur = (rlim_t)mine[COUNT - 1] + 4; /* room for the socket and only some of the files */
     if (test_rank == test_ranks - 1)
         right = setrlimit(RLIMIT_NOFILE, &low) == 0 && right;
     moert_status status = moert_comm_share_files(test_comm, mine, COUNT, all);
     right = setrlimit(RLIMIT_NOFILE, &limit) == 0 && right;
     close_files(mine, COUNT);
-    ASSERT_ON_ALL(right && status == MOERT_ERROR_MEMORY && all[0] == -1 && /* on all */
+    ASSERT_ON_ALL(right && status == MOERT_ERROR_MEMORY && all[0] == -1 && /* no rank has files */
                   strstr(moert_last_error(), "(ulimit -n)") != NULL &&
                   count_files("/proc/self/fd", "") == before);
     ASSERT_ON_ALL(moert_comm_share_files(test_comm, mine, 1001, NULL) == MOERT_ERROR_UNSUPPORTED);
@@ -137,7 +137,8 @@ TEST(test_shared_memory_has_no_name_and_keeps_no_file_open) {
     ASSERT_ON_ALL(right && count_mappings("memfd:moert") == before);
 }
 
-/* 1 TiB per rank: more than /dev/shm (which MPI windows would need) and the machine's memory. */
+/* Each rank reserves 1 TiB, more than the machine's memory and more than /dev/shm, which MPI
+ * windows would use. */
 TEST(test_untouched_shared_memory_costs_nothing) {
     const size_t bytes = (size_t)1 << 40;
     moert_shared *shared = NULL;
@@ -159,7 +160,7 @@ TEST(test_memory_out_of_reach_is_an_error_on_all_ranks) {
     moert_shared *shared = NULL;
     const size_t files = count_files("/proc/self/fd", ""), before = count_mappings("memfd:moert");
     const bool last = test_rank == test_ranks - 1;
-    if (test_ranks == 1) /* one rank opens no files */
+    if (test_ranks == 1) /* a single rank opens no shared files */
         return;
     moert_memory_processes = last ? "/nowhere" : "/proc";
     bool right = moert_shared_create(test_comm, 100, &shared) == MOERT_ERROR_UNSUPPORTED;
@@ -179,7 +180,8 @@ static bool make_processes(const char *directory, int pid) {
     return made;
 }
 
-/* In another container, the same process ID and descriptor may name another file. */
+/* If ranks run in different containers, the same process ID and descriptor may name different
+ * files. */
 TEST(test_another_file_with_the_same_process_id_and_descriptor_is_refused) {
     moert_shared *shared = NULL;
     char directory[] = "/tmp/moert-comm-XXXXXX";

@@ -30,7 +30,7 @@ static pid_t enter_child(moert_watch_entry *entry) {
     assert_non_null(file);
     text[fread(text, 1, sizeof text - 1, file)] = '\0';
     fclose(file);
-    /* field 22, the start time: none of the first 21 fields contains a blank here */
+    /* moves to field 22, the start time; none of the first 21 fields contains a blank here */
     char *at = text;
     for (int field = 1; field < 22; field++)
         at = strchr(at, ' ') + 1;
@@ -76,7 +76,7 @@ TEST(test_progress_restarts_the_wait) {
     moert_phase_set(MOERT_PHASE_SAVE);
     moert_watch_publish(&entry, 12 * second);
     assert_int_equal(atomic_load(&entry.progress_ns), 12 * second);
-    /* after a suspension of the whole job, no rank is blamed */
+    /* a pause this long means that the whole job was suspended, so the wait restarts */
     moert_watch_publish(&entry, 100 * second);
     assert_int_equal(atomic_load(&entry.progress_ns), 100 * second);
 }
@@ -129,7 +129,8 @@ TEST(test_the_gravest_and_then_the_longest_idle_is_blamed) {
     uint64_t now = moert_clock_ns();
     for (size_t i = 0; i < 4; i++)
         moert_watch_enter(&entries[i], now);
-    atomic_store(&entries[0].progress_ns, now - 9 * second); /* the rank that judges */
+    /* rank 0, which judges, never blames itself */
+    atomic_store(&entries[0].progress_ns, now - 9 * second);
     atomic_store(&entries[2].progress_ns, now - 2 * second);
     atomic_store(&entries[3].progress_ns, now - second);
     assert_int_equal(moert_watch_blame(entries, visible, 4, 0, now, &verdict), 2);
@@ -158,7 +159,7 @@ TEST(test_a_verdict_is_described_with_step_and_phase) {
     assert_non_null(strstr(text, "at step 7 in phase 'dispatch'"));
 }
 
-/* Stores a note in which `host` reports its rank 3 with `verdict`. */
+/* Stores a note in which `host` reports `verdict` for its rank 3. */
 static void receive_note(moert_watch_host *host, moert_watch_verdict verdict, uint64_t now) {
     moert_watch_note note = {.step = 9, .idle_ns = 5 * second, .rank = 3, .verdict = (int)verdict};
     note.phase = MOERT_PHASE_EXPERTS;
@@ -178,7 +179,7 @@ TEST(test_a_note_names_the_rank_to_wait_for) {
         atomic_store(&entries[i].progress_ns, now - (i + 1) * second);
     }
     moert_watch_note waits = moert_watch_take_note(entries, visible, ranks, 3, now);
-    assert_int_equal(waits.rank, 6); /* it has waited longest */
+    assert_int_equal(waits.rank, 6); /* rank 6 has waited longest */
     assert_int_equal(waits.verdict, MOERT_WATCH_FINE);
     assert_int_equal(waits.idle_ns, 3 * second);
     assert_int_equal(waits.step, 7);
@@ -194,7 +195,8 @@ TEST(test_a_host_is_blamed_for_its_note_or_its_silence) {
     moert_watch_verdict verdict;
     char text[256];
     uint64_t now = moert_clock_ns();
-    assert_int_equal(moert_watch_blame_host(hosts, 2, now, &verdict), 2); /* no note yet */
+    /* no note has arrived yet */
+    assert_int_equal(moert_watch_blame_host(hosts, 2, now, &verdict), 2);
     receive_note(&hosts[1], MOERT_WATCH_FINE, now);
     assert_int_equal(moert_watch_blame_host(hosts, 2, now, &verdict), 2);
     receive_note(&hosts[1], MOERT_WATCH_LATE, now);
@@ -229,8 +231,8 @@ TEST(test_a_rank_that_only_computes_is_left_alone) {
     moert_watchdog_stop(watchdog);
 }
 
-/* All ranks but the first report the same failure; only the one that claims the watchdog prints it.
- * All of them ignore SIGTERM and stay. */
+/* All ranks except rank 0 report the same failure, and only the rank that claims the watchdog
+ * prints it. The reporting ranks ignore SIGTERM and do not end. */
 static void report(moert_watchdog *watchdog) {
     signal(SIGTERM, SIG_IGN);
     if (moert_watchdog_claim(watchdog))
@@ -248,14 +250,16 @@ static int be_victim(const char *way) {
     moert_phase_set_step(12);
     moert_phase_set(last ? MOERT_PHASE_DISPATCH : MOERT_PHASE_COMBINE);
     moert_comm_barrier(test_comm);
-    /* long enough for a heartbeat, which publishes step and phase; other hosts must have received
-     * several datagrams before they can know of an end */
+    /* this is long enough for a heartbeat, which publishes step and phase. With several hosts and
+     * `kill`, it is also long enough for several datagrams, without which other hosts cannot detect
+     * the end of a host. */
     bool notes = strcmp(way, "kill") == 0 && moert_comm_node_count(test_comm) > 1;
     if (last)
         nanosleep(&(struct timespec){.tv_sec = notes ? 4 : 0, .tv_nsec = 500000000}, NULL);
     if (last && (strcmp(way, "kill") == 0 || strcmp(way, "alone") == 0))
         raise(SIGKILL);
-    if (strcmp(way, "alone") == 0) /* the others wait, as they would for their devices */
+    /* the other ranks wait outside of any call, as a rank that waits for its device */
+    if (strcmp(way, "alone") == 0)
         sleep(60);
     if (last && strcmp(way, "stop") == 0)
         raise(SIGSTOP);
@@ -263,7 +267,8 @@ static int be_victim(const char *way) {
         sleep(60);
     if (strcmp(way, "report") == 0 && test_rank > 0)
         report(watchdog);
-    if (last && strcmp(way, "mixed") == 0) { /* waits in a call that no other rank makes */
+    /* the last rank waits in a call that no other rank makes */
+    if (last && strcmp(way, "mixed") == 0) {
         moert_phase_wait_begin();
         sleep(60);
     }

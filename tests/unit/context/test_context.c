@@ -1,6 +1,6 @@
 // run: np=1,2,3,4 sanitize=2
-/* Contexts: several in sequence, on the caller's OpenCL objects, bound and unbound, and with bad
- * settings. */
+/* Contexts: several in sequence, contexts on the caller's OpenCL objects, with and without binding
+ * to cores, and with bad settings. */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
 #include <sched.h>

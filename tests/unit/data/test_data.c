@@ -1,5 +1,6 @@
 // run: np=1 sanitize=1
-/* Token sources: files found, sequences drawn, bad input named. */
+/* Token sources: which files are found, which sequences are drawn, and how messages name bad
+ * input. */
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -37,8 +38,7 @@ TEST(test_text_is_joined_by_one_zero_byte) {
                            write_text("c.txt", "you")};
     static const char expected[] = "hello\0\0you";
     const size_t count = sizeof expected - 1;
-    /* almost all is held out, so its sequences of one token start at every position up to the
-     * end */
+    /* almost all tokens are held out, so held-out sequences of one token begin at every position */
     moert_data *data = open_text(paths, 3, 0.8);
     assert_int_equal(moert_data_describe(data).tokens, count);
     assert_int_equal(moert_data_describe(data).files, 3);
@@ -58,8 +58,9 @@ TEST(test_directories_are_walked_in_order_without_links) {
     const char *path = in_directory("tree");
     moert_data *data = open_text(&path, 1, 0.75);
     assert_int_equal(moert_data_describe(data).files, 4);
-    assert_int_equal(moert_data_describe(data).tokens, 7); /* 0,1,2,3 and three zeros */
-    assert_heldout(data, "1\0002\0003", 4);                /* the last 5 tokens are held out */
+    /* the tokens are 0, 1, 2, 3 and three zeros */
+    assert_int_equal(moert_data_describe(data).tokens, 7);
+    assert_heldout(data, "1\0002\0003", 4); /* the last 5 tokens are held out */
 }
 
 TEST(test_bad_files_are_named) {
@@ -85,7 +86,8 @@ TEST(test_large_files_are_mapped_and_read_alike) {
         content[i] = (unsigned char)(i * 31 % 251);
     const char *path = write_file("large", content, BYTES);
     moert_data *data = open_text(&path, 1, 0.05);
-    const size_t first = BYTES / 16 - BYTES / 16 / 20; /* the end of the first of 16 stretches */
+    /* the held-out end of the first of 16 stretches */
+    const size_t first = BYTES / 16 - BYTES / 16 / 20;
     ASSERT_OK(moert_data_heldout_sequence(data, 0, 2, 5, input, target));
     for (size_t i = 0; i < 5; i++) {
         assert_int_equal(input[i], content[first + i]);
@@ -161,7 +163,8 @@ TEST(test_too_little_data_is_refused) {
     int32_t input[16], target[16];
     const moert_draw draw = {0};
     moert_data *data = open_text(&path, 1, 0.05);
-    ASSERT_OK(moert_data_check_length(data, 4)); /* two sequences of 4 + 1 tokens */
+    /* the file has room for two sequences of 4 + 1 tokens */
+    ASSERT_OK(moert_data_check_length(data, 4));
     ASSERT_OK(moert_data_sequence(data, draw, 4, input, target));
     assert_int_equal(input[0], '0');
     ASSERT_OK(moert_data_heldout_sequence(data, 0, 1, 4, input, target));

@@ -49,7 +49,7 @@ TEST(test_a_buffer_above_the_largest_allocation_is_refused) {
                  "18446744073709551615 bytes");
     assert_null(buffer);
     const moert_status status = moert_buffer_create(test_device, largest, &buffer);
-    /* the size is allowed, but memory may be short */
+    /* the size is legal, but the device may lack the memory */
     assert_true(status == MOERT_OK || status == MOERT_ERROR_MEMORY);
     moert_buffer_destroy(buffer);
 }
@@ -66,7 +66,8 @@ TEST(test_copies_and_fills_keep_to_their_range) {
         assert_int_equal(got[i], i >= 3 && i < 12 ? 0 : i >= 101 && i < 156 ? i - 101 + 17 : i);
 }
 
-/* Around offset 2 GiB, where drivers' own commands go wrong. Untouched pages cost nothing. */
+/* Tests ranges around offset 2 GiB, where some drivers' own commands fail. Untouched pages cost no
+ * memory. */
 TEST(test_copies_and_fills_of_large_buffers_keep_to_their_range) {
     enum { N = 70000, EDGE = 3 };
     const size_t first = ((size_t)1 << 31) - 4 * (N / 2), bytes = first + 4 * (N + 8);
@@ -115,7 +116,7 @@ TEST(test_a_view_is_a_part_of_its_parent) {
  * parent. */
 enum { PIECE_BYTES = 4096, PIECES = 3 };
 static moert_buffer *join_pieces(const moert_buffer *parent) {
-    moert_buffer *buffer = calloc(1, sizeof *buffer); /* moert_buffer_destroy frees it */
+    moert_buffer *buffer = calloc(1, sizeof *buffer); /* moert_buffer_destroy() frees this memory */
     cl_int code = CL_SUCCESS;
     *buffer = (moert_buffer){.device = test_device,
                              .bytes = PIECES * PIECE_BYTES - MOERT_BUFFER_TAIL_BYTES,
@@ -183,7 +184,7 @@ TEST(test_wrapped_memory_is_used_as_it_is) {
     ASSERT_OK(moert_buffer_view(buffer, N * sizeof *memory, 0, &end));
     moert_buffer_destroy(end);
     if (moert_device_describe(test_device)->is_cpu)
-        memory[7] = 1.5f; /* no copy is made: the device sees this write */
+        memory[7] = 1.5f; /* the device sees this write, since the buffer is not a copy */
     else
         ASSERT_OK(moert_buffer_write(buffer, 7 * sizeof *memory, &(float){1.5f}, sizeof(float)));
     ASSERT_OK(run_twice(buffer, N));

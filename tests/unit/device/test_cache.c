@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1
-/* The on-disk cache: an entry is read whole or not at all, and one of several processes does the
- * work. */
+/* The on-disk cache: an entry is read whole or not at all. If several processes need an entry, one
+ * does the work and the others wait, for a limited time. */
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -81,8 +81,8 @@ TEST_WITH(test_the_directories_above_a_cache_are_created, make_cache, NULL) {
     assert_int_equal(access(in_directory("cache/a/b/key.bin"), F_OK), 0);
 }
 
-/* The process that holds the lock adds a line to file `name` after a while, and ends its work with
- * `done`. */
+/* Begins a cache entry. If this process holds the lock, it adds a line to file `name` after 0.1 s.
+ * It then ends the entry with `done`. */
 static void work(const char *name, bool done) {
     moert_cache_entry entry;
     moert_cache_begin("key", &entry);
@@ -117,7 +117,7 @@ static size_t count_workers(const char *name, bool done) {
 }
 
 TEST_WITH(test_one_process_works_while_the_others_wait, make_cache, NULL) {
-    /* no process finishes the work for the others */
+    /* every process does the work, since none completes the entry */
     assert_int_equal(count_workers("failing", false), 3);
     assert_int_equal(count_files(in_directory("cache"), ".bin"), 0);
     assert_int_equal(count_workers("done", true), 1);

@@ -1,5 +1,6 @@
 // run: np=1 sanitize=1
-/* The profile: which operation a device's commands count for, when they count, and their sums. */
+/* The profile: to which operation a device's commands are charged, when they count, and their
+ * sums. */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
 #include <unistd.h>
@@ -152,7 +153,8 @@ TEST_WITH(test_more_commands_than_events_fit_all_count, open_test_device, close_
     assert_true(value == ADDS + 1.0f);
 }
 
-/* Work counts for the operation of the phase, whichever kernels are launched. */
+/* FLOPs and bytes are charged to the operation of the current phase, whichever kernels are
+ * launched. */
 TEST_WITH(test_a_gemm_reports_its_flops_and_bytes, open_test_device, close_test_device) {
     enum { ROWS = 10, WIDTH = 10, DEPTH = 100 };
     const uint32_t ends[] = {4, ROWS};
@@ -237,7 +239,7 @@ TEST_WITH(test_a_device_may_close_while_it_counts, open_test_device, close_test_
     add(x, y, 3);
     release_owned();
     close_test_device(state);
-    wait_for(1); /* the profile has been closed */
+    wait_for(1); /* by now, the profile has been closed */
 }
 
 /* Profiles one kernel on a queue of the caller that has these properties. */
@@ -276,13 +278,13 @@ TEST(test_a_queue_of_the_caller_must_have_profiling_enabled) {
     ASSERT_FAILS(count_on(0, &calls), MOERT_ERROR_UNSUPPORTED, "CL_QUEUE_PROFILING_ENABLE");
 }
 
-/* Both forms on any device: with one work-item per work-group they run anywhere. */
+/* With one work-item per work-group, the kernels of both forms run on any device. */
 TEST_WITH(test_the_kernels_of_the_roof_build_and_copy_in_both_forms, open_test_device,
           close_test_device) {
-    enum { FLOATS = 3 * 64 * 16 }; /* more than two work-groups of either form copy */
+    enum { FLOATS = 3 * 64 * 16 }; /* more than two work-groups of either form can copy */
     static const struct {
         const char *program;
-        size_t copied; /* by two work-groups */
+        size_t copied; /* number of floats that two work-groups copy */
     } forms[] = {
         {"lib/roof -DCHAINS=12 -DROUNDS=3 -DBLOCK=64 -DLANES=16 -DITEMS=1", 2 * 64 * 16},
         {"lib/roof -DCHAINS=6 -DROUNDS=3 -DBLOCK=64 -DLANES=4 -DITEMS=1", 2 * 64 * 4},
@@ -303,7 +305,7 @@ TEST_WITH(test_the_kernels_of_the_roof_build_and_copy_in_both_forms, open_test_d
     }
 }
 
-/* Other processes may slow the roof or the GEMM down, so the limit is generous. */
+/* Other processes may slow down the roof kernels or the GEMM, so the limit is generous. */
 TEST_WITH(test_no_gemm_is_much_faster_than_the_roof, open_test_device, close_test_device) {
     enum { SIZE = 512 };
     moert_roof roof = {0.0, 0.0};
@@ -324,5 +326,5 @@ TEST_WITH(test_no_gemm_is_much_faster_than_the_roof, open_test_device, close_tes
     assert_true(row->flops / (double)row->ns < 2.0 * roof.gflops);
 }
 
-/* Each test opens a device of its own, since a device keeps its profile. */
+/* Each test opens its own device, since a device keeps its profile. */
 TESTS(NULL, NULL)

@@ -148,7 +148,7 @@ static void compare(const moert_memory *want, const moert_memory *got, bool any_
 typedef struct recipe {
     moert_precision precision, dense;
     moert_dispatch dispatch;
-    size_t micro_batches, hidden; /* hidden 0: the model's */
+    size_t micro_batches, hidden; /* hidden size; 0: the model's hidden size */
     moert_combine combine;
 } recipe;
 
@@ -159,7 +159,8 @@ typedef struct recipe {
     }
 static const recipe plain = RECIPE(F32, F32, F32, 1, 0, F32);
 
-/* With ep 1, every row stays on its rank, whatever the routing, so all parts are compared. */
+/* Compares the estimate with a run. If `ep` is 1, every row stays on its rank, whatever the
+ * routing, so all parts are compared. */
 static void run_model(const char *name, const recipe *how, size_t ep, size_t batch) {
     moert_model_config config = golden_config(name);
     moert_optimizer *optimizer;

@@ -128,8 +128,8 @@ static void fill(float *data, size_t count, float value) {
 }
 
 TEST(test_nothing_is_added_to_a_chain_after_its_last_product) {
-    /* -0 plus products 0 * -1, an odd number of them, stays -0 only if nothing else is added. Sums
-     * in tiles begin each step with +0, so their result is +0. */
+    /* The old value is -0, and an odd number of products are 0 * -1 = -0. The sum stays -0 only if
+     * nothing else is added. Sums in AMX tiles begin each step with +0, so their result is +0. */
     const problem p = {.n = 17, .k = 17, .rows = 3, .groups = 1, .ends = {3}, .accumulate = true};
     for (size_t w = 0; w < gemm_way_count; w++) {
         const bool tiled = sums_in_tiles(&gemm_ways[w]);
@@ -173,7 +173,7 @@ TEST(test_an_invalid_part_of_the_groups_is_refused) {
     ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_USAGE, "a weight for each group");
 }
 
-/* A hash of all results of the portable backend. */
+/* Returns a hash of all results of the portable backend. */
 static uint64_t digest(void) {
     uint64_t hash = 0;
     for (size_t i = 0; i < gemm_problem_count; i++)
@@ -241,7 +241,8 @@ TEST(test_wrong_sizes_are_refused_before_anything_is_written) {
     wrong[4].k = 0;
     wrong[5].x = small;
     wrong[5].type = MOERT_DTYPE_BF16;
-    ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &wrong[5])); /* 16 values of 2 bytes fit */
+    /* the buffer has room for 16 values of 2 bytes */
+    ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &wrong[5]));
     wrong[5].ldx = 10;
     for (size_t i = 0; i < 6; i++)
         assert_int_equal(run_as(MOERT_GEMM_FORWARD, &wrong[i]), MOERT_ERROR_USAGE);
@@ -257,7 +258,7 @@ TEST(test_a_backend_named_for_another_device_is_an_error) {
     const moert_gemm gemm = upload_gemm(&p, &a, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
     set_variable("MOERT_BACKEND", "nvidia");
     if (has_tensor_cores("nvidia is an error")) {
-        ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm)); /* float32 operands: not on tensor cores */
+        ASSERT_OK(run_as(MOERT_GEMM_FORWARD, &gemm)); /* float32 operands do not use tensor cores */
     } else {
         const char *const text = "MOERT_BACKEND is nvidia, which takes GPUs of compute";
         ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED, text);

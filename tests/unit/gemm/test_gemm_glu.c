@@ -61,7 +61,8 @@ static void compare_calls(size_t i, size_t f, const way *by) {
 
 /* Even problems use the first two forms, odd problems the last two. */
 TEST_WITH(test_a_fused_call_has_the_bits_of_two_calls, NULL, force_none) {
-    const moert_choices *const tiles[] = {NULL, &fusing, &separate}; /* NULL: this CPU's tile */
+    /* NULL: the tile that this CPU uses by default */
+    const moert_choices *const tiles[] = {NULL, &fusing, &separate};
     for (size_t t = 0; t < MOERT_COUNT(tiles); t++) {
         force_tile(tiles[t]);
         for (size_t i = 0; i < PROBLEMS; i++)
@@ -75,7 +76,7 @@ TEST_WITH(test_h_in_bf16_is_the_rounded_float32_h, force_fusing, force_none) {
     for (size_t i = 0; i < PROBLEMS; i++)
         for (size_t w = 0; w < gemm_way_count; w++) {
             if (gemm_ways[w].type == MOERT_DTYPE_F32)
-                continue; /* refused */
+                continue; /* the backend refuses this case */
             gated_run how = gated_forms[i % GATED_FORMS];
             const gated full = run_gated(&problems[i], &how, &gemm_ways[w], false);
             how.type = MOERT_DTYPE_BF16;
@@ -130,7 +131,7 @@ TEST_WITH(test_a_dropped_v_is_not_written_after_a_short_chain, force_fusing, for
         }
 }
 
-/* A hash of all results of the portable backend. */
+/* Returns a hash of all results of the portable backend. */
 static uint64_t digest(void) {
     uint64_t hash = 0;
     force_tile(&fusing);

@@ -1,9 +1,9 @@
 // run: np=1 sanitize=1 env=MOERT_FORM=gpu
-/* The grouped GEMM in GPU form, on any device: the bits of the reference by every tile. */
+/* The grouped GEMM in GPU form, on any device: every tile gives the bits of the reference. */
 #include "support/gemm/gemm.h"
 
 static void check_all(const problem *p) {
-    /* the portable way follows each of these */
+    /* in gemm_ways, the portable way follows each of these references */
     static const size_t ways[] = {REFERENCE_F32, REFERENCE_BF16};
     for (operation op = 0; op < OPERATIONS; op++)
         for (size_t i = 0; i < 2; i++) {
@@ -18,8 +18,8 @@ TEST(test_gemms_in_gpu_form_have_the_bits_of_the_reference) {
         check_all(&gemm_problems[i]);
 }
 
-/* The rows of a group decide the height of its tiles; these numbers of rows are around the
- * heights. */
+/* The number of rows of a group determines the height of its tiles. The test uses numbers of rows
+ * around each height. */
 TEST(test_no_tile_changes_a_bit_in_gpu_form) {
     for (uint32_t lines = 31; lines <= 129; lines += lines % 32 == 1 ? 30 : 1)
         check_all(&(problem){.n = 36,

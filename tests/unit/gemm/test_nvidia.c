@@ -1,7 +1,7 @@
 // run: np=1 sanitize=1
-/* Grouped GEMMs of bf16 operands by the nvidia backend. On an NVIDIA GPU, tensor cores compute them
- * within their rounding of the reference; elsewhere, and for unaligned rows, the portable backend
- * does. */
+/* Grouped GEMMs of bf16 operands by the nvidia backend. On an NVIDIA GPU, tensor cores compute
+ * them; results are within the rounding of tensor cores of the reference. On other devices, and for
+ * unaligned rows, the portable backend computes them. */
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "gemm/nvidia/tensor_cores.h"
@@ -10,8 +10,8 @@
 static const way nvidia = {
     .name = "nvidia", .backend = "auto", .type = MOERT_DTYPE_BF16, .prepacked = true};
 
-/* whole tiles, and tiles one too large or small; partial blocks of K; empty groups and rows past
- * the end; strides, columns of y, one weight for all groups; the last three are not aligned */
+/* whole tiles; sizes one above or below a tile; partial blocks of K; empty groups and rows past the
+ * end; strides, columns of y, one weight for all groups. The last three problems are unaligned. */
 static const problem problems[] = {
     {.n = 16, .k = 8, .rows = 1, .groups = 1, .ends = {1}, .bias = true},
     {.n = 16, .k = 24, .rows = 0, .groups = 2, .ends = {0, 0}},
@@ -146,12 +146,12 @@ static void check_scattered(const problem *p, operation op, size_t runs) {
                     results_of(p, op, &got).data, lines.data, lines.count);
 }
 
-/* Column tiles that the runs share unevenly. */
+/* A problem whose column tiles the runs divide unevenly. */
 static const problem tall = {
     .n = 272, .k = 72, .rows = 1300, .groups = 3, .ends = {1100, 1100, 1290}};
 
 TEST(test_rows_of_results_may_lie_anywhere) {
-    enum { REFUSED = 5 }; /* three are not aligned, and two have columns before y */
+    enum { REFUSED = 5 }; /* of the problems, three are unaligned, and two have columns before y */
     size_t able = 0;
     for (size_t i = 0; i <= PROBLEMS; i++) {
         problem p = i < PROBLEMS ? problems[i] : tall;
@@ -169,7 +169,7 @@ TEST(test_rows_of_results_may_lie_anywhere) {
 }
 
 TEST(test_unaligned_bf16_results_are_refused) {
-    enum { N = 12, ROWS = 2 }; /* not aligned */
+    enum { N = 12, ROWS = 2 }; /* N is not a multiple of the required alignment */
     const problem p = {.n = 2 * N, .k = 2 * N, .rows = ROWS, .groups = 1, .ends = {ROWS}};
     const arrays a = make_arrays(&p, true);
     set_variable("MOERT_BACKEND", NULL);
@@ -178,7 +178,7 @@ TEST(test_unaligned_bf16_results_are_refused) {
     gemm.n = gemm.k = N;
     ASSERT_FAILS(run_as(MOERT_GEMM_FORWARD, &gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
     ASSERT_FAILS(run_as(MOERT_GEMM_DGRAD, &gemm), MOERT_ERROR_UNSUPPORTED, "results in f32");
-    /* gates and ups together are aligned, each by itself is not */
+    /* gates and ups together are aligned, but each of the two is not */
     const moert_prepacked_shape shape = {1, 2 * N, 2 * N, MOERT_PREPACKED_GATED, MOERT_DTYPE_BF16};
     moert_gemm fused = gemm;
     moert_prepacked *prepacked;
@@ -201,7 +201,7 @@ TEST(test_unaligned_bf16_results_are_refused) {
 
 /* ---- GLU ---- */
 
-/* Small integers: v is exact, h within the rounding of exp. */
+/* Small integers: v is exact, and h is within the rounding of exp. */
 static void check_glu(const problem *p, size_t f, bool drop) {
     gated_run how = gated_forms[f];
     how.drop_v = drop;
@@ -227,7 +227,7 @@ TEST(test_a_gemm_with_a_glu_is_near_the_reference) {
     }
 }
 
-/* v is the float32 v rounded; h is unchanged. */
+/* Checks that v in bf16 is the float32 v rounded, and that h does not change. */
 static void check_rounded_v(const problem *p, size_t f) {
     gated_run how = gated_forms[f];
     const gated want = run_gated(p, &how, &nvidia, false);
@@ -269,8 +269,8 @@ TEST(test_a_row_has_the_same_bits_with_any_other_rows) {
     check_company(&whole, &nvidia, ranges, MOERT_COUNT(ranges));
 }
 
-/* The first launch ends when all tiles are computed. No tile is left out or computed twice, on
- * whichever units. */
+/* If other units join a GEMM, its first launch ends when all tiles are computed. No tile is omitted
+ * or computed twice, on any division of the units. */
 TEST(test_units_that_join_later_change_no_bit) {
     static const problem large = {.n = 1040,
                                   .k = 1320,
@@ -330,7 +330,7 @@ TEST(test_one_prepacked_weight_of_the_first_gemm_serves_all_uses) {
         ASSERT_OK(moert_buffer_read(result, 0, first, sizeof first));
         assert_true(first[1] == (dgrad ? (float)N : (float)(K * (K - 1) / 2)));
     }
-    /* the optimizer may write the prepacked weight too; then no GEMM fills it again */
+    /* if the optimizer writes the prepacked weight, no GEMM fills it again */
     source.x = rows;
     ASSERT_OK(moert_buffer_write(moert_prepacks_copy(&prepacks, N * K), 0, ones, sizeof ones));
     for (int i = 0; i < 3; i++) {

@@ -1,7 +1,7 @@
 // run: np=1 sanitize=1
-/* Grouped GEMMs of float32 operands that may be split into parts. On a Hopper GPU, tensor cores
- * compute them about as exactly as a chain of fma; elsewhere, and for unaligned rows, such chains
- * do. */
+/* Grouped GEMMs of float32 operands that may be split into bf16 parts. On a Hopper GPU, tensor
+ * cores compute them about as exactly as a chain of fma. On other devices, and for unaligned rows,
+ * the GEMM is a chain of fma. */
 #include "base/memory.h"
 #include "base/rng.h"
 #include "gemm/nvidia/tensor_cores.h"
@@ -9,8 +9,8 @@
 
 static const way split = {.name = "split", .backend = "auto", .split = true};
 
-/* whole tiles of both widths, and tiles too large or small; partial blocks of K; empty groups and
- * rows past the end; strides, columns of y; the last two are not aligned */
+/* whole tiles of both widths; sizes above or below a tile; partial blocks of K; empty groups and
+ * rows past the end; strides, columns of y. The last two problems are unaligned. */
 static const problem problems[] = {
     {.n = 8, .k = 4, .rows = 1, .groups = 1, .ends = {1}, .bias = true},
     {.n = 16, .k = 24, .rows = 0, .groups = 2, .ends = {0, 0}},
@@ -54,7 +54,8 @@ static arrays make_integers(const problem *p, int x_bits, int y_bits, int weight
     return a;
 }
 
-/* Sums of four products of 22 bits are below 2^24, so every part of an operand counts. */
+/* All products have 22 bits, so sums of four products are below 2^24 and exact in float32. A lost
+ * bit of an operand would change a sum. */
 TEST(test_no_bit_of_an_operand_is_lost) {
     static const problem of_four[] = {
         [FORWARD] = {.n = 72, .k = 4, .rows = 131, .groups = 1, .ends = {131}, .shared = true},
@@ -76,7 +77,7 @@ TEST(test_no_bit_of_an_operand_is_lost) {
 
 /* ---- accuracy ---- */
 
-/* The sum of an element's products in float64, and the sum of their magnitudes. */
+/* The sum of an element's products in float64, and the sum of the products' magnitudes. */
 typedef struct exact {
     double sum, size;
 } exact;
@@ -86,7 +87,8 @@ static void add_product(exact *e, double a, double b) {
     e->size += fabs(a * b);
 }
 
-/* Element (m, n) of y, (m, k) of x, or (n, k) of the gradient of group g; without old values. */
+/* Returns element (m, n) of y, (m, k) of x, or (n, k) of the gradient of group g, without the old
+ * value. */
 static exact sum_exactly(const problem *p, operation op, const arrays *a, size_t g, size_t line,
                          size_t column) {
     exact e = {0.0, 0.0};
@@ -103,7 +105,8 @@ static exact sum_exactly(const problem *p, operation op, const arrays *a, size_t
     return e;
 }
 
-/* The largest error of a float32 sum of products, relative to the sum of their magnitudes. */
+/* Returns the largest error of a float32 sum of products, relative to the sum of the products'
+ * magnitudes. */
 static double worst_error(const problem *p, operation op, arrays *a) {
     const size_t groups = op == WGRAD ? p->groups : 1;
     const size_t lines = op == WGRAD ? p->n : start_of(p, p->groups);
@@ -143,7 +146,7 @@ TEST(test_gemms_of_random_numbers_are_within_rounding_of_float32) {
         }
 }
 
-/* Truncation instead of rounding would make long sums of one sign ever smaller. */
+/* Truncation instead of rounding would bias long sums of one sign towards 0. */
 TEST(test_long_sums_are_not_biased) {
     static const problem p = {
         .n = 136, .k = 7168, .rows = 200, .groups = 1, .ends = {200}, .shared = true};

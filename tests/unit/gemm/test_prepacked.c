@@ -8,7 +8,7 @@ enum { GROUPS = 3 };
 
 static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16};
 
-/* Bytes of the panels that filling leaves alone are 0. */
+/* Creates a prepacked weight. Bytes of its panels that are never filled are 0. */
 static moert_prepacked *create(const moert_prepacked_shape *shape) {
     moert_prepacked *prepacked = NULL;
     set_variable("MOERT_BACKEND", "portable");
@@ -33,7 +33,7 @@ typedef struct weight {
     moert_buffer *values;
 } weight;
 
-/* Values of all magnitudes; two are infinity and NaN. */
+/* Returns values of all magnitudes; one is infinity and one is NaN. */
 static float *random_weight(size_t rows, size_t columns) {
     float *x = random_floats(rows * columns, 1.0f, rows);
     for (size_t i = 0; i < rows * columns; i++)
@@ -120,14 +120,14 @@ TEST(test_quantized_weights_in_buffers_that_are_too_small_are_refused) {
 
 enum { N = 40, K = 48, M = 5 };
 
-/* Runs a GEMM with the weight by `prepacks`, and returns its result. */
+/* Runs a GEMM whose weight `prepacks` prepacks, and returns its result. */
 static float *multiply(moert_prepacks *prepacks, moert_prepacked_use use, moert_dtype type,
                        moert_buffer *values, size_t rows) {
     const bool forward = use == MOERT_PREPACKED_FORWARD;
     const size_t out = M * (forward ? N : K);
     const uint32_t ends[GROUPS] = {1, 1, (uint32_t)rows};
     unsigned char ones[M * K * sizeof(float)];
-    memset(ones, 0x3F, sizeof ones); /* a finite value in any dtype */
+    memset(ones, 0x3F, sizeof ones); /* bytes of 0x3F are a finite value in any dtype */
     moert_buffer *x = upload(ones, sizeof ones), *y = upload(ones, sizeof ones);
     moert_gemm gemm = {.kind = forward ? MOERT_GEMM_FORWARD : MOERT_GEMM_DGRAD,
                        .groups = {upload(ends, sizeof ends), GROUPS, rows},
@@ -142,7 +142,7 @@ static float *multiply(moert_prepacks *prepacks, moert_prepacked_use use, moert_
     return read_floats(forward ? y : x, out);
 }
 
-/* The next GEMM has the bits of one without prepacked weights. */
+/* Checks that the next GEMM has the bits of a GEMM without prepacked weights. */
 static void check_gemm(moert_prepacks *prepacks, moert_prepacked_use use, moert_dtype type,
                        moert_buffer *values) {
     moert_prepacks none = {0};
@@ -162,7 +162,8 @@ static void check_life(moert_prepacked_use use, moert_dtype type) {
     const size_t need = moert_prepacked_need(test_device, &shape);
     check_gemm(&prepacks, use, type, values);
     assert_int_equal(moert_prepacks_bytes(&prepacks), 0);
-    multiply(&prepacks, use, type, values, 0); /* a GEMM without rows does not count */
+    /* a GEMM without rows does not count as a use of the weight */
+    multiply(&prepacks, use, type, values, 0);
     assert_int_equal(moert_prepacks_bytes(&prepacks), 0);
     for (size_t i = 0; i < 2; i++) {
         check_gemm(&prepacks, use, type, values);
@@ -181,8 +182,8 @@ TEST(test_a_weight_is_prepacked_by_the_second_gemm_after_its_change) {
         check_life(i % 2 == 0 ? MOERT_PREPACKED_FORWARD : MOERT_PREPACKED_DGRAD, types[i / 2]);
 }
 
-/* Further GEMMs read the prepacked weight. They do not see a change of the weight that is not
- * announced. */
+/* Later GEMMs read the prepacked weight, so a change of the original weight has no effect until it
+ * is announced. */
 TEST(test_a_prepacked_weight_is_not_read_again_until_it_is_marked_as_changed) {
     const size_t elements = (size_t)GROUPS * N * K, bytes = elements * sizeof(float);
     const moert_prepacked_shape shape = {GROUPS, N, K, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32};

@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Rows of tuning: their grammar and bounds, which one is chosen, and which are stored. */
+/* Tuning rows: their grammar and bounds, which row is chosen, and which rows are stored. */
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -179,9 +179,10 @@ TEST_WITH(test_the_row_that_names_more_of_the_shape_is_chosen, forget_tuning, NU
     assert_int_equal(find(MOERT_TUNED_FORWARD, 10, 10, 20).panels, 3);
     assert_int_equal(find(MOERT_TUNED_FORWARD, 10, 11, 21).panels, 2);
     assert_int_equal(find(MOERT_TUNED_FORWARD, 11, 11, 20).panels, 5);
-    assert_int_equal(find(MOERT_TUNED_FORWARD, 11, 11, 35).panels, 9); /* the later one */
+    /* two rows name ranges that contain 35; the later row counts */
+    assert_int_equal(find(MOERT_TUNED_FORWARD, 11, 11, 35).panels, 9);
     assert_int_equal(find(MOERT_TUNED_DGRAD, 11, 11, 60).panels, 7);
-    assert_int_equal(find(MOERT_TUNED_DGRAD, 0, 0, 0).panels, 7); /* the shape is unknown */
+    assert_int_equal(find(MOERT_TUNED_DGRAD, 0, 0, 0).panels, 7); /* 0 means an unknown size */
 }
 
 TEST_WITH(test_measured_rows_come_before_built_in_ones_of_a_level, forget_tuning, NULL) {

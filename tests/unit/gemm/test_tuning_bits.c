@@ -16,12 +16,13 @@ static moert_choices find(void) {
 }
 
 static bool equal(moert_choices a, moert_choices b) {
-    return memcmp(&a, &b, sizeof a) == 0; /* all are unsigned: no padding */
+    return memcmp(&a, &b, sizeof a) == 0; /* all fields are unsigned, so there is no padding */
 }
 
 /* ---- bits ---- */
 
-/* Compares all problems by forced choices, prepacked and not, with way `first`, a reference. */
+/* Compares all problems, computed with forced choices of tuning, with way `first`, a reference.
+ * Weights are prepacked or not. */
 static void check_bits(size_t first, const moert_choices *choices, size_t count) {
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
@@ -57,7 +58,7 @@ TEST_WITH(test_no_partition_changes_a_bit, forget_tuning, NULL) {
     check_bits(REFERENCE_TILES, partitions, MOERT_COUNT(partitions));
 }
 
-/* Runs the tiles of all rows on this device, whatever device a row is for. */
+/* Runs the tiles of all built-in rows on this device, whichever device a row is for. */
 TEST_WITH(test_no_tile_of_a_built_in_row_changes_a_bit, forget_tuning, NULL) {
     enum { MOST = 64 };
     moert_choices tiles[MOST];
@@ -88,8 +89,8 @@ TEST_WITH(test_every_choice_fits_into_little_local_memory, forget_tuning, NULL) 
         {64, 16, 128, 16, 4, 16}, {64, 4096, 65536, 16, 4, 16}, {1, 4096, 1, 16, 4, 16}};
     moert_device_info *info = (moert_device_info *)moert_device_describe(test_device);
     const moert_device_info whole = *info;
-    info->local_bytes = 16384; /* less than the least that OpenCL allows */
-    info->compute_units = 1;   /* few work-groups suffice */
+    info->local_bytes = 16384; /* less than the minimum that OpenCL requires */
+    info->compute_units = 1;   /* with one compute unit, few work-groups fill the device */
     check_bits(REFERENCE_F32, partitions, MOERT_COUNT(partitions));
     check_bits(REFERENCE_BF16, partitions, MOERT_COUNT(partitions));
     check_bits(REFERENCE_TILES, partitions, MOERT_COUNT(partitions));
@@ -106,13 +107,13 @@ TEST_WITH(test_choices_out_of_bounds_cannot_be_forced, forget_tuning, NULL) {
     assert_true(equal(find(), before));
 }
 
-/* Whether check_panels can describe the problem. */
+/* Whether check_panels() supports the problem. */
 static bool is_plain(const problem *p) {
     return p->accumulate && p->pad_x + p->pad_y + p->y_column == 0;
 }
 
-/* A prepacked weight keeps its panels when the choices change afterwards; a tile is one or more
- * panels wide. */
+/* Checks that a prepacked weight keeps its panels if the choices change afterwards. A tile is one
+ * or more panels wide. */
 static void check_panels(const problem *p, const moert_choices *prepack,
                          const moert_choices *forced) {
     arrays a = make_arrays(p, false), want = run_new(p, DGRAD, &gemm_ways[REFERENCE_F32], false);
@@ -136,7 +137,8 @@ static void check_panels(const problem *p, const moert_choices *prepack,
 
 TEST_WITH(test_a_prepacked_weight_keeps_its_panels, forget_tuning, NULL) {
     static const moert_choices pairs[][2] = {
-        {{4, 1024, 512, 8, 2, 4096}, {4, 1024, 512, 5, 3, 16}}, /* no multiple of a panel */
+        /* the width of the forced tile is not a multiple of the panel's */
+        {{4, 1024, 512, 8, 2, 4096}, {4, 1024, 512, 5, 3, 16}},
         {{4, 1024, 512, 8, 2, 16}, {4, 32, 512, 6, 4, 16}},
         {{4, 1024, 512, 6, 1, 4096}, {1, 1024, 3, 5, 3, 32}},
         {{4, 1024, 512, 6, 4, 16}, {4, 1024, 512, 8, 2, 64}}};
@@ -155,7 +157,7 @@ typedef struct counted {
 static moert_status count_run(void *context) {
     counted *c = context;
     c->seen[c->runs % 4096] = find();
-    /* a depth of 2048 is faster here, by far */
+    /* a depth of 2048 appears to be much faster than any other */
     usleep(c->seen[c->runs++ % 4096].depth == 2048 ? 100 : 10000);
     return MOERT_OK;
 }
@@ -234,7 +236,7 @@ TEST_WITH(test_auto_measures_a_new_shape_once_and_keeps_the_bits, forget_tuning,
         if (again > 0)
             assert_int_equal(count_rows(), rows);
         rows = count_rows();
-        /* wgrad uses no prepacked weights; in GPU form there is nothing to measure */
+        /* wgrad uses no prepacked weights, so it has fewer rows; nothing is measured in GPU form */
         const bool gpu_form = moert_device_describe(test_device)->gpu_form;
         assert_int_equal(rows, gpu_form ? 0 : 3 * (3 + 2 + 3));
         moert_tuning_reload();
