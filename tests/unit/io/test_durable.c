@@ -136,7 +136,8 @@ TEST(test_a_commit_that_fails_keeps_the_older_directory) {
     ASSERT_FAILS(moert_durable_commit(in_directory("absent"), in_directory("step")), MOERT_ERROR_IO,
                  "absent");
     assert_text(in_directory("step/state"), "older");
-    /* a directory cannot move into itself: the older one was set aside and must come back */
+    /* a directory cannot move into itself; the older directory, which was set aside, must come
+     * back */
     ASSERT_FAILS(moert_durable_commit(test_directory, in_directory("step")), MOERT_ERROR_IO,
                  "renamed");
     assert_text(in_directory("step/state"), "older");

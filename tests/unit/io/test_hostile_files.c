@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Malformed, truncated and damaged safetensors files are refused, and never crash the reader. */
+/* The reader refuses malformed, truncated and damaged safetensors files, and never crashes. */
 
 #include "base/memory.h"
 #include "base/rng.h"
@@ -24,7 +24,8 @@ static void assert_refused(const char *path, moert_status expected, const char *
 
 TEST(test_malformed_headers_are_refused_with_file_and_tensor) {
     static const struct {
-        const char *header, *part; /* the data has 8 bytes */
+        /* part: expected in the message; the data after the header has 8 bytes */
+        const char *header, *part;
     } rows[] = {
         {"", "'{'"},
         {" {}", "'{'"},

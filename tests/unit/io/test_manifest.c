@@ -12,7 +12,8 @@
 #include "support/files.h"
 #include "support/suite.h"
 
-enum { BIG = 3 * MOERT_PIECE_BYTES / 4 + 5 }; /* floats: three whole pieces and a partial one */
+/* number of floats in three whole pieces and a partial one */
+enum { BIG = 3 * MOERT_PIECE_BYTES / 4 + 5 };
 
 static const moert_tensor_spec specs[] = {{"alpha", MOERT_FILE_F32, 1, {7}},
                                           {"big", MOERT_FILE_F32, 1, {BIG}},
@@ -35,7 +36,7 @@ static void write_directory(void) {
     ASSERT_OK(moert_manifest_make(test_directory, &manifest));
     const size_t pieces = moert_manifest_pieces(manifest);
     moert_checksum *sums = test_alloc(pieces * sizeof *sums);
-    for (size_t i = 0; i < pieces; i += 2) /* as two ranks with alternate pieces */
+    for (size_t i = 0; i < pieces; i += 2) /* simulates two ranks that hold alternate pieces */
         ASSERT_OK(moert_manifest_sum(manifest, i, 1, sums + i));
     for (size_t i = 1; i < pieces; i += 2)
         ASSERT_OK(moert_manifest_sum(manifest, i, 1, sums + i));

@@ -20,7 +20,7 @@ static const struct golden_config {
     bool renormalise;
     float scale;
     size_t groups, kept;
-    moert_status whole; /* result of the model check */
+    moert_status whole; /* expected status of the check of the whole model */
 } goldens[] = {
     {"layer/mixtral-a", MOERT_FAMILY_MIXTRAL, 32000, 64, 32, 4, 2, 16, 96, 0, 1e-5f, 1e6f, 8, 2,
      MOERT_SCORE_SOFTMAX, true, 1, 1, 1, MOERT_OK},
@@ -204,7 +204,8 @@ TEST(test_a_written_config_reads_back_equal_and_has_fixed_bytes) {
     }
 }
 
-/* Every outer key of `from` is in `in`. Such a key's line begins with two blanks and a quote. */
+/* Checks that every outer key of `from` occurs in `in`. The line of an outer key begins with two
+ * blanks and a quote. */
 static void assert_keys_within(const char *from, const char *in) {
     for (const char *line = strchr(from, '\n'); line != NULL; line = strchr(line + 1, '\n')) {
         const char *end = strncmp(line, "\n  \"", 4) == 0 ? strchr(line, ':') : NULL;

@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Keys of config.json: defaults, other spellings, broken values. */
+/* Keys of config.json: defaults, alternative spellings, broken values. */
 
 #include "base/memory.h"
 #include "io/durable.h"
@@ -84,7 +84,7 @@ TEST(test_a_config_names_the_method_and_keeps_a_text_for_plain_weights) {
 typedef struct refused_config {
     const char *text;
     moert_status status;
-    const char *part; /* of the message */
+    const char *part; /* expected in the message */
 } refused_config;
 
 static const refused_config broken[] = {
@@ -141,7 +141,8 @@ TEST(test_broken_configs_are_refused_with_key_and_file) {
         memset(&config, 0x5a, sizeof config);
         ASSERT_FAILS(read_config(broken[i].text, &config), broken[i].status, broken[i].part);
         assert_non_null(strstr(moert_last_error(), in_directory("config.json")));
-        assert_int_equal(config.hidden, (size_t)0x5a5a5a5a5a5a5a5a); /* untouched on failure */
+        /* a failure leaves the output unchanged */
+        assert_int_equal(config.hidden, (size_t)0x5a5a5a5a5a5a5a5a);
     }
     ASSERT_FAILS(moert_model_config_read("/tmp/absent-moert.json", &config), MOERT_ERROR_IO,
                  "/tmp/absent-moert.json");

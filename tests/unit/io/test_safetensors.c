@@ -12,7 +12,7 @@
 static const struct {
     const char *path;
     size_t count;
-    const char *name; /* of a float32 tensor */
+    const char *name; /* name of a float32 tensor */
     size_t rank, shape[3];
 } golden_files[] = {
     {"layer/mixtral-a/model.safetensors",
@@ -75,7 +75,7 @@ TEST(test_get_names_the_nearest_tensor_or_both_shapes) {
 /* ---- elements ---- */
 
 TEST(test_floats_of_every_type_are_read_unaligned) {
-    /* one byte first, so that all other tensors are unaligned */
+    /* the first tensor has one byte, so that all other tensors are unaligned */
     static const char header[] =
         "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
         "\"d\":{\"dtype\":\"F64\",\"shape\":[4],\"data_offsets\":[1,33]},"
@@ -134,7 +134,7 @@ TEST(test_integers_are_read_where_they_fit) {
     const moert_tensor *tensor = moert_tensors_find(tensors, "l");
     ASSERT_FAILS(moert_tensor_read_i32(tensor, 0, 3, out), MOERT_ERROR_FORMAT,
                  "element 2 is 2147483648");
-    assert_int_equal(out[0], 5); /* untouched on failure */
+    assert_int_equal(out[0], 5); /* a failure leaves the output unchanged */
     ASSERT_OK(moert_tensor_read_i32(tensor, 0, 2, out));
     assert_true(out[0] == INT32_MIN && out[1] == INT32_MAX);
     tensor = moert_tensors_find(tensors, "u");

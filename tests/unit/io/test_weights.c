@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1
-/* Weights in low precision: every value by its definition, and files that lack tensors or
- * contradict it. */
+/* Weights in low precision: every value is compared with its definition; files that lack tensors or
+ * contradict themselves are refused. */
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "io/weights.h"
@@ -50,7 +50,8 @@ static const part fp8[] = {{{"w", MOERT_FILE_F8_E4M3, 2, {N, K}}, fp8_payload},
 
 static void fill_fp8(void) {
     for (size_t i = 0; i < N * K; i++)
-        fp8_payload[i] = (uint8_t)((i * 7 + i / K) % 254 % 127 + i % 2 * 128); /* no NaN */
+        /* no byte is a NaN */
+        fp8_payload[i] = (uint8_t)((i * 7 + i / K) % 254 % 127 + i % 2 * 128);
 }
 
 TEST(test_an_fp8_weight_is_its_payload_times_the_scales_of_its_blocks) {
@@ -83,7 +84,7 @@ TEST(test_scales_of_fp8_may_be_bf16) {
     assert_true(values[0] == 3.0f && values[1] == -6.0f);
 }
 
-/* ---- MXFP4: w[2,64,3], as [2,3,64] ---- */
+/* ---- MXFP4: w[2,64,3], stored as [2,3,64] ---- */
 
 enum { E = 2, ROWS = 3, COLUMNS = 64, FUSED = E * ROWS * COLUMNS };
 static const size_t fused[] = {E, COLUMNS, ROWS};
@@ -131,7 +132,7 @@ TEST(test_a_plain_tensor_takes_precedence_over_blocks_of_its_name) {
     assert_memory_equal(values, plain, sizeof plain);
 }
 
-/* ---- files that do not fit ---- */
+/* ---- files that lack or contradict a tensor ---- */
 
 static void assert_not_found(const part *parts, size_t count, size_t rank, const size_t *shape,
                              moert_status expected, const char *message) {
@@ -151,7 +152,7 @@ static void assert_not_found(const part *parts, size_t count, size_t rank, const
 /* clang-format off */
 static const struct broken {
     moert_status status;
-    size_t rank; /* of the requested weight */
+    size_t rank; /* number of dimensions of the requested weight */
     moert_tensor_spec payload, scales;
     const char *message;
 } broken[] = {
@@ -226,7 +227,7 @@ TEST(test_a_weight_that_is_not_finite_is_refused_with_its_position) {
     mxfp4_scales[9] = 255;
     assert_not_read(mxfp4, 3, fused, 0, FUSED, "'w_blocks' is nan at [1, 1, 32], by payload");
     mxfp4_scales[9] = 254;
-    mxfp4_payload[145] = 0x97; /* 6 * 2^127, as element 290 */
+    mxfp4_payload[145] = 0x97; /* element 290 is 6 * 2^127, which overflows */
     mxfp4_payload[144] = 0;
     assert_not_read(mxfp4, 3, fused, 192, 192,
                     "is inf at [1, 1, 34], by payload 0x07 and scale 1.70141e+38");

@@ -1,7 +1,7 @@
 // run: np=1,2,3 sanitize=2
-/* Models whose dense layers compute in bf16: losses and gradients are near those in float32,
- * weights count as their nearest bf16 values except the router's, and gradients predict the change
- * of the loss. Every token goes to all experts, so that noise changes no choice. */
+/* Models whose dense layers compute in bf16. Losses and gradients are near those in float32.
+ * Weights, except the router's, act as their nearest bf16 values. Gradients predict the change of
+ * the loss. Every token goes to all experts, so that noise changes no choice. */
 #include "context/context.h"
 #include "model/model.h"
 #include "support/mpi.h"
@@ -27,8 +27,8 @@ static moert_model *new_model(bool tied, moert_precision dense) {
     return model;
 }
 
-/* The cross-entropy. Unless `forward_only`, also computes the gradients of two micro-batches with
- * the same sequences. */
+/* Returns the cross-entropy. Unless `forward_only`, also computes the gradients of two
+ * micro-batches with the same sequences. */
 static double run(moert_model *model, bool forward_only) {
     const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.0, 0.0};
     moert_model_result result;
@@ -48,7 +48,7 @@ static double run(moert_model *model, bool forward_only) {
     return result.cross_entropy;
 }
 
-/* A tensor's weights or gradient on this rank. */
+/* Returns a tensor's weights or gradient on this rank. */
 static float *values_of(const moert_model_tensor *tensor, bool gradient) {
     float *values = test_alloc(tensor->elements * sizeof *values);
     ASSERT_OK(moert_buffer_read(gradient ? tensor->block->gradient : tensor->block->weight,
@@ -64,8 +64,8 @@ static void set_values(const moert_model_tensor *tensor, const float *values) {
 
 /* ---- noise ---- */
 
-/* The norm of the difference of two models' gradients of tensor t, relative to the norm of the
- * first; -1 if another rank owns the tensor. */
+/* Returns the norm of the difference of two models' gradients of tensor t, relative to the norm of
+ * the first; -1 if another rank owns the tensor. */
 static double difference(const moert_model *a, const moert_model *b, size_t t) {
     const moert_model_tensor *of_a = &moert_model_tensors(a)[t], *of_b = &moert_model_tensors(b)[t];
     double norm = 0.0, noise = 0.0;
@@ -145,7 +145,8 @@ TEST(test_weights_except_the_routers_count_as_their_nearest_bf16_values) {
     round_weights(rounded, false);
     round_weights(exact, false);
     ASSERT_ON_ALL(run(rounded, false) == loss && same_gradients(model, rounded));
-    ASSERT_ON_ALL(run(exact, false) != loss); /* its activations are not rounded */
+    /* the loss differs, since `exact` does not round activations */
+    ASSERT_ON_ALL(run(exact, false) != loss);
     round_weights(rounded, true);
     run(rounded, false);
     ASSERT_ON_ALL(!same_gradients(model, rounded));
@@ -185,7 +186,7 @@ static void move(moert_model *model, double distance) {
     moert_model_weights_changed(model);
 }
 
-/* The step is much longer than the rounding of the weights, which averages out over all of them. */
+/* The step is much longer than the rounding errors of the weights, which average out. */
 TEST(test_gradients_predict_the_change_of_the_loss) {
     for (int tied = 0; tied < 2; tied++) {
         moert_model *model = new_model(tied != 0, MOERT_PRECISION_BF16);

@@ -1,12 +1,12 @@
 // run: np=1,2,3,4 sanitize=2
-/* The MoE layer, forward and backward, against float64 differences, on any number of ranks; one
- * rank has no token. */
+/* Forward and backward of the MoE layer against float64 and its central differences, on any number
+ * of ranks. If there are several ranks, one has no token. */
 #include "base/memory.h"
 #include "context/context.h"
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"
 
-static const double tolerance = 5e-6; /* relative, for each tensor */
+static const double tolerance = 5e-6; /* relative error of each tensor */
 
 /* ---- forms of layers: sizes that no tile divides, experts that no number of ranks divides ---- */
 
@@ -14,7 +14,8 @@ static moert_layer_options plain_form(void) {
     return layer_form(20, 12);
 }
 
-/* A shared expert, every bias, sigmoid scores with a correction, an interleaved GLU that clamps. */
+/* A layer with a shared expert, every bias, sigmoid scores with a correction, and an interleaved
+ * GLU that clamps. */
 static moert_layer_options full_form(void) {
     moert_layer_options options = plain_form();
     options.shared_intermediate = 7;
@@ -25,7 +26,7 @@ static moert_layer_options full_form(void) {
     return options;
 }
 
-/* Every token goes to all experts. */
+/* A layer in which every token goes to all experts. */
 static moert_layer_options dense_form(void) {
     moert_layer_options options = plain_form();
     options.router.score = MOERT_SCORE_SOFTMAX_TOPK;
@@ -114,7 +115,7 @@ static void check_layer(const oracle_layer *oracle, const expectation *expected,
     layer_run_close(&run);
 }
 
-/* Checks a form on every arrangement of the ranks. */
+/* Checks a layer on every division of the ranks into EP groups. */
 static void check_form(moert_layer_options options) {
     oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
     assert_true(oracle.margin > 1e-4);
@@ -213,7 +214,7 @@ TEST(test_calls_out_of_order_are_refused) {
     for (size_t i = 0; i < 3; i++)
         ASSERT_ON_ALL(early[i] == MOERT_ERROR_USAGE);
     ASSERT_OK(layer_run_step(&run, 0, 1));
-    /* the gradients of this step are not to be added */
+    /* a reduction must have the `accumulate` of its backward, which is false here */
     ASSERT_FAILS_ON_ALL(moert_layer_reduce(layer, true, true), MOERT_ERROR_USAGE, "");
     ASSERT_FAILS_ON_ALL(moert_layer_backward(layer, run.dy, NULL, run.dx), MOERT_ERROR_USAGE, "");
     ASSERT_OK(layer_run_forward(&run));
@@ -282,8 +283,8 @@ TEST(test_impossible_layers_and_meshes_are_refused) {
         moert_layer_destroy(layer);
 }
 
-/* As if each host had two ranks, or one if there are two ranks. CPUs use the node engine, GPUs
- * the default. */
+/* Simulates hosts of two ranks each, or of one rank if there are only two. CPUs use the node
+ * engine, GPUs the default engine. */
 static int open_context_of_hosts(void **state) {
     set_variable("MOERT_NODE_RANKS", test_ranks > 2 ? "2" : "1");
     if (open_test_context(state) != 0)

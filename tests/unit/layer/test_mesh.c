@@ -1,6 +1,6 @@
 // run: np=1,2,3,4 sanitize=2
-/* EP x EDP: which ranks share experts, on one host, and on several hosts in any order of the
- * ranks. */
+/* EP x EDP: which ranks share experts, on one host and on several hosts, for any order of the ranks
+ * on the hosts. */
 #include "base/memory.h"
 #include "comm/internal.h"
 #include "layer/mesh.h"
@@ -8,7 +8,8 @@
 
 enum { MOST = 8 };
 
-/* The ranks in the order of their positions; rank r runs on host node[r]. */
+/* Lists the ranks in the order of their positions in the mesh, where rank r runs on host
+ * node[r]. */
 static void order_ranks(const size_t *node, size_t ranks, size_t *order) {
     moert_peer peers[MOST] = {0};
     const moert_comm world = {.size = ranks, .peers = peers};

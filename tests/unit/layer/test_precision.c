@@ -30,10 +30,11 @@ static double sqnr(const float *got, const float *want, size_t n) {
 
 typedef struct limits {
     moert_precision precision;
-    double y, dx, dw; /* dB */
+    double y, dx, dw; /* least signal-to-noise ratios in dB */
 } limits;
 
-/* Every rank has all results. */
+/* Compares a layer in a precision with the exact results; every rank has the results of all
+ * ranks. */
 static void check_near(const oracle_layer *oracle, const layer_results *exact,
                        const limits *limit) {
     const size_t n = TOKENS * oracle->options.hidden;
@@ -54,7 +55,7 @@ static void check_near(const oracle_layer *oracle, const layer_results *exact,
 /* A whole layer of normal values: the noise of both operands of two or more GEMMs adds up to four
  * times that of one operand, which is about 32 dB in E4M3. */
 static const limits layer_limits[] = {
-    {MOERT_PRECISION_BF16, 40.0, 40.0, 40.0}, /* 1e-2 of the norm */
+    {MOERT_PRECISION_BF16, 40.0, 40.0, 40.0}, /* 40 dB: an error of 1e-2 of the norm */
     {MOERT_PRECISION_MXFP8, 22.0, 21.0, 21.0},
     {MOERT_PRECISION_NVFP4, 10.0, 9.0, 9.0},
 };
@@ -82,7 +83,8 @@ TEST(test_recipes_stay_near_float32) {
     check_form(&large);
 }
 
-/* Sizes that no block and no window divides, biases, interleaved gates. */
+/* The layer has sizes that are multiples neither of a block nor of a window's alignment, biases,
+ * and interleaved gates. */
 TEST(test_recipes_take_odd_sizes_and_biases) {
     moert_layer_options options = layer_form(52, 36);
     options.shared_intermediate = 7;
@@ -91,8 +93,8 @@ TEST(test_recipes_take_odd_sizes_and_biases) {
     check_form(&options);
 }
 
-/* x and W1 hold only signs, which are exact in every format. What remains is the noise of one GEMM
- * in y and dW2, and little more in dx and dW1. */
+/* All elements of x and W1 are +-1, which is exact in every format. So y and dW2 have the noise of
+ * only one GEMM, and dx and dW1 have little more. */
 TEST(test_one_rounded_gemm_keeps_its_signal) {
     const moert_layer_options options = layer_form(160, 64);
     oracle_layer oracle = oracle_layer_create(&options, TOKENS);
@@ -110,7 +112,8 @@ static bool same_gradient(const oracle_layer *oracle, moert_layer_tensor which,
                   oracle->elements[which] * sizeof(float)) == 0;
 }
 
-/* The experts and the router still read float32 rows. */
+/* Compares layers whose shared expert computes in bf16 and in float32. Routed experts and router
+ * read float32 rows in both, so their gradients have the same bits. */
 static void check_shared(const moert_layer_options *options) {
     oracle_layer oracle = oracle_layer_create(options, TOKENS);
     const layer_results exact = compute(&oracle, MOERT_PRECISION_F32, 0);
@@ -129,7 +132,7 @@ static void check_shared(const moert_layer_options *options) {
                   same_gradient(&oracle, MOERT_LAYER_W2, &exact, &got));
 }
 
-/* Sizes that tensor cores do not support, and sizes that they do. */
+/* The test uses sizes that tensor cores do not support, and sizes that they support. */
 TEST(test_only_a_shared_expert_in_bf16_differs_slightly_from_float32) {
     moert_layer_options odd = layer_form(52, 36), even = layer_form(64, 32);
     odd.shared_intermediate = 7;
@@ -138,8 +141,8 @@ TEST(test_only_a_shared_expert_in_bf16_differs_slightly_from_float32) {
     check_shared(&even);
 }
 
-/* A row's results depend on the row, the weights and NVFP4's amax over all ranks. Only the blocks
- * of weight gradients change when replicas divide an expert's rows. */
+/* The results of a row depend only on the row, the weights and, in NVFP4, an amax over all ranks.
+ * If replicas divide an expert's rows, only the blocks of weight gradients change. */
 TEST(test_replicas_of_experts_give_the_same_rows) {
     const moert_layer_options options = layer_form(64, 48);
     const size_t bytes = TOKENS * options.hidden * sizeof(float);
@@ -155,22 +158,25 @@ TEST(test_replicas_of_experts_give_the_same_rows) {
     }
 }
 
-/* ---- failures of one rank, on every arrangement of the ranks ---- */
+/* ---- failures of one rank, on every division of the ranks into EP groups ---- */
 
 typedef struct breakage {
-    bool backward, late; /* which pass; after the first gather of an amax, or before */
+    /* backward: the backward fails, not the forward; late: it fails after the first gather of an
+     * amax */
+    bool backward, late;
     moert_status status;
 } breakage;
 
-/* Breaks the pass on rank 0 by sizes that no device holds, or by a weight in a buffer that is too
- * small. A second call mends it. */
+/* Makes a pass fail on rank 0, by sizes that no device can hold or by a weight whose buffer is too
+ * small. A second call restores the layer. */
 static void break_or_mend(moert_layer *layer, const breakage *b, moert_buffer **small) {
     const int block = b->backward ? BLOCK_EXPERT_OUT : BLOCK_EXPERT_IN;
     const moert_prepacked_use use = moert_prepacked_use_of(
         &(moert_gemm){.kind = b->backward ? MOERT_GEMM_DGRAD : MOERT_GEMM_FORWARD,
                       .gated = true,
                       .glu.form = layer->options.glu});
-    moert_buffer **copy = &layer->rounded[block].weight[use]; /* unless prepacked */
+    /* the rounded weight, which exists unless the weight is prepacked */
+    moert_buffer **copy = &layer->rounded[block].weight[use];
     moert_buffer **weight =
         *copy != NULL ? copy : &layer->block[block]->tensor[EXPERT_WEIGHT].weight;
     moert_buffer *kept = *weight;
@@ -214,7 +220,7 @@ TEST(test_a_failure_between_gathers_fails_on_all_ranks) {
     }
 }
 
-/* The ranks that share experts with the failing rank learn of it in the plan; replicas learn of it
+/* The ranks that share experts with the failing rank see the failure in the plan. Replicas see it
  * later. */
 TEST(test_a_bad_token_fails_on_all_replicas_of_nvfp4) {
     moert_layer_options options = layer_form(64, 32);

@@ -1,5 +1,6 @@
 // run: np=1,2,4 sanitize=2
-/* The GEMMs of the layer's low-precision recipes: their bits, and weights that change. */
+/* The GEMMs of the layer's low-precision recipes: their bits, and that they follow changes of the
+ * weights. */
 #include "context/context.h"
 #include "layer/precision.h"
 #include "moert/quantize.h"
@@ -10,7 +11,7 @@ enum { TOKENS = 16 * LAYER_TOKENS };
 
 /* ---- weights that change ---- */
 
-/* y of this rank's tokens in a run. */
+/* Returns y of this rank's tokens in a run. */
 static float *forward(layer_run *run, size_t bytes) {
     float *y = test_alloc(bytes);
     ASSERT_OK(layer_run_forward(run));
@@ -47,9 +48,9 @@ TEST(test_prepacked_weights_follow_an_announced_change) {
         follow_weights((moert_precision)p);
 }
 
-/* ---- between the GEMMs ---- */
+/* ---- dtypes of matrices between the GEMMs ---- */
 
-/* Checks the dtype of v, and that of dv with wgrad at once and deferred. */
+/* Checks the dtypes of v and dv, with wgrad run immediately or deferred. */
 static void check_types(const moert_layer_options *options, moert_dtype v, moert_dtype dv) {
     for (int deferred = 0; deferred < 2; deferred++) {
         moert_layer_options changed = *options;
@@ -82,8 +83,8 @@ TEST(test_v_is_kept_in_bf16_where_both_gemms_round) {
 
 enum { ROWS = 70 };
 
-/* source[groups.rows, columns] rounded, as float32. NVFP4 rounds by the amax of each group
- * (`group_scales`) or of all. */
+/* Returns source[groups.rows, columns], rounded, as float32. NVFP4 rounds by the amax of each group
+ * if `group_scales`, else by the amax of all groups. */
 static moert_buffer *rounded(moert_precision precision, moert_axis axis, moert_groups groups,
                              size_t columns, moert_buffer *source, bool group_scales) {
     const size_t n = groups.rows * columns, bytes = n * sizeof(float);
@@ -117,7 +118,7 @@ static moert_buffer *rounded(moert_precision precision, moert_axis axis, moert_g
     return target;
 }
 
-/* dv in the dtype that the layer keeps it in: bf16 or float32. */
+/* Returns dv in the dtype in which the layer keeps it, bf16 or float32. */
 static moert_buffer *kept_dv(const moert_layer *layer, size_t n, const moert_buffer *source) {
     const moert_dtype type = moert_precision_dv_type(layer);
     moert_buffer *target = test_buffer(n * sizeof(float));
@@ -136,8 +137,8 @@ static void expect_same(const moert_buffer *a, const moert_buffer *b, size_t byt
                   memcmp(left, right, bytes) == 0);
 }
 
-/* The three GEMMs of the first projection, with the GLU in the forward one, over the same rows x
- * and dv on every rank. */
+/* Checks the three GEMMs of the first projection, with the GLU fused into the forward GEMM. Every
+ * rank uses the same rows x and dv. */
 static void check_gemms(layer_run *run, moert_precision precision) {
     moert_layer *layer = run->layer;
     const size_t h = layer->options.hidden, n = 2 * layer->options.intermediate,
@@ -199,7 +200,7 @@ TEST(test_gemms_have_the_bits_of_float32_gemms_of_rounded_operands) {
     const moert_layer_options options = layer_form(52, 36);
     oracle_layer oracle = oracle_layer_create(&options, TOKENS);
     if (moert_device_sums_in_tiles(moert_device_describe(moert_context_device(test_context))))
-        set_variable("MOERT_BF16", "widened"); /* AMX sums in another order */
+        set_variable("MOERT_BF16", "widened"); /* disables AMX, which sums in another order */
     for (int p = MOERT_PRECISION_BF16; p <= MOERT_PRECISION_NVFP4; p++) {
         oracle.options.precision = (moert_precision)p;
         layer_run run = layer_run_open(test_context, 0, &oracle, false);

@@ -1,14 +1,15 @@
 // run: np=1,2,3,4 sanitize=2
-/* Layers that dispatch MXFP8 or bf16: the same bits on one rank and on several, by every engine and
- * in every precision; the effect of rounding before the experts' rounding; the bytes that travel;
- * results in bf16; skewed routing. test_layer compares their values with float64. */
+/* Layers that dispatch MXFP8 or bf16. They give the same bits on one rank and on several, by every
+ * engine, in every precision and with skewed routing. Other tests: rows that are rounded by the
+ * dispatch and again by the experts; the bytes sent; results in bf16. test_layer compares values
+ * with float64. */
 #include "base/memory.h"
 #include "context/context.h"
 #include "layer/mesh.h"
 #include "support/layer/layer_run.h"
 #include "support/mpi.h"
 
-/* 32 does not divide a row, nor 4 its 87 bytes as MXFP8 */
+/* a row is no multiple of 32 elements, and its 87 bytes as MXFP8 are no multiple of 4 */
 enum { TOKENS = 4 * LAYER_TOKENS, HIDDEN = 84, TOPK = 2 };
 
 static moert_layer_options form(moert_precision precision, moert_dispatch dispatch) {
@@ -18,8 +19,8 @@ static moert_layer_options form(moert_precision precision, moert_dispatch dispat
     return options;
 }
 
-/* Runs the oracle's layer over all ranks of a context, by an engine. *bytes: what its dispatches
- * move; may be NULL. */
+/* Runs the oracle's layer over all ranks of a context, by an engine. *bytes: the bytes that its
+ * dispatches move; `bytes` may be NULL. */
 static layer_results compute(const oracle_layer *oracle, moert_context *context, const char *engine,
                              bool deferred, uint64_t *bytes) {
     set_variable("MOERT_EXCHANGE", engine);
@@ -68,7 +69,7 @@ static const char *first_engine(void) {
     return engines[engine];
 }
 
-/* The router's biases, which skew the choice of experts; NULL: the oracle's biases. */
+/* A skewed routing. The router's biases skew the choice of experts; NULL: the oracle's biases. */
 typedef struct skew {
     const double *bias;
     size_t busy; /* the number of experts with tokens; 0: any */
@@ -121,7 +122,8 @@ TEST(test_ranks_and_engines_give_the_same_bits_in_every_precision) {
     moert_context_destroy(alone);
 }
 
-/* By Zipf's law; one expert for most tokens; one expert for all. */
+/* Experts are chosen by Zipf's law, or most tokens choose one expert, or all tokens choose one
+ * expert. */
 TEST(test_skewed_routing_gives_the_same_bits) {
     static const double zipf[] = {0.0, -0.69, -1.1, -1.39, -1.61}, one[] = {1.0, -60, 0, 0, 0},
                         all[] = {-60.0, -60.0, -60.0, -60.0, 60.0};
@@ -163,14 +165,15 @@ TEST(test_rows_that_are_already_rounded_lose_nothing) {
     }
 }
 
-/* Raises every element to at least 2^-8, so that none is tiny compared with its neighbours. */
+/* Raises every magnitude to at least 2^-8, so that no element is tiny compared with its
+ * neighbours. */
 static void lift(double *rows) {
     for (size_t i = 0; i < TOKENS * HIDDEN; i++)
         rows[i] = copysign(fmax(fabs(rows[i]), 0x1p-8), rows[i]);
 }
 
-/* Compares rows and gradients of dispatches in float32 and in `other`, with x[:,0] times `scale`:
- * they are equal or not, as expected. */
+/* Runs a layer with dispatches in float32 and in `other`, with x[:,0] multiplied by `scale`. Rows
+ * and gradients must be equal, or differ, as expected. */
 static void compare_both(moert_precision precision, moert_dispatch other, double scale, bool same_y,
                          bool same_dw) {
     const moert_layer_options options = form(precision, MOERT_DISPATCH_F32);
@@ -201,8 +204,8 @@ TEST(test_with_precision_bf16_a_dispatch_in_bf16_changes_nothing) {
     compare_both(MOERT_PRECISION_F32, MOERT_DISPATCH_BF16, 1.0, false, false);
 }
 
-/* With one expert per token, y is the expert's row, rounded if it travels in bf16. dx also has the
- * router's part. No weight gradient changes. */
+/* With one expert per token, y is the expert's row, rounded if results travel in bf16. dx also
+ * contains the router's part. Weight gradients do not change. */
 TEST(test_results_in_bf16_are_rounded_once) {
     layer_results results[2];
     size_t wrong = 0, rounded = 0;
@@ -226,8 +229,8 @@ TEST(test_results_in_bf16_are_rounded_once) {
     ASSERT_ON_ALL(wrong == 0 && rounded > TOKENS * HIDDEN / 2 && same);
 }
 
-/* A row travels twice, its weight once. Rows of windows are multiples of 64 bytes, those of
- * messages multiples of 4. */
+/* A row is dispatched in forward and in backward, its weight only in forward. Rows of windows are
+ * multiples of 64 bytes, rows of messages multiples of 4. */
 TEST(test_dispatches_move_the_bytes_of_their_format) {
     const size_t payload = HIDDEN + moert_ceil_div(HIDDEN, 32), slot = sizeof(float);
     const size_t row[] = {HIDDEN * sizeof(float), moert_round_up(payload, sizeof(float)),

@@ -1,6 +1,6 @@
 // run: np=1,2,3 sanitize=2
-/* Whole models: logits against golden files, losses, and gradients of tied embeddings; also with a
- * rank that has no sequence. */
+/* Whole models: logits against golden files, losses, and gradients of tied embeddings. Some cases
+ * have a rank without sequences. */
 #include "context/context.h"
 #include "model/model.h"
 #include "support/files.h"
@@ -34,7 +34,7 @@ static void golden_open(const char *name, golden *g) {
         }
 }
 
-/* This rank's sequences of the batch. */
+/* Returns this rank's sequences of the batch. */
 static moert_model_batch my_sequences(const golden *g, size_t *first, size_t *count) {
     moert_model_partition(g->sequences, test_rank, test_ranks, first, count);
     return (moert_model_batch){g->sequences, g->length, g->input + *first * g->length,
@@ -49,7 +49,7 @@ static moert_model *load_model(const char *name, bool tied) {
     return model;
 }
 
-/* The relative error of this rank's logits. */
+/* Returns the relative error of this rank's logits. */
 static double logit_error(moert_model *model, const golden *g, size_t first, size_t count) {
     double difference = 0.0, norm = 0.0;
     float *row = test_alloc(g->vocabulary * sizeof *row);
@@ -93,7 +93,7 @@ static const moert_model_tensor *find_tensor(const moert_model *model, const cha
     return NULL;
 }
 
-/* The weights or the gradient of a replicated tensor. */
+/* Returns the weights or the gradient of a replicated tensor. */
 static float *read_tensor(const moert_model *model, const char *name, bool gradient) {
     const moert_model_tensor *tensor = find_tensor(model, name);
     float *values = test_alloc(tensor->elements * sizeof *values);
@@ -103,7 +103,8 @@ static float *read_tensor(const moert_model *model, const char *name, bool gradi
     return values;
 }
 
-/* Runs two micro-batches of the same sequences, so that the gradients are those of one. */
+/* Runs two micro-batches with the same sequences, so that the gradients equal those of one
+ * batch. */
 static void differentiate(moert_model *model, const golden *g, moert_model_result *result) {
     const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.02, 1e-3};
     size_t first, count;
@@ -143,7 +144,7 @@ TEST(test_a_tied_embedding_has_the_gradients_of_both_its_uses) {
     assert_true(norm > 0.0 && sqrt(difference / norm) < 1e-6);
 }
 
-/* This rank's logits of a batch after `times` forwards. */
+/* Returns this rank's logits of a batch after `times` forwards. */
 static float *forward(moert_model *model, const moert_model_batch *batch, size_t tokens,
                       size_t times) {
     const size_t vocabulary = moert_model_describe(model)->vocabulary;

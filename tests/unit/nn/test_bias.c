@@ -5,7 +5,7 @@
 
 enum { MOST_GROUPS = 5 };
 
-/* Groups that end at `ends`, and rows of n columns with a stride of ldy. */
+/* Groups of rows that end at ends[g]; a row has n columns, and rows are ldy elements apart. */
 typedef struct bias_case {
     size_t groups, n, ldy, prob_stride;
     uint32_t ends[MOST_GROUPS];

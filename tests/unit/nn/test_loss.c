@@ -127,7 +127,7 @@ TEST(test_ignored_target_has_no_loss_and_no_gradient) {
 }
 
 TEST(test_bits_do_not_depend_on_the_position_of_the_row) {
-    enum { TOKENS = 6, VOCABULARY = 1003 }; /* rows with every kind of alignment */
+    enum { TOKENS = 6, VOCABULARY = 1003 }; /* rows of an odd length have every alignment */
     float *row = random_floats(VOCABULARY, 8.0f, 12);
     float *logits = test_alloc(TOKENS * VOCABULARY * sizeof *logits);
     int32_t target[TOKENS];

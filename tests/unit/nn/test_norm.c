@@ -14,8 +14,8 @@ static const norm_case cases[] = {{0, 0, 20},   {2, 0, 16}, {1, 4, 2},   {1, 1, 
                                   {1, 70, 256}, {3, 3, 33}, {2, 300, 20}};
 #define CASES MOERT_COUNT(cases)
 
-/* The oracle over all rows. The loss is sum(dy * y), so its gradients are the results of
- * backward. */
+/* The oracle over all rows. The loss is sum(dy * y), so the gradients of the loss are the results
+ * of backward. */
 typedef struct oracle {
     norm_case shape;
     double *x, *weight, *dy, *y, *rstd;
@@ -51,7 +51,7 @@ static oracle oracle_create(norm_case shape) {
     return o;
 }
 
-/* The operations on rows [first, first + rows) of the oracle's inputs. */
+/* Forward and backward on a range of rows of the oracle's inputs. */
 typedef struct problem {
     moert_norm forward;
     moert_norm_gradient backward;
@@ -135,7 +135,7 @@ TEST(test_norm_backward_agrees_with_central_differences) {
     }
 }
 
-/* dx[rows,width] and partial[width] over all rows, by the formulas. */
+/* Computes dx[rows,width] and partial[width] over all rows, by the formulas. */
 static void differentiate(const oracle *o, double *dx, double *partial) {
     const size_t width = o->shape.width;
     for (size_t r = 0; r < o->shape.rows; r++) {
@@ -207,11 +207,11 @@ TEST(test_norm_gives_bf16_results_with_or_without_float32_ones) {
     }
 }
 
-/* The heads of a token and their rotation. */
+/* Sizes of the test of norm and rotation: heads per token, tokens per sequence, sequences. */
 enum { HEADS = 3, LENGTH = 7, SEQUENCES = 2, ROWS = SEQUENCES * LENGTH * HEADS };
 
-/* Compares norm and rotation of heads as two steps with the fused kernel; then their gradients,
- * which the fused kernel gives in bf16. */
+/* Compares norm and rotation of heads in two steps with the fused kernel. Then compares the
+ * gradients, which the fused kernel writes in bf16. */
 static void compare_rotated(size_t width) {
     const size_t n = ROWS * width, tokens = SEQUENCES * LENGTH;
     oracle o = oracle_create((norm_case){SEQUENCES, ROWS, width});

@@ -9,7 +9,7 @@ enum { STEPS = 5 };
 static const moert_adamw settings = {
     .rate = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .decay = 0.1f, .scale = 0.5f};
 
-/* One step of one parameter in float64. */
+/* Takes one step of one parameter in float64. */
 static void reference_step(const moert_adamw *adamw, double gradient, double *p, double *m,
                            double *v) {
     double g = gradient * (double)adamw->scale, rate = adamw->rate, t = (double)adamw->step;
@@ -21,7 +21,7 @@ static void reference_step(const moert_adamw *adamw, double gradient, double *p,
           (sqrt(*v) / sqrt(1.0 - pow(beta2, t)) + (double)adamw->epsilon);
 }
 
-/* p, m and v on the device. m and v have state_count values, which begin as 0. */
+/* p, m and v on the device. m and v have state_count values, initially 0. */
 typedef struct adam {
     moert_buffer *p, *m, *v;
 } adam;
@@ -38,7 +38,7 @@ static void download_state(adam s, size_t n, size_t state_count, float **result)
     result[2] = download_floats(s.v, state_count);
 }
 
-/* p, m, v after STEPS steps with gradient[STEPS,n]; each is a new array. */
+/* Computes p, m and v after STEPS steps with gradient[STEPS,n], in new arrays. */
 static void run(size_t n, const float *parameter, const float *gradient, float **result) {
     const adam of = upload_state(parameter, n, n);
     for (size_t s = 0; s < STEPS; s++) {
@@ -88,7 +88,8 @@ TEST(test_bits_do_not_depend_on_the_position) {
         assert_same_bits("whole", whole[k] + SHIFT, shifted[k], N);
 }
 
-/* A range of the parameters; its moments lie at state_at in smaller buffers. */
+/* A range of the parameters. Its moments begin at state_at in buffers that are smaller than the
+ * parameters. */
 typedef struct range {
     size_t at, count, state_at;
 } range;

@@ -1,5 +1,6 @@
 // run: np=1 gpu=1 sanitize=1
-/* The tree over sequences on the device against the host's tree; sums of squares; add. */
+/* The tree over sequences on the device, compared with the host's tree; sums of squares; the
+ * addition kernel. */
 #include "nn/nn.h"
 #include "support/test.h"
 
@@ -15,7 +16,7 @@ static float tree_value(const float *leaf, size_t stride, size_t total, size_t f
     return left + tree_value(leaf, stride, total, first + width / 2, width / 2);
 }
 
-/* leaf[total,n]. Reduces the span's leaves and compares each node with the definition. */
+/* Reduces the span's leaves of leaf[total,n] and compares each node with its definition. */
 static void check_span(moert_span span, size_t n, const float *leaf, bool accumulate) {
     enum { OFFSET = 3 };
     moert_tree_node nodes[MOERT_TREE_MAX_NODES];
@@ -43,7 +44,8 @@ TEST(test_tree_reduce_adds_exactly_as_the_tree_says) {
     }
 }
 
-/* More leaves than a kernel reads at once, whole nodes and parts of them. */
+/* Some spans have more leaves than a kernel reads at once. Spans cover whole nodes and parts of
+ * nodes. */
 TEST(test_tree_reduce_takes_any_number_of_sequences) {
     enum { N = 5 };
     const size_t totals[] = {16, 24, 41, 100, 257};
@@ -64,7 +66,8 @@ TEST(test_tree_reduce_takes_any_width) {
     }
 }
 
-/* Any division among ranks, whose partial sums the host adds, has the bits of one rank. */
+/* However the leaves are divided among ranks, whose partial sums the host adds, the sum has the
+ * bits of one rank's sum. */
 TEST(test_tree_over_any_number_of_ranks_has_the_same_bits) {
     enum { TOTAL = 11, N = 19 };
     float *leaf = random_floats(TOTAL * N, 1.0f, 200);
@@ -101,7 +104,7 @@ static double squared_norm(const float *x, size_t n) {
     return sum;
 }
 
-/* sum[count]: the sums of squares of ranges of one buffer. */
+/* Computes sum[count], the sums of squares of ranges of one buffer. */
 static void sum_squares(const moert_buffer *buffer, size_t count, const size_t *offset,
                         const size_t *length, double *sum) {
     moert_square_span *span = test_alloc(count * sizeof *span);
@@ -164,8 +167,8 @@ TEST(test_sum_squares_shows_what_is_not_finite) {
     }
 }
 
-/* More blocks than the work-items that add their sums. The second sums follow a change of the
- * buffers. */
+/* There are more blocks than work-items that add the sums of blocks. The sums are computed again
+ * after a change of the buffers. */
 TEST(test_squares_of_several_buffers_follow_their_values) {
     enum { BUFFERS = 3, SPANS = 2 };
     const size_t length[BUFFERS][SPANS] = {{0, 20}, {4096 * 300 + 5, 7}, {9000, 0}};

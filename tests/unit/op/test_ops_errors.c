@@ -1,5 +1,6 @@
 // run: np=1 sanitize=1
-/* Descriptions and buffers that are refused, and the life of an op. */
+/* Descriptions and buffers that are refused; creating, executing, recording and destroying an
+ * op. */
 #include "base/memory.h"
 #include "support/op/run.h"
 
@@ -152,7 +153,7 @@ TEST(test_the_type_of_a_quantized_operand_is_ignored) {
 TEST(test_a_quantized_op_without_memory_for_its_gemm_is_refused) {
     moert_op_options o = base(forward);
     o.x.how = o.weight.how = (moert_quantizer)MOERT_QUANTIZER_INIT;
-    o.alpha = true; /* the GEMM's result needs a separate buffer */
+    o.alpha = true; /* with alpha, the GEMM's result needs a separate buffer */
     o.groups = o.k = 1;
     o.rows = o.n = 1 << 24;
     for (size_t i = 0; i < 2; i++) {
@@ -161,7 +162,7 @@ TEST(test_a_quantized_op_without_memory_for_its_gemm_is_refused) {
     }
 }
 
-/* ---- backends and the short form ---- */
+/* ---- backends, moert_op_once() and recordings ---- */
 
 static const char *backend_of(const char *requested, const char *variable, bool fallback) {
     moert_op_options o = base(forward);
@@ -179,7 +180,8 @@ TEST(test_backends_are_chosen_by_name_or_automatically) {
     assert_string_equal(backend_of("reference", "portable", false), "reference");
     assert_string_equal(backend_of("quantum", NULL, true), "portable");
 
-    /* tensor cores do not multiply float32, by whichever name and on whichever device */
+    /* tensor cores do not multiply float32: the nvidia backend is refused, whether an option or a
+     * variable names it */
     const char *const refused = "backend is 'nvidia', which takes ";
     const moert_op_options o = base(forward);
     set_variable("MOERT_BACKEND", "nvidia");
@@ -212,7 +214,7 @@ TEST(test_a_replay_computes_on_the_present_contents_of_its_buffers) {
     moert_op_buffers buffers = make_buffers();
     float x[4 * 32], y[4 * 64], weight[2 * 64 * 32];
     moert_op_recording *recording;
-    o.accumulate = true; /* a GEMM and a separate epilogue */
+    o.accumulate = true; /* with accumulate, the op is a GEMM and a separate epilogue */
     moert_op *op = ops_open(&o);
     const moert_status status = moert_op_record(op, &buffers, &recording);
     if (status == unsupported)
@@ -222,7 +224,7 @@ TEST(test_a_replay_computes_on_the_present_contents_of_its_buffers) {
         x[i % (4 * 32)] = weight[i] = 0.5f;
     ASSERT_OK(moert_buffer_write(buffers.x, 0, x, sizeof x));
     ASSERT_OK(moert_buffer_write(buffers.weight, 0, weight, sizeof weight));
-    moert_op_buffers others = buffers; /* for a launch before the replay */
+    moert_op_buffers others = buffers; /* buffers of an execute before the replay */
     others.y = buffers.weight;
     others.weight = others.x = make_buffers().weight;
     ASSERT_OK(moert_op_execute(op, &others));

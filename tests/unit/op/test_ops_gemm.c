@@ -9,7 +9,7 @@ static const moert_dtype types[] = {MOERT_DTYPE_F32, MOERT_DTYPE_BF16, MOERT_DTY
 
 /* all groups empty; empty groups first, in between and last; one group with all rows; groups of one
  * row; sizes that no tile divides; rows past the last end; n and k above 128 that are no multiples
- * of it */
+ * of 128 */
 static const ops_shape shapes[] = {
     {16, 16, 0, 2, 0, {0, 0}},
     {33, 40, 5, 3, 0, {0, 0, 0}},
@@ -69,7 +69,7 @@ TEST(test_alpha_beta_and_bias_follow_the_formula) {
         o.accumulate = mode == 2;
         o.bias = o.kind == MOERT_OP_GEMM_FORWARD && mode != 1;
         o.bias_scale = o.bias && mode == 3;
-        o.bias_type = types[mode % 3]; /* no 8-bit dtype */
+        o.bias_type = types[mode % 3]; /* bias never has an 8-bit dtype */
         check(o, s->ends);
     }
 }
@@ -110,7 +110,7 @@ TEST(test_a_slot_outside_the_rows_reads_zeros_and_is_not_written) {
         ops_gather(&got)[2] = UINT32_MAX;
         ops_execute(backends[i % 2], &got, 1);
         ops_expect_gemm(&want);
-        if (i < 2) /* the slot of row 2 keeps its values */
+        if (i < 2) /* a forward does not write the slot of row 2 */
             memcpy(want.at[MOERT_OP_BUFFER_y] + ops_gather(&want)[2] * s->n,
                    got.at[MOERT_OP_BUFFER_y] + ops_gather(&want)[2] * s->n, s->n * sizeof(float));
         else
@@ -134,7 +134,8 @@ TEST(test_two_accumulating_wgrads_are_the_sum) {
     }
 }
 
-/* Groups 0, 1 and 3 have no rows. Arithmetic would change old values of -0 and NaN. */
+/* Groups 0, 1 and 3 have no rows, so alpha must not apply to them. Arithmetic would change old
+ * values of -0 and NaN. */
 TEST(test_a_wgrad_of_no_rows_applies_no_alpha) {
     enum { PLAIN, ACCUMULATED, WITH_BETA, MODES };
     static const float old[] = {-0.0f, 0.0f, 3.0f, -2.0f}, betas[] = {1.0f, 0.0f, 0.5f, -2.0f};
@@ -144,7 +145,7 @@ TEST(test_a_wgrad_of_no_rows_applies_no_alpha) {
         const size_t mode = i / 2 / TYPES % MODES, elements = s->n * s->k;
         moert_op_options o =
             describe(s, MOERT_OP_GEMM_WGRAD, MOERT_DTYPE_F32, types[i / 2 % TYPES]);
-        /* without alpha, results in float32 are computed in place */
+        /* without alpha, the GEMM writes float32 results directly into the result buffer */
         o.alpha = i / 2 / TYPES / MODES % 2 == 0;
         o.weight.discrete = i / 2 / TYPES / MODES / 2 == 1;
         o.accumulate = mode == ACCUMULATED;
@@ -220,7 +221,7 @@ TEST(test_a_wgrad_without_rows_needs_no_operands) {
 
 /* ---- prob and amax: a scale for each row, the largest magnitude of each group ---- */
 
-/* empty groups, one row, sizes that no tile divides, rows past the last end */
+/* empty groups, a group of one row, sizes that no tile divides, rows past the last end */
 static const ops_shape prob_shape = {40, 136, 90, 5, 0, {13, 13, 14, 46, 80}};
 enum { PROB_KINDS = 2, PROB_TYPES = 3 }; /* forward and dgrad; no 8-bit dtypes */
 
@@ -276,7 +277,7 @@ TEST(test_prob_of_many_bits_has_the_bits_of_the_reference) {
         moert_op_options o = with_prob((moert_op_kind)(i % 2), types[i / 2], types[i / 2]);
         o.alpha = true;
         ops_data want = ops_make(&o, prob_shape.ends, false), got = ops_copy(&want);
-        for (size_t r = 0; r < prob_shape.rows; r++) /* values of many bits */
+        for (size_t r = 0; r < prob_shape.rows; r++) /* prob has values of many bits */
             want.at[MOERT_OP_BUFFER_prob][r] = got.at[MOERT_OP_BUFFER_prob][r] =
                 sinf((float)r) / 3.0f;
         ops_execute("reference", &want, 1);
@@ -285,7 +286,7 @@ TEST(test_prob_of_many_bits_has_the_bits_of_the_reference) {
     }
 }
 
-/* N = 384, K = 160 and groups of 64, 256 and 320 rows. */
+/* The op has N = 384, K = 160 and groups of 64, 256 and 320 rows. */
 TEST(test_alpha_0_gives_zeros_and_an_amax_of_0) {
     const uint32_t own[] = {64, 320, 640};
     for (size_t i = 0; i < PROB_KINDS * 2; i++) {
@@ -317,9 +318,9 @@ TEST(test_amax_is_raised_and_nan_stays) {
         amax[0] = 1e6f;
         amax[1] = 3.0f;
         amax[4] = NAN;
-        got.at[MOERT_OP_BUFFER_prob][20] = NAN; /* in group 3 */
+        got.at[MOERT_OP_BUFFER_prob][20] = NAN; /* row 20 is in group 3 */
         ops_execute(backends[i / 2], &got, 1);
-        /* group 0 had a larger one; group 1 has no rows */
+        /* group 0 had a larger amax before the op; group 1 has no rows */
         assert_true(amax[0] == 1e6f && amax[1] == 3.0f);
         assert_true(isfinite(amax[2]) && isnan(amax[3]) && isnan(amax[4]));
     }
@@ -330,7 +331,7 @@ TEST(test_rows_that_are_dropped_do_not_count) {
         moert_op_options o = with_prob(MOERT_OP_GEMM_FORWARD, MOERT_DTYPE_F32, MOERT_DTYPE_F32);
         o.permute = MOERT_OP_PERMUTE_Y;
         ops_data got = ops_make(&o, prob_shape.ends, true);
-        got.at[MOERT_OP_BUFFER_prob][20] = NAN; /* one of 32 rows in group 3 */
+        got.at[MOERT_OP_BUFFER_prob][20] = NAN; /* row 20 is one of 32 rows of group 3 */
         got.at[MOERT_OP_BUFFER_prob][13] = NAN; /* the only row of group 2 */
         ops_gather(&got)[20] = ops_gather(&got)[13] = UINT32_MAX;
         ops_execute(backends[i], &got, 1);

@@ -1,6 +1,7 @@
 // run: np=1 sanitize=1
-/* GLU and dGLU ops, plain and quantized. A group has the same bytes with discrete weights, in an op
- * of one group, and padded with garbage rows of prob 0, wherever its tiles of scales lie. */
+/* GLU and dGLU ops, plain and quantized. A group gives the same bytes with discrete weights, in an
+ * op of only that group, and padded with garbage rows of prob 0. This holds wherever the group's
+ * tiles of scales lie. */
 #include "base/memory.h"
 #include "base/dtype.h"
 #include "support/op/glu.h"
@@ -13,7 +14,7 @@ enum { FORMATS = 4 };
 
 /* ---- parts of two ops ---- */
 
-/* An action on the bits `mask` of a byte in one op and of the same byte in another. */
+/* An action on the bits `mask` of a byte of one op and of the corresponding byte of another op. */
 typedef bool (*byte_action)(unsigned char *to, const unsigned char *from, unsigned mask);
 
 static bool copy(unsigned char *to, const unsigned char *from, unsigned mask) {
@@ -25,7 +26,8 @@ static bool same(unsigned char *to, const unsigned char *from, unsigned mask) {
     return (*to & mask) == (*from & mask);
 }
 
-/* The first `rows` rows of group g in `many`, and of group h in `few`, which has only these. */
+/* Corresponding rows of two ops: the first `rows` rows of group g in `many`, and all rows of group
+ * h in `few`. */
 typedef struct pair {
     ops_bytes *few;
     const ops_bytes *many;
@@ -59,7 +61,8 @@ static bool each_element(const pair *p, const ops_operand *a, byte_action act) {
 
 static const struct {
     moert_op_buffer which;
-    /* rows or quantized; a value per row; an equal part per group */
+    /* MATRIX: rows, or a quantized matrix; PER_ROW: one value per row; GROUPED: an equal part per
+     * group */
     enum { MATRIX, PER_ROW, GROUPED } by;
 } buffers[] = {
     {MOERT_OP_BUFFER_x, MATRIX},         {MOERT_OP_BUFFER_y, MATRIX},
@@ -186,8 +189,8 @@ static void spoil(ops_bytes *data, moert_op_buffer which, size_t r) {
         ops_bytes_put(data, which, r * stride + j, j % 2 ? -104.0 : 96.0);
 }
 
-/* Pads the groups with rows of finite garbage and prob 0. These rows give zeros, and the other rows
- * do not change. */
+/* Pads the groups with rows of finite garbage and prob 0. Checks that the padding rows give zeros,
+ * and that the other rows do not change. */
 static void check_padded(const char *title, const char *backend, moert_op_options o,
                          const uint32_t *tight, const uint32_t *wide) {
     ops_bytes few = make(&o, tight);

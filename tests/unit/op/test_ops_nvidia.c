@@ -10,9 +10,9 @@ enum { KINDS = 3 };
 #define F16  MOERT_DTYPE_F16
 #define BF16 MOERT_DTYPE_BF16
 
-/* one element of a tile; all groups empty; whole tiles, and tiles one too large or small; partial
- * blocks of K; many tiles and rows past the end; groups of a few rows; strides; more tiles than
- * compute units */
+/* a very small GEMM; all groups empty; whole tiles; sizes one above or below a tile; partial blocks
+ * of K; many tiles and rows past the end; groups of a few rows; strides; more tiles than compute
+ * units */
 static const ops_shape shapes[] = {
     {8, 8, 1, 1, 0, {1}},
     {16, 24, 0, 2, 0, {0, 0}},
@@ -27,7 +27,8 @@ static const ops_shape shapes[] = {
     {8, 72, 17100, 3, 0, {5, 17090, 17095}},
     {8520, 8, 20, 2, 0, {13, 19}},
 };
-enum { SHAPES = MOERT_COUNT(shapes), MOST_PRODUCTS = 8000000 }; /* multiplications on the host */
+/* MOST_PRODUCTS: limit of multiplications on the host, per check */
+enum { SHAPES = MOERT_COUNT(shapes), MOST_PRODUCTS = 8000000 };
 
 static moert_op_options describe(const ops_shape *s, moert_op_kind kind, moert_dtype type) {
     moert_op_options o = ops_sized(kind, s->groups, s->rows, s->n, s->k);
@@ -117,12 +118,12 @@ TEST(test_epilogues_are_exact) {
 
 /* ---- GLU ---- */
 
-/* I, and the shape that gives the rows and K */
+/* the width I, and the index of the shape from which rows and K come */
 static const struct layout {
     size_t width, shape;
 } layouts[] = {{8, 0}, {32, 9}, {96, 3}, {128, 2}, {136, 9}, {264, 3}, {1056, 4}, {520, 8}};
 static const struct recipe {
-    size_t run; /* columns in a run of gate or up; 0: halves */
+    size_t run; /* consecutive columns of gate or up; 0: gate and up are the two halves of a row */
     bool linear_first;
     unsigned switches; /* ALPHA, BIAS, PROB, AMAX */
     moert_dtype operands, d, bias;
@@ -161,12 +162,12 @@ static moert_op_options glu_case(size_t i) {
     return o;
 }
 
-/* Compares with the float32 results of the reference backend. */
+/* Compares a GLU with the float32 results of the reference backend. */
 static void check_glu(const char *title, const ops_data *got, const ops_data *want) {
     const moert_dtype type = got->shape.options.d.type;
     const float *d = got->at[MOERT_OP_BUFFER_d], *exact = want->at[MOERT_OP_BUFFER_d];
     for (size_t i = 0; i < got->count[MOERT_OP_BUFFER_d]; i++)
-        if (isnan(exact[i]) || isnan(d[i])) /* not written */
+        if (isnan(exact[i]) || isnan(d[i])) /* NaN: the op does not write this element */
             assert_true(isnan(exact[i]) && isnan(d[i]));
         else
             assert_rounded(title, type, (double)d[i], (double)exact[i], 0.01);
@@ -201,7 +202,7 @@ TEST(test_a_glu_follows_its_gemm_in_every_layout) {
 
 /* ---- bits ---- */
 
-/* Rows from `first` on have the same bits without the other rows. */
+/* Checks that the rows from `first` on have the same bits without the other rows. */
 static void check_rows_alone(const moert_op_options *options, const ops_data *whole, size_t first,
                              uint32_t rows) {
     moert_op_options o = *options;

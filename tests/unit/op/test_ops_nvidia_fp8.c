@@ -17,11 +17,12 @@ enum {
     DGRAD = 1 << MOERT_OP_GEMM_DGRAD | 1 << DGRAD_TRANSPOSED,
     WGRAD = 1 << MOERT_OP_GEMM_WGRAD,
 };
-/* the smallest; all groups empty; whole tiles, and tiles one too large or small; partial blocks,
- * empty groups and rows past the end; strides; groups of a few rows; more tiles than work-groups */
+/* the smallest shape; all groups empty; whole tiles; sizes one above or below a tile; partial
+ * blocks, empty groups and rows past the end; strides; groups of a few rows; more tiles than
+ * work-groups */
 static const struct row {
     ops_shape shape;
-    unsigned cases; /* a bit for each case that runs the shape */
+    unsigned cases; /* one bit for each case that runs this shape */
 } shapes[] = {
     {{16, 16, 1, 1, 0, {1}}, ALL},
     {{16, 32, 0, 2, 0, {0, 0}}, ALL},
@@ -42,7 +43,8 @@ static bool is_of(size_t shape, size_t which) {
     return (shapes[shape].cases >> which & 1) != 0;
 }
 
-/* Operands in DeepSeek's blocks; a wgrad's blocks lie along the rows. */
+/* Describes an op whose operands have DeepSeek's blocks; the blocks of a wgrad lie along the
+ * rows. */
 static moert_op_options describe_blocks(const ops_shape *s, size_t which, moert_dtype result) {
     const bool transposed = which == DGRAD_TRANSPOSED;
     const moert_op_kind kind = transposed ? MOERT_OP_GEMM_DGRAD : (moert_op_kind)which;
@@ -61,7 +63,7 @@ static moert_op_options describe_blocks(const ops_shape *s, size_t which, moert_
     return o;
 }
 
-/* The ends of the groups; for a wgrad, rounded up to multiples of 16. */
+/* Returns the ends of the groups; for a wgrad, the ends are rounded up to multiples of 16. */
 static const uint32_t *ends_of(const ops_shape *s, const moert_op_options *o) {
     static uint32_t ends[OPS_MOST_GROUPS];
     const uint32_t multiple = o->row_multiple > 0 ? (uint32_t)o->row_multiple : 1;
@@ -77,7 +79,8 @@ TEST(test_scaled_blocks_are_exact_for_every_split_of_the_rows) {
         const ops_shape *s = &shapes[i / CASES].shape;
         if (!is_of(i / CASES, i % CASES))
             continue;
-        const bool floats = (i / CASES + i) % 2; /* each case has results of both dtypes */
+        /* result dtypes alternate, so that each case has results of both dtypes */
+        const bool floats = (i / CASES + i) % 2;
         const moert_op_options o =
             describe_blocks(s, i % CASES, floats ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16);
         ops_bytes_check_by(ops_title(&o), &o, ends_of(s, &o), "reference", "nvidia");
@@ -105,7 +108,7 @@ TEST(test_plain_operands_times_alpha_are_exact_for_every_split_of_the_rows) {
 
 /* An element (line, j) of a result, line within group g. */
 typedef struct element {
-    size_t g, line, j, k, at; /* k: number of products; at: in the result */
+    size_t g, line, j, k, at; /* k: number of products; at: index in the result */
 } element;
 
 static element draw_element(const ops_bytes *plain, size_t number) {
@@ -121,7 +124,7 @@ static element draw_element(const ops_bytes *plain, size_t number) {
     return e;
 }
 
-/* The operands of product i of an element. */
+/* Returns the operands of product i of an element. */
 static void operands_of(const ops_bytes *plain, const element *e, size_t i, double *a, double *b) {
     const moert_op_options *o = &plain->shape.options;
     const float *x = ops_floats(plain, MOERT_OP_BUFFER_x),
@@ -137,16 +140,16 @@ static void operands_of(const ops_bytes *plain, const element *e, size_t i, doub
                           : weight[i * o->k + e->j]);
 }
 
-/* x rounded towards 0 to a multiple of `unit`, a power of two. */
+/* Returns x, rounded towards 0 to a multiple of `unit`, a power of two. */
 static double cut(double x, double unit) {
     return trunc(x / unit) * unit;
 }
 
 /*
- * Models how tensor cores add STEP products to a sum: they align all addends with the largest, and
- * cut bits below 2^-13 of its power of two. They cut the result likewise. *loss grows by the
- * largest possible loss: a unit of each addend (or the addend, if smaller), and a unit of the
- * result.
+ * Models how tensor cores add STEP products to a sum. They align all addends with the largest
+ * addend, and cut bits below 2^-13 of that addend's power of two. They cut the result at the same
+ * relative position. *loss grows by the largest possible loss: one unit per addend (or the addend,
+ * if smaller), and one unit of the result.
  */
 enum { STEP = 32, KEPT = 13 };
 static double add_step(const ops_bytes *plain, const element *e, size_t first, double sum,
@@ -197,7 +200,7 @@ TEST(test_random_operands_lose_only_what_the_tensor_cores_cut) {
                 double part = 0.0;
                 for (size_t k = block; k < moert_min(block + BLOCK, e.k); k += STEP)
                     part = add_step(&plain, &e, k, part, &loss);
-                sum += (float)part; /* the operands include the scales, powers of two */
+                sum += (float)part; /* the operands include their scales, which are powers of two */
                 loss += fabs((double)sum) * (double)FLT_EPSILON / 2.0;
             }
             for (size_t k = 0; k < e.k; k++) {
@@ -233,7 +236,7 @@ TEST(test_unsupported_ops_are_refused_or_left_to_other_backends) {
     ops_check_fallback("nvidia", o, hopper ? "takes rows of fp8-block" : "takes GPUs");
 }
 
-/* A group without rows is left out. */
+/* The kernel skips groups without rows. */
 TEST(test_weights_of_8_bits_are_transposed) {
     enum { GROUPS = 3, N = 272, K = 144, BYTES = GROUPS * N * K };
     const uint32_t ends[GROUPS] = {4, 4, 7};

@@ -10,9 +10,9 @@
 
 enum { KINDS = 3, LAYOUTS = 3 };
 
-/* the smallest; all groups empty; whole tiles, and tiles one too large or small; K that ends within
- * a block of scales, a step and a word; empty groups and rows past the end; groups of a few rows;
- * more tiles than work-groups. Small, since the reference is slow. */
+/* The smallest shape; all groups empty; whole tiles; sizes one above or below a tile; K that ends
+ * within a scaled block, a step or a word; empty groups and rows past the end; groups of a few
+ * rows; more tiles than work-groups. Shapes are small, since the reference is slow. */
 static const ops_shape shapes[] = {
     {8, 8, 1, 1, 0, {1}},
     {16, 32, 0, 2, 0, {0, 0}},
@@ -23,8 +23,8 @@ static const ops_shape shapes[] = {
     {72, 1048, 200, 4, 0, {64, 128, 167, 190}},
     {520, 272, 150, 3, 0, {5, 5, 150}},
     {48, 64, 60, 36, 0, OPS_SINGLE_ROWS},
-    /* decoded by otherwise idle warps during the GEMM: K of 4 blocks and of multiples of 4; n in
-     * whole blocks; odd groups and columns */
+    /* Shapes whose payloads idle warps decode during the GEMM. They cover K of 4 blocks and of
+     * multiples of 4 blocks, n in whole blocks, and odd numbers of groups and columns. */
     {264, 384, 130, 2, 0, {129, 130}},
     {96, 1152, 300, 4, 0, {64, 128, 227, 290}},
     {520, 256, 150, 3, 0, {5, 5, 150}},
@@ -39,7 +39,7 @@ enum {
     WHOLE_SHAPE = 13
 };
 
-enum { FORMATS = MOERT_FORMAT_NVFP4 + 1 }; /* all but FP8_BLOCK */
+enum { FORMATS = MOERT_FORMAT_NVFP4 + 1 }; /* all formats except FP8_BLOCK */
 
 /* Both operands have blocks along the reduction index. A dgrad's weights may be stored
  * transposed. */
@@ -52,13 +52,13 @@ static moert_op_options describe_quantized(const ops_shape *s, moert_op_kind kin
     return o;
 }
 
-/* Compares with the reference's results for the values of the operands. */
+/* Compares an op with the reference's results for the values of the operands. */
 static void check_exact(const moert_op_options *o, const uint32_t *ends) {
     ops_bytes_check_by(ops_title(o), o, ends, "reference", "nvidia");
 }
 
-/* A dgrad decodes payloads like the other kinds. It runs only two formats, to build fewer
- * programs. */
+/* Maps case i to a format of a kind. A dgrad decodes payloads like the other kinds, so it runs only
+ * two formats, to build fewer programs. */
 static size_t of_kind(moert_op_kind kind, size_t i) {
     return kind == MOERT_OP_GEMM_DGRAD ? i % 2 * (FORMATS - 1) : i % FORMATS;
 }
@@ -126,7 +126,8 @@ static bool is_nan(moert_dtype type, unsigned bits) {
     return isnan(moert_dtype_decode(type, bits));
 }
 
-/* Random bytes without NaN, and scales for which all products are normal numbers. */
+/* Fills payloads with random bytes without NaN, and scales with values for which all products are
+ * normal numbers. */
 static void fill_random(ops_bytes *data, moert_op_buffer payload, moert_op_buffer scale,
                         moert_format format) {
     const moert_dtype element = moert_format_element(format);
@@ -150,7 +151,7 @@ static void fill_operands(ops_bytes *data) {
                         op->quantized[i].how.format);
 }
 
-/* The same op on bf16 operands with the values of the payload. */
+/* Returns the same op on bf16 operands that have the values of the payloads. */
 static ops_bytes as_bf16(const ops_bytes *quantized) {
     moert_op_options o = quantized->shape.options;
     *ops_first_operand(&o) = *ops_second_operand(&o) = (moert_operand){.type = MOERT_DTYPE_BF16};

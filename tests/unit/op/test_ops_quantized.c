@@ -15,8 +15,8 @@ static void add_globals(moert_operand *operand, bool by_groups) {
     operand->how.group_scales = operand->global && by_groups;
 }
 
-/* Every kind, with every format and axis of the first operand; the other settings change with the
- * variant. */
+/* Case i of the quantized ops: every kind, with every format and axis of the first operand. The
+ * other settings change with the variant. */
 static moert_op_options operand_case(size_t i) {
     const size_t format = i / MOERT_OP_KINDS % FORMATS, axis = i / MOERT_OP_KINDS / FORMATS % AXES;
     const size_t variant = i / MOERT_OP_KINDS / FORMATS / AXES;
@@ -39,7 +39,7 @@ static moert_op_options operand_case(size_t i) {
     }
     o.alpha = variant != 1;
     if (o.kind == MOERT_OP_DGLU && variant == 3)
-        o.glu = (moert_glu_form){false, 7.0f, 1.702f, 1.0f, 0}; /* ignores alpha */
+        o.glu = (moert_glu_form){false, 7.0f, 1.702f, 1.0f, 0}; /* this GLU form ignores alpha */
     o.dprob = o.dbias = o.kind == MOERT_OP_DGLU;
     return o;
 }
@@ -77,7 +77,7 @@ TEST(test_gathered_rows_are_dequantized_as_one_group) {
 }
 
 TEST(test_global_scales_multiply_alpha) {
-    for (size_t i = 0; i < (size_t)MOERT_OP_DGLU * BACKENDS; i++) { /* all kinds but dGLU */
+    for (size_t i = 0; i < (size_t)MOERT_OP_DGLU * BACKENDS; i++) { /* all kinds except dGLU */
         moert_op_options o = ops_usual((moert_op_kind)(i / BACKENDS));
         moert_operand *first = ops_first_operand(&o), *second = ops_second_operand(&o);
         *first = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
@@ -103,7 +103,7 @@ TEST(test_global_scales_multiply_alpha) {
     }
 }
 
-/* Groups 0, 2 and 5 have no rows. */
+/* Groups 0, 2 and 5 have no rows, so their global scales have no effect. */
 TEST(test_a_global_scale_of_no_rows_does_not_count) {
     for (size_t i = 0; i < BACKENDS; i++) {
         moert_op_options o = ops_usual(MOERT_OP_GEMM_WGRAD);
@@ -153,8 +153,8 @@ TEST(test_any_split_of_the_rows_is_right) {
     }
 }
 
-/* The portable backend leaves out operands that have no room. The reference backend reports the
- * error before it writes. */
+/* If ends break row_multiple, scales may not fit their buffer. The portable backend leaves out the
+ * operands that do not fit. The reference backend reports the error before it writes. */
 TEST(test_ends_that_break_row_multiple_stay_within_the_buffers) {
     for (size_t i = 0; i < LAYOUTS; i++) {
         moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
@@ -163,7 +163,7 @@ TEST(test_ends_that_break_row_multiple_stay_within_the_buffers) {
         o.y = ops_scaled(MOERT_FORMAT_MXFP4, MOERT_AXIS_COLUMN, i);
         o.column = ops_scaled(MOERT_FORMAT_MXFP8_E5M2, MOERT_AXIS_COLUMN, i);
         ops_bytes data = ops_bytes_make(&o, ops_usual_ends);
-        ops_bytes_execute("portable", &data); /* checks the guards */
+        ops_bytes_execute("portable", &data); /* the execute checks the guards of all buffers */
         data = ops_bytes_make(&o, ops_usual_ends);
         moert_op_buffers buffers = ops_bytes_upload(&data, NULL, NULL);
         o.backend = "reference";
@@ -176,8 +176,8 @@ TEST(test_ends_that_break_row_multiple_stay_within_the_buffers) {
     }
 }
 
-/* Every element is 1, so an element of a weight gradient is the number of its group's rows. Two of
- * x's three blocks have room, or one of three tiles. */
+/* Every element is 1, so each element of a weight gradient is the number of rows of its group. The
+ * scales of x have room for only two of three blocks, or one of three tiles. */
 TEST(test_operands_without_room_count_as_zeros) {
     static const uint32_t ends[] = {20, 40, 64};
     for (size_t tiled = 0; tiled < 2; tiled++) {
@@ -195,7 +195,8 @@ TEST(test_operands_without_room_count_as_zeros) {
         for (size_t i = 0; i < 3 * o.n * o.k; i++) {
             const float want = i / (o.n * o.k) < (tiled ? 1 : 2) ? 20.0f : 0.0f;
             const float got = ops_floats(&data, MOERT_OP_BUFFER_weight)[i];
-            if (!(fabsf(got - want) < 1e-30f)) /* a scale of 0 is 2^-127 */
+            /* the scale byte 0 means 2^-127, so results may be tiny instead of 0 */
+            if (!(fabsf(got - want) < 1e-30f))
                 fail_msg("weight[%zu] is %g, not %g", i, (double)got, (double)want);
         }
     }
@@ -239,8 +240,8 @@ TEST(test_a_recording_serves_other_splits_and_values) {
 
 /* ---- workspace ---- */
 
-/* Except in GPU form, the portable backend decodes weights while it multiplies. So it needs
- * workspace only for scales that it copies out of tiles. */
+/* In CPU form, the portable backend decodes weights while it multiplies. It needs workspace only
+ * for scales that it copies out of tiles. */
 TEST(test_a_quantized_weight_is_not_copied) {
     enum { G = 3, N = 96, K = 160, WEIGHT_BYTES = G * N * K };
     const bool copies = moert_device_describe(test_device)->gpu_form;

@@ -8,7 +8,7 @@ static const moert_op_kind forward = MOERT_OP_GEMM_FORWARD, dgrad = MOERT_OP_GEM
 static const moert_op_kind wgrad = MOERT_OP_GEMM_WGRAD, gated = MOERT_OP_GLU, dglu = MOERT_OP_DGLU;
 static const moert_status usage = MOERT_ERROR_USAGE, unsupported = MOERT_ERROR_UNSUPPORTED;
 
-/* Every operand that can be quantized is. */
+/* Describes an op in which every operand that can be quantized is quantized. */
 static moert_op_options base(moert_op_kind kind) {
     moert_op_options o = ops_sized(kind, 2, 100, 64, 32);
     o.x = o.y = o.d = ops_scaled(MOERT_FORMAT_NVFP4, MOERT_AXIS_ROW, 0);
@@ -144,7 +144,7 @@ TEST(test_buffers_have_the_bytes_that_the_op_reports) {
             size_t bytes[2];
         } sizes[] = {{"ends", {8, 8}},
                      {"x", {100 * 16, 100 * 16}},
-                     {"x_scale", {2 * 512, 512}}, /* two groups, each begins a new tile */
+                     {"x_scale", {2 * 512, 512}}, /* each of two groups begins a new tile */
                      {"x_global", {8, 8}},
                      {"y", {100 * 32, 100 * 32}},
                      {"y_scale", {100 * 4, 100 * 4}},

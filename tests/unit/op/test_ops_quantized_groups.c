@@ -1,7 +1,6 @@
 // run: np=1 sanitize=1
-/* Ops with quantized operands against float64: exact sums where many groups are empty, and in
- * groups of any size; every order and run of a GLU with alpha and prob of any sign; every operand
- * at once. */
+/* Ops with quantized operands against float64: exact sums, with many empty groups and groups of any
+ * size; every order and run of a GLU, with alpha and prob of any sign; ops with all operands. */
 #include "base/memory.h"
 #include "support/op/exact.h"
 #include "support/suite.h"
@@ -13,7 +12,7 @@ enum { GEMMS = 3, FORMATS = 4 };
 /* An op with a global scale per group; a GLU or dGLU has every option. */
 static moert_op_options describe(size_t kind, moert_format format, size_t groups, size_t rows) {
     moert_op_options o = ops_gemm((moert_op_kind)kind, ops_scaled_by_groups(format), groups, rows,
-                                  144, 160); /* no multiples of 128 */
+                                  144, 160); /* n and k are no multiples of 128 */
     if (kind >= GEMMS)
         ops_add_everything(&o);
     o.alpha = true;
@@ -24,7 +23,7 @@ static void check(const char *what, const moert_op_options *o, const uint32_t *e
                   double tolerance) {
     for (size_t b = 0; b < 2; b++) {
         ops_bytes data = ops_bytes_make(o, ends);
-        /* otherwise all results of a GLU would be next to rounding boundaries */
+        /* without spread values, all results of a GLU would be next to rounding boundaries */
         data.spread = tolerance > 0.0;
         ops_exact_run(what, suite_backends[b], &data, tolerance);
     }
@@ -32,8 +31,8 @@ static void check(const char *what, const moert_op_options *o, const uint32_t *e
 
 /* ---- exact sums ---- */
 
-/* As in CUTLASS's test: elements -1, 0 and 1, scales that are powers of two, float32 results. So
- * stacked, discrete and single groups have the same results. */
+/* As in CUTLASS's test, elements are -1, 0 and 1, scales are powers of two, and results are
+ * float32. Sums are exact, so stacked, discrete and single groups have the same results. */
 TEST(test_signs_multiply_exactly_in_groups_of_any_size) {
     static const struct {
         size_t groups, rows, block;
@@ -83,7 +82,7 @@ TEST(test_any_split_of_the_rows_agrees_with_float64) {
             const moert_format format = formats[(i + k) % FORMATS];
             const bool glu = k >= GEMMS;
             moert_op_options o = describe(k, format, s->groups, s->rows);
-            if (glu) { /* results along rows and along columns */
+            if (glu) { /* a GLU has results quantized along rows and along columns */
                 o.d = ops_scaled(formats[i % FORMATS], MOERT_AXIS_ROW, MOERT_SCALES_TILED);
                 o.column =
                     ops_scaled(formats[(i + 1) % FORMATS], MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
@@ -126,7 +125,7 @@ TEST(test_every_order_and_run_takes_alpha_and_prob_of_any_sign) {
 
 /* ---- most operands ---- */
 
-/* Every buffer that a kind can have, at once. */
+/* Each op has every buffer that its kind can have. */
 TEST(test_an_op_takes_all_its_operands_together) {
     static const uint32_t ends[] = {3, 3, 40, 96};
     for (size_t k = 0; k < (size_t)MOERT_OP_KINDS * 2; k++) {
@@ -146,7 +145,7 @@ TEST(test_an_op_takes_all_its_operands_together) {
                 ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_ROW, MOERT_SCALES_TILED);
             o.column = ops_scaled(MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_COLUMN, MOERT_SCALES_TILED);
             o.norm = true;
-            /* gathered rows are one group */
+            /* a gathered operand has one global scale for all rows */
             (o.permute == MOERT_OP_PERMUTE_X ? &o.x : &o.y)->how.group_scales = false;
         }
         ops_bytes got = ops_bytes_make(&o, ends);

@@ -36,7 +36,7 @@ TEST(test_quantized_results_are_those_of_the_quantizer) {
     }
 }
 
-/* With a norm, the quantizer's rules for scales do not apply. */
+/* With a norm, cuDNN's rules for scales replace those of the quantizer. */
 TEST(test_a_norm_scales_quantized_results) {
     for (size_t i = 0; i < (size_t)4 * MOERT_FORMAT_FP8_BLOCK; i++) {
         moert_op_options o = ops_usual(i % 2 == 0 ? MOERT_OP_GEMM_FORWARD : MOERT_OP_GLU);
@@ -50,8 +50,8 @@ TEST(test_a_norm_scales_quantized_results) {
     }
 }
 
-/* A norm of 1 counts: with it, the reciprocal of E8M0's least scale is FLT_MAX; without a norm, it
- * is 2^127. */
+/* A norm of 1 still has an effect: with a norm, the reciprocal of E8M0's least scale is FLT_MAX;
+ * without a norm, it is 2^127. */
 TEST(test_a_norm_of_1_counts_as_a_norm) {
     for (size_t i = 0; i < (size_t)2 * BACKENDS; i++) {
         moert_op_options o = ops_usual(MOERT_OP_GEMM_FORWARD);
