@@ -1,5 +1,6 @@
 // run: np=1 sanitize=1
-/* The plan against brute force: the rows of simulated ranks, sorted by (expert, rank, token). */
+/* The plan, compared with brute force: all slots of simulated ranks, sorted by (expert, rank,
+ * token). */
 #include "base/rng.h"
 #include "moert/plan.h"
 #include "support/test.h"
@@ -33,7 +34,7 @@ static const plan_case cases[] = {
     {"one expert", 1, 1, 3, {4, 0, 2}, RANDOM},
 };
 
-/* K different experts, drawn without replacement. */
+/* Draws K different experts for a token, without replacement. */
 static void choose(const plan_case *c, size_t rank, size_t token, int32_t *slot) {
     int32_t deck[64];
     for (size_t e = 0; e < c->experts; e++)
@@ -80,7 +81,7 @@ static void build(const plan_case *c, fixture *f) {
     }
 }
 
-/* Visits all slots by (expert, rank, token), the definition of the row order. */
+/* Visits all slots in the order (expert, rank, token), which defines the order of rows. */
 static void check_rows(const plan_case *c, const fixture *f) {
     size_t next_row[MAX_RANKS] = {0}, received[MAX_RANKS][MAX_RANKS] = {{0}};
     for (size_t e = 0; e < c->experts; e++) {
@@ -166,7 +167,8 @@ TEST(test_plan_does_not_depend_on_the_number_of_ranks) {
     const plan_case whole = {"", 8, 2, 1, {48}, RANDOM};
     fixture f;
     build(&whole, &f);
-    /* three ranks with the same tokens: an expert's rows are the same slots in the same order */
+    /* divides the same tokens among three ranks: every expert must get the same slots in the same
+     * order */
     const size_t tokens[] = {20, 0, 28};
     uint64_t counts[3 * 8];
     for (size_t r = 0, t = 0; r < 3; t += tokens[r++])
@@ -228,7 +230,7 @@ TEST(test_plan_rejects_counts_that_do_not_fit_the_index) {
 
 TEST(test_plan_refuses_more_rows_than_its_indices_hold) {
     const int32_t index[] = {0};
-    /* rank 1 announces 2^32 slots of an expert of rank 1: both ranks refuse */
+    /* rank 1 announces 2^32 slots for an expert of its own, so both ranks refuse the plan */
     const uint64_t counts[] = {1, 0, 0, (uint64_t)1 << 32};
     moert_plan *plan = NULL;
     ASSERT_FAILS(moert_plan_create(&(moert_plan_shape){2, 2, 0, 1, 1}, index, counts, &plan),

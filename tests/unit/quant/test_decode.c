@@ -1,6 +1,6 @@
 // run: np=1 sanitize=1 env=MOERT_FORM=gpu
-/* Decoding of MX and NV formats to bf16 ahead of a GEMM: every payload value and scale as the
- * reference dequantizes it. */
+/* Decoding of MX and NV formats to bf16 before a GEMM. Every payload value and scale is decoded as
+ * the reference dequantizes it. */
 #include "base/rng.h"
 #include "moert/formats.h"
 #include "quant/backend.h"
@@ -8,15 +8,16 @@
 #include "quant/quantize.h"
 #include "support/test.h"
 
-enum { FORMATS = MOERT_FORMAT_NVFP4 + 1, GROUPS = 3 }; /* all but FP8_BLOCK */
+enum { FORMATS = MOERT_FORMAT_NVFP4 + 1, GROUPS = 3 }; /* all formats except FP8_BLOCK */
 
-/* one block; more units than a work-group decodes, and a partial work-group; many columns */
+/* the shapes are: one block; more data than one work-group decodes, and a partial work-group; many
+ * columns */
 static const struct shape {
-    size_t rows, columns; /* of a group */
+    size_t rows, columns; /* rows and columns of each group */
 } shapes[] = {{32, 32}, {64, 1056}, {96, 2048}};
 enum { SHAPES = MOERT_COUNT(shapes) };
 
-/* Random bytes. */
+/* Returns random bytes. */
 static unsigned char *random_bytes(size_t count, uint64_t stream) {
     unsigned char *bytes = test_alloc(count);
     for (size_t i = 0; i < count; i++)

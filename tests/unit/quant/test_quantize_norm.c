@@ -1,10 +1,11 @@
 // run: np=1 sanitize=1
-/* Quantizers with a norm: worked examples, an oracle, errors. */
+/* Quantizers with a norm: worked examples, random matrices against an oracle, errors. */
 #include "support/quant/quantize_oracle.h"
 
 /* ---- examples ---- */
 
-/* One block whose first element is `value` and whose others are 0. */
+/* Checks the scale and first payload byte of a block whose first element is `value` and whose other
+ * elements are 0. */
 static void check_block(moert_format format, float norm, float value, unsigned char scale,
                         unsigned char q) {
     const float x[32] = {[0] = value};
@@ -31,10 +32,13 @@ TEST(test_the_worked_example_has_its_bytes_and_comes_back) {
 }
 
 TEST(test_e5m2_ends_at_128) {
-    check_block(MOERT_FORMAT_MXFP8_E5M2, 1.0f, 128.0f, 127, 0x58);    /* 128 / 128 = 2^0 */
-    check_block(MOERT_FORMAT_MXFP8_E5M2, 1.0f, 57344.0f, 136, 0x57);  /* 448 -> 2^9; 112 */
-    check_block(MOERT_FORMAT_MXFP8_E5M2, 0.5f, -57344.0f, 135, 0xD7); /* 224 -> 2^8 */
-    check_block(MOERT_FORMAT_MXFP8_E5M2, 1.0f, INFINITY, 254, 0x7B);  /* at most 57344 */
+    check_block(MOERT_FORMAT_MXFP8_E5M2, 1.0f, 128.0f, 127, 0x58); /* 128 / 128 = 2^0 */
+    /* 57344 / 128 = 448, rounded up to 2^9; 57344 / 2^9 = 112 */
+    check_block(MOERT_FORMAT_MXFP8_E5M2, 1.0f, 57344.0f, 136, 0x57);
+    /* 448 * 0.5 = 224, rounded up to 2^8 */
+    check_block(MOERT_FORMAT_MXFP8_E5M2, 0.5f, -57344.0f, 135, 0xD7);
+    /* the largest payload, 57344 */
+    check_block(MOERT_FORMAT_MXFP8_E5M2, 1.0f, INFINITY, 254, 0x7B);
 }
 
 TEST(test_the_smallest_scale_multiplies_by_the_largest_number) {
@@ -42,7 +46,7 @@ TEST(test_the_smallest_scale_multiplies_by_the_largest_number) {
     check_block(MOERT_FORMAT_MXFP8_E4M3, 1.0f, 448 * 0x1p-126f, 1, 0x7E);
     check_block(MOERT_FORMAT_MXFP8_E4M3, 0x1p-30f, 1.0f, 89, 0x78); /* 2^-38 / 448 * 512 */
     check_block(MOERT_FORMAT_MXFP8_E4M3, 0x1p-126f, 448.0f, 1, 0x7E);
-    check_block(MOERT_FORMAT_MXFP8_E4M3, 0x1p-127f, 448.0f, 0, 0x7E); /* 448 FLT_MAX saturates */
+    check_block(MOERT_FORMAT_MXFP8_E4M3, 0x1p-127f, 448.0f, 0, 0x7E); /* 448 * FLT_MAX saturates */
 }
 
 TEST(test_nan_and_infinity_are_treated_as_without_a_norm) {
@@ -78,12 +82,14 @@ TEST(test_nvfp4_with_one_over_the_global_scale_has_the_published_bytes) {
 }
 
 TEST(test_nvfp4_scales_follow_the_formula) {
-    check_block(MOERT_FORMAT_NVFP4, 1.0f, 6.0f, 0x38, 0x07);             /* scale 1 */
-    check_block(MOERT_FORMAT_NVFP4, 4.0f, -6.0f, 0x48, 0x0F);            /* scale 4 */
-    check_block(MOERT_FORMAT_NVFP4, 1.0f, 6000.0f, 0x7E, 0x07);          /* saturates, and q */
-    check_block(MOERT_FORMAT_NVFP4, 1.0f, 6.0f * 0x1p-9f, 0x01, 0x07);   /* smallest scale */
-    check_block(MOERT_FORMAT_NVFP4, 1.0f, 7.0f, 0x39, 0x07);             /* 1.1667 -> 1.125; 6.2 */
-    check_block(MOERT_FORMAT_NVFP4, 1.0f, -6.0f * 0x1p-11f, 0x00, 0x00); /* scale 0: zeros */
+    check_block(MOERT_FORMAT_NVFP4, 1.0f, 6.0f, 0x38, 0x07);    /* scale 1 */
+    check_block(MOERT_FORMAT_NVFP4, 4.0f, -6.0f, 0x48, 0x0F);   /* scale 4 */
+    check_block(MOERT_FORMAT_NVFP4, 1.0f, 6000.0f, 0x7E, 0x07); /* scale and payload saturate */
+    check_block(MOERT_FORMAT_NVFP4, 1.0f, 6.0f * 0x1p-9f, 0x01, 0x07); /* the smallest scale */
+    /* 7 / 6 rounds to scale 1.125; 7 / 1.125 saturates */
+    check_block(MOERT_FORMAT_NVFP4, 1.0f, 7.0f, 0x39, 0x07);
+    /* scale 0 makes payload 0 */
+    check_block(MOERT_FORMAT_NVFP4, 1.0f, -6.0f * 0x1p-11f, 0x00, 0x00);
 }
 
 /* ---- an oracle ---- */
@@ -92,7 +98,8 @@ TEST(test_random_matrices_have_the_bytes_of_the_oracle) {
     enum { M = 70, N = 83, POWERS = 4 };
     const uint32_t ends[] = {33, 33, 65, M};
     const float norms[] = {1.0f, 0.01f, 3.7f, 2688.0f / 11.0f};
-    const int powers[POWERS] = {0, -128, 100, -6}; /* plain, scale 2^-127, large, scales of 0 */
+    /* values near 1; scales of 2^-127; large values; NVFP4 scales of 0 */
+    const int powers[POWERS] = {0, -128, 100, -6};
     for (size_t i = 0; i < 4 * 4 * POWERS * 2; i++) {
         const float norm = norms[i % 4];
         const int power = powers[i / 16 % POWERS];

@@ -1,5 +1,6 @@
 // run: np=1 sanitize=1
-/* Quantizers: both backends on hostile data and shapes; axes, groups, runs of columns. */
+/* Quantizers: equal bytes on both backends for hostile data and shapes; axes, groups, runs of
+ * columns. */
 #include <float.h>
 
 #include "base/memory.h"
@@ -47,13 +48,13 @@ static moert_quantizer how_at(size_t i) {
 
 enum { NORMAL, WIDE, SUBNORMAL, SPECIAL, ZERO, DATA };
 
-/* n values of a kind. */
+/* Returns n values of a kind of data. */
 static float *make_data(int kind, size_t n) {
     float *x = random_floats(n, 1.0f, (uint64_t)kind);
     for (size_t i = 0; i < n; i++) {
         const int power = (int)(i * 2654435761u >> 7 & 0xFF) - 127;
         if (kind == WIDE)
-            x[i] = ldexpf(x[i], power); /* up to 2^128, down to subnormal numbers */
+            x[i] = ldexpf(x[i], power); /* magnitudes from subnormal numbers to 2^128 */
         else if (kind == SUBNORMAL)
             x[i] = ldexpf(x[i], -127 - (int)(i % 20));
         else if (kind == ZERO)
@@ -82,7 +83,9 @@ TEST(test_backends_give_the_same_bytes_on_hostile_data_and_shapes) {
         const int kind = (int)(i / HOWS % DATA);
         matrix m = shapes[i / HOWS / DATA];
         if (m.columns > 1000 && kind != NORMAL)
-            continue; /* more than one strip; one kind of data is enough */
+            /* these columns are more than one strip of the kernel, for which one kind of data is
+             * enough */
+            continue;
         m.x = make_data(kind, m.rows * m.columns);
         quantized want = quantize("reference", &how, &m), got = quantize("portable", &how, &m);
         assert_same_quantized(
@@ -110,7 +113,7 @@ TEST(test_columns_are_the_rows_of_the_transpose_group_by_group) {
             for (size_t r = 0; r < own; r++)
                 for (size_t c = 0; c < N; c++)
                     transposed[c * own + r] = x[(start + r) * N + c];
-            /* one global scale for all groups */
+            /* all groups share one global scale */
             const matrix part = {transposed, N, own, NULL, 0};
             quantized z = quantize("reference", &rows, &part);
             const bool comparable = f != MOERT_FORMAT_NVFP4 || *z.amax == *whole.amax;

@@ -1,5 +1,6 @@
 // run: np=1 sanitize=1
-/* Rows of payload and scales, as messages carry them; and quantizing twice. */
+/* Rows that hold payload and scales, as in messages; quantizing the values of a quantized matrix
+ * again. */
 #include <float.h>
 
 #include "base/dtype.h"
@@ -7,8 +8,8 @@
 
 /* ---- payload and scales in one row ---- */
 
-/* Each row holds the bytes of the separate payload and scales, keeps its padding, and dequantizes
- * to the same values. */
+/* Checks that each row holds the bytes of the separate payload and scales, keeps its padding, and
+ * dequantizes to the same values. */
 static void check_rows(const moert_quantizer *how, const matrix *m, size_t padding) {
     quantized want = quantize("reference", how, m);
     const size_t payload = want.shape.q_bytes, scales = want.shape.scales;
@@ -68,9 +69,9 @@ TEST(test_rows_that_cannot_hold_their_scales_are_refused) {
 
 /* ---- quantizing twice ---- */
 
-/* Blocks whose largest element takes every value of a float's upper 16 bits: every exponent, every
- * way to round the largest element, infinity and NaN. The other elements have all magnitudes below
- * it. */
+/* Blocks whose largest elements take every value of a float's upper 16 bits: every exponent, every
+ * way to round the largest element, infinity and NaN. The other elements of a block have magnitudes
+ * below the largest. */
 enum { TOPS = 1 << 15, INFINITE = 0x7F80, OVERFLOWN = 8, BLOCK = 32 };
 
 static float *all_blocks(void) {
@@ -86,10 +87,10 @@ static float *all_blocks(void) {
 }
 
 /*
- * Quantizing the values of MXFP8 to MXFP8 keeps them. A largest element that was rounded to 224
- * halves the scale and doubles the payload, which is exact; any other keeps its scale. Infinities
- * stay infinite. The exceptions are blocks whose largest element rounds up to 2^128 and so comes
- * back infinite.
+ * Quantizing the values of an MXFP8 matrix to MXFP8 again does not change them. If a block's
+ * largest payload value is 224, the scale halves and the payload doubles, which is exact. Otherwise
+ * the scale stays the same. Infinities stay infinite. The exceptions are blocks whose largest
+ * element rounds up to 2^128 and therefore dequantizes to infinity.
  */
 TEST(test_mxfp8_of_its_own_values_changes_nothing) {
     float *x = all_blocks();

@@ -1,10 +1,10 @@
 // run: np=1 gpu=1 sanitize=1
-/* Layouts: scales in tiles of 128 x 4, runs of gate and up, offsets of experts, casts. */
+/* Layouts: scales in tiles of 128 x 4, runs of gate and up, offsets of experts. Also casts. */
 #include "base/dtype.h"
 #include "moert/quantize.h"
 #include "support/test.h"
 
-/* n bytes from 1 to 255. */
+/* Returns n bytes from 1 to 255. */
 static unsigned char *make_scales(size_t n) {
     unsigned char *scales = test_alloc(n);
     for (size_t i = 0; i < n; i++)
@@ -14,7 +14,7 @@ static unsigned char *make_scales(size_t n) {
 
 /* ---- tiles ---- */
 
-/* Lines of scales on the host, and their groups; 0 groups: no ends. */
+/* Lines of scales on the host, and the groups of lines. If `groups` is 0, `ends` is unused. */
 typedef struct matrix {
     const unsigned char *scales;
     size_t lines, width;
@@ -42,7 +42,8 @@ static moert_scale_tiles describe(const char *backend, const matrix *m, size_t t
     return op;
 }
 
-/* Converts a matrix to tiles, and checks that they convert back. *bytes: the size of the tiles. */
+/* Converts a matrix of scales to tiles, and checks that the tiles convert back. *bytes: the size of
+ * the tiles. */
 static unsigned char *swizzle(const char *backend, const matrix *m, size_t *bytes) {
     const uint32_t whole = (uint32_t)m->lines;
     *bytes = moert_swizzled_bytes(m->ends, m->groups, m->lines, m->width, m->transposed);
@@ -60,7 +61,8 @@ static unsigned char *swizzle(const char *backend, const matrix *m, size_t *byte
     return tiles;
 }
 
-/* Every scale is where the formula says, and all other bytes are zero. */
+/* Checks that every scale lies where the formula of the tiles says, and that all other bytes are
+ * 0. */
 static void check_tiles(const matrix *m, const unsigned char *tiles, size_t bytes) {
     const size_t rows = m->transposed ? m->width : m->lines;
     const size_t scales = m->transposed ? m->lines : m->width;
@@ -105,7 +107,8 @@ TEST(test_scales_lie_at_the_published_positions) {
 }
 
 TEST(test_column_scales_lie_in_one_matrix_or_one_for_each_expert) {
-    /* H = 256 columns, rows ending at 256, 768, 1024 in blocks of 32; column 130, row 300 */
+    /* 256 columns; the rows of three groups end at 256, 768 and 1024, in blocks of 32. The scale of
+     * column 130, row 300 is 1. */
     enum { LINES = 32, WIDTH = 256 };
     const uint32_t ends[] = {8, 24, 32};
     unsigned char scales[LINES * WIDTH] = {0};
@@ -129,7 +132,8 @@ TEST(test_experts_follow_each_other_from_a_new_tile_on) {
             unsigned char *scales = make_scales(LINES * width);
             const bool transposed = i >= BACKENDS;
             size_t bytes, at = 0, own;
-            memset(scales + 716 * width, 0, 4 * width); /* rows past the groups are not restored */
+            /* rows past the last group do not come back */
+            memset(scales + 716 * width, 0, 4 * width);
             const matrix m = {scales, LINES, width, transposed, ends, GROUPS};
             unsigned char *tiles = swizzle(backends[i % BACKENDS], &m, &bytes);
             for (size_t g = 0, start = 0; g < GROUPS; start = ends[g++], at += own) {
@@ -144,7 +148,8 @@ TEST(test_experts_follow_each_other_from_a_new_tile_on) {
 
 TEST(test_groups_without_room_are_left_out) {
     enum { LINES = 300, WIDTH = 8 };
-    const uint32_t ends[] = {100, LINES}; /* 1 and 2 rows of tiles, 25 and 50 columns of them */
+    /* two groups of 1 and 2 rows of tiles, or of 25 and 50 columns of tiles */
+    const uint32_t ends[] = {100, LINES};
     const size_t tiles[] = {2, 50}, kept[] = {2 * 512, 25 * 512};
     unsigned char *scales = make_scales(LINES * WIDTH);
     for (size_t i = 0; i < 2 * BACKENDS; i++) {
@@ -196,11 +201,11 @@ TEST(test_gate_and_up_alternate_in_runs_of_any_granularity) {
         check_runs(backends[b], 3, 64, 8, 1);
         check_runs(backends[b], 2, 96, 32, 2);
         check_runs(backends[b], 2, 33, 33, 4);
-        check_runs(backends[b], 1, 16, 8, 4 * 37); /* rows of a weight */
+        check_runs(backends[b], 1, 16, 8, 4 * 37); /* gate and up are runs of a weight's rows */
     }
     moert_interleave op = {sizeof op, 1, 12, 8, 4, false, NULL, NULL};
     ASSERT_FAILS(moert_interleave_run(&op), MOERT_ERROR_USAGE, "granularity 8");
-    op.width = SIZE_MAX / 2 + 1; /* twice this is 0 */
+    op.width = SIZE_MAX / 2 + 1; /* twice this width overflows to 0 */
     ASSERT_FAILS(moert_interleave_run(&op), MOERT_ERROR_UNSUPPORTED, "columns of gate");
 }
 

@@ -1,7 +1,7 @@
 // run: np=1 sanitize=1
 /*
- * Options and forward of the router, against float64. The backward is in test_router_backward.c,
- * extreme logits are in test_router_extremes.c.
+ * Options and forward of the router, against float64. test_router_backward.c tests the backward,
+ * test_router_extremes.c extreme logits.
  */
 #include "base/rng.h"
 #include "support/layer/router_oracle.h"
@@ -38,7 +38,7 @@ static void compare_token(const router_input *input, const router_run *run, size
 /* Compares the device with the oracle on random logits, and a random bias if `biased`. */
 static void check_forward(moert_router_options options, size_t tokens, bool biased) {
     static float logits[MOST_FLOATS], bias[1024];
-    /* wide enough for neighbours to differ, narrow enough for sigmoids to differ */
+    /* large enough that adjacent scores differ, small enough that sigmoids do not saturate */
     const double deviation = options.score == MOERT_SCORE_SIGMOID ? 1.0 : 2.0;
     moert_rng_normals(1, 1, 0, 0.1, bias, options.experts);
     const float *used = biased ? bias : NULL;
@@ -138,7 +138,7 @@ TEST(test_groups_of_one_expert_choose_as_without_groups) {
 }
 
 TEST(test_softmax_chooses_by_probability_where_logits_still_differ) {
-    /* both small logits give a probability of zero */
+    /* both small logits have a probability of zero in float32 */
     const float logits[3] = {-200.0f, -150.0f, 10.0f};
     router_input input = {
         .options = router_options(3, 2, MOERT_SCORE_SOFTMAX), .tokens = 1, .logits = logits};
@@ -209,7 +209,7 @@ TEST(test_no_tokens_are_no_work) {
                               0.0f, NULL});
 }
 
-/* Token t of one batch has the bits of token `to` of another. */
+/* Checks that token t of one batch has the bits of token `to` of another batch. */
 static void same_token(const router_run *a, size_t t, const router_run *b, size_t to,
                        size_t experts, size_t topk) {
     assert_memory_equal(a->scores + t * experts, b->scores + to * experts, experts * 4);

@@ -77,7 +77,8 @@ TEST(test_a_dropped_slot_passes_no_gradient) {
     }
 }
 
-/* Follows one form of the loss through all steps: choice, counts, sums, gradient, dlogits. */
+/* Checks one form of the load-balancing loss at every step: choice, counts, sums, gradient,
+ * dlogits. */
 static void check_aux(moert_aux_form form, moert_score score) {
     enum { T = 6, E = 7, K = 2 };
     static const float none[T * K];
@@ -118,11 +119,12 @@ TEST(test_aux_loss_has_the_values_of_the_formulas) {
     const moert_router_options options = router_options(4, 2, MOERT_SCORE_SOFTMAX);
     const moert_router_load even = {(uint64_t[]){5, 5, 5, 5}, (double[]){2.5, 2.5, 2.5, 2.5}, 10};
     const moert_router_load skewed = {(uint64_t[]){10, 10, 0, 0}, (double[]){6, 3, 1, 0}, 10};
-    /* balanced routing gives K in one form, 1 in the other; 4 * (10/10 * 6/10 + 10/10 * 3/10) */
+    /* With balanced routing, the loss is K in one form and 1 in the other. Skewed: 4 * (10/10 *
+     * 6/10 + 10/10 * 3/10) = 3.6, and 3.6 / K = 1.8. */
     const struct {
         moert_aux_form form;
         const moert_router_load *load;
-        double coefficient, value, gradient; /* of the first expert */
+        double coefficient, value, gradient; /* gradient: of the first expert */
     } cases[] = {{MOERT_AUX_HUGGING_FACE, &even, 1, 2.0, 4.0 * 5 / 100},
                  {MOERT_AUX_MEGATRON, &even, 1, 1.0, 4.0 * 5 / 200},
                  {MOERT_AUX_HUGGING_FACE, &skewed, 0.01, 3.6, 0.01 * 4 * 10 / 100},
@@ -163,7 +165,7 @@ TEST(test_mass_sums_the_normalised_scores_of_each_sequence) {
         const router_input input = {
             .options = router_options(E, 2, (moert_score)score), .tokens = T, .logits = logits};
         oracle_logits(&input.options, T, NULL, 1.0, 17, logits);
-        logits[7 * E + 3] = NAN; /* a marked token adds nothing */
+        logits[7 * E + 3] = NAN; /* a token with a NaN adds nothing to the sums */
         router_run run = router_do(&input);
         float *mass = router_mass(&input.options, T, run.scores, ends, S);
         for (size_t s = 0; s < S; s++) {
@@ -177,7 +179,7 @@ TEST(test_mass_sums_the_normalised_scores_of_each_sequence) {
             for (size_t e = 0; e < E; e++)
                 assert_within((double)mass[s * E + e], sum[e], 5e-6);
         }
-        /* the last sequence has the same bits in a batch without the others */
+        /* the last sequence has the same bits in a batch without the other sequences */
         float *alone = router_mass(&input.options, 6, run.scores + 17 * E, last, 1);
         assert_memory_equal(alone, mass + 3 * E, E * 4);
     }

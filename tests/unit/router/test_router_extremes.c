@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* The router where float32 runs out: huge and tiny logits, scores whose sum is as small as
+/* The router at the limits of float32: huge and tiny logits, and scores whose sum is as small as
  * 1e-20. */
 #include "base/rng.h"
 #include "support/layer/router_oracle.h"
@@ -25,8 +25,8 @@ static void assert_relative(double got, double want, double tolerance) {
     assert_within(got, want, tolerance * fabs(want));
 }
 
-/* With one expert, the score is the weight and its derivative is the gradient. So no larger score
- * hides an error. */
+/* With one expert, the weight is the score, and the gradient is the score's derivative. No larger
+ * score can hide an error. */
 TEST(test_sqrt_softplus_and_its_slope_keep_their_digits_from_tiny_to_large) {
     enum { T = 24 };
     static const float logits[T] = {-170.0f, -100.0f, -88.0f,      -60.0f, -17.5f, -16.000002f,
@@ -65,12 +65,12 @@ TEST(test_sqrt_softplus_of_extreme_logits_is_zero_or_the_root) {
     assert_memory_equal(run.dlogits + 2, run.dlogits + 3, 4);
 }
 
-/* At this size the 1e-20 in the sums counts, and the squares of the scores underflow. */
+/* At this size, the 1e-20 in the sums of scores matters, and squares of scores underflow. */
 TEST(test_backward_is_the_gradient_where_scores_are_as_small_as_1e_20) {
     enum { T = 5, E = 19, K = 3 };
     static const struct {
         moert_score score;
-        float shift; /* to scores of 1.4e-21 */
+        float shift; /* offset of the logits that gives scores of 1.4e-21 */
     } kinds[] = {{MOERT_SCORE_SIGMOID, -48.0f}, {MOERT_SCORE_SQRT_SOFTPLUS, -96.0f}};
     float logits[T * E], dweight[T * K], aux[E];
     moert_rng_normals(23, 1, 0, 1.0, dweight, T * K);
@@ -102,7 +102,7 @@ static float hostile_logit(size_t token, size_t experts, size_t expert) {
     }
 }
 
-/* On GPUs, groups use other kernels, which must choose and round alike. */
+/* On GPUs, a router with groups uses other kernels, which must choose and round in the same way. */
 TEST(test_keeping_both_of_two_groups_changes_no_bit) {
     enum { T = 203, MOST = 256 };
     static const size_t sizes[][2] = {{8, 8}, {66, 9}, {128, 8}, {130, 32}, {256, 7}};

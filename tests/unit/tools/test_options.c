@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Long options from a table: every type, every way to get one wrong. */
+/* Long options from a table: every type, and every kind of illegal use. */
 #include "support/test.h"
 #include "tools/common/options.h"
 

@@ -77,7 +77,7 @@ TEST_WITH(test_a_slow_device_is_named_with_its_fraction_of_the_median, make_clus
     cluster.rank[6].rates.gemm_gflops = 52.0;
     assert_string_equal(
         judged(), "WRONG rank 6 (node3): slow: 0.52 of the median GEMM rate (52 of 100 GFLOP/s)\n");
-    cluster.rank[6].rates.gemm_gflops = 63.0; /* just above the limit */
+    cluster.rank[6].rates.gemm_gflops = 63.0; /* 63 % of the median rate is just above the limit */
     assert_string_equal(judged(), "");
 }
 
@@ -119,7 +119,7 @@ TEST_WITH(test_notes_are_not_wrong, make_cluster, NULL) {
     for (size_t r = 0; r < RANKS; r++)
         cluster.rank[r].timeout_s = 0;
     cluster.rank[7].shared = true;
-    cluster.rank[7].node = 2; /* node 2 has three ranks, the last node one */
+    cluster.rank[7].node = 2; /* now node 2 has three ranks, and node 3 has one */
     const char *lines = judged();
     assert_non_null(strstr(lines, "note the watchdog is off"));
     assert_non_null(strstr(lines, "note rank 7 (node3): cores are shared with other ranks"));
@@ -131,7 +131,7 @@ TEST_WITH(test_of_two_nodes_neither_is_blamed_for_their_link, make_cluster, NULL
     cluster.rank[1].node = 1;
     cluster.links[1] = cluster.links[2] = (moert_link){500.0, 0.001};
     assert_string_equal(judged(), "");
-    cluster.rank[1].rates.gemm_gflops = 10.0; /* the slower device is blamed */
+    cluster.rank[1].rates.gemm_gflops = 10.0; /* now the node with the slower device is blamed */
     snprintf(cluster.rank[1].host, sizeof cluster.rank[1].host, "node1");
     assert_non_null(strstr(judged(), "WRONG node1: slow: 0.10 of the median GEMM rate"));
 }

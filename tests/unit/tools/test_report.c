@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* The sentences of a report on made-up records, and its page, which must be well-formed XML. */
+/* Reports on made-up records: their sentences, and their pages, which must be well-formed XML. */
 #include "support/test.h"
 #include "tools/report/page.h"
 
@@ -36,7 +36,7 @@ static moert_run_record make_record(size_t ranks, size_t layers, size_t experts)
     return record;
 }
 
-/* Every other rank waits `ms` for rank `late`. */
+/* Makes every other rank wait `ms` for rank `late`. */
 static void make_late(moert_run_record *record, size_t late, double ms) {
     for (size_t r = 0; r < record->ranks; r++)
         if (r != late)
@@ -120,7 +120,7 @@ TEST(test_numbers_of_any_size_are_printed) {
 TEST(test_speed_parts_and_loss_are_reported) {
     moert_run_record record = make_record(8, 1, 8);
     moert_verdict verdict;
-    record.step[0].tokens_per_s = 10.0; /* slow, since kernels are compiled */
+    record.step[0].tokens_per_s = 10.0; /* the first step is slow, since it compiles kernels */
     record.step[4].skipped = true;
     record.step[9].heldout_loss = 4.25;
     moert_verdict_make(&record, &verdict);
@@ -139,8 +139,8 @@ TEST(test_speed_parts_and_loss_are_reported) {
 
 /* ---- pages ---- */
 
-/* Every closing tag matches the open one, attributes are quoted, nothing follows the root
- * element. */
+/* Checks that every closing tag matches the last open tag, that attributes are quoted, and that
+ * nothing follows the root element. */
 static void assert_well_formed(const char *page) {
     const char *open[64];
     size_t depth = 0, roots = 0;

@@ -81,9 +81,9 @@ TEST(test_ranks_divide_all_cores_without_overlap) {
 TEST(test_a_rank_gets_neighbouring_cores_with_their_hardware_threads) {
     moert_topology *topology = make("pack:2 core:4 pu:2");
     moert_placement placement = place(topology, 1, 2, false);
-    assert_string_equal(placement.cpus, "8-15"); /* the second package */
+    assert_string_equal(placement.cpus, "8-15"); /* the processors of the second package */
     assert_int_equal(placement.cpu_count, 4);
-    placement = place(topology, 1, 3, false); /* cores 2..4 of 8 */
+    placement = place(topology, 1, 3, false); /* rank 1 of 3 gets cores 2 to 4 of 8 */
     assert_string_equal(placement.cpus, "4-9");
     assert_int_equal(placement.cpu_count, 3);
 }
@@ -128,7 +128,8 @@ static void check_gpus(const moert_topology *topology, size_t ranks, const char 
 }
 
 TEST(test_ranks_sit_near_their_gpus) {
-    /* 2 packages of 4 cores (processors i and i+8) and 2 GPUs; a server board's display chip */
+    /* the topology has 2 packages, each of 4 cores (processors i and i+8) and 2 GPUs, and a server
+     * board's display chip, which does not count */
     moert_topology *topology = make("tests/topology/four-gpus.xml");
     const char *a = "0000:1b:00.0", *b = "0000:3b:00.0", *c = "0000:9d:00.0", *d = "0001:bc:1f.3";
     check_gpus(topology, 1, (const char *[]){a}, (const char *[]){"0-3,8-11"});
@@ -145,7 +146,8 @@ TEST(test_ranks_sit_near_their_gpus) {
 }
 
 TEST(test_gpus_near_the_same_cores_leave_them_divided_evenly) {
-    /* one GPU in a package, one attached to the machine; the integrated GPU does not count */
+    /* the topology has a GPU in a package and a GPU attached to the machine; the integrated GPU
+     * does not count */
     moert_topology *topology = make("tests/topology/far-gpu.xml");
     check_gpus(topology, 2, (const char *[]){"0000:1b:00.0", "0000:9d:00.0"},
                (const char *[]){"0-1", "2-3"});
@@ -211,8 +213,8 @@ TEST(test_this_machine_is_bound_within_the_mask_of_the_process) {
     ASSERT_OK(moert_topology_bind(topology, &half));
     check_bound(&half);
 
-    /* like a launcher's mask: the next topology contains half of the machine, and stays within
-     * it */
+    /* the binding acts like a launcher's mask: the next topology contains half of the machine, and
+     * placements stay within it */
     moert_topology *second = make("");
     moert_placement again = place(second, 0, 1, false);
     assert_string_equal(again.cpus, half.cpus);
@@ -251,7 +253,7 @@ TEST(test_workers_of_opencl_get_a_core_each) {
     moert_device *device = NULL;
     ASSERT_OK(moert_device_open("cpu", NULL, 0, &device));
     ASSERT_OK(moert_threads_pin_new(topology, &placement, &snapshot, &pinned));
-    assert_true(pinned >= placement.cpu_count); /* other drivers start threads too */
+    assert_true(pinned >= placement.cpu_count); /* other OpenCL drivers may start more threads */
 
     cpu_set_t taken, whole = parse(placement.cpus);
     CPU_ZERO(&taken);

@@ -1,5 +1,6 @@
 // run: np=1,2,3 sanitize=1,2
-/* The table of a profiled run: its rows add up, whatever overlaps, and agree with its JSON. */
+/* The table of a profiled run: its rows add up, whichever commands overlap, and agree with the
+ * report in JSON. */
 #include <jansson.h>
 
 #include "base/memory.h"
@@ -29,8 +30,8 @@ static void span(bool waiting) {
     ASSERT_OK(moert_profile_end(test_device));
 }
 
-/* The report's JSON object on rank 0, to be released; NULL on other ranks. The table goes to
- * `table`. */
+/* Writes the report's table to `table`. Returns the report's JSON object on rank 0, which the
+ * caller releases, and NULL on other ranks. */
 static json_t *report(const moert_breakdown *breakdown, const char *table) {
     const char *path = in_directory("profile.json");
     FILE *console = fopen(table, "w");
@@ -58,7 +59,8 @@ static double sum_of(const json_t *root, const char *key, const char *name, json
     return sum;
 }
 
-/* On rank 0: whether fractions and times add up, and the table contains every operation and row. */
+/* Checks on rank 0 that fractions and times add up, and that the table contains every operation and
+ * row. */
 static bool is_sound(const json_t *root, const char *table, double steps) {
     json_t *row, *any;
     size_t i;
@@ -86,7 +88,7 @@ TEST(test_rows_add_up_to_the_step_even_if_waits_overlap_kernels) {
     ASSERT_OK_ON_ALL(moert_breakdown_start(test_device, test_comm, 0, 10, &breakdown));
     assert_int_equal(breakdown.from, MOERT_BREAKDOWN_SKIPS);
     assert_int_equal(breakdown.steps, 0);
-    json_t *nothing = report(&breakdown, table); /* no step has counted */
+    json_t *nothing = report(&breakdown, table); /* no step has been counted yet */
     assert_null(nothing);
     span(true);
     span(false);
@@ -97,7 +99,7 @@ TEST(test_rows_add_up_to_the_step_even_if_waits_overlap_kernels) {
 }
 
 TEST(test_the_first_steps_are_left_out_if_there_are_more) {
-    static const uint64_t cases[][3] = {/* first, end, from */
+    static const uint64_t cases[][3] = {/* first step, end, first step that counts */
                                         {0, 1, 0}, {0, 2, 1}, {0, 3, 2},
                                         {0, 9, 2}, {5, 9, 7}, {9, 9, 9}};
     for (size_t i = 0; i < MOERT_COUNT(cases); i++)

@@ -10,7 +10,8 @@
 enum { HIDDEN = 32, LAYERS = 2, EXPERTS = 8, TOPK = 2, HOT_LAYER = 1, HOT_EXPERT = 5 };
 enum { STEPS = 5, BATCH = 8, LENGTH = 16, TOKENS = BATCH * LENGTH };
 
-/* Sets column 0 of `rows` rows, from `first` on, of a tensor, if this rank has it. */
+/* Sets column 0 of `rows` rows of a tensor, beginning with row `first`, if this rank has the
+ * tensor. */
 static void set_column(moert_model *model, const char *name, size_t first, size_t rows,
                        float value) {
     for (size_t i = 0; i < moert_model_tensor_count(model); i++) {
@@ -24,8 +25,8 @@ static void set_column(moert_model *model, const char *name, size_t first, size_
     }
 }
 
-/* Every token has a large value in column 0, which selects the hot expert and no other. The other
- * columns decide on the other experts. */
+/* Makes an expert hot: every token has a large value in column 0, which raises only the hot
+ * expert's score. The other columns determine the other chosen experts. */
 static void plant(moert_model *model) {
     ASSERT_OK_ON_ALL(moert_model_initialize(model, 1));
     set_column(model, "model.embed_tokens.weight", 0, 256, 0.2f);
@@ -35,7 +36,7 @@ static void plant(moert_model *model) {
     moert_model_weights_changed(model);
 }
 
-/* The learning rate is 0, so that the weights stay as planted. */
+/* Returns options with a learning rate of 0, so that training does not change the weights. */
 static moert_trainer_options options_of(const char *directory, const char *metrics) {
     return (moert_trainer_options){.steps = STEPS,
                                    .seed = 1,
@@ -50,7 +51,7 @@ static moert_trainer_options options_of(const char *directory, const char *metri
                                    .profile = true};
 }
 
-/* Trains with all ranks, in groups of `ep`. The run directory is rank 0's. */
+/* Trains with all ranks, in EP groups of `ep` ranks. Only rank 0 uses the run directory. */
 static void train(const char *directory, const char *metrics, size_t ep) {
     const moert_model_sizes sizes = {.vocabulary = 256,
                                      .hidden = HIDDEN,
@@ -69,7 +70,8 @@ static void train(const char *directory, const char *metrics, size_t ep) {
     moert_model *model = open_model(open_mesh(ep), &config);
     plant(model);
     const moert_trainer_options options = options_of(directory, metrics);
-    FILE *console = stdout; /* keeps the table out of the test's output */
+    /* stdout is replaced, so that the table does not appear in the test's output */
+    FILE *console = stdout;
     stdout = fopen("/dev/null", "w");
     const moert_status status = moert_train(model, data, &options, &interrupted);
     fclose(stdout);
@@ -90,7 +92,7 @@ static double sum_of(const double *values, size_t count) {
     return sum;
 }
 
-/* Every layer has K rows per token; the hot expert has a row of every token. */
+/* Checks that every layer has K rows per token, and that the hot expert has one row per token. */
 static bool rows_are_right(const moert_run_record *record) {
     bool right = record->layers == LAYERS && record->experts == EXPERTS;
     for (size_t l = 0; right && l < LAYERS; l++)
@@ -98,8 +100,8 @@ static bool rows_are_right(const moert_run_record *record) {
     return right && record->expert_rows[HOT_LAYER * EXPERTS + HOT_EXPERT] == TOKENS;
 }
 
-/* x and dy travel to the experts, x with its weights. Results and dx come back, dx with the
- * weights' gradients. No byte leaves a group. */
+/* Checks the recorded bytes. x with its weights and dy go to the experts. Results and dx with the
+ * gradients of the weights come back. No byte leaves an EP group. */
 static bool bytes_are_right(const moert_run_record *record, size_t group) {
     const double bytes = LAYERS * TOKENS * TOPK * (2.0 * HIDDEN + 1.0) * sizeof(float);
     const size_t ranks = record->ranks;

@@ -35,7 +35,7 @@ TEST(test_rate_falls_as_a_cosine_to_the_floor) {
                     moert_schedule_rate(&schedule, step - 1, 110));
     schedule.warmup = 0;
     assert_rate(moert_schedule_rate(&schedule, 0, 1), 2.0);
-    schedule.warmup = 200; /* longer than the run */
+    schedule.warmup = 200; /* the warmup is longer than the run */
     assert_rate(moert_schedule_rate(&schedule, 109, 110), 1.1);
 }
 
@@ -86,7 +86,7 @@ TEST(test_lines_are_json_with_null_for_values_that_are_not_finite) {
 
 TEST(test_resuming_drops_the_lines_it_will_write_again) {
     write_run(0, 10);
-    FILE *file = fopen(in_directory(run), "a"); /* a line cut short by a crash */
+    FILE *file = fopen(in_directory(run), "a"); /* simulates a line that a crash has cut short */
     fputs("{\"step\": 3, \"loss\"", file);
     fclose(file);
     write_run(6, 8);
@@ -96,7 +96,7 @@ TEST(test_resuming_drops_the_lines_it_will_write_again) {
     write_run(0, 3);
     assert_steps(3);
     unlink(in_directory(run));
-    write_run(5, 6); /* the file may be absent */
+    write_run(5, 6); /* resuming works if the metrics file is absent */
     unlink(in_directory(run));
 }
 
@@ -113,7 +113,7 @@ TEST(test_console_lines_come_every_n_steps) {
     rewind(console);
     for (; getline(&text, &bytes, console) > 0; lines++)
         assert_memory_equal(text, "step ", 5);
-    assert_int_equal(lines, 4); /* 0, 4, 8 and the last */
+    assert_int_equal(lines, 4); /* steps 0, 4, 8 and the last step */
     free(text);
     fclose(console);
 }

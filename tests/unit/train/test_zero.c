@@ -1,6 +1,6 @@
 // run: np=1,2,3,4 sanitize=2
-/* Gradients and optimizer, sharded over the ranks: norm and steps have the bits of unsharded
- * tensors, for any EP x EDP. They read a gradient only within the rank's shard. */
+/* Gradients and optimizer, sharded over the ranks. Norm and steps have the bits of unsharded
+ * tensors, for any EP x EDP. They read only the rank's shard of a gradient. */
 #include "base/memory.h"
 #include "base/rng.h"
 #include "layer/internal.h"
@@ -12,9 +12,9 @@ enum { STEPS = 3 };
 static const moert_optimizer_options settings = {
     .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .decay = 0.1, .clip = 1.0};
 static const double rate = 1e-2;
-static size_t ep; /* of the mesh */
+static size_t ep; /* ranks per set of experts in the mesh */
 
-/* The gradient of a tensor in a step, the same on any rank. */
+/* Returns the gradient of a tensor in a step, which is the same on any rank. */
 static float *gradient_of(const moert_model_tensor *tensor, size_t step) {
     return random_floats(tensor->elements, 1.0f, moert_rng_stream(tensor->name) + step);
 }
@@ -38,7 +38,7 @@ static moert_status set_gradients(moert_model *model, size_t step) {
     return MOERT_OK;
 }
 
-/* ---- the oracle: each tensor whole ---- */
+/* ---- the oracle, without shards ---- */
 
 static double whole_norm(const moert_model *model, size_t step) {
     const moert_model_tensor *tensor = moert_model_tensors(model);
@@ -79,7 +79,8 @@ static void update_whole(const moert_model_tensor *tensor, const double *norm, f
 
 /* ---- shards ---- */
 
-/* Shards of experts are a whole chunk and a partial one, and begin where views cannot. */
+/* Makes a model in which a shard of an expert is a whole chunk and a partial chunk, at offsets at
+ * which a buffer view cannot begin. */
 static moert_model *new_model(void) {
     moert_model_config config = golden_config("qwen3-tiny");
     config.hidden = 72;
@@ -98,7 +99,7 @@ static float *weight_of(const moert_model_tensor *tensor) {
     return values;
 }
 
-/* Takes all steps. Returns whether norm[STEPS] and this rank's weights have the bits of unsharded
+/* Takes all steps. Returns true if norm[STEPS] and this rank's weights have the bits of unsharded
  * tensors. */
 static bool steps_are_right(moert_model *model, moert_optimizer *optimizer) {
     const size_t count = moert_model_tensor_count(model);
@@ -124,7 +125,7 @@ static bool steps_are_right(moert_model *model, moert_optimizer *optimizer) {
     return right;
 }
 
-/* Whether the ranks that hold a block divide all of its moments evenly. */
+/* Checks that the ranks that hold a block divide the moments of the block evenly. */
 static bool moments_are_sharded(moert_model *model, moert_optimizer *optimizer) {
     bool right = true;
     for (size_t b = 0; b < moert_model_block_count(model); b++) {
@@ -138,7 +139,7 @@ static bool moments_are_sharded(moert_model *model, moert_optimizer *optimizer) 
             sum += bytes[r];
         const size_t even = moert_ceil_div(block->chunks, holders) * MOERT_SQUARES_CHUNK;
         right = right && sum == block->floats * sizeof(float) &&
-                mine <= (even + 128) * sizeof(float); /* 128: padding */
+                mine <= (even + 128) * sizeof(float); /* 128: padding of the buffer */
     }
     return right;
 }
