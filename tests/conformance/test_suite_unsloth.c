@@ -1,7 +1,8 @@
 // run: np=1
 /*
- * Unsloth's table of grouped GEMMs in a MoE block: the first projection [2I,H] on tokens in their
- * order or sorted by expert, the second [H,I] with results in either order; forward, dX and dW.
+ * Unsloth's table of grouped GEMMs in a MoE block: forward, dX and dW. The first projection [2I,H]
+ * reads tokens in their order or sorted by expert. The second projection [H,I] writes results in
+ * either order.
  */
 #include "base/memory.h"
 #include "support/gemm/suite_gemm.h"
@@ -35,7 +36,8 @@ static routing route(const model *m) {
     return r;
 }
 
-/* Checks the first or second projection in one kind, with or without a permutation of rows. */
+/* Checks one kind of GEMM (forward, dX or dW) of the first or second projection, with or without a
+ * permutation of rows. */
 static void check(const model *m, const routing *r, moert_op_kind kind, moert_dtype type,
                   bool second, bool permuted) {
     const size_t before = owned_count(), n = second ? m->hidden : 2 * m->intermediate;
@@ -81,8 +83,8 @@ TEST(test_small_models_in_the_other_types) {
     }
 }
 
-/* The first row has an eighth of Qwen3's widths. Unsloth also runs Llama 4's backward at a smaller
- * size. */
+/* The first model has an eighth of Qwen3's widths. Unsloth, too, runs Llama 4's backward only at a
+ * smaller size. */
 TEST(test_qwen3_and_llama4) {
     static const struct {
         model m;

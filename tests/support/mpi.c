@@ -1,4 +1,4 @@
-/* Start, end and agreement of tests on several ranks. */
+/* Start and end of tests on several ranks, and the agreement of ranks on a verdict. */
 #include "support/mpi.h"
 #include "support/files.h"
 

@@ -15,7 +15,7 @@ static void fill(float *rows, size_t first, size_t count) {
     }
 }
 
-/* The definition in base/tree.h, by recursion. */
+/* Computes the value of a node by recursion, following the definition in base/tree.h. */
 static float node_value(const float *leaves, size_t total, size_t first, size_t width, size_t i) {
     if (width == 1)
         return leaves[first * N + i];

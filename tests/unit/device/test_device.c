@@ -31,8 +31,8 @@ TEST(test_a_device_opens_by_index_by_name_and_by_kind) {
     const char *selectors[] = {numbers, part, info->is_gpu ? "gpu" : "cpu", "auto"};
     for (size_t i = 0; i < MOERT_COUNT(selectors); i++) {
         moert_device *device = NULL;
-        /* a local rank beyond the number of devices wraps around; an unknown PCI address is no
-         * error */
+        /* if there are fewer devices than local ranks, ranks share devices in turn; an unknown PCI
+         * address is no error */
         ASSERT_OK(moert_device_open(selectors[i], "ffff:ff:1f.7", 1000003, &device));
         assert_string_equal(moert_device_name(device), moert_device_describe(device)->name);
         ASSERT_OK(moert_device_finish(device));

@@ -39,7 +39,7 @@ static void begin_profile(void) {
     ASSERT_OK(moert_profile_begin(test_device));
 }
 
-/* y[N] += x[N], `times` times. */
+/* Computes y[N] += x[N] `times` times. */
 static void add(const moert_buffer *x, moert_buffer *y, size_t times) {
     const size_t n = N;
     for (size_t i = 0; i < times; i++)

@@ -30,7 +30,8 @@ static int make_kernels(void **state) {
     return 0;
 }
 
-/* For tests that use OpenCL in this process: PoCL keeps the first cache directory that it finds. */
+/* The fixture of tests that use OpenCL in this process. PoCL keeps the first cache directory that
+ * it finds, so this fixture sets one for the whole process. */
 static int make_kernels_here(void **state) {
     const int failed = make_kernels(state);
     set_variable("POCL_CACHE_DIR", in_directory("pocl"));
@@ -152,7 +153,8 @@ TEST_WITH(test_a_failed_build_shows_the_log_of_the_compiler, make_kernels_here, 
     write_text("kernels/bad.cl", "kernel void add(global float *x, float value) {\n"
                                  "    x[0] = undeclared_name;\n"
                                  "}\n");
-    for (size_t i = 0; i < 2; i++) { /* a failure is not cached */
+    /* a failed build is not cached, so both attempts fail with the build log */
+    for (size_t i = 0; i < 2; i++) {
         ASSERT_FAILS(add_once("bad -DX=1", &value, &pocl), MOERT_ERROR_DEVICE,
                      "program 'bad -DX=1' does not build on");
         assert_non_null(strstr(moert_last_error(), "undeclared_name"));

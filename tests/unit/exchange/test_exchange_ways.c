@@ -25,8 +25,8 @@ static size_t owner_of(const shape *c, int32_t expert) {
     return expert < 0 ? SIZE_MAX : moert_plan_owner(c->experts, test_ranks, (size_t)expert);
 }
 
-/* The number of rows that this rank's tokens store, by brute force: one per slot of an expert on
- * this rank, and one per token for each other rank with its experts. */
+/* Counts by brute force the rows that this rank's tokens store: one per slot whose expert is on
+ * this rank, and one per token for each other rank that has some of the token's experts. */
 static size_t count_stored(const shape *c, const int32_t *index) {
     size_t stored = 0;
     for (size_t t = 0; t < c->tokens[test_rank]; t++)
@@ -296,8 +296,8 @@ static void test_summed_rows_take_no_weights(void **state) {
 
 /* ---- nodes ---- */
 
-/* The number of pairs of a token of this rank and another node with one of its experts, by brute
- * force. */
+/* Counts by brute force the pairs of a token of this rank and another node that has one of the
+ * token's experts. */
 static size_t count_far_pairs(const moert_comm *comm, const shape *c, const int32_t *index) {
     const size_t mine = moert_comm_node(comm, test_rank);
     size_t pairs = 0;

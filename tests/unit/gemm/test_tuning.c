@@ -214,7 +214,7 @@ TEST_WITH(test_a_stored_row_is_found_again, forget_tuning, NULL) {
     for (int again = 0; again < 2; again++) {
         assert_choices(moert_tuning_find(test_device, &key, &measured), second);
         assert_true(measured);
-        other.rows = 63; /* the same range, from 32 to 63 */
+        other.rows = 63; /* 63 rows are in the same range of rows, 32 to 63 */
         assert_choices(moert_tuning_find(test_device, &other, &measured), second);
         other.rows = 64;
         moert_tuning_find(test_device, &other, &measured);

@@ -19,7 +19,7 @@ static const norm_case cases[] = {{0, 0, 20},   {2, 0, 16}, {1, 4, 2},   {1, 1, 
 typedef struct oracle {
     norm_case shape;
     double *x, *weight, *dy, *y, *rstd;
-    size_t first, end; /* rows that count in the loss */
+    size_t first, end; /* the loss sums rows [first, end) */
 } oracle;
 
 static double oracle_forward(void *context) {

@@ -4,8 +4,8 @@
 #include "nn/nn.h"
 #include "support/test.h"
 
-/* The tree by its definition: node (first, width) is its left half plus its right half, if that has
- * leaves. */
+/* Computes a node of the tree by its definition: node (first, width) is its left half, plus its
+ * right half if the right half has leaves. */
 static float tree_value(const float *leaf, size_t stride, size_t total, size_t first,
                         size_t width) {
     if (width == 1)

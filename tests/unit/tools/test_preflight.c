@@ -1,5 +1,5 @@
 // run: np=1,3 sanitize=1,2
-/* Preflight's findings in made-up clusters, and its measurements of links between real ranks. */
+/* Preflight: its findings in made-up clusters, and its measurements of links between real ranks. */
 #include "support/mpi.h"
 #include "tools/preflight/preflight.h"
 

@@ -1,5 +1,5 @@
 // run: np=1 sanitize=1
-/* Placement on synthetic topologies, and binding and pinning on the machine that runs the test. */
+/* Placement on synthetic topologies. Binding and pinning on the machine that runs the test. */
 #include <dirent.h>
 #include <sched.h>
 
