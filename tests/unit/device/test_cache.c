@@ -152,7 +152,7 @@ TEST_WITH(test_links_in_the_directory_are_not_followed, make_cache, NULL) {
     assert_string_equal(read_file(in_directory("victim"), NULL), "untouched");
 }
 
-/* A child that holds the lock of `key` until it is killed. */
+/* Starts a child process that holds the lock of `key` until it is killed. */
 static pid_t hold_lock(const char *key) {
     int ready[2];
     char byte = 0;
@@ -180,7 +180,7 @@ TEST_WITH(test_the_wait_for_another_process_is_bounded, make_cache, NULL) {
     assert_false(obtain("key", "machine code"));
     const uint64_t waited = moert_clock_ns() - start;
     assert_true(waited >= 300000000 && waited < 30000000000);
-    assert_true(obtain("key", "machine code")); /* it was stored without the lock */
+    assert_true(obtain("key", "machine code")); /* the entry was stored without the lock */
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
 }
