@@ -163,7 +163,7 @@ typedef struct {
     bool rounds;              /* partial sums are rounded to bf16 */
 } addends;
 
-/* The sum over the slots from k on that belong to k's node. Marks them as added. */
+/* Sums the slots from k on whose node is that of slot k, and marks them as added. */
 static float sum_node(addends *s, size_t k, size_t topk) {
     const size_t node = s->node[k];
     float sum = 0.0f;

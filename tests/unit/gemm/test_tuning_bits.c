@@ -22,7 +22,7 @@ static bool equal(moert_choices a, moert_choices b) {
 /* ---- bits ---- */
 
 /* Compares all problems, computed with forced choices of tuning, with way `first`, a reference.
- * Weights are prepacked or not. */
+ * Prepacked and native weights are tested. */
 static void check_bits(size_t first, const moert_choices *choices, size_t count) {
     for (size_t i = 0; i < gemm_problem_count; i++)
         for (operation op = 0; op < BIAS_GRAD; op++) {
