@@ -15,8 +15,8 @@ typedef struct moert_memory_setting {
     size_t ranks, ep;     /* R; ranks that share one set of experts, a divisor of R */
     unsigned engine;      /* MOERT_EXCHANGE_* of base/config.h, not AUTO */
     size_t largest_bytes; /* largest allocation that all ranks' devices support */
-    size_t micro_batches; /* of a step */
-    const moert_device *device; /* for which weights are prepacked; NULL: none are */
+    size_t micro_batches; /* micro-batches of a step */
+    const moert_device *device; /* prepacked weights are those of this device; NULL: none */
 } moert_memory_setting;
 
 /*

@@ -30,25 +30,25 @@
 #include "router/router.h"
 
 typedef struct moert_block_tensor {
-    size_t elements, offset;         /* in floats; offsets are multiples of 128 */
+    size_t elements, offset;         /* size and offset in floats; offsets are multiples of 128 */
     moert_buffer *weight, *gradient; /* views of the block's buffers */
-    moert_prepacks prepacks;         /* of the weight */
+    moert_prepacks prepacks;         /* prepacked copies of the weight */
 } moert_block_tensor;
 
 typedef struct moert_block {
     moert_device *device;
-    moert_comm *comm; /* the ranks that hold it */
+    moert_comm *comm; /* the ranks that hold the block */
     const char *what; /* a description for messages; a literal */
     bool replicated;
-    size_t floats; /* of all tensors with their padding, which stays zero */
-    size_t chunks; /* of all tensors; see MOERT_SQUARES_CHUNK */
+    size_t floats; /* floats of all tensors with their padding, which stays zero */
+    size_t chunks; /* chunks of all tensors; see MOERT_SQUARES_CHUNK */
     size_t count;
     moert_block_tensor *tensor;
-    size_t *border; /* [ranks that hold it + 1] where their shards start, in floats */
+    size_t *border; /* offsets in floats where the shards start; last, the end */
     moert_buffer *weight, *gradient, *nodes;
     moert_tree_sum *sum; /* the sum in progress, or NULL */
-    float *mapped;       /* the buffer that it sums */
-    bool collects_sum;   /* into the gradient, without nodes */
+    float *mapped;       /* the buffer that `sum` adds up */
+    bool collects_sum;   /* partial sums go to the gradient; the block has no nodes */
     bool accumulate;     /* add to the gradient instead of replacing it */
 } moert_block;
 
@@ -77,8 +77,8 @@ void moert_block_weights_changed(moert_block *block);
  * `prepacked`. */
 moert_status moert_block_gemm(moert_block *block, size_t tensor, const moert_gemm *gemm);
 
-/* Reserves the nodes of a batch; call it before its gradients are collected. With `accumulate` they
- * are added to the block's gradient, otherwise they replace it. */
+/* Reserves the nodes of a batch; call it before its gradients are collected. With `accumulate` the
+ * nodes are added to the block's gradient, otherwise they replace the gradient. */
 moert_status moert_block_begin(moert_block *block, const moert_batch *batch, bool accumulate);
 
 /*
@@ -101,20 +101,20 @@ moert_tree_nodes_at moert_block_nodes(const moert_block *block, size_t tensor,
  */
 moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch,
                                         const moert_gemm *gemm, moert_buffer **scratch);
-/* The bytes of gradients per sequence that are computed at once, at least one row of the weight.
- * With device == NULL: those of a CPU. */
+/* The most bytes of gradients per sequence to compute at once; one row of the weight is always
+ * allowed. With device == NULL: the value for CPUs. */
 size_t moert_block_partial_bytes(const moert_device *device);
 
 /* The size in floats of this rank's shard; sets *first to its offset. */
 size_t moert_block_shard(const moert_block *block, size_t *first);
-/* The first chunk of a rank's shard; `rank` counts those that hold the block. For the rank after
- * the last: the number of chunks. */
+/* The first chunk of a rank's shard; `rank` is an index among the ranks that hold the block. With
+ * `rank` equal to their number: the number of chunks. */
 size_t moert_block_first_chunk(const moert_block *block, size_t rank);
 /*
- * Sums gradients over the ranks that hold the block. A replicated block sums the nodes; `spans` has
- * the sequences of each rank. An expert block sums the gradients of its replicas; `spans` has one
- * leaf per replica. The sum replaces this rank's shard of the gradient or, of nodes with
- * `accumulate`, is added to it.
+ * Sums gradients over the ranks that hold the block. For a replicated block it sums the nodes, and
+ * `spans` has the sequences of each rank. For an expert block it sums the gradients of the
+ * replicas, and `spans` has one leaf per replica. The sum replaces this rank's shard of the
+ * gradient. With `accumulate`, a sum of nodes is added to the shard instead.
  *
  * start waits for the device but not for other ranks. Between start and wait, the caller may
  * neither write gradients nor read those of the block. All ranks start blocks in the same order. If

@@ -14,10 +14,10 @@
 #include "moert/layer.h"
 
 typedef struct moert_layer_range {
-    char name[128]; /* of the file's tensor */
+    char name[128]; /* name of the file's tensor */
     size_t rank, shape[3];
     size_t file_first, layer_first; /* in elements */
-    size_t rows, columns;           /* as the layer has it; 1 row for vectors */
+    size_t rows, columns;           /* shape in the layer; a vector has 1 row */
     bool transposed;                /* the file has [columns, rows] */
     moert_layer_tensor which;
 } moert_layer_range;

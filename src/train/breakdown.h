@@ -13,8 +13,8 @@
 #include "comm/comm.h"
 #include "device/profile/profile.h"
 
-/* The first steps, which do not count, since they compile kernels and touch memory for the first
- * time. */
+/* The number of first steps that do not count, since they compile kernels and touch memory for the
+ * first time. */
 enum { MOERT_BREAKDOWN_SKIPS = 2 };
 
 typedef struct moert_breakdown {
@@ -38,7 +38,7 @@ double moert_breakdown_fit(double *ns, double wall_ns);
 /*
  * Rank 0 prints the table and, unless `path` is NULL, writes it there: {"steps", "ranks",
  * "fma_peak_gflops", "copy_roof_gbps", "ms_per_step", "gemm_share", "rows": [{"name", "calls",
- * "ms_per_step", "share", "gflops", "peak_share", "gbps", "copy_share"}], "flight_ms_per_step"},
+ * "ms_per_step", "share", "gflops", "peak_share", "gbps", "copy_share"}], "flight_ms_per_step"}.
  * Shares are fractions of 1. Rates without work or time are null. "flight" is the time in which
  * rows of the staged exchange were in flight, whether hidden behind other rows of the table or
  * waited for. Does nothing if no step counted. Collective. Errors: ERROR_IO, ERROR_MEMORY.

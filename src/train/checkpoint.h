@@ -17,7 +17,7 @@
 /* X(field): the state of a run, integers in state.json. */
 #define MOERT_RUN_STATE_TABLE(X)                                                                   \
     X(step)           /* steps done: the position in the data and in the random numbers */         \
-    X(applied)        /* optimizer steps among them */                                             \
+    X(applied)        /* steps that updated the weights */                                         \
     X(skipped)        /* steps skipped for non-finite gradients */                                 \
     X(skipped_in_row) /* skipped steps since the last applied one */                               \
     X(seed)                                                                                        \

@@ -15,9 +15,9 @@ typedef struct moert_trainer {
     moert_optimizer *optimizer;
     moert_metrics *metrics;
     moert_run_state state;
-    moert_breakdown breakdown; /* of options->profile */
-    moert_ledger *ledger;      /* of options->profile with options->out, or NULL */
-    moert_trace *trace;        /* of options->trace, or NULL */
+    moert_breakdown breakdown; /* with options->profile */
+    moert_ledger *ledger;      /* with options->profile and options->out; else NULL */
+    moert_trace *trace;        /* with options->trace; else NULL */
     int32_t *input, *target;   /* this rank's sequences of a micro-batch */
 } moert_trainer;
 

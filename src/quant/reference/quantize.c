@@ -18,11 +18,11 @@ typedef struct job {
     moert_dtype element;
     size_t block;
     moert_quantized_shape shape;
-    uint32_t whole[1]; /* ends if op has none: one group of all rows */
+    uint32_t whole[1]; /* the value of `ends` if op has no groups: one group of all rows */
     const uint32_t *ends;
     float *x, *global, *amax, *norm;
     unsigned char *q, *scale;
-    float *values; /* of the current tile, [rows, columns] */
+    float *values; /* values[rows, columns] of the current tile */
 } job;
 
 /* The elements that share one scale. They belong to group `group` and to row block `block`, counted

@@ -77,7 +77,7 @@ moert_status moert_gemm_check_tensors(const moert_gemm_job *job) {
     const bool nvfp4 = quantized && result->how.format == MOERT_FORMAT_NVFP4;
     const bool glu = o->kind == MOERT_OP_GLU || o->kind == MOERT_OP_DGLU;
     const struct {
-        moert_op_buffer buffer; /* of the tensor to report */
+        moert_op_buffer buffer; /* the buffer of the tensor that the message names */
         bool broken;
         const char *text;
     } rules[] = {

@@ -46,7 +46,7 @@ typedef struct moert_run_record {
     size_t steps;
     moert_run_step *step; /* [steps] */
 
-    size_t ranks, profiled_steps; /* 0 without a profile; so is all that follows */
+    size_t ranks, profiled_steps; /* 0 without a profile; then the fields below are 0 or NULL */
     moert_run_rank *rank;         /* [ranks] */
     json_t *operations;           /* the object of profile.json, or NULL */
     /* from profile-ranks.json, means over the steps; NULL or 0 until the run has ended */
