@@ -1,8 +1,9 @@
 /*
- * Computes the memory that a rank of a training run allocates, from config.json and the setting. It
- * repeats in closed form the allocations of blocks (layer/block.h), activations (layer, model) and
- * windows (exchange). tests/unit/estimate/test_memory_estimate.c compares the result with the
- * allocations of a real model. Memory of OpenCL, MPI and compiled kernels is not included.
+ * Computes the memory that a rank of a training run allocates, from config.json and the setting.
+ * The estimate repeats in closed form the allocations of blocks (layer/block.h), activations
+ * (layer, model) and windows (exchange). tests/unit/estimate/test_memory_estimate.c compares the
+ * result with the allocations of a real model. Memory of OpenCL, MPI and compiled kernels is not
+ * included.
  */
 #pragma once
 

@@ -10,7 +10,7 @@ enum { MOERT_WINDOW_ROW_FLOATS = 16 }; /* ROW_FLOATS of exchange/storage.c */
 typedef struct moert_memory_shape {
     const moert_model_config *config;
     moert_layer_options options;                               /* implied by the config */
-    size_t tokens, sequences, first_sequence, total_sequences; /* the first is T of this rank */
+    size_t tokens, sequences, first_sequence, total_sequences; /* `tokens` is T of this rank */
     size_t length, experts;                                    /* S; L of this rank */
     size_t rows, largest_rows,
         capacity_rows;     /* M of this rank; the largest M of its group; the bound of M */

@@ -8,17 +8,17 @@
  * rows of an expert. In a dense layer it is a sequence of the batch; all groups use one weight
  * (shared_weight), and wgrad gives one partial gradient per sequence.
  *
- * Bits, reference and portable: an element of forward and dgrad is one chain of fma over the
+ * Bits of reference and portable: an element of forward and dgrad is one chain of fma over the
  * reduction index in ascending order from 0 (bias added last), whatever the tiles. An element of
  * wgrad is such a chain over the group's rows in order. With `accumulate` the chain starts from the
  * old value. With bf16 operands, CPUs with AMX add 32 products at a time (kernels/gemm/amx.h)
  * unless MOERT_BF16 says otherwise. Both backends agree bit for bit, except in the GLU's exp.
  *
- * Bits, tensor cores: they add bf16 products in the hardware's order, and the old value last. The
- * order is the same in every run, and a row's bits do not depend on the other rows. The same holds
- * for float32 operands that `split` allows Hopper to split; the error was at most 2^-20 of the sum
- * of the magnitudes of 7168 products. Operands that are infinite, or round to infinity in bf16,
- * give NaN.
+ * Bits of the nvidia backend: tensor cores add bf16 products in the hardware's order, and the old
+ * value last. The order is the same in every run, and a row's bits do not depend on the other rows.
+ * The same holds for float32 operands that `split` allows Hopper to split; the error was at most
+ * 2^-20 of the sum of the magnitudes of 7168 products. Operands that are infinite, or round to
+ * infinity in bf16, give NaN.
  *
  * Calls enqueue and return; they are not collective. Errors: ERROR_USAGE (a buffer is missing or
  * too small, a stride is below its width, n or k is 0, forward with `accumulate`, a prepacked
@@ -102,18 +102,17 @@ typedef struct moert_scatter {
  */
 typedef struct moert_glu {
     moert_glu_form form;
-    size_t first_row;      /* the first row to compute; earlier rows stay unchanged */
-    size_t rows, width;    /* M, I */
-    const moert_buffer *v; /* [M,2I] */
-    const moert_buffer
-        *prob; /* [M] at stride prob_stride floats (0 = dense); NULL: each prob is 1 */
-    size_t prob_stride;
-    moert_dtype from;       /* dtype of v and dh: F32 (0) or BF16 */
-    moert_dtype type;       /* dtype of h and dv: F32 (0), or BF16, rounded to nearest even */
-    moert_buffer *h;        /* [M,I]: forward writes it */
-    const moert_buffer *dh; /* [M,I], the gradient of h: backward reads it */
-    moert_buffer *dv;       /* [M,2I]: backward writes it */
-    moert_buffer *dprob;    /* [M] at stride prob_stride: backward writes it; or NULL */
+    size_t first_row;         /* the first row to compute; earlier rows stay unchanged */
+    size_t rows, width;       /* M, I */
+    const moert_buffer *v;    /* [M,2I] */
+    const moert_buffer *prob; /* [M] at stride prob_stride floats; NULL: each prob is 1 */
+    size_t prob_stride;       /* 0 = dense */
+    moert_dtype from;         /* dtype of v and dh: F32 (0) or BF16 */
+    moert_dtype type;         /* dtype of h and dv: F32 (0), or BF16, rounded to nearest even */
+    moert_buffer *h;          /* [M,I]: forward writes it */
+    const moert_buffer *dh;   /* [M,I], the gradient of h: backward reads it */
+    moert_buffer *dv;         /* [M,2I]: backward writes it */
+    moert_buffer *dprob;      /* [M] at stride prob_stride: backward writes it; or NULL */
     /* the following fields apply only in the epilogue of a GEMM */
     size_t ldv, ldh;     /* strides of v, and of h or dv; 0 = dense */
     size_t run;          /* gates and ups alternate in runs of this many columns, 1 to I; 0: by
@@ -225,8 +224,8 @@ void moert_prepacks_changed(moert_prepacks *prepacks);
 /* Sets gemm->prepacked for the next forward or dgrad by gemm->weight; NULL: read the weight. */
 moert_status moert_prepacks_take(moert_prepacks *prepacks, moert_gemm *gemm);
 /* The copy of weight[n] if it exists and is the weight rounded to bf16 in the weight's order; else
- * NULL. The caller may write it together with the weight, and then calls moert_prepacks_rounded
- * after moert_prepacks_changed. */
+ * NULL. A caller may write the copy together with the weight. It then calls moert_prepacks_changed,
+ * and moert_prepacks_rounded after that. */
 moert_buffer *moert_prepacks_copy(const moert_prepacks *prepacks, size_t n);
 void moert_prepacks_rounded(moert_prepacks *prepacks);
 size_t moert_prepacks_bytes(const moert_prepacks *prepacks);

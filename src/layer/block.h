@@ -5,8 +5,8 @@
  *
  * The gradient of a replicated block is first collected as partial sums, the nodes of a tree
  * (base/tree.h): nodes[N, floats], one row per node of this rank's span of sequences.
- * moert_block_reduce_start sums them over all ranks. A single rank holds the root, which is the
- * gradient. It then collects into the gradient and has no nodes.
+ * moert_block_reduce_start sums them over all ranks. If there is only one rank, and its only node
+ * is the root, the block has no nodes: the rank collects directly to the gradient.
  *
  * The ranks that hold a block divide its sums and its optimizer among themselves (ZeRO, stage 1;
  * Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models",

@@ -115,7 +115,7 @@ static moert_status compute_shared_expert(moert_layer *layer, const moert_buffer
 }
 
 /* Makes the plan, reserves the window of the results and starts the dispatch of x. `status` is this
- * rank's so far; all ranks of the EP group return the same one. */
+ * rank's status so far; all ranks of the EP group return the same status. */
 static moert_status deliver(moert_layer *layer, moert_status status, const moert_buffer *x,
                             moert_transfer *back) {
     moert_mesh *mesh = layer->mesh;

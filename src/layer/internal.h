@@ -58,8 +58,8 @@ moert_gemm moert_layer_gemm(const moert_layer *layer, moert_gemm_kind kind, int 
                             const moert_part *part);
 /* The scaled biases of the second projection, whose result is gemm->y. */
 moert_scaled_bias moert_layer_biases(const moert_layer *layer, const moert_gemm *gemm);
-/* The GEMM descriptor of a dense projection over the batch's tokens, without operands; the router's
- * has x and y. */
+/* The GEMM descriptors of a dense projection over the batch's tokens, without operands, and of the
+ * router, with x and y. */
 moert_gemm moert_layer_dense_gemm(const moert_layer *layer, moert_dtype type, size_t n, size_t k);
 moert_gemm moert_layer_router_gemm(const moert_layer *layer, const moert_buffer *x,
                                    moert_buffer *logits);

@@ -2,7 +2,7 @@
  * Reads the weights of a single MoE layer from its model's files and writes its gradients, with the
  * names and layouts of the five families.
  *
- * A range maps consecutive elements of a file's tensor to elements of a layer's tensor. It is
+ * A range maps consecutive elements of a file's tensor to elements of a layer's tensor. A range is
  * transposed where the file holds [in, out] matrices (gpt-oss; never guessed from shapes).
  * Quantized weights (io/weights.h) are dequantized when they are read. Gradients have the names and
  * shapes of plain weights.

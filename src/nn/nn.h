@@ -56,8 +56,8 @@ moert_status moert_embedding_links(moert_span span, size_t length, size_t rows,
 /* ---- RMSNorm: y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon), over rows of `width`
  * ---- */
 
-/* A rotation of rows, which are then heads: `heads` per token, in sequences of `length` tokens.
- * `table` is that of moert_rope_table_create; NULL: no rotation. */
+/* A rotation of rows. Each row is then a head: there are `heads` per token, in sequences of
+ * `length` tokens. `table` is that of moert_rope_table_create; NULL: no rotation. */
 typedef struct moert_rotation {
     const moert_buffer *table;
     size_t heads, length;

@@ -121,7 +121,8 @@ static moert_glu lower_glu(const moert_op *op, const moert_op_buffers *b) {
     return glu;
 }
 
-/* A dGLU with an offset ignores alpha and beta, as in cuDNN. Global scales multiply its sums. */
+/* A dGLU with an offset ignores alpha and beta, as in cuDNN. Global scales multiply the sums of a
+ * dGLU. */
 static moert_epilogue lower_epilogue(const moert_op *op, const moert_op_buffers *b) {
     const moert_op_options *o = &op->options;
     const bool dglu = o->kind == MOERT_OP_DGLU, scales = !dglu || o->glu.offset == 0.0f;

@@ -98,8 +98,8 @@ moert_status moert_op_shape_quantized(moert_op *op);
 const char *moert_op_plan(moert_op *op);
 /* Whether both operands of a gemm_* are plain E4M3 or E5M2, or FP8_BLOCK. */
 bool moert_op_has_fp8_operands(const moert_op *op);
-/* The GEMM of an op, with converted operands where needed. `buffers` NULL: for supports and
- * reserve, which only test buffers for NULL. */
+/* The GEMM of an op, with converted operands where needed. With `buffers` NULL the GEMM is only for
+ * supports and reserve, which only test buffers for NULL. */
 moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers);
 
 /* The type of a quantized operand's dequantized values, or of a result's before quantizing. */

@@ -23,7 +23,7 @@ typedef struct moert_breakdown {
     uint64_t steps; /* the number of steps counted so far */
 } moert_breakdown;
 
-/* The first of steps [first, end) that counts. The last one always does. */
+/* The first of steps [first, end) that counts. The last step always counts. */
 uint64_t moert_breakdown_from(uint64_t first, uint64_t end);
 
 /* Prepares the device and measures its roofs, for steps [first, end). Collective. Errors:

@@ -8,7 +8,7 @@
  *
  * A directory is written under a temporary name, flushed and renamed, so it is complete or absent.
  * Its bytes depend only on the model and the run, not on ranks, engines, paths or time. All
- * functions are collective unless said.
+ * functions are collective unless said otherwise.
  */
 #pragma once
 

@@ -24,7 +24,7 @@ typedef struct moert_optimizer {
     moert_model *model;
     moert_optimizer_options options;
     moert_moments *moments;    /* [blocks of the model] */
-    moert_gradient_norm *norm; /* the caller may use it */
+    moert_gradient_norm *norm; /* the gradient's norm, which the caller may use as well */
 } moert_optimizer;
 
 /* The moments start as zero. Not collective. */

@@ -3,8 +3,8 @@
  * or, on GPUs, the same kernels of kernels/attention/gpu.cl.
  *
  * The backward makes two passes: over blocks of queries for dq, and over blocks of keys for dk and
- * dv. These are seven matrix products instead of the five of one pass, but they run in parallel
- * over blocks, without atomics and scratch memory.
+ * dv. The two passes compute seven matrix products where one pass would compute five. But they run
+ * in parallel over blocks, without atomics and scratch memory.
  */
 #include <stdio.h>
 #include <string.h>

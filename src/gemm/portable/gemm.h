@@ -74,7 +74,7 @@ static inline size_t moert_per_step(moert_dot dot) {
     return dot == MOERT_DOT_TILE ? 32 : 16;
 }
 
-/* The choices, with the only tile that MOERT_DOT_TILE has. */
+/* Returns `c`; if `dot` is MOERT_DOT_TILE, sets the only tile that its kernel has. */
 static inline moert_choices moert_with_tile(moert_choices c, moert_dot dot) {
     if (dot == MOERT_DOT_TILE) {
         c.lines = 32;

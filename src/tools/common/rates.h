@@ -40,7 +40,7 @@ moert_status moert_rates_time(const moert_timed *timed, size_t calls, double *se
 
 /*
  * *gflops of a grouped GEMM of `experts` groups of `rows` rows; 0 if the device does not have this
- * operation. `together` as above. Blocks.
+ * operation. `together` is as in moert_timed. Blocks.
  */
 typedef struct moert_rate_gemm {
     moert_tuned operation;

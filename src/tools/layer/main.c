@@ -159,7 +159,7 @@ static moert_status make_specs(const job *j, moert_tensor_spec **specs, size_t *
     for (size_t i = 0; i < j->all_count; i++) {
         const moert_layer_range *range = &j->all_ranges[i];
         if (range->which == MOERT_LAYER_CORRECTION || range->file_first > 0)
-            continue; /* no gradient, or a further expert of the same tensor */
+            continue; /* the range has no gradient, or is one more expert of the same tensor */
         snprintf((*names)[i], sizeof **names, "grad.%s", range->name);
         moert_tensor_spec *spec = &(*specs)[(*count)++];
         *spec = (moert_tensor_spec){(*names)[i], MOERT_FILE_F32, range->rank, {0}};

@@ -4,8 +4,8 @@
 
 #include "tools/report/run_record.h"
 
-/* A rank is late if the others wait for it at least this fraction of a step, and at most half as
- * long for any other rank. */
+/* A rank is late if the others wait for it at least this fraction of a step, and wait for every
+ * other rank at most half as long. */
 #define MOERT_LATE_FRACTION 0.10
 /* An expert is hot if it has at least this multiple of the mean rows of its layer's experts. */
 #define MOERT_HOT_TIMES 2.0

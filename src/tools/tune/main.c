@@ -152,9 +152,9 @@ static moert_tune_axis first_axis(const moert_tune_gemm *p) {
                : MOERT_TUNE_TILE;
 }
 
-/* Weights are prepacked for a tile before the number of rows is known. So a GEMM that reads them
- * gets two tuning rows: one for its tile, with any number of rows, and one for the other
- * choices. */
+/* Weights are prepacked for a tile before the number of rows is known. So a GEMM that reads
+ * prepacked weights gets two tuning rows: one for its tile, with any number of rows, and one for
+ * the other choices. */
 static moert_status write_rows(const moert_device *device, const moert_tune_gemm *p,
                                const moert_tune_result *found) {
     const moert_choices best = found->candidates[found->chosen].choices;
