@@ -15,8 +15,8 @@
  * ERROR_UNSUPPORTED (head_size).
  *
  * `type` BF16 allows operands of matrix products to be rounded to bf16; sums stay float32. GPUs of
- * compute capability 9.0 do so for a head_size of 64 or 128; all other devices and sizes run the
- * float32 kernels, with other bits. BF16 always needs `scratch` (ERROR_USAGE).
+ * compute capability 9.0 round them for a head_size of 64 or 128. All other devices and sizes run
+ * the float32 kernels, with other bits. BF16 always needs `scratch` (ERROR_USAGE).
  */
 typedef struct moert_attention {
     size_t sequences, length, heads, kv_heads, head_size;

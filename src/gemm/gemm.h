@@ -12,7 +12,7 @@
  * reduction index in ascending order from 0 (bias added last), whatever the tiles. An element of
  * wgrad is such a chain over the group's rows in order. With `accumulate` the chain starts from the
  * old value. With bf16 operands, CPUs with AMX add 32 products at a time (kernels/gemm/amx.h)
- * unless MOERT_BF16 says otherwise. Both backends agree bit for bit, except in the GLU's exp.
+ * unless MOERT_BF16 says otherwise. These two backends agree bit for bit, except in the GLU's exp.
  *
  * Bits of the nvidia backend: tensor cores add bf16 products in the hardware's order, and the old
  * value last. The order is the same in every run, and a row's bits do not depend on the other rows.
@@ -185,7 +185,7 @@ typedef struct moert_gemm {
     moert_buffer *weight; /* [G,N,K] */
     moert_buffer *bias;   /* [G,N]; NULL is legal in forward */
     moert_buffer *y;      /* [M,N] at stride ldy */
-    size_t ldx, ldy;      /* in elements; 0 = k, n */
+    size_t ldx, ldy;      /* strides in elements; 0 = k, n */
     size_t y_column;      /* columns [y_column, y_column + n) of y are used */
     moert_buffer **split; /* F32: the backend may multiply each operand as a sum of three bf16
                              values, stored in the growable buffer *split. NULL: sums are chains */

@@ -10,7 +10,7 @@
  *
  * The ranks that hold a block divide its sums and its optimizer among themselves (ZeRO, stage 1;
  * Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models",
- * 2020). Each owns a shard:
+ * 2020). Each rank owns a shard:
  *
  *   tensors    | embedding                   | norm | head                        |
  *   chunks     |    |    |    |    |    |  | |  |   |    |    |    |    |    |  | |
@@ -95,9 +95,9 @@ moert_tree_nodes_at moert_block_nodes(const moert_block *block, size_t tensor,
                                       const moert_batch *batch, size_t first);
 
 /*
- * Collects the weight gradient of a dense layer y = x weight^T, and with gemm->bias != NULL the
- * bias gradient, as tensor + 1. Fills in groups, weight and bias of `gemm`. `scratch` is a growable
- * buffer for gradients per sequence.
+ * Collects the weight gradient of a dense layer y = x weight^T. If gemm->bias is not NULL, also
+ * collects the bias gradient, that of `tensor` + 1. Fills in groups, weight and bias of `gemm`.
+ * `scratch` is a growable buffer for gradients per sequence.
  */
 moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch,
                                         const moert_gemm *gemm, moert_buffer **scratch);
@@ -142,14 +142,14 @@ moert_layer_shapes moert_layer_shapes_of(const moert_layer_options *options, siz
  * projection. NULL past the end. */
 moert_block *moert_layer_block(moert_layer *layer, size_t index);
 /*
- * moert_layer_reduce in parts (see moert_block_reduce_start). It completes a gradient only in this
- * rank's shard of the block. Call moert_mesh_gather_spans for the batch first.
+ * moert_layer_reduce in parts (see moert_block_reduce_start). These functions complete a gradient
+ * only in this rank's shard of the block. Call moert_mesh_gather_spans for the batch first.
  */
 moert_status moert_layer_reduce_start(moert_layer *layer, bool last);
 moert_status moert_layer_reduce_progress(moert_layer *layer);
 moert_status moert_layer_reduce_wait(moert_layer *layer);
 /* Passes bf16 values of the next forward's x or backward's dy, so that dispatch need not round the
- * rows; NULL: none. The buffer must stay valid and unchanged as long as x or dy. */
+ * rows; NULL: none. The buffer must stay valid and unchanged as long as x or dy must. */
 void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *rows);
 /* The router's results of the last forward. */
 const moert_routing *moert_layer_routing(const moert_layer *layer);

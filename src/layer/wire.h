@@ -26,7 +26,7 @@ moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, m
                                size_t *stride);
 
 /* Prepares *back for the experts' results. Its window gets room for layer->plan. In forward, if
- * ranks push the results to the tokens' ranks, it also gets cells. Collective when the window is
+ * ranks push the results to the tokens' ranks, *back also gets cells. Collective when the window is
  * new or grows. */
 moert_status moert_wire_back(moert_layer *layer, bool forward, moert_transfer *back);
 /*

@@ -46,7 +46,7 @@ typedef struct moert_model_tensor {
     bool is_matrix;     /* false: a norm */
     size_t owner;       /* rank of the EP group that holds the tensor, when not replicated */
     moert_block *block; /* NULL if only another rank holds it */
-    size_t offset;      /* floats from the block's start */
+    size_t offset;      /* offset in floats from the block's start */
 } moert_model_tensor;
 
 size_t moert_model_tensor_count(const moert_model *model);

@@ -16,7 +16,7 @@ typedef struct moert_scaled_bias {
     moert_buffer *y;     /* [M,n] at stride ldy: forward adds prob * bias; dprob and gradient read
                             dy here */
     moert_buffer *dprob; /* [M] at stride prob_stride: dprob adds <dy, bias> to it */
-    moert_buffer *dbias; /* [G,n]: gradient of bias, rows in order */
+    moert_buffer *dbias; /* [G,n]: the gradient of `bias`, summed over rows in order */
     bool accumulate;     /* gradient adds to dbias */
 } moert_scaled_bias;
 

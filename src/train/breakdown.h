@@ -32,7 +32,8 @@ moert_status moert_breakdown_start(moert_device *device, moert_comm *world, uint
                                    uint64_t end, moert_breakdown *breakdown);
 
 /* Fits the times of a rank's operations, ns[MOERT_OPERATIONS], into the wall time and returns the
- * rest, the host's time. It shortens waits: a wait that overlaps a kernel counts as the kernel. */
+ * rest, the host's time. Waits are shortened to fit: a wait that overlaps a kernel counts as the
+ * kernel. */
 double moert_breakdown_fit(double *ns, double wall_ns);
 
 /*

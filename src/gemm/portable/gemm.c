@@ -17,7 +17,7 @@ enum {
     IDLE_LAYERS =
         1, /* first layers of a grid, as in kernels/gemm/gemm.h (docs/design.md, "One launch") */
     WORK_GROUPS_PER_UNIT = 8, /* enough for compute units to finish at about the same time */
-    GLU_FLOATS = 16384,       /* about the results of a work-group of the GLU, on CPUs */
+    GLU_FLOATS = 16384,       /* about the GLU's results per work-group on CPUs */
     GPU_GLU_FLOATS = 768,     /* the same on GPUs, which need more work-groups */
 };
 

@@ -8,7 +8,7 @@
 /* Float32 operands in the groups' order; NULL if the GEMM does not read them. */
 typedef struct moert_host_arrays {
     float *x, *y;  /* operands [M,K], [M,N] */
-    float *weight; /* of the current group, [N,K] */
+    float *weight; /* weight[N,K] of the current group */
     float *acc;    /* [M, columns of the result] */
 } moert_host_arrays;
 

@@ -16,7 +16,8 @@ enum { FIRST_FORMAT = MOERT_DTYPE_E5M2 + 1 };
 moert_operand moert_gemm_operand(unsigned word, moert_axis axis, bool transposed,
                                  moert_scale_layout scales) {
     moert_operand operand = {.type = (moert_dtype)word};
-    operand.how.transposed = transposed; /* load_matrix() transposes a plain one */
+    /* load_matrix() undoes the transposition of a plain operand */
+    operand.how.transposed = transposed;
     operand.how.axis = axis;
     if (word < FIRST_FORMAT)
         return operand;
