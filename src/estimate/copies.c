@@ -9,7 +9,7 @@
 /* ---- copies of weights ---- */
 
 /* The prepacked weights that moert_prepacks makes in a step, with one forward and one dgrad per
- * micro-batch. shape->use is that of the forward. */
+ * micro-batch. shape->use is the use for the forward. */
 static size_t prepacks_bytes(const moert_memory_setting *setting,
                              const moert_prepacked_shape *shape) {
     return setting->device != NULL

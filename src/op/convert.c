@@ -141,7 +141,7 @@ static moert_status move_scales(const moert_quant_backend *by, const moert_op_bu
     return MOERT_OK;
 }
 
-/* The description for the quantizers. */
+/* Describes the conversion of an operand for the quantizers. */
 static moert_quantize describe(const moert_op_buffers *b, const moert_conversion *c,
                                moert_buffer *values, moert_buffer *payload, moert_buffer *scale) {
     return (moert_quantize){.how = c->as->how,

@@ -177,8 +177,8 @@ static moert_status store_rows(const moert_gemm *gemm) {
     return raise_amax(gemm, 1);
 }
 
-/* The weights of groups [first, first + count). They start at index `index` of `weight` and at
- * index `slot` of the workspace. */
+/* The weights of groups [first, first + count). The first one is at index `index` of `weight` and
+ * at index `slot` of the workspace. */
 typedef struct weights {
     size_t first, count, slot, index;
     moert_buffer *weight;
