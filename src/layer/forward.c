@@ -146,7 +146,7 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
                                  const moert_buffer *x, moert_buffer *y) {
     const bool shared = layer->options.shared_intermediate > 0;
     moert_transfer back;
-    moert_buffer *result = NULL; /* of the shared expert, computed while rows travel */
+    moert_buffer *result = NULL; /* the shared expert's result, computed while rows travel */
     moert_status status = check_batch(layer, batch, x, y);
     moert_exchange_free_plan(layer->plan);
     layer->plan = NULL;

@@ -43,7 +43,7 @@ moert_status moert_checkpoint_save(moert_optimizer *optimizer, const char *confi
  * name. */
 moert_status moert_gradients_save(moert_model *model, const char *path);
 
-/* Reads a checkpoint into the model, the optimizer and *state. ERROR_IO, ERROR_FORMAT,
+/* Reads a checkpoint into the model, the optimizer and *state. Errors: ERROR_IO, ERROR_FORMAT,
  * ERROR_MISMATCH (another model). */
 moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
                                    moert_run_state *state);
