@@ -26,7 +26,8 @@ static moert_status check(const moert_attention *attention) {
 }
 
 /* Reports work to the profile: `products` matrix products over the pairs of a query and an earlier
- * key, and each tensor once: `wide` as wide as q, `narrow` as wide as k, and lse. */
+ * key, and the bytes of each tensor once. `wide` tensors have the size of q, `narrow` tensors that
+ * of k; lse is one more. */
 static void report_work(const moert_attention *attention, size_t products, size_t wide,
                         size_t narrow) {
     const double length = (double)attention->length, size = (double)attention->head_size;

@@ -9,13 +9,14 @@
 
 /*
  * The forward reads q, k, v and writes out, lse. The backward reads q, k, v, out, lse, dout and
- * overwrites dq, dk, dv, which must not be its inputs. They are 2 and 7 matrix products of 2 * S *
- * heads * head_size * length * (length + 1) / 2 FLOPs each. Any length; head_size 1 to 512. Errors:
- * ERROR_USAGE (heads not a multiple of kv_heads), ERROR_UNSUPPORTED (head_size).
+ * overwrites dq, dk, dv, which must not be its inputs. The forward computes 2 matrix products and
+ * the backward 7, of 2 * S * heads * head_size * length * (length + 1) / 2 FLOPs each. Every length
+ * is legal; head_size is 1 to 512. Errors: ERROR_USAGE (heads not a multiple of kv_heads),
+ * ERROR_UNSUPPORTED (head_size).
  *
  * `type` BF16 allows operands of matrix products to be rounded to bf16; sums stay float32. GPUs of
- * compute capability 9.0 do so for a head_size of 64 or 128; all other devices and sizes run the
- * float32 kernels, with other bits. BF16 always needs `scratch` (ERROR_USAGE).
+ * compute capability 9.0 round them for a head_size of 64 or 128. All other devices and sizes run
+ * the float32 kernels, with other bits. BF16 always needs `scratch` (ERROR_USAGE).
  */
 typedef struct moert_attention {
     size_t sequences, length, heads, kv_heads, head_size;
@@ -27,7 +28,7 @@ typedef struct moert_attention {
     const moert_buffer *dout;
     moert_buffer *dq, *dk, *dv;
     moert_dtype type;       /* F32 (0) or BF16 */
-    moert_buffer **scratch; /* BF16: grows; keeps nothing between calls */
+    moert_buffer **scratch; /* BF16: a growable buffer that keeps nothing between calls */
 } moert_attention;
 moert_status moert_attention_forward(const moert_attention *attention);
 moert_status moert_attention_backward(const moert_attention *attention);

@@ -9,7 +9,7 @@
 /* ---- copies of weights ---- */
 
 /* The prepacked weights that moert_prepacks makes in a step, with one forward and one dgrad per
- * micro-batch. shape->use is that of the forward. */
+ * micro-batch. shape->use is the use for the forward. */
 static size_t prepacks_bytes(const moert_memory_setting *setting,
                              const moert_prepacked_shape *shape) {
     return setting->device != NULL
@@ -135,7 +135,7 @@ size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_me
     size_t x = 0, y = 0, floats = 0, scales = 0,
            payload = travels && !given ? s->tokens * moert_wire_width(&s->options) : 0;
     if (!ready && (travels || (rounds && h % MOERT_WINDOW_ROW_FLOATS != 0)))
-        floats += s->rows * h; /* rows of windows without gaps */
+        floats += s->rows * h; /* copies of windows' rows without gaps */
     /* whether the experts' GEMMs round their results for the combine */
     expert_projections(s, experts);
     const bool gemms_round =
@@ -146,8 +146,9 @@ size_t moert_memory_rounding(const moert_memory_setting *setting, const moert_me
     if (!ready && c->dispatch == MOERT_DISPATCH_BF16 && h / 2 % MOERT_WINDOW_ROW_FLOATS != 0)
         payload = moert_max(payload, s->rows * h / 2);
     if (rounds) {
-        const size_t width = precision == MOERT_PRECISION_BF16 ? 0 : i; /* of h */
-        const size_t dv = s->v_type == MOERT_DTYPE_BF16 ? 0 : 2 * i;    /* 0: dv replaces v */
+        /* in the recipe bf16 the GEMMs write h in bf16, so h needs no rounded copy */
+        const size_t width = precision == MOERT_PRECISION_BF16 ? 0 : i;
+        const size_t dv = s->v_type == MOERT_DTYPE_BF16 ? 0 : 2 * i; /* 0: dv replaces v */
         x = moert_ceil_div(s->rows * moert_max(ready ? 0 : h, width) * operand_bytes,
                            sizeof(float));
         /* the router's split operands share the scratch buffer of x */

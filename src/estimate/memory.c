@@ -84,7 +84,8 @@ static void add_blocks(parameters *sum, size_t count, const moert_block_shape *s
                             moert_block_border(shape, ranks, rank));
 }
 
-/* create_parts and create_attention of model.c, create_blocks of layer.c. */
+/* The blocks that create_parts and create_attention of model.c and create_blocks of layer.c
+ * allocate. */
 static void count_parameters(const moert_memory_setting *setting, size_t rank,
                              const moert_memory_shape *s, parameters *replicated,
                              parameters *owned) {
@@ -108,7 +109,8 @@ static void count_parameters(const moert_memory_setting *setting, size_t rank,
 #undef SHAPE
 }
 
-/* One decoder layer: reserve_layer of model/forward.c, then the forward pass of layer/forward.c. */
+/* The activations of one decoder layer: those of reserve_layer in model/forward.c, then those of
+ * layer/forward.c. */
 static size_t layer_bytes(const moert_memory_shape *s, bool staged) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens, experts = c->router.experts, topk = c->router.topk;
@@ -139,20 +141,20 @@ static size_t layer_bytes(const moert_memory_shape *s, bool staged) {
     return bytes;
 }
 
-/* The largest MOERT_SCRATCH_PARTIAL of model/backward.c and layer/backward.c. */
+/* The largest MOERT_SCRATCH_PARTIAL that model/backward.c and layer/backward.c reserve. */
 static size_t largest_partial(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, shared = c->shared_intermediate;
     const size_t dense[][2] = {
         {c->vocabulary, h},    {s->q, h}, {s->kv, h}, {h, s->q}, {2 * shared, h}, {h, shared},
         {c->router.experts, h}};
-    const size_t row = moert_max(s->sequences, 1) * h; /* of a tied embedding */
-    size_t most = s->sequences * h;                    /* of norms */
+    const size_t row = moert_max(s->sequences, 1) * h; /* partials of a tied embedding's row */
+    size_t most = s->sequences * h;                    /* partials of norms */
     if (c->tied_embeddings)
         most = row * moert_min(c->vocabulary, moert_max(1, s->partial_floats / row));
     const size_t inputs = s->tokens + c->layers * (s->tokens + s->sequences * c->router.experts);
-    most = moert_max(most, inputs); /* of the losses: sum_everything of model/losses.c */
-    /* moert_block_dense_gradient: partials [sequences, rows of n, k] at a time */
+    most = moert_max(most, inputs); /* inputs of the losses: sum_everything of model/losses.c */
+    /* moert_block_dense_gradient computes partials [sequences, some of n rows, k] at a time */
     for (size_t i = 0; i < MOERT_COUNT(dense) && s->sequences > 0; i++) {
         const size_t n = dense[i][0], part = s->sequences * dense[i][1];
         most = moert_max(most,
@@ -161,7 +163,7 @@ static size_t largest_partial(const moert_memory_shape *s) {
     return moert_max(most, s->sequences * c->head_size);
 }
 
-/* The mesh's scratch buffers, and moert_model_backward. */
+/* The mesh's scratch buffers, and the buffers of moert_model_backward. */
 static size_t count_scratch(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens;
@@ -207,7 +209,8 @@ static void count_windows(const moert_memory_setting *setting, const moert_memor
     }
 }
 
-/* Packed rows and slots of exchange/staged/engine.c in host memory, for dispatch and combine. */
+/* The packed rows and slots that exchange/staged/engine.c keeps in host memory, for dispatch and
+ * combine. */
 static size_t count_staging(const moert_memory_shape *s) {
     const size_t slots = s->tokens * s->config->router.topk;
     const size_t forth = moert_round_up(moert_wire_width(&s->options), MOERT_WINDOW_ROW_FLOATS);
@@ -245,8 +248,8 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         staging = count_staging(&s);
     else if (setting->engine == MOERT_EXCHANGE_NODE)
         staging = count_messages(&s);
-    /* take_batch, moert_model_forward and project_logits of model/forward.c; the losses'
-     * token_loss */
+    /* buffers of take_batch, moert_model_forward and project_logits of model/forward.c; token_loss
+     * of the losses */
     const moert_model_config *c = s.config;
     const size_t per_token = 4 + (c->tied_embeddings ? 0 : 2) + c->hidden + c->vocabulary;
     const size_t outer = s.sequences + s.length * c->head_size + s.tokens * per_token +

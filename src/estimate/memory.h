@@ -1,8 +1,9 @@
 /*
- * Computes the memory that a rank of a training run allocates, from config.json and the setting. It
- * repeats in closed form the allocations of blocks (layer/block.h), activations (layer, model) and
- * windows (exchange). tests/unit/estimate/test_memory_estimate.c compares the result with the
- * allocations of a real model. Memory of OpenCL, MPI and compiled kernels is not included.
+ * Computes the memory that a rank of a training run allocates, from config.json and the setting.
+ * The estimate repeats in closed form the allocations of blocks (layer/block.h), activations
+ * (layer, model) and windows (exchange). tests/unit/estimate/test_memory_estimate.c compares the
+ * result with the allocations of a real model. Memory of OpenCL, MPI and compiled kernels is not
+ * included.
  */
 #pragma once
 
@@ -15,8 +16,8 @@ typedef struct moert_memory_setting {
     size_t ranks, ep;     /* R; ranks that share one set of experts, a divisor of R */
     unsigned engine;      /* MOERT_EXCHANGE_* of base/config.h, not AUTO */
     size_t largest_bytes; /* largest allocation that all ranks' devices support */
-    size_t micro_batches; /* of a step */
-    const moert_device *device; /* for which weights are prepacked; NULL: none are */
+    size_t micro_batches; /* micro-batches of a step */
+    const moert_device *device; /* prepacked weights are those of this device; NULL: none */
 } moert_memory_setting;
 
 /*

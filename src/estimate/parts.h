@@ -9,11 +9,11 @@ enum { MOERT_WINDOW_ROW_FLOATS = 16 }; /* ROW_FLOATS of exchange/storage.c */
 /* The sizes of which the sums consist. */
 typedef struct moert_memory_shape {
     const moert_model_config *config;
-    moert_layer_options options;                               /* that the config implies */
-    size_t tokens, sequences, first_sequence, total_sequences; /* T of this rank */
-    size_t length, experts;                                    /* S, L of this rank */
+    moert_layer_options options;                               /* implied by the config */
+    size_t tokens, sequences, first_sequence, total_sequences; /* `tokens` is T of this rank */
+    size_t length, experts;                                    /* S; L of this rank */
     size_t rows, largest_rows,
-        capacity_rows;     /* M of this rank, the largest of its group; the upper bound */
+        capacity_rows;     /* M of this rank; the largest M of its group; the bound of M */
     size_t q, kv;          /* columns of the projections of attention */
     size_t partial_floats; /* moert_block_partial_bytes */
     moert_dtype v_type, shared_v_type; /* moert_precision_between, moert_operand_between */

@@ -17,16 +17,16 @@ typedef struct moert_prepack {
     /* Fills the panels from `weight` or, if that is NULL, from `quantized`. */
     moert_status (*fill)(const moert_prepacked *prepacked, const moert_buffer *weight,
                          const moert_quantized *quantized);
-    size_t pays_at; /* the n-th GEMM after a change of the weight prepacks it */
+    size_t pays_at; /* which GEMM after a change of the weight makes the copy; 1 = the first */
     bool any_use;   /* one copy serves all uses of the weight */
-    bool in_order;  /* bf16 panels are the rounded weight in the weight's order */
+    bool in_order;  /* bf16 panels hold the rounded weight in the weight's own order */
 } moert_prepack;
 
 typedef struct moert_backend {
     const char *name;
     /* NULL if the backend computes this GEMM on this device; else a text that completes "the
-     * backend takes", such as "stacked weights". With `gemm` NULL only the device is checked, and
-     * it may be NULL. Contents of buffers are not read; strides must not be 0. */
+     * backend takes", such as "stacked weights". With `gemm` NULL it checks only the device, which
+     * may then be NULL. It does not read contents of buffers; strides must not be 0. */
     const char *(*supports)(const moert_device *device, const moert_gemm *gemm);
     const moert_prepack *prepack; /* NULL: the backend does not prepack weights */
     moert_status (*run)(const moert_gemm *gemm);
@@ -37,8 +37,8 @@ typedef struct moert_backend {
      * whether they are NULL. */
     moert_status (*reserve)(moert_device *device, const moert_gemm *gemm, moert_workspace *work);
     void (*release)(moert_workspace *work);
-    bool records;        /* with a workspace, run only launches kernels */
-    moert_dtype decoded; /* to which the caller dequantizes operands that run does not decode */
+    bool records;        /* run() with a workspace only launches kernels, so an op can record it */
+    moert_dtype decoded; /* dtype of operands that the caller dequantizes, as run() cannot */
     bool coarse_fp8;     /* sums of FP8 operands keep fewer bits than float32 */
 } moert_backend;
 
@@ -67,9 +67,9 @@ const moert_backend *moert_backend_automatic(const moert_device *device);
 /* Backend number `index` of the table; NULL past the last one. */
 const moert_backend *moert_backend_at(size_t index);
 
-/* The values that one step of a chain adds: one product, a pair of products of bf16 values in
- * order, or 16 such pairs in the order of kernels/gemm/amx.h. It is DOT in the kernels. A dot is
- * one value or one pair of the reduction. */
+/* The products that one step of a chain adds: one product, a pair of products of bf16 values in
+ * order, or 16 such pairs in the order of kernels/gemm/amx.h. Kernels get this value as DOT. As a
+ * unit of the reduction, a dot is one value (MOERT_DOT_SCALAR) or one pair of values. */
 typedef enum moert_dot { MOERT_DOT_SCALAR, MOERT_DOT_PAIR, MOERT_DOT_TILE } moert_dot;
 moert_dot moert_dot_of(const moert_device *device, moert_dtype type);
 
@@ -80,7 +80,7 @@ const char *moert_gemm_name(const moert_gemm *gemm);
  * float32 bias and a forward GLU. */
 #define MOERT_PLAIN_GEMMS "results in f32 and no epilogue but a bias, without a workspace"
 bool moert_gemm_is_plain(const moert_gemm *gemm);
-/* Ignores the bias and its type. */
+/* Whether the epilogue does nothing except, possibly, add a bias. */
 bool moert_epilogue_is_empty(const moert_epilogue *epilogue);
 
 struct moert_prepacked {

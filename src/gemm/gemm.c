@@ -11,7 +11,8 @@ static moert_status check_buffer(const char *name, const moert_buffer *buffer, s
     return moert_check_buffer(name, buffer, lines, width, stride, sizeof(float));
 }
 
-/* The matrices of each kind of GEMM. READS: the row matrix is an operand, of the operands' type. */
+/* The matrices that each kind of GEMM needs. READS_X and READS_Y mark row matrices that are
+ * operands and so have the operands' dtype. */
 enum { NEEDS_X = 1, NEEDS_WEIGHT = 2, NEEDS_BIAS = 4, READS_X = 8, READS_Y = 16 };
 static const unsigned needs_of[] = {
     [MOERT_GEMM_FORWARD] = NEEDS_X | NEEDS_WEIGHT | READS_X,
@@ -48,7 +49,7 @@ static moert_status check_shape(const moert_gemm *gemm, unsigned needs) {
     return MOERT_OK;
 }
 
-/* The host cannot compare the part's rows with `ends`, which is in device memory. */
+/* Checks the part. It does not compare the part's rows with `ends`, which is in device memory. */
 static moert_status check_part(const moert_gemm *gemm) {
     const moert_part part = gemm->part;
     if (part.end == 0)
@@ -162,7 +163,7 @@ static void report_work(const moert_gemm *full) {
                        x * m * k + y * m * n + weight * (double)weights * n * k);
     if (!full->gated)
         return;
-    /* add h and prob, and subtract v if it is not kept */
+    /* add the bytes of h and prob, and subtract those of v if v is not kept */
     const double h = (double)(full->glu.width * moert_dtype_bits(full->glu.type)) / 8.0;
     moert_profile_work(device, "gemm/gemm", 0.0,
                        m * (h + sizeof(float) - (full->drop_v ? y * n : 0.0)));
@@ -212,7 +213,7 @@ moert_status moert_gemm_run_by(const moert_backend *backend, const moert_gemm *g
     const char *taken = backend->supports(device, &full);
     if (taken != NULL && backend != &moert_backend_portable) {
         backend = &moert_backend_portable;
-        full.prepacked = NULL; /* it is in the order of the other backend */
+        full.prepacked = NULL; /* the panels are in the order of the other backend */
         taken = backend->supports(device, &full);
     }
     if (taken != NULL)

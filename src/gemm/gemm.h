@@ -8,17 +8,17 @@
  * rows of an expert. In a dense layer it is a sequence of the batch; all groups use one weight
  * (shared_weight), and wgrad gives one partial gradient per sequence.
  *
- * Bits, reference and portable: an element of forward and dgrad is one chain of fma over the
+ * Bits of reference and portable: an element of forward and dgrad is one chain of fma over the
  * reduction index in ascending order from 0 (bias added last), whatever the tiles. An element of
  * wgrad is such a chain over the group's rows in order. With `accumulate` the chain starts from the
  * old value. With bf16 operands, CPUs with AMX add 32 products at a time (kernels/gemm/amx.h)
- * unless MOERT_BF16 says otherwise. Both backends agree bit for bit, except in the GLU's exp.
+ * unless MOERT_BF16 says otherwise. These two backends agree bit for bit, except in the GLU's exp.
  *
- * Bits, tensor cores: they add bf16 products in the hardware's order, and the old value last. The
- * order is the same in every run, and a row's bits do not depend on the other rows. The same holds
- * for float32 operands that `split` allows Hopper to split; the error was at most 2^-20 of the sum
- * of the magnitudes of 7168 products. Operands that are infinite, or round to infinity in bf16,
- * give NaN.
+ * Bits of the nvidia backend: tensor cores add bf16 products in the hardware's order, and the old
+ * value last. The order is the same in every run, and a row's bits do not depend on the other rows.
+ * The same holds for float32 operands that `split` allows Hopper to split; the error was at most
+ * 2^-20 of the sum of the magnitudes of 7168 products. Operands that are infinite, or round to
+ * infinity in bf16, give NaN.
  *
  * Calls enqueue and return; they are not collective. Errors: ERROR_USAGE (a buffer is missing or
  * too small, a stride is below its width, n or k is 0, forward with `accumulate`, a prepacked
@@ -61,8 +61,8 @@ size_t moert_prepacked_need(const moert_device *device, const moert_prepacked_sh
 moert_status moert_prepacked_fill(moert_prepacked *prepacked, const moert_buffer *weight);
 /*
  * Prepacks a block-scaled weight: the values that moert_dequantize_run gives. Its rows form G equal
- * groups; each holds the weight's [N,K] or, with `transposed`, the transpose [K,N]. Payload and scales
- * lie as in moert/formats.h, with how.transposed false.
+ * groups; each holds the weight's [N,K] or, with `transposed`, the transpose [K,N]. Payload and
+ * scales lie as in moert/formats.h, with how.transposed false.
  */
 typedef struct moert_quantized {
     moert_format format;
@@ -70,7 +70,7 @@ typedef struct moert_quantized {
     bool transposed;
     const moert_buffer *q, *scale;
     const moert_buffer *global; /* NVFP4: float32 [G], or NULL = 1 */
-    size_t blocks;              /* with COLUMN blocks: row blocks that q and scale have room for */
+    size_t blocks;              /* with COLUMN blocks: row blocks for which q and scale have room */
 } moert_quantized;
 moert_status moert_prepacked_fill_quantized(moert_prepacked *prepacked,
                                             const moert_quantized *quantized);
@@ -102,19 +102,19 @@ typedef struct moert_scatter {
  */
 typedef struct moert_glu {
     moert_glu_form form;
-    size_t first_row;         /* earlier rows are not touched */
+    size_t first_row;         /* the first row to compute; earlier rows stay unchanged */
     size_t rows, width;       /* M, I */
     const moert_buffer *v;    /* [M,2I] */
-    const moert_buffer *prob; /* [M] at stride prob_stride floats (0 = 1), or NULL = 1 */
-    size_t prob_stride;
-    moert_dtype from;       /* of v and dh: F32 (0) or BF16 */
-    moert_dtype type;       /* of h and dv: F32 (0), or BF16, rounded to nearest even */
-    moert_buffer *h;        /* [M,I]: forward writes it */
-    const moert_buffer *dh; /* [M,I], the gradient of h: backward reads it */
-    moert_buffer *dv;       /* [M,2I]: backward writes it */
-    moert_buffer *dprob;    /* [M] at stride prob_stride: backward writes it; or NULL */
-    /* only as the epilogue of a GEMM */
-    size_t ldv, ldh;     /* of v, and of h or dv; 0 = dense */
+    const moert_buffer *prob; /* [M] at stride prob_stride floats; NULL: each prob is 1 */
+    size_t prob_stride;       /* 0 = dense */
+    moert_dtype from;         /* dtype of v and dh: F32 (0) or BF16 */
+    moert_dtype type;         /* dtype of h and dv: F32 (0), or BF16, rounded to nearest even */
+    moert_buffer *h;          /* [M,I]: forward writes it */
+    const moert_buffer *dh;   /* [M,I], the gradient of h: backward reads it */
+    moert_buffer *dv;         /* [M,2I]: backward writes it */
+    moert_buffer *dprob;      /* [M] at stride prob_stride: backward writes it; or NULL */
+    /* the following fields apply only in the epilogue of a GEMM */
+    size_t ldv, ldh;     /* strides of v, and of h or dv; 0 = dense */
     size_t run;          /* gates and ups alternate in runs of this many columns, 1 to I; 0: by
                             `form` */
     bool linear_first;   /* ups come before their gates */
@@ -128,12 +128,13 @@ typedef enum moert_gemm_kind {
     MOERT_GEMM_BIAS_GRAD /* bias = column sums of y, per group, rows in order */
 } moert_gemm_kind;
 
-/* The GLU as an epilogue: of a forward's result, or its backward from the result of a dgrad. */
+/* The GLU in an epilogue. MOERT_GATED applies it to a forward's result v. MOERT_GATED_BACKWARD
+ * computes dv from a dgrad's result dh. */
 typedef enum moert_gated { MOERT_UNGATED, MOERT_GATED, MOERT_GATED_BACKWARD } moert_gated;
 
 /*
  * The epilogue, with the formulas of moert/ops.h; buffers may be NULL. `add` means a beta of 1: the
- * old result is added last, whereas `accumulate` continues its chain.
+ * old result is added last. With `accumulate` the chain of sums starts from the old result instead.
  */
 typedef struct moert_epilogue {
     const moert_buffer *alpha, *beta; /* float32 [G] */
@@ -141,7 +142,7 @@ typedef struct moert_epilogue {
     moert_dtype bias_type;
     const moert_buffer *bias_scale; /* float32 [M] */
     const moert_buffer *row_weight; /* float32 [M], indexed by slot */
-    const moert_buffer *prob;       /* float32 [M]; that of a GLU is in moert_glu */
+    const moert_buffer *prob;       /* float32 [M]; a GLU uses the prob of moert_glu instead */
     const moert_buffer *acc_scale;  /* float32 [G], MOERT_GATED_BACKWARD: multiplies the sums */
     moert_buffer *amax;             /* float32 [G], MOERT_GATED_BACKWARD: [G,2] */
 } moert_epilogue;
@@ -153,9 +154,10 @@ typedef struct moert_workspace moert_workspace;
  * Types: operands x and y are of `type`, float32 or bf16. The result (forward y, dgrad x, wgrad
  * weight; bias_grad bias) is float32; it may be bf16 where moert_gemm_rounds says so. A weight that
  * is an operand is always float32 [G,N,K]; prepacking or the kernel rounds it to bf16 as needed.
- * Products of two bf16 values are exact in float32, so a chain of fma gives the bits of one on the
- * rounded values, but values below 2^-126 may be flushed to 0. With a workspace, any types, row
- * orders and epilogues are legal, as in the op objects, and a weight is of `type`.
+ * Products of two bf16 values are exact in float32. So a chain of fma has the same bits for bf16
+ * operands and for the same values in float32, except that values below 2^-126 may be flushed to 0.
+ * With a workspace, any types, row orders and epilogues are legal, as in the op objects, and a
+ * weight is of `type`.
  *
  * With `gated`, the GLU is part of the epilogue. The GEMM sets the sizes, v and `from` of `glu`. In
  * forward v is y (NULL: v is not kept), and h is computed from the float32 v, with the bits of
@@ -170,24 +172,23 @@ typedef struct moert_gemm {
     moert_part part;    /* forward and dgrad without shared_weight: the groups to compute; zeros:
                               all */
     size_t n, k;        /* columns of y, columns of x */
-    moert_dtype type;   /* of the operands: F32 (0) or BF16 */
-    moert_dtype result; /* of the result: F32 (0), or BF16, rounded from the float32 sums; the
-                              result's strides count its elements */
-    moert_scatter
-        scatter; /* dgrad, and forward without a GLU; zeros: the result is not scattered */
+    moert_dtype type;   /* dtype of the operands: F32 (0) or BF16 */
+    moert_dtype result; /* dtype of the result: F32 (0), or BF16, rounded from the float32 sums; the
+                           result's strides count elements of this dtype */
+    moert_scatter scatter; /* for dgrad, and for forward without a GLU; zeros: no scatter */
     const moert_prepacked
-        *prepacked;       /* forward, dgrad: of this weight, for this use and type, or NULL */
-    bool shared_weight;   /* forward, dgrad: one weight[N,K] and bias[N] for all groups; wgrad and
+        *prepacked;     /* forward, dgrad: this weight, prepacked for this use and type, or NULL */
+    bool shared_weight; /* forward, dgrad: one weight[N,K] and bias[N] for all groups; wgrad and
                              bias_grad ignore it and give a result for each group */
-    bool accumulate;      /* dgrad, wgrad, bias_grad: add to the old result */
-    moert_buffer *x;      /* [M,K] at stride ldx */
+    bool accumulate;    /* dgrad, wgrad, bias_grad: add to the old result */
+    moert_buffer *x;    /* [M,K] at stride ldx */
     moert_buffer *weight; /* [G,N,K] */
-    moert_buffer *bias;   /* [G,N]; forward: or NULL */
+    moert_buffer *bias;   /* [G,N]; NULL is legal in forward */
     moert_buffer *y;      /* [M,N] at stride ldy */
-    size_t ldx, ldy;      /* in elements; 0 = k, n */
+    size_t ldx, ldy;      /* strides in elements; 0 = k, n */
     size_t y_column;      /* columns [y_column, y_column + n) of y are used */
-    moert_buffer **split; /* F32: allows the backend to multiply each operand as a sum of three bf16
-                             values; *split holds them and grows. NULL: sums are chains */
+    moert_buffer **split; /* F32: the backend may multiply each operand as a sum of three bf16
+                             values, stored in the growable buffer *split. NULL: sums are chains */
     moert_gated gated;
     moert_glu glu;
     bool drop_v; /* forward, gated: v is not needed; its contents are unspecified afterwards, and
@@ -195,11 +196,13 @@ typedef struct moert_gemm {
     moert_epilogue epilogue;
     moert_buffer *const *weights; /* with `discrete`, instead of `weight`: [G] buffers of [N,K] */
     bool discrete;
-    const moert_buffer *x_gather, *y_gather; /* uint32 [M]: row r is row gather[r] of the matrix, or
-                                                gather[r] / divisor of an x that is read; or NULL */
+    /* uint32 [M]: row r is row gather[r] of the matrix or, for an x that is read, row gather[r] /
+     * divisor. NULL: rows are in order. */
+    const moert_buffer *x_gather, *y_gather;
     size_t divisor;
-    /* Quantized operands that the backend takes as payload and scales. It stores values that it
-     * decodes in the operand's buffer, unless that is NULL. weight_quantized: [1], discrete [G]. */
+    /* Quantized operands that the backend takes as payload and scales. The backend stores decoded
+     * values in the operand's buffer, unless that is NULL. weight_quantized has one element or,
+     * with `discrete`, [G]. */
     const moert_quantized *x_quantized, *weight_quantized, *y_quantized;
     bool wide_x, wide_weight, wide_y; /* with a workspace: this operand is float32, not `type` */
     size_t row_multiple;              /* each group's rows are a multiple of this; 0 = 1 */
@@ -214,15 +217,15 @@ typedef struct moert_gemm {
  */
 typedef struct moert_prepacks {
     moert_prepacked *prepacked[MOERT_PREPACKED_USES];
-    size_t gemms[MOERT_PREPACKED_USES]; /* since the weight changed */
+    size_t gemms[MOERT_PREPACKED_USES]; /* GEMMs of each use since the weight changed */
 } moert_prepacks;
 /* To be called when the weight has changed; a zeroed struct needs no call. */
 void moert_prepacks_changed(moert_prepacks *prepacks);
 /* Sets gemm->prepacked for the next forward or dgrad by gemm->weight; NULL: read the weight. */
 moert_status moert_prepacks_take(moert_prepacks *prepacks, moert_gemm *gemm);
 /* The copy of weight[n] if it exists and is the weight rounded to bf16 in the weight's order; else
- * NULL. The caller may write it together with the weight, and then calls moert_prepacks_rounded
- * after moert_prepacks_changed. */
+ * NULL. A caller may write the copy together with the weight. It then calls moert_prepacks_changed,
+ * and moert_prepacks_rounded after that. */
 moert_buffer *moert_prepacks_copy(const moert_prepacks *prepacks, size_t n);
 void moert_prepacks_rounded(moert_prepacks *prepacks);
 size_t moert_prepacks_bytes(const moert_prepacks *prepacks);
@@ -244,7 +247,7 @@ moert_status moert_gemm_run(const moert_gemm *gemm);
 /* The next three functions ignore the buffers of `gemm`. Whether forward and dgrad of this shape by
  * prepacked weights can round their results to BF16, to nearest even as a cast would. */
 bool moert_gemm_rounds(const moert_device *device, const moert_gemm *gemm);
-/* Whether they can also scatter the rows of such a result (moert_scatter). */
+/* Whether forward and dgrad can also scatter the rows of a BF16 result (moert_scatter). */
 bool moert_gemm_scatters(const moert_device *device, const moert_gemm *gemm);
 /* The size to which forward, dgrad and wgrad of this shape let `split` grow. */
 size_t moert_gemm_split_bytes(const moert_device *device, const moert_gemm *gemm);
@@ -260,8 +263,8 @@ moert_status moert_glu_backward(const moert_glu *glu);
 
 /* The backend in use on a device (MOERT_BACKEND): "reference", "portable" or "nvidia". */
 const char *moert_backend_name(const moert_device *device);
-/* ERROR_UNSUPPORTED if MOERT_BACKEND names one that is not for this device. GEMMs and prepacked
- * weights check it themselves. */
+/* ERROR_UNSUPPORTED if MOERT_BACKEND names a backend that does not support this device. GEMMs and
+ * prepacked weights make this check themselves. */
 moert_status moert_backend_check(const moert_device *device);
 
 /*

@@ -41,8 +41,8 @@ static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob,
     return o->expert_biases ? moert_scaled_bias_dprob(&biases) : MOERT_OK;
 }
 
-/* The first projection comes first: dv may be in MOERT_SCRATCH_ROUNDED_Y, to which the second
- * projection's GEMM rounds dy. */
+/* Computes the weight gradients, those of the first projection first: dv may be in
+ * MOERT_SCRATCH_ROUNDED_Y, which the second projection's GEMM overwrites with the rounded dy. */
 static moert_status compute_wgrad(moert_layer *layer) {
     const bool biased = layer->options.expert_biases;
     moert_gemm in = moert_layer_gemm(layer, MOERT_GEMM_WGRAD, BLOCK_EXPERT_IN, NULL);

@@ -37,7 +37,7 @@ size_t moert_block_border(const moert_block_shape *shape, size_t ranks, size_t r
     return floats;
 }
 
-/* moert_buffer_reserve whose error message names `role` and the block. */
+/* Calls moert_buffer_reserve; the error message names `role` and the block. */
 static moert_status reserve(const moert_block *block, const char *role, size_t bytes,
                             moert_buffer **buffer) {
     const moert_status status = moert_buffer_reserve(block->device, bytes, buffer);

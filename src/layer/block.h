@@ -5,12 +5,12 @@
  *
  * The gradient of a replicated block is first collected as partial sums, the nodes of a tree
  * (base/tree.h): nodes[N, floats], one row per node of this rank's span of sequences.
- * moert_block_reduce_start sums them over all ranks. A single rank holds the root, which is the
- * gradient. It then collects into the gradient and has no nodes.
+ * moert_block_reduce_start sums them over all ranks. If there is only one rank, and its only node
+ * is the root, the block has no nodes: the rank collects directly to the gradient.
  *
  * The ranks that hold a block divide its sums and its optimizer among themselves (ZeRO, stage 1;
  * Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models",
- * 2020). Each owns a shard:
+ * 2020). Each rank owns a shard:
  *
  *   tensors    | embedding                   | norm | head                        |
  *   chunks     |    |    |    |    |    |  | |  |   |    |    |    |    |    |  | |
@@ -30,25 +30,25 @@
 #include "router/router.h"
 
 typedef struct moert_block_tensor {
-    size_t elements, offset;         /* in floats; offsets are multiples of 128 */
+    size_t elements, offset;         /* size and offset in floats; offsets are multiples of 128 */
     moert_buffer *weight, *gradient; /* views of the block's buffers */
-    moert_prepacks prepacks;         /* of the weight */
+    moert_prepacks prepacks;         /* prepacked copies of the weight */
 } moert_block_tensor;
 
 typedef struct moert_block {
     moert_device *device;
-    moert_comm *comm; /* the ranks that hold it */
+    moert_comm *comm; /* the ranks that hold the block */
     const char *what; /* a description for messages; a literal */
     bool replicated;
-    size_t floats; /* of all tensors with their padding, which stays zero */
-    size_t chunks; /* of all tensors; see MOERT_SQUARES_CHUNK */
+    size_t floats; /* floats of all tensors with their padding, which stays zero */
+    size_t chunks; /* chunks of all tensors; see MOERT_SQUARES_CHUNK */
     size_t count;
     moert_block_tensor *tensor;
-    size_t *border; /* [ranks that hold it + 1] where their shards start, in floats */
+    size_t *border; /* offsets in floats where the shards start; last, the end */
     moert_buffer *weight, *gradient, *nodes;
     moert_tree_sum *sum; /* the sum in progress, or NULL */
-    float *mapped;       /* the buffer that it sums */
-    bool collects_sum;   /* into the gradient, without nodes */
+    float *mapped;       /* the buffer that `sum` adds up */
+    bool collects_sum;   /* partial sums go to the gradient; the block has no nodes */
     bool accumulate;     /* add to the gradient instead of replacing it */
 } moert_block;
 
@@ -77,8 +77,8 @@ void moert_block_weights_changed(moert_block *block);
  * `prepacked`. */
 moert_status moert_block_gemm(moert_block *block, size_t tensor, const moert_gemm *gemm);
 
-/* Reserves the nodes of a batch; call it before its gradients are collected. With `accumulate` they
- * are added to the block's gradient, otherwise they replace it. */
+/* Reserves the nodes of a batch; call it before its gradients are collected. With `accumulate` the
+ * nodes are added to the block's gradient, otherwise they replace the gradient. */
 moert_status moert_block_begin(moert_block *block, const moert_batch *batch, bool accumulate);
 
 /*
@@ -95,26 +95,26 @@ moert_tree_nodes_at moert_block_nodes(const moert_block *block, size_t tensor,
                                       const moert_batch *batch, size_t first);
 
 /*
- * Collects the weight gradient of a dense layer y = x weight^T, and with gemm->bias != NULL the
- * bias gradient, as tensor + 1. Fills in groups, weight and bias of `gemm`. `scratch` is a growable
- * buffer for gradients per sequence.
+ * Collects the weight gradient of a dense layer y = x weight^T. If gemm->bias is not NULL, also
+ * collects the bias gradient, that of `tensor` + 1. Fills in groups, weight and bias of `gemm`.
+ * `scratch` is a growable buffer for gradients per sequence.
  */
 moert_status moert_block_dense_gradient(moert_block *block, size_t tensor, const moert_batch *batch,
                                         const moert_gemm *gemm, moert_buffer **scratch);
-/* The bytes of gradients per sequence that are computed at once, at least one row of the weight.
- * With device == NULL: those of a CPU. */
+/* The most bytes of gradients per sequence to compute at once; one row of the weight is always
+ * allowed. With device == NULL: the value for CPUs. */
 size_t moert_block_partial_bytes(const moert_device *device);
 
 /* The size in floats of this rank's shard; sets *first to its offset. */
 size_t moert_block_shard(const moert_block *block, size_t *first);
-/* The first chunk of a rank's shard; `rank` counts those that hold the block. For the rank after
- * the last: the number of chunks. */
+/* The first chunk of a rank's shard; `rank` is an index among the ranks that hold the block. With
+ * `rank` equal to their number: the number of chunks. */
 size_t moert_block_first_chunk(const moert_block *block, size_t rank);
 /*
- * Sums gradients over the ranks that hold the block. A replicated block sums the nodes; `spans` has
- * the sequences of each rank. An expert block sums the gradients of its replicas; `spans` has one
- * leaf per replica. The sum replaces this rank's shard of the gradient or, of nodes with
- * `accumulate`, is added to it.
+ * Sums gradients over the ranks that hold the block. For a replicated block it sums the nodes, and
+ * `spans` has the sequences of each rank. For an expert block it sums the gradients of the
+ * replicas, and `spans` has one leaf per replica. The sum replaces this rank's shard of the
+ * gradient. With `accumulate`, a sum of nodes is added to the shard instead.
  *
  * start waits for the device but not for other ranks. Between start and wait, the caller may
  * neither write gradients nor read those of the block. All ranks start blocks in the same order. If
@@ -142,14 +142,14 @@ moert_layer_shapes moert_layer_shapes_of(const moert_layer_options *options, siz
  * projection. NULL past the end. */
 moert_block *moert_layer_block(moert_layer *layer, size_t index);
 /*
- * moert_layer_reduce in parts (see moert_block_reduce_start). It completes a gradient only in this
- * rank's shard of the block. Call moert_mesh_gather_spans for the batch first.
+ * moert_layer_reduce in parts (see moert_block_reduce_start). These functions complete a gradient
+ * only in this rank's shard of the block. Call moert_mesh_gather_spans for the batch first.
  */
 moert_status moert_layer_reduce_start(moert_layer *layer, bool last);
 moert_status moert_layer_reduce_progress(moert_layer *layer);
 moert_status moert_layer_reduce_wait(moert_layer *layer);
 /* Passes bf16 values of the next forward's x or backward's dy, so that dispatch need not round the
- * rows; NULL: none. The buffer must stay valid and unchanged as long as x or dy. */
+ * rows; NULL: none. The buffer must stay valid and unchanged as long as x or dy must. */
 void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *rows);
 /* The router's results of the last forward. */
 const moert_routing *moert_layer_routing(const moert_layer *layer);

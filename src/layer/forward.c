@@ -45,7 +45,7 @@ static moert_status route(moert_layer *layer, const moert_buffer *x) {
 static moert_status compute_chunk(moert_layer *layer, moert_transfer *back, size_t chunk,
                                   const moert_part *part) {
     moert_phase_set(MOERT_PHASE_EXPERTS);
-    if (chunk == 0) { /* once per pass: the rounded weights, and v and h of all rows */
+    if (chunk == 0) { /* once per pass: round the weights, and reserve v and h of all rows */
         const size_t n = layer->plan->plan->rows * layer->options.intermediate;
         const size_t v = moert_operand_floats(moert_precision_v_type(layer), 2 * n);
         const size_t h = moert_operand_floats(moert_precision_h_type(layer), n);
@@ -78,7 +78,8 @@ static moert_status compute_chunk(moert_layer *layer, moert_transfer *back, size
     return moert_wire_return(layer, back, &second);
 }
 
-/* result[T,H] = the shared expert's output for all tokens of this rank, which do not travel. */
+/* result[T,H] = the shared expert's output for all tokens of this rank. The shared expert needs no
+ * exchange. */
 static moert_status compute_shared_expert(moert_layer *layer, const moert_buffer *x,
                                           moert_buffer **result) {
     const moert_layer_options *o = &layer->options;
@@ -114,7 +115,7 @@ static moert_status compute_shared_expert(moert_layer *layer, const moert_buffer
 }
 
 /* Makes the plan, reserves the window of the results and starts the dispatch of x. `status` is this
- * rank's so far; all ranks of the EP group return the same one. */
+ * rank's status so far; all ranks of the EP group return the same status. */
 static moert_status deliver(moert_layer *layer, moert_status status, const moert_buffer *x,
                             moert_transfer *back) {
     moert_mesh *mesh = layer->mesh;
@@ -125,7 +126,7 @@ static moert_status deliver(moert_layer *layer, moert_status status, const moert
                                   &(moert_exchange_slots){layer->routing.index, layer->batch.tokens,
                                                           router->topk, router->experts},
                                   status);
-    if (status == MOERT_OK) /* while the host makes the plan */
+    if (status == MOERT_OK) /* the device packs rows while the host makes the plan */
         status = moert_wire_pack(layer, x, &wire_rows);
     MOERT_TRY(moert_exchange_end_plan(mesh->exchange, status, &layer->plan));
     MOERT_TRY(moert_wire_back(layer, true, back));
@@ -145,7 +146,7 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
                                  const moert_buffer *x, moert_buffer *y) {
     const bool shared = layer->options.shared_intermediate > 0;
     moert_transfer back;
-    moert_buffer *result = NULL; /* the shared expert's, computed while rows travel */
+    moert_buffer *result = NULL; /* the shared expert's result, computed while rows travel */
     moert_status status = check_batch(layer, batch, x, y);
     moert_exchange_free_plan(layer->plan);
     layer->plan = NULL;

@@ -12,12 +12,14 @@ enum { BLOCK_DENSE, BLOCK_EXPERT_IN, BLOCK_EXPERT_OUT, BLOCKS = MOERT_LAYER_BLOC
 enum { DENSE_ROUTER, DENSE_ROUTER_BIAS, DENSE_SHARED_W1, DENSE_SHARED_W2, DENSE_TENSORS };
 enum { EXPERT_WEIGHT, EXPERT_BIAS, EXPERT_TENSORS };
 
-/* The quantized weight of an expert block, for precisions with scales per block: for forward with
- * blocks along K, for dgrad along N. Prepacked, or float32 where prepacking gains nothing. */
+/* The quantized copies of an expert block's weight, for precisions with scales per block. The copy
+ * for forward has blocks along K, the copy for dgrad along N. A copy is prepacked, or float32 where
+ * prepacking gains nothing. */
 typedef struct moert_rounded {
     moert_prepacked *prepacked[MOERT_PREPACKED_USES];
     moert_buffer *weight[MOERT_PREPACKED_USES];
-    float amax[2]; /* NVFP4: of x of the last forward and y of the last backward, over all ranks */
+    float amax[2]; /* NVFP4: amax of the last forward's x and the last backward's y, over all
+                      ranks */
 } moert_rounded;
 
 struct moert_layer {
@@ -27,12 +29,12 @@ struct moert_layer {
     moert_block *block[BLOCKS];
     moert_buffer *correction; /* [E] or NULL */
     moert_rounded rounded[BLOCKS];
-    bool weights_changed; /* since `rounded` was made */
+    bool weights_changed; /* the weights changed since `rounded` was computed */
     size_t gathers;       /* gathers of an amax that remain in this pass */
 
     /* the last forward, kept for backward */
     moert_batch batch;
-    const moert_buffer *input; /* x[T,H] of the caller */
+    const moert_buffer *input; /* the caller's x[T,H] */
     const moert_buffer *bf16;  /* moert_layer_give_bf16 */
     moert_buffer *logits;      /* [T,E] */
     moert_routing routing;
@@ -56,8 +58,8 @@ moert_gemm moert_layer_gemm(const moert_layer *layer, moert_gemm_kind kind, int 
                             const moert_part *part);
 /* The scaled biases of the second projection, whose result is gemm->y. */
 moert_scaled_bias moert_layer_biases(const moert_layer *layer, const moert_gemm *gemm);
-/* The GEMM descriptor of a dense projection over the batch's tokens, without operands; the router's
- * has x and y. */
+/* The GEMM descriptors of a dense projection over the batch's tokens, without operands, and of the
+ * router, with x and y. */
 moert_gemm moert_layer_dense_gemm(const moert_layer *layer, moert_dtype type, size_t n, size_t k);
 moert_gemm moert_layer_router_gemm(const moert_layer *layer, const moert_buffer *x,
                                    moert_buffer *logits);

@@ -17,20 +17,20 @@ typedef enum moert_scratch {
     MOERT_SCRATCH_LOGITS,    /* [T,E] */
     MOERT_SCRATCH_TOKENS,    /* [T,H] */
     MOERT_SCRATCH_DENSE,     /* [M,H] rows of a window, as floats without gaps */
-    MOERT_SCRATCH_WIRE,      /* payloads that quantizers write, rows as they travel */
+    MOERT_SCRATCH_WIRE,      /* payloads that quantizers write; rows in the wire's representation */
     MOERT_SCRATCH_SCALES,    /* scales that quantizers write */
     MOERT_SCRATCH_GLOBAL,    /* [L] global scales */
     MOERT_SCRATCH_AMAX,      /* [L] */
     MOERT_SCRATCH_ENDS,      /* uint32 [L] ends of the experts' rows in a weight */
-    MOERT_SCRATCH_ROUNDED_X, /* operands of a GEMM, rounded */
-    MOERT_SCRATCH_ROUNDED_Y, /* likewise, and rounded results before they are sent */
+    MOERT_SCRATCH_ROUNDED_X, /* operand x of a GEMM, rounded */
+    MOERT_SCRATCH_ROUNDED_Y, /* operand y of a GEMM, rounded; results rounded for the wire */
     MOERT_SCRATCHES
 } moert_scratch;
 
 /* Windows whose contents no layer needs after the combine of a pass. */
 typedef enum moert_shared_window {
     MOERT_WINDOW_OUT,   /* results of the experts, or gradients of their inputs */
-    MOERT_WINDOW_BF16,  /* the same as bf16; its width counts bf16 values */
+    MOERT_WINDOW_BF16,  /* rows of MOERT_WINDOW_OUT as bf16; its width counts bf16 values */
     MOERT_WINDOW_DY,    /* gradients of the experts' results */
     MOERT_WINDOW_DPROB, /* gradients of the routing weights, width 1 */
     MOERT_SHARED_WINDOWS
@@ -38,7 +38,7 @@ typedef enum moert_shared_window {
 
 /* A rank's message in the gather of an amax (layer/precision.h). */
 typedef struct moert_amax_report {
-    uint32_t status; /* moert_status so far */
+    uint32_t status; /* the rank's moert_status so far */
     float amax;
 } moert_amax_report;
 
@@ -53,8 +53,8 @@ struct moert_mesh {
     size_t window_width[MOERT_SHARED_WINDOWS];
     moert_buffer *scratch[MOERT_SCRATCHES];
     moert_amax_report *reports; /* [R] */
-    moert_span *spans;          /* [R] sequences of the ranks, by moert_mesh_gather_spans */
-    moert_span *replica_spans;  /* [EDP] the replicas, each a leaf */
+    moert_span *spans;          /* [R] sequences of the ranks, set by moert_mesh_gather_spans */
+    moert_span *replica_spans;  /* [EDP] one leaf for each replica */
 };
 
 /* *group = the number of ranks that share one set of experts: `ep`, or all `ranks` if it is 0.

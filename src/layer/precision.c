@@ -203,16 +203,16 @@ moert_status moert_precision_tell_replicas(moert_layer *layer, moert_status stat
 
 /* One operand of a GEMM and the scratch buffer of its rounded rows. */
 typedef struct operand {
-    moert_buffer **values; /* in the GEMM; rounding replaces it by the rounded rows */
-    size_t *stride;        /* in the GEMM; rounding sets it to 0, dense */
+    moert_buffer **values; /* a field of the GEMM; rounding sets it to the rounded rows */
+    size_t *stride;        /* a field of the GEMM; rounding sets it to 0 (dense) */
     size_t columns;
     float *amax;
-    bool measured; /* amax is known */
+    bool measured; /* `amax` is known already */
     bool rounded;  /* the rows are rounded already */
     moert_scratch target;
 } operand;
 
-/* x, or y, of a GEMM. Rows that dispatch delivered may be bf16 already, as may h and dv. */
+/* Operand x or y of a GEMM. Rows that dispatch delivered, h and dv may be bf16 already. */
 static operand operand_of(moert_layer *layer, int block, bool y, moert_gemm *gemm) {
     const bool received = block == (y ? BLOCK_EXPERT_OUT : BLOCK_EXPERT_IN);
     const moert_dtype own = y ? moert_precision_dv_type(layer) : moert_precision_h_type(layer);
@@ -256,7 +256,7 @@ static moert_status round_operand(moert_layer *layer, const moert_groups *groups
             &(moert_cast){sizeof(moert_cast), MOERT_DTYPE_F32, type, n, rows.values, target});
     if (precision == MOERT_PRECISION_NVFP4) {
         MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_AMAX, 1, &amax));
-        if (!o->measured) { /* the amax of this rank's rows, then of all ranks' */
+        if (!o->measured) { /* the amax of this rank's rows, then that of all ranks' rows */
             const moert_quantizer plain = quantizer_of(precision, MOERT_AXIS_ROW);
             const moert_quantize measured = quantize_of(&rows, &plain, amax);
             MOERT_TRY(moert_quantize_amax(&measured));

@@ -30,8 +30,8 @@
 moert_status moert_precision_refresh(moert_layer *layer);
 void moert_precision_free(moert_layer *layer);
 
-/* Starts a pass, forward or backward. With NVFP4 it has two gathers. Call it before anything that
- * can fail on some ranks only. */
+/* Starts a pass, forward or backward. A pass with NVFP4 has two gathers. Call it before anything
+ * that can fail on some ranks only. */
 void moert_precision_begin(moert_layer *layer);
 /*
  * Call it with this rank's status before the combine of a pass. If the status is a failure and a
@@ -40,25 +40,26 @@ void moert_precision_begin(moert_layer *layer);
  * and those that wait.
  */
 moert_status moert_precision_settle(moert_layer *layer, moert_status status);
-/* The same for a failure that all ranks of the EP group share but their replicas do not know. */
+/* Calls moert_precision_settle for a failure that all ranks of the EP group share but their
+ * replicas do not know. Returns `status` if the experts have no replicas. */
 moert_status moert_precision_tell_replicas(moert_layer *layer, moert_status status);
 
-/* The dtype of h[M,I]: bf16 in that recipe, since only GEMMs read h; else float32. */
+/* The dtype of h[M,I]: bf16 in the recipe bf16, since only GEMMs read h; else float32. */
 moert_dtype moert_precision_h_type(const moert_layer *layer);
 
-/* The dtype of v[M,2I] and dh[M,I]: bf16 if h is and the GEMMs of `experts` experts can round their
- * results (moert_operand_between). Float32 with biases: dv replaces v, and their gradient reads dv
- * in float32. */
+/* The dtype of v[M,2I] and dh[M,I]: bf16 if h is bf16 and the GEMMs of `experts` experts can round
+ * their results (moert_operand_between), else float32. With biases it is float32, because dv
+ * replaces v and the gradient of the biases reads dv in float32. */
 moert_dtype moert_precision_between(const moert_device *device, const moert_layer_options *options,
                                     size_t experts);
 moert_dtype moert_precision_v_type(const moert_layer *layer);
 
-/* The dtype of dv: that of h. Float32 with biases. With a deferred wgrad that of v, whose buffer dv
- * then uses. */
+/* The dtype of dv. It is float32 with biases. Otherwise, with a deferred wgrad it is the dtype of
+ * v, because dv then uses the buffer of v. In all other cases it is the dtype of h. */
 moert_dtype moert_precision_dv_type(const moert_layer *layer);
 
 /* Runs a GEMM of the experts' projection `block`, after rounding its operands to scratch. The
- * operands are float32, but for h, dv and received rows, which may be bf16 already. */
+ * operands are float32, except that h, dv and received rows may be bf16 already. */
 moert_status moert_precision_gemm(moert_layer *layer, int block, const moert_gemm *gemm);
 /* `gemm`, a forward or dgrad, with the dtype of its rounded operands: the argument for
  * moert_gemm_rounds and moert_gemm_scatters. */

@@ -7,7 +7,7 @@
 
 enum {
     BF16_PER_FLOAT = sizeof(float) / sizeof(uint16_t),
-    GRAIN = 8, /* GEMMs that scatter their results need multiples of it as N and K */
+    GRAIN = 8, /* GEMMs that scatter their results need N and K to be multiples of this */
 };
 
 size_t moert_wire_width(const moert_layer_options *options) {
@@ -99,9 +99,9 @@ moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, m
 }
 
 /* Whether ranks push the experts' results to the tokens' ranks (moert_exchange_pushes). The GEMM
- * can store them there only if it has bf16 operands and rounds its results. It does not if tokens
- * are so uneven that the largest number of slots of a rank exceeds twice the largest number of
- * rows. The same on all ranks. */
+ * can store them there only if it has bf16 operands and rounds its results. Ranks do not push if
+ * tokens are so uneven that the largest number of slots of a rank exceeds twice the largest number
+ * of rows. The result is the same on all ranks. */
 static bool pushes(const moert_layer *layer) {
     const moert_layer_options *o = &layer->options;
     const moert_exchange_plan *plan = layer->plan;
@@ -133,7 +133,8 @@ moert_status moert_wire_results(moert_layer *layer, const moert_transfer *back, 
     if (!bf16 && !sent)
         return MOERT_OK;
     *stride *= bf16 ? BF16_PER_FLOAT : 1;
-    const bool biased = forward && layer->options.expert_biases; /* added after the GEMM */
+    /* biases are added after the GEMM */
+    const bool biased = forward && layer->options.expert_biases;
     const bool plain = bf16 && !biased, sums = moert_exchange_sums(layer->mesh->exchange);
     const moert_device *device = layer->mesh->device;
     const moert_gemm rounded = moert_precision_operands(layer, gemm);

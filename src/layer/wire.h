@@ -20,23 +20,23 @@ moert_status moert_wire_pack(moert_layer *layer, const moert_buffer *rows,
  * conversion before or after them needs all rows. */
 bool moert_wire_takes_chunks(const moert_layer_options *options);
 /* *rows = the rows [M,H] that a window received, `*stride` elements apart. They are float32, in the
- * window or in a scratch buffer that is valid until the next unpack. With
- * moert_precision_takes_wire they are the window's bf16 values. */
+ * window or in a scratch buffer that is valid until the next unpack. If moert_precision_takes_wire
+ * is true, the rows are the window's bf16 values instead. */
 moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, moert_buffer **rows,
                                size_t *stride);
 
-/* Prepares *back for the experts' results: its window, with room for layer->plan, and its cells if
- * they are pushed to the tokens' ranks, in forward only. Collective when the window is new or
- * grows. */
+/* Prepares *back for the experts' results. Its window gets room for layer->plan. In forward, if
+ * ranks push the results to the tokens' ranks, *back also gets cells. Collective when the window is
+ * new or grows. */
 moert_status moert_wire_back(moert_layer *layer, bool forward, moert_transfer *back);
 /*
  * Selects the GEMM's output buffer for the results [M,H]: y of a forward, else x. Without a push,
  * this is the window (rounded if needed). With a push, the GEMM scatters its rows to the windows of
- * the tokens' ranks. If it cannot round or scatter, or if ranks sum rows before they push them, the
- * output is a scratch buffer with the window's gaps, valid until the next unpack.
+ * the tokens' ranks. If the GEMM cannot round or scatter, or if ranks sum rows before they push
+ * them, the output is a scratch buffer with the window's gaps, valid until the next unpack.
  */
 moert_status moert_wire_results(moert_layer *layer, const moert_transfer *back, bool forward,
                                 moert_gemm *gemm);
-/* After the GEMM: moves its results from scratch to the window, or pushes them. Does nothing if
- * they are there already. */
+/* After the GEMM: moves its results from scratch to the window, or pushes them. Does nothing if the
+ * GEMM has stored the results there. */
 moert_status moert_wire_return(moert_layer *layer, moert_transfer *back, const moert_gemm *gemm);

@@ -15,7 +15,8 @@ static moert_status differentiate_norm(moert_model *model, moert_block *block, s
     moert_norm_gradient norm = *own;
     norm.sequences = model->batch.sequences;
     norm.weight = block->tensor[index].weight;
-    norm.scratch = &model->mesh->scratch[MOERT_SCRATCH_TOKENS]; /* only forward uses it otherwise */
+    /* otherwise only forward uses this scratch buffer */
+    norm.scratch = &model->mesh->scratch[MOERT_SCRATCH_TOKENS];
     MOERT_TRY(moert_model_reserve(model, norm.sequences * norm.width, partial_scratch(model)));
     norm.partial = *partial_scratch(model);
     MOERT_TRY(moert_norm_backward(&norm));

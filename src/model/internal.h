@@ -25,7 +25,7 @@ enum { OUTER_EMBED, OUTER_NORM, OUTER_HEAD, OUTER_TENSORS };
 typedef struct moert_model_layer {
     moert_block *attention;
     moert_layer *moe;
-    moert_buffer *aux_gradient; /* [E] of the last loss */
+    moert_buffer *aux_gradient; /* [E] gradient of the last auxiliary loss */
 
     /* activations of the last forward; T rows each */
     moert_buffer *normed, *rstd;           /* [T,H] as operands (layer/operand.h), [T] */
@@ -53,13 +53,13 @@ struct moert_model {
     moert_batch batch;
     size_t length;
     moert_buffer *ends, *tokens, *targets;
-    moert_buffer *links;                     /* [T,2] of moert_embedding_links; untied */
-    moert_buffer *embedded;                  /* [T,H] */
-    moert_buffer *final_normed, *final_rstd; /* as those of a layer */
+    moert_buffer *links;    /* [T,2], see moert_embedding_links; untied head only */
+    moert_buffer *embedded; /* [T,H] */
+    moert_buffer *final_normed, *final_rstd; /* like normed and rstd of a layer */
     moert_buffer *bf16; /* [T,H] rows in bf16 for the next MoE layer or projection; NULL if the
                            dense layers use float32 */
-    moert_buffer *logits, *token_loss; /* [T,V], their gradient after the loss; [T] */
-    moert_model_losses losses;         /* of the last loss */
+    moert_buffer *logits, *token_loss; /* [T,V], which the loss replaces by their gradient; [T] */
+    moert_model_losses losses;         /* as given to the last loss */
     double factor;
     uint64_t *counts; /* [layers,E] slots per expert of the last loss, over all ranks */
 
@@ -147,8 +147,8 @@ static inline moert_attention moert_model_attention(const moert_model *model,
                              .scratch = &model->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
 }
 
-/* *operand = attention's result as an operand: its float32 result, or bf16 values that it also
- * writes. */
+/* *operand = attention's result as an operand: the float32 result, or the bf16 values that
+ * attention also writes. */
 static inline moert_status moert_model_attended(moert_model *model, moert_attention *attention,
                                                 moert_buffer **operand) {
     const size_t n = model->batch.tokens * attention->heads * attention->head_size;

@@ -2,7 +2,7 @@
  * Reads the weights of a single MoE layer from its model's files and writes its gradients, with the
  * names and layouts of the five families.
  *
- * A range maps consecutive elements of a file's tensor to elements of a layer's tensor. It is
+ * A range maps consecutive elements of a file's tensor to elements of a layer's tensor. A range is
  * transposed where the file holds [in, out] matrices (gpt-oss; never guessed from shapes).
  * Quantized weights (io/weights.h) are dequantized when they are read. Gradients have the names and
  * shapes of plain weights.
@@ -14,10 +14,10 @@
 #include "moert/layer.h"
 
 typedef struct moert_layer_range {
-    char name[128]; /* of the file's tensor */
+    char name[128]; /* name of the file's tensor */
     size_t rank, shape[3];
     size_t file_first, layer_first; /* in elements */
-    size_t rows, columns;           /* as the layer has it; 1 row for vectors */
+    size_t rows, columns;           /* shape in the layer; a vector has 1 row */
     bool transposed;                /* the file has [columns, rows] */
     moert_layer_tensor which;
 } moert_layer_range;

@@ -1,7 +1,7 @@
 /*
- * The losses of a forward pass: cross-entropy, load balancing, z. All sums are float64: the rank
- * that holds a sequence sums it, then all ranks add the sequences in order. So the digits do not
- * depend on the number of ranks.
+ * The losses of a forward pass: cross-entropy, load balancing, z. All sums are float64. The rank
+ * that holds a sequence sums over its tokens; then all ranks add the sums of the sequences in
+ * order. So the digits do not depend on the number of ranks.
  */
 #include <stdlib.h>
 

@@ -3,7 +3,8 @@
  *
  * Each rank holds consecutive sequences of the batch of B sequences of length S
  * (moert_model_partition). Parameters outside the experts are replicated, and their gradients are
- * summed in the tree over sequences. All calls are collective over the mesh's context unless said.
+ * summed in the tree over sequences. All calls are collective over the mesh's context unless said
+ * otherwise.
  */
 #pragma once
 
@@ -41,11 +42,11 @@ void moert_model_weights_changed(moert_model *model);
 typedef struct moert_model_tensor {
     char name[96];
     size_t rank, shape[2], elements;
-    bool replicated;    /* false: it belongs to one expert */
-    bool is_matrix;     /* not a norm */
-    size_t owner;       /* rank of the EP group that holds it, when not replicated */
+    bool replicated;    /* false: the tensor belongs to one expert */
+    bool is_matrix;     /* false: a norm */
+    size_t owner;       /* rank of the EP group that holds the tensor, when not replicated */
     moert_block *block; /* NULL if only another rank holds it */
-    size_t offset;      /* floats from the block's start */
+    size_t offset;      /* offset in floats from the block's start */
 } moert_model_tensor;
 
 size_t moert_model_tensor_count(const moert_model *model);
@@ -70,7 +71,7 @@ void moert_model_partition(size_t total, size_t rank, size_t size, size_t *first
 typedef struct moert_model_batch {
     size_t total_sequences, length; /* B, S */
     const int32_t *input, *target;  /* this rank's [sequences, S] */
-    bool forward_only;              /* no backward follows; the layers reject one */
+    bool forward_only;              /* no backward follows; the layers refuse a backward */
 } moert_model_batch;
 
 typedef struct moert_model_result {
@@ -87,7 +88,7 @@ moert_status moert_model_logits(moert_model *model, size_t token, float *out);
 
 /*
  * Computes the losses of the last forward. With `factor` above 0 (1 / number of micro-batches) it
- * also prepares backward: the gradient of the logits replaces them.
+ * also prepares backward: the gradient of the logits replaces the logits.
  */
 moert_status moert_model_loss(moert_model *model, const moert_model_losses *losses, double factor,
                               moert_model_result *result);
@@ -99,7 +100,7 @@ const uint64_t *moert_model_expert_counts(const moert_model *model);
  * Computes the gradients of the last loss, for micro-batch `index` of `count`. The first one
  * replaces the gradients, further ones add to them. Gradients of replicated tensors are summed over
  * all ranks, and complete in this rank's shards (moert_model_shard). The last micro-batch also sums
- * those of the experts over their replicas.
+ * the gradients of the experts over their replicas.
  */
 moert_status moert_model_backward(moert_model *model, size_t index, size_t count);
 

@@ -5,8 +5,8 @@
 #include "base/memory.h"
 
 enum {
-    COLUMNS = 256,          /* of a work-group of the gradient */
-    GPU_COLUMNS = 128,      /* the same in the GPU form: a step of kernels/lib/common.h */
+    COLUMNS = 256,          /* columns of a work-group of bias_gradient */
+    GPU_COLUMNS = 128,      /* the same on GPUs: a step of kernels/lib/common.h */
     GPU_ROW_GROUPS = 16384, /* on GPUs, about the most row groups of a launch */
 };
 

@@ -13,10 +13,10 @@ typedef struct moert_scaled_bias {
     const moert_buffer *prob; /* [M] at stride prob_stride */
     size_t prob_stride;
     const moert_buffer *bias; /* [G,n] */
-    moert_buffer *y;     /* [M,n] at stride ldy: forward adds prob * bias to it; the others read the
-                            gradient dy from it */
+    moert_buffer *y;     /* [M,n] at stride ldy: forward adds prob * bias; dprob and gradient read
+                            dy here */
     moert_buffer *dprob; /* [M] at stride prob_stride: dprob adds <dy, bias> to it */
-    moert_buffer *dbias; /* [G,n]: gradient of bias, rows in order */
+    moert_buffer *dbias; /* [G,n]: the gradient of `bias`, summed over rows in order */
     bool accumulate;     /* gradient adds to dbias */
 } moert_scaled_bias;
 

@@ -56,8 +56,8 @@ moert_status moert_embedding_links(moert_span span, size_t length, size_t rows,
 /* ---- RMSNorm: y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon), over rows of `width`
  * ---- */
 
-/* A rotation of rows, which are then heads: `heads` per token, in sequences of `length` tokens.
- * `table` is that of moert_rope_table_create; NULL: no rotation. */
+/* A rotation of rows. Each row is then a head: there are `heads` per token, in sequences of
+ * `length` tokens. `table` is that of moert_rope_table_create; NULL: no rotation. */
 typedef struct moert_rotation {
     const moert_buffer *table;
     size_t heads, length;
@@ -92,8 +92,8 @@ typedef struct moert_norm_gradient {
     moert_buffer *dy, *dx;
     bool accumulate;
     moert_buffer *partial;
-    moert_buffer **scratch; /* grows; keeps nothing between calls. NULL: GPUs are slower, and the
-                               last bits of partial differ */
+    moert_buffer **scratch; /* a growable buffer that keeps nothing between calls. With NULL, GPUs
+                               are slower, and the last bits of `partial` differ */
     moert_buffer *bf16;     /* bf16 [R,width], or NULL */
     moert_rotation rotation;
 } moert_norm_gradient;

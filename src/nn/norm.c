@@ -7,25 +7,25 @@
 #include "nn/nn.h"
 
 enum {
-    BLOCK_ROWS = 32, /* of a work-group: enough work to hide its start */
-    COLUMNS = 64,    /* of a work-group of norm_partial */
-    /* on GPUs */
-    STEP = 128,          /* floats of a step in kernels/lib/common.h, and COLUMNS */
-    FORWARD_STEPS = 16,  /* the most steps of a row in the registers of a row group; */
-    BACKWARD_STEPS = 8,  /* in backward, which also holds dy and a sum */
-    MOST_FLOATS = 16384, /* of a row in the registers of several row groups */
+    BLOCK_ROWS = 32, /* rows of a work-group: enough work to hide its start */
+    COLUMNS = 64,    /* columns of a work-group of norm_partial */
+    /* the following are for GPUs */
+    STEP = 128,          /* floats of a step in kernels/lib/common.h; replaces COLUMNS */
+    FORWARD_STEPS = 16,  /* the most steps of a row in the registers of a row group */
+    BACKWARD_STEPS = 8,  /* the same in backward, where dy and a sum also take registers */
+    MOST_FLOATS = 16384, /* the widest row that fits the registers of several row groups */
     FLOATS_AHEAD = 1024, /* a row group reads rows of about this many floats at a time */
-    PIECE_BLOCKS = 8,    /* of a piece of norm_gradients */
-    PIECE_ROWS = 64,     /* of a piece of norm_partial */
+    PIECE_BLOCKS = 8,    /* the fewest blocks of a piece of norm_gradients */
+    PIECE_ROWS = 64,     /* rows of a piece of norm_partial */
     ROTATED_GRAIN = 8,   /* the norm kernels rotate only rows of a multiple of 8 columns */
-    MOST_PIECES = 1024, /* of norm_gradients, for norm_sum_pieces to add; sequences may need more */
+    MOST_PIECES = 1024,  /* pieces for norm_sum_pieces to add; many sequences need more */
     SPEC_BYTES = 104,
 };
 
 /* How kernels process rows of a width, and the program for that. */
 typedef struct norm_form {
-    int columns;  /* of a row */
-    size_t steps; /* of a row that a row group holds in registers; 0: rows are read twice */
+    int columns;  /* columns of a row */
+    size_t steps; /* steps of a row that a row group holds in registers; 0: rows are read twice */
     size_t block; /* rows of a row group */
     char program[64];
 } norm_form;
@@ -47,7 +47,8 @@ static moert_status choose_form(const moert_device *device, size_t width, size_t
     return MOERT_OK;
 }
 
-/* `floats` and `rounded`: the float32 and the bf16 result, or NULL. */
+/* Names the program. `floats` and `rounded` are the float32 and the bf16 result; NULL if a result
+ * is not computed. */
 static void name_program(const norm_form *form, const moert_buffer *floats,
                          const moert_buffer *rounded, bool rotated, char spec[SPEC_BYTES]) {
     snprintf(spec, SPEC_BYTES, "%s -DRESULTS=%d -DROTATED=%d", form->program,
@@ -136,7 +137,7 @@ static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form 
                          MOERT_ARG(norm->weight), MOERT_ARG(norm->rstd), MOERT_ARG(norm->dy),
                          MOERT_ARG(norm->dx), MOERT_ARG(norm->bf16), MOERT_ARG(piece),
                          MOERT_ARG(rotation->table), MOERT_STRUCT(args));
-    /* before norm_backward, which may overwrite dy: dx may be the same buffer */
+    /* norm_partial runs first: norm_backward may overwrite dy, since dx may be the same buffer */
     const size_t columns = moert_by_form(device, COLUMNS, STEP);
     MOERT_TRY(
         MOERT_RUN(device, spec, "norm_partial",
@@ -170,7 +171,7 @@ size_t moert_norm_scratch_floats(const moert_device *device, size_t sequences, s
     norm_form form;
     const size_t sequence_rows = sequences > 0 ? rows / sequences : 0;
     if (choose_form(device, width, BACKWARD_STEPS, &form) != MOERT_OK)
-        return 0; /* moert_norm_backward will fail */
+        return 0; /* moert_norm_backward will report the failure */
     const size_t pieces =
         pieces_of(sequence_rows, rows_of_pieces(device, &form, rows, sequence_rows));
     return pieces > 1 ? sequences * pieces * width : 0;

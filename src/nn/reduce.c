@@ -6,7 +6,7 @@
 #include "device/profile/profile.h"
 #include "nn/nn.h"
 
-enum { COLUMNS = 1024, GPU_COLUMNS = 512 }; /* of a row group, as in kernels/nn/reduce.cl */
+enum { COLUMNS = 1024, GPU_COLUMNS = 512 }; /* columns of a row group, as in kernels/nn/reduce.cl */
 
 moert_status moert_tree_reduce(const moert_tree_nodes_at *at, size_t n,
                                const moert_buffer *partial) {
@@ -50,7 +50,7 @@ struct moert_squares {
     moert_device *device;
     size_t count, chunks, stretches, sum_bytes; /* a sum is a double, or a float without fp64 */
     stretch *stretch;                           /* [stretches] */
-    moert_buffer *table;                        /* [count + 1] rows; the last ends the chunks */
+    moert_buffer *table;                        /* span_row [count + 1]; the last ends the chunks */
     moert_buffer *chunk_sums, *sums;
     void *host_sums; /* room for chunk_sums or sums */
 };

@@ -21,8 +21,9 @@ static moert_status add_buffer(moert_op *op, size_t elements, size_t bytes, moer
     return moert_workspace_add(op->device, elements, bytes, &op->work, buffer);
 }
 
-/* add_buffer for values or scales of `q`. If groups of an operand break the promise of
- * row_multiple, the GEMM reads elements that no conversion writes, so they are zeroed here. */
+/* Adds a buffer for values or scales of `q`. If a group's rows are not a multiple of row_multiple,
+ * as the caller promised, the GEMM reads elements that no conversion writes. So the buffer starts
+ * as zeros. */
 static moert_status add_part(moert_op *op, const moert_op_quantized *q, size_t elements,
                              size_t bytes, moert_buffer **buffer) {
     MOERT_TRY(add_buffer(op, elements, bytes, buffer));
@@ -58,7 +59,8 @@ void moert_op_free_conversions(moert_op *op) {
 static moert_status make_values(moert_op *op, moert_conversion *c) {
     const moert_op_quantized *q = c->as;
     const size_t elements = q->rows * q->columns, bytes = moert_dtype_bits(c->type) / 8;
-    if (q->payload == MOERT_OP_BUFFER_column) /* quantized from the values of the result */
+    /* the second version is quantized from the values of the result */
+    if (q->payload == MOERT_OP_BUFFER_column)
         return MOERT_OK;
     if (needs_no_values(op, c))
         return is_discrete(op, q) ? MOERT_NEW_ARRAY(&c->discrete_quantized, op->options.groups)
@@ -139,7 +141,7 @@ static moert_status move_scales(const moert_quant_backend *by, const moert_op_bu
     return MOERT_OK;
 }
 
-/* The description for the quantizers. */
+/* Describes the conversion of an operand for the quantizers. */
 static moert_quantize describe(const moert_op_buffers *b, const moert_conversion *c,
                                moert_buffer *values, moert_buffer *payload, moert_buffer *scale) {
     return (moert_quantize){.how = c->as->how,
@@ -222,7 +224,7 @@ static moert_status load_operand(const moert_op *op, const moert_op_buffers *b,
     return MOERT_OK;
 }
 
-/* Computes op->alphas: alpha times the global scales; in DGLU without alpha. */
+/* Computes op->alphas: alpha times the global scales or, in DGLU, the global scales alone. */
 static moert_status fold_globals(const moert_op *op, const moert_op_buffers *b) {
     moert_global_scales fold = {.groups = op->options.groups, .to = op->alphas};
     if (op->alphas == NULL)

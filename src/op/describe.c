@@ -31,7 +31,7 @@ static moert_status check_rows(const moert_op *op, const char *type_field, const
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "%s: %.1s.discrete is true; only weight may be discrete",
                           moert_op_kind_name(op->options.kind), type_field);
-    if (rows->how.size != 0) /* describe_quantized.c checks it */
+    if (rows->how.size != 0) /* describe_quantized.c checks quantized operands */
         return MOERT_OK;
     MOERT_TRY(check_type(op, type_field, rows->type, 8));
     if (rows->stride == 0)
@@ -46,7 +46,7 @@ static moert_status check_rows(const moert_op *op, const char *type_field, const
 }
 
 static moert_status check_weight(moert_op *op) {
-    enum { MOST_DISCRETE = 65536 }; /* each may need a buffer of the workspace */
+    enum { MOST_DISCRETE = 65536 }; /* each discrete weight may need a buffer of the workspace */
     moert_operand *weight = &op->options.weight;
     if (weight->discrete && op->options.groups > MOST_DISCRETE)
         return moert_op_refuse(MOERT_ERROR_UNSUPPORTED, op, "groups",

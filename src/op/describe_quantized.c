@@ -10,7 +10,7 @@
 /* A moert_operand of the options that may be quantized, and its buffers. */
 typedef struct part {
     const char *name;
-    size_t at; /* its offset in the options */
+    size_t at; /* offset of the operand in the options */
     moert_op_buffer payload, scale, global;
 } part;
 
@@ -184,8 +184,8 @@ moert_status moert_op_check_quantized(const moert_op *op) {
 
 /* ---- shapes ---- */
 
-/* Units of `unit` rows that all groups need: the exact number if groups are of equal size or
- * row_multiple is a multiple of `unit`, else the largest possible number. */
+/* The number of units of `unit` rows that all groups need. It is exact if groups are of equal size
+ * or row_multiple is a multiple of `unit`, else it is the largest possible number. */
 static size_t room(const moert_op *op, const moert_op_quantized *q, size_t unit) {
     const size_t multiple = op->options.row_multiple;
     if (!q->by_ends)
@@ -195,14 +195,16 @@ static size_t room(const moert_op *op, const moert_op_quantized *q, size_t unit)
     return moert_row_blocks_most(q->rows, q->groups, unit);
 }
 
-/* The payload's matrix of a weight: [groups * N, K] or, transposed, [groups * K, N]. */
+/* Sets the shape of a weight's payload as a matrix: [groups * N, K] or, transposed, [groups * K,
+ * N]. */
 static void shape_weight(const moert_op *op, moert_op_quantized *q) {
     const moert_op_options *o = &op->options;
     q->transposed = q->how.transposed;
     q->groups = o->weight.discrete ? 1 : o->groups;
     q->rows = q->groups * (q->transposed ? o->k : o->n);
     q->columns = q->transposed ? o->n : o->k;
-    if (q->transposed && q->how.axis != MOERT_AXIS_TILE) /* the axis in the transpose */
+    /* ROW and COLUMN change places in a transposed matrix */
+    if (q->transposed && q->how.axis != MOERT_AXIS_TILE)
         q->how.axis = q->how.axis == MOERT_AXIS_ROW ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW;
     q->how.transposed = false;
 }

@@ -7,7 +7,7 @@
 typedef struct lowered {
     moert_dtype type;
     size_t stride;
-    bool wide; /* a float32 operand; the other has a smaller type */
+    bool wide; /* this operand is float32, and the other one has a smaller type */
     const moert_quantized *quantized;
 } lowered;
 
@@ -31,7 +31,8 @@ static const moert_operand *second_of(const moert_op *op) {
     return op->options.kind == MOERT_OP_GEMM_WGRAD ? &op->options.y : &op->options.weight;
 }
 
-/* The operands' type: that of a plain operand or, if both are quantized, of decoded ones. */
+/* The operands' dtype: that of the plain operand or, if both are quantized, that of
+ * decoded values. */
 static moert_dtype operand_type(const moert_op *op) {
     return !is_quantized(first_of(op))    ? first_of(op)->type
            : !is_quantized(second_of(op)) ? second_of(op)->type
@@ -120,7 +121,8 @@ static moert_glu lower_glu(const moert_op *op, const moert_op_buffers *b) {
     return glu;
 }
 
-/* A dGLU with an offset ignores alpha and beta, as in cuDNN. Global scales multiply its sums. */
+/* A dGLU with an offset ignores alpha and beta, as in cuDNN. Global scales multiply the sums of a
+ * dGLU. */
 static moert_epilogue lower_epilogue(const moert_op *op, const moert_op_buffers *b) {
     const moert_op_options *o = &op->options;
     const bool dglu = o->kind == MOERT_OP_DGLU, scales = !dglu || o->glu.offset == 0.0f;

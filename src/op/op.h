@@ -26,7 +26,7 @@ typedef struct moert_op_need {
 /* The role of x or y in the GEMM, and the order of its rows. */
 typedef struct moert_op_rows {
     bool input, output;
-    bool gathered;  /* row r lies at gather[r] / divisor */
+    bool gathered;  /* row r is stored at row gather[r] / divisor */
     size_t divisor; /* at least 1 */
     size_t width;
 } moert_op_rows;
@@ -36,13 +36,13 @@ typedef struct moert_op_rows {
 typedef struct moert_op_quantized {
     moert_op_buffer payload, scale, global; /* MOERT_OP_BUFFERS: no such buffer */
     bool result;
-    bool by_ends;                 /* the groups are those of the op; otherwise of equal size */
+    bool by_ends;                 /* true: the groups of the op; false: groups of equal size */
     bool transposed;              /* each group holds the transpose of the operand's matrix */
-    moert_quantizer how;          /* with the axis of this matrix; rounding is not AUTO */
-    size_t groups, rows, columns; /* of one buffer */
+    moert_quantizer how;          /* how.axis is that of this matrix; rounding is not AUTO */
+    size_t groups, rows, columns; /* the groups and the size of one buffer */
     size_t blocks;                /* row blocks that payload and scales have room for */
     moert_scale_layout scales;
-    size_t width; /* of a line of linear scales that are not transposed */
+    size_t width; /* scales in a line of linear scales that are not transposed */
     size_t tiles; /* rows of tiles; for COLUMN blocks, columns of tiles */
 } moert_op_quantized;
 
@@ -52,15 +52,15 @@ enum { MOERT_OP_MOST_QUANTIZED = 4 }; /* two operands, two versions of the resul
  * NULL. */
 typedef struct moert_conversion {
     const moert_op_quantized *as;
-    bool direct;                         /* the backend takes the operand as payload and scales: */
-    moert_quantized quantized;           /* these, or */
-    moert_quantized *discrete_quantized; /* with discrete weights, these: [G] */
-    moert_dtype type;                    /* of the dequantized values */
-    moert_buffer *stored;                /* transposed: values in the order of the payload */
-    moert_buffer *ends;                  /* of groups of equal size */
-    moert_buffer *block_ends;            /* for tiled scales of COLUMN blocks */
+    bool direct;                         /* the backend takes the operand as payload and scales */
+    moert_quantized quantized;           /* payload and scales of a direct operand */
+    moert_quantized *discrete_quantized; /* [G] payloads and scales of direct discrete weights */
+    moert_dtype type;                    /* dtype of the dequantized values */
+    moert_buffer *stored;                /* if transposed: values in the order of the payload */
+    moert_buffer *ends;                  /* ends of groups of equal size */
+    moert_buffer *block_ends;            /* ends of row blocks, for tiled scales of COLUMN blocks */
     moert_buffer *scale;                 /* linear copy of tiled scales */
-    moert_buffer **scales;               /* the same for direct discrete weights: [G] */
+    moert_buffer **scales;               /* [G] linear copies for direct discrete weights */
     moert_buffer *transposed;            /* transpose of `scale` */
 } moert_conversion;
 
@@ -69,7 +69,7 @@ struct moert_op {
     moert_op_options options; /* strides of plain row matrices are filled in */
     const moert_backend *backend;
     moert_op_need needs[MOERT_OP_BUFFERS];
-    moert_op_need weights, weight_scales; /* of each discrete weight */
+    moert_op_need weights, weight_scales; /* buffer sizes of each discrete weight */
     moert_op_quantized quantized[MOERT_OP_MOST_QUANTIZED];
     size_t quantized_count;
     moert_op_rows x, y;
@@ -98,8 +98,8 @@ moert_status moert_op_shape_quantized(moert_op *op);
 const char *moert_op_plan(moert_op *op);
 /* Whether both operands of a gemm_* are plain E4M3 or E5M2, or FP8_BLOCK. */
 bool moert_op_has_fp8_operands(const moert_op *op);
-/* The GEMM of an op, with converted operands where needed. `buffers` NULL: for supports and
- * reserve, which only test buffers for NULL. */
+/* The GEMM of an op, with converted operands where needed. With `buffers` NULL the GEMM is only for
+ * supports and reserve, which only test buffers for NULL. */
 moert_gemm moert_op_lower(const moert_op *op, const moert_op_buffers *buffers);
 
 /* The type of a quantized operand's dequantized values, or of a result's before quantizing. */

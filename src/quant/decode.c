@@ -6,7 +6,8 @@
 #include "base/memory.h"
 #include "quant/backend.h"
 
-/* All but SPEC_BYTES as in the kernel; UNIT: elements that a work-item decodes at a time. */
+/* All constants except SPEC_BYTES equal those of the kernel. A work-item decodes UNIT elements at a
+ * time. */
 enum { ITEMS = 128, AHEAD = 8, UNIT = 8, SPEC_BYTES = 32 };
 
 bool moert_decode_suits(const moert_quantize *op, bool equal_groups) {

@@ -10,7 +10,7 @@ moert_quantizer moert_quantizer_settled(const moert_quantizer *how, bool norm);
 /* The shape of an operation. With row_bytes, q_bytes and scales are the stride of rows. */
 moert_quantized_shape moert_quantized_layout(const moert_quantize *op);
 
-enum { MOERT_SPEC_BYTES = 512 }; /* of a program's name and options */
+enum { MOERT_SPEC_BYTES = 512 }; /* the most bytes of a program's name and options */
 
 /* Writes to `spec` the program `family` (a name with options) for a block-scaled format. */
 void moert_format_program(const char *family, moert_format format, char spec[MOERT_SPEC_BYTES]);

@@ -1,6 +1,6 @@
 /*
- * Operations that ops with quantized operands (op/convert.c) need besides moert/quantize.h. They
- * exist only as entries of the backends, enqueue and return.
+ * Operations that ops with quantized operands (op/convert.c) need besides moert/quantize.h. These
+ * operations exist only as entries of the backends. They enqueue and return.
  *
  *   block_ends    to[g] = min(sum over i <= g of ceil(rows of group i / block), most)
  *   fold_globals  to[g] = alpha[g] * (first * second); NULL = 1
@@ -11,8 +11,8 @@
 #include "base/memory.h"
 #include "moert/quantize.h"
 
-/* A tile of scales (moert/quantize.h) has 128 rows of 4. A line of linear scales is a row; if
- * transposed, a column of linear scales is. */
+/* A tile of scales (moert/quantize.h) has 128 rows of 4 scales. A row holds scales of one line of
+ * the linear scales or, if these are transposed, of one of their columns. */
 enum { MOERT_TILE_ROWS = 128, MOERT_TILE_SCALES = 4, MOERT_TILE_BYTES = 512 };
 
 /* Lines, and columns, of linear scales that a tile holds. */
@@ -23,7 +23,7 @@ static inline size_t moert_tile_columns(bool transposed) {
     return moert_tile_lines(!transposed);
 }
 
-/* Bytes of a row of tiles: those for moert_tile_lines() lines of `width` scales. */
+/* Bytes of a row of tiles, which holds moert_tile_lines() lines of `width` scales. */
 static inline size_t moert_tiles_across_bytes(size_t width, bool transposed) {
     return moert_ceil_div(width, moert_tile_columns(transposed)) * MOERT_TILE_BYTES;
 }
@@ -37,7 +37,7 @@ typedef struct moert_block_ends {
 typedef struct moert_global_scales {
     size_t groups;
     const moert_buffer *alpha;          /* float32 [groups] */
-    const moert_buffer *first, *second; /* float32 [1], or [groups] if by groups */
+    const moert_buffer *first, *second; /* float32 [1]; [groups] if the flag below is set */
     bool first_by_groups, second_by_groups;
     moert_buffer *to; /* float32 [groups] */
 } moert_global_scales;

@@ -17,7 +17,8 @@ uint64_t moert_breakdown_from(uint64_t first, uint64_t end) {
 moert_status moert_breakdown_start(moert_device *device, moert_comm *world, uint64_t first,
                                    uint64_t end, moert_breakdown *breakdown) {
     *breakdown = (moert_breakdown){.from = moert_breakdown_from(first, end)};
-    /* all ranks measure at once: those that share a device or its memory get their part of it */
+    /* all ranks measure at once, so ranks that share a device or its memory measure their part of
+     * it */
     MOERT_TRY(moert_comm_agree(world, moert_profile_enable(device)));
     return moert_comm_agree(world, moert_roof_measure(device, &breakdown->roof));
 }

@@ -13,8 +13,8 @@
 #include "comm/comm.h"
 #include "device/profile/profile.h"
 
-/* The first steps, which do not count, since they compile kernels and touch memory for the first
- * time. */
+/* The number of first steps that do not count, since they compile kernels and touch memory for the
+ * first time. */
 enum { MOERT_BREAKDOWN_SKIPS = 2 };
 
 typedef struct moert_breakdown {
@@ -23,7 +23,7 @@ typedef struct moert_breakdown {
     uint64_t steps; /* the number of steps counted so far */
 } moert_breakdown;
 
-/* The first of steps [first, end) that counts. The last one always does. */
+/* The first of steps [first, end) that counts. The last step always counts. */
 uint64_t moert_breakdown_from(uint64_t first, uint64_t end);
 
 /* Prepares the device and measures its roofs, for steps [first, end). Collective. Errors:
@@ -32,13 +32,14 @@ moert_status moert_breakdown_start(moert_device *device, moert_comm *world, uint
                                    uint64_t end, moert_breakdown *breakdown);
 
 /* Fits the times of a rank's operations, ns[MOERT_OPERATIONS], into the wall time and returns the
- * rest, the host's time. It shortens waits: a wait that overlaps a kernel counts as the kernel. */
+ * rest, the host's time. Waits are shortened to fit: a wait that overlaps a kernel counts as the
+ * kernel. */
 double moert_breakdown_fit(double *ns, double wall_ns);
 
 /*
  * Rank 0 prints the table and, unless `path` is NULL, writes it there: {"steps", "ranks",
  * "fma_peak_gflops", "copy_roof_gbps", "ms_per_step", "gemm_share", "rows": [{"name", "calls",
- * "ms_per_step", "share", "gflops", "peak_share", "gbps", "copy_share"}], "flight_ms_per_step"},
+ * "ms_per_step", "share", "gflops", "peak_share", "gbps", "copy_share"}], "flight_ms_per_step"}.
  * Shares are fractions of 1. Rates without work or time are null. "flight" is the time in which
  * rows of the staged exchange were in flight, whether hidden behind other rows of the table or
  * waited for. Does nothing if no step counted. Collective. Errors: ERROR_IO, ERROR_MEMORY.

@@ -19,7 +19,7 @@ enum { STATE_LIMIT_BYTES = 65536, STATE_FORMAT = 1 };
 
 /* One kind of value that a file holds for each tensor of the model. */
 typedef struct value_set {
-    const char *prefix; /* of the names in the file */
+    const char *prefix; /* prefix of the tensors' names in the file */
     enum { WEIGHTS, GRADIENTS, FIRST_MOMENTS, SECOND_MOMENTS } kind;
 } value_set;
 

@@ -8,7 +8,7 @@
  *
  * A directory is written under a temporary name, flushed and renamed, so it is complete or absent.
  * Its bytes depend only on the model and the run, not on ranks, engines, paths or time. All
- * functions are collective unless said.
+ * functions are collective unless said otherwise.
  */
 #pragma once
 
@@ -17,7 +17,7 @@
 /* X(field): the state of a run, integers in state.json. */
 #define MOERT_RUN_STATE_TABLE(X)                                                                   \
     X(step)           /* steps done: the position in the data and in the random numbers */         \
-    X(applied)        /* optimizer steps among them */                                             \
+    X(applied)        /* steps that updated the weights */                                         \
     X(skipped)        /* steps skipped for non-finite gradients */                                 \
     X(skipped_in_row) /* skipped steps since the last applied one */                               \
     X(seed)                                                                                        \
@@ -43,7 +43,7 @@ moert_status moert_checkpoint_save(moert_optimizer *optimizer, const char *confi
  * name. */
 moert_status moert_gradients_save(moert_model *model, const char *path);
 
-/* Reads a checkpoint into the model, the optimizer and *state. ERROR_IO, ERROR_FORMAT,
+/* Reads a checkpoint into the model, the optimizer and *state. Errors: ERROR_IO, ERROR_FORMAT,
  * ERROR_MISMATCH (another model). */
 moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
                                    moert_run_state *state);

@@ -17,7 +17,7 @@ struct moert_gradient_norm {
     size_t *first_chunk;          /* [blocks + 1] */
     double *chunk_sum;            /* [chunks] */
     double *by_rank;              /* [chunks] the same sums, ordered by rank */
-    size_t *bytes;                /* [ranks] of each rank's part of `by_rank` */
+    size_t *bytes;                /* [ranks] bytes of each rank's part of `by_rank` */
     double *held_sum, *sum, *all; /* [held], [tensors], [EP][tensors] */
 };
 
@@ -112,7 +112,8 @@ static void reorder(moert_gradient_norm *norm, const moert_comm *comm, bool back
     }
 }
 
-/* Gathers the sums of these blocks' chunks from all ranks of `comm`. Collective. */
+/* Gathers the chunk sums of the blocks that the ranks of `comm` hold, from all these ranks.
+ * Collective. */
 static moert_status gather_chunks(moert_gradient_norm *norm, moert_comm *comm) {
     const char *mine = (const char *)norm->by_rank;
     if (moert_comm_size(comm) == 1)
@@ -145,7 +146,7 @@ static moert_status sum_held(moert_gradient_norm *norm) {
 
 /* ---- tensors ---- */
 
-/* Adds to sum[tensors] those of the other ranks' experts. Collective. */
+/* Adds to sum[tensors] the sums for experts that other ranks hold. Collective. */
 static moert_status gather_experts(moert_gradient_norm *norm) {
     moert_comm *experts = moert_model_mesh(norm->model)->experts;
     const size_t count = moert_model_tensor_count(norm->model);

@@ -9,7 +9,7 @@
 
 typedef struct moert_gradient_norm moert_gradient_norm;
 
-/* Not collective. The model must outlive it. */
+/* Not collective. The model must outlive the object. */
 moert_status moert_gradient_norm_create(moert_model *model, moert_gradient_norm **norm);
 void moert_gradient_norm_destroy(moert_gradient_norm *norm);
 

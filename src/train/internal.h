@@ -15,9 +15,9 @@ typedef struct moert_trainer {
     moert_optimizer *optimizer;
     moert_metrics *metrics;
     moert_run_state state;
-    moert_breakdown breakdown; /* of options->profile */
-    moert_ledger *ledger;      /* of options->profile with options->out, or NULL */
-    moert_trace *trace;        /* of options->trace, or NULL */
+    moert_breakdown breakdown; /* used if options->profile is set */
+    moert_ledger *ledger;      /* NULL unless options->profile and options->out are set */
+    moert_trace *trace;        /* NULL unless options->trace is set */
     int32_t *input, *target;   /* this rank's sequences of a micro-batch */
 } moert_trainer;
 

@@ -30,14 +30,14 @@ struct moert_ledger {
     moert_model *model;
     moert_comm *world;
     char *steps_path, *ranks_path;
-    FILE *file; /* rank 0's, of steps_path */
+    FILE *file; /* rank 0: the open file `steps_path` */
     size_t steps, ranks, layers, experts;
-    moert_profile before;       /* when the step began */
-    account *accounts;          /* [R] of the last step */
+    moert_profile before;       /* the profile when the step began */
+    account *accounts;          /* [R] times in the last step */
     double *waited_ns;          /* [R] */
     uint64_t *bytes;            /* [2,EP] storage of `tally` */
-    moert_exchange_tally tally; /* to the ranks of the EP group */
-    uint64_t *step_rows, *rows; /* [layers,E] of the last step, of all steps */
+    moert_exchange_tally tally; /* bytes to the ranks of the EP group */
+    uint64_t *step_rows, *rows; /* [layers,E] rows of experts in the last step; in all steps */
 };
 
 /* ---- begin and end ---- */

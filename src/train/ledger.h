@@ -41,5 +41,5 @@ void moert_ledger_count(moert_ledger *ledger);
  * ERROR_COMM. */
 moert_status moert_ledger_end(moert_ledger *ledger, uint64_t step);
 
-/* Writes profile-ranks.json. Collective. Errors as above. */
+/* Writes profile-ranks.json. Collective. Errors: ERROR_IO, ERROR_MEMORY, ERROR_COMM. */
 moert_status moert_ledger_write(moert_ledger *ledger);

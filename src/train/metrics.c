@@ -75,7 +75,8 @@ static moert_status keep_lines_of(const char *path, uint64_t start) {
     return status;
 }
 
-/* The same for the target of a link. Does nothing for a device or pipe. */
+/* Drops the lines of a file, or of the target of a link, as keep_lines_of() does. Does nothing for
+ * a device or pipe. */
 static moert_status keep_lines(const char *path, uint64_t start) {
     struct stat info;
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))

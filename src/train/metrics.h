@@ -3,9 +3,9 @@
  * end. One rank uses it.
  *
  * A line of the file: {"step": 0, "loss": 5.5, "aux_loss": 2, "grad_norm": 1.2, "lr": 0.001,
- * "tokens_per_s": 81234, "expert_load": 1.3, "heldout_loss": 5.4, "skipped": true}. The last two
- * are present only in steps to which they apply. Numbers have 17 digits; one that is not finite is
- * null.
+ * "tokens_per_s": 81234, "expert_load": 1.3, "heldout_loss": 5.4, "skipped": true}. The fields
+ * heldout_loss and skipped are present only in steps to which they apply. Numbers have 17 digits;
+ * one that is not finite is null.
  */
 #pragma once
 

@@ -60,8 +60,8 @@ const moert_moments *moert_optimizer_moments(const moert_optimizer *optimizer,
     return &optimizer->moments[index];
 }
 
-/* Whether a tensor of a block has weight decay: if it is a matrix of the model. Blocks of experts
- * hold only matrices. */
+/* Whether a tensor of a block has weight decay. Matrices of the model have it; with decay_all, all
+ * tensors do. Blocks of experts hold only matrices. */
 static bool decays(const moert_optimizer *optimizer, const moert_block *block, size_t index) {
     const moert_model_tensor *tensor = moert_model_tensors(optimizer->model);
     if (optimizer->options.decay_all)

@@ -24,7 +24,7 @@ typedef struct moert_optimizer {
     moert_model *model;
     moert_optimizer_options options;
     moert_moments *moments;    /* [blocks of the model] */
-    moert_gradient_norm *norm; /* the caller may use it */
+    moert_gradient_norm *norm; /* the gradient's norm, which the caller may use as well */
 } moert_optimizer;
 
 /* The moments start as zero. Not collective. */
@@ -37,7 +37,7 @@ void moert_optimizer_destroy(moert_optimizer *optimizer);
 moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, double norm,
                                   uint64_t step);
 
-/* The moments of a tensor's block; *at = the offset in them of the tensor's elements
- * moert_model_shard. */
+/* The moments of a tensor's block; *at = the offset, in the moments, of the elements that
+ * moert_model_shard gives for the tensor. */
 const moert_moments *moert_optimizer_moments(const moert_optimizer *optimizer,
                                              const moert_model_tensor *tensor, size_t *at);

@@ -64,8 +64,8 @@ static moert_status check_state(const moert_trainer *t, const char *path,
     return MOERT_OK;
 }
 
-/* steps[count] = the steps of the checkpoints in `directory`, newest first. Rank 0 lists and
- * broadcasts them; the caller frees *steps. Collective. */
+/* steps[count] = the steps of the checkpoints in `directory`, newest first. Rank 0 lists the
+ * checkpoints and broadcasts their steps; the caller frees *steps. Collective. */
 static moert_status list_checkpoints(const moert_trainer *t, const char *directory,
                                      uint64_t **steps, size_t *count) {
     *steps = NULL;
@@ -78,7 +78,8 @@ static moert_status list_checkpoints(const moert_trainer *t, const char *directo
     return moert_comm_broadcast(t->world, 0, *steps, *count * sizeof **steps);
 }
 
-/* A run removes old checkpoints of its directory. So it must start from one of these. */
+/* Checks the checkpoint to resume. If the run directory has checkpoints, it must be one of them,
+ * because a run removes old checkpoints of its directory. */
 static moert_status check_directory(const moert_trainer *t, const char *directory,
                                     uint64_t newest) {
     const char *from = t->options->resume;

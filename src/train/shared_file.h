@@ -17,8 +17,8 @@ typedef struct moert_shared_file {
 
 /*
  * Rank 0 creates the file, then every rank writes its ranges. With `settle` the file has a
- * temporary name until it is complete. `status` is this rank's so far: if any rank has failed,
- * nothing is written. Collective. Errors: `status`, those of moert_writer_* and
+ * temporary name until it is complete. `status` is this rank's status so far: if any rank has
+ * failed, nothing is written. Collective. Errors: `status`, those of moert_writer_* and
  * moert_durable_settle.
  */
 moert_status moert_shared_file_write(moert_comm *world, const moert_shared_file *file, bool settle,

@@ -22,12 +22,12 @@ struct moert_trace {
     moert_comm *world;
     uint64_t zero_ns;
     size_t steps;
-    FILE *stream; /* of `text` */
+    FILE *stream; /* writes to `text` */
     char *text;   /* events, each followed by a comma */
     size_t bytes;
     const char *path;
     char *temporary; /* name of rank 0's file until it is complete */
-    FILE *file;      /* of rank 0 */
+    FILE *file;      /* rank 0's open file */
 };
 
 /* ---- spans ---- */

@@ -23,5 +23,6 @@ void moert_trace_destroy(moert_trace *trace); /* removes an unfinished file; NUL
  * trace records no more spans. */
 void moert_trace_step(moert_trace *trace, uint64_t step, uint64_t start_ns, uint64_t end_ns);
 
-/* Rank 0 writes the spans of all ranks to `path`. Once. Collective. Errors as above. */
+/* Rank 0 writes the spans of all ranks to `path`. Call it once. Collective. Errors: those of
+ * moert_trace_start. */
 moert_status moert_trace_write(moert_trace *trace);

@@ -102,7 +102,8 @@ static moert_status save_checkpoint(moert_trainer *t) {
     MOERT_TRY_OR(done, moert_text_path(&directory, "%s/checkpoints", o->out));
     MOERT_TRY_OR(done, moert_checkpoint_path(directory, t->state.step, &path));
     MOERT_TRY_OR(done, moert_checkpoint_save(t->optimizer, o->config_text, &t->state, path));
-    if (t->first && t->state.skipped_in_row == 0) /* keep older ones while steps are skipped */
+    /* keep older checkpoints while steps are skipped */
+    if (t->first && t->state.skipped_in_row == 0)
         status = moert_checkpoint_prune(directory, t->state.step, o->keep_last);
     MOERT_TRY_OR(done, moert_comm_agree(t->world, status));
     MOERT_INFO("checkpoint %s", path);

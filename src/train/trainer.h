@@ -12,7 +12,7 @@
 typedef struct moert_trainer_options {
     size_t steps, seed;
     size_t batch;         /* sequences per step, over all ranks */
-    size_t micro_batches; /* pieces of the batch, one after the other; divides it */
+    size_t micro_batches; /* parts of the batch, computed in turn; must divide it */
     size_t length;        /* tokens per sequence */
     moert_schedule schedule;
     moert_model_losses losses;
@@ -21,7 +21,7 @@ typedef struct moert_trainer_options {
     size_t eval_sequences;
     size_t save_every;       /* steps between checkpoints; 0 = none */
     size_t keep_last;        /* checkpoints kept */
-    size_t max_skipped;      /* stop after so many steps in a row with non-finite gradients */
+    size_t max_skipped;      /* stop after this many steps in a row with non-finite gradients */
     const char *out;         /* run directory (checkpoints/, model/), or NULL: nothing is saved */
     const char *metrics;     /* JSON lines, or NULL */
     const char *resume;      /* a checkpoint, "auto" (the newest of the run, if any), or NULL */

@@ -22,7 +22,7 @@ static moert_status sum_range(moert_comm *world, const moert_manifest *manifest,
     return moert_comm_allgatherv(world, all + first, bytes, all);
 }
 
-/* Compares the number of pieces before they are gathered. Without a manifest there are none. */
+/* Compares the number of pieces before they are gathered. Without a manifest the number is 0. */
 static moert_status check_pieces(moert_comm *world, const char *directory, size_t pieces) {
     uint64_t smallest = pieces;
     MOERT_TRY(moert_comm_smallest(world, &smallest));

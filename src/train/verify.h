@@ -1,5 +1,5 @@
-/* Checksums of a checkpoint or an exported model (io/manifest.h). Each rank computes those of a
- * part of the bytes. */
+/* Checksums of a checkpoint or an exported model (io/manifest.h). Each rank computes the checksums
+ * of a part of the bytes. */
 #pragma once
 
 #include <stdbool.h>

@@ -3,8 +3,8 @@
  * or, on GPUs, the same kernels of kernels/attention/gpu.cl.
  *
  * The backward makes two passes: over blocks of queries for dq, and over blocks of keys for dk and
- * dv. These are seven matrix products instead of the five of one pass, but they run in parallel
- * over blocks, without atomics and scratch memory.
+ * dv. The two passes compute seven matrix products where one pass would compute five. But they run
+ * in parallel over blocks, without atomics and scratch memory.
  */
 #include <stdio.h>
 #include <string.h>
@@ -16,15 +16,15 @@
 #include "moert/quantize.h"
 
 enum {
-    TWO_VECTOR_HEAD_SIZE = 64, /* larger heads use one vector of lanes: 48 KB hold D = 128 */
+    TWO_VECTOR_HEAD_SIZE = 64, /* larger heads use one vector of lanes; size 128 fits 48 KB */
     VECTOR_LANES = 16,
-    MOST_OWN = 64,           /* positions of a work-group on GPUs; */
-    MOST_OWN_HEAD_SIZE = 256 /* half of them for larger heads, whose sums must fit in registers */
+    MOST_OWN = 64,           /* positions of a work-group on GPUs */
+    MOST_OWN_HEAD_SIZE = 256 /* larger heads get half of MOST_OWN, so that sums fit in registers */
 };
 
 typedef struct launch_shape {
     char program[64];
-    size_t blocks; /* of positions; in the CPU form each lane has one position */
+    size_t blocks; /* blocks of positions; in the CPU form each lane has one position */
     moert_attention_args args;
 } launch_shape;
 

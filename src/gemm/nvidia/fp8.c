@@ -46,8 +46,8 @@ bool moert_nvidia_is_fp8(const moert_gemm *gemm) {
     return is_fp8(gemm, &a) && is_fp8(gemm, &b);
 }
 
-/* The reduction of a wgrad runs over rows: the blocks must span rows, and bytes of consecutive rows
- * must be contiguous. */
+/* Whether a quantized operand is stored as a wgrad needs it. The reduction of a wgrad runs over
+ * rows, so blocks must span rows, and bytes of consecutive rows must be contiguous. */
 static bool is_stored_for_wgrad(const moert_nvidia_operand *o) {
     return o->quantized != NULL && o->quantized->axis == MOERT_AXIS_COLUMN &&
            o->quantized->transposed;
@@ -124,11 +124,11 @@ static moert_fp8_args strides_of(const moert_gemm *gemm) {
     if (gemm->kind == MOERT_GEMM_DGRAD)
         return is_transposed(gemm) ? with_strides(down, down * across, 1, down)
                                    : with_strides(down, down * across, across, 1);
-    const size_t room = gemm->x_quantized->blocks; /* the same for both operands */
+    const size_t room = gemm->x_quantized->blocks; /* x and y have room for equally many blocks */
     return with_strides(room, 0, 1, room);
 }
 
-/* Tensor maps of both operands; `transposed`, unless NULL, replaces operand B. */
+/* Makes the tensor maps of both operands. `transposed`, unless NULL, replaces operand B. */
 static moert_status make_maps(const moert_gemm *gemm, moert_buffer *transposed,
                               moert_tensor_map *map_a, moert_tensor_map *map_b) {
     const moert_nvidia_operand a = moert_nvidia_first_operand(gemm),

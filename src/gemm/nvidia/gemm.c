@@ -83,9 +83,9 @@ static bool is_result(moert_dtype type) {
     return type == MOERT_DTYPE_F32 || type == MOERT_DTYPE_BF16 || type == MOERT_DTYPE_F16;
 }
 
-/* Whether kernels/gemm/nvidia/ahead.h decodes an operand: its blocks lie along the reduction, which
- * runs over rows if `down` and over columns if not. Blocks across columns come in multiples of
- * four; those of a weight's rows must be whole. */
+/* Whether kernels/gemm/nvidia/ahead.h can decode an operand. Its blocks must lie along the
+ * reduction, which runs over rows if `down`, else over columns. Columns must be a multiple of four
+ * blocks; a weight's rows must be a multiple of a block. */
 static bool is_decoded_ahead(const moert_gemm *gemm, const moert_quantized *operand, size_t columns,
                              bool down) {
     if (operand == NULL)
@@ -190,7 +190,7 @@ static moert_status run(const moert_gemm *gemm) {
     const state none = {0}, *own = gemm->workspace != NULL ? gemm->workspace->state : &none;
     if (moert_nvidia_splits(moert_buffer_device(gemm->groups.ends), gemm))
         return moert_nvidia_split(gemm);
-    if (gemm->groups.rows == 0) /* wgrad with a beta of 1 or 0 */
+    if (gemm->groups.rows == 0) /* a wgrad keeps its result (beta = 1) or clears it (beta = 0) */
         return gemm->epilogue.add ? MOERT_OK
                                   : moert_buffer_clear(gemm->weight, 0,
                                                        gemm->groups.count * gemm->n * gemm->k *

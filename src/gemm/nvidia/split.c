@@ -1,5 +1,5 @@
-/* GEMMs of float32 operands by kernels/gemm/nvidia/split.cl. First splits operand B, which has the
- * result's columns, into bf16 parts in scratch memory. */
+/* GEMMs of float32 operands by kernels/gemm/nvidia/split.cl. A first launch splits operand B, which
+ * has the result's columns, into bf16 parts in scratch memory. */
 #include <stdio.h>
 
 #include "args/gemm.h"
@@ -12,8 +12,8 @@ enum {
     GRAIN = 8, /* rows of parts are multiples of 16 bytes: 8 values of 16 bits */
     QUAD = 4,  /* floats in 16 bytes */
     ITEMS = 256,
-    LINES = 128,  /* of a tile */
-    STAGE_K = 32, /* reduction of a stage: TERMS in the kernel */
+    LINES = 128,  /* lines of a tile */
+    STAGE_K = 32, /* indices of the reduction in a stage */
     BARRIER_BYTES = 16,
     SPEC_BYTES = 96,
 };
@@ -28,7 +28,7 @@ typedef struct matrix {
 typedef struct problem {
     int orientation;
     matrix a, b, result;
-    size_t lines, columns, reduction; /* reduction: 0 in wgrad, where `ends` says it */
+    size_t lines, columns, reduction; /* in wgrad `reduction` is 0: `ends` gives it */
     const moert_buffer *bias;
 } problem;
 

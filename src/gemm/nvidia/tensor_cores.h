@@ -11,13 +11,12 @@
 
 #define MOERT_NVIDIA_TAKES "GPUs of compute capability 8.0 and later"
 
-enum {
-    MOERT_NVIDIA_MOST_GROUPS = 448
-}; /* the arena of kernels/gemm/nvidia/wgmma.cl holds no more */
+/* The most groups for which the arena of kernels/gemm/nvidia/wgmma.cl has room. */
+enum { MOERT_NVIDIA_MOST_GROUPS = 448 };
 
 /* An operand or the result: rows of a matrix from column `first` on, or a quantized matrix. */
 typedef struct moert_nvidia_operand {
-    moert_buffer *buffer;             /* of a weight: the prepacked copy if there is one */
+    moert_buffer *buffer;             /* for a weight: the prepacked copy, if one exists */
     size_t stride, first;             /* in elements; a weight has rows of K */
     const moert_quantized *quantized; /* NULL: plain */
     bool wide;                        /* float32 */
@@ -29,13 +28,13 @@ typedef enum moert_nvidia_operand_name {
 } moert_nvidia_operand_name;
 moert_nvidia_operand moert_nvidia_operand_of(const moert_gemm *gemm,
                                              moert_nvidia_operand_name name);
-/* Operand A, which has the lines of the result; operand B, which has its columns; the result. Not
- * for bias_grad. */
+/* Operand A, operand B and the result of a GEMM other than bias_grad. The result has as many lines
+ * as A and as many columns as B. */
 moert_nvidia_operand moert_nvidia_first_operand(const moert_gemm *gemm);
 moert_nvidia_operand moert_nvidia_second_operand(const moert_gemm *gemm);
 moert_nvidia_operand moert_nvidia_result_operand(const moert_gemm *gemm);
 
-/* Whether an operand is quantized. */
+/* Whether any operand of the GEMM is quantized. */
 static inline bool moert_nvidia_is_quantized(const moert_gemm *gemm) {
     return gemm->x_quantized != NULL || gemm->y_quantized != NULL || gemm->weight_quantized != NULL;
 }
@@ -58,15 +57,16 @@ moert_status moert_nvidia_ready(const moert_device *device);
  * is quantized, which kernels/gemm/nvidia/ahead.h decodes; else NULL. */
 moert_status moert_nvidia_run(const moert_gemm *gemm, moert_buffer *counts);
 
-/* GEMMs of FP8 operands, by kernels/gemm/nvidia/fp8.cl. Whether both operands are FP8; why the
- * kernel cannot compute the GEMM (a text for `supports`, or NULL); the bytes of a transposed weight
- * in the workspace; and the launch. */
+/* GEMMs of FP8 operands, by kernels/gemm/nvidia/fp8.cl. The four functions: tell whether both
+ * operands are FP8; give the reason why the kernel cannot compute the GEMM (a text for `supports`,
+ * or NULL); give the bytes of a transposed weight in the workspace; launch the kernel. */
 bool moert_nvidia_is_fp8(const moert_gemm *gemm);
 const char *moert_nvidia_fp8_refusal(const moert_device *device, const moert_gemm *gemm);
 size_t moert_nvidia_fp8_bytes(const moert_gemm *gemm);
 moert_status moert_nvidia_fp8(const moert_gemm *gemm, moert_buffer *transposed);
 
-/* Whether a float32 GEMM is computed by splitting its operands into bf16 parts; and its launch. */
+/* Whether a float32 GEMM is computed by splitting its operands into bf16 parts; and the launch of
+ * such a GEMM. */
 bool moert_nvidia_splits(const moert_device *device, const moert_gemm *gemm);
 moert_status moert_nvidia_split(const moert_gemm *gemm);
 /* The most bytes of the parts in forward, dgrad and wgrad; 0 if none of them is split. */

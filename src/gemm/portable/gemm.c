@@ -10,22 +10,22 @@
 #include "gemm/portable/gemm.h"
 
 enum {
-    COLUMN_BYTES = 64, /* of a row of a vector-wide panel in kernels/gemm/gemm.h */
-    LINE_BYTES = 4,    /* of a dot of a converted line there */
-    STRIP_BYTES = 256, /* of a dot of STRIP lines in kernels/gemm/gemm.cl */
+    COLUMN_BYTES = 64, /* bytes of a row of a vector-wide panel (kernels/gemm/gemm.h) */
+    LINE_BYTES = 4,    /* bytes of a dot in a converted line (kernels/gemm/gemm.h) */
+    STRIP_BYTES = 256, /* bytes of a dot of STRIP lines (kernels/gemm/gemm.cl) */
     SMALLEST_SPLIT = 128,
     IDLE_LAYERS =
         1, /* first layers of a grid, as in kernels/gemm/gemm.h (docs/design.md, "One launch") */
     WORK_GROUPS_PER_UNIT = 8, /* enough for compute units to finish at about the same time */
-    GLU_FLOATS = 16384,       /* of a work-group of the GLU, about; */
-    GPU_GLU_FLOATS = 768,     /* on GPUs, for more work-groups */
+    GLU_FLOATS = 16384,       /* about the GLU's results per work-group on CPUs */
+    GPU_GLU_FLOATS = 768,     /* the same on GPUs, which need more work-groups */
 };
 
 /* Where the panels are (local or global memory), and which operands are packed into panels. */
 typedef enum form { FORM_ROWS, FORM_PREPACKED, FORM_WGRAD } form;
 
-/* `groups` GEMMs of about `lines` lines, at most `most_lines`, by `columns`, over `reduction`
- * dots. */
+/* The shape of `groups` GEMMs. Each has about `lines` lines (at most `most_lines`), `columns`
+ * columns and a reduction of `reduction` dots. */
 typedef struct problem {
     size_t groups, lines, most_lines, columns, reduction;
 } problem;
@@ -33,7 +33,7 @@ typedef struct problem {
 /* The part of a GEMM that a work-group computes; see the picture in kernels/gemm/gemm.cl. */
 typedef struct tiling {
     int panels, depth, split, prefetch;
-    size_t local_bytes, converted_bytes; /* of panels; of lines converted from bf16 */
+    size_t local_bytes, converted_bytes; /* bytes of panels; of lines converted from bf16 */
     moert_grid grid;
     moert_choices tile;
 } tiling;
@@ -42,14 +42,16 @@ static size_t converted_bytes(moert_dtype type, size_t depth, size_t lines) {
     return type == MOERT_DTYPE_BF16 ? (depth + 16) * lines * LINE_BYTES : sizeof(float);
 }
 
-/* No tiling changes the bits, and choices within their bounds (gemm/tuning/tuning.h) are safe. */
+/* Chooses a tiling. No tiling changes the bits of a result, and all choices within the bounds of
+ * gemm/tuning/tuning.h are safe. */
 static tiling choose_tiling(const moert_device *device, moert_dtype type, problem p, form of,
                             const moert_choices *c) {
     const moert_device_info *info = moert_device_describe(device);
     const size_t wanted = WORK_GROUPS_PER_UNIT * moert_max(info->compute_units, 1);
     const size_t blocks = moert_ceil_div(p.columns, c->width * MOERT_VECTOR);
     const size_t panel_bytes = c->width * COLUMN_BYTES;
-    /* in a wgrad every work-group packs both of its operands; square tilings repeat that least */
+    /* in a wgrad every work-group packs both operands; with square tilings, operands are packed the
+     * fewest times */
     const bool both = of == FORM_WGRAD;
     const size_t strip_bytes = both ? STRIP_BYTES : 0;
     size_t panels = moert_min(c->panels, blocks), split = c->split;
@@ -206,7 +208,8 @@ moert_status moert_portable_wgrad_from(const moert_gemm *gemm, size_t start) {
                        dots_of(gemm, device, groups->rows)};
     const moert_choices c = choices_of(gemm, MOERT_TUNED_WGRAD, start);
     const tiling t = choose_tiling(device, gemm->type, p, FORM_WGRAD, &c);
-    const moert_grid grid = {t.grid.y, t.grid.x, t.grid.z}; /* neighbours differ in their group */
+    /* neighbouring work-groups compute different groups */
+    const moert_grid grid = {t.grid.y, t.grid.x, t.grid.z};
     char spec[MOERT_SPEC_BYTES];
     moert_gemm_program(device, gemm->type, NULL, NULL, &t.tile, spec);
     const moert_gemm_args args = args_of(gemm, start, &t);

@@ -74,7 +74,7 @@ static inline size_t moert_per_step(moert_dot dot) {
     return dot == MOERT_DOT_TILE ? 32 : 16;
 }
 
-/* The choices, with the only tile that MOERT_DOT_TILE has. */
+/* Returns `c`; if `dot` is MOERT_DOT_TILE, sets the only tile that its kernel has. */
 static inline moert_choices moert_with_tile(moert_choices c, moert_dot dot) {
     if (dot == MOERT_DOT_TILE) {
         c.lines = 32;
@@ -100,8 +100,8 @@ static inline bool moert_prefetches(const moert_prepacked *prepacked) {
     return prepacked != NULL && prepacked->dot != MOERT_DOT_TILE;
 }
 
-/* With a GLU in its epilogue, a tile has as many vectors of gates as of ups
- * (kernels/gemm/gemm_glu.h). Whether a tile width allows this. */
+/* Whether a tile of this width can hold gates and ups, for a GLU in the epilogue: it has as many
+ * vectors of gates as of ups (kernels/gemm/gemm_glu.h). */
 static inline bool moert_gates_fit(unsigned width) {
     return width % 2 == 0;
 }

@@ -10,7 +10,7 @@
 
 enum {
     WEIGHT_BLOCK = 4096,    /* elements of a work-group: SHARE in kernels/op/rows.cl */
-    BATCH_BYTES = 64 << 20, /* of converted weights, unless one weight is larger */
+    BATCH_BYTES = 64 << 20, /* bytes of a batch of converted weights, unless one weight is larger */
 };
 
 /* ---- workspace ---- */
@@ -123,7 +123,8 @@ static size_t row_split(const moert_device *device, size_t columns) {
     return moert_by_form(device, moert_ceil_div(16384, columns), 1);
 }
 
-/* *use and *stride: the caller's rows or, if `copy` is not NULL, their float32 copy there. */
+/* Sets *use and *stride to the caller's rows or, if `copy` is not NULL, converts the rows to
+ * float32 in `copy` and returns those. */
 static moert_status load_rows(const moert_gemm *gemm, const rows *from, moert_buffer *copy,
                               moert_buffer **use, size_t *stride) {
     moert_device *device = moert_buffer_device(gemm->groups.ends);
@@ -176,8 +177,8 @@ static moert_status store_rows(const moert_gemm *gemm) {
     return raise_amax(gemm, 1);
 }
 
-/* Weights of the groups [first, first + count): at index `index` of `weight` and at index `slot` of
- * the workspace. */
+/* The weights of groups [first, first + count). The first one is at index `index` of `weight` and
+ * at index `slot` of the workspace. */
 typedef struct weights {
     size_t first, count, slot, index;
     moert_buffer *weight;

@@ -18,7 +18,7 @@ typedef struct moert_general {
     moert_buffer *weight; /* [batch,N,K] */
     moert_buffer *acc;    /* the sums of forward [M,N] or dgrad [M,K] */
     moert_buffer *wide;   /* MOERT_GATED_BACKWARD with dbias: dv [M,2K] before rounding */
-    moert_buffer *peak;   /* amax of each row [M], MOERT_GATED_BACKWARD [M,2] */
+    moert_buffer *peak;   /* amax of each row: [M], with MOERT_GATED_BACKWARD [M,2] */
     size_t batch;
 } moert_general;
 

@@ -6,20 +6,22 @@
 #include "gemm/backend.h"
 #include "gemm/portable/gemm.h"
 
-/* As in kernels/gemm/gpu.cl. */
+/* These sizes equal those of kernels/gemm/gpu.cl. */
 enum { ITEMS = 256, COLUMNS = 128, MOST_LINES = 128, LEAST_LINES = 32 };
 
-/* Two tiles of a compute unit hide each other's latency; 1/16 fewer tiles are as fast. */
+/* With two tiles per compute unit, one tile computes while the other waits for memory. A launch
+ * with 1/SLACK fewer tiles is as fast. */
 enum { TILES_PER_UNIT = 2, SLACK = 16 };
 
-/* K of a block; each item loads at least a QUAD of each operand. On an H200, 16 is faster than 8 in
- * forward (38 and 34 TFLOP/s), slower in dgrad (24 and 33), and equal in wgrad. */
+/* The depth of a block in K. Each work-item loads at least QUAD values of each operand. On an H200,
+ * depth 16 is faster than 8 in forward (38 against 34 TFLOP/s), slower in dgrad (24 against 33),
+ * and equal in wgrad. */
 enum { DEPTH = 16, DGRAD_DEPTH = 8, QUAD = 4 };
 
 /*
- * Lines of a tile for `groups` GEMMs of about `lines` lines by `columns`. More lines mean fewer
- * loads per product; fewer are chosen if half of the lines were empty, or compute units without a
- * tile.
+ * Chooses the lines of a tile for `groups` GEMMs of about `lines` lines by `columns`. More lines
+ * mean fewer loads per product. Fewer lines are chosen if otherwise half of a tile's lines would be
+ * empty, or compute units would get no tile.
  */
 static int choose_lines(const moert_device *device, size_t groups, size_t lines, size_t columns) {
     const size_t units = moert_max(moert_device_describe(device)->compute_units, 1);
@@ -42,7 +44,7 @@ static void name_program(moert_dtype type, int lines, int depth, char spec[MOERT
 typedef struct row_tiles {
     moert_grid grid;
     char spec[MOERT_SPEC_BYTES];
-    unsigned groups; /* end of the groups to compute */
+    unsigned groups; /* one past the last group to compute */
 } row_tiles;
 
 static row_tiles choose_rows(const moert_gemm *gemm, size_t columns, int depth) {

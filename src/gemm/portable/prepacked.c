@@ -7,8 +7,8 @@
 #include "gemm/portable/gemm.h"
 
 enum {
-    PANELS = 8,   /* of a work-group, so that it reads whole pages of a row */
-    MOST_READ = 3 /* panels after the last one that a tile wider than one panel may read */
+    PANELS = 8,   /* panels of a work-group, enough to read whole pages of a row */
+    MOST_READ = 3 /* a tile wider than one panel may read this many panels past the end */
 };
 
 /* Rows of a panel: dots of the reduction. */

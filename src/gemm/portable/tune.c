@@ -51,12 +51,13 @@ static void remember(const moert_device *device, const moert_tuning_key *key,
              1e-6 * (faster ? found->first_ns : found->candidates[0].ns),
              1e-6 * (faster ? found->chosen_ns : found->candidates[0].ns));
     moert_choices choices = found->candidates[found->chosen].choices;
-    choices.lines = choices.width = 0; /* not measured here */
+    choices.lines = choices.width = 0; /* the search above starts after the axis TILE */
     if (moert_tuning_remember(device, MOERT_TUNING_DEVICE, key, &choices, comment) != MOERT_OK)
         MOERT_WARN("%s", moert_last_error());
 }
 
-/* Failures are only logged: the GEMM that follows reports its own. */
+/* Measures candidates and sets *choices to the fastest. Failures are only logged, since the GEMM
+ * that follows reports its own. */
 static void measure(const attempt *wanted, const moert_tuning_key *key, moert_choices *choices) {
     moert_device *device = moert_buffer_device(wanted->gemm.x);
     attempt a = *wanted;
@@ -79,7 +80,7 @@ static void measure(const attempt *wanted, const moert_tuning_key *key, moert_ch
 
 moert_choices moert_portable_choices(const moert_gemm *gemm, moert_tuned operation, size_t start,
                                      moert_portable_run *run) {
-    /* the result is the only buffer that must exist without rows */
+    /* a wgrad without rows has no x, only its result */
     const moert_device *device =
         moert_buffer_device(operation == MOERT_TUNED_WGRAD ? gemm->weight : gemm->x);
     const moert_part part = moert_part_of(gemm);

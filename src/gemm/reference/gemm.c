@@ -94,8 +94,9 @@ static void load_operands(const moert_host_gemm *host) {
         load_rows(host, &y, host->arrays->y);
 }
 
-/* Loads the weight of a group, which begins at element `base`. With a workspace it is stored in the
- * operands' type, unless it is wide; else in float32, and is rounded to the operands' type. */
+/* Loads the weight of a group, which begins at element `base`. With a workspace the weight is
+ * stored in the operands' type or, if it is wide, in float32. Without a workspace it is stored in
+ * float32, and this function rounds it to the operands' type. */
 static void load_weight(const moert_host_gemm *host, const void *weight, size_t base) {
     const moert_gemm *gemm = host->gemm;
     const bool typed = gemm->workspace != NULL && !gemm->wide_weight;
@@ -126,8 +127,8 @@ static float finish(const moert_host_gemm *host, size_t g, float acc, const floa
  * (kernels/gemm/amx.h), products are added alternately to two halves, and the halves to the sum
  * after every 16 pairs. */
 typedef struct chain {
-    bool tiled;       /* the order of AMX */
-    unsigned pending; /* products in the halves */
+    bool tiled;       /* sum in the order of AMX */
+    unsigned pending; /* number of products in the halves */
     float sum, half[2];
 } chain;
 

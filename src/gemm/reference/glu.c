@@ -4,7 +4,7 @@
 #include "args/activations.h"
 #include "gemm/reference/host.h"
 
-/* Limits keep NaN. */
+/* Limits a value from above; a NaN stays NaN. */
 static float at_most(float x, float limit) {
     return x > limit ? limit : x;
 }
@@ -46,7 +46,8 @@ static pair load_pair(const moert_glu *glu, const void *v, size_t row, size_t j,
                   beta * moert_host_load(v, glu->from, row + up_at(glu, j))};
 }
 
-/* The gradient of gate and up at `x` for q, the gradient of the result; and its term of dprob. */
+/* The gradients of one result with respect to its gate, its up and prob. gradient_of() computes
+ * them at the pair `x` from `q`, the gradient of the result. */
 typedef struct gradient {
     float gate, up, prob;
 } gradient;

@@ -8,7 +8,7 @@
 /* Float32 operands in the groups' order; NULL if the GEMM does not read them. */
 typedef struct moert_host_arrays {
     float *x, *y;  /* operands [M,K], [M,N] */
-    float *weight; /* of the current group, [N,K] */
+    float *weight; /* weight[N,K] of the current group */
     float *acc;    /* [M, columns of the result] */
 } moert_host_arrays;
 
@@ -37,7 +37,8 @@ void moert_host_store(void *memory, moert_dtype type, size_t i, float value);
 /* Raises *peak to |value|; a NaN stays. */
 void moert_host_raise(float *peak, float value);
 
-/* From the sums of group g in arrays->acc: v, h and amax; or dv, dprob, dbias and amax. */
+/* Compute, from the sums of group g in arrays->acc, v, h and amax (forward) or dv, dprob, dbias and
+ * amax (backward). */
 void moert_host_glu(const moert_host_gemm *host, size_t g);
 void moert_host_dglu(const moert_host_gemm *host, size_t g);
 

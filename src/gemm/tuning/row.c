@@ -155,7 +155,7 @@ static bool read_operation_and_type(char *const *words, moert_tuning_row *row, c
 static bool read_words(char *const *words, size_t count, moert_tuning_row *row, char *problem) {
     moert_tuning_range *const ranges[] = {&row->n, &row->k, &row->rows};
     const int level = index_in(level_names, LEVELS, words[0]);
-    const size_t operation = level > 0 ? 2 : 1; /* index of that word */
+    const size_t operation = level > 0 ? 2 : 1; /* index of the operation's word */
     if (level < 0)
         return REFUSED(problem,
                        "it begins with '%.40s', not device, family, vendor or "

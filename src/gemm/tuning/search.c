@@ -8,8 +8,8 @@
 #include "base/memory.h"
 
 enum { SHORTEST_SAMPLE_NS = 200000, MOST_REPEATS = 64, MOST_VALUES = 8 };
-#define GAIN                                                                                       \
-    0.98 /* a candidate must take less than this fraction of the time; less gain is noise */
+/* A candidate must take less than this fraction of the best time; a smaller gain may be noise. */
+#define GAIN 0.98
 
 static const moert_choices axes[MOERT_TUNE_AXES][MOST_VALUES] = {
 #define AXIS_ROW(name, ...) [MOERT_TUNE_##name] = {__VA_ARGS__},
@@ -111,7 +111,8 @@ static moert_status search_axis(const moert_trial *trial, moert_tune_axis axis, 
     return MOERT_OK;
 }
 
-/* Compares the chosen candidate with the first one; falls back to the first unless it is faster. */
+/* Compares the chosen candidate with the first one; falls back to the first unless the chosen one
+ * is faster. */
 static moert_status confirm(const moert_trial *trial, uint64_t budget_ns,
                             moert_tune_result *result) {
     moert_candidate pair[] = {{.choices = result->candidates[0].choices},

@@ -7,9 +7,9 @@
 typedef struct moert_trial {
     moert_device *device;
     void *what;                          /* argument of the callbacks */
-    moert_status (*prepare)(void *what); /* not timed; may be NULL */
+    moert_status (*prepare)(void *what); /* called before each sample, untimed; may be NULL */
     moert_status (*run)(void *what);     /* enqueues the GEMM once */
-    bool prefetches;                     /* the GEMM prefetches; if not, that axis is skipped */
+    bool prefetches;                     /* false: the search skips the axis PREFETCH */
 } moert_trial;
 
 /* X(AXIS, candidate values...): a value may set several choices */
@@ -41,15 +41,15 @@ typedef struct moert_candidate {
 typedef struct moert_tune_result {
     moert_candidate candidates[MOERT_TUNE_CANDIDATES];
     size_t count, chosen;       /* candidates[0] has the initial choices */
-    double first_ns, chosen_ns; /* of the final comparison of candidates[0] and [chosen]; 0 if
-                                   candidates[0] is chosen */
+    double first_ns, chosen_ns; /* times in the final comparison of candidates[0] and
+                                   candidates[chosen]; 0 if candidates[0] is chosen */
 } moert_tune_result;
 
 /*
  * Searches one axis after another, from `first_axis` on. The candidates of an axis run in turn
- * until `budget_ns` are spent on it, without compilations; each runs once before it is timed. A
- * candidate replaces the best so far only if its median is 2 % lower. Blocks. Returns the errors of
- * the trial.
+ * until the axis has used `budget_ns`, not counting compilations. Each candidate runs once before
+ * it is timed. A candidate replaces the best so far only if its median is 2 % lower. Blocks.
+ * Returns the errors of the trial.
  */
 moert_status moert_tune_search(const moert_trial *trial, const moert_choices *first,
                                moert_tune_axis first_axis, uint64_t budget_ns,

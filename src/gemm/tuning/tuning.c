@@ -17,8 +17,8 @@ enum { MOST_FILE_BYTES = 16 << 20, LINE_BYTES = 640 };
 
 typedef struct entry {
     moert_tuning_row row;
-    bool remembered; /* measured: from the file or by this process */
-    unsigned line;   /* 0: measured by this process */
+    bool remembered; /* a measured row, from the file or by this process */
+    unsigned line;   /* line in the row's file; 0 if this process measured the row */
     uint64_t rank;   /* sort key, highest first */
 } entry;
 
@@ -29,7 +29,7 @@ static moert_choices forced;
 
 /* ---- rank ---- */
 
-/* 0 for any size, 1 for a range, 2 for one size. */
+/* How specific a range is: 0 for any size, 1 for a range, 2 for one size. */
 static uint64_t precision(const moert_tuning_range *range) {
     return range->low == 0 ? 0 : range->low == range->high ? 2 : 1;
 }

@@ -52,8 +52,9 @@ typedef struct moert_tuning_key {
     size_t n, k, rows; /* rows of a group on average */
 } moert_tuning_key;
 
-/* The choices for a GEMM. *measured: a row for exactly this device, n and k, and for limited rows,
- * matches. The first call reads the rows; later ones neither allocate nor fail. */
+/* The choices for a GEMM. *measured = whether the choices come from a row for exactly this device,
+ * n and k, and for a limited number of rows. The first call reads the rows; later ones neither
+ * allocate nor fail. */
 moert_choices moert_tuning_find(const moert_device *device, const moert_tuning_key *key,
                                 bool *measured);
 

@@ -11,8 +11,9 @@
 
 enum {
     STRIP = 1024,      /* columns of a work-group, a multiple of the largest block */
-    GPU_STRIP = 4096,  /* on GPUs: starting a work-group takes as long as several steps */
-    GPU_COLUMNS = 128, /* on GPUs, where row groups divide the rows of a block: one step */
+    GPU_STRIP = 4096,  /* the same on GPUs, where starting a work-group takes as long as several
+                          steps */
+    GPU_COLUMNS = 128, /* one step: columns of a work-group on GPUs if blocks span rows */
     CAST_BLOCK = 4096, /* values of a row group: SHARE in kernels/quant/cast.cl */
     GPU_CAST_BLOCK = 2048,
     AMAX_ROWS = 16, /* HEIGHT in kernels/quant/amax.cl */
@@ -35,7 +36,7 @@ static const int dtype_special[] = {
 #undef DTYPE_SPECIAL
 };
 
-/* SCALE of the kernels. */
+/* The values of SCALE in the kernels. */
 enum { SCALE_E8M0, SCALE_E4M3, SCALE_F32 };
 static const int scale_kind[] = {
 #define SCALE_KIND(name, text, element, block, scale) SCALE_##scale,
@@ -58,7 +59,7 @@ static size_t strip_of(const moert_device *device, const moert_quantize *op) {
     return moert_by_form(device, STRIP, op->how.axis == MOERT_AXIS_ROW ? GPU_STRIP : GPU_COLUMNS);
 }
 
-/* Work-groups: rows, or the largest possible number of row blocks, by strips of columns. */
+/* The grid: rows, or the largest possible number of row blocks, by strips of columns. */
 static moert_grid tiles_of(const moert_device *device, const moert_quantize *op) {
     const size_t most = moert_row_blocks_most(op->groups.rows, op->groups.count,
                                               moert_format_block(op->how.format));

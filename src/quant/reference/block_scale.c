@@ -21,7 +21,7 @@ static float at_most_finite(float x) {
     return x > FLT_MAX ? FLT_MAX : x;
 }
 
-/* S of the rule TE. */
+/* The encoding scale S of the rule TE (moert/quantize.h). */
 static float te_encode_scale(const float *tensor_amax, float global) {
     const float divisor = tensor_amax != NULL ? *tensor_amax : global;
     const float scale = (tensor_amax != NULL ? range : 1.0f) / divisor;
@@ -67,7 +67,8 @@ static moert_block_scale e8m0_scale(moert_scale_rounding rounding, float amax, f
     return (moert_block_scale){.code = code, .factor = moert_e8m0_inverse(code)};
 }
 
-/* As in cuDNN's epilogues: 1 / 2^-127 is infinity, and the largest E5M2 value is 128. */
+/* Follows cuDNN's epilogues: the inverse of the scale 2^-127 is infinity, and 128 counts as the
+ * largest E5M2 value. */
 moert_block_scale moert_block_scale_normed(moert_format format, float amax, float norm) {
     const moert_dtype element = moert_format_element(format);
     const bool nvfp4 = format == MOERT_FORMAT_NVFP4;

@@ -5,14 +5,14 @@
 
 /* An element x becomes 0 if `zero`, (x / first) / second if `divides`, else x * factor. */
 typedef struct moert_block_scale {
-    uint32_t code; /* of E8M0 and E4M3 scales */
-    float value;   /* of F32 scales */
+    uint32_t code; /* the bits of an E8M0 or E4M3 scale */
+    float value;   /* the value of an F32 scale */
     bool zero, divides;
     float factor, first, second;
 } moert_block_scale;
 
-/* The scale of a block with this amax. NVFP4: *tensor_amax is that of the tensor; NULL if only the
- * global scale is known. */
+/* The scale of a block with this amax. For NVFP4, *tensor_amax is the tensor's amax; NULL if only
+ * the global scale is known. */
 moert_block_scale moert_block_scale_of(const moert_quantizer *how, float amax,
                                        const float *tensor_amax, float global);
 

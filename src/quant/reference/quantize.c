@@ -18,11 +18,11 @@ typedef struct job {
     moert_dtype element;
     size_t block;
     moert_quantized_shape shape;
-    uint32_t whole[1]; /* ends if op has none: one group of all rows */
+    uint32_t whole[1]; /* the value of `ends` if op has no groups: one group of all rows */
     const uint32_t *ends;
     float *x, *global, *amax, *norm;
     unsigned char *q, *scale;
-    float *values; /* of the current tile, [rows, columns] */
+    float *values; /* values[rows, columns] of the current tile */
 } job;
 
 /* The elements that share one scale. They belong to group `group` and to row block `block`, counted
@@ -59,7 +59,7 @@ static unsigned char *q_at(const job *j, const tile *t, size_t r, size_t c, unsi
     return &j->q[line * j->shape.q_bytes + byte];
 }
 
-/* Index of the scale of row r of a tile; the rows of a tile may have one scale. */
+/* The index of the scale of row r of a tile; all rows of a tile may share one scale. */
 static size_t scale_at(const job *j, const tile *t, size_t r) {
     const size_t across = t->column / j->block;
     switch (j->op->how.axis) {
@@ -112,7 +112,7 @@ static float load(const job *j, const tile *t) {
     return amax;
 }
 
-/* The 8 random bits of an element; a block of the generator serves 16 columns. */
+/* The 8 random bits of an element; one block of random bits serves 16 columns. */
 static uint8_t random_bits(const job *j, size_t row, size_t column) {
     const size_t vectors = moert_ceil_div(j->op->columns, 16);
     const moert_random random =

@@ -38,7 +38,7 @@ moert_status moert_reference_cast(const moert_cast *cast) {
 /* The operation on host memory. */
 typedef struct tiling {
     const moert_scale_tiles *op;
-    uint32_t whole[1]; /* ends if op has none: one group of all rows */
+    uint32_t whole[1]; /* the value of `ends` if op has no groups: one group of all rows */
     const uint32_t *ends;
     unsigned char *linear, *swizzled;
 } tiling;

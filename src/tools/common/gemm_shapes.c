@@ -31,7 +31,7 @@ static const struct {
     {"Granite-3 3B-A800M", 1536, 512, 40},
 };
 
-/* Two shapes a model: gate and up in one GEMM, and down. */
+/* Two shapes per model: gate and up in one GEMM, and down. */
 static size_t real_shapes(moert_gemm_shape *shapes) {
     size_t count = 0;
     for (size_t i = 0; i < MOERT_COUNT(models); i++)

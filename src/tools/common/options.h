@@ -27,8 +27,8 @@
 #define MOERT_DISPATCH_WORDS  "f32|mxfp8|bf16"
 #define MOERT_COMBINE_WORDS   "f32|bf16"
 
-/* Indices among the words above, and the table rows that set them; `others` = the name in the help of
- * the dense layers' GEMMs. */
+/* The chosen words, as indices into the lists above. MOERT_COMPUTE_OPTIONS expands to the table
+ * rows that set them; `others` names the dense layers' GEMMs in the help. */
 typedef struct moert_compute_choice {
     unsigned precision, dense, dispatch, combine;
 } moert_compute_choice;
@@ -50,7 +50,7 @@ typedef struct moert_compute_choice {
     X(STRING, "TEXT")  /* const char *: from argv, or the default, or NULL */                      \
     X(LIST, "WORD...") /* moert_option_list; limits and default unused */                          \
     X(UINT, "N")       /* size_t; limits "low..high", either may be absent */                      \
-    X(FLOAT, "X")      /* double; limits likewise */                                               \
+    X(FLOAT, "X")      /* double; limits "low..high", as for size_t */                             \
     X(FLAG, "")        /* bool; default "0" or "1" */                                              \
     X(CHOICE, "")      /* unsigned: index in limits, "word|word|..." */
 

@@ -48,7 +48,7 @@ int moert_program_main(const moert_program *program, int argc, char **argv) {
     }
     status = moert_options_parse(program->options, program->option_count, argc, argv, &help);
     if (status == MOERT_OK && !help && program->check != NULL)
-        status = program->check(argc, argv); /* the same on every rank */
+        status = program->check(argc, argv); /* every rank gets the same result */
     bool first = moert_comm_rank(world) == 0;
     if (help && first)
         moert_options_usage(stdout, program->synopsis, program->about, program->options,

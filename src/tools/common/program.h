@@ -23,7 +23,8 @@ typedef struct moert_program {
 /* Runs the program and returns main's exit code. */
 int moert_program_main(const moert_program *program, int argc, char **argv);
 
-/* Defines main() for a file that has a table `options` and a function run(); `check` may be NULL. */
+/* Defines main() for a file that has a table `options` and a function run(); `check` may be
+ * NULL. */
 #define MOERT_PROGRAM_MAIN(synopsis, about, check)                                                 \
     int main(int argc, char **argv) {                                                              \
         const moert_program program = {                                                            \

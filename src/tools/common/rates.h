@@ -10,7 +10,7 @@
 #define MOERT_RATE_TABLE(X)                                                                        \
     X(gemm_gflops, "GEMM", "GFLOP/s")   /* a grouped GEMM of moert_rates_type() */                 \
     X(copy_gbps, "copy", "GB/s")        /* within device memory, bytes read plus written */        \
-    X(upload_gbps, "to device", "GB/s") /* from host memory */                                     \
+    X(upload_gbps, "to device", "GB/s") /* copies from host memory */                              \
     X(download_gbps, "to host", "GB/s")                                                            \
     X(launch_us, "launch", "us") /* a small kernel, the mean of many in a row */
 
@@ -23,12 +23,12 @@ typedef struct moert_rates {
 /* The dtype with the fastest GEMM: BF16 on NVIDIA's tensor cores (sm_80 and later), else F32. */
 moert_dtype moert_rates_type(const moert_device *device);
 
-/* Blocks; not collective. Errors: ERROR_DEVICE, ERROR_MEMORY. */
+/* Measures all rates of a device. Blocks; not collective. Errors: ERROR_DEVICE, ERROR_MEMORY. */
 moert_status moert_rates_measure(moert_device *device, moert_rates *rates);
 
-/* Work to time. With `together`, all ranks of that communicator measure at once: a sample begins at a
- * barrier, and its time is that of the slowest rank. The call is then collective, and other ranks do
- * not know of one rank's failure. */
+/* Work to time. With `together`, all ranks of that communicator measure at once: a sample begins at
+ * a barrier, and its time is that of the slowest rank. The call is then collective, and other ranks
+ * do not know of one rank's failure. */
 typedef struct moert_timed {
     moert_device *device;
     moert_comm *together;            /* or NULL */
@@ -40,7 +40,7 @@ moert_status moert_rates_time(const moert_timed *timed, size_t calls, double *se
 
 /*
  * *gflops of a grouped GEMM of `experts` groups of `rows` rows; 0 if the device does not have this
- * operation. `together` as above. Blocks.
+ * operation. `together` is as in moert_timed. Blocks.
  */
 typedef struct moert_rate_gemm {
     moert_tuned operation;

@@ -1,4 +1,5 @@
-/* Prints JSON arrays of objects as aligned tables, so that --json and the text show the same data. */
+/* Prints JSON arrays of objects as aligned tables, so that --json and the text show the same
+ * data. */
 #pragma once
 
 #include <jansson.h>
@@ -17,11 +18,12 @@ typedef enum moert_column_kind {
 } moert_column_kind;
 
 typedef struct moert_column {
-    const char *key; /* of the value; "one,other" joins several strings */
+    const char *key; /* key of the value; "one,other" joins several strings */
     const char *title;
     moert_column_kind kind;
 } moert_column;
 
-/* Prints the titles, then a line for each object of `rows`, indented by two. Errors: ERROR_MEMORY. */
+/* Prints the titles, then a line for each object of `rows`, indented by two. Errors:
+ * ERROR_MEMORY. */
 moert_status moert_table_print(FILE *file, const json_t *rows, const moert_column *columns,
                                size_t count);

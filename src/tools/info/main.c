@@ -1,5 +1,5 @@
-/* moert-info: prints devices, placement, engines, backends, tuning and settings, and the memory that
- * training a model needs. */
+/* moert-info: prints devices, placement, engines, backends, tuning and settings, and the memory
+ * that training a model needs. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -18,7 +18,7 @@ typedef struct rank_report {
     moert_placement placement;
     moert_device_info device;
     char topology[256];
-    size_t device_count; /* of its host; 0 on all but the first rank of a host */
+    size_t device_count; /* devices of the host; 0 on all but the first rank of a host */
 } rank_report;
 
 typedef struct survey {
@@ -26,7 +26,7 @@ typedef struct survey {
     moert_device *device;
     size_t group;               /* ranks that share one set of experts */
     rank_report *ranks;         /* [R] */
-    moert_device_info *devices; /* of all hosts, host by host */
+    moert_device_info *devices; /* devices of all hosts, host by host */
     moert_exchange_report engines[MOERT_EXCHANGE_ENGINES];
 } survey;
 

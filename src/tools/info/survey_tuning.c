@@ -24,8 +24,8 @@ moert_status moert_survey_tuning(const moert_device *device, json_t *survey) {
     char *path = moert_tuning_file();
     json_t *rows = json_array();
     bool failed = false;
-    if (!moert_device_describe(device)
-             ->gpu_form) /* GPU kernels choose by the shape, without rows */
+    /* GPU kernels choose tiles by the shape, without tuning rows */
+    if (!moert_device_describe(device)->gpu_form)
         for (moert_tuned o = 0; o < MOERT_TUNED_OPERATIONS; o++)
             for (size_t t = 0; t < 2; t++) {
                 const moert_tuning_key key = {o, types[t], 0, 0, 0};

@@ -11,8 +11,8 @@
 #include "tools/common/program.h"
 #include "train/shared_file.h"
 
-/* Tokens of a leaf of the fixed tree that sums gradients. Ranks hold whole leaves, so the bits do not
- * depend on the number of ranks. */
+/* Tokens of a leaf of the fixed tree that sums gradients. Ranks hold whole leaves, so the bits do
+ * not depend on the number of ranks. */
 enum { LEAF_TOKENS = 4 };
 
 static const char *model_path, *input_path, *output_path;
@@ -41,10 +41,10 @@ typedef struct job {
     moert_layer *layer;
     moert_tensors *weights, *input;
     const moert_tensor *x, *dy;  /* dy may be NULL */
-    size_t tokens, first, count; /* T of the file; this rank's range of it */
+    size_t tokens, first, count; /* T of the file; the range of this rank's tokens */
     moert_batch batch;
     moert_buffer *ends, *buffer_x, *buffer_y, *buffer_dy, *buffer_dx;
-    moert_layer_range *ranges, *all_ranges; /* parts of tensors: this rank's experts; all experts */
+    moert_layer_range *ranges, *all_ranges; /* tensors' parts of this rank's experts; of all */
     size_t range_count, all_count;
 } job;
 
@@ -144,8 +144,8 @@ static moert_status compute(job *j) {
 
 /* ---- output ---- */
 
-/* Specs of y, dx and one tensor per weight that has a gradient. *specs points into *names; the caller
- * frees both. */
+/* Specs of y, dx and one tensor per weight that has a gradient. *specs points into *names; the
+ * caller frees both. */
 static moert_status make_specs(const job *j, moert_tensor_spec **specs, size_t *count,
                                char (**names)[160]) {
     size_t h = j->config.hidden;
@@ -159,7 +159,7 @@ static moert_status make_specs(const job *j, moert_tensor_spec **specs, size_t *
     for (size_t i = 0; i < j->all_count; i++) {
         const moert_layer_range *range = &j->all_ranges[i];
         if (range->which == MOERT_LAYER_CORRECTION || range->file_first > 0)
-            continue; /* no gradient, or a further expert of the same tensor */
+            continue; /* the range has no gradient, or is one more expert of the same tensor */
         snprintf((*names)[i], sizeof **names, "grad.%s", range->name);
         moert_tensor_spec *spec = &(*specs)[(*count)++];
         *spec = (moert_tensor_spec){(*names)[i], MOERT_FILE_F32, range->rank, {0}};

@@ -1,5 +1,5 @@
-/* Runs the grouped GEMMs of moert-op: loads the tensors of a file into the buffers of an op (moert/ops.h)
- * and names its results. */
+/* Runs the grouped GEMMs of moert-op: loads the tensors of a file into the buffers of an op
+ * (moert/ops.h) and names its results. */
 #include "tools/op/gemm.h"
 
 #include <math.h>
@@ -10,12 +10,14 @@
 
 /* ---- operands ---- */
 
-enum { FIRST_FORMAT = MOERT_DTYPE_E5M2 + 1 }; /* index among MOERT_GEMM_FORMAT_WORDS */
+/* The index of the first format in MOERT_GEMM_FORMAT_WORDS. */
+enum { FIRST_FORMAT = MOERT_DTYPE_E5M2 + 1 };
 
 moert_operand moert_gemm_operand(unsigned word, moert_axis axis, bool transposed,
                                  moert_scale_layout scales) {
     moert_operand operand = {.type = (moert_dtype)word};
-    operand.how.transposed = transposed; /* load_matrix() transposes a plain operand back */
+    /* load_matrix() undoes the transposition of a plain operand */
+    operand.how.transposed = transposed;
     operand.how.axis = axis;
     if (word < FIRST_FORMAT)
         return operand;
@@ -53,7 +55,8 @@ static bool is_quantized(const moert_gemm_job *job, const moert_gemm_tensor *row
     return moert_gemm_quantized(moert_gemm_operand_of(job, row));
 }
 
-/* Whether the op reads or writes the tensor of a row. Turns the row's switch on if so. */
+/* Whether the op reads or writes the tensor of a table row. If so, sets the option that the row
+ * enables. */
 static bool is_used(const moert_gemm_job *job, const moert_gemm_tensor *row) {
     bool *enables = row->enables != 0 ? moert_gemm_at(job, row->enables) : NULL;
     const bool present = moert_tensors_find(job->file->input, row->name) != NULL;
@@ -61,7 +64,7 @@ static bool is_used(const moert_gemm_job *job, const moert_gemm_tensor *row) {
     case MOERT_GEMM_SCALE:
     case MOERT_GEMM_RESULT_SCALE:
         return is_quantized(job, row);
-    case MOERT_GEMM_RESULT: /* a second version is always quantized */
+    case MOERT_GEMM_RESULT: /* the second version of a result is always quantized */
         return row->buffer != MOERT_OP_BUFFER_column || is_quantized(job, row);
     case MOERT_GEMM_INDEX:
         return job->options->permute != MOERT_OP_PERMUTE_NONE;
@@ -145,8 +148,9 @@ static void transpose(const char *from, char *to, size_t count, size_t rows, siz
     }
 }
 
-/* Loads a matrix as the op reads it. Transposes a plain matrix that is stored transposed. Lines of a
- * transposed quantized matrix run over the rows of all groups; changes their length to the op's. */
+/* Loads a matrix as the op reads it. Transposes a plain matrix that is stored transposed. Lines
+ * of a transposed quantized matrix run over the rows of all groups; changes their length to the
+ * op's. */
 static moert_status load_matrix(moert_gemm_job *job, const moert_gemm_tensor *row,
                                 const moert_tensor *tensor) {
     const moert_operand *operand = moert_gemm_operand_of(job, row);
@@ -172,7 +176,8 @@ static moert_status load_matrix(moert_gemm_job *job, const moert_gemm_tensor *ro
     return status;
 }
 
-/* Loads float32 values; multiplies them by the buffer's values if another tensor was loaded there. */
+/* Loads float32 values; multiplies them by the buffer's values if another tensor was loaded
+ * there. */
 static moert_status load_values(moert_gemm_job *job, const moert_gemm_tensor *row,
                                 const moert_tensor *tensor) {
     moert_buffer *buffer = *moert_op_buffer_at(&job->buffers, row->buffer);
@@ -280,7 +285,7 @@ moert_status moert_gemm_job_run(moert_file_op_job *file, moert_op_options *optio
     moert_op_options created = *options;
     moert_operand *const operands[] = {&created.x, &created.weight, &created.y};
     for (size_t i = 0; i < MOERT_COUNT(operands); i++)
-        if (operands[i]->how.size == 0) /* plain: load_matrix() has undone `transposed` */
+        if (operands[i]->how.size == 0) /* plain: load_matrix() has undone the transposition */
             operands[i]->how = (moert_quantizer){0};
     MOERT_TRY(moert_op_create(file->device, &created, &job.op));
     const moert_status status = execute(&job);

@@ -1,6 +1,7 @@
 /*
- * Common code of the grouped GEMMs of moert-op. A table maps tensors of the file to buffers of an op
- * (moert/ops.h). Sizes and optional features of the op follow from the tensors that the file holds.
+ * Common code of the grouped GEMMs of moert-op. A table maps tensors of the file to buffers of an
+ * op (moert/ops.h). Sizes and optional features of the op follow from the tensors that the file
+ * holds.
  */
 #pragma once
 
@@ -14,7 +15,7 @@ typedef enum moert_gemm_role {
     MOERT_GEMM_INPUT,  /* an operand that is multiplied: plain, or payload */
     MOERT_GEMM_SCALE,  /* scales of a quantized operand; ignored if it is plain */
     MOERT_GEMM_GLOBAL, /* optional: an operand's global scale, float32 [1] or [G] */
-    MOERT_GEMM_DTYPES, /* of any plain dtype, which is stored in the member at `offset` */
+    MOERT_GEMM_DTYPES, /* values of any plain dtype; the member at `offset` gets the dtype */
     MOERT_GEMM_F32,    /* optional, float32; tensors of the same buffer are multiplied */
     MOERT_GEMM_INDEX,  /* int32: needed with a permutation, else ignored */
     MOERT_GEMM_RESULT, /* an operand; with beta or accumulate the file holds its old value */
@@ -24,16 +25,16 @@ typedef enum moert_gemm_role {
 } moert_gemm_role;
 
 /*
- * Letters of a shape: M rows, N, K, G groups, T = ceil(M/topk), H = N/2, W = 2K, digits. If an operand
- * is stored transposed, its last two dimensions are exchanged. 4-bit elements are counted in pairs
- * along one dimension.
+ * Letters of a shape: M rows, N, K, G groups, T = ceil(M/topk), H = N/2, W = 2K, digits. If an
+ * operand is stored transposed, its last two dimensions are exchanged. 4-bit elements are counted
+ * in pairs along one dimension.
  */
 typedef struct moert_gemm_tensor {
-    const char *name; /* in the file */
+    const char *name; /* the tensor's name in the file */
     moert_gemm_role role;
     moert_op_buffer buffer;
     const char *shape;
-    size_t offset;  /* in moert_op_options: of the operand, or of the moert_dtype */
+    size_t offset;  /* offset of the operand, or of the moert_dtype, in moert_op_options */
     size_t enables; /* offset of the bool that the tensor's presence sets; 0 = always needed */
 } moert_gemm_tensor;
 
@@ -67,15 +68,16 @@ typedef struct moert_gemm_tensor {
 #define MOERT_GEMM_FORMAT_WORDS MOERT_FILE_OP_DTYPE_WORDS "|" MOERT_FILE_OP_FORMAT_WORDS
 
 /* The operand that word number `word` of --format describes. Its blocks lie along `axis` unless the
- * word fixes their shape. Blocks of an fp8-block weight are square; those of moert_gemm_column(), the
- * second version of a result, lie along columns. float32 scales are always linear. */
+ * word fixes their shape. Blocks of an fp8-block weight are square; those of moert_gemm_column(),
+ * the second version of a result, lie along columns. float32 scales are always linear. */
 moert_operand moert_gemm_operand(unsigned word, moert_axis axis, bool transposed,
                                  moert_scale_layout scales);
 moert_operand moert_gemm_weight(unsigned word, moert_axis axis, bool transposed,
                                 moert_scale_layout scales);
 moert_operand moert_gemm_column(unsigned word, moert_scale_layout scales);
 
-/* Whether the operand is quantized; whether it also has one-byte scales, which tiles need. */
+/* Whether the operand is quantized; whether it is quantized with one-byte scales, which tiles
+ * need. */
 bool moert_gemm_quantized(const moert_operand *operand);
 bool moert_gemm_tileable(const moert_operand *operand);
 
@@ -106,7 +108,7 @@ typedef struct moert_gemm_job {
     moert_op_buffers buffers;
 } moert_gemm_job;
 
-/* A member of the options by its offset; the operand of a row. */
+/* Find a member of the options by its offset, and the operand of a table row. */
 void *moert_gemm_at(const moert_gemm_job *job, size_t offset);
 moert_operand *moert_gemm_operand_of(const moert_gemm_job *job, const moert_gemm_tensor *row);
 
@@ -119,12 +121,12 @@ void moert_gemm_learn(moert_gemm_job *job, const moert_gemm_tensor *row, const m
 moert_status moert_gemm_check_shape(const moert_gemm_job *job, const moert_gemm_tensor *row,
                                     const moert_tensor **tensor);
 
-/* Checks that a tensor has a type that its row allows; then, once all are known, that the tensors go
- * together. ERROR_MISMATCH. */
+/* Checks that a tensor has a type that its row allows; then, once all are known, that the tensors
+ * go together. ERROR_MISMATCH. */
 moert_status moert_gemm_check_type(const moert_gemm_job *job, const moert_gemm_tensor *row,
                                    const moert_tensor *tensor);
 moert_status moert_gemm_check_tensors(const moert_gemm_job *job);
 
-/* Names the buffer of a row as a result. */
+/* Adds the buffer of a table row to the results that the job writes. */
 moert_status moert_gemm_result(const moert_gemm_job *job, const moert_gemm_tensor *row,
                                const moert_buffer *buffer);

@@ -29,7 +29,7 @@ static moert_status find_type(const moert_gemm_job *job, const moert_gemm_tensor
                       bias ? " or BF16" : ", BF16, F8_E4M3 or F8_E5M2");
 }
 
-/* The dtype that the file should store for a tensor; E2M1 = one byte of any type. */
+/* The dtype that the file should store for a tensor. E2M1 stands for any dtype of one byte. */
 static moert_dtype expected_type(const moert_gemm_job *job, const moert_gemm_tensor *row) {
     if (row->role == MOERT_GEMM_SCALE)
         return moert_gemm_tileable(moert_gemm_operand_of(job, row)) ? MOERT_DTYPE_E2M1
@@ -77,7 +77,7 @@ moert_status moert_gemm_check_tensors(const moert_gemm_job *job) {
     const bool nvfp4 = quantized && result->how.format == MOERT_FORMAT_NVFP4;
     const bool glu = o->kind == MOERT_OP_GLU || o->kind == MOERT_OP_DGLU;
     const struct {
-        moert_op_buffer buffer; /* of the tensor to report */
+        moert_op_buffer buffer; /* the buffer of the tensor that the message names */
         bool broken;
         const char *text;
     } rules[] = {

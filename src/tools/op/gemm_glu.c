@@ -110,7 +110,8 @@ static const moert_gemm_tensor quant_bias_tensors[] = {QUANT_TENSORS(bias_scale)
 /* Sets the operands of an op: `rows` (x or y), the weight, and the result `d`. */
 static moert_status describe(moert_op_options *o, moert_operand *rows, moert_axis weight_axis,
                              moert_operand *d) {
-    const bool natural = weight_axis == MOERT_AXIS_ROW; /* K of weight [N,K] is the summed one */
+    /* natural: the reduction runs over K of weight [N,K] */
+    const bool natural = weight_axis == MOERT_AXIS_ROW;
     *rows = moert_gemm_operand(format, MOERT_AXIS_ROW, false, row_layouts[scales]);
     o->weight =
         moert_gemm_weight(format, weight_axis, natural == (b_major == 1), weight_layouts[scales]);

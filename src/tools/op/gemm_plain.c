@@ -8,7 +8,7 @@ static unsigned operation, format, out_format, axes[3], permute, scales;
 static bool transposed[3], accumulate;
 static size_t topk;
 
-enum { X, WEIGHT, Y }; /* indices of axes and transposed */
+enum { X, WEIGHT, Y }; /* indices into `axes` and `transposed` */
 
 /* ---- grouped-gemm ---- */
 
@@ -134,7 +134,7 @@ static moert_status gemm(moert_file_op_job *job) {
         const moert_axis axis = axes[i] > 0                       ? (moert_axis)(axes[i] - 1)
                                 : operations[operation].column[i] ? MOERT_AXIS_COLUMN
                                                                   : MOERT_AXIS_ROW;
-        /* scales of weights are tiled for each group */
+        /* scales of weights are tiled separately for each group */
         const moert_scale_layout layout = i == WEIGHT && layouts[scales] != MOERT_SCALES_LINEAR
                                               ? MOERT_SCALES_TILED
                                               : layouts[scales];
@@ -151,7 +151,7 @@ static moert_status gemm(moert_file_op_job *job) {
     MOERT_TRY(MOERT_FILE_OP_CHECK({topk != 1 && permute == 0, "topk", "goes with --permute"}));
     MOERT_TRY(moert_gemm_check_scales(&o, scales != 0, layouts[scales]));
     memcpy(tensors, operations[operation].tensors, count * sizeof tensors[0]);
-    for (size_t i = 0; i < count; i++) /* --permute x gathers from the rows of tokens */
+    for (size_t i = 0; i < count; i++) /* with --permute x, the rows of x are those of tokens */
         if (tensors[i].buffer == MOERT_OP_BUFFER_x && tensors[i].role == MOERT_GEMM_INPUT &&
             o.permute == MOERT_OP_PERMUTE_X)
             tensors[i].shape = "TK";

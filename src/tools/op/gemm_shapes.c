@@ -37,8 +37,8 @@ static size_t size_of(const moert_gemm_job *job, char letter) {
                            : (size_t)(letter - '0');
 }
 
-/* The letters of a tensor in the order of its dimensions. `paired` = the dimension that counts pairs
- * of 4-bit elements, or `rank` if none does. */
+/* The letters of a tensor in the order of its dimensions. `paired` = the dimension that counts
+ * pairs of 4-bit elements, or `rank` if none does. */
 typedef struct layout {
     size_t rank, paired;
     char letters[MOERT_GEMM_LETTERS];
@@ -84,7 +84,8 @@ static const moert_op_quantized *matrix_of(const moert_gemm_job *job,
     return q;
 }
 
-/* Number of units of `unit` rows, each group rounded up; `room` if the groups are equal parts. */
+/* The number of units of `unit` rows in all groups, where each group is rounded up. `room` is this
+ * number if the groups are of equal size. */
 static size_t row_units(const moert_gemm_job *job, const moert_op_quantized *q, size_t unit,
                         size_t room) {
     return q->by_ends ? moert_row_blocks(job->file->ends, q->groups, unit) : room;
@@ -102,7 +103,8 @@ static moert_quantized_shape shape_of(const moert_gemm_job *job, const moert_op_
 static size_t tiled_bytes(const moert_gemm_job *job, const moert_op_quantized *q) {
     const bool column = q->how.axis == MOERT_AXIS_COLUMN;
     const size_t unit = moert_tile_lines(column) * (column ? moert_format_block(q->how.format) : 1);
-    const bool whole = q->scales == MOERT_SCALES_TILED_WHOLE; /* all rows of the op */
+    const bool whole = q->scales == MOERT_SCALES_TILED_WHOLE; /* the number of rows is that of all
+                                                                 groups */
     return (whole ? q->tiles : row_units(job, q, unit, q->tiles)) * job->op->needs[q->scale].width;
 }
 
@@ -126,8 +128,8 @@ static moert_status check_scale(const moert_gemm_job *job, const moert_gemm_tens
                       shape.scale_lines, shape.scales, moert_format_name(q->how.format), bytes);
 }
 
-/* The lines of a payload whose pairs run along columns: each group has whole blocks. 0 for pairs along
- * rows. */
+/* The number of lines of a payload whose pairs of 4-bit elements run along columns; each group
+ * fills whole blocks. 0 if pairs run along rows. */
 static size_t paired_lines(const moert_gemm_job *job, const moert_gemm_tensor *row) {
     const moert_op_quantized *q = matrix_of(job, row);
     if (q->how.axis != MOERT_AXIS_COLUMN)

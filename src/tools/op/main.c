@@ -38,8 +38,8 @@ static size_t append(size_t count, const moert_option *more, size_t n) {
     return count;
 }
 
-/* Collects the common options and those of the operation; if no operation is named (for --help), those
- * of all operations. Each operation's options follow a heading. */
+/* Collects the common options and those of the operation; if no operation is named (for --help),
+ * those of all operations. Each operation's options follow a heading. */
 static size_t make_options(void) {
     size_t count = append(0, common_options, COMMON);
     static char headings[OPS][640];

@@ -22,7 +22,7 @@ typedef struct moert_file_op_job {
     moert_tensor_spec results[MOERT_OP_MOST_RESULTS];
     const moert_buffer *result_buffers[MOERT_OP_MOST_RESULTS];
     size_t result_count;
-    uint32_t *ends; /* of the groups, on the host; NULL when the file has none */
+    uint32_t *ends; /* ends of the groups, on the host; NULL if the file has no groups */
     moert_buffer *ends_buffer;
     char *names[MOERT_OP_MOST_RESULTS]; /* made by moert_file_op_name() */
     size_t name_count;
@@ -35,7 +35,7 @@ typedef struct moert_file_op_rows {
 } moert_file_op_rows;
 
 typedef struct moert_file_op {
-    const char *name, *about; /* tensors and shapes, in and out */
+    const char *name, *about; /* for the help: the tensors that it reads and writes */
     const moert_option *options;
     size_t option_count;
     moert_status (*run)(moert_file_op_job *job);
@@ -74,13 +74,14 @@ moert_status moert_file_op_load_bytes(moert_file_op_job *job, const char *name,
 /* Loads the groups' ends from the tensor `name`[G]; without that tensor, one group has all rows. */
 moert_status moert_file_op_load_groups(moert_file_op_job *job, const char *name, size_t rows,
                                        moert_groups *groups);
-/* The same, but for a tensor of three dimensions the groups are those of its first dimension. */
+/* Loads the groups' ends like moert_file_op_load_groups. For a tensor of three dimensions, however,
+ * the groups are the indices of its first dimension. */
 moert_status moert_file_op_groups_of(moert_file_op_job *job, const moert_file_op_rows *rows,
                                      const char *name, moert_groups *groups);
 
 /* Sets tiles->tiles and returns the bytes of the tiled scales; `ends` = each group's end among the
- * lines of scales, NULL = one group. The second function also converts the linear scales to tiles and
- * names them as a result. */
+ * lines of scales, NULL = one group. The second function also converts the linear scales to tiles
+ * and names them as a result. */
 size_t moert_file_op_count_tiles(moert_scale_tiles *tiles, const uint32_t *ends);
 moert_status moert_file_op_swizzled(moert_file_op_job *job, const char *name,
                                     moert_scale_tiles *tiles, const uint32_t *ends);

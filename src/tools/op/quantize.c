@@ -120,8 +120,8 @@ static size_t row_blocks(const uint32_t *ends, const moert_groups *groups, size_
 
 /* ---- quantize ---- */
 
-/* ends[g] = end of group g's row blocks, that is, of its lines of scales; *groups = the same on the
- * device. */
+/* ends[g] = end of group g's row blocks, that is, of its lines of scales; *groups = these ends on
+ * the device. */
 static moert_status block_groups(moert_file_op_job *job, const moert_quantize *op, uint32_t *ends,
                                  moert_groups *groups) {
     moert_buffer *buffer;
@@ -134,7 +134,8 @@ static moert_status block_groups(moert_file_op_job *job, const moert_quantize *o
     return MOERT_OK;
 }
 
-/* Adds one-byte scales in tiles as another result, unless they are transposed and of several groups. */
+/* Adds one-byte scales in tiles as another result, unless they are transposed and of several
+ * groups. */
 static moert_status swizzle_scales(moert_file_op_job *job, const char *name,
                                    const moert_quantize *op, moert_quantized_shape shape) {
     const bool column = op->how.axis == MOERT_AXIS_COLUMN;

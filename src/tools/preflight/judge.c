@@ -64,8 +64,8 @@ static bool is_first_of_node(const judge *j, size_t rank) {
     return true;
 }
 
-/* Names the odd ranks as in "node2, rank 5 (node3)": a node of odd ranks only by its host. Truncates
- * at the end of `who`. False if no rank is odd. */
+/* Names the odd ranks as in "node2, rank 5 (node3)": a node of odd ranks only by its host.
+ * Truncates at the end of `who`. False if no rank is odd. */
 static bool name_odd(const judge *j, char who[WHO_BYTES]) {
     size_t used = 0, of_node;
     bool any = false;
@@ -101,8 +101,8 @@ static void tell_odd(judge *j, bool wrong, const char *hint, const char *format,
 
 /* ---- texts ---- */
 
-/* The most common value of the text at `offset` in moert_preflight_rank; among equally common values
- * that of the lowest rank. */
+/* The most common value of the text at `offset` in moert_preflight_rank; among equally common
+ * values that of the lowest rank. */
 static const char *most_common(const moert_preflight *all, size_t offset) {
     const char *best = NULL;
     size_t most = 0;
@@ -139,8 +139,8 @@ static void judge_text(judge *j, size_t offset, const char *differs, const char 
 
 /* ---- rates ---- */
 
-/* The median of the values above 0; of an even number the larger or the smaller of the middle two. 0
- * if no value is above 0. */
+/* The median of the values above 0; of an even number the larger or the smaller of the middle two.
+ * 0 if no value is above 0. */
 static double median(const judge *j, const double *values, bool larger) {
     size_t count = 0;
     for (size_t r = 0; r < j->all->ranks; r++)
@@ -150,8 +150,8 @@ static double median(const judge *j, const double *values, bool larger) {
     return count > 0 ? j->sorted[larger ? count / 2 : (count - 1) / 2] : 0.0;
 }
 
-/* Sets `odd` for the ranks whose value is below `slow` times the reference. Returns the mean of their
- * values over the reference; 0 if no rank is slow. */
+/* Sets `odd` for the ranks whose value is below `slow` times the reference. Returns the mean of
+ * their values over the reference; 0 if no rank is slow. */
 static double find_slow(judge *j, double reference) {
     double sum = 0.0;
     size_t count = 0;
@@ -192,7 +192,8 @@ static bool is_inside(const judge *j, size_t a, size_t b) {
     return j->all->rank[a].node == j->all->rank[b].node;
 }
 
-/* The typical latency or bandwidth between rank `r` and the ranks of its node, or of other nodes. */
+/* The typical latency or bandwidth between rank `r` and the ranks of its node, or of other
+ * nodes. */
 static double typical(judge *j, size_t r, bool inside, bool latency) {
     const size_t ranks = j->all->ranks;
     for (size_t other = 0; other < ranks; other++) {

@@ -1,11 +1,11 @@
 /*
- * Gathers facts and rates of every rank before a job, and finds the ranks that differ from the others
- * or are slower.
+ * Gathers facts and rates of every rank before a job, and finds the ranks that differ from the
+ * others or are slower.
  *
  * Ranks are compared with each other, never with a table of machines. A rank's typical link is the
- * median over its peers (of two, the faster one). The reference is the median over all ranks; a rank
- * is slow below the fraction `slow` of it. With only two ranks, a slow link does not tell which end is
- * slow.
+ * median over its peers (of two, the faster one). The reference is the median over all ranks; a
+ * rank is slow below the fraction `slow` of it. With only two ranks, a slow link does not tell
+ * which end is slow.
  */
 #pragma once
 
@@ -37,12 +37,12 @@ typedef struct moert_preflight_rank {
     bool shared;         /* other ranks run on the same cores */
     bool watched;        /* the watchdog works; false also if MOERT_TIMEOUT_S is 0 */
     unsigned timeout_s;  /* MOERT_TIMEOUT_S */
-    size_t shm_bytes;    /* free in /dev/shm */
-    size_t memory_bytes; /* available on the host */
+    size_t shm_bytes;    /* free bytes of /dev/shm */
+    size_t memory_bytes; /* available memory of the host */
     double skew_s;       /* this host's wall clock minus rank 0's */
     moert_rates rates;
     double inside, between;       /* typical GB/s to ranks of this node, of other nodes; 0 = none */
-    double inside_us, between_us; /* typical latency likewise */
+    double inside_us, between_us; /* typical latency to the same ranks */
 } moert_preflight_rank;
 
 typedef struct moert_preflight {
@@ -52,17 +52,17 @@ typedef struct moert_preflight {
 } moert_preflight;
 
 /*
- * Gathers facts, then measures devices, then links, on all ranks at the same time. Links are measured
- * among the ranks of each node, then among the ranks of all nodes that have the same index on their
- * node; each takes about links_s seconds. Every rank gets *all; free it, also on failure. Collective,
- * blocking.
+ * Gathers facts, then measures devices, then links, on all ranks at the same time. Links are
+ * measured among the ranks of each node, then among the ranks of all nodes that have the same index
+ * on their node; each takes about links_s seconds. Every rank gets *all; free it, also on failure.
+ * Collective, blocking.
  */
 moert_status moert_preflight_gather(moert_context *context, const char *commit, double links_s,
                                     moert_preflight *all);
 void moert_preflight_free(moert_preflight *all);
 
 /*
- * Computes each rank's typical links. *findings = an array of objects with the keys wrong (false = a
- * note only), text and hint. Pure. Errors: ERROR_MEMORY.
+ * Computes each rank's typical links. *findings = an array of objects with the keys wrong (false =
+ * a note only), text and hint. Pure. Errors: ERROR_MEMORY.
  */
 moert_status moert_preflight_judge(moert_preflight *all, double slow, json_t **findings);

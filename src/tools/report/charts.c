@@ -74,7 +74,7 @@ void moert_chart_times(moert_markup *m, const moert_run_record *record,
 /* The cells of a heat map, in units of the viewBox. */
 typedef struct heat {
     size_t rows, columns;
-    double width, height, left, top; /* of a cell; margins before the first cell */
+    double width, height, left, top; /* size of a cell; margins before the first cell */
     bool numbers;                    /* cells have room for numbers */
 } heat;
 

@@ -20,7 +20,7 @@ typedef struct moert_matrix_text {
 void moert_chart_matrix(moert_markup *m, const moert_run_record *record, const double *values,
                         const moert_matrix_text *text);
 
-/* The full width of that heat map, in CSS pixels. */
+/* The full width of the heat map of moert_chart_matrix, in CSS pixels. */
 double moert_matrix_width(size_t ranks);
 
 /* A heat map of each layer's rows by expert, with frames around hot experts. */

@@ -59,8 +59,8 @@ static double height_of(const scale *s, double value) {
     return HEIGHT * (s->high - value) / (s->high - s->low);
 }
 
-/* The line through the means of at most POINTS pieces of the run. It has a gap at a piece in which a
- * value is missing. */
+/* The line through the means of at most POINTS pieces of the run. It has a gap at a piece in which
+ * a value is missing. */
 static void put_line(moert_markup *m, const moert_run_record *record, const curve *c,
                      const scale *s) {
     const size_t piece = moert_ceil_div(record->steps, POINTS);

@@ -66,7 +66,8 @@ void moert_markup_leaf(moert_markup *m, const char *name, const char *attributes
 
 /* The bytes of the UTF-8 character at `at`; 0 if XML does not allow it. */
 static size_t character_bytes(const unsigned char *at) {
-    static const unsigned char lead[] = {0xC2, 0xE0, 0xF0, 0xF5}; /* first of 2, 3, 4 bytes; end */
+    /* the first lead bytes of characters of 2, 3 and 4 bytes; the first byte above all leads */
+    static const unsigned char lead[] = {0xC2, 0xE0, 0xF0, 0xF5};
     if (at[0] < 0x80)
         return at[0] >= ' ' || at[0] == '\n' || at[0] == '\t' ? 1 : 0;
     size_t bytes = at[0] < lead[0]   ? 0

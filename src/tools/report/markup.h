@@ -1,6 +1,6 @@
 /*
- * Writes HTML and SVG that an XML parser accepts: elements close in order, text is escaped. Names and
- * attributes are not escaped, so they must not come from files; pass such strings as text.
+ * Writes HTML and SVG that an XML parser accepts: elements close in order, text is escaped. Names
+ * and attributes are not escaped, so they must not come from files; pass such strings as text.
  */
 #pragma once
 
@@ -24,8 +24,8 @@ typedef struct moert_markup {
 
 /* Errors: ERROR_MEMORY. */
 moert_status moert_markup_start(moert_markup *m);
-/* Closes all elements and returns the text, which the caller frees. Ends the writing, also on failure.
- * Errors: ERROR_MEMORY. */
+/* Closes all elements and returns the text, which the caller frees. Ends the writing, also on
+ * failure. Errors: ERROR_MEMORY. */
 moert_status moert_markup_finish(moert_markup *m, char **text);
 
 /* <name>; `name` is a literal. */

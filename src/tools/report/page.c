@@ -50,7 +50,7 @@ static void put_verdict(moert_markup *m, const char *name, const moert_verdict *
     moert_markup_close(m, 2);
 }
 
-/* The numbers of the bars, a table row for each rank. */
+/* The numbers of the bars as a table, with a row for each rank. */
 static void put_times(moert_markup *m, const moert_run_record *record) {
     moert_markup_begin(m, "details");
     moert_markup_element(m, "summary", "", "Numbers, in ms");

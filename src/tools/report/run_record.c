@@ -27,7 +27,7 @@ const char *moert_time_text(moert_time time) {
 /* A JSON object, with its file and line for messages. */
 typedef struct source {
     const char *path;
-    size_t line; /* 0 in a file of one object */
+    size_t line; /* line of the object; 0 in a file of one object */
     const json_t *object;
 } source;
 
@@ -84,7 +84,8 @@ static moert_status read_matrix(const source *from, const char *key, size_t rows
 
 /* ---- files ---- */
 
-/* *object = the file's JSON object, for the caller to json_decref; NULL if the file does not exist. */
+/* *object = the file's JSON object, for the caller to json_decref; NULL if the file does not
+ * exist. */
 static moert_status read_object(const char *path, json_t **object) {
     *object = NULL;
     return access(path, F_OK) == 0 ? moert_json_read(path, "it", LIMIT_BYTES, object) : MOERT_OK;
@@ -130,7 +131,7 @@ static moert_status take_metrics(moert_run_record *record, const source *from) {
         return fail_field(from, "loss", "is neither a number nor null");
     if (!(step.tokens_per_s > 0.0))
         return fail_field(from, "tokens_per_s", "is not a number above 0");
-    if ((record->steps & (record->steps + 1)) == 0) { /* at 0, 1, 3, 7...: the room doubles */
+    if ((record->steps & (record->steps + 1)) == 0) { /* the room doubles at 0, 1, 3, 7... steps */
         const size_t room = 2 * (record->steps + 1);
         moert_run_step *grown = realloc(record->step, room * sizeof *grown);
         if (grown == NULL)
@@ -159,7 +160,8 @@ moert_time moert_time_of(const char *operation) {
     return MOERT_TIME_KERNELS;
 }
 
-/* Adds a step's times. Waiting for other ranks is subtracted from the messages, which include it. */
+/* Adds a step's times. Waiting for other ranks is subtracted from the messages, which include
+ * it. */
 static moert_status add_times(moert_run_record *record, const source *from, double *row) {
     const json_t *operations = json_object_get(from->object, "operations");
     const char *name;

@@ -46,14 +46,16 @@ typedef struct moert_run_record {
     size_t steps;
     moert_run_step *step; /* [steps] */
 
-    size_t ranks, profiled_steps; /* 0 without a profile; so is all that follows */
+    size_t ranks, profiled_steps; /* 0 without a profile; then the fields below are 0 or NULL */
     moert_run_rank *rank;         /* [ranks] */
     json_t *operations;           /* the object of profile.json, or NULL */
     /* from profile-ranks.json, means over the steps; NULL or 0 until the run has ended */
     char *engine;
     size_t group;                              /* ranks that share one set of experts */
-    double *waited_ms;                         /* [ranks,ranks]: row waited for column */
-    double *dispatched_bytes, *combined_bytes; /* [ranks,ranks]: from row to column */
+    double *waited_ms;                         /* [ranks,ranks]: the row's rank waited for the
+                                                  column's */
+    double *dispatched_bytes, *combined_bytes; /* [ranks,ranks]: from the row's rank to the
+                                                  column's */
     size_t layers, experts;
     double *expert_rows; /* [layers,experts] */
 } moert_run_record;

@@ -1,8 +1,8 @@
 /* The style of a report. */
 #include "tools/report/page.h"
 
-/* The colours --t0 to --t5 of MOERT_TIME_TABLE are those of Okabe and Ito, which colour-blind readers
- * can tell apart. Waiting is also hatched. */
+/* The colours --t0 to --t5 of MOERT_TIME_TABLE are those of Okabe and Ito, which colour-blind
+ * readers can tell apart. Waiting is also hatched. */
 /* clang-format off */
 const char moert_report_style[] =
     "\n:root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1a1f26;--muted:#5b6673;"

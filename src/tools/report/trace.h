@@ -14,7 +14,7 @@ typedef struct moert_trace_span {
 
 typedef struct moert_trace_step {
     char name[32];
-    double length; /* ms, until the last rank's end; 0 = no trace */
+    double length; /* ms from the first rank's start to the last rank's end; 0 = no trace */
     size_t ranks, count;
     moert_trace_span *span; /* [count] */
 } moert_trace_step;

@@ -4,8 +4,8 @@
 
 #include "tools/report/run_record.h"
 
-/* A rank is late if the others wait for it at least this fraction of a step, and at most half as long
- * for any other rank. */
+/* A rank is late if the others wait for it at least this fraction of a step, and wait for every
+ * other rank at most half as long. */
 #define MOERT_LATE_FRACTION 0.10
 /* An expert is hot if it has at least this multiple of the mean rows of its layer's experts. */
 #define MOERT_HOT_TIMES 2.0
@@ -28,10 +28,10 @@ void moert_verdict_make(const moert_run_record *record, moert_verdict *verdict);
 
 /* Mean time that another rank waits for `rank` in a step, in ms; 0 if unknown. */
 double moert_waited_for(const moert_run_record *record, size_t rank);
-/* Rows of all experts of a layer; an expert's rows as a multiple of the mean. */
+/* The rows of all experts of a layer; the rows of one expert as a multiple of the mean. */
 double moert_layer_rows(const moert_run_record *record, size_t layer);
 double moert_expert_times(const moert_run_record *record, size_t layer, size_t expert);
 
-/* The mean step over all ranks, in ms; one class's part of it. */
+/* The mean time of a step over all ranks, in ms; the part of one class of operations. */
 double moert_mean_step(const moert_run_record *record);
 double moert_mean_time(const moert_run_record *record, moert_time time);

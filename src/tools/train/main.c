@@ -144,8 +144,8 @@ static moert_status check(int argc, char **argv) {
     return MOERT_OK;
 }
 
-/* The run replaces OUT/model at the end. Refuses an OUT/model that is the --model of this run, or that
- * is not a directory. */
+/* The run replaces OUT/model at the end. Refuses an OUT/model that is the --model of this run, or
+ * that is not a directory. */
 static moert_status check_out(void) {
     struct stat there;
     if (trainer.out == NULL || gradients_path != NULL || logits_path != NULL)

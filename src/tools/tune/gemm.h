@@ -9,12 +9,12 @@ typedef struct moert_tune_gemm {
     moert_tuning_key key;
     moert_gemm gemm;
     moert_buffer *ends, *result;
-    moert_prepacked *prepacked; /* for `tile`; NULL if the operation takes plain weights */
+    moert_prepacked *prepacked; /* the weight, prepacked for `tile`; NULL for plain weights */
     moert_choices tile;
 } moert_tune_gemm;
 
-/* Groups of equal size. *possible = the device has the operation, that is, can prepack weights if it
- * reads prepacked ones. */
+/* Creates a GEMM with groups of equal size. *possible = whether the device has the operation; if
+ * that reads prepacked weights, the device must be able to prepack. */
 moert_status moert_tune_gemm_create(moert_device *device, moert_tuned operation, moert_dtype type,
                                     const moert_gemm_shape *shape, moert_tune_gemm *gemm,
                                     bool *possible);

@@ -20,7 +20,7 @@ static const char *out_path;
 static bool writes;
 
 #define SHAPE_BOUND 1048576
-#define LEVEL_WORDS "default|vendor|family|device" /* as in moert_tuning_level */
+#define LEVEL_WORDS "default|vendor|family|device" /* in the order of moert_tuning_level */
 
 static const moert_option options[] = {
     {.help = "What to measure"},
@@ -152,8 +152,9 @@ static moert_tune_axis first_axis(const moert_tune_gemm *p) {
                : MOERT_TUNE_TILE;
 }
 
-/* Weights are prepacked for a tile before the number of rows is known. So a GEMM that reads them gets
- * two tuning rows: one for its tile, with any number of rows, and one for the other choices. */
+/* Weights are prepacked for a tile before the number of rows is known. So a GEMM that reads
+ * prepacked weights gets two tuning rows: one for its tile, with any number of rows, and one for
+ * the other choices. */
 static moert_status write_rows(const moert_device *device, const moert_tune_gemm *p,
                                const moert_tune_result *found) {
     const moert_choices best = found->candidates[found->chosen].choices;
