@@ -39,7 +39,7 @@ typedef struct moert_context_options {
 MOERT_API moert_status moert_context_create(MPI_Comm comm, const moert_context_options *options,
                                             moert_context **context);
 
-/* Call it before MPI_Finalize, after destroying all objects of the context. Collective; NULL is
+/* Call this before MPI_Finalize, after destroying all objects of the context. Collective; NULL is
  * legal. */
 MOERT_API void moert_context_destroy(moert_context *context);
 

@@ -39,7 +39,7 @@ MOERT_API moert_status moert_buffer_wrap(moert_device *device, void *memory, siz
 MOERT_API moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes,
                                          size_t bytes, moert_buffer **buffer);
 
-/* Frees the memory after the enqueued work that uses it. NULL is legal. */
+/* Frees the buffer's memory once the enqueued work that uses the buffer is done. NULL is legal. */
 MOERT_API void moert_buffer_destroy(moert_buffer *buffer);
 
 MOERT_API size_t moert_buffer_bytes(const moert_buffer *buffer);

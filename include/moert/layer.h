@@ -60,7 +60,7 @@ typedef struct moert_batch {
     size_t first_sequence;    /* global index of the first; ascending with the rank */
     size_t total_sequences;   /* of all ranks */
     const moert_buffer *ends; /* uint32 [sequences] cumulative ends, the last is T */
-    bool forward_only;        /* keep less; a backward of this forward is then an error */
+    bool forward_only;        /* forward keeps less data; a backward after it is an error */
 } moert_batch;
 
 typedef struct moert_layer moert_layer;
@@ -105,9 +105,9 @@ MOERT_API void moert_layer_destroy(moert_layer *layer);
 MOERT_API moert_status moert_layer_initialize(moert_layer *layer, uint64_t seed, double deviation);
 
 /*
- * Call it after writing weights by other means than moert_layer_initialize, in any `precision`. The
- * layer then renews its copies of them, rounded or in the order of its kernels. A new layer counts
- * as changed. Not collective, no errors.
+ * Call this function after writing weights by other means than moert_layer_initialize, in any
+ * `precision`. The layer then renews its rounded or prepacked copies of the weights. A new layer
+ * counts as changed. Not collective, no errors.
  */
 MOERT_API void moert_layer_weights_changed(moert_layer *layer);
 
@@ -129,7 +129,7 @@ typedef struct moert_layer_losses {
 } moert_layer_losses;
 
 /*
- * dx = gradient of the last forward's x, from dy. It also computes the gradients of this rank's
+ * dx = gradient of the last forward's x, from dy. Also computes the gradients of this rank's
  * experts (unless deferred), and this rank's tree nodes of the replicated tensors' gradients.
  * losses may be NULL. dy must not change until backward (and wgrad) is done.
  */
@@ -141,9 +141,9 @@ MOERT_API moert_status moert_layer_backward(moert_layer *layer, const moert_buff
  */
 MOERT_API moert_status moert_layer_wgrad(moert_layer *layer);
 /*
- * Completes gradients. Call it after each micro-batch's backward, with the same `accumulate`. It
- * sums those of replicated tensors over all ranks, and adds the old values if `accumulate`. With
- * `last`, at the last micro-batch, it also sums the experts' over their replicas. Errors:
+ * Completes gradients after each micro-batch's backward, with the same `accumulate`. Sums the
+ * gradients of replicated tensors over all ranks, and adds the old values if `accumulate`. With
+ * `last`, at the last micro-batch, it also sums the experts' gradients over their replicas. Errors:
  * ERROR_USAGE without a backward or with another `accumulate`, ERROR_MEMORY, ERROR_DEVICE,
  * ERROR_COMM.
  */

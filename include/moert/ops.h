@@ -106,8 +106,8 @@ typedef enum moert_op_permute {
 
 /*
  * The layout of a quantized operand's scales. Tiles are those of moert_scale_tiles
- * (moert/quantize.h), for formats with scales of one byte. Row r of a tile is the line across the
- * blocks, and C is the number of blocks in a line.
+ * (moert/quantize.h), for formats with scales of one byte. In that formula r is the line that
+ * crosses the blocks, and C is the number of blocks in a line.
  */
 typedef enum moert_scale_layout {
     MOERT_SCALES_LINEAR,     /* [lines, width] as in moert_axis */
@@ -223,7 +223,8 @@ typedef struct moert_op_options {
 typedef struct moert_op_buffers {
     size_t size;                        /* sizeof(moert_op_buffers) */
     moert_buffer *const *weights;       /* discrete: G buffers [N,K]; none may be NULL */
-    moert_buffer *const *weight_scales; /* discrete and quantized: likewise */
+    moert_buffer *const *weight_scales; /* discrete and quantized: G buffers of scales; none may be
+                                           NULL */
 #define MOERT_OP_BUFFER_MEMBER(name) moert_buffer *name;
     MOERT_OP_BUFFER_TABLE(MOERT_OP_BUFFER_MEMBER)
 #undef MOERT_OP_BUFFER_MEMBER
@@ -259,10 +260,11 @@ MOERT_API moert_status moert_op_compile(moert_op *op);
  */
 MOERT_API moert_status moert_op_execute(moert_op *op, const moert_op_buffers *buffers);
 
-/* Does not wait: frees the memory after the enqueued work that uses it. NULL is legal. */
+/* Does not wait: the op's memory is freed once the enqueued work that uses it is done. NULL is
+ * legal. */
 MOERT_API void moert_op_destroy(moert_op *op);
 
-/* create, execute and destroy in one call, with the errors of all. */
+/* Creates, executes and destroys an op in one call. Errors: those of the three functions. */
 MOERT_API moert_status moert_op_once(moert_device *device, const moert_op_options *options,
                                      const moert_op_buffers *buffers);
 
@@ -283,8 +285,8 @@ MOERT_API void moert_op_recording_destroy(moert_op_recording *recording); /* NUL
  * "weight_scales": of each buffer. 0 if the op does not take it. */
 MOERT_API size_t moert_op_buffer_bytes(const moert_op *op, const char *buffer);
 
-/* The backend that computes it, "reference", "portable" or "nvidia"; and the bytes of its
- * workspace, on the device or the host. */
+/* The backend that computes the op ("reference", "portable" or "nvidia"), and the bytes of the op's
+ * workspace on the device or the host. */
 MOERT_API const char *moert_op_backend_name(const moert_op *op);
 MOERT_API size_t moert_op_workspace_bytes(const moert_op *op);
 

@@ -9,7 +9,7 @@
  *
  * The reference and portable kernels (MOERT_BACKEND) give the same bytes. Every multiplication and
  * division of the formulas is rounded to float32. A NaN in a block makes its scale NaN, and its
- * payload where the element has a NaN. A NaN in a tensor makes its amax NaN. Infinities saturate.
+ * payload where the element is a NaN. A NaN in a tensor makes its amax NaN. Infinities saturate.
  *
  *   E8M0:  t = amax * f32(1/max), scale = t rounded up to a power of two (RCEIL), or
  *          2^(floor(log2 amax) - floor(log2 max)) (FLOOR); q = x / scale, which is exact
@@ -58,7 +58,7 @@
 extern "C" {
 #endif
 
-/* Rows [ends[g-1], ends[g]) of a matrix [M,...] belong to group (expert) g. */
+/* The groups of a matrix [M,...]: rows [ends[g-1], ends[g]) belong to group (expert) g. */
 typedef struct moert_groups {
     const moert_buffer *ends; /* uint32 [count], cumulative, non-decreasing */
     size_t count;             /* G */
@@ -83,8 +83,8 @@ typedef struct moert_quantize {
                              between the gates) */
     moert_buffer *norm;   /* quantize: float32 [1], as in cuDNN's epilogues, or NULL. NVFP4: norm is
                              1/G; amax, global and group_scales are ignored. Not with FP8_BLOCK */
-    size_t blocks;        /* P for which q and scale have room, 0 = moert_row_blocks_most(); blocks
-                             past it are not written */
+    size_t blocks;        /* P for which q and scale have room, 0 = moert_row_blocks_most(); the
+                             kernels write no blocks past P */
     size_t row_bytes;     /* 0, or (ROW, scales of one byte) the bytes of a row of q, which has a
                              row's payload and then its scales: the layout of messages. `scale` is
                              not used */
@@ -150,20 +150,20 @@ MOERT_API moert_status moert_cast_run(const moert_cast *cast);
  * and bytes without a scale are 0. `linear` holds `lines` lines of `width` scales. A line is a row
  * r of the matrix. With `transposed`, as COLUMN quantization stores scales, a line is a block c,
  * and the columns are rows r. Each group of lines is a separate matrix that starts a new tile, and
- * the matrices follow each other. So one buffer holds the scales of all experts' rows (lines =
- * rows), or those of stacked experts (equal groups).
+ * the matrices follow each other. So one buffer can hold the scales of all experts: of their
+ * activation rows (a line per row) or of their stacked weights (groups of equal size).
  */
 typedef struct moert_scale_tiles {
     size_t size;         /* sizeof(moert_scale_tiles) */
     moert_groups groups; /* of lines; ends NULL: one group */
     size_t width;
     bool transposed;
-    bool whole; /* the groups are one matrix of groups.rows lines; lines past the last end are not
-                   touched, nor are tiles that only have such lines */
+    bool whole; /* the groups are one matrix of groups.rows lines. Lines past the last end are not
+                   touched, and neither are tiles with only such lines */
     moert_buffer *linear;   /* bytes [lines, width] */
     moert_buffer *swizzled; /* bytes of moert_swizzled_bytes() */
     size_t tiles;           /* rows (transposed: columns) of tiles for which `swizzled` has room, 0
-                               = enough for any ends; groups past it are not written */
+                               = enough for any ends; groups that do not fit are not written */
 } moert_scale_tiles;
 
 #define MOERT_SCALE_TILES_INIT                                                                     \
@@ -183,7 +183,7 @@ MOERT_API size_t moert_swizzled_bytes(const uint32_t *ends, size_t groups, size_
 /*
  * Gate and up columns in alternating runs. With `inverse` false, to[M,2I] gets runs of
  * `granularity` columns, alternately from the two halves [gate | up] of from[M,2I]. With `inverse`
- * true, the other way. Granularity 1 (gpt-oss), 8 (DeepGEMM, bridge), 32 (cuDNN), I (halves: a
+ * true, the op undoes this. Granularity 1 (gpt-oss), 8 (DeepGEMM, bridge), 32 (cuDNN), I (halves: a
  * copy). An element has `element_bytes` bytes; it may be a whole row of a weight.
  */
 typedef struct moert_interleave {

@@ -1,6 +1,6 @@
 /*
- * Moves rows by a plan to the experts (dispatch) and back (combine). Four engines do this, with the
- * same bits.
+ * Moves rows by a plan to the experts (dispatch) and back (combine). Four engines implement both
+ * operations and give the same bits.
  *
  * A window is one row-major float32 matrix per rank, on the rank's device, with rows of `width`
  * floats at a stride of moert_window_stride() floats (width rounded up to 16). All ranks of the
@@ -29,15 +29,15 @@
  *
  * Between dispatch_start and combine_finish the caller may enqueue other work and make collective
  * calls on other communicators. A rank on which something fails still goes through all chunks, and
- * passes its status to combine_finish. Only the staged engine has more than one chunk. dispatch and
- * combine make the same calls one after the other.
+ * passes its status to combine_finish. Only the staged engine has more than one chunk.
+ * moert_exchange_dispatch and moert_exchange_combine make the calls of all chunks in turn.
  *
  * If a rank fails in a collective call, all ranks return its failure, and the exchange stays
  * usable. If the ranks' devices wait for each other (MOERT_SYNC), the next plan or
- * moert_exchange_settle reports a device that was late. There are exceptions after the last
- * synchronisation of a call, and only if a device fails or memory runs out: make_plan while it
- * copies the plan, dispatch and combine while they enqueue their last kernels. Then only this rank
- * fails; it passes its error to the next plan as `local`.
+ * moert_exchange_settle reports any device that came late. The exceptions are failures after the
+ * last synchronisation of a call, when a device fails or memory runs out: make_plan while it copies
+ * the plan; dispatch and combine while they enqueue their last kernels. In these cases only this
+ * rank fails, and passes its error to the next plan as `local`.
  */
 #pragma once
 
@@ -71,8 +71,8 @@ uint64_t moert_exchange_far_rows(const moert_exchange *exchange);
 /*
  * From now on adds to dispatched_bytes[r] the bytes of rows and slots that a dispatch moves from
  * this rank to rank r (also this one), and to combined_bytes[r] those that a combine moves. Both
- * follow from the plans alone, not from an engine's route and padding. The caller owns both arrays,
- * [ranks]. NULL ends the counting.
+ * counts follow from the plans alone; they ignore an engine's route and padding. The caller owns
+ * both arrays, [ranks]. NULL ends the counting.
  */
 typedef struct moert_exchange_tally {
     uint64_t *dispatched_bytes, *combined_bytes;
@@ -81,7 +81,7 @@ void moert_exchange_count_into(moert_exchange *exchange, const moert_exchange_ta
 
 /*
  * Reports which engines work among these ranks, in the order in which AUTO tries them. Opens and
- * closes each. The result is the same on all ranks. Collective.
+ * closes each engine. The result is the same on all ranks. Collective.
  */
 enum { MOERT_EXCHANGE_ENGINES = MOERT_EXCHANGE_CHOICES - 1, MOERT_EXCHANGE_REASON_BYTES = 256 };
 typedef struct moert_exchange_report {
@@ -103,12 +103,13 @@ size_t moert_window_stride(const moert_window *window);
 /* This rank's rows, [>= plan->rows, stride]; valid until the window grows. */
 moert_buffer *moert_window_rows(const moert_window *window);
 /*
- * Makes room for the plan's rows on every rank. If the window must grow, it grows on all ranks, and
- * its content is lost; only then do the ranks communicate. Errors, the same on all ranks:
+ * Makes room for the plan's rows on every rank. If the window must grow, it grows on all ranks and
+ * its content is lost. The ranks communicate only in that case. Errors, the same on all ranks:
  * ERROR_MEMORY, ERROR_DEVICE. Collective.
  */
 moert_status moert_window_reserve(moert_window *window, const moert_plan *plan);
-/* The same, also with room for one row per slot: for moert_exchange_push. */
+/* Like moert_window_reserve, with room also for one row per slot, which moert_exchange_push
+ * needs. */
 typedef struct moert_exchange_plan moert_exchange_plan;
 moert_status moert_window_reserve_slots(moert_window *window, const moert_exchange_plan *plan);
 
@@ -122,8 +123,9 @@ struct moert_exchange_plan {
     moert_plan *plan;
     moert_buffer *ends;            /* uint32 [local experts], then the table of exchange/plan.cl */
     moert_buffer *destination;     /* uint32 [T,K,2]: rank, row; MOERT_PLAN_DROPPED if dropped */
-    moert_buffer *packed;          /* staged: uint32 [T,K,2]: 0, row among packed rows; else NULL */
-    struct moert_relay *relay;     /* node: routes to other hosts; else NULL */
+    moert_buffer *packed;          /* staged engine: uint32 [T,K,2]: (0, row among the packed rows);
+                                      else NULL */
+    struct moert_relay *relay;     /* node engine: routes to other hosts; else NULL */
     size_t capacity_rows;          /* the most rows of a rank in any plan of these token counts */
     size_t largest_slots;          /* the largest T K of all ranks */
     size_t chunks;                 /* 1 until moert_exchange_cut */
@@ -136,21 +138,23 @@ typedef struct moert_exchange_slots {
 moert_status moert_exchange_make_plan(moert_exchange *exchange, const moert_exchange_slots *slots,
                                       moert_status local, moert_exchange_plan **plan);
 /*
- * The same in two calls. Between them the caller may enqueue work that needs no plan, which the
- * device does while the host makes the plan. The status of begin is local to this rank: the caller
- * passes it, or that of the work, to end as `local`. Every begin needs an end. The index must not
- * change before the plan's first dispatch is done. Only end is collective.
+ * moert_exchange_make_plan in two calls, begin and end. Between them the caller may enqueue work
+ * that needs no plan; the device does it while the host makes the plan. The status of begin is
+ * local to this rank. The caller passes it, or the status of the work, to end as `local`. Every
+ * begin needs an end. The index must not change before the plan's first dispatch is done. Only end
+ * is collective.
  */
 moert_status moert_exchange_begin_plan(moert_exchange *exchange, const moert_exchange_slots *slots,
                                        moert_status local);
 moert_status moert_exchange_end_plan(moert_exchange *exchange, moert_status local,
                                      moert_exchange_plan **plan);
-/* Must precede the exchange's destruction. Enqueued work may still use the plan. NULL is legal. */
+/* Free all plans before the exchange is destroyed. Enqueued work may still use the plan. NULL is
+ * legal. */
 void moert_exchange_free_plan(moert_exchange_plan *plan);
 
 /*
- * The rows of a dispatch or a combine. The caller must not change it from the first call that takes
- * it to the last.
+ * The rows of a dispatch or a combine. The caller must not change the struct between the first and
+ * the last call that takes it.
  */
 typedef struct moert_transfer {
     const moert_exchange_plan *plan;
@@ -183,8 +187,9 @@ moert_status moert_exchange_dispatch(moert_exchange *exchange, const moert_trans
 
 /*
  * target[t] = sum over k of weight[t,k] * (row of slot k), in order of k, by fma from 0; a token
- * without slots gets 0. With `slots` also slot_target[T,K] = the slots' floats (0 if dropped).
- * Follows this rank's enqueued work on the windows, whose status is `local`, as above. Collective.
+ * without slots gets 0. With `slots` also slot_target[T,K] = the slots' floats (0 if dropped). Runs
+ * after this rank's enqueued work on the windows. `local` is the status of that work, as in
+ * moert_exchange_dispatch. Collective.
  */
 moert_status moert_exchange_combine(moert_exchange *exchange, moert_transfer *transfer,
                                     moert_status local);
@@ -207,15 +212,15 @@ moert_chunk moert_exchange_chunk(const moert_exchange_plan *plan, size_t chunk);
 
 /* A good number of chunks between ranks of `experts` experts each that each send `bytes`. */
 size_t moert_exchange_good_chunks(size_t bytes, size_t experts);
-/* A good number of chunks for a plan's rows of `row_bytes`, or MOERT_CHUNKS; the same on all
- * ranks. */
+/* MOERT_CHUNKS if it is set, else a good number of chunks for a plan's rows of `row_bytes`. The
+ * result is the same on all ranks. */
 size_t moert_exchange_choose_chunks(const moert_exchange_plan *plan, size_t row_bytes);
 /* Sets the number of chunks of the plan's later exchanges, limited to 1..MOST_CHUNKS, or to 1 in
  * engines without chunks. All ranks must give the same number. Must not be called between a
  * dispatch and its combine. */
 void moert_exchange_cut(const moert_exchange *exchange, moert_exchange_plan *plan, size_t chunks);
 
-/* As moert_exchange_dispatch, but rows may still be in flight on return. Work enqueued later may
+/* Like moert_exchange_dispatch, but rows may still be in flight on return. Work enqueued later may
  * change source and slot_source, but not the windows. Collective. */
 moert_status moert_exchange_dispatch_start(moert_exchange *exchange, const moert_transfer *transfer,
                                            moert_status local);
@@ -238,12 +243,13 @@ moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_t
  * (moert_device_reserve_units). An error is local to this rank. Not collective.
  */
 moert_status moert_exchange_combine_overlapped(moert_exchange *exchange, moert_transfer *transfer);
-/* The rest of moert_exchange_combine, after the last chunk is sent. After combine_beside, work
- * enqueued next finds slot_target, but `target` only after combine_join. Collective. */
+/* Does the rest of moert_exchange_combine, after the last chunk is sent. Work enqueued next finds
+ * the results in slot_target and `target`. After moert_exchange_combine_overlapped, `target` is
+ * complete only after moert_exchange_combine_join. Collective. */
 moert_status moert_exchange_combine_finish(moert_exchange *exchange, const moert_transfer *transfer,
                                            moert_status local);
-/* Work that this device does next finds the target of the last combine. An error is local to
- * this rank. Not collective. */
+/* Work that is enqueued on this device next finds the complete `target` of the last combine. An
+ * error is local to this rank. Not collective. */
 moert_status moert_exchange_combine_join(moert_exchange *exchange);
 
 /* ---- push: rows that are sent as they are computed ---- */
@@ -258,8 +264,8 @@ moert_status moert_exchange_combine_join(moert_exchange *exchange);
  *   moert_exchange_push_rows;
  *   a combine of the same transfer, whose `cells` are the slots of that dispatch
  *
- * All ranks push, or none does. The same window may alternate between pushed and other rows: the
- * barrier of the dispatch guarantees that peers have finished reading it.
+ * All ranks push, or none does. One window may serve pushed rows in one round and fetched rows in
+ * the next: the barrier of the dispatch guarantees that peers have finished reading the window.
  */
 
 /* Whether to push, the same on all ranks if `gemm_scatters` is. gemm_scatters: the GEMM can store
@@ -278,7 +284,8 @@ bool moert_exchange_sums(const moert_exchange *exchange);
  */
 moert_status moert_exchange_push(moert_exchange *exchange, const moert_transfer *transfer,
                                  const moert_buffer **addresses);
-/* Copies rows[M,stride of the window] to these addresses, perhaps as late as in the combine: rows
- * and cells must not change before the combine, or combine_beside, returns. */
+/* Copies rows[M,stride of the window] to the addresses of moert_exchange_push, possibly as late as
+ * in the combine. So rows and cells must not change before the combine, or
+ * moert_exchange_combine_overlapped, returns. */
 moert_status moert_exchange_push_rows(moert_exchange *exchange, moert_transfer *transfer,
                                       const moert_buffer *rows);

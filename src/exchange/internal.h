@@ -24,11 +24,11 @@ typedef struct moert_storage {
 typedef struct moert_exchange_memory {
     const char *name;
     bool reserves_worst_case; /* untouched rows cost nothing */
-    /* Fails, with the reason as last error, if this rank cannot use the memory, as far as a rank
-     * can find out without allocating. NULL: no check. */
+    /* Fails, with the reason as last error, if this rank cannot use the memory. Tests only what
+     * needs no allocation. NULL: no check. */
     moert_status (*look)(const moert_device *device, moert_comm *comm);
-    /* Allocates `bytes` on every rank, at a multiple of 4096 bytes. Possibly only this rank fails;
-     * the caller then releases what *storage has. Collective. */
+    /* Allocates `bytes` on every rank, at a multiple of 4096 bytes. A failure may concern this rank
+     * alone; the caller then releases the content of *storage. Collective. */
     moert_status (*create)(moert_device *device, moert_comm *comm, size_t bytes,
                            moert_storage *storage);
 } moert_exchange_memory;
@@ -57,10 +57,10 @@ static inline bool moert_window_is_bf16(const moert_window *window) {
 }
 
 /*
- * An engine: a row of MOERT_ENGINE_TABLE (base/config.h) and a directory. open is collective; it
- * leaves `reason` empty on all ranks, or puts the same reason there why the engine cannot work.
- * dispatch and combine receive this rank's status so far. They take part in all communication
- * whatever it is, and return the same failure on all ranks.
+ * An engine: a row of MOERT_ENGINE_TABLE (base/config.h) and a directory. open is collective. It
+ * leaves `reason` empty on all ranks, or writes the same reason on all ranks why the engine cannot
+ * work. dispatch and combine receive this rank's status so far. Whatever that status is, they take
+ * part in all communication and return the same failure on all ranks.
  *
  * An engine with chunks returns from dispatch while rows are still in flight, and has two more
  * entries, whose failures are local to this rank. `wait` waits until a chunk's rows are in the
@@ -73,7 +73,7 @@ typedef struct moert_engine {
     bool packs; /* plans have `packed` */
     void (*open)(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]);
     void (*close)(moert_exchange *exchange);
-    /* Allocates `rows` rows. On failure the caller releases what *storage has. Collective. */
+    /* Allocates `rows` rows. On failure the caller releases the content of *storage. Collective. */
     moert_status (*allocate)(const moert_window *window, size_t rows, moert_storage *storage);
     moert_status (*dispatch)(moert_exchange *exchange, const moert_transfer *transfer,
                              moert_status status);
@@ -106,24 +106,26 @@ struct moert_exchange {
     moert_device *device;
     moert_comm *comm;
     const moert_engine *engine;
-    void *state;                /* the engine's */
-    moert_relay_map *relay_map; /* node engine: its plans have `relay`; else NULL */
-    bool automatic;             /* the choice is AUTO's: an engine may refuse if it would not pay */
-    bool reserves_worst_case;   /* untouched rows of windows cost nothing */
-    uint64_t largest_bytes;     /* smallest limit of an allocation of all ranks' devices */
-    size_t capacity_rows;       /* largest capacity_rows of all plans so far */
-    size_t widest;              /* largest stride of all windows so far */
-    moert_buffer *row_addresses; /* of the last push; NULL before the first */
+    void *state;                 /* the engine's */
+    moert_relay_map *relay_map;  /* node engine: its plans have `relay`; else NULL */
+    bool automatic;              /* MOERT_EXCHANGE is auto: an engine may refuse if it would be
+                                   slower */
+    bool reserves_worst_case;    /* untouched rows of windows cost nothing */
+    uint64_t largest_bytes;      /* smallest limit of an allocation of all ranks' devices */
+    size_t capacity_rows;        /* largest capacity_rows of all plans so far */
+    size_t widest;               /* largest stride of all windows so far */
+    moert_buffer *row_addresses; /* addresses that the last push found; NULL before the first
+                                    push */
     bool sums;                   /* moert_exchange_sums; the engine sets it */
     uint64_t dispatched_bytes, far_rows;
     const moert_exchange_tally *tally; /* or NULL */
     struct moert_planner *planner;     /* plan.c; NULL before the first plan */
 };
 
-enum { MOERT_SLOT_STRIDE = 16 }; /* of a window of width 1 */
+enum { MOERT_SLOT_STRIDE = 16 }; /* stride in floats of a window of width 1 */
 
-/* Bytes of a window for a row: the row, and after all rows the word that says which row holds its
- * contents (kernels/exchange/exchange.cl, dispatch_once). */
+/* Bytes of a window for one row: the row at its stride, and a word that says which row holds its
+ * contents. The words follow all rows (kernels/exchange/exchange.cl, dispatch_once). */
 static inline size_t moert_row_bytes(const moert_window *window) {
     return window->stride * sizeof(float) + sizeof(uint32_t);
 }
@@ -137,8 +139,8 @@ void moert_exchange_free_planner(struct moert_planner *planner); /* NULL is lega
 
 /* Collective: true if `mine` is true on every rank. */
 moert_status moert_exchange_everyone(moert_comm *comm, bool mine, bool *all);
-/* Collective: true if `status` is MOERT_OK on all ranks. Else, on all ranks, `reason` = the last
- * error of the lowest rank that failed. */
+/* Collective: true if `status` is MOERT_OK on all ranks. Otherwise `reason` receives, on all ranks,
+ * the last error of the lowest rank that failed. */
 bool moert_exchange_goes_on(moert_comm *comm, moert_status status,
                             char reason[MOERT_EXCHANGE_REASON_BYTES]);
 
@@ -152,7 +154,8 @@ moert_status moert_kernel_fan_out(moert_exchange *exchange, const moert_transfer
  * by the cells of the dispatch; 0 for a row without a slot. */
 moert_status moert_kernel_find_addresses(moert_exchange *exchange, const moert_transfer *t,
                                          moert_buffer *addresses);
-/* Sends the unsent rows there or, if the exchange sums, the sum of each token's rows. */
+/* Sends the unsent rows to their addresses or, if the exchange sums (moert_exchange_sums), the sum
+ * of each token's rows. */
 moert_status moert_kernel_send_rows(moert_exchange *exchange, const moert_transfer *t);
 /* Sums the rows of each token's slots, from all windows or, with cells, from those pushed here. */
 moert_status moert_kernel_combine_rows(moert_exchange *exchange, const moert_transfer *t,
@@ -169,17 +172,17 @@ typedef struct moert_barrier {
 /*
  * A transfer of few rows as one kernel with a barrier inside. Before the barrier a dispatch stores
  * rows, words and slots, and a combine sends its unsent rows. After it a dispatch fans out, and a
- * combine sums fetched or pushed rows and fetches slots. With a barrier of no ranks the kernel
- * moves nothing.
+ * combine sums fetched or pushed rows and fetches slots. A barrier with 0 ranks makes the kernel
+ * return without moving rows.
  */
 bool moert_kernel_is_small(const moert_transfer *t, bool combines);
 moert_status moert_kernel_move_barrier(moert_exchange *exchange, const moert_transfer *t,
                                        bool combines, moert_barrier barrier);
 
 /*
- * Whether a dispatch saves enough by sending a row to each rank once. If a token's K slots fall on
- * R ranks at random, R (1 - (1 - 1/R)^K) of them are the first on their rank. `fused`: a transfer
- * of few rows is one kernel. The same on all ranks.
+ * Whether a dispatch saves enough by sending a row to each rank once. If a token's K experts are
+ * spread over R ranks at random, the token reaches R (1 - (1 - 1/R)^K) different ranks. `fused`: a
+ * transfer of few rows is one kernel. The same on all ranks.
  */
 bool moert_window_saves(const moert_plan *plan, size_t row_bytes, bool fused);
 

@@ -18,7 +18,7 @@ typedef struct moert_node {
     moert_exchange inside; /* of this node's ranks, only for windows */
     moert_mail *mail;
     moert_node_message rows, slots, weights;
-    moert_routes routes; /* of single results */
+    moert_routes routes; /* runs of results that owners send without a relay */
     moert_buffer *mixed; /* presum: [T,K] weights of slots on this node, 1 for sums */
 } moert_node;
 
@@ -31,8 +31,8 @@ void moert_node_message_free(moert_node_message *message);
 moert_status moert_node_message_pack(moert_exchange *exchange, const moert_relay *relay,
                                      const moert_buffer *source, size_t width,
                                      moert_node_message *message);
-/* Posts rows of `row_bytes`, or of `width` floats, to and from all ranks; both are sorted by
- * rank. */
+/* Posts rows of `row_bytes`, or of `width` floats, to and from all ranks. Rows to send and rows
+ * received are sorted by rank. */
 typedef struct moert_node_rows {
     void *out, *in;
     const size_t *send, *receive; /* [ranks] rows */
@@ -45,8 +45,8 @@ moert_status moert_node_message_post(moert_exchange *exchange, int tag,
 /* Waits until all posted messages are done. */
 moert_status moert_node_await(moert_exchange *exchange);
 
-/* A barrier of the hosts of `comm`. If a rank's status is a failure, all return it. Stores to
- * shared memory before it are visible to all ranks after it. */
+/* A barrier of the ranks' host processes in `comm`. If a rank's status is a failure, all ranks
+ * return it. Stores to shared memory before the barrier are visible to all ranks after it. */
 moert_status moert_node_barrier(moert_comm *comm, moert_status status);
 
 /* ---- combine (combine.c) ---- */

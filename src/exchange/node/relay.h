@@ -23,7 +23,8 @@ typedef struct moert_relay_map {
     size_t *local_rank; /* [ranks] number of a rank on its node */
     size_t *relay;      /* [nodes] the relay of this rank's rows; for its own node this rank */
     bool *serves;       /* [ranks] whether this rank is the relay of that rank's rows */
-    bool presum;        /* a node sums all its results of a token */
+    bool presum;        /* relays send one sum of all results of a token on their node
+                           (MOERT_NODE_SUM=presum) */
 } moert_relay_map;
 moert_status moert_relay_map_create(const moert_comm *comm, bool presum,
                                     moert_relay_map **relay_map);
@@ -49,7 +50,8 @@ typedef struct moert_sums {
 typedef struct moert_relay {
     size_t *send_rows, *receive_rows; /* [ranks] rows to the relays, and from the ranks served */
     size_t rows_out, rows_in;         /* of all ranks */
-    size_t slots_here, slots_relayed; /* that this rank stores for itself and as a relay */
+    size_t slots_here, slots_relayed; /* slots that this rank stores for itself, and slots that it
+                                         stores as a relay */
     moert_pairs source;               /* [rows_out] (0, token) */
     moert_pairs near;                 /* [T,K] slots on this node; else DROPPED */
     moert_pairs outgoing;             /* [rows_out,K] where the relay stores the row, or DROPPED */
@@ -58,8 +60,8 @@ typedef struct moert_relay {
     moert_sums sums;
     bool known; /* all relays have their tables: sums.from, sums.send, sums.rows_out, incoming */
     moert_pairs incoming; /* [rows_in,K] `outgoing` of the ranks served */
-    /* plans for kernels: the slots that this rank stores for itself, those that it relays, and the
-     * sums of results that it makes as a relay */
+    /* plans for kernels: the slots that this rank stores for itself, the slots that it relays, and
+     * the sums of results that it computes as a relay */
     moert_plan direct_slots, relayed_slots, summed_slots;
     moert_exchange_plan direct, relayed, summed;
 } moert_relay;
@@ -69,13 +71,13 @@ moert_status moert_relay_count(const moert_relay_map *relay_map, const int32_t *
                                size_t tokens, size_t topk, size_t experts, uint64_t *rows);
 /*
  * Makes the routes of a plan that has its slots on the host. node_rows + r * stride are the
- * rows[nodes] of rank r, by moert_relay_count. A sum includes all slots of a token on a node if
- * relay_map->presum. Else it includes those with which the token's sum begins, which gives the same
- * bits if there are no weights.
+ * rows[nodes] of rank r, by moert_relay_count. With relay_map->presum a sum includes all slots of a
+ * token on a node. Otherwise it includes only the leading slots of the token's sum, which gives the
+ * same bits if there are no weights.
  */
 moert_status moert_relay_create(moert_device *device, const moert_relay_map *relay_map,
                                 const moert_plan *plan, const uint64_t *node_rows, size_t stride,
                                 moert_relay **relay);
-/* Makes the relay's tables from `incoming`, after it has arrived. */
+/* Makes the relay's tables from `incoming`, after that table has arrived. */
 moert_status moert_relay_complete(moert_device *device, size_t ranks, moert_relay *relay);
 void moert_relay_destroy(moert_relay *relay); /* NULL is legal. */

@@ -1,11 +1,12 @@
 /*
- * A dispatch or combine of the staged engine in flight: which messages a chunk consists of, and
- * when they are posted.
+ * A dispatch or combine of the staged engine in flight: the messages of each chunk, and when the
+ * host posts them.
  *
- * The host posts a chunk's messages when an event has completed that follows the work which makes
- * its rows. The first chunk's event also says that no earlier work uses the memory to receive into,
- * so all receives are posted with it. A dispatch sends its chunks one after the other, so that the
- * first arrives first. A waiting host polls events and lets MPI make progress.
+ * Each chunk has an event that completes after the work that computes the chunk's rows. The host
+ * then posts the chunk's messages. The first chunk's event also guarantees that earlier work has
+ * finished with the receive memory, so the host posts all receives after it. A dispatch sends its
+ * chunks one after the other, so that the first chunk arrives early. A waiting host polls events
+ * and lets MPI make progress.
  */
 #pragma once
 
@@ -14,7 +15,7 @@
 
 enum { MOERT_INFLIGHT_CHUNKS = MOERT_EXCHANGE_MOST_CHUNKS };
 
-/* Kinds of messages: rows, and slots of one float. */
+/* Kinds of messages: rows of the window, and slots (one float per row). */
 enum { MOERT_INFLIGHT_ROWS, MOERT_INFLIGHT_SLOTS, MOERT_INFLIGHT_KINDS };
 
 /* A dispatch or a combine. */
@@ -38,7 +39,7 @@ typedef struct moert_stage {
     moert_status status; /* the first failure since the dispatch began */
 } moert_stage;
 
-/* Keeps the first failure. */
+/* Stores `status` unless stage->status is already a failure. */
 static inline void moert_stage_note(moert_stage *stage, moert_status status) {
     if (stage->status == MOERT_OK)
         stage->status = status;
@@ -46,13 +47,15 @@ static inline void moert_stage_note(moert_stage *stage, moert_status status) {
 
 /* Begins a transfer, without chunks so far. */
 void moert_inflight_begin(moert_inflight *inflight, const moert_transfer *t);
-/* Records the event of the next chunk: the work enqueued so far makes its rows. Notes a failure. */
+/* Records the event of the next chunk, after the work enqueued so far, which computes the chunk's
+ * rows. Stores a failure in stage->status. */
 void moert_inflight_record(moert_stage *stage, moert_inflight *inflight);
 void moert_inflight_free(moert_inflight *inflight);
 
-/* Posts all messages that can be posted and lets MPI make progress. Notes a failure. */
+/* Posts all messages whose events have completed, and lets MPI make progress. Stores a failure in
+ * stage->status. */
 void moert_stage_advance(moert_stage *stage);
-/* Waits until a chunk's rows have arrived, or ALL messages are done. Returns the first failure
- * noted. */
+/* Waits until a chunk's rows have arrived or, with MOERT_STAGE_ALL, until all messages are
+ * complete. Returns stage->status. */
 enum { MOERT_STAGE_ALL = -1 };
 moert_status moert_stage_await(moert_stage *stage, int chunk);

@@ -1,5 +1,5 @@
 /*
- * The window engine without its transfers (engine.c): what it allocates and tests when it opens,
+ * The window engine without its transfers (engine.c): allocations and tests when the engine opens,
  * and the barriers of its ranks.
  */
 #pragma once
@@ -10,28 +10,33 @@
 typedef struct moert_control {
     const moert_exchange_memory *memory; /* of the windows */
     moert_storage probe;                 /* rank r writes row r */
-    moert_shared *shared;                /* of hosts: per rank two status words, two messages */
-    uint64_t barriers;                   /* of the hosts, so far */
-    moert_flags *flags;                  /* NULL: the hosts wait for their devices */
+    moert_shared *shared;                /* memory of the host processes: two status words and two
+                                            messages per rank */
+    uint64_t barriers;                   /* number of host barriers so far */
+    moert_flags *flags;                  /* barriers of the devices; NULL: the host processes wait
+                                            for their devices instead */
     bool needs_barrier;         /* some device may still read rows of the last dispatch, since the
                                    last combine overlapped with other work */
-    moert_event *combine_start; /* after it the next combine overlaps with other work; or NULL */
-    moert_event *combine_end; /* of the last combine that did, if no work follows it yet; or NULL */
+    moert_event *combine_start; /* the next combine starts after this event and overlaps with other
+                                   work; or NULL */
+    moert_event *combine_end; /* end of the last overlapped combine, until other work waits for it;
+                                 or NULL */
     enum { MOERT_ONCE_NEVER, MOERT_ONCE_IF_IT_SAVES, MOERT_ONCE_ALWAYS } once;
     unsigned push;     /* MOERT_PUSH_AUTO (if the GEMM scatters), OFF or ON */
     bool fuse;         /* transfers of few rows are one kernel; ranks may differ */
-    unsigned compiled; /* kernels of such transfers, a bit each */
+    unsigned compiled; /* bit mask of the fused kernels that are compiled */
 } moert_control;
 
-/* Opens the engine. Leaves `reason` empty on all ranks, or says why the engine cannot work and
- * releases everything. Collective. */
+/* Opens the engine. On success `reason` is empty on all ranks. Otherwise `reason` says why the
+ * engine cannot work, and everything is released. Collective. */
 void moert_control_open(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]);
 void moert_control_close(moert_exchange *exchange);
 
-/* A barrier of the hosts. If a rank's status is a failure, all return it. */
+/* A barrier of the ranks' host processes. If a rank's status is a failure, all ranks return it. */
 moert_status moert_control_barrier(moert_exchange *exchange, moert_status status);
-/* A barrier of the devices, by their hosts or by flags: what they stored before is visible to all
- * after it. If a rank's status is a failure, all return it instead. */
+/* A barrier of the devices, by their host processes or by flags. A device's stores before the
+ * barrier are visible to all devices after it. If a rank's status is a failure, all ranks return it
+ * instead. */
 moert_status moert_control_pass(moert_exchange *exchange, moert_status status);
 /* Entries of moert_engine. moert_control_fetch_verdict does not wait for the second queue. */
 moert_status moert_control_gather(moert_exchange *exchange, const void *mine, size_t bytes,

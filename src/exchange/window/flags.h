@@ -1,6 +1,7 @@
 /*
- * Barriers of the devices of one host's ranks. A kernel raises a flag in the segments of all ranks
- * and waits for theirs in its rank's segment (kernels/exchange/barrier.cl). The hosts only enqueue.
+ * Barriers of the devices of one host's ranks. A kernel raises its rank's flag in the segments of
+ * all ranks, then waits for the flags of all ranks in its own segment
+ * (kernels/exchange/barrier.cl). The host processes only enqueue kernels.
  *
  * The kernels of all ranks must run at the same time. So each rank needs a device, or on CPUs a
  * waiting kernel that yields to other threads.
@@ -19,15 +20,16 @@ moert_status moert_flags_create(moert_device *device, moert_comm *comm,
 void moert_flags_destroy(moert_flags *flags); /* Waits for the device. NULL is legal. */
 
 /*
- * Enqueues a barrier: what any rank's device stored before it is visible to all devices after it.
- * All ranks must enqueue the same barriers, and nothing in between that waits for another rank's
- * host.
+ * Enqueues a barrier: stores of any rank's device before it are visible to all devices after it.
+ * All ranks must enqueue the same barriers. No work between them may wait for another rank's host
+ * process.
  */
 moert_status moert_flags_barrier(moert_flags *flags);
 
-/* The arguments of the next barrier, for a kernel that contains it, which the caller enqueues next
- * and flushes. moert_flags_nobody: those of a barrier of no ranks, for the first launch of such a
- * kernel, which compiles it under the cache's lock and so must not wait. */
+/* moert_flags_next returns the arguments of the next barrier, for a kernel that contains the
+ * barrier. The caller enqueues that kernel next and flushes. moert_flags_nobody returns the
+ * arguments of a barrier with 0 ranks. The first launch of such a kernel takes these: it compiles
+ * the kernel under the cache's lock, so it must not wait. */
 moert_barrier moert_flags_next(moert_flags *flags);
 moert_barrier moert_flags_nobody(const moert_flags *flags);
 
@@ -35,8 +37,8 @@ moert_barrier moert_flags_nobody(const moert_flags *flags);
 moert_status moert_flags_fetch_verdict(moert_flags *flags);
 
 /*
- * Returns the verdict, after that copy: ERROR_COMM if a rank did not reach a barrier in time. The
- * message names that rank, and the phase in which this rank enqueued the barrier. All results since
- * then are invalid. The call clears the verdict.
+ * Call this after moert_flags_fetch_verdict. Returns ERROR_COMM if a rank did not reach a barrier
+ * in time. The message names that rank, and the phase in which this rank enqueued the barrier. All
+ * results since that barrier are invalid. The call clears the verdict.
  */
 moert_status moert_flags_check_verdict(moert_flags *flags);
