@@ -14,8 +14,8 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Takes the median of some tries. All ranks of a host share its clock, and take the value of its
- * first rank. */
+/* Takes the median of several measurements. All ranks of a host share its clock, so they take the
+ * value that its first rank measured. */
 moert_status moert_arrivals_enable(moert_comm *world) {
     int64_t difference[CLOCK_TRIES];
     for (int i = 0; i < CLOCK_TRIES; i++) {

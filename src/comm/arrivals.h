@@ -4,7 +4,8 @@
  * While recording is on, each call stores two times: when this rank entered it and when it left. At
  * the end the ranks of each communicator compare them. In a call, a rank waits for the last rank to
  * enter before it leaves; the wait ends when that rank enters. The rest of the call is message
- * time. Process-wide, as base/phase.h; when off it costs a branch per call.
+ * time. The recording is process-wide, as base/phase.h is. While it is off, it costs a branch per
+ * call.
  */
 #pragma once
 
@@ -19,7 +20,7 @@ void moert_arrivals_begin(void);
 
 /*
  * Ends recording. waited_ns[r] += the time that this rank has waited for rank r, as numbered by
- * moert_comm_create. Ignores the calls of a communicator unless all its ranks recorded equally
- * many. Collective over all existing communicators. Errors: ERROR_MEMORY, ERROR_COMM.
+ * moert_comm_create. Ignores a communicator whose ranks recorded different numbers of calls.
+ * Collective over all existing communicators. Errors: ERROR_MEMORY, ERROR_COMM.
  */
 moert_status moert_arrivals_end(double *waited_ns);

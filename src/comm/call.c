@@ -22,7 +22,7 @@ static int64_t now(void) {
     return (int64_t)moert_clock_ns() + moert_arrivals.ahead_ns;
 }
 
-/* ---- list of all communicators; ranks that share some created these in the same order ---- */
+/* ---- the list of all communicators, in the order of creation, which all their ranks share ---- */
 
 void moert_arrivals_join(moert_comm *comm) {
     moert_comm **end = &moert_arrivals.first;
@@ -41,7 +41,8 @@ void moert_arrivals_leave(const moert_comm *comm) {
 
 /* ---- calls ---- */
 
-/* Without memory this and later calls are not recorded, so the ranks ignore this communicator. */
+/* If memory runs out, this call and later ones are not recorded. moert_arrivals_end then ignores
+ * the communicator on all its ranks. */
 void moert_comm_wait_begin(moert_comm *comm) {
     const bool records = moert_arrivals.recording && comm != NULL && comm->size > 1;
     if (records && comm->arrival_count == comm->arrival_room) {

@@ -16,8 +16,8 @@ enum { REPORT_TEXT_BYTES = 1024 };
 
 static bool initialized_here;
 
-/* The last agreement that failed here. An outer agreement may pass its message on, and must not
- * prefix it again. */
+/* The last agreement that failed in this process. An outer agreement may pass its message on, and
+ * then must not prefix it again. */
 static struct {
     bool by_all;   /* every rank of the program took part */
     bool prefixed; /* the text names the failing rank */
@@ -28,8 +28,8 @@ moert_status moert_comm_init(int *count, char ***arguments) {
     int done = 0, level = MPI_THREAD_FUNNELED;
     MOERT_MPI(NULL, MPI_Initialized(&done));
     if (!done) {
-        /* without mpirun this loads hwloc's plugins: the one for OpenCL would start PoCL before
-         * moert has set its number of threads and its cache directory */
+        /* Without mpirun, MPI_Init loads hwloc's plugins. The OpenCL plugin would start PoCL before
+         * moert has set PoCL's number of threads and cache directory. */
         setenv("HWLOC_COMPONENTS", "-opencl", 0);
         MOERT_MPI(NULL, MPI_Init_thread(count, arguments, MPI_THREAD_FUNNELED, &level));
         initialized_here = true;
@@ -200,7 +200,7 @@ const char *moert_comm_host(const moert_comm *comm, size_t rank) {
     return comm->peers[rank].host;
 }
 
-/* The message of the lowest failing rank to the others. */
+/* The message that the lowest failing rank broadcasts to the other ranks. */
 typedef struct report {
     int status, prefixed;
     char text[REPORT_TEXT_BYTES];

@@ -24,9 +24,9 @@ const void *moert_comm_world(void);
 /* Name and version of the MPI library, such as "Open MPI v5.0.7". */
 void moert_comm_library(char *text, size_t bytes);
 
-/* Duplicates *(const MPI_Comm *)parent, with errors returned. Collective. */
+/* Duplicates *(const MPI_Comm *)parent. MPI calls on the duplicate return errors. Collective. */
 moert_status moert_comm_create(const void *parent, moert_comm **comm);
-/* Ranks of equal colour, in rank order. Collective. */
+/* Creates a communicator of the ranks with equal `color`, in rank order. Collective. */
 moert_status moert_comm_split(moert_comm *comm, size_t color, moert_comm **part);
 /* Collective. NULL is legal. */
 void moert_comm_destroy(moert_comm *comm);
@@ -44,14 +44,14 @@ size_t moert_comm_node(const moert_comm *comm, size_t rank);
 const char *moert_comm_host(const moert_comm *comm, size_t rank);
 
 /*
- * Agrees on a status: MOERT_OK if it is that of all ranks. Else every rank gets the status and
- * message of the lowest failing rank. The message is prefixed by "rank N (host): ", but not on a
- * single rank, and not twice. N is the rank in the communicator that moert_comm_create made, also
- * in parts of it. Collective.
+ * Agrees on a status: returns MOERT_OK if all ranks pass MOERT_OK. Otherwise every rank gets the
+ * status and message of the lowest failing rank. With several ranks the message is prefixed once by
+ * "rank N (host): ". N is the rank in the communicator that moert_comm_create made, even if `comm`
+ * is a part of that communicator. Collective.
  */
 moert_status moert_comm_agree(moert_comm *comm, moert_status local);
 /* True if moert_last_error() is the failure of an agreement of all ranks (not of a part of them).
- * Then all ranks know of it and can end in order. */
+ * All ranks know of such a failure and can end in order. */
 bool moert_comm_failure_is_shared(void);
 /* Ends all ranks at once with this exit code (MPI_Abort), for failures that the other ranks do not
  * know of. */
@@ -86,16 +86,16 @@ moert_status moert_comm_share_files(moert_comm *comm, const int *mine, size_t co
 typedef struct moert_shared moert_shared;
 
 /*
- * Zeroed segments, one per rank, of the largest `bytes` of all ranks; untouched pages cost nothing.
- * Every segment starts at a multiple of 4096 bytes, and they follow each other: segment r starts r
- * * round_up(bytes, 4096) bytes after segment 0. Collective. All ranks return the same error:
+ * Creates zeroed segments, one per rank, each with the largest `bytes` of all ranks. Untouched
+ * pages cost nothing. Segment r starts r * round_up(bytes, 4096) bytes after segment 0, and all
+ * segments start at multiples of 4096 bytes. Collective. All ranks return the same error:
  * ERROR_UNSUPPORTED (ranks on several hosts, in several containers or of several users),
  * ERROR_MEMORY (no room in the address space).
  */
 moert_status moert_shared_create(moert_comm *comm, size_t bytes, moert_shared **shared);
 void *moert_shared_segment(const moert_shared *shared, size_t rank);
-/* Makes all earlier writes of all ranks, to this memory or any other that they share, visible to
- * all ranks afterwards. Collective. */
+/* Makes all earlier writes of all ranks to shared memory, this or any other, visible to all ranks.
+ * Collective. */
 moert_status moert_shared_sync(moert_shared *shared);
 /* Unmaps the segments on this rank only. NULL is legal. */
 void moert_shared_destroy(moert_shared *shared);

@@ -22,7 +22,7 @@
 
 enum {
     MESSAGE_FILES = 250, /* the system takes up to 253 */
-    MOST_MESSAGES = 4    /* a queue may hold the messages of two steps, and has room for 10 */
+    MOST_MESSAGES = 4    /* a queue has room for 10 messages, and may hold those of two steps */
 };
 
 /* The socket name of a rank, and the tag of its messages: any process of the host may send
@@ -78,7 +78,7 @@ static moert_status send_files(int handle, const mailbox *to, const int *files, 
     return MOERT_OK;
 }
 
-/* Receives the next message with the tag; discards others. */
+/* Receives the next message with the mailbox's tag; discards messages with other tags. */
 static moert_status receive_files(int handle, const mailbox *mine, int *files, size_t count) {
     envelope e;
     uint64_t tag;
@@ -130,8 +130,8 @@ static moert_status copy_own(const int *mine, size_t count, int *copies) {
     return MOERT_OK;
 }
 
-/* The ranks agree on the status of every step's sends; that of its receives joins the next
- * agreement. */
+/* The ranks agree on the status of every step's sends. The status of the receives is part of the
+ * next step's agreement. */
 static moert_status exchange_files(moert_comm *comm, int handle, const mailbox *boxes,
                                    const int *mine, size_t count, int *all) {
     const size_t rank = comm->rank, size = comm->size;

@@ -8,7 +8,7 @@
 
 enum { MOERT_HOST_BYTES = 64 };
 
-/* What every rank knows of each rank. */
+/* Facts about a rank that all ranks of a communicator store. */
 typedef struct moert_peer {
     size_t origin; /* rank in the communicator that moert_comm_create made */
     size_t leader; /* lowest rank on its host */
@@ -45,7 +45,7 @@ typedef struct moert_arrivals_state {
 
 extern moert_arrivals_state moert_arrivals;
 
-/* Adds a communicator to the list, and removes it; see comm/arrivals.h. */
+/* Add a communicator to the list of comm/arrivals.h, and remove it. */
 void moert_arrivals_join(moert_comm *comm);
 void moert_arrivals_leave(const moert_comm *comm);
 
@@ -69,7 +69,7 @@ extern size_t moert_tree_round_floats;
  * ERROR_UNSUPPORTED (a rank cannot open the first rank's memory).
  */
 moert_status moert_memory_map(const moert_comm *comm, MPI_Comm handle, size_t bytes, void **memory);
-/* Unmaps it on this rank only. NULL is legal. */
+/* Unmaps the memory on this rank only. NULL is legal. */
 void moert_memory_unmap(void *memory, size_t bytes);
 /* The directory with the open files of processes: /proc. Tests change it. */
 extern const char *moert_memory_processes;
@@ -86,7 +86,7 @@ moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
             return moert_mpi_fail((comm), mpi_code_, #call, __func__, __LINE__);                   \
     } while (0)
 
-/* The same for a call that waits for other ranks; the watchdog sees this wait. */
+/* Like MOERT_MPI, for a call that waits for other ranks; the watchdog sees this wait. */
 #define MOERT_MPI_WAIT(comm, call)                                                                 \
     do {                                                                                           \
         moert_comm_wait_begin(comm);                                                               \

@@ -108,14 +108,15 @@ typedef struct moert_mail_cursor {
     size_t used; /* rows of *run */
 } moert_mail_cursor;
 
-/* The offset of a row from the first one of its message; negative before it. */
+/* The offset of a row from the first row of its message; negative for a row before that one. */
 static moert_status find_offset(size_t row, size_t first, int *offset) {
     MOERT_TRY(moert_to_int(row > first ? row - first : first - row, "rows of a message", offset));
     *offset = row > first ? *offset : -*offset;
     return MOERT_OK;
 }
 
-/* Lists runs of up to `most` rows from the cursor on, as offsets from row *first. */
+/* Lists the runs of the next `most` rows, or fewer, from the cursor on. Their offsets count from
+ * row *first. */
 static moert_status take_piece(moert_mail *mail, moert_mail_cursor *at, size_t most, size_t *first,
                                size_t *runs) {
     size_t rows = 0;

@@ -1,10 +1,10 @@
 /*
- * Non-blocking messages of rows, straight from the memory in which the rows are to that in which
- * they are needed, without a staging copy.
+ * Non-blocking messages of rows, directly from the sender's matrix to the receiver's matrix,
+ * without a staging copy.
  *
  * A message is a list of runs of consecutive rows. Messages of one pair of ranks and one tag match
  * in the order in which they were posted. So both sides must post equal numbers of rows, but may
- * divide them into different runs. More than 4 MiB travel in several messages.
+ * divide them into different runs. Rows of more than 4 MiB are split into several MPI messages.
  */
 #pragma once
 
@@ -40,16 +40,18 @@ moert_status moert_mail_create(moert_comm *comm, moert_mail **mail);
 /* Abandons messages in flight. NULL is legal. */
 void moert_mail_destroy(moert_mail *mail);
 
-/* Posts rows; without rows it posts no message. `peer` may be this rank. Errors: ERROR_MEMORY,
- * ERROR_UNSUPPORTED (a row or a list of runs beyond MPI's counts), ERROR_COMM. */
+/* Posts the rows of `count` runs; if they are empty, it posts no message. `peer` may be this rank.
+ * Errors: ERROR_MEMORY, ERROR_UNSUPPORTED (a row or a list of runs beyond MPI's counts),
+ * ERROR_COMM. */
 moert_status moert_mail_post(moert_mail *mail, moert_mail_address to, const moert_mail_rows *rows,
                              const moert_mail_run *runs, size_t count);
 
 /*
- * The same for one run, where rows go both ways between hosts. In each message both sides put the
- * second half first, so that it is not contiguous. Open MPI puts a message that is contiguous at
- * both ends on a TCP connection as a whole, once the receiver has requested it, and that request
- * waits behind the receiver's own rows. It sends other messages in fragments, a few at a time.
+ * Like moert_mail_post for one run, where rows travel in both directions between hosts. In each
+ * message both sides put the second half first, so that the message is not contiguous. Open MPI
+ * writes a message that is contiguous at both ends to the TCP connection as a whole, once the
+ * receiver has requested it. That request waits behind the receiver's own rows. Open MPI sends
+ * non-contiguous messages in fragments, a few at a time, so requests pass between them.
  */
 moert_status moert_mail_post_apart(moert_mail *mail, moert_mail_address to,
                                    const moert_mail_rows *rows, moert_mail_run run);

@@ -1,7 +1,7 @@
 /*
  * Memory that several processes of one host map. The first process creates an anonymous file, and
- * the others open it through /proc. It has no name in any directory: no limit of /dev/shm applies,
- * and nothing is left behind, however a process ends. Untouched pages cost nothing.
+ * the others open it through /proc. The file has no name in any directory. So no limit of /dev/shm
+ * applies, and nothing is left behind, however a process ends. Untouched pages cost nothing.
  *
  * For a process in another container the same numbers may name no file or another one, so each
  * process verifies the file it opens. The second part of this file divides such memory into
@@ -29,7 +29,8 @@ const char *moert_memory_processes = "/proc";
 typedef struct ticket {
     int pid, file; /* file -1: it failed */
     uint64_t device, inode;
-    uint64_t tag; /* stored after the memory, to verify it */
+    uint64_t tag; /* stored at the end of the memory, so that the other processes can verify the
+                     file */
 } ticket;
 
 /* Bytes of the memory and the tag after it. */
@@ -77,7 +78,8 @@ static moert_status unreachable(const ticket *first, const char *why) {
                       first->pid, why);
 }
 
-/* Checks the file before it opens it: opening another file could block, as a FIFO does. */
+/* Checks the file before opening it, since opening an unrelated file could block, as a FIFO
+ * does. */
 static moert_status open_first(const ticket *first, size_t bytes, void **memory) {
     char path[256];
     struct stat info;
@@ -161,7 +163,8 @@ moert_status moert_shared_create(moert_comm *comm, size_t bytes, moert_shared **
     moert_shared *shared = NULL;
     moert_status status = MOERT_NEW(&shared);
     if (status == MOERT_OK)
-        shared->comm = comm; /* before the others' failure undoes it */
+        shared->comm = comm; /* set before agreeing, since another rank's failure destroys the
+                                object */
     MOERT_TRY_OR(undo, moert_comm_agree(comm, status));
     MOERT_TRY_OR(undo, agree_stride(comm, bytes, &shared->stride));
     /* the tag's page follows the last segment, so kernels may read whole vectors at its end */

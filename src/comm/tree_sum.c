@@ -118,8 +118,7 @@ static sum_round *round_at(moert_tree_sum *sum, size_t at) {
     return &sum->round[at / sum->columns % ROUNDS];
 }
 
-/* Posts a round's messages between this rank and each other one, those of neighbouring ranks
- * first. */
+/* Posts a round's messages between this rank and every other rank, neighbouring ranks first. */
 static moert_status post_round(moert_tree_sum *sum) {
     const moert_comm *comm = sum->comm;
     const size_t n = sum->border[comm->size];
@@ -143,7 +142,7 @@ static moert_status post_round(moert_tree_sum *sum) {
     return MOERT_OK;
 }
 
-/* Sums the oldest posted round, whose messages are complete, and posts another. */
+/* Sums the oldest posted round, whose messages are complete, and posts the next round. */
 static moert_status finish_round(moert_tree_sum *sum) {
     const size_t rank = sum->comm->rank, n = sum->border[sum->comm->size];
     const sum_round *round = round_at(sum, sum->summed);
@@ -175,8 +174,8 @@ moert_status moert_tree_sum_start(moert_comm *comm, const moert_span *spans, flo
     MOERT_TRY_OR(fail, make_rounds(made));
     for (size_t i = 0; i < ROUNDS && made->posted < made->widest; i++)
         MOERT_TRY(
-            post_round(made)); /* on failure, messages in flight still use `made` and node_rows: no
-                                  release */
+            post_round(made)); /* after a failure, do not free `made`: messages in flight still use
+                                  it and node_rows */
     *sum = made;
     return MOERT_OK;
 fail:

@@ -1,7 +1,7 @@
 /*
  * Sums by the fixed tree of base/tree.h over all ranks' leaves, in shards, with the same bits for
- * any number of ranks and any shards. It offers the two halves of an all-reduce, without
- * floating-point reductions by MPI.
+ * any number of ranks and any shards. The module offers the two halves of an all-reduce
+ * (reduce-scatter, all-gather), without floating-point reductions by MPI.
  *
  * Of n columns every rank owns a shard, [border[r], border[r + 1]) of border[size + 1]; border
  * rises from 0 to n and is the same on all ranks.
@@ -21,9 +21,9 @@ moert_status moert_comm_gather_spans(moert_comm *comm, moert_span span, moert_sp
  * shard, the first row gets the root of the tree over all leaves; the sum overwrites the shard of
  * the other rows. Nothing else may touch node_rows, spans and border until the end.
  *
- * Columns travel in rounds of up to 4 MiB of received nodes, two rounds at a time. start posts
- * messages without waiting; progress posts further ones. Ranks start the sums of a communicator in
- * the same order.
+ * The ranks exchange columns in rounds. A round receives up to 4 MiB of nodes, and two rounds are
+ * in flight at a time. moert_tree_sum_start posts messages without waiting; moert_tree_sum_progress
+ * posts further rounds. All ranks start the sums of a communicator in the same order.
  */
 typedef struct moert_tree_sum moert_tree_sum;
 moert_status moert_tree_sum_start(moert_comm *comm, const moert_span *spans, float *node_rows,

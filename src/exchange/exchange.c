@@ -103,7 +103,7 @@ void moert_exchange_count_into(moert_exchange *exchange, const moert_exchange_ta
     exchange->tally = tally;
 }
 
-/* bytes[r] += those of rows[r] rows and slots, for each rank r. */
+/* bytes[r] += the bytes of rows[r] rows with their slots, for each rank r. */
 static void tally(const moert_transfer *t, const size_t *rows, uint64_t *bytes) {
     const size_t floats = t->window->width + (t->slots != NULL ? t->slots->width : 0);
     for (size_t r = 0; r < t->plan->plan->ranks; r++)
@@ -231,7 +231,7 @@ moert_status moert_exchange_push_rows(moert_exchange *exchange, moert_transfer *
 
 /* ---- combine ---- */
 
-/* A window to combine from must have room already: growing it would lose its rows. */
+/* Checks that the window of a combine already has room: growing the window would lose its rows. */
 static moert_status check_rows(const moert_transfer *t) {
     size_t needed = t->plan->plan->largest_rows, available = t->window->capacity_rows;
     if (t->slots != NULL)
@@ -291,7 +291,7 @@ moert_status moert_exchange_combine(moert_exchange *exchange, moert_transfer *t,
 
 /* ---- chunks ---- */
 
-enum { CHUNK_BYTES = 256 << 10 }; /* the least that a rank sends in a chunk */
+enum { CHUNK_BYTES = 256 << 10 }; /* a rank sends at least this much in a chunk */
 
 void moert_exchange_cut(const moert_exchange *exchange, moert_exchange_plan *plan, size_t chunks) {
     plan->chunks = exchange->engine->wait != NULL

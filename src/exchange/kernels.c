@@ -30,7 +30,7 @@ static moert_grid pieces_of(const moert_device *device, size_t rows, size_t floa
         1, 1};
 }
 
-/* The same if a work-group has several row groups. */
+/* Like pieces_of, for kernels whose work-groups have several row groups. */
 static moert_grid groups_of(const moert_device *device, size_t rows, size_t floats, size_t piece) {
     const moert_grid pieces = pieces_of(device, rows, floats, piece);
     return (moert_grid){moert_ceil_div(pieces.x, moert_by_form(device, 1, GPU_FAN_ROW_GROUPS)), 1,
@@ -42,7 +42,7 @@ static const char *program_of(moert_device *device, bool remote, size_t width) {
                   : MOERT_PROGRAM(device, "exchange/exchange -DREMOTE=0", width);
 }
 
-/* `width`: of a row, in floats for a dispatch, in elements for a combine. */
+/* `width` is the width of a row: in floats for a dispatch, in elements for a combine. */
 static moert_status shape_of(const moert_transfer *t, size_t width, bool remote,
                              moert_shape *shape) {
     const moert_exchange *exchange = t->window->exchange;
@@ -78,7 +78,7 @@ static void profile_floats(const moert_exchange *exchange, const moert_shape *sh
     moert_profile_work(exchange->device, shape->program, 0.0, sizeof(float) * floats);
 }
 
-/* Moves every token's row once, and its K rows in windows. */
+/* Reports to a profile that every token's row moves once, and each of its K window rows once. */
 static void profile_work(const moert_exchange *exchange, const moert_transfer *t,
                          const moert_shape *shape) {
     profile_floats(exchange, shape,
@@ -86,7 +86,7 @@ static void profile_work(const moert_exchange *exchange, const moert_transfer *t
                        (double)t->window->width * (double)shape->args.slots);
 }
 
-/* Moves every row of this rank's window `moves` times. */
+/* Reports to a profile that every row of this rank's window moves `moves` times. */
 static void profile_rows(const moert_exchange *exchange, const moert_shape *shape, double moves) {
     profile_floats(exchange, shape, moves * (double)shape->args.rows * (double)shape->args.stride);
 }
@@ -215,7 +215,7 @@ bool moert_kernel_is_small(const moert_transfer *t, bool combines) {
     return combines ? combining_groups(t, tokens) <= most : 2 * storing_groups(t, tokens) <= most;
 }
 
-/* The last arguments of all these kernels. */
+/* The last arguments of the kernels for transfers of few rows. */
 #define BARRIER_ARGS(launch, barrier)                                                              \
     MOERT_STRUCT(launch), MOERT_ARG((barrier)->segments), MOERT_ARG((barrier)->verdict),           \
         MOERT_STRUCT((barrier)->args)

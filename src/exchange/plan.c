@@ -1,7 +1,7 @@
 /*
  * Plans. The device counts this rank's slots; one all-gather exchanges the counts and the status of
  * all ranks; then the device computes the rows of the slots. The host waits once, for the counts.
- * Work enqueued between begin and end runs meanwhile.
+ * Work that the caller enqueues between begin and end runs while the host waits and communicates.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #include "exchange/internal.h"
 
 enum { CHUNK = MOERT_PLAN_CHUNK, WORDS = MOERT_PLAN_WORDS };
-enum { ENTRY_WORDS = 4 }; /* of an expert in the table of kernels/exchange/plan.cl */
+enum { ENTRY_WORDS = 4 }; /* words of an expert's entry in the table of kernels/exchange/plan.cl */
 
 /* A rank's message to the others, in words of 64 bits: this header, counts[E] and, with a
  * relay_map, its number of tokens with slots on each node. */
@@ -23,14 +23,15 @@ enum { STATUS, TOKENS, TOPK, HEADER_WORDS };
 typedef struct moert_planner {
     moert_exchange_slots choice;
     size_t message_words;           /* of a rank's message */
-    size_t room;                    /* message_words that the allocation is for */
+    size_t room;                    /* message_words for which `mine` is allocated */
     uint64_t *mine;                 /* [message_words]; the next three arrays follow it */
     uint64_t *all;                  /* [ranks,message_words] */
     uint64_t *counts;               /* [ranks,E] */
     uint32_t (*table)[ENTRY_WORDS]; /* [2 message_words] ends, then an entry per expert */
     moert_buffer *chunks;           /* uint32 [E + 1,chunks] counts, of kernels/exchange/plan.cl */
     moert_staging *totals;          /* uint32 [E + 1] */
-    moert_event *counted;           /* the totals are on the host; NULL: no plan has begun */
+    moert_event *counted;           /* completes when the totals are on the host; NULL: no plan has
+                                       begun */
     moert_exchange_plan *spare;     /* the memory of the next plan, or NULL */
 } moert_planner;
 
@@ -220,7 +221,8 @@ static void find_entries(const moert_plan *plan, uint32_t (*entry)[4]) {
     }
 }
 
-/* Writes the table to the device: by kernel arguments, which is faster, unless it is long. */
+/* Writes the table to the device: a short table by kernel arguments, which is faster; a long table
+ * by a copy. */
 static moert_status write_table(moert_device *device, const uint32_t *words, size_t count,
                                 moert_buffer *table) {
     enum { MOST = 11 };
@@ -285,7 +287,7 @@ moert_status moert_exchange_begin_plan(moert_exchange *exchange, const moert_exc
         MOERT_TRY(MOERT_NEW(&exchange->planner));
     moert_planner *planner = exchange->planner;
     planner->choice = *slots;
-    /* Memory for the gather comes first: without it a rank cannot report its failure. */
+    /* Allocate the gather's memory first: without that memory a rank cannot report its failure. */
     const size_t nodes = exchange->relay_map != NULL ? exchange->relay_map->nodes : 0;
     const size_t words = HEADER_WORDS + slots->experts + nodes;
     const size_t ranks = moert_comm_size(exchange->comm);

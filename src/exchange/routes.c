@@ -6,7 +6,7 @@
 #include "base/memory.h"
 #include "exchange/internal.h"
 
-/* Each rank's rows of each local expert in the window. */
+/* Finds the runs of each rank's rows of each local expert in the window. */
 static void find_window_runs(const moert_plan *plan, moert_mail_run *runs) {
     for (size_t i = 0; i < plan->local_experts; i++) {
         size_t row = i > 0 ? plan->ends[i - 1] : 0;
@@ -18,7 +18,7 @@ static void find_window_runs(const moert_plan *plan, moert_mail_run *runs) {
     }
 }
 
-/* This rank's packed rows for each owner's experts of each chunk. */
+/* Finds the runs of this rank's packed rows, one for each owner and chunk. */
 static void find_packed_runs(const moert_exchange_plan *plan, moert_mail_run *runs) {
     const moert_plan *p = plan->plan;
     size_t row = 0;

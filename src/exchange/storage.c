@@ -6,7 +6,10 @@
 #include "base/memory.h"
 #include "exchange/internal.h"
 
-enum { ROW_FLOATS = MOERT_SLOT_STRIDE }; /* strides are multiples: rows are whole vectors */
+enum {
+    ROW_FLOATS = MOERT_SLOT_STRIDE
+}; /* strides are multiples of it, so rows consist of whole
+                                            vectors */
 enum { BF16_PER_FLOAT = sizeof(float) / sizeof(uint16_t) };
 
 moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_window **window) {
@@ -64,7 +67,7 @@ moert_buffer *moert_window_rows(const moert_window *window) {
     return window->storage.rows;
 }
 
-/* Allocates storage for `rows` on all ranks, or on none: *everywhere says which. */
+/* Allocates storage for `rows` rows on all ranks or on none. *everywhere = whether it succeeded. */
 static moert_status try_allocate(moert_window *window, size_t rows, moert_storage *storage,
                                  bool *everywhere) {
     moert_exchange *exchange = window->exchange;
@@ -80,9 +83,9 @@ static moert_status try_allocate(moert_window *window, size_t rows, moert_storag
 }
 
 /*
- * Growing costs far more than reserving. An engine whose untouched rows cost nothing reserves the
- * largest number of rows that any plan of these token counts can need. If that fails, and in other
- * engines, the window gets a quarter more rows than are needed now.
+ * Growing costs far more than reserving. If untouched rows cost nothing in the engine, it reserves
+ * the largest number of rows that any plan of these token counts can need. If that fails, and in
+ * other engines, the window gets a quarter more rows than it needs now.
  */
 static moert_status reserve(moert_window *window, size_t needed) {
     moert_exchange *exchange = window->exchange;

@@ -1,17 +1,17 @@
 /*
- * Combine of the node engine. Results from other nodes come singly, straight out of the windows of
- * the experts' owners, in messages between all pairs of ranks. Or they come as sums from relays,
- * which read the windows of their node: fewer bytes, but one more kernel, and one more barrier
- * inside the node. The token's rank sums all its slots by one kernel, with a table in which the
- * received rows are one more rank.
+ * Combine of the node engine. Results from other nodes arrive in one of two ways. Single results
+ * are sent by the experts' owners directly from their windows, in messages between all pairs of
+ * ranks. Sums are sent by relays, which read the windows of their node: fewer bytes, but one more
+ * kernel and one more barrier inside the node. The token's rank then sums all its slots by one
+ * kernel. In that kernel's table the received rows are the window of one more rank.
  */
 #include <stdlib.h>
 
 #include "base/memory.h"
 #include "exchange/node/node.h"
 
-/* Posts single results: rows of this rank's window to the ranks of other nodes, and theirs to this
- * rank. Each rank begins with another peer. */
+/* Posts single results: sends rows of this rank's window to the ranks of other nodes, and receives
+ * results from their windows. Each rank begins with a different peer. */
 static moert_status post_results(moert_exchange *exchange, const moert_plan *plan, int tag,
                                  const moert_window *window, const moert_node_message *message) {
     const moert_node *node = exchange->state;
@@ -44,7 +44,8 @@ static moert_status make_address_table(const moert_exchange *exchange, const moe
     return moert_buffer_write(message->addresses, bytes, &arrived, sizeof arrived);
 }
 
-/* Whether results come as sums. bf16 rows never do, since a sum has more digits. */
+/* Whether results arrive as sums. bf16 results never do, since a sum needs more than bf16's
+ * digits. */
 static bool are_summed(const moert_exchange *exchange, const moert_transfer *t) {
     return (exchange->relay_map->presum || t->weight == NULL) && !moert_window_is_bf16(t->window);
 }
@@ -54,7 +55,7 @@ static bool weights_sums(const moert_exchange *exchange, const moert_transfer *t
     return t->weight != NULL && are_summed(exchange, t);
 }
 
-/* *mixed = the weights of slots on this node, and 1 for the sums from others. */
+/* *mixed = the weights for slots on this node, and 1 for the sums from other nodes. */
 static moert_status mix_weights(moert_exchange *exchange, const moert_transfer *t,
                                 const moert_buffer **mixed) {
     moert_node *node = exchange->state;

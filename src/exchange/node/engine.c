@@ -3,13 +3,14 @@
  * (exchange/window/engine.c), and messages between nodes, in which a row travels to each other node
  * at most once (relay.h).
  *
- *   dispatch  A row for this node goes into its windows. A row for another node goes to this rank's
- *             relay there, which stores it into the windows of its node by the same kernel.
+ *   dispatch  A row for an expert on this node is stored into its owner's window. A row for another
+ *             node goes to this rank's relay there, which stores it into the windows of its node by
+ *             the same kernel.
  *   combine   (combine.c) With weights, or bf16 rows, the experts' owners send single results
- *             back. Else relays sum results where the sum has the same bits, and send the sums.
- *             The token's rank sums all in slot order, with the bits of all engines. With
- *             MOERT_NODE_SUM=presum a relay sends one weighted sum a row: fewer bytes, other bits.
- *             It never sums bf16 rows.
+ *             back. Otherwise relays sum results where that gives the same bits, and send the sums.
+ *             The token's rank sums all its rows in slot order, with the same bits as other
+ *             engines. With MOERT_NODE_SUM=presum a relay sends one weighted sum per row: fewer
+ *             bytes, but other bits. Relays never sum bf16 rows.
  *
  * The first dispatch of a plan also sends each relay the table of its rows' destinations.
  */
@@ -52,7 +53,7 @@ static moert_status dispatch_node(moert_exchange *exchange, const moert_transfer
     MOERT_TRY(moert_node_barrier(exchange->comm, status));
     const moert_node_rows tables = {relay->outgoing.data, relay->incoming.data, relay->send_rows,
                                     relay->receive_rows};
-    if (!relay->known) /* once per plan: the destinations of the rows */
+    if (!relay->known) /* once per plan, send the relays the destinations of their rows */
         MOERT_TRY(moert_node_post(exchange, MOERT_NODE_TABLES, &tables,
                                   topk * sizeof *relay->incoming.data));
     if (slots)
@@ -70,8 +71,8 @@ static moert_status dispatch_node(moert_exchange *exchange, const moert_transfer
 
 /* ---- the engine ---- */
 
-/* Checks all that may exclude the engine before it allocates. The ranks must have the same
- * MOERT_NODE_SUM. Collective. */
+/* Checks, before any allocation, every condition that excludes the engine. The ranks must have the
+ * same MOERT_NODE_SUM. Collective. */
 static moert_status look(const moert_exchange *exchange) {
     moert_comm *comm = exchange->comm;
     const moert_device_info *info = moert_device_describe(exchange->device);
@@ -134,7 +135,7 @@ static moert_status open_windows(moert_exchange *exchange,
     return MOERT_OK;
 }
 
-/* The ranks agree on each step before the next collective one. */
+/* The ranks agree on the status of each step before the next collective step. */
 static void open_node(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
     moert_comm *comm = exchange->comm;
     const bool works = moert_exchange_goes_on(comm, make_node(exchange), reason) &&

@@ -1,4 +1,4 @@
-/* Messages and the barrier of the node engine: see node.h. */
+/* Messages and the barrier of the node engine (see node.h). */
 #include <stdatomic.h>
 
 #include "base/phase.h"

@@ -1,4 +1,4 @@
-/* Routes between nodes: see relay.h. Sends no messages. */
+/* Computes the routes between nodes (see relay.h). This file sends no messages. */
 #include "exchange/node/relay.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 /* ---- nodes ---- */
 
-/* The rank with a number on a node. */
+/* The rank that has number `local_rank` on a node. */
 static size_t rank_at(const moert_relay_map *relay_map, size_t node, size_t local_rank) {
     size_t r = 0;
     while (relay_map->node_of[r] != node || relay_map->local_rank[r] != local_rank)
@@ -84,7 +84,7 @@ static moert_status make_pairs(size_t count, moert_pairs *pairs) {
     return MOERT_OK;
 }
 
-/* Copies them to the device. */
+/* Copies the pairs to the device. */
 static moert_status upload_pairs(moert_device *device, moert_pairs *pairs) {
     const size_t bytes = pairs->count * sizeof *pairs->data;
     MOERT_TRY(moert_buffer_reserve(device, bytes, &pairs->buffer));
@@ -103,14 +103,16 @@ static void set_pair(moert_pairs *pairs, size_t at, size_t rank, size_t row) {
 
 /* ---- the routes of a plan ---- */
 
-/* A bit of the local rank in `outgoing`: the slot belongs to the same sum as the one before it. */
+/* A bit of the local rank in `outgoing`: the slot belongs to the same sum as the token's previous
+ * slot on that node. */
 #define JOINS 0x80000000u
 
 /* The state of the rows to another node while route() walks the slots. */
 typedef struct cursor {
-    size_t row;             /* the next row's number among rows_out */
-    size_t first_sum, sums; /* number of the first sum among sums.rows_in, and sums so far */
-    size_t token, last_row; /* 1 + the token of the last row, and the number of that row */
+    size_t row;             /* index of the next row among rows_out */
+    size_t first_sum, sums; /* index of the first sum among sums.rows_in, and the number of sums so
+                               far */
+    size_t token, last_row; /* 1 + the token of the last row, and the index of that row */
 } cursor;
 
 /* Counts the rows between ranks, and sets the first row of each cursor. */
@@ -139,7 +141,8 @@ static void count_rows(const moert_relay_map *relay_map, const moert_plan *plan,
     }
 }
 
-/* Routes a slot on another node: with the row of its token, which its first slot there adds. */
+/* Routes a slot on another node. The token's first slot there adds a row; its later slots share
+ * that row. */
 static void route_to_node(const moert_relay_map *relay_map, const moert_plan *plan, size_t slot,
                           bool joins, cursor *to, moert_relay *relay) {
     const size_t local_ranks = relay_map->local_ranks;
@@ -158,7 +161,8 @@ static void route_to_node(const moert_relay_map *relay_map, const moert_plan *pl
         set_pair(&relay->sums.to, slot, local_ranks, to->sums++);
 }
 
-/* A token's head is the node of all its slots so far, if they are on one node. */
+/* A token's head is the node of its leading slots: the slots seen so far, while all are on one
+ * node. */
 enum { NO_SLOT = -1, NO_HEAD = -2 };
 
 static void route(const moert_relay_map *relay_map, const moert_plan *plan, cursor *cursors,
@@ -244,7 +248,7 @@ fail:
     return status;
 }
 
-/* Finds the slots of each sum, and clears JOINS, in `incoming`. */
+/* Finds the slots of each sum from the JOINS bits of `incoming`, and clears these bits. */
 static void find_sums(moert_relay *relay, size_t ranks) {
     const size_t topk = relay->relayed_slots.topk;
     size_t row = 0, sums = 0;

@@ -20,7 +20,7 @@
 
 /* ---- dispatch and combine ---- */
 
-/* A transfer whose windows are its packed rows, as windows of one rank. */
+/* A copy of a transfer in which packed rows replace the windows, as windows of one rank. */
 typedef struct moert_packed_move {
     moert_exchange_plan plan;
     moert_window window[MOERT_INFLIGHT_KINDS];
@@ -77,8 +77,8 @@ static moert_status pack(moert_stage *stage, const moert_transfer *t) {
     const size_t rows = moert_routes_packed_rows(t->plan->plan);
     moert_packed_move packed;
     MOERT_TRY(moert_routes_find(&stage->routes, t->plan));
-    /* Room for rows and slots on both ways. The combine's rows may be wider than the dispatch's, so
-     * their room is for the widest window so far. */
+    /* Reserve memory for rows and slots in both directions. Rows of the combine may be wider than
+     * those of the dispatch, so reserve for the widest window so far. */
     stage->stride = stage->exchange->widest;
     MOERT_TRY(moert_staging_reserve(device, rows * t->window->stride * sizeof(float),
                                     &stage->out.packed[MOERT_INFLIGHT_ROWS]));
@@ -134,7 +134,7 @@ static moert_status send_staged(moert_exchange *exchange, const moert_transfer *
     if (chunk == 0 && stage->out.plan != t->plan)
         return MOERT_FAIL(ERROR_USAGE, "a combine does not follow the dispatch of its plan");
     if (chunk == 0 && t->window->stride > stage->stride) {
-        /* a wider window than any before the dispatch, on all ranks or none */
+        /* this window is wider than all windows before the dispatch; the ranks agree on that */
         const size_t floats = moert_routes_packed_rows(t->plan->plan) * t->window->stride;
         MOERT_TRY(moert_comm_agree(
             exchange->comm, moert_staging_reserve(exchange->device, floats * sizeof(float),

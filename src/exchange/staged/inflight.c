@@ -9,7 +9,8 @@
 
 enum { NAP_NS = 20000 };
 
-/* Parts by which moert_mail counts messages: received rows of chunk 0.., or one of these. */
+/* Parts by which moert_mail counts messages: a chunk's number for the received rows of that chunk,
+ * or one of these values. */
 enum { PART_SENT = MOERT_INFLIGHT_CHUNKS, PART_BACK, PART_RETURNED };
 
 /* ---- messages ---- */
@@ -36,7 +37,7 @@ static moert_status post_pair(moert_stage *stage, const moert_inflight *inflight
                            experts.end - experts.first);
 }
 
-/* Posts a chunk's messages to or from all peers; each rank begins with another peer. */
+/* Posts a chunk's messages to or from all peers. Each rank begins with a different peer. */
 static moert_status post_chunk(moert_stage *stage, const moert_inflight *inflight, size_t chunk,
                                bool send) {
     const size_t ranks = inflight->plan->plan->ranks, rank = inflight->plan->plan->rank;
@@ -65,7 +66,8 @@ static void post_ready(moert_stage *stage, moert_inflight *inflight) {
             for (size_t c = 0; c < inflight->plan->chunks; c++)
                 moert_stage_note(stage, post_chunk(stage, inflight, c, false));
         }
-        /* after a failure rows are sent as they are, so that no rank waits for them */
+        /* after a failure this rank still sends its rows, whatever they hold, so that no rank
+         * waits */
         moert_stage_note(stage, post_chunk(stage, inflight, inflight->posted++, true));
     }
 }
@@ -87,7 +89,8 @@ static void report_message(moert_stage *stage, moert_inflight *inflight) {
     inflight->began_ns = 0;
 }
 
-/* Posts all messages that can be posted and lets MPI make progress; `wait`: until one is done. */
+/* Posts all messages whose events have completed, and lets MPI make progress. With `wait`, it
+ * returns when a message is complete. */
 static moert_status advance(moert_stage *stage, bool wait) {
     post_ready(stage, &stage->out);
     post_ready(stage, &stage->back);
@@ -107,8 +110,8 @@ static bool is_posted(const moert_inflight *inflight) {
     return inflight->posted == inflight->recorded;
 }
 
-/* Whether the rows of a chunk have arrived; for the last chunk, also whether all of this rank's
- * chunks are posted. ALL: whether all messages are done. */
+/* Whether the rows of a chunk have arrived; for the last chunk, also whether this rank has posted
+ * all its chunks. With MOERT_STAGE_ALL, whether all messages are complete. */
 static bool is_done(const moert_stage *stage, int chunk) {
     const moert_inflight *out = &stage->out;
     if (chunk == MOERT_STAGE_ALL)
@@ -119,8 +122,8 @@ static bool is_done(const moert_stage *stage, int chunk) {
 }
 
 /*
- * While the device works, the host only polls messages and the device. When the device is idle, the
- * host waits in MPI, and only this counts as a wait for the watchdog and a profile.
+ * While the device works, the host polls messages and the device. When the device is idle, the host
+ * waits in MPI. Only the wait in MPI counts for the watchdog and a profile.
  */
 moert_status moert_stage_await(moert_stage *stage, int chunk) {
     const struct timespec nap = {0, NAP_NS};

@@ -1,11 +1,11 @@
 /*
  * The window engine's opening and its barriers.
  *
- * OpenCL does not promise that a kernel's stores reach other processes, so the engine tests it when
- * it opens. A dispatch and a combine synchronise once each (moert_control_pass). Either the hosts
- * wait for their devices and then for each other, or the devices wait for each other
- * (exchange/window/flags.h). In that case the hosts still agree on their status, ahead of the
- * devices: so a kernel only waits for kernels that all hosts will enqueue.
+ * OpenCL does not promise that a kernel's stores reach other processes, so the engine tests this
+ * when it opens. A dispatch and a combine synchronise once each (moert_control_pass). Either the
+ * host processes wait for their devices and then for each other, or the devices wait for each other
+ * (exchange/window/flags.h). If the devices wait, the host processes still agree on their status
+ * first. So a kernel only waits for kernels that all host processes will enqueue.
  */
 #include "exchange/window/control.h"
 
@@ -49,11 +49,13 @@ static void *message(const moert_exchange *exchange, size_t rank, size_t barrier
            barrier % 2 * MESSAGE_BYTES;
 }
 
-/* Also a barrier of the hosts; messages alternate like the status words. */
+/* An all-gather that is also a barrier of the host processes. Each rank has two messages, which
+ * calls use alternately, as barriers use the status words. */
 moert_status moert_control_gather(moert_exchange *exchange, const void *mine, size_t bytes,
                                   void *all) {
     moert_control *control = exchange->state;
-    control->needs_barrier = false; /* each host has waited for its device, or all ranks fail */
+    control->needs_barrier = false; /* every host process has waited for its device, or all ranks
+                                       return a failure */
     if (bytes > MESSAGE_BYTES)
         return moert_comm_allgather(exchange->comm, mine, bytes, all);
     const size_t barrier = control->barriers++;
@@ -109,8 +111,8 @@ static moert_status probe_read(moert_exchange *exchange, moert_buffer *wrong, un
 }
 
 /*
- * Every rank writes into every segment and reads all of them, in two rounds, which detect a device
- * that reads a stale copy. All ranks return the same failure.
+ * Every rank writes into every segment and reads all segments. Two rounds detect a device that
+ * reads a stale copy. All ranks return the same failure.
  */
 static moert_status probe(moert_exchange *exchange) {
     unsigned ranks = (unsigned)moert_comm_size(exchange->comm);
@@ -121,8 +123,9 @@ static moert_status probe(moert_exchange *exchange) {
             status = probe_write(exchange, ranks, round);
         MOERT_TRY_OR(release, moert_control_pass(exchange, status));
         status = probe_read(exchange, wrong, ranks, round);
-        MOERT_TRY_OR(release, moert_control_pass(exchange,
-                                                 status)); /* before anyone writes the next round */
+        MOERT_TRY_OR(release,
+                     moert_control_pass(exchange, status)); /* no rank writes the next round before
+                                                              all have read this one */
     }
     MOERT_TRY_OR(release, moert_control_fetch_verdict(exchange));
     MOERT_TRY_OR(release, moert_device_finish(exchange->device));
@@ -143,7 +146,7 @@ void moert_control_close(moert_exchange *exchange) {
     exchange->state = NULL;
 }
 
-/* Checks all that may exclude the engine before it allocates. Collective. */
+/* Checks, before any allocation, every condition that excludes the engine. Collective. */
 static moert_status look(const moert_exchange *exchange, const moert_exchange_memory *memory) {
     moert_comm *comm = exchange->comm;
     const bool cpu = moert_device_describe(exchange->device)->is_cpu;
@@ -160,8 +163,8 @@ static moert_status look(const moert_exchange *exchange, const moert_exchange_me
 
 /* ---- who waits ---- */
 
-/* Whether each rank has a GPU that no other rank uses. Then AUTO lets the devices wait, since the
- * kernels of all ranks can run at the same time. */
+/* Whether each rank has a GPU that no other rank uses. If so, MOERT_SYNC=auto lets the devices
+ * wait, since the kernels of all ranks can run at the same time. */
 static moert_status have_a_gpu_each(moert_exchange *exchange, bool *all) {
     enum { BYTES = sizeof((moert_device_info *)0)->pci };
     const moert_device_info *info = moert_device_describe(exchange->device);
@@ -179,8 +182,9 @@ release:
     return status;
 }
 
-/* Creates and tests flags if the devices are to wait. They wait for three quarters of the
- * watchdog's time, so that they name a late rank before the watchdog ends the job. */
+/* Creates and tests flags if the devices wait for each other. A device waits for at most three
+ * quarters of the watchdog's time, so that its verdict names a late rank before the watchdog ends
+ * the job. */
 static moert_status open_flags(moert_exchange *exchange) {
     moert_control *control = exchange->state;
     const moert_config *config = moert_config_get();
@@ -208,10 +212,10 @@ static moert_status open_flags(moert_exchange *exchange) {
     return MOERT_OK;
 }
 
-/* Chooses how rows travel, the same on all ranks. `once`: links between GPUs are assumed slower
- * than their memory; CPUs whose devices wait always use it, so that tests cover it. `push`: on if
- * all ranks say so; off if a rank says off, or AUTO without Hopper's tensor cores; else the GEMM
- * decides. */
+/* Chooses how rows travel, the same on all ranks. `once`: on GPUs if it saves enough, since links
+ * between GPUs are slower than their memory; always on CPUs whose devices wait, so that tests cover
+ * it. `push`: on if all ranks set it; off if a rank sets off, or has auto without Hopper's tensor
+ * cores; otherwise on if the GEMM can scatter its rows. */
 static moert_status choose_ways(moert_exchange *exchange) {
     moert_control *control = exchange->state;
     const moert_config *config = moert_config_get();
@@ -232,7 +236,7 @@ static moert_status choose_ways(moert_exchange *exchange) {
     return moert_exchange_everyone(exchange->comm, sums, &exchange->sums);
 }
 
-/* The ranks agree on each step before the next collective one. */
+/* The ranks agree on the status of each step before the next collective step. */
 void moert_control_open(moert_exchange *exchange, char reason[MOERT_EXCHANGE_REASON_BYTES]) {
     moert_comm *comm = exchange->comm;
     moert_device *device = exchange->device;

@@ -11,11 +11,12 @@
 #include "base/memory.h"
 #include "exchange/window/control.h"
 
-/* While a combine overlaps with GEMMs, they leave SPARED of PARTS compute units to it, and each of
- * these holds UNIT_GROUPS of its work-groups. Measured on H200s. */
+/* While a combine overlaps with GEMMs, the GEMMs leave SPARED of every PARTS compute units to the
+ * combine. Each such unit holds UNIT_GROUPS of the combine's work-groups. Measured on H200s. */
 enum { SPARED = 2, PARTS = 11, UNIT_GROUPS = 16 };
-/* A dispatch sends a row to each rank once if that saves at least this fraction of the rows to
- * other ranks, and this number of bytes: more if fan_out is a separate kernel. */
+/* A dispatch sends a row to each rank once if that saves at least LEAST_SAVED of the rows to other
+ * ranks, and this number of bytes: WORTH_FUSED_BYTES in a fused transfer, WORTH_BYTES if fan_out is
+ * a separate kernel. */
 static const double LEAST_SAVED = 0.25, WORTH_BYTES = 4 << 20, WORTH_FUSED_BYTES = 1 << 20;
 
 static moert_status allocate_window(const moert_window *window, size_t rows,
@@ -40,7 +41,8 @@ static moert_status join_window(moert_exchange *exchange) {
 }
 
 static moert_status fetch_window(moert_exchange *exchange) {
-    MOERT_TRY(join_window(exchange)); /* a combine on the second queue is earlier work */
+    MOERT_TRY(join_window(exchange)); /* the main queue must first wait for a combine on the second
+                                         queue */
     return moert_control_fetch_verdict(exchange);
 }
 
@@ -57,7 +59,8 @@ bool moert_window_saves(const moert_plan *plan, size_t row_bytes, bool fused) {
     return saved >= LEAST_SAVED && saved * off_rank * (double)row_bytes >= least_bytes;
 }
 
-/* Whether this rank does a transfer in one kernel, with the barrier inside; ranks may differ. */
+/* Whether this rank runs a transfer as one kernel with the barrier inside. Other ranks may run the
+ * same transfer as separate kernels. */
 static bool is_fused(const moert_exchange *exchange, const moert_transfer *t, bool combines) {
     const moert_control *control = exchange->state;
     return control->fuse && !(combines && t->beside) && moert_kernel_is_small(t, combines);
@@ -67,8 +70,8 @@ static bool sends_window(const moert_exchange *exchange, const moert_transfer *t
     return is_fused(exchange, t, true);
 }
 
-/* A transfer in one kernel. A launch with a barrier of no ranks compiles the kernel first: a launch
- * that waits must not hold the cache's lock. */
+/* Runs a transfer as one kernel. First a launch with a barrier of 0 ranks compiles the kernel,
+ * since a launch that waits for other ranks must not hold the cache's lock. */
 static moert_status move_fused(moert_exchange *exchange, const moert_transfer *t, bool combines,
                                moert_status status) {
     moert_control *control = exchange->state;
@@ -80,20 +83,21 @@ static moert_status move_fused(moert_exchange *exchange, const moert_transfer *t
     control->compiled |= status == MOERT_OK ? kernel : 0;
     MOERT_TRY(moert_control_barrier(exchange, status));
     MOERT_TRY(moert_kernel_move_barrier(exchange, t, combines, moert_flags_next(control->flags)));
-    return moert_device_flush(exchange->device); /* the others wait for it */
+    return moert_device_flush(exchange->device); /* the other ranks' devices wait for this kernel */
 }
 
 static moert_status dispatch_window(moert_exchange *exchange, const moert_transfer *given,
                                     moert_status status) {
     moert_control *control = exchange->state;
     moert_transfer t = *given;
-    /* the same on all ranks */
+    /* all ranks compute the same value */
     t.once = control->once == MOERT_ONCE_ALWAYS ||
              (control->once == MOERT_ONCE_IF_IT_SAVES &&
               moert_window_saves(t.plan->plan, t.window->stride * sizeof(float), control->fuse));
-    /* The barrier of an overlapped combine comes before the work that overlaps. This work may still
-     * read the rows of the last dispatch when another rank sends those of the next. So the devices
-     * have one more barrier, unless a plan in between waited for every device. */
+    /* The barrier of an overlapped combine precedes the overlapping work. That work may still read
+     * the rows of the last dispatch when another rank already sends the rows of the next dispatch.
+     * So the devices need one more barrier, unless a plan in between has waited for every
+     * device. */
     if (control->needs_barrier)
         status = moert_first(status, moert_flags_barrier(control->flags));
     control->needs_barrier = false;
@@ -114,8 +118,8 @@ static unsigned spared_units(const moert_exchange *exchange) {
     return moert_device_describe(exchange->device)->compute_units * SPARED / PARTS;
 }
 
-/* Prepares a combine on the second queue, if no host has to wait for a device. Everything that may
- * fail comes here, since the rank can still report it to the others. */
+/* Prepares a combine on the second queue, if no host process waits for a device. All steps that may
+ * fail are here, since this rank can still report their failure to the other ranks. */
 static moert_status branch_window(moert_exchange *exchange, moert_transfer *t) {
     moert_control *control = exchange->state;
     t->beside = control->flags != NULL;
@@ -129,21 +133,22 @@ static moert_status branch_window(moert_exchange *exchange, moert_transfer *t) {
     return MOERT_OK;
 }
 
-/* The combine, on the second queue after combine_start, with an event after the slots and one after
- * the rows. */
+/* Enqueues the combine on the second queue, after combine_start. Records one event after the slots,
+ * and one after the rows. */
 static moert_status combine_aside(moert_exchange *exchange, const moert_transfer *t,
                                   moert_event **slots) {
     moert_control *control = exchange->state;
     moert_transfer rows = *t;
     rows.most_groups = moert_max(spared_units(exchange), 1) * (size_t)UNIT_GROUPS;
     const moert_status follows = moert_event_follow(control->combine_start);
-    MOERT_TRY(moert_flags_barrier(control->flags)); /* also after a failure: all ranks count it */
+    MOERT_TRY(moert_flags_barrier(control->flags)); /* also after a failure, since all ranks count
+                                                       this barrier */
     MOERT_TRY(follows);
     MOERT_TRY(moert_kernel_combine_slots(exchange, t, true));
     MOERT_TRY(moert_event_record(exchange->device, slots));
     MOERT_TRY(moert_kernel_combine_rows(exchange, &rows, true));
     if (moert_device_run_shared(exchange->device) !=
-        MOERT_OK) /* the combine's units help the GEMMs */
+        MOERT_OK) /* after the combine, its compute units help with the GEMMs */
         MOERT_INFO("compute units stay idle after a combine: %s", moert_last_error());
     return moert_event_record(exchange->device, &control->combine_end);
 }
@@ -156,7 +161,8 @@ static moert_status combine_beside(moert_exchange *exchange, const moert_transfe
     if (status == MOERT_OK)
         status = moert_event_follow(slots);
     if (status != MOERT_OK)
-        moert_device_finish(exchange->device); /* no event orders the two queues now */
+        moert_device_finish(exchange->device); /* without the event, only a wait orders the two
+                                                  queues */
     moert_event_free(slots);
     return status;
 }

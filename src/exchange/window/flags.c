@@ -10,19 +10,23 @@ enum { LINE_BYTES = 64, BARRIERS = 256 };
 
 /* kernels/exchange/barrier.h writes it. */
 typedef struct verdict {
-    uint32_t late;   /* rank + 1, or 0 */
+    uint32_t late;   /* 1 + the late rank; 0: no rank was late */
     uint32_t number; /* of the barrier */
 } verdict;
-enum { VERDICT_BYTES = 2 * LINE_BYTES }; /* the verdict, and a line with the kernels' counter */
+enum {
+    VERDICT_BYTES = 2 * LINE_BYTES
+}; /* the verdict, then the kernels' counter in a line of its
+                                            own */
 
 struct moert_flags {
     moert_device *device;
     moert_comm *comm;
-    moert_storage segment; /* of lines of LINE_BYTES; line r is the flag that rank r raises */
+    moert_storage segment; /* this rank's flags: LINE_BYTES for each rank r, which raises flag r */
     moert_staging *verdict;
     uint64_t patience_ns;
     uint32_t number;             /* of the last barrier */
-    moert_phase phase[BARRIERS]; /* in which this rank enqueued barrier n: [n % BARRIERS] */
+    moert_phase phase[BARRIERS]; /* phase[n % BARRIERS]: the phase in which this rank enqueued
+                                    barrier n */
 };
 
 static moert_barrier barrier_of_ranks(const moert_flags *flags, size_t ranks) {
@@ -56,13 +60,15 @@ moert_status moert_flags_create(moert_device *device, moert_comm *comm,
                                 moert_flags **flags) {
     moert_flags *made = NULL;
     moert_status status = MOERT_NEW(&made);
-    if (status == MOERT_OK) /* before the others' failure undoes it */
+    if (status == MOERT_OK) /* set before agreeing, since another rank's failure destroys the
+                               object */
         *made = (moert_flags){.device = device, .comm = comm, .patience_ns = patience_ns};
     MOERT_TRY_OR(undo, moert_comm_agree(comm, status));
     status = memory->create(device, comm, moert_comm_size(comm) * LINE_BYTES, &made->segment);
     if (status == MOERT_OK)
         status = begin(made);
-    MOERT_TRY_OR(undo, moert_comm_agree(comm, status)); /* before that no rank raises a flag */
+    MOERT_TRY_OR(undo, moert_comm_agree(comm, status)); /* no rank raises a flag before all have
+                                                           their segments */
     *flags = made;
     return MOERT_OK;
 undo:
@@ -91,7 +97,7 @@ moert_barrier moert_flags_next(moert_flags *flags) {
 
 moert_status moert_flags_barrier(moert_flags *flags) {
     MOERT_TRY(launch(flags, moert_flags_next(flags)));
-    return moert_device_flush(flags->device); /* the others wait for it */
+    return moert_device_flush(flags->device); /* the other ranks' devices wait for this kernel */
 }
 
 moert_status moert_flags_fetch_verdict(moert_flags *flags) {

@@ -9,7 +9,7 @@
 #include "base/memory.h"
 #include "exchange/internal.h"
 
-/* What a rank keeps, apart from the buffer of its rows. */
+/* Memory that a rank owns besides the buffer of its rows. */
 typedef struct segments {
     moert_export *own; /* this rank's pieces */
     size_t ranks;
