@@ -49,7 +49,8 @@ moert_status moert_buffer_wrap(moert_device *device, void *memory, size_t bytes,
     return create(device, CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR, memory, bytes, buffer);
 }
 
-/* Fails for imported memory of several pieces, which only kernels, reads and writes see whole. */
+/* Fails for imported memory of several pieces: only kernels, reads and writes handle it as one
+ * buffer. */
 static moert_status check_whole(const moert_buffer *buffer, const char *what) {
     if (buffer->piece_count > 1)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "%s of imported memory in %zu pieces is not possible",
@@ -110,11 +111,12 @@ moert_device *moert_buffer_device(const moert_buffer *buffer) {
     return buffer->device;
 }
 
-/* Past 2 GiB NVIDIA's driver fills forever or at wrong addresses, and its commands stop at the end
- * of a piece. Kernels of kernels/lib/copy.cl handle such ranges, if they are whole floats. */
+/* Past 2 GiB, fills by NVIDIA's driver never end or write to wrong addresses, and the driver's
+ * commands stop at the end of a piece of imported memory. Kernels of kernels/lib/copy.cl handle
+ * such ranges if they consist of whole floats. */
 static const size_t NARROW_BYTES = (size_t)1 << 31;
 enum {
-    SLOW_BYTES = 1 << 20, /* from which on NVIDIA's fills are slower than a kernel */
+    SLOW_BYTES = 1 << 20, /* from this size on, fills by NVIDIA's driver are slower than a kernel */
     GROUP_FLOATS = 65536, /* of a work-group, as in kernels/lib/copy.cl */
 };
 
@@ -133,15 +135,15 @@ static moert_status check_range(const moert_buffer *buffer, size_t offset_bytes,
     return MOERT_OK;
 }
 
-/* Reports a command that moves `bytes` of device memory to a profile; returns where its event
- * goes. */
+/* Reports a command that moves `bytes` of device memory to a profile. Returns where to store the
+ * command's event. */
 static cl_event *copy_event(const moert_buffer *buffer, size_t bytes) {
     moert_profile_work(buffer->device, MOERT_FAMILY_COPY, 0.0, (double)bytes);
     return moert_profile_event(buffer->device, MOERT_FAMILY_COPY);
 }
 
-/* Cuts a range to the part that one command can reach: returns the memory, and makes *offset_bytes
- * relative to it. */
+/* Shortens a range to the part that one command can reach. Returns that part's memory, and makes
+ * *offset_bytes relative to it. */
 static cl_mem part_of(const moert_buffer *buffer, size_t *offset_bytes, size_t *bytes) {
     if (buffer->pieces == NULL)
         return buffer->memory;

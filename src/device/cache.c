@@ -1,13 +1,13 @@
 /*
  * The on-disk cache of compiled programs. The first process that locks an entry builds it; the
- * other processes of the host wait for the lock and then load it. An unusable cache costs time,
- * never correctness.
+ * other processes of the host wait for the lock and then load it. If the cache cannot be used,
+ * programs are compiled again, with the same results.
  *
  * An entry is a checksum (XXH3, 128 bits) followed by the machine code: drivers crash on code that
  * a full disk or an interrupted copy has truncated.
  *
- * PoCL has a cache of compiled kernels, which moert puts into a directory below this one. An entry
- * then only says that PoCL has stored the result.
+ * PoCL has its own cache of compiled kernels, which moert puts into a directory below this one.
+ * With PoCL an entry only records that PoCL has stored the result.
  */
 #include <errno.h>
 #include <fcntl.h>

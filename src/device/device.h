@@ -4,11 +4,11 @@
  * Only src/device includes CL/cl.h, apart from the public header for contexts on the caller's
  * OpenCL objects.
  *
- * A family is a file kernels/<family>.cl. A program is a family plus its -D options, written as one
- * text such as "attention/attention -DHEAD_DIM=64"; it is built on first use and kept. Every
+ * A family is a file kernels/<family>.cl. A program is a family with its -D options, written as one
+ * text such as "attention/attention -DHEAD_DIM=64". A program is built on first use and kept. Every
  * program begins with kernels/lib/common.h, which defines the CPU form and the GPU form. A launch
  * gives the number of work-groups; the kernel declares their size. Families in a directory nvidia/
- * compile only with NVIDIA's compiler; those with -DARENA= need sm_90a (device/nvidia/ptx.h).
+ * compile only with NVIDIA's compiler. Families with -DARENA= need sm_90a (device/nvidia/ptx.h).
  */
 #pragma once
 
@@ -37,9 +37,9 @@ typedef struct moert_device_info {
 moert_status moert_device_list(moert_device_info **list, size_t *count);
 
 /*
- * Opens the device that `selector` names (see MOERT_DEVICE). If several match, the one at `pci` is
- * taken, else number `local_rank` modulo their count. Errors: ERROR_USAGE (nothing matches; the
- * message lists all devices), ERROR_DEVICE.
+ * Opens the device that `selector` names (see MOERT_DEVICE). If several devices match, it opens the
+ * one at `pci`, or else number `local_rank` modulo their count. Errors: ERROR_USAGE (nothing
+ * matches; the message lists all devices), ERROR_DEVICE.
  */
 moert_status moert_device_open(const char *selector, const char *pci, unsigned local_rank,
                                moert_device **device);
@@ -58,7 +58,7 @@ bool moert_cpu_has_tiles(void);
 /* Whether bf16 GEMMs on the device add in the order of AMX tiles (kernels/gemm/amx.h). */
 bool moert_device_sums_in_tiles(const moert_device_info *info);
 
-/* Stops the device's GEMMs from using AMX: for ranks of which not all have it. */
+/* Stops the device's GEMMs from using AMX. All ranks call it when some ranks have no AMX. */
 void moert_device_disable_tiles(moert_device *device);
 
 /* Selects a value by the form of the device's kernels. */
@@ -71,8 +71,8 @@ static inline size_t moert_by_form(const moert_device *device, size_t cpu, size_
 #define MOERT_PROGRAM(device, family, sizes)                                                       \
     (moert_by_form((device), 1, (sizes) % 4) == 0 ? family " -DALIGNED" : family)
 
-/* Waits for all commands enqueued so far. Meanwhile calls `meanwhile` repeatedly, and returns its
- * failure at once. */
+/* Waits for all commands enqueued so far, and calls `meanwhile` repeatedly during the wait. Returns
+ * a failure of `meanwhile` at once. */
 moert_status moert_device_wait(moert_device *device, moert_status (*meanwhile)(void *context),
                                void *context);
 
@@ -111,8 +111,8 @@ static inline moert_argument moert_argument_ulong(uint64_t value) {
 static inline moert_argument moert_argument_float(float value) {
     return (moert_argument){.kind = MOERT_ARGUMENT_VALUE, .bytes = 4, .value.f32 = value};
 }
-/* Local memory of a work-group. The launch checks it against the device's limit, since PoCL would
- * abort the process. */
+/* An argument of local memory per work-group. The launch checks its size against the device's
+ * limit, since PoCL would abort the process. */
 static inline moert_argument moert_argument_local(size_t bytes) {
     return (moert_argument){.kind = MOERT_ARGUMENT_LOCAL, .bytes = bytes};
 }
@@ -145,7 +145,7 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
 /* A struct of kernels/args as an argument: MOERT_ARGS(moert_rope_args, .heads = 8, ...). */
 #define MOERT_ARGS(type, ...) moert_argument_struct(&(const type){__VA_ARGS__}, sizeof(type))
 
-/* The same from an existing struct. */
+/* Like MOERT_ARGS, from an existing struct. */
 #define MOERT_STRUCT(x) moert_argument_struct(&(x), sizeof(x))
 
 /* MOERT_RUN(device, "gemm/glu", "glu_forward", ((moert_grid){n, 1, 1}), MOERT_ARG(x),
@@ -171,14 +171,15 @@ bool moert_device_has_second_queue(const moert_device *device);
 moert_status moert_device_use_queue(moert_device *device, bool aside);
 
 /*
- * moert_device_reserve_units reserves `units` compute units. Persistent kernels launched later use the
- * rest, moert_device_units().
+ * moert_device_reserve_units reserves `units` compute units. Persistent kernels launched later use
+ * the rest, moert_device_units() of them.
  *
- * moert_device_share launches such a kernel by run(work, units, counts). `counts` are two uint32 on
- * the device, 0 at first, by which the kernel's work-groups take tiles. moert_device_run_shared, on
- * the queue in use, launches it once more on the reserved units, with the same counts. The kernel's
- * work must be complete when its first launch ends. Without reserved units, and for more works than
- * MOERT_MOST_SHARED_WORKS (device/internal.h), `run` is called once, with NULL for counts.
+ * moert_device_share launches a persistent kernel by run(work, units, counts). `counts` are two
+ * uint32 on the device, 0 at first: counters from which the kernel's work-groups take tiles.
+ * moert_device_run_shared launches the kernel once more, on the queue in use and the reserved
+ * units, with the same counts. The kernel's work must be complete when its first launch ends.
+ * Without reserved units, or with more than MOERT_MOST_SHARED_WORKS works (device/internal.h),
+ * `run` is called once, with counts NULL.
  */
 typedef moert_status (*moert_work)(const void *work, unsigned units, moert_buffer *counts);
 void moert_device_reserve_units(moert_device *device, unsigned units);
@@ -191,8 +192,8 @@ moert_status moert_device_run_shared(moert_device *device);
 
 /* ---- NVIDIA GPUs from sm_90 on: local memory, and tensors for TMA ---- */
 
-/* The largest local memory of a work-group that a family in a directory nvidia/ may have by
- * -DARENA: 227 KiB, less the driver's 1 KiB. */
+/* The largest -DARENA of a family in a directory nvidia/, which is local memory of a work-group:
+ * 227 KiB, less the driver's 1 KiB. */
 enum { MOERT_ARENA_BYTES = 231424 };
 
 /*
@@ -206,26 +207,28 @@ enum { MOERT_ARENA_BYTES = 231424 };
 typedef struct moert_tensor_layout {
     size_t groups, rows, columns, stride;
     size_t first;       /* elements of the buffer before the tensor */
-    size_t run;         /* rows of a block of gates or ups; 0: no such blocks */
+    size_t run;         /* rows of a block of gates or ups; 0: gates and ups do not alternate */
     uint32_t box_rows;  /* up to 256; with several runs a multiple of `run` */
-    uint32_t box_bytes; /* of a row, and the swizzle: 32, 64 or 128 (also 0) */
+    uint32_t box_bytes; /* bytes of a box's row, and the swizzle: 32, 64 or 128 (also 0) */
     bool f16;           /* elements are f16, not bf16 */
     bool bytes;         /* elements are bytes */
 } moert_tensor_layout;
 typedef struct moert_tensor_map {
     _Alignas(64) unsigned char bytes[128];
 } moert_tensor_map;
-/* MOERT_OK if maps can be made; the message of ERROR_UNSUPPORTED says why not. */
+/* MOERT_OK if the device supports tensor maps; the message of ERROR_UNSUPPORTED says why it does
+ * not. */
 moert_status moert_tensor_map_ready(const moert_device *device);
-/* Encodes a map. Blocks at a buffer's first map, for the buffer's address. Errors:
+/* Encodes a map. The first map of a buffer blocks until the buffer's address is known. Errors:
  * ERROR_UNSUPPORTED, ERROR_DEVICE. */
 moert_status moert_tensor_map_make(moert_buffer *buffer, const moert_tensor_layout *tensor,
                                    moert_tensor_map *map);
 
 /* ---- memory that devices of other processes reach: NVIDIA GPUs ---- */
 
-/* MOERT_OK if the device can export its memory to other processes; and if it can access the GPU at
- * `pci`. The message of ERROR_UNSUPPORTED says why not. */
+/* moert_export_ready: MOERT_OK if the device can export its memory to other processes.
+ * moert_export_reaches: MOERT_OK if the device can also access the GPU at `pci`. The message of
+ * ERROR_UNSUPPORTED gives the reason. */
 moert_status moert_export_ready(const moert_device *device);
 moert_status moert_export_reaches(const moert_device *device, const char *pci);
 
@@ -252,16 +255,18 @@ void moert_export_destroy(moert_export *export); /* NULL is legal. */
 moert_status moert_buffer_import(moert_device *device, const int *files, size_t count,
                                  size_t piece_bytes, moert_buffer **buffer);
 
-/* The address of a buffer in kernels on its device. Blocks at the first call for a buffer. */
+/* *address = the address of a buffer as kernels on its device see it. The first call for a buffer
+ * blocks. */
 moert_status moert_buffer_address(moert_buffer *buffer, uint64_t *address);
 
 /* ---- recorded launches ---- */
 
 /*
- * From start to stop, launches on the device go into the recording instead of the queue; nothing
- * else may be enqueued in between. play enqueues all of them, any number of times; their buffers
- * must stay. destroy waits for the device; NULL is legal. Errors: ERROR_UNSUPPORTED (the device has
- * no cl_khr_command_buffer), ERROR_DEVICE, ERROR_MEMORY.
+ * Between start and stop, launches on the device go into the recording instead of the queue, and
+ * nothing else may be enqueued. play enqueues the recorded launches, any number of times. The
+ * buffers of these launches must outlive the recording. destroy waits for the device; NULL is
+ * legal. Errors: ERROR_UNSUPPORTED (the device has no cl_khr_command_buffer), ERROR_DEVICE,
+ * ERROR_MEMORY.
  */
 typedef struct moert_recording moert_recording;
 moert_status moert_recording_start(moert_device *device, moert_recording **recording);

@@ -1,4 +1,4 @@
-/* What the files of src/device share. */
+/* Declarations that the files of src/device share. */
 #pragma once
 
 #define CL_TARGET_OPENCL_VERSION 300
@@ -29,7 +29,8 @@ typedef struct moert_shared_work {
     moert_work run;
     void *work;
     moert_phase phase;
-    struct moert_event *ready; /* the work's inputs and zero counts are there */
+    struct moert_event *ready; /* completes when the work's inputs are complete and the counts are
+                                  0 */
     moert_buffer *counts;      /* kept for the next work */
 } moert_shared_work;
 enum { MOERT_MOST_SHARED_WORKS = 4, MOERT_COUNTS_BYTES = 2 * sizeof(cl_uint) };
@@ -52,8 +53,8 @@ struct moert_device {
     bool adopted;                    /* the queue is the caller's */
 };
 
-/* The least number of bytes that an allocation has after a buffer's end, so that kernels may read
- * whole vectors there. Allocated sizes are multiples of it. */
+/* Every allocation has at least this many bytes after a buffer's end, so that kernels may read
+ * whole vectors there. Allocated sizes are multiples of this number. */
 enum { MOERT_BUFFER_TAIL_BYTES = 64 };
 
 struct moert_buffer {
@@ -61,8 +62,8 @@ struct moert_buffer {
     cl_mem memory;
     size_t bytes;
     uint64_t address; /* in kernels; 0 before the first moert_buffer_address */
-    /* Imported memory: pieces at consecutive addresses, `memory` is the first. Kernels see one
-     * buffer; a command reaches one piece. */
+    /* Imported memory: pieces at consecutive addresses, of which `memory` is the first. Kernels see
+     * one buffer; a copy or fill command reaches only one piece. */
     cl_mem *pieces; /* [piece_count], or NULL */
     size_t piece_count, piece_bytes;
 };
@@ -91,9 +92,9 @@ const char *moert_cl_device_name(const moert_device *device);
     MOERT_FAIL(ERROR_DEVICE, "%.60s: %s (device %s)", (call), moert_cl_error_name(code),           \
                moert_cl_device_name(device))
 
-/* *handle = a new kernel handle that the recording keeps: a driver may read arguments as late as at
- * replay, so launches must not share one. moert_recording_add records a launch with the arguments
- * that the handle then has. */
+/* *handle = a new kernel handle that the recording owns. A driver may read arguments as late as at
+ * replay, so recorded launches must not share a handle. moert_recording_add records a launch with
+ * the handle's current arguments. */
 moert_status moert_recording_kernel(moert_recording *recording, const moert_kernel *kernel,
                                     cl_kernel *handle);
 moert_status moert_recording_add(moert_recording *recording, cl_kernel handle,
@@ -124,18 +125,19 @@ typedef struct moert_cache_entry {
     char *path; /* NULL when caching is off */
     int lock;   /* file descriptor of the held lock, or -1 */
 } moert_cache_entry;
-/* Reads the entry of `key` into *data, which the caller frees. If there is none, locks the entry,
- * and *data = NULL: the caller is to build it. Does not fail, only logs. */
+/* Reads the entry of `key` into *data, which the caller frees. If there is none, locks the entry
+ * and sets *data = NULL; the caller then builds it. Does not fail, only logs. */
 void moert_cache_open(const char *key, moert_cache_entry *entry, unsigned char **data,
                       size_t *bytes);
 /* Stores `data` (NULL stores nothing) and unlocks. */
 void moert_cache_close(moert_cache_entry *entry, const unsigned char *data, size_t bytes);
-/* The same around a compilation whose result PoCL stores. One process at a time, the holder of the
- * lock, is between begin and end, until a process has called end with `done`. */
+/* Lock an entry around a compilation whose result PoCL stores in its own cache. Only the holder of
+ * the lock is between begin and end, until a process has called end with `done`; later calls of
+ * begin do not wait. */
 void moert_cache_begin(const char *key, moert_cache_entry *entry);
 void moert_cache_end(moert_cache_entry *entry, bool done);
-/* How long moert_cache_open() waits for an entry that another process compiles. */
+/* The longest time that moert_cache_open() waits for an entry that another process compiles. */
 extern uint64_t moert_cache_patience_ns;
-/* Makes PoCL cache in a directory below this cache, or not at all, by its environment variables, of
- * which those that the user set stay. Must precede the first OpenCL call. */
+/* Sets PoCL's environment variables so that PoCL caches in a directory below this cache, or not at
+ * all. Variables that the user has set stay. Must precede the first OpenCL call. */
 void moert_cache_set_pocl_directory(void);

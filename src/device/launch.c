@@ -29,8 +29,9 @@ static cl_int enqueue(moert_device *device, const char *program, const moert_ker
                                   moert_profile_event(device, program));
 }
 
-/* The first launch of a kernel, which compiles it unless another process has. Meanwhile the other
- * processes wait for the cache's lock. The launch depends on none of them, so it always ends. */
+/* The first launch of a kernel compiles it, unless another process has compiled it. During the
+ * compilation the other processes wait for the cache's lock. The launch depends on no other
+ * process, so it always ends. */
 static cl_int enqueue_first(moert_device *device, const char *program, moert_kernel *kernel,
                             const size_t groups[3]) {
     moert_cache_entry entry;

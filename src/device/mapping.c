@@ -1,4 +1,4 @@
-/* Buffers mapped as host memory: see mapping.h. */
+/* Maps buffers as host memory (see mapping.h). */
 #include "device/mapping.h"
 
 #include <string.h>

@@ -21,8 +21,8 @@ typedef struct moert_mapped {
     void *out;
 } moert_mapped;
 
-/* Maps buffers, a repeated one once: MOERT_MAP(&maps, {x, &source}, {y, &target}). If one fails,
- * none stays mapped. */
+/* Maps buffers: MOERT_MAP(&maps, {x, &source}, {y, &target}). A buffer that is listed twice is
+ * mapped once. If a map fails, all buffers are unmapped. */
 moert_status moert_map_all(moert_mapping *maps, const moert_mapped *parts, size_t count);
 #define MOERT_MAP(maps, ...)                                                                       \
     moert_map_all((maps), (const moert_mapped[]){__VA_ARGS__},                                     \

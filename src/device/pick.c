@@ -33,9 +33,9 @@ typedef struct device_table {
 } device_table;
 
 /* OpenCL does not report the instructions of a CPU device, so this tests the CPU that runs it.
- * Intel's CPUs take two cycles for vdpbf16ps. There two fma were as fast with few rows and up to a
- * quarter faster with many (bench/results/cpu/bf16-intel-2026-11-22.txt), at a time when every GEMM
- * widened its pairs again. */
+ * Intel's CPUs take two cycles for vdpbf16ps. On them two fma were as fast with few rows and up to
+ * a quarter faster with many rows (bench/results/cpu/bf16-intel-2026-11-22.txt). Every GEMM still
+ * widened its bf16 pairs itself when this was measured. */
 static bool cpu_has_bf16_dot(void) {
 #if defined(__x86_64__)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16") &&
@@ -45,8 +45,8 @@ static bool cpu_has_bf16_dot(void) {
 #endif
 }
 
-/* Linux grants the AMX registers, 8 KiB a thread, to processes that request them. Threads that
- * already exist get them, too. */
+/* Linux grants the AMX registers, 8 KiB per thread, to processes that request them. The grant
+ * includes threads that already exist. */
 bool moert_cpu_has_tiles(void) {
 #if defined(__x86_64__) && defined(SYS_arch_prctl)
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, LEAF = 7, BF16 = 1 << 22, TILE = 1 << 24 };
@@ -163,8 +163,8 @@ static bool matches(const moert_device_info *info, const char *selector) {
            strcasestr(info->platform_name, selector) != NULL;
 }
 
-/* Index of the matching device at `pci`, else of number local_rank modulo the number of matches;
- * table->count if none matches. */
+/* The index of the matching device at `pci`, or else of match number local_rank modulo the number
+ * of matches. table->count if no device matches. */
 static size_t choose(const device_table *table, const char *selector, const char *pci,
                      unsigned local_rank) {
     size_t found[MAX_DEVICES], count = 0;
@@ -178,7 +178,7 @@ static size_t choose(const device_table *table, const char *selector, const char
     return count > 0 ? found[local_rank % count] : table->count;
 }
 
-/* How to make a GPU visible for which there is no OpenCL platform, or "". */
+/* A hint how to make a GPU visible that has no OpenCL platform, or "". */
 static const char *missing_driver_hint(const device_table *table) {
     for (size_t i = 0; i < table->count; i++)
         if (table->info[i].is_gpu)

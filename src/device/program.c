@@ -47,8 +47,9 @@ static int row_group_items(const moert_device *device, const char *spec) {
     return device->info.gpu_form ? GPU_ITEMS : 1;
 }
 
-/* -w: for a CPU without AVX-512 the compiler warns at every vector of 16 floats that the calling
- * convention differs from that of other CPUs. tests/e2e/kernels.sh checks the other warnings. */
+/* Uses -w because, for a CPU without AVX-512, the compiler warns at every vector of 16 floats that
+ * the calling convention differs from that of other CPUs. tests/e2e/kernels.sh checks the other
+ * warnings. */
 static moert_status build_options(const moert_device *device, const char *spec, char **options) {
     char capability[32] = "";
     if (device->info.nvidia > 0)
@@ -141,8 +142,9 @@ static moert_status transform_ptx(const char *spec, unsigned char **data, size_t
     return MOERT_OK;
 }
 
-/* Replaces a program built from source by one loaded from its binary, which is also to be stored.
- * This spares a second compilation, and families for sm_90a work only from a changed binary. */
+/* Replaces a program built from source by one loaded from its binary; the caller stores the binary.
+ * This avoids a second compilation. Families for sm_90a also work only from the transformed
+ * binary. */
 static moert_status reload(moert_device *device, const char *spec, cl_program *program,
                            unsigned char **data, size_t *bytes) {
     moert_status status = read_binary(device, *program, data, bytes);
@@ -198,8 +200,8 @@ static moert_status obtain(moert_device *device, moert_program *program) {
         free(all);
     }
     if (device->info.is_pocl) {
-        /* PoCL has a cache of its builds. It compiles a kernel when it is first launched, for the
-         * shape of that launch. To give a binary it would compile all kernels again, for any
+        /* PoCL has its own cache. It compiles a kernel at the kernel's first launch, for the shape
+         * of that launch. To return a binary, PoCL would compile all kernels again, for any
          * shape. */
         moert_cache_entry entry;
         moert_cache_begin(program->key, &entry);
@@ -271,8 +273,9 @@ moert_status moert_program_kernel(moert_device *device, const char *spec, const 
         return MOERT_FAIL(ERROR_DEVICE, "kernel %s of '%s': %s", name, spec,
                           moert_cl_error_name(code));
     }
-    /* A kernel that PoCL compiles at its first launch has a cache entry. On a caller's queue, which
-     * may wait for anything, it has none, so that no other process waits for this launch. */
+    /* A kernel that PoCL compiles at its first launch has a cache entry. On the caller's own queue,
+     * which may wait for anything, the kernel has no entry, so that no other process waits for this
+     * launch. */
     if (device->info.is_pocl && !device->adopted && program->key != NULL)
         made->key = moert_text_format("%s-%s", program->key, name);
     made->next = program->kernels;

@@ -110,7 +110,7 @@ void moert_event_free(moert_event *event) {
 
 /* ---- waiting while the host does something else ---- */
 
-enum { LOOK_NS = 200000 }; /* between tests of whether the device is done */
+enum { LOOK_NS = 200000 }; /* interval of the tests whether the device is done */
 
 moert_status moert_device_wait(moert_device *device, moert_status (*meanwhile)(void *context),
                                void *context) {

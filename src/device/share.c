@@ -1,5 +1,5 @@
-/* Compute units that are reserved for other kernels, and later join in the work of persistent ones:
- * see moert_device_reserve_units. */
+/* Compute units that are reserved for other kernels and later help with the work of persistent
+ * kernels (see moert_device_reserve_units). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,7 +28,8 @@ moert_status moert_device_share(moert_device *device, moert_work run, const void
     moert_status status;
     if (device->spared_units == 0 || device->shared_count == MOERT_MOST_SHARED_WORKS)
         return run(work, moert_device_units(device), NULL);
-    /* `ready` follows the clear and everything enqueued before, so also the work's inputs */
+    /* `ready` completes after the clear and all commands enqueued before it, which compute the
+     * work's inputs */
     MOERT_TRY(moert_buffer_reserve(device, MOERT_COUNTS_BYTES, &shared->counts));
     MOERT_TRY(moert_buffer_clear(shared->counts, 0, MOERT_COUNTS_BYTES));
     MOERT_TRY(moert_alloc(&shared->work, 1, bytes));

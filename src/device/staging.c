@@ -16,7 +16,7 @@ struct moert_staging {
     cl_mem locked; /* from which `host` is mapped; NULL: `host` is the buffer's memory */
 };
 
-/* Gets page-locked memory, which stays mapped, and a buffer. */
+/* Allocates page-locked memory, which stays mapped, and a buffer on the device. */
 static moert_status lock_memory(moert_device *device, size_t bytes, moert_staging *made) {
     cl_int code;
     made->locked = clCreateBuffer(device->context, CL_MEM_READ_WRITE | CL_MEM_ALLOC_HOST_PTR, bytes,
@@ -32,7 +32,7 @@ static moert_status lock_memory(moert_device *device, size_t bytes, moert_stagin
     return moert_buffer_create(device, bytes, &made->buffer);
 }
 
-/* Gets host memory with a tail, as other buffers have, and wraps it. */
+/* Allocates host memory with the tail of MOERT_BUFFER_TAIL_BYTES, and wraps it as a buffer. */
 static moert_status wrap_host_memory(moert_device *device, size_t bytes, moert_staging *made) {
     const size_t pages = moert_round_up(bytes + MOERT_BUFFER_TAIL_BYTES, PAGE_BYTES);
     made->host = aligned_alloc(PAGE_BYTES, pages);
@@ -87,7 +87,7 @@ void *moert_staging_host(const moert_staging *staging) {
     return staging->host;
 }
 
-/* Copies a range, unless both memories are one. */
+/* Copies a range, unless host and device share the memory. */
 static moert_status copy(moert_staging *staging, size_t offset_bytes, size_t bytes, bool to_host) {
     moert_device *device = moert_buffer_device(staging->buffer);
     char *host = (char *)staging->host + offset_bytes;

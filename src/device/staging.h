@@ -1,7 +1,7 @@
 /*
- * Staging: device memory with host memory of the same size, from and into which MPI sends and
- * receives. On CPU devices both are one, which kernels and the host use alternately. On other
- * devices the host memory is page-locked, and commands copy ranges between the two.
+ * Staging: device memory and host memory of the same size; MPI sends from and receives into the
+ * host memory. On CPU devices they are the same memory, which kernels and the host use alternately.
+ * On other devices the host memory is page-locked, and commands copy ranges between the two.
  *
  * Events let the host test how far a device has come, and order commands of its two queues.
  */
@@ -13,8 +13,8 @@ typedef struct moert_staging moert_staging;
 
 /* Creates `bytes`; the host memory is zero. Errors: ERROR_MEMORY, ERROR_DEVICE. */
 moert_status moert_staging_create(moert_device *device, size_t bytes, moert_staging **staging);
-/* Replaces *staging, NULL at first, if it holds less than `bytes`. Its content is then lost. Blocks
- * until enqueued work is done. */
+/* Replaces *staging (NULL at first) if it holds less than `bytes`. Replacing loses the content, and
+ * blocks until enqueued work is done. */
 moert_status moert_staging_reserve(moert_device *device, size_t bytes, moert_staging **staging);
 void moert_staging_destroy(moert_staging *staging); /* NULL is legal */
 
@@ -28,7 +28,7 @@ moert_status moert_staging_copy_to_host(moert_staging *staging, size_t offset_by
 moert_status moert_staging_copy_to_device(moert_staging *staging, size_t offset_bytes,
                                           size_t bytes);
 
-/* Completes when all commands enqueued before it, on the queue in use, have ended. */
+/* An event that completes when all commands enqueued before it, on the queue in use, have ended. */
 typedef struct moert_event moert_event;
 moert_status moert_event_record(moert_device *device, moert_event **event);
 /* Blocks until the event completes. ERROR_DEVICE if a command has failed. */

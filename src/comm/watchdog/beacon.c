@@ -14,8 +14,8 @@
 #include "base/clock.h"
 #include "base/memory.h"
 
-/* Datagrams received from a host before its refusals count. If one arrives after a refusal, the
- * host lives, and a firewall refused. */
+/* Refusals of a host count only after this many datagrams from that host. If a datagram arrives
+ * after a refusal, the host is alive, and a firewall refused. */
 enum { PROBATION = 3 };
 
 /* The content of a datagram; only the used bytes of `data` are sent. */
@@ -93,8 +93,8 @@ void moert_beacon_aim(moert_beacon *beacon, const moert_beacon_address *places) 
     beacon->key = places[0].key;
 }
 
-/* Ignores failures to send: the receiver notices that it hears nothing. The socket reports an
- * earlier refusal by failing one send, without sending, so this retries. */
+/* Ignores failures to send, since the receiver notices missing datagrams. The socket reports an
+ * earlier refusal by failing one send without sending, so send_to retries. */
 static void send_to(const moert_beacon *beacon, uint32_t address, uint16_t port,
                     const datagram *message, size_t bytes) {
     const struct sockaddr_in to = {

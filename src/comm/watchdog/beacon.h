@@ -1,10 +1,10 @@
 /*
- * Datagrams between the hosts of a job. By these the watchdogs tell each other what their ranks do,
- * since MPI may be stuck.
+ * Datagrams between the hosts of a job. The watchdogs send each other the state of their ranks this
+ * way, since MPI may be stuck.
  *
- * Knows nothing of MPI. UDP over IPv4. A lost datagram is not sent again: the next one follows
- * soon. A beacon sends to all addresses of a host until a datagram has arrived from it, then only
- * to the sender's address.
+ * Uses UDP over IPv4, not MPI. A lost datagram is not sent again, since the next one follows soon.
+ * A beacon sends to all addresses of a host until a datagram has arrived from it, then only to the
+ * sender's address.
  */
 #pragma once
 
@@ -16,7 +16,7 @@
 
 enum { MOERT_BEACON_ADDRESSES = 8, MOERT_BEACON_BYTES = 256 };
 
-/* The addresses of a host's beacon. All zero: it has none. */
+/* The addresses of a host's beacon; all zero if the host has no beacon. */
 typedef struct moert_beacon_address {
     uint64_t key;                               /* the first host's key is that of the job */
     uint32_t addresses[MOERT_BEACON_ADDRESSES]; /* in network order, like the port; 0 ends them */
@@ -38,8 +38,8 @@ void moert_beacon_send(moert_beacon *beacon, const void *data, size_t bytes);
  * not block. */
 bool moert_beacon_receive(moert_beacon *beacon, size_t *host, void *data, size_t bytes);
 
-/* The next host whose beacon is closed, as its system reports by refusing datagrams; false if there
- * is none. Ignores hosts that live behind a firewall that refuses. */
+/* Finds the next host whose beacon is closed: that host's system refuses datagrams. Returns false
+ * if there is no such host. Ignores hosts that still send datagrams: there a firewall refuses. */
 bool moert_beacon_refused(moert_beacon *beacon, size_t *host);
 
 /* NULL is legal. */

@@ -5,7 +5,7 @@
 
 static const uint64_t second_ns = 1000000000u;
 
-/* Describes ranks first-last of another host, and the one of them that has waited longest. */
+/* Describes the ranks first to last of another host, and names the one that has waited longest. */
 static size_t describe_range(const moert_watchdog *watchdog, size_t first, size_t last, char *text,
                              size_t bytes) {
     const moert_peer *peer = &watchdog->comm->peers[first];

@@ -24,7 +24,8 @@ struct moert_watchdog {
     pthread_mutex_t mutex;
     pthread_cond_t wake;
     bool stopping;
-    uint64_t gone_ns;    /* when the next rank of the host was found gone; 0: it was not */
+    uint64_t gone_ns;    /* when the next rank of the host was found gone; 0: it was not found
+                            gone */
     atomic_bool claimed; /* this rank has reported a failure itself */
     uint64_t ending_ns;  /* when to end after another rank's report; 0: no report */
 };
@@ -42,7 +43,7 @@ moert_suspect moert_watchdog_suspect(const moert_watchdog *watchdog, uint64_t no
 /* Writes which rank keeps this rank waiting, and for how long. */
 void moert_watchdog_explain_blame(const moert_watchdog *watchdog, const moert_suspect *culprit,
                                   uint64_t now_ns, char *text, size_t bytes);
-/* The same when all known ranks wait: in different calls, or for a host from which no datagram
- * came. */
+/* Writes the message for the case that all known ranks wait: in different calls, or for a host from
+ * which no datagram came. */
 void moert_watchdog_explain_mystery(const moert_watchdog *watchdog, uint64_t now_ns, char *text,
                                     size_t bytes);

@@ -10,7 +10,7 @@
 
 static const uint64_t second_ns = 1000000000u;
 static const uint64_t silence_ns =
-    3 * (uint64_t)1000000000u; /* of a process, whose heart beats 5 times a second */
+    3 * (uint64_t)1000000000u; /* of a process, which publishes 5 heartbeats a second */
 static const uint64_t host_silence_ns =
     4 * (uint64_t)1000000000u; /* of a host, which sends every second; some datagrams are lost */
 
@@ -90,7 +90,7 @@ moert_watch_verdict moert_watch_judge(const moert_watch_entry *entry, bool visib
     if (atomic_load(&entry->state) != MOERT_WATCH_PRESENT)
         return MOERT_WATCH_FINE;
     moert_watch_life life = visible ? moert_watch_process(entry) : MOERT_WATCH_RUNNING;
-    if (life == MOERT_WATCH_UNKNOWN) /* or it left in order since the check above */
+    if (life == MOERT_WATCH_UNKNOWN) /* or the process has set LEFT since the check above */
         return atomic_load(&entry->state) == MOERT_WATCH_PRESENT ? MOERT_WATCH_GONE
                                                                  : MOERT_WATCH_FINE;
     if (life == MOERT_WATCH_HALTED || since(now_ns, atomic_load(&entry->heartbeat_ns)) > silence_ns)

@@ -1,9 +1,9 @@
 /*
- * The table of the ranks of a host, the reports of other hosts about theirs, and the rules that
+ * The table of a host's ranks, the reports of other hosts about their ranks, and the rules that
  * find the missing rank.
  *
- * Knows nothing of MPI: the table is plain memory that the processes share. Only the process of an
- * entry writes it.
+ * Does not use MPI: the table is plain memory that the processes share. Each process writes only
+ * its own entry.
  */
 #pragma once
 
@@ -27,17 +27,17 @@ typedef struct moert_watch_entry {
 /* In ascending order of gravity. */
 typedef enum moert_watch_verdict {
     MOERT_WATCH_FINE,
-    MOERT_WATCH_LATE,    /* lives and does not wait, so the others wait for it */
+    MOERT_WATCH_LATE,    /* alive and not waiting, so the other ranks wait for it */
     MOERT_WATCH_STOPPED, /* halted by a signal or a debugger, or without a heartbeat */
     MOERT_WATCH_SILENT,  /* its host has sent datagrams, but sends none any more */
     MOERT_WATCH_REFUSED, /* its host refuses datagrams: no watchdog listens there any more */
-    MOERT_WATCH_GONE,    /* has ended without leaving */
-    MOERT_WATCH_ENDING   /* of a host: it has reported the failure, and ends the job */
+    MOERT_WATCH_GONE,    /* the process has ended without setting LEFT */
+    MOERT_WATCH_ENDING   /* only of a host: it has reported the failure and ends the job */
 } moert_watch_verdict;
 
 /* The last report of another host about one of its ranks, see moert_watch_note. */
 typedef struct moert_watch_host {
-    moert_watch_entry entry;   /* times by the clock of this host */
+    moert_watch_entry entry;   /* as reported; times converted to the clock of this host */
     _Atomic uint64_t heard_ns; /* when the report arrived; 0: never */
     atomic_int rank, verdict;  /* verdict REFUSED: set by this host, later than the report */
 } moert_watch_host;
@@ -50,8 +50,8 @@ typedef struct moert_watch_table {
 /* Registers this process. */
 void moert_watch_enter(moert_watch_entry *entry, uint64_t now_ns);
 
-/* Copies the phase of this process (base/phase.h) into its entry. If this process itself has slept,
- * its wait counts from now on: the others need time to wake up, too. */
+/* Copies the phase of this process (base/phase.h) into its entry. If this process was suspended,
+ * its wait counts from now on, since the other processes may need time to resume as well. */
 void moert_watch_publish(moert_watch_entry *entry, uint64_t now_ns);
 
 /* The state of a process in /proc. UNKNOWN: no such pid, a zombie, or a process that started at
@@ -67,14 +67,14 @@ moert_watch_life moert_watch_process(const moert_watch_entry *entry);
 moert_watch_verdict moert_watch_judge(const moert_watch_entry *entry, bool visible,
                                       uint64_t now_ns);
 
-/* The index of the entry to blame, `count` if none: the gravest verdict, and among equals the
- * longest without progress. */
+/* The index of the entry to blame, or `count` if there is none. It is the entry with the gravest
+ * verdict and, among equals, the longest time without progress. */
 size_t moert_watch_blame(const moert_watch_entry *entries, const bool *visible, size_t count,
                          size_t me, uint64_t now_ns, moert_watch_verdict *verdict);
 
 /*
- * The report of a host to the others: the rank of it for which they may have to wait, that is the
- * rank with the gravest verdict, and among equals the longest without progress.
+ * The report of a host to the other hosts. It names the rank for which they may have to wait: the
+ * rank with the gravest verdict and, among equals, the longest time without progress.
  */
 typedef struct moert_watch_note {
     uint64_t step, silent_ns, idle_ns; /* ages, since clocks differ */
@@ -84,11 +84,11 @@ typedef struct moert_watch_note {
 /* Writes the note about entries[count], whose ranks are ranks[count]. */
 moert_watch_note moert_watch_take_note(const moert_watch_entry *entries, const bool *visible,
                                        const size_t *ranks, size_t count, uint64_t now_ns);
-/* Stores a note of another host. Only one process of this host may call it. */
+/* Stores a note that another host sent. Only one process of this host may call this function. */
 void moert_watch_keep_note(moert_watch_host *host, const moert_watch_note *note, uint64_t now_ns);
 
-/* The host to blame, `count` if none, by the rule of moert_watch_blame. It never blames a host from
- * which no datagram came. */
+/* The index of the host to blame by the rule of moert_watch_blame, or `count` if there is none. A
+ * host that never sent a datagram is not blamed. */
 size_t moert_watch_blame_host(const moert_watch_host *hosts, size_t count, uint64_t now_ns,
                               moert_watch_verdict *verdict);
 

@@ -1,10 +1,11 @@
 /*
  * The watchdog's thread, and the table that the ranks of a host map.
  *
- * The thread makes no MPI call. On a host's first rank it reports its ranks to the other hosts
- * every second (comm/watchdog/beacon.h), and stores their reports in the table. Every rank of the
- * host decides alone. The first to set `reported` writes the message; lower ranks decide a little
- * earlier. Once `reported` is set, the job is ending: every rank of the host leaves.
+ * The thread makes no MPI call. On a host's first rank the thread also reports the host's ranks to
+ * the other hosts every second (comm/watchdog/beacon.h), and stores their reports in the table.
+ * Every rank of the host decides alone. The first rank to set `reported` writes the message; lower
+ * ranks decide a little earlier. Once `reported` is set, the job is ending, and every rank of the
+ * host ends its process.
  */
 #include "comm/watchdog/watchdog.h"
 
@@ -24,12 +25,14 @@ static const uint64_t second_ns = 1000000000u;
 static const uint64_t note_ns = 1000000000u;     /* interval of notes to the other hosts */
 static const uint64_t beat_ns = 200000000u;      /* interval of the thread's checks */
 static const uint64_t early_ns = 500000000u;     /* wait after which a dead rank is named */
-static const uint64_t sure_ns = 300000000u;      /* the same, by a rank that does not wait */
-static const uint64_t patience_ns = 1000000000u; /* head start of lower ranks, and of other hosts */
+static const uint64_t sure_ns = 300000000u;      /* time after which a rank that does not wait names
+                                                    a dead rank */
+static const uint64_t patience_ns = 1000000000u; /* time by which lower ranks and other hosts report
+                                                    earlier */
 
 /* ---- notes between hosts ---- */
 
-/* Stores the notes of the other hosts, and which hosts refuse datagrams. */
+/* Stores the notes of the other hosts, and records which hosts refuse datagrams. */
 static void receive_notes(moert_watchdog *watchdog, uint64_t now_ns) {
     moert_watch_note note;
     size_t host;
@@ -44,8 +47,8 @@ static void receive_notes(moert_watchdog *watchdog, uint64_t now_ns) {
         atomic_store(&watchdog->hosts[host].verdict, MOERT_WATCH_REFUSED);
 }
 
-/* Sends a note about this host's ranks: every second, and at the end; at every check while this
- * rank waits, so that other hosts' refusals show which are gone. */
+/* Sends a note about this host's ranks every second and at the end. While this rank waits, sends
+ * one at every check, so that refusals show which hosts are gone. */
 static void send_note(moert_watchdog *watchdog, uint64_t now_ns) {
     const moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];
     bool ending = atomic_load(&watchdog->table->reported) != 0;
@@ -62,8 +65,8 @@ static void send_note(moert_watchdog *watchdog, uint64_t now_ns) {
 
 /* ---- the thread ---- */
 
-/* Ends this process. The first of its host to do so writes the message; the others give it a
- * second. */
+/* Ends this process. The first process of its host that ends this way writes the message; later
+ * ones wait a second first. */
 static _Noreturn void end_process(moert_watchdog *watchdog, const char *explanation, bool late) {
     if (atomic_exchange(&watchdog->table->reported, 1) == 0) {
         char line[1024], cause[48] = "";
@@ -90,7 +93,7 @@ static uint64_t limit_of(const moert_watchdog *watchdog, const moert_suspect *cu
         return moert_min(early_ns, limit_ns);
     if (culprit->verdict == MOERT_WATCH_REFUSED)
         return moert_min(early_ns + beat_ns, limit_ns);
-    bool lower_rank_waits = false; /* then it reports first */
+    bool lower_rank_waits = false; /* a lower rank of this host waits, and reports first */
     for (size_t i = 0; i < watchdog->me; i++)
         lower_rank_waits |= atomic_load(&watchdog->table->entries[i].waiting) != 0;
     limit_ns += lower_rank_waits ? patience_ns : 0;
@@ -99,7 +102,7 @@ static uint64_t limit_of(const moert_watchdog *watchdog, const moert_suspect *cu
     return limit_ns;
 }
 
-/* Ends the process if it has waited too long, or for a process that is gone. */
+/* Ends this process if it has waited for too long, or waits for a process that is gone. */
 static void inspect(moert_watchdog *watchdog, uint64_t now_ns) {
     const moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];
     uint64_t waited_ns = now_ns - atomic_load(&mine->progress_ns);
@@ -108,7 +111,8 @@ static void inspect(moert_watchdog *watchdog, uint64_t now_ns) {
         return;
     moert_suspect culprit = moert_watchdog_suspect(watchdog, now_ns);
     if (waited_ns < limit_of(watchdog, &culprit) ||
-        (culprit.verdict == MOERT_WATCH_LATE && /* slow, but progressing: a large checkpoint, say */
+        (culprit.verdict == MOERT_WATCH_LATE && /* the suspect is slow but makes progress, for
+                                                   example on a large checkpoint */
          now_ns - moert_min(now_ns, atomic_load(&culprit.entry->progress_ns)) <
              watchdog->timeout_s * second_ns))
         return;
@@ -121,8 +125,9 @@ static void inspect(moert_watchdog *watchdog, uint64_t now_ns) {
 }
 
 /*
- * A rank may wait in no call, but for its device, say, which waits for another's. Such a rank names
- * the next rank of its host when that is gone, since mpirun ends the other ranks within a second.
+ * A rank may wait outside of any call: for example, for its device, which waits for another rank's
+ * device. So every rank also checks the next rank of its host and names it when it is gone, since
+ * mpirun ends the other ranks within a second.
  */
 static void look_after_next(moert_watchdog *watchdog, uint64_t now_ns) {
     const size_t next = (watchdog->me + 1) % watchdog->count;
@@ -143,8 +148,8 @@ static void look_after_next(moert_watchdog *watchdog, uint64_t now_ns) {
     end_process(watchdog, explanation, false);
 }
 
-/* Ends this process a second after another rank has reported a failure, unless this rank reports
- * one, too. */
+/* Ends this process a second after another rank has reported a failure, unless this rank reports a
+ * failure itself. */
 static void follow(moert_watchdog *watchdog, uint64_t now_ns) {
     if (watchdog->claimed || atomic_load(&watchdog->table->reported) == 0)
         return;
@@ -175,7 +180,7 @@ static void *keep_watch(void *argument) {
     return NULL;
 }
 
-/* Blocks all signals in the thread: they belong to the program. */
+/* Blocks all signals in the watchdog's thread, so that the program's threads handle them. */
 static moert_status start_thread(moert_watchdog *watchdog) {
     sigset_t all, before;
     pthread_condattr_t monotonic;
@@ -210,7 +215,7 @@ static void unmap_table(moert_watchdog *watchdog) {
     watchdog->table = NULL;
 }
 
-/* Shares a table among the ranks of each host; without one the watchdog is off, with a warning. */
+/* Shares a table among the ranks of each host. If that fails, the watchdog warns and is off. */
 static moert_status share_table(moert_watchdog *watchdog) {
     moert_comm *comm = watchdog->comm;
     void *table;
@@ -227,8 +232,8 @@ static moert_status share_table(moert_watchdog *watchdog) {
     return MOERT_OK;
 }
 
-/* Opens the beacon of each host's first rank, and exchanges their addresses. If it fails, the other
- * hosts receive no notes from this one. Collective. */
+/* Opens the beacon of each host's first rank, and exchanges the beacons' addresses. If that fails
+ * on a host, the other hosts receive no notes from it. Collective. */
 static moert_status light_beacon(moert_watchdog *watchdog) {
     moert_comm *comm = watchdog->comm;
     moert_beacon_address mine = {0}, *all = NULL;
@@ -242,7 +247,8 @@ static moert_status light_beacon(moert_watchdog *watchdog) {
     moert_status status = MOERT_NEW_ARRAY(&all, comm->size);
     MOERT_TRY_OR(done, moert_comm_agree(comm, status));
     MOERT_TRY_OR(done, moert_comm_allgather(comm, &mine, sizeof mine, all));
-    for (size_t r = 0; r < comm->size; r++) /* moves down only: nodes count by lowest rank */
+    for (size_t r = 0; r < comm->size; r++) /* in place: a node's index is at most its lowest
+                                               rank */
         if (comm->peers[r].leader == r)
             all[comm->peers[r].node] = all[r];
     if (watchdog->beacon != NULL)
@@ -252,8 +258,8 @@ done:
     return status;
 }
 
-/* Registers this process, then checks which others it can find in /proc: not those in other
- * containers. Starts the thread. */
+/* Registers this process, then checks which other processes of the host it finds in /proc;
+ * processes in other containers are not found. Starts the thread. */
 static moert_status enter_table(moert_watchdog *watchdog) {
     if (watchdog->table == NULL)
         return MOERT_OK;
@@ -326,12 +332,13 @@ bool moert_watchdog_is_on(const moert_watchdog *watchdog) {
 void moert_watchdog_stop(moert_watchdog *watchdog) {
     if (watchdog == NULL)
         return;
-    moert_comm_barrier(watchdog->comm); /* under watch: a rank that never comes is named */
+    moert_comm_barrier(watchdog->comm); /* still watched, so a rank that never arrives is named */
     if (watchdog->table != NULL) {
         stop_thread(watchdog);
         atomic_store(&watchdog->table->entries[watchdog->me].state, MOERT_WATCH_LEFT);
     }
-    if (watchdog->comm->node_count > 1) /* so that no host watches when beacons close */
+    if (watchdog->comm->node_count > 1) /* all hosts have stopped watching before any beacon
+                                           closes */
         moert_comm_barrier(watchdog->comm);
     release(watchdog);
 }

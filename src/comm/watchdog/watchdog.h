@@ -5,17 +5,17 @@
  * of its host, through shared memory. A rank that has waited in one collective call for `timeout_s`
  * looks for the missing rank: a process that is gone, stopped (no heartbeat), or alive but not
  * waiting. It names that rank, with host, step and phase, on stderr. Then it ends its process with
- * status 1, and the watchdogs of the host's other ranks end theirs. A process that is gone is named
- * after half a second of waiting, before mpirun ends the other ranks. The rank before it names it
- * even if that rank does not wait in a call, but for its device, say.
+ * status 1, and the watchdogs of the host's other ranks end their processes. A process that is gone
+ * is named after half a second of waiting, before mpirun ends the other ranks. The preceding rank
+ * on the host also names it when that rank does not wait in a call (but for its device, for
+ * example).
  *
- * Hosts send each other a datagram every second, independently of MPI. It names the rank of the
- * host for which the others may have to wait, with its step and phase. So a rank that waits for
- * another host names the late rank there, or the host from which no datagrams come any more. It
- * does so two or three seconds later than that host itself would. Where datagrams (UDP over IPv4)
- * do not pass, the message only says which ranks wait. Where the ranks of a host share no memory,
- * the watchdog warns and is off.
- * watchdog warns and is off.
+ * Hosts send each other a datagram every second, independently of MPI. The datagram names the rank
+ * of the host for which other ranks may have to wait, with its step and phase. So the message of a
+ * rank that waits for another host names the late rank there, or the host that sends no datagrams
+ * any more. Such a rank reports two or three seconds later than the other host itself would. Where
+ * datagrams (UDP over IPv4) do not pass, the message only says which ranks wait. Where the ranks of
+ * a host share no memory, the watchdog warns and is off.
  */
 #pragma once
 
@@ -27,12 +27,13 @@ typedef struct moert_watchdog moert_watchdog;
 moert_status moert_watchdog_start(moert_comm *comm, unsigned timeout_s, moert_watchdog **watchdog);
 /*
  * Call it before reporting a failure and aborting. Returns true for the first rank of its host,
- * which must print the message. The others would only repeat it, and so would other hosts that have
- * received its note. Within two seconds the watchdogs end all ranks that still run, also those that
- * ignore SIGTERM. True without a table. Not collective. NULL is legal.
+ * which must print the message. Other ranks, and other hosts that have received this host's note,
+ * would only repeat the message. Within two seconds the watchdogs end all ranks that still run,
+ * also those that ignore SIGTERM. Returns true if the watchdog has no table. Not collective. NULL
+ * is legal.
  */
 bool moert_watchdog_claim(moert_watchdog *watchdog);
-/* Whether it watches: false without a table or a limit. */
+/* Whether the watchdog can end the job: false without a table or a time limit. */
 bool moert_watchdog_is_on(const moert_watchdog *watchdog);
 /* Waits for all ranks, then leaves. Collective, before moert_comm_destroy. NULL is legal. */
 void moert_watchdog_stop(moert_watchdog *watchdog);

@@ -6,8 +6,8 @@
  * A file is one piece. Measured on an H200: a piece of 512 MiB or more crashes the process inside
  * the driver. The driver places each imported piece right below the previous one, if all have the
  * same size, a multiple of 32 MiB. So moert imports from the last piece to the first, and kernels
- * see one range. moert checks the addresses. If some pieces have filled older gaps instead, it
- * imports all of them again before it releases the first set.
+ * see one range. moert checks the addresses. If the driver has placed some pieces into older gaps
+ * instead, moert imports all pieces again before it releases the first set.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -165,7 +165,7 @@ static moert_status import_pieces(moert_device *device, int *files, size_t count
     return MOERT_OK;
 }
 
-/* One attempt, with duplicates of the files, so that `files` stay open. */
+/* Makes one attempt to import, with duplicates of the files, so that `files` stay open. */
 static moert_status import_copies(moert_device *device, const int *files, size_t count,
                                   size_t piece_bytes, moert_buffer **buffer) {
     int *copies;

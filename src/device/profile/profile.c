@@ -11,7 +11,7 @@
 
 enum { RING = 1024, CLOCK_TRIES = 5 }; /* RING: unread events at most */
 
-/* A command whose event is not read; no event: the command was not enqueued. */
+/* A command whose event has not been read. Without an event, the command was not enqueued. */
 typedef struct pending {
     cl_event event;
     moert_operation operation;
@@ -191,7 +191,7 @@ static void add_wait(void *context, moert_phase phase, uint64_t ns) {
     report(profiler, (moert_profile_span){MOERT_SPAN_WAIT, operation, phase, end - ns, end});
 }
 
-/* A time in which messages of both a dispatch and a combine were in flight counts once. */
+/* Counts a time only once if messages of a dispatch and of a combine were in flight. */
 void moert_profile_message(moert_device *device, moert_operation operation, uint64_t start_ns,
                            uint64_t end_ns) {
     struct moert_profiler *profiler = device->profiler;
@@ -253,7 +253,8 @@ static moert_status check_span(const moert_device *device, bool counting) {
     return MOERT_OK;
 }
 
-/* Commands must not overlap if the profile only adds up their times: without an observer. */
+/* Makes the device serial while a profile without an observer counts: it adds up the times of
+ * commands, so these must not overlap. */
 static void set_counting(moert_device *device, bool counting) {
     device->profiler->counting = counting;
     device->serial = counting && device->profiler->observer == NULL;

@@ -1,11 +1,12 @@
 /*
- * Where a device's time goes. Every kernel and copy belongs to an operation: by the family of its
- * program or, for GEMMs, exchanges and copies, by the current phase (base/phase.h).
+ * Where a device's time goes. Every kernel and copy belongs to an operation. The family of its
+ * program determines the operation; for GEMMs, exchanges and copies the current phase does
+ * (base/phase.h).
  *
  * Outside moert_profile_begin and _end, a launch costs one more branch. Between them, each command
  * has an event; the profile reads events when its ring is full, and at the end. Without an observer
- * only one in-order queue is used. So no two commands overlap, their times add up, and the rest of
- * the wall time is the host's.
+ * only one in-order queue is used, so no two commands overlap and their times add up. The rest of
+ * the wall time is host time.
  */
 #pragma once
 
@@ -79,9 +80,9 @@ moert_status moert_profile_end(moert_device *device);
 /* The sums so far; NULL if not enabled. */
 const moert_profile *moert_profile_get(const moert_device *device);
 
-/* When a command ran on the device, the thread waited in MPI (..._WAIT), or messages with rows were
- * in flight (DISPATCH, COMBINE). Times are those of moert_clock_ns(); those of devices are accurate
- * to some microseconds. */
+/* A span of time in which a command ran on the device, the thread waited in MPI (..._WAIT), or
+ * messages with rows were in flight (DISPATCH, COMBINE). Times are those of moert_clock_ns(). The
+ * times of devices are accurate to a few microseconds. */
 typedef struct moert_profile_span {
     enum { MOERT_SPAN_DEVICE, MOERT_SPAN_WAIT, MOERT_SPAN_MESSAGE } kind;
     moert_operation operation;
@@ -90,8 +91,9 @@ typedef struct moert_profile_span {
 } moert_profile_span;
 typedef void moert_profile_observer(void *context, const moert_profile_span *span);
 
-/* From the next begin on, calls `observer` for each command, wait and message, some time after its
- * end; each kind in the order of the ends. NULL ends it. Needs moert_profile_enable. */
+/* From the next moert_profile_begin on, calls `observer` for each command, wait and message, some
+ * time after its end. Spans of one kind come in the order of their ends. An observer of NULL ends
+ * the calls. Needs moert_profile_enable. */
 void moert_profile_observe(moert_device *device, moert_profile_observer *observer, void *context);
 
 /* Reports when messages with rows were in flight; dispatches and combines may overlap. Does nothing

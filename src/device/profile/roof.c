@@ -10,9 +10,9 @@ enum {
     ROUNDS = 20000,              /* multiply-adds of an accumulator: takes milliseconds */
     BLOCK = 4096,                /* vectors that a work-group copies */
     GPU_ITEMS = 256,             /* of a work-group */
-    GROUPS_PER_UNIT = 4,         /* work-groups of the multiply-adds per compute unit */
+    GROUPS_PER_UNIT = 4,         /* work-groups per compute unit in the kernel of multiply-adds */
     CPU_COPY_BYTES = 96 << 20,   /* of each of two buffers: larger than a core's caches */
-    GPU_COPY_BYTES = 256 << 20,  /* likewise */
+    GPU_COPY_BYTES = 256 << 20,  /* bytes of each of two buffers on a GPU: larger than its caches */
     ENOUGH_NS = 4 * 1000 * 1000, /* the least time of a measurement */
     TRIALS = 16,                 /* measurements, since other programs may use the machine */
     SPEC_BYTES = 128,

@@ -117,8 +117,8 @@ static moert_status send_weights(moert_exchange *exchange, const moert_transfer 
     return moert_node_await(exchange);
 }
 
-/* Prepares the messages, and as a relay sums results. If it does, all ranks of the node have their
- * results. */
+/* Prepares the messages. If results travel as sums, this rank also computes the sums that it sends
+ * as a relay. By then all ranks of the node have finished their results. */
 static moert_status prepare_results(moert_exchange *exchange, const moert_transfer *t) {
     moert_node *node = exchange->state;
     moert_relay *relay = t->plan->relay;
