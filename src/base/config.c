@@ -11,7 +11,7 @@ static moert_config config;
 static int config_loaded;
 
 static const struct {
-    moert_variable variable; /* `value` is unset */
+    moert_variable variable; /* its `value` is not filled in */
     size_t offset;
 } rows[] = {
 #define MOERT_CONFIG_ROW(field, name, type, standard, limits, help)                                \
@@ -46,7 +46,7 @@ static int parse_number(const moert_variable *row, const char *text, unsigned *v
     errno = 0;
     unsigned long number = strtoul(text, &end, 10);
     *value = (unsigned)number;
-    /* strtoul would accept leading blanks, and "-1" as a huge number */
+    /* the first test: strtoul accepts leading blanks, and reads "-1" as a huge number */
     return text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0 && number >= low &&
            number <= high;
 }

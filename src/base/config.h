@@ -123,13 +123,14 @@ const moert_config *moert_config_get(void);
  * nearest match. */
 moert_status moert_config_check(void);
 
-/* Makes the next use read the environment again (for tests, and tools that set variables). */
+/* Makes the next moert_config_get read the environment again (for tests, and for tools that set
+ * variables). */
 void moert_config_reload(void);
 
 /* The table, for moert-info: fills *variable for row `index`; 0 past the end. */
 int moert_config_variable(size_t index, moert_variable *variable);
 
-/* 1 if the value is legal, or not set. */
+/* 1 if the variable's value is legal or not set. */
 int moert_config_is_legal(const moert_variable *variable);
 
 /* Index of `word` in a '|' separated list, or -1. */

@@ -1,5 +1,5 @@
-/* Checks the MOERT_* variables of the environment. Separate from config.c, since log lines and
- * errors depend on the configuration. */
+/* Checks the MOERT_* variables of the environment. This file is separate from config.c, since log
+ * lines and errors depend on the configuration. */
 #include <stdio.h>
 #include <string.h>
 

@@ -83,8 +83,9 @@ static uint32_t with_sign(const layout *to, uint32_t bits, float x) {
 }
 
 /*
- * A binade [2^e, 2^(e+1)) has 2^mantissa steps of 2^(e-mantissa). Below the least normal exponent
- * all steps have the same size. The bits without the sign are the number of steps from zero.
+ * The values of a binade [2^e, 2^(e+1)) are 2^mantissa steps of 2^(e-mantissa). Below the least
+ * normal exponent all steps have the same size. So the bits of a value, without the sign, count the
+ * steps from zero to it.
  */
 uint32_t moert_dtype_encode(moert_dtype type, float x) {
     const layout *to = &layouts[type];

@@ -8,13 +8,15 @@
 #include "moert/formats.h"
 
 uint32_t moert_dtype_encode(moert_dtype type, float x);
-/* Exact; every NaN gives the quiet NaN without sign. Ignores bits above those of the dtype. */
+/* Decodes exactly; every NaN gives the quiet NaN without sign. Ignores bits above those of the
+ * dtype. */
 float moert_dtype_decode(moert_dtype type, uint32_t bits);
 
 size_t moert_dtype_bits(moert_dtype type);
 float moert_dtype_largest(moert_dtype type); /* finite */
 
-/* E2M1 with rounding BRIDGE, and with STOCHASTIC by 8 given random bits. NaN gives 6. */
+/* Encode an E2M1 value with rounding BRIDGE, and with STOCHASTIC by 8 given random bits. NaN gives
+ * 6. */
 uint32_t moert_dtype_encode_bridge(float x);
 uint32_t moert_dtype_encode_stochastic(float x, uint8_t random);
 
@@ -27,8 +29,8 @@ uint8_t moert_e8m0_floor(float amax, int exponent);
 /* 1 / decode(b), exactly. */
 float moert_e8m0_inverse(uint8_t b);
 
-/* The bits of a float32, and a float32 from its bits; moert_float_quiet replaces every NaN by the
- * quiet NaN without sign. */
+/* moert_float_bits returns the bits of a float32; moert_float_from_bits returns the float32 with
+ * these bits. moert_float_quiet replaces every NaN by the quiet NaN without sign. */
 uint32_t moert_float_bits(float x);
 float moert_float_from_bits(uint32_t bits);
 float moert_float_quiet(float x);

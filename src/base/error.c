@@ -53,7 +53,8 @@ moert_status moert_error_first(char *kept, moert_status status, moert_status cle
 
 moert_status moert_error_record(moert_status code, const char *function, int line,
                                 const char *format, ...) {
-    char text[sizeof last_error]; /* the arguments may point into last_error */
+    char text[sizeof last_error]; /* a separate array, since the arguments may point into
+                                     last_error */
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);

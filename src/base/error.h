@@ -29,7 +29,7 @@
         }                                                                                          \
     } while (0)
 
-/* The status of two calls, both of which were made: the first failure, or MOERT_OK. */
+/* Combines the status of two calls that were both made: the first failure, or MOERT_OK. */
 static inline moert_status moert_first(moert_status status, moert_status later) {
     return status != MOERT_OK ? status : later;
 }
@@ -41,7 +41,8 @@ moert_status moert_error_pass(moert_status code, const char *function, int line)
 /* Sets the last error's text without logging (for a failure that another rank reported). */
 void moert_error_set(const char *text);
 
-/* A copy of the last error's text, to survive failures of the cleanup; to be freed, may be NULL. */
+/* Copies the last error's text, so that failures of the cleanup do not replace it. The caller frees
+ * the copy, which may be NULL. */
 char *moert_error_keep(void);
 /* Returns `status` and restores its text from `kept`, or returns `cleanup` if `status` is MOERT_OK.
  * Frees `kept`, which may be NULL. */

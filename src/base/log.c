@@ -1,4 +1,4 @@
-/* Log lines on stderr. Each is one write, so that lines of several ranks do not mix. */
+/* Log lines on stderr. Each line is one write, so that lines of several ranks do not mix. */
 #include "base/log.h"
 
 #include <stdarg.h>

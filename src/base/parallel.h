@@ -1,6 +1,6 @@
 /*
- * Runs a long loop of the host on all processors that the calling thread may use, by threads that
- * live as long as the loop.
+ * Runs a long loop of the host on all processors that the calling thread may use. Creates threads
+ * for one loop and joins them at its end.
  */
 #pragma once
 

@@ -9,7 +9,7 @@
 static _Atomic uint64_t step, ticks;
 static atomic_int phase, waiting;
 
-/* Of the thread that listens; other threads may also wait. */
+/* The listener of this thread; other threads may also wait. */
 static _Thread_local struct {
     moert_phase_listener *waited;
     void *context;

@@ -52,18 +52,18 @@ void moert_phase_set(moert_phase phase);
 /* Marks progress within a long phase. */
 void moert_phase_tick(void);
 
-/* Call these before and after a blocking collective call. In between this rank waits for others, so
- * it is not the rank that is late. */
+/* Call these before and after a blocking collective call. Between them this rank counts as waiting
+ * for other ranks, so it is not the late rank. */
 void moert_phase_wait_begin(void);
 void moert_phase_wait_end(void);
 
-/* From now on, calls `waited` with the duration of each such wait of this thread; NULL ends
- * that. */
+/* From now on, calls `waited` with the duration of each wait of this thread, from
+ * moert_phase_wait_begin to moert_phase_wait_end. With NULL, the calls end. */
 typedef void moert_phase_listener(void *context, moert_phase phase, uint64_t ns);
 void moert_phase_listen(moert_phase_listener *waited, void *context);
 
 uint64_t moert_phase_step(void);
 moert_phase moert_phase_get(void); /* START until one is set */
-uint64_t moert_phase_ticks(void);  /* grows with every call that sets, ticks, begins or ends: no
-                                     growth = no progress */
+uint64_t moert_phase_ticks(void);  /* grows with every call above that sets, ticks, begins or ends;
+                                      while it does not grow, there is no progress */
 int moert_phase_waiting(void);     /* waits begun and not ended */

@@ -23,7 +23,7 @@ double moert_rng_uniform(uint64_t key, uint64_t stream, uint64_t index);
 /* Standard normal (Box-Muller in float64), number `index` of stream (key, stream). */
 double moert_rng_normal(uint64_t key, uint64_t stream, uint64_t index);
 
-/* values[i] = normal number first + i of stream (key, stream), times `deviation`; uses all
+/* values[i] = `deviation` times normal number first + i of stream (key, stream). Uses all
  * processors. */
 void moert_rng_normals(uint64_t key, uint64_t stream, uint64_t first, double deviation,
                        float *values, size_t count);

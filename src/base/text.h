@@ -9,12 +9,12 @@
 /* Edit distance of two names (insert, delete, replace), for "did you mean". */
 size_t moert_text_distance(const char *a, const char *b);
 
-/* A new string in printf's format, to be freed; NULL when memory is short. */
+/* A new string in printf's format, which the caller frees; NULL if memory runs out. */
 char *moert_text_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 char *moert_text_format_list(const char *format, va_list arguments)
     __attribute__((format(printf, 1, 0)));
 
-/* Sets *path to such a string, or returns ERROR_MEMORY. */
+/* Sets *path to a new string in printf's format, or returns ERROR_MEMORY. */
 moert_status moert_text_path(char **path, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 

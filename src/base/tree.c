@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* The width of the widest complete node that starts at `first` and ends, clipped to total, at or
- * before `end`. */
+/* The width of the widest complete node that starts at `first` and ends at or before `end`. A
+ * node's end counts only up to `total`. */
 static size_t widest(size_t first, size_t end, size_t total) {
     size_t width = 1;
     while (first % (2 * width) == 0 && first + width < total &&
@@ -22,11 +22,11 @@ size_t moert_tree_nodes(moert_span span, moert_tree_node nodes[MOERT_TREE_MAX_NO
     return count;
 }
 
-/* Computes `node` from the given nodes, in the row of its leftmost given node, and returns that
- * row. *at is the index of the next given node. */
+/* Computes `node` from the given nodes, in place in the row of its leftmost given node, and returns
+ * that row. *at is the index of the next unused given node. */
 static float *evaluate(size_t total, moert_tree_node node, const moert_tree_node *nodes,
                        float *const *rows, size_t *at, size_t n) {
-    /* a node may be given under a smaller width when its right part lies past the last leaf */
+    /* the caller may give a node with a smaller width if its right part lies past the last leaf */
     if (nodes[*at].width >= node.width)
         return rows[(*at)++];
     size_t half = node.width / 2;

@@ -18,8 +18,8 @@ struct moert_context {
     char topology[256];
 };
 
-/* Gathers `mine` of every rank, `bytes` long, in rank order; *out is a pointer to the result, to be
- * freed. All ranks fail or none. Collective. */
+/* Gathers the `bytes` bytes at `mine` of every rank, in rank order. *out = the result, which the
+ * caller frees. All ranks return the same failure. Collective. */
 static moert_status gather(moert_comm *comm, const void *mine, size_t bytes, void *out) {
     void *all = NULL;
     moert_status status = moert_comm_agree(comm, moert_alloc(&all, moert_comm_size(comm), bytes));
@@ -32,7 +32,7 @@ static moert_status gather(moert_comm *comm, const void *mine, size_t bytes, voi
     return status;
 }
 
-/* Gathers the binding masks of this host's ranks, in rank order; *masks is to be freed.
+/* Gathers the binding masks of this host's ranks, in rank order. The caller frees *masks.
  * Collective. */
 static moert_status gather_masks(moert_comm *comm, const moert_topology *topology,
                                  char (**masks)[MOERT_CPUS_BYTES]) {
@@ -47,7 +47,7 @@ static moert_status gather_masks(moert_comm *comm, const moert_topology *topolog
     return MOERT_OK;
 }
 
-/* True once this process has bound itself: the mask that later contexts find is not the
+/* True once this process has bound itself. The mask that later contexts find is then not the
  * launcher's. */
 static bool bound_before;
 

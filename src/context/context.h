@@ -7,15 +7,15 @@
 #include "topology/topology.h"
 
 moert_comm *moert_context_comm(const moert_context *context);
-/* The text of moert_topology_describe for this host, from before the rank was bound; "" when it was
- * not bound. */
+/* The text of moert_topology_describe for this host, written before the rank was bound; "" if the
+ * rank was not bound. */
 const char *moert_context_topology(const moert_context *context);
-/* The placement of this rank; cpu_count is 0 when it was not bound. */
+/* The placement of this rank; cpu_count is 0 if the rank was not bound. */
 const moert_placement *moert_context_placement(const moert_context *context);
 
-/* Makes bf16 sums have the same bits on all ranks: where one has no AMX, none uses it. Collective;
- * part of moert_context_create. Errors: ERROR_USAGE (MOERT_BF16=tiles requires sums in tiles, but a
- * rank does not set it, or is no CPU). */
+/* Makes bf16 sums have the same bits on all ranks: if a rank has no AMX, no rank uses AMX.
+ * Collective; part of moert_context_create. Errors: ERROR_USAGE (MOERT_BF16=tiles requires sums in
+ * tiles, but a rank does not set it, or is no CPU). */
 moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device);
 
 /* Whether the watchdog guards this rank. */

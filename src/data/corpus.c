@@ -14,8 +14,8 @@
 #include "base/memory.h"
 #include "base/text.h"
 
-/* Smaller files are read, since a process may have about 65,000 mappings and a source tree more
- * files. */
+/* Files below this size are read, not mapped: a process may have about 65,000 mappings, and a
+ * source tree may have more files. */
 enum { MAPPED_BYTES = 1 << 18 };
 
 static moert_status read_all(int descriptor, moert_corpus_file *file) {
@@ -99,7 +99,7 @@ static moert_status add_file(moert_corpus *corpus, const char *path, bool explic
 }
 
 static int by_name(const struct dirent **a, const struct dirent **b) {
-    return strcmp((*a)->d_name, (*b)->d_name); /* not alphasort, which follows the locale */
+    return strcmp((*a)->d_name, (*b)->d_name); /* alphasort would follow the locale */
 }
 
 static int is_child(const struct dirent *entry) {

@@ -21,8 +21,8 @@ typedef struct moert_corpus {
 } moert_corpus;
 
 /*
- * Adds a file, or the regular files below a directory: the entries of each directory in byte order
- * of their names, symbolic links and special files skipped, unreadable files skipped with a
+ * Adds a file, or the regular files below a directory. Takes the entries of each directory in byte
+ * order of their names. Skips symbolic links and special files, and skips unreadable files with a
  * warning. `path` itself may be a symbolic link. Errors, for `path` itself: ERROR_IO (missing,
  * unreadable, neither a regular file nor a directory), ERROR_MEMORY.
  */

@@ -47,7 +47,7 @@ static moert_status load_text(moert_data *data, const char *const *paths, size_t
         MOERT_TRY(moert_corpus_add(&data->corpus, paths[i]));
     MOERT_TRY(MOERT_NEW_ARRAY(&data->starts, data->corpus.count));
     for (size_t i = 0; i < data->corpus.count; i++) {
-        data->starts[i] = content + i; /* i separators before it */
+        data->starts[i] = content + i; /* i separators precede file i */
         content += data->corpus.files[i].bytes;
     }
     if (content == 0)
@@ -120,12 +120,14 @@ moert_data_info moert_data_describe(const moert_data *data) {
                              .length = data->row > 0 ? data->row - 1 : 0};
 }
 
-/* The division of text and raw tokens; a remainder of less than `count` tokens is not used. */
+/* The division of text and raw tokens into stretches. A remainder of less than `count` tokens is
+ * not used. */
 typedef struct stretches {
-    size_t count, tokens, held; /* tokens of each, the last `held` of them held out */
+    size_t count, tokens, held; /* tokens of each stretch, of which the last `held` are held out */
 } stretches;
 
-/* Holds out the fraction of each stretch, but at least one sequence. */
+/* Divides the tokens, and holds out the source's fraction of each stretch, or one sequence if that
+ * is more. */
 static stretches divide(const moert_data *data, size_t length) {
     enum { MOST = 16 };
     const double smaller = fmin(data->held_out, 1.0 - data->held_out) * (double)data->tokens;
@@ -173,7 +175,8 @@ static size_t file_at(const moert_data *data, size_t position) {
     return below;
 }
 
-/* Reads bytes from `position` on. The position after a file's last byte is its separator, 0. */
+/* Reads `count` bytes from `position` on. A 0 byte separates the files: it is at the position after
+ * a file's last byte. */
 static void read_text(const moert_data *data, size_t position, size_t count, int32_t *tokens) {
     size_t file = file_at(data, position);
     for (size_t i = 0; i < count; i++, position++) {

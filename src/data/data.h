@@ -6,12 +6,13 @@
  *   raw     a file of 16 or 32 bit little-endian tokens
  *   array   tokens[steps,batch,length + 1], replayed batch by batch
  *
- * Text and raw sources are one long row of tokens, cut into up to 16 equal stretches, fewer if
- * their parts would be short. The last part of every stretch is held out of training, so that
- * held-out data resembles the rest. A training sequence starts at a random position of the rest,
- * which depends only on (seed, step, index), so any rank can read any sequence. A sequence of
- * `length` tokens reads length + 1: target[i] = input[i + 1]. Sources are read-only. No call is
- * collective; all ranks must open the same data.
+ * Text and raw sources are one long row of tokens, cut into up to 16 equal stretches, or fewer if
+ * the training or held-out parts of the stretches would be short. The last part of every stretch is
+ * held out of training, so that held-out data resembles the training data. A training sequence
+ * starts at a random position of the training data. That position depends only on (seed, step,
+ * index), so any rank can read any sequence. A sequence of `length` tokens reads length + 1:
+ * target[i] = input[i + 1]. Sources are read-only. No call is collective; all ranks must open the
+ * same data.
  */
 #pragma once
 
@@ -59,15 +60,15 @@ moert_status moert_data_check_length(const moert_data *data, size_t length);
  * Reads all data, except text if vocabulary >= 256. */
 moert_status moert_data_check_vocabulary(const moert_data *data, size_t vocabulary);
 
-/* Identifies a sequence; `index` counts over the global batch of the step, with all
- * micro-batches. */
+/* Identifies a training sequence. `index` counts the sequences of a step: those of all ranks and
+ * all micro-batches. */
 typedef struct moert_draw {
     uint64_t seed, step;
     size_t index;
 } moert_draw;
 
 /*
- * input[length] and target[length] of a training sequence. Errors: those of
+ * Reads input[length] and target[length] of a training sequence. Errors: those of
  * moert_data_check_length; ERROR_USAGE (past the last step or the batch of an array).
  */
 moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t length,
@@ -77,9 +78,9 @@ moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t
 bool moert_data_holds_out(const moert_data *data);
 
 /*
- * Sequence `index` of `count` at evenly spaced positions of the held-out parts; they overlap when
- * these are shorter than count sequences. Errors: those of moert_data_check_length; ERROR_USAGE
- * (nothing is held out, index >= count).
+ * Reads sequence `index` of `count` sequences at evenly spaced positions of the held-out parts. The
+ * sequences overlap if the held-out parts are shorter than `count` sequences. Errors: those of
+ * moert_data_check_length; ERROR_USAGE (nothing is held out, index >= count).
  */
 moert_status moert_data_heldout_sequence(const moert_data *data, size_t index, size_t count,
                                          size_t length, int32_t *input, int32_t *target);

@@ -34,7 +34,7 @@ static float from_f16(uint16_t bits) {
 
 moert_status moert_tensor_read_f32(const moert_tensor *tensor, size_t first, size_t count,
                                    float *out) {
-    moert_phase_tick(); /* reading a large model takes a while */
+    moert_phase_tick(); /* reports progress, since reading a large model takes long */
     MOERT_TRY(moert_check_elements(tensor->file, tensor->name, tensor->elements, first, count));
     const unsigned char *source =
         (const unsigned char *)tensor->data + first * moert_file_type_bytes(tensor->type);

@@ -117,7 +117,7 @@ static moert_status write_flushed(const char *path, const char *text) {
 }
 
 moert_status moert_durable_check(const char *path) {
-    struct stat info; /* for a directory, rename reports the error */
+    struct stat info; /* if `path` is a directory, rename reports the error */
     if (lstat(path, &info) != 0 || S_ISREG(info.st_mode) || S_ISDIR(info.st_mode))
         return MOERT_OK;
     return MOERT_FAIL(ERROR_IO, "%s: is not a regular file; only regular files are replaced", path);

@@ -3,7 +3,7 @@
  *
  * A checkpoint is written in three steps: moert_make_directories(temp), files in temp (each writer
  * flushes its file), moert_durable_commit(temp, final). No function is collective; one process
- * calls them. Every message has the path, errno's text and a hint.
+ * calls them. Every error message has the path, errno's text and a hint.
  */
 #pragma once
 
@@ -12,8 +12,8 @@
 
 #include "base/error.h"
 
-/* *text = the file's content as a NUL-terminated string; the caller frees it. ERROR_FORMAT above
- * `limit_bytes` or with a NUL inside, ERROR_IO, ERROR_MEMORY. */
+/* *text = the file's content as a NUL-terminated string, which the caller frees. Errors:
+ * ERROR_FORMAT (longer than `limit_bytes`, or a NUL inside), ERROR_IO, ERROR_MEMORY. */
 moert_status moert_read_text(const char *path, size_t limit_bytes, char **text);
 
 /* Replaces the content of `path` by `text`: writes PATH.tmp, flushes it, renames it to path and
@@ -24,8 +24,8 @@ moert_status moert_durable_write(const char *path, const char *text);
 /*
  * Renames the finished directory `temp_dir` to `final_dir` and flushes the parent. Both are on one
  * file system, and the writers have flushed the files. An existing final_dir is first renamed to
- * FINAL_DIR.old and removed last; after a crash it is complete under that name. On failure it gets
- * its name back. ERROR_IO, also if final_dir is a file.
+ * FINAL_DIR.old and removed last; After a crash the old directory is complete under that name. On
+ * failure it gets its original name back. ERROR_IO, also if final_dir is a file.
  */
 moert_status moert_durable_commit(const char *temp_dir, const char *final_dir);
 
@@ -45,7 +45,7 @@ bool moert_same_file(const char *one, const char *other);
 /* Removes a file, or a directory and its contents; removes links without following them. The path
  * may be absent. ERROR_IO. */
 moert_status moert_remove_tree(const char *path);
-/* The same for DIRECTORY/name. ERROR_IO, ERROR_MEMORY. */
+/* Like moert_remove_tree, for DIRECTORY/name. ERROR_IO, ERROR_MEMORY. */
 moert_status moert_remove_in(const char *directory, const char *name);
 
 /* Creates a directory and its missing parents; they may exist. ERROR_IO. */

@@ -1,4 +1,4 @@
-/* Parses JSON objects, with one message for a malformed one. */
+/* Parses JSON objects; a malformed object gives one error message. */
 #include "io/json.h"
 
 #include <stdatomic.h>

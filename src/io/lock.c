@@ -19,7 +19,7 @@
 struct moert_lock {
     char *directory, *path;
     int handle;
-    bool made; /* the directory */
+    bool made; /* this process created the directory */
 };
 
 static moert_status open_file(moert_lock *lock) {
@@ -45,7 +45,7 @@ static moert_status refuse(const moert_lock *lock) {
                       lock->directory, space + 1, holder);
 }
 
-/* Whether the locked file is still the one of this name: its last holder may have removed it. */
+/* Whether the locked file still has its name: the last holder may have removed the file. */
 static bool is_current(const moert_lock *lock) {
     struct stat named, held;
     return stat(lock->path, &named) == 0 && fstat(lock->handle, &held) == 0 &&

@@ -24,7 +24,7 @@ enum { FORMAT = 1, LIMIT_BYTES = 100000000, HEX = 2 * sizeof(moert_checksum) };
 static const char file_name[] = "manifest.json";
 
 typedef struct part {
-    char *name; /* of the tensor; NULL: a header, or a whole file */
+    char *name; /* name of the tensor; NULL for a header or a whole file */
     size_t file, begin, bytes;
     size_t first_piece, pieces;
     moert_checksum sum;
@@ -70,7 +70,7 @@ static moert_status create(const char *directory, size_t files, moert_manifest *
     return moert_text_path(&m->directory, "%s", directory);
 }
 
-/* Opens the next file; its parts follow. */
+/* Adds and opens a file, still without parts. */
 static moert_status add_file(moert_manifest *m, const char *name) {
     struct stat info;
     listed_file *file = &m->files[m->file_count++];
@@ -87,7 +87,7 @@ static moert_status add_file(moert_manifest *m, const char *name) {
     return MOERT_OK;
 }
 
-/* The next part of the last file. */
+/* Adds a part to the last file. */
 static moert_status add_part(moert_manifest *m, const char *name, size_t bytes, part **added) {
     listed_file *file = &m->files[m->file_count - 1];
     if (m->part_count == m->part_room) {
@@ -124,7 +124,7 @@ static int compare_places(const void *left, const void *right) {
     return x != y ? (x < y ? -1 : 1) : a->bytes < b->bytes ? -1 : a->bytes > b->bytes;
 }
 
-/* The header and the tensors of a safetensors file. */
+/* Adds the header and the tensors of a safetensors file as parts. */
 static moert_status add_tensors(moert_manifest *m, const listed_file *file) {
     moert_shard shard;
     MOERT_TRY(moert_shard_open(file->path, &shard));
@@ -192,8 +192,8 @@ typedef struct summing {
     const moert_manifest *manifest;
     size_t first;
     moert_checksum *sums;
-    _Atomic size_t bad; /* 1 + a piece that cannot be read; 0: none */
-    _Atomic int reason; /* its errno; 0: the file has become shorter */
+    _Atomic size_t bad; /* 1 + the index of a piece that cannot be read; 0: no such piece */
+    _Atomic int reason; /* errno of that piece's read; 0: the file has become shorter */
 } summing;
 
 /* The part of a piece: the last one that begins at or before it and has pieces. */
@@ -291,7 +291,7 @@ moert_status moert_manifest_compare(const moert_manifest *m, const moert_checksu
 
 /* ---- writing ---- */
 
-/* NULL without memory. */
+/* The JSON entry of a file; NULL if memory runs out. */
 static json_t *json_of_file(const moert_manifest *m, const listed_file *file,
                             const moert_checksum *sums) {
     json_t *parts = json_array();

@@ -8,10 +8,10 @@
  *                                    ...]}},
  *    "xxh3": "..."}
  *
- * A file is a sequence of parts: a safetensors file its header and its tensors, any other file one
- * part. A part is cut into pieces of MOERT_PIECE_BYTES, whose checksums any thread or rank can
- * compute. The checksum of a part is that of its pieces' checksums in order, so it does not depend
- * on the number of ranks. All checksums are XXH3 of 128 bits. The last one is that of the
+ * A file is a sequence of parts: the header and the tensors of a safetensors file; any other file
+ * is one part. A part is cut into pieces of MOERT_PIECE_BYTES, whose checksums any thread or rank
+ * can compute. The checksum of a part is the checksum of its pieces' checksums in order, so it does
+ * not depend on the number of ranks. All checksums are XXH3 of 128 bits. The last one covers the
  * manifest's own text before it.
  *
  * No function is collective. Source: https://github.com/Cyan4973/xxHash (XXH3_128bits).
@@ -52,8 +52,8 @@ moert_status moert_manifest_sum(const moert_manifest *manifest, size_t first, si
 
 /* Writes manifest.json, given the checksums of all pieces. Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_manifest_write(const moert_manifest *manifest, const moert_checksum *sums);
-/* Compares the checksums of all pieces with those that were read. ERROR_FORMAT names the first file
- * that differs, and the tensor. */
+/* Compares the checksums of all pieces with those of the manifest that was read. The message of
+ * ERROR_FORMAT names the first file and tensor that differ. */
 moert_status moert_manifest_compare(const moert_manifest *manifest, const moert_checksum *sums);
 
 /* Checks all files of a directory in this process. *bytes = the bytes read, 0 without a

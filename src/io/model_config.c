@@ -1,6 +1,6 @@
 /*
  * Reads Hugging Face config.json. A table holds each family's fixed properties and the defaults of
- * absent keys (those of transformers 5). The table in model_fields.c reads the keys that are
+ * absent keys (those of transformers 5). The table in model_fields.c describes the keys that are
  * present. Functions here read the few keys that do not fit a table.
  */
 #include "io/model_config.h"
@@ -116,7 +116,8 @@ static moert_status read_activation(const char *path, const json_t *root,
     return MOERT_OK;
 }
 
-/* rope_parameters (transformers 5) or rope_scaling (before): theta and the type. */
+/* Reads theta and the type from rope_parameters (transformers 5) or rope_scaling (older
+ * versions). */
 static moert_status read_rope(const char *path, const json_t *root, moert_model_config *config) {
     static const char *const keys[] = {"rope_parameters", "rope_scaling"};
     for (size_t i = 0; i < 2; i++) {
@@ -163,8 +164,8 @@ static bool is_fp8_block(const json_t *size) {
            json_integer_value(json_array_get(size, 1)) == 128;
 }
 
-/* Reads quantization_config, whose method weights.h must support. The files themselves show which
- * tensors are plain. */
+/* Reads quantization_config, whose method weights.h must support. The tensors in the files show
+ * which weights are plain. */
 static moert_status read_quantization(const char *path, const json_t *root,
                                       moert_model_config *config) {
     const char *supported = moert_experts_are_fused(config) ? "mxfp4" : "fp8";
@@ -235,7 +236,8 @@ static moert_status parse(const char *path, const json_t *root, moert_model_conf
         MOERT_TRY(expect_text(path, root, "scoring_func", "sigmoid"));
         MOERT_TRY(expect_text(path, root, "topk_method", "noaux_tc"));
     }
-    if (json_is_null(json_object_get(root, "n_group"))) /* null, unlike no key, means no groups */
+    if (json_is_null(json_object_get(root, "n_group"))) /* null means no groups; absent, the
+                                                           default */
         config->router.groups = config->router.kept_groups = 1;
     MOERT_TRY(moert_fields_read(path, root, config));
     MOERT_TRY(read_rope(path, root, config));

@@ -47,14 +47,14 @@ typedef struct moert_model_config {
 } moert_model_config;
 
 /*
- * Reads DIR/config.json, or the file `path`. It reads the names of all families and versions
- * (spec: num_local_experts = num_experts = n_routed_experts; moe_intermediate_size else
- * intermediate_size; head_dim null = hidden / heads; rope_parameters.rope_theta or rope_theta;
- * defaults of each family where a field is absent). Errors: ERROR_IO, ERROR_FORMAT (JSON, types,
- * values: key, value, limit), ERROR_UNSUPPORTED (model_type, an unknown hidden_act, scores
- * other than the family's, a quant_method that weights.h does not read), ERROR_MEMORY. Values that
- * only attention needs are checked by moert_model_config_check_model, so that the MoE layers of any
- * release can be used.
+ * Reads DIR/config.json, or the file `path`. It accepts the key names of all families and versions:
+ * num_local_experts, num_experts or n_routed_experts; moe_intermediate_size, else
+ * intermediate_size; rope_parameters.rope_theta or rope_theta. A head_dim of null is hidden /
+ * heads. Absent keys get the defaults of their family. Errors: ERROR_IO, ERROR_FORMAT (JSON, types,
+ * values: key, value, limit), ERROR_UNSUPPORTED (model_type, an unknown hidden_act, scores other
+ * than the family's, a quant_method that weights.h does not read), ERROR_MEMORY.
+ * moert_model_config_check_model checks the values that only attention needs, so that the MoE
+ * layers of any release can be used.
  */
 moert_status moert_model_config_read(const char *path, moert_model_config *config);
 void moert_model_config_free(moert_model_config *config);
@@ -69,16 +69,17 @@ moert_status moert_model_config_check_model(const moert_model_config *config);
 moert_status moert_model_config_check_length(const moert_model_config *config, size_t length);
 
 /*
- * Names of a layer's expert tensors. Separate: one [out, in] tensor per expert and projection;
- * `fused` (gpt-oss): gate and up are both named ".experts.gate_up_proj" [E, in, out], whose gate
- * and up columns alternate, down is ".experts.down_proj"; `expert` is ignored.
+ * The projections of an expert, for the names of tensors. Most families have one [out, in] tensor
+ * per expert and projection. gpt-oss fuses the experts: gate and up are both in
+ * ".experts.gate_up_proj" [E, in, out], with alternating gate and up columns; down is
+ * ".experts.down_proj". With fused experts `expert` is ignored.
  */
 typedef enum moert_expert_part {
     MOERT_EXPERT_GATE,
     MOERT_EXPERT_UP,
     MOERT_EXPERT_DOWN
 } moert_expert_part;
-enum { MOERT_TENSOR_NAME_BYTES = 160 }; /* room for every name below */
+enum { MOERT_TENSOR_NAME_BYTES = 160 }; /* enough for all names that the functions below write */
 /* Writes "model.layers.3.mlp.experts.5.gate_proj.weight" to name[bytes]. expert SIZE_MAX = the
  * shared expert. */
 void moert_expert_tensor_name(const moert_model_config *config, size_t layer, size_t expert,

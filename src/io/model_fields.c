@@ -14,7 +14,7 @@
 
 typedef enum field_kind {
     FIELD_SIZE,  /* size_t, smallest..MOERT_FIELD_SIZE_LIMIT */
-    FIELD_FLOAT, /* float, >= 0, and > 0 where smallest is 1 */
+    FIELD_FLOAT, /* float, at least 0; above 0 if `smallest` is 1 */
     FIELD_BOOL
 } field_kind;
 
@@ -24,7 +24,7 @@ typedef struct config_field {
     size_t offset;
     int smallest;
     bool required, agree; /* agree: all present keys must have the same value */
-    unsigned families;    /* whose configs have it */
+    unsigned families;    /* bit mask of the families whose configs have the key */
 } config_field;
 
 #define FIELD(field) offsetof(moert_model_config, field)

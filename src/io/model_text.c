@@ -58,7 +58,8 @@ moert_status moert_model_config_check_model(const moert_model_config *config) {
     return check_sizes(config);
 }
 
-/* The shortest decimal that reads back as this float: 1e-05, not 9.99999975e-06. */
+/* The shortest decimal number that reads back as this float, such as 1e-05 instead of
+ * 9.99999975e-06. */
 static json_t *shortest(float value) {
     char text[32];
     for (int digits = 1; digits <= 9; digits++) {

@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 
-/* X(name, text in files, bytes): element types of the format, I64 to U8 the integers. */
+/* X(name, text in files, bytes): the element types of the format; I64 to U8 are the integers. */
 /* clang-format off */
 #define MOERT_FILE_TYPE_TABLE(X)                                                                   \
     X(F64, "F64", 8)                                                                               \
@@ -60,9 +60,9 @@ typedef struct moert_tensors moert_tensors;
 
 /*
  * Opens a .safetensors file, a model.safetensors.index.json, or a directory that holds
- * model.safetensors or that index. With an index it opens all shards; every tensor of the index
- * must be present, and only these are listed. The files are mapped until the close and must not
- * shrink until then. Errors: ERROR_IO, ERROR_FORMAT, ERROR_MEMORY.
+ * model.safetensors or that index. With an index it opens all shards. Every tensor of the index
+ * must be present, and only the tensors of the index are listed. The files stay mapped until
+ * moert_tensors_close and must not shrink until then. Errors: ERROR_IO, ERROR_FORMAT, ERROR_MEMORY.
  */
 moert_status moert_tensors_open(const char *path, moert_tensors **tensors);
 void moert_tensors_close(moert_tensors *tensors);
@@ -101,12 +101,12 @@ typedef struct moert_tensor_spec {
 typedef struct moert_tensor_writer moert_tensor_writer;
 
 /*
- * Opens a file whose layout follows from the specs, in any order: header and data are ascending by
- * name, the header is padded with spaces to a multiple of 8 bytes. Every rank opens it with the
- * same specs; exactly one rank with `create`, before the others. That one replaces an older file,
- * which stays intact for processes that have mapped it. metadata: pairs {key, value, ..., NULL} or
- * NULL. The bytes depend only on the arguments and the data. Errors: ERROR_IO with errno's text,
- * ERROR_MISMATCH (the file has another layout), ERROR_USAGE (specs), ERROR_MEMORY.
+ * Opens a file whose layout follows from the specs, in any order. Header and data are ascending by
+ * name, and spaces pad the header to a multiple of 8 bytes. Every rank opens the file with the same
+ * specs; exactly one rank opens it with `create`, before the other ranks. `create` replaces an
+ * older file, which stays intact for processes that have mapped it. metadata: pairs {key, value,
+ * ..., NULL} or NULL. The bytes depend only on the arguments and the data. Errors: ERROR_IO with
+ * errno's text, ERROR_MISMATCH (the file has another layout), ERROR_USAGE (specs), ERROR_MEMORY.
  */
 moert_status moert_writer_open(const char *path, const moert_tensor_spec *specs, size_t count,
                                const char *const *metadata, bool create,

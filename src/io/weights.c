@@ -95,7 +95,8 @@ moert_status moert_weight_find(const moert_tensors *files, const char *name, siz
 
 /* ---- reading ---- */
 
-/* *scale = the scale of element `at`. Returns a number of elements from `at` on that have it. */
+/* *scale = the scale of element `at`. Returns for how many elements from `at` on this scale is
+ * valid. */
 static size_t read_scale(const moert_weight *w, size_t at, float *scale) {
     const size_t row = at / w->columns, column = at % w->columns;
     if (w->transposed) {

@@ -1,6 +1,6 @@
 /*
- * Reads weights of released files as float32. They are plain or in one of two formats of large
- * models; names and dtypes of the tensors show which.
+ * Reads weights of released files as float32. A weight is plain or in one of two block-scaled
+ * formats; the names and dtypes of its tensors show in which.
  *
  *   plain  NAME of F64, F32, F16 or BF16
  *   FP8    NAME[N,K] of F8_E4M3 and NAME_scale_inv[ceil(N/128), ceil(K/128)] of F32 or BF16:
@@ -23,13 +23,14 @@ typedef struct moert_weight {
 } moert_weight;
 
 /*
- * Finds the weight of this name; `shape` is that of the plain tensor. ERROR_MISMATCH if its values
- * or scales are absent or have another shape; ERROR_UNSUPPORTED for scales or values of other
- * dtypes.
+ * Finds the weight of this name; `shape` is the shape of the plain tensor. ERROR_MISMATCH if its
+ * values or scales are absent or have another shape; ERROR_UNSUPPORTED for scales or values of
+ * other dtypes.
  */
 moert_status moert_weight_find(const moert_tensors *files, const char *name, size_t rank,
                                const size_t *shape, moert_weight *weight);
 
-/* out[count] = elements [first, first + count) in the order of the file. Reads only their bytes and
- * scales. ERROR_UNSUPPORTED, ERROR_FORMAT (not finite), ERROR_USAGE beyond the last one. */
+/* out[count] = elements [first, first + count) in the order of the file. Reads only the bytes and
+ * scales of these elements. Errors: ERROR_UNSUPPORTED, ERROR_FORMAT (not finite), ERROR_USAGE
+ * (beyond the last element). */
 moert_status moert_weight_read(const moert_weight *weight, size_t first, size_t count, float *out);

@@ -1,7 +1,7 @@
 /*
  * Writes one .safetensors file from one or many processes.
  *
- * Every writer computes the same header from the same specs, and so the same offsets. Ranges of
+ * Every writer computes the same header, and hence the same offsets, from the same specs. Ranges of
  * tensors may be written in any order. The bytes do not depend on which process wrote them.
  */
 #include <errno.h>
@@ -15,7 +15,10 @@
 #include "base/phase.h"
 #include "io/internal.h"
 
-enum { FLUSH_BYTES = 64 * 1024 * 1024 }; /* flushed to disk at a time */
+enum {
+    FLUSH_BYTES = 64 * 1024 * 1024
+}; /* the writer flushes to disk whenever it has written this
+                                            many bytes */
 
 typedef struct placed_tensor {
     moert_tensor_spec spec;        /* owns its name */

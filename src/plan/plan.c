@@ -1,6 +1,6 @@
 /*
- * Counts and offsets of an exchange; moert/plan.h has the formula. Integers on host memory only;
- * the caller supplies the counts of the other ranks.
+ * Counts and offsets of an exchange; moert/plan.h has the formula. Works only on integers in host
+ * memory. The caller supplies the counts of the other ranks.
  */
 #include "moert/plan.h"
 
@@ -24,7 +24,7 @@ size_t moert_plan_owner(size_t experts, size_t ranks, size_t expert) {
     return larger + (expert - larger * (least + 1)) / least;
 }
 
-/* last_token[E] holds 1 + the last token that chose the expert. */
+/* Checks a slot's expert. last_token[E] holds 1 + the last token that chose the expert. */
 static moert_status check_slot(int32_t expert, size_t token, size_t slot, size_t experts,
                                size_t *last_token) {
     if (expert == DROPPED)
@@ -64,7 +64,7 @@ free_last:
 /* The destination of this rank's slots of one expert. */
 typedef struct moert_lane {
     uint32_t rank;     /* the owner */
-    uint64_t row;      /* next row there */
+    uint64_t row;      /* next row in the owner's window */
     uint64_t position; /* next position among this rank's rows */
     uint64_t left;     /* slots not yet placed */
 } moert_lane;

@@ -20,7 +20,8 @@ typedef struct build {
     size_t columns; /* of router_mass's work-groups */
 } build;
 
-/* `aligned`: see MOERT_PROGRAM(). Only the backward uses it; it makes the forward slower. */
+/* Chooses a build. `aligned` is ALIGNED of MOERT_PROGRAM(); only the backward sets it, since it
+ * makes the forward slower. */
 static build choose_build(const moert_device *device, size_t experts, bool aligned) {
     const bool gpu = moert_device_describe(device)->gpu_form;
     size_t most = gpu ? 128 : MOST_EXPERTS;
@@ -32,8 +33,8 @@ static build choose_build(const moert_device *device, size_t experts, bool align
     return with;
 }
 
-/* A build of kernels/router/gpu.cl, which holds a token's experts in registers. Only on NVIDIA
- * GPUs, whose row groups synchronize by an instruction. */
+/* Sizes and limits of a build of kernels/router/gpu.cl, which holds a token's experts in registers.
+ * Only NVIDIA GPUs use it, since their row groups synchronize by one instruction. */
 enum {
     HELD_EXPERTS = 256,
     HELD_SLOTS = 32,
@@ -132,7 +133,7 @@ static moert_status check_routing(const moert_router_options *options, size_t to
 /* The arguments that all kernels share. */
 static moert_router_args args_of(const moert_router_options *options, size_t tokens) {
     const bool alone = options->score >= MOERT_SCORE_SIGMOID;
-    /* whether a token's weights are divided by their sum, before the scale */
+    /* whether the kernel divides a token's weights by their sum, before it scales them */
     const bool normalised = options->score == MOERT_SCORE_SOFTMAX_TOPK ||
                             (options->renormalise && (!alone || options->topk > 1));
     return (moert_router_args){.tokens = tokens,

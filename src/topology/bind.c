@@ -100,7 +100,7 @@ static moert_status pin_others(const moert_topology *topology, const moert_place
         if (bsearch(&now->ids[i], before->ids, before->count, sizeof *before->ids, compare_ids))
             continue;
         core = moert_topology_next_core(topology, set, core);
-        if (core == NULL) /* more threads than cores: start again */
+        if (core == NULL) /* more threads than cores: continue with the first core */
             core = moert_topology_next_core(topology, set, NULL);
         if (core == NULL) {
             status = MOERT_FAIL(ERROR_INTERNAL, "no core holds the processors %s", placement->cpus);

@@ -7,14 +7,16 @@
 
 typedef struct moert_gpu_location {
     char pci[24];
-    hwloc_bitmap_t near; /* usable processors close to it; all usable ones if that is unknown */
+    hwloc_bitmap_t near; /* usable processors near the GPU; all usable processors if hwloc does not
+                            know the nearest */
 } moert_gpu_location;
 
 struct moert_topology {
     hwloc_topology_t tree;
     hwloc_bitmap_t usable;      /* processors that both the machine and the process's mask allow */
     hwloc_obj_type_t core_type; /* cores; processors if hwloc cannot find the cores */
-    bool here;                  /* this machine, not one described by MOERT_TOPOLOGY */
+    bool here;                  /* the topology is this machine's, not one described by
+                                   MOERT_TOPOLOGY */
     bool masked;                /* the mask excludes processors that the machine allows */
     moert_gpu_location *gpus;   /* in hwloc's order */
     size_t gpu_count;

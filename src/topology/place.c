@@ -1,6 +1,6 @@
 /*
- * Divides cores among the ranks of a host. Pure: the same topology and rank give the same answer,
- * and every rank can compute the placement of every other rank.
+ * Divides cores among the ranks of a host. The functions are pure: the same topology and rank give
+ * the same placement, so every rank can compute the placement of every other rank.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* Loads and describes the topology of this machine, or of a description, with its GPUs. */
+/* Loads the topology, with its GPUs, of this machine or from a description, and describes it in a
+ * line of text. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,8 +48,8 @@ static moert_status load(moert_topology *topology, const char *text) {
     if (hwloc_topology_init(&topology->tree) != 0)
         return MOERT_FAIL(ERROR_TOPOLOGY, "hwloc cannot start: %s", strerror(errno));
     /*
-     * PCI devices only: for OS devices, hwloc's plugins would start OpenCL, and so PoCL's workers,
-     * before the rank is bound.
+     * Keep PCI devices only. For OS devices, hwloc's plugins would start OpenCL, and thus PoCL's
+     * workers, before the rank is bound.
      */
     hwloc_topology_set_type_filter(topology->tree, HWLOC_OBJ_PCI_DEVICE,
                                    HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
@@ -98,7 +99,8 @@ enum {
     CLASS_ACCELERATOR = 0x1200 /* some data centre GPUs of AMD */
 };
 
-/* The vendors exclude display chips of server boards; bus 0 excludes Intel's integrated GPUs. */
+/* Whether a PCI device is a GPU. The test of the vendor excludes display chips of server boards;
+ * the test of bus 0 excludes Intel's integrated GPUs. */
 static bool is_gpu(const struct hwloc_pcidev_attr_s *pci) {
     bool class_fits =
         pci->class_id >> 8 == BASE_CLASS_DISPLAY || pci->class_id == CLASS_ACCELERATOR;
@@ -154,7 +156,7 @@ static moert_status find_gpus(moert_topology *topology) {
     return MOERT_OK;
 }
 
-/* ---- all of it ---- */
+/* ---- the whole topology ---- */
 
 moert_status moert_topology_create(const char *synthetic, moert_topology **topology) {
     moert_status status;

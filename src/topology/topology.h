@@ -1,16 +1,16 @@
 /*
  * Chooses the cores of a rank, by hwloc. No other module includes hwloc.h.
  *
- * The ranks of a host get disjoint runs of neighbouring cores when there are enough, and near the
- * rank's GPU when there are GPUs. Cores are physical: a core includes its hardware threads, and
- * counts once.
+ * The ranks of a host get disjoint runs of neighbouring cores if there are enough cores. On hosts
+ * with GPUs, a rank's cores are near its GPU. A core is a physical core with all its hardware
+ * threads.
  *
- * The ranks divide the cores that the machine (its cgroup) allows and that are in the process's
- * mask, as the launcher set it. Ranks with equal masks divide the mask among themselves: all ranks
- * of an unbound host or of a container; the ranks of a socket under mpirun --bind-to socket; a
- * single rank under --bind-to core. A rank cannot see the masks of the others, so the caller
- * gathers moert_topology_mask_text() of all ranks of the host. A mask smaller than the machine
- * makes the placement `confined`.
+ * The ranks divide the cores that the machine (its cgroup) allows and that the process's mask, set
+ * by the launcher, contains. Ranks with equal masks divide the mask among themselves. Such ranks
+ * are all ranks of an unbound host or of a container, the ranks of a socket under mpirun --bind-to
+ * socket, and a single rank under --bind-to core. A rank cannot see the masks of the others, so the
+ * caller gathers moert_topology_mask_text() of all ranks of the host. A mask smaller than the
+ * machine makes the placement `confined`.
  *
  * The placement is pure arithmetic on the topology, so synthetic topologies test it.
  */
@@ -29,15 +29,15 @@ typedef struct moert_placement {
     char cpus[MOERT_CPUS_BYTES]; /* logical-processor list such as "0-3,8" (OS numbers) */
     unsigned cpu_count;          /* cores in it, the number of threads for a CPU device */
     char pci[24];                /* "0000:3b:00.0" of the GPU meant for this rank, or "" */
-    bool confined;               /* within a mask that the launcher set */
+    bool confined;               /* the launcher set a mask smaller than the machine */
     bool shared;                 /* more ranks than cores: cores are shared between ranks */
 } moert_placement;
 
 /*
  * Loads this machine (NULL or ""), a synthetic hwloc description such as "pack:2 core:4 pu:2", or a
- * file "*.xml" that lstopo or hwloc wrote on another machine. The last two serve to inspect
- * placements: they have no mask, and binding to them does nothing. The call reads the mask of the
- * process, so a later moert_topology_bind does not change the placements of this topology.
+ * file "*.xml" that lstopo or hwloc wrote on another machine. A description or a file serves to
+ * inspect placements: it has no mask, and binding to it does nothing. The call reads the mask of
+ * the process, so a later moert_topology_bind does not change the placements of this topology.
  * Errors: ERROR_USAGE (names MOERT_TOPOLOGY), ERROR_TOPOLOGY, ERROR_MEMORY.
  */
 moert_status moert_topology_create(const char *synthetic, moert_topology **topology);
@@ -47,7 +47,7 @@ void moert_topology_destroy(moert_topology *topology);
 void moert_topology_describe(const moert_topology *topology, char *text, size_t bytes);
 
 /* The logical processors that this process may use, in the format of moert_placement.cpus. Equal
- * texts mean equal masks. ERROR_UNSUPPORTED if they do not fit; MOERT_CPUS_BYTES suffice for
+ * texts mean equal masks. ERROR_UNSUPPORTED if the text does not fit; MOERT_CPUS_BYTES suffice for
  * placements. */
 moert_status moert_topology_mask_text(const moert_topology *topology, char *text, size_t bytes);
 
@@ -56,8 +56,8 @@ moert_status moert_topology_mask_text(const moert_topology *topology, char *text
  * moert_topology_mask_text() of each rank, in order; NULL when all are the same. gpus: whether the
  * rank uses a GPU if there is one.
  *
- *   C cores in the mask, n ranks with this mask: its i-th rank gets the cores [i C/n, (i+1) C/n),
- *   or core i C/n when C < n (`shared`).
+ *   C cores in the mask, n ranks with this mask: the i-th of these ranks gets the cores
+ *   [i C/n, (i+1) C/n), or core i C/n when C < n (`shared`).
  *
  *   G GPUs in hwloc's order, N ranks on the host: rank i gets GPU i G/N. When all masks are the
  *   same, n ranks whose GPUs are near the same package or NUMA node divide the C cores there.
