@@ -18,8 +18,8 @@ extern "C" {
 
 typedef struct moert_context moert_context;
 
-/* OpenCL objects of the caller: set all three or none. They must stay valid as long as the context.
- * The queue must be in-order. */
+/* OpenCL objects of the caller: set all three or none. The objects must outlive the context. The
+ * queue must be in-order. */
 typedef struct moert_context_options {
     size_t size;      /* sizeof(moert_context_options) */
     void *cl_context; /* cl_context */

@@ -5,8 +5,8 @@
  * consecutive elements along an axis: value = element * scale. NVFP4 also has a float32 global
  * scale: value = element * scale * global. Scales multiply when dequantizing ("decode scales").
  *
- * Two elements of 4 bits share a byte: the one with the even index along the blocks' axis is in the
- * low half. A half without an element is zero.
+ * Two elements of 4 bits share a byte. The element with the even index along the blocks' axis is in
+ * the low half. A half without an element is zero.
  */
 #ifndef MOERT_FORMATS_H
 #define MOERT_FORMATS_H
@@ -23,10 +23,10 @@ extern "C" {
 
 /*
  * X(NAME, text, bits, mantissa bits, exponent bias, bits of an overflow, bits of NaN, special
- * values): the dtypes, whose sign is the highest bit. F16, BF16 and F32 overflow to infinity; the
- * others saturate at their largest value, infinities too. A conversion turns NaN into the given
- * bits; E2M1 has no NaN and gets 6. Special values: INFINITY = IEEE infinities and NaNs; NAN = only
- * the given bits, with either sign; NONE.
+ * values): the dtypes, whose sign is the highest bit. F16, BF16 and F32 overflow to infinity. In
+ * the other dtypes, overflows and infinities saturate at the largest value. A conversion turns NaN
+ * into the given bits; E2M1 has no NaN and gets 6. Special values: INFINITY = IEEE infinities and
+ * NaNs; NAN = only the given bits, with either sign; NONE.
  */
 /* clang-format off */
 #define MOERT_DTYPE_TABLE(X)                                                                      \

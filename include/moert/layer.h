@@ -11,7 +11,7 @@
  * combines dx.
  *
  * All matrices are dense row-major float32 in device memory. T may differ between ranks and be 0.
- * Calls are collective over the mesh's context unless their comment says otherwise. They enqueue
+ * Calls are collective over the mesh's context unless their comment says otherwise. Calls enqueue
  * work without waiting for its end; buffers may be reused in queue order.
  */
 #ifndef MOERT_LAYER_H
@@ -42,10 +42,10 @@ MOERT_API void moert_mesh_destroy(moert_mesh *mesh);
 /* The engine that moves rows: "local", "window", "node" or "staged". Not collective. */
 MOERT_API const char *moert_mesh_engine(const moert_mesh *mesh);
 /*
- * Checks that the results of all forwards and backwards so far are valid. Where devices wait for
- * each other (MOERT_SYNC), it waits for the device; if a rank's device came too late, it returns
- * ERROR_COMM, whose message names the rank. Without this call, the next forward would return that
- * error. Collective over the EP group.
+ * Checks that the results of all forwards and backwards so far are valid. If devices wait for each
+ * other (MOERT_SYNC), the call waits for this rank's device. If a rank's device came too late, the
+ * call returns ERROR_COMM, whose message names the rank. Without this call, the next forward
+ * returns that error. Collective over the EP group.
  */
 MOERT_API moert_status moert_mesh_settle(moert_mesh *mesh);
 
@@ -113,9 +113,9 @@ MOERT_API void moert_layer_weights_changed(moert_layer *layer);
 
 /*
  * y = layer(x). x must not change until backward is done. All ranks of an EP group return the same
- * error; with NVFP4, so do the groups that would wait for this one. Errors: ERROR_NUMERIC
- * (non-finite scores; names the token), ERROR_USAGE (buffers, batch), ERROR_MEMORY, ERROR_DEVICE,
- * ERROR_COMM.
+ * error. With NVFP4 the groups that would wait for this group return it as well. Errors:
+ * ERROR_NUMERIC (non-finite scores; names the token), ERROR_USAGE (buffers, batch), ERROR_MEMORY,
+ * ERROR_DEVICE, ERROR_COMM.
  */
 MOERT_API moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
                                            const moert_buffer *x, moert_buffer *y);
@@ -150,8 +150,8 @@ MOERT_API moert_status moert_layer_wgrad(moert_layer *layer);
 MOERT_API moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last);
 
 /*
- * X(NAME): the tensors of a layer. Those with dimension L have the experts [first, first + L) of
- * this rank; the others are replicated on all ranks. W1 holds gate rows then up rows, or
+ * X(NAME): the tensors of a layer. Tensors with dimension L hold the experts [first, first + L) of
+ * this rank; all other tensors are replicated on all ranks. W1 holds gate rows then up rows, or
  * alternating gate and up rows when the GLU is interleaved.
  */
 #define MOERT_LAYER_TENSOR_TABLE(X)                                                                \

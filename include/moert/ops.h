@@ -31,15 +31,16 @@
  * backend, on M, on the other rows, nor on whether the weights are stacked. Only the GLU's exp
  * differs between backends.
  *
- * The nvidia backend is the exception. It uses tensor cores for gemm_* and glu with 16-bit, MX and
- * NV operands, and on Hopper for gemm_* with FP8 operands. Its sums are the hardware's: the same in
- * every run and for a row among any others. They equal the other backends' only up to float32
- * rounding; FP8 sums round to about 14 bits within 128 values of the reduction index. MX operands
- * below 2^-126 are rounded as bf16 is there.
+ * The nvidia backend is the exception. That backend uses tensor cores for gemm_* and glu with
+ * 16-bit, MX and NV operands, and on Hopper for gemm_* with FP8 operands. The hardware determines
+ * its sums: they are the same in every run, and a row's sums do not depend on the other rows. These
+ * sums equal those of the other backends only up to float32 rounding; FP8 sums round to about 14
+ * bits within 128 values of the reduction index. MX operands below 2^-126 are rounded as bf16 is
+ * there.
  *
- * Groups without rows are left alone, except by GEMM_WGRAD, which sets their result to 0, or to
- * beta[g] times the old value. It then ignores all other inputs, even NaN; with a beta of 1 it
- * leaves the result alone. GEMM_WGRAD sums the rows of a group in order.
+ * Groups without rows change nothing, except in GEMM_WGRAD, which sets their result to 0, or to
+ * beta[g] times the old value. For such groups GEMM_WGRAD ignores all other inputs, even NaN, and
+ * with a beta of 1 it leaves the result unchanged. GEMM_WGRAD sums the rows of a group in order.
  *
  * Quantized operands (moert/formats.h; moert/quantize.h makes them) count as float32(element *
  * scale). The global scales of NVFP4 join alpha: alpha[g] becomes alpha[g] * (first * second), the
@@ -131,10 +132,11 @@ typedef struct moert_operand {
      * is one group.
      *
      * how.transposed is legal for row matrices with COLUMN blocks, whose payload and linear scales
-     * are then [columns, M]. It is also legal for `weight` with ROW or COLUMN blocks, or with TILE
-     * blocks of FP8_BLOCK: each group's payload and linear scales are transposed, [K,N] (cuDNN's
-     * N-major; bridge's K/2 x N). There the axis refers to the transposed matrix: blocks along K
-     * are its COLUMN blocks, filled up with zeros, and blocks along N its ROW blocks.
+     * are then [columns, M]. how.transposed is also legal for `weight` with ROW or COLUMN blocks,
+     * or with TILE blocks of FP8_BLOCK: each group's payload and linear scales are transposed,
+     * [K,N] (cuDNN's N-major; bridge's K/2 x N). For a transposed weight the axis refers to the
+     * transposed matrix: blocks along K are its COLUMN blocks, filled up with zeros, and blocks
+     * along N are its ROW blocks.
      */
     moert_quantizer how;
     moert_scale_layout scales; /* linear scales of `weight` are [G,lines,width] */
@@ -188,8 +190,8 @@ typedef struct moert_op_options {
     { .size = sizeof(moert_op_options), .topk = 1, .glu = MOERT_GLU_SWIGLU }
 
 /*
- * X(buffer): the buffers of execute. Exactly those of the description must be set, the others NULL.
- * Row matrices hold M rows, all of which a permutation may read or write.
+ * X(buffer): the buffers of execute. Exactly the buffers of the description must be set; all others
+ * must be NULL. Row matrices hold M rows, all of which a permutation may read or write.
  */
 #define MOERT_OP_BUFFER_TABLE(X)                                                                   \
     X(ends)    /* uint32 [G], cumulative, non-decreasing */                                        \
@@ -236,13 +238,13 @@ typedef struct moert_op_buffers {
 typedef struct moert_op moert_op;
 
 /*
- * Creates an op with all the workspace that it needs. It copies `options`; the device must outlive
- * the op. Not collective. Errors: ERROR_USAGE (a field is wrong), ERROR_UNSUPPORTED (a field is
- * legal, but no backend computes it), each with the field, its value and the legal values;
+ * Creates an op with all the workspace that it needs. The call copies `options`; the device must
+ * outlive the op. Not collective. Errors: ERROR_USAGE (a field is wrong), ERROR_UNSUPPORTED (a
+ * field is legal, but no backend computes it), each with the field, its value and the legal values;
  * ERROR_MEMORY, ERROR_DEVICE.
  *
- * DGLU: alpha[g]^2 multiplies the sums, and beta[g] multiplies c. Both are ignored when the GLU has
- * an offset (GeGLU), as in cuDNN.
+ * DGLU: alpha[g]^2 multiplies the sums, and beta[g] multiplies c. alpha and beta are ignored when
+ * the GLU has an offset (GeGLU), as in cuDNN.
  */
 MOERT_API moert_status moert_op_create(moert_device *device, const moert_op_options *options,
                                        moert_op **op);

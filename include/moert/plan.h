@@ -2,9 +2,9 @@
  * The plan of one exchange: how many rows each rank sends to each rank, and to which positions.
  * Pure integer code on host memory.
  *
- * EP ranks own the E experts in contiguous blocks; the first E mod EP ranks own one more than the
- * others. The owner keeps its rows expert by expert, and within an expert in global token order
- * (rank-major, then token), so that the order does not depend on the number of ranks:
+ * EP ranks own the E experts in contiguous blocks; the first E mod EP ranks own one expert more
+ * than the other ranks. The owner keeps its rows expert by expert, and within an expert in global
+ * token order (rank-major, then token), so that the order does not depend on the number of ranks:
  *
  *   row = rows of that owner's lower experts
  *         + rows of this expert from lower ranks

@@ -123,7 +123,8 @@ MOERT_API moert_quantized_shape moert_quantized_shape_of(const moert_quantizer *
 
 /* ---- casts ---- */
 
-/* target[n] = source[n], to nearest even. One of the dtypes is F32, the other any but E2M1. */
+/* target[n] = source[n], to nearest even. One of the dtypes must be F32; the other may be any dtype
+ * but E2M1. */
 typedef struct moert_cast {
     size_t size; /* sizeof(moert_cast) */
     moert_dtype from, to;

@@ -3,8 +3,8 @@
  *
  * Options: softmax, sigmoid or sqrt-softplus scores, grouped selection, correction bias,
  * renormalisation and scaling, as in the released Mixtral, Qwen3-MoE, OLMoE, gpt-oss and DeepSeek
- * models; groups also as in Megatron. Of equal scores, the lower expert index wins. No capacity
- * limit drops tokens.
+ * models; groups also as in Megatron. Among equal scores, the router chooses the lowest expert
+ * index. No capacity limit drops tokens.
  */
 #ifndef MOERT_ROUTER_H
 #define MOERT_ROUTER_H

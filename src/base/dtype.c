@@ -72,7 +72,8 @@ static double nearest(double x) {
     return x + 0x1p52 - 0x1p52;
 }
 
-/* The number of float32 bits below those of a BF16 or F32; -1 for other dtypes. */
+/* The number of low float32 bits that the dtype lacks: 16 for BF16, 0 for F32; -1 for other
+ * dtypes. */
 static int bits_below(const layout *type) {
     return type->bias == 127 ? 32 - type->bits : -1;
 }

@@ -20,8 +20,8 @@ moert_status moert_alloc(void *out, size_t count, size_t bytes);
 
 void moert_free_all(void *const *pointers, size_t count);
 
-/* Narrows `value` to an int, for the counts of MPI and OpenCL. Returns ERROR_UNSUPPORTED above
- * INT_MAX; its message names the value by `what`. */
+/* Narrows `value` to an int, for the counts of MPI and OpenCL. Errors: ERROR_UNSUPPORTED (above
+ * INT_MAX; the message names the value by `what`). */
 moert_status moert_to_int(size_t value, const char *what, int *out);
 
 /* The number of elements of an array. */

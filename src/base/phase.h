@@ -52,8 +52,8 @@ void moert_phase_set(moert_phase phase);
 /* Marks progress within a long phase. */
 void moert_phase_tick(void);
 
-/* Call these before and after a blocking collective call. Between them this rank counts as waiting
- * for other ranks, so it is not the late rank. */
+/* Call these before and after a blocking collective call. Between the two calls this rank counts as
+ * waiting for other ranks, so it is not the late rank. */
 void moert_phase_wait_begin(void);
 void moert_phase_wait_end(void);
 

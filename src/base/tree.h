@@ -1,11 +1,11 @@
 /*
- * The fixed binary tree that sums the gradients of replicated parameters. Its leaves are the global
- * sequences 0..total-1. Its shape depends on `total` only, so the sum has the same bits on any
- * number of ranks.
+ * The fixed binary tree that sums the gradients of replicated parameters. The leaves of the tree
+ * are the global sequences 0..total-1. The shape depends on `total` only, so the sum has the same
+ * bits on any number of ranks.
  *
  * The node (first, width), with width = 2^level and first a multiple of width, covers the leaves
- * [first, first + width) below `total`. It is the sum of its two halves, left + right, or its left
- * half if the right one is empty.
+ * [first, first + width) below `total`. The node's value is the sum of its two halves, left +
+ * right, or its left half if the right half is empty.
  *
  *              (0,8)               total = 6; a rank with leaves [3,6) holds the nodes (3,1) and
  *          /           \           (4,4). (4,4) is complete since leaves 6 and 7 do not exist.

@@ -11,11 +11,13 @@
 
 #include "comm/comm.h"
 
-/* Compares the clocks of the hosts; call it once. Afterwards they agree to within the length of a
- * barrier. Collective over all ranks of the program. Errors: ERROR_COMM. */
+/* Compares the clocks of the hosts; call it once. The recorded times of different hosts then agree
+ * to within the duration of a barrier. Collective over all ranks of the program. Errors:
+ * ERROR_COMM. */
 moert_status moert_arrivals_enable(moert_comm *world);
 
-/* Starts recording calls. All ranks must start and end between the same two calls. */
+/* Starts recording calls. All ranks must begin the recording between the same two collective calls,
+ * and end it between the same two. */
 void moert_arrivals_begin(void);
 
 /*

@@ -2,7 +2,8 @@
  * MPI, with checked counts, returned errors and agreement: the only module that includes mpi.h.
  *
  * Every rank of the communicator must call all functions marked Collective, in the same order. The
- * watchdog sees their waits (base/phase.h). Sizes are size_t and may exceed INT_MAX.
+ * watchdog sees the waits inside these functions (base/phase.h). Sizes are size_t and may exceed
+ * INT_MAX.
  */
 #pragma once
 
@@ -15,8 +16,8 @@
 
 typedef struct moert_comm moert_comm;
 
-/* MPI_Init_thread(FUNNELED) unless MPI is initialized, for programs. Afterwards moert_comm_world()
- * is &MPI_COMM_WORLD. */
+/* MPI_Init_thread(FUNNELED) unless MPI is initialized, for programs. moert_comm_world() then
+ * returns &MPI_COMM_WORLD. */
 moert_status moert_comm_init(int *count, char ***arguments);
 /* MPI_Finalize, if moert_comm_init has initialized MPI. */
 void moert_comm_finalize(void);
@@ -53,8 +54,8 @@ moert_status moert_comm_agree(moert_comm *comm, moert_status local);
 /* True if moert_last_error() is the failure of an agreement of all ranks (not of a part of them).
  * All ranks know of such a failure and can end in order. */
 bool moert_comm_failure_is_shared(void);
-/* Ends all ranks at once with this exit code (MPI_Abort), for failures that the other ranks do not
- * know of. */
+/* Ends all ranks at once with exit code `code` (MPI_Abort), after a failure that the other ranks do
+ * not know. */
 void moert_comm_abort(moert_comm *comm, int code);
 
 /* Collective, blocking. */

@@ -65,8 +65,8 @@ extern size_t moert_tree_round_floats;
 
 /*
  * Zeroed memory that all ranks of `handle`, which share a host, map. Collective over `handle`. Each
- * rank gets its own status; the memory may be used once all have agreed on success. ERROR_MEMORY,
- * ERROR_UNSUPPORTED (a rank cannot open the first rank's memory).
+ * rank gets its own status; a rank may use the memory once all ranks have agreed on success.
+ * ERROR_MEMORY, ERROR_UNSUPPORTED (a rank cannot open the first rank's memory).
  */
 moert_status moert_memory_map(const moert_comm *comm, MPI_Comm handle, size_t bytes, void **memory);
 /* Unmaps the memory on this rank only. NULL is legal. */

@@ -16,7 +16,8 @@ enum { MOERT_MAIL_PARTS = 64 };
 
 typedef struct moert_mail moert_mail;
 
-/* A matrix of rows in host memory. It must stay valid until its messages are complete. */
+/* A matrix of rows in host memory. The memory must stay valid until the matrix's messages are
+ * complete. */
 typedef struct moert_mail_rows {
     void *data;
     size_t row_bytes, stride_bytes;
@@ -56,8 +57,9 @@ moert_status moert_mail_post(moert_mail *mail, moert_mail_address to, const moer
 moert_status moert_mail_post_apart(moert_mail *mail, moert_mail_address to,
                                    const moert_mail_rows *rows, moert_mail_run run);
 
-/* Progresses messages and counts the completed ones. With `wait`, returns once at least one more is
- * complete, or at once without messages; the caller reports the wait to base/phase.h. */
+/* Progresses messages and counts the completed messages. With `wait`, returns once at least one
+ * more message is complete, or at once if no message is in flight. The caller reports the wait to
+ * base/phase.h. */
 moert_status moert_mail_progress(moert_mail *mail, bool wait);
 
 /* The messages in flight of one part, and of all parts. */

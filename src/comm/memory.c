@@ -1,7 +1,8 @@
 /*
  * Memory that several processes of one host map. The first process creates an anonymous file, and
- * the others open it through /proc. The file has no name in any directory. So no limit of /dev/shm
- * applies, and nothing is left behind, however a process ends. Untouched pages cost nothing.
+ * the other processes open the file through /proc. The file has no name in any directory. So no
+ * limit of /dev/shm applies, and nothing is left behind, however a process ends. Untouched pages
+ * cost nothing.
  *
  * For a process in another container the same numbers may name no file or another one, so each
  * process verifies the file it opens. The second part of this file divides such memory into
@@ -25,7 +26,7 @@
 
 const char *moert_memory_processes = "/proc";
 
-/* The message of the first process to the others. */
+/* The message that the first process broadcasts to the other processes. */
 typedef struct ticket {
     int pid, file; /* file -1: it failed */
     uint64_t device, inode;

@@ -18,7 +18,7 @@ size_t moert_tree_round_floats = (size_t)1 << 20;
 typedef struct sum_round {
     MPI_Request *requests; /* [room] */
     int count;
-    float *received; /* at most [nodes][columns], from the other ranks */
+    float *received; /* nodes of the other ranks, at most [nodes][columns] */
 } sum_round;
 
 struct moert_tree_sum {
@@ -32,7 +32,7 @@ struct moert_tree_sum {
     float **rows; /* [node_count] of a round */
     float *node_rows;
     const size_t *border;
-    size_t columns, widest; /* of a round, of the widest shard */
+    size_t columns, widest; /* columns of a round; columns of the widest shard */
     size_t posted, summed;  /* columns of every shard, posted and summed so far */
     sum_round round[ROUNDS];
 };

@@ -14,13 +14,15 @@ const char *moert_context_topology(const moert_context *context);
 const moert_placement *moert_context_placement(const moert_context *context);
 
 /* Makes bf16 sums have the same bits on all ranks: if a rank has no AMX, no rank uses AMX.
- * Collective; part of moert_context_create. Errors: ERROR_USAGE (MOERT_BF16=tiles requires sums in
- * tiles, but a rank does not set it, or is no CPU). */
+ * Collective; part of moert_context_create. Errors: ERROR_USAGE (MOERT_BF16=tiles on one rank
+ * requires sums in tiles on all ranks, but a rank without AMX does not set it, or a rank's device
+ * is no CPU). */
 moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device);
 
 /* Whether the watchdog guards this rank. */
 bool moert_context_is_watched(const moert_context *context);
 
-/* Call it before reporting a failure and aborting. True for the first rank of its host, which must
- * print the message; the others must not. context may be NULL. Not collective. */
+/* Call it before reporting a failure and aborting. Returns true on the first rank of its host,
+ * which must print the message; other ranks must not print it. context may be NULL. Not
+ * collective. */
 bool moert_context_claim_report(moert_context *context);

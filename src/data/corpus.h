@@ -1,5 +1,5 @@
 /*
- * The files of the training data: finds and checks them, reads small ones and maps the others.
+ * Finds and checks the files of the training data. Reads small files and maps larger ones.
  */
 #pragma once
 

@@ -16,7 +16,7 @@ struct moert_data {
     moert_corpus corpus;
     size_t *starts; /* text: position of each file's first byte */
     unsigned width; /* raw: bytes of a token */
-    size_t tokens;  /* of all files or batches */
+    size_t tokens;  /* tokens of all files, or of all batches */
     double held_out;
     const char *name;
     const int32_t *array; /* [steps,batch,row] */

@@ -48,7 +48,7 @@ void moert_data_destroy(moert_data *data);
 
 typedef struct moert_data_info {
     size_t files, tokens;        /* including held-out tokens */
-    size_t steps, batch, length; /* of an array; 0 for text and raw */
+    size_t steps, batch, length; /* shape of an array; 0 for text and raw */
 } moert_data_info;
 moert_data_info moert_data_describe(const moert_data *data);
 
@@ -60,8 +60,8 @@ moert_status moert_data_check_length(const moert_data *data, size_t length);
  * Reads all data, except text if vocabulary >= 256. */
 moert_status moert_data_check_vocabulary(const moert_data *data, size_t vocabulary);
 
-/* Identifies a training sequence. `index` counts the sequences of a step: those of all ranks and
- * all micro-batches. */
+/* Identifies a training sequence. `index` counts the sequences of a step over all ranks and
+ * micro-batches. */
 typedef struct moert_draw {
     uint64_t seed, step;
     size_t index;

@@ -49,7 +49,7 @@ static void warn_once(const char *what, const char *path, const char *why) {
         MOERT_WARN("the %s %s is not used: %s; kernels are compiled again", what, path, why);
 }
 
-/* Whether only this user can write to a directory: drivers load machine code from it. */
+/* Whether only this user can write to a directory, since drivers load machine code from there. */
 static bool is_private(const char *directory) {
     struct stat info;
     if (stat(directory, &info) != 0 || !S_ISDIR(info.st_mode))
@@ -67,7 +67,8 @@ static bool is_private(const char *directory) {
 
 uint64_t moert_cache_patience_ns = 60000000000;
 
-enum { POCL_LONGEST_PATH = 700 }; /* PoCL's names of files below it must fit into 1024 bytes */
+/* PoCL keeps the names of files below its directory in arrays of 1024 bytes. */
+enum { POCL_LONGEST_PATH = 700 };
 
 static bool is_off(void) {
     return strcmp(moert_config_get()->cache_dir, "off") == 0;
@@ -106,7 +107,8 @@ static XXH128_canonical_t checksum(const unsigned char *data, size_t bytes) {
     return sum;
 }
 
-/* Path of a file in the cache directory, which is created; NULL without a cache. */
+/* Returns the path of a file in the cache directory, and creates that directory. Returns NULL
+ * without a cache. */
 static char *path_of(const char *name, const char *ending) {
     char *directory = is_off() ? NULL : cache_directory(), *path = NULL;
     if (directory != NULL && make_directories(directory) && is_private(directory))
@@ -155,8 +157,8 @@ static void unlock(moert_cache_entry *entry) {
     entry->lock = -1;
 }
 
-/* Waits for the lock of an entry, which another process holds while it compiles. After one wait in
- * vain, this process waits no more: the holder may be stopped. */
+/* Waits for the lock of an entry, which another process holds while it compiles. After one wait that
+ * ended without the lock, this process does not wait again, since the holder may be stopped. */
 static bool wait_for_lock(int handle, const char *path) {
     static atomic_bool waited_in_vain;
     const uint64_t start = moert_clock_ns();

@@ -1,5 +1,6 @@
 /*
- * One OpenCL device per rank: choice, buffers, programs with an on-disk cache, launches.
+ * Manages one OpenCL device per rank: choice of the device, buffers, programs with an on-disk
+ * cache, and launches.
  *
  * Only src/device includes CL/cl.h, apart from the public header for contexts on the caller's
  * OpenCL objects.
@@ -92,7 +93,7 @@ typedef struct moert_argument {
         uint32_t u32;
         uint64_t u64;
         float f32;
-        const void *data; /* of a struct, read by the launch */
+        const void *data; /* pointer to a struct, which the launch reads */
     } value;
 } moert_argument;
 
@@ -165,7 +166,8 @@ moert_status moert_device_flush(moert_device *device);
  * both.
  *
  * A device has no second queue on a CPU without MOERT_SYNC=device, on the caller's queue, during a
- * recording, and in a profile without an observer. Then all commands go to the first.
+ * recording, and in a profile without an observer. In these cases all commands go to the first
+ * queue.
  */
 bool moert_device_has_second_queue(const moert_device *device);
 moert_status moert_device_use_queue(moert_device *device, bool aside);
@@ -304,6 +306,6 @@ moert_status moert_buffer_write_ends(size_t groups, size_t rows, moert_buffer *e
 
 /* ---- growable scratch ---- */
 
-/* Ensures that *buffer, NULL at first, holds at least `bytes`. If it is too small, a new buffer
- * replaces it, and its content is lost. */
+/* Ensures that *buffer (NULL at first) holds at least `bytes`. A new buffer replaces a buffer that
+ * is too small, and the content is lost. */
 moert_status moert_buffer_reserve(moert_device *device, size_t bytes, moert_buffer **buffer);

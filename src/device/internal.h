@@ -38,8 +38,8 @@ enum { MOERT_MOST_SHARED_WORKS = 4, MOERT_COUNTS_BYTES = 2 * sizeof(cl_uint) };
 struct moert_device {
     cl_context context;
     cl_device_id id;
-    cl_command_queue queue; /* in use */
-    cl_command_queue other; /* not in use; NULL until the second queue exists */
+    cl_command_queue queue; /* the queue in use */
+    cl_command_queue other; /* the queue not in use; NULL until the second queue exists */
     bool second_in_use;
     bool both_used;        /* `other` may have commands that have not ended */
     unsigned spared_units; /* reserved by moert_device_reserve_units */
@@ -61,7 +61,7 @@ struct moert_buffer {
     moert_device *device;
     cl_mem memory;
     size_t bytes;
-    uint64_t address; /* in kernels; 0 before the first moert_buffer_address */
+    uint64_t address; /* the buffer's address in kernels; 0 before the first moert_buffer_address */
     /* Imported memory: pieces at consecutive addresses, of which `memory` is the first. Kernels see
      * one buffer; a copy or fill command reaches only one piece. */
     cl_mem *pieces; /* [piece_count], or NULL */

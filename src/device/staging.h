@@ -35,7 +35,7 @@ moert_status moert_event_record(moert_device *device, moert_event **event);
 moert_status moert_event_wait(const moert_event *event);
 /* *passed = whether the event has completed; ERROR_DEVICE if a command has failed. */
 moert_status moert_event_test(const moert_event *event, bool *passed);
-/* Commands enqueued later on the queue in use start after the event, which may be of the other
- * queue. */
+/* Commands enqueued later on the queue in use start after the event has completed. The event may be
+ * of the other queue. */
 moert_status moert_event_follow(const moert_event *event);
 void moert_event_free(moert_event *event); /* NULL is legal */

@@ -4,7 +4,7 @@
  *
  * A window is one row-major float32 matrix per rank, on the rank's device, with rows of `width`
  * floats at a stride of moert_window_stride() floats (width rounded up to 16). All ranks of the
- * exchange can reach it. Dispatch copies the bits of each token's row into the windows of the
+ * exchange can reach a window. Dispatch copies the bits of each token's row into the windows of the
  * owners of its K experts, at the plan's rows. Combine sums the K rows of each token from the
  * owners' windows, in slot order. Slots (weights, and their gradients) travel along as one float
  * per row.
@@ -61,11 +61,11 @@ moert_status moert_exchange_create(moert_device *device, moert_comm *comm, unsig
 void moert_exchange_destroy(moert_exchange *exchange);
 /* The engine's name in MOERT_ENGINE_TABLE. */
 const char *moert_exchange_engine(const moert_exchange *exchange);
-/* Bytes that this rank's dispatches have stored into windows (staged: packed) so far, with slots
- * and with rows for this rank. */
+/* Bytes that this rank's dispatches have stored into windows so far (staged engine: packed).
+ * Includes slots, and rows for this rank itself. */
 uint64_t moert_exchange_dispatched_bytes(const moert_exchange *exchange);
 /* Rows that this rank's dispatches have sent to other hosts so far. The node engine sends at most
- * one for each token and host. */
+ * one row for each token and host. */
 uint64_t moert_exchange_far_rows(const moert_exchange *exchange);
 
 /*
@@ -94,8 +94,8 @@ void moert_exchange_survey(moert_device *device, moert_comm *comm,
 
 /* Creates a window for rows of `width` floats, still without rows. Collective. */
 moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_window **window);
-/* Creates a window for rows of `columns` bf16 values, two in the space of a float. Combine sums
- * them in float32. Collective. Errors: ERROR_UNSUPPORTED (odd number of columns). */
+/* Creates a window for rows of `columns` bf16 values, two in the space of a float. Combine sums the
+ * bf16 rows in float32. Collective. Errors: ERROR_UNSUPPORTED (odd number of columns). */
 moert_status moert_window_create_bf16(moert_exchange *exchange, size_t columns,
                                       moert_window **window);
 void moert_window_destroy(moert_window *window); /* Collective. NULL is legal. */
@@ -138,11 +138,11 @@ typedef struct moert_exchange_slots {
 moert_status moert_exchange_make_plan(moert_exchange *exchange, const moert_exchange_slots *slots,
                                       moert_status local, moert_exchange_plan **plan);
 /*
- * moert_exchange_make_plan in two calls, begin and end. Between them the caller may enqueue work
- * that needs no plan; the device does it while the host makes the plan. The status of begin is
- * local to this rank. The caller passes it, or the status of the work, to end as `local`. Every
- * begin needs an end. The index must not change before the plan's first dispatch is done. Only end
- * is collective.
+ * moert_exchange_make_plan in two calls, begin and end. Between begin and end the caller may
+ * enqueue work that needs no plan; the device does this work while the host makes the plan. The
+ * status of begin is local to this rank. The caller passes it, or the status of the work, to end as
+ * `local`. Every begin needs an end. The index must not change before the plan's first dispatch is
+ * done. Only end is collective.
  */
 moert_status moert_exchange_begin_plan(moert_exchange *exchange, const moert_exchange_slots *slots,
                                        moert_status local);
@@ -158,7 +158,7 @@ void moert_exchange_free_plan(moert_exchange_plan *plan);
  */
 typedef struct moert_transfer {
     const moert_exchange_plan *plan;
-    moert_window *window; /* to which rows go, or from which they return */
+    moert_window *window; /* target of a dispatch's rows, source of a combine's rows */
     moert_window *slots;  /* a window of width 1 for one float per slot, or NULL */
 
     const moert_buffer *source;      /* dispatch: [T,width] */
@@ -238,8 +238,8 @@ moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_t
                                          size_t chunk);
 /*
  * Optional, after the last chunk is sent: lets work that is enqueued from here on overlap with the
- * rest of the combine, until moert_exchange_combine_join. That work must not touch the combine's
- * windows and targets. Persistent GEMMs leave some compute units of a GPU to the combine
+ * rest of the combine, until moert_exchange_combine_join. The overlapping work must not touch the
+ * combine's windows and targets. Persistent GEMMs leave some compute units of a GPU to the combine
  * (moert_device_reserve_units). An error is local to this rank. Not collective.
  */
 moert_status moert_exchange_combine_overlapped(moert_exchange *exchange, moert_transfer *transfer);

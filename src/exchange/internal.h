@@ -17,15 +17,15 @@ typedef struct moert_storage {
     void *segments;          /* state of the moert_exchange_memory, or NULL */
     void (*release)(void *segments);
     moert_staging *staging; /* staged engine: the owner of `rows`; else NULL */
-    void *host;             /* shared memory: `rows` as host memory */
+    void *host;             /* host address of `rows` in shared memory; else NULL */
 } moert_storage;
 
 /* A source of memory segments that the kernels of all ranks reach by address. */
 typedef struct moert_exchange_memory {
     const char *name;
     bool reserves_worst_case; /* untouched rows cost nothing */
-    /* Fails, with the reason as last error, if this rank cannot use the memory. Tests only what
-     * needs no allocation. NULL: no check. */
+    /* Fails, with the reason as last error, if this rank cannot use the memory. The test allocates
+     * no memory. `look` may be NULL: no test. */
     moert_status (*look)(const moert_device *device, moert_comm *comm);
     /* Allocates `bytes` on every rank, at a multiple of 4096 bytes. A failure may concern this rank
      * alone; the caller then releases the content of *storage. Collective. */
@@ -57,16 +57,16 @@ static inline bool moert_window_is_bf16(const moert_window *window) {
 }
 
 /*
- * An engine: a row of MOERT_ENGINE_TABLE (base/config.h) and a directory. open is collective. It
- * leaves `reason` empty on all ranks, or writes the same reason on all ranks why the engine cannot
- * work. dispatch and combine receive this rank's status so far. Whatever that status is, they take
- * part in all communication and return the same failure on all ranks.
+ * An engine: a row of MOERT_ENGINE_TABLE (base/config.h) and a directory. open is collective. If
+ * the engine works, `reason` stays empty on all ranks; otherwise all ranks get the same reason why
+ * it cannot work. dispatch and combine receive this rank's status so far. Whatever that status is,
+ * they take part in all communication and return the same failure on all ranks.
  *
  * An engine with chunks returns from dispatch while rows are still in flight, and has two more
  * entries, whose failures are local to this rank. `wait` waits until a chunk's rows are in the
- * windows. The caller calls `send` for one chunk after the other, when the work on its rows is
- * enqueued. Every rank sends all chunks, even after a failure, and combine then reports the failure
- * to the others.
+ * windows. The caller calls `send` for one chunk after the other, each after it has enqueued the
+ * work on the chunk's rows. Every rank sends all chunks, even after a failure, and combine then
+ * reports the failure to the other ranks.
  */
 typedef struct moert_engine {
     const char *name;

@@ -14,15 +14,15 @@
 enum { CHUNK = MOERT_PLAN_CHUNK, WORDS = MOERT_PLAN_WORDS };
 enum { ENTRY_WORDS = 4 }; /* words of an expert's entry in the table of kernels/exchange/plan.cl */
 
-/* A rank's message to the others, in words of 64 bits: this header, counts[E] and, with a
- * relay_map, its number of tokens with slots on each node. */
+/* A rank's message to the other ranks, in words of 64 bits: this header, counts[E] and, with a
+ * relay_map, the number of the rank's tokens with slots on each node. */
 enum { STATUS, TOKENS, TOPK, HEADER_WORDS };
 
 /* Memory for the plans of an exchange. Allocating it takes longer than making a plan, so the
  * exchange keeps it, and a freed plan leaves its buffers to the next one. */
 typedef struct moert_planner {
     moert_exchange_slots choice;
-    size_t message_words;           /* of a rank's message */
+    size_t message_words;           /* words of a rank's message */
     size_t room;                    /* message_words for which `mine` is allocated */
     uint64_t *mine;                 /* [message_words]; the next three arrays follow it */
     uint64_t *all;                  /* [ranks,message_words] */

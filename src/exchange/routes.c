@@ -1,4 +1,4 @@
-/* Runs of rows between pairs of ranks: see routes.h. */
+/* Finds the runs of rows between pairs of ranks (see routes.h). */
 #include "exchange/routes.h"
 
 #include <stdlib.h>

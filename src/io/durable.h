@@ -22,10 +22,11 @@ moert_status moert_read_text(const char *path, size_t limit_bytes, char **text);
 moert_status moert_durable_write(const char *path, const char *text);
 
 /*
- * Renames the finished directory `temp_dir` to `final_dir` and flushes the parent. Both are on one
- * file system, and the writers have flushed the files. An existing final_dir is first renamed to
- * FINAL_DIR.old and removed last; After a crash the old directory is complete under that name. On
- * failure it gets its original name back. ERROR_IO, also if final_dir is a file.
+ * Renames the finished directory `temp_dir` to `final_dir` and flushes the parent. Both directories
+ * must be on one file system, and the writers must have flushed the files. An existing final_dir is
+ * first renamed to FINAL_DIR.old and removed last; After a crash the old directory is complete
+ * under that name. On failure it gets its original name back. ERROR_IO, also if final_dir is a
+ * file.
  */
 moert_status moert_durable_commit(const char *temp_dir, const char *final_dir);
 

@@ -1,4 +1,4 @@
-/* One mapped file, and functions that the files of this module share. */
+/* A mapped file, and the functions that the files of src/io share. */
 #pragma once
 
 #include "io/json.h"

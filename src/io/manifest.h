@@ -35,9 +35,9 @@ typedef struct moert_manifest moert_manifest;
  * Errors: ERROR_IO, ERROR_FORMAT, ERROR_MEMORY. */
 moert_status moert_manifest_make(const char *directory, moert_manifest **manifest);
 /*
- * Reads DIRECTORY/manifest.json and opens the files that it lists; *manifest = NULL if the
- * directory has none. Errors: ERROR_FORMAT (the manifest is damaged, or a file has another size),
- * ERROR_IO (a file is missing), ERROR_MEMORY.
+ * Reads DIRECTORY/manifest.json and opens the files that it lists. *manifest = NULL if the
+ * directory has no manifest. Errors: ERROR_FORMAT (the manifest is damaged, or a file has another
+ * size), ERROR_IO (a file is missing), ERROR_MEMORY.
  */
 moert_status moert_manifest_read(const char *directory, moert_manifest **manifest);
 /* NULL is legal. */

@@ -47,7 +47,7 @@ typedef struct moert_model_config {
 } moert_model_config;
 
 /*
- * Reads DIR/config.json, or the file `path`. It accepts the key names of all families and versions:
+ * Reads DIR/config.json, or the file `path`. Accepts the key names of all families and versions:
  * num_local_experts, num_experts or n_routed_experts; moe_intermediate_size, else
  * intermediate_size; rope_parameters.rope_theta or rope_theta. A head_dim of null is hidden /
  * heads. Absent keys get the defaults of their family. Errors: ERROR_IO, ERROR_FORMAT (JSON, types,

@@ -1,6 +1,6 @@
 /*
- * The load-balancing losses and the bias update, on the host, in float64. Their inputs are sums
- * over all ranks, so every rank computes the same bits.
+ * Computes the load-balancing losses and the bias update on the host, in float64. The inputs are
+ * sums over all ranks, so every rank computes the same bits.
  *
  * Sources: Fedus, Zoph, Shazeer: "Switch Transformers" (2021), equations 4 to 6, for the losses;
  * Wang et al.: "Auxiliary-loss-free load balancing strategy for mixture-of-experts" (2024) for the

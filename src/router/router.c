@@ -17,7 +17,7 @@ enum { MOST_EXPERTS = 1024 };
 typedef struct build {
     char program[80];
     size_t block;
-    size_t columns; /* of router_mass's work-groups */
+    size_t columns; /* columns that a work-group of router_mass sums */
 } build;
 
 /* Chooses a build. `aligned` is ALIGNED of MOERT_PROGRAM(); only the backward sets it, since it

@@ -1,6 +1,6 @@
 /*
- * The router on the device: forward, backward, and sums of scores; load-balancing losses on the
- * host.
+ * The router. Forward, backward and sums of scores run on the device; load-balancing losses are
+ * computed on the host.
  *
  * All buffers are dense row-major float32 unless their comment says otherwise; T may be 0. None of
  * these calls is collective.
@@ -26,9 +26,9 @@ typedef struct moert_routing {
 } moert_routing;
 
 /*
- * Chooses experts from logits[T,E]. `bias` [E], or NULL, is added for selection only. If a token
- * has a non-finite logit, or the bias has a NaN, the token gets index -2 in its first slot, -1 in
- * the others, and zero weights, scores and lse; moert_plan_count then reports it. A bias of
+ * Chooses experts from logits[T,E]. `bias` [E] is added for selection only; it may be NULL. If a
+ * token has a non-finite logit, or the bias has a NaN, the token gets index -2 in its first slot,
+ * -1 in the others, and zero weights, scores and lse; moert_plan_count then reports it. A bias of
  * -infinity puts an expert last. Errors: ERROR_USAGE (a buffer is missing or too small).
  */
 moert_status moert_router_forward(moert_device *device, const moert_router_options *options,
@@ -39,7 +39,8 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
  * dlogits[T,E] from dweight[T,K], plus the gradients of the losses. aux_gradient[E] (device, or
  * NULL) is d(loss)/d(r[t,e]), the same for every token t. r is softmax over all experts, or the
  * scores divided by their sum + 1e-20. The z-loss adds z_factor * lse[t] * softmax(logits)[t],
- * where z_factor is 2 * coefficient / (number of tokens). `logits` are those of forward.
+ * where z_factor is 2 * coefficient / (number of tokens). `logits` are the logits that
+ * moert_router_forward read.
  */
 typedef struct moert_router_gradient {
     size_t tokens;
@@ -59,8 +60,8 @@ moert_status moert_router_mass(const moert_router_options *options, size_t token
                                size_t sequences, moert_buffer *mass);
 
 /*
- * Load-balancing losses, on the host, from global sums. Both return the value without coefficient,
- * and gradient[E] = coefficient * d(value)/d(r[t,e]):
+ * Load-balancing losses, on the host, from global sums. Both forms return the loss without
+ * coefficient, and gradient[E] = coefficient * d(value)/d(r[t,e]):
  *
  *   Hugging Face          E * sum_e counts_e/rows * mass_e/rows, rows and sums over all layers
  *   Megatron, per layer   E / (K * rows^2) * sum_e counts_e * mass_e

@@ -8,8 +8,8 @@
  * The ranks divide the cores that the machine (its cgroup) allows and that the process's mask, set
  * by the launcher, contains. Ranks with equal masks divide the mask among themselves. Such ranks
  * are all ranks of an unbound host or of a container, the ranks of a socket under mpirun --bind-to
- * socket, and a single rank under --bind-to core. A rank cannot see the masks of the others, so the
- * caller gathers moert_topology_mask_text() of all ranks of the host. A mask smaller than the
+ * socket, and a single rank under --bind-to core. A rank cannot see the masks of other ranks, so
+ * the caller gathers moert_topology_mask_text() of all ranks of the host. A mask smaller than the
  * machine makes the placement `confined`.
  *
  * The placement is pure arithmetic on the topology, so synthetic topologies test it.
@@ -43,7 +43,8 @@ typedef struct moert_placement {
 moert_status moert_topology_create(const char *synthetic, moert_topology **topology);
 void moert_topology_destroy(moert_topology *topology);
 
-/* One line: packages, NUMA nodes, cores, GPUs, and the cores within the mask when it is smaller. */
+/* Describes the topology in one line: packages, NUMA nodes, cores and GPUs, and the cores within
+ * the mask if it excludes some. */
 void moert_topology_describe(const moert_topology *topology, char *text, size_t bytes);
 
 /* The logical processors that this process may use, in the format of moert_placement.cpus. Equal

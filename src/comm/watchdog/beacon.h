@@ -18,8 +18,10 @@ enum { MOERT_BEACON_ADDRESSES = 8, MOERT_BEACON_BYTES = 256 };
 
 /* The addresses of a host's beacon; all zero if the host has no beacon. */
 typedef struct moert_beacon_address {
-    uint64_t key;                               /* the first host's key is that of the job */
-    uint32_t addresses[MOERT_BEACON_ADDRESSES]; /* in network order, like the port; 0 ends them */
+    uint64_t key;                               /* identifies the job: all hosts use the first
+                                                   host's key */
+    uint32_t addresses[MOERT_BEACON_ADDRESSES]; /* in network byte order, as is the port; 0 ends the
+                                                   list */
     uint16_t port;
 } moert_beacon_address;
 
@@ -34,8 +36,8 @@ void moert_beacon_aim(moert_beacon *beacon, const moert_beacon_address *places);
 
 /* Sends at most MOERT_BEACON_BYTES to all others. Does not block. */
 void moert_beacon_send(moert_beacon *beacon, const void *data, size_t bytes);
-/* Takes the next datagram of this size from another host of the job; false if there is none. Does
- * not block. */
+/* Takes the next datagram of `bytes` bytes from another host of the job; returns false if none has
+ * arrived. Does not block. */
 bool moert_beacon_receive(moert_beacon *beacon, size_t *host, void *data, size_t bytes);
 
 /* Finds the next host whose beacon is closed: that host's system refuses datagrams. Returns false

@@ -14,8 +14,8 @@ struct moert_watchdog {
     moert_watch_table *table; /* NULL: off */
     size_t table_bytes;
     size_t me, count;        /* this rank's index, and the number of ranks, on this host */
-    size_t *ranks;           /* [count] their ranks in comm */
-    bool *visible;           /* [count] whether this process finds their processes in /proc */
+    size_t *ranks;           /* [count] the ranks in comm of this host's ranks */
+    bool *visible;           /* [count] whether this process finds the ranks' processes in /proc */
     moert_watch_host *hosts; /* [node_count], after the table's entries; this host's is unused */
     moert_beacon *beacon;    /* NULL unless this is the first rank of its host, and hosts are
                                 several */

@@ -1,5 +1,5 @@
-/* Publishes the state of this process, and finds in the table and in /proc which rank keeps the
- * others waiting. */
+/* Publishes the state of this process. Finds, from the table and /proc, the rank for which the
+ * other ranks wait. */
 #include "comm/watchdog/watch.h"
 
 #include <stdio.h>

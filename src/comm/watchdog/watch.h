@@ -24,12 +24,12 @@ typedef struct moert_watch_entry {
     atomic_int phase; /* moert_phase */
 } moert_watch_entry;
 
-/* In ascending order of gravity. */
+/* The verdicts on a rank, in ascending order of gravity. */
 typedef enum moert_watch_verdict {
     MOERT_WATCH_FINE,
     MOERT_WATCH_LATE,    /* alive and not waiting, so the other ranks wait for it */
     MOERT_WATCH_STOPPED, /* halted by a signal or a debugger, or without a heartbeat */
-    MOERT_WATCH_SILENT,  /* its host has sent datagrams, but sends none any more */
+    MOERT_WATCH_SILENT,  /* its host has stopped sending datagrams */
     MOERT_WATCH_REFUSED, /* its host refuses datagrams: no watchdog listens there any more */
     MOERT_WATCH_GONE,    /* the process has ended without setting LEFT */
     MOERT_WATCH_ENDING   /* only of a host: it has reported the failure and ends the job */
@@ -63,18 +63,19 @@ typedef enum moert_watch_life {
 } moert_watch_life;
 moert_watch_life moert_watch_process(const moert_watch_entry *entry);
 
-/* `visible`: this process can find the other one by its pid. */
+/* Judges the process of an entry. `visible`: this process can find that process by its pid. */
 moert_watch_verdict moert_watch_judge(const moert_watch_entry *entry, bool visible,
                                       uint64_t now_ns);
 
-/* The index of the entry to blame, or `count` if there is none. It is the entry with the gravest
- * verdict and, among equals, the longest time without progress. */
+/* The index of the entry to blame, or `count` if there is none. The blamed entry has the gravest
+ * verdict and, among equal verdicts, the longest time without progress. */
 size_t moert_watch_blame(const moert_watch_entry *entries, const bool *visible, size_t count,
                          size_t me, uint64_t now_ns, moert_watch_verdict *verdict);
 
 /*
- * The report of a host to the other hosts. It names the rank for which they may have to wait: the
- * rank with the gravest verdict and, among equals, the longest time without progress.
+ * The report of a host to the other hosts. The report names the rank for which the other hosts may
+ * have to wait: the rank with the gravest verdict and, among equal verdicts, the longest time
+ * without progress.
  */
 typedef struct moert_watch_note {
     uint64_t step, silent_ns, idle_ns; /* ages, since clocks differ */

@@ -1,14 +1,14 @@
 /*
- * Ends a job whose rank is dead, stopped or late, instead of letting the others wait for ever.
+ * Ends a job whose rank is dead, stopped or late, so that the other ranks do not wait for ever.
  *
  * A thread per process publishes a heartbeat and the phase of its rank (base/phase.h) to the ranks
  * of its host, through shared memory. A rank that has waited in one collective call for `timeout_s`
  * looks for the missing rank: a process that is gone, stopped (no heartbeat), or alive but not
- * waiting. It names that rank, with host, step and phase, on stderr. Then it ends its process with
- * status 1, and the watchdogs of the host's other ranks end their processes. A process that is gone
- * is named after half a second of waiting, before mpirun ends the other ranks. The preceding rank
- * on the host also names it when that rank does not wait in a call (but for its device, for
- * example).
+ * waiting. The waiting rank's watchdog names the missing rank, with host, step and phase, on
+ * stderr. Then it ends its process with status 1, and the watchdogs of the host's other ranks end
+ * their processes. A watchdog names a process that is gone after half a second of waiting, before
+ * mpirun ends the other ranks. The preceding rank on the host names such a process even if that
+ * rank waits outside of any call (for its device, for example).
  *
  * Hosts send each other a datagram every second, independently of MPI. The datagram names the rank
  * of the host for which other ranks may have to wait, with its step and phase. So the message of a

@@ -1,6 +1,6 @@
 /*
- * NVIDIA's driver library, which moert opens when it first needs it. This file declares the used
- * part of the CUDA driver API, so that moert builds without CUDA.
+ * Access to NVIDIA's driver library, which moert opens at the first use. This file declares the
+ * used part of the CUDA driver API, so that moert builds without CUDA.
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /*
  * Memory of NVIDIA GPUs that the devices of other processes reach. A process allocates it with
- * CUDA's calls and passes it on as open files. All processes, also this one, import the files into
- * OpenCL (cl_khr_external_memory_opaque_fd).
+ * CUDA's calls and passes it on as open files. All processes, including the allocating one, import
+ * the files into OpenCL (cl_khr_external_memory_opaque_fd).
  *
  * A file is one piece. Measured on an H200: a piece of 512 MiB or more crashes the process inside
  * the driver. The driver places each imported piece right below the previous one, if all have the

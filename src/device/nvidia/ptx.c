@@ -10,7 +10,7 @@
 #define TARGET ".target sm_90"
 #define ARENA  "arena[1040]"
 
-/* The only occurrence of `what` in the text; NULL if there is none or more than one. */
+/* Returns the only occurrence of `what` in the text; NULL unless `what` occurs exactly once. */
 static const char *find_only(const char *text, const char *what) {
     const char *at = strstr(text, what);
     return at != NULL && strstr(at + 1, what) == NULL ? at : NULL;

@@ -6,7 +6,7 @@
 #include "base/error.h"
 
 /*
- * *transformed = a copy of `text` for the target sm_90a, which the caller frees. It removes the
+ * *transformed = a copy of `text` for the target sm_90a, which the caller frees. The copy lacks the
  * comment prefix "//@sm_90a " of instructions (wgmma, setmaxnreg). The array `arena` in shared
  * memory, declared with 1040 bytes, becomes `arena_bytes` long; OpenCL source may not declare more
  * than 48 KiB. Errors: ERROR_DEVICE (no target sm_90, or no arena), ERROR_MEMORY.

@@ -21,7 +21,7 @@ typedef struct pending {
 struct moert_profiler {
     moert_profile sums;
     bool counting;
-    cl_int failure; /* the first one of reading events */
+    cl_int failure; /* first failure of reading events */
     uint64_t began_ns;
     uint64_t arrived_ns; /* the latest end of messages with rows */
     moert_profile_observer *observer;

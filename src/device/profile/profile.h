@@ -1,12 +1,12 @@
 /*
- * Where a device's time goes. Every kernel and copy belongs to an operation. The family of its
- * program determines the operation; for GEMMs, exchanges and copies the current phase does
+ * Measures where a device's time goes. Every kernel and copy belongs to an operation. The family of
+ * its program determines the operation; for GEMMs, exchanges and copies the current phase does
  * (base/phase.h).
  *
- * Outside moert_profile_begin and _end, a launch costs one more branch. Between them, each command
- * has an event; the profile reads events when its ring is full, and at the end. Without an observer
- * only one in-order queue is used, so no two commands overlap and their times add up. The rest of
- * the wall time is host time.
+ * Outside moert_profile_begin and _end, a launch costs one more branch. Between the two calls each
+ * command has an event. The profile reads the events when its ring is full, and at the end. Without
+ * an observer only one in-order queue is used, so no two commands overlap and their times add up.
+ * The rest of the wall time is host time.
  */
 #pragma once
 

@@ -7,18 +7,19 @@
 #include "device/profile/profile.h"
 
 enum {
-    ROUNDS = 20000,              /* multiply-adds of an accumulator: takes milliseconds */
+    ROUNDS = 20000,              /* multiply-adds per accumulator: a launch takes milliseconds */
     BLOCK = 4096,                /* vectors that a work-group copies */
     GPU_ITEMS = 256,             /* of a work-group */
     GROUPS_PER_UNIT = 4,         /* work-groups per compute unit in the kernel of multiply-adds */
-    CPU_COPY_BYTES = 96 << 20,   /* of each of two buffers: larger than a core's caches */
+    CPU_COPY_BYTES = 96 << 20,   /* bytes of each of two buffers on a CPU: larger than a core's
+                                    caches */
     GPU_COPY_BYTES = 256 << 20,  /* bytes of each of two buffers on a GPU: larger than its caches */
     ENOUGH_NS = 4 * 1000 * 1000, /* the least time of a measurement */
     TRIALS = 16,                 /* measurements, since other programs may use the machine */
     SPEC_BYTES = 128,
 };
 
-/* A kernel with its launch. */
+/* A kernel and the parameters of its launches. */
 typedef struct probe {
     moert_device *device;
     char spec[SPEC_BYTES];

@@ -15,7 +15,7 @@ typedef struct moert_node_message {
 } moert_node_message;
 
 typedef struct moert_node {
-    moert_exchange inside; /* of this node's ranks, only for windows */
+    moert_exchange inside; /* an exchange among this node's ranks, used only for windows */
     moert_mail *mail;
     moert_node_message rows, slots, weights;
     moert_routes routes; /* runs of results that owners send without a relay */

@@ -1,4 +1,4 @@
-/* Messages of a dispatch or combine in flight: see inflight.h. */
+/* Posts the messages of a dispatch or combine in flight, and waits for them (see inflight.h). */
 #include "exchange/staged/inflight.h"
 
 #include <time.h>

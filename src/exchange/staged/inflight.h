@@ -18,7 +18,7 @@ enum { MOERT_INFLIGHT_CHUNKS = MOERT_EXCHANGE_MOST_CHUNKS };
 /* Kinds of messages: rows of the window, and slots (one float per row). */
 enum { MOERT_INFLIGHT_ROWS, MOERT_INFLIGHT_SLOTS, MOERT_INFLIGHT_KINDS };
 
-/* A dispatch or a combine. */
+/* The state of a dispatch or a combine. */
 typedef struct moert_inflight {
     bool back;                                        /* a combine */
     const moert_exchange_plan *plan;                  /* NULL before the first transfer */

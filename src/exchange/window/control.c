@@ -28,8 +28,8 @@ static volatile uint32_t *status_word(const moert_exchange *exchange, size_t ran
 }
 
 /*
- * Each rank has two status words, which barriers use alternately: a rank may enter the next barrier
- * while another still reads the words of this one, but it cannot enter the one after that.
+ * Each rank has two status words, which barriers use alternately. A rank may enter barrier n + 1
+ * while another rank still reads the words of barrier n, but it cannot enter barrier n + 2.
  * moert_shared_sync is a fence for all shared memory, also for all windows.
  */
 moert_status moert_control_barrier(moert_exchange *exchange, moert_status status) {

@@ -8,7 +8,7 @@
 
 /* exchange->state of the engine. */
 typedef struct moert_control {
-    const moert_exchange_memory *memory; /* of the windows */
+    const moert_exchange_memory *memory; /* the memory of the windows */
     moert_storage probe;                 /* rank r writes row r */
     moert_shared *shared;                /* memory of the host processes: two status words and two
                                             messages per rank */

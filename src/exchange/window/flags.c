@@ -11,7 +11,7 @@ enum { LINE_BYTES = 64, BARRIERS = 256 };
 /* kernels/exchange/barrier.h writes it. */
 typedef struct verdict {
     uint32_t late;   /* 1 + the late rank; 0: no rank was late */
-    uint32_t number; /* of the barrier */
+    uint32_t number; /* number of the barrier */
 } verdict;
 enum {
     VERDICT_BYTES = 2 * LINE_BYTES
@@ -24,7 +24,7 @@ struct moert_flags {
     moert_storage segment; /* this rank's flags: LINE_BYTES for each rank r, which raises flag r */
     moert_staging *verdict;
     uint64_t patience_ns;
-    uint32_t number;             /* of the last barrier */
+    uint32_t number;             /* number of the last barrier */
     moert_phase phase[BARRIERS]; /* phase[n % BARRIERS]: the phase in which this rank enqueued
                                     barrier n */
 };

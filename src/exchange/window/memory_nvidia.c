@@ -37,7 +37,7 @@ static void release(void *memory) {
     free(s);
 }
 
-/* Checks that each rank's GPU can access those of all others. */
+/* Checks that this rank's GPU can access the GPUs of all other ranks. */
 static moert_status check_peers(moert_device *device, moert_comm *comm) {
     enum { BYTES = sizeof((moert_device_info *)0)->pci };
     const size_t ranks = moert_comm_size(comm);
@@ -72,8 +72,8 @@ static moert_status import_segments(moert_device *device, moert_comm *comm, int 
     return status;
 }
 
-/* Allocates this rank's segment and exchanges files with the others. All ranks return the same
- * failure. */
+/* Allocates this rank's segment and exchanges its files with the other ranks. All ranks return the
+ * same failure. */
 static moert_status create_in_pieces(moert_device *device, moert_comm *comm, size_t count,
                                      size_t piece_bytes, moert_storage *storage) {
     const size_t ranks = moert_comm_size(comm);
