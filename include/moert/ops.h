@@ -51,11 +51,11 @@
  *   scale = round_to_scale((max|block| * f32(1/max)) * norm)
  *   q = round(v * min(norm * (1/scale), FLT_MAX))
  *
- * where norm is 1 unless given (so a reader divides by norm), and q = 0 where scale is 0. Without
- * norm this is the quantizer of moert/quantize.h. With norm, as in cuDNN, max of E5M2 is 128, and
- * 1/scale of the E8M0 scale 2^-127 is infinity. norm is the only global scale of an NVFP4 result:
- * magnitudes above 2688/norm saturate; give norm = 2688/amax. A norm that is not positive, or NaN,
- * makes all scales NaN.
+ * where norm is 1 unless given (so a consumer of the result divides by norm), and q = 0 where scale
+ * is 0. Without norm this formula is the same as the quantizer's (moert/quantize.h). With norm, as
+ * in cuDNN, max of E5M2 is 128, and 1/scale of the E8M0 scale 2^-127 is infinity. norm is the only
+ * global scale of an NVFP4 result: magnitudes above 2688/norm saturate; give norm = 2688/amax. A
+ * norm that is not positive, or NaN, makes all scales NaN.
  *
  * Semantics: cuDNN frontend grouped GEMM, GLU, dGLU, quant and wgrad; TransformerEngine's grouped
  * GEMM (which rounds once more between GEMM and bias); Unsloth's permuted grouped GEMM.
@@ -160,9 +160,9 @@ typedef struct moert_op_options {
                                    blocks; not in GEMM_WGRAD */
     size_t row_multiple; /* a promise: the rows of every group are a multiple of this (0 = 1), so
                             that COLUMN payloads and scales by groups need less room. If `ends`
-                            breaks it, blocks without room are left out. A result's are not written;
-                            an input's count as zeros, or as the values of an earlier execute that
-                            had room for these rows */
+                            breaks the promise, blocks without room are left out: such blocks of a
+                            result are not written; such blocks of an input count as zeros, or as
+                            the values of an earlier execute that had room for these rows */
     bool norm;           /* multiplies the quantized results, see above */
 
     bool alpha, beta;      /* one value per group; otherwise 1 and 0 */

@@ -1,4 +1,4 @@
-/* Open files. */
+/* Helpers for open files. */
 #include "base/files.h"
 
 #include <unistd.h>

@@ -1,4 +1,4 @@
-/* Open files. */
+/* Helpers for open files. */
 #pragma once
 
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* Threads for one loop. */
+/* Runs a loop on several threads. */
 #include "base/parallel.h"
 
 #include <pthread.h>

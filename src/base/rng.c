@@ -1,4 +1,4 @@
-/* Philox4x32-10, and the uniform and normal numbers drawn from it. */
+/* Implements Philox4x32-10, and uniform and normal numbers drawn from it. */
 #include "base/rng.h"
 
 #include <math.h>

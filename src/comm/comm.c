@@ -57,7 +57,7 @@ void moert_comm_library(char *text, size_t bytes) {
     int length = 0;
     MPI_Get_library_version(version, &length);
     version[strcspn(version, ",\n")] =
-        '\0'; /* Open MPI continues with package, date and report address */
+        '\0'; /* cuts off Open MPI's package, date and report address */
     snprintf(text, bytes, "%s", version);
 }
 

@@ -16,10 +16,10 @@
 
 typedef struct moert_comm moert_comm;
 
-/* MPI_Init_thread(FUNNELED) unless MPI is initialized, for programs. moert_comm_world() then
+/* For programs: calls MPI_Init_thread(FUNNELED) unless MPI is initialized. moert_comm_world() then
  * returns &MPI_COMM_WORLD. */
 moert_status moert_comm_init(int *count, char ***arguments);
-/* MPI_Finalize, if moert_comm_init has initialized MPI. */
+/* Calls MPI_Finalize if moert_comm_init has initialized MPI. */
 void moert_comm_finalize(void);
 const void *moert_comm_world(void);
 /* Name and version of the MPI library, such as "Open MPI v5.0.7". */

@@ -1,10 +1,10 @@
 /*
  * Passes open files to the other processes of a host over Unix sockets.
  *
- * Every rank has a datagram socket under a name that the system chooses, without a file in any
+ * Every rank has a datagram socket. The system chooses the socket's name, so no file appears in any
  * directory. Rank r sends to rank r + s in step s. When a send returns, the datagram is in the
  * receiver's queue. So after the ranks have agreed on a step's sends, no receive waits, and a rank
- * that could not send delays no other.
+ * that could not send delays no other rank.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -89,7 +89,7 @@ static moert_status receive_files(int handle, const mailbox *mine, int *files, s
             return MOERT_FAIL(ERROR_UNSUPPORTED,
                               "open files of another process did not arrive: %s (other container?)",
                               strerror(errno));
-        /* files beyond the limit of this process stay -1 */
+        /* files above this process's limit of open files stay -1 */
         int all[MESSAGE_FILES];
         const struct cmsghdr *part = CMSG_FIRSTHDR(&e.header);
         memset(all, -1, sizeof all);

@@ -47,7 +47,7 @@ moert_status moert_data_from_array(const char *name, const int32_t *tokens, size
 void moert_data_destroy(moert_data *data);
 
 typedef struct moert_data_info {
-    size_t files, tokens;        /* including held-out tokens */
+    size_t files, tokens;        /* numbers of files and tokens, including held-out tokens */
     size_t steps, batch, length; /* shape of an array; 0 for text and raw */
 } moert_data_info;
 moert_data_info moert_data_describe(const moert_data *data);

@@ -1,4 +1,4 @@
-/* Device memory: buffers, wrapped host memory, views, copies, maps. */
+/* Implements device memory: buffers, wrapped host memory, views, copies and maps. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -8,8 +8,9 @@
  * A family is a file kernels/<family>.cl. A program is a family with its -D options, written as one
  * text such as "attention/attention -DHEAD_DIM=64". A program is built on first use and kept. Every
  * program begins with kernels/lib/common.h, which defines the CPU form and the GPU form. A launch
- * gives the number of work-groups; the kernel declares their size. Families in a directory nvidia/
- * compile only with NVIDIA's compiler. Families with -DARENA= need sm_90a (device/nvidia/ptx.h).
+ * gives the number of work-groups; the kernel declares the size of a work-group. Families in a
+ * directory nvidia/ compile only with NVIDIA's compiler. Families with -DARENA= need sm_90a
+ * (device/nvidia/ptx.h).
  */
 #pragma once
 
@@ -251,8 +252,8 @@ void moert_export_destroy(moert_export *export); /* NULL is legal. */
 
 /*
  * Imports pieces that any process exported as one buffer, which kernels see as one range of
- * addresses. The caller keeps the files. Errors: ERROR_UNSUPPORTED (the driver did not place the
- * pieces next to each other), ERROR_MEMORY, ERROR_DEVICE.
+ * addresses. The files stay open; the caller closes them. Errors: ERROR_UNSUPPORTED (the driver did
+ * not place the pieces next to each other), ERROR_MEMORY, ERROR_DEVICE.
  */
 moert_status moert_buffer_import(moert_device *device, const int *files, size_t count,
                                  size_t piece_bytes, moert_buffer **buffer);

@@ -1,4 +1,4 @@
-/* The two queues of a device, events in them, and waits for the device. */
+/* Implements the two queues of a device, events in these queues, and waits for the device. */
 #include <stdlib.h>
 #include <time.h>
 

@@ -1,6 +1,6 @@
 /*
- * Launches that are recorded once and enqueued together any number of times
- * (cl_khr_command_buffer). Each launch waits for the previous launch, as in an in-order queue.
+ * Records launches once, to enqueue them together any number of times (cl_khr_command_buffer). Each
+ * launch waits for the previous launch, as in an in-order queue.
  */
 #include "device/internal.h"
 

@@ -1,4 +1,5 @@
-/* The source of programs: kernel files, built in or from MOERT_KERNEL_DIR, with their includes. */
+/* Assembles the source of programs from kernel files (built in or from MOERT_KERNEL_DIR) and their
+ * includes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,7 +51,7 @@ moert_status moert_kernel_source(const char *file, char **text) {
 static moert_status insert_includes(const char *file, char **text) {
     static const char start[] = "\n#include \"";
     size_t done = 0;
-    int number = 1; /* line number at `done` */
+    int number = 1; /* number of the line at `done` */
     for (char *line; (line = strstr(*text + done, start)) != NULL;) {
         const char *word = line + sizeof start - 1, *rest = word + strcspn(word, "\n");
         char name[96], *included = NULL, *whole = NULL;

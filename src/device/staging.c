@@ -13,7 +13,8 @@ enum { PAGE_BYTES = 4096 };
 struct moert_staging {
     moert_buffer *buffer;
     void *host;
-    cl_mem locked; /* from which `host` is mapped; NULL: `host` is the buffer's memory */
+    cl_mem locked; /* page-locked memory, mapped at `host`; NULL: `host` is the buffer's own
+                      memory */
 };
 
 /* Allocates page-locked memory, which stays mapped, and a buffer on the device. */

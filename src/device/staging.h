@@ -1,7 +1,8 @@
 /*
  * Staging: device memory and host memory of the same size; MPI sends from and receives into the
  * host memory. On CPU devices they are the same memory, which kernels and the host use alternately.
- * On other devices the host memory is page-locked, and commands copy ranges between the two.
+ * On other devices the host memory is page-locked, and commands copy ranges between host and device
+ * memory.
  *
  * Events let the host test how far a device has come, and order commands of its two queues.
  */

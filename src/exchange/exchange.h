@@ -6,8 +6,8 @@
  * floats at a stride of moert_window_stride() floats (width rounded up to 16). All ranks of the
  * exchange can reach a window. Dispatch copies the bits of each token's row into the windows of the
  * owners of its K experts, at the plan's rows. Combine sums the K rows of each token from the
- * owners' windows, in slot order. Slots (weights, and their gradients) travel along as one float
- * per row.
+ * owners' windows, in slot order. With each row may travel its slot: one float, such as a routing
+ * weight or its gradient.
  *
  *   local   one rank
  *   window  ranks of one host, all on CPU devices (shared memory) or all on NVIDIA GPUs that reach
@@ -167,13 +167,13 @@ typedef struct moert_transfer {
     const moert_buffer *weight; /* combine: [T,K], or NULL: 1 */
     moert_buffer *target;       /* combine: float32 [T,width], or [T,columns] of a bf16 window */
     moert_buffer *slot_target;  /* combine with slots: [T,K] */
-    const moert_window *cells;  /* combine of pushed rows (below): the slots of their dispatch;
-                                   NULL: the combine fetches rows */
+    const moert_window *cells;  /* combine of pushed rows: the slots window of their dispatch; NULL:
+                                   the combine fetches rows */
 
     /* set by moert, not by the caller */
     const moert_buffer *unsent; /* pushed rows that the combine itself sends */
     bool beside;                /* other work may run at the same time as the combine */
-    bool once;                  /* the dispatch sends a token's row to each rank once */
+    bool once;                  /* a dispatch sends a token's row at most once to each rank */
     size_t most_groups;         /* work-groups of the combine's kernel at most; 0: any number */
 } moert_transfer;
 

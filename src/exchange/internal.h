@@ -12,7 +12,8 @@
 
 /* The memory of a window on this rank, and how its kernels reach the other ranks' rows. */
 typedef struct moert_storage {
-    moert_buffer *rows;      /* float32 [capacity, stride]; window engine: then uint32 [capacity] */
+    moert_buffer *rows;      /* float32 [capacity, stride]; window engine: followed by uint32
+                                [capacity] */
     moert_buffer *addresses; /* uint64 [ranks]: the rows of each rank, for this device's kernels */
     void *segments;          /* state of the moert_exchange_memory, or NULL */
     void (*release)(void *segments);
@@ -94,7 +95,7 @@ typedef struct moert_engine {
     bool (*pushes)(const moert_exchange *exchange, bool gemm_scatters);
     /* Whether the combine itself sends the rows of moert_exchange_push_rows. */
     bool (*sends)(const moert_exchange *exchange, const moert_transfer *transfer);
-    /* An all-gather, all[ranks][bytes], that is faster than by messages. Collective. */
+    /* An all-gather, all[ranks][bytes], that is faster than MPI messages. Collective. */
     moert_status (*gather)(moert_exchange *exchange, const void *mine, size_t bytes, void *all);
 } moert_engine;
 

@@ -1,7 +1,8 @@
 /*
- * Plans. The device counts this rank's slots; one all-gather exchanges the counts and the status of
- * all ranks; then the device computes the rows of the slots. The host waits once, for the counts.
- * Work that the caller enqueues between begin and end runs while the host waits and communicates.
+ * Makes plans. The device counts this rank's slots. One all-gather exchanges the counts and the
+ * status of all ranks. Then the device computes the rows of the slots. The host waits once, for the
+ * counts. Work that the caller enqueues between begin and end runs while the host waits and
+ * communicates.
  */
 #include <stdint.h>
 #include <stdlib.h>

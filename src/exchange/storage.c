@@ -1,4 +1,4 @@
-/* Windows: memory and growth. */
+/* Creates windows, and manages their memory and its growth. */
 #include <stdint.h>
 #include <stdlib.h>
 

@@ -22,7 +22,7 @@ static float from_f16(uint16_t bits) {
     return float_from_bits(sign | wide << 23 | fraction << 13);
 }
 
-/* The loop of one source type: loads element i without assuming alignment. */
+/* The conversion loop of one source type. It loads element i without assuming alignment. */
 #define CONVERT(type, expression)                                                                  \
     do {                                                                                           \
         for (size_t i = 0; i < count; i++) {                                                       \

@@ -65,7 +65,8 @@ static moert_status flush_directory(const char *path) {
     return status;
 }
 
-/* *copy = the path without trailing slashes, to append suffixes and to find the parent. */
+/* *copy = the path without trailing slashes, so that callers can append suffixes and find the
+ * parent. */
 static moert_status trimmed(const char *path, char **copy) {
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/')

@@ -1,4 +1,4 @@
-/* Locks of directories. */
+/* Locks directories for one job at a time. */
 #include "io/lock.h"
 
 #include <errno.h>

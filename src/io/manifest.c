@@ -1,4 +1,4 @@
-/* The checksums of a directory's files. */
+/* Computes, writes and compares the checksums of a directory's files. */
 #include "io/manifest.h"
 
 #include <dirent.h>

@@ -36,10 +36,12 @@ typedef struct moert_model_config {
     bool correction_bias;        /* e_score_correction_bias (DeepSeek-V3) */
     bool expert_biases;          /* biases of both expert projections (gpt-oss) */
     moert_glu_form glu;
-    const char *quant_method; /* of the weights on disk (weights.h): "fp8", "mxfp4", NULL = plain */
+    const char *quant_method; /* format of the weights on disk (weights.h): "fp8", "mxfp4", or NULL
+                                 = plain */
     /* settings of the computation, not part of config.json; F32 after reading */
-    moert_precision precision; /* of the experts' GEMMs */
-    moert_precision dense;     /* of all other GEMMs except the router's: F32 or BF16 */
+    moert_precision precision; /* precision of the experts' GEMMs */
+    moert_precision dense;     /* precision of all GEMMs except the experts' and the router's: F32
+                                  or BF16 */
     moert_dispatch dispatch;
     moert_combine combine;
     char *text; /* config.json as read, without quantization_config, since a trained model is

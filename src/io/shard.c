@@ -21,7 +21,7 @@
 
 static const char metadata_key[] = "__metadata__";
 
-/* The data part of the file that read_entries checks tensors against. */
+/* The extent of the file's data, within which read_entries checks that tensors lie. */
 typedef struct data_part {
     const char *path;
     const unsigned char *start;

@@ -1,4 +1,4 @@
-/* Names of a layer's tensors in released checkpoints. */
+/* Writes the names of a layer's tensors in released checkpoints. */
 #include <stdint.h>
 #include <stdio.h>
 

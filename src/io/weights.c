@@ -10,7 +10,7 @@
 #include "io/internal.h"
 
 enum {
-    FP8_BLOCK = 128,  /* rows and columns that share a scale */
+    FP8_BLOCK = 128,  /* number of rows, and of columns, that share a scale */
     MXFP4_BLOCK = 32, /* columns that share a scale */
     NAME_BYTES = 256,
 };

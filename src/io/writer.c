@@ -22,7 +22,7 @@ enum {
 
 typedef struct placed_tensor {
     moert_tensor_spec spec;        /* owns its name */
-    size_t elements, begin, bytes; /* begin within the data */
+    size_t elements, begin, bytes; /* begin: offset within the data */
 } placed_tensor;
 
 struct moert_tensor_writer {
@@ -30,7 +30,7 @@ struct moert_tensor_writer {
     char *path;
     placed_tensor *tensors; /* [count], ascending by name */
     size_t count;
-    char *header; /* the prefix and the JSON with its padding */
+    char *header; /* the length prefix, then the JSON with its padding */
     size_t header_bytes, total_bytes, unflushed_bytes;
 };
 

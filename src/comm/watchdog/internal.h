@@ -35,8 +35,8 @@ typedef struct moert_suspect {
     const moert_watch_entry *entry;
     size_t rank;
     moert_watch_verdict verdict; /* FINE: no suspect */
-    bool elsewhere;              /* on another host, whose watchdog knows more and reports
-                                    earlier */
+    bool elsewhere;              /* the suspect is on another host, whose own watchdog has better
+                                    data and reports earlier */
 } moert_suspect;
 moert_suspect moert_watchdog_suspect(const moert_watchdog *watchdog, uint64_t now_ns);
 

@@ -1,4 +1,4 @@
-/* Operations of commands, and the events that time them. */
+/* Assigns commands to operations, and times the commands by events. */
 #include "device/profile/profile.h"
 
 #include <stdlib.h>
@@ -52,7 +52,7 @@ bool moert_operation_is_gemm(moert_operation operation) {
 
 #define OF(name) MOERT_OPERATION_##name
 
-/* Kernel directories, or families in them, that serve one operation in all phases. */
+/* Kernel directories or families whose kernels belong to one operation in all phases. */
 static const struct {
     const char *start;
     moert_operation operation;

@@ -55,13 +55,14 @@ bool moert_operation_is_gemm(moert_operation operation);
 moert_operation moert_operation_of(const char *program, moert_phase phase);
 
 typedef struct moert_profile_row {
-    uint64_t calls, ns; /* commands on the device, or waits, and their time */
+    uint64_t calls, ns; /* number and time of commands on the device, or of waits */
     double flops, bytes;
 } moert_profile_row;
 
 typedef struct moert_profile {
     uint64_t wall_ns;
-    uint64_t message_ns; /* while messages with rows were in flight, also during other work */
+    uint64_t message_ns; /* time in which messages with rows were in flight, including overlap with
+                            other work */
     moert_profile_row row[MOERT_OPERATIONS];
 } moert_profile;
 

@@ -9,7 +9,7 @@
 enum {
     ROUNDS = 20000,              /* multiply-adds per accumulator: a launch takes milliseconds */
     BLOCK = 4096,                /* vectors that a work-group copies */
-    GPU_ITEMS = 256,             /* of a work-group */
+    GPU_ITEMS = 256,             /* work-items of a work-group */
     GROUPS_PER_UNIT = 4,         /* work-groups per compute unit in the kernel of multiply-adds */
     CPU_COPY_BYTES = 96 << 20,   /* bytes of each of two buffers on a CPU: larger than a core's
                                     caches */

@@ -1,9 +1,9 @@
 /*
- * Combine of the node engine. Results from other nodes arrive in one of two ways. Single results
- * are sent by the experts' owners directly from their windows, in messages between all pairs of
- * ranks. Sums are sent by relays, which read the windows of their node: fewer bytes, but one more
- * kernel and one more barrier inside the node. The token's rank then sums all its slots by one
- * kernel. In that kernel's table the received rows are the window of one more rank.
+ * The combine of the node engine. Results from other nodes arrive in one of two ways. Single
+ * results are sent by the experts' owners directly from their windows, in messages between all
+ * pairs of ranks. Sums are sent by relays, which read the windows of their node: fewer bytes, but
+ * one more kernel and one more barrier inside the node. The token's rank then sums all its slots by
+ * one kernel. In that kernel's table the received rows are the window of one more rank.
  */
 #include <stdlib.h>
 
@@ -130,7 +130,7 @@ static moert_status prepare_results(moert_exchange *exchange, const moert_transf
             moert_node_message_reserve(exchange->device, 0, slots, t->slots->stride, &node->slots));
     if (!are_summed(exchange, t))
         return moert_node_message_reserve(exchange->device, 0, slots, stride, &node->rows);
-    whole.width = whole.columns = stride; /* rows of sums include the padding */
+    whole.width = whole.columns = stride; /* the rows of sums include their padding */
     MOERT_TRY(moert_node_message_reserve(exchange->device, relay->sums.rows_out,
                                          relay->sums.rows_in, stride, &node->rows));
     const moert_transfer sum = {

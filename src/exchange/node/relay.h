@@ -58,8 +58,10 @@ typedef struct moert_relay {
     moert_pairs each; /* [T,K] single results: slot on this node: its row; else (local_ranks,
                          slot_position of the plan) */
     moert_sums sums;
-    bool known; /* all relays have their tables: sums.from, sums.send, sums.rows_out, incoming */
-    moert_pairs incoming; /* [rows_in,K] `outgoing` of the ranks served */
+    bool known; /* all relays of the plan have the tables sums.from, sums.send, sums.rows_out and
+                   incoming */
+    moert_pairs incoming; /* [rows_in,K] the `outgoing` tables of the ranks served, one after the
+                             other */
     /* plans for kernels: the slots that this rank stores for itself, the slots that it relays, and
      * the sums of results that it computes as a relay */
     moert_plan direct_slots, relayed_slots, summed_slots;

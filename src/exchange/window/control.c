@@ -1,5 +1,5 @@
 /*
- * The window engine's opening and its barriers.
+ * Opens and tests the window engine, and implements its barriers.
  *
  * OpenCL does not promise that a kernel's stores reach other processes, so the engine tests this
  * when it opens. A dispatch and a combine synchronise once each (moert_control_pass). Either the
