@@ -112,10 +112,10 @@ MOERT_API moert_status moert_layer_initialize(moert_layer *layer, uint64_t seed,
 MOERT_API void moert_layer_weights_changed(moert_layer *layer);
 
 /*
- * y = layer(x). x must not change until backward is done. All ranks of an EP group return the same
- * error. With NVFP4 the groups that would wait for this group return it as well. Errors:
- * ERROR_NUMERIC (non-finite scores; names the token), ERROR_USAGE (buffers, batch), ERROR_MEMORY,
- * ERROR_DEVICE, ERROR_COMM.
+ * y = layer(x). The caller must not change x until backward is done. All ranks of an EP group
+ * return the same error. With NVFP4 the groups that would wait for this group return it as well.
+ * Errors: ERROR_NUMERIC (non-finite scores; names the token), ERROR_USAGE (buffers, batch),
+ * ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
  */
 MOERT_API moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
                                            const moert_buffer *x, moert_buffer *y);

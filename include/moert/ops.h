@@ -35,8 +35,8 @@
  * 16-bit, MX and NV operands, and on Hopper for gemm_* with FP8 operands. The hardware determines
  * its sums: they are the same in every run, and a row's sums do not depend on the other rows. These
  * sums equal those of the other backends only up to float32 rounding; FP8 sums round to about 14
- * bits within 128 values of the reduction index. MX operands below 2^-126 are rounded as bf16 is
- * there.
+ * bits within 128 values of the reduction index. MX operands below 2^-126 are rounded to bf16
+ * subnormals.
  *
  * Groups without rows change nothing, except in GEMM_WGRAD, which sets their result to 0, or to
  * beta[g] times the old value. For such groups GEMM_WGRAD ignores all other inputs, even NaN, and
@@ -256,9 +256,9 @@ MOERT_API moert_status moert_op_compile(moert_op *op);
 /*
  * Enqueues the operation and returns; the buffers may be reused in queue order. Not collective;
  * allocates nothing. Executions of one op share its workspace, on one queue. FLOPs: 2 ends[G-1] N
- * K. Errors: ERROR_USAGE (a buffer is missing, too small, of another device, or not described; the
- * reference backend also detects decreasing ends and a broken promise of row_multiple),
- * ERROR_DEVICE.
+ * K. Errors: ERROR_USAGE (a buffer is missing, too small, of another device, or not part of the
+ * description; the reference backend also detects decreasing ends and a broken promise of
+ * row_multiple), ERROR_DEVICE.
  */
 MOERT_API moert_status moert_op_execute(moert_op *op, const moert_op_buffers *buffers);
 

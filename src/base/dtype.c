@@ -79,7 +79,7 @@ static int bits_below(const layout *type) {
     return type->bias == 127 ? 32 - type->bits : -1;
 }
 
-/* `bits` with the sign of x. */
+/* Returns `bits` with the sign of x. */
 static uint32_t with_sign(const layout *to, uint32_t bits, float x) {
     return signbit(x) ? bits | 1u << (to->bits - 1) : bits;
 }

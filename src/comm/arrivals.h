@@ -11,8 +11,8 @@
 
 #include "comm/comm.h"
 
-/* Compares the clocks of the hosts; call it once. The recorded times of different hosts then agree
- * to within the duration of a barrier. Collective over all ranks of the program. Errors:
+/* Compares the clocks of the hosts; call this once. The recorded times of different hosts then
+ * agree to within the duration of a barrier. Collective over all ranks of the program. Errors:
  * ERROR_COMM. */
 moert_status moert_arrivals_enable(moert_comm *world);
 

@@ -24,7 +24,8 @@ struct moert_comm {
     moert_peer *peers;                  /* [size] */
     int *counts, *displacements;        /* [size] scratch of one collective call */
     size_t *send_start, *receive_start; /* [size] scratch of one collective call */
-    int sums;                           /* numbers the next sum's messages, see tree_sum.c */
+    int sums;                           /* number of the next sum, for the tags of its messages
+                                           (tree_sum.c) */
 
     /* comm/arrivals.h: the next communicator of this process, and the recorded calls */
     struct moert_comm *next;

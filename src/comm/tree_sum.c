@@ -26,10 +26,10 @@ struct moert_tree_sum {
     int tag;      /* only of this sum's messages, so rounds of several sums may be posted in any
                      order */
     size_t total; /* leaves */
-    moert_tree_node *nodes; /* [node_count] of all ranks, ascending */
-    size_t *first_node;     /* [R + 1] of each rank's */
+    moert_tree_node *nodes; /* [node_count] the nodes of all ranks, ascending */
+    size_t *first_node;     /* [R + 1] index of each rank's first node */
     size_t node_count;
-    float **rows; /* [node_count] of a round */
+    float **rows; /* [node_count] the nodes' values in a round */
     float *node_rows;
     const size_t *border;
     size_t columns, widest; /* columns of a round; columns of the widest shard */

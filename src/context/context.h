@@ -1,4 +1,4 @@
-/* Functions of a context for the modules above. */
+/* Functions of a context for other modules of moert. */
 #pragma once
 
 #include "comm/comm.h"
@@ -22,7 +22,7 @@ moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device);
 /* Whether the watchdog guards this rank. */
 bool moert_context_is_watched(const moert_context *context);
 
-/* Call it before reporting a failure and aborting. Returns true on the first rank of its host,
+/* Call this before reporting a failure and aborting. Returns true on the first rank of its host,
  * which must print the message; other ranks must not print it. context may be NULL. Not
  * collective. */
 bool moert_context_claim_report(moert_context *context);

@@ -38,8 +38,8 @@ moert_status moert_data_open_text(const char *const *paths, size_t count, double
 moert_status moert_data_open_raw(const char *path, unsigned bits, double held_out,
                                  moert_data **data);
 
-/* Replays tokens[steps,batch,row], row = length + 1. The caller keeps the array alive; `name` is
- * for messages. */
+/* Replays tokens[steps,batch,row], row = length + 1. The array must outlive the source; error
+ * messages call the source `name`. */
 moert_status moert_data_from_array(const char *name, const int32_t *tokens, size_t steps,
                                    size_t batch, size_t row, moert_data **data);
 

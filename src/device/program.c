@@ -32,7 +32,7 @@ static bool is_hopper(const char *spec) {
     return is_nvidia(spec) && strstr(spec, ARENA_OPTION) != NULL;
 }
 
-/* Families that have only the CPU form. */
+/* Families whose kernels have only the CPU form. */
 static const char *const cpu_families[] = {"attention/attention", "gemm/gemm", "gemm/prepacked",
                                            "lib/roof"};
 

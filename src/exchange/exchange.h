@@ -170,7 +170,7 @@ typedef struct moert_transfer {
     const moert_window *cells;  /* combine of pushed rows: the slots window of their dispatch; NULL:
                                    the combine fetches rows */
 
-    /* set by moert, not by the caller */
+    /* the exchange sets the fields below, not the caller */
     const moert_buffer *unsent; /* pushed rows that the combine itself sends */
     bool beside;                /* other work may run at the same time as the combine */
     bool once;                  /* a dispatch sends a token's row at most once to each rank */
@@ -274,7 +274,8 @@ bool moert_exchange_pushes(const moert_exchange *exchange, bool gemm_scatters);
 /*
  * Whether push_rows sums a rank's rows of a token, in order of k, and sends the sum to the position
  * of the first (MOERT_PUSH=sum; bf16 values are rounded once more). Combine then adds these sums,
- * without weights, and moert_exchange_push is ERROR_USAGE. The same on all ranks.
+ * without weights, and moert_exchange_push returns ERROR_USAGE. The result is the same on all
+ * ranks.
  */
 bool moert_exchange_sums(const moert_exchange *exchange);
 /*

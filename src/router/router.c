@@ -12,8 +12,9 @@
 
 enum { MOST_EXPERTS = 1024 };
 
-/* A build of kernels/router/router.cl for up to MOST_EXPERTS experts. GPUs, which have arrays of
- * that length in local memory, use several builds. A row group computes `block` tokens. */
+/* A build of kernels/router/router.cl for up to MOST_EXPERTS experts. GPUs keep arrays of that
+ * length in local memory, so they use builds for different numbers of experts. A row group computes
+ * `block` tokens. */
 typedef struct build {
     char program[80];
     size_t block;

@@ -1,4 +1,5 @@
-/* An unconnected socket per host, and the addresses from which other hosts' datagrams came. */
+/* Implements a beacon as an unconnected socket, and keeps the addresses from which other hosts'
+ * datagrams came. */
 #include "comm/watchdog/beacon.h"
 
 #include <arpa/inet.h>

@@ -26,7 +26,7 @@ typedef struct moert_watchdog moert_watchdog;
 /* With timeout_s = 0 the watchdog never ends the job by itself. Collective. */
 moert_status moert_watchdog_start(moert_comm *comm, unsigned timeout_s, moert_watchdog **watchdog);
 /*
- * Call it before reporting a failure and aborting. Returns true for the first rank of its host,
+ * Call this before reporting a failure and aborting. Returns true for the first rank of its host,
  * which must print the message. Other ranks, and other hosts that have received this host's note,
  * would only repeat the message. Within two seconds the watchdogs end all ranks that still run,
  * also those that ignore SIGTERM. Returns true if the watchdog has no table. Not collective. NULL

@@ -23,7 +23,8 @@ typedef struct moert_control {
                                  or NULL */
     enum { MOERT_ONCE_NEVER, MOERT_ONCE_IF_IT_SAVES, MOERT_ONCE_ALWAYS } once;
     unsigned push;     /* MOERT_PUSH_AUTO (if the GEMM scatters), OFF or ON */
-    bool fuse;         /* transfers of few rows are one kernel; ranks may differ */
+    bool fuse;         /* transfers of few rows are one kernel on this rank; other ranks may use
+                          separate kernels */
     unsigned compiled; /* bit mask of the fused kernels that are compiled */
 } moert_control;
 

@@ -1,4 +1,4 @@
-/* Barriers of the ranks' devices: see flags.h. */
+/* Implements barriers of the ranks' devices (see flags.h). */
 #include "exchange/window/flags.h"
 
 #include <stdlib.h>
