@@ -271,11 +271,11 @@ MOERT_API moert_status moert_op_once(moert_device *device, const moert_op_option
                                      const moert_op_buffers *buffers);
 
 /*
- * An execute as a recording, for devices with cl_khr_command_buffer (the counterpart of CUDA
- * graphs). record checks as execute does and enqueues nothing. replay enqueues the whole operation
- * on the current content of the buffers. Op and buffers must outlive the recording; destroy waits
- * for its replays. Not collective. Errors: those of execute, ERROR_UNSUPPORTED (the device or the
- * reference backend cannot record), ERROR_MEMORY.
+ * Records an execute, for devices with cl_khr_command_buffer (the counterpart of CUDA graphs).
+ * record checks as execute does and enqueues nothing. replay enqueues the whole operation on the
+ * current content of the buffers. Op and buffers must outlive the recording; destroy waits for its
+ * replays. Not collective. Errors: those of execute, ERROR_UNSUPPORTED (the device or the reference
+ * backend cannot record), ERROR_MEMORY.
  */
 typedef struct moert_op_recording moert_op_recording;
 MOERT_API moert_status moert_op_record(moert_op *op, const moert_op_buffers *buffers,

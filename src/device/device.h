@@ -241,9 +241,9 @@ moert_status moert_export_cut(const moert_device *device, size_t bytes, size_t *
                               size_t *piece_bytes);
 
 /*
- * Allocates pieces of memory on the device, not cleared, and opens a file for each, files[count],
- * which the caller closes. destroy releases this process's handles; buffers imported from the files
- * stay valid. Errors: ERROR_UNSUPPORTED, ERROR_MEMORY, ERROR_DEVICE.
+ * Allocates `count` pieces of memory on the device, not cleared, and opens a file for each. The
+ * caller closes files[count]. destroy releases this process's handles; buffers imported from the
+ * files stay valid. Errors: ERROR_UNSUPPORTED, ERROR_MEMORY, ERROR_DEVICE.
  */
 typedef struct moert_export moert_export;
 moert_status moert_export_create(moert_device *device, size_t count, size_t piece_bytes, int *files,

@@ -47,9 +47,8 @@ static int row_group_items(const moert_device *device, const char *spec) {
     return device->info.gpu_form ? GPU_ITEMS : 1;
 }
 
-/* Uses -w because, for a CPU without AVX-512, the compiler warns at every vector of 16 floats that
- * the calling convention differs from that of other CPUs. tests/e2e/kernels.sh checks the other
- * warnings. */
+/* Uses -w for CPUs: without AVX-512 the compiler warns at every vector of 16 floats that the
+ * calling convention differs from other CPUs. tests/e2e/kernels.sh checks the other warnings. */
 static moert_status build_options(const moert_device *device, const char *spec, char **options) {
     char capability[32] = "";
     if (device->info.nvidia > 0)

@@ -268,8 +268,9 @@ moert_status moert_exchange_combine_join(moert_exchange *exchange);
  * the next: the barrier of the dispatch guarantees that peers have finished reading the window.
  */
 
-/* Whether to push, the same on all ranks if `gemm_scatters` is. gemm_scatters: the GEMM can store
- * its rows to any address, as those on Hopper's tensor cores can if they round to bf16. */
+/* Whether to push. The result is the same on all ranks if `gemm_scatters` is. gemm_scatters: the
+ * GEMM can store its rows to any address, as GEMMs on Hopper's tensor cores can if they round to
+ * bf16. */
 bool moert_exchange_pushes(const moert_exchange *exchange, bool gemm_scatters);
 /*
  * Whether push_rows sums a rank's rows of a token, in order of k, and sends the sum to the position

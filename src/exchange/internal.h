@@ -183,7 +183,7 @@ moert_status moert_kernel_move_barrier(moert_exchange *exchange, const moert_tra
 /*
  * Whether a dispatch saves enough by sending a row to each rank once. If a token's K experts are
  * spread over R ranks at random, the token reaches R (1 - (1 - 1/R)^K) different ranks. `fused`:
- * the dispatch is one kernel with the barrier inside. The result is the same on all ranks.
+ * transfers of few rows are one kernel (moert_control.fuse). The result is the same on all ranks.
  */
 bool moert_window_saves(const moert_plan *plan, size_t row_bytes, bool fused);
 

@@ -266,9 +266,9 @@ void moert_profile_observe(moert_device *device, moert_profile_observer *observe
     set_counting(device, device->profiler->counting);
 }
 
-/* Measures how far the host's clock is ahead of the device's: an empty command ends between two
- * readings of the host's clock, and the pair of readings closest to each other counts. The queue
- * must be empty. */
+/* Measures how far the host's clock is ahead of the device's. An empty command ends between two
+ * readings of the host's clock; the measurement whose readings are closest counts. The queue must
+ * be empty. */
 static moert_status compare_clocks(moert_device *device) {
     uint64_t least = UINT64_MAX;
     for (int i = 0; i < CLOCK_TRIES; i++) {

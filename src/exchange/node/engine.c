@@ -1,7 +1,7 @@
 /*
- * The engine for ranks of several hosts on CPU devices: windows among the ranks of a node
- * (exchange/window/engine.c), and messages between nodes, in which a row travels to each other node
- * at most once (relay.h).
+ * The engine for ranks of several hosts on CPU devices. The ranks of a node share windows, as in
+ * exchange/window/engine.c. Messages connect the nodes; a row travels to each other node at most
+ * once (relay.h).
  *
  *   dispatch  A row for an expert on this node is stored into its owner's window. A row for another
  *             node goes to this rank's relay there, which stores it into the windows of its node by

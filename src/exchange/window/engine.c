@@ -4,7 +4,7 @@
  *
  * A dispatch and a combine have one barrier each, of hosts or devices (exchange/window/control.h).
  * If devices wait for each other, a transfer of few rows is one kernel with the barrier inside
- * (move_fused), since a launch, or a kernel that only waits, takes longer than the rows.
+ * (move_fused). A launch, or a kernel that only waits, would take longer than moving the rows.
  */
 #include "base/config.h"
 #include "base/log.h"
@@ -15,8 +15,8 @@
  * combine. Each such unit holds UNIT_GROUPS of the combine's work-groups. Measured on H200s. */
 enum { SPARED = 2, PARTS = 11, UNIT_GROUPS = 16 };
 /* A dispatch sends a row to each rank once if that saves at least LEAST_SAVED of the rows to other
- * ranks, and this number of bytes: WORTH_FUSED_BYTES in a fused transfer, WORTH_BYTES if fan_out is
- * a separate kernel. */
+ * ranks and this number of bytes: WORTH_FUSED_BYTES if transfers of few rows are one kernel, or
+ * WORTH_BYTES if fan_out is always a separate kernel. */
 static const double LEAST_SAVED = 0.25, WORTH_BYTES = 4 << 20, WORTH_FUSED_BYTES = 1 << 20;
 
 static moert_status allocate_window(const moert_window *window, size_t rows,
