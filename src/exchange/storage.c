@@ -6,10 +6,8 @@
 #include "base/memory.h"
 #include "exchange/internal.h"
 
-enum {
-    ROW_FLOATS = MOERT_SLOT_STRIDE
-}; /* strides are multiples of it, so rows consist of whole
-                                            vectors */
+/* Strides are multiples of this number, so rows consist of whole vectors. */
+enum { ROW_FLOATS = MOERT_SLOT_STRIDE };
 enum { BF16_PER_FLOAT = sizeof(float) / sizeof(uint16_t) };
 
 moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_window **window) {

@@ -15,10 +15,8 @@
 #include "base/phase.h"
 #include "io/internal.h"
 
-enum {
-    FLUSH_BYTES = 64 * 1024 * 1024
-}; /* the writer flushes to disk whenever it has written this
-                                            many bytes */
+/* The writer flushes to disk whenever it has written this many bytes. */
+enum { FLUSH_BYTES = 64 * 1024 * 1024 };
 
 typedef struct placed_tensor {
     moert_tensor_spec spec;        /* owns its name */

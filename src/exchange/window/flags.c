@@ -13,10 +13,8 @@ typedef struct verdict {
     uint32_t late;   /* 1 + the late rank; 0: no rank was late */
     uint32_t number; /* number of the barrier */
 } verdict;
-enum {
-    VERDICT_BYTES = 2 * LINE_BYTES
-}; /* the verdict, then the kernels' counter in a line of its
-                                            own */
+/* The verdict, then the kernels' counter in a line of its own. */
+enum { VERDICT_BYTES = 2 * LINE_BYTES };
 
 struct moert_flags {
     moert_device *device;
