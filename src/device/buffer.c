@@ -117,7 +117,7 @@ moert_device *moert_buffer_device(const moert_buffer *buffer) {
 static const size_t NARROW_BYTES = (size_t)1 << 31;
 enum {
     SLOW_BYTES = 1 << 20, /* from this size on, fills by NVIDIA's driver are slower than a kernel */
-    GROUP_FLOATS = 65536, /* of a work-group, as in kernels/lib/copy.cl */
+    GROUP_FLOATS = 65536, /* floats of a work-group, as in kernels/lib/copy.cl */
 };
 
 static bool is_wide(const moert_buffer *buffer, size_t end_bytes, size_t alignment) {

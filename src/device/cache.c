@@ -157,8 +157,8 @@ static void unlock(moert_cache_entry *entry) {
     entry->lock = -1;
 }
 
-/* Waits for the lock of an entry, which another process holds while it compiles. After one wait that
- * ended without the lock, this process does not wait again, since the holder may be stopped. */
+/* Waits for the lock of an entry, which another process holds while it compiles. After one wait
+ * that ended without the lock, this process does not wait again: the holder may be stopped. */
 static bool wait_for_lock(int handle, const char *path) {
     static atomic_bool waited_in_vain;
     const uint64_t start = moert_clock_ns();

@@ -1,5 +1,5 @@
 /*
- * Parses and writes JSON. A malformed object gives one error message, and a text is written whole or
+ * Parses and writes JSON. A malformed object gives one error message. A text is written whole or
  * not at all.
  *
  * Without memory, jansson's calls that build a value return NULL or -1, and the value would be

@@ -1,4 +1,4 @@
-/* Declarations that the files of this module share. */
+/* Declarations that the files of src/topology share. */
 #pragma once
 
 #include <hwloc.h>

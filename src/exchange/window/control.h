@@ -9,7 +9,7 @@
 /* exchange->state of the engine. */
 typedef struct moert_control {
     const moert_exchange_memory *memory; /* the memory of the windows */
-    moert_storage probe;                 /* rank r writes row r */
+    moert_storage probe;                 /* memory of the start-up test: rank r writes row r */
     moert_shared *shared;                /* memory of the host processes: two status words and two
                                             messages per rank */
     uint64_t barriers;                   /* number of host barriers so far */
