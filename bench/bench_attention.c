@@ -4,8 +4,8 @@
  *
  * A sample is 50 ms of calls in a row after 25 ms that do not count; the rate is the median of
  * several samples. The formulas have 2 GEMMs forward and 5 backward, each of
- * 2 * S * heads * D * L * (L + 1) / 2 FLOP; work that a form repeats does not count. Operands repeat
- * patterns of random numbers.
+ * 2 * S * heads * D * L * (L + 1) / 2 FLOP; work that a form repeats does not count. Operands
+ * repeat patterns of random numbers.
  */
 #include <math.h>
 #include <stdio.h>

@@ -1,15 +1,15 @@
 /*
- * bench_exchange: dispatch and combine between the ranks of a job. Every element of a row follows from
- * the global index of its token (bench/layer/payload.h). On CPU devices, the rival packs the same rows,
- * calls MPI_Alltoallv and unpacks them (bench/layer/alltoall.h).
+ * bench_exchange: dispatch and combine between the ranks of a job. Every element of a row follows
+ * from the global index of its token (bench/layer/payload.h). On CPU devices, the rival packs the
+ * same rows, calls MPI_Alltoallv and unpacks them (bench/layer/alltoall.h).
  *
  * A sample is the time from a barrier to the end of the call on the slowest rank. With --batch N, N
- * calls follow one barrier, and the sample is their mean. GPUs that wait for each other on the device
- * then start each call without their hosts. The contenders alternate. Before each sample every core
- * fills its L2 cache with unrelated data. The plan (counts and offsets of the rows) is made beforehand,
- * and both contenders use it. Bytes and rates count the rows that a rank sends to other ranks, slot by
- * slot; of one rank, all rows. If ranks push rows (MOERT_PUSH=on, sum), a combine includes the push
- * from a buffer.
+ * calls follow one barrier, and the sample is their mean. GPUs that wait for each other on the
+ * device then start each call without their hosts. The contenders alternate. Before each sample
+ * every core fills its L2 cache with unrelated data. The plan (counts and offsets of the rows) is
+ * made beforehand, and both contenders use it. Bytes and rates count the rows that a rank sends to
+ * other ranks, slot by slot; of one rank, all rows. If ranks push rows (MOERT_PUSH=on, sum), a
+ * combine includes the push from a buffer.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -126,7 +126,8 @@ static moert_status prepare_push(bench *b) {
     return moert_comm_agree(b->comm, status);
 }
 
-/* Tolerance of a sum: partial sums of ranks or nodes change its bits, and bf16 rounds them once more. */
+/* Tolerance of a sum: partial sums of ranks or nodes change its bits, and bf16 rounds them once
+ * more. */
 static float slack_of(const bench *b) {
     const bool sums = moert_exchange_sums(b->exchange);
     const bool presums = moert_config_get()->node_sum == MOERT_NODE_SUM_PRESUM;

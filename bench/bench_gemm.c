@@ -50,8 +50,8 @@ typedef struct totals {
 
 enum { RAGGED_EXPERTS = 5, RAGGED_WEIGHTS = 160 << 20 };
 
-/* Experts to run a shape with. Ragged groups need at least five, so that one is empty. 0 = no ragged
- * row, since weights of five experts would exceed 640 MiB. */
+/* Experts to run a shape with. Ragged groups need at least five, so that one is empty. 0 = no
+ * ragged row, since weights of five experts would exceed 640 MiB. */
 static size_t experts_of(const bench_shape *of, bool ragged) {
     if (!ragged || of->experts >= RAGGED_EXPERTS)
         return of->experts;

@@ -3,10 +3,10 @@
  * forward + backward with all weight gradients, on all ranks of the job. Sums of gradients over
  * replicas are left out, since a training step makes them only once.
  *
- * A sample is the time from a barrier to the end of some calls in a row, on the slowest rank. First,
- * y and dx of sampled tokens of every rank are compared with a float64 computation on the host, which
- * uses the ranks' weights. FLOPs are those of the experts' GEMMs: 6 H I per slot forward, 12 H I
- * backward.
+ * A sample is the time from a barrier to the end of some calls in a row, on the slowest rank.
+ * First, y and dx of sampled tokens of every rank are compared with a float64 computation on the
+ * host, which uses the ranks' weights. FLOPs are those of the experts' GEMMs: 6 H I per slot
+ * forward, 12 H I backward.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -79,8 +79,9 @@ typedef struct bench {
 
 /* ---- set-up ---- */
 
-/* weight[count] of `elements` each = the same normals, rotated by a different offset for each expert.
- * For large models, copies on the device are far faster than drawing all values on the host. */
+/* weight[count] of `elements` each = the same normals, rotated by a different offset for each
+ * expert. For large models, copies on the device are far faster than drawing all values on the
+ * host. */
 static moert_status make_weights(moert_buffer *weight, size_t first, size_t count,
                                  size_t elements) {
     enum { ROTATION = 6151 };

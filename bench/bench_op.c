@@ -1,12 +1,12 @@
 /*
- * bench_op: rates of the grouped GEMM ops with 16-bit, FP8, MX and NV operands, on the backend that the
- * device gets; or with bf16 operands and the epilogues of training: float32 results, accumulation,
- * biases, probabilities, a GLU. Each result is checked. bench/rivals/torch_grouped_mm.py runs the same
- * 16-bit rows for PyTorch.
+ * bench_op: rates of the grouped GEMM ops with 16-bit, FP8, MX and NV operands, on the backend that
+ * the device gets; or with bf16 operands and the epilogues of training: float32 results,
+ * accumulation, biases, probabilities, a GLU. Each result is checked.
+ * bench/rivals/torch_grouped_mm.py runs the same 16-bit rows for PyTorch.
  *
- * A sample is 50 ms of calls in a row after 25 ms that do not count, since a GPU's clock depends on its
- * temperature; the rate is the median of several samples. Operands repeat a pattern of random numbers
- * whose length no row length divides.
+ * A sample is 50 ms of calls in a row after 25 ms that do not count, since a GPU's clock depends on
+ * its temperature; the rate is the median of several samples. Operands repeat a pattern of random
+ * numbers whose length no row length divides.
  */
 #include <stdio.h>
 
@@ -105,8 +105,8 @@ static moert_status report(const op_operands *data, const moert_op *op, const ch
                           wrong);
 }
 
-/* Rows have blocks along the reduction index; so do weights, except those of fp8-block, whose blocks
- * are square (as in DeepSeek-V3). */
+/* Rows have blocks along the reduction index; so do weights, except those of fp8-block, whose
+ * blocks are square (as in DeepSeek-V3). */
 static void describe_quantized(const op_form *form, moert_op_options *o) {
     const bool wgrad = o->kind == MOERT_OP_GEMM_WGRAD, forward = o->kind == MOERT_OP_GEMM_FORWARD;
     moert_quantizer rows = MOERT_QUANTIZER_INIT, weights = MOERT_QUANTIZER_INIT;

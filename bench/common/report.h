@@ -14,9 +14,9 @@ typedef struct bench_rows {
 moert_status bench_rows_add(bench_rows *rows, json_t *row, size_t wrong);
 
 /*
- * Ends a run with the status so far. Rank 0 writes the rows to `path` (unless NULL). Wrong results are
- * then an error: "N WHAT are wrong". Frees the rows. The ranks agree on the status, so that it is
- * reported once, without an abort. Collective.
+ * Ends a run with the status so far. Rank 0 writes the rows to `path` (unless NULL). Wrong results
+ * are then an error: "N WHAT are wrong". Frees the rows. The ranks agree on the status, so that it
+ * is reported once, without an abort. Collective.
  */
 moert_status bench_rows_end(bench_rows *rows, moert_context *context, const char *path,
                             const char *what, moert_status status);

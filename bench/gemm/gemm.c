@@ -190,8 +190,8 @@ static sum gated(sum gate, sum up) {
                                       fabs(silu) * up.magnitude + fabs(silu * up.value)};
 }
 
-/* The expected value of the result's element with the indices m, n, k, as far as the result has these
- * dimensions. *at = its offset in the result. */
+/* The expected value of the result's element with the indices m, n, k, as far as the result has
+ * these dimensions. *at = its offset in the result. */
 static sum element(const bench_problem *p, bench_op op, size_t m, size_t n, size_t k, size_t *at) {
     const size_t N = p->shape.n, K = p->shape.k, half = N / 2;
     size_t e = 0;

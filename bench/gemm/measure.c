@@ -76,8 +76,8 @@ static moert_status call_theirs(const contest *c) {
     return MOERT_OK;
 }
 
-/* Takes one sample. Raises *waited to the fraction of its time for which threads lacked a core. When
- * moert runs, the calling thread does not count: it only waits for the device. */
+/* Takes one sample. Raises *waited to the fraction of its time for which threads lacked a core.
+ * When moert runs, the calling thread does not count: it only waits for the device. */
 static moert_status take(const contest *c, moert_status (*call)(const contest *), double *rate,
                          double *waited) {
     const bool caller_works = call == call_theirs;

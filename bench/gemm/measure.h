@@ -1,11 +1,11 @@
 /*
  * Times an operation on the backend in use, alternating with the rival.
  *
- * A sample is the time from the first enqueue to the finish of one call. A call of less than 0.4 GFLOP
- * whose weights exceed twice the L2 caches is repeated within the sample. Before each sample every core
- * fills its L2 cache with unrelated data, and each contender has a separate copy of the weights. So
- * weights come from L3 or memory, as in a model of many layers. A pair of samples is repeated if a
- * thread waited for a core.
+ * A sample is the time from the first enqueue to the finish of one call. A call of less than 0.4
+ * GFLOP whose weights exceed twice the L2 caches is repeated within the sample. Before each sample
+ * every core fills its L2 cache with unrelated data, and each contender has a separate copy of the
+ * weights. So weights come from L3 or memory, as in a model of many layers. A pair of samples is
+ * repeated if a thread waited for a core.
  */
 #pragma once
 
@@ -23,7 +23,7 @@ typedef struct bench_setup {
     double *patience_s; /* time left to repeat disturbed samples */
 } bench_setup;
 
-/* Verifies both contenders' results, then times them. Fills the row, except its goal. ERROR_NUMERIC if
- * the rival is wrong; moert's wrong elements are counted in the row. */
+/* Verifies both contenders' results, then times them. Fills the row, except its goal. ERROR_NUMERIC
+ * if the rival is wrong; moert's wrong elements are counted in the row. */
 moert_status bench_measure(const bench_setup *bench, const bench_problem *problem, bench_op op,
                            bench_row *row);

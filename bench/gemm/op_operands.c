@@ -145,8 +145,8 @@ static size_t blocks(size_t length) {
     return moert_ceil_div(length, BLOCK);
 }
 
-/* The quantized lines of a group. Its first line is `first`; if blocks run along columns (`down`), its
- * first block is `slot`. */
+/* The quantized lines of a group. Its first line is `first`; if blocks run along columns (`down`),
+ * its first block is `slot`. */
 typedef struct quantized_lines {
     size_t columns, first, slot;
     bool down;
@@ -244,7 +244,8 @@ static double sum_of(const op_operands *o, element of, double *size) {
     return sum;
 }
 
-/* The expected value of element (line, column) of a result [...,columns]. *size = scale of its error. */
+/* The expected value of element (line, column) of a result [...,columns]. *size = scale of its
+ * error. */
 static double expected(const op_operands *o, const op_variant *v, size_t line, size_t column,
                        size_t columns, double *size) {
     const size_t n = o->of.n;

@@ -51,7 +51,7 @@ moert_status op_buffers_make(const op_operands *o, const moert_op_options *optio
                              const moert_op *op, moert_op_buffers *buffers);
 void op_buffers_release(moert_op_buffers *buffers);
 
-/* *wrong = sampled elements of the result that are off by more than the rounding to 16 bits and 1e-5 of
- * the summands' magnitudes; 1e-4 for plain FP8, which tensor cores add less exactly. */
+/* *wrong = sampled elements of the result that are off by more than the rounding to 16 bits and
+ * 1e-5 of the summands' magnitudes; 1e-4 for plain FP8, which tensor cores add less exactly. */
 moert_status op_count_wrong(const op_operands *o, const op_variant *v,
                             const moert_op_buffers *buffers, size_t *wrong);

@@ -1,7 +1,7 @@
 /*
- * Loops of independent multiply-adds. 12 accumulators are at least the latency times the issue width of
- * today's processors. FLOPs per lane and accumulator: 2, or 4 for vdpbf16ps, which adds two products to
- * each lane; tdpbf16ps adds 32 products to each of 16 x 16 sums.
+ * Loops of independent multiply-adds. 12 accumulators are at least the latency times the issue
+ * width of today's processors. FLOPs per lane and accumulator: 2, or 4 for vdpbf16ps, which adds
+ * two products to each lane; tdpbf16ps adds 32 products to each of 16 x 16 sums.
  */
 #include "bench/gemm/peak.h"
 

@@ -10,8 +10,8 @@
 #include "base/memory.h"
 
 enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 }; /* constants of cblas.h */
-/* OpenBLAS's threads spin for 2^20 cycles after a call: longer than until the next expert's call, and
- * shorter than a rest. The default is 2^26. */
+/* OpenBLAS's threads spin for 2^20 cycles after a call: longer than until the next expert's call,
+ * and shorter than a rest. The default is 2^26. */
 #define SPIN   "20"
 #define REST_S 0.002
 #define IDLE_S 0.03
@@ -39,8 +39,8 @@ static void set_environment(void) {
 #endif
 }
 
-/* Loads the library and sets its number of threads. By default it starts one per core that the caller
- * may run on, which is one. */
+/* Loads the library and sets its number of threads. By default it starts one per core that the
+ * caller may run on, which is one. */
 static void *load(const char *library, const bench_pool *pool) {
     set_environment();
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);

@@ -1,6 +1,6 @@
 /*
- * The rival: sgemm of the system's OpenBLAS, if installed, called for one expert after the other. Its
- * GLU is a plain C loop on the same number of threads, compiled with the bench.
+ * The rival: sgemm of the system's OpenBLAS, if installed, called for one expert after the other.
+ * Its GLU is a plain C loop on the same number of threads, compiled with the bench.
  */
 #pragma once
 
@@ -25,7 +25,8 @@ const char *bench_rival_describe(const bench_rival *rival);
 
 /* Waits until the rival's threads sleep; they spin for a while after each call. */
 void bench_rival_rest(void);
-/* The fraction of a core that the process still uses after a call and a rest; 0 = all threads sleep. */
+/* The fraction of a core that the process still uses after a call and a rest; 0 = all threads
+ * sleep. */
 double bench_rival_restless(const bench_rival *rival);
 
 /* Runs the operation in float32, whatever the problem's dtype; `between` is y[M,N] of the GLU. An

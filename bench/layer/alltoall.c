@@ -69,7 +69,8 @@ static moert_status set_slots(bench_alltoall *a) {
     return status;
 }
 
-/* Sets `position`: rows arrive ordered by rank, then expert; an expert's rows are ordered by rank. */
+/* Sets `position`: rows arrive ordered by rank, then expert; an expert's rows are ordered by rank.
+ * */
 static void set_positions(bench_alltoall *a) {
     const moert_plan *plan = a->plan;
     uint32_t *position = a->position;

@@ -1,7 +1,7 @@
 /*
  * The rival of bench_exchange. Dispatch: pack rows by owner, MPI_Alltoallv, unpack rows by expert.
- * Combine: pack rows, MPI_Alltoallv, sum every token's rows. Packing is plain C on host memory by the
- * threads of a pool; the sum is the kernel of moert's engines (CPU devices).
+ * Combine: pack rows, MPI_Alltoallv, sum every token's rows. Packing is plain C on host memory by
+ * the threads of a pool; the sum is the kernel of moert's engines (CPU devices).
  */
 #pragma once
 
@@ -11,8 +11,8 @@
 
 typedef struct bench_alltoall bench_alltoall;
 
-/* For rows of `row_bytes`, of bf16 or float32 elements; a combine needs multiples of 64 bytes. Device,
- * pool and plan must outlive it.
+/* For rows of `row_bytes`, of bf16 or float32 elements; a combine needs multiples of 64 bytes.
+ * Device, pool and plan must outlive it.
  * Errors: ERROR_MEMORY, ERROR_DEVICE, ERROR_UNSUPPORTED (more rows than an int of MPI holds). */
 moert_status bench_alltoall_create(moert_device *device, bench_pool *pool, const moert_plan *plan,
                                    size_t row_bytes, bool bf16, bench_alltoall **made);
@@ -23,7 +23,7 @@ void bench_alltoall_destroy(bench_alltoall *a); /* NULL is legal */
 moert_status bench_alltoall_dispatch(bench_alltoall *a, bool streamed, const void *source);
 /* [plan->rows,row_bytes]: this rank's rows, written by a dispatch and read by a combine. */
 void *bench_alltoall_rows(bench_alltoall *a);
-/* target[T,H] = sum over k of weight[t,k] * (row of slot k), by fma from 0 in order of k. Collective over
- * MPI_COMM_WORLD. */
+/* target[T,H] = sum over k of weight[t,k] * (row of slot k), by fma from 0 in order of k.
+ * Collective over MPI_COMM_WORLD. */
 moert_status bench_alltoall_combine(bench_alltoall *a, bool streamed, const moert_buffer *weight,
                                     moert_buffer *target);

@@ -1,4 +1,5 @@
-/* Computes a few tokens of a layer in float64: each rank its experts' contributions, then their sum. */
+/* Computes a few tokens of a layer in float64: each rank its experts' contributions, then their
+ * sum. */
 #include "bench/layer/layer_check.h"
 
 #include <math.h>
@@ -104,8 +105,8 @@ static bool route(check *k, sample *s) {
     return true;
 }
 
-/* Divides each rank's tokens into BENCH_SAMPLES parts and takes the last token of each; an earlier one
- * if rounding could change its experts. */
+/* Divides each rank's tokens into BENCH_SAMPLES parts and takes the last token of each; an earlier
+ * one if rounding could change its experts. */
 static moert_status take_samples(check *k) {
     const bench_layer_case *c = k->c;
     for (size_t i = 0; i < k->samples; i++) {
@@ -185,8 +186,8 @@ static moert_status add_experts(check *k) {
 
 /* ---- sums and differences ---- */
 
-/* Adds the router's contribution to dx: the gradients of the chosen logits (a softmax over them) times
- * the router's rows. */
+/* Adds the router's contribution to dx: the gradients of the chosen logits (a softmax over them)
+ * times the router's rows. */
 static void add_router(check *k, const sample *s, parts p) {
     const bench_layer_case *c = k->c;
     double mean = 0.0;

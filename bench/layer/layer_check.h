@@ -4,8 +4,8 @@
 #include "comm/comm.h"
 #include "moert/layer.h"
 
-/* A layer with SwiGLU experts and renormalised softmax routing. Its inputs are x = bench_number(seed, t,
- * column) and dy = bench_number(seed + 1, t, column) of global token t. */
+/* A layer with SwiGLU experts and renormalised softmax routing. Its inputs are x =
+ * bench_number(seed, t, column) and dy = bench_number(seed + 1, t, column) of global token t. */
 typedef struct bench_layer_case {
     moert_comm *comm;
     moert_layer *layer;
@@ -15,9 +15,10 @@ typedef struct bench_layer_case {
 } bench_layer_case;
 
 /*
- * worst[2] = the largest errors of y[T,H] and dx[T,H], relative to the largest value of the row, over
- * BENCH_SAMPLES tokens of every rank. Tokens whose experts rounding could change are not sampled. All
- * ranks get the same values. Collective. Errors: ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM; on all ranks.
+ * worst[2] = the largest errors of y[T,H] and dx[T,H], relative to the largest value of the row,
+ * over BENCH_SAMPLES tokens of every rank. Tokens whose experts rounding could change are not
+ * sampled. All ranks get the same values. Collective. Errors: ERROR_MEMORY, ERROR_DEVICE,
+ * ERROR_COMM; on all ranks.
  */
 enum { BENCH_SAMPLES = 4 };
 moert_status bench_layer_check(const bench_layer_case *c, const float *y, const float *dx,

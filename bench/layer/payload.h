@@ -25,10 +25,12 @@ bool bench_payload_sums(const bench_payload *p);    /* whether rows can be summe
 
 /* Fills rows[tokens,width] of the tokens from `first` on. */
 void bench_payload_fill(const bench_payload *p, uint64_t first, size_t tokens, float *rows);
-/* Counts the wrong elements of rows[count,stride], which should be those of the tokens token_of[count]. */
+/* Counts the wrong elements of rows[count,stride], which should be those of the tokens
+ * token_of[count]. */
 size_t bench_payload_wrong_rows(const bench_payload *p, const uint64_t *token_of, size_t count,
                                 const float *rows, size_t stride);
-/* Counts the wrong elements of sums[tokens,hidden]. Right, within the slack: the token's row, weighted by
- * weight[tokens,topk] and summed over its slots in order, without slots that the plan drops. */
+/* Counts the wrong elements of sums[tokens,hidden]. Right, within the slack: the token's row,
+ * weighted by weight[tokens,topk] and summed over its slots in order, without slots that the plan
+ * drops. */
 size_t bench_payload_wrong_sums(const bench_payload *p, uint64_t first, const moert_plan *plan,
                                 const float *weight, const float *sums);

@@ -1,7 +1,7 @@
 /*
- * The quantizers of bench_memory (memory.h). They read in[0] as [T K, H] and write the payload to out[0]
- * and the scales to out[1]; the dequantizers write out[2]. The checks recompute an element times its
- * scale from the values of its block.
+ * The quantizers of bench_memory (memory.h). They read in[0] as [T K, H] and write the payload to
+ * out[0] and the scales to out[1]; the dequantizers write out[2]. The checks recompute an element
+ * times its scale from the values of its block.
  */
 #include <math.h>
 

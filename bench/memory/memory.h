@@ -1,5 +1,5 @@
-/* The memory-bound kernels that bench_memory times, each with the bytes that it must move and a check of
- * sampled results. */
+/* The memory-bound kernels that bench_memory times, each with the bytes that it must move and a
+ * check of sampled results. */
 #pragma once
 
 #include "exchange/exchange.h"
@@ -25,8 +25,8 @@ typedef struct bench_sizes {
 enum { BENCH_INPUTS = 3, BENCH_RESULTS = 5, BENCH_HEAD = 128 }; /* BENCH_HEAD: elements of a head */
 
 /*
- * Inputs repeat a pattern of values in [-1, 1), each from another offset; bench_value() returns them.
- * Inputs and results are as long as the largest matrix.
+ * Inputs repeat a pattern of values in [-1, 1), each from another offset; bench_value() returns
+ * them. Inputs and results are as long as the largest matrix.
  */
 typedef struct bench_memory {
     moert_device *device;
@@ -65,8 +65,8 @@ typedef struct bench_pair {
 } bench_pair;
 
 /*
- * A kernel. `bytes` counts each operand once, so reading it again, or from a cache, does not raise the
- * rate; operands are float32 unless stated. The check recomputes single elements in float64.
+ * A kernel. `bytes` counts each operand once, so reading it again, or from a cache, does not raise
+ * the rate; operands are float32 unless stated. The check recomputes single elements in float64.
  */
 typedef struct bench_kernel {
     double (*bytes)(const bench_sizes *of);

@@ -168,8 +168,8 @@ static moert_status router_backward_run(const bench_memory *b) {
                                                           .dlogits = b->out[4]});
 }
 
-/* The weight and the expert of a token's choice number `rank`, found by counting the logits above each
- * logit. Equal logits have equal weights. */
+/* The weight and the expert of a token's choice number `rank`, found by counting the logits above
+ * each logit. Equal logits have equal weights. */
 static double routed_weight(const bench_memory *b, size_t token, size_t rank, size_t *expert) {
     const size_t e = b->of.experts;
     double sum = 0.0, own = 0.0;

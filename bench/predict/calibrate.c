@@ -61,8 +61,8 @@ static moert_status run_fused(void *gemm) {
     return moert_gemm_run(gemm);
 }
 
-/* Times the gate and up GEMM with the GLU as its epilogue, as in a layer: with prepacked weights if the
- * device has them. */
+/* Times the gate and up GEMM with the GLU as its epilogue, as in a layer: with prepacked weights if
+ * the device has them. */
 static moert_status time_fused(moert_context *context, const moert_tune_gemm *p, double *seconds) {
     moert_device *device = moert_context_device(context);
     moert_gemm gemm = p->gemm;
@@ -214,8 +214,8 @@ static moert_status open_exchange(const bench_work *w, size_t tokens, unsigned e
     return moert_window_reserve(p->window, p->plan->plan);
 }
 
-/* *seconds = mean time of a dispatch and a combine, the median of several runs; *bytes = bytes that this
- * rank receives in one of them. */
+/* *seconds = mean time of a dispatch and a combine, the median of several runs; *bytes = bytes that
+ * this rank receives in one of them. */
 static moert_status time_exchange(test_exchange *p, size_t width, double *seconds, double *bytes) {
     double took[EXCHANGES];
     const moert_transfer forth = {.plan = p->plan, .window = p->window, .source = p->rows};
@@ -252,8 +252,8 @@ static moert_status measure_engine(moert_device *device, moert_comm *comm, const
     return MOERT_OK;
 }
 
-/* Measures the staged engine on each rank alone, and the automatic engine (windows if there are several
- * ranks) among the ranks of each node. */
+/* Measures the staged engine on each rank alone, and the automatic engine (windows if there are
+ * several ranks) among the ranks of each node. */
 static moert_status measure_engines(moert_context *context, const bench_work *w, bench_machine *m) {
     moert_comm *world = moert_context_comm(context), *alone, *node;
     moert_device *device = moert_context_device(context);

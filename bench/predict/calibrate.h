@@ -6,10 +6,10 @@
 #include "context/context.h"
 
 /*
- * Measures GEMMs of the work's shapes with several numbers of rows, copies, engines and links, on all
- * ranks at the same time; each figure is the mean over the ranks. With one node, the link between nodes
- * is that inside of the node. Takes about 20 seconds. Collective, blocking; all ranks get the same
- * result. Errors: ERROR_DEVICE, ERROR_MEMORY, ERROR_COMM.
+ * Measures GEMMs of the work's shapes with several numbers of rows, copies, engines and links, on
+ * all ranks at the same time; each figure is the mean over the ranks. With one node, the link
+ * between nodes is that inside of the node. Takes about 20 seconds. Collective, blocking; all ranks
+ * get the same result. Errors: ERROR_DEVICE, ERROR_MEMORY, ERROR_COMM.
  */
 moert_status bench_calibrate(moert_context *context, const bench_work *work, double shared_cores,
                              bench_machine *machine);
@@ -18,7 +18,7 @@ moert_status bench_calibrate(moert_context *context, const bench_work *work, dou
 moert_status bench_calibrate_links(moert_comm *world, bench_machine *machine);
 
 /* Measures machine->crowd and crowd_nodes: the bandwidth of all-to-all messages over that of
- * machine->between. Needs three or more nodes (ERROR_USAGE). Collective, blocking; all ranks get the
- * same result. */
+ * machine->between. Needs three or more nodes (ERROR_USAGE). Collective, blocking; all ranks get
+ * the same result. */
 moert_status bench_calibrate_crowd(moert_context *context, const bench_work *work,
                                    bench_machine *machine);

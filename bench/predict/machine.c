@@ -167,8 +167,8 @@ static const bench_gemm_rate *nearest(const bench_machine *m, const char *op, co
     return best;
 }
 
-/* The rate with the shape of `like` at `rows`: interpolated in the logarithm of the rows, beyond the
- * ends the nearest rate. */
+/* The rate with the shape of `like` at `rows`: interpolated in the logarithm of the rows, beyond
+ * the ends the nearest rate. */
 static double rate_at(const bench_machine *m, const bench_gemm_rate *like, double rows) {
     const bench_gemm_rate *below = NULL, *above = NULL;
     for (size_t i = 0; i < m->gemms; i++) {

@@ -1,6 +1,6 @@
 /*
- * A machine as a file describes it. `bench_model --calibrate` writes such files; those of other machines
- * can be written by hand (bench/machines).
+ * A machine as a file describes it. `bench_model --calibrate` writes such files; those of other
+ * machines can be written by hand (bench/machines).
  *
  * The time of a link or an engine is a line: seconds = us * 1e-6 + bytes / (gbps * 1e9).
  */
@@ -72,9 +72,9 @@ void bench_machine_free(bench_machine *machine);
 moert_status bench_machine_add(bench_machine *machine, const bench_gemm_rate *rate);
 
 /*
- * *seconds of a GEMM of `groups` groups of rows/groups rows, 2 rows n k FLOPs. Uses the rates of the
- * nearest n and k, interpolated in the logarithm of the rows. At least the time to move weights and rows
- * through device memory. ERROR_USAGE if the machine has no rate of this op and type.
+ * *seconds of a GEMM of `groups` groups of rows/groups rows, 2 rows n k FLOPs. Uses the rates of
+ * the nearest n and k, interpolated in the logarithm of the rows. At least the time to move weights
+ * and rows through device memory. ERROR_USAGE if the machine has no rate of this op and type.
  */
 typedef struct bench_predict_gemm {
     const char *op, *type;

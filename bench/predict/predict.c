@@ -170,8 +170,8 @@ static exchange_cost cost_staged(const setting *s, double rows_bytes) {
     return p;
 }
 
-/* The costs of a dispatch or combine of rows of `bytes` per element. In a dispatch of the engine node, a
- * token's row crosses once to each node of its experts. */
+/* The costs of a dispatch or combine of rows of `bytes` per element. In a dispatch of the engine
+ * node, a token's row crosses once to each node of its experts. */
 static exchange_cost cost_of(const setting *s, bool backward, bool dispatch, double bytes) {
     const double width = bytes * (double)s->w->hidden, rows = s->rows * width;
     const double away = (s->nodes - 1.0) / s->nodes;
@@ -185,8 +185,8 @@ static exchange_cost cost_of(const setting *s, bool backward, bool dispatch, dou
 
 /* ---- compute ---- */
 
-/* *seconds of the experts' GEMMs of one chunk's rows, forward or backward; *last = the part of it that a
- * combine over links can overlap. */
+/* *seconds of the experts' GEMMs of one chunk's rows, forward or backward; *last = the part of it
+ * that a combine over links can overlap. */
 static moert_status expert_gemms(const setting *s, bool backward, double rows, double *seconds,
                                  double *last) {
     const double h = (double)s->w->hidden, i = (double)s->w->intermediate, l = s->local;

@@ -12,16 +12,17 @@
  *
  *   window   ranks of a node write rows directly into the owner's window
  *   staged   every slot's row goes through host memory and a message
- *   node     dispatch sends one row per (token, node) pair, and windows distribute it there; combine
+ *   node     dispatch sends one row per (token, node) pair, and windows distribute it there;
+ * combine
  *            returns every slot's row, since rows are summed in slot order
  *
- * Linked devices with windows: dispatch sends a token's row once to each device and copies it there, if
- * that saves a quarter of the rows. bf16 results are sent by the GEMM's epilogue. The exchange of dx
- * overlaps with the weight gradients.
+ * Linked devices with windows: dispatch sends a token's row once to each device and copies it
+ * there, if that saves a quarter of the rows. bf16 results are sent by the GEMM's epilogue. The
+ * exchange of dx overlaps with the weight gradients.
  *
  * With W chunks, the experts compute on one chunk while rows of others travel:
- * d/W + max(experts, (W-1)/W (d + c)) + c/W, plus W times the fixed cost of a chunk. If N ranks share a
- * core, other ranks use it meanwhile, so only 1/N of that time is hidden.
+ * d/W + max(experts, (W-1)/W (d + c)) + c/W, plus W times the fixed cost of a chunk. If N ranks
+ * share a core, other ranks use it meanwhile, so only 1/N of that time is hidden.
  */
 #pragma once
 
@@ -80,11 +81,11 @@ moert_status bench_predict(const bench_machine *machine, const bench_work *work,
                            bench_prediction *prediction);
 
 /*
- * The time of a training step: MoE layers, attention, the head, the optimizer of a rank's parameters, and
- * the sum of replicated gradients.
+ * The time of a training step: MoE layers, attention, the head, the optimizer of a rank's
+ * parameters, and the sum of replicated gradients.
  *
- * Dense GEMMs use the machine's GEMM rates, attention its attention rates. All other work on rows of H or
- * V elements is counted as passes over memory, as the kernels of a step make them.
+ * Dense GEMMs use the machine's GEMM rates, attention its attention rates. All other work on rows
+ * of H or V elements is counted as passes over memory, as the kernels of a step make them.
  */
 typedef struct bench_stack {
     size_t layers, heads, kv_heads, head, vocabulary;
@@ -96,7 +97,7 @@ typedef struct bench_step {
     double layers, dense, optimizer, sums; /* the parts of `seconds`; sums: of dense gradients */
 } bench_step;
 
-/* Predicts a step of work->micro_batches forward and backward passes of work->tokens tokens per rank.
- * Pure. Errors as bench_predict. */
+/* Predicts a step of work->micro_batches forward and backward passes of work->tokens tokens per
+ * rank. Pure. Errors as bench_predict. */
 moert_status bench_predict_step(const bench_machine *machine, const bench_work *work,
                                 const bench_stack *stack, bench_step *step);

@@ -11,7 +11,8 @@
 
 /* ---- probabilities ---- */
 
-/* The probability that none of a token's K experts is among `few` of the E: C(E - few, K) / C(E, K). */
+/* The probability that none of a token's K experts is among `few` of the E: C(E - few, K) / C(E,
+ * K). */
 static double none_among(double few, double topk, double experts) {
     double none = 1.0;
     for (double k = 0.0; k < topk; k++)
@@ -26,8 +27,8 @@ static double sum_of(const double *values, size_t count) {
     return sum;
 }
 
-/* inclusion[e] = 1 - exp(-rate / (e + 1)): experts are drawn by Zipf's law until there are K distinct
- * ones. */
+/* inclusion[e] = 1 - exp(-rate / (e + 1)): experts are drawn by Zipf's law until there are K
+ * distinct ones. */
 static void fill_zipf(double rate, size_t experts, double *inclusion) {
     for (size_t e = 0; e < experts; e++)
         inclusion[e] = -expm1(-rate / (double)(e + 1));
@@ -92,8 +93,8 @@ static double mean_of(const grouping *g, size_t group) {
     return sum_of(g->inclusion + first, first_of(g, group + 1) - first);
 }
 
-/* The standard deviation of a group's rows: each token makes K draws without replacement, each of which
- * falls into the group with probability mean / K. */
+/* The standard deviation of a group's rows: each token makes K draws without replacement, each of
+ * which falls into the group with probability mean / K. */
 static double deviation_of(const grouping *g, double mean) {
     const double probability = mean / (double)g->topk, experts = (double)g->experts;
     const double left = experts > 1.0 ? (experts - (double)g->topk) / (experts - 1.0) : 0.0;

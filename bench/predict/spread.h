@@ -22,8 +22,8 @@ typedef struct bench_spread {
 double bench_largest_normal(size_t count);
 
 /*
- * The spread of `tokens` tokens, in total, over ep ranks that share the experts (E/ep consecutive experts
- * each). Nodes are runs of ep / nodes ranks. Errors: ERROR_USAGE, ERROR_MEMORY.
+ * The spread of `tokens` tokens, in total, over ep ranks that share the experts (E/ep consecutive
+ * experts each). Nodes are runs of ep / nodes ranks. Errors: ERROR_USAGE, ERROR_MEMORY.
  */
 typedef struct bench_sharing {
     bench_skew skew;

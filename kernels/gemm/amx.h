@@ -12,8 +12,8 @@
  * A tile is 32 x 32 sums in memory; the unit holds four parts of 16 x 16. For each step it reads 16
  * pairs of 16 lines at a time, and 16 rows of a panel.
  *
- * Required: LINES = 32, WIDTH = PANEL_WIDTH = 2; AMX (0; 1: the CPU has the unit, and the process may
- * use it).
+ * Required: LINES = 32, WIDTH = PANEL_WIDTH = 2; AMX (0; 1: the CPU has the unit, and the process
+ * may use it).
  */
 #if !defined(AMX) || LINES != 32 || WIDTH != 2 || PANEL_WIDTH != 2
 #error "AMX must be defined; tiles have 32 lines, and 2 vectors as panels do"

@@ -33,8 +33,8 @@
  * empty groups; gemm_wgrad, whose splits have one size, uses (groups, line splits, 1 + column
  * blocks). Local memory in bytes: panels * depth * WIDTH * 64, depth a multiple of 16; in addition
  * (depth + 16) * LINES * 4 with BF16, else 4; in gemm_wgrad depth * 256 instead of that.
- * Deterministic. Required: BF16, DOT, LINES and WIDTH, as in gemm.h; QUANTIZED, as in panels.h. With
- * QUANTIZED = 1 only gemm_forward and gemm_dgrad exist.
+ * Deterministic. Required: BF16, DOT, LINES and WIDTH, as in gemm.h; QUANTIZED, as in panels.h.
+ * With QUANTIZED = 1 only gemm_forward and gemm_dgrad exist.
  */
 #define PANEL local
 #include "args/gemm.h"

@@ -18,8 +18,8 @@
  * Required: PANEL (address space of the panels); BF16 (0, 1); DOT (0, 1, 2; 1 and 2 need BF16, and
  * 1 a CPU with AVX-512 BF16 where __AVX512F__ is defined); the tile: LINES (1 to 16) by WIDTH (1 to
  * 4) vectors, whose sums should fit into the registers; with DOT = 2 the defines of amx.h. A panel
- * is as wide as a tile. If PANEL_WIDTH is defined, a panel has PANEL_WIDTH vectors, a divisor of WIDTH, and a
- * tile reads several panels, which are `height` rows apart.
+ * is as wide as a tile. If PANEL_WIDTH is defined, a panel has PANEL_WIDTH vectors, a divisor of
+ * WIDTH, and a tile reads several panels, which are `height` rows apart.
  */
 #if !defined(PANEL) || !defined(BF16) || !defined(DOT) || !defined(LINES) || !defined(WIDTH)
 #error "PANEL, BF16, DOT, LINES and WIDTH must be defined"

@@ -19,9 +19,9 @@
  * never if `every` is `depth` or more.
  *
  * Grid of the GEMMs: (line splits, groups, 1 + column blocks). Local memory: with BF16 (depth + 16)
- * * LINES * 4 bytes, else 4. Deterministic. Required: BF16, DOT, LINES, WIDTH and PANEL_WIDTH, as in
- * gemm.h; QUANTIZED, as in panels.h. The packing kernels exist if WIDTH = PANEL_WIDTH, the GEMMs if QUANTIZED =
- * 0.
+ * * LINES * 4 bytes, else 4. Deterministic. Required: BF16, DOT, LINES, WIDTH and PANEL_WIDTH, as
+ * in gemm.h; QUANTIZED, as in panels.h. The packing kernels exist if WIDTH = PANEL_WIDTH, the GEMMs
+ * if QUANTIZED = 0.
  */
 #define PANEL global
 #include "args/gemm.h"

@@ -10,8 +10,8 @@
  *
  * y and dx are float32 matrices, bf16 matrices, or both, as RESULTS says; all others are float32.
  * All are row-major without padding; W is any positive number. A piece is `block` rows of a
- * sequence, counted from its first row. On CPUs a piece is a whole sequence; on GPUs norm_sum_pieces adds
- * the pieces of each sequence.
+ * sequence, counted from its first row. On CPUs a piece is a whole sequence; on GPUs
+ * norm_sum_pieces adds the pieces of each sequence.
  *
  * A row group owns `block` rows (forward, dx), or COLUMNS columns of a piece (partial), and reads
  * rows twice. If STEPS is not 0, GROUPS_PER_ROW row groups own a row together and keep it in

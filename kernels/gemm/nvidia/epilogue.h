@@ -20,8 +20,8 @@
  * A warp holds the sums of 16 lines x SPAN columns. Of these, lane l holds line l / 4 + 8 i at
  * columns 8 j + 2 (l mod 4) and 8 j + 2 (l mod 4) + 1, in sum[4 j + 2 i] and sum[4 j + 2 i + 1].
  *
- * Required: RESULT, BIAS_TYPE, V_TYPE (0 float32, 1 f16, 2 bf16); ALPHA, BIAS, ROW_SCALE, AMAX, GLU,
- * V, SWAPPED (0, 1); BETA (0; 1: beta is 1; 2); RUN (0, 1, 8, 32); from the including file the
+ * Required: RESULT, BIAS_TYPE, V_TYPE (0 float32, 1 f16, 2 bf16); ALPHA, BIAS, ROW_SCALE, AMAX,
+ * GLU, V, SWAPPED (0, 1); BETA (0; 1: beta is 1; 2); RUN (0, 1, 8, 32); from the including file the
  * struct tile and SPAN, a multiple of 64.
  */
 #if !defined(RESULT) || !defined(BIAS_TYPE) || !defined(V_TYPE) || !defined(ALPHA) ||              \

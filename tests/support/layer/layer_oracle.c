@@ -20,8 +20,8 @@ static double *scaled(const char *name, size_t n, double scale) {
 }
 
 /* Rounds a row to MXFP8 (E4M3). Each block of 32 has a power of two as scale, which makes its
- * largest element at most 448. Elements keep three mantissa bits; the smallest step is 2^-9 times the
- * scale. */
+ * largest element at most 448. Elements keep three mantissa bits; the smallest step is 2^-9 times
+ * the scale. */
 static void round_row(double *row, size_t n) {
     for (size_t first = 0; first < n; first += 32) {
         const size_t end = first + 32 < n ? first + 32 : n;

@@ -52,7 +52,8 @@ static moert_status write_manifest(void) {
     return status;
 }
 
-/* Lets each allocation fail in turn: the write says so and leaves no file, or the file is as ever. */
+/* Lets each allocation fail in turn: the write says so and leaves no file, or the file is as ever.
+ * */
 static void check_each(write_one *write, const char *name) {
     enum { MOST = 500 };
     size_t bytes, again;
