@@ -73,7 +73,7 @@ typedef struct bench {
     float *seen;        /* [M,stride] or [T,H]: received rows or sums */
     bench_payload payload;
     size_t width, row_bytes; /* floats and bytes of a row */
-    double bytes;            /* of the rows counted, mean over the ranks */
+    double bytes;            /* bytes of the rows that a rank sends, mean over the ranks */
     bench_rows rows;
 } bench;
 

@@ -180,7 +180,8 @@ typedef struct slots {
     float mean;
 } slots;
 
-/* d of a step's experts, from e on, plus the gradient through the slots that chose them. */
+/* Adds to d, the gradients of one vector of experts from expert e on, what flows through the slots
+ * that chose these experts. */
 static inline vec add_chosen(vec d, vec slope, const slots *own, int e) {
     for (int k = 0; k < own->topk; k++)
         d = select(d, fma(own->w[k] * slope, own->dw[k] - own->mean, d),

@@ -229,8 +229,8 @@ static void check_block(const view *v, block *b, void *context) {
     }
 }
 
-/* Checks that rows past the last group are unwritten. Payloads with blocks along columns do not
- * hold these rows. */
+/* Checks that rows past the last group are unwritten. A payload with blocks along columns has no
+ * rows past the last group. */
 static void check_untouched(const view *v) {
     if (v->m->groups == 0 || v->how->axis == MOERT_AXIS_COLUMN)
         return;
