@@ -184,8 +184,9 @@ MOERT_API size_t moert_swizzled_bytes(const uint32_t *ends, size_t groups, size_
 /*
  * Gate and up columns in alternating runs. With `inverse` false, to[M,2I] gets runs of
  * `granularity` columns, alternately from the two halves [gate | up] of from[M,2I]. With `inverse`
- * true, the op undoes this. Granularity 1 (gpt-oss), 8 (DeepGEMM, bridge), 32 (cuDNN), I (halves: a
- * copy). An element has `element_bytes` bytes; it may be a whole row of a weight.
+ * true, from[M,2I] has the runs and to[M,2I] gets the halves. Granularity 1 (gpt-oss), 8 (DeepGEMM,
+ * bridge), 32 (cuDNN), I (halves: a copy). An element has `element_bytes` bytes; it may be a whole
+ * row of a weight.
  */
 typedef struct moert_interleave {
     size_t size;        /* sizeof(moert_interleave) */

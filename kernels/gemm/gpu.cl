@@ -18,8 +18,8 @@ typedef struct row_tile {
     int lines;
 } row_tile;
 
-/* Finds the rows among groups `skip` to `groups` - 1, counted from `start`. With `shared` the first
- * `shared` groups are one. */
+/* Finds the rows among groups `skip` to `groups` - 1, counted from `start`. If `shared` is not 0,
+ * the first `shared` groups count as one group. */
 static inline row_tile find_rows(global const uint *ends, uint start, uint skip, uint groups,
                                  uint shared, uint rows) {
     const uint tile = get_group_id(0) + group_start(ends, start + skip) / LINES + skip;

@@ -175,7 +175,8 @@ typedef struct moert_gemm {
     moert_dtype type;   /* dtype of the operands: F32 (0) or BF16 */
     moert_dtype result; /* dtype of the result: F32 (0), or BF16, rounded from the float32 sums; the
                            result's strides count elements of this dtype */
-    moert_scatter scatter; /* for dgrad, and for forward without a GLU; zeros: no scatter */
+    moert_scatter scatter; /* where rows of the result go instead of the result's buffer, for
+                              dgrad and for forward without a GLU; zeros: nowhere else */
     const moert_prepacked
         *prepacked;     /* forward, dgrad: this weight, prepacked for this use and type, or NULL */
     bool shared_weight; /* forward, dgrad: one weight[N,K] and bias[N] for all groups; wgrad and
