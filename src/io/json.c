@@ -1,4 +1,4 @@
-/* Parses JSON objects; a malformed object gives one error message. */
+/* Parses and writes JSON objects. */
 #include "io/json.h"
 
 #include <stdatomic.h>
@@ -54,11 +54,11 @@ moert_status moert_json_parse(const char *path, const char *what, const char *te
                               json_t **object) {
     json_error_t error;
     json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    if (root == NULL)
+    if (root == NULL) {
         MOERT_TRY(moert_json_memory(path));
-    if (root == NULL)
         return MOERT_FAIL(ERROR_FORMAT, "%s: %s is not valid JSON: %s (line %d, byte %d)", path,
                           what, error.text, error.line, error.position);
+    }
     if (!json_is_object(root)) {
         json_decref(root);
         return MOERT_FAIL(ERROR_FORMAT, "%s: %s is JSON, but not an object { ... }", path, what);

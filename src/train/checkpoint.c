@@ -132,12 +132,13 @@ static moert_status write_state(const char *directory, const moert_run_state *st
 #define PUT(field) json_object_set_new(root, #field, json_integer((json_int_t)state->field));
     MOERT_RUN_STATE_TABLE(PUT)
 #undef PUT
-    char *path;
-    moert_status status = moert_text_path(&path, "%s/state.json", directory);
-    if (status == MOERT_OK)
-        status = moert_json_write(path, root, JSON_INDENT(1) | JSON_PRESERVE_ORDER);
+    char *text;
+    moert_status status =
+        moert_json_text("state.json", root, JSON_INDENT(1) | JSON_PRESERVE_ORDER, &text);
     json_decref(root);
-    free(path);
+    MOERT_TRY(status);
+    status = write_text(directory, "state.json", text);
+    free(text);
     return status;
 }
 
