@@ -65,7 +65,7 @@ MOERT_ARGS_LAYOUT(moert_rows_args, bias_type, 36, 40)
 
 typedef struct moert_moved_weight_args {
     args_u64 elements;
-    args_u32 first, slot, place;
+    args_u32 first, slot, weight_group;
     args_i32 type;
     args_f32 beta_all;
 } moert_moved_weight_args;

@@ -233,7 +233,7 @@ static inline float exchanged(float x, int distance) {
     }
 #else
 /* Gives every item the floats of all 32 items. */
-static inline void share_floats(float x, local float *row_group, float16 *low, float16 *high) {
+static inline void exchange_floats(float x, local float *row_group, float16 *low, float16 *high) {
     barrier(CLK_LOCAL_MEM_FENCE); /* all items have read the previous values */
     row_group[get_local_id(0)] = x;
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -246,7 +246,7 @@ static inline void share_floats(float x, local float *row_group, float16 *low, f
     static inline type name(type##4 x, local float *row_group) {                                   \
         const type##2 own = op(x.lo, x.hi);                                                        \
         float16 low, high;                                                                         \
-        share_floats(as_float(op(own.x, own.y)), row_group, &low, &high);                          \
+        exchange_floats(as_float(op(own.x, own.y)), row_group, &low, &high);                       \
         return name##_of_16(op(as_##type##16(low), as_##type##16(high)));                          \
     }
 #endif

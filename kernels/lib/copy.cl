@@ -2,15 +2,17 @@
  * Buffer operations of src/device:
  *
  *   address_of   *address = the buffer's address in device memory     grid: (1)
- *   clear        to[i] = 0                                            grid: (ceil(n / SHARE))
- *   copy         to[i] = from[i]                                      grid: (ceil(n / SHARE))
+ *   clear        to[i] = 0                                            grid: (ceil(n /
+ * BLOCK_FLOATS))
+ *   copy         to[i] = from[i]                                      grid: (ceil(n /
+ * BLOCK_FLOATS))
  *   copy_rows    to[rows, width] = columns 0 to width - 1 of from,    grid: (rows)
  *                whose rows are `stride` floats apart
  *
- * clear and copy need only the alignment of a float. Each row group processes SHARE floats. No
- * local memory. Deterministic; an address is valid as long as its buffer does not move.
+ * clear and copy need only the alignment of a float. Each row group processes BLOCK_FLOATS floats.
+ * No local memory. Deterministic; an address is valid as long as its buffer does not move.
  */
-enum { SHARE = 65536 };
+enum { BLOCK_FLOATS = 65536 };
 
 KERNEL void address_of(global const char *buffer, global ulong *address) {
     if (is_first_item())
@@ -18,14 +20,14 @@ KERNEL void address_of(global const char *buffer, global ulong *address) {
 }
 
 KERNEL void clear(global float *to, ulong first, ulong n) {
-    const ulong begin = get_group_id(0) * (ulong)SHARE, end = min(n, begin + SHARE);
+    const ulong begin = get_group_id(0) * (ulong)BLOCK_FLOATS, end = min(n, begin + BLOCK_FLOATS);
     for (ulong i = begin; i < end; i += VEC)
         store_part((vec)0.0f, to + first + i, (int)min((ulong)VEC, end - i));
 }
 
 KERNEL void copy(global const float *from, ulong from_first, global float *to, ulong to_first,
                  ulong n) {
-    const ulong begin = get_group_id(0) * (ulong)SHARE, end = min(n, begin + SHARE);
+    const ulong begin = get_group_id(0) * (ulong)BLOCK_FLOATS, end = min(n, begin + BLOCK_FLOATS);
     for (ulong i = begin; i < end; i += BATCH * VEC) {
         vec part[BATCH];
         load_batch(part, from + from_first + i, (int)(end - i));

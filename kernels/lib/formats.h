@@ -229,31 +229,31 @@ static inline uint group_end(global const uint *ends, uint g, uint start, uint r
 
 /* The group and the rows of row block `slot`, counted over all groups; no rows beyond the last
  * block. */
-typedef struct place {
+typedef struct row_block {
     uint group, row, rows;
-} place;
+} row_block;
 
 /* Row `slot`. Its group is computed only if requested, since that takes several steps; otherwise it
  * is 0. */
-static inline place find_row(global const uint *ends, uint groups, uint rows, bool with_group,
-                             uint slot) {
+static inline row_block find_row(global const uint *ends, uint groups, uint rows, bool with_group,
+                                 uint slot) {
     const bool inside = slot < (ends != 0 ? min(rows, groups > 0 ? ends[groups - 1] : 0) : rows);
-    return inside ? (place){with_group && ends != 0 ? group_of(ends, groups, slot) : 0, slot, 1}
-                  : (place){0, 0, 0};
+    return inside ? (row_block){with_group && ends != 0 ? group_of(ends, groups, slot) : 0, slot, 1}
+                  : (row_block){0, 0, 0};
 }
 
-static inline place find_place(global const uint *ends, uint groups, uint rows, uint height,
-                               uint slot) {
+static inline row_block find_row_block(global const uint *ends, uint groups, uint rows, uint height,
+                                       uint slot) {
     uint start = 0;
     for (uint g = 0; g < groups; g++) {
         const uint end = group_end(ends, g, start, rows),
                    blocks = (end - start + height - 1) / height;
         if (slot < blocks)
-            return (place){g, start + slot * height, min(height, end - start - slot * height)};
+            return (row_block){g, start + slot * height, min(height, end - start - slot * height)};
         slot -= blocks;
         start = end;
     }
-    return (place){0, 0, 0};
+    return (row_block){0, 0, 0};
 }
 
 #include "lib/elements.h"

@@ -4,8 +4,8 @@
  *
  *   op_load_rows     to[r,:] = from[source(r),:]                   rows below ends[groups - 1]
  *   op_store_rows    row target(r) of `to` = result of acc[r,:]    the same rows
- *   op_load_weight   to[slot + i,:] = weight[place + i,:]          of groups first + i with rows
- *   op_store_weight  weight[place + i,:] = result of acc[slot + i,:]
+ *   op_load_weight   to[slot + i,:] = weight[weight_group + i,:]   of groups first + i with rows
+ *   op_store_weight  weight[weight_group + i,:] = result of acc[slot + i,:]
  *
  *     v = acc alpha[g]         with a bias: fma(acc, alpha[g], bias[g,:] scale[r])
  *     v = v prob[r]            with prob
@@ -130,7 +130,7 @@ KERNEL void op_load_weight(global const uint *ends, global const void *weight, g
         const int n = (int)(end - e);
         vec x[BATCH];
         UNROLL_FOR(int b = 0; b < BATCH; b++)
-            x[b] = load_as(weight, args.type, (args.place + i) * args.elements + e + b * VEC,
+            x[b] = load_as(weight, args.type, (args.weight_group + i) * args.elements + e + b * VEC,
                            n - b * VEC);
         store_batch(x, to + (args.slot + i) * args.elements + e, n);
     }
@@ -154,7 +154,7 @@ KERNEL void op_store_weight(global const uint *ends, global const float *acc,
                                      (int)(end - e) - k * VEC) *
                                a;
         UNROLL_FOR(int k = 0; k < BATCH; k++) {
-            const ulong at = (args.place + i) * args.elements + e + k * VEC;
+            const ulong at = (args.weight_group + i) * args.elements + e + k * VEC;
             const int n = (int)(end - e) - k * VEC;
             if (b != 0.0f) {
                 const vec old = load_as(weight, args.type, at, n);

@@ -19,7 +19,7 @@ enum { HEIGHT = 16 };
 KERNEL void amax_blocks(global const uint *ends, global const float *x, global uint *partial,
                         moert_amax_args args) {
     ROW_GROUP;
-    const place p = find_place(ends, args.groups, args.rows, HEIGHT, get_group_id(0));
+    const row_block p = find_row_block(ends, args.groups, args.rows, HEIGHT, get_group_id(0));
     uvec largest = 0;
     for (int c = 0; p.rows > 0 && c < args.columns; c += VEC) {
         vec v[HEIGHT];

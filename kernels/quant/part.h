@@ -12,9 +12,9 @@ typedef struct part {
 static inline part find_part(global const uint *ends, const moert_quantize_args *a, int axis) {
     const uint slot = get_group_id(0);
     const int first = get_group_id(1) * a->strip, last = min(a->columns, first + a->strip);
-    const place p = axis == ROW
-                        ? find_row(ends, a->groups, a->rows, SCALE == 1 && a->group_scales, slot)
-                        : find_place(ends, a->groups, a->rows, BLOCK, slot);
+    const row_block p =
+        axis == ROW ? find_row(ends, a->groups, a->rows, SCALE == 1 && a->group_scales, slot)
+                    : find_row_block(ends, a->groups, a->rows, BLOCK, slot);
     const bool inside = axis == ROW || slot < a->blocks;
     return (part){p.group, p.row, inside ? p.rows : 0, slot, first, last};
 }

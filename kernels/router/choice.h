@@ -119,8 +119,8 @@ static inline uint choose(const uint key[KEYS], int topk, bool *distinct, local 
     return mine;
 }
 
-/* Returns the expert of choice k to the token's item k. Keys are whole scores; makes one choice
- * after the other. */
+/* Returns the expert of choice k to the token's item k. Keys are whole scores, and the
+ * choices are made one after the other. */
 static inline uint choose_again(uint key[KEYS], int topk, local float *row_group) {
     uint mine = 0;
     for (int k = 0; k < topk; k++) {

@@ -245,7 +245,8 @@ void router_choose(global const float *logits, global const float *bias, global 
         store_part(r.s[i], scores + t * EXPERTS + token_offset() + i * PART_STRIDE,
                    t == wanted ? EXPERTS - token_offset() - i * PART_STRIDE : 0);
     uint mine = choose(keys, args.topk, &distinct, own) & EXPERT_BITS;
-    if (ANY_BARRIER ? !distinct : true) { /* rare: recomputes the scores to save registers */
+    if (ANY_BARRIER ? !distinct : true) { /* rare; computes the scores again, which saves registers
+                                             */
         load_token(x, l);
         const row again = score_row(x, own);
         make_keys(x, &again, bias, true, keys, own);

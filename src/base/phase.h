@@ -49,7 +49,7 @@ const char *moert_phase_name(moert_phase phase); /* "unknown" if `phase` is out 
 void moert_phase_set_step(uint64_t step);
 void moert_phase_set(moert_phase phase);
 
-/* Marks progress within a long phase. */
+/* Tells the watchdog that a long phase makes progress. */
 void moert_phase_tick(void);
 
 /* Call these before and after a blocking collective call. Between the two calls this rank counts as

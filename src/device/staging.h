@@ -12,7 +12,8 @@
 
 typedef struct moert_staging moert_staging;
 
-/* Creates `bytes`; the host memory is zero. Errors: ERROR_MEMORY, ERROR_DEVICE. */
+/* Creates a staging area of `bytes`, whose host memory is zero. Errors: ERROR_MEMORY, ERROR_DEVICE.
+ * */
 moert_status moert_staging_create(moert_device *device, size_t bytes, moert_staging **staging);
 /* Replaces *staging (NULL at first) if it holds less than `bytes`. Replacing loses the content, and
  * blocks until enqueued work is done. */

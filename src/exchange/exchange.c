@@ -251,7 +251,9 @@ moert_status moert_exchange_combine_send(moert_exchange *exchange, const moert_t
 
 moert_status moert_exchange_combine_overlapped(moert_exchange *exchange, moert_transfer *t) {
     MOERT_TRY(send_unsent(exchange, t));
-    return exchange->engine->beside != NULL ? exchange->engine->beside(exchange, t) : MOERT_OK;
+    return exchange->engine->prepare_overlapped != NULL
+               ? exchange->engine->prepare_overlapped(exchange, t)
+               : MOERT_OK;
 }
 
 moert_status moert_exchange_combine_join(moert_exchange *exchange) {

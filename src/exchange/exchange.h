@@ -172,7 +172,7 @@ typedef struct moert_transfer {
 
     /* the exchange sets the fields below, not the caller */
     const moert_buffer *unsent; /* pushed rows that the combine itself sends */
-    bool beside;                /* other work may run at the same time as the combine */
+    bool overlaps;              /* other work may run at the same time as the combine */
     bool once;                  /* a dispatch sends a token's row at most once to each rank */
     size_t most_groups;         /* work-groups of the combine's kernel at most; 0: any number */
 } moert_transfer;

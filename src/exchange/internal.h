@@ -84,7 +84,7 @@ typedef struct moert_engine {
     moert_status (*wait)(moert_exchange *exchange, size_t chunk);
     moert_status (*send)(moert_exchange *exchange, const moert_transfer *transfer, size_t chunk);
     /* moert_exchange_combine_overlapped and _join. */
-    moert_status (*beside)(moert_exchange *exchange, moert_transfer *transfer);
+    moert_status (*prepare_overlapped)(moert_exchange *exchange, moert_transfer *transfer);
     moert_status (*join)(moert_exchange *exchange);
     /* Failures on the device of dispatches and combines that returned MOERT_OK: fetch_verdict
      * enqueues a copy of the verdict to the host; after it, check_verdict returns the verdict,

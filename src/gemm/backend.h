@@ -18,7 +18,7 @@ typedef struct moert_prepack {
     moert_status (*fill)(const moert_prepacked *prepacked, const moert_buffer *weight,
                          const moert_quantized *quantized);
     size_t pays_at; /* which GEMM after a change of the weight makes the copy; 1 = the first */
-    bool any_use;   /* one copy serves all uses of the weight */
+    bool any_use;   /* the same panels serve all GEMMs that use the weight */
     bool in_order;  /* bf16 panels hold the rounded weight in the weight's own order */
 } moert_prepack;
 

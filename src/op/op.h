@@ -39,7 +39,7 @@ typedef struct moert_op_quantized {
     bool by_ends;                 /* true: the groups of the op; false: groups of equal size */
     bool transposed;              /* each group holds the transpose of the operand's matrix */
     moert_quantizer how;          /* how.axis is that of this matrix; rounding is not AUTO */
-    size_t groups, rows, columns; /* the groups and the size of one buffer */
+    size_t groups, rows, columns; /* number of groups, and the size of one group's matrix */
     size_t blocks;                /* row blocks that payload and scales have room for */
     moert_scale_layout scales;
     size_t width; /* scales in a line of linear scales that are not transposed */

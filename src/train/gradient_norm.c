@@ -112,8 +112,7 @@ static void reorder(moert_gradient_norm *norm, const moert_comm *comm, bool back
     }
 }
 
-/* Gathers the chunk sums of the blocks that the ranks of `comm` hold, from all these ranks.
- * Collective. */
+/* Gives every rank of `comm` the chunk sums of the blocks that any of them holds. Collective. */
 static moert_status gather_chunks(moert_gradient_norm *norm, moert_comm *comm) {
     const char *mine = (const char *)norm->by_rank;
     if (moert_comm_size(comm) == 1)

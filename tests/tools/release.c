@@ -80,7 +80,7 @@ static void list(listing *l) {
     }
 }
 
-/* Copies an entry's values into x, or from x into `values` if `out`. */
+/* Copies an entry's values into x or, with `out`, from x into `values`. */
 static void move(const listing *l, const entry *e, float *x, float *values, bool out) {
     for (size_t row = 0; row < e->matrices * e->n; row++)
         for (size_t k = 0; k < e->k; k++) {

@@ -205,7 +205,7 @@ static inline void leave_stage(const ring *r) {
 
 /* Lets the other consumer use the tensor cores. */
 static inline void pass_turn(uint consumer) {
-    pass_barrier(TURN + 1 - consumer, 256);
+    pass_barrier(ORDER + 1 - consumer, 256);
 }
 
 /* Adds a tile's blocks to sum[64,COLUMNS]. The consumers alternate: the tensor cores compute for
@@ -220,7 +220,7 @@ static inline void add_blocks(float *sum, ring *r, uint k_size) {
 #endif
         UNROLL_FOR(int p = 0; p < PARTS; p++) {
             float part[PART_SUMS];
-            barrier_of(TURN + r->consumer, 256);
+            barrier_of(ORDER + r->consumer, 256);
             multiply_part(part, r, p);
             pass_turn(r->consumer);
             if (SCALED && p == 0)

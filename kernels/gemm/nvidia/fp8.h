@@ -18,9 +18,9 @@
 #define A_BYTES     (LINES * BLOCK_K)
 #define STAGE_BYTES ((LINES + COLUMNS) * BLOCK_K)
 #define PIECE_BYTES 2048
-/* TURN and TURN + 1: the barriers at which a consumer waits until it may use the tensor cores;
+/* ORDER and ORDER + 1: the barriers at which a consumer waits until it may use the tensor cores;
  * clear_k uses 3 */
-#define TURN          4
+#define ORDER         4
 #define BLOCK         128 /* columns that share a scale, except in WGRAD */
 #define COLUMN_SCALES (WGRAD ? COLUMNS : COLUMNS / BLOCK) /* scales of a block of B */
 #define SCALES        (LINES + (WGRAD ? COLUMNS : 4))
@@ -96,8 +96,8 @@ static inline void load_operands(const walk *w, position at, ulong map_a, ulong 
     load_box(stage + LINES * BLOCK_K, map_b, k, at.column, WGRAD ? 0 : w->group, full);
 }
 
-/* Scale j of a block: first those of its lines, then those of its columns. Beyond the end, the last
- * scale. */
+/* Scale j of a block: first the scales of its lines, then those of its columns. A j beyond the end
+ * gives the last scale. */
 static inline float load_scale(const shape *s, const scales *of, const walk *w, position at,
                                uint j) {
     const uint block = WGRAD ? min(w->block + at.block, of->s_line - 1) : at.block,

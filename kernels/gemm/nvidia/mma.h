@@ -18,7 +18,7 @@ static inline void end_copies(void) {
     __asm__ volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until all but the last n batches of this thread are complete. */
+/* Waits until all asynchronous copies of this thread are complete, except its last n batches. */
 #define await_copies(n) __asm__ volatile("cp.async.wait_group " TEXT(n) ";" ::: "memory")
 
 /* ---- 8 x 8 matrices of 16-bit values ---- */

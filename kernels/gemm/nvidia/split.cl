@@ -74,7 +74,7 @@
 #define EMPTY_AT (FULL_AT + 8 * STAGES)
 
 #define CLEARED 1 /* and 2: barriers of a consumer */
-#define TURN    3 /* and 4: barriers at which a consumer waits until it may use the tensor cores */
+#define ORDER   3 /* and 4: barriers at which a consumer waits until it may use the tensor cores */
 
 /* ---- tiles ---- */
 
@@ -239,7 +239,7 @@ INLINED void multiply(float *sum, uint a[PARTS][STEPS][4], uint b) {
 
 /* Passes the tensor cores to the other consumer, for a block. */
 static inline void pass_turn(uint consumer) {
-    pass_barrier(TURN + 1 - consumer, 256);
+    pass_barrier(ORDER + 1 - consumer, 256);
 }
 
 /* Adds a tile's blocks to sum[64,COLUMNS]; `step`: the position in the ring. */
@@ -253,7 +253,7 @@ INLINED void add_blocks(float *sum, const tile *t, uint base, local uchar *arena
         if (ORIENTATION == WGRAD && left < BLOCK_K)
             clear_k(arena + at, left, consumer);
         split_lines(a, arena + at, line);
-        barrier_of(TURN + consumer, 256);
+        barrier_of(ORDER + consumer, 256);
         multiply(block, a, base + at + A_BYTES);
         pass_turn(consumer);
         wgmma_wait(0);

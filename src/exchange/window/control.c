@@ -49,8 +49,8 @@ static void *message(const moert_exchange *exchange, size_t rank, size_t barrier
            barrier % 2 * MESSAGE_BYTES;
 }
 
-/* An all-gather that is also a barrier of the host processes. Each rank has two messages, which
- * calls use alternately, as barriers use the status words. */
+/* An all-gather between the host processes that is also their barrier. Each rank has two messages,
+ * which calls use alternately, as barriers use the status words. */
 moert_status moert_control_gather(moert_exchange *exchange, const void *mine, size_t bytes,
                                   void *all) {
     moert_control *control = exchange->state;

@@ -63,7 +63,7 @@ bool moert_window_saves(const moert_plan *plan, size_t row_bytes, bool fused) {
  * same transfer as separate kernels. */
 static bool is_fused(const moert_exchange *exchange, const moert_transfer *t, bool combines) {
     const moert_control *control = exchange->state;
-    return control->fuse && !(combines && t->beside) && moert_kernel_is_small(t, combines);
+    return control->fuse && !(combines && t->overlaps) && moert_kernel_is_small(t, combines);
 }
 
 static bool sends_window(const moert_exchange *exchange, const moert_transfer *t) {
@@ -120,10 +120,10 @@ static unsigned spared_units(const moert_exchange *exchange) {
 
 /* Prepares a combine on the second queue, if no host process waits for a device. All steps that may
  * fail are here, since this rank can still report their failure to the other ranks. */
-static moert_status branch_window(moert_exchange *exchange, moert_transfer *t) {
+static moert_status prepare_overlapped(moert_exchange *exchange, moert_transfer *t) {
     moert_control *control = exchange->state;
-    t->beside = control->flags != NULL;
-    if (!t->beside || !moert_device_has_second_queue(exchange->device))
+    t->overlaps = control->flags != NULL;
+    if (!t->overlaps || !moert_device_has_second_queue(exchange->device))
         return MOERT_OK;
     MOERT_TRY(join_window(exchange));
     MOERT_TRY(moert_device_use_queue(exchange->device, true));
@@ -135,8 +135,8 @@ static moert_status branch_window(moert_exchange *exchange, moert_transfer *t) {
 
 /* Enqueues the combine on the second queue, after combine_start. Records one event after the slots,
  * and one after the rows. */
-static moert_status combine_aside(moert_exchange *exchange, const moert_transfer *t,
-                                  moert_event **slots) {
+static moert_status enqueue_overlapped(moert_exchange *exchange, const moert_transfer *t,
+                                       moert_event **slots) {
     moert_control *control = exchange->state;
     moert_transfer rows = *t;
     rows.most_groups = moert_max(spared_units(exchange), 1) * (size_t)UNIT_GROUPS;
@@ -153,10 +153,10 @@ static moert_status combine_aside(moert_exchange *exchange, const moert_transfer
     return moert_event_record(exchange->device, &control->combine_end);
 }
 
-static moert_status combine_beside(moert_exchange *exchange, const moert_transfer *t) {
+static moert_status combine_overlapped(moert_exchange *exchange, const moert_transfer *t) {
     moert_event *slots = NULL;
     MOERT_TRY(moert_device_use_queue(exchange->device, true));
-    moert_status status = combine_aside(exchange, t, &slots);
+    moert_status status = enqueue_overlapped(exchange, t, &slots);
     status = moert_first(status, moert_device_use_queue(exchange->device, false));
     if (status == MOERT_OK)
         status = moert_event_follow(slots);
@@ -176,9 +176,9 @@ static moert_status combine_window(moert_exchange *exchange, const moert_transfe
         return move_fused(exchange, t, true, status);
     status =
         branched ? moert_control_barrier(exchange, status) : moert_control_pass(exchange, status);
-    control->needs_barrier = status == MOERT_OK && t->beside;
+    control->needs_barrier = status == MOERT_OK && t->overlaps;
     if (status == MOERT_OK && branched)
-        status = combine_beside(exchange, t);
+        status = combine_overlapped(exchange, t);
     if (branched)
         moert_device_reserve_units(exchange->device, 0);
     drop_event(&control->combine_start);
@@ -196,7 +196,7 @@ const moert_engine moert_engine_window = {
     .dispatch = dispatch_window,
     .combine = combine_window,
     .fetch_verdict = fetch_window,
-    .beside = branch_window,
+    .prepare_overlapped = prepare_overlapped,
     .join = join_window,
     .check_verdict = moert_control_check_verdict,
     .pushes = pushes_window,

@@ -9,7 +9,7 @@
 #include "gemm/portable/gemm.h"
 
 enum {
-    WEIGHT_BLOCK = 4096,    /* elements of a work-group: SHARE in kernels/op/rows.cl */
+    WEIGHT_BLOCK = 4096,    /* elements of a work-group in kernels/op/rows.cl */
     BATCH_BYTES = 64 << 20, /* bytes of a batch of converted weights, unless one weight is larger */
 };
 
@@ -194,7 +194,7 @@ static moert_status move(const moert_gemm *gemm, weights w, bool load) {
     const moert_grid grid = {moert_ceil_div(elements, WEIGHT_BLOCK), w.count, 1};
     const moert_argument args =
         MOERT_ARGS(moert_moved_weight_args, .first = (unsigned)w.first, .slot = (unsigned)w.slot,
-                   .place = (unsigned)w.index, .beta_all = e->add ? 1.0f : 0.0f,
+                   .weight_group = (unsigned)w.index, .beta_all = e->add ? 1.0f : 0.0f,
                    .type = (int)weight_type(gemm), .elements = elements);
     if (load)
         return MOERT_RUN(device, program, "op_load_weight", grid, MOERT_ARG(gemm->groups.ends),

@@ -14,7 +14,7 @@ enum {
     GPU_STRIP = 4096,  /* the same on GPUs, where starting a work-group takes as long as several
                           steps */
     GPU_COLUMNS = 128, /* one step: columns of a work-group on GPUs if blocks span rows */
-    CAST_BLOCK = 4096, /* values of a row group: SHARE in kernels/quant/cast.cl */
+    CAST_BLOCK = 4096, /* values of a row group in kernels/quant/cast.cl */
     GPU_CAST_BLOCK = 2048,
     AMAX_ROWS = 16, /* HEIGHT in kernels/quant/amax.cl */
 };

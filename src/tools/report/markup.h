@@ -30,7 +30,7 @@ moert_status moert_markup_finish(moert_markup *m, char **text);
 
 /* <name>; `name` is a literal. */
 void moert_markup_begin(moert_markup *m, const char *name);
-/* <name attributes>, by printf rules. */
+/* Writes <name attributes>, with the attributes formatted by printf rules. */
 void moert_markup_open(moert_markup *m, const char *name, const char *attributes, ...)
     MOERT_PRINTF(3, 4);
 /* Closes the innermost `count` elements. */

@@ -39,8 +39,8 @@ typedef struct way {
     size_t runs; /* forward, dgrad: number of runs of scattered result rows; 0: not scattered */
 } way;
 
-/* All ways, in sets. A set begins with a reference. The ways that must give its bits follow, first
- * the portable backend without prepacked weights. */
+/* All ways, in sets that must give the same bits. The first way of a set is its reference, the
+ * second the portable backend without prepacked weights. */
 extern const way gemm_ways[];
 extern const size_t gemm_way_count;
 const way *reference_of(const way *by);

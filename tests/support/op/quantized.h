@@ -18,9 +18,9 @@ typedef struct ops_bytes {
 enum { OPS_UNSET = 0xCD }; /* every byte of a result before an execute */
 
 /*
- * Makes buffers for a description. Operands per group, row or column hold small values; plain
- * operands hold -1, 0 and 1; results hold OPS_UNSET. Every other byte is 0xFF, a NaN of most
- * dtypes.
+ * Creates the buffers that an op with these options uses. Operands per group, row or column hold
+ * small values; plain operands hold -1, 0 and 1; results hold OPS_UNSET. Every other byte is 0xFF,
+ * a NaN of most dtypes.
  */
 ops_bytes ops_bytes_make(const moert_op_options *options, const uint32_t *ends);
 
@@ -40,7 +40,7 @@ void ops_bytes_put(ops_bytes *data, moert_op_buffer which, size_t i, double valu
  * two, or with the values that `spread` selects. Returns ops_bytes_decode() of `data`.
  */
 ops_bytes ops_bytes_fill(ops_bytes *data);
-/* Makes buffers for a description and fills them. */
+/* Calls ops_bytes_make() and ops_bytes_fill(). */
 ops_bytes ops_bytes_filled(const moert_op_options *options, const uint32_t *ends);
 
 /* Returns the plain op on the dequantized operands of `data`, including global scales. Results that

@@ -91,7 +91,7 @@ static void set_switches(moert_op_options *o, unsigned s) {
     o->amax = (s & AMAX) != 0;
 }
 
-/* Returns false if the kind lacks one of the variant's switches. */
+/* Returns false if ops of this kind do not have one of the variant's switches. */
 static bool add_variant(moert_op_options *o, const struct variant *v) {
     if ((o->kind != MOERT_OP_GEMM_FORWARD && (v->switches & FORWARD_ONLY) != 0) ||
         (o->kind == MOERT_OP_GEMM_WGRAD && (v->switches & ROWS_ONLY) != 0) ||

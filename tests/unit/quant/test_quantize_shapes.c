@@ -48,7 +48,7 @@ static moert_quantizer how_at(size_t i) {
 
 enum { NORMAL, WIDE, SUBNORMAL, SPECIAL, ZERO, DATA };
 
-/* Returns n values of a kind of data. */
+/* Returns n values of the given kind of test data. */
 static float *make_data(int kind, size_t n) {
     float *x = random_floats(n, 1.0f, (uint64_t)kind);
     for (size_t i = 0; i < n; i++) {
