@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Jobs whose ranks differ in options or in MOERT_* variables end with one message that names the rank and both values.
+# Jobs whose ranks differ in options, in MOERT_* variables or in the files that they see end with one message that names the rank and
+# both values. A resume on other data of the same length is refused; the same data in another place is accepted.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -36,4 +37,59 @@ done
 job -n 1 "${text[@]}" : -n 1 env MOERT_THREADS=1 MOERT_TUNE=off MOERT_LOG=info "${text[@]}"
 verdict $? "threads, tuning and logs may differ"
 
+# ---- data ----
+
+mkdir -p "$tmp"/{a,b}/corpus "$tmp/c"
+seq 100 299 >"$tmp/a/corpus/1"
+seq 300 399 >"$tmp/a/corpus/2"
+cp "$tmp"/a/corpus/* "$tmp/b/corpus"
+data=("$train" "${tiny[@]}" --steps 2 --save-every 2)
+see() { # WORD...: rank 0 works in the directory a, rank 1 in b
+    job -n 1 --wdir "$tmp/a" "${data[@]}" "$@" : -n 1 --wdir "$tmp/b" "${data[@]}" "$@"
+}
+see --data corpus --out "$tmp/run"
+verdict $? "ranks that see the same files in different places train"
+differs() { # TEXT TITLE WORD...
+    refused 1 "^moert-train: rank 1 \(.*\): $1" "$2" see "${@:3}" --out "$tmp/none" && [ ! -e "$tmp/none" ]
+}
+must='; all ranks must see the same data$'
+sed -i 's/350/351/' "$tmp/b/corpus/2"
+differs "has corpus/2 of 400 bytes, XXH3 [0-9a-f]{32}, but rank 0 has corpus/2 of 400 bytes, XXH3 [0-9a-f]{32}$must" \
+    "other content of the same size" --data corpus
+differs "has corpus/2 of 400 bytes, .*$must" "other tokens" --tokens corpus/2 --vocabulary 65536
+rm "$tmp/b/corpus/2"
+differs "has nothing more, but rank 0 has corpus/2 of 400 bytes" "a missing file" --data corpus
+differs "cannot read corpus/2: No such file" "a missing file that is named" --data corpus/1 corpus/2
+cp "$tmp/a/corpus/2" "$tmp/b/corpus/2"
+echo >"$tmp/b/corpus/3"
+differs "has corpus/3 of 1 bytes, .* but rank 0 has nothing more" "an extra file" --data corpus
+rm "$tmp/b/corpus/3"
+
+for rank in a:16 b:32; do
+    mkdir "$tmp/${rank%:*}/model"
+    sed "s/\"intermediate_size\": [0-9]*/\"intermediate_size\": ${rank#*:}/" "$tmp/run/model/config.json" >"$tmp/${rank%:*}/model/config.json"
+done
+data=("$train" --length 16 --batch 2 --steps 2)
+differs 'has "intermediate_size": 32, but rank 0 has "intermediate_size": 16; all ranks must see the same config.json$' \
+    "another config.json" --data corpus --model model
+
+# ---- resume ----
+
+data=("$train" "${tiny[@]}" --steps 2 --save-every 2)
+resume() { ranks 1 "${data[@]}" "$@" --out "$tmp/run" --resume auto --steps 4; }
+sed 's/350/351/' "$tmp/a/corpus/2" >"$tmp/c/2"
+cp "$tmp/a/corpus/1" "$tmp/c"
+resume --data "$tmp/c"
+[ $? -eq 1 ] && grep -Eq '^moert-train: .*/run/checkpoints/step-00000002 was trained on (text of 1201 tokens in 2 files, XXH3) .*, this run has \1 ' "$log" &&
+    [ ! -e "$tmp/run/checkpoints/step-00000004" ]
+verdict $? "a resume on other data of the same length is refused"
+mv "$tmp/a/corpus" "$tmp/moved"
+resume --data "$tmp/moved" && [ -d "$tmp/run/checkpoints/step-00000004" ]
+verdict $? "the same data in another place is accepted"
+state=$tmp/run/checkpoints/step-00000004/state.json
+sed -i '/"data":/d; s/\("length": [0-9]*\),/\1/' "$state"
+rm "${state%/*}/manifest.json"
+ranks 1 "${data[@]}" --data "$tmp/c" --out "$tmp/run" --resume auto --steps 5 && ! grep -q '"data"' "$state" &&
+    grep -q '"data": "text of 1201 tokens' "$tmp/run/checkpoints/step-00000005/state.json"
+verdict $? "a checkpoint of an older version, without the data's identity, is accepted"
 finish
