@@ -33,8 +33,8 @@ typedef struct moert_context_options {
 /*
  * Creates a context on a duplicate of `comm`. options may be NULL. Collective over `comm`,
  * blocking; all ranks return the same status. Errors: ERROR_USAGE (options, a MOERT_* variable, or
- * ranks that differ in MOERT_BIND), ERROR_DEVICE (no device), ERROR_COMM, ERROR_TOPOLOGY,
- * ERROR_MEMORY.
+ * ranks that differ in a variable that moert-info marks `same`), ERROR_DEVICE (no device),
+ * ERROR_COMM, ERROR_TOPOLOGY, ERROR_MEMORY.
  */
 MOERT_API moert_status moert_context_create(MPI_Comm comm, const moert_context_options *options,
                                             moert_context **context);

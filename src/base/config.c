@@ -14,8 +14,11 @@ static const struct {
     moert_variable variable; /* its `value` is not filled in */
     size_t offset;
 } rows[] = {
-#define MOERT_CONFIG_ROW(field, name, type, standard, limits, help)                                \
-    {{name, #type, standard, limits, help, NULL}, offsetof(moert_config, field)},
+#define MOERT_SCOPE_AGREE true
+#define MOERT_SCOPE_LOCAL false
+#define MOERT_CONFIG_ROW(field, name, type, scope, standard, limits, help)                         \
+    {{name, #type, standard, limits, help, MOERT_SCOPE_##scope, NULL},                             \
+     offsetof(moert_config, field)},
     MOERT_VARIABLE_TABLE(MOERT_CONFIG_ROW)
 #undef MOERT_CONFIG_ROW
 };
@@ -89,20 +92,21 @@ int moert_config_variable(size_t index, moert_variable *variable) {
     return 1;
 }
 
-const char *moert_config_choice(const char *name, unsigned value) {
+const char *moert_choice_word(const char *choices, unsigned index) {
     static _Thread_local char word[32];
-    for (size_t i = 0; i < ROWS; i++) {
-        if (strcmp(rows[i].variable.name, name) != 0)
-            continue;
-        const char *at = rows[i].variable.limits;
-        for (; value > 0 && at != NULL; value--) {
-            at = strchr(at, '|');
-            at = at != NULL ? at + 1 : NULL;
-        }
-        if (at != NULL) {
-            snprintf(word, sizeof word, "%.*s", (int)strcspn(at, "|"), at);
-            return word;
-        }
+    const char *at = choices;
+    for (; index > 0 && at != NULL; index--) {
+        at = strchr(at, '|');
+        at = at != NULL ? at + 1 : NULL;
     }
+    snprintf(word, sizeof word, "%.*s", at != NULL ? (int)strcspn(at, "|") : 1,
+             at != NULL ? at : "?");
+    return word;
+}
+
+const char *moert_config_choice(const char *name, unsigned value) {
+    for (size_t i = 0; i < ROWS; i++)
+        if (strcmp(rows[i].variable.name, name) == 0)
+            return moert_choice_word(rows[i].variable.limits, value);
     return "?";
 }

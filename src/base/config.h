@@ -1,11 +1,13 @@
 /*
  * The table of all MOERT_* environment variables. Only this module reads them from the environment.
  *
- * X(field, NAME, TYPE, default, limits-or-choices, help). TYPE is STRING, UINT, BOOL or CHOICE; a
- * CHOICE is stored as the index of the word in its '|' separated list.
+ * X(field, NAME, TYPE, SCOPE, default, limits-or-choices, help). TYPE is STRING, UINT, BOOL or
+ * CHOICE; a CHOICE is stored as the index of the word in its '|' separated list. SCOPE is AGREE if
+ * all ranks must have the same value, since it may change bits or what ranks send; else LOCAL.
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/error.h"
@@ -24,64 +26,65 @@
 #define MOERT_TABLE_WORD(NAME, name) "|" #name
 
 #define MOERT_VARIABLE_TABLE(X)                                                                    \
-    X(device, "MOERT_DEVICE", STRING, "auto", "",                                                  \
+    X(device, "MOERT_DEVICE", STRING, LOCAL, "auto", "",                                           \
       "device: auto (a GPU if there is one, else a CPU), cpu, gpu, P:D (platform:device index), "  \
       "or a part of its name")                                                                     \
-    X(backend, "MOERT_BACKEND", CHOICE, "auto", "auto" MOERT_BACKEND_TABLE(MOERT_TABLE_WORD),      \
+    X(backend, "MOERT_BACKEND", CHOICE, AGREE, "auto",                                             \
+      "auto" MOERT_BACKEND_TABLE(MOERT_TABLE_WORD),                                                \
       "computes the expert operations: auto (the best backend that supports them: nvidia on GPUs " \
       "of compute capability 8.0 and later, else portable) or a named backend, which is an error " \
       "with the reason where it cannot work")                                                      \
-    X(tensor, "MOERT_TENSOR", CHOICE, "auto", "auto|mma",                                          \
+    X(tensor, "MOERT_TENSOR", CHOICE, AGREE, "auto", "auto|mma",                                   \
       "how the nvidia backend multiplies 16-bit values: auto (by wgmma on GPUs of compute "        \
       "capability 9.0, by mma.sync on others) or mma (by mma.sync on all)")                        \
-    X(exchange, "MOERT_EXCHANGE", CHOICE, "auto", "auto" MOERT_ENGINE_TABLE(MOERT_TABLE_WORD),     \
-      "how rows travel between ranks")                                                             \
-    X(sync, "MOERT_SYNC", CHOICE, "auto", "auto|host|device",                                      \
+    X(exchange, "MOERT_EXCHANGE", CHOICE, AGREE, "auto",                                           \
+      "auto" MOERT_ENGINE_TABLE(MOERT_TABLE_WORD), "how rows travel between ranks")                \
+    X(sync, "MOERT_SYNC", CHOICE, AGREE, "auto", "auto|host|device",                               \
       "what waits for the other ranks in the window exchange: host, device (kernels, by flags in " \
       "the windows' memory; the hosts only enqueue) or auto (device on GPUs that have one rank "   \
       "each); where devices wait, rows also move during GEMMs, and one kernel moves few rows")     \
-    X(push, "MOERT_PUSH", CHOICE, "auto", "auto|off|on|sum",                                       \
+    X(push, "MOERT_PUSH", CHOICE, AGREE, "auto", "auto|off|on|sum",                                \
       "whether the window exchange sends the experts' results to their tokens' ranks: auto (yes "  \
       "if GEMMs can store them there: bf16 on Hopper GPUs), off (the combine fetches them), on "   \
       "(yes, by a copy if GEMMs cannot), all with the same bits; or sum (each rank first sums "    \
       "its own results of a token: fewer bytes, other bits on other numbers of ranks, one more "   \
       "rounding with --combine bf16); moert-info does not count the rows that on and sum copy")    \
-    X(node_sum, "MOERT_NODE_SUM", CHOICE, "exact", "exact|presum",                                 \
+    X(node_sum, "MOERT_NODE_SUM", CHOICE, AGREE, "exact", "exact|presum",                          \
       "how the node exchange sums the experts' results: exact (as on one rank) or presum (each "   \
       "host first sums its own and sends one row per token, but never sums the bf16 rows of "      \
       "--combine bf16: repeatable, but other bits)")                                               \
-    X(chunks, "MOERT_CHUNKS", UINT, "0", "0-8",                                                    \
+    X(chunks, "MOERT_CHUNKS", UINT, AGREE, "0", "0-8",                                             \
       "chunks in which the staged exchange sends rows, so that experts compute while other rows "  \
       "travel; 0 = by the size of the traffic")                                                    \
-    X(timeout_s, "MOERT_TIMEOUT_S", UINT, "60", "0-86400",                                         \
+    X(timeout_s, "MOERT_TIMEOUT_S", UINT, AGREE, "60", "0-86400",                                  \
       "seconds after which the watchdog ends a job whose rank is dead, stopped or late; 0 = "      \
       "never")                                                                                     \
-    X(bind, "MOERT_BIND", BOOL, "1", "", "bind each rank to cores near its device")                \
-    X(threads, "MOERT_THREADS", UINT, "0", "0-4096",                                               \
+    X(bind, "MOERT_BIND", BOOL, AGREE, "1", "", "bind each rank to cores near its device")         \
+    X(threads, "MOERT_THREADS", UINT, LOCAL, "0", "0-4096",                                        \
       "threads of a CPU device per rank; 0 = one per bound core")                                  \
-    X(bf16, "MOERT_BF16", CHOICE, "auto", "auto|widened|tiles",                                    \
+    X(bf16, "MOERT_BF16", CHOICE, AGREE, "auto", "auto|widened|tiles",                             \
       "how CPU devices sum bf16 GEMMs: auto (in tiles if the CPUs of all ranks have AMX, else "    \
       "value by value, with the CPU's instruction if it has one), widened (value by value, as "    \
       "float32) or tiles (as AMX does, on any CPU, slow without AMX); tiles give other bits")      \
-    X(form, "MOERT_FORM", CHOICE, "auto", "auto|cpu|gpu",                                          \
+    X(form, "MOERT_FORM", CHOICE, AGREE, "auto", "auto|cpu|gpu",                                   \
       "form of the kernels: auto (the device's), cpu (work-groups of one work-item) or gpu (32 "   \
       "work-items share a row); for tests of one form on the other device, slow")                  \
-    X(tune, "MOERT_TUNE", CHOICE, "rows", "off|rows|auto",                                         \
+    X(tune, "MOERT_TUNE", CHOICE, LOCAL, "rows", "off|rows|auto",                                  \
       "which tuning rows choose the tiles of GEMMs: off (the built-in rows), rows (also those "    \
       "measured on this machine) or auto (also measures each new shape when it first occurs)")     \
-    X(tune_file, "MOERT_TUNE_FILE", STRING, "", "",                                                \
+    X(tune_file, "MOERT_TUNE_FILE", STRING, LOCAL, "", "",                                         \
       "file of measured tuning rows; default tuning.txt in the directory of compiled kernels")     \
-    X(topology, "MOERT_TOPOLOGY", STRING, "", "",                                                  \
+    X(topology, "MOERT_TOPOLOGY", STRING, LOCAL, "", "",                                           \
       "hwloc topology on which to compute the placement, as text such as 'pack:2 core:4 pu:1' or " \
       "as a file *.xml; binds nothing")                                                            \
-    X(cache_dir, "MOERT_CACHE_DIR", STRING, "", "",                                                \
+    X(cache_dir, "MOERT_CACHE_DIR", STRING, LOCAL, "", "",                                         \
       "directory of compiled kernels, also PoCL's; default $XDG_CACHE_HOME/moert or "              \
       "~/.cache/moert; 'off' = none")                                                              \
-    X(kernel_dir, "MOERT_KERNEL_DIR", STRING, "", "",                                              \
+    X(kernel_dir, "MOERT_KERNEL_DIR", STRING, AGREE, "", "",                                       \
       "read kernels from this directory instead of the built-in ones")                             \
-    X(node_ranks, "MOERT_NODE_RANKS", UINT, "0", "0-4096",                                         \
+    X(node_ranks, "MOERT_NODE_RANKS", UINT, AGREE, "0", "0-4096",                                  \
       "for tests: this many consecutive ranks of a host count as a separate host; 0 = all ranks")  \
-    X(log_level, "MOERT_LOG", CHOICE, "warn", "error|warn|info|debug|trace",                       \
+    X(log_level, "MOERT_LOG", CHOICE, LOCAL, "warn", "error|warn|info|debug|trace",                \
       "how much is logged on stderr; trace waits for every kernel")
 
 enum { MOERT_SYNC_AUTO, MOERT_SYNC_HOST, MOERT_SYNC_DEVICE };
@@ -104,7 +107,7 @@ enum { MOERT_BACKEND_AUTO, MOERT_BACKEND_TABLE(MOERT_BACKEND_CHOICE) };
 #define MOERT_CONFIG_TYPE_CHOICE unsigned
 
 typedef struct moert_config {
-#define MOERT_CONFIG_FIELD(field, name, type, standard, limits, help)                              \
+#define MOERT_CONFIG_FIELD(field, name, type, scope, standard, limits, help)                       \
     MOERT_CONFIG_TYPE_##type field;
     MOERT_VARIABLE_TABLE(MOERT_CONFIG_FIELD)
 #undef MOERT_CONFIG_FIELD
@@ -112,6 +115,7 @@ typedef struct moert_config {
 
 typedef struct moert_variable {
     const char *name, *type, *standard, *limits, *help;
+    bool agree;        /* all ranks must have the same value */
     const char *value; /* as set in the environment, or NULL */
 } moert_variable;
 
@@ -135,6 +139,9 @@ int moert_config_is_legal(const moert_variable *variable);
 
 /* Index of `word` in a '|' separated list, or -1. */
 int moert_choice_index(const char *choices, const char *word);
+/* Word `index` of such a list, of at most 31 characters; "?" past its end. Valid until the next
+ * call. */
+const char *moert_choice_word(const char *choices, unsigned index);
 
 /* The word of a choice, such as "staged" for ("MOERT_EXCHANGE", 4). */
 const char *moert_config_choice(const char *name, unsigned value);

@@ -77,17 +77,17 @@ static void release(moert_comm *comm) {
     MPI_Comm_free(&comm->handle);
 }
 
-/* Sets comm->node: the ranks of this host, or those that MOERT_NODE_RANKS counts as one host. */
+/* Sets comm->node: the ranks of this host, or those that MOERT_NODE_RANKS counts as one host. Every
+ * rank makes both calls, even if only some have MOERT_NODE_RANKS, which moert_context_create
+ * refuses. */
 static moert_status find_node(moert_comm *comm) {
     const size_t together = moert_config_get()->node_ranks;
     const int rank = (int)comm->rank;
+    const int color = together > 0 ? (int)(comm->self.origin / together) : 0;
     MPI_Comm part;
     MOERT_MPI_WAIT(comm, MPI_Comm_split_type(comm->handle, MPI_COMM_TYPE_SHARED, rank,
                                              MPI_INFO_NULL, &comm->node));
-    if (together == 0)
-        return MOERT_OK;
-    MOERT_MPI_WAIT(comm,
-                   MPI_Comm_split(comm->node, (int)(comm->self.origin / together), rank, &part));
+    MOERT_MPI_WAIT(comm, MPI_Comm_split(comm->node, color, rank, &part));
     MPI_Comm_free(&comm->node);
     comm->node = part;
     return MOERT_OK;

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "base/error.h"
 #include "base/tree.h"
@@ -73,6 +74,17 @@ moert_status moert_comm_allgatherv(moert_comm *comm, const void *mine, const siz
  * receive_rows[size]. Pairs without rows exchange no message. */
 moert_status moert_comm_alltoallv(moert_comm *comm, const void *send, const size_t *send_rows,
                                   void *receive, const size_t *receive_rows, size_t row_bytes);
+
+/*
+ * Checks that print(object, file) prints the same entries on all ranks: strings that each end with
+ * a 0 byte. All ranks must call it with the same `code` and `rule`. Collective. All ranks return
+ * the same error: `code` (the message names the lowest rank that differs from rank 0, the first
+ * entry that differs on both ranks, and `rule`, which says what must be equal), ERROR_MEMORY,
+ * ERROR_COMM.
+ */
+typedef void moert_comm_printer(const void *object, FILE *file);
+moert_status moert_comm_compare(moert_comm *comm, moert_comm_printer *print, const void *object,
+                                moert_status code, const char *rule);
 
 /* ---- files and memory shared by the ranks of one host ---- */
 

@@ -101,23 +101,19 @@ done:
 /* The origin of a rank's device. */
 enum { ORIGIN_UNBOUND, ORIGIN_BOUND, ORIGIN_CALLER };
 
+static void print_origin(const void *origin, FILE *file) {
+    static const char *const names[] = {"MOERT_BIND=0", "MOERT_BIND=1", "a device of the caller"};
+    fprintf(file, "%s%c", names[*(const int *)origin], 0);
+}
+
 /* All ranks must take the same path, since the paths contain collective calls. Collective. */
 static moert_status open_device(moert_context *context, const moert_context_options *options) {
     const moert_config *config = moert_config_get();
     const bool given = options != NULL && (options->cl_context != NULL ||
                                            options->cl_device != NULL || options->cl_queue != NULL);
-    unsigned char origin = given ? ORIGIN_CALLER : config->bind ? ORIGIN_BOUND : ORIGIN_UNBOUND;
-    unsigned char *all;
-    size_t other = 0;
-    MOERT_TRY(gather(context->comm, &origin, 1, &all));
-    while (other < moert_comm_size(context->comm) && all[other] == all[0])
-        other++;
-    free(all);
-    if (other < moert_comm_size(context->comm))
-        return MOERT_FAIL(ERROR_USAGE,
-                          "ranks 0 and %zu differ in MOERT_BIND, or only one has a device of the "
-                          "caller",
-                          other);
+    const int origin = given ? ORIGIN_CALLER : config->bind ? ORIGIN_BOUND : ORIGIN_UNBOUND;
+    MOERT_TRY(moert_comm_compare(context->comm, print_origin, &origin, MOERT_ERROR_USAGE,
+                                 "all ranks must get their devices in the same way"));
     if (origin == ORIGIN_CALLER)
         return moert_device_adopt(options->cl_context, options->cl_device, options->cl_queue,
                                   &context->device);
@@ -170,14 +166,30 @@ static moert_status check_options(const moert_context_options *options) {
     return moert_config_check();
 }
 
+static void print_variables(const void *unused, FILE *file) {
+    moert_variable v;
+    (void)unused;
+    for (size_t i = 0; moert_config_variable(i, &v); i++)
+        if (v.agree)
+            fprintf(file, "%s=%s%c", v.name, v.value != NULL ? v.value : v.standard, 0);
+}
+
 moert_status moert_context_create(MPI_Comm comm, const moert_context_options *options,
                                   moert_context **context) {
+    return moert_context_open(&comm, options, true, context);
+}
+
+moert_status moert_context_open(const void *comm, const moert_context_options *options,
+                                bool same_variables, moert_context **context) {
     moert_context *made;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&made));
-    MOERT_TRY_OR(fail, moert_comm_create(&comm, &made->comm));
+    MOERT_TRY_OR(fail, moert_comm_create(comm, &made->comm));
     moert_log_set_rank((int)moert_comm_rank(made->comm), (int)moert_comm_size(made->comm));
     MOERT_TRY_OR(fail, moert_comm_agree(made->comm, check_options(options)));
+    if (same_variables)
+        MOERT_TRY_OR(fail, moert_comm_compare(made->comm, print_variables, NULL, MOERT_ERROR_USAGE,
+                                              "all ranks must have the same variables"));
     MOERT_TRY_OR(fail, moert_comm_agree(made->comm, open_device(made, options)));
     MOERT_TRY_OR(fail, moert_context_settle_tiles(made->comm, made->device));
     MOERT_TRY_OR(fail,

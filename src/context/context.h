@@ -6,6 +6,12 @@
 #include "moert/context.h"
 #include "topology/topology.h"
 
+/* moert_context_create on *(const MPI_Comm *)comm. same_variables: refuse ranks that differ in a
+ * variable whose scope is AGREE (base/config.h). moert-preflight reports these differences itself.
+ * Collective. */
+moert_status moert_context_open(const void *comm, const moert_context_options *options,
+                                bool same_variables, moert_context **context);
+
 moert_comm *moert_context_comm(const moert_context *context);
 /* The text of moert_topology_describe for this host, written before the rank was bound; "" if the
  * rank was not bound. */

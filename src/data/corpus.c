@@ -81,18 +81,14 @@ static moert_status add_open(moert_corpus *corpus, const char *path, int descrip
     return status;
 }
 
-/* Handles an entry that cannot be opened: an error if the user named it, else a warning. */
-static moert_status skip(const char *path, const char *verb, bool explicit_name) {
-    if (explicit_name)
-        return MOERT_FAIL(ERROR_IO, "cannot %s %s: %s", verb, path, strerror(errno));
-    MOERT_WARN("skipping %s: %s", path, strerror(errno));
-    return MOERT_OK;
+static moert_status fail_on(const char *path, const char *verb) {
+    return MOERT_FAIL(ERROR_IO, "cannot %s %s: %s", verb, path, strerror(errno));
 }
 
-static moert_status add_file(moert_corpus *corpus, const char *path, bool explicit_name) {
+static moert_status add_file(moert_corpus *corpus, const char *path) {
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0)
-        return skip(path, "read", explicit_name);
+        return fail_on(path, "read");
     moert_status status = add_open(corpus, path, descriptor);
     close(descriptor);
     return status;
@@ -106,7 +102,7 @@ static int is_child(const struct dirent *entry) {
     return strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
 }
 
-static moert_status add_directory(moert_corpus *corpus, const char *path, bool explicit_name);
+static moert_status add_directory(moert_corpus *corpus, const char *path);
 
 static moert_status add_child(moert_corpus *corpus, const char *directory, const char *name) {
     struct stat about;
@@ -115,23 +111,23 @@ static moert_status add_child(moert_corpus *corpus, const char *directory, const
     MOERT_TRY(moert_text_path(&path, "%s%s%s", directory,
                               moert_text_ends_with(directory, "/") ? "" : "/", name));
     if (lstat(path, &about) != 0)
-        status = skip(path, "read", false);
+        status = fail_on(path, "read");
     else if (S_ISDIR(about.st_mode))
-        status = add_directory(corpus, path, false);
+        status = add_directory(corpus, path);
     else if (S_ISREG(about.st_mode))
-        status = add_file(corpus, path, false);
+        status = add_file(corpus, path);
     else
         MOERT_DEBUG("skipping %s: a link or special file", path);
     free(path);
     return status;
 }
 
-static moert_status add_directory(moert_corpus *corpus, const char *path, bool explicit_name) {
+static moert_status add_directory(moert_corpus *corpus, const char *path) {
     struct dirent **entries;
     moert_status status = MOERT_OK;
     int count = scandir(path, &entries, is_child, by_name);
     if (count < 0)
-        return skip(path, "list", explicit_name);
+        return fail_on(path, "list");
     for (int i = 0; i < count; i++) {
         if (status == MOERT_OK)
             status = add_child(corpus, path, entries[i]->d_name);
@@ -144,11 +140,11 @@ static moert_status add_directory(moert_corpus *corpus, const char *path, bool e
 moert_status moert_corpus_add(moert_corpus *corpus, const char *path) {
     struct stat about;
     if (stat(path, &about) != 0)
-        return skip(path, "read", true);
+        return fail_on(path, "read");
     if (S_ISDIR(about.st_mode))
-        return add_directory(corpus, path, true);
+        return add_directory(corpus, path);
     if (S_ISREG(about.st_mode))
-        return add_file(corpus, path, true);
+        return add_file(corpus, path);
     return MOERT_FAIL(ERROR_IO, "%s is neither a regular file nor a directory", path);
 }
 

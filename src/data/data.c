@@ -1,5 +1,5 @@
 /* Token sources (text, raw tokens, replayed arrays), and the sequences that a step draws. */
-#include "data/data.h"
+#include "data/internal.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -7,23 +7,8 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
-#include "data/corpus.h"
 
-typedef enum source_kind { TEXT, RAW, ARRAY } source_kind;
-
-struct moert_data {
-    source_kind kind;
-    moert_corpus corpus;
-    size_t *starts; /* text: position of each file's first byte */
-    unsigned width; /* raw: bytes of a token */
-    size_t tokens;  /* tokens of all files, or of all batches */
-    double held_out;
-    const char *name;
-    const int32_t *array; /* [steps,batch,row] */
-    size_t steps, batch, row;
-};
-
-static moert_status make(source_kind kind, double held_out, moert_data **data) {
+static moert_status make(moert_data_kind kind, double held_out, moert_data **data) {
     if (!(held_out >= 0.0 && held_out < 1.0))
         return MOERT_FAIL(ERROR_USAGE, "held-out fraction %g: expected 0 to below 1", held_out);
     MOERT_TRY(MOERT_NEW(data));
@@ -34,6 +19,8 @@ static moert_status make(source_kind kind, double held_out, moert_data **data) {
 
 /* Returns a new source if loading it succeeded, else destroys it. */
 static moert_status finish(moert_data *made, moert_status status, moert_data **data) {
+    if (status == MOERT_OK)
+        status = moert_data_identify(made);
     if (status == MOERT_OK)
         *data = made;
     else
@@ -93,27 +80,27 @@ moert_status moert_data_from_array(const char *name, const int32_t *tokens, size
                           "%s: tokens[%zu,%zu,%zu] hold no sequence; expected [steps,batch,length "
                           "+ 1]",
                           name, steps, batch, row);
-    MOERT_TRY(make(ARRAY, 0.0, data));
-    moert_data *made = *data;
+    moert_data *made;
+    MOERT_TRY(make(ARRAY, 0.0, &made));
     made->name = name;
     made->array = tokens;
     made->steps = steps;
     made->batch = batch;
     made->row = row;
     made->tokens = steps * batch * row;
-    return MOERT_OK;
+    return finish(made, MOERT_OK, data);
 }
 
 void moert_data_destroy(moert_data *data) {
     if (data == NULL)
         return;
     moert_corpus_clear(&data->corpus);
-    free(data->starts);
-    free(data);
+    MOERT_FREE(data->sums, data->starts, data);
 }
 
 moert_data_info moert_data_describe(const moert_data *data) {
-    return (moert_data_info){.files = data->corpus.count,
+    return (moert_data_info){.identity = data->identity,
+                             .files = data->corpus.count,
                              .tokens = data->tokens,
                              .steps = data->steps,
                              .batch = data->batch,

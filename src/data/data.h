@@ -11,8 +11,8 @@
  * held out of training, so that held-out data resembles the training data. A training sequence
  * starts at a random position of the training data. That position depends only on (seed, step,
  * index), so any rank can read any sequence. A sequence of `length` tokens reads length + 1:
- * target[i] = input[i + 1]. Sources are read-only. No call is collective; all ranks must open the
- * same data.
+ * target[i] = input[i + 1]. Sources are read-only. All ranks must open the same data, which
+ * moert_data_compare checks; no other call is collective.
  */
 #pragma once
 
@@ -20,15 +20,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/error.h"
+#include "comm/comm.h"
 
 typedef struct moert_data moert_data;
 
 /*
  * Text from `count` files or directories (walked in byte order of names; links skipped). A fraction
  * `held_out` (0 to below 1) of the tokens, or one sequence if that is more, is held out; 0 holds
- * nothing out. Errors: ERROR_USAGE (held_out), ERROR_IO (a named file is missing, unreadable or
- * special), ERROR_FORMAT (all files are empty), ERROR_MEMORY.
+ * nothing out. Errors: ERROR_USAGE (held_out), ERROR_IO (a named file is special, or any
+ * file is missing or unreadable), ERROR_FORMAT (all files are empty), ERROR_MEMORY.
  */
 moert_status moert_data_open_text(const char *const *paths, size_t count, double held_out,
                                   moert_data **data);
@@ -46,11 +46,21 @@ moert_status moert_data_from_array(const char *name, const int32_t *tokens, size
 /* NULL is legal. */
 void moert_data_destroy(moert_data *data);
 
+enum { MOERT_DATA_IDENTITY_BYTES = 160 };
+
 typedef struct moert_data_info {
+    /* Names the data by its content alone, not by paths: "text of 11357 tokens in 1 file, XXH3
+     * 4f0c...". Data of more than 256 MiB is identified by the sizes of its files and by 64 blocks
+     * of 4 KiB of each. Lives as long as the source. */
+    const char *identity;
     size_t files, tokens;        /* numbers of files and tokens, including held-out tokens */
     size_t steps, batch, length; /* shape of an array; 0 for text and raw */
 } moert_data_info;
 moert_data_info moert_data_describe(const moert_data *data);
+
+/* ERROR_MISMATCH on all ranks if a rank has other files, sizes or content than rank 0; the message
+ * names the rank and the first file that differs. Collective. */
+moert_status moert_data_compare(const moert_data *data, moert_comm *comm);
 
 /* ERROR_MISMATCH if there is too little data for sequences of `length`, or if the array has another
  * length; ERROR_USAGE for a length of 0. */

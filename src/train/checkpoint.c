@@ -132,6 +132,7 @@ static moert_status write_state(const char *directory, const moert_run_state *st
 #define PUT(field) json_object_set_new(root, #field, json_integer((json_int_t)state->field));
     MOERT_RUN_STATE_TABLE(PUT)
 #undef PUT
+    json_object_set_new(root, "data", json_string(state->data));
     char *text;
     moert_status status =
         moert_json_text("state.json", root, JSON_INDENT(1) | JSON_PRESERVE_ORDER, &text);
@@ -235,6 +236,20 @@ static moert_status read_number(const json_t *root, const char *path, const char
     return MOERT_OK;
 }
 
+/* Reads the identity of the data; older versions wrote none. */
+static moert_status read_identity(const json_t *root, const char *path,
+                                  char identity[MOERT_DATA_IDENTITY_BYTES]) {
+    const json_t *text = json_object_get(root, "data");
+    identity[0] = '\0';
+    if (text == NULL)
+        return MOERT_OK;
+    if (!json_is_string(text) || json_string_length(text) >= MOERT_DATA_IDENTITY_BYTES)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: 'data' is not a text below %d bytes", path,
+                          MOERT_DATA_IDENTITY_BYTES);
+    snprintf(identity, MOERT_DATA_IDENTITY_BYTES, "%s", json_string_value(text));
+    return MOERT_OK;
+}
+
 static moert_status parse_state(const char *path, const json_t *root, moert_run_state *state) {
     uint64_t format;
     MOERT_TRY(read_number(root, path, "format", &format));
@@ -244,6 +259,7 @@ static moert_status parse_state(const char *path, const json_t *root, moert_run_
 #define GET(field) MOERT_TRY(read_number(root, path, #field, &state->field));
     MOERT_RUN_STATE_TABLE(GET)
 #undef GET
+    MOERT_TRY(read_identity(root, path, state->data));
     if (state->applied > state->step || state->skipped != state->step - state->applied)
         return MOERT_FAIL(ERROR_FORMAT, "%s: 'applied' %llu and 'skipped' %llu are not 'step' %llu",
                           path, (unsigned long long)state->applied,

@@ -12,23 +12,26 @@
  */
 #pragma once
 
+#include "data/data.h"
 #include "train/optimizer.h"
 
-/* X(field): the state of a run, integers in state.json. */
+/* X(field): the state of a run, integers in state.json, which also has the identity of the
+ * data. */
 #define MOERT_RUN_STATE_TABLE(X)                                                                   \
     X(step)           /* steps done: the position in the data and in the random numbers */         \
     X(applied)        /* steps that updated the weights */                                         \
     X(skipped)        /* steps skipped for non-finite gradients */                                 \
     X(skipped_in_row) /* skipped steps since the last applied one */                               \
     X(seed)                                                                                        \
-    X(batch)       /* sequences per step */                                                        \
-    X(length)      /* tokens per sequence */                                                       \
-    X(data_tokens) /* size of the training data */
+    X(batch)  /* sequences per step */                                                             \
+    X(length) /* tokens per sequence */
 
 typedef struct moert_run_state {
 #define MOERT_RUN_STATE_FIELD(field) uint64_t field;
     MOERT_RUN_STATE_TABLE(MOERT_RUN_STATE_FIELD)
 #undef MOERT_RUN_STATE_FIELD
+    char data[MOERT_DATA_IDENTITY_BYTES]; /* identity of the training data; "" if state.json, by an
+                                             older version, has none */
 } moert_run_state;
 
 /* Writes config.json (the given text) and model.safetensors to the new directory `path`; replaces

@@ -58,9 +58,12 @@ static moert_status check_state(const moert_trainer *t, const char *path,
                               rows[i].what, (unsigned long long)rows[i].saved,
                               (unsigned long long)rows[i].given);
     MOERT_TRY(check_model(t, path));
-    if (s->data_tokens != t->state.data_tokens && t->first)
-        MOERT_WARN("%s was made on data of %llu tokens, this data has %llu", path,
-                   (unsigned long long)s->data_tokens, (unsigned long long)t->state.data_tokens);
+    if (s->data[0] != '\0' && strcmp(s->data, t->state.data) != 0)
+        return MOERT_FAIL(
+            ERROR_MISMATCH,
+            "%s was trained on %s, this run has %s; give it that data, or start a new "
+            "run by --model",
+            path, s->data, t->state.data);
     return MOERT_OK;
 }
 
@@ -109,6 +112,7 @@ static moert_status load(moert_trainer *t, const char *path) {
     if (saved.step >= t->options->steps && t->first)
         MOERT_WARN("%s has done %llu steps already; nothing is left of %zu", path,
                    (unsigned long long)saved.step, t->options->steps);
+    memcpy(saved.data, t->state.data, sizeof saved.data); /* an older state.json has none */
     t->state = saved;
     return MOERT_OK;
 }

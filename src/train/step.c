@@ -47,10 +47,8 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
     MOERT_TRY(moert_model_config_check_length(moert_model_describe(t->model), o->length));
     size_t room =
         moert_ceil_div(o->batch / o->micro_batches, moert_comm_size(t->world)) * o->length;
-    t->state = (moert_run_state){.seed = o->seed,
-                                 .batch = o->batch,
-                                 .length = o->length,
-                                 .data_tokens = moert_data_describe(t->data).tokens};
+    t->state = (moert_run_state){.seed = o->seed, .batch = o->batch, .length = o->length};
+    snprintf(t->state.data, sizeof t->state.data, "%s", moert_data_describe(t->data).identity);
     MOERT_TRY(moert_alloc(&t->input, room, sizeof *t->input));
     return moert_alloc(&t->target, room, sizeof *t->target);
 }

@@ -23,7 +23,7 @@ flip() { # FILE BIT
     byte=$(od -An -tu1 -j "$at" -N 1 "$1")
     printf "\\x$(printf %x $((byte ^ 1 << $2 % 8)))" | dd of="$1" bs=1 seek="$at" conv=notrunc 2>/dev/null
 }
-edit() { sed -i "s/\"$2\": [0-9]*/\"$2\": $3/" "$1/state.json"; }
+edit() { sed -Ei "s/\"$2\": (\"[^\"]*\"|[0-9]*)/\"$2\": $3/" "$1/state.json"; }
 fails() { # TEXT TITLE COMMAND...: the verdict on a command that must fail with a message like TEXT
     "${@:3}"
     [ $? -ne 0 ] && grep -Eq -e "$1" "$log"
@@ -69,6 +69,8 @@ edited() { # TEXT FIELD VALUE
 edited "'applied' 41 and 'skipped' 0 are not 'step' 40" applied 41
 edited "'applied' 40 and 'skipped' 0 are not 'step' 99" step 99
 edited "'skipped_in_row' 3 is above 'skipped' 0" skipped_in_row 3
+edited "'data' is not a text below 160 bytes" data 7
+edited "was trained on other text, this run has text of" data '"other text"'
 
 copy=$tmp/negative
 cp -r "$run/checkpoints/step-00000040" "$copy"

@@ -71,19 +71,11 @@ static moert_status dispatch_node(moert_exchange *exchange, const moert_transfer
 
 /* ---- the engine ---- */
 
-/* Checks, before any allocation, every condition that excludes the engine. The ranks must have the
- * same MOERT_NODE_SUM. Collective. */
+/* Checks, before any allocation, every condition that excludes the engine. */
 static moert_status look(const moert_exchange *exchange) {
     moert_comm *comm = exchange->comm;
     const moert_device_info *info = moert_device_describe(exchange->device);
     const size_t nodes = moert_comm_node_count(comm);
-    const unsigned mine = moert_config_get()->node_sum;
-    unsigned first = mine;
-    MOERT_TRY(moert_comm_broadcast(comm, 0, &first, sizeof first));
-    if (mine != first)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "MOERT_NODE_SUM is %s on rank %zu, %s on 0",
-                          moert_config_choice("MOERT_NODE_SUM", mine), moert_comm_rank(comm),
-                          moert_config_choice("MOERT_NODE_SUM", first));
     if (exchange->automatic && nodes == 1)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "the ranks are on one host");
     if (exchange->automatic && nodes == moert_comm_size(comm))

@@ -193,6 +193,57 @@ moert_status moert_options_parse(const moert_option *table, size_t count, int ar
     return status;
 }
 
+/* ---- values as text ---- */
+
+/* The shortest text from which strtod reads the same value. */
+static void format_float(double value, char *text, size_t bytes) {
+    int digits = 6;
+    do
+        snprintf(text, bytes, "%.*g", digits, value);
+    while (strtod(text, NULL) != value && digits++ < 17);
+}
+
+static void print_list(const moert_option *option, FILE *file) {
+    const moert_option_list *list = option->target;
+    fprintf(file, "%s--%s", list->count > 0 ? "" : "no ", option->name);
+    for (size_t i = 0; i < list->count; i++)
+        fprintf(file, " %s", list->words[i]);
+    fputc(0, file);
+}
+
+/* The value of an option as text, perhaps in buffer[bytes]; NULL if it is not given or off. */
+static const char *value_text(const moert_option *option, char *buffer, size_t bytes) {
+    switch (option->type) {
+    case MOERT_OPTION_STRING:
+        return *(const char **)option->target;
+    case MOERT_OPTION_FLAG:
+        return *(bool *)option->target ? "1" : NULL;
+    case MOERT_OPTION_UINT:
+        snprintf(buffer, bytes, "%zu", *(size_t *)option->target);
+        return *(size_t *)option->target < SIZE_MAX ? buffer : NULL;
+    case MOERT_OPTION_FLOAT:
+        format_float(*(double *)option->target, buffer, bytes);
+        return buffer;
+    default:
+        return moert_choice_word(option->limits, *(unsigned *)option->target);
+    }
+}
+
+void moert_options_print(const moert_option *table, size_t count, FILE *file) {
+    char buffer[64];
+    for (size_t i = 0; i < count; i++) {
+        if (table[i].name == NULL)
+            continue;
+        if (table[i].type == MOERT_OPTION_LIST) {
+            print_list(&table[i], file);
+            continue;
+        }
+        const char *value = value_text(&table[i], buffer, sizeof buffer);
+        fprintf(file, "%s--%s%s%s%c", value != NULL ? "" : "no ", table[i].name,
+                value != NULL ? " " : "", value != NULL ? value : "", 0);
+    }
+}
+
 /* ---- usage ---- */
 
 enum { HELP_COLUMN = 30, LINE_COLUMNS = 100 };

@@ -88,6 +88,9 @@ moert_status moert_options_parse(const moert_option *table, size_t count, int ar
 const char *moert_options_given(const moert_option *table, size_t count, int argc, char **argv,
                                 const void *object, size_t bytes);
 
+/* Prints the value of each option as "--name value" or "no --name", each with a final 0 byte. */
+void moert_options_print(const moert_option *table, size_t count, FILE *file);
+
 /* The usage text: `synopsis` (such as "moert-train [OPTION...]"), `about`, then the table. */
 void moert_options_usage(FILE *file, const char *synopsis, const char *about,
                          const moert_option *table, size_t count);

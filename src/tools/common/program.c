@@ -20,7 +20,8 @@ static void complain(const char *name, moert_status status) {
  * ends all ranks at once. */
 static moert_status run(const moert_program *program, const char *name, moert_comm *world) {
     moert_context *context = NULL;
-    moert_status status = moert_context_create(MPI_COMM_WORLD, NULL, &context);
+    moert_status status =
+        moert_context_open(moert_comm_world(), NULL, !program->any_variables, &context);
     if (status == MOERT_OK)
         status = program->run(context);
     if (status != MOERT_OK && moert_comm_size(world) > 1 && !moert_comm_failure_is_shared()) {
@@ -30,6 +31,34 @@ static moert_status run(const moert_program *program, const char *name, moert_co
     }
     moert_context_destroy(context);
     return status;
+}
+
+/* What all ranks must agree on. */
+typedef struct call {
+    const moert_program *program;
+    bool help;
+} call;
+
+static void print_call(const void *object, FILE *file) {
+    const call *given = object;
+    fprintf(file, "%s--help%c", given->help ? "" : "no ", 0);
+    moert_options_print(given->program->options, given->program->option_count, file);
+}
+
+/* Parses and checks the options. All ranks return the same status. The message names the rank if
+ * only some have bad options, or other options than rank 0. Collective. */
+static moert_status take_options(const moert_program *program, moert_comm *world, int argc,
+                                 char **argv, bool *help) {
+    moert_status status =
+        moert_options_parse(program->options, program->option_count, argc, argv, help);
+    uint64_t all_failed = status != MOERT_OK;
+    MOERT_TRY(moert_comm_smallest(world, &all_failed));
+    if (all_failed)
+        return status;
+    MOERT_TRY(moert_comm_agree(world, status));
+    MOERT_TRY(moert_comm_compare(world, print_call, &(call){program, *help}, MOERT_ERROR_USAGE,
+                                 "all ranks must run the same program with the same options"));
+    return program->check != NULL && !*help ? program->check(argc, argv) : MOERT_OK;
 }
 
 int moert_program_main(const moert_program *program, int argc, char **argv) {
@@ -46,15 +75,13 @@ int moert_program_main(const moert_program *program, int argc, char **argv) {
         complain(name, status);
         return 1;
     }
-    status = moert_options_parse(program->options, program->option_count, argc, argv, &help);
-    if (status == MOERT_OK && !help && program->check != NULL)
-        status = program->check(argc, argv); /* every rank gets the same result */
+    status = take_options(program, world, argc, argv, &help);
     bool first = moert_comm_rank(world) == 0;
-    if (help && first)
+    if (status == MOERT_OK && !help)
+        status = run(program, name, world);
+    else if (status == MOERT_OK && first)
         moert_options_usage(stdout, program->synopsis, program->about, program->options,
                             program->option_count);
-    else if (status == MOERT_OK && !help)
-        status = run(program, name, world);
     if (status != MOERT_OK && first)
         complain(name, status);
     moert_comm_destroy(world);

@@ -18,17 +18,19 @@ typedef struct moert_program {
     /* checks the parsed options, with the same result on each rank; may be NULL */
     moert_status (*check)(int argc, char **argv);
     moert_status (*run)(moert_context *context);
+    bool any_variables; /* run() reports ranks that differ in MOERT_* variables */
 } moert_program;
 
-/* Runs the program and returns main's exit code. */
+/* Runs the program and returns main's exit code. Refuses ranks that differ in options, or in
+ * variables that all must share. */
 int moert_program_main(const moert_program *program, int argc, char **argv);
 
 /* Defines main() for a file that has a table `options` and a function run(); `check` may be
  * NULL. */
 #define MOERT_PROGRAM_MAIN(synopsis, about, check)                                                 \
     int main(int argc, char **argv) {                                                              \
-        const moert_program program = {                                                            \
-            synopsis, about, options, MOERT_COUNT(options), check, run};                           \
+        const moert_program program = {synopsis, about, options, MOERT_COUNT(options),             \
+                                       check,    run,   false};                                    \
         return moert_program_main(&program, argc, argv);                                           \
     }
 

@@ -68,11 +68,9 @@ static const moert_column tuning_columns[] = {
     {"from", "from", MOERT_COLUMN_TEXT},
 };
 static const moert_column variable_columns[] = {
-    {"set", "", MOERT_COLUMN_MARK},
-    {"name", "name", MOERT_COLUMN_TEXT},
-    {"value", "value", MOERT_COLUMN_TEXT},
-    {"default", "default", MOERT_COLUMN_TEXT},
-    {"help,limits", "meaning", MOERT_COLUMN_TEXT},
+    {"set", "", MOERT_COLUMN_MARK},        {"name", "name", MOERT_COLUMN_TEXT},
+    {"value", "value", MOERT_COLUMN_TEXT}, {"default", "default", MOERT_COLUMN_TEXT},
+    {"ranks", "ranks", MOERT_COLUMN_TEXT}, {"help,limits", "meaning", MOERT_COLUMN_TEXT},
 };
 static const moert_column memory_columns[] = {{"rank", "rank", MOERT_COLUMN_COUNT},
 #define MEMORY_COLUMN(field, title, help) {#field, title, MOERT_COLUMN_BYTES},
@@ -136,7 +134,7 @@ static moert_status print_text(const json_t *survey) {
     printf("\nbackends (* = auto)\n");
     MOERT_TRY(PRINT(json_object_get(survey, "backends"), choice_columns));
     MOERT_TRY(print_tuning(survey));
-    printf("\nvariables (* = set in the environment)\n");
+    printf("\nvariables (* = set in the environment; ranks: all have the same value, or any)\n");
     MOERT_TRY(PRINT(json_object_get(survey, "variables"), variable_columns));
     memory = json_object_get(survey, "memory");
     return memory != NULL ? print_memory(memory) : MOERT_OK;

@@ -212,10 +212,11 @@ static moert_status put_variables(json_t *object) {
     json_t *rows = new_array(object, "variables");
     moert_variable v;
     for (size_t i = 0; moert_config_variable(i, &v); i++)
-        MOERT_TRY(append(rows, json_pack("{ss so sb ss ss ss ss}", "name", v.name, "value",
+        MOERT_TRY(append(rows, json_pack("{ss so sb ss ss ss ss ss}", "name", v.name, "value",
                                          text(v.value != NULL ? v.value : v.standard), "set",
-                                         v.value != NULL, "default", v.standard, "type", v.type,
-                                         "limits", v.limits, "help", v.help)));
+                                         v.value != NULL, "default", v.standard, "ranks",
+                                         v.agree ? "same" : "any", "type", v.type, "limits",
+                                         v.limits, "help", v.help)));
     return MOERT_OK;
 }
 
@@ -228,13 +229,6 @@ static unsigned chosen_engine(const survey *s) {
         if (s->engines[i].automatic)
             engine = MOERT_EXCHANGE_LOCAL + i;
     return engine;
-}
-
-/* Word number `index` of "one|two|three". */
-static json_t *word(const char *words, unsigned index) {
-    for (; index > 0; index--)
-        words += strcspn(words, "|") + 1;
-    return json_stringn(words, strcspn(words, "|"));
 }
 
 static json_t *memory_row(size_t rank, const moert_memory *memory) {
@@ -260,14 +254,14 @@ static moert_status put_memory(const survey *s, const moert_survey_model *model,
         setting.largest_bytes = moert_min(setting.largest_bytes, s->ranks[r].device.largest_bytes);
     const char *method = model->config->quant_method;
     json_t *part =
-        json_pack("{so ss sI sI sI so so so so ss}", "path", text(model->path), "weights",
+        json_pack("{so ss sI sI sI so so so so so}", "path", text(model->path), "weights",
                   method != NULL ? method : "plain", "batch", number(model->batch), "length",
                   number(model->length), "micro_batches", number(model->micro_batches), "precision",
-                  word(MOERT_PRECISION_WORDS, model->config->precision), "dense",
-                  word(MOERT_DENSE_WORDS, model->config->dense), "dispatch",
-                  word(MOERT_DISPATCH_WORDS, model->config->dispatch), "combine",
-                  word(MOERT_COMBINE_WORDS, model->config->combine), "engine",
-                  moert_config_choice("MOERT_EXCHANGE", setting.engine));
+                  text(moert_choice_word(MOERT_PRECISION_WORDS, model->config->precision)), "dense",
+                  text(moert_choice_word(MOERT_DENSE_WORDS, model->config->dense)), "dispatch",
+                  text(moert_choice_word(MOERT_DISPATCH_WORDS, model->config->dispatch)), "combine",
+                  text(moert_choice_word(MOERT_COMBINE_WORDS, model->config->combine)), "engine",
+                  text(moert_config_choice("MOERT_EXCHANGE", setting.engine)));
     if (json_object_set_new(object, "memory", part) != 0)
         return no_memory();
     json_t *rows = new_array(part, "ranks");

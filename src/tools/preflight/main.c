@@ -167,9 +167,19 @@ static moert_status run(moert_context *context) {
     return status;
 }
 
-MOERT_PROGRAM_MAIN(
-    "mpirun -n R moert-preflight [OPTION...]",
-    "Checks the ranks of a job before it starts: equal builds, libraries, devices and settings;\n"
-    "clocks, memory, watchdog; rates of devices and of the links between ranks. Names the ranks\n"
-    "and links that differ or are slow, and then exits with 1.",
-    NULL)
+int main(int argc, char **argv) {
+    const moert_program program = {
+        .synopsis = "mpirun -n R moert-preflight [OPTION...]",
+        .about =
+            "Checks the ranks of a job before it starts: equal builds, libraries, devices and "
+            "settings;\n"
+            "clocks, memory, watchdog; rates of devices and of the links between ranks. Names the "
+            "ranks\n"
+            "and links that differ or are slow, and then exits with 1.",
+        .options = options,
+        .option_count = MOERT_COUNT(options),
+        .run = run,
+        .any_variables = true,
+    };
+    return moert_program_main(&program, argc, argv);
+}

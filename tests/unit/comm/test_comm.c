@@ -38,6 +38,35 @@ static bool gather_uneven(bool in_place) {
     return right;
 }
 
+static void print_words(const void *object, FILE *file) {
+    for (const char *const *word = object; *word != NULL; word++)
+        fprintf(file, "%s%c", *word, 0);
+}
+
+TEST(test_entries_are_compared_with_those_of_rank_0) {
+    static const struct {
+        const char *first[3], *last[3]; /* entries of rank 0; of the last rank */
+        const char *text;               /* NULL: they are equal */
+    } rows[] = {
+        {{"a 1", "b 2"}, {"a 1", "b 2"}, NULL},
+        {{NULL}, {NULL}, NULL},
+        {{"a 1", "b 2"}, {"a 1", "b 3"}, "has b 3, but rank 0 has b 2; the rule"},
+        {{"a 1", "b 2"}, {"a 1"}, "has nothing more, but rank 0 has b 2; the rule"},
+        {{"a 1"}, {"a 1", ""}, "has , but rank 0 has nothing more; the rule"},
+        {{"a b"}, {"a", "b"}, "has a, but rank 0 has a b; the rule"},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        const bool odd = test_rank > 0 && test_rank + 1 == test_ranks;
+        const moert_status status =
+            moert_comm_compare(test_comm, print_words, odd ? rows[i].last : rows[i].first,
+                               MOERT_ERROR_MISMATCH, "the rule");
+        if (rows[i].text == NULL || test_ranks == 1)
+            ASSERT_OK_ON_ALL(status);
+        else
+            ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_MISMATCH, rows[i].text);
+    }
+}
+
 TEST(test_allgatherv_takes_empty_pieces_and_pieces_in_place) {
     bool right = gather_uneven(false);
     right = gather_uneven(true) && right;

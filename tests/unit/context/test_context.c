@@ -162,14 +162,58 @@ TEST(test_one_rank_with_a_bad_setting_fails_all_and_is_named) {
     }
 }
 
-TEST(test_ranks_that_differ_in_binding_are_refused) {
+/* Opens a context while only the last rank has NAME=value. */
+static moert_status open_with_odd_last_rank(const char *name, const char *value,
+                                            bool same_variables) {
     moert_context *context = NULL;
-    if (test_ranks == 1)
-        return;
-    set_variable("MOERT_BIND", test_rank == 0 ? "0" : "1");
-    const moert_status status = moert_context_create(MPI_COMM_WORLD, NULL, &context);
-    set_variable("MOERT_BIND", NULL);
-    ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_USAGE, "ranks 0 and 1 differ in MOERT_BIND");
+    const char *kept = getenv(name);
+    char *before = kept != NULL ? strdup(kept) : NULL;
+    if (test_rank + 1 == test_ranks)
+        set_variable(name, value);
+    const moert_status status =
+        moert_context_open(moert_comm_world(), NULL, same_variables, &context);
+    set_variable(name, before);
+    free(before);
+    moert_context_destroy(context);
+    return status;
+}
+
+TEST(test_ranks_that_differ_in_a_variable_are_refused) {
+    static const struct {
+        const char *set, *other; /* of the last rank, of the others */
+    } rows[] = {
+        {"MOERT_BACKEND=reference", "MOERT_BACKEND=auto"},
+        {"MOERT_EXCHANGE=staged", "MOERT_EXCHANGE=auto"},
+        {"MOERT_PUSH=sum", "MOERT_PUSH=auto"},
+        {"MOERT_NODE_SUM=presum", "MOERT_NODE_SUM=exact"},
+        {"MOERT_CHUNKS=3", "MOERT_CHUNKS=0"},
+        {"MOERT_TIMEOUT_S=77", "MOERT_TIMEOUT_S="},
+        {"MOERT_BIND=0", "MOERT_BIND=1"},
+        {"MOERT_KERNEL_DIR=kernels", "MOERT_KERNEL_DIR="},
+        {"MOERT_NODE_RANKS=1", "MOERT_NODE_RANKS=0"},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(rows) && test_ranks > 1; i++) {
+        char name[32], text[160];
+        const char *value = strchr(rows[i].set, '=') + 1;
+        snprintf(name, sizeof name, "%.*s", (int)(value - rows[i].set) - 1, rows[i].set);
+        snprintf(text, sizeof text, "rank %zu (%s): has %s, but rank 0 has %s", test_ranks - 1,
+                 moert_comm_host(test_comm, test_ranks - 1), rows[i].set, rows[i].other);
+        ASSERT_FAILS_ON_ALL(open_with_odd_last_rank(name, value, true), MOERT_ERROR_USAGE, text);
+    }
+}
+
+TEST(test_ranks_may_differ_in_threads_tuning_and_logs) {
+    ASSERT_OK_ON_ALL(open_with_odd_last_rank("MOERT_THREADS", "1", true));
+    ASSERT_OK_ON_ALL(open_with_odd_last_rank("MOERT_TUNE", "off", true));
+    ASSERT_OK_ON_ALL(open_with_odd_last_rank("MOERT_LOG", "error", true));
+}
+
+/* moert-preflight opens a context to report the differences. */
+TEST(test_a_context_may_be_opened_with_other_variables_but_not_with_another_binding) {
+    ASSERT_OK_ON_ALL(open_with_odd_last_rank("MOERT_CHUNKS", "3", false));
+    if (test_ranks > 1)
+        ASSERT_FAILS_ON_ALL(open_with_odd_last_rank("MOERT_BIND", "0", false), MOERT_ERROR_USAGE,
+                            "has MOERT_BIND=0, but rank 0 has MOERT_BIND=1; all ranks must get");
 }
 
 TEST(test_an_unbound_rank_keeps_its_cores) {

@@ -1,6 +1,7 @@
 // run: np=1 sanitize=1
 /* Token sources: which files are found, which sequences are drawn, and how messages name bad
  * input. */
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -76,6 +77,68 @@ TEST(test_bad_files_are_named) {
     ASSERT_FAILS(moert_data_open_text(NULL, 0, 0.05, &data), MOERT_ERROR_FORMAT, "no text");
     ASSERT_FAILS(moert_data_open_text(&missing, 1, 1.0, &data), MOERT_ERROR_USAGE, "fraction");
     assert_null(data);
+}
+
+/* Root may read any file, so a test as root gives up that right for a while. */
+TEST(test_an_unreadable_file_or_directory_is_named) {
+    enum { NOBODY = 65534 };
+    const bool root = geteuid() == 0;
+    const char *path = in_directory("closed");
+    moert_data *data = NULL;
+    chmod(test_directory, 0755);
+    mkdir(path, 0755);
+    write_text("closed/a", "readable");
+    chmod(write_text("closed/b", "secret"), 0);
+    if (root && seteuid(NOBODY) != 0)
+        skip();
+    const moert_status file = moert_data_open_text(&path, 1, 0.0, &data);
+    char *message = strdup(moert_last_error());
+    if (root)
+        assert_int_equal(seteuid(0), 0);
+    assert_int_equal(file, MOERT_ERROR_IO);
+    assert_non_null(strstr(message, "closed/b: Permission denied"));
+    free(message);
+    assert_null(data);
+}
+
+static const char *identity_of_text(const char *path) {
+    return moert_data_describe(open_text(&path, 1, 0.0)).identity;
+}
+
+TEST(test_the_identity_depends_on_the_content_alone) {
+    mkdir(in_directory("here"), 0700);
+    mkdir(in_directory("there"), 0700);
+    const char *here = identity_of_text(write_text("here/a", "some text"));
+    assert_non_null(strstr(here, "text of 9 tokens in 1 file, XXH3 "));
+    assert_string_equal(here, identity_of_text(write_text("there/b", "some text")));
+    assert_string_not_equal(here, identity_of_text(write_text("c", "same text")));
+    write_text("here/c", "ab");
+    write_text("here/d", "c");
+    write_text("there/c", "a");
+    write_text("there/d", "bc");
+    assert_string_not_equal(identity_of_text(in_directory("here")),
+                            identity_of_text(in_directory("there")));
+    const char *raw = write_text("raw", "12345678");
+    const char *narrow = moert_data_describe(open_raw(raw, 16, 0.0)).identity;
+    assert_string_not_equal(narrow, moert_data_describe(open_raw(raw, 32, 0.0)).identity);
+}
+
+TEST(test_the_identity_of_much_data_is_that_of_blocks) {
+    const off_t bytes = 300 << 20, distance = (bytes - 4096) / 63;
+    const off_t changed[] = {0, 31 * distance, bytes - 1, bytes}; /* the last one appends a byte */
+    const char *path = write_text("much", "");
+    char before[MOERT_DATA_IDENTITY_BYTES];
+    assert_int_equal(truncate(path, bytes), 0); /* a sparse file */
+    snprintf(before, sizeof before, "%s", identity_of_text(path));
+    assert_string_equal(before, identity_of_text(path));
+    for (size_t i = 0; i < MOERT_COUNT(changed); i++) {
+        const int file = open(path, O_WRONLY);
+        assert_int_equal(pwrite(file, "x", 1, changed[i]), 1);
+        close(file);
+        const char *after = identity_of_text(path);
+        assert_string_not_equal(before, after);
+        snprintf(before, sizeof before, "%s", after);
+    }
 }
 
 TEST(test_large_files_are_mapped_and_read_alike) {

@@ -357,16 +357,6 @@ static void test_nodes_never_sum_bf16_rows_first(void **state) {
     close_trip(&t);
 }
 
-static void test_ranks_must_agree_on_how_nodes_sum(void **state) {
-    const setup *tested = *state;
-    moert_exchange *exchange;
-    set_variable("MOERT_NODE_SUM", test_rank == test_ranks - 1 ? "presum" : NULL);
-    const moert_status status = moert_exchange_create(test_device, spread[tested->together],
-                                                      MOERT_EXCHANGE_NODE, &exchange);
-    set_variable("MOERT_NODE_SUM", NULL);
-    ASSERT_FAILS_ON_ALL(status, MOERT_ERROR_UNSUPPORTED, "MOERT_NODE_SUM is presum on rank");
-}
-
 static void test_a_plan_is_dispatched_before_it_is_combined(void **state) {
     const shape c = {"combined first", 8, 2, 16, {5, 6, 0, 3}, RANDOM, 31};
     trip t = open_windows(open_exchange(state), &c, false);
@@ -411,7 +401,6 @@ static const exchange_test tests[] = {
     EXCHANGE_TEST(test_nodes_send_messages_of_few_rows, BY_NODES),
     EXCHANGE_TEST(test_nodes_may_sum_first, BY_NODES),
     EXCHANGE_TEST(test_nodes_never_sum_bf16_rows_first, BY_NODES),
-    EXCHANGE_TEST(test_ranks_must_agree_on_how_nodes_sum, BY_NODES),
     EXCHANGE_TEST(test_a_plan_is_dispatched_before_it_is_combined, BY_NODES),
     EXCHANGE_TEST(test_hosts_of_several_ranks_take_the_node_exchange, BY_NODES),
     EXCHANGE_TEST(test_a_row_goes_once_where_that_saves_much, 0),

@@ -65,6 +65,23 @@ TEST(test_defaults_come_from_the_table) {
     assert_int_equal(values.schedule, 1);
 }
 
+TEST(test_values_are_printed_as_they_could_be_given) {
+    static const char expected[] = "no --out\0--data a b c\0no --steps\0--seed 7\0--rate 0.0003\0"
+                                   "--shift 0.30000000000000004\0no --reproducible\0--quiet 1\0"
+                                   "--schedule cos";
+    char *text;
+    size_t bytes;
+    accept(WORDS("--data", "a", "b", "--quiet", "--no-reproducible", "--data", "c", "--schedule",
+                 "cos", "--shift", "0.30000000000000004"));
+    values.steps = SIZE_MAX; /* as in programs whose default depends on other options */
+    FILE *file = open_memstream(&text, &bytes);
+    moert_options_print(table, COUNT, file);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(bytes, sizeof expected);
+    assert_memory_equal(text, expected, bytes);
+    free(text);
+}
+
 TEST(test_values_follow_as_a_word_or_after_an_equals_sign) {
     accept(WORDS("--steps", "5000", "--rate=0.5", "--out=--x=y", "--schedule", "cos", "--shift",
                  "-2.5", "--seed=18446744073709551615"));

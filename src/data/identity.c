@@ -1,0 +1,91 @@
+/* Identifies data by a checksum of its content, and compares the data of all ranks. */
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "base/memory.h"
+#include "data/internal.h"
+
+/* Content of up to WHOLE_BYTES, over all files, is read whole. Of more content, the first blocks,
+ * the last, and others at equal distances are read of each file. */
+enum { WHOLE_BYTES = 256 << 20, BLOCKS = 64, BLOCK_BYTES = 4096 };
+
+/* A file of the source; an array counts as one. */
+static moert_corpus_file file_of(const moert_data *data, size_t index) {
+    if (data->kind != ARRAY)
+        return data->corpus.files[index];
+    return (moert_corpus_file){.path = (char *)data->name,
+                               .content = (const unsigned char *)data->array,
+                               .bytes = data->tokens * sizeof *data->array};
+}
+
+static size_t file_count(const moert_data *data) {
+    return data->kind == ARRAY ? 1 : data->corpus.count;
+}
+
+/* sum = the XXH3 checksum of content[bytes], most significant byte first. */
+static void sum_of(const void *content, size_t bytes, unsigned char sum[MOERT_SUM_BYTES]) {
+    XXH128_canonical_t canonical;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits(content, bytes));
+    memcpy(sum, canonical.digest, MOERT_SUM_BYTES);
+}
+
+/* Like sum_of, of the size and of blocks of a file. */
+static void sum_of_blocks(const moert_corpus_file *file, unsigned char sum[MOERT_SUM_BYTES]) {
+    struct {
+        XXH64_canonical_t bytes;
+        unsigned char sums[BLOCKS][MOERT_SUM_BYTES];
+    } read;
+    const size_t distance = (file->bytes - BLOCK_BYTES) / (BLOCKS - 1);
+    XXH64_canonicalFromHash(&read.bytes, file->bytes);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        const size_t at = i + 1 < BLOCKS ? i * distance : file->bytes - BLOCK_BYTES;
+        sum_of(file->content + at, BLOCK_BYTES, read.sums[i]);
+    }
+    sum_of(&read, sizeof read, sum);
+}
+
+static const char *hex_of(const unsigned char sum[MOERT_SUM_BYTES],
+                          char hex[2 * MOERT_SUM_BYTES + 1]) {
+    for (size_t i = 0; i < MOERT_SUM_BYTES; i++)
+        snprintf(hex + 2 * i, 3, "%02x", sum[i]);
+    return hex;
+}
+
+moert_status moert_data_identify(moert_data *data) {
+    static const char *const kinds[] = {
+        [TEXT] = "text", [RAW] = "raw data", [ARRAY] = "replayed data"};
+    const size_t count = file_count(data);
+    size_t bytes = 0;
+    MOERT_TRY(MOERT_NEW_ARRAY(&data->sums, count));
+    for (size_t i = 0; i < count; i++)
+        bytes += file_of(data, i).bytes;
+    for (size_t i = 0; i < count; i++) {
+        const moert_corpus_file file = file_of(data, i);
+        if (bytes <= WHOLE_BYTES || file.bytes <= (size_t)BLOCKS * BLOCK_BYTES)
+            sum_of(file.content, file.bytes, data->sums[i]);
+        else
+            sum_of_blocks(&file, data->sums[i]);
+    }
+    unsigned char sum[MOERT_SUM_BYTES];
+    char hex[2 * MOERT_SUM_BYTES + 1];
+    sum_of(data->sums, count * sizeof *data->sums, sum);
+    snprintf(data->identity, sizeof data->identity, "%s of %zu tokens in %zu file%s, XXH3 %s",
+             kinds[data->kind], data->tokens, count, count == 1 ? "" : "s", hex_of(sum, hex));
+    return MOERT_OK;
+}
+
+static void print_files(const void *object, FILE *out) {
+    const moert_data *data = object;
+    char hex[2 * MOERT_SUM_BYTES + 1];
+    for (size_t i = 0; i < file_count(data); i++) {
+        const moert_corpus_file file = file_of(data, i);
+        fprintf(out, "%s of %zu bytes, XXH3 %s%c", file.path, file.bytes,
+                hex_of(data->sums[i], hex), 0);
+    }
+}
+
+moert_status moert_data_compare(const moert_data *data, moert_comm *comm) {
+    return moert_comm_compare(comm, print_files, data, MOERT_ERROR_MISMATCH,
+                              "all ranks must see the same data");
+}

@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Jobs whose ranks differ in options, in MOERT_* variables or in the files that they see end with one message that names the rank and
+# both values. A resume on other data of the same length is refused; the same data in another place is accepted.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. tests/support/e2e.sh
+train=$(realpath "$bin/moert-train")
+tiny=(--hidden 16 --intermediate 16 --heads 2 --layers 1 --experts 2 --batch 2 --length 16 --log-every 0)
+job() { timeout -k 5 60 "${MOERT_MPIRUN[@]}" "$@" >"$log" 2>&1; } # arguments of mpirun, such as -n 1 A : -n 1 B
+
+# ---- options ----
+
+text=("$train" "${tiny[@]}" --data LICENSE --steps 1)
+option() { # TEXT TITLE WORD...: rank 2 of 3 has these words as well
+    refused 2 "^moert-train: rank 2 \(.*\): $1" "$2" job -n 2 "${text[@]}" : -n 1 "${text[@]}" "${@:3}"
+}
+same='; all ranks must run the same program with the same options$'
+option "has --lr 2, but rank 0 has --lr 0.001$same" "another number" --lr 2
+option "has --out $tmp/out, but rank 0 has no --out$same" "a path on one rank only" --out "$tmp/out"
+option "has --data LICENSE README.md, but rank 0 has --data LICENSE$same" "a longer list" --data README.md
+option "--lr x: expected a number" "a bad value on one rank only" --lr x
+option "has --help, but rank 0 has no --help$same" "--help on one rank only" --help
+refused 2 '^moert-train: rank 1 .*: has --model a, but rank 0 has no --model' "another program" \
+    job -n 1 "${text[@]}" : -n 1 "$bin/moert-layer" --model a --input b --output c
+refused 2 "^moert-layer: rank 1 .*: has --layer 1, but rank 0 has --layer 0$same" "moert-layer" \
+    job -n 1 "$bin/moert-layer" --model a --input b --output c : -n 1 "$bin/moert-layer" --model a --input b --output c --layer 1
+job -n 1 "${text[@]}" --lr 1e-2 : -n 1 "$train" --lr=0.01 --steps 1 --data LICENSE "${tiny[@]}"
+verdict $? "the same values in other words and another order are the same"
+
+# ---- variables ----
+
+for pair in MOERT_EXCHANGE=staged/auto MOERT_NODE_RANKS=1/0 MOERT_BIND=0/1 MOERT_KERNEL_DIR=kernels/; do
+    setting=${pair%%/*}
+    refused 2 "^moert-train: rank 1 \(.*\): has $setting, but rank 0 has ${setting%=*}=${pair#*/}; all ranks must have the same variables$" \
+        "$setting on one rank only" job -n 1 "${text[@]}" : -n 1 env "$setting" "${text[@]}"
+done
+job -n 1 "${text[@]}" : -n 1 env MOERT_THREADS=1 MOERT_TUNE=off MOERT_LOG=info "${text[@]}"
+verdict $? "threads, tuning and logs may differ"
+
+# ---- data ----
+
+mkdir -p "$tmp"/{a,b}/corpus "$tmp/c"
+seq 100 299 >"$tmp/a/corpus/1"
+seq 300 399 >"$tmp/a/corpus/2"
+cp "$tmp"/a/corpus/* "$tmp/b/corpus"
+data=("$train" "${tiny[@]}" --steps 2 --save-every 2)
+see() { # WORD...: rank 0 works in the directory a, rank 1 in b
+    job -n 1 --wdir "$tmp/a" "${data[@]}" "$@" : -n 1 --wdir "$tmp/b" "${data[@]}" "$@"
+}
+see --data corpus --out "$tmp/run"
+verdict $? "ranks that see the same files in different places train"
+differs() { # TEXT TITLE WORD...
+    refused 1 "^moert-train: rank 1 \(.*\): $1" "$2" see "${@:3}" --out "$tmp/none" && [ ! -e "$tmp/none" ]
+}
+must='; all ranks must see the same data$'
+sed -i 's/350/351/' "$tmp/b/corpus/2"
+differs "has corpus/2 of 400 bytes, XXH3 [0-9a-f]{32}, but rank 0 has corpus/2 of 400 bytes, XXH3 [0-9a-f]{32}$must" \
+    "other content of the same size" --data corpus
+differs "has corpus/2 of 400 bytes, .*$must" "other tokens" --tokens corpus/2 --vocabulary 65536
+rm "$tmp/b/corpus/2"
+differs "has nothing more, but rank 0 has corpus/2 of 400 bytes" "a missing file" --data corpus
+differs "cannot read corpus/2: No such file" "a missing file that is named" --data corpus/1 corpus/2
+cp "$tmp/a/corpus/2" "$tmp/b/corpus/2"
+echo >"$tmp/b/corpus/3"
+differs "has corpus/3 of 1 bytes, .* but rank 0 has nothing more" "an extra file" --data corpus
+rm "$tmp/b/corpus/3"
+
+for rank in a:16 b:32; do
+    mkdir "$tmp/${rank%:*}/model"
+    sed "s/\"intermediate_size\": [0-9]*/\"intermediate_size\": ${rank#*:}/" "$tmp/run/model/config.json" >"$tmp/${rank%:*}/model/config.json"
+done
+data=("$train" --length 16 --batch 2 --steps 2)
+differs 'has "intermediate_size": 32, but rank 0 has "intermediate_size": 16; all ranks must see the same config.json$' \
+    "another config.json" --data corpus --model model
+
+# ---- resume ----
+
+data=("$train" "${tiny[@]}" --steps 2 --save-every 2)
+resume() { ranks 1 "${data[@]}" "$@" --out "$tmp/run" --resume auto --steps 4; }
+sed 's/350/351/' "$tmp/a/corpus/2" >"$tmp/c/2"
+cp "$tmp/a/corpus/1" "$tmp/c"
+resume --data "$tmp/c"
+[ $? -eq 1 ] && grep -Eq '^moert-train: .*/run/checkpoints/step-00000002 was trained on (text of 1201 tokens in 2 files, XXH3) .*, this run has \1 ' "$log" &&
+    [ ! -e "$tmp/run/checkpoints/step-00000004" ]
+verdict $? "a resume on other data of the same length is refused"
+mv "$tmp/a/corpus" "$tmp/moved"
+resume --data "$tmp/moved" && [ -d "$tmp/run/checkpoints/step-00000004" ]
+verdict $? "the same data in another place is accepted"
+state=$tmp/run/checkpoints/step-00000004/state.json
+sed -i '/"data":/d; s/\("length": [0-9]*\),/\1/' "$state"
+rm "${state%/*}/manifest.json"
+ranks 1 "${data[@]}" --data "$tmp/c" --out "$tmp/run" --resume auto --steps 5 && ! grep -q '"data"' "$state" &&
+    grep -q '"data": "text of 1201 tokens' "$tmp/run/checkpoints/step-00000005/state.json"
+verdict $? "a checkpoint of an older version, without the data's identity, is accepted"
+finish
