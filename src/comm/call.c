@@ -9,9 +9,10 @@ moert_arrivals_state moert_arrivals;
 
 moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
                             const char *function, int line) {
-    char text[MPI_MAX_ERROR_STRING] = "";
-    int length = 0;
-    MPI_Error_string(code, text, &length);
+    char text[MPI_MAX_ERROR_STRING] = "MPI cannot be initialized";
+    int length = 0, ready = 0;
+    if (MPI_Initialized(&ready) == MPI_SUCCESS && ready) /* else MPI_Error_string would abort */
+        MPI_Error_string(code, text, &length);
     if (comm == NULL || comm->size == 1)
         return moert_error_record(MOERT_ERROR_COMM, function, line, "%.100s: %s", call, text);
     return moert_error_record(MOERT_ERROR_COMM, function, line, "%.100s: %s (rank %zu of %zu)",

@@ -16,8 +16,9 @@
 
 typedef struct moert_comm moert_comm;
 
-/* For programs: calls MPI_Init_thread(FUNNELED) unless MPI is initialized. moert_comm_world() then
- * returns &MPI_COMM_WORLD. */
+/* For programs: calls MPI_Init_thread(FUNNELED) unless MPI is initialized, and lets MPI's calls
+ * return errors. moert_comm_world() then returns &MPI_COMM_WORLD. Errors: ERROR_COMM,
+ * ERROR_UNSUPPORTED (this MPI does not allow threads). */
 moert_status moert_comm_init(int *count, char ***arguments);
 /* Calls MPI_Finalize if moert_comm_init has initialized MPI. */
 void moert_comm_finalize(void);

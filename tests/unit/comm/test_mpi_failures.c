@@ -1,0 +1,137 @@
+// run: np=1 sanitize=1
+/*
+ * Whichever MPI call fails, the failure is passed up and its message names the call. This program
+ * defines MPI's functions itself; they call MPI by its profiling names (MPI standard, section
+ * "Profiling Interface").
+ */
+#include <mpi.h>
+
+#include "comm/internal.h"
+#include "comm/mail.h"
+#include "support/mpi.h"
+
+static size_t calls, failing; /* failing: the number of the call that fails; 0: none */
+static const char *failed;    /* the name of that call */
+
+static bool fails(const char *name) {
+    if (failing == 0 || ++calls != failing)
+        return false;
+    failed = name;
+    return true;
+}
+
+/* X(name, parameters, arguments) */
+#define CALL_TABLE(X)                                                                              \
+    X(Initialized, (int *a), (a))                                                                  \
+    X(Comm_dup, (MPI_Comm a, MPI_Comm * b), (a, b))                                                \
+    X(Comm_rank, (MPI_Comm a, int *b), (a, b))                                                     \
+    X(Comm_size, (MPI_Comm a, int *b), (a, b))                                                     \
+    X(Comm_set_errhandler, (MPI_Comm a, MPI_Errhandler b), (a, b))                                 \
+    X(Comm_split, (MPI_Comm a, int b, int c, MPI_Comm *d), (a, b, c, d))                           \
+    X(Comm_split_type, (MPI_Comm a, int b, int c, MPI_Info d, MPI_Comm *e), (a, b, c, d, e))       \
+    X(Barrier, (MPI_Comm a), (a))                                                                  \
+    X(Bcast, (void *a, int b, MPI_Datatype c, int d, MPI_Comm e), (a, b, c, d, e))                 \
+    X(Allreduce, (const void *a, void *b, int c, MPI_Datatype d, MPI_Op e, MPI_Comm f),            \
+      (a, b, c, d, e, f))                                                                          \
+    X(Allgather,                                                                                   \
+      (const void *a, int b, MPI_Datatype c, void *d, int e, MPI_Datatype f, MPI_Comm g),          \
+      (a, b, c, d, e, f, g))                                                                       \
+    X(Allgatherv,                                                                                  \
+      (const void *a, int b, MPI_Datatype c, void *d, const int *e, const int *f, MPI_Datatype g,  \
+       MPI_Comm h),                                                                                \
+      (a, b, c, d, e, f, g, h))                                                                    \
+    X(Isend, (const void *a, int b, MPI_Datatype c, int d, int e, MPI_Comm f, MPI_Request *g),     \
+      (a, b, c, d, e, f, g))                                                                       \
+    X(Irecv, (void *a, int b, MPI_Datatype c, int d, int e, MPI_Comm f, MPI_Request *g),           \
+      (a, b, c, d, e, f, g))                                                                       \
+    X(Type_contiguous, (int a, MPI_Datatype b, MPI_Datatype *c), (a, b, c))                        \
+    X(Type_create_resized, (MPI_Datatype a, MPI_Aint b, MPI_Aint c, MPI_Datatype * d),             \
+      (a, b, c, d))                                                                                \
+    X(Type_indexed, (int a, const int *b, const int *c, MPI_Datatype d, MPI_Datatype *e),          \
+      (a, b, c, d, e))                                                                             \
+    X(Type_commit, (MPI_Datatype * a), (a))                                                        \
+    X(Testsome, (int a, MPI_Request *b, int *c, int *d, MPI_Status *e), (a, b, c, d, e))           \
+    X(Waitsome, (int a, MPI_Request *b, int *c, int *d, MPI_Status *e), (a, b, c, d, e))
+
+#define CALL(name, parameters, arguments)                                                          \
+    int MPI_##name parameters {                                                                    \
+        return fails("MPI_" #name) ? MPI_ERR_OTHER : PMPI_##name arguments;                        \
+    }
+CALL_TABLE(CALL)
+
+static float from[8], to[8];
+
+/* Sends rows 2, 3, 0, 1 of a matrix to the same rows of another one. */
+static moert_status send_to_self(moert_mail *mail) {
+    const moert_mail_rows out = {from, sizeof *from, sizeof *from},
+                          in = {to, sizeof *to, sizeof *to};
+    MOERT_TRY(moert_mail_post_apart(mail, (moert_mail_address){false, 0, 1, 0}, &in,
+                                    (moert_mail_run){0, 4}));
+    MOERT_TRY(moert_mail_post_apart(mail, (moert_mail_address){true, 0, 1, 0}, &out,
+                                    (moert_mail_run){0, 4}));
+    MOERT_TRY(moert_mail_progress(mail, false));
+    while (moert_mail_left_of_all(mail) > 0)
+        MOERT_TRY(moert_mail_progress(mail, true));
+    MOERT_TRY(moert_mail_post(mail, (moert_mail_address){false, 0, 2, 0}, &in,
+                              &(moert_mail_run){0, 1}, 1));
+    MOERT_TRY(moert_mail_post(mail, (moert_mail_address){true, 0, 2, 0}, &out,
+                              &(moert_mail_run){0, 1}, 1));
+    while (moert_mail_left_of_all(mail) > 0)
+        MOERT_TRY(moert_mail_progress(mail, true));
+    return MOERT_OK;
+}
+
+static moert_status communicate(moert_comm *comm) {
+    uint64_t value = 1, all[1];
+    const size_t bytes[] = {sizeof value};
+    moert_shared *shared;
+    moert_mail *mail;
+    MOERT_TRY(moert_comm_barrier(comm));
+    MOERT_TRY(moert_comm_smallest(comm, &value));
+    MOERT_TRY(moert_comm_broadcast(comm, 0, &value, sizeof value));
+    MOERT_TRY(moert_comm_allgather(comm, &value, sizeof value, all));
+    MOERT_TRY(moert_comm_allgatherv(comm, &value, bytes, all));
+    MOERT_TRY(moert_shared_create(comm, 100, &shared));
+    moert_shared_destroy(shared);
+    MOERT_TRY(moert_mail_create(comm, &mail));
+    const moert_status status = send_to_self(mail);
+    moert_mail_destroy(mail);
+    return status;
+}
+
+static moert_status create_and_communicate(void) {
+    moert_comm *comm, *part;
+    moert_status status;
+    MOERT_TRY(moert_comm_create(moert_comm_world(), &comm));
+    MOERT_TRY_OR(destroy, moert_comm_split(comm, 0, &part));
+    status = communicate(part);
+    moert_comm_destroy(part);
+destroy:
+    moert_comm_destroy(comm);
+    return status;
+}
+
+TEST(test_the_message_names_the_call_that_failed) {
+    enum { MOST = 500 };
+    ASSERT_OK(create_and_communicate());
+    for (size_t k = 1; k < MOST; k++) {
+        calls = 0;
+        failing = k;
+        failed = NULL;
+        const moert_status status = create_and_communicate();
+        failing = 0;
+        if (failed == NULL) {
+            ASSERT_OK(status);
+            return;
+        }
+        ASSERT_FAILS(status, MOERT_ERROR_COMM, failed);
+    }
+    fail_msg("makes more than %d calls", MOST);
+}
+
+TEST(test_calls_without_a_communicator_return_their_errors) {
+    MPI_Datatype type = MPI_DATATYPE_NULL; /* MPI_Type_commit would end the program */
+    assert_int_not_equal(PMPI_Type_commit(&type), MPI_SUCCESS);
+}
+
+MPI_TESTS(NULL, NULL)
