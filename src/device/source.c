@@ -17,7 +17,8 @@ extern const char *const moert_embedded_texts[];
 static moert_status read_file(const char *path, char **text) {
     size_t bytes;
     int file;
-    MOERT_TRY(moert_file_open(path, &file, &bytes));
+    if (moert_file_open(path, &file, &bytes) != MOERT_OK)
+        return MOERT_FAIL(ERROR_IO, "MOERT_KERNEL_DIR: %s", moert_last_error());
     moert_status status = moert_alloc(text, bytes + 1, 1);
     if (status == MOERT_OK && read(file, *text, bytes) != (ssize_t)bytes) {
         free(*text);
