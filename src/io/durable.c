@@ -119,17 +119,15 @@ moert_status moert_durable_settle(const char *temporary, const char *path, moert
 }
 
 moert_status moert_durable_finish(FILE *file, const char *temporary, const char *path) {
-    errno = 0;
     bool written = !ferror(file) && fflush(file) == 0 && fsync(fileno(file)) == 0;
     int reason = errno;
     if (fclose(file) != 0 && written) {
         written = false;
         reason = errno;
     }
-    const moert_status status =
-        written ? MOERT_OK
-                : MOERT_FAIL(ERROR_IO, "%s: cannot be written: %s (%s)", temporary,
-                             reason != 0 ? strerror(reason) : "an earlier write failed", room_hint);
+    const moert_status status = written ? MOERT_OK
+                                        : MOERT_FAIL(ERROR_IO, "%s: cannot be written: %s (%s)",
+                                                     temporary, strerror(reason), room_hint);
     return moert_durable_settle(temporary, path, status);
 }
 

@@ -44,7 +44,7 @@ moert_status moert_durable_check(const char *path);
 moert_status moert_durable_settle(const char *temporary, const char *path, moert_status status);
 
 /* Flushes and closes a file that was written with a temporary name, then settles it. Returns
- * ERROR_IO also if an earlier write failed. */
+ * ERROR_IO also if an earlier write failed; errno must then still be its reason. */
 moert_status moert_durable_finish(FILE *file, const char *temporary, const char *path);
 
 /* Whether both paths exist and are the same file or directory. */
