@@ -72,9 +72,12 @@ static moert_status allocate(moert_comm *comm) {
     return MOERT_NEW_ARRAY(&comm->receive_start, comm->size);
 }
 
+/* MPI_Comm_free may wait for the other ranks. */
 static void release(moert_comm *comm) {
     MOERT_FREE(comm->arrivals, comm->receive_start, comm->send_start, comm->displacements,
                comm->counts, comm->peers);
+    if (moert_comm_failure[0] != '\0')
+        return;
     if (comm->node != MPI_COMM_NULL)
         MPI_Comm_free(&comm->node);
     MPI_Comm_free(&comm->handle);

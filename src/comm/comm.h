@@ -3,7 +3,8 @@
  *
  * Every rank of the communicator must call all functions marked Collective, in the same order. The
  * watchdog sees the waits inside these functions (base/phase.h). Sizes are size_t and may exceed
- * INT_MAX.
+ * INT_MAX. After a failed call of MPI, all later collective calls of the process return ERROR_COMM
+ * at once, with the message of that call, since they might wait for ever.
  */
 #pragma once
 

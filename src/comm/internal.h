@@ -80,6 +80,15 @@ extern const char *moert_memory_processes;
 moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
                             const char *function, int line);
 
+/*
+ * After a failed call of MPI this rank is out of step with the others: it would wait for them in
+ * one call, and they for it in another. So from then on all calls of this process that wait for
+ * other ranks fail at once. moert_comm_check returns ERROR_COMM and the message of the failed call,
+ * or MOERT_OK. Tests clear the message.
+ */
+moert_status moert_comm_check(void);
+extern char moert_comm_failure[512];
+
 /* Passes a failure of MPI up as ERROR_COMM. `code` is the result of a call with this text. */
 #define MOERT_MPI_CODE(comm, code, text)                                                           \
     do {                                                                                           \
@@ -94,6 +103,7 @@ moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
 /* Like MOERT_MPI, for a call that waits for other ranks; the watchdog sees this wait. */
 #define MOERT_MPI_WAIT(comm, call)                                                                 \
     do {                                                                                           \
+        MOERT_TRY(moert_comm_check());                                                             \
         moert_comm_wait_begin(comm);                                                               \
         int mpi_waited_ = (call);                                                                  \
         moert_comm_wait_end(comm);                                                                 \

@@ -183,6 +183,7 @@ moert_status moert_mail_progress(moert_mail *mail, bool wait) {
     size_t kept = 0;
     if (mail->count == 0)
         return MOERT_OK;
+    MOERT_TRY(moert_comm_check());
     MOERT_TRY(moert_to_int(mail->count, "messages in flight", &count));
     if (wait)
         MOERT_MPI(mail->comm,

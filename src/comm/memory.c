@@ -110,6 +110,7 @@ moert_status moert_memory_map(const moert_comm *comm, MPI_Comm handle, size_t by
     const char *call = "MPI_Bcast";
     int rank;
     *memory = NULL;
+    MOERT_TRY(moert_comm_check());
     MOERT_MPI(comm, MPI_Comm_rank(handle, &rank));
     moert_status status = rank == 0 ? make(bytes, &first, memory) : MOERT_OK;
     int own = first.file;
