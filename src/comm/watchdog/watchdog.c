@@ -232,11 +232,13 @@ static moert_status share_table(moert_watchdog *watchdog) {
     return MOERT_OK;
 }
 
-/* Opens the beacon of each host's first rank, and exchanges the beacons' addresses. If that fails
- * on a host, the other hosts receive no notes from it. Collective. */
+/* Opens the beacon of each host's first rank, exchanges the beacons' addresses, and shares a key
+ * that rank 0 draws. If a beacon does not open, the other hosts receive no notes from its host.
+ * Collective. */
 static moert_status light_beacon(moert_watchdog *watchdog) {
     moert_comm *comm = watchdog->comm;
     moert_beacon_address mine = {0}, *all = NULL;
+    moert_siphash_key key = {{0}};
     if (comm->node_count == 1)
         return MOERT_OK;
     if (comm->node_rank == 0 && watchdog->table != NULL &&
@@ -245,14 +247,17 @@ static moert_status light_beacon(moert_watchdog *watchdog) {
         MOERT_WARN("the watchdogs of other hosts get no reports from this one: %s",
                    moert_last_error());
     moert_status status = MOERT_NEW_ARRAY(&all, comm->size);
+    if (comm->rank == 0)
+        status = moert_first(status, moert_beacon_draw_key(&key));
     MOERT_TRY_OR(done, moert_comm_agree(comm, status));
+    MOERT_TRY_OR(done, moert_comm_broadcast(comm, 0, &key, sizeof key));
     MOERT_TRY_OR(done, moert_comm_allgather(comm, &mine, sizeof mine, all));
     for (size_t r = 0; r < comm->size; r++) /* in place: a node's index is at most its lowest
                                                rank */
         if (comm->peers[r].leader == r)
             all[comm->peers[r].node] = all[r];
     if (watchdog->beacon != NULL)
-        moert_beacon_aim(watchdog->beacon, all);
+        moert_beacon_aim(watchdog->beacon, &key, all);
 done:
     free(all);
     return status;
