@@ -27,7 +27,8 @@ void moert_comm_library(char *text, size_t bytes);
 
 /* Duplicates *(const MPI_Comm *)parent. MPI calls on the duplicate return errors. Collective. */
 moert_status moert_comm_create(const void *parent, moert_comm **comm);
-/* Creates a communicator of the ranks with equal `color`, in rank order. Collective. */
+/* Creates a communicator of the ranks with equal `color`, in rank order. Collective; the ranks of
+ * all parts agree on the status. */
 moert_status moert_comm_split(moert_comm *comm, size_t color, moert_comm **part);
 /* Collective. NULL is legal. */
 void moert_comm_destroy(moert_comm *comm);
@@ -49,8 +50,15 @@ const char *moert_comm_host(const moert_comm *comm, size_t rank);
  * status and message of the lowest failing rank. With several ranks the message is prefixed once by
  * "rank N (host): ". N is the rank in the communicator that moert_comm_create made, even if `comm`
  * is a part of that communicator. Collective.
+ *
+ * The ranks also compare the places of their calls. If a rank is at another agreement, because a
+ * failure made it skip collective calls, all get ERROR_INTERNAL with both places and ranks.
  */
-moert_status moert_comm_agree(moert_comm *comm, moert_status local);
+#define moert_comm_agree(comm, local)                                                              \
+    moert_comm_agree_at((comm), (local), __FILE__ ":" MOERT_COMM_LINE(__LINE__))
+#define MOERT_COMM_LINE(line)   MOERT_COMM_STRING(line)
+#define MOERT_COMM_STRING(text) #text
+moert_status moert_comm_agree_at(moert_comm *comm, moert_status local, const char *site);
 /* True if moert_last_error() is the failure of an agreement of all ranks (not of a part of them).
  * All ranks know of such a failure and can end in order. */
 bool moert_comm_failure_is_shared(void);

@@ -47,10 +47,11 @@ static moert_status create_parts(moert_model *model) {
 
 moert_status moert_model_create(moert_mesh *mesh, const moert_model_config *config,
                                 moert_model **model) {
-    moert_model *made;
-    moert_status status;
-    MOERT_TRY(moert_comm_agree(mesh->world, moert_model_config_check_model(config)));
-    MOERT_TRY(MOERT_NEW(&made));
+    moert_model *made = NULL;
+    moert_status status = moert_model_config_check_model(config);
+    if (status == MOERT_OK)
+        status = MOERT_NEW(&made);
+    MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, status));
     made->mesh = mesh;
     made->device = mesh->device;
     made->config = *config;
