@@ -8,6 +8,7 @@
 
 #include "base/config.h"
 #include "base/memory.h"
+#include "comm/watchdog/timer.h"
 
 static bool initialized_here;
 
@@ -18,8 +19,11 @@ moert_status moert_comm_init(int *count, char ***arguments) {
         /* Without mpirun, MPI_Init loads hwloc's plugins. The OpenCL plugin would start PoCL before
          * moert has set PoCL's number of threads and cache directory. */
         setenv("HWLOC_COMPONENTS", "-opencl", 0);
-        MOERT_MPI(NULL, MPI_Init_thread(count, arguments, MPI_THREAD_FUNNELED, &level));
+        MOERT_TRY(moert_timer_start(moert_config_get()->timeout_s,
+                                    "in MPI_Init for a rank that is stopped, late or gone"));
+        MOERT_MPI_WAIT(NULL, MPI_Init_thread(count, arguments, MPI_THREAD_FUNNELED, &level));
         initialized_here = true;
+        moert_timer_place("in a collective call for a rank that is stopped, late or gone");
     }
     if (level < MPI_THREAD_FUNNELED)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "this MPI does not allow threads (level %d)", level);
@@ -29,8 +33,13 @@ moert_status moert_comm_init(int *count, char ***arguments) {
 void moert_comm_finalize(void) {
     int done = 1;
     MPI_Finalized(&done);
-    if (initialized_here && !done)
-        MPI_Finalize();
+    if (!initialized_here || done)
+        return;
+    moert_timer_place("in MPI_Finalize for a rank that is stopped, late or gone");
+    moert_phase_wait_begin();
+    MPI_Finalize();
+    moert_timer_place("after MPI_Finalize for the end of its process");
+    moert_phase_tick();
 }
 
 const void *moert_comm_world(void) {

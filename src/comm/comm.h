@@ -17,9 +17,10 @@
 typedef struct moert_comm moert_comm;
 
 /* For programs: calls MPI_Init_thread(FUNNELED) unless MPI is initialized. moert_comm_world() then
- * returns &MPI_COMM_WORLD. */
+ * returns &MPI_COMM_WORLD. Also starts the timer of comm/watchdog/timer.h. */
 moert_status moert_comm_init(int *count, char ***arguments);
-/* Calls MPI_Finalize if moert_comm_init has initialized MPI. */
+/* Calls MPI_Finalize if moert_comm_init has initialized MPI. The process must then end within
+ * MOERT_TIMEOUT_S; otherwise the timer ends it. */
 void moert_comm_finalize(void);
 const void *moert_comm_world(void);
 /* Name and version of the MPI library, such as "Open MPI v5.0.7". */
