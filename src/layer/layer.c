@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "base/phase.h"
 #include "base/rng.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
@@ -274,6 +275,7 @@ static moert_status fill(moert_buffer *weight, size_t offset, size_t elements, u
         moert_rng_normals(seed, stream, first, deviation, values, count);
         status = moert_buffer_write(weight, (offset + first) * sizeof *values, values,
                                     count * sizeof *values);
+        moert_phase_tick(); /* the first weights of a large model take minutes */
     }
     free(values);
     return status;
