@@ -1,7 +1,4 @@
-/*
- * Communicators: duplicates that return errors, know the hosts of their ranks, and agree on a
- * status.
- */
+/* Communicators: duplicates that return errors and know the hosts of their ranks. */
 #include "comm/internal.h"
 
 #include <stdio.h>
@@ -11,18 +8,9 @@
 
 #include "base/config.h"
 #include "base/memory.h"
-
-enum { REPORT_TEXT_BYTES = 1024 };
+#include "comm/watchdog/timer.h"
 
 static bool initialized_here;
-
-/* The last agreement that failed in this process. An outer agreement may pass its message on, and
- * then must not prefix it again. */
-static struct {
-    bool by_all;   /* every rank of the program took part */
-    bool prefixed; /* the text names the failing rank */
-    char text[REPORT_TEXT_BYTES];
-} agreed;
 
 moert_status moert_comm_init(int *count, char ***arguments) {
     int done = 0, level = MPI_THREAD_FUNNELED;
@@ -31,8 +19,11 @@ moert_status moert_comm_init(int *count, char ***arguments) {
         /* Without mpirun, MPI_Init loads hwloc's plugins. The OpenCL plugin would start PoCL before
          * moert has set PoCL's number of threads and cache directory. */
         setenv("HWLOC_COMPONENTS", "-opencl", 0);
-        MOERT_MPI(NULL, MPI_Init_thread(count, arguments, MPI_THREAD_FUNNELED, &level));
+        MOERT_TRY(moert_timer_start(moert_config_get()->timeout_s,
+                                    "in MPI_Init for a rank that is stopped, late or gone"));
+        MOERT_MPI_WAIT(NULL, MPI_Init_thread(count, arguments, MPI_THREAD_FUNNELED, &level));
         initialized_here = true;
+        moert_timer_place("in a collective call for a rank that is stopped, late or gone");
         /* errors of calls without a communicator, such as MPI_Type_commit, go to either of these */
         MOERT_MPI(NULL, MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
         MOERT_MPI(NULL, MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN));
@@ -45,8 +36,13 @@ moert_status moert_comm_init(int *count, char ***arguments) {
 void moert_comm_finalize(void) {
     int done = 1;
     MPI_Finalized(&done);
-    if (initialized_here && !done)
-        MPI_Finalize();
+    if (!initialized_here || done)
+        return;
+    moert_timer_place("in MPI_Finalize for a rank that is stopped, late or gone");
+    moert_phase_wait_begin();
+    MPI_Finalize();
+    moert_timer_place("after MPI_Finalize for the end of its process");
+    moert_phase_tick();
 }
 
 const void *moert_comm_world(void) {
@@ -170,7 +166,13 @@ moert_status moert_comm_split(moert_comm *comm, size_t color, moert_comm **part)
     int number = 0;
     MOERT_TRY(moert_comm_agree(comm, moert_to_int(color, "the colour of a split", &number)));
     MOERT_MPI_WAIT(comm, MPI_Comm_split(comm->handle, number, (int)comm->rank, &handle));
-    return adopt(handle, comm, part);
+    moert_comm *made = NULL;
+    const moert_status status = moert_comm_agree(comm, adopt(handle, comm, &made));
+    if (status == MOERT_OK)
+        *part = made;
+    else
+        moert_comm_destroy(made);
+    return status;
 }
 
 void moert_comm_destroy(moert_comm *comm) {
@@ -209,48 +211,6 @@ size_t moert_comm_node(const moert_comm *comm, size_t rank) {
 
 const char *moert_comm_host(const moert_comm *comm, size_t rank) {
     return comm->peers[rank].host;
-}
-
-/* The message that the lowest failing rank broadcasts to the other ranks. */
-typedef struct report {
-    int status, prefixed;
-    char text[REPORT_TEXT_BYTES];
-} report;
-
-static report make_report(const moert_comm *comm, moert_status local) {
-    report made = {.status = (int)local, .prefixed = 1};
-    const char *text = moert_last_error();
-    if (text[0] == '\0')
-        text = moert_status_text(local);
-    bool named = agreed.prefixed && strcmp(text, agreed.text) == 0;
-    if (named || comm->size == 1) {
-        made.prefixed = named;
-        snprintf(made.text, sizeof made.text, "%s", text);
-    } else {
-        snprintf(made.text, sizeof made.text, "rank %zu (%s): %s", comm->self.origin,
-                 comm->self.host, text);
-    }
-    return made;
-}
-
-moert_status moert_comm_agree(moert_comm *comm, moert_status local) {
-    int mine = (int)(local == MOERT_OK ? comm->size : comm->rank), lowest;
-    MOERT_MPI_WAIT(comm, MPI_Allreduce(&mine, &lowest, 1, MPI_INT, MPI_MIN, comm->handle));
-    if (lowest == (int)comm->size)
-        return MOERT_OK;
-    report shared = {0};
-    if (lowest == (int)comm->rank)
-        shared = make_report(comm, local);
-    MOERT_MPI_WAIT(comm, MPI_Bcast(&shared, sizeof shared, MPI_BYTE, lowest, comm->handle));
-    moert_error_set(shared.text);
-    agreed.by_all = comm->whole;
-    agreed.prefixed = shared.prefixed != 0;
-    memcpy(agreed.text, shared.text, sizeof agreed.text);
-    return moert_error_pass((moert_status)shared.status, __func__, __LINE__);
-}
-
-bool moert_comm_failure_is_shared(void) {
-    return agreed.by_all && strcmp(moert_last_error(), agreed.text) == 0;
 }
 
 void moert_comm_abort(moert_comm *comm, int code) {

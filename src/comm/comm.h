@@ -19,10 +19,11 @@
 typedef struct moert_comm moert_comm;
 
 /* For programs: calls MPI_Init_thread(FUNNELED) unless MPI is initialized, and lets MPI's calls
- * return errors. moert_comm_world() then returns &MPI_COMM_WORLD. Errors: ERROR_COMM,
- * ERROR_UNSUPPORTED (this MPI does not allow threads). */
+ * return errors. moert_comm_world() then returns &MPI_COMM_WORLD. Also starts the timer of
+ * comm/watchdog/timer.h. Errors: ERROR_COMM, ERROR_UNSUPPORTED (this MPI does not allow threads). */
 moert_status moert_comm_init(int *count, char ***arguments);
-/* Calls MPI_Finalize if moert_comm_init has initialized MPI. */
+/* Calls MPI_Finalize if moert_comm_init has initialized MPI. The process must then end within
+ * MOERT_TIMEOUT_S; otherwise the timer ends it. */
 void moert_comm_finalize(void);
 const void *moert_comm_world(void);
 /* Name and version of the MPI library, such as "Open MPI v5.0.7". */
@@ -30,7 +31,8 @@ void moert_comm_library(char *text, size_t bytes);
 
 /* Duplicates *(const MPI_Comm *)parent. MPI calls on the duplicate return errors. Collective. */
 moert_status moert_comm_create(const void *parent, moert_comm **comm);
-/* Creates a communicator of the ranks with equal `color`, in rank order. Collective. */
+/* Creates a communicator of the ranks with equal `color`, in rank order. Collective; the ranks of
+ * all parts agree on the status. */
 moert_status moert_comm_split(moert_comm *comm, size_t color, moert_comm **part);
 /* Collective. NULL is legal. */
 void moert_comm_destroy(moert_comm *comm);
@@ -52,8 +54,15 @@ const char *moert_comm_host(const moert_comm *comm, size_t rank);
  * status and message of the lowest failing rank. With several ranks the message is prefixed once by
  * "rank N (host): ". N is the rank in the communicator that moert_comm_create made, even if `comm`
  * is a part of that communicator. Collective.
+ *
+ * The ranks also compare the places of their calls. If a rank is at another agreement, because a
+ * failure made it skip collective calls, all get ERROR_INTERNAL with both places and ranks.
  */
-moert_status moert_comm_agree(moert_comm *comm, moert_status local);
+#define moert_comm_agree(comm, local)                                                              \
+    moert_comm_agree_at((comm), (local), __FILE__ ":" MOERT_COMM_LINE(__LINE__))
+#define MOERT_COMM_LINE(line)   MOERT_COMM_STRING(line)
+#define MOERT_COMM_STRING(text) #text
+moert_status moert_comm_agree_at(moert_comm *comm, moert_status local, const char *site);
 /* True if moert_last_error() is the failure of an agreement of all ranks (not of a part of them).
  * All ranks know of such a failure and can end in order. */
 bool moert_comm_failure_is_shared(void);

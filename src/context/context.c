@@ -181,11 +181,18 @@ moert_status moert_context_create(MPI_Comm comm, const moert_context_options *op
 
 moert_status moert_context_open(const void *comm, const moert_context_options *options,
                                 bool same_variables, moert_context **context) {
-    moert_context *made;
+    moert_context *made = NULL;
+    moert_comm *world;
     moert_status status;
-    MOERT_TRY(MOERT_NEW(&made));
-    MOERT_TRY_OR(fail, moert_comm_create(comm, &made->comm));
-    moert_log_set_rank((int)moert_comm_rank(made->comm), (int)moert_comm_size(made->comm));
+    MOERT_TRY(moert_comm_create(comm, &world));
+    status = moert_comm_agree(world, MOERT_NEW(&made));
+    if (status != MOERT_OK) {
+        moert_comm_destroy(world);
+        free(made);
+        return status;
+    }
+    made->comm = world;
+    moert_log_set_rank((int)moert_comm_rank(world), (int)moert_comm_size(world));
     MOERT_TRY_OR(fail, moert_comm_agree(made->comm, check_options(options)));
     if (same_variables)
         MOERT_TRY_OR(fail, moert_comm_compare(made->comm, print_variables, NULL, MOERT_ERROR_USAGE,

@@ -1,9 +1,7 @@
 /* Helpers of the engines: agreement of the ranks, and the experts of a chunk. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/memory.h"
 #include "exchange/internal.h"
 
 moert_status moert_exchange_everyone(moert_comm *comm, bool mine, bool *all) {
@@ -15,18 +13,14 @@ moert_status moert_exchange_everyone(moert_comm *comm, bool mine, bool *all) {
 
 bool moert_exchange_goes_on(moert_comm *comm, moert_status status,
                             char reason[MOERT_EXCHANGE_REASON_BYTES]) {
-    const size_t bytes = MOERT_EXCHANGE_REASON_BYTES;
-    char *reasons = NULL;
-    snprintf(reason, bytes, "%s", status != MOERT_OK ? moert_last_error() : "");
-    status = moert_alloc(&reasons, moert_comm_size(comm), bytes);
-    if (status == MOERT_OK)
-        status = moert_comm_allgather(comm, reason, bytes, reasons);
+    uint64_t first = status != MOERT_OK ? moert_comm_rank(comm) : moert_comm_size(comm);
+    snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s",
+             status != MOERT_OK ? moert_last_error() : "");
+    status = moert_comm_smallest(comm, &first);
+    if (status == MOERT_OK && first < moert_comm_size(comm))
+        status = moert_comm_broadcast(comm, (size_t)first, reason, MOERT_EXCHANGE_REASON_BYTES);
     if (status != MOERT_OK)
-        snprintf(reason, bytes, "%s", moert_last_error());
-    for (size_t r = moert_comm_size(comm); status == MOERT_OK && r-- > 0;)
-        if (reasons[r * bytes] != '\0')
-            memcpy(reason, reasons + r * bytes, bytes);
-    free(reasons);
+        snprintf(reason, MOERT_EXCHANGE_REASON_BYTES, "%s", moert_last_error());
     return reason[0] == '\0';
 }
 

@@ -50,9 +50,9 @@ static moert_status choose_engine(moert_exchange *exchange, unsigned which) {
 
 moert_status moert_exchange_create(moert_device *device, moert_comm *comm, unsigned engine,
                                    moert_exchange **exchange) {
-    moert_exchange *made;
-    moert_status status;
-    MOERT_TRY(MOERT_NEW(&made));
+    moert_exchange *made = NULL;
+    moert_status status = MOERT_NEW(&made);
+    MOERT_TRY_OR(free_exchange, moert_comm_agree(comm, status));
     *made = (moert_exchange){.device = device,
                              .comm = comm,
                              .largest_bytes = moert_device_describe(device)->largest_bytes};

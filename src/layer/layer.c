@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "base/phase.h"
 #include "base/rng.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
@@ -59,7 +60,7 @@ moert_layer_shapes moert_layer_shapes_of(const moert_layer_options *o, size_t lo
         .parts = {1, 2 * local, local}};
 }
 
-static moert_status create_blocks(moert_layer *layer) {
+static moert_status create_parts(moert_layer *layer) {
     static const char *const what[BLOCKS] = {
         "the router and the shared experts of a layer",
         "the first projection of all experts of a rank in one layer",
@@ -74,6 +75,10 @@ static moert_status create_blocks(moert_layer *layer) {
         MOERT_TRY(moert_block_create(mesh->device, dense ? mesh->world : mesh->replicas, what[b],
                                      dense, &shape, &layer->block[b]));
     }
+    MOERT_TRY(moert_window_create(mesh->exchange, moert_wire_width(o), &layer->x));
+    MOERT_TRY(moert_window_create(mesh->exchange, 1, &layer->prob));
+    if (layer->owns_dy)
+        MOERT_TRY(moert_window_create(mesh->exchange, moert_wire_width(o), &layer->dy));
     if (!o->correction_bias)
         return MOERT_OK;
     MOERT_TRY(moert_buffer_create(mesh->device, correction_bytes, &layer->correction));
@@ -82,22 +87,18 @@ static moert_status create_blocks(moert_layer *layer) {
 
 moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *options,
                                 moert_layer **layer) {
-    moert_layer *made;
-    moert_status status;
-    MOERT_TRY(moert_comm_agree(mesh->world, check_options(mesh, options)));
-    MOERT_TRY(MOERT_NEW(&made));
+    moert_layer *made = NULL;
+    moert_status status = check_options(mesh, options);
+    if (status == MOERT_OK)
+        status = MOERT_NEW(&made);
+    MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, status));
     made->mesh = mesh;
     made->options = *options;
     made->owns_dy = options->deferred_wgrad;
     made->weights_changed = true;
     moert_plan_experts(options->router.experts, moert_comm_size(mesh->experts),
                        moert_comm_rank(mesh->experts), &made->first_expert, &made->local_experts);
-    MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, create_blocks(made)));
-    MOERT_TRY_OR(fail, moert_window_create(mesh->exchange, moert_wire_width(options), &made->x));
-    MOERT_TRY_OR(fail, moert_window_create(mesh->exchange, 1, &made->prob));
-    if (made->owns_dy)
-        MOERT_TRY_OR(fail,
-                     moert_window_create(mesh->exchange, moert_wire_width(options), &made->dy));
+    MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, create_parts(made)));
     *layer = made;
     return MOERT_OK;
 fail:
@@ -274,6 +275,7 @@ static moert_status fill(moert_buffer *weight, size_t offset, size_t elements, u
         moert_rng_normals(seed, stream, first, deviation, values, count);
         status = moert_buffer_write(weight, (offset + first) * sizeof *values, values,
                                     count * sizeof *values);
+        moert_phase_tick(); /* the first weights of a large model take minutes */
     }
     free(values);
     return status;

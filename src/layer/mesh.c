@@ -37,10 +37,11 @@ static moert_status allocate(moert_mesh *mesh, size_t ranks, size_t replicas) {
 moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **mesh) {
     moert_comm *world = moert_context_comm(context);
     size_t size = moert_comm_size(world);
-    moert_mesh *made;
-    moert_status status;
-    MOERT_TRY(moert_comm_agree(world, moert_mesh_group(size, ep, &ep)));
-    MOERT_TRY(MOERT_NEW(&made));
+    moert_mesh *made = NULL;
+    moert_status status = moert_mesh_group(size, ep, &ep);
+    if (status == MOERT_OK)
+        status = MOERT_NEW(&made);
+    MOERT_TRY_OR(fail, moert_comm_agree(world, status));
     made->context = context;
     made->device = moert_context_device(context);
     made->world = world;
@@ -48,8 +49,9 @@ moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **m
     const size_t position = moert_mesh_position(world, moert_comm_rank(world));
     MOERT_TRY_OR(fail, moert_comm_split(world, position / ep, &made->experts));
     MOERT_TRY_OR(fail, moert_comm_split(world, moert_comm_rank(made->experts), &made->replicas));
-    MOERT_TRY_OR(fail, moert_exchange_create(made->device, made->experts,
-                                             moert_config_get()->exchange, &made->exchange));
+    status = moert_exchange_create(made->device, made->experts, moert_config_get()->exchange,
+                                   &made->exchange);
+    MOERT_TRY_OR(fail, moert_comm_agree(world, status)); /* of all groups of experts */
     *mesh = made;
     return MOERT_OK;
 fail:

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "base/phase.h"
 #include "base/rng.h"
 #include "model/layer_files.h"
 
@@ -47,10 +48,11 @@ static moert_status create_parts(moert_model *model) {
 
 moert_status moert_model_create(moert_mesh *mesh, const moert_model_config *config,
                                 moert_model **model) {
-    moert_model *made;
-    moert_status status;
-    MOERT_TRY(moert_comm_agree(mesh->world, moert_model_config_check_model(config)));
-    MOERT_TRY(MOERT_NEW(&made));
+    moert_model *made = NULL;
+    moert_status status = moert_model_config_check_model(config);
+    if (status == MOERT_OK)
+        status = MOERT_NEW(&made);
+    MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, status));
     made->mesh = mesh;
     made->device = mesh->device;
     made->config = *config;
@@ -90,26 +92,34 @@ moert_mesh *moert_model_mesh(const moert_model *model) {
     return model->mesh;
 }
 
+enum { PIECE = 1 << 22 }; /* values that are drawn at once */
+
+/* Draws the values of a tensor that this rank holds. Ticks, since a large model takes minutes. */
+static moert_status draw(const moert_model_tensor *tensor, uint64_t seed, double deviation) {
+    const uint64_t stream = moert_rng_stream(tensor->name);
+    float *values;
+    MOERT_TRY(moert_alloc(&values, moert_min(tensor->elements, PIECE), sizeof *values));
+    moert_status status = MOERT_OK;
+    for (size_t first = 0; status == MOERT_OK && first < tensor->elements; first += PIECE) {
+        const size_t count = moert_min(tensor->elements - first, PIECE);
+        if (tensor->is_matrix)
+            moert_rng_normals(seed, stream, first, deviation, values, count);
+        for (size_t i = 0; i < count && !tensor->is_matrix; i++)
+            values[i] = 1.0f;
+        status =
+            moert_buffer_write(tensor->block->weight, (tensor->offset + first) * sizeof *values,
+                               values, count * sizeof *values);
+        moert_phase_tick();
+    }
+    free(values);
+    return status;
+}
+
 moert_status moert_model_initialize(moert_model *model, uint64_t seed) {
     moert_model_weights_changed(model);
-    for (size_t t = 0; t < model->tensor_count; t++) {
-        const moert_model_tensor *tensor = &model->tensor[t];
-        if (tensor->block == NULL)
-            continue;
-        uint64_t stream = moert_rng_stream(tensor->name);
-        float *values;
-        MOERT_TRY(moert_alloc(&values, tensor->elements, sizeof *values));
-        if (tensor->is_matrix)
-            moert_rng_normals(seed, stream, 0, (double)model->config.initializer_range, values,
-                              tensor->elements);
-        for (size_t i = 0; i < tensor->elements && !tensor->is_matrix; i++)
-            values[i] = 1.0f;
-        moert_status status =
-            moert_buffer_write(tensor->block->weight, tensor->offset * sizeof(float), values,
-                               tensor->elements * sizeof(float));
-        free(values);
-        MOERT_TRY(status);
-    }
+    for (size_t t = 0; t < model->tensor_count; t++)
+        if (model->tensor[t].block != NULL)
+            MOERT_TRY(draw(&model->tensor[t], seed, (double)model->config.initializer_range));
     return MOERT_OK;
 }
 

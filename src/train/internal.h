@@ -36,7 +36,9 @@ moert_status moert_trainer_resume(moert_trainer *t);
 /* Runs sequences [first, first + count) of the step, or of the held-out part, forward.
  * Collective. */
 moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first, size_t count);
-/* Losses and gradients of one step; means over the micro-batches, in order. Collective. */
-moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean);
+/* Losses and gradients of one step; means over the micro-batches, in order. *stopped = whether a
+ * rank caught a signal (train/stop.h) before the last micro-batch; the gradients are then
+ * incomplete. Collective. */
+moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean, bool *stopped);
 /* Mean cross-entropy over the held-out sequences, a micro-batch at a time. Collective. */
 moert_status moert_trainer_held_out(moert_trainer *t, double *loss);

@@ -7,6 +7,7 @@
 #include "base/phase.h"
 #include "train/internal.h"
 #include "train/shared_file.h"
+#include "train/stop.h"
 
 moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,
                                  const moert_trainer_options *options) {
@@ -93,13 +94,18 @@ moert_status moert_trainer_held_out(moert_trainer *t, double *loss) {
     return MOERT_OK;
 }
 
-moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean) {
+moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean, bool *stopped) {
     const moert_trainer_options *o = t->options;
     size_t pieces = o->micro_batches, piece = o->batch / pieces;
     double factor = 1.0 / (double)pieces;
     *mean = (moert_model_result){0};
+    *stopped = false;
     for (size_t i = 0; i < pieces; i++) {
         moert_model_result result;
+        if (i > 0)
+            MOERT_TRY(moert_stop_asked(t->world, stopped));
+        if (*stopped)
+            return MOERT_OK;
         MOERT_TRY(moert_trainer_forward(t, false, i * piece, piece));
         MOERT_TRY(moert_model_loss(t->model, &o->losses, factor, &result));
         moert_ledger_count(t->ledger);
@@ -117,8 +123,9 @@ moert_status moert_train_gradients(moert_model *model, const moert_data *data,
     moert_trainer t = moert_trainer_make(model, data, options);
     moert_model_result result;
     moert_status status;
+    bool stopped;
     MOERT_TRY_OR(done, moert_comm_agree(t.world, moert_trainer_prepare(&t)));
-    MOERT_TRY_OR(done, moert_trainer_gradients(&t, &result));
+    MOERT_TRY_OR(done, moert_trainer_gradients(&t, &result, &stopped));
     status = moert_gradients_save(model, path);
 done:
     moert_trainer_free(&t);

@@ -2,7 +2,6 @@
 #include "train/internal.h"
 
 #include <math.h>
-#include <signal.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -11,13 +10,7 @@
 #include "base/phase.h"
 #include "base/text.h"
 #include "io/durable.h"
-
-static volatile sig_atomic_t terminated;
-
-static void on_signal(int number) {
-    (void)number;
-    terminated = 1;
-}
+#include "train/stop.h"
 
 /* ---- steps ---- */
 
@@ -48,8 +41,10 @@ static bool due(uint64_t every, uint64_t done, uint64_t total) {
     return every > 0 && (done % every == 0 || done == total);
 }
 
-/* Computes a step and waits for the device. */
-static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_model_result *mean) {
+/* Computes a step and waits for the device. If a signal comes between its micro-batches, *stopped is
+ * set and the step has no effect, except that a profile has the times so far. */
+static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_model_result *mean,
+                            bool *stopped) {
     moert_device *device = moert_model_mesh(t->model)->device;
     const bool late = t->state.step >= t->breakdown.from;
     const bool traced =
@@ -60,7 +55,9 @@ static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_mode
     moert_ledger_begin(ledger);
     if (counts)
         MOERT_TRY(moert_profile_begin(device));
-    MOERT_TRY(moert_trainer_gradients(t, mean));
+    MOERT_TRY(moert_trainer_gradients(t, mean, stopped));
+    if (*stopped)
+        return counts ? moert_profile_end(device) : MOERT_OK;
     MOERT_TRY(moert_gradient_norm_take(t->optimizer->norm, &row->grad_norm));
     MOERT_TRY(apply(t, row->grad_norm, row->lr, &row->skipped));
     MOERT_TRY(moert_device_finish(device));
@@ -73,14 +70,16 @@ static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_mode
     return moert_ledger_end(ledger, t->state.step);
 }
 
-static moert_status step(moert_trainer *t) {
+static moert_status step(moert_trainer *t, bool *stopped) {
     const moert_trainer_options *o = t->options;
     moert_model_result mean;
     uint64_t start = moert_clock_ns();
     moert_metrics_row row = {.step = t->state.step,
                              .lr = moert_schedule_rate(&o->schedule, t->state.step, o->steps)};
     moert_phase_set_step(t->state.step);
-    MOERT_TRY(compute(t, &row, &mean));
+    MOERT_TRY(compute(t, &row, &mean, stopped));
+    if (*stopped)
+        return MOERT_OK;
     row.loss = mean.cross_entropy;
     row.aux_loss = mean.aux;
     row.expert_load = mean.expert_load;
@@ -112,23 +111,12 @@ done:
     return status;
 }
 
-/* True on all ranks when any of them got a signal to stop. Collective. */
-static moert_status any_terminated(moert_trainer *t, bool *any) {
-    unsigned char mine = terminated != 0, *all;
-    MOERT_TRY(moert_alloc(&all, moert_comm_size(t->world), 1));
-    moert_status status = moert_comm_allgather(t->world, &mine, 1, all);
-    *any = false;
-    for (size_t r = 0; r < moert_comm_size(t->world); r++)
-        *any |= all[r] != 0;
-    free(all);
-    return status;
-}
-
 static moert_status run_steps(moert_trainer *t, bool *interrupted) {
     const moert_trainer_options *o = t->options;
     while (t->state.step < o->steps && !*interrupted) {
-        MOERT_TRY(step(t));
-        MOERT_TRY(any_terminated(t, interrupted));
+        MOERT_TRY(step(t, interrupted));
+        if (!*interrupted)
+            MOERT_TRY(moert_stop_asked(t->world, interrupted));
         *interrupted &= t->state.step < o->steps; /* the last step ends the run anyway */
         if (o->out != NULL && (*interrupted || due(o->save_every, t->state.step, o->steps)))
             MOERT_TRY(save_checkpoint(t));
@@ -191,26 +179,13 @@ static moert_status report_profile(moert_trainer *t) {
     return status == MOERT_OK ? moert_ledger_write(t->ledger) : status;
 }
 
-/* The signals that end a run cleanly. Schedulers send one some time before they kill the job
- * (Slurm: --signal=USR1@120). */
-static const int stop_signals[] = {SIGTERM, SIGUSR1};
-enum { STOP_SIGNALS = MOERT_COUNT(stop_signals) };
-
-static void catch_signals(struct sigaction before[STOP_SIGNALS]) {
-    struct sigaction action = {.sa_handler = on_signal};
-    action.sa_flags = (int)(SA_RESTART | SA_RESETHAND); /* a second signal ends the process */
-    terminated = 0;
-    for (int i = 0; i < STOP_SIGNALS; i++)
-        sigaction(stop_signals[i], &action, &before[i]);
-}
-
 moert_status moert_train(moert_model *model, const moert_data *data,
                          const moert_trainer_options *options, bool *interrupted) {
     moert_trainer t = moert_trainer_make(model, data, options);
-    struct sigaction before[STOP_SIGNALS];
+    struct sigaction before[MOERT_STOP_SIGNALS];
     moert_status status;
     *interrupted = false;
-    catch_signals(before);
+    moert_stop_catch(before);
     MOERT_TRY_OR(done, begin(&t));
     MOERT_TRY_OR(done, run_steps(&t, interrupted));
     if (options->profile)
@@ -218,8 +193,7 @@ moert_status moert_train(moert_model *model, const moert_data *data,
     if (options->trace != NULL)
         MOERT_TRY_OR(done, moert_trace_write(t.trace));
 done:
-    for (int i = 0; i < STOP_SIGNALS; i++)
-        sigaction(stop_signals[i], &before[i], NULL);
+    moert_stop_restore(before);
     char *message = moert_error_keep();
     status = moert_error_first(message, status, moert_metrics_close(t.metrics));
     moert_optimizer_destroy(t.optimizer);

@@ -34,8 +34,9 @@ typedef struct moert_trainer_options {
 } moert_trainer_options;
 
 /*
- * Trains `model` on `data`. When any rank gets SIGTERM or SIGUSR1, it finishes the step, writes a
- * checkpoint (with `out`) and returns MOERT_OK with *interrupted. Errors: ERROR_USAGE,
+ * Trains `model` on `data`. When any rank gets SIGTERM or SIGUSR1, it finishes the micro-batch
+ * (or the evaluation), drops a step that lacks further micro-batches, writes a checkpoint (with
+ * `out`) of the last whole step and returns MOERT_OK with *interrupted. Errors: ERROR_USAGE,
  * ERROR_MISMATCH (a checkpoint of another run), ERROR_NUMERIC (max_skipped), ERROR_IO, ...
  * Collective.
  */

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A training run whose rank is killed or stopped ends soon and names the rank. A run that gets SIGTERM saves a checkpoint and ends
-# without an error. Resumed from its last checkpoint on any number of ranks, it ends with the bytes of a run without faults. No
+# A training run whose rank is killed or stopped ends soon and names the rank. A run that gets SIGTERM saves a checkpoint of its last
+# whole step and ends without an error. Resumed from its last checkpoint on any number of ranks, it ends with the bytes of a run without faults. No
 # temporary files and no shared memory are left. FAULTS_SEED=N repeats a random choice of ranks and moments. FAULTS=N: only N random
 # faults; FAULTS_STEPS=N: the steps of each run, a multiple of 20. With MOERT_DEVICE=gpu each rank takes a GPU.
 set -u
@@ -19,7 +19,7 @@ shared=$(mktemp -d -p /dev/shm)
 launcher=
 leave() {
     [ -z "$launcher" ] || kill -KILL "$launcher" 2>/dev/null
-    rm -rf "$work" "$shared"
+    rm -rf "$tmp" "$shared"
 }
 trap leave EXIT
 steps=${FAULTS_STEPS:-240}
@@ -138,5 +138,21 @@ kill -TERM "$launcher"
 await
 check "launcher: SIGTERM to mpirun ends the job soon" [ "$seconds" -lt 25 ]
 resumes launcher 2
+
+# SIGTERM in the second of two long steps: the step is dropped, and repeated after the resume
+work=$tmp/long steps=2 last=step-00000002
+arguments=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 64 --batch 512 --micro-batches 256 --steps $steps
+    --save-every $steps --log-every 0)
+start whole 1
+await 300
+verdict $status "a run of long steps without faults"
+start dropped 2
+steps_done 1
+kill -TERM "$(rank_pid 1)"
+await
+[ "$status" -eq 0 ] && grep -q 'continue with --resume auto' "$dir/stdout" && ! grep -q '^moert' "$dir/stderr" &&
+    [ "$(wc -l <"$dir/run/metrics.jsonl")" -eq 1 ] && [ -e "$dir/run/checkpoints/step-00000001/state.json" ]
+verdict $? "dropped: SIGTERM between the micro-batches of a step drops the step"
+resumes dropped 3
 
 finish

@@ -8,11 +8,13 @@
 #include <linux/errqueue.h>
 #include <net/if.h>
 #include <netinet/in.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/log.h"
 #include "base/memory.h"
 
 /* Refusals of a host count only after this many datagrams from that host. If a datagram arrives
@@ -21,11 +23,13 @@ enum { PROBATION = 3 };
 
 /* The content of a datagram; only the used bytes of `data` are sent. */
 typedef struct datagram {
-    uint64_t key, host;
+    uint64_t tag; /* of all that follows */
+    uint64_t host, sequence;
     unsigned char data[MOERT_BEACON_BYTES];
 } datagram;
 
 typedef struct contact {
+    uint64_t sequence; /* of the last datagram; 0: none yet */
     unsigned received; /* datagrams */
     bool refused, firewall;
 } contact;
@@ -33,17 +37,45 @@ typedef struct contact {
 struct moert_beacon {
     int socket;
     size_t me, hosts;
-    uint64_t key;
-    moert_beacon_address *places; /* [hosts] */
-    contact *contacts;            /* [hosts] */
+    moert_siphash_key key;
+    uint64_t sent, dropped, next_warning; /* datagrams */
+    moert_beacon_address *places;         /* [hosts] */
+    contact *contacts;                    /* [hosts] */
 };
 
-/* Lists the IPv4 addresses of interfaces that are up, except loopback; at most as many as fit. */
-static moert_status list_addresses(uint32_t addresses[MOERT_BEACON_ADDRESSES]) {
-    struct ifaddrs *list;
+/* Whether an item of Open MPI's if_include, "eth0" or "10.0.0.0/24", names the interface. */
+static bool item_includes(const char *item, const char *name, uint32_t address) {
+    char network[INET_ADDRSTRLEN];
+    const char *slash = strchr(item, '/');
+    struct in_addr wanted;
+    if (slash == NULL || (size_t)(slash - item) >= sizeof network)
+        return strcmp(item, name) == 0;
+    memcpy(network, item, (size_t)(slash - item));
+    network[slash - item] = '\0';
+    const long bits = strtol(slash + 1, NULL, 10);
+    const uint32_t mask = bits <= 0 ? 0 : htonl(UINT32_MAX << (32 - moert_min(bits, 32)));
+    return inet_pton(AF_INET, network, &wanted) == 1 && ((wanted.s_addr ^ address) & mask) == 0;
+}
+
+/* Whether the job's messages use the interface. launch/train sets the variable if all hosts share a
+ * network. */
+static bool is_included(const char *name, uint32_t address) {
+    const char *list = getenv("OMPI_MCA_btl_tcp_if_include");
+    char items[256], *rest = items;
+    if (list == NULL || strlen(list) >= sizeof items)
+        return true;
+    strcpy(items, list);
+    for (const char *item; (item = strsep(&rest, ",")) != NULL;)
+        if (item_includes(item, name, address))
+            return true;
+    return false;
+}
+
+/* Lists the IPv4 addresses of interfaces that are up, except loopback; at most as many as fit. If
+ * `included`, only those that the job's messages use. Returns their number. */
+static size_t select_addresses(const struct ifaddrs *list, bool included,
+                               uint32_t addresses[MOERT_BEACON_ADDRESSES]) {
     size_t count = 0;
-    if (getifaddrs(&list) != 0)
-        return MOERT_FAIL(ERROR_COMM, "cannot list the network's addresses: %s", strerror(errno));
     for (const struct ifaddrs *at = list; at != NULL && count < MOERT_BEACON_ADDRESSES;
          at = at->ifa_next) {
         struct sockaddr_in address;
@@ -51,24 +83,46 @@ static moert_status list_addresses(uint32_t addresses[MOERT_BEACON_ADDRESSES]) {
             (at->ifa_flags & IFF_UP) == 0 || (at->ifa_flags & IFF_LOOPBACK) != 0)
             continue;
         memcpy(&address, at->ifa_addr, sizeof address);
-        addresses[count++] = address.sin_addr.s_addr;
+        if (!included || is_included(at->ifa_name, address.sin_addr.s_addr))
+            addresses[count++] = address.sin_addr.s_addr;
     }
+    return count;
+}
+
+static moert_status list_addresses(uint32_t addresses[MOERT_BEACON_ADDRESSES], size_t *count) {
+    struct ifaddrs *list;
+    if (getifaddrs(&list) != 0)
+        return MOERT_FAIL(ERROR_COMM, "cannot list the network's addresses: %s", strerror(errno));
+    *count = select_addresses(list, true, addresses);
+    if (*count == 0)
+        *count = select_addresses(list, false, addresses);
     freeifaddrs(list);
     return MOERT_OK;
 }
 
+/* A host with one address receives only there; with several, at all of them, since other hosts may
+ * reach any. */
 static moert_status open_socket(moert_beacon *beacon, moert_beacon_address *place) {
-    struct sockaddr_in any = {.sin_family = AF_INET};
-    socklen_t size = sizeof any;
+    struct sockaddr_in own = {.sin_family = AF_INET};
+    socklen_t size = sizeof own;
+    size_t count = 0;
     int on = 1;
+    MOERT_TRY(list_addresses(place->addresses, &count));
+    if (count == 1)
+        own.sin_addr.s_addr = place->addresses[0];
     beacon->socket = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (beacon->socket < 0 || bind(beacon->socket, (struct sockaddr *)&any, sizeof any) != 0 ||
-        getsockname(beacon->socket, (struct sockaddr *)&any, &size) != 0 ||
+    if (beacon->socket < 0 || bind(beacon->socket, (struct sockaddr *)&own, sizeof own) != 0 ||
+        getsockname(beacon->socket, (struct sockaddr *)&own, &size) != 0 ||
         setsockopt(beacon->socket, IPPROTO_IP, IP_RECVERR, &on, sizeof on) != 0)
         return MOERT_FAIL(ERROR_COMM, "cannot open a socket: %s", strerror(errno));
-    place->port = any.sin_port;
-    place->key = moert_clock_ns() ^ (uint64_t)getpid() << 40;
-    return list_addresses(place->addresses);
+    place->port = own.sin_port;
+    return MOERT_OK;
+}
+
+moert_status moert_beacon_draw_key(moert_siphash_key *key) {
+    if (getrandom(key, sizeof *key, 0) != (ssize_t)sizeof *key)
+        return MOERT_FAIL(ERROR_COMM, "cannot draw a random key: %s", strerror(errno));
+    return MOERT_OK;
 }
 
 moert_status moert_beacon_open(size_t me, size_t hosts, moert_beacon **out,
@@ -77,7 +131,7 @@ moert_status moert_beacon_open(size_t me, size_t hosts, moert_beacon **out,
     moert_beacon *beacon;
     moert_beacon_address found = {0};
     MOERT_TRY(MOERT_NEW(&beacon));
-    *beacon = (moert_beacon){.socket = -1, .me = me, .hosts = hosts};
+    *beacon = (moert_beacon){.socket = -1, .me = me, .hosts = hosts, .next_warning = 1};
     MOERT_TRY_OR(undo, MOERT_NEW_ARRAY(&beacon->places, hosts));
     MOERT_TRY_OR(undo, MOERT_NEW_ARRAY(&beacon->contacts, hosts));
     MOERT_TRY_OR(undo, open_socket(beacon, &found));
@@ -89,9 +143,16 @@ undo:
     return status;
 }
 
-void moert_beacon_aim(moert_beacon *beacon, const moert_beacon_address *places) {
+void moert_beacon_aim(moert_beacon *beacon, const moert_siphash_key *key,
+                      const moert_beacon_address *places) {
     memcpy(beacon->places, places, beacon->hosts * sizeof *places);
-    beacon->key = places[0].key;
+    beacon->key = *key;
+}
+
+/* The tag of a datagram with `bytes` bytes of data. */
+static uint64_t tag_of(const moert_beacon *beacon, const datagram *message, size_t bytes) {
+    return moert_siphash(&beacon->key, &message->host,
+                         offsetof(datagram, data) - offsetof(datagram, host) + bytes);
 }
 
 /* Ignores failures to send, since the receiver notices missing datagrams. The socket reports an
@@ -108,8 +169,9 @@ static void send_to(const moert_beacon *beacon, uint32_t address, uint16_t port,
 }
 
 void moert_beacon_send(moert_beacon *beacon, const void *data, size_t bytes) {
-    datagram message = {.key = beacon->key, .host = beacon->me};
+    datagram message = {.host = beacon->me, .sequence = ++beacon->sent};
     memcpy(message.data, data, bytes);
+    message.tag = tag_of(beacon, &message, bytes);
     for (size_t h = 0; h < beacon->hosts; h++) {
         const moert_beacon_address *place = &beacon->places[h];
         if (h == beacon->me || place->port == 0)
@@ -120,29 +182,56 @@ void moert_beacon_send(moert_beacon *beacon, const void *data, size_t bytes) {
     }
 }
 
+static void drop(moert_beacon *beacon, const struct sockaddr_in *from) {
+    char address[INET_ADDRSTRLEN] = "";
+    if (++beacon->dropped < beacon->next_warning)
+        return;
+    beacon->next_warning *= 10;
+    inet_ntop(AF_INET, &from->sin_addr, address, sizeof address);
+    MOERT_WARN("the watchdog dropped %llu datagram(s) that are not of this job or came again; the "
+               "last came from %s",
+               (unsigned long long)beacon->dropped, address);
+}
+
+/* Whether a datagram is a new one of another host of the job. Drops it otherwise. While a host
+ * sends to several addresses, its last datagram comes again, which is no reason to count it. */
+static bool is_new(moert_beacon *beacon, const datagram *message, bool whole, size_t bytes,
+                   const struct sockaddr_in *from) {
+    const bool authentic = whole && message->tag == tag_of(beacon, message, bytes) &&
+                           message->host < beacon->hosts && message->host != beacon->me;
+    const uint64_t last = authentic ? beacon->contacts[message->host].sequence : 0;
+    if (!authentic || message->sequence < last)
+        drop(beacon, from);
+    return authentic && message->sequence > last;
+}
+
 bool moert_beacon_receive(moert_beacon *beacon, size_t *host, void *data, size_t bytes) {
     for (;;) {
         datagram message;
-        struct sockaddr_in from;
+        struct sockaddr_in from = {0};
         socklen_t size = sizeof from;
-        ssize_t got =
-            recvfrom(beacon->socket, &message, sizeof message, 0, (struct sockaddr *)&from, &size);
+        ssize_t got = recvfrom(beacon->socket, &message, sizeof message, MSG_TRUNC,
+                               (struct sockaddr *)&from, &size);
         if (got < 0 && errno != EINTR && errno != ECONNREFUSED)
             return false;
-        if (got != (ssize_t)(offsetof(datagram, data) + bytes) || message.key != beacon->key ||
-            message.host >= beacon->hosts || message.host == beacon->me)
+        const bool whole = got == (ssize_t)(offsetof(datagram, data) + bytes);
+        if (got < 0 || !is_new(beacon, &message, whole, bytes, &from))
             continue;
         /* from now on send to this host only at the address of this datagram */
-        moert_beacon_address *place = &beacon->places[message.host];
         contact *known = &beacon->contacts[message.host];
-        *place = (moert_beacon_address){
-            .key = place->key, .addresses = {from.sin_addr.s_addr}, .port = from.sin_port};
+        beacon->places[message.host] =
+            (moert_beacon_address){.addresses = {from.sin_addr.s_addr}, .port = from.sin_port};
+        known->sequence = message.sequence;
         known->firewall |= known->refused;
         known->received++;
         *host = message.host;
         memcpy(data, message.data, bytes);
         return true;
     }
+}
+
+uint64_t moert_beacon_dropped(const moert_beacon *beacon) {
+    return beacon->dropped;
 }
 
 /* Takes the next refusal from the socket's error queue: *whom = the address that refused. See

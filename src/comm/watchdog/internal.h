@@ -47,3 +47,13 @@ void moert_watchdog_explain_blame(const moert_watchdog *watchdog, const moert_su
  * which no datagram came. */
 void moert_watchdog_explain_mystery(const moert_watchdog *watchdog, uint64_t now_ns, char *text,
                                     size_t bytes);
+
+/* Opens the beacon of each host's first rank, exchanges the beacons' addresses, and shares a key
+ * that rank 0 draws. If a beacon does not open, the other hosts receive no notes from its host.
+ * Collective. */
+moert_status moert_watchdog_light_beacon(moert_watchdog *watchdog);
+/* Stores the notes of the other hosts, and records which hosts refuse datagrams. */
+void moert_watchdog_receive_notes(moert_watchdog *watchdog, uint64_t now_ns);
+/* Sends a note about this host's ranks every second and at the end. While this rank waits, sends
+ * one at every check, so that refusals show which hosts are gone. */
+void moert_watchdog_send_note(moert_watchdog *watchdog, uint64_t now_ns);

@@ -20,48 +20,15 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "comm/watchdog/internal.h"
+#include "comm/watchdog/timer.h"
 
 static const uint64_t second_ns = 1000000000u;
-static const uint64_t note_ns = 1000000000u;     /* interval of notes to the other hosts */
 static const uint64_t beat_ns = 200000000u;      /* interval of the thread's checks */
 static const uint64_t early_ns = 500000000u;     /* wait after which a dead rank is named */
 static const uint64_t sure_ns = 300000000u;      /* time after which a rank that does not wait names
                                                     a dead rank */
 static const uint64_t patience_ns = 1000000000u; /* time by which lower ranks and other hosts report
                                                     earlier */
-
-/* ---- notes between hosts ---- */
-
-/* Stores the notes of the other hosts, and records which hosts refuse datagrams. */
-static void receive_notes(moert_watchdog *watchdog, uint64_t now_ns) {
-    moert_watch_note note;
-    size_t host;
-    while (moert_beacon_receive(watchdog->beacon, &host, &note, sizeof note)) {
-        if (note.rank < 0 || (size_t)note.rank >= watchdog->comm->size)
-            continue;
-        moert_watch_keep_note(&watchdog->hosts[host], &note, now_ns);
-        if (note.verdict == MOERT_WATCH_ENDING) /* that host has reported the failure */
-            atomic_store(&watchdog->table->reported, 1);
-    }
-    while (moert_beacon_refused(watchdog->beacon, &host))
-        atomic_store(&watchdog->hosts[host].verdict, MOERT_WATCH_REFUSED);
-}
-
-/* Sends a note about this host's ranks every second and at the end. While this rank waits, sends
- * one at every check, so that refusals show which hosts are gone. */
-static void send_note(moert_watchdog *watchdog, uint64_t now_ns) {
-    const moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];
-    bool ending = atomic_load(&watchdog->table->reported) != 0;
-    if (now_ns < watchdog->next_note_ns && !ending &&
-        now_ns - atomic_load(&mine->progress_ns) < beat_ns)
-        return;
-    moert_watch_note note = moert_watch_take_note(watchdog->table->entries, watchdog->visible,
-                                                  watchdog->ranks, watchdog->count, now_ns);
-    if (ending)
-        note.verdict = MOERT_WATCH_ENDING;
-    watchdog->next_note_ns = now_ns + note_ns;
-    moert_beacon_send(watchdog->beacon, &note, sizeof note);
-}
 
 /* ---- the thread ---- */
 
@@ -77,7 +44,7 @@ static _Noreturn void end_process(moert_watchdog *watchdog, const char *explanat
         ssize_t ignored = write(STDERR_FILENO, line, moert_min((size_t)length, sizeof line - 1));
         (void)ignored;
         if (watchdog->beacon != NULL)
-            send_note(watchdog, moert_clock_ns());
+            moert_watchdog_send_note(watchdog, moert_clock_ns());
     } else {
         nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
     }
@@ -166,8 +133,8 @@ static void *keep_watch(void *argument) {
         uint64_t now_ns = moert_clock_ns(), next_ns = now_ns + beat_ns;
         moert_watch_publish(&watchdog->table->entries[watchdog->me], now_ns);
         if (watchdog->beacon != NULL) {
-            receive_notes(watchdog, now_ns);
-            send_note(watchdog, now_ns);
+            moert_watchdog_receive_notes(watchdog, now_ns);
+            moert_watchdog_send_note(watchdog, now_ns);
         }
         follow(watchdog, now_ns);
         inspect(watchdog, now_ns);
@@ -232,32 +199,6 @@ static moert_status share_table(moert_watchdog *watchdog) {
     return MOERT_OK;
 }
 
-/* Opens the beacon of each host's first rank, and exchanges the beacons' addresses. If that fails
- * on a host, the other hosts receive no notes from it. Collective. */
-static moert_status light_beacon(moert_watchdog *watchdog) {
-    moert_comm *comm = watchdog->comm;
-    moert_beacon_address mine = {0}, *all = NULL;
-    if (comm->node_count == 1)
-        return MOERT_OK;
-    if (comm->node_rank == 0 && watchdog->table != NULL &&
-        moert_beacon_open(comm->peers[comm->rank].node, comm->node_count, &watchdog->beacon,
-                          &mine) != MOERT_OK)
-        MOERT_WARN("the watchdogs of other hosts get no reports from this one: %s",
-                   moert_last_error());
-    moert_status status = MOERT_NEW_ARRAY(&all, comm->size);
-    MOERT_TRY_OR(done, moert_comm_agree(comm, status));
-    MOERT_TRY_OR(done, moert_comm_allgather(comm, &mine, sizeof mine, all));
-    for (size_t r = 0; r < comm->size; r++) /* in place: a node's index is at most its lowest
-                                               rank */
-        if (comm->peers[r].leader == r)
-            all[comm->peers[r].node] = all[r];
-    if (watchdog->beacon != NULL)
-        moert_beacon_aim(watchdog->beacon, all);
-done:
-    free(all);
-    return status;
-}
-
 /* Registers this process, then checks which other processes of the host it finds in /proc;
  * processes in other containers are not found. Starts the thread. */
 static moert_status enter_table(moert_watchdog *watchdog) {
@@ -303,11 +244,12 @@ moert_status moert_watchdog_start(moert_comm *comm, unsigned timeout_s, moert_wa
     moert_status status = prepare(comm, timeout_s, &watchdog);
     MOERT_TRY_OR(undo, moert_comm_agree(comm, status));
     MOERT_TRY_OR(undo, share_table(watchdog));
-    MOERT_TRY_OR(undo, light_beacon(watchdog));
+    MOERT_TRY_OR(undo, moert_watchdog_light_beacon(watchdog));
     status = enter_table(watchdog);
     bool running = status == MOERT_OK && watchdog->table != NULL;
     status = moert_comm_agree(comm, status);
     if (status == MOERT_OK) {
+        moert_timer_pause();
         *out = watchdog;
         return MOERT_OK;
     }
@@ -337,6 +279,7 @@ void moert_watchdog_stop(moert_watchdog *watchdog) {
         stop_thread(watchdog);
         atomic_store(&watchdog->table->entries[watchdog->me].state, MOERT_WATCH_LEFT);
     }
+    moert_timer_resume();
     if (watchdog->comm->node_count > 1) /* all hosts have stopped watching before any beacon
                                            closes */
         moert_comm_barrier(watchdog->comm);

@@ -1,7 +1,9 @@
 // run: np=1 sanitize=1
 /* Beacons of several hosts, simulated in one process on the loopback interface. */
 #include <arpa/inet.h>
+#include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "comm/watchdog/beacon.h"
 #include "support/test.h"
@@ -10,17 +12,23 @@ enum { HOSTS = 3, DATAGRAM_BYTES = 40 };
 
 static moert_beacon *beacons[HOSTS];
 static moert_beacon_address places[HOSTS];
+static moert_siphash_key key;
 
+/* A host with one address listens only there, so all hosts use the first one that is found; the
+ * loopback interface where there is none. */
 static int open_all(void **state) {
     (void)state;
+    if (moert_beacon_draw_key(&key) != MOERT_OK)
+        return -1;
     for (size_t h = 0; h < HOSTS; h++) {
         if (moert_beacon_open(h, HOSTS, &beacons[h], &places[h]) != MOERT_OK)
             return -1;
-        places[h].addresses[0] = htonl(INADDR_LOOPBACK);
+        if (places[h].addresses[0] == 0)
+            places[h].addresses[0] = htonl(INADDR_LOOPBACK);
         places[h].addresses[1] = 0;
     }
     for (size_t h = 0; h < HOSTS; h++)
-        moert_beacon_aim(beacons[h], places);
+        moert_beacon_aim(beacons[h], &key, places);
     return 0;
 }
 
@@ -85,23 +93,131 @@ TEST_WITH(test_a_datagram_reaches_all_other_hosts, open_all, close_all) {
 }
 
 TEST_WITH(test_datagrams_of_other_jobs_and_sizes_are_dropped, open_all, close_all) {
-    moert_beacon_address others[HOSTS];
-    memcpy(others, places, sizeof others);
-    others[0].key++;
-    moert_beacon_aim(beacons[1], others);
+    moert_siphash_key other = key;
+    other.words[1]++;
+    moert_beacon_aim(beacons[1], &other, places);
     send_text(1, "of another job");
-    moert_beacon_aim(beacons[1], places);
+    moert_beacon_aim(beacons[1], &key, places);
     moert_beacon_send(beacons[1], "short", 5);
     send_text(1, "mine");
     assert_true(wait_for(receive, 0));
     assert_string_equal(received.datagram, "mine");
+    assert_int_equal(moert_beacon_dropped(beacons[0]), 2);
+}
+
+/* ---- forgeries ---- */
+
+enum { HEADER_BYTES = 24, WIRE_BYTES = HEADER_BYTES + DATAGRAM_BYTES };
+
+/* A socket that is no host of the job. It sends to host 0, and host 1 sends to it if aimed there. */
+static int stranger;
+static moert_beacon_address stranger_place;
+
+static int open_stranger(void **state) {
+    struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof own;
+    if (open_all(state) != 0)
+        return -1;
+    own.sin_addr.s_addr = places[0].addresses[0];
+    stranger = socket(AF_INET, SOCK_DGRAM, 0);
+    if (stranger < 0 || bind(stranger, (struct sockaddr *)&own, sizeof own) != 0 ||
+        getsockname(stranger, (struct sockaddr *)&own, &size) != 0)
+        return -1;
+    stranger_place =
+        (moert_beacon_address){.addresses = {own.sin_addr.s_addr}, .port = own.sin_port};
+    return 0;
+}
+
+static int close_stranger(void **state) {
+    close(stranger);
+    return close_all(state);
+}
+
+/* Records a datagram that host 1 sends to the stranger. */
+static void record(const char *text, unsigned char wire[WIRE_BYTES]) {
+    moert_beacon_address aimed[HOSTS];
+    memcpy(aimed, places, sizeof aimed);
+    aimed[0] = stranger_place;
+    moert_beacon_aim(beacons[1], &key, aimed);
+    send_text(1, text);
+    moert_beacon_aim(beacons[1], &key, places);
+    assert_int_equal(recv(stranger, wire, WIRE_BYTES, 0), WIRE_BYTES);
+}
+
+static void strike(const void *wire, size_t bytes) {
+    const struct sockaddr_in to = {.sin_family = AF_INET,
+                                   .sin_port = places[0].port,
+                                   .sin_addr.s_addr = places[0].addresses[0]};
+    assert_int_equal(sendto(stranger, wire, bytes, 0, (const struct sockaddr *)&to, sizeof to),
+                     bytes);
+}
+
+/* Makes the attack's n-th datagram from a recorded one; returns its length. */
+static size_t forge(size_t n, const unsigned char old[WIRE_BYTES], unsigned char wire[WIRE_BYTES]) {
+    memcpy(wire, old, WIRE_BYTES);
+    switch (n % 4) {
+    case 0: /* with one bit changed, of the tag, the sender, the number or the data */
+        wire[n / 4 % WIRE_BYTES] ^= (unsigned char)(1 << n / 4 / WIRE_BYTES % 8);
+        return WIRE_BYTES;
+    case 1: /* again, unchanged */
+        return WIRE_BYTES;
+    case 2: /* cut off */
+        return n / 4 % WIRE_BYTES;
+    default: /* garbage */
+        for (size_t i = 0; i < WIRE_BYTES; i++)
+            wire[i] = (unsigned char)(rand() >> 7);
+        return WIRE_BYTES;
+    }
+}
+
+TEST_WITH(test_forged_and_repeated_datagrams_have_no_effect, open_stranger, close_stranger) {
+    enum { ATTACKS = 100000 };
+    unsigned char old[WIRE_BYTES], wire[WIRE_BYTES];
+    record("recorded", old);
+    receive_from_host_1(0, 1);
+    for (size_t n = 0; n < ATTACKS; n++) {
+        strike(wire, forge(n, old, wire));
+        assert_false(receive(0));
+    }
+    assert_int_equal(moert_beacon_dropped(beacons[0]), ATTACKS);
+    receive_from_host_1(0, 1);
+    send_text(0, "still for host 1");
+    assert_true(wait_for(receive, 1));
+    assert_string_equal(received.datagram, "still for host 1");
+    assert_int_equal(recv(stranger, wire, sizeof wire, MSG_DONTWAIT), -1);
+}
+
+TEST_WITH(test_the_same_datagram_from_another_address_is_no_answer, open_stranger, close_stranger) {
+    unsigned char wire[WIRE_BYTES];
+    record("on two ways", wire);
+    strike(wire, WIRE_BYTES);
+    assert_true(wait_for(receive, 0));
+    strike(wire, WIRE_BYTES);
+    nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    assert_false(receive(0));
+    assert_int_equal(moert_beacon_dropped(beacons[0]), 0);
+}
+
+/* Test vectors of the reference implementation: key 00 01 .. 0f, message 00 01 02 .. */
+TEST(test_siphash_gives_the_reference_tags) {
+    static const struct {
+        size_t bytes;
+        uint64_t tag;
+    } vectors[] = {{0, 0x726fdb47dd0e0e31}, {1, 0x74f839c593dc67fd},  {7, 0xab0200f58b01d137},
+                   {8, 0x93f5f5799a932462}, {15, 0xa129ca6149be45e5}, {63, 0x958a324ceb064572}};
+    const moert_siphash_key count = {{0x0706050403020100, 0x0f0e0d0c0b0a0908}};
+    unsigned char message[64];
+    for (size_t i = 0; i < sizeof message; i++)
+        message[i] = (unsigned char)i;
+    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++)
+        assert_int_equal(moert_siphash(&count, message, vectors[i].bytes), vectors[i].tag);
 }
 
 TEST_WITH(test_an_answer_goes_where_the_datagram_came_from, open_all, close_all) {
     moert_beacon_address unknown[HOSTS];
     memcpy(unknown, places, sizeof unknown);
     unknown[1].addresses[0] = unknown[1].port = 0;
-    moert_beacon_aim(beacons[0], unknown);
+    moert_beacon_aim(beacons[0], &key, unknown);
     send_text(0, "to nowhere");
     receive_from_host_1(0, 1);
     send_text(0, "answer");
@@ -125,7 +241,7 @@ TEST_WITH(test_a_firewall_does_not_count_as_the_end_of_a_host, open_all, close_a
     memcpy(closed, places, sizeof closed);
     closed[1].port = htons(9); /* no process listens there */
     for (int i = 0; i < 5; i++) {
-        moert_beacon_aim(beacons[0], closed);
+        moert_beacon_aim(beacons[0], &key, closed);
         send_text(0, "do you hear me?");
         nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
         assert_false(moert_beacon_refused(beacons[0], &received.host));

@@ -138,6 +138,34 @@ TEST(test_agreement_gives_all_ranks_the_lowest_failure) {
     ASSERT_ON_ALL(right);
 }
 
+/* Rank `odd` skips the agreement of the others and comes to the next one, with or without a
+ * failure of its own. */
+static bool detects_rank_out_of_step(size_t odd, moert_status failure) {
+    const int line = __LINE__ + 3; /* of the first agreement */
+    moert_status status;
+    if (test_rank != odd)
+        status = moert_comm_agree(test_comm, MOERT_OK);
+    else
+        status = moert_comm_agree(test_comm, failure);
+    const char *others = titled("agrees at %s:%d", __FILE__, line);
+    const char *skipped = titled("rank %zu (%s) agrees at %s:%d", odd,
+                                 moert_comm_host(test_comm, odd), __FILE__, line + 2);
+    if (odd == 0) /* rank 0 and the first rank elsewhere are named */
+        others = titled("rank 1 (%s) %s", moert_comm_host(test_comm, 1), others);
+    return status == MOERT_ERROR_INTERNAL && strstr(moert_last_error(), others) != NULL &&
+           strstr(moert_last_error(), skipped) != NULL && !moert_comm_failure_is_shared();
+}
+
+TEST(test_ranks_at_different_agreements_are_named) {
+    bool right = true;
+    for (size_t odd = 0; odd < test_ranks && test_ranks > 1; odd++) {
+        right = detects_rank_out_of_step(odd, MOERT_OK) && right;
+        right = detects_rank_out_of_step(odd, MOERT_ERROR_MEMORY) && right;
+    }
+    ASSERT_ON_ALL(right);
+    ASSERT_ON_ALL(moert_comm_agree(test_comm, MOERT_OK) == MOERT_OK);
+}
+
 TEST(test_split_keeps_the_order_and_names_ranks_of_the_whole) {
     moert_comm *part = NULL;
     bool right = moert_comm_split(test_comm, test_rank % 2, &part) == MOERT_OK;

@@ -1,7 +1,11 @@
 // run: np=1 sanitize=1
-/* The watchdog's judgement, in one process. With the arguments `victim
+/*
+ * The watchdog's judgement, in one process. With the arguments `victim
  * kill|stop|late|mixed|alone|report` the program is one rank of a job that hangs, for
- * tests/e2e/watchdog.sh. */
+ * tests/e2e/watchdog.sh. With `victim init|start|end|finalize|exit`, the last rank stops before
+ * MPI_Init, before the watchdog's start, after its stop, after the last collective call, or after
+ * MPI_Finalize.
+ */
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -277,9 +281,46 @@ static int be_victim(const char *way) {
     return 0;
 }
 
+/* Stops the last rank at the moment `moment`, if that is the one of `way`. */
+static void stop_at(const char *moment, const char *way) {
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *ranks = getenv("OMPI_COMM_WORLD_SIZE");
+    if (way != NULL && strcmp(moment, way) == 0 && rank != NULL && ranks != NULL &&
+        atoi(rank) + 1 == atoi(ranks))
+        raise(SIGSTOP);
+}
+
+/* A run without faults, except that the last rank stops. */
+static int be_stopped(const char *way) {
+    moert_watchdog *watchdog = NULL;
+    stop_at("start", way);
+    if (moert_watchdog_start(test_comm, moert_config_get()->timeout_s, &watchdog) != MOERT_OK)
+        return 1;
+    if (strcmp(way, "exit") == 0)
+        sleep(2); /* long enough for launch/environment to see the ranks */
+    moert_watchdog_stop(watchdog);
+    stop_at("end", way);
+    moert_comm_barrier(test_comm);
+    stop_at("finalize", way);
+    return 0;
+}
+
+static bool is_moment(const char *way) {
+    static const char *const moments[] = {"init", "start", "end", "finalize", "exit"};
+    for (size_t i = 0; i < MOERT_COUNT(moments); i++)
+        if (strcmp(way, moments[i]) == 0)
+            return true;
+    return false;
+}
+
 int main(int count, char **arguments) {
     const char *way = count == 3 && strcmp(arguments[1], "victim") == 0 ? arguments[2] : NULL;
+    stop_at("init", way);
     if (!mpi_tests_begin(count, arguments))
         return 1;
-    return mpi_tests_end(way != NULL ? be_victim(way) : run_file(__FILE__, NULL, NULL));
+    const int failed = way == NULL      ? run_file(__FILE__, NULL, NULL)
+                       : is_moment(way) ? be_stopped(way)
+                                        : be_victim(way);
+    mpi_tests_end(failed);
+    stop_at("exit", way);
+    return failed;
 }

@@ -1,6 +1,7 @@
 // run: np=1,2,3 sanitize=2
 /* Whole models: logits against golden files, losses, and gradients of tied embeddings. Some cases
  * have a rank without sequences. */
+#include "base/phase.h"
 #include "context/context.h"
 #include "model/model.h"
 #include "support/files.h"
@@ -75,6 +76,20 @@ static void check_logits(const char *name) {
     const double error = logit_error(model, &g, first, count);
     ASSERT_OK_ON_ALL(error <= 2e-5 ? MOERT_OK
                                    : MOERT_FAIL(ERROR_INTERNAL, "logits differ by %g", error));
+}
+
+/* Without ticks, other ranks would take a rank that draws the weights of a large model for late. */
+TEST(test_drawing_the_first_weights_counts_as_progress) {
+    const moert_model_config config = golden_config("qwen3-tiny");
+    moert_model *model = open_model(test_mesh, &config);
+    size_t held = 0;
+    for (size_t t = 0; t < moert_model_tensor_count(model); t++)
+        held += moert_model_tensors(model)[t].block != NULL;
+    const uint64_t before = moert_phase_ticks();
+    const moert_status status = moert_model_initialize(model, 7);
+    const bool ticked = moert_phase_ticks() - before >= held;
+    ASSERT_OK_ON_ALL(status);
+    ASSERT_ON_ALL(ticked);
 }
 
 TEST(test_logits_of_mixtral_are_the_golden_ones) {

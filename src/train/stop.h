@@ -1,0 +1,18 @@
+/* Signals that end a training run in order. */
+#pragma once
+
+#include <signal.h>
+
+#include "comm/comm.h"
+
+/* SIGTERM, and SIGUSR1: schedulers send one some time before they kill the job (Slurm:
+ * --signal=USR1@120). */
+enum { MOERT_STOP_SIGNALS = 2 };
+
+/* Catches the signals from now on, the first time that each comes; a second one ends the process.
+ * *before = their earlier actions. */
+void moert_stop_catch(struct sigaction before[MOERT_STOP_SIGNALS]);
+void moert_stop_restore(const struct sigaction before[MOERT_STOP_SIGNALS]);
+
+/* *any = whether any rank has caught a signal. Collective. */
+moert_status moert_stop_asked(moert_comm *world, bool *any);
