@@ -2,6 +2,7 @@
 #include "tools/train/inputs.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "base/text.h"
@@ -77,4 +78,21 @@ moert_status moert_train_data_open(const moert_option_list *text, const char *to
 void moert_train_data_close(moert_train_data *data) {
     moert_data_destroy(data->data);
     free(data->tokens);
+}
+
+/* Prints the lines of config.json without indentation and final commas. */
+static void print_config(const void *text, FILE *file) {
+    for (const char *at = text; *at != '\0'; at += strspn(at, "\n")) {
+        at += strspn(at, " ");
+        const size_t length = strcspn(at, "\n"), comma = length > 0 && at[length - 1] == ',';
+        fprintf(file, "%.*s%c", (int)(length - comma), at, 0);
+        at += length;
+    }
+}
+
+moert_status moert_train_inputs_compare(moert_comm *world, const moert_data *data,
+                                        const char *config_text) {
+    MOERT_TRY(moert_data_compare(data, world));
+    return moert_comm_compare(world, print_config, config_text, MOERT_ERROR_MISMATCH,
+                              "all ranks must see the same config.json");
 }

@@ -28,3 +28,8 @@ typedef struct moert_train_data {
 moert_status moert_train_data_open(const moert_option_list *text, const char *token_file,
                                    size_t token_bits, double held_out, moert_train_data *data);
 void moert_train_data_close(moert_train_data *data);
+
+/* ERROR_MISMATCH on all ranks if a rank sees other data, or another config.json, than rank 0.
+ * Collective. */
+moert_status moert_train_inputs_compare(moert_comm *world, const moert_data *data,
+                                        const char *config_text);

@@ -259,25 +259,6 @@ done:
     return status;
 }
 
-/* Prints the lines of config.json without indentation and final commas. */
-static void print_config(const void *text, FILE *file) {
-    for (const char *at = text; *at != '\0'; at += strspn(at, "\n")) {
-        at += strspn(at, " ");
-        const size_t length = strcspn(at, "\n"), comma = length > 0 && at[length - 1] == ',';
-        fprintf(file, "%.*s%c", (int)(length - comma), at, 0);
-        at += length;
-    }
-}
-
-/* Opens the model's config and the data, which must be the same on all ranks. Collective. */
-static moert_status open_same_inputs(moert_comm *world, moert_model_config *config,
-                                     moert_train_data *data) {
-    MOERT_TRY(moert_comm_agree(world, open_inputs(config, data)));
-    MOERT_TRY(moert_data_compare(data->data, world));
-    return moert_comm_compare(world, print_config, config->text, MOERT_ERROR_MISMATCH,
-                              "all ranks must see the same config.json");
-}
-
 static bool writes_out(const moert_context *context) {
     return trainer.out != NULL && gradients_path == NULL && logits_path == NULL &&
            moert_context_rank(context) == 0;
@@ -290,7 +271,8 @@ static moert_status run(moert_context *context) {
     moert_mesh *mesh = NULL;
     moert_lock *lock = NULL;
     moert_status status;
-    MOERT_TRY_OR(done, open_same_inputs(world, &config, &data));
+    MOERT_TRY_OR(done, moert_comm_agree(world, open_inputs(&config, &data)));
+    MOERT_TRY_OR(done, moert_train_inputs_compare(world, data.data, config.text));
     status = writes_out(context) ? moert_lock_take(trainer.out, &lock) : MOERT_OK;
     MOERT_TRY_OR(done, moert_comm_agree(world, status));
     MOERT_TRY_OR(done, moert_mesh_create(context, ep, &mesh));
