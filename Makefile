@@ -43,7 +43,9 @@ TOOLPART := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(MAINS),$(call find,src/to
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bin/%,$(wildcard bench/bench_*.c))
 BENCHPART := $(patsubst %.c,$(BUILD)/%.o,$(wildcard bench/*/*.c))
 TESTS    := $(patsubst %.c,$(BUILD)/%,$(call find,tests/unit tests/conformance,test_*.c))
-TESTTOOLS := $(patsubst tests/tools/%.c,$(BUILD)/tests/%,$(wildcard tests/tools/*.c))
+PRELOADS := tests/tools/mpi_fault.c
+TESTTOOLS := $(patsubst tests/tools/%.c,$(BUILD)/tests/%,$(filter-out $(PRELOADS),$(wildcard tests/tools/*.c))) \
+	$(PRELOADS:tests/tools/%.c=$(BUILD)/tests/%.so)
 TESTPART := $(patsubst %.c,$(BUILD)/%.o,$(call find,tests/support,*.c))
 STATIC   := $(BUILD)/lib/libmoert.a
 SHARED   := $(BUILD)/lib/libmoert.so
@@ -106,6 +108,10 @@ $(BUILD)/bin/bench_%: $(BUILD)/bench/bench_%.o $(BENCHPART) $(TOOLPART) $(STATIC
 $(BUILD)/tests/%: $(BUILD)/tests/tools/%.o $(TOOLPART) $(STATIC)
 	$(call say,LINK)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -o $@ $^ $(LIBS)
+
+$(BUILD)/tests/%.so: $(BUILD)/tests/tools/%.o
+	$(call say,LINK)
+	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -shared -o $@ $^ $(LIBS)
 
 $(TESTS): %: %.o $(TESTPART) $(TOOLPART) $(STATIC)
 	$(call say,LINK)

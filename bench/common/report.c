@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "io/json.h"
+
 moert_status bench_rows_add(bench_rows *rows, json_t *row, size_t wrong) {
     if (row == NULL || json_array_append_new(rows->json, row) != 0)
         return MOERT_FAIL(ERROR_MEMORY, "no room for the rows");
@@ -13,9 +15,7 @@ moert_status bench_rows_add(bench_rows *rows, json_t *row, size_t wrong) {
 }
 
 moert_status bench_rows_write(const bench_rows *rows, const char *path) {
-    if (json_dump_file(rows->json, path, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) != 0)
-        return MOERT_FAIL(ERROR_IO, "cannot write %s", path);
-    return MOERT_OK;
+    return moert_json_write(path, rows->json, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
 }
 
 moert_status bench_rows_end(bench_rows *rows, moert_context *context, const char *path,

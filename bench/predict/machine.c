@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/json.h"
+
 /* ---- fields ---- */
 
 static moert_status bad(const char *path, const char *field, const char *why) {
@@ -93,13 +95,10 @@ static moert_status read_fields(const char *path, const json_t *root, bench_mach
 }
 
 moert_status bench_machine_read(const char *path, bench_machine *machine) {
-    json_error_t error;
+    enum { LIMIT_BYTES = 1 << 20 };
+    json_t *root;
     *machine = (bench_machine){.gemms = 0};
-    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
-    if (root == NULL && error.line < 0)
-        return MOERT_FAIL(ERROR_IO, "%s", error.text);
-    if (root == NULL)
-        return MOERT_FAIL(ERROR_FORMAT, "%s: line %d: %s", path, error.line, error.text);
+    MOERT_TRY(moert_json_read(path, "it", LIMIT_BYTES, &root));
     moert_status status = read_fields(path, root, machine);
     json_decref(root);
     return status;
@@ -125,10 +124,11 @@ moert_status bench_machine_write(const bench_machine *m, const char *path) {
                                                "n", (json_int_t)r->n, "k", (json_int_t)r->k, "rows",
                                                r->rows, "gflops", r->gflops));
     }
-    const int failed = json_object_set_new(root, "gemm", rates) != 0 ||
-                       json_dump_file(root, path, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) != 0;
+    json_object_set_new(root, "gemm", rates);
+    const moert_status status =
+        moert_json_write(path, root, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
     json_decref(root);
-    return failed ? MOERT_FAIL(ERROR_IO, "cannot write %s", path) : MOERT_OK;
+    return status;
 }
 
 void bench_machine_free(bench_machine *machine) {

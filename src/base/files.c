@@ -1,7 +1,72 @@
-/* Helpers for open files. */
+/* Helpers for files and directories. */
 #include "base/files.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+static moert_status refuse(const char *path, mode_t mode) {
+    return MOERT_FAIL(ERROR_IO, "%s: is a %s; only regular files are used here", path,
+                      S_ISDIR(mode)    ? "directory"
+                      : S_ISFIFO(mode) ? "pipe"
+                      : S_ISSOCK(mode) ? "socket"
+                                       : "device");
+}
+
+moert_status moert_file_open(const char *path, int *file, size_t *bytes) {
+    struct stat info;
+    /* without O_NONBLOCK, open() of a pipe would wait for a writer */
+    const int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (opened < 0 || fstat(opened, &info) != 0) {
+        const int reason = errno;
+        moert_close_files((int[]){opened}, 1);
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be opened: %s (is the path right?)", path,
+                          strerror(reason));
+    }
+    if (!S_ISREG(info.st_mode)) {
+        close(opened);
+        return refuse(path, info.st_mode);
+    }
+    *file = opened;
+    *bytes = (size_t)info.st_size;
+    return MOERT_OK;
+}
+
+static moert_status append(const char *path, int file, const char *text) {
+    struct stat info;
+    const ssize_t bytes = (ssize_t)strlen(text);
+    if (file < 0 && errno == ENXIO) /* a pipe without a reader */
+        return refuse(path, S_IFIFO);
+    if (file < 0 || fstat(file, &info) != 0)
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be opened to append: %s (may you write there?)",
+                          path, strerror(errno));
+    if (!S_ISREG(info.st_mode))
+        return refuse(path, info.st_mode);
+    const ssize_t written = write(file, text, (size_t)bytes);
+    if (written == bytes)
+        return MOERT_OK;
+    const int reason = written < 0 ? errno : ENOSPC;
+    const off_t end = lseek(file, 0, SEEK_CUR);
+    if (written > 0 && fstat(file, &info) == 0 && info.st_size == end &&
+        ftruncate(file, end - written) != 0)
+        return MOERT_FAIL(ERROR_IO, "%s: ends in a part of a line: %s", path, strerror(errno));
+    return MOERT_FAIL(ERROR_IO, "%s: %zd bytes cannot be appended: %s (is the disk full?)", path,
+                      bytes, strerror(reason));
+}
+
+moert_status moert_file_append(const char *path, const char *text) {
+    /* without O_NONBLOCK, open() of a pipe would wait for a reader */
+    const int file =
+        open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+    moert_status status = append(path, file, text);
+    if (file >= 0 && close(file) != 0 && status == MOERT_OK)
+        status = MOERT_FAIL(ERROR_IO, "%s: cannot be closed: %s (is the disk full?)", path,
+                            strerror(errno));
+    return status;
+}
 
 void moert_close_files(int *files, size_t count) {
     for (size_t i = 0; i < count; i++) {
@@ -9,4 +74,34 @@ void moert_close_files(int *files, size_t count) {
             close(files[i]);
         files[i] = -1;
     }
+}
+
+static moert_status make_directory(const char *path) {
+    struct stat info;
+    if (mkdir(path, 0777) == 0)
+        return MOERT_OK;
+    const int reason = errno;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_IO,
+                      "%s: the directory cannot be created: %s (is there room, and may you write "
+                      "there?)",
+                      path, strerror(reason));
+}
+
+moert_status moert_make_directories(const char *path) {
+    moert_status status = MOERT_OK;
+    char *copy = strdup(path);
+    if (copy == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its path", path);
+    for (char *at = copy; *at != '\0' && status == MOERT_OK; at++)
+        if (*at == '/' && at != copy) {
+            *at = '\0';
+            status = make_directory(copy);
+            *at = '/';
+        }
+    if (status == MOERT_OK)
+        status = make_directory(copy);
+    free(copy);
+    return status;
 }

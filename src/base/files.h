@@ -1,7 +1,23 @@
-/* Helpers for open files. */
+/* Helpers for files and directories. */
 #pragma once
 
 #include <stddef.h>
 
+#include "base/error.h"
+
+/*
+ * Opens an existing regular file to read; *bytes = its size. Refuses everything else at once: a
+ * pipe would wait for a writer, and a device may have no end. The caller closes *file. ERROR_IO.
+ */
+moert_status moert_file_open(const char *path, int *file, size_t *bytes);
+
+/* Appends a text to a file, which is created if it is absent. It makes one system call, so that
+ * lines of several processes do not mix. Takes back a text that does not fit. ERROR_IO, also if it
+ * is no regular file. */
+moert_status moert_file_append(const char *path, const char *text);
+
 /* Closes each file that is not -1, and sets it to -1. */
 void moert_close_files(int *files, size_t count);
+
+/* Creates a directory and its missing parents; they may exist. Errors: ERROR_IO, ERROR_MEMORY. */
+moert_status moert_make_directories(const char *path);

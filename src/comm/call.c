@@ -1,5 +1,6 @@
 /* Code around every MPI call: it reports waits to the watchdog, the profile and comm/arrivals.h,
  * and records failures. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -7,15 +8,32 @@
 
 moert_arrivals_state moert_arrivals;
 
+/* The message of the first failed call of MPI, or "". */
+char moert_comm_failure[512];
+
+moert_status moert_comm_check(void) {
+    if (moert_comm_failure[0] == '\0')
+        return MOERT_OK;
+    moert_error_set(moert_comm_failure);
+    return MOERT_ERROR_COMM;
+}
+
+static moert_status keep(moert_status status) {
+    if (moert_comm_failure[0] == '\0')
+        snprintf(moert_comm_failure, sizeof moert_comm_failure, "%s", moert_last_error());
+    return status;
+}
+
 moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
                             const char *function, int line) {
-    char text[MPI_MAX_ERROR_STRING] = "";
-    int length = 0;
-    MPI_Error_string(code, text, &length);
+    char text[MPI_MAX_ERROR_STRING] = "MPI cannot be initialized";
+    int length = 0, ready = 0;
+    if (MPI_Initialized(&ready) == MPI_SUCCESS && ready) /* else MPI_Error_string would abort */
+        MPI_Error_string(code, text, &length);
     if (comm == NULL || comm->size == 1)
-        return moert_error_record(MOERT_ERROR_COMM, function, line, "%.100s: %s", call, text);
-    return moert_error_record(MOERT_ERROR_COMM, function, line, "%.100s: %s (rank %zu of %zu)",
-                              call, text, comm->rank, comm->size);
+        return keep(moert_error_record(MOERT_ERROR_COMM, function, line, "%.100s: %s", call, text));
+    return keep(moert_error_record(MOERT_ERROR_COMM, function, line, "%.100s: %s (rank %zu of %zu)",
+                                   call, text, comm->rank, comm->size));
 }
 
 static int64_t now(void) {

@@ -24,6 +24,9 @@ moert_status moert_comm_init(int *count, char ***arguments) {
         MOERT_MPI_WAIT(NULL, MPI_Init_thread(count, arguments, MPI_THREAD_FUNNELED, &level));
         initialized_here = true;
         moert_timer_place("in a collective call for a rank that is stopped, late or gone");
+        /* errors of calls without a communicator, such as MPI_Type_commit, go to either of these */
+        MOERT_MPI(NULL, MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+        MOERT_MPI(NULL, MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN));
     }
     if (level < MPI_THREAD_FUNNELED)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "this MPI does not allow threads (level %d)", level);
@@ -65,9 +68,12 @@ static moert_status allocate(moert_comm *comm) {
     return MOERT_NEW_ARRAY(&comm->receive_start, comm->size);
 }
 
+/* MPI_Comm_free may wait for the other ranks. */
 static void release(moert_comm *comm) {
     MOERT_FREE(comm->arrivals, comm->receive_start, comm->send_start, comm->displacements,
                comm->counts, comm->peers);
+    if (moert_comm_failure[0] != '\0')
+        return;
     if (comm->node != MPI_COMM_NULL)
         MPI_Comm_free(&comm->node);
     MPI_Comm_free(&comm->handle);
@@ -108,20 +114,27 @@ static moert_status discover(moert_comm *comm) {
     return MOERT_OK;
 }
 
+/* Fills in what this rank knows of its communicator without the other ranks. */
+static moert_status describe(moert_comm *draft, const moert_comm *parent) {
+    int rank, size;
+    MOERT_MPI(parent, MPI_Comm_set_errhandler(draft->handle, MPI_ERRORS_RETURN));
+    MOERT_MPI(parent, MPI_Comm_rank(draft->handle, &rank));
+    MOERT_MPI(parent, MPI_Comm_size(draft->handle, &size));
+    draft->rank = (size_t)rank;
+    draft->size = (size_t)size;
+    draft->whole = parent == NULL || (parent->whole && parent->size == draft->size);
+    draft->self.origin = parent == NULL ? draft->rank : parent->self.origin;
+    gethostname(draft->self.host, sizeof draft->self.host - 1);
+    return MOERT_OK;
+}
+
 /* Creates a communicator from `handle` and takes ownership of it. */
 static moert_status adopt(MPI_Comm handle, const moert_comm *parent, moert_comm **out) {
     moert_comm draft = {.handle = handle, .node = MPI_COMM_NULL};
     moert_comm *comm = NULL;
-    int rank, size;
-    MPI_Comm_rank(handle, &rank);
-    MPI_Comm_size(handle, &size);
-    draft.rank = (size_t)rank;
-    draft.size = (size_t)size;
-    draft.whole = parent == NULL || (parent->whole && parent->size == draft.size);
-    draft.self.origin = parent == NULL ? draft.rank : parent->self.origin;
-    gethostname(draft.self.host, sizeof draft.self.host - 1);
-
-    moert_status status = MOERT_NEW(&comm);
+    moert_status status;
+    MOERT_TRY_OR(undo, describe(&draft, parent));
+    status = MOERT_NEW(&comm);
     if (status == MOERT_OK)
         status = allocate(&draft);
     MOERT_TRY_OR(undo, moert_comm_agree(&draft, status));
@@ -138,14 +151,13 @@ undo:
 
 moert_status moert_comm_create(const void *parent, moert_comm **comm) {
     int ready = 0;
-    MPI_Initialized(&ready);
+    MOERT_MPI(NULL, MPI_Initialized(&ready));
     if (parent == NULL || !ready)
         return MOERT_FAIL(ERROR_USAGE, "%s",
                           ready ? "no communicator was given" : "MPI is not initialized");
     MPI_Comm given, handle;
     memcpy(&given, parent, sizeof given);
     MOERT_MPI_WAIT(NULL, MPI_Comm_dup(given, &handle));
-    MPI_Comm_set_errhandler(handle, MPI_ERRORS_RETURN);
     return adopt(handle, NULL, comm);
 }
 
@@ -154,7 +166,6 @@ moert_status moert_comm_split(moert_comm *comm, size_t color, moert_comm **part)
     int number = 0;
     MOERT_TRY(moert_comm_agree(comm, moert_to_int(color, "the colour of a split", &number)));
     MOERT_MPI_WAIT(comm, MPI_Comm_split(comm->handle, number, (int)comm->rank, &handle));
-    MPI_Comm_set_errhandler(handle, MPI_ERRORS_RETURN);
     moert_comm *made = NULL;
     const moert_status status = moert_comm_agree(comm, adopt(handle, comm, &made));
     if (status == MOERT_OK)

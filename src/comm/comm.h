@@ -3,7 +3,8 @@
  *
  * Every rank of the communicator must call all functions marked Collective, in the same order. The
  * watchdog sees the waits inside these functions (base/phase.h). Sizes are size_t and may exceed
- * INT_MAX.
+ * INT_MAX. After a failed call of MPI, all later collective calls of the process return ERROR_COMM
+ * at once, with the message of that call, since they might wait for ever.
  */
 #pragma once
 
@@ -16,8 +17,10 @@
 
 typedef struct moert_comm moert_comm;
 
-/* For programs: calls MPI_Init_thread(FUNNELED) unless MPI is initialized. moert_comm_world() then
- * returns &MPI_COMM_WORLD. Also starts the timer of comm/watchdog/timer.h. */
+/* For programs: calls MPI_Init_thread(FUNNELED) unless MPI is initialized, and lets MPI's calls
+ * return errors. moert_comm_world() then returns &MPI_COMM_WORLD. Also starts the timer of
+ * comm/watchdog/timer.h. Errors: ERROR_COMM, ERROR_UNSUPPORTED (this MPI does not allow threads),
+ * ERROR_MEMORY (no thread). */
 moert_status moert_comm_init(int *count, char ***arguments);
 /* Calls MPI_Finalize if moert_comm_init has initialized MPI. The process must then end within
  * MOERT_TIMEOUT_S; otherwise the timer ends it. */

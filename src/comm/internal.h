@@ -75,24 +75,37 @@ void moert_memory_unmap(void *memory, size_t bytes);
 /* The directory with the open files of processes: /proc. Tests change it. */
 extern const char *moert_memory_processes;
 
-/* Records a failed MPI call: its source text, MPI's message and the rank. `comm` may be NULL. */
+/* Records a failed MPI call: its source text or name, MPI's message and the rank. `comm` may be
+ * NULL. */
 moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
                             const char *function, int line);
 
-/* MOERT_MPI(comm, MPI_Call(...)): passes a failure of MPI up as ERROR_COMM. */
-#define MOERT_MPI(comm, call)                                                                      \
+/*
+ * After a failed call of MPI this rank is out of step with the others: it would wait for them in
+ * one call, and they for it in another. So from then on all calls of this process that wait for
+ * other ranks fail at once. moert_comm_check returns ERROR_COMM and the message of the failed call,
+ * or MOERT_OK. Tests clear the message.
+ */
+moert_status moert_comm_check(void);
+extern char moert_comm_failure[512];
+
+/* Passes a failure of MPI up as ERROR_COMM. `code` is the result of a call with this text. */
+#define MOERT_MPI_CODE(comm, code, text)                                                           \
     do {                                                                                           \
-        int mpi_code_ = (call);                                                                    \
+        int mpi_code_ = (code);                                                                    \
         if (mpi_code_ != MPI_SUCCESS)                                                              \
-            return moert_mpi_fail((comm), mpi_code_, #call, __func__, __LINE__);                   \
+            return moert_mpi_fail((comm), mpi_code_, (text), __func__, __LINE__);                  \
     } while (0)
+
+/* MOERT_MPI(comm, MPI_Call(...)): makes the call and passes its failure up. */
+#define MOERT_MPI(comm, call) MOERT_MPI_CODE(comm, call, #call)
 
 /* Like MOERT_MPI, for a call that waits for other ranks; the watchdog sees this wait. */
 #define MOERT_MPI_WAIT(comm, call)                                                                 \
     do {                                                                                           \
+        MOERT_TRY(moert_comm_check());                                                             \
         moert_comm_wait_begin(comm);                                                               \
         int mpi_waited_ = (call);                                                                  \
         moert_comm_wait_end(comm);                                                                 \
-        if (mpi_waited_ != MPI_SUCCESS)                                                            \
-            return moert_mpi_fail((comm), mpi_waited_, #call, __func__, __LINE__);                 \
+        MOERT_MPI_CODE(comm, mpi_waited_, #call);                                                  \
     } while (0)

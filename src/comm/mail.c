@@ -69,11 +69,14 @@ static moert_status describe(const moert_mail *mail, const moert_mail_rows *rows
     MOERT_MPI(mail->comm, MPI_Type_contiguous(row_bytes, MPI_BYTE, &bytes));
     int code = MPI_Type_create_resized(bytes, 0, (MPI_Aint)rows->stride_bytes, &row);
     MPI_Type_free(&bytes);
-    MOERT_MPI(mail->comm, code);
+    MOERT_MPI_CODE(mail->comm, code, "MPI_Type_create_resized");
     code = MPI_Type_indexed(runs, mail->lengths, mail->offsets, row, type);
     MPI_Type_free(&row);
-    MOERT_MPI(mail->comm, code);
-    MOERT_MPI(mail->comm, MPI_Type_commit(type));
+    MOERT_MPI_CODE(mail->comm, code, "MPI_Type_indexed");
+    code = MPI_Type_commit(type);
+    if (code != MPI_SUCCESS)
+        MPI_Type_free(type);
+    MOERT_MPI_CODE(mail->comm, code, "MPI_Type_commit");
     return MOERT_OK;
 }
 
@@ -96,7 +99,7 @@ static moert_status post_piece(moert_mail *mail, moert_mail_address to, const mo
                          : MPI_Irecv(data, count, type, peer, to.tag, mail->comm->handle, request);
     if (!together)
         MPI_Type_free(&type);
-    MOERT_MPI(mail->comm, code);
+    MOERT_MPI_CODE(mail->comm, code, to.send ? "MPI_Isend" : "MPI_Irecv");
     mail->part[mail->count++] = to.part;
     mail->left[to.part]++;
     return MOERT_OK;
@@ -180,6 +183,7 @@ moert_status moert_mail_progress(moert_mail *mail, bool wait) {
     size_t kept = 0;
     if (mail->count == 0)
         return MOERT_OK;
+    MOERT_TRY(moert_comm_check());
     MOERT_TRY(moert_to_int(mail->count, "messages in flight", &count));
     if (wait)
         MOERT_MPI(mail->comm,

@@ -107,9 +107,11 @@ static moert_status open_first(const ticket *first, size_t bytes, void **memory)
 moert_status moert_memory_map(const moert_comm *comm, MPI_Comm handle, size_t bytes,
                               void **memory) {
     ticket first = {.file = -1};
+    const char *call = "MPI_Bcast";
     int rank;
     *memory = NULL;
-    MPI_Comm_rank(handle, &rank);
+    MOERT_TRY(moert_comm_check());
+    MOERT_MPI(comm, MPI_Comm_rank(handle, &rank));
     moert_status status = rank == 0 ? make(bytes, &first, memory) : MOERT_OK;
     int own = first.file;
     if (status != MOERT_OK)
@@ -118,16 +120,18 @@ moert_status moert_memory_map(const moert_comm *comm, MPI_Comm handle, size_t by
     int code = MPI_Bcast(&first, sizeof first, MPI_BYTE, 0, handle);
     if (code == MPI_SUCCESS && rank != 0)
         status = open_first(&first, bytes, memory);
-    if (code == MPI_SUCCESS)
+    if (code == MPI_SUCCESS) {
+        call = "MPI_Barrier";
         code = MPI_Barrier(handle);
+    }
     moert_phase_wait_end();
     if (own >= 0)
         close(own);
     if (code != MPI_SUCCESS) {
         moert_memory_unmap(*memory, bytes);
         *memory = NULL;
-        return moert_mpi_fail(comm, code, "MPI_Bcast or MPI_Barrier", __func__, __LINE__);
     }
+    MOERT_MPI_CODE(comm, code, call);
     return status;
 }
 

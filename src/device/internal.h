@@ -77,6 +77,9 @@ void moert_shared_work_release(moert_device *device);
 
 /* Symbolic name of an OpenCL error code. */
 const char *moert_cl_error_name(cl_int code);
+/* The status of an OpenCL error: ERROR_MEMORY if host or device memory has run out, else
+ * ERROR_DEVICE. */
+moert_status moert_cl_status(cl_int code);
 /* Name of a device for messages; "not open" for NULL. */
 const char *moert_cl_device_name(const moert_device *device);
 
@@ -89,8 +92,11 @@ const char *moert_cl_device_name(const moert_device *device);
             return MOERT_CL_FAIL(device, cl_code_, #call);                                         \
     } while (0)
 #define MOERT_CL_FAIL(device, code, call)                                                          \
-    MOERT_FAIL(ERROR_DEVICE, "%.60s: %s (device %s)", (call), moert_cl_error_name(code),           \
-               moert_cl_device_name(device))
+    MOERT_CL_RECORD(code, "%.60s: %s (device %s)", (call), moert_cl_error_name(code),              \
+                    moert_cl_device_name(device))
+/* Like MOERT_FAIL, with the status of an OpenCL error. */
+#define MOERT_CL_RECORD(code, ...)                                                                 \
+    moert_error_record(moert_cl_status(code), __func__, __LINE__, __VA_ARGS__)
 
 /* *handle = a new kernel handle that the recording owns. A driver may read arguments as late as at
  * replay, so recorded launches must not share a handle. moert_recording_add records a launch with

@@ -15,6 +15,8 @@ static moert_status set_argument(const moert_kernel *kernel, cl_kernel handle, c
                                                                         : &argument->value;
     const cl_int code =
         clSetKernelArg(handle, index, is_buffer ? sizeof memory : argument->bytes, value);
+    if (moert_cl_status(code) == MOERT_ERROR_MEMORY)
+        return MOERT_FAIL(ERROR_MEMORY, "no room for the arguments of kernel %s", kernel->name);
     if (code != CL_SUCCESS)
         return MOERT_FAIL(ERROR_INTERNAL, "argument %u of kernel %s (%zu bytes): %s", index,
                           kernel->name, argument->bytes, moert_cl_error_name(code));

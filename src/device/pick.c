@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #if defined(__x86_64__)
@@ -114,6 +115,26 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
     return MOERT_OK;
 }
 
+/* Without memory the OpenCL loader cannot load a driver, and says that there is none. */
+static moert_status check_memory(cl_int code) {
+    enum { DRIVER_BYTES = 256 << 20 }; /* about what PoCL's libraries map */
+    void *probe = mmap(NULL, DRIVER_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (probe != MAP_FAILED)
+        munmap(probe, DRIVER_BYTES);
+    if (probe != MAP_FAILED && moert_cl_status(code) != MOERT_ERROR_MEMORY)
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_MEMORY, "no memory to load an OpenCL driver (%s; is ulimit -v set?)",
+                      moert_cl_error_name(code));
+}
+
+static moert_status no_platform(cl_int code) {
+    MOERT_TRY(check_memory(code));
+    return MOERT_FAIL(ERROR_DEVICE,
+                      "no OpenCL platform found (%s); install one, such as the package "
+                      "pocl-opencl-icd, or check OCL_ICD_VENDORS",
+                      moert_cl_error_name(code));
+}
+
 static moert_status find_all(device_table *table) {
     cl_platform_id platforms[MAX_PLATFORMS];
     cl_uint platform_count = 0;
@@ -121,26 +142,27 @@ static moert_status find_all(device_table *table) {
     moert_cache_set_pocl_directory();
     cl_int code = clGetPlatformIDs(MAX_PLATFORMS, platforms, &platform_count);
     if (code != CL_SUCCESS || platform_count == 0)
-        return MOERT_FAIL(ERROR_DEVICE,
-                          "no OpenCL platform found (%s); install one, such as the package "
-                          "pocl-opencl-icd, or check OCL_ICD_VENDORS",
-                          moert_cl_error_name(code));
+        return no_platform(code);
     for (cl_uint p = 0; p < platform_count && p < MAX_PLATFORMS; p++) {
         cl_device_id ids[MAX_DEVICES];
         cl_uint count = 0;
-        if (clGetDeviceIDs(platforms[p], CL_DEVICE_TYPE_ALL, MAX_DEVICES, ids, &count) !=
-            CL_SUCCESS)
+        const cl_int failed =
+            clGetDeviceIDs(platforms[p], CL_DEVICE_TYPE_ALL, MAX_DEVICES, ids, &count);
+        if (failed != CL_SUCCESS) { /* other platforms may have devices */
+            code = failed;
             continue;
+        }
         for (cl_uint d = 0; d < count && table->count < MAX_DEVICES; d++) {
             MOERT_TRY(moert_device_query(platforms[p], (int)p, ids[d], (int)d,
                                          &table->info[table->count]));
             table->id[table->count++] = ids[d];
         }
     }
-    if (table->count == 0)
-        return MOERT_FAIL(ERROR_DEVICE, "%u OpenCL platforms, but none has a device",
-                          platform_count);
-    return MOERT_OK;
+    if (table->count > 0)
+        return MOERT_OK;
+    MOERT_TRY(check_memory(code));
+    return MOERT_FAIL(ERROR_DEVICE, "%u OpenCL platforms, but none has a device (%s)",
+                      platform_count, moert_cl_error_name(code));
 }
 
 moert_status moert_device_list(moert_device_info **list, size_t *count) {

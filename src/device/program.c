@@ -75,8 +75,8 @@ static moert_status build_failed(const moert_device *device, cl_program program,
         snprintf(log, sizeof log, "%s", whole);
         free(whole);
     }
-    return MOERT_FAIL(ERROR_DEVICE, "program '%s' does not build on %s: %s\n%s", spec,
-                      device->info.name, moert_cl_error_name(code), log);
+    return MOERT_CL_RECORD(code, "program '%s' does not build on %s: %s\n%s", spec,
+                           device->info.name, moert_cl_error_name(code), log);
 }
 
 static moert_status build_source(moert_device *device, const char *spec, const char *source,
@@ -268,9 +268,11 @@ moert_status moert_program_kernel(moert_device *device, const char *spec, const 
     for (int i = 0; i < 3; i++)
         made->items[i] = moert_max(made->items[i], 1); /* 0: the kernel declares no size */
     if (code != CL_SUCCESS || made->name == NULL) {
+        const bool forgotten = code == CL_SUCCESS; /* no memory for the name */
         free_kernel(made);
-        return MOERT_FAIL(ERROR_DEVICE, "kernel %s of '%s': %s", name, spec,
-                          moert_cl_error_name(code));
+        return forgotten ? MOERT_FAIL(ERROR_MEMORY, "no room for the name of kernel %s", name)
+                         : MOERT_CL_RECORD(code, "kernel %s of '%s': %s", name, spec,
+                                           moert_cl_error_name(code));
     }
     /* A kernel that PoCL compiles at its first launch has a cache entry. On the caller's own queue,
      * which may wait for anything, the kernel has no entry, so that no other process waits for this

@@ -3,8 +3,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/config.h"
+#include "base/files.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "device/internal.h"
@@ -13,18 +15,16 @@ extern const char *const moert_embedded_names[];
 extern const char *const moert_embedded_texts[];
 
 static moert_status read_file(const char *path, char **text) {
-    FILE *file = fopen(path, "rb");
-    if (file == NULL)
-        return MOERT_FAIL(ERROR_IO, "cannot read the kernel file %s (MOERT_KERNEL_DIR)", path);
-    fseek(file, 0, SEEK_END);
-    long bytes = ftell(file);
-    rewind(file);
-    moert_status status = moert_alloc(text, (size_t)(bytes > 0 ? bytes : 0) + 1, 1);
-    if (status == MOERT_OK && bytes > 0 && fread(*text, 1, (size_t)bytes, file) != (size_t)bytes) {
+    size_t bytes;
+    int file;
+    if (moert_file_open(path, &file, &bytes) != MOERT_OK)
+        return MOERT_FAIL(ERROR_IO, "MOERT_KERNEL_DIR: %s", moert_last_error());
+    moert_status status = moert_alloc(text, bytes + 1, 1);
+    if (status == MOERT_OK && read(file, *text, bytes) != (ssize_t)bytes) {
         free(*text);
-        status = MOERT_FAIL(ERROR_IO, "cannot read all of %s", path);
+        status = MOERT_FAIL(ERROR_IO, "%s: cannot be read as a whole", path);
     }
-    fclose(file);
+    close(file);
     return status;
 }
 

@@ -45,6 +45,12 @@ const char *moert_cl_error_name(cl_int code) {
     }
 }
 
+moert_status moert_cl_status(cl_int code) {
+    return code == CL_OUT_OF_HOST_MEMORY || code == CL_MEM_OBJECT_ALLOCATION_FAILURE
+               ? MOERT_ERROR_MEMORY
+               : MOERT_ERROR_DEVICE;
+}
+
 const char *moert_cl_device_name(const moert_device *device) {
     return device != NULL ? device->info.name : "not open";
 }

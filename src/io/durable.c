@@ -11,40 +11,45 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/files.h"
 #include "base/memory.h"
 #include "base/text.h"
 
 /* The two usual reasons why a write fails, for messages. */
 static const char room_hint[] = "is there room, and may you write there?";
 
-moert_status moert_read_text(const char *path, size_t limit_bytes, char **text) {
-    moert_status status = MOERT_OK;
-    FILE *file = fopen(path, "re");
-    char *content = NULL;
-    struct stat info;
-    if (file == NULL)
-        return MOERT_FAIL(ERROR_IO, "%s: cannot be opened: %s (is the path right?)", path,
-                          strerror(errno));
-    if (fstat(fileno(file), &info) != 0 || S_ISDIR(info.st_mode)) {
-        status = MOERT_FAIL(ERROR_IO, "%s: is not a file that can be read", path);
-        goto close_file;
-    }
-    if (info.st_size < 0 || (size_t)info.st_size > limit_bytes) {
-        status = MOERT_FAIL(ERROR_FORMAT, "%s: has %lld bytes, above the limit %zu", path,
-                            (long long)info.st_size, limit_bytes);
-        goto close_file;
-    }
-    size_t bytes = (size_t)info.st_size;
-    MOERT_TRY_OR(close_file, moert_alloc(&content, bytes + 1, 1));
-    bytes = fread(content, 1, bytes, file);
-    if (ferror(file))
-        status = MOERT_FAIL(ERROR_IO, "%s: cannot be read: %s (is the disk intact?)", path,
-                            strerror(errno));
-    else if (memchr(content, '\0', bytes) != NULL)
-        status =
-            MOERT_FAIL(ERROR_FORMAT, "%s: is not text: byte %zu is NUL", path, strlen(content));
-close_file:
+/* Reads `bytes` of an open file, and closes it. */
+static moert_status read_content(const char *path, FILE *file, char *content, size_t bytes) {
+    const size_t read = fread(content, 1, bytes, file);
+    const bool failed = ferror(file) != 0;
+    const int reason = errno;
     fclose(file);
+    if (failed)
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be read: %s (is the disk intact?)", path,
+                          strerror(reason));
+    if (memchr(content, '\0', read) != NULL)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: is not text: byte %zu is NUL", path, strlen(content));
+    return MOERT_OK;
+}
+
+moert_status moert_read_text(const char *path, size_t limit_bytes, char **text) {
+    char *content = NULL;
+    size_t bytes;
+    int handle;
+    MOERT_TRY(moert_file_open(path, &handle, &bytes));
+    moert_status status = MOERT_OK;
+    FILE *file = NULL;
+    if (bytes > limit_bytes)
+        status = MOERT_FAIL(ERROR_FORMAT, "%s: has %zu bytes, above the limit %zu", path, bytes,
+                            limit_bytes);
+    else
+        status = moert_alloc(&content, bytes + 1, 1);
+    if (status == MOERT_OK && (file = fdopen(handle, "r")) == NULL)
+        status = MOERT_FAIL(ERROR_MEMORY, "%s: no memory to read it", path);
+    if (status == MOERT_OK)
+        status = read_content(path, file, content, bytes);
+    else
+        close(handle);
     if (status != MOERT_OK)
         free(content);
     else
@@ -95,28 +100,6 @@ static moert_status rename_path(const char *from, const char *to) {
     return MOERT_OK;
 }
 
-/* Creates `path` with this text and flushes it. */
-static moert_status write_flushed(const char *path, const char *text) {
-    size_t bytes = strlen(text);
-    FILE *file = fopen(path, "we");
-    if (file == NULL)
-        return MOERT_FAIL(ERROR_IO, "%s: cannot be created: %s (%s)", path, strerror(errno),
-                          room_hint);
-    bool written =
-        fwrite(text, 1, bytes, file) == bytes && fflush(file) == 0 && fsync(fileno(file)) == 0;
-    int reason = errno;
-    if (fclose(file) != 0 && written) {
-        written = false;
-        reason = errno;
-    }
-    if (!written) {
-        unlink(path);
-        return MOERT_FAIL(ERROR_IO, "%s: %zu bytes cannot be written: %s (%s)", path, bytes,
-                          strerror(reason), room_hint);
-    }
-    return MOERT_OK;
-}
-
 moert_status moert_durable_check(const char *path) {
     struct stat info; /* if `path` is a directory, rename reports the error */
     if (lstat(path, &info) != 0 || S_ISREG(info.st_mode) || S_ISDIR(info.st_mode))
@@ -133,6 +116,19 @@ moert_status moert_durable_settle(const char *temporary, const char *path, moert
         return flush_parent(path);
     unlink(temporary);
     return status;
+}
+
+moert_status moert_durable_finish(FILE *file, const char *temporary, const char *path) {
+    bool written = !ferror(file) && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    int reason = errno;
+    if (fclose(file) != 0 && written) {
+        written = false;
+        reason = errno;
+    }
+    const moert_status status = written ? MOERT_OK
+                                        : MOERT_FAIL(ERROR_IO, "%s: cannot be written: %s (%s)",
+                                                     temporary, strerror(reason), room_hint);
+    return moert_durable_settle(temporary, path, status);
 }
 
 static moert_status write_through(const char *path, const char *text) {
@@ -153,9 +149,14 @@ moert_status moert_durable_write(const char *path, const char *text) {
     char *temporary = moert_text_format("%s.tmp", path);
     if (temporary == NULL)
         return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its path", path);
-    MOERT_TRY_OR(free_path, write_flushed(temporary, text));
-    status = moert_durable_settle(temporary, path, MOERT_OK);
-free_path:
+    FILE *file = fopen(temporary, "we");
+    if (file != NULL) {
+        fputs(text, file);
+        status = moert_durable_finish(file, temporary, path);
+    } else {
+        status = MOERT_FAIL(ERROR_IO, "%s: cannot be created: %s (%s)", temporary, strerror(errno),
+                            room_hint);
+    }
     free(temporary);
     return status;
 }
@@ -230,32 +231,5 @@ moert_status moert_remove_in(const char *directory, const char *name) {
     MOERT_TRY(moert_text_path(&path, "%s/%s", directory, name));
     const moert_status status = moert_remove_tree(path);
     free(path);
-    return status;
-}
-
-static moert_status make_directory(const char *path) {
-    struct stat info;
-    if (mkdir(path, 0777) == 0)
-        return MOERT_OK;
-    int reason = errno;
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
-        return MOERT_OK;
-    return MOERT_FAIL(ERROR_IO, "%s: the directory cannot be created: %s (%s)", path,
-                      strerror(reason), room_hint);
-}
-
-moert_status moert_make_directories(const char *path) {
-    moert_status status = MOERT_OK;
-    char *copy;
-    MOERT_TRY(trimmed(path, &copy));
-    char *slash = copy[0] != '\0' ? strchr(copy + 1, '/') : NULL;
-    for (; slash != NULL; slash = strchr(slash + 1, '/')) {
-        *slash = '\0';
-        MOERT_TRY_OR(free_copy, make_directory(copy));
-        *slash = '/';
-    }
-    MOERT_TRY_OR(free_copy, make_directory(copy));
-free_copy:
-    free(copy);
     return status;
 }

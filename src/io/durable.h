@@ -9,11 +9,14 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #include "base/error.h"
+#include "base/files.h"
 
 /* *text = the file's content as a NUL-terminated string, which the caller frees. Errors:
- * ERROR_FORMAT (longer than `limit_bytes`, or a NUL inside), ERROR_IO, ERROR_MEMORY. */
+ * ERROR_FORMAT (longer than `limit_bytes`, or a NUL inside), ERROR_IO (also if it is not a regular
+ * file), ERROR_MEMORY. */
 moert_status moert_read_text(const char *path, size_t limit_bytes, char **text);
 
 /* Replaces the content of `path` by `text`: writes PATH.tmp, flushes it, renames it to path and
@@ -24,7 +27,7 @@ moert_status moert_durable_write(const char *path, const char *text);
 /*
  * Renames the finished directory `temp_dir` to `final_dir` and flushes the parent. Both directories
  * must be on one file system, and the writers must have flushed the files. An existing final_dir is
- * first renamed to FINAL_DIR.old and removed last; After a crash the old directory is complete
+ * first renamed to FINAL_DIR.old and removed last; after a crash the old directory is complete
  * under that name. On failure it gets its original name back. ERROR_IO, also if final_dir is a
  * file.
  */
@@ -40,6 +43,10 @@ moert_status moert_durable_check(const char *path);
  */
 moert_status moert_durable_settle(const char *temporary, const char *path, moert_status status);
 
+/* Flushes and closes a file that was written with a temporary name, then settles it. Returns
+ * ERROR_IO also if an earlier write failed; errno must then still be its reason. */
+moert_status moert_durable_finish(FILE *file, const char *temporary, const char *path);
+
 /* Whether both paths exist and are the same file or directory. */
 bool moert_same_file(const char *one, const char *other);
 
@@ -48,6 +55,3 @@ bool moert_same_file(const char *one, const char *other);
 moert_status moert_remove_tree(const char *path);
 /* Like moert_remove_tree, for DIRECTORY/name. ERROR_IO, ERROR_MEMORY. */
 moert_status moert_remove_in(const char *directory, const char *name);
-
-/* Creates a directory and its missing parents; they may exist. ERROR_IO. */
-moert_status moert_make_directories(const char *path);

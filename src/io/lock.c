@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/files.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/text.h"
@@ -18,8 +19,9 @@
 
 struct moert_lock {
     char *directory, *path;
-    int handle;
-    bool made; /* this process created the directory */
+    int handle; /* of the file `path`, or -1 */
+    bool held;  /* the file is this job's */
+    bool made;  /* this process created the directory */
 };
 
 static moert_status open_file(moert_lock *lock) {
@@ -60,12 +62,13 @@ static moert_status take(moert_lock *lock) {
                 return refuse(lock);
             MOERT_WARN("%s: cannot be locked: %s; nothing keeps another job out", lock->directory,
                        strerror(errno));
+            lock->held = true;
             return MOERT_OK;
         }
-        if (is_current(lock))
+        lock->held = is_current(lock);
+        if (lock->held)
             break;
-        close(lock->handle);
-        lock->handle = -1;
+        moert_close_files(&lock->handle, 1);
     }
     char host[64] = "", holder[128];
     gethostname(host, sizeof host - 1);
@@ -90,17 +93,16 @@ moert_status moert_lock_take(const char *directory, moert_lock **out) {
     *out = lock;
     return MOERT_OK;
 undo:
-    if (lock->handle >= 0)
-        close(lock->handle);
-    MOERT_FREE(lock->path, lock->directory, lock);
+    moert_lock_release(lock);
     return status;
 }
 
 void moert_lock_release(moert_lock *lock) {
     if (lock == NULL)
         return;
-    unlink(lock->path);
-    close(lock->handle);
+    if (lock->held)
+        unlink(lock->path);
+    moert_close_files(&lock->handle, 1);
     if (lock->made)
         rmdir(lock->directory);
     MOERT_FREE(lock->path, lock->directory, lock);

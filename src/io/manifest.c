@@ -3,15 +3,14 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <xxhash.h>
 
+#include "base/files.h"
 #include "base/memory.h"
 #include "base/parallel.h"
 #include "base/phase.h"
@@ -72,19 +71,11 @@ static moert_status create(const char *directory, size_t files, moert_manifest *
 
 /* Adds and opens a file, still without parts. */
 static moert_status add_file(moert_manifest *m, const char *name) {
-    struct stat info;
     listed_file *file = &m->files[m->file_count++];
     *file = (listed_file){.handle = -1, .first_part = m->part_count};
     MOERT_TRY(moert_text_path(&file->name, "%s", name));
     MOERT_TRY(moert_text_path(&file->path, "%s/%s", m->directory, name));
-    file->handle = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file->handle < 0 || fstat(file->handle, &info) != 0)
-        return MOERT_FAIL(ERROR_IO, "%s: cannot be opened: %s (is the directory whole?)",
-                          file->path, strerror(errno));
-    if (!S_ISREG(info.st_mode))
-        return MOERT_FAIL(ERROR_IO, "%s: is not a file that can be read", file->path);
-    file->bytes = (size_t)info.st_size;
-    return MOERT_OK;
+    return moert_file_open(file->path, &file->handle, &file->bytes);
 }
 
 /* Adds a part to the last file. */

@@ -9,13 +9,12 @@
  * (huggingface/safetensors, "Format").
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/files.h"
 #include "base/memory.h"
 #include "io/internal.h"
 
@@ -34,28 +33,16 @@ typedef struct data_part {
 
 static moert_status map_file(const char *path, moert_shard *shard) {
     moert_status status = MOERT_OK;
-    struct stat info;
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0)
-        return MOERT_FAIL(ERROR_IO,
-                          "%s: cannot be opened: %s (is the path right and the download complete?)",
-                          path, strerror(errno));
-    if (fstat(file, &info) != 0) {
-        status = MOERT_FAIL(ERROR_IO, "%s: cannot be examined: %s", path, strerror(errno));
-        goto close_file;
-    }
-    if (!S_ISREG(info.st_mode)) {
-        status = MOERT_FAIL(ERROR_IO,
-                            "%s: is not a regular file, which a .safetensors file must be", path);
-        goto close_file;
-    }
-    if (info.st_size < MOERT_HEADER_PREFIX_BYTES) {
+    size_t bytes;
+    int file;
+    MOERT_TRY(moert_file_open(path, &file, &bytes));
+    if (bytes < MOERT_HEADER_PREFIX_BYTES) {
         status = MOERT_FAIL(ERROR_FORMAT,
-                            "%s: has %lld bytes, less than the %d of a header length (truncated?)",
-                            path, (long long)info.st_size, MOERT_HEADER_PREFIX_BYTES);
+                            "%s: has %zu bytes, less than the %d of a header length (truncated?)",
+                            path, bytes, MOERT_HEADER_PREFIX_BYTES);
         goto close_file;
     }
-    shard->map_bytes = (size_t)info.st_size;
+    shard->map_bytes = bytes;
     shard->map = mmap(NULL, shard->map_bytes, PROT_READ, MAP_SHARED, file, 0);
     if (shard->map == MAP_FAILED) {
         shard->map = NULL;

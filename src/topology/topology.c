@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/log.h"
 #include "base/memory.h"
@@ -43,6 +44,12 @@ static moert_status bad_description(const char *text, int code) {
                       text, strerror(code));
 }
 
+/* Whether a path is no regular file: hwloc would wait for the writer of a pipe. */
+static bool is_special(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 && !S_ISREG(info.st_mode);
+}
+
 static moert_status load(moert_topology *topology, const char *text) {
     bool described = text != NULL && text[0] != '\0';
     if (hwloc_topology_init(&topology->tree) != 0)
@@ -54,9 +61,11 @@ static moert_status load(moert_topology *topology, const char *text) {
     hwloc_topology_set_type_filter(topology->tree, HWLOC_OBJ_PCI_DEVICE,
                                    HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
     if (described) {
-        int code = moert_text_ends_with(text, ".xml")
-                       ? hwloc_topology_set_xml(topology->tree, text)
-                       : hwloc_topology_set_synthetic(topology->tree, text);
+        const bool is_file = moert_text_ends_with(text, ".xml");
+        if (is_file && is_special(text))
+            return bad_description(text, EINVAL);
+        int code = is_file ? hwloc_topology_set_xml(topology->tree, text)
+                           : hwloc_topology_set_synthetic(topology->tree, text);
         if (code != 0)
             return bad_description(text, errno);
     }

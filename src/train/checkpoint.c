@@ -256,13 +256,8 @@ static moert_status parse_state(const char *path, const json_t *root, moert_run_
 }
 
 static moert_status read_state(const char *path, moert_run_state *state) {
-    char *text;
-    json_error_t error;
-    MOERT_TRY(moert_read_text(path, STATE_LIMIT_BYTES, &text));
-    json_t *root = json_loads(text, 0, &error);
-    free(text);
-    if (root == NULL)
-        return MOERT_FAIL(ERROR_FORMAT, "%s: not JSON: %s (line %d)", path, error.text, error.line);
+    json_t *root;
+    MOERT_TRY(moert_json_read(path, "it", STATE_LIMIT_BYTES, &root));
     moert_status status = parse_state(path, root, state);
     json_decref(root);
     return status;

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "io/durable.h"
 
 struct moert_metrics {
     moert_metrics_options options;
@@ -36,63 +37,66 @@ bool moert_metrics_field(const char *line, const char *field, double *value) {
     return true;
 }
 
-/* Copies the complete lines of steps below `start`. */
-static void copy_lines(FILE *from, FILE *to, uint64_t start) {
+/* Copies the complete lines of steps below `start`. Returns false if they cannot all be read. */
+static bool copy_lines(FILE *from, FILE *to, uint64_t start) {
     char *line = NULL;
     size_t capacity = 0;
     ssize_t length;
     while ((length = getline(&line, &capacity, from)) > 0) {
         unsigned long long step;
-        if (line[length - 1] == '\n' && sscanf(line, "{\"step\": %llu,", &step) == 1 &&
-            step < start)
+        if (!ferror(to) && line[length - 1] == '\n' &&
+            sscanf(line, "{\"step\": %llu,", &step) == 1 && step < start)
             fputs(line, to);
     }
     free(line);
+    return feof(from) != 0;
 }
 
-/* Drops a file's lines of steps from `start` on. Writes a second file and renames it, so that no
- * line is lost. */
-static moert_status keep_lines_of(const char *path, uint64_t start) {
-    moert_status status = MOERT_OK;
-    FILE *from = fopen(path, "r");
+/* Drops a file's lines of steps from `start` on. Writes the others to `temporary` and renames it,
+ * so that no line is lost. */
+static moert_status keep_lines(const char *path, const char *temporary, uint64_t start) {
+    FILE *from = fopen(path, "re");
     if (from == NULL)
         return errno == ENOENT ? MOERT_OK
                                : MOERT_FAIL(ERROR_IO, "cannot read %s: %s", path, strerror(errno));
-    char *name = moert_text_format("%s.partial", path);
-    FILE *to = name != NULL ? fopen(name, "w") : NULL;
+    FILE *to = fopen(temporary, "we");
     if (to == NULL) {
-        status = MOERT_FAIL(ERROR_IO, "cannot write %s.partial: %s", path, strerror(errno));
-    } else {
-        copy_lines(from, to, start);
-        bool failed = ferror(from) || ferror(to);
-        if (fclose(to) != 0 || failed || rename(name, path) != 0) {
-            status = MOERT_FAIL(ERROR_IO, "cannot rewrite %s: %s", path, strerror(errno));
-            unlink(name);
-        }
+        const int reason = errno;
+        fclose(from);
+        return MOERT_FAIL(ERROR_IO, "cannot write %s: %s", temporary, strerror(reason));
     }
-    free(name);
+    const bool copied = copy_lines(from, to, start);
     fclose(from);
-    return status;
+    if (copied)
+        return moert_durable_finish(to, temporary, path);
+    fclose(to);
+    return moert_durable_settle(temporary, path,
+                                MOERT_FAIL(ERROR_IO, "cannot read all of %s", path));
 }
 
-/* Drops the lines of a file, or of the target of a link, as keep_lines_of() does. Does nothing for
- * a device or pipe. */
-static moert_status keep_lines(const char *path, uint64_t start) {
+/* Prepares the file, or the target of a link, for the lines from step `start` on, and removes what
+ * an interrupted run has left. Does nothing for a device or pipe. */
+static moert_status prepare_file(const char *path, uint64_t start) {
     struct stat info;
+    char *temporary = NULL;
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
         return MOERT_OK;
     char *file = realpath(path, NULL);
-    const moert_status status = keep_lines_of(file != NULL ? file : path, start);
-    free(file);
+    const char *name = file != NULL ? file : path;
+    moert_status status = moert_text_path(&temporary, "%s.tmp", name);
+    if (status == MOERT_OK && start > 0)
+        status = keep_lines(name, temporary, start);
+    if (status == MOERT_OK)
+        unlink(temporary);
+    MOERT_FREE(temporary, file);
     return status;
 }
 
 static moert_status open_file(moert_metrics *metrics) {
     const char *path = metrics->options.path;
     MOERT_TRY(moert_text_path(&metrics->path, "%s", path));
-    if (metrics->options.start > 0)
-        MOERT_TRY(keep_lines(path, metrics->options.start));
-    metrics->file = fopen(path, metrics->options.start > 0 ? "a" : "w");
+    MOERT_TRY(prepare_file(path, metrics->options.start));
+    metrics->file = fopen(path, metrics->options.start > 0 ? "ae" : "we");
     if (metrics->file == NULL)
         return MOERT_FAIL(ERROR_IO, "cannot write %s: %s", path, strerror(errno));
     return MOERT_OK;

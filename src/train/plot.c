@@ -4,10 +4,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/files.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/text.h"
@@ -68,11 +70,10 @@ static void put_script(FILE *script, FILE *lines, const char *stem) {
     }
 }
 
-/* Runs the script file, whose name has no special characters. If gnuplot fails, warns with the
- * first line of its output. */
-static void run_gnuplot(const char *script_path) {
+/* Runs the script in an open file. If gnuplot fails, warns with the first line of its output. */
+static void run_gnuplot(int script) {
     char command[128], output[200] = "", line[200];
-    snprintf(command, sizeof command, "gnuplot %s 2>&1", script_path);
+    snprintf(command, sizeof command, "gnuplot /proc/self/fd/%d 2>&1", script);
     FILE *pipe = popen(command, "r");
     if (pipe == NULL) {
         MOERT_WARN("no plots: cannot run gnuplot: %s", strerror(errno));
@@ -100,6 +101,18 @@ static bool is_whole(const char *path) {
     return strstr(last, end) != NULL;
 }
 
+static const char *const kinds[] = {"loss", "load"};
+
+/* Removes what an interrupted run has left. */
+static void remove_drawings(const char *stem) {
+    for (size_t i = 0; i < MOERT_COUNT(kinds); i++) {
+        char *drawing = moert_text_format(DRAWING, stem, kinds[i]);
+        if (drawing != NULL)
+            unlink(drawing);
+        free(drawing);
+    }
+}
+
 /* Renames a finished drawing. Checks it first, since gnuplot does not report a full disk. */
 static void settle_plot(const char *stem, const char *kind) {
     char *drawing = moert_text_format(DRAWING, stem, kind),
@@ -114,35 +127,45 @@ static void settle_plot(const char *stem, const char *kind) {
     MOERT_FREE(drawing, drawn);
 }
 
-moert_status moert_metrics_plot(const char *path) {
-    char script_path[] = "/tmp/moert-plot-XXXXXX";
-    moert_status status = MOERT_OK;
-    struct stat info;
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
-        return MOERT_OK; /* a device or pipe cannot be read again */
-    FILE *lines = fopen(path, "r");
-    if (lines == NULL)
-        return MOERT_FAIL(ERROR_IO, "cannot read %s: %s", path, strerror(errno));
-    size_t ending = moert_text_ends_with(path, ".jsonl") ? strlen(".jsonl") : 0;
-    char *stem = moert_text_format("%.*s", (int)(strlen(path) - ending), path);
-    int descriptor = mkstemp(script_path);
+/* Draws the plots from the file `lines`. The script is in memory, so that a killed run leaves no
+ * file. */
+static void draw(FILE *lines, const char *stem) {
+    int descriptor = memfd_create("moert-plot", 0); /* gnuplot inherits it */
     FILE *script = descriptor >= 0 ? fdopen(descriptor, "w") : NULL;
-    if (stem == NULL) {
-        status = MOERT_FAIL(ERROR_MEMORY, "no room for a path");
-    } else if (script == NULL) {
-        MOERT_WARN("no plots: cannot write %s: %s", script_path, strerror(errno));
-    } else {
+    bool written = script != NULL;
+    if (written) {
         put_script(script, lines, stem);
-        fflush(script);
-        run_gnuplot(script_path);
-        settle_plot(stem, "loss");
-        settle_plot(stem, "load");
+        written = fflush(script) == 0 && !ferror(script);
+    }
+    if (written) {
+        run_gnuplot(descriptor);
+        for (size_t i = 0; i < MOERT_COUNT(kinds); i++)
+            settle_plot(stem, kinds[i]);
+    } else {
+        MOERT_WARN("no plots: no room for a script for gnuplot: %s", strerror(errno));
     }
     if (script != NULL)
         fclose(script);
-    if (descriptor >= 0)
-        unlink(script_path);
+    else
+        moert_close_files(&descriptor, 1);
+}
+
+moert_status moert_metrics_plot(const char *path) {
+    struct stat info;
+    char *stem;
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+        return MOERT_OK; /* a device or pipe cannot be read again */
+    const size_t ending = moert_text_ends_with(path, ".jsonl") ? strlen(".jsonl") : 0;
+    MOERT_TRY(moert_text_path(&stem, "%.*s", (int)(strlen(path) - ending), path));
+    FILE *lines = fopen(path, "re");
+    moert_status status = MOERT_OK;
+    if (lines == NULL) {
+        status = MOERT_FAIL(ERROR_IO, "cannot read %s: %s", path, strerror(errno));
+    } else {
+        remove_drawings(stem);
+        draw(lines, stem);
+        fclose(lines);
+    }
     free(stem);
-    fclose(lines);
     return status;
 }

@@ -28,6 +28,7 @@ struct moert_trace {
     const char *path;
     char *temporary; /* name of rank 0's file until it is complete */
     FILE *file;      /* rank 0's open file */
+    int reason;      /* errno of the first failed write, or 0 */
 };
 
 /* ---- spans ---- */
@@ -82,18 +83,13 @@ static moert_status open_text(moert_trace *t) {
     return MOERT_OK;
 }
 
-static moert_status check_file(const moert_trace *t) {
-    if (t->file != NULL && !ferror(t->file))
-        return MOERT_OK;
-    return MOERT_FAIL(ERROR_IO, "%s: %s; no trace can be written there", t->temporary,
-                      strerror(errno));
-}
-
 static moert_status open_file(moert_trace *t) {
     MOERT_TRY(moert_durable_check(t->path));
     MOERT_TRY(moert_text_path(&t->temporary, "%s.tmp", t->path));
-    t->file = fopen(t->temporary, "w");
-    return check_file(t);
+    t->file = fopen(t->temporary, "we");
+    return t->file != NULL ? MOERT_OK
+                           : MOERT_FAIL(ERROR_IO, "%s: %s; no trace can be written there",
+                                        t->temporary, strerror(errno));
 }
 
 moert_status moert_trace_start(moert_device *device, moert_comm *world, const char *path,
@@ -140,6 +136,12 @@ static moert_status broadcast_events(moert_trace *t, size_t from, char **text, u
     return moert_comm_broadcast(t->world, from, *text, *bytes);
 }
 
+/* Writes to rank 0's file until a write fails. */
+static void put(moert_trace *t, const char *text, size_t bytes) {
+    if (t->reason == 0 && fwrite(text, 1, bytes, t->file) < bytes)
+        t->reason = errno;
+}
+
 /* Writes the ranks' events one rank at a time, so that no rank holds the text of all. */
 static moert_status write_ranks(moert_trace *t) {
     const size_t ranks = moert_comm_size(t->world);
@@ -148,7 +150,7 @@ static moert_status write_ranks(moert_trace *t) {
         uint64_t bytes = 0;
         const moert_status status = broadcast_events(t, r, &text, &bytes);
         if (status == MOERT_OK && t->file != NULL) /* without the last comma and new line */
-            fwrite(text, 1, bytes - (r + 1 == ranks ? 2 : 0), t->file);
+            put(t, text, bytes - (r + 1 == ranks ? 2 : 0));
         free(text);
         MOERT_TRY(status);
     }
@@ -156,21 +158,22 @@ static moert_status write_ranks(moert_trace *t) {
 }
 
 static moert_status settle(moert_trace *t) {
-    fputs("\n]}\n", t->file);
-    fflush(t->file);
-    const moert_status status = check_file(t);
-    fclose(t->file);
+    FILE *file = t->file;
+    put(t, "\n]}\n", 4);
     t->file = NULL;
-    return moert_durable_settle(t->temporary, t->path, status);
+    errno = t->reason;
+    return moert_durable_finish(file, t->temporary, t->path);
 }
 
 moert_status moert_trace_write(moert_trace *trace) {
+    static const char head[] = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
     moert_profile_observe(trace->device, NULL, NULL);
-    moert_status status =
-        fflush(trace->stream) == 0 ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for a trace");
+    const moert_status status = fflush(trace->stream) == 0 && !ferror(trace->stream)
+                                    ? MOERT_OK
+                                    : MOERT_FAIL(ERROR_MEMORY, "no room for a trace");
     MOERT_TRY(moert_comm_agree(trace->world, status));
     if (trace->file != NULL)
-        fputs("{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n", trace->file);
+        put(trace, head, sizeof head - 1);
     MOERT_TRY(write_ranks(trace));
     return moert_comm_agree(trace->world, trace->file != NULL ? settle(trace) : MOERT_OK);
 }

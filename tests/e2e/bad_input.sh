@@ -52,7 +52,7 @@ judge() { # RANKS STATUS PATTERN WORD...
     status=$?
     [ "$status" -eq "$expected" ] || ok=1
     [ "$(grep -c '^moert' "$tmp/stderr")" -eq 1 ] || ok=1
-    grep -E '^moert-(layer|op|train): ' "$tmp/stderr" | grep -Eq -- "$pattern" || ok=1
+    grep -E '^moert-(layer|op|train|tune): ' "$tmp/stderr" | grep -Eq -- "$pattern" || ok=1
     [ -z "$(find "$tmp/out" -mindepth 1 | tee -a "$log")" ] || ok=1
     verdict $ok "status $expected, $ranks ranks: $*"
 }
@@ -293,7 +293,7 @@ bad 2 1 'weights/model\.safetensors' train "${go_on[@]}" --resume "$work/weights
 sed -i '3d' "$(copy stateless "$last")/state.json"
 bad "$both" 1 "stateless/state\\.json: '[a-z_]+' is missing" train "${go_on[@]}" --resume "$work/stateless"
 echo '{' >"$(copy brace "$last")/state.json"
-bad 1 1 'brace/state\.json: not JSON' train "${go_on[@]}" --resume "$work/brace"
+bad 1 1 'brace/state\.json: it is not valid JSON' train "${go_on[@]}" --resume "$work/brace"
 bad "$both" 1 'step-00000002.*shape .*32.*64' train "${go_on[@]}" --hidden 64 --resume "$last"
 bad "$both" 1 'step-00000002 was made with seed 1, this run has 2' train "${go_on[@]}" --seed 2 --resume "$last"
 bad "$both" 1 'step-00000002 was made with batch 4, this run has 8' train "${go_on[@]}" --batch 8 --resume "$last"
@@ -314,6 +314,27 @@ start=$((8 + $(od -An -tu8 -N8 "$work/run/model/model.safetensors"))) # of the d
 printf '\0\0\300\177' | dd of="$(copy infinite "$work/run/model")/model.safetensors" bs=1 seek=$start conv=notrunc status=none
 bad "$both" 1 "infinite/model\.safetensors: element 0 of tensor '.*' is nan; values must be finite" train --model "$work/infinite" --data LICENSE \
     --length 64 --batch 4 --out OUT/run
+
+# ---- pipes ----
+
+mkfifo "$work/pipe" "$work/pipe.xml" # nobody writes to them
+pipe() { # NAME FROM FILE: copies a model or checkpoint whose FILE is a pipe
+    rm "$(copy "$1" "$2")/$3" && mkfifo "$work/$1/$3"
+}
+bad "$both" 1 'pipe is neither a regular file' train --data "$work/pipe" --out OUT/run
+bad 1 1 'pipe is neither a regular file' train --tokens "$work/pipe" --out OUT/run
+bad "$both" 1 'pipe: is a pipe; only regular files' layer --model $layer --input "$work/pipe" --output OUT/y.safetensors
+pipe pipe-config $layer config.json
+bad "$both" 1 'config\.json: is a pipe' layer --model "$work/pipe-config" "${io[@]}"
+pipe pipe-model $layer model.safetensors
+bad "$both" 1 'model\.safetensors: is a pipe' layer --model "$work/pipe-model" "${io[@]}"
+pipe pipe-state "$last" state.json
+bad "$both" 1 'state\.json: is a pipe' train "${go_on[@]}" --resume "$work/pipe-state"
+pipe pipe-moments "$last" optimizer.safetensors
+bad 1 1 'optimizer\.safetensors: is a pipe' train "${go_on[@]}" --resume "$work/pipe-moments"
+bad 1 1 '/dev/zero: is a device; only regular files' layer --model $layer --input /dev/zero --output OUT/y.safetensors
+bad 1 2 "MOERT_TOPOLOGY='.*pipe\.xml' is neither" "MOERT_TOPOLOGY=$work/pipe.xml" layer --model $layer "${io[@]}"
+bad 1 1 'pipe: is a pipe' tune --out "$work/pipe" --shapes 1x1x8x8
 
 # ---- paths that cannot be written ----
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # moert-preflight on 2 ranks: equal ranks are ready. A rank with another build, other settings and a slow device is named, and the exit
-# code is 1. launch/preflight refuses bad arguments.
+# code is 1. launch/preflight, train and scaling refuse bad arguments and files of hosts.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -28,7 +28,30 @@ verdict $? "its settings are named"
 verdict $? "its slow GEMMs are named"
 
 refused 2 "preflight: -n is 'none'" "launch/preflight: a bad number of ranks is refused" logged launch/preflight -n none
-refused 2 "cannot read '.*missing'" "launch/preflight: a missing file of hosts is refused" \
-    logged launch/preflight --hosts "$tmp/missing"
+
+# hosts PATTERN TEXT: the verdict on the three launchers with a file of hosts that has this text
+hosts() {
+    local script
+    printf "$2" >"$tmp/hosts"
+    for script in train preflight scaling; do
+        refused 2 "^$script: .*hosts$1" "launch/$script refuses the hosts '$2'" logged timeout 20 launch/$script --hosts "$tmp/hosts"
+    done
+}
+hosts ':2: slots=abc: expected a number of ranks' 'node1 slots=2 # two\nnode2 slots=abc\n'
+hosts ':1: slots=0: expected a number of ranks' 'node1 slots=0\n'
+hosts ':1: max-slots=-4: expected a number of ranks' 'node1 slots = 2 max-slots=-4\n'
+hosts ':3: sluts=2: unknown; known are slots=N' '\n# two ranks\nnode1 sluts=2\n'
+hosts ':1: slots=2: expected the name of a host' 'slots=2\n'
+hosts ':1: ends in a carriage return' 'node1 slots=2\r\n'
+hosts ': names no host' '# none\n'
+mkfifo "$tmp/pipe"
+for path in missing pipe; do
+    refused 2 "cannot read '.*$path' as a regular file" "launch/preflight: a $path is refused as a file of hosts" \
+        logged timeout 20 launch/preflight --hosts "$tmp/$path"
+done
+printf '# none\nnode1 slots = 2\n\nnode2 max_slots=4 # one\n' >"$tmp/hosts"
+[ "$(moert_hosts "$tmp/hosts")" = $'node1 2\nnode2 1' ]
+verdict $? "hosts with comments and spaces are accepted"
+
 refused 2 'moert-preflight: --slow' "--slow above 1 is bad usage" ranks 1 "$program" --slow 2
 finish

@@ -1,14 +1,13 @@
 /* Tuning rows: reads and ranks them, looks choices up, and appends measured rows to the file. */
 #include "gemm/tuning/tuning.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/config.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "io/durable.h"
@@ -229,22 +228,10 @@ size_t moert_tuning_remembered(void) {
 
 /* ---- remembering ---- */
 
-/* Writes a line with one system call, so that lines of several processes do not mix. */
+/* Does nothing if there is no file. */
 static moert_status append_line(const char *line) {
-    moert_status status = MOERT_OK;
     char *path = moert_tuning_file();
-    if (path == NULL)
-        return MOERT_OK;
-    const int file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-    const ssize_t bytes = (ssize_t)strlen(line);
-    const ssize_t written = file >= 0 ? write(file, line, (size_t)bytes) : -1;
-    const int reason = errno;
-    const bool closed = file < 0 || close(file) == 0;
-    if (written < bytes || !closed)
-        status = MOERT_FAIL(ERROR_IO, "cannot add a row of tuning to %s: %s", path,
-                            written < 0 ? strerror(reason)
-                            : !closed   ? strerror(errno)
-                                        : "is there room?");
+    const moert_status status = path != NULL ? moert_file_append(path, line) : MOERT_OK;
     free(path);
     return status;
 }

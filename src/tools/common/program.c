@@ -1,9 +1,11 @@
 /* The frame of every program. */
 #include "tools/common/program.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "io/json.h"
 
@@ -32,6 +34,14 @@ static moert_status run(const moert_program *program, const char *name, moert_co
     return status;
 }
 
+moert_status moert_program_flush(void) {
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_IO, "stdout: the output cannot be written: %s (is the disk full?)",
+                      errno != 0 ? strerror(errno) : "an earlier write failed");
+}
+
 int moert_program_main(const moert_program *program, int argc, char **argv) {
     const char *slash = argv[0], *name = slash;
     moert_comm *world = NULL;
@@ -55,6 +65,8 @@ int moert_program_main(const moert_program *program, int argc, char **argv) {
                             program->option_count);
     else if (status == MOERT_OK && !help)
         status = run(program, name, world);
+    if (status == MOERT_OK)
+        status = moert_comm_agree(world, first ? moert_program_flush() : MOERT_OK);
     if (status != MOERT_OK && first)
         complain(name, status);
     moert_comm_destroy(world);

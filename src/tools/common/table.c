@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "io/json.h"
 
 enum { LINE_WIDTH = 100, CELL_BYTES = 2048, SMALLEST_WRAP = 24 };
 
@@ -108,6 +109,7 @@ moert_status moert_table_print(FILE *file, const json_t *rows, const moert_colum
     int *widths = NULL;
     char *cell = NULL;
     moert_status status;
+    MOERT_TRY(moert_json_memory("the table"));
     MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&widths, count));
     MOERT_TRY_OR(done, moert_alloc(&cell, CELL_BYTES, 1));
     for (size_t r = 0; r <= json_array_size(rows); r++)

@@ -82,14 +82,21 @@ static const moert_column memory_columns[] = {{"rank", "rank", MOERT_COLUMN_COUN
 
 #define PRINT(rows, columns) moert_table_print(stdout, (rows), (columns), MOERT_COUNT(columns))
 
+/* The failure of json_unpack, whose format is right. */
+static moert_status incomplete(void) {
+    MOERT_TRY(moert_json_memory("the report"));
+    return MOERT_FAIL(ERROR_MEMORY, "no room to print the report");
+}
+
 static moert_status print_memory(const json_t *memory) {
     json_int_t shown_batch, shown_length, pieces;
     const char *path, *weights, *engine, *shown_precision, *shown_dense, *shown_dispatch,
         *shown_combine;
-    json_unpack((json_t *)memory, "{ss ss sI sI sI ss ss ss ss ss}", "path", &path, "weights",
-                &weights, "batch", &shown_batch, "length", &shown_length, "micro_batches", &pieces,
-                "precision", &shown_precision, "dense", &shown_dense, "dispatch", &shown_dispatch,
-                "combine", &shown_combine, "engine", &engine);
+    if (json_unpack((json_t *)memory, "{ss ss sI sI sI ss ss ss ss ss}", "path", &path, "weights",
+                    &weights, "batch", &shown_batch, "length", &shown_length, "micro_batches",
+                    &pieces, "precision", &shown_precision, "dense", &shown_dense, "dispatch",
+                    &shown_dispatch, "combine", &shown_combine, "engine", &engine) != 0)
+        return incomplete();
     printf("\nmemory per rank to train %s (weights on disk: %s)\n%lld sequences of %lld tokens, "
            "experts in %s, dense layers in %s, %s exchange of rows in %s and back in %s, "
            "micro-batches in a step: "
@@ -112,7 +119,8 @@ static moert_status print_tuning(const json_t *survey) {
         printf("\ntuning: none; kernels in GPU form choose their tiles by the shape\n");
         return MOERT_OK;
     }
-    json_unpack((json_t *)survey, "{s{ss sI}}", "measured", "file", &file, "rows", &rows);
+    if (json_unpack((json_t *)survey, "{s{ss sI}}", "measured", "file", &file, "rows", &rows) != 0)
+        return incomplete();
     printf("\ntuning of GEMMs of any shape; for single shapes there are %lld measured rows in %s\n",
            (long long)rows, file[0] != '\0' ? file : "no file");
     return PRINT(tuning, tuning_columns);
@@ -122,8 +130,9 @@ static moert_status print_text(const json_t *survey) {
     const json_t *hosts = json_object_get(survey, "hosts"), *memory;
     json_int_t ranks, group;
     const char *version, *mpi;
-    json_unpack((json_t *)survey, "{ss ss sI sI}", "version", &version, "mpi", &mpi, "ranks",
-                &ranks, "group", &group);
+    if (json_unpack((json_t *)survey, "{ss ss sI sI}", "version", &version, "mpi", &mpi, "ranks",
+                    &ranks, "group", &group) != 0)
+        return incomplete();
     printf("moert %s, %s\n\nhosts\n", version, mpi);
     MOERT_TRY(PRINT(hosts, host_columns));
     printf("\nOpenCL devices (* = in use)\n");
@@ -166,8 +175,6 @@ static moert_status run(moert_context *context) {
     MOERT_TRY_OR(done, moert_survey(context, ep, &model, &survey));
     if (moert_comm_rank(world) == 0)
         status = as_json ? print_json(survey) : print_text(survey);
-    if (status == MOERT_OK && fflush(stdout) != 0)
-        status = MOERT_FAIL(ERROR_IO, "the report cannot be written to stdout");
     status = moert_comm_agree(world, status);
 done:
     json_decref(survey);

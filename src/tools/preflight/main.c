@@ -147,9 +147,8 @@ static moert_status tell(moert_preflight *all) {
     MOERT_TRY_OR(done, print(all, report, &wrong));
     if (json_path != NULL)
         MOERT_TRY_OR(done, moert_json_write(json_path, report, JSON_INDENT(1)));
-    if (fflush(stdout) != 0)
-        status = MOERT_FAIL(ERROR_IO, "the report cannot be written to stdout");
-    else if (wrong > 0)
+    status = moert_program_flush();
+    if (status == MOERT_OK && wrong > 0)
         status = MOERT_FAIL(ERROR_MISMATCH, "%zu finding%s above", wrong, wrong > 1 ? "s" : "");
 done:
     json_decref(report);

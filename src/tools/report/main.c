@@ -7,7 +7,8 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
-#include "tools/common/options.h"
+#include "io/json.h"
+#include "tools/common/program.h"
 #include "tools/report/page.h"
 
 static const char *out_path, *trace_path;
@@ -92,7 +93,10 @@ static moert_status run(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    const moert_status status = run(argc, argv);
+    moert_json_watch(malloc);
+    moert_status status = run(argc, argv);
+    if (status == MOERT_OK)
+        status = moert_program_flush();
     if (status != MOERT_OK)
         fprintf(stderr, "moert-report: %s\n", moert_last_error());
     return status == MOERT_OK ? 0 : status == MOERT_ERROR_USAGE ? 2 : 1;

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "base/config.h"
+#include "base/files.h"
 #include "base/memory.h"
 #include "gemm/portable/gemm.h"
 #include "tools/common/program.h"
@@ -94,13 +95,8 @@ static moert_status check(int argc, char **argv) {
 /* Fails before hours of measuring if the file cannot be written. */
 static moert_status try_file(void) {
     char *path = moert_tuning_file();
-    FILE *file = path != NULL ? fopen(path, "a") : NULL;
-    const moert_status status = file != NULL
-                                    ? MOERT_OK
-                                    : MOERT_FAIL(ERROR_IO, "cannot add rows to %s: %s",
-                                                 path != NULL ? path : "a file", strerror(errno));
-    if (file != NULL)
-        fclose(file);
+    const moert_status status =
+        path != NULL ? moert_file_append(path, "") : MOERT_FAIL(ERROR_MEMORY, "no room for a path");
     free(path);
     return status;
 }

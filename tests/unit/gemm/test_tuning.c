@@ -232,7 +232,7 @@ TEST_WITH(test_a_file_that_cannot_be_written_is_an_error_and_the_row_still_count
     set_variable("MOERT_TUNE_FILE", in_directory("no/such/directory"));
     ASSERT_FAILS(
         moert_tuning_remember(test_device, MOERT_TUNING_DEVICE, &key, &standard_choices, "a test"),
-        MOERT_ERROR_IO, "cannot add a row of tuning");
+        MOERT_ERROR_IO, "No such file");
     bool measured;
     moert_tuning_find(test_device, &key, &measured);
     assert_true(measured);

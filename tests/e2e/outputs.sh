@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Output that cannot be written ends every program with status 1 and one message that says why. Nothing partly written is left,
+# and a run removes what an interrupted run has left.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. tests/support/e2e.sh
+work=$tmp
+disk=$work/disk
+leave() {
+    wait
+    mountpoint -q "$disk" && umount "$disk"
+    rm -rf "$work"
+}
+trap leave EXIT
+layer=tests/golden/layer/mixtral-a
+train=("$bin/moert-train" --data LICENSE --hidden 32 --intermediate 32 --heads 2 --layers 1 --batch 4 --length 32 --steps 2)
+run=$work/run
+check "a run with room" alone "${train[@]}" --save-every 1 --out "$run"
+
+# ---- stdout ----
+
+# with_stdout FILE COMMAND...: like `alone`, but only stderr goes to $log
+with_stdout() {
+    OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_orte_tmpdir_base=$tmp OMPI_MCA_pml=ob1 timeout -k 5 120 "${@:2}" 2>"$log" >"$1"
+}
+
+# lost TITLE COMMAND...: the verdict on a command whose stdout is a full device
+lost() {
+    refused 1 '^moert-[a-z]+: stdout: the output cannot be written: .*is the disk full\?' "$1, stdout is full" \
+        with_stdout /dev/full "${@:2}"
+}
+for program in info layer op preflight report train tune; do
+    part lost "moert-$program --help" "$bin/moert-$program" --help
+done
+part lost "moert-info" "$bin/moert-info"
+part lost "moert-info --json" "$bin/moert-info" --json
+part lost "moert-info --check" "$bin/moert-info" --check "$run"
+part lost "moert-report" "$bin/moert-report" "$run" --out "$work/page.html"
+part lost "moert-layer" "$bin/moert-layer" --model $layer --input $layer/input.safetensors --output "$work/y.safetensors"
+part lost "moert-preflight" "$bin/moert-preflight" --seconds 0.1
+part lost "moert-train" "${train[@]}" --out "$work/silent"
+join
+: >"$log"
+diff -r "$run/model" "$work/silent/model" >"$log" 2>&1
+verdict $? "a run whose console is full still ends with its model"
+
+# ---- files on a full disk ----
+
+# unwritten PATTERN COMMAND...: the verdict on a command that writes to the full disk
+unwritten() {
+    local pattern=$1 status ok=0
+    shift
+    with_stdout /dev/null "$@"
+    status=$?
+    [ $status -eq 1 ] && [ "$(grep -Ec '^(moert|bench_)' "$log")" -eq 1 ] && grep -Eq "^(moert|bench_).*$pattern.*No space left" "$log" || ok=1
+    find "$disk" -mindepth 1 ! -name full ! -name '*.jsonl' >"$work/left"
+    [ ! -s "$work/left" ] || ok=1
+    cat "$work/left" >>"$log"
+    find "$disk" -mindepth 1 ! -name full -delete
+    verdict $ok "a full disk: ${1##*/}, $(basename "${@: -1}")"
+}
+mkdir "$disk"
+if mount -t tmpfs -o size=64k moert-test "$disk" 2>/dev/null; then
+    head -c 100000 /dev/zero >"$disk/full" 2>/dev/null
+    unwritten 'y\.safetensors' "$bin/moert-layer" --model $layer --input $layer/input.safetensors --output "$disk/y.safetensors"
+    unwritten 'q\.safetensors' "$bin/moert-op" quantize --input tests/golden/quant/mxfp8-e4m3-rceil-edge-40x96.safetensors \
+        --output "$disk/q.safetensors"
+    unwritten 'logits' "${train[@]}" --logits "$disk/logits.safetensors"
+    unwritten 'gradients' "${train[@]}" --gradients "$disk/gradients.safetensors"
+    unwritten 'trace\.json' "${train[@]}" --trace "$disk/trace.json"
+    unwritten 'm\.jsonl' "${train[@]}" --metrics "$disk/m.jsonl"
+    unwritten 'run/\.lock' "${train[@]}" --out "$disk/run"
+    unwritten 'page\.html' "$bin/moert-report" "$run" --out "$disk/page.html"
+    unwritten 'p\.json' "$bin/moert-preflight" --seconds 0.1 --json "$disk/p.json"
+    unwritten 'b\.json' "$bin/bench_model" --machine bench/machines/h200.json --model qwen3-30b --tokens 16384 --type bf16 --json "$disk/b.json"
+else
+    verdict 0 "files on a full disk # SKIP no permission to mount a tmpfs"
+fi
+refused 1 'full: cannot be written: No space left' "a report to a full device" with_stdout /dev/null "$bin/moert-preflight" --seconds 0.1 --json /dev/full
+refused 1 'cannot write /dev/full: No space left' "metrics to a full device" with_stdout /dev/null "${train[@]}" --metrics /dev/full
+
+# ---- what an interrupted run leaves ----
+
+cp -r "$run" "$work/again"
+mkdir "$work/again/model.tmp" "$work/again/model.old" "$work/again/checkpoints/step-00000009.tmp" "$work/fake"
+printf '<svg></svg>     \n' | tee "$work/again/metrics-loss.svg.tmp" >"$work/again/metrics-load.svg.tmp"
+rm "$work/again"/metrics-*.svg
+echo '{"step": 0' >"$work/again/metrics.jsonl.tmp"
+printf '#!/bin/sh\nexit 1\n' >"$work/fake/gnuplot" && chmod +x "$work/fake/gnuplot"
+PATH=$work/fake:$PATH alone "${train[@]}" --steps 3 --save-every 1 --out "$work/again" --resume auto
+[ $? -eq 0 ] && grep -q 'warning: no plots: gnuplot failed' "$log" &&
+    [ -z "$(find "$work/again" -name '*.tmp' -o -name '*.old' -o -name '*.svg' | tee -a "$log")" ]
+verdict $? "a run removes what an interrupted run has left, and does not take its plots for new ones"
+finish

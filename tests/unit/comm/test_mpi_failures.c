@@ -1,0 +1,114 @@
+// run: np=1 sanitize=1
+/*
+ * Whichever MPI call fails, the failure is passed up and its message names the call. This program
+ * defines MPI's functions itself; they call MPI by its profiling names (MPI standard, section
+ * "Profiling Interface").
+ */
+#include <mpi.h>
+
+#include "comm/internal.h"
+#include "comm/mail.h"
+#include "support/mpi.h"
+#include "support/mpi_calls.h"
+
+static size_t calls, failing; /* failing: the number of the call that fails; 0: none */
+static const char *failed;    /* the name of that call */
+
+static bool fails(const char *name) {
+    if (failing == 0 || ++calls != failing)
+        return false;
+    failed = name;
+    return true;
+}
+
+#define CALL(name, parameters, arguments)                                                          \
+    int MPI_##name parameters {                                                                    \
+        return fails("MPI_" #name) ? MPI_ERR_OTHER : PMPI_##name arguments;                        \
+    }
+MPI_CALL_TABLE(CALL)
+
+static float from[8], to[8];
+
+/* Sends rows 2, 3, 0, 1 of a matrix to the same rows of another one. */
+static moert_status send_to_self(moert_mail *mail) {
+    const moert_mail_rows out = {from, sizeof *from, sizeof *from},
+                          in = {to, sizeof *to, sizeof *to};
+    MOERT_TRY(moert_mail_post_apart(mail, (moert_mail_address){false, 0, 1, 0}, &in,
+                                    (moert_mail_run){0, 4}));
+    MOERT_TRY(moert_mail_post_apart(mail, (moert_mail_address){true, 0, 1, 0}, &out,
+                                    (moert_mail_run){0, 4}));
+    MOERT_TRY(moert_mail_progress(mail, false));
+    while (moert_mail_left_of_all(mail) > 0)
+        MOERT_TRY(moert_mail_progress(mail, true));
+    MOERT_TRY(moert_mail_post(mail, (moert_mail_address){false, 0, 2, 0}, &in,
+                              &(moert_mail_run){0, 1}, 1));
+    MOERT_TRY(moert_mail_post(mail, (moert_mail_address){true, 0, 2, 0}, &out,
+                              &(moert_mail_run){0, 1}, 1));
+    while (moert_mail_left_of_all(mail) > 0)
+        MOERT_TRY(moert_mail_progress(mail, true));
+    return MOERT_OK;
+}
+
+static moert_status communicate(moert_comm *comm) {
+    uint64_t value = 1, all[1];
+    const size_t bytes[] = {sizeof value};
+    moert_shared *shared;
+    moert_mail *mail;
+    MOERT_TRY(moert_comm_barrier(comm));
+    MOERT_TRY(moert_comm_smallest(comm, &value));
+    MOERT_TRY(moert_comm_broadcast(comm, 0, &value, sizeof value));
+    MOERT_TRY(moert_comm_allgather(comm, &value, sizeof value, all));
+    MOERT_TRY(moert_comm_allgatherv(comm, &value, bytes, all));
+    MOERT_TRY(moert_shared_create(comm, 100, &shared));
+    moert_shared_destroy(shared);
+    MOERT_TRY(moert_mail_create(comm, &mail));
+    const moert_status status = send_to_self(mail);
+    moert_mail_destroy(mail);
+    return status;
+}
+
+static moert_status create_and_communicate(void) {
+    moert_comm *comm, *part;
+    moert_status status;
+    MOERT_TRY(moert_comm_create(moert_comm_world(), &comm));
+    MOERT_TRY_OR(destroy, moert_comm_split(comm, 0, &part));
+    status = communicate(part);
+    moert_comm_destroy(part);
+destroy:
+    moert_comm_destroy(comm);
+    return status;
+}
+
+/* Checks that calls fail at once after a failure, and lets them succeed again. */
+static moert_status restart(moert_status status) {
+    if (status != MOERT_OK && moert_comm_barrier(test_comm) != MOERT_ERROR_COMM)
+        return MOERT_FAIL(ERROR_INTERNAL, "a call succeeds after '%s'", moert_comm_failure);
+    moert_comm_failure[0] = '\0';
+    return MOERT_OK;
+}
+
+TEST(test_the_message_names_the_call_that_failed) {
+    enum { MOST = 500 };
+    ASSERT_OK(create_and_communicate());
+    for (size_t k = 1; k < MOST; k++) {
+        calls = 0;
+        failing = k;
+        failed = NULL;
+        const moert_status status = create_and_communicate();
+        failing = 0;
+        ASSERT_OK(restart(status));
+        if (failed == NULL) {
+            ASSERT_OK(status);
+            return;
+        }
+        ASSERT_FAILS(status, MOERT_ERROR_COMM, failed);
+    }
+    fail_msg("makes more than %d calls", MOST);
+}
+
+TEST(test_calls_without_a_communicator_return_their_errors) {
+    MPI_Datatype type = MPI_DATATYPE_NULL; /* MPI_Type_commit would end the program */
+    assert_int_not_equal(PMPI_Type_commit(&type), MPI_SUCCESS);
+}
+
+MPI_TESTS(NULL, NULL)

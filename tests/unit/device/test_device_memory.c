@@ -1,0 +1,113 @@
+// run: np=1
+/*
+ * A lack of memory is called that, whichever OpenCL call reports it. This program replaces calls of
+ * the OpenCL loader and strdup() of the C library; one of them fails at a time.
+ */
+#include <dlfcn.h>
+#include <sys/resource.h>
+
+#include "device/internal.h"
+#include "support/test.h"
+
+static const char *failing; /* the name of the call that fails, or NULL */
+
+static bool fails(const char *name) {
+    return failing != NULL && strcmp(failing, name) == 0;
+}
+
+/* The function that this program replaces. */
+static void *original(const char *name) {
+    return dlsym(RTLD_NEXT, name);
+}
+
+/* X(type of the result, name, parameters, arguments): calls that return their error */
+#define STATUS_TABLE(X)                                                                            \
+    X(clGetPlatformIDs, (cl_uint a, cl_platform_id * b, cl_uint * c), (a, b, c))                   \
+    X(clGetDeviceIDs,                                                                              \
+      (cl_platform_id a, cl_device_type b, cl_uint c, cl_device_id * d, cl_uint * e),              \
+      (a, b, c, d, e))                                                                             \
+    X(clBuildProgram,                                                                              \
+      (cl_program a, cl_uint b, const cl_device_id *c, const char *d,                              \
+       void (*e)(cl_program, void *), void *f),                                                    \
+      (a, b, c, d, e, f))                                                                          \
+    X(clSetKernelArg, (cl_kernel a, cl_uint b, size_t c, const void *d), (a, b, c, d))
+/* calls that return an object, and their error through the last parameter */
+#define OBJECT_TABLE(X)                                                                            \
+    X(cl_context, clCreateContext,                                                                 \
+      (const cl_context_properties *a, cl_uint b, const cl_device_id *c,                           \
+       void (*d)(const char *, const void *, size_t, void *), void *e, cl_int *code),              \
+      (a, b, c, d, e, code))                                                                       \
+    X(cl_program, clCreateProgramWithSource,                                                       \
+      (cl_context a, cl_uint b, const char **c, const size_t *d, cl_int *code),                    \
+      (a, b, c, d, code))                                                                          \
+    X(cl_kernel, clCreateKernel, (cl_program a, const char *b, cl_int *code), (a, b, code))
+
+#define STATUS_CALL(name, parameters, arguments)                                                   \
+    cl_int name parameters {                                                                       \
+        cl_int(*call) parameters = (cl_int(*) parameters)(uintptr_t)original(#name);               \
+        if (fails("no platform")) /* what the loader says if it cannot load a driver */            \
+            return -1001;                                                                          \
+        return fails(#name) ? CL_OUT_OF_HOST_MEMORY : call arguments;                              \
+    }
+#define OBJECT_CALL(type, name, parameters, arguments)                                             \
+    type name parameters {                                                                         \
+        type(*call) parameters = (type(*) parameters)(uintptr_t)original(#name);                   \
+        *code = CL_OUT_OF_HOST_MEMORY;                                                             \
+        return fails(#name) ? NULL : call arguments;                                               \
+    }
+STATUS_TABLE(STATUS_CALL)
+OBJECT_TABLE(OBJECT_CALL)
+
+/* Of a kernel's name. */
+char *strdup(const char *text) {
+    const bool failed = fails("strdup") && strcmp(text, "add") == 0;
+    char *copy = failed ? NULL : malloc(strlen(text) + 1);
+    return copy != NULL ? strcpy(copy, text) : NULL;
+}
+
+/* Opens a device and runs a kernel on it. */
+static moert_status open_and_run(void) {
+    moert_device *device;
+    moert_buffer *x = NULL;
+    moert_status status;
+    MOERT_TRY(moert_device_open("auto", NULL, 0, &device));
+    MOERT_TRY_OR(close, moert_buffer_create(device, 4 * sizeof(float), &x));
+    status = run_twice(x, 4);
+close:
+    moert_buffer_destroy(x);
+    moert_device_close(device);
+    return status;
+}
+
+TEST(test_a_lack_of_memory_is_called_that) {
+    static const char *const names[] = {
+#define STATUS_NAME(name, parameters, arguments)       #name,
+#define OBJECT_NAME(type, name, parameters, arguments) #name,
+        STATUS_TABLE(STATUS_NAME) OBJECT_TABLE(OBJECT_NAME) "strdup"};
+    set_variable("MOERT_CACHE_DIR", "off"); /* builds from source */
+    ASSERT_OK(open_and_run());
+    for (size_t i = 0; i < MOERT_COUNT(names); i++) {
+        failing = names[i];
+        const moert_status status = open_and_run();
+        failing = NULL;
+        if (status != MOERT_ERROR_MEMORY)
+            fail_msg("%s: %s", names[i], moert_last_error());
+    }
+}
+
+/* PoCL's libraries map more than this process may then map. */
+TEST(test_a_driver_that_cannot_be_loaded_for_lack_of_memory) {
+    moert_device *device;
+    struct rlimit before, limit;
+    getrlimit(RLIMIT_AS, &before);
+    limit = before;
+    limit.rlim_cur = 1 << 20;
+    failing = "no platform";
+    setrlimit(RLIMIT_AS, &limit);
+    const moert_status status = moert_device_open("auto", NULL, 0, &device);
+    setrlimit(RLIMIT_AS, &before);
+    failing = NULL;
+    ASSERT_FAILS(status, MOERT_ERROR_MEMORY, "is ulimit -v set?");
+}
+
+TESTS(NULL, NULL)
