@@ -11,9 +11,9 @@
  */
 moert_status moert_file_open(const char *path, int *file, size_t *bytes);
 
-/* Appends a text to a file, which is created if it is absent, with one system call: lines of several
- * processes do not mix. Takes back a text that does not fit. Refuses other than regular files.
- * ERROR_IO. */
+/* Appends a text to a file, which is created if it is absent. It makes one system call, so that
+ * lines of several processes do not mix. Takes back a text that does not fit. ERROR_IO, also if it
+ * is no regular file. */
 moert_status moert_file_append(const char *path, const char *text);
 
 /* Closes each file that is not -1, and sets it to -1. */

@@ -20,7 +20,8 @@ typedef struct moert_comm moert_comm;
 
 /* For programs: calls MPI_Init_thread(FUNNELED) unless MPI is initialized, and lets MPI's calls
  * return errors. moert_comm_world() then returns &MPI_COMM_WORLD. Also starts the timer of
- * comm/watchdog/timer.h. Errors: ERROR_COMM, ERROR_UNSUPPORTED (this MPI does not allow threads). */
+ * comm/watchdog/timer.h. Errors: ERROR_COMM, ERROR_UNSUPPORTED (this MPI does not allow threads),
+ * ERROR_MEMORY (no thread). */
 moert_status moert_comm_init(int *count, char ***arguments);
 /* Calls MPI_Finalize if moert_comm_init has initialized MPI. The process must then end within
  * MOERT_TIMEOUT_S; otherwise the timer ends it. */

@@ -1,6 +1,6 @@
 /*
  * A library for LD_PRELOAD that lets one call of MPI fail on one rank.
- *   MPI_FAULT_RANK=R MPI_FAULT_CALL=N   call number N of rank R returns MPI_ERR_OTHER and does nothing
+ *   MPI_FAULT_RANK=R MPI_FAULT_CALL=N   call N of rank R only returns MPI_ERR_OTHER
  *   MPI_FAULT_RANK=R MPI_FAULT_LIST=1   rank R lists its calls on stderr: "mpi_fault N NAME"
  */
 #include <stdio.h>

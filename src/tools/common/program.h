@@ -34,8 +34,8 @@ int moert_program_main(const moert_program *program, int argc, char **argv);
         return moert_program_main(&program, argc, argv);                                           \
     }
 
-/* Writes what is left in stdout's buffer. ERROR_IO if any output was lost, now or earlier. The frame
- * calls it last. */
+/* Writes what is left in stdout's buffer. ERROR_IO if any output was lost, now or earlier. The
+ * frame calls it last. */
 moert_status moert_program_flush(void);
 
 /* Prints to stdout on rank 0 only. */
