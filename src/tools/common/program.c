@@ -18,6 +18,14 @@ static void complain(const char *name, moert_status status) {
     fprintf(stderr, "%s: %s\n", name, text[0] != '\0' ? text : moert_status_text(status));
 }
 
+moert_status moert_program_flush(void) {
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_IO, "stdout: the output cannot be written: %s (is the disk full?)",
+                      errno != 0 ? strerror(errno) : "an earlier write failed");
+}
+
 /* Creates the context and runs the program's body. A failure that the other ranks do not know of
  * ends all ranks at once. */
 static moert_status run(const moert_program *program, const char *name, moert_comm *world) {
@@ -25,6 +33,9 @@ static moert_status run(const moert_program *program, const char *name, moert_co
     moert_status status = moert_context_create(MPI_COMM_WORLD, NULL, &context);
     if (status == MOERT_OK)
         status = program->run(context);
+    if (status == MOERT_OK)
+        status =
+            moert_comm_agree(world, moert_comm_rank(world) == 0 ? moert_program_flush() : MOERT_OK);
     if (status != MOERT_OK && moert_comm_size(world) > 1 && !moert_comm_failure_is_shared()) {
         if (moert_context_claim_report(context))
             complain(name, status);
@@ -32,14 +43,6 @@ static moert_status run(const moert_program *program, const char *name, moert_co
     }
     moert_context_destroy(context);
     return status;
-}
-
-moert_status moert_program_flush(void) {
-    errno = 0;
-    if (fflush(stdout) == 0 && !ferror(stdout))
-        return MOERT_OK;
-    return MOERT_FAIL(ERROR_IO, "stdout: the output cannot be written: %s (is the disk full?)",
-                      errno != 0 ? strerror(errno) : "an earlier write failed");
 }
 
 int moert_program_main(const moert_program *program, int argc, char **argv) {
@@ -65,8 +68,8 @@ int moert_program_main(const moert_program *program, int argc, char **argv) {
                             program->option_count);
     else if (status == MOERT_OK && !help)
         status = run(program, name, world);
-    if (status == MOERT_OK)
-        status = moert_comm_agree(world, first ? moert_program_flush() : MOERT_OK);
+    if (status == MOERT_OK && help && first)
+        status = moert_program_flush();
     if (status != MOERT_OK && first)
         complain(name, status);
     moert_comm_destroy(world);
