@@ -46,24 +46,37 @@ static moert_status check(const moert_memory_setting *setting) {
     return MOERT_OK;
 }
 
+static moert_mesh_place place_of(const moert_memory_setting *setting, size_t rank) {
+    const size_t ep = setting->ep;
+    return setting->places != NULL ? setting->places[rank]
+                                   : (moert_mesh_place){rank / ep, rank % ep, rank / ep};
+}
+
+/* The sequences of all ranks of a group. */
+static size_t count_sequences(const moert_memory_setting *setting, size_t group) {
+    size_t first, count, sum = 0;
+    for (size_t r = 0; r < setting->ranks; r++) {
+        moert_model_partition(setting->batch, r, setting->ranks, &first, &count);
+        sum += place_of(setting, r).group == group ? count : 0;
+    }
+    return sum;
+}
+
 static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t rank) {
     const moert_model_config *c = setting->config;
     const size_t experts = c->router.experts, topk = c->router.topk;
-    const size_t group = rank - rank % setting->ep;
+    const moert_mesh_place place = place_of(setting, rank);
+    const size_t tokens = count_sequences(setting, place.group) * setting->length;
     moert_memory_shape s = {.config = c,
                             .options = moert_layer_options_of(c),
                             .total_sequences = setting->batch,
                             .length = setting->length,
                             .partial_floats =
                                 moert_block_partial_bytes(setting->device) / sizeof(float)};
-    size_t first, most, last, tokens;
-    moert_plan_experts(experts, setting->ep, rank - group, &first, &s.experts);
+    size_t first, most;
+    moert_plan_experts(experts, setting->ep, place.member, &first, &s.experts);
     moert_plan_experts(experts, setting->ep, 0, &first, &most);
     moert_model_partition(setting->batch, rank, setting->ranks, &s.first_sequence, &s.sequences);
-    /* a group's ranks hold consecutive sequences, as one larger rank would */
-    moert_model_partition(setting->batch, group / setting->ep, setting->ranks / setting->ep, &last,
-                          &tokens);
-    tokens *= setting->length;
     s.tokens = s.sequences * setting->length;
     s.rows = moert_ceil_div(tokens * topk * s.experts, experts);
     s.largest_rows = moert_ceil_div(tokens * topk * most, experts);
@@ -93,7 +106,7 @@ static void count_parameters(const moert_memory_setting *setting, size_t rank,
     const moert_layer_shapes layer = moert_layer_shapes_of(&s->options, s->experts);
     const size_t h = c->hidden;
     const size_t ranks = setting->ranks, replicas = ranks / setting->ep,
-                 replica = rank / setting->ep;
+                 replica = place_of(setting, rank).replica;
     const size_t table = c->vocabulary * h, head_norm = c->qk_norm ? c->head_size : 0;
     const size_t outer[] = {table, h, c->tied_embeddings ? 0 : table};
     const size_t attention[] = {h,        s->q * h,  s->kv * h, s->kv * h,

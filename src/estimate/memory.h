@@ -9,15 +9,17 @@
 
 #include "device/device.h"
 #include "io/model_config.h"
+#include "layer/mesh.h"
 
 typedef struct moert_memory_setting {
     const moert_model_config *config;
     size_t batch, length; /* B sequences of one micro-batch over all ranks, of S tokens each */
     size_t ranks, ep;     /* R; ranks that share one set of experts, a divisor of R */
-    unsigned engine;      /* MOERT_EXCHANGE_* of base/config.h, not AUTO */
-    size_t largest_bytes; /* largest allocation that all ranks' devices support */
-    size_t micro_batches; /* micro-batches of a step */
-    const moert_device *device; /* prepacked weights are those of this device; NULL: none */
+    const moert_mesh_place *places; /* [R] in the mesh; NULL: as on one host */
+    unsigned engine;                /* MOERT_EXCHANGE_* of base/config.h, not AUTO */
+    size_t largest_bytes;           /* largest allocation that all ranks' devices support */
+    size_t micro_batches;           /* micro-batches of a step */
+    const moert_device *device;     /* prepacked weights are those of this device; NULL: none */
 } moert_memory_setting;
 
 /*

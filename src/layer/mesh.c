@@ -25,6 +25,17 @@ size_t moert_mesh_position(const moert_comm *world, size_t rank) {
     return before;
 }
 
+void moert_mesh_places(const moert_comm *world, size_t ep, moert_mesh_place *places) {
+    for (size_t r = 0; r < moert_comm_size(world); r++) {
+        moert_mesh_place *place = &places[r];
+        *place = (moert_mesh_place){.group = moert_mesh_position(world, r) / ep};
+        for (size_t other = 0; other < r; other++)
+            place->member += places[other].group == place->group;
+        for (size_t other = 0; other < r; other++)
+            place->replica += places[other].member == place->member;
+    }
+}
+
 static moert_status allocate(moert_mesh *mesh, size_t ranks, size_t replicas) {
     MOERT_TRY(MOERT_NEW_ARRAY(&mesh->reports, ranks));
     MOERT_TRY(MOERT_NEW_ARRAY(&mesh->spans, ranks));

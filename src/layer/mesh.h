@@ -68,6 +68,16 @@ moert_status moert_mesh_group(size_t ranks, size_t ep, size_t *group);
  */
 size_t moert_mesh_position(const moert_comm *world, size_t rank);
 
+/* Where a rank is in a mesh. */
+typedef struct moert_mesh_place {
+    size_t group;   /* its EP group: its position / EP */
+    size_t member;  /* its index in the group, and so the index of its experts */
+    size_t replica; /* its index among the ranks with the same experts */
+} moert_mesh_place;
+
+/* places[R] of all ranks, in a mesh with groups of `ep`. */
+void moert_mesh_places(const moert_comm *world, size_t ep, moert_mesh_place *places);
+
 /* Fills mesh->spans. ERROR_MISMATCH on all ranks unless the spans together are the sequences of one
  * batch. Collective. */
 moert_status moert_mesh_gather_spans(moert_mesh *mesh, const moert_batch *batch);

@@ -37,6 +37,7 @@ struct moert_ledger {
     double *waited_ns;          /* [R] */
     uint64_t *bytes;            /* [2,EP] storage of `tally` */
     moert_exchange_tally tally; /* bytes to the ranks of the EP group */
+    moert_mesh_place *places;   /* [R] */
     uint64_t *step_rows, *rows; /* [layers,E] rows of experts in the last step; in all steps */
 };
 
@@ -54,6 +55,8 @@ static moert_status prepare(moert_ledger *l, const char *out) {
     MOERT_TRY(MOERT_NEW_ARRAY(&l->accounts, l->ranks));
     MOERT_TRY(MOERT_NEW_ARRAY(&l->waited_ns, l->ranks));
     MOERT_TRY(MOERT_NEW_ARRAY(&l->bytes, 2 * group));
+    MOERT_TRY(MOERT_NEW_ARRAY(&l->places, l->ranks));
+    moert_mesh_places(l->world, group, l->places);
     MOERT_TRY(MOERT_NEW_ARRAY(&l->step_rows, l->layers * l->experts));
     MOERT_TRY(MOERT_NEW_ARRAY(&l->rows, l->layers * l->experts));
     l->tally = (moert_exchange_tally){l->bytes, l->bytes + group};
@@ -93,7 +96,7 @@ void moert_ledger_destroy(moert_ledger *l) {
     moert_exchange_count_into(moert_model_mesh(l->model)->exchange, NULL);
     if (l->file != NULL)
         fclose(l->file);
-    MOERT_FREE(l->rows, l->step_rows, l->bytes, l->waited_ns, l->accounts, l->ranks_path,
+    MOERT_FREE(l->rows, l->step_rows, l->places, l->bytes, l->waited_ns, l->accounts, l->ranks_path,
                l->steps_path, l);
 }
 
@@ -215,16 +218,16 @@ moert_status moert_ledger_end(moert_ledger *l, uint64_t step) {
 
 /* Gathers all[R,R] on every rank. */
 static moert_status gather_pairs(const moert_ledger *l, pair *all) {
-    const moert_mesh *mesh = moert_model_mesh(l->model);
-    const size_t group = moert_comm_size(mesh->experts), rank = moert_comm_rank(l->world);
-    const size_t first = rank / group * group; /* the first rank of this group */
+    const size_t rank = moert_comm_rank(l->world);
     const double part = 1.0 / (double)moert_max(l->steps, 1);
     pair *mine = all + rank * l->ranks;
-    for (size_t r = 0; r < l->ranks; r++)
+    for (size_t r = 0; r < l->ranks; r++) {
         mine[r].waited_ns = l->waited_ns[r] * part;
-    for (size_t r = 0; r < group; r++) {
-        mine[first + r].dispatched_bytes = (double)l->tally.dispatched_bytes[r] * part;
-        mine[first + r].combined_bytes = (double)l->tally.combined_bytes[r] * part;
+        if (l->places[r].group != l->places[rank].group)
+            continue;
+        const size_t member = l->places[r].member;
+        mine[r].dispatched_bytes = (double)l->tally.dispatched_bytes[member] * part;
+        mine[r].combined_bytes = (double)l->tally.combined_bytes[member] * part;
     }
     return moert_comm_allgather(l->world, mine, l->ranks * sizeof *mine, all);
 }

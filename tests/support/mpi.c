@@ -1,5 +1,6 @@
 /* Start and end of tests on several ranks, and the agreement of ranks on a verdict. */
 #include "support/mpi.h"
+#include "comm/internal.h"
 #include "support/files.h"
 
 enum { MOST_RANKS = 256 };
@@ -48,6 +49,11 @@ int close_test_context(void **state) {
     moert_context_destroy(test_context);
     test_device = NULL;
     return 0;
+}
+
+void deal_ranks(size_t hosts) {
+    for (size_t r = 0; r < test_ranks; r++)
+        moert_context_comm(test_context)->peers[r].node = r % hosts;
 }
 
 int open_context_and_directory(void **state) {

@@ -37,6 +37,10 @@ extern moert_mesh *test_mesh;
 int open_test_mesh(void **state);
 int close_test_mesh(void **state);
 
+/* Deals the ranks of test_context to `hosts` hosts in turn, as far as a new mesh knows; 1: all are
+ * on one host again. */
+void deal_ranks(size_t hosts);
+
 /* open_mesh() creates another mesh, with `ep` ranks per set of experts (0: all). open_model()
  * creates a model without weights. Both objects are destroyed when the test ends. */
 moert_mesh *open_mesh(size_t ep);

@@ -18,6 +18,14 @@ static void complain(const char *name, moert_status status) {
     fprintf(stderr, "%s: %s\n", name, text[0] != '\0' ? text : moert_status_text(status));
 }
 
+moert_status moert_program_flush(void) {
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_IO, "stdout: the output cannot be written: %s (is the disk full?)",
+                      errno != 0 ? strerror(errno) : "an earlier write failed");
+}
+
 /* Creates the context and runs the program's body. A failure that the other ranks do not know of
  * ends all ranks at once. */
 static moert_status run(const moert_program *program, const char *name, moert_comm *world) {
@@ -26,6 +34,9 @@ static moert_status run(const moert_program *program, const char *name, moert_co
         moert_context_open(moert_comm_world(), NULL, !program->any_variables, &context);
     if (status == MOERT_OK)
         status = program->run(context);
+    if (status == MOERT_OK)
+        status =
+            moert_comm_agree(world, moert_comm_rank(world) == 0 ? moert_program_flush() : MOERT_OK);
     if (status != MOERT_OK && moert_comm_size(world) > 1 && !moert_comm_failure_is_shared()) {
         if (moert_context_claim_report(context))
             complain(name, status);
@@ -63,14 +74,6 @@ static moert_status take_options(const moert_program *program, moert_comm *world
     return program->check != NULL && !*help ? program->check(argc, argv) : MOERT_OK;
 }
 
-moert_status moert_program_flush(void) {
-    errno = 0;
-    if (fflush(stdout) == 0 && !ferror(stdout))
-        return MOERT_OK;
-    return MOERT_FAIL(ERROR_IO, "stdout: the output cannot be written: %s (is the disk full?)",
-                      errno != 0 ? strerror(errno) : "an earlier write failed");
-}
-
 int moert_program_main(const moert_program *program, int argc, char **argv) {
     const char *slash = argv[0], *name = slash;
     moert_comm *world = NULL;
@@ -92,8 +95,8 @@ int moert_program_main(const moert_program *program, int argc, char **argv) {
     else if (status == MOERT_OK && first)
         moert_options_usage(stdout, program->synopsis, program->about, program->options,
                             program->option_count);
-    if (status == MOERT_OK)
-        status = moert_comm_agree(world, first ? moert_program_flush() : MOERT_OK);
+    if (status == MOERT_OK && help && first)
+        status = moert_program_flush();
     if (status != MOERT_OK && first)
         complain(name, status);
     moert_comm_destroy(world);

@@ -26,6 +26,7 @@ typedef struct survey {
     moert_device *device;
     size_t group;               /* ranks that share one set of experts */
     rank_report *ranks;         /* [R] */
+    moert_mesh_place *places;   /* [R] */
     moert_device_info *devices; /* devices of all hosts, host by host */
     moert_exchange_report engines[MOERT_EXCHANGE_ENGINES];
 } survey;
@@ -99,7 +100,10 @@ static moert_status gather(const moert_context *context, survey *s) {
         status = MOERT_NEW_ARRAY(&s->ranks, ranks);
     if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&bytes, ranks);
+    if (status == MOERT_OK)
+        status = MOERT_NEW_ARRAY(&s->places, ranks);
     MOERT_TRY_OR(done, moert_comm_agree(s->world, status));
+    moert_mesh_places(s->world, s->group, s->places);
     MOERT_TRY_OR(done, moert_comm_allgather(s->world, &mine, sizeof mine, s->ranks));
     for (size_t r = 0; r < ranks; r++) {
         bytes[r] = s->ranks[r].device_count * sizeof *devices;
@@ -180,7 +184,7 @@ static json_t *choice_row(const char *name, bool automatic, const char *reason) 
 static moert_status put_engines(survey *s, json_t *object) {
     json_t *rows = new_array(object, "engines");
     moert_comm *group;
-    MOERT_TRY(moert_comm_split(s->world, moert_comm_rank(s->world) / s->group, &group));
+    MOERT_TRY(moert_comm_split(s->world, s->places[moert_comm_rank(s->world)].group, &group));
     moert_exchange_survey(s->device, group, s->engines);
     moert_comm_destroy(group);
     MOERT_TRY(moert_comm_broadcast(s->world, 0, s->engines, sizeof s->engines));
@@ -246,6 +250,7 @@ static moert_status put_memory(const survey *s, const moert_survey_model *model,
                                     .length = model->length,
                                     .ranks = moert_comm_size(s->world),
                                     .ep = s->group,
+                                    .places = s->places,
                                     .engine = chosen_engine(s),
                                     .largest_bytes = SIZE_MAX,
                                     .micro_batches = model->micro_batches,
@@ -300,7 +305,7 @@ moert_status moert_survey(moert_context *context, size_t ep, const moert_survey_
     moert_status status = moert_comm_agree(s.world, object != NULL ? MOERT_OK : no_memory());
     if (status == MOERT_OK)
         status = fill(context, model, &s, object);
-    MOERT_FREE(s.ranks, s.devices);
+    MOERT_FREE(s.ranks, s.devices, s.places);
     if (status == MOERT_OK)
         *out = object;
     else

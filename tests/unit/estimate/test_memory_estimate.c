@@ -1,4 +1,4 @@
-// run: np=1,2,3 sanitize=2
+// run: np=1,2,3,4 sanitize=2
 /* Compares the memory estimate with what a real model, optimizer and exchange allocate: parameters
  * always, everything else where the routing cannot change it. */
 #include "base/config.h"
@@ -161,7 +161,7 @@ static const recipe plain = RECIPE(F32, F32, F32, 1, 0, F32);
 
 /* Compares the estimate with a run. If `ep` is 1, every row stays on its rank, whatever the
  * routing, so all parts are compared. */
-static void run_model(const char *name, const recipe *how, size_t ep, size_t batch) {
+static void run_model(const char *name, const recipe *how, size_t ep, size_t batch, size_t hosts) {
     moert_model_config config = golden_config(name);
     moert_optimizer *optimizer;
     moert_memory want;
@@ -170,7 +170,11 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     config.dispatch = how->dispatch;
     config.combine = how->combine;
     config.hidden = how->hidden > 0 ? how->hidden : config.hidden;
+    deal_ranks(hosts);
     moert_mesh *mesh = open_mesh(ep);
+    moert_mesh_place places[4];
+    moert_mesh_places(mesh->world, ep, places);
+    deal_ranks(1);
     moert_model *model = open_model(mesh, &config);
     ASSERT_OK_ON_ALL(
         moert_optimizer_create(model, &(moert_optimizer_options){.beta1 = 0.9}, &optimizer));
@@ -181,6 +185,7 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
         .length = LENGTH,
         .ranks = test_ranks,
         .ep = ep,
+        .places = places,
         .engine = engine_of(mesh),
         .largest_bytes = moert_device_describe(moert_context_device(test_context))->largest_bytes,
         .micro_batches = how->micro_batches,
@@ -197,12 +202,18 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
 
 TEST(test_estimate_equals_what_a_step_allocates) {
     for (size_t m = 0; m < MOERT_COUNT(models); m++)
-        run_model(models[m], &plain, test_ranks, 5);
+        run_model(models[m], &plain, test_ranks, 5, 1);
 }
 
 TEST(test_estimate_holds_for_replicas_and_a_rank_without_sequences) {
     for (size_t m = 0; m < MOERT_COUNT(models); m++)
-        run_model(models[m], &plain, 1, test_ranks > 1 ? test_ranks - 1 : 1);
+        run_model(models[m], &plain, 1, test_ranks > 1 ? test_ranks - 1 : 1, 1);
+}
+
+TEST(test_estimate_knows_the_groups_of_ranks_on_two_hosts) {
+    if (test_ranks != 4)
+        skip();
+    run_model(models[0], &plain, 2, 5, 2);
 }
 
 TEST(test_estimate_counts_what_low_precision_and_micro_batches_add) {
@@ -218,7 +229,7 @@ TEST(test_estimate_counts_what_low_precision_and_micro_batches_add) {
         RECIPE(F32, F32, F32, 2, 0, BF16),   RECIPE(BF16, F32, BF16, 1, 72, BF16),
     };
     for (size_t i = 0; i < MOERT_COUNT(recipes); i++)
-        run_model(models[i % 2], &recipes[i], 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1);
+        run_model(models[i % 2], &recipes[i], 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1, 1);
 }
 
 /* ---- estimates without a run ---- */

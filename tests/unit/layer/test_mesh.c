@@ -38,6 +38,39 @@ TEST(test_positions_order_the_ranks_host_by_host) {
     }
 }
 
+/* Ranks dealt to two hosts in turn, and in another order: {group, member, replica} of each. */
+TEST(test_places_follow_the_hosts) {
+    const struct {
+        size_t node[MOST];
+        moert_mesh_place place[MOST];
+    } cases[] = {
+        {{0, 1, 0, 1}, {{0, 0, 0}, {1, 0, 1}, {0, 1, 0}, {1, 1, 1}}},
+        {{0, 1, 1, 0}, {{0, 0, 0}, {1, 0, 1}, {1, 1, 0}, {0, 1, 1}}},
+        {{0, 0, 1, 1}, {{0, 0, 0}, {0, 1, 0}, {1, 0, 1}, {1, 1, 1}}},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
+        moert_peer peers[4] = {0};
+        moert_mesh_place places[4];
+        for (size_t r = 0; r < 4; r++)
+            peers[r].node = cases[i].node[r];
+        moert_mesh_places(&(const moert_comm){.size = 4, .peers = peers}, 2, places);
+        for (size_t r = 0; r < 4; r++)
+            assert_memory_equal(&places[r], &cases[i].place[r], sizeof *places);
+    }
+}
+
+TEST(test_a_mesh_has_these_places) {
+    moert_mesh_place places[MOST];
+    if (test_ranks != 4)
+        skip();
+    deal_ranks(2);
+    const moert_mesh *mesh = open_mesh(2);
+    moert_mesh_places(mesh->world, 2, places);
+    deal_ranks(1);
+    ASSERT_ON_ALL(moert_comm_rank(mesh->experts) == places[test_rank].member &&
+                  moert_comm_rank(mesh->replicas) == places[test_rank].replica);
+}
+
 /* Each position in each group belongs to one rank; ranks with the same position are replicas. */
 TEST(test_ranks_of_a_host_form_groups_of_neighbours) {
     for (size_t ep = 1; ep <= test_ranks; ep++) {
