@@ -6,8 +6,7 @@
  * An entry is a checksum (XXH3, 128 bits) followed by the machine code: drivers crash on code that
  * a full disk or an interrupted copy has truncated.
  *
- * PoCL has its own cache of compiled kernels, which moert puts into a directory below this one.
- * With PoCL an entry only records that PoCL has stored the result.
+ * With PoCL the machine code is a sequence of files (pocl/step.c).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -30,16 +29,19 @@
 #include "base/text.h"
 #include "device/internal.h"
 
-/* Creates a directory and its parents. */
-static int make_directories(char *path) {
+bool moert_cache_make_parents(char *path) {
     for (char *slash = path + 1; (slash = strchr(slash, '/')) != NULL; slash++) {
         *slash = '\0';
-        int failed = mkdir(path, 0700) != 0 && errno != EEXIST;
+        bool failed = mkdir(path, 0700) != 0 && errno != EEXIST;
         *slash = '/';
         if (failed)
-            return 0;
+            return false;
     }
-    return mkdir(path, 0700) == 0 || errno == EEXIST;
+    return true;
+}
+
+static bool make_directories(char *path) {
+    return moert_cache_make_parents(path) && (mkdir(path, 0700) == 0 || errno == EEXIST);
 }
 
 /* Warns once that kernels are compiled without the cache. */
@@ -67,9 +69,6 @@ static bool is_private(const char *directory) {
 
 uint64_t moert_cache_patience_ns = 60000000000;
 
-/* PoCL keeps the names of files below its directory in arrays of 1024 bytes. */
-enum { POCL_LONGEST_PATH = 700 };
-
 static bool is_off(void) {
     return strcmp(moert_config_get()->cache_dir, "off") == 0;
 }
@@ -84,21 +83,6 @@ static char *cache_directory(void) {
     if (home != NULL && home[0] == '/')
         return moert_text_format("%s/.cache/moert", home);
     return NULL;
-}
-
-void moert_cache_set_pocl_directory(void) {
-    if (is_off()) {
-        setenv("POCL_KERNEL_CACHE", "0", 0);
-        return;
-    }
-    char *directory = cache_directory(), *below = NULL;
-    if (directory != NULL)
-        below = moert_text_format("%s/pocl", directory);
-    /* PoCL does not start if it cannot use its directory */
-    if (below != NULL && strlen(below) <= POCL_LONGEST_PATH && make_directories(below) &&
-        is_private(directory) && is_private(below) && access(below, W_OK) == 0)
-        setenv("POCL_CACHE_DIR", below, 0);
-    MOERT_FREE(below, directory);
 }
 
 static XXH128_canonical_t checksum(const unsigned char *data, size_t bytes) {
@@ -219,16 +203,4 @@ void moert_cache_close(moert_cache_entry *entry, const unsigned char *data, size
     free(temporary);
     unlock(entry);
     free(entry->path);
-}
-
-void moert_cache_begin(const char *key, moert_cache_entry *entry) {
-    unsigned char *data;
-    size_t bytes;
-    moert_cache_open(key, entry, &data, &bytes);
-    free(data);
-}
-
-void moert_cache_end(moert_cache_entry *entry, bool done) {
-    const unsigned char stored = 1;
-    moert_cache_close(entry, done && entry->lock >= 0 ? &stored : NULL, sizeof stored);
 }

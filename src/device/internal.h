@@ -11,8 +11,9 @@ typedef struct moert_kernel {
     char *name;
     cl_kernel handle;
     cl_uint arguments;
-    size_t items[3]; /* of a work-group: its reqd_work_group_size */
-    char *key;       /* cache key until the first launch; NULL if that launch compiles nothing */
+    size_t items[3];  /* of a work-group: its reqd_work_group_size */
+    char *key;        /* cache key of the first launch; NULL if that launch compiles nothing */
+    bool launched[2]; /* with a small grid, with a large grid: PoCL compiles a kernel for each */
     struct moert_kernel *next;
 } moert_kernel;
 
@@ -137,13 +138,7 @@ void moert_cache_open(const char *key, moert_cache_entry *entry, unsigned char *
                       size_t *bytes);
 /* Stores `data` (NULL stores nothing) and unlocks. */
 void moert_cache_close(moert_cache_entry *entry, const unsigned char *data, size_t bytes);
-/* Lock an entry around a compilation whose result PoCL stores in its own cache. Only the holder of
- * the lock is between begin and end, until a process has called end with `done`; later calls of
- * begin do not wait. */
-void moert_cache_begin(const char *key, moert_cache_entry *entry);
-void moert_cache_end(moert_cache_entry *entry, bool done);
 /* The longest time that moert_cache_open() waits for an entry that another process compiles. */
 extern uint64_t moert_cache_patience_ns;
-/* Sets PoCL's environment variables so that PoCL caches in a directory below this cache, or not at
- * all. Variables that the user has set stay. Must precede the first OpenCL call. */
-void moert_cache_set_pocl_directory(void);
+/* Creates the directories above `path`, private to this user. */
+bool moert_cache_make_parents(char *path);

@@ -3,7 +3,9 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "device/internal.h"
+#include "base/memory.h"
+#include "base/text.h"
+#include "device/pocl/pocl.h"
 
 static moert_status set_argument(const moert_kernel *kernel, cl_kernel handle, cl_uint index,
                                  const moert_argument *argument) {
@@ -23,32 +25,49 @@ static moert_status set_argument(const moert_kernel *kernel, cl_kernel handle, c
     return MOERT_OK;
 }
 
-static cl_int enqueue(moert_device *device, const char *program, const moert_kernel *kernel,
-                      cl_kernel handle, const size_t groups[3]) {
+static moert_status enqueue(moert_device *device, const char *program, const moert_kernel *kernel,
+                            cl_kernel handle, const size_t groups[3]) {
     const size_t *items = kernel->items;
     const size_t all[3] = {groups[0] * items[0], groups[1] * items[1], groups[2] * items[2]};
-    return clEnqueueNDRangeKernel(device->queue, handle, 3, NULL, all, items, 0, NULL,
-                                  moert_profile_event(device, program));
+    cl_int code = clEnqueueNDRangeKernel(device->queue, handle, 3, NULL, all, items, 0, NULL,
+                                         moert_profile_event(device, program));
+    if (code == CL_SUCCESS && moert_log_enabled(MOERT_LOG_TRACE) && !device->adopted)
+        code = clFinish(device->queue); /* so that a failure while running names the kernel */
+    return code == CL_SUCCESS ? MOERT_OK : MOERT_CL_FAIL(device, code, kernel->name);
 }
 
 /* The first launch of a kernel compiles it, unless another process has compiled it. During the
  * compilation the other processes wait for the cache's lock. The launch depends on no other
  * process, so it always ends. */
-static cl_int enqueue_first(moert_device *device, const char *program, moert_kernel *kernel,
-                            const size_t groups[3]) {
-    moert_cache_entry entry;
-    moert_cache_begin(kernel->key, &entry);
-    uint64_t start = moert_clock_ns();
-    cl_int code = enqueue(device, program, kernel, kernel->handle, groups);
-    if (code == CL_SUCCESS && entry.lock >= 0) {
-        code = clFinish(device->queue);
+static moert_status enqueue_first(moert_device *device, const char *program, moert_kernel *kernel,
+                                  bool large, const size_t groups[3]) {
+    moert_pocl_step step;
+    const uint64_t start = moert_clock_ns();
+    char *key = moert_text_format("%s%s", kernel->key, large ? "-large" : "");
+    moert_status status;
+    MOERT_TRY_OR(free_key, moert_pocl_begin(key, kernel->name, &step));
+    status = enqueue(device, program, kernel, kernel->handle, groups);
+    if (status == MOERT_OK && step.compiles && step.entry.path != NULL) {
+        const cl_int code = clFinish(device->queue);
+        if (code != CL_SUCCESS)
+            status = MOERT_CL_FAIL(device, code, kernel->name);
         MOERT_DEBUG("compiled %s in %.2f s", kernel->name,
                     (double)(moert_clock_ns() - start) * 1e-9);
     }
-    moert_cache_end(&entry, code == CL_SUCCESS);
-    free(kernel->key);
-    kernel->key = NULL;
-    return code;
+    moert_pocl_end(&step, status == MOERT_OK);
+    kernel->launched[large] = true;
+free_key:
+    free(key);
+    return status;
+}
+
+/* PoCL compiles a kernel once for grids of less than 65535 work-items in each dimension and once
+ * for larger grids. */
+static bool is_large(const moert_kernel *kernel, const size_t groups[3]) {
+    size_t most = 0;
+    for (int i = 0; i < 3; i++)
+        most = moert_max(most, groups[i] * kernel->items[i]);
+    return most >= UINT16_MAX;
 }
 
 moert_status moert_launch(moert_device *device, const char *program, const char *kernel_name,
@@ -77,11 +96,10 @@ moert_status moert_launch(moert_device *device, const char *program, const char 
     if (device->recording != NULL)
         return moert_recording_add(device->recording, handle, kernel, groups);
     MOERT_TRACE("%s [%zu, %zu, %zu]", kernel_name, grid.x, grid.y, grid.z);
-    cl_int code = kernel->key != NULL ? enqueue_first(device, program, kernel, groups)
-                                      : enqueue(device, program, kernel, handle, groups);
-    if (code == CL_SUCCESS && moert_log_enabled(MOERT_LOG_TRACE) && !device->adopted)
-        code = clFinish(device->queue); /* so that a failure while running names the kernel */
-    if (code != CL_SUCCESS)
-        return MOERT_CL_FAIL(device, code, kernel_name);
+    const bool large = is_large(kernel, groups);
+    if (kernel->key != NULL && !kernel->launched[large])
+        MOERT_TRY(enqueue_first(device, program, kernel, large, groups));
+    else
+        MOERT_TRY(enqueue(device, program, kernel, handle, groups));
     return MOERT_OK;
 }

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "device/internal.h"
+#include "device/pocl/pocl.h"
 
 #ifndef CL_DEVICE_PCI_BUS_INFO_KHR
 #define CL_DEVICE_PCI_BUS_INFO_KHR 0x410F
@@ -135,11 +136,10 @@ static moert_status no_platform(cl_int code) {
                       moert_cl_error_name(code));
 }
 
-static moert_status find_all(device_table *table) {
+static moert_status list_devices(device_table *table) {
     cl_platform_id platforms[MAX_PLATFORMS];
     cl_uint platform_count = 0;
     table->count = 0;
-    moert_cache_set_pocl_directory();
     cl_int code = clGetPlatformIDs(MAX_PLATFORMS, platforms, &platform_count);
     if (code != CL_SUCCESS || platform_count == 0)
         return no_platform(code);
@@ -161,8 +161,15 @@ static moert_status find_all(device_table *table) {
     if (table->count > 0)
         return MOERT_OK;
     MOERT_TRY(check_memory(code));
-    return MOERT_FAIL(ERROR_DEVICE, "%u OpenCL platforms, but none has a device (%s)",
-                      platform_count, moert_cl_error_name(code));
+    return MOERT_FAIL(ERROR_DEVICE, "%u OpenCL platforms, but none has a device (%s)%s",
+                      platform_count, moert_cl_error_name(code), moert_pocl_problem());
+}
+
+static moert_status find_all(device_table *table) {
+    moert_pocl_set_directory();
+    const moert_status status = list_devices(table);
+    moert_pocl_unset_directory();
+    return status;
 }
 
 moert_status moert_device_list(moert_device_info **list, size_t *count) {
@@ -218,8 +225,8 @@ static moert_status no_match(const device_table *table, const char *selector) {
         used +=
             (size_t)snprintf(names + used, sizeof names - used, "%s%d:%d %s", i > 0 ? ", " : "",
                              table->info[i].platform, table->info[i].index, table->info[i].name);
-    return MOERT_FAIL(ERROR_USAGE, "MOERT_DEVICE=%s matches no OpenCL device; there are: %s%s",
-                      selector, names, missing_driver_hint(table));
+    return MOERT_FAIL(ERROR_USAGE, "MOERT_DEVICE=%s matches no OpenCL device; there are: %s%s%s",
+                      selector, names, missing_driver_hint(table), moert_pocl_problem());
 }
 
 moert_status moert_device_open(const char *selector, const char *pci, unsigned local_rank,

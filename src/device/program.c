@@ -12,8 +12,9 @@
 #include "base/text.h"
 #include "device/internal.h"
 #include "device/nvidia/ptx.h"
+#include "device/pocl/pocl.h"
 
-#define CACHE_FORMAT "3"
+#define CACHE_FORMAT "4"
 
 enum { GPU_ITEMS = 32 };
 
@@ -69,6 +70,8 @@ static moert_status build_failed(const moert_device *device, cl_program program,
     char log[900] = "";
     char *whole = NULL;
     size_t bytes = 0;
+    if (device->info.is_pocl)
+        MOERT_TRY(moert_pocl_prepare(spec, true)); /* the disk may be full by now */
     clGetProgramBuildInfo(program, device->id, CL_PROGRAM_BUILD_LOG, 0, NULL, &bytes);
     if (bytes > 0 && moert_alloc(&whole, bytes + 1, 1) == MOERT_OK) {
         clGetProgramBuildInfo(program, device->id, CL_PROGRAM_BUILD_LOG, bytes, whole, NULL);
@@ -199,13 +202,12 @@ static moert_status obtain(moert_device *device, moert_program *program) {
         free(all);
     }
     if (device->info.is_pocl) {
-        /* PoCL has its own cache. It compiles a kernel at the kernel's first launch, for the shape
-         * of that launch. To return a binary, PoCL would compile all kernels again, for any
-         * shape. */
-        moert_cache_entry entry;
-        moert_cache_begin(program->key, &entry);
+        /* PoCL compiles a kernel at the kernel's first launch, for the shape of that launch. To
+         * return a binary, PoCL would compile all kernels again, for any shape. */
+        moert_pocl_step step;
+        MOERT_TRY_OR(free_texts, moert_pocl_begin(program->key, spec, &step));
         status = build_source(device, spec, source, options, &program->handle);
-        moert_cache_end(&entry, status == MOERT_OK);
+        moert_pocl_end(&step, status == MOERT_OK);
     } else {
         status = load_or_build(device, spec, source, options, program->key, &program->handle);
     }

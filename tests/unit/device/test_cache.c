@@ -81,18 +81,22 @@ TEST_WITH(test_the_directories_above_a_cache_are_created, make_cache, NULL) {
     assert_int_equal(access(in_directory("cache/a/b/key.bin"), F_OK), 0);
 }
 
-/* Begins a cache entry. If this process holds the lock, it adds a line to file `name` after 0.1 s.
- * It then ends the entry with `done`. */
+/* Opens a cache entry. If it is absent, adds a line to file `name` after 0.1 s. Stores the entry if
+ * `done`. */
 static void work(const char *name, bool done) {
     moert_cache_entry entry;
-    moert_cache_begin("key", &entry);
-    if (entry.lock >= 0) {
+    unsigned char *data;
+    size_t bytes;
+    moert_cache_open("key", &entry, &data, &bytes);
+    const bool absent = data == NULL;
+    free(data);
+    if (absent) {
         FILE *file = fopen(in_directory(name), "a");
         nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
         fputs("worked\n", file);
         fclose(file);
     }
-    moert_cache_end(&entry, done);
+    moert_cache_close(&entry, absent && done ? (const unsigned char *)"x" : NULL, 1);
 }
 
 /* Starts three processes at once and returns how many of them do the work. */
@@ -161,7 +165,9 @@ static pid_t hold_lock(const char *key) {
     const pid_t child = fork();
     if (child == 0) {
         moert_cache_entry entry;
-        moert_cache_begin(key, &entry);
+        unsigned char *data;
+        size_t bytes;
+        moert_cache_open(key, &entry, &data, &bytes);
         if (write(ready[1], &byte, 1) != 1)
             _exit(1);
         for (;;)

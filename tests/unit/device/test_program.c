@@ -1,6 +1,8 @@
 // run: np=1
 /* Programs: build logs, kernel files read from disk, and where compiled kernels are kept. */
 #include <ftw.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,13 +10,14 @@
 #include "base/text.h"
 #include "io/durable.h"
 #include "support/files.h"
+#include "support/suite.h"
 
 static const char good_kernel[] = "kernel void add(global float *x, float value) {\n"
                                   "    x[get_group_id(0)] += value * FACTOR;\n"
                                   "}\n";
 
-/* Creates kernel files, and empties the cache and the home directory, below the test's
- * directory. */
+/* Creates kernel files, and empties the cache, the home directory and the directory of temporary
+ * files, below the test's directory. */
 static int make_kernels(void **state) {
     (void)state;
     ASSERT_OK(moert_remove_tree(in_directory("cache")));
@@ -27,6 +30,9 @@ static int make_kernels(void **state) {
     set_variable("HOME", in_directory("home"));
     set_variable("XDG_CACHE_HOME", NULL);
     set_variable("POCL_CACHE_DIR", NULL);
+    ASSERT_OK(moert_remove_tree(in_directory("tmp")));
+    ASSERT_OK(moert_make_directories(in_directory("tmp")));
+    set_variable("TMPDIR", in_directory("tmp"));
     return 0;
 }
 
@@ -58,10 +64,10 @@ static moert_status add_once(const char *program, float *value, bool *pocl) {
     return status;
 }
 
-/* Checks the sum in a child process, which uses OpenCL for the first time. Returns whether its
- * device is PoCL's. */
-static bool expect_sum_elsewhere(const char *program) {
-    enum { RIGHT = 0, WRONG, RIGHT_ON_POCL };
+enum { RIGHT = 0, WRONG, RIGHT_ON_POCL };
+
+/* Adds in a child process, which uses OpenCL for the first time. Returns how the child ended. */
+static int add_elsewhere(const char *program) {
     int status = -1;
     fflush(NULL);
     const pid_t child = fork();
@@ -74,9 +80,14 @@ static bool expect_sum_elsewhere(const char *program) {
         _exit(!right ? WRONG : pocl ? RIGHT_ON_POCL : RIGHT);
     }
     assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status));
-    assert_int_not_equal(WEXITSTATUS(status), WRONG);
-    return WEXITSTATUS(status) == RIGHT_ON_POCL;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/* Checks the sum. Returns whether the device is PoCL's. */
+static bool expect_sum_elsewhere(const char *program) {
+    const int end = add_elsewhere(program);
+    assert_true(end == RIGHT || end == RIGHT_ON_POCL);
+    return end == RIGHT_ON_POCL;
 }
 
 static const char *counted_ending;
@@ -99,12 +110,11 @@ static size_t count_below(const char *directory, const char *ending) {
 }
 
 /* PoCL compiles a kernel for each launch shape. Both launches have one shape, so the cache holds
- * one entry for the program and one for the kernel. */
+ * one entry for the program and one for the kernel. PoCL's own files are in another directory. */
 TEST_WITH(test_all_compiled_kernels_lie_in_the_cache_directory, make_kernels, NULL) {
     for (size_t i = 0; i < 2; i++) {
         const bool pocl = expect_sum_elsewhere("good");
         assert_int_equal(count_below("cache", ".bin"), pocl ? 2 : 1);
-        assert_int_equal(count_below("cache/pocl", ".so"), pocl ? 1 : 0);
         /* NVIDIA's driver creates home/.nv */
         assert_int_equal(count_below(pocl ? "home" : "home/.cache", ""), 0);
     }
@@ -144,8 +154,154 @@ TEST_WITH(test_pocl_keeps_the_cache_directory_that_the_user_sets, make_kernels, 
     set_variable("POCL_CACHE_DIR", in_directory("own"));
     const bool pocl = expect_sum_elsewhere("good");
     assert_int_equal(count_below("own", ".so"), pocl ? 1 : 0);
-    assert_int_equal(count_below("cache/pocl", ".so"), 0);
+    assert_int_equal(count_below("cache", ".bin"), pocl ? 0 : 1);
 }
+
+/* ---- damaged files ---- */
+
+enum { MOST_FILES = 64 };
+static struct {
+    char path[MOST_FILES][200];
+    size_t count;
+} cached;
+
+static int note_file(const char *path, const struct stat *info, int type, struct FTW *level) {
+    (void)info;
+    (void)level;
+    if (type == FTW_F && cached.count < MOST_FILES)
+        snprintf(cached.path[cached.count++], sizeof cached.path[0], "%s", path);
+    return 0;
+}
+
+/* Changes a random file below the cache directory by the bits of `r`. Returns what it did. */
+static const char *damage(const uint32_t r[4]) {
+    cached.count = 0;
+    nftw(in_directory("cache"), note_file, 16, FTW_PHYS);
+    assert_true(cached.count > 0);
+    const char *path = cached.path[r[0] % cached.count], *other = cached.path[r[1] % cached.count];
+    size_t bytes;
+    unsigned char *content = (unsigned char *)read_file(path, &bytes);
+    const size_t at = bytes > 0 ? r[2] % bytes : 0;
+    static const char *const ways[] = {"flipped", "cut",         "emptied", "removed",
+                                       "swapped", "overwritten", "extended"};
+    const size_t way = r[3] % MOERT_COUNT(ways);
+    if (way == 0 && bytes > 0)
+        content[at] ^= (unsigned char)(1 << r[1] % 8);
+    for (size_t i = 0; way == 5 && i < bytes; i++)
+        content[i] = (unsigned char)suite_bits(r[0], i);
+    const size_t length = way == 1 ? at : way == 2 ? 0 : way == 6 ? bytes + 1 : bytes;
+    if (way == 3) {
+        assert_int_equal(unlink(path), 0);
+    } else if (way == 4 && strcmp(path, other) != 0) {
+        assert_int_equal(rename(path, in_directory("aside")), 0);
+        assert_int_equal(rename(other, path), 0);
+        assert_int_equal(rename(in_directory("aside"), other), 0);
+    } else {
+        write_file(path + strlen(test_directory) + 1, content, length);
+    }
+    return titled("%s %s, %s, byte %zu", ways[way], path, other, at);
+}
+
+/* DAMAGE_SEED=N repeats a choice of damages. DAMAGE_COUNT=N changes their number. */
+TEST_WITH(test_damaged_files_of_the_cache_cost_only_time, make_kernels, NULL) {
+    const char *seed = getenv("DAMAGE_SEED"), *count = getenv("DAMAGE_COUNT");
+    const uint64_t key = seed != NULL ? strtoull(seed, NULL, 10) : (uint64_t)getpid();
+    const size_t cases = count != NULL ? strtoull(count, NULL, 10) : suite_skips(true) ? 20 : 1000;
+    print_message("# DAMAGE_SEED=%llu\n", (unsigned long long)key);
+    const size_t entries = expect_sum_elsewhere("good") ? 2 : 1;
+    for (size_t i = 0; i < cases; i++) {
+        uint32_t r[4];
+        for (size_t j = 0; j < 4; j++)
+            r[j] = suite_bits(key, 4 * i + j);
+        const char *done = damage(r);
+        const int end = add_elsewhere("good");
+        if (end != RIGHT && end != RIGHT_ON_POCL)
+            fail_msg("case %zu of DAMAGE_SEED=%llu, %s: %d", i, (unsigned long long)key, done, end);
+    }
+    expect_sum_elsewhere("good");
+    assert_int_equal(count_below("cache", ".bin"), entries);
+}
+
+/* ---- PoCL's directory ---- */
+
+TEST_WITH(test_a_killed_process_leaves_no_files_for_long, make_kernels, NULL) {
+    const size_t none = expect_sum_elsewhere("good") ? 1 : 0;
+    /* the children call no exit handlers, so each leaves a directory, and the next removes it */
+    expect_sum_elsewhere("good");
+    assert_int_equal(count_files(in_directory("tmp"), ""), none);
+    assert_int_equal(count_below("tmp", "add.so"), none);
+}
+
+TEST_WITH(test_without_a_home_the_kernels_are_compiled, make_kernels, NULL) {
+    static const char *const homes[] = {NULL, "", "/proc/none", "relative"};
+    set_variable("MOERT_CACHE_DIR", NULL);
+    for (size_t i = 0; i < MOERT_COUNT(homes); i++) {
+        set_variable("HOME", homes[i]);
+        expect_sum_elsewhere("good");
+    }
+}
+
+static bool runs_without_its_directories(void) {
+    float value[3] = {1.0f, 1.0f, 1.0f};
+    bool pocl, right = true;
+    for (size_t i = 0; i < 3; i++) {
+        right &= add_once(i < 2 ? titled("good -DN=%zu", i) : "good -DN=0", &value[i], &pocl) ==
+                     MOERT_OK &&
+                 value[i] == 7.0f && moert_remove_tree(in_directory("cache")) == MOERT_OK &&
+                 moert_remove_tree(in_directory("tmp")) == MOERT_OK &&
+                 moert_make_directories(in_directory("tmp")) == MOERT_OK;
+    }
+    return right;
+}
+
+/* A limit of the size of files stands for a full disk. */
+static void fill_disk(void) {
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &(struct rlimit){1 << 20, 1 << 20});
+}
+
+static bool names_the_full_directories(void) {
+    moert_device *device;
+    fill_disk();
+    return failed_with(moert_device_open("cpu", NULL, 0, &device), MOERT_ERROR_DEVICE,
+                       titled("PoCL finds no room for 16 MiB of temporary files (%s: File too "
+                              "large, /dev/shm: ",
+                              in_directory("tmp")));
+}
+
+static bool names_the_full_directory(void) {
+    float value = 1.0f;
+    bool pocl;
+    moert_device *device;
+    const bool opened = moert_device_open("cpu", NULL, 0, &device) == MOERT_OK;
+    fill_disk();
+    return opened && failed_with(add_once("good -DNEW", &value, &pocl), MOERT_ERROR_IO,
+                                 "File too large; for 'good -DNEW' PoCL needs 4 MiB there");
+}
+
+/* Checks a function in a child process, which uses OpenCL for the first time. */
+static void expect_elsewhere(bool (*work)(void)) {
+    int status = -1;
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0)
+        _exit(work() ? RIGHT : WRONG);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, RIGHT);
+}
+
+TEST_WITH(test_deleted_directories_cost_only_time, make_kernels, NULL) {
+    expect_elsewhere(runs_without_its_directories);
+}
+
+TEST_WITH(test_a_full_disk_ends_with_a_message, make_kernels, NULL) {
+    if (!expect_sum_elsewhere("good"))
+        skip(); /* the device is not PoCL's */
+    expect_elsewhere(names_the_full_directories);
+    expect_elsewhere(names_the_full_directory);
+}
+
+/* ---- messages ---- */
 
 TEST_WITH(test_a_failed_build_shows_the_log_of_the_compiler, make_kernels_here, NULL) {
     float value = 1.0f;

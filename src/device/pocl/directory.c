@@ -1,0 +1,208 @@
+/* The private directory of PoCL's files. A lock on it tells other processes that its process lives;
+ * they remove the directories of processes that were killed. */
+#include "device/pocl/pocl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "base/text.h"
+
+/* PoCL keeps the names of files below its directory in arrays of 1024 bytes. */
+enum { LONGEST_DIRECTORY = 700 };
+
+/* Free bytes that the directory needs at first, and before each step: LLVM aborts the process on a
+ * full disk. PoCL writes less than 1 MB in a step. */
+enum { FIRST_BYTES = 16 << 20, STEP_BYTES = 4 << 20 };
+
+#define NO_DIRECTORY "/dev/null/moert"
+
+static struct {
+    char *path;
+    pid_t process;
+    char problem[440];
+} own;
+
+static void remove_tree(const char *path) {
+    FTS *walk = moert_pocl_walk(path);
+    for (FTSENT *at; walk != NULL && (at = fts_read(walk)) != NULL;)
+        if (at->fts_info != FTS_D)
+            remove(at->fts_path);
+    if (walk != NULL)
+        fts_close(walk);
+}
+
+static void remove_own(void) {
+    if (own.process == getpid()) /* not in a forked process */
+        remove_tree(own.path);
+}
+
+/* Locks a directory of this user until this process ends. Returns a file descriptor, or -1 and
+ * errno: EWOULDBLOCK if another process has locked it, ENOENT if it was removed. */
+static int lock(const char *path) {
+    struct stat info;
+    const int handle = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    int code = errno;
+    if (handle < 0)
+        return -1;
+    if (flock(handle, LOCK_EX | LOCK_NB) != 0)
+        code = errno;
+    else if (fstat(handle, &info) == 0 && info.st_uid == geteuid())
+        code = info.st_nlink > 0 ? 0 : ENOENT;
+    else
+        code = EPERM;
+    if (code == 0)
+        return handle;
+    close(handle);
+    errno = code;
+    return -1;
+}
+
+static void remove_abandoned(const char *prefix) {
+    glob_t found = {0};
+    char *pattern = moert_text_format("%s*", prefix);
+    if (pattern != NULL && glob(pattern, GLOB_NOSORT, NULL, &found) == 0)
+        for (size_t i = 0; i < found.gl_pathc; i++) {
+            const int handle = lock(found.gl_pathv[i]);
+            if (handle < 0)
+                continue;
+            remove_tree(found.gl_pathv[i]);
+            close(handle);
+        }
+    globfree(&found);
+    free(pattern);
+}
+
+/* Returns 0 if PoCL can load code from a directory and `bytes` are free there, or an error
+ * number. */
+static int lacks(const char *path, size_t bytes) {
+    struct statvfs info;
+    if (statvfs(path, &info) != 0)
+        return errno;
+    if ((info.f_flag & ST_NOEXEC) != 0)
+        return ENOEXEC;
+    return info.f_bavail < bytes / info.f_frsize ? ENOSPC : 0;
+}
+
+/* Like lacks(), but also writes, which a quota may limit. */
+static int refuses(const char *path, size_t bytes) {
+    char *name = moert_text_format("%s/room-XXXXXX", path);
+    int code = name != NULL ? lacks(path, bytes) : ENOMEM;
+    const int handle = code == 0 ? mkostemp(name, O_CLOEXEC) : -1;
+    if (handle >= 0) {
+        code = posix_fallocate(handle, 0, (off_t)bytes);
+        unlink(name);
+        close(handle);
+    } else if (code == 0) {
+        code = errno;
+    }
+    free(name);
+    return code;
+}
+
+/* Creates a directory and locks it, if the file system has locks: *handle, or -1. Tries again if
+ * another process takes the directory for abandoned before the lock. Returns an error number. */
+static int make(char *path, int *handle) {
+    char *const random = path + strlen(path) - strlen("XXXXXX");
+    for (int attempt = 0; attempt < 10; attempt++) {
+        memset(random, 'X', strlen("XXXXXX"));
+        if (mkdtemp(path) == NULL)
+            return errno;
+        *handle = lock(path);
+        if (*handle >= 0 || (errno != EWOULDBLOCK && errno != ENOENT))
+            return 0;
+    }
+    return EBUSY;
+}
+
+/* Sets own.path to a new directory in `parent`; returns 0 or an error number. The name has the
+ * host, since locks may not reach other hosts. */
+static int create_in(const char *parent) {
+    char host[64] = "";
+    int handle = -1;
+    gethostname(host, sizeof host - 1);
+    char *prefix = moert_text_format("%s/moert-pocl-%s-", parent, host);
+    char *path = prefix != NULL ? moert_text_format("%sXXXXXX", prefix) : NULL;
+    int code = path == NULL ? ENOMEM : strlen(path) > LONGEST_DIRECTORY ? ENAMETOOLONG : 0;
+    if (code == 0) {
+        remove_abandoned(prefix);
+        code = make(path, &handle);
+    }
+    if (code == 0 && (code = refuses(path, FIRST_BYTES)) != 0)
+        remove_tree(path);
+    free(prefix);
+    if (code == 0) {
+        own.path = path;
+        return 0;
+    }
+    if (handle >= 0)
+        close(handle);
+    free(path);
+    return code;
+}
+
+/* Creates the directory in the first usable parent. */
+static void create(void) {
+    char *cache = moert_cache_file("");
+    const char *const parents[] = {getenv("TMPDIR"), "/dev/shm", "/tmp", cache};
+    char reasons[320] = "";
+    for (size_t i = 0; i < MOERT_COUNT(parents) && own.path == NULL; i++) {
+        if (parents[i] == NULL || parents[i][0] != '/')
+            continue;
+        const int code = create_in(parents[i]);
+        const size_t used = strlen(reasons);
+        snprintf(reasons + used, sizeof reasons - used, "%s%s: %s", used > 0 ? ", " : "",
+                 parents[i], code == ENOEXEC ? "mounted noexec" : strerror(code));
+    }
+    free(cache);
+    own.process = getpid();
+    if (own.path != NULL)
+        atexit(remove_own);
+    else
+        snprintf(own.problem, sizeof own.problem,
+                 "; PoCL finds no room for %d MiB of temporary files (%s): set TMPDIR",
+                 FIRST_BYTES >> 20, reasons);
+}
+
+void moert_pocl_set_directory(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (getenv("POCL_CACHE_DIR") != NULL)
+        return;
+    pthread_once(&once, create);
+    setenv("POCL_CACHE_DIR", own.path != NULL ? own.path : NO_DIRECTORY, 0);
+}
+
+void moert_pocl_unset_directory(void) {
+    const char *set = getenv("POCL_CACHE_DIR");
+    if (set != NULL && strcmp(set, own.path != NULL ? own.path : NO_DIRECTORY) == 0)
+        unsetenv("POCL_CACHE_DIR");
+}
+
+const char *moert_pocl_directory(void) {
+    return own.path;
+}
+
+const char *moert_pocl_problem(void) {
+    return own.problem;
+}
+
+moert_status moert_pocl_prepare(const char *what, bool compiles) {
+    if (own.path == NULL)
+        return MOERT_OK;
+    if (mkdir(own.path, 0700) == 0)
+        lock(own.path); /* it was deleted while this process runs */
+    const int code = compiles ? refuses(own.path, STEP_BYTES) : lacks(own.path, STEP_BYTES);
+    if (code == 0)
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_IO, "%s: %s; for '%s' PoCL needs %d MiB there: make room or set TMPDIR",
+                      own.path, strerror(code), what, STEP_BYTES >> 20);
+}
