@@ -92,11 +92,11 @@ typedef struct moert_exchange_report {
 void moert_exchange_survey(moert_device *device, moert_comm *comm,
                            moert_exchange_report reports[MOERT_EXCHANGE_ENGINES]);
 
-/* Creates a window for rows of `width` floats, still without rows. Every rank calls it, but the ranks
- * do not communicate; the caller agrees on the status. */
+/* Creates a window for rows of `width` floats, still without rows. Every rank calls it, but the
+ * ranks do not communicate; the caller agrees on the status. */
 moert_status moert_window_create(moert_exchange *exchange, size_t width, moert_window **window);
-/* Creates a window for rows of `columns` bf16 values, two in the space of a float. Combine sums the
- * bf16 rows in float32. As moert_window_create. Errors: ERROR_UNSUPPORTED (odd number of columns). */
+/* Like moert_window_create, for rows of `columns` bf16 values, two in the space of a float. Combine
+ * sums the bf16 rows in float32. Errors: ERROR_UNSUPPORTED (odd number of columns). */
 moert_status moert_window_create_bf16(moert_exchange *exchange, size_t columns,
                                       moert_window **window);
 void moert_window_destroy(moert_window *window); /* Collective. NULL is legal. */

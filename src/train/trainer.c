@@ -41,8 +41,8 @@ static bool due(uint64_t every, uint64_t done, uint64_t total) {
     return every > 0 && (done % every == 0 || done == total);
 }
 
-/* Computes a step and waits for the device. If a signal comes between its micro-batches, *stopped is
- * set and the step has no effect, except that a profile has the times so far. */
+/* Computes a step and waits for the device. If a signal comes between its micro-batches, sets
+ * *stopped; the step then has no effect, except that a profile has the times so far. */
 static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_model_result *mean,
                             bool *stopped) {
     moert_device *device = moert_model_mesh(t->model)->device;

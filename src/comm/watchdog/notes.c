@@ -1,4 +1,4 @@
-/* The notes that hosts send each other through their beacons: whose rank the others may wait for. */
+/* Notes that hosts send each other through their beacons: which rank the others may wait for. */
 #include <stdlib.h>
 
 #include "base/log.h"

@@ -4,8 +4,8 @@
  *
  * A thread of this process measures its waits (base/phase.h). It knows nothing of the other ranks,
  * which may not know each other yet. A process that has waited in one call for longer than the time
- * limit prints a message and ends with status 1; mpirun then ends the job. Higher ranks wait up to 6
- * seconds longer, so that usually only one rank prints. Not for libraries, whose program may call
+ * limit prints a message and ends with status 1; mpirun then ends the job. Higher ranks wait up to
+ * 6 seconds longer, so that usually only one rank prints. Not for libraries, whose program may call
  * MPI_Init itself.
  */
 #pragma once

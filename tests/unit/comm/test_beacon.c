@@ -109,7 +109,7 @@ TEST_WITH(test_datagrams_of_other_jobs_and_sizes_are_dropped, open_all, close_al
 
 enum { HEADER_BYTES = 24, WIRE_BYTES = HEADER_BYTES + DATAGRAM_BYTES };
 
-/* A socket that is no host of the job. It sends to host 0, and host 1 sends to it if aimed there. */
+/* A socket that is no host of the job. It sends to host 0; host 1 sends to it if aimed there. */
 static int stranger;
 static moert_beacon_address stranger_place;
 
