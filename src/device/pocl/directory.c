@@ -150,10 +150,12 @@ static int create_in(const char *parent) {
     return code;
 }
 
-/* Creates the directory in the first usable parent. */
+/* Creates the directory in the first usable parent. mpirun removes its own directory, the first
+ * one, when the job ends, so nothing is left of a process that was killed. */
 static void create(void) {
     char *cache = moert_cache_file("");
-    const char *const parents[] = {getenv("TMPDIR"), "/dev/shm", "/tmp", cache};
+    const char *const parents[] = {getenv("PMIX_SERVER_TMPDIR"), getenv("TMPDIR"), "/dev/shm",
+                                   "/tmp", cache};
     char reasons[320] = "";
     for (size_t i = 0; i < MOERT_COUNT(parents) && own.path == NULL; i++) {
         if (parents[i] == NULL || parents[i][0] != '/')
