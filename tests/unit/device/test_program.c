@@ -32,6 +32,7 @@ static int make_kernels(void **state) {
     set_variable("POCL_CACHE_DIR", NULL);
     ASSERT_OK(moert_remove_tree(in_directory("tmp")));
     ASSERT_OK(moert_make_directories(in_directory("tmp")));
+    set_variable("PMIX_SERVER_TMPDIR", NULL); /* mpirun's directory, which would come first */
     set_variable("TMPDIR", in_directory("tmp"));
     return 0;
 }
