@@ -35,7 +35,7 @@ verdict $? "moert-info says that a device in GPU form has no tuning"
 tune --shapes 2x5x34x20 --op wgrad --dtype f32 --for family --out "$tmp/family"
 [ $? -eq 0 ] && [ "$(grep -c '^family "[cg]pu' "$tmp/family")" -eq 1 ]
 verdict $? "--for family writes rows for a family of devices"
-refused 1 '^moert-tune: .*cannot add rows to .*/no/such/folder: No such file' "a file that cannot be written is refused before measuring" \
+refused 1 '^moert-tune: .*/no/such/folder: cannot be opened to append: No such file' "a file that cannot be written is refused before measuring" \
     tune --suite small --out "$tmp/no/such/folder"
 refused 2 '^moert-tune: .*moert-tune runs on one rank, not on 2' "2 ranks are bad usage" ranks 2 "$bin/moert-tune" --suite small
 
