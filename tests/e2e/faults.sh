@@ -132,6 +132,18 @@ resumes terminated 3
 ordered terminated-one 2 1
 resumes terminated-one 1
 
+# launch/train passes the first signal on in a form that mpirun does not turn into an immediate end
+dir=$work/launch log=$work/launch/stderr
+mkdir -p "$dir/tmp"
+TMPDIR=$dir/tmp launch/train --np 2 --program "$program" -- "${arguments[@]}" --out "$dir/run" >"$dir/stdout" 2>"$dir/stderr" &
+launcher=$!
+random_moment
+kill -TERM "$launcher"
+await
+[ "$status" -eq 0 ] && grep -q 'continue with --resume auto' "$dir/stdout" && ls "$dir"/run/checkpoints/step-*/state.json >>"$log"
+verdict $? "launch: SIGTERM to launch/train saves the last whole step and ends without an error"
+resumes launch 2
+
 start launcher 2
 random_moment
 kill -TERM "$launcher"
