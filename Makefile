@@ -43,14 +43,14 @@ TOOLPART := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(MAINS),$(call find,src/to
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bin/%,$(wildcard bench/bench_*.c))
 BENCHPART := $(patsubst %.c,$(BUILD)/%.o,$(wildcard bench/*/*.c))
 TESTS    := $(patsubst %.c,$(BUILD)/%,$(call find,tests/unit tests/conformance,test_*.c))
-PRELOADS := tests/tools/mpi_fault.c
+PRELOADS := tests/tools/mpi_fault.c tests/tools/inject.c
 TESTTOOLS := $(patsubst tests/tools/%.c,$(BUILD)/tests/%,$(filter-out $(PRELOADS),$(wildcard tests/tools/*.c))) \
 	$(PRELOADS:tests/tools/%.c=$(BUILD)/tests/%.so)
 TESTPART := $(patsubst %.c,$(BUILD)/%.o,$(call find,tests/support,*.c))
 STATIC   := $(BUILD)/lib/libmoert.a
 SHARED   := $(BUILD)/lib/libmoert.so
 
-.PHONY: FORCE all tests fuzz check check-all check-layers check-sanitize install uninstall info help format lint clean
+.PHONY: FORCE all tests fuzz check check-all check-inject check-layers check-sanitize install uninstall info help format lint clean
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -144,25 +144,36 @@ check-all: ## every test, every golden case, every engine and rank count
 	$(Q)tests/run --build $(BUILD) --jobs $(JOBS) --all
 	$(Q)$(MAKE) --no-print-directory check-sanitize
 
+check-inject: ## every call that can fail fails once, in every program on 1 to 3 ranks (hours; continues where it was stopped)
+	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests
+	$(Q)tests/inject --build $(BUILD)
+
 FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
-FUZZ_RUN   := -max_len=48 -len_control=0 -use_cmp=0 -use_memmem=0 -print_funcs=0 -rss_limit_mb=4096 \
-	-report_slow_units=600 -verbosity=$(if $(filter 1,$(V)),1,0)
+FUZZ_RUN   := -print_funcs=0 -rss_limit_mb=4096 -report_slow_units=600 -verbosity=$(if $(filter 1,$(V)),1,0)
 RUNS       ?= 100000
 SEED       ?= 0
 
-fuzz: ## RUNS random ops by SEED (0: another one each time) under ASan and UBSan; needs clang
+# what is fuzzed: op (descriptions and buffers of ops) or a reader of tests/fuzz/fuzz_files.c
+TARGET     ?= op
+FUZZER     := fuzz_$(if $(filter op,$(TARGET)),op,files)
+FUZZ_RUN   += $(if $(filter op,$(TARGET)),-max_len=48 -len_control=0 -use_cmp=0 -use_memmem=0,-max_len=4096 $(BUILD)/fuzz/corpus/$(TARGET) tests/fuzz/corpus/$(TARGET))
+
+fuzz: ## RUNS random inputs of TARGET (op) by SEED (0: another one each time) under ASan and UBSan
 	$(Q)if ! printf 'int LLVMFuzzerTestOneInput(void) { return 0; }' | \
 		clang -fsanitize=fuzzer,address,undefined -x c - -o /dev/null 2>/dev/null; then \
 		echo 'fuzz: skipped: no clang with libFuzzer (in Debian 12: clang and libclang-rt-14-dev)'; \
 	else \
-		$(MAKE) $(PARALLEL) --no-print-directory CC=clang BUILD=$(BUILD)/fuzz CFLAGS='$(FUZZ_FLAGS)' $(BUILD)/fuzz/fuzz_op && \
+		mkdir -p $(BUILD)/fuzz/corpus/$(TARGET); \
+		$(MAKE) $(PARALLEL) --no-print-directory CC=clang BUILD=$(BUILD)/fuzz CFLAGS='$(FUZZ_FLAGS)' $(BUILD)/fuzz/$(FUZZER) && \
 		MOERT_CACHE_DIR="$${MOERT_CACHE_DIR:-$(CURDIR)/$(BUILD)/cache}" \
-			$(BUILD)/fuzz/fuzz_op $(FUZZ_RUN) -artifact_prefix=$(BUILD)/fuzz/ -runs=$(RUNS) -seed=$(SEED) \
+			FUZZ_TARGET=$(TARGET) $(BUILD)/fuzz/$(FUZZER) $(FUZZ_RUN) -artifact_prefix=$(BUILD)/fuzz/ -runs=$(RUNS) -seed=$(SEED) \
 			>$(BUILD)/fuzz/log 2>&1 || { cat $(BUILD)/fuzz/log; exit 1; }; \
 		tail -n 1 $(BUILD)/fuzz/log; \
 	fi
 
-$(BUILD)/fuzz_op: $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c)) $(STATIC)
+$(BUILD)/fuzz_op: $(patsubst %,$(BUILD)/tests/fuzz/%.o,fuzz_op buffers describe) $(STATIC)
+$(BUILD)/fuzz_files: $(BUILD)/tests/fuzz/fuzz_files.o $(TOOLPART) $(STATIC)
+$(BUILD)/fuzz_%:
 	$(call say,LINK)
 	$(Q)$(CC) $(ALL_CFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)
 

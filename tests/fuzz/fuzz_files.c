@@ -1,0 +1,249 @@
+/*
+ * libFuzzer targets: no content of a file makes a reader crash, read out of bounds or leak. A
+ * refusal has a message that names the file or directory.
+ *
+ * FUZZ_TARGET names a row of the table. The input is the content of one file; where a reader takes
+ * a directory, the other files are legal.
+ *
+ *   make fuzz TARGET=safetensors RUNS=1000000
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/memory.h"
+#include "data/data.h"
+#include "gemm/tuning/tuning.h"
+#include "io/durable.h"
+#include "io/json.h"
+#include "io/manifest.h"
+#include "io/model_config.h"
+#include "io/safetensors.h"
+#include "tools/report/run_record.h"
+
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
+const char *__asan_default_options(void);
+
+/* Files that claim to hold much must fail with ERROR_MEMORY. */
+const char *__asan_default_options(void) {
+    return "allocator_may_return_null=1:max_allocation_size_mb=256:detect_odr_violation=0";
+}
+
+static char directory[64]; /* of all files */
+static char path[128];     /* of the file that holds the input */
+
+static void fuzz_fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
+static void fuzz_fail(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("fuzz_files: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+    abort();
+}
+
+static void write_file(const char *name, const void *bytes, size_t count) {
+    char to[192];
+    snprintf(to, sizeof to, "%s/%s", directory, name);
+    FILE *file = fopen(to, "wb");
+    if (file == NULL || fwrite(bytes, 1, count, file) != count || fclose(file) != 0)
+        fuzz_fail("%s: %s", to, strerror(errno));
+}
+
+/* ---- readers ---- */
+
+static moert_status read_tensors(const char *from) {
+    moert_tensors *tensors;
+    MOERT_TRY(moert_tensors_open(from, &tensors));
+    for (size_t i = 0; i < moert_tensors_count(tensors); i++) {
+        const moert_tensor *tensor = moert_tensors_at(tensors, i);
+        const size_t last = tensor->elements > 0 ? tensor->elements - 1 : 0;
+        float value;
+        int32_t whole;
+        if (moert_tensors_find(tensors, tensor->name) != tensor)
+            fuzz_fail("tensor %zu is not found by its name", i);
+        moert_tensor_read_f32(tensor, last, tensor->elements > 0, &value);
+        moert_tensor_read_i32(tensor, 0, tensor->elements > 0, &whole);
+    }
+    moert_tensors_metadata(tensors, "format");
+    moert_tensors_close(tensors);
+    return MOERT_OK;
+}
+
+static moert_status read_safetensors(void) {
+    return read_tensors(path);
+}
+
+static moert_status read_index(void) {
+    return read_tensors(directory);
+}
+
+static moert_status read_config(void) {
+    moert_model_config config;
+    moert_status status = moert_model_config_read(path, &config);
+    if (status == MOERT_OK) {
+        moert_model_config_check_model(&config);
+        moert_model_config_free(&config);
+    }
+    return status;
+}
+
+/* The input is a manifest without its own checksum, which no mutation would hit. */
+static moert_status read_manifest(void) {
+    char *text;
+    size_t bytes;
+    MOERT_TRY(moert_read_text(path, 1 << 20, &text));
+    const XXH128_hash_t sum = XXH3_128bits(text, strlen(text));
+    FILE *file = fopen(path, "w");
+    if (file == NULL ||
+        fprintf(file, "%s,\n \"xxh3\": \"%016llx%016llx\"\n}\n", text,
+                (unsigned long long)sum.high64, (unsigned long long)sum.low64) < 0 ||
+        fclose(file) != 0)
+        fuzz_fail("%s: %s", path, strerror(errno));
+    free(text);
+    return moert_manifest_check(directory, &bytes);
+}
+
+static moert_status read_record(void) {
+    moert_run_record record;
+    const moert_status status = moert_run_record_read(directory, &record);
+    moert_run_record_free(&record);
+    return status;
+}
+
+static moert_status read_data(moert_data *data) {
+    int32_t input[8], target[8];
+    moert_data_check_vocabulary(data, 256);
+    moert_data_sequence(data, (moert_draw){.seed = 1}, 8, input, target);
+    moert_data_heldout_sequence(data, 0, 2, 8, input, target);
+    moert_data_destroy(data);
+    return MOERT_OK;
+}
+
+static moert_status read_tokens(void) {
+    moert_data *data;
+    MOERT_TRY(moert_data_open_raw(path, 16, 0.1, &data));
+    return read_data(data);
+}
+
+static moert_status read_text(void) {
+    moert_data *data;
+    const char *paths[] = {path};
+    MOERT_TRY(moert_data_open_text(paths, 1, 0.1, &data));
+    return read_data(data);
+}
+
+static moert_status read_tuning(void) {
+    char *line = NULL, problem[160];
+    size_t room = 0;
+    FILE *file = fopen(path, "r");
+    while (file != NULL && getline(&line, &room, file) > 0) {
+        moert_tuning_row row;
+        bool empty;
+        if (moert_tuning_parse(line, &row, &empty, problem) && !empty)
+            moert_choices_check(&row.choices, problem);
+    }
+    free(line);
+    if (file != NULL)
+        fclose(file);
+    return MOERT_OK;
+}
+
+/* ---- the table ---- */
+
+static const char small_config[] = "{}\n";
+/* a tensor x of four bytes */
+static const char small_tensors[] =
+    "\x40\0\0\0\0\0\0\0"
+    "{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}"
+    "          \0\0\0\0";
+static const char small_metrics[] = "{\"step\": 0, \"loss\": 5.5, \"skipped\": false}\n";
+static const char small_steps[] =
+    "{\"step\":1,\"step_ms\":[9.5],\"operations\":{\"norms\":[0.5],\"host\":[9]}}\n";
+
+/* X(name, file that holds the input, reader). The other files of the directory are in `others`. */
+#define TARGETS(X)                                                                                 \
+    X(safetensors, "x.safetensors", read_safetensors)                                              \
+    X(index, "model.safetensors.index.json", read_index)                                           \
+    X(config, "config.json", read_config)                                                          \
+    X(manifest, "manifest.json", read_manifest)                                                    \
+    X(metrics, "metrics.jsonl", read_record)                                                       \
+    X(profile_steps, "profile-steps.jsonl", read_record)                                           \
+    X(profile_ranks, "profile-ranks.json", read_record)                                            \
+    X(profile, "profile.json", read_record)                                                        \
+    X(tokens, "tokens.bin", read_tokens)                                                           \
+    X(text, "text", read_text)                                                                     \
+    X(tuning, "tuning.txt", read_tuning)
+
+static const struct {
+    const char *name, *file;
+    moert_status (*read)(void);
+} targets[] =
+    {
+#define TARGET(name, file, read) {#name, file, read},
+        TARGETS(TARGET)
+#undef TARGET
+},
+  *target;
+
+static const struct {
+    const char *target, *file, *content;
+    size_t bytes;
+} others[] = {
+    {"index", "a.safetensors", small_tensors, sizeof small_tensors - 1},
+    {"manifest", "config.json", small_config, sizeof small_config - 1},
+    {"profile_steps", "metrics.jsonl", small_metrics, sizeof small_metrics - 1},
+    {"profile_ranks", "metrics.jsonl", small_metrics, sizeof small_metrics - 1},
+    {"profile_ranks", "profile-steps.jsonl", small_steps, sizeof small_steps - 1},
+    {"profile", "metrics.jsonl", small_metrics, sizeof small_metrics - 1},
+    {"profile", "profile-steps.jsonl", small_steps, sizeof small_steps - 1},
+};
+
+static void clean_up(void) {
+    unlink(path);
+    for (size_t i = 0; i < MOERT_COUNT(others); i++) {
+        char other[192];
+        snprintf(other, sizeof other, "%s/%s", directory, others[i].file);
+        unlink(other);
+    }
+    rmdir(directory);
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv) {
+    const char *name = getenv("FUZZ_TARGET");
+    (void)argc;
+    (void)argv;
+    setenv("MOERT_LOG", "error", 1);
+    moert_json_watch(malloc);
+    for (size_t i = 0; i < MOERT_COUNT(targets); i++)
+        if (name != NULL && strcmp(targets[i].name, name) == 0)
+            target = &targets[i];
+    if (target == NULL)
+        fuzz_fail("FUZZ_TARGET is '%s', not a reader", name != NULL ? name : "");
+    snprintf(directory, sizeof directory, "/dev/shm/moert-fuzz-XXXXXX");
+    if (mkdtemp(directory) == NULL)
+        fuzz_fail("%s: %s", directory, strerror(errno));
+    snprintf(path, sizeof path, "%s/%s", directory, target->file);
+    for (size_t i = 0; i < MOERT_COUNT(others); i++)
+        if (strcmp(others[i].target, target->name) == 0)
+            write_file(others[i].file, others[i].content, others[i].bytes);
+    atexit(clean_up);
+    return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
+    write_file(target->file, bytes, count);
+    if (target->read() == MOERT_OK)
+        return 0;
+    if (strstr(moert_last_error(), directory) == NULL)
+        fuzz_fail("the message does not name the file: %s", moert_last_error());
+    return 0;
+}
