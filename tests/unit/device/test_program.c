@@ -207,7 +207,7 @@ static const char *damage(const uint32_t r[4]) {
 TEST_WITH(test_damaged_files_of_the_cache_cost_only_time, make_kernels, NULL) {
     const char *seed = getenv("DAMAGE_SEED"), *count = getenv("DAMAGE_COUNT");
     const uint64_t key = seed != NULL ? strtoull(seed, NULL, 10) : (uint64_t)getpid();
-    const size_t cases = count != NULL ? strtoull(count, NULL, 10) : suite_skips(true) ? 6 : 1000;
+    const size_t cases = count != NULL ? strtoull(count, NULL, 10) : suite_skips(true) ? 6 : 300;
     print_message("# DAMAGE_SEED=%llu\n", (unsigned long long)key);
     const size_t entries = expect_sum_elsewhere("good") ? 2 : 1;
     for (size_t i = 0; i < cases; i++) {
