@@ -76,9 +76,9 @@ void moert_close_files(int *files, size_t count) {
     }
 }
 
-static moert_status make_directory(const char *path) {
+static moert_status make_directory(const char *path, mode_t mode) {
     struct stat info;
-    if (mkdir(path, 0777) == 0)
+    if (mkdir(path, mode) == 0)
         return MOERT_OK;
     const int reason = errno;
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
@@ -89,7 +89,7 @@ static moert_status make_directory(const char *path) {
                       path, strerror(reason));
 }
 
-moert_status moert_make_directories(const char *path) {
+static moert_status make_directories(const char *path, mode_t mode) {
     moert_status status = MOERT_OK;
     char *copy = strdup(path);
     if (copy == NULL)
@@ -97,11 +97,19 @@ moert_status moert_make_directories(const char *path) {
     for (char *at = copy; *at != '\0' && status == MOERT_OK; at++)
         if (*at == '/' && at != copy) {
             *at = '\0';
-            status = make_directory(copy);
+            status = make_directory(copy, mode);
             *at = '/';
         }
     if (status == MOERT_OK)
-        status = make_directory(copy);
+        status = make_directory(copy, mode);
     free(copy);
     return status;
+}
+
+moert_status moert_make_directories(const char *path) {
+    return make_directories(path, 0777);
+}
+
+moert_status moert_make_private_directories(const char *path) {
+    return make_directories(path, 0700);
 }

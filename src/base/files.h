@@ -21,3 +21,5 @@ void moert_close_files(int *files, size_t count);
 
 /* Creates a directory and its missing parents; they may exist. Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_make_directories(const char *path);
+/* The same; only this user may enter the new directories. */
+moert_status moert_make_private_directories(const char *path);

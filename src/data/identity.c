@@ -1,6 +1,4 @@
 /* Identifies data by a checksum of its content, and compares the data of all ranks. */
-#include <string.h>
-
 #include <xxhash.h>
 
 #include "base/memory.h"
@@ -23,33 +21,19 @@ static size_t file_count(const moert_data *data) {
     return data->kind == ARRAY ? 1 : data->corpus.count;
 }
 
-/* sum = the XXH3 checksum of content[bytes], most significant byte first. */
-static void sum_of(const void *content, size_t bytes, unsigned char sum[MOERT_SUM_BYTES]) {
-    XXH128_canonical_t canonical;
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits(content, bytes));
-    memcpy(sum, canonical.digest, MOERT_SUM_BYTES);
-}
-
-/* Like sum_of, of the size and of blocks of a file. */
-static void sum_of_blocks(const moert_corpus_file *file, unsigned char sum[MOERT_SUM_BYTES]) {
+/* The checksum of the size and of blocks of a file. */
+static moert_checksum sum_of_blocks(const moert_corpus_file *file) {
     struct {
         XXH64_canonical_t bytes;
-        unsigned char sums[BLOCKS][MOERT_SUM_BYTES];
+        moert_checksum sums[BLOCKS];
     } read;
     const size_t distance = (file->bytes - BLOCK_BYTES) / (BLOCKS - 1);
     XXH64_canonicalFromHash(&read.bytes, file->bytes);
     for (size_t i = 0; i < BLOCKS; i++) {
         const size_t at = i + 1 < BLOCKS ? i * distance : file->bytes - BLOCK_BYTES;
-        sum_of(file->content + at, BLOCK_BYTES, read.sums[i]);
+        read.sums[i] = moert_checksum_of(file->content + at, BLOCK_BYTES);
     }
-    sum_of(&read, sizeof read, sum);
-}
-
-static const char *hex_of(const unsigned char sum[MOERT_SUM_BYTES],
-                          char hex[2 * MOERT_SUM_BYTES + 1]) {
-    for (size_t i = 0; i < MOERT_SUM_BYTES; i++)
-        snprintf(hex + 2 * i, 3, "%02x", sum[i]);
-    return hex;
+    return moert_checksum_of(&read, sizeof read);
 }
 
 moert_status moert_data_identify(moert_data *data) {
@@ -62,26 +46,24 @@ moert_status moert_data_identify(moert_data *data) {
         bytes += file_of(data, i).bytes;
     for (size_t i = 0; i < count; i++) {
         const moert_corpus_file file = file_of(data, i);
-        if (bytes <= WHOLE_BYTES || file.bytes <= (size_t)BLOCKS * BLOCK_BYTES)
-            sum_of(file.content, file.bytes, data->sums[i]);
-        else
-            sum_of_blocks(&file, data->sums[i]);
+        const bool whole = bytes <= WHOLE_BYTES || file.bytes <= (size_t)BLOCKS * BLOCK_BYTES;
+        data->sums[i] = whole ? moert_checksum_of(file.content, file.bytes) : sum_of_blocks(&file);
     }
-    unsigned char sum[MOERT_SUM_BYTES];
-    char hex[2 * MOERT_SUM_BYTES + 1];
-    sum_of(data->sums, count * sizeof *data->sums, sum);
+    const moert_checksum sum = moert_checksum_of(data->sums, count * sizeof *data->sums);
+    char hex[MOERT_CHECKSUM_DIGITS + 1];
     snprintf(data->identity, sizeof data->identity, "%s of %zu tokens in %zu file%s, XXH3 %s",
-             kinds[data->kind], data->tokens, count, count == 1 ? "" : "s", hex_of(sum, hex));
+             kinds[data->kind], data->tokens, count, count == 1 ? "" : "s",
+             moert_checksum_text(sum, hex));
     return MOERT_OK;
 }
 
 static void print_files(const void *object, FILE *out) {
     const moert_data *data = object;
-    char hex[2 * MOERT_SUM_BYTES + 1];
+    char hex[MOERT_CHECKSUM_DIGITS + 1];
     for (size_t i = 0; i < file_count(data); i++) {
         const moert_corpus_file file = file_of(data, i);
         fprintf(out, "%s of %zu bytes, XXH3 %s%c", file.path, file.bytes,
-                hex_of(data->sums[i], hex), 0);
+                moert_checksum_text(data->sums[i], hex), 0);
     }
 }
 

@@ -1,10 +1,9 @@
 /* The struct of a token source, which the files of src/data share. */
 #pragma once
 
+#include "base/checksum.h"
 #include "data/corpus.h"
 #include "data/data.h"
-
-enum { MOERT_SUM_BYTES = 16 };
 
 typedef enum moert_data_kind { TEXT, RAW, ARRAY } moert_data_kind;
 
@@ -18,7 +17,7 @@ struct moert_data {
     const char *name;
     const int32_t *array; /* [steps,batch,row] */
     size_t steps, batch, row;
-    unsigned char (*sums)[MOERT_SUM_BYTES]; /* checksum of each file; an array counts as a file */
+    moert_checksum *sums; /* of each file; an array counts as a file */
     char identity[MOERT_DATA_IDENTITY_BYTES];
 };
 

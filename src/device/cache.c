@@ -19,30 +19,15 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <xxhash.h>
-
+#include "base/checksum.h"
 #include "base/clock.h"
 #include "base/config.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/phase.h"
 #include "base/text.h"
 #include "device/internal.h"
-
-bool moert_cache_make_parents(char *path) {
-    for (char *slash = path + 1; (slash = strchr(slash, '/')) != NULL; slash++) {
-        *slash = '\0';
-        bool failed = mkdir(path, 0700) != 0 && errno != EEXIST;
-        *slash = '/';
-        if (failed)
-            return false;
-    }
-    return true;
-}
-
-static bool make_directories(char *path) {
-    return moert_cache_make_parents(path) && (mkdir(path, 0700) == 0 || errno == EEXIST);
-}
 
 /* Warns once that kernels are compiled without the cache. */
 static void warn_once(const char *what, const char *path, const char *why) {
@@ -85,17 +70,12 @@ static char *cache_directory(void) {
     return NULL;
 }
 
-static XXH128_canonical_t checksum(const unsigned char *data, size_t bytes) {
-    XXH128_canonical_t sum;
-    XXH128_canonicalFromHash(&sum, XXH3_128bits(data, bytes));
-    return sum;
-}
-
 /* Returns the path of a file in the cache directory, and creates that directory. Returns NULL
  * without a cache. */
 static char *path_of(const char *name, const char *ending) {
     char *directory = is_off() ? NULL : cache_directory(), *path = NULL;
-    if (directory != NULL && make_directories(directory) && is_private(directory))
+    if (directory != NULL && moert_make_private_directories(directory) == MOERT_OK &&
+        is_private(directory))
         path = moert_text_format("%s/%s%s", directory, name, ending);
     else if (!is_off())
         MOERT_DEBUG("kernels are not cached: no directory %s",
@@ -113,7 +93,7 @@ static void read_entry(const char *path, unsigned char **data, size_t *bytes) {
     const int handle = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     FILE *file = handle >= 0 ? fdopen(handle, "rb") : NULL;
     struct stat info;
-    XXH128_canonical_t stored, sum;
+    moert_checksum stored, sum;
     if (file == NULL) {
         if (handle >= 0)
             close(handle);
@@ -125,7 +105,7 @@ static void read_entry(const char *path, unsigned char **data, size_t *bytes) {
         *bytes = (size_t)info.st_size - sizeof stored;
         bool whole =
             fread(&stored, sizeof stored, 1, file) == 1 && fread(*data, 1, *bytes, file) == *bytes;
-        sum = checksum(*data, *bytes);
+        sum = moert_checksum_of(*data, *bytes);
         if (!whole || memcmp(&stored, &sum, sizeof sum) != 0) {
             MOERT_DEBUG("the kernel cache entry %s is damaged", path);
             free(*data);
@@ -191,7 +171,7 @@ void moert_cache_close(moert_cache_entry *entry, const unsigned char *data, size
             : -1;
     FILE *file = handle >= 0 ? fdopen(handle, "wb") : NULL;
     if (file != NULL) {
-        const XXH128_canonical_t sum = checksum(data, bytes);
+        const moert_checksum sum = moert_checksum_of(data, bytes);
         int written = fwrite(&sum, sizeof sum, 1, file) == 1;
         written &= fwrite(data, 1, bytes, file) == bytes;
         written &= fclose(file) == 0;

@@ -140,5 +140,3 @@ void moert_cache_open(const char *key, moert_cache_entry *entry, unsigned char *
 void moert_cache_close(moert_cache_entry *entry, const unsigned char *data, size_t bytes);
 /* The longest time that moert_cache_open() waits for an entry that another process compiles. */
 extern uint64_t moert_cache_patience_ns;
-/* Creates the directories above `path`, private to this user. */
-bool moert_cache_make_parents(char *path);

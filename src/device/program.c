@@ -4,8 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <xxhash.h>
-
+#include "base/checksum.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -196,9 +195,8 @@ static moert_status obtain(moert_device *device, moert_program *program) {
     char *all = moert_text_format("%s\n%s\n%s\n%s\n%s\n%s\n" CACHE_FORMAT, source, options,
                                   info->name, info->driver, info->version, info->platform_name);
     if (all != NULL) {
-        const XXH128_hash_t hash = XXH3_128bits(all, strlen(all));
-        program->key = moert_text_format("%016llx%016llx", (unsigned long long)hash.high64,
-                                         (unsigned long long)hash.low64);
+        char key[MOERT_CHECKSUM_DIGITS + 1];
+        program->key = strdup(moert_checksum_text(moert_checksum_of(all, strlen(all)), key));
         free(all);
     }
     if (device->info.is_pocl) {

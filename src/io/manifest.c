@@ -8,8 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <xxhash.h>
-
 #include "base/files.h"
 #include "base/memory.h"
 #include "base/parallel.h"
@@ -18,7 +16,7 @@
 #include "io/durable.h"
 #include "io/internal.h"
 
-enum { FORMAT = 1, LIMIT_BYTES = 100000000, HEX = 2 * sizeof(moert_checksum) };
+enum { FORMAT = 1, LIMIT_BYTES = 100000000, HEX = MOERT_CHECKSUM_DIGITS };
 
 static const char file_name[] = "manifest.json";
 
@@ -171,14 +169,6 @@ moert_status moert_manifest_make(const char *directory, moert_manifest **manifes
 
 /* ---- checksums ---- */
 
-static moert_checksum checksum_of(const void *data, size_t bytes) {
-    XXH128_canonical_t canonical;
-    moert_checksum sum;
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, bytes));
-    memcpy(sum.byte, canonical.digest, sizeof sum.byte);
-    return sum;
-}
-
 typedef struct summing {
     const moert_manifest *manifest;
     size_t first;
@@ -227,7 +217,7 @@ static void sum_pieces(void *context, size_t first, size_t end) {
             s->bad = s->first + i + 1;
             break;
         }
-        s->sums[i] = checksum_of(data, bytes);
+        s->sums[i] = moert_checksum_of(data, bytes);
         moert_phase_tick();
     }
     free(data);
@@ -247,17 +237,7 @@ moert_status moert_manifest_sum(const moert_manifest *m, size_t first, size_t co
 }
 
 static moert_checksum sum_of_part(const part *p, const moert_checksum *sums) {
-    return checksum_of(sums + p->first_piece, p->pieces * sizeof *sums);
-}
-
-static const char *hex_of(moert_checksum sum, char text[HEX + 1]) {
-    static const char digits[] = "0123456789abcdef";
-    for (size_t i = 0; i < sizeof sum.byte; i++) {
-        text[2 * i] = digits[sum.byte[i] >> 4];
-        text[2 * i + 1] = digits[sum.byte[i] & 15];
-    }
-    text[HEX] = '\0';
-    return text;
+    return moert_checksum_of(sums + p->first_piece, p->pieces * sizeof *sums);
 }
 
 moert_status moert_manifest_compare(const moert_manifest *m, const moert_checksum *sums) {
@@ -275,7 +255,8 @@ moert_status moert_manifest_compare(const moert_manifest *m, const moert_checksu
         return MOERT_FAIL(ERROR_FORMAT,
                           "%s: %sis not as it was written: checksum %s, not %s (is the disk "
                           "intact? if it was changed on purpose, remove manifest.json)",
-                          file->path, what, hex_of(sum, found), hex_of(p->sum, expected));
+                          file->path, what, moert_checksum_text(sum, found),
+                          moert_checksum_text(p->sum, expected));
     }
     return MOERT_OK;
 }
@@ -289,9 +270,9 @@ static json_t *json_of_file(const moert_manifest *m, const listed_file *file,
     char hex[HEX + 1];
     for (size_t i = file->first_part; i < file->first_part + file->parts; i++) {
         const part *p = &m->parts[i];
-        if (json_array_append_new(parts, json_pack("{ss* sI ss}", "name", p->name, "bytes",
-                                                   (json_int_t)p->bytes, "xxh3",
-                                                   hex_of(sum_of_part(p, sums), hex))) != 0) {
+        if (json_array_append_new(
+                parts, json_pack("{ss* sI ss}", "name", p->name, "bytes", (json_int_t)p->bytes,
+                                 "xxh3", moert_checksum_text(sum_of_part(p, sums), hex))) != 0) {
             json_decref(parts);
             return NULL;
         }
@@ -302,7 +283,8 @@ static json_t *json_of_file(const moert_manifest *m, const listed_file *file,
 /* The last lines of a manifest whose text before them is text[bytes]. */
 static char *ending_of(const char *text, size_t bytes) {
     char hex[HEX + 1];
-    return moert_text_format(",\n \"xxh3\": \"%s\"\n}\n", hex_of(checksum_of(text, bytes), hex));
+    return moert_text_format(",\n \"xxh3\": \"%s\"\n}\n",
+                             moert_checksum_text(moert_checksum_of(text, bytes), hex));
 }
 
 moert_status moert_manifest_write(const moert_manifest *m, const moert_checksum *sums) {

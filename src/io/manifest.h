@@ -11,23 +11,20 @@
  * A file is a sequence of parts: the header and the tensors of a safetensors file; any other file
  * is one part. A part is cut into pieces of MOERT_PIECE_BYTES, whose checksums any thread or rank
  * can compute. The checksum of a part is the checksum of its pieces' checksums in order, so it does
- * not depend on the number of ranks. All checksums are XXH3 of 128 bits. The last checksum in the
- * manifest covers the manifest's text before it.
+ * not depend on the number of ranks. The last checksum in the manifest covers the manifest's text
+ * before it.
  *
- * No function is collective. Source: https://github.com/Cyan4973/xxHash (XXH3_128bits).
+ * No function is collective.
  */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/checksum.h"
 #include "base/error.h"
 
 enum { MOERT_PIECE_BYTES = 1 << 20 };
-
-typedef struct moert_checksum {
-    unsigned char byte[16]; /* most significant first */
-} moert_checksum;
 
 typedef struct moert_manifest moert_manifest;
 

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/files.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/text.h"
@@ -60,6 +61,13 @@ static void pack(unsigned char **data, size_t *bytes) {
     *data = (unsigned char *)text;
 }
 
+static bool make_parent(const char *path) {
+    char *parent = moert_text_format("%.*s", (int)(strrchr(path, '/') - path), path);
+    const bool made = parent != NULL && moert_make_private_directories(parent) == MOERT_OK;
+    free(parent);
+    return made;
+}
+
 /* Writes a file unless it exists. The rename shows PoCL only whole files. */
 static bool unpack_file(const char *name, const unsigned char *content, size_t bytes) {
     char *path = moert_text_format("%s/%s", moert_pocl_directory(), name);
@@ -72,7 +80,7 @@ static bool unpack_file(const char *name, const unsigned char *content, size_t b
     if (whole)
         goto free_paths;
     int handle = open(temporary, flags, 0700);
-    if (handle < 0 && moert_cache_make_parents(temporary))
+    if (handle < 0 && make_parent(temporary))
         handle = open(temporary, flags, 0700);
     if (handle < 0)
         goto free_paths;
