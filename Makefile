@@ -132,6 +132,7 @@ check: ## all tests of the default set (first installs missing packages)
 	$(Q)tests/run --build $(BUILD) --jobs $(JOBS)
 	$(Q)$(MAKE) --no-print-directory check-sanitize
 	$(Q)$(MAKE) --no-print-directory fuzz RUNS=10000 SEED=1
+	$(Q)for target in $(FUZZ_READERS); do $(MAKE) --no-print-directory fuzz TARGET=$$target RUNS=1000 SEED=1 || exit 1; done
 
 check-sanitize: ## unit tests and a 2-rank test under ASan and UBSan
 	$(Q)$(MAKE) $(PARALLEL) --no-print-directory SANITIZE=1 BUILD=$(BUILD) tests
@@ -155,6 +156,7 @@ SEED       ?= 0
 
 # what is fuzzed: op (descriptions and buffers of ops) or a reader of tests/fuzz/fuzz_files.c
 TARGET     ?= op
+FUZZ_READERS := $(shell sed -nE 's/^    X.([a-z_]+), ".*/\1/p' tests/fuzz/fuzz_files.c)
 FUZZER     := fuzz_$(if $(filter op,$(TARGET)),op,files)
 FUZZ_RUN   += $(if $(filter op,$(TARGET)),-max_len=48 -len_control=0 -use_cmp=0 -use_memmem=0,-max_len=4096 $(BUILD)/fuzz/corpus/$(TARGET) tests/fuzz/corpus/$(TARGET))
 
@@ -172,7 +174,7 @@ fuzz: ## RUNS random inputs of TARGET (op) by SEED (0: another one each time) un
 	fi
 
 $(BUILD)/fuzz_op: $(patsubst %,$(BUILD)/tests/fuzz/%.o,fuzz_op buffers describe) $(STATIC)
-$(BUILD)/fuzz_files: $(BUILD)/tests/fuzz/fuzz_files.o $(TOOLPART) $(STATIC)
+$(BUILD)/fuzz_files: $(patsubst %,$(BUILD)/tests/fuzz/%.o,fuzz_files hosts notes) $(TOOLPART) $(STATIC)
 $(BUILD)/fuzz_%:
 	$(call say,LINK)
 	$(Q)$(CC) $(ALL_CFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)

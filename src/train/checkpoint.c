@@ -271,7 +271,7 @@ static moert_status parse_state(const char *path, const json_t *root, moert_run_
     return MOERT_OK;
 }
 
-static moert_status read_state(const char *path, moert_run_state *state) {
+moert_status moert_run_state_read(const char *path, moert_run_state *state) {
     json_t *root;
     MOERT_TRY(moert_json_read(path, "it", STATE_LIMIT_BYTES, &root));
     moert_status status = parse_state(path, root, state);
@@ -285,7 +285,7 @@ moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
     moert_status status;
     MOERT_TRY_OR(done, moert_text_path(&state_path, "%s/state.json", path));
     MOERT_TRY_OR(done, moert_text_path(&moments_path, "%s/optimizer.safetensors", path));
-    MOERT_TRY_OR(done, read_state(state_path, state));
+    MOERT_TRY_OR(done, moert_run_state_read(state_path, state));
     status = read_moments(optimizer, moments_path);
 done:
     MOERT_FREE(moments_path, state_path);

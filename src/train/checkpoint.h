@@ -51,6 +51,9 @@ moert_status moert_gradients_save(moert_model *model, const char *path);
 moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
                                    moert_run_state *state);
 
+/* Reads the file state.json of a checkpoint. Not collective. Errors: ERROR_IO, ERROR_FORMAT. */
+moert_status moert_run_state_read(const char *path, moert_run_state *state);
+
 /* *path = DIRECTORY/step-00000123 for this step; the caller frees it. Not collective. Errors:
  * ERROR_MEMORY. */
 moert_status moert_checkpoint_path(const char *directory, uint64_t step, char **path);

@@ -42,6 +42,7 @@ hosts ':1: slots=0: expected a number of ranks' 'node1 slots=0\n'
 hosts ':1: max-slots=-4: expected a number of ranks' 'node1 slots = 2 max-slots=-4\n'
 hosts ':3: sluts=2: unknown; known are slots=N' '\n# two ranks\nnode1 sluts=2\n'
 hosts ':1: slots=2: expected the name of a host' 'slots=2\n'
+hosts ':1: node1;2: expected the name of a host' 'node1;2\n'
 hosts ':1: ends in a carriage return' 'node1 slots=2\r\n'
 hosts ': names no host' '# none\n'
 mkfifo "$tmp/pipe"

@@ -1,9 +1,10 @@
 /*
- * libFuzzer targets: no content of a file makes a reader crash, read out of bounds or leak. A
- * refusal has a message that names the file or directory.
+ * libFuzzer targets: no content of a file or datagram makes a reader crash, read out of bounds or
+ * leak. A refusal has a message that names the file or directory.
  *
  * FUZZ_TARGET names a row of the table. The input is the content of one file; where a reader takes
- * a directory, the other files are legal.
+ * a directory, the other files are legal. Files that carry a checksum get the right one, since no
+ * mutation would hit it.
  *
  *   make fuzz TARGET=safetensors RUNS=1000000
  */
@@ -15,17 +16,20 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
+#include "base/checksum.h"
 #include "base/memory.h"
 #include "data/data.h"
+#include "device/pocl/pocl.h"
 #include "gemm/tuning/tuning.h"
 #include "io/durable.h"
 #include "io/json.h"
 #include "io/manifest.h"
 #include "io/model_config.h"
 #include "io/safetensors.h"
+#include "tests/fuzz/fuzz_files.h"
 #include "tools/report/run_record.h"
+#include "train/checkpoint.h"
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
@@ -38,9 +42,10 @@ const char *__asan_default_options(void) {
 
 static char directory[64]; /* of all files */
 static char path[128];     /* of the file that holds the input */
+static const uint8_t *input;
+static size_t input_bytes;
 
-static void fuzz_fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
-static void fuzz_fail(const char *format, ...) {
+void fuzz_fail(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     fputs("fuzz_files: ", stderr);
@@ -50,12 +55,19 @@ static void fuzz_fail(const char *format, ...) {
     abort();
 }
 
-static void write_file(const char *name, const void *bytes, size_t count) {
+/* Writes two pieces as one file. */
+static void write_pieces(const char *name, const void *head, size_t head_bytes, const void *bytes,
+                         size_t count) {
     char to[192];
     snprintf(to, sizeof to, "%s/%s", directory, name);
     FILE *file = fopen(to, "wb");
-    if (file == NULL || fwrite(bytes, 1, count, file) != count || fclose(file) != 0)
+    if (file == NULL || fwrite(head, 1, head_bytes, file) != head_bytes ||
+        fwrite(bytes, 1, count, file) != count || fclose(file) != 0)
         fuzz_fail("%s: %s", to, strerror(errno));
+}
+
+static void write_file(const char *name, const void *bytes, size_t count) {
+    write_pieces(name, NULL, 0, bytes, count);
 }
 
 /* ---- readers ---- */
@@ -96,20 +108,30 @@ static moert_status read_config(void) {
     return status;
 }
 
-/* The input is a manifest without its own checksum, which no mutation would hit. */
+/* The input is a manifest without its own checksum. */
 static moert_status read_manifest(void) {
-    char *text;
-    size_t bytes;
-    MOERT_TRY(moert_read_text(path, 1 << 20, &text));
-    const XXH128_hash_t sum = XXH3_128bits(text, strlen(text));
-    FILE *file = fopen(path, "w");
-    if (file == NULL ||
-        fprintf(file, "%s,\n \"xxh3\": \"%016llx%016llx\"\n}\n", text,
-                (unsigned long long)sum.high64, (unsigned long long)sum.low64) < 0 ||
-        fclose(file) != 0)
-        fuzz_fail("%s: %s", path, strerror(errno));
-    free(text);
-    return moert_manifest_check(directory, &bytes);
+    char ending[64], digits[MOERT_CHECKSUM_DIGITS + 1];
+    size_t read;
+    snprintf(ending, sizeof ending, ",\n \"xxh3\": \"%s\"\n}\n",
+             moert_checksum_text(moert_checksum_of(input, input_bytes), digits));
+    write_pieces("manifest.json", input, input_bytes, ending, strlen(ending));
+    return moert_manifest_check(directory, &read);
+}
+
+/* The input is an entry of the kernel cache without its checksum, as PoCL's files are stored. */
+static moert_status read_cache(void) {
+    const moert_checksum sum = moert_checksum_of(input, input_bytes);
+    moert_pocl_step step;
+    write_pieces("entry.bin", &sum, sizeof sum, input, input_bytes);
+    moert_pocl_set_directory();
+    MOERT_TRY(moert_pocl_begin("entry", "fuzz", &step));
+    moert_pocl_end(&step, false);
+    return moert_pocl_directory() != NULL ? moert_remove_tree(moert_pocl_directory()) : MOERT_OK;
+}
+
+static moert_status read_state(void) {
+    moert_run_state state;
+    return moert_run_state_read(path, &state);
 }
 
 static moert_status read_record(void) {
@@ -157,6 +179,14 @@ static moert_status read_tuning(void) {
     return MOERT_OK;
 }
 
+static moert_status read_hosts(void) {
+    return fuzz_hosts(path);
+}
+
+static moert_status read_notes(void) {
+    return fuzz_notes(input, input_bytes);
+}
+
 /* ---- the table ---- */
 
 static const char small_config[] = "{}\n";
@@ -181,7 +211,11 @@ static const char small_steps[] =
     X(profile, "profile.json", read_record)                                                        \
     X(tokens, "tokens.bin", read_tokens)                                                           \
     X(text, "text", read_text)                                                                     \
-    X(tuning, "tuning.txt", read_tuning)
+    X(tuning, "tuning.txt", read_tuning)                                                           \
+    X(state, "state.json", read_state)                                                             \
+    X(cache, "entry.bin", read_cache)                                                              \
+    X(hosts, "hosts", read_hosts)                                                                  \
+    X(notes, "note", read_notes)
 
 static const struct {
     const char *name, *file;
@@ -222,6 +256,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     (void)argc;
     (void)argv;
     setenv("MOERT_LOG", "error", 1);
+    unsetenv("POCL_CACHE_DIR");
     moert_json_watch(malloc);
     for (size_t i = 0; i < MOERT_COUNT(targets); i++)
         if (name != NULL && strcmp(targets[i].name, name) == 0)
@@ -231,6 +266,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     snprintf(directory, sizeof directory, "/dev/shm/moert-fuzz-XXXXXX");
     if (mkdtemp(directory) == NULL)
         fuzz_fail("%s: %s", directory, strerror(errno));
+    setenv("MOERT_CACHE_DIR", directory, 1);
     snprintf(path, sizeof path, "%s/%s", directory, target->file);
     for (size_t i = 0; i < MOERT_COUNT(others); i++)
         if (strcmp(others[i].target, target->name) == 0)
@@ -240,6 +276,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
+    input = bytes;
+    input_bytes = count;
     write_file(target->file, bytes, count);
     if (target->read() == MOERT_OK)
         return 0;
