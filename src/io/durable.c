@@ -45,7 +45,7 @@ moert_status moert_read_text(const char *path, size_t limit_bytes, char **text) 
     else
         status = moert_alloc(&content, bytes + 1, 1);
     if (status == MOERT_OK && (file = fdopen(handle, "r")) == NULL)
-        status = MOERT_FAIL(ERROR_MEMORY, "%s: no memory to read it", path);
+        status = MOERT_FAIL(ERROR_IO, "%s: cannot be read: %s", path, strerror(errno));
     if (status == MOERT_OK)
         status = read_content(path, file, content, bytes);
     else

@@ -27,7 +27,7 @@ struct moert_trace {
     size_t bytes;
     const char *path;
     char *temporary; /* name of rank 0's file until it is complete */
-    FILE *file;      /* rank 0's open file */
+    FILE *file;      /* rank 0's file while moert_trace_write() runs */
     int reason;      /* errno of the first failed write, or 0 */
 };
 
@@ -83,13 +83,37 @@ static moert_status open_text(moert_trace *t) {
     return MOERT_OK;
 }
 
+/* Writes to rank 0's file until a write fails. */
+static void put(moert_trace *t, const char *text, size_t bytes) {
+    if (t->reason == 0 && fwrite(text, 1, bytes, t->file) < bytes)
+        t->reason = errno;
+}
+
 static moert_status open_file(moert_trace *t) {
+    static const char head[] = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
+    t->file = fopen(t->temporary, "we");
+    if (t->file == NULL)
+        return MOERT_FAIL(ERROR_IO, "%s: %s; no trace can be written there", t->temporary,
+                          strerror(errno));
+    put(t, head, sizeof head - 1);
+    return MOERT_OK;
+}
+
+static void drop_file(moert_trace *t) {
+    if (t->file == NULL)
+        return;
+    fclose(t->file);
+    remove(t->temporary);
+    t->file = NULL;
+}
+
+/* Checks that rank 0 can write the file, so that a run does not fail at its end. */
+static moert_status check_file(moert_trace *t) {
     MOERT_TRY(moert_durable_check(t->path));
     MOERT_TRY(moert_text_path(&t->temporary, "%s.tmp", t->path));
-    t->file = fopen(t->temporary, "we");
-    return t->file != NULL ? MOERT_OK
-                           : MOERT_FAIL(ERROR_IO, "%s: %s; no trace can be written there",
-                                        t->temporary, strerror(errno));
+    MOERT_TRY(open_file(t));
+    drop_file(t);
+    return MOERT_OK;
 }
 
 moert_status moert_trace_start(moert_device *device, moert_comm *world, const char *path,
@@ -99,7 +123,7 @@ moert_status moert_trace_start(moert_device *device, moert_comm *world, const ch
     *t = (moert_trace){.device = device, .world = world, .path = path};
     moert_status status = open_text(t);
     if (status == MOERT_OK && moert_comm_rank(world) == 0)
-        status = open_file(t);
+        status = check_file(t);
     MOERT_TRY_OR(fail, moert_comm_agree(world, status));
     MOERT_TRY_OR(fail, moert_comm_barrier(world));
     t->zero_ns = moert_clock_ns();
@@ -117,10 +141,7 @@ void moert_trace_destroy(moert_trace *trace) {
     moert_profile_observe(trace->device, NULL, NULL);
     if (trace->stream != NULL)
         fclose(trace->stream);
-    if (trace->file != NULL) {
-        fclose(trace->file);
-        remove(trace->temporary);
-    }
+    drop_file(trace);
     MOERT_FREE(trace->temporary, trace->text, trace);
 }
 
@@ -134,12 +155,6 @@ static moert_status broadcast_events(moert_trace *t, size_t from, char **text, u
     if (moert_comm_rank(t->world) == from)
         memcpy(*text, t->text, *bytes);
     return moert_comm_broadcast(t->world, from, *text, *bytes);
-}
-
-/* Writes to rank 0's file until a write fails. */
-static void put(moert_trace *t, const char *text, size_t bytes) {
-    if (t->reason == 0 && fwrite(text, 1, bytes, t->file) < bytes)
-        t->reason = errno;
 }
 
 /* Writes the ranks' events one rank at a time, so that no rank holds the text of all. */
@@ -166,14 +181,13 @@ static moert_status settle(moert_trace *t) {
 }
 
 moert_status moert_trace_write(moert_trace *trace) {
-    static const char head[] = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
     moert_profile_observe(trace->device, NULL, NULL);
-    const moert_status status = fflush(trace->stream) == 0 && !ferror(trace->stream)
-                                    ? MOERT_OK
-                                    : MOERT_FAIL(ERROR_MEMORY, "no room for a trace");
+    moert_status status = fflush(trace->stream) == 0 && !ferror(trace->stream)
+                              ? MOERT_OK
+                              : MOERT_FAIL(ERROR_MEMORY, "no room for a trace");
+    if (status == MOERT_OK && moert_comm_rank(trace->world) == 0)
+        status = open_file(trace);
     MOERT_TRY(moert_comm_agree(trace->world, status));
-    if (trace->file != NULL)
-        put(trace, head, sizeof head - 1);
     MOERT_TRY(write_ranks(trace));
     return moert_comm_agree(trace->world, trace->file != NULL ? settle(trace) : MOERT_OK);
 }
