@@ -8,6 +8,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+moert_status moert_file_mode(const char *path, bool follow, mode_t *mode) {
+    struct stat info;
+    if ((follow ? stat : lstat)(path, &info) == 0)
+        *mode = info.st_mode;
+    else if (errno == ENOENT || errno == ENOTDIR)
+        *mode = 0;
+    else
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be examined: %s", path, strerror(errno));
+    return MOERT_OK;
+}
+
 static moert_status refuse(const char *path, mode_t mode) {
     return MOERT_FAIL(ERROR_IO, "%s: is a %s; only regular files are used here", path,
                       S_ISDIR(mode)    ? "directory"
@@ -35,17 +46,9 @@ moert_status moert_file_open(const char *path, int *file, size_t *bytes) {
     return MOERT_OK;
 }
 
-static moert_status append(const char *path, int file, const char *text) {
+moert_status moert_file_append_to(const char *path, int file, const char *text) {
     struct stat info;
-    const ssize_t bytes = (ssize_t)strlen(text);
-    if (file < 0 && errno == ENXIO) /* a pipe without a reader */
-        return refuse(path, S_IFIFO);
-    if (file < 0 || fstat(file, &info) != 0)
-        return MOERT_FAIL(ERROR_IO, "%s: cannot be opened to append: %s (may you write there?)",
-                          path, strerror(errno));
-    if (!S_ISREG(info.st_mode))
-        return refuse(path, info.st_mode);
-    const ssize_t written = write(file, text, (size_t)bytes);
+    const ssize_t bytes = (ssize_t)strlen(text), written = write(file, text, (size_t)bytes);
     if (written == bytes)
         return MOERT_OK;
     const int reason = written < 0 ? errno : ENOSPC;
@@ -55,6 +58,18 @@ static moert_status append(const char *path, int file, const char *text) {
         return MOERT_FAIL(ERROR_IO, "%s: ends in a part of a line: %s", path, strerror(errno));
     return MOERT_FAIL(ERROR_IO, "%s: %zd bytes cannot be appended: %s (is the disk full?)", path,
                       bytes, strerror(reason));
+}
+
+static moert_status append(const char *path, int file, const char *text) {
+    struct stat info;
+    if (file < 0 && errno == ENXIO) /* a pipe without a reader */
+        return refuse(path, S_IFIFO);
+    if (file < 0 || fstat(file, &info) != 0)
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be opened to append: %s (may you write there?)",
+                          path, strerror(errno));
+    if (!S_ISREG(info.st_mode))
+        return refuse(path, info.st_mode);
+    return moert_file_append_to(path, file, text);
 }
 
 moert_status moert_file_append(const char *path, const char *text) {
@@ -77,11 +92,12 @@ void moert_close_files(int *files, size_t count) {
 }
 
 static moert_status make_directory(const char *path, mode_t mode) {
-    struct stat info;
+    mode_t there;
     if (mkdir(path, mode) == 0)
         return MOERT_OK;
     const int reason = errno;
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+    MOERT_TRY(moert_file_mode(path, true, &there));
+    if (S_ISDIR(there))
         return MOERT_OK;
     return MOERT_FAIL(ERROR_IO,
                       "%s: the directory cannot be created: %s (is there room, and may you write "

@@ -1,9 +1,15 @@
 /* Helpers for files and directories. */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <sys/types.h>
 
 #include "base/error.h"
+
+/* *mode = what is at `path`, as st_mode of stat(2); 0 if nothing is there. `follow`: of a link, its
+ * target. Errors: ERROR_IO, if that cannot be found out. */
+moert_status moert_file_mode(const char *path, bool follow, mode_t *mode);
 
 /*
  * Opens an existing regular file to read; *bytes = its size. Refuses everything else at once: a
@@ -15,6 +21,10 @@ moert_status moert_file_open(const char *path, int *file, size_t *bytes);
  * lines of several processes do not mix. Takes back a text that does not fit. ERROR_IO, also if it
  * is no regular file. */
 moert_status moert_file_append(const char *path, const char *text);
+
+/* Appends a text to an open file in one system call, and takes back a text that does not fit.
+ * ERROR_IO. */
+moert_status moert_file_append_to(const char *path, int file, const char *text);
 
 /* Closes each file that is not -1, and sets it to -1. */
 void moert_close_files(int *files, size_t count);

@@ -26,9 +26,11 @@ static moert_status keep(moert_status status) {
 
 moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
                             const char *function, int line) {
-    char text[MPI_MAX_ERROR_STRING] = "MPI cannot be initialized";
-    int length = 0, ready = 0;
-    if (MPI_Initialized(&ready) == MPI_SUCCESS && ready) /* else MPI_Error_string would abort */
+    char text[MPI_MAX_ERROR_STRING] = "MPI cannot be initialized or finalized";
+    int length = 0, begun = 0, ended = 1;
+    MPI_Initialized(&begun);
+    MPI_Finalized(&ended);
+    if (begun && !ended) /* else MPI_Error_string would abort */
         MPI_Error_string(code, text, &length);
     if (comm == NULL || comm->size == 1)
         return keep(moert_error_record(MOERT_ERROR_COMM, function, line, "%.100s: %s", call, text));

@@ -33,16 +33,17 @@ moert_status moert_comm_init(int *count, char ***arguments) {
     return MOERT_OK;
 }
 
-void moert_comm_finalize(void) {
+moert_status moert_comm_finalize(void) {
     int done = 1;
     MPI_Finalized(&done);
     if (!initialized_here || done)
-        return;
+        return MOERT_OK;
     moert_timer_place("in MPI_Finalize for a rank that is stopped, late or gone");
     moert_phase_wait_begin();
-    MPI_Finalize();
+    MOERT_MPI(NULL, MPI_Finalize());
     moert_timer_place("after MPI_Finalize for the end of its process");
     moert_phase_tick();
+    return MOERT_OK;
 }
 
 const void *moert_comm_world(void) {

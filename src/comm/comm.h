@@ -24,8 +24,8 @@ typedef struct moert_comm moert_comm;
  * ERROR_MEMORY (no thread). */
 moert_status moert_comm_init(int *count, char ***arguments);
 /* Calls MPI_Finalize if moert_comm_init has initialized MPI. The process must then end within
- * MOERT_TIMEOUT_S; otherwise the timer ends it. */
-void moert_comm_finalize(void);
+ * MOERT_TIMEOUT_S; otherwise the timer ends it. Errors: ERROR_COMM. */
+moert_status moert_comm_finalize(void);
 const void *moert_comm_world(void);
 /* Name and version of the MPI library, such as "Open MPI v5.0.7". */
 void moert_comm_library(char *text, size_t bytes);

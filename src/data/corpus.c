@@ -18,6 +18,10 @@
  * source tree may have more files. */
 enum { MAPPED_BYTES = 1 << 18 };
 
+static moert_status fail_on(const char *path, const char *verb) {
+    return MOERT_FAIL(ERROR_IO, "cannot %s %s: %s", verb, path, strerror(errno));
+}
+
 static moert_status read_all(int descriptor, moert_corpus_file *file) {
     unsigned char *content;
     MOERT_TRY(MOERT_NEW_ARRAY(&content, file->bytes));
@@ -48,7 +52,9 @@ static moert_status map_all(int descriptor, moert_corpus_file *file) {
 
 static moert_status load(int descriptor, moert_corpus_file *file) {
     struct stat about;
-    if (fstat(descriptor, &about) != 0 || !S_ISREG(about.st_mode))
+    if (fstat(descriptor, &about) != 0)
+        return fail_on(file->path, "read");
+    if (!S_ISREG(about.st_mode))
         return MOERT_FAIL(ERROR_IO, "%s is not a regular file", file->path);
     file->bytes = (size_t)about.st_size;
     if (file->bytes == 0)
@@ -79,10 +85,6 @@ static moert_status add_open(moert_corpus *corpus, const char *path, int descrip
     else
         free(file.path);
     return status;
-}
-
-static moert_status fail_on(const char *path, const char *verb) {
-    return MOERT_FAIL(ERROR_IO, "cannot %s %s: %s", verb, path, strerror(errno));
 }
 
 static moert_status add_file(moert_corpus *corpus, const char *path) {

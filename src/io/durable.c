@@ -101,8 +101,9 @@ static moert_status rename_path(const char *from, const char *to) {
 }
 
 moert_status moert_durable_check(const char *path) {
-    struct stat info; /* if `path` is a directory, rename reports the error */
-    if (lstat(path, &info) != 0 || S_ISREG(info.st_mode) || S_ISDIR(info.st_mode))
+    mode_t mode; /* if `path` is a directory, rename reports the error */
+    MOERT_TRY(moert_file_mode(path, false, &mode));
+    if (mode == 0 || S_ISREG(mode) || S_ISDIR(mode))
         return MOERT_OK;
     return MOERT_FAIL(ERROR_IO, "%s: is not a regular file; only regular files are replaced", path);
 }
@@ -143,8 +144,9 @@ static moert_status write_through(const char *path, const char *text) {
 
 moert_status moert_durable_write(const char *path, const char *text) {
     moert_status status = MOERT_OK;
-    struct stat info;
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode))
+    mode_t mode;
+    MOERT_TRY(moert_file_mode(path, true, &mode));
+    if (mode != 0 && !S_ISREG(mode) && !S_ISDIR(mode))
         return write_through(path, text);
     char *temporary = moert_text_format("%s.tmp", path);
     if (temporary == NULL)
@@ -170,16 +172,16 @@ bool moert_same_file(const char *one, const char *other) {
 /* The renames of a commit: final -> old if final exists, then temp -> final. On failure it undoes
  * them. */
 static moert_status swap_directories(const char *temp, const char *final, const char *old) {
-    struct stat info;
-    bool replaces = lstat(final, &info) == 0;
-    if (replaces && !S_ISDIR(info.st_mode) && !S_ISLNK(info.st_mode))
+    mode_t replaced;
+    MOERT_TRY(moert_file_mode(final, false, &replaced));
+    if (replaced != 0 && !S_ISDIR(replaced) && !S_ISLNK(replaced))
         return MOERT_FAIL(ERROR_IO, "%s: is not a directory; only directories are replaced", final);
-    if (replaces) {
+    if (replaced != 0) {
         MOERT_TRY(moert_remove_tree(old));
         MOERT_TRY(rename_path(final, old));
     }
     moert_status status = rename_path(temp, final);
-    if (status != MOERT_OK && replaces && rename(old, final) != 0)
+    if (status != MOERT_OK && replaced != 0 && rename(old, final) != 0)
         return MOERT_FAIL(ERROR_IO,
                           "%s: neither %s nor the older one could be given this name: %s (the "
                           "older one is whole in %s)",
@@ -215,9 +217,10 @@ static int remove_entry(const char *path, const struct stat *info, int kind, str
 }
 
 moert_status moert_remove_tree(const char *path) {
-    struct stat info;
+    mode_t mode;
     enum { OPEN_DIRECTORIES = 16 };
-    if (lstat(path, &info) != 0 && errno == ENOENT)
+    MOERT_TRY(moert_file_mode(path, false, &mode));
+    if (mode == 0)
         return MOERT_OK;
     int result = nftw(path, remove_entry, OPEN_DIRECTORIES, FTW_DEPTH | FTW_PHYS);
     if (result < 0)

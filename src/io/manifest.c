@@ -280,11 +280,16 @@ static json_t *json_of_file(const moert_manifest *m, const listed_file *file,
     return json_pack("{sI so}", "bytes", (json_int_t)file->bytes, "parts", parts);
 }
 
-/* The last lines of a manifest whose text before them is text[bytes]. */
-static char *ending_of(const char *text, size_t bytes) {
+/* The last lines of a manifest: the checksum of the text before them. */
+#define ENDING_HEAD ",\n \"xxh3\": \""
+#define ENDING_TAIL "\"\n}\n"
+enum { ENDING_BYTES = sizeof ENDING_HEAD - 1 + HEX + sizeof ENDING_TAIL - 1 };
+
+/* Writes the ending of a manifest whose text before it is text[bytes]. */
+static void make_ending(const char *text, size_t bytes, char ending[ENDING_BYTES + 1]) {
     char hex[HEX + 1];
-    return moert_text_format(",\n \"xxh3\": \"%s\"\n}\n",
-                             moert_checksum_text(moert_checksum_of(text, bytes), hex));
+    snprintf(ending, ENDING_BYTES + 1, ENDING_HEAD "%s" ENDING_TAIL,
+             moert_checksum_text(moert_checksum_of(text, bytes), hex));
 }
 
 moert_status moert_manifest_write(const moert_manifest *m, const moert_checksum *sums) {
@@ -298,18 +303,16 @@ moert_status moert_manifest_write(const moert_manifest *m, const moert_checksum 
     moert_status status = moert_json_text(file_name, whole ? root : NULL,
                                           JSON_INDENT(1) | JSON_PRESERVE_ORDER, &text);
     json_decref(root);
-    char *ending = NULL, *all = NULL, *path = NULL;
-    if (text != NULL) {
-        text[strlen(text) - strlen("\n}")] = '\0'; /* the ending closes the object */
-        ending = ending_of(text, strlen(text));
-    }
-    all = ending != NULL ? moert_text_format("%s%s", text, ending) : NULL;
-    if (status == MOERT_OK)
-        status = all != NULL ? moert_text_path(&path, "%s/%s", m->directory, file_name)
-                             : MOERT_FAIL(ERROR_MEMORY, "no room for %s", file_name);
+    MOERT_TRY(status);
+    char ending[ENDING_BYTES + 1], *path = NULL;
+    text[strlen(text) - strlen("\n}")] = '\0'; /* the ending closes the object */
+    make_ending(text, strlen(text), ending);
+    char *all = moert_text_format("%s%s", text, ending);
+    status = all != NULL ? moert_text_path(&path, "%s/%s", m->directory, file_name)
+                         : MOERT_FAIL(ERROR_MEMORY, "no room for %s", file_name);
     if (status == MOERT_OK)
         status = moert_durable_write(path, all);
-    MOERT_FREE(path, all, ending, text);
+    MOERT_FREE(path, all, text);
     return status;
 }
 
@@ -317,15 +320,11 @@ moert_status moert_manifest_write(const moert_manifest *m, const moert_checksum 
 
 static bool is_whole(const char *text) {
     const size_t bytes = strlen(text);
-    char *ending = ending_of("", 0); /* all endings are equally long */
-    const size_t tail = ending != NULL ? strlen(ending) : bytes;
-    free(ending);
-    if (bytes <= tail)
+    char ending[ENDING_BYTES + 1];
+    if (bytes <= ENDING_BYTES)
         return false;
-    ending = ending_of(text, bytes - tail);
-    const bool whole = ending != NULL && strcmp(text + bytes - tail, ending) == 0;
-    free(ending);
-    return whole;
+    make_ending(text, bytes - ENDING_BYTES, ending);
+    return strcmp(text + bytes - ENDING_BYTES, ending) == 0;
 }
 
 static bool parse_checksum(const char *text, moert_checksum *sum) {
@@ -397,12 +396,12 @@ moert_status moert_manifest_read(const char *directory, moert_manifest **manifes
     char *path, *text = NULL;
     moert_manifest *made = NULL;
     moert_status status;
+    mode_t there;
     *manifest = NULL;
     MOERT_TRY(moert_text_path(&path, "%s/%s", directory, file_name));
-    if (access(path, F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
-        free(path);
-        return MOERT_OK;
-    }
+    MOERT_TRY_OR(done, moert_file_mode(path, true, &there));
+    if (there == 0)
+        goto done;
     MOERT_TRY_OR(done, moert_read_text(path, LIMIT_BYTES, &text));
     MOERT_TRY_OR(done, parse(directory, path, text, &made));
     *manifest = made;

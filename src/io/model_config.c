@@ -3,6 +3,7 @@
  * absent keys (those of transformers 5). The table in model_fields.c describes the keys that are
  * present. Functions here read the few keys that do not fit a table.
  */
+#include "base/files.h"
 #include "io/model_config.h"
 
 #include <stdlib.h>
@@ -277,8 +278,9 @@ free_text:
 }
 
 moert_status moert_model_config_read(const char *path, moert_model_config *config) {
-    struct stat info;
-    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode))
+    mode_t mode;
+    MOERT_TRY(moert_file_mode(path, true, &mode));
+    if (!S_ISDIR(mode))
         return read_file(path, config);
     char *file = moert_text_format("%s/config.json", path);
     if (file == NULL)

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/files.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "io/internal.h"
@@ -132,33 +133,39 @@ static moert_status open_index(const char *path, moert_tensors *tensors) {
 /* Opens the directory's model.safetensors, or its index if that is absent. */
 static moert_status open_directory(const char *path, moert_tensors *tensors) {
     moert_status status;
-    struct stat info;
+    mode_t has_whole, has_index;
     char *whole = moert_text_format("%s/model.safetensors", path);
     char *index = moert_text_format("%s/model.safetensors.index.json", path);
-    if (whole == NULL || index == NULL)
+    if (whole == NULL || index == NULL) {
         status = MOERT_FAIL(ERROR_MEMORY, "%s: no memory for a path", path);
-    else if (stat(whole, &info) == 0)
+        goto done;
+    }
+    MOERT_TRY_OR(done, moert_file_mode(whole, true, &has_whole));
+    MOERT_TRY_OR(done, moert_file_mode(index, true, &has_index));
+    if (has_whole != 0)
         status = open_one(whole, tensors);
-    else if (stat(index, &info) == 0)
+    else if (has_index != 0)
         status = open_index(index, tensors);
     else
         status = MOERT_FAIL(ERROR_IO,
-                            "%s: holds neither model.safetensors nor model.safetensors.index.json: "
-                            "%s (is it the directory of a model?)",
-                            path, strerror(errno));
+                            "%s: holds neither model.safetensors nor model.safetensors.index.json "
+                            "(is it the directory of a model?)",
+                            path);
+done:
     MOERT_FREE(whole, index);
     return status;
 }
 
 moert_status moert_tensors_open(const char *path, moert_tensors **tensors) {
     moert_status status = MOERT_OK;
-    struct stat info;
+    mode_t mode;
     moert_tensors *opened;
+    MOERT_TRY(moert_file_mode(path, true, &mode));
     MOERT_TRY(MOERT_NEW(&opened));
     opened->path = strdup(path);
     if (opened->path == NULL)
         status = MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its path", path);
-    else if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+    else if (S_ISDIR(mode))
         status = open_directory(path, opened);
     else if (moert_text_ends_with(path, ".json"))
         status = open_index(path, opened);

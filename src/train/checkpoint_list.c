@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/files.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
@@ -25,12 +26,16 @@ static bool parse_name(const char *name, uint64_t *step) {
     return strcmp(name, again) == 0;
 }
 
-static bool is_directory(const char *directory, const char *name) {
-    struct stat info;
-    char *path = moert_text_format("%s/%s", directory, name);
-    const bool is = path != NULL && stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+/* Appends the step of a directory's name to the list. */
+static moert_status add(const char *directory, const char *name, uint64_t *steps, size_t *count) {
+    char *path;
+    mode_t mode;
+    MOERT_TRY(moert_text_path(&path, "%s/%s", directory, name));
+    const moert_status status = moert_file_mode(path, true, &mode);
+    if (status == MOERT_OK && S_ISDIR(mode))
+        parse_name(name, &steps[(*count)++]);
     free(path);
-    return is;
+    return status;
 }
 
 static int is_checkpoint(const struct dirent *entry) {
@@ -52,15 +57,20 @@ moert_status moert_checkpoint_list(const char *directory, uint64_t **steps, size
         return errno == ENOENT || errno == ENOTDIR
                    ? MOERT_OK
                    : MOERT_FAIL(ERROR_IO, "cannot list %s: %s", directory, strerror(errno));
-    const moert_status status = MOERT_NEW_ARRAY(steps, (size_t)found);
+    moert_status status = MOERT_NEW_ARRAY(steps, (size_t)found);
     for (int i = 0; i < found; i++) {
-        if (status == MOERT_OK && is_directory(directory, entries[i]->d_name))
-            parse_name(entries[i]->d_name, &(*steps)[(*count)++]);
+        if (status == MOERT_OK)
+            status = add(directory, entries[i]->d_name, *steps, count);
         free(entries[i]);
     }
     free(entries);
-    if (status == MOERT_OK)
+    if (status == MOERT_OK) {
         qsort(*steps, *count, sizeof **steps, descending);
+    } else {
+        free(*steps);
+        *steps = NULL;
+        *count = 0;
+    }
     return status;
 }
 
@@ -69,7 +79,9 @@ static moert_status remove_leftovers(const char *directory) {
     DIR *listing = opendir(directory);
     moert_status status = MOERT_OK;
     if (listing == NULL)
-        return MOERT_OK;
+        return errno == ENOENT
+                   ? MOERT_OK
+                   : MOERT_FAIL(ERROR_IO, "cannot list %s: %s", directory, strerror(errno));
     for (struct dirent *entry; status == MOERT_OK && (entry = readdir(listing)) != NULL;)
         if (strncmp(entry->d_name, "step-", 5) == 0 &&
             (moert_text_ends_with(entry->d_name, ".tmp") ||

@@ -4,19 +4,22 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/files.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
 
 struct moert_metrics {
     moert_metrics_options options;
-    FILE *file;
+    int file; /* -1: none */
     char *path;
     bool terminal;
     uint64_t began_ns;
@@ -77,9 +80,10 @@ static moert_status keep_lines(const char *path, const char *temporary, uint64_t
 /* Prepares the file, or the target of a link, for the lines from step `start` on, and removes what
  * an interrupted run has left. Does nothing for a device or pipe. */
 static moert_status prepare_file(const char *path, uint64_t start) {
-    struct stat info;
+    mode_t mode;
     char *temporary = NULL;
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+    MOERT_TRY(moert_file_mode(path, true, &mode));
+    if (mode != 0 && !S_ISREG(mode))
         return MOERT_OK;
     char *file = realpath(path, NULL);
     const char *name = file != NULL ? file : path;
@@ -96,8 +100,11 @@ static moert_status open_file(moert_metrics *metrics) {
     const char *path = metrics->options.path;
     MOERT_TRY(moert_text_path(&metrics->path, "%s", path));
     MOERT_TRY(prepare_file(path, metrics->options.start));
-    metrics->file = fopen(path, metrics->options.start > 0 ? "ae" : "we");
-    if (metrics->file == NULL)
+    metrics->file = open(path,
+                         O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC |
+                             (metrics->options.start > 0 ? 0 : O_TRUNC),
+                         0666);
+    if (metrics->file < 0)
         return MOERT_FAIL(ERROR_IO, "cannot write %s: %s", path, strerror(errno));
     return MOERT_OK;
 }
@@ -120,6 +127,7 @@ moert_status moert_metrics_open(const moert_metrics_options *options, moert_metr
     moert_metrics *made;
     MOERT_TRY(MOERT_NEW(&made));
     made->options = *options;
+    made->file = -1;
     made->terminal = is_watched(options->console);
     made->began_ns = moert_clock_ns();
     moert_status status = options->path != NULL ? open_file(made) : MOERT_OK;
@@ -131,28 +139,38 @@ moert_status moert_metrics_open(const moert_metrics_options *options, moert_metr
     return status;
 }
 
-static void put_number(FILE *file, const char *name, double value) {
+enum { LINE_BYTES = 1024 };
+
+static void add(char line[LINE_BYTES], const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+static void add(char line[LINE_BYTES], const char *format, ...) {
+    const size_t used = strlen(line);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line + used, LINE_BYTES - used, format, arguments);
+    va_end(arguments);
+}
+
+static void add_number(char line[LINE_BYTES], const char *name, double value) {
     if (isfinite(value))
-        fprintf(file, ", \"%s\": %.17g", name, value);
+        add(line, ", \"%s\": %.17g", name, value);
     else
-        fprintf(file, ", \"%s\": null", name);
+        add(line, ", \"%s\": null", name);
 }
 
 static moert_status write_json(const moert_metrics *metrics, const moert_metrics_row *row) {
-    FILE *file = metrics->file;
-    fprintf(file, "{\"step\": %llu", (unsigned long long)row->step);
-    put_number(file, "loss", row->loss);
-    put_number(file, "aux_loss", row->aux_loss);
-    put_number(file, "grad_norm", row->grad_norm);
-    put_number(file, "lr", row->lr);
-    put_number(file, "tokens_per_s", row->tokens_per_s);
-    put_number(file, "expert_load", row->expert_load);
+    char line[LINE_BYTES] = "";
+    add(line, "{\"step\": %llu", (unsigned long long)row->step);
+    add_number(line, "loss", row->loss);
+    add_number(line, "aux_loss", row->aux_loss);
+    add_number(line, "grad_norm", row->grad_norm);
+    add_number(line, "lr", row->lr);
+    add_number(line, "tokens_per_s", row->tokens_per_s);
+    add_number(line, "expert_load", row->expert_load);
     if (row->has_heldout)
-        put_number(file, "heldout_loss", row->heldout_loss);
-    fputs(row->skipped ? ", \"skipped\": true}\n" : "}\n", file);
-    if (fflush(file) != 0 || ferror(file))
-        return MOERT_FAIL(ERROR_IO, "cannot write %s: %s", metrics->path, strerror(errno));
-    return MOERT_OK;
+        add_number(line, "heldout_loss", row->heldout_loss);
+    add(line, row->skipped ? ", \"skipped\": true}\n" : "}\n");
+    return moert_file_append_to(metrics->path, metrics->file, line);
 }
 
 static void put_line(const moert_metrics *metrics, const moert_metrics_row *row) {
@@ -183,7 +201,7 @@ static void put_bar(const moert_metrics *metrics, uint64_t done) {
 
 moert_status moert_metrics_write(moert_metrics *metrics, const moert_metrics_row *row) {
     const moert_metrics_options *options = &metrics->options;
-    if (metrics->file != NULL)
+    if (metrics->file >= 0)
         MOERT_TRY(write_json(metrics, row));
     if (options->console == NULL)
         return MOERT_OK;
@@ -207,7 +225,7 @@ moert_status moert_metrics_close(moert_metrics *metrics) {
         fputs("\r\033[K", metrics->options.console);
         fflush(metrics->options.console);
     }
-    if (metrics->file != NULL && fclose(metrics->file) != 0)
+    if (metrics->file >= 0 && close(metrics->file) != 0)
         status = MOERT_FAIL(ERROR_IO, "cannot write %s: %s", metrics->path, strerror(errno));
     MOERT_FREE(metrics->path, metrics);
     return status;

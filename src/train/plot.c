@@ -41,31 +41,41 @@ static void put_quoted(FILE *script, const char *text) {
     fputc('\'', script);
 }
 
-/* STEM-KIND.svg, and its temporary name while gnuplot draws it. */
-#define DRAWN   "%s-%s.svg"
-#define DRAWING DRAWN ".tmp"
+enum { LOSS, LOAD, PLOTS };
 
-static void put_output(FILE *script, const char *stem, const char *kind, const char *label) {
-    char *name = moert_text_format(DRAWING, stem, kind);
-    fputs("set output ", script);
-    put_quoted(script, name != NULL ? name : "plot.svg");
-    fprintf(script, "\nset ylabel '%s'\n", label);
-    free(name);
+/* STEM-loss.svg or STEM-load.svg, and its temporary name while gnuplot draws it. */
+typedef struct plot {
+    char *path, *temporary;
+} plot;
+
+static moert_status name_plots(const char *stem, plot plots[PLOTS]) {
+    static const char *const kinds[PLOTS] = {"loss", "load"};
+    for (size_t i = 0; i < PLOTS; i++) {
+        MOERT_TRY(moert_text_path(&plots[i].path, "%s-%s.svg", stem, kinds[i]));
+        MOERT_TRY(moert_text_path(&plots[i].temporary, "%s.tmp", plots[i].path));
+    }
+    return MOERT_OK;
 }
 
-static void put_script(FILE *script, FILE *lines, const char *stem) {
+static void put_output(FILE *script, const plot *p, const char *label) {
+    fputs("set output ", script);
+    put_quoted(script, p->temporary);
+    fprintf(script, "\nset ylabel '%s'\n", label);
+}
+
+static void put_script(FILE *script, FILE *lines, const plot plots[PLOTS]) {
     size_t losses = put_series(script, lines, "loss");
     size_t heldout = put_series(script, lines, "heldout_loss");
     size_t loads = put_series(script, lines, "expert_load");
     fputs("set terminal svg size 900,500 background 'white'\nset grid\nset xlabel 'step'\n",
           script);
     if (losses > 0) {
-        put_output(script, stem, "loss", "loss");
+        put_output(script, &plots[LOSS], "loss");
         fprintf(script, "plot $loss with lines title 'training'%s\n",
                 heldout > 0 ? ", $heldout_loss with linespoints pointtype 7 title 'held out'" : "");
     }
     if (loads > 0) {
-        put_output(script, stem, "load", "busiest expert / mean");
+        put_output(script, &plots[LOAD], "busiest expert / mean");
         fputs("plot $expert_load with lines notitle\n", script);
     }
 }
@@ -101,46 +111,31 @@ static bool is_whole(const char *path) {
     return strstr(last, end) != NULL;
 }
 
-static const char *const kinds[] = {"loss", "load"};
-
-/* Removes what an interrupted run has left. */
-static void remove_drawings(const char *stem) {
-    for (size_t i = 0; i < MOERT_COUNT(kinds); i++) {
-        char *drawing = moert_text_format(DRAWING, stem, kinds[i]);
-        if (drawing != NULL)
-            unlink(drawing);
-        free(drawing);
-    }
-}
-
 /* Renames a finished drawing. Checks it first, since gnuplot does not report a full disk. */
-static void settle_plot(const char *stem, const char *kind) {
-    char *drawing = moert_text_format(DRAWING, stem, kind),
-         *drawn = moert_text_format(DRAWN, stem, kind);
-    if (drawing != NULL && drawn != NULL && access(drawing, F_OK) == 0) {
-        const moert_status whole =
-            is_whole(drawing) ? MOERT_OK
-                              : MOERT_FAIL(ERROR_IO, "%s could not be written whole", drawn);
-        if (moert_durable_settle(drawing, drawn, whole) != MOERT_OK)
-            MOERT_WARN("no plot: %s", moert_last_error());
-    }
-    MOERT_FREE(drawing, drawn);
+static void settle_plot(const plot *p) {
+    if (access(p->temporary, F_OK) != 0)
+        return;
+    const moert_status whole = is_whole(p->temporary)
+                                   ? MOERT_OK
+                                   : MOERT_FAIL(ERROR_IO, "%s could not be written whole", p->path);
+    if (moert_durable_settle(p->temporary, p->path, whole) != MOERT_OK)
+        MOERT_WARN("no plot: %s", moert_last_error());
 }
 
 /* Draws the plots from the file `lines`. The script is in memory, so that a killed run leaves no
  * file. */
-static void draw(FILE *lines, const char *stem) {
+static void draw(FILE *lines, const plot plots[PLOTS]) {
     int descriptor = memfd_create("moert-plot", 0); /* gnuplot inherits it */
     FILE *script = descriptor >= 0 ? fdopen(descriptor, "w") : NULL;
     bool written = script != NULL;
     if (written) {
-        put_script(script, lines, stem);
+        put_script(script, lines, plots);
         written = fflush(script) == 0 && !ferror(script);
     }
     if (written) {
         run_gnuplot(descriptor);
-        for (size_t i = 0; i < MOERT_COUNT(kinds); i++)
-            settle_plot(stem, kinds[i]);
+        for (size_t i = 0; i < PLOTS; i++)
+            settle_plot(&plots[i]);
     } else {
         MOERT_WARN("no plots: no room for a script for gnuplot: %s", strerror(errno));
     }
@@ -151,21 +146,26 @@ static void draw(FILE *lines, const char *stem) {
 }
 
 moert_status moert_metrics_plot(const char *path) {
-    struct stat info;
-    char *stem;
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
-        return MOERT_OK; /* a device or pipe cannot be read again */
     const size_t ending = moert_text_ends_with(path, ".jsonl") ? strlen(".jsonl") : 0;
+    plot plots[PLOTS] = {{NULL, NULL}};
+    mode_t mode;
+    char *stem;
+    MOERT_TRY(moert_file_mode(path, true, &mode));
+    if (mode != 0 && !S_ISREG(mode))
+        return MOERT_OK; /* a device or pipe cannot be read again */
     MOERT_TRY(moert_text_path(&stem, "%.*s", (int)(strlen(path) - ending), path));
-    FILE *lines = fopen(path, "re");
-    moert_status status = MOERT_OK;
-    if (lines == NULL) {
-        status = MOERT_FAIL(ERROR_IO, "cannot read %s: %s", path, strerror(errno));
-    } else {
-        remove_drawings(stem);
-        draw(lines, stem);
+    moert_status status = name_plots(stem, plots);
+    FILE *lines = status == MOERT_OK ? fopen(path, "re") : NULL;
+    if (lines != NULL) {
+        for (size_t i = 0; i < PLOTS; i++) /* what an interrupted run has left */
+            unlink(plots[i].temporary);
+        draw(lines, plots);
         fclose(lines);
+    } else if (status == MOERT_OK) {
+        status = MOERT_FAIL(ERROR_IO, "cannot read %s: %s", path, strerror(errno));
     }
+    for (size_t i = 0; i < PLOTS; i++)
+        MOERT_FREE(plots[i].path, plots[i].temporary);
     free(stem);
     return status;
 }

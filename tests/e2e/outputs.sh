@@ -77,7 +77,7 @@ else
     verdict 0 "files on a full disk # SKIP no permission to mount a tmpfs"
 fi
 refused 1 'full: cannot be written: No space left' "a report to a full device" with_stdout /dev/null "$bin/moert-preflight" --seconds 0.1 --json /dev/full
-refused 1 'cannot write /dev/full: No space left' "metrics to a full device" with_stdout /dev/null "${train[@]}" --metrics /dev/full
+refused 1 '/dev/full: [0-9]* bytes cannot be appended: No space left' "metrics to a full device" with_stdout /dev/null "${train[@]}" --metrics /dev/full
 
 # ---- what an interrupted run leaves ----
 

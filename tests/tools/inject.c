@@ -233,6 +233,7 @@ static uint64_t argument_of(const frame *f, int i) {
 
 enum { DEPTH = 3, FRAMES = 16, SITES = 1 << 16 };
 
+static uintptr_t program_base;               /* what its addresses are relative to */
 static uintptr_t program_start, program_end; /* code of the program; empty: no call is examined */
 static atomic_uint_least64_t seen[SITES];
 static atomic_bool fired;
@@ -244,13 +245,12 @@ static _Thread_local bool busy __attribute__((tls_model("initial-exec")));
 static void find_program(void) {
     const ElfW(Phdr) *header = (const ElfW(Phdr) *)getauxval(AT_PHDR);
     const size_t count = getauxval(AT_PHNUM);
-    uintptr_t base = 0;
     for (size_t i = 0; i < count; i++)
         if (header[i].p_type == PT_PHDR)
-            base = (uintptr_t)header - header[i].p_vaddr;
+            program_base = (uintptr_t)header - header[i].p_vaddr;
     for (size_t i = 0; i < count; i++)
         if (header[i].p_type == PT_LOAD && (header[i].p_flags & PF_X) != 0) {
-            program_start = base + header[i].p_vaddr;
+            program_start = program_base + header[i].p_vaddr;
             program_end = program_start + header[i].p_memsz;
         }
 }
@@ -259,7 +259,8 @@ static bool in_program(uintptr_t address) {
     return address >= program_start && address < program_end;
 }
 
-/* Finds the innermost return addresses inside the program, as offsets. Returns the site. */
+/* Finds the innermost return addresses inside the program, as addr2line takes them. Returns the
+ * site. */
 static uint64_t find_site(uint64_t function, uintptr_t offsets[DEPTH]) {
     void *frames[FRAMES];
     const int count = backtrace(frames, FRAMES);
@@ -267,7 +268,7 @@ static uint64_t find_site(uint64_t function, uintptr_t offsets[DEPTH]) {
     int found = 0;
     for (int i = 0; i < count && found < DEPTH; i++)
         if (in_program((uintptr_t)frames[i])) {
-            offsets[found] = (uintptr_t)frames[i] - program_start;
+            offsets[found] = (uintptr_t)frames[i] - program_base;
             hash = (hash ^ offsets[found++]) * 1099511628211u;
         }
     while (found < DEPTH)
@@ -382,7 +383,9 @@ static const char *cause_of(uint64_t index) {
         return "CL_OUT_OF_RESOURCES";
     if (kind == MPI)
         return table[index].name;
-    return code == ENOMEM ? "memory|no room" : code == ENOSPC ? "No space|no room" : strerror(code);
+    return code == ENOMEM   ? "memory|no room"
+           : code == ENOSPC ? "No space|no room|an earlier write failed"
+                            : strerror(code);
 }
 
 __attribute__((used)) uint64_t inject_decide(frame *f);

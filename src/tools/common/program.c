@@ -26,8 +26,17 @@ moert_status moert_program_flush(void) {
                       errno != 0 ? strerror(errno) : "an earlier write failed");
 }
 
-/* Creates the context and runs the program's body. A failure that the other ranks do not know of
- * ends all ranks at once. */
+/* Ends all ranks at once if this rank has failed and the others do not know of it. */
+static void end_if_alone(const char *name, moert_comm *world, moert_context *context,
+                         moert_status status) {
+    if (status == MOERT_OK || moert_comm_size(world) == 1 || moert_comm_failure_is_shared())
+        return;
+    if (moert_context_claim_report(context))
+        complain(name, status);
+    moert_comm_abort(world, exit_code(status));
+}
+
+/* Creates the context and runs the program's body. */
 static moert_status run(const moert_program *program, const char *name, moert_comm *world) {
     moert_context *context = NULL;
     moert_status status =
@@ -37,12 +46,12 @@ static moert_status run(const moert_program *program, const char *name, moert_co
     if (status == MOERT_OK)
         status =
             moert_comm_agree(world, moert_comm_rank(world) == 0 ? moert_program_flush() : MOERT_OK);
-    if (status != MOERT_OK && moert_comm_size(world) > 1 && !moert_comm_failure_is_shared()) {
-        if (moert_context_claim_report(context))
-            complain(name, status);
-        moert_comm_abort(world, exit_code(status));
-    }
+    end_if_alone(name, world, context, status);
     moert_context_destroy(context);
+    if (status == MOERT_OK) { /* fails if MPI has failed on this rank */
+        status = moert_comm_barrier(world);
+        end_if_alone(name, world, NULL, status);
+    }
     return status;
 }
 
@@ -89,6 +98,8 @@ int moert_program_main(const moert_program *program, int argc, char **argv) {
         return 1;
     }
     status = take_options(program, world, argc, argv, &help);
+    if (status == MOERT_ERROR_COMM)
+        end_if_alone(name, world, NULL, status);
     bool first = moert_comm_rank(world) == 0;
     if (status == MOERT_OK && !help)
         status = run(program, name, world);
@@ -100,7 +111,9 @@ int moert_program_main(const moert_program *program, int argc, char **argv) {
     if (status != MOERT_OK && first)
         complain(name, status);
     moert_comm_destroy(world);
-    moert_comm_finalize();
+    const moert_status ended = moert_comm_finalize();
+    if (status == MOERT_OK && ended != MOERT_OK)
+        complain(name, status = ended);
     return exit_code(status);
 }
 

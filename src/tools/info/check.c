@@ -4,8 +4,8 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
+#include "base/files.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "io/manifest.h"
@@ -15,11 +15,14 @@ typedef struct tally {
     size_t checked, damaged;
 } tally;
 
-static bool has(const char *directory, const char *name) {
-    char *path = moert_text_format("%s/%s", directory, name);
-    const bool there = path != NULL && access(path, F_OK) == 0;
+static moert_status look_for(const char *directory, const char *name, bool *there) {
+    char *path;
+    mode_t mode;
+    MOERT_TRY(moert_text_path(&path, "%s/%s", directory, name));
+    const moert_status status = moert_file_mode(path, true, &mode);
     free(path);
-    return there;
+    *there = status == MOERT_OK && mode != 0;
+    return status;
 }
 
 /* Compares one directory of files with its checksums; frees `path`. */
@@ -43,6 +46,7 @@ static moert_status check_run(const char *directory, tally *t) {
     char *checkpoints, *path;
     uint64_t *steps = NULL;
     size_t count = 0;
+    bool has_model = false;
     MOERT_TRY(moert_text_path(&checkpoints, "%s/checkpoints", directory));
     moert_status status = moert_checkpoint_list(checkpoints, &steps, &count);
     for (; status == MOERT_OK && count > 0; count--) {
@@ -51,7 +55,9 @@ static moert_status check_run(const char *directory, tally *t) {
             status = check_one(path, t);
     }
     MOERT_FREE(steps, checkpoints);
-    if (status == MOERT_OK && has(directory, "model")) {
+    if (status == MOERT_OK)
+        status = look_for(directory, "model", &has_model);
+    if (has_model) {
         MOERT_TRY(moert_text_path(&path, "%s/model", directory));
         status = check_one(path, t);
     }
@@ -60,7 +66,9 @@ static moert_status check_run(const char *directory, tally *t) {
 
 moert_status moert_info_check(const char *directory) {
     tally t = {0, 0};
-    if (has(directory, "manifest.json")) {
+    bool is_one;
+    MOERT_TRY(look_for(directory, "manifest.json", &is_one));
+    if (is_one) {
         char *path;
         MOERT_TRY(moert_text_path(&path, "%s", directory));
         MOERT_TRY(check_one(path, &t));

@@ -2,8 +2,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "base/files.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
@@ -36,9 +36,11 @@ static moert_status write_page(const char *run, const char *path, const moert_ru
                                const moert_verdict *verdict) {
     moert_trace_step trace = {.length = 0.0}; /* none */
     char *page = NULL, *trace_file;
+    mode_t there;
     moert_status status;
     MOERT_TRY(path_of(run, trace_path, "trace.json", &trace_file));
-    if (trace_path != NULL || access(trace_file, F_OK) == 0)
+    MOERT_TRY_OR(done, moert_file_mode(trace_file, true, &there));
+    if (trace_path != NULL || there != 0)
         MOERT_TRY_OR(done, moert_trace_step_read(trace_file, &trace));
     MOERT_TRY_OR(done, moert_report_page(name_of(run), record, verdict,
                                          trace.length > 0.0 ? &trace : NULL, &page));

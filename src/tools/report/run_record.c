@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/files.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "device/profile/profile.h"
@@ -87,8 +88,10 @@ static moert_status read_matrix(const source *from, const char *key, size_t rows
 /* *object = the file's JSON object, for the caller to json_decref; NULL if the file does not
  * exist. */
 static moert_status read_object(const char *path, json_t **object) {
+    mode_t there;
     *object = NULL;
-    return access(path, F_OK) == 0 ? moert_json_read(path, "it", LIMIT_BYTES, object) : MOERT_OK;
+    MOERT_TRY(moert_file_mode(path, true, &there));
+    return there != 0 ? moert_json_read(path, "it", LIMIT_BYTES, object) : MOERT_OK;
 }
 
 typedef moert_status take_line(moert_run_record *record, const source *from);
@@ -272,7 +275,9 @@ static moert_status read_metrics(const char *path, moert_run_record *record) {
 }
 
 static moert_status read_steps(const char *path, moert_run_record *record) {
-    if (access(path, F_OK) != 0)
+    mode_t there;
+    MOERT_TRY(moert_file_mode(path, true, &there));
+    if (there == 0)
         return MOERT_OK;
     MOERT_TRY(read_lines(path, take_step, record));
     for (size_t r = 0; r < record->ranks; r++) {

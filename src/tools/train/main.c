@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/files.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
@@ -140,22 +141,25 @@ static moert_status check(int argc, char **argv) {
         return MOERT_FAIL(ERROR_USAGE, "--logits and --gradients need --model (a checkpoint "
                                        "directory works); --resume does not apply");
     if (trainer.metrics == NULL && trainer.out != NULL)
-        trainer.metrics = default_metrics = moert_text_format("%s/metrics.jsonl", trainer.out);
+        MOERT_TRY(moert_text_path(&default_metrics, "%s/metrics.jsonl", trainer.out));
+    if (default_metrics != NULL)
+        trainer.metrics = default_metrics;
     return MOERT_OK;
 }
 
 /* The run replaces OUT/model at the end. Refuses an OUT/model that is the --model of this run, or
  * that is not a directory. */
 static moert_status check_out(void) {
-    struct stat there;
+    mode_t there;
     if (trainer.out == NULL || gradients_path != NULL || logits_path != NULL)
         return MOERT_OK;
     char *path;
     MOERT_TRY(moert_text_path(&path, "%s/model", trainer.out));
     const bool same = model_path != NULL && moert_same_file(model_path, path);
-    const bool is_file = stat(path, &there) == 0 && !S_ISDIR(there.st_mode);
+    const moert_status status = moert_file_mode(path, true, &there);
     free(path);
-    if (is_file)
+    MOERT_TRY(status);
+    if (there != 0 && !S_ISDIR(there))
         return MOERT_FAIL(ERROR_USAGE,
                           "--out %s: model in it, where the result goes, is not a directory",
                           trainer.out);
