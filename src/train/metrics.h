@@ -49,10 +49,10 @@ moert_status moert_metrics_close(moert_metrics *metrics);
 
 /*
  * Plots a file of JSON lines with gnuplot: NAME.jsonl gives NAME-loss.svg (training and held-out)
- * and NAME-load.svg. A missing or failing gnuplot is a warning. Errors: ERROR_IO (the file),
- * ERROR_MEMORY.
+ * and NAME-load.svg. A missing or failing gnuplot is a warning: *drawn = false. Errors: ERROR_IO
+ * (the file), ERROR_MEMORY.
  */
-moert_status moert_metrics_plot(const char *path);
+moert_status moert_metrics_plot(const char *path, bool *drawn);
 
 /* The number of `field` in a line of the file; false when it is absent or null. */
 bool moert_metrics_field(const char *line, const char *field, double *value);

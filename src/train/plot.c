@@ -80,22 +80,25 @@ static void put_script(FILE *script, FILE *lines, const plot plots[PLOTS]) {
     }
 }
 
-/* Runs the script in an open file. If gnuplot fails, warns with the first line of its output. */
-static void run_gnuplot(int script) {
+/* Runs the script in an open file. If gnuplot fails, warns with the first line of its output and
+ * returns false. */
+static bool run_gnuplot(int script) {
     char command[128], output[200] = "", line[200];
     snprintf(command, sizeof command, "gnuplot /proc/self/fd/%d 2>&1", script);
     FILE *pipe = popen(command, "r");
     if (pipe == NULL) {
         MOERT_WARN("no plots: cannot run gnuplot: %s", strerror(errno));
-        return;
+        return false;
     }
     while (fgets(line, sizeof line, pipe) != NULL)
         if (output[0] == '\0' && line[strspn(line, " \t\r\n")] != '\0')
             memcpy(output, line, sizeof output);
     int code = pclose(pipe);
     output[strcspn(output, "\n")] = '\0';
-    if (code == -1 || !WIFEXITED(code) || WEXITSTATUS(code) != 0)
+    const bool ran = code != -1 && WIFEXITED(code) && WEXITSTATUS(code) == 0;
+    if (!ran)
         MOERT_WARN("no plots: gnuplot failed%s%s", output[0] != '\0' ? ": " : "", output);
+    return ran;
 }
 
 /* Whether an SVG file has its end tag. */
@@ -112,19 +115,21 @@ static bool is_whole(const char *path) {
 }
 
 /* Renames a finished drawing. Checks it first, since gnuplot does not report a full disk. */
-static void settle_plot(const plot *p) {
+static bool settle_plot(const plot *p) {
     if (access(p->temporary, F_OK) != 0)
-        return;
+        return true; /* nothing to draw */
     const moert_status whole = is_whole(p->temporary)
                                    ? MOERT_OK
                                    : MOERT_FAIL(ERROR_IO, "%s could not be written whole", p->path);
-    if (moert_durable_settle(p->temporary, p->path, whole) != MOERT_OK)
-        MOERT_WARN("no plot: %s", moert_last_error());
+    if (moert_durable_settle(p->temporary, p->path, whole) == MOERT_OK)
+        return true;
+    MOERT_WARN("no plot: %s", moert_last_error());
+    return false;
 }
 
-/* Draws the plots from the file `lines`. The script is in memory, so that a killed run leaves no
- * file. */
-static void draw(FILE *lines, const plot plots[PLOTS]) {
+/* Draws the plots from the file `lines`; returns false, after a warning, if a plot is missing. The
+ * script is in memory, so that a killed run leaves no file. */
+static bool draw(FILE *lines, const plot plots[PLOTS]) {
     int descriptor = memfd_create("moert-plot", 0); /* gnuplot inherits it */
     FILE *script = descriptor >= 0 ? fdopen(descriptor, "w") : NULL;
     bool written = script != NULL;
@@ -132,10 +137,11 @@ static void draw(FILE *lines, const plot plots[PLOTS]) {
         put_script(script, lines, plots);
         written = fflush(script) == 0 && !ferror(script);
     }
+    bool drawn = written;
     if (written) {
-        run_gnuplot(descriptor);
+        drawn = run_gnuplot(descriptor);
         for (size_t i = 0; i < PLOTS; i++)
-            settle_plot(&plots[i]);
+            drawn &= settle_plot(&plots[i]);
     } else {
         MOERT_WARN("no plots: no room for a script for gnuplot: %s", strerror(errno));
     }
@@ -143,13 +149,15 @@ static void draw(FILE *lines, const plot plots[PLOTS]) {
         fclose(script);
     else
         moert_close_files(&descriptor, 1);
+    return drawn;
 }
 
-moert_status moert_metrics_plot(const char *path) {
+moert_status moert_metrics_plot(const char *path, bool *drawn) {
     const size_t ending = moert_text_ends_with(path, ".jsonl") ? strlen(".jsonl") : 0;
     plot plots[PLOTS] = {{NULL, NULL}};
     mode_t mode;
     char *stem;
+    *drawn = false;
     MOERT_TRY(moert_file_mode(path, true, &mode));
     if (mode != 0 && !S_ISREG(mode))
         return MOERT_OK; /* a device or pipe cannot be read again */
@@ -159,7 +167,7 @@ moert_status moert_metrics_plot(const char *path) {
     if (lines != NULL) {
         for (size_t i = 0; i < PLOTS; i++) /* what an interrupted run has left */
             unlink(plots[i].temporary);
-        draw(lines, plots);
+        *drawn = draw(lines, plots);
         fclose(lines);
     } else if (status == MOERT_OK) {
         status = MOERT_FAIL(ERROR_IO, "cannot read %s: %s", path, strerror(errno));

@@ -14,36 +14,12 @@ faults=${FAULTS:-$faults}
 RANDOM=${FAULTS_SEED:=$$}
 echo "# FAULTS_SEED=$FAULTS_SEED"
 export MOERT_TIMEOUT_S=4
-work=$tmp
-shared=$(mktemp -d -p /dev/shm)
-launcher=
-leave() {
-    [ -z "$launcher" ] || kill -KILL "$launcher" 2>/dev/null
-    rm -rf "$tmp" "$shared"
-}
-trap leave EXIT
+. tests/support/job.sh
 steps=${FAULTS_STEPS:-240}
 arguments=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 64 --batch 8 --steps $steps --save-every 20
     --keep-last 2 --log-every 0)
-start() { # NAME RANKS [OPTION...]: starts a run in the background; its files and output are in $dir
-    dir=$work/$1
-    log=$dir/stderr
-    mkdir -p "$dir/tmp"
-    TMPDIR=$dir/tmp OMPI_MCA_btl_vader_backing_directory=$shared FAULTS_RUN=$dir "${MOERT_MPIRUN[@]}" -n "$2" "$program" "${arguments[@]}" --out "$dir/run" "${@:3}" \
-        >"$dir/stdout" 2>"$dir/stderr" &
-    launcher=$!
-}
-
-rank_pid() { # RANK: prints its process in the run of $dir
-    grep -lzx "FAULTS_RUN=$dir" /proc/[0-9]*/environ 2>/dev/null | xargs -r grep -lzx "OMPI_COMM_WORLD_RANK=$1" 2>/dev/null | cut -d / -f 3
-}
-
-steps_done() { # N: waits until the run has done N steps, at most 30 s
-    local target=$1 tries=0
-    while [ "$(wc -l 2>/dev/null <"$dir/run/metrics.jsonl" || echo 0)" -lt $target ] && [ $tries -lt 600 ]; do
-        sleep 0.05
-        tries=$((tries + 1))
-    done
+train() { # NAME RANKS [OPTION...]: starts a training in the background
+    start "$1" "$2" "$program" "${arguments[@]}" --out "$work/$1/run" "${@:3}"
 }
 
 random_moment() { # waits for a random moment in the first half of the run, in any phase of a step
@@ -51,28 +27,9 @@ random_moment() { # waits for a random moment in the first half of the run, in a
     sleep 0.0$((RANDOM % 100))
 }
 
-await() { # [SECONDS]: waits for the run, then kills it (default 60); sets $status and $seconds
-    local from=$SECONDS
-    while kill -0 "$launcher" 2>/dev/null && [ $((SECONDS - from)) -lt "${1:-60}" ]; do sleep 0.1; done
-    kill -KILL "$launcher" 2>/dev/null
-    wait "$launcher"
-    status=$?
-    launcher=
-    seconds=$((SECONDS - from))
-    echo "status $status after $seconds s" >>"$dir/stderr"
-}
-
-temporary() { # lists Open MPI's sessions, sockets and shared memory
-    find "$dir/tmp" "$shared" -mindepth 1
-}
-
-says_once() { # PATTERN: true if there is exactly one message and it matches
-    [ "$(grep -c '^moert' "$dir/stderr")" -eq 1 ] && grep -Eq "$1" "$dir/stderr"
-}
-
 last=step-$(printf %08d $steps)
 resumes() { # NAME RANKS: resumes a run to its end; the verdict on its files
-    start "$1" "$2" --resume auto
+    train "$1" "$2" --resume auto
     await 300
     [ "$status" -eq 0 ] && diff -r "$work/whole/run/checkpoints/$last" "$dir/run/checkpoints/$last" &&
         diff -r "$work/whole/run/model" "$dir/run/model" && [ "$(wc -l <"$dir/run/metrics.jsonl")" -eq $steps ] &&
@@ -90,7 +47,7 @@ fault() {
     [ $(($1 % 2)) -eq 0 ] || signal=STOP says=$stopped
     local victim=$((RANDOM % ranks)) title before after
     title="fault $1: $signal to rank $victim of $ranks"
-    start "fault-$1" $ranks
+    train "fault-$1" $ranks
     steps_done 1
     before=$(temporary)
     pids=($(for ((rank = 0; rank < ranks; rank++)); do rank_pid $rank; done))
@@ -107,7 +64,7 @@ fault() {
     resumes "fault-$1" $((1 + RANDOM % 4))
 }
 
-start whole 1
+train whole 1
 await 300
 verdict $status "a run without faults"
 
@@ -117,7 +74,7 @@ for ((n = 0; n < faults; n++)); do fault $n; done
 
 # ordered NAME RANKS VICTIM...: sends SIGTERM to these ranks
 ordered() {
-    start "$1" "$2"
+    train "$1" "$2"
     random_moment
     local pids
     pids=$(for rank in "${@:3}"; do rank_pid "$rank"; done)
@@ -144,7 +101,7 @@ await
 verdict $? "launch: SIGTERM to launch/train saves the last whole step and ends without an error"
 resumes launch 2
 
-start launcher 2
+train launcher 2
 random_moment
 kill -TERM "$launcher"
 await
@@ -155,10 +112,10 @@ resumes launcher 2
 work=$tmp/long steps=2 last=step-00000002
 arguments=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 64 --batch 512 --micro-batches 256 --steps $steps
     --save-every $steps --log-every 0)
-start whole 1
+train whole 1
 await 300
 verdict $status "a run of long steps without faults"
-start dropped 2
+train dropped 2
 steps_done 1
 kill -TERM "$(rank_pid 1)"
 await

@@ -210,12 +210,15 @@ static moert_status show_sample(moert_context *context, moert_model *model) {
 /* Writes plots, a sample and the model in Hugging Face form, and prints their paths. */
 static moert_status finish(moert_context *context, moert_model *model) {
     moert_comm *world = moert_context_comm(context);
-    bool first = moert_context_rank(context) == 0;
+    bool first = moert_context_rank(context) == 0, drawn = false;
     if (trainer.metrics != NULL && trainer.steps > 0)
-        MOERT_TRY(moert_comm_agree(world, first ? moert_metrics_plot(trainer.metrics) : MOERT_OK));
+        MOERT_TRY(moert_comm_agree(
+            world, first ? moert_metrics_plot(trainer.metrics, &drawn) : MOERT_OK));
     MOERT_TRY(show_sample(context, model));
     if (trainer.metrics != NULL)
-        moert_program_say(context, "metrics %s\nplots   %.*s-{loss,load}.svg\n", trainer.metrics,
+        moert_program_say(context, "metrics %s\n", trainer.metrics);
+    if (drawn)
+        moert_program_say(context, "plots   %.*s-{loss,load}.svg\n",
                           (int)(strlen(trainer.metrics) -
                                 (moert_text_ends_with(trainer.metrics, ".jsonl") ? 6 : 0)),
                           trainer.metrics);

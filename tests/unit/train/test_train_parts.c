@@ -121,18 +121,21 @@ TEST(test_console_lines_come_every_n_steps) {
 TEST(test_a_path_that_cannot_be_written_is_an_error) {
     const char *bad = in_directory("no/such/directory");
     moert_metrics *metrics = NULL;
+    bool drawn;
     ASSERT_FAILS(moert_metrics_open(&(moert_metrics_options){.path = bad}, &metrics),
                  MOERT_ERROR_IO, bad);
-    assert_int_equal(moert_metrics_plot(bad), MOERT_ERROR_IO);
+    assert_int_equal(moert_metrics_plot(bad, &drawn), MOERT_ERROR_IO);
     assert_null(metrics);
     ASSERT_OK(moert_metrics_close(NULL));
 }
 
 TEST(test_plots_are_svg_if_gnuplot_is_installed) {
+    bool drawn;
     write_run(0, 20);
-    ASSERT_OK(moert_metrics_plot(in_directory(run)));
+    ASSERT_OK(moert_metrics_plot(in_directory(run), &drawn));
     if (system("command -v gnuplot >/dev/null") != 0)
         skip();
+    assert_true(drawn);
     static const char *const kinds[] = {"loss", "load"};
     for (size_t i = 0; i < 2; i++) {
         char name[64];
@@ -144,11 +147,13 @@ TEST(test_plots_are_svg_if_gnuplot_is_installed) {
 
 TEST(test_a_missing_gnuplot_is_only_a_warning) {
     char *saved = owned(strdup(getenv("PATH")), free);
+    bool drawn;
     write_run(0, 3);
     setenv("PATH", test_directory, 1);
-    moert_status status = moert_metrics_plot(in_directory(run));
+    moert_status status = moert_metrics_plot(in_directory(run), &drawn);
     setenv("PATH", saved, 1);
     ASSERT_OK(status);
+    assert_false(drawn);
 }
 
 static bool exists(const char *name) {

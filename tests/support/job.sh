@@ -1,0 +1,53 @@
+# Sourced after e2e.sh by scripts that start jobs in the background and disturb them. Sets $work (a directory of job directories),
+# $shared (shared memory of Open MPI) and $dir (that of the last started job).
+#
+#   start NAME RANKS COMMAND...   starts a job in $work/NAME; its output is $dir/stdout and $dir/stderr
+#   rank_pid RANK                 prints the process of a rank
+#   steps_done N                  waits until $dir/run has done N steps, at most 30 s
+#   await [SECONDS]               waits for the job, then kills it (60); sets $status and $seconds
+#   temporary                     lists Open MPI's sessions, sockets and shared memory
+#   says_once PATTERN             true if there is exactly one message and it matches
+work=$tmp
+shared=$(mktemp -d -p /dev/shm)
+launcher=
+leave() {
+    [ -z "$launcher" ] || kill -KILL "$launcher" 2>/dev/null
+    rm -rf "$tmp" "$shared"
+}
+trap leave EXIT
+
+start() {
+    dir=$work/$1
+    log=$dir/stderr
+    mkdir -p "$dir/tmp"
+    TMPDIR=$dir/tmp OMPI_MCA_btl_vader_backing_directory=$shared JOB=$dir "${MOERT_MPIRUN[@]}" -n "$2" "${@:3}" \
+        >"$dir/stdout" 2>"$dir/stderr" &
+    launcher=$!
+}
+
+rank_pid() {
+    grep -lzx "JOB=$dir" /proc/[0-9]*/environ 2>/dev/null | xargs -r grep -lzx "OMPI_COMM_WORLD_RANK=$1" 2>/dev/null | cut -d / -f 3
+}
+
+steps_done() {
+    local target=$1 tries=0
+    while [ "$(wc -l 2>/dev/null <"$dir/run/metrics.jsonl" || echo 0)" -lt "$target" ] && [ $tries -lt 600 ]; do
+        sleep 0.05
+        tries=$((tries + 1))
+    done
+}
+
+await() {
+    local from=$SECONDS
+    while kill -0 "$launcher" 2>/dev/null && [ $((SECONDS - from)) -lt "${1:-60}" ]; do sleep 0.1; done
+    kill -KILL "$launcher" 2>/dev/null
+    wait "$launcher"
+    status=$?
+    launcher=
+    seconds=$((SECONDS - from))
+    echo "status $status after $seconds s" >>"$dir/stderr"
+}
+
+temporary() { find "$dir/tmp" "$shared" -mindepth 1; }
+
+says_once() { [ "$(grep -c '^moert' "$dir/stderr")" -eq 1 ] && grep -Eq "$1" "$dir/stderr"; }
