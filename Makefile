@@ -43,14 +43,14 @@ TOOLPART := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(MAINS),$(call find,src/to
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bin/%,$(wildcard bench/bench_*.c))
 BENCHPART := $(patsubst %.c,$(BUILD)/%.o,$(wildcard bench/*/*.c))
 TESTS    := $(patsubst %.c,$(BUILD)/%,$(call find,tests/unit tests/conformance,test_*.c))
-PRELOADS := tests/tools/mpi_fault.c tests/tools/inject.c
+PRELOADS := tests/tools/inject.c
 TESTTOOLS := $(patsubst tests/tools/%.c,$(BUILD)/tests/%,$(filter-out $(PRELOADS),$(wildcard tests/tools/*.c))) \
 	$(PRELOADS:tests/tools/%.c=$(BUILD)/tests/%.so)
 TESTPART := $(patsubst %.c,$(BUILD)/%.o,$(call find,tests/support,*.c))
 STATIC   := $(BUILD)/lib/libmoert.a
 SHARED   := $(BUILD)/lib/libmoert.so
 
-.PHONY: FORCE all tests fuzz check check-all check-inject check-layers check-sanitize install uninstall info help format lint clean
+.PHONY: FORCE all tests fuzz check check-all check-inject check-layers check-sanitize soak install uninstall info help format lint clean
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -148,6 +148,11 @@ check-all: ## every test, every golden case, every engine and rank count
 check-inject: ## every call that can fail fails once, in every program on 1 to 3 ranks (hours; continues where it was stopped)
 	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests
 	$(Q)tests/inject --build $(BUILD)
+
+MINUTES ?= 20
+soak: ## MINUTES of training under random faults, then the same steps without faults; memory must stay flat
+	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests
+	$(Q)tests/soak --build $(BUILD) --minutes $(MINUTES)
 
 FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
 FUZZ_RUN   := -print_funcs=0 -rss_limit_mb=4096 -report_slow_units=600 -verbosity=$(if $(filter 1,$(V)),1,0)
