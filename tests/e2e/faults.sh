@@ -2,15 +2,16 @@
 # A training run whose rank is killed or stopped ends soon and names the rank. A run that gets SIGTERM saves a checkpoint of its last
 # whole step and ends without an error. Resumed from its last checkpoint on any number of ranks, it ends with the bytes of a run without faults. No
 # temporary files and no shared memory are left. FAULTS_SEED=N repeats a random choice of ranks and moments. FAULTS=N: only N random
-# faults; FAULTS_STEPS=N: the steps of each run, a multiple of 20. With MOERT_DEVICE=gpu each rank takes a GPU.
+# faults during the steps. FAULTS_LIVES=N: only N at any moment of a process, and N / 5 more under launch/train. FAULTS_STEPS=N: the
+# steps of each run, a multiple of 20. With MOERT_DEVICE=gpu each rank takes a GPU.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 program=$bin/moert-train
 export -n TEST_BUILD TEST_ALL # keep them out of the programs' environment
-faults=2
-[ "${TEST_ALL:-0}" -eq 0 ] || faults=20
-faults=${FAULTS:-$faults}
+chosen=${FAULTS:-}${FAULTS_LIVES:-} # not empty: only these faults
+default=$([ -n "$chosen" ] && echo 0 || { [ "${TEST_ALL:-0}" -eq 0 ] && echo 2 || echo 20; })
+faults=${FAULTS:-$default} lives=${FAULTS_LIVES:-$default}
 RANDOM=${FAULTS_SEED:=$$}
 echo "# FAULTS_SEED=$FAULTS_SEED"
 export MOERT_TIMEOUT_S=4
@@ -18,6 +19,7 @@ export MOERT_TIMEOUT_S=4
 steps=${FAULTS_STEPS:-240}
 arguments=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 64 --batch 8 --steps $steps --save-every 20
     --keep-last 2 --log-every 0)
+whole_run=("${arguments[@]}")
 train() { # NAME RANKS [OPTION...]: starts a training in the background
     start "$1" "$2" "$program" "${arguments[@]}" --out "$work/$1/run" "${@:3}"
 }
@@ -59,7 +61,7 @@ fault() {
     sleep 0.2
     after=$(temporary)
     [ -z "$after" ] || echo "left: $after" >>"$dir/stderr"
-    [ -n "$before" ] && [ -z "$after" ] && ! ls -d "${pids[@]/#//proc/}" >/dev/null 2>&1
+    [ -n "$before" ] && [ -z "$after" ] && ended "${pids[@]}"
     verdict $? "$title: no process, session, socket or shared memory is left"
     resumes "fault-$1" $((1 + RANDOM % 4))
 }
@@ -70,7 +72,46 @@ verdict $status "a run without faults"
 
 for ((n = 0; n < faults; n++)); do fault $n; done
 
-[ -z "${FAULTS:-}" ] || finish
+# ---- at any moment between the start and the end of a process; a job is saving half of the time ----
+
+# life NUMBER COMMAND...: a fault in a job of 2 to 4 ranks that COMMAND... RANKS starts; none if its process has ended before
+life() {
+    local ranks=$((2 + $1 % 3)) signals=(KILL STOP) pid moment left
+    local signal=${signals[$1 / 3 % 2]} victim=$((RANDOM % ranks))
+    "${@:2}" "life-$1" $ranks
+    for ((tries = 0; tries < 200; tries++)); do
+        pid=$(rank_pid $victim)
+        [ -z "$pid" ] || break
+        sleep 0.02
+    done
+    moment=$((RANDOM % life_ms))
+    sleep $((moment / 1000)).$(printf %03d $((moment % 1000)))
+    kill -$signal "$pid" 2>/dev/null
+    await
+    sleep 0.2
+    left=$(temporary)
+    [ -z "$left" ] || echo "left: $left" >>"$dir/stderr"
+    [ -n "$pid" ] && [ "$seconds" -lt 25 ] && [ "$(grep -c '^moert' "$dir/stderr")" -le 1 ] && [ -z "$left" ] && ended "$pid"
+    verdict $? "life $1: $signal to rank $victim of $ranks after $moment ms: status $status after $seconds s, nothing is left"
+    resumes "life-$1" $((1 + RANDOM % 4))
+}
+under_launch() { # NAME RANKS
+    launch "$1" launch/train --np "$2" --program "$program" -- "${arguments[@]}" --out "$work/$1/run"
+}
+work=$tmp/short steps=20 last=step-00000020
+arguments=(--data LICENSE --hidden 32 --intermediate 32 --heads 2 --length 64 --batch 8 --steps $steps --save-every 1 --keep-last 2
+    --log-every 0)
+from=$(date +%s%N)
+train whole 3
+await
+verdict $status "a run with many saves"
+life_ms=$((($(date +%s%N) - from) / 1000000))
+for ((n = 0; n < lives; n++)); do life $n train; done
+for ((n = lives; n < lives + (lives + 4) / 5; n++)); do life $n under_launch; done
+
+[ -z "$chosen" ] || finish
+work=$tmp steps=${FAULTS_STEPS:-240} last=step-$(printf %08d ${FAULTS_STEPS:-240})
+arguments=("${whole_run[@]}")
 
 # ordered NAME RANKS VICTIM...: sends SIGTERM to these ranks
 ordered() {

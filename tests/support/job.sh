@@ -2,10 +2,12 @@
 # $shared (shared memory of Open MPI) and $dir (that of the last started job).
 #
 #   start NAME RANKS COMMAND...   starts a job in $work/NAME; its output is $dir/stdout and $dir/stderr
+#   launch NAME COMMAND...        the same for a command that calls mpirun
 #   rank_pid RANK                 prints the process of a rank
 #   steps_done N                  waits until $dir/run has done N steps, at most 30 s
 #   await [SECONDS]               waits for the job, then kills it (60); sets $status and $seconds
 #   temporary                     lists Open MPI's sessions, sockets and shared memory
+#   ended PID...                  true if these processes end within 5 seconds
 #   says_once PATTERN             true if there is exactly one message and it matches
 work=$tmp
 shared=$(mktemp -d -p /dev/shm)
@@ -16,12 +18,13 @@ leave() {
 }
 trap leave EXIT
 
-start() {
+start() { launch "$1" "${MOERT_MPIRUN[@]}" -n "$2" "${@:3}"; }
+
+launch() {
     dir=$work/$1
     log=$dir/stderr
     mkdir -p "$dir/tmp"
-    TMPDIR=$dir/tmp OMPI_MCA_btl_vader_backing_directory=$shared JOB=$dir "${MOERT_MPIRUN[@]}" -n "$2" "${@:3}" \
-        >"$dir/stdout" 2>"$dir/stderr" &
+    TMPDIR=$dir/tmp OMPI_MCA_btl_vader_backing_directory=$shared JOB=$dir "${@:2}" >"$dir/stdout" 2>"$dir/stderr" &
     launcher=$!
 }
 
@@ -49,5 +52,14 @@ await() {
 }
 
 temporary() { find "$dir/tmp" "$shared" -mindepth 1; }
+
+ended() {
+    local tries
+    for ((tries = 0; tries < 50; tries++)); do
+        ls -d "${@/#//proc/}" >/dev/null 2>&1 || return 0
+        sleep 0.1
+    done
+    return 1
+}
 
 says_once() { [ "$(grep -c '^moert' "$dir/stderr")" -eq 1 ] && grep -Eq "$1" "$dir/stderr"; }
