@@ -52,6 +52,14 @@ const void *moert_comm_world(void) {
     return &world;
 }
 
+bool moert_comm_is_first(void) {
+    int begun = 0, rank = 0;
+    MPI_Initialized(&begun);
+    if (begun)
+        MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    return rank == 0;
+}
+
 void moert_comm_library(char *text, size_t bytes) {
     char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;

@@ -27,6 +27,8 @@ moert_status moert_comm_init(int *count, char ***arguments);
  * MOERT_TIMEOUT_S; otherwise the timer ends it. Errors: ERROR_COMM. */
 moert_status moert_comm_finalize(void);
 const void *moert_comm_world(void);
+/* Whether this process has rank 0 in moert_comm_world(). Not collective. */
+bool moert_comm_is_first(void);
 /* Name and version of the MPI library, such as "Open MPI v5.0.7". */
 void moert_comm_library(char *text, size_t bytes);
 

@@ -94,7 +94,8 @@ int moert_program_main(const moert_program *program, int argc, char **argv) {
     if (status == MOERT_OK)
         status = moert_comm_create(moert_comm_world(), &world);
     if (status != MOERT_OK) {
-        complain(name, status);
+        if (!moert_comm_failure_is_shared() || moert_comm_is_first())
+            complain(name, status);
         return 1;
     }
     status = take_options(program, world, argc, argv, &help);
