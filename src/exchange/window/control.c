@@ -169,9 +169,10 @@ static moert_status have_a_gpu_each(moert_exchange *exchange, bool *all) {
     enum { BYTES = sizeof((moert_device_info *)0)->pci };
     const moert_device_info *info = moert_device_describe(exchange->device);
     const size_t ranks = moert_comm_size(exchange->comm), rank = moert_comm_rank(exchange->comm);
-    char(*addresses)[BYTES];
+    char(*addresses)[BYTES] = NULL;
     moert_status status;
-    MOERT_TRY(moert_alloc(&addresses, ranks, BYTES));
+    MOERT_TRY_OR(release,
+                 moert_comm_agree(exchange->comm, moert_alloc(&addresses, ranks, BYTES)));
     MOERT_TRY_OR(release, moert_comm_allgather(exchange->comm, info->pci, BYTES, addresses));
     bool alone = info->is_gpu && info->pci[0] != '\0';
     for (size_t r = 0; r < ranks; r++)

@@ -41,9 +41,9 @@ static void release(void *memory) {
 static moert_status check_peers(moert_device *device, moert_comm *comm) {
     enum { BYTES = sizeof((moert_device_info *)0)->pci };
     const size_t ranks = moert_comm_size(comm);
-    char(*addresses)[BYTES];
+    char(*addresses)[BYTES] = NULL;
     moert_status status;
-    MOERT_TRY(moert_alloc(&addresses, ranks, BYTES));
+    MOERT_TRY_OR(done, moert_comm_agree(comm, moert_alloc(&addresses, ranks, BYTES)));
     MOERT_TRY_OR(done,
                  moert_comm_allgather(comm, moert_device_describe(device)->pci, BYTES, addresses));
     for (size_t r = 0; r < ranks && status == MOERT_OK; r++)

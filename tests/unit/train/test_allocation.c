@@ -52,11 +52,19 @@ static moert_status context(void) {
     return MOERT_OK;
 }
 
-static moert_status exchange(void) {
+static moert_status exchange(unsigned engine) {
     moert_exchange *made;
-    MOERT_TRY(moert_exchange_create(test_device, test_comm, MOERT_EXCHANGE_STAGED, &made));
+    MOERT_TRY(moert_exchange_create(test_device, test_comm, engine, &made));
     moert_exchange_destroy(made);
     return MOERT_OK;
+}
+
+static moert_status staged(void) {
+    return exchange(MOERT_EXCHANGE_STAGED);
+}
+
+static moert_status window(void) {
+    return exchange(MOERT_EXCHANGE_WINDOW);
 }
 
 static moert_status mesh(void) {
@@ -122,9 +130,9 @@ TEST(test_constructors_fail_alike_on_all_ranks) {
     static const struct {
         const char *name;
         make_and_destroy *make;
-    } constructors[] = {{"shared memory", shared}, {"flags", flags},        {"context", context},
-                        {"exchange", exchange},    {"mesh", mesh},          {"groups", groups},
-                        {"model", model},          {"optimizer", optimizer}};
+    } constructors[] = {{"shared memory", shared}, {"flags", flags},   {"context", context},
+                        {"staged", staged},        {"window", window}, {"mesh", mesh},
+                        {"groups", groups},        {"model", model},   {"optimizer", optimizer}};
     config = golden_config("qwen3-tiny");
     whole_model = open_model(test_mesh, &config);
     for (size_t i = 0; i < MOERT_COUNT(constructors); i++)
