@@ -1,7 +1,7 @@
 # moert: `make` builds everything, `make check` tests it, `make help` lists the rest.
 #
-# Variables: BUILD (output directory), CC, CFLAGS, SANITIZE=1 (ASan + UBSan), JOBS (tests at a time), V=1 (show commands),
-# PREFIX, DESTDIR.
+# Variables: BUILD (output directory), CC, CFLAGS, MPI (ompi-c or mpich, a package of pkg-config), MPICC (an MPI compiler instead),
+# SANITIZE=1 (ASan + UBSan), JOBS (tests at a time), V=1 (show commands), PREFIX, DESTDIR.
 
 MAKEFLAGS += -r # no built-in rules: make would try them for every header, seconds a call
 
@@ -14,7 +14,15 @@ CFLAGS   ?= -O2 -g
 JOBS     ?= $(shell cores=$$(nproc) && echo $$((cores < 8 ? cores : 8)))
 # for the builds of check, unless make was called with -j
 PARALLEL  = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
-PACKAGES := ompi-c OpenCL hwloc jansson libxxhash
+PACKAGES := OpenCL hwloc jansson libxxhash
+MPI      ?= $(firstword $(foreach p,ompi-c mpich,$(shell pkg-config --exists $p && echo $p)) ompi-c)
+ifdef MPICC
+MPI_SHOWN  := $(shell $(MPICC) -show)
+MPI_CFLAGS := $(filter -I%,$(MPI_SHOWN))
+MPI_LIBS   := $(filter -L% -l% -Wl%,$(MPI_SHOWN))
+else
+PACKAGES   := $(MPI) $(PACKAGES)
+endif
 
 ifneq ($(V),1)
 Q := @
@@ -28,8 +36,8 @@ endif
 
 WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wpointer-arith
 ALL_CFLAGS = -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -ffp-contract=off -pthread $(WARNINGS) \
-	-Iinclude -Isrc -Ikernels -DMOERT_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PACKAGES) | sed 's/-I/-isystem /g') $(CFLAGS)
-LIBS      = $(shell pkg-config --libs $(PACKAGES)) -lm -ldl -pthread
+	-Iinclude -Isrc -Ikernels -DMOERT_VERSION='"$(VERSION)"' $(subst -I,-isystem ,$(MPI_CFLAGS) $(shell pkg-config --cflags $(PACKAGES))) $(CFLAGS)
+LIBS      = $(MPI_LIBS) $(shell pkg-config --libs $(PACKAGES)) -lm -ldl -pthread
 
 # $(call find,DIRECTORY,PATTERN): matching files, also in subdirectories
 find = $(shell find $1 -name '$2' | LC_ALL=C sort)
@@ -68,8 +76,9 @@ $(SHARED): $(OBJECTS)
 $(BUILD)/lib/moert.pc: Makefile FORCE # contains PREFIX, which may change from call to call
 	$(Q)mkdir -p $(@D) && printf '%s\n' 'prefix=$(PREFIX)' 'Name: moert' \
 		'Description: expert-parallel runtime for Mixture-of-Experts training' 'Version: $(VERSION)' \
-		'Requires: ompi-c OpenCL' 'Requires.private: hwloc jansson libxxhash' \
-		'Cflags: -I$${prefix}/include' 'Libs: -L$${prefix}/lib -lmoert' 'Libs.private: -lm -ldl -pthread' > $@
+		'Requires: $(if $(MPICC),,$(MPI)) OpenCL' 'Requires.private: hwloc jansson libxxhash' \
+		'Cflags: -I$${prefix}/include $(MPI_CFLAGS)' 'Libs: -L$${prefix}/lib -lmoert $(MPI_LIBS)' \
+		'Libs.private: -lm -ldl -pthread' > $@
 
 $(BUILD)/%.o: %.c | $(BUILD)/packages
 	$(call say,CC)

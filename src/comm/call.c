@@ -8,6 +8,8 @@
 
 moert_arrivals_state moert_arrivals;
 
+MPI_Status *const moert_statuses_ignore = MPI_STATUSES_IGNORE;
+
 /* The message of the first failed call of MPI, or "". */
 char moert_comm_failure[512];
 

@@ -187,10 +187,10 @@ moert_status moert_mail_progress(moert_mail *mail, bool wait) {
     MOERT_TRY(moert_to_int(mail->count, "messages in flight", &count));
     if (wait)
         MOERT_MPI(mail->comm,
-                  MPI_Waitsome(count, mail->requests, &done, mail->done, MPI_STATUSES_IGNORE));
+                  MPI_Waitsome(count, mail->requests, &done, mail->done, moert_statuses_ignore));
     else
         MOERT_MPI(mail->comm,
-                  MPI_Testsome(count, mail->requests, &done, mail->done, MPI_STATUSES_IGNORE));
+                  MPI_Testsome(count, mail->requests, &done, mail->done, moert_statuses_ignore));
     for (int i = 0; i < done; i++)
         mail->left[mail->part[mail->done[i]]]--;
     for (size_t i = 0; i < mail->count && done > 0; i++) /* drop completed requests */

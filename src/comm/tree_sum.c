@@ -187,7 +187,7 @@ moert_status moert_tree_sum_progress(moert_tree_sum *sum) {
     for (int done = 1; done != 0 && sum->summed < sum->widest;) {
         sum_round *round = round_at(sum, sum->summed);
         MOERT_MPI(sum->comm,
-                  MPI_Testall(round->count, round->requests, &done, MPI_STATUSES_IGNORE));
+                  MPI_Testall(round->count, round->requests, &done, moert_statuses_ignore));
         if (done != 0)
             MOERT_TRY(finish_round(sum));
     }
@@ -199,7 +199,8 @@ moert_status moert_tree_sum_wait(moert_tree_sum *sum) {
         return MOERT_OK;
     while (sum->summed < sum->widest) {
         sum_round *round = round_at(sum, sum->summed);
-        MOERT_MPI_WAIT(sum->comm, MPI_Waitall(round->count, round->requests, MPI_STATUSES_IGNORE));
+        MOERT_MPI_WAIT(sum->comm,
+                       MPI_Waitall(round->count, round->requests, moert_statuses_ignore));
         MOERT_TRY(finish_round(sum));
     }
     release(sum);
