@@ -78,7 +78,7 @@ sed -E 's/"(hidden_size|num_local_experts|num_hidden_layers)": *[0-9]+/"\1": 100
 refused 1 'may take [0-9.]*e\+[0-9]* bytes; 9.2e18 can be counted' "an estimate beyond 64 bits is refused" info 1 --model "$tmp/huge"
 
 if [ "$(nproc)" -ge 2 ]; then
-    timeout -k 5 120 mpirun --quiet --bind-to core -n 2 "$program" >"$out" 2>"$log" &&
+    timeout -k 5 120 "${MOERT_MPIRUN[@]/%none/core}" -n 2 "$program" >"$out" 2>"$log" &&
         grep -q 'the launcher has bound rank 0: moert stays inside' "$log" &&
         [ "$(section placement | awk '$1 ~ /^[01]$/ && $6 == "yes"' | wc -l)" -eq 2 ]
     verdict $? "a CPU mask that the launcher has set is kept, and reported"

@@ -29,7 +29,7 @@ launch() {
 }
 
 rank_pid() {
-    grep -lzx "JOB=$dir" /proc/[0-9]*/environ 2>/dev/null | xargs -r grep -lzx "OMPI_COMM_WORLD_RANK=$1" 2>/dev/null | cut -d / -f 3
+    grep -lzx "JOB=$dir" /proc/[0-9]*/environ 2>/dev/null | xargs -r grep -lzxE "(OMPI_COMM_WORLD|PMI)_RANK=$1" 2>/dev/null | cut -d / -f 3
 }
 
 steps_done() {
