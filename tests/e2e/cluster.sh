@@ -69,11 +69,11 @@ cut_off() {
     verdict $? "a host whose link goes down is named, with rank and phase, and all ranks end"
 }
 
-# fault N WAY TIMEOUT PATTERN TITLE: of N ranks, one on each host, the last one fails (tests/unit/comm/test_watchdog.c). With
-# --enable-recovery, mpirun leaves it to the watchdogs to end the job
+# fault N WAY TIMEOUT PATTERN TITLE: of N ranks, one on each host, the last one fails (tests/unit/comm/test_watchdog.c). mpirun
+# leaves it to the watchdogs to end the job
 fault() {
     # shellcheck disable=SC2016
-    MOERT_TIMEOUT_S=$3 nodes "$1" 1 --head -- bash -c '. launch/environment; moert_mpirun --enable-recovery "$@"' mpirun \
+    MOERT_TIMEOUT_S=$3 nodes "$1" 1 --head -- bash -c '. launch/environment; moert_mpirun "${MOERT_RECOVER[@]}" "$@"' mpirun \
         -n "$1" "${bin%bin}tests/unit/comm/test_watchdog" victim "$2"
     [ $? -ne 124 ] && names "^moert: $4"
     verdict $? "$5"

@@ -27,14 +27,14 @@ ends() { # WAY RANKS PATTERN
 }
 
 at="at step 12 in phase 'dispatch'; rank 0 has waited for it for [0-9]+ s in 'combine'; ending the job"
-# mpirun ends a job when a rank dies by a signal. With --enable-recovery it leaves that to the watchdog
+# mpirun ends a job when a rank dies by a signal, unless told to leave that to the watchdog
 hang kill 2
 [ "$status" -ne 0 ] && [ "$status" -ne 124 ] && [ "$seconds" -lt 25 ]
 verdict $? "kill, 2 ranks: the job ends"
-hang kill 2 --enable-recovery
+hang kill 2 "${MOERT_RECOVER[@]}"
 [ "$status" -ne 124 ] && [ "$seconds" -lt 25 ] && says "^moert: rank 1 on .* is gone .*, $at\$"
 verdict $? "kill, 2 ranks, mpirun recovers: the watchdog ends the job and names the rank"
-hang alone 3 --enable-recovery
+hang alone 3 "${MOERT_RECOVER[@]}"
 [ "$status" -ne 124 ] && [ "$seconds" -lt 25 ] && says "^moert: rank 2 on .* is gone .*, ${at/rank 0/rank 1}\$"
 verdict $? "kill, 3 ranks that are not in a call: the watchdog ends the job and names the rank"
 ends stop 2 "^moert: rank 1 on .* is stopped .*, $at \(MOERT_TIMEOUT_S=3\)\$"

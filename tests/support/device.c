@@ -10,8 +10,8 @@ static bool had_hopper; /* whether the device that was opened last is a Hopper G
 
 int open_test_device(void **state) {
     (void)state;
-    const char *rank = getenv("OMPI_COMM_WORLD_LOCAL_RANK"); /* each local rank takes its own GPU */
-    const unsigned number = rank != NULL ? (unsigned)strtoul(rank, NULL, 10) : 0;
+    /* each local rank takes its own GPU */
+    const unsigned number = (unsigned)launched_as("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID");
     if (moert_device_open(moert_config_get()->device, "", number, &test_device) != MOERT_OK) {
         print_error("%s\n", moert_last_error());
         return -1;

@@ -116,6 +116,11 @@ int run_table(const char *name, const struct CMUnitTest *tests, size_t count,
     return _cmocka_run_group_tests(name, all, count, begin, end);
 }
 
+long launched_as(const char *open_mpi, const char *mpich) {
+    const char *text = getenv(open_mpi) != NULL ? getenv(open_mpi) : getenv(mpich);
+    return text != NULL ? strtol(text, NULL, 10) : 0;
+}
+
 void set_variable(const char *name, const char *value) {
     if (value != NULL)
         assert_int_equal(setenv(name, value, 1), 0);

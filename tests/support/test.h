@@ -98,6 +98,9 @@ void release_since(size_t count);
 /* Sets an environment variable (NULL: unsets it) and reloads the configuration. */
 void set_variable(const char *name, const char *value);
 
+/* The number in the variable that mpirun of Open MPI or of MPICH has set, or 0. */
+long launched_as(const char *open_mpi, const char *mpich);
+
 /* The backends that run on every device. */
 enum { BACKENDS = 2 };
 extern const char *const backends[BACKENDS];

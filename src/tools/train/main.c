@@ -170,8 +170,8 @@ static moert_status check_out(void) {
                 : MOERT_OK;
 }
 
-/* Reads the model's config and opens the data; not collective. */
-static moert_status open_inputs(moert_model_config *config, moert_train_data *data) {
+/* Opens the data, and takes what it says about the run; not collective. */
+static moert_status open_data(moert_train_data *data) {
     MOERT_TRY(check_out());
     MOERT_TRY(moert_train_data_open(&text_paths, token_file, token_bits, held_out, data));
     moert_data_info info = moert_data_describe(data->data);
@@ -181,11 +181,16 @@ static moert_status open_inputs(moert_model_config *config, moert_train_data *da
         trainer.length = info.length > 0 ? info.length : 128;
     if (trainer.steps == SIZE_MAX)
         trainer.steps = info.steps > 0 ? info.steps : 100;
+    return MOERT_OK;
+}
+
+/* Reads or makes the model's config; not collective. */
+static moert_status take_config(const moert_data *data, moert_model_config *config) {
     sizes.max_positions = trainer.length;
     MOERT_TRY(model_path != NULL ? moert_model_config_read(model_path, config)
                                  : moert_config_from_sizes(&sizes, config));
     moert_program_compute(&compute_choice, config);
-    MOERT_TRY(moert_data_check_vocabulary(data->data, config->vocabulary));
+    MOERT_TRY(moert_data_check_vocabulary(data, config->vocabulary));
     if (sample_bytes > 0 && config->vocabulary != 256)
         return MOERT_FAIL(ERROR_USAGE,
                           "--sample writes bytes; the vocabulary of this model is %zu, not 256",
@@ -236,11 +241,9 @@ static moert_status finish(moert_context *context, moert_model *model) {
 static moert_status train(moert_context *context, moert_mesh *mesh,
                           const moert_model_config *config, const moert_data *data) {
     moert_model *model;
-    bool interrupted = false, checked;
+    bool interrupted = false;
     MOERT_TRY(moert_model_create(mesh, config, &model));
     moert_status status = MOERT_OK;
-    if (model_path != NULL && trainer.verify)
-        MOERT_TRY_OR(done, moert_verify(moert_context_comm(context), model_path, &checked));
     MOERT_TRY_OR(done, model_path != NULL
                            ? moert_model_load(model, model_path)
                            : moert_comm_agree(moert_context_comm(context),
@@ -278,7 +281,11 @@ static moert_status run(moert_context *context) {
     moert_mesh *mesh = NULL;
     moert_lock *lock = NULL;
     moert_status status;
-    MOERT_TRY_OR(done, moert_comm_agree(world, open_inputs(&config, &data)));
+    bool checked;
+    MOERT_TRY_OR(done, moert_comm_agree(world, open_data(&data)));
+    if (model_path != NULL && trainer.verify)
+        MOERT_TRY_OR(done, moert_verify(world, model_path, &checked));
+    MOERT_TRY_OR(done, moert_comm_agree(world, take_config(data.data, &config)));
     MOERT_TRY_OR(done, moert_train_inputs_compare(world, data.data, config.text));
     status = writes_out(context) ? moert_lock_take(trainer.out, &lock) : MOERT_OK;
     MOERT_TRY_OR(done, moert_comm_agree(world, status));

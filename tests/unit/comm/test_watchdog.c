@@ -283,9 +283,9 @@ static int be_victim(const char *way) {
 
 /* Stops the last rank at the moment `moment`, if that is the one of `way`. */
 static void stop_at(const char *moment, const char *way) {
-    const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *ranks = getenv("OMPI_COMM_WORLD_SIZE");
-    if (way != NULL && strcmp(moment, way) == 0 && rank != NULL && ranks != NULL &&
-        atoi(rank) + 1 == atoi(ranks))
+    const long rank = launched_as("OMPI_COMM_WORLD_RANK", "PMI_RANK"),
+               ranks = launched_as("OMPI_COMM_WORLD_SIZE", "PMI_SIZE");
+    if (way != NULL && strcmp(moment, way) == 0 && rank + 1 == ranks)
         raise(SIGSTOP);
 }
 
