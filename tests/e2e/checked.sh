@@ -69,6 +69,12 @@ for ((i = 0; i < flips; i++)); do
 done
 join
 
+copy=$tmp/model
+cp -r "$run/model" "$copy"
+sed -i 's/"rope_type": "default"/"rope_type": "defaulu"/' "$copy/config.json"
+fails "$copy/config.json: is not as it was written" "a config is compared with its checksum before it is read" \
+    ranks 2 "$bin/moert-train" --data LICENSE --length 64 --batch 8 --steps 1 --model "$copy"
+
 edited() { # TEXT FIELD VALUE
     local copy=$tmp/edited
     rm -rf "$copy"
