@@ -10,7 +10,8 @@
 
 moert_status moert_file_mode(const char *path, bool follow, mode_t *mode) {
     struct stat info;
-    if ((follow ? stat : lstat)(path, &info) == 0)
+    const int failed = follow ? stat(path, &info) : lstat(path, &info);
+    if (failed == 0)
         *mode = info.st_mode;
     else if (errno == ENOENT || errno == ENOTDIR)
         *mode = 0;

@@ -198,10 +198,13 @@ static moert_status join_file(moert_tensor_writer *writer) {
     char *present;
     MOERT_TRY(moert_alloc(&present, writer->header_bytes, 1));
     ssize_t bytes = pread(writer->file, present, writer->header_bytes, 0);
+    const int reason = errno;
     bool same = bytes == (ssize_t)writer->header_bytes &&
                 (size_t)info.st_size == writer->total_bytes &&
                 memcmp(present, writer->header, writer->header_bytes) == 0;
     free(present);
+    if (bytes < 0)
+        return MOERT_FAIL(ERROR_IO, "%s: cannot be read: %s", writer->path, strerror(reason));
     if (!same)
         return MOERT_FAIL(ERROR_MISMATCH,
                           "%s: has another layout than the %zu tensors (%zu bytes) of this writer",

@@ -67,20 +67,24 @@ static void print_call(const void *object, FILE *file) {
     moert_options_print(given->program->options, given->program->option_count, file);
 }
 
+/* Like moert_comm_agree, but if all ranks have failed, each keeps its message, without a rank. */
+static moert_status agree_or_fail_alike(moert_comm *world, moert_status status) {
+    uint64_t all_failed = status != MOERT_OK;
+    MOERT_TRY(moert_comm_smallest(world, &all_failed));
+    return all_failed ? status : moert_comm_agree(world, status);
+}
+
 /* Parses and checks the options. All ranks return the same status. The message names the rank if
  * only some have bad options, or other options than rank 0. Collective. */
 static moert_status take_options(const moert_program *program, moert_comm *world, int argc,
                                  char **argv, bool *help) {
-    moert_status status =
-        moert_options_parse(program->options, program->option_count, argc, argv, help);
-    uint64_t all_failed = status != MOERT_OK;
-    MOERT_TRY(moert_comm_smallest(world, &all_failed));
-    if (all_failed)
-        return status;
-    MOERT_TRY(moert_comm_agree(world, status));
+    MOERT_TRY(agree_or_fail_alike(
+        world, moert_options_parse(program->options, program->option_count, argc, argv, help)));
     MOERT_TRY(moert_comm_compare(world, print_call, &(call){program, *help}, MOERT_ERROR_USAGE,
                                  "all ranks must run the same program with the same options"));
-    return program->check != NULL && !*help ? program->check(argc, argv) : MOERT_OK;
+    if (program->check == NULL || *help)
+        return MOERT_OK;
+    return agree_or_fail_alike(world, program->check(argc, argv));
 }
 
 int moert_program_main(const moert_program *program, int argc, char **argv) {
