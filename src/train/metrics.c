@@ -100,10 +100,10 @@ static moert_status open_file(moert_metrics *metrics) {
     const char *path = metrics->options.path;
     MOERT_TRY(moert_text_path(&metrics->path, "%s", path));
     MOERT_TRY(prepare_file(path, metrics->options.start));
-    metrics->file = open(path,
-                         O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC |
-                             (metrics->options.start > 0 ? 0 : O_TRUNC),
-                         0666);
+    metrics->file =
+        open(path,
+             O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (metrics->options.start > 0 ? 0 : O_TRUNC),
+             0666);
     if (metrics->file < 0)
         return MOERT_FAIL(ERROR_IO, "cannot write %s: %s", path, strerror(errno));
     return MOERT_OK;

@@ -171,8 +171,7 @@ static moert_status have_a_gpu_each(moert_exchange *exchange, bool *all) {
     const size_t ranks = moert_comm_size(exchange->comm), rank = moert_comm_rank(exchange->comm);
     char(*addresses)[BYTES] = NULL;
     moert_status status;
-    MOERT_TRY_OR(release,
-                 moert_comm_agree(exchange->comm, moert_alloc(&addresses, ranks, BYTES)));
+    MOERT_TRY_OR(release, moert_comm_agree(exchange->comm, moert_alloc(&addresses, ranks, BYTES)));
     MOERT_TRY_OR(release, moert_comm_allgather(exchange->comm, info->pci, BYTES, addresses));
     bool alone = info->is_gpu && info->pci[0] != '\0';
     for (size_t r = 0; r < ranks; r++)

@@ -217,8 +217,8 @@ static moert_status finish(moert_context *context, moert_model *model) {
     moert_comm *world = moert_context_comm(context);
     bool first = moert_context_rank(context) == 0, drawn = false;
     if (trainer.metrics != NULL && trainer.steps > 0)
-        MOERT_TRY(moert_comm_agree(
-            world, first ? moert_metrics_plot(trainer.metrics, &drawn) : MOERT_OK));
+        MOERT_TRY(moert_comm_agree(world,
+                                   first ? moert_metrics_plot(trainer.metrics, &drawn) : MOERT_OK));
     MOERT_TRY(show_sample(context, model));
     if (trainer.metrics != NULL)
         moert_program_say(context, "metrics %s\n", trainer.metrics);
