@@ -7,7 +7,7 @@
 #   steps_done N                  waits until $dir/run has done N steps, at most 30 s
 #   await [SECONDS]               waits for the job, then kills it (60); sets $status and $seconds
 #   temporary                     lists Open MPI's sessions, sockets and shared memory
-#   ended PID...                  true if these processes end within 5 seconds
+#   ended PID...                  true if all these processes end within 5 seconds
 #   says_once PATTERN             true if there is exactly one message and it matches
 work=$tmp
 shared=$(mktemp -d -p /dev/shm)
@@ -56,7 +56,7 @@ temporary() { find "$dir/tmp" "$shared" -mindepth 1; }
 ended() {
     local tries
     for ((tries = 0; tries < 50; tries++)); do
-        ls -d "${@/#//proc/}" >/dev/null 2>&1 || return 0
+        [ -n "$(ls -d "${@/#//proc/}" 2>/dev/null)" ] || return 0
         sleep 0.1
     done
     return 1
