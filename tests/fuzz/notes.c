@@ -1,7 +1,8 @@
 /*
- * The input of one datagram. If its first byte is even, it arrives as it is and must be dropped. If
- * odd, it is a note that the watchdog of another host of the job has signed: it may claim anything,
- * and the message about the rank that it names must stay within its bounds.
+ * Each input is one datagram for the watchdog of rank 0. If the first byte is even, the datagram
+ * has no valid signature and must be dropped. If the first byte is odd, the rest is signed as a
+ * note of another host of the job. Such a note may claim anything, and the message about the rank
+ * that it names must still fit its buffer.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -68,7 +69,7 @@ static void send_as_stranger(const uint8_t *bytes, size_t count) {
         fuzz_fail("no datagram: %s", strerror(errno));
 }
 
-/* Writes the messages that the watchdog would print now. */
+/* Formats the messages that the watchdog would print now, to find writes past a buffer. */
 static void explain(uint64_t now_ns) {
     char text[TEXT];
     const moert_suspect suspect = moert_watchdog_suspect(&job.watchdog, now_ns);

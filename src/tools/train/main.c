@@ -170,7 +170,8 @@ static moert_status check_out(void) {
                 : MOERT_OK;
 }
 
-/* Opens the data, and takes what it says about the run; not collective. */
+/* Opens the data. Options that were not given (batch, length, steps) get the values that the data
+ * suggest. Not collective. */
 static moert_status open_data(moert_train_data *data) {
     MOERT_TRY(check_out());
     MOERT_TRY(moert_train_data_open(&text_paths, token_file, token_bits, held_out, data));
