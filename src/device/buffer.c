@@ -38,8 +38,11 @@ static moert_status create(moert_device *device, cl_mem_flags flags, void *host,
     return adopt_memory(device, memory, bytes, buffer);
 }
 
+/* On a CPU, asks for host memory, which PoCL allocates in this call. It allocates other memory at
+ * the first use, and ends the process if there is none. */
 moert_status moert_buffer_create(moert_device *device, size_t bytes, moert_buffer **buffer) {
-    return create(device, CL_MEM_READ_WRITE, NULL, bytes, buffer);
+    const cl_mem_flags place = device->info.is_cpu ? CL_MEM_ALLOC_HOST_PTR : 0;
+    return create(device, CL_MEM_READ_WRITE | place, NULL, bytes, buffer);
 }
 
 moert_status moert_buffer_wrap(moert_device *device, void *memory, size_t bytes,

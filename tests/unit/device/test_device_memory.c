@@ -4,7 +4,9 @@
  * the OpenCL loader and strdup() of the C library; one of them fails at a time.
  */
 #include <dlfcn.h>
+#include <stdio.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "device/internal.h"
 #include "support/test.h"
@@ -108,6 +110,32 @@ TEST(test_a_driver_that_cannot_be_loaded_for_lack_of_memory) {
     setrlimit(RLIMIT_AS, &before);
     failing = NULL;
     ASSERT_FAILS(status, MOERT_ERROR_MEMORY, "is ulimit -v set?");
+}
+
+/* The bytes that this process maps. */
+static size_t mapped_bytes(void) {
+    size_t pages = 0;
+    FILE *const file = fopen("/proc/self/statm", "r");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%zu", &pages), 1);
+    fclose(file);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+TEST(test_a_buffer_without_memory_is_refused) {
+    enum { BYTES = 256 << 20 };
+    moert_device *device;
+    moert_buffer *buffer = NULL;
+    struct rlimit before, limit;
+    ASSERT_OK(moert_device_open("cpu", NULL, 0, &device));
+    getrlimit(RLIMIT_AS, &before);
+    limit = before;
+    limit.rlim_cur = mapped_bytes() + BYTES / 2;
+    setrlimit(RLIMIT_AS, &limit);
+    const moert_status status = moert_buffer_create(device, BYTES, &buffer);
+    setrlimit(RLIMIT_AS, &before);
+    ASSERT_FAILS(status, MOERT_ERROR_MEMORY, "no room for a buffer of 268435456 bytes");
+    moert_device_close(device);
 }
 
 TESTS(NULL, NULL)
