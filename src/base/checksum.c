@@ -5,10 +5,15 @@
 
 #include <xxhash.h>
 
+/* The form for AVX2 and AVX-512, of the libraries that have it. */
+XXH128_hash_t XXH3_128bits_dispatch(const void *data, size_t bytes) __attribute__((weak));
+
 moert_checksum moert_checksum_of(const void *data, size_t bytes) {
     XXH128_canonical_t canonical;
     moert_checksum sum;
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, bytes));
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits_dispatch != NULL
+                                             ? XXH3_128bits_dispatch(data, bytes)
+                                             : XXH3_128bits(data, bytes));
     memcpy(sum.byte, canonical.digest, sizeof sum.byte);
     return sum;
 }

@@ -14,6 +14,22 @@ moert_status moert_alloc(void *out, size_t count, size_t bytes) {
     return MOERT_OK; /* cppcheck-suppress memleak */
 }
 
+moert_status moert_grow(void *array, size_t *room, size_t count, size_t bytes) {
+    void *old;
+    if (count <= *room)
+        return MOERT_OK;
+    const size_t wanted = count + count / 2 + 16;
+    memcpy(&old, array, sizeof old);
+    char *larger = realloc(old, wanted * bytes);
+    if (larger == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "%zu objects of %zu bytes do not fit in host memory",
+                          wanted, bytes);
+    memset(larger + *room * bytes, 0, (wanted - *room) * bytes);
+    memcpy(array, &larger, sizeof larger);
+    *room = wanted;
+    return MOERT_OK; /* cppcheck-suppress memleak */
+}
+
 void moert_free_all(void *const *pointers, size_t count) {
     for (size_t i = 0; i < count; i++)
         free(pointers[i]);

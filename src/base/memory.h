@@ -14,6 +14,11 @@ moert_status moert_alloc(void *out, size_t count, size_t bytes);
 /* Allocates a zeroed array of the pointer's type. */
 #define MOERT_NEW_ARRAY(pointer, count) moert_alloc((pointer), (count), sizeof **(pointer))
 
+/* Makes room for `count` objects in a growing array: MOERT_GROW(&array, &room, count + 1). At first
+ * the array is NULL and `room` 0. New objects are zeroed. On failure the array stays as it is. */
+#define MOERT_GROW(pointer, room, count) moert_grow((pointer), (room), (count), sizeof **(pointer))
+moert_status moert_grow(void *array, size_t *room, size_t count, size_t bytes);
+
 /* Frees each of the pointers: MOERT_FREE(one, other). */
 #define MOERT_FREE(...)                                                                            \
     moert_free_all((void *[]){__VA_ARGS__}, sizeof((void *[]){__VA_ARGS__}) / sizeof(void *))

@@ -24,6 +24,15 @@ moert_status moert_comm_smallest(moert_comm *comm, uint64_t *value) {
     return MOERT_OK;
 }
 
+moert_status moert_comm_or(moert_comm *comm, void *data, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += moert_comm_piece_bytes) {
+        const int piece = (int)moert_min(bytes - at, moert_comm_piece_bytes);
+        MOERT_MPI_WAIT(comm, MPI_Allreduce(MPI_IN_PLACE, (char *)data + at, piece, MPI_BYTE,
+                                           MPI_BOR, comm->handle));
+    }
+    return MOERT_OK;
+}
+
 moert_status moert_comm_broadcast(moert_comm *comm, size_t root, void *data, size_t bytes) {
     if (root >= comm->size)
         return MOERT_FAIL(ERROR_USAGE, "broadcast from rank %zu of %zu", root, comm->size);

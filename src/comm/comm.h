@@ -79,6 +79,8 @@ moert_status moert_comm_broadcast(moert_comm *comm, size_t root, void *data, siz
 /* *value = the smallest value of all ranks. */
 moert_status moert_comm_smallest(moert_comm *comm, uint64_t *value);
 /* all[size][bytes] */
+/* data[bytes] = the bitwise or of all ranks' data. Collective. */
+moert_status moert_comm_or(moert_comm *comm, void *data, size_t bytes);
 moert_status moert_comm_allgather(moert_comm *comm, const void *mine, size_t bytes, void *all);
 /* all = the data of all ranks in rank order, bytes[size]. `mine` may be at its position in
  * `all`. */

@@ -1,6 +1,10 @@
 /* Converts elements of a mapped tensor to float32 or int32. Sources may be unaligned. */
+#include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include "base/memory.h"
 #include "base/phase.h"
 #include "io/internal.h"
 
@@ -32,12 +36,34 @@ static float from_f16(uint16_t bits) {
         }                                                                                          \
     } while (0)
 
+/* Stores the checksums of the pieces that bytes [first, first + bytes) of a tensor touch. Loads
+ * their pages first, since an access to bytes that the disk cannot read would end the process. */
+static moert_status sum_range(const moert_tensor *tensor, size_t first, size_t bytes) {
+    size_t piece = first / MOERT_PIECE_BYTES;
+    const size_t begin = piece * MOERT_PIECE_BYTES;
+    const size_t end = moert_min(moert_round_up(first + bytes, MOERT_PIECE_BYTES), tensor->bytes);
+    while (piece * MOERT_PIECE_BYTES < end && moert_piece_is_summed(&tensor->sums[piece]))
+        piece++;
+    if (piece * MOERT_PIECE_BYTES >= end)
+        return MOERT_OK;
+    const char *const data = (const char *)tensor->data + begin;
+    const size_t before = (uintptr_t)data % (size_t)sysconf(_SC_PAGESIZE);
+    if (madvise((char *)(uintptr_t)data - before, end - begin + before, MADV_POPULATE_READ) != 0 &&
+        errno != EINVAL) /* EINVAL: Linux before 5.14 */
+        return MOERT_FAIL(ERROR_IO, "%s: tensor '%.200s' cannot be read: %s (is the disk intact?)",
+                          tensor->file, tensor->name, strerror(errno));
+    moert_pieces_sum(tensor->sums, tensor->bytes, begin, end - begin, data);
+    return MOERT_OK;
+}
+
 moert_status moert_tensor_read_f32(const moert_tensor *tensor, size_t first, size_t count,
                                    float *out) {
     moert_phase_tick(); /* reports progress, since reading a large model takes long */
     MOERT_TRY(moert_check_elements(tensor->file, tensor->name, tensor->elements, first, count));
-    const unsigned char *source =
-        (const unsigned char *)tensor->data + first * moert_file_type_bytes(tensor->type);
+    const size_t each = moert_file_type_bytes(tensor->type);
+    const unsigned char *source = (const unsigned char *)tensor->data + first * each;
+    if (tensor->sums != NULL && count > 0)
+        MOERT_TRY(sum_range(tensor, first * each, count * each));
     switch (tensor->type) {
     case MOERT_FILE_F64:
         CONVERT(double, (float)value);

@@ -1,7 +1,6 @@
 /* Computes, writes and compares the checksums of a directory's files. */
 #include "io/manifest.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -29,15 +28,16 @@ typedef struct part {
 
 typedef struct listed_file {
     char *name, *path;
-    int handle;
+    int handle; /* open while checksums are computed, else -1 */
     size_t bytes, first_part, parts;
 } listed_file;
 
 struct moert_manifest {
     char *directory;
-    listed_file *files; /* ascending by name */
-    part *parts;        /* of all files, in order */
-    size_t file_count, part_count, part_room, pieces;
+    listed_file *files;
+    part *parts;          /* of all files, in order */
+    moert_checksum *sums; /* [pieces], of all parts, in order */
+    size_t file_count, file_room, part_count, part_room, pieces, piece_room;
 };
 
 void moert_manifest_free(moert_manifest *m) {
@@ -50,43 +50,51 @@ void moert_manifest_free(moert_manifest *m) {
     }
     for (size_t i = 0; i < m->part_count; i++)
         free(m->parts[i].name);
-    MOERT_FREE(m->files, m->parts, m->directory, m);
+    MOERT_FREE(m->files, m->parts, m->sums, m->directory, m);
+}
+
+const char *moert_manifest_directory(const moert_manifest *m) {
+    return m->directory;
 }
 
 size_t moert_manifest_pieces(const moert_manifest *m) {
     return m->pieces;
 }
 
-/* ---- files and their parts ---- */
-
-static moert_status create(const char *directory, size_t files, moert_manifest **made) {
-    moert_manifest *m;
-    MOERT_TRY(MOERT_NEW(&m));
-    *made = m;
-    MOERT_TRY(MOERT_NEW_ARRAY(&m->files, files));
-    return moert_text_path(&m->directory, "%s", directory);
+moert_checksum *moert_manifest_sums(moert_manifest *m) {
+    return m->sums;
 }
 
-/* Adds and opens a file, still without parts. */
+/* ---- files and their parts ---- */
+
+moert_status moert_manifest_create(const char *directory, moert_manifest **manifest) {
+    moert_manifest *m;
+    MOERT_TRY(MOERT_NEW(&m));
+    const moert_status status = moert_text_path(&m->directory, "%s", directory);
+    if (status == MOERT_OK)
+        *manifest = m;
+    else
+        free(m);
+    return status;
+}
+
+/* Adds a file, still without parts. */
 static moert_status add_file(moert_manifest *m, const char *name) {
+    MOERT_TRY(MOERT_GROW(&m->files, &m->file_room, m->file_count + 1));
     listed_file *file = &m->files[m->file_count++];
     *file = (listed_file){.handle = -1, .first_part = m->part_count};
     MOERT_TRY(moert_text_path(&file->name, "%s", name));
     MOERT_TRY(moert_text_path(&file->path, "%s/%s", m->directory, name));
-    return moert_file_open(file->path, &file->handle, &file->bytes);
+    MOERT_TRY(moert_file_open(file->path, &file->handle, &file->bytes));
+    close(file->handle);
+    file->handle = -1;
+    return MOERT_OK;
 }
 
 /* Adds a part to the last file. */
 static moert_status add_part(moert_manifest *m, const char *name, size_t bytes, part **added) {
     listed_file *file = &m->files[m->file_count - 1];
-    if (m->part_count == m->part_room) {
-        const size_t room = 2 * m->part_room + 64;
-        part *larger = realloc(m->parts, room * sizeof *larger);
-        if (larger == NULL)
-            return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for %zu parts", file->path, room);
-        m->parts = larger;
-        m->part_room = room;
-    }
+    MOERT_TRY(MOERT_GROW(&m->parts, &m->part_room, m->part_count + 1));
     const part *last = file->parts > 0 ? &m->parts[m->part_count - 1] : NULL;
     part *p = &m->parts[m->part_count];
     *p = (part){.file = m->file_count - 1,
@@ -99,6 +107,7 @@ static moert_status add_part(moert_manifest *m, const char *name, size_t bytes, 
                           "%s: has %zu bytes, its manifest lists more (was it cut? if it was "
                           "changed on purpose, remove manifest.json)",
                           file->path, file->bytes);
+    MOERT_TRY(MOERT_GROW(&m->sums, &m->piece_room, m->pieces + p->pieces));
     m->part_count++;
     m->pieces += p->pieces;
     file->parts++;
@@ -128,51 +137,39 @@ static moert_status add_tensors(moert_manifest *m, const listed_file *file) {
     return status;
 }
 
-static int is_listed(const struct dirent *entry) {
-    return entry->d_name[0] != '.' && strcmp(entry->d_name, file_name) != 0;
-}
-
-static moert_status make(const char *directory, struct dirent **entries, size_t count,
-                         moert_manifest **made) {
-    MOERT_TRY(create(directory, count, made));
-    for (size_t i = 0; i < count; i++) {
-        const char *name = entries[i]->d_name;
-        MOERT_TRY(add_file(*made, name));
-        const listed_file *file = &(*made)->files[i];
-        MOERT_TRY(moert_text_ends_with(name, ".safetensors")
-                      ? add_tensors(*made, file)
-                      : add_part(*made, NULL, file->bytes, NULL));
-    }
-    return MOERT_OK;
-}
-
-static int compare_entries(const struct dirent **a, const struct dirent **b) {
-    return strcmp((*a)->d_name, (*b)->d_name);
-}
-
-moert_status moert_manifest_make(const char *directory, moert_manifest **manifest) {
-    struct dirent **entries;
-    const int count = scandir(directory, &entries, is_listed, compare_entries);
-    if (count < 0)
-        return MOERT_FAIL(ERROR_IO, "%s: cannot be listed: %s", directory, strerror(errno));
-    moert_manifest *made = NULL;
-    const moert_status status = make(directory, entries, (size_t)count, &made);
-    for (int i = 0; i < count; i++)
-        free(entries[i]);
-    free(entries);
-    if (status == MOERT_OK)
-        *manifest = made;
-    else
-        moert_manifest_free(made);
-    return status;
+moert_status moert_manifest_add(moert_manifest *m, const char *name) {
+    MOERT_TRY(add_file(m, name));
+    const listed_file *file = &m->files[m->file_count - 1];
+    return moert_text_ends_with(name, ".safetensors") ? add_tensors(m, file)
+                                                      : add_part(m, NULL, file->bytes, NULL);
 }
 
 /* ---- checksums ---- */
 
+moert_checksum *moert_manifest_find(moert_manifest *m, const char *path, size_t offset,
+                                    size_t bytes) {
+    size_t f = 0;
+    while (f < m->file_count && strcmp(m->files[f].path, path) != 0)
+        f++;
+    if (f == m->file_count)
+        return NULL;
+    size_t low = m->files[f].first_part, high = low + m->files[f].parts;
+    const size_t end = high;
+    while (low < high) { /* the first part that ends after `offset` */
+        const size_t middle = low + (high - low) / 2;
+        if (m->parts[middle].begin + m->parts[middle].bytes <= offset)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (low == end || m->parts[low].begin != offset || m->parts[low].bytes != bytes)
+        return NULL;
+    return m->sums + m->parts[low].first_piece;
+}
+
 typedef struct summing {
-    const moert_manifest *manifest;
+    moert_manifest *manifest;
     size_t first;
-    moert_checksum *sums;
     _Atomic size_t bad; /* 1 + the index of a piece that cannot be read; 0: no such piece */
     _Atomic int reason; /* errno of that piece's read; 0: the file has become shorter */
 } summing;
@@ -211,41 +208,80 @@ static void sum_pieces(void *context, size_t first, size_t end) {
     size_t bytes;
     int reason = ENOMEM;
     char *data = malloc(MOERT_PIECE_BYTES);
-    for (size_t i = first; i < end; i++) {
-        if (data == NULL || !read_piece(s->manifest, s->first + i, data, &bytes, &reason)) {
+    for (size_t i = s->first + first; i < s->first + end; i++) {
+        if (moert_piece_is_summed(&s->manifest->sums[i]))
+            continue;
+        if (data == NULL || !read_piece(s->manifest, i, data, &bytes, &reason)) {
             s->reason = reason;
-            s->bad = s->first + i + 1;
+            s->bad = i + 1;
             break;
         }
-        s->sums[i] = moert_checksum_of(data, bytes);
+        s->manifest->sums[i] = moert_checksum_of(data, bytes);
         moert_phase_tick();
     }
     free(data);
 }
 
-moert_status moert_manifest_sum(const moert_manifest *m, size_t first, size_t count,
-                                moert_checksum *sums) {
-    summing s = {.manifest = m, .first = first, .sums = sums};
+static void close_files(moert_manifest *m) {
+    for (size_t i = 0; i < m->file_count; i++)
+        if (m->files[i].handle >= 0) {
+            close(m->files[i].handle);
+            m->files[i].handle = -1;
+        }
+}
+
+/* Opens the files of the pieces that are not summed yet. A file that other hosts wrote must be
+ * opened after they closed it. */
+static moert_status open_files(moert_manifest *m, size_t first, size_t count) {
+    size_t bytes;
+    for (size_t i = first; i < first + count; i++) {
+        listed_file *file = &m->files[part_of(m, i)->file];
+        if (file->handle < 0 && !moert_piece_is_summed(&m->sums[i]))
+            MOERT_TRY(moert_file_open(file->path, &file->handle, &bytes));
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_manifest_sum(moert_manifest *m, size_t first, size_t count) {
+    summing s = {.manifest = m, .first = first};
+    moert_status status;
+    MOERT_TRY_OR(done, open_files(m, first, count));
     moert_parallel(count, 4, sum_pieces, &s);
-    if (s.bad == 0)
-        return MOERT_OK;
-    const char *path = m->files[part_of(m, s.bad - 1)->file].path;
-    return s.reason == ENOMEM
-               ? MOERT_FAIL(ERROR_MEMORY, "%s: no memory to read it", path)
-               : MOERT_FAIL(ERROR_IO, "%s: cannot be read: %s", path,
-                            s.reason != 0 ? strerror(s.reason) : "it became shorter");
+    if (s.bad != 0) {
+        const char *path = m->files[part_of(m, s.bad - 1)->file].path;
+        status = s.reason == ENOMEM
+                     ? MOERT_FAIL(ERROR_MEMORY, "%s: no memory to read it", path)
+                     : MOERT_FAIL(ERROR_IO, "%s: cannot be read: %s", path,
+                                  s.reason != 0 ? strerror(s.reason) : "it became shorter");
+    }
+done:
+    close_files(m);
+    return status;
 }
 
-static moert_checksum sum_of_part(const part *p, const moert_checksum *sums) {
-    return moert_checksum_of(sums + p->first_piece, p->pieces * sizeof *sums);
+moert_status moert_manifest_sum_heads(moert_manifest *m) {
+    for (size_t i = 0; i < m->part_count; i++)
+        if (m->parts[i].name == NULL)
+            MOERT_TRY(moert_manifest_sum(m, m->parts[i].first_piece, m->parts[i].pieces));
+    return MOERT_OK;
 }
 
-moert_status moert_manifest_compare(const moert_manifest *m, const moert_checksum *sums) {
+/* Computes the checksum of a part; false if that of a piece is not computed yet. */
+static bool sum_part(const moert_manifest *m, const part *p, moert_checksum *sum) {
+    const moert_checksum *sums = m->sums + p->first_piece;
+    for (size_t i = 0; i < p->pieces; i++)
+        if (!moert_piece_is_summed(&sums[i]))
+            return false;
+    *sum = moert_checksum_of(sums, p->pieces * sizeof *sums);
+    return true;
+}
+
+moert_status moert_manifest_compare(const moert_manifest *m) {
     for (size_t i = 0; i < m->part_count; i++) {
         const part *p = &m->parts[i];
         const listed_file *file = &m->files[p->file];
-        const moert_checksum sum = sum_of_part(p, sums);
-        if (memcmp(&sum, &p->sum, sizeof sum) == 0)
+        moert_checksum sum;
+        if (!sum_part(m, p, &sum) || memcmp(&sum, &p->sum, sizeof sum) == 0)
             continue;
         char found[HEX + 1], expected[HEX + 1], what[256] = "";
         if (p->name != NULL)
@@ -264,15 +300,16 @@ moert_status moert_manifest_compare(const moert_manifest *m, const moert_checksu
 /* ---- writing ---- */
 
 /* The JSON entry of a file; NULL if memory runs out. */
-static json_t *json_of_file(const moert_manifest *m, const listed_file *file,
-                            const moert_checksum *sums) {
+static json_t *json_of_file(const moert_manifest *m, const listed_file *file) {
     json_t *parts = json_array();
     char hex[HEX + 1];
     for (size_t i = file->first_part; i < file->first_part + file->parts; i++) {
         const part *p = &m->parts[i];
-        if (json_array_append_new(
-                parts, json_pack("{ss* sI ss}", "name", p->name, "bytes", (json_int_t)p->bytes,
-                                 "xxh3", moert_checksum_text(sum_of_part(p, sums), hex))) != 0) {
+        moert_checksum sum = {{0}};
+        sum_part(m, p, &sum);
+        if (json_array_append_new(parts, json_pack("{ss* sI ss}", "name", p->name, "bytes",
+                                                   (json_int_t)p->bytes, "xxh3",
+                                                   moert_checksum_text(sum, hex))) != 0) {
             json_decref(parts);
             return NULL;
         }
@@ -292,12 +329,11 @@ static void make_ending(const char *text, size_t bytes, char ending[ENDING_BYTES
              moert_checksum_text(moert_checksum_of(text, bytes), hex));
 }
 
-moert_status moert_manifest_write(const moert_manifest *m, const moert_checksum *sums) {
+moert_status moert_manifest_write(const moert_manifest *m) {
     bool whole = true;
     json_t *files = json_object();
     for (size_t i = 0; i < m->file_count; i++)
-        whole &=
-            json_object_set_new(files, m->files[i].name, json_of_file(m, &m->files[i], sums)) == 0;
+        whole &= json_object_set_new(files, m->files[i].name, json_of_file(m, &m->files[i])) == 0;
     json_t *root = json_pack("{si so}", "format", FORMAT, "files", files);
     char *text = NULL;
     moert_status status = moert_json_text(file_name, whole ? root : NULL,
@@ -385,7 +421,7 @@ static moert_status parse(const char *directory, const char *path, const char *t
         status = MOERT_FAIL(ERROR_FORMAT, "%s: format %lld, but this version reads format %d", path,
                             (long long)format, FORMAT);
     else
-        status = create(directory, json_object_size(files), made);
+        status = moert_manifest_create(directory, made);
     json_object_foreach(files, name, entry) if (status == MOERT_OK) status =
         parse_file(*made, path, name, entry);
     json_decref(root);
@@ -414,19 +450,16 @@ done:
 
 moert_status moert_manifest_check(const char *directory, size_t *bytes) {
     moert_manifest *m;
-    moert_checksum *sums = NULL;
     moert_status status;
     *bytes = 0;
     MOERT_TRY(moert_manifest_read(directory, &m));
     if (m == NULL)
         return MOERT_OK;
-    MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&sums, m->pieces));
-    MOERT_TRY_OR(done, moert_manifest_sum(m, 0, m->pieces, sums));
-    MOERT_TRY_OR(done, moert_manifest_compare(m, sums));
+    MOERT_TRY_OR(done, moert_manifest_sum(m, 0, m->pieces));
+    MOERT_TRY_OR(done, moert_manifest_compare(m));
     for (size_t i = 0; i < m->file_count; i++)
         *bytes += m->files[i].bytes;
 done:
-    free(sums);
     moert_manifest_free(m);
     return status;
 }

@@ -9,10 +9,10 @@
  *    "xxh3": "..."}
  *
  * A file is a sequence of parts: the header and the tensors of a safetensors file; any other file
- * is one part. A part is cut into pieces of MOERT_PIECE_BYTES, whose checksums any thread or rank
- * can compute. The checksum of a part is the checksum of its pieces' checksums in order, so it does
- * not depend on the number of ranks. The last checksum in the manifest covers the manifest's text
- * before it.
+ * is one part. A part is cut into pieces of MOERT_PIECE_BYTES (pieces.h), whose checksums any
+ * thread or rank can compute, while it reads or writes the bytes or later. The checksum of a part
+ * is the checksum of its pieces' checksums in order, so it does not depend on the number of ranks.
+ * The last checksum in the manifest covers the manifest's text before it.
  *
  * No function is collective.
  */
@@ -21,37 +21,48 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "base/checksum.h"
 #include "base/error.h"
-
-enum { MOERT_PIECE_BYTES = 1 << 20 };
+#include "io/pieces.h"
 
 typedef struct moert_manifest moert_manifest;
 
-/* *manifest = all files in `directory` except manifest.json, without checksums. Opens every file.
- * Errors: ERROR_IO, ERROR_FORMAT, ERROR_MEMORY. */
-moert_status moert_manifest_make(const char *directory, moert_manifest **manifest);
+/* *manifest = a manifest of DIRECTORY without files. ERROR_MEMORY. */
+moert_status moert_manifest_create(const char *directory, moert_manifest **manifest);
+/* Adds DIRECTORY/name, without checksums. A safetensors file needs its size and header only.
+ * Invalidates moert_manifest_sums. Errors: ERROR_IO, ERROR_FORMAT, ERROR_MEMORY. */
+moert_status moert_manifest_add(moert_manifest *manifest, const char *name);
 /*
- * Reads DIRECTORY/manifest.json and opens the files that it lists. *manifest = NULL if the
- * directory has no manifest. Errors: ERROR_FORMAT (the manifest is damaged, or a file has another
- * size), ERROR_IO (a file is missing), ERROR_MEMORY.
+ * Reads DIRECTORY/manifest.json and compares the sizes of the files that it lists. *manifest = NULL
+ * if the directory has no manifest. Errors: ERROR_FORMAT (the manifest is damaged, or a file has
+ * another size), ERROR_IO (a file is missing), ERROR_MEMORY.
  */
 moert_status moert_manifest_read(const char *directory, moert_manifest **manifest);
 /* NULL is legal. */
 void moert_manifest_free(moert_manifest *manifest);
+const char *moert_manifest_directory(const moert_manifest *manifest);
 
-/* The number of pieces of all files. */
+/* ---- checksums of the bytes that are there ---- */
+
+/* The number of pieces of all files, and their checksums [pieces], zeros where not yet computed. */
 size_t moert_manifest_pieces(const moert_manifest *manifest);
-/* sums[count] = the checksums of pieces [first, first + count), computed on all processors of the
- * calling thread. Errors: ERROR_IO, ERROR_MEMORY. */
-moert_status moert_manifest_sum(const moert_manifest *manifest, size_t first, size_t count,
-                                moert_checksum *sums);
+moert_checksum *moert_manifest_sums(moert_manifest *manifest);
 
-/* Writes manifest.json, given the checksums of all pieces. Errors: ERROR_IO, ERROR_MEMORY. */
-moert_status moert_manifest_write(const moert_manifest *manifest, const moert_checksum *sums);
-/* Compares the checksums of all pieces with those of the manifest that was read. The message of
- * ERROR_FORMAT names the first file and tensor that differ. */
-moert_status moert_manifest_compare(const moert_manifest *manifest, const moert_checksum *sums);
+/* The checksums of the pieces of bytes [offset, offset + bytes) of a file; NULL if the manifest
+ * does not list such a part. Readers and writers store them here. */
+moert_checksum *moert_manifest_find(moert_manifest *manifest, const char *path, size_t offset,
+                                    size_t bytes);
+
+/* Computes those of the checksums of pieces [first, first + count) that are not computed yet, on
+ * all processors of the calling thread. Errors: ERROR_IO, ERROR_MEMORY. */
+moert_status moert_manifest_sum(moert_manifest *manifest, size_t first, size_t count);
+/* Computes the checksums of all bytes but the tensors' values. */
+moert_status moert_manifest_sum_heads(moert_manifest *manifest);
+
+/* Writes manifest.json; all checksums must be computed. Errors: ERROR_IO, ERROR_MEMORY. */
+moert_status moert_manifest_write(const moert_manifest *manifest);
+/* Compares the parts of which all checksums are computed with the manifest that was read. The
+ * message of ERROR_FORMAT names the first file and tensor that differ. */
+moert_status moert_manifest_compare(const moert_manifest *manifest);
 
 /* Checks all files of a directory in this process. *bytes = the bytes read, 0 without a
  * manifest. */

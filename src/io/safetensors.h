@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "io/manifest.h"
 
 /* X(name, text in files, bytes): the element types of the format; I64 to U8 are the integers. */
 /* clang-format off */
@@ -52,8 +53,9 @@ typedef struct moert_tensor {
     moert_file_type type;
     size_t rank, shape[MOERT_FILE_MAX_RANK];
     size_t elements, bytes;
-    const void *data; /* mapped, read-only, may be unaligned */
-    const char *file; /* path of the file that holds it */
+    const void *data;     /* mapped, read-only, may be unaligned */
+    const char *file;     /* path of the file that holds it */
+    moert_checksum *sums; /* of its pieces, filled in by reads (moert_tensors_watch), or NULL */
 } moert_tensor;
 
 typedef struct moert_tensors moert_tensors;
@@ -66,6 +68,9 @@ typedef struct moert_tensors moert_tensors;
  */
 moert_status moert_tensors_open(const char *path, moert_tensors **tensors);
 void moert_tensors_close(moert_tensors *tensors);
+/* From now on moert_tensor_read_f32 stores the checksums of the pieces that it reads in the
+ * manifest, and fails with ERROR_IO if the disk cannot read them. */
+void moert_tensors_watch(moert_tensors *tensors, moert_manifest *manifest);
 size_t moert_tensors_count(const moert_tensors *tensors);
 const moert_tensor *moert_tensors_at(const moert_tensors *tensors,
                                      size_t index); /* ascending by name */
@@ -111,6 +116,9 @@ typedef struct moert_tensor_writer moert_tensor_writer;
 moert_status moert_writer_open(const char *path, const moert_tensor_spec *specs, size_t count,
                                const char *const *metadata, bool create,
                                moert_tensor_writer **writer);
+/* From now on moert_writer_put stores the checksums of the pieces that it writes in the manifest,
+ * to which the file was added. */
+void moert_writer_watch(moert_tensor_writer *writer, moert_manifest *manifest);
 /* Writes elements [first, first + count) of a tensor; `data` has the tensor's type. ERROR_IO;
  * ERROR_USAGE for an unknown name or beyond the last element. */
 moert_status moert_writer_put(moert_tensor_writer *writer, const char *name, size_t first,

@@ -186,6 +186,17 @@ void moert_tensors_close(moert_tensors *tensors) {
     MOERT_FREE(tensors->shards, tensors->tensors, tensors->path, tensors);
 }
 
+void moert_tensors_watch(moert_tensors *tensors, moert_manifest *manifest) {
+    for (size_t s = 0; s < tensors->shard_count; s++) {
+        const moert_shard *shard = &tensors->shards[s];
+        for (size_t i = 0; i < shard->count; i++) {
+            moert_tensor *tensor = &shard->tensors[i];
+            const size_t offset = (size_t)((const char *)tensor->data - (const char *)shard->map);
+            tensor->sums = moert_manifest_find(manifest, shard->path, offset, tensor->bytes);
+        }
+    }
+}
+
 size_t moert_tensors_count(const moert_tensors *tensors) {
     return tensors->count;
 }

@@ -21,6 +21,7 @@ enum { FLUSH_BYTES = 64 * 1024 * 1024 };
 typedef struct placed_tensor {
     moert_tensor_spec spec;        /* owns its name */
     size_t elements, begin, bytes; /* begin: offset within the data */
+    moert_checksum *sums;          /* of its pieces, or NULL */
 } placed_tensor;
 
 struct moert_tensor_writer {
@@ -243,6 +244,14 @@ destroy:
     return status;
 }
 
+void moert_writer_watch(moert_tensor_writer *writer, moert_manifest *manifest) {
+    for (size_t i = 0; i < writer->count; i++) {
+        placed_tensor *tensor = &writer->tensors[i];
+        tensor->sums = moert_manifest_find(manifest, writer->path,
+                                           writer->header_bytes + tensor->begin, tensor->bytes);
+    }
+}
+
 /* Flushes every FLUSH_BYTES, so that the last flush is short and the watchdog sees progress. */
 static moert_status flush_often(moert_tensor_writer *writer, size_t bytes) {
     writer->unflushed_bytes += bytes;
@@ -267,6 +276,8 @@ moert_status moert_writer_put(moert_tensor_writer *writer, const char *name, siz
                           name);
     MOERT_TRY(moert_check_elements(writer->path, name, tensor->elements, first, count));
     size_t each = moert_file_type_bytes(tensor->spec.type);
+    if (tensor->sums != NULL)
+        moert_pieces_sum(tensor->sums, tensor->bytes, first * each, count * each, data);
     MOERT_TRY(write_all(writer, name, data, count * each,
                         writer->header_bytes + tensor->begin + first * each));
     return flush_often(writer, count * each);

@@ -114,6 +114,6 @@ moert_status moert_model_read_values(const moert_tensors *files, const char *nam
                                      const moert_model_tensor *tensor, moert_model_range range,
                                      moert_buffer *target, size_t at);
 
-/* Reads this rank's weights from a directory or file in Hugging Face form; all ranks return the
- * same status. */
-moert_status moert_model_load(moert_model *model, const char *path);
+/* Reads this rank's weights from a directory or file in Hugging Face form; `manifest`, if not NULL,
+ * gets the checksums of what is read. All ranks return the same status. */
+moert_status moert_model_load(moert_model *model, const char *path, moert_manifest *manifest);

@@ -6,7 +6,8 @@
 #include "io/weights.h"
 #include "model/internal.h"
 
-enum { PIECE = 1 << 22 }; /* floats that are read at once */
+/* Floats that are read at once: they stay in the cache, also those of a piece (io/pieces.h). */
+enum { PIECE = 1 << 18 };
 
 static moert_model_tensor *add(moert_model *model, size_t rank, size_t rows, size_t columns) {
     moert_model_tensor *tensor = &model->tensor[model->tensor_count++];
@@ -124,9 +125,10 @@ moert_status moert_model_read_values(const moert_tensors *files, const char *nam
         return MOERT_OK;
     MOERT_TRY(moert_alloc(&values, moert_min(range.count, PIECE), sizeof *values));
     moert_status status = MOERT_OK;
-    for (size_t done = 0; status == MOERT_OK && done < range.count; done += PIECE) {
-        const size_t count = moert_min(range.count - done, PIECE);
-        status = moert_weight_read(&source, range.first + done, count, values);
+    for (size_t done = 0, count; status == MOERT_OK && done < range.count; done += count) {
+        const size_t first = range.first + done;
+        count = moert_min(range.count - done, PIECE - first % PIECE); /* up to a piece's end */
+        status = moert_weight_read(&source, first, count, values);
         if (status == MOERT_OK)
             status = moert_buffer_write(target, (at + done) * sizeof *values, values,
                                         count * sizeof *values);
@@ -143,10 +145,12 @@ void moert_model_weights_changed(moert_model *model) {
     }
 }
 
-moert_status moert_model_load(moert_model *model, const char *path) {
+moert_status moert_model_load(moert_model *model, const char *path, moert_manifest *manifest) {
     moert_tensors *files = NULL;
     moert_model_weights_changed(model);
     moert_status status = moert_tensors_open(path, &files);
+    if (status == MOERT_OK && manifest != NULL)
+        moert_tensors_watch(files, manifest);
     for (size_t i = 0; status == MOERT_OK && i < model->tensor_count; i++) {
         const moert_model_tensor *tensor = &model->tensor[i];
         const bool held = tensor->block != NULL;

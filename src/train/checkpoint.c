@@ -62,10 +62,12 @@ static moert_status make_specs(const moert_model *model, const value_set *sets, 
 
 /* The contents of one file: each set of values of all tensors of the model. */
 typedef struct value_file {
-    const moert_model *model;
+    moert_model *model;
     const moert_optimizer *optimizer;
     const value_set *sets;
     size_t set_count;
+    const char *name;         /* in the directory of the manifest */
+    moert_manifest *manifest; /* gets the file and its checksums, if not NULL */
     moert_tensor_spec *specs; /* [set_count, tensors] */
 } value_file;
 
@@ -73,6 +75,10 @@ static moert_status put_shards(const void *context, moert_tensor_writer *writer)
     const value_file *file = context;
     const size_t count = moert_model_tensor_count(file->model);
     const moert_model_tensor *tensor = moert_model_tensors(file->model);
+    if (file->manifest != NULL) {
+        MOERT_TRY(moert_manifest_add(file->manifest, file->name));
+        moert_writer_watch(writer, file->manifest);
+    }
     for (size_t i = 0; i < count * file->set_count; i++) {
         const moert_model_range shard = moert_model_shard(&tensor[i % count]);
         size_t at;
@@ -86,35 +92,34 @@ static moert_status put_shards(const void *context, moert_tensor_writer *writer)
     return MOERT_OK;
 }
 
-/* Writes one safetensors file with all ranks. Collective. */
-static moert_status write_file(moert_model *model, const moert_optimizer *optimizer,
-                               const value_set *sets, size_t set_count, const char *path,
-                               bool settle) {
+/* Writes one safetensors file with all ranks; `status` is this rank's so far. Collective. */
+static moert_status write_file(value_file *file, const char *path, bool settle,
+                               moert_status status) {
     static const char *const metadata[] = {"format", "pt", NULL};
-    const size_t count = moert_model_tensor_count(model) * set_count;
-    value_file file = {model, optimizer, sets, set_count, NULL};
-    moert_status status = make_specs(model, sets, set_count, &file.specs);
-    const moert_shared_file shared = {path, file.specs, count, metadata, put_shards, &file};
-    status = moert_shared_file_write(moert_model_mesh(model)->world, &shared, settle, status);
-    for (size_t i = 0; file.specs != NULL && i < count; i++)
-        free((char *)file.specs[i].name);
-    free(file.specs);
+    const size_t count = moert_model_tensor_count(file->model) * file->set_count;
+    if (status == MOERT_OK)
+        status = make_specs(file->model, file->sets, file->set_count, &file->specs);
+    const moert_shared_file shared = {path, file->specs, count, metadata, put_shards, file};
+    status = moert_shared_file_write(moert_model_mesh(file->model)->world, &shared, settle, status);
+    for (size_t i = 0; file->specs != NULL && i < count; i++)
+        free((char *)file->specs[i].name);
+    free(file->specs);
     return status;
 }
 
-/* Writes all safetensors files to an existing directory. Collective. */
+/* Writes all safetensors files to the directory of the manifest. Collective. */
 static moert_status write_files(moert_model *model, const moert_optimizer *optimizer,
-                                const char *directory) {
-    char *weights, *moments = NULL;
-    moert_status status = moert_text_path(&weights, "%s/model.safetensors", directory);
-    if (status == MOERT_OK)
-        status = moert_text_path(&moments, "%s/optimizer.safetensors", directory);
-    MOERT_TRY_OR(done, moert_comm_agree(moert_model_mesh(model)->world, status));
-    MOERT_TRY_OR(done, write_file(model, optimizer, weight_set, 1, weights, false));
-    if (optimizer != NULL)
-        status = write_file(model, optimizer, moment_sets, 2, moments, false);
-done:
-    MOERT_FREE(moments, weights);
+                                moert_manifest *manifest) {
+    value_file files[] = {
+        {model, optimizer, weight_set, 1, "model.safetensors", manifest, NULL},
+        {model, optimizer, moment_sets, 2, "optimizer.safetensors", manifest, NULL}};
+    moert_status status = MOERT_OK;
+    for (size_t i = 0; i < (optimizer != NULL ? 2 : 1) && status == MOERT_OK; i++) {
+        char *path;
+        status = moert_text_path(&path, "%s/%s", moert_manifest_directory(manifest), files[i].name);
+        status = write_file(&files[i], path, false, status);
+        free(path);
+    }
     return status;
 }
 
@@ -143,6 +148,36 @@ static moert_status write_state(const char *directory, const moert_run_state *st
     return status;
 }
 
+/* Writes the small files to an empty directory. */
+static moert_status write_texts(const char *directory, const char *config_text,
+                                const moert_run_state *state) {
+    MOERT_TRY(moert_remove_tree(directory));
+    MOERT_TRY(moert_make_directories(directory));
+    MOERT_TRY(write_text(directory, "config.json", config_text));
+    return state != NULL ? write_state(directory, state) : MOERT_OK;
+}
+
+/* Writes all files and their manifest. Collective. */
+static moert_status write_directory(moert_model *model, const moert_optimizer *optimizer,
+                                    const char *config_text, const moert_run_state *state,
+                                    const char *directory) {
+    moert_comm *world = moert_model_mesh(model)->world;
+    moert_manifest *manifest = NULL;
+    moert_status status = moert_manifest_create(directory, &manifest);
+    if (status == MOERT_OK && moert_comm_rank(world) == 0)
+        status = write_texts(directory, config_text, state);
+    MOERT_TRY_OR(done, moert_comm_agree(world, status));
+    MOERT_TRY_OR(done, write_files(model, optimizer, manifest));
+    status = moert_manifest_add(manifest, "config.json");
+    if (status == MOERT_OK && state != NULL)
+        status = moert_manifest_add(manifest, "state.json");
+    MOERT_TRY_OR(done, moert_comm_agree(world, status));
+    status = moert_verify_prepare(world, manifest);
+done:
+    moert_manifest_free(manifest);
+    return status;
+}
+
 /* Writes the directory `path`: a checkpoint if optimizer and state are given, else a model.
  * Collective. */
 static moert_status save(moert_model *model, const moert_optimizer *optimizer,
@@ -150,25 +185,17 @@ static moert_status save(moert_model *model, const moert_optimizer *optimizer,
     moert_comm *world = moert_model_mesh(model)->world;
     bool first = moert_comm_rank(world) == 0;
     char *temporary;
-    moert_status status = moert_text_path(&temporary, "%s.tmp", path);
     moert_phase_set(MOERT_PHASE_SAVE);
-    if (status == MOERT_OK && first) { /* the small files */
-        MOERT_TRY_OR(agree, moert_remove_tree(temporary));
-        MOERT_TRY_OR(agree, moert_make_directories(temporary));
-        MOERT_TRY_OR(agree, write_text(temporary, "config.json", config_text));
-        if (state != NULL)
-            status = write_state(temporary, state);
-    }
-agree:
+    moert_status status = moert_text_path(&temporary, "%s.tmp", path);
     MOERT_TRY_OR(done, moert_comm_agree(world, status));
-    MOERT_TRY_OR(done, write_files(model, optimizer, temporary));
-    MOERT_TRY_OR(done, moert_verify_prepare(world, temporary));
+    MOERT_TRY_OR(remove, write_directory(model, optimizer, config_text, state, temporary));
     status = moert_comm_agree(world, first ? moert_durable_commit(temporary, path) : MOERT_OK);
-done:
-    if (status != MOERT_OK && first && temporary != NULL) {
+remove:
+    if (status != MOERT_OK && first) {
         char *message = moert_error_keep();
         status = moert_error_first(message, status, moert_remove_tree(temporary));
     }
+done:
     free(temporary);
     return status;
 }
@@ -183,7 +210,8 @@ moert_status moert_checkpoint_save(moert_optimizer *optimizer, const char *confi
 }
 
 moert_status moert_gradients_save(moert_model *model, const char *path) {
-    return write_file(model, NULL, gradient_set, 1, path, true);
+    value_file file = {model, NULL, gradient_set, 1, NULL, NULL, NULL};
+    return write_file(&file, path, true, MOERT_OK);
 }
 
 /* ---- reading ---- */
@@ -205,12 +233,15 @@ static moert_status check_squares(const moert_tensors *files, const char *name,
     return MOERT_OK;
 }
 
-static moert_status read_moments(moert_optimizer *optimizer, const char *path) {
+static moert_status read_moments(moert_optimizer *optimizer, const char *path,
+                                 moert_manifest *manifest) {
     const moert_model_tensor *tensor = moert_model_tensors(optimizer->model);
     size_t count = moert_model_tensor_count(optimizer->model);
     moert_tensors *files;
     moert_status status = MOERT_OK;
     MOERT_TRY(moert_tensors_open(path, &files));
+    if (manifest != NULL)
+        moert_tensors_watch(files, manifest);
     for (size_t s = 0; s < 2; s++)
         for (size_t i = 0; i < count && status == MOERT_OK; i++) {
             const moert_model_range shard = moert_model_shard(&tensor[i]);
@@ -280,15 +311,15 @@ moert_status moert_run_state_read(const char *path, moert_run_state *state) {
 }
 
 moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
-                                   moert_run_state *state) {
+                                   moert_manifest *manifest, moert_run_state *state) {
     char *state_path, *moments_path = NULL;
     moert_status status;
     MOERT_TRY_OR(done, moert_text_path(&state_path, "%s/state.json", path));
     MOERT_TRY_OR(done, moert_text_path(&moments_path, "%s/optimizer.safetensors", path));
     MOERT_TRY_OR(done, moert_run_state_read(state_path, state));
-    status = read_moments(optimizer, moments_path);
+    status = read_moments(optimizer, moments_path, manifest);
 done:
     MOERT_FREE(moments_path, state_path);
     MOERT_TRY(moert_comm_agree(moert_model_mesh(optimizer->model)->world, status));
-    return moert_model_load(optimizer->model, path);
+    return moert_model_load(optimizer->model, path, manifest);
 }

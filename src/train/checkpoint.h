@@ -46,10 +46,10 @@ moert_status moert_checkpoint_save(moert_optimizer *optimizer, const char *confi
  * name. */
 moert_status moert_gradients_save(moert_model *model, const char *path);
 
-/* Reads a checkpoint into the model, the optimizer and *state. Errors: ERROR_IO, ERROR_FORMAT,
- * ERROR_MISMATCH (another model). */
+/* Reads a checkpoint into the model, the optimizer and *state; `manifest`, if not NULL, gets the
+ * checksums of what is read. Errors: ERROR_IO, ERROR_FORMAT, ERROR_MISMATCH (another model). */
 moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
-                                   moert_run_state *state);
+                                   moert_manifest *manifest, moert_run_state *state);
 
 /* Reads the file state.json of a checkpoint. Not collective. Errors: ERROR_IO, ERROR_FORMAT. */
 moert_status moert_run_state_read(const char *path, moert_run_state *state);

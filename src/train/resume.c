@@ -100,12 +100,18 @@ static moert_status check_directory(const moert_trainer *t, const char *director
 /* Checks the bytes of a checkpoint, with options->verify, and resumes the run from it.
  * Collective. */
 static moert_status load(moert_trainer *t, const char *path) {
-    moert_run_state saved;
-    bool checked = true;
+    moert_run_state saved = {0};
+    moert_manifest *manifest = NULL;
+    moert_status status = MOERT_OK;
     if (t->options->verify)
-        MOERT_TRY(moert_verify(t->world, path, &checked));
-    MOERT_TRY(moert_checkpoint_load(t->optimizer, path, &saved));
-    if (!checked && t->first)
+        status = moert_verify_begin(t->world, path, &manifest);
+    if (status == MOERT_OK)
+        status = moert_checkpoint_load(t->optimizer, path, manifest, &saved);
+    status = moert_verify_finish(t->world, manifest, status);
+    const bool checked = manifest != NULL;
+    moert_manifest_free(manifest);
+    MOERT_TRY(status);
+    if (!checked && t->options->verify && t->first)
         MOERT_WARN("%s has no manifest.json; its bytes were not checked", path);
     MOERT_TRY(moert_comm_agree(t->world, check_state(t, path, &saved)));
     MOERT_INFO("resumed from %s at step %llu", path, (unsigned long long)saved.step);

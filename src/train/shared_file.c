@@ -37,12 +37,17 @@ moert_status moert_shared_file_write(moert_comm *world, const moert_shared_file 
 
 moert_status moert_put_floats(moert_tensor_writer *writer, const char *name, size_t first,
                               size_t count, const moert_buffer *buffer, size_t at) {
+    enum { PIECE = MOERT_PIECE_BYTES / sizeof(float) };
     float *values;
-    MOERT_TRY(MOERT_NEW_ARRAY(&values, count));
-    moert_status status =
-        moert_buffer_read(buffer, at * sizeof *values, values, count * sizeof *values);
-    if (status == MOERT_OK)
-        status = moert_writer_put(writer, name, first, count, values);
+    moert_status status = MOERT_OK;
+    MOERT_TRY(MOERT_NEW_ARRAY(&values, moert_min(count, PIECE)));
+    for (size_t done = 0, part; status == MOERT_OK && done < count; done += part) {
+        part = moert_min(count - done, PIECE - (first + done) % PIECE); /* up to a piece's end */
+        status =
+            moert_buffer_read(buffer, (at + done) * sizeof *values, values, part * sizeof *values);
+        if (status == MOERT_OK)
+            status = moert_writer_put(writer, name, first + done, part, values);
+    }
     free(values);
     return status;
 }

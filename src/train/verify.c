@@ -3,27 +3,14 @@
 
 #include <stdlib.h>
 
-#include "base/memory.h"
 #include "base/phase.h"
 #include "io/manifest.h"
 #include "model/model.h"
 
-/* all[pieces] = the checksums that every rank computes for its range of the pieces. */
-static moert_status sum_range(moert_comm *world, const moert_manifest *manifest,
-                              moert_checksum *all, size_t *bytes) {
-    const size_t ranks = moert_comm_size(world), pieces = moert_manifest_pieces(manifest);
-    size_t first = 0, count = 0;
-    for (size_t r = 0; r < ranks; r++) {
-        moert_model_partition(pieces, r, ranks, &first, &count);
-        bytes[r] = count * sizeof *all;
-    }
-    moert_model_partition(pieces, moert_comm_rank(world), ranks, &first, &count);
-    MOERT_TRY(moert_comm_agree(world, moert_manifest_sum(manifest, first, count, all + first)));
-    return moert_comm_allgatherv(world, all + first, bytes, all);
-}
-
-/* Compares the number of pieces before they are gathered. Without a manifest the number is 0. */
-static moert_status check_pieces(moert_comm *world, const char *directory, size_t pieces) {
+/* Compares the number of pieces that the ranks see; without a manifest it is 0. */
+static moert_status check_pieces(moert_comm *world, const char *directory,
+                                 const moert_manifest *manifest) {
+    const size_t pieces = manifest != NULL ? moert_manifest_pieces(manifest) : 0;
     uint64_t smallest = pieces;
     MOERT_TRY(moert_comm_smallest(world, &smallest));
     return moert_comm_agree(
@@ -35,51 +22,52 @@ static moert_status check_pieces(moert_comm *world, const char *directory, size_
                                 directory, pieces, (size_t)smallest));
 }
 
-static moert_status sum_all(moert_comm *world, const char *directory,
-                            const moert_manifest *manifest, moert_checksum **sums) {
+/* Exchanges the checksums that the ranks have computed; each rank then computes a range of those
+ * that none has. */
+static moert_status sum_all(moert_comm *world, moert_manifest *manifest) {
     const size_t pieces = moert_manifest_pieces(manifest);
-    size_t *bytes = NULL;
-    MOERT_TRY(check_pieces(world, directory, pieces));
-    moert_status status = MOERT_NEW_ARRAY(sums, pieces);
-    if (status == MOERT_OK)
-        status = MOERT_NEW_ARRAY(&bytes, moert_comm_size(world));
-    status = moert_comm_agree(world, status);
-    if (status == MOERT_OK)
-        status = sum_range(world, manifest, *sums, bytes);
-    free(bytes);
-    return status;
+    moert_checksum *const sums = moert_manifest_sums(manifest);
+    size_t first, count;
+    MOERT_TRY(check_pieces(world, moert_manifest_directory(manifest), manifest));
+    MOERT_TRY(moert_comm_or(world, sums, pieces * sizeof *sums));
+    moert_model_partition(pieces, moert_comm_rank(world), moert_comm_size(world), &first, &count);
+    MOERT_TRY(moert_comm_agree(world, moert_manifest_sum(manifest, first, count)));
+    return moert_comm_or(world, sums, pieces * sizeof *sums);
 }
 
-moert_status moert_verify_prepare(moert_comm *world, const char *directory) {
-    moert_manifest *manifest = NULL;
-    moert_checksum *sums = NULL;
-    moert_status status = moert_manifest_make(directory, &manifest);
-    MOERT_TRY_OR(done, moert_comm_agree(world, status));
-    MOERT_TRY_OR(done, sum_all(world, directory, manifest, &sums));
-    if (moert_comm_rank(world) == 0)
-        status = moert_manifest_write(manifest, sums);
-    status = moert_comm_agree(world, status);
-done:
-    free(sums);
-    moert_manifest_free(manifest);
-    return status;
+moert_status moert_verify_prepare(moert_comm *world, moert_manifest *manifest) {
+    MOERT_TRY(sum_all(world, manifest));
+    const bool first = moert_comm_rank(world) == 0;
+    return moert_comm_agree(world, first ? moert_manifest_write(manifest) : MOERT_OK);
 }
 
-moert_status moert_verify(moert_comm *world, const char *directory, bool *checked) {
-    moert_manifest *manifest = NULL;
-    moert_checksum *sums = NULL;
+moert_status moert_verify_begin(moert_comm *world, const char *directory,
+                                moert_manifest **manifest) {
     moert_phase_set(MOERT_PHASE_LOAD);
-    moert_status status = moert_manifest_read(directory, &manifest);
-    MOERT_TRY_OR(done, moert_comm_agree(world, status));
-    *checked = manifest != NULL;
-    if (manifest == NULL) {
-        status = check_pieces(world, directory, 0);
-        goto done;
+    moert_status status = moert_manifest_read(directory, manifest);
+    if (status == MOERT_OK && *manifest != NULL)
+        status = moert_manifest_sum_heads(*manifest);
+    if (status == MOERT_OK && *manifest != NULL)
+        status = moert_manifest_compare(*manifest);
+    status = moert_comm_agree(world, status);
+    if (status == MOERT_OK)
+        status = check_pieces(world, directory, *manifest);
+    if (status != MOERT_OK) {
+        moert_manifest_free(*manifest);
+        *manifest = NULL;
     }
-    MOERT_TRY_OR(done, sum_all(world, directory, manifest, &sums));
-    status = moert_comm_agree(world, moert_manifest_compare(manifest, sums));
-done:
-    free(sums);
-    moert_manifest_free(manifest);
     return status;
+}
+
+moert_status moert_verify_finish(moert_comm *world, moert_manifest *manifest, moert_status status) {
+    if (manifest == NULL || (status != MOERT_OK && status != MOERT_ERROR_FORMAT))
+        return status;
+    char *const message = moert_error_keep();
+    moert_status found = sum_all(world, manifest);
+    if (found == MOERT_OK)
+        found = moert_comm_agree(world, moert_manifest_compare(manifest));
+    if (found == MOERT_OK)
+        return moert_error_first(message, status, MOERT_OK);
+    free(message);
+    return found;
 }

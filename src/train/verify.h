@@ -1,16 +1,27 @@
-/* Checksums of a checkpoint or an exported model (io/manifest.h). Each rank computes the checksums
- * of a part of the bytes. */
+/*
+ * Checksums of a checkpoint or an exported model (io/manifest.h). The ranks compute them for the
+ * bytes that they write or read anyway, and share the remaining ones.
+ */
 #pragma once
 
-#include <stdbool.h>
-
 #include "comm/comm.h"
+#include "io/manifest.h"
 
-/* Writes DIRECTORY/manifest.json for the files in the directory. Collective. Errors: those of
- * moert_manifest_make, _sum and _write. */
-moert_status moert_verify_prepare(moert_comm *world, const char *directory);
+/* Computes the checksums that no rank has computed while it wrote, and writes manifest.json. The
+ * files must be complete. Collective. Errors: those of moert_manifest_sum and _write. */
+moert_status moert_verify_prepare(moert_comm *world, moert_manifest *manifest);
 
-/* Reads all files of `directory` and compares them with its manifest. *checked = whether there is a
- * manifest. Collective. Errors: those of moert_manifest_read, _sum and _compare, ERROR_MISMATCH
- * (the ranks see different files). */
-moert_status moert_verify(moert_comm *world, const char *directory, bool *checked);
+/*
+ * Reads the manifest of `directory`, and compares all bytes but the tensors' values, so that the
+ * small files and the headers may be read. *manifest = NULL if there is none, or on failure.
+ * Collective. Errors: those of moert_manifest_read, _sum and _compare, ERROR_MISMATCH (the ranks
+ * see different files).
+ */
+moert_status moert_verify_begin(moert_comm *world, const char *directory,
+                                moert_manifest **manifest);
+/*
+ * Compares all bytes, after the tensors were loaded with the result `status`, the same on all
+ * ranks. Damage that is found counts before `status`. `manifest` may be NULL. Collective. Errors:
+ * `status`, those of moert_manifest_sum and _compare.
+ */
+moert_status moert_verify_finish(moert_comm *world, moert_manifest *manifest, moert_status status);

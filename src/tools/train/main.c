@@ -239,16 +239,21 @@ static moert_status finish(moert_context *context, moert_model *model) {
     return status;
 }
 
+/* Loads or initializes the weights; `manifest` is that of --model, or NULL. */
+static moert_status make_weights(moert_comm *world, moert_model *model, moert_manifest *manifest) {
+    if (model_path == NULL)
+        return moert_comm_agree(world, moert_model_initialize(model, trainer.seed));
+    return moert_verify_finish(world, manifest, moert_model_load(model, model_path, manifest));
+}
+
 static moert_status train(moert_context *context, moert_mesh *mesh,
-                          const moert_model_config *config, const moert_data *data) {
+                          const moert_model_config *config, const moert_data *data,
+                          moert_manifest *manifest) {
     moert_model *model;
     bool interrupted = false;
     MOERT_TRY(moert_model_create(mesh, config, &model));
     moert_status status = MOERT_OK;
-    MOERT_TRY_OR(done, model_path != NULL
-                           ? moert_model_load(model, model_path)
-                           : moert_comm_agree(moert_context_comm(context),
-                                              moert_model_initialize(model, trainer.seed)));
+    MOERT_TRY_OR(done, make_weights(moert_context_comm(context), model, manifest));
     moert_program_say(context, "moert-train: %zu ranks, %s, exchange %s\n",
                       moert_context_size(context), moert_device_name(moert_context_device(context)),
                       moert_mesh_engine(mesh));
@@ -281,18 +286,19 @@ static moert_status run(moert_context *context) {
     moert_train_data data = {0};
     moert_mesh *mesh = NULL;
     moert_lock *lock = NULL;
+    moert_manifest *manifest = NULL;
     moert_status status;
-    bool checked;
     MOERT_TRY_OR(done, moert_comm_agree(world, open_data(&data)));
     if (model_path != NULL && trainer.verify)
-        MOERT_TRY_OR(done, moert_verify(world, model_path, &checked));
+        MOERT_TRY_OR(done, moert_verify_begin(world, model_path, &manifest));
     MOERT_TRY_OR(done, moert_comm_agree(world, take_config(data.data, &config)));
     MOERT_TRY_OR(done, moert_train_inputs_compare(world, data.data, config.text));
     status = writes_out(context) ? moert_lock_take(trainer.out, &lock) : MOERT_OK;
     MOERT_TRY_OR(done, moert_comm_agree(world, status));
     MOERT_TRY_OR(done, moert_mesh_create(context, ep, &mesh));
-    status = train(context, mesh, &config, data.data);
+    status = train(context, mesh, &config, data.data, manifest);
 done:
+    moert_manifest_free(manifest);
     moert_lock_release(lock);
     moert_mesh_destroy(mesh);
     moert_train_data_close(&data);

@@ -42,12 +42,12 @@ static moert_status write_tensors_header(void) {
 
 static moert_status write_manifest(void) {
     moert_manifest *manifest;
-    moert_checksum sums[8];
-    MOERT_TRY(moert_manifest_make(in_directory("held"), &manifest));
-    assert_true(moert_manifest_pieces(manifest) <= MOERT_COUNT(sums));
-    moert_status status = moert_manifest_sum(manifest, 0, moert_manifest_pieces(manifest), sums);
+    MOERT_TRY(moert_manifest_create(in_directory("held"), &manifest));
+    moert_status status = moert_manifest_add(manifest, "config.json");
     if (status == MOERT_OK)
-        status = moert_manifest_write(manifest, sums);
+        status = moert_manifest_sum(manifest, 0, moert_manifest_pieces(manifest));
+    if (status == MOERT_OK)
+        status = moert_manifest_write(manifest);
     moert_manifest_free(manifest);
     return status;
 }

@@ -20,6 +20,8 @@ static const moert_tensor_spec specs[] = {{"alpha", MOERT_FILE_F32, 1, {7}},
                                           {"none", MOERT_FILE_F32, 1, {0}},
                                           {"omega", MOERT_FILE_F32, 1, {1}}};
 
+static bool watches = true; /* the writer computes checksums while it writes */
+
 static void write_directory(void) {
     float *values = test_alloc(BIG * sizeof *values);
     for (size_t i = 0; i < BIG; i++)
@@ -27,21 +29,35 @@ static void write_directory(void) {
     moert_tensor_writer *writer;
     ASSERT_OK(moert_writer_open(in_directory("w.safetensors"), specs, MOERT_COUNT(specs), NULL,
                                 true, &writer));
-    for (size_t i = 0; i < MOERT_COUNT(specs); i++)
-        ASSERT_OK(moert_writer_put(writer, specs[i].name, 0, specs[i].shape[0], values));
+    moert_manifest *manifest;
+    ASSERT_OK(moert_manifest_create(test_directory, &manifest));
+    ASSERT_OK(moert_manifest_add(manifest, "w.safetensors"));
+    if (watches)
+        moert_writer_watch(writer, manifest);
+    for (size_t i = 0; i < MOERT_COUNT(specs); i++) {
+        const size_t count = specs[i].shape[0], half = count / 2;
+        ASSERT_OK(moert_writer_put(writer, specs[i].name, half, count - half, values + half));
+        ASSERT_OK(moert_writer_put(writer, specs[i].name, 0, half, values));
+    }
     ASSERT_OK(moert_writer_close(writer));
     write_text("config.json", "{\"hidden\": 8}\n");
     write_text("empty", "");
-    moert_manifest *manifest;
-    ASSERT_OK(moert_manifest_make(test_directory, &manifest));
+    ASSERT_OK(moert_manifest_add(manifest, "config.json"));
+    ASSERT_OK(moert_manifest_add(manifest, "empty"));
     const size_t pieces = moert_manifest_pieces(manifest);
-    moert_checksum *sums = test_alloc(pieces * sizeof *sums);
-    for (size_t i = 0; i < pieces; i += 2) /* simulates two ranks that hold alternate pieces */
-        ASSERT_OK(moert_manifest_sum(manifest, i, 1, sums + i));
-    for (size_t i = 1; i < pieces; i += 2)
-        ASSERT_OK(moert_manifest_sum(manifest, i, 1, sums + i));
-    ASSERT_OK(moert_manifest_write(manifest, sums));
+    for (size_t i = 0; i < pieces; i += 2) /* simulates two ranks that sum alternate pieces */
+        ASSERT_OK(moert_manifest_sum(manifest, i, 1));
+    ASSERT_OK(moert_manifest_sum(manifest, 0, pieces));
+    ASSERT_OK(moert_manifest_write(manifest));
     moert_manifest_free(manifest);
+}
+
+/* Flips a bit of the byte at this distance from the end of the weights' file. */
+static void damage_weights(size_t from_end) {
+    size_t bytes;
+    char *content = read_file(in_directory("w.safetensors"), &bytes);
+    content[bytes - from_end] ^= 16;
+    write_file("w.safetensors", content, bytes);
 }
 
 TEST(test_a_directory_is_as_it_was_written) {
@@ -51,6 +67,50 @@ TEST(test_a_directory_is_as_it_was_written) {
     ASSERT_OK(moert_manifest_check(test_directory, &bytes));
     assert_int_equal(stat(in_directory("w.safetensors"), &info), 0);
     assert_int_equal(bytes, (size_t)info.st_size + strlen("{\"hidden\": 8}\n"));
+}
+
+/* The checksums are those of all readers and writers, and of the files alone. */
+TEST(test_checksums_do_not_depend_on_who_computes_them) {
+    size_t bytes, again, known = 0;
+    moert_manifest *manifest;
+    moert_tensors *tensors;
+    watches = false;
+    write_directory();
+    char *apart = read_file(in_directory("manifest.json"), &bytes);
+    watches = true;
+    write_directory();
+    assert_string_equal(read_file(in_directory("manifest.json"), &again), apart);
+    ASSERT_OK(moert_manifest_read(test_directory, &manifest));
+    ASSERT_OK(moert_tensors_open(in_directory("w.safetensors"), &tensors));
+    moert_tensors_watch(tensors, manifest);
+    const moert_tensor *big = moert_tensors_find(tensors, "big");
+    float *values = test_alloc(BIG * sizeof *values);
+    ASSERT_OK(moert_tensor_read_f32(big, 3, 1, values));
+    ASSERT_OK(moert_tensor_read_f32(big, BIG / 2, BIG - BIG / 2, values));
+    for (size_t i = 0; i < moert_manifest_pieces(manifest); i++)
+        known += moert_piece_is_summed(&moert_manifest_sums(manifest)[i]);
+    assert_int_equal(known, 4);
+    ASSERT_OK(moert_manifest_sum(manifest, 0, moert_manifest_pieces(manifest)));
+    ASSERT_OK(moert_manifest_compare(manifest));
+    moert_tensors_close(tensors);
+    moert_manifest_free(manifest);
+}
+
+TEST(test_a_reader_finds_the_damage_that_it_reads) {
+    moert_manifest *manifest;
+    moert_tensors *tensors;
+    float value;
+    write_directory();
+    damage_weights(5); /* the last byte of "big" */
+    ASSERT_OK(moert_manifest_read(test_directory, &manifest));
+    ASSERT_OK(moert_tensors_open(in_directory("w.safetensors"), &tensors));
+    moert_tensors_watch(tensors, manifest);
+    ASSERT_OK(moert_tensor_read_f32(moert_tensors_find(tensors, "big"), BIG - 1, 1, &value));
+    damage_weights(5); /* undone, but the reader has seen it */
+    ASSERT_OK(moert_manifest_sum(manifest, 0, moert_manifest_pieces(manifest)));
+    ASSERT_FAILS(moert_manifest_compare(manifest), MOERT_ERROR_FORMAT, "tensor 'big'");
+    moert_tensors_close(tensors);
+    moert_manifest_free(manifest);
 }
 
 TEST(test_a_directory_without_a_manifest_has_nothing_to_check) {
@@ -78,14 +138,6 @@ TEST(test_a_flipped_bit_anywhere_is_found_and_its_file_named) {
     }
     size_t checked;
     ASSERT_OK(moert_manifest_check(test_directory, &checked));
-}
-
-/* Flips a bit of the byte at this distance from the end of the weights' file. */
-static void damage_weights(size_t from_end) {
-    size_t bytes;
-    char *content = read_file(in_directory("w.safetensors"), &bytes);
-    content[bytes - from_end] ^= 16;
-    write_file("w.safetensors", content, bytes);
 }
 
 TEST(test_the_message_names_the_tensor_or_the_header) {

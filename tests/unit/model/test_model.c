@@ -46,7 +46,7 @@ static moert_model *load_model(const char *name, bool tied) {
     moert_model_config config = golden_config(name);
     config.tied_embeddings = tied;
     moert_model *model = open_model(test_mesh, &config);
-    ASSERT_OK(moert_model_load(model, titled(MODELS "%s", name)));
+    ASSERT_OK(moert_model_load(model, titled(MODELS "%s", name), NULL));
     return model;
 }
 

@@ -64,7 +64,7 @@ static moert_status save_gradients(void) {
 
 static moert_status load_checkpoint(void) {
     moert_run_state state;
-    return moert_checkpoint_load(optimizer, path, &state);
+    return moert_checkpoint_load(optimizer, path, NULL, &state);
 }
 
 /* True on all ranks if neither `path` nor its temporary name exists. */
