@@ -88,8 +88,8 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
     for (size_t i = 0; i < MOERT_COUNT(fields); i++)
         MOERT_CL(NULL, clGetDeviceInfo(id, fields[i].key, fields[i].bytes, fields[i].value, NULL));
     if (platform != NULL)
-        clGetPlatformInfo(platform, CL_PLATFORM_NAME, sizeof info->platform_name,
-                          info->platform_name, NULL);
+        MOERT_CL(NULL, clGetPlatformInfo(platform, CL_PLATFORM_NAME, sizeof info->platform_name,
+                                         info->platform_name, NULL));
     info->is_cpu = (type & CL_DEVICE_TYPE_CPU) != 0;
     info->is_gpu = (type & CL_DEVICE_TYPE_GPU) != 0;
     info->is_pocl = strcmp(info->platform_name, "Portable Computing Language") == 0;
