@@ -39,7 +39,11 @@ static void warn_once(const char *what, const char *path, const char *why) {
 /* Whether only this user can write to a directory, since drivers load machine code from there. */
 static bool is_private(const char *directory) {
     struct stat info;
-    if (stat(directory, &info) != 0 || !S_ISDIR(info.st_mode))
+    if (stat(directory, &info) != 0) {
+        warn_once("kernel cache", directory, strerror(errno));
+        return false;
+    }
+    if (!S_ISDIR(info.st_mode))
         return false;
     if (info.st_uid != geteuid()) {
         warn_once("kernel cache", directory, "it belongs to another user");
