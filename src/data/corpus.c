@@ -62,20 +62,8 @@ static moert_status load(int descriptor, moert_corpus_file *file) {
     return file->bytes < MAPPED_BYTES ? read_all(descriptor, file) : map_all(descriptor, file);
 }
 
-static moert_status reserve(moert_corpus *corpus) {
-    if (corpus->count < corpus->capacity)
-        return MOERT_OK;
-    size_t capacity = corpus->capacity > 0 ? 2 * corpus->capacity : 16;
-    moert_corpus_file *grown = realloc(corpus->files, capacity * sizeof *grown);
-    if (grown == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for %zu file names", capacity);
-    corpus->files = grown;
-    corpus->capacity = capacity;
-    return MOERT_OK;
-}
-
 static moert_status add_open(moert_corpus *corpus, const char *path, int descriptor) {
-    MOERT_TRY(reserve(corpus));
+    MOERT_TRY(MOERT_GROW(&corpus->files, &corpus->capacity, corpus->count + 1));
     moert_corpus_file file = {.path = strdup(path)};
     if (file.path == NULL)
         return MOERT_FAIL(ERROR_MEMORY, "no room for a file name");

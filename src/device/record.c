@@ -89,14 +89,7 @@ moert_status moert_recording_kernel(moert_recording *recording, const moert_kern
                                     cl_kernel *handle) {
     cl_program program;
     cl_int code;
-    if (recording->kernels == recording->room) {
-        const size_t room = 2 * recording->room + 8;
-        cl_kernel *grown = realloc(recording->kernel, room * sizeof *grown);
-        if (grown == NULL)
-            return MOERT_FAIL(ERROR_MEMORY, "no room to record %zu launches", room);
-        recording->kernel = grown;
-        recording->room = room;
-    }
+    MOERT_TRY(MOERT_GROW(&recording->kernel, &recording->room, recording->kernels + 1));
     MOERT_CL(recording->device,
              clGetKernelInfo(kernel->handle, CL_KERNEL_PROGRAM, sizeof program, &program, NULL));
     *handle = clCreateKernel(program, kernel->name, &code);

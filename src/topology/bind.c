@@ -39,14 +39,7 @@ static int compare_ids(const void *a, const void *b) {
 }
 
 static moert_status append(moert_thread_snapshot *list, size_t *room, int id) {
-    if (list->count == *room) {
-        size_t larger = moert_max(64, 2 * *room);
-        int *ids = realloc(list->ids, larger * sizeof *ids);
-        if (ids == NULL)
-            return MOERT_FAIL(ERROR_MEMORY, "no memory for a list of %zu threads", larger);
-        list->ids = ids;
-        *room = larger;
-    }
+    MOERT_TRY(MOERT_GROW(&list->ids, room, list->count + 1));
     list->ids[list->count++] = id;
     return MOERT_OK;
 }

@@ -9,6 +9,7 @@
 #include "base/config.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
 
@@ -48,14 +49,7 @@ static int compare_entries(const void *a, const void *b) {
 
 /* Appends an entry. Of rows with equal rank the later one counts. The caller sorts afterwards. */
 static moert_status add(const moert_tuning_row *row, bool remembered, unsigned line) {
-    if (entry_count == entry_room) {
-        const size_t room = entry_room > 0 ? 2 * entry_room : 64;
-        entry *more = realloc(entries, room * sizeof *more);
-        if (more == NULL)
-            return MOERT_FAIL(ERROR_MEMORY, "no room for %zu rows of tuning", room);
-        entries = more;
-        entry_room = room;
-    }
+    MOERT_TRY(MOERT_GROW(&entries, &entry_room, entry_count + 1));
     entry *e = &entries[entry_count];
     *e = (entry){*row, remembered, line, 0};
     e->rank = rank_of(e, entry_count++);
