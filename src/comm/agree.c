@@ -74,8 +74,8 @@ static report make_report(const moert_comm *comm, moert_status local) {
 moert_status moert_comm_agree_at(moert_comm *comm, moert_status local, const char *site) {
     const uint64_t hash = hash_of(site);
     uint64_t least[3] = {local == MOERT_OK ? comm->size : comm->rank, hash, ~hash};
-    MOERT_MPI_WAIT(comm,
-                   MPI_Allreduce(MPI_IN_PLACE, least, 3, MPI_UINT64_T, MPI_MIN, comm->handle));
+    MOERT_MPI_COLLECT(comm, MPI_Iallreduce(MPI_IN_PLACE, least, 3, MPI_UINT64_T, MPI_MIN,
+                                           comm->handle, &request));
     if (least[1] != ~least[2]) /* the smallest and the largest hash differ */
         return report_sites(comm, site, hash);
     const int lowest = (int)least[0];
@@ -84,7 +84,8 @@ moert_status moert_comm_agree_at(moert_comm *comm, moert_status local, const cha
     report shared = {0};
     if (lowest == (int)comm->rank)
         shared = make_report(comm, local);
-    MOERT_MPI_WAIT(comm, MPI_Bcast(&shared, sizeof shared, MPI_BYTE, lowest, comm->handle));
+    MOERT_MPI_COLLECT(comm,
+                      MPI_Ibcast(&shared, sizeof shared, MPI_BYTE, lowest, comm->handle, &request));
     moert_error_set(shared.text);
     agreed.by_all = comm->whole;
     agreed.prefixed = shared.prefixed != 0;

@@ -28,7 +28,8 @@ moert_status moert_arrivals_enable(moert_comm *world) {
     qsort(difference, CLOCK_TRIES, sizeof *difference, ascending);
     moert_arrivals.ahead_ns =
         moert_comm_node(world, world->rank) == 0 ? 0 : difference[CLOCK_TRIES / 2];
-    MOERT_MPI_WAIT(world, MPI_Bcast(&moert_arrivals.ahead_ns, 1, MPI_INT64_T, 0, world->node));
+    MOERT_MPI_COLLECT(
+        world, MPI_Ibcast(&moert_arrivals.ahead_ns, 1, MPI_INT64_T, 0, world->node, &request));
     return MOERT_OK;
 }
 
@@ -52,8 +53,8 @@ static void charge(const moert_comm *comm, const int64_t *entered, double *waite
 
 static moert_status same_calls(moert_comm *comm, bool *same) {
     uint64_t mine = comm->arrival_count, bounds[2] = {mine, ~mine};
-    MOERT_MPI_WAIT(comm,
-                   MPI_Allreduce(MPI_IN_PLACE, bounds, 2, MPI_UINT64_T, MPI_MAX, comm->handle));
+    MOERT_MPI_COLLECT(comm, MPI_Iallreduce(MPI_IN_PLACE, bounds, 2, MPI_UINT64_T, MPI_MAX,
+                                           comm->handle, &request));
     *same = mine > 0 && bounds[0] == ~bounds[1];
     return MOERT_OK;
 }

@@ -14,21 +14,21 @@
 size_t moert_comm_piece_bytes = (size_t)1 << 30;
 
 moert_status moert_comm_barrier(moert_comm *comm) {
-    MOERT_MPI_WAIT(comm, MPI_Barrier(comm->handle));
+    MOERT_MPI_COLLECT(comm, MPI_Ibarrier(comm->handle, &request));
     return MOERT_OK;
 }
 
 moert_status moert_comm_smallest(moert_comm *comm, uint64_t *value) {
-    MOERT_MPI_WAIT(comm,
-                   MPI_Allreduce(MPI_IN_PLACE, value, 1, MPI_UINT64_T, MPI_MIN, comm->handle));
+    MOERT_MPI_COLLECT(comm, MPI_Iallreduce(MPI_IN_PLACE, value, 1, MPI_UINT64_T, MPI_MIN,
+                                           comm->handle, &request));
     return MOERT_OK;
 }
 
 moert_status moert_comm_or(moert_comm *comm, void *data, size_t bytes) {
     for (size_t at = 0; at < bytes; at += moert_comm_piece_bytes) {
         const int piece = (int)moert_min(bytes - at, moert_comm_piece_bytes);
-        MOERT_MPI_WAIT(comm, MPI_Allreduce(MPI_IN_PLACE, (char *)data + at, piece, MPI_BYTE,
-                                           MPI_BOR, comm->handle));
+        MOERT_MPI_COLLECT(comm, MPI_Iallreduce(MPI_IN_PLACE, (char *)data + at, piece, MPI_BYTE,
+                                               MPI_BOR, comm->handle, &request));
     }
     return MOERT_OK;
 }
@@ -38,8 +38,8 @@ moert_status moert_comm_broadcast(moert_comm *comm, size_t root, void *data, siz
         return MOERT_FAIL(ERROR_USAGE, "broadcast from rank %zu of %zu", root, comm->size);
     for (size_t at = 0; at < bytes; at += moert_comm_piece_bytes) {
         int piece = (int)moert_min(bytes - at, moert_comm_piece_bytes);
-        MOERT_MPI_WAIT(comm,
-                       MPI_Bcast((char *)data + at, piece, MPI_BYTE, (int)root, comm->handle));
+        MOERT_MPI_COLLECT(comm, MPI_Ibcast((char *)data + at, piece, MPI_BYTE, (int)root,
+                                           comm->handle, &request));
     }
     return MOERT_OK;
 }
@@ -56,8 +56,8 @@ moert_status moert_comm_allgather(moert_comm *comm, const void *mine, size_t byt
         return MOERT_OK;
     place(mine, bytes, data + comm->rank * bytes);
     if (bytes <= moert_comm_piece_bytes) {
-        MOERT_MPI_WAIT(comm, MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all, (int)bytes,
-                                           MPI_BYTE, comm->handle));
+        MOERT_MPI_COLLECT(comm, MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all, (int)bytes,
+                                               MPI_BYTE, comm->handle, &request));
         return MOERT_OK;
     }
     for (size_t root = 0; root < comm->size; root++)
@@ -81,8 +81,9 @@ moert_status moert_comm_allgatherv(moert_comm *comm, const void *mine, const siz
             comm->counts[r] = (int)bytes[r];
             comm->displacements[r] = (int)start[r];
         }
-        MOERT_MPI_WAIT(comm, MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all, comm->counts,
-                                            comm->displacements, MPI_BYTE, comm->handle));
+        MOERT_MPI_COLLECT(comm,
+                          MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all, comm->counts,
+                                          comm->displacements, MPI_BYTE, comm->handle, &request));
         return MOERT_OK;
     }
     for (size_t root = 0; root < comm->size; root++)

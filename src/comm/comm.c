@@ -110,7 +110,7 @@ static moert_status discover(moert_comm *comm) {
     MOERT_TRY(find_node(comm));
     MOERT_MPI(comm, MPI_Comm_rank(comm->node, &node_rank));
     MOERT_MPI(comm, MPI_Comm_size(comm->node, &node_size));
-    MOERT_MPI_WAIT(comm, MPI_Bcast(&leader, 1, MPI_INT, 0, comm->node));
+    MOERT_MPI_COLLECT(comm, MPI_Ibcast(&leader, 1, MPI_INT, 0, comm->node, &request));
     comm->node_rank = (size_t)node_rank;
     comm->node_size = (size_t)node_size;
 

@@ -103,7 +103,7 @@ extern char moert_comm_failure[512];
 /* MOERT_MPI(comm, MPI_Call(...)): makes the call and passes its failure up. */
 #define MOERT_MPI(comm, call) MOERT_MPI_CODE(comm, call, #call)
 
-/* Like MOERT_MPI, for a call that waits for other ranks; the watchdog sees this wait. */
+/* Like MOERT_MPI, for a call that itself waits for other ranks; the watchdog sees this wait. */
 #define MOERT_MPI_WAIT(comm, call)                                                                 \
     do {                                                                                           \
         MOERT_TRY(moert_comm_check());                                                             \
@@ -111,4 +111,18 @@ extern char moert_comm_failure[512];
         int mpi_waited_ = (call);                                                                  \
         moert_comm_wait_end(comm);                                                                 \
         MOERT_MPI_CODE(comm, mpi_waited_, #call);                                                  \
+    } while (0)
+
+/* Waits until all requests are complete; the watchdog sees this wait. Lets other processes run
+ * meanwhile, unlike the waits of MPICH, which take the whole core. */
+moert_status moert_mpi_wait(moert_comm *comm, int count, MPI_Request *requests);
+
+/* MOERT_MPI_COLLECT(comm, MPI_Ibarrier(handle, &request)): starts a collective call and waits for
+ * its end. The macro declares `request`. */
+#define MOERT_MPI_COLLECT(comm, call)                                                              \
+    do {                                                                                           \
+        MPI_Request request;                                                                       \
+        MOERT_TRY(moert_comm_check());                                                             \
+        MOERT_MPI(comm, call);                                                                     \
+        MOERT_TRY(moert_mpi_wait((comm), 1, &request));                                            \
     } while (0)

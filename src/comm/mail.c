@@ -2,6 +2,7 @@
  * them. */
 #include "comm/mail.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -185,12 +186,10 @@ moert_status moert_mail_progress(moert_mail *mail, bool wait) {
         return MOERT_OK;
     MOERT_TRY(moert_comm_check());
     MOERT_TRY(moert_to_int(mail->count, "messages in flight", &count));
-    if (wait)
-        MOERT_MPI(mail->comm,
-                  MPI_Waitsome(count, mail->requests, &done, mail->done, moert_statuses_ignore));
-    else
+    do {
         MOERT_MPI(mail->comm,
                   MPI_Testsome(count, mail->requests, &done, mail->done, moert_statuses_ignore));
+    } while (wait && done == 0 && sched_yield() == 0);
     for (int i = 0; i < done; i++)
         mail->left[mail->part[mail->done[i]]]--;
     for (size_t i = 0; i < mail->count && done > 0; i++) /* drop completed requests */

@@ -104,10 +104,19 @@ static moert_status open_first(const ticket *first, size_t bytes, void **memory)
     return status;
 }
 
+static moert_status broadcast(MPI_Comm handle, ticket *first) {
+    MOERT_MPI_COLLECT(NULL, MPI_Ibcast(first, sizeof *first, MPI_BYTE, 0, handle, &request));
+    return MOERT_OK;
+}
+
+static moert_status synchronize(MPI_Comm handle) {
+    MOERT_MPI_COLLECT(NULL, MPI_Ibarrier(handle, &request));
+    return MOERT_OK;
+}
+
 moert_status moert_memory_map(const moert_comm *comm, MPI_Comm handle, size_t bytes,
                               void **memory) {
     ticket first = {.file = -1};
-    const char *call = "MPI_Bcast";
     int rank;
     *memory = NULL;
     MOERT_TRY(moert_comm_check());
@@ -116,23 +125,18 @@ moert_status moert_memory_map(const moert_comm *comm, MPI_Comm handle, size_t by
     int own = first.file;
     if (status != MOERT_OK)
         first.file = -1;
-    moert_phase_wait_begin();
-    int code = MPI_Bcast(&first, sizeof first, MPI_BYTE, 0, handle);
-    if (code == MPI_SUCCESS && rank != 0)
+    moert_status shared = broadcast(handle, &first);
+    if (shared == MOERT_OK && rank != 0)
         status = open_first(&first, bytes, memory);
-    if (code == MPI_SUCCESS) {
-        call = "MPI_Barrier";
-        code = MPI_Barrier(handle);
-    }
-    moert_phase_wait_end();
+    if (shared == MOERT_OK)
+        shared = synchronize(handle); /* rank 0's file stays open until all have opened it */
     if (own >= 0)
         close(own);
-    if (code != MPI_SUCCESS) {
-        moert_memory_unmap(*memory, bytes);
-        *memory = NULL;
-    }
-    MOERT_MPI_CODE(comm, code, call);
-    return status;
+    if (shared == MOERT_OK)
+        return status;
+    moert_memory_unmap(*memory, bytes);
+    *memory = NULL;
+    return shared;
 }
 
 void moert_memory_unmap(void *memory, size_t bytes) {
@@ -153,7 +157,8 @@ struct moert_shared {
 /* The largest request of all ranks, as a whole number of pages. */
 static moert_status agree_stride(moert_comm *comm, size_t bytes, size_t *stride) {
     uint64_t mine = bytes, largest;
-    MOERT_MPI_WAIT(comm, MPI_Allreduce(&mine, &largest, 1, MPI_UINT64_T, MPI_MAX, comm->handle));
+    MOERT_MPI_COLLECT(
+        comm, MPI_Iallreduce(&mine, &largest, 1, MPI_UINT64_T, MPI_MAX, comm->handle, &request));
     if (largest > PTRDIFF_MAX / comm->size - 2 * PAGE_BYTES)
         return MOERT_FAIL(ERROR_MEMORY, "%zu shared segments of %zu bytes exceed the address space",
                           comm->size, (size_t)largest);

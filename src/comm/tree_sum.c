@@ -199,8 +199,8 @@ moert_status moert_tree_sum_wait(moert_tree_sum *sum) {
         return MOERT_OK;
     while (sum->summed < sum->widest) {
         sum_round *round = round_at(sum, sum->summed);
-        MOERT_MPI_WAIT(sum->comm,
-                       MPI_Waitall(round->count, round->requests, moert_statuses_ignore));
+        MOERT_TRY(moert_comm_check());
+        MOERT_TRY(moert_mpi_wait(sum->comm, round->count, round->requests));
         MOERT_TRY(finish_round(sum));
     }
     release(sum);

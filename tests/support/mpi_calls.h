@@ -15,17 +15,20 @@
     X(Comm_set_errhandler, (MPI_Comm a, MPI_Errhandler b), (a, b))                                 \
     X(Comm_split, (MPI_Comm a, int b, int c, MPI_Comm *d), (a, b, c, d))                           \
     X(Comm_split_type, (MPI_Comm a, int b, int c, MPI_Info d, MPI_Comm *e), (a, b, c, d, e))       \
-    X(Barrier, (MPI_Comm a), (a))                                                                  \
-    X(Bcast, (void *a, int b, MPI_Datatype c, int d, MPI_Comm e), (a, b, c, d, e))                 \
-    X(Allreduce, (const void *a, void *b, int c, MPI_Datatype d, MPI_Op e, MPI_Comm f),            \
+    X(Ibarrier, (MPI_Comm a, MPI_Request * b), (a, b))                                             \
+    X(Ibcast, (void *a, int b, MPI_Datatype c, int d, MPI_Comm e, MPI_Request *f),                 \
       (a, b, c, d, e, f))                                                                          \
-    X(Allgather,                                                                                   \
-      (const void *a, int b, MPI_Datatype c, void *d, int e, MPI_Datatype f, MPI_Comm g),          \
+    X(Iallreduce,                                                                                  \
+      (const void *a, void *b, int c, MPI_Datatype d, MPI_Op e, MPI_Comm f, MPI_Request *g),       \
       (a, b, c, d, e, f, g))                                                                       \
-    X(Allgatherv,                                                                                  \
-      (const void *a, int b, MPI_Datatype c, void *d, const int *e, const int *f, MPI_Datatype g,  \
-       MPI_Comm h),                                                                                \
+    X(Iallgather,                                                                                  \
+      (const void *a, int b, MPI_Datatype c, void *d, int e, MPI_Datatype f, MPI_Comm g,           \
+       MPI_Request *h),                                                                            \
       (a, b, c, d, e, f, g, h))                                                                    \
+    X(Iallgatherv,                                                                                 \
+      (const void *a, int b, MPI_Datatype c, void *d, const int *e, const int *f, MPI_Datatype g,  \
+       MPI_Comm h, MPI_Request *i),                                                                \
+      (a, b, c, d, e, f, g, h, i))                                                                 \
     X(Isend, (const void *a, int b, MPI_Datatype c, int d, int e, MPI_Comm f, MPI_Request *g),     \
       (a, b, c, d, e, f, g))                                                                       \
     X(Irecv, (void *a, int b, MPI_Datatype c, int d, int e, MPI_Comm f, MPI_Request *g),           \
@@ -37,6 +40,4 @@
       (a, b, c, d, e))                                                                             \
     X(Type_commit, (MPI_Datatype * a), (a))                                                        \
     X(Testsome, (int a, MPI_Request *b, int *c, int *d, MPI_Status *e), (a, b, c, d, e))           \
-    X(Waitsome, (int a, MPI_Request *b, int *c, int *d, MPI_Status *e), (a, b, c, d, e))           \
-    X(Testall, (int a, MPI_Request *b, int *c, MPI_Status *d), (a, b, c, d))                       \
-    X(Waitall, (int a, MPI_Request *b, MPI_Status *c), (a, b, c))
+    X(Testall, (int a, MPI_Request *b, int *c, MPI_Status *d), (a, b, c, d))

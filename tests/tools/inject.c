@@ -122,17 +122,15 @@ typedef enum fault_kind {
     X(MPI_Comm_split, MPI, 0, 0)                                                                   \
     X(MPI_Comm_split_type, MPI, 0, 0)                                                              \
     X(MPI_Comm_set_errhandler, MPI, 0, 0)                                                          \
-    X(MPI_Barrier, MPI, 0, 0)                                                                      \
-    X(MPI_Bcast, MPI, 0, 0)                                                                        \
-    X(MPI_Allgather, MPI, 0, 0)                                                                    \
-    X(MPI_Allgatherv, MPI, 0, 0)                                                                   \
-    X(MPI_Allreduce, MPI, 0, 0)                                                                    \
+    X(MPI_Ibarrier, MPI, 0, 0)                                                                     \
+    X(MPI_Ibcast, MPI, 0, 0)                                                                       \
+    X(MPI_Iallgather, MPI, 0, 0)                                                                   \
+    X(MPI_Iallgatherv, MPI, 0, 0)                                                                  \
+    X(MPI_Iallreduce, MPI, 0, 0)                                                                   \
     X(MPI_Isend, MPI, 0, 0)                                                                        \
     X(MPI_Irecv, MPI, 0, 0)                                                                        \
     X(MPI_Testall, MPI, 0, 0)                                                                      \
     X(MPI_Testsome, MPI, 0, 0)                                                                     \
-    X(MPI_Waitall, MPI, 0, 0)                                                                      \
-    X(MPI_Waitsome, MPI, 0, 0)                                                                     \
     X(MPI_Request_free, MPI, 0, 0)                                                                 \
     X(MPI_Type_commit, MPI, 0, 0)                                                                  \
     X(MPI_Type_contiguous, MPI, 0, 0)                                                              \

@@ -191,7 +191,8 @@ static moert_status share_table(moert_watchdog *watchdog) {
     watchdog->table = table;
     if (status != MOERT_OK)
         MOERT_WARN("the watchdog is off: %s", moert_last_error());
-    MOERT_MPI_WAIT(comm, MPI_Allreduce(&mine, &worst, 1, MPI_INT, MPI_MAX, comm->node));
+    MOERT_MPI_COLLECT(comm,
+                      MPI_Iallreduce(&mine, &worst, 1, MPI_INT, MPI_MAX, comm->node, &request));
     if (worst != 0)
         unmap_table(watchdog);
     else
@@ -205,7 +206,7 @@ static moert_status enter_table(moert_watchdog *watchdog) {
     if (watchdog->table == NULL)
         return MOERT_OK;
     moert_watch_enter(&watchdog->table->entries[watchdog->me], moert_clock_ns());
-    MOERT_MPI_WAIT(watchdog->comm, MPI_Barrier(watchdog->comm->node));
+    MOERT_MPI_COLLECT(watchdog->comm, MPI_Ibarrier(watchdog->comm->node, &request));
     for (size_t i = 0; i < watchdog->count; i++)
         watchdog->visible[i] =
             moert_watch_process(&watchdog->table->entries[i]) != MOERT_WATCH_UNKNOWN;
