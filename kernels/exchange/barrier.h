@@ -10,9 +10,9 @@
  *                      counter follows, LINE_INTS words after the start. It is 0 between kernels.
  *
  * Time comes from the device's clock on NVIDIA, and from the system's clock on x86-64 Linux, where
- * a waiting thread also yields to other threads. With several work-items, where PoCL 6 crashes while
- * it compiles assembly, time comes from x86-64's counter, taken for one of 4 GHz. Elsewhere, each
- * poll of a flag counts as 100 ns.
+ * a waiting thread also yields to other threads. With several work-items, where PoCL 6 crashes
+ * while it compiles assembly, time comes from x86-64's counter, taken for one of 4 GHz. Elsewhere,
+ * each poll of a flag counts as 100 ns.
  */
 #include "args/exchange.h"
 
