@@ -33,7 +33,7 @@ fails() { # TEXT TITLE COMMAND...: the verdict on a command that must fail with 
 
 train 2 "$run"
 verdict $? "a run on 2 ranks"
-check "moert-info --check accepts an undamaged run" "$bin/moert-info" --check "$run"
+check "moert-info --check accepts an undamaged run" alone "$bin/moert-info" --check "$run"
 
 # named FILE BIT DIR: the pattern of a message about a flipped bit; within a tensor, the message names the tensor
 named() {
@@ -51,7 +51,7 @@ damaged() { # NUMBER FILE BIT RANKS
     cp -r "$run" "$copy"
     flip "$copy/$2" "$3"
     name=$(named "$2" "$3" "$copy")
-    logged "$bin/moert-info" --check "$copy"
+    alone "$bin/moert-info" --check "$copy"
     [ $? -eq 1 ] && grep -Eq "^damaged +$name" "$log"
     verdict $? "moert-info --check names $2 with bit $3 flipped"
     if [[ $2 = model/* ]]; then

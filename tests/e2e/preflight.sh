@@ -17,7 +17,7 @@ verdict $? "the JSON has both devices and their link"
 # rank 1: the same program with another commit text, and kernels in GPU form, which are tens of times slower on a CPU
 commit=$(sed -n 's/.*MOERT_COMMIT "\(.*\)".*/\1/p' "${TEST_BUILD:-build}/commit.h")
 sed "s/$commit/$(tr 'a-z0-9' 'x' <<<"$commit")/g" "$program" >"$tmp/other" && chmod +x "$tmp/other"
-timeout -k 5 120 "${MOERT_MPIRUN[@]}" -n 1 "$program" "${quick[@]}" : -n 1 env MOERT_FORM=gpu "$tmp/other" "${quick[@]}" >"$log" 2>&1
+mixed 1 "$program" "${quick[@]}" : 1 env MOERT_FORM=gpu "$tmp/other" "${quick[@]}"
 [ $? -eq 1 ] && grep -q '^preflight: 2 ranks on 1 node: [2-9] things are wrong$' "$log" && grep -q '^moert-preflight: .*[2-9] findings above' "$log"
 verdict $? "a rank that differs: exit code 1, one message"
 grep -q "^WRONG: rank 1 (.*): another moert: [0-9.]* x.*; the others: [0-9.]* $commit\$" "$log"

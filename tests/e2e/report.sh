@@ -32,8 +32,7 @@ done
 wait $process
 END
 slow() { # NAME ENGINE OPTION...: trains on 2 ranks, of which rank 1 is slow
-    RUN=$tmp/$1 MOERT_EXCHANGE=$2 timeout -k 5 240 "${MOERT_MPIRUN[@]}" -n 1 "${train[@]}" "${@:3}" : -n 1 bash "$tmp/slowly" \
-        "${train[@]}" "${@:3}" >"$log" 2>&1
+    RUN=$tmp/$1 MOERT_EXCHANGE=$2 mixed 1 "${train[@]}" "${@:3}" : 1 bash "$tmp/slowly" "${train[@]}" "${@:3}"
 }
 engines=$(engine window)
 [ "${TEST_ALL:-0}" -eq 0 ] || engines="$engines staged"

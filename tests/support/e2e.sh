@@ -9,6 +9,8 @@
 #   digits RUN               prints the metrics of a run directory without times
 #   same_run RUN RUN         true if metrics, checkpoints and models of two runs agree bit for bit
 #   ranks R COMMAND...       runs COMMAND on R ranks; all output goes to $log
+#   mixed N COMMAND... : N COMMAND...    runs several commands as ranks of one job, the first N ranks the first one; all output goes
+#                            to $log. (With ':' of its own, mpirun of Open MPI 5.0.7 crashes)
 #   alone COMMAND...         runs COMMAND on one rank without mpirun, which takes longer than a short command
 #   engine NAME              prints the engine to use: NAME; but staged for window and node if MOERT_DEVICE is gpu, as not all GPUs
 #                            support those
@@ -66,6 +68,22 @@ ranks() {
     local count=$1
     shift
     timeout -k 5 120 "${MOERT_MPIRUN[@]}" -n "$count" "$@" >"$log" 2>&1
+}
+
+mixed() {
+    local script=$tmp/mixed-$BASHPID count=0 command
+    echo 'rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}' >"$script"
+    while [ $# -gt 0 ]; do
+        count=$((count + $1)) command=()
+        shift
+        while [ $# -gt 0 ] && [ "$1" != : ]; do
+            command+=("$1")
+            shift
+        done
+        shift
+        printf '[ "$rank" -ge %d ] || exec %s\n' "$count" "${command[*]@Q}" >>"$script"
+    done
+    ranks "$count" bash "$script"
 }
 
 # An isolated singleton starts no daemon of Open MPI. Naming ob1 skips the search for other transports. All isolated singletons
