@@ -1,6 +1,5 @@
 /* Code around every MPI call: it reports waits to the watchdog, the profile and comm/arrivals.h,
  * and records failures. */
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -85,15 +84,4 @@ void moert_comm_wait_end(moert_comm *comm) {
     moert_phase_wait_end();
     if (moert_arrivals.recording && comm != NULL && comm->arrival_count > 0)
         comm->arrivals[comm->arrival_count - 1].left = now();
-}
-
-moert_status moert_mpi_wait(moert_comm *comm, int count, MPI_Request *requests) {
-    int done = 0, code;
-    moert_comm_wait_begin(comm);
-    while ((code = MPI_Testall(count, requests, &done, moert_statuses_ignore)) == MPI_SUCCESS &&
-           !done)
-        sched_yield();
-    moert_comm_wait_end(comm);
-    MOERT_MPI_CODE(comm, code, "MPI_Testall");
-    return MOERT_OK;
 }

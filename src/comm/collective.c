@@ -6,12 +6,24 @@
  */
 #include "comm/internal.h"
 
+#include <sched.h>
 #include <string.h>
 
 #include "base/memory.h"
 #include "comm/mail.h"
 
 size_t moert_comm_piece_bytes = (size_t)1 << 30;
+
+moert_status moert_mpi_wait(moert_comm *comm, int count, MPI_Request *requests) {
+    int done = 0, code;
+    moert_comm_wait_begin(comm);
+    while ((code = MPI_Testall(count, requests, &done, moert_statuses_ignore)) == MPI_SUCCESS &&
+           !done)
+        sched_yield();
+    moert_comm_wait_end(comm);
+    MOERT_MPI_CODE(comm, code, "MPI_Testall");
+    return MOERT_OK;
+}
 
 moert_status moert_comm_barrier(moert_comm *comm) {
     MOERT_MPI_COLLECT(comm, MPI_Ibarrier(comm->handle, &request));
