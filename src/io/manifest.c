@@ -43,11 +43,8 @@ struct moert_manifest {
 void moert_manifest_free(moert_manifest *m) {
     if (m == NULL)
         return;
-    for (size_t i = 0; i < m->file_count; i++) {
-        if (m->files[i].handle >= 0)
-            close(m->files[i].handle);
+    for (size_t i = 0; i < m->file_count; i++)
         MOERT_FREE(m->files[i].name, m->files[i].path);
-    }
     for (size_t i = 0; i < m->part_count; i++)
         free(m->parts[i].name);
     MOERT_FREE(m->files, m->parts, m->sums, m->directory, m);
@@ -85,9 +82,9 @@ static moert_status add_file(moert_manifest *m, const char *name) {
     *file = (listed_file){.handle = -1, .first_part = m->part_count};
     MOERT_TRY(moert_text_path(&file->name, "%s", name));
     MOERT_TRY(moert_text_path(&file->path, "%s/%s", m->directory, name));
-    MOERT_TRY(moert_file_open(file->path, &file->handle, &file->bytes));
-    close(file->handle);
-    file->handle = -1;
+    int handle;
+    MOERT_TRY(moert_file_open(file->path, &handle, &file->bytes));
+    close(handle);
     return MOERT_OK;
 }
 
@@ -235,8 +232,10 @@ static void close_files(moert_manifest *m) {
 static moert_status open_files(moert_manifest *m, size_t first, size_t count) {
     size_t bytes;
     for (size_t i = first; i < first + count; i++) {
+        if (moert_piece_is_summed(&m->sums[i]))
+            continue;
         listed_file *file = &m->files[part_of(m, i)->file];
-        if (file->handle < 0 && !moert_piece_is_summed(&m->sums[i]))
+        if (file->handle < 0)
             MOERT_TRY(moert_file_open(file->path, &file->handle, &bytes));
     }
     return MOERT_OK;

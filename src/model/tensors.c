@@ -6,8 +6,8 @@
 #include "io/weights.h"
 #include "model/internal.h"
 
-/* Floats that are read at once: they stay in the cache, also those of a piece (io/pieces.h). */
-enum { PIECE = 1 << 18 };
+/* Floats that are read at once; they stay in the cache. */
+enum { PIECE = MOERT_PIECE_BYTES / sizeof(float) };
 
 static moert_model_tensor *add(moert_model *model, size_t rank, size_t rows, size_t columns) {
     moert_model_tensor *tensor = &model->tensor[model->tensor_count++];
