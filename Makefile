@@ -58,7 +58,8 @@ TESTPART := $(patsubst %.c,$(BUILD)/%.o,$(call find,tests/support,*.c))
 STATIC   := $(BUILD)/lib/libmoert.a
 SHARED   := $(BUILD)/lib/libmoert.so
 
-.PHONY: FORCE all tests fuzz check check-all check-inject check-layers check-sanitize soak install uninstall info help format lint clean
+.PHONY: FORCE all tests fuzz check check-all check-inject check-layers check-sanitize soak install uninstall dist info help format lint \
+	clean
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -74,10 +75,10 @@ $(SHARED): $(OBJECTS)
 	$(Q)mkdir -p $(@D) && $(CC) $(ALL_CFLAGS) -shared -Wl,-soname,libmoert.so.0 -o $@ $^ $(LIBS)
 
 $(BUILD)/lib/moert.pc: Makefile FORCE # contains PREFIX, which may change from call to call
-	$(Q)mkdir -p $(@D) && printf '%s\n' 'prefix=$(PREFIX)' 'Name: moert' \
+	$(Q)mkdir -p $(@D) && printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'Name: moert' \
 		'Description: expert-parallel runtime for Mixture-of-Experts training' 'Version: $(VERSION)' \
 		'Requires: $(if $(MPICC),,$(MPI)) OpenCL' 'Requires.private: hwloc jansson libxxhash' \
-		'Cflags: -I$${prefix}/include $(MPI_CFLAGS)' 'Libs: -L$${prefix}/lib -lmoert $(MPI_LIBS)' \
+		'Cflags: -I$${prefix}/include $(MPI_CFLAGS)' 'Libs: -L$${libdir} -lmoert $(MPI_LIBS)' \
 		'Libs.private: -lm -ldl -pthread' > $@
 
 $(BUILD)/%.o: %.c | $(BUILD)/packages
@@ -87,9 +88,11 @@ $(BUILD)/%.o: %.c | $(BUILD)/packages
 $(BUILD)/tests/%.o: ALL_CFLAGS += -Itests -I.
 $(BUILD)/bench/%.o: ALL_CFLAGS += -I.
 
-# defines the commit, from $COMMIT or git. It is written only when the commit changes; a copy without git keeps the old file
+# defines the commit, from $COMMIT, git, or the archive of `make dist`. It is written only when the commit changes; a copy without git
+# keeps the old file
 $(BUILD)/commit.h: FORCE
-	$(Q)mkdir -p $(@D) && commit=$${COMMIT:-$$(git describe --always --dirty 2>/dev/null)}; [ -z "$$commit" ] && [ -e $@ ] || \
+	$(Q)mkdir -p $(@D) && commit=$${COMMIT:-$$(git describe --always --dirty 2>/dev/null || grep -v '\$$' .commit)}; \
+		[ -z "$$commit" ] && [ -e $@ ] || \
 		printf '#define MOERT_COMMIT "%s"\n' "$${commit:-unknown}" > $@.new; \
 		if [ ! -e $@.new ]; then :; elif cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 COMMITTED := $(BUILD)/bench/common/report.o $(BUILD)/src/tools/tune/main.o $(BUILD)/src/tools/preflight/main.o
@@ -202,19 +205,50 @@ lint: $(BUILD)/commit.h ## clang-format, clang-tidy and cppcheck, each where it 
 format: ## clang-format over all C and kernel files
 	$(Q)clang-format -i $(foreach kind,*.c *.h *.cl,$(call find,include src kernels tests bench,$(kind)))
 
-install: all ## to $(DESTDIR)$(PREFIX)
-	install -d $(DESTDIR)$(PREFIX)/include/moert $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/bin
-	install -m 644 include/moert/*.h $(DESTDIR)$(PREFIX)/include/moert
-	install -m 644 $(STATIC) $(DESTDIR)$(PREFIX)/lib
-	install -m 755 $(SHARED) $(DESTDIR)$(PREFIX)/lib/libmoert.so.$(VERSION)
-	ln -sf libmoert.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libmoert.so.0
-	ln -sf libmoert.so.0 $(DESTDIR)$(PREFIX)/lib/libmoert.so
-	install -m 644 $(BUILD)/lib/moert.pc $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	install -m 755 $(TOOLS) $(DESTDIR)$(PREFIX)/bin
+$(BUILD)/man/moert-launch-%.1: launch/% launch/moert-launch docs/manpage.awk
+	$(Q)mkdir -p $(@D) && launch/moert-launch $* --help | $(call manpage,moert-launch-$*)
+
+$(BUILD)/man/moert-launch.1: launch/moert-launch docs/manpage.awk
+	$(Q)mkdir -p $(@D) && $< --help | $(call manpage,moert-launch)
+
+$(BUILD)/man/%.1: $(BUILD)/bin/% docs/manpage.awk
+	$(Q)mkdir -p $(@D) && OMPI_MCA_ess_singleton_isolated=1 $< --help | $(call manpage,$*)
+
+manpage = awk -v name=$1 -v version=$(VERSION) -f docs/manpage.awk >$@
+LAUNCH := train preflight scaling virtual-cluster
+MANUAL := $(TOOLS:$(BUILD)/bin/%=$(BUILD)/man/%.1) $(BUILD)/man/moert-launch.1 $(LAUNCH:%=$(BUILD)/man/moert-launch-%.1)
+
+# bin/moert-launch runs the scripts of libexec/moert/launch, which find all programs in libexec/moert/bin
+TO        = $(DESTDIR)$(PREFIX)
+INSTALLED = bin/moert-* lib/libmoert.* lib/pkgconfig/moert.pc include/moert libexec/moert share/moert share/doc/moert \
+	share/man/man1/moert-* share/bash-completion/completions/moert-*
+install: all $(MANUAL) ## to $(DESTDIR)$(PREFIX): programs, library, headers, scripts, man pages, completion, examples
+	install -d $(addprefix $(TO)/,bin lib/pkgconfig include/moert libexec/moert/bin libexec/moert/launch/slurm share/moert/examples \
+		share/doc/moert share/man/man1 share/bash-completion/completions)
+	install -m 644 include/moert/*.h $(TO)/include/moert
+	install -m 644 $(STATIC) $(TO)/lib
+	install -m 755 $(SHARED) $(TO)/lib/libmoert.so.$(VERSION)
+	ln -sf libmoert.so.$(VERSION) $(TO)/lib/libmoert.so.0
+	ln -sf libmoert.so.0 $(TO)/lib/libmoert.so
+	install -m 644 $(BUILD)/lib/moert.pc $(TO)/lib/pkgconfig
+	install -m 755 $(TOOLS) $(TO)/bin
+	install -m 755 $(BENCHES) $(TO)/libexec/moert/bin
+	ln -sf $(TOOLS:$(BUILD)/bin/%=../../../bin/%) $(TO)/libexec/moert/bin
+	install -m 755 $(LAUNCH:%=launch/%) launch/moert-launch $(TO)/libexec/moert/launch
+	install -m 644 launch/environment $(TO)/libexec/moert/launch
+	install -m 755 launch/slurm/* $(TO)/libexec/moert/launch/slurm
+	ln -sf ../libexec/moert/launch/moert-launch $(TO)/bin
+	install -m 644 $(MANUAL) $(TO)/share/man/man1
+	for program in $(TOOLS:$(BUILD)/bin/%=%) moert-launch; do \
+		install -m 644 launch/completion.bash $(TO)/share/bash-completion/completions/$$program || exit 1; done
+	install -m 644 tests/examples/* $(TO)/share/moert/examples
+	install -m 644 README.md LICENSE docs/*.md docs/*.svg $(TO)/share/doc/moert
 
 uninstall: ## removes the installed files
-	rm -rf $(DESTDIR)$(PREFIX)/include/moert $(DESTDIR)$(PREFIX)/lib/libmoert.* \
-		$(DESTDIR)$(PREFIX)/lib/pkgconfig/moert.pc $(TOOLS:$(BUILD)/%=$(DESTDIR)$(PREFIX)/%)
+	rm -rf $(addprefix $(TO)/,$(INSTALLED))
+
+dist: ## archive of the last commit, $(BUILD)/moert-$(VERSION).tar.gz
+	git archive --prefix=moert-$(VERSION)/ -o $(BUILD)/moert-$(VERSION).tar.gz HEAD
 
 info: ## settings of this build
 	@printf '%-10s %s\n' version '$(VERSION)' compiler "$$($(CC) --version | head -1)" cflags '$(CFLAGS)' \

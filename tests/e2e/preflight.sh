@@ -27,7 +27,7 @@ verdict $? "its settings are named"
 [ "${MOERT_DEVICE:-}" = gpu ] || grep -q '^WRONG: rank 1 (.*): slow: 0\.[01][0-9] of the median GEMM rate' "$log"
 verdict $? "its slow GEMMs are named"
 
-refused 2 "preflight: -n is 'none'" "launch/preflight: a bad number of ranks is refused" logged launch/preflight -n none
+refused 2 "preflight: --np is 'none'" "launch/preflight: a bad number of ranks is refused" logged launch/preflight --np none
 
 # hosts PATTERN TEXT: the verdict on the three launchers with a file of hosts that has this text
 hosts() {
