@@ -8,6 +8,7 @@
 
 #include "base/config.h"
 #include "base/memory.h"
+#include "comm/launcher.h"
 #include "comm/watchdog/timer.h"
 
 static bool initialized_here;
@@ -19,6 +20,7 @@ moert_status moert_comm_init(int *count, char ***arguments) {
         /* Without mpirun, MPI_Init loads hwloc's plugins. The OpenCL plugin would start PoCL before
          * moert has set PoCL's number of threads and cache directory. */
         setenv("HWLOC_COMPONENTS", "-opencl", 0);
+        moert_launcher_read();
         MOERT_TRY(moert_timer_start(moert_config_get()->timeout_s,
                                     "in MPI_Init for a rank that is stopped, late or gone"));
         MOERT_MPI_WAIT(NULL, MPI_Init_thread(count, arguments, MPI_THREAD_FUNNELED, &level));
@@ -64,8 +66,11 @@ void moert_comm_library(char *text, size_t bytes) {
     char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
     MPI_Get_library_version(version, &length);
-    version[strcspn(version, ",\n")] =
-        '\0'; /* cuts off Open MPI's package, date and report address */
+    /* cuts off the package, date and report address of Open MPI, the date and build of MPICH */
+    version[strcspn(version, ",\n")] = '\0';
+    char *word = strstr(version, " Version:\t"); /* of MPICH */
+    if (word != NULL)
+        memmove(word + 1, word + 10, strlen(word + 10) + 1);
     snprintf(text, bytes, "%s", version);
 }
 

@@ -29,7 +29,7 @@ moert_status moert_comm_finalize(void);
 const void *moert_comm_world(void);
 /* Whether this process has rank 0 in moert_comm_world(). Not collective. */
 bool moert_comm_is_first(void);
-/* Name and version of the MPI library, such as "Open MPI v5.0.7". */
+/* Name and version of the MPI library, such as "Open MPI v5.0.7" or "MPICH 4.0.2". */
 void moert_comm_library(char *text, size_t bytes);
 
 /* Duplicates *(const MPI_Comm *)parent. MPI calls on the duplicate return errors. Collective. */

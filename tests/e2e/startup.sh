@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A rank that is stopped before MPI_Init, before the watchdog's start, after its stop or after MPI_Finalize does not hang the job. The
-# job ends soon, with one message, and no process is left. The victim is tests/unit/comm/test_watchdog.c.
+# job ends soon, with one message, and no process is left. The victim is tests/unit/comm/test_watchdog.c. Processes that the launcher of
+# another MPI has started are refused.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -31,5 +32,19 @@ for ranks in 2 3; do
 done
 part stopped exit 2 "a rank on .* has ended, but others of the job have not after [3-6] s and may be stopped" \
     launch/train --np 2 --program "$program" --
+
+# two processes as the launcher of another MPI would start them
+apart() {
+    local name rank status=0
+    case $MOERT_MPI in mpich) name=OMPI_COMM_WORLD ;; *) name=PMI ;; esac
+    for rank in 0 1; do
+        env ${name}_RANK=$rank ${name}_SIZE=2 timeout -k 5 60 "$bin/moert-train" --data LICENSE --steps 1 --log-every 0 >>"$log" 2>&1
+        [ $? -eq 2 ] || status=1
+    done
+    [ $status -eq 0 ] && [ "$(wc -l <"$log")" -eq 1 ] &&
+        has_lines "$log" '^moert-train: the launcher has started 2 processes, but (Open MPI|MPICH).*, the MPI of this program, knows only this one'
+    verdict $? "processes that another MPI's launcher has started do not train apart"
+}
+part apart
 part check "a job without faults ends without an error" ranks 3 "$program" victim nothing
 finish

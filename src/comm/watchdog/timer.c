@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/phase.h"
+#include "comm/launcher.h"
 
 static const uint64_t second_ns = 1000000000u;
 static const uint64_t beat_ns = 200000000u;    /* interval of the checks */
@@ -22,37 +23,26 @@ static const uint64_t apart_ns = 1500000000u;  /* mpirun needs a second to end t
 enum { MOST_APART = 4 };
 
 static unsigned limit_s;
-static char rank[24]; /* as the launcher says it, since MPI may not know it yet */
 static _Atomic(const char *) place;
 static atomic_int paused;
-
-/* Reads the environment before the thread starts: MPI_Init changes it, which must not happen while
- * another thread reads it. */
-static void find_rank(void) {
-    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
-                                        "SLURM_PROCID"};
-    const char *value = NULL;
-    for (size_t i = 0; i < MOERT_COUNT(names) && value == NULL; i++)
-        value = getenv(names[i]);
-    snprintf(rank, sizeof rank, "%s", value != NULL ? value : "0");
-}
 
 static _Noreturn void end_process(uint64_t waited_ns) {
     char line[512], host[64] = "";
     gethostname(host, sizeof host - 1);
-    const int length = snprintf(line, sizeof line,
-                                "moert: rank %s on %s has waited for %llu s %s; ending the job "
-                                "(MOERT_TIMEOUT_S=%u)\n",
-                                rank, host, (unsigned long long)(waited_ns / second_ns),
-                                atomic_load(&place), limit_s);
+    const int length =
+        snprintf(line, sizeof line,
+                 "moert: rank %zu on %s has waited for %llu s %s; ending the job "
+                 "(MOERT_TIMEOUT_S=%u)\n",
+                 moert_launcher_rank(), host, (unsigned long long)(waited_ns / second_ns),
+                 atomic_load(&place), limit_s);
     const ssize_t ignored = write(STDERR_FILENO, line, moert_min((size_t)length, sizeof line - 1));
     (void)ignored;
     _exit(1);
 }
 
 static void *keep_time(void *argument) {
-    const uint64_t number = strtoull(rank, NULL, 10);
-    const uint64_t most_ns = limit_s * second_ns + moert_min(number, MOST_APART) * apart_ns;
+    const uint64_t most_ns =
+        limit_s * second_ns + moert_min(moert_launcher_rank(), MOST_APART) * apart_ns;
     uint64_t since_ns = moert_clock_ns(), before_ns = since_ns, ticks = moert_phase_ticks();
     for (;;) {
         nanosleep(&(struct timespec){.tv_nsec = (long)beat_ns}, NULL);
@@ -75,7 +65,6 @@ moert_status moert_timer_start(unsigned timeout_s, const char *where) {
     limit_s = timeout_s;
     if (timeout_s == 0)
         return MOERT_OK;
-    find_rank();
     sigfillset(&all); /* the program's threads handle signals */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     const int code = pthread_create(&thread, NULL, keep_time, NULL);

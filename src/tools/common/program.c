@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/launcher.h"
 #include "io/json.h"
 
 static int exit_code(moert_status status) {
@@ -87,6 +88,21 @@ static moert_status take_options(const moert_program *program, moert_comm *world
     return agree_or_fail_alike(world, program->check(argc, argv));
 }
 
+/* True if the launcher has started several processes that are no ranks of one job: each would do the
+ * whole work. */
+static bool launched_apart(const moert_comm *world) {
+    char library[64];
+    if (moert_comm_size(world) > 1 || moert_launcher_count() == 1)
+        return false;
+    moert_comm_library(library, sizeof library);
+    (void)MOERT_FAIL(
+        ERROR_USAGE,
+        "the launcher has started %zu processes, but %s, the MPI of this program, knows "
+        "only this one; use the mpirun of that MPI, or rebuild with the launcher's",
+        moert_launcher_count(), library);
+    return true;
+}
+
 int moert_program_main(const moert_program *program, int argc, char **argv) {
     const char *slash = argv[0], *name = slash;
     moert_comm *world = NULL;
@@ -101,6 +117,13 @@ int moert_program_main(const moert_program *program, int argc, char **argv) {
         if (!moert_comm_failure_is_shared() || moert_comm_is_first())
             complain(name, status);
         return 1;
+    }
+    if (launched_apart(world)) {
+        if (moert_launcher_rank() == 0)
+            complain(name, MOERT_ERROR_USAGE);
+        moert_comm_destroy(world);
+        moert_comm_finalize();
+        return exit_code(MOERT_ERROR_USAGE);
     }
     status = take_options(program, world, argc, argv, &help);
     if (status == MOERT_ERROR_COMM)

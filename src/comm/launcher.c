@@ -1,0 +1,34 @@
+/* Variables of Open MPI's mpirun, of MPICH's and Intel's, and of Slurm's srun. */
+#include "comm/launcher.h"
+
+#include <stdlib.h>
+
+#include "base/memory.h"
+
+static size_t rank, count = 1;
+
+void moert_launcher_read(void) {
+    static const struct {
+        const char *rank, *count;
+    } names[] = {
+        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+        {"PMI_RANK", "PMI_SIZE"},
+        {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(names); i++) {
+        const char *rank_text = getenv(names[i].rank), *count_text = getenv(names[i].count);
+        if (rank_text == NULL || count_text == NULL)
+            continue;
+        rank = strtoul(rank_text, NULL, 10);
+        count = strtoul(count_text, NULL, 10);
+        return;
+    }
+}
+
+size_t moert_launcher_rank(void) {
+    return rank;
+}
+
+size_t moert_launcher_count(void) {
+    return count;
+}
