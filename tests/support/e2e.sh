@@ -44,7 +44,7 @@ check() {
 
 refused() {
     "${@:4}"
-    [ $? -eq "$1" ] && [ "$(grep -Ec '^(moert|bench_|train: |preflight: |scaling: |virtual-cluster: )' "$log")" -eq 1 ] && grep -Eq -e "$2" "$log"
+    [ $? -eq "$1" ] && [ "$(grep -Ec '^(moert|bench_|train: |preflight: |scaling: |virtual-cluster: |install-deps: )' "$log")" -eq 1 ] && grep -Eq -e "$2" "$log"
     verdict $? "$3"
 }
 
