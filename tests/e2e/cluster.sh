@@ -121,7 +121,8 @@ bad_input() {
 
 part bits
 part cut_off
-part fault 2 kill 20 "rank 1 on node1 is gone.*, $last\$" "a rank that is killed, alone on its host, is named at once"
+[ $MOERT_MPI = mpich ] || # it ends the job itself
+    part fault 2 kill 20 "rank 1 on node1 is gone.*, $last\$" "a rank that is killed, alone on its host, is named at once"
 part fault 3 stop 4 "rank 2 on node2 is out of reach .*, $last \(MOERT_TIMEOUT_S=4\)\$" "a rank that is stopped, alone on its host, is named"
 part fault 3 late 2 "rank 2 on node2 is late .*, $last \(MOERT_TIMEOUT_S=2\)\$" "a rank that is late is named by another host"
 part fault 3 mixed 2 "rank 0 on node0 .* at step 12 in phase 'combine', .* 2 \(node2, rank 2 waits at step 12 in 'dispatch'\)" \

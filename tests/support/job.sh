@@ -6,7 +6,8 @@
 #   rank_pid RANK                 prints the process of a rank
 #   steps_done N                  waits until $dir/run has done N steps, at most 30 s
 #   await [SECONDS]               waits for the job, then kills it (60); sets $status and $seconds
-#   temporary                     lists Open MPI's sessions, sockets and shared memory
+#   temporary                     lists Open MPI's sessions, sockets and shared memory, and PoCL's files. With MPICH, the next process on
+#                                 the host removes PoCL's files of killed ones, so it runs one
 #   ended PID...                  true if all these processes end within 5 seconds
 #   says_once PATTERN             true if there is exactly one message and it matches
 work=$tmp
@@ -51,7 +52,10 @@ await() {
     echo "status $status after $seconds s" >>"$dir/stderr"
 }
 
-temporary() { find "$dir/tmp" "$shared" -mindepth 1; }
+temporary() {
+    [ $MOERT_MPI != mpich ] || TMPDIR=$dir/tmp "$bin/moert-info" >/dev/null
+    find "$dir/tmp" "$shared" -mindepth 1
+}
 
 ended() {
     local tries
