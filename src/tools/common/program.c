@@ -88,8 +88,8 @@ static moert_status take_options(const moert_program *program, moert_comm *world
     return agree_or_fail_alike(world, program->check(argc, argv));
 }
 
-/* True if the launcher has started several processes that are no ranks of one job: each would do the
- * whole work. */
+/* True if the launcher has started several processes that are no ranks of one job: each would do
+ * the whole work. */
 static bool launched_apart(const moert_comm *world) {
     char library[64];
     if (moert_comm_size(world) > 1 || moert_launcher_count() == 1)
