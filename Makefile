@@ -132,8 +132,9 @@ $(TESTS): %: %.o $(TESTPART) $(TOOLPART) $(STATIC)
 $(BUILD)/tests/unit/bench/test_predict: $(addprefix $(BUILD)/bench/,predict/machine.o predict/predict.o predict/spread.o common/tokens.o)
 
 # reports missing libraries before the first compilation fails
-$(BUILD)/packages:
-	$(Q)mkdir -p $(@D) && pkg-config --exists $(PACKAGES) cmocka || \
+$(TESTS:=.o): | $(BUILD)/packages-tests
+$(BUILD)/packages $(BUILD)/packages-tests:
+	$(Q)mkdir -p $(@D) && pkg-config --exists $(PACKAGES) $(if $(findstring -tests,$@),cmocka) || \
 		{ echo 'moert: libraries are missing; run launch/install-deps' >&2; exit 1; }
 	$(Q)touch $@
 
