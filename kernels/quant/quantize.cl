@@ -52,7 +52,9 @@ static inline void store_row(const job *j, uvec payload, uint row, int column, i
 #else
     const uvec kept = lane_places() < n ? payload : 0u;
 #endif
-    const uchar2 pairs = convert_uchar2(kept.even | kept.odd << 4);
+    const uint2 joined = kept.even | kept.odd << 4;
+    /* clang 18 fails on convert_uchar2 for NVIDIA */
+    const uchar2 pairs = (uchar2)((uchar)joined.x, (uchar)joined.y);
     n -= part_start();
     line += (column + part_start()) / 2;
     if (n > 2 && WHOLE(uchar2, line)) {
