@@ -19,22 +19,28 @@ nodes() { # N RANKS [OPTION...] -- COMMAND...
     timeout -k 5 120 "$cluster" "$1" --ranks-per-node "$2" "${@:3}" >"$log" 2>&1
 }
 
+# True if a job has succeeded, or its files are complete, but MPI_Finalize does not return: over TCP, UCX of MPICH sometimes waits
+# there for a rank that has passed it (github.com/openucx/ucx/issues/8738)
+finalized() {
+    "$@" || { [ $MOERT_MPI = mpich ] && has_lines "$log" '^moert: rank [0-9] on node[0-9] has waited for .* in MPI_Finalize'; }
+}
+
 # ---- the same bits ----
 
 bits() {
     ranks 4 "$bin/moert-train" "${model[@]}" "${some_steps[@]}" --out "$all/one"
     verdict $? "4 ranks on one host run: $(tail -n 1 "$all/one/metrics.jsonl" 2>/dev/null | cut -c 1-40)"
-    nodes 2 2 --rate 1gbit --down 1@2-3 -- "$bin/moert-train" "${model[@]}" "${some_steps[@]}" --out "$all/two" &&
+    finalized nodes 2 2 --rate 1gbit --down 1@2-3 -- "$bin/moert-train" "${model[@]}" "${some_steps[@]}" --out "$all/two" &&
         has_lines "$log" '^moert-train: 4 ranks, .*, exchange [a-z]+$' && same_run "$all/one" "$all/two"
     verdict $? "2 hosts of 2 ranks give the same bits: $(grep -o 'exchange [a-z]*' "$log" | head -n 1)"
     printf '%s\n' 'node0 slots=2 # two ranks' node1 >"$all/hosts"
-    nodes 2 2 --head -- launch/train --hosts "$all/hosts" --program "$bin/moert-train" -- "${model[@]}" "${some_steps[@]}" \
+    finalized nodes 2 2 --head -- launch/train --hosts "$all/hosts" --program "$bin/moert-train" -- "${model[@]}" "${some_steps[@]}" \
         --out "$all/three" && has_lines "$log" '^moert-train: 3 ranks' && same_run "$all/one" "$all/three"
     verdict $? "launch/train --hosts: 3 ranks on 2 hosts give the same bits"
 }
 
 info() {
-    nodes 2 2 -- "$bin/moert-info" &&
+    finalized nodes 2 2 -- "$bin/moert-info" &&
         has_lines "$log" '^ +node0 +2 ' '^ +node1 +2 ' '^ +1 +node0 ' '^ +2 +node1 ' ' window +no +the ranks are on 2 hosts'
     verdict $? "moert-info sees 2 hosts of 2 ranks"
 }
