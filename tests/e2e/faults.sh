@@ -43,9 +43,14 @@ place="at step [0-9]+ in phase '[a-z_ -]+'; rank [0-9] has waited for it for [0-
 gone="is gone \(its process [0-9]+ has ended\), $place\$"
 stopped="is stopped .*, $place \(MOERT_TIMEOUT_S=4\)\$"
 
-# True if the end of the job names the victim and its fault. On a SIGKILL, mpirun of MPICH may end the job before moert does
+# True if the end of the job names the victim and its fault. On a SIGKILL, mpirun of MPICH or Open MPI 5 may end the job before moert does
 names_fault() { # SIGNAL RANK PATTERN
-    says_once "^moert: rank $2 on .* $3" || { [ $1-$MOERT_MPI = KILL-mpich ] && grep -q 'EXIT CODE: 9' "$dir/stdout"; }
+    says_once "^moert: rank $2 on .* $3" && return
+    ! grep -q '^moert: ' "$dir/stderr" && case $1-$MOERT_MPI in
+    KILL-mpich) grep -q 'EXIT CODE: 9' "$dir/stdout" ;;
+    KILL-openmpi5) grep -q "process rank $2 with PID .* exited on" "$dir/stderr" ;;
+    *) false ;;
+    esac
 }
 
 # fault N: kills or stops a random rank of 2 or 4 at a random moment, then resumes the run on 1 to 4 ranks

@@ -123,7 +123,7 @@ int moert_program_main(const moert_program *program, int argc, char **argv) {
             complain(name, MOERT_ERROR_USAGE);
         moert_comm_destroy(world);
         moert_comm_finalize();
-        return exit_code(MOERT_ERROR_USAGE);
+        return moert_launcher_rank() == 0 ? exit_code(MOERT_ERROR_USAGE) : 0;
     }
     status = take_options(program, world, argc, argv, &help);
     if (status == MOERT_ERROR_COMM)
@@ -140,9 +140,11 @@ int moert_program_main(const moert_program *program, int argc, char **argv) {
         complain(name, status);
     moert_comm_destroy(world);
     const moert_status ended = moert_comm_finalize();
-    if (status == MOERT_OK && ended != MOERT_OK)
-        complain(name, status = ended);
-    return exit_code(status);
+    if (status == MOERT_OK && ended != MOERT_OK) {
+        complain(name, ended);
+        return exit_code(ended);
+    }
+    return first ? exit_code(status) : 0;
 }
 
 void moert_program_say(const moert_context *context, const char *format, ...) {

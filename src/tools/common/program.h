@@ -2,7 +2,9 @@
  * The frame of every program: MPI, options, a context, one message and the right exit code on
  * failure.
  *
- * Exit codes: 0 done, 2 bad usage (options, variables), 1 everything else.
+ * Exit codes: 0 done, 2 bad usage (options, variables), 1 everything else. If all ranks know of a
+ * failure, rank 0 alone ends with its code: mpirun of Open MPI 5.0.7 sometimes hangs when several
+ * ranks end with one, since it then uses the job's record after it has freed it.
  */
 #pragma once
 
