@@ -1,7 +1,8 @@
 # moert: `make` builds everything, `make check` tests it, `make help` lists the rest.
 #
-# Variables: BUILD (output directory), CC, CFLAGS, MPI (ompi-c or mpich, a package of pkg-config), MPICC (an MPI compiler instead),
-# SANITIZE=1 (ASan + UBSan), JOBS (tests at a time), V=1 (show commands), PREFIX, DESTDIR.
+# Variables: BUILD (output directory), CC, HOSTCC (a compiler for this machine if CC is a cross compiler), CFLAGS, MPI (ompi-c or
+# mpich, a package of pkg-config), MPICC (an MPI compiler instead), SANITIZE=1 (ASan + UBSan), JOBS (tests at a time), V=1 (show
+# commands), PREFIX, DESTDIR.
 
 MAKEFLAGS += -r # no built-in rules: make would try them for every header, seconds a call
 
@@ -9,6 +10,7 @@ VERSION  := 0.1.0
 BUILD    ?= build
 PREFIX   ?= /usr/local
 CC       := gcc
+HOSTCC   ?= $(CC)
 AR       ?= ar
 CFLAGS   ?= -O2 -g
 JOBS     ?= $(shell cores=$$(nproc) && echo $$((cores < 8 ? cores : 8)))
@@ -100,7 +102,7 @@ $(COMMITTED): $(BUILD)/commit.h
 $(COMMITTED): ALL_CFLAGS += -include $(BUILD)/commit.h
 
 $(BUILD)/embed: kernels/embed.c
-	$(Q)mkdir -p $(@D) && $(CC) -std=c11 -O1 -o $@ $<
+	$(Q)mkdir -p $(@D) && $(HOSTCC) -std=c11 -O1 $(WARNINGS) -o $@ $<
 
 $(BUILD)/kernels.c: $(BUILD)/embed $(KERNELS)
 	$(Q)$(BUILD)/embed kernels $(KERNELS:kernels/%=%) > $@
