@@ -141,14 +141,12 @@ static void say_parts(const moert_run_record *record, moert_verdict *v) {
 static void say_late(const moert_run_record *record, moert_verdict *v) {
     const double step = moert_mean_step(record);
     size_t late = 0;
-    double second = 0.0, sum = 0.0;
+    double second = 0.0;
     for (size_t r = 0; r < record->ranks; r++)
         if (moert_waited_for(record, r) > moert_waited_for(record, late))
             late = r;
-    for (size_t r = 0; r < record->ranks; r++) {
-        sum += moert_waited_for(record, r);
+    for (size_t r = 0; r < record->ranks; r++)
         second = r != late ? fmax(second, moert_waited_for(record, r)) : second;
-    }
     const double most = moert_waited_for(record, late);
     if (most < MOERT_LATE_FRACTION * step || step <= 0.0) {
         if (record->waited_ms != NULL && record->ranks > 1)

@@ -36,18 +36,22 @@ const problem gemm_problems[] = {
 const size_t gemm_problem_count = MOERT_COUNT(gemm_problems);
 
 const way gemm_ways[] = {
-    [REFERENCE_F32] = {"reference", "reference", MOERT_DTYPE_F32, false},
-    [PORTABLE_F32] = {"portable", "portable", MOERT_DTYPE_F32, false},
-    [PREPACKED_F32] = {"prepacked", "portable", MOERT_DTYPE_F32, true},
-    [REFERENCE_BF16] = {"bf16 reference", "reference", MOERT_DTYPE_BF16, false},
-    [PORTABLE_BF16] = {"bf16 portable", "portable", MOERT_DTYPE_BF16, false},
-    [PREPACKED_BF16] = {"bf16 prepacked", "portable", MOERT_DTYPE_BF16, true},
-    [REFERENCE_WIDENED] = {"bf16 one by one", "reference", MOERT_DTYPE_BF16, false, "widened"},
-    {"bf16 widened", "portable", MOERT_DTYPE_BF16, false, "widened"},
-    {"bf16 widened, prepacked", "portable", MOERT_DTYPE_BF16, true, "widened"},
-    [REFERENCE_TILES] = {"bf16 tiles, reference", "reference", MOERT_DTYPE_BF16, false, "tiles"},
-    {"bf16 tiles", "portable", MOERT_DTYPE_BF16, false, "tiles"},
-    {"bf16 tiles, prepacked", "portable", MOERT_DTYPE_BF16, true, "tiles"},
+    [REFERENCE_F32] = {"reference", "reference", .type = MOERT_DTYPE_F32},
+    [PORTABLE_F32] = {"portable", "portable", .type = MOERT_DTYPE_F32},
+    [PREPACKED_F32] = {"prepacked", "portable", .type = MOERT_DTYPE_F32, .prepacked = true},
+    [REFERENCE_BF16] = {"bf16 reference", "reference", .type = MOERT_DTYPE_BF16},
+    [PORTABLE_BF16] = {"bf16 portable", "portable", .type = MOERT_DTYPE_BF16},
+    [PREPACKED_BF16] = {"bf16 prepacked", "portable", .type = MOERT_DTYPE_BF16, .prepacked = true},
+    [REFERENCE_WIDENED] = {"bf16 one by one", "reference", .type = MOERT_DTYPE_BF16,
+                           .bf16 = "widened"},
+    {"bf16 widened", "portable", .type = MOERT_DTYPE_BF16, .bf16 = "widened"},
+    {"bf16 widened, prepacked", "portable", .type = MOERT_DTYPE_BF16, .prepacked = true,
+     .bf16 = "widened"},
+    [REFERENCE_TILES] = {"bf16 tiles, reference", "reference", .type = MOERT_DTYPE_BF16,
+                         .bf16 = "tiles"},
+    {"bf16 tiles", "portable", .type = MOERT_DTYPE_BF16, .bf16 = "tiles"},
+    {"bf16 tiles, prepacked", "portable", .type = MOERT_DTYPE_BF16, .prepacked = true,
+     .bf16 = "tiles"},
 };
 const size_t gemm_way_count = MOERT_COUNT(gemm_ways);
 
@@ -197,7 +201,7 @@ void run_gemm(const problem *p, operation op, const way *by, arrays *a) {
             : NULL;
     gemm.prepacked = prepacked;
     moert_device_reserve_units(test_device, by->spared);
-    lines scattered = {NULL};
+    lines scattered = {0};
     if (by->runs > 0)
         gemm.scatter = scatter(p->rows, results_of(p, op, a).stride, by->runs, &scattered);
     for (size_t g = 0; g < (by->parts ? p->groups : 1); g += 2) {

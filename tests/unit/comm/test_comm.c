@@ -22,11 +22,10 @@ TEST(test_broadcast_reaches_every_rank_from_every_root) {
 /* Rank r contributes r % 3 values; some ranks contribute none. */
 static bool gather_uneven(bool in_place) {
     uint64_t mine[2], all[2 * 256];
-    size_t bytes[256], start = 0, total = 0;
+    size_t bytes[256], start = 0;
     for (size_t r = 0; r < test_ranks; r++) {
         bytes[r] = r % 3 * sizeof *mine;
         start += r < test_rank ? r % 3 : 0;
-        total += r % 3;
     }
     uint64_t *from = in_place ? all + start : mine;
     for (size_t i = 0; i < test_rank % 3; i++)

@@ -71,7 +71,8 @@ TEST(test_files_that_a_rank_cannot_take_are_an_error_on_all_ranks) {
     int mine[COUNT], all[COUNT * 4];
     struct rlimit limit, low;
     const size_t before = count_files("/proc/self/fd", "");
-    bool right = make_files(mine, COUNT) && getrlimit(RLIMIT_NOFILE, &limit) == 0;
+    bool right = getrlimit(RLIMIT_NOFILE, &limit) == 0;
+    right = make_files(mine, COUNT) && right;
     low = limit;
     low.rlim_cur = (rlim_t)mine[COUNT - 1] + 4; /* room for the socket and only some of the files */
     if (test_rank == test_ranks - 1)

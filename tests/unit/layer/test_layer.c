@@ -56,7 +56,7 @@ typedef struct expectation {
 
 static expectation expect(oracle_layer *oracle) {
     const size_t n = oracle->tokens * oracle->options.hidden;
-    expectation expected = {NULL};
+    expectation expected = {0};
     if (test_rank != 0)
         return expected;
     expected.y = test_alloc(n * sizeof *expected.y);

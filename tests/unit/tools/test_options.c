@@ -155,8 +155,8 @@ TEST(test_help_is_noticed_and_prints_the_table) {
         "\nLearning\n",
         "  --steps N                   optimizer steps [1..5000] (default 100)",
         "  --data WORD...              files or directories of text\n",
-        "  --schedule constant|cosine|cos\n                              course of the rate "
-        "(default cosine)",
+        ("  --schedule constant|cosine|cos\n                              course of the rate "
+         "(default cosine)"),
         "(default on; --no-reproducible)\n",
         "  --help                      this text\n"};
     for (size_t i = 0; i < MOERT_COUNT(expected); i++)
