@@ -238,9 +238,11 @@ uint64_t moert_beacon_dropped(const moert_beacon *beacon) {
  * ip(7), IP_RECVERR. */
 static bool next_refusal(const moert_beacon *beacon, struct sockaddr_in *whom) {
     for (;;) {
-        char control[512];
+        char control[512], first; /* of the datagram; QEMU's recvmsg returns at once without room */
         struct msghdr message = {.msg_name = whom,
                                  .msg_namelen = sizeof *whom,
+                                 .msg_iov = &(struct iovec){&first, sizeof first},
+                                 .msg_iovlen = 1,
                                  .msg_control = control,
                                  .msg_controllen = sizeof control};
         if (recvmsg(beacon->socket, &message, MSG_ERRQUEUE) < 0)
