@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/utsname.h>
 
 #include "io/json.h"
 
@@ -29,14 +29,16 @@ moert_status bench_rows_end(bench_rows *rows, moert_context *context, const char
 }
 
 void bench_report_machine(char *text, size_t bytes) {
-    char line[256], name[64] = "unknown", *value;
-    snprintf(text, bytes, "unknown processor");
-    gethostname(name, sizeof name - 1);
+    char line[256], *value;
+    struct utsname system = {0};
+    uname(&system);
+    /* for processors whose lines name no model, such as AArch64's */
+    snprintf(text, bytes, "%s, %s", system.nodename, system.machine);
     FILE *file = fopen("/proc/cpuinfo", "r");
     while (file != NULL && fgets(line, sizeof line, file) != NULL)
         if (strncmp(line, "model name", 10) == 0 && (value = strchr(line, ':')) != NULL) {
             value[strcspn(value, "\n")] = '\0';
-            snprintf(text, bytes, "%s, %s", name, value + 2);
+            snprintf(text, bytes, "%s, %s", system.nodename, value + 2);
             break;
         }
     if (file != NULL)
