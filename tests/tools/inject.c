@@ -10,8 +10,8 @@
  *                      and `fired FUNCTION CAUSE` when a call fails; a message must name CAUSE
  *   INJECT_SITE=SITE   the site that fails, on rank INJECT_RANK (0); without it no call fails
  *
- * Every function of the table is a stub of machine code, which works for any arguments: x86-64 and
- * glibc only.
+ * Every function of the table is a stub of machine code (stubs.h), which works for any arguments:
+ * x86-64 and AArch64 with glibc only.
  */
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
@@ -30,6 +30,8 @@
 #include <string.h>
 #include <sys/auxv.h>
 #include <unistd.h>
+
+#include "tests/tools/stubs.h"
 
 /*
  * What a failing call does.
@@ -189,42 +191,11 @@ static const struct {
 
 /* ---- the stubs ---- */
 
-/* The registers and the stack of a call, as inject_entry saves them. */
-typedef struct frame {
-    double vectors[16];
-    uint64_t rax, arguments[6], rbp, index, return_address, stack[];
-} frame;
-
-/* Each stub pushes its index and joins inject_entry, which saves all registers that may hold
- * arguments, then jumps to the real function or returns frame.rax. */
-/* clang-format off */
-#define STUB(function, kind, code, argument)                                                       \
-    ".globl " #function "\n.type " #function ", @function\n" #function ":\n.cfi_startproc\n"       \
-    "pushq $inject_index\n.cfi_adjust_cfa_offset 8\njmp inject_entry\n.cfi_endproc\n"              \
-    ".size " #function ", . - " #function "\n.set inject_index, inject_index + 1\n"
-#define FOR_VECTORS(X)                                                                             \
-    X("0", "0") X("1", "16") X("2", "32") X("3", "48") X("4", "64") X("5", "80") X("6", "96")      \
-    X("7", "112")
-#define FOR_REGISTERS(X)                                                                           \
-    X("rax", "128") X("rdi", "136") X("rsi", "144") X("rdx", "152") X("rcx", "160") X("r8", "168") \
-    X("r9", "176")
-#define SAVE_VECTOR(n, at)      "movups %xmm" n ", " at "(%rsp)\n"
-#define LOAD_VECTOR(n, at)      "movups " at "(%rsp), %xmm" n "\n"
-#define SAVE_REGISTER(name, at) "movq %" name ", " at "(%rsp)\n"
-#define LOAD_REGISTER(name, at) "movq " at "(%rsp), %" name "\n"
-__asm__(".text\n.set inject_index, 0\n" CALLS(STUB)
-        "inject_entry:\n.cfi_startproc\n.cfi_def_cfa_offset 16\n"
-        "pushq %rbp\n.cfi_def_cfa_offset 24\n.cfi_offset %rbp, -24\n"
-        "movq %rsp, %rbp\n.cfi_def_cfa_register %rbp\n"
-        "subq $184, %rsp\n" FOR_VECTORS(SAVE_VECTOR) FOR_REGISTERS(SAVE_REGISTER)
-        "movq %rsp, %rdi\ncall inject_decide\nmovq %rax, %r11\n"
-        FOR_VECTORS(LOAD_VECTOR) FOR_REGISTERS(LOAD_REGISTER)
-        "leave\n.cfi_def_cfa %rsp, 16\naddq $8, %rsp\n.cfi_def_cfa_offset 8\n"
-        "testq %r11, %r11\njz 1f\njmp *%r11\n1: ret\n.cfi_endproc\n");
-/* clang-format on */
+INJECT_STUBS(CALLS);
 
 static uint64_t argument_of(const frame *f, int i) {
-    return i < 6 ? f->arguments[i] : f->stack[i - 6];
+    const int registers = sizeof f->arguments / sizeof *f->arguments;
+    return i < registers ? f->arguments[i] : f->stack[i - registers];
 }
 
 /* ---- call sites ---- */
@@ -388,7 +359,7 @@ static const char *cause_of(uint64_t index) {
 
 __attribute__((used)) uint64_t inject_decide(frame *f);
 
-/* Returns the function to call, or 0 if the call fails with the result f->rax. */
+/* Returns the function to call, or 0 if the call fails with the result f->result. */
 uint64_t inject_decide(frame *f) {
     const int kept = errno;
     if (busy || !in_program(f->return_address)) {
@@ -406,7 +377,7 @@ uint64_t inject_decide(frame *f) {
     errno = kept;
     if (chosen == site && !atomic_exchange(&fired, true)) {
         log_line("fired %s %s\n", table[f->index].name, cause_of(f->index));
-        f->rax = fail(f);
+        f->result = fail(f);
         address = 0;
     }
     busy = false;
