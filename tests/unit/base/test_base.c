@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 device=0 sanitize=1
 /* Errors, texts, memory and random numbers. */
 #include <limits.h>
 #include <pthread.h>

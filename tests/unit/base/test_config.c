@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 device=0 sanitize=1
 /* The table of variables: defaults, types, illegal values, unknown names. */
 #include <unistd.h>
 

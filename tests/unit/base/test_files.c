@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 device=0 sanitize=1
 /* Only regular files are opened, at once; a line is appended whole or not at all. */
 #include <signal.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 device=0 sanitize=1
 /* The fixed tree of sums: any partition of the leaves gives the bits of the full tree. */
 #include "base/rng.h"
 #include "base/tree.h"

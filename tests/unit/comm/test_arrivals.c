@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 sanitize=2
+// run: np=1,2,3,4 device=0 sanitize=2
 /* Waiting times between ranks: the time that ranks wait in a collective is charged to the late
  * rank. This holds in any communicator, for calls that all of its ranks made. */
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 device=0 sanitize=1
 /* Beacons of several hosts, simulated in one process on the loopback interface. */
 #include <arpa/inet.h>
 #include <sys/socket.h>

@@ -1,4 +1,4 @@
-// run: np=1,2,3,4 sanitize=2
+// run: np=1,2,3,4 device=0 sanitize=2
 /* Collectives, agreement and tree sums, on any number of ranks. */
 #include "base/memory.h"
 #include "base/rng.h"

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 device=0 sanitize=1
 /*
  * The watchdog's judgement, in one process. With the arguments `victim
  * kill|stop|late|mixed|alone|report` the program is one rank of a job that hangs, for

@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 device=0 sanitize=1
 /* Keys of config.json: defaults, alternative spellings, broken values. */
 
 #include "base/memory.h"

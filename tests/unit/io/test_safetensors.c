@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 device=0 sanitize=1
 /* Reading safetensors: the golden files, lookup and conversions. */
 #include <limits.h>
 

@@ -1,4 +1,4 @@
-// run: np=1,3 sanitize=1,2
+// run: np=1,3 device=0 sanitize=1,2
 /* Preflight: its findings in made-up clusters, and its measurements of links between real ranks. */
 #include "support/mpi.h"
 #include "tools/preflight/preflight.h"

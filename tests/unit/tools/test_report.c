@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 device=0 sanitize=1
 /* Reports on made-up records: their sentences, and their pages, which must be well-formed XML. */
 #include "support/test.h"
 #include "tools/report/page.h"

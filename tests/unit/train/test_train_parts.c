@@ -1,4 +1,4 @@
-// run: np=1 sanitize=1
+// run: np=1 device=0 sanitize=1
 /* Learning-rate schedules, metrics files and plots. */
 #include <unistd.h>
 
