@@ -38,7 +38,8 @@ static inline uvec load_payload(const blocks *b, block_row at, int column, int n
     line += (column + part_start()) / 2;
     n -= part_start();
     if (n > 2 && WHOLE(uchar2, line)) {
-        const uint2 pairs = convert_uint2(*(global const uchar2 *)line);
+        const uchar2 joined = *(global const uchar2 *)line;
+        const uint2 pairs = (uint2)(joined.x, joined.y); /* clang 18 fails on convert_uint2 */
         return (uvec)(pairs.x & 0xF, pairs.x >> 4, pairs.y & 0xF, pairs.y >> 4);
     }
     const uint first = n > 0 ? line[0] : 0, second = n > 2 ? line[1] : 0;

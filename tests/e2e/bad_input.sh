@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 export LC_ALL=C
 export -n TEST_BUILD TEST_ALL # keep them out of the programs' environment
-TEST_JOBS=6 # mpirun sleeps for two seconds when a program fails
+[ $MOERT_MPI = mpich ] || TEST_JOBS=6 # mpirun of Open MPI sleeps for two seconds when a program fails
 work=$tmp # shared by all parts
 mount=$work/mount
 leave() {
