@@ -47,7 +47,7 @@ stopped="is stopped .*, $place \(MOERT_TIMEOUT_S=4\)\$"
 names_fault() { # SIGNAL RANK PATTERN
     says_once "^moert: rank $2 on .* $3" && return
     ! grep -q '^moert: ' "$dir/stderr" && case $1-$MOERT_MPI in
-    KILL-mpich) grep -q 'EXIT CODE: 9' "$dir/stdout" ;;
+    KILL-mpich) grep -qE 'EXIT CODE: (9|6)$' "$dir/stdout" ;; # 6: UCX has aborted another rank, which noticed it
     KILL-openmpi5) grep -q "process rank $2 with PID .* exited on" "$dir/stderr" ;;
     *) false ;;
     esac
