@@ -14,13 +14,15 @@ void moert_launcher_read(void) {
         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
         {"PMI_RANK", "PMI_SIZE"},
         {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"},
+        {"PMIX_RANK", ""},
     };
     for (size_t i = 0; i < MOERT_COUNT(names); i++) {
         const char *rank_text = getenv(names[i].rank), *count_text = getenv(names[i].count);
-        if (rank_text == NULL || count_text == NULL)
+        if (rank_text == NULL)
             continue;
         rank = strtoul(rank_text, NULL, 10);
-        count = strtoul(count_text, NULL, 10);
+        if (count_text != NULL)
+            count = strtoul(count_text, NULL, 10);
         return;
     }
 }

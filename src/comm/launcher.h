@@ -3,8 +3,8 @@
 
 #include <stddef.h>
 
-/* Reads the environment. Called before MPI_Init, which changes it, and before another thread reads
- * it. */
+/* Reads the environment. Call it before MPI_Init, which changes the environment, and before other
+ * threads start. */
 void moert_launcher_read(void);
 /* Rank of this process and number of processes in its job; 0 and 1 without a launcher. */
 size_t moert_launcher_rank(void);

@@ -88,19 +88,18 @@ static moert_status take_options(const moert_program *program, moert_comm *world
     return agree_or_fail_alike(world, program->check(argc, argv));
 }
 
-/* True if the launcher has started several processes that are no ranks of one job: each would do
- * the whole work. */
-static bool launched_apart(const moert_comm *world) {
+/* Fails if the launcher has started several processes, but MPI does not connect them: each would
+ * run the whole job. */
+static moert_status check_launcher(const moert_comm *world) {
     char library[64];
     if (moert_comm_size(world) > 1 || moert_launcher_count() == 1)
-        return false;
+        return MOERT_OK;
     moert_comm_library(library, sizeof library);
-    (void)MOERT_FAIL(
+    return MOERT_FAIL(
         ERROR_USAGE,
         "the launcher has started %zu processes, but %s, the MPI of this program, knows "
         "only this one; use the mpirun of that MPI, or rebuild with the launcher's",
         moert_launcher_count(), library);
-    return true;
 }
 
 int moert_program_main(const moert_program *program, int argc, char **argv) {
@@ -118,17 +117,12 @@ int moert_program_main(const moert_program *program, int argc, char **argv) {
             complain(name, status);
         return 1;
     }
-    if (launched_apart(world)) {
-        if (moert_launcher_rank() == 0)
-            complain(name, MOERT_ERROR_USAGE);
-        moert_comm_destroy(world);
-        moert_comm_finalize();
-        return moert_launcher_rank() == 0 ? exit_code(MOERT_ERROR_USAGE) : 0;
-    }
-    status = take_options(program, world, argc, argv, &help);
+    status = check_launcher(world);
+    if (status == MOERT_OK)
+        status = take_options(program, world, argc, argv, &help);
     if (status == MOERT_ERROR_COMM)
         end_if_alone(name, world, NULL, status);
-    bool first = moert_comm_rank(world) == 0;
+    bool first = (moert_comm_size(world) > 1 ? moert_comm_rank(world) : moert_launcher_rank()) == 0;
     if (status == MOERT_OK && !help)
         status = run(program, name, world);
     else if (status == MOERT_OK && first)

@@ -3,8 +3,8 @@
  * failure.
  *
  * Exit codes: 0 done, 2 bad usage (options, variables), 1 everything else. If all ranks know of a
- * failure, rank 0 alone ends with its code: mpirun of Open MPI 5.0.7 sometimes hangs when several
- * ranks end with one, since it then uses the job's record after it has freed it.
+ * failure, rank 0 alone exits with its code and the others with 0: mpirun of Open MPI 5.0.7
+ * sometimes hangs when several ranks exit with an error.
  */
 #pragma once
 
