@@ -42,6 +42,7 @@
 #error "HEAD_SIZE and LANE_VECS must be defined"
 #endif
 #include "attention/place.h"
+#include "lib/elementary.h"
 
 #define NV    LANE_VECS
 #define LANES (NV * VEC)
@@ -176,11 +177,11 @@ static inline void softmax_block(local vec *score, int row, int rows, int query,
             highest = fmax(highest, s);
         }
         for (int r = 0; r < rows; r++) {
-            vec p = exp(score[r * NV + v] - highest);
+            vec p = moert_exp(score[r * NV + v] - highest);
             score[r * NV + v] = p;
             sum += p;
         }
-        keep[v] = exp(maximum[v] - highest);
+        keep[v] = moert_exp(maximum[v] - highest);
         total[v] = fma(total[v], keep[v], sum);
         maximum[v] = highest;
     }
@@ -208,7 +209,7 @@ KERNEL void attention_forward(global const float *q, global const float *k, glob
     }
     UNROLL_FOR(int i = 0; i < NV; i++) {
         keep[i] = 1.0f / total[i];
-        score[i] = maximum[i] + log(total[i]);
+        score[i] = maximum[i] + moert_log(total[i]);
     }
     store_lanes(sums, keep, p.count, out + p.from, p.stride);
     for (int i = 0; i < p.count; i++)
@@ -240,7 +241,7 @@ KERNEL void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attent
         score_gemm(v + at, p.kv_stride, rows, dlanes, dscore);
         for (int r = 0; r < rows; r++)
             UNROLL_FOR(int i = 0; i < NV; i++) {
-                vec weight = exp(score[r * NV + i] - normaliser[i]),
+                vec weight = moert_exp(score[r * NV + i] - normaliser[i]),
                     d = weight * (dscore[r * NV + i] - delta[i]);
                 dscore[r * NV + i] =
                     select(d, (vec)0.0f, (int16)(row + r) > lane_positions(p.query, i));
@@ -283,7 +284,7 @@ KERNEL void attention_backward_kv(BACKWARD_INPUTS, global float *dk, global floa
                 float normaliser = lse[(token + row + r) * args.heads + head];
                 float delta = dot_row(dout + at + r * stride, out + at + r * stride);
                 UNROLL_FOR(int i = 0; i < NV; i++) {
-                    vec p = exp(score[r * NV + i] - normaliser);
+                    vec p = moert_exp(score[r * NV + i] - normaliser);
                     p = select(p, (vec)0.0f, lane_positions(key, i) > (int16)(row + r));
                     score[r * NV + i] = p;
                     dscore[r * NV + i] = p * (dscore[r * NV + i] - delta);

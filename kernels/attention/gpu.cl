@@ -30,6 +30,7 @@
 #endif
 #include "attention/gpu.h"
 #include "attention/place.h"
+#include "lib/elementary.h"
 
 /* Turns the scores of the keys from `other` on into exp(score - running maximum), and rescales
  * total and sums when the maximum grows. */
@@ -47,13 +48,13 @@ INLINED void softmax_block(float score[R][4], int query, int other, float scale,
     reduce_row(highest, true, w);
     UNROLL_FOR(int i = 0; i < R; i++) {
         highest[i] = fmax(highest[i], maximum[i]);
-        const float keep = exp(maximum[i] - highest[i]);
+        const float keep = moert_expf(maximum[i] - highest[i]);
         maximum[i] = highest[i];
         total[i] *= keep;
         UNROLL_FOR(int s = 0; s < SLICES; s++)
             sums[s][i] *= keep;
         UNROLL_FOR(int j = 0; j < 4; j++) {
-            score[i][j] = exp(score[i][j] - highest[i]);
+            score[i][j] = moert_expf(score[i][j] - highest[i]);
             total[i] += score[i][j];
         }
     }
@@ -84,7 +85,8 @@ GROUP void attention_forward(global const float *q, global const float *k, globa
     UNROLL_FOR(int i = 0; i < R; i++) {
         const int row = item_y() * R + i;
         if (row < p.count && item_x() == 0)
-            lse[(p.token + p.query + row) * args.heads + p.head] = maximum[i] + log(total[i]);
+            lse[(p.token + p.query + row) * args.heads + p.head] =
+                maximum[i] + moert_logf(total[i]);
         total[i] = 1.0f / total[i];
     }
     store_sums(sums, total, p.count, out + p.from, p.stride);
@@ -112,7 +114,7 @@ GROUP void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attenti
         UNROLL_FOR(int i = 0; i < R; i++)
             UNROLL_FOR(int j = 0; j < 4; j++) {
                 const bool later = key + item_x() + 16 * j > p.query + item_y() * R + i;
-                const float weight = exp(args.scale * score[i][j] - normaliser[i]);
+                const float weight = moert_expf(args.scale * score[i][j] - normaliser[i]);
                 dscore[i][j] = later ? 0.0f : weight * (dscore[i][j] - delta[i]);
             }
         put_weights(dscore, w);
@@ -153,7 +155,8 @@ GROUP void attention_backward_kv(BACKWARD_INPUTS, global float *dk, global float
                 const float delta = row_dot(w, other);
                 UNROLL_FOR(int i = 0; i < R; i++) {
                     const bool earlier = query + other < key + item_y() * R + i || other >= queries;
-                    const float p = earlier ? 0.0f : exp(args.scale * score[i][j] - normaliser);
+                    const float p =
+                        earlier ? 0.0f : moert_expf(args.scale * score[i][j] - normaliser);
                     score[i][j] = p;
                     dscore[i][j] = p * (dscore[i][j] - delta);
                 }

@@ -4,6 +4,7 @@
  */
 
 #include "args/activations.h"
+#include "lib/elementary.h"
 
 /* Columns of gate and up. */
 typedef struct pair {
@@ -22,7 +23,7 @@ static inline pair gate_and_up(vec a, vec b, int interleaved) {
 }
 
 static inline vec sigmoid(vec x) {
-    return 1.0f / (1.0f + exp(-x));
+    return 1.0f / (1.0f + moert_exp(-x));
 }
 
 MOERT_ACTIVATE(vec, sigmoid)

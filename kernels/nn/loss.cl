@@ -33,6 +33,7 @@
 #error "BF16 must be defined"
 #endif
 #include "args/nn.h"
+#include "lib/elementary.h"
 #include "lib/formats.h"
 #include "lib/row_groups.h"
 
@@ -147,7 +148,7 @@ static inline float row_exponentials(global float *row, ulong vocabulary, float 
         vec part = (vec)(0.0f);
         for (ulong v = first; v < end; v += VEC) {
             int n = (int)min((ulong)VEC, end - v);
-            vec e = exp(load_logits(row + v, n) - (vec)(most));
+            vec e = moert_exp(load_logits(row + v, n) - (vec)(most));
             part += e;
             if (keep)
                 store_part(e, row + v, n);
@@ -177,12 +178,12 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
     float sum = row_exponentials(row, vocabulary, most, factor != 0.0f);
     if (factor != 0.0f)
         row_gradient(row, vocabulary, sum, factor, target);
-    return log((vec)(sum)).s0 - (chosen - most);
+    return moert_logf(sum) - (chosen - most);
 }
 #else
 /* exp(x - most); 0 if most, and so all of x, is -infinity. */
 static inline vec exponentials(vec x, float most) {
-    return exp2((x - (most > -INFINITY ? most : 0.0f)) * M_LOG2E_F);
+    return moert_exp2((x - (most > -INFINITY ? most : 0.0f)) * M_LOG2E_F);
 }
 
 #define TILE_FLOATS (GROUPS_PER_ROW * BATCH * VEC)
@@ -267,12 +268,12 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
     const float most =
         reduce_row_groups(max_lanes(found.most, row_group), true, GROUPS_PER_ROW, of_groups);
     const float own = (found.lanes.x + found.lanes.y + found.lanes.z + found.lanes.w) *
-                      exp2((found.most - most) * M_LOG2E_F);
+                      exponentials(found.most, most).x;
     const float sum = reduce_row_groups(sum_lanes((vec)(own, 0.0f, 0.0f, 0.0f), row_group), false,
                                         GROUPS_PER_ROW, of_groups);
     const row_slope s = {most, factor / sum, factor, target};
     if (factor == 0.0f)
-        return log(sum) - (chosen - most);
+        return moert_logf(sum) - (chosen - most);
     for (long first = 0; first < streamed; first += TILES) {
         const long end = min(streamed * TILE_FLOATS, width);
         load_tiles(TILES, x, row, first, end, LAST_USE);
@@ -281,7 +282,7 @@ static inline float row_loss(global float *row, ulong vocabulary, ulong target, 
         store_tiles(TILES, x, row, first, end, &s);
     }
     store_tiles(HELD, held, row, streamed, width, &s);
-    return log(sum) - (chosen - most);
+    return moert_logf(sum) - (chosen - most);
 }
 #endif
 

@@ -166,7 +166,7 @@ INLINED row score_row(const vec x[PARTS], local float *row_group) {
     }
     r.top = token_max(fmax(fmax(largest.x, largest.y), fmax(largest.z, largest.w)), row_group);
     UNROLL_FOR(int i = 0; i < PARTS; i++) {
-        const vec exponential = exp(padded[i] - r.top);
+        const vec exponential = moert_exp(padded[i] - r.top);
         const vec checked = fma(x[i], (vec)0.0f, exponential); /* a NaN if a logit is not finite */
         sum[i % TOKENS] = i < TOKENS ? checked : sum[i % TOKENS] + checked;
         r.s[i] = is_pointwise(SCORE) ? pointwise_scores(padded[i], SCORE) : exponential;
@@ -213,7 +213,7 @@ static inline float picked_value(float logit, const row *r) {
         return logit;
     if (is_pointwise(SCORE))
         return pointwise_scores((vec)logit, SCORE).x;
-    return (exp((vec)(logit - r->top)) / r->total).x;
+    return (moert_exp((vec)(logit - r->top)) / r->total).x;
 }
 
 KERNEL_OF(ROW_GROUPS)
@@ -255,7 +255,7 @@ void router_choose(global const float *logits, global const float *bias, global 
     const int e = min((int)mine, EXPERTS - 1);
     float value = picked_value(l[e], &r);
     if (SCORE == SOFTMAX_TOPK)
-        value = exp((vec)(value - token_max(slot < args.topk ? value : -INFINITY, own))).x;
+        value = moert_expf(value - token_max(slot < args.topk ? value : -INFINITY, own));
     value = slot < args.topk ? value : 0.0f;
     UNROLL_FOR(int k = 0; k < SLOTS; k++)
         sum += shuffle_from(value, base + k, own);
@@ -264,7 +264,7 @@ void router_choose(global const float *logits, global const float *bias, global 
         index[t * args.topk + slot] = r.good ? e : slot == 0 ? BAD_TOKEN : NO_EXPERT;
         weight[t * args.topk + slot] = r.good ? scaled.x : 0.0f;
         if (slot == 0)
-            lse[t] = r.good ? r.top + log((vec)r.total).x : 0.0f;
+            lse[t] = r.good ? r.top + moert_logf(r.total) : 0.0f;
     }
 }
 
@@ -328,7 +328,8 @@ void router_return(global const float *logits, global const float *scores, globa
                 global const float *l =
                     logits + min(first + j, args.tokens - 1) * args.experts + i * VEC;
                 d = fma((vec)z,
-                        is_pointwise(args.score) ? exp(load_part(l, n) - token_lse) : s[j][i], d);
+                        is_pointwise(args.score) ? moert_exp(load_part(l, n) - token_lse) : s[j][i],
+                        d);
             }
             *(local vec *)(rows[row_group_index()][j] + i * VEC + part_start()) = good ? d : 0.0f;
         }

@@ -62,12 +62,12 @@ static bool row_scores(global const float *l, int experts, int score, ROW uint *
     }
     const float top = max_lanes(largest, row_group);
     for (int e = 0; e < experts; e += VEC) {
-        const vec x = load_floats(row + e), exponential = exp(x - top);
+        const vec x = load_floats(row + e), exponential = moert_exp(x - top);
         sum += exponential;
         store_floats(is_pointwise(score) ? pointwise_scores(x, score) : exponential, row + e);
     }
     const float total = sum_lanes(sum, row_group);
-    *lse = top + log((vec)total).s0;
+    *lse = top + moert_logf(total);
     for (int e = 0; e < experts && !is_pointwise(score); e += VEC)
         store_floats(load_floats(row + e) / total, row + e);
     return !any_lane(~finite, row_group);
@@ -99,8 +99,9 @@ static float largest_picked(ROW const uint *picked, int topk) {
 /* picked[K] = exp(picked - top), the unnormalised softmax over the chosen logits */
 static void chosen_exponentials(ROW uint *picked, int topk, float top) {
     for (int k = 0; k < topk; k += VEC)
-        store_floats(exp(select((vec)top, load_floats(picked + k), lane_places() < topk - k) - top),
-                     picked + k);
+        store_floats(
+            moert_exp(select((vec)top, load_floats(picked + k), lane_places() < topk - k) - top),
+            picked + k);
 }
 
 /* Stores w[K] (from picked), index[K] and s[E] of a token. A bad token gets zeros and the indices
@@ -205,7 +206,7 @@ static void row_dense(global const float *l, global const float *s, global const
         const vec slope = slopes(x, score);
         d = (d - through) * x * slope;
         if (z != 0.0f)
-            d = fma((vec)z, is_pointwise(score) ? exp(load_part(l + e, n) - lse) : x, d);
+            d = fma((vec)z, is_pointwise(score) ? moert_exp(load_part(l + e, n) - lse) : x, d);
         if (MOERT_ITEMS > 1)
             d = add_chosen(d, slope, own, e);
         store_part(good ? d : 0.0f, dl + e, n);

@@ -2,6 +2,8 @@
  * Included by router.cl and gpu.cl: scores that depend on one logit only, the slopes of scores, and
  * scores as sortable integer keys.
  */
+#include "lib/elementary.h"
+
 enum { NO_EXPERT = -1, BAD_TOKEN = -2 };
 #define TINY 1e-20f
 enum { SOFTMAX, SOFTMAX_TOPK, SIGMOID, SQRT_SOFTPLUS }; /* as moert_score */
@@ -15,8 +17,9 @@ static inline bool is_pointwise(int score) {
  * root e^(x / 2) does not underflow as e^x might. */
 static inline vec pointwise_scores(vec x, int score) {
     if (score == SIGMOID)
-        return 1.0f / (1.0f + exp(-x));
-    return select(sqrt(fmax(x, 0.0f) + log1p(exp(-fabs(x)))), exp(0.5f * x), x < -16.0f);
+        return 1.0f / (1.0f + moert_exp(-x));
+    return select(sqrt(fmax(x, 0.0f) + moert_log1p(moert_exp(-fabs(x)))), moert_exp(0.5f * x),
+                  x < -16.0f);
 }
 
 /* g = (ds/dl) / s of pointwise scores, else 1 */
@@ -25,7 +28,7 @@ static inline vec slopes(vec s, int score) {
     if (score == SIGMOID)
         return 1.0f - s;
     if (score == SQRT_SOFTPLUS)
-        return select(-0.5f * expm1(-square) / square, (vec)0.5f, square < 0x1p-24f);
+        return select(-0.5f * moert_expm1(-square) / square, (vec)0.5f, square < 0x1p-24f);
     return 1.0f;
 }
 
