@@ -26,12 +26,11 @@ tiles=$(grep -v '^#' kernels/gemm/tuning.txt | sed -n 's/.*lines=\([0-9]*\).*wid
 verdict $? "built-in rows name whole tiles: $(paste -s -d , <<<"$tiles")"
 
 e4m3=8,3,7,0x7Eu,0x7Fu,1 e5m2=8,2,15,0x7Bu,0x7Fu,2 e2m1=4,1,1,0x7u,0x7u,0
-exact=-cl-fp32-correctly-rounded-divide-sqrt
-formats="-DBLOCK=32 -DELEMENT=$e4m3 -DE4M3=$e4m3 -DELEMENT_BITS=8 -DSCALE=0 -DLARGEST=448.0f -DLARGEST_EXPONENT=8 $exact
--DBLOCK=32 -DELEMENT=$e5m2 -DE4M3=$e4m3 -DELEMENT_BITS=8 -DSCALE=0 -DLARGEST=57344.0f -DLARGEST_EXPONENT=15 $exact
--DBLOCK=32 -DELEMENT=$e2m1 -DE4M3=$e4m3 -DELEMENT_BITS=4 -DSCALE=0 -DLARGEST=6.0f -DLARGEST_EXPONENT=2 $exact
--DBLOCK=16 -DELEMENT=$e2m1 -DE4M3=$e4m3 -DELEMENT_BITS=4 -DSCALE=1 -DLARGEST=6.0f -DLARGEST_EXPONENT=2 $exact
--DBLOCK=128 -DELEMENT=$e4m3 -DE4M3=$e4m3 -DELEMENT_BITS=8 -DSCALE=2 -DLARGEST=448.0f -DLARGEST_EXPONENT=8 $exact"
+formats="-DBLOCK=32 -DELEMENT=$e4m3 -DE4M3=$e4m3 -DELEMENT_BITS=8 -DSCALE=0 -DLARGEST=448.0f -DLARGEST_EXPONENT=8
+-DBLOCK=32 -DELEMENT=$e5m2 -DE4M3=$e4m3 -DELEMENT_BITS=8 -DSCALE=0 -DLARGEST=57344.0f -DLARGEST_EXPONENT=15
+-DBLOCK=32 -DELEMENT=$e2m1 -DE4M3=$e4m3 -DELEMENT_BITS=4 -DSCALE=0 -DLARGEST=6.0f -DLARGEST_EXPONENT=2
+-DBLOCK=16 -DELEMENT=$e2m1 -DE4M3=$e4m3 -DELEMENT_BITS=4 -DSCALE=1 -DLARGEST=6.0f -DLARGEST_EXPONENT=2
+-DBLOCK=128 -DELEMENT=$e4m3 -DE4M3=$e4m3 -DELEMENT_BITS=8 -DSCALE=2 -DLARGEST=448.0f -DLARGEST_EXPONENT=8"
 
 amx='-DBF16=1 -DDOT=2 -DLINES=32 -DWIDTH=2'
 options() { # FAMILY: the options of its programs, one a line
@@ -73,7 +72,6 @@ options() { # FAMILY: the options of its programs, one a line
     router/router) printf '%s\n' '-DBLOCK=16 -DMOST_EXPERTS=1024' '-DBLOCK=1 -DMOST_EXPERTS=128'{,' -DALIGNED'} ;;
     router/gpu) printf '%s\n' '-DROW_GROUPS='{1,4}' -DEXPERTS=66 -DSLOTS=8 -DSCORE='{0,3} '-DROW_GROUPS='{1,4}' -DEXPERTS=256 -DSLOTS=16 -DALIGNED -DSCORE='{1,2} ;;
     lib/roof) printf '%s\n' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=16 -DITEMS=1' '-DCHAINS=8 -DROUNDS=20000 -DBLOCK=4096 -DLANES=4 -DITEMS=256' ;;
-    quant/amax) echo "$exact" ;;
     gemm/glu) printf '%s\n' -DFROM={0,2}' -DTYPE='{0,2}{,' -DALIGNED'}{,' -DPLAIN'} ;;
     nn/loss) printf '%s\n' '-DBF16='{0,1}{,' -DALIGNED'} ;;
     nn/optimizer) printf '%s\n' '' -DALIGNED -DROUNDED '-DROUNDED -DALIGNED' ;;
@@ -107,7 +105,7 @@ compile() { # FORM FAMILY OPTION...
     case "$form $*" in avx*) ;; *-DAMX=1*) return 0 ;; esac # instructions of x86-64
     out=$(mktemp -p "$tmp")
     what=("$clang" -x cl -cl-std=CL1.2 -Xclang -finclude-default-header -Xclang -cl-ext=+cl_khr_fp64 -Ikernels -include kernels/lib/common.h
-        -DMOERT_ITEMS=$items -Werror -Wno-psabi -Wno-unused-command-line-argument "$@" "$file" -o "$out")
+        -DMOERT_ITEMS=$items -cl-fp32-correctly-rounded-divide-sqrt -Werror -Wno-psabi -Wno-unused-command-line-argument "$@" "$file" -o "$out")
     case $form in
     avx512) "${what[@]}" --target=x86_64-linux-gnu -mavx512f -mavx512vl -mavx512bf16 -DMOERT_CPU=1 -DMOERT_FP64=1 -O1 -S ;;
     # -O0: the optimiser takes most of the time, and AVX-512 above shows what it complains about

@@ -19,9 +19,6 @@ enum {
     AMAX_ROWS = 16, /* HEIGHT in kernels/quant/amax.cl */
 };
 
-/* Kernels must round divisions as the host does. */
-#define EXACT " -cl-fp32-correctly-rounded-divide-sqrt"
-
 /* A dtype as six integers, in the order of kernels/lib/formats.h. */
 enum { SPECIAL_NONE, SPECIAL_NAN, SPECIAL_INFINITY };
 static const char *const dtype_text[] = {
@@ -49,7 +46,7 @@ void moert_format_program(const char *family, moert_format format, char spec[MOE
     const float largest = moert_dtype_largest(element);
     snprintf(spec, MOERT_SPEC_BYTES,
              "%s -DBLOCK=%zu -DELEMENT=%s,%d -DE4M3=%s,%d -DELEMENT_BITS=%zu -DSCALE=%d "
-             "-DLARGEST=%.1ff -DLARGEST_EXPONENT=%d" EXACT,
+             "-DLARGEST=%.1ff -DLARGEST_EXPONENT=%d",
              family, moert_format_block(format), dtype_text[element], dtype_special[element],
              dtype_text[MOERT_DTYPE_E4M3], dtype_special[MOERT_DTYPE_E4M3],
              moert_dtype_bits(element), scale_kind[format], (double)largest, ilogbf(largest));
@@ -116,13 +113,13 @@ moert_status moert_portable_quantize_amax(const moert_quantize *op) {
     MOERT_TRY(moert_buffer_create(device, blocks * sizeof(uint32_t), &partial));
     MOERT_TRY_OR(destroy, moert_buffer_clear(partial, 0, blocks * sizeof(uint32_t)));
     MOERT_TRY_OR(destroy,
-                 MOERT_RUN(device, "quant/amax" EXACT, "amax_blocks", grid, MOERT_ARG(groups->ends),
+                 MOERT_RUN(device, "quant/amax", "amax_blocks", grid, MOERT_ARG(groups->ends),
                            MOERT_ARG(op->x), MOERT_ARG(partial),
                            MOERT_ARGS(moert_amax_args, .groups = (unsigned)groups->count,
                                       .rows = (unsigned)groups->rows, .columns = (int)op->columns,
                                       .hadamard = (int)op->how.hadamard)));
     MOERT_TRY_OR(destroy,
-                 MOERT_RUN(device, "quant/amax" EXACT, "amax_groups", sums, MOERT_ARG(groups->ends),
+                 MOERT_RUN(device, "quant/amax", "amax_groups", sums, MOERT_ARG(groups->ends),
                            MOERT_ARG(partial), MOERT_ARG(op->amax),
                            MOERT_ARGS(moert_amax_args, .groups = (unsigned)groups->count,
                                       .rows = (unsigned)groups->rows,
@@ -160,8 +157,8 @@ moert_status moert_portable_quantize(const moert_quantize *op) {
     moert_device *device = device_of(op);
     if (op->amax != NULL)
         MOERT_TRY(MOERT_RUN(
-            device, "quant/amax" EXACT, "nvfp4_global", ((moert_grid){1, 1, 1}),
-            MOERT_ARG(op->amax), MOERT_ARG(op->global),
+            device, "quant/amax", "nvfp4_global", ((moert_grid){1, 1, 1}), MOERT_ARG(op->amax),
+            MOERT_ARG(op->global),
             MOERT_ARGS(moert_amax_args, .count = (unsigned)scales, .rule = (int)how->nvfp4_rule)));
     if (groups->rows == 0 || op->columns == 0)
         return MOERT_OK;
