@@ -177,7 +177,7 @@ INLINED void reduce_row(float value[R], bool largest, local float4 *w) {
     barrier(CLK_LOCAL_MEM_FENCE);
     UNROLL_FOR(int i = 0; i < R; i++) {
         float all = parts_of(w, item_y() * R + i)[0];
-        for (int x = 1; x < 16; x++) {
+        IN_ORDER_FOR(int x = 1; x < 16; x++) {
             const float next = parts_of(w, item_y() * R + i)[x];
             all = largest ? fmax(all, next) : all + next;
         }

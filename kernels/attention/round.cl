@@ -71,7 +71,7 @@ GROUP void attention_stats(global const float *out, global ushort *out_bf16,
     if (part > 0)
         return;
     float delta = 0.0f;
-    for (int i = 0; i < 16; i++)
+    IN_ORDER_FOR(int i = 0; i < 16; i++)
         delta += parts[own][i];
     global float *stats =
         (global float *)to + args.from + position % 64 +

@@ -110,7 +110,7 @@ GPU_KERNEL void gemm_bias_grad(global const uint *ends, global const value *y, g
         return;
     float sum = args.accumulate ? bias[(ulong)g * args.n + column] : 0.0f;
     y += args.y_column + column;
-    for (uint m = group_start(ends, g); m < end; m += ROWS_AHEAD) {
+    IN_ORDER_FOR(uint m = group_start(ends, g); m < end; m += ROWS_AHEAD) {
         value row[ROWS_AHEAD];
         UNROLL_FOR(int i = 0; i < ROWS_AHEAD; i++)
             row[i] = y[min(m + i, end - 1) * args.ldy];

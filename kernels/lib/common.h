@@ -51,6 +51,16 @@
         always_inline)) /* without inlining, PoCL's threads share the work-item's index */
 #endif
 #define ROLLED _Pragma("unroll 1") /* for loops whose unrolling only slows the compiler */
+/* A loop that adds floats to a scalar, one after another. Intel's driver for CPUs would split the
+ * sum into several ones if the loop's length is known only at run time. It leaves vectors, chains
+ * of fma and unrolled loops as they are. tests/lint_kernels.awk finds scalar sums in other loops.
+ */
+#if MOERT_CPU && defined(__clang__)
+#define IN_ORDER_FOR(header)                                                                       \
+    _Pragma("clang loop vectorize(disable) interleave(disable)") for (header)
+#else
+#define IN_ORDER_FOR(header) for (header)
+#endif
 #if MOERT_CPU
 #define UNROLL_ON_GPU /* the loop stays as it is, in both forms */
 #else

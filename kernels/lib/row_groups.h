@@ -19,7 +19,7 @@ static inline float reduce_row_groups(float x, bool largest, int row_groups,
         of_groups[row_group_index()] = x;
     barrier(CLK_LOCAL_MEM_FENCE);
     float all = of_groups[0];
-    for (int i = 1; i < row_groups; i++)
+    IN_ORDER_FOR(int i = 1; i < row_groups; i++)
         all = largest ? fmax(all, of_groups[i]) : all + of_groups[i];
     return all;
 }

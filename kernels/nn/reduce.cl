@@ -106,7 +106,7 @@ static inline real sum_reals(real_vec x, local real *items) {
 #if MOERT_ITEMS == 1
     real lane[VEC], total = 0;
     vstore16(x, 0, lane);
-    for (int i = 0; i < VEC; i++)
+    IN_ORDER_FOR(int i = 0; i < VEC; i++)
         total += lane[i];
     return total;
 #else
@@ -114,7 +114,7 @@ static inline real sum_reals(real_vec x, local real *items) {
     barrier(CLK_LOCAL_MEM_FENCE);
     real total = 0;
     if (is_first_item())
-        for (int i = 0; i < MOERT_ITEMS; i++)
+        IN_ORDER_FOR(int i = 0; i < MOERT_ITEMS; i++)
             total += items[i];
     return total;
 #endif
@@ -155,7 +155,7 @@ void sum_blocks(global const ulong *restrict table, global const real *restrict 
     ulong tensor = get_group_id(0), end = table[3 * tensor + 5];
     int item = row_group_index() * MOERT_ITEMS + item_index();
     real total = 0;
-    for (ulong block = table[3 * tensor + 2] + item; block < end; block += JOIN_ITEMS)
+    IN_ORDER_FOR(ulong block = table[3 * tensor + 2] + item; block < end; block += JOIN_ITEMS)
         total += block_sum[block];
     sums[item] = total;
     for (int left = JOIN_ITEMS / 2; left > 0; left /= 2) {

@@ -151,7 +151,7 @@ KERNEL void router_forward(global const float *logits, global const float *bias,
         if (by_logits)
             chosen_exponentials(picked, args.topk, top);
         sync_items();
-        for (int k = 0; k < args.topk; k++)
+        IN_ORDER_FOR(int k = 0; k < args.topk; k++)
             sum += as_float(picked[k]);
         store_choice(good, args.experts, args.topk, args.normalised ? sum + TINY : 1.0f, args.scale,
                      row, picked, best, scores + t * args.experts, index + t * args.topk,

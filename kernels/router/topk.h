@@ -81,7 +81,7 @@ static float sum_best(ROW const uint *key, int n, int best) {
             top[i] = higher;
         }
     }
-    for (int i = best; i > 0; i--)
+    IN_ORDER_FOR(int i = best; i > 0; i--)
         sum += key_value(top[i - 1]);
     return sum;
 }
