@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "base/elementary.h"
 #include "base/parallel.h"
 
 static uint32_t multiply(uint32_t a, uint32_t b, uint32_t *high) {
@@ -42,8 +43,8 @@ double moert_rng_uniform(uint64_t key, uint64_t stream, uint64_t index) {
 double moert_rng_normal(uint64_t key, uint64_t stream, uint64_t index) {
     const double two_pi = 6.283185307179586;
     moert_random r = moert_rng_block(key, stream, index);
-    double radius = sqrt(-2.0 * log(1.0 - unit(r.word[0], r.word[1])));
-    return radius * cos(two_pi * unit(r.word[2], r.word[3]));
+    double radius = sqrt(-2.0 * moert_log(1.0 - unit(r.word[0], r.word[1])));
+    return radius * moert_cos(two_pi * unit(r.word[2], r.word[3]));
 }
 
 typedef struct normals {

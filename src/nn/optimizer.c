@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "args/nn.h"
+#include "base/elementary.h"
 #include "base/memory.h"
 #include "device/profile/profile.h"
 #include "nn/nn.h"
@@ -16,8 +17,8 @@ moert_status moert_adamw_step(const moert_adamw *adamw, size_t n, moert_buffer *
     double t = (double)adamw->step;
     float keep = (float)(1.0 - adamw->rate * adamw->decay);
     float rest1 = (float)(1.0 - adamw->beta1), rest2 = (float)(1.0 - adamw->beta2);
-    float step = (float)(adamw->rate / (1.0 - pow(adamw->beta1, t)));
-    float root = (float)sqrt(1.0 - pow(adamw->beta2, t));
+    float step = (float)(adamw->rate / (1.0 - moert_pow(adamw->beta1, t)));
+    float root = (float)sqrt(1.0 - moert_pow(adamw->beta2, t));
     moert_device *device = moert_buffer_device(parameter);
     const size_t block = moert_by_form(device, BLOCK, GPU_BLOCK);
     const size_t sizes = n | adamw->at | adamw->state_at;

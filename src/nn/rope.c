@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "args/nn.h"
+#include "base/elementary.h"
 #include "base/memory.h"
 #include "device/profile/profile.h"
 #include "nn/nn.h"
@@ -24,11 +25,11 @@ static void fill_table(size_t length, size_t head_size, float theta, float *tabl
     const size_t half = head_size / 2;
     for (size_t i = 0; i < half; i++) {
         const float exponent = (float)(2 * i) / (float)head_size;
-        const float frequency = 1.0f / (float)pow(theta, exponent);
+        const float frequency = 1.0f / (float)moert_pow((double)theta, exponent);
         for (size_t t = 0; t < length; t++) {
             const float angle = (float)t * frequency;
-            table[t * head_size + i] = (float)cos(angle);
-            table[t * head_size + half + i] = (float)sin(angle);
+            table[t * head_size + i] = (float)moert_cos((double)angle);
+            table[t * head_size + half + i] = (float)moert_sin((double)angle);
         }
     }
 }

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/elementary.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "train/trainer.h"
@@ -13,9 +14,9 @@ static int draw(const float *logits, size_t count, double temperature, double un
     for (size_t i = 0; i < count; i++)
         largest = fmax(largest, (double)logits[i]);
     for (size_t i = 0; i < count; i++)
-        sum += exp(((double)logits[i] - largest) / temperature);
+        sum += moert_exp(((double)logits[i] - largest) / temperature);
     for (size_t i = 0; i + 1 < count; i++) {
-        at += exp(((double)logits[i] - largest) / temperature) / sum;
+        at += moert_exp(((double)logits[i] - largest) / temperature) / sum;
         if (uniform < at)
             return (int)i;
     }

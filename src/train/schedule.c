@@ -1,7 +1,7 @@
 /* The learning rate over a run. */
 #include "train/schedule.h"
 
-#include <math.h>
+#include "base/elementary.h"
 
 double moert_schedule_rate(const moert_schedule *schedule, uint64_t step, uint64_t total) {
     const double pi = 3.141592653589793;
@@ -13,5 +13,5 @@ double moert_schedule_rate(const moert_schedule *schedule, uint64_t step, uint64
     if (step >= total)
         return floor_rate;
     double progress = (double)(step - schedule->warmup) / (double)(total - schedule->warmup);
-    return floor_rate + (schedule->rate - floor_rate) * 0.5 * (1.0 + cos(pi * progress));
+    return floor_rate + (schedule->rate - floor_rate) * 0.5 * (1.0 + moert_cos(pi * progress));
 }

@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "args/activations.h"
+#include "base/elementary.h"
 #include "gemm/reference/host.h"
 
 /* Limits a value from above; a NaN stays NaN. */
@@ -14,7 +15,7 @@ static float at_least(float x, float limit) {
 }
 
 static float sigmoid(float x) {
-    return 1.0f / (1.0f + expf(-x));
+    return 1.0f / (1.0f + (float)moert_exp(-(double)x));
 }
 
 MOERT_ACTIVATE(float, sigmoid)

@@ -1,0 +1,20 @@
+/*
+ * exp, log, pow, cos and sin in float64 without the C library, whose results differ in the last
+ * bits between libraries and between CPUs. Whatever the host computes for the device (rotary
+ * tables, bias corrections, learning rates, random normals) uses these functions, so that training
+ * has the same digits on every system. They use only +, -, *, / and fma, which IEEE 754 rounds, and
+ * exact functions (ldexp, frexp, rint).
+ *
+ * Errors are a few units in the last place of a float64, 10^8 times below the rounding to float32
+ * that follows. They do not set errno or floating-point exceptions as the C library does.
+ */
+#pragma once
+
+double moert_exp(double x);
+/* -infinity for 0, NaN for x < 0. */
+double moert_log(double x);
+/* x^y for x >= 0, with the error of y log x. */
+double moert_pow(double x, double y);
+/* For |x| up to 2^30, where the reduction by multiples of pi / 2 is exact. */
+double moert_cos(double x);
+double moert_sin(double x);
