@@ -6,9 +6,9 @@
  */
 #include "comm/internal.h"
 
-#include <sched.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "comm/mail.h"
 
@@ -16,10 +16,11 @@ size_t moert_comm_piece_bytes = (size_t)1 << 30;
 
 moert_status moert_mpi_wait(moert_comm *comm, int count, MPI_Request *requests) {
     int done = 0, code;
+    const uint64_t begun = moert_clock_ns();
     moert_comm_wait_begin(comm);
     while ((code = MPI_Testall(count, requests, &done, moert_statuses_ignore)) == MPI_SUCCESS &&
            !done)
-        sched_yield();
+        moert_clock_pause(begun);
     moert_comm_wait_end(comm);
     MOERT_MPI_CODE(comm, code, "MPI_Testall");
     return MOERT_OK;

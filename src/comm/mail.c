@@ -2,10 +2,10 @@
  * them. */
 #include "comm/mail.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "comm/internal.h"
 
@@ -186,10 +186,12 @@ moert_status moert_mail_progress(moert_mail *mail, bool wait) {
         return MOERT_OK;
     MOERT_TRY(moert_comm_check());
     MOERT_TRY(moert_to_int(mail->count, "messages in flight", &count));
-    do {
+    for (const uint64_t begun = moert_clock_ns();; moert_clock_pause(begun)) {
         MOERT_MPI(mail->comm,
                   MPI_Testsome(count, mail->requests, &done, mail->done, moert_statuses_ignore));
-    } while (wait && done == 0 && sched_yield() == 0);
+        if (!wait || done != 0)
+            break;
+    }
     for (int i = 0; i < done; i++)
         mail->left[mail->part[mail->done[i]]]--;
     for (size_t i = 0; i < mail->count && done > 0; i++) /* drop completed requests */

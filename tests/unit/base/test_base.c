@@ -2,7 +2,9 @@
 /* Errors, texts, memory and random numbers. */
 #include <limits.h>
 #include <pthread.h>
+#include <time.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/parallel.h"
 #include "base/rng.h"
@@ -77,6 +79,16 @@ TEST(test_every_status_has_a_name_and_a_text_of_its_own) {
     const moert_status unknown = (moert_status)99;
     assert_string_equal(moert_status_name(unknown), "MOERT_ERROR_INTERNAL");
     assert_true(strlen(moert_status_text(unknown)) > 0);
+}
+
+/* ---- waits ---- */
+
+TEST(test_a_long_wait_leaves_the_core_to_others) {
+    const uint64_t begun = moert_clock_ns();
+    const clock_t used = clock();
+    while (moert_clock_ns() - begun < 100000000)
+        moert_clock_pause(begun);
+    assert_true(clock() - used < CLOCKS_PER_SEC / 20);
 }
 
 /* ---- texts ---- */
