@@ -66,10 +66,14 @@ static moert_status compare(moert_comm *comm, double *waited_ns) {
     MOERT_TRY(same_calls(comm, &same));
     if (!same)
         return MOERT_OK;
-    MOERT_TRY(moert_comm_agree(comm, moert_alloc(&entered, comm->size * calls, sizeof *entered)));
+    moert_status status =
+        calls > comm->arrival_room
+            ? MOERT_FAIL(ERROR_MEMORY, "%zu times of MPI calls do not fit in host memory", calls)
+            : moert_alloc(&entered, comm->size * calls, sizeof *entered);
+    MOERT_TRY(moert_comm_agree(comm, status));
     for (size_t i = 0; i < calls; i++)
         entered[comm->rank * calls + i] = comm->arrivals[i].entered;
-    const moert_status status =
+    status =
         moert_comm_allgather(comm, entered + comm->rank * calls, calls * sizeof *entered, entered);
     if (status == MOERT_OK)
         charge(comm, entered, waited_ns);

@@ -63,8 +63,8 @@ void moert_arrivals_leave(const moert_comm *comm) {
 
 /* ---- calls ---- */
 
-/* If memory runs out, this call and later ones are not recorded. moert_arrivals_end then ignores
- * the communicator on all its ranks. */
+/* If memory runs out, this call and later ones are counted but not recorded; moert_arrivals_end then
+ * fails. */
 void moert_comm_wait_begin(moert_comm *comm) {
     const bool records = moert_arrivals.recording && comm != NULL && comm->size > 1;
     if (records && comm->arrival_count == comm->arrival_room) {
@@ -76,12 +76,15 @@ void moert_comm_wait_begin(moert_comm *comm) {
         }
     }
     if (records && comm->arrival_count < comm->arrival_room)
-        comm->arrivals[comm->arrival_count++] = (moert_arrival){now(), INT64_MAX};
+        comm->arrivals[comm->arrival_count] = (moert_arrival){now(), INT64_MAX};
+    if (records)
+        comm->arrival_count++;
     moert_phase_wait_begin();
 }
 
 void moert_comm_wait_end(moert_comm *comm) {
     moert_phase_wait_end();
-    if (moert_arrivals.recording && comm != NULL && comm->arrival_count > 0)
+    if (moert_arrivals.recording && comm != NULL && comm->arrival_count > 0 &&
+        comm->arrival_count <= comm->arrival_room)
         comm->arrivals[comm->arrival_count - 1].left = now();
 }

@@ -205,7 +205,7 @@ moert_status moert_ledger_end(moert_ledger *l, uint64_t step) {
         return MOERT_OK;
     const double before = sum_of(l->waited_ns, l->ranks);
     moert_exchange_count_into(moert_model_mesh(l->model)->exchange, NULL);
-    MOERT_TRY(moert_arrivals_end(l->waited_ns));
+    MOERT_TRY(moert_comm_agree(l->world, moert_arrivals_end(l->waited_ns)));
     const account mine = take_account(l, sum_of(l->waited_ns, l->ranks) - before);
     MOERT_TRY(moert_comm_allgather(l->world, &mine, sizeof mine, l->accounts));
     for (size_t i = 0; i < l->layers * l->experts; i++)
