@@ -102,6 +102,17 @@ static moert_status check_launcher(const moert_comm *world) {
         moert_launcher_count(), library);
 }
 
+/* Ends this rank without a communicator; returns its exit code. After a shared failure, rank 0 has
+ * printed the message before any rank ends, since mpirun then kills the others. */
+static int end_early(const char *name, moert_status status) {
+    const bool shared = moert_comm_failure_is_shared(), first = moert_comm_is_first();
+    if (!shared || first)
+        complain(name, status);
+    if (shared)
+        moert_comm_finalize();
+    return shared && !first ? 0 : exit_code(status);
+}
+
 int moert_program_main(const moert_program *program, int argc, char **argv) {
     const char *slash = argv[0], *name = slash;
     moert_comm *world = NULL;
@@ -112,11 +123,8 @@ int moert_program_main(const moert_program *program, int argc, char **argv) {
     moert_status status = moert_comm_init(&argc, &argv);
     if (status == MOERT_OK)
         status = moert_comm_create(moert_comm_world(), &world);
-    if (status != MOERT_OK) {
-        if (!moert_comm_failure_is_shared() || moert_comm_is_first())
-            complain(name, status);
-        return 1;
-    }
+    if (status != MOERT_OK)
+        return end_early(name, status);
     status = check_launcher(world);
     if (status == MOERT_OK)
         status = take_options(program, world, argc, argv, &help);
