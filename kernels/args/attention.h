@@ -6,10 +6,16 @@
 
 typedef struct moert_attention_args {
     args_u64 length;
-    args_i32 heads, kv_heads;
+    args_i32 heads, kv_heads, window;
     args_f32 scale;
 } moert_attention_args;
-MOERT_ARGS_LAYOUT(moert_attention_args, scale, 16, 24)
+MOERT_ARGS_LAYOUT(moert_attention_args, scale, 20, 24)
+
+typedef struct moert_sink_args {
+    args_u64 length;
+    args_i32 heads, value_size;
+} moert_sink_args;
+MOERT_ARGS_LAYOUT(moert_sink_args, value_size, 12, 16)
 
 typedef struct moert_round_args {
     args_u64 rows, stride, column, length, from;

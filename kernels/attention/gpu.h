@@ -4,14 +4,14 @@
  * Every function is inlined: PoCL must not see a separate function that uses a kernel's local
  * memory.
  */
-#define ITEMS   256
-#define R       (OWN / 16)
-#define OTHERS  64
-#define DEPTH   32
-#define PITCH   (DEPTH + 4) /* floats per row; 16 rows' float4 of a column lie in different banks */
-#define P_PITCH (OTHERS + 4) /* floats per own row of p or ds */
-#define SLICES  ((HEAD_SIZE + 63) / 64)
-#define GROUP   __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
+#define ITEMS           256
+#define R               (OWN / 16)
+#define OTHERS          64
+#define DEPTH           32
+#define PITCH           (DEPTH + 4) /* floats per row; 16 rows' float4 of a column lie in different banks */
+#define P_PITCH         (OTHERS + 4) /* floats per own row of p or ds */
+#define SLICES_OF(size) (((size) + 63) / 64)
+#define GROUP           __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
 
 /* A work-group's local memory: operands of the current GEMM, then weights p or ds [OWN,OTHERS],
  * then 16 partial sums or maxima of each row. */
@@ -37,7 +37,7 @@ INLINED int item_y(void) {
 
 /* Four floats at p; those from number n on are zero (n may be negative). */
 INLINED float4 load_quad(global const float *p, int n) {
-#if HEAD_SIZE % 4 == 0
+#if HEAD_SIZE % 4 == 0 && VALUE_SIZE % 4 == 0
     return n > 0 ? *(global const float4 *)p : (float4)0.0f;
 #else
     float4 quad = 0.0f;
@@ -50,7 +50,7 @@ INLINED float4 load_quad(global const float *p, int n) {
 }
 
 INLINED void store_quad(float4 quad, global float *p, int n) {
-#if HEAD_SIZE % 4 == 0
+#if HEAD_SIZE % 4 == 0 && VALUE_SIZE % 4 == 0
     if (n > 0)
         *(global float4 *)p = quad;
 #else
@@ -63,12 +63,12 @@ INLINED void store_quad(float4 quad, global float *p, int n) {
 
 /* Copies 4 `quads` columns of x, from column d on, to `rows` rows of `to`, which lie `pitch` floats
  * apart. Rows from `count` on are zero. */
-INLINED void load_rows(global const float *x, size_t stride, int count, int rows, int d, int quads,
-                       int pitch, local float4 *to) {
+INLINED void load_rows(head_rows x, int count, int rows, int d, int quads, int pitch,
+                       local float4 *to) {
     for (int i = get_local_id(0); i < rows * quads; i += ITEMS) {
         const int row = i / quads, quad = i % quads, column = d + 4 * quad;
         to[row * (pitch / 4) + quad] =
-            row < count ? load_quad(x + row * stride + column, HEAD_SIZE - column) : (float4)0.0f;
+            row < count ? load_quad(x.at + row * x.stride + column, x.size - column) : (float4)0.0f;
     }
 }
 
@@ -77,16 +77,16 @@ INLINED float dot4(float4 a, float4 b, float sum) {
 }
 
 /* out[i][j] = a[own row i] . b[other j]; rows past the counts read as zero. */
-INLINED void score_gemm(global const float *a, size_t a_stride, int a_count, global const float *b,
-                        size_t b_stride, int b_count, local float4 *w, float out[R][4]) {
+INLINED void score_gemm(head_rows a, int a_count, head_rows b, int b_count, local float4 *w,
+                        float out[R][4]) {
     local float4 *own = w, *other = w + OWN * PITCH / 4;
     UNROLL_FOR(int i = 0; i < R; i++)
         UNROLL_FOR(int j = 0; j < 4; j++)
             out[i][j] = 0.0f;
-    for (int d = 0; d < HEAD_SIZE; d += DEPTH) {
+    for (int d = 0; d < a.size; d += DEPTH) {
         barrier(CLK_LOCAL_MEM_FENCE);
-        load_rows(a, a_stride, a_count, OWN, d, DEPTH / 4, PITCH, own);
-        load_rows(b, b_stride, b_count, OTHERS, d, DEPTH / 4, PITCH, other);
+        load_rows(a, a_count, OWN, d, DEPTH / 4, PITCH, own);
+        load_rows(b, b_count, OTHERS, d, DEPTH / 4, PITCH, other);
         barrier(CLK_LOCAL_MEM_FENCE);
         UNROLL_FOR(int c = 0; c < DEPTH / 4; c++) {
             float4 x[R], y[4];
@@ -112,11 +112,10 @@ INLINED void put_weights(float p[R][4], local float4 *w) {
 }
 
 /* sums[own row] += sum over `count` rows of x of weight[own row,row] * x[row] */
-INLINED void weighted_sum(global const float *x, size_t stride, int count, local float4 *w,
-                          float4 sums[SLICES][R]) {
-    UNROLL_FOR(int s = 0; s < SLICES; s++) {
+INLINED void weighted_sum(head_rows x, int count, local float4 *w, float4 (*sums)[R]) {
+    UNROLL_FOR(int s = 0; s < SLICES_OF(x.size); s++) {
         barrier(CLK_LOCAL_MEM_FENCE);
-        load_rows(x, stride, count, OTHERS, 64 * s, 16, 64, w);
+        load_rows(x, count, OTHERS, 64 * s, 16, 64, w);
         barrier(CLK_LOCAL_MEM_FENCE);
         for (int row = 0; row < OTHERS; row += 4) {
             float4 value[4];
@@ -133,32 +132,31 @@ INLINED void weighted_sum(global const float *x, size_t stride, int count, local
     }
 }
 
-INLINED void clear(float4 sums[SLICES][R]) {
-    UNROLL_FOR(int s = 0; s < SLICES; s++)
+INLINED void clear(float4 (*sums)[R], int size) {
+    UNROLL_FOR(int s = 0; s < SLICES_OF(size); s++)
         UNROLL_FOR(int i = 0; i < R; i++)
             sums[s][i] = 0.0f;
 }
 
 /* x[own row] = factor[own row] * sums[own row] for `count` rows */
-INLINED void store_sums(float4 sums[SLICES][R], const float *factor, int count, global float *x,
-                        size_t stride) {
-    UNROLL_FOR(int s = 0; s < SLICES; s++)
+INLINED void store_sums(float4 (*sums)[R], const float *factor, int count, head_rows x) {
+    UNROLL_FOR(int s = 0; s < SLICES_OF(x.size); s++)
         UNROLL_FOR(int i = 0; i < R; i++) {
             const int row = item_y() * R + i, column = 64 * s + 4 * item_x();
             if (row < count)
-                store_quad(factor[i] * sums[s][i], x + row * stride + column, HEAD_SIZE - column);
+                store_quad(factor[i] * sums[s][i], (global float *)x.at + row * x.stride + column,
+                           x.size - column);
         }
 }
 
 /* Stores 4 partial sums of a[row] . b[row] for `count` rows, zeros for rows past them; `row_dot`
- * adds them. */
-INLINED void dot_rows(global const float *a, global const float *b, size_t stride, int count,
-                      local float4 *w) {
+ * adds them. Rows of b lie as those of a. */
+INLINED void dot_rows(head_rows a, global const float *b, int count, local float4 *w) {
     const int row = get_local_id(0) / 4, part = get_local_id(0) % 4;
     float sum = 0.0f;
-    for (int d = 4 * part; d < HEAD_SIZE && row < count; d += 16)
-        sum = dot4(load_quad(a + row * stride + d, HEAD_SIZE - d),
-                   load_quad(b + row * stride + d, HEAD_SIZE - d), sum);
+    for (int d = 4 * part; d < a.size && row < count; d += 16)
+        sum = dot4(load_quad(a.at + row * a.stride + d, a.size - d),
+                   load_quad(b + row * a.stride + d, a.size - d), sum);
     barrier(CLK_LOCAL_MEM_FENCE);
     parts_of(w, row)[part] = sum;
     barrier(CLK_LOCAL_MEM_FENCE);

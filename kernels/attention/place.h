@@ -1,27 +1,65 @@
-/* Included by attention.cl and gpu.cl: the block of queries that a work-group owns. */
+/* Included by attention.cl and gpu.cl: the block of queries or keys that a work-group owns, and the
+ * positions that the mask lets them see or be seen from. */
 #include "args/attention.h"
 
 #define BACKWARD_INPUTS                                                                            \
     global const float *q, global const float *k, global const float *v, global const float *out,  \
         global const float *lse, global const float *dout
 
+/* Rows of `size` floats, `stride` floats apart. `size` is a constant once a function is inlined. */
+typedef struct head_rows {
+    global const float *at;
+    size_t stride;
+    int size;
+} head_rows;
+
+/* The rows of a head from number `row` on, counted in rows of all `heads` heads. */
+INLINED head_rows rows_from(global const float *x, size_t row, int heads, int size) {
+    return (head_rows){x + row * size, (size_t)heads * size, size};
+}
+
+/* The running maximum before the first score that a row sees. It is finite, so that a block of
+ * masked scores has weights exp(-infinity - LOWEST) = 0. */
+#define LOWEST -FLT_MAX
+
+/* Up to `own` queries of one head. Rows count the heads of all tokens: row r of q begins at q + r *
+ * HEAD_SIZE. */
 typedef struct place {
-    int query, head, count;   /* the first query's position; the number of queries */
-    size_t token;             /* the sequence's first */
-    size_t stride, kv_stride; /* floats from a row to the next one: q; k and v */
-    size_t from, kv_from;     /* offset of the first query in q; of the first key in k and v */
+    int query, head, count; /* the first query's position; the number of queries */
+    int first_key, end_key,
+        window;         /* keys that the queries may see, in whole blocks at the start */
+    size_t row, kv_row; /* of the first query; of the sequence's first key */
 } place;
 
-/* A work-group's block of up to `own` queries. Later blocks, which see more keys, have lower group
- * numbers, so that they start first. */
-static inline place query_place(moert_attention_args args, int own) {
+/* A work-group's queries. Later blocks, which see more keys, have lower group numbers, so that they
+ * start first. Keys come in blocks of `block`, counted from the start of the sequence. */
+static inline place query_place(moert_attention_args args, int own, int block) {
+    const size_t token = get_group_id(2) * args.length;
     place p = {.query = (int)(get_num_groups(0) - 1 - get_group_id(0)) * own,
                .head = get_group_id(1),
-               .token = get_group_id(2) * args.length,
-               .stride = args.heads * HEAD_SIZE,
-               .kv_stride = args.kv_heads * HEAD_SIZE};
+               .window = args.window};
     p.count = min((int)args.length - p.query, own);
-    p.from = (p.token + p.query) * p.stride + p.head * HEAD_SIZE;
-    p.kv_from = p.token * p.kv_stride + (size_t)p.head * args.kv_heads / args.heads * HEAD_SIZE;
+    p.first_key = max(p.query + 1 - args.window, 0) / block * block;
+    p.end_key = p.query + p.count;
+    p.row = (token + p.query) * args.heads + p.head;
+    p.kv_row = token * args.kv_heads + (size_t)p.head * args.kv_heads / args.heads;
+    return p;
+}
+
+/* Up to `own` keys of one head of k and v, and the queries and heads that may see them. */
+typedef struct key_place {
+    int key, count, end_query, first_head, end_head;
+    size_t token, kv_row; /* the sequence's first token; the row of the first key */
+} key_place;
+
+static inline key_place key_place_of(moert_attention_args args, int own) {
+    const int kv_head = get_group_id(1), group = args.heads / args.kv_heads;
+    key_place p = {.key = (int)get_group_id(0) * own,
+                   .first_head = kv_head * group,
+                   .end_head = (kv_head + 1) * group,
+                   .token = get_group_id(2) * args.length};
+    p.count = min((int)args.length - p.key, own);
+    p.end_query = (int)min(args.length, (ulong)p.key + p.count + args.window - 1);
+    p.kv_row = (p.token + p.key) * args.kv_heads + kv_head;
     return p;
 }

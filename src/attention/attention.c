@@ -1,59 +1,94 @@
 /* Causal attention: checks the arguments and chooses an implementation. */
+#include "args/attention.h"
 #include "attention/internal.h"
 #include "base/memory.h"
 #include "device/profile/profile.h"
 
 enum { MAX_HEAD_SIZE = 512 };
 
+static moert_status check_size(size_t size) {
+    if (size == 0 || size > MAX_HEAD_SIZE)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "attention heads have 1 to %d elements, not %zu",
+                          MAX_HEAD_SIZE, size);
+    return MOERT_OK;
+}
+
 static moert_status check(const moert_attention *attention) {
     const size_t heads = attention->heads, kv_heads = attention->kv_heads,
-                 head_size = attention->head_size;
+                 head_size = attention->head_size, value_size = attention->value_size;
     int narrow;
     if (heads == 0 || kv_heads == 0 || heads % kv_heads != 0)
         return MOERT_FAIL(ERROR_USAGE, "%zu query heads cannot share %zu key and value heads",
                           heads, kv_heads);
-    if (head_size == 0 || head_size > MAX_HEAD_SIZE)
-        return MOERT_FAIL(ERROR_UNSUPPORTED, "attention heads have 1 to %d elements, not %zu",
-                          MAX_HEAD_SIZE, head_size);
+    MOERT_TRY(check_size(head_size));
+    MOERT_TRY(check_size(value_size));
     if (attention->type != MOERT_DTYPE_F32 && attention->type != MOERT_DTYPE_BF16)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "attention works in f32 or bf16");
     if (attention->type == MOERT_DTYPE_BF16 && attention->scratch == NULL)
         return MOERT_FAIL(ERROR_USAGE, "attention in bf16 needs scratch");
+    if (attention->dsinks != NULL && attention->sinks == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "attention without sinks has no gradient of sinks");
     MOERT_TRY(moert_to_int(attention->length, "length of a sequence", &narrow));
     MOERT_TRY(moert_to_int(heads * head_size, "width of all query heads", &narrow));
+    MOERT_TRY(moert_to_int(heads * value_size, "width of all heads of the result", &narrow));
     MOERT_TRY(moert_to_int(heads, "number of query heads", &narrow));
     return moert_to_int(kv_heads, "number of key and value heads", &narrow);
 }
 
-/* Reports work to the profile: `products` matrix products over the pairs of a query and an earlier
- * key, and the bytes of each tensor once. `wide` tensors have the size of q, `narrow` tensors that
- * of k; lse is one more. */
-static void report_work(const moert_attention *attention, size_t products, size_t wide,
-                        size_t narrow) {
-    const double length = (double)attention->length, size = (double)attention->head_size;
-    const double heads = (double)(attention->sequences * attention->heads);
-    const double kv_heads = (double)(attention->sequences * attention->kv_heads);
-    moert_profile_work(
-        moert_buffer_device(attention->q), "attention/attention",
-        (double)products * heads * size * length * (length + 1.0),
-        sizeof(float) * length *
-            (heads * ((double)wide * size + 1.0) + kv_heads * (double)narrow * size));
+/* *complete = the attention with its defaults filled in, checked. */
+static moert_status complete(const moert_attention *attention, moert_attention *complete) {
+    *complete = *attention;
+    if (attention->value_size == 0)
+        complete->value_size = attention->head_size;
+    if (attention->window == 0 || attention->window > attention->length)
+        complete->window = attention->length;
+    return check(complete);
+}
+
+/* Reports work to the profile: `key_products` matrix products with keys and `value_products` with
+ * values, over the pairs of a query and a key that it sees; the bytes of q, k, v and out, or their
+ * gradients, `times` times, and lse once. */
+static void report_work(const moert_attention *a, size_t key_products, size_t value_products,
+                        size_t times) {
+    const double length = (double)a->length, hidden = (double)(a->length - a->window);
+    const double pairs = (length * (length + 1.0) - hidden * (hidden + 1.0)) / 2.0;
+    const double heads = (double)(a->sequences * a->heads),
+                 both = (double)(a->head_size + a->value_size);
+    const double kv_heads = (double)(a->sequences * a->kv_heads);
+    moert_profile_work(moert_buffer_device(a->q), "attention/attention",
+                       2.0 * heads * pairs *
+                           (double)(key_products * a->head_size + value_products * a->value_size),
+                       sizeof(float) * length *
+                           ((double)times * (heads + kv_heads) * both + heads));
 }
 
 static bool takes_nvidia(const moert_attention *attention) {
     return attention->sequences * attention->length > 0 && moert_attention_nvidia_takes(attention);
 }
 
+static moert_status differentiate_sinks(const moert_attention *a) {
+    moert_device *device = moert_buffer_device(a->q);
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "attention/sinks", a->value_size),
+                     "sink_gradient", ((moert_grid){a->heads, a->sequences, 1}),
+                     MOERT_ARG(a->sinks), MOERT_ARG(a->out), MOERT_ARG(a->lse), MOERT_ARG(a->dout),
+                     MOERT_ARG(a->dsinks),
+                     MOERT_ARGS(moert_sink_args, .length = a->length, .heads = (int)a->heads,
+                                .value_size = (int)a->value_size));
+}
+
 moert_status moert_attention_forward(const moert_attention *attention) {
-    MOERT_TRY(check(attention));
-    report_work(attention, 2, 2, 2);
-    return takes_nvidia(attention) ? moert_attention_nvidia_forward(attention)
-                                   : moert_attention_portable_forward(attention);
+    moert_attention a;
+    MOERT_TRY(complete(attention, &a));
+    report_work(&a, 1, 1, 1);
+    return takes_nvidia(&a) ? moert_attention_nvidia_forward(&a)
+                            : moert_attention_portable_forward(&a);
 }
 
 moert_status moert_attention_backward(const moert_attention *attention) {
-    MOERT_TRY(check(attention));
-    report_work(attention, 7, 4, 4);
-    return takes_nvidia(attention) ? moert_attention_nvidia_backward(attention)
-                                   : moert_attention_portable_backward(attention);
+    moert_attention a;
+    MOERT_TRY(complete(attention, &a));
+    report_work(&a, 4, 3, 2);
+    MOERT_TRY(takes_nvidia(&a) ? moert_attention_nvidia_backward(&a)
+                               : moert_attention_portable_backward(&a));
+    return a.dsinks != NULL ? differentiate_sinks(&a) : MOERT_OK;
 }

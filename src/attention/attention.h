@@ -8,25 +8,35 @@
 #include "moert/formats.h"
 
 /*
- * The forward reads q, k, v and writes out, lse. The backward reads q, k, v, out, lse, dout and
- * overwrites dq, dk, dv, which must not be its inputs. The forward computes 2 matrix products and
- * the backward 7, of 2 * S * heads * head_size * length * (length + 1) / 2 FLOPs each. Every length
- * is legal; head_size is 1 to 512. Errors: ERROR_USAGE (heads not a multiple of kv_heads),
- * ERROR_UNSUPPORTED (head_size).
+ * The forward reads q, k, v, sinks and writes out, lse. The backward reads these and dout, and
+ * overwrites dq, dk, dv, dsinks, which must not be its inputs. The forward computes 2 matrix
+ * products and the backward 7, of 2 * heads * head_size (3 of these 9: value_size) FLOPs for each
+ * pair of a query and a key that it sees. Every length is legal; head_size and value_size are 1 to
+ * 512. Errors: ERROR_USAGE (heads not a multiple of kv_heads), ERROR_UNSUPPORTED (head_size,
+ * value_size), ERROR_DEVICE (sizes that need more local memory than the device has).
  *
  * `type` BF16 allows operands of matrix products to be rounded to bf16; sums stay float32. GPUs of
- * compute capability 9.0 round them for a head_size of 64 or 128. All other devices and sizes run
- * the float32 kernels, with other bits. BF16 always needs `scratch` (ERROR_USAGE).
+ * compute capability 9.0 round them for a head_size and value_size of both 64 or both 128. All other
+ * devices and sizes run the float32 kernels, with other bits. BF16 always needs `scratch`
+ * (ERROR_USAGE).
  */
 typedef struct moert_attention {
-    size_t sequences, length, heads, kv_heads, head_size;
-    float scale;                   /* 1 / sqrt(head_size) */
-    const moert_buffer *q, *k, *v; /* [T,heads,head_size], [T,kv_heads,head_size] twice */
-    moert_buffer *out;             /* [T,heads,head_size] */
-    moert_buffer *bf16;            /* forward and backward also store `out` here in bf16; or NULL */
-    moert_buffer *lse; /* [T,heads] log-sum-exp of the scaled scores, kept for backward */
+    size_t sequences, length, heads, kv_heads;
+    size_t head_size;              /* of q and k */
+    size_t value_size;             /* of v and out; 0: head_size */
+    size_t window;                 /* query i sees the keys i - window < j <= i; 0: all j <= i */
+    float scale;                   /* 1 / sqrt(head_size), or another factor of the scores */
+    const moert_buffer *q, *k, *v; /* [T,heads,head_size], [T,kv_heads,head_size],
+                                      [T,kv_heads,value_size] */
+    const moert_buffer *sinks; /* [heads], or NULL: one more score for each query of a head, without
+                                  a value; lse includes it */
+    moert_buffer *out;         /* [T,heads,value_size] */
+    moert_buffer *bf16;        /* forward and backward also store `out` here in bf16; or NULL */
+    moert_buffer *lse;         /* [T,heads] log-sum-exp of the scaled scores, kept for backward */
     const moert_buffer *dout;
     moert_buffer *dq, *dk, *dv;
+    moert_buffer *dsinks;   /* [S,heads]: a partial gradient of each sequence, to be summed in the
+                               tree like those of other replicated parameters; with `sinks` only */
     moert_dtype type;       /* F32 (0) or BF16 */
     moert_buffer **scratch; /* BF16: a growable buffer that keeps nothing between calls */
 } moert_attention;

@@ -25,7 +25,9 @@ typedef enum pass { FORWARD, BACKWARD_Q, BACKWARD_KV } pass;
 bool moert_attention_nvidia_takes(const moert_attention *attention) {
     return attention->type == MOERT_DTYPE_BF16 &&
            moert_device_describe(moert_buffer_device(attention->q))->nvidia == 90 &&
-           (attention->head_size == 64 || attention->head_size == 128);
+           (attention->head_size == 64 || attention->head_size == 128) &&
+           attention->value_size == attention->head_size &&
+           attention->window == attention->length && attention->sinks == NULL;
 }
 
 static size_t blocks_of(const moert_attention *a) {

@@ -23,13 +23,13 @@ enum {
 };
 
 typedef struct launch_shape {
-    char program[64];
+    char program[80];
     size_t blocks; /* blocks of positions; in the CPU form each lane has one position */
     moert_attention_args args;
 } launch_shape;
 
 static launch_shape shape_of(const moert_attention *attention) {
-    const size_t head_size = attention->head_size;
+    const size_t head_size = moert_max(attention->head_size, attention->value_size);
     const moert_device_info *info = moert_device_describe(moert_buffer_device(attention->q));
     const bool gpu = info->gpu_form, narrow = strcmp(moert_tuning_family(info), "cpu-avx2") == 0;
     const size_t vectors = head_size <= TWO_VECTOR_HEAD_SIZE && !narrow ? 2 : 1;
@@ -39,9 +39,12 @@ static launch_shape shape_of(const moert_attention *attention) {
                           .args = {.length = attention->length,
                                    .heads = (int)attention->heads,
                                    .kv_heads = (int)attention->kv_heads,
+                                   .window = (int)attention->window,
                                    .scale = attention->scale}};
-    snprintf(shape.program, sizeof shape.program, "attention/%s -DHEAD_SIZE=%zu -D%s=%zu",
-             gpu ? "gpu" : "attention", head_size, gpu ? "OWN" : "LANE_VECS", gpu ? own : vectors);
+    snprintf(shape.program, sizeof shape.program,
+             "attention/%s -DHEAD_SIZE=%zu -DVALUE_SIZE=%zu -D%s=%zu", gpu ? "gpu" : "attention",
+             attention->head_size, attention->value_size, gpu ? "OWN" : "LANE_VECS",
+             gpu ? own : vectors);
     return shape;
 }
 
@@ -52,7 +55,7 @@ static moert_status round_out(const moert_attention *a) {
     return moert_cast_run(&(moert_cast){.size = sizeof(moert_cast),
                                         .from = MOERT_DTYPE_F32,
                                         .to = MOERT_DTYPE_BF16,
-                                        .n = a->sequences * a->length * a->heads * a->head_size,
+                                        .n = a->sequences * a->length * a->heads * a->value_size,
                                         .source = a->out,
                                         .target = a->bf16});
 }
@@ -62,8 +65,8 @@ moert_status moert_attention_portable_forward(const moert_attention *attention) 
     const moert_grid grid = {shape.blocks, attention->heads, attention->sequences};
     MOERT_TRY(MOERT_RUN(moert_buffer_device(attention->q), shape.program, "attention_forward", grid,
                         MOERT_ARG(attention->q), MOERT_ARG(attention->k), MOERT_ARG(attention->v),
-                        MOERT_ARG(attention->out), MOERT_ARG(attention->lse),
-                        MOERT_STRUCT(shape.args)));
+                        MOERT_ARG(attention->sinks), MOERT_ARG(attention->out),
+                        MOERT_ARG(attention->lse), MOERT_STRUCT(shape.args)));
     return round_out(attention);
 }
 

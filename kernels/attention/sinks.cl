@@ -1,0 +1,43 @@
+/*
+ * The gradient of the sinks, one partial for each sequence s (formulas in attention.cl):
+ *
+ *   dsinks[s,h] = - sum_i exp(sinks[h] - lse[i,h]) * (dout[i,h] . out[i,h])    i in sequence s
+ *
+ * That is ds of a key whose score is the sink and whose value is 0. out, dout [T,N,E]; lse [T,N];
+ * dsinks [S,N].
+ *
+ * Grid: {heads, sequences}. ROW_GROUPS row groups add every ROW_GROUPS-th query each, and their
+ * sums are added in order. Required: nothing. Local memory on GPUs: 2 KiB. Deterministic: queries
+ * are counted from the start of their sequence.
+ */
+#include "args/attention.h"
+#include "lib/elementary.h"
+#include "lib/row_groups.h"
+
+#define ROW_GROUPS (MOERT_ITEMS == 1 ? 1 : 16)
+
+KERNEL_OF(ROW_GROUPS)
+void sink_gradient(global const float *sinks, global const float *out, global const float *lse,
+                   global const float *dout, global float *dsinks, moert_sink_args args) {
+    ROW_GROUP_OF(ROW_GROUPS);
+    const ulong head = get_group_id(0), sequence = get_group_id(1);
+    float sum = 0.0f;
+    for (ulong first = 0; first < args.length; first += ROW_GROUPS) {
+        const ulong i = first + row_group_index();
+        const ulong row = (sequence * args.length + min(i, args.length - 1)) * args.heads + head;
+        vec parts = 0.0f;
+        for (int c = 0; c < args.value_size; c += VEC) {
+            const int n = i < args.length ? args.value_size - c : 0;
+            const ulong at = row * args.value_size + c;
+            parts = fma(load_part(dout + at, n), load_part(out + at, n), parts);
+        }
+        const float delta = sum_lanes(parts, row_group[row_group_index()]);
+        sum = fma(-moert_expf(sinks[head] - lse[row]), delta, sum);
+    }
+#if MOERT_ITEMS > 1
+    local float of_groups[ROW_GROUPS];
+    sum = reduce_row_groups(sum, false, ROW_GROUPS, of_groups);
+#endif
+    if (is_first_item() && row_group_index() == 0)
+        dsinks[sequence * args.heads + head] = sum;
+}
