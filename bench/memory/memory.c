@@ -105,7 +105,8 @@ moert_status bench_memory_prepare(bench_memory *b, moert_comm *comm, size_t seed
         MOERT_TRY(moert_buffer_create(b->device, floats * sizeof(float), &b->out[i]));
     MOERT_TRY(make_tokens(b, seed));
     MOERT_TRY(make_exchange(b, comm));
-    return moert_rope_table_create(b->device, s->tokens, BENCH_HEAD, 10000.0f, &b->rope);
+    const moert_rope_scheme scheme = {.width = BENCH_HEAD, .theta = 1e4};
+    return moert_rope_table_create(b->device, &scheme, s->tokens, &b->rope);
 }
 
 void bench_memory_release(bench_memory *b) {

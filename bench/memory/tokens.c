@@ -20,7 +20,8 @@ static double in_place_bytes(const bench_sizes *s) {
 }
 
 static moert_status rope_run(const bench_memory *b) {
-    const moert_rotation rotation = {b->rope, b->of.hidden / BENCH_HEAD, b->of.tokens};
+    const moert_rotation rotation = {
+        .table = b->rope, .heads = b->of.hidden / BENCH_HEAD, .length = b->of.tokens};
     return moert_rope(&rotation, b->of.tokens, BENCH_HEAD, false, b->out[0]);
 }
 

@@ -28,9 +28,9 @@ typedef struct moert_norm_args {
     args_u64 rows, block, sequence_rows, pieces;
     args_i32 width;
     args_f32 epsilon;
-    args_i32 heads, length, accumulate;
+    args_i32 heads, length, rotated, accumulate;
 } moert_norm_args;
-MOERT_ARGS_LAYOUT(moert_norm_args, accumulate, 48, 56)
+MOERT_ARGS_LAYOUT(moert_norm_args, accumulate, 52, 56)
 
 typedef struct moert_adamw_args {
     args_u64 at, state_at, n;
@@ -53,9 +53,9 @@ MOERT_ARGS_LAYOUT(moert_squares_args, last, 12, 16)
 
 typedef struct moert_rope_args {
     args_u64 tokens, block, length;
-    args_i32 heads, head_size;
+    args_i32 heads, head_size, offset, width;
     args_f32 sign;
 } moert_rope_args;
-MOERT_ARGS_LAYOUT(moert_rope_args, sign, 32, 40)
+MOERT_ARGS_LAYOUT(moert_rope_args, sign, 40, 48)
 
 #endif

@@ -18,13 +18,14 @@
  * registers, and norm_gradients computes dx and a piece in one pass. Local memory on GPUs: 132
  * bytes for each row group; 16 KiB (norm_sum_pieces).
  *
- * If ROTATED is 1, rows are heads, `heads` for each token of a sequence of `length`. y is rotated
- * by the token's position, as by rope.cl; dy is rotated back before it is used. For this an item
- * also reads the partners of its columns, W / 2 columns away.
+ * If ROTATED is 1, rows are heads, `heads` for each token of a sequence of `length`. The first
+ * `rotated` columns of y are rotated by the token's position, as by rope.cl; those of dy are rotated
+ * back before use. For this an item also reads the partners of its columns, rotated / 2 columns
+ * away.
  *
  * Required: COLUMNS, a multiple of VEC; STEPS, steps of a row group's part of a row, or 0;
- * GROUPS_PER_ROW; RESULTS, 1 (float32), 2 (bf16) or 3 (both); ROTATED (0, 1; 1 only with STEPS, W a
- * multiple of 8, and results that are not the input).
+ * GROUPS_PER_ROW; RESULTS, 1 (float32), 2 (bf16) or 3 (both); ROTATED (0, 1; 1 only with STEPS,
+ * `rotated` a multiple of 8, and results that are not the input).
  *
  * Deterministic: a sum over a row runs by lane and then over the lanes as a tree, so a row's result
  * depends on that row only. A column's sum has one accumulator per piece, and pieces are added in
@@ -201,11 +202,12 @@ void norm_forward(global const float *x, global const float *weight, global floa
                 int c = column_of(s), n = row + r < end ? args.width - c : 0;
                 vec value = a[r][s] * scale * load_part(weight + c, n);
                 if (ROTATED) {
-                    const int other = c + to_partners(c, args.width);
+                    const int other = c + to_partners(c, args.rotated);
                     const vec partner = load_part(x + (row + r) * args.width + other, n) * scale *
                                         load_part(weight + other, n);
-                    value = rotated(value, partner, table + (ulong)at.position * args.width, c, n,
-                                    args.width, 1.0f);
+                    value =
+                        rotate_columns(value, partner, table + (ulong)at.position * args.rotated, c,
+                                       n, args.rotated, 1.0f);
                 }
                 store_results(value, y, bf16, (row + r) * args.width + c, n);
             }
@@ -263,9 +265,10 @@ void norm_gradients(global const float *x, global const float *weight, global co
             UNROLL_FOR(int s = 0; s < STEPS; s++) {
                 const int c = column_of(s), n = row + r < end ? args.width - c : 0;
                 const vec partner =
-                    load_part(dy + (row + r) * args.width + c + to_partners(c, args.width), n);
-                g[r][s] = rotated(g[r][s], partner, table + (ulong)at.position * args.width, c, n,
-                                  args.width, -1.0f);
+                    load_part(dy + (row + r) * args.width + c + to_partners(c, args.rotated), n);
+                g[r][s] =
+                    rotate_columns(g[r][s], partner, table + (ulong)at.position * args.rotated, c,
+                                   n, args.rotated, -1.0f);
             }
         }
         UNROLL_FOR(int r = 0; r < ROWS; r++) {

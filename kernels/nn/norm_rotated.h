@@ -21,16 +21,20 @@ static inline head_position next_head_position(head_position s, int heads, int l
 }
 
 /* The distance from this item's columns in the step from c on to the columns that they are rotated
- * with. */
-static inline int to_partners(int c, int width) {
-    return c + part_start() < width / 2 ? width / 2 : -width / 2;
+ * with: 0 past the first `rotated` columns of a row. */
+static inline int to_partners(int c, int rotated) {
+    c += part_start();
+    return c < rotated / 2 ? rotated / 2 : c < rotated ? -rotated / 2 : 0;
 }
 
 /* x, the columns from c on (n of them count), rotated by a row of the table. `partner` holds the
  * columns to_partners() away. */
-static inline vec rotated(vec x, vec partner, global const float *table, int c, int n, int width,
-                          float sign) {
-    const int to = to_partners(c, width), first = to < 0 ? c + to : c;
-    const vec cosine = load_part(table + first, n), sine = load_part(table + first + width / 2, n);
+static inline vec rotate_columns(vec x, vec partner, global const float *table, int c, int n,
+                                 int rotated, float sign) {
+    const int to = to_partners(c, rotated), first = to < 0 ? c + to : c;
+    if (to == 0)
+        return x;
+    const vec cosine = load_part(table + first, n),
+              sine = load_part(table + first + rotated / 2, n);
     return fma(x, cosine, partner * (to < 0 ? sign * sine : -sign * sine));
 }

@@ -75,7 +75,8 @@ static moert_status differentiate_heads(moert_model *model, moert_model_layer *l
     const moert_model_config *c = &model->config;
     const moert_dtype type = moert_model_type(model);
     const size_t tokens = model->batch.tokens, width = h->count * c->head_size;
-    const moert_rotation rotation = {model->rope, h->count, model->length};
+    const moert_rotation rotation = {
+        .table = model->rope, .heads = h->count, .length = model->length};
     moert_buffer *operand;
     if (c->qk_norm) {
         MOERT_TRY(moert_operand_buffer(model->mesh, type, tokens * width, MOERT_SCRATCH_ROUNDED_Y,

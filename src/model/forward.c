@@ -92,7 +92,8 @@ static moert_status project_heads(moert_model *model, const moert_model_layer *l
                                   const moert_model_heads *h) {
     const moert_model_config *c = &model->config;
     size_t tokens = model->batch.tokens;
-    const moert_rotation rotation = {model->rope, h->count, model->length};
+    const moert_rotation rotation = {
+        .table = model->rope, .heads = h->count, .length = model->length};
     const moert_gemm gemm = moert_model_gemm(model, h->count * c->head_size, c->hidden,
                                              layer->normed, c->qk_norm ? h->raw : h->rotated);
     MOERT_TRY(moert_block_gemm(layer->attention, h->weight, &gemm));
@@ -171,8 +172,8 @@ moert_status moert_model_forward(moert_model *model, const moert_model_batch *ba
         moert_buffer_destroy(model->rope);
         model->rope = NULL;
         model->rope_length = model->length;
-        MOERT_TRY(moert_rope_table_create(model->device, model->length, c->head_size, c->rope_theta,
-                                          &model->rope));
+        const moert_rope_scheme scheme = {.width = c->head_size, .theta = c->rope_theta};
+        MOERT_TRY(moert_rope_table_create(model->device, &scheme, model->length, &model->rope));
     }
     MOERT_TRY(moert_model_reserve(model, model->batch.tokens * c->hidden, &model->embedded));
     if (moert_model_type(model) != MOERT_DTYPE_F32)

@@ -9,6 +9,7 @@
  */
 #pragma once
 
+#include "base/rope.h"
 #include "base/tree.h"
 #include "device/device.h"
 #include "moert/formats.h"
@@ -57,10 +58,14 @@ moert_status moert_embedding_links(moert_span span, size_t length, size_t rows,
  * ---- */
 
 /* A rotation of rows. Each row is then a head: there are `heads` per token, in sequences of
- * `length` tokens. `table` is that of moert_rope_table_create; NULL: no rotation. */
+ * `length` tokens. `table` is that of moert_rope_table_create, for the same width and pairs; NULL:
+ * no rotation. */
 typedef struct moert_rotation {
     const moert_buffer *table;
     size_t heads, length;
+    size_t width;     /* rotated elements of a head; 0: all of them */
+    size_t offset;    /* of the first of these elements in the head */
+    bool interleaved; /* as in the table's scheme */
 } moert_rotation;
 
 /*
@@ -102,25 +107,29 @@ moert_status moert_norm_backward(const moert_norm_gradient *norm);
 size_t moert_norm_scratch_floats(const moert_device *device, size_t sequences, size_t rows,
                                  size_t width);
 
-/* ---- rotary positions, rotate-half form: element i of a head pairs with i + head_size / 2 ---- */
+/* ---- rotary positions ---- */
 
 /*
- * Creates table[length, 2, head_size/2]: cos, then sin, of t * theta^(-2i/head_size) for each
- * position t, rounded to float32 where Hugging Face's transformers rounds. Blocks. The caller owns
- * the table, which serves all layers and any shorter length. Errors: ERROR_USAGE (head_size odd or
- * 0, theta not positive), ERROR_MEMORY, ERROR_DEVICE.
+ * Creates the table of cosines and sines for the scheme's pairs at `length` positions; they are
+ * rounded to float32 where Hugging Face's transformers rounds. Blocks. The caller owns the table,
+ * which serves all layers and any shorter length. Errors: those of moert_rope_scheme_check,
+ * ERROR_MEMORY, ERROR_DEVICE.
  */
-moert_status moert_rope_table_create(moert_device *device, size_t length, size_t head_size,
-                                     float theta, moert_buffer **table);
+moert_status moert_rope_table_create(moert_device *device, const moert_rope_scheme *scheme,
+                                     size_t length, moert_buffer **table);
 /*
  * Rotates x[T,heads,head_size] in place, token t by position t mod length. `inverse` rotates back,
- * as the backward pass needs. Errors: ERROR_USAGE (head_size odd or 0, table shorter than the
- * length).
+ * as the backward pass needs. Errors: ERROR_USAGE (rotated elements odd or not inside the head,
+ * table shorter than the length).
  */
 moert_status moert_rope(const moert_rotation *rotation, size_t tokens, size_t head_size,
                         bool inverse, moert_buffer *x);
 /* Validates the arguments of moert_rope without launching a kernel. */
 moert_status moert_rope_check(const moert_rotation *rotation, size_t tokens, size_t head_size);
+/* The number of rotated elements of a head. */
+static inline size_t moert_rotation_width(const moert_rotation *rotation, size_t head_size) {
+    return rotation->width > 0 ? rotation->width : head_size;
+}
 
 /* ---- cross-entropy ---- */
 

@@ -17,7 +17,7 @@ enum {
     FLOATS_AHEAD = 1024, /* a row group reads rows of about this many floats at a time */
     PIECE_BLOCKS = 8,    /* the fewest blocks of a piece of norm_gradients */
     PIECE_ROWS = 64,     /* rows of a piece of norm_partial */
-    ROTATED_GRAIN = 8,   /* the norm kernels rotate only rows of a multiple of 8 columns */
+    ROTATED_GRAIN = 8,   /* the norm kernels rotate only a multiple of 8 columns */
     MOST_PIECES = 1024,  /* pieces for norm_sum_pieces to add; many sequences need more */
     SPEC_BYTES = 104,
 };
@@ -69,9 +69,13 @@ static moert_status check_results(const moert_buffer *floats, const moert_buffer
     return MOERT_OK;
 }
 
-/* Whether the norm kernels also rotate: only if rows stay in registers. */
-static bool rotates(const norm_form *form, const moert_rotation *rotation) {
-    return rotation->table != NULL && form->steps > 0 && form->columns % ROTATED_GRAIN == 0;
+/* The columns that the norm kernels also rotate; 0: none. Rows must stay in registers. */
+static int rotated_columns(const norm_form *form, const moert_rotation *rotation) {
+    const size_t columns = moert_rotation_width(rotation, (size_t)form->columns);
+    return rotation->table != NULL && form->steps > 0 && columns % ROTATED_GRAIN == 0 &&
+                   rotation->offset == 0 && !rotation->interleaved
+               ? (int)columns
+               : 0;
 }
 
 static moert_status rotate(const moert_rotation *rotation, size_t rows, size_t width, bool inverse,
@@ -99,8 +103,8 @@ moert_status moert_norm_run(const moert_norm *norm) {
     MOERT_TRY(check_rotation(rotation, norm->rows, norm->width));
     if (rotated && norm->bf16 != NULL)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "rotated heads are float32 only");
-    const bool fused = rotates(&form, rotation) && norm->x != norm->y;
-    name_program(&form, norm->y, norm->bf16, fused, spec);
+    const int fused = norm->x != norm->y ? rotated_columns(&form, rotation) : 0;
+    name_program(&form, norm->y, norm->bf16, fused > 0, spec);
     report_work(device, norm->rows, norm->width, 1, norm->y, norm->bf16);
     MOERT_TRY(MOERT_RUN(
         device, spec, "norm_forward", ((moert_grid){moert_ceil_div(norm->rows, form.block), 1, 1}),
@@ -108,8 +112,9 @@ moert_status moert_norm_run(const moert_norm *norm) {
         MOERT_ARG(norm->rstd), MOERT_ARG(rotation->table),
         MOERT_ARGS(moert_norm_args, .rows = norm->rows, .block = form.block, .width = form.columns,
                    .epsilon = norm->epsilon, .heads = (int)rotation->heads,
-                   .length = (int)rotation->length)));
-    return rotated && !fused ? rotate(rotation, norm->rows, norm->width, false, norm->y) : MOERT_OK;
+                   .length = (int)rotation->length, .rotated = fused)));
+    return rotated && fused == 0 ? rotate(rotation, norm->rows, norm->width, false, norm->y)
+                                 : MOERT_OK;
 }
 
 /* The pieces of a sequence: the gradient of the weight is summed over the rows of each piece. */
@@ -118,7 +123,7 @@ typedef struct cut {
 } cut;
 
 /* Computes dx, and the sums of all pieces: piece[sequences, pieces, width]. */
-static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form *form, bool rotated,
+static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form *form, int rotated,
                                const cut *c, moert_buffer *piece) {
     moert_device *device = moert_buffer_device(norm->x);
     const moert_rotation *rotation = &norm->rotation;
@@ -128,9 +133,10 @@ static moert_status run_pieces(const moert_norm_gradient *norm, const norm_form 
                             .width = form->columns,
                             .accumulate = norm->accumulate,
                             .heads = (int)rotation->heads,
-                            .length = (int)rotation->length};
+                            .length = (int)rotation->length,
+                            .rotated = rotated};
     char spec[SPEC_BYTES];
-    name_program(form, norm->dx, norm->bf16, rotated, spec);
+    name_program(form, norm->dx, norm->bf16, rotated > 0, spec);
     if (form->steps > 0)
         return MOERT_RUN(device, spec, "norm_gradients",
                          ((moert_grid){c->pieces, norm->sequences, 1}), MOERT_ARG(norm->x),
@@ -190,8 +196,8 @@ moert_status moert_norm_backward(const moert_norm_gradient *norm) {
     if (norm->accumulate && norm->dx == NULL)
         return MOERT_FAIL(ERROR_USAGE, "a norm's gradient accumulates in float32 only, in dx");
     report_work(device, rows, norm->width, 2, norm->dx, norm->bf16);
-    const bool rotated = rotates(&form, &norm->rotation) && norm->dx != norm->dy;
-    if (norm->rotation.table != NULL && !rotated)
+    const int rotated = norm->dx != norm->dy ? rotated_columns(&form, &norm->rotation) : 0;
+    if (norm->rotation.table != NULL && rotated == 0)
         MOERT_TRY(rotate(&norm->rotation, rows, norm->width, true, norm->dy));
     const size_t sequence_rows = sequences > 0 ? rows / sequences : 0;
     const size_t piece_rows =
@@ -203,7 +209,7 @@ moert_status moert_norm_backward(const moert_norm_gradient *norm) {
                                    norm->scratch));
     MOERT_TRY(run_pieces(norm, &form, rotated, &c, *norm->scratch));
     char spec[SPEC_BYTES];
-    name_program(&form, norm->dx, norm->bf16, rotated, spec);
+    name_program(&form, norm->dx, norm->bf16, rotated > 0, spec);
     return MOERT_RUN(device, spec, "norm_sum_pieces",
                      ((moert_grid){moert_ceil_div(norm->width, STEP), sequences, 1}),
                      MOERT_ARG(*norm->scratch), MOERT_ARG(norm->partial),

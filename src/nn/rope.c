@@ -1,5 +1,4 @@
 /* Rotary positions: creates the table of cosines and sines, and launches kernels/nn/rope.cl. */
-#include <math.h>
 #include <stdlib.h>
 
 #include "args/nn.h"
@@ -10,62 +9,72 @@
 
 enum { BLOCK_TOKENS = 8, GPU_BLOCK_TOKENS = 1 };
 
-static moert_status check_head_size(size_t head_size) {
-    if (head_size == 0 || head_size % 2 != 0)
-        return MOERT_FAIL(ERROR_USAGE, "rotary positions need an even head size, not %zu",
-                          head_size);
-    return MOERT_OK;
+/* Floats of a row of the table: cosines, then sines. */
+static size_t table_columns(size_t width, bool interleaved) {
+    return interleaved ? 2 * width : width;
 }
 
-/*
- * Fills table[length, 2, D/2]. Frequencies, angles and results are rounded to float32 where Hugging
- * Face's transformers rounds them; pow, cos and sin are computed in float64.
- */
-static void fill_table(size_t length, size_t head_size, float theta, float *table) {
-    const size_t half = head_size / 2;
-    for (size_t i = 0; i < half; i++) {
-        const float exponent = (float)(2 * i) / (float)head_size;
-        const float frequency = 1.0f / (float)moert_pow((double)theta, exponent);
-        for (size_t t = 0; t < length; t++) {
-            const float angle = (float)t * frequency;
-            table[t * head_size + i] = (float)moert_cos((double)angle);
-            table[t * head_size + half + i] = (float)moert_sin((double)angle);
+/* Fills a row of the table. The angle is rounded to float32 first, as transformers does; cos and sin
+ * are computed in float64. */
+static void fill_row(const moert_rope_scheme *scheme, const float *frequency, size_t position,
+                     float *row) {
+    const size_t pairs = scheme->width / 2;
+    const float factor = (float)moert_rope_attention_factor(scheme);
+    for (size_t i = 0; i < pairs; i++) {
+        const float angle = (float)position * frequency[i];
+        const float cosine = (float)moert_cos((double)angle) * factor;
+        const float sine = (float)moert_sin((double)angle) * factor;
+        if (scheme->interleaved) {
+            row[2 * i] = row[2 * i + 1] = cosine;
+            row[scheme->width + 2 * i] = -sine;
+            row[scheme->width + 2 * i + 1] = sine;
+        } else {
+            row[i] = cosine;
+            row[pairs + i] = sine;
         }
     }
 }
 
-moert_status moert_rope_table_create(moert_device *device, size_t length, size_t head_size,
-                                     float theta, moert_buffer **table) {
+moert_status moert_rope_table_create(moert_device *device, const moert_rope_scheme *scheme,
+                                     size_t length, moert_buffer **table) {
+    const size_t columns = table_columns(scheme->width, scheme->interleaved);
     moert_buffer *made = NULL;
-    float *values = NULL;
+    float *values = NULL, *frequency = NULL;
     moert_status status;
-    MOERT_TRY(check_head_size(head_size));
-    if (!(theta > 0.0f && isfinite(theta)))
-        return MOERT_FAIL(ERROR_USAGE, "rotary positions need a positive theta, not %g",
-                          (double)theta);
-    MOERT_TRY_OR(done, moert_alloc(&values, length, head_size * sizeof *values));
-    fill_table(length, head_size, theta, values);
-    const size_t bytes = length * head_size * sizeof *values;
+    MOERT_TRY(moert_rope_scheme_check(scheme));
+    MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&frequency, scheme->width / 2));
+    MOERT_TRY_OR(done, moert_alloc(&values, length, columns * sizeof *values));
+    moert_rope_frequencies(scheme, frequency);
+    for (size_t t = 0; t < length; t++)
+        fill_row(scheme, frequency, t, values + t * columns);
+    const size_t bytes = length * columns * sizeof *values;
     MOERT_TRY_OR(done, moert_buffer_create(device, bytes, &made));
     MOERT_TRY_OR(done, moert_buffer_write(made, 0, values, bytes));
     *table = made;
     made = NULL;
 done:
     moert_buffer_destroy(made);
-    free(values);
+    MOERT_FREE(values, frequency);
     return status;
 }
 
 moert_status moert_rope_check(const moert_rotation *rotation, size_t tokens, size_t head_size) {
-    const size_t length = rotation->length;
+    const size_t length = rotation->length, offset = rotation->offset,
+                 width = moert_rotation_width(rotation, head_size);
     int narrow;
-    MOERT_TRY(check_head_size(head_size));
+    if (width == 0 || width % 2 != 0)
+        return MOERT_FAIL(ERROR_USAGE, "rotary positions need an even width, not %zu", width);
+    if (offset > head_size || width > head_size - offset)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "heads of %zu elements cannot rotate %zu from element %zu on", head_size,
+                          width, offset);
     MOERT_TRY(moert_to_int(rotation->heads, "number of heads", &narrow));
     MOERT_TRY(moert_to_int(head_size, "head size", &narrow));
     MOERT_TRY(moert_to_int(length, "length of a sequence", &narrow));
     if (tokens > 0 && length == 0)
         return MOERT_FAIL(ERROR_USAGE, "%zu tokens in sequences of length 0", tokens);
-    const size_t positions = moert_buffer_bytes(rotation->table) / (head_size * sizeof(float));
+    const size_t positions = moert_buffer_bytes(rotation->table) /
+                             (table_columns(width, rotation->interleaved) * sizeof(float));
     if (moert_min(length, tokens) > positions)
         return MOERT_FAIL(ERROR_USAGE, "sequences of %zu tokens exceed the rotary table's %zu",
                           length, positions);
@@ -74,16 +83,19 @@ moert_status moert_rope_check(const moert_rotation *rotation, size_t tokens, siz
 
 moert_status moert_rope(const moert_rotation *rotation, size_t tokens, size_t head_size,
                         bool inverse, moert_buffer *x) {
-    const size_t heads = rotation->heads, length = rotation->length;
+    const size_t heads = rotation->heads, length = rotation->length, offset = rotation->offset,
+                 width = moert_rotation_width(rotation, head_size);
     moert_device *device = moert_buffer_device(x);
     const size_t block = moert_by_form(device, BLOCK_TOKENS, GPU_BLOCK_TOKENS);
     MOERT_TRY(moert_rope_check(rotation, tokens, head_size));
     moert_profile_work(device, "nn/rope", 0.0,
-                       2 * sizeof(float) * (double)(tokens * heads * head_size));
-    return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/rope", head_size / 2), "rope",
+                       2 * sizeof(float) * (double)(tokens * heads * width));
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/rope", width / 2 | head_size | offset),
+                     rotation->interleaved ? "rope_interleaved" : "rope",
                      ((moert_grid){moert_ceil_div(tokens, block), 1, 1}),
                      MOERT_ARG(rotation->table), MOERT_ARG(x),
                      MOERT_ARGS(moert_rope_args, .tokens = tokens, .block = block, .length = length,
                                 .heads = (int)heads, .head_size = (int)head_size,
+                                .offset = (int)offset, .width = (int)width,
                                 .sign = inverse ? -1.0f : 1.0f));
 }

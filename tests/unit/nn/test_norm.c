@@ -210,18 +210,22 @@ TEST(test_norm_gives_bf16_results_with_or_without_float32_ones) {
 /* Sizes of the test of norm and rotation: heads per token, tokens per sequence, sequences. */
 enum { HEADS = 3, LENGTH = 7, SEQUENCES = 2, ROWS = SEQUENCES * LENGTH * HEADS };
 
-/* Compares norm and rotation of heads in two steps with the fused kernel. Then compares the
- * gradients, which the fused kernel writes in bf16. */
-static void compare_rotated(size_t width) {
+/* Compares norm and rotation of heads in two steps with one call, which is one kernel where it can
+ * be. Then compares the gradients, which the second way writes in bf16. */
+static void compare_rotated(size_t width, moert_rotation rotation) {
     const size_t n = ROWS * width, tokens = SEQUENCES * LENGTH;
     oracle o = oracle_create((norm_case){SEQUENCES, ROWS, width});
     problem separate, fused;
     moert_buffer *table;
     upload_problem(&o, 0, ROWS, SEQUENCES, &separate);
     upload_problem(&o, 0, ROWS, SEQUENCES, &fused);
-    ASSERT_OK(moert_rope_table_create(test_device, LENGTH, width, 1e4f, &table));
-    owned_buffer(table);
-    const moert_rotation rotation = {table, HEADS, LENGTH};
+    const moert_rope_scheme scheme = {.interleaved = rotation.interleaved,
+                                      .width = moert_rotation_width(&rotation, width),
+                                      .theta = 1e4};
+    ASSERT_OK(moert_rope_table_create(test_device, &scheme, LENGTH, &table));
+    rotation.table = owned_buffer(table);
+    rotation.heads = HEADS;
+    rotation.length = LENGTH;
     separate.backward.dx = separate.backward.dy;
     ASSERT_OK(moert_norm_run(&separate.forward));
     ASSERT_OK(moert_rope(&rotation, tokens, width, false, separate.forward.y));
@@ -242,7 +246,16 @@ static void compare_rotated(size_t width) {
 TEST(test_norm_of_rotated_heads_has_the_bits_of_a_norm_and_a_rotation) {
     const size_t widths[] = {2, 20, 24, 128, 256};
     for (size_t i = 0; i < MOERT_COUNT(widths); i++)
-        compare_rotated(widths[i]);
+        compare_rotated(widths[i], (moert_rotation){.width = 0});
+    const moert_rotation parts[] = {{.width = 64},
+                                    {.width = 8},
+                                    {.width = 20},
+                                    {.width = 32, .offset = 12},
+                                    {.width = 64, .interleaved = true}};
+    for (size_t i = 0; i < MOERT_COUNT(parts); i++) {
+        compare_rotated(128, parts[i]);
+        compare_rotated(67, parts[i]);
+    }
 }
 
 TEST(test_norm_refuses_rows_that_do_not_divide) {
@@ -262,9 +275,9 @@ TEST(test_norm_refuses_rows_that_do_not_divide) {
     none = (moert_norm){.rows = 2, .width = 8, .x = x, .weight = x, .rstd = x};
     ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "without a buffer");
     none.y = x;
-    none.rotation = (moert_rotation){x, 3, 1};
+    none.rotation = (moert_rotation){.table = x, .heads = 3, .length = 1};
     ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "no tokens of 3 heads");
-    none.rotation = (moert_rotation){x, 1, 40};
+    none.rotation = (moert_rotation){.table = x, .heads = 1, .length = 40};
     none.rows = 40;
     ASSERT_FAILS(moert_norm_run(&none), MOERT_ERROR_USAGE, "exceed the rotary table");
 }

@@ -3,39 +3,58 @@
 #include "nn/nn.h"
 #include "support/test.h"
 
+/* Rotates `width` elements of each head of `head_size`, from `offset` on. */
 typedef struct rope_case {
-    size_t sequences, length, heads, head_size;
+    size_t sequences, length, heads, head_size, width, offset;
 } rope_case;
 
-static const rope_case cases[] = {{0, 5, 2, 20},  {2, 0, 2, 16},  {1, 1, 1, 2},  {3, 17, 3, 20},
-                                  {2, 33, 1, 24}, {1, 40, 4, 64}, {2, 9, 2, 128}};
+static const rope_case cases[] = {
+    {0, 5, 2, 20, 20, 0},     {2, 0, 2, 16, 16, 0},   {1, 1, 1, 2, 2, 0},
+    {3, 17, 3, 20, 20, 0},    {2, 33, 1, 24, 24, 0},  {1, 40, 4, 64, 64, 0},
+    {2, 9, 2, 128, 128, 0},   {2, 11, 3, 128, 64, 0}, {3, 7, 2, 20, 10, 0},
+    {2, 13, 5, 192, 64, 128}, {1, 19, 1, 9, 6, 3},    {2, 5, 1, 160, 32, 128}};
 #define CASES MOERT_COUNT(cases)
-static const float theta = 10000.0f;
+static const double theta = 10000.0;
 
-static double *rotate(rope_case shape, const double *x) {
-    const size_t half = shape.head_size / 2, size = shape.head_size;
-    double *y = test_alloc(shape.sequences * shape.length * shape.heads * size * sizeof *y);
-    for (size_t row = 0; row < shape.sequences * shape.length * shape.heads; row++)
+static double *rotate(rope_case shape, bool interleaved, const double *x) {
+    const size_t half = shape.width / 2, size = shape.head_size;
+    const size_t rows = shape.sequences * shape.length * shape.heads;
+    double *y = test_alloc(rows * size * sizeof *y);
+    memcpy(y, x, rows * size * sizeof *y);
+    for (size_t row = 0; row < rows; row++)
         for (size_t i = 0; i < half; i++) {
-            const size_t t = row / shape.heads % shape.length, at = row * size + i;
-            const double angle = (double)t * pow(theta, -2.0 * (double)i / (double)size);
-            y[at] = x[at] * cos(angle) - x[at + half] * sin(angle);
-            y[at + half] = x[at + half] * cos(angle) + x[at] * sin(angle);
+            const size_t t = row / shape.heads % shape.length, from = row * size + shape.offset;
+            const size_t a = from + (interleaved ? 2 * i : i), b = a + (interleaved ? 1 : half);
+            const double angle = (double)t * pow(theta, -2.0 * (double)i / (double)shape.width);
+            y[a] = x[a] * cos(angle) - x[b] * sin(angle);
+            y[b] = x[b] * cos(angle) + x[a] * sin(angle);
         }
     return y;
 }
 
+/* The rotation of a case, with a table for `length` positions. */
+static moert_rotation rotation_of(rope_case shape, bool interleaved, size_t length) {
+    const moert_rope_scheme scheme = {
+        .interleaved = interleaved, .width = shape.width, .theta = theta};
+    moert_buffer *table;
+    ASSERT_OK(moert_rope_table_create(test_device, &scheme, length, &table));
+    return (moert_rotation){.table = owned_buffer(table),
+                            .heads = shape.heads,
+                            .length = shape.length,
+                            .width = shape.width != shape.head_size ? shape.width : 0,
+                            .offset = shape.offset,
+                            .interleaved = interleaved};
+}
+
+/* An inverse that restores x is also the gradient: a rotation's transpose is its inverse. */
 TEST(test_rope_agrees_with_float64_and_its_inverse_restores) {
-    for (size_t i = 0; i < CASES; i++) {
-        const rope_case shape = cases[i];
+    for (size_t i = 0; i < 2 * CASES; i++) {
+        const rope_case shape = cases[i / 2];
         const size_t tokens = shape.sequences * shape.length,
                      n = tokens * shape.heads * shape.head_size;
-        double *values = random_doubles("x", n), *want = rotate(shape, values);
-        moert_buffer *x = upload_doubles(values, n), *table;
-        ASSERT_OK(
-            moert_rope_table_create(test_device, shape.length + i, shape.head_size, theta, &table));
-        owned_buffer(table);
-        const moert_rotation rotation = {table, shape.heads, shape.length};
+        double *values = random_doubles("x", n), *want = rotate(shape, i % 2 != 0, values);
+        moert_buffer *x = upload_doubles(values, n);
+        const moert_rotation rotation = rotation_of(shape, i % 2 != 0, shape.length + i);
         ASSERT_OK(moert_rope(&rotation, tokens, shape.head_size, false, x));
         assert_near_in("x", x, want, n, 1e-5);
         ASSERT_OK(moert_rope(&rotation, tokens, shape.head_size, true, x));
@@ -44,16 +63,17 @@ TEST(test_rope_agrees_with_float64_and_its_inverse_restores) {
 }
 
 TEST(test_rope_of_a_sequence_has_the_same_bits_alone_and_in_a_batch) {
-    const size_t length = 19, n = length * 2 * 20;
+    const rope_case shape = {3, 19, 2, 24, 20, 4};
+    const size_t n = shape.length * shape.heads * shape.head_size;
     double *values = random_doubles("x", 3 * n);
-    moert_buffer *batch = upload_doubles(values, 3 * n), *table;
-    moert_buffer *alone = upload_doubles(values + n, n);
-    ASSERT_OK(moert_rope_table_create(test_device, length, 20, theta, &table));
-    owned_buffer(table);
-    const moert_rotation rotation = {table, 2, length};
-    ASSERT_OK(moert_rope(&rotation, 3 * length, 20, false, batch));
-    ASSERT_OK(moert_rope(&rotation, length, 20, false, alone));
-    assert_same_bits_in("x", alone, download_floats(batch, 3 * n) + n, n);
+    for (int interleaved = 0; interleaved < 2; interleaved++) {
+        moert_buffer *batch = upload_doubles(values, 3 * n);
+        moert_buffer *alone = upload_doubles(values + n, n);
+        const moert_rotation rotation = rotation_of(shape, interleaved, shape.length);
+        ASSERT_OK(moert_rope(&rotation, 3 * shape.length, shape.head_size, false, batch));
+        ASSERT_OK(moert_rope(&rotation, shape.length, shape.head_size, false, alone));
+        assert_same_bits_in("x", alone, download_floats(batch, 3 * n) + n, n);
+    }
 }
 
 /* Values at far positions differ visibly if the angle is not first rounded to float32. */
@@ -67,11 +87,10 @@ TEST(test_rope_table_rounds_the_angle_to_float32) {
         {3001, 7, -0.99916333f, 0.0408985391f},
     };
     const size_t length = 5000, half = 16;
-    moert_buffer *table;
-    ASSERT_OK(moert_rope_table_create(test_device, length, 2 * half, theta, &table));
-    owned_buffer(table);
+    const moert_rotation rotation =
+        rotation_of((rope_case){1, length, 1, 2 * half, 2 * half, 0}, false, length);
     float *values = test_alloc(length * 2 * half * sizeof *values);
-    ASSERT_OK(moert_buffer_read(table, 0, values, length * 2 * half * sizeof *values));
+    ASSERT_OK(moert_buffer_read(rotation.table, 0, values, length * 2 * half * sizeof *values));
     for (size_t n = 0; n < MOERT_COUNT(known); n++) {
         const float *row = values + known[n].t * 2 * half + known[n].i;
         assert_same_bits("cos", row, &known[n].cosine, 1);
@@ -79,15 +98,51 @@ TEST(test_rope_table_rounds_the_angle_to_float32) {
     }
 }
 
-TEST(test_rope_refuses_odd_heads_and_short_tables) {
+TEST(test_rope_table_multiplies_by_the_attention_factor) {
+    const moert_rope_scheme plain = {.type = MOERT_ROPE_YARN,
+                                     .width = 8,
+                                     .theta = theta,
+                                     .factor = 4.0,
+                                     .original = 64,
+                                     .attention_factor = 1.0};
+    moert_rope_scheme scaled = plain;
+    scaled.attention_factor = 1.25;
+    const size_t n = 10 * 8;
+    moert_buffer *table[2];
+    ASSERT_OK(moert_rope_table_create(test_device, &plain, 10, &table[0]));
+    ASSERT_OK(moert_rope_table_create(test_device, &scaled, 10, &table[1]));
+    float *got[2];
+    for (int i = 0; i < 2; i++) {
+        owned_buffer(table[i]);
+        got[i] = test_alloc(n * sizeof(float));
+        ASSERT_OK(moert_buffer_read(table[i], 0, got[i], n * sizeof(float)));
+    }
+    for (size_t i = 0; i < n; i++)
+        got[0][i] *= 1.25f;
+    assert_same_bits("table", got[1], got[0], n);
+}
+
+TEST(test_rope_refuses_odd_widths_and_short_tables) {
     moert_buffer *table, *x = unset_floats(64);
-    assert_int_equal(moert_rope_table_create(test_device, 4, 7, theta, &table), MOERT_ERROR_USAGE);
-    assert_int_equal(moert_rope_table_create(test_device, 4, 8, 0.0f, &table), MOERT_ERROR_USAGE);
-    ASSERT_OK(moert_rope_table_create(test_device, 4, 8, theta, &table));
-    owned_buffer(table);
-    const moert_rotation too_long = {table, 1, 8}, empty = {table, 1, 0};
-    assert_int_equal(moert_rope(&too_long, 8, 8, false, x), MOERT_ERROR_USAGE);
-    assert_int_equal(moert_rope(&empty, 4, 8, false, x), MOERT_ERROR_USAGE);
+    moert_rope_scheme scheme = {.width = 7, .theta = theta};
+    ASSERT_FAILS(moert_rope_table_create(test_device, &scheme, 4, &table), MOERT_ERROR_USAGE,
+                 "even width, not 7");
+    moert_rotation rotation = rotation_of((rope_case){1, 8, 1, 8, 8, 0}, false, 4);
+    ASSERT_FAILS(moert_rope(&rotation, 8, 8, false, x), MOERT_ERROR_USAGE, "exceed");
+    rotation.length = 0;
+    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE, "length 0");
+    rotation.length = 4;
+    rotation.width = 3;
+    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE, "even width, not 3");
+    rotation.width = 6;
+    rotation.offset = 3;
+    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE, "from element 3 on");
+    rotation.offset = SIZE_MAX;
+    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE, "cannot rotate 6");
+    rotation.width = 8;
+    rotation.offset = 0;
+    rotation.interleaved = true; /* rows of such a table are twice as long */
+    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE, "exceed");
 }
 
 TESTS(open_test_device, close_test_device)
