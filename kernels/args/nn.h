@@ -6,11 +6,23 @@
 
 typedef struct moert_bias_args {
     args_u64 ldy, prob_stride;
-    args_u32 skip, n;
+    args_u32 skip, n, bias_stride;
     args_i32 accumulate;
     args_u32 columns;
 } moert_bias_args;
-MOERT_ARGS_LAYOUT(moert_bias_args, columns, 28, 32)
+MOERT_ARGS_LAYOUT(moert_bias_args, columns, 32, 40)
+
+typedef struct moert_clip_args {
+    args_u64 n;
+    args_f32 limit;
+} moert_clip_args;
+MOERT_ARGS_LAYOUT(moert_clip_args, limit, 8, 16)
+
+typedef struct moert_columns_args {
+    args_u64 rows, block, repeat, from_stride, from_column, to_stride, to_column;
+    args_i32 columns;
+} moert_columns_args;
+MOERT_ARGS_LAYOUT(moert_columns_args, columns, 56, 64)
 
 typedef struct moert_embedding_args {
     args_u64 tokens, hidden, length, first_row, rows, share, first_leaf, stride, offset;

@@ -1,11 +1,13 @@
 /*
- * The bias of an expert's second projection, scaled by each row's routing weight prob.
+ * The bias of an expert's second projection, scaled by each row's routing weight prob, or another
+ * bias of groups of rows; then prob is null, and counts as 1.
  *
  *   forward   y[r,:] += prob[r] * bias[g,:]            r in [ends[g-1], ends[g])
  *   dprob     dprob[r] += sum_n y[r,n] * bias[g,n]     (y holds the gradient)
  *   gradient  dbias[g,:] (+)= sum_r prob[r] * y[r,:]   rows in order
  *
- * y[M,n] at stride ldy, prob and dprob [M] at stride prob_stride, bias and dbias [G,n] dense.
+ * y[M,n] at stride ldy, prob and dprob [M] at stride prob_stride, bias [G,n] at stride
+ * bias_stride, which is n, or 0 if the groups share one bias; dbias [G,n] dense.
  *
  * Grid of forward and dprob: (groups from number `skip` on, S). A row group computes every S-th row
  * of a group. Grid of the gradient: (groups, blocks of `columns` columns). In the GPU form a block
@@ -18,16 +20,20 @@
 
 #define ROW_GROUPS (MOERT_ITEMS == 1 ? 1 : 8)
 
+static inline float weight_of(global const float *prob, ulong row, moert_bias_args args) {
+    return prob != 0 ? prob[row * args.prob_stride] : 1.0f;
+}
+
 KERNEL void bias_forward(global const uint *ends, global const float *prob,
                          global const float *bias, global float *y, moert_bias_args args) {
     uint g = args.skip + get_group_id(0);
     for (uint r = group_start(ends, g) + get_group_id(1); r < ends[g]; r += get_num_groups(1)) {
-        vec weight = (vec)(prob[r * args.prob_stride]);
+        vec weight = (vec)weight_of(prob, r, args);
         global float *row = y + r * args.ldy;
         for (int c = 0; c < (int)args.n; c += BATCH * VEC) {
             vec a[BATCH], b[BATCH];
             load_batch(a, row + c, args.n - c);
-            load_batch(b, bias + (ulong)g * args.n + c, args.n - c);
+            load_batch(b, bias + (ulong)g * args.bias_stride + c, args.n - c);
             UNROLL_FOR(int k = 0; k < BATCH; k++)
                 a[k] = fma(weight, b[k], a[k]);
             store_batch(a, row + c, args.n - c);
@@ -44,7 +50,7 @@ KERNEL void bias_dprob(global const uint *ends, global const float *bias, global
         for (int c = 0; c < (int)args.n; c += BATCH * VEC) {
             vec a[BATCH], b[BATCH];
             load_batch(a, y + r * args.ldy + c, args.n - c);
-            load_batch(b, bias + (ulong)g * args.n + c, args.n - c);
+            load_batch(b, bias + (ulong)g * args.bias_stride + c, args.n - c);
             UNROLL_FOR(int k = 0; k < BATCH; k++)
                 sum = fma(a[k], b[k], sum);
         }
@@ -63,8 +69,7 @@ KERNEL void bias_gradient(global const uint *ends, global const float *prob, glo
         global float *target = dbias + (ulong)g * args.n + c;
         vec sum = args.accumulate ? load_part(target, part) : (vec)(0.0f);
         for (uint r = group_start(ends, g); r < ends[g]; r++)
-            sum =
-                fma((vec)(prob[r * args.prob_stride]), load_part(y + r * args.ldy + c, part), sum);
+            sum = fma((vec)weight_of(prob, r, args), load_part(y + r * args.ldy + c, part), sum);
         store_part(sum, target, part);
     }
 }
@@ -81,7 +86,7 @@ void bias_gradient(global const uint *ends, global const float *prob, global con
         UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++) {
             const uint row = min(r + k * ROW_GROUPS, end - 1);
             part[k] = load_part(y + row * args.ldy + c, args.n - c);
-            weight[k] = prob[row * args.prob_stride];
+            weight[k] = weight_of(prob, row, args);
         }
         UNROLL_FOR(int k = 0; k < ROWS_AHEAD; k++)
             sum = r + k * ROW_GROUPS < end ? fma((vec)weight[k], part[k], sum) : sum;

@@ -1,19 +1,36 @@
 /*
- * y[i] = y[i] + x[i] over n floats.
+ * Elementwise operations over n floats:
+ *
+ *   add            y[i] = y[i] + x[i]
+ *   clip           y[i] = x[i] limited to [-limit, limit]; a NaN stays a NaN
+ *   clip_backward  y[i] = y[i] if |x[i]| <= limit, else 0
  *
  * A row group owns BLOCK consecutive floats. No local memory. Deterministic.
  */
+#include "args/nn.h"
+
 #define BLOCK (MOERT_ITEMS == 1 ? 4096ul : 1024ul)
 
-KERNEL void add(global const float *restrict x, global float *restrict y, ulong n) {
-    ulong first = get_group_id(0) * BLOCK, end = min(first + BLOCK, n);
-    for (ulong i = first; i < end; i += BATCH * VEC) {
-        int left = (int)min(BLOCK, end - i);
-        vec a[BATCH], b[BATCH];
-        load_batch(a, x + i, left);
-        load_batch(b, y + i, left);
-        UNROLL_FOR(int k = 0; k < BATCH; k++)
-            b[k] += a[k];
-        store_batch(b, y + i, left);
+/* Defines the kernel `name`: y = result, a formula of a, the value of x, and b, that of y. `count`
+ * is the number of floats, one of the `scalars`. */
+#define DEFINE_ELEMENTWISE(name, scalars, count, result)                                           \
+    KERNEL void name(global const float *restrict x, global float *restrict y, scalars) {          \
+        ulong first = get_group_id(0) * BLOCK, end = min(first + BLOCK, count);                    \
+        for (ulong i = first; i < end; i += BATCH * VEC) {                                         \
+            int left = (int)min(BLOCK, end - i);                                                   \
+            vec all[BATCH], others[BATCH];                                                         \
+            load_batch(others, x + i, left);                                                       \
+            load_batch(all, y + i, left);                                                          \
+            UNROLL_FOR(int k = 0; k < BATCH; k++) {                                                \
+                const vec a = others[k], b = all[k];                                               \
+                all[k] = result;                                                                   \
+            }                                                                                      \
+            store_batch(all, y + i, left);                                                         \
+        }                                                                                          \
     }
-}
+
+DEFINE_ELEMENTWISE(add, ulong n, n, b + a)
+DEFINE_ELEMENTWISE(clip, moert_clip_args args, args.n,
+                   a > args.limit ? (vec)args.limit : (a < -args.limit ? (vec)-args.limit : a))
+DEFINE_ELEMENTWISE(clip_backward, moert_clip_args args, args.n,
+                   fabs(a) <= args.limit ? b : (vec)0.0f)

@@ -34,7 +34,8 @@ moert_status moert_scaled_bias_forward(const moert_scaled_bias *bias) {
                      MOERT_ARG(bias->bias), MOERT_ARG(bias->y),
                      MOERT_ARGS(moert_bias_args, .skip = (unsigned)bias->part.first,
                                 .n = (unsigned)bias->n, .ldy = bias->ldy,
-                                .prob_stride = bias->prob_stride));
+                                .prob_stride = bias->prob_stride,
+                                .bias_stride = bias->shared ? 0 : (unsigned)bias->n));
 }
 
 moert_status moert_scaled_bias_dprob(const moert_scaled_bias *bias) {
@@ -43,7 +44,8 @@ moert_status moert_scaled_bias_dprob(const moert_scaled_bias *bias) {
                      MOERT_ARG(bias->dprob),
                      MOERT_ARGS(moert_bias_args, .skip = (unsigned)bias->part.first,
                                 .n = (unsigned)bias->n, .ldy = bias->ldy,
-                                .prob_stride = bias->prob_stride));
+                                .prob_stride = bias->prob_stride,
+                                .bias_stride = bias->shared ? 0 : (unsigned)bias->n));
 }
 
 moert_status moert_scaled_bias_gradient(const moert_scaled_bias *bias) {

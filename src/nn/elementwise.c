@@ -1,4 +1,5 @@
-/* Adds a buffer to another. */
+/* Elementwise operations: launches kernels/nn/elementwise.cl. */
+#include "args/nn.h"
 #include "base/memory.h"
 #include "device/profile/profile.h"
 #include "nn/nn.h"
@@ -6,11 +7,37 @@
 /* Floats of a row group, as in kernels/nn/elementwise.cl. */
 enum { BLOCK = 4096, GPU_BLOCK = 1024 };
 
+/* The grid for n floats; reports to the profile that `passes` buffers are read or written. */
+static moert_grid grid_of(moert_device *device, size_t n, size_t passes) {
+    moert_profile_work(device, "nn/elementwise", 0.0, (double)(passes * sizeof(float)) * (double)n);
+    return (moert_grid){moert_ceil_div(n, moert_by_form(device, BLOCK, GPU_BLOCK)), 1, 1};
+}
+
 moert_status moert_add(size_t n, const moert_buffer *x, moert_buffer *y) {
     moert_device *device = moert_buffer_device(y);
-    const size_t block = moert_by_form(device, BLOCK, GPU_BLOCK);
-    moert_profile_work(device, "nn/elementwise", 0.0, 3 * sizeof(float) * (double)n);
     return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/elementwise", n), "add",
-                     ((moert_grid){moert_ceil_div(n, block), 1, 1}), MOERT_ARG(x), MOERT_ARG(y),
-                     MOERT_ARG(n));
+                     grid_of(device, n, 3), MOERT_ARG(x), MOERT_ARG(y), MOERT_ARG(n));
+}
+
+static moert_status check_limit(float limit) {
+    if (!(limit > 0.0f))
+        return MOERT_FAIL(ERROR_USAGE, "values are clipped to a positive limit, not %g",
+                          (double)limit);
+    return MOERT_OK;
+}
+
+moert_status moert_clip(size_t n, float limit, const moert_buffer *x, moert_buffer *y) {
+    moert_device *device = moert_buffer_device(y);
+    MOERT_TRY(check_limit(limit));
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/elementwise", n), "clip",
+                     grid_of(device, n, 2), MOERT_ARG(x), MOERT_ARG(y),
+                     MOERT_ARGS(moert_clip_args, .n = n, .limit = limit));
+}
+
+moert_status moert_clip_backward(size_t n, float limit, const moert_buffer *x, moert_buffer *dy) {
+    moert_device *device = moert_buffer_device(dy);
+    MOERT_TRY(check_limit(limit));
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/elementwise", n), "clip_backward",
+                     grid_of(device, n, 3), MOERT_ARG(x), MOERT_ARG(dy),
+                     MOERT_ARGS(moert_clip_args, .n = n, .limit = limit));
 }

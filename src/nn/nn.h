@@ -152,6 +152,34 @@ moert_status moert_cross_entropy(const moert_prediction *prediction);
 
 /* y[n] += x[n] */
 moert_status moert_add(size_t n, const moert_buffer *x, moert_buffer *y);
+/* y[n] = x[n] limited to [-limit, limit]; a NaN stays a NaN. x and y are different buffers. Errors:
+ * ERROR_USAGE (limit not positive). */
+moert_status moert_clip(size_t n, float limit, const moert_buffer *x, moert_buffer *y);
+/* Its gradient, in place: dy[n] = 0 where x[n], the input of moert_clip, lies beyond the limit. */
+moert_status moert_clip_backward(size_t n, float limit, const moert_buffer *x, moert_buffer *dy);
+
+/* ---- blocks of columns ---- */
+
+/*
+ * copy: to[r,c] = from[r / repeat,c]; sum: to[r,c] = the sum over i < repeat, in order, of
+ * from[r * repeat + i,c]; for r < rows, c < columns, counted from the first columns given. Each is
+ * the gradient of the other. from and to may be the same buffer, but not the same elements. Errors:
+ * ERROR_USAGE (columns beyond a stride).
+ *
+ * With heads as rows, these join and split the tensors of multi-head latent attention: a key [T,
+ * heads, nope + rope] is a copy of each head's nope part and one of the rope part that all heads
+ * share (repeat = heads), whose gradient is a sum.
+ */
+typedef struct moert_columns {
+    size_t rows, columns;
+    size_t repeat; /* 0: 1 */
+    const moert_buffer *from;
+    size_t from_stride, from_column; /* floats between rows; the first column */
+    moert_buffer *to;
+    size_t to_stride, to_column;
+} moert_columns;
+moert_status moert_columns_copy(const moert_columns *columns);
+moert_status moert_columns_sum(const moert_columns *columns);
 
 /* ---- sums ---- */
 

@@ -66,6 +66,7 @@ static const struct {
     {"nn/embedding", OF(EMBEDDING)},
     {"nn/loss", OF(LOSS)},
     {"nn/elementwise", OF(ELEMENTWISE)},
+    {"nn/columns", OF(ELEMENTWISE)},
     {"nn/rope", OF(ELEMENTWISE)},
     {"nn/bias", OF(ELEMENTWISE)},
     {"nn/reduce", OF(SUMS)},

@@ -108,4 +108,26 @@ TEST(test_gradient_sums_the_scaled_rows_of_each_group) {
     }
 }
 
+/* The bias of a dense layer: without weights, one for all groups; each group has its gradient. */
+TEST(test_shared_bias_is_added_to_all_rows_and_has_a_gradient_for_each_group) {
+    for (size_t i = 0; i < CASES; i++) {
+        const bias_case *c = &cases[i];
+        problem p = problem_create(c, false);
+        const size_t bytes = p.y_floats * sizeof(float);
+        double *dbias = test_alloc((c->groups * c->n + 1) * sizeof *dbias);
+        p.op.prob = NULL;
+        p.op.shared = true;
+        p.op.bias = upload_doubles(p.bias, c->n);
+        ASSERT_OK(moert_scaled_bias_gradient(&p.op));
+        ASSERT_OK(moert_scaled_bias_forward(&p.op));
+        for (size_t r = 0; r < rows_of(c); r++)
+            for (size_t j = 0; j < c->n; j++) {
+                dbias[group_of(c, r) * c->n + j] += p.y[r * c->ldy + j];
+                p.y[r * c->ldy + j] += p.bias[j];
+            }
+        assert_near("y", download(p.op.y, bytes), p.y, p.y_floats, 3e-6);
+        assert_near_in("dbias", p.op.dbias, dbias, c->groups * c->n, 3e-6);
+    }
+}
+
 TESTS(open_test_device, close_test_device)

@@ -1,0 +1,54 @@
+/*
+ * Copies and sums a block of columns from one matrix to another; both have rows of any stride.
+ *
+ *   columns_copy  to[r,c] = from[r / repeat,c]
+ *   columns_sum   to[r,c] = sum over i < repeat, ascending, of from[r * repeat + i,c]
+ *
+ * for r < rows, c < columns. The second is the gradient of the first, and with repeat 1 they are the
+ * same. A row group owns `block` rows of `to`. With ALIGNED, columns, strides and both first columns
+ * are multiples of 4. Required: nothing. No local memory. Deterministic.
+ */
+#include "args/nn.h"
+
+static inline void copy_rows(global const float *from, global float *to, ulong first, int count,
+                             moert_columns_args args) {
+    for (int c = 0; c < args.columns; c += VEC) {
+        vec part[BATCH];
+        UNROLL_FOR(int k = 0; k < BATCH; k++)
+            part[k] = load_part(from + (first + k) / args.repeat * args.from_stride + c,
+                                k < count ? args.columns - c : 0);
+        UNROLL_FOR(int k = 0; k < BATCH; k++)
+            store_part(part[k], to + (first + k) * args.to_stride + c,
+                       k < count ? args.columns - c : 0);
+    }
+}
+
+static inline void sum_rows(global const float *from, global float *to, moert_columns_args args) {
+    for (int c = 0; c < args.columns; c += VEC) {
+        const int n = args.columns - c;
+        vec sum = 0.0f;
+        for (ulong i = 0; i < args.repeat; i += BATCH) {
+            vec part[BATCH];
+            UNROLL_FOR(int k = 0; k < BATCH; k++)
+                part[k] =
+                    load_part(from + (i + k) * args.from_stride + c, i + k < args.repeat ? n : 0);
+            UNROLL_FOR(int k = 0; k < BATCH; k++)
+                sum += part[k];
+        }
+        store_part(sum, to + c, n);
+    }
+}
+
+KERNEL void columns_copy(global const float *from, global float *to, moert_columns_args args) {
+    const ulong first = get_group_id(0) * args.block, end = min(first + args.block, args.rows);
+    for (ulong r = first; r < end; r += BATCH)
+        copy_rows(from + args.from_column, to + args.to_column, r, (int)min(end - r, (ulong)BATCH),
+                  args);
+}
+
+KERNEL void columns_sum(global const float *from, global float *to, moert_columns_args args) {
+    const ulong first = get_group_id(0) * args.block, end = min(first + args.block, args.rows);
+    for (ulong r = first; r < end; r++)
+        sum_rows(from + args.from_column + r * args.repeat * args.from_stride,
+                 to + args.to_column + r * args.to_stride, args);
+}
