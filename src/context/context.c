@@ -16,6 +16,7 @@ struct moert_context {
     moert_watchdog *watchdog;
     moert_placement placement;
     char topology[256];
+    char *difference;
 };
 
 /* Gathers the `bytes` bytes at `mine` of every rank, in rank order. *out = the result, which the
@@ -157,6 +158,25 @@ moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device) 
     return MOERT_OK;
 }
 
+/* Looks for differences of this rank's device to CPUs with other drivers. Logs those of the first
+ * rank that has any. Collective. */
+static moert_status find_difference(moert_context *context) {
+    const size_t rank = moert_comm_rank(context->comm);
+    unsigned char *all;
+    size_t first = 0;
+    MOERT_TRY(moert_comm_agree(context->comm,
+                               moert_device_difference(context->device, &context->difference)));
+    const unsigned char differs = context->difference[0] != '\0';
+    MOERT_TRY(gather(context->comm, &differs, 1, &all));
+    while (first < rank && all[first] == 0)
+        first++;
+    free(all);
+    if (differs && first == rank)
+        MOERT_INFO("digits may differ from those of CPUs with other OpenCL drivers: %s",
+                   context->difference);
+    return MOERT_OK;
+}
+
 static moert_status check_options(const moert_context_options *options) {
     if (options != NULL && options->size != sizeof *options)
         return MOERT_FAIL(ERROR_USAGE,
@@ -199,6 +219,7 @@ moert_status moert_context_open(const void *comm, const moert_context_options *o
                                               "all ranks must have the same variables"));
     MOERT_TRY_OR(fail, moert_comm_agree(made->comm, open_device(made, options)));
     MOERT_TRY_OR(fail, moert_context_settle_tiles(made->comm, made->device));
+    MOERT_TRY_OR(fail, find_difference(made));
     MOERT_TRY_OR(fail,
                  moert_watchdog_start(made->comm, moert_config_get()->timeout_s, &made->watchdog));
     *context = made;
@@ -214,7 +235,7 @@ void moert_context_destroy(moert_context *context) {
     moert_watchdog_stop(context->watchdog);
     moert_device_close(context->device);
     moert_comm_destroy(context->comm);
-    free(context);
+    MOERT_FREE(context->difference, context);
 }
 
 size_t moert_context_rank(const moert_context *context) {
@@ -239,6 +260,10 @@ const moert_placement *moert_context_placement(const moert_context *context) {
 
 const char *moert_context_topology(const moert_context *context) {
     return context->topology;
+}
+
+const char *moert_context_difference(const moert_context *context) {
+    return context->difference;
 }
 
 bool moert_context_is_watched(const moert_context *context) {

@@ -19,6 +19,9 @@ const char *moert_context_topology(const moert_context *context);
 /* The placement of this rank; cpu_count is 0 if the rank was not bound. */
 const moert_placement *moert_context_placement(const moert_context *context);
 
+/* The text of moert_device_difference for this rank's device. */
+const char *moert_context_difference(const moert_context *context);
+
 /* Makes bf16 sums have the same bits on all ranks: if a rank has no AMX, no rank uses AMX.
  * Collective; part of moert_context_create. Errors: ERROR_USAGE (MOERT_BF16=tiles on one rank
  * requires sums in tiles on all ranks, but a rank without AMX does not set it, or a rank's device

@@ -124,6 +124,9 @@ moert_status moert_program_source(const char *spec, char **source);
 /* Finds a kernel; builds or loads its program on first use. */
 moert_status moert_program_kernel(moert_device *device, const char *spec, const char *name,
                                   moert_kernel **kernel);
+/* *key = the cache key of a program on the device, which the caller frees; NULL if memory runs
+ * out. */
+moert_status moert_program_key(const moert_device *device, const char *spec, char **key);
 void moert_program_release_all(moert_device *device);
 
 /* The on-disk cache: one file per key, written under a temporary name, then renamed. A lock lets

@@ -201,21 +201,37 @@ static moert_status load_or_build(moert_device *device, const char *spec, const 
     return status;
 }
 
+/* Assembles the source and the options of a program. *key = its cache key, or NULL if memory runs
+ * out. The caller frees all three. */
+static moert_status assemble(const moert_device *device, const char *spec, char **source,
+                             char **options, char **key) {
+    const moert_device_info *info = &device->info;
+    *source = *options = *key = NULL;
+    MOERT_TRY(moert_program_source(spec, source));
+    MOERT_TRY(build_options(device, spec, options));
+    char *all = moert_text_format("%s\n%s\n%s\n%s\n%s\n%s\n" CACHE_FORMAT, *source, *options,
+                                  info->name, info->driver, info->version, info->platform_name);
+    if (all != NULL) {
+        char digits[MOERT_CHECKSUM_DIGITS + 1];
+        *key = strdup(moert_checksum_text(moert_checksum_of(all, strlen(all)), digits));
+        free(all);
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_program_key(const moert_device *device, const char *spec, char **key) {
+    char *source, *options;
+    const moert_status status = assemble(device, spec, &source, &options, key);
+    MOERT_FREE(options, source);
+    return status;
+}
+
 /* Sets the handle and the key of a program by its spec. */
 static moert_status obtain(moert_device *device, moert_program *program) {
     const char *spec = program->spec;
-    char *source, *options = NULL;
+    char *source, *options;
     moert_status status;
-    MOERT_TRY(moert_program_source(spec, &source));
-    MOERT_TRY_OR(free_texts, build_options(device, spec, &options));
-    const moert_device_info *info = &device->info;
-    char *all = moert_text_format("%s\n%s\n%s\n%s\n%s\n%s\n" CACHE_FORMAT, source, options,
-                                  info->name, info->driver, info->version, info->platform_name);
-    if (all != NULL) {
-        char key[MOERT_CHECKSUM_DIGITS + 1];
-        program->key = strdup(moert_checksum_text(moert_checksum_of(all, strlen(all)), key));
-        free(all);
-    }
+    MOERT_TRY_OR(free_texts, assemble(device, spec, &source, &options, &program->key));
     if (device->info.is_pocl) {
         /* PoCL compiles a kernel at the kernel's first launch, for the shape of that launch. To
          * return a binary, PoCL would compile all kernels again, for any shape. */

@@ -44,6 +44,16 @@ for ranks in 1 2 3; do
 done
 
 info 2
+if grep -q 'Portable Computing' "$out"; then
+    [ "$(section digits | grep -Ec '^ +[01]  .* yes +-$')" -eq 2 ]
+    verdict $? "2 ranks: PoCL computes the digits of every driver"
+    export POCL_EXTRA_BUILD_FLAGS=-cl-fast-relaxed-math MOERT_LOG=info
+    MOERT_CACHE_DIR=off info 2
+    [ $status -eq 0 ] && has_lines "$out" '^ +1  .* no +x / y of vectors is' && [ "$(grep -c 'info: digits may differ' "$log")" -eq 1 ]
+    verdict $? "2 ranks: a driver with inexact divisions is found, and one rank logs it"
+    unset POCL_EXTRA_BUILD_FLAGS MOERT_LOG
+    info 2
+fi
 if section placement | grep -q ' yes  [0-9,-]*$'; then
     verdict 0 "2 ranks: disjoint cores # SKIP fewer cores than ranks"
 else

@@ -55,6 +55,12 @@ static const moert_column placement_columns[] = {
     {"pci", "pci", MOERT_COLUMN_TEXT},       {"confined", "confined", MOERT_COLUMN_FLAG},
     {"shared", "shared", MOERT_COLUMN_FLAG}, {"cpus", "cpus", MOERT_COLUMN_TEXT},
 };
+static const moert_column digits_columns[] = {
+    {"rank", "rank", MOERT_COLUMN_COUNT},
+    {"device", "device", MOERT_COLUMN_TEXT},
+    {"portable", "portable", MOERT_COLUMN_FLAG},
+    {"reason", "why not", MOERT_COLUMN_TEXT},
+};
 static const moert_column choice_columns[] = {
     {"auto", "", MOERT_COLUMN_MARK},
     {"name", "name", MOERT_COLUMN_TEXT},
@@ -137,6 +143,8 @@ static moert_status print_text(const json_t *survey) {
     MOERT_TRY(PRINT(json_object_get(survey, "devices"), device_columns));
     printf("\nplacement\n");
     MOERT_TRY(PRINT(json_object_get(survey, "placement"), placement_columns));
+    printf("\ndigits (portable: those of every CPU whose OpenCL driver is portable)\n");
+    MOERT_TRY(PRINT(json_object_get(survey, "digits"), digits_columns));
     printf("\nexchange engines in groups of %lld of %lld ranks (* = auto)\n", (long long)group,
            (long long)ranks);
     MOERT_TRY(PRINT(json_object_get(survey, "engines"), choice_columns));
@@ -184,7 +192,7 @@ MOERT_PROGRAM_MAIN(
     "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] "
     "[--micro-batches N] [--precision P] [--dense P] [--dispatch D] [--combine C]] "
     "[--ep N] [--json], or moert-info --check DIR",
-    "Prints what moert finds and chooses on these ranks: devices, placement, exchange engines,\n"
-    "backends, tuning and the MOERT_* variables; with --model also the memory per rank that\n"
-    "training the model takes.",
+    "Prints what moert finds and chooses on these ranks: devices, placement, whether digits are\n"
+    "those of every OpenCL driver for CPUs, exchange engines, backends, tuning and the MOERT_*\n"
+    "variables; with --model also the memory per rank that training the model takes.",
     NULL)

@@ -17,7 +17,7 @@
 typedef struct rank_report {
     moert_placement placement;
     moert_device_info device;
-    char topology[256];
+    char topology[256], difference[256];
     size_t device_count; /* devices of the host; 0 on all but the first rank of a host */
 } rank_report;
 
@@ -84,6 +84,7 @@ static moert_status look_around(const moert_context *context, const survey *s, r
                                 moert_device_info **devices) {
     mine->placement = *moert_context_placement(context);
     mine->device = *moert_device_describe(s->device);
+    snprintf(mine->difference, sizeof mine->difference, "%s", moert_context_difference(context));
     MOERT_TRY(describe_host(context, mine->topology, sizeof mine->topology));
     if (moert_comm_node_rank(s->world) == 0)
         MOERT_TRY(moert_device_list(devices, &mine->device_count));
@@ -153,14 +154,21 @@ static json_t *placement_row(const survey *s, size_t rank) {
                      placement->confined, "shared", placement->shared);
 }
 
+static json_t *digits_row(const survey *s, size_t rank) {
+    const rank_report *report = &s->ranks[rank];
+    return json_pack("{sI so sb so}", "rank", number(rank), "device", text(report->device.name),
+                     "portable", report->difference[0] == '\0', "reason", text(report->difference));
+}
+
 static moert_status put_ranks(const survey *s, json_t *object) {
     const size_t ranks = moert_comm_size(s->world);
     json_t *hosts = new_array(object, "hosts"), *devices = new_array(object, "devices");
-    json_t *placement = new_array(object, "placement");
+    json_t *placement = new_array(object, "placement"), *digits = new_array(object, "digits");
     const moert_device_info *device = s->devices;
     for (size_t r = 0; r < ranks; r++) {
         size_t here = 0;
         MOERT_TRY(append(placement, placement_row(s, r)));
+        MOERT_TRY(append(digits, digits_row(s, r)));
         if (s->ranks[r].device_count == 0) /* not the first rank of its host */
             continue;
         for (size_t other = 0; other < ranks; other++)
