@@ -126,16 +126,11 @@ static char *first_difference(const examination *e) {
 static moert_status compare(const moert_device *device, char **difference) {
     moert_device own = {.context = device->context, .id = device->id, .info = device->info};
     examination *e;
-    cl_int code;
     moert_status status;
     MOERT_TRY(MOERT_NEW(&e));
     draw_operands(e);
     compute_here(e, device->info.has_fp64);
-    own.queue = clCreateCommandQueueWithProperties(own.context, own.id, NULL, &code);
-    if (code != CL_SUCCESS) {
-        status = MOERT_CL_FAIL(device, code, "clCreateCommandQueueWithProperties");
-        goto free_examination;
-    }
+    MOERT_TRY_OR(free_examination, moert_queue_create(&own, 0, &own.queue));
     status = compute_on(&own, e);
     if (status == MOERT_OK)
         *difference = first_difference(e);

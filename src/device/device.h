@@ -29,6 +29,7 @@ typedef struct moert_device_info {
     bool imports_files; /* cl_khr_external_memory_opaque_fd */
     bool has_bf16_dot;  /* the CPU has vdpbf16ps (AVX-512 BF16), and it is worth using */
     bool has_tiles;     /* the CPU has AMX with bf16, and GEMMs may use it */
+    bool is_simulator;  /* Oclgrind: kernels can access only OpenCL buffers */
     bool gpu_form;      /* kernels in GPU form: 32 work-items per row (kernels/lib/common.h) */
     unsigned nvidia;    /* compute capability, such as 90 for sm_90; 0: not an NVIDIA GPU */
     char name[128], vendor[64], platform_name[128], driver[64], version[128];

@@ -1,7 +1,8 @@
 /* Declarations that the files of src/device share. */
 #pragma once
 
-#define CL_TARGET_OPENCL_VERSION 300
+#define CL_TARGET_OPENCL_VERSION          300
+#define CL_USE_DEPRECATED_OPENCL_1_2_APIS /* clCreateCommandQueue */
 #include <CL/cl.h>
 
 #include "base/phase.h"
@@ -69,6 +70,10 @@ struct moert_buffer {
     size_t piece_count, piece_bytes;
 };
 
+/* *queue = a new in-order queue. Calls a function of OpenCL 1.2, as drivers of that version have no
+ * other; the loader never returns from its successor with Oclgrind 21.10. */
+moert_status moert_queue_create(const moert_device *device, cl_command_queue_properties properties,
+                                cl_command_queue *queue);
 /* Waits for both queues. */
 cl_int moert_queue_finish(moert_device *device);
 /* Releases the queue that is not in use; its commands must have ended. */

@@ -99,8 +99,10 @@ moert_status moert_device_query(cl_platform_id platform, int platform_index, cl_
     info->gpu_form = moert_config_get()->form != MOERT_FORM_AUTO
                          ? moert_config_get()->form == MOERT_FORM_GPU
                          : !info->is_cpu;
-    info->has_bf16_dot = info->is_cpu && cpu_has_bf16_dot();
-    info->has_tiles = info->is_cpu && !info->gpu_form &&
+    info->is_simulator = strcmp(info->platform_name, "Oclgrind") == 0;
+    /* Both need assembly in kernels, which of the drivers for CPUs only PoCL accepts. */
+    info->has_bf16_dot = info->is_pocl && info->is_cpu && cpu_has_bf16_dot();
+    info->has_tiles = info->is_pocl && info->is_cpu && !info->gpu_form &&
                       moert_config_get()->bf16 != MOERT_BF16_WIDENED && moert_cpu_has_tiles();
     cl_uint major, minor;
     if (strstr(extensions, "cl_nv_device_attribute_query") != NULL &&
@@ -185,9 +187,9 @@ static bool matches(const moert_device_info *info, const char *selector) {
     char position[24];
     snprintf(position, sizeof position, "%d:%d", info->platform, info->index);
     if (strcmp(selector, "cpu") == 0)
-        return info->is_cpu;
+        return info->is_cpu && !info->is_simulator;
     if (strcmp(selector, "gpu") == 0)
-        return info->is_gpu;
+        return info->is_gpu && !info->is_simulator; /* Oclgrind's device is of every type */
     return strcmp(selector, position) == 0 || strcasestr(info->name, selector) != NULL ||
            strcasestr(info->platform_name, selector) != NULL;
 }
@@ -257,11 +259,7 @@ moert_status moert_device_open(const char *selector, const char *pci, unsigned l
         status = MOERT_CL_FAIL(made, code, "clCreateContext");
         goto free_device;
     }
-    made->queue = clCreateCommandQueueWithProperties(made->context, made->id, NULL, &code);
-    if (code != CL_SUCCESS) {
-        status = MOERT_CL_FAIL(made, code, "clCreateCommandQueueWithProperties");
-        goto release_context;
-    }
+    MOERT_TRY_OR(release_context, moert_queue_create(made, 0, &made->queue));
     MOERT_INFO("device %d:%d %s (%s), %u compute units", made->info.platform, made->info.index,
                made->info.name, made->info.platform_name, made->info.compute_units);
     *device = made;

@@ -7,6 +7,16 @@
 #include "device/internal.h"
 #include "device/staging.h"
 
+moert_status moert_queue_create(const moert_device *device, cl_command_queue_properties properties,
+                                cl_command_queue *queue) {
+    cl_int code;
+    cl_command_queue made = clCreateCommandQueue(device->context, device->id, properties, &code);
+    if (code != CL_SUCCESS)
+        return MOERT_CL_FAIL(device, code, "clCreateCommandQueue");
+    *queue = made;
+    return MOERT_OK;
+}
+
 /* ---- the second queue ---- */
 
 bool moert_device_has_second_queue(const moert_device *device) {
@@ -17,17 +27,12 @@ bool moert_device_has_second_queue(const moert_device *device) {
 moert_status moert_device_use_queue(moert_device *device, bool aside) {
     cl_command_queue before = device->queue;
     cl_command_queue_properties current = 0;
-    cl_int code;
     if (device->second_in_use == aside || (aside && !moert_device_has_second_queue(device)))
         return MOERT_OK;
     if (device->other == NULL) { /* the second queue profiles if the first does */
         MOERT_CL(device, clGetCommandQueueInfo(before, CL_QUEUE_PROPERTIES, sizeof current,
                                                &current, NULL));
-        const cl_queue_properties properties[] = {CL_QUEUE_PROPERTIES, current, 0};
-        device->other =
-            clCreateCommandQueueWithProperties(device->context, device->id, properties, &code);
-        if (code != CL_SUCCESS)
-            return MOERT_CL_FAIL(device, code, "clCreateCommandQueueWithProperties");
+        MOERT_TRY(moert_queue_create(device, current, &device->other));
     }
     device->queue = device->other;
     device->other = before;

@@ -145,7 +145,7 @@ typedef enum fault_kind {
     X(clGetDeviceIDs, CL, 0, 0)                                                                    \
     X(clGetDeviceInfo, CL, 0, 0)                                                                   \
     X(clCreateContext, CREATE, 0, 5)                                                               \
-    X(clCreateCommandQueueWithProperties, CREATE, 0, 3)                                            \
+    X(clCreateCommandQueue, CREATE, 0, 3)                                                          \
     X(clCreateBuffer, CREATE, 0, 4)                                                                \
     X(clCreateBufferWithProperties, CREATE, 0, 5)                                                  \
     X(clCreateSubBuffer, CREATE, 0, 4)                                                             \

@@ -209,9 +209,8 @@ void moert_profile_message(moert_device *device, moert_operation operation, uint
 
 /* Replaces the queue by one with profiling, unless it is the caller's. */
 static moert_status profiling_queue(moert_device *device) {
-    const cl_queue_properties properties[] = {CL_QUEUE_PROPERTIES, CL_QUEUE_PROFILING_ENABLE, 0};
     cl_command_queue_properties current = 0;
-    cl_int code;
+    cl_command_queue queue;
     MOERT_CL(device, clGetCommandQueueInfo(device->queue, CL_QUEUE_PROPERTIES, sizeof current,
                                            &current, NULL));
     if ((current & CL_QUEUE_PROFILING_ENABLE) != 0)
@@ -221,10 +220,7 @@ static moert_status profiling_queue(moert_device *device) {
                           "a profile needs a queue with CL_QUEUE_PROFILING_ENABLE");
     MOERT_CL(device, moert_queue_finish(device));
     moert_queue_release_other(device);
-    cl_command_queue queue =
-        clCreateCommandQueueWithProperties(device->context, device->id, properties, &code);
-    if (code != CL_SUCCESS)
-        return MOERT_CL_FAIL(device, code, "clCreateCommandQueueWithProperties");
+    MOERT_TRY(moert_queue_create(device, CL_QUEUE_PROFILING_ENABLE, &queue));
     clReleaseCommandQueue(device->queue);
     device->queue = queue;
     return MOERT_OK;

@@ -4,6 +4,15 @@
 #include "base/memory.h"
 #include "exchange/internal.h"
 
+/* The ranks' windows are mapped into every process; kernels find those of others by address. */
+static moert_status look(const moert_device *device, moert_comm *comm) {
+    (void)comm;
+    if (moert_device_describe(device)->is_simulator)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "kernels on %s can access only its own buffers",
+                          moert_device_name(device));
+    return MOERT_OK;
+}
+
 static void release(void *segments) {
     moert_shared_destroy(segments);
 }
@@ -30,5 +39,6 @@ static moert_status create(moert_device *device, moert_comm *comm, size_t bytes,
 const moert_exchange_memory moert_memory_shared = {
     .name = "shared memory",
     .reserves_worst_case = true,
+    .look = look,
     .create = create,
 };
