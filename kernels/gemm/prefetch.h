@@ -10,8 +10,10 @@ typedef struct prefetch_plan {
     uint part_lines;         /* cache lines in a part */
 } prefetch_plan;
 
-/* Prefetches a cache line into the first-level (3) or second-level (2) cache. */
-#if MOERT_CPU && defined(__clang__)
+/* Prefetches a cache line into the first-level (3) or second-level (2) cache. Of the compilers that
+ * make SPIR or SPIR-V, only Intel's for CPUs accepts this function. */
+#if MOERT_CPU && defined(__clang__) &&                                                             \
+    (!defined(__SPIR__) && !defined(__SPIRV__) || defined(__INTEL_CLANG_COMPILER))
 #define PREFETCH(address, cache) __builtin_prefetch((const void *)(size_t)(address), 0, cache)
 #else
 #define PREFETCH(address, cache)

@@ -59,7 +59,7 @@ static const moert_column digits_columns[] = {
     {"rank", "rank", MOERT_COLUMN_COUNT},
     {"device", "device", MOERT_COLUMN_TEXT},
     {"portable", "portable", MOERT_COLUMN_FLAG},
-    {"reason", "why not", MOERT_COLUMN_TEXT},
+    {"reason", "what differs", MOERT_COLUMN_TEXT},
 };
 static const moert_column choice_columns[] = {
     {"auto", "", MOERT_COLUMN_MARK},

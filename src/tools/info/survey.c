@@ -17,7 +17,9 @@
 typedef struct rank_report {
     moert_placement placement;
     moert_device_info device;
-    char topology[256], difference[256];
+    char topology[256];
+    bool portable; /* has the digits of other drivers */
+    char difference[256];
     size_t device_count; /* devices of the host; 0 on all but the first rank of a host */
 } rank_report;
 
@@ -85,6 +87,10 @@ static moert_status look_around(const moert_context *context, const survey *s, r
     mine->placement = *moert_context_placement(context);
     mine->device = *moert_device_describe(s->device);
     snprintf(mine->difference, sizeof mine->difference, "%s", moert_context_difference(context));
+    mine->portable = mine->difference[0] == '\0';
+    if (mine->portable && moert_device_sums_in_tiles(&mine->device))
+        snprintf(mine->difference, sizeof mine->difference,
+                 "bf16 alone differs: its GEMMs add in tiles, as AMX does (see MOERT_BF16)");
     MOERT_TRY(describe_host(context, mine->topology, sizeof mine->topology));
     if (moert_comm_node_rank(s->world) == 0)
         MOERT_TRY(moert_device_list(devices, &mine->device_count));
@@ -157,7 +163,7 @@ static json_t *placement_row(const survey *s, size_t rank) {
 static json_t *digits_row(const survey *s, size_t rank) {
     const rank_report *report = &s->ranks[rank];
     return json_pack("{sI so sb so}", "rank", number(rank), "device", text(report->device.name),
-                     "portable", report->difference[0] == '\0', "reason", text(report->difference));
+                     "portable", report->portable, "reason", text(report->difference));
 }
 
 static moert_status put_ranks(const survey *s, json_t *object) {
