@@ -186,10 +186,13 @@ static void release(bench *b) {
 /* ---- calls ---- */
 
 static moert_status call(bench *b, int operation) {
-    MOERT_TRY(moert_layer_forward(b->layer, &b->batch, b->buffer[X], b->buffer[Y]));
-    if (operation == FORWARD)
-        return MOERT_OK;
-    return moert_layer_backward(b->layer, b->buffer[DY], NULL, b->buffer[DX]);
+    moert_pass *pass;
+    MOERT_TRY(moert_layer_forward(b->layer, &b->batch, b->buffer[X], b->buffer[Y], &pass));
+    const moert_status status = operation == FORWARD
+                                    ? MOERT_OK
+                                    : moert_pass_backward(pass, b->buffer[DY], NULL, b->buffer[DX]);
+    moert_pass_destroy(pass);
+    return status;
 }
 
 /* Checks y and dx of one call; clears both before the call. */

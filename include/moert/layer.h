@@ -60,7 +60,7 @@ typedef struct moert_batch {
     size_t first_sequence;    /* global index of the first; ascending with the rank */
     size_t total_sequences;   /* of all ranks */
     const moert_buffer *ends; /* uint32 [sequences] cumulative ends, the last is T */
-    bool forward_only;        /* forward keeps less data; a backward after it is an error */
+    bool forward_only;        /* forward keeps less data; a backward of its pass is an error */
 } moert_batch;
 
 typedef struct moert_layer moert_layer;
@@ -76,7 +76,7 @@ typedef struct moert_layer_options {
     bool correction_bias;      /* a bias on the selection scores, without gradient */
     bool expert_biases;        /* both projections of the experts have biases */
     bool deferred_wgrad;       /* backward leaves the experts' weight gradients to
-                                  moert_layer_wgrad */
+                                  moert_pass_wgrad */
     moert_precision precision; /* of the experts' GEMMs. The router's operands stay float32; on
                                   Hopper GPUs, unless this is F32, they are sums of bf16 values */
     moert_precision dense;     /* of the shared expert's GEMMs: F32 or BF16 */
@@ -92,7 +92,7 @@ typedef struct moert_layer_options {
     }
 
 /* Errors: ERROR_USAGE (sizes, choices, K > E, E < EP; the message says which), ERROR_MEMORY. The
- * mesh must outlive the layer. */
+ * mesh must outlive the layer, and destroying the layer ends its passes. */
 MOERT_API moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *options,
                                           moert_layer **layer);
 MOERT_API void moert_layer_destroy(moert_layer *layer);
@@ -112,13 +112,25 @@ MOERT_API moert_status moert_layer_initialize(moert_layer *layer, uint64_t seed,
 MOERT_API void moert_layer_weights_changed(moert_layer *layer);
 
 /*
- * y = layer(x). The caller must not change x until backward is done. All ranks of an EP group
- * return the same error. With NVFP4 the groups that would wait for this group return it as well.
- * Errors: ERROR_NUMERIC (non-finite scores; names the token), ERROR_USAGE (buffers, batch),
- * ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
+ * A pass is one forward with all that its backward needs. Any number of passes of a layer may exist
+ * at once, and their backwards may come in any order. All ranks make the same calls in the same
+ * order. A destroyed pass leaves its memory to the layer's next pass.
+ */
+typedef struct moert_pass moert_pass;
+
+/*
+ * y = layer(x), and *pass for the backward. `pass` may be NULL: the batch is then forward_only. The
+ * caller must not change x until backward is done. All ranks of an EP group return the same error.
+ * With NVFP4 the groups that would wait for this group return it as well. Errors: ERROR_NUMERIC
+ * (non-finite scores; names the token), ERROR_USAGE (buffers, batch), ERROR_MEMORY, ERROR_DEVICE,
+ * ERROR_COMM.
  */
 MOERT_API moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
-                                           const moert_buffer *x, moert_buffer *y);
+                                           const moert_buffer *x, moert_buffer *y,
+                                           moert_pass **pass);
+/* Ends a pass, with or without its backward. Enqueued work may still use it. The ranks do not
+ * communicate. NULL is legal. */
+MOERT_API void moert_pass_destroy(moert_pass *pass);
 
 /* Inputs of backward other than dy. */
 typedef struct moert_layer_losses {
@@ -129,25 +141,24 @@ typedef struct moert_layer_losses {
 } moert_layer_losses;
 
 /*
- * dx = gradient of the last forward's x, from dy. Also computes the gradients of this rank's
- * experts (unless deferred), and this rank's tree nodes of the replicated tensors' gradients.
- * losses may be NULL. dy must not change until backward (and wgrad) is done.
+ * dx = gradient of the pass's x, from dy. Also computes the gradients of this rank's experts
+ * (unless deferred), and this rank's tree nodes of the replicated tensors' gradients. losses may be
+ * NULL. dy must not change until backward (and wgrad) is done.
  */
-MOERT_API moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
-                                            const moert_layer_losses *losses, moert_buffer *dx);
+MOERT_API moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
+                                           const moert_layer_losses *losses, moert_buffer *dx);
 /*
- * Computes the experts' weight gradients of the last backward, for layers with deferred_wgrad. Call
- * it before the next forward. Not collective. Errors: ERROR_USAGE without a backward, ERROR_DEVICE.
+ * Computes the experts' weight gradients of a pass after its backward, for layers with
+ * deferred_wgrad. Not collective. Errors: ERROR_USAGE without a backward, ERROR_DEVICE.
  */
-MOERT_API moert_status moert_layer_wgrad(moert_layer *layer);
+MOERT_API moert_status moert_pass_wgrad(moert_pass *pass);
 /*
- * Completes gradients after each micro-batch's backward, with the same `accumulate`. Sums the
- * gradients of replicated tensors over all ranks, and adds the old values if `accumulate`. With
- * `last`, at the last micro-batch, it also sums the experts' gradients over their replicas. Errors:
- * ERROR_USAGE without a backward or with another `accumulate`, ERROR_MEMORY, ERROR_DEVICE,
- * ERROR_COMM.
+ * Completes gradients after each micro-batch's backward. Sums the gradients of replicated tensors
+ * over all ranks, and adds the old values if the backward's `accumulate` was set. With `last`, at
+ * the last micro-batch, it also sums the experts' gradients over their replicas. Errors:
+ * ERROR_USAGE without a backward, ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
  */
-MOERT_API moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last);
+MOERT_API moert_status moert_layer_reduce(moert_layer *layer, bool last);
 
 /*
  * X(NAME): the tensors of a layer. Tensors with dimension L hold the experts [first, first + L) of
@@ -181,9 +192,8 @@ MOERT_API moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_ten
 MOERT_API size_t moert_layer_first_expert(const moert_layer *layer);
 MOERT_API size_t moert_layer_local_experts(const moert_layer *layer);
 
-/* Slots of each expert [E], over all ranks of this rank's EP group, in the last forward. Not
- * collective. */
-MOERT_API const uint64_t *moert_layer_expert_counts(const moert_layer *layer);
+/* Slots of each expert [E], over all ranks of this rank's EP group. Not collective. */
+MOERT_API const uint64_t *moert_pass_expert_counts(const moert_pass *pass);
 
 #ifdef __cplusplus
 }

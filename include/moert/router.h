@@ -46,7 +46,7 @@ typedef struct moert_router_options {
 
 /*
  * Balancing without a loss (DeepSeek-V3): bias[e] += rate * sign(mean(counts) - counts[e]), on host
- * memory. `bias` is a copy of the layer's correction bias; `counts` are moert_layer_expert_counts,
+ * memory. `bias` is a copy of the layer's correction bias; `counts` are moert_pass_expert_counts,
  * summed over all forward passes of the step. Not collective.
  */
 MOERT_API void moert_router_update_bias(float *bias, const uint64_t *counts, size_t experts,

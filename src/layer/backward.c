@@ -7,121 +7,126 @@
 
 /* Computes a chunk's dh from its received dy, then dv. Writes the gradients of the routing weights
  * to `dprob`. */
-static moert_status differentiate_glu(moert_layer *layer, moert_window *dprob,
+static moert_status differentiate_glu(moert_pass *pass, moert_window *dprob,
                                       const moert_part *part) {
+    moert_layer *layer = pass->layer;
     const moert_layer_options *o = &layer->options;
     const moert_dtype from = moert_precision_v_type(layer), type = moert_precision_dv_type(layer);
-    const size_t n = layer->plan->plan->rows * o->intermediate;
+    const size_t n = pass->plan->plan->rows * o->intermediate;
     moert_buffer *dh;
     MOERT_TRY(
         moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_HIDDEN, moert_operand_floats(from, n), &dh));
-    moert_gemm second = moert_layer_gemm(layer, MOERT_GEMM_DGRAD, BLOCK_EXPERT_OUT, part);
+    moert_gemm second = moert_pass_gemm(pass, MOERT_GEMM_DGRAD, BLOCK_EXPERT_OUT, part);
     second.x = dh;
     second.result = from;
-    MOERT_TRY(moert_wire_unpack(layer, layer->dy, &second.y, &second.ldy));
-    MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_OUT, &second));
-    layer->dv = layer->v;
+    MOERT_TRY(moert_wire_unpack(pass, pass->dy, &second.y, &second.ldy));
+    MOERT_TRY(moert_precision_gemm(pass, BLOCK_EXPERT_OUT, &second));
+    pass->dv = pass->v;
     if (type != from)
         MOERT_TRY(moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_ROUNDED_Y,
-                                     moert_operand_floats(type, 2 * n), &layer->dv));
+                                     moert_operand_floats(type, 2 * n), &pass->dv));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = o->glu,
                                               .first_row = part->first_row,
                                               .rows = part->end_row,
                                               .width = o->intermediate,
-                                              .v = layer->v,
-                                              .prob = moert_window_rows(layer->prob),
-                                              .prob_stride = moert_window_stride(layer->prob),
+                                              .v = pass->v,
+                                              .prob = moert_window_rows(pass->prob),
+                                              .prob_stride = moert_window_stride(pass->prob),
                                               .from = from,
                                               .type = type,
                                               .dh = dh,
-                                              .dv = layer->dv,
+                                              .dv = pass->dv,
                                               .dprob = moert_window_rows(dprob)}));
-    moert_scaled_bias biases = moert_layer_biases(layer, &second);
+    moert_scaled_bias biases = moert_pass_biases(pass, &second);
     biases.dprob = moert_window_rows(dprob);
     return o->expert_biases ? moert_scaled_bias_dprob(&biases) : MOERT_OK;
 }
 
 /* Computes the weight gradients, those of the first projection first: dv may be in
  * MOERT_SCRATCH_ROUNDED_Y, which the second projection's GEMM overwrites with the rounded dy. */
-static moert_status compute_wgrad(moert_layer *layer) {
+static moert_status compute_wgrad(moert_pass *pass) {
+    moert_layer *layer = pass->layer;
     const bool biased = layer->options.expert_biases;
-    moert_gemm in = moert_layer_gemm(layer, MOERT_GEMM_WGRAD, BLOCK_EXPERT_IN, NULL);
-    moert_gemm second = moert_layer_gemm(layer, MOERT_GEMM_WGRAD, BLOCK_EXPERT_OUT, NULL);
+    moert_gemm in = moert_pass_gemm(pass, MOERT_GEMM_WGRAD, BLOCK_EXPERT_IN, NULL);
+    moert_gemm second = moert_pass_gemm(pass, MOERT_GEMM_WGRAD, BLOCK_EXPERT_OUT, NULL);
     moert_phase_set(MOERT_PHASE_WGRAD);
-    in.y = layer->dv;
-    MOERT_TRY(moert_wire_unpack(layer, layer->x, &in.x, &in.ldx));
-    MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_IN, &in));
+    in.y = pass->dv;
+    MOERT_TRY(moert_wire_unpack(pass, pass->x, &in.x, &in.ldx));
+    MOERT_TRY(moert_precision_gemm(pass, BLOCK_EXPERT_IN, &in));
     in.kind = MOERT_GEMM_BIAS_GRAD;
     if (biased)
         MOERT_TRY(moert_gemm_run(&in));
-    second.x = layer->h;
-    MOERT_TRY(moert_wire_unpack(layer, layer->dy, &second.y, &second.ldy));
-    MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_OUT, &second));
-    const moert_scaled_bias biases = moert_layer_biases(layer, &second);
+    second.x = pass->h;
+    MOERT_TRY(moert_wire_unpack(pass, pass->dy, &second.y, &second.ldy));
+    MOERT_TRY(moert_precision_gemm(pass, BLOCK_EXPERT_OUT, &second));
+    const moert_scaled_bias biases = moert_pass_biases(pass, &second);
     return biased ? moert_scaled_bias_gradient(&biases) : MOERT_OK;
 }
 
-static moert_status differentiate_chunk(moert_layer *layer, moert_transfer *back, size_t chunk,
+static moert_status differentiate_chunk(moert_pass *pass, moert_transfer *back, size_t chunk,
                                         const moert_part *part) {
     (void)chunk;
     if (part->end == part->first)
         return MOERT_OK;
     moert_phase_set(MOERT_PHASE_EXPERTS_BACKWARD);
-    MOERT_TRY(differentiate_glu(layer, back->slots, part));
-    moert_gemm in = moert_layer_gemm(layer, MOERT_GEMM_DGRAD, BLOCK_EXPERT_IN, part);
-    in.y = layer->dv;
-    MOERT_TRY(moert_wire_results(layer, back, false, &in));
-    MOERT_TRY(moert_precision_gemm(layer, BLOCK_EXPERT_IN, &in));
-    return moert_wire_return(layer, back, &in);
+    MOERT_TRY(differentiate_glu(pass, back->slots, part));
+    moert_gemm in = moert_pass_gemm(pass, MOERT_GEMM_DGRAD, BLOCK_EXPERT_IN, part);
+    in.y = pass->dv;
+    MOERT_TRY(moert_wire_results(pass, back, false, &in));
+    MOERT_TRY(moert_precision_gemm(pass, BLOCK_EXPERT_IN, &in));
+    return moert_wire_return(pass, back, &in);
 }
 
 /* Runs the experts' backward chunk by chunk, between the dispatch of dy and the combine of dx.
  * Computes the weight gradients, unless they are deferred, while dx travels. */
-static moert_status differentiate_experts(moert_layer *layer, moert_transfer *back) {
-    MOERT_TRY(moert_layer_each_chunk(layer, back, differentiate_chunk));
-    if (layer->owns_dy)
+static moert_status differentiate_experts(moert_pass *pass, moert_transfer *back) {
+    moert_layer *layer = pass->layer;
+    MOERT_TRY(moert_pass_each_chunk(pass, back, differentiate_chunk));
+    if (layer->options.deferred_wgrad)
         return MOERT_OK;
     MOERT_TRY(moert_exchange_combine_overlapped(layer->mesh->exchange, back));
-    return compute_wgrad(layer);
+    return compute_wgrad(pass);
 }
 
-moert_status moert_layer_wgrad(moert_layer *layer) {
-    if (layer->stage != STAGE_BACKWARD)
-        return MOERT_FAIL(ERROR_USAGE, "moert_layer_wgrad without a backward before it");
-    return compute_wgrad(layer);
+moert_status moert_pass_wgrad(moert_pass *pass) {
+    if (pass == NULL || pass->stage != STAGE_BACKWARD)
+        return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad without a backward before it");
+    return compute_wgrad(pass);
 }
 
 /* Computes dlogits from the gradients of the routing weights and of the losses, then the gradient
  * of the router's weight. */
-static moert_status differentiate_router(moert_layer *layer, const moert_layer_losses *losses,
+static moert_status differentiate_router(moert_pass *pass, const moert_layer_losses *losses,
                                          const moert_buffer *dweight, moert_buffer **dlogits) {
+    moert_layer *layer = pass->layer;
     const moert_router_options *router = &layer->options.router;
-    const size_t tokens = layer->batch.tokens;
+    const size_t tokens = pass->batch.tokens;
     moert_phase_set(MOERT_PHASE_ROUTER_BACKWARD);
     MOERT_TRY(
         moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_LOGITS, tokens * router->experts, dlogits));
     MOERT_TRY(moert_router_backward(layer->mesh->device, router,
                                     &(moert_router_gradient){.tokens = tokens,
-                                                             .logits = layer->logits,
-                                                             .routing = &layer->routing,
+                                                             .logits = pass->logits,
+                                                             .routing = &pass->routing,
                                                              .dweight = dweight,
                                                              .aux_gradient = losses->aux_gradient,
                                                              .z_factor = losses->z_factor,
                                                              .dlogits = *dlogits}));
-    moert_gemm gemm = moert_layer_router_gemm(layer, layer->input, *dlogits);
+    moert_gemm gemm = moert_pass_router_gemm(pass, pass->input, *dlogits);
     gemm.bias = layer->block[BLOCK_DENSE]->tensor[DENSE_ROUTER_BIAS].gradient;
-    return moert_block_dense_gradient(layer->block[BLOCK_DENSE], DENSE_ROUTER, &layer->batch, &gemm,
+    return moert_block_dense_gradient(layer->block[BLOCK_DENSE], DENSE_ROUTER, &pass->batch, &gemm,
                                       &layer->mesh->scratch[MOERT_SCRATCH_PARTIAL]);
 }
 
 /* Adds the shared expert's gradient to dx and collects the gradients of its weights. */
-static moert_status differentiate_shared(moert_layer *layer, const moert_buffer *dy,
+static moert_status differentiate_shared(moert_pass *pass, const moert_buffer *dy,
                                          moert_buffer *dx) {
+    moert_layer *layer = pass->layer;
     const moert_layer_options *o = &layer->options;
     moert_block *dense = layer->block[BLOCK_DENSE];
     moert_mesh *mesh = layer->mesh;
     moert_buffer **partial = &mesh->scratch[MOERT_SCRATCH_PARTIAL], *dh, *dv;
-    size_t tokens = layer->batch.tokens, width = o->shared_intermediate;
+    size_t tokens = pass->batch.tokens, width = o->shared_intermediate;
     const moert_dtype type = moert_operand_type(o->dense);
     const moert_dtype from = moert_operand_between(mesh->device, type, 1, o->hidden, width);
     moert_glu_form form = o->glu;
@@ -129,24 +134,24 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     moert_phase_set(MOERT_PHASE_SHARED_EXPERT);
     MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_HIDDEN,
                                  moert_operand_floats(from, tokens * width), &dh));
-    moert_gemm gemm = moert_layer_dense_gemm(layer, type, o->hidden, width);
+    moert_gemm gemm = moert_pass_dense_gemm(pass, type, o->hidden, width);
     gemm.kind = MOERT_GEMM_DGRAD;
-    gemm.x = layer->shared_h;
+    gemm.x = pass->shared_h;
     MOERT_TRY(
         moert_operand_take(mesh, type, tokens * o->hidden, dy, MOERT_SCRATCH_ROUNDED_Y, &gemm.y));
-    MOERT_TRY(moert_block_dense_gradient(dense, DENSE_SHARED_W2, &layer->batch, &gemm, partial));
+    MOERT_TRY(moert_block_dense_gradient(dense, DENSE_SHARED_W2, &pass->batch, &gemm, partial));
     gemm.x = dh;
     gemm.result = from;
     MOERT_TRY(moert_block_gemm(dense, DENSE_SHARED_W2, &gemm));
     gemm.result = MOERT_DTYPE_F32;
-    dv = layer->shared_v;
+    dv = pass->shared_v;
     if (type != from)
         MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_ROUNDED_Y,
                                      moert_operand_floats(type, tokens * 2 * width), &dv));
     MOERT_TRY(moert_glu_backward(&(moert_glu){.form = form,
                                               .rows = tokens,
                                               .width = width,
-                                              .v = layer->shared_v,
+                                              .v = pass->shared_v,
                                               .from = from,
                                               .type = type,
                                               .dh = dh,
@@ -154,9 +159,9 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
     gemm.n = 2 * width;
     gemm.k = o->hidden;
     gemm.y = dv;
-    MOERT_TRY(moert_operand_take(mesh, type, tokens * o->hidden, layer->input,
+    MOERT_TRY(moert_operand_take(mesh, type, tokens * o->hidden, pass->input,
                                  MOERT_SCRATCH_ROUNDED_X, &gemm.x));
-    MOERT_TRY(moert_block_dense_gradient(dense, DENSE_SHARED_W1, &layer->batch, &gemm, partial));
+    MOERT_TRY(moert_block_dense_gradient(dense, DENSE_SHARED_W1, &pass->batch, &gemm, partial));
     gemm.x = dx;
     gemm.accumulate = true;
     return moert_block_gemm(dense, DENSE_SHARED_W1, &gemm);
@@ -164,59 +169,65 @@ static moert_status differentiate_shared(moert_layer *layer, const moert_buffer 
 
 /* Reserves the windows and scratch of the backward pass and starts the dispatch of dy. All ranks of
  * the EP group return the same status. */
-static moert_status deliver(moert_layer *layer, const moert_buffer *dy, moert_transfer *back) {
+static moert_status deliver(moert_pass *pass, const moert_buffer *dy, moert_transfer *back) {
+    moert_layer *layer = pass->layer;
     moert_mesh *mesh = layer->mesh;
     const moert_buffer *wire_rows = NULL;
-    if (!layer->owns_dy)
-        MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DY, moert_wire_width(&layer->options),
-                                    &layer->dy));
-    MOERT_TRY(moert_wire_back(layer, false, back));
+    if (!layer->options.deferred_wgrad)
+        MOERT_TRY(
+            moert_mesh_window(mesh, MOERT_WINDOW_DY, moert_wire_width(&layer->options), &pass->dy));
+    MOERT_TRY(moert_wire_back(pass, false, back));
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, &back->slots));
-    MOERT_TRY(moert_window_reserve(back->slots, layer->plan->plan));
+    MOERT_TRY(moert_window_reserve(back->slots, pass->plan->plan));
     moert_status status =
-        moert_block_begin(layer->block[BLOCK_DENSE], &layer->batch, layer->accumulate);
+        moert_block_begin(layer->block[BLOCK_DENSE], &pass->batch, pass->accumulate);
     if (status == MOERT_OK)
-        status = moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS,
-                                    layer->batch.tokens * layer->options.router.topk,
-                                    &back->slot_target);
+        status =
+            moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS,
+                               pass->batch.tokens * layer->options.router.topk, &back->slot_target);
     if (status == MOERT_OK)
-        status = moert_wire_pack(layer, dy, &wire_rows);
-    const moert_transfer there = {.plan = layer->plan, .window = layer->dy, .source = wire_rows};
+        status = moert_wire_pack(pass, dy, &wire_rows);
+    const moert_transfer there = {.plan = pass->plan, .window = pass->dy, .source = wire_rows};
     return moert_exchange_dispatch_start(mesh->exchange, &there, status);
 }
 
-moert_status moert_layer_backward(moert_layer *layer, const moert_buffer *dy,
-                                  const moert_layer_losses *losses, moert_buffer *dx) {
+moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
+                                 const moert_layer_losses *losses, moert_buffer *dx) {
     const moert_layer_losses none = {NULL, 0.0f, false};
-    moert_mesh *mesh = layer->mesh;
     moert_transfer back;
     moert_buffer *dlogits = NULL;
-    if (layer->stage != STAGE_FORWARD)
-        return MOERT_FAIL(ERROR_USAGE, "moert_layer_backward without a forward before it");
+    if (pass == NULL || pass->stage != STAGE_FORWARD)
+        return MOERT_FAIL(ERROR_USAGE, "moert_pass_backward without a forward before it");
+    moert_layer *layer = pass->layer;
+    moert_mesh *mesh = layer->mesh;
     if (losses == NULL)
         losses = &none;
-    layer->accumulate = losses->accumulate;
-    layer->stage = STAGE_NOTHING;
+    pass->accumulate = losses->accumulate;
+    pass->stage = STAGE_NOTHING;
+    layer->unreduced = false;
+    layer->batch = pass->batch;
     moert_precision_begin(layer);
-    moert_status status = deliver(layer, dy, &back);
+    moert_status status = deliver(pass, dy, &back);
     if (status != MOERT_OK)
         return moert_precision_tell_replicas(layer, status);
     /* the ranks agree on `status` in the combine */
-    status = differentiate_experts(layer, &back);
+    status = differentiate_experts(pass, &back);
     back.target = dx;
     MOERT_TRY(moert_exchange_combine_finish(mesh->exchange, &back, status));
-    layer->stage = STAGE_BACKWARD;
-    status = differentiate_router(layer, losses, back.slot_target, &dlogits);
+    pass->stage = STAGE_BACKWARD;
+    layer->unreduced = true;
+    status = differentiate_router(pass, losses, back.slot_target, &dlogits);
     MOERT_TRY(moert_first(status, moert_exchange_combine_join(mesh->exchange)));
-    moert_gemm router = moert_layer_router_gemm(layer, dx, dlogits); /* adds to dx */
+    moert_gemm router = moert_pass_router_gemm(pass, dx, dlogits); /* adds to dx */
     router.kind = MOERT_GEMM_DGRAD;
     router.accumulate = true;
     MOERT_TRY(moert_block_gemm(layer->block[BLOCK_DENSE], DENSE_ROUTER, &router));
-    return layer->options.shared_intermediate > 0 ? differentiate_shared(layer, dy, dx) : MOERT_OK;
+    return layer->options.shared_intermediate > 0 ? differentiate_shared(pass, dy, dx) : MOERT_OK;
 }
 
 moert_status moert_layer_reduce_start(moert_layer *layer, bool last) {
     moert_mesh *mesh = layer->mesh;
+    layer->unreduced = false;
     MOERT_TRY(moert_block_reduce_start(layer->block[BLOCK_DENSE], mesh->spans));
     if (!last)
         return MOERT_OK;
@@ -236,13 +247,9 @@ moert_status moert_layer_reduce_wait(moert_layer *layer) {
     return MOERT_OK;
 }
 
-moert_status moert_layer_reduce(moert_layer *layer, bool accumulate, bool last) {
-    if (layer->stage != STAGE_BACKWARD)
+moert_status moert_layer_reduce(moert_layer *layer, bool last) {
+    if (!layer->unreduced)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce without a backward before it");
-    if (accumulate != layer->accumulate)
-        return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce %s to gradients whose backward %s",
-                          accumulate ? "adds" : "does not add",
-                          accumulate ? "replaced them" : "added to them");
     MOERT_TRY(moert_mesh_gather_spans(layer->mesh, &layer->batch));
     MOERT_TRY(moert_layer_reduce_start(layer, last));
     MOERT_TRY(moert_layer_reduce_wait(layer));

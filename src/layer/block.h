@@ -151,8 +151,8 @@ moert_status moert_layer_reduce_wait(moert_layer *layer);
 /* Passes bf16 values of the next forward's x or backward's dy, so that dispatch need not round the
  * rows; NULL: none. The buffer must stay valid and unchanged as long as x or dy must. */
 void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *rows);
-/* The router's results of the last forward. */
-const moert_routing *moert_layer_routing(const moert_layer *layer);
+/* The router's results of a pass. */
+const moert_routing *moert_pass_routing(const moert_pass *pass);
 
 static inline moert_span moert_batch_span(const moert_batch *batch) {
     return (moert_span){batch->first_sequence, batch->sequences, batch->total_sequences};

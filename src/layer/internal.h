@@ -18,8 +18,6 @@ enum { EXPERT_WEIGHT, EXPERT_BIAS, EXPERT_TENSORS };
 typedef struct moert_rounded {
     moert_prepacked *prepacked[MOERT_PREPACKED_USES];
     moert_buffer *weight[MOERT_PREPACKED_USES];
-    float amax[2]; /* NVFP4: amax of the last forward's x and the last backward's y, over all
-                      ranks */
 } moert_rounded;
 
 struct moert_layer {
@@ -29,48 +27,64 @@ struct moert_layer {
     moert_block *block[BLOCKS];
     moert_buffer *correction; /* [E] or NULL */
     moert_rounded rounded[BLOCKS];
-    bool weights_changed; /* the weights changed since `rounded` was computed */
-    size_t gathers;       /* gathers of an amax that remain in this pass */
+    bool weights_changed;     /* the weights changed since `rounded` was computed */
+    size_t gathers;           /* gathers of an amax that remain in the call under way */
+    const moert_buffer *bf16; /* moert_layer_give_bf16 */
 
-    /* the last forward, kept for backward */
+    moert_pass *
+        *passes; /* [pass_count]; those that are not in use leave their memory to later ones */
+    size_t pass_count, pass_room;
+    moert_batch batch; /* of the last backward */
+    bool unreduced;    /* its gradients have not been reduced */
+};
+
+/* A forward and all that its backward needs. */
+struct moert_pass {
+    moert_layer *layer;
+    bool in_use;
+    enum { STAGE_NOTHING, STAGE_FORWARD, STAGE_BACKWARD } stage; /* the last call that is done */
+
     moert_batch batch;
     const moert_buffer *input; /* the caller's x[T,H] */
-    const moert_buffer *bf16;  /* moert_layer_give_bf16 */
     moert_buffer *logits;      /* [T,E] */
     moert_routing routing;
     moert_exchange_plan *plan;
     moert_window *x, *prob;            /* received rows in the wire's form, and routing weights */
     moert_buffer *v, *h;               /* [M,2I], [M,I] (moert_precision_v_type, _h_type) */
     moert_buffer *shared_v, *shared_h; /* [T,2I] (moert_operand_between), [T,I] as operands */
+    float amax[BLOCKS][2]; /* NVFP4: amax of the forward's x and the backward's y, over all ranks */
 
-    enum { STAGE_NOTHING, STAGE_FORWARD, STAGE_BACKWARD } stage; /* the last pass that is done */
-
-    /* the last backward, kept for a deferred wgrad */
-    moert_window *dy;
+    /* the backward, kept for a deferred wgrad */
+    moert_window *dy; /* the layer's passes own it if wgrad is deferred */
     moert_buffer *dv; /* [M,2I] (moert_precision_dv_type): v, or scratch */
-    bool owns_dy, accumulate;
+    bool accumulate;
 };
+
+/* *pass = the first pass of the layer that is not in use, with its windows. Collective over the
+ * mesh's context if all are in use. */
+moert_status moert_pass_take(moert_layer *layer, moert_pass **pass);
+/* Frees all passes of a layer. */
+void moert_pass_free_all(moert_layer *layer);
 
 /* The descriptor of one of the experts' GEMMs, on the rows of `part`, or on all if it is NULL.
  * Forward and dgrad read the weight of `block`, a wgrad writes its gradients. The caller fills in x
  * and y. */
-moert_gemm moert_layer_gemm(const moert_layer *layer, moert_gemm_kind kind, int block,
-                            const moert_part *part);
+moert_gemm moert_pass_gemm(const moert_pass *pass, moert_gemm_kind kind, int block,
+                           const moert_part *part);
 /* The scaled biases of the second projection, whose result is gemm->y. */
-moert_scaled_bias moert_layer_biases(const moert_layer *layer, const moert_gemm *gemm);
+moert_scaled_bias moert_pass_biases(const moert_pass *pass, const moert_gemm *gemm);
 /* The GEMM descriptors of a dense projection over the batch's tokens, without operands, and of the
  * router, with x and y. */
-moert_gemm moert_layer_dense_gemm(const moert_layer *layer, moert_dtype type, size_t n, size_t k);
-moert_gemm moert_layer_router_gemm(const moert_layer *layer, const moert_buffer *x,
-                                   moert_buffer *logits);
+moert_gemm moert_pass_dense_gemm(const moert_pass *pass, moert_dtype type, size_t n, size_t k);
+moert_gemm moert_pass_router_gemm(const moert_pass *pass, const moert_buffer *x,
+                                  moert_buffer *logits);
 
 /* Calls `work` for the experts and rows of each chunk, between its dispatch and its combine. After
  * a failure it calls `work` no more, but still waits for and sends the remaining chunks. */
-typedef moert_status moert_chunk_work(moert_layer *layer, moert_transfer *back, size_t chunk,
+typedef moert_status moert_chunk_work(moert_pass *pass, moert_transfer *back, size_t chunk,
                                       const moert_part *part);
-moert_status moert_layer_each_chunk(moert_layer *layer, moert_transfer *back,
-                                    moert_chunk_work *work);
+moert_status moert_pass_each_chunk(moert_pass *pass, moert_transfer *back, moert_chunk_work *work);
 
 /* Reserves an activation of `rows` by `width` floats, with room to grow. */
-moert_status moert_layer_activation(moert_layer *layer, size_t rows, size_t width,
-                                    moert_buffer **buffer);
+moert_status moert_pass_activation(const moert_pass *pass, size_t rows, size_t width,
+                                   moert_buffer **buffer);

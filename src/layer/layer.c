@@ -1,4 +1,4 @@
-/* A layer's creation, its GEMM descriptors, accessors and initial weights. */
+/* A layer's creation, accessors and initial weights. */
 #include "layer/internal.h"
 
 #include <stdlib.h>
@@ -75,10 +75,6 @@ static moert_status create_parts(moert_layer *layer) {
         MOERT_TRY(moert_block_create(mesh->device, dense ? mesh->world : mesh->replicas, what[b],
                                      dense, &shape, &layer->block[b]));
     }
-    MOERT_TRY(moert_window_create(mesh->exchange, moert_wire_width(o), &layer->x));
-    MOERT_TRY(moert_window_create(mesh->exchange, 1, &layer->prob));
-    if (layer->owns_dy)
-        MOERT_TRY(moert_window_create(mesh->exchange, moert_wire_width(o), &layer->dy));
     if (!o->correction_bias)
         return MOERT_OK;
     MOERT_TRY(moert_buffer_create(mesh->device, correction_bytes, &layer->correction));
@@ -94,7 +90,6 @@ moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *opt
     MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, status));
     made->mesh = mesh;
     made->options = *options;
-    made->owns_dy = options->deferred_wgrad;
     made->weights_changed = true;
     moert_plan_experts(options->router.experts, moert_comm_size(mesh->experts),
                        moert_comm_rank(mesh->experts), &made->first_expert, &made->local_experts);
@@ -109,96 +104,12 @@ fail:
 void moert_layer_destroy(moert_layer *layer) {
     if (layer == NULL)
         return;
-    if (layer->owns_dy)
-        moert_window_destroy(layer->dy);
-    moert_window_destroy(layer->prob);
-    moert_window_destroy(layer->x);
-    moert_exchange_free_plan(layer->plan);
+    moert_pass_free_all(layer);
     moert_precision_free(layer);
     for (int i = 0; i < BLOCKS; i++)
         moert_block_destroy(layer->block[i]);
-    MOERT_DESTROY(layer->correction, layer->logits, layer->routing.scores, layer->routing.index,
-                  layer->routing.weight, layer->routing.lse, layer->v, layer->h, layer->shared_v,
-                  layer->shared_h);
+    moert_buffer_destroy(layer->correction);
     free(layer);
-}
-
-moert_gemm moert_layer_gemm(const moert_layer *layer, moert_gemm_kind kind, int block,
-                            const moert_part *part) {
-    const moert_layer_options *o = &layer->options;
-    const moert_block_tensor *weights = layer->block[block]->tensor;
-    const bool in = block == BLOCK_EXPERT_IN, wgrad = kind == MOERT_GEMM_WGRAD;
-    return (moert_gemm){
-        .kind = kind,
-        .groups = {layer->plan->ends, layer->local_experts, layer->plan->plan->rows},
-        .part = part != NULL ? *part : (moert_part){.first = 0},
-        .n = in ? 2 * o->intermediate : o->hidden,
-        .k = in ? o->hidden : o->intermediate,
-        .accumulate = wgrad && layer->accumulate,
-        .weight = wgrad ? weights[EXPERT_WEIGHT].gradient : weights[EXPERT_WEIGHT].weight,
-        .bias = wgrad ? weights[EXPERT_BIAS].gradient : weights[EXPERT_BIAS].weight,
-    };
-}
-
-moert_scaled_bias moert_layer_biases(const moert_layer *layer, const moert_gemm *gemm) {
-    const moert_block_tensor *biases = &layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS];
-    return (moert_scaled_bias){.groups = gemm->groups,
-                               .part = gemm->part,
-                               .n = gemm->n,
-                               .ldy = gemm->ldy,
-                               .prob = moert_window_rows(layer->prob),
-                               .prob_stride = moert_window_stride(layer->prob),
-                               .bias = biases->weight,
-                               .y = gemm->y,
-                               .dbias = biases->gradient,
-                               .accumulate = layer->accumulate};
-}
-
-moert_gemm moert_layer_dense_gemm(const moert_layer *layer, moert_dtype type, size_t n, size_t k) {
-    const moert_batch *batch = &layer->batch;
-    return (moert_gemm){.groups = {batch->ends, batch->sequences, batch->tokens},
-                        .n = n,
-                        .k = k,
-                        .type = type,
-                        .shared_weight = true};
-}
-
-moert_gemm moert_layer_router_gemm(const moert_layer *layer, const moert_buffer *x,
-                                   moert_buffer *logits) {
-    const moert_layer_options *o = &layer->options;
-    moert_gemm gemm = moert_layer_dense_gemm(layer, MOERT_DTYPE_F32, o->router.experts, o->hidden);
-    gemm.x = (moert_buffer *)x;
-    gemm.y = logits;
-    if (o->precision != MOERT_PRECISION_F32)
-        gemm.split = &layer->mesh->scratch[MOERT_SCRATCH_ROUNDED_X];
-    return gemm;
-}
-
-moert_status moert_layer_each_chunk(moert_layer *layer, moert_transfer *back,
-                                    moert_chunk_work *work) {
-    moert_exchange *exchange = layer->mesh->exchange;
-    moert_status status = MOERT_OK;
-    for (size_t c = 0; c < layer->plan->chunks; c++) {
-        const moert_chunk chunk = moert_exchange_chunk(layer->plan, c);
-        const moert_part part = {chunk.first, chunk.end, chunk.first_row, chunk.end_row};
-        status = moert_first(status, moert_exchange_dispatch_wait(exchange, c));
-        if (status == MOERT_OK)
-            status = work(layer, back, c, &part);
-        /* NVFP4 has one chunk: take part in its last gathers before the combine */
-        if (c + 1 == layer->plan->chunks)
-            status = moert_precision_settle(layer, status);
-        status = moert_first(status, moert_exchange_combine_send(exchange, back, c));
-    }
-    return status;
-}
-
-moert_status moert_layer_activation(moert_layer *layer, size_t rows, size_t width,
-                                    moert_buffer **buffer) {
-    size_t bytes = rows * width * sizeof(float);
-    if (*buffer != NULL && moert_buffer_bytes(*buffer) >= bytes)
-        return MOERT_OK;
-    size_t most = moert_max(bytes, moert_device_describe(layer->mesh->device)->largest_bytes);
-    return moert_buffer_reserve(layer->mesh->device, moert_min(bytes + bytes / 4, most), buffer);
 }
 
 /* The block and index of a tensor; BLOCKS for the correction bias, which is in no block. */
@@ -244,20 +155,12 @@ void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *rows) {
     layer->bf16 = rows;
 }
 
-const moert_routing *moert_layer_routing(const moert_layer *layer) {
-    return &layer->routing;
-}
-
 size_t moert_layer_first_expert(const moert_layer *layer) {
     return layer->first_expert;
 }
 
 size_t moert_layer_local_experts(const moert_layer *layer) {
     return layer->local_experts;
-}
-
-const uint64_t *moert_layer_expert_counts(const moert_layer *layer) {
-    return layer->plan != NULL ? layer->plan->plan->expert_counts : NULL;
 }
 
 /* ---- initial weights ---- */

@@ -56,7 +56,8 @@ moert_dtype moert_precision_v_type(const moert_layer *layer) {
 moert_dtype moert_precision_dv_type(const moert_layer *layer) {
     if (layer->options.expert_biases)
         return MOERT_DTYPE_F32;
-    return layer->owns_dy ? moert_precision_v_type(layer) : moert_precision_h_type(layer);
+    return layer->options.deferred_wgrad ? moert_precision_v_type(layer)
+                                         : moert_precision_h_type(layer);
 }
 
 static moert_quantizer quantizer_of(moert_precision precision, moert_axis axis) {
@@ -213,13 +214,14 @@ typedef struct operand {
 } operand;
 
 /* Operand x or y of a GEMM. Rows that dispatch delivered, h and dv may be bf16 already. */
-static operand operand_of(moert_layer *layer, int block, bool y, moert_gemm *gemm) {
+static operand operand_of(moert_pass *pass, int block, bool y, moert_gemm *gemm) {
+    moert_layer *layer = pass->layer;
     const bool received = block == (y ? BLOCK_EXPERT_OUT : BLOCK_EXPERT_IN);
     const moert_dtype own = y ? moert_precision_dv_type(layer) : moert_precision_h_type(layer);
     return (operand){.values = y ? &gemm->y : &gemm->x,
                      .stride = y ? &gemm->ldy : &gemm->ldx,
                      .columns = y ? gemm->n : gemm->k,
-                     .amax = &layer->rounded[block].amax[y],
+                     .amax = &pass->amax[block][y],
                      .measured = gemm->kind == MOERT_GEMM_WGRAD,
                      .rounded = received ? moert_precision_takes_wire(&layer->options)
                                          : own != MOERT_DTYPE_F32,
@@ -274,14 +276,15 @@ static moert_status round_operand(moert_layer *layer, const moert_groups *groups
 
 /* ---- GEMMs ---- */
 
-moert_status moert_precision_gemm(moert_layer *layer, int block, const moert_gemm *gemm) {
+moert_status moert_precision_gemm(moert_pass *pass, int block, const moert_gemm *gemm) {
+    moert_layer *layer = pass->layer;
     const bool wgrad = gemm->kind == MOERT_GEMM_WGRAD, has_x = gemm->kind != MOERT_GEMM_DGRAD;
     const bool rounds = layer->options.precision != MOERT_PRECISION_F32;
     const moert_axis axis = wgrad ? MOERT_AXIS_COLUMN : MOERT_AXIS_ROW;
     const moert_rounded *own = &layer->rounded[block];
     moert_gemm rounded = *gemm;
-    const operand x = operand_of(layer, block, false, &rounded),
-                  y = operand_of(layer, block, true, &rounded);
+    const operand x = operand_of(pass, block, false, &rounded),
+                  y = operand_of(pass, block, true, &rounded);
     rounded.type = operand_type(layer);
     if (rounds && has_x)
         MOERT_TRY(round_operand(layer, &gemm->groups, axis, &x));

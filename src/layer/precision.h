@@ -30,11 +30,11 @@
 moert_status moert_precision_refresh(moert_layer *layer);
 void moert_precision_free(moert_layer *layer);
 
-/* Starts a pass, forward or backward. A pass with NVFP4 has two gathers. Call it before anything
+/* Starts a forward or backward, which has two gathers with NVFP4. Call it before anything
  * that can fail on some ranks only. */
 void moert_precision_begin(moert_layer *layer);
 /*
- * Call it with this rank's status before the combine of a pass. If the status is a failure and a
+ * Call it with this rank's status before the combine of a forward or backward. If the status is a failure and a
  * gather remains, this rank takes part in that gather, so that ranks that wait there fail too.
  * Returns the agreed status, or `status` if there was no gather. Collective over the failed ranks
  * and those that wait.
@@ -60,7 +60,7 @@ moert_dtype moert_precision_dv_type(const moert_layer *layer);
 
 /* Runs a GEMM of the experts' projection `block`, after rounding its operands to scratch. The
  * operands are float32, except that h, dv and received rows may be bf16 already. */
-moert_status moert_precision_gemm(moert_layer *layer, int block, const moert_gemm *gemm);
+moert_status moert_precision_gemm(moert_pass *pass, int block, const moert_gemm *gemm);
 /* `gemm`, a forward or dgrad, with the dtype of its rounded operands: the argument for
  * moert_gemm_rounds and moert_gemm_scatters. */
 moert_gemm moert_precision_operands(const moert_layer *layer, const moert_gemm *gemm);

@@ -44,9 +44,10 @@ static moert_quantize quantize_of(const moert_layer *layer, size_t rows, size_t 
                             .row_bytes = width * sizeof(float)};
 }
 
-moert_status moert_wire_pack(moert_layer *layer, const moert_buffer *rows,
+moert_status moert_wire_pack(moert_pass *pass, const moert_buffer *rows,
                              const moert_buffer **wire_rows) {
-    const size_t tokens = layer->batch.tokens, width = moert_wire_width(&layer->options);
+    moert_layer *layer = pass->layer;
+    const size_t tokens = pass->batch.tokens, width = moert_wire_width(&layer->options);
     const moert_buffer *given = layer->bf16;
     moert_buffer *payload;
     *wire_rows = rows;
@@ -66,10 +67,11 @@ moert_status moert_wire_pack(moert_layer *layer, const moert_buffer *rows,
     return moert_quantize_run(&op);
 }
 
-moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, moert_buffer **rows,
+moert_status moert_wire_unpack(moert_pass *pass, const moert_window *window, moert_buffer **rows,
                                size_t *stride) {
+    moert_layer *layer = pass->layer;
     const moert_layer_options *o = &layer->options;
-    const size_t received = layer->plan->plan->rows, hidden = o->hidden;
+    const size_t received = pass->plan->plan->rows, hidden = o->hidden;
     *rows = moert_window_rows(window);
     *stride = moert_window_stride(window);
     if (o->dispatch == MOERT_DISPATCH_F32)
@@ -102,9 +104,10 @@ moert_status moert_wire_unpack(moert_layer *layer, const moert_window *window, m
  * can store them there only if it has bf16 operands and rounds its results. Ranks do not push if
  * tokens are so uneven that the largest number of slots of a rank exceeds twice the largest number
  * of rows. The result is the same on all ranks. */
-static bool pushes(const moert_layer *layer) {
+static bool pushes(const moert_pass *pass) {
+    const moert_layer *layer = pass->layer;
     const moert_layer_options *o = &layer->options;
-    const moert_exchange_plan *plan = layer->plan;
+    const moert_exchange_plan *plan = pass->plan;
     const bool gemm_stores =
         o->combine == MOERT_COMBINE_BF16 && !o->expert_biases &&
         (o->hidden | o->intermediate) % GRAIN == 0 &&
@@ -113,18 +116,20 @@ static bool pushes(const moert_layer *layer) {
         layer->mesh->exchange, gemm_stores && plan->largest_slots <= 2 * plan->plan->largest_rows);
 }
 
-moert_status moert_wire_back(moert_layer *layer, bool forward, moert_transfer *back) {
+moert_status moert_wire_back(moert_pass *pass, bool forward, moert_transfer *back) {
+    moert_layer *layer = pass->layer;
     const bool rounds = layer->options.combine == MOERT_COMBINE_BF16;
-    *back = (moert_transfer){.plan = layer->plan,
-                             .cells = forward && pushes(layer) ? layer->prob : NULL};
+    *back =
+        (moert_transfer){.plan = pass->plan, .cells = forward && pushes(pass) ? pass->prob : NULL};
     MOERT_TRY(moert_mesh_window(layer->mesh, rounds ? MOERT_WINDOW_BF16 : MOERT_WINDOW_OUT,
                                 layer->options.hidden, &back->window));
-    return back->cells != NULL ? moert_window_reserve_slots(back->window, layer->plan)
-                               : moert_window_reserve(back->window, layer->plan->plan);
+    return back->cells != NULL ? moert_window_reserve_slots(back->window, pass->plan)
+                               : moert_window_reserve(back->window, pass->plan->plan);
 }
 
-moert_status moert_wire_results(moert_layer *layer, const moert_transfer *back, bool forward,
+moert_status moert_wire_results(moert_pass *pass, const moert_transfer *back, bool forward,
                                 moert_gemm *gemm) {
+    moert_layer *layer = pass->layer;
     moert_buffer **rows = forward ? &gemm->y : &gemm->x;
     size_t *stride = forward ? &gemm->ldy : &gemm->ldx;
     *rows = moert_window_rows(back->window);
@@ -141,22 +146,23 @@ moert_status moert_wire_results(moert_layer *layer, const moert_transfer *back, 
     const bool scatters = plain && sent && !sums && moert_gemm_scatters(device, &rounded);
     if (!scatters && !(plain && moert_gemm_rounds(device, &rounded)))
         return moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_DENSE,
-                                  layer->plan->plan->rows * *stride, rows);
+                                  pass->plan->plan->rows * *stride, rows);
     /* the GEMM rounds its result and stores it to this rank's window, to the windows of all ranks
      * (scatter), or to scratch, from where it is sent */
     gemm->result = MOERT_DTYPE_BF16;
     if (scatters) {
-        gemm->scatter.runs = layer->plan->plan->ranks;
+        gemm->scatter.runs = pass->plan->plan->ranks;
         return moert_exchange_push(layer->mesh->exchange, back, &gemm->scatter.places);
     }
     return sent ? moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_ROUNDED_Y,
-                                     layer->plan->plan->rows * moert_window_stride(back->window),
+                                     pass->plan->plan->rows * moert_window_stride(back->window),
                                      rows)
                 : MOERT_OK;
 }
 
-moert_status moert_wire_return(moert_layer *layer, moert_transfer *back, const moert_gemm *gemm) {
-    const size_t floats = layer->plan->plan->rows * moert_window_stride(back->window);
+moert_status moert_wire_return(moert_pass *pass, moert_transfer *back, const moert_gemm *gemm) {
+    moert_layer *layer = pass->layer;
+    const size_t floats = pass->plan->plan->rows * moert_window_stride(back->window);
     const bool rounded = gemm->result == MOERT_DTYPE_BF16, sent = back->cells != NULL;
     moert_mesh *mesh = layer->mesh;
     moert_buffer *rows = rounded ? gemm->y : mesh->scratch[MOERT_SCRATCH_DENSE];

@@ -137,7 +137,7 @@ static moert_status differentiate_moe(moert_model *model, moert_model_layer *lay
             tokens > 0 ? (float)(2.0 * model->losses.z_coefficient * model->factor / tokens) : 0.0f,
         .accumulate = accumulate};
     moert_layer_give_bf16(layer->moe, model->bf16);
-    MOERT_TRY(moert_layer_backward(layer->moe, model->d, &losses, model->dn));
+    MOERT_TRY(moert_pass_backward(layer->pass, model->d, &losses, model->dn));
     return differentiate_rows(model, layer->attention, ATTN_POST_NORM, layer->middle,
                               layer->post_rstd, true);
 }

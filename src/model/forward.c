@@ -144,7 +144,10 @@ static moert_status run_moe(moert_model *model, moert_model_layer *layer) {
                                      .bf16 = model->bf16,
                                      .rstd = layer->post_rstd}));
     moert_layer_give_bf16(layer->moe, model->bf16);
-    MOERT_TRY(moert_layer_forward(layer->moe, &model->batch, layer->post_normed, layer->out));
+    moert_pass_destroy(layer->pass);
+    layer->pass = NULL;
+    MOERT_TRY(moert_layer_forward(layer->moe, &model->batch, layer->post_normed, layer->out,
+                                  &layer->pass));
     return moert_add(tokens * c->hidden, layer->middle, layer->out);
 }
 

@@ -25,6 +25,7 @@ enum { OUTER_EMBED, OUTER_NORM, OUTER_HEAD, OUTER_TENSORS };
 typedef struct moert_model_layer {
     moert_block *attention;
     moert_layer *moe;
+    moert_pass *pass;           /* of the last forward */
     moert_buffer *aux_gradient; /* [E] gradient of the last auxiliary loss */
 
     /* activations of the last forward; T rows each */

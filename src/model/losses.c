@@ -68,7 +68,7 @@ static moert_status gather_inputs(moert_model *model, moert_buffer *inputs) {
     MOERT_TRY(moert_mesh_scratch(model->mesh, MOERT_SCRATCH_LOGITS, masses, &mass));
     MOERT_TRY(copy_inputs(model->token_loss, tokens, inputs, 0));
     for (size_t l = 0; l < c->layers; l++) {
-        const moert_routing *routing = moert_layer_routing(model->layer[l].moe);
+        const moert_routing *routing = moert_pass_routing(model->layer[l].pass);
         const size_t at = inputs_of_layer(model, l);
         MOERT_TRY(copy_inputs(routing->lse, tokens, inputs, at));
         MOERT_TRY(moert_router_mass(&c->router, tokens, routing->scores, model->batch.ends,
@@ -100,7 +100,7 @@ static moert_status gather_counts(moert_model *model) {
     uint64_t *all = NULL;
     for (size_t l = 0; l < model->config.layers; l++)
         for (size_t e = 0; e < experts; e++)
-            counts[l * experts + e] = moert_layer_expert_counts(model->layer[l].moe)[e];
+            counts[l * experts + e] = moert_pass_expert_counts(model->layer[l].pass)[e];
     if (replicas == 1)
         return MOERT_OK;
     MOERT_TRY(moert_alloc(&all, replicas, n * sizeof *all));

@@ -74,6 +74,7 @@ void moert_model_destroy(moert_model *model) {
                       layer->q_rstd, layer->k_rstd, layer->q, layer->k, layer->v, layer->attended,
                       layer->lse, layer->middle, layer->post_normed, layer->post_rstd, layer->out);
         moert_block_destroy(layer->attention);
+        moert_pass_destroy(layer->pass);
         moert_layer_destroy(layer->moe);
     }
     MOERT_DESTROY(model->rope, model->ends, model->tokens, model->targets, model->links,

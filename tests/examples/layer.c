@@ -19,6 +19,7 @@ int main(int argc, char **argv) {
     moert_context *context;
     moert_mesh *mesh;
     moert_layer *layer;
+    moert_pass *pass;
     moert_buffer *x, *y, *dx, *ends;
     moert_layer_options options = MOERT_LAYER_OPTIONS_INIT; /* SwiGLU, softmax routing */
     options.hidden = H;
@@ -46,9 +47,10 @@ int main(int argc, char **argv) {
                                .first_sequence = rank,
                                .total_sequences = ranks,
                                .ends = ends};
-    TRY(moert_layer_forward(layer, &batch, x, y));
-    TRY(moert_layer_backward(layer, y, NULL, dx)); /* of sum(y^2) / 2 */
-    TRY(moert_layer_reduce(layer, false, true));   /* gradients over all ranks */
+    TRY(moert_layer_forward(layer, &batch, x, y, &pass));
+    TRY(moert_pass_backward(pass, y, NULL, dx)); /* of sum(y^2) / 2 */
+    moert_pass_destroy(pass);
+    TRY(moert_layer_reduce(layer, true)); /* gradients over all ranks */
     TRY(moert_buffer_read(dx, 0, values, sizeof values));
     printf("rank %zu of %zu: dx[0] = %.9g\n", rank, ranks, (double)values[0]);
     moert_buffer_destroy(ends);

@@ -134,10 +134,11 @@ static moert_status prepare(job *j) {
 }
 
 static moert_status compute(job *j) {
-    MOERT_TRY(moert_layer_forward(j->layer, &j->batch, j->buffer_x, j->buffer_y));
+    moert_pass *pass; /* the layer frees it */
+    MOERT_TRY(moert_layer_forward(j->layer, &j->batch, j->buffer_x, j->buffer_y, &pass));
     if (j->dy != NULL) {
-        MOERT_TRY(moert_layer_backward(j->layer, j->buffer_dy, NULL, j->buffer_dx));
-        MOERT_TRY(moert_layer_reduce(j->layer, false, true));
+        MOERT_TRY(moert_pass_backward(pass, j->buffer_dy, NULL, j->buffer_dx));
+        MOERT_TRY(moert_layer_reduce(j->layer, true));
     }
     return moert_mesh_settle(j->mesh);
 }

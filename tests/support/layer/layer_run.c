@@ -85,17 +85,19 @@ void layer_run_close(const layer_run *run) {
     moert_mesh_destroy(run->mesh);
 }
 
-moert_status layer_run_forward(const layer_run *run) {
-    return moert_layer_forward(run->layer, &run->batch, run->x, run->y);
+moert_status layer_run_forward(layer_run *run) {
+    moert_pass_destroy(run->pass);
+    run->pass = NULL;
+    return moert_layer_forward(run->layer, &run->batch, run->x, run->y, &run->pass);
 }
 
 moert_status layer_run_step(layer_run *run, size_t index, size_t count) {
     const moert_layer_losses losses = {run->aux, (float)run->oracle->z_factor, index > 0};
     MOERT_TRY(layer_run_forward(run));
-    MOERT_TRY(moert_layer_backward(run->layer, run->dy, &losses, run->dx));
+    MOERT_TRY(moert_pass_backward(run->pass, run->dy, &losses, run->dx));
     if (run->deferred)
-        MOERT_TRY(moert_layer_wgrad(run->layer));
-    return moert_layer_reduce(run->layer, index > 0, index + 1 == count);
+        MOERT_TRY(moert_pass_wgrad(run->pass));
+    return moert_layer_reduce(run->layer, index + 1 == count);
 }
 
 /* Gathers the rows of all ranks: [T,H]. */

@@ -13,6 +13,7 @@ typedef struct layer_run {
     moert_comm *world;
     moert_mesh *mesh;
     moert_layer *layer;
+    moert_pass *pass; /* of the last forward, or NULL */
     const oracle_layer *oracle;
     bool deferred;
     size_t first_token;
@@ -33,7 +34,8 @@ layer_run layer_run_open(moert_context *context, size_t ep, const oracle_layer *
                          bool deferred);
 void layer_run_close(const layer_run *run);
 
-moert_status layer_run_forward(const layer_run *run);
+/* Ends the pass of the last forward first. */
+moert_status layer_run_forward(layer_run *run);
 /* Runs forward, backward, wgrad if it is deferred, and reduction of micro-batch `index` of `count`.
  * Every micro-batch has the same tokens. */
 moert_status layer_run_step(layer_run *run, size_t index, size_t count);

@@ -64,7 +64,7 @@ static moert_memory measure_blocks(moert_model *model, const moert_optimizer *op
 }
 
 static size_t layer_activations(const moert_model_layer *l) {
-    const moert_layer *moe = l->moe;
+    const moert_pass *moe = l->pass;
     return SUM(l->aux_gradient, l->normed, l->rstd, l->q_raw, l->k_raw, l->q_rstd, l->k_rstd, l->q,
                l->k, l->v, l->attended, l->lse, l->middle, l->post_normed, l->post_rstd, l->out,
                moe->logits, moe->routing.scores, moe->routing.index, moe->routing.weight,
@@ -87,15 +87,15 @@ static moert_memory measure(moert_model *model, const moert_optimizer *optimizer
         SUM(model->bf16, model->d, model->dn, model->datt, model->dq, model->dk, model->dv);
     found.scratch += sum_bytes(mesh->scratch, MOERT_SCRATCHES);
     for (size_t i = 0; i < model->config.layers; i++) {
-        const moert_layer *moe = model->layer[i].moe;
+        const moert_pass *moe = model->layer[i].pass;
         found.activations += layer_activations(&model->layer[i]);
-        found.copies += rounded_bytes(moe);
+        found.copies += rounded_bytes(moe->layer);
         measure_window(moe->x, moe->plan->plan->rows, &found);
         measure_window(moe->prob, moe->plan->plan->rows, &found);
     }
     for (size_t i = 0; i < MOERT_SHARED_WINDOWS; i++)
         if (mesh->windows[i] != NULL)
-            measure_window(mesh->windows[i], model->layer[0].moe->plan->plan->rows, &found);
+            measure_window(mesh->windows[i], model->layer[0].pass->plan->plan->rows, &found);
     return found;
 }
 

@@ -194,8 +194,7 @@ TEST(test_a_bad_token_fails_on_all_ranks_and_leaves_the_layer_usable) {
     const float right = (float)oracle.x[0];
     ASSERT_OK_ON_ALL(test_rank == 0 ? moert_buffer_write(run.x, 0, &bad, sizeof bad) : MOERT_OK);
     ASSERT_FAILS_ON_ALL(layer_run_forward(&run), MOERT_ERROR_NUMERIC, "");
-    ASSERT_FAILS_ON_ALL(moert_layer_backward(run.layer, run.dy, NULL, run.dx), MOERT_ERROR_USAGE,
-                        "");
+    ASSERT_FAILS_ON_ALL(moert_pass_backward(run.pass, run.dy, NULL, run.dx), MOERT_ERROR_USAGE, "");
     ASSERT_OK_ON_ALL(test_rank == 0 ? moert_buffer_write(run.x, 0, &right, sizeof right)
                                     : MOERT_OK);
     ASSERT_OK(layer_run_step(&run, 0, 1));
@@ -208,17 +207,15 @@ TEST(test_calls_out_of_order_are_refused) {
     const moert_layer_options options = plain_form();
     const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
     layer_run run = layer_run_open(test_context, 0, &oracle, true);
-    moert_layer *layer = run.layer;
-    const moert_status early[] = {moert_layer_backward(layer, run.dy, NULL, run.dx),
-                                  moert_layer_wgrad(layer), moert_layer_reduce(layer, false, true)};
+    const moert_status early[] = {moert_pass_backward(run.pass, run.dy, NULL, run.dx),
+                                  moert_pass_wgrad(run.pass), moert_layer_reduce(run.layer, true)};
     for (size_t i = 0; i < 3; i++)
         ASSERT_ON_ALL(early[i] == MOERT_ERROR_USAGE);
     ASSERT_OK(layer_run_step(&run, 0, 1));
-    /* a reduction must have the `accumulate` of its backward, which is false here */
-    ASSERT_FAILS_ON_ALL(moert_layer_reduce(layer, true, true), MOERT_ERROR_USAGE, "");
-    ASSERT_FAILS_ON_ALL(moert_layer_backward(layer, run.dy, NULL, run.dx), MOERT_ERROR_USAGE, "");
+    ASSERT_FAILS_ON_ALL(moert_layer_reduce(run.layer, true), MOERT_ERROR_USAGE, "");
+    ASSERT_FAILS_ON_ALL(moert_pass_backward(run.pass, run.dy, NULL, run.dx), MOERT_ERROR_USAGE, "");
     ASSERT_OK(layer_run_forward(&run));
-    ASSERT_FAILS_ON_ALL(moert_layer_wgrad(layer), MOERT_ERROR_USAGE, "");
+    ASSERT_FAILS_ON_ALL(moert_pass_wgrad(run.pass), MOERT_ERROR_USAGE, "");
     layer_run_close(&run);
 }
 
@@ -234,7 +231,7 @@ TEST(test_a_forward_without_a_backward_has_the_same_bits) {
     ASSERT_OK(layer_run_forward(&run));
     ASSERT_OK(moert_buffer_read(run.y, 0, dropped, bytes));
     ASSERT_ON_ALL(memcmp(kept, dropped, bytes) == 0);
-    ASSERT_FAILS_ON_ALL(moert_layer_backward(run.layer, run.dy, NULL, run.dx), MOERT_ERROR_USAGE,
+    ASSERT_FAILS_ON_ALL(moert_pass_backward(run.pass, run.dy, NULL, run.dx), MOERT_ERROR_USAGE,
                         "without a forward");
     layer_run_close(&run);
 }
@@ -246,8 +243,8 @@ TEST(test_a_batch_without_sequences_on_one_rank_fails_on_all) {
     moert_batch batch = run.batch;
     if (test_rank == 0)
         batch.sequences = 0;
-    ASSERT_FAILS_ON_ALL(moert_layer_forward(run.layer, &batch, run.x, run.y), MOERT_ERROR_USAGE,
-                        "");
+    ASSERT_FAILS_ON_ALL(moert_layer_forward(run.layer, &batch, run.x, run.y, NULL),
+                        MOERT_ERROR_USAGE, "");
     layer_run_close(&run);
 }
 

@@ -196,8 +196,8 @@ static void fail_and_recover(layer_run *run, const breakage *b) {
     if (b->backward)
         ASSERT_OK(layer_run_forward(run));
     break_or_mend(layer, b, &small);
-    const moert_status status =
-        b->backward ? moert_layer_backward(layer, run->dy, NULL, run->dx) : layer_run_forward(run);
+    const moert_status status = b->backward ? moert_pass_backward(run->pass, run->dy, NULL, run->dx)
+                                            : layer_run_forward(run);
     break_or_mend(layer, b, &small);
     ASSERT_ON_ALL(status == b->status);
     ASSERT_OK(layer_run_step(run, 0, 1));

@@ -175,17 +175,18 @@ static void check_gemms(layer_run *run, moert_precision precision) {
 #define GEMM(which, a, w, b)                                                                       \
     (gemm = plain, gemm.kind = MOERT_GEMM_##which, gemm.x = (a), gemm.weight = (w), gemm.y = (b),  \
      &gemm)
+    moert_pass pass = {.layer = layer};
     ASSERT_OK_ON_ALL(moert_precision_refresh(layer));
     for (size_t i = 0; i < 2; i++) {
         moert_precision_begin(layer);
         moert_gemm first = *GEMM(FORWARD, x, weight, got_y);
         first.gated = true;
         first.glu = (moert_glu){.form = layer->options.glu, .h = got_h};
-        ASSERT_OK_ON_ALL(moert_precision_gemm(layer, BLOCK_EXPERT_IN, &first));
+        ASSERT_OK_ON_ALL(moert_precision_gemm(&pass, BLOCK_EXPERT_IN, &first));
         moert_precision_begin(layer);
         ASSERT_OK_ON_ALL(
-            moert_precision_gemm(layer, BLOCK_EXPERT_IN, GEMM(DGRAD, got_x, weight, dv)));
-        ASSERT_OK_ON_ALL(moert_precision_gemm(layer, BLOCK_EXPERT_IN, GEMM(WGRAD, x, dw, dv)));
+            moert_precision_gemm(&pass, BLOCK_EXPERT_IN, GEMM(DGRAD, got_x, weight, dv)));
+        ASSERT_OK_ON_ALL(moert_precision_gemm(&pass, BLOCK_EXPERT_IN, GEMM(WGRAD, x, dw, dv)));
         ASSERT_OK_ON_ALL(moert_gemm_run(GEMM(FORWARD, all[0], all[4], want_y)));
         ASSERT_OK_ON_ALL(moert_gemm_run(GEMM(DGRAD, want_x, all[5], all[1])));
         ASSERT_OK_ON_ALL(moert_gemm_run(GEMM(WGRAD, all[2], want_dw, all[3])));

@@ -1,0 +1,165 @@
+/* The passes of a layer: their memory, their GEMM descriptors, and the loop over chunks. */
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "layer/internal.h"
+#include "layer/precision.h"
+#include "layer/wire.h"
+
+/* ---- memory ---- */
+
+static moert_status create_windows(moert_pass *pass) {
+    const moert_layer_options *options = &pass->layer->options;
+    moert_exchange *exchange = pass->layer->mesh->exchange;
+    const size_t width = moert_wire_width(options);
+    if (pass->x == NULL)
+        MOERT_TRY(moert_window_create(exchange, width, &pass->x));
+    if (pass->prob == NULL)
+        MOERT_TRY(moert_window_create(exchange, 1, &pass->prob));
+    return options->deferred_wgrad && pass->dy == NULL
+               ? moert_window_create(exchange, width, &pass->dy)
+               : MOERT_OK;
+}
+
+static moert_status add_pass(moert_layer *layer) {
+    const size_t count = layer->pass_count;
+    MOERT_TRY(MOERT_GROW(&layer->passes, &layer->pass_room, count + 1));
+    if (layer->passes[count] == NULL)
+        MOERT_TRY(MOERT_NEW(&layer->passes[count]));
+    layer->passes[count]->layer = layer;
+    return create_windows(layer->passes[count]);
+}
+
+moert_status moert_pass_take(moert_layer *layer, moert_pass **pass) {
+    size_t i = 0;
+    while (i < layer->pass_count && layer->passes[i]->in_use)
+        i++;
+    if (i == layer->pass_count) {
+        MOERT_TRY(moert_comm_agree(layer->mesh->world, add_pass(layer)));
+        layer->pass_count++;
+    }
+    layer->passes[i]->in_use = true;
+    *pass = layer->passes[i];
+    return MOERT_OK;
+}
+
+void moert_pass_destroy(moert_pass *pass) {
+    if (pass == NULL)
+        return;
+    moert_exchange_free_plan(pass->plan);
+    pass->plan = NULL;
+    pass->stage = STAGE_NOTHING;
+    pass->in_use = false;
+}
+
+static void free_pass(moert_pass *pass) {
+    moert_pass_destroy(pass);
+    if (pass->layer->options.deferred_wgrad)
+        moert_window_destroy(pass->dy);
+    moert_window_destroy(pass->prob);
+    moert_window_destroy(pass->x);
+    MOERT_DESTROY(pass->logits, pass->routing.scores, pass->routing.index, pass->routing.weight,
+                  pass->routing.lse, pass->v, pass->h, pass->shared_v, pass->shared_h);
+    free(pass);
+}
+
+void moert_pass_free_all(moert_layer *layer) {
+    for (size_t i = 0; i < layer->pass_room; i++)
+        if (layer->passes[i] != NULL)
+            free_pass(layer->passes[i]);
+    free(layer->passes);
+}
+
+moert_status moert_pass_activation(const moert_pass *pass, size_t rows, size_t width,
+                                   moert_buffer **buffer) {
+    moert_device *device = pass->layer->mesh->device;
+    size_t bytes = rows * width * sizeof(float);
+    if (*buffer != NULL && moert_buffer_bytes(*buffer) >= bytes)
+        return MOERT_OK;
+    size_t most = moert_max(bytes, moert_device_describe(device)->largest_bytes);
+    return moert_buffer_reserve(device, moert_min(bytes + bytes / 4, most), buffer);
+}
+
+/* ---- results ---- */
+
+const moert_routing *moert_pass_routing(const moert_pass *pass) {
+    return &pass->routing;
+}
+
+const uint64_t *moert_pass_expert_counts(const moert_pass *pass) {
+    return pass->plan->plan->expert_counts;
+}
+
+/* ---- descriptors ---- */
+
+moert_gemm moert_pass_gemm(const moert_pass *pass, moert_gemm_kind kind, int block,
+                           const moert_part *part) {
+    const moert_layer *layer = pass->layer;
+    const moert_layer_options *o = &layer->options;
+    const moert_block_tensor *weights = layer->block[block]->tensor;
+    const bool in = block == BLOCK_EXPERT_IN, wgrad = kind == MOERT_GEMM_WGRAD;
+    return (moert_gemm){
+        .kind = kind,
+        .groups = {pass->plan->ends, layer->local_experts, pass->plan->plan->rows},
+        .part = part != NULL ? *part : (moert_part){.first = 0},
+        .n = in ? 2 * o->intermediate : o->hidden,
+        .k = in ? o->hidden : o->intermediate,
+        .accumulate = wgrad && pass->accumulate,
+        .weight = wgrad ? weights[EXPERT_WEIGHT].gradient : weights[EXPERT_WEIGHT].weight,
+        .bias = wgrad ? weights[EXPERT_BIAS].gradient : weights[EXPERT_BIAS].weight,
+    };
+}
+
+moert_scaled_bias moert_pass_biases(const moert_pass *pass, const moert_gemm *gemm) {
+    const moert_layer *layer = pass->layer;
+    const moert_block_tensor *biases = &layer->block[BLOCK_EXPERT_OUT]->tensor[EXPERT_BIAS];
+    return (moert_scaled_bias){.groups = gemm->groups,
+                               .part = gemm->part,
+                               .n = gemm->n,
+                               .ldy = gemm->ldy,
+                               .prob = moert_window_rows(pass->prob),
+                               .prob_stride = moert_window_stride(pass->prob),
+                               .bias = biases->weight,
+                               .y = gemm->y,
+                               .dbias = biases->gradient,
+                               .accumulate = pass->accumulate};
+}
+
+moert_gemm moert_pass_dense_gemm(const moert_pass *pass, moert_dtype type, size_t n, size_t k) {
+    const moert_batch *batch = &pass->batch;
+    return (moert_gemm){.groups = {batch->ends, batch->sequences, batch->tokens},
+                        .n = n,
+                        .k = k,
+                        .type = type,
+                        .shared_weight = true};
+}
+
+moert_gemm moert_pass_router_gemm(const moert_pass *pass, const moert_buffer *x,
+                                  moert_buffer *logits) {
+    const moert_layer *layer = pass->layer;
+    const moert_layer_options *o = &layer->options;
+    moert_gemm gemm = moert_pass_dense_gemm(pass, MOERT_DTYPE_F32, o->router.experts, o->hidden);
+    gemm.x = (moert_buffer *)x;
+    gemm.y = logits;
+    if (o->precision != MOERT_PRECISION_F32)
+        gemm.split = &layer->mesh->scratch[MOERT_SCRATCH_ROUNDED_X];
+    return gemm;
+}
+
+moert_status moert_pass_each_chunk(moert_pass *pass, moert_transfer *back, moert_chunk_work *work) {
+    moert_layer *layer = pass->layer;
+    moert_exchange *exchange = layer->mesh->exchange;
+    moert_status status = MOERT_OK;
+    for (size_t c = 0; c < pass->plan->chunks; c++) {
+        const moert_chunk chunk = moert_exchange_chunk(pass->plan, c);
+        const moert_part part = {chunk.first, chunk.end, chunk.first_row, chunk.end_row};
+        status = moert_first(status, moert_exchange_dispatch_wait(exchange, c));
+        if (status == MOERT_OK)
+            status = work(pass, back, c, &part);
+        /* NVFP4 has one chunk: take part in its last gathers before the combine */
+        if (c + 1 == pass->plan->chunks)
+            status = moert_precision_settle(layer, status);
+        status = moert_first(status, moert_exchange_combine_send(exchange, back, c));
+    }
+    return status;
+}
