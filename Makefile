@@ -6,7 +6,7 @@
 
 MAKEFLAGS += -r # no built-in rules: make would try them for every header, seconds a call
 
-VERSION  := 0.1.0
+VERSION  := $(shell awk '/^.define MOERT_VERSION_(MAJOR|MINOR|PATCH) / {v = v dot $$3; dot = "."} END {print v}' include/moert/version.h)
 BUILD    ?= build
 PREFIX   ?= /usr/local
 CC       := gcc
@@ -80,7 +80,7 @@ $(BUILD)/lib/moert.pc: Makefile FORCE # contains PREFIX, which may change from c
 	$(Q)mkdir -p $(@D) && printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'Name: moert' \
 		'Description: expert-parallel runtime for Mixture-of-Experts training' 'Version: $(VERSION)' \
 		'Requires: $(if $(MPICC),,$(MPI)) OpenCL' 'Requires.private: hwloc jansson libxxhash' \
-		'Cflags: -I$${prefix}/include $(MPI_CFLAGS)' 'Libs: -L$${libdir} -lmoert $(MPI_LIBS)' \
+		'Cflags: -I$${prefix}/include -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(MPI_CFLAGS)' 'Libs: -L$${libdir} -lmoert $(MPI_LIBS)' \
 		'Libs.private: -lm -ldl -pthread' > $@
 
 $(BUILD)/%.o: %.c | $(BUILD)/packages

@@ -8,6 +8,15 @@
 #ifndef MOERT_CONTEXT_H
 #define MOERT_CONTEXT_H
 
+/* MPI's old C++ interface would need a library of its own. */
+#ifdef __cplusplus
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX
+#endif
+#ifndef MPICH_SKIP_MPICXX
+#define MPICH_SKIP_MPICXX
+#endif
+#endif
 #include <mpi.h>
 
 #include "moert/device.h"
@@ -27,8 +36,7 @@ typedef struct moert_context_options {
     void *cl_queue;   /* cl_command_queue */
 } moert_context_options;
 
-#define MOERT_CONTEXT_OPTIONS_INIT                                                                 \
-    { sizeof(moert_context_options), NULL, NULL, NULL }
+#define MOERT_CONTEXT_OPTIONS_INIT MOERT_INIT(moert_context_options, context_, )
 
 /*
  * Creates a context on a duplicate of `comm`. options may be NULL. Collective over `comm`,

@@ -120,11 +120,7 @@ typedef struct moert_quantizer {
 } moert_quantizer;
 
 /* MXFP8 E4M3 along rows, RCEIL. */
-#define MOERT_QUANTIZER_INIT                                                                       \
-    {                                                                                              \
-        sizeof(moert_quantizer), MOERT_FORMAT_MXFP8_E4M3, MOERT_AXIS_ROW, MOERT_SCALE_RCEIL,       \
-            MOERT_NVFP4_TE, MOERT_ROUNDING_AUTO, 0, false, false, false                            \
-    }
+#define MOERT_QUANTIZER_INIT MOERT_INIT(moert_quantizer, quantizer_, )
 
 /*
  * Training recipes: how the operands of the experts' three GEMMs are rounded. GEMMs accumulate in

@@ -55,6 +55,7 @@ MOERT_API moert_status moert_mesh_settle(moert_mesh *mesh);
  * bits on any number of ranks.
  */
 typedef struct moert_batch {
+    size_t size;              /* sizeof(moert_batch) */
     size_t tokens;            /* T on this rank */
     size_t sequences;         /* on this rank, in order */
     size_t first_sequence;    /* global index of the first; ascending with the rank */
@@ -62,6 +63,8 @@ typedef struct moert_batch {
     const moert_buffer *ends; /* uint32 [sequences] cumulative ends, the last is T */
     bool forward_only;        /* forward keeps less data; a backward of its pass is an error */
 } moert_batch;
+
+#define MOERT_BATCH_INIT MOERT_INIT(moert_batch, batch_, )
 
 typedef struct moert_layer moert_layer;
 
@@ -85,11 +88,9 @@ typedef struct moert_layer_options {
 } moert_layer_options;
 
 #define MOERT_LAYER_OPTIONS_INIT                                                                   \
-    {                                                                                              \
-        sizeof(moert_layer_options), 0, 0, 0, MOERT_ROUTER_OPTIONS_INIT, MOERT_GLU_SWIGLU, false,  \
-            false, false, false, MOERT_PRECISION_F32, MOERT_PRECISION_F32, MOERT_DISPATCH_F32,     \
-            MOERT_COMBINE_F32                                                                      \
-    }
+    MOERT_INIT(moert_layer_options, layer_,                                                        \
+               MOERT_SET(layer_, router, MOERT_ROUTER_OPTIONS_INIT)                                \
+                   MOERT_SET(layer_, glu, MOERT_GLU_SWIGLU))
 
 /* Errors: ERROR_USAGE (sizes, choices, K > E, E < EP; the message says which), ERROR_MEMORY. The
  * mesh must outlive the layer, and destroying the layer ends its passes. */
@@ -134,11 +135,14 @@ MOERT_API void moert_pass_destroy(moert_pass *pass);
 
 /* Inputs of backward other than dy. */
 typedef struct moert_layer_losses {
+    size_t size; /* sizeof(moert_layer_losses) */
     const moert_buffer
         *aux_gradient; /* [E] gradient of the auxiliary loss by each routing score, or NULL */
     float z_factor;    /* 2 * z-loss coefficient / tokens of the global batch */
     bool accumulate;   /* add to the gradients (further micro-batches) instead of replacing them */
 } moert_layer_losses;
+
+#define MOERT_LAYER_LOSSES_INIT MOERT_INIT(moert_layer_losses, losses_, )
 
 /*
  * dx = gradient of the pass's x, from dy. Also computes the gradients of this rank's experts

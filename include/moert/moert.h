@@ -1,7 +1,8 @@
 /*
  * moert: an expert-parallel runtime for Mixture-of-Experts training.
  *
- *   status.h    errors                          context.h   rank, cores, device
+ *   status.h    errors, initialisers            version.h   the version
+ *   context.h   rank, cores, device              layer.h     the MoE layer over an EP x EDP mesh
  *   device.h    device memory                   layer.h     the MoE layer over an EP x EDP mesh
  *   router.h    routing options                 plan.h      counts, offsets and rows of an exchange
  *   glu.h       options of the GLU              formats.h   dtypes and block-scaled formats
@@ -24,5 +25,6 @@
 #include "moert/quantize.h"
 #include "moert/router.h"
 #include "moert/status.h"
+#include "moert/version.h"
 
 #endif

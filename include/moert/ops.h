@@ -187,7 +187,7 @@ typedef struct moert_op_options {
 } moert_op_options;
 
 #define MOERT_OP_OPTIONS_INIT                                                                      \
-    { .size = sizeof(moert_op_options), .topk = 1, .glu = MOERT_GLU_SWIGLU }
+    MOERT_INIT(moert_op_options, op_, MOERT_SET(op_, topk, 1) MOERT_SET(op_, glu, MOERT_GLU_SWIGLU))
 
 /*
  * X(buffer): the buffers of execute. Exactly the buffers of the description must be set; all others
@@ -232,8 +232,7 @@ typedef struct moert_op_buffers {
 #undef MOERT_OP_BUFFER_MEMBER
 } moert_op_buffers;
 
-#define MOERT_OP_BUFFERS_INIT                                                                      \
-    { .size = sizeof(moert_op_buffers) }
+#define MOERT_OP_BUFFERS_INIT MOERT_INIT(moert_op_buffers, buffers_, )
 
 typedef struct moert_op moert_op;
 

@@ -92,7 +92,7 @@ typedef struct moert_quantize {
 
 /* MXFP8 E4M3 along rows, RCEIL. */
 #define MOERT_QUANTIZE_INIT                                                                        \
-    { .size = sizeof(moert_quantize), .how = MOERT_QUANTIZER_INIT }
+    MOERT_INIT(moert_quantize, quantize_, MOERT_SET(quantize_, how, MOERT_QUANTIZER_INIT))
 
 /* amax[1] or [groups.count] = largest |x|, after the rotation of `how.hadamard`; 0 for no rows.
  * Uses `how.axis`, `how.hadamard`, `how.group_scales`, and the buffers x and amax. Bytes: reads
@@ -133,8 +133,7 @@ typedef struct moert_cast {
     moert_buffer *target;       /* [n] */
 } moert_cast;
 
-#define MOERT_CAST_INIT                                                                            \
-    { .size = sizeof(moert_cast) }
+#define MOERT_CAST_INIT MOERT_INIT(moert_cast, cast_, )
 
 /* Bytes: reads and writes n elements. Errors: also ERROR_USAGE for other pairs of dtypes. */
 MOERT_API moert_status moert_cast_run(const moert_cast *cast);
@@ -167,8 +166,7 @@ typedef struct moert_scale_tiles {
                                = enough for any ends; groups that do not fit are not written */
 } moert_scale_tiles;
 
-#define MOERT_SCALE_TILES_INIT                                                                     \
-    { .size = sizeof(moert_scale_tiles) }
+#define MOERT_SCALE_TILES_INIT MOERT_INIT(moert_scale_tiles, tiles_, )
 
 /* moert_swizzle: swizzled from linear; moert_unswizzle: linear from swizzled. Bytes: both
  * buffers. */
@@ -197,8 +195,7 @@ typedef struct moert_interleave {
     moert_buffer *to;         /* [M,2I] */
 } moert_interleave;
 
-#define MOERT_INTERLEAVE_INIT                                                                      \
-    { .size = sizeof(moert_interleave) }
+#define MOERT_INTERLEAVE_INIT MOERT_INIT(moert_interleave, interleave_, )
 
 /* Bytes: reads and writes 2MI elements. Errors: also ERROR_USAGE if I is no multiple of the
  * granularity. */

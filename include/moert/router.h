@@ -42,7 +42,10 @@ typedef struct moert_router_options {
 } moert_router_options;
 
 #define MOERT_ROUTER_OPTIONS_INIT                                                                  \
-    { sizeof(moert_router_options), 0, 0, MOERT_SCORE_SOFTMAX, true, 1.0f, 1, 1, 2 }
+    MOERT_INIT(moert_router_options, router_,                                                      \
+               MOERT_SET(router_, renormalise, true) MOERT_SET(router_, scale, 1.0f)               \
+                   MOERT_SET(router_, groups, 1) MOERT_SET(router_, kept_groups, 1)                \
+                       MOERT_SET(router_, group_best, 2))
 
 /*
  * Balancing without a loss (DeepSeek-V3): bias[e] += rate * sign(mean(counts) - counts[e]), on host

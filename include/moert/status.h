@@ -1,5 +1,5 @@
 /*
- * Status codes and the last error's text.
+ * Status codes, the last error's text, and the initialisers of structs.
  *
  * Every moert function that can fail returns a moert_status; MOERT_OK is zero. The function that
  * first detects a failure records one message. moert_last_error() returns it until the next failure
@@ -17,6 +17,29 @@ extern "C" {
 #define MOERT_API __attribute__((visibility("default")))
 #else
 #define MOERT_API
+#endif
+
+/*
+ * Structs that start with `size` grow at their end from version to version. Their initialisers set
+ * `size` and the defaults. A program built with older headers passes a smaller size, and gets the
+ * defaults of the fields that it does not know. A struct inside another one does not grow.
+ *
+ * Initialisers are MOERT_INIT(type, name, MOERT_SET(name, field, value) ...), with any name; all
+ * other fields are 0.
+ */
+#ifdef __cplusplus
+#define MOERT_INIT(type, name, ...)                                                                \
+    ([] {                                                                                          \
+        type name = type();                                                                        \
+        name.size = sizeof(type);                                                                  \
+        __VA_ARGS__                                                                                \
+        return name;                                                                               \
+    }())
+#define MOERT_SET(name, field, ...) name.field = __VA_ARGS__;
+#else
+#define MOERT_INIT(type, name, ...)                                                                \
+    { .size = sizeof(type), __VA_ARGS__ }
+#define MOERT_SET(name, field, ...) .field = __VA_ARGS__,
 #endif
 
 /* X(name, text): one row per status. */

@@ -8,6 +8,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/options.h"
 #include "comm/watchdog/watchdog.h"
 
 struct moert_context {
@@ -110,8 +111,8 @@ static void print_origin(const void *origin, FILE *file) {
 /* All ranks must take the same path, since the paths contain collective calls. Collective. */
 static moert_status open_device(moert_context *context, const moert_context_options *options) {
     const moert_config *config = moert_config_get();
-    const bool given = options != NULL && (options->cl_context != NULL ||
-                                           options->cl_device != NULL || options->cl_queue != NULL);
+    const bool given =
+        options->cl_context != NULL || options->cl_device != NULL || options->cl_queue != NULL;
     const int origin = given ? ORIGIN_CALLER : config->bind ? ORIGIN_BOUND : ORIGIN_UNBOUND;
     MOERT_TRY(moert_comm_compare(context->comm, print_origin, &origin, MOERT_ERROR_USAGE,
                                  "all ranks must get their devices in the same way"));
@@ -177,12 +178,11 @@ static moert_status find_difference(moert_context *context) {
     return MOERT_OK;
 }
 
-static moert_status check_options(const moert_context_options *options) {
-    if (options != NULL && options->size != sizeof *options)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "moert_context_options.size is %zu, expected %zu; start from "
-                          "MOERT_CONTEXT_OPTIONS_INIT",
-                          options->size, sizeof *options);
+/* *taken = the options; given NULL: the defaults. */
+static moert_status take_options(const moert_context_options *given, moert_context_options *taken) {
+    const moert_context_options defaults = MOERT_CONTEXT_OPTIONS_INIT;
+    MOERT_TRY(MOERT_OPTIONS_TAKE(moert_context_options, MOERT_CONTEXT_OPTIONS_INIT, taken,
+                                 given != NULL ? given : &defaults));
     return moert_config_check();
 }
 
@@ -202,6 +202,7 @@ moert_status moert_context_create(MPI_Comm comm, const moert_context_options *op
 moert_status moert_context_open(const void *comm, const moert_context_options *options,
                                 bool same_variables, moert_context **context) {
     moert_context *made = NULL;
+    moert_context_options taken;
     moert_comm *world;
     moert_status status;
     MOERT_TRY(moert_comm_create(comm, &world));
@@ -213,11 +214,11 @@ moert_status moert_context_open(const void *comm, const moert_context_options *o
     }
     made->comm = world;
     moert_log_set_rank((int)moert_comm_rank(world), (int)moert_comm_size(world));
-    MOERT_TRY_OR(fail, moert_comm_agree(made->comm, check_options(options)));
+    MOERT_TRY_OR(fail, moert_comm_agree(made->comm, take_options(options, &taken)));
     if (same_variables)
         MOERT_TRY_OR(fail, moert_comm_compare(made->comm, print_variables, NULL, MOERT_ERROR_USAGE,
                                               "all ranks must have the same variables"));
-    MOERT_TRY_OR(fail, moert_comm_agree(made->comm, open_device(made, options)));
+    MOERT_TRY_OR(fail, moert_comm_agree(made->comm, open_device(made, &taken)));
     MOERT_TRY_OR(fail, moert_context_settle_tiles(made->comm, made->device));
     MOERT_TRY_OR(fail, find_difference(made));
     MOERT_TRY_OR(fail,

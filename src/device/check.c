@@ -1,13 +1,6 @@
 /* Checks of the arguments of operations on device buffers. */
 #include "device/check.h"
 
-moert_status moert_check_size(const char *initialiser, size_t size, size_t expected) {
-    if (size != expected)
-        return MOERT_FAIL(ERROR_USAGE, "the size of a description is %zu, not the %zu of %s", size,
-                          expected, initialiser);
-    return MOERT_OK;
-}
-
 moert_status moert_check_buffer(const char *name, const moert_buffer *buffer, size_t lines,
                                 size_t width, size_t stride, size_t bytes) {
     size_t last, elements;

@@ -7,6 +7,3 @@
  * `stride` elements. */
 moert_status moert_check_buffer(const char *name, const moert_buffer *buffer, size_t lines,
                                 size_t width, size_t stride, size_t bytes);
-
-/* Checks that a description's `size` is `expected`, which `initialiser` sets. */
-moert_status moert_check_size(const char *initialiser, size_t size, size_t expected);

@@ -1,4 +1,5 @@
 /* The layer's backward pass and the completion of its gradients. */
+#include "base/options.h"
 #include "base/phase.h"
 #include "layer/operand.h"
 #include "layer/precision.h"
@@ -167,9 +168,10 @@ static moert_status differentiate_shared(moert_pass *pass, const moert_buffer *d
     return moert_block_gemm(dense, DENSE_SHARED_W1, &gemm);
 }
 
-/* Reserves the windows and scratch of the backward pass and starts the dispatch of dy. All ranks of
- * the EP group return the same status. */
-static moert_status deliver(moert_pass *pass, const moert_buffer *dy, moert_transfer *back) {
+/* Reserves the windows and scratch of the backward and starts the dispatch of dy. `status` is this
+ * rank's status so far; all ranks of the EP group return the same status. */
+static moert_status deliver(moert_pass *pass, moert_status status, const moert_buffer *dy,
+                            moert_transfer *back) {
     moert_layer *layer = pass->layer;
     moert_mesh *mesh = layer->mesh;
     const moert_buffer *wire_rows = NULL;
@@ -179,8 +181,8 @@ static moert_status deliver(moert_pass *pass, const moert_buffer *dy, moert_tran
     MOERT_TRY(moert_wire_back(pass, false, back));
     MOERT_TRY(moert_mesh_window(mesh, MOERT_WINDOW_DPROB, 1, &back->slots));
     MOERT_TRY(moert_window_reserve(back->slots, pass->plan->plan));
-    moert_status status =
-        moert_block_begin(layer->block[BLOCK_DENSE], &pass->batch, pass->accumulate);
+    if (status == MOERT_OK)
+        status = moert_block_begin(layer->block[BLOCK_DENSE], &pass->batch, pass->accumulate);
     if (status == MOERT_OK)
         status =
             moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS,
@@ -193,21 +195,22 @@ static moert_status deliver(moert_pass *pass, const moert_buffer *dy, moert_tran
 
 moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
                                  const moert_layer_losses *losses, moert_buffer *dx) {
-    const moert_layer_losses none = {NULL, 0.0f, false};
+    const moert_layer_losses none = MOERT_LAYER_LOSSES_INIT;
+    moert_layer_losses taken;
     moert_transfer back;
     moert_buffer *dlogits = NULL;
     if (pass == NULL || pass->stage != STAGE_FORWARD)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_backward without a forward before it");
     moert_layer *layer = pass->layer;
     moert_mesh *mesh = layer->mesh;
-    if (losses == NULL)
-        losses = &none;
-    pass->accumulate = losses->accumulate;
+    moert_status status = MOERT_OPTIONS_TAKE(moert_layer_losses, MOERT_LAYER_LOSSES_INIT, &taken,
+                                             losses != NULL ? losses : &none);
+    pass->accumulate = taken.accumulate;
     pass->stage = STAGE_NOTHING;
     layer->unreduced = false;
     layer->batch = pass->batch;
     moert_precision_begin(layer);
-    moert_status status = deliver(pass, dy, &back);
+    status = deliver(pass, status, dy, &back);
     if (status != MOERT_OK)
         return moert_precision_tell_replicas(layer, status);
     /* the ranks agree on `status` in the combine */
@@ -216,7 +219,7 @@ moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
     MOERT_TRY(moert_exchange_combine_finish(mesh->exchange, &back, status));
     pass->stage = STAGE_BACKWARD;
     layer->unreduced = true;
-    status = differentiate_router(pass, losses, back.slot_target, &dlogits);
+    status = differentiate_router(pass, &taken, back.slot_target, &dlogits);
     MOERT_TRY(moert_first(status, moert_exchange_combine_join(mesh->exchange)));
     moert_gemm router = moert_pass_router_gemm(pass, dx, dlogits); /* adds to dx */
     router.kind = MOERT_GEMM_DGRAD;

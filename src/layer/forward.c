@@ -1,12 +1,17 @@
 /* The layer's forward pass. */
+#include "base/options.h"
 #include "base/phase.h"
 #include "layer/operand.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
 #include "nn/nn.h"
 
-static moert_status check_batch(const moert_layer *layer, const moert_batch *batch,
-                                const moert_buffer *x, const moert_buffer *y) {
+/* Takes the batch of a pass, and checks it with the forward's buffers. */
+static moert_status take_batch(moert_pass *pass, const moert_batch *given, const moert_buffer *x,
+                               const moert_buffer *y) {
+    const moert_layer *layer = pass->layer;
+    moert_batch *batch = &pass->batch;
+    MOERT_TRY(MOERT_OPTIONS_TAKE(moert_batch, MOERT_BATCH_INIT, batch, given));
     size_t bytes = batch->tokens * layer->options.hidden * sizeof(float);
     if (x == NULL || y == NULL)
         return MOERT_FAIL(ERROR_USAGE,
@@ -172,10 +177,10 @@ moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
                                  const moert_buffer *x, moert_buffer *y, moert_pass **pass) {
     moert_pass *taken = NULL;
     MOERT_TRY(moert_pass_take(layer, &taken));
-    taken->batch = *batch;
+    moert_status status = take_batch(taken, batch, x, y);
     taken->batch.forward_only |= pass == NULL;
     taken->input = x;
-    const moert_status status = run(taken, check_batch(layer, batch, x, y), y);
+    status = run(taken, status, y);
     taken->stage = taken->batch.forward_only ? STAGE_NOTHING : STAGE_FORWARD;
     if (status == MOERT_OK && pass != NULL)
         *pass = taken;

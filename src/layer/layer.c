@@ -4,17 +4,13 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "base/options.h"
 #include "base/phase.h"
 #include "base/rng.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
 
 static moert_status check_options(const moert_mesh *mesh, const moert_layer_options *options) {
-    if (options->size != sizeof *options)
-        return MOERT_FAIL(
-            ERROR_USAGE,
-            "moert_layer_options.size is %zu, expected %zu; start from MOERT_LAYER_OPTIONS_INIT",
-            options->size, sizeof *options);
     if (options->hidden == 0 || options->intermediate == 0)
         return MOERT_FAIL(ERROR_USAGE,
                           "a layer needs sizes above 0: hidden is %zu, intermediate %zu",
@@ -84,14 +80,18 @@ static moert_status create_parts(moert_layer *layer) {
 moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *options,
                                 moert_layer **layer) {
     moert_layer *made = NULL;
-    moert_status status = check_options(mesh, options);
+    moert_layer_options taken;
+    moert_status status =
+        MOERT_OPTIONS_TAKE(moert_layer_options, MOERT_LAYER_OPTIONS_INIT, &taken, options);
+    if (status == MOERT_OK)
+        status = check_options(mesh, &taken);
     if (status == MOERT_OK)
         status = MOERT_NEW(&made);
     MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, status));
     made->mesh = mesh;
-    made->options = *options;
+    made->options = taken;
     made->weights_changed = true;
-    moert_plan_experts(options->router.experts, moert_comm_size(mesh->experts),
+    moert_plan_experts(taken.router.experts, moert_comm_size(mesh->experts),
                        moert_comm_rank(mesh->experts), &made->first_expert, &made->local_experts);
     MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, create_parts(made)));
     *layer = made;

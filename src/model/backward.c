@@ -132,6 +132,7 @@ static moert_status differentiate_moe(moert_model *model, moert_model_layer *lay
                                       bool accumulate) {
     double tokens = (double)(model->batch.total_sequences * model->length);
     const moert_layer_losses losses = {
+        .size = sizeof losses,
         .aux_gradient = model->losses.aux_coefficient != 0.0 ? layer->aux_gradient : NULL,
         .z_factor =
             tokens > 0 ? (float)(2.0 * model->losses.z_coefficient * model->factor / tokens) : 0.0f,

@@ -37,7 +37,8 @@ static moert_status take_batch(moert_model *model, const moert_model_batch *batc
     if (batch->target != NULL)
         MOERT_TRY(moert_buffer_write(model->targets, 0, batch->target, bytes));
     model->batch = (moert_batch){
-        tokens, count, first, batch->total_sequences, model->ends, batch->forward_only};
+        sizeof model->batch, tokens, count, first, batch->total_sequences, model->ends,
+        batch->forward_only};
     model->length = length;
     return link_tokens(model, batch->input);
 }

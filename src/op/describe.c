@@ -2,6 +2,7 @@
 #include <stdint.h>
 
 #include "base/memory.h"
+#include "base/options.h"
 #include "op/op.h"
 
 static const moert_status usage = MOERT_ERROR_USAGE, unsupported = MOERT_ERROR_UNSUPPORTED;
@@ -189,14 +190,11 @@ static void fill_needs(moert_op *op) {
 }
 
 moert_status moert_op_describe(const moert_op_options *options, moert_op *op) {
-    if (options->size != sizeof *options)
-        return MOERT_FAIL(ERROR_USAGE, "op: size is %zu; %zu, by MOERT_OP_OPTIONS_INIT",
-                          options->size, sizeof *options);
-    if ((unsigned)options->kind >= MOERT_OP_KINDS)
-        return MOERT_FAIL(ERROR_USAGE, "op: kind is %d; below %d", (int)options->kind,
-                          (int)MOERT_OP_KINDS);
-    op->options = *options;
     moert_op_options *o = &op->options;
+    MOERT_TRY(MOERT_OPTIONS_TAKE(moert_op_options, MOERT_OP_OPTIONS_INIT, o, options));
+    if ((unsigned)o->kind >= MOERT_OP_KINDS)
+        return MOERT_FAIL(ERROR_USAGE, "op: kind is %d; below %d", (int)o->kind,
+                          (int)MOERT_OP_KINDS);
     MOERT_TRY(check_size(op, "groups", o->groups, 0));
     MOERT_TRY(check_size(op, "rows", o->rows, 0));
     MOERT_TRY(check_size(op, "n", o->n, 1));

@@ -125,10 +125,6 @@ static moert_status check_discrete(const moert_op *op, const char *name, moert_b
 
 moert_status moert_op_check_buffers(const moert_op *op, const moert_op_buffers *buffers) {
     const char *const kind = moert_op_kind_name(op->options.kind);
-    if (buffers->size != sizeof *buffers)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "%s: size of the buffers is %zu; %zu, by MOERT_OP_BUFFERS_INIT", kind,
-                          buffers->size, sizeof *buffers);
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++) {
         const moert_buffer *buffer = *moert_op_buffer_at(buffers, i);
         const moert_op_need *need = &op->needs[i];

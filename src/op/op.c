@@ -7,6 +7,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/options.h"
 #include "op/op.h"
 
 /* ---- backends ---- */
@@ -96,7 +97,9 @@ void moert_op_destroy(moert_op *op) {
     free(op);
 }
 
-moert_status moert_op_execute(moert_op *op, const moert_op_buffers *buffers) {
+moert_status moert_op_execute(moert_op *op, const moert_op_buffers *given) {
+    moert_op_buffers taken, *buffers = &taken;
+    MOERT_TRY(MOERT_OPTIONS_TAKE(moert_op_buffers, MOERT_OP_BUFFERS_INIT, &taken, given));
     MOERT_TRY(moert_op_check_buffers(op, buffers));
     if (op->options.groups == 0 ||
         (op->options.rows == 0 && op->options.kind != MOERT_OP_GEMM_WGRAD))
@@ -191,7 +194,9 @@ moert_status moert_op_record(moert_op *op, const moert_op_buffers *buffers,
     if (!op->backend->records)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: backend is '%s'; portable, to be recorded",
                           moert_op_kind_name(op->options.kind), op->backend->name);
-    MOERT_TRY(moert_op_check_buffers(op, buffers));
+    moert_op_buffers taken;
+    MOERT_TRY(MOERT_OPTIONS_TAKE(moert_op_buffers, MOERT_OP_BUFFERS_INIT, &taken, buffers));
+    MOERT_TRY(moert_op_check_buffers(op, &taken));
     MOERT_TRY(moert_op_compile(op));
     MOERT_TRY(MOERT_NEW(&made));
     MOERT_TRY_OR(release, moert_recording_start(op->device, &made->launches));

@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 #include "base/dtype.h"
+#include "base/options.h"
 #include "device/profile/profile.h"
 #include "quant/backend.h"
 
@@ -37,12 +38,13 @@ static moert_status check_how(const moert_quantizer *how) {
     return MOERT_OK;
 }
 
-/* Checks the fields that all calls use; in `full`, fills in defaults and clears unused fields. */
-static moert_status check_shape(const moert_quantize *op, moert_quantize *full) {
-    const moert_groups *groups = &op->groups;
+/* Checks the fields that all calls use. *full = the description with defaults filled in and without
+ * unused fields. */
+static moert_status check_shape(const moert_quantize *given, moert_quantize *full) {
     int narrow;
-    MOERT_TRY(moert_check_size("MOERT_QUANTIZE_INIT", op->size, sizeof *op));
-    *full = *op;
+    MOERT_TRY(MOERT_OPTIONS_TAKE(moert_quantize, MOERT_QUANTIZE_INIT, full, given));
+    const moert_quantize taken = *full, *op = &taken;
+    const moert_groups *groups = &op->groups;
     MOERT_TRY(check_how(&op->how));
     if (groups->ends == NULL)
         full->groups.count = 1;
@@ -131,31 +133,31 @@ static void report_quantized(const moert_quantize *op) {
 moert_status moert_quantize_amax(const moert_quantize *op) {
     moert_quantize full;
     MOERT_TRY(check_shape(op, &full));
-    MOERT_TRY(check_floats(op));
-    const size_t scales = op->how.group_scales ? full.groups.count : 1;
-    MOERT_TRY(moert_check_buffer("amax", op->amax, 1, scales, scales, sizeof(float)));
+    MOERT_TRY(check_floats(&full));
+    const size_t scales = full.how.group_scales ? full.groups.count : 1;
+    MOERT_TRY(moert_check_buffer("amax", full.amax, 1, scales, scales, sizeof(float)));
     if (scales == 0)
         return MOERT_OK;
-    if (op->x != NULL)
-        report_work(op, sizeof(float) * (double)(op->groups.rows * op->columns));
+    if (full.x != NULL)
+        report_work(&full, sizeof(float) * (double)(full.groups.rows * full.columns));
     return moert_quant_backend_get()->quantize_amax(&full);
 }
 
 moert_status moert_quantize_run(const moert_quantize *op) {
     moert_quantize full;
     MOERT_TRY(check_shape(op, &full));
-    MOERT_TRY(check_floats(op));
+    MOERT_TRY(check_floats(&full));
     MOERT_TRY(check_norm(&full));
     full.how = moert_quantizer_settled(&full.how, full.norm != NULL);
     MOERT_TRY(check_quantized(&full));
-    const size_t scales = op->how.group_scales ? full.groups.count : 1;
-    if (op->how.format != MOERT_FORMAT_NVFP4)
+    const size_t scales = full.how.group_scales ? full.groups.count : 1;
+    if (full.how.format != MOERT_FORMAT_NVFP4)
         full.amax = full.global = NULL;
     if (full.amax != NULL)
-        MOERT_TRY(moert_check_buffer("amax", op->amax, 1, scales, scales, sizeof(float)));
+        MOERT_TRY(moert_check_buffer("amax", full.amax, 1, scales, scales, sizeof(float)));
     if (full.groups.count == 0)
         return MOERT_OK;
-    if (op->x != NULL)
+    if (full.x != NULL)
         report_quantized(&full);
     return moert_quant_backend_get()->quantize(&full);
 }
@@ -165,17 +167,18 @@ moert_status moert_dequantize_run(const moert_quantize *op) {
     MOERT_TRY(check_shape(op, &full));
     full.norm = NULL;
     MOERT_TRY(check_quantized(&full));
-    if (op->x_runs > 0)
+    if (full.x_runs > 0)
         return MOERT_FAIL(ERROR_USAGE, "x_runs is %zu; a matrix is dequantized as a whole",
-                          op->x_runs);
-    if (full.groups.count == 0 || op->groups.rows == 0 || op->columns == 0)
+                          full.x_runs);
+    if (full.groups.count == 0 || full.groups.rows == 0 || full.columns == 0)
         return MOERT_OK;
     report_quantized(&full);
     return moert_quant_backend_get()->dequantize(&full);
 }
 
-moert_status moert_cast_run(const moert_cast *cast) {
-    MOERT_TRY(moert_check_size("MOERT_CAST_INIT", cast->size, sizeof *cast));
+moert_status moert_cast_run(const moert_cast *given) {
+    moert_cast taken, *cast = &taken;
+    MOERT_TRY(MOERT_OPTIONS_TAKE(moert_cast, MOERT_CAST_INIT, &taken, given));
     const char *from = moert_dtype_name(cast->from), *to = moert_dtype_name(cast->to);
     if (from == NULL || to == NULL)
         return MOERT_FAIL(ERROR_USAGE, "a cast from type %u to type %u; the last type is %d",

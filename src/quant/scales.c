@@ -2,13 +2,14 @@
 #include "moert/quantize.h"
 
 #include "base/memory.h"
+#include "base/options.h"
 #include "quant/backend.h"
 
-static moert_status check_tiles(const moert_scale_tiles *op, moert_scale_tiles *full) {
-    const moert_groups *groups = &op->groups;
+static moert_status check_tiles(const moert_scale_tiles *given, moert_scale_tiles *full) {
     int narrow;
-    MOERT_TRY(moert_check_size("MOERT_SCALE_TILES_INIT", op->size, sizeof *op));
-    *full = *op;
+    MOERT_TRY(MOERT_OPTIONS_TAKE(moert_scale_tiles, MOERT_SCALE_TILES_INIT, full, given));
+    const moert_scale_tiles taken = *full, *op = &taken;
+    const moert_groups *groups = &op->groups;
     if (groups->ends == NULL)
         full->groups.count = 1;
     if (op->tiles == 0)
@@ -29,7 +30,7 @@ static moert_status move_tiles(const moert_scale_tiles *op,
                                moert_status (*move)(const moert_scale_tiles *)) {
     moert_scale_tiles full;
     MOERT_TRY(check_tiles(op, &full));
-    if (full.tiles == 0 || op->width == 0)
+    if (full.tiles == 0 || full.width == 0)
         return MOERT_OK;
     return move(&full);
 }
@@ -42,9 +43,10 @@ moert_status moert_unswizzle(const moert_scale_tiles *op) {
     return move_tiles(op, moert_quant_backend_get()->unswizzle);
 }
 
-moert_status moert_interleave_run(const moert_interleave *op) {
+moert_status moert_interleave_run(const moert_interleave *given) {
+    moert_interleave taken, *op = &taken;
     int narrow;
-    MOERT_TRY(moert_check_size("MOERT_INTERLEAVE_INIT", op->size, sizeof *op));
+    MOERT_TRY(MOERT_OPTIONS_TAKE(moert_interleave, MOERT_INTERLEAVE_INIT, &taken, given));
     if (op->granularity == 0 || op->element_bytes == 0 || op->width % op->granularity != 0)
         return MOERT_FAIL(ERROR_USAGE,
                           "%zu columns of %zu bytes do not make runs of granularity %zu", op->width,

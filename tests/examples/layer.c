@@ -42,7 +42,8 @@ int main(int argc, char **argv) {
     TRY(moert_buffer_write(x, 0, values, sizeof values));
     TRY(moert_buffer_write(ends, 0, &end, sizeof end));
     size_t rank = moert_context_rank(context), ranks = moert_context_size(context);
-    const moert_batch batch = {.tokens = T,
+    const moert_batch batch = {.size = sizeof batch,
+                               .tokens = T,
                                .sequences = 1,
                                .first_sequence = rank,
                                .total_sequences = ranks,

@@ -100,7 +100,7 @@ TEST(test_buffers_must_be_those_of_the_description) {
     }
     moert_op_buffers buffers = good;
     buffers.size = 3;
-    ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "size of the buffers is 3");
+    ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "moert_op_buffers.size is 3");
     buffers = good;
     buffers.weights = &weight;
     ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "weights is given");

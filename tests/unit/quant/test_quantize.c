@@ -237,7 +237,7 @@ TEST(test_wrong_arguments_are_named) {
     other.size = 7;
     ASSERT_FAILS(moert_quantize_amax(&other), usage, "MOERT_QUANTIZE_INIT");
     ASSERT_FAILS(moert_dequantize_run(&other), usage, "MOERT_QUANTIZE_INIT");
-    REFUSED(usage, "description is 7", op.size = 7);
+    REFUSED(usage, "size is 7", op.size = 7);
     REFUSED(usage, "x has 384 bytes, too few for 1000", op.groups.rows = 1000);
     REFUSED(usage, "q[1,32] is missing", op.q = NULL);
     REFUSED(usage, "size is 3", op.how.size = 3);

@@ -1,0 +1,25 @@
+/* Takes options of this or an older version of the headers, and knows the version. */
+#include "base/options.h"
+
+#include <stdalign.h>
+#include <string.h>
+
+#include "moert/version.h"
+
+unsigned moert_version(void) {
+    return MOERT_VERSION_NUMBER;
+}
+
+moert_status moert_options_take(void *taken, size_t bytes, const void *given, const char *type,
+                                const char *initialiser) {
+    size_t size;
+    if (given == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "%s is NULL; start from %s", type, initialiser);
+    memcpy(&size, given, sizeof size);
+    if (size <= sizeof size || size > bytes || size % alignof(size_t) != 0)
+        return MOERT_FAIL(ERROR_USAGE, "%s.size is %zu; %s sets %zu, older headers less", type,
+                          size, initialiser, bytes);
+    memcpy(taken, given, size);
+    memcpy(taken, &bytes, sizeof bytes);
+    return MOERT_OK;
+}
