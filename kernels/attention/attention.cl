@@ -52,8 +52,8 @@
 #define NV    LANE_VECS
 #define LANES (NV * VEC)
 #define ROWS  32
-/* ROW_TILE: rows of score_gemm's register tile. TILE_OF: values of weighted_sum's register tile, the
- * largest power of two up to MOST_TILE that divides the size of a row. */
+/* ROW_TILE: rows of score_gemm's register tile. TILE_OF: values of weighted_sum's register tile,
+ * the largest power of two up to MOST_TILE that divides the size of a row. */
 #if NARROW
 #define ROW_TILE  (4 / NV)
 #define MOST_TILE (4 / NV)
@@ -157,7 +157,7 @@ static inline int16 lane_positions(int first, int v) {
     return first + v * VEC + (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
 
-/* Lanes whose query sees its key: those with 0 <= distance < window, where distance = query - key. */
+/* Lanes whose query sees its key: those with 0 <= distance < window. distance = query - key. */
 static inline int16 sees(int16 distance, int window) {
     return as_uint16(distance) < (uint16)window;
 }

@@ -4,9 +4,9 @@
  *   columns_copy  to[r,c] = from[r / repeat,c]
  *   columns_sum   to[r,c] = sum over i < repeat, ascending, of from[r * repeat + i,c]
  *
- * for r < rows, c < columns. The second is the gradient of the first, and with repeat 1 they are the
- * same. A row group owns `block` rows of `to`. With ALIGNED, columns, strides and both first columns
- * are multiples of 4. Required: nothing. No local memory. Deterministic.
+ * for r < rows, c < columns. The second is the gradient of the first, and with repeat 1 they are
+ * the same. A row group owns `block` rows of `to`. With ALIGNED, columns, strides and both first
+ * columns are multiples of 4. Required: nothing. No local memory. Deterministic.
  */
 #include "args/nn.h"
 

@@ -19,9 +19,9 @@
  * bytes for each row group; 16 KiB (norm_sum_pieces).
  *
  * If ROTATED is 1, rows are heads, `heads` for each token of a sequence of `length`. The first
- * `rotated` columns of y are rotated by the token's position, as by rope.cl; those of dy are rotated
- * back before use. For this an item also reads the partners of its columns, rotated / 2 columns
- * away.
+ * `rotated` columns of y are rotated by the token's position, as by rope.cl; those of dy are
+ * rotated back before use. For this an item also reads the partners of its columns, rotated / 2
+ * columns away.
  *
  * Required: COLUMNS, a multiple of VEC; STEPS, steps of a row group's part of a row, or 0;
  * GROUPS_PER_ROW; RESULTS, 1 (float32), 2 (bf16) or 3 (both); ROTATED (0, 1; 1 only with STEPS,

@@ -16,8 +16,8 @@
  * value_size), ERROR_DEVICE (sizes that need more local memory than the device has).
  *
  * `type` BF16 allows operands of matrix products to be rounded to bf16; sums stay float32. GPUs of
- * compute capability 9.0 round them for a head_size and value_size of both 64 or both 128. All other
- * devices and sizes run the float32 kernels, with other bits. BF16 always needs `scratch`
+ * compute capability 9.0 round them for a head_size and value_size of both 64 or both 128. All
+ * other devices and sizes run the float32 kernels, with other bits. BF16 always needs `scratch`
  * (ERROR_USAGE).
  */
 typedef struct moert_attention {

@@ -6,9 +6,9 @@
 #include "base/error.h"
 
 /*
- * MOERT_OPTIONS_TAKE(moert_cast, MOERT_CAST_INIT, &taken, given): taken = the fields that the struct
- * `given` has, and the defaults of the other fields. Errors: ERROR_USAGE (`given` is NULL, or its
- * size is that of no version up to this one).
+ * MOERT_OPTIONS_TAKE(moert_cast, MOERT_CAST_INIT, &taken, given): taken = the fields that the
+ * struct `given` has, and the defaults of the other fields. Errors: ERROR_USAGE (`given` is NULL,
+ * or its size is that of no version up to this one).
  */
 #define MOERT_OPTIONS_TAKE(type, INITIALISER, taken, given)                                        \
     (*(taken) = (type)INITIALISER,                                                                 \

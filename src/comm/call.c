@@ -63,8 +63,8 @@ void moert_arrivals_leave(const moert_comm *comm) {
 
 /* ---- calls ---- */
 
-/* If memory runs out, this call and later ones are counted but not recorded; moert_arrivals_end then
- * fails. */
+/* If memory runs out, this call and later ones are counted but not recorded; moert_arrivals_end
+ * then fails. */
 void moert_comm_wait_begin(moert_comm *comm) {
     const bool records = moert_arrivals.recording && comm != NULL && comm->size > 1;
     if (records && comm->arrival_count == comm->arrival_room) {

@@ -5,6 +5,7 @@
 #include <tgmath.h>
 
 #include "args/arithmetic.h"
+#include "base/dtype.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "base/text.h"
@@ -98,7 +99,7 @@ done:
 }
 
 static bool equal(float a, float b) {
-    return memcmp(&a, &b, sizeof a) == 0 || (isnan(a) && isnan(b));
+    return moert_float_bits(a) == moert_float_bits(b) || (isnan(a) && isnan(b));
 }
 
 /* Describes the first difference; "" without one. Returns NULL if memory runs out. */

@@ -34,8 +34,9 @@ void moert_precision_free(moert_layer *layer);
  * that can fail on some ranks only. */
 void moert_precision_begin(moert_layer *layer);
 /*
- * Call it with this rank's status before the combine of a forward or backward. If the status is a failure and a
- * gather remains, this rank takes part in that gather, so that ranks that wait there fail too.
+ * Call it with this rank's status before the combine of a forward or backward. If the status is a
+ * failure and a gather remains, this rank takes part in that gather, so that ranks that wait there
+ * fail too.
  * Returns the agreed status, or `status` if there was no gather. Collective over the failed ranks
  * and those that wait.
  */

@@ -14,8 +14,8 @@ static size_t table_columns(size_t width, bool interleaved) {
     return interleaved ? 2 * width : width;
 }
 
-/* Fills a row of the table. The angle is rounded to float32 first, as transformers does; cos and sin
- * are computed in float64. */
+/* Fills a row of the table. The angle is rounded to float32 first, as transformers does; cos and
+ * sin are computed in float64. */
 static void fill_row(const moert_rope_scheme *scheme, const float *frequency, size_t position,
                      float *row) {
     const size_t pairs = scheme->width / 2;
