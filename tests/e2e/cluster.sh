@@ -98,6 +98,39 @@ killed() {
     verdict $? "$title"
 }
 
+# ---- restarts ----
+
+# after_checkpoint: waits until the run has a checkpoint of a later step than the last call saw
+seen=0
+after_checkpoint() {
+    local newest=0
+    while kill -0 "$job" && [ "$newest" -le "$seen" ]; do
+        sleep 0.1
+        newest=$(ls "$tmp/run/checkpoints" 2>/dev/null | sed -nE 's/^step-0*([0-9]+)$/\1/p' | sort -n | tail -n 1)
+        newest=${newest:-0}
+    done
+    seen=$newest
+}
+
+# One host is cut off, then a rank on another one is killed: the third one finishes the run alone.
+restarts() {
+    local lasting=(--steps 200 --save-every 20 --keep-last 2) status
+    ranks 1 "$bin/moert-train" "${model[@]}" "${lasting[@]}" --out "$tmp/undisturbed"
+    printf '%s\n' node0 node1 node2 >"$tmp/hosts"
+    MOERT_TIMEOUT_S=3 timeout -k 5 200 "$cluster" 3 --head -- launch/train --hosts "$tmp/hosts" --restarts 3 --program "$bin/moert-train" -- \
+        "${model[@]}" "${lasting[@]}" --out "$tmp/run" >"$log" 2>&1 &
+    job=$!
+    after_checkpoint
+    "$cluster" link "$(pgrep -P "$job")" 2 down
+    after_checkpoint
+    pkill -KILL -n -f "^[^ ]*moert-train .*--out $tmp/run"
+    wait "$job"
+    status=$?
+    [ $status -eq 0 ] && has_lines "$log" 'left out: node2$' 'left out: node[01]$' '^3 +1 +1 +[1-9][0-9]+ +200 +[0-9]+ +ended well$' &&
+        same_run "$tmp/undisturbed" "$tmp/run"
+    verdict $? "launch/train --restarts goes on without hosts that are lost, to the bytes of an undisturbed run"
+}
+
 # ---- the end, and bad input ----
 
 # True if TMPDIR is empty and no process has it on its command line. Namespaces end with their processes.
@@ -144,6 +177,7 @@ part fault 3 stop 4 "rank 2 on node2 is out of reach .*, $last \(MOERT_TIMEOUT_S
 part fault 3 late 2 "rank 2 on node2 is late .*, $last \(MOERT_TIMEOUT_S=2\)\$" "a rank that is late is named by another host"
 part fault 3 mixed 2 "rank 0 on node0 .* at step 12 in phase 'combine', .* 2 \(node2, rank 2 waits at step 12 in 'dispatch'\)" \
     "when all ranks wait, the message says what the others do"
+part restarts
 part info
 part signals
 part bad_input
