@@ -138,6 +138,7 @@ static moert_status write_state(const char *directory, const moert_run_state *st
     MOERT_RUN_STATE_TABLE(PUT)
 #undef PUT
     json_object_set_new(root, "data", json_string(state->data));
+    json_object_set_new(root, "schedule", json_string(state->schedule));
     char *text;
     moert_status status =
         moert_json_text("state.json", root, JSON_INDENT(1) | JSON_PRESERVE_ORDER, &text);
@@ -267,17 +268,16 @@ static moert_status read_number(const json_t *root, const char *path, const char
     return MOERT_OK;
 }
 
-/* Reads the identity of the data; older versions wrote none. */
-static moert_status read_identity(const json_t *root, const char *path,
-                                  char identity[MOERT_DATA_IDENTITY_BYTES]) {
-    const json_t *text = json_object_get(root, "data");
-    identity[0] = '\0';
-    if (text == NULL)
+/* Reads a text; older versions wrote none. */
+static moert_status read_text(const json_t *root, const char *path, const char *key, size_t bytes,
+                              char *text) {
+    const json_t *value = json_object_get(root, key);
+    text[0] = '\0';
+    if (value == NULL)
         return MOERT_OK;
-    if (!json_is_string(text) || json_string_length(text) >= MOERT_DATA_IDENTITY_BYTES)
-        return MOERT_FAIL(ERROR_FORMAT, "%s: 'data' is not a text below %d bytes", path,
-                          MOERT_DATA_IDENTITY_BYTES);
-    snprintf(identity, MOERT_DATA_IDENTITY_BYTES, "%s", json_string_value(text));
+    if (!json_is_string(value) || json_string_length(value) >= bytes)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: '%s' is not a text below %zu bytes", path, key, bytes);
+    snprintf(text, bytes, "%s", json_string_value(value));
     return MOERT_OK;
 }
 
@@ -290,7 +290,8 @@ static moert_status parse_state(const char *path, const json_t *root, moert_run_
 #define GET(field) MOERT_TRY(read_number(root, path, #field, &state->field));
     MOERT_RUN_STATE_TABLE(GET)
 #undef GET
-    MOERT_TRY(read_identity(root, path, state->data));
+    MOERT_TRY(read_text(root, path, "data", sizeof state->data, state->data));
+    MOERT_TRY(read_text(root, path, "schedule", sizeof state->schedule, state->schedule));
     if (state->applied > state->step || state->skipped != state->step - state->applied)
         return MOERT_FAIL(ERROR_FORMAT, "%s: 'applied' %llu and 'skipped' %llu are not 'step' %llu",
                           path, (unsigned long long)state->applied,

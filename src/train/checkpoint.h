@@ -14,9 +14,9 @@
 
 #include "data/data.h"
 #include "train/optimizer.h"
+#include "train/schedule.h"
 
-/* X(field): the state of a run, integers in state.json, which also has the identity of the
- * data. */
+/* X(field): the state of a run, integers in state.json, which also has two texts. */
 #define MOERT_RUN_STATE_TABLE(X)                                                                   \
     X(step)           /* steps done: the position in the data and in the random numbers */         \
     X(applied)        /* steps that updated the weights */                                         \
@@ -30,8 +30,9 @@ typedef struct moert_run_state {
 #define MOERT_RUN_STATE_FIELD(field) uint64_t field;
     MOERT_RUN_STATE_TABLE(MOERT_RUN_STATE_FIELD)
 #undef MOERT_RUN_STATE_FIELD
-    char data[MOERT_DATA_IDENTITY_BYTES]; /* identity of the training data; "" if state.json, by an
-                                             older version, has none */
+    /* "" if state.json, by an older version, has none */
+    char data[MOERT_DATA_IDENTITY_BYTES];     /* identity of the training data */
+    char schedule[MOERT_SCHEDULE_TEXT_BYTES]; /* of the learning rate */
 } moert_run_state;
 
 /* Writes config.json (the given text) and model.safetensors to the new directory `path`; replaces

@@ -118,7 +118,11 @@ static moert_status load(moert_trainer *t, const char *path) {
     if (saved.step >= t->options->steps && t->first)
         MOERT_WARN("%s has done %llu steps already; nothing is left of %zu", path,
                    (unsigned long long)saved.step, t->options->steps);
+    if (t->first && saved.schedule[0] != '\0' && strcmp(saved.schedule, t->state.schedule) != 0)
+        MOERT_WARN("%s was trained with %s; this run goes on with %s", path, saved.schedule,
+                   t->state.schedule);
     memcpy(saved.data, t->state.data, sizeof saved.data); /* an older state.json has none */
+    memcpy(saved.schedule, t->state.schedule, sizeof saved.schedule);
     t->state = saved;
     return MOERT_OK;
 }

@@ -50,6 +50,7 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
         moert_ceil_div(o->batch / o->micro_batches, moert_comm_size(t->world)) * o->length;
     t->state = (moert_run_state){.seed = o->seed, .batch = o->batch, .length = o->length};
     snprintf(t->state.data, sizeof t->state.data, "%s", moert_data_describe(t->data).identity);
+    moert_schedule_text(&o->schedule, t->state.schedule);
     MOERT_TRY(moert_alloc(&t->input, room, sizeof *t->input));
     return moert_alloc(&t->target, room, sizeof *t->target);
 }

@@ -86,9 +86,13 @@ mv "$tmp/a/corpus" "$tmp/moved"
 resume --data "$tmp/moved" && [ -d "$tmp/run/checkpoints/step-00000004" ]
 verdict $? "the same data in another place is accepted"
 state=$tmp/run/checkpoints/step-00000004/state.json
-sed -i '/"data":/d; s/\("length": [0-9]*\),/\1/' "$state"
+sed -i '/"data":/d; /"schedule":/d; s/\("length": [0-9]*\),/\1/' "$state"
 rm "${state%/*}/manifest.json"
 ranks 1 "${data[@]}" --data "$tmp/c" --out "$tmp/run" --resume auto --steps 5 && ! grep -q '"data"' "$state" &&
     grep -q '"data": "text of 1201 tokens' "$tmp/run/checkpoints/step-00000005/state.json"
-verdict $? "a checkpoint of an older version, without the data's identity, is accepted"
+verdict $? "a checkpoint of an older version, without the data's identity and the schedule, is accepted"
+ranks 1 "${data[@]}" --data "$tmp/c" --out "$tmp/run" --resume auto --steps 9 --lr 2e-3 --lr-schedule linear --lr-decay 2 &&
+    has_lines "$log" '^moert warning: .*step-00000005 was trained with --lr 0.001 --lr-schedule cosine .*; this run goes on with --lr 0.002 --lr-schedule linear .* --lr-decay 2$' &&
+    grep -q '"schedule": "--lr 0.002 ' "$tmp/run/checkpoints/step-00000009/state.json"
+verdict $? "a resume with another learning rate says so, and the checkpoint records it"
 finish

@@ -62,10 +62,12 @@ static const moert_option options[] = {
     {"length", MOERT_OPTION_UINT, &trainer.length, "0", "0..1000000",
      "tokens per sequence; 0 = as in the token file, else 128"},
     {"lr", MOERT_OPTION_FLOAT, &trainer.schedule.rate, "1e-3", "0..", "learning rate"},
-    {"lr-schedule", MOERT_OPTION_CHOICE, &schedule_kind, "cosine", "constant|cosine",
+    {"lr-schedule", MOERT_OPTION_CHOICE, &schedule_kind, "cosine", "constant|cosine|linear",
      "after the warm-up"},
     {"lr-floor", MOERT_OPTION_FLOAT, &trainer.schedule.floor_fraction, "0.1", "0..1",
-     "final learning rate of the cosine, as a fraction of --lr"},
+     "final learning rate of cosine and linear, as a fraction of --lr"},
+    {"lr-decay", MOERT_OPTION_UINT, &trainer.schedule.decay, "0", "0..",
+     "the rate falls only in these last steps (warm-up, stable, decay); 0 = from the warm-up on"},
     {"warmup", MOERT_OPTION_UINT, &trainer.schedule.warmup, "0", "0..", "steps of linear warm-up"},
     {"weight-decay", MOERT_OPTION_FLOAT, &trainer.optimizer.decay, "0.1", "0..",
      "of AdamW, on matrices"},
@@ -130,7 +132,7 @@ static moert_status check(int argc, char **argv) {
         return MOERT_FAIL(ERROR_USAGE,
                           "--%s is for a new model; the config.json of --model gives the sizes",
                           size);
-    trainer.schedule.kind = schedule_kind == 0 ? MOERT_SCHEDULE_CONSTANT : MOERT_SCHEDULE_COSINE;
+    trainer.schedule.kind = (int)schedule_kind;
     trainer.losses.aux_form = aux_form == 0 ? MOERT_AUX_HUGGING_FACE : MOERT_AUX_MEGATRON;
     if (token_bits != 16 && token_bits != 32)
         return MOERT_FAIL(ERROR_USAGE, "--token-bits %zu: expected 16 or 32", token_bits);

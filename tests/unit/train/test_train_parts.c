@@ -39,6 +39,22 @@ TEST(test_rate_falls_as_a_cosine_to_the_floor) {
     assert_rate(moert_schedule_rate(&schedule, 109, 110), 1.1);
 }
 
+TEST(test_rate_is_stable_and_falls_in_the_last_steps) {
+    moert_schedule schedule = {.kind = MOERT_SCHEDULE_LINEAR,
+                               .rate = 2.0,
+                               .floor_fraction = 0.1,
+                               .warmup = 10,
+                               .decay = 20};
+    assert_rate(moert_schedule_rate(&schedule, 4, 110), 1.0);
+    assert_rate(moert_schedule_rate(&schedule, 90, 110), 2.0);
+    assert_rate(moert_schedule_rate(&schedule, 100, 110), 1.1);
+    assert_rate(moert_schedule_rate(&schedule, 110, 110), 0.2);
+    schedule.decay = 0;
+    assert_rate(moert_schedule_rate(&schedule, 60, 110), 1.1);
+    schedule.decay = 1000; /* longer than the run */
+    assert_rate(moert_schedule_rate(&schedule, 60, 110), 1.1);
+}
+
 static void write_run(uint64_t start, uint64_t end) {
     const moert_metrics_options options = {.path = in_directory(run), .start = start, .total = end};
     moert_metrics *metrics = NULL;
