@@ -8,7 +8,7 @@
 #define R               (OWN / 16)
 #define OTHERS          64
 #define DEPTH           32
-#define PITCH           (DEPTH + 4) /* floats per row; a column's float4 lie in different banks */
+#define PITCH           (DEPTH + 4)  /* floats per row; a column's float4 lie in different banks */
 #define P_PITCH         (OTHERS + 4) /* floats per own row of p or ds */
 #define SLICES_OF(size) (((size) + 63) / 64)
 #define GROUP           __attribute__((reqd_work_group_size(ITEMS, 1, 1))) kernel
