@@ -83,7 +83,7 @@ completed() { # WORDS WORD...: true if completing the last WORD gives WORDS
 }
 : >"$log"
 . "$prefix/share/bash-completion/completions/moert-train"
-completed '--lr --lr-schedule --lr-floor' moert-train --lr && completed 'mxfp8' moert-train --steps 3 --precision mx &&
+completed '--lr --lr-schedule --lr-floor --lr-decay' moert-train --lr && completed 'mxfp8' moert-train --steps 3 --precision mx &&
     completed 'swizzle' moert-op sw && completed '--lines' moert-op unswizzle --li &&
     completed 'preflight' moert-launch pre && completed '--np' moert-launch train --n && completed '' moert-train --data /etc/pass
 verdict $? "options, their words and commands are completed"
