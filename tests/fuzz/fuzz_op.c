@@ -65,11 +65,12 @@ static void report(void) {
 
 /* ---- checks of every call ---- */
 
-/* Checks that a call returned a status that the header lists, and that its message names the op or
- * a group. Returns the status. */
+/* Checks that a call returned a status that the header lists, and that its message names the op, a
+ * group or a struct. Returns the status. */
 static moert_status judge(const char *call, moert_status status) {
     const char *const text = moert_last_error();
-    bool named = strncmp(text, "op: ", 4) == 0 || strncmp(text, "group ", 6) == 0;
+    bool named = strncmp(text, "op: ", 4) == 0 || strncmp(text, "group ", 6) == 0 ||
+                 strncmp(text, "moert_op_", 9) == 0;
     if (status == MOERT_OK)
         return status;
     for (moert_op_kind kind = 0; kind < MOERT_OP_KINDS; kind++) {
