@@ -163,16 +163,11 @@ moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device) 
  * rank that has any. Collective. */
 static moert_status find_difference(moert_context *context) {
     const size_t rank = moert_comm_rank(context->comm);
-    unsigned char *all;
-    size_t first = 0;
     MOERT_TRY(moert_comm_agree(context->comm,
                                moert_device_difference(context->device, &context->difference)));
-    const unsigned char differs = context->difference[0] != '\0';
-    MOERT_TRY(gather(context->comm, &differs, 1, &all));
-    while (first < rank && all[first] == 0)
-        first++;
-    free(all);
-    if (differs && first == rank)
+    uint64_t first = context->difference[0] != '\0' ? rank : UINT64_MAX;
+    MOERT_TRY(moert_comm_smallest(context->comm, &first));
+    if (first == rank)
         MOERT_INFO("digits may differ from those of CPUs with other OpenCL drivers: %s",
                    context->difference);
     return MOERT_OK;
