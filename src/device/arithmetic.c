@@ -56,8 +56,8 @@ static void draw_operands(examination *e) {
         const uint32_t lowest = exponents[i / QUARTER].lowest, count = exponents[i / QUARTER].count;
         for (int operand = 0; operand < OPERANDS; operand++) {
             const uint32_t word = random.word[operand];
-            const uint32_t bits = (word & 0x807FFFFF) | (lowest + (word >> 23) % count) << 23;
-            memcpy(&e->operands[operand][i], &bits, sizeof bits);
+            e->operands[operand][i] =
+                moert_float_from_bits((word & 0x807FFFFF) | (lowest + (word >> 23) % count) << 23);
         }
     }
 }
