@@ -19,25 +19,21 @@ moert_status moert_add(size_t n, const moert_buffer *x, moert_buffer *y) {
                      grid_of(device, n, 3), MOERT_ARG(x), MOERT_ARG(y), MOERT_ARG(n));
 }
 
-static moert_status check_limit(float limit) {
+static moert_status run_clip(const char *kernel, size_t passes, size_t n, float limit,
+                             const moert_buffer *x, moert_buffer *y) {
+    moert_device *device = moert_buffer_device(y);
     if (!(limit > 0.0f))
         return MOERT_FAIL(ERROR_USAGE, "values are clipped to a positive limit, not %g",
                           (double)limit);
-    return MOERT_OK;
+    return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/elementwise", n), kernel,
+                     grid_of(device, n, passes), MOERT_ARG(x), MOERT_ARG(y),
+                     MOERT_ARGS(moert_clip_args, .n = n, .limit = limit));
 }
 
 moert_status moert_clip(size_t n, float limit, const moert_buffer *x, moert_buffer *y) {
-    moert_device *device = moert_buffer_device(y);
-    MOERT_TRY(check_limit(limit));
-    return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/elementwise", n), "clip",
-                     grid_of(device, n, 2), MOERT_ARG(x), MOERT_ARG(y),
-                     MOERT_ARGS(moert_clip_args, .n = n, .limit = limit));
+    return run_clip("clip", 2, n, limit, x, y);
 }
 
 moert_status moert_clip_backward(size_t n, float limit, const moert_buffer *x, moert_buffer *dy) {
-    moert_device *device = moert_buffer_device(dy);
-    MOERT_TRY(check_limit(limit));
-    return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/elementwise", n), "clip_backward",
-                     grid_of(device, n, 3), MOERT_ARG(x), MOERT_ARG(dy),
-                     MOERT_ARGS(moert_clip_args, .n = n, .limit = limit));
+    return run_clip("clip_backward", 3, n, limit, x, dy);
 }
