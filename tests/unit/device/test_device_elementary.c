@@ -7,6 +7,7 @@
  */
 #include <unistd.h>
 
+#include "base/dtype.h"
 #include "base/parallel.h"
 #include "io/durable.h"
 #include "support/files.h"
@@ -69,18 +70,6 @@ static void apply(const char *name, const moert_buffer *x, moert_buffer *y, size
     const char *kernel = titled("of_%s", name);
     ASSERT_OK(MOERT_RUN(test_device, titled("functions -DBLOCK=%d", BLOCK), kernel,
                         ((moert_grid){n / BLOCK, 1, 1}), MOERT_ARG(x), MOERT_ARG(y)));
-}
-
-static uint32_t bits_of(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static float of_bits(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
 }
 
 /* The distance of y from the oracle's value in units of a float32 in the last place; an infinite y
@@ -148,9 +137,9 @@ static void sample(float *x) {
     enum { ENDS = 512 * 16 };
     const uint32_t step = 1021;
     for (uint32_t i = 0; i < ENDS; i++)
-        x[i] = of_bits((i / 16 << 23) + i % 16 - 8);
+        x[i] = moert_float_from_bits((i / 16 << 23) + i % 16 - 8);
     for (uint32_t i = ENDS; i < CHUNK; i++)
-        x[i] = of_bits((i - ENDS) * step);
+        x[i] = moert_float_from_bits((i - ENDS) * step);
 }
 
 TEST(test_functions_are_within_their_bounds_of_float64) {
@@ -164,7 +153,7 @@ TEST(test_functions_are_within_their_bounds_of_float64) {
     for (uint32_t chunk = 0; chunk < chunks; chunk++) {
         const size_t owned_before = owned_count();
         for (uint32_t i = 0; i < CHUNK; i++)
-            x[i] = of_bits(chunk * CHUNK + i);
+            x[i] = moert_float_from_bits(chunk * CHUNK + i);
         compare(x, CHUNK, (int)(chunk / 2 % 256) - 127, worst, at);
         release_since(owned_before);
     }
@@ -211,7 +200,7 @@ TEST(test_special_values_are_exact) {
         ASSERT_OK(moert_buffer_write(x, 0, &rows[i].x, sizeof rows[i].x));
         apply(rows[i].name, x, y, BLOCK);
         ASSERT_OK(moert_buffer_read(y, 0, &got, sizeof got));
-        if (isnan(rows[i].y) ? !isnan(got) : bits_of(got) != bits_of(rows[i].y))
+        if (isnan(rows[i].y) ? !isnan(got) : moert_float_bits(got) != moert_float_bits(rows[i].y))
             fail_msg("%s(%a) is %a, not %a", rows[i].name, (double)rows[i].x, (double)got,
                      (double)rows[i].y);
     }
@@ -222,7 +211,7 @@ TEST(test_all_lanes_and_scalars_have_the_same_bits) {
     const size_t n = 1 << 16, shift = 5;
     float *x = test_alloc(n * sizeof *x), *moved = test_alloc(n * sizeof *moved);
     for (size_t i = 0; i < n; i++)
-        moved[(i + shift) % n] = x[i] = of_bits((uint32_t)i * 65521);
+        moved[(i + shift) % n] = x[i] = moert_float_from_bits((uint32_t)i * 65521);
     moert_buffer *from = upload_floats(x, n), *from_moved = upload_floats(moved, n),
                  *to = unset_floats(n);
     for (size_t f = 0; f < MOERT_COUNT(functions); f++) {
