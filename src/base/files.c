@@ -47,17 +47,17 @@ moert_status moert_file_open(const char *path, int *file, size_t *bytes) {
     return MOERT_OK;
 }
 
-moert_status moert_file_append_to(const char *path, int file, const char *text) {
+moert_status moert_file_append_to(const char *path, int file, const void *data, size_t bytes) {
     struct stat info;
-    const ssize_t bytes = (ssize_t)strlen(text), written = write(file, text, (size_t)bytes);
-    if (written == bytes)
+    const ssize_t written = write(file, data, bytes);
+    if (written == (ssize_t)bytes)
         return MOERT_OK;
     const int reason = written < 0 ? errno : ENOSPC;
     const off_t end = lseek(file, 0, SEEK_CUR);
     if (written > 0 && fstat(file, &info) == 0 && info.st_size == end &&
         ftruncate(file, end - written) != 0)
-        return MOERT_FAIL(ERROR_IO, "%s: ends in a part of a line: %s", path, strerror(errno));
-    return MOERT_FAIL(ERROR_IO, "%s: %zd bytes cannot be appended: %s (is the disk full?)", path,
+        return MOERT_FAIL(ERROR_IO, "%s: ends in a part of a record: %s", path, strerror(errno));
+    return MOERT_FAIL(ERROR_IO, "%s: %zu bytes cannot be appended: %s (is the disk full?)", path,
                       bytes, strerror(reason));
 }
 
@@ -70,7 +70,7 @@ static moert_status append(const char *path, int file, const char *text) {
                           path, strerror(errno));
     if (!S_ISREG(info.st_mode))
         return refuse(path, info.st_mode);
-    return moert_file_append_to(path, file, text);
+    return moert_file_append_to(path, file, text, strlen(text));
 }
 
 moert_status moert_file_append(const char *path, const char *text) {

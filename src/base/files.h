@@ -22,9 +22,9 @@ moert_status moert_file_open(const char *path, int *file, size_t *bytes);
  * is no regular file. */
 moert_status moert_file_append(const char *path, const char *text);
 
-/* Appends a text to an open file in one system call, and takes back a text that does not fit.
+/* Appends bytes to an open file in one system call, and takes them back if they do not all fit.
  * ERROR_IO. */
-moert_status moert_file_append_to(const char *path, int file, const char *text);
+moert_status moert_file_append_to(const char *path, int file, const void *data, size_t bytes);
 
 /* Closes each file that is not -1, and sets it to -1. */
 void moert_close_files(int *files, size_t count);

@@ -1,4 +1,4 @@
-/* JSON lines, console lines and the progress bar. The plots are in plot.c. */
+/* JSON lines, event files, console lines and the progress bar. The plots are in plot.c. */
 #include "train/metrics.h"
 
 #include <errno.h>
@@ -16,11 +16,13 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
+#include "train/event_file.h"
 
 struct moert_metrics {
     moert_metrics_options options;
     int file; /* -1: none */
     char *path;
+    moert_event_file *events;
     bool terminal;
     uint64_t began_ns;
 };
@@ -131,9 +133,12 @@ moert_status moert_metrics_open(const moert_metrics_options *options, moert_metr
     made->terminal = is_watched(options->console);
     made->began_ns = moert_clock_ns();
     moert_status status = options->path != NULL ? open_file(made) : MOERT_OK;
+    if (status == MOERT_OK && options->events != NULL)
+        status = moert_event_file_open(options->events, options->start, &made->events);
     if (status == MOERT_OK) {
         *metrics = made;
     } else {
+        moert_close_files(&made->file, 1);
         MOERT_FREE(made->path, made);
     }
     return status;
@@ -151,26 +156,31 @@ static void add(char line[LINE_BYTES], const char *format, ...) {
     va_end(arguments);
 }
 
-static void add_number(char line[LINE_BYTES], const char *name, double value) {
-    if (isfinite(value))
-        add(line, ", \"%s\": %.17g", name, value);
-    else
-        add(line, ", \"%s\": null", name);
+/* The numbers of a row, for every kind of file. Returns their count. */
+static size_t list_numbers(const moert_metrics_row *row, moert_scalar numbers[]) {
+    const moert_scalar all[] = {{"loss", row->loss},
+                                {"aux_loss", row->aux_loss},
+                                {"grad_norm", row->grad_norm},
+                                {"lr", row->lr},
+                                {"tokens_per_s", row->tokens_per_s},
+                                {"expert_load", row->expert_load},
+                                {"heldout_loss", row->heldout_loss}};
+    _Static_assert(MOERT_COUNT(all) <= MOERT_EVENT_SCALARS, "numbers of a row");
+    memcpy(numbers, all, sizeof all);
+    return MOERT_COUNT(all) - !row->has_heldout;
 }
 
-static moert_status write_json(const moert_metrics *metrics, const moert_metrics_row *row) {
+static moert_status write_json(const moert_metrics *metrics, const moert_metrics_row *row,
+                               const moert_scalar *numbers, size_t count) {
     char line[LINE_BYTES] = "";
     add(line, "{\"step\": %llu", (unsigned long long)row->step);
-    add_number(line, "loss", row->loss);
-    add_number(line, "aux_loss", row->aux_loss);
-    add_number(line, "grad_norm", row->grad_norm);
-    add_number(line, "lr", row->lr);
-    add_number(line, "tokens_per_s", row->tokens_per_s);
-    add_number(line, "expert_load", row->expert_load);
-    if (row->has_heldout)
-        add_number(line, "heldout_loss", row->heldout_loss);
+    for (size_t i = 0; i < count; i++)
+        if (isfinite(numbers[i].value))
+            add(line, ", \"%s\": %.17g", numbers[i].name, numbers[i].value);
+        else
+            add(line, ", \"%s\": null", numbers[i].name);
     add(line, row->skipped ? ", \"skipped\": true}\n" : "}\n");
-    return moert_file_append_to(metrics->path, metrics->file, line);
+    return moert_file_append_to(metrics->path, metrics->file, line, strlen(line));
 }
 
 static void put_line(const moert_metrics *metrics, const moert_metrics_row *row) {
@@ -201,8 +211,12 @@ static void put_bar(const moert_metrics *metrics, uint64_t done) {
 
 moert_status moert_metrics_write(moert_metrics *metrics, const moert_metrics_row *row) {
     const moert_metrics_options *options = &metrics->options;
+    moert_scalar numbers[MOERT_EVENT_SCALARS];
+    const size_t count = list_numbers(row, numbers);
     if (metrics->file >= 0)
-        MOERT_TRY(write_json(metrics, row));
+        MOERT_TRY(write_json(metrics, row, numbers, count));
+    if (metrics->events != NULL)
+        MOERT_TRY(moert_event_file_write(metrics->events, row->step, numbers, count));
     if (options->console == NULL)
         return MOERT_OK;
     uint64_t done = row->step + 1;
@@ -227,6 +241,8 @@ moert_status moert_metrics_close(moert_metrics *metrics) {
     }
     if (metrics->file >= 0 && close(metrics->file) != 0)
         status = MOERT_FAIL(ERROR_IO, "cannot write %s: %s", metrics->path, strerror(errno));
+    char *message = moert_error_keep();
+    status = moert_error_first(message, status, moert_event_file_close(metrics->events));
     MOERT_FREE(metrics->path, metrics);
     return status;
 }

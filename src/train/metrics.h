@@ -5,7 +5,8 @@
  * A line of the file: {"step": 0, "loss": 5.5, "aux_loss": 2, "grad_norm": 1.2, "lr": 0.001,
  * "tokens_per_s": 81234, "expert_load": 1.3, "heldout_loss": 5.4, "skipped": true}. The fields
  * heldout_loss and skipped are present only in steps to which they apply. Numbers have 17 digits;
- * one that is not finite is null.
+ * one that is not finite is null. The same numbers go to an event file of TensorBoard, if there is
+ * a directory for it.
  */
 #pragma once
 
@@ -18,11 +19,12 @@
 typedef struct moert_metrics moert_metrics;
 
 typedef struct moert_metrics_options {
-    const char *path; /* the JSON lines; NULL = none */
-    uint64_t start;   /* first step of this run: lines of an older run from here on are dropped */
-    uint64_t total;   /* steps of the whole training, for the progress bar */
-    FILE *console;    /* step lines, and a bar if it is a terminal; NULL = none */
-    uint64_t every;   /* steps between console lines; held-out, skipped and last steps have one
+    const char *path;   /* the JSON lines; NULL = none */
+    uint64_t start;     /* first step of this run: lines of an older run from here on are dropped */
+    uint64_t total;     /* steps of the whole training, for the progress bar */
+    const char *events; /* directory of the event file; NULL = none */
+    FILE *console;      /* step lines, and a bar if it is a terminal; NULL = none */
+    uint64_t every;     /* steps between console lines; held-out, skipped and last steps have one
                          as well; 0 = none */
 } moert_metrics_options;
 

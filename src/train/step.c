@@ -34,6 +34,9 @@ static moert_status check_options(const moert_trainer_options *o, const moert_da
     if (o->save_every > 0 && o->out == NULL)
         return MOERT_FAIL(ERROR_USAGE,
                           "--save-every needs a directory for the checkpoints; give --out DIR");
+    if (o->tensorboard && o->out == NULL)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--tensorboard needs a directory for the events; give --out DIR");
     if (o->resume != NULL && strcmp(o->resume, "auto") == 0 && o->out == NULL)
         return MOERT_FAIL(ERROR_USAGE, "--resume auto needs the run directory; give --out DIR");
     if (o->eval_every > 0 && !moert_data_holds_out(data))

@@ -150,6 +150,7 @@ static moert_status open_outputs(moert_trainer *t) {
     const moert_metrics_options metrics = {.path = o->metrics,
                                            .start = t->state.step,
                                            .total = o->steps,
+                                           .events = o->tensorboard ? o->out : NULL,
                                            .console = stdout,
                                            .every = o->log_every};
     return moert_comm_agree(t->world,

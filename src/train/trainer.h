@@ -24,6 +24,7 @@ typedef struct moert_trainer_options {
     size_t max_skipped;      /* stop after this many steps in a row with non-finite gradients */
     const char *out;         /* run directory (checkpoints/, model/), or NULL: nothing is saved */
     const char *metrics;     /* JSON lines, or NULL */
+    bool tensorboard;        /* the metrics also as TensorBoard's events in `out` */
     const char *resume;      /* a checkpoint, "auto" (the newest of the run, if any), or NULL */
     bool verify;             /* compare a checkpoint's bytes with its checksums before it is read */
     const char *config_text; /* config.json of the model */

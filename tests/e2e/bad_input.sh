@@ -105,6 +105,7 @@ bad 1 2 'batch of 4 .* into 3 micro-batches' train "${text[@]}" --micro-batches 
 bad 1 2 '--prompt of at least one byte' train "${text[@]}" --sample 5 --prompt ''
 bad "$both" 2 '--save-every .*--out' train "${text[@]}" --save-every 1
 bad "$both" 2 '--resume auto .*--out' train "${text[@]}" --resume auto
+bad "$both" 2 '--tensorboard .*--out' train "${text[@]}" --tensorboard
 bad "2 4" 2 '^moert-train: .*1 experts .* (2|4) ranks; use fewer ranks' train "${text[@]}" --experts 1 --topk 1 --out OUT/run
 bad 4 2 '3 experts .* 4 ranks' train "${text[@]}" --experts 3
 bad "$both" 2 '[12] ranks .* groups of 3 .*must divide' train "${text[@]}" --ep 3 --out OUT/run

@@ -98,6 +98,8 @@ static const moert_option options[] = {
      "directory for metrics.jsonl, plots, checkpoints/ and model/"},
     {"metrics", MOERT_OPTION_STRING, &trainer.metrics, NULL, NULL,
      "JSON lines, one a step; default OUT/metrics.jsonl"},
+    {"tensorboard", MOERT_OPTION_FLAG, &trainer.tensorboard, NULL, NULL,
+     "also write the metrics as TensorBoard's events in OUT"},
     {"save-every", MOERT_OPTION_UINT, &trainer.save_every, "0", "0..",
      "steps between checkpoints; 0 = none"},
     {"keep-last", MOERT_OPTION_UINT, &trainer.keep_last, "3", "1..1000000", "checkpoints kept"},
