@@ -1,0 +1,60 @@
+/*
+ * Attention for tests: inputs and a float64 forward, whose central differences are the oracle of
+ * the backward, and a run on the device.
+ */
+#pragma once
+
+#include "attention/attention.h"
+#include "support/test.h"
+
+typedef struct attention_shape {
+    size_t sequences, length, heads, kv_heads, head_size;
+    size_t value_size, window; /* as in moert_attention: 0 is the default */
+    bool sinks;
+} attention_shape;
+
+/* The widths of all heads of a token. */
+size_t attention_q_width(const attention_shape *shape);
+size_t attention_k_width(const attention_shape *shape);
+size_t attention_v_width(const attention_shape *shape);
+size_t attention_out_width(const attention_shape *shape);
+
+/* The float64 side. attention_oracle_loss() is sum(dout * out) over sequence `counted`. */
+typedef struct attention_oracle {
+    attention_shape shape;
+    double *q, *k, *v, *sinks, *dout; /* inputs, shaped as in moert_attention */
+    double *out, *lse;                /* results of the rows computed so far */
+    size_t counted;
+} attention_oracle;
+attention_oracle attention_oracle_create(attention_shape shape);
+/* Computes out and lse of query `i` of one head of a sequence. */
+void attention_oracle_row(attention_oracle *oracle, size_t sequence, size_t i, size_t head);
+double attention_oracle_loss(void *oracle);
+
+/* Results of the device; dsinks is empty without sinks. */
+enum {
+    ATTENTION_OUT,
+    ATTENTION_LSE,
+    ATTENTION_DQ,
+    ATTENTION_DK,
+    ATTENTION_DV,
+    ATTENTION_DSINKS,
+    ATTENTION_RESULTS
+};
+extern const char *const attention_result_names[ATTENTION_RESULTS];
+typedef struct attention_results {
+    size_t count[ATTENTION_RESULTS];
+    float *value[ATTENTION_RESULTS];
+} attention_results;
+
+/* Runs forward, and backward if `backward`, on the oracle's sequences [first, first + sequences) of
+ * its inputs. BF16 also checks the results that are stored in bf16. */
+typedef struct attention_run {
+    moert_dtype type; /* F32 (0) or BF16 */
+    size_t first, sequences;
+    bool backward;
+} attention_run;
+attention_results attention_on_device(const attention_oracle *oracle, attention_run run);
+
+/* All results have the same bits. */
+void attention_same_results(const attention_results *got, const attention_results *want);
