@@ -26,10 +26,10 @@ extern "C" {
 
 #define MOERT_PLAN_DROPPED UINT32_MAX
 
-/* Experts [first, first + count) of E belong to `rank` of EP. */
+/* Experts [first, first + count) of E belong to `rank` of EP; none if there is no such rank. */
 MOERT_API void moert_plan_experts(size_t experts, size_t ranks, size_t rank, size_t *first,
                                   size_t *count);
-/* The rank of EP that owns an expert. */
+/* The rank of EP that owns an expert; `ranks` if there is no such expert. */
 MOERT_API size_t moert_plan_owner(size_t experts, size_t ranks, size_t expert);
 
 /*
@@ -58,7 +58,7 @@ typedef struct moert_plan {
 /*
  * Builds the plan of `rank` from its index[T,K] and the counts[ranks,E] of all ranks; it copies
  * both. Without an index (NULL), slot_rank, slot_row and slot_position are NULL. Errors:
- * ERROR_MEMORY, ERROR_UNSUPPORTED (2^32 - 1 rows or more on any rank; every rank then returns it),
+ * ERROR_USAGE (the shape), ERROR_MEMORY, ERROR_UNSUPPORTED (2^32 - 1 rows or more on any rank; every rank then returns it),
  * ERROR_MISMATCH (counts do not fit index).
  */
 typedef struct moert_plan_shape {

@@ -29,6 +29,14 @@
         }                                                                                          \
     } while (0)
 
+/* Checks an argument of a public function: MOERT_REQUIRE(layer) returns ERROR_USAGE if the pointer is
+ * NULL. */
+#define MOERT_REQUIRE(pointer)                                                                     \
+    do {                                                                                           \
+        if ((pointer) == NULL)                                                                     \
+            return MOERT_FAIL(ERROR_USAGE, "%s: %s is NULL", __func__, #pointer);                  \
+    } while (0)
+
 /* Combines the status of two calls that were both made: the first failure, or MOERT_OK. */
 static inline moert_status moert_first(moert_status status, moert_status later) {
     return status != MOERT_OK ? status : later;

@@ -75,6 +75,8 @@ size_t moert_op_need_bytes(const moert_op_need *need) {
 
 size_t moert_op_buffer_bytes(const moert_op *op, const char *buffer) {
     const moert_op_need *need = NULL;
+    if (op == NULL || buffer == NULL)
+        return 0;
     for (moert_op_buffer i = 0; i < MOERT_OP_BUFFERS; i++)
         if (strcmp(moert_op_buffer_name(i), buffer) == 0)
             need = &op->needs[i];

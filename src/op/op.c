@@ -72,6 +72,8 @@ static moert_status choose_backend(moert_op *op) {
 
 moert_status moert_op_create(moert_device *device, const moert_op_options *options, moert_op **op) {
     moert_op *made;
+    MOERT_REQUIRE(device);
+    MOERT_REQUIRE(op);
     MOERT_TRY(MOERT_NEW(&made));
     moert_status status;
     made->device = device;
@@ -99,6 +101,7 @@ void moert_op_destroy(moert_op *op) {
 
 moert_status moert_op_execute(moert_op *op, const moert_op_buffers *given) {
     moert_op_buffers taken, *buffers = &taken;
+    MOERT_REQUIRE(op);
     MOERT_TRY(MOERT_OPTIONS_TAKE(moert_op_buffers, MOERT_OP_BUFFERS_INIT, &taken, given));
     MOERT_TRY(moert_op_check_buffers(op, buffers));
     if (op->options.groups == 0 ||
@@ -121,11 +124,11 @@ moert_status moert_op_once(moert_device *device, const moert_op_options *options
 }
 
 const char *moert_op_backend_name(const moert_op *op) {
-    return op->backend->name;
+    return op != NULL ? op->backend->name : NULL;
 }
 
 size_t moert_op_workspace_bytes(const moert_op *op) {
-    return op->work.bytes;
+    return op != NULL ? op->work.bytes : 0;
 }
 
 /* ---- warm-up ---- */
@@ -162,6 +165,7 @@ destroy:
 }
 
 moert_status moert_op_compile(moert_op *op) {
+    MOERT_REQUIRE(op);
     enum { SMALL = 128 }; /* some kernels need multiples of 16, or of four blocks of 32 */
     moert_op_options options = op->options;
     moert_operand *const operands[] = {&options.x, &options.weight, &options.y, &options.c,
@@ -191,6 +195,8 @@ moert_status moert_op_record(moert_op *op, const moert_op_buffers *buffers,
                              moert_op_recording **recording) {
     moert_op_recording *made;
     moert_status status;
+    MOERT_REQUIRE(op);
+    MOERT_REQUIRE(recording);
     if (!op->backend->records)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: backend is '%s'; portable, to be recorded",
                           moert_op_kind_name(op->options.kind), op->backend->name);
@@ -210,6 +216,7 @@ release:
 }
 
 moert_status moert_op_replay(moert_op_recording *recording) {
+    MOERT_REQUIRE(recording);
     return moert_recording_play(recording->launches);
 }
 

@@ -12,12 +12,19 @@
 enum { NOT_FINITE = -2, DROPPED = -1 };
 
 void moert_plan_experts(size_t experts, size_t ranks, size_t rank, size_t *first, size_t *count) {
+    if (rank >= ranks) { /* no such rank, no experts */
+        *first = experts;
+        *count = 0;
+        return;
+    }
     size_t least = experts / ranks, larger = experts % ranks;
     *first = rank * least + moert_min(rank, larger);
     *count = least + (rank < larger ? 1 : 0);
 }
 
 size_t moert_plan_owner(size_t experts, size_t ranks, size_t expert) {
+    if (expert >= experts || ranks == 0)
+        return ranks;
     size_t least = experts / ranks, larger = experts % ranks;
     if (expert < larger * (least + 1))
         return expert / (least + 1);
@@ -47,6 +54,9 @@ moert_status moert_plan_count(const int32_t *index, size_t tokens, size_t topk, 
                               uint64_t *counts) {
     size_t *last_token;
     moert_status status;
+    MOERT_REQUIRE(counts);
+    if (index == NULL && tokens > 0 && topk > 0)
+        return MOERT_FAIL(ERROR_USAGE, "moert_plan_count: index is NULL");
     MOERT_TRY(moert_alloc(&last_token, experts, sizeof *last_token));
     for (size_t t = 0; t < tokens; t++)
         for (size_t k = 0; k < topk; k++)
@@ -132,8 +142,26 @@ static moert_status place_slots(moert_plan *plan, const int32_t *index, moert_la
     return MOERT_OK;
 }
 
+static moert_status check_shape(const moert_plan_shape *shape) {
+    const size_t slots = SIZE_MAX / sizeof(uint64_t);
+    if (shape->ranks == 0 || shape->rank >= shape->ranks)
+        return MOERT_FAIL(ERROR_USAGE, "a plan of rank %zu of %zu ranks", shape->rank,
+                          shape->ranks);
+    if (shape->experts > slots / shape->ranks ||
+        (shape->topk > 0 && shape->tokens > slots / shape->topk))
+        return MOERT_FAIL(ERROR_USAGE,
+                          "a plan of %zu experts and %zu slots for each of %zu tokens exceeds the "
+                          "address space",
+                          shape->experts, shape->topk, shape->tokens);
+    return MOERT_OK;
+}
+
 moert_status moert_plan_create(const moert_plan_shape *shape, const int32_t *index,
                                const uint64_t *counts, moert_plan **plan) {
+    MOERT_REQUIRE(shape);
+    MOERT_REQUIRE(counts);
+    MOERT_REQUIRE(plan);
+    MOERT_TRY(check_shape(shape));
     const size_t experts = shape->experts, ranks = shape->ranks;
     moert_plan *made;
     moert_lane *lanes;

@@ -64,6 +64,8 @@ moert_status moert_interleave_run(const moert_interleave *given) {
 
 moert_status moert_expert_offsets(const uint64_t *counts, size_t experts, int32_t *offsets) {
     uint64_t sum = 0;
+    MOERT_REQUIRE(counts);
+    MOERT_REQUIRE(offsets);
     for (size_t e = 0; e < experts; e++) {
         if (counts[e] > INT32_MAX - sum)
             return MOERT_FAIL(ERROR_UNSUPPORTED,

@@ -262,4 +262,18 @@ TEST(test_empty_problems_need_no_buffers) {
     assert_null(moert_op_kind_name(MOERT_OP_KINDS));
 }
 
+TEST(test_missing_arguments_are_named) {
+    const moert_op_options options = base(forward);
+    const moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
+    moert_op *op = NULL;
+    ASSERT_FAILS(moert_op_create(NULL, &options, &op), usage, "device is NULL");
+    ASSERT_FAILS(moert_op_create(test_device, NULL, &op), usage, "moert_op_options is NULL");
+    ASSERT_FAILS(moert_op_create(test_device, &options, NULL), usage, "op is NULL");
+    ASSERT_FAILS(moert_op_execute(NULL, &buffers), usage, "op is NULL");
+    ASSERT_OK(moert_op_create(test_device, &options, &op));
+    ASSERT_FAILS(moert_op_execute(op, NULL), usage, "moert_op_buffers is NULL");
+    moert_op_destroy(op);
+    assert_int_equal(moert_op_workspace_bytes(NULL), 0);
+}
+
 TESTS(open_test_device, close_test_device)

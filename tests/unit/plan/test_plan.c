@@ -241,4 +241,26 @@ TEST(test_plan_refuses_more_rows_than_its_indices_hold) {
     moert_plan_destroy(NULL);
 }
 
+TEST(test_plan_refuses_impossible_shapes_and_missing_arguments) {
+    const uint64_t counts[] = {1};
+    const int32_t index[] = {0};
+    const moert_plan_shape one = {1, 1, 0, 1, 1};
+    const moert_plan_shape shapes[] = {
+        {1, 0, 0, 1, 1}, {1, 1, 1, 1, 1}, {SIZE_MAX, 2, 0, 1, 1}, {1, 1, 0, SIZE_MAX, 2}};
+    moert_plan *plan = NULL;
+    size_t first, count;
+    for (size_t i = 0; i < MOERT_COUNT(shapes); i++)
+        ASSERT_FAILS(moert_plan_create(&shapes[i], index, counts, &plan), MOERT_ERROR_USAGE,
+                     "a plan of");
+    ASSERT_FAILS(moert_plan_create(NULL, index, counts, &plan), MOERT_ERROR_USAGE, "shape is NULL");
+    ASSERT_FAILS(moert_plan_create(&one, index, NULL, &plan), MOERT_ERROR_USAGE, "counts is NULL");
+    ASSERT_FAILS(moert_plan_create(&one, index, counts, NULL), MOERT_ERROR_USAGE, "plan is NULL");
+    ASSERT_FAILS(moert_plan_count(NULL, 1, 1, 1, (uint64_t[1]){0}), MOERT_ERROR_USAGE,
+                 "index is NULL");
+    moert_plan_experts(4, 0, 0, &first, &count);
+    assert_int_equal(count, 0);
+    assert_int_equal(moert_plan_owner(4, 0, 1), 0);
+    assert_int_equal(moert_plan_owner(4, 2, 4), 2);
+}
+
 TESTS(NULL, NULL)
