@@ -26,9 +26,9 @@ typedef struct moert_buffer moert_buffer;
 MOERT_API moert_status moert_buffer_create(moert_device *device, size_t bytes,
                                            moert_buffer **buffer);
 
-/* Makes a buffer of `bytes` (not 0) at `memory`, host memory that must stay valid. CPU devices use
- * it in place; others may copy. Errors: those of moert_buffer_create, ERROR_USAGE (`memory` is
- * NULL, or 0 bytes). */
+/* Makes a buffer of `bytes` at `memory`, host memory that must stay valid. CPU devices use it in
+ * place; others may copy. Errors: those of moert_buffer_create, ERROR_USAGE (`memory` is NULL,
+ * unless there are 0 bytes). */
 MOERT_API moert_status moert_buffer_wrap(moert_device *device, void *memory, size_t bytes,
                                          moert_buffer **buffer);
 

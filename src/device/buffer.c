@@ -41,14 +41,20 @@ static moert_status create(moert_device *device, cl_mem_flags flags, void *host,
 /* On a CPU, asks for host memory, which PoCL allocates in this call. It allocates other memory at
  * the first use, and ends the process if there is none. */
 moert_status moert_buffer_create(moert_device *device, size_t bytes, moert_buffer **buffer) {
+    MOERT_REQUIRE(device);
+    MOERT_REQUIRE(buffer);
     const cl_mem_flags place = device->info.is_cpu ? CL_MEM_ALLOC_HOST_PTR : 0;
     return create(device, CL_MEM_READ_WRITE | place, NULL, bytes, buffer);
 }
 
 moert_status moert_buffer_wrap(moert_device *device, void *memory, size_t bytes,
                                moert_buffer **buffer) {
-    if (memory == NULL || bytes == 0)
-        return MOERT_FAIL(ERROR_USAGE, "cannot wrap %zu bytes at %p", bytes, memory);
+    MOERT_REQUIRE(device);
+    MOERT_REQUIRE(buffer);
+    if (bytes == 0)
+        return moert_buffer_create(device, 0, buffer);
+    if (memory == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "cannot wrap %zu bytes at NULL", bytes);
     return create(device, CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR, memory, bytes, buffer);
 }
 
@@ -63,6 +69,8 @@ static moert_status check_whole(const moert_buffer *buffer, const char *what) {
 
 moert_status moert_buffer_view(const moert_buffer *parent, size_t offset_bytes, size_t bytes,
                                moert_buffer **buffer) {
+    MOERT_REQUIRE(parent);
+    MOERT_REQUIRE(buffer);
     if (offset_bytes % VIEW_ALIGNMENT_BYTES != 0 || offset_bytes > parent->bytes ||
         bytes > parent->bytes - offset_bytes)
         return MOERT_FAIL(
@@ -107,11 +115,11 @@ moert_status moert_buffer_reserve(moert_device *device, size_t bytes, moert_buff
 }
 
 size_t moert_buffer_bytes(const moert_buffer *buffer) {
-    return buffer->bytes;
+    return buffer != NULL ? buffer->bytes : 0;
 }
 
 moert_device *moert_buffer_device(const moert_buffer *buffer) {
-    return buffer->device;
+    return buffer != NULL ? buffer->device : NULL;
 }
 
 /* Past 2 GiB, fills by NVIDIA's driver never end or write to wrong addresses, and the driver's
@@ -159,6 +167,9 @@ static cl_mem part_of(const moert_buffer *buffer, size_t *offset_bytes, size_t *
 /* Reads or writes a range, piece by piece; blocks. */
 static moert_status transfer(const moert_buffer *buffer, size_t offset_bytes, char *host,
                              size_t bytes, bool reads) {
+    MOERT_REQUIRE(buffer);
+    if (host == NULL && bytes > 0)
+        return MOERT_FAIL(ERROR_USAGE, "the host memory of a copy of %zu bytes is NULL", bytes);
     cl_command_queue queue = buffer->device->queue;
     MOERT_TRY(check_range(buffer, offset_bytes, bytes));
     for (size_t done = 0, part; done < bytes; done += part) {
@@ -198,6 +209,8 @@ moert_status moert_buffer_write_ends(size_t groups, size_t rows, moert_buffer *e
 
 moert_status moert_buffer_copy(const moert_buffer *source, size_t source_offset_bytes,
                                moert_buffer *target, size_t target_offset_bytes, size_t bytes) {
+    MOERT_REQUIRE(source);
+    MOERT_REQUIRE(target);
     MOERT_TRY(check_range(source, source_offset_bytes, bytes));
     MOERT_TRY(check_range(target, target_offset_bytes, bytes));
     const size_t ends = moert_max(source_offset_bytes, target_offset_bytes) + bytes;
@@ -244,6 +257,7 @@ moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_ro
 moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_t bytes) {
     const cl_uchar zero = 0;
     const size_t alignment = offset_bytes | bytes;
+    MOERT_REQUIRE(buffer);
     MOERT_TRY(check_range(buffer, offset_bytes, bytes));
     /* NVIDIA's driver fills at a tenth of the memory's rate */
     if (is_wide(buffer, offset_bytes + bytes, alignment) ||
@@ -263,6 +277,8 @@ moert_status moert_buffer_clear(moert_buffer *buffer, size_t offset_bytes, size_
 
 moert_status moert_buffer_map(const moert_buffer *buffer, void *memory) {
     cl_int code;
+    MOERT_REQUIRE(buffer);
+    MOERT_REQUIRE(memory);
     MOERT_TRY(check_whole(buffer, "a map"));
     void *pointer = clEnqueueMapBuffer(
         buffer->device->queue, buffer->memory, CL_TRUE, CL_MAP_READ | CL_MAP_WRITE, 0,
@@ -274,9 +290,38 @@ moert_status moert_buffer_map(const moert_buffer *buffer, void *memory) {
 }
 
 moert_status moert_buffer_unmap(const moert_buffer *buffer, void *memory) {
+    MOERT_REQUIRE(buffer);
     MOERT_CL(buffer->device, clEnqueueUnmapMemObject(buffer->device->queue, buffer->memory, memory,
                                                      0, NULL, copy_event(buffer, 0)));
     return moert_device_finish(buffer->device);
+}
+
+/* The memory that a buffer is in: the cl_mem without a parent, or host memory. */
+typedef struct extent {
+    const void *memory;
+    size_t first, end;
+} extent;
+
+static extent extent_of(const moert_buffer *buffer) {
+    cl_mem parent = NULL, memory = buffer->memory;
+    void *host = NULL;
+    size_t first = 0;
+    if (buffer->pieces != NULL)
+        return (extent){buffer, 0, buffer->bytes};
+    if (clGetMemObjectInfo(memory, CL_MEM_ASSOCIATED_MEMOBJECT, sizeof parent, &parent, NULL) ==
+            CL_SUCCESS &&
+        parent != NULL) {
+        clGetMemObjectInfo(memory, CL_MEM_OFFSET, sizeof first, &first, NULL);
+        memory = parent;
+    }
+    clGetMemObjectInfo(memory, CL_MEM_HOST_PTR, sizeof host, &host, NULL);
+    const size_t start = host != NULL ? (size_t)(uintptr_t)host + first : first;
+    return (extent){host != NULL ? NULL : memory, start, start + buffer->bytes};
+}
+
+bool moert_buffers_overlap(const moert_buffer *a, const moert_buffer *b) {
+    const extent one = extent_of(a), other = extent_of(b);
+    return one.memory == other.memory && one.first < other.end && other.first < one.end;
 }
 
 moert_status moert_buffer_address(moert_buffer *buffer, uint64_t *address) {

@@ -310,6 +310,9 @@ moert_status moert_buffer_copy_rows(const moert_buffer *source, size_t source_ro
                           sizeof((moert_buffer *[]){__VA_ARGS__}) / sizeof(moert_buffer *))
 void moert_buffers_destroy(moert_buffer *const *buffers, size_t count);
 
+/* Whether two buffers share memory: one buffer, views of it, or wrapped host memory. */
+bool moert_buffers_overlap(const moert_buffer *a, const moert_buffer *b);
+
 /* Writes ends[groups], uint32: the ends of equal groups of `rows` rows. Errors: those of
  * moert_buffer_write, ERROR_MEMORY. */
 moert_status moert_buffer_write_ends(size_t groups, size_t rows, moert_buffer *ends);
