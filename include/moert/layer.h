@@ -32,7 +32,8 @@ extern "C" {
 typedef struct moert_mesh moert_mesh;
 
 /*
- * ep = ranks that share one set of experts; 0 = all. Errors: ERROR_USAGE (ep does not divide R),
+ * ep = ranks that share one set of experts; 0 = all. Errors: ERROR_USAGE (ep does not divide R, or
+ * differs between ranks),
  * ERROR_UNSUPPORTED (the engine that MOERT_EXCHANGE names cannot work here), ERROR_MEMORY,
  * ERROR_COMM. `context` must outlive the mesh.
  */
@@ -55,13 +56,15 @@ MOERT_API moert_status moert_mesh_settle(moert_mesh *mesh);
  * bits on any number of ranks.
  */
 typedef struct moert_batch {
-    size_t size;              /* sizeof(moert_batch) */
-    size_t tokens;            /* T on this rank */
-    size_t sequences;         /* on this rank, in order */
-    size_t first_sequence;    /* global index of the first; ascending with the rank */
-    size_t total_sequences;   /* of all ranks */
-    const moert_buffer *ends; /* uint32 [sequences] cumulative ends, the last is T */
-    bool forward_only;        /* forward keeps less data; a backward of its pass is an error */
+    size_t size;            /* sizeof(moert_batch) */
+    size_t tokens;          /* T on this rank */
+    size_t sequences;       /* on this rank, in order */
+    size_t first_sequence;  /* global index of the first; ascending with the rank */
+    size_t total_sequences; /* of all ranks */
+    const moert_buffer
+        *ends;         /* uint32 [sequences] cumulative ends, the last is T; forward waits for
+                                 the device to check them */
+    bool forward_only; /* forward keeps less data; a backward of its pass is an error */
 } moert_batch;
 
 #define MOERT_BATCH_INIT MOERT_INIT(moert_batch, batch_, )
@@ -92,8 +95,9 @@ typedef struct moert_layer_options {
                MOERT_SET(layer_, router, MOERT_ROUTER_OPTIONS_INIT)                                \
                    MOERT_SET(layer_, glu, MOERT_GLU_SWIGLU))
 
-/* Errors: ERROR_USAGE (sizes, choices, K > E, E < EP; the message says which), ERROR_MEMORY. The
- * mesh must outlive the layer, and destroying the layer ends its passes. */
+/* Compares the options of all ranks. Errors, the same on all ranks: ERROR_USAGE (sizes, choices, K
+ * > E, E < EP, ranks that differ in a field; the message says which), ERROR_MEMORY. The mesh must
+ * outlive the layer, and destroying the layer ends its passes. */
 MOERT_API moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *options,
                                           moert_layer **layer);
 MOERT_API void moert_layer_destroy(moert_layer *layer);
@@ -121,7 +125,7 @@ typedef struct moert_pass moert_pass;
 
 /*
  * y = layer(x), and *pass for the backward. `pass` may be NULL: the batch is then forward_only. The
- * caller must not change x until backward is done. All ranks of an EP group return the same error.
+ * caller must not change x until backward is done; y may be x only if the batch is forward_only. All ranks of an EP group return the same error.
  * With NVFP4 the groups that would wait for this group return it as well. Errors: ERROR_NUMERIC
  * (non-finite scores; names the token), ERROR_USAGE (buffers, batch), ERROR_MEMORY, ERROR_DEVICE,
  * ERROR_COMM.
@@ -147,20 +151,25 @@ typedef struct moert_layer_losses {
 /*
  * dx = gradient of the pass's x, from dy. Also computes the gradients of this rank's experts
  * (unless deferred), and this rank's tree nodes of the replicated tensors' gradients. losses may be
- * NULL. dy must not change until backward (and wgrad) is done.
+ * NULL. dy must not change until backward (and wgrad) is done. dx must not overlap x, nor dy if the
+ * layer has a shared expert. A backward that does not accumulate discards gradients that have not
+ * been reduced. Errors: ERROR_USAGE (no forward, a reduction is missing, buffers), and those of
+ * forward. After ERROR_USAGE the pass may be used again.
  */
 MOERT_API moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
                                            const moert_layer_losses *losses, moert_buffer *dx);
 /*
  * Computes the experts' weight gradients of a pass after its backward, for layers with
- * deferred_wgrad. Not collective. Errors: ERROR_USAGE without a backward, ERROR_DEVICE.
+ * deferred_wgrad, once for each pass, in the order of their backwards. Not collective. Errors:
+ * ERROR_USAGE (no backward, a second time, another order, not deferred), ERROR_DEVICE.
  */
 MOERT_API moert_status moert_pass_wgrad(moert_pass *pass);
 /*
  * Completes gradients after each micro-batch's backward. Sums the gradients of replicated tensors
  * over all ranks, and adds the old values if the backward's `accumulate` was set. With `last`, at
  * the last micro-batch, it also sums the experts' gradients over their replicas. Errors:
- * ERROR_USAGE without a backward, ERROR_MEMORY, ERROR_DEVICE, ERROR_COMM.
+ * ERROR_USAGE (no backward since the last reduction; `last` before a deferred wgrad), ERROR_MEMORY,
+ * ERROR_DEVICE, ERROR_COMM.
  */
 MOERT_API moert_status moert_layer_reduce(moert_layer *layer, bool last);
 
@@ -188,7 +197,8 @@ typedef enum moert_layer_tensor {
 } moert_layer_tensor;
 
 /*
- * Weights and gradients, owned by the layer; NULL when the layer has no such tensor (or gradient).
+ * Weights and gradients, owned by the layer; NULL when the layer has no such tensor (or gradient),
+ * or there is no such tensor or layer.
  * Not collective. After writing to weights, call moert_layer_weights_changed.
  */
 MOERT_API moert_buffer *moert_layer_weight(moert_layer *layer, moert_layer_tensor which);

@@ -191,6 +191,9 @@ static void print_variables(const void *unused, FILE *file) {
 
 moert_status moert_context_create(MPI_Comm comm, const moert_context_options *options,
                                   moert_context **context) {
+    if (comm == MPI_COMM_NULL)
+        return MOERT_FAIL(ERROR_USAGE, "moert_context_create: comm is MPI_COMM_NULL");
+    MOERT_REQUIRE(context);
     return moert_context_open(&comm, options, true, context);
 }
 
@@ -235,15 +238,15 @@ void moert_context_destroy(moert_context *context) {
 }
 
 size_t moert_context_rank(const moert_context *context) {
-    return moert_comm_rank(context->comm);
+    return context != NULL ? moert_comm_rank(context->comm) : 0;
 }
 
 size_t moert_context_size(const moert_context *context) {
-    return moert_comm_size(context->comm);
+    return context != NULL ? moert_comm_size(context->comm) : 0;
 }
 
 moert_device *moert_context_device(const moert_context *context) {
-    return context->device;
+    return context != NULL ? context->device : NULL;
 }
 
 moert_comm *moert_context_comm(const moert_context *context) {

@@ -1,6 +1,7 @@
 /* The layer's backward pass and the completion of its gradients. */
 #include "base/options.h"
 #include "base/phase.h"
+#include "layer/check.h"
 #include "layer/operand.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
@@ -89,9 +90,30 @@ static moert_status differentiate_experts(moert_pass *pass, moert_transfer *back
     return compute_wgrad(pass);
 }
 
+/* The pass of the earliest backward whose deferred wgrad has not run; NULL if there is none. */
+static moert_pass *first_owing(const moert_layer *layer) {
+    moert_pass *first = NULL;
+    for (size_t i = 0; i < layer->pass_count; i++) {
+        moert_pass *pass = layer->passes[i];
+        if (pass->owes_wgrad && (first == NULL || pass->backward < first->backward))
+            first = pass;
+    }
+    return first;
+}
+
 moert_status moert_pass_wgrad(moert_pass *pass) {
-    if (pass == NULL || pass->stage != STAGE_BACKWARD)
+    MOERT_REQUIRE(pass);
+    if (!pass->layer->options.deferred_wgrad)
+        return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad of a layer without deferred_wgrad, whose "
+                                       "backward computes the weight gradients");
+    if (pass->stage != STAGE_BACKWARD)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad without a backward before it");
+    if (!pass->owes_wgrad)
+        return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad a second time for the same backward");
+    if (first_owing(pass->layer) != pass)
+        return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad is missing for a pass whose backward was "
+                                       "earlier; weight gradients add up in that order");
+    pass->owes_wgrad = false;
     return compute_wgrad(pass);
 }
 
@@ -193,31 +215,68 @@ static moert_status deliver(moert_pass *pass, moert_status status, const moert_b
     return moert_exchange_dispatch_start(mesh->exchange, &there, status);
 }
 
+/* Checks the buffers and losses of a backward. */
+static moert_status check_backward(const moert_pass *pass, const moert_buffer *dy,
+                                   const moert_layer_losses *losses, const moert_buffer *dx) {
+    const moert_layer *layer = pass->layer;
+    const moert_layer_options *o = &layer->options;
+    const size_t bytes = pass->batch.tokens * o->hidden * sizeof(float);
+    MOERT_TRY(moert_layer_check_buffer(layer, "dy", dy, bytes));
+    MOERT_TRY(moert_layer_check_buffer(layer, "dx", dx, bytes));
+    if (losses->aux_gradient != NULL)
+        MOERT_TRY(moert_layer_check_buffer(layer, "aux_gradient", losses->aux_gradient,
+                                           o->router.experts * sizeof(float)));
+    MOERT_TRY(moert_layer_check_apart("dx", dx, "x", pass->input, "which the backward reads"));
+    return o->shared_intermediate > 0
+               ? moert_layer_check_apart("dx", dx, "dy", dy,
+                                         "which the shared expert's backward reads last")
+               : MOERT_OK;
+}
+
+/* Checks the order of the calls of a layer. All ranks make the same calls, so no rank is alone with
+ * a failure. */
+static moert_status check_order(const moert_pass *pass, bool accumulate) {
+    MOERT_REQUIRE(pass);
+    if (pass->stage != STAGE_FORWARD)
+        return MOERT_FAIL(ERROR_USAGE, "moert_pass_backward without a forward before it");
+    if (accumulate && pass->layer->unreduced)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "moert_layer_reduce is missing between the last backward and "
+                          "this one, which accumulates");
+    return MOERT_OK;
+}
+
 moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
                                  const moert_layer_losses *losses, moert_buffer *dx) {
     const moert_layer_losses none = MOERT_LAYER_LOSSES_INIT;
     moert_layer_losses taken;
     moert_transfer back;
     moert_buffer *dlogits = NULL;
-    if (pass == NULL || pass->stage != STAGE_FORWARD)
-        return MOERT_FAIL(ERROR_USAGE, "moert_pass_backward without a forward before it");
-    moert_layer *layer = pass->layer;
-    moert_mesh *mesh = layer->mesh;
     moert_status status = MOERT_OPTIONS_TAKE(moert_layer_losses, MOERT_LAYER_LOSSES_INIT, &taken,
                                              losses != NULL ? losses : &none);
+    MOERT_TRY(check_order(pass, taken.accumulate));
+    if (status == MOERT_OK)
+        status = check_backward(pass, dy, &taken, dx);
+    moert_layer *layer = pass->layer;
+    moert_mesh *mesh = layer->mesh;
     pass->accumulate = taken.accumulate;
     pass->stage = STAGE_NOTHING;
     layer->unreduced = false;
     layer->batch = pass->batch;
     moert_precision_begin(layer);
     status = deliver(pass, status, dy, &back);
-    if (status != MOERT_OK)
+    if (status != MOERT_OK) {
+        pass->stage = STAGE_FORWARD;
         return moert_precision_tell_replicas(layer, status);
+    }
     /* the ranks agree on `status` in the combine */
     status = differentiate_experts(pass, &back);
     back.target = dx;
     MOERT_TRY(moert_exchange_combine_finish(mesh->exchange, &back, status));
     pass->stage = STAGE_BACKWARD;
+    pass->backward = layer->backwards++;
+    pass->owes_wgrad = layer->options.deferred_wgrad;
+    layer->lost_wgrad &= taken.accumulate;
     layer->unreduced = true;
     status = differentiate_router(pass, &taken, back.slot_target, &dlogits);
     MOERT_TRY(moert_first(status, moert_exchange_combine_join(mesh->exchange)));
@@ -251,8 +310,13 @@ moert_status moert_layer_reduce_wait(moert_layer *layer) {
 }
 
 moert_status moert_layer_reduce(moert_layer *layer, bool last) {
+    MOERT_REQUIRE(layer);
     if (!layer->unreduced)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce without a backward before it");
+    if (last && (layer->lost_wgrad || first_owing(layer) != NULL))
+        return MOERT_FAIL(ERROR_USAGE, "moert_pass_wgrad is missing before the last reduction: %s",
+                          layer->lost_wgrad ? "a pass was destroyed before it"
+                                            : "a pass waits for it");
     MOERT_TRY(moert_mesh_gather_spans(layer->mesh, &layer->batch));
     MOERT_TRY(moert_layer_reduce_start(layer, last));
     MOERT_TRY(moert_layer_reduce_wait(layer));

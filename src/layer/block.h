@@ -151,6 +151,9 @@ moert_status moert_layer_reduce_wait(moert_layer *layer);
 /* Passes bf16 values of the next forward's x or backward's dy, so that dispatch need not round the
  * rows; NULL: none. The buffer must stay valid and unchanged as long as x or dy must. */
 void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *rows);
+/* From now on forward does not read the ends of batches to check them, which waits for the device.
+ */
+void moert_layer_trust_batches(moert_layer *layer);
 /* The router's results of a pass. */
 const moert_routing *moert_pass_routing(const moert_pass *pass);
 

@@ -1,30 +1,26 @@
 /* The layer's forward pass. */
 #include "base/options.h"
 #include "base/phase.h"
+#include "layer/check.h"
 #include "layer/operand.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
 #include "nn/nn.h"
 
 /* Takes the batch of a pass, and checks it with the forward's buffers. */
-static moert_status take_batch(moert_pass *pass, const moert_batch *given, const moert_buffer *x,
-                               const moert_buffer *y) {
+static moert_status take_batch(moert_pass *pass, const moert_batch *given, bool forward_only,
+                               const moert_buffer *x, const moert_buffer *y) {
     const moert_layer *layer = pass->layer;
     moert_batch *batch = &pass->batch;
     MOERT_TRY(MOERT_OPTIONS_TAKE(moert_batch, MOERT_BATCH_INIT, batch, given));
-    size_t bytes = batch->tokens * layer->options.hidden * sizeof(float);
-    if (x == NULL || y == NULL)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "x or y of a layer is NULL; without tokens a buffer of 0 bytes will do");
-    if (moert_buffer_bytes(x) < bytes || moert_buffer_bytes(y) < bytes)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "x and y hold %zu and %zu bytes; %zu tokens of hidden size %zu need %zu",
-                          moert_buffer_bytes(x), moert_buffer_bytes(y), batch->tokens,
-                          layer->options.hidden, bytes);
-    if ((batch->tokens > 0) != (batch->sequences > 0))
-        return MOERT_FAIL(ERROR_USAGE, "a batch of %zu tokens in %zu sequences", batch->tokens,
-                          batch->sequences);
-    return MOERT_OK;
+    batch->forward_only |= forward_only;
+    MOERT_TRY(moert_layer_check_batch(layer, batch));
+    const size_t bytes = batch->tokens * layer->options.hidden * sizeof(float);
+    MOERT_TRY(moert_layer_check_buffer(layer, "x", x, bytes));
+    MOERT_TRY(moert_layer_check_buffer(layer, "y", y, bytes));
+    return batch->forward_only
+               ? MOERT_OK
+               : moert_layer_check_apart("y", y, "x", x, "which the backward reads");
 }
 
 /* logits = x router^T, then the choice of experts. */
@@ -176,9 +172,9 @@ static moert_status run(moert_pass *pass, moert_status status, moert_buffer *y) 
 moert_status moert_layer_forward(moert_layer *layer, const moert_batch *batch,
                                  const moert_buffer *x, moert_buffer *y, moert_pass **pass) {
     moert_pass *taken = NULL;
+    MOERT_REQUIRE(layer);
     MOERT_TRY(moert_pass_take(layer, &taken));
-    moert_status status = take_batch(taken, batch, x, y);
-    taken->batch.forward_only |= pass == NULL;
+    moert_status status = take_batch(taken, batch, pass == NULL, x, y);
     taken->input = x;
     status = run(taken, status, y);
     taken->stage = taken->batch.forward_only ? STAGE_NOTHING : STAGE_FORWARD;

@@ -36,6 +36,9 @@ struct moert_layer {
     size_t pass_count, pass_room;
     moert_batch batch; /* of the last backward */
     bool unreduced;    /* its gradients have not been reduced */
+    bool trusts_batches;
+    uint64_t backwards; /* backwards so far */
+    bool lost_wgrad;    /* a pass ended before its deferred wgrad */
 };
 
 /* A forward and all that its backward needs. */
@@ -58,6 +61,8 @@ struct moert_pass {
     moert_window *dy; /* the layer's passes own it if wgrad is deferred */
     moert_buffer *dv; /* [M,2I] (moert_precision_dv_type): v, or scratch */
     bool accumulate;
+    bool owes_wgrad;   /* its deferred wgrad has not run */
+    uint64_t backward; /* the number of its backward among those of the layer */
 };
 
 /* *pass = the first pass of the layer that is not in use, with its windows. Collective over the

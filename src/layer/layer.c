@@ -7,6 +7,7 @@
 #include "base/options.h"
 #include "base/phase.h"
 #include "base/rng.h"
+#include "layer/check.h"
 #include "layer/precision.h"
 #include "layer/wire.h"
 
@@ -42,7 +43,7 @@ static moert_status check_options(const moert_mesh *mesh, const moert_layer_opti
                           "most %zu",
                           options->router.experts, moert_comm_size(mesh->experts),
                           options->router.experts);
-    return MOERT_OK;
+    return moert_layer_check_sizes(options, moert_comm_size(mesh->experts));
 }
 
 moert_layer_shapes moert_layer_shapes_of(const moert_layer_options *o, size_t local) {
@@ -81,13 +82,17 @@ moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *opt
                                 moert_layer **layer) {
     moert_layer *made = NULL;
     moert_layer_options taken;
+    MOERT_REQUIRE(mesh);
     moert_status status =
         MOERT_OPTIONS_TAKE(moert_layer_options, MOERT_LAYER_OPTIONS_INIT, &taken, options);
+    if (status == MOERT_OK && layer == NULL)
+        status = MOERT_FAIL(ERROR_USAGE, "moert_layer_create: layer is NULL");
     if (status == MOERT_OK)
         status = check_options(mesh, &taken);
     if (status == MOERT_OK)
         status = MOERT_NEW(&made);
     MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, status));
+    MOERT_TRY_OR(fail, moert_layer_compare_options(mesh, &taken));
     made->mesh = mesh;
     made->options = taken;
     made->weights_changed = true;
@@ -128,6 +133,8 @@ static const struct location {
 };
 
 moert_buffer *moert_layer_weight(moert_layer *layer, moert_layer_tensor which) {
+    if (layer == NULL || (unsigned)which >= MOERT_LAYER_TENSORS)
+        return NULL;
     const struct location *location = &locations[which];
     return location->block == BLOCKS
                ? layer->correction
@@ -135,6 +142,8 @@ moert_buffer *moert_layer_weight(moert_layer *layer, moert_layer_tensor which) {
 }
 
 moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_tensor which) {
+    if (layer == NULL || (unsigned)which >= MOERT_LAYER_TENSORS)
+        return NULL;
     const struct location *location = &locations[which];
     return location->block == BLOCKS
                ? NULL
@@ -142,6 +151,8 @@ moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_tensor which)
 }
 
 void moert_layer_weights_changed(moert_layer *layer) {
+    if (layer == NULL)
+        return;
     layer->weights_changed = true;
     for (size_t i = 0; i < BLOCKS; i++)
         moert_block_weights_changed(layer->block[i]);
@@ -151,16 +162,20 @@ moert_block *moert_layer_block(moert_layer *layer, size_t index) {
     return index < BLOCKS ? layer->block[index] : NULL;
 }
 
+void moert_layer_trust_batches(moert_layer *layer) {
+    layer->trusts_batches = true;
+}
+
 void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *rows) {
     layer->bf16 = rows;
 }
 
 size_t moert_layer_first_expert(const moert_layer *layer) {
-    return layer->first_expert;
+    return layer != NULL ? layer->first_expert : 0;
 }
 
 size_t moert_layer_local_experts(const moert_layer *layer) {
-    return layer->local_experts;
+    return layer != NULL ? layer->local_experts : 0;
 }
 
 /* ---- initial weights ---- */
@@ -188,6 +203,7 @@ moert_status moert_layer_initialize(moert_layer *layer, uint64_t seed, double de
     static const moert_layer_tensor matrices[] = {MOERT_LAYER_ROUTER, MOERT_LAYER_SHARED_W1,
                                                   MOERT_LAYER_SHARED_W2, MOERT_LAYER_W1,
                                                   MOERT_LAYER_W2};
+    MOERT_REQUIRE(layer);
     moert_layer_weights_changed(layer);
     for (size_t m = 0; m < MOERT_COUNT(matrices); m++) {
         moert_layer_tensor which = matrices[m];

@@ -45,14 +45,23 @@ static moert_status allocate(moert_mesh *mesh, size_t ranks, size_t replicas) {
     return MOERT_OK;
 }
 
+static void print_ep(const void *ep, FILE *file) {
+    fprintf(file, "ep=%zu%c", *(const size_t *)ep, 0);
+}
+
 moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **mesh) {
+    MOERT_REQUIRE(context);
     moert_comm *world = moert_context_comm(context);
     size_t size = moert_comm_size(world);
     moert_mesh *made = NULL;
     moert_status status = moert_mesh_group(size, ep, &ep);
+    if (status == MOERT_OK && mesh == NULL)
+        status = MOERT_FAIL(ERROR_USAGE, "moert_mesh_create: mesh is NULL");
     if (status == MOERT_OK)
         status = MOERT_NEW(&made);
     MOERT_TRY_OR(fail, moert_comm_agree(world, status));
+    MOERT_TRY_OR(fail, moert_comm_compare(world, print_ep, &ep, MOERT_ERROR_USAGE,
+                                          "all ranks must create the mesh alike"));
     made->context = context;
     made->device = moert_context_device(context);
     made->world = world;
@@ -84,10 +93,11 @@ void moert_mesh_destroy(moert_mesh *mesh) {
 }
 
 const char *moert_mesh_engine(const moert_mesh *mesh) {
-    return moert_exchange_engine(mesh->exchange);
+    return mesh != NULL ? moert_exchange_engine(mesh->exchange) : NULL;
 }
 
 moert_status moert_mesh_settle(moert_mesh *mesh) {
+    MOERT_REQUIRE(mesh);
     return moert_exchange_settle(mesh->exchange);
 }
 

@@ -48,6 +48,8 @@ void moert_pass_destroy(moert_pass *pass) {
         return;
     moert_exchange_free_plan(pass->plan);
     pass->plan = NULL;
+    pass->layer->lost_wgrad |= pass->owes_wgrad;
+    pass->owes_wgrad = false;
     pass->stage = STAGE_NOTHING;
     pass->in_use = false;
 }
@@ -87,7 +89,7 @@ const moert_routing *moert_pass_routing(const moert_pass *pass) {
 }
 
 const uint64_t *moert_pass_expert_counts(const moert_pass *pass) {
-    return pass->plan->plan->expert_counts;
+    return pass != NULL && pass->plan != NULL ? pass->plan->plan->expert_counts : NULL;
 }
 
 /* ---- descriptors ---- */

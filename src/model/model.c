@@ -41,8 +41,10 @@ static moert_status create_parts(moert_model *model) {
                                          &model->layer[i].aux_gradient);
     }
     MOERT_TRY(moert_comm_agree(model->mesh->world, status));
-    for (size_t i = 0; i < c->layers; i++)
+    for (size_t i = 0; i < c->layers; i++) {
         MOERT_TRY(moert_layer_create(model->mesh, &options, &model->layer[i].moe));
+        moert_layer_trust_batches(model->layer[i].moe);
+    }
     return moert_comm_agree(model->mesh->world, moert_model_list_tensors(model));
 }
 

@@ -1,0 +1,143 @@
+/* Checks of what callers pass to a layer: options, batches, buffers. */
+#include "layer/check.h"
+
+#include <stdlib.h>
+
+#include "base/memory.h"
+
+/* ---- options ---- */
+
+/* True if n floats of each of these factors are more than a tensor may have. */
+static bool exceeds(size_t a, size_t b, size_t c) {
+    const size_t most = PTRDIFF_MAX / sizeof(float) / 4; /* with its gradient and padding */
+    size_t n;
+    return __builtin_mul_overflow(a, b, &n) || __builtin_mul_overflow(n, c, &n) || n > most;
+}
+
+moert_status moert_layer_check_sizes(const moert_layer_options *o, size_t ranks) {
+    const size_t most = INT32_MAX, local = moert_ceil_div(o->router.experts, ranks);
+    const struct {
+        const char *name;
+        size_t value, most;
+    } sizes[] = {{"hidden", o->hidden, most},
+                 {"intermediate", o->intermediate, most / 2},
+                 {"shared_intermediate", o->shared_intermediate, most / 2}};
+    for (size_t i = 0; i < MOERT_COUNT(sizes); i++)
+        if (sizes[i].value > sizes[i].most)
+            return MOERT_FAIL(ERROR_USAGE, "%s of a layer is %zu; at most %zu", sizes[i].name,
+                              sizes[i].value, sizes[i].most);
+    if (exceeds(o->router.experts, o->hidden, 1) || exceeds(2 * o->intermediate, o->hidden, local))
+        return MOERT_FAIL(ERROR_USAGE,
+                          "a layer of hidden size %zu and intermediate size %zu with %zu experts a "
+                          "rank exceeds the address space",
+                          o->hidden, o->intermediate, local);
+    return MOERT_OK;
+}
+
+/* X(format, field): the fields of moert_layer_options, all of which must agree. */
+#define OPTION_TABLE(X)                                                                            \
+    X("%zu", hidden)                                                                               \
+    X("%zu", intermediate)                                                                         \
+    X("%zu", shared_intermediate)                                                                  \
+    X("%zu", router.experts)                                                                       \
+    X("%zu", router.topk)                                                                          \
+    X("%d", router.score)                                                                          \
+    X("%d", router.renormalise)                                                                    \
+    X("%.9g", router.scale)                                                                        \
+    X("%zu", router.groups)                                                                        \
+    X("%zu", router.kept_groups)                                                                   \
+    X("%zu", router.group_best)                                                                    \
+    X("%d", glu.interleaved)                                                                       \
+    X("%.9g", glu.limit)                                                                           \
+    X("%.9g", glu.alpha)                                                                           \
+    X("%.9g", glu.offset)                                                                          \
+    X("%d", glu.activation)                                                                        \
+    X("%d", router_bias)                                                                           \
+    X("%d", correction_bias)                                                                       \
+    X("%d", expert_biases)                                                                         \
+    X("%d", deferred_wgrad)                                                                        \
+    X("%d", precision)                                                                             \
+    X("%d", dense)                                                                                 \
+    X("%d", dispatch)                                                                              \
+    X("%d", combine)
+
+_Static_assert(sizeof(moert_layer_options) ==
+                   offsetof(moert_layer_options, combine) + sizeof(moert_combine),
+               "OPTION_TABLE lists all fields up to the last one, named here");
+
+static void print_options(const void *options, FILE *file) {
+    const moert_layer_options *o = options;
+#define PRINT_OPTION(format, field) fprintf(file, #field "=" format "%c", o->field, 0);
+    OPTION_TABLE(PRINT_OPTION)
+#undef PRINT_OPTION
+}
+
+moert_status moert_layer_compare_options(const moert_mesh *mesh,
+                                         const moert_layer_options *options) {
+    return moert_comm_compare(mesh->world, print_options, options, MOERT_ERROR_USAGE,
+                              "all ranks must create the layer with the same options");
+}
+
+/* ---- buffers ---- */
+
+moert_status moert_layer_check_buffer(const moert_layer *layer, const char *name,
+                                      const moert_buffer *buffer, size_t bytes) {
+    if (buffer == NULL)
+        return MOERT_FAIL(
+            ERROR_USAGE, "%s of a layer is NULL; without tokens a buffer of 0 bytes will do", name);
+    if (moert_buffer_device(buffer) != layer->mesh->device)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "%s of a layer is on another device than that of the layer's context",
+                          name);
+    if (moert_buffer_bytes(buffer) < bytes)
+        return MOERT_FAIL(ERROR_USAGE, "%s of a layer holds %zu bytes; the batch needs %zu", name,
+                          moert_buffer_bytes(buffer), bytes);
+    return MOERT_OK;
+}
+
+moert_status moert_layer_check_apart(const char *name, const moert_buffer *buffer,
+                                     const char *other_name, const moert_buffer *other,
+                                     const char *why) {
+    return moert_buffers_overlap(buffer, other)
+               ? MOERT_FAIL(ERROR_USAGE, "%s overlaps %s, %s", name, other_name, why)
+               : MOERT_OK;
+}
+
+/* ---- batches ---- */
+
+static moert_status check_ends(const moert_batch *batch) {
+    uint32_t *ends, before = 0;
+    moert_status status;
+    MOERT_TRY(moert_alloc(&ends, batch->sequences, sizeof *ends));
+    MOERT_TRY_OR(done, moert_buffer_read(batch->ends, 0, ends, batch->sequences * sizeof *ends));
+    for (size_t s = 0; s < batch->sequences && status == MOERT_OK; before = ends[s], s++)
+        if (ends[s] < before || ends[s] > batch->tokens)
+            status = MOERT_FAIL(ERROR_USAGE,
+                                "ends[%zu] of a batch is %u; ends ascend from %u to the %zu tokens",
+                                s, ends[s], before, batch->tokens);
+    if (status == MOERT_OK && before != batch->tokens)
+        status =
+            MOERT_FAIL(ERROR_USAGE, "the last of a batch's ends is %u; it must be its %zu tokens",
+                       before, batch->tokens);
+done:
+    free(ends);
+    return status;
+}
+
+moert_status moert_layer_check_batch(const moert_layer *layer, const moert_batch *batch) {
+    if (batch->tokens > INT32_MAX)
+        return MOERT_FAIL(ERROR_USAGE, "a batch of %zu tokens; at most %d", batch->tokens,
+                          INT32_MAX);
+    if ((batch->tokens > 0) != (batch->sequences > 0))
+        return MOERT_FAIL(ERROR_USAGE, "a batch of %zu tokens in %zu sequences", batch->tokens,
+                          batch->sequences);
+    if (batch->first_sequence > batch->total_sequences ||
+        batch->sequences > batch->total_sequences - batch->first_sequence)
+        return MOERT_FAIL(ERROR_USAGE, "sequences [%zu, +%zu) of a batch exceed its total of %zu",
+                          batch->first_sequence, batch->sequences, batch->total_sequences);
+    if (batch->sequences == 0)
+        return MOERT_OK;
+    MOERT_TRY(
+        moert_layer_check_buffer(layer, "ends", batch->ends, batch->sequences * sizeof(uint32_t)));
+    return layer->trusts_batches ? MOERT_OK : check_ends(batch);
+}

@@ -1,0 +1,245 @@
+// run: np=1,2,3,4 sanitize=2
+/* Wrong uses of a layer are errors with a message, the same on all ranks: options that differ
+ * between ranks, sizes that overflow, calls out of order, wrong buffers and batches. */
+#include "base/memory.h"
+#include "context/context.h"
+#include "layer/block.h"
+#include "support/layer/layer_run.h"
+#include "support/mpi.h"
+
+static moert_layer_options form(void) {
+    return layer_form(20, 12);
+}
+
+/* ---- options ---- */
+
+/* Changes one field on the last rank only. */
+#define CHANGE(name, statement, text)                                                              \
+    static void change_##name(moert_layer_options *o) {                                            \
+        statement;                                                                                 \
+    }                                                                                              \
+    static const char *const differs_##name = text;
+CHANGE(hidden, o->hidden = 24, "has hidden=24, but rank 0 has hidden=20")
+CHANGE(shared, o->shared_intermediate = 7, "has shared_intermediate=7, but rank 0 has")
+CHANGE(experts, o->router.experts = 6, "has router.experts=6, but rank 0 has router.experts=5")
+CHANGE(scale, o->router.scale = 1.5f, "has router.scale=1.5, but rank 0 has router.scale=1")
+CHANGE(alpha, o->glu.alpha = 1.702f, "has glu.alpha=1.702")
+CHANGE(precision, o->precision = MOERT_PRECISION_BF16, "has precision=1, but rank 0 has")
+CHANGE(deferred, o->deferred_wgrad = true, "has deferred_wgrad=1, but rank 0 has")
+CHANGE(combine, o->combine = MOERT_COMBINE_BF16, "has combine=1, but rank 0 has combine=0")
+
+TEST(test_ranks_with_other_options_are_refused_and_named) {
+    const struct {
+        void (*change)(moert_layer_options *o);
+        const char *text;
+    } rows[] = {{change_hidden, differs_hidden},     {change_shared, differs_shared},
+                {change_experts, differs_experts},   {change_scale, differs_scale},
+                {change_alpha, differs_alpha},       {change_precision, differs_precision},
+                {change_deferred, differs_deferred}, {change_combine, differs_combine}};
+    moert_mesh *mesh = open_mesh(0);
+    for (size_t i = 0; i < MOERT_COUNT(rows) && test_ranks > 1; i++) {
+        moert_layer_options options = form();
+        moert_layer *layer = NULL;
+        char text[256];
+        if (test_rank + 1 == test_ranks)
+            rows[i].change(&options);
+        snprintf(text, sizeof text, "rank %zu (%s): %s", test_ranks - 1,
+                 moert_comm_host(test_comm, test_ranks - 1), rows[i].text);
+        ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE, text);
+    }
+}
+
+TEST(test_meshes_of_other_groups_are_refused) {
+    moert_mesh *mesh = NULL;
+    if (test_ranks == 1)
+        return;
+    const size_t ep = test_rank + 1 == test_ranks ? 1 : test_ranks;
+    ASSERT_FAILS_ON_ALL(moert_mesh_create(test_context, ep, &mesh), MOERT_ERROR_USAGE, "has ep=1");
+}
+
+TEST(test_sizes_that_overflow_are_refused) {
+    moert_mesh *mesh = open_mesh(0);
+    const size_t huge = (size_t)1 << 62, large = INT32_MAX;
+    const struct {
+        size_t hidden, intermediate, shared;
+    } rows[] = {
+        {huge, 12, 0}, {20, huge, 0}, {20, 12, huge}, {large + 1, 12, 0}, {large, large / 2, 0}};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        moert_layer_options options = form();
+        moert_layer *layer = NULL;
+        options.hidden = rows[i].hidden;
+        options.intermediate = rows[i].intermediate;
+        options.shared_intermediate = rows[i].shared;
+        ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE,
+                            i < 4 ? "of a layer" : "exceeds the address space");
+    }
+}
+
+/* ---- order ---- */
+
+static moert_status backward(layer_run *run, moert_pass *pass, bool accumulate) {
+    moert_layer_losses losses = MOERT_LAYER_LOSSES_INIT;
+    losses.accumulate = accumulate;
+    return moert_pass_backward(pass, run->dy, &losses, run->dx);
+}
+
+static moert_pass *forward(layer_run *run) {
+    moert_pass *pass = NULL;
+    ASSERT_OK_ON_ALL(moert_layer_forward(run->layer, &run->batch, run->x, run->y, &pass));
+    return pass;
+}
+
+TEST(test_reductions_out_of_order_are_refused) {
+    const moert_layer_options options = form();
+    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
+    layer_run run = layer_run_open(test_context, 0, &oracle, false);
+    moert_pass *a = forward(&run), *b = forward(&run), *c = forward(&run);
+    ASSERT_OK_ON_ALL(backward(&run, a, false));
+    ASSERT_FAILS_ON_ALL(backward(&run, b, true), MOERT_ERROR_USAGE,
+                        "moert_layer_reduce is missing");
+    ASSERT_OK_ON_ALL(moert_layer_reduce(run.layer, false));
+    ASSERT_FAILS_ON_ALL(moert_layer_reduce(run.layer, true), MOERT_ERROR_USAGE,
+                        "without a backward before it");
+    ASSERT_FAILS_ON_ALL(moert_pass_wgrad(a), MOERT_ERROR_USAGE, "without deferred_wgrad");
+    ASSERT_OK_ON_ALL(backward(&run, b, true));
+    ASSERT_OK_ON_ALL(backward(&run, c, false)); /* discards the gradients */
+    ASSERT_OK_ON_ALL(moert_layer_reduce(run.layer, true));
+    layer_run_close(&run);
+}
+
+TEST(test_deferred_wgrads_out_of_order_are_refused) {
+    const moert_layer_options options = form();
+    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
+    layer_run run = layer_run_open(test_context, 0, &oracle, true);
+    moert_pass *a = forward(&run), *b = forward(&run);
+    ASSERT_OK_ON_ALL(backward(&run, a, false));
+    ASSERT_FAILS_ON_ALL(moert_layer_reduce(run.layer, true), MOERT_ERROR_USAGE,
+                        "moert_pass_wgrad is missing");
+    ASSERT_OK_ON_ALL(moert_layer_reduce(run.layer, false));
+    ASSERT_OK_ON_ALL(backward(&run, b, true));
+    ASSERT_FAILS_ON_ALL(moert_pass_wgrad(b), MOERT_ERROR_USAGE, "whose backward was earlier");
+    ASSERT_OK_ON_ALL(moert_pass_wgrad(a));
+    ASSERT_FAILS_ON_ALL(moert_pass_wgrad(a), MOERT_ERROR_USAGE, "a second time");
+    moert_pass_destroy(b);
+    ASSERT_FAILS_ON_ALL(moert_layer_reduce(run.layer, true), MOERT_ERROR_USAGE,
+                        "a pass was destroyed before it");
+    a = forward(&run);
+    ASSERT_OK_ON_ALL(backward(&run, a, false)); /* starts again */
+    ASSERT_OK_ON_ALL(moert_pass_wgrad(a));
+    ASSERT_OK_ON_ALL(moert_layer_reduce(run.layer, true));
+    layer_run_close(&run);
+}
+
+/* ---- buffers and batches ---- */
+
+TEST(test_gradients_that_overlap_inputs_are_refused) {
+    moert_layer_options options = form();
+    options.shared_intermediate = 7;
+    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
+    layer_run run = layer_run_open(test_context, 0, &oracle, false);
+    moert_buffer *view = NULL;
+    moert_pass *pass = NULL;
+    ASSERT_OK_ON_ALL(moert_buffer_view(run.dy, 0, moert_buffer_bytes(run.dy), &view));
+    owned_buffer(view);
+    ASSERT_FAILS_ON_ALL(moert_layer_forward(run.layer, &run.batch, run.x, run.x, &pass),
+                        MOERT_ERROR_USAGE, "y overlaps x");
+    pass = forward(&run);
+    ASSERT_FAILS_ON_ALL(moert_pass_backward(pass, run.dy, NULL, run.dy), MOERT_ERROR_USAGE,
+                        "dx overlaps dy");
+    ASSERT_FAILS_ON_ALL(moert_pass_backward(pass, run.dy, NULL, view), MOERT_ERROR_USAGE,
+                        "dx overlaps dy");
+    ASSERT_FAILS_ON_ALL(moert_pass_backward(pass, run.dy, NULL, (moert_buffer *)run.x),
+                        MOERT_ERROR_USAGE, "dx overlaps x");
+    ASSERT_OK_ON_ALL(moert_pass_backward(pass, run.dy, NULL, run.dx));
+    layer_run_close(&run);
+}
+
+TEST(test_wrong_buffers_are_refused_on_all_ranks) {
+    const moert_layer_options options = form();
+    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
+    layer_run run = layer_run_open(test_context, 0, &oracle, false);
+    moert_context *other;
+    moert_buffer *foreign = NULL, *const none = test_rank == 0 ? NULL : run.dx;
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &other));
+    ASSERT_OK_ON_ALL(moert_buffer_create(moert_context_device(other), 4096, &foreign));
+    ASSERT_FAILS_ON_ALL(
+        moert_layer_forward(run.layer, &run.batch, run.x, test_rank == 0 ? foreign : run.y, NULL),
+        MOERT_ERROR_USAGE, "y of a layer is on another device");
+    moert_pass *pass = forward(&run);
+    ASSERT_FAILS_ON_ALL(moert_pass_backward(pass, run.dy, NULL, none), MOERT_ERROR_USAGE,
+                        "dx of a layer is NULL");
+    ASSERT_FAILS_ON_ALL(moert_pass_backward(pass, test_rank == 0 ? foreign : run.dy, NULL, run.dx),
+                        MOERT_ERROR_USAGE, "dy of a layer is on another device");
+    ASSERT_OK_ON_ALL(moert_pass_backward(pass, run.dy, NULL, run.dx));
+    layer_run_close(&run);
+    moert_buffer_destroy(foreign);
+    moert_context_destroy(other);
+}
+
+/* Rank 0's batch is wrong. */
+TEST(test_wrong_batches_are_refused_on_all_ranks) {
+    const moert_layer_options options = form();
+    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
+    layer_run run = layer_run_open(test_context, 0, &oracle, false);
+    const uint32_t t = (uint32_t)run.batch.tokens;
+    const struct {
+        uint32_t ends[2];
+        size_t sequences, tokens;
+        const char *text;
+    } rows[] = {{{1, t - 1}, 2, t, "the last of a batch's ends"},
+                {{1, t + 1}, 2, t, "ends[1] of a batch"},
+                {{3, 2}, 2, t, "ends[1] of a batch"},
+                {{1, t}, PTRDIFF_MAX, t, "exceed its total"},
+                {{1, t}, 2, (size_t)1 << 40, "tokens; at most"}};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        moert_batch batch = run.batch;
+        if (test_rank == 0) {
+            batch.tokens = rows[i].tokens;
+            batch.sequences = rows[i].sequences;
+            batch.ends = upload(rows[i].ends, sizeof rows[i].ends);
+        }
+        ASSERT_FAILS_ON_ALL(moert_layer_forward(run.layer, &batch, run.x, run.y, NULL),
+                            MOERT_ERROR_USAGE, rows[i].text);
+    }
+    ASSERT_OK_ON_ALL(moert_layer_forward(run.layer, &run.batch, run.x, run.y, NULL));
+    layer_run_close(&run);
+}
+
+TEST(test_missing_arguments_are_named) {
+    const moert_layer_options options = form();
+    moert_mesh *mesh = open_mesh(0), *no_mesh = NULL;
+    moert_context *context = NULL;
+    moert_layer *layer = NULL;
+    ASSERT_FAILS_ON_ALL(moert_mesh_create(NULL, 0, &no_mesh), MOERT_ERROR_USAGE, "context is NULL");
+    ASSERT_FAILS_ON_ALL(moert_mesh_create(test_context, 0, NULL), MOERT_ERROR_USAGE,
+                        "mesh is NULL");
+    ASSERT_FAILS_ON_ALL(moert_layer_create(NULL, &options, &layer), MOERT_ERROR_USAGE,
+                        "mesh is NULL");
+    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, NULL, &layer), MOERT_ERROR_USAGE,
+                        "moert_layer_options is NULL");
+    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, NULL), MOERT_ERROR_USAGE,
+                        "layer is NULL");
+    ASSERT_FAILS_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, NULL), MOERT_ERROR_USAGE,
+                        "context is NULL");
+    ASSERT_FAILS_ON_ALL(moert_context_create(MPI_COMM_NULL, NULL, &context), MOERT_ERROR_USAGE,
+                        "comm is MPI_COMM_NULL");
+    ASSERT_OK_ON_ALL(moert_layer_create(mesh, &options, &layer));
+    ASSERT_FAILS_ON_ALL(moert_layer_forward(layer, NULL, NULL, NULL, NULL), MOERT_ERROR_USAGE,
+                        "moert_batch is NULL");
+    const moert_status calls[] = {moert_layer_forward(NULL, NULL, NULL, NULL, NULL),
+                                  moert_layer_initialize(NULL, 1, 1.0),
+                                  moert_pass_backward(NULL, NULL, NULL, NULL),
+                                  moert_pass_wgrad(NULL),
+                                  moert_layer_reduce(NULL, true),
+                                  moert_mesh_settle(NULL)};
+    for (size_t i = 0; i < MOERT_COUNT(calls); i++)
+        ASSERT_ON_ALL(calls[i] == MOERT_ERROR_USAGE);
+    ASSERT_ON_ALL(moert_layer_weight(layer, MOERT_LAYER_TENSORS) == NULL &&
+                  moert_layer_weight(layer, (moert_layer_tensor)-1) == NULL &&
+                  moert_layer_gradient(layer, (moert_layer_tensor)99) == NULL &&
+                  moert_layer_weight(NULL, MOERT_LAYER_W1) == NULL &&
+                  moert_pass_expert_counts(NULL) == NULL);
+    moert_layer_destroy(layer);
+}
+
+MPI_TESTS(open_test_context, close_test_context)
