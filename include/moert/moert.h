@@ -2,8 +2,8 @@
  * moert: an expert-parallel runtime for Mixture-of-Experts training.
  *
  *   status.h    errors, initialisers            version.h   the version
- *   context.h   rank, cores, device              layer.h     the MoE layer over an EP x EDP mesh
- *   device.h    device memory                   layer.h     the MoE layer over an EP x EDP mesh
+ *   context.h   rank, cores, device             layer.h     the MoE layer over an EP x EDP mesh
+ *   device.h    device memory                   exchange.h  dispatch and combine for own experts
  *   router.h    routing options                 plan.h      counts, offsets and rows of an exchange
  *   glu.h       options of the GLU              formats.h   dtypes and block-scaled formats
  *   ops.h       grouped GEMMs and fusions       quantize.h  quantizers, casts and layouts
@@ -17,6 +17,7 @@
 
 #include "moert/context.h"
 #include "moert/device.h"
+#include "moert/exchange.h"
 #include "moert/formats.h"
 #include "moert/glu.h"
 #include "moert/layer.h"

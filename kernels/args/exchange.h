@@ -45,4 +45,10 @@ typedef struct moert_plan_args {
 } moert_plan_args;
 MOERT_ARGS_LAYOUT(moert_plan_args, count, 20, 24)
 
+/* Rows between a window and a dense matrix of `width` units. */
+typedef struct moert_route_args {
+    args_u32 experts, width, window_stride, first, type;
+} moert_route_args;
+MOERT_ARGS_LAYOUT(moert_route_args, type, 16, 20)
+
 #endif

@@ -118,8 +118,9 @@ moert_status moert_mesh_window(moert_mesh *mesh, moert_shared_window which, size
     if (mesh->windows[which] == NULL || mesh->window_width[which] != width) {
         moert_window_destroy(mesh->windows[which]);
         mesh->windows[which] = NULL;
-        MOERT_TRY((which == MOERT_WINDOW_BF16 ? moert_window_create_bf16 : moert_window_create)(
-            mesh->exchange, width, &mesh->windows[which]));
+        const bool bf16 = which == MOERT_WINDOW_BF16 || which == MOERT_WINDOW_ROUTE_BF16;
+        MOERT_TRY((bf16 ? moert_window_create_bf16 : moert_window_create)(mesh->exchange, width,
+                                                                          &mesh->windows[which]));
         mesh->window_width[which] = width;
     }
     *window = mesh->windows[which];

@@ -33,6 +33,10 @@ typedef enum moert_shared_window {
     MOERT_WINDOW_BF16,  /* rows of MOERT_WINDOW_OUT as bf16; its width counts bf16 values */
     MOERT_WINDOW_DY,    /* gradients of the experts' results */
     MOERT_WINDOW_DPROB, /* gradients of the routing weights, width 1 */
+    MOERT_WINDOW_ROUTE, /* rows of a route, then slots, and what travels back with slots */
+    MOERT_WINDOW_ROUTE_BF16,
+    MOERT_WINDOW_ROUTE_SLOTS,
+    MOERT_WINDOW_ROUTE_BACK,
     MOERT_SHARED_WINDOWS
 } moert_shared_window;
 
@@ -86,7 +90,7 @@ moert_status moert_mesh_gather_spans(moert_mesh *mesh, const moert_batch *batch)
 moert_status moert_mesh_scratch(moert_mesh *mesh, moert_scratch which, size_t floats,
                                 moert_buffer **buffer);
 
-/* The shared window with rows of `width` floats (MOERT_WINDOW_BF16: bf16 values). Collective when
+/* The shared window with rows of `width` floats (those of bf16: bf16 values). Collective when
  * the width changes. */
 moert_status moert_mesh_window(moert_mesh *mesh, moert_shared_window which, size_t width,
                                moert_window **window);
