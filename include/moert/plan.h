@@ -58,8 +58,8 @@ typedef struct moert_plan {
 /*
  * Builds the plan of `rank` from its index[T,K] and the counts[ranks,E] of all ranks; it copies
  * both. Without an index (NULL), slot_rank, slot_row and slot_position are NULL. Errors:
- * ERROR_USAGE (the shape), ERROR_MEMORY, ERROR_UNSUPPORTED (2^32 - 1 rows or more on any rank; every rank then returns it),
- * ERROR_MISMATCH (counts do not fit index).
+ * ERROR_USAGE (the shape), ERROR_MEMORY, ERROR_UNSUPPORTED (2^32 - 1 rows or more on any rank;
+ * every rank then returns it), ERROR_MISMATCH (counts do not fit index).
  */
 typedef struct moert_plan_shape {
     size_t experts, ranks, rank, tokens, topk;

@@ -29,8 +29,8 @@
         }                                                                                          \
     } while (0)
 
-/* Checks an argument of a public function: MOERT_REQUIRE(layer) returns ERROR_USAGE if the pointer is
- * NULL. */
+/* Checks an argument of a public function: MOERT_REQUIRE(layer) returns ERROR_USAGE if the pointer
+ * is NULL. */
 #define MOERT_REQUIRE(pointer)                                                                     \
     do {                                                                                           \
         if ((pointer) == NULL)                                                                     \
