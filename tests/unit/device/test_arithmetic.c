@@ -42,9 +42,12 @@ static bool write_flaw(const char *file, const char *text, const char *right, co
     return at != NULL;
 }
 
-/* Fails unless the difference begins with `wanted`; "" means that there is none. */
+/* Fails unless the difference begins with `wanted`; "" means that there is none. GPUs are not
+ * compared: NVIDIA's divide by an approximation unless a program asks for more. */
 static void expect_difference(const char *wanted) {
     char *difference;
+    if (!moert_device_describe(test_device)->is_cpu)
+        skip();
     ASSERT_OK(moert_device_difference(test_device, &difference));
     const bool as_wanted = wanted[0] == '\0' ? difference[0] == '\0'
                                              : strncmp(difference, wanted, strlen(wanted)) == 0;
