@@ -67,10 +67,6 @@ static size_t dense_copies(const moert_memory_setting *setting, const moert_memo
     const moert_dtype type = moert_operand_type(c->dense);
     const moert_prepacked_shape head = {1, c->vocabulary, h, MOERT_PREPACKED_FORWARD, type};
     const moert_prepacked_shape dense[] = {
-        {1, s->q, h, MOERT_PREPACKED_FORWARD, type},
-        {1, s->kv, h, MOERT_PREPACKED_FORWARD, type},
-        {1, s->kv, h, MOERT_PREPACKED_FORWARD, type},
-        {1, h, s->q, MOERT_PREPACKED_FORWARD, type},
         {1, c->router.experts, h, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32},
         {shared > 0, 2 * shared, h, MOERT_PREPACKED_GATED, type},
         {shared > 0, h, shared, MOERT_PREPACKED_FORWARD, type}};
@@ -79,6 +75,12 @@ static size_t dense_copies(const moert_memory_setting *setting, const moert_memo
     size_t bytes = prepacks_bytes(setting, &head);
     for (size_t i = 0; i < MOERT_COUNT(dense); i++)
         bytes += c->layers * prepacks_bytes(setting, &dense[i]);
+    for (size_t i = 0; i < s->attention.parameters; i++) {
+        const moert_model_parameter *p = &s->attention.parameter[i];
+        const moert_prepacked_shape shape = {1, p->rows, p->columns, MOERT_PREPACKED_FORWARD, type};
+        if (p->columns > 0)
+            bytes += c->layers * prepacks_bytes(setting, &shape);
+    }
     return bytes;
 }
 
@@ -115,8 +117,8 @@ static void largest_operands(const moert_memory_shape *s, size_t *x, size_t *y) 
     const size_t h = c->hidden, shared = c->shared_intermediate;
     const moert_dtype type = moert_operand_type(c->dense);
     const size_t dv = s->shared_v_type == type ? 0 : 2 * shared; /* 0: dv replaces v */
-    const size_t widest_x = moert_max(s->q, shared > 0 ? h : 0);
-    const size_t widest_y = moert_max(shared > 0 ? moert_max(h, dv) : 0, moert_max(s->q, s->kv));
+    const size_t widest_x = moert_max(s->attention.rounded_x, shared > 0 ? h : 0);
+    const size_t widest_y = moert_max(shared > 0 ? moert_max(h, dv) : 0, s->attention.rounded_y);
     *x = moert_max(*x, moert_operand_floats(type, s->tokens * widest_x));
     *y = moert_max(*y, moert_operand_floats(type, s->tokens * widest_y));
 }

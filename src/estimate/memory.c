@@ -81,8 +81,7 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     s.rows = moert_ceil_div(tokens * topk * s.experts, experts);
     s.largest_rows = moert_ceil_div(tokens * topk * most, experts);
     s.capacity_rows = tokens * moert_min(topk, most);
-    s.q = c->heads * c->head_size;
-    s.kv = c->kv_heads * c->head_size;
+    s.attention = moert_attention_shape_of(c);
     s.v_type = moert_precision_between(setting->device, &s.options, s.experts);
     s.shared_v_type = moert_operand_between(setting->device, moert_operand_type(c->dense), 1,
                                             c->hidden, c->shared_intermediate);
@@ -107,19 +106,27 @@ static void count_parameters(const moert_memory_setting *setting, size_t rank,
     const size_t h = c->hidden;
     const size_t ranks = setting->ranks, replicas = ranks / setting->ep,
                  replica = place_of(setting, rank).replica;
-    const size_t table = c->vocabulary * h, head_norm = c->qk_norm ? c->head_size : 0;
+    const size_t table = c->vocabulary * h;
     const size_t outer[] = {table, h, c->tied_embeddings ? 0 : table};
-    const size_t attention[] = {h,        s->q * h,  s->kv * h, s->kv * h,
-                                h * s->q, head_norm, head_norm, h};
+    size_t attention[MOERT_ATTENTION_MOST + 2];
+    const size_t count = moert_model_replicated_shape(c, &s->attention, attention);
     *replicated = *owned = (parameters){0, 0};
 #define SHAPE(elements, parts) &(moert_block_shape){elements, MOERT_COUNT(elements), parts}
     add_blocks(replicated, 1, SHAPE(outer, 1), ranks, rank);
-    add_blocks(replicated, c->layers, SHAPE(attention, 1), ranks, rank);
+    add_blocks(replicated, c->layers, &(moert_block_shape){attention, count, 1}, ranks, rank);
     for (int b = 0; b < MOERT_LAYER_BLOCKS; b++)
         add_blocks(b == 0 ? replicated : owned, c->layers,
                    &(moert_block_shape){layer.elements[b], layer.count[b], layer.parts[b]},
                    b == 0 ? ranks : replicas, b == 0 ? rank : replica);
 #undef SHAPE
+}
+
+/* moert_model_reserve_rows */
+static size_t count_rows(const moert_model_rows *rows, size_t tokens) {
+    size_t floats = 0;
+    for (size_t i = 0; i < MOERT_ATTENTION_MOST; i++)
+        floats += moert_operand_floats(rows[i].type, tokens * rows[i].width);
+    return floats;
 }
 
 /* The activations of one decoder layer: those of reserve_layer in model/forward.c, then those of
@@ -131,9 +138,7 @@ static size_t layer_bytes(const moert_memory_shape *s, bool staged) {
     const moert_dtype h_type =
         c->precision == MOERT_PRECISION_BF16 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
     size_t floats = moert_operand_floats(type, t * c->hidden);
-    floats += t * (3 * c->hidden + 2 * s->q + 2 * s->kv + c->heads + 2);
-    if (c->qk_norm)
-        floats += t * (s->q + s->kv + c->heads + c->kv_heads);
+    floats += t * (3 * c->hidden + 2) + count_rows(s->attention.kept, t);
     floats += experts; /* gradient of the auxiliary loss */
     /* the plan on the device */
     floats += moert_round_up(s->experts, 4) + 4 * experts + (staged ? 4 : 2) * t * topk;
@@ -154,43 +159,53 @@ static size_t layer_bytes(const moert_memory_shape *s, bool staged) {
     return bytes;
 }
 
+/* The partials [sequences, some of n rows, k] that moert_block_dense_gradient takes at once. */
+static size_t dense_partial(const moert_memory_shape *s, size_t n, size_t k) {
+    const size_t row = s->sequences * k;
+    return row * moert_min(n, moert_max(1, s->partial_floats / moert_max(row, 1)));
+}
+
 /* The largest MOERT_SCRATCH_PARTIAL that model/backward.c and layer/backward.c reserve. */
 static size_t largest_partial(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, shared = c->shared_intermediate;
     const size_t dense[][2] = {
-        {c->vocabulary, h},    {s->q, h}, {s->kv, h}, {h, s->q}, {2 * shared, h}, {h, shared},
-        {c->router.experts, h}};
+        {c->vocabulary, h}, {2 * shared, h}, {h, shared}, {c->router.experts, h}};
     const size_t row = moert_max(s->sequences, 1) * h; /* partials of a tied embedding's row */
     size_t most = s->sequences * h;                    /* partials of norms */
     if (c->tied_embeddings)
         most = row * moert_min(c->vocabulary, moert_max(1, s->partial_floats / row));
     const size_t inputs = s->tokens + c->layers * (s->tokens + s->sequences * c->router.experts);
     most = moert_max(most, inputs); /* inputs of the losses: sum_everything of model/losses.c */
-    /* moert_block_dense_gradient computes partials [sequences, some of n rows, k] at a time */
-    for (size_t i = 0; i < MOERT_COUNT(dense) && s->sequences > 0; i++) {
-        const size_t n = dense[i][0], part = s->sequences * dense[i][1];
-        most = moert_max(most,
-                         part * moert_min(n, moert_max(1, s->partial_floats / moert_max(part, 1))));
-    }
-    return moert_max(most, s->sequences * c->head_size);
+    for (size_t i = 0; i < MOERT_COUNT(dense); i++)
+        most = moert_max(most, dense_partial(s, dense[i][0], dense[i][1]));
+    for (size_t i = 0; i < s->attention.parameters; i++) /* vectors: norms */
+        most = moert_max(most, s->attention.parameter[i].columns > 0
+                                   ? dense_partial(s, s->attention.parameter[i].rows,
+                                                   s->attention.parameter[i].columns)
+                                   : s->sequences * s->attention.parameter[i].rows);
+    return most;
 }
 
 /* The mesh's scratch buffers, and the buffers of moert_model_backward. */
 static size_t count_scratch(const moert_memory_setting *setting, const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens;
-    const size_t norms[][2] = {
-        {t, c->hidden}, {t * c->heads, c->head_size}, {t * c->kv_heads, c->head_size}};
+    const moert_device *device = setting->device;
     /* MOERT_SCRATCH_TOKENS: the shared expert's result, or the norms' partial sums */
     size_t most = c->shared_intermediate > 0 ? t * c->hidden : 0;
-    for (size_t i = 0; setting->device != NULL && i < (c->qk_norm ? 3 : 1); i++)
-        most = moert_max(most, moert_norm_scratch_floats(setting->device, s->sequences, norms[i][0],
-                                                         norms[i][1]));
+    if (device != NULL)
+        most = moert_max(most, moert_norm_scratch_floats(device, s->sequences, t, c->hidden));
+    for (size_t i = 0; device != NULL && i < MOERT_COUNT(s->attention.norm); i++)
+        if (s->attention.norm[i].rows > 0)
+            most = moert_max(most, moert_norm_scratch_floats(device, s->sequences,
+                                                             t * s->attention.norm[i].rows,
+                                                             s->attention.norm[i].width));
     size_t floats = largest_partial(s) + most + t * (c->router.experts + c->router.topk);
     floats += moert_max(moert_operand_floats(s->v_type, s->rows * c->intermediate),
                         moert_operand_floats(s->shared_v_type, t * c->shared_intermediate));
-    return floats + t * (2 * c->hidden + 2 * s->q + 2 * s->kv) + moert_memory_rounding(setting, s);
+    floats += t * 2 * c->hidden + count_rows(s->attention.scratch, t);
+    return floats + moert_memory_rounding(setting, s);
 }
 
 /* ---- the exchange ---- */

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "estimate/memory.h"
+#include "model/internal.h"
 #include "model/layer_files.h"
 
 enum { MOERT_WINDOW_ROW_FLOATS = 16 }; /* ROW_FLOATS of exchange/storage.c */
@@ -13,9 +14,9 @@ typedef struct moert_memory_shape {
     size_t tokens, sequences, first_sequence, total_sequences; /* `tokens` is T of this rank */
     size_t length, experts;                                    /* S; L of this rank */
     size_t rows, largest_rows,
-        capacity_rows;     /* M of this rank; the largest M of its group; the bound of M */
-    size_t q, kv;          /* columns of the projections of attention */
-    size_t partial_floats; /* moert_block_partial_bytes */
+        capacity_rows; /* M of this rank; the largest M of its group; the bound of M */
+    moert_attention_shape attention;
+    size_t partial_floats;             /* moert_block_partial_bytes */
     moert_dtype v_type, shared_v_type; /* moert_precision_between, moert_operand_between */
 } moert_memory_shape;
 

@@ -8,41 +8,67 @@
 #include "model/model.h"
 #include "nn/nn.h"
 
-/* Tensors of an attention block and of the outer block, in order. */
-enum {
-    ATTN_INPUT_NORM,
-    ATTN_Q,
-    ATTN_K,
-    ATTN_V,
-    ATTN_O,
-    ATTN_Q_NORM,
-    ATTN_K_NORM,
-    ATTN_POST_NORM,
-    ATTN_TENSORS
-};
+/*
+ * Tensors of the replicated block of a layer: its first norm, the parameters of attention from
+ * MOERT_ATTENTION_FIRST on, then its second norm.
+ */
+enum { MOERT_ATTENTION_NORM, MOERT_ATTENTION_FIRST, MOERT_ATTENTION_MOST = 16 };
 enum { OUTER_EMBED, OUTER_NORM, OUTER_HEAD, OUTER_TENSORS };
 
+/* A tensor of the model's files, [rows, columns], or [rows] if columns is 0. */
+typedef struct moert_model_parameter {
+    const char *suffix; /* of its name, after "model.layers.N." */
+    size_t rows, columns;
+    moert_initial initial;
+    bool is_bias; /* of the parameter before it */
+} moert_model_parameter;
+
+/* A buffer of [T,width]. */
+typedef struct moert_model_rows {
+    size_t width; /* 0: not used */
+    moert_dtype type;
+} moert_model_rows;
+
+/* What a variant of attention holds for a config (model/sublayer.h). */
+typedef struct moert_attention_shape {
+    moert_model_parameter parameter[MOERT_ATTENTION_MOST]; /* absent ones have 0 rows */
+    size_t parameters;
+    moert_model_rows kept[MOERT_ATTENTION_MOST];    /* activations of a layer */
+    moert_model_rows scratch[MOERT_ATTENTION_MOST]; /* of the backward, for all layers */
+    struct {
+        size_t rows, width;      /* rows of each token */
+    } norm[2];                   /* its norms; 0 rows: none */
+    size_t rounded_x, rounded_y; /* widths of its widest operands x and y that are rounded to bf16
+                                    in the mesh's scratch, x of weights and y of results */
+} moert_attention_shape;
+
+/* The shape of a config's attention. */
+moert_attention_shape moert_attention_shape_of(const moert_model_config *config);
+
+/* elements[] of the tensors of a layer's replicated block; returns their number. */
+size_t moert_model_replicated_shape(const moert_model_config *config,
+                                    const moert_attention_shape *attention,
+                                    size_t elements[MOERT_ATTENTION_MOST + 2]);
+
 typedef struct moert_model_layer {
-    moert_block *attention;
+    moert_block *attention; /* norms and attention */
     moert_layer *moe;
     moert_pass *pass;           /* of the last forward */
     moert_buffer *aux_gradient; /* [E] gradient of the last auxiliary loss */
 
     /* activations of the last forward; T rows each */
-    moert_buffer *normed, *rstd;           /* [T,H] as operands (layer/operand.h), [T] */
-    moert_buffer *q_raw, *k_raw;           /* before q_norm and k_norm, if the model has these */
-    moert_buffer *q_rstd, *k_rstd;         /* [T,heads], [T,kv_heads] */
-    moert_buffer *q, *k, *v;               /* after the rotation */
-    moert_buffer *attended, *lse;          /* [T,heads*head_size], [T,heads] */
-    moert_buffer *middle;                  /* [T,H] residual after attention */
-    moert_buffer *post_normed, *post_rstd; /* input of the MoE layer */
-    moert_buffer *out;                     /* [T,H] residual after the MoE layer */
+    moert_buffer *normed, *rstd;              /* [T,H] as operands (layer/operand.h), [T] */
+    moert_buffer *kept[MOERT_ATTENTION_MOST]; /* of the variant of attention */
+    moert_buffer *middle;                     /* [T,H] residual after attention */
+    moert_buffer *post_normed, *post_rstd;    /* input of the MoE layer */
+    moert_buffer *out;                        /* [T,H] residual after the MoE layer */
 } moert_model_layer;
 
 struct moert_model {
     moert_mesh *mesh;
     moert_device *device;
     moert_model_config config;
+    moert_attention_shape attention;
     moert_block *outer;
     moert_model_layer *layer; /* [layers] */
     moert_model_tensor *tensor;
@@ -66,7 +92,7 @@ struct moert_model {
 
     /* scratch of backward */
     moert_buffer *d, *dn; /* [T,H] gradients of the residual and of a norm's output */
-    moert_buffer *datt, *dq, *dk, *dv;
+    moert_buffer *scratch[MOERT_ATTENTION_MOST]; /* of the variant of attention */
 };
 
 /* Fills the table of tensors. */
@@ -114,48 +140,15 @@ static inline moert_gemm moert_model_head_gradient(const moert_model *model) {
     return gemm;
 }
 
-/* The heads of q or k: tensors of the attention, and activations of the last forward. */
-typedef struct moert_model_heads {
-    size_t weight, norm, count;
-    moert_buffer *raw, *rstd, *rotated;
-} moert_model_heads;
-
-/* [0]: q, [1]: k */
-enum { MOERT_MODEL_ROTATED = 2 };
-
-static inline void moert_model_heads_of(const moert_model *model, const moert_model_layer *l,
-                                        moert_model_heads heads[MOERT_MODEL_ROTATED]) {
-    const moert_model_config *c = &model->config;
-    heads[0] = (moert_model_heads){ATTN_Q, ATTN_Q_NORM, c->heads, l->q_raw, l->q_rstd, l->q};
-    heads[1] = (moert_model_heads){ATTN_K, ATTN_K_NORM, c->kv_heads, l->k_raw, l->k_rstd, l->k};
-}
-
-static inline moert_attention moert_model_attention(const moert_model *model,
-                                                    const moert_model_layer *layer) {
-    const moert_model_config *c = &model->config;
-    return (moert_attention){.sequences = model->batch.sequences,
-                             .length = model->length,
-                             .heads = c->heads,
-                             .kv_heads = c->kv_heads,
-                             .head_size = c->head_size,
-                             .scale = 1.0f / sqrtf((float)c->head_size),
-                             .q = layer->q,
-                             .k = layer->k,
-                             .v = layer->v,
-                             .out = layer->attended,
-                             .lse = layer->lse,
-                             .type = moert_model_type(model),
-                             .scratch = &model->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
-}
-
-/* *operand = attention's result as an operand: the float32 result, or the bf16 values that
- * attention also writes. */
-static inline moert_status moert_model_attended(moert_model *model, moert_attention *attention,
-                                                moert_buffer **operand) {
-    const size_t n = model->batch.tokens * attention->heads * attention->head_size;
-    MOERT_TRY(moert_operand_buffer(model->mesh, moert_model_type(model), n, MOERT_SCRATCH_ROUNDED_X,
-                                   attention->out, operand));
-    attention->bf16 = *operand != attention->out ? *operand : NULL;
+/* Makes room for the buffers of `rows` [MOERT_ATTENTION_MOST]. */
+static inline moert_status moert_model_reserve_rows(moert_model *model,
+                                                    const moert_model_rows *rows,
+                                                    moert_buffer **buffers) {
+    for (size_t i = 0; i < MOERT_ATTENTION_MOST; i++)
+        if (rows[i].width > 0)
+            MOERT_TRY(moert_model_reserve(
+                model, moert_operand_floats(rows[i].type, model->batch.tokens * rows[i].width),
+                &buffers[i]));
     return MOERT_OK;
 }
 

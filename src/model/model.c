@@ -8,16 +8,22 @@
 #include "base/rng.h"
 #include "model/layer_files.h"
 
+size_t moert_model_replicated_shape(const moert_model_config *config,
+                                    const moert_attention_shape *attention,
+                                    size_t elements[MOERT_ATTENTION_MOST + 2]) {
+    const size_t last = MOERT_ATTENTION_FIRST + attention->parameters;
+    elements[MOERT_ATTENTION_NORM] = elements[last] = config->hidden;
+    for (size_t i = 0; i < attention->parameters; i++)
+        elements[MOERT_ATTENTION_FIRST + i] =
+            attention->parameter[i].rows * moert_max(attention->parameter[i].columns, 1);
+    return last + 1;
+}
+
 static moert_status create_attention(moert_model *model, moert_block **block) {
-    const moert_model_config *c = &model->config;
-    size_t q = c->heads * c->head_size, kv = c->kv_heads * c->head_size,
-           head_norm = c->qk_norm ? c->head_size : 0;
-    const size_t elements[ATTN_TENSORS] = {
-        [ATTN_INPUT_NORM] = c->hidden, [ATTN_Q] = q * c->hidden,    [ATTN_K] = kv * c->hidden,
-        [ATTN_V] = kv * c->hidden,     [ATTN_O] = c->hidden * q,    [ATTN_Q_NORM] = head_norm,
-        [ATTN_K_NORM] = head_norm,     [ATTN_POST_NORM] = c->hidden};
+    size_t elements[MOERT_ATTENTION_MOST + 2];
+    const size_t count = moert_model_replicated_shape(&model->config, &model->attention, elements);
     return moert_block_create(model->device, model->mesh->world, "the attention of a layer", true,
-                              &(moert_block_shape){elements, ATTN_TENSORS, 1}, block);
+                              &(moert_block_shape){elements, count, 1}, block);
 }
 
 static moert_status create_parts(moert_model *model) {
@@ -59,6 +65,7 @@ moert_status moert_model_create(moert_mesh *mesh, const moert_model_config *conf
     made->device = mesh->device;
     made->config = *config;
     made->config.text = NULL;
+    made->attention = moert_attention_shape_of(config);
     MOERT_TRY_OR(fail, create_parts(made));
     *model = made;
     return MOERT_OK;
@@ -72,17 +79,19 @@ void moert_model_destroy(moert_model *model) {
         return;
     for (size_t i = 0; model->layer != NULL && i < model->config.layers; i++) {
         moert_model_layer *layer = &model->layer[i];
-        MOERT_DESTROY(layer->aux_gradient, layer->normed, layer->rstd, layer->q_raw, layer->k_raw,
-                      layer->q_rstd, layer->k_rstd, layer->q, layer->k, layer->v, layer->attended,
-                      layer->lse, layer->middle, layer->post_normed, layer->post_rstd, layer->out);
+        MOERT_DESTROY(layer->aux_gradient, layer->normed, layer->rstd, layer->middle,
+                      layer->post_normed, layer->post_rstd, layer->out);
+        for (size_t k = 0; k < MOERT_ATTENTION_MOST; k++)
+            moert_buffer_destroy(layer->kept[k]);
         moert_block_destroy(layer->attention);
         moert_pass_destroy(layer->pass);
         moert_layer_destroy(layer->moe);
     }
     MOERT_DESTROY(model->rope, model->ends, model->tokens, model->targets, model->links,
                   model->embedded, model->final_normed, model->final_rstd, model->bf16,
-                  model->logits, model->token_loss, model->d, model->dn, model->datt, model->dq,
-                  model->dk, model->dv);
+                  model->logits, model->token_loss, model->d, model->dn);
+    for (size_t i = 0; i < MOERT_ATTENTION_MOST; i++)
+        moert_buffer_destroy(model->scratch[i]);
     moert_block_destroy(model->outer);
     MOERT_FREE(model->layer, model->counts, model->tensor, model);
 }
@@ -105,10 +114,10 @@ static moert_status draw(const moert_model_tensor *tensor, uint64_t seed, double
     moert_status status = MOERT_OK;
     for (size_t first = 0; status == MOERT_OK && first < tensor->elements; first += PIECE) {
         const size_t count = moert_min(tensor->elements - first, PIECE);
-        if (tensor->is_matrix)
+        if (tensor->initial == MOERT_INITIAL_NORMAL)
             moert_rng_normals(seed, stream, first, deviation, values, count);
-        for (size_t i = 0; i < count && !tensor->is_matrix; i++)
-            values[i] = 1.0f;
+        for (size_t i = 0; i < count && tensor->initial != MOERT_INITIAL_NORMAL; i++)
+            values[i] = tensor->initial == MOERT_INITIAL_ONES ? 1.0f : 0.0f;
         status =
             moert_buffer_write(tensor->block->weight, (tensor->offset + first) * sizeof *values,
                                values, count * sizeof *values);

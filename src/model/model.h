@@ -29,8 +29,8 @@ void moert_model_destroy(moert_model *model);
 const moert_model_config *moert_model_describe(const moert_model *model);
 moert_mesh *moert_model_mesh(const moert_model *model);
 
-/* Sets initial weights: matrices normal with the config's initializer_range, norms 1. Values depend
- * on (seed, name, element) only. Not collective. */
+/* Sets the initial weights of all tensors. Values depend on (seed, name, element) only. Not
+ * collective. */
 moert_status moert_model_initialize(moert_model *model, uint64_t seed);
 
 /* Call it after writing weights other than by moert_model_initialize or moert_model_load, as the
@@ -39,11 +39,18 @@ void moert_model_weights_changed(moert_model *model);
 
 /* ---- tensors: names and shapes of the model's files, in the same order on all ranks ---- */
 
+typedef enum moert_initial {
+    MOERT_INITIAL_NORMAL, /* with the config's initializer_range */
+    MOERT_INITIAL_ONES,
+    MOERT_INITIAL_ZEROS
+} moert_initial;
+
 typedef struct moert_model_tensor {
     char name[96];
     size_t rank, shape[2], elements;
-    bool replicated;    /* false: the tensor belongs to one expert */
-    bool is_matrix;     /* false: a norm */
+    bool replicated; /* false: the tensor belongs to one expert */
+    bool is_matrix;  /* false: a vector, such as a norm */
+    moert_initial initial;
     size_t owner;       /* rank of the EP group that holds the tensor, when not replicated */
     moert_block *block; /* NULL if only another rank holds it */
     size_t offset;      /* offset in floats from the block's start */

@@ -19,37 +19,46 @@ static moert_model_tensor *add(moert_model *model, size_t rank, size_t rows, siz
     return tensor;
 }
 
-/* Adds tensor `index` of a block, [rows, columns], or [rows] if columns is 0. */
+/* Adds tensor `index` of a block, unless it is empty. */
 static void add_whole(moert_model *model, moert_block *block, size_t index, const char *name,
-                      size_t rows, size_t columns) {
+                      const moert_model_parameter *p) {
     if (block->tensor[index].elements == 0)
         return;
-    moert_model_tensor *tensor = add(model, columns > 0 ? 2 : 1, rows, moert_max(columns, 1));
+    moert_model_tensor *tensor =
+        add(model, p->columns > 0 ? 2 : 1, p->rows, moert_max(p->columns, 1));
     snprintf(tensor->name, sizeof tensor->name, "%s", name);
+    tensor->initial = p->initial;
     tensor->block = block;
     tensor->offset = block->tensor[index].offset;
 }
 
+/* Adds tensor `index` of the outer block: [rows,H], or a norm [H] if rows is 0. */
+static void add_outer(moert_model *model, size_t index, const char *name, size_t rows) {
+    const size_t h = model->config.hidden;
+    const moert_model_parameter p = {.rows = rows > 0 ? rows : h,
+                                     .columns = rows > 0 ? h : 0,
+                                     .initial =
+                                         rows > 0 ? MOERT_INITIAL_NORMAL : MOERT_INITIAL_ONES};
+    add_whole(model, model->outer, index, name, &p);
+}
+
+/* Adds the norms and the attention of a layer. */
 static void add_attention(moert_model *model, size_t index) {
-    const moert_model_config *c = &model->config;
-    size_t h = c->hidden, q = c->heads * c->head_size, kv = c->kv_heads * c->head_size;
-    const struct {
-        const char *suffix;
-        size_t rows, columns;
-    } rows[ATTN_TENSORS] = {
-        [ATTN_INPUT_NORM] = {"input_layernorm.weight", h, 0},
-        [ATTN_Q] = {"self_attn.q_proj.weight", q, h},
-        [ATTN_K] = {"self_attn.k_proj.weight", kv, h},
-        [ATTN_V] = {"self_attn.v_proj.weight", kv, h},
-        [ATTN_O] = {"self_attn.o_proj.weight", h, q},
-        [ATTN_Q_NORM] = {"self_attn.q_norm.weight", c->head_size, 0},
-        [ATTN_K_NORM] = {"self_attn.k_norm.weight", c->head_size, 0},
-        [ATTN_POST_NORM] = {"post_attention_layernorm.weight", h, 0},
-    };
-    for (size_t i = 0; i < ATTN_TENSORS; i++) {
+    const moert_attention_shape *attention = &model->attention;
+    const size_t last = MOERT_ATTENTION_FIRST + attention->parameters;
+    const moert_model_parameter norms[] = {{.suffix = "input_layernorm.weight",
+                                            .rows = model->config.hidden,
+                                            .initial = MOERT_INITIAL_ONES},
+                                           {.suffix = "post_attention_layernorm.weight",
+                                            .rows = model->config.hidden,
+                                            .initial = MOERT_INITIAL_ONES}};
+    for (size_t i = 0; i <= last; i++) {
+        const moert_model_parameter *p = &norms[i == last];
         char name[96];
-        snprintf(name, sizeof name, "model.layers.%zu.%s", index, rows[i].suffix);
-        add_whole(model, model->layer[index].attention, i, name, rows[i].rows, rows[i].columns);
+        if (i >= MOERT_ATTENTION_FIRST && i < last)
+            p = &attention->parameter[i - MOERT_ATTENTION_FIRST];
+        snprintf(name, sizeof name, "model.layers.%zu.%s", index, p->suffix);
+        add_whole(model, model->layer[index].attention, i, name, p);
     }
 }
 
@@ -77,22 +86,22 @@ static void add_expert(moert_model *model, size_t index, size_t expert, moert_ex
 
 moert_status moert_model_list_tensors(moert_model *model) {
     const moert_model_config *c = &model->config;
-    MOERT_TRY(MOERT_NEW_ARRAY(
-        &model->tensor, OUTER_TENSORS + c->layers * (ATTN_TENSORS + 1 + 3 * c->router.experts)));
-    add_whole(model, model->outer, OUTER_EMBED, "model.embed_tokens.weight", c->vocabulary,
-              c->hidden);
+    MOERT_TRY(MOERT_NEW_ARRAY(&model->tensor,
+                              OUTER_TENSORS +
+                                  c->layers * (MOERT_ATTENTION_MOST + 3 + 3 * c->router.experts)));
+    add_outer(model, OUTER_EMBED, "model.embed_tokens.weight", c->vocabulary);
     for (size_t i = 0; i < c->layers; i++) {
         char name[96];
         add_attention(model, i);
         moert_moe_tensor_name(c, i, "gate.weight", name, sizeof name);
-        add_whole(model, moert_layer_block(model->layer[i].moe, 0), 0, name, c->router.experts,
-                  c->hidden);
+        add_whole(model, moert_layer_block(model->layer[i].moe, 0), 0, name,
+                  &(moert_model_parameter){.rows = c->router.experts, .columns = c->hidden});
         for (size_t e = 0; e < c->router.experts; e++)
             for (int part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++)
                 add_expert(model, i, e, (moert_expert_part)part);
     }
-    add_whole(model, model->outer, OUTER_NORM, "model.norm.weight", c->hidden, 0);
-    add_whole(model, model->outer, OUTER_HEAD, "lm_head.weight", c->vocabulary, c->hidden);
+    add_outer(model, OUTER_NORM, "model.norm.weight", 0);
+    add_outer(model, OUTER_HEAD, "lm_head.weight", c->vocabulary);
     return MOERT_OK;
 }
 

@@ -65,8 +65,8 @@ static moert_memory measure_blocks(moert_model *model, const moert_optimizer *op
 
 static size_t layer_activations(const moert_model_layer *l) {
     const moert_pass *moe = l->pass;
-    return SUM(l->aux_gradient, l->normed, l->rstd, l->q_raw, l->k_raw, l->q_rstd, l->k_rstd, l->q,
-               l->k, l->v, l->attended, l->lse, l->middle, l->post_normed, l->post_rstd, l->out,
+    return sum_bytes(l->kept, MOERT_ATTENTION_MOST) +
+           SUM(l->aux_gradient, l->normed, l->rstd, l->middle, l->post_normed, l->post_rstd, l->out,
                moe->logits, moe->routing.scores, moe->routing.index, moe->routing.weight,
                moe->routing.lse, moe->v, moe->h, moe->shared_v, moe->shared_h, moe->plan->ends,
                moe->plan->destination, moe->plan->packed);
@@ -83,8 +83,8 @@ static moert_memory measure(moert_model *model, const moert_optimizer *optimizer
     found.activations =
         SUM(model->rope, model->ends, model->tokens, model->targets, model->links, model->embedded,
             model->final_normed, model->final_rstd, model->logits, model->token_loss);
-    found.scratch =
-        SUM(model->bf16, model->d, model->dn, model->datt, model->dq, model->dk, model->dv);
+    found.scratch = SUM(model->bf16, model->d, model->dn);
+    found.scratch += sum_bytes(model->scratch, MOERT_ATTENTION_MOST);
     found.scratch += sum_bytes(mesh->scratch, MOERT_SCRATCHES);
     for (size_t i = 0; i < model->config.layers; i++) {
         const moert_pass *moe = model->layer[i].pass;

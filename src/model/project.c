@@ -1,0 +1,98 @@
+/* Projections and norms over the batch, with their backward, for the sublayers and the variants of
+ * attention. */
+#include "base/memory.h"
+#include "model/sublayer.h"
+
+static moert_buffer **partial_scratch(moert_model *model) {
+    return &model->mesh->scratch[MOERT_SCRATCH_PARTIAL];
+}
+
+/* ---- projections ---- */
+
+/* The GEMM of parameter `index` without its operands. */
+static moert_gemm gemm_of(const moert_model *model, const moert_model_layer *layer, size_t index,
+                          const moert_buffer *x, const moert_buffer *y) {
+    const moert_model_parameter *parameter = &model->attention.parameter[index];
+    moert_gemm gemm = moert_model_gemm(model, parameter->rows, parameter->columns, x, y);
+    if (index + 1 < model->attention.parameters && parameter[1].is_bias)
+        gemm.bias = layer->attention->tensor[MOERT_ATTENTION_FIRST + index + 1].weight;
+    return gemm;
+}
+
+moert_status moert_model_project(moert_model *model, moert_model_layer *layer, size_t index,
+                                 const moert_buffer *x, moert_buffer *y) {
+    const moert_gemm gemm = gemm_of(model, layer, index, x, y);
+    return moert_block_gemm(layer->attention, MOERT_ATTENTION_FIRST + index, &gemm);
+}
+
+moert_status moert_model_differentiate_input(moert_model *model, moert_model_layer *layer,
+                                             size_t index, const moert_buffer *dy, moert_buffer *dx,
+                                             bool accumulate) {
+    moert_gemm gemm = gemm_of(model, layer, index, dx, dy);
+    gemm.kind = MOERT_GEMM_DGRAD;
+    gemm.bias = NULL;
+    gemm.accumulate = accumulate;
+    return moert_block_gemm(layer->attention, MOERT_ATTENTION_FIRST + index, &gemm);
+}
+
+moert_status moert_model_differentiate_weight(moert_model *model, moert_model_layer *layer,
+                                              size_t index, const moert_buffer *x,
+                                              const moert_buffer *dy) {
+    const moert_gemm gemm = gemm_of(model, layer, index, x, dy);
+    return moert_block_dense_gradient(layer->attention, MOERT_ATTENTION_FIRST + index,
+                                      &model->batch, &gemm, partial_scratch(model));
+}
+
+moert_status moert_model_differentiate_dense(moert_model *model, moert_block *block, size_t index,
+                                             const moert_gemm *dense, moert_buffer *dx) {
+    moert_gemm gemm = *dense;
+    MOERT_TRY(
+        moert_block_dense_gradient(block, index, &model->batch, &gemm, partial_scratch(model)));
+    gemm.kind = MOERT_GEMM_DGRAD;
+    gemm.x = dx;
+    return moert_block_gemm(block, index, &gemm);
+}
+
+/* ---- norms ---- */
+
+moert_status moert_model_normalise(moert_model *model, const moert_block *block, size_t index,
+                                   const moert_buffer *x, moert_buffer *normed,
+                                   moert_buffer *rstd) {
+    const moert_model_config *c = &model->config;
+    const moert_dtype type = moert_model_type(model);
+    return moert_norm_run(&(moert_norm){.rows = model->batch.tokens,
+                                        .width = c->hidden,
+                                        .epsilon = c->norm_epsilon,
+                                        .x = x,
+                                        .weight = block->tensor[index].weight,
+                                        .y = type == MOERT_DTYPE_F32 ? normed : NULL,
+                                        .bf16 = type == MOERT_DTYPE_F32 ? NULL : normed,
+                                        .rstd = rstd});
+}
+
+moert_status moert_model_differentiate_norm(moert_model *model, moert_block *block, size_t index,
+                                            const moert_norm_gradient *own) {
+    moert_norm_gradient norm = *own;
+    norm.sequences = model->batch.sequences;
+    norm.weight = block->tensor[index].weight;
+    /* otherwise only forward uses this scratch buffer */
+    norm.scratch = &model->mesh->scratch[MOERT_SCRATCH_TOKENS];
+    MOERT_TRY(moert_model_reserve(model, norm.sequences * norm.width, partial_scratch(model)));
+    norm.partial = *partial_scratch(model);
+    MOERT_TRY(moert_norm_backward(&norm));
+    return moert_block_collect(block, index, &model->batch, 0, norm.width, norm.partial);
+}
+
+moert_status moert_model_differentiate_rows(moert_model *model, moert_block *block, size_t index,
+                                            const moert_buffer *x, const moert_buffer *rstd,
+                                            bool accumulate) {
+    return moert_model_differentiate_norm(model, block, index,
+                                          &(moert_norm_gradient){.rows = model->batch.tokens,
+                                                                 .width = model->config.hidden,
+                                                                 .x = x,
+                                                                 .rstd = rstd,
+                                                                 .dy = model->dn,
+                                                                 .dx = model->d,
+                                                                 .bf16 = model->bf16,
+                                                                 .accumulate = accumulate});
+}

@@ -1,0 +1,76 @@
+/* The two sublayers of a block, with their norms and residuals. */
+#include "base/phase.h"
+#include "model/sublayer.h"
+
+const moert_attention_variant *moert_model_attention_of(const moert_model_config *config) {
+    (void)config;
+    return &moert_model_gqa;
+}
+
+moert_attention_shape moert_attention_shape_of(const moert_model_config *config) {
+    moert_attention_shape shape = {.parameters = 0};
+    moert_model_attention_of(config)->describe(config, &shape);
+    return shape;
+}
+
+/* ---- attention ---- */
+
+/* The index of the second norm, the last tensor of a layer's block. */
+static size_t post_norm(const moert_model_layer *layer) {
+    return layer->attention->count - 1;
+}
+
+moert_status moert_model_attend(moert_model *model, moert_model_layer *layer,
+                                const moert_buffer *x) {
+    moert_phase_set(MOERT_PHASE_ATTENTION);
+    MOERT_TRY(moert_model_normalise(model, layer->attention, MOERT_ATTENTION_NORM, x, layer->normed,
+                                    layer->rstd));
+    MOERT_TRY(moert_model_attention_of(&model->config)->forward(model, layer, layer->middle));
+    return moert_add(model->batch.tokens * model->config.hidden, x, layer->middle);
+}
+
+moert_status moert_model_differentiate_attention(moert_model *model, moert_model_layer *layer,
+                                                 const moert_buffer *x) {
+    moert_buffer *dy = model->bf16 != NULL ? model->bf16 : model->d;
+    moert_phase_set(MOERT_PHASE_ATTENTION_BACKWARD);
+    MOERT_TRY(moert_model_attention_of(&model->config)->backward(model, layer, dy, model->dn));
+    return moert_model_differentiate_rows(model, layer->attention, MOERT_ATTENTION_NORM, x,
+                                          layer->rstd, true);
+}
+
+/* ---- MLP ---- */
+
+moert_status moert_model_run_mlp(moert_model *model, moert_model_layer *layer) {
+    const moert_model_config *c = &model->config;
+    const size_t tokens = model->batch.tokens;
+    MOERT_TRY(
+        moert_norm_run(&(moert_norm){.rows = tokens,
+                                     .width = c->hidden,
+                                     .epsilon = c->norm_epsilon,
+                                     .x = layer->middle,
+                                     .weight = layer->attention->tensor[post_norm(layer)].weight,
+                                     .y = layer->post_normed,
+                                     .bf16 = model->bf16,
+                                     .rstd = layer->post_rstd}));
+    moert_layer_give_bf16(layer->moe, model->bf16);
+    moert_pass_destroy(layer->pass);
+    layer->pass = NULL;
+    MOERT_TRY(moert_layer_forward(layer->moe, &model->batch, layer->post_normed, layer->out,
+                                  &layer->pass));
+    return moert_add(tokens * c->hidden, layer->middle, layer->out);
+}
+
+moert_status moert_model_differentiate_mlp(moert_model *model, moert_model_layer *layer,
+                                           bool accumulate) {
+    const double tokens = (double)(model->batch.total_sequences * model->length);
+    const moert_layer_losses losses = {
+        .size = sizeof losses,
+        .aux_gradient = model->losses.aux_coefficient != 0.0 ? layer->aux_gradient : NULL,
+        .z_factor =
+            tokens > 0 ? (float)(2.0 * model->losses.z_coefficient * model->factor / tokens) : 0.0f,
+        .accumulate = accumulate};
+    moert_layer_give_bf16(layer->moe, model->bf16);
+    MOERT_TRY(moert_pass_backward(layer->pass, model->d, &losses, model->dn));
+    return moert_model_differentiate_rows(model, layer->attention, post_norm(layer), layer->middle,
+                                          layer->post_rstd, true);
+}

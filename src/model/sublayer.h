@@ -1,0 +1,75 @@
+/*
+ * Sublayers. A block of the model is two of them, attention and an MLP:
+ *
+ *   middle = x + attention(norm(x))
+ *   out    = middle + mlp(norm(middle))
+ *
+ * sublayer.c computes the norms and the residual, with the functions of project.c. A variant of
+ * attention is one file behind the interface below, such as gqa.c. It keeps what its backward needs
+ * in layer->kept[], and differentiates in model->scratch[]; both have the sizes that it describes.
+ */
+#pragma once
+
+#include "model/internal.h"
+
+typedef struct moert_attention_variant {
+    /* Describes what a variant holds for a config; fields are zero before. */
+    void (*describe)(const moert_model_config *config, moert_attention_shape *shape);
+    /* y[T,H] = attention of layer->normed [T,H], an operand. */
+    moert_status (*forward)(moert_model *model, moert_model_layer *layer, moert_buffer *y);
+    /* dx[T,H] = gradient of layer->normed, from dy [T,H], an operand. Collects the gradients of the
+     * variant's parameters. */
+    moert_status (*backward)(moert_model *model, moert_model_layer *layer, moert_buffer *dy,
+                             moert_buffer *dx);
+} moert_attention_variant;
+
+extern const moert_attention_variant moert_model_gqa; /* grouped-query heads */
+
+/* The variant of a config. */
+const moert_attention_variant *moert_model_attention_of(const moert_model_config *config);
+
+/* ---- sublayers ---- */
+
+moert_status moert_model_attend(moert_model *model, moert_model_layer *layer,
+                                const moert_buffer *x);
+moert_status moert_model_run_mlp(moert_model *model, moert_model_layer *layer);
+/* model->d [T,H], the gradient of the sublayer's result, becomes that of its input. `accumulate` is
+ * that of moert_layer_losses. */
+moert_status moert_model_differentiate_mlp(moert_model *model, moert_model_layer *layer,
+                                           bool accumulate);
+moert_status moert_model_differentiate_attention(moert_model *model, moert_model_layer *layer,
+                                                 const moert_buffer *x);
+
+/* ---- projections and norms (project.c) ---- */
+
+/*
+ * Projections by parameter `index` of the layer's attention, a matrix [n,k]. If parameter
+ * index + 1 `is_bias`, it belongs to the projection.
+ */
+/* y[T,n] = x[T,k] weight^T + bias; x is an operand. */
+moert_status moert_model_project(moert_model *model, moert_model_layer *layer, size_t index,
+                                 const moert_buffer *x, moert_buffer *y);
+/* dx[T,k] = dy[T,n] weight, or dx += with `accumulate`; dy is an operand. */
+moert_status moert_model_differentiate_input(moert_model *model, moert_model_layer *layer,
+                                             size_t index, const moert_buffer *dy, moert_buffer *dx,
+                                             bool accumulate);
+/* Collects the gradients of weight and bias; x and dy are operands. */
+moert_status moert_model_differentiate_weight(moert_model *model, moert_model_layer *layer,
+                                              size_t index, const moert_buffer *x,
+                                              const moert_buffer *dy);
+
+/* normed[T,H] = norm(x) as an operand; tensor `index` of `block` is the norm's weight. */
+moert_status moert_model_normalise(moert_model *model, const moert_block *block, size_t index,
+                                   const moert_buffer *x, moert_buffer *normed, moert_buffer *rstd);
+/* Backward of a norm, and the gradient of its weight, tensor `index` of `block`. The caller fills
+ * in the rows, buffers and options in `own`. */
+moert_status moert_model_differentiate_norm(moert_model *model, moert_block *block, size_t index,
+                                            const moert_norm_gradient *own);
+/* Backward of a norm of [T,H]: d = the gradient from dn, or d += with `accumulate`. */
+moert_status moert_model_differentiate_rows(moert_model *model, moert_block *block, size_t index,
+                                            const moert_buffer *x, const moert_buffer *rstd,
+                                            bool accumulate);
+/* Backward of the dense GEMM `dense`, whose x and y are operands: collects the gradient of its
+ * weight, tensor `index` of `block`, and sets dx = y weight. */
+moert_status moert_model_differentiate_dense(moert_model *model, moert_block *block, size_t index,
+                                             const moert_gemm *dense, moert_buffer *dx);
