@@ -1,4 +1,4 @@
-/* Finds the files of a corpus and maps them. Does not interpret their content. */
+/* Finds the files of a corpus and reads them. Does not interpret their content. */
 #include "data/corpus.h"
 
 #include <dirent.h>
@@ -6,7 +6,6 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,74 +13,29 @@
 #include "base/memory.h"
 #include "base/text.h"
 
-/* Files below this size are read, not mapped: a process may have about 65,000 mappings, and a
- * source tree may have more files. */
-enum { MAPPED_BYTES = 1 << 18 };
-
 static moert_status fail_on(const char *path, const char *verb) {
     return MOERT_FAIL(ERROR_IO, "cannot %s %s: %s", verb, path, strerror(errno));
 }
 
-static moert_status read_all(int descriptor, moert_corpus_file *file) {
-    unsigned char *content;
-    MOERT_TRY(MOERT_NEW_ARRAY(&content, file->bytes));
-    for (size_t at = 0; at < file->bytes;) {
-        ssize_t got = read(descriptor, content + at, file->bytes - at);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0) {
-            free(content);
-            return MOERT_FAIL(ERROR_IO, "cannot read %s: %s after %zu of %zu bytes", file->path,
-                              got < 0 ? strerror(errno) : "end of file", at, file->bytes);
-        }
-        at += (size_t)got;
-    }
-    file->content = content;
-    return MOERT_OK;
-}
-
-static moert_status map_all(int descriptor, moert_corpus_file *file) {
-    void *memory = mmap(NULL, file->bytes, PROT_READ, MAP_PRIVATE, descriptor, 0);
-    if (memory == MAP_FAILED)
-        return MOERT_FAIL(ERROR_IO, "cannot map %s (%zu bytes): %s", file->path, file->bytes,
-                          strerror(errno));
-    file->content = memory;
-    file->mapped = true;
-    return MOERT_OK;
-}
-
-static moert_status load(int descriptor, moert_corpus_file *file) {
-    struct stat about;
-    if (fstat(descriptor, &about) != 0)
-        return fail_on(file->path, "read");
-    if (!S_ISREG(about.st_mode))
-        return MOERT_FAIL(ERROR_IO, "%s is not a regular file", file->path);
-    file->bytes = (size_t)about.st_size;
-    if (file->bytes == 0)
-        return MOERT_OK;
-    return file->bytes < MAPPED_BYTES ? read_all(descriptor, file) : map_all(descriptor, file);
-}
-
-static moert_status add_open(moert_corpus *corpus, const char *path, int descriptor) {
-    MOERT_TRY(MOERT_GROW(&corpus->files, &corpus->capacity, corpus->count + 1));
-    moert_corpus_file file = {.path = strdup(path)};
-    if (file.path == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "no room for a file name");
-    moert_status status = load(descriptor, &file);
-    if (status == MOERT_OK)
-        corpus->files[corpus->count++] = file;
-    else
-        free(file.path);
-    return status;
-}
-
+/* Checks that the file can be read. */
 static moert_status add_file(moert_corpus *corpus, const char *path) {
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat about;
+    moert_corpus_file file = {0};
+    MOERT_TRY(MOERT_GROW(&corpus->files, &corpus->capacity, corpus->count + 1));
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0)
         return fail_on(path, "read");
-    moert_status status = add_open(corpus, path, descriptor);
+    const int failed = fstat(descriptor, &about);
     close(descriptor);
-    return status;
+    if (failed != 0)
+        return fail_on(path, "read");
+    if (!S_ISREG(about.st_mode))
+        return MOERT_FAIL(ERROR_IO, "%s is not a regular file", path);
+    file.bytes = (size_t)about.st_size;
+    file.changed = about.st_mtim;
+    MOERT_TRY(moert_text_path(&file.path, "%s", path));
+    corpus->files[corpus->count++] = file;
+    return MOERT_OK;
 }
 
 static int by_name(const struct dirent **a, const struct dirent **b) {
@@ -139,14 +93,52 @@ moert_status moert_corpus_add(moert_corpus *corpus, const char *path) {
 }
 
 void moert_corpus_clear(moert_corpus *corpus) {
-    for (size_t i = 0; i < corpus->count; i++) {
-        moert_corpus_file *file = &corpus->files[i];
-        if (file->mapped)
-            munmap((void *)file->content, file->bytes);
-        else
-            free((void *)file->content);
-        free(file->path);
-    }
+    for (size_t i = 0; i < corpus->count; i++)
+        free(corpus->files[i].path);
     free(corpus->files);
     *corpus = (moert_corpus){0};
+}
+
+static moert_status check_unchanged(const moert_corpus_file *file, int descriptor) {
+    struct stat about;
+    if (fstat(descriptor, &about) != 0)
+        return fail_on(file->path, "read");
+    if ((size_t)about.st_size != file->bytes)
+        return MOERT_FAIL(ERROR_IO,
+                          "%s: had %zu bytes when it was opened and has %lld now; data must not "
+                          "change during a run",
+                          file->path, file->bytes, (long long)about.st_size);
+    if (about.st_mtim.tv_sec != file->changed.tv_sec ||
+        about.st_mtim.tv_nsec != file->changed.tv_nsec)
+        return MOERT_FAIL(ERROR_IO,
+                          "%s: was written to since it was opened; data must not change during a "
+                          "run",
+                          file->path);
+    return MOERT_OK;
+}
+
+static moert_status read_range(const moert_corpus_file *file, int descriptor, size_t offset,
+                               size_t bytes, unsigned char *content) {
+    for (size_t at = 0; at < bytes;) {
+        const ssize_t got = pread(descriptor, content + at, bytes - at, (off_t)(offset + at));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return MOERT_FAIL(ERROR_IO, "cannot read %s: %s at byte %zu of %zu", file->path,
+                              got < 0 ? strerror(errno) : "end of file", offset + at, file->bytes);
+        at += (size_t)got;
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_corpus_read(const moert_corpus_file *file, size_t offset, size_t bytes,
+                               void *content) {
+    const int descriptor = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (descriptor < 0)
+        return MOERT_FAIL(ERROR_IO, "cannot read %s: %s", file->path, strerror(errno));
+    moert_status status = check_unchanged(file, descriptor);
+    if (status == MOERT_OK)
+        status = read_range(file, descriptor, offset, bytes, content);
+    close(descriptor);
+    return status;
 }

@@ -1,18 +1,18 @@
 /*
- * Finds and checks the files of the training data. Reads small files and maps larger ones.
+ * Finds the files of the training data and reads ranges of them. Keeps no file open and no content
+ * in memory, so that a corpus may have any number of files of any size.
  */
 #pragma once
 
-#include <stdbool.h>
 #include <stddef.h>
+#include <time.h>
 
 #include "base/error.h"
 
 typedef struct moert_corpus_file {
     char *path;
-    const unsigned char *content; /* NULL when empty */
     size_t bytes;
-    bool mapped;
+    struct timespec changed; /* when the content changed last, before the file was added */
 } moert_corpus_file;
 
 typedef struct moert_corpus {
@@ -28,5 +28,10 @@ typedef struct moert_corpus {
  */
 moert_status moert_corpus_add(moert_corpus *corpus, const char *path);
 
-/* Frees all files and mappings; the corpus is empty afterwards. */
+/* Forgets all files; the corpus is empty afterwards. */
 void moert_corpus_clear(moert_corpus *corpus);
+
+/* Reads content[bytes] of a file from `offset` on. ERROR_IO, also if the file's size or time of
+ * change is no longer that of moert_corpus_add, or if it ends before offset + bytes. */
+moert_status moert_corpus_read(const moert_corpus_file *file, size_t offset, size_t bytes,
+                               void *content);

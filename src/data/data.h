@@ -1,18 +1,14 @@
 /*
- * Token sources for training a language model.
+ * The sequences of a training, from a token source (data/source.h), or replayed batch by batch from
+ * an array tokens[steps,batch,length + 1].
  *
- *   text    all bytes of files and directories, in order, with one 0 byte between files; tokens are
- *           the bytes 0..255
- *   raw     a file of 16 or 32 bit little-endian tokens
- *   array   tokens[steps,batch,length + 1], replayed batch by batch
- *
- * Text and raw sources are one long row of tokens, cut into up to 16 equal stretches, or fewer if
- * the training or held-out parts of the stretches would be short. The last part of every stretch is
- * held out of training, so that held-out data resembles the training data. A training sequence
- * starts at a random position of the training data. That position depends only on (seed, step,
- * index), so any rank can read any sequence. A sequence of `length` tokens reads length + 1:
- * target[i] = input[i + 1]. Sources are read-only. All ranks must open the same data, which
- * moert_data_compare checks; no other call is collective.
+ * A source is one long row of tokens, cut into up to 16 equal stretches, or fewer if the training
+ * or held-out parts of the stretches would be short. The last part of every stretch is held out of
+ * training, so that held-out data resembles the training data. A training sequence starts at a
+ * random position of the training data. That position depends only on (seed, step, index), so any
+ * rank can read any sequence. A sequence of `length` tokens reads length + 1, so that target[i] =
+ * input[i + 1]. All ranks must open the same data, which moert_data_compare checks; no other call
+ * is collective.
  */
 #pragma once
 
@@ -21,22 +17,16 @@
 #include <stdint.h>
 
 #include "comm/comm.h"
+#include "data/source.h"
 
 typedef struct moert_data moert_data;
 
 /*
- * Text from `count` files or directories (walked in byte order of names; links skipped). A fraction
- * `held_out` (0 to below 1) of the tokens, or one sequence if that is more, is held out; 0 holds
- * nothing out. Errors: ERROR_USAGE (held_out), ERROR_IO (a named file is special, or any
- * file is missing or unreadable), ERROR_FORMAT (all files are empty), ERROR_MEMORY.
+ * Takes ownership of `source`, also after an error. A fraction `held_out` (0 to below 1) of the
+ * tokens, or one sequence if that is more, is held out; 0 holds nothing out. Errors: ERROR_USAGE
+ * (held_out), ERROR_MEMORY.
  */
-moert_status moert_data_open_text(const char *const *paths, size_t count, double held_out,
-                                  moert_data **data);
-
-/* Tokens of `bits` (16 or 32) each from one file. Errors as above; ERROR_FORMAT if the file is
- * empty or its size is not a multiple of a token's. */
-moert_status moert_data_open_raw(const char *path, unsigned bits, double held_out,
-                                 moert_data **data);
+moert_status moert_data_from_source(moert_source *source, double held_out, moert_data **data);
 
 /* Replays tokens[steps,batch,row], row = length + 1. The array must outlive the source; error
  * messages call the source `name`. */
@@ -46,15 +36,10 @@ moert_status moert_data_from_array(const char *name, const int32_t *tokens, size
 /* NULL is legal. */
 void moert_data_destroy(moert_data *data);
 
-enum { MOERT_DATA_IDENTITY_BYTES = 160 };
-
 typedef struct moert_data_info {
-    /* Names the data by its content alone, not by paths: "text of 11357 tokens in 1 file, XXH3
-     * 4f0c...". Data of more than 256 MiB is identified by the sizes of its files and by 64 blocks
-     * of 4 KiB of each. Lives as long as the source. */
-    const char *identity;
+    const char *identity;        /* moert_source.identity; lives as long as the data */
     size_t files, tokens;        /* numbers of files and tokens, including held-out tokens */
-    size_t steps, batch, length; /* shape of an array; 0 for text and raw */
+    size_t steps, batch, length; /* shape of an array; 0 for a source */
 } moert_data_info;
 moert_data_info moert_data_describe(const moert_data *data);
 
@@ -67,8 +52,9 @@ moert_status moert_data_compare(const moert_data *data, moert_comm *comm);
 moert_status moert_data_check_length(const moert_data *data, size_t length);
 
 /* ERROR_MISMATCH if a token is not below `vocabulary`; the message names file, position and token.
- * Reads all data, except text if vocabulary >= 256. */
-moert_status moert_data_check_vocabulary(const moert_data *data, size_t vocabulary);
+ * Tokens of sources that this call does not read (moert_source_limit) are checked when they are
+ * used. */
+moert_status moert_data_check_vocabulary(moert_data *data, size_t vocabulary);
 
 /* Identifies a training sequence. `index` counts the sequences of a step over all ranks and
  * micro-batches. */
@@ -79,7 +65,8 @@ typedef struct moert_draw {
 
 /*
  * Reads input[length] and target[length] of a training sequence. Errors: those of
- * moert_data_check_length; ERROR_USAGE (past the last step or the batch of an array).
+ * moert_data_check_length and moert_source_read; ERROR_USAGE (past the last step or the batch of an
+ * array).
  */
 moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t length,
                                  int32_t *input, int32_t *target);
@@ -90,7 +77,7 @@ bool moert_data_holds_out(const moert_data *data);
 /*
  * Reads sequence `index` of `count` sequences at evenly spaced positions of the held-out parts. The
  * sequences overlap if the held-out parts are shorter than `count` sequences. Errors: those of
- * moert_data_check_length; ERROR_USAGE (nothing is held out, index >= count).
+ * moert_data_check_length and moert_source_read; ERROR_USAGE (nothing is held out, index >= count).
  */
 moert_status moert_data_heldout_sequence(const moert_data *data, size_t index, size_t count,
                                          size_t length, int32_t *input, int32_t *target);

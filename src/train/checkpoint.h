@@ -31,7 +31,7 @@ typedef struct moert_run_state {
     MOERT_RUN_STATE_TABLE(MOERT_RUN_STATE_FIELD)
 #undef MOERT_RUN_STATE_FIELD
     /* "" if state.json, by an older version, has none */
-    char data[MOERT_DATA_IDENTITY_BYTES];     /* identity of the training data */
+    char data[MOERT_IDENTITY_BYTES];          /* identity of the training data */
     char schedule[MOERT_SCHEDULE_TEXT_BYTES]; /* of the learning rate */
 } moert_run_state;
 

@@ -100,6 +100,17 @@ HOME=$tmp/home MOERT_CACHE_DIR=$tmp/chosen timeout -k 5 120 env --unset=HWLOC_CO
     >"$out" 2>"$log" && [ ! -e "$tmp/home/.cache" ]
 verdict $? "without mpirun, PoCL leaves nothing in the home directory"
 
+for name in u8 u16 i32; do
+    info 1 --data "tests/golden/data/$name" --documents "$tmp/documents" &&
+        cmp -s "$tmp/documents" "tests/golden/data/$name.documents" && has_lines "$out" '^format +Megatron dataset' "^documents +$(wc -l <"$tmp/documents")\$"
+    verdict $? "--data $name: every document of a dataset by megatron-core is printed"
+done
+info 2 --data LICENSE --json && has_lines "$out" '"format": "text"' "\"tokens\": $(wc -c <LICENSE)," '"documents": 1,'
+verdict $? "--data --json describes text as one object"
+refused 2 '^moert-info: --documents needs --data' "--documents without --data is bad usage" info 1 --documents "$tmp/documents"
+refused 1 "nowhere/file: cannot be written: No such" "a file for documents that cannot be written is named" \
+    info 2 --data LICENSE --documents "$tmp/nowhere/file"
+
 export OCL_ICD_VENDORS=$tmp/nowhere
 refused 1 '^moert-info: .*no OpenCL platform' "without OpenCL it fails with a message" info 2
 info 1 --help

@@ -141,8 +141,13 @@ static moert_status read_record(void) {
     return status;
 }
 
-static moert_status read_data(moert_data *data) {
+static moert_status read_source(moert_source *source) {
     int32_t input[8], target[8];
+    moert_data *data;
+    for (size_t i = 0; i < source->documents; i++)
+        if (moert_source_start(source, i) + moert_source_length(source, i) > source->tokens)
+            fuzz_fail("document %zu ends after the last token", i);
+    MOERT_TRY(moert_data_from_source(source, 0.1, &data));
     moert_data_check_vocabulary(data, 256);
     moert_data_sequence(data, (moert_draw){.seed = 1}, 8, input, target);
     moert_data_heldout_sequence(data, 0, 2, 8, input, target);
@@ -151,16 +156,23 @@ static moert_status read_data(moert_data *data) {
 }
 
 static moert_status read_tokens(void) {
-    moert_data *data;
-    MOERT_TRY(moert_data_open_raw(path, 16, 0.1, &data));
-    return read_data(data);
+    moert_source *source;
+    MOERT_TRY(moert_source_open_raw(path, 16, &source));
+    return read_source(source);
 }
 
 static moert_status read_text(void) {
-    moert_data *data;
+    moert_source *source;
     const char *paths[] = {path};
-    MOERT_TRY(moert_data_open_text(paths, 1, 0.1, &data));
-    return read_data(data);
+    MOERT_TRY(moert_source_open_text(paths, 1, &source));
+    return read_source(source);
+}
+
+static moert_status read_dataset(void) {
+    moert_source *source;
+    const char *paths[] = {path};
+    MOERT_TRY(moert_source_open(paths, 1, 16, &source));
+    return read_source(source);
 }
 
 static moert_status read_tuning(void) {
@@ -195,6 +207,7 @@ static const char small_tensors[] =
     "\x40\0\0\0\0\0\0\0"
     "{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}"
     "          \0\0\0\0";
+static const char small_tokens[64] = "the tokens of the dataset";
 static const char small_metrics[] = "{\"step\": 0, \"loss\": 5.5, \"skipped\": false}\n";
 static const char small_steps[] =
     "{\"step\":1,\"step_ms\":[9.5],\"operations\":{\"norms\":[0.5],\"host\":[9]}}\n";
@@ -210,6 +223,7 @@ static const char small_steps[] =
     X(profile_ranks, "profile-ranks.json", read_record)                                            \
     X(profile, "profile.json", read_record)                                                        \
     X(tokens, "tokens.bin", read_tokens)                                                           \
+    X(dataset, "x.idx", read_dataset)                                                              \
     X(text, "text", read_text)                                                                     \
     X(tuning, "tuning.txt", read_tuning)                                                           \
     X(state, "state.json", read_state)                                                             \
@@ -233,6 +247,7 @@ static const struct {
     size_t bytes;
 } others[] = {
     {"index", "a.safetensors", small_tensors, sizeof small_tensors - 1},
+    {"dataset", "x.bin", small_tokens, sizeof small_tokens},
     {"manifest", "config.json", small_config, sizeof small_config - 1},
     {"profile_steps", "metrics.jsonl", small_metrics, sizeof small_metrics - 1},
     {"profile_ranks", "metrics.jsonl", small_metrics, sizeof small_metrics - 1},

@@ -9,9 +9,12 @@
 #include "tools/common/program.h"
 #include "tools/common/table.h"
 #include "tools/info/check.h"
+#include "tools/info/data.h"
 #include "tools/info/survey.h"
 
-static const char *model_path, *checked_path;
+static const char *model_path, *checked_path, *documents_path;
+static moert_option_list data_paths;
+static size_t token_bits;
 static size_t batch, length, micro_batches, ep;
 static moert_compute_choice compute_choice;
 static bool as_json;
@@ -30,6 +33,12 @@ static const moert_option options[] = {
     {"json", MOERT_OPTION_FLAG, &as_json, "0", NULL, "print one JSON object instead"},
     {"check", MOERT_OPTION_STRING, &checked_path, NULL, NULL,
      "only compare the files of this run directory, checkpoint or model with their checksums"},
+    {"data", MOERT_OPTION_LIST, &data_paths, NULL, NULL,
+     "only describe training data: text, or a Megatron dataset, NAME.bin with NAME.idx"},
+    {"token-bits", MOERT_OPTION_UINT, &token_bits, "16", "16..32",
+     "width of the tokens of a NAME.bin without NAME.idx, 16 or 32"},
+    {"documents", MOERT_OPTION_STRING, &documents_path, NULL, NULL,
+     "file for every document of --data, as a JSON array of tokens, one a line"},
 };
 
 static const moert_column host_columns[] = {
@@ -165,6 +174,20 @@ static moert_status print_json(const json_t *survey) {
     return MOERT_OK;
 }
 
+static moert_status check(int argc, char **argv) {
+    (void)argc, (void)argv;
+    if (documents_path != NULL && data_paths.count == 0)
+        return MOERT_FAIL(ERROR_USAGE, "--documents needs --data PATH");
+    return MOERT_OK;
+}
+
+static moert_status run_data(void) {
+    const moert_status status =
+        moert_info_data(&data_paths, (unsigned)token_bits, documents_path, as_json);
+    free(data_paths.words);
+    return status;
+}
+
 static moert_status run(moert_context *context) {
     moert_comm *world = moert_context_comm(context);
     moert_model_config config = {.text = NULL};
@@ -175,6 +198,8 @@ static moert_status run(moert_context *context) {
     if (checked_path != NULL)
         return moert_comm_agree(world, moert_comm_rank(world) == 0 ? moert_info_check(checked_path)
                                                                    : MOERT_OK);
+    if (data_paths.count > 0)
+        return moert_comm_agree(world, moert_comm_rank(world) == 0 ? run_data() : MOERT_OK);
     if (model_path != NULL)
         MOERT_TRY(moert_comm_agree(world, moert_model_config_read(model_path, &config)));
     moert_program_compute(&compute_choice, &config);
@@ -191,8 +216,8 @@ done:
 MOERT_PROGRAM_MAIN(
     "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] "
     "[--micro-batches N] [--precision P] [--dense P] [--dispatch D] [--combine C]] "
-    "[--ep N] [--json], or moert-info --check DIR",
+    "[--ep N] [--json], or moert-info --check DIR, or moert-info --data PATH [--documents FILE]",
     "Prints what moert finds and chooses on these ranks: devices, placement, whether digits are\n"
     "those of every OpenCL driver for CPUs, exchange engines, backends, tuning and the MOERT_*\n"
     "variables; with --model also the memory per rank that training the model takes.",
-    NULL)
+    check)

@@ -63,16 +63,18 @@ static moert_status open_token_tensor(const char *path, moert_train_data *data) 
     return status;
 }
 
-moert_status moert_train_data_open(const moert_option_list *text, const char *token_file,
+moert_status moert_train_data_open(const moert_option_list *paths, const char *token_file,
                                    size_t token_bits, double held_out, moert_train_data *data) {
-    if ((text->count > 0) == (token_file != NULL))
+    if ((paths->count > 0) == (token_file != NULL))
         return MOERT_FAIL(ERROR_USAGE,
                           "give the training data by --data FILE|DIR... or by --tokens FILE");
-    if (token_file == NULL)
-        return moert_data_open_text(text->words, text->count, held_out, &data->data);
-    if (moert_text_ends_with(token_file, ".safetensors"))
+    if (token_file != NULL && moert_text_ends_with(token_file, ".safetensors"))
         return open_token_tensor(token_file, data);
-    return moert_data_open_raw(token_file, (unsigned)token_bits, held_out, &data->data);
+    moert_source *source;
+    MOERT_TRY(token_file != NULL
+                  ? moert_source_open_raw(token_file, (unsigned)token_bits, &source)
+                  : moert_source_open(paths->words, paths->count, (unsigned)token_bits, &source));
+    return moert_data_from_source(source, held_out, &data->data);
 }
 
 void moert_train_data_close(moert_train_data *data) {

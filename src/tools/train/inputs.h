@@ -22,10 +22,10 @@ typedef struct moert_train_data {
 } moert_train_data;
 
 /*
- * Opens text paths, or a token file: raw integers of token_bits bits, or the tensor `tokens`
- * [steps,B,S+1] of a .safetensors file. Exactly one of `text` and `token_file` must be given.
+ * Opens `paths` (moert_source_open), or a token file: raw integers of token_bits bits, or the
+ * tensor `tokens` [steps,B,S+1] of a .safetensors file. Exactly one of the two must be given.
  */
-moert_status moert_train_data_open(const moert_option_list *text, const char *token_file,
+moert_status moert_train_data_open(const moert_option_list *paths, const char *token_file,
                                    size_t token_bits, double held_out, moert_train_data *data);
 void moert_train_data_close(moert_train_data *data);
 

@@ -19,7 +19,7 @@ enum { SAMPLE_LIMIT = 100000 };
 static moert_model_sizes sizes;
 static moert_trainer_options trainer = {.steps = SIZE_MAX}; /* SIZE_MAX = not given */
 static const char *model_path, *token_file, *prompt, *gradients_path, *logits_path;
-static moert_option_list text_paths;
+static moert_option_list data_paths;
 static size_t token_bits, ep, sample_bytes;
 static double held_out, temperature;
 static unsigned schedule_kind, aux_form;
@@ -44,8 +44,9 @@ static const moert_option options[] = {
     {"experts", MOERT_OPTION_UINT, &sizes.experts, "8", "1..1024", "experts per layer"},
     {"topk", MOERT_OPTION_UINT, &sizes.topk, "2", "1..1024", "experts per token"},
     {.help = "Data"},
-    {"data", MOERT_OPTION_LIST, &text_paths, NULL, NULL,
-     "files and directories of text; symbolic links are skipped"},
+    {"data", MOERT_OPTION_LIST, &data_paths, NULL, NULL,
+     "files and directories of text (symbolic links are skipped), or one Megatron dataset, "
+     "NAME.bin with NAME.idx"},
     {"tokens", MOERT_OPTION_STRING, &token_file, NULL, NULL,
      "token file: raw integers, or a .safetensors file with tokens[steps,B,S+1], replayed batch by "
      "batch"},
@@ -178,7 +179,7 @@ static moert_status check_out(void) {
  * suggest. Not collective. */
 static moert_status open_data(moert_train_data *data) {
     MOERT_TRY(check_out());
-    MOERT_TRY(moert_train_data_open(&text_paths, token_file, token_bits, held_out, data));
+    MOERT_TRY(moert_train_data_open(&data_paths, token_file, token_bits, held_out, data));
     moert_data_info info = moert_data_describe(data->data);
     if (trainer.batch == 0)
         trainer.batch = info.batch > 0 ? info.batch : 16;
@@ -190,7 +191,7 @@ static moert_status open_data(moert_train_data *data) {
 }
 
 /* Reads or makes the model's config; not collective. */
-static moert_status take_config(const moert_data *data, moert_model_config *config) {
+static moert_status take_config(moert_data *data, moert_model_config *config) {
     sizes.max_positions = trainer.length;
     MOERT_TRY(model_path != NULL ? moert_model_config_read(model_path, config)
                                  : moert_config_from_sizes(&sizes, config));
@@ -307,7 +308,7 @@ done:
     moert_mesh_destroy(mesh);
     moert_train_data_close(&data);
     moert_model_config_free(&config);
-    MOERT_FREE(text_paths.words, default_metrics);
+    MOERT_FREE(data_paths.words, default_metrics);
     return status;
 }
 

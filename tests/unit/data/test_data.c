@@ -13,14 +13,18 @@ static void destroy(void *data) {
 }
 
 static moert_data *open_text(const char *const *paths, size_t count, double heldout) {
+    moert_source *source;
     moert_data *data;
-    ASSERT_OK(moert_data_open_text(paths, count, heldout, &data));
+    ASSERT_OK(moert_source_open_text(paths, count, &source));
+    ASSERT_OK(moert_data_from_source(source, heldout, &data));
     return owned(data, destroy);
 }
 
 static moert_data *open_raw(const char *path, unsigned bits, double heldout) {
+    moert_source *source;
     moert_data *data;
-    ASSERT_OK(moert_data_open_raw(path, bits, heldout, &data));
+    ASSERT_OK(moert_source_open_raw(path, bits, &source));
+    ASSERT_OK(moert_data_from_source(source, heldout, &data));
     return owned(data, destroy);
 }
 
@@ -65,17 +69,21 @@ TEST(test_directories_are_walked_in_order_without_links) {
 }
 
 TEST(test_bad_files_are_named) {
-    const char *missing = in_directory("missing"), *empty = write_text("empty", "");
+    const char *missing = in_directory("missing"), *empty = write_text("empty", ""),
+               *some = write_text("some", "text");
     const char *pipe = in_directory("pipe"), *dangling = in_directory("dangling");
+    moert_source *source = NULL;
     moert_data *data = NULL;
     assert_int_equal(mkfifo(pipe, 0600), 0);
     assert_int_equal(symlink("nowhere", dangling), 0);
-    ASSERT_FAILS(moert_data_open_text(&missing, 1, 0.05, &data), MOERT_ERROR_IO, missing);
-    ASSERT_FAILS(moert_data_open_text(&pipe, 1, 0.05, &data), MOERT_ERROR_IO, "regular");
-    ASSERT_FAILS(moert_data_open_text(&dangling, 1, 0.05, &data), MOERT_ERROR_IO, dangling);
-    ASSERT_FAILS(moert_data_open_text(&empty, 1, 0.05, &data), MOERT_ERROR_FORMAT, empty);
-    ASSERT_FAILS(moert_data_open_text(NULL, 0, 0.05, &data), MOERT_ERROR_FORMAT, "no text");
-    ASSERT_FAILS(moert_data_open_text(&missing, 1, 1.0, &data), MOERT_ERROR_USAGE, "fraction");
+    ASSERT_FAILS(moert_source_open_text(&missing, 1, &source), MOERT_ERROR_IO, missing);
+    ASSERT_FAILS(moert_source_open_text(&pipe, 1, &source), MOERT_ERROR_IO, "regular");
+    ASSERT_FAILS(moert_source_open_text(&dangling, 1, &source), MOERT_ERROR_IO, dangling);
+    ASSERT_FAILS(moert_source_open_text(&empty, 1, &source), MOERT_ERROR_FORMAT, empty);
+    ASSERT_FAILS(moert_source_open_text(NULL, 0, &source), MOERT_ERROR_FORMAT, "no text");
+    assert_null(source);
+    ASSERT_OK(moert_source_open_text(&some, 1, &source));
+    ASSERT_FAILS(moert_data_from_source(source, 1.0, &data), MOERT_ERROR_USAGE, "fraction");
     assert_null(data);
 }
 
@@ -84,21 +92,21 @@ TEST(test_an_unreadable_file_or_directory_is_named) {
     enum { NOBODY = 65534 };
     const bool root = geteuid() == 0;
     const char *path = in_directory("closed");
-    moert_data *data = NULL;
+    moert_source *source = NULL;
     chmod(test_directory, 0755);
     mkdir(path, 0755);
     write_text("closed/a", "readable");
     chmod(write_text("closed/b", "secret"), 0);
     if (root && seteuid(NOBODY) != 0)
         skip();
-    const moert_status file = moert_data_open_text(&path, 1, 0.0, &data);
+    const moert_status file = moert_source_open_text(&path, 1, &source);
     char *message = strdup(moert_last_error());
     if (root)
         assert_int_equal(seteuid(0), 0);
     assert_int_equal(file, MOERT_ERROR_IO);
     assert_non_null(strstr(message, "closed/b: Permission denied"));
     free(message);
-    assert_null(data);
+    assert_null(source);
 }
 
 static const char *identity_of_text(const char *path) {
@@ -127,7 +135,7 @@ TEST(test_the_identity_of_much_data_is_that_of_blocks) {
     const off_t bytes = 300 << 20, distance = (bytes - 4096) / 63;
     const off_t changed[] = {0, 31 * distance, bytes - 1, bytes}; /* the last one appends a byte */
     const char *path = write_text("much", "");
-    char before[MOERT_DATA_IDENTITY_BYTES];
+    char before[MOERT_IDENTITY_BYTES];
     assert_int_equal(truncate(path, bytes), 0); /* a sparse file */
     snprintf(before, sizeof before, "%s", identity_of_text(path));
     assert_string_equal(before, identity_of_text(path));
@@ -141,7 +149,7 @@ TEST(test_the_identity_of_much_data_is_that_of_blocks) {
     }
 }
 
-TEST(test_large_files_are_mapped_and_read_alike) {
+TEST(test_large_files_are_read_in_parts) {
     enum { BYTES = 300001 };
     unsigned char *content = test_alloc(BYTES);
     int32_t input[5], target[5];
@@ -248,16 +256,17 @@ TEST(test_raw_files_are_checked) {
     const char *path = write_file("wide", wide, sizeof wide);
     moert_data *data = open_raw(path, 32, 0.0);
     int32_t input[1], target[1];
-    ASSERT_OK(moert_data_sequence(data, (moert_draw){0}, 1, input, target));
+    ASSERT_FAILS(moert_data_sequence(data, (moert_draw){0}, 1, input, target), MOERT_ERROR_MISMATCH,
+                 "position 2: token 3000000000 is not below the vocabulary of 2147483648");
     ASSERT_FAILS(moert_data_check_vocabulary(data, 100000), MOERT_ERROR_MISMATCH,
                  "wide, position 2: token 3000000000");
     ASSERT_FAILS(moert_data_check_vocabulary(data, 70000), MOERT_ERROR_MISMATCH, "position 1");
-    data = NULL;
-    ASSERT_FAILS(moert_data_open_raw(path, 8, 0.0, &data), MOERT_ERROR_USAGE, "16 or 32");
-    ASSERT_FAILS(moert_data_open_raw(test_directory, 16, 0.0, &data), MOERT_ERROR_IO, "directory");
+    moert_source *source = NULL;
+    ASSERT_FAILS(moert_source_open_raw(path, 8, &source), MOERT_ERROR_USAGE, "16 or 32");
+    ASSERT_FAILS(moert_source_open_raw(test_directory, 16, &source), MOERT_ERROR_IO, "directory");
     path = write_text("odd", "123");
-    ASSERT_FAILS(moert_data_open_raw(path, 16, 0.0, &data), MOERT_ERROR_FORMAT, "3 bytes");
-    assert_null(data);
+    ASSERT_FAILS(moert_source_open_raw(path, 16, &source), MOERT_ERROR_FORMAT, "3 bytes");
+    assert_null(source);
 }
 
 TEST(test_text_above_the_vocabulary_is_named) {

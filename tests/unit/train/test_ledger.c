@@ -63,10 +63,12 @@ static void train(const char *directory, const char *metrics, size_t ep) {
                                      .max_positions = LENGTH};
     const char *const text = "LICENSE";
     moert_model_config config = {0};
+    moert_source *source;
     moert_data *data;
     bool interrupted;
     ASSERT_OK_ON_ALL(moert_config_from_sizes(&sizes, &config));
-    ASSERT_OK_ON_ALL(moert_data_open_text(&text, 1, 0.0, &data));
+    ASSERT_OK_ON_ALL(moert_source_open_text(&text, 1, &source));
+    ASSERT_OK_ON_ALL(moert_data_from_source(source, 0.0, &data));
     moert_model *model = open_model(open_mesh(ep), &config);
     plant(model);
     const moert_trainer_options options = options_of(directory, metrics);

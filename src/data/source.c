@@ -1,0 +1,283 @@
+/* Opens token sources, and reads their tokens by position. */
+#include "data/source.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "base/memory.h"
+#include "base/text.h"
+
+static moert_status load_text(moert_source *s, const char *const *paths, size_t count) {
+    size_t content = 0;
+    for (size_t i = 0; i < count; i++)
+        MOERT_TRY(moert_corpus_add(&s->corpus, paths[i]));
+    MOERT_TRY(MOERT_NEW_ARRAY(&s->starts, s->corpus.count));
+    for (size_t i = 0; i < s->corpus.count; i++) {
+        s->starts[i] = content + i; /* i separators precede file i */
+        content += s->corpus.files[i].bytes;
+    }
+    if (content == 0)
+        return MOERT_FAIL(ERROR_FORMAT, "no text in %zu files of %s%s", s->corpus.count,
+                          count > 0 ? paths[0] : "nothing", count > 1 ? " and others" : "");
+    s->type = "bytes";
+    s->width = 1;
+    s->documents = s->corpus.count;
+    s->tokens = content + s->corpus.count - 1;
+    return MOERT_OK;
+}
+
+/* Adds a file, which must not be a directory. */
+static moert_status add_file(moert_source *s, const char *path) {
+    const size_t before = s->corpus.count;
+    MOERT_TRY(moert_corpus_add(&s->corpus, path));
+    if (s->corpus.count != before + 1 || strcmp(s->corpus.files[before].path, path) != 0)
+        return MOERT_FAIL(ERROR_IO, "%s is a directory; a token file is one regular file", path);
+    return MOERT_OK;
+}
+
+static moert_status load_raw(moert_source *s, const char *path, unsigned bits) {
+    if (bits != 16 && bits != 32)
+        return MOERT_FAIL(ERROR_USAGE, "tokens of %u bits: expected 16 or 32", bits);
+    MOERT_TRY(add_file(s, path));
+    const size_t bytes = s->corpus.files[0].bytes;
+    s->type = bits == 16 ? "uint16" : "uint32";
+    s->width = bits / 8;
+    if (bytes == 0 || bytes % s->width != 0)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: %zu bytes are no whole number of %u-bit tokens", path,
+                          bytes, bits);
+    s->documents = 1;
+    s->tokens = bytes / s->width;
+    return MOERT_OK;
+}
+
+static moert_status load_indexed(moert_source *s, const char *name) {
+    static const char *const endings[] = {".bin", ".idx"};
+    for (size_t i = 0; i < MOERT_COUNT(endings); i++) {
+        char *path;
+        MOERT_TRY(moert_text_path(&path, "%s%s", name, endings[i]));
+        const moert_status status = add_file(s, path);
+        free(path);
+        MOERT_TRY(status);
+    }
+    MOERT_TRY(moert_index_read(&s->corpus.files[1], &s->corpus.files[0], &s->index));
+    if (s->index.tokens == 0)
+        return MOERT_FAIL(ERROR_FORMAT, "%s.idx: no tokens in %zu documents", name,
+                          s->index.documents);
+    s->type = s->index.type;
+    s->width = s->index.width;
+    s->documents = s->index.documents;
+    s->tokens = s->index.tokens;
+    return MOERT_OK;
+}
+
+static moert_status make(moert_source_kind kind, moert_source **source) {
+    MOERT_TRY(MOERT_NEW(source));
+    (*source)->kind = kind;
+    (*source)->vocabulary = (uint64_t)INT32_MAX + 1;
+    return MOERT_OK;
+}
+
+/* Returns a new source if loading it succeeded, else closes it. */
+static moert_status finish(moert_source *made, moert_status status, moert_source **source) {
+    if (status == MOERT_OK)
+        status = moert_source_identify(made);
+    if (status == MOERT_OK)
+        *source = made;
+    else
+        moert_source_close(made);
+    return status;
+}
+
+moert_status moert_source_open_text(const char *const *paths, size_t count, moert_source **source) {
+    moert_source *made;
+    MOERT_TRY(make(MOERT_SOURCE_TEXT, &made));
+    return finish(made, load_text(made, paths, count), source);
+}
+
+moert_status moert_source_open_raw(const char *path, unsigned bits, moert_source **source) {
+    moert_source *made;
+    MOERT_TRY(make(MOERT_SOURCE_RAW, &made));
+    return finish(made, load_raw(made, path, bits), source);
+}
+
+moert_status moert_source_open_indexed(const char *name, moert_source **source) {
+    moert_source *made;
+    MOERT_TRY(make(MOERT_SOURCE_INDEXED, &made));
+    return finish(made, load_indexed(made, name), source);
+}
+
+static moert_status exists(const char *name, const char *ending, bool *there) {
+    char *path;
+    mode_t mode;
+    MOERT_TRY(moert_text_path(&path, "%s%s", name, ending));
+    const moert_status status = moert_file_mode(path, true, &mode);
+    free(path);
+    *there = status == MOERT_OK && mode != 0;
+    return status;
+}
+
+/* *name = the name without ending, for the caller to free, if `path` names a Megatron dataset, else
+ * NULL. */
+static moert_status find_dataset(const char *path, char **name) {
+    const bool ends = moert_text_ends_with(path, ".bin") || moert_text_ends_with(path, ".idx");
+    bool itself = false, binary = false, index = false;
+    MOERT_TRY(moert_text_path(name, "%.*s", (int)(strlen(path) - (ends ? 4 : 0)), path));
+    moert_status status = exists(path, "", &itself);
+    if (status == MOERT_OK)
+        status = exists(*name, ".bin", &binary);
+    if (status == MOERT_OK)
+        status = exists(*name, ".idx", &index);
+    if (status != MOERT_OK || !binary || !index || itself != ends) {
+        free(*name);
+        *name = NULL;
+    }
+    return status;
+}
+
+static moert_status check_text(const char *const *paths, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        char *name;
+        MOERT_TRY(find_dataset(paths[i], &name));
+        const bool is_dataset = name != NULL;
+        free(name);
+        if (is_dataset || moert_text_ends_with(paths[i], ".bin"))
+            return MOERT_FAIL(ERROR_USAGE,
+                              "%s holds tokens, and cannot be joined with the text of other paths",
+                              paths[i]);
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_source_open(const char *const *paths, size_t count, unsigned bits,
+                               moert_source **source) {
+    char *name = NULL;
+    if (count > 1)
+        MOERT_TRY(check_text(paths, count));
+    if (count == 1)
+        MOERT_TRY(find_dataset(paths[0], &name));
+    if (name != NULL) {
+        const moert_status status = moert_source_open_indexed(name, source);
+        free(name);
+        return status;
+    }
+    if (count == 1 && moert_text_ends_with(paths[0], ".bin"))
+        return moert_source_open_raw(paths[0], bits, source);
+    return moert_source_open_text(paths, count, source);
+}
+
+void moert_source_close(moert_source *source) {
+    if (source == NULL)
+        return;
+    moert_corpus_clear(&source->corpus);
+    moert_index_free(&source->index);
+    MOERT_FREE(source->sums, source->starts, source);
+}
+
+/* ---- documents ---- */
+
+size_t moert_source_start(const moert_source *source, size_t document) {
+    if (source->kind == MOERT_SOURCE_INDEXED)
+        return moert_index_document(&source->index, document);
+    if (document == source->documents)
+        return source->tokens;
+    return source->kind == MOERT_SOURCE_TEXT ? source->starts[document] : 0;
+}
+
+size_t moert_source_length(const moert_source *source, size_t document) {
+    if (source->kind == MOERT_SOURCE_TEXT)
+        return source->corpus.files[document].bytes;
+    return moert_source_start(source, document + 1) - moert_source_start(source, document);
+}
+
+/* ---- tokens ---- */
+
+/* Tokens that lie one after another in a file, from byte `offset` on. A 0 byte between two files is
+ * a run without file. */
+typedef struct run {
+    const moert_corpus_file *file;
+    size_t offset, tokens;
+} run;
+
+/* The last of `count` starts that is at most `position`. */
+static size_t last_at(const size_t *starts, size_t count, size_t position) {
+    size_t below = 0;
+    for (size_t above = count; above - below > 1;) {
+        const size_t middle = below + (above - below) / 2;
+        if (starts[middle] <= position)
+            below = middle;
+        else
+            above = middle;
+    }
+    return below;
+}
+
+static run run_at(const moert_source *s, size_t position) {
+    const moert_index *index = &s->index;
+    if (s->kind == MOERT_SOURCE_TEXT) {
+        const size_t at = last_at(s->starts, s->corpus.count, position),
+                     offset = position - s->starts[at];
+        const moert_corpus_file *file = &s->corpus.files[at];
+        return offset < file->bytes ? (run){file, offset, file->bytes - offset} : (run){NULL, 0, 1};
+    }
+    if (index->positions == NULL)
+        return (run){&s->corpus.files[0], position * s->width, s->tokens - position};
+    const size_t at = last_at(index->starts, index->sequences, position);
+    return (run){&s->corpus.files[0],
+                 index->positions[at] + (position - index->starts[at]) * s->width,
+                 index->starts[at + 1] - position};
+}
+
+static int64_t token_at(const moert_source *s, const unsigned char *bytes, size_t i) {
+    uint64_t value = 0;
+    bytes += i * s->width;
+    for (unsigned k = s->width; k-- > 0;)
+        value = value << 8 | bytes[k];
+    const bool is_int32 = s->kind == MOERT_SOURCE_INDEXED && s->width == 4;
+    return is_int32 ? (int32_t)(uint32_t)value : (int64_t)value;
+}
+
+/* Reads the first `count` tokens of a run, at most the number that `bytes` holds. */
+static moert_status read_part(const moert_source *s, const run *from, size_t count,
+                              unsigned char *bytes, int32_t *tokens) {
+    MOERT_TRY(moert_corpus_read(from->file, from->offset, count * s->width, bytes));
+    for (size_t i = 0; i < count; i++) {
+        const int64_t token = token_at(s, bytes, i);
+        if ((uint64_t)token >= s->vocabulary)
+            return MOERT_FAIL(ERROR_MISMATCH,
+                              "%s, position %zu: token %lld is not below the vocabulary of %llu",
+                              from->file->path, from->offset / s->width + i, (long long)token,
+                              (unsigned long long)s->vocabulary);
+        tokens[i] = (int32_t)token;
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_source_read(const moert_source *source, size_t position, size_t count,
+                               int32_t *tokens) {
+    unsigned char bytes[1 << 16];
+    for (size_t done = 0; done < count;) {
+        const run from = run_at(source, position + done);
+        size_t part = moert_min(from.tokens, count - done);
+        if (from.file != NULL) {
+            part = moert_min(part, sizeof bytes / source->width);
+            MOERT_TRY(read_part(source, &from, part, bytes, tokens + done));
+        } else {
+            tokens[done] = 0;
+        }
+        done += part;
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_source_limit(moert_source *source, size_t vocabulary) {
+    int32_t tokens[4096];
+    source->vocabulary = vocabulary;
+    if (moert_source_bytes(source) > MOERT_SOURCE_WHOLE_BYTES ||
+        (source->kind == MOERT_SOURCE_TEXT && vocabulary >= 256))
+        return MOERT_OK;
+    for (size_t at = 0; at < source->tokens; at += MOERT_COUNT(tokens))
+        MOERT_TRY(moert_source_read(source, at, moert_min(MOERT_COUNT(tokens), source->tokens - at),
+                                    tokens));
+    return MOERT_OK;
+}

@@ -1,0 +1,91 @@
+/*
+ * A token source: tokens in files, by position, and the documents that they form.
+ *
+ *   text      all bytes of files and directories, in order, with one 0 byte between files; tokens
+ *             are the bytes 0..255, and a document is a file
+ *   raw       a file of 16 or 32 bit little-endian tokens, one document
+ *   indexed   a Megatron dataset NAME.bin with NAME.idx (data/index.h)
+ *
+ * Tokens are read from the files when they are used, and checked against the vocabulary. A file
+ * that has changed since the source was opened is then an error. No call is collective.
+ */
+#pragma once
+
+#include <stdint.h>
+
+#include "base/checksum.h"
+#include "data/index.h"
+
+typedef enum moert_source_kind {
+    MOERT_SOURCE_TEXT,
+    MOERT_SOURCE_RAW,
+    MOERT_SOURCE_INDEXED
+} moert_source_kind;
+
+enum { MOERT_IDENTITY_BYTES = 160 };
+
+/* Read it as you like, but change it only by the functions below. */
+typedef struct moert_source {
+    moert_source_kind kind;
+    moert_corpus corpus; /* indexed: NAME.bin, then NAME.idx */
+    const char *type;    /* name of the token type */
+    unsigned width;      /* bytes of a token */
+    size_t tokens;       /* of all documents; text: and of the 0 bytes between them */
+    size_t documents;
+    size_t *starts;       /* text: position of each file's first byte */
+    moert_index index;    /* indexed */
+    uint64_t vocabulary;  /* tokens must be below it */
+    moert_checksum *sums; /* of each file of the corpus */
+    /* Names the data by its content alone, not by paths: "text of 11357 tokens in 1 file, XXH3
+     * 4f0c...". Data of more than 256 MiB is identified by the sizes of its files and by 64 blocks
+     * of 4 KiB of each. */
+    char identity[MOERT_IDENTITY_BYTES];
+} moert_source;
+
+/* Text from `count` files or directories (walked in byte order of names; links skipped). Errors:
+ * ERROR_IO (a named file is special, or any file is missing or unreadable), ERROR_FORMAT (all files
+ * are empty), ERROR_MEMORY. */
+moert_status moert_source_open_text(const char *const *paths, size_t count, moert_source **source);
+
+/* Tokens of `bits` (16 or 32) each from one file. Errors: ERROR_USAGE, ERROR_IO, ERROR_MEMORY,
+ * ERROR_FORMAT (the file is empty or its size is not a multiple of a token's). */
+moert_status moert_source_open_raw(const char *path, unsigned bits, moert_source **source);
+
+/* A Megatron dataset by its name without ending. Errors: those of moert_index_read, ERROR_FORMAT
+ * (it has no tokens). */
+moert_status moert_source_open_indexed(const char *name, moert_source **source);
+
+/*
+ * Opens what `paths` name: one Megatron dataset (NAME, NAME.bin or NAME.idx, where both files
+ * exist), one raw file NAME.bin without NAME.idx, with tokens of `bits`, or else text. Errors: as
+ * above, ERROR_USAGE (more than one path, and not all are text).
+ */
+moert_status moert_source_open(const char *const *paths, size_t count, unsigned bits,
+                               moert_source **source);
+
+/* NULL is legal. */
+void moert_source_close(moert_source *source);
+
+/* Reads tokens[count] from `position` on. Errors: ERROR_IO, ERROR_MISMATCH (a token is not below
+ * the vocabulary; the message names file, position and token). */
+moert_status moert_source_read(const moert_source *source, size_t position, size_t count,
+                               int32_t *tokens);
+
+/* Position of the first token of a document, or of the end for `document` = documents. In text, the
+ * 0 byte after a file lies before the start of the next document. */
+size_t moert_source_start(const moert_source *source, size_t document);
+/* Tokens of a document, without the 0 byte that follows it in text. */
+size_t moert_source_length(const moert_source *source, size_t document);
+
+/* From now on tokens must be below `vocabulary`. Also reads all tokens, unless the files have more
+ * than 256 MiB, or text has no larger bytes. Errors: those of moert_source_read. */
+moert_status moert_source_limit(moert_source *source, size_t vocabulary);
+
+/* Computes the checksums and the identity of a source; opening a source calls it. Errors: ERROR_IO,
+ * ERROR_MEMORY. */
+moert_status moert_source_identify(moert_source *source);
+
+/* Sum of the sizes of the source's files. */
+size_t moert_source_bytes(const moert_source *source);
+/* Up to this number of bytes in all, a source's files are read whole when it is opened. */
+enum { MOERT_SOURCE_WHOLE_BYTES = 256 << 20 };

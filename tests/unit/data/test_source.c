@@ -1,0 +1,189 @@
+// run: np=1 device=0 sanitize=1
+/* Token sources: Megatron datasets, their documents, and files that change while they are read. */
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "data/source.h"
+#include "support/files.h"
+
+static void close_source(void *source) {
+    moert_source_close(source);
+}
+
+static moert_source *open_source(const char *path) {
+    moert_source *source;
+    ASSERT_OK(moert_source_open(&path, 1, 16, &source));
+    return owned(source, close_source);
+}
+
+/* Lists of an index file; `positions` NULL: the sequences lie one after another. */
+typedef struct lists {
+    unsigned char code;
+    size_t width, sequences, entries;
+    const int32_t *lengths;
+    const int64_t *positions, *documents;
+} lists;
+
+static size_t put(unsigned char *image, size_t at, const void *value, size_t bytes) {
+    memcpy(image + at, value, bytes);
+    return at + bytes;
+}
+
+/* Writes NAME.idx; returns its path. */
+static const char *write_index(const char *name, const lists *of) {
+    unsigned char image[1024];
+    char file[64];
+    const uint64_t version = 1, sequences = of->sequences, entries = of->entries;
+    int64_t next = 0;
+    size_t at = put(image, 0, "MMIDIDX\0", 9);
+    at = put(image, at, &version, 8);
+    at = put(image, at, &of->code, 1);
+    at = put(image, at, &sequences, 8);
+    at = put(image, at, &entries, 8);
+    at = put(image, at, of->lengths, of->sequences * 4);
+    for (size_t i = 0; i < of->sequences; i++) {
+        at = put(image, at, of->positions != NULL ? &of->positions[i] : &next, 8);
+        next += of->lengths[i] * (int64_t)of->width;
+    }
+    at = put(image, at, of->documents, of->entries * 8);
+    snprintf(file, sizeof file, "%s.idx", name);
+    return write_file(file, image, at);
+}
+
+static void assert_document(const moert_source *source, size_t document, const int32_t *expected,
+                            size_t count) {
+    int32_t tokens[16];
+    assert_int_equal(moert_source_length(source, document), count);
+    ASSERT_OK(moert_source_read(source, moert_source_start(source, document), count, tokens));
+    assert_memory_equal(tokens, expected, count * sizeof *tokens);
+}
+
+TEST(test_documents_join_their_sequences) {
+    const uint16_t tokens[] = {1, 2, 3, 4, 5, 60000};
+    write_file("joined.bin", tokens, sizeof tokens);
+    const char *path = write_index("joined", &(lists){8, 2, 4, 4, (const int32_t[]){2, 0, 3, 1},
+                                                      NULL, (const int64_t[]){0, 2, 2, 4}});
+    const char *names[] = {path, in_directory("joined.bin"), in_directory("joined")};
+    for (size_t i = 0; i < MOERT_COUNT(names); i++) {
+        const moert_source *source = open_source(names[i]);
+        assert_int_equal(source->documents, 3);
+        assert_int_equal(source->tokens, 6);
+        assert_document(source, 0, (const int32_t[]){1, 2}, 2);
+        assert_document(source, 1, NULL, 0);
+        assert_document(source, 2, (const int32_t[]){3, 4, 5, 60000}, 4);
+        assert_int_equal(moert_source_start(source, 3), 6);
+    }
+}
+
+TEST(test_sequences_may_lie_in_any_order) {
+    const int64_t tokens[] = {1, 2, 3, 4, 5};
+    write_file("moved.bin", tokens, sizeof tokens);
+    const moert_source *source = open_source(
+        write_index("moved", &(lists){5, 8, 3, 3, (const int32_t[]){2, 0, 3},
+                                      (const int64_t[]){24, 0, 0}, (const int64_t[]){0, 2, 3}}));
+    assert_document(source, 0, (const int32_t[]){4, 5}, 2);
+    assert_document(source, 1, (const int32_t[]){1, 2, 3}, 3);
+    int32_t all[5];
+    ASSERT_OK(moert_source_read(source, 0, 5, all));
+    assert_memory_equal(all, ((const int32_t[]){4, 5, 1, 2, 3}), sizeof all);
+}
+
+TEST(test_tokens_outside_the_vocabulary_are_named_where_they_are_used) {
+    const int32_t tokens[] = {1, 7, -1};
+    int32_t read[3];
+    write_file("signed.bin", tokens, sizeof tokens);
+    moert_source *source = open_source(write_index(
+        "signed", &(lists){4, 4, 1, 2, (const int32_t[]){3}, NULL, (const int64_t[]){0, 1}}));
+    ASSERT_OK(moert_source_read(source, 0, 2, read));
+    ASSERT_FAILS(moert_source_read(source, 0, 3, read), MOERT_ERROR_MISMATCH,
+                 "signed.bin, position 2: token -1");
+    ASSERT_FAILS(moert_source_limit(source, 7), MOERT_ERROR_MISMATCH, "position 1: token 7");
+    ASSERT_OK(moert_source_read(source, 0, 1, read));
+    ASSERT_FAILS(moert_source_read(source, 1, 1, read), MOERT_ERROR_MISMATCH,
+                 "not below the vocabulary of 7");
+}
+
+TEST(test_bad_indexes_get_one_message) {
+    const int32_t lengths[] = {2, 1}, negative[] = {2, -1};
+    const int64_t documents[] = {0, 1, 2};
+    const struct {
+        const char *message;
+        lists of;
+    } cases[] = {
+        {"token type 6", {6, 1, 2, 3, lengths, NULL, documents}},
+        {"list of documents is empty", {1, 1, 2, 0, lengths, NULL, documents}},
+        {"sequence 1 has -1 tokens", {1, 1, 2, 3, negative, NULL, documents}},
+        {"sequence 1 has 1 tokens from byte 3 on",
+         {1, 1, 2, 3, lengths, (const int64_t[]){0, 3}, documents}},
+        {"from byte -1 on", {1, 1, 2, 3, lengths, (const int64_t[]){-1, 0}, documents}},
+        {"sequences from 1;", {1, 1, 2, 3, lengths, NULL, (const int64_t[]){1, 1, 2}}},
+        {"sequences up to 1;", {1, 1, 2, 3, lengths, NULL, (const int64_t[]){0, 1, 1}}},
+        {"document 2 begins at sequence 1; expected 2 to 2",
+         {1, 1, 2, 4, lengths, NULL, (const int64_t[]){0, 2, 1, 2}}},
+        {"document 1 begins at sequence 3",
+         {1, 1, 2, 3, lengths, NULL, (const int64_t[]){0, 3, 2}}},
+    };
+    write_file("bad.bin", "abc", 3);
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
+        const char *path = write_index("bad", &cases[i].of);
+        moert_source *source = NULL;
+        ASSERT_FAILS(moert_source_open(&path, 1, 16, &source), MOERT_ERROR_FORMAT,
+                     cases[i].message);
+        assert_null(source);
+    }
+}
+
+TEST(test_a_damaged_header_is_refused) {
+    size_t bytes;
+    moert_source *source = NULL;
+    write_file("head.bin", "abc", 3);
+    const char *path = write_index(
+        "head", &(lists){1, 1, 1, 2, (const int32_t[]){3}, NULL, (const int64_t[]){0, 1}});
+    char *image = read_file(path, &bytes);
+    const struct {
+        size_t byte, bytes;
+        const char *message;
+    } cases[] = {{0, bytes, "MMIDIDX"},
+                 {9, bytes, "version 0"},
+                 {18, bytes, "is the file complete?"},
+                 {40, bytes - 1, "61 bytes are no index of 1 sequences and 1 documents"},
+                 {40, 33, "33 bytes are too few"}};
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
+        const char before = image[cases[i].byte];
+        image[cases[i].byte] ^= 1;
+        path = write_file("head.idx", image, cases[i].bytes);
+        image[cases[i].byte] = before;
+        ASSERT_FAILS(moert_source_open(&path, 1, 16, &source), MOERT_ERROR_FORMAT,
+                     cases[i].message);
+    }
+    assert_null(source);
+}
+
+TEST(test_paths_name_datasets_raw_files_or_text) {
+    write_file("lone.bin", "abcd", 4);
+    write_file("text.idx", "abcd", 4);
+    assert_int_equal(open_source(in_directory("lone.bin"))->kind, MOERT_SOURCE_RAW);
+    assert_int_equal(open_source(in_directory("text.idx"))->kind, MOERT_SOURCE_TEXT);
+    const char *both[] = {write_text("some", "text"), in_directory("lone.bin")};
+    moert_source *source = NULL;
+    ASSERT_FAILS(moert_source_open(both, 2, 16, &source), MOERT_ERROR_USAGE,
+                 "lone.bin holds tokens");
+    assert_null(source);
+}
+
+TEST(test_a_file_that_changes_is_an_error) {
+    int32_t tokens[4];
+    const char *path = write_text("changing", "abcdef");
+    const moert_source *source = open_source(path);
+    ASSERT_OK(moert_source_read(source, 0, 4, tokens));
+    assert_int_equal(truncate(path, 5), 0);
+    ASSERT_FAILS(moert_source_read(source, 0, 4, tokens), MOERT_ERROR_IO,
+                 "had 6 bytes when it was opened and has 5 now");
+    assert_int_equal(truncate(path, 6), 0);
+    ASSERT_FAILS(moert_source_read(source, 0, 4, tokens), MOERT_ERROR_IO, "was written to since");
+    assert_int_equal(unlink(path), 0);
+    ASSERT_FAILS(moert_source_read(source, 0, 4, tokens), MOERT_ERROR_IO, "No such file");
+}
+
+TESTS(make_test_directory, remove_test_directory)
