@@ -218,7 +218,7 @@ $(BUILD)/man/%.1: $(BUILD)/bin/% docs/manpage.awk
 	$(Q)mkdir -p $(@D) && OMPI_MCA_ess_singleton_isolated=1 $< --help | $(call manpage,$*)
 
 manpage = awk -v name=$1 -v version=$(VERSION) -f docs/manpage.awk >$@
-LAUNCH := train preflight scaling virtual-cluster
+LAUNCH := train preflight scaling virtual-cluster tokenize detokenize
 MANUAL := $(TOOLS:$(BUILD)/bin/%=$(BUILD)/man/%.1) $(BUILD)/man/moert-launch.1 $(LAUNCH:%=$(BUILD)/man/moert-launch-%.1)
 
 # bin/moert-launch runs the scripts of libexec/moert/launch, which find all programs in libexec/moert/bin
@@ -226,8 +226,8 @@ TO        = $(DESTDIR)$(PREFIX)
 INSTALLED = bin/moert-* lib/libmoert.* lib/pkgconfig/moert.pc include/moert libexec/moert share/moert share/doc/moert \
 	share/man/man1/moert-* share/bash-completion/completions/moert-*
 install: all $(MANUAL) ## to $(DESTDIR)$(PREFIX): programs, library, headers, scripts, man pages, completion, examples
-	install -d $(addprefix $(TO)/,bin lib/pkgconfig include/moert libexec/moert/bin libexec/moert/launch/slurm share/moert/examples \
-		share/doc/moert share/man/man1 share/bash-completion/completions)
+	install -d $(addprefix $(TO)/,bin lib/pkgconfig include/moert libexec/moert/bin \
+		libexec/moert/launch/slurm libexec/moert/launch/dataset share/moert/examples share/doc/moert share/man/man1 share/bash-completion/completions)
 	install -m 644 include/moert/*.h $(TO)/include/moert
 	install -m 644 $(STATIC) $(TO)/lib
 	install -m 755 $(SHARED) $(TO)/lib/libmoert.so.$(VERSION)
@@ -238,7 +238,8 @@ install: all $(MANUAL) ## to $(DESTDIR)$(PREFIX): programs, library, headers, sc
 	install -m 755 $(BENCHES) $(TO)/libexec/moert/bin
 	ln -sf $(TOOLS:$(BUILD)/bin/%=../../../bin/%) $(TO)/libexec/moert/bin
 	install -m 755 $(LAUNCH:%=launch/%) launch/moert-launch $(TO)/libexec/moert/launch
-	install -m 644 launch/environment $(TO)/libexec/moert/launch
+	install -m 644 launch/environment launch/python $(TO)/libexec/moert/launch
+	install -m 644 launch/dataset/*.py $(TO)/libexec/moert/launch/dataset
 	install -m 755 launch/slurm/* $(TO)/libexec/moert/launch/slurm
 	ln -sf ../libexec/moert/launch/moert-launch $(TO)/bin
 	install -m 644 $(MANUAL) $(TO)/share/man/man1

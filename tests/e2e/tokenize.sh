@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# launch/tokenize and detokenize: datasets have the tokens of the tokenizers library, of pyarrow's rows, and the masks of transformers; an
+# interrupted run goes on; bad input gets one message. Needs Python 3 with these packages (PYTHON); without them, all is skipped.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. tests/support/e2e.sh
+export PYTHON=${PYTHON:-python3} TRANSFORMERS_VERBOSITY=error
+if ! "$PYTHON" -c 'import tokenizers, pyarrow, transformers, jinja2' 2>/dev/null; then
+    PYTHON=$tmp/none logged launch/tokenize --tokenizer none --out none LICENSE
+    [ $? -eq 1 ] && grep -q "^tokenize: there is no '$tmp/none'" "$log"
+    verdict $? "without Python, a message says so"
+    verdict 0 "tokens and masks of datasets # SKIP $PYTHON lacks tokenizers, pyarrow, transformers or jinja2"
+    finish
+    exit
+fi
+oracle() { DOCUMENTS=${TEST_DOCUMENTS:-1000} logged "$PYTHON" tests/tools/token_oracle.py "$1" "$tmp/data"; }
+tokenize() { # TOKENIZER OUT OPTION...
+    logged launch/tokenize --tokenizer "$tmp/data/$1" --out "$tmp/data/$2" "${@:3}"
+}
+
+mkdir "$tmp/data"
+oracle make
+verdict $? "three tokenizers are trained"
+for name in bpe unigram wordpiece; do
+    tokenize $name $name-out --processes 2 "$tmp/data/corpus" && has_lines "$log" "tokens \(uint16\) in .* documents, [0-9.]+ bytes per token"
+    verdict $? "$name: JSON lines, gzip and Parquet become a dataset"
+done
+tokenize chat chats-out "$tmp/data/chats.jsonl" && tokenize chat pairs-out "$tmp/data/pairs.jsonl" && has_lines "$log" '20 examples' 'document end 3'
+verdict $? "messages, and prompts with completions, become a dataset with a mask"
+oracle compare
+verdict $? "tokens equal those of tokenizers and pyarrow, masks those of transformers"
+ranks 1 "$bin/moert-info" --data "$tmp/data/bpe-out" --documents "$tmp/documents"
+[ "$(wc -l <"$tmp/documents")" -eq "${TEST_DOCUMENTS:-1000}" ]
+verdict $? "moert-info reads the dataset"
+printf 'A first document.' >"$tmp/first.txt"
+tokenize bpe first "$tmp/first.txt" && [ "$(launch/detokenize --tokenizer "$tmp/data/bpe" "$tmp/data/first" | sed 's/^ //')" = 'A first document.' ]
+verdict $? "detokenize prints the text of a dataset"
+ranks 1 "$bin/moert-info" --data "$tmp/data/first" --documents "$tmp/documents"
+[ "$(launch/detokenize --tokenizer "$tmp/data/bpe" - <"$tmp/documents" | sed 's/^ //')" = 'A first document.' ]
+verdict $? "detokenize prints the text of JSON arrays of tokens"
+
+# a second part that cannot be read interrupts; the first part is kept
+mkdir "$tmp/two"
+cp "$tmp/first.txt" "$tmp/two/a.txt" && printf '\377' >"$tmp/two/b.txt"
+tokenize bpe two --processes 1 "$tmp/two"
+[ $? -eq 1 ] && grep -q "^tokenize: $tmp/two/b.txt: is no UTF-8" "$log" && [ -e "$tmp/data/two.parts/000000.json" ] && [ ! -e "$tmp/data/two.idx" ]
+verdict $? "text that is no UTF-8 is named"
+kept=$(stat -c %Y.%i "$tmp/data/two.parts/000000.bin")
+tokenize bpe two --processes 1 "$tmp/two"
+[ "$(stat -c %Y.%i "$tmp/data/two.parts/000000.bin")" = "$kept" ]
+verdict $? "a repeated run keeps finished parts"
+printf 'good' >"$tmp/two/b.txt"
+tokenize bpe two "$tmp/two" && has_lines "$log" 'in 2 documents' && [ ! -e "$tmp/data/two.parts" ]
+verdict $? "when an input has changed, the run begins anew"
+
+refuses() { # MESSAGE NAME COMMAND...
+    "${@:3}"
+    [ $? -eq 1 ] && [ "$(wc -l <"$log")" -eq 1 ] && grep -Eq "^tokenize: $1" "$log"
+    verdict $? "$2"
+}
+refuses ".*/unmarked: its chat template has no \{% generation %\}" "a chat template without marks is refused" \
+    tokenize unmarked none "$tmp/data/chats.jsonl"
+echo '{"text": 1}' >"$tmp/bad.jsonl"
+refuses "$tmp/bad.jsonl, byte 0: has no text in 'text'" "a record without text is named" tokenize bpe none "$tmp/bad.jsonl"
+echo '{"text":' >"$tmp/bad.jsonl"
+refuses "$tmp/bad.jsonl, byte 0: is no JSON" "a line that is no JSON is named" tokenize bpe none "$tmp/bad.jsonl"
+echo '{"text": "\ud800"}' >"$tmp/bad.jsonl"
+refuses "$tmp/bad.jsonl, byte 0: its text is no Unicode" "half of a surrogate pair is named" tokenize bpe none "$tmp/bad.jsonl"
+printf 'x' >"$tmp/bad.jsonl.gz"
+refuses "$tmp/bad.jsonl.gz: Not a gzipped" "a damaged gzip file is named" tokenize bpe none "$tmp/bad.jsonl.gz"
+refuses ".*/nothing/tokenizer.json|.*nothing: there is no such file" "a missing tokenizer is named" tokenize nothing none "$tmp/first.txt"
+finish
