@@ -60,8 +60,8 @@ TESTPART := $(patsubst %.c,$(BUILD)/%.o,$(call find,tests/support,*.c))
 STATIC   := $(BUILD)/lib/libmoert.a
 SHARED   := $(BUILD)/lib/libmoert.so
 
-.PHONY: FORCE all tests fuzz check check-all check-inject check-layers check-sanitize soak install uninstall dist info help format lint \
-	clean
+.PHONY: FORCE all tests fuzz check check-all check-inject check-layers check-python check-sanitize soak install uninstall dist wheel \
+	info help format lint clean
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -163,6 +163,23 @@ check-all: ## every test, every golden case, every engine and rank count
 check-inject: ## every call that can fail fails once, in every program on 1 to 3 ranks (hours; continues where it was stopped)
 	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests
 	$(Q)tests/inject --build $(BUILD)
+
+PYTHON ?= python3
+wheel: $(SHARED) ## the Python package with the library, $(BUILD)/python/moert-$(VERSION)-*.whl, by $(PYTHON)
+	$(Q)rm -rf $(BUILD)/python/source $(BUILD)/python/*.whl && mkdir -p $(BUILD)/python/source
+	$(Q)cp -r src/python/moert src/python/pyproject.toml $(BUILD)/python/source
+	$(Q)mkdir $(BUILD)/python/source/moert/lib && cp $(SHARED) $(BUILD)/python/source/moert/lib
+	$(Q)$(PYTHON) -c 'import sysconfig; print("[bdist_wheel]\nplat_name =", sysconfig.get_platform())' >$(BUILD)/python/source/setup.cfg
+	$(Q)$(PYTHON) -m pip wheel --quiet --no-deps -w $(BUILD)/python $(BUILD)/python/source
+	@ls $(BUILD)/python/*.whl
+
+VENV := $(BUILD)/python/venv
+check-python: all ## tests of the Python package, also with torch and transformers, in a virtual environment that pip fills
+	$(Q)[ -e $(VENV)/bin/pip ] || $(PYTHON) -m venv $(VENV)
+	$(Q)$(MAKE) --no-print-directory wheel PYTHON=$(VENV)/bin/python
+	$(Q)$(VENV)/bin/pip install --quiet numpy mpi4py torch transformers
+	$(Q)$(VENV)/bin/pip install --quiet --force-reinstall --no-deps $(BUILD)/python/*.whl
+	$(Q)PYTHON=$(VENV)/bin/python tests/python/run --build $(BUILD) --installed --all
 
 MINUTES ?= 20
 soak: ## MINUTES of training under random faults, then the same steps without faults; memory must stay flat

@@ -82,6 +82,8 @@
       "~/.cache/moert; 'off' = none")                                                              \
     X(kernel_dir, "MOERT_KERNEL_DIR", STRING, AGREE, "", "",                                       \
       "read kernels from this directory instead of the built-in ones")                             \
+    X(library, "MOERT_LIBRARY", STRING, LOCAL, "", "",                                             \
+      "the file of libmoert that the Python package loads; programs do not read it")               \
     X(node_ranks, "MOERT_NODE_RANKS", UINT, AGREE, "0", "0-4096",                                  \
       "for tests: this many consecutive ranks of a host count as a separate host; 0 = all ranks")  \
     X(log_level, "MOERT_LOG", CHOICE, LOCAL, "warn", "error|warn|info|debug|trace",                \
