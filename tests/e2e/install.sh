@@ -92,7 +92,7 @@ verdict $? "options, their words and commands are completed"
 
 cp -r "$prefix/share/moert/examples" . && cd examples || exit 1
 check "the examples compile by their Makefile" make --no-print-directory
-for example in layer quantized; do
+for example in layer quantized experts; do
     # shellcheck disable=SC2046
     check "$example links with the static library" gcc -std=c11 $example.c -o $example.static -I"$prefix/include" "$prefix/lib/libmoert.a" \
         $(pkg-config --cflags --libs moert hwloc jansson libxxhash | sed 's/-lmoert//') -lm -ldl -pthread
@@ -105,13 +105,31 @@ for example in layer quantized; do
     [ "$(sed 's/.*= //' $example.out1)" = "$(sort $example.out2 | head -n 1 | sed 's/.*= //')" ]
     verdict $? "$example gives the same digits on 1 and 2 ranks"
 done
+for ranks in 3 4; do # experts compares its bits with the layer's
+    for engine in window node staged; do
+        MOERT_NODE_RANKS=$([ $engine = node ] && echo 1 || echo 0) MOERT_EXCHANGE=$engine "${MOERT_MPIRUN[@]}" -n $ranks ./experts >experts.out 2>"$log" &&
+            [ "$(sed 's/.*= //' experts.out | sort -u)" = "$(sed 's/.*= //' experts.out1)" ] && grep -q ", $engine exchange" experts.out
+        verdict $? "experts gives the same digits on $ranks ranks by the $engine exchange"
+    done
+done
 grep -qxF "$(cat quantized.out1)" "$prefix/share/doc/moert/guide.md"
 verdict $? "quantized prints the line that the guide shows"
 
 if command -v g++ >/dev/null; then
-    printf '#include <moert/moert.h>\nmoert_quantize op = MOERT_QUANTIZE_INIT;\n' >header.cc
+    { # a program that uses every initialiser
+        printf '#include <moert/moert.h>\nint main() {\n'
+        sed -nE 's/^#define MOERT_([A-Z_]+)_INIT\b.*/\1/p' "$prefix"/include/moert/*.h | sort -u | while read -r name; do
+            type=moert_${name,,}
+            printf '    %s %s = MOERT_%s_INIT;\n    if (%s.size != sizeof(%s)) return 1;\n' "$type" "x_$type" "$name" "x_$type" "$type"
+        done
+        printf '    return moert_version() != MOERT_VERSION_NUMBER;\n}\n'
+    } >program.cc
+    [ "$(grep -c _INIT program.cc)" -gt 10 ]
+    verdict $? "the headers have $(grep -c _INIT program.cc) initialisers"
     # shellcheck disable=SC2046
-    check "the public headers are C++, too" g++ -std=c++20 -Wall -Werror -fsyntax-only header.cc $(pkg-config --cflags moert)
+    check "a C++17 program compiles without warnings and links" g++ -std=c++17 -Wall -Wextra -Werror program.cc -o program $(pkg-config --cflags --libs moert) \
+        -Wl,-rpath,"$prefix/lib"
+    check "the C++17 program runs" ./program
 fi
 nm -D --defined-only "$prefix/lib/libmoert.so" | awk '$2 == "T" || $2 == "B" || $2 == "D" {print $3}' | grep -v '^moert_' >foreign
 check "the library exports moert_ names only" [ ! -s foreign ]
