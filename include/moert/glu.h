@@ -4,6 +4,8 @@
 
 #include <stdbool.h>
 
+#include "moert/device.h"
+#include "moert/formats.h"
 #include "moert/status.h"
 
 #ifdef __cplusplus
@@ -30,6 +32,32 @@ MOERT_API const char *moert_activation_name(int activation);
     { false, __builtin_inff(), 1.0f, 0.0f, 0 } /* Mixtral, Qwen3-MoE, OLMoE, DeepSeek-V3 */
 #define MOERT_GLU_GPT_OSS                                                                          \
     { true, 7.0f, 1.702f, 1.0f, 0 }
+
+/*
+ * The GLU alone, as the layer computes it, for experts of your own between dispatch and combine. An
+ * op of kind GLU multiplies in another order (prob last), so its last bits may differ.
+ */
+typedef struct moert_glu_rows {
+    size_t size; /* sizeof(moert_glu_rows) */
+    moert_glu_form form;
+    size_t rows, width;       /* M, I */
+    moert_dtype from, to;     /* of v and dh, of h and dv: F32 or BF16, rounded */
+    const moert_buffer *v;    /* [M,2I] */
+    const moert_buffer *prob; /* float32 [M]; NULL: each is 1 */
+    moert_buffer *h;          /* [M,I]: apply writes it */
+    const moert_buffer *dh;   /* [M,I]: differentiate reads it */
+    moert_buffer *dv;         /* [M,2I]: differentiate writes it; may be v if the dtypes agree */
+    moert_buffer *dprob;      /* float32 [M], or NULL: differentiate writes it */
+} moert_glu_rows;
+
+#define MOERT_GLU_ROWS_INIT                                                                        \
+    MOERT_INIT(moert_glu_rows, glu_, MOERT_SET(glu_, form, MOERT_GLU_SWIGLU))
+
+/* h from v; dv and dprob from dh. Enqueue and return; not collective. Bytes: each buffer once.
+ * Errors: ERROR_USAGE (a buffer is missing or too small, the form), ERROR_UNSUPPORTED (other
+ * dtypes, 2^31 rows or columns), ERROR_DEVICE. */
+MOERT_API moert_status moert_glu_apply(const moert_glu_rows *rows);
+MOERT_API moert_status moert_glu_differentiate(const moert_glu_rows *rows);
 
 #ifdef __cplusplus
 }
