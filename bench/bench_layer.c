@@ -147,13 +147,11 @@ static moert_status make_batch(bench *b) {
     MOERT_TRY(MOERT_NEW_ARRAY(&ends, count));
     for (size_t s = 0; s < count; s++)
         ends[s] = (uint32_t)moert_min((s + 1) * length, tokens);
-    b->batch = (moert_batch){sizeof b->batch,
-                             tokens,
-                             count,
-                             rank * count,
-                             moert_comm_size(b->comm) * count,
-                             NULL,
-                             false};
+    b->batch = (moert_batch){.size = sizeof b->batch,
+                             .tokens = tokens,
+                             .sequences = count,
+                             .first_sequence = rank * count,
+                             .total_sequences = moert_comm_size(b->comm) * count};
     const moert_status status = bench_upload(b->device, ends, count * sizeof *ends, &b->ends);
     b->batch.ends = b->ends;
     free(ends);

@@ -65,6 +65,8 @@ typedef struct moert_batch {
         *ends;         /* uint32 [sequences] cumulative ends, the last is T; forward waits for
                                  the device to check them */
     bool forward_only; /* forward keeps less data; a backward of its pass is an error */
+    const moert_buffer *index;  /* with external_routing: int32 [T,K], as in moert/exchange.h */
+    const moert_buffer *weight; /* with external_routing: [T,K] */
 } moert_batch;
 
 #define MOERT_BATCH_INIT MOERT_INIT(moert_batch, batch_, )
@@ -88,6 +90,8 @@ typedef struct moert_layer_options {
     moert_precision dense;     /* of the shared expert's GEMMs: F32 or BF16 */
     moert_dispatch dispatch;
     moert_combine combine;
+    bool external_routing; /* no router: each batch brings index and weights of its slots. Of
+                              `router`, only experts and topk count */
 } moert_layer_options;
 
 #define MOERT_LAYER_OPTIONS_INIT                                                                   \
@@ -145,6 +149,7 @@ typedef struct moert_layer_losses {
         *aux_gradient; /* [E] gradient of the auxiliary loss by each routing score, or NULL */
     float z_factor;    /* 2 * z-loss coefficient / tokens of the global batch */
     bool accumulate;   /* add to the gradients (further micro-batches) instead of replacing them */
+    moert_buffer *weight_gradient; /* [T,K] gets the gradients of the routing weights, or NULL */
 } moert_layer_losses;
 
 #define MOERT_LAYER_LOSSES_INIT MOERT_INIT(moert_layer_losses, losses_, )
@@ -206,6 +211,28 @@ MOERT_API moert_buffer *moert_layer_weight(moert_layer *layer, moert_layer_tenso
 MOERT_API moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_tensor which);
 MOERT_API size_t moert_layer_first_expert(const moert_layer *layer);
 MOERT_API size_t moert_layer_local_experts(const moert_layer *layer);
+
+/*
+ * X(NAME): what the router of a pass has computed. The pass owns the buffers; they are valid until
+ * it ends.
+ */
+#define MOERT_PASS_VIEW_TABLE(X)                                                                   \
+    X(INDEX)  /* int32 [T,K], best expert first */                                                 \
+    X(WEIGHT) /* [T,K] */                                                                          \
+    X(LOGITS) /* [T,E] */                                                                          \
+    X(SCORES) /* [T,E]: softmax over all experts, or a score per logit */                          \
+    X(LSE)    /* [T]: log-sum-exp of the logits */
+
+typedef enum moert_pass_view {
+#define MOERT_PASS_VIEW_ENUM(name) MOERT_PASS_##name,
+    MOERT_PASS_VIEW_TABLE(MOERT_PASS_VIEW_ENUM)
+#undef MOERT_PASS_VIEW_ENUM
+        MOERT_PASS_VIEWS
+} moert_pass_view;
+
+/* NULL with external routing, or if there is no such view or pass. The buffer may be larger than
+ * its shape. Not collective. */
+MOERT_API const moert_buffer *moert_pass_get(const moert_pass *pass, moert_pass_view which);
 
 /* Slots of each expert [E], over all ranks of this rank's EP group. Not collective. */
 MOERT_API const uint64_t *moert_pass_expert_counts(const moert_pass *pass);

@@ -141,6 +141,14 @@ static moert_status differentiate_router(moert_pass *pass, const moert_layer_los
                                       &layer->mesh->scratch[MOERT_SCRATCH_PARTIAL]);
 }
 
+/* Adds the router's gradient to dx. */
+static moert_status add_router(const moert_pass *pass, moert_buffer *dlogits, moert_buffer *dx) {
+    moert_gemm router = moert_pass_router_gemm(pass, dx, dlogits);
+    router.kind = MOERT_GEMM_DGRAD;
+    router.accumulate = true;
+    return moert_block_gemm(pass->layer->block[BLOCK_DENSE], DENSE_ROUTER, &router);
+}
+
 /* Adds the shared expert's gradient to dx and collects the gradients of its weights. */
 static moert_status differentiate_shared(moert_pass *pass, const moert_buffer *dy,
                                          moert_buffer *dx) {
@@ -193,7 +201,7 @@ static moert_status differentiate_shared(moert_pass *pass, const moert_buffer *d
 /* Reserves the windows and scratch of the backward and starts the dispatch of dy. `status` is this
  * rank's status so far; all ranks of the EP group return the same status. */
 static moert_status deliver(moert_pass *pass, moert_status status, const moert_buffer *dy,
-                            moert_transfer *back) {
+                            moert_buffer *weight_gradient, moert_transfer *back) {
     moert_layer *layer = pass->layer;
     moert_mesh *mesh = layer->mesh;
     const moert_buffer *wire_rows = NULL;
@@ -205,7 +213,8 @@ static moert_status deliver(moert_pass *pass, moert_status status, const moert_b
     MOERT_TRY(moert_window_reserve(back->slots, pass->plan->plan));
     if (status == MOERT_OK)
         status = moert_block_begin(layer->block[BLOCK_DENSE], &pass->batch, pass->accumulate);
-    if (status == MOERT_OK)
+    back->slot_target = weight_gradient;
+    if (status == MOERT_OK && weight_gradient == NULL)
         status =
             moert_mesh_scratch(mesh, MOERT_SCRATCH_SLOTS,
                                pass->batch.tokens * layer->options.router.topk, &back->slot_target);
@@ -226,6 +235,11 @@ static moert_status check_backward(const moert_pass *pass, const moert_buffer *d
     if (losses->aux_gradient != NULL)
         MOERT_TRY(moert_layer_check_buffer(layer, "aux_gradient", losses->aux_gradient,
                                            o->router.experts * sizeof(float)));
+    if (losses->weight_gradient != NULL)
+        MOERT_TRY(moert_layer_check_buffer(layer, "weight_gradient", losses->weight_gradient,
+                                           pass->batch.tokens * o->router.topk * sizeof(float)));
+    if (o->external_routing && (losses->aux_gradient != NULL || losses->z_factor != 0.0f))
+        return MOERT_FAIL(ERROR_USAGE, "losses of the router for a layer with external_routing");
     MOERT_TRY(moert_layer_check_apart("dx", dx, "x", pass->input, "which the backward reads"));
     return o->shared_intermediate > 0
                ? moert_layer_check_apart("dx", dx, "dy", dy,
@@ -264,7 +278,7 @@ moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
     layer->unreduced = false;
     layer->batch = pass->batch;
     moert_precision_begin(layer);
-    status = deliver(pass, status, dy, &back);
+    status = deliver(pass, status, dy, taken.weight_gradient, &back);
     if (status != MOERT_OK) {
         pass->stage = STAGE_FORWARD;
         return moert_precision_tell_replicas(layer, status);
@@ -278,12 +292,12 @@ moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
     pass->owes_wgrad = layer->options.deferred_wgrad;
     layer->lost_wgrad &= taken.accumulate;
     layer->unreduced = true;
-    status = differentiate_router(pass, &taken, back.slot_target, &dlogits);
+    const bool routes = !layer->options.external_routing;
+    if (routes)
+        status = differentiate_router(pass, &taken, back.slot_target, &dlogits);
     MOERT_TRY(moert_first(status, moert_exchange_combine_join(mesh->exchange)));
-    moert_gemm router = moert_pass_router_gemm(pass, dx, dlogits); /* adds to dx */
-    router.kind = MOERT_GEMM_DGRAD;
-    router.accumulate = true;
-    MOERT_TRY(moert_block_gemm(layer->block[BLOCK_DENSE], DENSE_ROUTER, &router));
+    if (routes)
+        MOERT_TRY(add_router(pass, dlogits, dx));
     return layer->options.shared_intermediate > 0 ? differentiate_shared(pass, dy, dx) : MOERT_OK;
 }
 

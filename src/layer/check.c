@@ -59,10 +59,12 @@ moert_status moert_layer_check_sizes(const moert_layer_options *o, size_t ranks)
     X("%d", precision)                                                                             \
     X("%d", dense)                                                                                 \
     X("%d", dispatch)                                                                              \
-    X("%d", combine)
+    X("%d", combine)                                                                               \
+    X("%d", external_routing)
 
 _Static_assert(sizeof(moert_layer_options) ==
-                   offsetof(moert_layer_options, combine) + sizeof(moert_combine),
+                   (offsetof(moert_layer_options, external_routing) + sizeof(size_t)) /
+                       sizeof(size_t) * sizeof(size_t),
                "OPTION_TABLE lists all fields up to the last one, named here");
 
 static void print_options(const void *options, FILE *file) {
@@ -135,6 +137,15 @@ moert_status moert_layer_check_batch(const moert_layer *layer, const moert_batch
         batch->sequences > batch->total_sequences - batch->first_sequence)
         return MOERT_FAIL(ERROR_USAGE, "sequences [%zu, +%zu) of a batch exceed its total of %zu",
                           batch->first_sequence, batch->sequences, batch->total_sequences);
+    const moert_layer_options *o = &layer->options;
+    const size_t slots = batch->tokens * o->router.topk * sizeof(float);
+    if (o->external_routing)
+        MOERT_TRY(moert_layer_check_buffer(layer, "index", batch->index, slots));
+    if (o->external_routing)
+        MOERT_TRY(moert_layer_check_buffer(layer, "weight", batch->weight, slots));
+    if (!o->external_routing && (batch->index != NULL || batch->weight != NULL))
+        return MOERT_FAIL(ERROR_USAGE,
+                          "a batch with index or weight for a layer without external_routing");
     if (batch->sequences == 0)
         return MOERT_OK;
     MOERT_TRY(

@@ -30,11 +30,17 @@ static moert_status route(moert_pass *pass, const moert_buffer *x) {
     moert_block *dense = layer->block[BLOCK_DENSE];
     size_t tokens = pass->batch.tokens, experts = router->experts, topk = router->topk;
     moert_phase_set(MOERT_PHASE_ROUTE);
+    pass->index = pass->batch.index;
+    pass->weight = pass->batch.weight;
+    if (layer->options.external_routing)
+        return MOERT_OK;
     MOERT_TRY(moert_pass_activation(pass, tokens, experts, &pass->logits));
     MOERT_TRY(moert_pass_activation(pass, tokens, experts, &pass->routing.scores));
     MOERT_TRY(moert_pass_activation(pass, tokens, topk, &pass->routing.index));
     MOERT_TRY(moert_pass_activation(pass, tokens, topk, &pass->routing.weight));
     MOERT_TRY(moert_pass_activation(pass, tokens, 1, &pass->routing.lse));
+    pass->index = pass->routing.index;
+    pass->weight = pass->routing.weight;
     moert_gemm gemm = moert_pass_router_gemm(pass, x, pass->logits);
     gemm.bias = dense->tensor[DENSE_ROUTER_BIAS].weight;
     MOERT_TRY(moert_block_gemm(dense, DENSE_ROUTER, &gemm));
@@ -126,11 +132,10 @@ static moert_status deliver(moert_pass *pass, moert_status status, const moert_b
     moert_mesh *mesh = layer->mesh;
     const moert_router_options *router = &layer->options.router;
     const moert_buffer *wire_rows = NULL;
-    status =
-        moert_exchange_begin_plan(mesh->exchange,
-                                  &(moert_exchange_slots){pass->routing.index, pass->batch.tokens,
-                                                          router->topk, router->experts},
-                                  status);
+    status = moert_exchange_begin_plan(
+        mesh->exchange,
+        &(moert_exchange_slots){pass->index, pass->batch.tokens, router->topk, router->experts},
+        status);
     if (status == MOERT_OK) /* the device packs rows while the host makes the plan */
         status = moert_wire_pack(pass, x, &wire_rows);
     MOERT_TRY(moert_exchange_end_plan(mesh->exchange, status, &pass->plan));
@@ -143,7 +148,7 @@ static moert_status deliver(moert_pass *pass, moert_status status, const moert_b
                                   .window = pass->x,
                                   .slots = pass->prob,
                                   .source = wire_rows,
-                                  .slot_source = pass->routing.weight};
+                                  .slot_source = pass->weight};
     return moert_exchange_dispatch_start(mesh->exchange, &there, MOERT_OK);
 }
 

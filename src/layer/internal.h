@@ -51,6 +51,7 @@ struct moert_pass {
     const moert_buffer *input; /* the caller's x[T,H] */
     moert_buffer *logits;      /* [T,E] */
     moert_routing routing;
+    const moert_buffer *index, *weight; /* [T,K]: those of `routing`, or of the caller */
     moert_exchange_plan *plan;
     moert_window *x, *prob;            /* received rows in the wire's form, and routing weights */
     moert_buffer *v, *h;               /* [M,2I], [M,I] (moert_precision_v_type, _h_type) */

@@ -49,8 +49,9 @@ static moert_status check_options(const moert_mesh *mesh, const moert_layer_opti
 moert_layer_shapes moert_layer_shapes_of(const moert_layer_options *o, size_t local) {
     const size_t experts = o->router.experts, h = o->hidden, i = o->intermediate;
     return (moert_layer_shapes){
-        .elements = {{experts * h, o->router_bias ? experts : 0, 2 * o->shared_intermediate * h,
-                      h * o->shared_intermediate},
+        .elements = {{o->external_routing ? 0 : experts * h,
+                      o->router_bias && !o->external_routing ? experts : 0,
+                      2 * o->shared_intermediate * h, h * o->shared_intermediate},
                      {local * 2 * i * h, o->expert_biases ? local * 2 * i : 0},
                      {local * h * i, o->expert_biases ? local * h : 0}},
         .count = {DENSE_TENSORS, EXPERT_TENSORS, EXPERT_TENSORS},
@@ -72,7 +73,7 @@ static moert_status create_parts(moert_layer *layer) {
         MOERT_TRY(moert_block_create(mesh->device, dense ? mesh->world : mesh->replicas, what[b],
                                      dense, &shape, &layer->block[b]));
     }
-    if (!o->correction_bias)
+    if (!o->correction_bias || o->external_routing)
         return MOERT_OK;
     MOERT_TRY(moert_buffer_create(mesh->device, correction_bytes, &layer->correction));
     return moert_buffer_clear(layer->correction, 0, correction_bytes);

@@ -88,6 +88,18 @@ const moert_routing *moert_pass_routing(const moert_pass *pass) {
     return &pass->routing;
 }
 
+const moert_buffer *moert_pass_get(const moert_pass *pass, moert_pass_view which) {
+    if (pass == NULL || !pass->in_use || (unsigned)which >= MOERT_PASS_VIEWS)
+        return NULL;
+    const moert_routing *routing = &pass->routing;
+    const moert_buffer *const views[MOERT_PASS_VIEWS] = {[MOERT_PASS_INDEX] = routing->index,
+                                                         [MOERT_PASS_WEIGHT] = routing->weight,
+                                                         [MOERT_PASS_LOGITS] = pass->logits,
+                                                         [MOERT_PASS_SCORES] = routing->scores,
+                                                         [MOERT_PASS_LSE] = routing->lse};
+    return views[which];
+}
+
 const uint64_t *moert_pass_expert_counts(const moert_pass *pass) {
     return pass != NULL && pass->plan != NULL ? pass->plan->plan->expert_counts : NULL;
 }

@@ -35,9 +35,13 @@ static moert_status take_batch(moert_model *model, const moert_model_batch *batc
     MOERT_TRY(moert_buffer_write(model->tokens, 0, batch->input, bytes));
     if (batch->target != NULL)
         MOERT_TRY(moert_buffer_write(model->targets, 0, batch->target, bytes));
-    model->batch = (moert_batch){
-        sizeof model->batch, tokens, count, first, batch->total_sequences, model->ends,
-        batch->forward_only};
+    model->batch = (moert_batch){.size = sizeof model->batch,
+                                 .tokens = tokens,
+                                 .sequences = count,
+                                 .first_sequence = first,
+                                 .total_sequences = batch->total_sequences,
+                                 .ends = model->ends,
+                                 .forward_only = batch->forward_only};
     model->length = length;
     return link_tokens(model, batch->input);
 }

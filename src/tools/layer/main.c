@@ -98,7 +98,12 @@ static moert_status partition_tokens(job *j) {
     if (status == MOERT_OK)
         status = moert_buffer_write(j->ends, 0, ends, count * sizeof *ends);
     free(ends);
-    j->batch = (moert_batch){sizeof j->batch, j->count, count, first, leaves, j->ends, false};
+    j->batch = (moert_batch){.size = sizeof j->batch,
+                             .tokens = j->count,
+                             .sequences = count,
+                             .first_sequence = first,
+                             .total_sequences = leaves,
+                             .ends = j->ends};
     return status;
 }
 

@@ -56,13 +56,12 @@ static void upload_tokens(layer_run *run) {
     for (size_t i = first; i < end; i++)
         ends[i - first] = (uint32_t)(tokens_before(oracle, i + 1) - run->first_token);
     const size_t tokens = tokens_before(oracle, end) - run->first_token, n = tokens * hidden;
-    run->batch = (moert_batch){sizeof run->batch,
-                               tokens,
-                               end - first,
-                               first,
-                               PIECES,
-                               upload(ends, (end - first) * sizeof *ends),
-                               false};
+    run->batch = (moert_batch){.size = sizeof run->batch,
+                               .tokens = tokens,
+                               .sequences = end - first,
+                               .first_sequence = first,
+                               .total_sequences = PIECES,
+                               .ends = upload(ends, (end - first) * sizeof *ends)};
     run->x = upload_doubles(oracle->x + run->first_token * hidden, n);
     run->dy = upload_doubles(oracle->dy + run->first_token * hidden, n);
     run->aux = upload_doubles(oracle->aux, oracle->options.router.experts);
@@ -97,8 +96,10 @@ moert_status layer_run_forward(layer_run *run) {
 }
 
 moert_status layer_run_step(layer_run *run, size_t index, size_t count) {
-    const moert_layer_losses losses = {sizeof losses, run->aux, (float)run->oracle->z_factor,
-                                       index > 0};
+    const moert_layer_losses losses = {.size = sizeof losses,
+                                       .aux_gradient = run->aux,
+                                       .z_factor = (float)run->oracle->z_factor,
+                                       .accumulate = index > 0};
     MOERT_TRY(layer_run_forward(run));
     MOERT_TRY(moert_pass_backward(run->pass, run->dy, &losses, run->dx));
     if (run->deferred)
