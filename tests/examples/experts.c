@@ -1,6 +1,7 @@
 /*
- * Experts of your own between dispatch and combine: a SwiGLU expert from op objects and the GLU, forward and
- * backward. Its results have the bits of moert's layer with the same weights and routing.
+ * Experts of your own between dispatch and combine: a SwiGLU expert from op objects and the GLU,
+ * forward and backward. Its results have the bits of moert's layer with the same weights and
+ * routing.
  *
  * T tokens are divided among the ranks. Every rank prints the same checksum of y, dx and the
  * gradients of the routing weights, on any number of ranks and with any engine.
