@@ -151,6 +151,10 @@ class Call:
         self.buffers.append(array)
         return array.handle
 
+    def inputs(self):
+        """The buffers that are no outputs, to keep for a later call."""
+        return [buffer for buffer in self.buffers if buffer not in self.outputs]
+
     def __exit__(self, kind, *_):
         if kind is None:
             for buffer in self.outputs:

@@ -106,7 +106,7 @@ class Layer:
             target = call.take(y, "y", "f32", memory.shape, output=True)
             library.moert_layer_forward(self.handle, ctypes.byref(batch), call.take(memory, "x"), target,
                                         ctypes.byref(handle) if training else None)
-        return y, Pass(self, handle, call.buffers, memory.shape) if training else None
+        return y, Pass(self, handle, call.inputs(), memory.shape) if training else None
 
     def reduce(self, last=True):
         """Sums the gradients of replicated tensors over all ranks; with `last` also those of experts over replicas. Collective."""
@@ -143,7 +143,7 @@ class Pass:
             losses.aux_gradient = call.take(aux_gradient, "aux_gradient", "f32", (layer.options.router.experts,))
             library.moert_pass_backward(self.handle, call.take(dy, "dy", "f32", self.shape), ctypes.byref(losses),
                                         call.take(dx, "dx", "f32", self.shape, output=True))
-        self._buffers += call.buffers
+        self._buffers += call.inputs()
         return dx
 
     def wgrad(self):
