@@ -19,12 +19,6 @@ nodes() { # N RANKS [OPTION...] -- COMMAND...
     timeout -k 5 120 "$cluster" "$1" --ranks-per-node "$2" "${@:3}" >"$log" 2>&1
 }
 
-# True if a job has succeeded, or its files are complete, but MPI_Finalize does not return: over TCP, UCX of MPICH sometimes waits
-# there for a rank that has passed it (github.com/openucx/ucx/issues/8738)
-finalized() {
-    "$@" || { [ $MOERT_MPI = mpich ] && has_lines "$log" '^moert: rank [0-9] on node[0-9] has waited for .* in MPI_Finalize'; }
-}
-
 # ---- the same bits ----
 
 bits() {

@@ -46,7 +46,7 @@ logged timeout -k 5 120 moert-launch scaling --ranks 1 --what layer --tokens 64 
     [ -s scaling/weak.svg ]
 verdict $? "moert-launch scaling"
 if moert-launch virtual-cluster 1 --head -- true 2>"$log"; then
-    logged timeout -k 5 120 moert-launch virtual-cluster 2 -- moert-train "${small[@]}" --steps 2 && has_lines "$log" '^moert-train: 2 ranks.*exchange (node|staged)'
+    finalized logged timeout -k 5 120 moert-launch virtual-cluster 2 -- moert-train "${small[@]}" --steps 2 && has_lines "$log" '^moert-train: 2 ranks.*exchange (node|staged)'
     verdict $? "moert-launch virtual-cluster"
 else
     verdict 0 "virtual clusters cannot be tested here # SKIP $(tail -n 1 "$log")"

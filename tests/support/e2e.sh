@@ -70,6 +70,12 @@ ranks() {
     timeout -k 5 120 "${MOERT_MPIRUN[@]}" -n "$count" "$@" >"$log" 2>&1
 }
 
+# True if a logged job has succeeded, or MPI_Finalize does not return: over TCP, UCX of MPICH sometimes waits there for a rank that
+# has passed it (github.com/openucx/ucx/issues/8738)
+finalized() {
+    "$@" || { [ $MOERT_MPI = mpich ] && has_lines "$log" '^moert: rank [0-9] on node[0-9] has waited for .* in MPI_Finalize'; }
+}
+
 mixed() {
     local script=$tmp/mixed-$BASHPID count=0 command
     echo 'rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}' >"$script"
