@@ -11,6 +11,13 @@ typedef struct moert_attention_args {
 } moert_attention_args;
 MOERT_ARGS_LAYOUT(moert_attention_args, scale, 20, 24)
 
+/* A block of positions that a work-group owns, of a document or a whole sequence. */
+typedef struct moert_attention_block {
+    args_u64 token;         /* the document's first token in the batch */
+    args_i32 length, first; /* of the document; the block's first position in it */
+} moert_attention_block;
+MOERT_ARGS_LAYOUT(moert_attention_block, first, 12, 16)
+
 typedef struct moert_sink_args {
     args_u64 length;
     args_i32 heads, value_size;

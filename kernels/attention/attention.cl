@@ -1,7 +1,7 @@
 /*
  * Causal attention with grouped-query heads in float32, for CPUs. N heads of q share M heads of k
- * and v: head h uses head g = h * M / N. D = HEAD_SIZE, E = VALUE_SIZE; i, j < L are positions of
- * one sequence. q, dq [T,N,D]; k, dk [T,M,D]; v, dv [T,M,E]; out, dout [T,N,E]; without gaps.
+ * and v: head h uses head g = h * M / N. D = HEAD_SIZE, E = VALUE_SIZE; i, j are positions of one
+ * document: a sequence, or a part of it that `blocks` lists. q, dq [T,N,D]; k, dk [T,M,D]; v, dv [T,M,E]; out, dout [T,N,E]; without gaps.
  *
  *   s[i,j] = scale * q[i] . k[j] for i - window < j <= i
  *   lse[i] = log (exp(sink[h]) + sum_j exp(s[i,j])),  p[i,j] = exp(s[i,j] - lse[i])
@@ -16,7 +16,7 @@
  * The forward is an online softmax (Milakov and Gimelshein, 2018; Dao et al., FlashAttention,
  * 2022).
  *
- * A work-group owns LANES positions of one head of one sequence: queries in attention_forward and
+ * A work-group owns LANES positions of one head of one document: queries in attention_forward and
  * attention_backward_q, keys in attention_backward_kv. It keeps its own vectors transposed in local
  * memory, one position per lane. It passes over the rows of the other side in blocks of ROWS and
  * reads them in place; every FMA broadcasts one scalar of such a row:
@@ -40,8 +40,8 @@
  * 1, 2 (backward_q, plus 8 * LANES bytes), 2, 2, 2 (backward_kv).
  *
  * Deterministic, without atomics: rows are taken in ascending order. attention_forward counts its
- * blocks from the start of the sequence, and a block that a lane does not see leaves the lane as it
- * is. So a sequence's result depends on that sequence alone, and not on LANES.
+ * blocks from the start of the document, and a block that a lane does not see leaves the lane as it
+ * is. So a document's result depends on that document alone, and not on LANES.
  */
 #if !defined(HEAD_SIZE) || !defined(VALUE_SIZE) || !defined(LANE_VECS)
 #error "HEAD_SIZE, VALUE_SIZE and LANE_VECS must be defined"
@@ -186,13 +186,12 @@ static inline void softmax_block(local vec *score, int row, int rows, const plac
     }
 }
 
-/* Grid: {blocks of LANES queries, heads, sequences}; later blocks, which see more keys, start
+/* Grid: {blocks of LANES queries, heads, sequences}, or {blocks, heads, 1} with a list; later blocks, which see more keys, start
  * first. */
-KERNEL void attention_forward(global const float *q, global const float *k, global const float *v,
-                              global const float *sinks, global float *out, global float *lse,
-                              moert_attention_args args) {
+KERNEL void attention_forward(FORWARD_INPUTS, global const float *sinks, global float *out,
+                              global float *lse, moert_attention_args args) {
     local vec lanes[HEAD_SIZE * NV], sums[VALUE_SIZE * NV], score[ROWS * NV];
-    const place p = query_place(args, LANES, ROWS);
+    const place p = query_place(blocks, args, LANES, ROWS);
     vec maximum[NV], total[NV], keep[NV];
     UNROLL_FOR(int i = 0; i < NV; i++) {
         maximum[i] = sinks != 0 ? sinks[p.head] : LOWEST;
@@ -221,7 +220,7 @@ KERNEL void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attent
     local vec lanes[HEAD_SIZE * NV], dlanes[VALUE_SIZE * NV], sums[HEAD_SIZE * NV],
         score[ROWS * NV], dscore[ROWS * NV];
     local vec normaliser[NV], delta[NV];
-    const place p = query_place(args, LANES, ROWS);
+    const place p = query_place(blocks, args, LANES, ROWS);
     vec keep[NV];
     for (int i = 0; i < LANES; i++) {
         size_t row = p.row + (size_t)min(i, p.count - 1) * args.heads;
@@ -253,13 +252,13 @@ KERNEL void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attent
     store_lanes(sums, keep, p.count, rows_from(dq, p.row, args.heads, HEAD_SIZE));
 }
 
-/* Grid: {blocks of LANES keys, kv_heads, sequences}. */
+/* Grid: {blocks of LANES keys, kv_heads, sequences}, or {blocks, kv_heads, 1} with a list. */
 KERNEL void attention_backward_kv(BACKWARD_INPUTS, global float *dk, global float *dv,
                                   moert_attention_args args) {
     local vec klanes[HEAD_SIZE * NV], vlanes[VALUE_SIZE * NV], dksums[HEAD_SIZE * NV],
         dvsums[VALUE_SIZE * NV];
     local vec score[ROWS * NV], dscore[ROWS * NV];
-    const key_place p = key_place_of(args, LANES);
+    const key_place p = key_place_of(blocks, args, LANES);
     vec keep[NV], factor[NV];
     UNROLL_FOR(int i = 0; i < NV; i++) {
         keep[i] = 1.0f;

@@ -2,7 +2,7 @@
  * Causal attention with grouped-query heads in float32, for GPUs. Formulas, shapes and passes are
  * those of attention.cl.
  *
- * A work-group of 16 x 16 items owns OWN positions of one head of one sequence: queries in
+ * A work-group of 16 x 16 items owns OWN positions of one head of one document: queries in
  * attention_forward and attention_backward_q, keys in attention_backward_kv. It passes over the
  * keys (attention_backward_kv: the queries), called the others below, in blocks of 64, starting
  * with the first row that the causal mask lets through:
@@ -22,8 +22,8 @@
  * Required: HEAD_SIZE, D, and VALUE_SIZE, E, any positive numbers; OWN, a multiple of 16 up to 64.
  * An item holds up to OWN * (D + E) / 256 sums in registers, plus scores. Local memory: 39 KiB.
  *
- * Deterministic, without atomics: blocks are counted from the start of the sequence. Blocks, and
- * the heads of a group, are summed in order, so a sequence's result depends on that sequence alone.
+ * Deterministic, without atomics: blocks are counted from the start of the document. Blocks, and
+ * the heads of a group, are summed in order, so a document's result depends on that document alone.
  */
 #if !defined(HEAD_SIZE) || !defined(VALUE_SIZE) || !defined(OWN)
 #error "HEAD_SIZE, VALUE_SIZE and OWN must be defined"
@@ -67,13 +67,12 @@ INLINED void softmax_block(float score[R][4], const place *p, int other, float s
     }
 }
 
-/* Grid: {blocks of OWN queries, heads, sequences}; later blocks, which see more keys, start
+/* Grid: {blocks of OWN queries, heads, sequences}, or {blocks, heads, 1} with a list; later blocks, which see more keys, start
  * first. */
-GROUP void attention_forward(global const float *q, global const float *k, global const float *v,
-                             global const float *sinks, global float *out, global float *lse,
-                             moert_attention_args args) {
+GROUP void attention_forward(FORWARD_INPUTS, global const float *sinks, global float *out,
+                             global float *lse, moert_attention_args args) {
     WORKSPACE;
-    const place p = query_place(args, OWN, OTHERS);
+    const place p = query_place(blocks, args, OWN, OTHERS);
     const head_rows own = rows_from(q, p.row, args.heads, HEAD_SIZE);
     float maximum[R], total[R], score[R][4];
     float4 sums[SLICES_OF(VALUE_SIZE)][R];
@@ -103,7 +102,7 @@ GROUP void attention_forward(global const float *q, global const float *k, globa
 /* Grid: that of attention_forward. */
 GROUP void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attention_args args) {
     WORKSPACE;
-    const place p = query_place(args, OWN, OTHERS);
+    const place p = query_place(blocks, args, OWN, OTHERS);
     const head_rows own = rows_from(q, p.row, args.heads, HEAD_SIZE),
                     douts = rows_from(dout, p.row, args.heads, VALUE_SIZE);
     float normaliser[R], delta[R], factor[R], score[R][4], dscore[R][4];
@@ -135,11 +134,11 @@ GROUP void attention_backward_q(BACKWARD_INPUTS, global float *dq, moert_attenti
     store_sums(sums, factor, p.count, rows_from(dq, p.row, args.heads, HEAD_SIZE));
 }
 
-/* Grid: {blocks of OWN keys, kv_heads, sequences}. */
+/* Grid: {blocks of OWN keys, kv_heads, sequences}, or {blocks, kv_heads, 1} with a list. */
 GROUP void attention_backward_kv(BACKWARD_INPUTS, global float *dk, global float *dv,
                                  moert_attention_args args) {
     WORKSPACE;
-    const key_place p = key_place_of(args, OWN);
+    const key_place p = key_place_of(blocks, args, OWN);
     const head_rows keys = rows_from(k, p.kv_row, args.kv_heads, HEAD_SIZE),
                     values = rows_from(v, p.kv_row, args.kv_heads, VALUE_SIZE);
     float factor[R], one[R], score[R][4], dscore[R][4];

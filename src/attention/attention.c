@@ -1,6 +1,7 @@
 /* Causal attention: checks the arguments and chooses an implementation. */
 #include "args/attention.h"
 #include "attention/internal.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "device/profile/profile.h"
 
@@ -28,6 +29,11 @@ static moert_status check(const moert_attention *attention) {
         return MOERT_FAIL(ERROR_USAGE, "attention in bf16 needs scratch");
     if (attention->dsinks != NULL && attention->sinks == NULL)
         return MOERT_FAIL(ERROR_USAGE, "attention without sinks has no gradient of sinks");
+    if (attention->documents != NULL &&
+        moert_documents_tokens(attention->documents) != attention->sequences * attention->length)
+        return MOERT_FAIL(ERROR_USAGE, "the documents have %zu tokens, the batch %zu",
+                          moert_documents_tokens(attention->documents),
+                          attention->sequences * attention->length);
     MOERT_TRY(moert_to_int(attention->length, "length of a sequence", &narrow));
     MOERT_TRY(moert_to_int(heads * head_size, "width of all query heads", &narrow));
     MOERT_TRY(moert_to_int(heads * value_size, "width of all heads of the result", &narrow));
@@ -50,20 +56,25 @@ static moert_status complete(const moert_attention *attention, moert_attention *
  * gradients, `times` times, and lse once. */
 static void report_work(const moert_attention *a, size_t key_products, size_t value_products,
                         size_t times) {
-    const double length = (double)a->length, hidden = (double)(a->length - a->window);
-    const double pairs = (length * (length + 1.0) - hidden * (hidden + 1.0)) / 2.0;
-    const double heads = (double)(a->sequences * a->heads),
+    const double pairs = a->documents != NULL
+                             ? moert_documents_pairs(a->documents, a->window)
+                             : (double)a->sequences * moert_attention_pairs(a->length, a->window);
+    const double heads = (double)a->heads, kv_heads = (double)a->kv_heads,
                  both = (double)(a->head_size + a->value_size);
-    const double kv_heads = (double)(a->sequences * a->kv_heads);
     moert_profile_work(moert_buffer_device(a->q), "attention/attention",
                        2.0 * heads * pairs *
                            (double)(key_products * a->head_size + value_products * a->value_size),
-                       sizeof(float) * length *
+                       sizeof(float) * (double)(a->sequences * a->length) *
                            ((double)times * (heads + kv_heads) * both + heads));
 }
 
-static bool takes_nvidia(const moert_attention *attention) {
-    return attention->sequences * attention->length > 0 && moert_attention_nvidia_takes(attention);
+/* Whether the tensor cores compute a call. The log says why not where the caller allows bf16. */
+static bool takes_nvidia(const moert_attention *a) {
+    const char *taken = moert_attention_nvidia_supports(a);
+    if (taken != NULL && a->type == MOERT_DTYPE_BF16)
+        MOERT_LOG(DEBUG, "attention of %zu heads of %zu runs in float32: tensor cores take %s",
+                  a->heads, a->head_size, taken);
+    return a->sequences * a->length > 0 && taken == NULL;
 }
 
 static moert_status differentiate_sinks(const moert_attention *a) {

@@ -1,9 +1,10 @@
 /*
- * Causal attention over the sequences of a batch. Head h of q uses head h * kv_heads / heads of k
+ * Causal attention over the sequences of a batch, or over the documents in them. Head h of q uses head h * kv_heads / heads of k
  * and v. Calls enqueue and return; they are not collective.
  */
 #pragma once
 
+#include "attention/documents.h"
 #include "device/device.h"
 #include "moert/formats.h"
 
@@ -12,12 +13,15 @@
  * overwrites dq, dk, dv, dsinks, which must not be its inputs. The forward computes 2 matrix
  * products and the backward 7, of 2 * heads * head_size (3 of these 9: value_size) FLOPs for each
  * pair of a query and a key that it sees. Every length is legal; head_size and value_size are 1 to
- * 512. Errors: ERROR_USAGE (heads not a multiple of kv_heads), ERROR_UNSUPPORTED (head_size,
- * value_size), ERROR_DEVICE (sizes that need more local memory than the device has).
+ * 512. Errors: ERROR_USAGE (heads not a multiple of kv_heads, documents of another number of
+ * tokens), ERROR_UNSUPPORTED (head_size,
+ * value_size), ERROR_DEVICE (sizes that need more local memory than the device has), and those of
+ * moert_documents_blocks.
  *
  * `type` BF16 allows operands of matrix products to be rounded to bf16; sums stay float32. GPUs of
- * compute capability 9.0 round them for a head_size and value_size of both 64 or both 128. All
- * other devices and sizes run the float32 kernels, with other bits. BF16 always needs `scratch`
+ * compute capability 9.0 round them for a head_size and value_size of both 64 or both 128, without
+ * window, sinks and documents. All other devices and calls run the float32 kernels, with other
+ * bits; the debug log says why. BF16 always needs `scratch`
  * (ERROR_USAGE).
  */
 typedef struct moert_attention {
@@ -25,6 +29,8 @@ typedef struct moert_attention {
     size_t head_size;              /* of q and k */
     size_t value_size;             /* of v and out; 0: head_size */
     size_t window;                 /* query i sees the keys i - window < j <= i; 0: all j <= i */
+    moert_documents *documents;    /* of these sequences: a query sees only its own document, and
+                                      blocks count from its start. NULL: each sequence is one */
     float scale;                   /* 1 / sqrt(head_size), or another factor of the scores */
     const moert_buffer *q, *k, *v; /* [T,heads,head_size], [T,kv_heads,head_size],
                                       [T,kv_heads,value_size] */

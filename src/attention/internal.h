@@ -8,7 +8,8 @@
 moert_status moert_attention_portable_forward(const moert_attention *attention);
 moert_status moert_attention_portable_backward(const moert_attention *attention);
 
-/* Hopper's tensor cores. `takes`: whether the device and all options allow them. */
-bool moert_attention_nvidia_takes(const moert_attention *attention);
+/* Hopper's tensor cores. `supports`: NULL if they compute this attention; else a text that
+ * completes "they take", such as "no window". */
+const char *moert_attention_nvidia_supports(const moert_attention *attention);
 moert_status moert_attention_nvidia_forward(const moert_attention *attention);
 moert_status moert_attention_nvidia_backward(const moert_attention *attention);

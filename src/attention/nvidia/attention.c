@@ -22,12 +22,24 @@ enum {
 
 typedef enum pass { FORWARD, BACKWARD_Q, BACKWARD_KV } pass;
 
-bool moert_attention_nvidia_takes(const moert_attention *attention) {
-    return attention->type == MOERT_DTYPE_BF16 &&
-           moert_device_describe(moert_buffer_device(attention->q))->nvidia == 90 &&
-           (attention->head_size == 64 || attention->head_size == 128) &&
-           attention->value_size == attention->head_size &&
-           attention->window == attention->length && attention->sinks == NULL;
+const char *moert_attention_nvidia_supports(const moert_attention *a) {
+    const struct {
+        bool holds;
+        const char *taken;
+    } conditions[] = {
+        {moert_device_describe(moert_buffer_device(a->q))->nvidia == 90,
+         "devices of compute capability 9.0"},
+        {a->type == MOERT_DTYPE_BF16, "bf16"},
+        {a->head_size == 64 || a->head_size == 128, "heads of 64 or 128 elements"},
+        {a->value_size == a->head_size, "values as wide as keys"},
+        {a->window == a->length, "no window"},
+        {a->sinks == NULL, "no sinks"},
+        {a->documents == NULL, "one document a sequence"},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(conditions); i++)
+        if (!conditions[i].holds)
+            return conditions[i].taken;
+    return NULL;
 }
 
 static size_t blocks_of(const moert_attention *a) {

@@ -24,18 +24,21 @@ enum {
 
 typedef struct launch_shape {
     char program[80];
-    size_t blocks; /* blocks of positions; in the CPU form each lane has one position */
+    const moert_buffer *list; /* the documents' blocks, or NULL */
+    size_t blocks, sequences; /* blocks of positions (in the CPU form each lane has one position) of
+                                 each sequence, or of the list as one */
     moert_attention_args args;
 } launch_shape;
 
-static launch_shape shape_of(const moert_attention *attention) {
+static moert_status find_shape(const moert_attention *attention, launch_shape *found) {
     const size_t head_size = moert_max(attention->head_size, attention->value_size);
     const moert_device_info *info = moert_device_describe(moert_buffer_device(attention->q));
     const bool gpu = info->gpu_form, narrow = strcmp(moert_tuning_family(info), "cpu-avx2") == 0;
     const size_t vectors = head_size <= TWO_VECTOR_HEAD_SIZE && !narrow ? 2 : 1;
-    const size_t own = head_size <= MOST_OWN_HEAD_SIZE ? MOST_OWN : MOST_OWN / 2;
-    launch_shape shape = {.blocks =
-                              moert_ceil_div(attention->length, gpu ? own : vectors * VECTOR_LANES),
+    const size_t most = head_size <= MOST_OWN_HEAD_SIZE ? MOST_OWN : MOST_OWN / 2;
+    const size_t own = gpu ? most : vectors * VECTOR_LANES;
+    launch_shape shape = {.blocks = moert_ceil_div(attention->length, own),
+                          .sequences = attention->sequences,
                           .args = {.length = attention->length,
                                    .heads = (int)attention->heads,
                                    .kv_heads = (int)attention->kv_heads,
@@ -45,7 +48,12 @@ static launch_shape shape_of(const moert_attention *attention) {
              "attention/%s -DHEAD_SIZE=%zu -DVALUE_SIZE=%zu -D%s=%zu", gpu ? "gpu" : "attention",
              attention->head_size, attention->value_size, gpu ? "OWN" : "LANE_VECS",
              gpu ? own : vectors);
-    return shape;
+    if (attention->documents != NULL) {
+        MOERT_TRY(moert_documents_blocks(attention->documents, own, &shape.list, &shape.blocks));
+        shape.sequences = 1;
+    }
+    *found = shape;
+    return MOERT_OK;
 }
 
 /* Rounds `out` to bf16 in a->bf16, unless that is NULL. */
@@ -61,28 +69,32 @@ static moert_status round_out(const moert_attention *a) {
 }
 
 moert_status moert_attention_portable_forward(const moert_attention *attention) {
-    const launch_shape shape = shape_of(attention);
-    const moert_grid grid = {shape.blocks, attention->heads, attention->sequences};
+    launch_shape shape;
+    MOERT_TRY(find_shape(attention, &shape));
+    const moert_grid grid = {shape.blocks, attention->heads, shape.sequences};
     MOERT_TRY(MOERT_RUN(moert_buffer_device(attention->q), shape.program, "attention_forward", grid,
-                        MOERT_ARG(attention->q), MOERT_ARG(attention->k), MOERT_ARG(attention->v),
-                        MOERT_ARG(attention->sinks), MOERT_ARG(attention->out),
-                        MOERT_ARG(attention->lse), MOERT_STRUCT(shape.args)));
+                        MOERT_ARG(shape.list), MOERT_ARG(attention->q), MOERT_ARG(attention->k),
+                        MOERT_ARG(attention->v), MOERT_ARG(attention->sinks),
+                        MOERT_ARG(attention->out), MOERT_ARG(attention->lse),
+                        MOERT_STRUCT(shape.args)));
     return round_out(attention);
 }
 
 moert_status moert_attention_portable_backward(const moert_attention *attention) {
-    const launch_shape shape = shape_of(attention);
     moert_device *device = moert_buffer_device(attention->q);
-    const moert_grid queries = {shape.blocks, attention->heads, attention->sequences};
-    const moert_grid keys = {shape.blocks, attention->kv_heads, attention->sequences};
+    launch_shape shape;
+    MOERT_TRY(find_shape(attention, &shape));
+    const moert_grid queries = {shape.blocks, attention->heads, shape.sequences};
+    const moert_grid keys = {shape.blocks, attention->kv_heads, shape.sequences};
     MOERT_TRY(round_out(attention));
     MOERT_TRY(MOERT_RUN(device, shape.program, "attention_backward_q", queries,
-                        MOERT_ARG(attention->q), MOERT_ARG(attention->k), MOERT_ARG(attention->v),
-                        MOERT_ARG(attention->out), MOERT_ARG(attention->lse),
-                        MOERT_ARG(attention->dout), MOERT_ARG(attention->dq),
-                        MOERT_STRUCT(shape.args)));
-    return MOERT_RUN(device, shape.program, "attention_backward_kv", keys, MOERT_ARG(attention->q),
-                     MOERT_ARG(attention->k), MOERT_ARG(attention->v), MOERT_ARG(attention->out),
-                     MOERT_ARG(attention->lse), MOERT_ARG(attention->dout),
-                     MOERT_ARG(attention->dk), MOERT_ARG(attention->dv), MOERT_STRUCT(shape.args));
+                        MOERT_ARG(shape.list), MOERT_ARG(attention->q), MOERT_ARG(attention->k),
+                        MOERT_ARG(attention->v), MOERT_ARG(attention->out),
+                        MOERT_ARG(attention->lse), MOERT_ARG(attention->dout),
+                        MOERT_ARG(attention->dq), MOERT_STRUCT(shape.args)));
+    return MOERT_RUN(device, shape.program, "attention_backward_kv", keys, MOERT_ARG(shape.list),
+                     MOERT_ARG(attention->q), MOERT_ARG(attention->k), MOERT_ARG(attention->v),
+                     MOERT_ARG(attention->out), MOERT_ARG(attention->lse),
+                     MOERT_ARG(attention->dout), MOERT_ARG(attention->dk), MOERT_ARG(attention->dv),
+                     MOERT_STRUCT(shape.args));
 }

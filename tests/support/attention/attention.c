@@ -96,6 +96,12 @@ attention_results attention_on_device(const attention_oracle *o, attention_run r
     moert_buffer *made[ATTENTION_RESULTS], *scratch = NULL;
     for (size_t r = 0; r < ATTENTION_RESULTS; r++)
         made[r] = unset_floats(got.count[r]);
+    moert_documents *documents = NULL;
+    if (run.positions != NULL) {
+        ASSERT_OK(moert_documents_create(test_device, &documents));
+        owned(documents, (void (*)(void *))moert_documents_destroy);
+        ASSERT_OK(moert_documents_set(documents, run.sequences, s->length, run.positions));
+    }
     moert_buffer *rounded = run.type != MOERT_DTYPE_F32 ? unset_bf16(tokens * out) : NULL;
     moert_attention attention = {.sequences = run.sequences,
                                  .length = s->length,
@@ -104,6 +110,7 @@ attention_results attention_on_device(const attention_oracle *o, attention_run r
                                  .head_size = s->head_size,
                                  .value_size = s->value_size,
                                  .window = s->window,
+                                 .documents = documents,
                                  .scale = 1.0f / sqrtf((float)s->head_size),
                                  .q = part(o->q, q, first, tokens),
                                  .k = part(o->k, k, first, tokens),

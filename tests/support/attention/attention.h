@@ -53,6 +53,7 @@ typedef struct attention_run {
     moert_dtype type; /* F32 (0) or BF16 */
     size_t first, sequences;
     bool backward;
+    const int32_t *positions; /* [sequences,length] in documents, or NULL */
 } attention_run;
 attention_results attention_on_device(const attention_oracle *oracle, attention_run run);
 

@@ -134,9 +134,10 @@ TEST(test_attention_in_bf16_rounds_operands_on_hopper_and_nothing_elsewhere) {
 static void assert_same_bits_alone(moert_dtype type, attention_shape s) {
     attention_oracle o = attention_oracle_create(s);
     const attention_results batch =
-        attention_on_device(&o, (attention_run){type, 0, s.sequences, true});
+        attention_on_device(&o, (attention_run){type, 0, s.sequences, true, NULL});
     for (size_t i = 0; i < s.sequences; i++) {
-        const attention_results alone = attention_on_device(&o, (attention_run){type, i, 1, true});
+        const attention_results alone =
+            attention_on_device(&o, (attention_run){type, i, 1, true, NULL});
         attention_results own = alone;
         for (size_t r = 0; r < ATTENTION_RESULTS; r++)
             own.value[r] = batch.value[r] + i * alone.count[r];

@@ -1,0 +1,140 @@
+/* Documents: checks their positions, and lists their blocks for the kernels of attention. */
+#include "attention/documents.h"
+
+#include <stdlib.h>
+
+#include "args/attention.h"
+#include "base/memory.h"
+
+enum { LEAST_OWN = 16, OWN_SIZES = 3 };
+
+typedef struct document {
+    size_t token, length; /* the first token in the batch */
+} document;
+
+/* The blocks of one size; `count` is 0 until they are made. */
+typedef struct block_list {
+    moert_buffer *blocks;
+    size_t count;
+} block_list;
+
+struct moert_documents {
+    moert_device *device;
+    size_t tokens, count;
+    document *document; /* [count] */
+    moert_buffer *positions;
+    block_list list[OWN_SIZES]; /* of LEAST_OWN, 2 LEAST_OWN, ... positions */
+};
+
+moert_status moert_documents_create(moert_device *device, moert_documents **documents) {
+    moert_documents *made;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->device = device;
+    *documents = made;
+    return MOERT_OK;
+}
+
+void moert_documents_destroy(moert_documents *documents) {
+    if (documents == NULL)
+        return;
+    for (size_t i = 0; i < OWN_SIZES; i++)
+        moert_buffer_destroy(documents->list[i].blocks);
+    moert_buffer_destroy(documents->positions);
+    MOERT_FREE(documents->document, documents);
+}
+
+/* *count = the number of documents. */
+static moert_status check(size_t sequences, size_t length, const int32_t *positions,
+                          size_t *count) {
+    *count = 0;
+    for (size_t t = 0; t < sequences * length; t++) {
+        const int32_t next = t % length > 0 ? positions[t - 1] + 1 : 0;
+        if (positions[t] != 0 && positions[t] != next)
+            return MOERT_FAIL(ERROR_USAGE,
+                              "sequence %zu: token %zu has position %d in its document, not 0 or "
+                              "%d; positions count from each document's first token",
+                              t / length, t % length, positions[t], next);
+        *count += positions[t] == 0;
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_documents_set(moert_documents *documents, size_t sequences, size_t length,
+                                 const int32_t *positions) {
+    const size_t tokens = sequences * length, bytes = tokens * sizeof *positions;
+    size_t count;
+    document *made;
+    MOERT_TRY(check(sequences, length, positions, &count));
+    MOERT_TRY(moert_buffer_reserve(documents->device, bytes, &documents->positions));
+    MOERT_TRY(moert_buffer_write(documents->positions, 0, positions, bytes));
+    MOERT_TRY(MOERT_NEW_ARRAY(&made, count));
+    for (size_t t = 0, begun = 0; t < tokens; t++) {
+        if (positions[t] == 0)
+            made[begun++].token = t;
+        made[begun - 1].length++;
+    }
+    free(documents->document);
+    documents->document = made;
+    documents->tokens = tokens;
+    documents->count = count;
+    for (size_t i = 0; i < OWN_SIZES; i++)
+        documents->list[i].count = 0;
+    return MOERT_OK;
+}
+
+size_t moert_documents_tokens(const moert_documents *documents) {
+    return documents->tokens;
+}
+
+const moert_buffer *moert_documents_positions(const moert_documents *documents) {
+    return documents->positions;
+}
+
+/* Lists the blocks of `own` positions in block[]. */
+static void fill(const moert_documents *documents, size_t own, moert_attention_block *block) {
+    for (size_t i = 0; i < documents->count; i++) {
+        const document *d = &documents->document[i];
+        for (size_t first = 0; first < d->length; first += own)
+            *block++ = (moert_attention_block){
+                .token = d->token, .length = (int)d->length, .first = (int)first};
+    }
+}
+
+static moert_status make(const moert_documents *documents, size_t own, block_list *list) {
+    moert_attention_block *block;
+    size_t count = 0;
+    for (size_t i = 0; i < documents->count; i++)
+        count += moert_ceil_div(documents->document[i].length, own);
+    MOERT_TRY(moert_buffer_reserve(documents->device, count * sizeof *block, &list->blocks));
+    MOERT_TRY(MOERT_NEW_ARRAY(&block, count));
+    fill(documents, own, block);
+    const moert_status status = moert_buffer_write(list->blocks, 0, block, count * sizeof *block);
+    free(block);
+    MOERT_TRY(status);
+    list->count = count;
+    return MOERT_OK;
+}
+
+moert_status moert_documents_blocks(moert_documents *documents, size_t own,
+                                    const moert_buffer **blocks, size_t *count) {
+    block_list *list = documents->list;
+    for (size_t size = LEAST_OWN; size < own; size *= 2)
+        list++;
+    if (list->count == 0)
+        MOERT_TRY(make(documents, own, list));
+    *blocks = list->blocks;
+    *count = list->count;
+    return MOERT_OK;
+}
+
+double moert_attention_pairs(size_t length, size_t window) {
+    const double all = (double)length, hidden = length > window ? (double)(length - window) : 0.0;
+    return (all * (all + 1.0) - hidden * (hidden + 1.0)) / 2.0;
+}
+
+double moert_documents_pairs(const moert_documents *documents, size_t window) {
+    double pairs = 0.0;
+    for (size_t i = 0; i < documents->count; i++)
+        pairs += moert_attention_pairs(documents->document[i].length, window);
+    return pairs;
+}

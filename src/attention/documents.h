@@ -1,0 +1,45 @@
+/*
+ * The documents of a batch: each of its sequences holds whole documents, one after the other.
+ * Padding counts as a document. A position is a token's distance from the first token of its
+ * document.
+ *
+ * Attention (moert_attention) takes the documents as work of their own, in blocks that it counts
+ * from a document's first token; rotary positions (moert_rotation) take the positions. So a
+ * document has the same bits as alone in a sequence. Calls are not collective.
+ */
+#pragma once
+
+#include "device/device.h"
+
+typedef struct moert_documents moert_documents;
+
+/* Creates an object that holds no tokens. Errors: ERROR_MEMORY. */
+moert_status moert_documents_create(moert_device *device, moert_documents **documents);
+void moert_documents_destroy(moert_documents *documents); /* NULL is legal */
+
+/*
+ * Replaces the documents by those of the next batch: positions[sequences,length] in host memory.
+ * Blocks; kernels that were enqueued before still see the previous batch. Errors: ERROR_USAGE (a
+ * position that neither is 0 nor follows the previous one of its sequence), ERROR_MEMORY,
+ * ERROR_DEVICE.
+ */
+moert_status moert_documents_set(moert_documents *documents, size_t sequences, size_t length,
+                                 const int32_t *positions);
+/* The number of tokens, and their positions on the device: int32 [T]. */
+size_t moert_documents_tokens(const moert_documents *documents);
+const moert_buffer *moert_documents_positions(const moert_documents *documents);
+
+/* ---- for the implementations of attention ---- */
+
+/*
+ * The documents in blocks of up to `own` positions (16, 32 or 64), counted from each document's
+ * start: *blocks holds *count structs moert_attention_block (kernels/args/attention.h) in order of
+ * tokens. The buffer stays until the next set. Errors: ERROR_MEMORY, ERROR_DEVICE.
+ */
+moert_status moert_documents_blocks(moert_documents *documents, size_t own,
+                                    const moert_buffer **blocks, size_t *count);
+/* The number of pairs of a query and a key that it sees; window as in moert_attention, but not
+ * 0. */
+double moert_documents_pairs(const moert_documents *documents, size_t window);
+/* The pairs of one document or sequence. */
+double moert_attention_pairs(size_t length, size_t window);

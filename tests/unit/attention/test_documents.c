@@ -1,0 +1,176 @@
+// run: np=1 gpu=1 sanitize=1
+/* Attention over documents: a document has the same bits as alone in a sequence. */
+#include "support/attention/attention.h"
+
+enum { ROWS = 2, LENGTH = 150, MOST = 12 };
+
+/* Lengths of the documents of both sequences, each list up to LENGTH; the rest is padding. */
+typedef struct documents_case {
+    size_t heads, kv_heads, head_size, value_size, window;
+    bool sinks;
+    size_t lengths[ROWS][MOST];
+} documents_case;
+
+static const documents_case cases[] = {
+    {2, 1, 20, 0, 0, false, {{LENGTH}, {0}}},
+    {2, 1, 20, 0, 0, false, {{1, 1, 31, 32, 33, 3, 49}, {64, 63, 1}}},
+    {4, 2, 64, 0, 0, true, {{65, 17, 15, 1, 16}, {5, 100}}},
+    {2, 2, 24, 16, 9, false, {{40, 110}, {8, 9, 10, 1, 2, 3, 17}}},
+    {3, 1, 8, 40, 33, true, {{33, 34, 70}, {32, 65, 13, 40}}},
+    {2, 2, 192, 128, 0, false, {{70, 7}, {149, 1}}},
+    {1, 1, 8, 0, 1, true, {{50, 50, 50}, {1, 1, 1}}},
+    {1, 1, 300, 0, 0, false, {{3, 90}, {66, 70}}},
+};
+
+/* One call of `check` for each document, padding included. */
+static void each_document(const documents_case *c,
+                          void (*check)(size_t token, size_t length, void *context),
+                          void *context) {
+    for (size_t row = 0; row < ROWS; row++) {
+        size_t at = 0;
+        for (size_t i = 0; i < MOST && c->lengths[row][i] > 0; at += c->lengths[row][i++])
+            check(row * LENGTH + at, c->lengths[row][i], context);
+        if (at < LENGTH)
+            check(row * LENGTH + at, LENGTH - at, context);
+    }
+}
+
+static void number(size_t token, size_t length, void *positions) {
+    for (size_t i = 0; i < length; i++)
+        ((int32_t *)positions)[token + i] = (int32_t)i;
+}
+
+typedef struct packed {
+    attention_oracle oracle;
+    attention_results got;
+    double *dsinks; /* [ROWS,heads] sums over the documents alone */
+} packed;
+
+/* Compares a document of the packed rows with a run of that document alone. */
+static void compare(size_t token, size_t length, void *context) {
+    packed *p = context;
+    attention_oracle alone = p->oracle;
+    alone.shape.sequences = 1;
+    alone.shape.length = length;
+    alone.q += token * attention_q_width(&alone.shape);
+    alone.k += token * attention_k_width(&alone.shape);
+    alone.v += token * attention_v_width(&alone.shape);
+    alone.dout += token * attention_out_width(&alone.shape);
+    attention_results want =
+        attention_on_device(&alone, (attention_run){.sequences = 1, .backward = true});
+    for (size_t r = 0; r < ATTENTION_DSINKS; r++) {
+        const size_t width = want.count[r] / length;
+        assert_same_bits(
+            titled("%s of %zu tokens at %zu", attention_result_names[r], length, token),
+            p->got.value[r] + token * width, want.value[r], want.count[r]);
+    }
+    for (size_t h = 0; h < want.count[ATTENTION_DSINKS]; h++)
+        p->dsinks[token / LENGTH * want.count[ATTENTION_DSINKS] + h] +=
+            (double)want.value[ATTENTION_DSINKS][h];
+}
+
+TEST(test_documents_have_the_same_bits_as_alone) {
+    for (size_t i = 0; i < MOERT_COUNT(cases); i++) {
+        const documents_case *c = &cases[i];
+        int32_t *positions = test_alloc(ROWS * LENGTH * sizeof *positions);
+        packed p = {.oracle = attention_oracle_create(
+                        (attention_shape){ROWS, LENGTH, c->heads, c->kv_heads, c->head_size,
+                                          c->value_size, c->window, c->sinks}),
+                    .dsinks = test_alloc(ROWS * c->heads * sizeof(double))};
+        each_document(c, number, positions);
+        p.got = attention_on_device(
+            &p.oracle,
+            (attention_run){.sequences = ROWS, .backward = true, .positions = positions});
+        each_document(c, compare, &p);
+        assert_near("dsinks", p.got.value[ATTENTION_DSINKS], p.dsinks,
+                    p.got.count[ATTENTION_DSINKS], 1e-5);
+    }
+}
+
+/* The same document at every offset in a sequence, with padding around it. */
+TEST(test_documents_have_the_same_bits_at_any_offset) {
+    enum { OWN = 70, OFFSETS = 67 };
+    const attention_shape shape = {1, OWN + OFFSETS, 2, 1, 8, 12, 40, true};
+    int32_t *positions = test_alloc((OWN + OFFSETS) * sizeof *positions);
+    attention_oracle o = attention_oracle_create(shape);
+    for (size_t offset = 0; offset < OFFSETS; offset += offset < 3 ? 1 : 16) {
+        const size_t owned = owned_count();
+        packed p = {.oracle = o, .dsinks = test_alloc(shape.heads * sizeof(double))};
+        number(0, offset, positions);
+        number(offset, OWN, positions);
+        number(offset + OWN, OFFSETS - offset, positions);
+        p.got = attention_on_device(
+            &p.oracle, (attention_run){.sequences = 1, .backward = true, .positions = positions});
+        compare(offset, OWN, &p);
+        release_since(owned);
+    }
+}
+
+/* The results of the second batch are those of its own documents. */
+TEST(test_documents_can_be_replaced) {
+    moert_documents *documents;
+    const int32_t first[] = {0, 1, 2, 0, 1, 2, 3, 4}, second[] = {0, 0, 1, 2, 3, 4};
+    const moert_buffer *blocks;
+    size_t count;
+    ASSERT_OK(moert_documents_create(test_device, &documents));
+    owned(documents, (void (*)(void *))moert_documents_destroy);
+    assert_int_equal(moert_documents_tokens(documents), 0);
+    ASSERT_OK(moert_documents_set(documents, 1, 8, first));
+    ASSERT_OK(moert_documents_blocks(documents, 16, &blocks, &count));
+    assert_int_equal(count, 2);
+    assert_true(moert_documents_pairs(documents, 8) == 6.0 + 15.0);
+    assert_true(moert_documents_pairs(documents, 2) == 5.0 + 9.0);
+    ASSERT_OK(moert_documents_set(documents, 2, 3, (const int32_t[]){0, 1, 2, 0, 0, 1}));
+    ASSERT_OK(moert_documents_blocks(documents, 16, &blocks, &count));
+    assert_int_equal(count, 3);
+    assert_int_equal(moert_documents_tokens(documents), 6);
+    ASSERT_OK(moert_documents_set(documents, 1, 6, second));
+    int32_t got[6];
+    ASSERT_OK(moert_buffer_read(moert_documents_positions(documents), 0, got, sizeof got));
+    assert_memory_equal(got, second, sizeof got);
+    ASSERT_OK(moert_documents_set(documents, 0, 6, NULL));
+    ASSERT_OK(moert_documents_blocks(documents, 64, &blocks, &count));
+    assert_int_equal(count, 0);
+}
+
+TEST(test_documents_of_no_tokens_are_legal) {
+    attention_oracle o = attention_oracle_create((attention_shape){2, 0, 2, 1, 8, 0, 0, true});
+    attention_results got = attention_on_device(
+        &o, (attention_run){.sequences = 2, .backward = true, .positions = (const int32_t[]){0}});
+    for (size_t i = 0; i < got.count[ATTENTION_DSINKS]; i++)
+        assert_true(got.value[ATTENTION_DSINKS][i] == 0.0f);
+}
+
+TEST(test_documents_refuse_positions_that_do_not_count) {
+    moert_documents *documents;
+    ASSERT_OK(moert_documents_create(test_device, &documents));
+    owned(documents, (void (*)(void *))moert_documents_destroy);
+    ASSERT_OK(moert_documents_set(documents, 1, 3, (const int32_t[]){0, 1, 2}));
+    static const struct {
+        int32_t positions[6];
+        const char *message;
+    } wrong[] = {
+        {{1, 2, 3, 0, 1, 2}, "sequence 0: token 0 has position 1 in its document, not 0 or 0"},
+        {{0, 1, 2, 3, 4, 5}, "sequence 1: token 0 has position 3"},
+        {{0, 1, 3, 0, 1, 2}, "sequence 0: token 2 has position 3 in its document, not 0 or 2"},
+        {{0, 1, 2, 0, -1, 0}, "sequence 1: token 1 has position -1"},
+        {{0, 1, 1, 0, 1, 2}, "token 2 has position 1"},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(wrong); i++)
+        ASSERT_FAILS(moert_documents_set(documents, 2, 3, wrong[i].positions), MOERT_ERROR_USAGE,
+                     wrong[i].message);
+    assert_int_equal(moert_documents_tokens(documents), 3); /* as before */
+    moert_buffer *x = unset_floats(64);
+    moert_attention a = {.sequences = 1,
+                         .length = 4,
+                         .heads = 1,
+                         .kv_heads = 1,
+                         .head_size = 4,
+                         .documents = documents};
+    a.q = a.k = a.v = a.dout = a.out = a.lse = a.dq = a.dk = a.dv = x;
+    ASSERT_FAILS(moert_attention_forward(&a), MOERT_ERROR_USAGE,
+                 "the documents have 3 tokens, the batch 4");
+    ASSERT_FAILS(moert_attention_backward(&a), MOERT_ERROR_USAGE, "3 tokens, the batch 4");
+}
+
+TESTS(open_test_device, close_test_device)
