@@ -2,7 +2,8 @@
  * Rotary positions, in place on x[T,N,D] (N heads of D elements): rotates the W elements from
  * `offset` on of each head, in pairs.
  *
- *   with t = token mod length, z = x[token,n,offset ...], V = W / 2, i < V
+ *   with t = positions[token], or token mod length if positions is null;
+ *   z = x[token,n,offset ...], V = W / 2, i < V
  *   rope, table[L,2,V]:              c = table[t,0,i], s = sign * table[t,1,i]
  *     z[i]     <- z[i] * c     - z[i + V] * s
  *     z[i + V] <- z[i + V] * c + z[i] * s
@@ -82,13 +83,18 @@ static inline void rope_token_interleaved(global float *x, global const float *c
     }
 }
 
+static inline ulong position_of(global const int *positions, ulong token, ulong length) {
+    return positions != 0 ? (ulong)positions[token] : token % length;
+}
+
 /* Defines the kernel `name`, which calls `rotate_token`; a row of the table has `columns`. */
 #define DEFINE_ROPE(name, rotate_token, columns)                                                   \
-    KERNEL void name(global const float *table, global float *x, moert_rope_args args) {           \
+    KERNEL void name(global const float *table, global const int *positions, global float *x,      \
+                     moert_rope_args args) {                                                       \
         ulong first = get_group_id(0) * args.block, end = min(first + args.block, args.tokens);    \
         for (ulong token = first; token < end; token++)                                            \
             rotate_token(x + token * args.heads * args.head_size + args.offset,                    \
-                         table + token % args.length * (columns), args);                           \
+                         table + position_of(positions, token, args.length) * (columns), args);    \
     }
 DEFINE_ROPE(rope, rope_token, args.width)
 DEFINE_ROPE(rope_interleaved, rope_token_interleaved, 2 * args.width)

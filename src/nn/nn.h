@@ -62,6 +62,8 @@ moert_status moert_embedding_links(moert_span span, size_t length, size_t rows,
  * no rotation. */
 typedef struct moert_rotation {
     const moert_buffer *table;
+    const moert_buffer *positions; /* int32 [T], all below the table's (moert_documents_positions,
+                                      attention/documents.h); NULL: token t has t mod length */
     size_t heads, length;
     size_t width;     /* rotated elements of a head; 0: all of them */
     size_t offset;    /* of the first of these elements in the head */
@@ -118,9 +120,9 @@ size_t moert_norm_scratch_floats(const moert_device *device, size_t sequences, s
 moert_status moert_rope_table_create(moert_device *device, const moert_rope_scheme *scheme,
                                      size_t length, moert_buffer **table);
 /*
- * Rotates x[T,heads,head_size] in place, token t by position t mod length. `inverse` rotates back,
- * as the backward pass needs. Errors: ERROR_USAGE (rotated elements odd or not inside the head,
- * table shorter than the length).
+ * Rotates x[T,heads,head_size] in place, each token by its position. `inverse` rotates back, as the
+ * backward pass needs. Errors: ERROR_USAGE (rotated elements odd or not inside the head, table
+ * shorter than the length, positions for fewer than T tokens).
  */
 moert_status moert_rope(const moert_rotation *rotation, size_t tokens, size_t head_size,
                         bool inverse, moert_buffer *x);

@@ -69,11 +69,12 @@ static moert_status check_results(const moert_buffer *floats, const moert_buffer
     return MOERT_OK;
 }
 
-/* The columns that the norm kernels also rotate; 0: none. Rows must stay in registers. */
+/* The columns that the norm kernels also rotate; 0: none. Rows must stay in registers, and their
+ * positions are those of whole sequences. */
 static int rotated_columns(const norm_form *form, const moert_rotation *rotation) {
     const size_t columns = moert_rotation_width(rotation, (size_t)form->columns);
     return rotation->table != NULL && form->steps > 0 && columns % ROTATED_GRAIN == 0 &&
-                   rotation->offset == 0 && !rotation->interleaved
+                   rotation->offset == 0 && !rotation->interleaved && rotation->positions == NULL
                ? (int)columns
                : 0;
 }

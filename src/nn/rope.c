@@ -78,6 +78,10 @@ moert_status moert_rope_check(const moert_rotation *rotation, size_t tokens, siz
     if (moert_min(length, tokens) > positions)
         return MOERT_FAIL(ERROR_USAGE, "sequences of %zu tokens exceed the rotary table's %zu",
                           length, positions);
+    if (rotation->positions != NULL &&
+        moert_buffer_bytes(rotation->positions) < tokens * sizeof(int32_t))
+        return MOERT_FAIL(ERROR_USAGE, "positions of %zu tokens cannot rotate %zu",
+                          moert_buffer_bytes(rotation->positions) / sizeof(int32_t), tokens);
     return MOERT_OK;
 }
 
@@ -93,7 +97,7 @@ moert_status moert_rope(const moert_rotation *rotation, size_t tokens, size_t he
     return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/rope", width / 2 | head_size | offset),
                      rotation->interleaved ? "rope_interleaved" : "rope",
                      ((moert_grid){moert_ceil_div(tokens, block), 1, 1}),
-                     MOERT_ARG(rotation->table), MOERT_ARG(x),
+                     MOERT_ARG(rotation->table), MOERT_ARG(rotation->positions), MOERT_ARG(x),
                      MOERT_ARGS(moert_rope_args, .tokens = tokens, .block = block, .length = length,
                                 .heads = (int)heads, .head_size = (int)head_size,
                                 .offset = (int)offset, .width = (int)width,

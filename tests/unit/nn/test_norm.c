@@ -252,9 +252,13 @@ TEST(test_norm_of_rotated_heads_has_the_bits_of_a_norm_and_a_rotation) {
                                     {.width = 20},
                                     {.width = 32, .offset = 12},
                                     {.width = 64, .interleaved = true}};
+    const int32_t documents[SEQUENCES * LENGTH] = {0, 1, 2, 3, 0, 1, 2, 0, 0, 0, 1, 2, 3, 4};
     for (size_t i = 0; i < MOERT_COUNT(parts); i++) {
+        moert_rotation packed = parts[i];
+        packed.positions = upload(documents, sizeof documents);
         compare_rotated(128, parts[i]);
         compare_rotated(67, parts[i]);
+        compare_rotated(128, packed);
     }
 }
 

@@ -76,6 +76,34 @@ TEST(test_rope_of_a_sequence_has_the_same_bits_alone_and_in_a_batch) {
     }
 }
 
+/* Two documents in each of two sequences; positions may also be in any other order. */
+TEST(test_rope_of_a_document_has_the_same_bits_alone_and_at_any_offset) {
+    const rope_case shape = {2, 19, 2, 24, 20, 4};
+    const size_t width = shape.heads * shape.head_size, tokens = 2 * shape.length;
+    const size_t starts[] = {0, 7, 19, 20, 38};
+    int32_t position[38];
+    double *values = random_doubles("x", tokens * width);
+    for (size_t d = 0; d < 4; d++)
+        for (size_t t = starts[d]; t < starts[d + 1]; t++)
+            position[t] = (int32_t)(t - starts[d]);
+    moert_buffer *positions = upload(position, sizeof position);
+    for (int interleaved = 0; interleaved < 2; interleaved++)
+        for (int inverse = 0; inverse < 2; inverse++) {
+            moert_buffer *packed = upload_doubles(values, tokens * width);
+            moert_rotation rotation = rotation_of(shape, interleaved, shape.length);
+            rotation.positions = positions;
+            ASSERT_OK(moert_rope(&rotation, tokens, shape.head_size, inverse, packed));
+            rotation.positions = NULL;
+            const float *got = download_floats(packed, tokens * width);
+            for (size_t d = 0; d < 4; d++) {
+                const size_t own = starts[d + 1] - starts[d];
+                moert_buffer *alone = upload_doubles(values + starts[d] * width, own * width);
+                ASSERT_OK(moert_rope(&rotation, own, shape.head_size, inverse, alone));
+                assert_same_bits_in("x", alone, got + starts[d] * width, own * width);
+            }
+        }
+}
+
 /* Values at far positions differ visibly if the angle is not first rounded to float32. */
 TEST(test_rope_table_rounds_the_angle_to_float32) {
     static const struct {
@@ -129,6 +157,11 @@ TEST(test_rope_refuses_odd_widths_and_short_tables) {
                  "even width, not 7");
     moert_rotation rotation = rotation_of((rope_case){1, 8, 1, 8, 8, 0}, false, 4);
     ASSERT_FAILS(moert_rope(&rotation, 8, 8, false, x), MOERT_ERROR_USAGE, "exceed");
+    rotation.length = 4;
+    rotation.positions = test_buffer(3 * sizeof(int32_t));
+    ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE,
+                 "positions of 3 tokens cannot rotate 4");
+    rotation.positions = NULL;
     rotation.length = 0;
     ASSERT_FAILS(moert_rope(&rotation, 4, 8, false, x), MOERT_ERROR_USAGE, "length 0");
     rotation.length = 4;
