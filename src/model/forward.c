@@ -35,6 +35,9 @@ static moert_status take_batch(moert_model *model, const moert_model_batch *batc
     MOERT_TRY(moert_buffer_write(model->tokens, 0, batch->input, bytes));
     if (batch->target != NULL)
         MOERT_TRY(moert_buffer_write(model->targets, 0, batch->target, bytes));
+    if (batch->positions != NULL)
+        MOERT_TRY(moert_documents_set(model->documents, count, length, batch->positions));
+    model->packed = batch->positions != NULL;
     model->batch = (moert_batch){.size = sizeof model->batch,
                                  .tokens = tokens,
                                  .sequences = count,

@@ -67,7 +67,10 @@ static void list_heads(const moert_model *model, const moert_model_layer *l,
 }
 
 static moert_rotation rotation_of(const moert_model *model, const head_group *h) {
-    return (moert_rotation){.table = model->rope, .heads = h->count, .length = model->length};
+    return (moert_rotation){.table = model->rope,
+                            .positions = moert_model_positions(model),
+                            .heads = h->count,
+                            .length = model->length};
 }
 
 static moert_attention attention_of(const moert_model *model, const moert_model_layer *layer) {
@@ -77,6 +80,7 @@ static moert_attention attention_of(const moert_model *model, const moert_model_
                              .heads = c->heads,
                              .kv_heads = c->kv_heads,
                              .head_size = c->head_size,
+                             .documents = moert_model_documents(model),
                              .scale = 1.0f / sqrtf((float)c->head_size),
                              .q = layer->kept[KEPT_Q],
                              .k = layer->kept[KEPT_K],

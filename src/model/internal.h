@@ -79,6 +79,8 @@ struct moert_model {
     /* the last batch */
     moert_batch batch;
     size_t length;
+    moert_documents *documents; /* of the batch, if it gives positions */
+    bool packed;                /* it does */
     moert_buffer *ends, *tokens, *targets;
     moert_buffer *links;    /* [T,2], see moert_embedding_links; untied head only */
     moert_buffer *embedded; /* [T,H] */
@@ -138,6 +140,15 @@ static inline moert_gemm moert_model_head_gradient(const moert_model *model) {
         moert_model_gemm(model, v, model->config.hidden, model->final_normed, model->logits);
     gemm.ldy = gemm.type == MOERT_DTYPE_F32 ? v : 2 * v;
     return gemm;
+}
+
+/* The documents of the batch for attention, and their positions for rotations; NULL: each sequence
+ * is one document. */
+static inline moert_documents *moert_model_documents(const moert_model *model) {
+    return model->packed ? model->documents : NULL;
+}
+static inline const moert_buffer *moert_model_positions(const moert_model *model) {
+    return model->packed ? moert_documents_positions(model->documents) : NULL;
 }
 
 /* Makes room for the buffers of `rows` [MOERT_ATTENTION_MOST]. */

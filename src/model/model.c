@@ -37,6 +37,8 @@ static moert_status create_parts(moert_model *model) {
         moert_block_create(model->device, model->mesh->world, "embedding, head and final norm",
                            true, &(moert_block_shape){outer, OUTER_TENSORS, 1}, &model->outer);
     if (status == MOERT_OK)
+        status = moert_documents_create(model->device, &model->documents);
+    if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&model->layer, c->layers);
     if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&model->counts, c->layers * c->router.experts);
@@ -92,6 +94,7 @@ void moert_model_destroy(moert_model *model) {
                   model->logits, model->token_loss, model->d, model->dn);
     for (size_t i = 0; i < MOERT_ATTENTION_MOST; i++)
         moert_buffer_destroy(model->scratch[i]);
+    moert_documents_destroy(model->documents);
     moert_block_destroy(model->outer);
     MOERT_FREE(model->layer, model->counts, model->tensor, model);
 }

@@ -79,6 +79,10 @@ typedef struct moert_model_batch {
     size_t total_sequences, length; /* B, S */
     const int32_t *input, *target;  /* this rank's [sequences, S] */
     bool forward_only;              /* no backward follows; the layers refuse a backward */
+    const int32_t *positions;       /* [sequences, S]: each token's distance from the first token of
+                                       its document (attention/documents.h). Attention sees only
+                                       the document, and rotates by these positions. NULL: each
+                                       sequence is one document */
 } moert_model_batch;
 
 typedef struct moert_model_result {
@@ -87,8 +91,9 @@ typedef struct moert_model_result {
     double expert_load;   /* largest / mean slots per expert, in the worst layer */
 } moert_model_result;
 
-/* Computes the logits [T,V] of the batch, which the model keeps until the loss or the next
- * forward. */
+/* Computes the logits [T,V] of the batch, which the model keeps until the loss or the next forward.
+ * A document's logits have the same bits alone and in a longer sequence. Errors: those of
+ * moert_documents_set, ... */
 moert_status moert_model_forward(moert_model *model, const moert_model_batch *batch);
 /* out[V] = the logits of this rank's token `token`. Not collective. */
 moert_status moert_model_logits(moert_model *model, size_t token, float *out);

@@ -79,7 +79,7 @@ moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first
                                                 length, input, target);
     }
     MOERT_TRY(moert_comm_agree(t->world, status));
-    const moert_model_batch batch = {count, length, t->input, t->target, held_out};
+    const moert_model_batch batch = {count, length, t->input, t->target, held_out, NULL};
     return moert_model_forward(t->model, &batch);
 }
 

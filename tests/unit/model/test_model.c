@@ -38,8 +38,9 @@ static void golden_open(const char *name, golden *g) {
 /* Returns this rank's sequences of the batch. */
 static moert_model_batch my_sequences(const golden *g, size_t *first, size_t *count) {
     moert_model_partition(g->sequences, test_rank, test_ranks, first, count);
-    return (moert_model_batch){g->sequences, g->length, g->input + *first * g->length,
-                               g->target + *first * g->length, false};
+    return (moert_model_batch){
+        g->sequences, g->length, g->input + *first * g->length, g->target + *first * g->length,
+        false,        NULL};
 }
 
 static moert_model *load_model(const char *name, bool tied) {
@@ -205,9 +206,35 @@ TEST(test_sequences_that_are_too_long_are_refused) {
     moert_model *model = load_model("mixtral-tiny", false);
     const size_t length = moert_model_describe(model)->max_positions + 1;
     int32_t *tokens = test_alloc(length * sizeof *tokens);
-    const moert_model_batch batch = {1, length, tokens, tokens, false};
+    const moert_model_batch batch = {1, length, tokens, tokens, false, NULL};
     moert_status status = moert_model_forward(model, &batch);
     ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
+}
+
+/* Every rank holds the same sequence of three documents. */
+TEST(test_a_document_has_the_same_logits_alone_and_in_a_longer_sequence) {
+    golden g;
+    golden_open("qwen3-tiny", &g);
+    moert_model *model = load_model("qwen3-tiny", false);
+    const size_t lengths[] = {g.length / 3, 1, g.length - g.length / 3 - 1};
+    int32_t *positions = test_alloc(g.length * sizeof *positions);
+    for (size_t d = 0, t = 0; d < MOERT_COUNT(lengths); d++)
+        for (size_t i = 0; i < lengths[d]; i++)
+            positions[t++] = (int32_t)i;
+    const moert_model_batch packed = {
+        test_ranks, g.length, g.input, NULL, .forward_only = true, .positions = positions};
+    const float *got = forward(model, &packed, g.length, 1);
+    bool same = true;
+    for (size_t d = 0, at = 0; d < MOERT_COUNT(lengths); at += lengths[d++]) {
+        size_t first, count;
+        moert_model_partition(1, test_rank, test_ranks, &first, &count);
+        const moert_model_batch batch = {1,    lengths[d],           g.input + at,
+                                         NULL, .forward_only = true, .positions = NULL};
+        const float *alone = forward(model, &batch, count * lengths[d], 1);
+        same &= memcmp(got + at * g.vocabulary, alone,
+                       count * lengths[d] * g.vocabulary * sizeof(float)) == 0;
+    }
+    ASSERT_ON_ALL(same);
 }
 
 MPI_TESTS(open_test_mesh, close_test_mesh)
