@@ -1,7 +1,8 @@
 /*
  * Causal attention with grouped-query heads in float32, for CPUs. N heads of q share M heads of k
  * and v: head h uses head g = h * M / N. D = HEAD_SIZE, E = VALUE_SIZE; i, j are positions of one
- * document: a sequence, or a part of it that `blocks` lists. q, dq [T,N,D]; k, dk [T,M,D]; v, dv [T,M,E]; out, dout [T,N,E]; without gaps.
+ * document: a sequence, or a part of it that `blocks` lists. q, dq [T,N,D]; k, dk [T,M,D]; v, dv
+ * [T,M,E]; out, dout [T,N,E]; without gaps.
  *
  *   s[i,j] = scale * q[i] . k[j] for i - window < j <= i
  *   lse[i] = log (exp(sink[h]) + sum_j exp(s[i,j])),  p[i,j] = exp(s[i,j] - lse[i])
@@ -186,8 +187,8 @@ static inline void softmax_block(local vec *score, int row, int rows, const plac
     }
 }
 
-/* Grid: {blocks of LANES queries, heads, sequences}, or {blocks, heads, 1} with a list; later blocks, which see more keys, start
- * first. */
+/* Grid: {blocks of LANES queries, heads, sequences}, or {blocks, heads, 1} with a list; later
+ * blocks, which see more keys, start first. */
 KERNEL void attention_forward(FORWARD_INPUTS, global const float *sinks, global float *out,
                               global float *lse, moert_attention_args args) {
     local vec lanes[HEAD_SIZE * NV], sums[VALUE_SIZE * NV], score[ROWS * NV];

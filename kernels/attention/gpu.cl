@@ -67,8 +67,8 @@ INLINED void softmax_block(float score[R][4], const place *p, int other, float s
     }
 }
 
-/* Grid: {blocks of OWN queries, heads, sequences}, or {blocks, heads, 1} with a list; later blocks, which see more keys, start
- * first. */
+/* Grid: {blocks of OWN queries, heads, sequences}, or {blocks, heads, 1} with a list; later blocks,
+ * which see more keys, start first. */
 GROUP void attention_forward(FORWARD_INPUTS, global const float *sinks, global float *out,
                              global float *lse, moert_attention_args args) {
     WORKSPACE;

@@ -1,6 +1,6 @@
 /*
- * Causal attention over the sequences of a batch, or over the documents in them. Head h of q uses head h * kv_heads / heads of k
- * and v. Calls enqueue and return; they are not collective.
+ * Causal attention over the sequences of a batch, or over the documents in them. Head h of q uses
+ * head h * kv_heads / heads of k and v. Calls enqueue and return; they are not collective.
  */
 #pragma once
 
