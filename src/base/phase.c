@@ -2,12 +2,15 @@
 #include "base/phase.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/clock.h"
 
-static _Atomic uint64_t step, ticks;
+static _Atomic uint64_t step, ticks, ticks_beside;
 static atomic_int phase, waiting;
+
+static _Thread_local bool is_beside;
 
 /* The listener of this thread; other threads may also wait. */
 static _Thread_local struct {
@@ -37,7 +40,15 @@ void moert_phase_set(moert_phase which) {
 }
 
 void moert_phase_tick(void) {
-    atomic_fetch_add(&ticks, 1);
+    atomic_fetch_add(is_beside ? &ticks_beside : &ticks, 1);
+}
+
+void moert_phase_beside(void) {
+    is_beside = true;
+}
+
+uint64_t moert_phase_ticks_beside(void) {
+    return atomic_load(&ticks_beside);
 }
 
 void moert_phase_wait_begin(void) {

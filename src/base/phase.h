@@ -52,6 +52,11 @@ void moert_phase_set(moert_phase phase);
 /* Tells the watchdog that a long phase makes progress. */
 void moert_phase_tick(void);
 
+/* From now on, ticks of this thread count apart: it works beside the step that the watchdog
+ * watches. moert_phase_ticks_beside returns the number of such ticks, of all threads. */
+void moert_phase_beside(void);
+uint64_t moert_phase_ticks_beside(void);
+
 /* Call these before and after a blocking collective call. Between the two calls this rank counts as
  * waiting for other ranks, so it is not the late rank. */
 void moert_phase_wait_begin(void);

@@ -1,6 +1,6 @@
 /*
- * Checkpoints and finished models as directories, written by all ranks together and read by any
- * number of ranks.
+ * Checkpoints and finished models as directories, written by all ranks together (train/save.h) and
+ * read by any number of ranks.
  *
  *   config.json  model.safetensors        a model in Hugging Face form
  *   optimizer.safetensors  state.json     the state to resume a run, in checkpoints only
@@ -35,23 +35,13 @@ typedef struct moert_run_state {
     char schedule[MOERT_SCHEDULE_TEXT_BYTES]; /* of the learning rate */
 } moert_run_state;
 
-/* Writes config.json (the given text) and model.safetensors to the new directory `path`; replaces
- * an older one. */
-moert_status moert_model_save(moert_model *model, const char *config_text, const char *path);
-
-/* Writes a checkpoint to `path`. */
-moert_status moert_checkpoint_save(moert_optimizer *optimizer, const char *config_text,
-                                   const moert_run_state *state, const char *path);
-
-/* Writes the gradients of the last backward to one safetensors file, as "grad." + the weight's
- * name. */
-moert_status moert_gradients_save(moert_model *model, const char *path);
-
 /* Reads a checkpoint into the model, the optimizer and *state; `manifest`, if not NULL, gets the
  * checksums of what is read. Errors: ERROR_IO, ERROR_FORMAT, ERROR_MISMATCH (another model). */
 moert_status moert_checkpoint_load(moert_optimizer *optimizer, const char *path,
                                    moert_manifest *manifest, moert_run_state *state);
 
+/* Writes DIRECTORY/state.json. Not collective. Errors: ERROR_IO, ERROR_MEMORY. */
+moert_status moert_run_state_write(const char *directory, const moert_run_state *state);
 /* Reads the file state.json of a checkpoint. Not collective. Errors: ERROR_IO, ERROR_FORMAT. */
 moert_status moert_run_state_read(const char *path, moert_run_state *state);
 
@@ -61,9 +51,16 @@ moert_status moert_checkpoint_path(const char *directory, uint64_t step, char **
 /* steps[count] = the steps of the checkpoints in `directory`, newest first; none if the directory
  * does not exist. The caller frees *steps. Not collective. Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_checkpoint_list(const char *directory, uint64_t **steps, size_t *count);
+
+/* Which checkpoints stay when a new one is written. */
+typedef struct moert_keep {
+    size_t last;  /* the newest ones, by number */
+    size_t every; /* all whose step is a multiple of this; 0 = none */
+} moert_keep;
+
 /*
- * Keeps the newest `keep` checkpoints of `directory` up to step `newest`, the one just written.
- * Removes all others, since higher steps belong to an older run, and the remains of interrupted
- * saves. Not collective.
+ * Removes checkpoints of `directory` up to step `newest`, the one just written, except those to
+ * keep. Also removes those of higher steps, which belong to an older run, and the remains of
+ * interrupted saves. Not collective. Errors: ERROR_IO, ERROR_MEMORY.
  */
-moert_status moert_checkpoint_prune(const char *directory, uint64_t newest, size_t keep);
+moert_status moert_checkpoint_prune(const char *directory, uint64_t newest, moert_keep keep);

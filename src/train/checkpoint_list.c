@@ -91,14 +91,15 @@ static moert_status remove_leftovers(const char *directory) {
     return status;
 }
 
-moert_status moert_checkpoint_prune(const char *directory, uint64_t newest, size_t keep) {
+moert_status moert_checkpoint_prune(const char *directory, uint64_t newest, moert_keep keep) {
     uint64_t *steps;
     size_t count;
     MOERT_TRY(remove_leftovers(directory));
     MOERT_TRY(moert_checkpoint_list(directory, &steps, &count));
     moert_status status = MOERT_OK;
     for (size_t i = 0, kept = 0; i < count && status == MOERT_OK; i++) {
-        if (steps[i] <= newest && kept++ < keep)
+        const bool milestone = keep.every > 0 && steps[i] % keep.every == 0;
+        if (steps[i] <= newest && (kept++ < keep.last || milestone))
             continue;
         char name[32];
         snprintf(name, sizeof name, NAME_FORMAT, (unsigned long long)steps[i]);

@@ -13,6 +13,10 @@ typedef struct moert_trainer {
     moert_comm *world;
     bool first; /* rank 0 */
     moert_optimizer *optimizer;
+    moert_saver *saver;    /* NULL if the run saves nothing */
+    char *checkpoints;     /* their directory; NULL without options->out */
+    uint64_t saved_steps;  /* steps done at the last checkpoint of this run, 0 without one */
+    double held_s, save_s; /* for the next metrics row */
     moert_metrics *metrics;
     moert_run_state state;
     moert_breakdown breakdown; /* used if options->profile is set */

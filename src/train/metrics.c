@@ -158,16 +158,24 @@ static void add(char line[LINE_BYTES], const char *format, ...) {
 
 /* The numbers of a row, for every kind of file. Returns their count. */
 static size_t list_numbers(const moert_metrics_row *row, moert_scalar numbers[]) {
-    const moert_scalar all[] = {{"loss", row->loss},
-                                {"aux_loss", row->aux_loss},
-                                {"grad_norm", row->grad_norm},
-                                {"lr", row->lr},
-                                {"tokens_per_s", row->tokens_per_s},
-                                {"expert_load", row->expert_load},
-                                {"heldout_loss", row->heldout_loss}};
+    const struct {
+        moert_scalar number;
+        bool applies;
+    } all[] = {{{"loss", row->loss}, true},
+               {{"aux_loss", row->aux_loss}, true},
+               {{"grad_norm", row->grad_norm}, true},
+               {{"lr", row->lr}, true},
+               {{"tokens_per_s", row->tokens_per_s}, true},
+               {{"expert_load", row->expert_load}, true},
+               {{"heldout_loss", row->heldout_loss}, row->has_heldout},
+               {{"save_held_s", row->save_held_s}, row->save_held_s > 0.0},
+               {{"save_s", row->save_s}, row->save_s > 0.0}};
     _Static_assert(MOERT_COUNT(all) <= MOERT_EVENT_SCALARS, "numbers of a row");
-    memcpy(numbers, all, sizeof all);
-    return MOERT_COUNT(all) - !row->has_heldout;
+    size_t count = 0;
+    for (size_t i = 0; i < MOERT_COUNT(all); i++)
+        if (all[i].applies)
+            numbers[count++] = all[i].number;
+    return count;
 }
 
 static moert_status write_json(const moert_metrics *metrics, const moert_metrics_row *row,

@@ -148,14 +148,12 @@ static moert_status load_newest(moert_trainer *t, const char *directory, const u
 moert_status moert_trainer_resume(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     const bool newest = o->resume != NULL && strcmp(o->resume, "auto") == 0;
-    char *directory = NULL;
+    const char *directory = t->checkpoints;
     uint64_t *steps = NULL;
     size_t count = 0;
     moert_status status = MOERT_OK;
-    if (o->out != NULL) {
-        MOERT_TRY(moert_text_path(&directory, "%s/checkpoints", o->out));
+    if (directory != NULL)
         MOERT_TRY_OR(done, list_checkpoints(t, directory, &steps, &count));
-    }
     if (newest)
         status = load_newest(t, directory, steps, count);
     else {
@@ -167,6 +165,6 @@ moert_status moert_trainer_resume(moert_trainer *t) {
             status = load(t, o->resume);
     }
 done:
-    MOERT_FREE(steps, directory);
+    free(steps);
     return status;
 }

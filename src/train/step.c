@@ -5,9 +5,11 @@
 
 #include "base/memory.h"
 #include "base/phase.h"
+#include "base/text.h"
 #include "train/internal.h"
 #include "train/shared_file.h"
 #include "train/stop.h"
+#include "train/values.h"
 
 moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,
                                  const moert_trainer_options *options) {
@@ -54,12 +56,14 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
     t->state = (moert_run_state){.seed = o->seed, .batch = o->batch, .length = o->length};
     snprintf(t->state.data, sizeof t->state.data, "%s", moert_data_describe(t->data).identity);
     moert_schedule_text(&o->schedule, t->state.schedule);
+    if (o->out != NULL)
+        MOERT_TRY(moert_text_path(&t->checkpoints, "%s/checkpoints", o->out));
     MOERT_TRY(moert_alloc(&t->input, room, sizeof *t->input));
     return moert_alloc(&t->target, room, sizeof *t->target);
 }
 
 void moert_trainer_free(moert_trainer *t) {
-    MOERT_FREE(t->target, t->input);
+    MOERT_FREE(t->target, t->input, t->checkpoints);
 }
 
 moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first, size_t count) {

@@ -83,6 +83,9 @@ static moert_status step(moert_trainer *t, bool *stopped) {
     row.loss = mean.cross_entropy;
     row.aux_loss = mean.aux;
     row.expert_load = mean.expert_load;
+    row.save_held_s = t->held_s;
+    row.save_s = t->save_s;
+    t->held_s = t->save_s = 0.0;
     row.tokens_per_s = (double)(o->batch * o->length) / ((double)(moert_clock_ns() - start) * 1e-9);
     t->state.step++;
     if (due(o->eval_every, t->state.step, o->steps)) {
@@ -94,20 +97,61 @@ static moert_status step(moert_trainer *t, bool *stopped) {
 
 /* ---- saving ---- */
 
-static moert_status save_checkpoint(moert_trainer *t) {
-    const moert_trainer_options *o = t->options;
-    char *directory, *path = NULL;
-    moert_status status;
-    MOERT_TRY_OR(done, moert_text_path(&directory, "%s/checkpoints", o->out));
-    MOERT_TRY_OR(done, moert_checkpoint_path(directory, t->state.step, &path));
-    MOERT_TRY_OR(done, moert_checkpoint_save(t->optimizer, o->config_text, &t->state, path));
-    /* keep older checkpoints while steps are skipped */
-    if (t->first && t->state.skipped_in_row == 0)
-        status = moert_checkpoint_prune(directory, t->state.step, o->keep_last);
-    MOERT_TRY_OR(done, moert_comm_agree(t->world, status));
-    MOERT_INFO("checkpoint %s", path);
-done:
-    MOERT_FREE(path, directory);
+/* Reports the end of a save with the result `status`. */
+static void report_save(moert_trainer *t, moert_status status) {
+    const moert_saved saved = moert_saver_last(t->saver);
+    t->save_s = saved.taken_s;
+    if (status == MOERT_OK) {
+        t->saved_steps = saved.step;
+        MOERT_INFO("checkpoint %s, saved in %.3f s", saved.path, saved.taken_s);
+    } else if (t->first)
+        MOERT_WARN("the checkpoint of step %llu is not saved, training goes on: %s",
+                   (unsigned long long)saved.step, moert_last_error());
+}
+
+/* Lets a save beside training go on, or waits for its end. If it fails, training goes on. */
+static void go_on_saving(moert_trainer *t, moert_status (*how)(moert_saver *)) {
+    if (!moert_saver_is_busy(t->saver))
+        return;
+    const moert_status status = how(t->saver);
+    if (status != MOERT_OK || !moert_saver_is_busy(t->saver))
+        report_save(t, status);
+}
+
+/* Saves the state after the last step, and waits until it is on disk. */
+static moert_status save_now(moert_trainer *t) {
+    go_on_saving(t, moert_saver_wait);
+    if (t->saved_steps == t->state.step)
+        return MOERT_OK;
+    const moert_status status = moert_saver_write(t->saver, &t->state);
+    if (status == MOERT_OK)
+        report_save(t, status);
+    return status;
+}
+
+/* Begins to save the state after the last step beside training. */
+static void save_beside(moert_trainer *t) {
+    if (moert_saver_is_busy(t->saver) && t->options->save_mode == MOERT_SAVE_SKIP) {
+        if (t->first)
+            MOERT_WARN("the checkpoint of step %llu is skipped: that of step %llu is not done",
+                       (unsigned long long)t->state.step,
+                       (unsigned long long)moert_saver_last(t->saver).step);
+        return;
+    }
+    go_on_saving(t, moert_saver_wait);
+    const moert_status status = moert_saver_begin(t->saver, &t->state);
+    if (status != MOERT_OK)
+        report_save(t, status);
+}
+
+static moert_status save(moert_trainer *t, bool last) {
+    const uint64_t from = moert_clock_ns();
+    moert_status status = MOERT_OK;
+    if (last || t->options->save_mode == MOERT_SAVE_HELD)
+        status = save_now(t);
+    else
+        save_beside(t);
+    t->held_s += 1e-9 * (double)(moert_clock_ns() - from);
     return status;
 }
 
@@ -117,9 +161,13 @@ static moert_status run_steps(moert_trainer *t, bool *interrupted) {
         MOERT_TRY(step(t, interrupted));
         if (!*interrupted)
             MOERT_TRY(moert_stop_asked(t->world, interrupted));
-        *interrupted &= t->state.step < o->steps; /* the last step ends the run anyway */
-        if (o->out != NULL && (*interrupted || due(o->save_every, t->state.step, o->steps)))
-            MOERT_TRY(save_checkpoint(t));
+        const bool ends = t->state.step == o->steps;
+        *interrupted &= !ends; /* the last step ends the run anyway */
+        if (t->saver == NULL)
+            continue;
+        go_on_saving(t, moert_saver_poll);
+        if (*interrupted || due(o->save_every, t->state.step, o->steps))
+            MOERT_TRY(save(t, *interrupted || ends));
     }
     return MOERT_OK;
 }
@@ -157,12 +205,26 @@ static moert_status open_outputs(moert_trainer *t) {
                             t->first ? moert_metrics_open(&metrics, &t->metrics) : MOERT_OK);
 }
 
+static moert_status create_saver(moert_trainer *t) {
+    const moert_trainer_options *o = t->options;
+    const moert_saver_options options = {.optimizer = t->optimizer,
+                                         .config_text = o->config_text,
+                                         .directory = t->checkpoints,
+                                         .keep = o->keep,
+                                         .beside =
+                                             o->save_mode != MOERT_SAVE_HELD && o->save_every > 0,
+                                         .bytes_per_s = o->save_bytes_per_s};
+    return moert_comm_agree(t->world, moert_saver_create(&options, &t->saver));
+}
+
 static moert_status begin(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     MOERT_TRY(moert_comm_agree(t->world, moert_trainer_prepare(t)));
     MOERT_TRY(
         moert_comm_agree(t->world, moert_optimizer_create(t->model, &o->optimizer, &t->optimizer)));
     MOERT_TRY(moert_trainer_resume(t));
+    if (t->checkpoints != NULL)
+        MOERT_TRY(create_saver(t));
     if (o->profile)
         MOERT_TRY(moert_breakdown_start(moert_model_mesh(t->model)->device, t->world, t->state.step,
                                         o->steps, &t->breakdown));
@@ -196,6 +258,7 @@ moert_status moert_train(moert_model *model, const moert_data *data,
 done:
     moert_stop_restore(before);
     char *message = moert_error_keep();
+    moert_saver_destroy(t.saver);
     status = moert_error_first(message, status, moert_metrics_close(t.metrics));
     moert_optimizer_destroy(t.optimizer);
     moert_trace_destroy(t.trace);

@@ -5,9 +5,13 @@
 #pragma once
 
 #include "data/data.h"
-#include "train/checkpoint.h"
 #include "train/metrics.h"
+#include "train/save.h"
 #include "train/schedule.h"
+
+/* Whether steps wait for their checkpoints. WAIT and SKIP write them beside training; if the
+ * previous one is not done, a save waits for it, or is left out. */
+typedef enum moert_save_mode { MOERT_SAVE_HELD, MOERT_SAVE_WAIT, MOERT_SAVE_SKIP } moert_save_mode;
 
 typedef struct moert_trainer_options {
     size_t steps, seed;
@@ -19,8 +23,10 @@ typedef struct moert_trainer_options {
     moert_optimizer_options optimizer;
     size_t eval_every; /* steps between held-out losses, also after the last step; 0 = none */
     size_t eval_sequences;
-    size_t save_every;       /* steps between checkpoints; 0 = none */
-    size_t keep_last;        /* checkpoints kept */
+    size_t save_every; /* steps between checkpoints; 0 = none */
+    moert_save_mode save_mode;
+    double save_bytes_per_s; /* of all ranks, beside training; 0 = no limit */
+    moert_keep keep;         /* checkpoints kept */
     size_t max_skipped;      /* stop after this many steps in a row with non-finite gradients */
     const char *out;         /* run directory (checkpoints/, model/), or NULL: nothing is saved */
     const char *metrics;     /* JSON lines, or NULL */

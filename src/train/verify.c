@@ -22,23 +22,24 @@ static moert_status check_pieces(moert_comm *world, const char *directory,
                                 directory, pieces, (size_t)smallest));
 }
 
-/* Exchanges the checksums that the ranks have computed; each rank then computes a range of those
- * that none has. */
-static moert_status sum_all(moert_comm *world, moert_manifest *manifest) {
-    const size_t pieces = moert_manifest_pieces(manifest);
-    moert_checksum *const sums = moert_manifest_sums(manifest);
-    size_t first, count;
+moert_status moert_verify_exchange(moert_comm *world, moert_manifest *manifest) {
     MOERT_TRY(check_pieces(world, moert_manifest_directory(manifest), manifest));
-    MOERT_TRY(moert_comm_or(world, sums, pieces * sizeof *sums));
-    moert_model_partition(pieces, moert_comm_rank(world), moert_comm_size(world), &first, &count);
-    MOERT_TRY(moert_comm_agree(world, moert_manifest_sum(manifest, first, count)));
-    return moert_comm_or(world, sums, pieces * sizeof *sums);
+    return moert_comm_or(world, moert_manifest_sums(manifest),
+                         moert_manifest_pieces(manifest) * sizeof(moert_checksum));
 }
 
-moert_status moert_verify_prepare(moert_comm *world, moert_manifest *manifest) {
-    MOERT_TRY(sum_all(world, manifest));
-    const bool first = moert_comm_rank(world) == 0;
-    return moert_comm_agree(world, first ? moert_manifest_write(manifest) : MOERT_OK);
+moert_status moert_verify_sum(const moert_comm *world, moert_manifest *manifest) {
+    size_t first, count;
+    moert_model_partition(moert_manifest_pieces(manifest), moert_comm_rank(world),
+                          moert_comm_size(world), &first, &count);
+    return moert_manifest_sum(manifest, first, count);
+}
+
+/* Exchanges the checksums that the ranks have computed, and computes those that none has. */
+static moert_status sum_all(moert_comm *world, moert_manifest *manifest) {
+    MOERT_TRY(moert_verify_exchange(world, manifest));
+    MOERT_TRY(moert_comm_agree(world, moert_verify_sum(world, manifest)));
+    return moert_verify_exchange(world, manifest);
 }
 
 moert_status moert_verify_begin(moert_comm *world, const char *directory,

@@ -7,9 +7,12 @@
 #include "comm/comm.h"
 #include "io/manifest.h"
 
-/* Computes the checksums that no rank has computed while it wrote, and writes manifest.json. The
- * files must be complete. Collective. Errors: those of moert_manifest_sum and _write. */
-moert_status moert_verify_prepare(moert_comm *world, moert_manifest *manifest);
+/* Gives all ranks the checksums that any rank has computed. Collective. Errors: ERROR_MISMATCH (the
+ * ranks see different files), ERROR_COMM. */
+moert_status moert_verify_exchange(moert_comm *world, moert_manifest *manifest);
+/* Computes the checksums that no rank has, in this rank's part of all pieces. The files must be
+ * complete. Not collective. Errors: those of moert_manifest_sum. */
+moert_status moert_verify_sum(const moert_comm *world, moert_manifest *manifest);
 
 /*
  * Reads the manifest of `directory`, and compares all bytes but the tensors' values, so that the

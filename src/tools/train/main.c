@@ -21,8 +21,8 @@ static moert_trainer_options trainer = {.steps = SIZE_MAX}; /* SIZE_MAX = not gi
 static const char *model_path, *token_file, *prompt, *gradients_path, *logits_path;
 static moert_option_list data_paths;
 static size_t token_bits, ep, sample_bytes;
-static double held_out, temperature;
-static unsigned schedule_kind, aux_form;
+static double held_out, temperature, save_rate;
+static unsigned schedule_kind, aux_form, save_mode;
 static moert_compute_choice compute_choice;
 
 static const moert_option options[] = {
@@ -103,7 +103,15 @@ static const moert_option options[] = {
      "also write the metrics as TensorBoard's events in OUT"},
     {"save-every", MOERT_OPTION_UINT, &trainer.save_every, "0", "0..",
      "steps between checkpoints; 0 = none"},
-    {"keep-last", MOERT_OPTION_UINT, &trainer.keep_last, "3", "1..1000000", "checkpoints kept"},
+    {"keep-last", MOERT_OPTION_UINT, &trainer.keep.last, "3", "1..1000000",
+     "newest checkpoints kept"},
+    {"keep-every", MOERT_OPTION_UINT, &trainer.keep.every, "0", "0..",
+     "also keep the checkpoints of steps that are multiples of this; 0 = none"},
+    {"save-beside", MOERT_OPTION_CHOICE, &save_mode, "off", "off|wait|skip",
+     "write checkpoints beside training, from a copy in host memory; one that is due before the "
+     "previous one is done waits for it, or is skipped"},
+    {"save-rate", MOERT_OPTION_FLOAT, &save_rate, "0", "0..",
+     "MB/s that all ranks together write beside training; 0 = no limit"},
     {"resume", MOERT_OPTION_STRING, &trainer.resume, NULL, NULL,
      "a checkpoint, or auto: the newest of OUT that is whole, if any"},
     {"verify", MOERT_OPTION_FLAG, &trainer.verify, "1", NULL,
@@ -136,6 +144,8 @@ static moert_status check(int argc, char **argv) {
                           "--%s is for a new model; the config.json of --model gives the sizes",
                           size);
     trainer.schedule.kind = (int)schedule_kind;
+    trainer.save_mode = (moert_save_mode)save_mode;
+    trainer.save_bytes_per_s = 1e6 * save_rate;
     trainer.losses.aux_form = aux_form == 0 ? MOERT_AUX_HUGGING_FACE : MOERT_AUX_MEGATRON;
     if (token_bits != 16 && token_bits != 32)
         return MOERT_FAIL(ERROR_USAGE, "--token-bits %zu: expected 16 or 32", token_bits);

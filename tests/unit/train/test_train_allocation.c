@@ -11,7 +11,8 @@
 #include "io/durable.h"
 #include "support/files.h"
 #include "support/mpi.h"
-#include "train/checkpoint.h"
+#include "train/save.h"
+#include "train/values.h"
 
 void *__libc_calloc(size_t count, size_t bytes);
 void *__libc_malloc(size_t bytes);
@@ -47,11 +48,34 @@ char *strdup(const char *text) {
 
 static moert_model *model;
 static moert_optimizer *optimizer;
-static char path[300]; /* of rank 0 */
+static char saved[256], path[300]; /* of rank 0 */
 
-static moert_status save_checkpoint(void) {
-    const moert_run_state state = {.seed = 1};
-    return moert_checkpoint_save(optimizer, "{}", &state, path);
+/* Step 1 of the directory `saved`. */
+static moert_status save_checkpoint(bool beside) {
+    const moert_run_state state = {
+        .step = 1, .seed = 1, .skipped = 1, .skipped_in_row = 1}; /* removes no older checkpoint */
+    const moert_saver_options options = {.optimizer = optimizer,
+                                         .config_text = "{}",
+                                         .directory = saved,
+                                         .keep = {.last = 1},
+                                         .beside = beside};
+    moert_saver *saver = NULL;
+    moert_status status = moert_comm_agree(test_comm, moert_saver_create(&options, &saver));
+    if (status == MOERT_OK && beside)
+        status = moert_saver_begin(saver, &state);
+    if (status == MOERT_OK)
+        status = beside ? moert_saver_wait(saver) : moert_saver_write(saver, &state);
+    char *message = moert_error_keep();
+    moert_saver_destroy(saver);
+    return moert_error_first(message, status, MOERT_OK);
+}
+
+static moert_status save_held(void) {
+    return save_checkpoint(false);
+}
+
+static moert_status save_beside(void) {
+    return save_checkpoint(true);
 }
 
 static moert_status save_model(void) {
@@ -104,14 +128,17 @@ TEST(test_each_allocation_fails_once) {
     moert_model_config config = golden_config("mixtral-tiny");
     config.layers = 1;
     model = open_model(open_mesh(0), &config);
-    snprintf(path, sizeof path, "%s", in_directory("saved"));
-    ASSERT_OK_ON_ALL(moert_comm_broadcast(test_comm, 0, path, sizeof path));
+    snprintf(saved, sizeof saved, "%s", in_directory("saved"));
+    ASSERT_OK_ON_ALL(moert_comm_broadcast(test_comm, 0, saved, sizeof saved));
+    snprintf(path, sizeof path, "%s/step-00000001", saved);
+    ASSERT_OK_ON_ALL(test_rank == 0 ? moert_make_directories(saved) : MOERT_OK);
     ASSERT_OK_ON_ALL(moert_model_initialize(model, 1));
     ASSERT_OK_ON_ALL(moert_optimizer_create(
         model, &(moert_optimizer_options){.beta1 = 0.9, .beta2 = 0.9}, &optimizer));
     check_each(save_gradients, true);
     check_each(save_model, true);
-    check_each(save_checkpoint, true);
+    check_each(save_held, true);
+    check_each(save_beside, true);
     check_each(load_checkpoint, false);
     moert_optimizer_destroy(optimizer);
 }

@@ -67,6 +67,8 @@ static void write_run(uint64_t start, uint64_t end) {
                                        .lr = 1e-3,
                                        .tokens_per_s = 1000.0,
                                        .expert_load = 1.5,
+                                       .save_held_s = step == 1 ? 0.25 : 0.0,
+                                       .save_s = step == 1 ? 0.5 : 0.0,
                                        .has_heldout = step % 2 == 0,
                                        .heldout_loss = 5.5,
                                        .skipped = step == 1};
@@ -93,7 +95,8 @@ TEST(test_lines_are_json_with_null_for_values_that_are_not_finite) {
               "\"lr\": 0.001, \"tokens_per_s\": 1000, \"expert_load\": 1.5, "
               "\"heldout_loss\": 5.5}\n"
               "{\"step\": 1, \"loss\": null, \"aux_loss\": 2, \"grad_norm\": null, "
-              "\"lr\": 0.001, \"tokens_per_s\": 1000, \"expert_load\": 1.5, \"skipped\": true}\n");
+              "\"lr\": 0.001, \"tokens_per_s\": 1000, \"expert_load\": 1.5, \"save_held_s\": 0.25, "
+              "\"save_s\": 0.5, \"skipped\": true}\n");
     double value = 0.0;
     assert_true(moert_metrics_field(text, "loss", &value) && value == 5.0);
     assert_false(moert_metrics_field(strchr(text, '\n'), "loss", &value));
@@ -177,13 +180,17 @@ static bool exists(const char *name) {
 }
 
 TEST(test_pruning_keeps_the_checkpoints_of_this_run) {
-    static const char *const names[] = {"step-00000003", "step-00000005",     "step-00000010",
-                                        "step-00000030", "step-00000007.tmp", "notes"};
+    static const char *const names[] = {"step-00000003",     "step-00000005", "step-00000010",
+                                        "step-00000030",     "step-00000002", "step-00000004",
+                                        "step-00000007.tmp", "notes"};
     for (size_t i = 0; i < MOERT_COUNT(names); i++)
         ASSERT_OK(moert_make_directories(in_directory(names[i])));
-    ASSERT_OK(moert_checkpoint_prune(test_directory, 10, 2));
+    ASSERT_OK(moert_checkpoint_prune(test_directory, 10, (moert_keep){3, 2}));
+    assert_false(exists("step-00000003"));
+    assert_true(exists("step-00000002") && exists("step-00000004"));
+    ASSERT_OK(moert_checkpoint_prune(test_directory, 10, (moert_keep){2, 0}));
     assert_true(exists("step-00000005") && exists("step-00000010") && exists("notes"));
-    assert_false(exists("step-00000003") || exists("step-00000030"));
+    assert_false(exists("step-00000002") || exists("step-00000004"));
     assert_false(exists("step-00000007.tmp"));
     uint64_t *steps;
     size_t count;

@@ -1,0 +1,66 @@
+/*
+ * Writes checkpoints and models (train/checkpoint.h says what they consist of), at once or beside
+ * training.
+ *
+ * A save has stages: rank 0 creates the files; all ranks write their values; all ranks compute the
+ * checksums that are missing; rank 0 writes the manifest and gives the directory its final name.
+ * The ranks agree on the status of each stage. A save beside training first copies this rank's
+ * values to host memory. Then a thread works on each stage, and the training thread, which alone
+ * calls MPI, begins the next stage in moert_saver_poll. Both kinds of saves give the same bytes.
+ */
+#pragma once
+
+#include "train/checkpoint.h"
+
+typedef struct moert_saver moert_saver;
+
+typedef struct moert_saver_options {
+    const moert_optimizer *optimizer;
+    const char *config_text; /* config.json */
+    const char *directory;   /* of the checkpoints */
+    moert_keep keep;
+    bool beside;        /* allocates the host memory for saves beside training */
+    double bytes_per_s; /* of all ranks, beside training; 0 = no limit */
+} moert_saver_options;
+
+/* The host memory of a saver with `beside`, in floats: what this rank writes to a checkpoint. */
+size_t moert_saver_floats(const moert_model *model);
+
+/* The options' pointers must outlive the saver. Not collective. Errors: ERROR_MEMORY. */
+moert_status moert_saver_create(const moert_saver_options *options, moert_saver **saver);
+/* Gives up a save in progress, and removes what it has written so far. NULL is legal. Not
+ * collective. */
+void moert_saver_destroy(moert_saver *saver);
+
+/*
+ * Writes the checkpoint of `state`, then removes older ones, unless the last steps of the run were
+ * skipped. No other save may be in progress. Collective; all ranks return the same status. If an
+ * older checkpoint cannot be removed, a warning says so. On failure nothing is left of the
+ * checkpoint; an older one of this step stays. Errors: ERROR_IO, ERROR_MEMORY, ...
+ */
+moert_status moert_saver_write(moert_saver *saver, const moert_run_state *state);
+
+/* Begins such a save beside training: copies the values, and lets a thread write them. Collective.
+ * Errors: ERROR_MEMORY, those of moert_buffer_read. */
+moert_status moert_saver_begin(moert_saver *saver, const moert_run_state *state);
+/* True from moert_saver_begin until the save has ended; the same on all ranks. */
+bool moert_saver_is_busy(const moert_saver *saver);
+/* Lets the save in progress go on; does not wait for the disk. It has ended when
+ * moert_saver_is_busy is false. Collective. Errors: those of moert_saver_write, when it has
+ * failed. */
+moert_status moert_saver_poll(moert_saver *saver);
+/* Waits for the end of the save in progress, if any. Collective. Errors: those of
+ * moert_saver_write. */
+moert_status moert_saver_wait(moert_saver *saver);
+
+/* The last save that was begun. */
+typedef struct moert_saved {
+    uint64_t step;
+    char *path;     /* the saver's */
+    double taken_s; /* from its beginning to its end */
+} moert_saved;
+moert_saved moert_saver_last(const moert_saver *saver);
+
+/* Writes config.json (the given text) and model.safetensors to the new directory `path`; replaces
+ * an older one. Collective. Errors: those of moert_saver_write. */
+moert_status moert_model_save(moert_model *model, const char *config_text, const char *path);

@@ -1,0 +1,41 @@
+/*
+ * The values that files hold for each tensor of a model: weights, gradients or moments, as float32.
+ * The entries of `kinds` kinds from `first_kind` on are the tensors of the first kind, then those
+ * of the next one: entry e is tensor e % T of kind first_kind + e / T.
+ */
+#pragma once
+
+#include "io/safetensors.h"
+#include "train/optimizer.h"
+
+/* X(KIND, prefix of the tensors' names in files) */
+#define MOERT_VALUE_TABLE(X)                                                                       \
+    X(WEIGHTS, "")                                                                                 \
+    X(FIRST_MOMENTS, "first_moment.")                                                              \
+    X(SECOND_MOMENTS, "second_moment.")                                                            \
+    X(GRADIENTS, "grad.")
+
+typedef enum moert_value_kind {
+#define MOERT_VALUE_ENUM(kind, prefix) MOERT_VALUES_##kind,
+    MOERT_VALUE_TABLE(MOERT_VALUE_ENUM)
+#undef MOERT_VALUE_ENUM
+} moert_value_kind;
+
+const char *moert_value_prefix(moert_value_kind kind);
+
+/* The buffer of a tensor's values of a kind; *at = the offset of this rank's shard in it. The
+ * optimizer may be NULL for weights and gradients. */
+moert_buffer *moert_values_of(const moert_optimizer *optimizer, const moert_model_tensor *tensor,
+                              moert_value_kind kind, size_t *at);
+
+/* specs[kinds * T] = the entries, to be freed by moert_value_specs_free, also after a failure.
+ * Errors: ERROR_MEMORY. */
+moert_status moert_value_specs(const moert_model *model, moert_value_kind first_kind, size_t kinds,
+                               moert_tensor_spec **specs);
+void moert_value_specs_free(const moert_model *model, size_t kinds, moert_tensor_spec *specs);
+
+/* Metadata of the files, by which transformers knows them. */
+extern const char *const moert_value_metadata[];
+
+/* Writes the gradients of the last backward to one safetensors file. Collective. */
+moert_status moert_gradients_save(moert_model *model, const char *path);
