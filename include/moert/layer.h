@@ -150,6 +150,7 @@ typedef struct moert_layer_losses {
     float z_factor;    /* 2 * z-loss coefficient / tokens of the global batch */
     bool accumulate;   /* add to the gradients (further micro-batches) instead of replacing them */
     moert_buffer *weight_gradient; /* [T,K] gets the gradients of the routing weights, or NULL */
+    bool aux_by_sequence; /* aux_gradient is [sequences of the batch, E], a row for each sequence */
 } moert_layer_losses;
 
 #define MOERT_LAYER_LOSSES_INIT MOERT_INIT(moert_layer_losses, losses_, )

@@ -11,7 +11,8 @@ typedef struct moert_router_args {
     args_i32 experts, score;
     args_f32 z_factor;
     args_i32 groups, kept_groups, group_best;
+    args_u32 sequences; /* of `ends`, if there are ends */
 } moert_router_args;
-MOERT_ARGS_LAYOUT(moert_router_args, group_best, 40, 48)
+MOERT_ARGS_LAYOUT(moert_router_args, sequences, 44, 48)
 
 #endif

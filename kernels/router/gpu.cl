@@ -286,7 +286,8 @@ static inline float2 row_sums(const vec s[STEPS], global const float *a, int exp
 KERNEL_OF(ROW_GROUPS)
 void router_return(global const float *logits, global const float *scores, global const int *index,
                    global const float *weight, global const float *lse, global const float *dweight,
-                   global const float *aux, global float *dlogits, moert_router_args args) {
+                   global const float *aux, global const uint *ends, global float *dlogits,
+                   moert_router_args args) {
     ROW_GROUP_OF(ROW_GROUPS);
     local float rows[ROW_GROUPS][TOKENS][MOST_EXPERTS] __attribute__((aligned(64)));
     local float *own = row_group[row_group_index()];
@@ -311,7 +312,8 @@ void router_return(global const float *logits, global const float *scores, globa
     const float mean = args.normalised ? dot / args.scale : 0.0f,
                 own_through = args.score == SOFTMAX && !args.normalised ? dot : 0.0f;
     UNROLL_FOR(int j = 0; j < TOKENS; j++) {
-        const float2 sums = row_sums(s[j], aux, args.experts, is_pointwise(args.score), own);
+        global const float *a = aux_of(aux, ends, min(first + j, args.tokens - 1), args);
+        const float2 sums = row_sums(s[j], a, args.experts, is_pointwise(args.score), own);
         const float total = is_pointwise(args.score) ? sums.x + TINY : 1.0f,
                     aux_mean = sums.y / total;
         const float through = shuffle_from(own_through, j * SLOTS, own),
@@ -321,8 +323,8 @@ void router_return(global const float *logits, global const float *scores, globa
         UNROLL_FOR(int i = 0; i < STEPS; i++) {
             const int n = args.experts - i * VEC;
             vec d = 0.0f;
-            if (aux != 0)
-                d = (load_part(aux + i * VEC, n) - aux_mean) / total;
+            if (a != 0)
+                d = (load_part(a + i * VEC, n) - aux_mean) / total;
             d = (d - through) * s[j][i] * slopes(s[j][i], args.score);
             if (z != 0.0f) {
                 global const float *l =

@@ -1,6 +1,7 @@
 /*
  * Router: scores of a token's experts, the choice of K experts and their weights; the backward of
- * these; sums of scores over a sequence (router_mass).
+ * these; sums of scores and numbers of the best experts over a sequence (router_mass,
+ * router_counts).
  *
  *   p = softmax(l) over the E experts      s = p, or sigmoid(l), or sqrt(log(1 + exp l))
  *   r = p, or s / (sum s + 1e-20)
@@ -12,7 +13,7 @@
  *   w = scale * v,  normalised: scale * v / (sum v + 1e-20)
  *
  * Backward, with the selection held fixed and without slots of index < 0; D = sum_k w_k dw_k, a[e]
- * = d(loss)/d(r[t,e]):
+ * = d(loss)/d(r[t,e]), with ends a[s,e] of the token's sequence s:
  *   chosen e = index_k:  dl_e += w_k g_e (dw_k - D / scale), D only if normalised; g = 1, or
  *                        (ds/dl) / s of sigmoid and sqrt-softplus
  *   softmax, all e:      dl_e += s_e (a_e - sum s a) - s_e D, D only with SOFTMAX that is not
@@ -23,7 +24,8 @@
  * (1 - exp(-s^2)) / (2 s^2): between 0 and 1/2, and 1/2 where s^2 underflows.
  *
  * Shapes, dense: logits, scores, dlogits [T,E]; index int [T,K]; weight, dweight [T,K]; lse [T];
- * bias, aux [E] or null; mass [S,E], ends uint [S]. A token with a logit that is not finite (or a
+ * bias, aux [E] or null, aux [S,E] with ends; mass [S,E], counts uint [S,E], ends uint [S] or null.
+ * A token with a logit that is not finite (or a
  * NaN in the bias) gets index -2, -1, -1, ..., and zeros everywhere else.
  *
  * A row group computes BLOCK tokens, or in router_mass one sequence. It runs over E in steps of VEC
@@ -216,7 +218,7 @@ static void row_dense(global const float *l, global const float *s, global const
 KERNEL void router_backward(global const float *logits, global const float *scores,
                             global const int *index, global const float *weight,
                             global const float *lse, global const float *dweight,
-                            global const float *aux, global float *dlogits,
+                            global const float *aux, global const uint *ends, global float *dlogits,
                             moert_router_args args) {
     ROW_GROUP;
     const ulong first = (ulong)get_group_id(0) * BLOCK, last = min(first + BLOCK, args.tokens);
@@ -234,14 +236,35 @@ KERNEL void router_backward(global const float *logits, global const float *scor
         const float mean = args.normalised ? dot / args.scale : 0.0f,
                     through = args.score == SOFTMAX && !args.normalised ? dot : 0.0f;
         const slots own = {chosen, w, dw, args.topk, mean};
-        row_dense(logits + t * args.experts, s, aux, args.experts, args.score, through,
-                  args.z_factor * lse[t], lse[t], chosen[0] != BAD_TOKEN, &own, dl, row_group);
+        row_dense(logits + t * args.experts, s, aux_of(aux, ends, t, args), args.experts,
+                  args.score, through, args.z_factor * lse[t], lse[t], chosen[0] != BAD_TOKEN, &own,
+                  dl, row_group);
         const int after = MOERT_ITEMS == 1 ? args.topk : 0;
         for (int k = 0; k < after; k++)
             if (chosen[k] >= 0) {
                 const int e = chosen[k];
                 dl[e] = fma(w[k] * slopes(s[e], args.score).s0, dw[k] - mean, dl[e]);
             }
+    }
+}
+
+/* counts[S,E] += the tokens of each sequence whose K largest scores include the expert. The counts
+ * are integers, so the order of the atomic additions does not matter. */
+KERNEL void router_counts(global const float *scores, global const uint *ends, global uint *counts,
+                          moert_router_args args) {
+    ROW_GROUP;
+    ROW_ARRAY(key);
+    const ulong first = (ulong)get_group_id(0) * BLOCK, last = min(first + BLOCK, args.tokens);
+    for (ulong t = first; t < last; t++) {
+        row_keys(scores + t * args.experts, key, 0, args.experts, key, row_group);
+        sync_items();
+        global uint *count = counts + (ulong)sequence_of(ends, args.sequences, t) * args.experts;
+        for (int k = 0; k < args.topk; k++) {
+            const int e = take_best(key, args.experts, row_group);
+            if (is_first_item())
+                atomic_inc(count + e);
+        }
+        sync_items();
     }
 }
 

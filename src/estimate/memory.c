@@ -68,6 +68,7 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     const moert_mesh_place place = place_of(setting, rank);
     const size_t tokens = count_sequences(setting, place.group) * setting->length;
     moert_memory_shape s = {.config = c,
+                            .aux_form = setting->aux_form,
                             .options = moert_layer_options_of(c),
                             .total_sequences = setting->batch,
                             .length = setting->length,
@@ -139,7 +140,8 @@ static size_t layer_bytes(const moert_memory_shape *s, bool staged) {
         c->precision == MOERT_PRECISION_BF16 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
     size_t floats = moert_operand_floats(type, t * c->hidden);
     floats += t * (3 * c->hidden + 2) + count_rows(s->attention.kept, t);
-    floats += experts; /* gradient of the auxiliary loss */
+    /* gradient of the auxiliary loss */
+    floats += experts * (s->aux_form == MOERT_AUX_SEQUENCE ? moert_max(s->sequences, 1) : 1);
     /* the plan on the device */
     floats += moert_round_up(s->experts, 4) + 4 * experts + (staged ? 4 : 2) * t * topk;
     const size_t with_growth[] = {
@@ -175,7 +177,9 @@ static size_t largest_partial(const moert_memory_shape *s) {
     size_t most = s->sequences * h;                    /* partials of norms */
     if (c->tied_embeddings)
         most = row * moert_min(c->vocabulary, moert_max(1, s->partial_floats / row));
-    const size_t inputs = s->tokens + c->layers * (s->tokens + s->sequences * c->router.experts);
+    const size_t sums = s->aux_form == MOERT_AUX_SEQUENCE ? 2 : 1;
+    const size_t inputs =
+        s->tokens + c->layers * (s->tokens + sums * s->sequences * c->router.experts);
     most = moert_max(most, inputs); /* inputs of the losses: sum_everything of model/losses.c */
     for (size_t i = 0; i < MOERT_COUNT(dense); i++)
         most = moert_max(most, dense_partial(s, dense[i][0], dense[i][1]));

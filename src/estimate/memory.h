@@ -10,6 +10,7 @@
 #include "device/device.h"
 #include "io/model_config.h"
 #include "layer/mesh.h"
+#include "router/router.h"
 
 typedef struct moert_memory_setting {
     const moert_model_config *config;
@@ -20,6 +21,7 @@ typedef struct moert_memory_setting {
     size_t largest_bytes;           /* largest allocation that all ranks' devices support */
     size_t micro_batches;           /* micro-batches of a step */
     const moert_device *device;     /* prepacked weights are those of this device; NULL: none */
+    moert_aux_form aux_form;
 } moert_memory_setting;
 
 /*

@@ -15,6 +15,7 @@ typedef struct moert_memory_shape {
     size_t length, experts;                                    /* S; L of this rank */
     size_t rows, largest_rows,
         capacity_rows; /* M of this rank; the largest M of its group; the bound of M */
+    moert_aux_form aux_form;
     moert_attention_shape attention;
     size_t partial_floats;             /* moert_block_partial_bytes */
     moert_dtype v_type, shared_v_type; /* moert_precision_between, moert_operand_between */

@@ -124,6 +124,7 @@ static moert_status differentiate_router(moert_pass *pass, const moert_layer_los
     moert_layer *layer = pass->layer;
     const moert_router_options *router = &layer->options.router;
     const size_t tokens = pass->batch.tokens;
+    const moert_buffer *ends = losses->aux_by_sequence ? pass->batch.ends : NULL;
     moert_phase_set(MOERT_PHASE_ROUTER_BACKWARD);
     MOERT_TRY(
         moert_mesh_scratch(layer->mesh, MOERT_SCRATCH_LOGITS, tokens * router->experts, dlogits));
@@ -134,7 +135,9 @@ static moert_status differentiate_router(moert_pass *pass, const moert_layer_los
                                                              .dweight = dweight,
                                                              .aux_gradient = losses->aux_gradient,
                                                              .z_factor = losses->z_factor,
-                                                             .dlogits = *dlogits}));
+                                                             .dlogits = *dlogits,
+                                                             .sequence_ends = ends,
+                                                             .sequences = pass->batch.sequences}));
     moert_gemm gemm = moert_pass_router_gemm(pass, pass->input, *dlogits);
     gemm.bias = layer->block[BLOCK_DENSE]->tensor[DENSE_ROUTER_BIAS].gradient;
     return moert_block_dense_gradient(layer->block[BLOCK_DENSE], DENSE_ROUTER, &pass->batch, &gemm,

@@ -54,7 +54,7 @@ typedef struct moert_model_layer {
     moert_block *attention; /* norms and attention */
     moert_layer *moe;
     moert_pass *pass;           /* of the last forward */
-    moert_buffer *aux_gradient; /* [E] gradient of the last auxiliary loss */
+    moert_buffer *aux_gradient; /* [E] gradient of the last auxiliary loss, or [sequences, E] */
 
     /* activations of the last forward; T rows each */
     moert_buffer *normed, *rstd;              /* [T,H] as operands (layer/operand.h), [T] */

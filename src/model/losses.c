@@ -4,6 +4,7 @@
  * order. So the digits do not depend on the number of ranks.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "base/phase.h"
@@ -42,16 +43,23 @@ static double sum_tokens(const moert_model *model, const float *value, size_t in
     return sum;
 }
 
-/* Columns of the per-sequence sums: cross-entropy, then per layer lse^2 and the E masses. */
+static bool balances_sequences(const moert_model *model) {
+    return model->losses.aux_form == MOERT_AUX_SEQUENCE;
+}
+
+/* Columns of the per-sequence sums: cross-entropy, then per layer lse^2 and the E masses, or with
+ * MOERT_AUX_SEQUENCE the sequence's auxiliary loss. */
 static size_t column_of_layer(const moert_model *model, size_t layer) {
-    return 1 + layer * (1 + model->config.router.experts);
+    return 1 + layer * (1 + (balances_sequences(model) ? 1 : model->config.router.experts));
 }
 
 /* The offset of a layer's inputs of the losses in their buffer: the losses of the tokens come
- * first, then per layer lse[T] and mass[sequences, E]. */
+ * first, then per layer lse[T], mass[sequences, E] and, with MOERT_AUX_SEQUENCE, uint32
+ * counts[sequences, E]. */
 static size_t inputs_of_layer(const moert_model *model, size_t layer) {
-    const size_t tokens = model->batch.tokens;
-    return tokens + layer * (tokens + model->batch.sequences * model->config.router.experts);
+    const size_t tokens = model->batch.tokens,
+                 sums = model->batch.sequences * model->config.router.experts;
+    return tokens + layer * (tokens + (balances_sequences(model) ? 2 : 1) * sums);
 }
 
 static moert_status copy_inputs(const moert_buffer *from, size_t count, moert_buffer *inputs,
@@ -63,17 +71,22 @@ static moert_status copy_inputs(const moert_buffer *from, size_t count, moert_bu
 static moert_status gather_inputs(moert_model *model, moert_buffer *inputs) {
     const moert_model_config *c = &model->config;
     const size_t tokens = model->batch.tokens, sequences = model->batch.sequences;
-    const size_t masses = sequences * c->router.experts;
-    moert_buffer *mass;
-    MOERT_TRY(moert_mesh_scratch(model->mesh, MOERT_SCRATCH_LOGITS, masses, &mass));
+    const size_t count = sequences * c->router.experts;
+    moert_buffer *sums;
+    MOERT_TRY(moert_mesh_scratch(model->mesh, MOERT_SCRATCH_LOGITS, count, &sums));
     MOERT_TRY(copy_inputs(model->token_loss, tokens, inputs, 0));
     for (size_t l = 0; l < c->layers; l++) {
         const moert_routing *routing = moert_pass_routing(model->layer[l].pass);
         const size_t at = inputs_of_layer(model, l);
         MOERT_TRY(copy_inputs(routing->lse, tokens, inputs, at));
         MOERT_TRY(moert_router_mass(&c->router, tokens, routing->scores, model->batch.ends,
-                                    sequences, mass));
-        MOERT_TRY(copy_inputs(mass, masses, inputs, at + tokens));
+                                    sequences, sums));
+        MOERT_TRY(copy_inputs(sums, count, inputs, at + tokens));
+        if (!balances_sequences(model))
+            continue;
+        MOERT_TRY(moert_router_counts(&c->router, tokens, routing->scores, model->batch.ends,
+                                      sequences, sums));
+        MOERT_TRY(copy_inputs(sums, count, inputs, at + tokens + count));
     }
     return MOERT_OK;
 }
@@ -87,9 +100,59 @@ static void sum_sequence(const moert_model *model, const float *inputs, size_t i
         const float *mass = lse + model->batch.tokens + index * experts;
         double *column = sums + column_of_layer(model, l);
         column[0] = sum_tokens(model, lse, index, true);
-        for (size_t e = 0; e < experts; e++)
+        for (size_t e = 0; e < experts && !balances_sequences(model); e++)
             column[1 + e] = (double)mass[e];
     }
+}
+
+/* The loss of one sequence in one layer, and gradient[E]; `inputs` are those of the layer. */
+static moert_status balance_sequence(const moert_model *model, const float *inputs, size_t index,
+                                     float *gradient, double *value) {
+    const moert_router_options *router = &model->config.router;
+    const size_t experts = router->experts;
+    const float *masses = inputs + model->batch.tokens + index * experts;
+    const float *slots = masses + model->batch.sequences * experts;
+    const double share =
+        model->losses.aux_coefficient * model->factor / (double)model->batch.total_sequences;
+    double *mass = NULL;
+    uint64_t *counts = NULL;
+    moert_status status;
+    MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&mass, experts));
+    MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&counts, experts));
+    for (size_t e = 0; e < experts; e++) {
+        uint32_t count;
+        memcpy(&count, slots + e, sizeof count);
+        counts[e] = count;
+        mass[e] = (double)masses[e];
+    }
+    const moert_router_load load = {counts, mass, (double)model->length};
+    *value = moert_router_aux_loss(MOERT_AUX_SEQUENCE, router, &load, share, gradient);
+done:
+    MOERT_FREE(counts, mass);
+    return status;
+}
+
+/* Computes the losses of this rank's sequences in all layers, per_sequence[sequences, columns], and
+ * the gradients of the layers, [sequences, E]. */
+static moert_status balance_sequences(moert_model *model, const float *inputs, size_t columns,
+                                      double *per_sequence) {
+    const size_t sequences = model->batch.sequences, experts = model->config.router.experts;
+    float *gradient;
+    MOERT_TRY(moert_alloc(&gradient, sequences * experts, sizeof *gradient));
+    moert_status status = MOERT_OK;
+    for (size_t l = 0; l < model->config.layers && status == MOERT_OK; l++) {
+        moert_buffer **const target = &model->layer[l].aux_gradient;
+        const float *own = inputs + inputs_of_layer(model, l);
+        for (size_t s = 0; s < sequences && status == MOERT_OK; s++)
+            status = balance_sequence(model, own, s, gradient + s * experts,
+                                      &per_sequence[s * columns + column_of_layer(model, l) + 1]);
+        MOERT_TRY_OR(done, status);
+        MOERT_TRY_OR(done, moert_model_reserve(model, sequences * experts, target));
+        status = moert_buffer_write(*target, 0, gradient, sequences * experts * sizeof *gradient);
+    }
+done:
+    free(gradient);
+    return status;
 }
 
 /* Sums model->counts over the replicas. Collective over these. */
@@ -175,6 +238,23 @@ static moert_status balance_layers(moert_model *model, const uint64_t *counts, c
     return MOERT_OK;
 }
 
+/* Computes the auxiliary loss, and the gradients of forms whose sums are those of all ranks. */
+static moert_status balance(moert_model *model, const double *sums, double *aux) {
+    const double coefficient = model->losses.aux_coefficient * model->factor;
+    float *gradient;
+    *aux = 0.0;
+    for (size_t l = 0; l < model->config.layers && balances_sequences(model); l++)
+        *aux += sums[column_of_layer(model, l) + 1] / (double)model->batch.total_sequences;
+    if (balances_sequences(model))
+        return MOERT_OK;
+    MOERT_TRY(moert_alloc(&gradient, model->config.router.experts, sizeof *gradient));
+    const moert_status status =
+        (model->losses.aux_form == MOERT_AUX_MEGATRON ? balance_layers : balance_together)(
+            model, model->counts, sums, coefficient, gradient, aux);
+    free(gradient);
+    return status;
+}
+
 /* sums[columns] = the sums over all sequences of all ranks. Collective. */
 static moert_status sum_everything(moert_model *model, size_t columns, double *sums) {
     const size_t sequences = model->batch.sequences;
@@ -190,6 +270,8 @@ static moert_status sum_everything(moert_model *model, size_t columns, double *s
     MOERT_TRY_OR(done, moert_buffer_read(inputs, 0, values, count * sizeof *values));
     for (size_t s = 0; s < sequences; s++)
         sum_sequence(model, values, s, per_sequence + s * columns);
+    if (balances_sequences(model))
+        MOERT_TRY_OR(done, balance_sequences(model, values, columns, per_sequence));
     MOERT_TRY_OR(done, sum_sequences(model, per_sequence, columns, sums));
 done:
     MOERT_FREE(values, per_sequence);
@@ -199,13 +281,12 @@ done:
 moert_status moert_model_loss(moert_model *model, const moert_model_losses *losses, double factor,
                               moert_model_result *result) {
     const moert_model_config *c = &model->config;
-    size_t columns = column_of_layer(model, c->layers), experts = c->router.experts;
     double tokens = (double)(model->batch.total_sequences * model->length), *sums = NULL;
-    float *gradient = NULL;
     moert_status status;
     moert_phase_set(MOERT_PHASE_LOSS);
     model->losses = *losses;
     model->factor = factor;
+    const size_t columns = column_of_layer(model, c->layers);
     MOERT_TRY(moert_model_reserve(model, model->batch.tokens, &model->token_loss));
     MOERT_TRY(moert_cross_entropy(&(moert_prediction){.tokens = model->batch.tokens,
                                                       .vocabulary = c->vocabulary,
@@ -215,7 +296,6 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
                                                       .logits = model->logits,
                                                       .loss = model->token_loss}));
     MOERT_TRY_OR(done, moert_alloc(&sums, columns, sizeof *sums));
-    MOERT_TRY_OR(done, moert_alloc(&gradient, experts, sizeof *gradient));
     MOERT_TRY_OR(done, sum_everything(model, columns, sums));
     MOERT_TRY_OR(done, gather_counts(model));
     MOERT_TRY_OR(done, moert_mesh_settle(model->mesh));
@@ -224,10 +304,9 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
     result->z = 0.0;
     for (size_t l = 0; l < c->layers; l++)
         result->z += sums[column_of_layer(model, l)] / tokens;
-    status = (losses->aux_form == MOERT_AUX_MEGATRON ? balance_layers : balance_together)(
-        model, model->counts, sums, losses->aux_coefficient * factor, gradient, &result->aux);
+    status = balance(model, sums, &result->aux);
 done:
-    MOERT_FREE(gradient, sums);
+    free(sums);
     return status;
 }
 

@@ -68,7 +68,8 @@ moert_status moert_model_differentiate_mlp(moert_model *model, moert_model_layer
         .aux_gradient = model->losses.aux_coefficient != 0.0 ? layer->aux_gradient : NULL,
         .z_factor =
             tokens > 0 ? (float)(2.0 * model->losses.z_coefficient * model->factor / tokens) : 0.0f,
-        .accumulate = accumulate};
+        .accumulate = accumulate,
+        .aux_by_sequence = model->losses.aux_form == MOERT_AUX_SEQUENCE};
     moert_layer_give_bf16(layer->moe, model->bf16);
     MOERT_TRY(moert_pass_backward(layer->pass, model->d, &losses, model->dn));
     return moert_model_differentiate_rows(model, layer->attention, post_norm(layer), layer->middle,

@@ -3,6 +3,7 @@
  * sums over all ranks, so every rank computes the same bits.
  *
  * Sources: Fedus, Zoph, Shazeer: "Switch Transformers" (2021), equations 4 to 6, for the losses;
+ * DeepSeek-AI: "DeepSeek-V3 Technical Report" (2024), equations 17 to 20, for that of a sequence;
  * Wang et al.: "Auxiliary-loss-free load balancing strategy for mixture-of-experts" (2024) for the
  * bias.
  */
@@ -11,7 +12,7 @@
 double moert_router_aux_loss(moert_aux_form form, const moert_router_options *options,
                              const moert_router_load *load, double coefficient, float *gradient) {
     const size_t experts = options->experts;
-    const double slots = form == MOERT_AUX_MEGATRON ? (double)options->topk : 1.0;
+    const double slots = form == MOERT_AUX_HUGGING_FACE ? 1.0 : (double)options->topk;
     /* without a token there is neither loss nor gradient */
     const double rows = load->rows;
     const double factor = rows > 0.0 ? (double)experts / (slots * rows * rows) : 0.0;

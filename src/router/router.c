@@ -181,6 +181,7 @@ moert_status moert_router_backward(moert_device *device, const moert_router_opti
                                    const moert_router_gradient *gradient) {
     const moert_routing *routing = gradient->routing;
     const size_t tokens = gradient->tokens;
+    const bool by_sequence = gradient->aux_gradient != NULL && gradient->sequence_ends != NULL;
     MOERT_TRY(moert_router_check(options));
     if (tokens == 0)
         return MOERT_OK;
@@ -188,7 +189,10 @@ moert_status moert_router_backward(moert_device *device, const moert_router_opti
     MOERT_TRY(check_buffer("dweight", gradient->dweight, tokens, options->topk));
     MOERT_TRY(check_buffer("dlogits", gradient->dlogits, tokens, options->experts));
     if (gradient->aux_gradient != NULL)
-        MOERT_TRY(check_buffer("aux_gradient", gradient->aux_gradient, 1, options->experts));
+        MOERT_TRY(check_buffer("aux_gradient", gradient->aux_gradient,
+                               by_sequence ? gradient->sequences : 1, options->experts));
+    if (by_sequence)
+        MOERT_TRY(check_buffer("sequence_ends", gradient->sequence_ends, gradient->sequences, 1));
     const bool reads_logits = gradient->z_factor != 0.0f && options->score >= MOERT_SCORE_SIGMOID;
     tell_work(device, tokens, (2 + reads_logits) * options->experts + 3 * options->topk + 1);
     char held[SPEC_BYTES];
@@ -197,6 +201,7 @@ moert_status moert_router_backward(moert_device *device, const moert_router_opti
     const char *program = with.program, *kernel = "router_backward";
     moert_router_args args = args_of(options, tokens);
     args.z_factor = gradient->z_factor;
+    args.sequences = (unsigned)gradient->sequences;
     moert_grid grid = {moert_ceil_div(tokens, with.block), 1, 1};
     if (choose_held(device, options, tokens, held, &grid)) {
         program = held;
@@ -206,18 +211,26 @@ moert_status moert_router_backward(moert_device *device, const moert_router_opti
                      MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
                      MOERT_ARG(routing->weight), MOERT_ARG(routing->lse),
                      MOERT_ARG(gradient->dweight), MOERT_ARG(gradient->aux_gradient),
+                     MOERT_ARG(by_sequence ? gradient->sequence_ends : NULL),
                      MOERT_ARG(gradient->dlogits), MOERT_STRUCT(args));
+}
+
+/* Checks the buffers of sums over sequences; `sums` is [S,E]. */
+static moert_status check_sums(const moert_router_options *options, size_t tokens,
+                               const moert_buffer *scores, const moert_buffer *sequence_ends,
+                               size_t sequences, const char *name, const moert_buffer *sums) {
+    MOERT_TRY(moert_router_check(options));
+    MOERT_TRY(check_buffer("scores", scores, tokens, options->experts));
+    MOERT_TRY(check_buffer("sequence_ends", sequence_ends, sequences, 1));
+    return check_buffer(name, sums, sequences, options->experts);
 }
 
 moert_status moert_router_mass(const moert_router_options *options, size_t tokens,
                                const moert_buffer *scores, const moert_buffer *sequence_ends,
                                size_t sequences, moert_buffer *mass) {
-    MOERT_TRY(moert_router_check(options));
     if (sequences == 0)
-        return MOERT_OK;
-    MOERT_TRY(check_buffer("scores", scores, tokens, options->experts));
-    MOERT_TRY(check_buffer("sequence_ends", sequence_ends, sequences, 1));
-    MOERT_TRY(check_buffer("mass", mass, sequences, options->experts));
+        return moert_router_check(options);
+    MOERT_TRY(check_sums(options, tokens, scores, sequence_ends, sequences, "mass", mass));
     moert_device *device = moert_buffer_device(mass);
     tell_work(device, tokens, options->experts);
     const build with = choose_build(device, options->experts, false);
@@ -226,4 +239,23 @@ moert_status moert_router_mass(const moert_router_options *options, size_t token
                      ((moert_grid){sequences, moert_ceil_div(options->experts, with.columns), 1}),
                      MOERT_ARG(scores), MOERT_ARG(sequence_ends), MOERT_ARG(mass),
                      MOERT_STRUCT(args));
+}
+
+moert_status moert_router_counts(const moert_router_options *options, size_t tokens,
+                                 const moert_buffer *scores, const moert_buffer *sequence_ends,
+                                 size_t sequences, moert_buffer *counts) {
+    if (sequences == 0)
+        return moert_router_check(options);
+    MOERT_TRY(check_sums(options, tokens, scores, sequence_ends, sequences, "counts", counts));
+    moert_device *device = moert_buffer_device(counts);
+    MOERT_TRY(moert_buffer_clear(counts, 0, sequences * options->experts * sizeof(uint32_t)));
+    if (tokens == 0)
+        return MOERT_OK;
+    tell_work(device, tokens, options->experts + options->topk);
+    const build with = choose_build(device, options->experts, false);
+    moert_router_args args = args_of(options, tokens);
+    args.sequences = (unsigned)sequences;
+    return MOERT_RUN(device, with.program, "router_counts",
+                     ((moert_grid){moert_ceil_div(tokens, with.block), 1, 1}), MOERT_ARG(scores),
+                     MOERT_ARG(sequence_ends), MOERT_ARG(counts), MOERT_STRUCT(args));
 }

@@ -38,8 +38,9 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
 
 /*
  * dlogits[T,E] from dweight[T,K], plus the gradients of the losses. aux_gradient[E] (device, or
- * NULL) is d(loss)/d(r[t,e]), the same for every token t. r is softmax over all experts, or the
- * scores divided by their sum + 1e-20. The z-loss adds z_factor * lse[t] * softmax(logits)[t],
+ * NULL) is d(loss)/d(r[t,e]), the same for every token t. With sequence_ends (uint32 [sequences])
+ * it is [sequences,E], the same for every token of a sequence. r is softmax over all experts, or
+ * the scores divided by their sum + 1e-20. The z-loss adds z_factor * lse[t] * softmax(logits)[t],
  * where z_factor is 2 * coefficient / (number of tokens). `logits` are the logits that
  * moert_router_forward read.
  */
@@ -50,6 +51,8 @@ typedef struct moert_router_gradient {
     const moert_buffer *dweight, *aux_gradient;
     float z_factor;
     moert_buffer *dlogits;
+    const moert_buffer *sequence_ends;
+    size_t sequences;
 } moert_router_gradient;
 moert_status moert_router_backward(moert_device *device, const moert_router_options *options,
                                    const moert_router_gradient *gradient);
@@ -60,14 +63,27 @@ moert_status moert_router_mass(const moert_router_options *options, size_t token
                                const moert_buffer *scores, const moert_buffer *sequence_ends,
                                size_t sequences, moert_buffer *mass);
 
+/* counts[S,E] (uint32) = the tokens of each of S sequences whose K largest scores include the
+ * expert: the choice without correction bias and without groups. */
+moert_status moert_router_counts(const moert_router_options *options, size_t tokens,
+                                 const moert_buffer *scores, const moert_buffer *sequence_ends,
+                                 size_t sequences, moert_buffer *counts);
+
 /*
- * Load-balancing losses, on the host, from global sums. Both forms return the loss without
+ * Load-balancing losses, on the host, from sums over tokens. All forms return the loss without
  * coefficient, and gradient[E] = coefficient * d(value)/d(r[t,e]):
  *
  *   Hugging Face          E * sum_e counts_e/rows * mass_e/rows, rows and sums over all layers
  *   Megatron, per layer   E / (K * rows^2) * sum_e counts_e * mass_e
+ *   sequence              Megatron's, for each layer and sequence; the counts are those of
+ *                         moert_router_counts, and the loss of a layer is the mean over the
+ *                         sequences
  */
-typedef enum moert_aux_form { MOERT_AUX_HUGGING_FACE, MOERT_AUX_MEGATRON } moert_aux_form;
+typedef enum moert_aux_form {
+    MOERT_AUX_HUGGING_FACE,
+    MOERT_AUX_MEGATRON,
+    MOERT_AUX_SEQUENCE
+} moert_aux_form;
 typedef struct moert_router_load {
     const uint64_t *counts; /* [E] slots per expert */
     const double *mass;     /* [E] sums of r */

@@ -103,8 +103,8 @@ static void check(const row *r, moert_score score, bool renormalise, bool groupe
                                r->topk, r->experts, (int)score, renormalise ? ", renormalised" : "",
                                grouped ? ", grouped" : "", biased ? ", biased" : "", (double)scale);
     data d = make(r, &options, biased);
-    const router_input input = {options,   r->tokens, d.logits, biased ? d.bias : NULL,
-                                d.dweight, NULL,      0,        NULL};
+    const router_input input = {
+        options, r->tokens, d.logits, biased ? d.bias : NULL, d.dweight, NULL, 0, NULL, NULL, 0};
     router_run run = router_do(&input);
     check_forward(title, &input, &run);
     check_backward(title, &input, &run);
@@ -153,7 +153,7 @@ static void check_aux(const row *r, moert_score score) {
                                r->experts, (int)score);
     data d = make(r, &options, false);
     memset(d.dweight, 0, r->tokens * r->topk * sizeof *d.dweight);
-    router_input input = {options, r->tokens, d.logits, NULL, NULL, NULL, 0, NULL};
+    router_input input = {options, r->tokens, d.logits, NULL, NULL, NULL, 0, NULL, NULL, 0};
     router_run run = router_do(&input);
     /* makes the gradient of a token larger than the tolerance */
     const double coefficient = (double)r->tokens;

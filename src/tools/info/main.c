@@ -16,6 +16,7 @@ static const char *model_path, *checked_path, *documents_path;
 static moert_option_list data_paths;
 static size_t token_bits;
 static size_t batch, length, micro_batches, ep;
+static unsigned aux_form;
 static moert_compute_choice compute_choice;
 static bool as_json;
 
@@ -27,6 +28,8 @@ static const moert_option options[] = {
     {"length", MOERT_OPTION_UINT, &length, "128", "1..1000000", "tokens per sequence"},
     {"micro-batches", MOERT_OPTION_UINT, &micro_batches, "1", "1..1000000",
      "micro-batches per step"},
+    {"aux-form", MOERT_OPTION_CHOICE, &aux_form, "hugging-face", MOERT_AUX_WORDS,
+     "form of the load-balancing loss"},
     MOERT_COMPUTE_OPTIONS(compute_choice, "all other GEMMs but the router's"),
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
@@ -191,8 +194,9 @@ static moert_status run_data(void) {
 static moert_status run(moert_context *context) {
     moert_comm *world = moert_context_comm(context);
     moert_model_config config = {.text = NULL};
-    const moert_survey_model model = {model_path, model_path != NULL ? &config : NULL, batch,
-                                      length, micro_batches};
+    const moert_survey_model model = {model_path,    model_path != NULL ? &config : NULL,
+                                      batch,         length,
+                                      micro_batches, (moert_aux_form)aux_form};
     json_t *survey = NULL;
     moert_status status = MOERT_OK;
     if (checked_path != NULL)
@@ -215,7 +219,7 @@ done:
 
 MOERT_PROGRAM_MAIN(
     "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] "
-    "[--micro-batches N] [--precision P] [--dense P] [--dispatch D] [--combine C]] "
+    "[--micro-batches N] [--aux-form F] [--precision P] [--dense P] [--dispatch D] [--combine C]] "
     "[--ep N] [--json], or moert-info --check DIR, or moert-info --data PATH [--documents FILE]",
     "Prints what moert finds and chooses on these ranks: devices, placement, whether digits are\n"
     "those of every OpenCL driver for CPUs, exchange engines, backends, tuning and the MOERT_*\n"

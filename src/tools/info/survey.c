@@ -268,7 +268,8 @@ static moert_status put_memory(const survey *s, const moert_survey_model *model,
                                     .engine = chosen_engine(s),
                                     .largest_bytes = SIZE_MAX,
                                     .micro_batches = model->micro_batches,
-                                    .device = s->device};
+                                    .device = s->device,
+                                    .aux_form = model->aux_form};
     for (size_t r = 0; r < setting.ranks; r++)
         setting.largest_bytes = moert_min(setting.largest_bytes, s->ranks[r].device.largest_bytes);
     const char *method = model->config->quant_method;

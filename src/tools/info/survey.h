@@ -5,12 +5,14 @@
 
 #include "context/context.h"
 #include "io/model_config.h"
+#include "router/router.h"
 
 /* The model whose memory is estimated. */
 typedef struct moert_survey_model {
     const char *path;
     const moert_model_config *config;    /* NULL = no estimate */
     size_t batch, length, micro_batches; /* batch = sequences of one micro-batch */
+    moert_aux_form aux_form;
 } moert_survey_model;
 
 /*

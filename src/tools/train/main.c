@@ -80,8 +80,8 @@ static const moert_option options[] = {
      "largest gradient norm; 0 = no clipping"},
     {"aux-coef", MOERT_OPTION_FLOAT, &trainer.losses.aux_coefficient, "0.01", "0..",
      "of the load-balancing loss"},
-    {"aux-form", MOERT_OPTION_CHOICE, &aux_form, "hugging-face", "hugging-face|megatron",
-     "load balance of all layers together, or of each layer"},
+    {"aux-form", MOERT_OPTION_CHOICE, &aux_form, "hugging-face", MOERT_AUX_WORDS,
+     "load balance of all layers together, of each layer, or of each sequence in each layer"},
     {"z-coef", MOERT_OPTION_FLOAT, &trainer.losses.z_coefficient, "0", "0..",
      "of the router's z-loss"},
     {"max-skipped", MOERT_OPTION_UINT, &trainer.max_skipped, "10", "1..",
@@ -146,7 +146,7 @@ static moert_status check(int argc, char **argv) {
     trainer.schedule.kind = (int)schedule_kind;
     trainer.save_mode = (moert_save_mode)save_mode;
     trainer.save_bytes_per_s = 1e6 * save_rate;
-    trainer.losses.aux_form = aux_form == 0 ? MOERT_AUX_HUGGING_FACE : MOERT_AUX_MEGATRON;
+    trainer.losses.aux_form = (moert_aux_form)aux_form;
     if (token_bits != 16 && token_bits != 32)
         return MOERT_FAIL(ERROR_USAGE, "--token-bits %zu: expected 16 or 32", token_bits);
     if (sample_bytes > 0 && prompt[0] == '\0')

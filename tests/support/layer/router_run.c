@@ -22,7 +22,9 @@ static void backward(const router_input *input, const moert_buffer *logits,
     const size_t tokens = input->tokens, experts = input->options.experts,
                  topk = input->options.topk;
     moert_buffer *dweight = upload(input->dweight, tokens * topk * 4);
-    moert_buffer *aux = input->aux != NULL ? upload(input->aux, experts * 4) : NULL;
+    const size_t rows = input->ends != NULL ? input->sequences : 1;
+    moert_buffer *aux = input->aux != NULL ? upload(input->aux, rows * experts * 4) : NULL;
+    moert_buffer *ends = input->ends != NULL ? upload(input->ends, rows * 4) : NULL;
     moert_buffer *dlogits = unset_floats(tokens * experts);
     if (input->index != NULL)
         ASSERT_OK(moert_buffer_write(routing->index, 0, input->index, tokens * topk * 4));
@@ -33,7 +35,9 @@ static void backward(const router_input *input, const moert_buffer *logits,
                                                              .dweight = dweight,
                                                              .aux_gradient = aux,
                                                              .z_factor = input->z_factor,
-                                                             .dlogits = dlogits}));
+                                                             .dlogits = dlogits,
+                                                             .sequence_ends = ends,
+                                                             .sequences = rows}));
     run->dlogits = download(dlogits, tokens * experts * 4);
 }
 
@@ -43,6 +47,14 @@ float *router_mass(const moert_router_options *options, size_t tokens, const flo
     ASSERT_OK(moert_router_mass(options, tokens, upload_floats(scores, tokens * options->experts),
                                 upload(ends, sequences * 4), sequences, mass));
     return download_floats(mass, sequences * options->experts);
+}
+
+uint32_t *router_counts(const moert_router_options *options, size_t tokens, const float *scores,
+                        const uint32_t *ends, size_t sequences) {
+    moert_buffer *counts = unset_floats(sequences * options->experts);
+    ASSERT_OK(moert_router_counts(options, tokens, upload_floats(scores, tokens * options->experts),
+                                  upload(ends, sequences * 4), sequences, counts));
+    return download(counts, sequences * options->experts * 4);
 }
 
 router_run router_do(const router_input *input) {

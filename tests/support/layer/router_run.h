@@ -23,6 +23,8 @@ typedef struct router_input {
     const float *aux;           /* may be NULL */
     float z_factor;
     const int32_t *index; /* unless NULL, replaces the chosen experts before the backward */
+    const uint32_t *ends; /* unless NULL, [sequences], and aux is [sequences,E] */
+    size_t sequences;
 } router_input;
 
 /* Return options with defaults for all other fields; the second function adds groups of experts, of
@@ -37,3 +39,7 @@ router_run router_do(const router_input *input);
 /* The device's mass[S,E]: sums of r over the tokens [ends[s-1], ends[s]) of each sequence. */
 float *router_mass(const moert_router_options *options, size_t tokens, const float *scores,
                    const uint32_t *ends, size_t sequences);
+
+/* The device's counts[S,E] of each sequence's tokens whose K largest scores include the expert. */
+uint32_t *router_counts(const moert_router_options *options, size_t tokens, const float *scores,
+                        const uint32_t *ends, size_t sequences);

@@ -101,7 +101,8 @@ static moert_memory measure(moert_model *model, const moert_optimizer *optimizer
 
 /* ---- a step ---- */
 
-static moert_status train(moert_model *model, size_t batch, size_t micro_batches) {
+static moert_status train(moert_model *model, size_t batch, size_t micro_batches,
+                          moert_aux_form aux_form) {
     size_t ranks = test_ranks, first, count;
     moert_model_partition(batch, test_rank, ranks, &first, &count);
     int32_t *tokens;
@@ -114,9 +115,8 @@ static moert_status train(moert_model *model, size_t batch, size_t micro_batches
     for (size_t i = 0; i < micro_batches; i++) {
         MOERT_TRY_OR(done, moert_model_forward(model, &(moert_model_batch){batch, LENGTH, tokens,
                                                                            tokens, false, NULL}));
-        MOERT_TRY_OR(done,
-                     moert_model_loss(model, &(moert_model_losses){MOERT_AUX_MEGATRON, 0.01, 0.0},
-                                      1.0, &result));
+        MOERT_TRY_OR(done, moert_model_loss(model, &(moert_model_losses){aux_form, 0.01, 0.0}, 1.0,
+                                            &result));
         MOERT_TRY_OR(done, moert_model_backward(model, i, micro_batches));
     }
 done:
@@ -150,12 +150,13 @@ typedef struct recipe {
     moert_dispatch dispatch;
     size_t micro_batches, hidden; /* hidden size; 0: the model's hidden size */
     moert_combine combine;
+    moert_aux_form aux_form;
 } recipe;
 
 #define RECIPE(precision, dense, dispatch, micro_batches, hidden, combine)                         \
     {                                                                                              \
         MOERT_PRECISION_##precision, MOERT_PRECISION_##dense, MOERT_DISPATCH_##dispatch,           \
-            micro_batches, hidden, MOERT_COMBINE_##combine                                         \
+            micro_batches, hidden, MOERT_COMBINE_##combine, MOERT_AUX_MEGATRON                     \
     }
 static const recipe plain = RECIPE(F32, F32, F32, 1, 0, F32);
 
@@ -178,7 +179,7 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     moert_model *model = open_model(mesh, &config);
     ASSERT_OK_ON_ALL(
         moert_optimizer_create(model, &(moert_optimizer_options){.beta1 = 0.9}, &optimizer));
-    ASSERT_OK_ON_ALL(train(model, batch, how->micro_batches));
+    ASSERT_OK_ON_ALL(train(model, batch, how->micro_batches, how->aux_form));
     const moert_memory_setting setting = {
         .config = &config,
         .batch = batch,
@@ -190,6 +191,7 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
         .largest_bytes = moert_device_describe(moert_context_device(test_context))->largest_bytes,
         .micro_batches = how->micro_batches,
         .device = moert_context_device(test_context),
+        .aux_form = how->aux_form,
     };
     ASSERT_OK_ON_ALL(moert_memory_estimate(&setting, test_rank, &want));
     const moert_memory got = measure(model, optimizer);
@@ -230,6 +232,12 @@ TEST(test_estimate_counts_what_low_precision_and_micro_batches_add) {
     };
     for (size_t i = 0; i < MOERT_COUNT(recipes); i++)
         run_model(models[i % 2], &recipes[i], 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1, 1);
+}
+
+TEST(test_estimate_knows_the_loss_of_each_sequence) {
+    recipe how = plain;
+    how.aux_form = MOERT_AUX_SEQUENCE;
+    run_model(models[0], &how, 1, test_ranks > 1 ? 2 * test_ranks - 1 : 5, 1);
 }
 
 /* ---- estimates without a run ---- */

@@ -43,7 +43,7 @@ static void check_forward(moert_router_options options, size_t tokens, bool bias
     moert_rng_normals(1, 1, 0, 0.1, bias, options.experts);
     const float *used = biased ? bias : NULL;
     oracle_logits(&options, tokens, used, deviation, options.experts, logits);
-    const router_input input = {options, tokens, logits, used, NULL, NULL, 0, NULL};
+    const router_input input = {options, tokens, logits, used, NULL, NULL, 0, NULL, NULL, 0};
     router_run run = router_do(&input);
     for (size_t t = 0; t < tokens; t++)
         compare_token(&input, &run, t);
@@ -79,7 +79,8 @@ TEST(test_forward_of_the_largest_router_chooses_every_expert_once) {
     for (int e = 0; e < 1024; e++)
         logits[e] = (float)(e * 37 % 1024) * 0.01f;
     const moert_router_options options = router_options(1024, 1024, MOERT_SCORE_SOFTMAX_TOPK);
-    router_run run = router_do(&(router_input){options, 1, logits, NULL, NULL, NULL, 0, NULL});
+    router_run run =
+        router_do(&(router_input){options, 1, logits, NULL, NULL, NULL, 0, NULL, NULL, 0});
     for (int k = 0; k < 1024; k++)
         assert_int_equal(run.index[k] * 37 % 1024, 1023 - k);
 }
@@ -151,7 +152,8 @@ TEST(test_a_bias_selects_but_does_not_weigh) {
     const float logits[4] = {0.0f, 2.0f, 1.0f, -1.0f}, bias[4] = {1.0f, 0.0f, 0.0f, 0.0f};
     moert_router_options options = router_options(4, 2, MOERT_SCORE_SIGMOID);
     options.renormalise = false;
-    router_run run = router_do(&(router_input){options, 1, logits, bias, NULL, NULL, 0, NULL});
+    router_run run =
+        router_do(&(router_input){options, 1, logits, bias, NULL, NULL, 0, NULL, NULL, 0});
     assert_int_equal(run.index[0], 0);
     assert_int_equal(run.index[1], 1);
     assert_within((double)run.weight[0], 0.5, 1e-6);
@@ -188,7 +190,7 @@ TEST(test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing) {
             logits[t * 21 + t * 9] = bad[t];
         for (int i = 0; i < 21; i++)
             aux[i] = dweight[i % 12] = (float)i;
-        const router_input input = {options, 4, logits, NULL, dweight, aux, 0.5f, NULL};
+        const router_input input = {options, 4, logits, NULL, dweight, aux, 0.5f, NULL, NULL, 0};
         router_run run = router_do(&input);
         for (size_t t = 0; t < 3; t++) {
             for (size_t k = 0; k < 3; k++) {
@@ -206,7 +208,7 @@ TEST(test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing) {
 TEST(test_no_tokens_are_no_work) {
     const float none[1] = {0.0f};
     router_do(&(router_input){router_options(8, 2, MOERT_SCORE_SOFTMAX), 0, none, NULL, none, NULL,
-                              0.0f, NULL});
+                              0.0f, NULL, NULL, 0});
 }
 
 /* Checks that token t of one batch has the bits of token `to` of another batch. */
@@ -232,10 +234,10 @@ TEST(test_a_token_has_the_same_bits_at_any_position) {
             memcpy(reversed + t * E, logits + (T - 1 - t) * E, E * 4);
             memcpy(dreversed + t * K, dweight + (T - 1 - t) * K, K * 4);
         }
-        router_run all =
-            router_do(&(router_input){options, T, logits, NULL, dweight, aux, 0.25f, NULL});
-        router_run few =
-            router_do(&(router_input){options, 29, reversed, NULL, dreversed, aux, 0.25f, NULL});
+        router_run all = router_do(
+            &(router_input){options, T, logits, NULL, dweight, aux, 0.25f, NULL, NULL, 0});
+        router_run few = router_do(
+            &(router_input){options, 29, reversed, NULL, dreversed, aux, 0.25f, NULL, NULL, 0});
         for (size_t t = 0; t < 29; t++)
             same_token(&few, t, &all, T - 1 - t, E, K);
     }

@@ -18,7 +18,8 @@ static void check_terms(moert_router_options options, size_t tokens, bool biased
     moert_rng_normals(11, 1, 0, 1.0, bias, options.experts);
     moert_rng_normals(11, 2, 0, 1.0, aux, options.experts);
     moert_rng_normals(11, 3, 0, 1.0, dweight, tokens * options.topk);
-    router_input input = {options, tokens, logits, biased ? bias : NULL, dweight, NULL, 0, NULL};
+    router_input input = {options, tokens, logits, biased ? bias : NULL, dweight, NULL, 0,
+                          NULL,    NULL,   0};
     oracle_logits(&options, tokens, input.bias, 1.0, 4, logits);
     for (int bits = 0; bits < 8; bits++) {
         input.dweight = bits & 1 ? dweight : zeros;
@@ -62,7 +63,7 @@ TEST(test_a_dropped_slot_passes_no_gradient) {
         moert_rng_normals(11, 5, 0, 1.0, dweight, K);
         memcpy(without, dweight, sizeof without);
         without[1] = 0.0f;
-        router_input input = {options, 1, logits, NULL, without, NULL, 0.1f, NULL};
+        router_input input = {options, 1, logits, NULL, without, NULL, 0.1f, NULL, NULL, 0};
         router_run expected = router_do(&input);
         const int32_t index[K] = {expected.index[0], -1, expected.index[2]};
         dweight[1] = NAN;
@@ -182,6 +183,60 @@ TEST(test_mass_sums_the_normalised_scores_of_each_sequence) {
         /* the last sequence has the same bits in a batch without the other sequences */
         float *alone = router_mass(&input.options, 6, run.scores + 17 * E, last, 1);
         assert_memory_equal(alone, mass + 3 * E, E * 4);
+    }
+}
+
+TEST(test_counts_are_those_of_the_largest_scores_of_each_sequence) {
+    enum { T = 40, E = 37, K = 5, S = 5 };
+    static const uint32_t ends[S] = {3, 3, 20, 39, 40};
+    float logits[T * E];
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        const router_input input = {
+            .options = router_options(E, K, (moert_score)score), .tokens = T, .logits = logits};
+        oracle_logits(&input.options, T, NULL, 1.0, 23, logits);
+        router_run run = router_do(&input);
+        uint32_t want[S * E] = {0};
+        for (size_t t = 0, s = 0; t < T; t++) {
+            while (t >= ends[s])
+                s++;
+            for (size_t k = 0; k < K; k++)
+                want[s * E + (size_t)run.index[t * K + k]]++;
+        }
+        /* groups would forbid some of these experts */
+        moert_router_options grouped = router_groups(input.options, E, K);
+        grouped.group_best = 1;
+        assert_memory_equal(router_counts(&grouped, T, run.scores, ends, S), want, sizeof want);
+    }
+    const moert_router_options options = router_options(3, 1, MOERT_SCORE_SOFTMAX);
+    uint32_t *none = router_counts(&options, 0, NULL, (uint32_t[]){0, 0}, 2);
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(none[i], 0);
+}
+
+/* Each sequence has its own gradients by the scores. */
+TEST(test_backward_takes_the_gradients_of_each_sequence) {
+    enum { T = 21, E = 24, K = 3, S = 4 };
+    static const uint32_t ends[S] = {2, 2, 19, 21};
+    float logits[T * E], dweight[T * K], aux[S * E];
+    moert_rng_normals(31, 1, 0, 1.0, dweight, T * K);
+    moert_rng_normals(31, 2, 0, 1.0, aux, S * E);
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        router_input input = {.options = router_options(E, K, (moert_score)score),
+                              .tokens = T,
+                              .logits = logits,
+                              .dweight = dweight,
+                              .aux = aux,
+                              .ends = ends,
+                              .sequences = S};
+        oracle_logits(&input.options, T, NULL, 1.0, 29, logits);
+        router_run run = router_do(&input);
+        input.ends = NULL;
+        for (size_t s = 0; s < S; s++) {
+            input.aux = aux + s * E;
+            router_run alone = router_do(&input);
+            for (size_t t = s ? ends[s - 1] : 0; t < ends[s]; t++)
+                assert_memory_equal(run.dlogits + t * E, alone.dlogits + t * E, E * 4);
+        }
     }
 }
 

@@ -10,8 +10,9 @@ TEST(test_extreme_finite_logits_give_finite_results) {
     const float logits[4] = {3e38f, -3e38f, 3e38f, 0.0f};
     for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
         const float dweight[4] = {1.0f, 2.0f, 3.0f, 4.0f};
-        router_run run = router_do(&(router_input){router_options(4, 4, (moert_score)score), 1,
-                                                   logits, NULL, dweight, NULL, 0.0f, NULL});
+        router_run run =
+            router_do(&(router_input){router_options(4, 4, (moert_score)score), 1, logits, NULL,
+                                      dweight, NULL, 0.0f, NULL, NULL, 0});
         for (int e = 0; e < 4; e++) {
             assert_true(isfinite(run.scores[e]) && isfinite(run.weight[e]));
             assert_true(isfinite(run.dlogits[e]));
@@ -78,8 +79,16 @@ TEST(test_backward_is_the_gradient_where_scores_are_as_small_as_1e_20) {
     for (size_t kind = 0; kind < MOERT_COUNT(kinds); kind++) {
         for (size_t i = 0; i < T * E; i++)
             logits[i] = kinds[kind].shift + (float)moert_rng_normal(23, 3, i);
-        const router_input input = {
-            router_options(E, K, kinds[kind].score), T, logits, NULL, dweight, aux, 0.0f, NULL};
+        const router_input input = {router_options(E, K, kinds[kind].score),
+                                    T,
+                                    logits,
+                                    NULL,
+                                    dweight,
+                                    aux,
+                                    0.0f,
+                                    NULL,
+                                    NULL,
+                                    0};
         oracle_check_gradient(&input, 1e-6);
     }
 }
