@@ -69,6 +69,27 @@ MOERT_API moert_status moert_buffer_unmap(const moert_buffer *buffer, void *memo
 /* Blocks until all enqueued work is done. Errors: ERROR_DEVICE. */
 MOERT_API moert_status moert_device_finish(moert_device *device);
 
+/*
+ * OpenCL objects, for programs with kernels of their own: the in-order cl_command_queue, the
+ * cl_context, the cl_device_id, and a buffer's cl_mem. They stay moert's. What a program enqueues
+ * in this queue runs in order with moert's work, so it needs no events.
+ */
+MOERT_API void *moert_device_queue(const moert_device *device);
+MOERT_API void *moert_device_context(const moert_device *device);
+MOERT_API void *moert_device_id(const moert_device *device);
+MOERT_API void *moert_buffer_memory(const moert_buffer *buffer);
+
+/* Makes a buffer of a cl_mem of the device's context, and retains it. Errors: ERROR_USAGE (another
+ * context), ERROR_DEVICE, ERROR_MEMORY. */
+MOERT_API moert_status moert_buffer_adopt(moert_device *device, void *memory,
+                                          moert_buffer **buffer);
+
+/* For work in other queues. await_event: what moert enqueues from now on waits for a cl_event.
+ * record_event: *event = a cl_event that completes when all work enqueued so far is done; the
+ * caller releases it. Neither blocks. Errors: ERROR_DEVICE. */
+MOERT_API moert_status moert_device_await_event(moert_device *device, void *event);
+MOERT_API moert_status moert_device_record_event(moert_device *device, void **event);
+
 /* The driver's name of the device. */
 MOERT_API const char *moert_device_name(const moert_device *device);
 

@@ -172,6 +172,51 @@ TEST(test_memory_of_cpus_is_not_exported) {
                      "cl_khr_external_memory_opaque_fd");
 }
 
+TEST(test_memory_and_events_of_opencl_go_in_and_out) {
+    enum { COUNT = 256 };
+    float values[COUNT], got[COUNT];
+    cl_int code[3];
+    cl_context context = moert_device_context(test_device);
+    cl_command_queue_properties none = 0;
+    for (size_t i = 0; i < COUNT; i++)
+        values[i] = (float)i;
+    cl_mem memory = clCreateBuffer(context, CL_MEM_READ_WRITE, sizeof values, NULL, &code[0]);
+    cl_command_queue other =
+        clCreateCommandQueue(context, moert_device_id(test_device), none, &code[1]);
+    cl_event gate = clCreateUserEvent(context, &code[2]);
+    assert_true(code[0] == CL_SUCCESS && code[1] == CL_SUCCESS && code[2] == CL_SUCCESS);
+    moert_buffer *buffer;
+    ASSERT_OK(moert_buffer_adopt(test_device, memory, &buffer));
+    assert_ptr_equal(moert_buffer_memory(buffer), memory);
+    assert_int_equal(moert_buffer_bytes(buffer), sizeof values);
+    assert_int_equal(clReleaseMemObject(memory), CL_SUCCESS); /* the buffer has retained it */
+    /* moert's kernel waits for the write in the other queue, which waits for the gate */
+    cl_event written;
+    void *done;
+    assert_int_equal(
+        clEnqueueWriteBuffer(other, memory, CL_FALSE, 0, sizeof values, values, 1, &gate, &written),
+        CL_SUCCESS);
+    assert_int_equal(clFlush(other), CL_SUCCESS);
+    ASSERT_OK(moert_device_await_event(test_device, written));
+    ASSERT_OK(run_twice(buffer, COUNT));
+    ASSERT_OK(moert_device_record_event(test_device, &done));
+    cl_event last = done;
+    assert_int_equal(clSetUserEventStatus(gate, CL_COMPLETE), CL_SUCCESS);
+    assert_int_equal(
+        clEnqueueReadBuffer(other, memory, CL_TRUE, 0, sizeof got, got, 1, &last, NULL),
+        CL_SUCCESS);
+    for (size_t i = 0; i < COUNT; i++)
+        assert_true(got[i] == 2.0f * (float)i);
+    clReleaseEvent(last);
+    clReleaseEvent(written);
+    clReleaseEvent(gate);
+    clReleaseCommandQueue(other);
+    moert_buffer_destroy(buffer);
+    assert_non_null(moert_device_queue(test_device));
+    ASSERT_FAILS(moert_buffer_adopt(test_device, NULL, &buffer), MOERT_ERROR_USAGE,
+                 "memory is NULL");
+}
+
 TEST(test_wrapped_memory_is_used_as_it_is) {
     enum { N = 1024 };
     float *memory = aligned_alloc(4096, N * sizeof *memory), *mapped;
