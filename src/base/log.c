@@ -7,6 +7,13 @@
 #include "base/config.h"
 
 static int log_rank, log_size = 1;
+static moert_log_sink *log_sink;
+static void *sink_user;
+
+void moert_log_set_sink(moert_log_sink *sink, void *user) {
+    sink_user = user;
+    log_sink = sink;
+}
 
 void moert_log_set_rank(int rank, int size) {
     log_rank = rank;
@@ -37,6 +44,11 @@ void moert_log_write(moert_log_level level, const char *format, ...) {
     length += body < 0 ? 0 : body;
     if (length > (int)sizeof line - 2)
         length = (int)sizeof line - 2;
+    if (log_sink != NULL) {
+        line[length] = '\0';
+        log_sink(sink_user, (int)level, line);
+        return;
+    }
     line[length] = '\n';
     fwrite(line, 1, (size_t)length + 1, stderr);
 }

@@ -27,6 +27,11 @@ int moert_log_enabled(moert_log_level level);
 void moert_log_write(moert_log_level level, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* Log lines go to sink(user, level, line) instead of stderr, without the final newline; NULL: to
+ * stderr again. For the whole process. */
+typedef void moert_log_sink(void *user, int level, const char *line);
+void moert_log_set_sink(moert_log_sink *sink, void *user);
+
 /* From now on, lines of jobs with several ranks name the rank. Only rank 0 writes lines at level
  * info, unless the limit is debug or higher. */
 void moert_log_set_rank(int rank, int size);

@@ -1,5 +1,6 @@
 /* Code around every MPI call: it reports waits to the watchdog, the profile and comm/arrivals.h,
  * and records failures. */
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -13,7 +14,19 @@ MPI_Status *const moert_statuses_ignore = MPI_STATUSES_IGNORE;
 /* The message of the first failed call of MPI, or "". */
 char moert_comm_failure[512];
 
+static atomic_bool given_up;
+static char given_up_text[1024];
+
+void moert_comm_give_up(const char *message) {
+    snprintf(given_up_text, sizeof given_up_text, "%s", message);
+    atomic_store(&given_up, true);
+}
+
 moert_status moert_comm_check(void) {
+    if (atomic_load(&given_up)) {
+        moert_error_set(given_up_text);
+        return MOERT_ERROR_TIMEOUT;
+    }
     if (moert_comm_failure[0] == '\0')
         return MOERT_OK;
     moert_error_set(moert_comm_failure);

@@ -18,10 +18,12 @@ moert_status moert_mpi_wait(moert_comm *comm, int count, MPI_Request *requests) 
     int done = 0, code;
     const uint64_t begun = moert_clock_ns();
     moert_comm_wait_begin(comm);
+    moert_status status = MOERT_OK;
     while ((code = MPI_Testall(count, requests, &done, moert_statuses_ignore)) == MPI_SUCCESS &&
-           !done)
+           !done && (status = moert_comm_check()) == MOERT_OK)
         moert_clock_pause(begun);
     moert_comm_wait_end(comm);
+    MOERT_TRY(status);
     MOERT_MPI_CODE(comm, code, "MPI_Testall");
     return MOERT_OK;
 }

@@ -69,6 +69,9 @@ moert_status moert_comm_agree_at(moert_comm *comm, moert_status local, const cha
 /* True if moert_last_error() is the failure of an agreement of all ranks (not of a part of them).
  * All ranks know of such a failure and can end in order. */
 bool moert_comm_failure_is_shared(void);
+/* From now on all calls of this process that wait for other ranks return ERROR_TIMEOUT with this
+ * message, also one that waits already, whose messages stay in flight: the process must end. */
+void moert_comm_give_up(const char *message);
 /* Ends all ranks at once with exit code `code` (MPI_Abort), after a failure that the other ranks do
  * not know. */
 void moert_comm_abort(moert_comm *comm, int code);

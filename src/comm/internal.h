@@ -87,7 +87,7 @@ moert_status moert_mpi_fail(const moert_comm *comm, int code, const char *call,
  * After a failed call of MPI this rank is out of step with the others: it would wait for them in
  * one call, and they for it in another. So from then on all calls of this process that wait for
  * other ranks fail at once. moert_comm_check returns ERROR_COMM and the message of the failed call,
- * or MOERT_OK. Tests clear the message.
+ * ERROR_TIMEOUT after moert_comm_give_up, or MOERT_OK. Tests clear the message.
  */
 moert_status moert_comm_check(void);
 extern char moert_comm_failure[512];

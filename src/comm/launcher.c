@@ -27,6 +27,22 @@ void moert_launcher_read(void) {
     }
 }
 
+bool moert_launcher_local(size_t *local_rank, size_t *local_count) {
+    static const char *const names[][2] = {
+        {"OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+        {"MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(names); i++) {
+        const char *first = getenv(names[i][0]), *second = getenv(names[i][1]);
+        if (first == NULL || second == NULL)
+            continue;
+        *local_rank = strtoul(first, NULL, 10);
+        *local_count = strtoul(second, NULL, 10);
+        return *local_rank < *local_count;
+    }
+    return false;
+}
+
 size_t moert_launcher_rank(void) {
     return rank;
 }

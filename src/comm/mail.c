@@ -191,6 +191,7 @@ moert_status moert_mail_progress(moert_mail *mail, bool wait) {
                   MPI_Testsome(count, mail->requests, &done, mail->done, moert_statuses_ignore));
         if (!wait || done != 0)
             break;
+        MOERT_TRY(moert_comm_check());
     }
     for (int i = 0; i < done; i++)
         mail->left[mail->part[mail->done[i]]]--;

@@ -45,5 +45,15 @@ ends late 3 "^moert: rank 2 on .* is late .*, $at \(MOERT_TIMEOUT_S=3\)\$"
 ends report 3 "^moert: rank [12] reports a failure\$"
 ends mixed 2 "^moert: rank 0 on .* has waited for .* no rank of its host is late"
 
+ends_itself() {
+    hang sink 2
+    [ "$status" -ne 0 ] && [ "$status" -ne 124 ] && [ "$seconds" -lt 25 ] && ! grep -q '^moert: ' "$log" &&
+        grep -Eq "^ends by itself: moert: rank 1 on .* is late .*, $at \(MOERT_TIMEOUT_S=3\)\$" "$log"
+}
+ends_itself
+verdict $? "a program that takes the watchdog's message gets control back and ends by itself"
+for way in paused limit; do
+    check "$way: a rank may compute for longer than the limit" timeout -k 5 30 "${MOERT_MPIRUN[@]}" -n 2 "$program" victim $way
+done
 check "a job without faults ends without an error under the watchdog" timeout -k 5 30 "${MOERT_MPIRUN[@]}" -n 2 "$program" victim nothing
 finish

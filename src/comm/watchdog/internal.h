@@ -10,7 +10,10 @@
 
 struct moert_watchdog {
     moert_comm *comm;
-    unsigned timeout_s;
+    atomic_uint timeout_s;
+    moert_watch_sink *sink; /* is told before this process ends, or NULL */
+    void *sink_user;
+    bool released;            /* the program ends its process itself */
     moert_watch_table *table; /* NULL: off */
     size_t table_bytes;
     size_t me, count;        /* this rank's index, and the number of ranks, on this host */

@@ -95,7 +95,9 @@ moert_watch_verdict moert_watch_judge(const moert_watch_entry *entry, bool visib
                                                                  : MOERT_WATCH_FINE;
     if (life == MOERT_WATCH_HALTED || since(now_ns, atomic_load(&entry->heartbeat_ns)) > silence_ns)
         return MOERT_WATCH_STOPPED;
-    return atomic_load(&entry->waiting) ? MOERT_WATCH_FINE : MOERT_WATCH_LATE;
+    return atomic_load(&entry->waiting)  ? MOERT_WATCH_FINE
+           : atomic_load(&entry->paused) ? MOERT_WATCH_PAUSED
+                                         : MOERT_WATCH_LATE;
 }
 
 /* The gravest verdict so far; among equals, the entry longest without progress. */

@@ -21,12 +21,14 @@ typedef struct moert_watch_entry {
     _Atomic uint64_t ticks, step;
     _Atomic uint64_t birth; /* start time in /proc, to detect a reused pid */
     atomic_int pid, waiting, state;
-    atomic_int phase; /* moert_phase */
+    atomic_int phase;  /* moert_phase */
+    atomic_int paused; /* its program has said that it computes outside of moert */
 } moert_watch_entry;
 
 /* The verdicts on a rank, in ascending order of gravity. */
 typedef enum moert_watch_verdict {
     MOERT_WATCH_FINE,
+    MOERT_WATCH_PAUSED,  /* alive, and may take any time */
     MOERT_WATCH_LATE,    /* alive and not waiting, so the other ranks wait for it */
     MOERT_WATCH_STOPPED, /* halted by a signal or a debugger, or without a heartbeat */
     MOERT_WATCH_SILENT,  /* its host has stopped sending datagrams */

@@ -32,23 +32,32 @@ static const uint64_t patience_ns = 1000000000u; /* time by which lower ranks an
 
 /* ---- the thread ---- */
 
-/* Ends this process. The first process of its host that ends this way writes the message; later
- * ones wait a second first. */
-static _Noreturn void end_process(moert_watchdog *watchdog, const char *explanation, bool late) {
+/* Ends this process, or tells the program to do so. */
+static void leave(moert_watchdog *watchdog, const char *message) {
+    if (watchdog->sink == NULL || !watchdog->sink(watchdog->sink_user, message))
+        _exit(1);
+    watchdog->released = true;
+    moert_comm_give_up(message);
+}
+
+/* Ends this process. The first process of its host that ends this way writes the message, unless
+ * its program takes messages; later ones wait a second first. */
+static void end_process(moert_watchdog *watchdog, const char *explanation, bool late) {
+    char line[1024], cause[48] = "";
+    if (late)
+        snprintf(cause, sizeof cause, " (MOERT_TIMEOUT_S=%u)", watchdog->timeout_s);
+    int length = snprintf(line, sizeof line, "moert: %s; ending the job%s\n", explanation, cause);
     if (atomic_exchange(&watchdog->table->reported, 1) == 0) {
-        char line[1024], cause[48] = "";
-        if (late)
-            snprintf(cause, sizeof cause, " (MOERT_TIMEOUT_S=%u)", watchdog->timeout_s);
-        int length =
-            snprintf(line, sizeof line, "moert: %s; ending the job%s\n", explanation, cause);
-        ssize_t ignored = write(STDERR_FILENO, line, moert_min((size_t)length, sizeof line - 1));
-        (void)ignored;
+        const size_t bytes = moert_min((size_t)length, sizeof line - 1);
+        if (watchdog->sink == NULL && write(STDERR_FILENO, line, bytes) < 0)
+            length = 0; /* nobody reads it */
         if (watchdog->beacon != NULL)
             moert_watchdog_send_note(watchdog, moert_clock_ns());
     } else {
         nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
     }
-    _exit(1);
+    line[strcspn(line, "\n")] = '\0';
+    leave(watchdog, line);
 }
 
 /* How long this rank waits for the suspect before it reports. The limit is short for a process that
@@ -77,7 +86,7 @@ static void inspect(moert_watchdog *watchdog, uint64_t now_ns) {
         waited_ns < moert_min(early_ns, watchdog->timeout_s * second_ns))
         return;
     moert_suspect culprit = moert_watchdog_suspect(watchdog, now_ns);
-    if (waited_ns < limit_of(watchdog, &culprit) ||
+    if (waited_ns < limit_of(watchdog, &culprit) || culprit.verdict == MOERT_WATCH_PAUSED ||
         (culprit.verdict == MOERT_WATCH_LATE && /* the suspect is slow but makes progress, for
                                                    example on a large checkpoint */
          now_ns - moert_min(now_ns, atomic_load(&culprit.entry->progress_ns)) <
@@ -123,22 +132,22 @@ static void follow(moert_watchdog *watchdog, uint64_t now_ns) {
     if (watchdog->ending_ns == 0)
         watchdog->ending_ns = now_ns + second_ns;
     if (now_ns >= watchdog->ending_ns)
-        _exit(1);
+        leave(watchdog, "moert: another rank has reported a failure; ending the job");
 }
 
 static void *keep_watch(void *argument) {
     moert_watchdog *watchdog = argument;
     pthread_mutex_lock(&watchdog->mutex);
-    while (!watchdog->stopping) {
+    while (!watchdog->stopping && !watchdog->released) {
         uint64_t now_ns = moert_clock_ns(), next_ns = now_ns + beat_ns;
         moert_watch_publish(&watchdog->table->entries[watchdog->me], now_ns);
         if (watchdog->beacon != NULL) {
             moert_watchdog_receive_notes(watchdog, now_ns);
             moert_watchdog_send_note(watchdog, now_ns);
         }
-        follow(watchdog, now_ns);
-        inspect(watchdog, now_ns);
-        look_after_next(watchdog, now_ns);
+        void (*const checks[])(moert_watchdog *, uint64_t) = {follow, inspect, look_after_next};
+        for (size_t i = 0; i < MOERT_COUNT(checks) && !watchdog->released; i++)
+            checks[i](watchdog, now_ns);
         struct timespec next = {.tv_sec = (time_t)(next_ns / second_ns),
                                 .tv_nsec = (long)(next_ns % second_ns)};
         pthread_cond_timedwait(&watchdog->wake, &watchdog->mutex, &next);
@@ -259,6 +268,29 @@ moert_status moert_watchdog_start(moert_comm *comm, unsigned timeout_s, moert_wa
 undo:
     release(watchdog);
     return status;
+}
+
+void moert_watchdog_set_sink(moert_watchdog *watchdog, moert_watch_sink *sink, void *user) {
+    if (watchdog == NULL || watchdog->table == NULL)
+        return;
+    pthread_mutex_lock(&watchdog->mutex);
+    watchdog->sink = sink;
+    watchdog->sink_user = user;
+    pthread_mutex_unlock(&watchdog->mutex);
+}
+
+void moert_watchdog_set_timeout(moert_watchdog *watchdog, unsigned timeout_s) {
+    if (watchdog != NULL)
+        atomic_store(&watchdog->timeout_s, timeout_s);
+}
+
+void moert_watchdog_pause(moert_watchdog *watchdog, bool paused) {
+    if (watchdog == NULL || watchdog->table == NULL)
+        return;
+    moert_watch_entry *mine = &watchdog->table->entries[watchdog->me];
+    if (!paused) /* its time counts from here */
+        atomic_store(&mine->progress_ns, moert_clock_ns());
+    atomic_store(&mine->paused, paused);
 }
 
 bool moert_watchdog_claim(moert_watchdog *watchdog) {

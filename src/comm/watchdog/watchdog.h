@@ -23,6 +23,20 @@
 
 typedef struct moert_watchdog moert_watchdog;
 
+/*
+ * Before the watchdog ends this process, it calls sink(user, message) on its own thread instead of
+ * writing the message to stderr. If the sink returns true, the program ends its process itself: the
+ * watchdog stops watching, and all calls that wait for other ranks, also one that waits already,
+ * return ERROR_TIMEOUT with the message.
+ */
+typedef bool moert_watch_sink(void *user, const char *message);
+void moert_watchdog_set_sink(moert_watchdog *watchdog, moert_watch_sink *sink, void *user);
+/* Sets the time limit of this rank's waits. Not collective. */
+void moert_watchdog_set_timeout(moert_watchdog *watchdog, unsigned timeout_s);
+/* Between pause(true) and pause(false) no rank ends the job because this rank is late. Not
+ * collective. */
+void moert_watchdog_pause(moert_watchdog *watchdog, bool paused);
+
 /* With timeout_s = 0 the watchdog never ends the job by itself. Collective. */
 moert_status moert_watchdog_start(moert_comm *comm, unsigned timeout_s, moert_watchdog **watchdog);
 /*

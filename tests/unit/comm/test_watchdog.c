@@ -244,6 +244,12 @@ static void report(moert_watchdog *watchdog) {
     sleep(60);
 }
 
+/* The last rank lets the watchdog end its process; the others end it themselves. */
+static bool take_message(void *user, const char *message) {
+    (void)user, (void)message;
+    return test_rank + 1 < test_ranks;
+}
+
 /* The last rank fails in the given way at step 12. The others wait for it in a barrier; with
  * `alone`, they wait outside of any call. */
 static int be_victim(const char *way) {
@@ -267,8 +273,19 @@ static int be_victim(const char *way) {
         sleep(60);
     if (last && strcmp(way, "stop") == 0)
         raise(SIGSTOP);
-    if (last && strcmp(way, "late") == 0)
+    if (strcmp(way, "sink") == 0)
+        moert_watchdog_set_sink(watchdog, take_message, NULL);
+    if (last && (strcmp(way, "late") == 0 || strcmp(way, "sink") == 0))
         sleep(60);
+    if (last && strcmp(way, "paused") == 0) { /* longer than MOERT_TIMEOUT_S */
+        moert_watchdog_pause(watchdog, true);
+        sleep(5);
+        moert_watchdog_pause(watchdog, false);
+    }
+    if (strcmp(way, "limit") == 0)
+        moert_watchdog_set_timeout(watchdog, 60);
+    if (last && strcmp(way, "limit") == 0)
+        sleep(5);
     if (strcmp(way, "report") == 0 && test_rank > 0)
         report(watchdog);
     /* the last rank waits in a call that no other rank makes */
@@ -276,7 +293,11 @@ static int be_victim(const char *way) {
         moert_phase_wait_begin();
         sleep(60);
     }
-    moert_comm_barrier(test_comm);
+    if (moert_comm_barrier(test_comm) == MOERT_ERROR_TIMEOUT) {
+        printf("ends by itself: %s\n", moert_last_error());
+        fflush(stdout);
+        _exit(5);
+    }
     moert_watchdog_stop(watchdog);
     return 0;
 }
