@@ -2,8 +2,10 @@
  * A context ties a rank to its communicator, its cores and its device.
  *
  * Creating a context binds the rank to cores (MOERT_BIND), opens the OpenCL device (MOERT_DEVICE)
- * and starts the watchdog (MOERT_TIMEOUT_S). The caller must first initialize MPI with
- * MPI_THREAD_FUNNELED, on the thread that makes all further calls.
+ * and starts the watchdog (MOERT_TIMEOUT_S). Options replace these variables where a program
+ * decides. Destroying the last context of a process restores the affinity of its threads. The
+ * caller must first initialize MPI with MPI_THREAD_FUNNELED, on the thread that makes all further
+ * calls.
  */
 #ifndef MOERT_CONTEXT_H
 #define MOERT_CONTEXT_H
@@ -19,6 +21,8 @@
 #endif
 #include <mpi.h>
 
+#include <stdbool.h>
+
 #include "moert/device.h"
 
 #ifdef __cplusplus
@@ -27,16 +31,51 @@ extern "C" {
 
 typedef struct moert_context moert_context;
 
+/* Whether a context binds its process to cores. VARIABLE: as MOERT_BIND says. */
+typedef enum moert_binding {
+    MOERT_BINDING_VARIABLE,
+    MOERT_BINDING_OFF,
+    MOERT_BINDING_ON
+} moert_binding;
+
+/*
+ * Callbacks. `user` is the pointer of the options.
+ *
+ * moert_log_callback gets each log line of the process, without a newline, instead of stderr.
+ * Levels: 0 error, 1 warn, 2 info, 3 debug, 4 trace; MOERT_LOG decides which lines are written.
+ *
+ * moert_watch_callback is called on the watchdog's thread before the watchdog ends this process,
+ * with the message that it would write. If it returns false, the process ends at once with status
+ * 1. If it returns true, the program ends its process itself: the watchdog stops, and calls that
+ * wait for other ranks, also one that waits already, return ERROR_TIMEOUT with the message. Then
+ * the program flushes its files and exits, with MPI_Abort or _exit; other calls of MPI may wait for
+ * ever.
+ */
+typedef void moert_log_callback(void *user, int level, const char *line);
+typedef bool moert_watch_callback(void *user, const char *message);
+
 /* OpenCL objects of the caller: set all three or none. The objects must outlive the context. The
  * queue must be in-order. */
 typedef struct moert_context_options {
-    size_t size;      /* sizeof(moert_context_options) */
-    void *cl_context; /* cl_context */
-    void *cl_device;  /* cl_device_id */
-    void *cl_queue;   /* cl_command_queue */
+    size_t size;           /* sizeof(moert_context_options) */
+    void *cl_context;      /* cl_context */
+    void *cl_device;       /* cl_device_id */
+    void *cl_queue;        /* cl_command_queue */
+    const char *engine;    /* of the exchange, a word of MOERT_EXCHANGE; NULL: that variable */
+    moert_binding binding; /* the same on all ranks, as are engine and timeout_s */
+    int timeout_s;         /* seconds as in MOERT_TIMEOUT_S; -1: that variable */
+    moert_log_callback *log;
+    void *log_user;
+    moert_watch_callback *watch;
+    void *watch_user;
+    const MPI_Comm *placement; /* the processes that divide cores and GPUs of their hosts, among
+                                  them all of this context's; all of them create contexts at the
+                                  same time. NULL: those that the launcher has started, where it
+                                  tells and has not bound them; else those of the context */
 } moert_context_options;
 
-#define MOERT_CONTEXT_OPTIONS_INIT MOERT_INIT(moert_context_options, context_, )
+#define MOERT_CONTEXT_OPTIONS_INIT                                                                 \
+    MOERT_INIT(moert_context_options, context_, MOERT_SET(context_, timeout_s, -1))
 
 /*
  * Creates a context on a duplicate of `comm`. options may be NULL. Collective over `comm`,
@@ -50,6 +89,15 @@ MOERT_API moert_status moert_context_create(MPI_Comm comm, const moert_context_o
 /* Call this before MPI_Finalize, after destroying all objects of the context. Collective; NULL is
  * legal. */
 MOERT_API void moert_context_destroy(moert_context *context);
+
+/*
+ * For programs that compute outside of moert for long. Between pause_watch(context, true) and
+ * pause_watch(context, false) no rank ends the job because this rank is late; a rank that is gone
+ * or stopped is still found. set_timeout sets the time limit of this rank's waits in seconds, 0:
+ * none. Not collective. Errors: ERROR_USAGE (a limit above 86400 s).
+ */
+MOERT_API moert_status moert_context_pause_watch(moert_context *context, bool paused);
+MOERT_API moert_status moert_context_set_timeout(moert_context *context, unsigned seconds);
 
 MOERT_API size_t moert_context_rank(const moert_context *context);
 MOERT_API size_t moert_context_size(const moert_context *context);

@@ -28,6 +28,9 @@ const char *moert_context_difference(const moert_context *context);
  * is no CPU). */
 moert_status moert_context_settle_tiles(moert_comm *comm, moert_device *device);
 
+/* The engine of the context's exchanges: MOERT_EXCHANGE_* of base/config.h. */
+unsigned moert_context_exchange(const moert_context *context);
+
 /* Whether the watchdog guards this rank. */
 bool moert_context_is_watched(const moert_context *context);
 

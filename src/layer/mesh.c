@@ -1,7 +1,6 @@
 /* The EP x EDP arrangement of the ranks. */
 #include "layer/mesh.h"
 
-#include "base/config.h"
 #include "base/memory.h"
 
 moert_status moert_mesh_group(size_t ranks, size_t ep, size_t *group) {
@@ -69,7 +68,7 @@ moert_status moert_mesh_create(moert_context *context, size_t ep, moert_mesh **m
     const size_t position = moert_mesh_position(world, moert_comm_rank(world));
     MOERT_TRY_OR(fail, moert_comm_split(world, position / ep, &made->experts));
     MOERT_TRY_OR(fail, moert_comm_split(world, moert_comm_rank(made->experts), &made->replicas));
-    status = moert_exchange_create(made->device, made->experts, moert_config_get()->exchange,
+    status = moert_exchange_create(made->device, made->experts, moert_context_exchange(context),
                                    &made->exchange);
     MOERT_TRY_OR(fail, moert_comm_agree(world, status)); /* of all groups of experts */
     *mesh = made;

@@ -74,6 +74,12 @@ moert_status moert_topology_place(const moert_topology *topology, size_t local_r
  * unless the topology is this machine's. Errors: ERROR_TOPOLOGY, ERROR_MEMORY. */
 moert_status moert_topology_bind(const moert_topology *topology, const moert_placement *placement);
 
+/* The masks of all threads of this process, to be restored. restore frees `affinity`; a thread that
+ * has ended, or started later, is no error. NULL is legal. Errors: ERROR_TOPOLOGY, ERROR_MEMORY. */
+typedef struct moert_affinity moert_affinity;
+moert_status moert_affinity_save(moert_affinity **affinity);
+void moert_affinity_restore(moert_affinity *affinity);
+
 /*
  * Pins the threads that a library starts between two calls to the cores of the placement, one
  * thread per core in turn. Take a snapshot, let the OpenCL runtime start its workers, then pin the

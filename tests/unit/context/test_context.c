@@ -265,4 +265,104 @@ TEST(test_a_bound_rank_finds_the_same_cores_again) {
     ASSERT_ON_ALL(right);
 }
 
+/* ---- options instead of variables ---- */
+
+TEST(test_wrong_options_are_named) {
+    const struct {
+        const char *engine;
+        int binding, timeout_s;
+        const char *text;
+    } rows[] = {{"fast", 0, -1, "engine of a context is 'fast'; one of auto|local"},
+                {NULL, 3, -1, "binding of a context is 3"},
+                {NULL, 0, -2, "timeout_s of a context is -2"},
+                {NULL, 0, 86401, "timeout_s of a context is 86401"}};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        moert_context *context = NULL;
+        moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
+        options.engine = rows[i].engine;
+        options.binding = (moert_binding)rows[i].binding;
+        options.timeout_s = rows[i].timeout_s;
+        ASSERT_FAILS_ON_ALL(moert_context_create(MPI_COMM_WORLD, &options, &context),
+                            MOERT_ERROR_USAGE, rows[i].text);
+    }
+    moert_context *context = NULL;
+    moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
+    options.timeout_s = test_ranks > 1 && test_rank + 1 == test_ranks ? 77 : 78;
+    if (test_ranks > 1)
+        ASSERT_FAILS_ON_ALL(moert_context_create(MPI_COMM_WORLD, &options, &context),
+                            MOERT_ERROR_USAGE, "has timeout_s=77, but rank 0 has timeout_s=78");
+}
+
+TEST(test_an_option_binds_and_destroy_restores_the_affinity) {
+    cpu_set_t before, bound, after;
+    moert_context *first, *second;
+    moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
+    set_variable("MOERT_BIND", "0");
+    options.binding = MOERT_BINDING_ON;
+    bool right = sched_getaffinity(0, sizeof before, &before) == 0;
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, &options, &first));
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, &options, &second));
+    right = right && moert_context_placement(first)->cpu_count > 0;
+    moert_context_destroy(first);
+    right = right && sched_getaffinity(0, sizeof bound, &bound) == 0;
+    moert_context_destroy(second);
+    right = right && sched_getaffinity(0, sizeof after, &after) == 0;
+    right = right && CPU_EQUAL(&before, &after) && CPU_COUNT(&bound) <= CPU_COUNT(&before);
+    set_variable("MOERT_BIND", "1");
+    options.binding = MOERT_BINDING_OFF;
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, &options, &first));
+    right = right && moert_context_placement(first)->cpu_count == 0;
+    moert_context_destroy(first);
+    set_variable("MOERT_BIND", NULL);
+    ASSERT_ON_ALL(right);
+}
+
+/* The lower and the upper half of the ranks make a context each, and divide the cores as all ranks
+ * of one context do. */
+TEST(test_two_halves_of_the_ranks_have_cores_of_their_own) {
+    for (size_t given = 0; given < 2 && test_ranks % 2 == 0; given++) {
+        const MPI_Comm world = MPI_COMM_WORLD;
+        MPI_Comm half;
+        moert_context *whole, *context;
+        moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
+        set_variable("MOERT_BIND", "1");
+        ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &whole));
+        const moert_placement wanted = *moert_context_placement(whole);
+        moert_context_destroy(whole);
+        MPI_Comm_split(MPI_COMM_WORLD, test_rank < test_ranks / 2, 0, &half);
+        options.placement = given ? &world : NULL;
+        ASSERT_OK_ON_ALL(moert_context_create(half, &options, &context));
+        const bool same = strcmp(moert_context_placement(context)->cpus, wanted.cpus) == 0;
+        moert_context_destroy(context);
+        MPI_Comm_free(&half);
+        set_variable("MOERT_BIND", NULL);
+        ASSERT_ON_ALL(same);
+    }
+}
+
+static void count_line(void *user, int level, const char *line) {
+    size_t *lines = user;
+    *lines +=
+        level >= 0 && level <= 4 && strstr(line, "moert") != NULL && strchr(line, '\n') == NULL;
+}
+
+TEST(test_a_callback_gets_the_log_lines) {
+    size_t lines = 0;
+    moert_context *context;
+    moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
+    options.log = count_line;
+    options.log_user = &lines;
+    set_variable("MOERT_BIND", "1");
+    set_variable("MOERT_LOG", "debug");
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, &options, &context));
+    set_variable("MOERT_LOG", NULL);
+    ASSERT_OK_ON_ALL(moert_context_pause_watch(context, true));
+    ASSERT_OK_ON_ALL(moert_context_pause_watch(context, false));
+    ASSERT_OK_ON_ALL(moert_context_set_timeout(context, 90));
+    ASSERT_FAILS_ON_ALL(moert_context_set_timeout(context, 86401), MOERT_ERROR_USAGE, "86401");
+    moert_context_destroy(context);
+    set_variable("MOERT_BIND", NULL);
+    ASSERT_ON_ALL(lines > 0);
+}
+
 MPI_TESTS(NULL, NULL)

@@ -90,4 +90,25 @@ TEST(test_a_group_that_does_not_divide_the_ranks_is_refused) {
                         "cannot form groups");
 }
 
+TEST(test_a_mesh_has_the_engine_of_its_context) {
+    moert_context *context;
+    moert_mesh *mesh = NULL;
+    moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
+    options.engine = "staged";
+    set_variable("MOERT_EXCHANGE", "window");
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, &options, &context));
+    ASSERT_OK_ON_ALL(moert_mesh_create(context, 0, &mesh));
+    set_variable("MOERT_EXCHANGE", NULL);
+    ASSERT_ON_ALL(strcmp(moert_mesh_engine(mesh), "staged") == 0);
+    moert_mesh_destroy(mesh);
+    moert_context_destroy(context);
+    options.engine = "local";
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, &options, &context));
+    const moert_status status = moert_mesh_create(context, 0, &mesh);
+    ASSERT_ON_ALL(status == (test_ranks > 1 ? MOERT_ERROR_UNSUPPORTED : MOERT_OK));
+    if (status == MOERT_OK)
+        moert_mesh_destroy(mesh);
+    moert_context_destroy(context);
+}
+
 MPI_TESTS(open_test_context, close_test_context)
