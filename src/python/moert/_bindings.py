@@ -3,11 +3,19 @@ VERSION = (0, 1, 0)
 
 # name: (bytes, {offset: byte} of the initialiser, [(field, type, offset)])
 STRUCTS = {
-    "moert_context_options": (32, {0:32}, [
+    "moert_context_options": (88, {0:88, 44:255, 45:255, 46:255, 47:255}, [
         ("size", "size_t", 0),
         ("cl_context", "void *", 8),
         ("cl_device", "void *", 16),
         ("cl_queue", "void *", 24),
+        ("engine", "string", 32),
+        ("binding", "moert_binding", 40),
+        ("timeout_s", "int", 44),
+        ("log", "moert_log_callback *", 48),
+        ("log_user", "void *", 56),
+        ("watch", "moert_watch_callback *", 64),
+        ("watch_user", "void *", 72),
+        ("placement", "MPI_Comm *", 80),
     ]),
     "moert_quantizer": (48, {0:48}, [
         ("size", "size_t", 0),
@@ -28,6 +36,20 @@ STRUCTS = {
         ("offset", "float", 12),
         ("activation", "int", 16),
     ]),
+    "moert_glu_rows": (104, {0:104, 14:128, 15:127, 18:128, 19:63}, [
+        ("size", "size_t", 0),
+        ("form", "moert_glu_form", 8),
+        ("rows", "size_t", 32),
+        ("width", "size_t", 40),
+        ("from", "moert_dtype", 48),
+        ("to", "moert_dtype", 52),
+        ("v", "moert_buffer *", 56),
+        ("prob", "moert_buffer *", 64),
+        ("h", "moert_buffer *", 72),
+        ("dh", "moert_buffer *", 80),
+        ("dv", "moert_buffer *", 88),
+        ("dprob", "moert_buffer *", 96),
+    ]),
     "moert_router_options": (64, {0:64, 28:1, 34:128, 35:63, 40:1, 48:1, 56:2}, [
         ("size", "size_t", 0),
         ("experts", "size_t", 8),
@@ -39,7 +61,7 @@ STRUCTS = {
         ("kept_groups", "size_t", 48),
         ("group_best", "size_t", 56),
     ]),
-    "moert_batch": (56, {0:56}, [
+    "moert_batch": (72, {0:72}, [
         ("size", "size_t", 0),
         ("tokens", "size_t", 8),
         ("sequences", "size_t", 16),
@@ -47,8 +69,10 @@ STRUCTS = {
         ("total_sequences", "size_t", 32),
         ("ends", "moert_buffer *", 40),
         ("forward_only", "bool", 48),
+        ("index", "moert_buffer *", 56),
+        ("weight", "moert_buffer *", 64),
     ]),
-    "moert_layer_options": (136, {0:136, 32:64, 60:1, 66:128, 67:63, 72:1, 80:1, 88:2, 102:128, 103:127, 106:128, 107:63}, [
+    "moert_layer_options": (144, {0:144, 32:64, 60:1, 66:128, 67:63, 72:1, 80:1, 88:2, 102:128, 103:127, 106:128, 107:63}, [
         ("size", "size_t", 0),
         ("hidden", "size_t", 8),
         ("intermediate", "size_t", 16),
@@ -63,12 +87,14 @@ STRUCTS = {
         ("dense", "moert_precision", 124),
         ("dispatch", "moert_dispatch", 128),
         ("combine", "moert_combine", 132),
+        ("external_routing", "bool", 136),
     ]),
-    "moert_layer_losses": (24, {0:24}, [
+    "moert_layer_losses": (32, {0:32}, [
         ("size", "size_t", 0),
         ("aux_gradient", "moert_buffer *", 8),
         ("z_factor", "float", 16),
         ("accumulate", "bool", 20),
+        ("weight_gradient", "moert_buffer *", 24),
     ]),
     "moert_plan": (136, {}, [
         ("experts", "size_t", 0),
@@ -264,6 +290,11 @@ ENUMS = {
         "MOERT_ERROR_TIMEOUT": 11,
         "MOERT_ERROR_INTERNAL": 12,
     },
+    "moert_binding": {
+        "MOERT_BINDING_VARIABLE": 0,
+        "MOERT_BINDING_OFF": 1,
+        "MOERT_BINDING_ON": 2,
+    },
     "moert_dtype": {
         "MOERT_DTYPE_F32": 0,
         "MOERT_DTYPE_F16": 1,
@@ -332,6 +363,14 @@ ENUMS = {
         "MOERT_LAYER_CORRECTION": 8,
         "MOERT_LAYER_TENSORS": 9,
     },
+    "moert_pass_view": {
+        "MOERT_PASS_INDEX": 0,
+        "MOERT_PASS_WEIGHT": 1,
+        "MOERT_PASS_LOGITS": 2,
+        "MOERT_PASS_SCORES": 3,
+        "MOERT_PASS_LSE": 4,
+        "MOERT_PASS_VIEWS": 5,
+    },
     "moert_op_kind": {
         "MOERT_OP_GEMM_FORWARD": 0,
         "MOERT_OP_GEMM_DGRAD": 1,
@@ -356,6 +395,7 @@ ENUMS = {
 FUNCTIONS = {
     "moert_activation_find": ("int", ["string"]),
     "moert_activation_name": ("string", ["int"]),
+    "moert_buffer_adopt": ("moert_status", ["moert_device *", "void *", "moert_buffer **"]),
     "moert_buffer_bytes": ("size_t", ["moert_buffer *"]),
     "moert_buffer_clear": ("moert_status", ["moert_buffer *", "size_t", "size_t"]),
     "moert_buffer_copy": ("moert_status", ["moert_buffer *", "size_t", "moert_buffer *", "size_t", "size_t"]),
@@ -363,6 +403,7 @@ FUNCTIONS = {
     "moert_buffer_destroy": ("void", ["moert_buffer *"]),
     "moert_buffer_device": ("moert_device *", ["moert_buffer *"]),
     "moert_buffer_map": ("moert_status", ["moert_buffer *", "void *"]),
+    "moert_buffer_memory": ("void *", ["moert_buffer *"]),
     "moert_buffer_read": ("moert_status", ["moert_buffer *", "size_t", "void *", "size_t"]),
     "moert_buffer_unmap": ("moert_status", ["moert_buffer *", "void *"]),
     "moert_buffer_view": ("moert_status", ["moert_buffer *", "size_t", "size_t", "moert_buffer **"]),
@@ -372,11 +413,18 @@ FUNCTIONS = {
     "moert_context_create": ("moert_status", ["MPI_Comm", "moert_context_options *", "moert_context **"]),
     "moert_context_destroy": ("void", ["moert_context *"]),
     "moert_context_device": ("moert_device *", ["moert_context *"]),
+    "moert_context_pause_watch": ("moert_status", ["moert_context *", "bool"]),
     "moert_context_rank": ("size_t", ["moert_context *"]),
+    "moert_context_set_timeout": ("moert_status", ["moert_context *", "unsigned"]),
     "moert_context_size": ("size_t", ["moert_context *"]),
     "moert_dequantize_run": ("moert_status", ["moert_quantize *"]),
+    "moert_device_await_event": ("moert_status", ["moert_device *", "void *"]),
+    "moert_device_context": ("void *", ["moert_device *"]),
     "moert_device_finish": ("moert_status", ["moert_device *"]),
+    "moert_device_id": ("void *", ["moert_device *"]),
     "moert_device_name": ("string", ["moert_device *"]),
+    "moert_device_queue": ("void *", ["moert_device *"]),
+    "moert_device_record_event": ("moert_status", ["moert_device *", "void **"]),
     "moert_dtype_name": ("string", ["moert_dtype"]),
     "moert_expert_offsets": ("moert_status", ["uint64_t *", "size_t", "int32_t *"]),
     "moert_format_block": ("size_t", ["moert_format"]),
@@ -384,6 +432,8 @@ FUNCTIONS = {
     "moert_format_element_bits": ("size_t", ["moert_format"]),
     "moert_format_name": ("string", ["moert_format"]),
     "moert_format_scale_bytes": ("size_t", ["moert_format"]),
+    "moert_glu_apply": ("moert_status", ["moert_glu_rows *"]),
+    "moert_glu_differentiate": ("moert_status", ["moert_glu_rows *"]),
     "moert_interleave_run": ("moert_status", ["moert_interleave *"]),
     "moert_last_error": ("string", []),
     "moert_layer_create": ("moert_status", ["moert_mesh *", "moert_layer_options *", "moert_layer **"]),
@@ -415,6 +465,7 @@ FUNCTIONS = {
     "moert_pass_backward": ("moert_status", ["moert_pass *", "moert_buffer *", "moert_layer_losses *", "moert_buffer *"]),
     "moert_pass_destroy": ("void", ["moert_pass *"]),
     "moert_pass_expert_counts": ("uint64_t *", ["moert_pass *"]),
+    "moert_pass_get": ("moert_buffer *", ["moert_pass *", "moert_pass_view"]),
     "moert_pass_wgrad": ("moert_status", ["moert_pass *"]),
     "moert_plan_count": ("moert_status", ["int32_t *", "size_t", "size_t", "size_t", "uint64_t *"]),
     "moert_plan_create": ("moert_status", ["moert_plan_shape *", "int32_t *", "uint64_t *", "moert_plan **"]),
