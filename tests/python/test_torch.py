@@ -144,6 +144,39 @@ def test_twenty_steps_of_adamw_follow_torch(context):
         assert abs(total - expected.item()) <= 1e-4 * expected.item(), f"step {step}: {total}, not {expected.item()}"
 
 
+def own_experts(context, x, index, weight, first, second, in_exchange):
+    """Experts of one's own over moert.torch.Exchange: relu(row first^T) second^T; the weight in combine, or before it."""
+    exchange = moert.torch.Exchange(index, E, context)
+    rows, row_weight = exchange.dispatch(x, weight)
+    counts = torch.diff(exchange.ends, prepend=torch.zeros(1, dtype=torch.int64)).tolist()
+    parts = [torch.relu(part @ first[exchange.first_expert + e].T) @ second[exchange.first_expert + e].T
+             for e, part in enumerate(rows.split(counts))]
+    out = torch.cat(parts)
+    return exchange.combine(out, weight) if in_exchange else exchange.combine(out * row_weight[:, None])
+
+
+def test_own_experts_over_the_exchange(context):
+    generator = torch.Generator().manual_seed(8)
+    shapes = ((SEQUENCES * LENGTH, H), (E, I, H), (E, H, I))
+    x, first, second = (torch.randn(shape, generator=generator) * 0.3 for shape in shapes)
+    weight, index = torch.rand(len(x), E, generator=generator).topk(K)
+    index.view(-1)[::7] = -1
+    known = [value.double().requires_grad_() for value in (x, weight, first, second)]
+    y64 = sum(((torch.relu(known[0] @ known[2][e].T) @ known[3][e].T) * ((index == e) * known[1]).sum(1, keepdim=True))
+              for e in range(E))
+    y64.square().sum().backward()
+    for in_exchange in (False, True):
+        mine = [share(context, value).requires_grad_() for value in (x, weight)] + [value.clone().requires_grad_() for value in (first, second)]
+        y = own_experts(context, mine[0], share(context, index), mine[1], mine[2], mine[3], in_exchange)
+        y.square().sum().backward()
+        close("y", y.detach(), share(context, y64.detach()), 2e-5)
+        for name, value, want in zip(("dx", "dweight", "dfirst", "dsecond"), mine, known):
+            if name in ("dx", "dweight"):
+                close(name, value.grad, share(context, want.grad), 2e-5)
+            else:
+                close(name, sum(map(torch.from_numpy, context.gather(value.grad.numpy()))), want.grad, 2e-5)
+
+
 def test_calls_with_other_tokens_do_not_grow(context):
     layer, generator = make(context), torch.Generator().manual_seed(7 + context.rank)
     for call in range(1000):

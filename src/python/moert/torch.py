@@ -1,11 +1,13 @@
 """moert in torch: the layer and the exchange as differentiable functions of CPU tensors."""
 import torch
 
-from . import context as _context
-from ._library import Error, structs
+from ._experts import Experts
+from ._library import Error
+from .context import default_context
+from .exchange import Route
 from .layer import Layer
 
-__all__ = ["MoELayer"]
+__all__ = ["Exchange", "MoELayer", "experts"]
 
 _NAMES = ("router", "router_bias", "shared_w1", "shared_w2", "w1", "b1", "w2", "b2")
 
@@ -100,3 +102,94 @@ class MoELayer(torch.nn.Module):
         options = self.layer.options
         return (f"{options.hidden}, {options.intermediate}, experts={options.router.experts}, topk={options.router.topk}, "
                 f"first_expert={self.layer.first_expert}, local_experts={self.layer.local_experts}")
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, route):
+        ctx.route, ctx.dtype = route, x.dtype
+        rows, row_weight = torch.empty(route.rows, x.shape[1], dtype=x.dtype), torch.empty(route.rows)
+        route.dispatch(x.detach(), weight.detach(), rows, row_weight)
+        return rows, row_weight
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, rows, row_weight):
+        route = ctx.route
+        dx, dweight = torch.empty(route.tokens, rows.shape[1]), torch.empty(route.tokens, route.topk)
+        route.dispatch_backward(rows.contiguous(), row_weight.contiguous(), dx, dweight)
+        return dx.to(ctx.dtype), dweight, None
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, weight, route):
+        ctx.route = route
+        ctx.save_for_backward(rows, weight)
+        y = torch.empty(route.tokens, rows.shape[1])
+        route.combine(rows.detach(), None if weight is None else weight.detach(), y)
+        return y.to(rows.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy):
+        (rows, weight), dweight = ctx.saved_tensors, None
+        drows = torch.empty_like(rows, requires_grad=False)
+        if weight is not None:
+            dweight = torch.empty(weight.shape)
+            rows, weight = rows.detach(), weight.detach()
+        ctx.route.combine_backward(dy.contiguous(), weight, rows if weight is not None else None, drows, dweight)
+        return drows, dweight, None
+
+
+class Exchange:
+    """The exchange for experts of your own, differentiable: a route of index[T,K], the expert of each slot or -1.
+
+        exchange = moert.torch.Exchange(index, experts=8)
+        rows, row_weight = exchange.dispatch(x, weight)
+        y = exchange.combine(own_experts(rows, exchange.ends) * row_weight[:, None])
+
+    `ends` [L] divides the rows that this rank receives into its experts [first_expert, first_expert + L). Collective.
+    """
+
+    def __init__(self, index, experts, context=None, ep=0):
+        self.route = Route(index.detach().to(torch.int32).contiguous(), experts, context, ep)
+        self.first_expert, self.rows = self.route.first_expert, self.route.rows
+        self.ends = torch.from_numpy(self.route.ends.astype("int64"))
+
+    def dispatch(self, x, weight):
+        """(rows[M,H], float32 row_weight[M]) of x[T,H] and weight[T,K]."""
+        return _Dispatch.apply(x.contiguous(), weight.float().contiguous(), self.route)
+
+    def combine(self, rows, weight=None):
+        """y[T,H]: the sum over k of the row of slot (t,k), times weight[t,k] if given."""
+        return _Combine.apply(rows.contiguous(), None if weight is None else weight.float().contiguous(), self.route)
+
+
+class _ExpertsFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, gate_up, down, gate_up_bias, down_bias, index, count, glu, context, ep):
+        weights = [None if one is None else one.detach() for one in (gate_up, down, gate_up_bias, down_bias)]
+        ctx.call = Experts(context, index, count, weights, glu, ep)
+        ctx.save_for_backward(gate_up, down, gate_up_bias, down_bias)  # so that torch notices changed weights
+        return ctx.call.forward(x.detach(), weight.detach(), any(ctx.needs_input_grad)).to(x.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy):
+        _ = ctx.saved_tensors
+        dx, *gradients = ctx.call.backward(dy.contiguous(), ctx.needs_input_grad[2:6])
+        return dx.to(dy.dtype), *gradients, None, None, None, None, None
+
+
+def experts(x, index, weight, gate_up, down, gate_up_bias=None, down_bias=None, *, count=None, glu=None, context=None, ep=0):
+    """y[T,H]: of each token the weighted sum of the gated experts that index[T,K] names, with weight[T,K]; differentiable.
+
+    This rank has the weights of its own experts, gate_up[L,2I,H] and down[L,H,I], of `count` in all (by default L on one rank);
+    gate rows, then up rows, unless glu={"interleaved": True}; `glu` has the fields of moert_glu_form. Everything but `weight` is
+    float32, or everything bf16. The weights must not change until the backward. Collective.
+    """
+    form = {"limit": float("inf"), "alpha": 1.0, **(glu or {})}
+    return _ExpertsFunction.apply(x.contiguous(), weight.float().contiguous(), gate_up.contiguous(), down.contiguous(), gate_up_bias,
+                                  down_bias, index.detach().to(torch.int32).contiguous(), count or gate_up.shape[0], form,
+                                  context or default_context(), ep)
