@@ -78,7 +78,7 @@ static size_t dense_copies(const moert_memory_setting *setting, const moert_memo
     for (size_t i = 0; i < s->attention.parameters; i++) {
         const moert_model_parameter *p = &s->attention.parameter[i];
         const moert_prepacked_shape shape = {1, p->rows, p->columns, MOERT_PREPACKED_FORWARD, type};
-        if (p->columns > 0)
+        if (p->rows > 0 && p->columns > 0)
             bytes += c->layers * prepacks_bytes(setting, &shape);
     }
     return bytes;

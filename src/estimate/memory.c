@@ -21,6 +21,14 @@ typedef struct parameters {
     size_t floats, shards; /* floats of blocks, and of this rank's shards of them */
 } parameters;
 
+/* At least the columns of any projection of attention, and their sum within a factor of four. */
+static double widest_heads(const moert_model_config *c) {
+    const moert_latent_sizes *s = &c->latent;
+    return (double)(c->heads + c->kv_heads) * (double)c->head_size +
+           (double)c->heads * (double)(2 * s->nope + s->rope + 2 * s->value) +
+           (double)(s->q_rank + s->kv_rank);
+}
+
 static moert_status check(const moert_memory_setting *setting) {
     const moert_model_config *c = setting->config;
     MOERT_TRY(moert_model_config_check_model(c));
@@ -29,8 +37,7 @@ static moert_status check(const moert_memory_setting *setting) {
                           c->router.experts, setting->ep);
     MOERT_TRY(moert_model_config_check_length(c, setting->length));
     /* all sums of bytes must fit 64 bits */
-    const double h = (double)c->hidden,
-                 heads = (double)(c->heads + c->kv_heads) * (double)c->head_size;
+    const double h = (double)c->hidden, heads = widest_heads(c);
     const double widest =
         2.0 * (double)moert_max(c->intermediate, c->shared_intermediate) + h + heads;
     const double tokens = (double)setting->batch * (double)setting->length;
@@ -284,7 +291,10 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
      * of the losses */
     const moert_model_config *c = s.config;
     const size_t per_token = 4 + (c->tied_embeddings ? 0 : 2) + c->hidden + c->vocabulary;
-    const size_t outer = s.sequences + s.length * c->head_size + s.tokens * per_token +
+    const moert_rope_scheme rope =
+        moert_model_rope_scheme(c); /* columns: moert_rope_table_create */
+    const size_t columns = rope.width * (rope.interleaved ? 2 : 1);
+    const size_t outer = s.sequences + s.length * columns + s.tokens * per_token +
                          moert_operand_floats(moert_operand_type(c->dense), s.tokens * c->hidden);
     const size_t blocks = (replicated.floats + owned.floats) * sizeof(float);
     *memory = (moert_memory){

@@ -7,6 +7,7 @@
 #include <stddef.h>
 
 #include "base/error.h"
+#include "base/rope.h"
 #include "moert/formats.h"
 #include "moert/glu.h"
 #include "moert/router.h"
@@ -19,14 +20,23 @@ typedef enum moert_family {
     MOERT_FAMILY_GPT_OSS
 } moert_family;
 
+/* Sizes of multi-head latent attention: q and k have nope + rope elements per head, of which the
+ * last `rope` rotate, and v has `value`. */
+typedef struct moert_latent_sizes {
+    size_t q_rank, kv_rank; /* 0: q is projected directly; the attention is no latent one */
+    size_t nope, rope, value;
+} moert_latent_sizes;
+
 typedef struct moert_model_config {
     moert_family family;
     size_t vocabulary, hidden, layers, heads, kv_heads, head_size, max_positions;
+    moert_latent_sizes latent;  /* replaces kv_heads and head_size */
     size_t intermediate;        /* I of one expert */
     size_t shared_intermediate; /* I of the shared expert (number of shared experts times I), 0 =
                                    none */
     float norm_epsilon, rope_theta, initializer_range, aux_coefficient;
     bool tied_embeddings, qk_norm, attention_bias;
+    moert_rope_scheme rope;      /* width and theta follow from other fields */
     bool rope_scaled;            /* a rope_type other than "default" */
     size_t sliding_window;       /* 0 = none: full causal attention */
     size_t dense_layers;         /* length of mlp_only_layers */

@@ -2,12 +2,32 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/memory.h"
 #include "io/internal.h"
 #include "io/model_config.h"
 
 #define FAIL_CONFIG(code, format, ...) MOERT_FAIL(code, "model config: " format, ##__VA_ARGS__)
 
+static moert_status check_latent(const moert_latent_sizes *s) {
+    const struct {
+        const char *key;
+        size_t value, least, most;
+    } sizes[] = {{"qk_rope_head_dim", s->rope, 2, 512},
+                 {"qk_nope_head_dim + qk_rope_head_dim", s->nope + s->rope, 3, 512},
+                 {"v_head_dim", s->value, 1, 512}};
+    for (size_t i = 0; i < MOERT_COUNT(sizes); i++)
+        if (sizes[i].value < sizes[i].least || sizes[i].value > sizes[i].most)
+            return FAIL_CONFIG(ERROR_FORMAT, "%s is %zu; %zu to %zu are supported", sizes[i].key,
+                               sizes[i].value, sizes[i].least, sizes[i].most);
+    if (s->rope % 2 != 0)
+        return FAIL_CONFIG(ERROR_FORMAT,
+                           "qk_rope_head_dim is %zu; rotary positions need an even one", s->rope);
+    return MOERT_OK;
+}
+
 static moert_status check_sizes(const moert_model_config *config) {
+    if (config->latent.kv_rank > 0)
+        return check_latent(&config->latent);
     if (config->head_size == 0)
         return FAIL_CONFIG(
             ERROR_FORMAT,
@@ -44,7 +64,7 @@ moert_status moert_model_config_check_model(const moert_model_config *config) {
     if (config->rope_scaled)
         return FAIL_CONFIG(ERROR_UNSUPPORTED,
                            "rotary positions are scaled; only the rope_type default is supported");
-    if (config->attention_bias)
+    if (config->attention_bias && config->latent.kv_rank == 0)
         return FAIL_CONFIG(ERROR_UNSUPPORTED, "attention_bias is true; only false is supported");
     if (config->dense_layers > 0)
         return FAIL_CONFIG(ERROR_UNSUPPORTED,

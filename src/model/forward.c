@@ -91,7 +91,7 @@ moert_status moert_model_forward(moert_model *model, const moert_model_batch *ba
         moert_buffer_destroy(model->rope);
         model->rope = NULL;
         model->rope_length = model->length;
-        const moert_rope_scheme scheme = {.width = c->head_size, .theta = c->rope_theta};
+        const moert_rope_scheme scheme = moert_model_rope_scheme(c);
         MOERT_TRY(moert_rope_table_create(model->device, &scheme, model->length, &model->rope));
     }
     MOERT_TRY(moert_model_reserve(model, model->batch.tokens * c->hidden, &model->embedded));

@@ -91,17 +91,6 @@ static moert_attention attention_of(const moert_model *model, const moert_model_
                              .scratch = &model->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
 }
 
-/* *operand = attention's result as an operand: the float32 result, or the bf16 values that
- * attention also writes. */
-static moert_status take_result(moert_model *model, moert_attention *attention,
-                                moert_buffer **operand) {
-    const size_t n = model->batch.tokens * attention->heads * attention->head_size;
-    MOERT_TRY(moert_operand_buffer(model->mesh, moert_model_type(model), n, MOERT_SCRATCH_ROUNDED_X,
-                                   attention->out, operand));
-    attention->bf16 = *operand != attention->out ? *operand : NULL;
-    return MOERT_OK;
-}
-
 /* Computes q or k: projection, then a norm over each head if the model has one, then rotation. */
 static moert_status project_heads(moert_model *model, moert_model_layer *layer,
                                   const head_group *h) {
@@ -131,7 +120,7 @@ static moert_status forward(moert_model *model, moert_model_layer *layer, moert_
         MOERT_TRY(project_heads(model, layer, &heads[i]));
     MOERT_TRY(moert_model_project(model, layer, V, layer->normed, layer->kept[KEPT_V]));
     moert_attention attention = attention_of(model, layer);
-    MOERT_TRY(take_result(model, &attention, &result));
+    MOERT_TRY(moert_model_attended(model, &attention, &result));
     MOERT_TRY(moert_attention_forward(&attention));
     return moert_model_project(model, layer, O, result, y);
 }
@@ -180,7 +169,7 @@ static moert_status backward(moert_model *model, moert_model_layer *layer, moert
     head_group heads[ROTATED];
     moert_attention attention = attention_of(model, layer);
     MOERT_TRY(moert_model_differentiate_input(model, layer, O, dy, scratch[D_OUT], false));
-    MOERT_TRY(take_result(model, &attention, &operand));
+    MOERT_TRY(moert_model_attended(model, &attention, &operand));
     attention.dout = scratch[D_OUT];
     attention.dq = scratch[D_Q];
     attention.dk = scratch[D_K];

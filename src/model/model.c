@@ -99,6 +99,13 @@ void moert_model_destroy(moert_model *model) {
     MOERT_FREE(model->layer, model->counts, model->tensor, model);
 }
 
+moert_rope_scheme moert_model_rope_scheme(const moert_model_config *config) {
+    moert_rope_scheme scheme = config->rope;
+    scheme.width = config->latent.kv_rank > 0 ? config->latent.rope : config->head_size;
+    scheme.theta = (double)config->rope_theta;
+    return scheme;
+}
+
 const moert_model_config *moert_model_describe(const moert_model *model) {
     return &model->config;
 }

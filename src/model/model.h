@@ -37,6 +37,9 @@ moert_status moert_model_initialize(moert_model *model, uint64_t seed);
  * optimizer does (moert_layer_weights_changed). Not collective. */
 void moert_model_weights_changed(moert_model *model);
 
+/* The scheme of the config's rotary positions. Not collective. */
+moert_rope_scheme moert_model_rope_scheme(const moert_model_config *config);
+
 /* ---- tensors: names and shapes of the model's files, in the same order on all ranks ---- */
 
 typedef enum moert_initial {

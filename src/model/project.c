@@ -53,6 +53,16 @@ moert_status moert_model_differentiate_dense(moert_model *model, moert_block *bl
     return moert_block_gemm(block, index, &gemm);
 }
 
+moert_status moert_model_attended(moert_model *model, moert_attention *attention,
+                                  moert_buffer **operand) {
+    const size_t value = attention->value_size > 0 ? attention->value_size : attention->head_size,
+                 n = model->batch.tokens * attention->heads * value;
+    MOERT_TRY(moert_operand_buffer(model->mesh, moert_model_type(model), n, MOERT_SCRATCH_ROUNDED_X,
+                                   attention->out, operand));
+    attention->bf16 = *operand != attention->out ? *operand : NULL;
+    return MOERT_OK;
+}
+
 /* ---- norms ---- */
 
 moert_status moert_model_normalise(moert_model *model, const moert_block *block, size_t index,

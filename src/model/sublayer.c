@@ -3,8 +3,7 @@
 #include "model/sublayer.h"
 
 const moert_attention_variant *moert_model_attention_of(const moert_model_config *config) {
-    (void)config;
-    return &moert_model_gqa;
+    return config->latent.kv_rank > 0 ? &moert_model_mla : &moert_model_gqa;
 }
 
 moert_attention_shape moert_attention_shape_of(const moert_model_config *config) {

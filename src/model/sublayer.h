@@ -24,6 +24,7 @@ typedef struct moert_attention_variant {
 } moert_attention_variant;
 
 extern const moert_attention_variant moert_model_gqa; /* grouped-query heads */
+extern const moert_attention_variant moert_model_mla; /* multi-head latent attention */
 
 /* The variant of a config. */
 const moert_attention_variant *moert_model_attention_of(const moert_model_config *config);
@@ -57,6 +58,11 @@ moert_status moert_model_differentiate_input(moert_model *model, moert_model_lay
 moert_status moert_model_differentiate_weight(moert_model *model, moert_model_layer *layer,
                                               size_t index, const moert_buffer *x,
                                               const moert_buffer *dy);
+
+/* *operand = the result of an attention as an operand: out, or bf16 values that the attention also
+ * writes. */
+moert_status moert_model_attended(moert_model *model, moert_attention *attention,
+                                  moert_buffer **operand);
 
 /* normed[T,H] = norm(x) as an operand; tensor `index` of `block` is the norm's weight. */
 moert_status moert_model_normalise(moert_model *model, const moert_block *block, size_t index,

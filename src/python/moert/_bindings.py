@@ -89,12 +89,13 @@ STRUCTS = {
         ("combine", "moert_combine", 132),
         ("external_routing", "bool", 136),
     ]),
-    "moert_layer_losses": (32, {0:32}, [
+    "moert_layer_losses": (40, {0:40}, [
         ("size", "size_t", 0),
         ("aux_gradient", "moert_buffer *", 8),
         ("z_factor", "float", 16),
         ("accumulate", "bool", 20),
         ("weight_gradient", "moert_buffer *", 24),
+        ("aux_by_sequence", "bool", 32),
     ]),
     "moert_plan": (136, {}, [
         ("experts", "size_t", 0),

@@ -151,12 +151,15 @@ typedef struct recipe {
     size_t micro_batches, hidden; /* hidden size; 0: the model's hidden size */
     moert_combine combine;
     moert_aux_form aux_form;
+    moert_latent_sizes latent; /* kv_rank 0: grouped-query attention */
 } recipe;
 
 #define RECIPE(precision, dense, dispatch, micro_batches, hidden, combine)                         \
     {                                                                                              \
         MOERT_PRECISION_##precision, MOERT_PRECISION_##dense, MOERT_DISPATCH_##dispatch,           \
-            micro_batches, hidden, MOERT_COMBINE_##combine, MOERT_AUX_MEGATRON                     \
+            micro_batches, hidden, MOERT_COMBINE_##combine, MOERT_AUX_MEGATRON, {                  \
+            0, 0, 0, 0, 0                                                                          \
+        }                                                                                          \
     }
 static const recipe plain = RECIPE(F32, F32, F32, 1, 0, F32);
 
@@ -170,6 +173,8 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     config.dense = how->dense;
     config.dispatch = how->dispatch;
     config.combine = how->combine;
+    config.latent = how->latent;
+    config.rope.interleaved = how->latent.kv_rank > 0;
     config.hidden = how->hidden > 0 ? how->hidden : config.hidden;
     deal_ranks(hosts);
     moert_mesh *mesh = open_mesh(ep);
@@ -238,6 +243,15 @@ TEST(test_estimate_knows_the_loss_of_each_sequence) {
     recipe how = plain;
     how.aux_form = MOERT_AUX_SEQUENCE;
     run_model(models[0], &how, 1, test_ranks > 1 ? 2 * test_ranks - 1 : 5, 1);
+}
+
+TEST(test_estimate_knows_latent_attention) {
+    static const moert_latent_sizes latent[] = {{24, 16, 12, 8, 20}, {0, 40, 6, 2, 4}};
+    recipe recipes[] = {RECIPE(F32, F32, F32, 1, 0, F32), RECIPE(F32, BF16, F32, 2, 0, F32)};
+    for (size_t i = 0; i < 4; i++) {
+        recipes[i / 2].latent = latent[i % 2];
+        run_model(models[0], &recipes[i / 2], 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1, 1);
+    }
 }
 
 /* ---- estimates without a run ---- */

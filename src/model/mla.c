@@ -1,0 +1,369 @@
+/*
+ * Multi-head latent attention (DeepSeek-AI: "DeepSeek-V2", 2024, section 2.1), without absorbed
+ * projections: keys and values of all heads are computed from the latent rows.
+ *
+ *   q[T,n,nope+rope]      = W_q x, or W_qb norm(W_qa x)
+ *   [c | r]               = W_kva x              [T,rank] and [T,rope]
+ *   [k_nope | v]          = W_kvb norm(c)        [T,n,nope] and [T,n,value]
+ *   k[T,n,nope+rope]      = [k_nope | rotated r], r shared by all heads
+ *   y                     = W_o attention(q with its last `rope` elements rotated, k, v)
+ */
+#include <math.h>
+
+#include "base/memory.h"
+#include "model/sublayer.h"
+
+enum {
+    Q_A, /* absent, like its norm, without a latent q; Q_B is then the one projection of q */
+    Q_A_BIAS,
+    Q_A_NORM,
+    Q_B,
+    KV_A,
+    KV_A_BIAS,
+    KV_A_NORM,
+    KV_B,
+    O,
+    O_BIAS,
+    PARAMETERS
+};
+enum {
+    KEPT_Q_RAW,
+    KEPT_Q_RSTD,
+    KEPT_Q_NORMED,
+    KEPT_KV_RAW,
+    KEPT_KV_RSTD,
+    KEPT_KV_NORMED,
+    KEPT_Q,
+    KEPT_K,
+    KEPT_V,
+    KEPT_OUT,
+    KEPT_LSE
+};
+/* LATENT, SHARED and EXPANDED also serve the forward: [c | r], r, and [k_nope | v]. */
+enum { D_OUT, D_Q, D_K, D_V, D_LATENT, D_SHARED, D_EXPANDED, D_NORMED };
+
+/* The latent norms have their own epsilon, whatever rms_norm_eps says. */
+static const float latent_epsilon = 1e-6f;
+
+static size_t key_size(const moert_latent_sizes *s) {
+    return s->nope + s->rope;
+}
+
+static void describe_parameters(const moert_model_config *c, moert_model_parameter *p) {
+    const moert_latent_sizes *s = &c->latent;
+    const size_t h = c->hidden, n = c->heads, bias = c->attention_bias ? 1 : 0;
+    const bool direct = s->q_rank == 0;
+    p[Q_A] = (moert_model_parameter){"self_attn.q_a_proj.weight", s->q_rank, h, .is_bias = false};
+    p[Q_A_BIAS] = (moert_model_parameter){"self_attn.q_a_proj.bias", bias * s->q_rank, 0,
+                                          .initial = MOERT_INITIAL_ZEROS, .is_bias = true};
+    p[Q_A_NORM] = (moert_model_parameter){"self_attn.q_a_layernorm.weight", s->q_rank, 0,
+                                          .initial = MOERT_INITIAL_ONES};
+    p[Q_B] =
+        (moert_model_parameter){direct ? "self_attn.q_proj.weight" : "self_attn.q_b_proj.weight",
+                                n * key_size(s), direct ? h : s->q_rank, .is_bias = false};
+    p[KV_A] = (moert_model_parameter){"self_attn.kv_a_proj_with_mqa.weight", s->kv_rank + s->rope,
+                                      h, .is_bias = false};
+    p[KV_A_BIAS] =
+        (moert_model_parameter){"self_attn.kv_a_proj_with_mqa.bias", bias * (s->kv_rank + s->rope),
+                                0, .initial = MOERT_INITIAL_ZEROS, .is_bias = true};
+    p[KV_A_NORM] = (moert_model_parameter){"self_attn.kv_a_layernorm.weight", s->kv_rank, 0,
+                                           .initial = MOERT_INITIAL_ONES};
+    p[KV_B] = (moert_model_parameter){"self_attn.kv_b_proj.weight", n * (s->nope + s->value),
+                                      s->kv_rank, .is_bias = false};
+    p[O] = (moert_model_parameter){"self_attn.o_proj.weight", h, n * s->value, .is_bias = false};
+    p[O_BIAS] = (moert_model_parameter){"self_attn.o_proj.bias", bias * h, 0,
+                                        .initial = MOERT_INITIAL_ZEROS, .is_bias = true};
+}
+
+static void describe(const moert_model_config *c, moert_attention_shape *shape) {
+    const moert_latent_sizes *s = &c->latent;
+    const size_t n = c->heads, q = n * key_size(s), v = n * s->value,
+                 expanded = n * (s->nope + s->value);
+    const moert_dtype type = moert_operand_type(c->dense);
+    const bool direct = s->q_rank == 0;
+    moert_model_rows *kept = shape->kept, *scratch = shape->scratch;
+    shape->parameters = PARAMETERS;
+    describe_parameters(c, shape->parameter);
+    kept[KEPT_Q_RAW].width = s->q_rank;
+    kept[KEPT_Q_RSTD].width = direct ? 0 : 1;
+    kept[KEPT_Q_NORMED] = (moert_model_rows){s->q_rank, type};
+    kept[KEPT_KV_RAW].width = s->kv_rank;
+    kept[KEPT_KV_RSTD].width = 1;
+    kept[KEPT_KV_NORMED] = (moert_model_rows){s->kv_rank, type};
+    kept[KEPT_Q].width = kept[KEPT_K].width = q;
+    kept[KEPT_V].width = kept[KEPT_OUT].width = v;
+    kept[KEPT_LSE].width = n;
+    scratch[D_Q].width = scratch[D_K].width = q;
+    scratch[D_V].width = scratch[D_OUT].width = v;
+    scratch[D_LATENT].width = s->kv_rank + s->rope;
+    scratch[D_SHARED].width = s->rope;
+    scratch[D_EXPANDED].width = expanded;
+    scratch[D_NORMED].width = moert_max(s->q_rank, s->kv_rank);
+    shape->norm[0].rows = direct ? 0 : 1;
+    shape->norm[0].width = s->q_rank;
+    shape->norm[1].rows = 1;
+    shape->norm[1].width = s->kv_rank;
+    shape->rounded_x = v;
+    shape->rounded_y =
+        moert_max(moert_max(q, expanded), moert_max(s->q_rank, s->kv_rank + s->rope));
+}
+
+/* ---- parts ---- */
+
+/* Rotates the last `rope` elements of `heads` heads of `size` elements in place. */
+static moert_status rotate(const moert_model *model, size_t heads, size_t size, bool inverse,
+                           moert_buffer *x) {
+    const size_t rope = model->config.latent.rope;
+    const moert_rotation rotation = {.table = model->rope,
+                                     .positions = moert_model_positions(model),
+                                     .heads = heads,
+                                     .length = model->length,
+                                     .width = rope,
+                                     .offset = size - rope,
+                                     .interleaved = model->config.rope.interleaved};
+    return moert_rope(&rotation, model->batch.tokens, size, inverse, x);
+}
+
+/* normed[T,width], an operand, = norm(raw) by parameter `index`. */
+static moert_status normalise(moert_model *model, const moert_model_layer *layer, size_t index,
+                              size_t width, const moert_buffer *raw, moert_buffer *normed,
+                              moert_buffer *rstd) {
+    const bool floats = moert_model_type(model) == MOERT_DTYPE_F32;
+    return moert_norm_run(
+        &(moert_norm){.rows = model->batch.tokens,
+                      .width = width,
+                      .epsilon = latent_epsilon,
+                      .x = raw,
+                      .weight = layer->attention->tensor[MOERT_ATTENTION_FIRST + index].weight,
+                      .y = floats ? normed : NULL,
+                      .bf16 = floats ? NULL : normed,
+                      .rstd = rstd});
+}
+
+/* A part of the heads of k or v in the heads of W_kvb's result. */
+typedef struct head_part {
+    size_t kept, scratch; /* the buffers of k or v, and of their gradients */
+    size_t columns, size; /* of the part, the first of its head; of the head */
+    size_t column;        /* in a head of W_kvb's result */
+} head_part;
+enum { HEAD_PARTS = 2 };
+
+static void list_parts(const moert_model *model, head_part parts[HEAD_PARTS]) {
+    const moert_latent_sizes *s = &model->config.latent;
+    parts[0] = (head_part){KEPT_K, D_K, s->nope, key_size(s), 0};
+    parts[1] = (head_part){KEPT_V, D_V, s->value, s->value, s->nope};
+}
+
+static moert_attention attention_of(const moert_model *model, const moert_model_layer *layer) {
+    const moert_model_config *c = &model->config;
+    const moert_rope_scheme *rope = &c->rope;
+    const double mscale = rope->type != MOERT_ROPE_DEFAULT && rope->mscale_all_dim != 0.0
+                              ? moert_rope_mscale(rope->factor, rope->mscale_all_dim)
+                              : 1.0;
+    return (moert_attention){.sequences = model->batch.sequences,
+                             .length = model->length,
+                             .heads = c->heads,
+                             .kv_heads = c->heads,
+                             .head_size = key_size(&c->latent),
+                             .value_size = c->latent.value,
+                             .documents = moert_model_documents(model),
+                             .scale = (float)(mscale * mscale / sqrt((double)key_size(&c->latent))),
+                             .q = layer->kept[KEPT_Q],
+                             .k = layer->kept[KEPT_K],
+                             .v = layer->kept[KEPT_V],
+                             .out = layer->kept[KEPT_OUT],
+                             .lse = layer->kept[KEPT_LSE],
+                             .type = moert_model_type(model),
+                             .scratch = &model->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
+}
+
+/* ---- forward ---- */
+
+static moert_status project_q(moert_model *model, moert_model_layer *layer) {
+    const moert_model_config *c = &model->config;
+    moert_buffer *const *kept = layer->kept;
+    const moert_buffer *x = layer->normed;
+    if (c->latent.q_rank > 0) {
+        MOERT_TRY(moert_model_project(model, layer, Q_A, x, kept[KEPT_Q_RAW]));
+        MOERT_TRY(normalise(model, layer, Q_A_NORM, c->latent.q_rank, kept[KEPT_Q_RAW],
+                            kept[KEPT_Q_NORMED], kept[KEPT_Q_RSTD]));
+        x = kept[KEPT_Q_NORMED];
+    }
+    MOERT_TRY(moert_model_project(model, layer, Q_B, x, kept[KEPT_Q]));
+    return rotate(model, c->heads, key_size(&c->latent), false, kept[KEPT_Q]);
+}
+
+/* Computes k and v of all heads from their latent row. */
+static moert_status expand(moert_model *model, moert_model_layer *layer) {
+    const moert_latent_sizes *s = &model->config.latent;
+    const size_t tokens = model->batch.tokens, heads = model->config.heads;
+    moert_buffer *const *kept = layer->kept, *const expanded = model->scratch[D_EXPANDED];
+    head_part parts[HEAD_PARTS];
+    list_parts(model, parts);
+    MOERT_TRY(normalise(model, layer, KV_A_NORM, s->kv_rank, kept[KEPT_KV_RAW],
+                        kept[KEPT_KV_NORMED], kept[KEPT_KV_RSTD]));
+    MOERT_TRY(moert_model_project(model, layer, KV_B, kept[KEPT_KV_NORMED], expanded));
+    for (size_t i = 0; i < HEAD_PARTS; i++)
+        MOERT_TRY(moert_columns_copy(&(moert_columns){.rows = tokens * heads,
+                                                      .columns = parts[i].columns,
+                                                      .from = expanded,
+                                                      .from_stride = s->nope + s->value,
+                                                      .from_column = parts[i].column,
+                                                      .to = kept[parts[i].kept],
+                                                      .to_stride = parts[i].size}));
+    return MOERT_OK;
+}
+
+static moert_status project_kv(moert_model *model, moert_model_layer *layer) {
+    const moert_latent_sizes *s = &model->config.latent;
+    const size_t tokens = model->batch.tokens, heads = model->config.heads;
+    moert_buffer *const latent = model->scratch[D_LATENT], *const shared = model->scratch[D_SHARED];
+    MOERT_TRY(moert_model_project(model, layer, KV_A, layer->normed, latent));
+    moert_columns columns = {.rows = tokens,
+                             .columns = s->kv_rank,
+                             .from = latent,
+                             .from_stride = s->kv_rank + s->rope,
+                             .to = layer->kept[KEPT_KV_RAW],
+                             .to_stride = s->kv_rank};
+    MOERT_TRY(moert_columns_copy(&columns));
+    columns.columns = columns.to_stride = s->rope;
+    columns.from_column = s->kv_rank;
+    columns.to = shared;
+    MOERT_TRY(moert_columns_copy(&columns));
+    MOERT_TRY(rotate(model, 1, s->rope, false, shared));
+    MOERT_TRY(moert_columns_copy(&(moert_columns){.rows = tokens * heads,
+                                                  .columns = s->rope,
+                                                  .repeat = heads,
+                                                  .from = shared,
+                                                  .from_stride = s->rope,
+                                                  .to = layer->kept[KEPT_K],
+                                                  .to_stride = key_size(s),
+                                                  .to_column = s->nope}));
+    return expand(model, layer);
+}
+
+static moert_status forward(moert_model *model, moert_model_layer *layer, moert_buffer *y) {
+    moert_buffer *result;
+    MOERT_TRY(moert_model_reserve_rows(model, model->attention.scratch, model->scratch));
+    MOERT_TRY(project_q(model, layer));
+    MOERT_TRY(project_kv(model, layer));
+    moert_attention attention = attention_of(model, layer);
+    MOERT_TRY(moert_model_attended(model, &attention, &result));
+    MOERT_TRY(moert_attention_forward(&attention));
+    return moert_model_project(model, layer, O, result, y);
+}
+
+/* ---- backward ---- */
+
+/* Backward of a projection of x[T,...], an operand, from dy[T,width] in float32. */
+static moert_status differentiate_projection(moert_model *model, moert_model_layer *layer,
+                                             size_t index, size_t width, const moert_buffer *x,
+                                             const moert_buffer *dy, moert_buffer *dx,
+                                             bool accumulate) {
+    moert_buffer *operand;
+    MOERT_TRY(moert_model_operand(model, width, dy, MOERT_SCRATCH_ROUNDED_Y, &operand));
+    MOERT_TRY(moert_model_differentiate_weight(model, layer, index, x, operand));
+    return moert_model_differentiate_input(model, layer, index, operand, dx, accumulate);
+}
+
+/* Backward of a latent norm by parameter `index`, in place in D_NORMED. */
+static moert_status differentiate_norm(moert_model *model, moert_model_layer *layer, size_t index,
+                                       size_t width, const moert_buffer *raw,
+                                       const moert_buffer *rstd) {
+    moert_buffer *const d = model->scratch[D_NORMED];
+    const moert_norm_gradient own = {
+        .rows = model->batch.tokens, .width = width, .x = raw, .rstd = rstd, .dy = d, .dx = d};
+    return moert_model_differentiate_norm(model, layer->attention, MOERT_ATTENTION_FIRST + index,
+                                          &own);
+}
+
+/* dx = gradient through q. */
+static moert_status differentiate_q(moert_model *model, moert_model_layer *layer,
+                                    moert_buffer *dx) {
+    const moert_model_config *c = &model->config;
+    const size_t rank = c->latent.q_rank, width = c->heads * key_size(&c->latent);
+    moert_buffer *const *kept = layer->kept, *const dq = model->scratch[D_Q],
+                        *const d = model->scratch[D_NORMED];
+    MOERT_TRY(rotate(model, c->heads, key_size(&c->latent), true, dq));
+    if (rank == 0)
+        return differentiate_projection(model, layer, Q_B, width, layer->normed, dq, dx, false);
+    MOERT_TRY(
+        differentiate_projection(model, layer, Q_B, width, kept[KEPT_Q_NORMED], dq, d, false));
+    MOERT_TRY(
+        differentiate_norm(model, layer, Q_A_NORM, rank, kept[KEPT_Q_RAW], kept[KEPT_Q_RSTD]));
+    return differentiate_projection(model, layer, Q_A, rank, layer->normed, d, dx, false);
+}
+
+/* D_LATENT[:, kv_rank ...] = gradient of the shared key: the sum over the heads, rotated back. */
+static moert_status differentiate_shared(moert_model *model) {
+    const moert_latent_sizes *s = &model->config.latent;
+    const size_t tokens = model->batch.tokens;
+    moert_buffer *const shared = model->scratch[D_SHARED];
+    MOERT_TRY(moert_columns_sum(&(moert_columns){.rows = tokens,
+                                                 .columns = s->rope,
+                                                 .repeat = model->config.heads,
+                                                 .from = model->scratch[D_K],
+                                                 .from_stride = key_size(s),
+                                                 .from_column = s->nope,
+                                                 .to = shared,
+                                                 .to_stride = s->rope}));
+    MOERT_TRY(rotate(model, 1, s->rope, true, shared));
+    return moert_columns_copy(&(moert_columns){.rows = tokens,
+                                               .columns = s->rope,
+                                               .from = shared,
+                                               .from_stride = s->rope,
+                                               .to = model->scratch[D_LATENT],
+                                               .to_stride = s->kv_rank + s->rope,
+                                               .to_column = s->kv_rank});
+}
+
+/* D_LATENT[:, ... kv_rank] = gradient of the latent row, from those of k and v. */
+static moert_status differentiate_expanded(moert_model *model, moert_model_layer *layer) {
+    const moert_latent_sizes *s = &model->config.latent;
+    const size_t tokens = model->batch.tokens, heads = model->config.heads,
+                 width = s->nope + s->value;
+    moert_buffer *const *kept = layer->kept, *const expanded = model->scratch[D_EXPANDED],
+                        *const d = model->scratch[D_NORMED];
+    head_part parts[HEAD_PARTS];
+    list_parts(model, parts);
+    for (size_t i = 0; i < HEAD_PARTS; i++)
+        MOERT_TRY(moert_columns_copy(&(moert_columns){.rows = tokens * heads,
+                                                      .columns = parts[i].columns,
+                                                      .from = model->scratch[parts[i].scratch],
+                                                      .from_stride = parts[i].size,
+                                                      .to = expanded,
+                                                      .to_stride = width,
+                                                      .to_column = parts[i].column}));
+    MOERT_TRY(differentiate_projection(model, layer, KV_B, heads * width, kept[KEPT_KV_NORMED],
+                                       expanded, d, false));
+    MOERT_TRY(differentiate_norm(model, layer, KV_A_NORM, s->kv_rank, kept[KEPT_KV_RAW],
+                                 kept[KEPT_KV_RSTD]));
+    return moert_columns_copy(&(moert_columns){.rows = tokens,
+                                               .columns = s->kv_rank,
+                                               .from = d,
+                                               .from_stride = s->kv_rank,
+                                               .to = model->scratch[D_LATENT],
+                                               .to_stride = s->kv_rank + s->rope});
+}
+
+static moert_status backward(moert_model *model, moert_model_layer *layer, moert_buffer *dy,
+                             moert_buffer *dx) {
+    const moert_latent_sizes *s = &model->config.latent;
+    moert_buffer **const scratch = model->scratch, *result;
+    moert_attention attention = attention_of(model, layer);
+    MOERT_TRY(moert_model_differentiate_input(model, layer, O, dy, scratch[D_OUT], false));
+    MOERT_TRY(moert_model_attended(model, &attention, &result));
+    attention.dout = scratch[D_OUT];
+    attention.dq = scratch[D_Q];
+    attention.dk = scratch[D_K];
+    attention.dv = scratch[D_V];
+    MOERT_TRY(moert_attention_backward(&attention));
+    MOERT_TRY(moert_model_differentiate_weight(model, layer, O, result, dy));
+    MOERT_TRY(differentiate_q(model, layer, dx));
+    MOERT_TRY(differentiate_shared(model));
+    MOERT_TRY(differentiate_expanded(model, layer));
+    return differentiate_projection(model, layer, KV_A, s->kv_rank + s->rope, layer->normed,
+                                    scratch[D_LATENT], dx, true);
+}
+
+const moert_attention_variant moert_model_mla = {describe, forward, backward};

@@ -1,0 +1,268 @@
+// run: np=1 gpu=1 sanitize=1
+/* Multi-head latent attention against float64: values, and gradients by central differences. */
+#include <math.h>
+
+#include "model/sublayer.h"
+#include "support/mpi.h"
+
+/* The parameters of an attention, in the order of their names below. */
+enum { Q_A, Q_A_BIAS, Q_A_NORM, Q_B, KV_A, KV_A_BIAS, KV_A_NORM, KV_B, O, O_BIAS, PARAMETERS };
+static const char *const names[PARAMETERS] = {"q_a_proj.weight",
+                                              "q_a_proj.bias",
+                                              "q_a_layernorm.weight",
+                                              "q_b_proj.weight",
+                                              "kv_a_proj_with_mqa.weight",
+                                              "kv_a_proj_with_mqa.bias",
+                                              "kv_a_layernorm.weight",
+                                              "kv_b_proj.weight",
+                                              "o_proj.weight",
+                                              "o_proj.bias"};
+
+enum { HIDDEN = 12, MOST_WIDTH = 64, MOST_TOKENS = 16 };
+
+typedef struct mla {
+    moert_model_config config;
+    size_t sequences, length;
+    int32_t positions[MOST_TOKENS];         /* [T] in the documents */
+    double *parameter[PARAMETERS], *x, *dy; /* x, dy: [T,H] */
+} mla;
+
+/* y[n] = weight[n,k] x[k] + bias[n] */
+static void project(const double *weight, const double *bias, const double *x, size_t n, size_t k,
+                    double *y) {
+    for (size_t i = 0; i < n; i++) {
+        y[i] = bias != NULL ? bias[i] : 0.0;
+        for (size_t j = 0; j < k; j++)
+            y[i] += weight[i * k + j] * x[j];
+    }
+}
+
+static void normalise(const double *weight, size_t n, double *x) {
+    double sum = 0.0;
+    for (size_t i = 0; i < n; i++)
+        sum += x[i] * x[i];
+    for (size_t i = 0; i < n; i++)
+        x[i] *= weight[i] / sqrt(sum / (double)n + 1e-6);
+}
+
+static void rotate(const moert_model_config *c, size_t position, double *x) {
+    const moert_rope_scheme scheme = moert_model_rope_scheme(c);
+    const size_t pairs = scheme.width / 2;
+    const double factor = moert_rope_attention_factor(&scheme);
+    float frequency[MOST_WIDTH];
+    moert_rope_frequencies(&scheme, frequency);
+    for (size_t i = 0; i < pairs; i++) {
+        const size_t a = scheme.interleaved ? 2 * i : i, b = scheme.interleaved ? a + 1 : i + pairs;
+        const double angle = (double)position * (double)frequency[i], first = x[a], second = x[b];
+        x[a] = factor * (first * cos(angle) - second * sin(angle));
+        x[b] = factor * (second * cos(angle) + first * sin(angle));
+    }
+}
+
+/* One token's q[n,key], k[n,key] and v[n,value]. */
+typedef struct token {
+    double q[MOST_WIDTH], k[MOST_WIDTH], v[MOST_WIDTH];
+} token;
+
+static void make_token(const mla *m, size_t t, token *out) {
+    const moert_latent_sizes *s = &m->config.latent;
+    const size_t heads = m->config.heads, key = s->nope + s->rope,
+                 position = (size_t)m->positions[t];
+    const double *x = m->x + t * HIDDEN;
+    double latent[MOST_WIDTH], expanded[MOST_WIDTH];
+    if (s->q_rank > 0) {
+        project(m->parameter[Q_A], m->parameter[Q_A_BIAS], x, s->q_rank, HIDDEN, latent);
+        normalise(m->parameter[Q_A_NORM], s->q_rank, latent);
+        project(m->parameter[Q_B], NULL, latent, heads * key, s->q_rank, out->q);
+    } else {
+        project(m->parameter[Q_B], NULL, x, heads * key, HIDDEN, out->q);
+    }
+    project(m->parameter[KV_A], m->parameter[KV_A_BIAS], x, s->kv_rank + s->rope, HIDDEN, latent);
+    rotate(&m->config, position, latent + s->kv_rank);
+    normalise(m->parameter[KV_A_NORM], s->kv_rank, latent);
+    project(m->parameter[KV_B], NULL, latent, heads * (s->nope + s->value), s->kv_rank, expanded);
+    for (size_t h = 0; h < heads; h++) {
+        const double *head = expanded + h * (s->nope + s->value);
+        rotate(&m->config, position, out->q + h * key + s->nope);
+        memcpy(out->k + h * key, head, s->nope * sizeof *head);
+        memcpy(out->k + h * key + s->nope, latent + s->kv_rank, s->rope * sizeof *head);
+        memcpy(out->v + h * s->value, head + s->nope, s->value * sizeof *head);
+    }
+}
+
+static double scale_of(const moert_model_config *c) {
+    double mscale = 1.0;
+    if (c->rope.type != MOERT_ROPE_DEFAULT && c->rope.mscale_all_dim != 0.0)
+        mscale = 0.1 * c->rope.mscale_all_dim * log(c->rope.factor) + 1.0;
+    return mscale * mscale / sqrt((double)(c->latent.nope + c->latent.rope));
+}
+
+/* out[value] = the attention of query t by head h to the tokens of its sequence. */
+static void attend(const mla *m, const token *tokens, size_t t, size_t h, double *out) {
+    const moert_latent_sizes *s = &m->config.latent;
+    const size_t key = s->nope + s->rope, first = t - (size_t)m->positions[t];
+    double weight[MOST_TOKENS], sum = 0.0;
+    for (size_t j = first; j <= t; j++) {
+        double score = 0.0;
+        for (size_t i = 0; i < key; i++)
+            score += tokens[t].q[h * key + i] * tokens[j].k[h * key + i];
+        sum += weight[j] = exp(score * scale_of(&m->config));
+    }
+    for (size_t i = 0; i < s->value; i++) {
+        out[i] = 0.0;
+        for (size_t j = first; j <= t; j++)
+            out[i] += weight[j] / sum * tokens[j].v[h * s->value + i];
+    }
+}
+
+/* Computes y[T,H], unless NULL; returns sum(y * dy). */
+static double oracle(const mla *m, double *y) {
+    const size_t heads = m->config.heads, value = m->config.latent.value;
+    token tokens[MOST_TOKENS];
+    double loss = 0.0;
+    for (size_t t = 0; t < m->sequences * m->length; t++)
+        make_token(m, t, &tokens[t]);
+    for (size_t t = 0; t < m->sequences * m->length; t++) {
+        double attended[MOST_WIDTH], row[HIDDEN];
+        for (size_t h = 0; h < heads; h++)
+            attend(m, tokens, t, h, attended + h * value);
+        project(m->parameter[O], m->parameter[O_BIAS], attended, HIDDEN, heads * value, row);
+        for (size_t i = 0; i < HIDDEN; i++)
+            loss += row[i] * m->dy[t * HIDDEN + i];
+        if (y != NULL)
+            memcpy(y + t * HIDDEN, row, sizeof row);
+    }
+    return loss;
+}
+
+static double *differences(const mla *m, double *at, size_t n) {
+    const double step = 1e-5;
+    double *d = test_alloc(n * sizeof *d);
+    for (size_t i = 0; i < n; i++) {
+        const double before = at[i];
+        at[i] = before + step;
+        d[i] = oracle(m, NULL);
+        at[i] = before - step;
+        d[i] = (d[i] - oracle(m, NULL)) / (2.0 * step);
+        at[i] = before;
+    }
+    return d;
+}
+
+/* ---- the device ---- */
+
+/* Writes random values to a buffer and returns them in float64. */
+static double *fill(moert_buffer *buffer, size_t offset, size_t n, float around, float scale,
+                    uint64_t stream) {
+    float *values = random_floats(n, scale, stream);
+    for (size_t i = 0; i < n; i++)
+        values[i] += around;
+    ASSERT_OK(moert_buffer_write(buffer, offset * sizeof *values, values, n * sizeof *values));
+    return to_doubles(values, n);
+}
+
+/* The tensor of a parameter, or NULL if the attention has none. */
+static const moert_block_tensor *tensor_of(const moert_model *model, size_t parameter) {
+    const moert_attention_shape *shape = &model->attention;
+    for (size_t i = 0; i < shape->parameters; i++) {
+        const char *name = shape->parameter[i].suffix + strlen("self_attn.");
+        const bool direct = parameter == Q_B && strcmp(name, "q_proj.weight") == 0;
+        if ((direct || strcmp(name, names[parameter]) == 0) && shape->parameter[i].rows > 0)
+            return &model->layer[0].attention->tensor[MOERT_ATTENTION_FIRST + i];
+    }
+    return NULL;
+}
+
+static void fill_parameters(mla *m, moert_model *model) {
+    for (size_t p = 0; p < PARAMETERS; p++) {
+        const moert_block_tensor *tensor = tensor_of(model, p);
+        const bool norm = p == Q_A_NORM || p == KV_A_NORM;
+        m->parameter[p] = tensor == NULL ? NULL
+                                         : fill(tensor->weight, 0, tensor->elements,
+                                                norm ? 1.0f : 0.0f, 0.5f, 10 + p);
+    }
+    moert_model_weights_changed(model);
+}
+
+static void check_gradients(const mla *m, const moert_model *model, const moert_buffer *dx) {
+    const size_t floats = m->sequences * m->length * HIDDEN;
+    assert_near("dx", download_floats(dx, floats), differences(m, m->x, floats), floats, 2e-4);
+    for (size_t p = 0; p < PARAMETERS; p++) {
+        const moert_block_tensor *tensor = tensor_of(model, p);
+        if (tensor == NULL)
+            continue;
+        float *got = test_alloc(tensor->elements * sizeof *got);
+        ASSERT_OK(moert_buffer_read(tensor->gradient, 0, got, tensor->elements * sizeof *got));
+        assert_near(names[p], got, differences(m, m->parameter[p], tensor->elements),
+                    tensor->elements, 2e-4);
+    }
+}
+
+static void check(moert_latent_sizes latent, moert_rope_scheme rope, bool bias, size_t sequences,
+                  size_t length, size_t document) {
+    mla m = {.config = golden_config("mixtral-tiny"), .sequences = sequences, .length = length};
+    moert_model_config *c = &m.config;
+    c->hidden = HIDDEN;
+    c->layers = 1;
+    c->heads = 3;
+    c->latent = latent;
+    c->rope = rope;
+    c->attention_bias = bias;
+    c->rope_theta = 100.0f;
+    moert_model *model = open_model(test_mesh, c);
+    const size_t tokens = sequences * length, floats = tokens * HIDDEN;
+    int32_t ids[MOST_TOKENS] = {0};
+    ASSERT_OK(moert_model_initialize(model, 1));
+    /* sets the batch, the rotary table and the buffers */
+    for (size_t t = 0; t < tokens; t++)
+        m.positions[t] = (int32_t)(t % length % document);
+    ASSERT_OK(
+        moert_model_forward(model, &(moert_model_batch){sequences, length, ids, ids, false,
+                                                        document < length ? m.positions : NULL}));
+    moert_model_layer *layer = &model->layer[0];
+    fill_parameters(&m, model);
+    m.x = fill(layer->normed, 0, floats, 0.0f, 1.0f, 30);
+    moert_buffer *y = unset_floats(floats), *dx = unset_floats(floats), *dy = unset_floats(floats);
+    m.dy = fill(dy, 0, floats, 0.0f, 1.0f, 31);
+    ASSERT_OK(moert_model_mla.forward(model, layer, y));
+    double *want = test_alloc(floats * sizeof *want);
+    oracle(&m, want);
+    assert_near("y", download_floats(y, floats), want, floats, 1e-5);
+    ASSERT_OK(moert_block_begin(layer->attention, &model->batch, false));
+    ASSERT_OK(moert_model_mla.backward(model, layer, dy, dx));
+    check_gradients(&m, model, dx);
+}
+
+static const moert_latent_sizes direct = {0, 8, 6, 4, 5}, with_latent_q = {7, 5, 3, 2, 8};
+
+TEST(test_interleaved_pairs_and_a_direct_q) {
+    check(direct, (moert_rope_scheme){.interleaved = true}, false, 2, 5, 5);
+    check(direct, (moert_rope_scheme){.interleaved = true}, true, 2, 5, 5);
+}
+
+TEST(test_a_latent_q_and_halves) {
+    check(with_latent_q, (moert_rope_scheme){.interleaved = false}, false, 2, 4, 4);
+    check(with_latent_q, (moert_rope_scheme){.interleaved = false}, true, 2, 4, 4);
+}
+
+TEST(test_scaled_positions_scale_the_scores) {
+    const moert_rope_scheme yarn = {.type = MOERT_ROPE_YARN,
+                                    .interleaved = true,
+                                    .factor = 4.0,
+                                    .original = 8,
+                                    .mscale = 0.7,
+                                    .mscale_all_dim = 1.2,
+                                    .beta_fast = 4.0,
+                                    .beta_slow = 1.0,
+                                    .truncate = true};
+    check(with_latent_q, yarn, false, 1, 9, 9);
+    check(with_latent_q, yarn, false, 1, 9, 4); /* documents of 4, 4 and 1 tokens */
+}
+
+TEST(test_a_single_token) {
+    check(direct, (moert_rope_scheme){.interleaved = true}, false, 1, 1, 1);
+    check((moert_latent_sizes){1, 1, 1, 2, 1}, (moert_rope_scheme){.interleaved = true}, false, 3,
+          1, 1);
+}
+
+MPI_TESTS(open_test_mesh, close_test_mesh)
