@@ -175,15 +175,18 @@ typedef struct moert_op_options {
     size_t topk;     /* with permute; at least 1 */
     bool row_weight; /* forward, permute Y: y = round(round(v) * round(w[gather[r]])) */
 
-    moert_glu_form glu; /* `interleaved` = interleave 1 */
-    size_t interleave;  /* gate and up alternate in runs of 1, 8 or 32 columns; 0 = halves */
-    bool linear_first;  /* up comes before gate (cuDNN's text), not after it (cuDNN's code) */
-    bool save_c;        /* GLU: also write c */
-    bool prob;          /* multiplies each row; otherwise 1. A GEMM takes no beta, accumulate or
+    moert_glu_form glu;    /* `interleaved` = interleave 1 */
+    size_t interleave;     /* gate and up alternate in runs of 1, 8 or 32 columns; 0 = halves */
+    bool linear_first;     /* up comes before gate (cuDNN's text), not after it (cuDNN's code) */
+    bool save_c;           /* GLU: also write c */
+    bool prob;             /* multiplies each row; otherwise 1. A GEMM takes no beta, accumulate or
                            bias with it (cuDNN scales the bias instead: bias_scale); not in
                            GEMM_WGRAD */
-    bool amax;          /* largest magnitudes of the result before rounding; not in GEMM_WGRAD */
-    bool dprob, dbias;  /* DGLU: also compute these */
+    bool amax;             /* largest magnitudes of the result before rounding; not in GEMM_WGRAD */
+    bool dprob, dbias;     /* DGLU: also compute these */
+    bool caller_workspace; /* create allocates nothing on the device; execute uses the buffer
+                              `workspace`, whose content it may change, and keeps a reference to its
+                              memory. Cannot be recorded */
 } moert_op_options;
 
 #define MOERT_OP_OPTIONS_INIT                                                                      \
@@ -220,7 +223,8 @@ typedef struct moert_op_options {
     X(amax)       /* float32 [G], DGLU [G,2] (gate, up): raised, so set 0 or -inf first; NaN
                      stays */       \
     X(dprob)      /* float32 [M], added to */                                                      \
-    X(dbias)      /* [G,2K], added to: column sums of d before rounding */
+    X(dbias)      /* [G,2K], added to: column sums of d before rounding */                         \
+    X(workspace)  /* bytes, see caller_workspace and moert_op_check; ops that need none take NULL */
 
 typedef struct moert_op_buffers {
     size_t size;                        /* sizeof(moert_op_buffers) */
@@ -247,6 +251,14 @@ typedef struct moert_op moert_op;
  */
 MOERT_API moert_status moert_op_create(moert_device *device, const moert_op_options *options,
                                        moert_op **op);
+
+/*
+ * Checks a description as moert_op_create does, with the same errors, but allocates nothing on the
+ * device. The results say which backend computes the op, and how many bytes `workspace` needs if
+ * caller_workspace is set. Any of them may be NULL. Not collective.
+ */
+MOERT_API moert_status moert_op_check(moert_device *device, const moert_op_options *options,
+                                      const char **backend, size_t *workspace_bytes);
 
 /* Builds the kernels now instead of at the first execute; blocks. Not collective. Errors:
  * ERROR_DEVICE, ERROR_MEMORY. */

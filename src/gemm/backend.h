@@ -42,9 +42,19 @@ typedef struct moert_backend {
     bool coarse_fp8;     /* sums of FP8 operands keep fewer bits than float32 */
 } moert_backend;
 
+/* Where the buffers of a workspace come from: the device; nowhere (only their bytes are counted, and
+ * they are NULL); or an arena of the caller, of which they are views. */
+typedef enum moert_workspace_from {
+    MOERT_WORKSPACE_ALLOCATED,
+    MOERT_WORKSPACE_COUNTED,
+    MOERT_WORKSPACE_ARENA
+} moert_workspace_from;
+
 struct moert_workspace {
     void *state; /* owned by the backend */
     size_t bytes;
+    moert_workspace_from from;
+    const moert_buffer *arena;
 };
 /* Creates a buffer of `count` elements of `bytes` bytes and adds it to work->bytes. */
 moert_status moert_workspace_add(moert_device *device, size_t count, size_t bytes,

@@ -1,5 +1,6 @@
 /* Functions that several backends use: dots, workspaces, and tests of a GEMM. */
 #include "base/config.h"
+#include "base/memory.h"
 #include "gemm/backend.h"
 
 moert_dot moert_gemm_dot(const moert_gemm *gemm, const moert_device *device) {
@@ -16,13 +17,23 @@ moert_dot moert_dot_of(const moert_device *device, moert_dtype type) {
                                                                              : MOERT_DOT_SCALAR;
 }
 
+enum { VIEW_ALIGNMENT_BYTES = 512 }; /* of moert_buffer_view */
+
 moert_status moert_workspace_add(moert_device *device, size_t count, size_t bytes,
                                  moert_workspace *work, moert_buffer **buffer) {
     size_t total;
     if (__builtin_mul_overflow(count, bytes, &total))
         return MOERT_FAIL(ERROR_MEMORY, "workspace of %zu x %zu bytes", count, bytes);
-    work->bytes += total;
-    return moert_buffer_create(device, total, buffer);
+    if (work->from == MOERT_WORKSPACE_ALLOCATED) {
+        work->bytes += total;
+        return moert_buffer_create(device, total, buffer);
+    }
+    const size_t start = work->bytes;
+    work->bytes = moert_round_up(start + total, VIEW_ALIGNMENT_BYTES);
+    *buffer = NULL;
+    return work->from == MOERT_WORKSPACE_ARENA
+               ? moert_buffer_view(work->arena, start, total, buffer)
+               : MOERT_OK;
 }
 
 bool moert_epilogue_is_empty(const moert_epilogue *e) {

@@ -10,6 +10,7 @@
  * These functions only launch kernels, so that an execute can be recorded.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "op/op.h"
@@ -27,7 +28,7 @@ static moert_status add_buffer(moert_op *op, size_t elements, size_t bytes, moer
 static moert_status add_part(moert_op *op, const moert_op_quantized *q, size_t elements,
                              size_t bytes, moert_buffer **buffer) {
     MOERT_TRY(add_buffer(op, elements, bytes, buffer));
-    if (q->by_ends && !q->result && op->options.row_multiple > 1)
+    if (*buffer != NULL && q->by_ends && !q->result && op->options.row_multiple > 1)
         MOERT_TRY(moert_buffer_clear(*buffer, 0, elements * bytes));
     return MOERT_OK;
 }
@@ -48,12 +49,16 @@ void moert_op_free_conversions(moert_op *op) {
         MOERT_DESTROY(c->stored, c->ends, c->block_ends, c->scale, c->transposed);
         moert_buffers_destroy(c->scales, c->scales != NULL ? op->options.groups : 0);
         MOERT_FREE(c->scales, c->discrete_quantized);
+        *c = (moert_conversion){.as = c->as, .direct = c->direct};
     }
     moert_buffers_destroy(op->values, MOERT_OP_BUFFERS);
+    memset(op->values, 0, sizeof op->values);
     moert_buffers_destroy(op->discrete_values,
                           op->discrete_values != NULL ? op->options.groups : 0);
     free(op->discrete_values);
     moert_buffer_destroy(op->alphas);
+    op->discrete_values = NULL;
+    op->alphas = NULL;
 }
 
 static moert_status make_values(moert_op *op, moert_conversion *c) {
@@ -85,7 +90,8 @@ static moert_status make_conversion(moert_op *op, moert_conversion *c) {
         MOERT_TRY(add_buffer(op, q->rows * q->columns, moert_dtype_bits(c->type) / 8, &c->stored));
     if (!q->by_ends && q->groups > 0) {
         MOERT_TRY(add_buffer(op, q->groups, sizeof(uint32_t), &c->ends));
-        MOERT_TRY(moert_buffer_write_ends(q->groups, q->rows / q->groups, c->ends));
+        if (c->ends != NULL)
+            MOERT_TRY(moert_buffer_write_ends(q->groups, q->rows / q->groups, c->ends));
     }
     if (q->scales == MOERT_SCALES_LINEAR)
         return MOERT_OK;

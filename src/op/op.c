@@ -68,21 +68,52 @@ static moert_status choose_backend(moert_op *op) {
                       kind, name);
 }
 
+/* ---- workspace ---- */
+
+static void release_workspace(moert_op *op) {
+    op->backend->release(&op->work);
+    moert_op_free_conversions(op);
+}
+
+static moert_status make_workspace(moert_op *op, moert_workspace_from from,
+                                   const moert_buffer *arena) {
+    op->work = (moert_workspace){.from = from, .arena = arena};
+    MOERT_TRY(moert_op_make_conversions(op));
+    const moert_gemm gemm = moert_op_lower(op, NULL);
+    return op->backend->reserve(op->device, &gemm, &op->work);
+}
+
+/* Moves the workspace to a buffer of the caller. */
+static moert_status bind_workspace(moert_op *op, const moert_buffer *workspace) {
+    const void *const memory = moert_buffer_memory(workspace);
+    if (!op->options.caller_workspace || (op->bound != NULL && op->bound == memory))
+        return MOERT_OK;
+    release_workspace(op);
+    op->bound = NULL;
+    MOERT_TRY(make_workspace(op, MOERT_WORKSPACE_ARENA, workspace));
+    op->bound = memory;
+    return MOERT_OK;
+}
+
 /* ---- create, execute, destroy ---- */
 
-moert_status moert_op_create(moert_device *device, const moert_op_options *options, moert_op **op) {
+/* Makes an op that has the description, the backend and, unless `counts`, the workspace. */
+static moert_status make(moert_device *device, const moert_op_options *options, bool counts,
+                         moert_op **op) {
     moert_op *made;
-    MOERT_REQUIRE(device);
-    MOERT_REQUIRE(op);
-    MOERT_TRY(MOERT_NEW(&made));
     moert_status status;
+    MOERT_TRY(MOERT_NEW(&made));
     made->device = device;
     MOERT_TRY_OR(release, moert_op_describe(options, made));
     MOERT_TRY_OR(release, choose_backend(made));
     made->options.backend = made->backend->name;
-    MOERT_TRY_OR(release, moert_op_make_conversions(made));
-    const moert_gemm gemm = moert_op_lower(made, NULL);
-    MOERT_TRY_OR(release, made->backend->reserve(device, &gemm, &made->work));
+    counts = counts || made->options.caller_workspace;
+    MOERT_TRY_OR(
+        release,
+        make_workspace(made, counts ? MOERT_WORKSPACE_COUNTED : MOERT_WORKSPACE_ALLOCATED, NULL));
+    made->needs[MOERT_OP_BUFFER_workspace] =
+        (moert_op_need){made->options.caller_workspace && made->work.bytes > 0, MOERT_OP_BYTE, 1,
+                        made->work.bytes, made->work.bytes};
     *op = made;
     return MOERT_OK;
 release:
@@ -90,12 +121,31 @@ release:
     return status;
 }
 
+moert_status moert_op_create(moert_device *device, const moert_op_options *options, moert_op **op) {
+    MOERT_REQUIRE(device);
+    MOERT_REQUIRE(op);
+    MOERT_TRY(make(device, options, false, op));
+    return MOERT_OK;
+}
+
+moert_status moert_op_check(moert_device *device, const moert_op_options *options,
+                            const char **backend, size_t *workspace_bytes) {
+    moert_op *op;
+    MOERT_REQUIRE(device);
+    MOERT_TRY(make(device, options, true, &op));
+    if (backend != NULL)
+        *backend = op->backend->name;
+    if (workspace_bytes != NULL)
+        *workspace_bytes = op->work.bytes;
+    moert_op_destroy(op);
+    return MOERT_OK;
+}
+
 void moert_op_destroy(moert_op *op) {
     if (op == NULL)
         return;
     if (op->backend != NULL)
-        op->backend->release(&op->work);
-    moert_op_free_conversions(op);
+        release_workspace(op);
     free(op);
 }
 
@@ -107,6 +157,7 @@ moert_status moert_op_execute(moert_op *op, const moert_op_buffers *given) {
     if (op->options.groups == 0 ||
         (op->options.rows == 0 && op->options.kind != MOERT_OP_GEMM_WGRAD))
         return MOERT_OK;
+    MOERT_TRY(bind_workspace(op, buffers->workspace));
     MOERT_TRY(moert_op_load_operands(op, buffers));
     const moert_gemm gemm = moert_op_lower(op, buffers);
     MOERT_TRY(op->backend->run(&gemm));
@@ -172,6 +223,7 @@ moert_status moert_op_compile(moert_op *op) {
                                        &options.d};
     for (size_t i = 0; i < MOERT_COUNT(operands); i++)
         operands[i]->stride = 0;
+    options.caller_workspace = false;
     options.rows = SMALL;
     options.groups = options.topk = 1;
     options.n = SMALL + options.n % SMALL;
@@ -197,6 +249,9 @@ moert_status moert_op_record(moert_op *op, const moert_op_buffers *buffers,
     moert_status status;
     MOERT_REQUIRE(op);
     MOERT_REQUIRE(recording);
+    if (op->options.caller_workspace)
+        return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: caller_workspace is true; false, to be recorded",
+                          moert_op_kind_name(op->options.kind));
     if (!op->backend->records)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: backend is '%s'; portable, to be recorded",
                           moert_op_kind_name(op->options.kind), op->backend->name);

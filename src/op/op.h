@@ -82,6 +82,7 @@ struct moert_op {
     moert_buffer **discrete_values;         /* dequantized discrete weights: [G] */
     moert_buffer *alphas;                   /* float32 [G]: alpha times the global scales */
     moert_workspace work;                   /* `bytes` includes the conversions */
+    const void *bound;                      /* the cl_mem of the caller's workspace, or NULL */
 };
 
 /* Checks a description and sets options, x, y, glu_width, run, needs and quantized of `op`. */

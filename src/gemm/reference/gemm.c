@@ -52,7 +52,10 @@ static moert_status reserve(moert_device *device, const moert_gemm *gemm, moert_
     for (size_t i = 0; i < MOERT_COUNT(parts); i++) {
         if (!parts[i].wanted)
             continue;
-        work->bytes += parts[i].floats * sizeof(float);
+        if (work->from == MOERT_WORKSPACE_COUNTED)
+            continue;
+        if (work->from == MOERT_WORKSPACE_ALLOCATED) /* an arena has device memory only */
+            work->bytes += parts[i].floats * sizeof(float);
         MOERT_TRY(MOERT_NEW_ARRAY(parts[i].array, parts[i].floats));
     }
     return MOERT_OK;
@@ -355,7 +358,7 @@ static moert_status run_glu(const moert_gemm *gemm) {
 }
 
 static moert_status run(const moert_gemm *gemm) {
-    moert_workspace own = {NULL, 0};
+    moert_workspace own = {0};
     if (gemm->workspace != NULL)
         return run_mapped(gemm, gemm->workspace);
     moert_status status = reserve(moert_buffer_device(gemm->groups.ends), gemm, &own);

@@ -186,8 +186,9 @@ STRUCTS = {
         ("amax", "bool", 611),
         ("dprob", "bool", 612),
         ("dbias", "bool", 613),
+        ("caller_workspace", "bool", 614),
     ]),
-    "moert_op_buffers": (232, {0:232}, [
+    "moert_op_buffers": (240, {0:240}, [
         ("size", "size_t", 0),
         ("weights", "moert_buffer **", 8),
         ("weight_scales", "moert_buffer **", 16),
@@ -217,6 +218,7 @@ STRUCTS = {
         ("amax", "moert_buffer *", 208),
         ("dprob", "moert_buffer *", 216),
         ("dbias", "moert_buffer *", 224),
+        ("workspace", "moert_buffer *", 232),
     ]),
     "moert_groups": (24, {}, [
         ("ends", "moert_buffer *", 0),
@@ -453,6 +455,7 @@ FUNCTIONS = {
     "moert_mesh_settle": ("moert_status", ["moert_mesh *"]),
     "moert_op_backend_name": ("string", ["moert_op *"]),
     "moert_op_buffer_bytes": ("size_t", ["moert_op *", "string"]),
+    "moert_op_check": ("moert_status", ["moert_device *", "moert_op_options *", "char **", "size_t *"]),
     "moert_op_compile": ("moert_status", ["moert_op *"]),
     "moert_op_create": ("moert_status", ["moert_device *", "moert_op_options *", "moert_op **"]),
     "moert_op_destroy": ("void", ["moert_op *"]),

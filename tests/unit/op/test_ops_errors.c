@@ -2,6 +2,7 @@
 /* Descriptions and buffers that are refused; creating, executing, recording and destroying an
  * op. */
 #include "base/memory.h"
+#include "moert/quantize.h"
 #include "support/op/run.h"
 
 static const moert_op_kind forward = MOERT_OP_GEMM_FORWARD, dgrad = MOERT_OP_GEMM_DGRAD;
@@ -260,6 +261,81 @@ TEST(test_empty_problems_need_no_buffers) {
         ASSERT_OK(moert_op_execute(op, &buffers));
     }
     assert_null(moert_op_kind_name(MOERT_OP_KINDS));
+}
+
+/* ---- workspace ---- */
+
+/* An op whose operands are bf16, with a quantized weight, needs a workspace of several parts. */
+static moert_op_options with_workspace(void) {
+    moert_op_options o = base(forward);
+    o.weight.how = (moert_quantizer)MOERT_QUANTIZER_INIT;
+    return o;
+}
+
+TEST(test_a_check_tells_the_backend_and_the_workspace) {
+    moert_op_options o = with_workspace();
+    const char *backend = NULL;
+    size_t bytes = 0;
+    ASSERT_OK(moert_op_check(test_device, &o, &backend, &bytes));
+    moert_op *op = ops_open(&o);
+    assert_string_equal(backend, moert_op_backend_name(op));
+    assert_true(bytes >= moert_op_workspace_bytes(op) ||
+                strcmp(backend, "reference") == 0); /* each part is rounded up */
+    o.n = 0;
+    ASSERT_FAILS(moert_op_check(test_device, &o, &backend, &bytes), usage, "n is 0");
+    ASSERT_FAILS(moert_op_check(NULL, &o, NULL, NULL), usage, "device is NULL");
+    o = with_workspace();
+    ASSERT_OK(moert_op_check(test_device, &o, NULL, NULL));
+}
+
+TEST(test_an_op_in_the_callers_workspace_has_the_same_bits) {
+    moert_op_options o = with_workspace();
+    const uint32_t ends[] = {3, 8};
+    size_t bytes;
+    o.groups = 2;
+    o.rows = 8;
+    o.n = 32;
+    o.k = 64;
+    o.prob = true; /* is applied after the GEMM, whose sums are in the workspace */
+    float *x = random_floats(o.rows * o.k, 1.0f, 1),
+          *w = random_floats(o.groups * o.n * o.k, 1.0f, 2);
+    moert_quantize q = MOERT_QUANTIZE_INIT;
+    q.groups.rows = o.groups * o.n;
+    q.columns = o.k;
+    q.x = upload_floats(w, o.groups * o.n * o.k);
+    q.q = test_buffer(o.groups * o.n * o.k);
+    q.scale = test_buffer(o.groups * o.n * o.k / 32);
+    ASSERT_OK(moert_quantize_run(&q));
+    moert_op_buffers buffers = MOERT_OP_BUFFERS_INIT;
+    buffers.ends = upload(ends, sizeof ends);
+    buffers.x = upload_floats(x, o.rows * o.k);
+    buffers.weight = q.q;
+    buffers.weight_scale = q.scale;
+    buffers.prob = upload_floats(random_floats(o.rows, 1.0f, 4), o.rows);
+    buffers.y = unset_floats(o.rows * o.n);
+    ASSERT_OK(moert_op_once(test_device, &o, &buffers));
+    const float *wanted = download_floats(buffers.y, o.rows * o.n);
+    o.caller_workspace = true;
+    ASSERT_OK(moert_op_check(test_device, &o, NULL, &bytes));
+    moert_op *op = ops_open(&o);
+    assert_int_equal(moert_op_buffer_bytes(op, "workspace"), bytes);
+    assert_true(bytes > 0);
+    for (size_t i = 0; i < 3;
+         i++) { /* in two workspaces, each of which was used otherwise before */
+        buffers.workspace =
+            i != 1 ? upload(random_floats(bytes / 4, 1e30f, 3), bytes) : test_buffer(bytes);
+        buffers.y = unset_floats(o.rows * o.n);
+        ASSERT_OK(moert_op_execute(op, &buffers));
+        ASSERT_OK(moert_op_execute(op, &buffers));
+        assert_same_bits_in("y", buffers.y, wanted, o.rows * o.n);
+    }
+    buffers.workspace = test_buffer(bytes - 1);
+    ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "buffer workspace has");
+    buffers.workspace = NULL;
+    ASSERT_FAILS(moert_op_execute(op, &buffers), usage, "buffer workspace is NULL");
+    moert_op_recording *recording;
+    ASSERT_FAILS(moert_op_record(op, &buffers, &recording), unsupported,
+                 "caller_workspace is true");
 }
 
 TEST(test_missing_arguments_are_named) {
