@@ -92,7 +92,7 @@ verdict $? "options, their words and commands are completed"
 
 cp -r "$prefix/share/moert/examples" . && cd examples || exit 1
 check "the examples compile by their Makefile" make --no-print-directory
-for example in layer quantized experts; do
+for example in layer quantized experts training; do
     # shellcheck disable=SC2046
     check "$example links with the static library" gcc -std=c11 $example.c -o $example.static -I"$prefix/include" "$prefix/lib/libmoert.a" \
         $(pkg-config --cflags --libs moert hwloc jansson libxxhash | sed 's/-lmoert//') -lm -ldl -pthread

@@ -128,9 +128,9 @@ static void run_experts(moert_mesh *mesh, moert_buffer *w1, moert_buffer *w2, co
     options.experts = E;
     options.topk = K;
     options.tokens = t->count;
-    options.index = t->index;
+    options.index = t->index; /* int32 [T,K], -1 = dropped */
     TRY(moert_route_create(mesh, &options, &route));
-    const size_t m = moert_route_rows(route);
+    const size_t m = moert_route_rows(route); /* rows that this rank's experts get */
     moert_buffer *rows = make(m * H), *prob = make(m), *dprob = make(m);
     moert_buffer *v = make(m * 2 * I), *h = make(m * I), *dh = make(m * I);
 
@@ -142,6 +142,7 @@ static void run_experts(moert_mesh *mesh, moert_buffer *w1, moert_buffer *w2, co
     go.rows = rows;
     go.row_weight = prob;
     TRY(moert_route_dispatch(route, &go));
+    /* the experts: rows[m,H], expert by expert, with moert_route_ends(route) */
     moert_glu_rows glu = MOERT_GLU_ROWS_INIT;
     glu.rows = m;
     glu.width = I;
