@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The excerpts of C in the README and the guide are parts of the examples. Links between the pages of the documentation lead to an existing
+# The excerpts of C in the README, the guide and the page of the library are parts of the examples. Links between the pages of the documentation lead to an existing
 # file and heading.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
 
-for page in README.md docs/guide.md; do
+for page in README.md docs/guide.md docs/library.md; do
     sed -n '/^```c$/,/^```$/{/^```/!p}' "$page" >"$tmp/excerpt"
     [ -s "$tmp/excerpt" ] && ! cat tests/examples/*.c | grep -vxFf - "$tmp/excerpt" >"$log"
     verdict $? "the excerpts of $page are parts of the examples"
