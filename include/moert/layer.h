@@ -56,17 +56,16 @@ MOERT_API moert_status moert_mesh_settle(moert_mesh *mesh);
  * bits on any number of ranks.
  */
 typedef struct moert_batch {
-    size_t size;            /* sizeof(moert_batch) */
-    size_t tokens;          /* T on this rank */
-    size_t sequences;       /* on this rank, in order */
-    size_t first_sequence;  /* global index of the first; ascending with the rank */
-    size_t total_sequences; /* of all ranks */
-    const moert_buffer
-        *ends;         /* uint32 [sequences] cumulative ends, the last is T; forward waits for
-                                 the device to check them */
-    bool forward_only; /* forward keeps less data; a backward of its pass is an error */
-    const moert_buffer *index;  /* with external_routing: int32 [T,K], as in moert/exchange.h */
-    const moert_buffer *weight; /* with external_routing: [T,K] */
+    size_t size;              /* sizeof(moert_batch) */
+    size_t tokens;            /* T on this rank */
+    size_t sequences;         /* on this rank, in order */
+    size_t first_sequence;    /* global index of the first; ascending with the rank */
+    size_t total_sequences;   /* of all ranks */
+    const moert_buffer *ends; /* uint32 [sequences] cumulative ends, the last is T. Forward waits
+                                 for the device to check them */
+    bool forward_only;        /* forward keeps less data; a backward of its pass is an error */
+    const moert_buffer *index, *weight; /* [T,K] with external_routing: int32 as in
+                                           moert/exchange.h, and the routing weights */
 } moert_batch;
 
 #define MOERT_BATCH_INIT MOERT_INIT(moert_batch, batch_, )

@@ -75,6 +75,56 @@ TEST(test_sizes_that_overflow_are_refused) {
     }
 }
 
+/* ---- programs built with older headers, whose structs end earlier ---- */
+
+/* *given = `whole` up to `bytes`; what follows is not the program's. */
+static void cut(void *given, const void *whole, size_t bytes, size_t size) {
+    memset(given, 0xA5, size);
+    memcpy(given, whole, bytes);
+    memcpy(given, &bytes, sizeof bytes);
+}
+
+TEST(test_structs_of_older_headers_give_the_same_bits) {
+    const moert_layer_options options = form();
+    const moert_layer_losses losses = MOERT_LAYER_LOSSES_INIT;
+    const moert_context_options of_context = MOERT_CONTEXT_OPTIONS_INIT;
+    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
+    layer_run run = layer_run_open(test_context, 0, &oracle, false);
+    const size_t n = run.batch.tokens * options.hidden;
+    moert_context_options old_context;
+    moert_layer_options old_options;
+    moert_layer_losses old_losses;
+    moert_batch old_batch;
+    moert_context *context;
+    moert_layer *layer;
+    moert_pass *pass;
+    cut(&old_context, &of_context, offsetof(moert_context_options, cl_queue) + sizeof(void *),
+        sizeof old_context);
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, &old_context, &context));
+    moert_context_destroy(context);
+    cut(&old_options, &options, offsetof(moert_layer_options, combine) + sizeof(moert_combine),
+        sizeof old_options);
+    ASSERT_OK_ON_ALL(moert_layer_create(run.mesh, &old_options, &layer));
+    for (int i = 0; i < MOERT_LAYER_TENSORS; i++) {
+        const moert_buffer *weight = moert_layer_weight(run.layer, (moert_layer_tensor)i);
+        if (weight != NULL)
+            ASSERT_OK(moert_buffer_copy(weight, 0, moert_layer_weight(layer, (moert_layer_tensor)i),
+                                        0, moert_buffer_bytes(weight)));
+    }
+    cut(&old_batch, &run.batch, offsetof(moert_batch, index), sizeof old_batch);
+    cut(&old_losses, &losses, offsetof(moert_layer_losses, weight_gradient), sizeof old_losses);
+    ASSERT_OK_ON_ALL(layer_run_forward(&run));
+    ASSERT_OK_ON_ALL(moert_pass_backward(run.pass, run.dy, NULL, run.dx));
+    moert_buffer *y = unset_floats(n), *dx = unset_floats(n);
+    ASSERT_OK_ON_ALL(moert_layer_forward(layer, &old_batch, run.x, y, &pass));
+    ASSERT_OK_ON_ALL(moert_pass_backward(pass, run.dy, &old_losses, dx));
+    ASSERT_ON_ALL(
+        memcmp(download_floats(y, n), download_floats(run.y, n), n * sizeof(float)) == 0 &&
+        memcmp(download_floats(dx, n), download_floats(run.dx, n), n * sizeof(float)) == 0);
+    moert_layer_destroy(layer);
+    layer_run_close(&run);
+}
+
 /* ---- order ---- */
 
 static moert_status backward(layer_run *run, moert_pass *pass, bool accumulate) {
