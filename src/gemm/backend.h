@@ -42,8 +42,8 @@ typedef struct moert_backend {
     bool coarse_fp8;     /* sums of FP8 operands keep fewer bits than float32 */
 } moert_backend;
 
-/* Where the buffers of a workspace come from: the device; nowhere (only their bytes are counted, and
- * they are NULL); or an arena of the caller, of which they are views. */
+/* Where the buffers of a workspace come from: the device; nowhere (only their bytes are counted,
+ * and they are NULL); or an arena of the caller, of which they are views. */
 typedef enum moert_workspace_from {
     MOERT_WORKSPACE_ALLOCATED,
     MOERT_WORKSPACE_COUNTED,
