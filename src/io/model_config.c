@@ -1,7 +1,7 @@
 /*
- * Reads Hugging Face config.json. A table holds each family's fixed properties and the defaults of
- * absent keys (those of transformers 5). The table in model_fields.c describes the keys that are
- * present. Functions here read the few keys that do not fit a table.
+ * Reads Hugging Face config.json. families.c has each family's constants and defaults of absent
+ * keys (those of transformers 5), model_fields.c the tables of keys. Functions here and in
+ * config_*.c read the few keys that do not fit a table.
  */
 #include "base/files.h"
 #include "io/model_config.h"
@@ -14,65 +14,23 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
+#include "io/families.h"
 #include "io/internal.h"
 #include "io/model_fields.h"
 
 enum { CONFIG_LIMIT_BYTES = 16 << 20 };
 
-#define ROUTER(score, renormalise, scale, groups, kept)                                            \
-    { sizeof(moert_router_options), 0, 0, MOERT_SCORE_##score, renormalise, scale, groups, kept, 2 }
-
-/* The fixed properties and defaults of each family. */
+/* Other names of a family's model_type. */
 static const struct {
     const char *model_type;
-    moert_model_config standard;
-} families[] = {
-    {"mixtral",
-     {.family = MOERT_FAMILY_MIXTRAL,
-      .max_positions = 131072,
-      .norm_epsilon = 1e-5f,
-      .rope_theta = 1e6f,
-      .aux_coefficient = 0.001f,
-      .router = ROUTER(SOFTMAX, true, 1.0f, 1, 1),
-      .glu = MOERT_GLU_SWIGLU}},
-    {"qwen3_moe",
-     {.family = MOERT_FAMILY_QWEN3_MOE,
-      .max_positions = 32768,
-      .norm_epsilon = 1e-6f,
-      .rope_theta = 1e4f,
-      .aux_coefficient = 0.001f,
-      .qk_norm = true,
-      .router = ROUTER(SOFTMAX, false, 1.0f, 1, 1),
-      .glu = MOERT_GLU_SWIGLU}},
-    {"olmoe",
-     {.family = MOERT_FAMILY_OLMOE,
-      .max_positions = 4096,
-      .norm_epsilon = 1e-5f,
-      .rope_theta = 1e4f,
-      .aux_coefficient = 0.01f,
-      .router = ROUTER(SOFTMAX, false, 1.0f, 1, 1),
-      .glu = MOERT_GLU_SWIGLU}},
-    {"deepseek_v3",
-     {.family = MOERT_FAMILY_DEEPSEEK_V3,
-      .max_positions = 4096,
-      .norm_epsilon = 1e-6f,
-      .rope_theta = 1e4f,
-      .router = ROUTER(SIGMOID, true, 2.5f, 8, 4),
-      .correction_bias = true,
-      .shared_intermediate = 1, /* the number of shared experts; derive multiplies it by I */
-      .glu = MOERT_GLU_SWIGLU}},
-    {"gpt_oss",
-     {.family = MOERT_FAMILY_GPT_OSS,
-      .max_positions = 131072,
-      .norm_epsilon = 1e-5f,
-      .rope_theta = 150000.0f,
-      .aux_coefficient = 0.001f,
-      .attention_bias = true,
-      .router = ROUTER(SOFTMAX_TOPK, false, 1.0f, 1, 1),
-      .router_bias = true,
-      .expert_biases = true,
-      .glu = MOERT_GLU_GPT_OSS}},
-};
+    moert_family family;
+} aliases[] = {{"kimi_k2", MOERT_FAMILY_DEEPSEEK_V3}};
+
+void moert_model_config_start(moert_model_config *config, moert_family family) {
+    *config = moert_family_of(family)->standard;
+    config->family = family;
+    config->initializer_range = 0.02f;
+}
 
 static moert_status read_family(const char *path, const json_t *root, moert_model_config *config) {
     json_t *value = moert_field_value(root, "model_type");
@@ -80,16 +38,17 @@ static moert_status read_family(const char *path, const json_t *root, moert_mode
     if (type == NULL)
         return MOERT_FAIL(ERROR_FORMAT, "%s: the key model_type is %s", path,
                           value == NULL ? "missing" : "not a string");
-    for (size_t i = 0; i < MOERT_COUNT(families); i++)
-        if (strcmp(families[i].model_type, type) == 0) {
-            *config = families[i].standard;
-            config->initializer_range = 0.02f;
-            return MOERT_OK;
-        }
-    return MOERT_FAIL(ERROR_UNSUPPORTED,
-                      "%s: model_type is '%.64s'; supported are mixtral, qwen3_moe, olmoe, "
-                      "deepseek_v3 and gpt_oss",
-                      path, type);
+    moert_family family = moert_family_find(type);
+    for (size_t i = 0; i < MOERT_COUNT(aliases); i++)
+        if (strcmp(aliases[i].model_type, type) == 0)
+            family = aliases[i].family;
+    if (family == MOERT_FAMILIES)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "%s: model_type is '%.64s'; supported are mixtral, qwen2_moe, qwen3_moe, "
+                          "olmoe, gpt_oss, glm4_moe, deepseek_v3 and kimi_k2",
+                          path, type);
+    moert_model_config_start(config, family);
+    return MOERT_OK;
 }
 
 /* Checks a key that has only one supported value in this family. */
@@ -114,48 +73,6 @@ static moert_status read_activation(const char *path, const json_t *root,
     if (config->glu.activation < 0)
         return MOERT_FAIL(ERROR_UNSUPPORTED, "%s: hidden_act is '%.64s'; supported:" ACTIVATIONS,
                           path, name != NULL ? name : "(not a string)");
-    return MOERT_OK;
-}
-
-/* Reads theta and the type from rope_parameters (transformers 5) or rope_scaling (older
- * versions). */
-static moert_status read_rope(const char *path, const json_t *root, moert_model_config *config) {
-    static const char *const keys[] = {"rope_parameters", "rope_scaling"};
-    for (size_t i = 0; i < 2; i++) {
-        json_t *rope = moert_field_value(root, keys[i]);
-        if (rope == NULL)
-            continue;
-        if (!json_is_object(rope))
-            return MOERT_FAIL(ERROR_FORMAT, "%s: %s is not an object", path, keys[i]);
-        json_t *theta = moert_field_value(rope, "rope_theta"),
-               *type = moert_field_value(rope, "rope_type");
-        if (type == NULL)
-            type = moert_field_value(rope, "type");
-        if (theta != NULL)
-            MOERT_TRY(moert_field_float(path, "rope_theta", theta, true, &config->rope_theta));
-        if (type != NULL && !json_is_string(type))
-            return MOERT_FAIL(ERROR_FORMAT, "%s: the rope_type in %s is not a string", path,
-                              keys[i]);
-        if (type != NULL && strcmp(json_string_value(type), "default") != 0)
-            config->rope_scaled = true;
-    }
-    return MOERT_OK;
-}
-
-/* Qwen3: reads the number of dense layers, and the switch that enables the sliding window. */
-static moert_status read_layers(const char *path, const json_t *root, moert_model_config *config) {
-    if (config->family != MOERT_FAMILY_QWEN3_MOE)
-        return MOERT_OK;
-    bool window = false;
-    json_t *use = moert_field_value(root, "use_sliding_window");
-    json_t *dense = moert_field_value(root, "mlp_only_layers");
-    if (use != NULL)
-        MOERT_TRY(moert_field_bool(path, "use_sliding_window", use, &window));
-    if (!window)
-        config->sliding_window = 0;
-    if (dense != NULL && !json_is_array(dense))
-        return MOERT_FAIL(ERROR_FORMAT, "%s: mlp_only_layers is not a list", path);
-    config->dense_layers = json_array_size(dense);
     return MOERT_OK;
 }
 
@@ -222,7 +139,12 @@ static moert_status derive(const char *path, moert_model_config *config) {
         config->kv_heads = config->heads;
     if (config->head_size == 0 && config->hidden % config->heads == 0)
         config->head_size = config->hidden / config->heads;
-    config->shared_intermediate *= config->intermediate;
+    if (config->shared_experts > 0)
+        config->shared_intermediate = config->shared_experts * config->intermediate;
+    config->output_bias = config->attention_bias && moert_family_of(config->family)->output_bias;
+    config->rope.width = config->head_size;
+    if (config->partial_rotary > 0.0f)
+        config->rope.width = (size_t)((double)config->head_size * (double)config->partial_rotary);
     if (config->shared_intermediate > MOERT_FIELD_SIZE_LIMIT)
         return MOERT_FAIL(ERROR_FORMAT,
                           "%s: n_shared_experts times moe_intermediate_size is %zu, above %d", path,
@@ -230,10 +152,11 @@ static moert_status derive(const char *path, moert_model_config *config) {
     return check_router(path, &config->router);
 }
 
-static moert_status parse(const char *path, const json_t *root, moert_model_config *config) {
+static moert_status parse(const char *path, json_t *root, moert_model_config *config) {
     MOERT_TRY(read_family(path, root, config));
     MOERT_TRY(read_activation(path, root, config));
-    if (config->family == MOERT_FAMILY_DEEPSEEK_V3) {
+    MOERT_TRY(moert_fields_check(path, root, config->family));
+    if (config->router.score == MOERT_SCORE_SIGMOID) {
         MOERT_TRY(expect_text(path, root, "scoring_func", "sigmoid"));
         MOERT_TRY(expect_text(path, root, "topk_method", "noaux_tc"));
     }
@@ -241,8 +164,8 @@ static moert_status parse(const char *path, const json_t *root, moert_model_conf
                                                            default */
         config->router.groups = config->router.kept_groups = 1;
     MOERT_TRY(moert_fields_read(path, root, config));
-    MOERT_TRY(read_rope(path, root, config));
-    MOERT_TRY(read_layers(path, root, config));
+    MOERT_TRY(moert_config_read_rope(path, root, config));
+    MOERT_TRY(moert_config_read_layers(path, root, config));
     MOERT_TRY(read_quantization(path, root, config));
     return derive(path, config);
 }

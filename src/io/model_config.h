@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "base/error.h"
 #include "base/rope.h"
@@ -17,7 +18,10 @@ typedef enum moert_family {
     MOERT_FAMILY_QWEN3_MOE,
     MOERT_FAMILY_OLMOE,
     MOERT_FAMILY_DEEPSEEK_V3,
-    MOERT_FAMILY_GPT_OSS
+    MOERT_FAMILY_GPT_OSS,
+    MOERT_FAMILY_QWEN2_MOE,
+    MOERT_FAMILY_GLM4_MOE,
+    MOERT_FAMILIES
 } moert_family;
 
 /* Sizes of multi-head latent attention: q and k have nope + rope elements per head, of which the
@@ -27,24 +31,46 @@ typedef struct moert_latent_sizes {
     size_t nope, rope, value;
 } moert_latent_sizes;
 
+/* A set of layers of a model of at most MOERT_LAYERS_MOST layers. */
+enum { MOERT_LAYERS_MOST = 1024 };
+typedef struct moert_layer_set {
+    uint64_t bits[MOERT_LAYERS_MOST / 64];
+} moert_layer_set;
+
+static inline bool moert_layer_set_has(const moert_layer_set *set, size_t layer) {
+    return layer < MOERT_LAYERS_MOST && (set->bits[layer / 64] >> layer % 64 & 1) != 0;
+}
+static inline void moert_layer_set_add(moert_layer_set *set, size_t layer) {
+    set->bits[layer / 64] |= (uint64_t)1 << layer % 64;
+}
+
 typedef struct moert_model_config {
     moert_family family;
     size_t vocabulary, hidden, layers, heads, kv_heads, head_size, max_positions;
     moert_latent_sizes latent;  /* replaces kv_heads and head_size */
     size_t intermediate;        /* I of one expert */
-    size_t shared_intermediate; /* I of the shared expert (number of shared experts times I), 0 =
-                                   none */
-    float norm_epsilon, rope_theta, initializer_range, aux_coefficient;
-    bool tied_embeddings, qk_norm, attention_bias;
-    moert_rope_scheme rope;      /* width and theta follow from other fields */
-    bool rope_scaled;            /* a rope_type other than "default" */
-    size_t sliding_window;       /* 0 = none: full causal attention */
-    size_t dense_layers;         /* length of mlp_only_layers */
-    size_t sparse_step;          /* decoder_sparse_step; 0 and 1 = every layer is MoE */
-    moert_router_options router; /* experts E, topk K, ... */
-    bool router_bias;            /* the router's linear layer has a bias (gpt-oss) */
-    bool correction_bias;        /* e_score_correction_bias (DeepSeek-V3) */
-    bool expert_biases;          /* biases of both expert projections (gpt-oss) */
+    size_t shared_intermediate; /* I of the shared expert, 0 = none */
+    size_t shared_experts;      /* n_shared_experts: shared_intermediate is this times I */
+    size_t dense_intermediate;  /* I of a dense layer's GLU; 0: not given */
+    float norm_epsilon, initializer_range, aux_coefficient;
+    float clip_qkv;         /* q, k and v are clipped to this; 0 = not */
+    float partial_rotary;   /* the part of a head that rotates */
+    moert_rope_scheme rope; /* its width is that of a head's rotated part */
+    bool tied_embeddings, qk_norm;
+    bool qk_norm_whole;           /* the norms of q and k are over all heads together */
+    bool attention_bias;          /* biases of q, k and v */
+    bool output_bias;             /* and of o */
+    bool sinks;                   /* attention has a sink for each head */
+    bool shared_gate;             /* a gate scales the shared expert's result */
+    size_t sliding_window;        /* of the layers in `windowed`; 0 = none: full causal attention */
+    size_t sparse_step;           /* decoder_sparse_step; 0 and 1 = every layer is MoE */
+    size_t first_dense;           /* first_k_dense_replace */
+    moert_layer_set windowed;     /* layers with a sliding window */
+    moert_layer_set dense_layers; /* layers with a dense GLU instead of a MoE layer */
+    moert_router_options router;  /* experts E, topk K, ... */
+    bool router_bias;             /* the router's linear layer has a bias (gpt-oss) */
+    bool correction_bias;         /* e_score_correction_bias (DeepSeek-V3, GLM-4.5) */
+    bool expert_biases;           /* biases of both expert projections (gpt-oss) */
     moert_glu_form glu;
     const char *quant_method; /* format of the weights on disk (weights.h): "fp8", "mxfp4", or NULL
                                  = plain */
@@ -59,22 +85,27 @@ typedef struct moert_model_config {
 } moert_model_config;
 
 /*
- * Reads DIR/config.json, or the file `path`. Accepts the key names of all families and versions:
+ * Reads DIR/config.json, or the file `path`. Accepts the key names of all versions:
  * num_local_experts, num_experts or n_routed_experts; moe_intermediate_size, else
- * intermediate_size; rope_parameters.rope_theta or rope_theta. A head_dim of null is hidden /
- * heads. Absent keys get the defaults of their family. Errors: ERROR_IO, ERROR_FORMAT (JSON, types,
- * values: key, value, limit), ERROR_UNSUPPORTED (model_type, an unknown hidden_act, scores other
- * than the family's, a quant_method that weights.h does not read), ERROR_MEMORY.
+ * intermediate_size; rope_parameters, or rope_theta and rope_scaling. A head_dim of null is hidden
+ * / heads. Absent keys get the defaults of their family. Keys are in three tables (model_fields.c):
+ * used, harmless, or legal only at a neutral value; any other key is refused by name. Errors:
+ * ERROR_IO, ERROR_FORMAT (JSON, types, values: key, value, limit), ERROR_UNSUPPORTED (model_type,
+ * an unknown key, hidden_act or rope_type, a value that is not neutral, scores other than the
+ * family's, a quant_method that weights.h does not read), ERROR_MEMORY.
  * moert_model_config_check_model checks the values that only attention needs, so that the MoE
  * layers of any release can be used.
  */
 moert_status moert_model_config_read(const char *path, moert_model_config *config);
 void moert_model_config_free(moert_model_config *config);
 
+/* *config = the constants and defaults of a family. */
+void moert_model_config_start(moert_model_config *config, moert_family family);
+
 /*
- * Checks that moert can train the whole language model. ERROR_UNSUPPORTED for families other than
- * Mixtral and Qwen3-MoE, a sliding window, rope scaling, attention biases, dense layers
- * (mlp_only_layers, decoder_sparse_step > 1); ERROR_FORMAT for inconsistent sizes.
+ * Checks that moert can train the whole language model. ERROR_UNSUPPORTED for families of which
+ * only the MoE layers are supported, and above MOERT_LAYERS_MOST layers; ERROR_FORMAT for
+ * inconsistent sizes or rotary positions.
  */
 moert_status moert_model_config_check_model(const moert_model_config *config);
 /* ERROR_USAGE for sequences longer than max_positions. */
@@ -96,13 +127,20 @@ enum { MOERT_TENSOR_NAME_BYTES = 160 }; /* enough for all names that the functio
  * shared expert. */
 void moert_expert_tensor_name(const moert_model_config *config, size_t layer, size_t expert,
                               moert_expert_part part, char *name, size_t bytes);
-/* Writes "model.layers.3.mlp." + suffix or "model.layers.3.block_sparse_moe." + suffix, for
- * gate.weight (gpt-oss: router.weight, router.bias, experts.gate_up_proj_bias) and the like. */
+/* Writes "model.layers.3.mlp." + suffix or "model.layers.3.block_sparse_moe." + suffix. */
 void moert_moe_tensor_name(const moert_model_config *config, size_t layer, const char *suffix,
                            char *name, size_t bytes);
+/* The same for a tensor of the router, "gate." or "router." + suffix. */
+void moert_router_tensor_name(const moert_model_config *config, size_t layer, const char *suffix,
+                              char *name, size_t bytes);
 bool moert_experts_are_fused(const moert_model_config *config);
 
-/* *text = config.json of a new model (Mixtral or Qwen3-MoE, else ERROR_UNSUPPORTED) as transformers
- * 5 reads it; the caller frees it. Equal configs give equal bytes, and reading the text gives the
+/* Whether layer `layer` is a MoE layer; otherwise it is dense. */
+static inline bool moert_layer_is_moe(const moert_model_config *config, size_t layer) {
+    return !moert_layer_set_has(&config->dense_layers, layer);
+}
+
+/* *text = config.json of a new model (of a family that check_model accepts) as transformers 5 reads
+ * it; the caller frees it. Equal configs give equal bytes, and reading the text gives the
  * config back. */
 moert_status moert_model_config_text(const moert_model_config *config, char **text);

@@ -1,20 +1,29 @@
-/* The table of the keys of config.json, and the code that reads them. */
+/* The three tables of the keys of config.json, and the code that checks and reads them. */
 #include "io/model_fields.h"
 #include "base/memory.h"
 
 #include <float.h>
 #include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
-#define MIXTRAL  (1U << MOERT_FAMILY_MIXTRAL)
-#define QWEN3    (1U << MOERT_FAMILY_QWEN3_MOE)
-#define OLMOE    (1U << MOERT_FAMILY_OLMOE)
-#define DEEPSEEK (1U << MOERT_FAMILY_DEEPSEEK_V3)
-#define GPT_OSS  (1U << MOERT_FAMILY_GPT_OSS)
-#define EVERY    (MIXTRAL | QWEN3 | OLMOE | DEEPSEEK | GPT_OSS)
+#include "io/families.h"
+
+#define BIT(family) (1U << MOERT_FAMILY_##family)
+#define MIXTRAL     BIT(MIXTRAL)
+#define QWEN2       BIT(QWEN2_MOE)
+#define QWEN3       BIT(QWEN3_MOE)
+#define OLMOE       BIT(OLMOE)
+#define DEEPSEEK    BIT(DEEPSEEK_V3)
+#define GLM         BIT(GLM4_MOE)
+#define GPT_OSS     BIT(GPT_OSS)
+#define EVERY       ((1U << MOERT_FAMILIES) - 1)
 
 typedef enum field_kind {
-    FIELD_SIZE,  /* size_t, smallest..MOERT_FIELD_SIZE_LIMIT */
-    FIELD_FLOAT, /* float, at least 0; above 0 if `smallest` is 1 */
+    FIELD_SIZE,   /* size_t, smallest..MOERT_FIELD_SIZE_LIMIT */
+    FIELD_FLOAT,  /* float, at least 0; above 0 if `smallest` is 1 */
+    FIELD_DOUBLE, /* the same as double */
     FIELD_BOOL
 } field_kind;
 
@@ -39,25 +48,96 @@ static const config_field fields[] = {
     {{"head_dim"}, FIELD_SIZE, FIELD(head_size), 1, false, false, EVERY},
     {{"max_position_embeddings"}, FIELD_SIZE, FIELD(max_positions), 1, false, false, EVERY},
     {{"moe_intermediate_size", "intermediate_size"},
-                         FIELD_SIZE, FIELD(intermediate), 1, true, false, EVERY},
-    {{"n_shared_experts"}, FIELD_SIZE, FIELD(shared_intermediate), 0, false, false, DEEPSEEK},
+                         FIELD_SIZE, FIELD(intermediate), 1, true, false,
+                         QWEN2 | QWEN3 | DEEPSEEK | GLM},
+    {{"intermediate_size", "moe_intermediate_size"},
+                         FIELD_SIZE, FIELD(intermediate), 1, true, false,
+                         MIXTRAL | OLMOE | GPT_OSS},
+    {{"intermediate_size"},
+                         FIELD_SIZE, FIELD(dense_intermediate), 1, false, false,
+                         QWEN2 | QWEN3 | DEEPSEEK | GLM},
+    {{"n_shared_experts"}, FIELD_SIZE, FIELD(shared_experts), 0, false, false, DEEPSEEK | GLM},
+    {{"shared_expert_intermediate_size"},
+                         FIELD_SIZE, FIELD(shared_intermediate), 1, false, false, QWEN2},
     {{"num_local_experts", "num_experts", "n_routed_experts"},
-                         FIELD_SIZE, FIELD(router.experts), 1, true, true, EVERY},
-    {{"num_experts_per_tok"}, FIELD_SIZE, FIELD(router.topk), 1, true, false, EVERY},
+                         FIELD_SIZE, FIELD(router.experts), 1, true, true,
+                         MIXTRAL | QWEN3 | GPT_OSS},
+    {{"num_experts", "num_local_experts", "n_routed_experts"},
+                         FIELD_SIZE, FIELD(router.experts), 1, true, true, QWEN2 | OLMOE},
+    {{"n_routed_experts", "num_experts", "num_local_experts"},
+                         FIELD_SIZE, FIELD(router.experts), 1, true, true, DEEPSEEK | GLM},
+    {{"num_experts_per_tok", "experts_per_token"},
+                         FIELD_SIZE, FIELD(router.topk), 1, true, true, EVERY},
     {{"norm_topk_prob"}, FIELD_BOOL, FIELD(router.renormalise), 0, false, false,
-                         QWEN3 | OLMOE | DEEPSEEK},
-    {{"routed_scaling_factor"}, FIELD_FLOAT, FIELD(router.scale), 1, false, false, DEEPSEEK},
-    {{"n_group"}, FIELD_SIZE, FIELD(router.groups), 1, false, false, DEEPSEEK},
-    {{"topk_group"}, FIELD_SIZE, FIELD(router.kept_groups), 1, false, false, DEEPSEEK},
+                         QWEN2 | QWEN3 | OLMOE | DEEPSEEK | GLM},
+    {{"routed_scaling_factor"},
+                         FIELD_FLOAT, FIELD(router.scale), 1, false, false, DEEPSEEK | GLM},
+    {{"n_group"}, FIELD_SIZE, FIELD(router.groups), 1, false, false, DEEPSEEK | GLM},
+    {{"topk_group"}, FIELD_SIZE, FIELD(router.kept_groups), 1, false, false, DEEPSEEK | GLM},
     {{"swiglu_limit"}, FIELD_FLOAT, FIELD(glu.limit), 1, false, false, GPT_OSS},
+    {{"swiglu_alpha"}, FIELD_FLOAT, FIELD(glu.alpha), 1, false, false, GPT_OSS},
     {{"rms_norm_eps"}, FIELD_FLOAT, FIELD(norm_epsilon), 1, false, false, EVERY},
-    {{"rope_theta"}, FIELD_FLOAT, FIELD(rope_theta), 1, false, false, EVERY},
+    {{"rope_theta"}, FIELD_DOUBLE, FIELD(rope.theta), 1, false, false, EVERY},
+    {{"partial_rotary_factor"}, FIELD_FLOAT, FIELD(partial_rotary), 1, false, false, GLM},
+    {{"rope_interleave"}, FIELD_BOOL, FIELD(rope.interleaved), 0, false, false, DEEPSEEK},
     {{"initializer_range"}, FIELD_FLOAT, FIELD(initializer_range), 0, false, false, EVERY},
-    {{"router_aux_loss_coef"}, FIELD_FLOAT, FIELD(aux_coefficient), 0, false, false, EVERY},
+    {{"router_aux_loss_coef"}, FIELD_FLOAT, FIELD(aux_coefficient), 0, false, false,
+                         MIXTRAL | QWEN2 | QWEN3 | OLMOE | GPT_OSS},
     {{"tie_word_embeddings"}, FIELD_BOOL, FIELD(tied_embeddings), 0, false, false, EVERY},
-    {{"attention_bias"}, FIELD_BOOL, FIELD(attention_bias), 0, false, false, EVERY},
-    {{"sliding_window"}, FIELD_SIZE, FIELD(sliding_window), 0, false, false, EVERY},
-    {{"decoder_sparse_step"}, FIELD_SIZE, FIELD(sparse_step), 0, false, false, QWEN3},
+    {{"attention_bias"}, FIELD_BOOL, FIELD(attention_bias), 0, false, false,
+                         QWEN3 | OLMOE | DEEPSEEK | GLM | GPT_OSS},
+    {{"qkv_bias"}, FIELD_BOOL, FIELD(attention_bias), 0, false, false, QWEN2},
+    {{"use_qk_norm"}, FIELD_BOOL, FIELD(qk_norm), 0, false, false, GLM},
+    {{"q_lora_rank"}, FIELD_SIZE, FIELD(latent.q_rank), 1, false, false, DEEPSEEK},
+    {{"kv_lora_rank"}, FIELD_SIZE, FIELD(latent.kv_rank), 1, false, false, DEEPSEEK},
+    {{"qk_nope_head_dim"}, FIELD_SIZE, FIELD(latent.nope), 1, false, false, DEEPSEEK},
+    {{"qk_rope_head_dim"}, FIELD_SIZE, FIELD(latent.rope), 1, false, false, DEEPSEEK},
+    {{"v_head_dim"}, FIELD_SIZE, FIELD(latent.value), 1, false, false, DEEPSEEK},
+    {{"clip_qkv"}, FIELD_FLOAT, FIELD(clip_qkv), 1, false, false, OLMOE},
+    {{"sliding_window"}, FIELD_SIZE, FIELD(sliding_window), 0, false, false,
+                         MIXTRAL | QWEN2 | QWEN3 | GPT_OSS},
+    {{"decoder_sparse_step"}, FIELD_SIZE, FIELD(sparse_step), 0, false, false, QWEN2 | QWEN3},
+    {{"first_k_dense_replace"}, FIELD_SIZE, FIELD(first_dense), 0, false, false, DEEPSEEK | GLM},
+};
+
+/* Keys that model_config.c reads. */
+static const struct {
+    const char *key;
+    unsigned families;
+} other_keys[] = {
+    {"model_type", EVERY},
+    {"hidden_act", EVERY},
+    {"rope_parameters", EVERY},
+    {"rope_scaling", EVERY},
+    {"quantization_config", EVERY},
+    {"layer_types", QWEN2 | GPT_OSS},
+    {"mlp_only_layers", QWEN2 | QWEN3},
+    {"use_sliding_window", QWEN2 | QWEN3},
+    {"max_window_layers", QWEN2 | QWEN3},
+    {"scoring_func", DEEPSEEK | GLM},
+    {"topk_method", DEEPSEEK | GLM},
+};
+
+/* Keys that change nothing that moert computes. */
+static const char *const harmless[] = {
+    "_attn_implementation", "_name_or_path", "architectures", "attn_implementation", "auto_map",
+    "aux_loss_alpha", "bos_token_id", "dtype", "eos_token_id", "ep_size", "id2label",
+    "initial_context_length", "label2id", "num_mtp_layers", "num_nextn_predict_layers",
+    "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id",
+    "problem_type", "qk_head_dim", "return_dict", "seq_aux", "tokenizer_class", "torch_dtype",
+    "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
+};
+
+/* Keys that must have this value: a number, or a bool if it is 0 or 1. */
+static const struct {
+    const char *key;
+    int value;
+} neutral[] = {
+    {"add_cross_attention", 0}, {"attention_dropout", 0}, {"attn_pdrop", 0},
+    {"chunk_size_feed_forward", 0}, {"dropout", 0}, {"embd_pdrop", 0}, {"hidden_dropout", 0},
+    {"hidden_dropout_prob", 0}, {"is_decoder", 0}, {"is_encoder_decoder", 0}, {"mlp_bias", 0},
+    {"moe_layer_freq", 1}, {"pretraining_tp", 1}, {"resid_pdrop", 0}, {"router_jitter_noise", 0},
+    {"tie_encoder_decoder", 0}, {"torchscript", 0},
 };
 /* clang-format on */
 
@@ -66,8 +146,8 @@ json_t *moert_field_value(const json_t *root, const char *key) {
     return json_is_null(value) ? NULL : value;
 }
 
-static moert_status store_size(const char *path, const char *key, const json_t *value, int smallest,
-                               size_t *out) {
+moert_status moert_field_size(const char *path, const char *key, const json_t *value, int smallest,
+                              size_t *out) {
     if (!json_is_integer(value))
         return MOERT_FAIL(ERROR_FORMAT, "%s: %s is not an integer", path, key);
     json_int_t number = json_integer_value(value);
@@ -78,14 +158,22 @@ static moert_status store_size(const char *path, const char *key, const json_t *
     return MOERT_OK;
 }
 
-moert_status moert_field_float(const char *path, const char *key, const json_t *value,
-                               bool positive, float *out) {
+moert_status moert_field_double(const char *path, const char *key, const json_t *value,
+                                bool positive, double *out) {
     if (!json_is_number(value))
         return MOERT_FAIL(ERROR_FORMAT, "%s: %s is not a number", path, key);
     double number = json_number_value(value);
     if (!(number >= 0.0 && number <= FLT_MAX) || (positive && (float)number == 0.0f))
         return MOERT_FAIL(ERROR_FORMAT, "%s: %s is %g, but must be %s and a finite float32", path,
                           key, number, positive ? "positive" : "at least 0");
+    *out = number;
+    return MOERT_OK;
+}
+
+static moert_status store_float(const char *path, const char *key, const json_t *value,
+                                bool positive, float *out) {
+    double number;
+    MOERT_TRY(moert_field_double(path, key, value, positive, &number));
     *out = (float)number;
     return MOERT_OK;
 }
@@ -120,12 +208,111 @@ static moert_status read_field(const char *path, const json_t *root, const confi
     void *target = (char *)config + field->offset;
     switch (field->kind) {
     case FIELD_SIZE:
-        return store_size(path, key, value, field->smallest, target);
+        return moert_field_size(path, key, value, field->smallest, target);
     case FIELD_FLOAT:
-        return moert_field_float(path, key, value, field->smallest > 0, target);
+        return store_float(path, key, value, field->smallest > 0, target);
+    case FIELD_DOUBLE:
+        return moert_field_double(path, key, value, field->smallest > 0, target);
     default:
         return moert_field_bool(path, key, value, target);
     }
+}
+
+/* ---- the keys that may be there ---- */
+
+static bool is_used(const char *key, moert_family family) {
+    for (size_t i = 0; i < MOERT_COUNT(fields); i++)
+        for (size_t k = 0; k < 4 && fields[i].keys[k] != NULL; k++)
+            if (fields[i].families >> family & 1 && strcmp(fields[i].keys[k], key) == 0)
+                return true;
+    for (size_t i = 0; i < MOERT_COUNT(other_keys); i++)
+        if (other_keys[i].families >> family & 1 && strcmp(other_keys[i].key, key) == 0)
+            return true;
+    return false;
+}
+
+static bool is_harmless(const char *key) {
+    for (size_t i = 0; i < MOERT_COUNT(harmless); i++)
+        if (strcmp(harmless[i], key) == 0)
+            return true;
+    return false;
+}
+
+static bool equals(const json_t *value, int expected) {
+    if (json_is_boolean(value))
+        return expected <= 1 && json_is_true(value) == (expected == 1);
+    return json_is_number(value) && json_number_value(value) == (double)expected;
+}
+
+static moert_status check_key(const char *path, const char *key, const json_t *value,
+                              moert_family family) {
+    if (json_is_null(value) || is_used(key, family) || is_harmless(key))
+        return MOERT_OK;
+    for (size_t i = 0; i < MOERT_COUNT(neutral); i++)
+        if (strcmp(neutral[i].key, key) == 0)
+            return equals(value, neutral[i].value)
+                       ? MOERT_OK
+                       : MOERT_FAIL(ERROR_UNSUPPORTED,
+                                    "%s: %s has a value other than %d, the only one that is "
+                                    "supported",
+                                    path, key, neutral[i].value);
+    return MOERT_FAIL(
+        ERROR_UNSUPPORTED,
+        "%s: moert does not know the key %.64s of a %s config; remove it if the model "
+        "does not depend on it",
+        path, key, moert_family_of(family)->model_type);
+}
+
+moert_status moert_fields_check(const char *path, json_t *root, moert_family family) {
+    const char *key;
+    json_t *value;
+    json_object_foreach(root, key, value) {
+        MOERT_TRY(check_key(path, key, value, family));
+    }
+    return MOERT_OK;
+}
+
+/* ---- writing ---- */
+
+json_t *moert_field_number(double value) {
+    char text[32];
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if ((double)strtof(text, NULL) == value || strtod(text, NULL) == value)
+            break;
+    }
+    return json_real(strtod(text, NULL));
+}
+
+static json_t *field_json(const config_field *field, const moert_model_config *config) {
+    const void *value = (const char *)config + field->offset;
+    size_t size;
+    switch (field->kind) {
+    case FIELD_SIZE:
+        size = *(const size_t *)value;
+        /* sizes that are not given are written as null */
+        if (size == 0 && (field->smallest > 0 || field->offset == FIELD(sliding_window)))
+            return json_null();
+        return json_integer((json_int_t)size);
+    case FIELD_FLOAT:
+        if (*(const float *)value == 0.0f && field->smallest > 0)
+            return json_null();
+        return moert_field_number((double)*(const float *)value);
+    case FIELD_DOUBLE:
+        return moert_field_number(*(const double *)value);
+    default:
+        return json_boolean(*(const bool *)value);
+    }
+}
+
+bool moert_fields_write(const moert_model_config *config, json_t *root) {
+    bool whole = true;
+    for (size_t i = 0; i < MOERT_COUNT(fields); i++)
+        if (fields[i].families >> config->family & 1 && fields[i].offset != FIELD(rope.theta) &&
+            fields[i].offset != FIELD(partial_rotary))
+            whole &=
+                json_object_set_new(root, fields[i].keys[0], field_json(&fields[i], config)) == 0;
+    return whole;
 }
 
 moert_status moert_fields_read(const char *path, const json_t *root, moert_model_config *config) {

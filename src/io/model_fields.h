@@ -12,11 +12,29 @@ enum { MOERT_FIELD_SIZE_LIMIT = INT32_MAX }; /* the limit of all size_t fields *
  * unchanged. ERROR_FORMAT for a missing required key, a wrong type or a value beyond its limits. */
 moert_status moert_fields_read(const char *path, const json_t *root, moert_model_config *config);
 
+/* ERROR_UNSUPPORTED if a key is not known for the family, or must have another value. */
+moert_status moert_fields_check(const char *path, json_t *root, moert_family family);
+
+/* Adds the keys of the config's family to `root`, except those of the rotary scheme; false without
+ * memory. */
+bool moert_fields_write(const moert_model_config *config, json_t *root);
+/* The shortest decimal number that reads back as this float or double, such as 1e-05 instead of
+ * 9.99999975e-06. */
+json_t *moert_field_number(double value);
+
 /* The value of a key; NULL if it is absent or null. */
 json_t *moert_field_value(const json_t *root, const char *key);
 
-/* Read one value: a finite float32 that is at least 0 (with `positive`, above 0), or a bool.
- * Errors: ERROR_FORMAT. */
-moert_status moert_field_float(const char *path, const char *key, const json_t *value,
-                               bool positive, float *out);
+/* Read one value: an integer of at least `smallest`; a number within float32 that is at least 0
+ * (with `positive`, above 0); or a bool. Errors: ERROR_FORMAT. */
+moert_status moert_field_size(const char *path, const char *key, const json_t *value, int smallest,
+                              size_t *out);
+moert_status moert_field_double(const char *path, const char *key, const json_t *value,
+                                bool positive, double *out);
 moert_status moert_field_bool(const char *path, const char *key, const json_t *value, bool *out);
+
+/* Read the rotary scheme; and the layers with a sliding window and with a dense GLU. */
+moert_status moert_config_read_rope(const char *path, const json_t *root,
+                                    moert_model_config *config);
+moert_status moert_config_read_layers(const char *path, const json_t *root,
+                                      moert_model_config *config);

@@ -3,8 +3,9 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "io/families.h"
 #include "io/internal.h"
-#include "io/model_config.h"
+#include "io/model_fields.h"
 
 #define FAIL_CONFIG(code, format, ...) MOERT_FAIL(code, "model config: " format, ##__VA_ARGS__)
 
@@ -33,15 +34,18 @@ static moert_status check_sizes(const moert_model_config *config) {
             ERROR_FORMAT,
             "head_dim is absent and num_attention_heads %zu does not divide hidden_size %zu",
             config->heads, config->hidden);
-    if (config->head_size % 2 != 0)
-        return FAIL_CONFIG(ERROR_FORMAT, "the head size is %zu; rotary positions need an even one",
-                           config->head_size);
+    if (config->rope.width == 0 || config->rope.width % 2 != 0)
+        return FAIL_CONFIG(ERROR_FORMAT,
+                           "%zu elements of a head of %zu rotate; rotary positions need an even "
+                           "number",
+                           config->rope.width, config->head_size);
     if (config->kv_heads == 0 || config->heads % config->kv_heads != 0)
         return FAIL_CONFIG(
             ERROR_FORMAT,
             "num_key_value_heads is %zu, which does not divide num_attention_heads %zu",
             config->kv_heads, config->heads);
-    return MOERT_OK;
+    const moert_status status = moert_rope_scheme_check(&config->rope);
+    return status == MOERT_OK ? status : FAIL_CONFIG(ERROR_FORMAT, "%s", moert_last_error());
 }
 
 moert_status moert_model_config_check_length(const moert_model_config *config, size_t length) {
@@ -53,88 +57,87 @@ moert_status moert_model_config_check_length(const moert_model_config *config, s
 }
 
 moert_status moert_model_config_check_model(const moert_model_config *config) {
-    if (config->family != MOERT_FAMILY_MIXTRAL && config->family != MOERT_FAMILY_QWEN3_MOE)
+    if (!moert_family_of(config->family)->whole)
         return FAIL_CONFIG(ERROR_UNSUPPORTED,
-                           "only mixtral and qwen3_moe are whole language models here; of other "
-                           "families the MoE layers are supported");
-    if (config->sliding_window > 0)
-        return FAIL_CONFIG(ERROR_UNSUPPORTED,
-                           "sliding_window is %zu; only null (full attention) is supported",
-                           config->sliding_window);
-    if (config->rope_scaled)
-        return FAIL_CONFIG(ERROR_UNSUPPORTED,
-                           "rotary positions are scaled; only the rope_type default is supported");
-    if (config->attention_bias && config->latent.kv_rank == 0)
-        return FAIL_CONFIG(ERROR_UNSUPPORTED, "attention_bias is true; only false is supported");
-    if (config->dense_layers > 0)
-        return FAIL_CONFIG(ERROR_UNSUPPORTED,
-                           "mlp_only_layers lists %zu dense layers; only MoE layers are supported",
-                           config->dense_layers);
-    if (config->sparse_step > 1)
-        return FAIL_CONFIG(ERROR_UNSUPPORTED,
-                           "decoder_sparse_step is %zu; only 1 (every layer is MoE) "
-                           "is supported",
-                           config->sparse_step);
+                           "moert trains no whole models of the family %s, whose MoE layers are "
+                           "supported",
+                           moert_family_of(config->family)->model_type);
+    if (config->layers > MOERT_LAYERS_MOST)
+        return FAIL_CONFIG(ERROR_UNSUPPORTED, "num_hidden_layers is %zu, above %d", config->layers,
+                           MOERT_LAYERS_MOST);
     return check_sizes(config);
 }
 
-/* The shortest decimal number that reads back as this float, such as 1e-05 instead of
- * 9.99999975e-06. */
-static json_t *shortest(float value) {
-    char text[32];
-    for (int digits = 1; digits <= 9; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, (double)value);
-        if (strtof(text, NULL) == value)
-            break;
-    }
-    return json_real(strtod(text, NULL));
+/* The rotary scheme as transformers 5 writes it. */
+static json_t *rope_parameters(const moert_model_config *config) {
+    const moert_rope_scheme *r = &config->rope;
+    json_t *root =
+        json_pack("{s:o, s:s}", "rope_theta", moert_field_number(r->theta), "rope_type", "default");
+    if (config->partial_rotary > 0.0f)
+        json_object_set_new(root, "partial_rotary_factor",
+                            moert_field_number((double)config->partial_rotary));
+    return root;
 }
 
-static json_t *size_value(size_t value) {
-    return json_integer((json_int_t)value);
+/* The layers of a set, as a list. */
+static json_t *layer_list(const moert_model_config *config, const moert_layer_set *set) {
+    json_t *list = json_array();
+    for (size_t l = 0; l < config->layers; l++)
+        if (moert_layer_set_has(set, l))
+            json_array_append_new(list, json_integer((json_int_t)l));
+    return list;
 }
 
-/* Keys of both families. Keys without a field in `config` get the defaults of transformers. */
+static json_t *layer_types(const moert_model_config *config) {
+    json_t *list = json_array();
+    for (size_t l = 0; l < config->layers; l++)
+        json_array_append_new(list, json_string(moert_layer_set_has(&config->windowed, l)
+                                                    ? "sliding_attention"
+                                                    : "full_attention"));
+    return list;
+}
+
+/* The keys that all families share and that have no field in `config`, with the defaults of
+ * transformers. */
 static json_t *shared_keys(const moert_model_config *config) {
-    return json_pack(
-        "{s:[s], s:f, s:n, s:s, s:n, s:s, s:o, s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:b, s:n, "
-        "s:o, s:{s:o, s:s}, s:o, s:n, s:b, s:b, s:o}",
-        "architectures",
-        config->family == MOERT_FAMILY_MIXTRAL ? "MixtralForCausalLM" : "Qwen3MoeForCausalLM",
-        "attention_dropout", 0.0, "bos_token_id", "dtype", "float32", "eos_token_id", "hidden_act",
-        moert_activation_name(config->glu.activation), "hidden_size", size_value(config->hidden),
-        "initializer_range", shortest(config->initializer_range), "max_position_embeddings",
-        size_value(config->max_positions), "model_type",
-        config->family == MOERT_FAMILY_MIXTRAL ? "mixtral" : "qwen3_moe", "num_attention_heads",
-        size_value(config->heads), "num_experts_per_tok", size_value(config->router.topk),
-        "num_hidden_layers", size_value(config->layers), "num_key_value_heads",
-        size_value(config->kv_heads), "num_local_experts", size_value(config->router.experts),
-        "output_router_logits", 0, "pad_token_id", "rms_norm_eps", shortest(config->norm_epsilon),
-        "rope_parameters", "rope_theta", shortest(config->rope_theta), "rope_type", "default",
-        "router_aux_loss_coef", shortest(config->aux_coefficient), "sliding_window",
-        "tie_word_embeddings", config->tied_embeddings, "use_cache", 1, "vocab_size",
-        size_value(config->vocabulary));
+    return json_pack("{s:[s], s:f, s:n, s:s, s:n, s:s, s:s, s:b, s:n, s:o, s:b}", "architectures",
+                     moert_family_of(config->family)->architecture, "attention_dropout", 0.0,
+                     "bos_token_id", "dtype", "float32", "eos_token_id", "hidden_act",
+                     moert_activation_name(config->glu.activation), "model_type",
+                     moert_family_of(config->family)->model_type, "output_router_logits", 0,
+                     "pad_token_id", "rope_parameters", rope_parameters(config), "use_cache", 1);
 }
 
+/* Keys of a family without a field of the same meaning. */
 static json_t *family_keys(const moert_model_config *config) {
-    json_t *intermediate = size_value(config->intermediate);
-    json_t *head_size = size_value(config->head_size);
-    if (config->family == MOERT_FAMILY_MIXTRAL)
-        return json_pack("{s:o, s:o, s:f}", "head_dim", head_size, "intermediate_size",
-                         intermediate, "router_jitter_noise", 0.0);
-    return json_pack("{s:b, s:i, s:o, s:O, s:[], s:o, s:b, s:b}", "attention_bias", 0,
-                     "decoder_sparse_step", 1, "head_dim", head_size, "intermediate_size",
-                     intermediate, "mlp_only_layers", "moe_intermediate_size", intermediate,
-                     "norm_topk_prob", config->router.renormalise, "use_sliding_window", 0);
+    const int windowed = config->sliding_window > 0;
+    switch (config->family) {
+    case MOERT_FAMILY_MIXTRAL:
+        return json_pack("{s:f}", "router_jitter_noise", 0.0);
+    case MOERT_FAMILY_QWEN3_MOE:
+        return json_pack("{s:o, s:i, s:b}", "mlp_only_layers",
+                         layer_list(config, &config->dense_layers), "decoder_sparse_step", 1,
+                         "use_sliding_window", windowed);
+    case MOERT_FAMILY_QWEN2_MOE:
+        return json_pack("{s:o, s:i, s:b, s:i, s:o}", "mlp_only_layers",
+                         layer_list(config, &config->dense_layers), "decoder_sparse_step", 1,
+                         "use_sliding_window", windowed, "max_window_layers", 28, "layer_types",
+                         layer_types(config));
+    case MOERT_FAMILY_GPT_OSS:
+        return json_pack("{s:o}", "layer_types", layer_types(config));
+    default:
+        return json_object();
+    }
 }
 
 moert_status moert_model_config_text(const moert_model_config *config, char **text) {
     MOERT_TRY(moert_model_config_check_model(config));
     json_t *root = shared_keys(config), *more = family_keys(config);
-    const bool whole = root != NULL && more != NULL && json_object_update(root, more) == 0;
+    const bool whole = root != NULL && more != NULL && moert_fields_write(config, root) &&
+                       json_object_update(root, more) == 0;
     const moert_status status =
         moert_json_text("config.json", whole ? root : NULL,
-                        JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(9), text);
+                        JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(15), text);
     json_decref(root);
     json_decref(more);
     return status;

@@ -1,80 +1,106 @@
-/* Attention with grouped-query heads: projections, a norm over each head of q and k, rotation. */
+/* Attention with grouped-query heads. Options of a config: norms of q and k, over each head or over
+ * all; clipping of q, k and v; rotation, possibly of a part of each head; biases; a sliding window
+ * in some layers; sinks. */
 #include <math.h>
 
 #include "base/memory.h"
 #include "model/sublayer.h"
 
-enum { Q, K, V, O, Q_NORM, K_NORM, PARAMETERS };
+enum { Q, Q_BIAS, K, K_BIAS, V, V_BIAS, O, O_BIAS, Q_NORM, K_NORM, SINKS, PARAMETERS };
+/* Activations. Of q, k and v: as projected, where a norm follows; before the clip; as attention
+ * reads them. */
 enum {
-    KEPT_Q_RAW,
-    KEPT_K_RAW,
-    KEPT_Q_RSTD,
+    KEPT_RAW,
+    KEPT_CLIPPED = KEPT_RAW + 3,
+    KEPT_READ = KEPT_CLIPPED + 3,
+    KEPT_Q_RSTD = KEPT_READ + 3,
     KEPT_K_RSTD,
-    KEPT_Q,
-    KEPT_K,
-    KEPT_V,
     KEPT_OUT,
     KEPT_LSE
 };
-enum { D_OUT, D_Q, D_K, D_V };
+enum { D_OUT, D_Q, D_K, D_V, D_SINKS };
 
-static void describe(const moert_model_config *c, moert_attention_shape *shape) {
-    const size_t h = c->hidden, q = c->heads * c->head_size, kv = c->kv_heads * c->head_size,
-                 head_norm = c->qk_norm ? c->head_size : 0;
-    const bool norm = c->qk_norm;
-    moert_model_parameter *p = shape->parameter;
-    shape->parameters = PARAMETERS;
-    p[Q] = (moert_model_parameter){"self_attn.q_proj.weight", q, h, .is_bias = false};
-    p[K] = (moert_model_parameter){"self_attn.k_proj.weight", kv, h, .is_bias = false};
-    p[V] = (moert_model_parameter){"self_attn.v_proj.weight", kv, h, .is_bias = false};
-    p[O] = (moert_model_parameter){"self_attn.o_proj.weight", h, q, .is_bias = false};
-    p[Q_NORM] = (moert_model_parameter){"self_attn.q_norm.weight", head_norm, 0,
-                                        .initial = MOERT_INITIAL_ONES};
-    p[K_NORM] = (moert_model_parameter){"self_attn.k_norm.weight", head_norm, 0,
-                                        .initial = MOERT_INITIAL_ONES};
-    shape->kept[KEPT_Q_RAW].width = norm ? q : 0;
-    shape->kept[KEPT_K_RAW].width = norm ? kv : 0;
-    shape->kept[KEPT_Q_RSTD].width = norm ? c->heads : 0;
-    shape->kept[KEPT_K_RSTD].width = norm ? c->kv_heads : 0;
-    shape->kept[KEPT_Q].width = shape->kept[KEPT_OUT].width = q;
-    shape->kept[KEPT_K].width = shape->kept[KEPT_V].width = kv;
-    shape->kept[KEPT_LSE].width = c->heads;
-    shape->scratch[D_OUT].width = shape->scratch[D_Q].width = q;
-    shape->scratch[D_K].width = shape->scratch[D_V].width = kv;
-    shape->norm[0].rows = norm ? c->heads : 0;
-    shape->norm[1].rows = norm ? c->kv_heads : 0;
-    shape->norm[0].width = shape->norm[1].width = c->head_size;
-    shape->rounded_x = q;
-    shape->rounded_y = moert_max(q, kv);
-}
-
-/* The heads of q or k: tensors of the layer's block, and activations of the last forward. */
+/* q, k or v: parameters, and sizes. */
 typedef struct head_group {
-    size_t weight, norm, count;
-    moert_buffer *raw, *rstd, *rotated;
+    size_t weight, norm; /* norm 0: none */
+    size_t count;        /* heads */
+    bool rotates;
 } head_group;
 
-/* [0]: q, [1]: k */
-enum { ROTATED = 2 };
+enum { GROUPS = 3 };
 
-static void list_heads(const moert_model *model, const moert_model_layer *l,
-                       head_group heads[ROTATED]) {
-    const moert_model_config *c = &model->config;
-    moert_buffer *const *kept = l->kept;
-    heads[0] = (head_group){Q, Q_NORM, c->heads, kept[KEPT_Q_RAW], kept[KEPT_Q_RSTD], kept[KEPT_Q]};
-    heads[1] =
-        (head_group){K, K_NORM, c->kv_heads, kept[KEPT_K_RAW], kept[KEPT_K_RSTD], kept[KEPT_K]};
+static void list_groups(const moert_model_config *c, head_group groups[GROUPS]) {
+    groups[0] = (head_group){Q, c->qk_norm ? Q_NORM : 0, c->heads, true};
+    groups[1] = (head_group){K, c->qk_norm ? K_NORM : 0, c->kv_heads, true};
+    groups[2] = (head_group){V, 0, c->kv_heads, false};
 }
 
-static moert_rotation rotation_of(const moert_model *model, const head_group *h) {
+/* Rows of a token, and their width, in the norm of a group. */
+static size_t norm_rows(const moert_model_config *c, const head_group *g) {
+    return c->qk_norm_whole ? 1 : g->count;
+}
+static size_t norm_width(const moert_model_config *c, const head_group *g) {
+    return c->qk_norm_whole ? g->count * c->head_size : c->head_size;
+}
+
+static void describe_group(const moert_model_config *c, size_t index, const head_group *g,
+                           moert_attention_shape *shape) {
+    static const char *const names[GROUPS][3] = {
+        {"self_attn.q_proj.weight", "self_attn.q_proj.bias", "self_attn.q_norm.weight"},
+        {"self_attn.k_proj.weight", "self_attn.k_proj.bias", "self_attn.k_norm.weight"},
+        {"self_attn.v_proj.weight", "self_attn.v_proj.bias", NULL}};
+    const size_t width = g->count * c->head_size;
+    moert_model_parameter *p = shape->parameter;
+    p[g->weight] = (moert_model_parameter){names[index][0], width, c->hidden, .is_bias = false};
+    p[g->weight + 1] = (moert_model_parameter){names[index][1], c->attention_bias ? width : 0, 0,
+                                               MOERT_INITIAL_ZEROS, .is_bias = true};
+    shape->kept[KEPT_READ + index].width = shape->scratch[D_Q + index].width = width;
+    shape->kept[KEPT_CLIPPED + index].width = c->clip_qkv > 0.0f ? width : 0;
+    shape->rounded_y = moert_max(shape->rounded_y, width);
+    if (g->norm == 0)
+        return;
+    p[g->norm] = (moert_model_parameter){names[index][2], norm_width(c, g), 0,
+                                         .initial = MOERT_INITIAL_ONES};
+    shape->kept[KEPT_RAW + index].width = width;
+    shape->kept[KEPT_Q_RSTD + index].width = shape->norm[index].rows = norm_rows(c, g);
+    shape->norm[index].width = norm_width(c, g);
+}
+
+static void describe(const moert_model_config *c, moert_attention_shape *shape) {
+    const size_t h = c->hidden, q = c->heads * c->head_size;
+    moert_model_parameter *p = shape->parameter;
+    head_group groups[GROUPS];
+    list_groups(c, groups);
+    for (size_t i = 0; i < GROUPS; i++)
+        describe_group(c, i, &groups[i], shape);
+    shape->parameters = PARAMETERS;
+    p[O] = (moert_model_parameter){"self_attn.o_proj.weight", h, q, .is_bias = false};
+    p[O_BIAS] = (moert_model_parameter){"self_attn.o_proj.bias", c->output_bias ? h : 0, 0,
+                                        MOERT_INITIAL_ZEROS, .is_bias = true};
+    p[SINKS] =
+        (moert_model_parameter){"self_attn.sinks", c->sinks ? c->heads : 0, 0, .is_bias = false};
+    shape->kept[KEPT_OUT].width = shape->scratch[D_OUT].width = shape->rounded_x = q;
+    shape->kept[KEPT_LSE].width = c->heads;
+    shape->scratch[D_SINKS].width = c->sinks ? c->heads : 0;
+}
+
+static moert_rotation rotation_of(const moert_model *model, const head_group *g) {
     return (moert_rotation){.table = model->rope,
                             .positions = moert_model_positions(model),
-                            .heads = h->count,
-                            .length = model->length};
+                            .heads = g->count,
+                            .length = model->length,
+                            .width = model->config.rope.width,
+                            .interleaved = model->config.rope.interleaved};
+}
+
+/* Whether the norm of a group also rotates. */
+static bool norm_rotates(const moert_model_config *c, const head_group *g) {
+    return g->norm != 0 && !c->qk_norm_whole && !(c->clip_qkv > 0.0f);
 }
 
 static moert_attention attention_of(const moert_model *model, const moert_model_layer *layer) {
     const moert_model_config *c = &model->config;
+    const bool windowed = moert_layer_set_has(&c->windowed, (size_t)(layer - model->layer));
     return (moert_attention){.sequences = model->batch.sequences,
                              .length = model->length,
                              .heads = c->heads,
@@ -82,91 +108,102 @@ static moert_attention attention_of(const moert_model *model, const moert_model_
                              .head_size = c->head_size,
                              .documents = moert_model_documents(model),
                              .scale = 1.0f / sqrtf((float)c->head_size),
-                             .q = layer->kept[KEPT_Q],
-                             .k = layer->kept[KEPT_K],
-                             .v = layer->kept[KEPT_V],
+                             .q = layer->kept[KEPT_READ],
+                             .k = layer->kept[KEPT_READ + 1],
+                             .v = layer->kept[KEPT_READ + 2],
+                             .sinks =
+                                 layer->attention->tensor[MOERT_ATTENTION_FIRST + SINKS].weight,
+                             .window = windowed ? c->sliding_window : 0,
                              .out = layer->kept[KEPT_OUT],
                              .lse = layer->kept[KEPT_LSE],
                              .type = moert_model_type(model),
                              .scratch = &model->mesh->scratch[MOERT_SCRATCH_PARTIAL]};
 }
 
-/* Computes q or k: projection, then a norm over each head if the model has one, then rotation. */
-static moert_status project_heads(moert_model *model, moert_model_layer *layer,
-                                  const head_group *h) {
+/* Computes q, k or v: projection, then the norm, clip and rotation that the model has. */
+static moert_status project_group(moert_model *model, moert_model_layer *layer, size_t index,
+                                  const head_group *g) {
     const moert_model_config *c = &model->config;
     const size_t tokens = model->batch.tokens;
-    const moert_rotation rotation = rotation_of(model, h);
-    MOERT_TRY(moert_model_project(model, layer, h->weight, layer->normed,
-                                  c->qk_norm ? h->raw : h->rotated));
-    if (!c->qk_norm)
-        return moert_rope(&rotation, tokens, c->head_size, false, h->rotated);
-    return moert_norm_run(
-        &(moert_norm){.rows = tokens * h->count,
-                      .width = c->head_size,
-                      .epsilon = c->norm_epsilon,
-                      .x = h->raw,
-                      .weight = layer->attention->tensor[MOERT_ATTENTION_FIRST + h->norm].weight,
-                      .y = h->rotated,
-                      .rstd = h->rstd,
-                      .rotation = rotation});
+    const moert_rotation rotation = rotation_of(model, g);
+    moert_buffer *const raw = layer->kept[KEPT_RAW + index], *const read =
+                                                                 layer->kept[KEPT_READ + index];
+    const bool clips = c->clip_qkv > 0.0f;
+    moert_buffer *normed = clips ? layer->kept[KEPT_CLIPPED + index] : read;
+    MOERT_TRY(
+        moert_model_project(model, layer, g->weight, layer->normed, g->norm != 0 ? raw : normed));
+    if (g->norm != 0)
+        MOERT_TRY(moert_norm_run(&(moert_norm){
+            .rows = tokens * norm_rows(c, g),
+            .width = norm_width(c, g),
+            .epsilon = c->norm_epsilon,
+            .x = raw,
+            .weight = layer->attention->tensor[MOERT_ATTENTION_FIRST + g->norm].weight,
+            .y = normed,
+            .rstd = layer->kept[KEPT_Q_RSTD + index],
+            .rotation = norm_rotates(c, g) ? rotation : (moert_rotation){.table = NULL}}));
+    if (clips)
+        MOERT_TRY(moert_clip(tokens * g->count * c->head_size, c->clip_qkv, normed, read));
+    return g->rotates && !norm_rotates(c, g)
+               ? moert_rope(&rotation, tokens, c->head_size, false, read)
+               : MOERT_OK;
 }
 
 static moert_status forward(moert_model *model, moert_model_layer *layer, moert_buffer *y) {
-    head_group heads[ROTATED];
+    head_group groups[GROUPS];
     moert_buffer *result;
-    list_heads(model, layer, heads);
-    for (size_t i = 0; i < ROTATED; i++)
-        MOERT_TRY(project_heads(model, layer, &heads[i]));
-    MOERT_TRY(moert_model_project(model, layer, V, layer->normed, layer->kept[KEPT_V]));
+    list_groups(&model->config, groups);
+    for (size_t i = 0; i < GROUPS; i++)
+        MOERT_TRY(project_group(model, layer, i, &groups[i]));
     moert_attention attention = attention_of(model, layer);
     MOERT_TRY(moert_model_attended(model, &attention, &result));
     MOERT_TRY(moert_attention_forward(&attention));
     return moert_model_project(model, layer, O, result, y);
 }
 
-/* Backward of the projection of q, k or v. */
-static moert_status differentiate_projection(moert_model *model, moert_model_layer *layer,
-                                             size_t weight, const moert_buffer *dy,
-                                             moert_buffer *dx, bool accumulate) {
-    MOERT_TRY(moert_model_differentiate_weight(model, layer, weight, layer->normed, dy));
-    return moert_model_differentiate_input(model, layer, weight, dy, dx, accumulate);
-}
-
-/* Backward of q or k, from `d`: rotation, norm, then the projection. */
-static moert_status differentiate_heads(moert_model *model, moert_model_layer *layer,
-                                        const head_group *h, moert_buffer *d, moert_buffer *dx,
-                                        bool accumulate) {
+/* *operand = the gradient of a group's projection, from `d`, that of what attention reads. */
+static moert_status differentiate_norm(moert_model *model, moert_model_layer *layer, size_t index,
+                                       const head_group *g, moert_buffer *d,
+                                       moert_buffer **operand) {
     const moert_model_config *c = &model->config;
     const moert_dtype type = moert_model_type(model);
-    const size_t tokens = model->batch.tokens, width = h->count * c->head_size;
-    const moert_rotation rotation = rotation_of(model, h);
-    moert_buffer *operand;
-    if (c->qk_norm) {
-        MOERT_TRY(moert_operand_buffer(model->mesh, type, tokens * width, MOERT_SCRATCH_ROUNDED_Y,
-                                       d, &operand));
-        const moert_norm_gradient own = {.rows = tokens * h->count,
-                                         .width = c->head_size,
-                                         .x = h->raw,
-                                         .rstd = h->rstd,
-                                         .dy = d,
-                                         .dx = type == MOERT_DTYPE_F32 ? d : NULL,
-                                         .bf16 = type == MOERT_DTYPE_F32 ? NULL : operand,
-                                         .rotation = rotation};
-        MOERT_TRY(moert_model_differentiate_norm(model, layer->attention,
-                                                 MOERT_ATTENTION_FIRST + h->norm, &own));
-    } else {
+    const size_t tokens = model->batch.tokens, width = g->count * c->head_size;
+    const moert_rotation rotation = rotation_of(model, g);
+    if (g->rotates && !norm_rotates(c, g))
         MOERT_TRY(moert_rope(&rotation, tokens, c->head_size, true, d));
-        MOERT_TRY(moert_model_operand(model, width, d, MOERT_SCRATCH_ROUNDED_Y, &operand));
-    }
-    return differentiate_projection(model, layer, h->weight, operand, dx, accumulate);
+    if (c->clip_qkv > 0.0f)
+        MOERT_TRY(
+            moert_clip_backward(tokens * width, c->clip_qkv, layer->kept[KEPT_CLIPPED + index], d));
+    if (g->norm == 0)
+        return moert_model_operand(model, width, d, MOERT_SCRATCH_ROUNDED_Y, operand);
+    MOERT_TRY(moert_operand_buffer(model->mesh, type, tokens * width, MOERT_SCRATCH_ROUNDED_Y, d,
+                                   operand));
+    const moert_norm_gradient own = {
+        .rows = tokens * norm_rows(c, g),
+        .width = norm_width(c, g),
+        .x = layer->kept[KEPT_RAW + index],
+        .rstd = layer->kept[KEPT_Q_RSTD + index],
+        .dy = d,
+        .dx = type == MOERT_DTYPE_F32 ? d : NULL,
+        .bf16 = type == MOERT_DTYPE_F32 ? NULL : *operand,
+        .rotation = norm_rotates(c, g) ? rotation : (moert_rotation){.table = NULL}};
+    return moert_model_differentiate_norm(model, layer->attention, MOERT_ATTENTION_FIRST + g->norm,
+                                          &own);
+}
+
+/* Backward of q, k or v. Adds to dx, except for the first of them. */
+static moert_status differentiate_group(moert_model *model, moert_model_layer *layer, size_t index,
+                                        const head_group *g, moert_buffer *dx) {
+    moert_buffer *operand;
+    MOERT_TRY(differentiate_norm(model, layer, index, g, model->scratch[D_Q + index], &operand));
+    MOERT_TRY(moert_model_differentiate_weight(model, layer, g->weight, layer->normed, operand));
+    return moert_model_differentiate_input(model, layer, g->weight, operand, dx, index > 0);
 }
 
 static moert_status backward(moert_model *model, moert_model_layer *layer, moert_buffer *dy,
                              moert_buffer *dx) {
-    const size_t kv = model->config.kv_heads * model->config.head_size;
     moert_buffer **const scratch = model->scratch, *operand;
-    head_group heads[ROTATED];
+    head_group groups[GROUPS];
     moert_attention attention = attention_of(model, layer);
     MOERT_TRY(moert_model_differentiate_input(model, layer, O, dy, scratch[D_OUT], false));
     MOERT_TRY(moert_model_attended(model, &attention, &operand));
@@ -174,13 +211,16 @@ static moert_status backward(moert_model *model, moert_model_layer *layer, moert
     attention.dq = scratch[D_Q];
     attention.dk = scratch[D_K];
     attention.dv = scratch[D_V];
+    attention.dsinks = scratch[D_SINKS];
     MOERT_TRY(moert_attention_backward(&attention));
+    if (attention.sinks != NULL)
+        MOERT_TRY(moert_block_collect(layer->attention, MOERT_ATTENTION_FIRST + SINKS,
+                                      &model->batch, 0, attention.heads, attention.dsinks));
     MOERT_TRY(moert_model_differentiate_weight(model, layer, O, operand, dy));
-    list_heads(model, layer, heads);
-    MOERT_TRY(differentiate_heads(model, layer, &heads[0], scratch[D_Q], dx, false));
-    MOERT_TRY(differentiate_heads(model, layer, &heads[1], scratch[D_K], dx, true));
-    MOERT_TRY(moert_model_operand(model, kv, scratch[D_V], MOERT_SCRATCH_ROUNDED_Y, &operand));
-    return differentiate_projection(model, layer, V, operand, dx, true);
+    list_groups(&model->config, groups);
+    for (size_t i = 0; i < GROUPS; i++)
+        MOERT_TRY(differentiate_group(model, layer, i, &groups[i], dx));
+    return MOERT_OK;
 }
 
 const moert_attention_variant moert_model_gqa = {describe, forward, backward};

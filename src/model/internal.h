@@ -12,7 +12,7 @@
  * Tensors of the replicated block of a layer: its first norm, the parameters of attention from
  * MOERT_ATTENTION_FIRST on, then its second norm.
  */
-enum { MOERT_ATTENTION_NORM, MOERT_ATTENTION_FIRST, MOERT_ATTENTION_MOST = 16 };
+enum { MOERT_ATTENTION_NORM, MOERT_ATTENTION_FIRST, MOERT_ATTENTION_MOST = 20 };
 enum { OUTER_EMBED, OUTER_NORM, OUTER_HEAD, OUTER_TENSORS };
 
 /* A tensor of the model's files, [rows, columns], or [rows] if columns is 0. */

@@ -39,13 +39,13 @@ static moert_layer_range *add(range_list *list, moert_layer_tensor which, size_t
     return range;
 }
 
-static void add_named(range_list *list, const char *suffix, moert_layer_tensor which, size_t rank,
-                      size_t rows, size_t columns) {
+static void add_router(range_list *list, const char *suffix, moert_layer_tensor which, size_t rank,
+                       size_t rows, size_t columns) {
     moert_layer_range *range = add(list, which, rows, columns);
     range->rank = rank;
     if (rank == 1)
         range->shape[0] = columns;
-    moert_moe_tensor_name(list->config, list->layer, suffix, range->name, sizeof range->name);
+    moert_router_tensor_name(list->config, list->layer, suffix, range->name, sizeof range->name);
 }
 
 /* Adds the three projections of an expert (SIZE_MAX: the shared one). They are expert `at` of the
@@ -98,13 +98,12 @@ moert_status moert_layer_ranges(const moert_model_config *config, size_t index, 
                                 size_t count, moert_layer_range **ranges, size_t *range_count) {
     range_list list = {.config = config, .layer = index};
     size_t experts = config->router.experts;
-    const char *router = config->family == MOERT_FAMILY_GPT_OSS ? "router.weight" : "gate.weight";
     MOERT_TRY(MOERT_NEW_ARRAY(&list.ranges, 6 + 4 * count));
-    add_named(&list, router, MOERT_LAYER_ROUTER, 2, experts, config->hidden);
+    add_router(&list, "weight", MOERT_LAYER_ROUTER, 2, experts, config->hidden);
     if (config->router_bias)
-        add_named(&list, "router.bias", MOERT_LAYER_ROUTER_BIAS, 1, 1, experts);
+        add_router(&list, "bias", MOERT_LAYER_ROUTER_BIAS, 1, 1, experts);
     if (config->correction_bias)
-        add_named(&list, "gate.e_score_correction_bias", MOERT_LAYER_CORRECTION, 1, 1, experts);
+        add_router(&list, "e_score_correction_bias", MOERT_LAYER_CORRECTION, 1, 1, experts);
     if (config->shared_intermediate > 0)
         add_expert(&list, SIZE_MAX, 0, config->shared_intermediate, MOERT_LAYER_SHARED_W1,
                    MOERT_LAYER_SHARED_W2);

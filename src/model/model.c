@@ -101,8 +101,8 @@ void moert_model_destroy(moert_model *model) {
 
 moert_rope_scheme moert_model_rope_scheme(const moert_model_config *config) {
     moert_rope_scheme scheme = config->rope;
-    scheme.width = config->latent.kv_rank > 0 ? config->latent.rope : config->head_size;
-    scheme.theta = (double)config->rope_theta;
+    if (config->latent.kv_rank > 0)
+        scheme.width = config->latent.rope;
     return scheme;
 }
 

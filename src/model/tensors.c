@@ -93,7 +93,7 @@ moert_status moert_model_list_tensors(moert_model *model) {
     for (size_t i = 0; i < c->layers; i++) {
         char name[96];
         add_attention(model, i);
-        moert_moe_tensor_name(c, i, "gate.weight", name, sizeof name);
+        moert_router_tensor_name(c, i, "weight", name, sizeof name);
         add_whole(model, moert_layer_block(model->layer[i].moe, 0), 0, name,
                   &(moert_model_parameter){.rows = c->router.experts, .columns = c->hidden});
         for (size_t e = 0; e < c->router.experts; e++)

@@ -19,7 +19,11 @@
     X("head_dim", (c)->head_size)                                                                  \
     X("num_experts_per_tok", (c)->router.topk)                                                     \
     X("rms_norm_eps", (c)->norm_epsilon)                                                           \
-    X("rope_theta", (c)->rope_theta)                                                               \
+    X("rope_theta", (c)->rope.theta)                                                               \
+    X("rope_type number", (c)->rope.type)                                                          \
+    X("rope factor", (c)->rope.factor)                                                             \
+    X("sliding_window", (c)->sliding_window)                                                       \
+    X("clip_qkv", (c)->clip_qkv)                                                                   \
     X("normalised routing weights", (c)->router.renormalise)                                       \
     X("routing scale", (c)->router.scale)
 

@@ -130,8 +130,11 @@ config keyless '/"hidden_size"/d' '.*hidden_size'
 config greedy 's/"num_experts_per_tok": 2/"num_experts_per_tok": 9/' 'num_experts_per_tok is 9, .*8'
 config strange 's/"model_type": "mixtral"/"model_type": "llama"/' "model_type is 'llama'; supported are mixtral"
 config awq '1s/{/{"quantization_config": {"quant_method": "awq"},/' "quant_method of quantization_config is 'awq'; supported are fp8"
-sed -i 's/"sliding_window": null/"sliding_window": 16/' "$(copy window $model)/config.json"
-bad "$both" 1 'sliding.window.*16' train --model "$work/window" "${text[@]:0:2}" --out OUT/run
+config dropout '1s/{/{"resid_pdrop": 0.1,/' 'resid_pdrop has a value other than 0'
+sed -i '1s/{/{"frobnicate": 16,/' "$(copy unknown $model)/config.json"
+bad "$both" 1 'the key frobnicate of a mixtral config' train --model "$work/unknown" "${text[@]:0:2}" --out OUT/run
+sed -i 's/"default"/"dynamic"/' "$(copy dynamic $model)/config.json"
+bad "$both" 1 "rope_type of rope_parameters is 'dynamic'" train --model "$work/dynamic" "${text[@]:0:2}" --out OUT/run
 
 rm "$(copy noweights $layer)/model.safetensors"
 bad "$both" 1 'noweights: .*model\.safetensors' layer --model "$work/noweights" "${io[@]}"

@@ -8,26 +8,24 @@
 #include "base/text.h"
 #include "io/safetensors.h"
 
+/* The families of --form, in the order of its words. */
+static const moert_family forms[] = {MOERT_FAMILY_MIXTRAL, MOERT_FAMILY_QWEN3_MOE,
+                                     MOERT_FAMILY_OLMOE};
+
 moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model_config *config) {
-    bool qwen = sizes->form == 1;
-    *config = (moert_model_config){
-        .family = qwen ? MOERT_FAMILY_QWEN3_MOE : MOERT_FAMILY_MIXTRAL,
-        .vocabulary = sizes->vocabulary,
-        .hidden = sizes->hidden,
-        .layers = sizes->layers,
-        .heads = sizes->heads,
-        .kv_heads = sizes->kv_heads > 0 ? sizes->kv_heads : sizes->heads,
-        .head_size = sizes->head_size > 0 ? sizes->head_size : sizes->hidden / sizes->heads,
-        .max_positions = sizes->max_positions,
-        .intermediate = sizes->intermediate,
-        .norm_epsilon = qwen ? 1e-6f : 1e-5f,
-        .rope_theta = 1e4f,
-        .initializer_range = 0.02f,
-        .aux_coefficient = 0.01f,
-        .qk_norm = qwen,
-        .router = MOERT_ROUTER_OPTIONS_INIT,
-        .glu = MOERT_GLU_SWIGLU,
-    };
+    moert_model_config_start(config, forms[sizes->form]);
+    config->vocabulary = sizes->vocabulary;
+    config->hidden = sizes->hidden;
+    config->layers = sizes->layers;
+    config->heads = sizes->heads;
+    config->kv_heads = sizes->kv_heads > 0 ? sizes->kv_heads : sizes->heads;
+    config->head_size = sizes->head_size > 0 ? sizes->head_size : sizes->hidden / sizes->heads;
+    config->max_positions = sizes->max_positions;
+    config->intermediate = sizes->intermediate;
+    config->rope.theta = 1e4;
+    config->rope.width = config->head_size;
+    config->aux_coefficient = 0.01f;
+    config->router.renormalise = true;
     config->router.experts = sizes->experts;
     config->router.topk = sizes->topk;
     if (sizes->head_size == 0 && sizes->hidden % sizes->heads != 0)

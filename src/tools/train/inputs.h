@@ -5,9 +5,12 @@
 #include "io/model_config.h"
 #include "tools/common/options.h"
 
+/* The words of --form. */
+#define MOERT_FORM_WORDS "mixtral|qwen3-moe|olmoe"
+
 /* Sizes of a new model, from options. */
 typedef struct moert_model_sizes {
-    unsigned form; /* 0 mixtral, 1 qwen3-moe */
+    unsigned form; /* a word of MOERT_FORM_WORDS */
     size_t vocabulary, hidden, intermediate, layers, heads, kv_heads, head_size, experts, topk,
         max_positions;
 } moert_model_sizes;

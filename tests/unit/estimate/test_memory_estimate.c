@@ -290,8 +290,9 @@ TEST(test_estimate_refuses_what_a_run_would_refuse) {
     setting.ranks = setting.ep = 1;
     setting.length = config.max_positions + 1;
     assert_int_equal(moert_memory_estimate(&setting, 0, &memory), MOERT_ERROR_USAGE);
-    config.sliding_window = 16;
-    assert_int_equal(moert_memory_estimate(&setting, 0, &memory), MOERT_ERROR_UNSUPPORTED);
+    setting.length = 32;
+    config.rope.width = 15;
+    assert_int_equal(moert_memory_estimate(&setting, 0, &memory), MOERT_ERROR_FORMAT);
 }
 
 MPI_TESTS(open_test_context, close_test_context)

@@ -31,13 +31,13 @@ TEST(test_defaults_of_a_family_hold_where_keys_are_absent) {
     assert_int_equal(config.kv_heads, 4);
     assert_int_equal(config.head_size, 16);
     assert_int_equal(config.max_positions, 131072);
-    assert_true(config.rope_theta == 1e6f && config.norm_epsilon == 1e-5f);
+    assert_true(config.rope.theta == 1e6 && config.norm_epsilon == 1e-5f);
     assert_true(config.router.renormalise);
     ASSERT_OK(read_config(QWEN3 "\"moe_intermediate_size\":32,\"rope_theta\":5e6,"
                                 "\"head_dim\":null,\"sliding_window\":4096}",
                           &config));
     assert_int_equal(config.intermediate, 32);
-    assert_true(config.rope_theta == 5e6f);
+    assert_true(config.rope.theta == 5e6);
     assert_false(config.router.renormalise);
     assert_int_equal(config.sliding_window, 0); /* use_sliding_window is not set */
     ASSERT_OK(read_config(GPT_OSS "\"swiglu_limit\":5.5}", &config));
@@ -56,7 +56,7 @@ TEST(test_deepseek_groups_and_shared_experts_follow_their_keys) {
                           &config));
     assert_int_equal(config.router.groups, 1);
     assert_int_equal(config.shared_intermediate, 0);
-    assert_true(config.rope_scaled);
+    assert_int_equal(config.rope.type, MOERT_ROPE_YARN);
 }
 
 #define QUANTIZED(config, words) config "\"quantization_config\":" words "}"
@@ -149,19 +149,17 @@ TEST(test_broken_configs_are_refused_with_key_and_file) {
 }
 
 static const refused_config not_models[] = {
-    {MIXTRAL EXPERTS ",\"sliding_window\":4096}", MOERT_ERROR_UNSUPPORTED, "4096"},
-    {MIXTRAL EXPERTS ",\"rope_scaling\":{\"rope_type\":\"yarn\"}}", MOERT_ERROR_UNSUPPORTED,
-     "rope_type"},
-    {QWEN3 "\"attention_bias\":true}", MOERT_ERROR_UNSUPPORTED, "attention_bias"},
-    {QWEN3 "\"mlp_only_layers\":[0,1]}", MOERT_ERROR_UNSUPPORTED, "lists 2"},
-    {QWEN3 "\"decoder_sparse_step\":2}", MOERT_ERROR_UNSUPPORTED, "decoder_sparse_step"},
-    {QWEN3 "\"use_sliding_window\":true,\"sliding_window\":64}", MOERT_ERROR_UNSUPPORTED,
-     "sliding_window is 64"},
+    {DEEPSEEK "\"n_group\":null}", MOERT_ERROR_UNSUPPORTED, "family deepseek_v3"},
     {QWEN3 "\"head_dim\":15}", MOERT_ERROR_FORMAT, "15"},
     {QWEN3 "\"num_key_value_heads\":3}", MOERT_ERROR_FORMAT, "num_key_value_heads is 3"},
+    {MIXTRAL EXPERTS ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":0}}", MOERT_ERROR_FORMAT,
+     "factor"},
     {"{\"model_type\":\"mixtral\",\"vocab_size\":9,\"hidden_size\":65,\"num_hidden_layers\":1,"
      "\"num_attention_heads\":4,\"intermediate_size\":8," EXPERTS "}",
      MOERT_ERROR_FORMAT, "hidden_size 65"},
+    {"{\"model_type\":\"mixtral\",\"vocab_size\":9,\"hidden_size\":64,\"num_hidden_layers\":1025,"
+     "\"num_attention_heads\":4,\"intermediate_size\":8," EXPERTS "}",
+     MOERT_ERROR_UNSUPPORTED, "1025, above 1024"},
 };
 
 TEST(test_the_model_check_refuses_unsupported_settings) {
@@ -171,6 +169,123 @@ TEST(test_the_model_check_refuses_unsupported_settings) {
         ASSERT_FAILS(moert_model_config_check_model(&config), not_models[i].status,
                      not_models[i].part);
     }
+}
+
+/* ---- the three tables of keys ---- */
+
+static const refused_config unknown[] = {
+    {MIXTRAL EXPERTS ",\"frobnicate\":1}", MOERT_ERROR_UNSUPPORTED,
+     "the key frobnicate of a mixtral config"},
+    {MIXTRAL EXPERTS ",\"clip_qkv\":0.5}", MOERT_ERROR_UNSUPPORTED, "clip_qkv"},
+    {MIXTRAL EXPERTS ",\"mlp_only_layers\":[]}", MOERT_ERROR_UNSUPPORTED, "mlp_only_layers"},
+    {QWEN3 "\"layer_types\":[]}", MOERT_ERROR_UNSUPPORTED, "layer_types"},
+    {MIXTRAL EXPERTS ",\"attention_dropout\":0.1}", MOERT_ERROR_UNSUPPORTED,
+     "attention_dropout has a value other than 0"},
+    {MIXTRAL EXPERTS ",\"router_jitter_noise\":1e-3}", MOERT_ERROR_UNSUPPORTED,
+     "router_jitter_noise"},
+    {MIXTRAL EXPERTS ",\"attention_dropout\":\"0\"}", MOERT_ERROR_UNSUPPORTED, "attention_dropout"},
+    {DEEPSEEK "\"moe_layer_freq\":2}", MOERT_ERROR_UNSUPPORTED, "moe_layer_freq"},
+    {DEEPSEEK "\"is_encoder_decoder\":true}", MOERT_ERROR_UNSUPPORTED, "is_encoder_decoder"},
+    {MIXTRAL EXPERTS ",\"rope_scaling\":{\"type\":\"longrope\"}}", MOERT_ERROR_UNSUPPORTED,
+     "'longrope'; supported are default, linear, yarn and llama3"},
+    {MIXTRAL EXPERTS ",\"rope_parameters\":{\"rope_type\":\"dynamic\",\"factor\":2}}",
+     MOERT_ERROR_UNSUPPORTED, "'dynamic'"},
+    {MIXTRAL EXPERTS ",\"rope_parameters\":{\"long_factor\":[1]}}", MOERT_ERROR_UNSUPPORTED,
+     "long_factor of rope_parameters"},
+    {MIXTRAL EXPERTS ",\"rope_scaling\":{\"type\":\"linear\"}}", MOERT_ERROR_FORMAT,
+     "the key factor of rope_scaling is missing"},
+    {MIXTRAL EXPERTS ",\"rope_scaling\":{\"type\":\"llama3\",\"factor\":8}}", MOERT_ERROR_FORMAT,
+     "low_freq_factor"},
+    {GPT_OSS "\"layer_types\":[\"full_attention\"]}", MOERT_ERROR_FORMAT, "a list of 2 layers"},
+    {GPT_OSS "\"layer_types\":[\"full_attention\",\"chunked_attention\"]}", MOERT_ERROR_UNSUPPORTED,
+     "layer 1 is 'chunked_attention'"},
+    {QWEN3 "\"mlp_only_layers\":[2]}", MOERT_ERROR_FORMAT, "layer 2 of 2 layers"},
+    {QWEN3 "\"mlp_only_layers\":[\"0\"]}", MOERT_ERROR_FORMAT, "mlp_only_layers"},
+};
+
+TEST(test_unknown_keys_and_values_that_are_not_neutral_are_refused_by_name) {
+    moert_model_config config;
+    for (size_t i = 0; i < MOERT_COUNT(unknown); i++)
+        ASSERT_FAILS(read_config(unknown[i].text, &config), unknown[i].status, unknown[i].part);
+}
+
+TEST(test_harmless_keys_neutral_values_and_nulls_are_accepted) {
+    moert_model_config config;
+    ASSERT_OK(read_config(MIXTRAL EXPERTS ",\"use_cache\":false,\"torch_dtype\":\"bfloat16\","
+                                          "\"attention_dropout\":0,\"router_jitter_noise\":0.0,"
+                                          "\"is_encoder_decoder\":false,\"frobnicate\":null}",
+                          &config));
+    ASSERT_OK(read_config(DEEPSEEK "\"moe_layer_freq\":1,\"num_nextn_predict_layers\":1,"
+                                   "\"scoring_func\":\"sigmoid\",\"ep_size\":1}",
+                          &config));
+}
+
+/* Layers of a set as digits, such as "02". */
+static const char *layers_of(const moert_layer_set *set) {
+    static char text[9];
+    size_t length = 0;
+    for (size_t l = 0; l < 8; l++)
+        if (moert_layer_set_has(set, l))
+            text[length++] = (char)('0' + l);
+    text[length] = '\0';
+    return text;
+}
+
+#define FOUR(type)                                                                                 \
+    "{\"model_type\":\"" type "\",\"vocab_size\":100,\"hidden_size\":64,"                          \
+    "\"num_hidden_layers\":4,\"num_attention_heads\":4,\"intermediate_size\":96," EXPERTS ","
+
+TEST(test_windows_and_dense_layers_follow_the_rules_of_their_family) {
+    static const struct {
+        const char *text, *windowed, *dense;
+        size_t window;
+    } rows[] = {
+        {FOUR("mixtral") "\"sliding_window\":5}", "0123", "", 5},
+        {FOUR("mixtral") "\"sliding_window\":null}", "", "", 0},
+        {FOUR("qwen3_moe") "\"sliding_window\":5}", "", "", 0},
+        {FOUR("qwen3_moe") "\"sliding_window\":5,\"use_sliding_window\":true}", "0123", "", 5},
+        {FOUR("qwen3_moe") "\"mlp_only_layers\":[1,3]}", "", "13", 0},
+        {FOUR("qwen3_moe") "\"decoder_sparse_step\":2,\"mlp_only_layers\":[1]}", "", "012", 0},
+        {FOUR("qwen3_moe") "\"decoder_sparse_step\":3}", "", "013", 0},
+        {FOUR("qwen2_moe") "\"use_sliding_window\":true}", "02", "", 4096},
+        {FOUR("qwen2_moe") "\"use_sliding_window\":true,\"max_window_layers\":2}", "0", "", 4096},
+        {FOUR("qwen2_moe") "\"sliding_window\":0}", "", "", 0},
+        {FOUR("gpt_oss") "\"rms_norm_eps\":1e-5}", "02", "", 128},
+        {FOUR("gpt_oss") "\"layer_types\":[\"full_attention\",\"sliding_attention\","
+                         "\"sliding_attention\",\"full_attention\"]}",
+         "12", "", 128},
+        {FOUR("glm4_moe") "\"first_k_dense_replace\":2}", "", "01", 0},
+        {FOUR("glm4_moe") "\"moe_intermediate_size\":8}", "", "0", 0},
+    };
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        moert_model_config config;
+        ASSERT_OK(read_config(rows[i].text, &config));
+        assert_string_equal(layers_of(&config.windowed), rows[i].windowed);
+        assert_string_equal(layers_of(&config.dense_layers), rows[i].dense);
+        assert_int_equal(config.sliding_window, rows[i].window);
+    }
+}
+
+TEST(test_rotary_schemes_are_read_in_both_spellings) {
+    moert_model_config config;
+    ASSERT_OK(read_config(MIXTRAL EXPERTS
+                          ",\"max_position_embeddings\":256,\"rope_parameters\":{\"rope_type\":"
+                          "\"yarn\",\"rope_theta\":100,\"factor\":null,\"truncate\":false,"
+                          "\"original_max_position_embeddings\":64,\"beta_fast\":4}}",
+                          &config));
+    assert_true(config.rope.type == MOERT_ROPE_YARN && config.rope.theta == 100.0);
+    assert_true(config.rope.factor == 4.0 && config.rope.original == 64 && !config.rope.truncate);
+    assert_true(config.rope.beta_fast == 4.0 && config.rope.beta_slow == 0.0);
+    assert_int_equal(config.rope.width, 16);
+    ASSERT_OK(read_config(MIXTRAL EXPERTS ",\"rope_theta\":7,\"rope_scaling\":{\"type\":"
+                                          "\"linear\",\"factor\":2.5}}",
+                          &config));
+    assert_true(config.rope.type == MOERT_ROPE_LINEAR && config.rope.theta == 7.0);
+    assert_true(config.rope.factor == 2.5);
+    ASSERT_OK(read_config(GPT_OSS "\"rms_norm_eps\":1e-5}", &config));
+    assert_true(config.rope.type == MOERT_ROPE_YARN && config.rope.factor == 32.0);
+    ASSERT_OK(read_config("{\"model_type\":\"glm4_moe\"," SIZES "," EXPERTS "}", &config));
+    assert_int_equal(config.rope.width, 8);
 }
 
 TESTS(make_test_directory, remove_test_directory)

@@ -208,7 +208,7 @@ static void check(moert_latent_sizes latent, moert_rope_scheme rope, bool bias, 
     c->latent = latent;
     c->rope = rope;
     c->attention_bias = bias;
-    c->rope_theta = 100.0f;
+    c->rope.theta = 100.0;
     moert_model *model = open_model(test_mesh, c);
     const size_t tokens = sequences * length, floats = tokens * HIDDEN;
     int32_t ids[MOST_TOKENS] = {0};

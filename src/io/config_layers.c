@@ -1,0 +1,79 @@
+/* Reads from config.json which layers have a sliding window and which have a dense GLU. */
+#include <string.h>
+
+#include "io/families.h"
+#include "io/internal.h"
+#include "io/model_fields.h"
+
+/* The layers whose sets are filled. */
+static size_t layer_count(const moert_model_config *config) {
+    return config->layers < MOERT_LAYERS_MOST ? config->layers : MOERT_LAYERS_MOST;
+}
+
+static moert_status read_types(const char *path, const json_t *list, moert_model_config *config) {
+    if (!json_is_array(list) || json_array_size(list) != config->layers)
+        return MOERT_FAIL(ERROR_FORMAT, "%s: layer_types is not a list of %zu layers", path,
+                          config->layers);
+    for (size_t l = 0; l < layer_count(config); l++) {
+        const char *type = json_string_value(json_array_get(list, l));
+        if (type != NULL && strcmp(type, "sliding_attention") == 0)
+            moert_layer_set_add(&config->windowed, l);
+        else if (type == NULL || strcmp(type, "full_attention") != 0)
+            return MOERT_FAIL(ERROR_UNSUPPORTED,
+                              "%s: layer_types of layer %zu is '%.64s'; supported are "
+                              "sliding_attention and full_attention",
+                              path, l, type != NULL ? type : "(not a string)");
+    }
+    return MOERT_OK;
+}
+
+static moert_status read_windows(const char *path, const json_t *root, moert_model_config *config) {
+    const moert_window_rule rule = moert_family_of(config->family)->windows;
+    const json_t *use = moert_field_value(root, "use_sliding_window"),
+                 *types = moert_field_value(root, "layer_types"),
+                 *most = moert_field_value(root, "max_window_layers");
+    const bool switched = rule == MOERT_WINDOW_SWITCHED || rule == MOERT_WINDOW_FIRST;
+    size_t window_layers = 28; /* the default of transformers */
+    bool used = !switched;
+    if (use != NULL)
+        MOERT_TRY(moert_field_bool(path, "use_sliding_window", use, &used));
+    if (most != NULL)
+        MOERT_TRY(moert_field_size(path, "max_window_layers", most, 0, &window_layers));
+    if (!used)
+        config->sliding_window = 0;
+    if (types != NULL)
+        MOERT_TRY(read_types(path, types, config));
+    for (size_t l = 0; types == NULL && l < layer_count(config); l++)
+        if (rule == MOERT_WINDOW_ALL || rule == MOERT_WINDOW_SWITCHED ||
+            (l % 2 == 0 && (rule == MOERT_WINDOW_EVEN || l < window_layers)))
+            moert_layer_set_add(&config->windowed, l);
+    if (config->sliding_window == 0)
+        config->windowed = (moert_layer_set){{0}};
+    return MOERT_OK;
+}
+
+static moert_status read_dense(const char *path, const json_t *root, moert_model_config *config) {
+    const json_t *list = moert_field_value(root, "mlp_only_layers");
+    if (list != NULL && !json_is_array(list))
+        return MOERT_FAIL(ERROR_FORMAT, "%s: mlp_only_layers is not a list", path);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        size_t layer;
+        MOERT_TRY(moert_field_size(path, "mlp_only_layers", json_array_get(list, i), 0, &layer));
+        if (layer >= config->layers)
+            return MOERT_FAIL(ERROR_FORMAT, "%s: mlp_only_layers has layer %zu of %zu layers", path,
+                              layer, config->layers);
+        if (layer < MOERT_LAYERS_MOST)
+            moert_layer_set_add(&config->dense_layers, layer);
+    }
+    for (size_t l = 0; l < layer_count(config); l++)
+        if (l < config->first_dense ||
+            (config->sparse_step > 1 && (l + 1) % config->sparse_step != 0))
+            moert_layer_set_add(&config->dense_layers, l);
+    return MOERT_OK;
+}
+
+moert_status moert_config_read_layers(const char *path, const json_t *root,
+                                      moert_model_config *config) {
+    MOERT_TRY(read_windows(path, root, config));
+    return read_dense(path, root, config);
+}
