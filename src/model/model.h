@@ -112,6 +112,13 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
 const uint64_t *moert_model_expert_counts(const moert_model *model);
 
 /*
+ * Moves the routers' correction biases, if the model has them, towards balanced loads
+ * (moert_router_update_bias). counts [layers,E] are the sums of moert_model_expert_counts over the
+ * micro-batches of a step. All ranks have the same counts, so they compute the same bits.
+ */
+moert_status moert_model_update_correction(moert_model *model, const uint64_t *counts, float rate);
+
+/*
  * Computes the gradients of the last loss, for micro-batch `index` of `count`. The first one
  * replaces the gradients, further ones add to them. Gradients of replicated tensors are summed over
  * all ranks, and complete in this rank's shards (moert_model_shard). The last micro-batch also sums

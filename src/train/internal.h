@@ -22,7 +22,9 @@ typedef struct moert_trainer {
     moert_breakdown breakdown; /* used if options->profile is set */
     moert_ledger *ledger;      /* NULL unless options->profile and options->out are set */
     moert_trace *trace;        /* NULL unless options->trace is set */
-    int32_t *input, *target;   /* this rank's sequences of a micro-batch */
+    uint64_t
+        *counts; /* [layers,E] slots of the step so far; NULL unless options->bias_rate is set */
+    int32_t *input, *target; /* this rank's sequences of a micro-batch */
 } moert_trainer;
 
 moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,

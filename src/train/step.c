@@ -47,9 +47,19 @@ static moert_status check_options(const moert_trainer_options *o, const moert_da
     return moert_data_check_length(data, o->length);
 }
 
+/* The experts of all layers. */
+static size_t count_experts(const moert_trainer *t) {
+    const moert_model_config *c = moert_model_describe(t->model);
+    return c->layers * c->router.experts;
+}
+
 moert_status moert_trainer_prepare(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     MOERT_TRY(check_options(o, t->data));
+    if (o->bias_rate > 0.0 && !moert_model_describe(t->model)->correction_bias)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--bias-rate %g: the routers of this model have no correction bias",
+                          o->bias_rate);
     MOERT_TRY(moert_model_config_check_length(moert_model_describe(t->model), o->length));
     size_t room =
         moert_ceil_div(o->batch / o->micro_batches, moert_comm_size(t->world)) * o->length;
@@ -58,12 +68,14 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
     moert_schedule_text(&o->schedule, t->state.schedule);
     if (o->out != NULL)
         MOERT_TRY(moert_text_path(&t->checkpoints, "%s/checkpoints", o->out));
+    if (o->bias_rate > 0.0)
+        MOERT_TRY(MOERT_NEW_ARRAY(&t->counts, count_experts(t)));
     MOERT_TRY(moert_alloc(&t->input, room, sizeof *t->input));
     return moert_alloc(&t->target, room, sizeof *t->target);
 }
 
 void moert_trainer_free(moert_trainer *t) {
-    MOERT_FREE(t->target, t->input, t->checkpoints);
+    MOERT_FREE(t->target, t->input, t->counts, t->checkpoints);
 }
 
 moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first, size_t count) {
@@ -102,6 +114,13 @@ moert_status moert_trainer_held_out(moert_trainer *t, double *loss) {
     return MOERT_OK;
 }
 
+/* Adds the slots of the last loss to those of the step. */
+static void add_counts(moert_trainer *t, bool first) {
+    const uint64_t *counts = moert_model_expert_counts(t->model);
+    for (size_t i = 0; t->counts != NULL && i < count_experts(t); i++)
+        t->counts[i] = (first ? 0 : t->counts[i]) + counts[i];
+}
+
 moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean, bool *stopped) {
     const moert_trainer_options *o = t->options;
     size_t pieces = o->micro_batches, piece = o->batch / pieces;
@@ -117,6 +136,7 @@ moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean,
         MOERT_TRY(moert_trainer_forward(t, false, i * piece, piece));
         MOERT_TRY(moert_model_loss(t->model, &o->losses, factor, &result));
         moert_ledger_count(t->ledger);
+        add_counts(t, i == 0);
         MOERT_TRY(moert_model_backward(t->model, i, pieces));
         mean->cross_entropy += result.cross_entropy * factor;
         mean->aux += result.aux * factor;

@@ -22,7 +22,10 @@ static moert_status apply(moert_trainer *t, double norm, double rate, bool *skip
     if (!*skipped) {
         s->applied++;
         s->skipped_in_row = 0;
-        return moert_optimizer_step(t->optimizer, rate, norm, s->applied);
+        MOERT_TRY(moert_optimizer_step(t->optimizer, rate, norm, s->applied));
+        return t->counts != NULL
+                   ? moert_model_update_correction(t->model, t->counts, (float)o->bias_rate)
+                   : MOERT_OK;
     }
     s->skipped++;
     s->skipped_in_row++;

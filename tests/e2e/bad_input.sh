@@ -101,6 +101,7 @@ bad 1 2 '--form is for a new model' train --form=mixtral --data LICENSE --model 
 bad 1 1 'embedding, head and final norm: a buffer of .* exceeds the largest allocation' train "${text[@]}" --vocabulary 1000000 --hidden 65536
 bad "$both" 1 'first projection of all experts of a rank in one layer: a buffer of .* exceeds' train "${text[@]}" --hidden 512 \
     --intermediate 262144 --experts 1024
+bad 1 2 'bias-rate 0.001: the routers of this model have no correction bias' train "${text[@]}" --bias-rate 1e-3 --out OUT/run
 bad 1 2 'batch of 4 .* into 3 micro-batches' train "${text[@]}" --micro-batches 3 --out OUT/run
 bad 1 2 '--prompt of at least one byte' train "${text[@]}" --sample 5 --prompt ''
 bad "$both" 2 '--save-every .*--out' train "${text[@]}" --save-every 1

@@ -17,7 +17,8 @@
 enum { SAMPLE_LIMIT = 100000 };
 
 static moert_model_sizes sizes;
-static moert_trainer_options trainer = {.steps = SIZE_MAX}; /* SIZE_MAX = not given */
+/* SIZE_MAX, -1 = not given */
+static moert_trainer_options trainer = {.steps = SIZE_MAX, .bias_rate = -1.0};
 static const char *model_path, *token_file, *prompt, *gradients_path, *logits_path;
 static moert_option_list data_paths;
 static size_t token_bits, ep, sample_bytes;
@@ -83,6 +84,10 @@ static const moert_option options[] = {
      "load balance of all layers together, of each layer, or of each sequence in each layer"},
     {"z-coef", MOERT_OPTION_FLOAT, &trainer.losses.z_coefficient, "0", "0..",
      "of the router's z-loss"},
+    {"bias-rate", MOERT_OPTION_FLOAT, &trainer.bias_rate, NULL, "0..",
+     "change of each correction bias per step, for routers that have them; 0 = fixed. Default: "
+     "1e-3 "
+     "for a new model, 0 for --model"},
     {"max-skipped", MOERT_OPTION_UINT, &trainer.max_skipped, "10", "1..",
      "stop after this number of non-finite steps in a row"},
     MOERT_COMPUTE_OPTIONS(compute_choice, "all other GEMMs but the router's"),
@@ -205,6 +210,8 @@ static moert_status take_config(moert_data *data, moert_model_config *config) {
     MOERT_TRY(model_path != NULL ? moert_model_config_read(model_path, config)
                                  : moert_config_from_sizes(&sizes, config));
     moert_program_compute(&compute_choice, config);
+    if (trainer.bias_rate < 0.0)
+        trainer.bias_rate = config->correction_bias && model_path == NULL ? 1e-3 : 0.0;
     MOERT_TRY(moert_data_check_vocabulary(data, config->vocabulary));
     if (sample_bytes > 0 && config->vocabulary != 256)
         return MOERT_FAIL(ERROR_USAGE,
