@@ -209,6 +209,19 @@ typedef enum moert_layer_tensor {
  */
 MOERT_API moert_buffer *moert_layer_weight(moert_layer *layer, moert_layer_tensor which);
 MOERT_API moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_tensor which);
+/*
+ * Makes the layer use the caller's memory for a tensor from now on: `weight`, `gradient`, or both
+ * (NULL: it stays as it is). The buffers have the shapes of the table; the layer keeps a reference
+ * to their memory. The weight's values are those of the buffer. A backward without `accumulate`
+ * replaces the gradient, one with it adds to the buffer's content; the gradient is complete after
+ * the last moert_layer_reduce. Once all tensors of a kind (W1 and B1; W2 and B2; the replicated
+ * ones) are bound, the layer frees its own memory of weights, and that of the experts' gradients
+ * unless they have replicas. Call it between steps. Not collective, but all ranks bind the same
+ * tensors. Errors: ERROR_USAGE (no such tensor, a buffer is too small or of another device),
+ * ERROR_DEVICE, ERROR_MEMORY.
+ */
+MOERT_API moert_status moert_layer_bind(moert_layer *layer, moert_layer_tensor which,
+                                        moert_buffer *weight, moert_buffer *gradient);
 MOERT_API size_t moert_layer_first_expert(const moert_layer *layer);
 MOERT_API size_t moert_layer_local_experts(const moert_layer *layer);
 
@@ -233,6 +246,24 @@ typedef enum moert_pass_view {
 /* NULL with external routing, or if there is no such view or pass. The buffer may be larger than
  * its shape. Not collective. */
 MOERT_API const moert_buffer *moert_pass_get(const moert_pass *pass, moert_pass_view which);
+
+/* The losses of a pass's router over all tokens of all ranks, and what its backward needs of
+ * them. */
+typedef struct moert_pass_losses {
+    size_t size;                /* sizeof(moert_pass_losses) */
+    double aux_coefficient;     /* given: multiplies aux_gradient */
+    moert_buffer *aux_gradient; /* [E] or NULL; gets the gradient of aux by each routing score, for
+                                   moert_layer_losses */
+    double aux, z; /* results, without coefficients: E / (K T^2) * sum over e of slots_e *
+                                   (sum of the scores of e), T tokens; and the mean of lse^2 */
+} moert_pass_losses;
+
+#define MOERT_PASS_LOSSES_INIT MOERT_INIT(moert_pass_losses, losses_, )
+
+/* Collective over the mesh's context; waits for the device. The digits do not depend on the number
+ * of ranks. Errors, the same on all ranks: ERROR_USAGE (external routing, a buffer), ERROR_MEMORY,
+ * ERROR_DEVICE, ERROR_COMM. */
+MOERT_API moert_status moert_pass_report(moert_pass *pass, moert_pass_losses *losses);
 
 /* Slots of each expert [E], over all ranks of this rank's EP group. Not collective. */
 MOERT_API const uint64_t *moert_pass_expert_counts(const moert_pass *pass);

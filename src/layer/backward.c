@@ -235,9 +235,10 @@ static moert_status check_backward(const moert_pass *pass, const moert_buffer *d
     const size_t bytes = pass->batch.tokens * o->hidden * sizeof(float);
     MOERT_TRY(moert_layer_check_buffer(layer, "dy", dy, bytes));
     MOERT_TRY(moert_layer_check_buffer(layer, "dx", dx, bytes));
+    const size_t rows = losses->aux_by_sequence ? pass->batch.sequences : 1;
     if (losses->aux_gradient != NULL)
         MOERT_TRY(moert_layer_check_buffer(layer, "aux_gradient", losses->aux_gradient,
-                                           o->router.experts * sizeof(float)));
+                                           rows * o->router.experts * sizeof(float)));
     if (losses->weight_gradient != NULL)
         MOERT_TRY(moert_layer_check_buffer(layer, "weight_gradient", losses->weight_gradient,
                                            pass->batch.tokens * o->router.topk * sizeof(float)));
@@ -340,5 +341,8 @@ moert_status moert_layer_reduce(moert_layer *layer, bool last) {
     for (int i = 0; i < BLOCKS; i++)
         if (i == BLOCK_DENSE || last)
             MOERT_TRY(moert_block_gather(layer->block[i], layer->block[i]->gradient));
+    for (int i = 0; i < BLOCKS; i++)
+        if (i == BLOCK_DENSE || last)
+            MOERT_TRY(moert_block_give_bound(layer->block[i]));
     return MOERT_OK;
 }

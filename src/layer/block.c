@@ -99,7 +99,8 @@ void moert_block_destroy(moert_block *block) {
         return;
     for (size_t i = 0; i < block->count; i++) {
         moert_prepacks_free(&block->tensor[i].prepacks);
-        MOERT_DESTROY(block->tensor[i].weight, block->tensor[i].gradient);
+        MOERT_DESTROY(block->tensor[i].weight, block->tensor[i].gradient,
+                      block->tensor[i].bound_gradient);
     }
     MOERT_DESTROY(block->weight, block->gradient, block->nodes);
     MOERT_FREE(block->border, block->tensor, block);
@@ -122,6 +123,8 @@ moert_status moert_block_begin(moert_block *block, const moert_batch *batch, boo
     size_t count = moert_max(moert_tree_nodes(moert_batch_span(batch), nodes), 1);
     size_t bytes = count * block->floats * sizeof(float);
     block->accumulate = accumulate;
+    if (accumulate)
+        MOERT_TRY(moert_block_take_bound(block));
     block->collects_sum = moert_comm_size(block->comm) == 1 && count == 1;
     if (block->collects_sum)
         return batch->sequences > 0 || accumulate ? MOERT_OK
@@ -221,6 +224,8 @@ static moert_buffer *summed_buffer(const moert_block *block) {
 moert_status moert_block_reduce_start(moert_block *block, const moert_span *spans) {
     if (block->floats == 0 || moert_comm_size(block->comm) == 1)
         return MOERT_OK;
+    if (!block->replicated)
+        MOERT_TRY(moert_block_take_bound(block));
     MOERT_TRY(moert_buffer_map(summed_buffer(block), &block->mapped));
     return moert_tree_sum_start(block->comm, spans, block->mapped, block->border, &block->sum);
 }

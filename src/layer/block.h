@@ -31,7 +31,9 @@
 
 typedef struct moert_block_tensor {
     size_t elements, offset;         /* size and offset in floats; offsets are multiples of 128 */
-    moert_buffer *weight, *gradient; /* views of the block's buffers */
+    moert_buffer *weight, *gradient; /* views of the block's buffers, or of the caller's */
+    bool bound_weight;               /* the weight is the caller's (bind.c) */
+    moert_buffer *bound_gradient;    /* a view of the caller's buffer, or NULL */
     moert_prepacks prepacks;         /* prepacked copies of the weight */
 } moert_block_tensor;
 
@@ -69,6 +71,14 @@ moert_status moert_block_create(moert_device *device, moert_comm *comm, const ch
                                 bool replicated, const moert_block_shape *shape,
                                 moert_block **block);
 void moert_block_destroy(moert_block *block);
+
+/* Moves a tensor's weight and gradient to buffers of the caller; NULL: it stays where it is. */
+moert_status moert_block_bind(moert_block *block, size_t tensor, const moert_buffer *weight,
+                              const moert_buffer *gradient);
+/* Copies the caller's gradients to the block's buffer before a sum over ranks or sequences that
+ * adds to them, and back after it. */
+moert_status moert_block_take_bound(const moert_block *block);
+moert_status moert_block_give_bound(const moert_block *block);
 
 /* Marks prepacked weights as stale. Call it after writing to the weights. */
 void moert_block_weights_changed(moert_block *block);

@@ -92,7 +92,7 @@ moert_status moert_layer_check_buffer(const moert_layer *layer, const char *name
                           "%s of a layer is on another device than that of the layer's context",
                           name);
     if (moert_buffer_bytes(buffer) < bytes)
-        return MOERT_FAIL(ERROR_USAGE, "%s of a layer holds %zu bytes; the batch needs %zu", name,
+        return MOERT_FAIL(ERROR_USAGE, "%s of a layer holds %zu bytes; %zu are needed", name,
                           moert_buffer_bytes(buffer), bytes);
     return MOERT_OK;
 }

@@ -146,9 +146,35 @@ moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_tensor which)
     if (layer == NULL || (unsigned)which >= MOERT_LAYER_TENSORS)
         return NULL;
     const struct location *location = &locations[which];
-    return location->block == BLOCKS
-               ? NULL
-               : layer->block[location->block]->tensor[location->tensor].gradient;
+    if (location->block == BLOCKS)
+        return NULL;
+    const moert_block_tensor *tensor = &layer->block[location->block]->tensor[location->tensor];
+    return tensor->bound_gradient != NULL ? tensor->bound_gradient : tensor->gradient;
+}
+
+moert_status moert_layer_bind(moert_layer *layer, moert_layer_tensor which, moert_buffer *weight,
+                              moert_buffer *gradient) {
+    MOERT_REQUIRE(layer);
+    moert_buffer *own = moert_layer_weight(layer, which);
+    if (own == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "moert_layer_bind: the layer has no tensor %d", (int)which);
+    const struct location *location = &locations[which];
+    const size_t bytes = moert_buffer_bytes(own);
+    if (weight != NULL)
+        MOERT_TRY(moert_layer_check_buffer(layer, "weight", weight, bytes));
+    if (gradient != NULL)
+        MOERT_TRY(moert_layer_check_buffer(layer, "gradient", gradient, bytes));
+    if (location->block == BLOCKS && gradient != NULL)
+        return MOERT_FAIL(ERROR_USAGE, "moert_layer_bind: the correction bias has no gradient");
+    layer->weights_changed = true;
+    if (location->block < BLOCKS)
+        return moert_block_bind(layer->block[location->block], (size_t)location->tensor, weight,
+                                gradient);
+    if (weight == NULL)
+        return MOERT_OK;
+    MOERT_TRY(moert_buffer_view(weight, 0, bytes, &layer->correction));
+    moert_buffer_destroy(own);
+    return MOERT_OK;
 }
 
 void moert_layer_weights_changed(moert_layer *layer) {

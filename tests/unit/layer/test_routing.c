@@ -114,6 +114,51 @@ TEST(test_views_show_what_the_router_computed) {
     layer_run_close(&run);
 }
 
+/* The reported losses are those of the views; with the reported gradient, dx is that of the losses
+ * that the test computes itself. */
+TEST(test_losses_are_reported) {
+    const moert_layer_options options = layer_form(20, 12);
+    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
+    layer_run run = layer_run_open(test_context, 0, &oracle, false);
+    const size_t tokens = run.batch.tokens, experts = options.router.experts;
+    double sums[16] = {0}, all[64][16], total[16] = {0};
+    moert_pass_losses losses = MOERT_PASS_LOSSES_INIT;
+    float *scores = test_alloc((tokens * experts + 1) * sizeof *scores), gradient[16];
+    float *lse = test_alloc((tokens + 1) * sizeof *lse);
+    losses.aux_coefficient = 0.5;
+    losses.aux_gradient = unset_floats(experts);
+    ASSERT_OK_ON_ALL(layer_run_forward(&run));
+    ASSERT_OK(moert_buffer_read(moert_pass_get(run.pass, MOERT_PASS_SCORES), 0, scores,
+                                tokens * experts * sizeof *scores));
+    ASSERT_OK(
+        moert_buffer_read(moert_pass_get(run.pass, MOERT_PASS_LSE), 0, lse, tokens * sizeof *lse));
+    for (size_t t = 0; t < tokens; t++) {
+        sums[15] += (double)lse[t] * (double)lse[t];
+        for (size_t e = 0; e < experts; e++)
+            sums[e] += (double)scores[t * experts + e];
+    }
+    ASSERT_OK(moert_comm_allgather(test_comm, sums, sizeof sums, all));
+    for (size_t r = 0; r < test_ranks; r++)
+        for (size_t i = 0; i < 16; i++)
+            total[i] += all[r][i];
+    const uint64_t *counts = moert_pass_expert_counts(run.pass);
+    const double rows = LAYER_TOKENS, topk = (double)options.router.topk;
+    const double factor = (double)experts / (topk * rows * rows);
+    double aux = 0.0;
+    ASSERT_OK_ON_ALL(moert_pass_report(run.pass, &losses));
+    download_into(losses.aux_gradient, gradient, experts * sizeof *gradient);
+    bool right = fabs(losses.z - total[15] / rows) < 1e-9;
+    for (size_t e = 0; e < experts; e++) {
+        aux += factor * (double)counts[e] * total[e];
+        right = right && fabs((double)gradient[e] - 0.5 * factor * (double)counts[e]) < 1e-7;
+    }
+    ASSERT_ON_ALL(right && fabs(losses.aux - aux) < 1e-6 * aux);
+    ASSERT_FAILS_ON_ALL(moert_pass_report(NULL, &losses), MOERT_ERROR_USAGE, "pass is NULL");
+    ASSERT_FAILS_ON_ALL(moert_pass_report(run.pass, NULL), MOERT_ERROR_USAGE,
+                        "moert_pass_losses is NULL");
+    layer_run_close(&run);
+}
+
 TEST(test_routing_that_does_not_fit_the_layer_is_refused) {
     moert_layer_options options = form();
     const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
