@@ -131,6 +131,7 @@ if command -v g++ >/dev/null; then
         -Wl,-rpath,"$prefix/lib"
     check "the C++17 program runs" ./program
 fi
-nm -D --defined-only "$prefix/lib/libmoert.so" | awk '$2 == "T" || $2 == "B" || $2 == "D" {print $3}' | grep -v '^moert_' >foreign
-check "the library exports moert_ names only" [ ! -s foreign ]
+nm -D --defined-only "$prefix/lib/libmoert.so" | awk '$2 == "T" || $2 == "B" || $2 == "D" {print $3}' | sort -u >exported
+cat "$prefix"/include/moert/*.h | tr '\n' ' ' | grep -oE 'MOERT_API [^;(]*\(' | grep -oE 'moert_[a-z0-9_]+\($' | tr -d '(' | sort -u >declared
+check "the library exports what the headers declare, and nothing else" diff declared exported
 finish
