@@ -1,16 +1,23 @@
-"""Gated experts over the exchange and op objects: the forward and backward of one call, in torch tensors of one dtype.
+"""Gated experts: the forward and backward of one call, in torch tensors of one dtype.
+
+OpExperts uses the exchange and op objects, which read the weights in place:
 
     rows, prob = dispatch(x, weight)     c = rows gate_up^T + bias    h = GLU(c) * prob
     y = combine(h down^T + prob * down_bias)
 
 The weight multiplies in the GLU, so dispatch and combine are transposes of each other.
+
+LayerExperts uses a layer with the caller's routing, whose GEMMs read bf16 pairs twice as fast as an op converts them. It keeps a
+float32 copy of the weights, and copies them again when torch has counted a change.
 """
 import functools
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ._library import Error
 from .exchange import Route
+from .layer import Layer
 from .op import Op
 
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -39,11 +46,11 @@ def dtype_of(*tensors):
     return _DTYPES[tensors[0].dtype]
 
 
-class Experts:
+class OpExperts:
     """One call: forward() with what backward() needs, on this rank's experts gate_up[L,2I,H] and down[L,H,I]."""
 
     def __init__(self, context, index, experts, weights, glu, ep=0):
-        self.gate_up, self.down, self.gate_up_bias, self.down_bias = weights
+        self.gate_up, self.down, self.gate_up_bias, self.down_bias = (None if one is None else one.detach() for one in weights)
         self.context, self.glu = context, tuple(sorted(glu.items()))
         self.route = Route(index, experts, context, ep)
         self.local, double, self.hidden = self.gate_up.shape
@@ -98,8 +105,67 @@ class Experts:
         """Adds dout . down_bias to dprob; the bias's gradient, the sums of prob * dout over the rows of each expert."""
         counts = torch.diff(torch.from_numpy(self.ends.astype("int64")), prepend=torch.zeros(1, dtype=torch.int64))
         expert, dout = torch.repeat_interleave(torch.arange(self.local), counts), dout[:self.rows].float()
-        dprob[:self.rows] += (dout * self.down_bias.detach().float()[expert]).sum(1)
+        dprob[:self.rows] += (dout * self.down_bias.float()[expert]).sum(1)
         if not wanted:
             return None
         total = torch.zeros(self.local, self.hidden).index_add_(0, expert, dout * self.prob[:self.rows, None])
         return total.to(self.down_bias.dtype)
+
+
+class _Copies:
+    """A layer with float32 copies of an experts' weights."""
+
+    def __init__(self, context, count, topk, weights, glu, ep):
+        self.key, self.seen = (context, count, topk, glu, ep), None
+        self.layer = Layer(context, ep, hidden=weights[0].shape[2], intermediate=weights[1].shape[2], experts=count, topk=topk,
+                           precision="bf16", dispatch="bf16" if weights[0].shape[2] % 2 == 0 else "f32", glu=dict(glu),
+                           external_routing=True)
+        self.copies = [torch.from_numpy(self.layer.weight(name)) for name in ("w1", "w2")]
+        self.gradients = [torch.from_numpy(self.layer.gradient(name)) for name in ("w1", "w2")]
+
+    def refresh(self, weights):
+        seen = [(weight.data_ptr(), weight._version) for weight in weights]
+        if seen != self.seen:
+            for copy, weight in zip(self.copies, weights):
+                copy.copy_(weight.detach())
+            self.layer.weights_changed()
+            self.seen = seen
+
+
+_copies = WeakTensorKeyDictionary()  # gate_up: _Copies
+
+
+class LayerExperts:
+    """One call: forward() and backward() as those of OpExperts, for bf16 weights without biases that live as long as their model."""
+
+    def __init__(self, context, index, experts, weights, glu, ep=0):
+        key = (context, experts, index.shape[1], tuple(sorted(glu.items())), ep)
+        kept = _copies.get(weights[0])
+        if kept is None or kept.key != key:
+            kept = _copies[weights[0]] = _Copies(*key[:3], weights, *key[3:])
+        self.kept, self.index, self.weights = kept, index, weights
+        dtype_of(*(weight for weight in weights if weight is not None))
+        if weights[0].shape[0] != kept.layer.local_experts:
+            raise Error(f"this rank owns {kept.layer.local_experts} experts, but has weights of {weights[0].shape[0]}", "ERROR_USAGE")
+
+    def forward(self, x, weight, training):
+        """float32 y[T,H] of x[T,H] and float32 weight[T,K]."""
+        dtype_of(x, self.weights[0])
+        self.kept.refresh(self.weights[:2])
+        y, self.record = self.kept.layer.forward(x.float(), torch.empty(x.shape), training=training, index=self.index, weight=weight)
+        return y
+
+    def backward(self, dy, wanted):
+        """(dx, dweight, dgate_up, ddown, None, None) from dy[T,H]."""
+        self.kept.refresh(self.weights[:2])  # another call may have changed them; this one's are those of its forward
+        dx, dweight = torch.empty(dy.shape), torch.empty(self.index.shape)
+        self.record.backward(dy.float(), dx, weight_gradient=dweight)
+        self.kept.layer.reduce()
+        gradients = [gradient.to(torch.bfloat16) if one else None for gradient, one in zip(self.kept.gradients, wanted)]
+        return dx, dweight, *gradients, None, None
+
+
+def experts_class(weights, context, ep):
+    """The class for these weights: LayerExperts for bf16 parameters without biases; its layer is made by all ranks together."""
+    stable = weights[0].dtype == torch.bfloat16 and weights[0].is_leaf and weights[2] is None and weights[3] is None
+    return LayerExperts if stable and ep in (0, context.size) else OpExperts

@@ -87,22 +87,25 @@ class Layer:
             return numpy.arange(1, sequences + 1, dtype=numpy.uint32) * numpy.uint32(tokens // max(sequences, 1))
         return numpy.ascontiguousarray(sequences, numpy.uint32)
 
-    def forward(self, x, y=None, sequences=None, training=True):
+    def forward(self, x, y=None, sequences=None, training=True, index=None, weight=None):
         """(y, pass) of float32 x[T,H]. Without `training` there is no pass (None). Collective.
 
         x must not change until the pass's backward is done. `sequences` divides the tokens into the leaves of the tree that sums
         the gradients of replicated tensors: a number of equal sequences, or their cumulative ends; one per rank by default. The
-        same sequences give the same bits on any number of ranks.
+        same sequences give the same bits on any number of ranks. A layer with external_routing takes int32 index[T,K] and
+        weight[T,K].
         """
         memory = Memory(x, "x").expect("x", "f32", (None, self.hidden))
         y = numpy.empty(memory.shape, numpy.float32) if y is None else y
         ends = self._ends(memory.shape[0], sequences)
-        counts = self.context.gather(len(ends))
+        counts, slots = self.context.gather(len(ends)), (memory.shape[0], self.options.router.topk)
         handle = ctypes.c_void_p()
         with Call(self.context) as call:
             batch = structs["moert_batch"](tokens=memory.shape[0], sequences=len(ends),
                                            first_sequence=sum(counts[: self.context.rank]), total_sequences=sum(counts),
-                                           ends=call.take(ends, "ends"), forward_only=not training)
+                                           ends=call.take(ends, "ends"), forward_only=not training,
+                                           index=call.take(index, "index", "i32", slots),
+                                           weight=call.take(weight, "weight", "f32", slots))
             target = call.take(y, "y", "f32", memory.shape, output=True)
             library.moert_layer_forward(self.handle, ctypes.byref(batch), call.take(memory, "x"), target,
                                         ctypes.byref(handle) if training else None)
@@ -134,13 +137,15 @@ class Pass:
         self.layer, self.handle, self._buffers, self.shape = layer, handle, buffers, shape
         layer._passes.add(self)
 
-    def backward(self, dy, dx=None, aux_gradient=None, z_factor=0.0, accumulate=False):
-        """dx[T,H] from dy[T,H]; also the gradients of the layer's weights. Collective."""
+    def backward(self, dy, dx=None, aux_gradient=None, z_factor=0.0, accumulate=False, weight_gradient=None):
+        """dx[T,H] from dy[T,H]; also the gradients of the layer's weights, and with external_routing weight_gradient[T,K].
+        Collective."""
         layer = self.layer
         dx = numpy.empty(self.shape, numpy.float32) if dx is None else dx
         with Call(layer.context) as call:
             losses = structs["moert_layer_losses"](z_factor=z_factor, accumulate=accumulate)
             losses.aux_gradient = call.take(aux_gradient, "aux_gradient", "f32", (layer.options.router.experts,))
+            losses.weight_gradient = call.take(weight_gradient, "weight_gradient", "f32", (self.shape[0], layer.options.router.topk), True)
             library.moert_pass_backward(self.handle, call.take(dy, "dy", "f32", self.shape), ctypes.byref(losses),
                                         call.take(dx, "dx", "f32", self.shape, output=True))
         self._buffers += call.inputs()

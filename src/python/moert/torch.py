@@ -1,7 +1,7 @@
 """moert in torch: the layer and the exchange as differentiable functions of CPU tensors."""
 import torch
 
-from ._experts import Experts
+from ._experts import experts_class
 from ._library import Error
 from .context import default_context
 from .exchange import Route
@@ -169,8 +169,9 @@ class Exchange:
 class _ExpertsFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, gate_up, down, gate_up_bias, down_bias, index, count, glu, context, ep):
-        weights = [None if one is None else one.detach() for one in (gate_up, down, gate_up_bias, down_bias)]
-        ctx.call = Experts(context, index, count, weights, glu, ep)
+        weights = [gate_up, down, gate_up_bias, down_bias]
+        chosen = experts_class(weights, context, ep)
+        ctx.call = chosen(context, index, count, weights, glu, ep)
         ctx.save_for_backward(gate_up, down, gate_up_bias, down_bias)  # so that torch notices changed weights
         return ctx.call.forward(x.detach(), weight.detach(), any(ctx.needs_input_grad)).to(x.dtype)
 
