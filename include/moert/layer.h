@@ -66,6 +66,9 @@ typedef struct moert_batch {
     bool forward_only;        /* forward keeps less data; a backward of its pass is an error */
     const moert_buffer *index, *weight; /* [T,K] with external_routing: int32 as in
                                            moert/exchange.h, and the routing weights */
+    /* int32 [T], or NULL: tokens with a negative number are padding, routed to no expert. Their y
+     * is that of a shared expert, or 0, and the router gets no gradient from them. */
+    const moert_buffer *token;
 } moert_batch;
 
 #define MOERT_BATCH_INIT MOERT_INIT(moert_batch, batch_, )

@@ -2,6 +2,7 @@
  * Token embedding.
  *
  *   forward   x[t,h] = table[token[t],h]                        x[T,H], table[V,H], token int32 [T]
+ *             A negative token is padding: its x is 0, and its dx counts nowhere.
  *   backward  partial[s,r,h] = sum of dx[t,h] over the tokens t of sequence s with token[t] =
  *             first_row + r;  partial[S,rows,H], dx[T,H], T = S * length
  *   gradient  the gradient of the whole table, summed over the sequences of each tree node
@@ -41,11 +42,14 @@ KERNEL void embedding_forward(global const float *restrict table, global const i
                               global float *restrict x, moert_embedding_args args) {
     ulong first = get_group_id(0) * (ulong)TOKENS, end = min(first + TOKENS, args.tokens);
     for (ulong t = first; t < end; t++) {
-        global const float *row = table + (ulong)token[t] * args.hidden;
+        const int id = token[t];
+        global const float *row = table + (ulong)max(id, 0) * args.hidden;
         for (ulong h = 0; h < args.hidden; h += BATCH * VEC) {
             int n = (int)min((ulong)BATCH * VEC, args.hidden - h);
             vec part[BATCH];
             load_batch(part, row + h, n);
+            UNROLL_FOR(int k = 0; k < BATCH; k++)
+                part[k] = id < 0 ? (vec)(0.0f) : part[k];
             store_batch(part, x + t * args.hidden + h, n);
         }
     }

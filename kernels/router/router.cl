@@ -248,8 +248,8 @@ KERNEL void router_backward(global const float *logits, global const float *scor
     }
 }
 
-/* counts[S,E] += the tokens of each sequence whose K largest scores include the expert. The counts
- * are integers, so the order of the atomic additions does not matter. */
+/* counts[S,E] += the tokens of each sequence, without padding, whose K largest scores include the
+ * expert. The counts are integers, so the order of the atomic additions does not matter. */
 KERNEL void router_counts(global const float *scores, global const uint *ends, global uint *counts,
                           moert_router_args args) {
     ROW_GROUP;
@@ -261,6 +261,8 @@ KERNEL void router_counts(global const float *scores, global const uint *ends, g
         global uint *count = counts + (ulong)sequence_of(ends, args.sequences, t) * args.experts;
         for (int k = 0; k < args.topk; k++) {
             const int e = take_best(key, args.experts, row_group);
+            if (k == 0 && !(scores[t * args.experts + e] > 0.0f))
+                break; /* padding, whose scores are 0 */
             if (is_first_item())
                 atomic_inc(count + e);
         }

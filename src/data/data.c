@@ -24,23 +24,24 @@ moert_status moert_data_from_source(moert_source *source, double held_out, moert
     return MOERT_OK;
 }
 
-moert_status moert_data_from_array(const char *name, const int32_t *tokens, size_t steps,
-                                   size_t batch, size_t row, moert_data **data) {
+moert_status moert_data_from_array(const moert_replay *replay, moert_data **data) {
+    const size_t steps = replay->steps, batch = replay->batch, row = replay->row;
     if (steps == 0 || batch == 0 || row < 2)
         return MOERT_FAIL(ERROR_FORMAT,
                           "%s: tokens[%zu,%zu,%zu] hold no sequence; expected [steps,batch,length "
                           "+ 1]",
-                          name, steps, batch, row);
+                          replay->name, steps, batch, row);
     moert_data *made;
+    moert_checksum sums[2];
+    const size_t tokens = steps * batch * row, targets = steps * batch * (row - 1);
     MOERT_TRY(MOERT_NEW(&made));
-    made->name = name;
-    made->array = tokens;
-    made->steps = steps;
-    made->batch = batch;
-    made->row = row;
-    made->tokens = steps * batch * row;
-    made->sum = moert_checksum_of(tokens, made->tokens * sizeof *tokens);
-    moert_identity_write("replayed data", made->tokens, &made->sum, 1, made->identity);
+    made->replay = *replay;
+    made->tokens = tokens;
+    sums[0] = moert_checksum_of(replay->tokens, tokens * sizeof *replay->tokens);
+    if (replay->targets != NULL)
+        sums[1] = moert_checksum_of(replay->targets, targets * sizeof *replay->targets);
+    made->sum = replay->targets != NULL ? moert_checksum_of(sums, sizeof sums) : sums[0];
+    moert_identity_write("replayed data", tokens, &made->sum, 1, made->identity);
     *data = made;
     return MOERT_OK;
 }
@@ -56,9 +57,9 @@ moert_data_info moert_data_describe(const moert_data *data) {
     return (moert_data_info){.identity = data->identity,
                              .files = data->source != NULL ? data->source->corpus.count : 0,
                              .tokens = data->tokens,
-                             .steps = data->steps,
-                             .batch = data->batch,
-                             .length = data->row > 0 ? data->row - 1 : 0};
+                             .steps = data->replay.steps,
+                             .batch = data->replay.batch,
+                             .length = data->replay.row > 0 ? data->replay.row - 1 : 0};
 }
 
 /* The division of a source into stretches. A remainder of less than `count` tokens is
@@ -84,10 +85,10 @@ moert_status moert_data_check_length(const moert_data *data, size_t length) {
     if (length == 0)
         return MOERT_FAIL(ERROR_USAGE, "a sequence needs at least one token");
     if (data->source == NULL)
-        return length + 1 == data->row
+        return length + 1 == data->replay.row
                    ? MOERT_OK
                    : MOERT_FAIL(ERROR_MISMATCH, "%s holds sequences of %zu tokens, not %zu",
-                                data->name, data->row - 1, length);
+                                data->replay.name, data->replay.row - 1, length);
     const stretches all = divide(data, length);
     if (all.tokens < length + 1 || all.tokens - (length + 1) < all.held)
         return MOERT_FAIL(ERROR_MISMATCH,
@@ -100,41 +101,45 @@ moert_status moert_data_check_length(const moert_data *data, size_t length) {
 /* input[i] and target[i] = tokens position + i and position + i + 1. */
 static moert_status read_sequence(const moert_data *data, size_t position, size_t length,
                                   int32_t *input, int32_t *target) {
-    if (data->source == NULL) {
-        memcpy(input, data->array + position, length * sizeof *input);
-        memcpy(target, data->array + position + 1, length * sizeof *target);
-        return MOERT_OK;
-    }
     MOERT_TRY(moert_source_read(data->source, position, length, input));
     memcpy(target, input + 1, (length - 1) * sizeof *target);
     return moert_source_read(data->source, position + length, 1, target + length - 1);
 }
 
+/* Copies a sequence of an array. */
+static moert_status replay(const moert_replay *from, moert_draw draw, int32_t *input,
+                           int32_t *target) {
+    const size_t length = from->row - 1, at = draw.step * from->batch + draw.index;
+    if (draw.step >= from->steps)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "%s: the file holds %zu batches; there is none for step "
+                          "%llu",
+                          from->name, from->steps, (unsigned long long)draw.step);
+    if (draw.index >= from->batch)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "%s: a batch holds %zu sequences; there is no number "
+                          "%zu",
+                          from->name, from->batch, draw.index);
+    memcpy(input, from->tokens + at * from->row, length * sizeof *input);
+    memcpy(target, from->tokens + at * from->row + 1, length * sizeof *target);
+    for (size_t i = 0; from->targets != NULL && i < length; i++) {
+        const int32_t given = from->targets[at * length + i];
+        target[i] = given < 0 ? -1 : given;
+    }
+    return MOERT_OK;
+}
+
 moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t length,
                                  int32_t *input, int32_t *target) {
-    size_t position;
     MOERT_TRY(moert_data_check_length(data, length));
-    if (data->source == NULL) {
-        if (draw.step >= data->steps)
-            return MOERT_FAIL(ERROR_USAGE,
-                              "%s: the file holds %zu batches; there is none for step "
-                              "%llu",
-                              data->name, data->steps, (unsigned long long)draw.step);
-        if (draw.index >= data->batch)
-            return MOERT_FAIL(ERROR_USAGE,
-                              "%s: a batch holds %zu sequences; there is no number "
-                              "%zu",
-                              data->name, data->batch, draw.index);
-        position = (draw.step * data->batch + draw.index) * data->row;
-    } else {
-        const stretches all = divide(data, length);
-        const size_t starts = all.tokens - all.held - length, any = all.count * starts;
-        const double random =
-            moert_rng_uniform(draw.seed, moert_rng_stream("data") + draw.step, draw.index);
-        const size_t start = moert_min((size_t)(random * (double)any), any - 1);
-        position = start / starts * all.tokens + start % starts;
-    }
-    return read_sequence(data, position, length, input, target);
+    if (data->source == NULL)
+        return replay(&data->replay, draw, input, target);
+    const stretches all = divide(data, length);
+    const size_t starts = all.tokens - all.held - length, any = all.count * starts;
+    const double random =
+        moert_rng_uniform(draw.seed, moert_rng_stream("data") + draw.step, draw.index);
+    const size_t start = moert_min((size_t)(random * (double)any), any - 1);
+    return read_sequence(data, start / starts * all.tokens + start % starts, length, input, target);
 }
 
 bool moert_data_holds_out(const moert_data *data) {
@@ -155,13 +160,24 @@ moert_status moert_data_heldout_sequence(const moert_data *data, size_t index, s
     return read_sequence(data, part + start % starts, length, input, target);
 }
 
+/* Negative targets do not count; negative tokens are wrong. */
+static moert_status check_array(const moert_replay *from, const char *what, const int32_t *values,
+                                size_t count, size_t vocabulary) {
+    for (size_t at = 0; at < count; at++)
+        if (values[at] >= 0 ? (size_t)values[at] >= vocabulary : values == from->tokens)
+            return MOERT_FAIL(ERROR_MISMATCH,
+                              "%s, position %zu: %s %d is not below the vocabulary of %zu",
+                              from->name, at, what, (int)values[at], vocabulary);
+    return MOERT_OK;
+}
+
 moert_status moert_data_check_vocabulary(moert_data *data, size_t vocabulary) {
     if (data->source != NULL)
         return moert_source_limit(data->source, vocabulary);
-    for (size_t at = 0; at < data->tokens; at++)
-        if (data->array[at] < 0 || (size_t)data->array[at] >= vocabulary)
-            return MOERT_FAIL(ERROR_MISMATCH,
-                              "%s, position %zu: token %d is not below the vocabulary of %zu",
-                              data->name, at, (int)data->array[at], vocabulary);
-    return MOERT_OK;
+    const moert_replay *from = &data->replay;
+    MOERT_TRY(check_array(from, "token", from->tokens, data->tokens, vocabulary));
+    return from->targets == NULL
+               ? MOERT_OK
+               : check_array(from, "target", from->targets,
+                             from->steps * from->batch * (from->row - 1), vocabulary);
 }

@@ -28,10 +28,16 @@ typedef struct moert_data moert_data;
  */
 moert_status moert_data_from_source(moert_source *source, double held_out, moert_data **data);
 
-/* Replays tokens[steps,batch,row], row = length + 1. The array must outlive the source; error
- * messages call the source `name`. */
-moert_status moert_data_from_array(const char *name, const int32_t *tokens, size_t steps,
-                                   size_t batch, size_t row, moert_data **data);
+/* Arrays to replay, which must outlive the data. */
+typedef struct moert_replay {
+    const char *name;         /* in error messages */
+    size_t steps, batch, row; /* row = length + 1 */
+    const int32_t *tokens;    /* [steps,batch,row] */
+    const int32_t
+        *targets; /* [steps,batch,length], negative where a target does not count; or NULL:
+                                 the next tokens */
+} moert_replay;
+moert_status moert_data_from_array(const moert_replay *replay, moert_data **data);
 
 /* NULL is legal. */
 void moert_data_destroy(moert_data *data);
@@ -64,7 +70,8 @@ typedef struct moert_draw {
 } moert_draw;
 
 /*
- * Reads input[length] and target[length] of a training sequence. Errors: those of
+ * Reads input[length] and target[length] of a training sequence. A target of -1 does not count.
+ * Errors: those of
  * moert_data_check_length and moert_source_read; ERROR_USAGE (past the last step or the batch of an
  * array).
  */

@@ -97,7 +97,7 @@ static void print_file(FILE *out, const char *path, size_t bytes, moert_checksum
 static void print_files(const void *object, FILE *out) {
     const moert_data *data = object;
     if (data->source == NULL) {
-        print_file(out, data->name, data->tokens * sizeof *data->array, data->sum);
+        print_file(out, data->replay.name, data->tokens * sizeof(int32_t), data->sum);
         return;
     }
     for (size_t i = 0; i < data->source->corpus.count; i++)

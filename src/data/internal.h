@@ -7,10 +7,8 @@ struct moert_data {
     moert_source *source; /* NULL: an array */
     size_t tokens;        /* tokens of the source, or of all batches */
     double held_out;
-    const char *name;
-    const int32_t *array; /* [steps,batch,row] */
-    size_t steps, batch, row;
-    moert_checksum sum; /* of the array */
+    moert_replay replay; /* the array */
+    moert_checksum sum;  /* of the array */
     char identity[MOERT_IDENTITY_BYTES];
 };
 

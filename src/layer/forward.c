@@ -44,8 +44,11 @@ static moert_status route(moert_pass *pass, const moert_buffer *x) {
     moert_gemm gemm = moert_pass_router_gemm(pass, x, pass->logits);
     gemm.bias = dense->tensor[DENSE_ROUTER_BIAS].weight;
     MOERT_TRY(moert_block_gemm(dense, DENSE_ROUTER, &gemm));
-    return moert_router_forward(layer->mesh->device, router, tokens, pass->logits,
-                                layer->correction, &pass->routing);
+    MOERT_TRY(moert_router_forward(layer->mesh->device, router, tokens, pass->logits,
+                                   layer->correction, &pass->routing));
+    return pass->batch.token != NULL ? moert_router_skip(layer->mesh->device, router, tokens,
+                                                         pass->batch.token, &pass->routing)
+                                     : MOERT_OK;
 }
 
 /* Runs a chunk's experts on its rows: out = W2 (prob * glu(W1 x)). The results travel while the

@@ -21,6 +21,13 @@ static moert_status link_tokens(moert_model *model, const int32_t *token) {
     return status;
 }
 
+static bool has_padding(const moert_model_batch *batch, size_t tokens) {
+    for (size_t i = 0; i < tokens; i++)
+        if (batch->input[i] < 0)
+            return true;
+    return false;
+}
+
 /* Uploads this rank's sequences of the batch. */
 static moert_status take_batch(moert_model *model, const moert_model_batch *batch) {
     size_t first, count, length = batch->length;
@@ -44,8 +51,10 @@ static moert_status take_batch(moert_model *model, const moert_model_batch *batc
                                  .first_sequence = first,
                                  .total_sequences = batch->total_sequences,
                                  .ends = model->ends,
-                                 .forward_only = batch->forward_only};
+                                 .forward_only = batch->forward_only,
+                                 .token = has_padding(batch, tokens) ? model->tokens : NULL};
     model->length = length;
+    model->counted = batch->targets;
     return link_tokens(model, batch->input);
 }
 

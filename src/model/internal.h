@@ -90,6 +90,8 @@ struct moert_model {
     moert_buffer *logits, *token_loss; /* [T,V], which the loss replaces by their gradient; [T] */
     moert_model_losses losses;         /* as given to the last loss */
     double factor;
+    size_t counted;   /* moert_model_batch.targets */
+    double rows;      /* tokens of the last loss without padding, over all ranks */
     uint64_t *counts; /* [layers,E] slots per expert of the last loss, over all ranks */
 
     /* scratch of backward */

@@ -115,7 +115,7 @@ static moert_status balance_sequence(const moert_model *model, const float *inpu
     const double share =
         model->losses.aux_coefficient * model->factor / (double)model->batch.total_sequences;
     double *mass = NULL;
-    uint64_t *counts = NULL;
+    uint64_t *counts = NULL, slots_sum = 0;
     moert_status status;
     MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&mass, experts));
     MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&counts, experts));
@@ -123,9 +123,10 @@ static moert_status balance_sequence(const moert_model *model, const float *inpu
         uint32_t count;
         memcpy(&count, slots + e, sizeof count);
         counts[e] = count;
+        slots_sum += count;
         mass[e] = (double)masses[e];
     }
-    const moert_router_load load = {counts, mass, (double)model->length};
+    const moert_router_load load = {counts, mass, (double)slots_sum / (double)router->topk};
     *value = moert_router_aux_loss(MOERT_AUX_SEQUENCE, router, &load, share, gradient);
 done:
     MOERT_FREE(counts, mass);
@@ -194,12 +195,20 @@ static double expert_load(const moert_model *model, const uint64_t *counts) {
     return worst;
 }
 
+/* The tokens without padding, each of which has K slots in every layer. */
+static double count_rows(const moert_model *model) {
+    uint64_t slots = 0;
+    for (size_t e = 0; e < model->config.router.experts; e++)
+        slots += model->counts[e];
+    return (double)slots / (double)model->config.router.topk;
+}
+
 /* Computes one loss from the slots and masses of all layers; all layers get the same gradient. */
 static moert_status balance_together(moert_model *model, const uint64_t *counts, const double *sums,
                                      double coefficient, float *gradient, double *aux) {
     const moert_model_config *c = &model->config;
     size_t experts = c->router.experts;
-    double rows = (double)(c->layers * model->batch.total_sequences * model->length);
+    double rows = (double)c->layers * model->rows;
     double *mass = NULL;
     uint64_t *count = NULL;
     moert_status status;
@@ -226,11 +235,10 @@ static moert_status balance_layers(moert_model *model, const uint64_t *counts, c
                                    double coefficient, float *gradient, double *aux) {
     const moert_model_config *c = &model->config;
     size_t experts = c->router.experts;
-    double rows = (double)(model->batch.total_sequences * model->length);
     *aux = 0.0;
     for (size_t l = 0; l < c->layers; l++) {
         const moert_router_load load = {counts + l * experts, sums + column_of_layer(model, l) + 1,
-                                        rows};
+                                        model->rows};
         *aux += moert_router_aux_loss(MOERT_AUX_MEGATRON, &c->router, &load, coefficient, gradient);
         MOERT_TRY(moert_buffer_write(model->layer[l].aux_gradient, 0, gradient,
                                      experts * sizeof *gradient));
@@ -282,6 +290,7 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
                               moert_model_result *result) {
     const moert_model_config *c = &model->config;
     double tokens = (double)(model->batch.total_sequences * model->length), *sums = NULL;
+    const double slope = model->counted > 0 ? 1.0 / (double)model->counted : factor / tokens;
     moert_status status;
     moert_phase_set(MOERT_PHASE_LOSS);
     model->losses = *losses;
@@ -291,7 +300,7 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
     MOERT_TRY(moert_cross_entropy(&(moert_prediction){.tokens = model->batch.tokens,
                                                       .vocabulary = c->vocabulary,
                                                       .target = model->targets,
-                                                      .factor = (float)(factor / tokens),
+                                                      .factor = factor > 0.0 ? (float)slope : 0.0f,
                                                       .type = moert_model_type(model),
                                                       .logits = model->logits,
                                                       .loss = model->token_loss}));
@@ -299,11 +308,12 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
     MOERT_TRY_OR(done, sum_everything(model, columns, sums));
     MOERT_TRY_OR(done, gather_counts(model));
     MOERT_TRY_OR(done, moert_mesh_settle(model->mesh));
-    result->cross_entropy = sums[0] / tokens;
+    model->rows = count_rows(model);
+    result->cross_entropy = sums[0] / (model->counted > 0 ? (double)model->counted : tokens);
     result->expert_load = expert_load(model, model->counts);
     result->z = 0.0;
     for (size_t l = 0; l < c->layers; l++)
-        result->z += sums[column_of_layer(model, l)] / tokens;
+        result->z += model->rows > 0.0 ? sums[column_of_layer(model, l)] / model->rows : 0.0;
     status = balance(model, sums, &result->aux);
 done:
     free(sums);

@@ -80,16 +80,21 @@ void moert_model_partition(size_t total, size_t rank, size_t size, size_t *first
 
 typedef struct moert_model_batch {
     size_t total_sequences, length; /* B, S */
-    const int32_t *input, *target;  /* this rank's [sequences, S] */
+    const int32_t *input, *target;  /* this rank's [sequences, S]; an input of -1 is padding, which
+                                       must follow all other inputs of its sequence and have no
+                                       target; a target of -1 does not count */
     bool forward_only;              /* no backward follows; the layers refuse a backward */
     const int32_t *positions;       /* [sequences, S]: each token's distance from the first token of
                                        its document (attention/documents.h). Attention sees only
                                        the document, and rotates by these positions. NULL: each
                                        sequence is one document */
+    /* The targets that count, over all ranks and micro-batches: they divide the cross-entropy and
+     * its gradient. 0: all of this batch count, and `factor` of the loss scales the gradient. */
+    size_t targets;
 } moert_model_batch;
 
 typedef struct moert_model_result {
-    double cross_entropy; /* mean over the tokens of all ranks */
+    double cross_entropy; /* sum over the targets of all ranks / targets */
     double aux, z;        /* raw, without coefficient */
     double expert_load;   /* largest / mean slots per expert, in the worst layer */
 } moert_model_result;

@@ -61,12 +61,12 @@ moert_status moert_model_run_mlp(moert_model *model, moert_model_layer *layer) {
 
 moert_status moert_model_differentiate_mlp(moert_model *model, moert_model_layer *layer,
                                            bool accumulate) {
-    const double tokens = (double)(model->batch.total_sequences * model->length);
+    const double rows = model->rows;
     const moert_layer_losses losses = {
         .size = sizeof losses,
         .aux_gradient = model->losses.aux_coefficient != 0.0 ? layer->aux_gradient : NULL,
         .z_factor =
-            tokens > 0 ? (float)(2.0 * model->losses.z_coefficient * model->factor / tokens) : 0.0f,
+            rows > 0.0 ? (float)(2.0 * model->losses.z_coefficient * model->factor / rows) : 0.0f,
         .accumulate = accumulate,
         .aux_by_sequence = model->losses.aux_form == MOERT_AUX_SEQUENCE};
     moert_layer_give_bf16(layer->moe, model->bf16);

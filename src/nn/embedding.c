@@ -47,11 +47,14 @@ moert_status moert_embedding_links(moert_span span, size_t length, size_t rows,
     for (size_t i = 0, t = 0; i < count; i++) {
         const size_t begin = t, leaves = nodes[i].first + nodes[i].width - span.first;
         for (const size_t end = moert_min(leaves, span.count) * length; t < end; t++) {
+            link[2 * t] = link[2 * t + 1] = -1;
+            if (token[t] < 0)
+                continue;
             int32_t *before = &last[token[t]];
             const bool is_first = *before <= (int32_t)begin;
-            link[2 * t] = is_first ? (int32_t)i : -1;
-            link[2 * t + 1] = -1;
-            if (!is_first)
+            if (is_first)
+                link[2 * t] = (int32_t)i;
+            else
                 link[2 * (*before - 1) + 1] = (int32_t)t;
             *before = (int32_t)t + 1;
         }

@@ -26,7 +26,7 @@ typedef struct moert_tree_nodes_at {
 /* ---- embedding ---- */
 
 /* x[T,H] = table[token[t]]; token int32 [T], all below the table's rows (checked by the data
- * reader). */
+ * reader). A negative token is padding, here and below: its x is 0, and it has no gradient. */
 moert_status moert_embedding_forward(size_t tokens, size_t hidden, const moert_buffer *table,
                                      const moert_buffer *token, moert_buffer *x);
 /* partial[s,r,:] = sum of dx[t,:] over the tokens t of sequence s with token[t] = first_row + r, in
@@ -137,9 +137,10 @@ static inline size_t moert_rotation_width(const moert_rotation *rotation, size_t
 
 /*
  * loss[t] = -log softmax(logits[t])[target[t]]; then logits[T,V] becomes (softmax - onehot) *
- * factor in place when factor is not 0 (factor = 1 / tokens of the global batch). A target of -1 is
- * ignored: its loss and gradient are 0. A gradient of `type` BF16 occupies the first half of each
- * row: a matrix [T,V] of bf16 values with stride 2 V. Errors: ERROR_UNSUPPORTED (another type).
+ * factor in place when factor is not 0 (factor = 1 / targets of the global batch). A target of -1
+ * is ignored: its loss and gradient are 0. A gradient of `type` BF16 occupies the first half of
+ * each row: a matrix [T,V] of bf16 values with stride 2 V. Errors: ERROR_UNSUPPORTED (another
+ * type).
  */
 typedef struct moert_prediction {
     size_t tokens, vocabulary;

@@ -11,6 +11,7 @@
 #include "router/router.h"
 
 enum { MOST_EXPERTS = 1024 };
+enum { SKIPPED_TOKENS = 256 }; /* of a row group on CPUs, as in kernels/router/padding.cl */
 
 /* A build of kernels/router/router.cl for up to MOST_EXPERTS experts. GPUs keep arrays of that
  * length in local memory, so they use builds for different numbers of experts. A row group computes
@@ -173,6 +174,25 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
         kernel = "router_choose";
     }
     return MOERT_RUN(device, program, kernel, grid, MOERT_ARG(logits), MOERT_ARG(bias),
+                     MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
+                     MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_STRUCT(args));
+}
+
+moert_status moert_router_skip(moert_device *device, const moert_router_options *options,
+                               size_t tokens, const moert_buffer *token,
+                               const moert_routing *routing) {
+    const size_t block = moert_by_form(device, SKIPPED_TOKENS, 1);
+    MOERT_TRY(moert_router_check(options));
+    if (tokens == 0)
+        return MOERT_OK;
+    MOERT_TRY(check_buffer("token", token, tokens, 1));
+    MOERT_TRY(check_buffer("scores", routing->scores, tokens, options->experts));
+    MOERT_TRY(check_buffer("index", routing->index, tokens, options->topk));
+    MOERT_TRY(check_buffer("weight", routing->weight, tokens, options->topk));
+    MOERT_TRY(check_buffer("lse", routing->lse, tokens, 1));
+    const moert_router_args args = args_of(options, tokens);
+    return MOERT_RUN(device, "router/padding", "router_skip",
+                     ((moert_grid){moert_ceil_div(tokens, block), 1, 1}), MOERT_ARG(token),
                      MOERT_ARG(routing->scores), MOERT_ARG(routing->index),
                      MOERT_ARG(routing->weight), MOERT_ARG(routing->lse), MOERT_STRUCT(args));
 }

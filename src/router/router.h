@@ -36,6 +36,12 @@ moert_status moert_router_forward(moert_device *device, const moert_router_optio
                                   size_t tokens, const moert_buffer *logits,
                                   const moert_buffer *bias, const moert_routing *routing);
 
+/* Clears the routing of padding, the tokens t with a negative token[t] (int32 [T]): index -1 in all
+ * slots, weights, scores and lse 0. Call it after moert_router_forward. Errors: ERROR_USAGE. */
+moert_status moert_router_skip(moert_device *device, const moert_router_options *options,
+                               size_t tokens, const moert_buffer *token,
+                               const moert_routing *routing);
+
 /*
  * dlogits[T,E] from dweight[T,K], plus the gradients of the losses. aux_gradient[E] (device, or
  * NULL) is d(loss)/d(r[t,e]), the same for every token t. With sequence_ends (uint32 [sequences])

@@ -3,6 +3,7 @@
 
 #include "train/breakdown.h"
 #include "train/ledger.h"
+#include "train/loader.h"
 #include "train/trace.h"
 #include "train/trainer.h"
 
@@ -24,7 +25,10 @@ typedef struct moert_trainer {
     moert_trace *trace;        /* NULL unless options->trace is set */
     uint64_t
         *counts; /* [layers,E] slots of the step so far; NULL unless options->bias_rate is set */
-    int32_t *input, *target; /* this rank's sequences of a micro-batch */
+    moert_loader *loader;
+    moert_loaded loaded;     /* this rank's part of the step */
+    size_t targets;          /* of the step that count, over all ranks */
+    int32_t *input, *target; /* this rank's part of a micro-batch of held-out sequences */
 } moert_trainer;
 
 moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,
@@ -39,12 +43,14 @@ void moert_trainer_free(moert_trainer *t);
  * ERROR_MISMATCH (a checkpoint of another run), ERROR_USAGE. Collective. */
 moert_status moert_trainer_resume(moert_trainer *t);
 
-/* Runs sequences [first, first + count) of the step, or of the held-out part, forward.
- * Collective. */
-moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first, size_t count);
-/* Losses and gradients of one step; means over the micro-batches, in order. *stopped = whether a
- * rank caught a signal (train/stop.h) before the last micro-batch; the gradients are then
- * incomplete. Collective. */
+/* Takes the sequences of the step. ERROR_MISMATCH if no token counts as a target. Collective. */
+moert_status moert_trainer_load(moert_trainer *t);
+/* Runs micro-batch `index` of the loaded step forward. Collective. */
+moert_status moert_trainer_forward(moert_trainer *t, size_t index);
+/* Loads a step and computes its losses and gradients; means over the micro-batches, in order.
+ * *stopped = whether a rank caught a signal (train/stop.h) before the last micro-batch; the
+ * gradients are then incomplete. Collective. */
 moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean, bool *stopped);
-/* Mean cross-entropy over the held-out sequences, a micro-batch at a time. Collective. */
+/* Mean cross-entropy over the targets of the held-out sequences, a micro-batch at a time.
+ * Collective. */
 moert_status moert_trainer_held_out(moert_trainer *t, double *loss);

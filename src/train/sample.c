@@ -41,7 +41,8 @@ static moert_status next_byte(const sample *s, size_t used) {
     moert_model_partition(1, moert_comm_rank(world), moert_comm_size(world), &first, &count);
     for (size_t i = 0; i < window; i++)
         s->input[i] = (unsigned char)s->text[used - window + i];
-    const moert_model_batch batch = {1, window, s->input, NULL, true, NULL};
+    const moert_model_batch batch = {
+        .total_sequences = 1, .length = window, .input = s->input, .forward_only = true};
     MOERT_TRY(moert_model_forward(model, &batch));
     if (count == 1) { /* this rank holds the sequence */
         MOERT_TRY(moert_model_logits(model, window - 1, s->logits));

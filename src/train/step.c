@@ -71,46 +71,103 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
     if (o->bias_rate > 0.0)
         MOERT_TRY(MOERT_NEW_ARRAY(&t->counts, count_experts(t)));
     MOERT_TRY(moert_alloc(&t->input, room, sizeof *t->input));
-    return moert_alloc(&t->target, room, sizeof *t->target);
+    MOERT_TRY(moert_alloc(&t->target, room, sizeof *t->target));
+    const moert_loader_options loader = {.data = t->data,
+                                         .seed = o->seed,
+                                         .steps = o->steps,
+                                         .batch = o->batch,
+                                         .micro_batches = o->micro_batches,
+                                         .length = o->length,
+                                         .rank = moert_comm_rank(t->world),
+                                         .ranks = moert_comm_size(t->world)};
+    return moert_loader_create(&loader, &t->loader);
 }
 
 void moert_trainer_free(moert_trainer *t) {
+    moert_loader_destroy(t->loader);
     MOERT_FREE(t->target, t->input, t->counts, t->checkpoints);
 }
 
-moert_status moert_trainer_forward(moert_trainer *t, bool held_out, size_t first, size_t count) {
+/* *sum = the sum of `own` over all ranks. Collective. */
+static moert_status sum_ranks(const moert_trainer *t, size_t own, size_t *sum) {
+    const size_t ranks = moert_comm_size(t->world);
+    size_t *all;
+    MOERT_TRY(moert_comm_agree(t->world, MOERT_NEW_ARRAY(&all, ranks)));
+    const moert_status status = moert_comm_allgather(t->world, &own, sizeof own, all);
+    *sum = 0;
+    for (size_t r = 0; r < ranks; r++)
+        *sum += all[r];
+    free(all);
+    return status;
+}
+
+static moert_status refuse_no_targets(const char *what, uint64_t step, size_t tokens) {
+    return MOERT_FAIL(ERROR_MISMATCH,
+                      "%s of step %llu: none of its %zu tokens counts as a target; check the masks "
+                      "and targets",
+                      what, (unsigned long long)step, tokens);
+}
+
+moert_status moert_trainer_load(moert_trainer *t) {
+    const moert_trainer_options *o = t->options;
+    moert_phase_set(MOERT_PHASE_DATA);
+    MOERT_TRY(moert_comm_agree(t->world, moert_loader_take(t->loader, t->state.step, &t->loaded)));
+    MOERT_TRY(sum_ranks(t, t->loaded.targets, &t->targets));
+    return t->targets > 0 ? MOERT_OK
+                          : refuse_no_targets("the batch", t->state.step, o->batch * o->length);
+}
+
+moert_status moert_trainer_forward(moert_trainer *t, size_t index) {
+    const moert_trainer_options *o = t->options;
+    const size_t at = index * t->loaded.sequences * o->length;
+    const moert_model_batch batch = {.total_sequences = o->batch / o->micro_batches,
+                                     .length = o->length,
+                                     .input = t->loaded.input + at,
+                                     .target = t->loaded.target + at,
+                                     .targets = t->targets};
+    return moert_model_forward(t->model, &batch);
+}
+
+/* Runs held-out sequences [first, first + count) forward, and adds this rank's targets to
+ * *targets. */
+static moert_status forward_held_out(moert_trainer *t, size_t first, size_t count,
+                                     size_t *targets) {
     const moert_trainer_options *o = t->options;
     size_t own_first, own_count, length = o->length;
     moert_status status = MOERT_OK;
     moert_phase_set(MOERT_PHASE_DATA);
     moert_model_partition(count, moert_comm_rank(t->world), moert_comm_size(t->world), &own_first,
                           &own_count);
-    for (size_t i = 0; i < own_count && status == MOERT_OK; i++) {
-        size_t index = first + own_first + i;
-        int32_t *input = t->input + i * length, *target = t->target + i * length;
-        status = held_out ? moert_data_heldout_sequence(t->data, index, o->eval_sequences, length,
-                                                        input, target)
-                          : moert_data_sequence(t->data,
-                                                (moert_draw){t->state.seed, t->state.step, index},
-                                                length, input, target);
-    }
+    for (size_t i = 0; i < own_count && status == MOERT_OK; i++)
+        status = moert_data_heldout_sequence(t->data, first + own_first + i, o->eval_sequences,
+                                             length, t->input + i * length, t->target + i * length);
     MOERT_TRY(moert_comm_agree(t->world, status));
-    const moert_model_batch batch = {count, length, t->input, t->target, held_out, NULL};
+    for (size_t i = 0; i < own_count * length; i++)
+        *targets += t->target[i] >= 0;
+    const moert_model_batch batch = {.total_sequences = count,
+                                     .length = length,
+                                     .input = t->input,
+                                     .target = t->target,
+                                     .forward_only = true,
+                                     .targets = 1}; /* the loss is a sum */
     return moert_model_forward(t->model, &batch);
 }
 
 moert_status moert_trainer_held_out(moert_trainer *t, double *loss) {
     const moert_trainer_options *o = t->options;
-    size_t piece = o->batch / o->micro_batches;
+    size_t piece = o->batch / o->micro_batches, targets = 0;
     moert_model_result result;
     double sum = 0.0;
     for (size_t first = 0; first < o->eval_sequences; first += piece) {
         size_t count = moert_min(piece, o->eval_sequences - first);
-        MOERT_TRY(moert_trainer_forward(t, true, first, count));
+        MOERT_TRY(forward_held_out(t, first, count, &targets));
         MOERT_TRY(moert_model_loss(t->model, &o->losses, 0.0, &result));
-        sum += result.cross_entropy * (double)count;
+        sum += result.cross_entropy;
     }
-    *loss = sum / (double)o->eval_sequences;
+    MOERT_TRY(sum_ranks(t, targets, &targets));
+    if (targets == 0)
+        return refuse_no_targets("the held-out data", t->state.step, o->eval_sequences * o->length);
+    *loss = sum / (double)targets;
     return MOERT_OK;
 }
 
@@ -123,22 +180,23 @@ static void add_counts(moert_trainer *t, bool first) {
 
 moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean, bool *stopped) {
     const moert_trainer_options *o = t->options;
-    size_t pieces = o->micro_batches, piece = o->batch / pieces;
+    size_t pieces = o->micro_batches;
     double factor = 1.0 / (double)pieces;
     *mean = (moert_model_result){0};
     *stopped = false;
+    MOERT_TRY(moert_trainer_load(t));
     for (size_t i = 0; i < pieces; i++) {
         moert_model_result result;
         if (i > 0)
             MOERT_TRY(moert_stop_asked(t->world, stopped));
         if (*stopped)
             return MOERT_OK;
-        MOERT_TRY(moert_trainer_forward(t, false, i * piece, piece));
+        MOERT_TRY(moert_trainer_forward(t, i));
         MOERT_TRY(moert_model_loss(t->model, &o->losses, factor, &result));
         moert_ledger_count(t->ledger);
         add_counts(t, i == 0);
         MOERT_TRY(moert_model_backward(t->model, i, pieces));
-        mean->cross_entropy += result.cross_entropy * factor;
+        mean->cross_entropy += result.cross_entropy;
         mean->aux += result.aux * factor;
         mean->z += result.z * factor;
         mean->expert_load = fmax(mean->expert_load, result.expert_load);
@@ -193,7 +251,8 @@ moert_status moert_train_logits(moert_model *model, const moert_data *data,
     const moert_shared_file file = {path, &spec, 1, NULL, put_logits, &t};
     moert_status status;
     MOERT_TRY_OR(done, moert_comm_agree(t.world, moert_trainer_prepare(&t)));
-    MOERT_TRY_OR(done, moert_trainer_forward(&t, false, 0, count));
+    MOERT_TRY_OR(done, moert_trainer_load(&t));
+    MOERT_TRY_OR(done, moert_trainer_forward(&t, 0));
     status = moert_shared_file_write(t.world, &file, true, MOERT_OK);
 done:
     moert_trainer_free(&t);

@@ -263,6 +263,13 @@ bad 1 1 'odd\.bin: 3 bytes .*16-bit' train --tokens "$work/odd.bin" --out OUT/ru
 bad "$both" 1 'input\.safetensors .*no tensor tokens\[' train --tokens $layer/input.safetensors --out OUT/run
 tensors "$work/flat.safetensors" '{"tokens":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}' '\1\0\0\0\2\0\0\0'
 bad "$both" 1 'flat\.safetensors .*no tensor tokens\[steps,B,S\+1\]' train --tokens "$work/flat.safetensors" --out OUT/run
+pair='{"tokens":{"dtype":"I32","shape":[1,1,3],"data_offsets":[0,12]},"targets":{"dtype":"I32","shape":[1,1,2],"data_offsets":[12,20]}}'
+tensors "$work/none.safetensors" "$pair" '\1\0\0\0\2\0\0\0\3\0\0\0\377\377\377\377\377\377\377\377'
+bad "$both" 1 'the batch of step 0: none of its 2 tokens counts' train "${text[@]:2:6}" --tokens "$work/none.safetensors"
+tensors "$work/target.safetensors" "$pair" '\1\0\0\0\2\0\0\0\3\0\0\0\377\377\377\377\0\2\0\0'
+bad "$both" 1 'target\.safetensors, position 1: target 512 .*vocabulary of 256' train --tokens "$work/target.safetensors" --out OUT/run
+tensors "$work/wide.safetensors" "${pair//1,1,2/1,2,1}" '\1\0\0\0\2\0\0\0\3\0\0\0\1\0\0\0\1\0\0\0'
+bad 1 1 'wide\.safetensors: the tensor targets must be \[1,1,2\]' train --tokens "$work/wide.safetensors" --out OUT/run
 replay=(--model $model --tokens $model/expected.safetensors)
 bad "$both" 1 '21 steps, .*20 batches' train "${replay[@]}" --steps 21 --out OUT/run
 bad 1 1 'sequences of 48 tokens, not 32' train "${replay[@]}" --steps 1 --length 32 --out OUT/run

@@ -44,19 +44,42 @@ moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model
     return moert_model_config_text(config, &config->text);
 }
 
+/* *values = the int32 tensor `name`, [shape]; NULL if the file has none. */
+static moert_status read_tensor(const char *path, const moert_tensors *files, const char *name,
+                                const size_t shape[3], int32_t **values) {
+    const moert_tensor *tensor = moert_tensors_find(files, name);
+    if (tensor == NULL)
+        return MOERT_OK;
+    if (tensor->rank != 3 || memcmp(tensor->shape, shape, 3 * sizeof *shape) != 0)
+        return MOERT_FAIL(ERROR_MISMATCH,
+                          "%s: the tensor %s must be [%zu,%zu,%zu] as tokens has it", path, name,
+                          shape[0], shape[1], shape[2]);
+    MOERT_TRY(MOERT_NEW_ARRAY(values, tensor->elements));
+    return moert_tensor_read_i32(tensor, 0, tensor->elements, *values);
+}
+
+static moert_status read_tokens(const char *path, const moert_tensors *files,
+                                moert_train_data *data) {
+    const moert_tensor *tokens = moert_tensors_find(files, "tokens");
+    if (tokens == NULL || tokens->rank != 3)
+        return MOERT_FAIL(ERROR_MISMATCH, "%s holds no tensor tokens[steps,B,S+1]", path);
+    const size_t *shape = tokens->shape;
+    const size_t shorter[3] = {shape[0], shape[1], shape[2] > 0 ? shape[2] - 1 : 0};
+    MOERT_TRY(read_tensor(path, files, "tokens", shape, &data->tokens));
+    MOERT_TRY(read_tensor(path, files, "targets", shorter, &data->targets));
+    const moert_replay replay = {.name = path,
+                                 .steps = shape[0],
+                                 .batch = shape[1],
+                                 .row = shape[2],
+                                 .tokens = data->tokens,
+                                 .targets = data->targets};
+    return moert_data_from_array(&replay, &data->data);
+}
+
 static moert_status open_token_tensor(const char *path, moert_train_data *data) {
     moert_tensors *files;
     MOERT_TRY(moert_tensors_open(path, &files));
-    const moert_tensor *tensor = moert_tensors_find(files, "tokens");
-    moert_status status =
-        tensor != NULL && tensor->rank == 3
-            ? MOERT_NEW_ARRAY(&data->tokens, tensor->elements)
-            : MOERT_FAIL(ERROR_MISMATCH, "%s holds no tensor tokens[steps,B,S+1]", path);
-    if (status == MOERT_OK)
-        status = moert_tensor_read_i32(tensor, 0, tensor->elements, data->tokens);
-    if (status == MOERT_OK)
-        status = moert_data_from_array(path, data->tokens, tensor->shape[0], tensor->shape[1],
-                                       tensor->shape[2], &data->data);
+    const moert_status status = read_tokens(path, files, data);
     moert_tensors_close(files);
     return status;
 }
@@ -77,7 +100,7 @@ moert_status moert_train_data_open(const moert_option_list *paths, const char *t
 
 void moert_train_data_close(moert_train_data *data) {
     moert_data_destroy(data->data);
-    free(data->tokens);
+    MOERT_FREE(data->tokens, data->targets);
 }
 
 /* Prints the lines of config.json without indentation and final commas. */

@@ -21,12 +21,13 @@ moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model
 
 typedef struct moert_train_data {
     moert_data *data;
-    int32_t *tokens; /* read from a safetensors file; NULL for other data */
+    int32_t *tokens, *targets; /* read from a safetensors file; NULL for other data */
 } moert_train_data;
 
 /*
  * Opens `paths` (moert_source_open), or a token file: raw integers of token_bits bits, or the
- * tensor `tokens` [steps,B,S+1] of a .safetensors file. Exactly one of the two must be given.
+ * tensor `tokens` [steps,B,S+1] of a .safetensors file, with `targets` [steps,B,S] or without.
+ * Exactly one of the two must be given.
  */
 moert_status moert_train_data_open(const moert_option_list *paths, const char *token_file,
                                    size_t token_bits, double held_out, moert_train_data *data);

@@ -49,7 +49,7 @@ static const moert_option options[] = {
      "NAME.bin with NAME.idx"},
     {"tokens", MOERT_OPTION_STRING, &token_file, NULL, NULL,
      "token file: raw integers, or a .safetensors file with tokens[steps,B,S+1], replayed batch by "
-     "batch"},
+     "batch, and with targets[steps,B,S], of which -1 does not count, if not all do"},
     {"token-bits", MOERT_OPTION_UINT, &token_bits, "16", "16..32", "width of raw tokens, 16 or 32"},
     {"held-out", MOERT_OPTION_FLOAT, &held_out, "0.05", "0..0.9",
      "part of the data kept for the held-out loss"},

@@ -283,8 +283,10 @@ TEST(test_an_array_is_replayed_and_ends) {
     int32_t tokens[STEPS * BATCH * (LENGTH + 1)], input[LENGTH], target[LENGTH];
     for (int i = 0; i < STEPS * BATCH * (LENGTH + 1); i++)
         tokens[i] = i;
+    moert_replay from = {
+        .name = "replay", .steps = STEPS, .batch = BATCH, .row = LENGTH + 1, .tokens = tokens};
     moert_data *data = NULL;
-    ASSERT_OK(moert_data_from_array("replay", tokens, STEPS, BATCH, LENGTH + 1, &data));
+    ASSERT_OK(moert_data_from_array(&from, &data));
     owned(data, destroy);
     for (size_t s = 0; s < STEPS; s++)
         for (size_t b = 0; b < BATCH; b++) {
@@ -302,8 +304,29 @@ TEST(test_an_array_is_replayed_and_ends) {
     tokens[7] = -1;
     ASSERT_FAILS(moert_data_check_vocabulary(data, 30), MOERT_ERROR_MISMATCH,
                  "replay, position 7: token -1");
-    ASSERT_FAILS(moert_data_from_array("replay", tokens, 0, 2, 5, &data), MOERT_ERROR_FORMAT,
-                 "[0,2,5]");
+    from.steps = 0;
+    ASSERT_FAILS(moert_data_from_array(&from, &data), MOERT_ERROR_FORMAT, "[0,2,5]");
+}
+
+TEST(test_targets_of_an_array_replace_the_next_tokens) {
+    const int32_t tokens[] = {1, 2, 3}, targets[] = {-100, 7};
+    int32_t input[2], target[2], wrong[] = {9, -1};
+    moert_replay from = {"replay", 1, 1, 3, tokens, targets};
+    moert_data *data;
+    ASSERT_OK(moert_data_from_array(&from, &data));
+    owned(data, destroy);
+    ASSERT_OK(moert_data_sequence(data, (moert_draw){0}, 2, input, target));
+    assert_memory_equal(input, tokens, sizeof input);
+    assert_int_equal(target[0], -1);
+    assert_int_equal(target[1], 7);
+    ASSERT_OK(moert_data_check_vocabulary(data, 8));
+    const char *identity = moert_data_describe(data).identity;
+    from.targets = wrong;
+    ASSERT_OK(moert_data_from_array(&from, &data));
+    owned(data, destroy);
+    assert_string_not_equal(identity, moert_data_describe(data).identity);
+    ASSERT_FAILS(moert_data_check_vocabulary(data, 8), MOERT_ERROR_MISMATCH,
+                 "replay, position 0: target 9 is not below");
 }
 
 TESTS(make_test_directory, remove_test_directory)

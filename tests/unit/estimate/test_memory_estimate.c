@@ -113,8 +113,9 @@ static moert_status train(moert_model *model, size_t batch, size_t micro_batches
     moert_status status;
     MOERT_TRY_OR(done, moert_model_initialize(model, 1));
     for (size_t i = 0; i < micro_batches; i++) {
-        MOERT_TRY_OR(done, moert_model_forward(model, &(moert_model_batch){batch, LENGTH, tokens,
-                                                                           tokens, false, NULL}));
+        MOERT_TRY_OR(done,
+                     moert_model_forward(model, &(moert_model_batch){batch, LENGTH, tokens, tokens,
+                                                                     false, NULL, 0}));
         MOERT_TRY_OR(done, moert_model_loss(model, &(moert_model_losses){aux_form, 0.01, 0.0}, 1.0,
                                             &result));
         MOERT_TRY_OR(done, moert_model_backward(model, i, micro_batches));

@@ -35,7 +35,7 @@ static double run(moert_model *model, bool forward_only) {
     size_t first, count;
     moert_model_partition(SEQUENCES, test_rank, test_ranks, &first, &count);
     const int32_t *input = tokens + first * LENGTH;
-    const moert_model_batch batch = {SEQUENCES, LENGTH, input, input + 1, forward_only};
+    const moert_model_batch batch = {SEQUENCES, LENGTH, input, input + 1, forward_only, NULL, 0};
     for (size_t i = 0; i < (forward_only ? 1 : 2); i++) {
         ASSERT_OK(moert_model_forward(model, &batch));
         ASSERT_OK(moert_model_loss(model, &losses, forward_only ? 0.0 : 0.5, &result));

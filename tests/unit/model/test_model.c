@@ -38,9 +38,13 @@ static void golden_open(const char *name, golden *g) {
 /* Returns this rank's sequences of the batch. */
 static moert_model_batch my_sequences(const golden *g, size_t *first, size_t *count) {
     moert_model_partition(g->sequences, test_rank, test_ranks, first, count);
-    return (moert_model_batch){
-        g->sequences, g->length, g->input + *first * g->length, g->target + *first * g->length,
-        false,        NULL};
+    return (moert_model_batch){g->sequences,
+                               g->length,
+                               g->input + *first * g->length,
+                               g->target + *first * g->length,
+                               false,
+                               NULL,
+                               0};
 }
 
 static moert_model *load_model(const char *name, bool tied) {
@@ -206,7 +210,7 @@ TEST(test_sequences_that_are_too_long_are_refused) {
     moert_model *model = load_model("mixtral-tiny", false);
     const size_t length = moert_model_describe(model)->max_positions + 1;
     int32_t *tokens = test_alloc(length * sizeof *tokens);
-    const moert_model_batch batch = {1, length, tokens, tokens, false, NULL};
+    const moert_model_batch batch = {1, length, tokens, tokens, false, NULL, 0};
     moert_status status = moert_model_forward(model, &batch);
     ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
 }

@@ -205,6 +205,41 @@ TEST(test_a_token_with_a_non_finite_logit_is_marked_and_weighs_nothing) {
     }
 }
 
+TEST(test_padding_loses_its_routing) {
+    enum { TOKENS = 600, EXPERTS = 5, TOPK = 2 };
+    const moert_router_options options = router_options(EXPERTS, TOPK, MOERT_SCORE_SOFTMAX);
+    int32_t token[TOKENS], index[TOKENS * TOPK];
+    for (size_t t = 0; t < TOKENS; t++)
+        token[t] = t % 3 == 1 ? -1 - (int32_t)t : (int32_t)t;
+    float *const scores = random_floats(TOKENS * EXPERTS, 1.0f, 1), *const rest = random_floats(
+                                                                        TOKENS * TOPK, 1.0f, 2);
+    for (size_t i = 0; i < TOKENS * TOPK; i++)
+        index[i] = (int32_t)(i % EXPERTS);
+    const moert_routing routing = {upload_floats(scores, TOKENS * EXPERTS),
+                                   upload(index, sizeof index), upload_floats(rest, TOKENS * TOPK),
+                                   upload_floats(rest, TOKENS)};
+    ASSERT_OK(
+        moert_router_skip(test_device, &options, TOKENS, upload(token, sizeof token), &routing));
+    const float *got = download_floats(routing.scores, TOKENS * EXPERTS),
+                *weight = download_floats(routing.weight, TOKENS * TOPK),
+                *lse = download_floats(routing.lse, TOKENS);
+    int32_t chosen[TOKENS * TOPK];
+    ASSERT_OK(moert_buffer_read(routing.index, 0, chosen, sizeof chosen));
+    for (size_t t = 0; t < TOKENS; t++) {
+        const bool padding = token[t] < 0;
+        for (size_t e = t * EXPERTS; e < (t + 1) * EXPERTS; e++)
+            assert_true(got[e] == (padding ? 0.0f : scores[e]));
+        for (size_t k = t * TOPK; k < (t + 1) * TOPK; k++) {
+            assert_int_equal(chosen[k], padding ? -1 : index[k]);
+            assert_true(weight[k] == (padding ? 0.0f : rest[k]));
+        }
+        assert_true(lse[t] == (padding ? 0.0f : rest[t]));
+    }
+    ASSERT_FAILS(
+        moert_router_skip(test_device, &options, 2 * TOKENS, upload(token, sizeof token), &routing),
+        MOERT_ERROR_USAGE, "router: token has");
+}
+
 TEST(test_no_tokens_are_no_work) {
     const float none[1] = {0.0f};
     router_do(&(router_input){router_options(8, 2, MOERT_SCORE_SOFTMAX), 0, none, NULL, none, NULL,
