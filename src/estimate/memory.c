@@ -306,11 +306,14 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .activations = c->layers * layer_bytes(&s, staged) + outer * sizeof(float),
         .scratch = count_scratch(setting, &s) * sizeof(float),
         .staging = staging * sizeof(float),
+        .saves = setting->saves_beside /* moert_saver_floats */
+                     ? 3 * (replicated.shards + owned.shards) * sizeof(float)
+                     : 0,
         .windows = used * sizeof(float),
         .reserved = reserved * sizeof(float),
     };
     memory->total = 2 * blocks + memory->moments + memory->copies + memory->sums +
-                    memory->activations + memory->scratch + memory->staging +
+                    memory->activations + memory->scratch + memory->staging + memory->saves +
                     (reserves_worst_case(setting) ? memory->windows : memory->reserved);
     return MOERT_OK;
 }

@@ -20,6 +20,7 @@ typedef struct moert_memory_setting {
     unsigned engine;                /* MOERT_EXCHANGE_* of base/config.h, not AUTO */
     size_t largest_bytes;           /* largest allocation that all ranks' devices support */
     size_t micro_batches;           /* micro-batches of a step */
+    bool saves_beside;              /* checkpoints are written beside training */
     const moert_device *device;     /* prepacked weights are those of this device; NULL: none */
     moert_aux_form aux_form;
 } moert_memory_setting;
@@ -39,6 +40,7 @@ typedef struct moert_memory_setting {
     X(activations, "activations", "kept from forward to backward")                                 \
     X(scratch, "scratch", "of backward, shared by all layers")                                     \
     X(staging, "staging", "rows packed into messages of the staged or node exchange")              \
+    X(saves, "saves", "host copy of this rank's part of a checkpoint, to save beside training")    \
     X(windows, "windows", "rows of the exchange windows that balanced routing uses")               \
     X(reserved, "reserved",                                                                        \
       "reserved for those windows; untouched pages of the window exchange "                        \

@@ -149,6 +149,22 @@ static moert_status load_newest(moert_trainer *t, const char *directory, const u
     return status;
 }
 
+/* A run that has saved to OUT/checkpoints does not find its checkpoints in another directory. */
+static moert_status check_moved(const moert_trainer *t) {
+    char *before;
+    uint64_t *steps;
+    size_t count;
+    MOERT_TRY(moert_text_path(&before, "%s/checkpoints", t->options->out));
+    moert_status status = moert_checkpoint_list(before, &steps, &count);
+    if (count > 0)
+        status = MOERT_FAIL(ERROR_USAGE,
+                            "%s has checkpoints, and --save-dir %s has none; move them there, or "
+                            "leave out --save-dir",
+                            before, t->checkpoints);
+    MOERT_FREE(steps, before);
+    return status;
+}
+
 moert_status moert_trainer_resume(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     const bool newest = o->resume != NULL && strcmp(o->resume, "auto") == 0;
@@ -158,6 +174,8 @@ moert_status moert_trainer_resume(moert_trainer *t) {
     moert_status status = MOERT_OK;
     if (directory != NULL)
         MOERT_TRY_OR(done, list_checkpoints(t, directory, &steps, &count));
+    if (t->options->save_dir != NULL && count == 0)
+        MOERT_TRY_OR(done, moert_comm_agree(t->world, t->first ? check_moved(t) : MOERT_OK));
     if (newest)
         status = load_newest(t, directory, steps, count);
     else {

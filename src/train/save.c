@@ -299,10 +299,9 @@ static moert_status take_copy(moert_saver *s) {
 /* ---- checkpoints ---- */
 
 size_t moert_saver_floats(const moert_model *model) {
-    const moert_model_tensor *tensor = moert_model_tensors(model);
-    size_t floats = 0;
-    for (size_t i = 0; i < moert_model_tensor_count(model); i++)
-        floats += moert_model_shard(&tensor[i]).count;
+    size_t floats = 0, first;
+    for (size_t i = 0; i < moert_model_block_count(model); i++)
+        floats += moert_block_shard(moert_model_block(model, i), &first);
     return CHECKPOINT_KINDS * floats;
 }
 

@@ -23,7 +23,8 @@ typedef struct moert_saver_options {
     double bytes_per_s; /* of all ranks, beside training; 0 = no limit */
 } moert_saver_options;
 
-/* The host memory of a saver with `beside`, in floats: what this rank writes to a checkpoint. */
+/* The host memory of a saver with `beside`, in floats: three for each of this rank's shards, with
+ * their padding. */
 size_t moert_saver_floats(const moert_model *model);
 
 /* The options' pointers must outlive the saver. Not collective. Errors: ERROR_MEMORY. */

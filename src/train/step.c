@@ -39,6 +39,9 @@ static moert_status check_options(const moert_trainer_options *o, const moert_da
     if (o->tensorboard && o->out == NULL)
         return MOERT_FAIL(ERROR_USAGE,
                           "--tensorboard needs a directory for the events; give --out DIR");
+    if (o->save_dir != NULL && o->out == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "--save-dir %s needs the run directory; give --out DIR",
+                          o->save_dir);
     if (o->resume != NULL && strcmp(o->resume, "auto") == 0 && o->out == NULL)
         return MOERT_FAIL(ERROR_USAGE, "--resume auto needs the run directory; give --out DIR");
     if (o->eval_every > 0 && !moert_data_holds_out(data))
@@ -66,7 +69,9 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
     t->state = (moert_run_state){.seed = o->seed, .batch = o->batch, .length = o->length};
     snprintf(t->state.data, sizeof t->state.data, "%s", moert_data_describe(t->data).identity);
     moert_schedule_text(&o->schedule, t->state.schedule);
-    if (o->out != NULL)
+    if (o->save_dir != NULL)
+        MOERT_TRY(moert_text_path(&t->checkpoints, "%s", o->save_dir));
+    else if (o->out != NULL)
         MOERT_TRY(moert_text_path(&t->checkpoints, "%s/checkpoints", o->out));
     if (o->bias_rate > 0.0)
         MOERT_TRY(MOERT_NEW_ARRAY(&t->counts, count_experts(t)));

@@ -30,6 +30,7 @@ typedef struct moert_trainer_options {
     double bias_rate;        /* of moert_model_update_correction after each step; 0 = fixed */
     size_t max_skipped;      /* stop after this many steps in a row with non-finite gradients */
     const char *out;         /* run directory (checkpoints/, model/), or NULL: nothing is saved */
+    const char *save_dir;    /* directory of the checkpoints; NULL: OUT/checkpoints */
     const char *metrics;     /* JSON lines, or NULL */
     bool tensorboard;        /* the metrics also as TensorBoard's events in `out` */
     const char *resume;      /* a checkpoint, "auto" (the newest of the run, if any), or NULL */

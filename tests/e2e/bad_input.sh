@@ -105,6 +105,8 @@ bad 1 2 'bias-rate 0.001: the routers of this model have no correction bias' tra
 bad 1 2 'batch of 4 .* into 3 micro-batches' train "${text[@]}" --micro-batches 3 --out OUT/run
 bad 1 2 '--prompt of at least one byte' train "${text[@]}" --sample 5 --prompt ''
 bad "$both" 2 '--save-every .*--out' train "${text[@]}" --save-every 1
+bad "$both" 2 '--save-dir there .*--out' train "${text[@]}" --save-dir there
+bad "$both" 2 '--save-beside no: expected off\|wait\|skip' train "${text[@]}" --save-beside no
 bad "$both" 2 '--resume auto .*--out' train "${text[@]}" --resume auto
 bad "$both" 2 '--tensorboard .*--out' train "${text[@]}" --tensorboard
 bad "2 4" 2 '^moert-train: .*1 experts .* (2|4) ranks; use fewer ranks' train "${text[@]}" --experts 1 --topk 1 --out OUT/run

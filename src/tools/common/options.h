@@ -27,6 +27,7 @@
 #define MOERT_DISPATCH_WORDS  "f32|mxfp8|bf16"
 #define MOERT_COMBINE_WORDS   "f32|bf16"
 #define MOERT_AUX_WORDS       "hugging-face|megatron|sequence" /* in the order of moert_aux_form */
+#define MOERT_SAVE_WORDS      "off|wait|skip"                  /* in the order of moert_save_mode */
 
 /* The chosen words, as indices into the lists above. MOERT_COMPUTE_OPTIONS expands to the table
  * rows that set them; `others` names the dense layers' GEMMs in the help. */

@@ -41,20 +41,29 @@ static moert_status check_one(char *path, tally *t) {
     return status == MOERT_ERROR_MEMORY ? status : MOERT_OK;
 }
 
-/* Checks the checkpoints of a run directory, oldest first, and its model. */
-static moert_status check_run(const char *directory, tally *t) {
-    char *checkpoints, *path;
-    uint64_t *steps = NULL;
-    size_t count = 0;
-    bool has_model = false;
-    MOERT_TRY(moert_text_path(&checkpoints, "%s/checkpoints", directory));
+/* Checks the checkpoints in a directory, oldest first. */
+static moert_status check_list(const char *checkpoints, tally *t) {
+    uint64_t *steps;
+    size_t count;
     moert_status status = moert_checkpoint_list(checkpoints, &steps, &count);
     for (; status == MOERT_OK && count > 0; count--) {
+        char *path;
         status = moert_checkpoint_path(checkpoints, steps[count - 1], &path);
         if (status == MOERT_OK)
             status = check_one(path, t);
     }
-    MOERT_FREE(steps, checkpoints);
+    free(steps);
+    return status;
+}
+
+/* Checks the checkpoints of a run directory or of a --save-dir, and the model of the run. */
+static moert_status check_run(const char *directory, tally *t) {
+    char *path;
+    bool has_model = false;
+    MOERT_TRY(check_list(directory, t));
+    MOERT_TRY(moert_text_path(&path, "%s/checkpoints", directory));
+    moert_status status = check_list(path, t);
+    free(path);
     if (status == MOERT_OK)
         status = look_for(directory, "model", &has_model);
     if (has_model) {
@@ -77,7 +86,7 @@ moert_status moert_info_check(const char *directory) {
     }
     if (t.checked == 0)
         return MOERT_FAIL(ERROR_USAGE,
-                          "--check %s: holds no manifest.json, no checkpoints/ and no model/",
+                          "--check %s: holds no manifest.json, no checkpoints and no model/",
                           directory);
     return t.damaged == 0 ? MOERT_OK
                           : MOERT_FAIL(ERROR_FORMAT, "--check %s: %zu of %zu are damaged",

@@ -16,7 +16,7 @@ static const char *model_path, *checked_path, *documents_path;
 static moert_option_list data_paths;
 static size_t token_bits;
 static size_t batch, length, micro_batches, ep;
-static unsigned aux_form;
+static unsigned aux_form, save_mode;
 static moert_compute_choice compute_choice;
 static bool as_json;
 
@@ -30,6 +30,8 @@ static const moert_option options[] = {
      "micro-batches per step"},
     {"aux-form", MOERT_OPTION_CHOICE, &aux_form, "hugging-face", MOERT_AUX_WORDS,
      "form of the load-balancing loss"},
+    {"save-beside", MOERT_OPTION_CHOICE, &save_mode, "off", MOERT_SAVE_WORDS,
+     "as for moert-train: wait and skip count the host copy of a checkpoint"},
     MOERT_COMPUTE_OPTIONS(compute_choice, "all other GEMMs but the router's"),
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
@@ -196,7 +198,8 @@ static moert_status run(moert_context *context) {
     moert_model_config config = {.text = NULL};
     const moert_survey_model model = {model_path,    model_path != NULL ? &config : NULL,
                                       batch,         length,
-                                      micro_batches, (moert_aux_form)aux_form};
+                                      micro_batches, (moert_aux_form)aux_form,
+                                      save_mode != 0};
     json_t *survey = NULL;
     moert_status status = MOERT_OK;
     if (checked_path != NULL)
@@ -219,8 +222,9 @@ done:
 
 MOERT_PROGRAM_MAIN(
     "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] "
-    "[--micro-batches N] [--aux-form F] [--precision P] [--dense P] [--dispatch D] [--combine C]] "
-    "[--ep N] [--json], or moert-info --check DIR, or moert-info --data PATH [--documents FILE]",
+    "[--micro-batches N] [--save-beside M] [--aux-form F] [--precision P] [--dense P] "
+    "[--dispatch D] [--combine C]] [--ep N] [--json], or moert-info --check DIR, or moert-info "
+    "--data PATH [--documents FILE]",
     "Prints what moert finds and chooses on these ranks: devices, placement, whether digits are\n"
     "those of every OpenCL driver for CPUs, exchange engines, backends, tuning and the MOERT_*\n"
     "variables; with --model also the memory per rank that training the model takes.",

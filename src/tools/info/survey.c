@@ -268,6 +268,7 @@ static moert_status put_memory(const survey *s, const moert_survey_model *model,
                                     .engine = chosen_engine(s),
                                     .largest_bytes = SIZE_MAX,
                                     .micro_batches = model->micro_batches,
+                                    .saves_beside = model->saves_beside,
                                     .device = s->device,
                                     .aux_form = model->aux_form};
     for (size_t r = 0; r < setting.ranks; r++)

@@ -13,6 +13,7 @@ typedef struct moert_survey_model {
     const moert_model_config *config;    /* NULL = no estimate */
     size_t batch, length, micro_batches; /* batch = sequences of one micro-batch */
     moert_aux_form aux_form;
+    bool saves_beside; /* checkpoints are written beside training */
 } moert_survey_model;
 
 /*

@@ -107,11 +107,13 @@ static const moert_option options[] = {
      "also write the metrics as TensorBoard's events in OUT"},
     {"save-every", MOERT_OPTION_UINT, &trainer.save_every, "0", "0..",
      "steps between checkpoints; 0 = none"},
+    {"save-dir", MOERT_OPTION_STRING, &trainer.save_dir, NULL, NULL,
+     "directory for the checkpoints, such as one on a faster file system; default OUT/checkpoints"},
     {"keep-last", MOERT_OPTION_UINT, &trainer.keep.last, "3", "1..1000000",
      "newest checkpoints kept"},
     {"keep-every", MOERT_OPTION_UINT, &trainer.keep.every, "0", "0..",
      "also keep the checkpoints of steps that are multiples of this; 0 = none"},
-    {"save-beside", MOERT_OPTION_CHOICE, &save_mode, "off", "off|wait|skip",
+    {"save-beside", MOERT_OPTION_CHOICE, &save_mode, "off", MOERT_SAVE_WORDS,
      "write checkpoints beside training, from a copy in host memory; one that is due before the "
      "previous one is done waits for it, or is skipped"},
     {"save-rate", MOERT_OPTION_FLOAT, &save_rate, "0", "0..",
@@ -296,9 +298,18 @@ done:
     return status;
 }
 
-static bool writes_out(const moert_context *context) {
-    return trainer.out != NULL && gradients_path == NULL && logits_path == NULL &&
-           moert_context_rank(context) == 0;
+/* Locks the directories that the run writes to, on rank 0. */
+static moert_status lock_directories(const moert_context *context, moert_lock *locks[2]) {
+    const bool writes = trainer.out != NULL && gradients_path == NULL && logits_path == NULL;
+    if (!writes || moert_context_rank(context) != 0)
+        return MOERT_OK;
+    MOERT_TRY(moert_lock_take(trainer.out, &locks[0]));
+    if (trainer.save_dir == NULL)
+        return MOERT_OK;
+    if (moert_same_file(trainer.save_dir, trainer.out))
+        return MOERT_FAIL(ERROR_USAGE, "--save-dir %s is --out itself; give another directory",
+                          trainer.save_dir);
+    return moert_lock_take(trainer.save_dir, &locks[1]);
 }
 
 static moert_status run(moert_context *context) {
@@ -306,7 +317,7 @@ static moert_status run(moert_context *context) {
     moert_model_config config = {0};
     moert_train_data data = {0};
     moert_mesh *mesh = NULL;
-    moert_lock *lock = NULL;
+    moert_lock *locks[2] = {NULL, NULL};
     moert_manifest *manifest = NULL;
     moert_status status;
     MOERT_TRY_OR(done, moert_comm_agree(world, open_data(&data)));
@@ -314,13 +325,13 @@ static moert_status run(moert_context *context) {
         MOERT_TRY_OR(done, moert_verify_begin(world, model_path, &manifest));
     MOERT_TRY_OR(done, moert_comm_agree(world, take_config(data.data, &config)));
     MOERT_TRY_OR(done, moert_train_inputs_compare(world, data.data, config.text));
-    status = writes_out(context) ? moert_lock_take(trainer.out, &lock) : MOERT_OK;
-    MOERT_TRY_OR(done, moert_comm_agree(world, status));
+    MOERT_TRY_OR(done, moert_comm_agree(world, lock_directories(context, locks)));
     MOERT_TRY_OR(done, moert_mesh_create(context, ep, &mesh));
     status = train(context, mesh, &config, data.data, manifest);
 done:
     moert_manifest_free(manifest);
-    moert_lock_release(lock);
+    moert_lock_release(locks[1]);
+    moert_lock_release(locks[0]);
     moert_mesh_destroy(mesh);
     moert_train_data_close(&data);
     moert_model_config_free(&config);

@@ -8,7 +8,7 @@
 #include "layer/internal.h"
 #include "model/internal.h"
 #include "support/mpi.h"
-#include "train/optimizer.h"
+#include "train/save.h"
 
 enum { LENGTH = 24 };
 
@@ -196,12 +196,14 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
         .engine = engine_of(mesh),
         .largest_bytes = moert_device_describe(moert_context_device(test_context))->largest_bytes,
         .micro_batches = how->micro_batches,
+        .saves_beside = true,
         .device = moert_context_device(test_context),
         .aux_form = how->aux_form,
     };
     ASSERT_OK_ON_ALL(moert_memory_estimate(&setting, test_rank, &want));
     const moert_memory got = measure(model, optimizer);
     compare(&want, &got, ep == 1);
+    expect_equal("saves", want.saves, moert_saver_floats(model) * sizeof(float));
     if (setting.engine == MOERT_EXCHANGE_WINDOW && mesh->exchange->reserves_worst_case)
         expect_equal("reserved", want.reserved, got.reserved);
     moert_optimizer_destroy(optimizer);
