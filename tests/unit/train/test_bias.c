@@ -48,7 +48,8 @@ static moert_model_batch batch_of(int32_t tokens[BATCH][LENGTH + 1], size_t firs
         input[i] = row[i % LENGTH];
         target[i] = row[i % LENGTH + 1];
     }
-    return (moert_model_batch){count, LENGTH, input, target, false, NULL};
+    return (moert_model_batch){
+        .total_sequences = count, .length = LENGTH, .input = input, .target = target};
 }
 
 /* Adds a step's slots to counts[LAYERS,EXPERTS], and computes its gradients. */
@@ -80,8 +81,8 @@ TEST(test_each_step_moves_the_biases_towards_balanced_loads) {
     bool interrupted, same = true, moved = false;
     draw_tokens(tokens);
     moert_model *model = make_model(true), *trained = make_model(true);
-    ASSERT_OK_ON_ALL(
-        moert_data_from_array("tokens", tokens[0][0], STEPS, BATCH, LENGTH + 1, &data));
+    ASSERT_OK_ON_ALL(moert_data_from_array(
+        &(moert_replay){"tokens", STEPS, BATCH, LENGTH + 1, tokens[0][0], NULL}, &data));
     moert_optimizer *optimizer;
     const moert_trainer_options options = options_of(RATE);
     ASSERT_OK_ON_ALL(moert_optimizer_create(model, &options.optimizer, &optimizer));
@@ -126,8 +127,8 @@ TEST(test_a_rate_of_0_leaves_the_biases_and_other_rates_need_them) {
     bool interrupted, zero = true;
     draw_tokens(tokens);
     moert_model *model = make_model(true);
-    ASSERT_OK_ON_ALL(
-        moert_data_from_array("tokens", tokens[0][0], STEPS, BATCH, LENGTH + 1, &data));
+    ASSERT_OK_ON_ALL(moert_data_from_array(
+        &(moert_replay){"tokens", STEPS, BATCH, LENGTH + 1, tokens[0][0], NULL}, &data));
     moert_trainer_options options = options_of(0.0);
     ASSERT_OK_ON_ALL(moert_train(model, data, &options, &interrupted));
     read_bias(model, 1, got);
