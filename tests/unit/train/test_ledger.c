@@ -45,7 +45,7 @@ static moert_trainer_options options_of(const char *directory, const char *metri
                                    .micro_batches = 2,
                                    .length = LENGTH,
                                    .max_skipped = 1,
-                                   .keep_last = 1,
+                                   .keep.last = 1,
                                    .out = directory,
                                    .metrics = metrics,
                                    .profile = true};
