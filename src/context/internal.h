@@ -1,0 +1,26 @@
+/* The context's struct, and functions that its files share. */
+#pragma once
+
+#include "comm/watchdog/watchdog.h"
+#include "context/context.h"
+
+struct moert_context {
+    moert_comm *comm;
+    moert_device *device;
+    moert_watchdog *watchdog;
+    moert_placement placement;
+    char topology[256];
+    char *difference;
+    moert_context_options options;
+    bool bound; /* counts in `process` */
+};
+
+/* Gathers the `bytes` bytes at `mine` of every rank, in rank order. *out = the result, which the
+ * caller frees. All ranks return the same failure. Collective. */
+moert_status moert_context_gather(moert_comm *comm, const void *mine, size_t bytes, void *out);
+
+/* Binds the rank as its options or variables say, and opens its device. All ranks must take the
+ * same path, since the paths contain collective calls. Collective. */
+moert_status moert_context_open_device(moert_context *context);
+/* Restores the affinity of the process's threads if no other context has bound them. */
+void moert_context_unbind(const moert_context *context);
