@@ -130,6 +130,12 @@ if command -v g++ >/dev/null; then
     check "a C++17 program compiles without warnings and links" g++ -std=c++17 -Wall -Wextra -Werror program.cc -o program $(pkg-config --cflags --libs moert) \
         -Wl,-rpath,"$prefix/lib"
     check "the C++17 program runs" ./program
+    for ranks in 1 2; do
+        "${MOERT_MPIRUN[@]}" -n $ranks ./modern >modern.out$ranks 2>"$log"
+        verdict $? "modern, in C++17, runs on $ranks ranks"
+    done
+    [ "$(sed 's/.*= //' modern.out1)" = "$(sed 's/.*= //' modern.out2 | sort -u)" ]
+    verdict $? "modern gives the same digits on 1 and 2 ranks"
 fi
 nm -D --defined-only "$prefix/lib/libmoert.so" | awk '$2 == "T" || $2 == "B" || $2 == "D" {print $3}' | sort -u >exported
 cat "$prefix"/include/moert/*.h | tr '\n' ' ' | grep -oE 'MOERT_API [^;(]*\(' | grep -oE 'moert_[a-z0-9_]+\($' | tr -d '(' | sort -u >declared
