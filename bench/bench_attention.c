@@ -1,27 +1,30 @@
 /*
  * bench_attention: rates of causal attention, forward and backward, each result checked against
- * float64. bench/rivals/torch_attention.py runs the same rows for PyTorch.
+ * float64. bench/rivals/torch_attention.py runs the rows of grouped-query heads for PyTorch.
  *
  * A sample is 50 ms of calls in a row after 25 ms that do not count; the rate is the median of
- * several samples. The formulas have 2 GEMMs forward and 5 backward, each of
- * 2 * S * heads * D * L * (L + 1) / 2 FLOP; work that a form repeats does not count. Operands
- * repeat patterns of random numbers.
+ * several samples. The formulas have 2 GEMMs forward and 5 backward (bench_attention_flops); work
+ * that a form repeats does not count. Operands repeat patterns of random numbers.
+ *
+ * --compare measures one shape in several forms that alternate ROUNDS times: as given, with a
+ * window, sinks, documents, and as multi-head latent attention. Of each form it prints the ratios
+ * of time and rate to the first, of the best rounds. In the latent form every head has a key of
+ * its own, of 3/2 head_size; as many heads make the forward's FLOPs those of the first form.
  */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
+#include <string.h>
 
-#include "attention/attention.h"
 #include "base/memory.h"
-#include "base/rng.h"
-#include "bench/common/pattern.h"
+#include "bench/attention/problem.h"
 #include "bench/common/rate.h"
 #include "bench/common/report.h"
 
-enum { CHECKS = 24, Q, K, V, DOUT, OPERANDS };
+enum { FORMS = 5, OPS = 2, ROUNDS = 5, COMPARED_TOKENS = 128 };
 
-static moert_attention chosen;
+static bench_attention_shape chosen;
 static unsigned dtype;
+static bool compare;
 static size_t seed;
 static const char *json_path;
 
@@ -30,178 +33,26 @@ static const moert_option options[] = {
     {"length", MOERT_OPTION_UINT, &chosen.length, "1024", "1..1048576", "tokens of a sequence, L"},
     {"heads", MOERT_OPTION_UINT, &chosen.heads, "32", "1..1024", "of q"},
     {"kv-heads", MOERT_OPTION_UINT, &chosen.kv_heads, "4", "1..1024", "of k and v"},
-    {"head-size", MOERT_OPTION_UINT, &chosen.head_size, "128", "1..512", "D"},
+    {"head-size", MOERT_OPTION_UINT, &chosen.head_size, "128", "1..512", "of q and k, D"},
+    {"value-size", MOERT_OPTION_UINT, &chosen.value_size, "0", "0..512", "of v, E; 0: D"},
+    {"window", MOERT_OPTION_UINT, &chosen.window, "0", "0..1048576",
+     "keys that a query sees; 0: all"},
+    {"documents", MOERT_OPTION_UINT, &chosen.documents, "0", "0..1048576",
+     "tokens of each document; 0: a sequence is one"},
+    {"sinks", MOERT_OPTION_FLAG, &chosen.sinks, NULL, NULL, "one more score for each query"},
+    {"compare", MOERT_OPTION_FLAG, &compare, NULL, NULL,
+     "also windows and documents of 128 tokens, sinks, and latent attention, alternating"},
     {"dtype", MOERT_OPTION_CHOICE, &dtype, "all", "all|f32|bf16", "of the GEMMs' operands"},
     {"seed", MOERT_OPTION_UINT, &seed, "1", "0..", "of the operands"},
     {"json", MOERT_OPTION_STRING, &json_path, NULL, NULL, "file for the rows, an array of objects"},
 };
 
-typedef struct bench {
-    moert_device *device;
-    moert_attention a;
-    moert_buffer *scratch;
-    float *pattern[OPERANDS]; /* [BENCH_PATTERN] */
-    float *out, *lse;         /* of the device */
-    bench_rows rows;
-} bench;
-
-/* ---- data ---- */
-
-static double value_of(const bench *b, int operand, size_t index) {
-    return b->pattern[operand][index % BENCH_PATTERN];
-}
-
-static moert_status make_operand(bench *b, int operand, size_t count, const moert_buffer **buffer) {
-    moert_buffer *made;
-    MOERT_TRY(MOERT_NEW_ARRAY(&b->pattern[operand], BENCH_PATTERN));
-    for (size_t i = 0; i < BENCH_PATTERN; i++) /* scores get a standard deviation of 4/3 */
-        b->pattern[operand][i] = (float)(4.0 * moert_rng_uniform(seed, (uint64_t)operand, i) - 2.0);
-    MOERT_TRY(moert_buffer_create(b->device, count * sizeof(float), &made));
-    *buffer = made;
-    return bench_pattern_fill(made, b->pattern[operand], sizeof(float), 0);
-}
-
-static size_t tokens_of(const bench *b) {
-    return b->a.sequences * b->a.length;
-}
-
-static moert_status prepare(bench *b) {
-    moert_attention *a = &b->a;
-    const size_t narrow = tokens_of(b) * a->kv_heads * a->head_size;
-    const size_t wide = tokens_of(b) * a->heads * a->head_size, rows = tokens_of(b) * a->heads;
-    MOERT_TRY(make_operand(b, Q, wide, &a->q));
-    MOERT_TRY(make_operand(b, K, narrow, &a->k));
-    MOERT_TRY(make_operand(b, V, narrow, &a->v));
-    MOERT_TRY(make_operand(b, DOUT, wide, &a->dout));
-    MOERT_TRY(moert_buffer_create(b->device, wide * sizeof(float), &a->out));
-    MOERT_TRY(moert_buffer_create(b->device, wide * sizeof(float), &a->dq));
-    MOERT_TRY(moert_buffer_create(b->device, narrow * sizeof(float), &a->dk));
-    MOERT_TRY(moert_buffer_create(b->device, narrow * sizeof(float), &a->dv));
-    MOERT_TRY(moert_buffer_create(b->device, rows * sizeof(float), &a->lse));
-    MOERT_TRY(MOERT_NEW_ARRAY(&b->out, wide));
-    return MOERT_NEW_ARRAY(&b->lse, rows);
-}
-
-static void release(bench *b) {
-    moert_attention *a = &b->a;
-    MOERT_DESTROY((moert_buffer *)a->q, (moert_buffer *)a->k, (moert_buffer *)a->v,
-                  (moert_buffer *)a->dout, a->out, a->lse, a->dq, a->dk, a->dv, b->scratch);
-    for (int i = 0; i < OPERANDS; i++)
-        free(b->pattern[i]);
-    MOERT_FREE(b->out, b->lse);
-}
-
-/* ---- checks ---- */
-
-/* An element to check: a position of a sequence, as query and as key; a head and its kv head; a
- * column. */
-typedef struct spot {
-    size_t sequence, position, head, kv_head, column;
-} spot;
-
-/* A sum, and the sum of the squares of its summands, which bounds its error. */
-typedef struct sum {
-    double value, squares;
-} sum;
-
-static void add(sum *s, double term) {
-    s->value += term;
-    s->squares += term * term;
-}
-
-static size_t q_row(const bench *b, const spot *at, size_t head, size_t i) {
-    return ((at->sequence * b->a.length + i) * b->a.heads + head);
-}
-static size_t kv_row(const bench *b, const spot *at, size_t j) {
-    return ((at->sequence * b->a.length + j) * b->a.kv_heads + at->kv_head);
-}
-
-static double dot(const bench *b, int wide, size_t row, int narrow, size_t other) {
-    const size_t d = b->a.head_size;
-    double total = 0.0;
-    for (size_t c = 0; c < d; c++)
-        total += value_of(b, wide, row * d + c) * value_of(b, narrow, other * d + c);
-    return total;
-}
-
-static double score(const bench *b, const spot *at, size_t head, size_t i, size_t j) {
-    return (double)b->a.scale * dot(b, Q, q_row(b, at, head, i), K, kv_row(b, at, j));
-}
-
-/* out and lse of the spot's query. */
-static void expect_forward(const bench *b, const spot *at, sum *out, double *lse) {
-    double total = 0.0;
-    for (size_t j = 0; j <= at->position; j++)
-        total += exp(score(b, at, at->head, at->position, j));
-    *lse = log(total);
-    for (size_t j = 0; j <= at->position; j++)
-        add(out, exp(score(b, at, at->head, at->position, j)) / total *
-                     value_of(b, V, kv_row(b, at, j) * b->a.head_size + at->column));
-}
-
-/* Sets *p and returns ds. Both use the device's out and lse, which expect_forward() checks. */
-static double gradient(const bench *b, const spot *at, size_t head, size_t i, size_t j, double *p) {
-    const size_t row = q_row(b, at, head, i), d = b->a.head_size;
-    double delta = 0.0;
-    for (size_t c = 0; c < d; c++)
-        delta += value_of(b, DOUT, row * d + c) * (double)b->out[row * d + c];
-    *p = exp(score(b, at, head, i, j) - (double)b->lse[row]);
-    return *p * (dot(b, DOUT, row, V, kv_row(b, at, j)) - delta);
-}
-
-/* dq of the spot's position as a query; dk and dv of the same position as a key. */
-static void expect_backward(const bench *b, const spot *at, sum *dq, sum *dk, sum *dv) {
-    const size_t d = b->a.head_size, group = b->a.heads / b->a.kv_heads;
-    double p;
-    for (size_t j = 0; j <= at->position; j++)
-        add(dq, (double)b->a.scale * gradient(b, at, at->head, at->position, j, &p) *
-                    value_of(b, K, kv_row(b, at, j) * d + at->column));
-    for (size_t head = at->kv_head * group; head < (at->kv_head + 1) * group; head++)
-        for (size_t i = at->position; i < b->a.length; i++) {
-            const double ds = gradient(b, at, head, i, at->position, &p);
-            const size_t element = q_row(b, at, head, i) * d + at->column;
-            add(dk, (double)b->a.scale * ds * value_of(b, Q, element));
-            add(dv, p * value_of(b, DOUT, element));
-        }
-}
-
-/* Raises *worst to the error over the root of the sum of squares. */
-static moert_status judge(const moert_buffer *result, size_t element, sum want, double *worst) {
-    float got;
-    MOERT_TRY(moert_buffer_read(result, element * sizeof got, &got, sizeof got));
-    const double off = fabs((double)got - want.value) / fmax(sqrt(want.squares), 1e-30);
-    if (!(off <= *worst))
-        *worst = off;
-    return MOERT_OK;
-}
-
-/* Raises worst[0] to the largest error of sampled elements of the forward, worst[1] to that of the
- * backward. */
-static moert_status check(bench *b, double worst[2]) {
-    const moert_attention *a = &b->a;
-    const size_t d = a->head_size;
-    MOERT_TRY(moert_buffer_read(a->out, 0, b->out, tokens_of(b) * a->heads * d * sizeof(float)));
-    MOERT_TRY(moert_buffer_read(a->lse, 0, b->lse, tokens_of(b) * a->heads * sizeof(float)));
-    for (size_t i = 0; i < CHECKS; i++) {
-        spot at = {bench_pick(seed, 10, i, a->sequences), bench_pick(seed, 11, i, a->length),
-                   bench_pick(seed, 12, i, a->heads), 0, bench_pick(seed, 13, i, d)};
-        at.kv_head = at.head * a->kv_heads / a->heads;
-        const size_t row = q_row(b, &at, at.head, at.position);
-        const size_t key = kv_row(b, &at, at.position);
-        sum out = {0}, dq = {0}, dk = {0}, dv = {0};
-        double lse;
-        expect_forward(b, &at, &out, &lse);
-        worst[0] = fmax(worst[0], fabs((double)b->lse[row] - lse));
-        MOERT_TRY(judge(a->out, row * d + at.column, out, &worst[0]));
-        expect_backward(b, &at, &dq, &dk, &dv);
-        MOERT_TRY(judge(a->dq, row * d + at.column, dq, &worst[1]));
-        MOERT_TRY(judge(a->dk, key * d + at.column, dk, &worst[1]));
-        MOERT_TRY(judge(a->dv, key * d + at.column, dv, &worst[1]));
-    }
-    return MOERT_OK;
-}
-
-/* ---- rates ---- */
+/* One of the compared forms, its rates and largest errors. */
+typedef struct form {
+    const char *name;
+    bench_attention b;
+    double tflops[OPS][ROUNDS], worst[OPS];
+} form;
 
 static moert_status forward(void *attention) {
     return moert_attention_forward(attention);
@@ -211,57 +62,104 @@ static moert_status backward(void *attention) {
     return moert_attention_backward(attention);
 }
 
-static moert_status report(bench *b, const char *op, double tflops, double worst) {
-    const moert_attention *a = &b->a;
-    const char *type = moert_dtype_name(a->type);
-    const bool wrong = !(worst <= (a->type == MOERT_DTYPE_BF16 ? 0.03 : 1e-4));
-    json_t *row =
-        json_pack("{ss ss sI sI sI sI sI sf sf sb}", "op", op, "dtype", type, "S",
-                  (json_int_t)a->sequences, "L", (json_int_t)a->length, "heads",
-                  (json_int_t)a->heads, "kv_heads", (json_int_t)a->kv_heads, "D",
-                  (json_int_t)a->head_size, "tflops", tflops, "error", worst, "wrong", wrong);
-    printf("%-9s %-5s %5zu %6zu %5zu %8zu %4zu %8.1f %9.2e %s\n", op, type, a->sequences, a->length,
-           a->heads, a->kv_heads, a->head_size, tflops, worst, wrong ? "wrong" : "right");
-    fflush(stdout);
-    return bench_rows_add(&b->rows, row, wrong);
+static const struct {
+    const char *name;
+    moert_status (*call)(void *);
+} ops[OPS] = {{"forward", forward}, {"backward", backward}};
+
+/* Lists the compared forms, of which the first has the chosen shape; returns their number. */
+static size_t list_forms(const char *names[FORMS], bench_attention_shape shapes[FORMS]) {
+    bench_attention_shape window = chosen, sinks = chosen, documents = chosen, latent = chosen;
+    window.window = documents.documents = COMPARED_TOKENS;
+    sinks.sinks = true;
+    latent.head_size = chosen.head_size * 3 / 2;
+    latent.value_size = chosen.head_size;
+    latent.heads = latent.kv_heads = moert_max(chosen.heads * 4 / 5, 1);
+    const bench_attention_shape all[FORMS] = {chosen, window, sinks, documents, latent};
+    static const char *const all_names[FORMS] = {"given", "window", "sinks", "documents", "latent"};
+    for (size_t i = 0; i < FORMS; i++) {
+        names[i] = all_names[i];
+        shapes[i] = all[i];
+    }
+    return compare ? FORMS : 1;
 }
 
-static moert_status run_type(bench *b, moert_dtype type) {
-    static const struct {
-        const char *name;
-        moert_status (*call)(void *);
-        double gemms;
-    } ops[] = {{"forward", forward, 2}, {"backward", backward, 5}};
-    moert_attention *a = &b->a;
-    double worst[2] = {0}, tflops;
-    a->type = type;
-    MOERT_TRY(moert_attention_forward(a));
-    MOERT_TRY(moert_attention_backward(a));
-    MOERT_TRY(check(b, worst));
-    for (size_t i = 0; i < MOERT_COUNT(ops); i++) {
-        const double flops = ops[i].gemms * (double)(a->sequences * a->heads * a->head_size) *
-                             (double)a->length * ((double)a->length + 1.0);
-        MOERT_TRY(bench_rate(b->device, ops[i].call, a, flops, &tflops));
-        MOERT_TRY(report(b, ops[i].name, tflops, worst[i]));
+/* The best rate of the rounds: other programs on the machine only lower a rate. */
+static double best(const form *f, size_t op, size_t rounds) {
+    double rate = 0.0;
+    for (size_t r = 0; r < rounds; r++)
+        rate = fmax(rate, f->tflops[op][r]);
+    return rate;
+}
+
+static moert_status report(bench_rows *rows, const form *f, const form *first, size_t op,
+                           size_t rounds) {
+    const bench_attention_shape *s = &f->b.shape;
+    const char *type = moert_dtype_name(f->b.a.type);
+    const bool wrong = !(f->worst[op] <= (f->b.a.type == MOERT_DTYPE_BF16 ? 0.03 : 1e-4));
+    const double tflops = best(f, op, rounds), rate = tflops / best(first, op, rounds);
+    const double time =
+        bench_attention_flops(&f->b, op > 0) / bench_attention_flops(&first->b, op > 0) / rate;
+    json_t *row = json_pack(
+        "{ss ss ss sI sI sI sI sI sI sI sI sb sf sf sf sf sb}", "form", f->name, "op", ops[op].name,
+        "dtype", type, "S", (json_int_t)s->sequences, "L", (json_int_t)s->length, "heads",
+        (json_int_t)s->heads, "kv_heads", (json_int_t)s->kv_heads, "D", (json_int_t)s->head_size,
+        "E", (json_int_t)s->value_size, "window", (json_int_t)s->window, "documents",
+        (json_int_t)s->documents, "sinks", s->sinks, "tflops", tflops, "time_ratio", time,
+        "rate_ratio", rate, "error", f->worst[op], "wrong", wrong);
+    printf(
+        "%-9s %-9s %-5s %5zu %6zu %5zu %8zu %4zu %4zu %6zu %9zu %5s %8.3f %6.3f %6.3f %9.2e %s\n",
+        f->name, ops[op].name, type, s->sequences, s->length, s->heads, s->kv_heads, s->head_size,
+        s->value_size, s->window, s->documents, s->sinks ? "yes" : "no", tflops, time, rate,
+        f->worst[op], wrong ? "wrong" : "right");
+    fflush(stdout);
+    return bench_rows_add(rows, row, wrong);
+}
+
+static moert_status run_type(bench_rows *rows, form *forms, size_t count, moert_dtype type) {
+    const size_t rounds = compare ? ROUNDS : 1;
+    for (form *f = forms; f < forms + count; f++) {
+        f->b.a.type = type;
+        memset(f->worst, 0, sizeof f->worst);
+        MOERT_TRY(moert_attention_forward(&f->b.a));
+        MOERT_TRY(moert_attention_backward(&f->b.a));
+        MOERT_TRY(bench_attention_check(&f->b, f->worst));
+    }
+    for (size_t op = 0; op < OPS; op++) {
+        for (size_t r = 0; r < rounds; r++)
+            for (form *f = forms; f < forms + count; f++)
+                MOERT_TRY(bench_rate(moert_buffer_device(f->b.a.q), ops[op].call, &f->b.a,
+                                     bench_attention_flops(&f->b, op > 0), &f->tflops[op][r]));
+        for (form *f = forms; f < forms + count; f++)
+            MOERT_TRY(report(rows, f, forms, op, rounds));
     }
     return MOERT_OK;
 }
 
 static moert_status run(moert_context *context) {
-    bench b = {.device = moert_context_device(context), .a = chosen, .rows = {json_array(), 0}};
+    moert_device *device = moert_context_device(context);
+    const char *names[FORMS];
+    bench_attention_shape shapes[FORMS];
+    form forms[FORMS] = {0};
+    bench_rows rows = {json_array(), 0};
+    const size_t count = list_forms(names, shapes);
     moert_status status;
-    b.a.scale = 1.0f / sqrtf((float)chosen.head_size);
-    b.a.scratch = &b.scratch;
-    printf("# moert %s, %s\n%-9s %-5s %5s %6s %5s %8s %4s %8s %9s\n", bench_report_commit(),
-           moert_device_name(b.device), "#op", "dtype", "S", "L", "heads", "kv_heads", "D",
-           "TFLOP/s", "error");
-    MOERT_TRY_OR(release, prepare(&b));
+    printf("# moert %s, %s\n%-9s %-9s %-5s %5s %6s %5s %8s %4s %4s %6s %9s %5s %8s %6s %6s %9s\n",
+           bench_report_commit(), moert_device_name(device), "#form", "op", "dtype", "S", "L",
+           "heads", "kv_heads", "D", "E", "window", "documents", "sinks", "TFLOP/s", "time", "rate",
+           "error");
+    for (size_t i = 0; i < count; i++) {
+        forms[i].name = names[i];
+        MOERT_TRY_OR(release, bench_attention_create(device, &shapes[i], seed, &forms[i].b));
+    }
     for (unsigned i = 0; i < 2; i++)
         if (dtype == 0 || dtype == i + 1)
-            MOERT_TRY_OR(release, run_type(&b, i == 0 ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16));
+            MOERT_TRY_OR(release, run_type(&rows, forms, count,
+                                           i == 0 ? MOERT_DTYPE_F32 : MOERT_DTYPE_BF16));
 release:
-    release(&b);
-    return bench_rows_end(&b.rows, context, json_path, "results", status);
+    for (size_t i = 0; i < count; i++)
+        bench_attention_destroy(&forms[i].b);
+    return bench_rows_end(&rows, context, json_path, "results", status);
 }
 
 MOERT_PROGRAM_MAIN(

@@ -14,15 +14,13 @@
  * products and the backward 7, of 2 * heads * head_size (3 of these 9: value_size) FLOPs for each
  * pair of a query and a key that it sees. Every length is legal; head_size and value_size are 1 to
  * 512. Errors: ERROR_USAGE (heads not a multiple of kv_heads, documents of another number of
- * tokens), ERROR_UNSUPPORTED (head_size,
- * value_size), ERROR_DEVICE (sizes that need more local memory than the device has), and those of
- * moert_documents_blocks.
+ * tokens), ERROR_UNSUPPORTED (head_size, value_size), ERROR_DEVICE (sizes that need more local
+ * memory than the device has), and those of moert_documents_blocks.
  *
  * `type` BF16 allows operands of matrix products to be rounded to bf16; sums stay float32. GPUs of
  * compute capability 9.0 round them for a head_size and value_size of both 64 or both 128, without
  * window, sinks and documents. All other devices and calls run the float32 kernels, with other
- * bits; the debug log says why. BF16 always needs `scratch`
- * (ERROR_USAGE).
+ * bits; the debug log says why. BF16 always needs `scratch` (ERROR_USAGE).
  */
 typedef struct moert_attention {
     size_t sequences, length, heads, kv_heads;

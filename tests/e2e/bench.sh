@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # bench_gemm on tiny shapes: right results and one JSON row for each line, with the rival, without it, and with all backends in a line.
-# bench_op, bench_memory, bench_exchange and bench_layer on small sizes: every GEMM, kernel and row is right. train_report.py, which
-# run-cpu and run-h200 use: it tells whether two programs had the same losses, and counts a model's FLOPs.
+# bench_op, bench_memory, bench_attention, bench_exchange and bench_layer on small sizes: every GEMM, kernel and row is right.
+# train_report.py, which run-cpu and run-h200 use: it tells whether two programs had the same losses, and counts a model's FLOPs.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -76,6 +76,18 @@ kernels=$(grep -vc '^#' "$out")
 [ $status -eq 0 ] && [ "$kernels" -ge 38 ] && all_are wrong 0 "$kernels" && all_are gbps '[0-9.e-]*[1-9][0-9.e-]*' "$kernels" &&
     all_are share '[0-9.e-]*[1-9][0-9.e-]*' "$kernels"
 verdict $? "bench_memory: every kernel's result is right, and has a rate and its ratio to a copy's"
+
+attended() { # TITLE ROWS OPTION...: bench_attention gives ROWS right rows, each with a rate and its ratios to the first form's
+    timeout -k 5 120 "$bin/bench_attention" --sequences 2 --length 70 --heads 5 --kv-heads 1 --head-size 16 --json "$rows" "${@:3}" >"$out" 2>"$log"
+    [ $? -eq 0 ] && [ "$(grep -vc '^#' "$out")" -eq "$2" ] && all_are wrong false "$2" && all_are tflops '[0-9.e-]*[1-9][0-9.e-]*' "$2" &&
+        all_are time_ratio '[0-9.e-]*[1-9][0-9.e-]*' "$2"
+    verdict $? "bench_attention: $1"
+}
+attended 'all forms are right, in both dtypes' 20 --compare
+attended 'values of another size, a window and sinks within documents are right' 2 --dtype f32 --value-size 24 --window 9 --documents 40 --sinks
+alone "$bin/bench_attention" --heads 5 --kv-heads 2
+[ $? -eq 2 ] && grep -q '5 query heads cannot share 2 key and value heads' "$log"
+verdict $? "bench_attention: heads that do not divide are refused with a reason"
 
 exchanged() { # TITLE RANKS ROWS RIVAL OPTION...: bench_exchange gives ROWS right rows, with a rate and a rival that matches RIVAL
     ranks "$2" "$bin/bench_exchange" --tokens 70 --hidden 48 --experts 6 --repeat 3 --json "$rows" "${@:5}"
