@@ -3,7 +3,9 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "base/clock.h"
@@ -12,23 +14,25 @@
 #include "base/phase.h"
 #include "base/text.h"
 #include "io/durable.h"
+#include "io/json.h"
 #include "train/shared_file.h"
 #include "train/values.h"
 #include "train/verify.h"
 
-/* The safetensors files, in the order of the values that they hold. A model has the first one. */
-static const struct {
-    const char *name;
-    moert_value_kind first_kind;
-    size_t kinds;
-} files[] = {{"model.safetensors", MOERT_VALUES_WEIGHTS, 1},
-             {"optimizer.safetensors", MOERT_VALUES_FIRST_MOMENTS, 2}};
 enum { CHECKPOINT_KINDS = 3 };
+static const char index_name[] = "model.safetensors.index.json";
+
+/* A safetensors file: specs [first, first + count). */
+typedef struct saved_file {
+    char name[64];
+    size_t first, count;
+} saved_file;
 
 struct moert_saver {
     moert_saver_options options;
     moert_model *model;
     moert_comm *world;
+    saved_file *files; /* in the order of the specs; those of the weights have an index if split */
     size_t file_count;
     moert_tensor_spec *specs; /* [kinds, T] */
     float *copy;              /* this rank's values, in the order of the specs; NULL: none */
@@ -58,31 +62,100 @@ static bool is_checkpoint(const moert_saver *s) {
     return s->options.optimizer != NULL;
 }
 
+/* ---- the files ---- */
+
+/* Counts the files of the weights: one, or as many as the model's tensors fill in their order with
+ * at most file_bytes each; a larger tensor has a file of its own. Sets their specs, if `files` is
+ * not NULL. */
+static size_t split_weights(const moert_model *model, size_t file_bytes, saved_file *files) {
+    const moert_model_tensor *tensor = moert_model_tensors(model);
+    const size_t tensors = moert_model_tensor_count(model);
+    size_t count = 0, room = 0;
+    for (size_t i = 0; i < tensors; i++) {
+        const size_t bytes = tensor[i].elements * sizeof(float);
+        if (count == 0 || (file_bytes > 0 && bytes > room)) {
+            count++;
+            room = file_bytes;
+            if (files != NULL)
+                files[count - 1] = (saved_file){.first = i};
+        }
+        room -= moert_min(bytes, room);
+        if (files != NULL)
+            files[count - 1].count++;
+    }
+    return count;
+}
+
+/* Names the files as transformers does, and adds that of the moments for a checkpoint. */
+static moert_status make_files(moert_saver *s, size_t file_bytes) {
+    const size_t tensors = moert_model_tensor_count(s->model);
+    const size_t weights = split_weights(s->model, file_bytes, NULL);
+    s->file_count = weights + is_checkpoint(s);
+    MOERT_TRY(MOERT_NEW_ARRAY(&s->files, s->file_count));
+    split_weights(s->model, file_bytes, s->files);
+    for (size_t i = 0; i < weights; i++)
+        if (weights == 1)
+            snprintf(s->files[i].name, sizeof s->files[i].name, "model.safetensors");
+        else
+            snprintf(s->files[i].name, sizeof s->files[i].name, "model-%05zu-of-%05zu.safetensors",
+                     i + 1, weights);
+    if (is_checkpoint(s))
+        s->files[weights] = (saved_file){"optimizer.safetensors", tensors, 2 * tensors};
+    return MOERT_OK;
+}
+
 /* ---- the stages ---- */
 
-static moert_status open_writer(const moert_saver *s, size_t file, bool create,
+/* Whether an index says which file has which weight. */
+static bool has_index(const moert_saver *s) {
+    return s->files[0].count < moert_model_tensor_count(s->model);
+}
+
+static moert_status open_writer(const moert_saver *s, const saved_file *file, bool create,
                                 moert_tensor_writer **writer) {
-    const size_t tensors = moert_model_tensor_count(s->model);
     char *path;
-    MOERT_TRY(moert_text_path(&path, "%s/%s", s->temporary, files[file].name));
-    const moert_status status =
-        moert_writer_open(path, s->specs + files[file].first_kind * tensors,
-                          files[file].kinds * tensors, moert_value_metadata, create, writer);
+    MOERT_TRY(moert_text_path(&path, "%s/%s", s->temporary, file->name));
+    const moert_status status = moert_writer_open(path, s->specs + file->first, file->count,
+                                                  moert_value_metadata, create, writer);
     free(path);
     return status;
 }
 
-static moert_status create_file(moert_saver *s, size_t file) {
+static moert_status create_file(const moert_saver *s, const saved_file *file) {
     moert_tensor_writer *writer;
     MOERT_TRY(open_writer(s, file, true, &writer));
     return moert_writer_close(writer);
 }
 
-static moert_status write_config(const moert_saver *s) {
+static moert_status write_text(const moert_saver *s, const char *name, const char *text) {
     char *path;
-    MOERT_TRY(moert_text_path(&path, "%s/config.json", s->temporary));
-    const moert_status status = moert_durable_write(path, s->options.config_text);
+    MOERT_TRY(moert_text_path(&path, "%s/%s", s->temporary, name));
+    const moert_status status = moert_durable_write(path, text);
     free(path);
+    return status;
+}
+
+/* Writes the index: {"metadata": {"total_size": bytes}, "weight_map": {tensor: file, ...}}. */
+static moert_status write_index(const moert_saver *s) {
+    const moert_model_tensor *tensor = moert_model_tensors(s->model);
+    json_t *map = json_object();
+    size_t bytes = 0;
+    bool whole = true;
+    for (size_t f = 0; f < s->file_count; f++)
+        for (size_t i = s->files[f].first; i < s->files[f].first + s->files[f].count; i++) {
+            json_t *name = json_string(s->files[f].name);
+            whole &= json_object_set_new(map, s->specs[i].name, name) == 0;
+            bytes += tensor[i].elements * sizeof(float);
+        }
+    json_t *root =
+        json_pack("{s{sI} so}", "metadata", "total_size", (json_int_t)bytes, "weight_map", map);
+    char *text = NULL;
+    moert_status status = whole ? moert_json_text(index_name, root, JSON_INDENT(2), &text)
+                                : MOERT_FAIL(ERROR_MEMORY, "no room for %s", index_name);
+    json_decref(root);
+    MOERT_TRY(status);
+    status = write_text(s, index_name, text);
+    free(text);
     return status;
 }
 
@@ -92,11 +165,13 @@ static moert_status create_files(moert_saver *s) {
         return MOERT_OK;
     MOERT_TRY(moert_remove_tree(s->temporary));
     MOERT_TRY(moert_make_directories(s->temporary));
-    MOERT_TRY(write_config(s));
+    MOERT_TRY(write_text(s, "config.json", s->options.config_text));
+    if (has_index(s))
+        MOERT_TRY(write_index(s));
     if (is_checkpoint(s))
         MOERT_TRY(moert_run_state_write(s->temporary, &s->state));
     for (size_t i = 0; i < s->file_count; i++)
-        MOERT_TRY(create_file(s, i));
+        MOERT_TRY(create_file(s, &s->files[i]));
     return MOERT_OK;
 }
 
@@ -132,13 +207,14 @@ static moert_status put_copy(moert_saver *s, moert_tensor_writer *writer, const 
     return MOERT_OK;
 }
 
-/* Writes this rank's values of a kind. */
-static moert_status put_values(moert_saver *s, moert_tensor_writer *writer, moert_value_kind kind) {
+/* Writes this rank's values in a file. */
+static moert_status put_values(moert_saver *s, moert_tensor_writer *writer,
+                               const saved_file *file) {
     const size_t count = moert_model_tensor_count(s->model);
-    const moert_model_tensor *tensor = moert_model_tensors(s->model);
-    for (size_t i = 0; i < count; i++) {
-        const moert_model_range shard = moert_model_shard(&tensor[i]);
-        const char *name = s->specs[kind * count + i].name;
+    for (size_t e = file->first; e < file->first + file->count; e++) {
+        const moert_model_tensor *tensor = &moert_model_tensors(s->model)[e % count];
+        const moert_model_range shard = moert_model_shard(tensor);
+        const char *name = s->specs[e].name;
         size_t at;
         if (shard.count == 0)
             continue;
@@ -146,20 +222,19 @@ static moert_status put_values(moert_saver *s, moert_tensor_writer *writer, moer
             MOERT_TRY(put_copy(s, writer, name, shard));
             continue;
         }
-        const moert_buffer *values = moert_values_of(s->options.optimizer, &tensor[i], kind, &at);
+        const moert_buffer *values =
+            moert_values_of(s->options.optimizer, tensor, (moert_value_kind)(e / count), &at);
         MOERT_TRY(moert_put_floats(writer, name, shard.first, shard.count, values, at));
     }
     return MOERT_OK;
 }
 
-static moert_status write_file(moert_saver *s, size_t file) {
+static moert_status write_file(moert_saver *s, const saved_file *file) {
     moert_tensor_writer *writer;
-    moert_status status = MOERT_OK;
-    MOERT_TRY(moert_manifest_add(s->manifest, files[file].name));
+    MOERT_TRY(moert_manifest_add(s->manifest, file->name));
     MOERT_TRY(open_writer(s, file, false, &writer));
     moert_writer_watch(writer, s->manifest);
-    for (size_t i = 0; i < files[file].kinds && status == MOERT_OK; i++)
-        status = put_values(s, writer, files[file].first_kind + (moert_value_kind)i);
+    const moert_status status = put_values(s, writer, file);
     char *message = moert_error_keep();
     return moert_error_first(message, status, moert_writer_close(writer));
 }
@@ -170,7 +245,9 @@ static moert_status write_files(moert_saver *s) {
     s->writing_ns = moert_clock_ns();
     MOERT_TRY(moert_manifest_create(s->temporary, &s->manifest));
     for (size_t i = 0; i < s->file_count; i++)
-        MOERT_TRY(write_file(s, i));
+        MOERT_TRY(write_file(s, &s->files[i]));
+    if (has_index(s))
+        MOERT_TRY(moert_manifest_add(s->manifest, index_name));
     MOERT_TRY(moert_manifest_add(s->manifest, "config.json"));
     return is_checkpoint(s) ? moert_manifest_add(s->manifest, "state.json") : MOERT_OK;
 }
@@ -311,11 +388,15 @@ moert_status moert_saver_create(const moert_saver_options *options, moert_saver 
     s->options = *options;
     s->model = options->optimizer->model;
     s->world = moert_model_mesh(s->model)->world;
-    s->file_count = MOERT_COUNT(files);
     moert_status status =
         moert_value_specs(s->model, MOERT_VALUES_WEIGHTS, CHECKPOINT_KINDS, &s->specs);
+    if (status == MOERT_OK)
+        status = make_files(s, 0);
+    const size_t floats = options->beside ? moert_saver_floats(s->model) : 0;
     if (status == MOERT_OK && options->beside)
-        status = MOERT_NEW_ARRAY(&s->copy, moert_saver_floats(s->model));
+        status = MOERT_NEW_ARRAY(&s->copy, floats);
+    if (status == MOERT_OK && options->beside)
+        memset(s->copy, 0, floats * sizeof *s->copy); /* no step waits for its pages */
     if (status == MOERT_OK)
         *saver = s;
     else
@@ -332,7 +413,7 @@ void moert_saver_destroy(moert_saver *s) {
         end_save(s, MOERT_ERROR_INTERNAL);
     }
     moert_value_specs_free(s->model, CHECKPOINT_KINDS, s->specs);
-    MOERT_FREE(s->path, s->copy, s);
+    MOERT_FREE(s->path, s->copy, s->files, s);
 }
 
 /* Prepares a save of `state`. Collective. */
@@ -394,13 +475,15 @@ moert_saved moert_saver_last(const moert_saver *s) {
 
 /* ---- models ---- */
 
-moert_status moert_model_save(moert_model *model, const char *config_text, const char *path) {
+moert_status moert_model_save(moert_model *model, const char *config_text, size_t file_bytes,
+                              const char *path) {
     moert_saver s = {.options = {.config_text = config_text},
                      .model = model,
-                     .world = moert_model_mesh(model)->world,
-                     .file_count = 1};
+                     .world = moert_model_mesh(model)->world};
     moert_phase_set(MOERT_PHASE_SAVE);
     moert_status status = moert_value_specs(model, MOERT_VALUES_WEIGHTS, 1, &s.specs);
+    if (status == MOERT_OK)
+        status = make_files(&s, file_bytes);
     if (status == MOERT_OK)
         status = moert_text_path(&s.path, "%s", path);
     if (status == MOERT_OK)
@@ -408,6 +491,6 @@ moert_status moert_model_save(moert_model *model, const char *config_text, const
     status = moert_comm_agree(s.world, status);
     status = status == MOERT_OK ? run_stages(&s) : end_save(&s, status);
     moert_value_specs_free(model, 1, s.specs);
-    free(s.path);
+    MOERT_FREE(s.path, s.files);
     return status;
 }

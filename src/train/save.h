@@ -63,5 +63,8 @@ typedef struct moert_saved {
 moert_saved moert_saver_last(const moert_saver *saver);
 
 /* Writes config.json (the given text) and model.safetensors to the new directory `path`; replaces
- * an older one. Collective. Errors: those of moert_saver_write. */
-moert_status moert_model_save(moert_model *model, const char *config_text, const char *path);
+ * an older one. With file_bytes above 0, splits the weights into files of at most that size, as
+ * far as tensors fit, with an index, as transformers does. Collective. Errors: those of
+ * moert_saver_write. */
+moert_status moert_model_save(moert_model *model, const char *config_text, size_t file_bytes,
+                              const char *path);

@@ -21,7 +21,7 @@ static moert_model_sizes sizes;
 static moert_trainer_options trainer = {.steps = SIZE_MAX, .bias_rate = -1.0};
 static const char *model_path, *token_file, *prompt, *gradients_path, *logits_path;
 static moert_option_list data_paths;
-static size_t token_bits, ep, sample_bytes;
+static size_t model_file_mb, token_bits, ep, sample_bytes;
 static double held_out, temperature, save_rate;
 static unsigned schedule_kind, aux_form, save_mode;
 static moert_compute_choice compute_choice;
@@ -109,6 +109,9 @@ static const moert_option options[] = {
      "steps between checkpoints; 0 = none"},
     {"save-dir", MOERT_OPTION_STRING, &trainer.save_dir, NULL, NULL,
      "directory for the checkpoints, such as one on a faster file system; default OUT/checkpoints"},
+    {"model-file-mb", MOERT_OPTION_UINT, &model_file_mb, "0", "0..1000000000",
+     "split the model's weights into files of at most this number of MB, with an index; 0 = one "
+     "file"},
     {"keep-last", MOERT_OPTION_UINT, &trainer.keep.last, "3", "1..1000000",
      "newest checkpoints kept"},
     {"keep-every", MOERT_OPTION_UINT, &trainer.keep.every, "0", "0..",
@@ -255,7 +258,8 @@ static moert_status finish(moert_context *context, moert_model *model) {
         return MOERT_OK;
     char *path;
     MOERT_TRY(moert_text_path(&path, "%s/model", trainer.out));
-    const moert_status status = moert_model_save(model, trainer.config_text, path);
+    const moert_status status =
+        moert_model_save(model, trainer.config_text, 1000000 * model_file_mb, path);
     if (status == MOERT_OK)
         moert_program_say(context, "model   %s\n", path);
     free(path);

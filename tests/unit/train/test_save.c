@@ -156,4 +156,33 @@ TEST(test_a_save_that_is_given_up_leaves_nothing) {
     ASSERT_ON_ALL(!exists("dropped", "step-00000001.tmp") && !exists("dropped", "step-00000001"));
 }
 
+TEST(test_a_model_in_several_files_has_the_weights_of_one_file) {
+    enum { FILE_BYTES = 40000 };
+    open_checkpoint();
+    const char *one = titled("%s/one", directory), *split = titled("%s/split", directory);
+    ASSERT_OK_ON_ALL(moert_model_save(model, "{}", 0, one));
+    ASSERT_OK_ON_ALL(moert_model_save(model, "{}", FILE_BYTES, split));
+    if (test_rank != 0)
+        return;
+    size_t bytes;
+    const moert_tensors *whole = open_tensors(one), *parts = open_tensors(split);
+    const size_t files = count_files(split, ".safetensors");
+    assert_true(files > 2 && moert_tensors_count(whole) == moert_tensors_count(parts));
+    for (size_t i = 0; i < moert_tensors_count(whole); i++) {
+        const moert_tensor *a = moert_tensors_at(whole, i), *b = moert_tensors_at(parts, i);
+        assert_true(strcmp(a->name, b->name) == 0 && a->bytes == b->bytes);
+        assert_memory_equal(a->data, b->data, a->bytes);
+    }
+    for (size_t i = 1; i <= files; i++) {
+        moert_tensors *file =
+            open_tensors(titled("%s/model-%05zu-of-%05zu.safetensors", split, i, files));
+        size_t data = 0;
+        for (size_t j = 0; j < moert_tensors_count(file); j++)
+            data += moert_tensors_at(file, j)->bytes;
+        assert_true(data <= FILE_BYTES || moert_tensors_count(file) == 1);
+    }
+    ASSERT_OK(moert_manifest_check(split, &bytes));
+    assert_true(bytes > 0);
+}
+
 MPI_TESTS(open_all, close_context_and_directory)

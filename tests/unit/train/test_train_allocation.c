@@ -79,7 +79,11 @@ static moert_status save_beside(void) {
 }
 
 static moert_status save_model(void) {
-    return moert_model_save(model, "{}", path);
+    return moert_model_save(model, "{}", 0, path);
+}
+
+static moert_status save_split_model(void) {
+    return moert_model_save(model, "{}", 30000, path);
 }
 
 static moert_status save_gradients(void) {
@@ -137,6 +141,7 @@ TEST(test_each_allocation_fails_once) {
         model, &(moert_optimizer_options){.beta1 = 0.9, .beta2 = 0.9}, &optimizer));
     check_each(save_gradients, true);
     check_each(save_model, true);
+    check_each(save_split_model, true);
     check_each(save_held, true);
     check_each(save_beside, true);
     check_each(load_checkpoint, false);
