@@ -94,6 +94,7 @@ typedef struct moert_layer_options {
     moert_combine combine;
     bool external_routing; /* no router: each batch brings index and weights of its slots. Of
                               `router`, only experts and topk count */
+    bool shared_gate;      /* a gate scales the shared expert's result: sigmoid(x SHARED_GATE^T) */
 } moert_layer_options;
 
 #define MOERT_LAYER_OPTIONS_INIT                                                                   \
@@ -196,7 +197,8 @@ MOERT_API moert_status moert_layer_reduce(moert_layer *layer, bool last);
     X(B1)          /* [L,2I] */                                                                    \
     X(W2)          /* [L,H,I] */                                                                   \
     X(B2)          /* [L,H] */                                                                     \
-    X(CORRECTION)  /* [E], no gradient */
+    X(CORRECTION)  /* [E], no gradient */                                                          \
+    X(SHARED_GATE) /* [H] */
 
 typedef enum moert_layer_tensor {
 #define MOERT_LAYER_TENSOR_ENUM(name) MOERT_LAYER_##name,

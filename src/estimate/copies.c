@@ -69,12 +69,18 @@ static size_t dense_copies(const moert_memory_setting *setting, const moert_memo
     const moert_prepacked_shape dense[] = {
         {1, c->router.experts, h, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32},
         {shared > 0, 2 * shared, h, MOERT_PREPACKED_GATED, type},
-        {shared > 0, h, shared, MOERT_PREPACKED_FORWARD, type}};
+        {shared > 0, h, shared, MOERT_PREPACKED_FORWARD, type},
+        {c->shared_gate, 1, h, MOERT_PREPACKED_FORWARD, MOERT_DTYPE_F32}};
+    const moert_prepacked_shape glu[] = {
+        {s->dense > 0, 2 * s->dense, h, MOERT_PREPACKED_GATED, type},
+        {s->dense > 0, h, s->dense, MOERT_PREPACKED_FORWARD, type}};
     if (s->tokens == 0)
         return 0;
     size_t bytes = prepacks_bytes(setting, &head);
     for (size_t i = 0; i < MOERT_COUNT(dense); i++)
-        bytes += c->layers * prepacks_bytes(setting, &dense[i]);
+        bytes += s->moe_layers * prepacks_bytes(setting, &dense[i]);
+    for (size_t i = 0; i < MOERT_COUNT(glu); i++)
+        bytes += s->dense_layers * prepacks_bytes(setting, &glu[i]);
     for (size_t i = 0; i < s->attention.parameters; i++) {
         const moert_model_parameter *p = &s->attention.parameter[i];
         const moert_prepacked_shape shape = {1, p->rows, p->columns, MOERT_PREPACKED_FORWARD, type};
@@ -85,7 +91,7 @@ static size_t dense_copies(const moert_memory_setting *setting, const moert_memo
 }
 
 size_t moert_memory_copies(const moert_memory_setting *setting, const moert_memory_shape *s) {
-    return s->config->layers * expert_copies(setting, s) + dense_copies(setting, s);
+    return s->moe_layers * expert_copies(setting, s) + dense_copies(setting, s);
 }
 
 /* ---- scratch ---- */
@@ -114,9 +120,11 @@ static void largest_quantized(const moert_memory_shape *s, size_t *payload, size
 /* The largest rounded operands x and y of the dense layers' GEMMs. */
 static void largest_operands(const moert_memory_shape *s, size_t *x, size_t *y) {
     const moert_model_config *c = s->config;
-    const size_t h = c->hidden, shared = c->shared_intermediate;
+    const size_t h = c->hidden, shared = moert_max(c->shared_intermediate, s->dense);
     const moert_dtype type = moert_operand_type(c->dense);
-    const size_t dv = s->shared_v_type == type ? 0 : 2 * shared; /* 0: dv replaces v */
+    /* 0: dv replaces v */
+    const size_t dv = moert_max(s->shared_v_type == type ? 0 : 2 * c->shared_intermediate,
+                                s->dense_v_type == type ? 0 : 2 * s->dense);
     const size_t widest_x = moert_max(s->attention.rounded_x, shared > 0 ? h : 0);
     const size_t widest_y = moert_max(shared > 0 ? moert_max(h, dv) : 0, s->attention.rounded_y);
     *x = moert_max(*x, moert_operand_floats(type, s->tokens * widest_x));

@@ -39,7 +39,9 @@ static moert_status check(const moert_memory_setting *setting) {
     /* all sums of bytes must fit 64 bits */
     const double h = (double)c->hidden, heads = widest_heads(c);
     const double widest =
-        2.0 * (double)moert_max(c->intermediate, c->shared_intermediate) + h + heads;
+        2.0 * (double)moert_max(moert_max(c->intermediate, c->shared_intermediate),
+                                c->dense_intermediate) +
+        h + heads;
     const double tokens = (double)setting->batch * (double)setting->length;
     const double slots = (double)(c->router.topk + 1) + (double)c->router.experts;
     const double layer =
@@ -90,6 +92,12 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
     s.largest_rows = moert_ceil_div(tokens * topk * most, experts);
     s.capacity_rows = tokens * moert_min(topk, most);
     s.attention = moert_attention_shape_of(c);
+    for (size_t l = 0; l < c->layers; l++)
+        s.moe_layers += moert_layer_is_moe(c, l);
+    s.dense_layers = c->layers - s.moe_layers;
+    s.dense = s.dense_layers > 0 ? c->dense_intermediate : 0;
+    s.dense_v_type =
+        moert_operand_between(setting->device, moert_operand_type(c->dense), 1, c->hidden, s.dense);
     s.v_type = moert_precision_between(setting->device, &s.options, s.experts);
     s.shared_v_type = moert_operand_between(setting->device, moert_operand_type(c->dense), 1,
                                             c->hidden, c->shared_intermediate);
@@ -104,8 +112,8 @@ static void add_blocks(parameters *sum, size_t count, const moert_block_shape *s
                             moert_block_border(shape, ranks, rank));
 }
 
-/* The blocks that create_parts and create_attention of model.c and create_blocks of layer.c
- * allocate. */
+/* The blocks that create_parts and create_attention of model.c, create of mlp_dense.c, and
+ * create_parts of layer.c allocate. */
 static void count_parameters(const moert_memory_setting *setting, size_t rank,
                              const moert_memory_shape *s, parameters *replicated,
                              parameters *owned) {
@@ -116,17 +124,18 @@ static void count_parameters(const moert_memory_setting *setting, size_t rank,
                  replica = place_of(setting, rank).replica;
     const size_t table = c->vocabulary * h;
     const size_t outer[] = {table, h, c->tied_embeddings ? 0 : table};
+    const size_t dense[] = {2 * s->dense * h, h * s->dense}, parts[] = {2, 1};
     size_t attention[MOERT_ATTENTION_MOST + 2];
     const size_t count = moert_model_replicated_shape(c, &s->attention, attention);
     *replicated = *owned = (parameters){0, 0};
-#define SHAPE(elements, parts) &(moert_block_shape){elements, MOERT_COUNT(elements), parts}
-    add_blocks(replicated, 1, SHAPE(outer, 1), ranks, rank);
-    add_blocks(replicated, c->layers, &(moert_block_shape){attention, count, 1}, ranks, rank);
+    add_blocks(replicated, 1, &(moert_block_shape){outer, MOERT_COUNT(outer), NULL}, ranks, rank);
+    add_blocks(replicated, c->layers, &(moert_block_shape){attention, count, NULL}, ranks, rank);
+    add_blocks(replicated, s->dense_layers, &(moert_block_shape){dense, MOERT_COUNT(dense), parts},
+               ranks, rank);
     for (int b = 0; b < MOERT_LAYER_BLOCKS; b++)
-        add_blocks(b == 0 ? replicated : owned, c->layers,
+        add_blocks(b == 0 ? replicated : owned, s->moe_layers,
                    &(moert_block_shape){layer.elements[b], layer.count[b], layer.parts[b]},
                    b == 0 ? ranks : replicas, b == 0 ? rank : replica);
-#undef SHAPE
 }
 
 /* moert_model_reserve_rows */
@@ -137,18 +146,30 @@ static size_t count_rows(const moert_model_rows *rows, size_t tokens) {
     return floats;
 }
 
-/* The activations of one decoder layer: those of reserve_layer in model/forward.c, then those of
- * layer/forward.c. */
-static size_t layer_bytes(const moert_memory_shape *s, bool staged) {
+/* The activations of a layer's attention: reserve_layer in model/forward.c. */
+static size_t attention_bytes(const moert_memory_shape *s) {
+    const moert_model_config *c = s->config;
+    const size_t t = s->tokens;
+    return sizeof(float) * (moert_operand_floats(moert_operand_type(c->dense), t * c->hidden) +
+                            t * (3 * c->hidden + 2) + count_rows(s->attention.kept, t));
+}
+
+/* The activations of a dense GLU: model/mlp_dense.c. */
+static size_t dense_bytes(const moert_memory_shape *s) {
+    return sizeof(float) *
+           (moert_operand_floats(s->dense_v_type, s->tokens * 2 * s->dense) +
+            moert_operand_floats(moert_operand_type(s->config->dense), s->tokens * s->dense));
+}
+
+/* The activations of a MoE layer: layer/forward.c. */
+static size_t moe_bytes(const moert_memory_shape *s, bool staged) {
     const moert_model_config *c = s->config;
     const size_t t = s->tokens, experts = c->router.experts, topk = c->router.topk;
     const moert_dtype type = moert_operand_type(c->dense);
     const moert_dtype h_type =
         c->precision == MOERT_PRECISION_BF16 ? MOERT_DTYPE_BF16 : MOERT_DTYPE_F32;
-    size_t floats = moert_operand_floats(type, t * c->hidden);
-    floats += t * (3 * c->hidden + 2) + count_rows(s->attention.kept, t);
     /* gradient of the auxiliary loss */
-    floats += experts * (s->aux_form == MOERT_AUX_SEQUENCE ? moert_max(s->sequences, 1) : 1);
+    size_t floats = experts * (s->aux_form == MOERT_AUX_SEQUENCE ? moert_max(s->sequences, 1) : 1);
     /* the plan on the device */
     floats += moert_round_up(s->experts, 4) + 4 * experts + (staged ? 4 : 2) * t * topk;
     const size_t with_growth[] = {
@@ -161,6 +182,11 @@ static size_t layer_bytes(const moert_memory_shape *s, bool staged) {
         moert_operand_floats(h_type, s->rows * c->intermediate),
         moert_operand_floats(s->shared_v_type, t * 2 * c->shared_intermediate),
         moert_operand_floats(type, t * c->shared_intermediate),
+        c->shared_gate ? t : 0, /* logits, scores, index, weight, lse of the gate */
+        c->shared_gate ? t : 0,
+        c->shared_gate ? t : 0,
+        c->shared_gate ? t : 0,
+        c->shared_gate ? t : 0,
     };
     size_t bytes = floats * sizeof(float);
     for (size_t i = 0; i < MOERT_COUNT(with_growth); i++)
@@ -178,15 +204,15 @@ static size_t dense_partial(const moert_memory_shape *s, size_t n, size_t k) {
 static size_t largest_partial(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, shared = c->shared_intermediate;
-    const size_t dense[][2] = {
-        {c->vocabulary, h}, {2 * shared, h}, {h, shared}, {c->router.experts, h}};
+    const size_t dense[][2] = {{c->vocabulary, h},     {2 * shared, h},   {h, shared},
+                               {c->router.experts, h}, {2 * s->dense, h}, {h, s->dense}};
     const size_t row = moert_max(s->sequences, 1) * h; /* partials of a tied embedding's row */
     size_t most = s->sequences * h;                    /* partials of norms */
     if (c->tied_embeddings)
         most = row * moert_min(c->vocabulary, moert_max(1, s->partial_floats / row));
     const size_t sums = s->aux_form == MOERT_AUX_SEQUENCE ? 2 : 1;
     const size_t inputs =
-        s->tokens + c->layers * (s->tokens + sums * s->sequences * c->router.experts);
+        s->tokens + s->moe_layers * (s->tokens + sums * s->sequences * c->router.experts);
     most = moert_max(most, inputs); /* inputs of the losses: sum_everything of model/losses.c */
     for (size_t i = 0; i < MOERT_COUNT(dense); i++)
         most = moert_max(most, dense_partial(s, dense[i][0], dense[i][1]));
@@ -213,8 +239,10 @@ static size_t count_scratch(const moert_memory_setting *setting, const moert_mem
                                                              t * s->attention.norm[i].rows,
                                                              s->attention.norm[i].width));
     size_t floats = largest_partial(s) + most + t * (c->router.experts + c->router.topk);
-    floats += moert_max(moert_operand_floats(s->v_type, s->rows * c->intermediate),
-                        moert_operand_floats(s->shared_v_type, t * c->shared_intermediate));
+    floats +=
+        moert_max(moert_operand_floats(s->v_type, s->rows * c->intermediate),
+                  moert_max(moert_operand_floats(s->shared_v_type, t * c->shared_intermediate),
+                            moert_operand_floats(s->dense_v_type, t * s->dense)));
     floats += t * 2 * c->hidden + count_rows(s->attention.scratch, t);
     return floats + moert_memory_rounding(setting, s);
 }
@@ -232,9 +260,9 @@ static void count_windows(const moert_memory_setting *setting, const moert_memor
                           size_t *used, size_t *reserved) {
     const struct {
         size_t count, width;
-    } windows[] = {{s->config->layers + 1, moert_wire_width(&s->options)},
+    } windows[] = {{s->moe_layers + 1, moert_wire_width(&s->options)},
                    {1, moert_wire_back_width(&s->options)},
-                   {s->config->layers + 1, 1}};
+                   {s->moe_layers + 1, 1}};
     const size_t needed = moert_max(s->largest_rows, 1);
     *used = *reserved = 0;
     for (size_t i = 0; i < MOERT_COUNT(windows); i++) {
@@ -303,7 +331,8 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .moments = 2 * (replicated.shards + owned.shards) * sizeof(float),
         .copies = moert_memory_copies(setting, &s),
         .sums = nodes * replicated.floats * sizeof(float),
-        .activations = c->layers * layer_bytes(&s, staged) + outer * sizeof(float),
+        .activations = c->layers * attention_bytes(&s) + s.moe_layers * moe_bytes(&s, staged) +
+                       s.dense_layers * dense_bytes(&s) + outer * sizeof(float),
         .scratch = count_scratch(setting, &s) * sizeof(float),
         .staging = staging * sizeof(float),
         .saves = setting->saves_beside /* moert_saver_floats */

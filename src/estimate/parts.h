@@ -17,8 +17,11 @@ typedef struct moert_memory_shape {
         capacity_rows; /* M of this rank; the largest M of its group; the bound of M */
     moert_aux_form aux_form;
     moert_attention_shape attention;
-    size_t partial_floats;             /* moert_block_partial_bytes */
-    moert_dtype v_type, shared_v_type; /* moert_precision_between, moert_operand_between */
+    size_t moe_layers, dense_layers;
+    size_t dense;          /* I of a dense layer, 0 if there is none */
+    size_t partial_floats; /* moert_block_partial_bytes */
+    moert_dtype v_type, shared_v_type,
+        dense_v_type; /* moert_precision_between, moert_operand_between */
 } moert_memory_shape;
 
 /* Bytes of rounded and prepacked copies of weights. */

@@ -142,7 +142,7 @@ static moert_status derive(const char *path, moert_model_config *config) {
     if (config->shared_experts > 0)
         config->shared_intermediate = config->shared_experts * config->intermediate;
     config->output_bias = config->attention_bias && moert_family_of(config->family)->output_bias;
-    config->rope.width = config->head_size;
+    config->rope.width = config->latent.kv_rank > 0 ? config->latent.rope : config->head_size;
     if (config->partial_rotary > 0.0f)
         config->rope.width = (size_t)((double)config->head_size * (double)config->partial_rotary);
     if (config->shared_intermediate > MOERT_FIELD_SIZE_LIMIT)
@@ -163,6 +163,8 @@ static moert_status parse(const char *path, json_t *root, moert_model_config *co
     if (json_is_null(json_object_get(root, "n_group"))) /* null means no groups; absent, the
                                                            default */
         config->router.groups = config->router.kept_groups = 1;
+    if (json_is_null(json_object_get(root, "q_lora_rank"))) /* q is projected directly */
+        config->latent.q_rank = 0;
     MOERT_TRY(moert_fields_read(path, root, config));
     MOERT_TRY(moert_config_read_rope(path, root, config));
     MOERT_TRY(moert_config_read_layers(path, root, config));

@@ -40,6 +40,12 @@ typedef struct moert_layer_set {
 static inline bool moert_layer_set_has(const moert_layer_set *set, size_t layer) {
     return layer < MOERT_LAYERS_MOST && (set->bits[layer / 64] >> layer % 64 & 1) != 0;
 }
+static inline bool moert_layer_set_any(const moert_layer_set *set) {
+    uint64_t any = 0;
+    for (size_t i = 0; i < MOERT_LAYERS_MOST / 64; i++)
+        any |= set->bits[i];
+    return any != 0;
+}
 static inline void moert_layer_set_add(moert_layer_set *set, size_t layer) {
     set->bits[layer / 64] |= (uint64_t)1 << layer % 64;
 }
@@ -127,6 +133,9 @@ enum { MOERT_TENSOR_NAME_BYTES = 160 }; /* enough for all names that the functio
  * shared expert. */
 void moert_expert_tensor_name(const moert_model_config *config, size_t layer, size_t expert,
                               moert_expert_part part, char *name, size_t bytes);
+/* The same for the GLU of a dense layer: "model.layers.0.mlp.gate_proj.weight". */
+void moert_dense_tensor_name(const moert_model_config *config, size_t layer, moert_expert_part part,
+                             char *name, size_t bytes);
 /* Writes "model.layers.3.mlp." + suffix or "model.layers.3.block_sparse_moe." + suffix. */
 void moert_moe_tensor_name(const moert_model_config *config, size_t layer, const char *suffix,
                            char *name, size_t bytes);

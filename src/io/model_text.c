@@ -65,6 +65,8 @@ moert_status moert_model_config_check_model(const moert_model_config *config) {
     if (config->layers > MOERT_LAYERS_MOST)
         return FAIL_CONFIG(ERROR_UNSUPPORTED, "num_hidden_layers is %zu, above %d", config->layers,
                            MOERT_LAYERS_MOST);
+    if (config->dense_intermediate == 0 && moert_layer_set_any(&config->dense_layers))
+        return FAIL_CONFIG(ERROR_FORMAT, "the key intermediate_size of dense layers is missing");
     return check_sizes(config);
 }
 

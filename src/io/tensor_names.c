@@ -32,3 +32,11 @@ void moert_expert_tensor_name(const moert_model_config *config, size_t layer, si
         snprintf(suffix, sizeof suffix, "experts.%zu.%s.weight", expert, row->projections[part]);
     moert_moe_tensor_name(config, layer, suffix, name, bytes);
 }
+
+void moert_dense_tensor_name(const moert_model_config *config, size_t layer, moert_expert_part part,
+                             char *name, size_t bytes) {
+    char suffix[64];
+    snprintf(suffix, sizeof suffix, "%s.weight",
+             moert_family_of(config->family)->projections[part]);
+    moert_moe_tensor_name(config, layer, suffix, name, bytes);
+}

@@ -138,7 +138,7 @@ static moert_status differentiate_router(moert_pass *pass, const moert_layer_los
                                                              .dlogits = *dlogits,
                                                              .sequence_ends = ends,
                                                              .sequences = pass->batch.sequences}));
-    moert_gemm gemm = moert_pass_router_gemm(pass, pass->input, *dlogits);
+    moert_gemm gemm = moert_pass_router_gemm(pass, router->experts, pass->input, *dlogits);
     gemm.bias = layer->block[BLOCK_DENSE]->tensor[DENSE_ROUTER_BIAS].gradient;
     return moert_block_dense_gradient(layer->block[BLOCK_DENSE], DENSE_ROUTER, &pass->batch, &gemm,
                                       &layer->mesh->scratch[MOERT_SCRATCH_PARTIAL]);
@@ -146,59 +146,49 @@ static moert_status differentiate_router(moert_pass *pass, const moert_layer_los
 
 /* Adds the router's gradient to dx. */
 static moert_status add_router(const moert_pass *pass, moert_buffer *dlogits, moert_buffer *dx) {
-    moert_gemm router = moert_pass_router_gemm(pass, dx, dlogits);
+    moert_gemm router =
+        moert_pass_router_gemm(pass, pass->layer->options.router.experts, dx, dlogits);
     router.kind = MOERT_GEMM_DGRAD;
     router.accumulate = true;
     return moert_block_gemm(pass->layer->block[BLOCK_DENSE], DENSE_ROUTER, &router);
 }
 
+/* Backward of the shared expert's gate, from the gradient dprob[T] of its result. */
+static moert_status differentiate_gate(moert_pass *pass, const moert_buffer *dprob,
+                                       moert_buffer *dx) {
+    moert_mesh *mesh = pass->layer->mesh;
+    moert_block *dense = pass->layer->block[BLOCK_DENSE];
+    const moert_router_options gate = moert_pass_gate();
+    const size_t tokens = pass->batch.tokens;
+    moert_buffer *dlogits;
+    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_LOGITS, tokens, &dlogits));
+    MOERT_TRY(moert_router_backward(mesh->device, &gate,
+                                    &(moert_router_gradient){.tokens = tokens,
+                                                             .logits = pass->gate_logits,
+                                                             .routing = &pass->gate,
+                                                             .dweight = dprob,
+                                                             .dlogits = dlogits}));
+    moert_gemm gemm = moert_pass_router_gemm(pass, 1, pass->input, dlogits);
+    MOERT_TRY(moert_block_dense_gradient(dense, DENSE_SHARED_GATE, &pass->batch, &gemm,
+                                         &mesh->scratch[MOERT_SCRATCH_PARTIAL]));
+    gemm.x = dx;
+    gemm.kind = MOERT_GEMM_DGRAD;
+    gemm.accumulate = true;
+    return moert_block_gemm(dense, DENSE_SHARED_GATE, &gemm);
+}
+
 /* Adds the shared expert's gradient to dx and collects the gradients of its weights. */
 static moert_status differentiate_shared(moert_pass *pass, const moert_buffer *dy,
                                          moert_buffer *dx) {
-    moert_layer *layer = pass->layer;
-    const moert_layer_options *o = &layer->options;
-    moert_block *dense = layer->block[BLOCK_DENSE];
-    moert_mesh *mesh = layer->mesh;
-    moert_buffer **partial = &mesh->scratch[MOERT_SCRATCH_PARTIAL], *dh, *dv;
-    size_t tokens = pass->batch.tokens, width = o->shared_intermediate;
-    const moert_dtype type = moert_operand_type(o->dense);
-    const moert_dtype from = moert_operand_between(mesh->device, type, 1, o->hidden, width);
-    moert_glu_form form = o->glu;
-    form.interleaved = false;
+    const bool gated = pass->layer->options.shared_gate;
+    moert_dense_glu glu = moert_pass_shared_expert(pass);
     moert_phase_set(MOERT_PHASE_SHARED_EXPERT);
-    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_HIDDEN,
-                                 moert_operand_floats(from, tokens * width), &dh));
-    moert_gemm gemm = moert_pass_dense_gemm(pass, type, o->hidden, width);
-    gemm.kind = MOERT_GEMM_DGRAD;
-    gemm.x = pass->shared_h;
+    if (gated)
+        MOERT_TRY(
+            moert_mesh_scratch(glu.mesh, MOERT_SCRATCH_SLOTS, pass->batch.tokens, &glu.dprob));
     MOERT_TRY(
-        moert_operand_take(mesh, type, tokens * o->hidden, dy, MOERT_SCRATCH_ROUNDED_Y, &gemm.y));
-    MOERT_TRY(moert_block_dense_gradient(dense, DENSE_SHARED_W2, &pass->batch, &gemm, partial));
-    gemm.x = dh;
-    gemm.result = from;
-    MOERT_TRY(moert_block_gemm(dense, DENSE_SHARED_W2, &gemm));
-    gemm.result = MOERT_DTYPE_F32;
-    dv = pass->shared_v;
-    if (type != from)
-        MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_ROUNDED_Y,
-                                     moert_operand_floats(type, tokens * 2 * width), &dv));
-    MOERT_TRY(moert_glu_backward(&(moert_glu){.form = form,
-                                              .rows = tokens,
-                                              .width = width,
-                                              .v = pass->shared_v,
-                                              .from = from,
-                                              .type = type,
-                                              .dh = dh,
-                                              .dv = dv}));
-    gemm.n = 2 * width;
-    gemm.k = o->hidden;
-    gemm.y = dv;
-    MOERT_TRY(moert_operand_take(mesh, type, tokens * o->hidden, pass->input,
-                                 MOERT_SCRATCH_ROUNDED_X, &gemm.x));
-    MOERT_TRY(moert_block_dense_gradient(dense, DENSE_SHARED_W1, &pass->batch, &gemm, partial));
-    gemm.x = dx;
-    gemm.accumulate = true;
-    return moert_block_gemm(dense, DENSE_SHARED_W1, &gemm);
+        moert_dense_glu_backward(&glu, pass->input, pass->shared_v, pass->shared_h, dy, dx, true));
+    return gated ? differentiate_gate(pass, glu.dprob, dx) : MOERT_OK;
 }
 
 /* Reserves the windows and scratch of the backward and starts the dispatch of dy. `status` is this

@@ -6,9 +6,13 @@
 
 enum { ALIGNMENT_FLOATS = 128 }; /* 512 bytes: the alignment of buffer views */
 
+static size_t count_parts(const moert_block_shape *shape, size_t tensor) {
+    return shape->parts != NULL ? shape->parts[tensor] : 1;
+}
+
 static size_t count_chunks(const moert_block_shape *shape, size_t tensor) {
-    return shape->parts *
-           moert_ceil_div(shape->elements[tensor] / shape->parts, MOERT_SQUARES_CHUNK);
+    const size_t parts = count_parts(shape, tensor);
+    return parts * moert_ceil_div(shape->elements[tensor] / parts, MOERT_SQUARES_CHUNK);
 }
 
 static size_t block_chunks(const moert_block_shape *shape) {
@@ -28,7 +32,8 @@ size_t moert_block_border(const moert_block_shape *shape, size_t ranks, size_t r
     for (size_t i = 0; i < shape->count; i++) {
         const size_t chunks = count_chunks(shape, i);
         if (chunk < chunks) {
-            const size_t per_part = chunks / shape->parts, part = shape->elements[i] / shape->parts;
+            const size_t parts = count_parts(shape, i);
+            const size_t per_part = chunks / parts, part = shape->elements[i] / parts;
             return floats + chunk / per_part * part + chunk % per_part * MOERT_SQUARES_CHUNK;
         }
         chunk -= chunks;
@@ -202,16 +207,18 @@ size_t moert_block_first_chunk(const moert_block *block, size_t rank) {
     return first_chunk(block->chunks, moert_comm_size(block->comm), rank);
 }
 
-/* gradient += nodes in this rank's shard, for replicated blocks; their shards start where buffer
- * views can. */
+/* gradient += nodes in this rank's shard of a replicated block. Views start at multiples of
+ * ALIGNMENT_FLOATS, so this also adds some elements before the shard; other ranks have their
+ * sums. */
 static moert_status add_shard(moert_block *block, size_t first, size_t count) {
-    const size_t start = first * sizeof(float), bytes = count * sizeof(float);
+    const size_t before = first % ALIGNMENT_FLOATS;
+    const size_t start = (first - before) * sizeof(float), bytes = (before + count) * sizeof(float);
     moert_buffer *sum = NULL, *shard = NULL;
     moert_status status = moert_buffer_view(block->gradient, start, bytes, &sum);
     if (status == MOERT_OK)
         status = moert_buffer_view(block->nodes, start, bytes, &shard);
     if (status == MOERT_OK)
-        status = moert_add(count, shard, sum);
+        status = moert_add(before + count, shard, sum);
     MOERT_DESTROY(shard, sum);
     return status;
 }

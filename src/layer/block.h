@@ -58,7 +58,8 @@ typedef struct moert_block {
 typedef struct moert_block_shape {
     const size_t *elements; /* [count] floats of each tensor; 0 is legal */
     size_t count;
-    size_t parts; /* the tensors of the model's files that form one tensor */
+    const size_t
+        *parts; /* [count] tensors of the model's files that form each of them, or NULL: 1 */
 } moert_block_shape;
 
 /* The offset in floats where the shard of rank `rank` of `ranks` starts. With rank == ranks: the
@@ -139,11 +140,12 @@ moert_status moert_block_gather(const moert_block *block, moert_buffer *values);
 
 /* The shapes of the blocks of a layer that holds `local` experts, by the index of
  * moert_layer_block. */
-enum { MOERT_LAYER_BLOCKS = 3, MOERT_LAYER_BLOCK_TENSORS = 4 };
+enum { MOERT_LAYER_BLOCKS = 3, MOERT_LAYER_BLOCK_TENSORS = 6 };
 
 typedef struct moert_layer_shapes {
     size_t elements[MOERT_LAYER_BLOCKS][MOERT_LAYER_BLOCK_TENSORS];
-    size_t count[MOERT_LAYER_BLOCKS], parts[MOERT_LAYER_BLOCKS];
+    size_t parts[MOERT_LAYER_BLOCKS][MOERT_LAYER_BLOCK_TENSORS];
+    size_t count[MOERT_LAYER_BLOCKS];
 } moert_layer_shapes;
 
 moert_layer_shapes moert_layer_shapes_of(const moert_layer_options *options, size_t local);

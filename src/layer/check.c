@@ -60,11 +60,12 @@ moert_status moert_layer_check_sizes(const moert_layer_options *o, size_t ranks)
     X("%d", dense)                                                                                 \
     X("%d", dispatch)                                                                              \
     X("%d", combine)                                                                               \
-    X("%d", external_routing)
+    X("%d", external_routing)                                                                      \
+    X("%d", shared_gate)
 
 _Static_assert(sizeof(moert_layer_options) ==
-                   (offsetof(moert_layer_options, external_routing) + sizeof(size_t)) /
-                       sizeof(size_t) * sizeof(size_t),
+                   (offsetof(moert_layer_options, shared_gate) + sizeof(size_t)) / sizeof(size_t) *
+                       sizeof(size_t),
                "OPTION_TABLE lists all fields up to the last one, named here");
 
 static void print_options(const void *options, FILE *file) {

@@ -1,4 +1,5 @@
 /* The layer's forward pass. */
+#include "base/memory.h"
 #include "base/options.h"
 #include "base/phase.h"
 #include "layer/check.h"
@@ -41,11 +42,11 @@ static moert_status route(moert_pass *pass, const moert_buffer *x) {
     MOERT_TRY(moert_pass_activation(pass, tokens, 1, &pass->routing.lse));
     pass->index = pass->routing.index;
     pass->weight = pass->routing.weight;
-    moert_gemm gemm = moert_pass_router_gemm(pass, x, pass->logits);
+    moert_gemm gemm = moert_pass_router_gemm(pass, experts, x, pass->logits);
     gemm.bias = dense->tensor[DENSE_ROUTER_BIAS].weight;
     MOERT_TRY(moert_block_gemm(dense, DENSE_ROUTER, &gemm));
     MOERT_TRY(moert_router_forward(layer->mesh->device, router, tokens, pass->logits,
-                                   layer->correction, &pass->routing));
+                                   dense->tensor[DENSE_CORRECTION].weight, &pass->routing));
     return pass->batch.token != NULL ? moert_router_skip(layer->mesh->device, router, tokens,
                                                          pass->batch.token, &pass->routing)
                                      : MOERT_OK;
@@ -90,41 +91,37 @@ static moert_status compute_chunk(moert_pass *pass, moert_transfer *back, size_t
     return moert_wire_return(pass, back, &second);
 }
 
+/* Computes the shared expert's gate. */
+static moert_status open_gate(moert_pass *pass, const moert_buffer *x) {
+    moert_block *dense = pass->layer->block[BLOCK_DENSE];
+    const moert_router_options gate = moert_pass_gate();
+    moert_buffer **const buffers[] = {&pass->gate_logits, &pass->gate.scores, &pass->gate.index,
+                                      &pass->gate.weight, &pass->gate.lse};
+    for (size_t i = 0; i < MOERT_COUNT(buffers); i++)
+        MOERT_TRY(moert_pass_activation(pass, pass->batch.tokens, 1, buffers[i]));
+    const moert_gemm gemm = moert_pass_router_gemm(pass, 1, x, pass->gate_logits);
+    MOERT_TRY(moert_block_gemm(dense, DENSE_SHARED_GATE, &gemm));
+    return moert_router_forward(pass->layer->mesh->device, &gate, pass->batch.tokens,
+                                pass->gate_logits, NULL, &pass->gate);
+}
+
 /* result[T,H] = the shared expert's output for all tokens of this rank. The shared expert needs no
  * exchange. */
 static moert_status compute_shared_expert(moert_pass *pass, const moert_buffer *x,
                                           moert_buffer **result) {
-    moert_layer *layer = pass->layer;
-    const moert_layer_options *o = &layer->options;
-    moert_block *dense = layer->block[BLOCK_DENSE];
-    size_t tokens = pass->batch.tokens, width = o->shared_intermediate;
-    moert_mesh *mesh = layer->mesh;
-    const moert_dtype type = moert_operand_type(o->dense);
-    const moert_dtype from = moert_operand_between(mesh->device, type, 1, o->hidden, width);
-    moert_glu_form form = o->glu;
-    form.interleaved = false;
+    const size_t tokens = pass->batch.tokens;
     moert_phase_set(MOERT_PHASE_SHARED_EXPERT);
-    MOERT_TRY(moert_pass_activation(pass, 1, moert_operand_floats(from, tokens * 2 * width),
-                                    &pass->shared_v));
-    MOERT_TRY(moert_pass_activation(pass, 1, moert_operand_floats(type, tokens * width),
+    if (pass->layer->options.shared_gate)
+        MOERT_TRY(open_gate(pass, x));
+    const moert_dense_glu glu = moert_pass_shared_expert(pass);
+    MOERT_TRY(moert_pass_activation(
+        pass, 1,
+        moert_dense_glu_v_floats(glu.mesh->device, glu.type, tokens, glu.hidden, glu.width),
+        &pass->shared_v));
+    MOERT_TRY(moert_pass_activation(pass, 1, moert_dense_glu_h_floats(glu.type, tokens, glu.width),
                                     &pass->shared_h));
-    MOERT_TRY(moert_mesh_scratch(mesh, MOERT_SCRATCH_TOKENS, tokens * o->hidden, result));
-    moert_gemm gemm = moert_pass_dense_gemm(pass, type, 2 * width, o->hidden);
-    gemm.result = from;
-    gemm.y = pass->shared_v;
-    gemm.gated = true;
-    gemm.glu = (moert_glu){.form = form, .type = type, .h = pass->shared_h};
-    gemm.drop_v = pass->batch.forward_only;
-    MOERT_TRY(
-        moert_operand_take(mesh, type, tokens * o->hidden, x, MOERT_SCRATCH_ROUNDED_X, &gemm.x));
-    MOERT_TRY(moert_block_gemm(dense, DENSE_SHARED_W1, &gemm));
-    gemm.gated = false;
-    gemm.n = o->hidden;
-    gemm.k = width;
-    gemm.result = MOERT_DTYPE_F32;
-    gemm.x = pass->shared_h;
-    gemm.y = *result;
-    return moert_block_gemm(dense, DENSE_SHARED_W2, &gemm);
+    MOERT_TRY(moert_mesh_scratch(glu.mesh, MOERT_SCRATCH_TOKENS, tokens * glu.hidden, result));
+    return moert_dense_glu_forward(&glu, x, pass->shared_v, pass->shared_h, *result);
 }
 
 /* Makes the plan, reserves the window of the results and starts the dispatch of x. `status` is this

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "layer/block.h"
+#include "layer/dense_glu.h"
 #include "layer/mesh.h"
 #include "nn/bias.h"
 #include "router/router.h"
@@ -9,7 +10,15 @@
 /* Indices of a layer's blocks, and of the tensors in each block (in the order of
  * moert_layer_tensor). */
 enum { BLOCK_DENSE, BLOCK_EXPERT_IN, BLOCK_EXPERT_OUT, BLOCKS = MOERT_LAYER_BLOCKS };
-enum { DENSE_ROUTER, DENSE_ROUTER_BIAS, DENSE_SHARED_W1, DENSE_SHARED_W2, DENSE_TENSORS };
+enum {
+    DENSE_ROUTER,
+    DENSE_ROUTER_BIAS,
+    DENSE_CORRECTION, /* its gradient is always 0 */
+    DENSE_SHARED_W1,
+    DENSE_SHARED_W2,
+    DENSE_SHARED_GATE,
+    DENSE_TENSORS
+};
 enum { EXPERT_WEIGHT, EXPERT_BIAS, EXPERT_TENSORS };
 
 /* The quantized copies of an expert block's weight, for precisions with scales per block. The copy
@@ -25,7 +34,6 @@ struct moert_layer {
     moert_layer_options options;
     size_t first_expert, local_experts;
     moert_block *block[BLOCKS];
-    moert_buffer *correction; /* [E] or NULL */
     moert_rounded rounded[BLOCKS];
     bool weights_changed;     /* the weights changed since `rounded` was computed */
     size_t gathers;           /* gathers of an amax that remain in the call under way */
@@ -55,6 +63,8 @@ struct moert_pass {
     moert_exchange_plan *plan;
     moert_window *x, *prob;            /* received rows in the wire's form, and routing weights */
     moert_buffer *v, *h;               /* [M,2I], [M,I] (moert_precision_v_type, _h_type) */
+    moert_buffer *gate_logits;         /* [T] of the shared expert's gate; */
+    moert_routing gate;                /* its weight[T] scales the shared expert's result */
     moert_buffer *shared_v, *shared_h; /* [T,2I] (moert_operand_between), [T,I] as operands */
     float amax[BLOCKS][2]; /* NVFP4: amax of the forward's x and the backward's y, over all ranks */
 
@@ -79,10 +89,12 @@ moert_gemm moert_pass_gemm(const moert_pass *pass, moert_gemm_kind kind, int blo
                            const moert_part *part);
 /* The scaled biases of the second projection, whose result is gemm->y. */
 moert_scaled_bias moert_pass_biases(const moert_pass *pass, const moert_gemm *gemm);
-/* The GEMM descriptors of a dense projection over the batch's tokens, without operands, and of the
- * router, with x and y. */
-moert_gemm moert_pass_dense_gemm(const moert_pass *pass, moert_dtype type, size_t n, size_t k);
-moert_gemm moert_pass_router_gemm(const moert_pass *pass, const moert_buffer *x,
+/* The descriptor of the shared expert. */
+moert_dense_glu moert_pass_shared_expert(const moert_pass *pass);
+/* The shared expert's gate, as a router of one expert: its weight is the sigmoid of the logit. */
+moert_router_options moert_pass_gate(void);
+/* The GEMM descriptor of a router of `experts` experts. */
+moert_gemm moert_pass_router_gemm(const moert_pass *pass, size_t experts, const moert_buffer *x,
                                   moert_buffer *logits);
 
 /* Calls `work` for the experts and rows of each chunk, between its dispatch and its combine. After

@@ -43,19 +43,22 @@ static moert_status check_options(const moert_mesh *mesh, const moert_layer_opti
                           "most %zu",
                           options->router.experts, moert_comm_size(mesh->experts),
                           options->router.experts);
+    if (options->shared_gate && options->shared_intermediate == 0)
+        return MOERT_FAIL(ERROR_USAGE, "shared_gate of a layer without a shared expert");
     return moert_layer_check_sizes(options, moert_comm_size(mesh->experts));
 }
 
 moert_layer_shapes moert_layer_shapes_of(const moert_layer_options *o, size_t local) {
-    const size_t experts = o->router.experts, h = o->hidden, i = o->intermediate;
+    const size_t experts = o->external_routing ? 0 : o->router.experts, h = o->hidden,
+                 i = o->intermediate, shared = o->shared_intermediate;
+    const size_t in_parts = o->glu.interleaved ? local : 2 * local;
     return (moert_layer_shapes){
-        .elements = {{o->external_routing ? 0 : experts * h,
-                      o->router_bias && !o->external_routing ? experts : 0,
-                      2 * o->shared_intermediate * h, h * o->shared_intermediate},
+        .elements = {{experts * h, o->router_bias ? experts : 0, o->correction_bias ? experts : 0,
+                      2 * shared * h, h * shared, o->shared_gate ? h : 0},
                      {local * 2 * i * h, o->expert_biases ? local * 2 * i : 0},
                      {local * h * i, o->expert_biases ? local * h : 0}},
-        .count = {DENSE_TENSORS, EXPERT_TENSORS, EXPERT_TENSORS},
-        .parts = {1, 2 * local, local}};
+        .parts = {{1, 1, 1, 2, 1, 1}, {in_parts, local}, {local, local}},
+        .count = {DENSE_TENSORS, EXPERT_TENSORS, EXPERT_TENSORS}};
 }
 
 static moert_status create_parts(moert_layer *layer) {
@@ -66,17 +69,13 @@ static moert_status create_parts(moert_layer *layer) {
     const moert_layer_options *o = &layer->options;
     const moert_mesh *mesh = layer->mesh;
     const moert_layer_shapes shapes = moert_layer_shapes_of(o, layer->local_experts);
-    const size_t correction_bytes = o->router.experts * sizeof(float);
     for (int b = 0; b < BLOCKS; b++) {
         const bool dense = b == BLOCK_DENSE;
         const moert_block_shape shape = {shapes.elements[b], shapes.count[b], shapes.parts[b]};
         MOERT_TRY(moert_block_create(mesh->device, dense ? mesh->world : mesh->replicas, what[b],
                                      dense, &shape, &layer->block[b]));
     }
-    if (!o->correction_bias || o->external_routing)
-        return MOERT_OK;
-    MOERT_TRY(moert_buffer_create(mesh->device, correction_bytes, &layer->correction));
-    return moert_buffer_clear(layer->correction, 0, correction_bytes);
+    return MOERT_OK;
 }
 
 moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *options,
@@ -114,11 +113,10 @@ void moert_layer_destroy(moert_layer *layer) {
     moert_precision_free(layer);
     for (int i = 0; i < BLOCKS; i++)
         moert_block_destroy(layer->block[i]);
-    moert_buffer_destroy(layer->correction);
     free(layer);
 }
 
-/* The block and index of a tensor; BLOCKS for the correction bias, which is in no block. */
+/* The block and index of a tensor. */
 static const struct location {
     int block, tensor;
 } locations[MOERT_LAYER_TENSORS] = {
@@ -130,23 +128,22 @@ static const struct location {
     [MOERT_LAYER_B1] = {BLOCK_EXPERT_IN, EXPERT_BIAS},
     [MOERT_LAYER_W2] = {BLOCK_EXPERT_OUT, EXPERT_WEIGHT},
     [MOERT_LAYER_B2] = {BLOCK_EXPERT_OUT, EXPERT_BIAS},
-    [MOERT_LAYER_CORRECTION] = {BLOCKS, 0},
+    [MOERT_LAYER_SHARED_GATE] = {BLOCK_DENSE, DENSE_SHARED_GATE},
+    [MOERT_LAYER_CORRECTION] = {BLOCK_DENSE, DENSE_CORRECTION},
 };
 
 moert_buffer *moert_layer_weight(moert_layer *layer, moert_layer_tensor which) {
     if (layer == NULL || (unsigned)which >= MOERT_LAYER_TENSORS)
         return NULL;
     const struct location *location = &locations[which];
-    return location->block == BLOCKS
-               ? layer->correction
-               : layer->block[location->block]->tensor[location->tensor].weight;
+    return layer->block[location->block]->tensor[location->tensor].weight;
 }
 
 moert_buffer *moert_layer_gradient(moert_layer *layer, moert_layer_tensor which) {
     if (layer == NULL || (unsigned)which >= MOERT_LAYER_TENSORS)
         return NULL;
     const struct location *location = &locations[which];
-    if (location->block == BLOCKS)
+    if (which == MOERT_LAYER_CORRECTION)
         return NULL;
     const moert_block_tensor *tensor = &layer->block[location->block]->tensor[location->tensor];
     return tensor->bound_gradient != NULL ? tensor->bound_gradient : tensor->gradient;
@@ -164,17 +161,11 @@ moert_status moert_layer_bind(moert_layer *layer, moert_layer_tensor which, moer
         MOERT_TRY(moert_layer_check_buffer(layer, "weight", weight, bytes));
     if (gradient != NULL)
         MOERT_TRY(moert_layer_check_buffer(layer, "gradient", gradient, bytes));
-    if (location->block == BLOCKS && gradient != NULL)
+    if (which == MOERT_LAYER_CORRECTION && gradient != NULL)
         return MOERT_FAIL(ERROR_USAGE, "moert_layer_bind: the correction bias has no gradient");
     layer->weights_changed = true;
-    if (location->block < BLOCKS)
-        return moert_block_bind(layer->block[location->block], (size_t)location->tensor, weight,
-                                gradient);
-    if (weight == NULL)
-        return MOERT_OK;
-    MOERT_TRY(moert_buffer_view(weight, 0, bytes, &layer->correction));
-    moert_buffer_destroy(own);
-    return MOERT_OK;
+    return moert_block_bind(layer->block[location->block], (size_t)location->tensor, weight,
+                            gradient);
 }
 
 void moert_layer_weights_changed(moert_layer *layer) {
@@ -227,9 +218,9 @@ static moert_status fill(moert_buffer *weight, size_t offset, size_t elements, u
 }
 
 moert_status moert_layer_initialize(moert_layer *layer, uint64_t seed, double deviation) {
-    static const moert_layer_tensor matrices[] = {MOERT_LAYER_ROUTER, MOERT_LAYER_SHARED_W1,
-                                                  MOERT_LAYER_SHARED_W2, MOERT_LAYER_W1,
-                                                  MOERT_LAYER_W2};
+    static const moert_layer_tensor matrices[] = {MOERT_LAYER_ROUTER,    MOERT_LAYER_SHARED_W1,
+                                                  MOERT_LAYER_SHARED_W2, MOERT_LAYER_SHARED_GATE,
+                                                  MOERT_LAYER_W1,        MOERT_LAYER_W2};
     MOERT_REQUIRE(layer);
     moert_layer_weights_changed(layer);
     for (size_t m = 0; m < MOERT_COUNT(matrices); m++) {

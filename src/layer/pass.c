@@ -61,7 +61,9 @@ static void free_pass(moert_pass *pass) {
     moert_window_destroy(pass->prob);
     moert_window_destroy(pass->x);
     MOERT_DESTROY(pass->logits, pass->routing.scores, pass->routing.index, pass->routing.weight,
-                  pass->routing.lse, pass->v, pass->h, pass->shared_v, pass->shared_h);
+                  pass->routing.lse, pass->v, pass->h, pass->shared_v, pass->shared_h,
+                  pass->gate_logits, pass->gate.scores, pass->gate.index, pass->gate.weight,
+                  pass->gate.lse);
     free(pass);
 }
 
@@ -139,22 +141,38 @@ moert_scaled_bias moert_pass_biases(const moert_pass *pass, const moert_gemm *ge
                                .accumulate = pass->accumulate};
 }
 
-moert_gemm moert_pass_dense_gemm(const moert_pass *pass, moert_dtype type, size_t n, size_t k) {
-    const moert_batch *batch = &pass->batch;
-    return (moert_gemm){.groups = {batch->ends, batch->sequences, batch->tokens},
-                        .n = n,
-                        .k = k,
-                        .type = type,
-                        .shared_weight = true};
+moert_dense_glu moert_pass_shared_expert(const moert_pass *pass) {
+    const moert_layer *layer = pass->layer;
+    const moert_layer_options *o = &layer->options;
+    return (moert_dense_glu){.mesh = layer->mesh,
+                             .block = layer->block[BLOCK_DENSE],
+                             .first = DENSE_SHARED_W1,
+                             .hidden = o->hidden,
+                             .width = o->shared_intermediate,
+                             .form = o->glu,
+                             .type = moert_operand_type(o->dense),
+                             .prob = o->shared_gate ? pass->gate.weight : NULL,
+                             .batch = pass->batch};
 }
 
-moert_gemm moert_pass_router_gemm(const moert_pass *pass, const moert_buffer *x,
+moert_router_options moert_pass_gate(void) {
+    moert_router_options gate = MOERT_ROUTER_OPTIONS_INIT;
+    gate.experts = gate.topk = gate.group_best = 1;
+    gate.score = MOERT_SCORE_SIGMOID;
+    return gate;
+}
+
+moert_gemm moert_pass_router_gemm(const moert_pass *pass, size_t experts, const moert_buffer *x,
                                   moert_buffer *logits) {
     const moert_layer *layer = pass->layer;
     const moert_layer_options *o = &layer->options;
-    moert_gemm gemm = moert_pass_dense_gemm(pass, MOERT_DTYPE_F32, o->router.experts, o->hidden);
-    gemm.x = (moert_buffer *)x;
-    gemm.y = logits;
+    const moert_batch *batch = &pass->batch;
+    moert_gemm gemm = {.groups = {batch->ends, batch->sequences, batch->tokens},
+                       .n = experts,
+                       .k = o->hidden,
+                       .shared_weight = true,
+                       .x = (moert_buffer *)x,
+                       .y = logits};
     if (o->precision != MOERT_PRECISION_F32)
         gemm.split = &layer->mesh->scratch[MOERT_SCRATCH_ROUNDED_X];
     return gemm;

@@ -75,7 +75,7 @@ static moert_status differentiate_embedding(moert_model *model) {
 
 static moert_status progress_sums(void *context) {
     moert_model_layer *layer = context;
-    MOERT_TRY(moert_layer_reduce_progress(layer->moe));
+    MOERT_TRY(moert_model_mlp_of(layer)->reduce_progress(layer));
     return moert_block_reduce_progress(layer->attention);
 }
 
@@ -87,7 +87,7 @@ static moert_status wait_for_device(moert_model *model, moert_model_layer *under
 }
 
 static moert_status end_sums(moert_model_layer *layer) {
-    MOERT_TRY(moert_layer_reduce_wait(layer->moe));
+    MOERT_TRY(moert_model_mlp_of(layer)->reduce_wait(layer));
     return moert_block_reduce_wait(layer->attention);
 }
 
@@ -101,7 +101,7 @@ static moert_status differentiate_layer(moert_model *model, size_t index, bool a
     MOERT_TRY(wait_for_device(model, is_top ? layer : above));
     if (!is_top)
         MOERT_TRY(end_sums(above));
-    MOERT_TRY(moert_layer_reduce_start(layer->moe, last));
+    MOERT_TRY(moert_model_mlp_of(layer)->reduce_start(model, layer, last));
     MOERT_TRY(moert_model_differentiate_attention(model, layer,
                                                   index > 0 ? layer[-1].out : model->embedded));
     MOERT_TRY(wait_for_device(model, layer));

@@ -25,7 +25,7 @@ moert_status moert_model_update_correction(moert_model *model, const uint64_t *c
     const size_t experts = c->router.experts;
     moert_status status = MOERT_OK;
     moert_phase_set(MOERT_PHASE_OPTIMIZER);
-    for (size_t l = 0; c->correction_bias && l < c->layers && status == MOERT_OK; l++)
-        status = update_layer(model->layer[l].moe, counts + l * experts, experts, rate);
+    for (size_t l = 0; c->correction_bias && l < model->moe_layers && status == MOERT_OK; l++)
+        status = update_layer(model->moe[l]->moe, counts + l * experts, experts, rate);
     return moert_comm_agree(model->mesh->world, status);
 }

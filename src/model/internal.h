@@ -52,6 +52,8 @@ size_t moert_model_replicated_shape(const moert_model_config *config,
 
 typedef struct moert_model_layer {
     moert_block *attention; /* norms and attention */
+    bool is_dense;          /* the MLP is a dense GLU, otherwise a MoE layer */
+    moert_block *mlp;       /* the dense GLU's W1 and W2 */
     moert_layer *moe;
     moert_pass *pass;           /* of the last forward */
     moert_buffer *aux_gradient; /* [E] gradient of the last auxiliary loss, or [sequences, E] */
@@ -60,8 +62,9 @@ typedef struct moert_model_layer {
     moert_buffer *normed, *rstd;              /* [T,H] as operands (layer/operand.h), [T] */
     moert_buffer *kept[MOERT_ATTENTION_MOST]; /* of the variant of attention */
     moert_buffer *middle;                     /* [T,H] residual after attention */
-    moert_buffer *post_normed, *post_rstd;    /* input of the MoE layer */
-    moert_buffer *out;                        /* [T,H] residual after the MoE layer */
+    moert_buffer *post_normed, *post_rstd;    /* input of the MLP */
+    moert_buffer *mlp_v, *mlp_h;              /* of a dense GLU (layer/dense_glu.h) */
+    moert_buffer *out;                        /* [T,H] residual after the MLP */
 } moert_model_layer;
 
 struct moert_model {
@@ -71,6 +74,10 @@ struct moert_model {
     moert_attention_shape attention;
     moert_block *outer;
     moert_model_layer *layer; /* [layers] */
+    moert_model_layer **moe;  /* [moe_layers] those that are MoE layers */
+    size_t moe_layers;
+    moert_block **block; /* [blocks] all blocks, in a fixed order */
+    size_t blocks;
     moert_model_tensor *tensor;
     size_t tensor_count;
     moert_buffer *rope;
@@ -92,7 +99,7 @@ struct moert_model {
     double factor;
     size_t counted;   /* moert_model_batch.targets */
     double rows;      /* tokens of the last loss without padding, over all ranks */
-    uint64_t *counts; /* [layers,E] slots per expert of the last loss, over all ranks */
+    uint64_t *counts; /* [moe_layers,E] slots per expert of the last loss, over all ranks */
 
     /* scratch of backward */
     moert_buffer *d, *dn; /* [T,H] gradients of the residual and of a norm's output */

@@ -13,6 +13,7 @@ moert_layer_options moert_layer_options_of(const moert_model_config *config) {
     options.intermediate = config->intermediate;
     options.shared_intermediate = config->shared_intermediate;
     options.router = config->router;
+    options.shared_gate = config->shared_gate;
     options.glu = config->glu;
     options.router_bias = config->router_bias;
     options.correction_bias = config->correction_bias;
@@ -98,7 +99,7 @@ moert_status moert_layer_ranges(const moert_model_config *config, size_t index, 
                                 size_t count, moert_layer_range **ranges, size_t *range_count) {
     range_list list = {.config = config, .layer = index};
     size_t experts = config->router.experts;
-    MOERT_TRY(MOERT_NEW_ARRAY(&list.ranges, 6 + 4 * count));
+    MOERT_TRY(MOERT_NEW_ARRAY(&list.ranges, 7 + 4 * count));
     add_router(&list, "weight", MOERT_LAYER_ROUTER, 2, experts, config->hidden);
     if (config->router_bias)
         add_router(&list, "bias", MOERT_LAYER_ROUTER_BIAS, 1, 1, experts);
@@ -107,6 +108,11 @@ moert_status moert_layer_ranges(const moert_model_config *config, size_t index, 
     if (config->shared_intermediate > 0)
         add_expert(&list, SIZE_MAX, 0, config->shared_intermediate, MOERT_LAYER_SHARED_W1,
                    MOERT_LAYER_SHARED_W2);
+    if (config->shared_gate) {
+        moert_layer_range *range = add(&list, MOERT_LAYER_SHARED_GATE, 1, config->hidden);
+        moert_moe_tensor_name(config, index, "shared_expert_gate.weight", range->name,
+                              sizeof range->name);
+    }
     for (size_t e = 0; e < count; e++)
         add_local_expert(&list, first + e, e);
     *ranges = list.ranges;

@@ -75,8 +75,8 @@ static moert_status gather_inputs(moert_model *model, moert_buffer *inputs) {
     moert_buffer *sums;
     MOERT_TRY(moert_mesh_scratch(model->mesh, MOERT_SCRATCH_LOGITS, count, &sums));
     MOERT_TRY(copy_inputs(model->token_loss, tokens, inputs, 0));
-    for (size_t l = 0; l < c->layers; l++) {
-        const moert_routing *routing = moert_pass_routing(model->layer[l].pass);
+    for (size_t l = 0; l < model->moe_layers; l++) {
+        const moert_routing *routing = moert_pass_routing(model->moe[l]->pass);
         const size_t at = inputs_of_layer(model, l);
         MOERT_TRY(copy_inputs(routing->lse, tokens, inputs, at));
         MOERT_TRY(moert_router_mass(&c->router, tokens, routing->scores, model->batch.ends,
@@ -95,7 +95,7 @@ static void sum_sequence(const moert_model *model, const float *inputs, size_t i
                          double *sums) {
     const size_t experts = model->config.router.experts;
     sums[0] = sum_tokens(model, inputs, index, false);
-    for (size_t l = 0; l < model->config.layers; l++) {
+    for (size_t l = 0; l < model->moe_layers; l++) {
         const float *lse = inputs + inputs_of_layer(model, l);
         const float *mass = lse + model->batch.tokens + index * experts;
         double *column = sums + column_of_layer(model, l);
@@ -141,8 +141,8 @@ static moert_status balance_sequences(moert_model *model, const float *inputs, s
     float *gradient;
     MOERT_TRY(moert_alloc(&gradient, sequences * experts, sizeof *gradient));
     moert_status status = MOERT_OK;
-    for (size_t l = 0; l < model->config.layers && status == MOERT_OK; l++) {
-        moert_buffer **const target = &model->layer[l].aux_gradient;
+    for (size_t l = 0; l < model->moe_layers && status == MOERT_OK; l++) {
+        moert_buffer **const target = &model->moe[l]->aux_gradient;
         const float *own = inputs + inputs_of_layer(model, l);
         for (size_t s = 0; s < sequences && status == MOERT_OK; s++)
             status = balance_sequence(model, own, s, gradient + s * experts,
@@ -159,12 +159,12 @@ done:
 /* Sums model->counts over the replicas. Collective over these. */
 static moert_status gather_counts(moert_model *model) {
     uint64_t *counts = model->counts;
-    size_t experts = model->config.router.experts, n = model->config.layers * experts;
+    size_t experts = model->config.router.experts, n = model->moe_layers * experts;
     size_t replicas = moert_comm_size(model->mesh->replicas);
     uint64_t *all = NULL;
-    for (size_t l = 0; l < model->config.layers; l++)
+    for (size_t l = 0; l < model->moe_layers; l++)
         for (size_t e = 0; e < experts; e++)
-            counts[l * experts + e] = moert_pass_expert_counts(model->layer[l].pass)[e];
+            counts[l * experts + e] = moert_pass_expert_counts(model->moe[l]->pass)[e];
     if (replicas == 1)
         return MOERT_OK;
     MOERT_TRY(moert_alloc(&all, replicas, n * sizeof *all));
@@ -182,7 +182,7 @@ static moert_status gather_counts(moert_model *model) {
 static double expert_load(const moert_model *model, const uint64_t *counts) {
     size_t experts = model->config.router.experts;
     double worst = 0.0;
-    for (size_t l = 0; l < model->config.layers; l++) {
+    for (size_t l = 0; l < model->moe_layers; l++) {
         uint64_t largest = 0, sum = 0;
         for (size_t e = 0; e < experts; e++) {
             uint64_t count = counts[l * experts + e];
@@ -208,23 +208,23 @@ static moert_status balance_together(moert_model *model, const uint64_t *counts,
                                      double coefficient, float *gradient, double *aux) {
     const moert_model_config *c = &model->config;
     size_t experts = c->router.experts;
-    double rows = (double)c->layers * model->rows;
+    double rows = (double)model->moe_layers * model->rows;
     double *mass = NULL;
     uint64_t *count = NULL;
     moert_status status;
     MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&mass, experts));
     MOERT_TRY_OR(done, MOERT_NEW_ARRAY(&count, experts));
-    for (size_t l = 0; l < c->layers; l++)
+    for (size_t l = 0; l < model->moe_layers; l++)
         for (size_t e = 0; e < experts; e++) {
             mass[e] += sums[column_of_layer(model, l) + 1 + e];
             count[e] += counts[l * experts + e];
         }
     const moert_router_load load = {count, mass, rows};
-    moert_buffer *first = model->layer[0].aux_gradient;
+    moert_buffer *first = model->moe[0]->aux_gradient;
     *aux = moert_router_aux_loss(MOERT_AUX_HUGGING_FACE, &c->router, &load, coefficient, gradient);
     MOERT_TRY_OR(done, moert_buffer_write(first, 0, gradient, experts * sizeof *gradient));
-    for (size_t l = 1; l < c->layers; l++)
-        MOERT_TRY_OR(done, copy_inputs(first, experts, model->layer[l].aux_gradient, 0));
+    for (size_t l = 1; l < model->moe_layers; l++)
+        MOERT_TRY_OR(done, copy_inputs(first, experts, model->moe[l]->aux_gradient, 0));
 done:
     MOERT_FREE(count, mass);
     return status;
@@ -236,11 +236,11 @@ static moert_status balance_layers(moert_model *model, const uint64_t *counts, c
     const moert_model_config *c = &model->config;
     size_t experts = c->router.experts;
     *aux = 0.0;
-    for (size_t l = 0; l < c->layers; l++) {
+    for (size_t l = 0; l < model->moe_layers; l++) {
         const moert_router_load load = {counts + l * experts, sums + column_of_layer(model, l) + 1,
                                         model->rows};
         *aux += moert_router_aux_loss(MOERT_AUX_MEGATRON, &c->router, &load, coefficient, gradient);
-        MOERT_TRY(moert_buffer_write(model->layer[l].aux_gradient, 0, gradient,
+        MOERT_TRY(moert_buffer_write(model->moe[l]->aux_gradient, 0, gradient,
                                      experts * sizeof *gradient));
     }
     return MOERT_OK;
@@ -251,7 +251,7 @@ static moert_status balance(moert_model *model, const double *sums, double *aux)
     const double coefficient = model->losses.aux_coefficient * model->factor;
     float *gradient;
     *aux = 0.0;
-    for (size_t l = 0; l < model->config.layers && balances_sequences(model); l++)
+    for (size_t l = 0; l < model->moe_layers && balances_sequences(model); l++)
         *aux += sums[column_of_layer(model, l) + 1] / (double)model->batch.total_sequences;
     if (balances_sequences(model))
         return MOERT_OK;
@@ -266,7 +266,7 @@ static moert_status balance(moert_model *model, const double *sums, double *aux)
 /* sums[columns] = the sums over all sequences of all ranks. Collective. */
 static moert_status sum_everything(moert_model *model, size_t columns, double *sums) {
     const size_t sequences = model->batch.sequences;
-    const size_t count = inputs_of_layer(model, model->config.layers);
+    const size_t count = inputs_of_layer(model, model->moe_layers);
     double *per_sequence = NULL;
     float *values = NULL;
     moert_buffer *inputs;
@@ -295,7 +295,7 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
     moert_phase_set(MOERT_PHASE_LOSS);
     model->losses = *losses;
     model->factor = factor;
-    const size_t columns = column_of_layer(model, c->layers);
+    const size_t columns = column_of_layer(model, model->moe_layers);
     MOERT_TRY(moert_model_reserve(model, model->batch.tokens, &model->token_loss));
     MOERT_TRY(moert_cross_entropy(&(moert_prediction){.tokens = model->batch.tokens,
                                                       .vocabulary = c->vocabulary,
@@ -312,9 +312,10 @@ moert_status moert_model_loss(moert_model *model, const moert_model_losses *loss
     result->cross_entropy = sums[0] / (model->counted > 0 ? (double)model->counted : tokens);
     result->expert_load = expert_load(model, model->counts);
     result->z = 0.0;
-    for (size_t l = 0; l < c->layers; l++)
+    for (size_t l = 0; l < model->moe_layers; l++)
         result->z += model->rows > 0.0 ? sums[column_of_layer(model, l)] / model->rows : 0.0;
-    status = balance(model, sums, &result->aux);
+    result->aux = 0.0;
+    status = model->moe_layers > 0 ? balance(model, sums, &result->aux) : MOERT_OK;
 done:
     free(sums);
     return status;

@@ -1,12 +1,11 @@
 /* Creates a model: blocks, layers, initial weights. */
-#include "model/internal.h"
+#include "model/sublayer.h"
 
 #include <stdlib.h>
 
 #include "base/memory.h"
 #include "base/phase.h"
 #include "base/rng.h"
-#include "model/layer_files.h"
 
 size_t moert_model_replicated_shape(const moert_model_config *config,
                                     const moert_attention_shape *attention,
@@ -23,36 +22,50 @@ static moert_status create_attention(moert_model *model, moert_block **block) {
     size_t elements[MOERT_ATTENTION_MOST + 2];
     const size_t count = moert_model_replicated_shape(&model->config, &model->attention, elements);
     return moert_block_create(model->device, model->mesh->world, "the attention of a layer", true,
-                              &(moert_block_shape){elements, count, 1}, block);
+                              &(moert_block_shape){elements, count, NULL}, block);
+}
+
+static void list_blocks(moert_model *model) {
+    model->block[model->blocks++] = model->outer;
+    for (size_t l = 0; l < model->config.layers; l++) {
+        const moert_model_layer *layer = &model->layer[l];
+        moert_block *block;
+        model->block[model->blocks++] = layer->attention;
+        for (size_t i = 0; (block = moert_model_mlp_of(layer)->block(layer, i)) != NULL; i++)
+            model->block[model->blocks++] = block;
+    }
 }
 
 static moert_status create_parts(moert_model *model) {
     const moert_model_config *c = &model->config;
-    const moert_layer_options options = moert_layer_options_of(c);
     const size_t outer[OUTER_TENSORS] = {[OUTER_EMBED] = c->vocabulary * c->hidden,
                                          [OUTER_NORM] = c->hidden,
                                          [OUTER_HEAD] =
                                              c->tied_embeddings ? 0 : c->vocabulary * c->hidden};
     moert_status status =
         moert_block_create(model->device, model->mesh->world, "embedding, head and final norm",
-                           true, &(moert_block_shape){outer, OUTER_TENSORS, 1}, &model->outer);
+                           true, &(moert_block_shape){outer, OUTER_TENSORS, NULL}, &model->outer);
     if (status == MOERT_OK)
         status = moert_documents_create(model->device, &model->documents);
     if (status == MOERT_OK)
         status = MOERT_NEW_ARRAY(&model->layer, c->layers);
     if (status == MOERT_OK)
-        status = MOERT_NEW_ARRAY(&model->counts, c->layers * c->router.experts);
+        status = MOERT_NEW_ARRAY(&model->moe, c->layers);
+    if (status == MOERT_OK)
+        status = MOERT_NEW_ARRAY(&model->block, 1 + c->layers * (1 + MOERT_LAYER_BLOCKS));
     for (size_t i = 0; i < c->layers && status == MOERT_OK; i++) {
-        status = create_attention(model, &model->layer[i].attention);
-        if (status == MOERT_OK)
-            status = moert_buffer_create(model->device, c->router.experts * sizeof(float),
-                                         &model->layer[i].aux_gradient);
+        moert_model_layer *layer = &model->layer[i];
+        layer->is_dense = !moert_layer_is_moe(c, i);
+        if (!layer->is_dense)
+            model->moe[model->moe_layers++] = layer;
+        status = create_attention(model, &layer->attention);
     }
+    if (status == MOERT_OK)
+        status = MOERT_NEW_ARRAY(&model->counts, model->moe_layers * c->router.experts);
     MOERT_TRY(moert_comm_agree(model->mesh->world, status));
-    for (size_t i = 0; i < c->layers; i++) {
-        MOERT_TRY(moert_layer_create(model->mesh, &options, &model->layer[i].moe));
-        moert_layer_trust_batches(model->layer[i].moe);
-    }
+    for (size_t i = 0; i < c->layers; i++)
+        MOERT_TRY(moert_model_mlp_of(&model->layer[i])->create(model, &model->layer[i]));
+    list_blocks(model);
     return moert_comm_agree(model->mesh->world, moert_model_list_tensors(model));
 }
 
@@ -81,13 +94,12 @@ void moert_model_destroy(moert_model *model) {
         return;
     for (size_t i = 0; model->layer != NULL && i < model->config.layers; i++) {
         moert_model_layer *layer = &model->layer[i];
-        MOERT_DESTROY(layer->aux_gradient, layer->normed, layer->rstd, layer->middle,
-                      layer->post_normed, layer->post_rstd, layer->out);
+        MOERT_DESTROY(layer->normed, layer->rstd, layer->middle, layer->post_normed,
+                      layer->post_rstd, layer->out);
         for (size_t k = 0; k < MOERT_ATTENTION_MOST; k++)
             moert_buffer_destroy(layer->kept[k]);
         moert_block_destroy(layer->attention);
-        moert_pass_destroy(layer->pass);
-        moert_layer_destroy(layer->moe);
+        moert_model_mlp_of(layer)->destroy(layer);
     }
     MOERT_DESTROY(model->rope, model->ends, model->tokens, model->targets, model->links,
                   model->embedded, model->final_normed, model->final_rstd, model->bf16,
@@ -96,7 +108,7 @@ void moert_model_destroy(moert_model *model) {
         moert_buffer_destroy(model->scratch[i]);
     moert_documents_destroy(model->documents);
     moert_block_destroy(model->outer);
-    MOERT_FREE(model->layer, model->counts, model->tensor, model);
+    MOERT_FREE(model->block, model->moe, model->layer, model->counts, model->tensor, model);
 }
 
 moert_rope_scheme moert_model_rope_scheme(const moert_model_config *config) {
@@ -146,15 +158,15 @@ moert_status moert_model_initialize(moert_model *model, uint64_t seed) {
 }
 
 size_t moert_model_block_count(const moert_model *model) {
-    return 1 + 4 * model->config.layers;
+    return model->blocks;
 }
 
 moert_block *moert_model_block(const moert_model *model, size_t index) {
-    if (index == 0)
-        return model->outer;
-    const moert_model_layer *layer = &model->layer[(index - 1) / 4];
-    size_t part = (index - 1) % 4;
-    return part == 0 ? layer->attention : moert_layer_block(layer->moe, part - 1);
+    return model->block[index];
+}
+
+size_t moert_model_moe_layers(const moert_model *model) {
+    return model->moe_layers;
 }
 
 void moert_model_partition(size_t total, size_t rank, size_t size, size_t *first, size_t *count) {

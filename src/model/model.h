@@ -53,6 +53,7 @@ typedef struct moert_model_tensor {
     size_t rank, shape[2], elements;
     bool replicated; /* false: the tensor belongs to one expert */
     bool is_matrix;  /* false: a vector, such as a norm */
+    bool is_fixed;   /* it has no gradient, and AdamW leaves it as it is */
     moert_initial initial;
     size_t owner;       /* rank of the EP group that holds the tensor, when not replicated */
     moert_block *block; /* NULL if only another rank holds it */
@@ -113,7 +114,9 @@ moert_status moert_model_logits(moert_model *model, size_t token, float *out);
 moert_status moert_model_loss(moert_model *model, const moert_model_losses *losses, double factor,
                               moert_model_result *result);
 
-/* Slots per expert [layers,E] of the last loss, over all ranks. Not collective. */
+/* The number of MoE layers L; the others are dense. Not collective. */
+size_t moert_model_moe_layers(const moert_model *model);
+/* Slots per expert [L,E] of the last loss, over all ranks. Not collective. */
 const uint64_t *moert_model_expert_counts(const moert_model *model);
 
 /*

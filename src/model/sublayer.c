@@ -12,6 +12,10 @@ moert_attention_shape moert_attention_shape_of(const moert_model_config *config)
     return shape;
 }
 
+const moert_mlp_variant *moert_model_mlp_of(const moert_model_layer *layer) {
+    return layer->is_dense ? &moert_model_dense : &moert_model_moe;
+}
+
 /* ---- attention ---- */
 
 /* The index of the second norm, the last tensor of a layer's block. */
@@ -51,26 +55,13 @@ moert_status moert_model_run_mlp(moert_model *model, moert_model_layer *layer) {
                                      .y = layer->post_normed,
                                      .bf16 = model->bf16,
                                      .rstd = layer->post_rstd}));
-    moert_layer_give_bf16(layer->moe, model->bf16);
-    moert_pass_destroy(layer->pass);
-    layer->pass = NULL;
-    MOERT_TRY(moert_layer_forward(layer->moe, &model->batch, layer->post_normed, layer->out,
-                                  &layer->pass));
+    MOERT_TRY(moert_model_mlp_of(layer)->forward(model, layer));
     return moert_add(tokens * c->hidden, layer->middle, layer->out);
 }
 
 moert_status moert_model_differentiate_mlp(moert_model *model, moert_model_layer *layer,
                                            bool accumulate) {
-    const double rows = model->rows;
-    const moert_layer_losses losses = {
-        .size = sizeof losses,
-        .aux_gradient = model->losses.aux_coefficient != 0.0 ? layer->aux_gradient : NULL,
-        .z_factor =
-            rows > 0.0 ? (float)(2.0 * model->losses.z_coefficient * model->factor / rows) : 0.0f,
-        .accumulate = accumulate,
-        .aux_by_sequence = model->losses.aux_form == MOERT_AUX_SEQUENCE};
-    moert_layer_give_bf16(layer->moe, model->bf16);
-    MOERT_TRY(moert_pass_backward(layer->pass, model->d, &losses, model->dn));
+    MOERT_TRY(moert_model_mlp_of(layer)->backward(model, layer, accumulate));
     return moert_model_differentiate_rows(model, layer->attention, post_norm(layer), layer->middle,
                                           layer->post_rstd, true);
 }

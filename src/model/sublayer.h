@@ -4,9 +4,10 @@
  *   middle = x + attention(norm(x))
  *   out    = middle + mlp(norm(middle))
  *
- * sublayer.c computes the norms and the residual, with the functions of project.c. A variant of
- * attention is one file behind the interface below, such as gqa.c. It keeps what its backward needs
- * in layer->kept[], and differentiates in model->scratch[]; both have the sizes that it describes.
+ * sublayer.c computes the norms and the residual, with the functions of project.c. A variant is one
+ * file behind an interface below: gqa.c and mla.c of attention, mlp_moe.c and mlp_dense.c of the
+ * MLP. Attention keeps what its backward needs in layer->kept[], and differentiates in
+ * model->scratch[]; both have the sizes that it describes.
  */
 #pragma once
 
@@ -26,6 +27,29 @@ typedef struct moert_attention_variant {
 extern const moert_attention_variant moert_model_gqa; /* grouped-query heads */
 extern const moert_attention_variant moert_model_mla; /* multi-head latent attention */
 
+/* A variant of the MLP, the second sublayer of a block. */
+typedef struct moert_mlp_variant {
+    moert_status (*create)(moert_model *model, moert_model_layer *layer); /* collective */
+    void (*destroy)(moert_model_layer *layer); /* also after a failed create, or without one */
+    /* layer->out[T,H] = the MLP of layer->post_normed[T,H]; collective. */
+    moert_status (*forward)(moert_model *model, moert_model_layer *layer);
+    /* model->dn[T,H] = gradient of layer->post_normed, from model->d. Collects or, with
+     * `accumulate`, adds the gradients of its parameters. Collective. */
+    moert_status (*backward)(moert_model *model, moert_model_layer *layer, bool accumulate);
+    /* Its blocks, in order; NULL past the end. */
+    moert_block *(*block)(const moert_model_layer *layer, size_t index);
+    /* Sum its gradients over the ranks (moert_layer_reduce_start, ...). */
+    moert_status (*reduce_start)(moert_model *model, moert_model_layer *layer, bool last);
+    moert_status (*reduce_progress)(moert_model_layer *layer);
+    moert_status (*reduce_wait)(moert_model_layer *layer);
+    void (*weights_changed)(moert_model_layer *layer);
+} moert_mlp_variant;
+
+extern const moert_mlp_variant moert_model_moe;   /* a MoE layer */
+extern const moert_mlp_variant moert_model_dense; /* a dense GLU */
+
+const moert_mlp_variant *moert_model_mlp_of(const moert_model_layer *layer);
+
 /* The variant of a config. */
 const moert_attention_variant *moert_model_attention_of(const moert_model_config *config);
 
@@ -34,8 +58,7 @@ const moert_attention_variant *moert_model_attention_of(const moert_model_config
 moert_status moert_model_attend(moert_model *model, moert_model_layer *layer,
                                 const moert_buffer *x);
 moert_status moert_model_run_mlp(moert_model *model, moert_model_layer *layer);
-/* model->d [T,H], the gradient of the sublayer's result, becomes that of its input. `accumulate` is
- * that of moert_layer_losses. */
+/* model->d [T,H], the gradient of the sublayer's result, becomes that of its input. */
 moert_status moert_model_differentiate_mlp(moert_model *model, moert_model_layer *layer,
                                            bool accumulate);
 moert_status moert_model_differentiate_attention(moert_model *model, moert_model_layer *layer,

@@ -4,7 +4,7 @@
 
 #include "base/memory.h"
 #include "io/weights.h"
-#include "model/internal.h"
+#include "model/sublayer.h"
 
 /* Floats that are read at once; they stay in the cache. */
 enum { PIECE = MOERT_PIECE_BYTES / sizeof(float) };
@@ -62,6 +62,30 @@ static void add_attention(moert_model *model, size_t index) {
     }
 }
 
+/* Adds the projection `part` of a dense GLU of width I, in tensors `first` (gate, then up) and
+ * first + 1 of a block. */
+static void add_projection(moert_model *model, moert_block *block, size_t first, size_t width,
+                           moert_expert_part part, const char *name) {
+    const bool down = part == MOERT_EXPERT_DOWN;
+    const size_t h = model->config.hidden;
+    moert_model_tensor *tensor = down ? add(model, 2, h, width) : add(model, 2, width, h);
+    snprintf(tensor->name, sizeof tensor->name, "%s", name);
+    tensor->block = block;
+    tensor->offset = block->tensor[down ? first + 1 : first].offset;
+    if (part == MOERT_EXPERT_UP)
+        tensor->offset += tensor->elements;
+}
+
+static void add_dense(moert_model *model, size_t index) {
+    const moert_model_config *c = &model->config;
+    for (int part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++) {
+        char name[MOERT_TENSOR_NAME_BYTES];
+        moert_dense_tensor_name(c, index, (moert_expert_part)part, name, sizeof name);
+        add_projection(model, model->layer[index].mlp, 0, c->dense_intermediate,
+                       (moert_expert_part)part, name);
+    }
+}
+
 /* Adds one projection of one expert. The rank that owns the expert holds it in rows of W1 (gate,
  * then up) or W2 of a block. */
 static void add_expert(moert_model *model, size_t index, size_t expert, moert_expert_part part) {
@@ -84,18 +108,48 @@ static void add_expert(moert_model *model, size_t index, size_t expert, moert_ex
         tensor->offset += tensor->elements;
 }
 
+/* Adds the replicated tensors of a MoE layer. */
+static void add_router(moert_model *model, size_t index) {
+    const moert_model_config *c = &model->config;
+    moert_block *block = moert_layer_block(model->layer[index].moe, 0);
+    const size_t e = c->router.experts;
+    const moert_model_parameter tensors[] = {
+        {"weight", e, c->hidden, MOERT_INITIAL_NORMAL, false},
+        {"bias", e, 0, MOERT_INITIAL_NORMAL, true},
+        {"e_score_correction_bias", e, 0, MOERT_INITIAL_ZEROS, false}};
+    char name[MOERT_TENSOR_NAME_BYTES];
+    for (size_t i = 0; i < MOERT_COUNT(tensors); i++) {
+        moert_router_tensor_name(c, index, tensors[i].suffix, name, sizeof name);
+        add_whole(model, block, i, name, &tensors[i]);
+    }
+    if (c->correction_bias)
+        model->tensor[model->tensor_count - 1].is_fixed = true;
+    for (int part = MOERT_EXPERT_GATE; c->shared_intermediate > 0 && part <= MOERT_EXPERT_DOWN;
+         part++) {
+        moert_expert_tensor_name(c, index, SIZE_MAX, (moert_expert_part)part, name, sizeof name);
+        add_projection(model, block, MOERT_COUNT(tensors), c->shared_intermediate,
+                       (moert_expert_part)part, name);
+    }
+    if (c->shared_gate) {
+        moert_moe_tensor_name(c, index, "shared_expert_gate.weight", name, sizeof name);
+        add_whole(model, block, MOERT_COUNT(tensors) + 2, name,
+                  &(moert_model_parameter){.rows = 1, .columns = c->hidden});
+    }
+}
+
 moert_status moert_model_list_tensors(moert_model *model) {
     const moert_model_config *c = &model->config;
     MOERT_TRY(MOERT_NEW_ARRAY(&model->tensor,
                               OUTER_TENSORS +
-                                  c->layers * (MOERT_ATTENTION_MOST + 3 + 3 * c->router.experts)));
+                                  c->layers * (MOERT_ATTENTION_MOST + 8 + 3 * c->router.experts)));
     add_outer(model, OUTER_EMBED, "model.embed_tokens.weight", c->vocabulary);
     for (size_t i = 0; i < c->layers; i++) {
-        char name[96];
         add_attention(model, i);
-        moert_router_tensor_name(c, i, "weight", name, sizeof name);
-        add_whole(model, moert_layer_block(model->layer[i].moe, 0), 0, name,
-                  &(moert_model_parameter){.rows = c->router.experts, .columns = c->hidden});
+        if (model->layer[i].is_dense) {
+            add_dense(model, i);
+            continue;
+        }
+        add_router(model, i);
         for (size_t e = 0; e < c->router.experts; e++)
             for (int part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++)
                 add_expert(model, i, e, (moert_expert_part)part);
@@ -150,7 +204,7 @@ void moert_model_weights_changed(moert_model *model) {
     moert_block_weights_changed(model->outer);
     for (size_t i = 0; i < model->config.layers; i++) {
         moert_block_weights_changed(model->layer[i].attention);
-        moert_layer_weights_changed(model->layer[i].moe);
+        moert_model_mlp_of(&model->layer[i])->weights_changed(&model->layer[i]);
     }
 }
 

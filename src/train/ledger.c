@@ -79,7 +79,7 @@ moert_status moert_ledger_open(moert_model *model, const char *out, moert_ledger
     made->model = model;
     made->world = world;
     made->ranks = moert_comm_size(world);
-    made->layers = config->layers;
+    made->layers = moert_model_moe_layers(model);
     made->experts = config->router.experts;
     MOERT_TRY_OR(fail, moert_comm_agree(world, prepare(made, out)));
     MOERT_TRY_OR(fail, moert_arrivals_enable(world));

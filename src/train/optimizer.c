@@ -64,12 +64,10 @@ const moert_moments *moert_optimizer_moments(const moert_optimizer *optimizer,
  * tensors do. Blocks of experts hold only matrices. */
 static bool decays(const moert_optimizer *optimizer, const moert_block *block, size_t index) {
     const moert_model_tensor *tensor = moert_model_tensors(optimizer->model);
-    if (optimizer->options.decay_all)
-        return true;
     for (size_t i = 0; i < moert_model_tensor_count(optimizer->model); i++)
         if (tensor[i].block == block && tensor[i].offset == block->tensor[index].offset)
-            return tensor[i].is_matrix;
-    return false;
+            return !tensor[i].is_fixed && (optimizer->options.decay_all || tensor[i].is_matrix);
+    return optimizer->options.decay_all;
 }
 
 /* Updates the elements of a tensor in the shard [first, end) of its block. If several ranks hold

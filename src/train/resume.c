@@ -22,6 +22,8 @@
     X("rope_theta", (c)->rope.theta)                                                               \
     X("rope_type number", (c)->rope.type)                                                          \
     X("rope factor", (c)->rope.factor)                                                             \
+    X("qk_rope_head_dim", (c)->latent.rope)                                                        \
+    X("v_head_dim", (c)->latent.value)                                                             \
     X("sliding_window", (c)->sliding_window)                                                       \
     X("clip_qkv", (c)->clip_qkv)                                                                   \
     X("normalised routing weights", (c)->router.renormalise)                                       \

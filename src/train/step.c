@@ -50,10 +50,9 @@ static moert_status check_options(const moert_trainer_options *o, const moert_da
     return moert_data_check_length(data, o->length);
 }
 
-/* The experts of all layers. */
+/* The experts of all MoE layers. */
 static size_t count_experts(const moert_trainer *t) {
-    const moert_model_config *c = moert_model_describe(t->model);
-    return c->layers * c->router.experts;
+    return moert_model_moe_layers(t->model) * moert_model_describe(t->model)->router.experts;
 }
 
 moert_status moert_trainer_prepare(moert_trainer *t) {

@@ -58,20 +58,35 @@ void moert_value_specs_free(const moert_model *model, size_t kinds, moert_tensor
 
 typedef struct gradient_file {
     const moert_model *model;
-    moert_tensor_spec *specs; /* [T] */
+    moert_tensor_spec *specs; /* of the tensors that have a gradient */
+    size_t count;
 } gradient_file;
+
+/* Removes the specs of tensors without a gradient. */
+static void drop_fixed(gradient_file *file) {
+    const moert_model_tensor *tensor = moert_model_tensors(file->model);
+    for (size_t i = 0; i < moert_model_tensor_count(file->model); i++) {
+        const moert_tensor_spec spec = file->specs[i];
+        file->specs[i].name = NULL;
+        if (tensor[i].is_fixed)
+            free((char *)spec.name);
+        else
+            file->specs[file->count++] = spec;
+    }
+}
 
 static moert_status put_gradients(const void *context, moert_tensor_writer *writer) {
     const gradient_file *file = context;
     const moert_model_tensor *tensor = moert_model_tensors(file->model);
-    for (size_t i = 0; i < moert_model_tensor_count(file->model); i++) {
+    for (size_t i = 0, e = 0; i < moert_model_tensor_count(file->model); i++) {
         const moert_model_range shard = moert_model_shard(&tensor[i]);
-        size_t at;
+        if (tensor[i].is_fixed)
+            continue;
+        const char *name = file->specs[e++].name;
         if (shard.count == 0)
             continue;
-        const moert_buffer *values = moert_values_of(NULL, &tensor[i], MOERT_VALUES_GRADIENTS, &at);
-        MOERT_TRY(
-            moert_put_floats(writer, file->specs[i].name, shard.first, shard.count, values, at));
+        MOERT_TRY(moert_put_floats(writer, name, shard.first, shard.count,
+                                   tensor[i].block->gradient, tensor[i].offset + shard.first));
     }
     return MOERT_OK;
 }
@@ -79,9 +94,10 @@ static moert_status put_gradients(const void *context, moert_tensor_writer *writ
 moert_status moert_gradients_save(moert_model *model, const char *path) {
     gradient_file file = {.model = model};
     moert_status status = moert_value_specs(model, MOERT_VALUES_GRADIENTS, 1, &file.specs);
-    const moert_shared_file shared = {
-        path,          file.specs, moert_model_tensor_count(model), moert_value_metadata,
-        put_gradients, &file};
+    if (status == MOERT_OK)
+        drop_fixed(&file);
+    const moert_shared_file shared = {path,          file.specs, file.count, moert_value_metadata,
+                                      put_gradients, &file};
     status = moert_shared_file_write(moert_model_mesh(model)->world, &shared, true, status);
     moert_value_specs_free(model, 1, file.specs);
     return status;

@@ -89,6 +89,7 @@ STRUCTS = {
         ("dispatch", "moert_dispatch", 128),
         ("combine", "moert_combine", 132),
         ("external_routing", "bool", 136),
+        ("shared_gate", "bool", 137),
     ]),
     "moert_layer_losses": (40, {0:40}, [
         ("size", "size_t", 0),
@@ -372,7 +373,8 @@ ENUMS = {
         "MOERT_LAYER_W2": 6,
         "MOERT_LAYER_B2": 7,
         "MOERT_LAYER_CORRECTION": 8,
-        "MOERT_LAYER_TENSORS": 9,
+        "MOERT_LAYER_SHARED_GATE": 9,
+        "MOERT_LAYER_TENSORS": 10,
     },
     "moert_pass_view": {
         "MOERT_PASS_INDEX": 0,

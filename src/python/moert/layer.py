@@ -45,7 +45,8 @@ class Layer:
         o, local = self.options, self.local_experts
         h, i, s, e = o.hidden, o.intermediate, o.shared_intermediate, o.router.experts
         shapes = {"router": (e, h), "router_bias": (e,), "shared_w1": (2 * s, h), "shared_w2": (h, s), "w1": (local, 2 * i, h),
-                  "b1": (local, 2 * i), "w2": (local, h, i), "b2": (local, h), "correction": (e,)}
+                  "b1": (local, 2 * i), "w2": (local, h, i), "b2": (local, h), "correction": (e,),
+                  "shared_gate": (1, h)}
         if name not in shapes:
             raise Error(f"tensor '{name}' is unknown; known are {', '.join(shapes)}", "ERROR_USAGE")
         return shapes[name]

@@ -9,7 +9,7 @@ from .layer import Layer
 
 __all__ = ["Exchange", "MoELayer", "experts"]
 
-_NAMES = ("router", "router_bias", "shared_w1", "shared_w2", "w1", "b1", "w2", "b2")
+_NAMES = ("router", "router_bias", "shared_w1", "shared_w2", "w1", "b1", "w2", "b2", "shared_gate")
 
 
 class _LayerFunction(torch.autograd.Function):
@@ -51,7 +51,8 @@ class MoELayer(torch.nn.Module):
         super().__init__()
         shared = options.get("shared_intermediate", 0)
         here = {"router_bias": options.get("router_bias"), "shared_w1": shared, "shared_w2": shared,
-                "b1": options.get("expert_biases"), "b2": options.get("expert_biases")}
+                "b1": options.get("expert_biases"), "b2": options.get("expert_biases"),
+                "shared_gate": options.get("shared_gate")}
         self.layer = Layer(context, ep, hidden=hidden, intermediate=intermediate, experts=experts, topk=topk, **options)
         self.layer.initialize(seed, deviation)
         self.layer.context.finish()

@@ -63,13 +63,19 @@ static moert_memory measure_blocks(moert_model *model, const moert_optimizer *op
     return found;
 }
 
+static size_t pass_activations(const moert_pass *moe) {
+    return SUM(moe->logits, moe->routing.scores, moe->routing.index, moe->routing.weight,
+               moe->routing.lse, moe->v, moe->h, moe->shared_v, moe->shared_h, moe->gate_logits,
+               moe->gate.scores, moe->gate.index, moe->gate.weight, moe->gate.lse, moe->plan->ends,
+               moe->plan->destination, moe->plan->packed);
+}
+
 static size_t layer_activations(const moert_model_layer *l) {
     const moert_pass *moe = l->pass;
     return sum_bytes(l->kept, MOERT_ATTENTION_MOST) +
            SUM(l->aux_gradient, l->normed, l->rstd, l->middle, l->post_normed, l->post_rstd, l->out,
-               moe->logits, moe->routing.scores, moe->routing.index, moe->routing.weight,
-               moe->routing.lse, moe->v, moe->h, moe->shared_v, moe->shared_h, moe->plan->ends,
-               moe->plan->destination, moe->plan->packed);
+               l->mlp_v, l->mlp_h) +
+           (moe == NULL ? 0 : pass_activations(moe));
 }
 
 static void measure_window(const moert_window *window, size_t rows, moert_memory *found) {
@@ -89,13 +95,15 @@ static moert_memory measure(moert_model *model, const moert_optimizer *optimizer
     for (size_t i = 0; i < model->config.layers; i++) {
         const moert_pass *moe = model->layer[i].pass;
         found.activations += layer_activations(&model->layer[i]);
+        if (moe == NULL)
+            continue;
         found.copies += rounded_bytes(moe->layer);
         measure_window(moe->x, moe->plan->plan->rows, &found);
         measure_window(moe->prob, moe->plan->plan->rows, &found);
     }
     for (size_t i = 0; i < MOERT_SHARED_WINDOWS; i++)
         if (mesh->windows[i] != NULL)
-            measure_window(mesh->windows[i], model->layer[0].pass->plan->plan->rows, &found);
+            measure_window(mesh->windows[i], model->moe[0]->pass->plan->plan->rows, &found);
     return found;
 }
 

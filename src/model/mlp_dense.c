@@ -1,0 +1,73 @@
+/* The MLP of a dense layer: one GLU for all tokens. */
+#include "layer/dense_glu.h"
+#include "model/sublayer.h"
+
+static moert_status create(moert_model *model, moert_model_layer *layer) {
+    const size_t matrix = model->config.hidden * model->config.dense_intermediate;
+    const size_t elements[] = {2 * matrix, matrix};
+    static const size_t parts[] = {2, 1};
+    return moert_comm_agree(
+        model->mesh->world,
+        moert_block_create(model->device, model->mesh->world, "the GLU of a dense layer", true,
+                           &(moert_block_shape){elements, 2, parts}, &layer->mlp));
+}
+
+static void destroy(moert_model_layer *layer) {
+    moert_block_destroy(layer->mlp);
+    MOERT_DESTROY(layer->mlp_v, layer->mlp_h);
+}
+
+static moert_dense_glu glu_of(const moert_model *model, const moert_model_layer *layer) {
+    const moert_model_config *c = &model->config;
+    return (moert_dense_glu){.mesh = model->mesh,
+                             .block = layer->mlp,
+                             .hidden = c->hidden,
+                             .width = c->dense_intermediate,
+                             .form = c->glu,
+                             .type = moert_model_type(model),
+                             .batch = model->batch};
+}
+
+static moert_status forward(moert_model *model, moert_model_layer *layer) {
+    const moert_dense_glu glu = glu_of(model, layer);
+    const size_t tokens = model->batch.tokens;
+    MOERT_TRY(moert_model_reserve(
+        model, moert_dense_glu_v_floats(model->device, glu.type, tokens, glu.hidden, glu.width),
+        &layer->mlp_v));
+    MOERT_TRY(moert_model_reserve(model, moert_dense_glu_h_floats(glu.type, tokens, glu.width),
+                                  &layer->mlp_h));
+    return moert_dense_glu_forward(&glu, layer->post_normed, layer->mlp_v, layer->mlp_h,
+                                   layer->out);
+}
+
+static moert_status backward(moert_model *model, moert_model_layer *layer, bool accumulate) {
+    const moert_dense_glu glu = glu_of(model, layer);
+    MOERT_TRY(moert_block_begin(layer->mlp, &model->batch, accumulate));
+    return moert_dense_glu_backward(&glu, layer->post_normed, layer->mlp_v, layer->mlp_h, model->d,
+                                    model->dn, false);
+}
+
+static moert_block *block(const moert_model_layer *layer, size_t index) {
+    return index == 0 ? layer->mlp : NULL;
+}
+
+static moert_status reduce_start(moert_model *model, moert_model_layer *layer, bool last) {
+    (void)last;
+    return moert_block_reduce_start(layer->mlp, model->mesh->spans);
+}
+
+static moert_status reduce_progress(moert_model_layer *layer) {
+    return moert_block_reduce_progress(layer->mlp);
+}
+
+static moert_status reduce_wait(moert_model_layer *layer) {
+    return moert_block_reduce_wait(layer->mlp);
+}
+
+static void weights_changed(moert_model_layer *layer) {
+    moert_block_weights_changed(layer->mlp);
+}
+
+const moert_mlp_variant moert_model_dense = {create,          destroy,     forward,
+                                             backward,        block,       reduce_start,
+                                             reduce_progress, reduce_wait, weights_changed};

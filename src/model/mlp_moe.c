@@ -1,0 +1,63 @@
+/* The MLP of a MoE layer: a moert_layer. */
+#include "model/layer_files.h"
+#include "model/sublayer.h"
+
+static moert_status create(moert_model *model, moert_model_layer *layer) {
+    const moert_layer_options options = moert_layer_options_of(&model->config);
+    const size_t bytes = model->config.router.experts * sizeof(float);
+    MOERT_TRY(moert_comm_agree(model->mesh->world,
+                               moert_buffer_create(model->device, bytes, &layer->aux_gradient)));
+    return moert_layer_create(model->mesh, &options, &layer->moe);
+}
+
+static void destroy(moert_model_layer *layer) {
+    moert_pass_destroy(layer->pass);
+    moert_layer_destroy(layer->moe);
+    moert_buffer_destroy(layer->aux_gradient);
+}
+
+static moert_status forward(moert_model *model, moert_model_layer *layer) {
+    moert_layer_give_bf16(layer->moe, model->bf16);
+    moert_pass_destroy(layer->pass);
+    layer->pass = NULL;
+    return moert_layer_forward(layer->moe, &model->batch, layer->post_normed, layer->out,
+                               &layer->pass);
+}
+
+static moert_status backward(moert_model *model, moert_model_layer *layer, bool accumulate) {
+    const double rows = model->rows;
+    const moert_layer_losses losses = {
+        .size = sizeof losses,
+        .aux_gradient = model->losses.aux_coefficient != 0.0 ? layer->aux_gradient : NULL,
+        .z_factor =
+            rows > 0.0 ? (float)(2.0 * model->losses.z_coefficient * model->factor / rows) : 0.0f,
+        .accumulate = accumulate,
+        .aux_by_sequence = model->losses.aux_form == MOERT_AUX_SEQUENCE};
+    moert_layer_give_bf16(layer->moe, model->bf16);
+    return moert_pass_backward(layer->pass, model->d, &losses, model->dn);
+}
+
+static moert_block *block(const moert_model_layer *layer, size_t index) {
+    return moert_layer_block(layer->moe, index);
+}
+
+static moert_status reduce_start(moert_model *model, moert_model_layer *layer, bool last) {
+    (void)model;
+    return moert_layer_reduce_start(layer->moe, last);
+}
+
+static moert_status reduce_progress(moert_model_layer *layer) {
+    return moert_layer_reduce_progress(layer->moe);
+}
+
+static moert_status reduce_wait(moert_model_layer *layer) {
+    return moert_layer_reduce_wait(layer->moe);
+}
+
+static void weights_changed(moert_model_layer *layer) {
+    moert_layer_weights_changed(layer->moe);
+}
+
+const moert_mlp_variant moert_model_moe = {create,          destroy,     forward,
+                                           backward,        block,       reduce_start,
+                                           reduce_progress, reduce_wait, weights_changed};
