@@ -144,6 +144,23 @@ static const moert_family_row rows[MOERT_FAMILIES] = {
                                 .shared_experts = 1,
                                 .first_dense = 1,
                                 .glu = MOERT_GLU_SWIGLU}},
+    [MOERT_FAMILY_DEEPSEEK_V2] = {"deepseek_v2",
+                                  "DeepseekV2ForCausalLM",
+                                  true,
+                                  true,
+                                  MOERT_WINDOW_ALL,
+                                  "mlp",
+                                  "gate",
+                                  SEPARATE,
+                                  "shared_experts",
+                                  false,
+                                  {.max_positions = 2048,
+                                   .norm_epsilon = 1e-6f,
+                                   .rope = {.theta = 1e4, .interleaved = true},
+                                   .latent = {1536, 512, 128, 64, 128},
+                                   .router = ROUTER(SOFTMAX, false, 1.0f, 1, 1),
+                                   .shared_experts = 2,
+                                   .glu = MOERT_GLU_SWIGLU}},
 };
 
 const moert_family_row *moert_family_of(moert_family family) {

@@ -45,7 +45,7 @@ static moert_status read_family(const char *path, const json_t *root, moert_mode
     if (family == MOERT_FAMILIES)
         return MOERT_FAIL(ERROR_UNSUPPORTED,
                           "%s: model_type is '%.64s'; supported are mixtral, qwen2_moe, qwen3_moe, "
-                          "olmoe, gpt_oss, glm4_moe, deepseek_v3 and kimi_k2",
+                          "olmoe, gpt_oss, glm4_moe, deepseek_v2, deepseek_v3 and kimi_k2",
                           path, type);
     moert_model_config_start(config, family);
     return MOERT_OK;
@@ -152,20 +152,38 @@ static moert_status derive(const char *path, moert_model_config *config) {
     return check_router(path, &config->router);
 }
 
+/* Checks the scores, and reads how groups of experts are chosen (DeepSeek, GLM-4.5). */
+static moert_status read_scoring(const char *path, const json_t *root, moert_model_config *config) {
+    const char *method = json_string_value(moert_field_value(root, "topk_method"));
+    if (config->router.score == MOERT_SCORE_SIGMOID) {
+        MOERT_TRY(expect_text(path, root, "scoring_func", "sigmoid"));
+        return expect_text(path, root, "topk_method", "noaux_tc");
+    }
+    if (config->family != MOERT_FAMILY_DEEPSEEK_V2)
+        return MOERT_OK;
+    MOERT_TRY(expect_text(path, root, "scoring_func", "softmax"));
+    config->router.group_best = 1;
+    if (method != NULL && strcmp(method, "group_limited_greedy") == 0)
+        return MOERT_OK;
+    config->router.groups = config->router.kept_groups = 1;
+    if (moert_field_value(root, "topk_method") == NULL ||
+        (method != NULL && strcmp(method, "greedy") == 0))
+        return MOERT_OK;
+    return MOERT_FAIL(ERROR_UNSUPPORTED,
+                      "%s: topk_method is '%.64s'; supported are greedy and group_limited_greedy",
+                      path, method != NULL ? method : "(not a string)");
+}
+
 static moert_status parse(const char *path, json_t *root, moert_model_config *config) {
     MOERT_TRY(read_family(path, root, config));
     MOERT_TRY(read_activation(path, root, config));
     MOERT_TRY(moert_fields_check(path, root, config->family));
-    if (config->router.score == MOERT_SCORE_SIGMOID) {
-        MOERT_TRY(expect_text(path, root, "scoring_func", "sigmoid"));
-        MOERT_TRY(expect_text(path, root, "topk_method", "noaux_tc"));
-    }
-    if (json_is_null(json_object_get(root, "n_group"))) /* null means no groups; absent, the
-                                                           default */
+    if (json_is_null(json_object_get(root, "n_group"))) /* no groups; absent, the default */
         config->router.groups = config->router.kept_groups = 1;
     if (json_is_null(json_object_get(root, "q_lora_rank"))) /* q is projected directly */
         config->latent.q_rank = 0;
     MOERT_TRY(moert_fields_read(path, root, config));
+    MOERT_TRY(read_scoring(path, root, config));
     MOERT_TRY(moert_config_read_rope(path, root, config));
     MOERT_TRY(moert_config_read_layers(path, root, config));
     MOERT_TRY(read_quantization(path, root, config));

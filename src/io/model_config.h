@@ -21,6 +21,7 @@ typedef enum moert_family {
     MOERT_FAMILY_GPT_OSS,
     MOERT_FAMILY_QWEN2_MOE,
     MOERT_FAMILY_GLM4_MOE,
+    MOERT_FAMILY_DEEPSEEK_V2,
     MOERT_FAMILIES
 } moert_family;
 

@@ -15,7 +15,9 @@
 #define QWEN2       BIT(QWEN2_MOE)
 #define QWEN3       BIT(QWEN3_MOE)
 #define OLMOE       BIT(OLMOE)
-#define DEEPSEEK    BIT(DEEPSEEK_V3)
+#define DEEPSEEK_V2 BIT(DEEPSEEK_V2)
+#define DEEPSEEK_V3 BIT(DEEPSEEK_V3)
+#define DEEPSEEK    (DEEPSEEK_V2 | DEEPSEEK_V3)
 #define GLM         BIT(GLM4_MOE)
 #define GPT_OSS     BIT(GPT_OSS)
 #define EVERY       ((1U << MOERT_FAMILIES) - 1)
@@ -69,7 +71,7 @@ static const config_field fields[] = {
     {{"num_experts_per_tok", "experts_per_token"},
                          FIELD_SIZE, FIELD(router.topk), 1, true, true, EVERY},
     {{"norm_topk_prob"}, FIELD_BOOL, FIELD(router.renormalise), 0, false, false,
-                         QWEN2 | QWEN3 | OLMOE | DEEPSEEK | GLM},
+                         QWEN2 | QWEN3 | OLMOE | DEEPSEEK_V3 | GLM},
     {{"routed_scaling_factor"},
                          FIELD_FLOAT, FIELD(router.scale), 1, false, false, DEEPSEEK | GLM},
     {{"n_group"}, FIELD_SIZE, FIELD(router.groups), 1, false, false, DEEPSEEK | GLM},
@@ -79,7 +81,7 @@ static const config_field fields[] = {
     {{"rms_norm_eps"}, FIELD_FLOAT, FIELD(norm_epsilon), 1, false, false, EVERY},
     {{"rope_theta"}, FIELD_DOUBLE, FIELD(rope.theta), 1, false, false, EVERY},
     {{"partial_rotary_factor"}, FIELD_FLOAT, FIELD(partial_rotary), 1, false, false, GLM},
-    {{"rope_interleave"}, FIELD_BOOL, FIELD(rope.interleaved), 0, false, false, DEEPSEEK},
+    {{"rope_interleave"}, FIELD_BOOL, FIELD(rope.interleaved), 0, false, false, DEEPSEEK_V3},
     {{"initializer_range"}, FIELD_FLOAT, FIELD(initializer_range), 0, false, false, EVERY},
     {{"router_aux_loss_coef"}, FIELD_FLOAT, FIELD(aux_coefficient), 0, false, false,
                          MIXTRAL | QWEN2 | QWEN3 | OLMOE | GPT_OSS},
@@ -136,6 +138,7 @@ static const struct {
     {"add_cross_attention", 0}, {"attention_dropout", 0}, {"attn_pdrop", 0},
     {"chunk_size_feed_forward", 0}, {"dropout", 0}, {"embd_pdrop", 0}, {"hidden_dropout", 0},
     {"hidden_dropout_prob", 0}, {"is_decoder", 0}, {"is_encoder_decoder", 0}, {"mlp_bias", 0},
+    {"norm_topk_prob", 0},
     {"moe_layer_freq", 1}, {"pretraining_tp", 1}, {"resid_pdrop", 0}, {"router_jitter_noise", 0},
     {"tie_encoder_decoder", 0}, {"torchscript", 0},
 };

@@ -10,7 +10,19 @@
 
 /* The families of --form, in the order of its words. */
 static const moert_family forms[] = {MOERT_FAMILY_MIXTRAL, MOERT_FAMILY_QWEN3_MOE,
-                                     MOERT_FAMILY_OLMOE};
+                                     MOERT_FAMILY_OLMOE, MOERT_FAMILY_QWEN2_MOE,
+                                     MOERT_FAMILY_GLM4_MOE};
+
+/* Sets the sizes of shared experts and dense layers, which have no options: as wide as the experts
+ * of a token together. */
+static void size_dense(moert_model_config *config) {
+    const size_t active = config->router.topk * config->intermediate;
+    config->dense_intermediate = active + config->shared_experts * config->intermediate;
+    config->shared_intermediate =
+        config->shared_gate ? active : config->shared_experts * config->intermediate;
+    for (size_t l = 0; l < config->first_dense && l < config->layers; l++)
+        moert_layer_set_add(&config->dense_layers, l);
+}
 
 moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model_config *config) {
     moert_model_config_start(config, forms[sizes->form]);
@@ -28,6 +40,12 @@ moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model
     config->router.renormalise = true;
     config->router.experts = sizes->experts;
     config->router.topk = sizes->topk;
+    if (config->partial_rotary > 0.0f)
+        config->rope.width = (size_t)((double)config->head_size * (double)config->partial_rotary);
+    if (config->shared_gate || config->shared_experts > 0)
+        size_dense(config);
+    if (config->shared_gate) /* a family whose windows are off */
+        config->sliding_window = 0;
     if (sizes->head_size == 0 && sizes->hidden % sizes->heads != 0)
         return MOERT_FAIL(ERROR_USAGE,
                           "--hidden %zu is not a multiple of --heads %zu; give --head-size",
