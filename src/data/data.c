@@ -142,6 +142,16 @@ moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t
     return read_sequence(data, start / starts * all.tokens + start % starts, length, input, target);
 }
 
+void moert_data_divide(int32_t end, size_t length, const int32_t *input, int32_t *target,
+                       int32_t *positions) {
+    for (size_t i = 0; i < length; i++) {
+        const bool begins = i == 0 || input[i - 1] == end || (input[i] < 0 && input[i - 1] >= 0);
+        positions[i] = begins ? 0 : positions[i - 1] + 1;
+        if (input[i] == end)
+            target[i] = -1;
+    }
+}
+
 bool moert_data_holds_out(const moert_data *data) {
     return data->held_out > 0.0;
 }

@@ -78,6 +78,14 @@ typedef struct moert_draw {
 moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t length,
                                  int32_t *input, int32_t *target);
 
+/*
+ * Divides a sequence into documents: a token equal to `end` ends its document and belongs to it,
+ * and padding is a document. positions[length] become the tokens' distances from the first token of
+ * their document. The token after an end is no target.
+ */
+void moert_data_divide(int32_t end, size_t length, const int32_t *input, int32_t *target,
+                       int32_t *positions);
+
 /* True when a part of the data is held out of training. */
 bool moert_data_holds_out(const moert_data *data);
 

@@ -26,9 +26,10 @@ typedef struct moert_trainer {
     uint64_t
         *counts; /* [layers,E] slots of the step so far; NULL unless options->bias_rate is set */
     moert_loader *loader;
-    moert_loaded loaded;     /* this rank's part of the step */
-    size_t targets;          /* of the step that count, over all ranks */
-    int32_t *input, *target; /* this rank's part of a micro-batch of held-out sequences */
+    moert_loaded loaded;                 /* this rank's part of the step */
+    size_t targets;                      /* of the step that count, over all ranks */
+    int32_t *input, *target, *positions; /* this rank's part of a micro-batch of held-out
+                                            sequences */
 } moert_trainer;
 
 moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,

@@ -12,7 +12,7 @@ typedef struct slot {
     const moert_loader_options *options;
     uint64_t step;
     size_t first; /* index, in a micro-batch, of this rank's first sequence */
-    int32_t *input, *target;
+    int32_t *input, *target, *positions;
     moert_loaded loaded;
     moert_status status;
     char *message; /* of a failure on the thread */
@@ -34,6 +34,9 @@ static moert_status read_step(slot *s) {
         for (size_t i = 0; i < s->loaded.sequences; i++, at += o->length) {
             const moert_draw draw = {o->seed, s->step, m * piece + s->first + i};
             MOERT_TRY(moert_data_sequence(o->data, draw, o->length, s->input + at, s->target + at));
+            if (o->document_end >= 0)
+                moert_data_divide(o->document_end, o->length, s->input + at, s->target + at,
+                                  s->positions + at);
             for (size_t t = at; t < at + o->length; t++)
                 s->loaded.targets += s->target[t] >= 0;
         }
@@ -60,6 +63,9 @@ static moert_status make_slot(const moert_loader_options *options, slot *s) {
     const size_t tokens = options->micro_batches * s->loaded.sequences * options->length;
     MOERT_TRY(MOERT_NEW_ARRAY(&s->input, tokens));
     MOERT_TRY(MOERT_NEW_ARRAY(&s->target, tokens));
+    if (options->document_end >= 0)
+        MOERT_TRY(MOERT_NEW_ARRAY(&s->positions, tokens));
+    s->loaded.positions = s->positions;
     s->loaded.input = s->input;
     s->loaded.target = s->target;
     return MOERT_OK;
@@ -84,7 +90,8 @@ void moert_loader_destroy(moert_loader *loader) {
         return;
     join(loader);
     for (size_t i = 0; i < MOERT_COUNT(loader->slots); i++)
-        MOERT_FREE(loader->slots[i].input, loader->slots[i].target, loader->slots[i].message);
+        MOERT_FREE(loader->slots[i].input, loader->slots[i].target, loader->slots[i].positions,
+                   loader->slots[i].message);
     free(loader);
 }
 

@@ -16,12 +16,14 @@ typedef struct moert_loader_options {
     size_t micro_batches; /* parts of the batch, each divided among the ranks */
     size_t length;        /* S */
     size_t rank, ranks;
+    int32_t document_end; /* moert_data_divide; -1: a sequence is one document */
 } moert_loader_options;
 
 /* This rank's part of a step, which stays valid until the second take after it. */
 typedef struct moert_loaded {
     size_t sequences;              /* of each micro-batch */
     const int32_t *input, *target; /* [micro_batches, sequences, S]; -1: see moert_data_sequence */
+    const int32_t *positions;      /* [micro_batches, sequences, S]; NULL without document_end */
     size_t targets;                /* that count, in this rank's part */
 } moert_loaded;
 

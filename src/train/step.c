@@ -66,7 +66,11 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
     size_t room =
         moert_ceil_div(o->batch / o->micro_batches, moert_comm_size(t->world)) * o->length;
     t->state = (moert_run_state){.seed = o->seed, .batch = o->batch, .length = o->length};
-    snprintf(t->state.data, sizeof t->state.data, "%s", moert_data_describe(t->data).identity);
+    int used =
+        snprintf(t->state.data, sizeof t->state.data, "%s", moert_data_describe(t->data).identity);
+    if (o->document_end != NULL)
+        snprintf(t->state.data + used, sizeof t->state.data - (size_t)used, ", document end %d",
+                 (int)*o->document_end);
     moert_schedule_text(&o->schedule, t->state.schedule);
     if (o->save_dir != NULL)
         MOERT_TRY(moert_text_path(&t->checkpoints, "%s", o->save_dir));
@@ -83,13 +87,16 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
                                          .micro_batches = o->micro_batches,
                                          .length = o->length,
                                          .rank = moert_comm_rank(t->world),
-                                         .ranks = moert_comm_size(t->world)};
+                                         .ranks = moert_comm_size(t->world),
+                                         .document_end =
+                                             o->document_end != NULL ? *o->document_end : -1};
+    MOERT_TRY(moert_alloc(&t->positions, room, sizeof *t->positions));
     return moert_loader_create(&loader, &t->loader);
 }
 
 void moert_trainer_free(moert_trainer *t) {
     moert_loader_destroy(t->loader);
-    MOERT_FREE(t->target, t->input, t->counts, t->checkpoints);
+    MOERT_FREE(t->positions, t->target, t->input, t->counts, t->checkpoints);
 }
 
 /* *sum = the sum of `own` over all ranks. Collective. */
@@ -124,11 +131,13 @@ moert_status moert_trainer_load(moert_trainer *t) {
 moert_status moert_trainer_forward(moert_trainer *t, size_t index) {
     const moert_trainer_options *o = t->options;
     const size_t at = index * t->loaded.sequences * o->length;
-    const moert_model_batch batch = {.total_sequences = o->batch / o->micro_batches,
-                                     .length = o->length,
-                                     .input = t->loaded.input + at,
-                                     .target = t->loaded.target + at,
-                                     .targets = t->targets};
+    const moert_model_batch batch = {
+        .total_sequences = o->batch / o->micro_batches,
+        .length = o->length,
+        .input = t->loaded.input + at,
+        .target = t->loaded.target + at,
+        .positions = t->loaded.positions != NULL ? t->loaded.positions + at : NULL,
+        .targets = t->targets};
     return moert_model_forward(t->model, &batch);
 }
 
@@ -146,12 +155,16 @@ static moert_status forward_held_out(moert_trainer *t, size_t first, size_t coun
         status = moert_data_heldout_sequence(t->data, first + own_first + i, o->eval_sequences,
                                              length, t->input + i * length, t->target + i * length);
     MOERT_TRY(moert_comm_agree(t->world, status));
+    for (size_t i = 0; i < own_count && o->document_end != NULL; i++)
+        moert_data_divide(*o->document_end, length, t->input + i * length, t->target + i * length,
+                          t->positions + i * length);
     for (size_t i = 0; i < own_count * length; i++)
         *targets += t->target[i] >= 0;
     const moert_model_batch batch = {.total_sequences = count,
                                      .length = length,
                                      .input = t->input,
                                      .target = t->target,
+                                     .positions = o->document_end != NULL ? t->positions : NULL,
                                      .forward_only = true,
                                      .targets = 1}; /* the loss is a sum */
     return moert_model_forward(t->model, &batch);

@@ -15,9 +15,10 @@ typedef enum moert_save_mode { MOERT_SAVE_HELD, MOERT_SAVE_WAIT, MOERT_SAVE_SKIP
 
 typedef struct moert_trainer_options {
     size_t steps, seed;
-    size_t batch;         /* sequences per step, over all ranks */
-    size_t micro_batches; /* parts of the batch, computed in turn; must divide it */
-    size_t length;        /* tokens per sequence */
+    size_t batch;                /* sequences per step, over all ranks */
+    size_t micro_batches;        /* parts of the batch, computed in turn; must divide it */
+    size_t length;               /* tokens per sequence */
+    const int32_t *document_end; /* token that ends a document inside a sequence; NULL: none */
     moert_schedule schedule;
     moert_model_losses losses;
     moert_optimizer_options optimizer;

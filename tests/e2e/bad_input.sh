@@ -272,6 +272,8 @@ tensors "$work/target.safetensors" "$pair" '\1\0\0\0\2\0\0\0\3\0\0\0\377\377\377
 bad "$both" 1 'target\.safetensors, position 1: target 512 .*vocabulary of 256' train --tokens "$work/target.safetensors" --out OUT/run
 tensors "$work/wide.safetensors" "${pair//1,1,2/1,2,1}" '\1\0\0\0\2\0\0\0\3\0\0\0\1\0\0\0\1\0\0\0'
 bad 1 1 'wide\.safetensors: the tensor targets must be \[1,1,2\]' train --tokens "$work/wide.safetensors" --out OUT/run
+bad "$both" 2 '--document-end 256: expected a token below the vocabulary of 256' train "${text[@]}" --document-end 256 --out OUT/run
+bad 1 2 '--document-end 1x: expected' train "${text[@]}" --document-end 1x --out OUT/run
 replay=(--model $model --tokens $model/expected.safetensors)
 bad "$both" 1 '21 steps, .*20 batches' train "${replay[@]}" --steps 21 --out OUT/run
 bad 1 1 'sequences of 48 tokens, not 32' train "${replay[@]}" --steps 1 --length 32 --out OUT/run

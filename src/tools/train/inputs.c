@@ -6,6 +6,7 @@
 
 #include "base/memory.h"
 #include "base/text.h"
+#include "io/json.h"
 #include "io/safetensors.h"
 
 /* The families of --form, in the order of its words. */
@@ -114,6 +115,39 @@ moert_status moert_train_data_open(const moert_option_list *paths, const char *t
                   ? moert_source_open_raw(token_file, (unsigned)token_bits, &source)
                   : moert_source_open(paths->words, paths->count, (unsigned)token_bits, &source));
     return moert_data_from_source(source, held_out, &data->data);
+}
+
+static int32_t end_of_config(const moert_model_config *config) {
+    json_t *object;
+    int32_t end = -1;
+    if (moert_json_parse("config.json", "the config", config->text, strlen(config->text),
+                         &object) != MOERT_OK)
+        return -1;
+    const json_t *value = json_object_get(object, "eos_token_id");
+    if (json_is_array(value))
+        value = json_array_get(value, 0);
+    if (json_is_integer(value) && json_integer_value(value) >= 0 &&
+        (uint64_t)json_integer_value(value) < config->vocabulary)
+        end = (int32_t)json_integer_value(value);
+    json_decref(object);
+    return end;
+}
+
+moert_status moert_train_document_end(const char *given, bool from_config,
+                                      const moert_model_config *config, int32_t *end) {
+    char *rest;
+    *end = -1;
+    if (given == NULL && from_config)
+        *end = end_of_config(config);
+    if (given == NULL || strcmp(given, "none") == 0)
+        return MOERT_OK;
+    const unsigned long long value = strtoull(given, &rest, 10);
+    if (given[0] < '0' || given[0] > '9' || *rest != '\0' || value >= config->vocabulary)
+        return MOERT_FAIL(
+            ERROR_USAGE, "--document-end %s: expected a token below the vocabulary of %zu, or none",
+            given, config->vocabulary);
+    *end = (int32_t)value;
+    return MOERT_OK;
 }
 
 void moert_train_data_close(moert_train_data *data) {

@@ -33,6 +33,14 @@ moert_status moert_train_data_open(const moert_option_list *paths, const char *t
                                    size_t token_bits, double held_out, moert_train_data *data);
 void moert_train_data_close(moert_train_data *data);
 
+/*
+ * *end = the token that ends a document, or -1: as `given` says, a number below the vocabulary or
+ * "none"; without it, for data of --data, the eos_token_id of the model's config (of a list, the
+ * first). Errors: ERROR_USAGE.
+ */
+moert_status moert_train_document_end(const char *given, bool from_config,
+                                      const moert_model_config *config, int32_t *end);
+
 /* ERROR_MISMATCH on all ranks if a rank sees other data, or another config.json, than rank 0.
  * Collective. */
 moert_status moert_train_inputs_compare(moert_comm *world, const moert_data *data,

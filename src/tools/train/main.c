@@ -19,7 +19,7 @@ enum { SAMPLE_LIMIT = 100000 };
 static moert_model_sizes sizes;
 /* SIZE_MAX, -1 = not given */
 static moert_trainer_options trainer = {.steps = SIZE_MAX, .bias_rate = -1.0};
-static const char *model_path, *token_file, *prompt, *gradients_path, *logits_path;
+static const char *model_path, *token_file, *prompt, *gradients_path, *logits_path, *document_end;
 static moert_option_list data_paths;
 static size_t model_file_mb, token_bits, ep, sample_bytes;
 static double held_out, temperature, save_rate;
@@ -51,6 +51,9 @@ static const moert_option options[] = {
      "token file: raw integers, or a .safetensors file with tokens[steps,B,S+1], replayed batch by "
      "batch, and with targets[steps,B,S], of which -1 does not count, if not all do"},
     {"token-bits", MOERT_OPTION_UINT, &token_bits, "16", "16..32", "width of raw tokens, 16 or 32"},
+    {"document-end", MOERT_OPTION_STRING, &document_end, NULL, NULL,
+     "token that ends a document inside a sequence, which attention and positions then respect, or "
+     "none; default for --data: eos_token_id of --model"},
     {"held-out", MOERT_OPTION_FLOAT, &held_out, "0.05", "0..0.9",
      "part of the data kept for the held-out loss"},
     {.help = "Training"},
@@ -145,6 +148,7 @@ static const moert_option options[] = {
 enum { OPTIONS = MOERT_COUNT(options) };
 
 static char *default_metrics;
+static int32_t end_token;
 
 static moert_status check(int argc, char **argv) {
     const char *size = moert_options_given(options, OPTIONS, argc, argv, &sizes, sizeof sizes);
@@ -218,6 +222,9 @@ static moert_status take_config(moert_data *data, moert_model_config *config) {
     if (trainer.bias_rate < 0.0)
         trainer.bias_rate = config->correction_bias && model_path == NULL ? 1e-3 : 0.0;
     MOERT_TRY(moert_data_check_vocabulary(data, config->vocabulary));
+    MOERT_TRY(moert_train_document_end(document_end, token_file == NULL && model_path != NULL,
+                                       config, &end_token));
+    trainer.document_end = end_token >= 0 ? &end_token : NULL;
     if (sample_bytes > 0 && config->vocabulary != 256)
         return MOERT_FAIL(ERROR_USAGE,
                           "--sample writes bytes; the vocabulary of this model is %zu, not 256",
@@ -284,6 +291,10 @@ static moert_status train(moert_context *context, moert_mesh *mesh,
     moert_program_say(context, "moert-train: %zu ranks, %s, exchange %s\n",
                       moert_context_size(context), moert_device_name(moert_context_device(context)),
                       moert_mesh_engine(mesh));
+    if (trainer.document_end != NULL)
+        moert_program_say(context, "documents end with token %d%s\n", (int)end_token,
+                          document_end == NULL ? ", the model's eos_token_id (--document-end)"
+                                               : "");
     if (logits_path != NULL)
         MOERT_TRY_OR(done, moert_train_logits(model, data, &trainer, logits_path));
     if (gradients_path != NULL)
