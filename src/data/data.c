@@ -98,12 +98,27 @@ moert_status moert_data_check_length(const moert_data *data, size_t length) {
     return MOERT_OK;
 }
 
+/* target[i] = -1 where the mask says that token position + 1 + i does not count. */
+static moert_status mask_targets(const moert_source *source, size_t position, size_t length,
+                                 int32_t *target) {
+    unsigned char counts[4096];
+    for (size_t at = 0; at < length; at += sizeof counts) {
+        const size_t part = moert_min(sizeof counts, length - at);
+        MOERT_TRY(moert_source_read_mask(source, position + 1 + at, part, counts));
+        for (size_t i = 0; i < part; i++)
+            if (counts[i] == 0)
+                target[at + i] = -1;
+    }
+    return MOERT_OK;
+}
+
 /* input[i] and target[i] = tokens position + i and position + i + 1. */
 static moert_status read_sequence(const moert_data *data, size_t position, size_t length,
                                   int32_t *input, int32_t *target) {
     MOERT_TRY(moert_source_read(data->source, position, length, input));
     memcpy(target, input + 1, (length - 1) * sizeof *target);
-    return moert_source_read(data->source, position + length, 1, target + length - 1);
+    MOERT_TRY(moert_source_read(data->source, position + length, 1, target + length - 1));
+    return data->source->masked ? mask_targets(data->source, position, length, target) : MOERT_OK;
 }
 
 /* Copies a sequence of an array. */

@@ -51,6 +51,35 @@ static moert_status load_raw(moert_source *s, const char *path, unsigned bits) {
     return MOERT_OK;
 }
 
+static moert_status exists(const char *name, const char *ending, bool *there) {
+    char *path;
+    mode_t mode;
+    MOERT_TRY(moert_text_path(&path, "%s%s", name, ending));
+    const moert_status status = moert_file_mode(path, true, &mode);
+    free(path);
+    *there = status == MOERT_OK && mode != 0;
+    return status;
+}
+
+/* Adds NAME.mask.bin, if it exists. */
+static moert_status add_mask(moert_source *s, const char *name) {
+    const size_t tokens = s->corpus.files[0].bytes / s->index.width;
+    char *path;
+    MOERT_TRY(exists(name, ".mask.bin", &s->masked));
+    if (!s->masked)
+        return MOERT_OK;
+    MOERT_TRY(moert_text_path(&path, "%s.mask.bin", name));
+    const moert_status status = add_file(s, path);
+    free(path);
+    MOERT_TRY(status);
+    return s->corpus.files[2].bytes == tokens
+               ? MOERT_OK
+               : MOERT_FAIL(ERROR_FORMAT,
+                            "%s: %zu bytes, but %s has %zu tokens; a mask has one byte a token",
+                            s->corpus.files[2].path, s->corpus.files[2].bytes,
+                            s->corpus.files[0].path, tokens);
+}
+
 static moert_status load_indexed(moert_source *s, const char *name) {
     static const char *const endings[] = {".bin", ".idx"};
     for (size_t i = 0; i < MOERT_COUNT(endings); i++) {
@@ -61,6 +90,7 @@ static moert_status load_indexed(moert_source *s, const char *name) {
         MOERT_TRY(status);
     }
     MOERT_TRY(moert_index_read(&s->corpus.files[1], &s->corpus.files[0], &s->index));
+    MOERT_TRY(add_mask(s, name));
     if (s->index.tokens == 0)
         return MOERT_FAIL(ERROR_FORMAT, "%s.idx: no tokens in %zu documents", name,
                           s->index.documents);
@@ -105,16 +135,6 @@ moert_status moert_source_open_indexed(const char *name, moert_source **source) 
     moert_source *made;
     MOERT_TRY(make(MOERT_SOURCE_INDEXED, &made));
     return finish(made, load_indexed(made, name), source);
-}
-
-static moert_status exists(const char *name, const char *ending, bool *there) {
-    char *path;
-    mode_t mode;
-    MOERT_TRY(moert_text_path(&path, "%s%s", name, ending));
-    const moert_status status = moert_file_mode(path, true, &mode);
-    free(path);
-    *there = status == MOERT_OK && mode != 0;
-    return status;
 }
 
 /* *name = the name without ending, for the caller to free, if `path` names a Megatron dataset, else
@@ -267,6 +287,22 @@ moert_status moert_source_read(const moert_source *source, size_t position, size
         }
         done += part;
     }
+    return MOERT_OK;
+}
+
+moert_status moert_source_read_mask(const moert_source *source, size_t position, size_t count,
+                                    unsigned char *counts) {
+    const moert_corpus_file *mask = &source->corpus.files[2];
+    for (size_t done = 0; done < count;) {
+        const run from = run_at(source, position + done);
+        const size_t part = moert_min(from.tokens, count - done);
+        MOERT_TRY(moert_corpus_read(mask, from.offset / source->width, part, counts + done));
+        done += part;
+    }
+    for (size_t i = 0; i < count; i++)
+        if (counts[i] > 1)
+            return MOERT_FAIL(ERROR_FORMAT, "%s: has the value %u; expected 0 or 1", mask->path,
+                              counts[i]);
     return MOERT_OK;
 }
 

@@ -11,6 +11,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/checksum.h"
@@ -33,6 +34,7 @@ typedef struct moert_source {
     size_t tokens;       /* of all documents; text: and of the 0 bytes between them */
     size_t documents;
     size_t *starts;       /* text: position of each file's first byte */
+    bool masked;          /* indexed: the third file, NAME.mask.bin, says which tokens count */
     moert_index index;    /* indexed */
     uint64_t vocabulary;  /* tokens must be below it */
     moert_checksum *sums; /* of each file of the corpus */
@@ -51,8 +53,9 @@ moert_status moert_source_open_text(const char *const *paths, size_t count, moer
  * ERROR_FORMAT (the file is empty or its size is not a multiple of a token's). */
 moert_status moert_source_open_raw(const char *path, unsigned bits, moert_source **source);
 
-/* A Megatron dataset by its name without ending. Errors: those of moert_index_read, ERROR_FORMAT
- * (it has no tokens). */
+/* A Megatron dataset by its name without ending. NAME.mask.bin, if it exists, has one byte for each
+ * token of NAME.bin: 1 if it counts as a target, else 0. Errors: those of moert_index_read,
+ * ERROR_FORMAT (it has no tokens). */
 moert_status moert_source_open_indexed(const char *name, moert_source **source);
 
 /*
@@ -70,6 +73,11 @@ void moert_source_close(moert_source *source);
  * the vocabulary; the message names file, position and token). */
 moert_status moert_source_read(const moert_source *source, size_t position, size_t count,
                                int32_t *tokens);
+
+/* counts[count] = for each token of a masked source from `position` on, 1 if it counts as a target,
+ * else 0. Errors: ERROR_IO, ERROR_FORMAT (another value). */
+moert_status moert_source_read_mask(const moert_source *source, size_t position, size_t count,
+                                    unsigned char *counts);
 
 /* Position of the first token of a document, or of the end for `document` = documents. In text, the
  * 0 byte after a file lies before the start of the next document. */

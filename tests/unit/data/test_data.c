@@ -308,6 +308,25 @@ TEST(test_an_array_is_replayed_and_ends) {
     ASSERT_FAILS(moert_data_from_array(&from, &data), MOERT_ERROR_FORMAT, "[0,2,5]");
 }
 
+TEST(test_masked_tokens_are_no_targets) {
+    const unsigned char index[] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0, 1, 0, 0, 0, 0, 0, 0,
+                                   0,   1,   1,   0,   0,   0,   0,   0, 0, 0, 2, 0, 0, 0, 0, 0,
+                                   0,   0,   4,   0,   0,   0,   0,   0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                   0,   0,   0,   0,   0,   0,   1,   0, 0, 0, 0, 0, 0, 0};
+    const char *path = write_file("m.idx", index, sizeof index);
+    int32_t input[3], target[3];
+    moert_source *source;
+    moert_data *data;
+    write_file("m.bin", "\5\6\7\10", 4);
+    write_file("m.mask.bin", "\1\0\0\1", 4);
+    ASSERT_OK(moert_source_open(&path, 1, 16, &source));
+    ASSERT_OK(moert_data_from_source(source, 0.0, &data));
+    owned(data, destroy);
+    ASSERT_OK(moert_data_sequence(data, (moert_draw){0}, 3, input, target));
+    assert_memory_equal(input, ((const int32_t[]){5, 6, 7}), sizeof input);
+    assert_memory_equal(target, ((const int32_t[]){-1, -1, 8}), sizeof target);
+}
+
 TEST(test_targets_of_an_array_replace_the_next_tokens) {
     const int32_t tokens[] = {1, 2, 3}, targets[] = {-100, 7};
     int32_t input[2], target[2], wrong[] = {9, -1};

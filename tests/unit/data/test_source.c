@@ -104,6 +104,28 @@ TEST(test_tokens_outside_the_vocabulary_are_named_where_they_are_used) {
                  "not below the vocabulary of 7");
 }
 
+TEST(test_a_mask_says_which_tokens_count) {
+    const uint16_t tokens[] = {1, 2, 3, 4, 5};
+    unsigned char counts[4];
+    write_file("masked.bin", tokens, sizeof tokens);
+    const lists of = {
+        8, 2, 2, 3, (const int32_t[]){3, 2}, (const int64_t[]){4, 0}, (const int64_t[]){0, 1, 2}};
+    const char *path = write_index("masked", &of);
+    moert_source *source;
+    write_file("masked.mask.bin", "\1\0\0\1\1", 5);
+    source = open_source(path);
+    assert_true(source->masked);
+    ASSERT_OK(moert_source_read_mask(source, 1, 4, counts));
+    assert_memory_equal(counts, "\1\1\1\0", 4); /* tokens 4, 5, 1 and 2 */
+    write_file("masked.mask.bin", "\1\0\0\1\2", 5);
+    ASSERT_FAILS(moert_source_read_mask(open_source(path), 0, 3, counts), MOERT_ERROR_FORMAT,
+                 "masked.mask.bin: has the value 2");
+    write_file("masked.mask.bin", "\1\0\0\1", 4);
+    source = NULL;
+    ASSERT_FAILS(moert_source_open(&path, 1, 16, &source), MOERT_ERROR_FORMAT, "has 5 tokens");
+    assert_null(source);
+}
+
 TEST(test_bad_indexes_get_one_message) {
     const int32_t lengths[] = {2, 1}, negative[] = {2, -1};
     const int64_t documents[] = {0, 1, 2};
