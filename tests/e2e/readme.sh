@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The excerpts of C in the README, the guide and the page of the library are parts of the examples. Links between the pages of the documentation lead to an existing
-# file and heading.
+# The excerpts of C and Python in the README, the guide and the page of the library are parts of the examples. Links between the pages
+# of the documentation lead to an existing file and heading.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -9,6 +9,12 @@ for page in README.md docs/guide.md docs/library.md; do
     sed -n '/^```c$/,/^```$/{/^```/!p}' "$page" >"$tmp/excerpt"
     [ -s "$tmp/excerpt" ] && ! cat tests/examples/*.c | grep -vxFf - "$tmp/excerpt" >"$log"
     verdict $? "the excerpts of $page are parts of the examples"
+done
+
+for page in README.md docs/guide.md; do
+    sed -n '/^```python$/,/^```$/{/^```/!p}' "$page" | sed 's/^ *//' >"$tmp/excerpt"
+    [ -s "$tmp/excerpt" ] && ! sed 's/^ *//; s/  # .*//' tests/examples/*.py | grep -vxFf - "$tmp/excerpt" >"$log"
+    verdict $? "the excerpts of Python in $page are parts of the examples"
 done
 
 # GitHub's anchor of a heading: lower case, without punctuation, hyphens for spaces
