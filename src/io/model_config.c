@@ -120,11 +120,11 @@ static moert_status check_router(const char *path, const moert_router_options *r
         return MOERT_FAIL(ERROR_FORMAT, "%s: topk_group is %zu, above n_group %zu", path,
                           router->kept_groups, router->groups);
     size_t group = router->experts / router->groups;
-    if (router->groups > 1 && group < 2)
+    if (router->groups > 1 && group < router->group_best)
         return MOERT_FAIL(ERROR_FORMAT,
-                          "%s: n_group is %zu, which leaves 1 of %zu experts to a group; a group "
-                          "needs 2",
-                          path, router->groups, router->experts);
+                          "%s: n_group is %zu, which leaves %zu of %zu experts to a group; a group "
+                          "needs %zu",
+                          path, router->groups, group, router->experts, router->group_best);
     if (router->topk > group * router->kept_groups)
         return MOERT_FAIL(ERROR_FORMAT,
                           "%s: num_experts_per_tok is %zu, above the %zu experts of topk_group %zu "
@@ -190,9 +190,14 @@ static moert_status parse(const char *path, json_t *root, moert_model_config *co
     return derive(path, config);
 }
 
-/* Replaces *text by the text without quantization_config. */
+/* Replaces *text by the text without quantization_config, and without multi-token-prediction
+ * layers. */
 static moert_status describe_plain(const char *path, json_t *root, char **text) {
+    static const char *const layers[] = {"num_nextn_predict_layers", "num_mtp_layers"};
     json_object_del(root, "quantization_config");
+    for (size_t i = 0; i < MOERT_COUNT(layers); i++)
+        if (json_object_get(root, layers[i]) != NULL)
+            json_object_set_new(root, layers[i], json_integer(0));
     char *plain;
     MOERT_TRY(moert_json_text(path, root, JSON_INDENT(2) | JSON_REAL_PRECISION(15), &plain));
     free(*text);
@@ -208,7 +213,7 @@ static moert_status read_file(const char *path, moert_model_config *config) {
     MOERT_TRY(moert_read_text(path, CONFIG_LIMIT_BYTES, &text));
     MOERT_TRY_OR(free_text, moert_json_parse(path, "the model config", text, strlen(text), &root));
     MOERT_TRY_OR(free_root, parse(path, root, &parsed));
-    if (parsed.quant_method != NULL)
+    if (parsed.quant_method != NULL || parsed.prediction_layers > 0)
         MOERT_TRY_OR(free_root, describe_plain(path, root, &text));
     *config = parsed;
     config->text = text;

@@ -72,6 +72,8 @@ typedef struct moert_model_config {
     size_t sliding_window;        /* of the layers in `windowed`; 0 = none: full causal attention */
     size_t sparse_step;           /* decoder_sparse_step; 0 and 1 = every layer is MoE */
     size_t first_dense;           /* first_k_dense_replace */
+    size_t prediction_layers;     /* multi-token-prediction layers in the files, which moert neither
+                                     loads nor saves */
     moert_layer_set windowed;     /* layers with a sliding window */
     moert_layer_set dense_layers; /* layers with a dense GLU instead of a MoE layer */
     moert_router_options router;  /* experts E, topk K, ... */
@@ -87,8 +89,8 @@ typedef struct moert_model_config {
                                   or BF16 */
     moert_dispatch dispatch;
     moert_combine combine;
-    char *text; /* config.json as read, without quantization_config, since a trained model is
-                   saved as plain weights */
+    char *text; /* config.json as read, but of plain weights without prediction_layers, as a trained
+                   model is saved */
 } moert_model_config;
 
 /*

@@ -99,6 +99,8 @@ static const config_field fields[] = {
     {{"sliding_window"}, FIELD_SIZE, FIELD(sliding_window), 0, false, false,
                          MIXTRAL | QWEN2 | QWEN3 | GPT_OSS},
     {{"decoder_sparse_step"}, FIELD_SIZE, FIELD(sparse_step), 0, false, false, QWEN2 | QWEN3},
+    {{"num_nextn_predict_layers", "num_mtp_layers"},
+                         FIELD_SIZE, FIELD(prediction_layers), 0, false, false, DEEPSEEK_V3 | GLM},
     {{"first_k_dense_replace"}, FIELD_SIZE, FIELD(first_dense), 0, false, false, DEEPSEEK | GLM},
 };
 
@@ -124,8 +126,8 @@ static const struct {
 static const char *const harmless[] = {
     "_attn_implementation", "_name_or_path", "architectures", "attn_implementation", "auto_map",
     "aux_loss_alpha", "bos_token_id", "dtype", "eos_token_id", "ep_size", "id2label",
-    "initial_context_length", "label2id", "num_mtp_layers", "num_nextn_predict_layers",
-    "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id",
+    "initial_context_length", "label2id", "output_attentions", "output_hidden_states",
+    "output_router_logits", "pad_token_id",
     "problem_type", "qk_head_dim", "return_dict", "seq_aux", "tokenizer_class", "torch_dtype",
     "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
 };

@@ -26,9 +26,16 @@ static moert_status check_latent(const moert_latent_sizes *s) {
     return MOERT_OK;
 }
 
+static moert_status check_rope(const moert_model_config *config) {
+    const moert_status status = moert_rope_scheme_check(&config->rope);
+    return status == MOERT_OK ? status : FAIL_CONFIG(ERROR_FORMAT, "%s", moert_last_error());
+}
+
 static moert_status check_sizes(const moert_model_config *config) {
-    if (config->latent.kv_rank > 0)
-        return check_latent(&config->latent);
+    if (config->latent.kv_rank > 0) {
+        MOERT_TRY(check_latent(&config->latent));
+        return check_rope(config);
+    }
     if (config->head_size == 0)
         return FAIL_CONFIG(
             ERROR_FORMAT,
@@ -44,8 +51,7 @@ static moert_status check_sizes(const moert_model_config *config) {
             ERROR_FORMAT,
             "num_key_value_heads is %zu, which does not divide num_attention_heads %zu",
             config->kv_heads, config->heads);
-    const moert_status status = moert_rope_scheme_check(&config->rope);
-    return status == MOERT_OK ? status : FAIL_CONFIG(ERROR_FORMAT, "%s", moert_last_error());
+    return check_rope(config);
 }
 
 moert_status moert_model_config_check_length(const moert_model_config *config, size_t length) {

@@ -26,6 +26,9 @@
     X("v_head_dim", (c)->latent.value)                                                             \
     X("sliding_window", (c)->sliding_window)                                                       \
     X("clip_qkv", (c)->clip_qkv)                                                                   \
+    X("interleaved rotation", (c)->rope.interleaved)                                               \
+    X("n_group", (c)->router.groups)                                                               \
+    X("topk_group", (c)->router.kept_groups)                                                       \
     X("normalised routing weights", (c)->router.renormalise)                                       \
     X("routing scale", (c)->router.scale)
 

@@ -295,6 +295,9 @@ static moert_status train(moert_context *context, moert_mesh *mesh,
         moert_program_say(context, "documents end with token %d%s\n", (int)end_token,
                           document_end == NULL ? ", the model's eos_token_id (--document-end)"
                                                : "");
+    if (config->prediction_layers > 0)
+        moert_program_say(context, "%s has %zu multi-token-prediction layers, which are left out\n",
+                          model_path, config->prediction_layers);
     if (logits_path != NULL)
         MOERT_TRY_OR(done, moert_train_logits(model, data, &trainer, logits_path));
     if (gradients_path != NULL)

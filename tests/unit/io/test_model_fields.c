@@ -24,6 +24,9 @@ static moert_status read_config(const char *text, moert_model_config *config) {
 #define DEEPSEEK                                                                                   \
     "{\"model_type\":\"deepseek_v3\"," SIZES ",\"n_routed_experts\":32,"                           \
     "\"num_experts_per_tok\":4,"
+#define DEEPSEEK2                                                                                  \
+    "{\"model_type\":\"deepseek_v2\"," SIZES ",\"n_routed_experts\":32,"                           \
+    "\"num_experts_per_tok\":4,"
 
 TEST(test_defaults_of_a_family_hold_where_keys_are_absent) {
     moert_model_config config;
@@ -57,6 +60,39 @@ TEST(test_deepseek_groups_and_shared_experts_follow_their_keys) {
     assert_int_equal(config.router.groups, 1);
     assert_int_equal(config.shared_intermediate, 0);
     assert_int_equal(config.rope.type, MOERT_ROPE_YARN);
+}
+
+TEST(test_deepseek_v2_judges_groups_by_their_best_expert) {
+    moert_model_config config;
+    ASSERT_OK(read_config(DEEPSEEK2 "\"topk_method\":\"group_limited_greedy\",\"n_group\":8,"
+                                    "\"topk_group\":3,\"routed_scaling_factor\":16.0}",
+                          &config));
+    assert_int_equal(config.router.score, MOERT_SCORE_SOFTMAX);
+    assert_false(config.router.renormalise || config.correction_bias);
+    assert_int_equal(config.router.groups, 8);
+    assert_int_equal(config.router.kept_groups, 3);
+    assert_int_equal(config.router.group_best, 1);
+    assert_int_equal(config.shared_intermediate, 2 * 96);
+    assert_int_equal(config.latent.q_rank, 1536);
+    assert_true(config.rope.interleaved && config.router.scale == 16.0f);
+    ASSERT_OK(read_config(DEEPSEEK2 "\"topk_method\":\"greedy\",\"n_group\":8,\"topk_group\":3,"
+                                    "\"q_lora_rank\":null,\"scoring_func\":\"softmax\"}",
+                          &config));
+    assert_int_equal(config.router.groups, 1);
+    assert_int_equal(config.latent.q_rank, 0);
+    /* a group may be a single expert */
+    ASSERT_OK(read_config(DEEPSEEK2 "\"topk_method\":\"group_limited_greedy\",\"n_group\":32,"
+                                    "\"topk_group\":4}",
+                          &config));
+}
+
+TEST(test_layers_of_multi_token_prediction_are_counted_and_not_saved) {
+    moert_model_config config, again;
+    ASSERT_OK(read_config(DEEPSEEK "\"num_nextn_predict_layers\":1}", &config));
+    assert_int_equal(config.prediction_layers, 1);
+    assert_non_null(strstr(config.text, "\"num_nextn_predict_layers\": 0"));
+    ASSERT_OK(read_config(config.text, &again));
+    assert_int_equal(again.prediction_layers, 0);
 }
 
 #define QUANTIZED(config, words) config "\"quantization_config\":" words "}"
@@ -121,6 +157,12 @@ static const refused_config broken[] = {
     {DEEPSEEK "\"n_group\":16,\"topk_group\":1}", MOERT_ERROR_FORMAT, "topk_group 1"},
     {DEEPSEEK "\"n_shared_experts\":2147483647}", MOERT_ERROR_FORMAT, "n_shared_experts"},
     {DEEPSEEK "\"scoring_func\":\"softmax\"}", MOERT_ERROR_UNSUPPORTED, "scoring_func"},
+    {DEEPSEEK2 "\"scoring_func\":\"sigmoid\"}", MOERT_ERROR_UNSUPPORTED, "scoring_func"},
+    {DEEPSEEK2 "\"topk_method\":\"noaux_tc\"}", MOERT_ERROR_UNSUPPORTED,
+     "topk_method is 'noaux_tc'; supported are greedy and group_limited_greedy"},
+    {DEEPSEEK2 "\"norm_topk_prob\":true}", MOERT_ERROR_UNSUPPORTED,
+     "norm_topk_prob has a value other than 0"},
+    {DEEPSEEK2 "\"rope_interleave\":true}", MOERT_ERROR_UNSUPPORTED, "rope_interleave"},
     {QUANTIZED(QWEN3, "{\"quant_method\":\"awq\"}"), MOERT_ERROR_UNSUPPORTED,
      "'awq'; supported are fp8 (e4m3 in blocks of 128x128) and, for gpt_oss, mxfp4: here fp8"},
     {QUANTIZED(QWEN3, MXFP4), MOERT_ERROR_UNSUPPORTED, "'mxfp4'; supported are fp8"},
