@@ -49,5 +49,19 @@ runs() { # NAME
     model "$1" 2 staged
 }
 
+# corrected NAME: biases that move have the same bits on any number of ranks, also across a resume
+corrected() {
+    local fixed=$golden/$1/model.safetensors how=(--steps 6 --save-every 3 --bias-rate 1e-3)
+    train "$1" 1 "${how[@]}" --out "$tmp/one" && train "$1" 2 "${how[@]}" --out "$tmp/other" &&
+        "$compare" tensors --expected "$fixed" --actual "$tmp/one/model/model.safetensors" \
+            --only model.layers.1.mlp.gate.e_score_correction_bias --tolerance 1e-4 >>"$log" 2>&1
+    verdict $((! $?)) "$1: the correction biases move"
+    check "$1: 2 ranks give the model of 1" cmp "$tmp"/{one,other}/model/model.safetensors
+    rm -r "$tmp/other/checkpoints/step-00000006"
+    train "$1" 4 "${how[@]}" --out "$tmp/other" --resume auto
+    check "$1: so do 4 ranks that resume the run" cmp "$tmp"/{one,other}/model/model.safetensors
+}
+
+part corrected deepseek-v3-yarn
 for path in "$golden"/*/; do part runs "$(basename "$path")"; done
 finish
