@@ -84,7 +84,8 @@ info 3 --ep 2
 verdict $? "ranks that cannot form groups are bad usage"
 refused 1 '^moert-info: ' "a missing model fails with one message" info 2 --model "$tmp/nothing"
 mkdir "$tmp/huge"
-sed -E 's/"(hidden_size|num_local_experts|num_hidden_layers)": *[0-9]+/"\1": 1000000/' "$model/config.json" >"$tmp/huge/config.json"
+sed -E 's/"(hidden_size|intermediate_size|num_local_experts)": *[0-9]+/"\1": 1000000/; s/"num_hidden_layers": *[0-9]+/"num_hidden_layers": 1000/' \
+    "$model/config.json" >"$tmp/huge/config.json"
 refused 1 'may take [0-9.]*e\+[0-9]* bytes; 9.2e18 can be counted' "an estimate beyond 64 bits is refused" info 1 --model "$tmp/huge"
 
 if [ "$(nproc)" -ge 2 ]; then
