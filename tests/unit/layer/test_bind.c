@@ -10,7 +10,8 @@ static moert_layer_options form(void) {
     moert_layer_options options = layer_form(20, 12);
     options.shared_intermediate = 7;
     options.router.score = MOERT_SCORE_SIGMOID;
-    options.router_bias = options.correction_bias = options.expert_biases = true;
+    options.router_bias = options.correction_bias = options.expert_biases = options.shared_gate =
+        true;
     return options;
 }
 
