@@ -44,6 +44,7 @@ struct moert_device {
     cl_command_queue other; /* the queue not in use; NULL until the second queue exists */
     bool second_in_use;
     bool both_used;        /* `other` may have commands that have not ended */
+    bool awaits;           /* the queue may wait for an event of the program */
     unsigned spared_units; /* reserved by moert_device_reserve_units */
     size_t shared_count;
     moert_shared_work shared[MOERT_MOST_SHARED_WORKS]; /* [shared_count] */

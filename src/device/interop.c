@@ -41,6 +41,7 @@ moert_status moert_device_await_event(moert_device *device, void *event) {
     MOERT_REQUIRE(device);
     MOERT_REQUIRE(event);
     MOERT_CL(device, clEnqueueBarrierWithWaitList(device->queue, 1, &waited, NULL));
+    device->awaits = true;
     return MOERT_OK;
 }
 

@@ -38,7 +38,8 @@ static moert_status enqueue(moert_device *device, const char *program, const moe
 
 /* The first launch of a kernel compiles it, unless another process has compiled it. During the
  * compilation the other processes wait for the cache's lock. The launch depends on no other
- * process, so it always ends. */
+ * process, so it always ends. Behind an event of the program it cannot wait for its end: PoCL
+ * compiles later, and the cache gets no entry. */
 static moert_status enqueue_first(moert_device *device, const char *program, moert_kernel *kernel,
                                   bool large, const size_t groups[3]) {
     moert_pocl_step step;
@@ -47,14 +48,15 @@ static moert_status enqueue_first(moert_device *device, const char *program, moe
     moert_status status;
     MOERT_TRY_OR(free_key, moert_pocl_begin(key, kernel->name, &step));
     status = enqueue(device, program, kernel, kernel->handle, groups);
-    if (status == MOERT_OK && step.compiles && step.entry.path != NULL) {
+    const bool waits = status == MOERT_OK && !device->awaits;
+    if (waits && step.compiles && step.entry.path != NULL) {
         const cl_int code = clFinish(device->queue);
         if (code != CL_SUCCESS)
             status = MOERT_CL_FAIL(device, code, kernel->name);
         MOERT_DEBUG("compiled %s in %.2f s", kernel->name,
                     (double)(moert_clock_ns() - start) * 1e-9);
     }
-    moert_pocl_end(&step, status == MOERT_OK);
+    moert_pocl_end(&step, waits && status == MOERT_OK);
     kernel->launched[large] = true;
 free_key:
     free(key);

@@ -45,6 +45,7 @@ cl_int moert_queue_finish(moert_device *device) {
     const cl_int code = clFinish(device->queue);
     const cl_int other = device->both_used ? clFinish(device->other) : CL_SUCCESS;
     device->both_used = device->second_in_use;
+    device->awaits &= code != CL_SUCCESS;
     return code != CL_SUCCESS ? code : other;
 }
 
