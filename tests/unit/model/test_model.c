@@ -216,10 +216,10 @@ TEST(test_sequences_that_are_too_long_are_refused) {
 }
 
 /* Every rank holds the same sequence of three documents. */
-TEST(test_a_document_has_the_same_logits_alone_and_in_a_longer_sequence) {
+static void check_documents(const char *name) {
     golden g;
-    golden_open("qwen3-tiny", &g);
-    moert_model *model = load_model("qwen3-tiny", false);
+    golden_open(name, &g);
+    moert_model *model = load_model(name, false);
     const size_t lengths[] = {g.length / 3, 1, g.length - g.length / 3 - 1};
     int32_t *positions = test_alloc(g.length * sizeof *positions);
     for (size_t d = 0, t = 0; d < MOERT_COUNT(lengths); d++)
@@ -239,6 +239,14 @@ TEST(test_a_document_has_the_same_logits_alone_and_in_a_longer_sequence) {
                        count * lengths[d] * g.vocabulary * sizeof(float)) == 0;
     }
     ASSERT_ON_ALL(same);
+}
+
+TEST(test_a_document_has_the_same_logits_alone_and_in_a_longer_sequence) {
+    check_documents("qwen3-tiny");
+}
+
+TEST(test_a_document_of_latent_attention_has_the_same_logits_alone_and_in_a_longer_sequence) {
+    check_documents("../family/deepseek-v3-yarn");
 }
 
 MPI_TESTS(open_test_mesh, close_test_mesh)
