@@ -1,41 +1,57 @@
 #!/usr/bin/env bash
-# moert-train against a golden model of every family: logits and gradients of the first step, then losses and gradient norms of 20
-# steps of AdamW, on 1, 2 and 4 ranks; all digits are those of 1 rank. TEST_ALL=1 adds 3 ranks and the staged engine.
+# moert-train against the golden cases of model families, and of packed documents and masked targets: logits of the first step (and
+# gradients, if the case has them), then losses and gradient norms of all steps of AdamW, on 1, 2 and 4 ranks; all digits are those
+# of 1 rank. TEST_ALL=1 adds 3 ranks and the staged engine.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
-golden=tests/golden/family
+golden=tests/golden
 
-# train MODEL RANKS OPTION...
+# field CASE KEY: prints the value in curve.json, or nothing
+field() { sed -nE "s/^ *\"$2\": *\"?([^\",]*).*/\1/p" "$golden/$1/curve.json"; }
+
+# train CASE RANKS OPTION...: a case of packed documents names its model and the token that ends a document
 train() {
-    local model=$golden/$1 count=$2
+    local name=$1 count=$2 model end
+    model=$(field "$name" model) end=$(field "$name" document_end)
     shift 2
-    ranks "$count" "$bin/moert-train" --model "$model" --tokens "$model/expected.safetensors" --lr 1e-3 \
-        --lr-schedule constant --weight-decay 0.1 --decay-all --grad-clip 0 --beta2 0.95 \
-        --aux-coef "$(sed -n 's/.*"aux_coef": *\([0-9.e-]*\).*/\1/p' "$model/curve.json")" "$@"
+    ranks "$count" "$bin/moert-train" --model "$golden/${model:-$name}" --tokens "$golden/$name/expected.safetensors" \
+        --document-end "${end:-none}" --lr 1e-3 --lr-schedule constant --weight-decay 0.1 --decay-all --grad-clip 0 \
+        --beta2 0.95 --aux-coef "$(field "$name" aux_coef)" "$@"
 }
 
-# model NAME RANKS ENGINE
-model() {
-    local run=$tmp/$1-$2-$3 one=$tmp/$1-1-auto aux=()
-    MOERT_EXCHANGE=$(engine "$3")
-    export MOERT_EXCHANGE
-    grep -Eq '"aux_coef": *0\.0,?$' "$golden/$1/curve.json" || aux=(--aux)
-    train "$1" "$2" --gradients "$run.safetensors" &&
-        "$compare" tensors --expected "$golden/$1/grads_step0.safetensors" --actual "$run.safetensors" \
+# gradients CASE RANKS ENGINE
+gradients() {
+    train "$1" "$2" --gradients "$tmp/$2-$3.safetensors" &&
+        "$compare" tensors --expected "$golden/$1/grads_step0.safetensors" --actual "$tmp/$2-$3.safetensors" \
             --tolerance 2e-5 >>"$log" 2>&1
     verdict $? "$*, gradients: $(tail -n 1 "$log")"
-    train "$1" "$2" --steps 20 --metrics "$run.jsonl" &&
-        "$compare" curve --expected "$golden/$1/curve.json" --metrics "$run.jsonl" --tolerance 1e-4 "${aux[@]}" \
-            >>"$log" 2>&1
-    verdict $? "$*, 20 steps: $(tail -n 1 "$log")"
     [ "$2-$3" = 1-auto ] && return
-    check "$*: the gradients of 1 rank, byte for byte" cmp "$one.safetensors" "$run.safetensors"
-    check "$*: the digits of 1 rank" diff <(sed 's/, "tokens_per_s": [^,}]*//' "$one.jsonl") \
-        <(sed 's/, "tokens_per_s": [^,}]*//' "$run.jsonl")
+    check "$*: the gradients of 1 rank, byte for byte" cmp "$tmp/1-auto.safetensors" "$tmp/$2-$3.safetensors"
 }
 
-runs() { # NAME
+# curve CASE RANKS ENGINE
+curve() {
+    local aux=()
+    [ "$(field "$1" aux_coef)" = 0.0 ] || aux=(--aux)
+    train "$1" "$2" --metrics "$tmp/$2-$3.jsonl" &&
+        "$compare" curve --expected "$golden/$1/curve.json" --metrics "$tmp/$2-$3.jsonl" --tolerance 1e-4 \
+            "${aux[@]}" >>"$log" 2>&1
+    verdict $? "$*, curve: $(tail -n 1 "$log")"
+    [ "$2-$3" = 1-auto ] && return
+    check "$*: the digits of 1 rank" diff <(sed 's/, "tokens_per_s": [^,}]*//' "$tmp/1-auto.jsonl") \
+        <(sed 's/, "tokens_per_s": [^,}]*//' "$tmp/$2-$3.jsonl")
+}
+
+# model CASE RANKS ENGINE
+model() {
+    MOERT_EXCHANGE=$(engine "$3")
+    export MOERT_EXCHANGE
+    [ ! -e "$golden/$1/grads_step0.safetensors" ] || gradients "$@"
+    curve "$@"
+}
+
+runs() { # CASE
     local count
     train "$1" 1 --logits "$tmp/logits.safetensors" &&
         "$compare" tensors --expected "$golden/$1/expected.safetensors" --only logits \
@@ -49,7 +65,7 @@ runs() { # NAME
     model "$1" 2 staged
 }
 
-# corrected NAME: biases that move have the same bits on any number of ranks, also across a resume
+# corrected CASE: biases that move have the same bits on any number of ranks, also across a resume
 corrected() {
     local fixed=$golden/$1/model.safetensors how=(--steps 6 --save-every 3 --bias-rate 1e-3)
     train "$1" 1 "${how[@]}" --out "$tmp/one" && train "$1" 2 "${how[@]}" --out "$tmp/other" &&
@@ -62,6 +78,9 @@ corrected() {
     check "$1: so do 4 ranks that resume the run" cmp "$tmp"/{one,other}/model/model.safetensors
 }
 
-part corrected deepseek-v3-yarn
-for path in "$golden"/*/; do part runs "$(basename "$path")"; done
+part corrected family/deepseek-v3-yarn
+for path in "$golden"/{family,packed}/*/; do
+    path=${path%/}
+    part runs "${path#"$golden"/}"
+done
 finish
