@@ -19,7 +19,6 @@ typedef enum moert_window_rule {
 
 typedef struct moert_family_row {
     const char *model_type, *architecture;
-    bool whole;       /* moert trains whole models; otherwise only their MoE layers */
     bool output_bias; /* attention_bias means that of o, too */
     moert_window_rule windows;
     const char *mlp;             /* name of the MLP in a layer, such as "mlp" */

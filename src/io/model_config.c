@@ -29,6 +29,7 @@ static const struct {
 void moert_model_config_start(moert_model_config *config, moert_family family) {
     *config = moert_family_of(family)->standard;
     config->family = family;
+    config->output_bias = config->attention_bias && moert_family_of(family)->output_bias;
     config->initializer_range = 0.02f;
 }
 

@@ -112,9 +112,8 @@ void moert_model_config_free(moert_model_config *config);
 void moert_model_config_start(moert_model_config *config, moert_family family);
 
 /*
- * Checks that moert can train the whole language model. ERROR_UNSUPPORTED for families of which
- * only the MoE layers are supported, and above MOERT_LAYERS_MOST layers; ERROR_FORMAT for
- * inconsistent sizes or rotary positions.
+ * Checks that moert can train the whole language model. ERROR_UNSUPPORTED above MOERT_LAYERS_MOST
+ * layers; ERROR_FORMAT for inconsistent sizes or rotary positions.
  */
 moert_status moert_model_config_check_model(const moert_model_config *config);
 /* ERROR_USAGE for sequences longer than max_positions. */
@@ -152,7 +151,6 @@ static inline bool moert_layer_is_moe(const moert_model_config *config, size_t l
     return !moert_layer_set_has(&config->dense_layers, layer);
 }
 
-/* *text = config.json of a new model (of a family that check_model accepts) as transformers 5 reads
- * it; the caller frees it. Equal configs give equal bytes, and reading the text gives the
- * config back. */
+/* *text = config.json of a new model as transformers 5 reads it; the caller frees it. Equal configs
+ * give equal bytes, and reading the text gives the config back. */
 moert_status moert_model_config_text(const moert_model_config *config, char **text);

@@ -63,11 +63,6 @@ moert_status moert_model_config_check_length(const moert_model_config *config, s
 }
 
 moert_status moert_model_config_check_model(const moert_model_config *config) {
-    if (!moert_family_of(config->family)->whole)
-        return FAIL_CONFIG(ERROR_UNSUPPORTED,
-                           "moert trains no whole models of the family %s, whose MoE layers are "
-                           "supported",
-                           moert_family_of(config->family)->model_type);
     if (config->layers > MOERT_LAYERS_MOST)
         return FAIL_CONFIG(ERROR_UNSUPPORTED, "num_hidden_layers is %zu, above %d", config->layers,
                            MOERT_LAYERS_MOST);

@@ -79,7 +79,7 @@ struct moert_model {
     moert_block **block; /* [blocks] all blocks, in a fixed order */
     size_t blocks;
     moert_model_tensor *tensor;
-    size_t tensor_count;
+    size_t tensor_count, file_tensor_count;
     moert_buffer *rope;
     size_t rope_length;
 

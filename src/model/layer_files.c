@@ -64,24 +64,31 @@ static void add_expert(range_list *list, size_t expert, size_t at, size_t width,
     }
 }
 
-/* Adds an expert's own tensors or, for fused experts, its ranges of the tensors of all experts:
- * [E, columns, rows], or [E, columns] where rows is 0. */
+size_t moert_fused_tensors_of(const moert_model_config *config,
+                              moert_fused_tensor tensors[MOERT_FUSED_MOST]) {
+    const size_t h = config->hidden, i = config->intermediate;
+    const moert_fused_tensor all[MOERT_FUSED_MOST] = {
+        {"experts.gate_up_proj", MOERT_LAYER_W1, 2 * i, h},
+        {"experts.gate_up_proj_bias", MOERT_LAYER_B1, 0, 2 * i},
+        {"experts.down_proj", MOERT_LAYER_W2, h, i},
+        {"experts.down_proj_bias", MOERT_LAYER_B2, 0, h}};
+    size_t count = 0;
+    for (size_t t = 0; t < MOERT_FUSED_MOST; t++)
+        if (all[t].rows > 0 || config->expert_biases)
+            tensors[count++] = all[t];
+    return count;
+}
+
+/* Adds an expert's own tensors or, for fused experts, its ranges of the tensors of all experts. */
 static void add_local_expert(range_list *list, size_t expert, size_t at) {
     const moert_model_config *c = list->config;
-    const size_t h = c->hidden, i = c->intermediate;
-    const struct {
-        const char *suffix;
-        moert_layer_tensor which;
-        size_t rows, columns;
-    } tensors[] = {{"experts.gate_up_proj", MOERT_LAYER_W1, 2 * i, h},
-                   {"experts.down_proj", MOERT_LAYER_W2, h, i},
-                   {"experts.gate_up_proj_bias", MOERT_LAYER_B1, 0, 2 * i},
-                   {"experts.down_proj_bias", MOERT_LAYER_B2, 0, h}};
+    moert_fused_tensor tensors[MOERT_FUSED_MOST];
     if (!moert_experts_are_fused(c)) {
-        add_expert(list, expert, at, i, MOERT_LAYER_W1, MOERT_LAYER_W2);
+        add_expert(list, expert, at, c->intermediate, MOERT_LAYER_W1, MOERT_LAYER_W2);
         return;
     }
-    for (size_t t = 0; t < (c->expert_biases ? 4 : 2); t++) {
+    const size_t count = moert_fused_tensors_of(c, tensors);
+    for (size_t t = 0; t < count; t++) {
         const size_t rows = tensors[t].rows, columns = tensors[t].columns;
         moert_layer_range *range = add(list, tensors[t].which, moert_max(rows, 1), columns);
         range->rank = rows > 0 ? 3 : 2;

@@ -1,6 +1,6 @@
 /*
  * Reads the weights of a single MoE layer from its model's files and writes its gradients, with the
- * names and layouts of the five families.
+ * names and layouts of its family.
  *
  * A range maps consecutive elements of a file's tensor to elements of a layer's tensor. A range is
  * transposed where the file holds [in, out] matrices (gpt-oss; never guessed from shapes).
@@ -21,6 +21,20 @@ typedef struct moert_layer_range {
     bool transposed;                /* the file has [columns, rows] */
     moert_layer_tensor which;
 } moert_layer_range;
+
+/* A tensor of a file that has all experts of a layer: [E, columns, rows] of an expert's matrix
+ * [rows, columns], or [E, columns] of its vector where rows is 0. */
+typedef struct moert_fused_tensor {
+    const char *suffix; /* of its name in the MLP */
+    moert_layer_tensor which;
+    size_t rows, columns;
+} moert_fused_tensor;
+enum { MOERT_FUSED_MOST = 4 };
+
+/* The tensors of fused experts (moert_experts_are_fused), in the order of the layer's blocks;
+ * returns their number. */
+size_t moert_fused_tensors_of(const moert_model_config *config,
+                              moert_fused_tensor tensors[MOERT_FUSED_MOST]);
 
 /* Layer options that a config implies. */
 moert_layer_options moert_layer_options_of(const moert_model_config *config);

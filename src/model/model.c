@@ -137,7 +137,7 @@ static moert_status draw(const moert_model_tensor *tensor, uint64_t seed, double
     for (size_t first = 0; status == MOERT_OK && first < tensor->elements; first += PIECE) {
         const size_t count = moert_min(tensor->elements - first, PIECE);
         if (tensor->initial == MOERT_INITIAL_NORMAL)
-            moert_rng_normals(seed, stream, first, deviation, values, count);
+            moert_rng_normals(seed, stream, tensor->file_first + first, deviation, values, count);
         for (size_t i = 0; i < count && tensor->initial != MOERT_INITIAL_NORMAL; i++)
             values[i] = tensor->initial == MOERT_INITIAL_ONES ? 1.0f : 0.0f;
         status =

@@ -40,7 +40,12 @@ void moert_model_weights_changed(moert_model *model);
 /* The scheme of the config's rotary positions. Not collective. */
 moert_rope_scheme moert_model_rope_scheme(const moert_model_config *config);
 
-/* ---- tensors: names and shapes of the model's files, in the same order on all ranks ---- */
+/*
+ * ---- tensors, in the same order on all ranks ----
+ *
+ * A tensor is one of the model's files or, where a file's tensor has all experts of a layer
+ * (gpt-oss), one expert's part of it. The parts of a file's tensor follow each other.
+ */
 
 typedef enum moert_initial {
     MOERT_INITIAL_NORMAL, /* with the config's initializer_range */
@@ -49,8 +54,12 @@ typedef enum moert_initial {
 } moert_initial;
 
 typedef struct moert_model_tensor {
-    char name[96];
-    size_t rank, shape[2], elements;
+    char name[96];         /* of the file's tensor, */
+    size_t file;           /* its index among them, */
+    size_t rank, shape[3]; /* and its shape */
+    size_t file_first;     /* where this part of it starts, in elements; 0: the tensor is whole */
+    size_t elements;       /* of the part */
+    bool transposed; /* the file has [E, columns, rows]; the part is one expert's [rows, columns] */
     bool replicated; /* false: the tensor belongs to one expert */
     bool is_matrix;  /* false: a vector, such as a norm */
     bool is_fixed;   /* it has no gradient, and AdamW leaves it as it is */
@@ -61,6 +70,8 @@ typedef struct moert_model_tensor {
 } moert_model_tensor;
 
 size_t moert_model_tensor_count(const moert_model *model);
+/* The number of the files' tensors. */
+size_t moert_model_file_tensor_count(const moert_model *model);
 const moert_model_tensor *moert_model_tensors(const moert_model *model);
 /* Elements [first, first + count) of a tensor. */
 typedef struct moert_model_range {
@@ -137,8 +148,9 @@ moert_status moert_model_backward(moert_model *model, size_t index, size_t count
 /* ---- files ---- */
 
 /*
- * Reads a range of one tensor's values, stored as `name`, to target[at ...]. With an empty range it
- * only checks the tensor's presence and shape. Not collective. Errors: ERROR_MISMATCH, ...
+ * Reads a range of one tensor's values, stored as `name` as weights are, to target[at ...]. With an
+ * empty range it only checks the tensor's presence and shape. Not collective. Errors:
+ * ERROR_MISMATCH, ...
  */
 moert_status moert_model_read_values(const moert_tensors *files, const char *name,
                                      const moert_model_tensor *tensor, moert_model_range range,

@@ -4,6 +4,8 @@
 
 #include "base/memory.h"
 #include "io/weights.h"
+#include "model/file_runs.h"
+#include "model/layer_files.h"
 #include "model/sublayer.h"
 
 /* Floats that are read at once; they stay in the cache. */
@@ -86,6 +88,12 @@ static void add_dense(moert_model *model, size_t index) {
     }
 }
 
+static void give_to_owner(const moert_model *model, moert_model_tensor *tensor, size_t expert) {
+    tensor->replicated = false;
+    tensor->owner = moert_plan_owner(model->config.router.experts,
+                                     moert_comm_size(model->mesh->experts), expert);
+}
+
 /* Adds one projection of one expert. The rank that owns the expert holds it in rows of W1 (gate,
  * then up) or W2 of a block. */
 static void add_expert(moert_model *model, size_t index, size_t expert, moert_expert_part part) {
@@ -96,9 +104,7 @@ static void add_expert(moert_model *model, size_t index, size_t expert, moert_ex
     moert_model_tensor *tensor = down ? add(model, 2, c->hidden, c->intermediate)
                                       : add(model, 2, c->intermediate, c->hidden);
     moert_expert_tensor_name(c, index, expert, part, tensor->name, sizeof tensor->name);
-    tensor->replicated = false;
-    tensor->owner =
-        moert_plan_owner(c->router.experts, moert_comm_size(model->mesh->experts), expert);
+    give_to_owner(model, tensor, expert);
     if (expert < first || expert >= first + local)
         return;
     tensor->block = moert_layer_block(moe, down ? 2 : 1);
@@ -106,6 +112,57 @@ static void add_expert(moert_model *model, size_t index, size_t expert, moert_ex
         tensor->block->tensor[0].offset + (expert - first) * tensor->elements * (down ? 1 : 2);
     if (part == MOERT_EXPERT_UP)
         tensor->offset += tensor->elements;
+}
+
+/* Adds all experts' parts of a tensor of the files. */
+static void add_fused(moert_model *model, size_t index, const moert_fused_tensor *fused) {
+    const size_t experts = model->config.router.experts, rows = fused->rows,
+                 columns = fused->columns;
+    moert_layer *moe = model->layer[index].moe;
+    const size_t first = moert_layer_first_expert(moe), local = moert_layer_local_experts(moe);
+    const bool in = fused->which == MOERT_LAYER_W1 || fused->which == MOERT_LAYER_B1;
+    for (size_t e = 0; e < experts; e++) {
+        moert_model_tensor *tensor = &model->tensor[model->tensor_count++];
+        *tensor =
+            (moert_model_tensor){.rank = rows > 0 ? 3 : 2,
+                                 .shape = {experts, columns, rows},
+                                 .elements = moert_max(rows, 1) * columns,
+                                 .transposed = rows > 0,
+                                 .is_matrix = rows > 0,
+                                 .initial = rows > 0 ? MOERT_INITIAL_NORMAL : MOERT_INITIAL_ZEROS};
+        moert_moe_tensor_name(&model->config, index, fused->suffix, tensor->name,
+                              sizeof tensor->name);
+        tensor->file_first = e * tensor->elements;
+        give_to_owner(model, tensor, e);
+        if (e < first || e >= first + local)
+            continue;
+        tensor->block = moert_layer_block(moe, in ? 1 : 2);
+        tensor->offset = tensor->block->tensor[rows > 0 ? 0 : 1].offset + /* weight, bias */
+                         (e - first) * tensor->elements;
+    }
+}
+
+static void add_experts(moert_model *model, size_t index) {
+    const moert_model_config *c = &model->config;
+    moert_fused_tensor fused[MOERT_FUSED_MOST];
+    if (!moert_experts_are_fused(c)) {
+        for (size_t e = 0; e < c->router.experts; e++)
+            for (int part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++)
+                add_expert(model, index, e, (moert_expert_part)part);
+        return;
+    }
+    const size_t count = moert_fused_tensors_of(c, fused);
+    for (size_t t = 0; t < count; t++)
+        add_fused(model, index, &fused[t]);
+}
+
+/* Numbers the tensors of the files. */
+static void number_files(moert_model *model) {
+    for (size_t i = 0; i < model->tensor_count; i++) {
+        moert_model_tensor *tensor = &model->tensor[i];
+        model->file_tensor_count += tensor->file_first == 0; /* the first part of another one */
+        tensor->file = model->file_tensor_count - 1;
+    }
 }
 
 /* Adds the replicated tensors of a MoE layer. */
@@ -140,8 +197,8 @@ static void add_router(moert_model *model, size_t index) {
 moert_status moert_model_list_tensors(moert_model *model) {
     const moert_model_config *c = &model->config;
     MOERT_TRY(MOERT_NEW_ARRAY(&model->tensor,
-                              OUTER_TENSORS +
-                                  c->layers * (MOERT_ATTENTION_MOST + 8 + 3 * c->router.experts)));
+                              OUTER_TENSORS + c->layers * (MOERT_ATTENTION_MOST + 8 +
+                                                           MOERT_FUSED_MOST * c->router.experts)));
     add_outer(model, OUTER_EMBED, "model.embed_tokens.weight", c->vocabulary);
     for (size_t i = 0; i < c->layers; i++) {
         add_attention(model, i);
@@ -150,17 +207,20 @@ moert_status moert_model_list_tensors(moert_model *model) {
             continue;
         }
         add_router(model, i);
-        for (size_t e = 0; e < c->router.experts; e++)
-            for (int part = MOERT_EXPERT_GATE; part <= MOERT_EXPERT_DOWN; part++)
-                add_expert(model, i, e, (moert_expert_part)part);
+        add_experts(model, i);
     }
     add_outer(model, OUTER_NORM, "model.norm.weight", 0);
     add_outer(model, OUTER_HEAD, "lm_head.weight", c->vocabulary);
+    number_files(model);
     return MOERT_OK;
 }
 
 size_t moert_model_tensor_count(const moert_model *model) {
     return model->tensor_count;
+}
+
+size_t moert_model_file_tensor_count(const moert_model *model) {
+    return model->file_tensor_count;
 }
 
 const moert_model_tensor *moert_model_tensors(const moert_model *model) {
@@ -186,16 +246,22 @@ moert_status moert_model_read_values(const moert_tensors *files, const char *nam
     MOERT_TRY(moert_weight_find(files, name, tensor->rank, tensor->shape, &source));
     if (range.count == 0)
         return MOERT_OK;
-    MOERT_TRY(moert_alloc(&values, moert_min(range.count, PIECE), sizeof *values));
+    const bool transposed = tensor->transposed != source.transposed;
+    const size_t whole = transposed ? range.count : 0; /* values in the model's order */
+    MOERT_TRY(moert_alloc(&values, whole + moert_min(range.count, PIECE), sizeof *values));
+    float *piece = values + whole;
     moert_status status = MOERT_OK;
-    for (size_t done = 0, count; status == MOERT_OK && done < range.count; done += count) {
-        const size_t first = range.first + done;
-        count = moert_min(range.count - done, PIECE - first % PIECE); /* up to a piece's end */
-        status = moert_weight_read(&source, first, count, values);
-        if (status == MOERT_OK)
-            status = moert_buffer_write(target, (at + done) * sizeof *values, values,
-                                        count * sizeof *values);
+    moert_file_runs runs = moert_file_runs_of(tensor, range, transposed);
+    while (status == MOERT_OK && moert_file_runs_next(&runs, PIECE)) {
+        status = moert_weight_read(&source, runs.first, runs.count, piece);
+        if (status == MOERT_OK && transposed)
+            moert_file_runs_scatter(&runs, piece, values);
+        else if (status == MOERT_OK)
+            status = moert_buffer_write(target, (at + runs.done) * sizeof *values, piece,
+                                        runs.count * sizeof *values);
     }
+    if (status == MOERT_OK && transposed)
+        status = moert_buffer_write(target, at * sizeof *values, values, whole * sizeof *values);
     free(values);
     return status;
 }

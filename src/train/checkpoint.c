@@ -12,6 +12,7 @@
 #include "io/durable.h"
 #include "io/json.h"
 #include "io/safetensors.h"
+#include "model/file_runs.h"
 #include "train/values.h"
 
 enum { STATE_LIMIT_BYTES = 65536, STATE_FORMAT = 1 };
@@ -95,17 +96,17 @@ moert_status moert_run_state_read(const char *path, moert_run_state *state) {
 
 /* Second moments are means of squares; AdamW takes their root. */
 static moert_status check_squares(const moert_tensors *files, const char *name,
-                                  moert_model_range range) {
+                                  const moert_model_tensor *tensor, moert_model_range range) {
     enum { PIECE = 4096 };
     float values[PIECE];
-    const moert_tensor *tensor = moert_tensors_find(files, name);
-    for (size_t done = 0; done < range.count; done += PIECE) {
-        const size_t count = moert_min(range.count - done, PIECE);
-        MOERT_TRY(moert_tensor_read_f32(tensor, range.first + done, count, values));
-        for (size_t i = 0; i < count; i++)
+    const moert_tensor *stored = moert_tensors_find(files, name);
+    moert_file_runs runs = moert_file_runs_of(tensor, range, tensor->transposed);
+    while (moert_file_runs_next(&runs, PIECE)) {
+        MOERT_TRY(moert_tensor_read_f32(stored, runs.first, runs.count, values));
+        for (size_t i = 0; i < runs.count; i++)
             if (values[i] < 0.0f)
                 return MOERT_FAIL(ERROR_FORMAT, "%s: element %zu of tensor '%.200s' is %g, below 0",
-                                  tensor->file, range.first + done + i, name, (double)values[i]);
+                                  stored->file, runs.first + i, name, (double)values[i]);
     }
     return MOERT_OK;
 }
@@ -130,7 +131,7 @@ static moert_status read_moments(moert_optimizer *optimizer, const char *path,
             snprintf(name, sizeof name, "%s%s", moert_value_prefix(kind), tensor[i].name);
             status = moert_model_read_values(files, name, &tensor[i], shard, values, at);
             if (status == MOERT_OK && kind == MOERT_VALUES_SECOND_MOMENTS)
-                status = check_squares(files, name, shard);
+                status = check_squares(files, name, &tensor[i], shard);
         }
     moert_tensors_close(files);
     return status;

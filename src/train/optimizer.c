@@ -61,7 +61,7 @@ const moert_moments *moert_optimizer_moments(const moert_optimizer *optimizer,
 }
 
 /* Whether a tensor of a block has weight decay. Matrices of the model have it; with decay_all, all
- * tensors do. Blocks of experts hold only matrices. */
+ * tensors do. A tensor of several of the model's is as the first of them. */
 static bool decays(const moert_optimizer *optimizer, const moert_block *block, size_t index) {
     const moert_model_tensor *tensor = moert_model_tensors(optimizer->model);
     for (size_t i = 0; i < moert_model_tensor_count(optimizer->model); i++)

@@ -26,6 +26,8 @@
     X("v_head_dim", (c)->latent.value)                                                             \
     X("sliding_window", (c)->sliding_window)                                                       \
     X("clip_qkv", (c)->clip_qkv)                                                                   \
+    X("swiglu_alpha", (c)->glu.alpha)                                                              \
+    X("swiglu_limit", (c)->glu.limit)                                                              \
     X("interleaved rotation", (c)->rope.interleaved)                                               \
     X("n_group", (c)->router.groups)                                                               \
     X("topk_group", (c)->router.kept_groups)                                                       \

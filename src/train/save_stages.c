@@ -10,8 +10,8 @@
 #include "base/text.h"
 #include "io/durable.h"
 #include "io/json.h"
+#include "model/file_runs.h"
 #include "train/saver.h"
-#include "train/shared_file.h"
 #include "train/values.h"
 #include "train/verify.h"
 
@@ -23,15 +23,20 @@ static bool is_checkpoint(const moert_saver *s) {
 
 /* ---- the files ---- */
 
+static size_t spec_bytes(const moert_tensor_spec *spec) {
+    size_t bytes = sizeof(float);
+    for (size_t i = 0; i < spec->rank; i++)
+        bytes *= spec->shape[i];
+    return bytes;
+}
+
 /* Counts the files of the weights: one, or as many as the model's tensors fill in their order with
  * at most file_bytes each; a larger tensor has a file of its own. Sets their specs, if `files` is
  * not NULL. */
-static size_t split_weights(const moert_model *model, size_t file_bytes, moert_saved_file *files) {
-    const moert_model_tensor *tensor = moert_model_tensors(model);
-    const size_t tensors = moert_model_tensor_count(model);
+static size_t split_weights(const moert_saver *s, size_t file_bytes, moert_saved_file *files) {
     size_t count = 0, room = 0;
-    for (size_t i = 0; i < tensors; i++) {
-        const size_t bytes = tensor[i].elements * sizeof(float);
+    for (size_t i = 0; i < moert_model_file_tensor_count(s->model); i++) {
+        const size_t bytes = spec_bytes(&s->specs[i]);
         if (count == 0 || (file_bytes > 0 && bytes > room)) {
             count++;
             room = file_bytes;
@@ -47,11 +52,11 @@ static size_t split_weights(const moert_model *model, size_t file_bytes, moert_s
 
 /* Names the files as transformers does, and adds that of the moments for a checkpoint. */
 moert_status moert_saver_make_files(moert_saver *s, size_t file_bytes) {
-    const size_t tensors = moert_model_tensor_count(s->model);
-    const size_t weights = split_weights(s->model, file_bytes, NULL);
+    const size_t tensors = moert_model_file_tensor_count(s->model);
+    const size_t weights = split_weights(s, file_bytes, NULL);
     s->file_count = weights + is_checkpoint(s);
     MOERT_TRY(MOERT_NEW_ARRAY(&s->files, s->file_count));
-    split_weights(s->model, file_bytes, s->files);
+    split_weights(s, file_bytes, s->files);
     for (size_t i = 0; i < weights; i++)
         if (weights == 1)
             snprintf(s->files[i].name, sizeof s->files[i].name, "model.safetensors");
@@ -67,7 +72,7 @@ moert_status moert_saver_make_files(moert_saver *s, size_t file_bytes) {
 
 /* Whether an index says which file has which weight. */
 static bool has_index(const moert_saver *s) {
-    return s->files[0].count < moert_model_tensor_count(s->model);
+    return s->files[0].count < moert_model_file_tensor_count(s->model);
 }
 
 static moert_status open_writer(const moert_saver *s, const moert_saved_file *file, bool create,
@@ -96,7 +101,6 @@ static moert_status write_text(const moert_saver *s, const char *name, const cha
 
 /* Writes the index: {"metadata": {"total_size": bytes}, "weight_map": {tensor: file, ...}}. */
 static moert_status write_index(const moert_saver *s) {
-    const moert_model_tensor *tensor = moert_model_tensors(s->model);
     json_t *map = json_object();
     size_t bytes = 0;
     bool whole = true;
@@ -104,7 +108,7 @@ static moert_status write_index(const moert_saver *s) {
         for (size_t i = s->files[f].first; i < s->files[f].first + s->files[f].count; i++) {
             json_t *name = json_string(s->files[f].name);
             whole &= json_object_set_new(map, s->specs[i].name, name) == 0;
-            bytes += tensor[i].elements * sizeof(float);
+            bytes += spec_bytes(&s->specs[i]);
         }
     json_t *root =
         json_pack("{s{sI} so}", "metadata", "total_size", (json_int_t)bytes, "weight_map", map);
@@ -153,38 +157,48 @@ static void keep_rate(moert_saver *s, size_t bytes) {
 
 /* Writes the values of a tensor from the copy. */
 static moert_status put_copy(moert_saver *s, moert_tensor_writer *writer, const char *name,
-                             moert_model_range range) {
+                             const moert_model_tensor *tensor) {
     enum { PIECE = MOERT_PIECE_BYTES / sizeof(float) };
-    const float *values = s->copy + s->next_value;
-    for (size_t done = 0, part; done < range.count && !s->dropped; done += part) {
-        const size_t first = range.first + done;
-        part = moert_min(range.count - done, PIECE - first % PIECE); /* up to a piece's end */
-        MOERT_TRY(moert_writer_put(writer, name, first, part, values + done));
-        keep_rate(s, part * sizeof *values);
+    const moert_model_range shard = moert_model_shard(tensor);
+    moert_file_runs runs = moert_file_runs_of(tensor, shard, tensor->transposed);
+    moert_status status = MOERT_OK;
+    float *scratch;
+    MOERT_TRY(MOERT_NEW_ARRAY(&scratch, moert_min(shard.count, PIECE)));
+    while (status == MOERT_OK && !s->dropped && moert_file_runs_next(&runs, PIECE)) {
+        status = moert_writer_put(writer, name, runs.first, runs.count,
+                                  moert_file_runs_gather(&runs, s->copy + s->next_value, scratch));
+        keep_rate(s, runs.count * sizeof(float));
     }
-    s->next_value += range.count;
-    return MOERT_OK;
+    free(scratch);
+    s->next_value += shard.count;
+    return status;
 }
 
-/* Writes this rank's values in a file. */
+/* Writes this rank's shard of a tensor's values of a kind. */
+static moert_status put_tensor(moert_saver *s, moert_tensor_writer *writer, const char *name,
+                               const moert_model_tensor *tensor, moert_value_kind kind) {
+    size_t at;
+    if (moert_model_shard(tensor).count == 0)
+        return MOERT_OK;
+    if (s->busy)
+        return put_copy(s, writer, name, tensor);
+    const moert_buffer *values = moert_values_of(s->options.optimizer, tensor, kind, &at);
+    return moert_values_put(writer, name, tensor, values, at);
+}
+
+/* Writes this rank's values in a file, in the order of the copy. */
 static moert_status put_values(moert_saver *s, moert_tensor_writer *writer,
                                const moert_saved_file *file) {
-    const size_t count = moert_model_tensor_count(s->model);
-    for (size_t e = file->first; e < file->first + file->count; e++) {
-        const moert_model_tensor *tensor = &moert_model_tensors(s->model)[e % count];
-        const moert_model_range shard = moert_model_shard(tensor);
-        const char *name = s->specs[e].name;
-        size_t at;
-        if (shard.count == 0)
-            continue;
-        if (s->busy) {
-            MOERT_TRY(put_copy(s, writer, name, shard));
-            continue;
+    const moert_model_tensor *tensor = moert_model_tensors(s->model);
+    const size_t tensors = moert_model_tensor_count(s->model);
+    const size_t files = moert_model_file_tensor_count(s->model);
+    const size_t kinds = is_checkpoint(s) ? MOERT_CHECKPOINT_KINDS : 1;
+    for (size_t k = 0; k < kinds; k++)
+        for (size_t i = 0; i < tensors; i++) {
+            const size_t e = k * files + tensor[i].file;
+            if (e >= file->first && e < file->first + file->count)
+                MOERT_TRY(put_tensor(s, writer, s->specs[e].name, &tensor[i], (moert_value_kind)k));
         }
-        const moert_buffer *values =
-            moert_values_of(s->options.optimizer, tensor, (moert_value_kind)(e / count), &at);
-        MOERT_TRY(moert_put_floats(writer, name, shard.first, shard.count, values, at));
-    }
     return MOERT_OK;
 }
 

@@ -21,7 +21,7 @@ struct moert_saver {
     moert_saved_file
         *files; /* in the order of the specs; those of the weights have an index if split */
     size_t file_count;
-    moert_tensor_spec *specs; /* [kinds, T] */
+    moert_tensor_spec *specs; /* [kinds, F]: see values.h */
     float *copy;              /* this rank's values, in the order of the specs; NULL: none */
 
     /* the last save */

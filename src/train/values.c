@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "base/text.h"
+#include "model/file_runs.h"
 #include "train/shared_file.h"
 
 const char *const moert_value_metadata[] = {"format", "pt", NULL};
@@ -29,76 +30,102 @@ moert_buffer *moert_values_of(const moert_optimizer *optimizer, const moert_mode
     return kind == MOERT_VALUES_FIRST_MOMENTS ? moments->first : moments->second;
 }
 
+/* Fills in the spec of a tensor's values of a kind. */
+static moert_status name_spec(const moert_model_tensor *tensor, moert_value_kind kind,
+                              moert_tensor_spec *spec) {
+    *spec = (moert_tensor_spec){moert_text_format("%s%s", moert_value_prefix(kind), tensor->name),
+                                MOERT_FILE_F32,
+                                tensor->rank,
+                                {tensor->shape[0], tensor->shape[1], tensor->shape[2]}};
+    return spec->name != NULL ? MOERT_OK : MOERT_FAIL(ERROR_MEMORY, "no room for tensor names");
+}
+
 moert_status moert_value_specs(const moert_model *model, moert_value_kind first_kind, size_t kinds,
                                moert_tensor_spec **specs) {
-    const size_t count = moert_model_tensor_count(model);
+    const size_t files = moert_model_file_tensor_count(model);
     const moert_model_tensor *tensor = moert_model_tensors(model);
-    MOERT_TRY(MOERT_NEW_ARRAY(specs, kinds * count));
-    for (size_t e = 0; e < kinds * count; e++) {
-        const moert_model_tensor *t = &tensor[e % count];
-        const char *prefix = moert_value_prefix(first_kind + (moert_value_kind)(e / count));
-        (*specs)[e] = (moert_tensor_spec){moert_text_format("%s%s", prefix, t->name),
-                                          MOERT_FILE_F32,
-                                          t->rank,
-                                          {t->shape[0], t->shape[1]}};
-        if ((*specs)[e].name == NULL)
-            return MOERT_FAIL(ERROR_MEMORY, "no room for tensor names");
-    }
+    MOERT_TRY(MOERT_NEW_ARRAY(specs, kinds * files));
+    for (size_t k = 0; k < kinds; k++)
+        for (size_t i = 0; i < moert_model_tensor_count(model); i++)
+            if (tensor[i].file_first == 0)
+                MOERT_TRY(name_spec(&tensor[i], first_kind + (moert_value_kind)k,
+                                    &(*specs)[k * files + tensor[i].file]));
     return MOERT_OK;
 }
 
 void moert_value_specs_free(const moert_model *model, size_t kinds, moert_tensor_spec *specs) {
-    const size_t count = kinds * moert_model_tensor_count(model);
+    const size_t count = kinds * moert_model_file_tensor_count(model);
     for (size_t e = 0; specs != NULL && e < count; e++)
         free((char *)specs[e].name);
     free(specs);
+}
+
+/* Writes a shard of a tensor that the file has transposed. */
+static moert_status put_transposed(moert_tensor_writer *writer, const char *name,
+                                   const moert_model_tensor *tensor, const moert_buffer *buffer,
+                                   size_t at) {
+    enum { PIECE = MOERT_PIECE_BYTES / sizeof(float) };
+    const moert_model_range shard = moert_model_shard(tensor);
+    float *values;
+    MOERT_TRY(MOERT_NEW_ARRAY(&values, shard.count + moert_min(shard.count, PIECE)));
+    moert_file_runs runs = moert_file_runs_of(tensor, shard, true);
+    moert_status status =
+        moert_buffer_read(buffer, at * sizeof *values, values, shard.count * sizeof *values);
+    while (status == MOERT_OK && moert_file_runs_next(&runs, PIECE))
+        status = moert_writer_put(writer, name, runs.first, runs.count,
+                                  moert_file_runs_gather(&runs, values, values + shard.count));
+    free(values);
+    return status;
+}
+
+moert_status moert_values_put(moert_tensor_writer *writer, const char *name,
+                              const moert_model_tensor *tensor, const moert_buffer *buffer,
+                              size_t at) {
+    const moert_model_range shard = moert_model_shard(tensor);
+    if (tensor->transposed)
+        return put_transposed(writer, name, tensor, buffer, at);
+    return moert_put_floats(writer, name, tensor->file_first + shard.first, shard.count, buffer,
+                            at);
 }
 
 /* ---- gradients ---- */
 
 typedef struct gradient_file {
     const moert_model *model;
-    moert_tensor_spec *specs; /* of the tensors that have a gradient */
+    moert_tensor_spec *specs; /* of all tensors */
+    moert_tensor_spec *kept;  /* [count] of those that have a gradient */
     size_t count;
 } gradient_file;
 
-/* Removes the specs of tensors without a gradient. */
-static void drop_fixed(gradient_file *file) {
+static moert_status keep_specs(gradient_file *file) {
     const moert_model_tensor *tensor = moert_model_tensors(file->model);
-    for (size_t i = 0; i < moert_model_tensor_count(file->model); i++) {
-        const moert_tensor_spec spec = file->specs[i];
-        file->specs[i].name = NULL;
-        if (tensor[i].is_fixed)
-            free((char *)spec.name);
-        else
-            file->specs[file->count++] = spec;
-    }
+    MOERT_TRY(moert_value_specs(file->model, MOERT_VALUES_GRADIENTS, 1, &file->specs));
+    MOERT_TRY(MOERT_NEW_ARRAY(&file->kept, moert_model_file_tensor_count(file->model)));
+    for (size_t i = 0; i < moert_model_tensor_count(file->model); i++)
+        if (tensor[i].file_first == 0 && !tensor[i].is_fixed)
+            file->kept[file->count++] = file->specs[tensor[i].file];
+    return MOERT_OK;
 }
 
 static moert_status put_gradients(const void *context, moert_tensor_writer *writer) {
     const gradient_file *file = context;
     const moert_model_tensor *tensor = moert_model_tensors(file->model);
-    for (size_t i = 0, e = 0; i < moert_model_tensor_count(file->model); i++) {
+    for (size_t i = 0; i < moert_model_tensor_count(file->model); i++) {
         const moert_model_range shard = moert_model_shard(&tensor[i]);
-        if (tensor[i].is_fixed)
-            continue;
-        const char *name = file->specs[e++].name;
-        if (shard.count == 0)
-            continue;
-        MOERT_TRY(moert_put_floats(writer, name, shard.first, shard.count,
-                                   tensor[i].block->gradient, tensor[i].offset + shard.first));
+        if (!tensor[i].is_fixed && shard.count > 0)
+            MOERT_TRY(moert_values_put(writer, file->specs[tensor[i].file].name, &tensor[i],
+                                       tensor[i].block->gradient, tensor[i].offset + shard.first));
     }
     return MOERT_OK;
 }
 
 moert_status moert_gradients_save(moert_model *model, const char *path) {
     gradient_file file = {.model = model};
-    moert_status status = moert_value_specs(model, MOERT_VALUES_GRADIENTS, 1, &file.specs);
-    if (status == MOERT_OK)
-        drop_fixed(&file);
-    const moert_shared_file shared = {path,          file.specs, file.count, moert_value_metadata,
+    moert_status status = keep_specs(&file);
+    const moert_shared_file shared = {path,          file.kept, file.count, moert_value_metadata,
                                       put_gradients, &file};
     status = moert_shared_file_write(moert_model_mesh(model)->world, &shared, true, status);
     moert_value_specs_free(model, 1, file.specs);
+    free(file.kept);
     return status;
 }

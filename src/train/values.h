@@ -1,7 +1,7 @@
 /*
  * The values that files hold for each tensor of a model: weights, gradients or moments, as float32.
- * The entries of `kinds` kinds from `first_kind` on are the tensors of the first kind, then those
- * of the next one: entry e is tensor e % T of kind first_kind + e / T.
+ * The entries of `kinds` kinds from `first_kind` on are the files' F tensors of the first kind,
+ * then those of the next one: entry e is tensor e % F of kind first_kind + e / F.
  */
 #pragma once
 
@@ -28,11 +28,17 @@ const char *moert_value_prefix(moert_value_kind kind);
 moert_buffer *moert_values_of(const moert_optimizer *optimizer, const moert_model_tensor *tensor,
                               moert_value_kind kind, size_t *at);
 
-/* specs[kinds * T] = the entries, to be freed by moert_value_specs_free, also after a failure.
+/* specs[kinds * F] = the entries, to be freed by moert_value_specs_free, also after a failure.
  * Errors: ERROR_MEMORY. */
 moert_status moert_value_specs(const moert_model *model, moert_value_kind first_kind, size_t kinds,
                                moert_tensor_spec **specs);
 void moert_value_specs_free(const moert_model *model, size_t kinds, moert_tensor_spec *specs);
+
+/* Writes this rank's shard of a tensor, which is not empty, to `name` of a file, from `buffer` at
+ * float `at`. */
+moert_status moert_values_put(moert_tensor_writer *writer, const char *name,
+                              const moert_model_tensor *tensor, const moert_buffer *buffer,
+                              size_t at);
 
 /* Metadata of the files, by which transformers knows them. */
 extern const char *const moert_value_metadata[];

@@ -63,25 +63,33 @@ printf '\377' | dd of="$file" bs=1 seek=$((start + ${end%]} - 1)) conv=notrunc s
 refused 1 "low/model.safetensors: tensor '.*gate_up_proj_blocks' is nan at \[7, 191, 32\], .* scale nan; weights" \
     "mxfp4: a NaN scale on one rank is refused with its position" layer mxfp4 low 2
 
-# ---- a model whose matrices have several blocks ----
+# ---- models whose matrices have several blocks ----
 
 train() { # DIR RANKS OPTION...
     ranks "$2" "$bin/moert-train" --model "$1" --data LICENSE --batch 4 --length 32 --steps 1 --log-every 0 "${@:3}"
 }
 
-ranks 1 "$bin/moert-train" --form qwen3-moe --hidden 160 --intermediate 200 --heads 2 --head-size 96 --layers 1 --experts 4 \
-    --data LICENSE --batch 4 --length 32 --steps 0 --out "$tmp/new"
-mv "$tmp/fp8" "$tmp/fp8-layer"
-publish fp8 fp8-128x128 "$tmp/new/model" "$fp8"
-train "$tmp/fp8/plain" 1 --out "$tmp/fp8/plain-1"
-for count in 1 2 4; do
-    train "$tmp/fp8/low" $count --out "$tmp/fp8/low-$count"
-    same "fp8: a qwen3_moe model trained on $count ranks gives the bytes of plain weights" \
-        "$tmp/fp8/low-$count/model/model.safetensors" "$tmp/fp8/plain-1/model/model.safetensors"
-done
-! grep -q quantization_config "$tmp/fp8/low-1/model/config.json" && grep -q qwen3_moe "$tmp/fp8/low-1/model/config.json" &&
-    train "$tmp/fp8/low-1/model" 2 --logits "$tmp/logits.safetensors"
-verdict $? "fp8: the trained model has no quantization_config, and loads"
-ranks 1 "$bin/moert-info" --model "$tmp/fp8/low" --length 32 && grep -q 'weights on disk: fp8' "$log"
-verdict $? "fp8: moert-info names the format of the weights on disk"
+# models FORM FORMAT MODEL_TYPE QUANTIZATION_CONFIG SIZE...
+models() {
+    local form=$1 type=$3 dir=$tmp/$1-$3 count
+    ranks 1 "$bin/moert-train" --form "${type//_/-}" "${@:5}" --layers 2 --experts 4 --data LICENSE --batch 4 --length 32 \
+        --steps 0 --out "$tmp/new-$form"
+    mv "$tmp/$form" "$tmp/$form-layer"
+    publish "$form" "$2" "$tmp/new-$form/model" "$4"
+    mv "$tmp/$form" "$dir"
+    train "$dir/plain" 1 --out "$dir/plain-1"
+    for count in 1 2 4; do
+        train "$dir/low" $count --out "$dir/low-$count"
+        same "$form: a $type model trained on $count ranks gives the bytes of plain weights" \
+            "$dir/low-$count/model/model.safetensors" "$dir/plain-1/model/model.safetensors"
+    done
+    ! grep -q quantization_config "$dir/low-1/model/config.json" && grep -q "$type" "$dir/low-1/model/config.json" &&
+        train "$dir/low-1/model" 2 --logits "$tmp/logits.safetensors"
+    verdict $? "$form: the trained $type model has no quantization_config, and loads"
+    ranks 1 "$bin/moert-info" --model "$dir/low" --length 32 && grep -q "weights on disk: $form" "$log"
+    verdict $? "$form: moert-info names the format of the weights on disk"
+}
+
+models fp8 fp8-128x128 qwen3_moe "$fp8" --hidden 160 --intermediate 200 --heads 2 --head-size 96
+models mxfp4 mxfp4 gpt_oss "$mxfp4" --hidden 96 --intermediate 64 --heads 2
 finish

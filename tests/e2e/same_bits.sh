@@ -54,6 +54,7 @@ part invariant uneven 10 "1 local" "4 window" "3 node" -- --batch 6
 part invariant few 6 "1 local" "4 staged" -- --batch 2 --aux-form megatron
 part invariant sequence-loss 6 "1 local" "2 window" "4 staged" -- --batch 6 --micro-batches 2 --aux-form sequence --aux-coef 0.1
 MOERT_PUSH=on part invariant qwen3 10 "1 local" "3 window" -- --batch 5 --form qwen3-moe --topk 3 --kv-heads 2 --experts 10
+part invariant gpt-oss 6 "1 local" "3 window" "4 staged" -- --batch 5 --form gpt-oss --kv-heads 2 --experts 6
 
 # the recipes of low precision
 for precision in bf16 mxfp8 nvfp4; do

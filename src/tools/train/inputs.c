@@ -10,9 +10,9 @@
 #include "io/safetensors.h"
 
 /* The families of --form, in the order of its words. */
-static const moert_family forms[] = {MOERT_FAMILY_MIXTRAL, MOERT_FAMILY_QWEN3_MOE,
-                                     MOERT_FAMILY_OLMOE, MOERT_FAMILY_QWEN2_MOE,
-                                     MOERT_FAMILY_GLM4_MOE};
+static const moert_family forms[] = {MOERT_FAMILY_MIXTRAL,  MOERT_FAMILY_QWEN3_MOE,
+                                     MOERT_FAMILY_OLMOE,    MOERT_FAMILY_QWEN2_MOE,
+                                     MOERT_FAMILY_GLM4_MOE, MOERT_FAMILY_GPT_OSS};
 
 /* Sets the sizes of shared experts and dense layers, which have no options: as wide as the experts
  * of a token together. */
@@ -35,10 +35,10 @@ moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model
     config->head_size = sizes->head_size > 0 ? sizes->head_size : sizes->hidden / sizes->heads;
     config->max_positions = sizes->max_positions;
     config->intermediate = sizes->intermediate;
-    config->rope.theta = 1e4;
-    config->rope.width = config->head_size;
+    config->rope = (moert_rope_scheme){.theta = 1e4, .width = config->head_size};
     config->aux_coefficient = 0.01f;
-    config->router.renormalise = true;
+    if (config->router.score != MOERT_SCORE_SOFTMAX_TOPK) /* whose weights sum to 1 anyway */
+        config->router.renormalise = true;
     config->router.experts = sizes->experts;
     config->router.topk = sizes->topk;
     if (config->partial_rotary > 0.0f)
@@ -47,6 +47,8 @@ moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model
         size_dense(config);
     if (config->shared_gate) /* a family whose windows are off */
         config->sliding_window = 0;
+    for (size_t l = 0; l < config->layers && config->sliding_window > 0; l += 2) /* gpt-oss */
+        moert_layer_set_add(&config->windowed, l);
     if (sizes->head_size == 0 && sizes->hidden % sizes->heads != 0)
         return MOERT_FAIL(ERROR_USAGE,
                           "--hidden %zu is not a multiple of --heads %zu; give --head-size",

@@ -191,7 +191,7 @@ TEST(test_broken_configs_are_refused_with_key_and_file) {
 }
 
 static const refused_config not_models[] = {
-    {GPT_OSS "\"swiglu_limit\":7}", MOERT_ERROR_UNSUPPORTED, "family gpt_oss"},
+    {GPT_OSS "\"head_dim\":7}", MOERT_ERROR_FORMAT, "7 elements of a head of 7 rotate"},
     {DEEPSEEK "\"v_head_dim\":600}", MOERT_ERROR_FORMAT, "v_head_dim is 600"},
     {QWEN3 "\"head_dim\":15}", MOERT_ERROR_FORMAT, "15"},
     {QWEN3 "\"num_key_value_heads\":3}", MOERT_ERROR_FORMAT, "num_key_value_heads is 3"},

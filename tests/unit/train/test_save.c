@@ -7,11 +7,13 @@
 
 #include "base/clock.h"
 #include "base/phase.h"
+#include "base/rng.h"
 #include "io/durable.h"
 #include "io/manifest.h"
 #include "support/files.h"
 #include "support/mpi.h"
 #include "train/save.h"
+#include "train/values.h"
 
 static bool disk_is_full;
 static moert_model *model;
@@ -35,13 +37,18 @@ static void destroy_optimizer(void *made) {
     moert_optimizer_destroy(made);
 }
 
-static void open_checkpoint(void) {
-    const moert_model_config config = golden_config("mixtral-tiny");
-    model = open_model(open_mesh(0), &config);
+/* A model on EP groups of `ep` ranks (0: of all), and its optimizer. */
+static void open_state(const moert_model_config *config, size_t ep) {
+    model = open_model(open_mesh(ep), config);
     ASSERT_OK_ON_ALL(moert_model_initialize(model, 1));
     ASSERT_OK_ON_ALL(moert_optimizer_create(
         model, &(moert_optimizer_options){.beta1 = 0.9, .beta2 = 0.9}, &optimizer));
     owned(optimizer, destroy_optimizer);
+}
+
+static void open_checkpoint(void) {
+    const moert_model_config config = golden_config("mixtral-tiny");
+    open_state(&config, 0);
 }
 
 static void destroy_saver(void *made) {
@@ -183,6 +190,101 @@ TEST(test_a_model_in_several_files_has_the_weights_of_one_file) {
     }
     ASSERT_OK(moert_manifest_check(split, &bytes));
     assert_true(bytes > 0);
+}
+
+/* ---- files whose tensors have all experts of a layer, transposed ---- */
+
+/* Sets the moments, both kinds, to the magnitudes of the weights; with `compare` returns instead
+ * whether they are that. */
+static bool magnitudes(bool compare) {
+    bool same = true;
+    for (size_t i = 0; i < moert_model_tensor_count(model); i++) {
+        const moert_model_tensor *tensor = &moert_model_tensors(model)[i];
+        const size_t count = moert_model_shard(tensor).count;
+        if (count == 0)
+            continue;
+        float *values = test_alloc(count * sizeof *values), *got = test_alloc(count * sizeof *got);
+        size_t at;
+        moert_buffer *weights = moert_values_of(optimizer, tensor, MOERT_VALUES_WEIGHTS, &at);
+        ASSERT_OK(moert_buffer_read(weights, at * sizeof *values, values, count * sizeof *values));
+        for (size_t v = 0; v < count; v++)
+            values[v] = fabsf(values[v]);
+        for (int kind = MOERT_VALUES_FIRST_MOMENTS; kind <= MOERT_VALUES_SECOND_MOMENTS; kind++) {
+            moert_buffer *moments = moert_values_of(optimizer, tensor, (moert_value_kind)kind, &at);
+            if (!compare)
+                ASSERT_OK(moert_buffer_write(moments, at * sizeof *values, values,
+                                             count * sizeof *values));
+            ASSERT_OK(moert_buffer_read(moments, at * sizeof *got, got, count * sizeof *got));
+            same = same && memcmp(values, got, count * sizeof *got) == 0;
+        }
+    }
+    return same;
+}
+
+/* Checks a matrix [rows, columns] of all experts, whose value v is the v-th that was drawn. */
+static void check_matrix(const moert_tensors *files, const char *name, size_t rows,
+                         size_t columns) {
+    const moert_tensor *tensor = moert_tensors_find(files, name);
+    assert_true(tensor != NULL && tensor->rank == 3 && tensor->shape[1] == columns &&
+                tensor->shape[2] == rows);
+    float *got = test_alloc(tensor->bytes), *drawn = test_alloc(tensor->bytes);
+    ASSERT_OK(moert_tensor_read_f32(tensor, 0, tensor->elements, got));
+    moert_rng_normals(1, moert_rng_stream(name), 0, 0.02f, drawn, tensor->elements);
+    for (size_t e = 0; e < tensor->shape[0]; e++)
+        for (size_t r = 0; r < rows; r++)
+            for (size_t c = 0; c < columns; c++)
+                assert_true(got[(e * columns + c) * rows + r] ==
+                            drawn[(e * rows + r) * columns + c]);
+}
+
+/* Checks that the moments of a checkpoint are the magnitudes of its weights. */
+static void check_moments(const char *path) {
+    const moert_tensors *weights = open_tensors(path);
+    const moert_tensors *moments = open_tensors(titled("%s/optimizer.safetensors", path));
+    assert_int_equal(moert_tensors_count(moments), 2 * moert_tensors_count(weights));
+    for (size_t i = 0; i < moert_tensors_count(moments); i++) {
+        const moert_tensor *m = moert_tensors_at(moments, i);
+        const moert_tensor *w = moert_tensors_find(weights, strchr(m->name, '.') + 1);
+        assert_true(w != NULL && w->bytes == m->bytes);
+        for (size_t v = 0; v < w->elements; v++)
+            assert_true(((const float *)m->data)[v] == fabsf(((const float *)w->data)[v]));
+    }
+}
+
+TEST(test_checkpoints_of_fused_experts_have_one_layout_on_any_division_of_them) {
+    enum { I = 200 }; /* large enough that shards begin within a row of a matrix */
+    static const size_t groups[] = {1, 0};
+    const moert_run_state first = state_of(1);
+    moert_model_config config;
+    ASSERT_OK(moert_model_config_read("tests/golden/family/gpt-oss", &config));
+    owned(config.text, free);
+    config.intermediate = I;
+    for (size_t g = 0; g < MOERT_COUNT(groups); g++) {
+        open_state(&config, groups[g]);
+        magnitudes(false);
+        ASSERT_OK_ON_ALL(moert_saver_write(open_saver(titled("held-%zu", g), 0.0), &first));
+        moert_saver *beside = open_saver(titled("beside-%zu", g), 0.0);
+        ASSERT_OK_ON_ALL(moert_saver_begin(beside, &first));
+        ASSERT_OK_ON_ALL(moert_saver_wait(beside));
+    }
+    static const struct {
+        const char *written;
+        size_t ep; /* of those who read it */
+    } saves[] = {{"held-0", 0}, {"held-1", 1}, {"beside-0", 1}, {"beside-1", 0}};
+    for (size_t i = 0; i < MOERT_COUNT(saves); i++) {
+        const char *path = titled("%s/%s/step-00000001", directory, saves[i].written);
+        moert_run_state loaded;
+        if (test_rank == 0) {
+            const moert_tensors *files = open_tensors(path);
+            check_matrix(files, "model.layers.1.mlp.experts.gate_up_proj", 2 * I, config.hidden);
+            check_matrix(files, "model.layers.2.mlp.experts.down_proj", config.hidden, I);
+            check_moments(path);
+        }
+        open_state(&config, saves[i].ep);
+        ASSERT_OK_ON_ALL(moert_model_initialize(model, 2));
+        ASSERT_OK_ON_ALL(moert_checkpoint_load(optimizer, path, NULL, &loaded));
+        ASSERT_ON_ALL(loaded.step == 1 && magnitudes(true));
+    }
 }
 
 MPI_TESTS(open_all, close_context_and_directory)

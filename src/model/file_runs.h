@@ -1,0 +1,41 @@
+/*
+ * The elements of a range of a tensor, in the order of the model's file.
+ *
+ * A run is consecutive in the file. A range that is stored as the model holds it is one run. The
+ * file has a transposed matrix [rows, columns] column after column, so a range of rows has a run in
+ * each column:
+ *
+ *   in the model            in the file
+ *     . . a b                 . c g | . d h | a e . | b f .
+ *     c d e f                   runs: c g, d h a e, b f
+ *     g h . .
+ *
+ * Runs end at multiples of a number of elements, by which callers read and write whole pieces.
+ */
+#pragma once
+
+#include "model/model.h"
+
+typedef struct moert_file_runs {
+    size_t first, count; /* the run: elements [first, first + count) of the file's tensor */
+    size_t done;         /* elements of the range in the runs before it */
+    /* private */
+    size_t file_first, rows, columns; /* columns: 0 if not transposed */
+    moert_model_range range;
+    size_t at; /* where the run starts in the file's order of the tensor, */
+    size_t to; /* and where it ends */
+} moert_file_runs;
+
+/* Before the first run. With `transposed` the tensor must be so. */
+moert_file_runs moert_file_runs_of(const moert_model_tensor *tensor, moert_model_range range,
+                                   bool transposed);
+/* Goes to the next run, which ends at a multiple of `most` elements or before. Returns whether
+ * there is one. */
+bool moert_file_runs_next(moert_file_runs *runs, size_t most);
+
+/* Returns the run's values out of values[range.count], the whole range in the model's order:
+ * in scratch[count] if they are transposed. */
+const float *moert_file_runs_gather(const moert_file_runs *runs, const float *values,
+                                    float *scratch);
+/* Stores the run's values, run[count], in values[range.count]. Only for transposed tensors. */
+void moert_file_runs_scatter(const moert_file_runs *runs, const float *run, float *values);
