@@ -1,5 +1,5 @@
 /*
- * A decoder-only transformer in the Mixtral and Qwen3-MoE form, forward and backward on the device.
+ * A decoder-only transformer of the families in io/families.h, forward and backward on the device.
  *
  * Each rank holds consecutive sequences of the batch of B sequences of length S
  * (moert_model_partition). Parameters outside the experts are replicated, and their gradients are
