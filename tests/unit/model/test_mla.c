@@ -207,6 +207,7 @@ static void check(moert_latent_sizes latent, moert_rope_scheme rope, bool bias, 
     c->heads = 3;
     c->latent = latent;
     c->rope = rope;
+    c->rope.width = latent.rope;
     c->attention_bias = bias;
     c->rope.theta = 100.0;
     moert_model *model = open_model(test_mesh, c);
