@@ -258,7 +258,7 @@ KERNEL void router_counts(global const float *scores, global const uint *ends, g
     for (ulong t = first; t < last; t++) {
         row_keys(scores + t * args.experts, key, 0, args.experts, key, row_group);
         sync_items();
-        global uint *count = counts + (ulong)sequence_of(ends, args.sequences, t) * args.experts;
+        global uint *count = counts + (ulong)group_of(ends, args.sequences, (uint)t) * args.experts;
         for (int k = 0; k < args.topk; k++) {
             const int e = take_best(key, args.experts, row_group);
             if (k == 0 && !(scores[t * args.experts + e] > 0.0f))

@@ -32,23 +32,10 @@ static inline vec slopes(vec s, int score) {
     return 1.0f;
 }
 
-/* The sequence of token t: the first whose end is above t. */
-static inline uint sequence_of(global const uint *ends, uint sequences, ulong t) {
-    uint first = 0, last = sequences - 1;
-    while (first < last) {
-        const uint middle = (first + last) / 2;
-        if (ends[middle] > t)
-            last = middle;
-        else
-            first = middle + 1;
-    }
-    return first;
-}
-
 /* a[E] of token t: that of its sequence if there are ends, else the one of all tokens. */
 static inline global const float *aux_of(global const float *aux, global const uint *ends, ulong t,
                                          moert_router_args args) {
-    return ends != 0 ? aux + (ulong)sequence_of(ends, args.sequences, t) * args.experts : aux;
+    return ends != 0 ? aux + (ulong)group_of(ends, args.sequences, (uint)t) * args.experts : aux;
 }
 
 /* Unsigned integers in the order of the floats, with -0 like 0. Only a NaN can become 0. */
