@@ -177,7 +177,10 @@ static moert_status prepare(bench *b) {
     MOERT_TRY(dtype == BENCH_BF16 ? moert_window_create_bf16(b->exchange, hidden, &b->window)
                                   : moert_window_create(b->exchange, b->width, &b->window));
     MOERT_TRY(moert_exchange_make_plan(
-        b->exchange, &(moert_exchange_slots){b->index, tokens, topk, experts}, MOERT_OK, &b->plan));
+        b->exchange,
+        &(moert_exchange_slots){
+            .index = b->index, .tokens = tokens, .topk = topk, .experts = experts},
+        MOERT_OK, &b->plan));
     MOERT_TRY(moert_window_reserve(b->window, b->plan->plan));
     if (moert_exchange_pushes(b->exchange, false))
         MOERT_TRY(prepare_push(b));

@@ -80,8 +80,10 @@ static moert_status make_exchange(bench_memory *b, moert_comm *comm) {
     MOERT_TRY(make_index(b));
     MOERT_TRY(moert_exchange_create(b->device, comm, MOERT_EXCHANGE_LOCAL, &b->exchange));
     MOERT_TRY(moert_exchange_make_plan(
-        b->exchange, &(moert_exchange_slots){b->index, s->tokens, s->topk, s->experts}, MOERT_OK,
-        &b->plan));
+        b->exchange,
+        &(moert_exchange_slots){
+            .index = b->index, .tokens = s->tokens, .topk = s->topk, .experts = s->experts},
+        MOERT_OK, &b->plan));
     MOERT_TRY(read_slots(b));
     MOERT_TRY(moert_window_create(b->exchange, s->hidden, &b->window));
     MOERT_TRY(

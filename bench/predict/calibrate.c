@@ -209,8 +209,10 @@ static moert_status open_exchange(const bench_work *w, size_t tokens, unsigned e
     MOERT_TRY(moert_exchange_create(p->device, p->comm, engine, &p->exchange));
     MOERT_TRY(moert_window_create(p->exchange, w->hidden, &p->window));
     MOERT_TRY(moert_exchange_make_plan(
-        p->exchange, &(moert_exchange_slots){p->index, tokens, w->topk, w->experts}, MOERT_OK,
-        &p->plan));
+        p->exchange,
+        &(moert_exchange_slots){
+            .index = p->index, .tokens = tokens, .topk = w->topk, .experts = w->experts},
+        MOERT_OK, &p->plan));
     return moert_window_reserve(p->window, p->plan->plan);
 }
 

@@ -95,6 +95,8 @@ typedef struct moert_layer_options {
     bool external_routing; /* no router: each batch brings index and weights of its slots. Of
                               `router`, only experts and topk count */
     bool shared_gate;      /* a gate scales the shared expert's result: sigmoid(x SHARED_GATE^T) */
+    size_t slots;          /* L: experts that each rank has room for, ceil(E / EP) to E; 0: as many
+                              as moert_plan_experts gives it */
 } moert_layer_options;
 
 #define MOERT_LAYER_OPTIONS_INIT                                                                   \
@@ -108,6 +110,18 @@ typedef struct moert_layer_options {
 MOERT_API moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *options,
                                           moert_layer **layer);
 MOERT_API void moert_layer_destroy(moert_layer *layer);
+
+/*
+ * Moves experts: from now on slot s of rank r of the EP group holds expert[r L + s], or none if
+ * that is MOERT_LAYER_NO_EXPERT. Each expert has one slot. A new layer has contiguous blocks of
+ * experts. The results of the layer do not depend on the placement. The caller moves the weights,
+ * which are [L, ...] in the order of the slots, and optimizer states. Requires `slots`, and that no
+ * pass is alive. Collective over the mesh's context. Errors, the same on all ranks: ERROR_USAGE.
+ */
+#define MOERT_LAYER_NO_EXPERT UINT32_MAX
+MOERT_API moert_status moert_layer_place(moert_layer *layer, const uint32_t *expert);
+/* The expert in a slot of this rank; MOERT_LAYER_NO_EXPERT if there is none. Not collective. */
+MOERT_API uint32_t moert_layer_expert(const moert_layer *layer, size_t slot);
 
 /*
  * Sets initial weights: matrices are normal with this standard deviation, biases zero. Values

@@ -44,7 +44,7 @@
 #include "base/config.h"
 #include "comm/comm.h"
 #include "device/device.h"
-#include "moert/plan.h"
+#include "plan/expert_map.h"
 
 typedef struct moert_exchange moert_exchange;
 typedef struct moert_window moert_window;
@@ -122,7 +122,7 @@ moert_status moert_window_reserve_slots(moert_window *window, const moert_exchan
  */
 struct moert_exchange_plan {
     moert_plan *plan;
-    moert_buffer *ends;            /* uint32 [local experts], then the table of exchange/plan.cl */
+    moert_buffer *ends;            /* uint32 [local slots], then the table of exchange/plan.cl */
     moert_buffer *destination;     /* uint32 [T,K,2]: rank, row; MOERT_PLAN_DROPPED if dropped */
     moert_buffer *packed;          /* staged engine: uint32 [T,K,2]: (0, row among the packed rows);
                                       else NULL */
@@ -135,6 +135,8 @@ struct moert_exchange_plan {
 typedef struct moert_exchange_slots {
     const moert_buffer *index; /* int32 [T,K] */
     size_t tokens, topk, experts;
+    const moert_expert_map *placement; /* where the experts are; NULL: in contiguous blocks. Must
+                                         stay as it is until the plan is made */
 } moert_exchange_slots;
 moert_status moert_exchange_make_plan(moert_exchange *exchange, const moert_exchange_slots *slots,
                                       moert_status local, moert_exchange_plan **plan);

@@ -23,6 +23,7 @@ enum { STATUS, TOKENS, TOPK, HEADER_WORDS };
  * exchange keeps it, and a freed plan leaves its buffers to the next one. */
 typedef struct moert_planner {
     moert_exchange_slots choice;
+    moert_expert_map *contiguous;   /* for plans without a placement of their own, or NULL */
     size_t message_words;           /* words of a rank's message */
     size_t room;                    /* message_words for which `mine` is allocated */
     uint64_t *mine;                 /* [message_words]; the next three arrays follow it */
@@ -69,6 +70,7 @@ void moert_exchange_free_planner(moert_planner *planner) {
     moert_staging_destroy(planner->totals);
     moert_buffer_destroy(planner->chunks);
     destroy_plan(planner->spare);
+    moert_expert_map_destroy(planner->contiguous);
     MOERT_FREE(planner->mine, planner);
 }
 
@@ -81,11 +83,10 @@ static moert_status reserve(moert_exchange *exchange, moert_planner *planner) {
     const moert_exchange_slots *choice = &planner->choice;
     const size_t slots = choice->tokens * choice->topk, rows = choice->experts + 1;
     moert_device *device = exchange->device;
-    size_t first, local;
+    const size_t local =
+        moert_expert_map_slots_of(choice->placement, moert_comm_rank(exchange->comm));
     int narrow;
     MOERT_TRY(moert_to_int(slots, "slots of a plan", &narrow));
-    moert_plan_experts(choice->experts, moert_comm_size(exchange->comm),
-                       moert_comm_rank(exchange->comm), &first, &local);
     if (planner->spare == NULL)
         MOERT_TRY(MOERT_NEW(&planner->spare));
     planner->spare->planner = planner;
@@ -148,7 +149,7 @@ static moert_status take_counts(moert_exchange *exchange, const moert_planner *p
     }
     if (exchange->relay_map != NULL)
         MOERT_TRY(moert_relay_count(exchange->relay_map, *index, choice->tokens, choice->topk,
-                                    experts, counts + experts));
+                                    choice->placement->rank, counts + experts));
     return exchange->engine->check_verdict != NULL ? exchange->engine->check_verdict(exchange)
                                                    : MOERT_OK;
 }
@@ -179,7 +180,7 @@ static moert_status gather_counts(moert_exchange *exchange, const moert_planner 
 static moert_status read_counts(const moert_planner *planner, size_t ranks,
                                 moert_exchange_plan *made) {
     const size_t experts = planner->choice.experts, topk = planner->choice.topk;
-    size_t tokens = 0, most = 0, first, largest;
+    size_t tokens = 0, most = 0;
     for (size_t r = 0; r < ranks; r++) {
         const uint64_t *row = planner->all + r * planner->message_words;
         if (row[TOPK] != planner->all[TOPK])
@@ -192,8 +193,8 @@ static moert_status read_counts(const moert_planner *planner, size_t ranks,
         tokens += row[TOKENS];
         most = moert_max(most, row[TOKENS]);
     }
-    moert_plan_experts(experts, ranks, 0, &first, &largest);
-    made->capacity_rows = tokens * moert_min(topk, largest);
+    made->capacity_rows =
+        tokens * moert_min(topk, moert_expert_map_most(planner->choice.placement));
     made->largest_slots = most * topk;
     return MOERT_OK;
 }
@@ -203,13 +204,15 @@ static moert_status read_counts(const moert_planner *planner, size_t ranks,
 /* table[first_entry..] of kernels/exchange/plan.cl: owner, row and position of this rank's first
  * slot of each expert. */
 static void find_entries(const moert_plan *plan, uint32_t (*entry)[4]) {
+    const moert_expert_map *placement = plan->placement;
     uint64_t position = 0;
     for (size_t owner = 0; owner < plan->ranks; owner++) {
-        size_t first, count;
         uint64_t rows = 0;
-        moert_plan_experts(plan->experts, plan->ranks, owner, &first, &count);
-        for (size_t e = first; e < first + count; e++) {
+        for (uint32_t s = placement->first[owner]; s < placement->first[owner + 1]; s++) {
+            const size_t e = placement->expert[s];
             uint64_t row = rows;
+            if (e == MOERT_NO_EXPERT)
+                continue;
             for (size_t r = 0; r < plan->rank; r++)
                 row += plan->counts[r * plan->experts + e];
             entry[e][0] = (uint32_t)owner;
@@ -265,12 +268,13 @@ static moert_status complete(moert_exchange *exchange, const moert_planner *plan
     const moert_exchange_slots *choice = &planner->choice;
     const size_t ranks = moert_comm_size(exchange->comm);
     MOERT_TRY(read_counts(planner, ranks, made));
-    MOERT_TRY(moert_plan_create(&(moert_plan_shape){.experts = choice->experts,
-                                                    .ranks = ranks,
-                                                    .rank = moert_comm_rank(exchange->comm),
-                                                    .tokens = choice->tokens,
-                                                    .topk = choice->topk},
-                                index, planner->counts, &made->plan));
+    const moert_plan_shape shape = {.experts = choice->experts,
+                                    .ranks = ranks,
+                                    .rank = moert_comm_rank(exchange->comm),
+                                    .tokens = choice->tokens,
+                                    .topk = choice->topk};
+    MOERT_TRY(
+        moert_plan_create_placed(&shape, choice->placement, index, planner->counts, &made->plan));
     MOERT_TRY(place_slots(exchange, planner, made));
     if (exchange->relay_map != NULL)
         MOERT_TRY(moert_relay_create(exchange->device, exchange->relay_map, made->plan,
@@ -278,6 +282,19 @@ static moert_status complete(moert_exchange *exchange, const moert_planner *plan
                                      planner->message_words, &made->relay));
     made->chunks = 1;
     exchange->capacity_rows = moert_max(exchange->capacity_rows, made->capacity_rows);
+    return MOERT_OK;
+}
+
+/* Sets the placement of plans that have none. */
+static moert_status place(moert_planner *planner, size_t ranks) {
+    const size_t experts = planner->choice.experts;
+    if (planner->contiguous != NULL && planner->contiguous->experts != experts) {
+        moert_expert_map_destroy(planner->contiguous);
+        planner->contiguous = NULL;
+    }
+    if (planner->contiguous == NULL)
+        MOERT_TRY(moert_expert_map_create(experts, ranks, 0, &planner->contiguous));
+    planner->choice.placement = planner->contiguous;
     return MOERT_OK;
 }
 
@@ -306,6 +323,8 @@ moert_status moert_exchange_begin_plan(moert_exchange *exchange, const moert_exc
     planner->message_words = words;
     if (local != MOERT_OK)
         return local;
+    if (slots->placement == NULL)
+        MOERT_TRY(place(planner, ranks));
     MOERT_TRY(reserve(exchange, planner));
     return count(exchange, planner);
 }

@@ -5,13 +5,20 @@
 
 #include "base/memory.h"
 #include "exchange/internal.h"
+#include "plan/expert_map.h"
 
-/* Finds the runs of each rank's rows of each local expert in the window. */
+/* The rows from a rank for the expert in slot `slot` of all ranks. */
+static size_t rows_of(const moert_plan *plan, size_t rank, size_t slot) {
+    const uint32_t expert = plan->placement->expert[slot];
+    return expert != MOERT_NO_EXPERT ? plan->counts[rank * plan->experts + expert] : 0;
+}
+
+/* Finds the runs of each rank's rows of each local slot in the window. */
 static void find_window_runs(const moert_plan *plan, moert_mail_run *runs) {
     for (size_t i = 0; i < plan->local_experts; i++) {
         size_t row = i > 0 ? plan->ends[i - 1] : 0;
         for (size_t r = 0; r < plan->ranks; r++) {
-            const size_t rows = plan->counts[r * plan->experts + plan->first_expert + i];
+            const size_t rows = rows_of(plan, r, plan->placement->first[plan->rank] + i);
             runs[r * plan->local_experts + i] = (moert_mail_run){row, rows};
             row += rows;
         }
@@ -23,13 +30,13 @@ static void find_packed_runs(const moert_exchange_plan *plan, moert_mail_run *ru
     const moert_plan *p = plan->plan;
     size_t row = 0;
     for (size_t r = 0; r < p->ranks; r++) {
-        size_t first, count;
-        moert_plan_experts(p->experts, p->ranks, r, &first, &count);
+        const size_t first = p->placement->first[r],
+                     count = moert_expert_map_slots_of(p->placement, r);
         for (size_t c = 0; c < plan->chunks; c++) {
             const size_t begin = row;
             const size_t end = first + moert_exchange_part(count, c + 1, plan->chunks);
-            for (size_t e = first + moert_exchange_part(count, c, plan->chunks); e < end; e++)
-                row += p->counts[p->rank * p->experts + e];
+            for (size_t s = first + moert_exchange_part(count, c, plan->chunks); s < end; s++)
+                row += rows_of(p, p->rank, s);
             runs[r * plan->chunks + c] = (moert_mail_run){begin, row - begin};
         }
     }

@@ -89,6 +89,7 @@ typedef struct moert_model_config {
                                   or BF16 */
     moert_dispatch dispatch;
     moert_combine combine;
+    size_t expert_slots; /* of moert_layer_options; 0: contiguous blocks of experts */
     char *text; /* config.json as read, but of plain weights without prediction_layers, as a trained
                    model is saved */
 } moert_model_config;

@@ -57,6 +57,7 @@ static moert_status make_tensors(moert_block *block, const moert_block_shape *sh
     for (size_t i = 0; i < shape->count; i++) {
         block->tensor[i].elements = shape->elements[i];
         block->tensor[i].offset = block->floats;
+        block->tensor[i].parts = count_parts(shape, i);
         block->floats += moert_round_up(shape->elements[i], ALIGNMENT_FLOATS);
     }
     const size_t ranks = moert_comm_size(block->comm);

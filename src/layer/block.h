@@ -27,10 +27,12 @@
 #include "gemm/gemm.h"
 #include "moert/layer.h"
 #include "nn/nn.h"
+#include "plan/expert_map.h"
 #include "router/router.h"
 
 typedef struct moert_block_tensor {
     size_t elements, offset;         /* size and offset in floats; offsets are multiples of 128 */
+    size_t parts;                    /* tensors of the model's files that form it */
     moert_buffer *weight, *gradient; /* views of the block's buffers, or of the caller's */
     bool bound_weight;               /* the weight is the caller's (bind.c) */
     moert_buffer *bound_gradient;    /* a view of the caller's buffer, or NULL */
@@ -166,6 +168,8 @@ void moert_layer_give_bf16(moert_layer *layer, const moert_buffer *rows);
 /* From now on forward does not read the ends of batches to check them, which waits for the device.
  */
 void moert_layer_trust_batches(moert_layer *layer);
+/* Where the experts are; valid until moert_layer_place. */
+const moert_expert_map *moert_layer_placement(const moert_layer *layer);
 /* The router's results of a pass. */
 const moert_routing *moert_pass_routing(const moert_pass *pass);
 

@@ -15,7 +15,8 @@ static bool exceeds(size_t a, size_t b, size_t c) {
 }
 
 moert_status moert_layer_check_sizes(const moert_layer_options *o, size_t ranks) {
-    const size_t most = INT32_MAX, local = moert_ceil_div(o->router.experts, ranks);
+    const size_t most = INT32_MAX,
+                 local = moert_max(o->slots, moert_ceil_div(o->router.experts, ranks));
     const struct {
         const char *name;
         size_t value, most;
@@ -26,6 +27,11 @@ moert_status moert_layer_check_sizes(const moert_layer_options *o, size_t ranks)
         if (sizes[i].value > sizes[i].most)
             return MOERT_FAIL(ERROR_USAGE, "%s of a layer is %zu; at most %zu", sizes[i].name,
                               sizes[i].value, sizes[i].most);
+    if (o->slots > 0 && (o->slots < local || o->slots > o->router.experts))
+        return MOERT_FAIL(ERROR_USAGE,
+                          "slots of a layer is %zu; %zu experts on %zu ranks need %zu "
+                          "to %zu",
+                          o->slots, o->router.experts, ranks, local, o->router.experts);
     if (exceeds(o->router.experts, o->hidden, 1) || exceeds(2 * o->intermediate, o->hidden, local))
         return MOERT_FAIL(ERROR_USAGE,
                           "a layer of hidden size %zu and intermediate size %zu with %zu experts a "
@@ -61,11 +67,10 @@ moert_status moert_layer_check_sizes(const moert_layer_options *o, size_t ranks)
     X("%d", dispatch)                                                                              \
     X("%d", combine)                                                                               \
     X("%d", external_routing)                                                                      \
-    X("%d", shared_gate)
+    X("%d", shared_gate)                                                                           \
+    X("%zu", slots)
 
-_Static_assert(sizeof(moert_layer_options) ==
-                   (offsetof(moert_layer_options, shared_gate) + sizeof(size_t)) / sizeof(size_t) *
-                       sizeof(size_t),
+_Static_assert(sizeof(moert_layer_options) == offsetof(moert_layer_options, slots) + sizeof(size_t),
                "OPTION_TABLE lists all fields up to the last one, named here");
 
 static void print_options(const void *options, FILE *file) {

@@ -132,10 +132,13 @@ static moert_status deliver(moert_pass *pass, moert_status status, const moert_b
     moert_mesh *mesh = layer->mesh;
     const moert_router_options *router = &layer->options.router;
     const moert_buffer *wire_rows = NULL;
-    status = moert_exchange_begin_plan(
-        mesh->exchange,
-        &(moert_exchange_slots){pass->index, pass->batch.tokens, router->topk, router->experts},
-        status);
+    status = moert_exchange_begin_plan(mesh->exchange,
+                                       &(moert_exchange_slots){.index = pass->index,
+                                                               .tokens = pass->batch.tokens,
+                                                               .topk = router->topk,
+                                                               .experts = router->experts,
+                                                               .placement = layer->placement},
+                                       status);
     if (status == MOERT_OK) /* the device packs rows while the host makes the plan */
         status = moert_wire_pack(pass, x, &wire_rows);
     MOERT_TRY(moert_exchange_end_plan(mesh->exchange, status, &pass->plan));

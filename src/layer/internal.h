@@ -32,7 +32,8 @@ typedef struct moert_rounded {
 struct moert_layer {
     moert_mesh *mesh;
     moert_layer_options options;
-    size_t first_expert, local_experts;
+    moert_expert_map *placement;
+    size_t first_expert, local_experts; /* of the contiguous placement; L */
     moert_block *block[BLOCKS];
     moert_rounded rounded[BLOCKS];
     bool weights_changed;     /* the weights changed since `rounded` was computed */

@@ -61,6 +61,7 @@ moert_layer_shapes moert_layer_shapes_of(const moert_layer_options *o, size_t lo
         .count = {DENSE_TENSORS, EXPERT_TENSORS, EXPERT_TENSORS}};
 }
 
+/* Creates the blocks of a layer that has its placement. */
 static moert_status create_parts(moert_layer *layer) {
     static const char *const what[BLOCKS] = {
         "the router and the shared experts of a layer",
@@ -68,6 +69,10 @@ static moert_status create_parts(moert_layer *layer) {
         "the second projection of all experts of a rank in one layer"};
     const moert_layer_options *o = &layer->options;
     const moert_mesh *mesh = layer->mesh;
+    const size_t ranks = moert_comm_size(mesh->experts), rank = moert_comm_rank(mesh->experts);
+    size_t count;
+    moert_plan_experts(o->router.experts, ranks, rank, &layer->first_expert, &count);
+    layer->local_experts = moert_expert_map_slots_of(layer->placement, rank);
     const moert_layer_shapes shapes = moert_layer_shapes_of(o, layer->local_experts);
     for (int b = 0; b < BLOCKS; b++) {
         const bool dense = b == BLOCK_DENSE;
@@ -96,9 +101,11 @@ moert_status moert_layer_create(moert_mesh *mesh, const moert_layer_options *opt
     made->mesh = mesh;
     made->options = taken;
     made->weights_changed = true;
-    moert_plan_experts(taken.router.experts, moert_comm_size(mesh->experts),
-                       moert_comm_rank(mesh->experts), &made->first_expert, &made->local_experts);
-    MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, create_parts(made)));
+    status = moert_expert_map_create(taken.router.experts, moert_comm_size(mesh->experts),
+                                     taken.slots, &made->placement);
+    if (status == MOERT_OK)
+        status = create_parts(made);
+    MOERT_TRY_OR(fail, moert_comm_agree(mesh->world, status));
     *layer = made;
     return MOERT_OK;
 fail:
@@ -111,6 +118,7 @@ void moert_layer_destroy(moert_layer *layer) {
         return;
     moert_pass_free_all(layer);
     moert_precision_free(layer);
+    moert_expert_map_destroy(layer->placement);
     for (int i = 0; i < BLOCKS; i++)
         moert_block_destroy(layer->block[i]);
     free(layer);
@@ -196,6 +204,44 @@ size_t moert_layer_local_experts(const moert_layer *layer) {
     return layer != NULL ? layer->local_experts : 0;
 }
 
+/* ---- placement ---- */
+
+static void print_placement(const void *object, FILE *file) {
+    const moert_expert_map *placement = object;
+    const size_t slots = moert_expert_map_slots(placement);
+    for (size_t i = 0; i < slots; i++)
+        fprintf(file, "expert[%zu]=%u%c", i, placement->expert[i], 0);
+}
+
+static moert_status place(moert_layer *layer, const uint32_t *expert) {
+    MOERT_REQUIRE(expert);
+    if (layer->options.slots == 0)
+        return MOERT_FAIL(ERROR_USAGE, "moert_layer_place: the layer was created without slots");
+    for (size_t i = 0; i < layer->pass_count; i++)
+        if (layer->passes[i]->in_use)
+            return MOERT_FAIL(ERROR_USAGE, "moert_layer_place: a pass of the layer is alive");
+    return moert_expert_map_assign(layer->placement, expert);
+}
+
+moert_status moert_layer_place(moert_layer *layer, const uint32_t *expert) {
+    MOERT_REQUIRE(layer);
+    MOERT_TRY(moert_comm_agree(layer->mesh->world, place(layer, expert)));
+    moert_layer_weights_changed(layer);
+    return moert_comm_compare(layer->mesh->world, print_placement, layer->placement,
+                              MOERT_ERROR_USAGE, "all ranks must place the experts alike");
+}
+
+const moert_expert_map *moert_layer_placement(const moert_layer *layer) {
+    return layer->placement;
+}
+
+uint32_t moert_layer_expert(const moert_layer *layer, size_t slot) {
+    if (layer == NULL || slot >= layer->local_experts)
+        return MOERT_LAYER_NO_EXPERT;
+    return layer->placement
+        ->expert[layer->placement->first[moert_comm_rank(layer->mesh->experts)] + slot];
+}
+
 /* ---- initial weights ---- */
 
 enum { PIECE = 1 << 22 }; /* floats that are drawn at once */
@@ -227,11 +273,13 @@ moert_status moert_layer_initialize(moert_layer *layer, uint64_t seed, double de
         moert_layer_tensor which = matrices[m];
         moert_buffer *weight = moert_layer_weight(layer, which);
         bool of_expert = which == MOERT_LAYER_W1 || which == MOERT_LAYER_W2;
-        size_t pieces = of_expert ? layer->local_experts : 1,
-               first = of_expert ? layer->first_expert : 0;
+        size_t pieces = of_expert ? layer->local_experts : 1;
         size_t elements = weight != NULL ? moert_buffer_bytes(weight) / sizeof(float) / pieces : 0;
         for (size_t i = 0; i < pieces && elements > 0; i++) {
-            uint64_t stream = (uint64_t)which << 32 | (first + i);
+            const uint32_t expert = of_expert ? moert_layer_expert(layer, i) : 0;
+            if (of_expert && expert == MOERT_LAYER_NO_EXPERT)
+                continue;
+            const uint64_t stream = (uint64_t)which << 32 | expert;
             MOERT_TRY(fill(weight, i * elements, elements, seed, stream, deviation));
         }
     }

@@ -115,10 +115,12 @@ moert_status moert_route_create(moert_mesh *mesh, const moert_route_options *opt
     made->tokens = o.tokens;
     made->topk = o.topk;
     made->padded = o.row_multiple > 1;
-    MOERT_TRY_OR(fail,
-                 moert_exchange_make_plan(
-                     mesh->exchange, &(moert_exchange_slots){o.index, o.tokens, o.topk, o.experts},
-                     MOERT_OK, &made->plan));
+    MOERT_TRY_OR(fail, moert_exchange_make_plan(mesh->exchange,
+                                                &(moert_exchange_slots){.index = o.index,
+                                                                        .tokens = o.tokens,
+                                                                        .topk = o.topk,
+                                                                        .experts = o.experts},
+                                                MOERT_OK, &made->plan));
     MOERT_TRY_OR(fail, moert_comm_agree(comm, write_ends(made, moert_max(o.row_multiple, 1))));
     *route = made;
     return MOERT_OK;

@@ -22,6 +22,7 @@ moert_layer_options moert_layer_options_of(const moert_model_config *config) {
     options.dense = config->dense;
     options.dispatch = config->dispatch;
     options.combine = config->combine;
+    options.slots = config->expert_slots;
     return options;
 }
 

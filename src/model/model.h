@@ -66,7 +66,7 @@ typedef struct moert_model_tensor {
     moert_initial initial;
     size_t owner;       /* rank of the EP group that holds the tensor, when not replicated */
     moert_block *block; /* NULL if only another rank holds it */
-    size_t offset;      /* offset in floats from the block's start */
+    size_t offset;      /* offset in floats from the start of its owner's block */
 } moert_model_tensor;
 
 size_t moert_model_tensor_count(const moert_model *model);
@@ -80,6 +80,13 @@ typedef struct moert_model_range {
 /* The elements of a tensor in this rank's shard of its block. This rank has their complete gradient
  * and optimizer state, and writes them to files. */
 moert_model_range moert_model_shard(const moert_model_tensor *tensor);
+
+/*
+ * Where the experts of MoE layer `layer` are, and moving them: moert_layer_place. The caller moves
+ * weights and states. Afterwards the tensors have other owners and offsets, in the same order.
+ */
+const moert_expert_map *moert_model_placement(const moert_model *model, size_t layer);
+moert_status moert_model_place(moert_model *model, size_t layer, const uint32_t *expert);
 
 /* All blocks, in a fixed order. */
 size_t moert_model_block_count(const moert_model *model);

@@ -88,10 +88,17 @@ static void add_dense(moert_model *model, size_t index) {
     }
 }
 
-static void give_to_owner(const moert_model *model, moert_model_tensor *tensor, size_t expert) {
+/* Sets the place of a tensor of one expert: the expert's part of tensor `index` of a block of the
+ * layer, in which a slot has `stride` floats. */
+static void give_to_owner(const moert_model *model, moert_layer *moe, size_t expert,
+                          moert_block *block, size_t index, size_t stride,
+                          moert_model_tensor *tensor) {
+    const moert_expert_map *placement = moert_layer_placement(moe);
     tensor->replicated = false;
-    tensor->owner = moert_plan_owner(model->config.router.experts,
-                                     moert_comm_size(model->mesh->experts), expert);
+    tensor->owner = placement->rank[expert];
+    tensor->offset = block->tensor[index].offset + placement->slot[expert] * stride;
+    if (tensor->owner == moert_comm_rank(model->mesh->experts))
+        tensor->block = block;
 }
 
 /* Adds one projection of one expert. The rank that owns the expert holds it in rows of W1 (gate,
@@ -100,16 +107,11 @@ static void add_expert(moert_model *model, size_t index, size_t expert, moert_ex
     const moert_model_config *c = &model->config;
     moert_layer *moe = model->layer[index].moe;
     bool down = part == MOERT_EXPERT_DOWN;
-    size_t first = moert_layer_first_expert(moe), local = moert_layer_local_experts(moe);
     moert_model_tensor *tensor = down ? add(model, 2, c->hidden, c->intermediate)
                                       : add(model, 2, c->intermediate, c->hidden);
     moert_expert_tensor_name(c, index, expert, part, tensor->name, sizeof tensor->name);
-    give_to_owner(model, tensor, expert);
-    if (expert < first || expert >= first + local)
-        return;
-    tensor->block = moert_layer_block(moe, down ? 2 : 1);
-    tensor->offset =
-        tensor->block->tensor[0].offset + (expert - first) * tensor->elements * (down ? 1 : 2);
+    give_to_owner(model, moe, expert, moert_layer_block(moe, down ? 2 : 1), 0,
+                  tensor->elements * (down ? 1 : 2), tensor);
     if (part == MOERT_EXPERT_UP)
         tensor->offset += tensor->elements;
 }
@@ -119,7 +121,6 @@ static void add_fused(moert_model *model, size_t index, const moert_fused_tensor
     const size_t experts = model->config.router.experts, rows = fused->rows,
                  columns = fused->columns;
     moert_layer *moe = model->layer[index].moe;
-    const size_t first = moert_layer_first_expert(moe), local = moert_layer_local_experts(moe);
     const bool in = fused->which == MOERT_LAYER_W1 || fused->which == MOERT_LAYER_B1;
     for (size_t e = 0; e < experts; e++) {
         moert_model_tensor *tensor = &model->tensor[model->tensor_count++];
@@ -133,12 +134,8 @@ static void add_fused(moert_model *model, size_t index, const moert_fused_tensor
         moert_moe_tensor_name(&model->config, index, fused->suffix, tensor->name,
                               sizeof tensor->name);
         tensor->file_first = e * tensor->elements;
-        give_to_owner(model, tensor, e);
-        if (e < first || e >= first + local)
-            continue;
-        tensor->block = moert_layer_block(moe, in ? 1 : 2);
-        tensor->offset = tensor->block->tensor[rows > 0 ? 0 : 1].offset + /* weight, bias */
-                         (e - first) * tensor->elements;
+        give_to_owner(model, moe, e, moert_layer_block(moe, in ? 1 : 2), rows > 0 ? 0 : 1,
+                      tensor->elements, tensor); /* weight or bias */
     }
 }
 
@@ -158,6 +155,7 @@ static void add_experts(moert_model *model, size_t index) {
 
 /* Numbers the tensors of the files. */
 static void number_files(moert_model *model) {
+    model->file_tensor_count = 0;
     for (size_t i = 0; i < model->tensor_count; i++) {
         moert_model_tensor *tensor = &model->tensor[i];
         model->file_tensor_count += tensor->file_first == 0; /* the first part of another one */
@@ -194,11 +192,9 @@ static void add_router(moert_model *model, size_t index) {
     }
 }
 
-moert_status moert_model_list_tensors(moert_model *model) {
+static void fill_tensors(moert_model *model) {
     const moert_model_config *c = &model->config;
-    MOERT_TRY(MOERT_NEW_ARRAY(&model->tensor,
-                              OUTER_TENSORS + c->layers * (MOERT_ATTENTION_MOST + 8 +
-                                                           MOERT_FUSED_MOST * c->router.experts)));
+    model->tensor_count = 0;
     add_outer(model, OUTER_EMBED, "model.embed_tokens.weight", c->vocabulary);
     for (size_t i = 0; i < c->layers; i++) {
         add_attention(model, i);
@@ -212,6 +208,27 @@ moert_status moert_model_list_tensors(moert_model *model) {
     add_outer(model, OUTER_NORM, "model.norm.weight", 0);
     add_outer(model, OUTER_HEAD, "lm_head.weight", c->vocabulary);
     number_files(model);
+}
+
+moert_status moert_model_list_tensors(moert_model *model) {
+    const moert_model_config *c = &model->config;
+    MOERT_TRY(MOERT_NEW_ARRAY(&model->tensor,
+                              OUTER_TENSORS + c->layers * (MOERT_ATTENTION_MOST + 8 +
+                                                           MOERT_FUSED_MOST * c->router.experts)));
+    fill_tensors(model);
+    return MOERT_OK;
+}
+
+const moert_expert_map *moert_model_placement(const moert_model *model, size_t layer) {
+    return moert_layer_placement(model->moe[layer]->moe);
+}
+
+moert_status moert_model_place(moert_model *model, size_t layer, const uint32_t *expert) {
+    moert_model_layer *moe = model->moe[layer];
+    moert_pass_destroy(moe->pass);
+    moe->pass = NULL;
+    MOERT_TRY(moert_layer_place(moe->moe, expert));
+    fill_tensors(model);
     return MOERT_OK;
 }
 

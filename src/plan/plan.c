@@ -8,28 +8,9 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "plan/expert_map.h"
 
 enum { NOT_FINITE = -2, DROPPED = -1 };
-
-void moert_plan_experts(size_t experts, size_t ranks, size_t rank, size_t *first, size_t *count) {
-    if (rank >= ranks) { /* no such rank, no experts */
-        *first = experts;
-        *count = 0;
-        return;
-    }
-    size_t least = experts / ranks, larger = experts % ranks;
-    *first = rank * least + moert_min(rank, larger);
-    *count = least + (rank < larger ? 1 : 0);
-}
-
-size_t moert_plan_owner(size_t experts, size_t ranks, size_t expert) {
-    if (expert >= experts || ranks == 0)
-        return ranks;
-    size_t least = experts / ranks, larger = experts % ranks;
-    if (expert < larger * (least + 1))
-        return expert / (least + 1);
-    return larger + (expert - larger * (least + 1)) / least;
-}
 
 /* Checks a slot's expert. last_token[E] holds 1 + the last token that chose the expert. */
 static moert_status check_slot(int32_t expert, size_t token, size_t slot, size_t experts,
@@ -80,17 +61,18 @@ typedef struct moert_lane {
 } moert_lane;
 
 /*
- * Walks over the experts in order, owner by owner. Computes totals, ends, the sums per rank, and
- * the lane of each expert from plan->counts[ranks,E].
+ * Walks over the ranks' slots in order. Computes totals, ends, the sums per rank, and the lane of
+ * each expert from plan->counts[ranks,E].
  */
 static moert_status lay_out(moert_plan *plan, moert_lane *lanes) {
+    const moert_expert_map *placement = plan->placement;
     uint64_t position = 0;
     for (size_t owner = 0; owner < plan->ranks; owner++) {
-        size_t first, count;
+        const uint32_t *expert = placement->expert + placement->first[owner];
         uint64_t rows = 0;
-        moert_plan_experts(plan->experts, plan->ranks, owner, &first, &count);
-        for (size_t e = first; e < first + count; e++) {
-            for (size_t r = 0; r < plan->ranks; r++) {
+        for (size_t s = 0; s < moert_expert_map_slots_of(placement, owner); s++) {
+            const size_t e = expert[s];
+            for (size_t r = 0; e != MOERT_NO_EXPERT && r < plan->ranks; r++) {
                 uint64_t part = plan->counts[r * plan->experts + e];
                 if (r == plan->rank) {
                     lanes[e] = (moert_lane){(uint32_t)owner, rows, position, part};
@@ -103,7 +85,7 @@ static moert_status lay_out(moert_plan *plan, moert_lane *lanes) {
                 rows += part;
             }
             if (owner == plan->rank)
-                plan->ends[e - first] = (uint32_t)rows;
+                plan->ends[s] = (uint32_t)rows;
         }
         if (rows >= UINT32_MAX)
             return MOERT_FAIL(ERROR_UNSUPPORTED,
@@ -156,24 +138,24 @@ static moert_status check_shape(const moert_plan_shape *shape) {
     return MOERT_OK;
 }
 
-moert_status moert_plan_create(const moert_plan_shape *shape, const int32_t *index,
-                               const uint64_t *counts, moert_plan **plan) {
-    MOERT_REQUIRE(shape);
-    MOERT_REQUIRE(counts);
-    MOERT_REQUIRE(plan);
-    MOERT_TRY(check_shape(shape));
+moert_status moert_plan_create_placed(const moert_plan_shape *shape,
+                                      const moert_expert_map *placement, const int32_t *index,
+                                      const uint64_t *counts, moert_plan **plan) {
     const size_t experts = shape->experts, ranks = shape->ranks;
     moert_plan *made;
     moert_lane *lanes;
     moert_status status;
+    size_t count;
     MOERT_TRY(moert_alloc(&lanes, experts, sizeof *lanes));
     MOERT_TRY_OR(free_lanes, MOERT_NEW(&made));
     *made = (moert_plan){.experts = experts,
                          .ranks = ranks,
                          .rank = shape->rank,
                          .tokens = shape->tokens,
-                         .topk = shape->topk};
-    moert_plan_experts(experts, ranks, shape->rank, &made->first_expert, &made->local_experts);
+                         .topk = shape->topk,
+                         .local_experts = moert_expert_map_slots_of(placement, shape->rank)};
+    moert_plan_experts(experts, ranks, shape->rank, &made->first_expert, &count);
+    MOERT_TRY_OR(destroy_plan, moert_expert_map_copy(placement, &made->placement));
     MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->counts, ranks * experts));
     MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->expert_counts, experts));
     MOERT_TRY_OR(destroy_plan, MOERT_NEW_ARRAY(&made->ends, made->local_experts));
@@ -198,9 +180,23 @@ free_lanes:
     return status;
 }
 
+moert_status moert_plan_create(const moert_plan_shape *shape, const int32_t *index,
+                               const uint64_t *counts, moert_plan **plan) {
+    moert_expert_map *placement;
+    MOERT_REQUIRE(shape);
+    MOERT_REQUIRE(counts);
+    MOERT_REQUIRE(plan);
+    MOERT_TRY(check_shape(shape));
+    MOERT_TRY(moert_expert_map_create(shape->experts, shape->ranks, 0, &placement));
+    const moert_status status = moert_plan_create_placed(shape, placement, index, counts, plan);
+    moert_expert_map_destroy(placement);
+    return status;
+}
+
 void moert_plan_destroy(moert_plan *plan) {
     if (plan == NULL)
         return;
+    moert_expert_map_destroy(plan->placement);
     MOERT_FREE(plan->counts, plan->expert_counts, plan->ends, plan->slot_rank, plan->slot_row,
                plan->slot_position, plan->send_rows, plan->receive_rows, plan);
 }

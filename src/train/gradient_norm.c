@@ -9,10 +9,13 @@
 #include "base/phase.h"
 #include "nn/nn.h"
 
+#define NO_TENSOR SIZE_MAX
+
 struct moert_gradient_norm {
     moert_model *model;
     moert_squares *squares;
-    size_t *tensor; /* [held] tensors of the model that this rank holds, block after block */
+    size_t *tensor; /* [held] tensors of the model that this rank holds, block after block, or
+                       NO_TENSOR */
     size_t held;
     size_t *first_chunk;          /* [blocks + 1] */
     double *chunk_sum;            /* [chunks] */
@@ -21,19 +24,61 @@ struct moert_gradient_norm {
     double *held_sum, *sum, *all; /* [held], [tensors], [EP][tensors] */
 };
 
-static moert_status list_tensors(moert_gradient_norm *norm, moert_square_span *span) {
+/* The place of a block's part in the table of tensors: `tensor` holds it, if any does. */
+typedef struct held_part {
+    size_t offset, tensor;
+} held_part;
+
+static int compare_offsets(const void *left, const void *right) {
+    const held_part *a = left, *b = right;
+    return (a->offset > b->offset) - (a->offset < b->offset);
+}
+
+/* parts[...] = the model's tensors in a block, in the order of the block; returns their number. */
+static size_t find_parts(const moert_gradient_norm *norm, const moert_block *block,
+                         held_part *parts) {
     const moert_model_tensor *tensor = moert_model_tensors(norm->model);
-    const size_t count = moert_model_tensor_count(norm->model);
+    size_t count = 0;
+    for (size_t i = 0; i < moert_model_tensor_count(norm->model); i++)
+        if (tensor[i].block == block)
+            parts[count++] = (held_part){tensor[i].offset, i};
+    qsort(parts, count, sizeof *parts, compare_offsets);
+    return count;
+}
+
+/* Adds the parts of a block to `span`. Slots without an expert have parts, too, but no tensor. */
+static void list_block(moert_gradient_norm *norm, const moert_block *block, held_part *parts,
+                       moert_square_span *span) {
+    const size_t count = find_parts(norm, block, parts);
+    size_t next = 0;
+    for (size_t i = 0; i < block->count; i++) {
+        const moert_block_tensor *whole = &block->tensor[i];
+        const size_t elements = whole->elements / whole->parts;
+        for (size_t p = 0; elements > 0 && p < whole->parts; p++) {
+            const size_t offset = whole->offset + p * elements;
+            const bool held = next < count && parts[next].offset == offset;
+            span[norm->held] = (moert_square_span){block->gradient, offset, elements};
+            norm->tensor[norm->held++] = held ? parts[next++].tensor : NO_TENSOR;
+        }
+    }
+}
+
+/* The parts of all blocks. */
+static size_t count_parts(const moert_model *model) {
+    size_t parts = 0;
+    for (size_t b = 0; b < moert_model_block_count(model); b++)
+        for (size_t i = 0; i < moert_model_block(model, b)->count; i++)
+            parts += moert_model_block(model, b)->tensor[i].parts;
+    return parts;
+}
+
+static moert_status list_tensors(moert_gradient_norm *norm, held_part *parts,
+                                 moert_square_span *span) {
     const size_t blocks = moert_model_block_count(norm->model);
     for (size_t b = 0; b < blocks; b++) {
         const moert_block *block = moert_model_block(norm->model, b);
         norm->first_chunk[b + 1] = norm->first_chunk[b] + block->chunks;
-        for (size_t i = 0; i < count; i++)
-            if (tensor[i].block == block) {
-                span[norm->held] =
-                    (moert_square_span){block->gradient, tensor[i].offset, tensor[i].elements};
-                norm->tensor[norm->held++] = i;
-            }
+        list_block(norm, block, parts, span);
     }
     MOERT_TRY(moert_squares_create(moert_model_mesh(norm->model)->device, span, norm->held,
                                    &norm->squares));
@@ -46,13 +91,16 @@ static moert_status list_tensors(moert_gradient_norm *norm, moert_square_span *s
 
 static moert_status prepare(moert_gradient_norm *norm) {
     const moert_mesh *mesh = moert_model_mesh(norm->model);
-    const size_t count = moert_model_tensor_count(norm->model);
+    const size_t count = moert_model_tensor_count(norm->model), held = count_parts(norm->model);
     moert_square_span *span;
-    MOERT_TRY(MOERT_NEW_ARRAY(&norm->tensor, count));
+    held_part *parts = NULL;
+    MOERT_TRY(MOERT_NEW_ARRAY(&norm->tensor, held));
     MOERT_TRY(MOERT_NEW_ARRAY(&norm->first_chunk, moert_model_block_count(norm->model) + 1));
-    MOERT_TRY(MOERT_NEW_ARRAY(&span, count));
-    const moert_status status = list_tensors(norm, span);
-    free(span);
+    MOERT_TRY(MOERT_NEW_ARRAY(&span, held));
+    moert_status status = MOERT_NEW_ARRAY(&parts, count);
+    if (status == MOERT_OK)
+        status = list_tensors(norm, parts, span);
+    MOERT_FREE(parts, span);
     MOERT_TRY(status);
     const size_t chunks = moert_squares_chunks(norm->squares);
     MOERT_TRY(MOERT_NEW_ARRAY(&norm->chunk_sum, chunks));
@@ -162,7 +210,8 @@ moert_status moert_gradient_norm_take(moert_gradient_norm *norm, double *value) 
     moert_phase_set(MOERT_PHASE_GRADIENT_NORM);
     MOERT_TRY(sum_held(norm));
     for (size_t i = 0; i < norm->held; i++)
-        norm->sum[norm->tensor[i]] = norm->held_sum[i];
+        if (norm->tensor[i] != NO_TENSOR)
+            norm->sum[norm->tensor[i]] = norm->held_sum[i];
     MOERT_TRY(gather_experts(norm));
     for (size_t i = 0; i < moert_model_tensor_count(norm->model); i++)
         sum += norm->sum[i];

@@ -50,22 +50,29 @@ void moert_optimizer_destroy(moert_optimizer *optimizer) {
     free(optimizer);
 }
 
-const moert_moments *moert_optimizer_moments(const moert_optimizer *optimizer,
-                                             const moert_model_tensor *tensor, size_t *at) {
-    size_t index = 0, first;
-    while (moert_model_block(optimizer->model, index) != tensor->block)
+const moert_moments *moert_optimizer_moments_of(const moert_optimizer *optimizer,
+                                                const moert_block *block) {
+    size_t index = 0;
+    while (moert_model_block(optimizer->model, index) != block)
         index++;
-    moert_block_shard(tensor->block, &first);
-    *at = tensor->offset + moert_model_shard(tensor).first - first;
     return &optimizer->moments[index];
 }
 
+const moert_moments *moert_optimizer_moments(const moert_optimizer *optimizer,
+                                             const moert_model_tensor *tensor, size_t *at) {
+    size_t first;
+    moert_block_shard(tensor->block, &first);
+    *at = tensor->offset + moert_model_shard(tensor).first - first;
+    return moert_optimizer_moments_of(optimizer, tensor->block);
+}
+
 /* Whether a tensor of a block has weight decay. Matrices of the model have it; with decay_all, all
- * tensors do. A tensor of several of the model's is as the first of them. */
+ * tensors do. All tensors of the model that form one of the block are alike. */
 static bool decays(const moert_optimizer *optimizer, const moert_block *block, size_t index) {
     const moert_model_tensor *tensor = moert_model_tensors(optimizer->model);
     for (size_t i = 0; i < moert_model_tensor_count(optimizer->model); i++)
-        if (tensor[i].block == block && tensor[i].offset == block->tensor[index].offset)
+        if (tensor[i].block == block &&
+            tensor[i].offset - block->tensor[index].offset < block->tensor[index].elements)
             return !tensor[i].is_fixed && (optimizer->options.decay_all || tensor[i].is_matrix);
     return optimizer->options.decay_all;
 }

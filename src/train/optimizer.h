@@ -37,6 +37,9 @@ void moert_optimizer_destroy(moert_optimizer *optimizer);
 moert_status moert_optimizer_step(moert_optimizer *optimizer, double rate, double norm,
                                   uint64_t step);
 
+/* The moments of this rank's shard of a block of the model. */
+const moert_moments *moert_optimizer_moments_of(const moert_optimizer *optimizer,
+                                                const moert_block *block);
 /* The moments of a tensor's block; *at = the offset, in the moments, of the elements that
  * moert_model_shard gives for the tensor. */
 const moert_moments *moert_optimizer_moments(const moert_optimizer *optimizer,

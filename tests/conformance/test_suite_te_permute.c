@@ -86,8 +86,10 @@ static void open_trip(const row *r, moert_exchange *exchange, trip *t) {
     ASSERT_OK(moert_window_create(exchange, r->width, &t->window));
     ASSERT_OK(moert_window_create(exchange, 1, &t->slot_window));
     ASSERT_OK(moert_exchange_make_plan(
-        exchange, &(moert_exchange_slots){index, r->tokens, r->topk, r->experts}, MOERT_OK,
-        &t->plan));
+        exchange,
+        &(moert_exchange_slots){
+            .index = index, .tokens = r->tokens, .topk = r->topk, .experts = r->experts},
+        MOERT_OK, &t->plan));
     t->stride = moert_window_stride(t->window);
     assert_int_equal(t->plan->plan->rows, t->used);
     assert_memory_equal(t->plan->plan->ends, t->ends, r->experts * sizeof *t->ends);

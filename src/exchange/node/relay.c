@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "plan/expert_map.h"
 
 /* ---- nodes ---- */
 
@@ -59,15 +60,14 @@ void moert_relay_map_destroy(moert_relay_map *relay_map) {
 }
 
 moert_status moert_relay_count(const moert_relay_map *relay_map, const int32_t *index,
-                               size_t tokens, size_t topk, size_t experts, uint64_t *rows) {
+                               size_t tokens, size_t topk, const uint32_t *owner, uint64_t *rows) {
     size_t *last; /* [nodes] 1 + the last token that has been counted */
     MOERT_TRY(MOERT_NEW_ARRAY(&last, relay_map->nodes));
     memset(rows, 0, relay_map->nodes * sizeof *rows);
     for (size_t s = 0; s < tokens * topk; s++) {
         if (index[s] < 0)
             continue;
-        const size_t owner = moert_plan_owner(experts, relay_map->ranks, (size_t)index[s]);
-        const size_t node = relay_map->node_of[owner], token = s / topk;
+        const size_t node = relay_map->node_of[owner[index[s]]], token = s / topk;
         rows[node] += last[node] != token + 1;
         last[node] = token + 1;
     }
@@ -128,8 +128,7 @@ static void count_rows(const moert_relay_map *relay_map, const moert_plan *plan,
         if (relay_map->serves[r]) {
             relay->receive_rows[r] = node_rows[r * stride + relay_map->node];
             for (size_t e = 0; e < plan->experts; e++)
-                if (relay_map->node_of[moert_plan_owner(plan->experts, plan->ranks, e)] ==
-                    relay_map->node)
+                if (relay_map->node_of[plan->placement->rank[e]] == relay_map->node)
                     relay->slots_relayed += plan->counts[r * plan->experts + e];
         }
         relay->rows_in += relay->receive_rows[r];

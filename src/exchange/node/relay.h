@@ -68,9 +68,10 @@ typedef struct moert_relay {
     moert_exchange_plan direct, relayed, summed;
 } moert_relay;
 
-/* rows[nodes] = the number of tokens of index, int32 [T,K], with slots on each node. */
+/* rows[nodes] = the number of tokens of index, int32 [T,K], with slots on each node. owner[E] are
+ * the ranks of the experts. */
 moert_status moert_relay_count(const moert_relay_map *relay_map, const int32_t *index,
-                               size_t tokens, size_t topk, size_t experts, uint64_t *rows);
+                               size_t tokens, size_t topk, const uint32_t *owner, uint64_t *rows);
 /*
  * Makes the routes of a plan that has its slots on the host. node_rows + r * stride are the
  * rows[nodes] of rank r, by moert_relay_count. With relay_map->presum a sum includes all slots of a

@@ -73,7 +73,7 @@ STRUCTS = {
         ("weight", "moert_buffer *", 64),
         ("token", "moert_buffer *", 72),
     ]),
-    "moert_layer_options": (144, {0:144, 32:64, 60:1, 66:128, 67:63, 72:1, 80:1, 88:2, 102:128, 103:127, 106:128, 107:63}, [
+    "moert_layer_options": (152, {0:152, 32:64, 60:1, 66:128, 67:63, 72:1, 80:1, 88:2, 102:128, 103:127, 106:128, 107:63}, [
         ("size", "size_t", 0),
         ("hidden", "size_t", 8),
         ("intermediate", "size_t", 16),
@@ -90,6 +90,7 @@ STRUCTS = {
         ("combine", "moert_combine", 132),
         ("external_routing", "bool", 136),
         ("shared_gate", "bool", 137),
+        ("slots", "size_t", 144),
     ]),
     "moert_layer_losses": (40, {0:40}, [
         ("size", "size_t", 0),
@@ -106,7 +107,7 @@ STRUCTS = {
         ("aux", "double", 24),
         ("z", "double", 32),
     ]),
-    "moert_plan": (136, {}, [
+    "moert_plan": (144, {}, [
         ("experts", "size_t", 0),
         ("ranks", "size_t", 8),
         ("rank", "size_t", 16),
@@ -124,6 +125,7 @@ STRUCTS = {
         ("slot_position", "uint32_t *", 112),
         ("send_rows", "size_t *", 120),
         ("receive_rows", "size_t *", 128),
+        ("placement", "moert_expert_map *", 136),
     ]),
     "moert_plan_shape": (40, {}, [
         ("experts", "size_t", 0),
@@ -452,11 +454,13 @@ FUNCTIONS = {
     "moert_layer_bind": ("moert_status", ["moert_layer *", "moert_layer_tensor", "moert_buffer *", "moert_buffer *"]),
     "moert_layer_create": ("moert_status", ["moert_mesh *", "moert_layer_options *", "moert_layer **"]),
     "moert_layer_destroy": ("void", ["moert_layer *"]),
+    "moert_layer_expert": ("uint32_t", ["moert_layer *", "size_t"]),
     "moert_layer_first_expert": ("size_t", ["moert_layer *"]),
     "moert_layer_forward": ("moert_status", ["moert_layer *", "moert_batch *", "moert_buffer *", "moert_buffer *", "moert_pass **"]),
     "moert_layer_gradient": ("moert_buffer *", ["moert_layer *", "moert_layer_tensor"]),
     "moert_layer_initialize": ("moert_status", ["moert_layer *", "uint64_t", "double"]),
     "moert_layer_local_experts": ("size_t", ["moert_layer *"]),
+    "moert_layer_place": ("moert_status", ["moert_layer *", "uint32_t *"]),
     "moert_layer_reduce": ("moert_status", ["moert_layer *", "bool"]),
     "moert_layer_weight": ("moert_buffer *", ["moert_layer *", "moert_layer_tensor"]),
     "moert_layer_weights_changed": ("void", ["moert_layer *"]),

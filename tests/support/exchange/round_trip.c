@@ -255,7 +255,8 @@ static moert_status poison(moert_window *window, trip *t) {
 
 moert_status trip_plan(const shape *c, const trip *t, moert_status local,
                        moert_exchange_plan **plan) {
-    const moert_exchange_slots slots = {t->index, c->tokens[test_rank], c->topk, c->experts};
+    const moert_exchange_slots slots = {
+        .index = t->index, .tokens = c->tokens[test_rank], .topk = c->topk, .experts = c->experts};
     return moert_exchange_make_plan(t->exchange, &slots, local, plan);
 }
 

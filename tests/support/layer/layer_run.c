@@ -1,6 +1,7 @@
 /* Runs a MoE layer over all ranks. */
 #include "support/layer/layer_run.h"
 
+#include "base/memory.h"
 #include "context/context.h"
 #include "support/test.h"
 
@@ -30,8 +31,10 @@ static void part_of(const layer_run *run, moert_layer_tensor which, size_t *firs
     *first = 0;
     *count = elements;
     if (oracle_layer_of_experts(which)) {
-        *first = moert_layer_first_expert(run->layer) * (elements / experts);
-        *count = moert_layer_local_experts(run->layer) * (elements / experts);
+        const size_t lowest = moert_layer_first_expert(run->layer);
+        *first = lowest * (elements / experts);
+        *count = moert_min(moert_layer_local_experts(run->layer), experts - lowest) *
+                 (elements / experts);
     }
 }
 

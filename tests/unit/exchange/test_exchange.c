@@ -162,7 +162,8 @@ static void test_the_device_places_slots_as_the_host_does(void **state) {
         moert_buffer *buffer = upload(index, slots * sizeof *index);
         moert_exchange_plan *made = NULL;
         moert_plan *want;
-        const moert_exchange_slots all = {buffer, tokens, topk, experts};
+        const moert_exchange_slots all = {
+            .index = buffer, .tokens = tokens, .topk = topk, .experts = experts};
         ASSERT_OK_ON_ALL(moert_exchange_make_plan(exchange, &all, MOERT_OK, &made));
         ASSERT_OK_ON_ALL(
             moert_plan_create(&(moert_plan_shape){experts, test_ranks, test_rank, tokens, topk},
@@ -185,8 +186,11 @@ static void test_a_plan_is_made_in_two_calls(void **state) {
     enum { T = 70, K = 2, E = 8 };
     moert_exchange *exchange = open_exchange(state);
     int32_t *index = random_index(T, K, E, 5 + test_rank);
-    const moert_exchange_slots slots = {upload(index, T * K * sizeof *index), T, K, E},
-                               one = {slots.index, 1, K, E};
+    const moert_exchange_slots slots = {.index = upload(index, T * K * sizeof *index),
+                                        .tokens = T,
+                                        .topk = K,
+                                        .experts = E},
+                               one = {.index = slots.index, .tokens = 1, .topk = K, .experts = E};
     moert_exchange_plan *made = NULL;
     uint32_t first[T * K][2], second[T * K][2];
     for (int round = 0; round < 2; round++) {
@@ -227,13 +231,19 @@ static void test_exchange_fails_alike_on_all_ranks_and_stays_usable(void **state
                         "token 0, slot 1: expert index 8 is outside -1..7");
     moert_status local = test_rank == 0 ? MOERT_FAIL(ERROR_IO, "the data ended early") : MOERT_OK;
     ASSERT_FAILS_ON_ALL(
-        moert_exchange_make_plan(exchange, &(moert_exchange_slots){t.index, 0, 2, 8}, local, &plan),
+        moert_exchange_make_plan(
+            exchange,
+            &(moert_exchange_slots){.index = t.index, .tokens = 0, .topk = 2, .experts = 8}, local,
+            &plan),
         MOERT_ERROR_IO, "the data ended early");
     if (test_ranks > 1)
-        ASSERT_FAILS_ON_ALL(moert_exchange_make_plan(
-                                exchange, &(moert_exchange_slots){t.index, 0, 2 + (size_t)last, 8},
-                                MOERT_OK, &plan),
-                            MOERT_ERROR_MISMATCH, "experts per token");
+        ASSERT_FAILS_ON_ALL(
+            moert_exchange_make_plan(
+                exchange,
+                &(moert_exchange_slots){
+                    .index = t.index, .tokens = 0, .topk = 2 + (size_t)last, .experts = 8},
+                MOERT_OK, &plan),
+            MOERT_ERROR_MISMATCH, "experts per token");
     assert_null(plan);
     ASSERT_OK_ON_ALL(trip_run(&c, &t));
     moert_transfer there = trip_there(&t, false), back = trip_back(&t, true, false);

@@ -180,6 +180,63 @@ TEST(test_deferred_wgrads_out_of_order_are_refused) {
     layer_run_close(&run);
 }
 
+/* ---- placements ---- */
+
+/* The placement of a layer with two slots more on each rank than it needs, if there are so many
+ * experts: contiguous blocks. */
+static moert_layer_options form_with_slots(void) {
+    moert_layer_options options = form();
+    const size_t experts = options.router.experts;
+    options.slots = moert_min(moert_ceil_div(experts, test_ranks) + 2, experts);
+    return options;
+}
+
+TEST(test_placements_are_checked) {
+    moert_layer_options options = form_with_slots();
+    const size_t slots = options.slots * test_ranks;
+    const oracle_layer oracle = oracle_layer_create(&options, LAYER_TOKENS);
+    layer_run run = layer_run_open(test_context, test_ranks, &oracle, false);
+    uint32_t expert[64], other[64];
+    assert_in_range(slots, options.router.experts, MOERT_COUNT(expert));
+    memcpy(expert, moert_layer_placement(run.layer)->expert, slots * sizeof *expert);
+    ASSERT_ON_ALL(moert_layer_expert(run.layer, 0) == expert[test_rank * options.slots]);
+    ASSERT_ON_ALL(moert_layer_expert(run.layer, options.slots) == MOERT_LAYER_NO_EXPERT);
+    memcpy(other, expert, sizeof other);
+    other[1] = other[0];
+    ASSERT_FAILS_ON_ALL(moert_layer_place(run.layer, other), MOERT_ERROR_USAGE,
+                        "each has one slot");
+    other[1] = MOERT_LAYER_NO_EXPERT;
+    ASSERT_FAILS_ON_ALL(moert_layer_place(run.layer, other), MOERT_ERROR_USAGE, "has slots for");
+    ASSERT_FAILS_ON_ALL(moert_layer_place(run.layer, NULL), MOERT_ERROR_USAGE, "expert is NULL");
+    moert_pass *pass = forward(&run);
+    ASSERT_FAILS_ON_ALL(moert_layer_place(run.layer, expert), MOERT_ERROR_USAGE, "is alive");
+    moert_pass_destroy(pass);
+    ASSERT_OK_ON_ALL(moert_layer_place(run.layer, expert));
+    if (test_ranks > 1 && test_rank == 1) {
+        expert[0] ^= expert[1];
+        expert[1] ^= expert[0];
+        expert[0] ^= expert[1];
+    }
+    if (test_ranks > 1)
+        ASSERT_FAILS_ON_ALL(moert_layer_place(run.layer, expert), MOERT_ERROR_USAGE,
+                            "all ranks must place the experts alike");
+    layer_run_close(&run);
+}
+
+TEST(test_slots_that_do_not_fit_are_refused) {
+    moert_mesh *mesh = open_mesh(0);
+    moert_layer_options options = form();
+    moert_layer *layer = NULL;
+    options.slots = options.router.experts + 1;
+    ASSERT_FAILS_ON_ALL(moert_layer_create(mesh, &options, &layer), MOERT_ERROR_USAGE,
+                        "slots of a layer is");
+    options.slots = 0;
+    ASSERT_OK_ON_ALL(moert_layer_create(mesh, &options, &layer));
+    const uint32_t expert[64] = {0};
+    ASSERT_FAILS_ON_ALL(moert_layer_place(layer, expert), MOERT_ERROR_USAGE, "without slots");
+    moert_layer_destroy(layer);
+}
+
 /* ---- buffers and batches ---- */
 
 TEST(test_gradients_that_overlap_inputs_are_refused) {
