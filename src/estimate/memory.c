@@ -83,12 +83,13 @@ static moert_memory_shape make_shape(const moert_memory_setting *setting, size_t
                             .length = setting->length,
                             .partial_floats =
                                 moert_block_partial_bytes(setting->device) / sizeof(float)};
-    size_t first, most;
-    moert_plan_experts(experts, setting->ep, place.member, &first, &s.experts);
+    size_t first, own, most;
+    moert_plan_experts(experts, setting->ep, place.member, &first, &own);
     moert_plan_experts(experts, setting->ep, 0, &first, &most);
     moert_model_partition(setting->batch, rank, setting->ranks, &s.first_sequence, &s.sequences);
     s.tokens = s.sequences * setting->length;
-    s.rows = moert_ceil_div(tokens * topk * s.experts, experts);
+    s.experts = c->expert_slots > 0 ? c->expert_slots : own;
+    s.rows = moert_ceil_div(tokens * topk * own, experts);
     s.largest_rows = moert_ceil_div(tokens * topk * most, experts);
     s.capacity_rows = tokens * moert_min(topk, most);
     s.attention = moert_attention_shape_of(c);

@@ -4,6 +4,7 @@
 #include "train/breakdown.h"
 #include "train/ledger.h"
 #include "train/loader.h"
+#include "train/rebalance.h"
 #include "train/trace.h"
 #include "train/trainer.h"
 
@@ -25,6 +26,9 @@ typedef struct moert_trainer {
     moert_trace *trace;        /* NULL unless options->trace is set */
     uint64_t
         *counts; /* [layers,E] slots of the step so far; NULL unless options->bias_rate is set */
+    moert_rebalance
+        *rebalance;         /* NULL unless options->rebalance_every is set and experts can move */
+    moert_rebalanced moved; /* for the next metrics row */
     moert_loader *loader;
     moert_loaded loaded;                 /* this rank's part of the step */
     size_t targets;                      /* of the step that count, over all ranks */

@@ -261,14 +261,27 @@ static json_t *expert_rows(const moert_ledger *l) {
     return layers;
 }
 
+static json_t *expert_ranks(const moert_ledger *l) {
+    json_t *layers = json_array();
+    for (size_t i = 0; i < l->layers; i++) {
+        const moert_expert_map *map = moert_model_placement(l->model, i);
+        json_t *row = json_array();
+        for (size_t e = 0; e < l->experts; e++)
+            json_array_append_new(row, json_integer((json_int_t)map->rank[e]));
+        json_array_append_new(layers, row);
+    }
+    return layers;
+}
+
 static moert_status write_ranks(const moert_ledger *l, const pair *all) {
     const moert_mesh *mesh = moert_model_mesh(l->model);
-    json_t *root = json_pack("{sI ss sI so so so so so}", "steps", (json_int_t)l->steps, "engine",
-                             moert_exchange_engine(mesh->exchange), "group",
+    json_t *root = json_pack("{sI ss sI so so so so so so}", "steps", (json_int_t)l->steps,
+                             "engine", moert_exchange_engine(mesh->exchange), "group",
                              (json_int_t)moert_comm_size(mesh->experts), "ranks", describe_ranks(l),
                              "waited_ms", matrix(l, &all->waited_ns, 1e-6), "dispatched_bytes",
                              matrix(l, &all->dispatched_bytes, 1.0), "combined_bytes",
-                             matrix(l, &all->combined_bytes, 1.0), "expert_rows", expert_rows(l));
+                             matrix(l, &all->combined_bytes, 1.0), "expert_rows", expert_rows(l),
+                             "expert_ranks", expert_ranks(l));
     const moert_status status = moert_json_write(l->ranks_path, root, FLAGS);
     json_decref(root);
     return status;

@@ -12,10 +12,11 @@
  *
  * profile-ranks.json is written at the end and has means over the steps:
  *   {"steps", "engine", "group", "ranks": [{"host", "node"}], "waited_ms": [[]],
- *    "dispatched_bytes": [[]], "combined_bytes": [[]], "expert_rows": [[]]}
+ *    "dispatched_bytes": [[]], "combined_bytes": [[]], "expert_rows": [[]], "expert_ranks": [[]]}
  * group: the number of ranks that share one set of experts, in consecutive blocks. waited_ms: the
  * time for which the row's rank waited for the column's. Bytes go from the row's rank to the
- * column's. expert_rows: [layer][expert].
+ * column's. expert_rows: [layer][expert]; expert_ranks: the rank of the group that holds the
+ * expert at the end.
  */
 #pragma once
 

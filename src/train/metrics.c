@@ -167,9 +167,12 @@ static size_t list_numbers(const moert_metrics_row *row, moert_scalar numbers[])
                {{"lr", row->lr}, true},
                {{"tokens_per_s", row->tokens_per_s}, true},
                {{"expert_load", row->expert_load}, true},
+               {{"rank_load", row->rank_load}, row->rank_load > 0.0},
                {{"heldout_loss", row->heldout_loss}, row->has_heldout},
                {{"save_held_s", row->save_held_s}, row->save_held_s > 0.0},
-               {{"save_s", row->save_s}, row->save_s > 0.0}};
+               {{"save_s", row->save_s}, row->save_s > 0.0},
+               {{"moved_experts", row->moved_experts}, row->moved_experts > 0.0},
+               {{"move_s", row->move_s}, row->moved_experts > 0.0}};
     _Static_assert(MOERT_COUNT(all) <= MOERT_EVENT_SCALARS, "numbers of a row");
     size_t count = 0;
     for (size_t i = 0; i < MOERT_COUNT(all); i++)

@@ -3,8 +3,9 @@
  * end. One rank uses it.
  *
  * A line of the file: {"step": 0, "loss": 5.5, "aux_loss": 2, "grad_norm": 1.2, "lr": 0.001,
- * "tokens_per_s": 81234, "expert_load": 1.3, "heldout_loss": 5.4, "save_held_s": 0.1,
- * "save_s": 2.5, "skipped": true}. The last four are present only in steps to which they apply.
+ * "tokens_per_s": 81234, "expert_load": 1.3, "rank_load": 1.1, "heldout_loss": 5.4,
+ * "save_held_s": 0.1, "save_s": 2.5, "moved_experts": 3, "move_s": 0.1, "skipped": true}. Those
+ * after expert_load are present only in runs and steps to which they apply.
  * Numbers have 17 digits; one that is not finite is null. The same numbers go to an event file of
  * TensorBoard, if there is a directory for it.
  */
@@ -31,7 +32,9 @@ typedef struct moert_metrics_options {
 typedef struct moert_metrics_row {
     uint64_t step;
     double loss, aux_loss, grad_norm, lr, tokens_per_s;
-    double expert_load; /* rows of the busiest expert / mean */
+    double expert_load;           /* rows of the busiest expert / mean */
+    double rank_load;             /* rows of the busiest rank / mean; 0: experts do not move */
+    double moved_experts, move_s; /* since the previous row, and for how long, or 0 */
     double save_held_s; /* time that the run has waited for saves since the previous row, or 0 */
     double save_s;      /* duration of the save that has ended since the previous row, or 0 */
     bool has_heldout;

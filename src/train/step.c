@@ -212,6 +212,7 @@ moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean,
         MOERT_TRY(moert_model_loss(t->model, &o->losses, factor, &result));
         moert_ledger_count(t->ledger);
         add_counts(t, i == 0);
+        moert_rebalance_count(t->rebalance, i == 0);
         MOERT_TRY(moert_model_backward(t->model, i, pieces));
         mean->cross_entropy += result.cross_entropy;
         mean->aux += result.aux * factor;

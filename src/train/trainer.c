@@ -86,6 +86,10 @@ static moert_status step(moert_trainer *t, bool *stopped) {
     row.loss = mean.cross_entropy;
     row.aux_loss = mean.aux;
     row.expert_load = mean.expert_load;
+    row.rank_load = t->rebalance != NULL ? moert_rebalance_load(t->rebalance) : 0.0;
+    row.moved_experts = (double)t->moved.experts;
+    row.move_s = t->moved.taken_s;
+    t->moved = (moert_rebalanced){0};
     row.save_held_s = t->held_s;
     row.save_s = t->save_s;
     t->held_s = t->save_s = 0.0;
@@ -114,7 +118,7 @@ static void report_save(moert_trainer *t, moert_status status) {
 
 /* Lets a save beside training go on, or waits for its end. If it fails, training goes on. */
 static void go_on_saving(moert_trainer *t, moert_status (*how)(moert_saver *)) {
-    if (!moert_saver_is_busy(t->saver))
+    if (t->saver == NULL || !moert_saver_is_busy(t->saver))
         return;
     const moert_status status = how(t->saver);
     if (status != MOERT_OK || !moert_saver_is_busy(t->saver))
@@ -158,6 +162,17 @@ static moert_status save(moert_trainer *t, bool last) {
     return status;
 }
 
+/* Moves experts after a step. A save in progress still has them in their old places. */
+static moert_status rebalance(moert_trainer *t) {
+    go_on_saving(t, moert_saver_wait);
+    MOERT_TRY(moert_rebalance_run(t->rebalance, &t->moved));
+    if (t->moved.experts > 0)
+        MOERT_INFO("%zu experts have moved in %.3f s; the busiest rank's rows / mean: %.3f, were "
+                   "%.3f",
+                   t->moved.experts, t->moved.taken_s, t->moved.after, t->moved.before);
+    return MOERT_OK;
+}
+
 static moert_status run_steps(moert_trainer *t, bool *interrupted) {
     const moert_trainer_options *o = t->options;
     while (t->state.step < o->steps && !*interrupted) {
@@ -165,10 +180,13 @@ static moert_status run_steps(moert_trainer *t, bool *interrupted) {
         if (!*interrupted)
             MOERT_TRY(moert_stop_asked(t->world, interrupted));
         const bool ends = t->state.step == o->steps;
+        if (t->rebalance != NULL && !*interrupted && !ends &&
+            due(o->rebalance_every, t->state.step, o->steps))
+            MOERT_TRY(rebalance(t));
         *interrupted &= !ends; /* the last step ends the run anyway */
+        go_on_saving(t, moert_saver_poll);
         if (t->saver == NULL)
             continue;
-        go_on_saving(t, moert_saver_poll);
         if (*interrupted || due(o->save_every, t->state.step, o->steps))
             MOERT_TRY(save(t, *interrupted || ends));
     }
@@ -226,6 +244,8 @@ static moert_status begin(moert_trainer *t) {
     MOERT_TRY(
         moert_comm_agree(t->world, moert_optimizer_create(t->model, &o->optimizer, &t->optimizer)));
     MOERT_TRY(moert_trainer_resume(t));
+    if (o->rebalance_every > 0 && moert_comm_size(moert_model_mesh(t->model)->experts) > 1)
+        MOERT_TRY(moert_comm_agree(t->world, moert_rebalance_create(t->optimizer, &t->rebalance)));
     if (t->checkpoints != NULL)
         MOERT_TRY(create_saver(t));
     if (o->profile)
@@ -263,6 +283,7 @@ done:
     char *message = moert_error_keep();
     moert_saver_destroy(t.saver);
     status = moert_error_first(message, status, moert_metrics_close(t.metrics));
+    moert_rebalance_destroy(t.rebalance);
     moert_optimizer_destroy(t.optimizer);
     moert_trace_destroy(t.trace);
     moert_ledger_destroy(t.ledger);

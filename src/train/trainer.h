@@ -29,6 +29,7 @@ typedef struct moert_trainer_options {
     double save_bytes_per_s; /* of all ranks, beside training; 0 = no limit */
     moert_keep keep;         /* checkpoints kept */
     double bias_rate;        /* of moert_model_update_correction after each step; 0 = fixed */
+    size_t rebalance_every;  /* steps between moves of experts (train/rebalance.h); 0 = none */
     size_t max_skipped;      /* stop after this many steps in a row with non-finite gradients */
     const char *out;         /* run directory (checkpoints/, model/), or NULL: nothing is saved */
     const char *save_dir;    /* directory of the checkpoints; NULL: OUT/checkpoints */

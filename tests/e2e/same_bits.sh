@@ -56,6 +56,13 @@ part invariant sequence-loss 6 "1 local" "2 window" "4 staged" -- --batch 6 --mi
 MOERT_PUSH=on part invariant qwen3 10 "1 local" "3 window" -- --batch 5 --form qwen3-moe --topk 3 --kv-heads 2 --experts 10
 part invariant gpt-oss 6 "1 local" "3 window" "4 staged" -- --batch 5 --form gpt-oss --kv-heads 2 --experts 6
 
+# experts that move between ranks, with checkpoints on the way
+for precision in f32 mxfp8; do
+    part invariant moving-$precision 10 "1 local" "2 window" "3 node" "4 staged" -- --batch 6 --micro-batches 2 --experts 10 --aux-coef 0 \
+        --rebalance 3 --spare-slots 2 --precision $precision
+done
+part invariant moving-gpt-oss 6 "1 local" "3 window" -- --batch 5 --form gpt-oss --kv-heads 2 --experts 6 --rebalance 2
+
 # the recipes of low precision
 for precision in bf16 mxfp8 nvfp4; do
     part invariant $precision 4 "1 local" "2 window" "4 staged" -- --batch 6 --micro-batches 2 --precision $precision
@@ -71,6 +78,10 @@ part invariant bf16-combine 4 "1 local" "2 window" "3 node" "4 staged" -- --batc
 
 join # the parts below need the runs of those above
 
+for run in moving-{f32,mxfp8}-{2-window,3-node,4-staged} moving-gpt-oss-3-window; do
+    check "$run: experts have moved" grep -q '"moved_experts": [1-9]' "$all/$run/metrics.jsonl"
+done
+
 # a model from files, with tied embeddings
 cp -r "$all/qwen3-1-local/model" "$all/tied" &&
     sed -i 's/\("tie_word_embeddings": *\)false/\1true/' "$all/tied/config.json" && rm "$all/tied/manifest.json" &&
@@ -83,6 +94,8 @@ replicas() {
     train replicas-a 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --ep 2 &&
         train replicas-b 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --ep 2 && same_run "$all/replicas-a" "$all/replicas-b"
     verdict $? "replicas: two runs of EP 2 x EDP 2 agree bit for bit"
+    train replicas-c 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --ep 2 --rebalance 5 && same_run "$all/replicas-a" "$all/replicas-c"
+    verdict $? "replicas: so does a run whose experts move"
     losses_near replicas-a mixtral-4-window
     verdict $? "replicas: losses of EP 2 x EDP 2 and of EP 4: $(tail -n 1 "$log")"
 }

@@ -6,7 +6,7 @@
 #                            of a program or script; some line of $log must match TEXT
 #   logged COMMAND...        runs COMMAND; all output goes to $log
 #   has_lines FILE PATTERN...    true if each pattern matches a line of FILE; otherwise $log names the pattern
-#   digits RUN               prints the metrics of a run directory without times
+#   digits RUN               prints the metrics of a run directory without times, and without what depends on the ranks
 #   same_run RUN RUN         true if metrics, checkpoints and models of two runs agree bit for bit
 #   ranks R COMMAND...       runs COMMAND on R ranks; all output goes to $log
 #   mixed N COMMAND... : N COMMAND...    runs several commands as ranks of one job, the first N ranks the first one; all output goes
@@ -57,7 +57,7 @@ has_lines() {
     done
 }
 
-digits() { sed -E 's/, "(tokens_per_s|save_held_s|save_s)": [^,}]*//g' "$1/metrics.jsonl"; }
+digits() { sed -E 's/, "(tokens_per_s|save_held_s|save_s|rank_load|moved_experts|move_s)": [^,}]*//g' "$1/metrics.jsonl"; }
 
 same_run() {
     [ -s "$1/metrics.jsonl" ] && [ -s "$1/model/model.safetensors" ] && diff <(digits "$1") <(digits "$2") >>"$log" 2>&1 &&

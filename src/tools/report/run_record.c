@@ -249,7 +249,16 @@ static moert_status read_matrices(moert_run_record *record, const source *from) 
     MOERT_TRY(read_matrix(from, "combined_bytes", ranks, ranks, &record->combined_bytes));
     record->layers = json_array_size(rows);
     record->experts = json_array_size(json_array_get(rows, 0));
-    return read_matrix(from, "expert_rows", record->layers, record->experts, &record->expert_rows);
+    MOERT_TRY(
+        read_matrix(from, "expert_rows", record->layers, record->experts, &record->expert_rows));
+    if (json_object_get(from->object, "expert_ranks") == NULL)
+        return MOERT_OK;
+    MOERT_TRY(
+        read_matrix(from, "expert_ranks", record->layers, record->experts, &record->expert_ranks));
+    for (size_t i = 0; i < record->layers * record->experts; i++)
+        if (!(record->expert_ranks[i] >= 0.0 && record->expert_ranks[i] < (double)record->group))
+            return fail_field(from, "expert_ranks", "names a rank outside its group");
+    return MOERT_OK;
 }
 
 /* ---- the run ---- */
@@ -322,6 +331,7 @@ void moert_run_record_free(moert_run_record *record) {
     for (size_t r = 0; record->rank != NULL && r < record->ranks; r++)
         free(record->rank[r].host);
     json_decref(record->operations);
-    MOERT_FREE(record->expert_rows, record->combined_bytes, record->dispatched_bytes,
-               record->waited_ms, record->engine, record->rank, record->step);
+    MOERT_FREE(record->expert_ranks, record->expert_rows, record->combined_bytes,
+               record->dispatched_bytes, record->waited_ms, record->engine, record->rank,
+               record->step);
 }

@@ -57,7 +57,9 @@ typedef struct moert_run_record {
     double *dispatched_bytes, *combined_bytes; /* [ranks,ranks]: from the row's rank to the
                                                   column's */
     size_t layers, experts;
-    double *expert_rows; /* [layers,experts] */
+    double *expert_rows;  /* [layers,experts] */
+    double *expert_ranks; /* [layers,experts] the rank of a group that holds an expert at the end;
+                             NULL: not recorded */
 } moert_run_record;
 
 /* Reads the run directory `path`. Errors: ERROR_IO (no such run), ERROR_FORMAT (file, line and

@@ -200,7 +200,9 @@ static void say_hot(const moert_run_record *record, moert_verdict *v) {
         snprintf(more, sizeof more, "; %zu layers have such hot experts", hot_layers);
     if (record->group > 1)
         snprintf(owner, sizeof owner, " (of rank %zu%s)",
-                 moert_plan_owner(record->experts, record->group, expert),
+                 record->expert_ranks != NULL
+                     ? (size_t)record->expert_ranks[layer * record->experts + expert]
+                     : moert_plan_owner(record->experts, record->group, expert),
                  record->group < record->ranks ? " of each group" : "");
     say(v, true, "Layer %zu: expert %zu%s takes %.0f %% of the rows, %.1f times its share%s.",
         layer, expert, owner, 100.0 * times / (double)record->experts, times, more);

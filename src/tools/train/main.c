@@ -21,7 +21,7 @@ static moert_model_sizes sizes;
 static moert_trainer_options trainer = {.steps = SIZE_MAX, .bias_rate = -1.0};
 static const char *model_path, *token_file, *prompt, *gradients_path, *logits_path, *document_end;
 static moert_option_list data_paths;
-static size_t model_file_mb, token_bits, ep, sample_bytes;
+static size_t model_file_mb, token_bits, ep, sample_bytes, spare_slots;
 static double held_out, temperature, save_rate;
 static unsigned schedule_kind, aux_form, save_mode;
 static moert_compute_choice compute_choice;
@@ -91,6 +91,12 @@ static const moert_option options[] = {
      "change of each correction bias per step, for routers that have them; 0 = fixed. Default: "
      "1e-3 "
      "for a new model, 0 for --model"},
+    {"rebalance", MOERT_OPTION_UINT, &trainer.rebalance_every, "0", "0..",
+     "steps after which experts move between ranks, so that the ranks get equal numbers of rows; "
+     "no "
+     "bit of the results changes; 0 = none"},
+    {"spare-slots", MOERT_OPTION_UINT, &spare_slots, "1", "0..1024",
+     "with --rebalance: each rank has room for so many experts of a layer more than its share"},
     {"max-skipped", MOERT_OPTION_UINT, &trainer.max_skipped, "10", "1..",
      "stop after this number of non-finite steps in a row"},
     MOERT_COMPUTE_OPTIONS(compute_choice, "all other GEMMs but the router's"),
@@ -280,6 +286,16 @@ static moert_status make_weights(moert_comm *world, moert_model *model, moert_ma
     return moert_verify_finish(world, manifest, moert_model_load(model, model_path, manifest));
 }
 
+/* Gives each rank room for experts that move. */
+static moert_status make_slots(const moert_context *context, moert_model_config *config) {
+    const size_t experts = config->router.experts;
+    size_t group;
+    MOERT_TRY(moert_mesh_group(moert_context_size(context), ep, &group));
+    if (trainer.rebalance_every > 0 && group > 1)
+        config->expert_slots = moert_min(moert_ceil_div(experts, group) + spare_slots, experts);
+    return MOERT_OK;
+}
+
 static moert_status train(moert_context *context, moert_mesh *mesh,
                           const moert_model_config *config, const moert_data *data,
                           moert_manifest *manifest) {
@@ -345,6 +361,7 @@ static moert_status run(moert_context *context) {
     MOERT_TRY_OR(done, moert_train_inputs_compare(world, data.data, config.text));
     MOERT_TRY_OR(done, moert_comm_agree(world, lock_directories(context, locks)));
     MOERT_TRY_OR(done, moert_mesh_create(context, ep, &mesh));
+    MOERT_TRY_OR(done, make_slots(context, &config));
     status = train(context, mesh, &config, data.data, manifest);
 done:
     moert_manifest_free(manifest);

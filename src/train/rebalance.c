@@ -1,0 +1,105 @@
+/* Decides between steps which experts move. All ranks have the same counts, so they agree. */
+#include "train/rebalance.h"
+
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "plan/balance.h"
+#include "train/move.h"
+
+enum { WORTH = 30 }; /* a move must save one of so many rows of the busiest rank */
+
+struct moert_rebalance {
+    moert_optimizer *optimizer;
+    size_t layers, experts;
+    uint64_t *step, *rows; /* [layers,E] rows of the step so far, and smoothed over earlier steps */
+    uint32_t *expert;      /* [slots of all ranks] */
+};
+
+moert_status moert_rebalance_create(moert_optimizer *optimizer, moert_rebalance **rebalance) {
+    const moert_model *model = optimizer->model;
+    moert_rebalance *made;
+    moert_status status;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->optimizer = optimizer;
+    made->layers = moert_model_moe_layers(model);
+    made->experts = moert_model_describe(model)->router.experts;
+    const size_t slots =
+        made->layers > 0 ? moert_expert_map_slots(moert_model_placement(model, 0)) : 0;
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->step, made->layers * made->experts));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->rows, made->layers * made->experts));
+    MOERT_TRY_OR(fail, MOERT_NEW_ARRAY(&made->expert, slots));
+    *rebalance = made;
+    return MOERT_OK;
+fail:
+    moert_rebalance_destroy(made);
+    return status;
+}
+
+void moert_rebalance_destroy(moert_rebalance *rebalance) {
+    if (rebalance != NULL)
+        MOERT_FREE(rebalance->expert, rebalance->rows, rebalance->step, rebalance);
+}
+
+void moert_rebalance_count(moert_rebalance *rebalance, bool first) {
+    if (rebalance == NULL)
+        return;
+    const uint64_t *counts = moert_model_expert_counts(rebalance->optimizer->model);
+    for (size_t i = 0; i < rebalance->layers * rebalance->experts; i++) {
+        rebalance->step[i] = (first ? 0 : rebalance->step[i]) + counts[i];
+        rebalance->rows[i] = (first ? rebalance->rows[i] / 2 : rebalance->rows[i]) + counts[i];
+    }
+}
+
+/* rows / mean of the ranks. */
+static double load_of(const moert_expert_map *map, const uint64_t *rows, uint64_t busiest) {
+    uint64_t sum = 0;
+    for (size_t e = 0; e < map->experts; e++)
+        sum += rows[e];
+    return sum > 0 ? (double)busiest * (double)map->ranks / (double)sum : 1.0;
+}
+
+double moert_rebalance_load(const moert_rebalance *rebalance) {
+    double worst = 1.0;
+    for (size_t l = 0; l < rebalance->layers; l++) {
+        const moert_expert_map *map = moert_model_placement(rebalance->optimizer->model, l);
+        const uint64_t *rows = rebalance->step + l * rebalance->experts;
+        const double load = load_of(map, rows, moert_expert_map_busiest(map, map->expert, rows));
+        worst = load > worst ? load : worst;
+    }
+    return worst;
+}
+
+static size_t count_moved(const moert_expert_map *map, const uint32_t *expert) {
+    size_t moved = 0;
+    for (size_t s = 0; s < moert_expert_map_slots(map); s++)
+        moved += expert[s] != MOERT_NO_EXPERT && expert[s] != map->expert[s];
+    return moved;
+}
+
+static moert_status run_layer(moert_rebalance *rebalance, size_t layer, moert_rebalanced *done) {
+    const moert_expert_map *map = moert_model_placement(rebalance->optimizer->model, layer);
+    const uint64_t *rows = rebalance->rows + layer * rebalance->experts;
+    MOERT_TRY(moert_expert_map_balance(map, rows, rebalance->expert));
+    const uint64_t before = moert_expert_map_busiest(map, map->expert, rows);
+    uint64_t after = moert_expert_map_busiest(map, rebalance->expert, rows);
+    const bool moves = before - after > before / WORTH;
+    after = moves ? after : before;
+    const double load_before = load_of(map, rows, before), load_after = load_of(map, rows, after);
+    done->before = load_before > done->before ? load_before : done->before;
+    done->after = load_after > done->after ? load_after : done->after;
+    if (!moves)
+        return MOERT_OK;
+    done->experts += count_moved(map, rebalance->expert);
+    return moert_move_experts(rebalance->optimizer, layer, rebalance->expert, NULL);
+}
+
+moert_status moert_rebalance_run(moert_rebalance *rebalance, moert_rebalanced *done) {
+    const uint64_t start = moert_clock_ns();
+    *done = (moert_rebalanced){.before = 1.0, .after = 1.0};
+    for (size_t l = 0; l < rebalance->layers; l++)
+        MOERT_TRY(run_layer(rebalance, l, done));
+    done->taken_s = (double)(moert_clock_ns() - start) * 1e-9;
+    return MOERT_OK;
+}

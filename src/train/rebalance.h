@@ -1,0 +1,31 @@
+/* Moves experts between the steps of a training, so that the ranks get equal numbers of rows. */
+#pragma once
+
+#include "train/optimizer.h"
+
+typedef struct moert_rebalance moert_rebalance;
+
+/* What a rebalance has done. Loads are the rows of the busiest rank / mean, in the worst layer. */
+typedef struct moert_rebalanced {
+    size_t experts; /* experts that have moved, in all layers */
+    double before, after;
+    double taken_s;
+} moert_rebalanced;
+
+/* Errors: ERROR_MEMORY. Not collective. */
+moert_status moert_rebalance_create(moert_optimizer *optimizer, moert_rebalance **rebalance);
+void moert_rebalance_destroy(moert_rebalance *rebalance); /* NULL is legal. */
+
+/* Adds the rows of the model's last loss. `first`: those of earlier steps count half from now on.
+ * NULL is legal. Not collective. */
+void moert_rebalance_count(moert_rebalance *rebalance, bool first);
+
+/* The rows of the busiest rank / mean, in the worst layer, of the step so far. Not collective. */
+double moert_rebalance_load(const moert_rebalance *rebalance);
+
+/*
+ * Moves the experts of those layers in which the busiest rank's rows fall by at least a thirtieth.
+ * Call it between steps, while no save is in progress. Collective. Errors: those of
+ * moert_move_experts.
+ */
+moert_status moert_rebalance_run(moert_rebalance *rebalance, moert_rebalanced *done);
