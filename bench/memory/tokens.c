@@ -158,7 +158,7 @@ static double embedding_backward_bytes(const bench_sizes *s) {
 
 static moert_status embedding_backward_run(const bench_memory *b) {
     return moert_embedding_backward(&(moert_embedding_part){
-        1, b->of.tokens, b->of.hidden, 0, b->of.vocabulary, b->token, b->in[1], b->out[0]});
+        1, b->of.tokens, b->of.hidden, 0, b->of.vocabulary, b->token, b->in[1], b->out[0], 0});
 }
 
 static moert_status embedding_backward_check(const bench_memory *b, double chosen, bench_pair *r) {

@@ -3,8 +3,8 @@
  *
  *   forward   x[t,h] = table[token[t],h]                        x[T,H], table[V,H], token int32 [T]
  *             A negative token is padding: its x is 0, and its dx counts nowhere.
- *   backward  partial[s,r,h] = sum of dx[t,h] over the tokens t of sequence s with token[t] =
- *             first_row + r;  partial[S,rows,H], dx[T,H], T = S * length
+ *   backward  partial[s,r,h] = sum of dx[t,h] over the tokens t of sequence first_leaf + s with
+ *             token[t] = first_row + r;  partial[S,rows,H], dx[T,H], T = S * length
  *   gradient  the gradient of the whole table, summed over the sequences of each tree node
  *             (base/tree.h). Node i's table lies at target + i * stride + offset. Rows without
  *             tokens are not touched. link[t] = (a, b): a is the node in which t is the first token
@@ -69,7 +69,7 @@ KERNEL void embedding_backward(global const int *restrict token, global const fl
     ulong first = get_group_id(0) * (ulong)COLUMNS, end = min(first + COLUMNS, args.hidden);
     ulong sequence = get_group_id(1), skipped = get_group_id(2) * args.share,
           own = min(args.share, args.rows - skipped);
-    ulong begin = sequence * args.length, tokens_end = begin + args.length;
+    ulong begin = (args.first_leaf + sequence) * args.length, tokens_end = begin + args.length;
     global float *sum = partial + (sequence * args.rows + skipped) * args.hidden;
     for (ulong r = 0; r < own; r++)
         for (ulong h = first; h < end; h += VEC)
@@ -181,7 +181,7 @@ void embedding_backward(global const int *restrict token, global const float *re
                         global float *restrict partial, moert_embedding_args args) {
     local found f;
     const ulong sequence = get_group_id(1), skipped = get_group_id(2) * args.share,
-                begin = sequence * args.length;
+                begin = (args.first_leaf + sequence) * args.length;
     const uint own = (uint)min(min(args.share, (ulong)MOST_ROWS),
                                args.rows - skipped); /* src/nn/embedding.c: GPU_ROWS */
     global float *sum = partial + (sequence * args.rows + skipped) * args.hidden;

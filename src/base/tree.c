@@ -22,6 +22,18 @@ size_t moert_tree_nodes(moert_span span, moert_tree_node nodes[MOERT_TREE_MAX_NO
     return count;
 }
 
+void moert_tree_append(moert_tree_node *nodes, size_t *count, size_t leaf, size_t total) {
+    nodes[(*count)++] = (moert_tree_node){leaf, 1};
+    while (*count > 1) {
+        moert_tree_node *left = &nodes[*count - 2];
+        const size_t wide = 2 * left->width, end = left->first + wide;
+        if (left->first % wide != 0 || leaf + 1 < (end < total ? end : total))
+            return;
+        left->width = wide;
+        (*count)--;
+    }
+}
+
 /* Computes `node` from the given nodes, in place in the row of its leftmost given node, and returns
  * that row. *at is the index of the next unused given node. */
 static float *evaluate(size_t total, moert_tree_node node, const moert_tree_node *nodes,

@@ -3,6 +3,7 @@
 #include "estimate/parts.h"
 
 #include "base/config.h"
+#include "base/dtype.h"
 #include "base/memory.h"
 #include "base/tree.h"
 #include "layer/block.h"
@@ -195,6 +196,29 @@ static size_t moe_bytes(const moert_memory_shape *s, bool staged) {
     return bytes;
 }
 
+static size_t head_rows(const moert_memory_shape *s) {
+    return moert_head_rows(s->config, s->tokens, s->length);
+}
+
+/* Whether logits exist in chunks. */
+static bool is_chunked(const moert_memory_shape *s) {
+    return head_rows(s) < s->tokens;
+}
+
+/* The buffers of model/head.c, but final_normed. `direct`: see moert_head_sums. */
+static size_t head_bytes(const moert_memory_shape *s, size_t direct) {
+    const moert_model_config *c = s->config;
+    const size_t rows = head_rows(s), h = c->hidden;
+    const moert_span span = {s->first_sequence, s->sequences, s->total_sequences};
+    const size_t results = sizeof(float) * (s->tokens + rows * c->vocabulary);
+    if (!is_chunked(s))
+        return results;
+    const size_t ends = s->length % rows == 0 ? 1 : 2;
+    return results + rows * h * moert_dtype_bits(moert_operand_type(c->dense)) / 8 +
+           sizeof(float) *
+               (rows * (h + 2) + ends + moert_head_sums(span, direct) * c->vocabulary * h);
+}
+
 /* The partials [sequences, some of n rows, k] that moert_block_dense_gradient takes at once. */
 static size_t dense_partial(const moert_memory_shape *s, size_t n, size_t k) {
     const size_t row = s->sequences * k;
@@ -205,11 +229,13 @@ static size_t dense_partial(const moert_memory_shape *s, size_t n, size_t k) {
 static size_t largest_partial(const moert_memory_shape *s) {
     const moert_model_config *c = s->config;
     const size_t h = c->hidden, shared = c->shared_intermediate;
-    const size_t dense[][2] = {{c->vocabulary, h},     {2 * shared, h},   {h, shared},
-                               {c->router.experts, h}, {2 * s->dense, h}, {h, s->dense}};
+    const size_t head = is_chunked(s) ? 0 : c->vocabulary;
+    const size_t dense[][2] = {{head, h},         {2 * shared, h},
+                               {h, shared},       {c->router.experts, h},
+                               {2 * s->dense, h}, {h, s->dense}};
     const size_t row = moert_max(s->sequences, 1) * h; /* partials of a tied embedding's row */
     size_t most = s->sequences * h;                    /* partials of norms */
-    if (c->tied_embeddings)
+    if (c->tied_embeddings && !is_chunked(s))
         most = row * moert_min(c->vocabulary, moert_max(1, s->partial_floats / row));
     const size_t sums = s->aux_form == MOERT_AUX_SEQUENCE ? 2 : 1;
     const size_t inputs =
@@ -316,10 +342,10 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         staging = count_staging(&s);
     else if (setting->engine == MOERT_EXCHANGE_NODE)
         staging = count_messages(&s);
-    /* buffers of take_batch, moert_model_forward and project_logits of model/forward.c; token_loss
-     * of the losses */
+    /* buffers of take_batch and moert_model_forward of model/forward.c */
     const moert_model_config *c = s.config;
-    const size_t per_token = 4 + (c->tied_embeddings ? 0 : 2) + c->hidden + c->vocabulary;
+    const size_t per_token = 3 + (c->tied_embeddings ? 0 : 2) + c->hidden;
+    const bool adds = nodes == 0 && setting->micro_batches > 1; /* moert_block_nodes */
     const moert_rope_scheme rope =
         moert_model_rope_scheme(c); /* columns: moert_rope_table_create */
     const size_t columns = rope.width * (rope.interleaved ? 2 : 1);
@@ -333,7 +359,8 @@ moert_status moert_memory_estimate(const moert_memory_setting *setting, size_t r
         .copies = moert_memory_copies(setting, &s),
         .sums = nodes * replicated.floats * sizeof(float),
         .activations = c->layers * attention_bytes(&s) + s.moe_layers * moe_bytes(&s, staged) +
-                       s.dense_layers * dense_bytes(&s) + outer * sizeof(float),
+                       s.dense_layers * dense_bytes(&s) + outer * sizeof(float) +
+                       head_bytes(&s, adds ? 0 : count),
         .scratch = count_scratch(setting, &s) * sizeof(float),
         .staging = staging * sizeof(float),
         .saves = setting->saves_beside /* moert_saver_floats */

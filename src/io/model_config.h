@@ -51,6 +51,13 @@ static inline void moert_layer_set_add(moert_layer_set *set, size_t layer) {
     set->bits[layer / 64] |= (uint64_t)1 << layer % 64;
 }
 
+/* How training trades time for memory. On CPUs, no choice changes a bit. */
+enum { MOERT_LOSS_CHUNK_MULTIPLE = 64 }; /* GEMMs add up to this number of rows at a time */
+typedef struct moert_memory_choice {
+    size_t loss_chunk; /* the most tokens whose logits a rank holds, a multiple of
+                          MOERT_LOSS_CHUNK_MULTIPLE; 0: all */
+} moert_memory_choice;
+
 typedef struct moert_model_config {
     moert_family family;
     size_t vocabulary, hidden, layers, heads, kv_heads, head_size, max_positions;
@@ -90,6 +97,7 @@ typedef struct moert_model_config {
     moert_dispatch dispatch;
     moert_combine combine;
     size_t expert_slots; /* of moert_layer_options; 0: contiguous blocks of experts */
+    moert_memory_choice memory;
     char *text; /* config.json as read, but of plain weights without prediction_layers, as a trained
                    model is saved */
 } moert_model_config;

@@ -66,6 +66,9 @@ moert_status moert_model_config_check_model(const moert_model_config *config) {
     if (config->layers > MOERT_LAYERS_MOST)
         return FAIL_CONFIG(ERROR_UNSUPPORTED, "num_hidden_layers is %zu, above %d", config->layers,
                            MOERT_LAYERS_MOST);
+    if (config->memory.loss_chunk % MOERT_LOSS_CHUNK_MULTIPLE != 0)
+        return MOERT_FAIL(ERROR_USAGE, "--loss-chunk %zu: expected a multiple of %d tokens, or 0",
+                          config->memory.loss_chunk, MOERT_LOSS_CHUNK_MULTIPLE);
     if (config->dense_intermediate == 0 && moert_layer_set_any(&config->dense_layers))
         return FAIL_CONFIG(ERROR_FORMAT, "the key intermediate_size of dense layers is missing");
     return check_sizes(config);

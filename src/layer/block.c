@@ -117,10 +117,14 @@ void moert_block_weights_changed(moert_block *block) {
         moert_prepacks_changed(&block->tensor[i].prepacks);
 }
 
+moert_status moert_block_take_weight(moert_block *block, size_t tensor, moert_gemm *gemm) {
+    gemm->weight = block->tensor[tensor].weight;
+    return moert_prepacks_take(&block->tensor[tensor].prepacks, gemm);
+}
+
 moert_status moert_block_gemm(moert_block *block, size_t tensor, const moert_gemm *gemm) {
     moert_gemm by_weight = *gemm;
-    by_weight.weight = block->tensor[tensor].weight;
-    MOERT_TRY(moert_prepacks_take(&block->tensor[tensor].prepacks, &by_weight));
+    MOERT_TRY(moert_block_take_weight(block, tensor, &by_weight));
     return moert_gemm_run(&by_weight);
 }
 

@@ -86,8 +86,9 @@ moert_status moert_block_give_bound(const moert_block *block);
 /* Marks prepacked weights as stale. Call it after writing to the weights. */
 void moert_block_weights_changed(moert_block *block);
 
-/* Runs a forward or dgrad with a tensor of the block as its weight. Fills in `weight` and
- * `prepacked`. */
+/* Makes a tensor of the block the weight of a forward or dgrad: sets `weight` and `prepacked`. */
+moert_status moert_block_take_weight(moert_block *block, size_t tensor, moert_gemm *gemm);
+/* Runs a forward or dgrad with a tensor of the block as its weight. */
 moert_status moert_block_gemm(moert_block *block, size_t tensor, const moert_gemm *gemm);
 
 /* Reserves the nodes of a batch; call it before its gradients are collected. With `accumulate` the

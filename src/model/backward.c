@@ -1,66 +1,14 @@
-/* The model's backward pass, from the gradient of the logits to the gradients of all parameters. */
+/* The model's backward pass, from the gradient of the last norm's result to the gradients of all
+ * parameters. */
 #include "base/memory.h"
 #include "base/phase.h"
 #include "model/sublayer.h"
-
-static moert_buffer **partial_scratch(moert_model *model) {
-    return &model->mesh->scratch[MOERT_SCRATCH_PARTIAL];
-}
-
-/* d = gradient of the last layer's result, from the gradient of the logits. The weight gradient of
- * a tied head is collected with the embedding's (differentiate_tied). */
-static moert_status differentiate_logits(moert_model *model, const moert_buffer *x) {
-    const moert_model_config *c = &model->config;
-    moert_gemm gemm = moert_model_head_gradient(model);
-    moert_phase_set(MOERT_PHASE_LOGITS_BACKWARD);
-    if (c->tied_embeddings) {
-        gemm.kind = MOERT_GEMM_DGRAD;
-        gemm.x = model->dn;
-        MOERT_TRY(moert_block_gemm(model->outer, OUTER_EMBED, &gemm));
-    } else {
-        MOERT_TRY(
-            moert_model_differentiate_dense(model, model->outer, OUTER_HEAD, &gemm, model->dn));
-    }
-    return moert_model_differentiate_rows(model, model->outer, OUTER_NORM, x, model->final_rstd,
-                                          false);
-}
-
-/* Collects the gradient of a tied embedding. Adds the head's gradient within each sequence. */
-static moert_status differentiate_tied(moert_model *model) {
-    const moert_model_config *c = &model->config;
-    size_t sequences = model->batch.sequences, row_floats = moert_max(sequences, 1) * c->hidden;
-    size_t most = moert_block_partial_bytes(model->device) / (row_floats * sizeof(float));
-    size_t rows = moert_min(c->vocabulary, moert_max(1, most));
-    MOERT_TRY(moert_model_reserve(model, rows * row_floats, partial_scratch(model)));
-    for (size_t row = 0; row < c->vocabulary && sequences > 0; row += rows) {
-        size_t count = moert_min(rows, c->vocabulary - row);
-        MOERT_TRY(
-            moert_embedding_backward(&(moert_embedding_part){.sequences = sequences,
-                                                             .length = model->length,
-                                                             .hidden = c->hidden,
-                                                             .first_row = row,
-                                                             .rows = count,
-                                                             .token = model->tokens,
-                                                             .dx = model->d,
-                                                             .partial = *partial_scratch(model)}));
-        moert_gemm gemm = moert_model_head_gradient(model);
-        gemm.kind = MOERT_GEMM_WGRAD;
-        gemm.n = count;
-        gemm.weight = *partial_scratch(model);
-        gemm.y_column = row;
-        gemm.accumulate = true;
-        MOERT_TRY(moert_gemm_run(&gemm));
-        MOERT_TRY(moert_block_collect(model->outer, OUTER_EMBED, &model->batch, row * c->hidden,
-                                      count * c->hidden, *partial_scratch(model)));
-    }
-    return MOERT_OK;
-}
 
 static moert_status differentiate_embedding(moert_model *model) {
     const moert_model_config *c = &model->config;
     moert_phase_set(MOERT_PHASE_EMBEDDING_BACKWARD);
     if (c->tied_embeddings)
-        return differentiate_tied(model);
+        return moert_head_collect_tied(model);
     return moert_embedding_gradient(&(moert_embedding_sum){
         .length = model->length,
         .hidden = c->hidden,
@@ -93,11 +41,10 @@ static moert_status end_sums(moert_model_layer *layer) {
 
 /* Backward of layer `index`. Starts its sums when its gradients are complete, and waits for the
  * sums of the layer above. */
-static moert_status differentiate_layer(moert_model *model, size_t index, bool accumulate,
-                                        bool last) {
+static moert_status differentiate_layer(moert_model *model, size_t index, bool last) {
     moert_model_layer *layer = &model->layer[index], *above = layer + 1;
     const bool is_top = index + 1 == model->config.layers;
-    MOERT_TRY(moert_model_differentiate_mlp(model, layer, accumulate));
+    MOERT_TRY(moert_model_differentiate_mlp(model, layer, model->accumulate));
     MOERT_TRY(wait_for_device(model, is_top ? layer : above));
     if (!is_top)
         MOERT_TRY(end_sums(above));
@@ -108,19 +55,20 @@ static moert_status differentiate_layer(moert_model *model, size_t index, bool a
     return moert_block_reduce_start(layer->attention, model->mesh->spans);
 }
 
-moert_status moert_model_backward(moert_model *model, size_t index, size_t count) {
+moert_status moert_model_backward(moert_model *model, bool last) {
     const moert_model_config *c = &model->config;
     const size_t rows = model->batch.tokens * c->hidden;
     MOERT_TRY(moert_model_reserve(model, rows, &model->d));
-    MOERT_TRY(moert_model_reserve(model, rows, &model->dn));
     MOERT_TRY(moert_model_reserve_rows(model, model->attention.scratch, model->scratch));
     MOERT_TRY(moert_mesh_gather_spans(model->mesh, &model->batch));
-    MOERT_TRY(moert_block_begin(model->outer, &model->batch, index > 0));
     for (size_t i = 0; i < c->layers; i++)
-        MOERT_TRY(moert_block_begin(model->layer[i].attention, &model->batch, index > 0));
-    MOERT_TRY(differentiate_logits(model, model->layer[c->layers - 1].out));
+        MOERT_TRY(moert_block_begin(model->layer[i].attention, &model->batch, model->accumulate));
+    moert_phase_set(MOERT_PHASE_LOGITS_BACKWARD);
+    MOERT_TRY(moert_model_differentiate_rows(model, model->outer, OUTER_NORM,
+                                             model->layer[c->layers - 1].out, model->final_rstd,
+                                             false));
     for (size_t i = c->layers; i-- > 0;)
-        MOERT_TRY(differentiate_layer(model, i, index > 0, index + 1 == count));
+        MOERT_TRY(differentiate_layer(model, i, last));
     MOERT_TRY(differentiate_embedding(model));
     MOERT_TRY(wait_for_device(model, &model->layer[0]));
     MOERT_TRY(end_sums(&model->layer[0]));

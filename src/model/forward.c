@@ -1,4 +1,4 @@
-/* The model's forward pass, from tokens to logits. */
+/* The model's forward pass, from tokens to the last norm. */
 #include <stdlib.h>
 
 #include "base/memory.h"
@@ -55,6 +55,8 @@ static moert_status take_batch(moert_model *model, const moert_model_batch *batc
                                  .token = has_padding(batch, tokens) ? model->tokens : NULL};
     model->length = length;
     model->counted = batch->targets;
+    model->accumulate = batch->accumulate;
+    model->logits_rows = 0;
     return link_tokens(model, batch->input);
 }
 
@@ -74,22 +76,6 @@ static moert_status reserve_layer(moert_model *model, moert_model_layer *layer) 
     for (size_t i = 0; i < MOERT_COUNT(rows); i++)
         MOERT_TRY(moert_model_reserve(model, rows[i].floats, rows[i].buffer));
     return moert_model_reserve_rows(model, model->attention.kept, layer->kept);
-}
-
-static moert_status project_logits(moert_model *model, const moert_buffer *x) {
-    const moert_model_config *c = &model->config;
-    size_t tokens = model->batch.tokens;
-    moert_phase_set(MOERT_PHASE_LOGITS);
-    MOERT_TRY(moert_model_reserve(model,
-                                  moert_operand_floats(moert_model_type(model), tokens * c->hidden),
-                                  &model->final_normed));
-    MOERT_TRY(moert_model_reserve(model, tokens, &model->final_rstd));
-    MOERT_TRY(moert_model_reserve(model, tokens * c->vocabulary, &model->logits));
-    MOERT_TRY(moert_model_normalise(model, model->outer, OUTER_NORM, x, model->final_normed,
-                                    model->final_rstd));
-    const moert_gemm gemm =
-        moert_model_gemm(model, c->vocabulary, c->hidden, model->final_normed, model->logits);
-    return moert_block_gemm(model->outer, moert_model_head(model), &gemm);
 }
 
 moert_status moert_model_forward(moert_model *model, const moert_model_batch *batch) {
@@ -119,10 +105,11 @@ moert_status moert_model_forward(moert_model *model, const moert_model_batch *ba
         MOERT_TRY(moert_model_run_mlp(model, layer));
         x = layer->out;
     }
-    return project_logits(model, x);
-}
-
-moert_status moert_model_logits(moert_model *model, size_t token, float *out) {
-    size_t bytes = model->config.vocabulary * sizeof(float);
-    return moert_buffer_read(model->logits, token * bytes, out, bytes);
+    moert_phase_set(MOERT_PHASE_LOGITS);
+    MOERT_TRY(moert_model_reserve(
+        model, moert_operand_floats(moert_model_type(model), model->batch.tokens * c->hidden),
+        &model->final_normed));
+    MOERT_TRY(moert_model_reserve(model, model->batch.tokens, &model->final_rstd));
+    return moert_model_normalise(model, model->outer, OUTER_NORM, x, model->final_normed,
+                                 model->final_rstd);
 }

@@ -67,6 +67,15 @@ typedef struct moert_model_layer {
     moert_buffer *out;                        /* [T,H] residual after the MLP */
 } moert_model_layer;
 
+/* What head.c keeps for chunks of tokens. */
+typedef struct moert_head_buffers {
+    moert_buffer *x, *dx, *target, *loss; /* of the chunk */
+    moert_buffer *end[2];                 /* uint32 [1] with the value end_rows */
+    size_t end_rows[2];
+    moert_gemm forward;                      /* by the head's weight, without rows */
+    moert_buffer *sum[MOERT_TREE_MAX_NODES]; /* [V,H] sums over sequences */
+} moert_head_buffers;
+
 struct moert_model {
     moert_mesh *mesh;
     moert_device *device;
@@ -94,9 +103,14 @@ struct moert_model {
     moert_buffer *final_normed, *final_rstd; /* like normed and rstd of a layer */
     moert_buffer *bf16; /* [T,H] rows in bf16 for the next MoE layer or projection; NULL if the
                            dense layers use float32 */
-    moert_buffer *logits, *token_loss; /* [T,V], which the loss replaces by their gradient; [T] */
-    moert_model_losses losses;         /* as given to the last loss */
+    moert_buffer *token_loss;         /* [T] */
+    moert_buffer *logits;             /* [chunk,V], which the loss replaces by their gradient */
+    size_t logits_first, logits_rows; /* the tokens whose logits are in `logits` */
+    moert_head_buffers head;
+    moert_model_losses losses; /* as given to the last loss */
     double factor;
+    float slope;      /* of the loss by a token's cross-entropy; 0: no backward follows */
+    bool accumulate;  /* the batch is not the first micro-batch of a step */
     size_t counted;   /* moert_model_batch.targets */
     double rows;      /* tokens of the last loss without padding, over all ranks */
     uint64_t *counts; /* [moe_layers,E] slots per expert of the last loss, over all ranks */
@@ -141,16 +155,6 @@ static inline moert_gemm moert_model_gemm(const moert_model *model, size_t n, si
                         .y = (moert_buffer *)y};
 }
 
-/* The head's GEMM with the gradient of the logits as y. In bf16, each row uses the first half of
- * the space of its float32 logits. */
-static inline moert_gemm moert_model_head_gradient(const moert_model *model) {
-    const size_t v = model->config.vocabulary;
-    moert_gemm gemm =
-        moert_model_gemm(model, v, model->config.hidden, model->final_normed, model->logits);
-    gemm.ldy = gemm.type == MOERT_DTYPE_F32 ? v : 2 * v;
-    return gemm;
-}
-
 /* The documents of the batch for attention, and their positions for rotations; NULL: each sequence
  * is one document. */
 static inline moert_documents *moert_model_documents(const moert_model *model) {
@@ -171,6 +175,17 @@ static inline moert_status moert_model_reserve_rows(moert_model *model,
                 &buffers[i]));
     return MOERT_OK;
 }
+
+/* Computes the losses of all tokens. Unless model->slope is 0, also dn[T,H], the gradient of
+ * final_normed, and the gradient of an untied head. */
+moert_status moert_head_loss(moert_model *model);
+/* Collects the gradient of a tied embedding, from d and the head. */
+moert_status moert_head_collect_tied(moert_model *model);
+/* The most rows of logits at once, for a rank with `tokens` in sequences of `length`. */
+size_t moert_head_rows(const moert_model_config *config, size_t tokens, size_t length);
+/* The sums [V,H] over sequences that logits in chunks need, if `direct` nodes are collected in
+ * place. */
+size_t moert_head_sums(moert_span span, size_t direct);
 
 /* The index of the matrix that computes the logits: lm_head, or the embedding when tied. */
 static inline size_t moert_model_head(const moert_model *model) {

@@ -288,22 +288,15 @@ done:
 
 moert_status moert_model_loss(moert_model *model, const moert_model_losses *losses, double factor,
                               moert_model_result *result) {
-    const moert_model_config *c = &model->config;
     double tokens = (double)(model->batch.total_sequences * model->length), *sums = NULL;
     const double slope = model->counted > 0 ? 1.0 / (double)model->counted : factor / tokens;
     moert_status status;
-    moert_phase_set(MOERT_PHASE_LOSS);
     model->losses = *losses;
     model->factor = factor;
     const size_t columns = column_of_layer(model, model->moe_layers);
-    MOERT_TRY(moert_model_reserve(model, model->batch.tokens, &model->token_loss));
-    MOERT_TRY(moert_cross_entropy(&(moert_prediction){.tokens = model->batch.tokens,
-                                                      .vocabulary = c->vocabulary,
-                                                      .target = model->targets,
-                                                      .factor = factor > 0.0 ? (float)slope : 0.0f,
-                                                      .type = moert_model_type(model),
-                                                      .logits = model->logits,
-                                                      .loss = model->token_loss}));
+    model->slope = factor > 0.0 ? (float)slope : 0.0f;
+    MOERT_TRY(moert_head_loss(model));
+    moert_phase_set(MOERT_PHASE_LOSS);
     MOERT_TRY_OR(done, moert_alloc(&sums, columns, sizeof *sums));
     MOERT_TRY_OR(done, sum_everything(model, columns, sums));
     MOERT_TRY_OR(done, gather_counts(model));

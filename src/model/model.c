@@ -103,7 +103,10 @@ void moert_model_destroy(moert_model *model) {
     }
     MOERT_DESTROY(model->rope, model->ends, model->tokens, model->targets, model->links,
                   model->embedded, model->final_normed, model->final_rstd, model->bf16,
-                  model->logits, model->token_loss, model->d, model->dn);
+                  model->logits, model->token_loss, model->d, model->dn, model->head.x,
+                  model->head.dx, model->head.target, model->head.loss, model->head.end[0],
+                  model->head.end[1]);
+    moert_buffers_destroy(model->head.sum, MOERT_COUNT(model->head.sum));
     for (size_t i = 0; i < MOERT_ATTENTION_MOST; i++)
         moert_buffer_destroy(model->scratch[i]);
     moert_documents_destroy(model->documents);

@@ -110,6 +110,8 @@ typedef struct moert_model_batch {
     /* The targets that count, over all ranks and micro-batches: they divide the cross-entropy and
      * its gradient. 0: all of this batch count, and `factor` of the loss scales the gradient. */
     size_t targets;
+    bool accumulate; /* a further micro-batch of a step, whose gradients are added to those of the
+                        earlier ones; otherwise they replace the gradients */
 } moert_model_batch;
 
 typedef struct moert_model_result {
@@ -118,16 +120,16 @@ typedef struct moert_model_result {
     double expert_load;   /* largest / mean slots per expert, in the worst layer */
 } moert_model_result;
 
-/* Computes the logits [T,V] of the batch, which the model keeps until the loss or the next forward.
- * A document's logits have the same bits alone and in a longer sequence. Errors: those of
- * moert_documents_set, ... */
+/* Runs the batch up to the norm before the head. Errors: those of moert_documents_set, ... */
 moert_status moert_model_forward(moert_model *model, const moert_model_batch *batch);
-/* out[V] = the logits of this rank's token `token`. Not collective. */
+/* out[V] = the logits of this rank's token `token` of the last forward. Read them in order: they
+ * are computed for config.memory.loss_chunk tokens at a time. A document's logits have the same
+ * bits alone and in a longer sequence. Not collective. ERROR_USAGE (no such token), ... */
 moert_status moert_model_logits(moert_model *model, size_t token, float *out);
 
 /*
  * Computes the losses of the last forward. With `factor` above 0 (1 / number of micro-batches) it
- * also prepares backward: the gradient of the logits replaces the logits.
+ * also begins the backward: it computes the gradients of the head.
  */
 moert_status moert_model_loss(moert_model *model, const moert_model_losses *losses, double factor,
                               moert_model_result *result);
@@ -145,12 +147,11 @@ const uint64_t *moert_model_expert_counts(const moert_model *model);
 moert_status moert_model_update_correction(moert_model *model, const uint64_t *counts, float rate);
 
 /*
- * Computes the gradients of the last loss, for micro-batch `index` of `count`. The first one
- * replaces the gradients, further ones add to them. Gradients of replicated tensors are summed over
- * all ranks, and complete in this rank's shards (moert_model_shard). The last micro-batch also sums
- * the gradients of the experts over their replicas.
+ * Computes the gradients of the last loss. Gradients of replicated tensors are summed over all
+ * ranks, and complete in this rank's shards (moert_model_shard). `last`, for the last micro-batch
+ * of a step, also sums the gradients of the experts over their replicas.
  */
-moert_status moert_model_backward(moert_model *model, size_t index, size_t count);
+moert_status moert_model_backward(moert_model *model, bool last);
 
 /* ---- files ---- */
 

@@ -33,7 +33,8 @@ moert_status moert_embedding_backward(const moert_embedding_part *part) {
     return MOERT_RUN(device, MOERT_PROGRAM(device, "nn/embedding", hidden), "embedding_backward",
                      grid, MOERT_ARG(part->token), MOERT_ARG(part->dx), MOERT_ARG(part->partial),
                      MOERT_ARGS(moert_embedding_args, .length = part->length, .hidden = hidden,
-                                .first_row = part->first_row, .rows = rows, .share = block));
+                                .first_row = part->first_row, .rows = rows, .share = block,
+                                .first_leaf = part->first_sequence));
 }
 
 moert_status moert_embedding_links(moert_span span, size_t length, size_t rows,

@@ -29,12 +29,13 @@ typedef struct moert_tree_nodes_at {
  * reader). A negative token is padding, here and below: its x is 0, and it has no gradient. */
 moert_status moert_embedding_forward(size_t tokens, size_t hidden, const moert_buffer *table,
                                      const moert_buffer *token, moert_buffer *x);
-/* partial[s,r,:] = sum of dx[t,:] over the tokens t of sequence s with token[t] = first_row + r, in
- * order. */
+/* partial[s,r,:] = sum of dx[t,:] over the tokens t of sequence first_sequence + s with token[t] =
+ * first_row + r, in order. */
 typedef struct moert_embedding_part {
     size_t sequences, length, hidden, first_row, rows;
     const moert_buffer *token, *dx;
     moert_buffer *partial;
+    size_t first_sequence;
 } moert_embedding_part;
 moert_status moert_embedding_backward(const moert_embedding_part *part);
 /*

@@ -137,7 +137,8 @@ moert_status moert_trainer_forward(moert_trainer *t, size_t index) {
         .input = t->loaded.input + at,
         .target = t->loaded.target + at,
         .positions = t->loaded.positions != NULL ? t->loaded.positions + at : NULL,
-        .targets = t->targets};
+        .targets = t->targets,
+        .accumulate = index > 0};
     return moert_model_forward(t->model, &batch);
 }
 
@@ -213,7 +214,7 @@ moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean,
         moert_ledger_count(t->ledger);
         add_counts(t, i == 0);
         moert_rebalance_count(t->rebalance, i == 0);
-        MOERT_TRY(moert_model_backward(t->model, i, pieces));
+        MOERT_TRY(moert_model_backward(t->model, i + 1 == pieces));
         mean->cross_entropy += result.cross_entropy;
         mean->aux += result.aux * factor;
         mean->z += result.z * factor;

@@ -46,6 +46,14 @@ typedef struct moert_compute_choice {
      "rows of y and dx on their way back"}
 /* clang-format on */
 
+/* The rows that set a moert_memory_choice (io/model_config.h). */
+/* clang-format off */
+#define MOERT_MEMORY_OPTIONS(choice)                                                               \
+    {"loss-chunk", MOERT_OPTION_UINT, &(choice).loss_chunk, "0", "0..1000000000",                  \
+     "compute logits and loss for this number of tokens at a time, a multiple of 64; 0 = for all " \
+     "tokens of a rank"}
+/* clang-format on */
+
 /* X(TYPE, value shown by --help): the type decides the type of *target. */
 #define MOERT_OPTION_TABLE(X)                                                                      \
     X(HEADING, "")     /* a line of the usage text; only `help` is set */                          \

@@ -18,6 +18,7 @@ static size_t token_bits;
 static size_t batch, length, micro_batches, ep;
 static unsigned aux_form, save_mode;
 static moert_compute_choice compute_choice;
+static moert_memory_choice memory_choice;
 static bool as_json;
 
 static const moert_option options[] = {
@@ -33,6 +34,7 @@ static const moert_option options[] = {
     {"save-beside", MOERT_OPTION_CHOICE, &save_mode, "off", MOERT_SAVE_WORDS,
      "as for moert-train: wait and skip count the host copy of a checkpoint"},
     MOERT_COMPUTE_OPTIONS(compute_choice, "all other GEMMs but the router's"),
+    MOERT_MEMORY_OPTIONS(memory_choice),
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
     {"json", MOERT_OPTION_FLAG, &as_json, "0", NULL, "print one JSON object instead"},
@@ -107,20 +109,22 @@ static moert_status incomplete(void) {
 }
 
 static moert_status print_memory(const json_t *memory) {
-    json_int_t shown_batch, shown_length, pieces;
+    json_int_t shown_batch, shown_length, pieces, chunk;
     const char *path, *weights, *engine, *shown_precision, *shown_dense, *shown_dispatch,
         *shown_combine;
-    if (json_unpack((json_t *)memory, "{ss ss sI sI sI ss ss ss ss ss}", "path", &path, "weights",
-                    &weights, "batch", &shown_batch, "length", &shown_length, "micro_batches",
-                    &pieces, "precision", &shown_precision, "dense", &shown_dense, "dispatch",
-                    &shown_dispatch, "combine", &shown_combine, "engine", &engine) != 0)
+    if (json_unpack((json_t *)memory, "{ss ss sI sI sI sI ss ss ss ss ss}", "path", &path,
+                    "weights", &weights, "batch", &shown_batch, "length", &shown_length,
+                    "micro_batches", &pieces, "loss_chunk", &chunk, "precision", &shown_precision,
+                    "dense", &shown_dense, "dispatch", &shown_dispatch, "combine", &shown_combine,
+                    "engine", &engine) != 0)
         return incomplete();
     printf("\nmemory per rank to train %s (weights on disk: %s)\n%lld sequences of %lld tokens, "
            "experts in %s, dense layers in %s, %s exchange of rows in %s and back in %s, "
-           "micro-batches in a step: "
-           "%lld\n",
+           "micro-batches in a step: %lld\n",
            path, weights, (long long)shown_batch, (long long)shown_length, shown_precision,
            shown_dense, engine, shown_dispatch, shown_combine, (long long)pieces);
+    if (chunk > 0)
+        printf("logits of %lld tokens at a time\n", (long long)chunk);
     MOERT_TRY(PRINT(json_object_get(memory, "ranks"), memory_columns));
     putchar('\n');
 #define EXPLAIN(field, title, help) printf("  %-12s %s\n", title, help);
@@ -210,6 +214,7 @@ static moert_status run(moert_context *context) {
     if (model_path != NULL)
         MOERT_TRY(moert_comm_agree(world, moert_model_config_read(model_path, &config)));
     moert_program_compute(&compute_choice, &config);
+    config.memory = memory_choice;
     MOERT_TRY_OR(done, moert_survey(context, ep, &model, &survey));
     if (moert_comm_rank(world) == 0)
         status = as_json ? print_json(survey) : print_text(survey);
@@ -222,7 +227,8 @@ done:
 
 MOERT_PROGRAM_MAIN(
     "[mpirun -n R] moert-info [--model DIR [--batch B] [--length S] "
-    "[--micro-batches N] [--save-beside M] [--aux-form F] [--precision P] [--dense P] "
+    "[--micro-batches N] [--loss-chunk N] [--save-beside M] [--aux-form F] [--precision P] "
+    "[--dense P] "
     "[--dispatch D] [--combine C]] [--ep N] [--json], or moert-info --check DIR, or moert-info "
     "--data PATH [--documents FILE]",
     "Prints what moert finds and chooses on these ranks: devices, placement, whether digits are\n"

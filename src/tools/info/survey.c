@@ -275,9 +275,10 @@ static moert_status put_memory(const survey *s, const moert_survey_model *model,
         setting.largest_bytes = moert_min(setting.largest_bytes, s->ranks[r].device.largest_bytes);
     const char *method = model->config->quant_method;
     json_t *part =
-        json_pack("{so ss sI sI sI so so so so so}", "path", text(model->path), "weights",
+        json_pack("{so ss sI sI sI sI so so so so so}", "path", text(model->path), "weights",
                   method != NULL ? method : "plain", "batch", number(model->batch), "length",
-                  number(model->length), "micro_batches", number(model->micro_batches), "precision",
+                  number(model->length), "micro_batches", number(model->micro_batches),
+                  "loss_chunk", number(model->config->memory.loss_chunk), "precision",
                   text(moert_choice_word(MOERT_PRECISION_WORDS, model->config->precision)), "dense",
                   text(moert_choice_word(MOERT_DENSE_WORDS, model->config->dense)), "dispatch",
                   text(moert_choice_word(MOERT_DISPATCH_WORDS, model->config->dispatch)), "combine",

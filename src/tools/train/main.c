@@ -25,6 +25,7 @@ static size_t model_file_mb, token_bits, ep, sample_bytes, spare_slots;
 static double held_out, temperature, save_rate;
 static unsigned schedule_kind, aux_form, save_mode;
 static moert_compute_choice compute_choice;
+static moert_memory_choice memory_choice;
 
 static const moert_option options[] = {
     {.help = "Model: read from a directory, or new with the given sizes"},
@@ -100,6 +101,7 @@ static const moert_option options[] = {
     {"max-skipped", MOERT_OPTION_UINT, &trainer.max_skipped, "10", "1..",
      "stop after this number of non-finite steps in a row"},
     MOERT_COMPUTE_OPTIONS(compute_choice, "all other GEMMs but the router's"),
+    MOERT_MEMORY_OPTIONS(memory_choice),
     {"seed", MOERT_OPTION_UINT, &trainer.seed, "1", "0..9007199254740992", "of weights and data"},
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
@@ -225,6 +227,7 @@ static moert_status take_config(moert_data *data, moert_model_config *config) {
     MOERT_TRY(model_path != NULL ? moert_model_config_read(model_path, config)
                                  : moert_config_from_sizes(&sizes, config));
     moert_program_compute(&compute_choice, config);
+    config->memory = memory_choice;
     if (trainer.bias_rate < 0.0)
         trainer.bias_rate = config->correction_bias && model_path == NULL ? 1e-3 : 0.0;
     MOERT_TRY(moert_data_check_vocabulary(data, config->vocabulary));

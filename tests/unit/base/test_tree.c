@@ -108,6 +108,35 @@ TEST(test_sums_of_single_leaves_have_the_bits_of_the_full_tree) {
     }
 }
 
+/* Joins rows as moert_tree_append says; the nodes and the bits must be those of the span. */
+static void check_append(moert_span span) {
+    moert_tree_node nodes[MOERT_TREE_MAX_NODES], expected[MOERT_TREE_MAX_NODES];
+    float leaves[MOST_LEAVES * N], sums[MOST_LEAVES * N], *rows[MOST_LEAVES];
+    size_t depth = 0;
+    fill(leaves, span.first, span.count);
+    for (size_t i = 0; i < span.count; i++) {
+        size_t top = depth;
+        memcpy(sums + top * N, leaves + i * N, N * sizeof *sums);
+        moert_tree_append(nodes, &depth, span.first + i, span.total);
+        for (; top >= depth; top--)
+            for (size_t k = 0; k < N; k++)
+                sums[(top - 1) * N + k] += sums[top * N + k];
+    }
+    assert_int_equal(reduce(span, leaves, expected, rows), depth);
+    for (size_t k = 0; k < depth; k++) {
+        assert_int_equal(nodes[k].first, expected[k].first);
+        assert_int_equal(nodes[k].width, expected[k].width);
+        assert_memory_equal(sums + k * N, rows[k], N * sizeof *sums);
+    }
+}
+
+TEST(test_leaves_appended_one_by_one_give_the_nodes_of_their_span) {
+    for (size_t total = 1; total <= MOST_LEAVES; total++)
+        for (size_t first = 0; first <= total; first++)
+            for (size_t count = 0; first + count <= total; count++)
+                check_append((moert_span){first, count, total});
+}
+
 TEST(test_a_tree_without_leaves_sums_to_zero) {
     float sum[N] = {1, 2, 3}, zero[N] = {0};
     moert_tree_sum_nodes(0, NULL, NULL, 0, sum, N);

@@ -10,7 +10,7 @@
 #include "support/mpi.h"
 #include "train/save.h"
 
-enum { LENGTH = 24 };
+enum { LENGTH = 88 };
 
 static const char *const models[] = {"mixtral-tiny", "qwen3-tiny"};
 
@@ -86,9 +86,11 @@ static void measure_window(const moert_window *window, size_t rows, moert_memory
 static moert_memory measure(moert_model *model, const moert_optimizer *optimizer) {
     const moert_mesh *mesh = model->mesh;
     moert_memory found = measure_blocks(model, optimizer);
-    found.activations =
-        SUM(model->rope, model->ends, model->tokens, model->targets, model->links, model->embedded,
-            model->final_normed, model->final_rstd, model->logits, model->token_loss);
+    found.activations = SUM(model->rope, model->ends, model->tokens, model->targets, model->links,
+                            model->embedded, model->final_normed, model->final_rstd, model->logits,
+                            model->token_loss, model->head.x, model->head.dx, model->head.target,
+                            model->head.loss, model->head.end[0], model->head.end[1]);
+    found.activations += sum_bytes(model->head.sum, MOERT_COUNT(model->head.sum));
     found.scratch = SUM(model->bf16, model->d, model->dn);
     found.scratch += sum_bytes(model->scratch, MOERT_ATTENTION_MOST);
     found.scratch += sum_bytes(mesh->scratch, MOERT_SCRATCHES);
@@ -123,10 +125,10 @@ static moert_status train(moert_model *model, size_t batch, size_t micro_batches
     for (size_t i = 0; i < micro_batches; i++) {
         MOERT_TRY_OR(done,
                      moert_model_forward(model, &(moert_model_batch){batch, LENGTH, tokens, tokens,
-                                                                     false, NULL, 0}));
+                                                                     false, NULL, 0, i > 0}));
         MOERT_TRY_OR(done, moert_model_loss(model, &(moert_model_losses){aux_form, 0.01, 0.0}, 1.0,
                                             &result));
-        MOERT_TRY_OR(done, moert_model_backward(model, i, micro_batches));
+        MOERT_TRY_OR(done, moert_model_backward(model, i + 1 == micro_batches));
     }
 done:
     free(tokens);
@@ -161,14 +163,15 @@ typedef struct recipe {
     moert_combine combine;
     moert_aux_form aux_form;
     moert_latent_sizes latent; /* kv_rank 0: grouped-query attention */
+    size_t loss_chunk;
+    bool tied;
 } recipe;
 
 #define RECIPE(precision, dense, dispatch, micro_batches, hidden, combine)                         \
     {                                                                                              \
         MOERT_PRECISION_##precision, MOERT_PRECISION_##dense, MOERT_DISPATCH_##dispatch,           \
-            micro_batches, hidden, MOERT_COMBINE_##combine, MOERT_AUX_MEGATRON, {                  \
-            0, 0, 0, 0, 0                                                                          \
-        }                                                                                          \
+            micro_batches, hidden, MOERT_COMBINE_##combine, MOERT_AUX_MEGATRON, {0, 0, 0, 0, 0},   \
+            0, false                                                                               \
     }
 static const recipe plain = RECIPE(F32, F32, F32, 1, 0, F32);
 
@@ -184,6 +187,8 @@ static void run_model(const char *name, const recipe *how, size_t ep, size_t bat
     config.combine = how->combine;
     config.latent = how->latent;
     config.rope.interleaved = how->latent.kv_rank > 0;
+    config.memory.loss_chunk = how->loss_chunk;
+    config.tied_embeddings = how->tied;
     config.hidden = how->hidden > 0 ? how->hidden : config.hidden;
     deal_ranks(hosts);
     moert_mesh *mesh = open_mesh(ep);
@@ -262,6 +267,18 @@ TEST(test_estimate_knows_latent_attention) {
     for (size_t i = 0; i < 4; i++) {
         recipes[i / 2].latent = latent[i % 2];
         run_model(models[0], &recipes[i / 2], 1, test_ranks > 1 ? 2 * test_ranks - 1 : 1, 1);
+    }
+}
+
+TEST(test_estimate_knows_logits_in_chunks) {
+    static const size_t batches[] = {1, 2, 5, 11};
+    for (size_t i = 0; i < 16; i++) {
+        recipe how = plain;
+        how.dense = i % 4 == 1 ? MOERT_PRECISION_BF16 : MOERT_PRECISION_F32;
+        how.tied = i % 4 == 2;
+        how.micro_batches = i % 4 == 3 ? 2 : 1;
+        how.loss_chunk = 64;
+        run_model(models[0], &how, 1, batches[i / 4], 1);
     }
 }
 

@@ -35,12 +35,13 @@ static double run(moert_model *model, bool forward_only) {
     size_t first, count;
     moert_model_partition(SEQUENCES, test_rank, test_ranks, &first, &count);
     const int32_t *input = tokens + first * LENGTH;
-    const moert_model_batch batch = {SEQUENCES, LENGTH, input, input + 1, forward_only, NULL, 0};
+    moert_model_batch batch = {SEQUENCES, LENGTH, input, input + 1, forward_only, NULL, 0, false};
     for (size_t i = 0; i < (forward_only ? 1 : 2); i++) {
+        batch.accumulate = i > 0;
         ASSERT_OK(moert_model_forward(model, &batch));
         ASSERT_OK(moert_model_loss(model, &losses, forward_only ? 0.0 : 0.5, &result));
         if (!forward_only)
-            ASSERT_OK(moert_model_backward(model, i, 2));
+            ASSERT_OK(moert_model_backward(model, i == 1));
     }
     for (size_t b = 0; b < moert_model_block_count(model) && !forward_only; b++)
         ASSERT_OK(

@@ -27,10 +27,10 @@ static outcome run(moert_model *model, moert_aux_form form, size_t first, size_t
     outcome got = {0};
     moert_model_partition(count, test_rank, test_ranks, &own, &sequences);
     write_tokens(tokens, first + own, sequences);
-    const moert_model_batch batch = {count, LENGTH, tokens, tokens, false, NULL, 0};
+    const moert_model_batch batch = {count, LENGTH, tokens, tokens, false, NULL, 0, false};
     ASSERT_OK_ON_ALL(moert_model_forward(model, &batch));
     ASSERT_OK_ON_ALL(moert_model_loss(model, &losses, 1.0, &got.result));
-    ASSERT_OK_ON_ALL(moert_model_backward(model, 0, 1));
+    ASSERT_OK_ON_ALL(moert_model_backward(model, true));
     moert_block *block = moert_model_block(model, 2);
     ASSERT_OK_ON_ALL(moert_block_gather(block, block->gradient));
     got.floats = block->tensor[0].elements;

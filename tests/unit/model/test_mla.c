@@ -217,9 +217,9 @@ static void check(moert_latent_sizes latent, moert_rope_scheme rope, bool bias, 
     /* sets the batch, the rotary table and the buffers */
     for (size_t t = 0; t < tokens; t++)
         m.positions[t] = (int32_t)(t % length % document);
-    ASSERT_OK(moert_model_forward(model,
-                                  &(moert_model_batch){sequences, length, ids, ids, false,
-                                                       document < length ? m.positions : NULL, 0}));
+    ASSERT_OK(moert_model_forward(
+        model, &(moert_model_batch){sequences, length, ids, ids, false,
+                                    document < length ? m.positions : NULL, 0, false}));
     moert_model_layer *layer = &model->layer[0];
     fill_parameters(&m, model);
     m.x = fill(layer->normed, 0, floats, 0.0f, 1.0f, 30);

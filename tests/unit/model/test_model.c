@@ -44,7 +44,8 @@ static moert_model_batch my_sequences(const golden *g, size_t *first, size_t *co
                                g->target + *first * g->length,
                                false,
                                NULL,
-                               0};
+                               0,
+                               false};
 }
 
 static moert_model *load_model(const char *name, bool tied) {
@@ -128,11 +129,12 @@ static float *read_tensor(const moert_model *model, const char *name, bool gradi
 static void differentiate(moert_model *model, const golden *g, moert_model_result *result) {
     const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.02, 1e-3};
     size_t first, count;
-    const moert_model_batch batch = my_sequences(g, &first, &count);
+    moert_model_batch batch = my_sequences(g, &first, &count);
     for (size_t i = 0; i < 2; i++) {
+        batch.accumulate = i > 0;
         ASSERT_OK(moert_model_forward(model, &batch));
         ASSERT_OK(moert_model_loss(model, &losses, 0.5, result));
-        ASSERT_OK(moert_model_backward(model, i, 2));
+        ASSERT_OK(moert_model_backward(model, i == 1));
     }
     moert_block *outer = moert_model_block(model, 0);
     ASSERT_OK(moert_block_gather(outer, outer->gradient));
@@ -169,10 +171,11 @@ static float *forward(moert_model *model, const moert_model_batch *batch, size_t
                       size_t times) {
     const size_t vocabulary = moert_model_describe(model)->vocabulary;
     float *logits = test_alloc(tokens * vocabulary * sizeof *logits);
-    for (size_t i = 0; i < times; i++)
+    for (size_t i = 0; i < times; i++) {
         ASSERT_OK(moert_model_forward(model, batch));
-    for (size_t t = 0; t < tokens; t++)
-        ASSERT_OK(moert_model_logits(model, t, logits + t * vocabulary));
+        for (size_t t = 0; t < tokens; t++)
+            ASSERT_OK(moert_model_logits(model, t, logits + t * vocabulary));
+    }
     return logits;
 }
 
@@ -210,7 +213,7 @@ TEST(test_sequences_that_are_too_long_are_refused) {
     moert_model *model = load_model("mixtral-tiny", false);
     const size_t length = moert_model_describe(model)->max_positions + 1;
     int32_t *tokens = test_alloc(length * sizeof *tokens);
-    const moert_model_batch batch = {1, length, tokens, tokens, false, NULL, 0};
+    const moert_model_batch batch = {1, length, tokens, tokens, false, NULL, 0, false};
     moert_status status = moert_model_forward(model, &batch);
     ASSERT_ON_ALL(status == MOERT_ERROR_USAGE);
 }

@@ -54,13 +54,15 @@ static moert_model *load_model(void) {
     return model;
 }
 
-static moert_model_result step(moert_model *model, const moert_model_batch *batch,
+static moert_model_result step(moert_model *model, const moert_model_batch *given,
                                moert_aux_form form, double aux, size_t index, size_t count) {
+    moert_model_batch batch = *given;
+    batch.accumulate = index > 0;
     const moert_model_losses losses = {form, aux, aux};
     moert_model_result result;
-    ASSERT_OK(moert_model_forward(model, batch));
+    ASSERT_OK(moert_model_forward(model, &batch));
     ASSERT_OK(moert_model_loss(model, &losses, 1.0 / (double)count, &result));
-    ASSERT_OK(moert_model_backward(model, index, count));
+    ASSERT_OK(moert_model_backward(model, index + 1 == count));
     return result;
 }
 

@@ -46,7 +46,7 @@ static void host_gradient(const int32_t *token, const float *dx, size_t length, 
 
 /* Runs the backward and returns partial[S,R,H]. */
 static float *backward(const int32_t *token, const float *dx, moert_embedding_part part) {
-    const size_t tokens = part.sequences * part.length;
+    const size_t tokens = (part.first_sequence + part.sequences) * part.length;
     const size_t n = part.sequences * part.rows * part.hidden;
     part.token = upload(token, tokens * sizeof *token);
     part.dx = upload_floats(dx, tokens * part.hidden);
@@ -63,13 +63,20 @@ static void check_backward(size_t sequences, size_t length, size_t hidden, size_
     float *want = test_alloc(hidden * sizeof *want);
     float *got = backward(
         token, dx,
-        (moert_embedding_part){sequences, length, hidden, first_row, rows, NULL, NULL, NULL});
+        (moert_embedding_part){sequences, length, hidden, first_row, rows, NULL, NULL, NULL, 0});
     for (size_t s = 0; s < sequences; s++)
         for (size_t r = 0; r < rows; r++) {
             host_gradient(token + s * length, dx + s * length * hidden, length, hidden,
                           first_row + r, want);
             assert_same_bits("x", got + (s * rows + r) * hidden, want, hidden);
         }
+    if (sequences < 2)
+        return;
+    const float *last = backward(token, dx,
+                                 (moert_embedding_part){1, length, hidden, first_row, rows, NULL,
+                                                        NULL, NULL, sequences - 1});
+    assert_same_bits("x of the last sequence", last, got + (sequences - 1) * rows * hidden,
+                     rows * hidden);
 }
 
 TEST(test_backward_sums_each_row_in_token_order) {
@@ -111,7 +118,7 @@ TEST(test_backward_is_the_derivative_of_forward) {
         want[i] = (value[1] - value[0]) / (2.0 * step);
     }
     float *got = backward(
-        token, dx, (moert_embedding_part){1, LENGTH, HIDDEN, 0, VOCABULARY, NULL, NULL, NULL});
+        token, dx, (moert_embedding_part){1, LENGTH, HIDDEN, 0, VOCABULARY, NULL, NULL, NULL, 0});
     assert_close("x", got, want, VOCABULARY * HIDDEN, 1e-6, 1e-6);
 }
 
@@ -131,8 +138,8 @@ static void check_gradient(moert_span span, size_t length, size_t hidden, size_t
     moert_buffer *token_buffer = upload(token, tokens * sizeof *token);
     moert_buffer *partial = unset_floats(span.count * n);
     moert_buffer *target[2] = {upload_floats(old, size), upload_floats(old, size)};
-    ASSERT_OK(moert_embedding_backward(&(moert_embedding_part){span.count, length, hidden, 0, rows,
-                                                               token_buffer, dx_buffer, partial}));
+    ASSERT_OK(moert_embedding_backward(&(moert_embedding_part){
+        span.count, length, hidden, 0, rows, token_buffer, dx_buffer, partial, 0}));
     ASSERT_OK(moert_tree_reduce(&(moert_tree_nodes_at){span, target[0], stride, OFFSET, accumulate},
                                 n, partial));
     ASSERT_OK(moert_embedding_gradient(

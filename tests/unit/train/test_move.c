@@ -65,12 +65,15 @@ static void compute_gradients(const run *r, size_t step) {
     int32_t *token = test_alloc((count * LENGTH + 1) * sizeof *token);
     for (size_t i = 0; i <= count * LENGTH; i++)
         token[i] = (int32_t)(moert_rng_uniform(step, 9, first * LENGTH + i) * (double)vocabulary);
-    const moert_model_batch batch = {
-        .total_sequences = SEQUENCES, .length = LENGTH, .input = token, .target = token + 1};
     for (size_t i = 0; i < 2; i++) {
+        const moert_model_batch batch = {.total_sequences = SEQUENCES,
+                                         .length = LENGTH,
+                                         .input = token,
+                                         .target = token + 1,
+                                         .accumulate = i > 0};
         ASSERT_OK(moert_model_forward(r->model, &batch));
         ASSERT_OK(moert_model_loss(r->model, &losses, 0.5, &result));
-        ASSERT_OK(moert_model_backward(r->model, i, 2));
+        ASSERT_OK(moert_model_backward(r->model, i == 1));
     }
 }
 
