@@ -66,6 +66,33 @@ void moert_rng_normals(uint64_t key, uint64_t stream, uint64_t first, double dev
     moert_parallel(count, LEAST, draw, &n);
 }
 
+static uint64_t low_bits(unsigned bits) {
+    return ((uint64_t)1 << bits) - 1;
+}
+
+/* Each half, of at most 32 bits, takes in a random function of the other one in turn. */
+static uint64_t feistel(uint64_t key, uint64_t stream, unsigned bits, uint64_t value) {
+    const unsigned right_bits = bits / 2;
+    uint64_t right = value & low_bits(right_bits), left = value >> right_bits;
+    for (uint64_t round = 0; round < 4; round += 2) {
+        right ^= moert_rng_block(key, stream, round << 32 | left).word[0] & low_bits(right_bits);
+        left ^= moert_rng_block(key, stream, (round + 1) << 32 | right).word[0] &
+                low_bits(bits - right_bits);
+    }
+    return left << right_bits | right;
+}
+
+size_t moert_rng_permute(uint64_t key, uint64_t stream, size_t count, size_t index) {
+    unsigned bits = 1;
+    uint64_t value = index;
+    while (low_bits(bits) < count - 1)
+        bits++;
+    do
+        value = feistel(key, stream, bits, value);
+    while (value >= count);
+    return (size_t)value;
+}
+
 uint64_t moert_rng_stream(const char *name) {
     uint64_t hash = 0xCBF29CE484222325u;
     for (; *name != '\0'; name++)

@@ -49,6 +49,7 @@ moert_status moert_data_from_array(const moert_replay *replay, moert_data **data
 void moert_data_destroy(moert_data *data) {
     if (data == NULL)
         return;
+    moert_epochs_destroy(data->epochs);
     moert_source_close(data->source);
     free(data);
 }
@@ -59,6 +60,9 @@ moert_data_info moert_data_describe(const moert_data *data) {
                              .tokens = data->tokens,
                              .steps = data->replay.steps,
                              .batch = data->replay.batch,
+                             .rows = data->epochs != NULL ? moert_epochs_rows(data->epochs) : 0,
+                             .documents =
+                                 data->source != NULL && data->source->kind == MOERT_SOURCE_INDEXED,
                              .length = data->replay.row > 0 ? data->replay.row - 1 : 0};
 }
 
@@ -98,18 +102,24 @@ moert_status moert_data_check_length(const moert_data *data, size_t length) {
     return MOERT_OK;
 }
 
-/* target[i] = -1 where the mask says that token position + 1 + i does not count. */
-static moert_status mask_targets(const moert_source *source, size_t position, size_t length,
-                                 int32_t *target) {
-    unsigned char counts[4096];
-    for (size_t at = 0; at < length; at += sizeof counts) {
-        const size_t part = moert_min(sizeof counts, length - at);
-        MOERT_TRY(moert_source_read_mask(source, position + 1 + at, part, counts));
-        for (size_t i = 0; i < part; i++)
-            if (counts[i] == 0)
-                target[at + i] = -1;
-    }
-    return MOERT_OK;
+/* The parts of the source that are not held out. */
+static moert_range training_range(const stretches *all, size_t stretch, size_t tokens) {
+    const bool last = stretch == all->count; /* behind all stretches */
+    const size_t begin = stretch * all->tokens;
+    return (moert_range){begin, last ? tokens : begin + all->tokens - all->held};
+}
+
+moert_status moert_data_order_epochs(moert_data *data, uint64_t seed, size_t batch, size_t length) {
+    moert_range ranges[MOERT_EPOCH_RANGES];
+    if (data->source == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "%s is replayed batch by batch, and has no epochs",
+                          data->replay.name);
+    MOERT_TRY(moert_data_check_length(data, length));
+    const stretches all = divide(data, length);
+    for (size_t i = 0; i <= all.count; i++)
+        ranges[i] = training_range(&all, i, data->tokens);
+    const moert_epochs_options options = {data->source, seed, batch, length};
+    return moert_epochs_create(&options, ranges, all.count + 1, &data->epochs);
 }
 
 /* input[i] and target[i] = tokens position + i and position + i + 1. */
@@ -118,7 +128,8 @@ static moert_status read_sequence(const moert_data *data, size_t position, size_
     MOERT_TRY(moert_source_read(data->source, position, length, input));
     memcpy(target, input + 1, (length - 1) * sizeof *target);
     MOERT_TRY(moert_source_read(data->source, position + length, 1, target + length - 1));
-    return data->source->masked ? mask_targets(data->source, position, length, target) : MOERT_OK;
+    return data->source->masked ? moert_source_mask_targets(data->source, position, length, target)
+                                : MOERT_OK;
 }
 
 /* Copies a sequence of an array. */
@@ -145,8 +156,12 @@ static moert_status replay(const moert_replay *from, moert_draw draw, int32_t *i
 }
 
 moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t length,
-                                 int32_t *input, int32_t *target) {
+                                 int32_t *input, int32_t *target, int32_t *positions) {
     MOERT_TRY(moert_data_check_length(data, length));
+    if (data->epochs != NULL)
+        return moert_epochs_read(data->epochs, draw.step, draw.index, input, target, positions);
+    for (size_t i = 0; positions != NULL && i < length; i++)
+        positions[i] = (int32_t)i;
     if (data->source == NULL)
         return replay(&data->replay, draw, input, target);
     const stretches all = divide(data, length);
@@ -160,7 +175,8 @@ moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t
 void moert_data_divide(int32_t end, size_t length, const int32_t *input, int32_t *target,
                        int32_t *positions) {
     for (size_t i = 0; i < length; i++) {
-        const bool begins = i == 0 || input[i - 1] == end || (input[i] < 0 && input[i - 1] >= 0);
+        const bool begins =
+            positions[i] == 0 || input[i - 1] == end || (input[i] < 0 && input[i - 1] >= 0);
         positions[i] = begins ? 0 : positions[i - 1] + 1;
         if (input[i] == end)
             target[i] = -1;

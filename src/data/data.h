@@ -4,11 +4,11 @@
  *
  * A source is one long row of tokens, cut into up to 16 equal stretches, or fewer if the training
  * or held-out parts of the stretches would be short. The last part of every stretch is held out of
- * training, so that held-out data resembles the training data. A training sequence starts at a
- * random position of the training data. That position depends only on (seed, step, index), so any
- * rank can read any sequence. A sequence of `length` tokens reads length + 1, so that target[i] =
- * input[i + 1]. All ranks must open the same data, which moert_data_compare checks; no other call
- * is collective.
+ * training, so that held-out data resembles the training data. A training sequence is a row of an
+ * epoch, or starts at a random position of the training data. It depends only on (seed, step,
+ * index), so any rank can read any sequence. A sequence of `length` tokens reads length + 1, so
+ * that target[i] = input[i + 1]. All ranks must open the same data, which moert_data_compare
+ * checks; no other call is collective.
  */
 #pragma once
 
@@ -39,6 +39,13 @@ typedef struct moert_replay {
 } moert_replay;
 moert_status moert_data_from_array(const moert_replay *replay, moert_data **data);
 
+/*
+ * From now on training sequences follow epochs (data/epochs.h), in an order that `seed` selects. A
+ * step takes `batch` sequences of `length`. Errors: those of moert_data_check_length, ERROR_USAGE
+ * (an array), ERROR_MEMORY.
+ */
+moert_status moert_data_order_epochs(moert_data *data, uint64_t seed, size_t batch, size_t length);
+
 /* NULL is legal. */
 void moert_data_destroy(moert_data *data);
 
@@ -46,6 +53,8 @@ typedef struct moert_data_info {
     const char *identity;        /* moert_source.identity; lives as long as the data */
     size_t files, tokens;        /* numbers of files and tokens, including held-out tokens */
     size_t steps, batch, length; /* shape of an array; 0 for a source */
+    bool documents;              /* a source of tokenized documents */
+    size_t rows;                 /* sequences of an epoch; 0: no epochs */
 } moert_data_info;
 moert_data_info moert_data_describe(const moert_data *data);
 
@@ -70,18 +79,20 @@ typedef struct moert_draw {
 } moert_draw;
 
 /*
- * Reads input[length] and target[length] of a training sequence. A target of -1 does not count.
- * Errors: those of
+ * Reads input[length] and target[length] of a training sequence. A target of -1 does not count, and
+ * an input of -1 is padding. positions[length] = the tokens' distances from the first token of
+ * their document, or of the sequence in random order and in arrays; NULL is legal. Errors: those of
  * moert_data_check_length and moert_source_read; ERROR_USAGE (past the last step or the batch of an
  * array).
  */
 moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t length,
-                                 int32_t *input, int32_t *target);
+                                 int32_t *input, int32_t *target, int32_t *positions);
 
 /*
  * Divides a sequence into documents: a token equal to `end` ends its document and belongs to it,
- * and padding is a document. positions[length] become the tokens' distances from the first token of
- * their document. The token after an end is no target.
+ * and padding is a document. positions[length] hold moert_data_sequence's positions, which are kept
+ * where they start anew, and become the tokens' distances from the first token of their document.
+ * The token after an end is no target.
  */
 void moert_data_divide(int32_t end, size_t length, const int32_t *input, int32_t *target,
                        int32_t *positions);

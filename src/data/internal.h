@@ -2,13 +2,15 @@
 #pragma once
 
 #include "data/data.h"
+#include "data/epochs.h"
 
 struct moert_data {
     moert_source *source; /* NULL: an array */
     size_t tokens;        /* tokens of the source, or of all batches */
     double held_out;
-    moert_replay replay; /* the array */
-    moert_checksum sum;  /* of the array */
+    moert_replay replay;  /* the array */
+    moert_checksum sum;   /* of the array */
+    moert_epochs *epochs; /* NULL: random positions */
     char identity[MOERT_IDENTITY_BYTES];
 };
 

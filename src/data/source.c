@@ -306,6 +306,19 @@ moert_status moert_source_read_mask(const moert_source *source, size_t position,
     return MOERT_OK;
 }
 
+moert_status moert_source_mask_targets(const moert_source *source, size_t position, size_t length,
+                                       int32_t *target) {
+    unsigned char counts[4096];
+    for (size_t at = 0; at < length; at += sizeof counts) {
+        const size_t part = moert_min(sizeof counts, length - at);
+        MOERT_TRY(moert_source_read_mask(source, position + 1 + at, part, counts));
+        for (size_t i = 0; i < part; i++)
+            if (counts[i] == 0)
+                target[at + i] = -1;
+    }
+    return MOERT_OK;
+}
+
 moert_status moert_source_limit(moert_source *source, size_t vocabulary) {
     int32_t tokens[4096];
     source->vocabulary = vocabulary;

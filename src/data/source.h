@@ -79,6 +79,11 @@ moert_status moert_source_read(const moert_source *source, size_t position, size
 moert_status moert_source_read_mask(const moert_source *source, size_t position, size_t count,
                                     unsigned char *counts);
 
+/* target[length] become -1 where token position + 1 + i of a masked source does not count. Errors:
+ * those of moert_source_read_mask. */
+moert_status moert_source_mask_targets(const moert_source *source, size_t position, size_t length,
+                                       int32_t *target);
+
 /* Position of the first token of a document, or of the end for `document` = documents. In text, the
  * 0 byte after a file lies before the start of the next document. */
 size_t moert_source_start(const moert_source *source, size_t document);

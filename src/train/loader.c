@@ -33,7 +33,8 @@ static moert_status read_step(slot *s) {
     for (size_t m = 0, at = 0; m < o->micro_batches; m++)
         for (size_t i = 0; i < s->loaded.sequences; i++, at += o->length) {
             const moert_draw draw = {o->seed, s->step, m * piece + s->first + i};
-            MOERT_TRY(moert_data_sequence(o->data, draw, o->length, s->input + at, s->target + at));
+            MOERT_TRY(moert_data_sequence(o->data, draw, o->length, s->input + at, s->target + at,
+                                          s->positions != NULL ? s->positions + at : NULL));
             if (o->document_end >= 0)
                 moert_data_divide(o->document_end, o->length, s->input + at, s->target + at,
                                   s->positions + at);
@@ -63,7 +64,7 @@ static moert_status make_slot(const moert_loader_options *options, slot *s) {
     const size_t tokens = options->micro_batches * s->loaded.sequences * options->length;
     MOERT_TRY(MOERT_NEW_ARRAY(&s->input, tokens));
     MOERT_TRY(MOERT_NEW_ARRAY(&s->target, tokens));
-    if (options->document_end >= 0)
+    if (options->document_end >= 0 || moert_data_describe(options->data).rows > 0)
         MOERT_TRY(MOERT_NEW_ARRAY(&s->positions, tokens));
     s->loaded.positions = s->positions;
     s->loaded.input = s->input;

@@ -23,8 +23,8 @@ typedef struct moert_loader_options {
 typedef struct moert_loaded {
     size_t sequences;              /* of each micro-batch */
     const int32_t *input, *target; /* [micro_batches, sequences, S]; -1: see moert_data_sequence */
-    const int32_t *positions;      /* [micro_batches, sequences, S]; NULL without document_end */
-    size_t targets;                /* that count, in this rank's part */
+    const int32_t *positions; /* [micro_batches, sequences, S]; NULL: neither ends nor epochs */
+    size_t targets;           /* that count, in this rank's part */
 } moert_loaded;
 
 /* Errors: ERROR_MEMORY. */

@@ -167,6 +167,7 @@ static size_t list_numbers(const moert_metrics_row *row, moert_scalar numbers[])
                {{"lr", row->lr}, true},
                {{"tokens_per_s", row->tokens_per_s}, true},
                {{"expert_load", row->expert_load}, true},
+               {{"epoch", row->epoch}, row->epoch > 0.0},
                {{"rank_load", row->rank_load}, row->rank_load > 0.0},
                {{"heldout_loss", row->heldout_loss}, row->has_heldout},
                {{"save_held_s", row->save_held_s}, row->save_held_s > 0.0},

@@ -68,6 +68,8 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
     t->state = (moert_run_state){.seed = o->seed, .batch = o->batch, .length = o->length};
     int used =
         snprintf(t->state.data, sizeof t->state.data, "%s", moert_data_describe(t->data).identity);
+    if (moert_data_describe(t->data).rows > 0)
+        used += snprintf(t->state.data + used, sizeof t->state.data - (size_t)used, ", epochs");
     if (o->document_end != NULL)
         snprintf(t->state.data + used, sizeof t->state.data - (size_t)used, ", document end %d",
                  (int)*o->document_end);
@@ -156,6 +158,8 @@ static moert_status forward_held_out(moert_trainer *t, size_t first, size_t coun
         status = moert_data_heldout_sequence(t->data, first + own_first + i, o->eval_sequences,
                                              length, t->input + i * length, t->target + i * length);
     MOERT_TRY(moert_comm_agree(t->world, status));
+    for (size_t i = 0; i < own_count * length; i++)
+        t->positions[i] = (int32_t)(i % length);
     for (size_t i = 0; i < own_count && o->document_end != NULL; i++)
         moert_data_divide(*o->document_end, length, t->input + i * length, t->target + i * length,
                           t->positions + i * length);

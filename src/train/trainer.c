@@ -75,6 +75,7 @@ static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_mode
 
 static moert_status step(moert_trainer *t, bool *stopped) {
     const moert_trainer_options *o = t->options;
+    const size_t rows = moert_data_describe(t->data).rows;
     moert_model_result mean;
     uint64_t start = moert_clock_ns();
     moert_metrics_row row = {.step = t->state.step,
@@ -86,6 +87,8 @@ static moert_status step(moert_trainer *t, bool *stopped) {
     row.loss = mean.cross_entropy;
     row.aux_loss = mean.aux;
     row.expert_load = mean.expert_load;
+    if (rows > 0)
+        row.epoch = (double)((t->state.step + 1) * o->batch) / (double)rows;
     row.rank_load = t->rebalance != NULL ? moert_rebalance_load(t->rebalance) : 0.0;
     row.moved_experts = (double)t->moved.experts;
     row.move_s = t->moved.taken_s;

@@ -48,6 +48,7 @@ losses_near() { # NAME NAME: true if the losses of every step agree within 1e-5
 }
 
 part invariant mixtral 30 "1 local" "2 window" "4 window" "4 node" "2 staged" "3 staged" -- --batch 8
+part invariant epochs 30 "1 local" "3 window" -- --batch 8 --order epochs
 MOERT_SYNC=device part invariant devices-wait 10 "1 local" "2 window" "3 window" -- --batch 6
 part invariant micro-batches 10 "1 local" "2 window" "3 window" -- --batch 8 --micro-batches 2 --z-coef 1e-3
 part invariant uneven 10 "1 local" "4 window" "3 node" -- --batch 6
@@ -101,17 +102,21 @@ replicas() {
 }
 part replicas
 
+# resumed NAME OPTION...: a run on 3 ranks, resumed on 4, must have the bits of NAME-1-local, of 30 steps
 resumed() {
-    train resumed 3 window --batch 8 --steps 30 --save-every 15 --eval-every 30 &&
-        mv "$all/resumed/checkpoints"/*30 "$all/uninterrupted" &&
-        MOERT_LOG=info train resumed 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --resume auto &&
+    local reference=$all/$1-1-local run=resumed-$1 whole=$all/uninterrupted-$1
+    shift
+    train "$run" 3 window --batch 8 --steps 30 --save-every 15 --eval-every 30 "$@" &&
+        mv "$all/$run/checkpoints"/*30 "$whole" &&
+        MOERT_LOG=info train "$run" 4 window --batch 8 --steps 30 --save-every 30 --eval-every 30 --resume auto "$@" &&
         grep -q 'resumed from .* at step 15' "$log" &&
-        diff -r "$all/uninterrupted" "$all/resumed/checkpoints"/*30 >>"$log" 2>&1 &&
-        diff -r "$all/uninterrupted" "$all/mixtral-1-local/checkpoints"/*30 >>"$log" 2>&1 &&
-        diff <(digits "$all/resumed") <(digits "$all/mixtral-1-local") >>"$log" 2>&1
-    verdict $? "resume: 15 steps on 3 ranks and 15 on 4 give the bits of 30 on 1"
+        diff -r "$whole" "$all/$run/checkpoints"/*30 >>"$log" 2>&1 &&
+        diff -r "$whole" "$reference/checkpoints"/*30 >>"$log" 2>&1 &&
+        diff <(digits "$all/$run") <(digits "$reference") >>"$log" 2>&1
+    verdict $? "$run: 15 steps on 3 ranks and 15 on 4 give the bits of 30 on 1"
 }
-part resumed
+part resumed mixtral
+part resumed epochs --order epochs
 
 # a checkpoint of EP 2 x EDP 2, of which each rank has written its shards, is resumed with the same and with other arrangements
 rearranged() {

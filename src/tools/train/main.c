@@ -23,7 +23,7 @@ static const char *model_path, *token_file, *prompt, *gradients_path, *logits_pa
 static moert_option_list data_paths;
 static size_t model_file_mb, token_bits, ep, sample_bytes, spare_slots;
 static double held_out, temperature, save_rate;
-static unsigned schedule_kind, aux_form, save_mode;
+static unsigned schedule_kind, aux_form, save_mode, order;
 static moert_compute_choice compute_choice;
 static moert_memory_choice memory_choice;
 
@@ -55,6 +55,9 @@ static const moert_option options[] = {
     {"document-end", MOERT_OPTION_STRING, &document_end, NULL, NULL,
      "token that ends a document inside a sequence, which attention and positions then respect, or "
      "none; default for --data: eos_token_id of --model"},
+    {"order", MOERT_OPTION_CHOICE, &order, "auto", "auto|epochs|random",
+     "epochs use every token of every document once; random: each sequence starts anywhere; auto: "
+     "epochs of a Megatron dataset, else random"},
     {"held-out", MOERT_OPTION_FLOAT, &held_out, "0.05", "0..0.9",
      "part of the data kept for the held-out loss"},
     {.help = "Training"},
@@ -218,7 +221,10 @@ static moert_status open_data(moert_train_data *data) {
         trainer.length = info.length > 0 ? info.length : 128;
     if (trainer.steps == SIZE_MAX)
         trainer.steps = info.steps > 0 ? info.steps : 100;
-    return MOERT_OK;
+    enum { AUTO, EPOCHS };
+    return order == EPOCHS || (order == AUTO && info.documents)
+               ? moert_data_order_epochs(data->data, trainer.seed, trainer.batch, trainer.length)
+               : MOERT_OK;
 }
 
 /* Reads or makes the model's config; not collective. */
@@ -314,6 +320,11 @@ static moert_status train(moert_context *context, moert_mesh *mesh,
         moert_program_say(context, "documents end with token %d%s\n", (int)end_token,
                           document_end == NULL ? ", the model's eos_token_id (--document-end)"
                                                : "");
+    const size_t rows = moert_data_describe(data).rows;
+    if (rows > 0)
+        moert_program_say(context, "an epoch has %zu sequences; %zu steps are %.4g epochs\n", rows,
+                          trainer.steps,
+                          (double)trainer.steps * (double)trainer.batch / (double)rows);
     if (config->prediction_layers > 0)
         moert_program_say(context, "%s has %zu multi-token-prediction layers, which are left out\n",
                           model_path, config->prediction_layers);

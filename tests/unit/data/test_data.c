@@ -208,21 +208,21 @@ TEST(test_a_sequence_depends_on_seed_step_and_index_only) {
     size_t same = 0, upper = 0;
     for (size_t i = 0; i < 200; i++) {
         const moert_draw draw = {.seed = 3, .step = i / 8, .index = i % 8};
-        ASSERT_OK(moert_data_sequence(data, draw, DRAWN, input, target));
+        ASSERT_OK(moert_data_sequence(data, draw, DRAWN, input, target, NULL));
         for (size_t j = 0; j < DRAWN; j++) {
             assert_int_equal(input[j], input[0] + (int32_t)j);
             assert_int_equal(target[j], input[j] + 1);
         }
         assert_true(!is_held_out(input[0]) && !is_held_out(target[DRAWN - 1]));
         upper += input[0] > TOKENS / 2;
-        ASSERT_OK(moert_data_sequence(again, draw, DRAWN, other, target));
+        ASSERT_OK(moert_data_sequence(again, draw, DRAWN, other, target, NULL));
         assert_memory_equal(input, other, sizeof input);
         ASSERT_OK(moert_data_sequence(data, (moert_draw){.seed = 4, .step = i / 8, .index = i % 8},
-                                      DRAWN, other, target));
+                                      DRAWN, other, target, NULL));
         same += other[0] == input[0];
         ASSERT_OK(moert_data_sequence(data,
                                       (moert_draw){.seed = 3, .step = i / 8 + 1, .index = i % 8},
-                                      DRAWN, other, target));
+                                      DRAWN, other, target, NULL));
         same += other[0] == input[0];
     }
     assert_true(same < 3);
@@ -236,12 +236,13 @@ TEST(test_too_little_data_is_refused) {
     moert_data *data = open_text(&path, 1, 0.05);
     /* the file has room for two sequences of 4 + 1 tokens */
     ASSERT_OK(moert_data_check_length(data, 4));
-    ASSERT_OK(moert_data_sequence(data, draw, 4, input, target));
+    ASSERT_OK(moert_data_sequence(data, draw, 4, input, target, NULL));
     assert_int_equal(input[0], '0');
     ASSERT_OK(moert_data_heldout_sequence(data, 0, 1, 4, input, target));
     assert_int_equal(input[0], '5');
     ASSERT_FAILS(moert_data_check_length(data, 5), MOERT_ERROR_MISMATCH, "10 tokens");
-    ASSERT_FAILS(moert_data_sequence(data, draw, 5, input, target), MOERT_ERROR_MISMATCH, "few");
+    ASSERT_FAILS(moert_data_sequence(data, draw, 5, input, target, NULL), MOERT_ERROR_MISMATCH,
+                 "few");
     ASSERT_FAILS(moert_data_check_length(data, 0), MOERT_ERROR_USAGE, "at least one");
     ASSERT_FAILS(moert_data_heldout_sequence(data, 1, 1, 4, input, target), MOERT_ERROR_USAGE,
                  "1 of 1");
@@ -256,7 +257,8 @@ TEST(test_raw_files_are_checked) {
     const char *path = write_file("wide", wide, sizeof wide);
     moert_data *data = open_raw(path, 32, 0.0);
     int32_t input[1], target[1];
-    ASSERT_FAILS(moert_data_sequence(data, (moert_draw){0}, 1, input, target), MOERT_ERROR_MISMATCH,
+    ASSERT_FAILS(moert_data_sequence(data, (moert_draw){0}, 1, input, target, NULL),
+                 MOERT_ERROR_MISMATCH,
                  "position 2: token 3000000000 is not below the vocabulary of 2147483648");
     ASSERT_FAILS(moert_data_check_vocabulary(data, 100000), MOERT_ERROR_MISMATCH,
                  "wide, position 2: token 3000000000");
@@ -291,13 +293,13 @@ TEST(test_an_array_is_replayed_and_ends) {
     for (size_t s = 0; s < STEPS; s++)
         for (size_t b = 0; b < BATCH; b++) {
             const moert_draw draw = {.seed = s, .step = s, .index = b};
-            ASSERT_OK(moert_data_sequence(data, draw, LENGTH, input, target));
+            ASSERT_OK(moert_data_sequence(data, draw, LENGTH, input, target, NULL));
             assert_memory_equal(input, tokens + (s * BATCH + b) * (LENGTH + 1), sizeof input);
             assert_memory_equal(target, tokens + (s * BATCH + b) * (LENGTH + 1) + 1, sizeof input);
         }
-    ASSERT_FAILS(moert_data_sequence(data, (moert_draw){.step = 3}, LENGTH, input, target),
+    ASSERT_FAILS(moert_data_sequence(data, (moert_draw){.step = 3}, LENGTH, input, target, NULL),
                  MOERT_ERROR_USAGE, "the file holds 3 batches");
-    ASSERT_FAILS(moert_data_sequence(data, (moert_draw){.index = 2}, LENGTH, input, target),
+    ASSERT_FAILS(moert_data_sequence(data, (moert_draw){.index = 2}, LENGTH, input, target, NULL),
                  MOERT_ERROR_USAGE, "2 sequences");
     ASSERT_FAILS(moert_data_check_length(data, 5), MOERT_ERROR_MISMATCH, "4 tokens, not 5");
     ASSERT_OK(moert_data_check_vocabulary(data, 30));
@@ -322,7 +324,7 @@ TEST(test_masked_tokens_are_no_targets) {
     ASSERT_OK(moert_source_open(&path, 1, 16, &source));
     ASSERT_OK(moert_data_from_source(source, 0.0, &data));
     owned(data, destroy);
-    ASSERT_OK(moert_data_sequence(data, (moert_draw){0}, 3, input, target));
+    ASSERT_OK(moert_data_sequence(data, (moert_draw){0}, 3, input, target, NULL));
     assert_memory_equal(input, ((const int32_t[]){5, 6, 7}), sizeof input);
     assert_memory_equal(target, ((const int32_t[]){-1, -1, 8}), sizeof target);
 }
@@ -334,7 +336,7 @@ TEST(test_targets_of_an_array_replace_the_next_tokens) {
     moert_data *data;
     ASSERT_OK(moert_data_from_array(&from, &data));
     owned(data, destroy);
-    ASSERT_OK(moert_data_sequence(data, (moert_draw){0}, 2, input, target));
+    ASSERT_OK(moert_data_sequence(data, (moert_draw){0}, 2, input, target, NULL));
     assert_memory_equal(input, tokens, sizeof input);
     assert_int_equal(target[0], -1);
     assert_int_equal(target[1], 7);

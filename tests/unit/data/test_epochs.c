@@ -1,0 +1,196 @@
+// run: np=1 device=0 sanitize=1
+/* Epochs use every token of every document once, in an order that depends on the seed alone. */
+#include "base/memory.h"
+#include "base/rng.h"
+#include "data/data.h"
+#include "support/files.h"
+
+enum { DOCUMENTS = 300, LENGTH = 16, BATCH = 6, MOST = DOCUMENTS * 40 };
+
+static void destroy(void *data) {
+    moert_data_destroy(data);
+}
+
+static size_t put(unsigned char *image, size_t at, const void *value, size_t bytes) {
+    memcpy(image + at, value, bytes);
+    return at + bytes;
+}
+
+/* Documents of 0 to 39 tokens; token i of the dataset is i. Returns the number of tokens. */
+static size_t write_documents(const char *name) {
+    static unsigned char image[34 + 20 * DOCUMENTS + 8];
+    static int32_t tokens[MOST];
+    int32_t lengths[DOCUMENTS];
+    int64_t positions[DOCUMENTS], firsts[DOCUMENTS + 1];
+    char file[64];
+    const uint64_t header[] = {1, DOCUMENTS, DOCUMENTS + 1};
+    size_t count = 0;
+    for (size_t d = 0; d < DOCUMENTS; d++) {
+        lengths[d] = (int32_t)(moert_rng_uniform(1, 2, d) * 40.0);
+        positions[d] = (int64_t)(4 * count);
+        firsts[d] = (int64_t)d;
+        count += (size_t)lengths[d];
+    }
+    firsts[DOCUMENTS] = DOCUMENTS;
+    for (size_t i = 0; i < count; i++)
+        tokens[i] = (int32_t)i;
+    size_t at = put(image, 0, "MMIDIDX\0", 9);
+    at = put(image, at, &header[0], 8);
+    at = put(image, at, "\4", 1);
+    at = put(image, at, &header[1], 16);
+    at = put(image, at, lengths, sizeof lengths);
+    at = put(image, at, positions, sizeof positions);
+    at = put(image, at, firsts, sizeof firsts);
+    snprintf(file, sizeof file, "%s.idx", name);
+    write_file(file, image, at);
+    snprintf(file, sizeof file, "%s.bin", name);
+    write_file(file, tokens, count * sizeof *tokens);
+    return count;
+}
+
+static moert_data *open_documents(const char *name, double held_out, uint64_t seed) {
+    const char *path = in_directory(name);
+    moert_source *source;
+    moert_data *data;
+    ASSERT_OK(moert_source_open(&path, 1, 16, &source));
+    ASSERT_OK(moert_data_from_source(source, held_out, &data));
+    owned(data, destroy);
+    ASSERT_OK(moert_data_order_epochs(data, seed, BATCH, LENGTH));
+    return data;
+}
+
+typedef struct uses {
+    unsigned input[MOST], target[MOST]; /* how often a token was one */
+    int32_t at[MOST];                   /* its last position */
+    size_t padding;
+} uses;
+
+static void count_row(const int32_t *input, const int32_t *target, const int32_t *positions,
+                      uses *of) {
+    for (size_t i = 0; i < LENGTH; i++) {
+        if (input[i] < 0) {
+            assert_int_equal(target[i], -1);
+            of->padding++;
+            continue;
+        }
+        of->input[input[i]]++;
+        of->at[input[i]] = positions[i];
+        assert_int_equal(positions[i], positions[i] == 0 ? 0 : positions[i - 1] + 1);
+        assert_true(positions[i] == 0 || input[i] == input[i - 1] + 1);
+        assert_true(target[i] == -1 || target[i] == input[i] + 1);
+        if (target[i] >= 0)
+            of->target[target[i]]++;
+    }
+}
+
+/* Counts the uses of each token in sequences [first, first + count) of a training. */
+static void count_uses(const moert_data *data, size_t first, size_t count, uses *of) {
+    memset(of, 0, sizeof *of);
+    for (size_t n = first; n < first + count; n++) {
+        int32_t input[LENGTH], target[LENGTH], positions[LENGTH];
+        ASSERT_OK(moert_data_sequence(data, (moert_draw){.step = n / BATCH, .index = n % BATCH},
+                                      LENGTH, input, target, positions));
+        count_row(input, target, positions, of);
+    }
+}
+
+TEST(test_two_epochs_use_every_token_twice) {
+    static uses of;
+    const size_t tokens = write_documents("all");
+    const moert_data *data = open_documents("all", 0.0, 5);
+    const char *path = in_directory("all");
+    const size_t rows = moert_data_describe(data).rows;
+    assert_int_equal(rows, moert_ceil_div(tokens, LENGTH));
+    for (size_t epochs = 1; epochs <= 2; epochs++) {
+        count_uses(data, 0, epochs * rows, &of);
+        for (size_t i = 0; i < tokens; i++)
+            assert_int_equal(of.input[i], epochs);
+        assert_int_equal(of.padding, epochs * (rows * LENGTH - tokens));
+    }
+    moert_source *source;
+    ASSERT_OK(moert_source_open(&path, 1, 16, &source));
+    for (size_t d = 0; d < DOCUMENTS; d++) /* all but a document's first token are targets */
+        for (size_t i = 0; i < moert_source_length(source, d); i++)
+            assert_int_equal(of.target[moert_source_start(source, d) + i], i > 0 ? 2 : 0);
+    moert_source_close(source);
+}
+
+TEST(test_held_out_tokens_are_in_no_epoch) {
+    static uses of;
+    const size_t tokens = write_documents("held");
+    const moert_data *data = open_documents("held", 0.1, 5);
+    size_t held = 0;
+    count_uses(data, moert_data_describe(data).rows, moert_data_describe(data).rows, &of);
+    for (size_t i = 0; i < tokens; i++) {
+        assert_in_range(of.input[i], 0, 1);
+        assert_true(of.target[i] <= of.input[i]);
+        held += of.input[i] == 0;
+    }
+    assert_in_range(held, tokens / 11, tokens / 9);
+}
+
+TEST(test_masked_documents_that_fit_into_a_row_are_not_cut) {
+    static uses of;
+    static char mask[MOST];
+    const size_t tokens = write_documents("whole");
+    memset(mask, 1, tokens);
+    write_file("whole.mask.bin", mask, tokens);
+    const moert_data *data = open_documents("whole", 0.0, 5);
+    const char *path = in_directory("whole");
+    moert_source *source;
+    ASSERT_OK(moert_source_open(&path, 1, 16, &source));
+    count_uses(data, 0, moert_data_describe(data).rows, &of);
+    for (size_t i = 0; i < tokens; i++)
+        assert_int_equal(of.input[i], 1);
+    for (size_t d = 0; d < DOCUMENTS; d++) {
+        const size_t length = moert_source_length(source, d), start = moert_source_start(source, d);
+        for (size_t i = 0; i < length && length <= LENGTH; i++)
+            assert_int_equal(of.at[start + i], i);
+    }
+    assert_true(of.padding > 0);
+    moert_source_close(source);
+}
+
+TEST(test_the_order_depends_on_the_seed_and_the_epoch_only) {
+    write_documents("order");
+    const moert_data *data = open_documents("order", 0.05, 5),
+                     *again = open_documents("order", 0.05, 5),
+                     *other = open_documents("order", 0.05, 6);
+    const size_t rows = moert_data_describe(data).rows;
+    size_t same_seed = 0, same_epoch = 0;
+    for (size_t n = 0; n < rows; n++) { /* one object in order, the other one in reverse */
+        int32_t rows_of[4][LENGTH], target[LENGTH];
+        const size_t last = rows - 1 - n, next = n + rows;
+        ASSERT_OK(moert_data_sequence(data, (moert_draw){0, n / BATCH, n % BATCH}, LENGTH,
+                                      rows_of[0], target, NULL));
+        ASSERT_OK(moert_data_sequence(again, (moert_draw){0, last / BATCH, last % BATCH}, LENGTH,
+                                      rows_of[1], target, NULL));
+        ASSERT_OK(moert_data_sequence(again, (moert_draw){0, n / BATCH, n % BATCH}, LENGTH,
+                                      rows_of[1], target, NULL));
+        assert_memory_equal(rows_of[0], rows_of[1], sizeof rows_of[0]);
+        ASSERT_OK(moert_data_sequence(other, (moert_draw){0, n / BATCH, n % BATCH}, LENGTH,
+                                      rows_of[2], target, NULL));
+        ASSERT_OK(moert_data_sequence(data, (moert_draw){0, next / BATCH, next % BATCH}, LENGTH,
+                                      rows_of[3], target, NULL));
+        same_seed += memcmp(rows_of[0], rows_of[2], sizeof rows_of[0]) == 0;
+        same_epoch += memcmp(rows_of[0], rows_of[3], sizeof rows_of[0]) == 0;
+    }
+    assert_true(same_seed < rows / 20 && same_epoch < rows / 20);
+}
+
+TEST(test_a_permutation_has_every_number_once) {
+    static const size_t counts[] = {1, 2, 3, 7, 64, 1000, 1025};
+    for (size_t c = 0; c < MOERT_COUNT(counts); c++) {
+        bool seen[1025] = {false};
+        size_t in_place = 0;
+        for (size_t i = 0; i < counts[c]; i++) {
+            const size_t at = moert_rng_permute(7, 8, counts[c], i);
+            assert_true(at < counts[c] && !seen[at]);
+            seen[at] = true;
+            in_place += at == i;
+        }
+        assert_true(in_place <= 10 || counts[c] <= 10);
+    }
+}
+
+TESTS(make_test_directory, remove_test_directory)
