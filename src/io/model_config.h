@@ -163,3 +163,6 @@ static inline bool moert_layer_is_moe(const moert_model_config *config, size_t l
 /* *text = config.json of a new model as transformers 5 reads it; the caller frees it. Equal configs
  * give equal bytes, and reading the text gives the config back. */
 moert_status moert_model_config_text(const moert_model_config *config, char **text);
+/* *changed = a config.json's text whose dtype is `dtype`, such as "bfloat16"; the caller frees it.
+ * Errors: ERROR_FORMAT, ERROR_MEMORY. */
+moert_status moert_model_config_retype(const char *text, const char *dtype, char **changed);

@@ -1,6 +1,7 @@
 /* Checks the config of a whole language model, and writes the config.json of a new one. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 #include "io/families.h"
@@ -146,5 +147,21 @@ moert_status moert_model_config_text(const moert_model_config *config, char **te
                         JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(15), text);
     json_decref(root);
     json_decref(more);
+    return status;
+}
+
+moert_status moert_model_config_retype(const char *text, const char *dtype, char **changed) {
+    static const char *const keys[] = {"dtype", "torch_dtype"}; /* of transformers 5, and older */
+    json_t *root;
+    bool named = false, whole = true;
+    MOERT_TRY(moert_json_parse("config.json", "the model config", text, strlen(text), &root));
+    for (size_t i = 0; i < MOERT_COUNT(keys); i++)
+        if (json_object_get(root, keys[i]) != NULL || (i + 1 == MOERT_COUNT(keys) && !named)) {
+            whole &= json_object_set_new(root, keys[i], json_string(dtype)) == 0;
+            named = true;
+        }
+    const moert_status status = moert_json_text("config.json", whole ? root : NULL,
+                                                JSON_INDENT(2) | JSON_REAL_PRECISION(15), changed);
+    json_decref(root);
     return status;
 }

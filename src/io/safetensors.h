@@ -123,6 +123,10 @@ void moert_writer_watch(moert_tensor_writer *writer, moert_manifest *manifest);
  * ERROR_USAGE for an unknown name or beyond the last element. */
 moert_status moert_writer_put(moert_tensor_writer *writer, const char *name, size_t first,
                               size_t count, const void *data);
+/* Like moert_writer_put for a tensor in F32, or in BF16, to which it rounds to nearest even. Errors
+ * also: ERROR_MEMORY. */
+moert_status moert_writer_put_floats(moert_tensor_writer *writer, const char *name, size_t first,
+                                     size_t count, const float *values);
 /* Flushes to disk (fsync), closes the file and frees the writer, even on failure. ERROR_IO, for
  * example on a full disk. */
 moert_status moert_writer_close(moert_tensor_writer *writer);

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/dtype.h"
 #include "base/memory.h"
 #include "base/phase.h"
 #include "io/internal.h"
@@ -266,11 +267,15 @@ static moert_status flush_often(moert_tensor_writer *writer, size_t bytes) {
     return MOERT_OK;
 }
 
+static const placed_tensor *find_placed(const moert_tensor_writer *writer, const char *name) {
+    const placed_tensor key = {.spec.name = name};
+    return bsearch(&key, writer->tensors, writer->count, sizeof *writer->tensors,
+                   moert_compare_names);
+}
+
 moert_status moert_writer_put(moert_tensor_writer *writer, const char *name, size_t first,
                               size_t count, const void *data) {
-    const placed_tensor key = {.spec.name = name};
-    const placed_tensor *tensor =
-        bsearch(&key, writer->tensors, writer->count, sizeof *writer->tensors, moert_compare_names);
+    const placed_tensor *tensor = find_placed(writer, name);
     if (tensor == NULL)
         return MOERT_FAIL(ERROR_USAGE, "%s: was laid out without a tensor '%.200s'", writer->path,
                           name);
@@ -281,6 +286,25 @@ moert_status moert_writer_put(moert_tensor_writer *writer, const char *name, siz
     MOERT_TRY(write_all(writer, name, data, count * each,
                         writer->header_bytes + tensor->begin + first * each));
     return flush_often(writer, count * each);
+}
+
+moert_status moert_writer_put_floats(moert_tensor_writer *writer, const char *name, size_t first,
+                                     size_t count, const float *values) {
+    enum { PIECE = MOERT_PIECE_BYTES / sizeof(uint16_t) };
+    const placed_tensor *tensor = find_placed(writer, name);
+    moert_status status = MOERT_OK;
+    uint16_t *rounded;
+    if (tensor == NULL || tensor->spec.type != MOERT_FILE_BF16)
+        return moert_writer_put(writer, name, first, count, values);
+    MOERT_TRY(MOERT_NEW_ARRAY(&rounded, moert_min(count, PIECE)));
+    for (size_t done = 0, part; status == MOERT_OK && done < count; done += part) {
+        part = moert_min(count - done, PIECE);
+        for (size_t i = 0; i < part; i++)
+            rounded[i] = (uint16_t)moert_dtype_encode(MOERT_DTYPE_BF16, values[done + i]);
+        status = moert_writer_put(writer, name, first + done, part, rounded);
+    }
+    free(rounded);
+    return status;
 }
 
 moert_status moert_writer_close(moert_tensor_writer *writer) {

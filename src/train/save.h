@@ -63,8 +63,9 @@ typedef struct moert_saved {
 moert_saved moert_saver_last(const moert_saver *saver);
 
 /* Writes config.json (the given text) and model.safetensors to the new directory `path`; replaces
- * an older one. With file_bytes above 0, splits the weights into files of at most that size, as
+ * an older one. `type` of the weights is F32 or BF16, to which they are rounded; config.json then
+ * says so. With file_bytes above 0, splits the weights into files of at most that size, as
  * far as tensors fit, with an index, as transformers does. Collective. Errors: those of
  * moert_saver_write. */
-moert_status moert_model_save(moert_model *model, const char *config_text, size_t file_bytes,
-                              const char *path);
+moert_status moert_model_save(moert_model *model, const char *config_text, moert_file_type type,
+                              size_t file_bytes, const char *path);

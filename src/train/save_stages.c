@@ -24,7 +24,7 @@ static bool is_checkpoint(const moert_saver *s) {
 /* ---- the files ---- */
 
 static size_t spec_bytes(const moert_tensor_spec *spec) {
-    size_t bytes = sizeof(float);
+    size_t bytes = moert_file_type_bytes(spec->type);
     for (size_t i = 0; i < spec->rank; i++)
         bytes *= spec->shape[i];
     return bytes;

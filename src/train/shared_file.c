@@ -46,7 +46,7 @@ moert_status moert_put_floats(moert_tensor_writer *writer, const char *name, siz
         status =
             moert_buffer_read(buffer, (at + done) * sizeof *values, values, part * sizeof *values);
         if (status == MOERT_OK)
-            status = moert_writer_put(writer, name, first + done, part, values);
+            status = moert_writer_put_floats(writer, name, first + done, part, values);
     }
     free(values);
     return status;

@@ -72,8 +72,9 @@ static moert_status put_transposed(moert_tensor_writer *writer, const char *name
     moert_status status =
         moert_buffer_read(buffer, at * sizeof *values, values, shard.count * sizeof *values);
     while (status == MOERT_OK && moert_file_runs_next(&runs, PIECE))
-        status = moert_writer_put(writer, name, runs.first, runs.count,
-                                  moert_file_runs_gather(&runs, values, values + shard.count));
+        status =
+            moert_writer_put_floats(writer, name, runs.first, runs.count,
+                                    moert_file_runs_gather(&runs, values, values + shard.count));
     free(values);
     return status;
 }

@@ -23,7 +23,7 @@ static const char *model_path, *token_file, *prompt, *gradients_path, *logits_pa
 static moert_option_list data_paths;
 static size_t model_file_mb, token_bits, ep, sample_bytes, spare_slots;
 static double held_out, temperature, save_rate;
-static unsigned schedule_kind, aux_form, save_mode, order;
+static unsigned schedule_kind, aux_form, save_mode, save_dtype, order;
 static moert_compute_choice compute_choice;
 static moert_memory_choice memory_choice;
 
@@ -123,6 +123,8 @@ static const moert_option options[] = {
      "steps between checkpoints; 0 = none"},
     {"save-dir", MOERT_OPTION_STRING, &trainer.save_dir, NULL, NULL,
      "directory for the checkpoints, such as one on a faster file system; default OUT/checkpoints"},
+    {"save-dtype", MOERT_OPTION_CHOICE, &save_dtype, "f32", "f32|bf16",
+     "of the weights in OUT/model, rounded to nearest; checkpoints keep all bits"},
     {"model-file-mb", MOERT_OPTION_UINT, &model_file_mb, "0", "0..1000000000",
      "split the model's weights into files of at most this number of MB, with an index; 0 = one "
      "file"},
@@ -280,8 +282,9 @@ static moert_status finish(moert_context *context, moert_model *model) {
         return MOERT_OK;
     char *path;
     MOERT_TRY(moert_text_path(&path, "%s/model", trainer.out));
-    const moert_status status =
-        moert_model_save(model, trainer.config_text, 1000000 * model_file_mb, path);
+    const moert_status status = moert_model_save(model, trainer.config_text,
+                                                 save_dtype == 1 ? MOERT_FILE_BF16 : MOERT_FILE_F32,
+                                                 1000000 * model_file_mb, path);
     if (status == MOERT_OK)
         moert_program_say(context, "model   %s\n", path);
     free(path);

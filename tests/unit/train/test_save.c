@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/dtype.h"
 #include "base/phase.h"
 #include "base/rng.h"
 #include "io/durable.h"
@@ -163,12 +164,40 @@ TEST(test_a_save_that_is_given_up_leaves_nothing) {
     ASSERT_ON_ALL(!exists("dropped", "step-00000001.tmp") && !exists("dropped", "step-00000001"));
 }
 
+TEST(test_a_model_saved_as_bf16_has_rounded_weights) {
+    open_checkpoint();
+    const char *exact = titled("%s/exact", directory), *rounded = titled("%s/rounded", directory);
+    ASSERT_OK_ON_ALL(
+        moert_model_save(model, "{\"torch_dtype\": \"float32\"}", MOERT_FILE_F32, 0, exact));
+    ASSERT_OK_ON_ALL(
+        moert_model_save(model, "{\"torch_dtype\": \"float32\"}", MOERT_FILE_BF16, 40000, rounded));
+    if (test_rank != 0)
+        return;
+    const moert_tensors *want = open_tensors(exact), *got = open_tensors(rounded);
+    assert_int_equal(moert_tensors_count(want), moert_tensors_count(got));
+    for (size_t i = 0; i < moert_tensors_count(want); i++) {
+        const moert_tensor *a = moert_tensors_at(want, i), *b = moert_tensors_at(got, i);
+        const size_t count = a->elements;
+        float *x = test_alloc(count * sizeof *x), *y = test_alloc(count * sizeof *y);
+        assert_true(strcmp(a->name, b->name) == 0 && b->type == MOERT_FILE_BF16);
+        ASSERT_OK(moert_tensor_read_f32(a, 0, count, x));
+        ASSERT_OK(moert_tensor_read_f32(b, 0, count, y));
+        for (size_t k = 0; k < count; k++)
+            assert_true(y[k] == moert_dtype_decode(MOERT_DTYPE_BF16,
+                                                   moert_dtype_encode(MOERT_DTYPE_BF16, x[k])));
+    }
+    char *text;
+    ASSERT_OK(moert_read_text(titled("%s/config.json", rounded), 1000, &text));
+    assert_non_null(strstr(text, "\"torch_dtype\": \"bfloat16\""));
+    free(text);
+}
+
 TEST(test_a_model_in_several_files_has_the_weights_of_one_file) {
     enum { FILE_BYTES = 40000 };
     open_checkpoint();
     const char *one = titled("%s/one", directory), *split = titled("%s/split", directory);
-    ASSERT_OK_ON_ALL(moert_model_save(model, "{}", 0, one));
-    ASSERT_OK_ON_ALL(moert_model_save(model, "{}", FILE_BYTES, split));
+    ASSERT_OK_ON_ALL(moert_model_save(model, "{}", MOERT_FILE_F32, 0, one));
+    ASSERT_OK_ON_ALL(moert_model_save(model, "{}", MOERT_FILE_F32, FILE_BYTES, split));
     if (test_rank != 0)
         return;
     size_t bytes;
