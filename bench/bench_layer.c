@@ -193,9 +193,11 @@ static void release(bench *b) {
 static moert_status call(bench *b, int operation) {
     moert_pass *pass;
     MOERT_TRY(moert_layer_forward(b->layer, &b->batch, b->buffer[X], b->buffer[Y], &pass));
-    const moert_status status = operation == FORWARD
-                                    ? MOERT_OK
-                                    : moert_pass_backward(pass, b->buffer[DY], NULL, b->buffer[DX]);
+    moert_status status = MOERT_OK;
+    if (operation == FORWARD_BACKWARD)
+        status = moert_pass_backward(pass, b->buffer[DY], NULL, b->buffer[DX]);
+    if (operation == FORWARD_BACKWARD && status == MOERT_OK)
+        status = moert_layer_reduce(b->layer, true);
     moert_pass_destroy(pass);
     return status;
 }

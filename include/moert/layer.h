@@ -176,9 +176,10 @@ typedef struct moert_layer_losses {
  * dx = gradient of the pass's x, from dy. Also computes the gradients of this rank's experts
  * (unless deferred), and this rank's tree nodes of the replicated tensors' gradients. losses may be
  * NULL. dy must not change until backward (and wgrad) is done. dx must not overlap x, nor dy if the
- * layer has a shared expert. A backward that does not accumulate discards gradients that have not
- * been reduced. Errors: ERROR_USAGE (no forward, a reduction is missing, buffers), and those of
- * forward. After ERROR_USAGE the pass may be used again.
+ * layer has a shared expert. Between two backwards of a layer comes
+ * moert_layer_reduce, also where the second does not accumulate. Errors: ERROR_USAGE (no forward,
+ * a reduction is missing, buffers), and those of forward. After ERROR_USAGE the pass may be used
+ * again.
  */
 MOERT_API moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
                                            const moert_layer_losses *losses, moert_buffer *dx);

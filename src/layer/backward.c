@@ -243,14 +243,13 @@ static moert_status check_backward(const moert_pass *pass, const moert_buffer *d
 
 /* Checks the order of the calls of a layer. All ranks make the same calls, so no rank is alone with
  * a failure. */
-static moert_status check_order(const moert_pass *pass, bool accumulate) {
+static moert_status check_order(const moert_pass *pass) {
     MOERT_REQUIRE(pass);
     if (pass->stage != STAGE_FORWARD)
         return MOERT_FAIL(ERROR_USAGE, "moert_pass_backward without a forward before it");
-    if (accumulate && pass->layer->unreduced)
-        return MOERT_FAIL(ERROR_USAGE,
-                          "moert_layer_reduce is missing between the last backward and "
-                          "this one, which accumulates");
+    if (pass->layer->unreduced)
+        return MOERT_FAIL(ERROR_USAGE, "moert_layer_reduce is missing between the last backward "
+                                       "and this one");
     return MOERT_OK;
 }
 
@@ -262,7 +261,7 @@ moert_status moert_pass_backward(moert_pass *pass, const moert_buffer *dy,
     moert_buffer *dlogits = NULL;
     moert_status status = MOERT_OPTIONS_TAKE(moert_layer_losses, MOERT_LAYER_LOSSES_INIT, &taken,
                                              losses != NULL ? losses : &none);
-    MOERT_TRY(check_order(pass, taken.accumulate));
+    MOERT_TRY(check_order(pass));
     if (status == MOERT_OK)
         status = check_backward(pass, dy, &taken, dx);
     moert_layer *layer = pass->layer;
