@@ -103,7 +103,7 @@ after_checkpoint() {
     local newest=0
     while kill -0 "$job" && [ "$newest" -le "$seen" ]; do
         sleep 0.1
-        newest=$(ls "$tmp/run/checkpoints" 2>/dev/null | sed -nE 's/^step-0*([0-9]+)$/\1/p' | sort -n | tail -n 1)
+        newest=$(ls "$tmp/saves" 2>/dev/null | sed -nE 's/^step-0*([0-9]+)$/\1/p' | sort -n | tail -n 1)
         newest=${newest:-0}
     done
     seen=$newest
@@ -121,6 +121,25 @@ lose() {
     "$cluster" link "$(pgrep -P "$job")" "${1#node}" down
 }
 
+# node1 has other settings than the two other hosts
+preflight() {
+    printf '%s\n' node0 node1 node2 >"$tmp/hosts"
+    cat >"$tmp/agent" <<'END'
+#!/bin/sh
+host=$1 set=:
+shift
+[ "$host" != node1 ] || set='export MOERT_LOG=info'
+exec $AGENT "$host" "$set;" "$@"
+END
+    chmod +x "$tmp/agent"
+    # shellcheck disable=SC2016
+    finalized nodes 3 1 --head -- bash -c 'export AGENT=${HYDRA_LAUNCHER_EXEC:-$OMPI_MCA_plm_rsh_agent}
+        export HYDRA_LAUNCHER_EXEC=$0 OMPI_MCA_plm_rsh_agent=$0 PRTE_MCA_plm_ssh_agent=$0
+        launch/train --hosts "$@"' "$tmp/agent" "$tmp/hosts" "--preflight=--slow 0.01 --seconds 0.3" --program "$bin/moert-train" -- "${model[@]}" "${some_steps[@]}" \
+        --out "$tmp/run" && has_lines "$log" '^ +preflight leaves out: .*node1' '^moert-train: [12] ranks?,'
+    verdict $? "launch/train --preflight leaves out a host that differs"
+}
+
 # Two of three hosts are lost at random, one after the other: the third one finishes the run alone.
 restarts() { # NUMBER
     local lasting=(--steps 600 --save-every 20 --keep-last 2) status hosts
@@ -129,7 +148,7 @@ restarts() { # NUMBER
     ranks 1 "$bin/moert-train" "${model[@]}" "${lasting[@]}" --out "$tmp/undisturbed"
     printf '%s\n' node0 node1 node2 >"$tmp/hosts"
     MOERT_TIMEOUT_S=3 timeout -k 5 300 "$cluster" 3 --head -- launch/train --hosts "$tmp/hosts" --restarts 5 --program "$bin/moert-train" -- \
-        "${model[@]}" "${lasting[@]}" --out "$tmp/run" >"$log" 2>&1 &
+        "${model[@]}" "${lasting[@]}" --out "$tmp/run" --save-dir "$tmp/saves" >"$log" 2>&1 &
     job=$!
     lose "${hosts[0]}"
     lose "${hosts[1]}"
@@ -137,7 +156,7 @@ restarts() { # NUMBER
     status=$?
     cat "$tmp/losses" >>"$log"
     [ $status -eq 0 ] && has_lines "$log" "left out: .*${hosts[0]}" "left out: .*${hosts[1]}" '^[23] +1 +1 +[1-9][0-9]+ +600 +[0-9]+ +ended well$' &&
-        same_run "$tmp/undisturbed" "$tmp/run"
+        mv "$tmp/saves" "$tmp/run/checkpoints" && same_run "$tmp/undisturbed" "$tmp/run"
     verdict $? "launch/train --restarts goes on without hosts that are lost, to the bytes of an undisturbed run"
 }
 
@@ -187,6 +206,7 @@ part fault 3 stop 4 "rank 2 on node2 is out of reach .*, $last \(MOERT_TIMEOUT_S
 part fault 3 late 2 "rank 2 on node2 is late .*, $last \(MOERT_TIMEOUT_S=2\)\$" "a rank that is late is named by another host"
 part fault 3 mixed 2 "rank 0 on node0 .* at step 12 in phase 'combine', .* 2 \(node2, rank 2 waits at step 12 in 'dispatch'\)" \
     "when all ranks wait, the message says what the others do"
+part preflight
 for ((n = 0; n < ${CLUSTER_RESTARTS:-1}; n++)); do part restarts $n; done
 part info
 part signals
