@@ -10,9 +10,10 @@
 #include "io/safetensors.h"
 
 /* The families of --form, in the order of its words. */
-static const moert_family forms[] = {MOERT_FAMILY_MIXTRAL,  MOERT_FAMILY_QWEN3_MOE,
-                                     MOERT_FAMILY_OLMOE,    MOERT_FAMILY_QWEN2_MOE,
-                                     MOERT_FAMILY_GLM4_MOE, MOERT_FAMILY_GPT_OSS};
+static const moert_family forms[] = {MOERT_FAMILY_MIXTRAL,     MOERT_FAMILY_QWEN3_MOE,
+                                     MOERT_FAMILY_OLMOE,       MOERT_FAMILY_QWEN2_MOE,
+                                     MOERT_FAMILY_GLM4_MOE,    MOERT_FAMILY_GPT_OSS,
+                                     MOERT_FAMILY_DEEPSEEK_V2, MOERT_FAMILY_DEEPSEEK_V3};
 
 /* Sets the sizes of shared experts and dense layers, which have no options: as wide as the experts
  * of a token together. */
@@ -23,6 +24,24 @@ static void size_dense(moert_model_config *config) {
         config->shared_gate ? active : config->shared_experts * config->intermediate;
     for (size_t l = 0; l < config->first_dense && l < config->layers; l++)
         moert_layer_set_add(&config->dense_layers, l);
+}
+
+/* Sets what only DeepSeek's families have, from the head size: latent sizes in the proportions of
+ * the released models, V3's 4 of 8 groups of experts if there are enough experts, one dense layer. */
+static void size_deepseek(moert_model_config *config) {
+    const size_t size = config->head_size, experts = config->router.experts;
+    const bool v3 = config->family == MOERT_FAMILY_DEEPSEEK_V3;
+    config->latent = (moert_latent_sizes){.q_rank = v3 ? 12 * size : 0, /* V2-Lite has none */
+                                          .kv_rank = 4 * size,
+                                          .nope = size,
+                                          .rope = size / 2,
+                                          .value = size};
+    config->head_size = config->rope.width = size / 2; /* the head_dim of transformers */
+    config->rope.interleaved = true;
+    config->router.renormalise = v3;
+    config->first_dense = 1;
+    if (v3 && (experts % 8 != 0 || experts / 8 < 2 || experts / 2 < config->router.topk))
+        config->router.groups = config->router.kept_groups = 1;
 }
 
 moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model_config *config) {
@@ -43,8 +62,6 @@ moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model
     config->router.topk = sizes->topk;
     if (config->partial_rotary > 0.0f)
         config->rope.width = (size_t)((double)config->head_size * (double)config->partial_rotary);
-    if (config->shared_gate || config->shared_experts > 0)
-        size_dense(config);
     if (config->shared_gate) /* a family whose windows are off */
         config->sliding_window = 0;
     for (size_t l = 0; l < config->layers && config->sliding_window > 0; l += 2) /* gpt-oss */
@@ -62,6 +79,10 @@ moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model
     if (sizes->topk > sizes->experts)
         return MOERT_FAIL(ERROR_USAGE, "--topk %zu exceeds --experts %zu", sizes->topk,
                           sizes->experts);
+    if (config->latent.kv_rank > 0)
+        size_deepseek(config);
+    if (config->shared_gate || config->shared_experts > 0)
+        size_dense(config);
     return moert_model_config_text(config, &config->text);
 }
 

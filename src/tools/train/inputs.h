@@ -6,7 +6,8 @@
 #include "tools/common/options.h"
 
 /* The words of --form. */
-#define MOERT_FORM_WORDS "mixtral|qwen3-moe|olmoe|qwen2-moe|glm4-moe|gpt-oss"
+#define MOERT_FORM_WORDS                                                                           \
+    "mixtral|qwen3-moe|olmoe|qwen2-moe|glm4-moe|gpt-oss|deepseek-v2|deepseek-v3"
 
 /* Sizes of a new model, from options. */
 typedef struct moert_model_sizes {
