@@ -25,7 +25,9 @@ launch() {
     dir=$work/$1
     log=$dir/stderr
     mkdir -p "$dir/tmp"
-    TMPDIR=$dir/tmp OMPI_MCA_btl_vader_backing_directory=$shared JOB=$dir "${@:2}" >"$dir/stdout" 2>"$dir/stderr" &
+    # the directory of shared memory of Open MPI 4, and of Open MPI 5
+    OMPI_MCA_btl_vader_backing_directory=$shared OMPI_MCA_btl_sm_backing_directory=$shared \
+        TMPDIR=$dir/tmp JOB=$dir "${@:2}" >"$dir/stdout" 2>"$dir/stderr" &
     launcher=$!
 }
 

@@ -27,7 +27,8 @@ static void size_dense(moert_model_config *config) {
 }
 
 /* Sets what only DeepSeek's families have, from the head size: latent sizes in the proportions of
- * the released models, V3's 4 of 8 groups of experts if there are enough experts, one dense layer. */
+ * the released models, V3's 4 of 8 groups of experts if there are enough experts, and one dense
+ * layer. */
 static void size_deepseek(moert_model_config *config) {
     const size_t size = config->head_size, experts = config->router.experts;
     const bool v3 = config->family == MOERT_FAMILY_DEEPSEEK_V3;
