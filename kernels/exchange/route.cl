@@ -24,16 +24,9 @@ static inline ulong window_row(global const uint *ends, global const uint *padde
                                uint p) {
     if (padded == 0)
         return p;
-    uint low = 0, high = experts - 1;
-    while (low < high) {
-        const uint middle = (low + high) / 2;
-        if (padded[middle] > p)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    const uint row = low > 0 ? p - padded[low - 1] + ends[low - 1] : p;
-    return row < ends[low] ? row : ULONG_MAX;
+    const uint e = group_of(padded, experts - 1, p); /* later rows count as the last expert's */
+    const uint row = p - group_start(padded, e) + group_start(ends, e);
+    return row < ends[e] ? row : ULONG_MAX;
 }
 
 #define MOVE_ROWS(take, give, unit)                                                                \
