@@ -39,11 +39,23 @@ static inline uint count_up(global uint *count) {
                      : "memory");
     return before;
 }
+#elif defined(__SPIR__) && !MOERT_CPU /* where clang knows no other atomics than OpenCL's */
+static inline void raise_flag(global int *flag, int number) {
+    mem_fence(CLK_GLOBAL_MEM_FENCE);
+    atomic_xchg((volatile global int *)flag, number);
+}
 
-static inline ulong now_ns(ulong polls) {
-    ulong ns;
-    __asm__ volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns)::"memory");
-    return ns;
+static inline int load_flag(global int *flag) {
+    const int number = atomic_or((volatile global int *)flag, 0);
+    mem_fence(CLK_GLOBAL_MEM_FENCE);
+    return number;
+}
+
+static inline uint count_up(global uint *count) {
+    mem_fence(CLK_GLOBAL_MEM_FENCE);
+    const uint before = atomic_inc((volatile global uint *)count);
+    mem_fence(CLK_GLOBAL_MEM_FENCE);
+    return before;
 }
 #else
 static inline void raise_flag(global int *flag, int number) {
@@ -57,8 +69,15 @@ static inline int load_flag(global const int *flag) {
 static inline uint count_up(global uint *count) {
     return __atomic_fetch_add(count, 1, __ATOMIC_ACQ_REL);
 }
+#endif
 
-#if MOERT_CPU && MOERT_ITEMS == 1 && defined(__x86_64__) && defined(__linux__)
+#if MOERT_NVIDIA
+static inline ulong now_ns(ulong polls) {
+    ulong ns;
+    __asm__ volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns)::"memory");
+    return ns;
+}
+#elif MOERT_CPU && MOERT_ITEMS == 1 && defined(__x86_64__) && defined(__linux__)
 static inline long system_call(long number, long first, long second) {
     long result;
     __asm__ volatile("syscall"
@@ -83,7 +102,6 @@ static inline ulong now_ns(ulong polls) {
 static inline ulong now_ns(ulong polls) {
     return polls * 100;
 }
-#endif
 #endif
 
 static inline global int *flag_of(global const ulong *segments, uint owner, uint writer) {
