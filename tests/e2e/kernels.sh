@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Every kernel file compiles in every form for every built-in tuning row, without a device: with clang, for x86-64 with AVX-512 (and
-# its BF16), for x86-64 with only AVX2, for AArch64, and for NVIDIA, with and without float64. By default, forms other than AVX-512
-# compile only some rows and options; with TEST_ALL=1 they compile all. Skipped without clang, which PoCL's packages install.
+# its BF16), for x86-64 with only AVX2, for AArch64, for NVIDIA, with and without float64, for AMD's GPUs (clang 17 or later), and to
+# SPIR-V for Intel's GPUs (llvm-spirv). By default, forms other than AVX-512 compile only some rows and options; with TEST_ALL=1 they
+# compile all. Skipped without clang, which PoCL's packages install.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 . tests/support/e2e.sh
@@ -17,6 +18,13 @@ if [ -z "$clang" ]; then
     finish
 fi
 export clang
+
+amd_clang=
+for name in clang clang-{20..17}; do
+    [ "$("$name" -dumpversion 2>/dev/null | cut -d . -f 1)" -ge 17 ] 2>/dev/null && "$name" --print-targets | grep -q amdgcn && amd_clang=$name && break
+done
+llvm_spirv=$(command -v "llvm-spirv-$("$clang" -dumpversion | cut -d . -f 1)" || command -v llvm-spirv)
+export amd_clang llvm_spirv
 
 # ---- programs: a family and its -D options, one a line ----
 
@@ -94,17 +102,18 @@ check "the list of families without a GPU form is found: $cpu_families" [ -n "$c
 export cpu_families
 
 compile() { # FORM FAMILY OPTION...
-    local form=$1 file=kernels/$2.cl out what items=1
+    local form=$1 file=kernels/$2.cl out what items=1 compiler=$clang
+    [[ $form != gfx* ]] || compiler=$amd_clang
     case $2:$form:" $cpu_families " in
     */gpu:* | *_gpu:*) items=32 ;; # also on CPUs, where MOERT_FORM can choose this form
-    *:nvidia:*" $2 "* | *:without_fp64:*" $2 "* | *:avx* | *:aarch64*) ;;
+    *:nvidia:*" $2 "* | *:without_fp64:*" $2 "* | *:gfx*:*" $2 "* | *:spirv:*" $2 "* | *:avx* | *:aarch64*) ;;
     *) items=32 ;;
     esac
     shift 2
     case "$items $*" in 1*-DALIGNED*) return 0 ;; esac # only the GPU form has it
     case "$form $*" in avx*) ;; *-DAMX=1*) return 0 ;; esac # instructions of x86-64
     out=$(mktemp -p "$tmp")
-    what=("$clang" -x cl -cl-std=CL1.2 -Xclang -finclude-default-header -Xclang -cl-ext=+cl_khr_fp64 -Ikernels -include kernels/lib/common.h
+    what=("$compiler" -x cl -cl-std=CL1.2 -Xclang -finclude-default-header -Xclang -cl-ext=+cl_khr_fp64 -Ikernels -include kernels/lib/common.h
         -DMOERT_ITEMS=$items -cl-fp32-correctly-rounded-divide-sqrt -Werror -Wno-psabi -Wno-unused-command-line-argument "$@" "$file" -o "$out")
     case $form in
     avx512) "${what[@]}" --target=x86_64-linux-gnu -mavx512f -mavx512vl -mavx512bf16 -DMOERT_CPU=1 -DMOERT_FP64=1 -O1 -S ;;
@@ -115,6 +124,8 @@ compile() { # FORM FAMILY OPTION...
         sed 's/\bspir_kernel //' "$out" | "$clang" --target=aarch64-linux-gnu -Wno-override-module -x ir -O0 -S - -o "$out.s" ;;
     nvidia) "${what[@]}" --target=nvptx64-nvidia-nvcl -Xclang -target-cpu -Xclang sm_80 -DMOERT_CPU=0 -DMOERT_FP64=1 -DMOERT_NVIDIA=90 -O$((items > 1)) -S ;;
     without_fp64) "${what[@]}" --target=nvptx64-nvidia-nvcl -DMOERT_CPU=0 -DMOERT_FP64=0 -fsyntax-only ;;
+    gfx*) "${what[@]}" --target=amdgcn-amd-amdhsa -nogpulib "-mcpu=$form" -DMOERT_CPU=0 -DMOERT_FP64=1 -O$((items > 1)) -S ;;
+    spirv) "${what[@]}" --target=spir64 -DMOERT_CPU=0 -DMOERT_FP64=0 -O$((items > 1)) -emit-llvm -c && "$llvm_spirv" "$out" -o "$out.spv" ;;
     esac >"$out.log" 2>&1 && rm -f "$out"* && return 0
     { echo "$form: $file $*" && head -n 15 "$out.log"; } >>"$failed.$form"
 }
@@ -127,6 +138,8 @@ some() {
 
 cp "$list" "$tmp/whole"
 forms="avx512 avx2 aarch64 nvidia without_fp64"
+if [ -n "$amd_clang" ]; then forms+=" gfx90a gfx942 gfx1100"; else verdict 0 "gfx90a, gfx942, gfx1100 # SKIP no clang 17 or later for AMD's GPUs"; fi
+if [ -n "$llvm_spirv" ]; then forms+=" spirv"; else verdict 0 "spirv # SKIP no llvm-spirv for $clang"; fi
 [ -z "${KEEP_CUBINS:-}" ] || forms= # only the programs whose cubins are kept
 for form in $forms; do
     : >"$failed.$form"
