@@ -1,7 +1,7 @@
 /*
  * Router: scores of a token's experts, the choice of K experts and their weights; the backward of
  * these; sums of scores and numbers of the best experts over a sequence (router_mass,
- * router_counts).
+ * router_counts); the entropy of a token's scores.
  *
  *   p = softmax(l) over the E experts      s = p, or sigmoid(l), or sqrt(log(1 + exp l))
  *   r = p, or s / (sum s + 1e-20)
@@ -267,6 +267,26 @@ KERNEL void router_counts(global const float *scores, global const uint *ends, g
                 atomic_inc(count + e);
         }
         sync_items();
+    }
+}
+
+/* entropy[T] = -sum_e r log r; 0 for padding and for tokens with a logit that is not finite. */
+KERNEL void router_entropy(global const float *scores, global float *entropy,
+                           moert_router_args args) {
+    ROW_GROUP;
+    const ulong first = (ulong)get_group_id(0) * BLOCK, last = min(first + BLOCK, args.tokens);
+    for (ulong t = first; t < last; t++) {
+        global const float *s = scores + t * args.experts;
+        const float total =
+            is_pointwise(args.score) ? row_sums(s, 0, args.experts, row_group).x + TINY : 1.0f;
+        vec sum = 0.0f;
+        for (int e = 0; e < args.experts; e += VEC) {
+            const vec r = load_part(s + e, args.experts - e) / total;
+            sum -= select((vec)0.0f, r * moert_log(r), r > 0.0f);
+        }
+        const float whole = sum_lanes(sum, row_group);
+        if (is_first_item())
+            entropy[t] = whole;
     }
 }
 

@@ -279,3 +279,19 @@ moert_status moert_router_counts(const moert_router_options *options, size_t tok
                      ((moert_grid){moert_ceil_div(tokens, with.block), 1, 1}), MOERT_ARG(scores),
                      MOERT_ARG(sequence_ends), MOERT_ARG(counts), MOERT_STRUCT(args));
 }
+
+moert_status moert_router_entropy(const moert_router_options *options, size_t tokens,
+                                  const moert_buffer *scores, moert_buffer *entropy) {
+    MOERT_TRY(moert_router_check(options));
+    if (tokens == 0)
+        return MOERT_OK;
+    MOERT_TRY(check_buffer("scores", scores, tokens, options->experts));
+    MOERT_TRY(check_buffer("entropy", entropy, tokens, 1));
+    moert_device *device = moert_buffer_device(entropy);
+    tell_work(device, tokens, options->experts + 1);
+    const build with = choose_build(device, options->experts, false);
+    const moert_router_args args = args_of(options, tokens);
+    return MOERT_RUN(device, with.program, "router_entropy",
+                     ((moert_grid){moert_ceil_div(tokens, with.block), 1, 1}), MOERT_ARG(scores),
+                     MOERT_ARG(entropy), MOERT_STRUCT(args));
+}

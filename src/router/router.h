@@ -75,6 +75,11 @@ moert_status moert_router_counts(const moert_router_options *options, size_t tok
                                  const moert_buffer *scores, const moert_buffer *sequence_ends,
                                  size_t sequences, moert_buffer *counts);
 
+/* entropy[T] = -sum_e r log r of each token, in nats: 0 if all is on one expert, log E if all
+ * experts are alike. 0 for padding. */
+moert_status moert_router_entropy(const moert_router_options *options, size_t tokens,
+                                  const moert_buffer *scores, moert_buffer *entropy);
+
 /*
  * Load-balancing losses, on the host, from sums over tokens. All forms return the loss without
  * coefficient, and gradient[E] = coefficient * d(value)/d(r[t,e]):

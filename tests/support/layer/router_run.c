@@ -49,6 +49,13 @@ float *router_mass(const moert_router_options *options, size_t tokens, const flo
     return download_floats(mass, sequences * options->experts);
 }
 
+float *router_entropy(const moert_router_options *options, size_t tokens, const float *scores) {
+    moert_buffer *entropy = unset_floats(tokens);
+    ASSERT_OK(moert_router_entropy(options, tokens,
+                                   upload_floats(scores, tokens * options->experts), entropy));
+    return download_floats(entropy, tokens);
+}
+
 uint32_t *router_counts(const moert_router_options *options, size_t tokens, const float *scores,
                         const uint32_t *ends, size_t sequences) {
     moert_buffer *counts = unset_floats(sequences * options->experts);

@@ -40,6 +40,9 @@ router_run router_do(const router_input *input);
 float *router_mass(const moert_router_options *options, size_t tokens, const float *scores,
                    const uint32_t *ends, size_t sequences);
 
+/* The device's entropy[T]. */
+float *router_entropy(const moert_router_options *options, size_t tokens, const float *scores);
+
 /* The device's counts[S,E] of each sequence's tokens whose K largest scores include the expert. */
 uint32_t *router_counts(const moert_router_options *options, size_t tokens, const float *scores,
                         const uint32_t *ends, size_t sequences);

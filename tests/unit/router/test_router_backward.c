@@ -3,6 +3,8 @@
  * Backward of the router against float64 central differences with the choice held fixed, and the
  * host side of the losses.
  */
+#include <math.h>
+
 #include "base/rng.h"
 #include "support/layer/router_oracle.h"
 #include "support/layer/router_run.h"
@@ -183,6 +185,32 @@ TEST(test_mass_sums_the_normalised_scores_of_each_sequence) {
         /* the last sequence has the same bits in a batch without the other sequences */
         float *alone = router_mass(&input.options, 6, run.scores + 17 * E, last, 1);
         assert_memory_equal(alone, mass + 3 * E, E * 4);
+    }
+}
+
+TEST(test_entropy_is_that_of_a_tokens_normalised_scores) {
+    enum { T = 37, E = 19, K = 2, UNEVEN = 5 };
+    float logits[T * E];
+    for (int score = MOERT_SCORE_SOFTMAX; score <= MOERT_SCORE_SQRT_SOFTPLUS; score++) {
+        const router_input input = {
+            .options = router_options(E, K, (moert_score)score), .tokens = T, .logits = logits};
+        oracle_logits(&input.options, T, NULL, 1.0, 41, logits);
+        for (size_t e = 0; e < E; e++) {
+            logits[3 * E + e] = 0.75f;                         /* all alike */
+            logits[UNEVEN * E + e] = e == 11 ? 90.0f : -90.0f; /* one has all */
+        }
+        logits[7 * E + 3] = NAN;
+        const float *entropy = router_entropy(&input.options, T, router_do(&input).scores);
+        for (size_t t = 0; t < T; t++) {
+            double row[E], r[E], sum = 0.0;
+            oracle_row(&input, t, row);
+            oracle_normalised_scores(&input.options, row, r);
+            for (size_t e = 0; t != 7 && e < E; e++)
+                sum -= r[e] > 0.0 ? r[e] * log(r[e]) : 0.0;
+            assert_within((double)entropy[t], sum, 2e-6);
+        }
+        assert_within((double)entropy[3], log(E), 2e-6);
+        assert_true(fabsf(entropy[UNEVEN]) < 1e-12f && entropy[7] == 0.0f);
     }
 }
 
