@@ -187,6 +187,10 @@ size_t moert_head_rows(const moert_model_config *config, size_t tokens, size_t l
  * place. */
 size_t moert_head_sums(moert_span span, size_t direct);
 
+/* sum[n] = the sums of mine[sequences, n] over the sequences of all ranks, in order. Collective. */
+moert_status moert_model_sum_sequences(const moert_model *model, const double *mine, size_t n,
+                                       double *sum);
+
 /* The index of the matrix that computes the logits: lm_head, or the embedding when tied. */
 static inline size_t moert_model_head(const moert_model *model) {
     return model->config.tied_embeddings ? OUTER_EMBED : OUTER_HEAD;

@@ -10,8 +10,8 @@
 #include "base/phase.h"
 #include "model/internal.h"
 
-/* sum[n] = the sums of mine[sequences, n] over the sequences of all ranks, in order. Collective. */
-static moert_status sum_sequences(moert_model *model, const double *mine, size_t n, double *sum) {
+moert_status moert_model_sum_sequences(const moert_model *model, const double *mine, size_t n,
+                                       double *sum) {
     moert_comm *world = model->mesh->world;
     size_t ranks = moert_comm_size(world), total = model->batch.total_sequences, *bytes = NULL;
     double *all = NULL;
@@ -280,7 +280,7 @@ static moert_status sum_everything(moert_model *model, size_t columns, double *s
         sum_sequence(model, values, s, per_sequence + s * columns);
     if (balances_sequences(model))
         MOERT_TRY_OR(done, balance_sequences(model, values, columns, per_sequence));
-    MOERT_TRY_OR(done, sum_sequences(model, per_sequence, columns, sums));
+    MOERT_TRY_OR(done, moert_model_sum_sequences(model, per_sequence, columns, sums));
 done:
     MOERT_FREE(values, per_sequence);
     return status;

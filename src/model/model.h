@@ -55,6 +55,7 @@ typedef enum moert_initial {
 
 typedef struct moert_model_tensor {
     char name[96];         /* of the file's tensor, */
+    size_t layer;          /* of the model; its number of layers: outside of them */
     size_t file;           /* its index among them, */
     size_t rank, shape[3]; /* and its shape */
     size_t file_first;     /* where this part of it starts, in elements; 0: the tensor is whole */

@@ -14,6 +14,7 @@ enum { PIECE = MOERT_PIECE_BYTES / sizeof(float) };
 static moert_model_tensor *add(moert_model *model, size_t rank, size_t rows, size_t columns) {
     moert_model_tensor *tensor = &model->tensor[model->tensor_count++];
     *tensor = (moert_model_tensor){.rank = rank,
+                                   .layer = model->config.layers,
                                    .shape = {rows, columns},
                                    .elements = rank == 2 ? rows * columns : rows,
                                    .replicated = true,
@@ -197,13 +198,16 @@ static void fill_tensors(moert_model *model) {
     model->tensor_count = 0;
     add_outer(model, OUTER_EMBED, "model.embed_tokens.weight", c->vocabulary);
     for (size_t i = 0; i < c->layers; i++) {
+        const size_t first = model->tensor_count;
         add_attention(model, i);
         if (model->layer[i].is_dense) {
             add_dense(model, i);
-            continue;
+        } else {
+            add_router(model, i);
+            add_experts(model, i);
         }
-        add_router(model, i);
-        add_experts(model, i);
+        for (size_t t = first; t < model->tensor_count; t++)
+            model->tensor[t].layer = i;
     }
     add_outer(model, OUTER_NORM, "model.norm.weight", 0);
     add_outer(model, OUTER_HEAD, "lm_head.weight", c->vocabulary);

@@ -18,11 +18,13 @@ struct moert_event_file {
 };
 
 /* A record: length, its checksum, data, their checksum. */
-enum { HEADER_BYTES = 12, DATA_BYTES = 2048, FOOTER_BYTES = 4 };
+enum { HEADER_BYTES = 12, FOOTER_BYTES = 4 };
+/* Bytes of data beside the names of scalars: at most so many in an event, and for each scalar. */
+enum { EVENT_BYTES = 64, SCALAR_BYTES = 24 };
 
 typedef struct record {
     size_t bytes; /* of the data so far */
-    unsigned char space[HEADER_BYTES + DATA_BYTES + FOOTER_BYTES];
+    unsigned char *space;
 } record;
 
 /* ---- protocol buffers (protobuf.dev, "Encoding") ---- */
@@ -62,17 +64,19 @@ static void put_text(record *r, unsigned field, const char *text) {
         put_byte(r, (unsigned char)*text);
 }
 
-/* Begins a message inside the message; its length, two bytes of a varint, follows at its end. */
+/* Begins a message inside the message; its length, a varint of LENGTH_BYTES, follows at its end. */
+enum { LENGTH_BYTES = 4 };
 static size_t begin_message(record *r, unsigned field) {
     put_key(r, field, WIRE_BYTES);
-    r->bytes += 2;
+    r->bytes += LENGTH_BYTES;
     return r->bytes;
 }
 
 static void end_message(record *r, size_t start) {
-    unsigned char *length = r->space + HEADER_BYTES + start - 2;
-    length[0] = (unsigned char)((r->bytes - start) | 0x80);
-    length[1] = (unsigned char)((r->bytes - start) >> 7);
+    unsigned char *length = r->space + HEADER_BYTES + start - LENGTH_BYTES;
+    for (int i = 0; i < LENGTH_BYTES; i++)
+        length[i] =
+            (unsigned char)((r->bytes - start) >> 7 * i & 0x7F) | (i + 1 < LENGTH_BYTES ? 0x80 : 0);
 }
 
 /* ---- TFRecords (tensorflow/core/lib/io/record_writer.h) ---- */
@@ -93,13 +97,16 @@ static void put_masked_checksum(unsigned char *to, const unsigned char *data, si
     put_little_endian(to, (uint32_t)((crc >> 15 | crc << 17) + 0xA282EAD8u), 4);
 }
 
+/* Writes and frees the record. */
 static moert_status write_record(const moert_event_file *file, record *r) {
     unsigned char *data = r->space + HEADER_BYTES;
     put_little_endian(r->space, r->bytes, 8);
     put_masked_checksum(r->space + 8, r->space, 8);
     put_masked_checksum(data + r->bytes, data, r->bytes);
-    return moert_file_append_to(file->path, file->file, r->space,
-                                HEADER_BYTES + r->bytes + FOOTER_BYTES);
+    const moert_status status = moert_file_append_to(file->path, file->file, r->space,
+                                                     HEADER_BYTES + r->bytes + FOOTER_BYTES);
+    free(r->space);
+    return status;
 }
 
 /* ---- events ---- */
@@ -108,16 +115,19 @@ enum { EVENT_TIME = 1, EVENT_STEP = 2, EVENT_VERSION = 3, EVENT_SUMMARY = 5, EVE
 enum { SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SCALAR = 2 };
 enum { SESSION_STATUS = 1, SESSION_START = 1 };
 
-static void begin_event(record *r, uint64_t step) {
+/* Begins a record that has room for `most_bytes` of data. */
+static moert_status begin_event(record *r, uint64_t step, size_t most_bytes) {
     struct timespec now;
     uint64_t bits;
     clock_gettime(CLOCK_REALTIME, &now);
     const double seconds = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
     memcpy(&bits, &seconds, sizeof bits);
     r->bytes = 0;
+    MOERT_TRY(moert_alloc(&r->space, HEADER_BYTES + most_bytes + FOOTER_BYTES, 1));
     put_fixed(r, EVENT_TIME, bits, 8);
     put_key(r, EVENT_STEP, WIRE_VARINT);
     put_varint(r, step);
+    return MOERT_OK;
 }
 
 static void put_scalar(record *r, const moert_scalar *scalar) {
@@ -133,7 +143,10 @@ static void put_scalar(record *r, const moert_scalar *scalar) {
 moert_status moert_event_file_write(moert_event_file *file, uint64_t step,
                                     const moert_scalar *scalars, size_t count) {
     record r;
-    begin_event(&r, step);
+    size_t most = EVENT_BYTES;
+    for (size_t i = 0; i < count; i++)
+        most += SCALAR_BYTES + strlen(scalars[i].name);
+    MOERT_TRY(begin_event(&r, step, most));
     const size_t summary = begin_message(&r, EVENT_SUMMARY);
     for (size_t i = 0; i < count; i++)
         put_scalar(&r, &scalars[i]);
@@ -143,10 +156,10 @@ moert_status moert_event_file_write(moert_event_file *file, uint64_t step,
 
 static moert_status begin_file(const moert_event_file *file, uint64_t start) {
     record r;
-    begin_event(&r, 0);
+    MOERT_TRY(begin_event(&r, 0, EVENT_BYTES));
     put_text(&r, EVENT_VERSION, "brain.Event:2");
     MOERT_TRY(write_record(file, &r));
-    begin_event(&r, start);
+    MOERT_TRY(begin_event(&r, start, EVENT_BYTES));
     const size_t session = begin_message(&r, EVENT_SESSION);
     put_key(&r, SESSION_STATUS, WIRE_VARINT);
     put_varint(&r, SESSION_START);

@@ -23,9 +23,7 @@ typedef struct moert_scalar {
  * Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_event_file_open(const char *directory, uint64_t start, moert_event_file **file);
 
-/* Writes one event with up to MOERT_EVENT_SCALARS values; it is in the file when the call returns.
- * Errors: ERROR_IO. */
-enum { MOERT_EVENT_SCALARS = 16 };
+/* Writes one event; it is in the file when the call returns. Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_event_file_write(moert_event_file *file, uint64_t step,
                                     const moert_scalar *scalars, size_t count);
 

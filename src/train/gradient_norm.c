@@ -218,3 +218,14 @@ moert_status moert_gradient_norm_take(moert_gradient_norm *norm, double *value) 
     *value = sqrt(sum);
     return MOERT_OK;
 }
+
+void moert_gradient_norm_layers(const moert_gradient_norm *norm, double *layer) {
+    const size_t count = moert_model_describe(norm->model)->layers + 1;
+    const moert_model_tensor *tensor = moert_model_tensors(norm->model);
+    for (size_t l = 0; l < count; l++)
+        layer[l] = 0.0;
+    for (size_t i = 0; i < moert_model_tensor_count(norm->model); i++)
+        layer[tensor[i].layer] += norm->sum[i];
+    for (size_t l = 0; l < count; l++)
+        layer[l] = sqrt(layer[l]);
+}

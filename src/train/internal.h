@@ -4,6 +4,7 @@
 #include "train/breakdown.h"
 #include "train/ledger.h"
 #include "train/loader.h"
+#include "train/monitor.h"
 #include "train/rebalance.h"
 #include "train/trace.h"
 #include "train/trainer.h"
@@ -24,8 +25,9 @@ typedef struct moert_trainer {
     moert_breakdown breakdown; /* used if options->profile is set */
     moert_ledger *ledger;      /* NULL unless options->profile and options->out are set */
     moert_trace *trace;        /* NULL unless options->trace is set */
-    uint64_t
-        *counts; /* [layers,E] slots of the step so far; NULL unless options->bias_rate is set */
+    uint64_t *counts; /* [layers,E] slots of the step so far; NULL unless options->bias_rate or
+                    options->watch is set */
+    moert_monitor *monitor; /* NULL unless options->watch is set */
     moert_rebalance
         *rebalance;         /* NULL unless options->rebalance_every is set and experts can move */
     moert_rebalanced moved; /* for the next metrics row */

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +15,6 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "io/durable.h"
-#include "train/event_file.h"
 
 struct moert_metrics {
     moert_metrics_options options;
@@ -144,20 +142,9 @@ moert_status moert_metrics_open(const moert_metrics_options *options, moert_metr
     return status;
 }
 
-enum { LINE_BYTES = 1024 };
-
-static void add(char line[LINE_BYTES], const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-static void add(char line[LINE_BYTES], const char *format, ...) {
-    const size_t used = strlen(line);
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(line + used, LINE_BYTES - used, format, arguments);
-    va_end(arguments);
-}
-
-/* The numbers of a row, for every kind of file. Returns their count. */
-static size_t list_numbers(const moert_metrics_row *row, moert_scalar numbers[]) {
+/* *numbers[*count] = the numbers of a row, for every kind of file; the caller frees them. */
+static moert_status list_numbers(const moert_metrics_row *row, moert_scalar **numbers,
+                                 size_t *count) {
     const struct {
         moert_scalar number;
         bool applies;
@@ -174,25 +161,50 @@ static size_t list_numbers(const moert_metrics_row *row, moert_scalar numbers[])
                {{"save_s", row->save_s}, row->save_s > 0.0},
                {{"moved_experts", row->moved_experts}, row->moved_experts > 0.0},
                {{"move_s", row->move_s}, row->moved_experts > 0.0}};
-    _Static_assert(MOERT_COUNT(all) <= MOERT_EVENT_SCALARS, "numbers of a row");
-    size_t count = 0;
+    MOERT_TRY(moert_alloc(numbers, MOERT_COUNT(all) + row->watched_count, sizeof **numbers));
+    *count = 0;
     for (size_t i = 0; i < MOERT_COUNT(all); i++)
         if (all[i].applies)
-            numbers[count++] = all[i].number;
-    return count;
+            (*numbers)[(*count)++] = all[i].number;
+    for (size_t i = 0; i < row->watched_count; i++)
+        (*numbers)[(*count)++] = row->watched[i];
+    return MOERT_OK;
 }
 
 static moert_status write_json(const moert_metrics *metrics, const moert_metrics_row *row,
                                const moert_scalar *numbers, size_t count) {
-    char line[LINE_BYTES] = "";
-    add(line, "{\"step\": %llu", (unsigned long long)row->step);
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *line = open_memstream(&text, &bytes);
+    if (line == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no memory for a line of %s", metrics->path);
+    fprintf(line, "{\"step\": %llu", (unsigned long long)row->step);
     for (size_t i = 0; i < count; i++)
         if (isfinite(numbers[i].value))
-            add(line, ", \"%s\": %.17g", numbers[i].name, numbers[i].value);
+            fprintf(line, ", \"%s\": %.17g", numbers[i].name, numbers[i].value);
         else
-            add(line, ", \"%s\": null", numbers[i].name);
-    add(line, row->skipped ? ", \"skipped\": true}\n" : "}\n");
-    return moert_file_append_to(metrics->path, metrics->file, line, strlen(line));
+            fprintf(line, ", \"%s\": null", numbers[i].name);
+    fputs(row->skipped ? ", \"skipped\": true}\n" : "}\n", line);
+    moert_status status = MOERT_OK;
+    if (fclose(line) != 0)
+        status = MOERT_FAIL(ERROR_MEMORY, "no memory for a line of %s", metrics->path);
+    else
+        status = moert_file_append_to(metrics->path, metrics->file, text, bytes);
+    free(text);
+    return status;
+}
+
+static moert_status write_files(const moert_metrics *metrics, const moert_metrics_row *row) {
+    moert_scalar *numbers;
+    size_t count;
+    MOERT_TRY(list_numbers(row, &numbers, &count));
+    moert_status status = MOERT_OK;
+    if (metrics->file >= 0)
+        status = write_json(metrics, row, numbers, count);
+    if (status == MOERT_OK && metrics->events != NULL)
+        status = moert_event_file_write(metrics->events, row->step, numbers, count);
+    free(numbers);
+    return status;
 }
 
 static void put_line(const moert_metrics *metrics, const moert_metrics_row *row) {
@@ -223,12 +235,7 @@ static void put_bar(const moert_metrics *metrics, uint64_t done) {
 
 moert_status moert_metrics_write(moert_metrics *metrics, const moert_metrics_row *row) {
     const moert_metrics_options *options = &metrics->options;
-    moert_scalar numbers[MOERT_EVENT_SCALARS];
-    const size_t count = list_numbers(row, numbers);
-    if (metrics->file >= 0)
-        MOERT_TRY(write_json(metrics, row, numbers, count));
-    if (metrics->events != NULL)
-        MOERT_TRY(moert_event_file_write(metrics->events, row->step, numbers, count));
+    MOERT_TRY(write_files(metrics, row));
     if (options->console == NULL)
         return MOERT_OK;
     uint64_t done = row->step + 1;

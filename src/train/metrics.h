@@ -5,7 +5,8 @@
  * A line of the file: {"step": 0, "loss": 5.5, "aux_loss": 2, "grad_norm": 1.2, "lr": 0.001,
  * "tokens_per_s": 81234, "expert_load": 1.3, "epoch": 0.2, "rank_load": 1.1, "heldout_loss": 5.4,
  * "save_held_s": 0.1, "save_s": 2.5, "moved_experts": 3, "move_s": 0.1, "skipped": true}. Those
- * after expert_load are present only in runs and steps to which they apply.
+ * after expert_load are present only in runs and steps to which they apply. The numbers of a
+ * watched run (train/monitor.h) follow.
  * Numbers have 17 digits; one that is not finite is null. The same numbers go to an event file of
  * TensorBoard, if there is a directory for it.
  */
@@ -16,6 +17,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
+#include "train/event_file.h"
 
 typedef struct moert_metrics moert_metrics;
 
@@ -40,6 +42,8 @@ typedef struct moert_metrics_row {
     double save_s;      /* duration of the save that has ended since the previous row, or 0 */
     bool has_heldout;
     double heldout_loss;
+    const moert_scalar *watched; /* further numbers */
+    size_t watched_count;
     bool skipped; /* the step was not applied: loss or gradient were not finite */
 } moert_metrics_row;
 
@@ -49,7 +53,7 @@ typedef struct moert_metrics_row {
  */
 moert_status moert_metrics_open(const moert_metrics_options *options, moert_metrics **metrics);
 
-/* Reports a step; the file's line is flushed at once. Errors: ERROR_IO. */
+/* Reports a step; the file's line is flushed at once. Errors: ERROR_IO, ERROR_MEMORY. */
 moert_status moert_metrics_write(moert_metrics *metrics, const moert_metrics_row *row);
 
 /* Removes the bar and closes the file; NULL is legal. Errors: ERROR_IO. */

@@ -78,7 +78,7 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
         MOERT_TRY(moert_text_path(&t->checkpoints, "%s", o->save_dir));
     else if (o->out != NULL)
         MOERT_TRY(moert_text_path(&t->checkpoints, "%s/checkpoints", o->out));
-    if (o->bias_rate > 0.0)
+    if (o->bias_rate > 0.0 || o->watch)
         MOERT_TRY(MOERT_NEW_ARRAY(&t->counts, count_experts(t)));
     MOERT_TRY(moert_alloc(&t->input, room, sizeof *t->input));
     MOERT_TRY(moert_alloc(&t->target, room, sizeof *t->target));
@@ -218,6 +218,7 @@ moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean,
         moert_ledger_count(t->ledger);
         add_counts(t, i == 0);
         moert_rebalance_count(t->rebalance, i == 0);
+        MOERT_TRY(moert_monitor_take(t->monitor, i == 0));
         MOERT_TRY(moert_model_backward(t->model, i + 1 == pieces));
         mean->cross_entropy += result.cross_entropy;
         mean->aux += result.aux * factor;

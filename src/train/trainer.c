@@ -23,7 +23,7 @@ static moert_status apply(moert_trainer *t, double norm, double rate, bool *skip
         s->applied++;
         s->skipped_in_row = 0;
         MOERT_TRY(moert_optimizer_step(t->optimizer, rate, norm, s->applied));
-        return t->counts != NULL
+        return o->bias_rate > 0.0
                    ? moert_model_update_correction(t->model, t->counts, (float)o->bias_rate)
                    : MOERT_OK;
     }
@@ -96,7 +96,11 @@ static moert_status step(moert_trainer *t, bool *stopped) {
     row.save_held_s = t->held_s;
     row.save_s = t->save_s;
     t->held_s = t->save_s = 0.0;
-    row.tokens_per_s = (double)(o->batch * o->length) / ((double)(moert_clock_ns() - start) * 1e-9);
+    const double seconds = (double)(moert_clock_ns() - start) * 1e-9;
+    row.tokens_per_s = (double)(o->batch * o->length) / seconds;
+    if (t->monitor != NULL)
+        row.watched_count =
+            moert_monitor_list(t->monitor, t->optimizer->norm, t->counts, seconds, &row.watched);
     t->state.step++;
     if (due(o->eval_every, t->state.step, o->steps)) {
         row.has_heldout = true;
@@ -251,6 +255,9 @@ static moert_status begin(moert_trainer *t) {
         MOERT_TRY(moert_comm_agree(t->world, moert_rebalance_create(t->optimizer, &t->rebalance)));
     if (t->checkpoints != NULL)
         MOERT_TRY(create_saver(t));
+    if (o->watch)
+        MOERT_TRY(moert_monitor_create(
+            &(moert_monitor_options){t->model, o->batch, o->length, o->peak_flops}, &t->monitor));
     if (o->profile)
         MOERT_TRY(moert_breakdown_start(moert_model_mesh(t->model)->device, t->world, t->state.step,
                                         o->steps, &t->breakdown));
@@ -286,6 +293,7 @@ done:
     char *message = moert_error_keep();
     moert_saver_destroy(t.saver);
     status = moert_error_first(message, status, moert_metrics_close(t.metrics));
+    moert_monitor_destroy(t.monitor);
     moert_rebalance_destroy(t.rebalance);
     moert_optimizer_destroy(t.optimizer);
     moert_trace_destroy(t.trace);

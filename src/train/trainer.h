@@ -35,6 +35,8 @@ typedef struct moert_trainer_options {
     const char *save_dir;    /* directory of the checkpoints; NULL: OUT/checkpoints */
     const char *metrics;     /* JSON lines, or NULL */
     bool tensorboard;        /* the metrics also as TensorBoard's events in `out` */
+    bool watch;              /* the metrics also have those of train/monitor.h */
+    double peak_flops;       /* of moert_monitor_options */
     const char *resume;      /* a checkpoint, "auto" (the newest of the run, if any), or NULL */
     bool verify;             /* compare a checkpoint's bytes with its checksums before it is read */
     const char *config_text; /* config.json of the model */

@@ -109,6 +109,7 @@ bad "$both" 2 '--save-dir there .*--out' train "${text[@]}" --save-dir there
 bad "$both" 2 '--save-beside no: expected off\|wait\|skip' train "${text[@]}" --save-beside no
 bad "$both" 2 '--resume auto .*--out' train "${text[@]}" --resume auto
 bad "$both" 2 '--tensorboard .*--out' train "${text[@]}" --tensorboard
+bad "$both" 2 '--peak-tflops -1: expected a number' train "${text[@]}" --watch --peak-tflops -1
 bad "2 4" 2 '^moert-train: .*1 experts .* (2|4) ranks; use fewer ranks' train "${text[@]}" --experts 1 --topk 1 --out OUT/run
 bad 4 2 '3 experts .* 4 ranks' train "${text[@]}" --experts 3
 bad "$both" 2 '[12] ranks .* groups of 3 .*must divide' train "${text[@]}" --ep 3 --out OUT/run

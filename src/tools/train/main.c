@@ -22,7 +22,7 @@ static moert_trainer_options trainer = {.steps = SIZE_MAX, .bias_rate = -1.0};
 static const char *model_path, *token_file, *prompt, *gradients_path, *logits_path, *document_end;
 static moert_option_list data_paths;
 static size_t model_file_mb, token_bits, ep, sample_bytes, spare_slots;
-static double held_out, temperature, save_rate;
+static double held_out, temperature, save_rate, peak_tflops;
 static unsigned schedule_kind, aux_form, save_mode, save_dtype, order;
 static moert_compute_choice compute_choice;
 static moert_memory_choice memory_choice;
@@ -119,6 +119,14 @@ static const moert_option options[] = {
      "JSON lines, one a step; default OUT/metrics.jsonl"},
     {"tensorboard", MOERT_OPTION_FLAG, &trainer.tensorboard, NULL, NULL,
      "also write the metrics as TensorBoard's events in OUT"},
+    {"watch", MOERT_OPTION_FLAG, &trainer.watch, NULL, NULL,
+     "the metrics also have norms of each layer's gradients and activations, the routers' "
+     "entropies, "
+     "dead experts, and the model's FLOP/s, also as a part of the devices' peak (MFU)"},
+    {"peak-tflops", MOERT_OPTION_FLOAT, &peak_tflops, "0", "0..",
+     "with --watch: the peak of a rank's device in TFLOP/s, for the MFU; 0 = measured "
+     "multiply-adds "
+     "in f32"},
     {"save-every", MOERT_OPTION_UINT, &trainer.save_every, "0", "0..",
      "steps between checkpoints; 0 = none"},
     {"save-dir", MOERT_OPTION_STRING, &trainer.save_dir, NULL, NULL,
@@ -172,6 +180,7 @@ static moert_status check(int argc, char **argv) {
     trainer.schedule.kind = (int)schedule_kind;
     trainer.save_mode = (moert_save_mode)save_mode;
     trainer.save_bytes_per_s = 1e6 * save_rate;
+    trainer.peak_flops = 1e12 * peak_tflops;
     trainer.losses.aux_form = (moert_aux_form)aux_form;
     if (token_bits != 16 && token_bits != 32)
         return MOERT_FAIL(ERROR_USAGE, "--token-bits %zu: expected 16 or 32", token_bits);

@@ -1,0 +1,119 @@
+/* Sums of squares of the residual, and entropies of the routers. */
+#include "model/watch.h"
+
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "base/phase.h"
+#include "model/internal.h"
+
+struct moert_model_watch {
+    moert_model *model;
+    size_t columns;        /* layers, then MoE layers */
+    double *sum;           /* [columns] over the step so far */
+    double *part;          /* [columns] of a micro-batch */
+    double rows, elements; /* of the step so far: tokens without padding, elements of a residual */
+    moert_buffer *token;   /* [T] entropies of a layer */
+    moert_buffer *all;     /* [moe_layers,T] */
+};
+
+moert_status moert_model_watch_create(moert_model *model, moert_model_watch **watch) {
+    moert_model_watch *made;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->model = model;
+    made->columns = model->config.layers + model->moe_layers;
+    moert_status status = MOERT_NEW_ARRAY(&made->sum, made->columns);
+    if (status == MOERT_OK)
+        status = MOERT_NEW_ARRAY(&made->part, made->columns);
+    if (status == MOERT_OK)
+        *watch = made;
+    else
+        moert_model_watch_destroy(made);
+    return status;
+}
+
+void moert_model_watch_destroy(moert_model_watch *watch) {
+    if (watch == NULL)
+        return;
+    MOERT_DESTROY(watch->token, watch->all);
+    MOERT_FREE(watch->part, watch->sum, watch);
+}
+
+/* per[sequences, columns]: sets the columns of the layers, a span for each sequence and layer. */
+static moert_status sum_squares(const moert_model_watch *watch, double *per) {
+    moert_model *model = watch->model;
+    const size_t layers = model->config.layers, sequences = model->batch.sequences;
+    const size_t length = model->length * model->config.hidden;
+    moert_square_span *span = NULL;
+    moert_squares *squares = NULL;
+    double *sum = NULL;
+    moert_status status;
+    MOERT_TRY_OR(done, moert_alloc(&span, layers * sequences, sizeof *span));
+    MOERT_TRY_OR(done, moert_alloc(&sum, layers * sequences, sizeof *sum));
+    for (size_t i = 0; i < layers * sequences; i++)
+        span[i] =
+            (moert_square_span){model->layer[i / sequences].out, i % sequences * length, length};
+    MOERT_TRY_OR(done, moert_squares_create(model->device, span, layers * sequences, &squares));
+    MOERT_TRY_OR(done, moert_squares_sum(squares, sum));
+    for (size_t i = 0; i < layers * sequences; i++)
+        per[i % sequences * watch->columns + i / sequences] = sum[i];
+done:
+    moert_squares_destroy(squares);
+    MOERT_FREE(sum, span);
+    return status;
+}
+
+/* Sets the columns of the MoE layers. */
+static moert_status sum_entropies(moert_model_watch *watch, double *per) {
+    moert_model *model = watch->model;
+    const size_t tokens = model->batch.tokens, bytes = tokens * sizeof(float);
+    float *value;
+    MOERT_TRY(moert_model_reserve(model, tokens, &watch->token));
+    MOERT_TRY(moert_model_reserve(model, model->moe_layers * tokens, &watch->all));
+    MOERT_TRY(moert_alloc(&value, model->moe_layers * tokens, sizeof *value));
+    moert_status status;
+    for (size_t l = 0; l < model->moe_layers; l++) {
+        MOERT_TRY_OR(done, moert_router_entropy(&model->config.router, tokens,
+                                                moert_pass_routing(model->moe[l]->pass)->scores,
+                                                watch->token));
+        MOERT_TRY_OR(done, moert_buffer_copy(watch->token, 0, watch->all, l * bytes, bytes));
+    }
+    MOERT_TRY_OR(done, moert_buffer_read(watch->all, 0, value, model->moe_layers * bytes));
+    for (size_t l = 0; l < model->moe_layers; l++)
+        for (size_t t = 0; t < tokens; t++)
+            per[t / model->length * watch->columns + model->config.layers + l] +=
+                (double)value[l * tokens + t];
+done:
+    free(value);
+    return status;
+}
+
+moert_status moert_model_watch_take(moert_model_watch *watch, bool first) {
+    const moert_model *model = watch->model;
+    const size_t total = model->batch.total_sequences;
+    double *per = NULL;
+    moert_phase_set(MOERT_PHASE_LOSS);
+    moert_status status = MOERT_NEW_ARRAY(&per, model->batch.sequences * watch->columns);
+    if (status == MOERT_OK && model->batch.sequences > 0)
+        status = sum_squares(watch, per);
+    if (status == MOERT_OK && model->batch.sequences > 0 && model->moe_layers > 0)
+        status = sum_entropies(watch, per);
+    MOERT_TRY_OR(done, moert_comm_agree(model->mesh->world, status));
+    MOERT_TRY_OR(done, moert_model_sum_sequences(model, per, watch->columns, watch->part));
+    for (size_t i = 0; i < watch->columns; i++)
+        watch->sum[i] = (first ? 0.0 : watch->sum[i]) + watch->part[i];
+    watch->rows = (first ? 0.0 : watch->rows) + model->rows;
+    watch->elements =
+        (first ? 0.0 : watch->elements) + (double)(total * model->length * model->config.hidden);
+done:
+    free(per);
+    return status;
+}
+
+double moert_model_watch_activation(const moert_model_watch *watch, size_t layer) {
+    return sqrt(watch->sum[layer] / watch->elements);
+}
+
+double moert_model_watch_entropy(const moert_model_watch *watch, size_t index) {
+    return watch->rows > 0.0 ? watch->sum[watch->model->config.layers + index] / watch->rows : 0.0;
+}

@@ -1,0 +1,24 @@
+/*
+ * What a model computes inside, layer by layer, for the metrics of a run. The sums of the sequences
+ * are added in their order, so the digits do not depend on the number of ranks.
+ */
+#pragma once
+
+#include "model/model.h"
+
+typedef struct moert_model_watch moert_model_watch;
+
+/* The model must outlive the object. Not collective. Errors: ERROR_MEMORY. */
+moert_status moert_model_watch_create(moert_model *model, moert_model_watch **watch);
+void moert_model_watch_destroy(moert_model_watch *watch); /* NULL is legal */
+
+/* Adds the last forward, a micro-batch; `first` begins a new step. Call it between the loss and the
+ * backward. Blocks; collective. */
+moert_status moert_model_watch_take(moert_model_watch *watch, bool first);
+
+/* The root of the mean square of the residual behind layer `layer`, over the step's tokens and
+ * padding. Not collective. */
+double moert_model_watch_activation(const moert_model_watch *watch, size_t layer);
+/* The mean entropy of the router of MoE layer `index` (moert_router_entropy) over the step's
+ * tokens. Not collective. */
+double moert_model_watch_entropy(const moert_model_watch *watch, size_t index);

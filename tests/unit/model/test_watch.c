@@ -1,0 +1,124 @@
+// run: np=1,2,3 sanitize=2
+/* The sums that a model shows of its layers: against sums over its buffers, and the same bits on
+ * all ranks together and on one. */
+#include <math.h>
+
+#include "layer/internal.h"
+#include "model/internal.h"
+#include "model/watch.h"
+#include "support/files.h"
+#include "support/mpi.h"
+
+#define MODEL "tests/golden/model/mixtral-tiny-aux"
+
+enum { SEQUENCES = 5, LENGTH = 16, PADDING = 3 };
+
+static moert_model *load_model(moert_mesh *mesh) {
+    const moert_model_config config = golden_config("mixtral-tiny-aux");
+    moert_model *model = open_model(mesh, &config);
+    ASSERT_OK(moert_model_load(model, MODEL, NULL));
+    return model;
+}
+
+/* Runs a forward of made-up tokens, of which the last ones of each sequence are padding. */
+static void forward(moert_model *model, size_t piece) {
+    size_t first, count;
+    moert_model_partition(SEQUENCES, moert_comm_rank(model->mesh->world),
+                          moert_comm_size(model->mesh->world), &first, &count);
+    int32_t *input = test_alloc((count * LENGTH + 1) * sizeof *input),
+            *target = test_alloc((count * LENGTH + 1) * sizeof *target);
+    for (size_t i = 0; i < count * LENGTH; i++) {
+        const size_t at = first * LENGTH + i;
+        const bool real = i % LENGTH < LENGTH - PADDING;
+        input[i] = real ? (int32_t)((at * 37 + piece * 11) % 256) : -1;
+        target[i] = real ? (int32_t)((at * 29 + 5) % 256) : -1;
+    }
+    const moert_model_batch batch = {.total_sequences = SEQUENCES,
+                                     .length = LENGTH,
+                                     .input = input,
+                                     .target = target,
+                                     .accumulate = piece > 0};
+    const moert_model_losses losses = {MOERT_AUX_HUGGING_FACE, 0.01, 0.0};
+    moert_model_result result;
+    ASSERT_OK(moert_model_forward(model, &batch));
+    ASSERT_OK(moert_model_loss(model, &losses, 0.5, &result));
+}
+
+/* This rank's sums of squares and of -r log r, from the buffers. */
+static void sum_by_hand(moert_model *model, double *squares, double *entropies) {
+    const size_t rows = model->batch.tokens, experts = model->config.router.experts;
+    for (size_t l = 0; l < model->config.layers && rows > 0; l++) {
+        const size_t n = rows * model->config.hidden;
+        float *out = test_alloc(n * sizeof *out), *score = test_alloc(rows * experts * 4);
+        ASSERT_OK(moert_buffer_read(model->layer[l].out, 0, out, n * sizeof *out));
+        ASSERT_OK(
+            moert_buffer_read(model->layer[l].pass->routing.scores, 0, score, rows * experts * 4));
+        for (size_t i = 0; i < n; i++)
+            squares[l] += (double)out[i] * (double)out[i];
+        for (size_t i = 0; i < rows * experts; i++)
+            entropies[l] -= score[i] > 0.0f ? (double)score[i] * log((double)score[i]) : 0.0;
+    }
+}
+
+TEST(test_the_sums_are_those_of_all_micro_batches_of_a_step) {
+    enum { LAYERS = 2, PIECES = 2 };
+    moert_model *model = load_model(test_mesh);
+    moert_model_watch *watch = NULL;
+    double sums[2][LAYERS] = {{0}};
+    assert_int_equal(model->config.layers, LAYERS);
+    ASSERT_OK(moert_model_watch_create(model, &watch));
+    forward(model, 7);
+    ASSERT_OK(moert_model_watch_take(watch, true)); /* of an earlier step */
+    for (size_t piece = 0; piece < PIECES; piece++) {
+        forward(model, piece);
+        ASSERT_OK(moert_model_watch_take(watch, piece == 0));
+        sum_by_hand(model, sums[0], sums[1]);
+        ASSERT_OK(moert_model_backward(model, piece + 1 == PIECES));
+    }
+    double all[8][2][LAYERS];
+    ASSERT_OK(moert_comm_allgather(test_comm, sums, sizeof sums, all));
+    bool right = true;
+    for (size_t l = 0; l < LAYERS; l++) {
+        double squares = 0.0, entropies = 0.0;
+        for (size_t r = 0; r < test_ranks; r++) {
+            squares += all[r][0][l];
+            entropies += all[r][1][l];
+        }
+        const double rms = sqrt(squares / (PIECES * SEQUENCES * LENGTH * 64.0)),
+                     entropy = entropies / (PIECES * SEQUENCES * (LENGTH - PADDING));
+        right &= fabs(moert_model_watch_activation(watch, l) / rms - 1.0) < 1e-6;
+        right &= fabs(moert_model_watch_entropy(watch, l) / entropy - 1.0) < 1e-6;
+        right &= entropy > 0.5 && entropy < log(8.0) && rms > 0.01;
+    }
+    moert_model_watch_destroy(watch);
+    ASSERT_ON_ALL(right);
+}
+
+/* All ranks together, and each alone. */
+TEST(test_the_digits_do_not_depend_on_the_ranks) {
+    moert_context *context = NULL;
+    moert_mesh *alone = NULL;
+    moert_model *models[2];
+    double values[2][4];
+    ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_SELF, NULL, &context));
+    ASSERT_OK_ON_ALL(moert_mesh_create(context, 0, &alone));
+    models[0] = load_model(test_mesh);
+    models[1] = load_model(alone);
+    for (size_t i = 0; i < 2; i++) {
+        moert_model_watch *watch = NULL;
+        ASSERT_OK(moert_model_watch_create(models[i], &watch));
+        forward(models[i], 0);
+        ASSERT_OK(moert_model_watch_take(watch, true));
+        for (size_t l = 0; l < 2; l++) {
+            values[i][l] = moert_model_watch_activation(watch, l);
+            values[i][2 + l] = moert_model_watch_entropy(watch, l);
+        }
+        moert_model_watch_destroy(watch);
+    }
+    ASSERT_ON_ALL(memcmp(values[0], values[1], sizeof values[0]) == 0);
+    release_owned();
+    moert_mesh_destroy(alone);
+    moert_context_destroy(context);
+}
+
+MPI_TESTS(open_test_mesh, close_test_mesh)
