@@ -60,7 +60,7 @@ TESTPART := $(patsubst %.c,$(BUILD)/%.o,$(call find,tests/support,*.c))
 STATIC   := $(BUILD)/lib/libmoert.a
 SHARED   := $(BUILD)/lib/libmoert.so
 
-.PHONY: FORCE all tests fuzz check check-all check-inject check-layers check-python check-sanitize soak install uninstall dist wheel \
+.PHONY: FORCE all tests fuzz check check-all check-inject check-kernels check-layers check-python check-sanitize soak install uninstall dist wheel \
 	info help format lint clean
 .SECONDARY:
 .DELETE_ON_ERROR:
@@ -159,6 +159,9 @@ check-all: ## every test, every golden case, every engine and rank count
 	$(Q)$(MAKE) --no-print-directory lint
 	$(Q)tests/run --build $(BUILD) --jobs $(JOBS) --all
 	$(Q)$(MAKE) --no-print-directory check-sanitize
+
+check-kernels: tests ## kernel unit tests in Oclgrind: no invalid accesses, races or uses of uninitialised values (minutes)
+	$(Q)tests/check_kernels --build $(BUILD)
 
 check-inject: ## every call that can fail fails once, in every program on 1 to 3 ranks (hours; continues where it was stopped)
 	$(Q)$(MAKE) $(PARALLEL) --no-print-directory all tests
