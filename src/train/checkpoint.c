@@ -25,6 +25,7 @@ moert_status moert_run_state_write(const char *directory, const moert_run_state 
 #define PUT(field) json_object_set_new(root, #field, json_integer((json_int_t)state->field));
     MOERT_RUN_STATE_TABLE(PUT)
 #undef PUT
+    json_object_set_new(root, "left_out", json_integer((json_int_t)state->left_out));
     json_object_set_new(root, "data", json_string(state->data));
     json_object_set_new(root, "schedule", json_string(state->schedule));
     char *text;
@@ -71,12 +72,18 @@ static moert_status parse_state(const char *path, const json_t *root, moert_run_
 #define GET(field) MOERT_TRY(read_number(root, path, #field, &state->field));
     MOERT_RUN_STATE_TABLE(GET)
 #undef GET
+    state->left_out = 0;
+    if (json_object_get(root, "left_out") != NULL)
+        MOERT_TRY(read_number(root, path, "left_out", &state->left_out));
     MOERT_TRY(read_text(root, path, "data", sizeof state->data, state->data));
     MOERT_TRY(read_text(root, path, "schedule", sizeof state->schedule, state->schedule));
-    if (state->applied > state->step || state->skipped != state->step - state->applied)
-        return MOERT_FAIL(ERROR_FORMAT, "%s: 'applied' %llu and 'skipped' %llu are not 'step' %llu",
-                          path, (unsigned long long)state->applied,
-                          (unsigned long long)state->skipped, (unsigned long long)state->step);
+    if (state->applied > state->step || state->left_out > state->step - state->applied ||
+        state->skipped != state->step - state->applied - state->left_out)
+        return MOERT_FAIL(
+            ERROR_FORMAT,
+            "%s: 'applied' %llu, 'skipped' %llu and 'left_out' %llu are not 'step' %llu", path,
+            (unsigned long long)state->applied, (unsigned long long)state->skipped,
+            (unsigned long long)state->left_out, (unsigned long long)state->step);
     if (state->skipped_in_row > state->skipped)
         return MOERT_FAIL(ERROR_FORMAT, "%s: 'skipped_in_row' %llu is above 'skipped' %llu", path,
                           (unsigned long long)state->skipped_in_row,

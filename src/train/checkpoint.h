@@ -30,6 +30,7 @@ typedef struct moert_run_state {
 #define MOERT_RUN_STATE_FIELD(field) uint64_t field;
     MOERT_RUN_STATE_TABLE(MOERT_RUN_STATE_FIELD)
 #undef MOERT_RUN_STATE_FIELD
+    uint64_t left_out; /* steps whose data were left out; an older state.json has none of these */
     /* "" if state.json, by an older version, has none */
     char data[MOERT_IDENTITY_BYTES];          /* identity of the training data */
     char schedule[MOERT_SCHEDULE_TEXT_BYTES]; /* of the learning rate */

@@ -22,6 +22,7 @@ typedef struct moert_trainer {
     double held_s, save_s; /* for the next metrics row */
     moert_metrics *metrics;
     moert_run_state state;
+    uint64_t end;              /* the step at which the loop ends */
     moert_breakdown breakdown; /* used if options->profile is set */
     moert_ledger *ledger;      /* NULL unless options->profile and options->out are set */
     moert_trace *trace;        /* NULL unless options->trace is set */

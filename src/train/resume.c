@@ -68,6 +68,12 @@ static moert_status check_state(const moert_trainer *t, const char *path,
             return MOERT_FAIL(ERROR_MISMATCH, "%s was made with %s %llu, this run has %llu", path,
                               rows[i].what, (unsigned long long)rows[i].saved,
                               (unsigned long long)rows[i].given);
+    const uint64_t left_out = moert_step_ranges_below(&o->left_out, s->step);
+    if (s->left_out != left_out)
+        return MOERT_FAIL(ERROR_MISMATCH,
+                          "%s was made with %llu steps left out, --skip-steps of this run leaves "
+                          "%llu out before it; give it the ranges of that run",
+                          path, (unsigned long long)s->left_out, (unsigned long long)left_out);
     MOERT_TRY(check_model(t, path));
     if (s->data[0] != '\0' && strcmp(s->data, t->state.data) != 0)
         return MOERT_FAIL(
@@ -172,18 +178,30 @@ static moert_status check_moved(const moert_trainer *t) {
     return status;
 }
 
+/* Loads the newest undamaged checkpoint at or before the first step to replay; without one, the run
+ * begins at step 0. Collective. */
+static moert_status load_before(moert_trainer *t, const uint64_t *steps, size_t count) {
+    size_t later = 0;
+    while (later < count && steps[later] > t->options->replay.first)
+        later++;
+    return load_newest(t, t->checkpoints, steps + later, count - later);
+}
+
 moert_status moert_trainer_resume(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
-    const bool newest = o->resume != NULL && strcmp(o->resume, "auto") == 0;
+    const bool replays = o->replay.end > 0,
+               newest = o->resume != NULL && strcmp(o->resume, "auto") == 0;
     const char *directory = t->checkpoints;
     uint64_t *steps = NULL;
     size_t count = 0;
     moert_status status = MOERT_OK;
     if (directory != NULL)
         MOERT_TRY_OR(done, list_checkpoints(t, directory, &steps, &count));
-    if (t->options->save_dir != NULL && count == 0)
+    if (t->options->save_dir != NULL && count == 0 && !replays)
         MOERT_TRY_OR(done, moert_comm_agree(t->world, t->first ? check_moved(t) : MOERT_OK));
-    if (newest)
+    if (replays)
+        status = load_before(t, steps, count);
+    else if (newest)
         status = load_newest(t, directory, steps, count);
     else {
         const bool refuses = t->first && count > 0;

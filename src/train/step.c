@@ -21,6 +21,23 @@ moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,
                            .first = moert_comm_rank(world) == 0};
 }
 
+static moert_status check_replay(const moert_trainer_options *o) {
+    if (o->replay.end == 0)
+        return MOERT_OK;
+    if (o->out == NULL)
+        return MOERT_FAIL(ERROR_USAGE, "--replay needs the run directory; give --out DIR");
+    if (o->replay.end > o->steps)
+        return MOERT_FAIL(ERROR_USAGE, "--replay of step %llu: the run has %zu steps, from 0 on",
+                          (unsigned long long)o->replay.end - 1, o->steps);
+    if (o->resume != NULL && strcmp(o->resume, "auto") != 0)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--replay finds its checkpoint in --out; leave out --resume");
+    if (o->profile)
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--profile would replace the run's; leave it out of --replay");
+    return MOERT_OK;
+}
+
 static moert_status check_options(const moert_trainer_options *o, const moert_data *data) {
     moert_data_info info = moert_data_describe(data);
     if (o->micro_batches == 0 || o->batch % o->micro_batches != 0)
@@ -47,6 +64,7 @@ static moert_status check_options(const moert_trainer_options *o, const moert_da
     if (o->eval_every > 0 && !moert_data_holds_out(data))
         return MOERT_FAIL(ERROR_USAGE, "--eval-every needs held-out data: text or raw tokens, with "
                                        "--held-out above 0");
+    MOERT_TRY(check_replay(o));
     return moert_data_check_length(data, o->length);
 }
 

@@ -106,7 +106,15 @@ static moert_status step(moert_trainer *t, bool *stopped) {
         row.has_heldout = true;
         MOERT_TRY(moert_trainer_held_out(t, &row.heldout_loss));
     }
-    return moert_comm_agree(t->world, t->first ? moert_metrics_write(t->metrics, &row) : MOERT_OK);
+    const bool writes = t->first && row.step >= o->replay.first;
+    return moert_comm_agree(t->world, writes ? moert_metrics_write(t->metrics, &row) : MOERT_OK);
+}
+
+/* Goes past a step whose data are left out. */
+static void leave_out(moert_trainer *t) {
+    MOERT_INFO("the data of step %llu are left out", (unsigned long long)t->state.step);
+    t->state.step++;
+    t->state.left_out++;
 }
 
 /* ---- saving ---- */
@@ -182,11 +190,14 @@ static moert_status rebalance(moert_trainer *t) {
 
 static moert_status run_steps(moert_trainer *t, bool *interrupted) {
     const moert_trainer_options *o = t->options;
-    while (t->state.step < o->steps && !*interrupted) {
-        MOERT_TRY(step(t, interrupted));
+    while (t->state.step < t->end && !*interrupted) {
+        if (moert_step_ranges_have(&o->left_out, t->state.step))
+            leave_out(t);
+        else
+            MOERT_TRY(step(t, interrupted));
         if (!*interrupted)
             MOERT_TRY(moert_stop_asked(t->world, interrupted));
-        const bool ends = t->state.step == o->steps;
+        const bool ends = t->state.step == t->end;
         if (t->rebalance != NULL && !*interrupted && !ends &&
             due(o->rebalance_every, t->state.step, o->steps))
             MOERT_TRY(rebalance(t));
@@ -214,8 +225,8 @@ static moert_status open_directory(const moert_trainer *t) {
 static moert_status open_outputs(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     moert_device *device = moert_model_mesh(t->model)->device;
-    MOERT_TRY(
-        moert_comm_agree(t->world, t->first && o->out != NULL ? open_directory(t) : MOERT_OK));
+    MOERT_TRY(moert_comm_agree(
+        t->world, t->first && o->out != NULL && o->replay.end == 0 ? open_directory(t) : MOERT_OK));
     if (o->trace != NULL) {
         t->breakdown.from = moert_breakdown_from(t->state.step, o->steps);
         MOERT_TRY(moert_comm_agree(t->world, moert_profile_enable(device)));
@@ -223,10 +234,11 @@ static moert_status open_outputs(moert_trainer *t) {
     }
     if (o->profile && o->out != NULL)
         MOERT_TRY(moert_ledger_open(t->model, o->out, &t->ledger));
+    const bool replays = o->replay.end > 0; /* to a new file, without a bar */
     const moert_metrics_options metrics = {.path = o->metrics,
-                                           .start = t->state.step,
-                                           .total = o->steps,
-                                           .events = o->tensorboard ? o->out : NULL,
+                                           .start = replays ? 0 : t->state.step,
+                                           .total = replays ? 0 : o->steps,
+                                           .events = o->tensorboard && !replays ? o->out : NULL,
                                            .console = stdout,
                                            .every = o->log_every};
     return moert_comm_agree(t->world,
@@ -251,9 +263,10 @@ static moert_status begin(moert_trainer *t) {
     MOERT_TRY(
         moert_comm_agree(t->world, moert_optimizer_create(t->model, &o->optimizer, &t->optimizer)));
     MOERT_TRY(moert_trainer_resume(t));
+    t->end = o->replay.end > 0 ? o->replay.end : o->steps;
     if (o->rebalance_every > 0 && moert_comm_size(moert_model_mesh(t->model)->experts) > 1)
         MOERT_TRY(moert_comm_agree(t->world, moert_rebalance_create(t->optimizer, &t->rebalance)));
-    if (t->checkpoints != NULL)
+    if (t->checkpoints != NULL && o->replay.end == 0)
         MOERT_TRY(create_saver(t));
     if (o->watch)
         MOERT_TRY(moert_monitor_create(

@@ -8,6 +8,7 @@
 #include "train/metrics.h"
 #include "train/save.h"
 #include "train/schedule.h"
+#include "train/step_ranges.h"
 
 /* Whether steps wait for their checkpoints. WAIT and SKIP write them beside training; if the
  * previous one is not done, a save waits for it, or is left out. */
@@ -26,11 +27,15 @@ typedef struct moert_trainer_options {
     size_t eval_sequences;
     size_t save_every; /* steps between checkpoints; 0 = none */
     moert_save_mode save_mode;
-    double save_bytes_per_s; /* of all ranks, beside training; 0 = no limit */
-    moert_keep keep;         /* checkpoints kept */
-    double bias_rate;        /* of moert_model_update_correction after each step; 0 = fixed */
-    size_t rebalance_every;  /* steps between moves of experts (train/rebalance.h); 0 = none */
-    size_t max_skipped;      /* stop after this many steps in a row with non-finite gradients */
+    double save_bytes_per_s;    /* of all ranks, beside training; 0 = no limit */
+    moert_keep keep;            /* checkpoints kept */
+    double bias_rate;           /* of moert_model_update_correction after each step; 0 = fixed */
+    size_t rebalance_every;     /* steps between moves of experts (train/rebalance.h); 0 = none */
+    size_t max_skipped;         /* stop after this many steps in a row with non-finite gradients */
+    moert_step_ranges left_out; /* steps whose data are left out: they change nothing */
+    /* Computes these steps of the run in `out` again, from its last checkpoint before them, and
+     * writes their metrics; saves nothing. Empty: trains. */
+    moert_step_range replay;
     const char *out;         /* run directory (checkpoints/, model/), or NULL: nothing is saved */
     const char *save_dir;    /* directory of the checkpoints; NULL: OUT/checkpoints */
     const char *metrics;     /* JSON lines, or NULL */

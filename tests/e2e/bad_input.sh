@@ -109,6 +109,13 @@ bad "$both" 2 '--save-dir there .*--out' train "${text[@]}" --save-dir there
 bad "$both" 2 '--save-beside no: expected off\|wait\|skip' train "${text[@]}" --save-beside no
 bad "$both" 2 '--resume auto .*--out' train "${text[@]}" --resume auto
 bad "$both" 2 '--tensorboard .*--out' train "${text[@]}" --tensorboard
+bad "$both" 2 '--skip-steps 3:2: expected A:B' train "${text[@]}" --skip-steps 3:2
+bad "$both" 2 '--replay 1:x: expected STEP or STEP:COUNT' train "${text[@]}" --replay 1:x --out OUT/run
+bad "$both" 2 '--replay needs the run directory; give --out' train "${text[@]}" --replay 1
+bad "$both" 2 '--replay of step 7: the run has 1 steps' train "${text[@]}" --steps 1 --replay 5:3 --out OUT/run
+bad 1 2 '--replay finds its checkpoint in --out; leave out --resume' train "${text[@]}" --steps 9 --replay 5 --out OUT/run --resume there
+bad 1 2 '--profile would replace' train "${text[@]}" --steps 9 --replay 5 --out OUT/run --profile
+bad 1 2 '--replay and --logits' train "${text[@]}" --steps 9 --replay 5 --out OUT/run --logits there
 bad "$both" 2 '--peak-tflops -1: expected a number' train "${text[@]}" --watch --peak-tflops -1
 bad "2 4" 2 '^moert-train: .*1 experts .* (2|4) ranks; use fewer ranks' train "${text[@]}" --experts 1 --topk 1 --out OUT/run
 bad 4 2 '3 experts .* 4 ranks' train "${text[@]}" --experts 3

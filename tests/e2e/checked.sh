@@ -83,8 +83,9 @@ edited() { # TEXT FIELD VALUE
     fails "$1" "state.json with \"$2\": $3 is refused" \
         alone "$bin/moert-train" "${arguments[@]}" --steps 50 --no-verify --resume "$copy"
 }
-edited "'applied' 41 and 'skipped' 0 are not 'step' 40" applied 41
-edited "'applied' 40 and 'skipped' 0 are not 'step' 99" step 99
+edited "'applied' 41, 'skipped' 0 and 'left_out' 0 are not 'step' 40" applied 41
+edited "'applied' 40, 'skipped' 0 and 'left_out' 0 are not 'step' 99" step 99
+edited "'applied' 40, 'skipped' 0 and 'left_out' 1 are not 'step' 40" left_out 1
 edited "'skipped_in_row' 3 is above 'skipped' 0" skipped_in_row 3
 edited "'data' is not a text below 160 bytes" data 7
 edited "was trained on other text, this run has text of" data '"other text"'

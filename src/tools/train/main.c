@@ -12,6 +12,7 @@
 #include "tools/common/program.h"
 #include "tools/train/inputs.h"
 #include "train/trainer.h"
+#include "train/values.h"
 #include "train/verify.h"
 
 enum { SAMPLE_LIMIT = 100000 };
@@ -20,6 +21,7 @@ static moert_model_sizes sizes;
 /* SIZE_MAX, -1 = not given */
 static moert_trainer_options trainer = {.steps = SIZE_MAX, .bias_rate = -1.0};
 static const char *model_path, *token_file, *prompt, *gradients_path, *logits_path, *document_end;
+static const char *replay_steps, *skip_steps;
 static moert_option_list data_paths;
 static size_t model_file_mb, token_bits, ep, sample_bytes, spare_slots;
 static double held_out, temperature, save_rate, peak_tflops;
@@ -108,6 +110,10 @@ static const moert_option options[] = {
     {"seed", MOERT_OPTION_UINT, &trainer.seed, "1", "0..9007199254740992", "of weights and data"},
     {"ep", MOERT_OPTION_UINT, &ep, "0", "0..1000000",
      "ranks that share one set of experts; 0 = all"},
+    {"skip-steps", MOERT_OPTION_STRING, &skip_steps, NULL, NULL,
+     "A:B leaves out the data of the steps from A on and before B, which then change nothing; "
+     "several "
+     "with commas between them"},
     {.help = "Held-out loss, output, checkpoints"},
     {"eval-every", MOERT_OPTION_UINT, &trainer.eval_every, "0", "0..",
      "steps between held-out losses; 0 = none"},
@@ -147,6 +153,12 @@ static const moert_option options[] = {
      "MB/s that all ranks together write beside training; 0 = no limit"},
     {"resume", MOERT_OPTION_STRING, &trainer.resume, NULL, NULL,
      "a checkpoint, or auto: the newest of OUT that is whole, if any"},
+    {"replay", MOERT_OPTION_STRING, &replay_steps, NULL, NULL,
+     "STEP[:COUNT] computes these steps of the run in OUT again, with the same options, from its "
+     "last "
+     "checkpoint before them or from step 0, and writes their metrics to OUT/replay-STEP.jsonl; "
+     "with "
+     "--gradients also the gradients of the last of them"},
     {"verify", MOERT_OPTION_FLAG, &trainer.verify, "1", NULL,
      "compare what --model and --resume read with its checksums"},
     {"log-every", MOERT_OPTION_UINT, &trainer.log_every, "1", "0..",
@@ -169,6 +181,33 @@ static const moert_option options[] = {
 enum { OPTIONS = MOERT_COUNT(options) };
 
 static char *default_metrics;
+
+static bool replays(void) {
+    return replay_steps != NULL;
+}
+
+/* Whether the program only computes the gradients or logits of the first step. */
+static bool trains_not(void) {
+    return !replays() && (gradients_path != NULL || logits_path != NULL);
+}
+
+/* Reads the options that name steps, and chooses the file of the metrics. */
+static moert_status check_steps(void) {
+    if (skip_steps != NULL)
+        MOERT_TRY(moert_step_ranges_read(skip_steps, &trainer.left_out));
+    if (replays() && logits_path != NULL)
+        return MOERT_FAIL(ERROR_USAGE, "--replay and --logits do not go together");
+    if (replays())
+        MOERT_TRY(moert_step_range_read(replay_steps, &trainer.replay));
+    if (trainer.out == NULL || (trainer.metrics != NULL && !replays()))
+        return MOERT_OK;
+    MOERT_TRY(replays() ? moert_text_path(&default_metrics, "%s/replay-%08llu.jsonl", trainer.out,
+                                          (unsigned long long)trainer.replay.first)
+                        : moert_text_path(&default_metrics, "%s/metrics.jsonl", trainer.out));
+    trainer.metrics = default_metrics;
+    return MOERT_OK;
+}
+
 static int32_t end_token;
 
 static moert_status check(int argc, char **argv) {
@@ -186,22 +225,17 @@ static moert_status check(int argc, char **argv) {
         return MOERT_FAIL(ERROR_USAGE, "--token-bits %zu: expected 16 or 32", token_bits);
     if (sample_bytes > 0 && prompt[0] == '\0')
         return MOERT_FAIL(ERROR_USAGE, "--sample needs a --prompt of at least one byte");
-    const bool no_training = gradients_path != NULL || logits_path != NULL;
-    if (no_training && trainer.resume != NULL && strcmp(trainer.resume, "auto") != 0)
+    if (trains_not() && trainer.resume != NULL && strcmp(trainer.resume, "auto") != 0)
         return MOERT_FAIL(ERROR_USAGE, "--logits and --gradients need --model (a checkpoint "
                                        "directory works); --resume does not apply");
-    if (trainer.metrics == NULL && trainer.out != NULL)
-        MOERT_TRY(moert_text_path(&default_metrics, "%s/metrics.jsonl", trainer.out));
-    if (default_metrics != NULL)
-        trainer.metrics = default_metrics;
-    return MOERT_OK;
+    return check_steps();
 }
 
 /* The run replaces OUT/model at the end. Refuses an OUT/model that is the --model of this run, or
  * that is not a directory. */
 static moert_status check_out(void) {
     mode_t there;
-    if (trainer.out == NULL || gradients_path != NULL || logits_path != NULL)
+    if (trainer.out == NULL || replays() || trains_not())
         return MOERT_OK;
     char *path;
     MOERT_TRY(moert_text_path(&path, "%s/model", trainer.out));
@@ -300,6 +334,15 @@ static moert_status finish(moert_context *context, moert_model *model) {
     return status;
 }
 
+/* Writes the gradients of the last replayed step, if asked to. */
+static moert_status end_replay(moert_context *context, moert_model *model, bool interrupted) {
+    if (!interrupted && gradients_path != NULL)
+        MOERT_TRY(moert_gradients_save(model, gradients_path));
+    moert_program_say(context, "replay  %s%s\n", trainer.metrics,
+                      interrupted ? ", stopped by a signal" : "");
+    return MOERT_OK;
+}
+
 /* Loads or initializes the weights; `manifest` is that of --model, or NULL. */
 static moert_status make_weights(moert_comm *world, moert_model *model, moert_manifest *manifest) {
     if (model_path == NULL)
@@ -342,12 +385,14 @@ static moert_status train(moert_context *context, moert_mesh *mesh,
                           model_path, config->prediction_layers);
     if (logits_path != NULL)
         MOERT_TRY_OR(done, moert_train_logits(model, data, &trainer, logits_path));
-    if (gradients_path != NULL)
+    if (gradients_path != NULL && !replays())
         MOERT_TRY_OR(done, moert_train_gradients(model, data, &trainer, gradients_path));
-    if (logits_path != NULL || gradients_path != NULL)
+    if (trains_not())
         goto done;
     MOERT_TRY_OR(done, moert_train(model, data, &trainer, &interrupted));
-    if (interrupted)
+    if (replays())
+        status = end_replay(context, model, interrupted);
+    else if (interrupted)
         moert_program_say(context, "stopped by a signal; %s\n",
                           trainer.out != NULL ? "continue with --resume auto"
                                               : "without --out nothing is saved");
@@ -360,7 +405,7 @@ done:
 
 /* Locks the directories that the run writes to, on rank 0. */
 static moert_status lock_directories(const moert_context *context, moert_lock *locks[2]) {
-    const bool writes = trainer.out != NULL && gradients_path == NULL && logits_path == NULL;
+    const bool writes = trainer.out != NULL && !replays() && !trains_not();
     if (!writes || moert_context_rank(context) != 0)
         return MOERT_OK;
     MOERT_TRY(moert_lock_take(trainer.out, &locks[0]));

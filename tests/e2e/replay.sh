@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# moert-train --replay computes steps of a run again, bit for bit, on any number of ranks, and leaves the run's files alone.
+# --skip-steps leaves data out, also across a resume.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+. tests/support/e2e.sh
+
+train=("$bin/moert-train" --data LICENSE --hidden 32 --intermediate 64 --heads 2 --layers 2 --experts 6 --length 16 --batch 4
+    --steps 9 --log-every 0 --micro-batches 2 --eval-every 3 --save-every 3 --watch --tensorboard)
+run() { # NAME RANKS ENGINE OPTION...
+    MOERT_EXCHANGE=$(engine "$3") ranks "$2" "${train[@]}" --out "$tmp/$1" "${@:4}"
+}
+# the lines of steps FIRST..LAST of a file of metrics, without what is measured
+steps() {
+    local some
+    some=$(mktemp -d -p "$tmp") && awk -v first="$2" -v last="$3" '$2 + 0 >= first && $2 + 0 <= last' "$1" >"$some/metrics.jsonl" &&
+        digits "$some"
+}
+same_steps() { # REPLAY FIRST LAST
+    steps "$tmp/run/metrics.jsonl" "$2" "$3" >"$tmp/recorded" && [ "$(wc -l <"$tmp/recorded")" -eq $(($3 - $2 + 1)) ] &&
+        diff "$tmp/recorded" <(steps "$1" "$2" "$3") >>"$log" && [ "$(wc -l <"$1")" -eq $(($3 - $2 + 1)) ]
+}
+contents() { (cd "$tmp/run" && find . -type f ! -name 'replay-*' | LC_ALL=C sort | xargs cksum); }
+
+run run 2 window
+verdict $? "a run with checkpoints after steps 3, 6 and 9"
+contents >"$tmp/before"
+
+for setting in "1 local 7 1" "3 staged 4 3" "4 window 0 2"; do
+    read -r count name first number <<<"$setting"
+    run run "$count" "$name" --replay "$first:$number" --save-every 1 &&
+        same_steps "$tmp/run/replay-$(printf %08d "$first").jsonl" "$first" $((first + number - 1))
+    verdict $? "$count ranks, $name: the metrics of steps $first to $((first + number - 1)) are the recorded ones in every digit"
+done
+diff "$tmp/before" <(contents) >>"$log"
+verdict $? "the run's files stay as they are"
+
+gradients() { # RANKS ENGINE
+    run run "$1" "$2" --replay 3:2 --gradients "$tmp/gradients-$1"
+}
+gradients 1 local && gradients 3 staged && cmp "$tmp/gradients-1" "$tmp/gradients-3" >>"$log"
+verdict $? "the gradients of a replayed step are the same on 1 and 3 ranks"
+run none 1 local --gradients "$tmp/first" && run run 2 window --replay 0 --gradients "$tmp/again" && cmp "$tmp/first" "$tmp/again" >>"$log"
+verdict $? "those of step 0 are the gradients of a new model"
+
+sed -i 's/^/x/' "$tmp/run/checkpoints/step-00000006/optimizer.safetensors"
+run run 2 window --replay 7 && grep -q 'passed over a damaged checkpoint' "$log" && same_steps "$tmp/run/replay-00000007.jsonl" 7 7
+verdict $? "a damaged checkpoint is passed over"
+rm -rf "$tmp/run/checkpoints"
+run run 2 window --replay 7 && same_steps "$tmp/run/replay-00000007.jsonl" 7 7
+verdict $? "without checkpoints, the replay begins at step 0"
+
+# steps 2, 3 and 6 are left out: no lines, no updates
+run whole 1 local --skip-steps 2:4,6:7 && [ "$(wc -l <"$tmp/whole/metrics.jsonl")" -eq 6 ] &&
+    ! grep -Eq '"step": (2|3|6),' "$tmp/whole/metrics.jsonl" && has_lines "$tmp/whole/checkpoints/step-00000009/state.json" '"applied": 6' '"left_out": 3'
+verdict $? "steps that are left out have no metrics and no update"
+diff <(steps "$tmp/run/metrics.jsonl" 0 1) <(steps "$tmp/whole/metrics.jsonl" 0 1) >>"$log" &&
+    ! diff -q <(steps "$tmp/run/metrics.jsonl" 4 4) <(steps "$tmp/whole/metrics.jsonl" 4 4) >>"$log"
+verdict $? "the steps before them have the digits of the whole run, the steps behind them other ones"
+cp -r "$tmp/whole" "$tmp/parts" && rm -r "$tmp"/parts/checkpoints/step-000000{06,09} "$tmp/parts/model"
+run parts 3 staged --skip-steps 2:4,6:7 --resume auto && same_run "$tmp/whole" "$tmp/parts"
+verdict $? "a resumed run leaves the same data out"
+run parts 2 window --replay 7:2 --skip-steps 2:4,6:7 &&
+    diff <(steps "$tmp/whole/metrics.jsonl" 7 8) <(steps "$tmp/parts/replay-00000007.jsonl" 7 8) >>"$log"
+verdict $? "a replay as well"
+! run parts 2 window --steps 10 --resume auto && has_lines "$log" 'made with 3 steps left out, --skip-steps of this run leaves 0 out before it'
+verdict $? "a resume that leaves other data out is refused"
+
+finish
