@@ -54,6 +54,19 @@ cp "$run/metrics.jsonl" "$tmp/plain"
 report "$tmp/plain" --out "$tmp/page.html" && well_formed "$tmp/page.html" && grep -q 'Train with --profile' "$tmp/page.html"
 verdict $? "a run without a profile also has a page"
 
+# two watched runs on 1 and 2 ranks have the same losses, a third one with another seed has not
+for setting in "a 1 1" "b 2 1" "c 1 2"; do
+    read -r name count seed <<<"$setting"
+    MOERT_EXCHANGE=$(engine window) ranks "$count" "${train[@]}" --watch --seed "$seed" --out "$tmp/$name" || cat "$log"
+done
+report "$tmp/a" --compare "$tmp/b" && grep -q '^= The losses of the 20 steps that are also in b, 0 to 19, are the same in every digit' "$log" &&
+    grep -q '^= Part of the devices. peak (MFU): ' "$log" && grep -q 'same in every digit' "$tmp/a/report.html"
+verdict $? "a comparison finds the same digits on 2 ranks"
+grep -q 'router entropy' "$tmp/a/report.html" && well_formed "$tmp/a/report.html"
+verdict $? "the page of a watched run has its layers"
+report "$tmp/a" --compare "$tmp/c" && grep -q '^= The losses differ from step 0 on: ' "$log"
+verdict $? "a comparison names the first step with another loss"
+
 # refuses CODE MESSAGE ARGUMENT...: the verdict that moert-report ends with CODE, exactly one message and no page
 refuses() {
     local code=$1 message=$2
@@ -80,6 +93,7 @@ bad profile-ranks.json '{"ranks": [{"host": "a", "node": 0}]}' 'profile-ranks.js
 bad profile-ranks.json '{"ranks"' 'profile-ranks.json: it is not valid JSON'
 bad profile.json '{}' 'profile.json: there is no "rows"'
 bad trace.json '{"traceEvents": [{"ph": "M"}]}' 'trace.json: holds no step; expected a trace of moert-train --trace'
+refuses 1 'none/metrics.jsonl: No such file' "$tmp/plain" --compare "$tmp/none"
 refuses 1 'none: cannot be opened' "$tmp/plain" --trace "$tmp/none"
 refuses 1 'none/page.html.tmp: cannot be created' "$tmp/plain" --out "$tmp/none/page.html"
 finish

@@ -7,6 +7,8 @@
 /* Curves over the steps: the loss, with held-out losses as dots, and tokens per second. */
 void moert_chart_loss(moert_markup *m, const moert_run_record *record);
 void moert_chart_speed(moert_markup *m, const moert_run_record *record);
+/* Of a watched run: the part of the devices' peak. */
+void moert_chart_mfu(moert_markup *m, const moert_run_record *record);
 
 /* A bar for each rank's mean step, divided by the classes of MOERT_TIME_TABLE, with a legend. Marks
  * the verdict's late rank. */

@@ -148,3 +148,12 @@ void moert_chart_speed(moert_markup *m, const moert_run_record *record) {
                        .line = offsetof(moert_run_step, tokens_per_s),
                        .from_zero = true});
 }
+
+void moert_chart_mfu(moert_markup *m, const moert_run_record *record) {
+    put_curve(m, record,
+              &(curve){.name = "Part of the devices' peak (MFU)",
+                       .about = "The model's FLOP/s as a part of the devices' peak",
+                       .line = offsetof(moert_run_step, mfu),
+                       .digits = 3,
+                       .from_zero = true});
+}

@@ -11,10 +11,12 @@
 #include "tools/common/program.h"
 #include "tools/report/page.h"
 
-static const char *out_path, *trace_path;
+static const char *out_path, *trace_path, *other_run;
 
 static const moert_option options[] = {
     {"out", MOERT_OPTION_STRING, &out_path, NULL, NULL, "the page; default RUN/report.html"},
+    {"compare", MOERT_OPTION_STRING, &other_run, NULL, NULL,
+     "another run: where the losses part, and which run is faster"},
     {"trace", MOERT_OPTION_STRING, &trace_path, NULL, NULL,
      "file written by moert-train --trace; default RUN/trace.json, if it exists"},
 };
@@ -33,7 +35,7 @@ static moert_status path_of(const char *run, const char *given, const char *name
 }
 
 static moert_status write_page(const char *run, const char *path, const moert_run_record *record,
-                               const moert_verdict *verdict) {
+                               const moert_verdict *verdict, const moert_comparison *comparison) {
     moert_trace_step trace = {.length = 0.0}; /* none */
     char *page = NULL, *trace_file;
     mode_t there;
@@ -42,7 +44,7 @@ static moert_status write_page(const char *run, const char *path, const moert_ru
     MOERT_TRY_OR(done, moert_file_mode(trace_file, true, &there));
     if (trace_path != NULL || there != 0)
         MOERT_TRY_OR(done, moert_trace_step_read(trace_file, &trace));
-    MOERT_TRY_OR(done, moert_report_page(name_of(run), record, verdict,
+    MOERT_TRY_OR(done, moert_report_page(name_of(run), record, verdict, comparison,
                                          trace.length > 0.0 ? &trace : NULL, &page));
     status = moert_durable_write(path, page);
 done:
@@ -51,23 +53,39 @@ done:
     return status;
 }
 
-static void print(const moert_verdict *verdict, const char *path) {
+static void print(const moert_verdict *verdict, const moert_comparison *comparison,
+                  const char *path) {
     printf("%s\n", verdict->headline);
     for (size_t i = 0; i < verdict->count; i++)
         printf("%s %s\n", verdict->line[i].warns ? "!" : " ", verdict->line[i].text);
+    for (size_t i = 0; comparison != NULL && i < comparison->count; i++)
+        printf("= %s\n", comparison->line[i]);
     printf("page    %s\n", path);
+}
+
+/* Compares the run with that of --compare. */
+static moert_status compare(const moert_run_record *record, moert_comparison *comparison) {
+    moert_run_record other;
+    const moert_status status = moert_run_record_read(other_run, &other);
+    if (status == MOERT_OK)
+        moert_comparison_make(record, &other, name_of(other_run), comparison);
+    moert_run_record_free(&other);
+    return status;
 }
 
 static moert_status report(const char *run) {
     moert_run_record record;
     moert_verdict verdict;
+    moert_comparison made, *comparison = other_run != NULL ? &made : NULL;
     moert_status status;
     char *path;
     MOERT_TRY(path_of(run, out_path, "report.html", &path));
     MOERT_TRY_OR(done, moert_run_record_read(run, &record));
     moert_verdict_make(&record, &verdict);
-    MOERT_TRY_OR(done, write_page(run, path, &record, &verdict));
-    print(&verdict, path);
+    if (comparison != NULL)
+        MOERT_TRY_OR(done, compare(&record, comparison));
+    MOERT_TRY_OR(done, write_page(run, path, &record, &verdict, comparison));
+    print(&verdict, comparison, path);
 done:
     moert_run_record_free(&record);
     free(path);

@@ -161,6 +161,55 @@ static void put_operations(moert_markup *m, const moert_run_record *record) {
     moert_markup_close(m, 3);
 }
 
+/* ---- a watched run; another run ---- */
+
+static void put_number(moert_markup *m, const moert_run_record *record, const char *what,
+                       size_t layer) {
+    char key[64];
+    snprintf(key, sizeof key, "%s/layer_%zu", what, layer);
+    const json_t *value = json_object_get(record->last_step, key);
+    if (json_is_number(value))
+        moert_markup_element(m, "td", "", "%.4g", json_number_value(value));
+    else
+        moert_markup_element(m, "td", "", "\xE2\x80\x93");
+}
+
+static void put_layers(moert_markup *m, const moert_run_record *record) {
+    /* as train/monitor.h names them */
+    static const char *const keys[] = {"grad_norm", "activation_rms", "router_entropy"};
+    static const char *const titles[] = {"layer", "gradient norm", "activation RMS",
+                                         "router entropy"};
+    const json_t *dead = json_object_get(record->last_step, "dead_experts");
+    open_section(m, "Layers", "Of the last step.");
+    moert_markup_element(m, "p", "", "Experts without a row: %.0f.", json_number_value(dead));
+    moert_chart_mfu(m, record);
+    moert_markup_open(m, "div", "class=\"wide\"");
+    moert_markup_open(m, "table", "class=\"operations\"");
+    moert_markup_begin(m, "tr");
+    for (size_t i = 0; i < MOERT_COUNT(titles); i++)
+        moert_markup_element(m, "th", "scope=\"col\"", "%s", titles[i]);
+    moert_markup_close(m, 1);
+    for (size_t layer = 0;; layer++) {
+        char key[64];
+        snprintf(key, sizeof key, "%s/layer_%zu", keys[0], layer);
+        if (json_object_get(record->last_step, key) == NULL)
+            break;
+        moert_markup_begin(m, "tr");
+        moert_markup_element(m, "th", "scope=\"row\"", "%zu", layer);
+        for (size_t i = 0; i < MOERT_COUNT(keys); i++)
+            put_number(m, record, keys[i], layer);
+        moert_markup_close(m, 1);
+    }
+    moert_markup_close(m, 3);
+}
+
+static void put_comparison(moert_markup *m, const moert_comparison *comparison) {
+    open_section(m, "Another run", NULL);
+    for (size_t i = 0; i < comparison->count; i++)
+        moert_markup_element(m, "p", "", "%s", comparison->line[i]);
+    moert_markup_close(m, 1);
+}
+
 static void put_foot(moert_markup *m, const moert_run_record *record) {
     moert_markup_begin(m, "footer");
     if (record->ranks == 0)
@@ -173,8 +222,8 @@ static void put_foot(moert_markup *m, const moert_run_record *record) {
 }
 
 moert_status moert_report_page(const char *name, const moert_run_record *record,
-                               const moert_verdict *verdict, const moert_trace_step *trace,
-                               char **page) {
+                               const moert_verdict *verdict, const moert_comparison *comparison,
+                               const moert_trace_step *trace, char **page) {
     moert_markup m;
     MOERT_TRY(moert_markup_start(&m));
     put_head(&m, name, verdict);
@@ -186,6 +235,10 @@ moert_status moert_report_page(const char *name, const moert_run_record *record,
     moert_chart_loss(&m, record);
     moert_chart_speed(&m, record);
     moert_markup_close(&m, 2);
+    if (comparison != NULL)
+        put_comparison(&m, comparison);
+    if (moert_mean_mfu(record) > 0.0)
+        put_layers(&m, record);
     if (record->ranks > 0)
         put_steps(&m, record, verdict);
     if (trace != NULL) {

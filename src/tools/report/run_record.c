@@ -127,7 +127,9 @@ static moert_status take_metrics(moert_run_record *record, const source *from) {
         .heldout_loss = number_or_nan(from, "heldout_loss"),
         .tokens_per_s = number_or_nan(from, "tokens_per_s"),
         .skipped = json_is_true(json_object_get(from->object, "skipped")),
+        .mfu = number_or_nan(from, "mfu"),
     };
+    step.mfu = isfinite(step.mfu) ? step.mfu : 0.0;
     if (!isfinite(step.step))
         return fail_field(from, "step", "is not a number");
     if (!isfinite(step.loss) && !json_is_null(loss))
@@ -142,6 +144,8 @@ static moert_status take_metrics(moert_run_record *record, const source *from) {
         record->step = grown;
     }
     record->step[record->steps++] = step;
+    json_decref(record->last_step);
+    record->last_step = json_incref((json_t *)from->object);
     return MOERT_OK;
 }
 
@@ -331,6 +335,7 @@ void moert_run_record_free(moert_run_record *record) {
     for (size_t r = 0; record->rank != NULL && r < record->ranks; r++)
         free(record->rank[r].host);
     json_decref(record->operations);
+    json_decref(record->last_step);
     MOERT_FREE(record->expert_ranks, record->expert_rows, record->combined_bytes,
                record->dispatched_bytes, record->waited_ms, record->engine, record->rank,
                record->step);

@@ -33,6 +33,7 @@ moert_time moert_time_of(const char *operation);
 typedef struct moert_run_step {
     double step, loss, heldout_loss, tokens_per_s;
     bool skipped;
+    double mfu; /* 0: the run was not watched */
 } moert_run_step;
 
 /* A rank's mean step, in ms. */
@@ -45,6 +46,7 @@ typedef struct moert_run_rank {
 typedef struct moert_run_record {
     size_t steps;
     moert_run_step *step; /* [steps] */
+    json_t *last_step;    /* the object of the last line of metrics.jsonl, or NULL */
 
     size_t ranks, profiled_steps; /* 0 without a profile; then the fields below are 0 or NULL */
     moert_run_rank *rank;         /* [ranks] */

@@ -81,6 +81,18 @@ static pace pace_of(const moert_run_record *record) {
     return (pace){median, sum / (double)count * median};
 }
 
+double moert_median_speed(const moert_run_record *record) {
+    return pace_of(record).tokens_per_s;
+}
+
+double moert_mean_mfu(const moert_run_record *record) {
+    const size_t count = (record->steps + 1) / 2;
+    double sum = 0.0;
+    for (size_t i = record->steps - count; i < record->steps; i++)
+        sum += record->step[i].mfu;
+    return count > 0 ? sum / (double)count : 0.0;
+}
+
 /* ---- words ---- */
 
 /* Adds a line, by printf rules. */

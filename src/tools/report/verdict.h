@@ -26,6 +26,11 @@ typedef struct moert_verdict {
 
 void moert_verdict_make(const moert_run_record *record, moert_verdict *verdict);
 
+/* The median of tokens per second, and the mean of the MFU, over the last half of the steps; 0: the
+ * run was not watched. */
+double moert_median_speed(const moert_run_record *record);
+double moert_mean_mfu(const moert_run_record *record);
+
 /* Mean time that another rank waits for `rank` in a step, in ms; 0 if unknown. */
 double moert_waited_for(const moert_run_record *record, size_t rank);
 /* The rows of all experts of a layer; the rows of one expert as a multiple of the mean. */

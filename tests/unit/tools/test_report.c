@@ -1,5 +1,7 @@
 // run: np=1 device=0 sanitize=1
 /* Reports on made-up records: their sentences, and their pages, which must be well-formed XML. */
+#include <jansson.h>
+
 #include "support/test.h"
 #include "tools/report/page.h"
 
@@ -13,7 +15,8 @@ static moert_run_record make_record(size_t ranks, size_t layers, size_t experts)
     moert_run_record record = {.steps = STEPS, .ranks = ranks, .profiled_steps = STEPS - 2};
     record.step = test_alloc(STEPS * sizeof *record.step);
     for (size_t i = 0; i < STEPS; i++)
-        record.step[i] = (moert_run_step){(double)i, 5.0 - 0.1 * (double)i, NAN, 1000.0, false};
+        record.step[i] =
+            (moert_run_step){(double)i, 5.0 - 0.1 * (double)i, NAN, 1000.0, false, 0.0};
     record.rank = test_alloc(ranks * sizeof *record.rank);
     for (size_t r = 0; r < ranks; r++) {
         record.rank[r] = (moert_run_rank){.host = r < 4 ? "node1" : "a<b>&\"\x01\xFF\xED\xA0\x80",
@@ -169,15 +172,19 @@ static void assert_well_formed(const char *page) {
         assert_true(*c >= ' ' || *c == '\n');
 }
 
-static char *page_of(const moert_run_record *record) {
+static char *compared_page(const moert_run_record *record, const moert_comparison *comparison) {
     moert_verdict verdict;
     char *page = NULL;
     moert_verdict_make(record, &verdict);
-    ASSERT_OK(moert_report_page("a & b", record, &verdict, NULL, &page));
+    ASSERT_OK(moert_report_page("a & b", record, &verdict, comparison, NULL, &page));
     owned(page, free);
     assert_well_formed(page);
     assert_non_null(strstr(page, "<title>a &#38; b: 1000 tokens/s"));
     return page;
+}
+
+static char *page_of(const moert_run_record *record) {
+    return compared_page(record, NULL);
 }
 
 static void assert_page_has(const moert_run_record *record, const char *text) {
@@ -220,6 +227,66 @@ TEST(test_steps_without_a_loss_break_the_curve) {
     for (size_t i = 0; i < STEPS; i++)
         record.step[i].loss = NAN;
     assert_page_has(&record, "class=\"line\" d=\"\"");
+}
+
+/* ---- watched runs, and two runs ---- */
+
+static void release_json(void *object) {
+    json_decref(object);
+}
+
+TEST(test_the_page_of_a_watched_run_has_its_layers) {
+    moert_run_record record = make_record(1, 2, 8);
+    assert_null(strstr(page_of(&record), "router entropy"));
+    for (size_t i = 0; i < STEPS; i++)
+        record.step[i].mfu = 0.25;
+    record.last_step = owned(json_loads("{\"grad_norm/layer_0\": 0.5, \"grad_norm/layer_1\": 0.125,"
+                                        "\"activation_rms/layer_0\": 3.5,"
+                                        "\"activation_rms/layer_1\": 4.5,"
+                                        "\"router_entropy/layer_1\": 1.75, \"dead_experts\": 3}",
+                                        0, NULL),
+                             release_json);
+    assert_page_has(&record, "Experts without a row: 3.");
+    assert_page_has(&record, "<th scope=\"row\">0</th>\n<td>0.5</td>\n<td>3.5</td>"
+                             "\n<td>\xE2\x80\x93</td>"); /* layer 0 is dense */
+    assert_page_has(&record, "\n<td>0.125</td>\n<td>4.5</td>\n<td>1.75</td>");
+    assert_page_has(&record, "Part of the devices' peak");
+}
+
+TEST(test_two_runs_are_compared_where_their_steps_are_the_same) {
+    moert_run_record a = make_record(1, 1, 4), b = make_record(1, 1, 4);
+    moert_comparison found;
+    moert_comparison_make(&a, &b, "other", &found);
+    assert_int_equal(found.count, 2);
+    assert_string_equal(found.line[0],
+                        "The losses of the 20 steps that are also in other, 0 to 19, "
+                        "are the same in every digit.");
+    assert_string_equal(found.line[1],
+                        "Tokens per second: 1000, in other 1000 (1.00 times as many).");
+    for (size_t i = 0; i < STEPS; i++) { /* b lacks steps 0 to 4 */
+        b.step[i].step += 5.0;
+        b.step[i].loss -= 0.5;
+        b.step[i].tokens_per_s = 500.0;
+        a.step[i].mfu = 0.5;
+        b.step[i].mfu = 0.25;
+    }
+    a.step[8].loss = 3.5;
+    a.step[6].loss = b.step[1].loss = NAN;
+    for (size_t i = 5; i < STEPS; i++) /* the same digits but for step 8 */
+        b.step[i - 5].loss = i == 8 ? 4.25 : a.step[i].loss;
+    moert_comparison_make(&a, &b, "other", &found);
+    assert_int_equal(found.count, 4);
+    assert_string_equal(found.line[0], "The losses differ from step 8 on: 3.5, in other 4.25. 15 "
+                                       "steps, 5 to 19, are in both runs.");
+    assert_string_equal(found.line[1], "The loss of step 19 is 3.1000, in other 3.1000 (+0.0000).");
+    assert_string_equal(found.line[2],
+                        "Tokens per second: 1000, in other 500 (2.00 times as many).");
+    assert_string_equal(found.line[3], "Part of the devices' peak (MFU): 50.0 %, in other 25.0 %.");
+    assert_non_null(strstr(compared_page(&a, &found), "\n<p>The losses differ from step 8 on"));
+    for (size_t i = 0; i < STEPS; i++)
+        b.step[i].step += 100.0;
+    moert_comparison_make(&a, &b, "other", &found);
+    assert_string_equal(found.line[0], "No step is both in this run and in other.");
 }
 
 TESTS(NULL, NULL)
