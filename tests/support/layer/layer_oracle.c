@@ -99,6 +99,7 @@ oracle_layer oracle_layer_create(const moert_layer_options *options, size_t toke
         [MOERT_LAYER_B1] = {"b1", options->expert_biases ? e * 2 * i : 0, 0.25},
         [MOERT_LAYER_W2] = {"w2", e * h * i, 0.25},
         [MOERT_LAYER_B2] = {"b2", options->expert_biases ? e * h : 0, 0.5},
+        [MOERT_LAYER_SHARED_GATE] = {"shared gate", options->shared_gate ? h : 0, 0.25},
         [MOERT_LAYER_CORRECTION] = {"correction", options->correction_bias ? e : 0, 0.125},
     };
     assert_true(e <= MOST_EXPERTS && i <= MOST_WIDTH && s <= MOST_WIDTH);
@@ -170,6 +171,8 @@ static void add_experts(const oracle_layer *layer, const double *x, const int32_
 
 static void add_shared(const oracle_layer *layer, const double *x, double *y) {
     const moert_layer_options *o = &layer->options;
+    const double *gate = layer->tensor[MOERT_LAYER_SHARED_GATE];
+    const double open = gate != NULL ? 1.0 / (1.0 + exp(-dot(0.0, gate, x, o->hidden))) : 1.0;
     expert shared = {o->glu,
                      o->hidden,
                      o->shared_intermediate,
@@ -179,7 +182,7 @@ static void add_shared(const oracle_layer *layer, const double *x, double *y) {
                      NULL};
     shared.form.interleaved = false;
     if (o->shared_intermediate > 0)
-        add_expert(&shared, x, 1.0, y);
+        add_expert(&shared, x, open, y);
 }
 
 double oracle_layer_loss(const oracle_layer *layer, double *y) {

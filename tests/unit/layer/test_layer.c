@@ -14,14 +14,15 @@ static moert_layer_options plain_form(void) {
     return layer_form(20, 12);
 }
 
-/* A layer with a shared expert, every bias, sigmoid scores with a correction, and an interleaved
- * GLU that clamps. */
+/* A layer with a gated shared expert, every bias, sigmoid scores with a correction, and an
+ * interleaved GLU that clamps. */
 static moert_layer_options full_form(void) {
     moert_layer_options options = plain_form();
     options.shared_intermediate = 7;
     options.router.score = MOERT_SCORE_SIGMOID;
     options.router.scale = 1.5f;
     options.router_bias = options.correction_bias = options.expert_biases = true;
+    options.shared_gate = true;
     options.glu = (moert_glu_form){true, 1.5f, 1.702f, 1.0f, 0};
     return options;
 }
