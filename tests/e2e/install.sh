@@ -68,7 +68,7 @@ helps() { # prints the options, and before an option the program, as PAGE OPTION
 export OMPI_MCA_ess_singleton_isolated=1
 helps >options
 while read -r page option; do
-    grep -qE "^\.B ${option//-/\\\\-}( |\$)" "$prefix/share/man/man1/$page.1" || echo "$page: no $option"
+    grep -qE "^\.B ${option//-/\\\\-}( |\[|\$)" "$prefix/share/man/man1/$page.1" || echo "$page: no $option"
 done <options >"$log"
 [ ! -s "$log" ] && [ "$(wc -l <options)" -gt 100 ]
 verdict $? "the man pages have all options"
