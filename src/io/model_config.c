@@ -114,6 +114,11 @@ static moert_status check_router(const char *path, const moert_router_options *r
         return MOERT_FAIL(ERROR_FORMAT,
                           "%s: num_experts_per_tok is %zu, above the number of experts %zu", path,
                           router->topk, router->experts);
+    if (router->score == MOERT_SCORE_SIGMOID && router->renormalise && router->topk == 1)
+        return MOERT_FAIL(ERROR_UNSUPPORTED,
+                          "%s: norm_topk_prob is true and num_experts_per_tok is 1, so that every "
+                          "weight would be 1; supported are norm_topk_prob false or more experts",
+                          path);
     if (router->experts % router->groups != 0)
         return MOERT_FAIL(ERROR_FORMAT, "%s: n_group is %zu, which does not divide %zu experts",
                           path, router->groups, router->experts);

@@ -151,6 +151,9 @@ static const refused_config broken[] = {
     {MIXTRAL EXPERTS ",\"rope_scaling\":{\"type\":7}}", MOERT_ERROR_FORMAT, "rope_type"},
     {QWEN3 "\"mlp_only_layers\":0}", MOERT_ERROR_FORMAT, "mlp_only_layers"},
     {QWEN3 "\"norm_topk_prob\":\"yes\"}", MOERT_ERROR_FORMAT, "norm_topk_prob"},
+    {"{\"model_type\":\"deepseek_v3\"," SIZES ",\"n_routed_experts\":32,"
+     "\"num_experts_per_tok\":1}",
+     MOERT_ERROR_UNSUPPORTED, "every weight would be 1"},
     {DEEPSEEK "\"n_group\":5}", MOERT_ERROR_FORMAT, "n_group is 5"},
     {DEEPSEEK "\"n_group\":4,\"topk_group\":5}", MOERT_ERROR_FORMAT, "topk_group is 5"},
     {DEEPSEEK "\"n_group\":32}", MOERT_ERROR_FORMAT, "n_group is 32"},
