@@ -39,7 +39,7 @@ static void size_deepseek(moert_model_config *config) {
                                           .value = size};
     config->head_size = config->rope.width = size / 2; /* the head_dim of transformers */
     config->rope.interleaved = true;
-    config->router.renormalise = v3;
+    config->router.renormalise &= v3;
     config->first_dense = 1;
     if (v3 && (experts % 8 != 0 || experts / 8 < 2 || experts / 2 < config->router.topk))
         config->router.groups = config->router.kept_groups = 1;
@@ -57,10 +57,11 @@ moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model
     config->intermediate = sizes->intermediate;
     config->rope = (moert_rope_scheme){.theta = 1e4, .width = config->head_size};
     config->aux_coefficient = 0.01f;
-    if (config->router.score != MOERT_SCORE_SOFTMAX_TOPK) /* whose weights sum to 1 anyway */
-        config->router.renormalise = true;
     config->router.experts = sizes->experts;
     config->router.topk = sizes->topk;
+    /* weights of the best scores sum to 1 anyway, and one sigmoid over its sum is always 1 */
+    config->router.renormalise = config->router.score == MOERT_SCORE_SOFTMAX ||
+                                 (config->router.score == MOERT_SCORE_SIGMOID && sizes->topk > 1);
     if (config->partial_rotary > 0.0f)
         config->rope.width = (size_t)((double)config->head_size * (double)config->partial_rotary);
     if (config->shared_gate) /* a family whose windows are off */
