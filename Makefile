@@ -183,6 +183,7 @@ check-python: all ## tests of the Python package, also with torch and transforme
 	$(Q)$(VENV)/bin/pip install --quiet numpy mpi4py torch transformers
 	$(Q)$(VENV)/bin/pip install --quiet --force-reinstall --no-deps $(BUILD)/python/*.whl
 	$(Q)PYTHON=$(VENV)/bin/python tests/python/run --build $(BUILD) --installed --all
+	$(Q)$(MAKE) --no-print-directory $(TESTTOOLS) && PYTHON=$(VENV)/bin/python TEST_BUILD=$(BUILD) tests/parity/families
 
 MINUTES ?= 20
 soak: ## MINUTES of training under random faults, then the same steps without faults; memory must stay flat
