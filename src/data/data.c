@@ -1,4 +1,4 @@
-/* The sequences that a step draws from a source or replays from an array. */
+/* The sequences that a step draws from sources or replays from an array. */
 #include "data/internal.h"
 
 #include <math.h>
@@ -22,6 +22,54 @@ moert_status moert_data_from_source(moert_source *source, double held_out, moert
     (*data)->held_out = held_out;
     memcpy((*data)->identity, source->identity, sizeof source->identity);
     return MOERT_OK;
+}
+
+/* The identity of a blend: of the parts' identities and weights. */
+static moert_status identify_blend(moert_data *data, const uint64_t *weights) {
+    char hex[MOERT_CHECKSUM_DIGITS + 1], *all = NULL;
+    size_t bytes = 0;
+    FILE *file = open_memstream(&all, &bytes);
+    if (file == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no memory for the identity of a blend");
+    for (size_t i = 0; i < data->count; i++)
+        fprintf(file, "%llu %s\n", (unsigned long long)weights[i], data->parts[i]->identity);
+    if (fclose(file) != 0) {
+        free(all);
+        return MOERT_FAIL(ERROR_MEMORY, "no memory for the identity of a blend");
+    }
+    snprintf(data->identity, sizeof data->identity, "blend of %zu tokens from %zu sources, XXH3 %s",
+             data->tokens, data->count, moert_checksum_text(moert_checksum_of(all, bytes), hex));
+    free(all);
+    return MOERT_OK;
+}
+
+static moert_status make_blend(moert_data *const *parts, const uint64_t *weights, size_t count,
+                               moert_data *data) {
+    MOERT_TRY(MOERT_NEW_ARRAY(&data->parts, count));
+    MOERT_TRY(moert_blend_create(weights, count, &data->blend));
+    for (size_t i = 0; i < count; i++)
+        data->tokens += parts[i]->tokens;
+    memcpy(data->parts, parts, count * sizeof *parts);
+    data->count = count;
+    data->held_out = parts[0]->held_out;
+    return identify_blend(data, weights);
+}
+
+moert_status moert_data_from_blend(moert_data *const *parts, const uint64_t *weights, size_t count,
+                                   moert_data **data) {
+    moert_data *made = NULL;
+    moert_status status = MOERT_NEW(&made);
+    if (status == MOERT_OK)
+        status = make_blend(parts, weights, count, made);
+    if (status == MOERT_OK) {
+        *data = made;
+        return MOERT_OK;
+    }
+    const bool owned = made != NULL && made->count > 0;
+    for (size_t i = 0; i < count && !owned; i++)
+        moert_data_destroy(parts[i]);
+    moert_data_destroy(made);
+    return status;
 }
 
 moert_status moert_data_from_array(const moert_replay *replay, moert_data **data) {
@@ -51,19 +99,45 @@ void moert_data_destroy(moert_data *data) {
         return;
     moert_epochs_destroy(data->epochs);
     moert_source_close(data->source);
-    free(data);
+    for (size_t i = 0; i < data->count; i++)
+        moert_data_destroy(data->parts[i]);
+    moert_blend_destroy(data->blend);
+    MOERT_FREE(data->parts, data);
+}
+
+static moert_data_info describe_blend(const moert_data *data) {
+    moert_data_info all = {
+        .identity = data->identity, .tokens = data->tokens, .parts = data->count};
+    for (size_t i = 0; i < data->count; i++) {
+        const moert_data_info part = moert_data_describe(data->parts[i]);
+        all.files += part.files;
+        all.rows += part.rows;
+        all.documents |= part.documents;
+    }
+    return all;
 }
 
 moert_data_info moert_data_describe(const moert_data *data) {
+    const moert_source *source = data->source;
+    if (data->blend != NULL)
+        return describe_blend(data);
     return (moert_data_info){.identity = data->identity,
-                             .files = data->source != NULL ? data->source->corpus.count : 0,
+                             .files = source != NULL ? source->corpus.count : 0,
                              .tokens = data->tokens,
                              .steps = data->replay.steps,
                              .batch = data->replay.batch,
                              .rows = data->epochs != NULL ? moert_epochs_rows(data->epochs) : 0,
-                             .documents =
-                                 data->source != NULL && data->source->kind == MOERT_SOURCE_INDEXED,
+                             .documents = source != NULL && source->kind == MOERT_SOURCE_INDEXED,
+                             .path = source != NULL ? source->corpus.files[0].path : NULL,
                              .length = data->replay.row > 0 ? data->replay.row - 1 : 0};
+}
+
+const moert_data *moert_data_part(const moert_data *data, size_t part) {
+    return data->parts[part];
+}
+
+uint64_t moert_data_part_count(const moert_data *data, size_t part, uint64_t sequences) {
+    return moert_blend_count(data->blend, part, sequences);
 }
 
 /* The division of a source into stretches. A remainder of less than `count` tokens is
@@ -88,6 +162,12 @@ static stretches divide(const moert_data *data, size_t length) {
 moert_status moert_data_check_length(const moert_data *data, size_t length) {
     if (length == 0)
         return MOERT_FAIL(ERROR_USAGE, "a sequence needs at least one token");
+    for (size_t i = 0; i < data->count; i++)
+        if (moert_data_check_length(data->parts[i], length) != MOERT_OK)
+            return MOERT_FAIL(ERROR_MISMATCH, "%s: %s", moert_data_describe(data->parts[i]).path,
+                              moert_last_error());
+    if (data->blend != NULL)
+        return MOERT_OK;
     if (data->source == NULL)
         return length + 1 == data->replay.row
                    ? MOERT_OK
@@ -109,8 +189,12 @@ static moert_range training_range(const stretches *all, size_t stretch, size_t t
     return (moert_range){begin, last ? tokens : begin + all->tokens - all->held};
 }
 
-moert_status moert_data_order_epochs(moert_data *data, uint64_t seed, size_t batch, size_t length) {
+moert_status moert_data_order_epochs(moert_data *data, uint64_t seed, size_t length) {
     moert_range ranges[MOERT_EPOCH_RANGES];
+    for (size_t i = 0; i < data->count; i++)
+        MOERT_TRY(moert_data_order_epochs(data->parts[i], seed + i, length));
+    if (data->blend != NULL)
+        return MOERT_OK;
     if (data->source == NULL)
         return MOERT_FAIL(ERROR_USAGE, "%s is replayed batch by batch, and has no epochs",
                           data->replay.name);
@@ -118,7 +202,7 @@ moert_status moert_data_order_epochs(moert_data *data, uint64_t seed, size_t bat
     const stretches all = divide(data, length);
     for (size_t i = 0; i <= all.count; i++)
         ranges[i] = training_range(&all, i, data->tokens);
-    const moert_epochs_options options = {data->source, seed, batch, length};
+    const moert_epochs_options options = {data->source, seed, length};
     return moert_epochs_create(&options, ranges, all.count + 1, &data->epochs);
 }
 
@@ -157,9 +241,16 @@ static moert_status replay(const moert_replay *from, moert_draw draw, int32_t *i
 
 moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t length,
                                  int32_t *input, int32_t *target, int32_t *positions) {
+    const uint64_t number = draw.step * draw.batch + draw.index;
     MOERT_TRY(moert_data_check_length(data, length));
+    if (data->blend != NULL) {
+        const moert_blend_turn turn = moert_blend_at(data->blend, number);
+        draw = (moert_draw){draw.seed + turn.source, turn.number, 0, 1};
+        return moert_data_sequence(data->parts[turn.source], draw, length, input, target,
+                                   positions);
+    }
     if (data->epochs != NULL)
-        return moert_epochs_read(data->epochs, draw.step, draw.index, input, target, positions);
+        return moert_epochs_read(data->epochs, number, input, target, positions);
     for (size_t i = 0; positions != NULL && i < length; i++)
         positions[i] = (int32_t)i;
     if (data->source == NULL)
@@ -194,6 +285,12 @@ moert_status moert_data_heldout_sequence(const moert_data *data, size_t index, s
         return MOERT_FAIL(ERROR_USAGE, "no data is held out");
     if (index >= count)
         return MOERT_FAIL(ERROR_USAGE, "held-out sequence %zu of %zu", index, count);
+    if (data->blend != NULL) {
+        const moert_blend_turn turn = moert_blend_at(data->blend, index);
+        return moert_data_heldout_sequence(data->parts[turn.source], turn.number,
+                                           moert_blend_count(data->blend, turn.source, count),
+                                           length, input, target);
+    }
     const stretches all = divide(data, length);
     const size_t starts = all.held - length, any = all.count * starts;
     const size_t start = count > 1 ? index * ((any - 1) / (count - 1)) : 0;
@@ -213,6 +310,10 @@ static moert_status check_array(const moert_replay *from, const char *what, cons
 }
 
 moert_status moert_data_check_vocabulary(moert_data *data, size_t vocabulary) {
+    for (size_t i = 0; i < data->count; i++)
+        MOERT_TRY(moert_data_check_vocabulary(data->parts[i], vocabulary));
+    if (data->blend != NULL)
+        return MOERT_OK;
     if (data->source != NULL)
         return moert_source_limit(data->source, vocabulary);
     const moert_replay *from = &data->replay;

@@ -1,14 +1,14 @@
 /*
- * The sequences of a training, from a token source (data/source.h), or replayed batch by batch from
- * an array tokens[steps,batch,length + 1].
+ * The sequences of a training, from a token source (data/source.h), from a blend of several
+ * (data/blend.h), or replayed batch by batch from an array tokens[steps,batch,length + 1].
  *
  * A source is one long row of tokens, cut into up to 16 equal stretches, or fewer if the training
  * or held-out parts of the stretches would be short. The last part of every stretch is held out of
  * training, so that held-out data resembles the training data. A training sequence is a row of an
- * epoch, or starts at a random position of the training data. It depends only on (seed, step,
- * index), so any rank can read any sequence. A sequence of `length` tokens reads length + 1, so
- * that target[i] = input[i + 1]. All ranks must open the same data, which moert_data_compare
- * checks; no other call is collective.
+ * epoch, or starts at a random position of the training data. It depends only on moert_draw, so any
+ * rank can read any sequence. A sequence of `length` tokens reads length + 1, so that target[i] =
+ * input[i + 1]. All ranks must open the same data, which moert_data_compare checks; no other call
+ * is collective.
  */
 #pragma once
 
@@ -28,6 +28,14 @@ typedef struct moert_data moert_data;
  */
 moert_status moert_data_from_source(moert_source *source, double held_out, moert_data **data);
 
+/*
+ * A blend of `count` parts that are no blends: of the sequences in order of (step, index), part i
+ * has its share by weights[i], to less than one sequence. Its held-out sequences are shared in the
+ * same way. Takes ownership of the parts, also after an error. Errors: those of moert_blend_create.
+ */
+moert_status moert_data_from_blend(moert_data *const *parts, const uint64_t *weights, size_t count,
+                                   moert_data **data);
+
 /* Arrays to replay, which must outlive the data. */
 typedef struct moert_replay {
     const char *name;         /* in error messages */
@@ -40,11 +48,11 @@ typedef struct moert_replay {
 moert_status moert_data_from_array(const moert_replay *replay, moert_data **data);
 
 /*
- * From now on training sequences follow epochs (data/epochs.h), in an order that `seed` selects. A
- * step takes `batch` sequences of `length`. Errors: those of moert_data_check_length, ERROR_USAGE
+ * From now on training sequences of `length` follow epochs (data/epochs.h), in an order that `seed`
+ * selects; in a blend, those of each part. Errors: those of moert_data_check_length, ERROR_USAGE
  * (an array), ERROR_MEMORY.
  */
-moert_status moert_data_order_epochs(moert_data *data, uint64_t seed, size_t batch, size_t length);
+moert_status moert_data_order_epochs(moert_data *data, uint64_t seed, size_t length);
 
 /* NULL is legal. */
 void moert_data_destroy(moert_data *data);
@@ -54,9 +62,15 @@ typedef struct moert_data_info {
     size_t files, tokens;        /* numbers of files and tokens, including held-out tokens */
     size_t steps, batch, length; /* shape of an array; 0 for a source */
     bool documents;              /* a source of tokenized documents */
-    size_t rows;                 /* sequences of an epoch; 0: no epochs */
+    size_t rows;                 /* sequences of an epoch, of all parts together; 0: no epochs */
+    const char *path;            /* of the first file; NULL for an array and a blend */
+    size_t parts;                /* of a blend, else 0 */
 } moert_data_info;
 moert_data_info moert_data_describe(const moert_data *data);
+
+/* A part of a blend, and how many of the first `sequences` sequences of a training are from it. */
+const moert_data *moert_data_part(const moert_data *data, size_t part);
+uint64_t moert_data_part_count(const moert_data *data, size_t part, uint64_t sequences);
 
 /* ERROR_MISMATCH on all ranks if a rank has other files, sizes or content than rank 0; the message
  * names the rank and the first file that differs. Collective. */
@@ -76,6 +90,7 @@ moert_status moert_data_check_vocabulary(moert_data *data, size_t vocabulary);
 typedef struct moert_draw {
     uint64_t seed, step;
     size_t index;
+    size_t batch; /* sequences of a step; random positions of a single source ignore it */
 } moert_draw;
 
 /*

@@ -162,10 +162,10 @@ static void clear(size_t length, int32_t *input, int32_t *target, int32_t *posit
     }
 }
 
-moert_status moert_epochs_read(const moert_epochs *epochs, uint64_t step, size_t index,
-                               int32_t *input, int32_t *target, int32_t *positions) {
+moert_status moert_epochs_read(const moert_epochs *epochs, uint64_t number, int32_t *input,
+                               int32_t *target, int32_t *positions) {
     const moert_epochs_options *o = &epochs->options;
-    const uint64_t number = step * o->batch + index, epoch = number / epochs->rows;
+    const uint64_t epoch = number / epochs->rows;
     const size_t row = moert_rng_permute(o->seed, moert_rng_stream("rows") + epoch, epochs->rows,
                                          number % epochs->rows);
     cursor at = epochs->index[row / STRIDE];

@@ -24,7 +24,6 @@ typedef struct moert_range {
 typedef struct moert_epochs_options {
     const moert_source *source; /* must outlive the epochs */
     uint64_t seed;
-    size_t batch;  /* sequences of a step */
     size_t length; /* of a sequence */
 } moert_epochs_options;
 
@@ -40,6 +39,7 @@ void moert_epochs_destroy(moert_epochs *epochs);
 /* Rows of an epoch. */
 size_t moert_epochs_rows(const moert_epochs *epochs);
 
-/* Reads a sequence (moert_data_sequence). Errors: those of moert_source_read. */
-moert_status moert_epochs_read(const moert_epochs *epochs, uint64_t step, size_t index,
-                               int32_t *input, int32_t *target, int32_t *positions);
+/* Reads sequence `number` of a training (moert_data_sequence). Errors: those of
+ * moert_source_read. */
+moert_status moert_epochs_read(const moert_epochs *epochs, uint64_t number, int32_t *input,
+                               int32_t *target, int32_t *positions);

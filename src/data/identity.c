@@ -96,6 +96,12 @@ static void print_file(FILE *out, const char *path, size_t bytes, moert_checksum
 
 static void print_files(const void *object, FILE *out) {
     const moert_data *data = object;
+    for (size_t i = 0; i < data->count; i++)
+        print_files(data->parts[i], out);
+    if (data->blend != NULL) { /* also the weights */
+        fprintf(out, "%s%c", data->identity, 0);
+        return;
+    }
     if (data->source == NULL) {
         print_file(out, data->replay.name, data->tokens * sizeof(int32_t), data->sum);
         return;

@@ -1,12 +1,16 @@
 /* The struct of the training data, which the files of src/data share. */
 #pragma once
 
+#include "data/blend.h"
 #include "data/data.h"
 #include "data/epochs.h"
 
 struct moert_data {
-    moert_source *source; /* NULL: an array */
-    size_t tokens;        /* tokens of the source, or of all batches */
+    moert_source *source; /* NULL: an array or a blend */
+    moert_blend *blend;   /* NULL: no blend */
+    moert_data **parts;   /* [count] of the blend */
+    size_t count;
+    size_t tokens; /* of the source, of all parts, or of all batches */
     double held_out;
     moert_replay replay;  /* the array */
     moert_checksum sum;   /* of the array */

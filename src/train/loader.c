@@ -32,7 +32,7 @@ static moert_status read_step(slot *s) {
     s->loaded.targets = 0;
     for (size_t m = 0, at = 0; m < o->micro_batches; m++)
         for (size_t i = 0; i < s->loaded.sequences; i++, at += o->length) {
-            const moert_draw draw = {o->seed, s->step, m * piece + s->first + i};
+            const moert_draw draw = {o->seed, s->step, m * piece + s->first + i, o->batch};
             MOERT_TRY(moert_data_sequence(o->data, draw, o->length, s->input + at, s->target + at,
                                           s->positions != NULL ? s->positions + at : NULL));
             if (o->document_end >= 0)

@@ -97,6 +97,9 @@ bad "$both" 2 '--data .* or by --tokens' train --steps 1
 bad 1 2 '--model, --input and --output are needed' layer --model $layer
 bad "$both" 2 '--topk 9 exceeds --experts 8' train "${text[@]}" --topk 9 --out OUT/run
 bad "$both" 2 '--hidden is for a new model; the config.json of --model gives the sizes' train --data LICENSE --model $model --hidden 64 --out OUT/run
+bad 1 2 '--data 0.7 \.\.\.: a blend has a weight before each path' train --data 0.7 LICENSE 0.3
+bad 1 2 "weight '-1': expected a number above 0" train --data "0.5 LICENSE -1 docs"
+bad 1 2 'the weights of the sources need .* give rounder weights' train --data 1.234567 LICENSE 7.654321 docs
 bad 1 2 '--form is for a new model' train --form=mixtral --data LICENSE --model $model
 bad 1 1 'embedding, head and final norm: a buffer of .* exceeds the largest allocation' train "${text[@]}" --vocabulary 1000000 --hidden 65536
 bad "$both" 1 'first projection of all experts of a rank in one layer: a buffer of .* exceeds' train "${text[@]}" --hidden 512 \

@@ -40,6 +40,11 @@ invariant() {
     done
 }
 
+blended() { # the arguments of invariant
+    common=(--data "0.7 LICENSE 0.3 docs" "${common[@]:3}")
+    invariant "$@"
+}
+
 losses_near() { # NAME NAME: true if the losses of every step agree within 1e-5
     paste <(sed 's/.*"loss": \([^,]*\),.*/\1/' "$all/$1/metrics.jsonl") \
         <(sed 's/.*"loss": \([^,]*\),.*/\1/' "$all/$2/metrics.jsonl") |
@@ -49,6 +54,7 @@ losses_near() { # NAME NAME: true if the losses of every step agree within 1e-5
 
 part invariant mixtral 30 "1 local" "2 window" "4 window" "4 node" "2 staged" "3 staged" -- --batch 8
 part invariant epochs 30 "1 local" "3 window" -- --batch 8 --order epochs
+part blended blend 10 "1 local" "3 window" -- --batch 5 --order epochs
 MOERT_SYNC=device part invariant devices-wait 10 "1 local" "2 window" "3 window" -- --batch 6
 part invariant micro-batches 10 "1 local" "2 window" "3 window" -- --batch 8 --micro-batches 2 --z-coef 1e-3
 part invariant uneven 10 "1 local" "4 window" "3 node" -- --batch 6

@@ -151,8 +151,9 @@ static moert_status read_source(moert_source *source) {
     moert_data_check_vocabulary(data, 256);
     moert_data_sequence(data, (moert_draw){.seed = 1}, 8, tokens, targets, NULL);
     moert_data_heldout_sequence(data, 0, 2, 8, tokens, targets);
-    if (moert_data_order_epochs(data, 1, 2, 8) == MOERT_OK)
-        moert_data_sequence(data, (moert_draw){.step = 3}, 8, tokens, targets, positions);
+    if (moert_data_order_epochs(data, 1, 8) == MOERT_OK)
+        moert_data_sequence(data, (moert_draw){.step = 3, .batch = 2}, 8, tokens, targets,
+                            positions);
     moert_data_destroy(data);
     return MOERT_OK;
 }

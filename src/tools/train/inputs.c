@@ -3,9 +3,11 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/memory.h"
 #include "base/text.h"
+#include "data/blend.h"
 #include "io/json.h"
 #include "io/safetensors.h"
 
@@ -128,6 +130,94 @@ static moert_status open_token_tensor(const char *path, moert_train_data *data) 
     return status;
 }
 
+/* ---- blends: WEIGHT PATH WEIGHT PATH ..., in several words or in one ---- */
+
+static bool is_blend(const moert_option_list *paths) {
+    const char *first = paths->words[0];
+    return first[0] >= '0' && first[0] <= '9' && access(first, F_OK) != 0 &&
+           (paths->count > 1 || strchr(first, ' ') != NULL);
+}
+
+/* *words[*count] = the words of a blend. The caller frees them, and *text, in which they may
+ * lie. */
+static moert_status split_blend(const moert_option_list *paths, char **text, const char ***words,
+                                size_t *count) {
+    const size_t bytes = strlen(paths->words[0]) + 1;
+    char *rest = NULL;
+    *count = 0;
+    MOERT_TRY(MOERT_NEW_ARRAY(text, bytes));
+    memcpy(*text, paths->words[0], bytes);
+    MOERT_TRY(MOERT_NEW_ARRAY(words, paths->count + bytes));
+    for (char *word = strtok_r(*text, " ", &rest); word != NULL; word = strtok_r(NULL, " ", &rest))
+        (*words)[(*count)++] = word;
+    for (size_t i = 1; i < paths->count; i++)
+        (*words)[(*count)++] = paths->words[i];
+    return *count % 2 == 0 ? MOERT_OK
+                           : MOERT_FAIL(ERROR_USAGE,
+                                        "--data %s ...: a blend has a weight before each path, "
+                                        "such as 0.7 books 0.3 code",
+                                        paths->words[0]);
+}
+
+static moert_status open_part(const char *path, size_t token_bits, double held_out,
+                              moert_data **part) {
+    moert_source *source;
+    MOERT_TRY(moert_source_open(&path, 1, (unsigned)token_bits, &source));
+    return moert_data_from_source(source, held_out, part);
+}
+
+static moert_status open_parts(const char *const *words, size_t count, size_t token_bits,
+                               double held_out, moert_data **data) {
+    moert_data **parts = NULL;
+    uint64_t *weights = NULL;
+    size_t opened = 0;
+    moert_status status = MOERT_NEW_ARRAY(&parts, count);
+    if (status == MOERT_OK)
+        status = MOERT_NEW_ARRAY(&weights, count);
+    for (size_t i = 0; i < count && status == MOERT_OK; i++)
+        status = moert_blend_weight(words[2 * i], &weights[i]);
+    while (opened < count && status == MOERT_OK) {
+        status = open_part(words[2 * opened + 1], token_bits, held_out, &parts[opened]);
+        opened += status == MOERT_OK;
+    }
+    if (status == MOERT_OK)
+        status = moert_data_from_blend(parts, weights, count, data);
+    else
+        for (size_t i = 0; i < opened; i++)
+            moert_data_destroy(parts[i]);
+    MOERT_FREE(parts, weights);
+    return status;
+}
+
+static moert_status open_blend(const moert_option_list *paths, size_t token_bits, double held_out,
+                               moert_data **data) {
+    char *text = NULL;
+    const char **words = NULL;
+    size_t count;
+    moert_status status = split_blend(paths, &text, &words, &count);
+    if (status == MOERT_OK)
+        status = open_parts(words, count / 2, token_bits, held_out, data);
+    free(words);
+    free(text);
+    return status;
+}
+
+void moert_train_data_say(moert_context *context, const moert_data *data, size_t sequences) {
+    const size_t rows = moert_data_describe(data).rows;
+    if (rows > 0)
+        moert_program_say(context, "an epoch has %zu sequences; %zu sequences are %.4g epochs\n",
+                          rows, sequences, (double)sequences / (double)rows);
+    for (size_t i = 0; i < moert_data_describe(data).parts; i++) {
+        const moert_data_info part = moert_data_describe(moert_data_part(data, i));
+        const uint64_t count = moert_data_part_count(data, i, sequences);
+        moert_program_say(context, "%s: %zu tokens, %llu sequences", part.path, part.tokens,
+                          (unsigned long long)count);
+        if (part.rows > 0)
+            moert_program_say(context, ", %.4g epochs", (double)count / (double)part.rows);
+        moert_program_say(context, "\n");
+    }
+}
+
 moert_status moert_train_data_open(const moert_option_list *paths, const char *token_file,
                                    size_t token_bits, double held_out, moert_train_data *data) {
     if ((paths->count > 0) == (token_file != NULL))
@@ -135,6 +225,8 @@ moert_status moert_train_data_open(const moert_option_list *paths, const char *t
                           "give the training data by --data FILE|DIR... or by --tokens FILE");
     if (token_file != NULL && moert_text_ends_with(token_file, ".safetensors"))
         return open_token_tensor(token_file, data);
+    if (token_file == NULL && is_blend(paths))
+        return open_blend(paths, token_bits, held_out, &data->data);
     moert_source *source;
     MOERT_TRY(token_file != NULL
                   ? moert_source_open_raw(token_file, (unsigned)token_bits, &source)

@@ -4,6 +4,7 @@
 #include "data/data.h"
 #include "io/model_config.h"
 #include "tools/common/options.h"
+#include "tools/common/program.h"
 
 /* The words of --form. */
 #define MOERT_FORM_WORDS                                                                           \
@@ -28,11 +29,15 @@ typedef struct moert_train_data {
 /*
  * Opens `paths` (moert_source_open), or a token file: raw integers of token_bits bits, or the
  * tensor `tokens` [steps,B,S+1] of a .safetensors file, with `targets` [steps,B,S] or without.
- * Exactly one of the two must be given.
+ * Exactly one of the two must be given. Paths may be a blend: a weight before each path, or all in
+ * one word.
  */
 moert_status moert_train_data_open(const moert_option_list *paths, const char *token_file,
                                    size_t token_bits, double held_out, moert_train_data *data);
 void moert_train_data_close(moert_train_data *data);
+
+/* Says how many epochs `sequences` sequences are, and how many each source of a blend has. */
+void moert_train_data_say(moert_context *context, const moert_data *data, size_t sequences);
 
 /*
  * *end = the token that ends a document, or -1: as `given` says, a number below the vocabulary or

@@ -49,7 +49,7 @@ static const moert_option options[] = {
     {.help = "Data"},
     {"data", MOERT_OPTION_LIST, &data_paths, NULL, NULL,
      "files and directories of text (symbolic links are skipped), or one Megatron dataset, "
-     "NAME.bin with NAME.idx"},
+     "NAME.bin with NAME.idx; or a blend of such sources, each after its weight: 0.7 A 0.3 B"},
     {"tokens", MOERT_OPTION_STRING, &token_file, NULL, NULL,
      "token file: raw integers, or a .safetensors file with tokens[steps,B,S+1], replayed batch by "
      "batch, and with targets[steps,B,S], of which -1 does not count, if not all do"},
@@ -268,7 +268,7 @@ static moert_status open_data(moert_train_data *data) {
         trainer.steps = info.steps > 0 ? info.steps : 100;
     enum { AUTO, EPOCHS };
     return order == EPOCHS || (order == AUTO && info.documents)
-               ? moert_data_order_epochs(data->data, trainer.seed, trainer.batch, trainer.length)
+               ? moert_data_order_epochs(data->data, trainer.seed, trainer.length)
                : MOERT_OK;
 }
 
@@ -375,11 +375,7 @@ static moert_status train(moert_context *context, moert_mesh *mesh,
         moert_program_say(context, "documents end with token %d%s\n", (int)end_token,
                           document_end == NULL ? ", the model's eos_token_id (--document-end)"
                                                : "");
-    const size_t rows = moert_data_describe(data).rows;
-    if (rows > 0)
-        moert_program_say(context, "an epoch has %zu sequences; %zu steps are %.4g epochs\n", rows,
-                          trainer.steps,
-                          (double)trainer.steps * (double)trainer.batch / (double)rows);
+    moert_train_data_say(context, data, trainer.steps * trainer.batch);
     if (config->prediction_layers > 0)
         moert_program_say(context, "%s has %zu multi-token-prediction layers, which are left out\n",
                           model_path, config->prediction_layers);

@@ -55,7 +55,7 @@ static moert_data *open_documents(const char *name, double held_out, uint64_t se
     ASSERT_OK(moert_source_open(&path, 1, 16, &source));
     ASSERT_OK(moert_data_from_source(source, held_out, &data));
     owned(data, destroy);
-    ASSERT_OK(moert_data_order_epochs(data, seed, BATCH, LENGTH));
+    ASSERT_OK(moert_data_order_epochs(data, seed, LENGTH));
     return data;
 }
 
@@ -88,8 +88,8 @@ static void count_uses(const moert_data *data, size_t first, size_t count, uses 
     memset(of, 0, sizeof *of);
     for (size_t n = first; n < first + count; n++) {
         int32_t input[LENGTH], target[LENGTH], positions[LENGTH];
-        ASSERT_OK(moert_data_sequence(data, (moert_draw){.step = n / BATCH, .index = n % BATCH},
-                                      LENGTH, input, target, positions));
+        ASSERT_OK(moert_data_sequence(data, (moert_draw){0, n / BATCH, n % BATCH, BATCH}, LENGTH,
+                                      input, target, positions));
         count_row(input, target, positions, of);
     }
 }
@@ -161,17 +161,17 @@ TEST(test_the_order_depends_on_the_seed_and_the_epoch_only) {
     for (size_t n = 0; n < rows; n++) { /* one object in order, the other one in reverse */
         int32_t rows_of[4][LENGTH], target[LENGTH];
         const size_t last = rows - 1 - n, next = n + rows;
-        ASSERT_OK(moert_data_sequence(data, (moert_draw){0, n / BATCH, n % BATCH}, LENGTH,
+        ASSERT_OK(moert_data_sequence(data, (moert_draw){0, n / BATCH, n % BATCH, BATCH}, LENGTH,
                                       rows_of[0], target, NULL));
-        ASSERT_OK(moert_data_sequence(again, (moert_draw){0, last / BATCH, last % BATCH}, LENGTH,
-                                      rows_of[1], target, NULL));
-        ASSERT_OK(moert_data_sequence(again, (moert_draw){0, n / BATCH, n % BATCH}, LENGTH,
+        ASSERT_OK(moert_data_sequence(again, (moert_draw){0, last / BATCH, last % BATCH, BATCH},
+                                      LENGTH, rows_of[1], target, NULL));
+        ASSERT_OK(moert_data_sequence(again, (moert_draw){0, n / BATCH, n % BATCH, BATCH}, LENGTH,
                                       rows_of[1], target, NULL));
         assert_memory_equal(rows_of[0], rows_of[1], sizeof rows_of[0]);
-        ASSERT_OK(moert_data_sequence(other, (moert_draw){0, n / BATCH, n % BATCH}, LENGTH,
+        ASSERT_OK(moert_data_sequence(other, (moert_draw){0, n / BATCH, n % BATCH, BATCH}, LENGTH,
                                       rows_of[2], target, NULL));
-        ASSERT_OK(moert_data_sequence(data, (moert_draw){0, next / BATCH, next % BATCH}, LENGTH,
-                                      rows_of[3], target, NULL));
+        ASSERT_OK(moert_data_sequence(data, (moert_draw){0, next / BATCH, next % BATCH, BATCH},
+                                      LENGTH, rows_of[3], target, NULL));
         same_seed += memcmp(rows_of[0], rows_of[2], sizeof rows_of[0]) == 0;
         same_epoch += memcmp(rows_of[0], rows_of[3], sizeof rows_of[0]) == 0;
     }

@@ -38,7 +38,7 @@ static void check_step(moert_loader *loader, const moert_data *data, uint64_t st
     assert_int_equal(loaded.targets, PIECES * count * LENGTH);
     for (size_t i = 0; i < PIECES * count; i++) {
         int32_t input[LENGTH], target[LENGTH];
-        const moert_draw draw = {3, step, i / count * (BATCH / PIECES) + first + i % count};
+        const moert_draw draw = {3, step, i / count * (BATCH / PIECES) + first + i % count, BATCH};
         ASSERT_OK(moert_data_sequence(data, draw, LENGTH, input, target, NULL));
         assert_memory_equal(loaded.input + i * LENGTH, input, sizeof input);
         assert_memory_equal(loaded.target + i * LENGTH, target, sizeof target);
