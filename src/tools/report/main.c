@@ -76,7 +76,7 @@ static moert_status compare(const moert_run_record *record, moert_comparison *co
 static moert_status report(const char *run) {
     moert_run_record record;
     moert_verdict verdict;
-    moert_comparison made, *comparison = other_run != NULL ? &made : NULL;
+    moert_comparison made = {0}, *comparison = other_run != NULL ? &made : NULL;
     moert_status status;
     char *path;
     MOERT_TRY(path_of(run, out_path, "report.html", &path));
