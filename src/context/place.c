@@ -99,29 +99,45 @@ static bool all_equal(const place *at) {
     return true;
 }
 
-/* Finds the place among the ranks of `comm`. If the launcher tells of more processes on this host,
- * and has not bound them, the place is among these: they may form other contexts. */
-static moert_status find_place(moert_comm *comm, const moert_topology *topology, bool given,
-                               place *at) {
+/* This rank's number among the processes that divide its host: the ranks of `comm`, or, unless the
+ * caller has given these, all processes that the launcher started here. They may form other
+ * contexts. */
+static void find_share(const moert_context *context, const moert_comm *comm, place *at) {
     size_t rank, size;
     *at = (place){moert_comm_node_rank(comm), moert_comm_node_size(comm), NULL};
+    if (context->options.placement == NULL && moert_config_get()->node_ranks == 0 &&
+        moert_launcher_local(&rank, &size) && size > at->size)
+        *at = (place){rank, size, NULL};
+}
+
+/* As find_share(), with the masks of the ranks. If the launcher has bound the ranks of `comm`, each
+ * to cores of its own, only these divide the host. */
+static moert_status find_place(const moert_context *context, moert_comm *comm,
+                               const moert_topology *topology, place *at) {
+    place wide;
+    *at = (place){moert_comm_node_rank(comm), moert_comm_node_size(comm), NULL};
     MOERT_TRY(gather_masks(comm, topology, &at->masks));
-    if (given || moert_config_get()->node_ranks > 0 || !moert_launcher_local(&rank, &size) ||
-        size <= at->size || !all_equal(at))
+    find_share(context, comm, &wide);
+    if (wide.size == at->size || !all_equal(at))
         return MOERT_OK;
     free(at->masks);
-    *at = (place){rank, size, NULL};
+    *at = wide;
     return MOERT_OK;
 }
 
-/* *comm = the communicator of the processes that divide their hosts, to be destroyed if it is not
- * the context's. */
+/* *comm = the communicator of the processes that divide their hosts, to be given to
+ * leave_placement(). */
 static moert_status placement_comm(moert_context *context, moert_comm **comm) {
     *comm = context->comm;
     if (context->options.placement == NULL)
         return MOERT_OK;
     *comm = NULL;
     return moert_comm_agree(context->comm, moert_comm_create(context->options.placement, comm));
+}
+
+static void leave_placement(const moert_context *context, moert_comm *comm) {
+    if (comm != context->comm)
+        moert_comm_destroy(comm);
 }
 
 static moert_status place_and_open(moert_context *context) {
@@ -134,17 +150,30 @@ static moert_status place_and_open(moert_context *context) {
     MOERT_TRY_OR(done, moert_comm_agree(context->comm, status));
     moert_topology_describe(topology, context->topology, sizeof context->topology);
     MOERT_TRY_OR(done, placement_comm(context, &comm));
-    MOERT_TRY_OR(done, find_place(comm, topology, context->options.placement != NULL, &at));
+    MOERT_TRY_OR(done, find_place(context, comm, topology, &at));
     MOERT_TRY_OR(done, moert_topology_place(topology, at.rank, at.size,
                                             (const char(*)[MOERT_CPUS_BYTES])at.masks, wants_gpu,
                                             &context->placement));
     MOERT_TRY_OR(done, open_bound(context, topology, at.rank));
 done:
-    if (comm != context->comm)
-        moert_comm_destroy(comm);
+    leave_placement(context, comm);
     free(at.masks);
     moert_topology_destroy(topology);
     return status;
+}
+
+static moert_status open_unbound(moert_context *context) {
+    const moert_config *config = moert_config_get();
+    char threads[16];
+    moert_comm *comm;
+    place at;
+    snprintf(threads, sizeof threads, "%u", config->threads);
+    if (config->threads > 0)
+        setenv("POCL_MAX_PTHREAD_COUNT", threads, 0);
+    MOERT_TRY(placement_comm(context, &comm));
+    find_share(context, comm, &at);
+    leave_placement(context, comm);
+    return moert_device_open(config->device, NULL, (unsigned)at.rank, &context->device);
 }
 
 /* The origin of a rank's device. */
@@ -171,10 +200,5 @@ moert_status moert_context_open_device(moert_context *context) {
                                   &context->device);
     if (origin == ORIGIN_BOUND)
         return place_and_open(context);
-    char threads[16];
-    snprintf(threads, sizeof threads, "%u", config->threads);
-    if (config->threads > 0)
-        setenv("POCL_MAX_PTHREAD_COUNT", threads, 0);
-    return moert_device_open(config->device, NULL, (unsigned)moert_comm_node_rank(context->comm),
-                             &context->device);
+    return open_unbound(context);
 }

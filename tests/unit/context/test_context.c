@@ -317,29 +317,6 @@ TEST(test_an_option_binds_and_destroy_restores_the_affinity) {
     ASSERT_ON_ALL(right);
 }
 
-/* The lower and the upper half of the ranks make a context each, and divide the cores as all ranks
- * of one context do. */
-TEST(test_two_halves_of_the_ranks_have_cores_of_their_own) {
-    for (size_t given = 0; given < 2 && test_ranks % 2 == 0; given++) {
-        const MPI_Comm world = MPI_COMM_WORLD;
-        MPI_Comm half;
-        moert_context *whole, *context;
-        moert_context_options options = MOERT_CONTEXT_OPTIONS_INIT;
-        set_variable("MOERT_BIND", "1");
-        ASSERT_OK_ON_ALL(moert_context_create(MPI_COMM_WORLD, NULL, &whole));
-        const moert_placement wanted = *moert_context_placement(whole);
-        moert_context_destroy(whole);
-        MPI_Comm_split(MPI_COMM_WORLD, test_rank < test_ranks / 2, 0, &half);
-        options.placement = given ? &world : NULL;
-        ASSERT_OK_ON_ALL(moert_context_create(half, &options, &context));
-        const bool same = strcmp(moert_context_placement(context)->cpus, wanted.cpus) == 0;
-        moert_context_destroy(context);
-        MPI_Comm_free(&half);
-        set_variable("MOERT_BIND", NULL);
-        ASSERT_ON_ALL(same);
-    }
-}
-
 static void count_line(void *user, int level, const char *line) {
     size_t *lines = user;
     *lines +=
