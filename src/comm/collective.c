@@ -39,6 +39,12 @@ moert_status moert_comm_smallest(moert_comm *comm, uint64_t *value) {
     return MOERT_OK;
 }
 
+moert_status moert_comm_sum(moert_comm *comm, uint64_t *value) {
+    MOERT_MPI_COLLECT(comm, MPI_Iallreduce(MPI_IN_PLACE, value, 1, MPI_UINT64_T, MPI_SUM,
+                                           comm->handle, &request));
+    return MOERT_OK;
+}
+
 moert_status moert_comm_or(moert_comm *comm, void *data, size_t bytes) {
     for (size_t at = 0; at < bytes; at += moert_comm_piece_bytes) {
         const int piece = (int)moert_min(bytes - at, moert_comm_piece_bytes);

@@ -81,6 +81,8 @@ moert_status moert_comm_barrier(moert_comm *comm);
 moert_status moert_comm_broadcast(moert_comm *comm, size_t root, void *data, size_t bytes);
 /* *value = the smallest value of all ranks. */
 moert_status moert_comm_smallest(moert_comm *comm, uint64_t *value);
+/* *value = the sum of the values of all ranks. */
+moert_status moert_comm_sum(moert_comm *comm, uint64_t *value);
 /* all[size][bytes] */
 /* data[bytes] = the bitwise or of all ranks' data. Collective. */
 moert_status moert_comm_or(moert_comm *comm, void *data, size_t bytes);

@@ -1,12 +1,13 @@
 /* Orders the sequences of a blend by their deadlines. */
 #include "data/blend.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
 
-enum { MOST_PERIOD = 1 << 20, MILLION = 1000000, DIGITS = 6 };
+enum { MOST_PERIOD = 1 << 20, MILLION = 1000000 };
 
 typedef struct entry {
     uint32_t source, number;
@@ -18,18 +19,14 @@ struct moert_blend {
     entry *entry;     /* [period] */
 };
 
-moert_status moert_blend_weight(const char *text, uint64_t *weight) {
-    const char *point = strchr(text, '.');
-    const size_t digits = point != NULL ? strlen(point + 1) : 0;
-    char *rest;
-    const double value = strtod(text, &rest);
-    if (text[strspn(text, "0123456789.")] != '\0' || *rest != '\0' || rest == text ||
-        digits > DIGITS || value < 1.0 / MILLION || value > MILLION)
+moert_status moert_blend_weight(double value, const char *text, uint64_t *weight) {
+    const double millionths = value * MILLION;
+    if (!(millionths >= 1.0 && value <= MILLION) || fabs(millionths - rint(millionths)) > 1e-3)
         return MOERT_FAIL(ERROR_USAGE,
                           "weight '%.64s': expected a number above 0, up to a million, with at "
-                          "most %d digits behind the point, such as 0.7",
-                          text, DIGITS);
-    *weight = (uint64_t)(value * MILLION + 0.5);
+                          "most 6 digits behind the point, such as 0.7",
+                          text);
+    *weight = (uint64_t)rint(millionths);
     return MOERT_OK;
 }
 

@@ -13,9 +13,9 @@
 
 typedef struct moert_blend moert_blend;
 
-/* *weight = a decimal number above 0 with up to 6 digits behind the point, in millionths. Errors:
- * ERROR_USAGE. */
-moert_status moert_blend_weight(const char *text, uint64_t *weight);
+/* *weight = a number above 0, up to a million, with up to 6 digits behind the point, in millionths;
+ * `text` is the number as it was given. Errors: ERROR_USAGE. */
+moert_status moert_blend_weight(double value, const char *text, uint64_t *weight);
 
 /* The order repeats after the sum of the weights, over their common divisor; that is the memory in
  * units of 8 bytes. Errors: ERROR_USAGE (a sum above 2^20), ERROR_MEMORY. */

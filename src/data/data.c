@@ -8,18 +8,16 @@
 #include "base/memory.h"
 #include "base/rng.h"
 
-moert_status moert_data_from_source(moert_source *source, double held_out, moert_data **data) {
-    moert_status status =
-        held_out >= 0.0 && held_out < 1.0
-            ? MOERT_NEW(data)
-            : MOERT_FAIL(ERROR_USAGE, "held-out fraction %g: expected 0 to below 1", held_out);
+moert_status moert_data_from_source(moert_source *source, const moert_split *split,
+                                    moert_data **data) {
+    const moert_status status = MOERT_NEW(data);
     if (status != MOERT_OK) {
         moert_source_close(source);
         return status;
     }
     (*data)->source = source;
     (*data)->tokens = source->tokens;
-    (*data)->held_out = held_out;
+    (*data)->split = *split;
     memcpy((*data)->identity, source->identity, sizeof source->identity);
     return MOERT_OK;
 }
@@ -51,7 +49,7 @@ static moert_status make_blend(moert_data *const *parts, const uint64_t *weights
         data->tokens += parts[i]->tokens;
     memcpy(data->parts, parts, count * sizeof *parts);
     data->count = count;
-    data->held_out = parts[0]->held_out;
+    data->split = parts[0]->split;
     return identify_blend(data, weights);
 }
 
@@ -106,8 +104,10 @@ void moert_data_destroy(moert_data *data) {
 }
 
 static moert_data_info describe_blend(const moert_data *data) {
-    moert_data_info all = {
-        .identity = data->identity, .tokens = data->tokens, .parts = data->count};
+    moert_data_info all = {.identity = data->identity,
+                           .tokens = data->tokens,
+                           .parts = data->count,
+                           .split = data->split};
     for (size_t i = 0; i < data->count; i++) {
         const moert_data_info part = moert_data_describe(data->parts[i]);
         all.files += part.files;
@@ -128,7 +128,8 @@ moert_data_info moert_data_describe(const moert_data *data) {
                              .batch = data->replay.batch,
                              .rows = data->epochs != NULL ? moert_epochs_rows(data->epochs) : 0,
                              .documents = source != NULL && source->kind == MOERT_SOURCE_INDEXED,
-                             .path = source != NULL ? source->corpus.files[0].path : NULL,
+                             .name = source != NULL ? source->name : NULL,
+                             .split = data->split,
                              .length = data->replay.row > 0 ? data->replay.row - 1 : 0};
 }
 
@@ -140,31 +141,11 @@ uint64_t moert_data_part_count(const moert_data *data, size_t part, uint64_t seq
     return moert_blend_count(data->blend, part, sequences);
 }
 
-/* The division of a source into stretches. A remainder of less than `count` tokens is
- * not used. */
-typedef struct stretches {
-    size_t count, tokens, held; /* tokens of each stretch, of which the last `held` are held out */
-} stretches;
-
-/* Divides the tokens, and holds out the source's fraction of each stretch, or one sequence if that
- * is more. */
-static stretches divide(const moert_data *data, size_t length) {
-    enum { MOST = 16 };
-    const double smaller = fmin(data->held_out, 1.0 - data->held_out) * (double)data->tokens;
-    const double fitting = smaller / (2.0 * ((double)length + 1.0));
-    const size_t count = moert_max((size_t)fmin(fitting, MOST), 1), tokens = data->tokens / count;
-    if (data->held_out == 0.0)
-        return (stretches){1, data->tokens, 0};
-    const size_t held = (size_t)floor((double)tokens * data->held_out);
-    return (stretches){count, tokens, moert_max(held, length + 1)};
-}
-
 moert_status moert_data_check_length(const moert_data *data, size_t length) {
-    if (length == 0)
-        return MOERT_FAIL(ERROR_USAGE, "a sequence needs at least one token");
+    moert_stretches all;
     for (size_t i = 0; i < data->count; i++)
         if (moert_data_check_length(data->parts[i], length) != MOERT_OK)
-            return MOERT_FAIL(ERROR_MISMATCH, "%s: %s", moert_data_describe(data->parts[i]).path,
+            return MOERT_FAIL(ERROR_MISMATCH, "%s: %s", moert_data_describe(data->parts[i]).name,
                               moert_last_error());
     if (data->blend != NULL)
         return MOERT_OK;
@@ -173,24 +154,12 @@ moert_status moert_data_check_length(const moert_data *data, size_t length) {
                    ? MOERT_OK
                    : MOERT_FAIL(ERROR_MISMATCH, "%s holds sequences of %zu tokens, not %zu",
                                 data->replay.name, data->replay.row - 1, length);
-    const stretches all = divide(data, length);
-    if (all.tokens < length + 1 || all.tokens - (length + 1) < all.held)
-        return MOERT_FAIL(ERROR_MISMATCH,
-                          "%zu tokens of data are too few for sequences of %zu (%zu are held out, "
-                          "and one more sequence needs %zu)",
-                          data->tokens, length, all.held, length + 1);
-    return MOERT_OK;
-}
-
-/* The parts of the source that are not held out. */
-static moert_range training_range(const stretches *all, size_t stretch, size_t tokens) {
-    const bool last = stretch == all->count; /* behind all stretches */
-    const size_t begin = stretch * all->tokens;
-    return (moert_range){begin, last ? tokens : begin + all->tokens - all->held};
+    return moert_split_divide(&data->split, data->tokens, length, &all);
 }
 
 moert_status moert_data_order_epochs(moert_data *data, uint64_t seed, size_t length) {
     moert_range ranges[MOERT_EPOCH_RANGES];
+    moert_stretches all;
     for (size_t i = 0; i < data->count; i++)
         MOERT_TRY(moert_data_order_epochs(data->parts[i], seed + i, length));
     if (data->blend != NULL)
@@ -198,10 +167,9 @@ moert_status moert_data_order_epochs(moert_data *data, uint64_t seed, size_t len
     if (data->source == NULL)
         return MOERT_FAIL(ERROR_USAGE, "%s is replayed batch by batch, and has no epochs",
                           data->replay.name);
-    MOERT_TRY(moert_data_check_length(data, length));
-    const stretches all = divide(data, length);
+    MOERT_TRY(moert_split_divide(&data->split, data->tokens, length, &all));
     for (size_t i = 0; i <= all.count; i++)
-        ranges[i] = training_range(&all, i, data->tokens);
+        ranges[i] = moert_split_training(&all, i, data->tokens);
     const moert_epochs_options options = {data->source, seed, length};
     return moert_epochs_create(&options, ranges, all.count + 1, &data->epochs);
 }
@@ -255,12 +223,14 @@ moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t
         positions[i] = (int32_t)i;
     if (data->source == NULL)
         return replay(&data->replay, draw, input, target);
-    const stretches all = divide(data, length);
-    const size_t starts = all.tokens - all.held - length, any = all.count * starts;
+    moert_stretches all;
+    MOERT_TRY(moert_split_divide(&data->split, data->tokens, length, &all));
+    const size_t any = moert_split_starts(&all, MOERT_TRAINING, length);
     const double random =
         moert_rng_uniform(draw.seed, moert_rng_stream("data") + draw.step, draw.index);
     const size_t start = moert_min((size_t)(random * (double)any), any - 1);
-    return read_sequence(data, start / starts * all.tokens + start % starts, length, input, target);
+    return read_sequence(data, moert_split_start(&all, MOERT_TRAINING, length, start), length,
+                         input, target);
 }
 
 void moert_data_divide(int32_t end, size_t length, const int32_t *input, int32_t *target,
@@ -274,28 +244,46 @@ void moert_data_divide(int32_t end, size_t length, const int32_t *input, int32_t
     }
 }
 
-bool moert_data_holds_out(const moert_data *data) {
-    return data->held_out > 0.0;
+bool moert_data_has(const moert_data *data, moert_use use) {
+    return data->split.part[use] > 0.0;
 }
 
-moert_status moert_data_heldout_sequence(const moert_data *data, size_t index, size_t count,
-                                         size_t length, int32_t *input, int32_t *target) {
-    MOERT_TRY(moert_data_check_length(data, length));
-    if (!moert_data_holds_out(data))
-        return MOERT_FAIL(ERROR_USAGE, "no data is held out");
+/* Cuts a sequence at the ends of the source's documents: the last token of a document has no
+ * target, and positions count from its first token in the sequence. */
+static void cut_at_documents(const moert_source *source, size_t position, size_t length,
+                             int32_t *target, int32_t *positions) {
+    size_t document = moert_source_document(source, position), begin = position;
+    for (size_t i = 0; i < length; i++) {
+        const size_t at = position + i;
+        while (document + 1 < source->documents && moert_source_start(source, document + 1) <= at)
+            begin = moert_source_start(source, ++document);
+        const size_t end =
+            moert_source_start(source, document) + moert_source_length(source, document);
+        positions[i] = (int32_t)(at - moert_max(begin, position));
+        if (at + 1 >= end)
+            target[i] = -1;
+    }
+}
+
+moert_status moert_data_kept_sequence(const moert_data *data, moert_use use, size_t index,
+                                      size_t count, size_t length, int32_t *input, int32_t *target,
+                                      int32_t *positions) {
+    moert_stretches all;
+    if (data->source == NULL || !moert_data_has(data, use))
+        return MOERT_FAIL(ERROR_USAGE, "no data are %s",
+                          use == MOERT_TEST ? "kept for a test" : "held out");
     if (index >= count)
         return MOERT_FAIL(ERROR_USAGE, "held-out sequence %zu of %zu", index, count);
-    if (data->blend != NULL) {
-        const moert_blend_turn turn = moert_blend_at(data->blend, index);
-        return moert_data_heldout_sequence(data->parts[turn.source], turn.number,
-                                           moert_blend_count(data->blend, turn.source, count),
-                                           length, input, target);
-    }
-    const stretches all = divide(data, length);
-    const size_t starts = all.held - length, any = all.count * starts;
-    const size_t start = count > 1 ? index * ((any - 1) / (count - 1)) : 0;
-    const size_t part = (start / starts + 1) * all.tokens - all.held;
-    return read_sequence(data, part + start % starts, length, input, target);
+    MOERT_TRY(moert_split_divide(&data->split, data->tokens, length, &all));
+    const size_t any = moert_split_starts(&all, use, length);
+    const size_t start = count > 1 ? index * ((any - 1) / (count - 1)) : 0,
+                 position = moert_split_start(&all, use, length, start);
+    MOERT_TRY(read_sequence(data, position, length, input, target));
+    for (size_t i = 0; i < length; i++)
+        positions[i] = (int32_t)i;
+    if (data->epochs != NULL)
+        cut_at_documents(data->source, position, length, target, positions);
+    return MOERT_OK;
 }
 
 /* Negative targets do not count; negative tokens are wrong. */

@@ -2,13 +2,11 @@
  * The sequences of a training, from a token source (data/source.h), from a blend of several
  * (data/blend.h), or replayed batch by batch from an array tokens[steps,batch,length + 1].
  *
- * A source is one long row of tokens, cut into up to 16 equal stretches, or fewer if the training
- * or held-out parts of the stretches would be short. The last part of every stretch is held out of
- * training, so that held-out data resembles the training data. A training sequence is a row of an
- * epoch, or starts at a random position of the training data. It depends only on moert_draw, so any
- * rank can read any sequence. A sequence of `length` tokens reads length + 1, so that target[i] =
- * input[i + 1]. All ranks must open the same data, which moert_data_compare checks; no other call
- * is collective.
+ * A source is one long row of tokens, of which parts are kept from training (data/split.h). A
+ * training sequence is a row of an epoch, or starts at a random position of the training data. It
+ * depends only on moert_draw, so any rank can read any sequence. A sequence of `length` tokens
+ * reads length + 1, so that target[i] = input[i + 1]. All ranks must open the same data, which
+ * moert_data_compare checks; no other call is collective.
  */
 #pragma once
 
@@ -18,20 +16,17 @@
 
 #include "comm/comm.h"
 #include "data/source.h"
+#include "data/split.h"
 
 typedef struct moert_data moert_data;
 
-/*
- * Takes ownership of `source`, also after an error. A fraction `held_out` (0 to below 1) of the
- * tokens, or one sequence if that is more, is held out; 0 holds nothing out. Errors: ERROR_USAGE
- * (held_out), ERROR_MEMORY.
- */
-moert_status moert_data_from_source(moert_source *source, double held_out, moert_data **data);
+/* Takes ownership of `source`, also after an error. Errors: ERROR_MEMORY. */
+moert_status moert_data_from_source(moert_source *source, const moert_split *split,
+                                    moert_data **data);
 
 /*
  * A blend of `count` parts that are no blends: of the sequences in order of (step, index), part i
- * has its share by weights[i], to less than one sequence. Its held-out sequences are shared in the
- * same way. Takes ownership of the parts, also after an error. Errors: those of moert_blend_create.
+ * has its share by weights[i], to less than one sequence. The parts have the same split. Takes ownership of the parts, also after an error. Errors: those of moert_blend_create.
  */
 moert_status moert_data_from_blend(moert_data *const *parts, const uint64_t *weights, size_t count,
                                    moert_data **data);
@@ -63,8 +58,9 @@ typedef struct moert_data_info {
     size_t steps, batch, length; /* shape of an array; 0 for a source */
     bool documents;              /* a source of tokenized documents */
     size_t rows;                 /* sequences of an epoch, of all parts together; 0: no epochs */
-    const char *path;            /* of the first file; NULL for an array and a blend */
+    const char *name;            /* moert_source.name; NULL for an array and a blend */
     size_t parts;                /* of a blend, else 0 */
+    moert_split split;           /* of the source, or of all sources of a blend */
 } moert_data_info;
 moert_data_info moert_data_describe(const moert_data *data);
 
@@ -112,13 +108,16 @@ moert_status moert_data_sequence(const moert_data *data, moert_draw draw, size_t
 void moert_data_divide(int32_t end, size_t length, const int32_t *input, int32_t *target,
                        int32_t *positions);
 
-/* True when a part of the data is held out of training. */
-bool moert_data_holds_out(const moert_data *data);
+/* Whether some of the data are for this use; all is for training in an array. */
+bool moert_data_has(const moert_data *data, moert_use use);
 
 /*
- * Reads sequence `index` of `count` sequences at evenly spaced positions of the held-out parts. The
- * sequences overlap if the held-out parts are shorter than `count` sequences. Errors: those of
- * moert_data_check_length and moert_source_read; ERROR_USAGE (nothing is held out, index >= count).
+ * Reads sequence `index` of `count` sequences at evenly spaced positions of the held-out or the
+ * test data of a source (of a blend: read those of its parts). The sequences overlap if these data
+ * are shorter than `count` sequences. positions[length] as those of moert_data_sequence: with
+ * epochs, documents are respected. Errors: those of moert_data_check_length and moert_source_read;
+ * ERROR_USAGE (there are no such data, index >= count).
  */
-moert_status moert_data_heldout_sequence(const moert_data *data, size_t index, size_t count,
-                                         size_t length, int32_t *input, int32_t *target);
+moert_status moert_data_kept_sequence(const moert_data *data, moert_use use, size_t index,
+                                      size_t count, size_t length, int32_t *input, int32_t *target,
+                                      int32_t *positions);

@@ -28,25 +28,12 @@ struct moert_epochs {
     cursor *index; /* where every STRIDE-th row begins */
 };
 
-/* The first document that starts behind `position`. */
-static size_t document_after(const moert_source *source, size_t position) {
-    size_t below = 0, above = source->documents;
-    while (below < above) {
-        const size_t middle = below + (above - below) / 2;
-        if (moert_source_start(source, middle) <= position)
-            below = middle + 1;
-        else
-            above = middle;
-    }
-    return below;
-}
-
 static void add_region(moert_epochs *e, moert_range range) {
     if (range.begin >= range.end)
         return;
-    const size_t first = moert_max(document_after(e->options.source, range.begin), 1) - 1;
+    const size_t first = moert_source_document(e->options.source, range.begin);
     e->regions[e->count++] = (region){range, first, e->parts};
-    e->parts += document_after(e->options.source, range.end - 1) - first;
+    e->parts += moert_source_document(e->options.source, range.end - 1) + 1 - first;
 }
 
 /* Part `number` of the permutation; it may be empty. */

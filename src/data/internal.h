@@ -11,7 +11,7 @@ struct moert_data {
     moert_data **parts;   /* [count] of the blend */
     size_t count;
     size_t tokens; /* of the source, of all parts, or of all batches */
-    double held_out;
+    moert_split split;
     moert_replay replay;  /* the array */
     moert_checksum sum;   /* of the array */
     moert_epochs *epochs; /* NULL: random positions */

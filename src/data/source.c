@@ -18,8 +18,8 @@ static moert_status load_text(moert_source *s, const char *const *paths, size_t 
         content += s->corpus.files[i].bytes;
     }
     if (content == 0)
-        return MOERT_FAIL(ERROR_FORMAT, "no text in %zu files of %s%s", s->corpus.count,
-                          count > 0 ? paths[0] : "nothing", count > 1 ? " and others" : "");
+        return MOERT_FAIL(ERROR_FORMAT, "no text in %zu files of %s%s", s->corpus.count, s->name,
+                          count > 1 ? " and others" : "");
     s->type = "bytes";
     s->width = 1;
     s->documents = s->corpus.count;
@@ -101,11 +101,17 @@ static moert_status load_indexed(moert_source *s, const char *name) {
     return MOERT_OK;
 }
 
-static moert_status make(moert_source_kind kind, moert_source **source) {
-    MOERT_TRY(MOERT_NEW(source));
-    (*source)->kind = kind;
-    (*source)->vocabulary = (uint64_t)INT32_MAX + 1;
-    return MOERT_OK;
+static moert_status make(moert_source_kind kind, const char *name, moert_source **source) {
+    moert_source *made;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->kind = kind;
+    made->vocabulary = (uint64_t)INT32_MAX + 1;
+    const moert_status status = moert_text_path(&made->name, "%s", name);
+    if (status == MOERT_OK)
+        *source = made;
+    else
+        moert_source_close(made);
+    return status;
 }
 
 /* Returns a new source if loading it succeeded, else closes it. */
@@ -121,19 +127,19 @@ static moert_status finish(moert_source *made, moert_status status, moert_source
 
 moert_status moert_source_open_text(const char *const *paths, size_t count, moert_source **source) {
     moert_source *made;
-    MOERT_TRY(make(MOERT_SOURCE_TEXT, &made));
+    MOERT_TRY(make(MOERT_SOURCE_TEXT, count > 0 ? paths[0] : "nothing", &made));
     return finish(made, load_text(made, paths, count), source);
 }
 
 moert_status moert_source_open_raw(const char *path, unsigned bits, moert_source **source) {
     moert_source *made;
-    MOERT_TRY(make(MOERT_SOURCE_RAW, &made));
+    MOERT_TRY(make(MOERT_SOURCE_RAW, path, &made));
     return finish(made, load_raw(made, path, bits), source);
 }
 
 moert_status moert_source_open_indexed(const char *name, moert_source **source) {
     moert_source *made;
-    MOERT_TRY(make(MOERT_SOURCE_INDEXED, &made));
+    MOERT_TRY(make(MOERT_SOURCE_INDEXED, name, &made));
     return finish(made, load_indexed(made, name), source);
 }
 
@@ -191,7 +197,7 @@ void moert_source_close(moert_source *source) {
         return;
     moert_corpus_clear(&source->corpus);
     moert_index_free(&source->index);
-    MOERT_FREE(source->sums, source->starts, source);
+    MOERT_FREE(source->name, source->sums, source->starts, source);
 }
 
 /* ---- documents ---- */
@@ -208,6 +214,18 @@ size_t moert_source_length(const moert_source *source, size_t document) {
     if (source->kind == MOERT_SOURCE_TEXT)
         return source->corpus.files[document].bytes;
     return moert_source_start(source, document + 1) - moert_source_start(source, document);
+}
+
+size_t moert_source_document(const moert_source *source, size_t position) {
+    size_t below = 0;
+    for (size_t above = source->documents; above - below > 1;) {
+        const size_t middle = below + (above - below) / 2;
+        if (moert_source_start(source, middle) <= position)
+            below = middle;
+        else
+            above = middle;
+    }
+    return below;
 }
 
 /* ---- tokens ---- */

@@ -28,6 +28,7 @@ enum { MOERT_IDENTITY_BYTES = 160 };
 /* Read it as you like, but change it only by the functions below. */
 typedef struct moert_source {
     moert_source_kind kind;
+    char *name;          /* the first path by which it was opened */
     moert_corpus corpus; /* indexed: NAME.bin, then NAME.idx */
     const char *type;    /* name of the token type */
     unsigned width;      /* bytes of a token */
@@ -87,6 +88,8 @@ moert_status moert_source_mask_targets(const moert_source *source, size_t positi
 /* Position of the first token of a document, or of the end for `document` = documents. In text, the
  * 0 byte after a file lies before the start of the next document. */
 size_t moert_source_start(const moert_source *source, size_t document);
+/* The last document that starts at `position` or before it. */
+size_t moert_source_document(const moert_source *source, size_t position);
 /* Tokens of a document, without the 0 byte that follows it in text. */
 size_t moert_source_length(const moert_source *source, size_t document);
 

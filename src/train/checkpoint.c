@@ -27,6 +27,7 @@ moert_status moert_run_state_write(const char *directory, const moert_run_state 
 #undef PUT
     json_object_set_new(root, "left_out", json_integer((json_int_t)state->left_out));
     json_object_set_new(root, "data", json_string(state->data));
+    json_object_set_new(root, "split", json_string(state->split));
     json_object_set_new(root, "schedule", json_string(state->schedule));
     char *text;
     moert_status status =
@@ -76,6 +77,7 @@ static moert_status parse_state(const char *path, const json_t *root, moert_run_
     if (json_object_get(root, "left_out") != NULL)
         MOERT_TRY(read_number(root, path, "left_out", &state->left_out));
     MOERT_TRY(read_text(root, path, "data", sizeof state->data, state->data));
+    MOERT_TRY(read_text(root, path, "split", sizeof state->split, state->split));
     MOERT_TRY(read_text(root, path, "schedule", sizeof state->schedule, state->schedule));
     if (state->applied > state->step || state->left_out > state->step - state->applied ||
         state->skipped != state->step - state->applied - state->left_out)

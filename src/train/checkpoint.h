@@ -16,7 +16,7 @@
 #include "train/optimizer.h"
 #include "train/schedule.h"
 
-/* X(field): the state of a run, integers in state.json, which also has two texts. */
+/* X(field): the state of a run, integers in state.json, which also has texts. */
 #define MOERT_RUN_STATE_TABLE(X)                                                                   \
     X(step)           /* steps done: the position in the data and in the random numbers */         \
     X(applied)        /* steps that updated the weights */                                         \
@@ -33,6 +33,7 @@ typedef struct moert_run_state {
     uint64_t left_out; /* steps whose data were left out; an older state.json has none of these */
     /* "" if state.json, by an older version, has none */
     char data[MOERT_IDENTITY_BYTES];          /* identity of the training data */
+    char split[MOERT_SPLIT_TEXT_BYTES];       /* of the data (data/split.h); of an array: "" */
     char schedule[MOERT_SCHEDULE_TEXT_BYTES]; /* of the learning rate */
 } moert_run_state;
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "train/breakdown.h"
+#include "train/evaluate.h"
 #include "train/ledger.h"
 #include "train/loader.h"
 #include "train/monitor.h"
@@ -32,11 +33,10 @@ typedef struct moert_trainer {
     moert_rebalance
         *rebalance;         /* NULL unless options->rebalance_every is set and experts can move */
     moert_rebalanced moved; /* for the next metrics row */
+    moert_evaluation *evaluation;
     moert_loader *loader;
-    moert_loaded loaded;                 /* this rank's part of the step */
-    size_t targets;                      /* of the step that count, over all ranks */
-    int32_t *input, *target, *positions; /* this rank's part of a micro-batch of held-out
-                                            sequences */
+    moert_loaded loaded; /* this rank's part of the step */
+    uint64_t targets;    /* of the step that count, over all ranks */
 } moert_trainer;
 
 moert_trainer moert_trainer_make(moert_model *model, const moert_data *data,
@@ -59,6 +59,3 @@ moert_status moert_trainer_forward(moert_trainer *t, size_t index);
  * *stopped = whether a rank caught a signal (train/stop.h) before the last micro-batch; the
  * gradients are then incomplete. Collective. */
 moert_status moert_trainer_gradients(moert_trainer *t, moert_model_result *mean, bool *stopped);
-/* Mean cross-entropy over the targets of the held-out sequences, a micro-batch at a time.
- * Collective. */
-moert_status moert_trainer_held_out(moert_trainer *t, double *loss);

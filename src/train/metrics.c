@@ -157,17 +157,22 @@ static moert_status list_numbers(const moert_metrics_row *row, moert_scalar **nu
                {{"epoch", row->epoch}, row->epoch > 0.0},
                {{"rank_load", row->rank_load}, row->rank_load > 0.0},
                {{"heldout_loss", row->heldout_loss}, row->has_heldout},
+               {{"test_loss", row->test_loss}, row->has_test},
                {{"save_held_s", row->save_held_s}, row->save_held_s > 0.0},
                {{"save_s", row->save_s}, row->save_s > 0.0},
                {{"moved_experts", row->moved_experts}, row->moved_experts > 0.0},
                {{"move_s", row->move_s}, row->moved_experts > 0.0}};
-    MOERT_TRY(moert_alloc(numbers, MOERT_COUNT(all) + row->watched_count, sizeof **numbers));
+    size_t most = MOERT_COUNT(all);
+    for (size_t i = 0; i < MOERT_METRICS_MORE; i++)
+        most += row->more[i].count;
+    MOERT_TRY(moert_alloc(numbers, most, sizeof **numbers));
     *count = 0;
     for (size_t i = 0; i < MOERT_COUNT(all); i++)
         if (all[i].applies)
             (*numbers)[(*count)++] = all[i].number;
-    for (size_t i = 0; i < row->watched_count; i++)
-        (*numbers)[(*count)++] = row->watched[i];
+    for (size_t i = 0; i < MOERT_METRICS_MORE; i++)
+        for (size_t k = 0; k < row->more[i].count; k++)
+            (*numbers)[(*count)++] = row->more[i].number[k];
     return MOERT_OK;
 }
 
@@ -216,6 +221,8 @@ static void put_line(const moert_metrics *metrics, const moert_metrics_row *row)
             row->tokens_per_s, row->expert_load);
     if (row->has_heldout)
         fprintf(console, "  held-out %8.4f", row->heldout_loss);
+    if (row->has_test)
+        fprintf(console, "  test %8.4f", row->test_loss);
     fputs(row->skipped ? "  skipped\n" : "\n", console);
 }
 

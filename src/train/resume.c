@@ -76,11 +76,15 @@ static moert_status check_state(const moert_trainer *t, const char *path,
                           path, (unsigned long long)s->left_out, (unsigned long long)left_out);
     MOERT_TRY(check_model(t, path));
     if (s->data[0] != '\0' && strcmp(s->data, t->state.data) != 0)
-        return MOERT_FAIL(
-            ERROR_MISMATCH,
-            "%s was trained on %s, this run has %s; give it that data, or start a new "
-            "run by --model",
-            path, s->data, t->state.data);
+        return MOERT_FAIL(ERROR_MISMATCH,
+                          "%s was trained on %s, this run has %s; give it the --data, --order and "
+                          "--document-end of that run, or start a new run by --model",
+                          path, s->data, t->state.data);
+    if (s->split[0] != '\0' && strcmp(s->split, t->state.split) != 0)
+        return MOERT_FAIL(ERROR_MISMATCH,
+                          "%s was trained with %s of the data as training, held-out and test data, "
+                          "this run has %s; give it the --split or --held-out of that run",
+                          path, s->split, t->state.split);
     return MOERT_OK;
 }
 
@@ -139,6 +143,7 @@ static moert_status load(moert_trainer *t, const char *path) {
         MOERT_WARN("%s was trained with %s; this run goes on with %s", path, saved.schedule,
                    t->state.schedule);
     memcpy(saved.data, t->state.data, sizeof saved.data); /* an older state.json has none */
+    memcpy(saved.split, t->state.split, sizeof saved.split);
     memcpy(saved.schedule, t->state.schedule, sizeof saved.schedule);
     t->state = saved;
     return MOERT_OK;

@@ -61,9 +61,10 @@ static moert_status check_options(const moert_trainer_options *o, const moert_da
                           o->save_dir);
     if (o->resume != NULL && strcmp(o->resume, "auto") == 0 && o->out == NULL)
         return MOERT_FAIL(ERROR_USAGE, "--resume auto needs the run directory; give --out DIR");
-    if (o->eval_every > 0 && !moert_data_holds_out(data))
-        return MOERT_FAIL(ERROR_USAGE, "--eval-every needs held-out data: text or raw tokens, with "
-                                       "--held-out above 0");
+    if (o->eval_every > 0 && !moert_data_has(data, MOERT_HELD_OUT))
+        return MOERT_FAIL(ERROR_USAGE,
+                          "--eval-every needs held-out data: those of --data, with --held-out or "
+                          "the second weight of --split above 0");
     MOERT_TRY(check_replay(o));
     return moert_data_check_length(data, o->length);
 }
@@ -75,22 +76,22 @@ static size_t count_experts(const moert_trainer *t) {
 
 moert_status moert_trainer_prepare(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
+    const moert_data_info info = moert_data_describe(t->data);
     MOERT_TRY(check_options(o, t->data));
     if (o->bias_rate > 0.0 && !moert_model_describe(t->model)->correction_bias)
         return MOERT_FAIL(ERROR_USAGE,
                           "--bias-rate %g: the routers of this model have no correction bias",
                           o->bias_rate);
     MOERT_TRY(moert_model_config_check_length(moert_model_describe(t->model), o->length));
-    size_t room =
-        moert_ceil_div(o->batch / o->micro_batches, moert_comm_size(t->world)) * o->length;
     t->state = (moert_run_state){.seed = o->seed, .batch = o->batch, .length = o->length};
-    int used =
-        snprintf(t->state.data, sizeof t->state.data, "%s", moert_data_describe(t->data).identity);
-    if (moert_data_describe(t->data).rows > 0)
+    int used = snprintf(t->state.data, sizeof t->state.data, "%s", info.identity);
+    if (info.rows > 0)
         used += snprintf(t->state.data + used, sizeof t->state.data - (size_t)used, ", epochs");
     if (o->document_end != NULL)
         snprintf(t->state.data + used, sizeof t->state.data - (size_t)used, ", document end %d",
                  (int)*o->document_end);
+    if (info.steps == 0)
+        moert_split_text(&info.split, t->state.split);
     moert_schedule_text(&o->schedule, t->state.schedule);
     if (o->save_dir != NULL)
         MOERT_TRY(moert_text_path(&t->checkpoints, "%s", o->save_dir));
@@ -98,8 +99,15 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
         MOERT_TRY(moert_text_path(&t->checkpoints, "%s/checkpoints", o->out));
     if (o->bias_rate > 0.0 || o->watch)
         MOERT_TRY(MOERT_NEW_ARRAY(&t->counts, count_experts(t)));
-    MOERT_TRY(moert_alloc(&t->input, room, sizeof *t->input));
-    MOERT_TRY(moert_alloc(&t->target, room, sizeof *t->target));
+    const int32_t document_end = o->document_end != NULL ? *o->document_end : -1;
+    const moert_evaluation_options evaluation = {.model = t->model,
+                                                 .data = t->data,
+                                                 .sequences = o->eval_sequences,
+                                                 .at_once = o->batch / o->micro_batches,
+                                                 .length = o->length,
+                                                 .document_end = document_end,
+                                                 .losses = o->losses};
+    MOERT_TRY(moert_evaluation_create(&evaluation, &t->evaluation));
     const moert_loader_options loader = {.data = t->data,
                                          .seed = o->seed,
                                          .steps = o->steps,
@@ -108,44 +116,28 @@ moert_status moert_trainer_prepare(moert_trainer *t) {
                                          .length = o->length,
                                          .rank = moert_comm_rank(t->world),
                                          .ranks = moert_comm_size(t->world),
-                                         .document_end =
-                                             o->document_end != NULL ? *o->document_end : -1};
-    MOERT_TRY(moert_alloc(&t->positions, room, sizeof *t->positions));
+                                         .document_end = document_end};
     return moert_loader_create(&loader, &t->loader);
 }
 
 void moert_trainer_free(moert_trainer *t) {
     moert_loader_destroy(t->loader);
-    MOERT_FREE(t->positions, t->target, t->input, t->counts, t->checkpoints);
-}
-
-/* *sum = the sum of `own` over all ranks. Collective. */
-static moert_status sum_ranks(const moert_trainer *t, size_t own, size_t *sum) {
-    const size_t ranks = moert_comm_size(t->world);
-    size_t *all;
-    MOERT_TRY(moert_comm_agree(t->world, MOERT_NEW_ARRAY(&all, ranks)));
-    const moert_status status = moert_comm_allgather(t->world, &own, sizeof own, all);
-    *sum = 0;
-    for (size_t r = 0; r < ranks; r++)
-        *sum += all[r];
-    free(all);
-    return status;
-}
-
-static moert_status refuse_no_targets(const char *what, uint64_t step, size_t tokens) {
-    return MOERT_FAIL(ERROR_MISMATCH,
-                      "%s of step %llu: none of its %zu tokens counts as a target; check the masks "
-                      "and targets",
-                      what, (unsigned long long)step, tokens);
+    moert_evaluation_destroy(t->evaluation);
+    MOERT_FREE(t->counts, t->checkpoints);
 }
 
 moert_status moert_trainer_load(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     moert_phase_set(MOERT_PHASE_DATA);
     MOERT_TRY(moert_comm_agree(t->world, moert_loader_take(t->loader, t->state.step, &t->loaded)));
-    MOERT_TRY(sum_ranks(t, t->loaded.targets, &t->targets));
-    return t->targets > 0 ? MOERT_OK
-                          : refuse_no_targets("the batch", t->state.step, o->batch * o->length);
+    t->targets = t->loaded.targets;
+    MOERT_TRY(moert_comm_sum(t->world, &t->targets));
+    return t->targets > 0
+               ? MOERT_OK
+               : MOERT_FAIL(ERROR_MISMATCH,
+                            "the batch of step %llu: none of its %zu tokens counts as a target; "
+                            "check the masks and targets",
+                            (unsigned long long)t->state.step, o->batch * o->length);
 }
 
 moert_status moert_trainer_forward(moert_trainer *t, size_t index) {
@@ -160,55 +152,6 @@ moert_status moert_trainer_forward(moert_trainer *t, size_t index) {
         .targets = t->targets,
         .accumulate = index > 0};
     return moert_model_forward(t->model, &batch);
-}
-
-/* Runs held-out sequences [first, first + count) forward, and adds this rank's targets to
- * *targets. */
-static moert_status forward_held_out(moert_trainer *t, size_t first, size_t count,
-                                     size_t *targets) {
-    const moert_trainer_options *o = t->options;
-    size_t own_first, own_count, length = o->length;
-    moert_status status = MOERT_OK;
-    moert_phase_set(MOERT_PHASE_DATA);
-    moert_model_partition(count, moert_comm_rank(t->world), moert_comm_size(t->world), &own_first,
-                          &own_count);
-    for (size_t i = 0; i < own_count && status == MOERT_OK; i++)
-        status = moert_data_heldout_sequence(t->data, first + own_first + i, o->eval_sequences,
-                                             length, t->input + i * length, t->target + i * length);
-    MOERT_TRY(moert_comm_agree(t->world, status));
-    for (size_t i = 0; i < own_count * length; i++)
-        t->positions[i] = (int32_t)(i % length);
-    for (size_t i = 0; i < own_count && o->document_end != NULL; i++)
-        moert_data_divide(*o->document_end, length, t->input + i * length, t->target + i * length,
-                          t->positions + i * length);
-    for (size_t i = 0; i < own_count * length; i++)
-        *targets += t->target[i] >= 0;
-    const moert_model_batch batch = {.total_sequences = count,
-                                     .length = length,
-                                     .input = t->input,
-                                     .target = t->target,
-                                     .positions = o->document_end != NULL ? t->positions : NULL,
-                                     .forward_only = true,
-                                     .targets = 1}; /* the loss is a sum */
-    return moert_model_forward(t->model, &batch);
-}
-
-moert_status moert_trainer_held_out(moert_trainer *t, double *loss) {
-    const moert_trainer_options *o = t->options;
-    size_t piece = o->batch / o->micro_batches, targets = 0;
-    moert_model_result result;
-    double sum = 0.0;
-    for (size_t first = 0; first < o->eval_sequences; first += piece) {
-        size_t count = moert_min(piece, o->eval_sequences - first);
-        MOERT_TRY(forward_held_out(t, first, count, &targets));
-        MOERT_TRY(moert_model_loss(t->model, &o->losses, 0.0, &result));
-        sum += result.cross_entropy;
-    }
-    MOERT_TRY(sum_ranks(t, targets, &targets));
-    if (targets == 0)
-        return refuse_no_targets("the held-out data", t->state.step, o->eval_sequences * o->length);
-    *loss = sum / (double)targets;
-    return MOERT_OK;
 }
 
 /* Adds the slots of the last loss to those of the step. */

@@ -73,6 +73,27 @@ static moert_status compute(moert_trainer *t, moert_metrics_row *row, moert_mode
     return moert_ledger_end(ledger, t->state.step);
 }
 
+/* Computes the held-out loss when it is due, and after the last step the test loss. */
+static moert_status evaluate(moert_trainer *t, moert_metrics_row *row) {
+    const moert_trainer_options *o = t->options;
+    row->has_heldout = due(o->eval_every, t->state.step, o->steps);
+    row->has_test = t->state.step == o->steps && moert_data_has(t->data, MOERT_TEST);
+    const struct {
+        moert_use use;
+        bool has;
+        double *loss;
+    } rows[] = {{MOERT_HELD_OUT, row->has_heldout, &row->heldout_loss},
+                {MOERT_TEST, row->has_test, &row->test_loss}};
+    for (size_t i = 0; i < MOERT_COUNT(rows); i++) {
+        if (!rows[i].has)
+            continue;
+        MOERT_TRY(moert_evaluation_run(t->evaluation, rows[i].use, rows[i].loss));
+        row->more[1 + i].count =
+            moert_evaluation_list(t->evaluation, rows[i].use, &row->more[1 + i].number);
+    }
+    return MOERT_OK;
+}
+
 static moert_status step(moert_trainer *t, bool *stopped) {
     const moert_trainer_options *o = t->options;
     const size_t rows = moert_data_describe(t->data).rows;
@@ -99,13 +120,10 @@ static moert_status step(moert_trainer *t, bool *stopped) {
     const double seconds = (double)(moert_clock_ns() - start) * 1e-9;
     row.tokens_per_s = (double)(o->batch * o->length) / seconds;
     if (t->monitor != NULL)
-        row.watched_count =
-            moert_monitor_list(t->monitor, t->optimizer->norm, t->counts, seconds, &row.watched);
+        row.more[0].count = moert_monitor_list(t->monitor, t->optimizer->norm, t->counts, seconds,
+                                               &row.more[0].number);
     t->state.step++;
-    if (due(o->eval_every, t->state.step, o->steps)) {
-        row.has_heldout = true;
-        MOERT_TRY(moert_trainer_held_out(t, &row.heldout_loss));
-    }
+    MOERT_TRY(evaluate(t, &row));
     const bool writes = t->first && row.step >= o->replay.first;
     return moert_comm_agree(t->world, writes ? moert_metrics_write(t->metrics, &row) : MOERT_OK);
 }

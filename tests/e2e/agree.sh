@@ -85,8 +85,11 @@ verdict $? "a resume on other data of the same length is refused"
 mv "$tmp/a/corpus" "$tmp/moved"
 resume --data "$tmp/moved" && [ -d "$tmp/run/checkpoints/step-00000004" ]
 verdict $? "the same data in another place is accepted"
+resume --data "$tmp/moved" --steps 5 --held-out 0.2
+[ $? -eq 1 ] && grep -q 'step-00000004 was trained with 0.95,0.05,0 of the data .*, this run has 0.8,0.2,0; give it the --split or' "$log"
+verdict $? "a resume that holds out other data is refused"
 state=$tmp/run/checkpoints/step-00000004/state.json
-sed -i '/"data":/d; /"left_out":/d; /"schedule":/d; s/\("length": [0-9]*\),/\1/' "$state"
+sed -i '/"data":/d; /"left_out":/d; /"split":/d; /"schedule":/d; s/\("length": [0-9]*\),/\1/' "$state"
 rm "${state%/*}/manifest.json"
 ranks 1 "${data[@]}" --data "$tmp/c" --out "$tmp/run" --resume auto --steps 5 && ! grep -q '"data"' "$state" &&
     grep -q '"data": "text of 1201 tokens' "$tmp/run/checkpoints/step-00000005/state.json"

@@ -99,6 +99,15 @@ bad "$both" 2 '--topk 9 exceeds --experts 8' train "${text[@]}" --topk 9 --out O
 bad "$both" 2 '--hidden is for a new model; the config.json of --model gives the sizes' train --data LICENSE --model $model --hidden 64 --out OUT/run
 bad 1 2 '--data 0.7 \.\.\.: a blend has a weight before each path' train --data 0.7 LICENSE 0.3
 bad 1 2 "weight '-1': expected a number above 0" train --data "0.5 LICENSE -1 docs"
+bad 1 2 'a blend names LICENSE twice' train --data 0.5 LICENSE 0.5 LICENSE
+echo '{"LICENSE": "half"}' >"$tmp/half.json"
+echo '{"docs": 0.5, "docs": 0.5}' >"$tmp/twice.json"
+bad "$both" 1 'half.json: "LICENSE" has no weight; a blend is ' train --data "$tmp/half.json" --out OUT/run
+bad 1 1 'twice.json: the blend is not valid JSON: duplicate object key' train --data "$tmp/twice.json"
+bad 1 1 'none.json' train --data "$tmp/none.json"
+bad 1 2 "split '9,1': expected the weights of training, held-out and test data" train "${text[@]}" --split 9,1
+bad 1 2 '--split and --held-out both divide the data' train "${text[@]}" --split 9,1,0 --held-out 0.1
+bad 1 2 '--eval-every needs held-out data' train "${text[@]}" --split 9,0,1 --eval-every 1
 bad 1 2 'the weights of the sources need .* give rounder weights' train --data 1.234567 LICENSE 7.654321 docs
 bad 1 2 '--form is for a new model' train --form=mixtral --data LICENSE --model $model
 bad 1 1 'embedding, head and final norm: a buffer of .* exceeds the largest allocation' train "${text[@]}" --vocabulary 1000000 --hidden 65536

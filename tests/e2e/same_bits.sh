@@ -40,9 +40,21 @@ invariant() {
     done
 }
 
-blended() { # the arguments of invariant
-    common=(--data "0.7 LICENSE 0.3 docs" "${common[@]:3}")
+# The runs of invariant with a blend in a JSON file; the same blend in a word gives the same numbers, also those of each source.
+blended() { # VARIANT STEPS "RANKS ENGINE"... -- OPTION...
+    local name=$1-${3/ /-}
+    mkdir -p "$all/blend" && cp -r docs "$all/blend/docs" && echo "{\"$PWD/LICENSE\": 0.7, \"docs\": 0.3}" >"$all/blend/blend.json"
+    common=(--data "$all/blend/blend.json" "${common[@]:3}")
     invariant "$@"
+    common[1]="0.7 LICENSE 0.3 docs"
+    while [ "$1" != -- ]; do shift; done
+    train words 2 window --steps 10 --save-every 10 --eval-every 10 "${@:2}" &&
+        diff <(digits "$all/words") <(digits "$all/$name" | sed "s#$all/blend/##g; s#$PWD/##g") >>"$log" 2>&1
+    verdict $? "blend in words gives the numbers of that in a file"
+    for use in heldout test; do
+        tail -n 1 "$all/words/metrics.jsonl" | grep -q "\"${use}_loss\": .*\"${use}_loss/LICENSE\": [0-9.]*, \"${use}_loss/docs\": [0-9.]*"
+        verdict $? "a blend has ${use} losses, also of each source"
+    done
 }
 
 losses_near() { # NAME NAME: true if the losses of every step agree within 1e-5
@@ -54,7 +66,7 @@ losses_near() { # NAME NAME: true if the losses of every step agree within 1e-5
 
 part invariant mixtral 30 "1 local" "2 window" "4 window" "4 node" "2 staged" "3 staged" -- --batch 8
 part invariant epochs 30 "1 local" "3 window" -- --batch 8 --order epochs
-part blended blend 10 "1 local" "3 window" -- --batch 5 --order epochs
+part blended blend 10 "1 local" "3 window" -- --batch 5 --order epochs --split 8,1,1
 MOERT_SYNC=device part invariant devices-wait 10 "1 local" "2 window" "3 window" -- --batch 6
 part invariant micro-batches 10 "1 local" "2 window" "3 window" -- --batch 8 --micro-batches 2 --z-coef 1e-3
 part invariant uneven 10 "1 local" "4 window" "3 node" -- --batch 6

@@ -142,18 +142,21 @@ static moert_status read_record(void) {
 }
 
 static moert_status read_source(moert_source *source) {
+    const moert_split split = {{0.8, 0.1, 0.1}};
     int32_t tokens[8], targets[8], positions[8];
     moert_data *data;
     for (size_t i = 0; i < source->documents; i++)
         if (moert_source_start(source, i) + moert_source_length(source, i) > source->tokens)
             fuzz_fail("document %zu ends after the last token", i);
-    MOERT_TRY(moert_data_from_source(source, 0.1, &data));
+    MOERT_TRY(moert_data_from_source(source, &split, &data));
     moert_data_check_vocabulary(data, 256);
     moert_data_sequence(data, (moert_draw){.seed = 1}, 8, tokens, targets, NULL);
-    moert_data_heldout_sequence(data, 0, 2, 8, tokens, targets);
-    if (moert_data_order_epochs(data, 1, 8) == MOERT_OK)
+    moert_data_kept_sequence(data, MOERT_TEST, 0, 2, 8, tokens, targets, positions);
+    if (moert_data_order_epochs(data, 1, 8) == MOERT_OK) {
         moert_data_sequence(data, (moert_draw){.step = 3, .batch = 2}, 8, tokens, targets,
                             positions);
+        moert_data_kept_sequence(data, MOERT_HELD_OUT, 1, 2, 8, tokens, targets, positions);
+    }
     moert_data_destroy(data);
     return MOERT_OK;
 }

@@ -10,7 +10,8 @@
 #include "io/durable.h"
 #include "io/lock.h"
 #include "tools/common/program.h"
-#include "tools/train/inputs.h"
+#include "tools/train/config.h"
+#include "tools/train/data.h"
 #include "train/trainer.h"
 #include "train/values.h"
 #include "train/verify.h"
@@ -21,9 +22,10 @@ static moert_model_sizes sizes;
 /* SIZE_MAX, -1 = not given */
 static moert_trainer_options trainer = {.steps = SIZE_MAX, .bias_rate = -1.0};
 static const char *model_path, *token_file, *prompt, *gradients_path, *logits_path, *document_end;
-static const char *replay_steps, *skip_steps;
+static const char *replay_steps, *skip_steps, *split_weights;
 static moert_option_list data_paths;
 static size_t model_file_mb, token_bits, ep, sample_bytes, spare_slots;
+static moert_split split;
 static double held_out, temperature, save_rate, peak_tflops;
 static unsigned schedule_kind, aux_form, save_mode, save_dtype, order;
 static moert_compute_choice compute_choice;
@@ -49,7 +51,8 @@ static const moert_option options[] = {
     {.help = "Data"},
     {"data", MOERT_OPTION_LIST, &data_paths, NULL, NULL,
      "files and directories of text (symbolic links are skipped), or one Megatron dataset, "
-     "NAME.bin with NAME.idx; or a blend of such sources, each after its weight: 0.7 A 0.3 B"},
+     "NAME.bin with NAME.idx; or a blend of such sources: 0.7 A 0.3 B, or a file NAME.json with "
+     "{\"A\": 0.7, \"B\": 0.3}"},
     {"tokens", MOERT_OPTION_STRING, &token_file, NULL, NULL,
      "token file: raw integers, or a .safetensors file with tokens[steps,B,S+1], replayed batch by "
      "batch, and with targets[steps,B,S], of which -1 does not count, if not all do"},
@@ -62,6 +65,9 @@ static const moert_option options[] = {
      "epochs of a Megatron dataset, else random"},
     {"held-out", MOERT_OPTION_FLOAT, &held_out, "0.05", "0..0.9",
      "part of the data kept for the held-out loss"},
+    {"split", MOERT_OPTION_STRING, &split_weights, NULL, NULL,
+     "weights of training, held-out and test data, such as 969,30,1, instead of --held-out; test "
+     "data give a loss at the end"},
     {.help = "Training"},
     {"steps", MOERT_OPTION_UINT, &trainer.steps, NULL, "0..",
      "optimizer steps; default: as many as the token file has, else 100"},
@@ -221,6 +227,11 @@ static moert_status check(int argc, char **argv) {
     trainer.save_bytes_per_s = 1e6 * save_rate;
     trainer.peak_flops = 1e12 * peak_tflops;
     trainer.losses.aux_form = (moert_aux_form)aux_form;
+    if (split_weights != NULL &&
+        moert_options_given(options, OPTIONS, argc, argv, &held_out, sizeof held_out) != NULL)
+        return MOERT_FAIL(ERROR_USAGE, "--split and --held-out both divide the data; give one");
+    MOERT_TRY(split_weights != NULL ? moert_split_read(split_weights, &split)
+                                    : moert_split_hold_out(held_out, &split));
     if (token_bits != 16 && token_bits != 32)
         return MOERT_FAIL(ERROR_USAGE, "--token-bits %zu: expected 16 or 32", token_bits);
     if (sample_bytes > 0 && prompt[0] == '\0')
@@ -258,7 +269,8 @@ static moert_status check_out(void) {
  * suggest. Not collective. */
 static moert_status open_data(moert_train_data *data) {
     MOERT_TRY(check_out());
-    MOERT_TRY(moert_train_data_open(&data_paths, token_file, token_bits, held_out, data));
+    const moert_train_data_options sources = {&data_paths, token_file, (unsigned)token_bits, split};
+    MOERT_TRY(moert_train_data_open(&sources, data));
     moert_data_info info = moert_data_describe(data->data);
     if (trainer.batch == 0)
         trainer.batch = info.batch > 0 ? info.batch : 16;
@@ -282,8 +294,8 @@ static moert_status take_config(moert_data *data, moert_model_config *config) {
     if (trainer.bias_rate < 0.0)
         trainer.bias_rate = config->correction_bias && model_path == NULL ? 1e-3 : 0.0;
     MOERT_TRY(moert_data_check_vocabulary(data, config->vocabulary));
-    MOERT_TRY(moert_train_document_end(document_end, token_file == NULL && model_path != NULL,
-                                       config, &end_token));
+    MOERT_TRY(moert_config_document_end(document_end, token_file == NULL && model_path != NULL,
+                                        config, &end_token));
     trainer.document_end = end_token >= 0 ? &end_token : NULL;
     if (sample_bytes > 0 && config->vocabulary != 256)
         return MOERT_FAIL(ERROR_USAGE,
@@ -425,7 +437,8 @@ static moert_status run(moert_context *context) {
     if (model_path != NULL && trainer.verify)
         MOERT_TRY_OR(done, moert_verify_begin(world, model_path, &manifest));
     MOERT_TRY_OR(done, moert_comm_agree(world, take_config(data.data, &config)));
-    MOERT_TRY_OR(done, moert_train_inputs_compare(world, data.data, config.text));
+    MOERT_TRY_OR(done, moert_data_compare(data.data, world));
+    MOERT_TRY_OR(done, moert_config_compare(world, config.text));
     MOERT_TRY_OR(done, moert_comm_agree(world, lock_directories(context, locks)));
     MOERT_TRY_OR(done, moert_mesh_create(context, ep, &mesh));
     MOERT_TRY_OR(done, make_slots(context, &config));

@@ -12,27 +12,33 @@ static void destroy(void *data) {
     moert_data_destroy(data);
 }
 
+static moert_data *open_source(moert_source *source, double heldout) {
+    moert_split split;
+    moert_data *data;
+    ASSERT_OK(moert_split_hold_out(heldout, &split));
+    ASSERT_OK(moert_data_from_source(source, &split, &data));
+    return owned(data, destroy);
+}
+
 static moert_data *open_text(const char *const *paths, size_t count, double heldout) {
     moert_source *source;
-    moert_data *data;
     ASSERT_OK(moert_source_open_text(paths, count, &source));
-    ASSERT_OK(moert_data_from_source(source, heldout, &data));
-    return owned(data, destroy);
+    return open_source(source, heldout);
 }
 
 static moert_data *open_raw(const char *path, unsigned bits, double heldout) {
     moert_source *source;
-    moert_data *data;
     ASSERT_OK(moert_source_open_raw(path, bits, &source));
-    ASSERT_OK(moert_data_from_source(source, heldout, &data));
-    return owned(data, destroy);
+    return open_source(source, heldout);
 }
 
 /* The held-out sequences of one token have these values, in order. */
 static void assert_heldout(moert_data *data, const char *expected, size_t count) {
     for (size_t i = 0; i < count; i++) {
-        int32_t input, target;
-        ASSERT_OK(moert_data_heldout_sequence(data, i, count, 1, &input, &target));
+        int32_t input, target, position;
+        ASSERT_OK(moert_data_kept_sequence(data, MOERT_HELD_OUT, i, count, 1, &input, &target,
+                                           &position));
+        assert_int_equal(position, 0);
         assert_int_equal(input, expected[i]);
         assert_int_equal(target, expected[i + 1]);
     }
@@ -69,11 +75,9 @@ TEST(test_directories_are_walked_in_order_without_links) {
 }
 
 TEST(test_bad_files_are_named) {
-    const char *missing = in_directory("missing"), *empty = write_text("empty", ""),
-               *some = write_text("some", "text");
+    const char *missing = in_directory("missing"), *empty = write_text("empty", "");
     const char *pipe = in_directory("pipe"), *dangling = in_directory("dangling");
     moert_source *source = NULL;
-    moert_data *data = NULL;
     assert_int_equal(mkfifo(pipe, 0600), 0);
     assert_int_equal(symlink("nowhere", dangling), 0);
     ASSERT_FAILS(moert_source_open_text(&missing, 1, &source), MOERT_ERROR_IO, missing);
@@ -82,9 +86,6 @@ TEST(test_bad_files_are_named) {
     ASSERT_FAILS(moert_source_open_text(&empty, 1, &source), MOERT_ERROR_FORMAT, empty);
     ASSERT_FAILS(moert_source_open_text(NULL, 0, &source), MOERT_ERROR_FORMAT, "no text");
     assert_null(source);
-    ASSERT_OK(moert_source_open_text(&some, 1, &source));
-    ASSERT_FAILS(moert_data_from_source(source, 1.0, &data), MOERT_ERROR_USAGE, "fraction");
-    assert_null(data);
 }
 
 /* Root may read any file, so a test as root gives up that right for a while. */
@@ -152,14 +153,14 @@ TEST(test_the_identity_of_much_data_is_that_of_blocks) {
 TEST(test_large_files_are_read_in_parts) {
     enum { BYTES = 300001 };
     unsigned char *content = test_alloc(BYTES);
-    int32_t input[5], target[5];
+    int32_t input[5], target[5], positions[5];
     for (size_t i = 0; i < BYTES; i++)
         content[i] = (unsigned char)(i * 31 % 251);
     const char *path = write_file("large", content, BYTES);
     moert_data *data = open_text(&path, 1, 0.05);
     /* the held-out end of the first of 16 stretches */
     const size_t first = BYTES / 16 - BYTES / 16 / 20;
-    ASSERT_OK(moert_data_heldout_sequence(data, 0, 2, 5, input, target));
+    ASSERT_OK(moert_data_kept_sequence(data, MOERT_HELD_OUT, 0, 2, 5, input, target, positions));
     for (size_t i = 0; i < 5; i++) {
         assert_int_equal(input[i], content[first + i]);
         assert_int_equal(target[i], content[first + i + 1]);
@@ -186,11 +187,12 @@ static bool is_held_out(int32_t position) {
 TEST(test_held_out_data_is_spread_over_all_data) {
     enum { COUNT = 64 };
     const char *path = write_counting();
-    int32_t input[DRAWN], target[DRAWN], last = -1;
+    int32_t input[DRAWN], target[DRAWN], positions[DRAWN], last = -1;
     size_t stretches = 0;
     moert_data *data = open_raw(path, 16, 0.05);
     for (size_t i = 0; i < COUNT; i++) {
-        ASSERT_OK(moert_data_heldout_sequence(data, i, COUNT, DRAWN, input, target));
+        ASSERT_OK(moert_data_kept_sequence(data, MOERT_HELD_OUT, i, COUNT, DRAWN, input, target,
+                                           positions));
         assert_true(is_held_out(input[0]) && is_held_out(target[DRAWN - 1]));
         assert_int_equal(target[DRAWN - 1], input[0] + DRAWN);
         assert_true(input[0] > last);
@@ -231,25 +233,25 @@ TEST(test_a_sequence_depends_on_seed_step_and_index_only) {
 
 TEST(test_too_little_data_is_refused) {
     const char *path = write_text("ten", "0123456789");
-    int32_t input[16], target[16];
+    int32_t input[16], target[16], positions[16];
     const moert_draw draw = {0};
     moert_data *data = open_text(&path, 1, 0.05);
     /* the file has room for two sequences of 4 + 1 tokens */
     ASSERT_OK(moert_data_check_length(data, 4));
     ASSERT_OK(moert_data_sequence(data, draw, 4, input, target, NULL));
     assert_int_equal(input[0], '0');
-    ASSERT_OK(moert_data_heldout_sequence(data, 0, 1, 4, input, target));
+    ASSERT_OK(moert_data_kept_sequence(data, MOERT_HELD_OUT, 0, 1, 4, input, target, positions));
     assert_int_equal(input[0], '5');
     ASSERT_FAILS(moert_data_check_length(data, 5), MOERT_ERROR_MISMATCH, "10 tokens");
     ASSERT_FAILS(moert_data_sequence(data, draw, 5, input, target, NULL), MOERT_ERROR_MISMATCH,
                  "few");
     ASSERT_FAILS(moert_data_check_length(data, 0), MOERT_ERROR_USAGE, "at least one");
-    ASSERT_FAILS(moert_data_heldout_sequence(data, 1, 1, 4, input, target), MOERT_ERROR_USAGE,
-                 "1 of 1");
+    ASSERT_FAILS(moert_data_kept_sequence(data, MOERT_HELD_OUT, 1, 1, 4, input, target, positions),
+                 MOERT_ERROR_USAGE, "1 of 1");
     data = open_text(&path, 1, 0.0);
     ASSERT_OK(moert_data_check_length(data, 9));
-    ASSERT_FAILS(moert_data_heldout_sequence(data, 0, 1, 4, input, target), MOERT_ERROR_USAGE,
-                 "no data is held out");
+    ASSERT_FAILS(moert_data_kept_sequence(data, MOERT_HELD_OUT, 0, 1, 4, input, target, positions),
+                 MOERT_ERROR_USAGE, "no data are held out");
 }
 
 TEST(test_raw_files_are_checked) {
@@ -318,12 +320,10 @@ TEST(test_masked_tokens_are_no_targets) {
     const char *path = write_file("m.idx", index, sizeof index);
     int32_t input[3], target[3];
     moert_source *source;
-    moert_data *data;
     write_file("m.bin", "\5\6\7\10", 4);
     write_file("m.mask.bin", "\1\0\0\1", 4);
     ASSERT_OK(moert_source_open(&path, 1, 16, &source));
-    ASSERT_OK(moert_data_from_source(source, 0.0, &data));
-    owned(data, destroy);
+    moert_data *data = open_source(source, 0.0);
     ASSERT_OK(moert_data_sequence(data, (moert_draw){0}, 3, input, target, NULL));
     assert_memory_equal(input, ((const int32_t[]){5, 6, 7}), sizeof input);
     assert_memory_equal(target, ((const int32_t[]){-1, -1, 8}), sizeof target);

@@ -51,9 +51,11 @@ static size_t write_documents(const char *name) {
 static moert_data *open_documents(const char *name, double held_out, uint64_t seed) {
     const char *path = in_directory(name);
     moert_source *source;
+    moert_split split;
     moert_data *data;
     ASSERT_OK(moert_source_open(&path, 1, 16, &source));
-    ASSERT_OK(moert_data_from_source(source, held_out, &data));
+    ASSERT_OK(moert_split_hold_out(held_out, &split));
+    ASSERT_OK(moert_data_from_source(source, &split, &data));
     owned(data, destroy);
     ASSERT_OK(moert_data_order_epochs(data, seed, LENGTH));
     return data;

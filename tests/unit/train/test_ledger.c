@@ -4,7 +4,7 @@
 #include "support/files.h"
 #include "support/mpi.h"
 #include "tools/report/verdict.h"
-#include "tools/train/inputs.h"
+#include "tools/train/config.h"
 #include "train/trainer.h"
 
 enum { HIDDEN = 32, LAYERS = 2, EXPERTS = 8, TOPK = 2, HOT_LAYER = 1, HOT_EXPERT = 5 };
@@ -68,7 +68,7 @@ static void train(const char *directory, const char *metrics, size_t ep) {
     bool interrupted;
     ASSERT_OK_ON_ALL(moert_config_from_sizes(&sizes, &config));
     ASSERT_OK_ON_ALL(moert_source_open_text(&text, 1, &source));
-    ASSERT_OK_ON_ALL(moert_data_from_source(source, 0.0, &data));
+    ASSERT_OK_ON_ALL(moert_data_from_source(source, &(moert_split){{1.0}}, &data));
     moert_model *model = open_model(open_mesh(ep), &config);
     plant(model);
     const moert_trainer_options options = options_of(directory, metrics);

@@ -19,7 +19,7 @@ static moert_data *open_data(const char *path) {
     moert_source *source;
     moert_data *data;
     ASSERT_OK(moert_source_open_text(&path, 1, &source));
-    ASSERT_OK(moert_data_from_source(source, 0.0, &data));
+    ASSERT_OK(moert_data_from_source(source, &(moert_split){{1.0}}, &data));
     return owned(data, destroy_data);
 }
 

@@ -1,0 +1,31 @@
+/* The config of a new model from moert-train's options, and what the run takes from a config. */
+#pragma once
+
+#include "comm/comm.h"
+#include "io/model_config.h"
+
+/* The words of --form. */
+#define MOERT_FORM_WORDS                                                                           \
+    "mixtral|qwen3-moe|olmoe|qwen2-moe|glm4-moe|gpt-oss|deepseek-v2|deepseek-v3"
+
+/* Sizes of a new model, from options. */
+typedef struct moert_model_sizes {
+    unsigned form; /* a word of MOERT_FORM_WORDS */
+    size_t vocabulary, hidden, intermediate, layers, heads, kv_heads, head_size, experts, topk,
+        max_positions;
+} moert_model_sizes;
+
+/* *config = the config of a new model, with the text of its config.json. Errors: ERROR_USAGE,
+ * ERROR_MEMORY. */
+moert_status moert_config_from_sizes(const moert_model_sizes *sizes, moert_model_config *config);
+
+/*
+ * *end = the token that ends a document, or -1: as `given` says, a number below the vocabulary or
+ * "none"; without it, for data of --data, the eos_token_id of the model's config (of a list, the
+ * first). Errors: ERROR_USAGE.
+ */
+moert_status moert_config_document_end(const char *given, bool from_config,
+                                       const moert_model_config *config, int32_t *end);
+
+/* ERROR_MISMATCH on all ranks if a rank has another text of config.json than rank 0. Collective. */
+moert_status moert_config_compare(moert_comm *world, const char *text);

@@ -1,0 +1,30 @@
+/* The data that moert-train's options name. */
+#pragma once
+
+#include "data/data.h"
+#include "tools/common/options.h"
+#include "tools/common/program.h"
+
+typedef struct moert_train_data {
+    moert_data *data;
+    int32_t *tokens, *targets; /* read from a safetensors file; NULL for other data */
+} moert_train_data;
+
+typedef struct moert_train_data_options {
+    const moert_option_list *paths; /* of --data */
+    const char *token_file;         /* of --tokens, or NULL; one of the two is given */
+    unsigned token_bits;            /* of raw tokens */
+    moert_split split;
+} moert_train_data_options;
+
+/*
+ * Opens the paths (moert_source_open), or a token file: raw integers, or the tensor `tokens`
+ * [steps,B,S+1] of a .safetensors file, with `targets` [steps,B,S] or without. Paths may be a
+ * blend: a weight before each path, all of these in one word, or one file NAME.json with
+ * {"PATH": WEIGHT, ...}, whose paths start at its directory. Errors: ERROR_USAGE, ERROR_FORMAT, ...
+ */
+moert_status moert_train_data_open(const moert_train_data_options *options, moert_train_data *data);
+void moert_train_data_close(moert_train_data *data);
+
+/* Says how many epochs `sequences` sequences are, and how many each source of a blend has. */
+void moert_train_data_say(moert_context *context, const moert_data *data, size_t sequences);

@@ -1,0 +1,184 @@
+/* Losses of held-out and test data. */
+#include "train/evaluate.h"
+
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "base/phase.h"
+#include "base/text.h"
+
+/* The losses of the sources in the last run of a use. */
+typedef struct sources {
+    moert_scalar *number; /* [count] */
+    char **name;          /* [parts] */
+    size_t count;
+} sources;
+
+struct moert_evaluation {
+    moert_evaluation_options options;
+    moert_comm *world;
+    size_t parts;                        /* sources of a blend, or 0 */
+    int32_t *input, *target, *positions; /* this rank's part of the sequences that run at once */
+    sources of[MOERT_USES];
+};
+
+/* A key of a JSON line cannot have a quote, a backslash or a control character. */
+static moert_status make_name(moert_use use, const char *source, char **name) {
+    MOERT_TRY(moert_text_path(name, "%s_loss/%s", use == MOERT_TEST ? "test" : "heldout", source));
+    for (char *c = *name; *c != '\0'; c++)
+        if (*c == '"' || *c == '\\' || (unsigned char)*c < 32)
+            *c = '_';
+    return MOERT_OK;
+}
+
+static moert_status name_sources(moert_evaluation *e, moert_use use) {
+    sources *to = &e->of[use];
+    MOERT_TRY(moert_alloc(&to->number, e->parts, sizeof *to->number));
+    MOERT_TRY(moert_alloc(&to->name, e->parts, sizeof *to->name));
+    for (size_t i = 0; i < e->parts; i++) {
+        const moert_data_info part = moert_data_describe(moert_data_part(e->options.data, i));
+        MOERT_TRY(make_name(use, part.name, &to->name[i]));
+    }
+    return MOERT_OK;
+}
+
+static moert_status create(moert_evaluation *e) {
+    const moert_evaluation_options *o = &e->options;
+    const size_t room = moert_ceil_div(o->at_once, moert_comm_size(e->world)) * o->length;
+    MOERT_TRY(moert_alloc(&e->input, room, sizeof *e->input));
+    MOERT_TRY(moert_alloc(&e->target, room, sizeof *e->target));
+    MOERT_TRY(moert_alloc(&e->positions, room, sizeof *e->positions));
+    MOERT_TRY(name_sources(e, MOERT_HELD_OUT));
+    return name_sources(e, MOERT_TEST);
+}
+
+moert_status moert_evaluation_create(const moert_evaluation_options *options,
+                                     moert_evaluation **evaluation) {
+    moert_evaluation *made;
+    MOERT_TRY(MOERT_NEW(&made));
+    made->options = *options;
+    made->world = moert_model_mesh(options->model)->world;
+    made->parts = moert_data_describe(options->data).parts;
+    const moert_status status = create(made);
+    if (status == MOERT_OK)
+        *evaluation = made;
+    else
+        moert_evaluation_destroy(made);
+    return status;
+}
+
+void moert_evaluation_destroy(moert_evaluation *evaluation) {
+    if (evaluation == NULL)
+        return;
+    for (size_t use = 0; use < MOERT_USES; use++) {
+        sources *of = &evaluation->of[use];
+        for (size_t i = 0; of->name != NULL && i < evaluation->parts; i++)
+            free(of->name[i]);
+        MOERT_FREE(of->number, of->name);
+    }
+    MOERT_FREE(evaluation->input, evaluation->target, evaluation->positions, evaluation);
+}
+
+/* The sum of the cross-entropies of some sequences, and the number of their targets. */
+typedef struct sum {
+    double loss;
+    uint64_t targets;
+} sum;
+
+/* Sequences [first, first + count) of `total` of a use. */
+typedef struct some {
+    const moert_data *data;
+    moert_use use;
+    size_t first, count, total;
+} some;
+
+/* Reads this rank's part of the sequences; *targets = its number of targets. */
+static moert_status read(moert_evaluation *e, const some *from, uint64_t *targets) {
+    const moert_evaluation_options *o = &e->options;
+    size_t first, count;
+    moert_model_partition(from->count, moert_comm_rank(e->world), moert_comm_size(e->world), &first,
+                          &count);
+    *targets = 0;
+    for (size_t i = 0; i < count; i++) {
+        const size_t at = i * o->length;
+        MOERT_TRY(moert_data_kept_sequence(from->data, from->use, from->first + first + i,
+                                           from->total, o->length, e->input + at, e->target + at,
+                                           e->positions + at));
+        if (o->document_end >= 0)
+            moert_data_divide(o->document_end, o->length, e->input + at, e->target + at,
+                              e->positions + at);
+    }
+    for (size_t i = 0; i < count * o->length; i++)
+        *targets += e->target[i] >= 0;
+    return MOERT_OK;
+}
+
+/* Adds sequences that run at once. */
+static moert_status add(moert_evaluation *e, const some *from, sum *to) {
+    const moert_evaluation_options *o = &e->options;
+    const bool divided = o->document_end >= 0 || moert_data_describe(from->data).rows > 0;
+    moert_model_result result;
+    uint64_t targets;
+    moert_phase_set(MOERT_PHASE_DATA);
+    MOERT_TRY(moert_comm_agree(e->world, read(e, from, &targets)));
+    const moert_model_batch batch = {.total_sequences = from->count,
+                                     .length = o->length,
+                                     .input = e->input,
+                                     .target = e->target,
+                                     .positions = divided ? e->positions : NULL,
+                                     .forward_only = true,
+                                     .targets = 1}; /* the loss is a sum */
+    MOERT_TRY(moert_model_forward(o->model, &batch));
+    MOERT_TRY(moert_model_loss(o->model, &o->losses, 0.0, &result));
+    MOERT_TRY(moert_comm_sum(e->world, &targets));
+    to->loss += result.cross_entropy;
+    to->targets += targets;
+    return MOERT_OK;
+}
+
+/* Adds `total` sequences of a source. */
+static moert_status add_source(moert_evaluation *e, const moert_data *data, moert_use use,
+                               size_t total, sum *to) {
+    const size_t most = e->options.at_once;
+    for (size_t first = 0; first < total; first += most) {
+        const some next = {data, use, first, moert_min(most, total - first), total};
+        MOERT_TRY(add(e, &next, to));
+    }
+    return MOERT_OK;
+}
+
+static moert_status add_blend(moert_evaluation *e, moert_use use, sum *to) {
+    const moert_evaluation_options *o = &e->options;
+    sources *of = &e->of[use];
+    of->count = 0;
+    for (size_t i = 0; i < e->parts; i++) {
+        const size_t total = moert_data_part_count(o->data, i, o->sequences);
+        sum part = {0};
+        MOERT_TRY(add_source(e, moert_data_part(o->data, i), use, total, &part));
+        if (part.targets > 0)
+            of->number[of->count++] = (moert_scalar){of->name[i], part.loss / (double)part.targets};
+        to->loss += part.loss;
+        to->targets += part.targets;
+    }
+    return MOERT_OK;
+}
+
+moert_status moert_evaluation_run(moert_evaluation *evaluation, moert_use use, double *loss) {
+    const moert_evaluation_options *o = &evaluation->options;
+    sum all = {0};
+    MOERT_TRY(evaluation->parts > 0 ? add_blend(evaluation, use, &all)
+                                    : add_source(evaluation, o->data, use, o->sequences, &all));
+    if (all.targets == 0)
+        return MOERT_FAIL(ERROR_MISMATCH,
+                          "none of the %zu tokens of the %s data counts as a target; check the "
+                          "masks",
+                          o->sequences * o->length, use == MOERT_TEST ? "test" : "held-out");
+    *loss = all.loss / (double)all.targets;
+    return MOERT_OK;
+}
+
+size_t moert_evaluation_list(const moert_evaluation *evaluation, moert_use use,
+                             const moert_scalar **numbers) {
+    *numbers = evaluation->of[use].number;
+    return evaluation->of[use].count;
+}
