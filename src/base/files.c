@@ -3,10 +3,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "base/text.h"
 
 moert_status moert_file_mode(const char *path, bool follow, mode_t *mode) {
     struct stat info;
@@ -26,6 +29,21 @@ static moert_status refuse(const char *path, mode_t mode) {
                       : S_ISFIFO(mode) ? "pipe"
                       : S_ISSOCK(mode) ? "socket"
                                        : "device");
+}
+
+moert_status moert_file_exists(bool *there, const char *format, ...) {
+    va_list arguments;
+    mode_t mode;
+    va_start(arguments, format);
+    char *path = moert_text_format_list(format, arguments);
+    va_end(arguments);
+    *there = false;
+    if (path == NULL)
+        return MOERT_FAIL(ERROR_MEMORY, "no memory for a path");
+    const moert_status status = moert_file_mode(path, true, &mode);
+    free(path);
+    *there = status == MOERT_OK && mode != 0;
+    return status;
 }
 
 moert_status moert_file_open(const char *path, int *file, size_t *bytes) {

@@ -11,6 +11,11 @@
  * target. Errors: ERROR_IO, if that cannot be found out. */
 moert_status moert_file_mode(const char *path, bool follow, mode_t *mode);
 
+/* *there = whether something is at the path, or at the target of a link there. Errors: ERROR_IO,
+ * ERROR_MEMORY. */
+moert_status moert_file_exists(bool *there, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
 /*
  * Opens an existing regular file to read; *bytes = its size. Refuses everything else at once: a
  * pipe would wait for a writer, and a device may have no end. The caller closes *file. ERROR_IO.

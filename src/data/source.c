@@ -51,21 +51,11 @@ static moert_status load_raw(moert_source *s, const char *path, unsigned bits) {
     return MOERT_OK;
 }
 
-static moert_status exists(const char *name, const char *ending, bool *there) {
-    char *path;
-    mode_t mode;
-    MOERT_TRY(moert_text_path(&path, "%s%s", name, ending));
-    const moert_status status = moert_file_mode(path, true, &mode);
-    free(path);
-    *there = status == MOERT_OK && mode != 0;
-    return status;
-}
-
 /* Adds NAME.mask.bin, if it exists. */
 static moert_status add_mask(moert_source *s, const char *name) {
     const size_t tokens = s->corpus.files[0].bytes / s->index.width;
     char *path;
-    MOERT_TRY(exists(name, ".mask.bin", &s->masked));
+    MOERT_TRY(moert_file_exists(&s->masked, "%s.mask.bin", name));
     if (!s->masked)
         return MOERT_OK;
     MOERT_TRY(moert_text_path(&path, "%s.mask.bin", name));
@@ -149,11 +139,11 @@ static moert_status find_dataset(const char *path, char **name) {
     const bool ends = moert_text_ends_with(path, ".bin") || moert_text_ends_with(path, ".idx");
     bool itself = false, binary = false, index = false;
     MOERT_TRY(moert_text_path(name, "%.*s", (int)(strlen(path) - (ends ? 4 : 0)), path));
-    moert_status status = exists(path, "", &itself);
+    moert_status status = moert_file_exists(&itself, "%s", path);
     if (status == MOERT_OK)
-        status = exists(*name, ".bin", &binary);
+        status = moert_file_exists(&binary, "%s.bin", *name);
     if (status == MOERT_OK)
-        status = exists(*name, ".idx", &index);
+        status = moert_file_exists(&index, "%s.idx", *name);
     if (status != MOERT_OK || !binary || !index || itself != ends) {
         free(*name);
         *name = NULL;

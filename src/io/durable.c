@@ -142,24 +142,61 @@ static moert_status write_through(const char *path, const char *text) {
                    : MOERT_FAIL(ERROR_IO, "%s: cannot be written: %s", path, strerror(reason));
 }
 
+/* Creates PATH.tmp; the caller frees *temporary. */
+static moert_status create_temporary(const char *path, char **temporary, FILE **file) {
+    MOERT_TRY(moert_text_path(temporary, "%s.tmp", path));
+    *file = fopen(*temporary, "we");
+    if (*file != NULL)
+        return MOERT_OK;
+    const moert_status status = MOERT_FAIL(ERROR_IO, "%s: cannot be created: %s (%s)", *temporary,
+                                           strerror(errno), room_hint);
+    free(*temporary);
+    return status;
+}
+
 moert_status moert_durable_write(const char *path, const char *text) {
-    moert_status status = MOERT_OK;
+    char *temporary;
+    FILE *file;
     mode_t mode;
     MOERT_TRY(moert_file_mode(path, true, &mode));
     if (mode != 0 && !S_ISREG(mode) && !S_ISDIR(mode))
         return write_through(path, text);
-    char *temporary = moert_text_format("%s.tmp", path);
-    if (temporary == NULL)
-        return MOERT_FAIL(ERROR_MEMORY, "%s: no memory for its path", path);
-    FILE *file = fopen(temporary, "we");
-    if (file != NULL) {
-        fputs(text, file);
-        status = moert_durable_finish(file, temporary, path);
-    } else {
-        status = MOERT_FAIL(ERROR_IO, "%s: cannot be created: %s (%s)", temporary, strerror(errno),
-                            room_hint);
-    }
+    MOERT_TRY(create_temporary(path, &temporary, &file));
+    fputs(text, file);
+    const moert_status status = moert_durable_finish(file, temporary, path);
     free(temporary);
+    return status;
+}
+
+/* Writes the rest of an open file. */
+static moert_status copy_content(const char *from, int file, FILE *to) {
+    char piece[1 << 16];
+    ssize_t bytes;
+    while ((bytes = read(file, piece, sizeof piece)) > 0)
+        fwrite(piece, 1, (size_t)bytes, to);
+    return bytes == 0 ? MOERT_OK
+                      : MOERT_FAIL(ERROR_IO, "%s: cannot be read: %s (is the disk intact?)", from,
+                                   strerror(errno));
+}
+
+moert_status moert_durable_copy(const char *from, const char *path) {
+    char *temporary = NULL;
+    FILE *file = NULL;
+    size_t bytes;
+    int source;
+    MOERT_TRY(moert_file_open(from, &source, &bytes));
+    moert_status status = create_temporary(path, &temporary, &file);
+    if (status == MOERT_OK) {
+        status = copy_content(from, source, file);
+        if (status == MOERT_OK) {
+            status = moert_durable_finish(file, temporary, path);
+        } else {
+            fclose(file);
+            unlink(temporary);
+        }
+        free(temporary);
+    }
+    close(source);
     return status;
 }
 

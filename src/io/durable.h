@@ -24,6 +24,9 @@ moert_status moert_read_text(const char *path, size_t limit_bytes, char **text);
  * pipe. ERROR_IO. */
 moert_status moert_durable_write(const char *path, const char *text);
 
+/* Copies a file to `path` in the same way. ERROR_IO, ERROR_MEMORY. */
+moert_status moert_durable_copy(const char *from, const char *path);
+
 /*
  * Renames the finished directory `temp_dir` to `final_dir` and flushes the parent. Both directories
  * must be on one file system, and the writers must have flushed the files. An existing final_dir is

@@ -211,22 +211,22 @@ moert_saved moert_saver_last(const moert_saver *s) {
 
 /* ---- models ---- */
 
-moert_status moert_model_save(moert_model *model, const char *config_text, moert_file_type type,
-                              size_t file_bytes, const char *path) {
+moert_status moert_model_save(moert_model *model, const moert_export *how, const char *path) {
     char *text = NULL;
-    moert_saver s = {.options = {.config_text = config_text},
+    moert_saver s = {.options = {.config_text = how->config_text},
+                     .companions = how->from,
                      .model = model,
                      .world = moert_model_mesh(model)->world};
     moert_phase_set(MOERT_PHASE_SAVE);
     moert_status status = moert_value_specs(model, MOERT_VALUES_WEIGHTS, 1, &s.specs);
     for (size_t i = 0; status == MOERT_OK && i < moert_model_file_tensor_count(model); i++)
-        s.specs[i].type = type;
-    if (status == MOERT_OK && type == MOERT_FILE_BF16) {
-        status = moert_model_config_retype(config_text, "bfloat16", &text);
+        s.specs[i].type = how->type;
+    if (status == MOERT_OK && how->type == MOERT_FILE_BF16) {
+        status = moert_model_config_retype(how->config_text, "bfloat16", &text);
         s.options.config_text = text;
     }
     if (status == MOERT_OK)
-        status = moert_saver_make_files(&s, file_bytes);
+        status = moert_saver_make_files(&s, how->file_bytes);
     if (status == MOERT_OK)
         status = moert_text_path(&s.path, "%s", path);
     if (status == MOERT_OK)

@@ -62,10 +62,16 @@ typedef struct moert_saved {
 } moert_saved;
 moert_saved moert_saver_last(const moert_saver *saver);
 
-/* Writes config.json (the given text) and model.safetensors to the new directory `path`; replaces
- * an older one. `type` of the weights is F32 or BF16, to which they are rounded; config.json then
- * says so. With file_bytes above 0, splits the weights into files of at most that size, as
- * far as tensors fit, with an index, as transformers does. Collective. Errors: those of
- * moert_saver_write. */
-moert_status moert_model_save(moert_model *model, const char *config_text, moert_file_type type,
-                              size_t file_bytes, const char *path);
+typedef struct moert_export {
+    const char *config_text; /* of config.json */
+    moert_file_type type;    /* F32, or BF16, to which the weights are rounded; config.json then
+                                says so */
+    size_t file_bytes; /* above 0: splits the weights into files of at most that size, as far as
+                          tensors fit, with an index, as transformers does */
+    const char *from;  /* a model's directory, from which the files of the tokenizer and of the
+                          generation are copied; NULL: none */
+} moert_export;
+
+/* Writes config.json and model.safetensors to the new directory `path`; replaces an older one.
+ * Collective. Errors: those of moert_saver_write. */
+moert_status moert_model_save(moert_model *model, const moert_export *how, const char *path);

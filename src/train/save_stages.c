@@ -122,6 +122,36 @@ static moert_status write_index(const moert_saver *s) {
     return status;
 }
 
+/* Copies the files that belong to a model and hold no weights, of those that are there. */
+static moert_status copy_companions(const moert_saver *s) {
+    static const char *const names[] = {"tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "special_tokens_map.json",
+                                        "added_tokens.json",
+                                        "vocab.json",
+                                        "merges.txt",
+                                        "vocab.txt",
+                                        "tokenizer.model",
+                                        "spiece.model",
+                                        "chat_template.jinja",
+                                        "chat_template.json",
+                                        "generation_config.json"};
+    moert_status status = MOERT_OK;
+    for (size_t i = 0; i < MOERT_COUNT(names) && status == MOERT_OK; i++) {
+        char *from = NULL, *to = NULL;
+        bool there = false;
+        status = moert_text_path(&from, "%s/%s", s->companions, names[i]);
+        if (status == MOERT_OK)
+            status = moert_text_path(&to, "%s/%s", s->temporary, names[i]);
+        if (status == MOERT_OK)
+            status = moert_file_exists(&there, "%s", from);
+        if (there)
+            status = moert_durable_copy(from, to);
+        MOERT_FREE(from, to);
+    }
+    return status;
+}
+
 /* Rank 0 writes the small files, and the headers of the others, to an empty directory. */
 static moert_status create_files(moert_saver *s) {
     if (!moert_saver_is_first(s))
@@ -129,6 +159,8 @@ static moert_status create_files(moert_saver *s) {
     MOERT_TRY(moert_remove_tree(s->temporary));
     MOERT_TRY(moert_make_directories(s->temporary));
     MOERT_TRY(write_text(s, "config.json", s->options.config_text));
+    if (s->companions != NULL)
+        MOERT_TRY(copy_companions(s));
     if (has_index(s))
         MOERT_TRY(write_index(s));
     if (is_checkpoint(s))

@@ -16,6 +16,7 @@ typedef struct moert_saved_file {
 
 struct moert_saver {
     moert_saver_options options;
+    const char *companions; /* moert_export.from */
     moert_model *model;
     moert_comm *world;
     moert_saved_file

@@ -15,16 +15,6 @@ typedef struct tally {
     size_t checked, damaged;
 } tally;
 
-static moert_status look_for(const char *directory, const char *name, bool *there) {
-    char *path;
-    mode_t mode;
-    MOERT_TRY(moert_text_path(&path, "%s/%s", directory, name));
-    const moert_status status = moert_file_mode(path, true, &mode);
-    free(path);
-    *there = status == MOERT_OK && mode != 0;
-    return status;
-}
-
 /* Compares one directory of files with its checksums; frees `path`. */
 static moert_status check_one(char *path, tally *t) {
     size_t bytes;
@@ -65,7 +55,7 @@ static moert_status check_run(const char *directory, tally *t) {
     moert_status status = check_list(path, t);
     free(path);
     if (status == MOERT_OK)
-        status = look_for(directory, "model", &has_model);
+        status = moert_file_exists(&has_model, "%s/model", directory);
     if (has_model) {
         MOERT_TRY(moert_text_path(&path, "%s/model", directory));
         status = check_one(path, t);
@@ -76,7 +66,7 @@ static moert_status check_run(const char *directory, tally *t) {
 moert_status moert_info_check(const char *directory) {
     tally t = {0, 0};
     bool is_one;
-    MOERT_TRY(look_for(directory, "manifest.json", &is_one));
+    MOERT_TRY(moert_file_exists(&is_one, "%s/manifest.json", directory));
     if (is_one) {
         char *path;
         MOERT_TRY(moert_text_path(&path, "%s", directory));

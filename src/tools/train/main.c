@@ -335,11 +335,13 @@ static moert_status finish(moert_context *context, moert_model *model) {
                           trainer.metrics);
     if (trainer.out == NULL)
         return MOERT_OK;
+    const moert_export how = {.config_text = trainer.config_text,
+                              .type = save_dtype == 1 ? MOERT_FILE_BF16 : MOERT_FILE_F32,
+                              .file_bytes = 1000000 * model_file_mb,
+                              .from = model_path};
     char *path;
     MOERT_TRY(moert_text_path(&path, "%s/model", trainer.out));
-    const moert_status status = moert_model_save(model, trainer.config_text,
-                                                 save_dtype == 1 ? MOERT_FILE_BF16 : MOERT_FILE_F32,
-                                                 1000000 * model_file_mb, path);
+    const moert_status status = moert_model_save(model, &how, path);
     if (status == MOERT_OK)
         moert_program_say(context, "model   %s\n", path);
     free(path);

@@ -167,10 +167,11 @@ TEST(test_a_save_that_is_given_up_leaves_nothing) {
 TEST(test_a_model_saved_as_bf16_has_rounded_weights) {
     open_checkpoint();
     const char *exact = titled("%s/exact", directory), *rounded = titled("%s/rounded", directory);
-    ASSERT_OK_ON_ALL(
-        moert_model_save(model, "{\"torch_dtype\": \"float32\"}", MOERT_FILE_F32, 0, exact));
-    ASSERT_OK_ON_ALL(
-        moert_model_save(model, "{\"torch_dtype\": \"float32\"}", MOERT_FILE_BF16, 40000, rounded));
+    ASSERT_OK_ON_ALL(moert_model_save(
+        model, &(moert_export){"{\"torch_dtype\": \"float32\"}", MOERT_FILE_F32, 0, NULL}, exact));
+    ASSERT_OK_ON_ALL(moert_model_save(
+        model, &(moert_export){"{\"torch_dtype\": \"float32\"}", MOERT_FILE_BF16, 40000, NULL},
+        rounded));
     if (test_rank != 0)
         return;
     const moert_tensors *want = open_tensors(exact), *got = open_tensors(rounded);
@@ -192,12 +193,37 @@ TEST(test_a_model_saved_as_bf16_has_rounded_weights) {
     free(text);
 }
 
+TEST(test_the_files_of_the_tokenizer_go_along) {
+    static const char content[] = "{\"a\": \"\0binary\"}";
+    open_checkpoint();
+    const char *from = titled("%s/from", directory), *to = titled("%s/with", directory);
+    if (test_rank == 0) {
+        ASSERT_OK(moert_make_directories(from));
+        FILE *file = fopen(titled("%s/tokenizer.model", from), "w");
+        assert_true(file != NULL && fwrite(content, 1, sizeof content, file) == sizeof content);
+        assert_int_equal(fclose(file), 0);
+        ASSERT_OK(moert_durable_write(titled("%s/notes.txt", from), "not of the tokenizer"));
+    }
+    ASSERT_OK_ON_ALL(moert_comm_barrier(test_comm));
+    ASSERT_OK_ON_ALL(moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F32, 0, from}, to));
+    ASSERT_ON_ALL(!exists("with", "notes.txt") && !exists("with", "tokenizer.json") &&
+                  !exists("with", "tokenizer.model.tmp"));
+    if (test_rank != 0)
+        return;
+    char got[64] = "";
+    FILE *file = fopen(titled("%s/tokenizer.model", to), "r");
+    assert_true(file != NULL && fread(got, 1, sizeof got, file) == sizeof content);
+    fclose(file);
+    assert_memory_equal(got, content, sizeof content);
+}
+
 TEST(test_a_model_in_several_files_has_the_weights_of_one_file) {
     enum { FILE_BYTES = 40000 };
     open_checkpoint();
     const char *one = titled("%s/one", directory), *split = titled("%s/split", directory);
-    ASSERT_OK_ON_ALL(moert_model_save(model, "{}", MOERT_FILE_F32, 0, one));
-    ASSERT_OK_ON_ALL(moert_model_save(model, "{}", MOERT_FILE_F32, FILE_BYTES, split));
+    ASSERT_OK_ON_ALL(moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F32, 0, NULL}, one));
+    ASSERT_OK_ON_ALL(
+        moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F32, FILE_BYTES, NULL}, split));
     if (test_rank != 0)
         return;
     size_t bytes;

@@ -79,11 +79,11 @@ static moert_status save_beside(void) {
 }
 
 static moert_status save_model(void) {
-    return moert_model_save(model, "{}", MOERT_FILE_F32, 0, path);
+    return moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F32, 0, NULL}, path);
 }
 
 static moert_status save_split_model(void) {
-    return moert_model_save(model, "{}", MOERT_FILE_F32, 30000, path);
+    return moert_model_save(model, &(moert_export){"{}", MOERT_FILE_F32, 30000, NULL}, path);
 }
 
 static moert_status save_gradients(void) {
