@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "base/phase.h"
 #include "base/text.h"
@@ -129,7 +130,11 @@ void moert_trainer_free(moert_trainer *t) {
 moert_status moert_trainer_load(moert_trainer *t) {
     const moert_trainer_options *o = t->options;
     moert_phase_set(MOERT_PHASE_DATA);
-    MOERT_TRY(moert_comm_agree(t->world, moert_loader_take(t->loader, t->state.step, &t->loaded)));
+    const uint64_t start = moert_clock_ns();
+    const moert_status status = moert_loader_take(t->loader, t->state.step, &t->loaded);
+    moert_profile_host(moert_model_mesh(t->model)->device, MOERT_OPERATION_DATA,
+                       moert_clock_ns() - start);
+    MOERT_TRY(moert_comm_agree(t->world, status));
     t->targets = t->loaded.targets;
     MOERT_TRY(moert_comm_sum(t->world, &t->targets));
     return t->targets > 0

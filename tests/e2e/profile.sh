@@ -41,7 +41,7 @@ within_the_run() {
 }
 
 rows=('experts fprop' 'experts dgrad' 'experts wgrad' 'attention projections' 'head' 'router projection' 'attention core' 'GLU'
-    'norms' 'router' 'dispatch' 'combine' 'embedding' 'loss' 'optimizer' 'host')
+    'norms' 'router' 'dispatch' 'combine' 'embedding' 'loss' 'optimizer' 'training data' 'host')
 for run in "1 local" "2 window" "2 staged"; do
     read -r count engine <<<"$run"
     train "plain-$engine" "$count" "$engine" --batch 16

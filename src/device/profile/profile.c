@@ -205,6 +205,14 @@ void moert_profile_message(moert_device *device, moert_operation operation, uint
                                           start_ns, end_ns});
 }
 
+void moert_profile_host(moert_device *device, moert_operation operation, uint64_t ns) {
+    struct moert_profiler *profiler = device->profiler;
+    if (profiler == NULL || !profiler->counting)
+        return;
+    profiler->sums.row[operation].calls++;
+    profiler->sums.row[operation].ns += ns;
+}
+
 /* ---- spans ---- */
 
 /* Replaces the queue by one with profiling, unless it is the caller's. */

@@ -36,6 +36,7 @@
     X(OPTIMIZER, "optimizer", 0)                                                                   \
     X(COPIES, "other copies", 0)                                                                   \
     X(OTHER, "other kernels", 0)                                                                   \
+    X(DATA, "training data", 0)               /* reading a batch, or waiting until it is read */   \
     X(EXCHANGE_WAIT, "exchange: messages", 0) /* waits in MPI for rows and their plan */           \
     X(WAIT, "other messages", 0)              /* all other waits in MPI */
 
@@ -101,6 +102,10 @@ void moert_profile_observe(moert_device *device, moert_profile_observer *observe
  * outside begin and end. */
 void moert_profile_message(moert_device *device, moert_operation operation, uint64_t start_ns,
                            uint64_t end_ns);
+
+/* Reports time in which the host did an operation, and the device was idle. Does nothing outside
+ * begin and end. */
+void moert_profile_host(moert_device *device, moert_operation operation, uint64_t ns);
 
 /* Reports the least work of a launch: floating-point operations, and bytes if every operand moves
  * once. Does nothing outside begin and end. */

@@ -159,6 +159,8 @@ moert_time moert_time_of(const char *operation) {
             continue;
         if (moert_operation_is_gemm((moert_operation)i))
             return MOERT_TIME_GEMMS;
+        if (i == MOERT_OPERATION_DATA)
+            return MOERT_TIME_HOST;
         if (i == MOERT_OPERATION_DISPATCH || i == MOERT_OPERATION_COMBINE)
             return MOERT_TIME_MOVES;
         if (i == MOERT_OPERATION_WAIT || i == MOERT_OPERATION_EXCHANGE_WAIT)
