@@ -52,6 +52,16 @@ static moert_range part_at(const moert_epochs *e, size_t number) {
     return (moert_range){begin, moert_max(begin, end)};
 }
 
+/* A walk over the parts. */
+typedef struct walk {
+    cursor at;
+    moert_range part; /* part at.part, or empty behind the last one */
+} walk;
+
+static walk walk_from(const moert_epochs *e, cursor at) {
+    return (walk){at, at.part < e->parts ? part_at(e, at.part) : (moert_range){0, 0}};
+}
+
 /* Tokens of one part in a row. */
 typedef struct piece {
     size_t position, tokens;
@@ -59,26 +69,25 @@ typedef struct piece {
 } piece;
 
 /* Takes the next piece of a row that has `used` tokens; false if the row ends there. */
-static bool next_piece(const moert_epochs *e, cursor *at, size_t used, piece *next) {
+static bool next_piece(const moert_epochs *e, walk *w, size_t used, piece *next) {
     const size_t length = e->options.length, room = length - used;
-    for (; at->part < e->parts && room > 0; *at = (cursor){at->part + 1, 0}) {
-        const moert_range part = part_at(e, at->part);
-        const size_t tokens = part.end - part.begin, left = tokens - at->offset;
+    for (; w->at.part < e->parts && room > 0; *w = walk_from(e, (cursor){w->at.part + 1, 0})) {
+        const size_t tokens = w->part.end - w->part.begin, left = tokens - w->at.offset;
         if (left == 0)
             continue;
         if (e->options.source->masked && tokens > room && tokens <= length)
             return false;
-        *next = (piece){part.begin + at->offset, moert_min(left, room), left <= room};
-        at->offset += next->tokens;
+        *next = (piece){w->part.begin + w->at.offset, moert_min(left, room), left <= room};
+        w->at.offset += next->tokens;
         return true;
     }
     return false;
 }
 
 /* Passes over a row; returns its tokens. */
-static size_t skip_row(const moert_epochs *e, cursor *at) {
+static size_t skip_row(const moert_epochs *e, walk *w) {
     size_t used = 0;
-    for (piece next; next_piece(e, at, used, &next);)
+    for (piece next; next_piece(e, w, used, &next);)
         used += next.tokens;
     return used;
 }
@@ -90,8 +99,8 @@ static moert_status make_index(moert_epochs *e) {
     /* Of two rows in turn, the first one and the first piece of the second exceed a row. */
     const size_t most = 2 * (tokens / e->options.length) + 2;
     MOERT_TRY(MOERT_NEW_ARRAY(&e->index, most / STRIDE + 1));
-    cursor at = {0, 0};
-    for (cursor begin = at; skip_row(e, &at) > 0; begin = at) {
+    walk w = walk_from(e, (cursor){0, 0});
+    for (cursor begin = w.at; skip_row(e, &w) > 0; begin = w.at) {
         if (e->rows % STRIDE == 0)
             e->index[e->rows / STRIDE] = begin;
         e->rows++;
@@ -155,11 +164,11 @@ moert_status moert_epochs_read(const moert_epochs *epochs, uint64_t number, int3
     const uint64_t epoch = number / epochs->rows;
     const size_t row = moert_rng_permute(o->seed, moert_rng_stream("rows") + epoch, epochs->rows,
                                          number % epochs->rows);
-    cursor at = epochs->index[row / STRIDE];
+    walk w = walk_from(epochs, epochs->index[row / STRIDE]);
     for (size_t i = 0; i < row % STRIDE; i++)
-        skip_row(epochs, &at);
+        skip_row(epochs, &w);
     size_t used = 0;
-    for (piece next; next_piece(epochs, &at, used, &next); used += next.tokens) {
+    for (piece next; next_piece(epochs, &w, used, &next); used += next.tokens) {
         MOERT_TRY(read_piece(epochs, &next, input + used, target + used));
         for (size_t i = 0; positions != NULL && i < next.tokens; i++)
             positions[used + i] = (int32_t)i;
