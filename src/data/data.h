@@ -26,7 +26,8 @@ moert_status moert_data_from_source(moert_source *source, const moert_split *spl
 
 /*
  * A blend of `count` parts that are no blends: of the sequences in order of (step, index), part i
- * has its share by weights[i], to less than one sequence. The parts have the same split. Takes ownership of the parts, also after an error. Errors: those of moert_blend_create.
+ * has its share by weights[i], to less than one sequence. The parts have the same split. Takes
+ * ownership of the parts, also after an error. Errors: those of moert_blend_create.
  */
 moert_status moert_data_from_blend(moert_data *const *parts, const uint64_t *weights, size_t count,
                                    moert_data **data);

@@ -29,8 +29,8 @@ void moert_evaluation_destroy(moert_evaluation *evaluation); /* NULL is legal */
  * ERROR_MISMATCH (no token counts as a target), ... Collective. */
 moert_status moert_evaluation_run(moert_evaluation *evaluation, moert_use use, double *loss);
 
-/* The means of each source of a blend in the last run of this use: heldout_loss/NAME, or
- * test_loss/NAME, where NAME is the source's path. A source without targets has none. They are valid
- * until the next run. Not collective. */
+/* The means of each source of a blend in the last run of this use: heldout_loss/NAME or
+ * test_loss/NAME, where NAME is the source's path. A source without targets has none. They are
+ * valid until the next run. Not collective. */
 size_t moert_evaluation_list(const moert_evaluation *evaluation, moert_use use,
                              const moert_scalar **numbers);

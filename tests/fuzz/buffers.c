@@ -182,11 +182,12 @@ static bool make_needed(const fuzz_input *in, const moert_op_options *o, const m
         if (bytes > 0 && !make_one(in, o, device, i, bytes, buffers))
             return false;
     }
-    if (!o->weight.discrete)
+    const size_t weight_bytes = moert_op_buffer_bytes(op, "weights"),
+                 scale_bytes = moert_op_buffer_bytes(op, "weight_scales");
+    if (weight_bytes == 0) /* also if options of a smaller size do not have weight.discrete */
         return true;
-    const size_t scale_bytes = moert_op_buffer_bytes(op, "weight_scales");
     buffers->of.weights = weights;
-    if (!make_each(in, device, o->groups, moert_op_buffer_bytes(op, "weights"), weights))
+    if (!make_each(in, device, o->groups, weight_bytes, weights))
         return false;
     if (scale_bytes == 0)
         return true;
